@@ -1,0 +1,42 @@
+"""GPU operations and their plain-JAX twins: one public function per operation, loaded on first use.
+
+`transformers` probes any importable package of this name, so importing it must never fail, must not
+start jax, and must show a version outside the range of the Hugging Face package `kernels`. Hence:
+standard library only, and each operation is imported when its name is first read (PEP 562).
+
+An operation `op` lives in the folder `kernels/op`, and `kernels.op` is always its public function.
+Modules of the folder are reached as `from kernels.op import reference`.
+"""
+
+import importlib
+import sys
+import types
+
+# transformers accepts the other package from 0.18.2 on.
+__version__ = "0.0.0"
+
+# Public function -> module that defines it, "prefix_mean": "kernels.prefix_mean.api".
+_EXPORTS: dict[str, str] = {}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    function = getattr(importlib.import_module(_EXPORTS[name]), name)
+    globals()[name] = function
+    return function
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_EXPORTS})
+
+
+class _Package(types.ModuleType):
+    """Keeps a public name for its function: importing a submodule would bind the folder to it."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _EXPORTS and isinstance(value, types.ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -1,0 +1,52 @@
+"""The decoder that the three libraries share: layers, sites and edits, weights, decoding."""
+
+from lm_jax import params
+from lm_jax.attention import Attend, PerLayer, fused, register_fused, softmax
+from lm_jax.config import DecoderConfig, LinearScaling, Llama3Scaling, Rope
+from lm_jax.decode import Sampling, generate
+from lm_jax.decoder import (
+    Cache,
+    Output,
+    count_params,
+    forward,
+    init_cache,
+    init_params,
+    param_spec,
+)
+from lm_jax.edits import Add, Chain, Freeze, Replace, Scale
+from lm_jax.hf.load import Pretrained, load_pretrained, save_pretrained
+from lm_jax.params import ParamSpec
+from lm_jax.sites import SITES, keep
+
+__all__ = [
+    "SITES",
+    "Add",
+    "Attend",
+    "Cache",
+    "Chain",
+    "DecoderConfig",
+    "Freeze",
+    "LinearScaling",
+    "Llama3Scaling",
+    "Output",
+    "ParamSpec",
+    "PerLayer",
+    "Pretrained",
+    "Replace",
+    "Rope",
+    "Sampling",
+    "Scale",
+    "count_params",
+    "forward",
+    "fused",
+    "generate",
+    "init_cache",
+    "init_params",
+    "keep",
+    "load_pretrained",
+    "param_spec",
+    "params",
+    "register_fused",
+    "save_pretrained",
+    "softmax",
+]

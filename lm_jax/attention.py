@@ -1,0 +1,162 @@
+"""Attention with the row map as an argument.
+
+An *attend* is a function of scores: `attend(scores_BNTS) -> pattern_BNTS`, both float32, where a
+masked key has score -inf and must get weight 0, and a row with no key at all must get zeros. It may
+return `(pattern_BNTS, aux)` instead, where `aux` is a dict of small arrays (counts, losses) that
+the forward pass stacks over layers. It may be a pytree (its leaves are then data under `jit`), and
+`PerLayer` gives it data that differ by layer.
+
+`fused(attend, name)` asks for a kernel that never forms scores or pattern. One registers for an
+attend with `register_fused`; reading or editing a score site under a named fused attend is refused.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+from typing import Any
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+
+from lm_jax import sites
+from lm_jax.errors import UsageError, nearest
+from lm_jax.layers import softcap
+
+Attend = Callable[[jax.Array], jax.Array | tuple[jax.Array, dict[str, jax.Array]]]
+
+
+def softmax(scores_BNTS: jax.Array) -> jax.Array:
+    """The softmax of every row; zeros for a row whose keys are all masked."""
+    top = jax.lax.stop_gradient(scores_BNTS.max(-1, keepdims=True))
+    e = jnp.exp(scores_BNTS - jnp.where(jnp.isneginf(top), 0.0, top))
+    total = e.sum(-1, keepdims=True)
+    return e / jnp.where(total == 0.0, 1.0, total)
+
+
+@struct.dataclass
+class PerLayer:
+    """`fn(scores_BNTS, data_of_this_layer)`: leaves of `data` carry a leading axis L."""
+
+    fn: Callable[[jax.Array, Any], Any] = struct.field(pytree_node=False)
+    data: Any
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Fused:
+    """An attend together with the name of the kernel that computes it; made by `fused`."""
+
+    attend: Attend
+    implementation: str
+
+
+FusedKernel = Callable[..., jax.Array]
+_KERNELS: dict[tuple[Any, str], FusedKernel] = {}
+
+
+def register_fused(attend: Attend, implementation: str, kernel: FusedKernel) -> None:
+    """Lets `kernel(q_BTNH, k_BSKH, v_BSKH, *, scale, mask_BTS) -> z_BTNH` compute `attend`."""
+    _KERNELS[attend, implementation] = kernel
+
+
+def fused(attend: Attend, implementation: str) -> Fused:
+    """Names the fused kernel that is to compute `attend`.
+
+    Raises:
+      UsageError: if no such kernel is registered for it.
+    """
+    known = [name for fn, name in _KERNELS if fn is attend]
+    if implementation not in known:
+        raise UsageError(
+            f"fused attention: no kernel {implementation!r} for {attend}"
+            f"{nearest(implementation, known)}"
+        )
+    return Fused(attend, implementation)
+
+
+def as_pytree(attend: Any) -> Any:
+    """`attend` as something `jax.jit` takes as an argument: a plain function is wrapped."""
+    if jax.tree_util.all_leaves([attend]):
+        return jax.tree_util.Partial(attend)
+    return attend
+
+
+def mask(
+    positions_BT: jax.Array, key_positions_BS: jax.Array, window: jax.Array | None
+) -> jax.Array:
+    """`[B, T, S]`: true where the key is not after the query, nor `window` or more before it."""
+    age = positions_BT[:, :, None] - key_positions_BS[:, None, :]
+    allowed = age >= 0
+    return allowed if window is None else allowed & (age < window)
+
+
+def attention(
+    q_BTNH: jax.Array,
+    k_BSKH: jax.Array,
+    v_BSKH: jax.Array,
+    mask_BTS: jax.Array,
+    *,
+    attend: Attend | Fused,
+    scale: float,
+    cap: float | None,
+    scope: sites.Scope,
+) -> jax.Array:
+    """Grouped-query attention; returns `z_BTNH` in the dtype of `v`.
+
+    Query head n reads key/value head n // G. Scores and pattern are float32.
+
+    Raises:
+      UsageError: if a fused kernel was named and a score site is touched, or a soft cap is set.
+    """
+    if isinstance(attend, Fused):
+        if scope.touches(sites.SCORE_SITES):
+            raise UsageError(
+                f"attend: the fused kernel {attend.implementation!r} forms no scores, but "
+                "attn.scores or attn.pattern is edited or recorded; pass the attend unfused"
+            )
+        if cap is not None:
+            raise UsageError(
+                f"attend: the fused kernel {attend.implementation!r} has no score soft cap; "
+                "pass the attend unfused"
+            )
+        kernel = _KERNELS[attend.attend, attend.implementation]
+        z_BTNH = kernel(q_BTNH, k_BSKH, v_BSKH, scale=scale, mask_BTS=mask_BTS)
+        return scope("attn.z", z_BTNH)
+
+    B, T, N, H = q_BTNH.shape
+    S, K = k_BSKH.shape[1:3]
+    q_BTKGH = q_BTNH.reshape(B, T, K, N // K, H)
+    scores = jnp.einsum("BTKGH,BSKH->BKGTS", q_BTKGH, k_BSKH, preferred_element_type=jnp.float32)
+    scores_BNTS = softcap(scores.reshape(B, N, T, S) * scale, cap)
+    # Edits see finite scores; the mask comes after, so that no edit can open a masked key.
+    scores_BNTS = scope.edit("attn.scores", scores_BNTS)
+    scores_BNTS = jnp.where(mask_BTS[:, None], scores_BNTS, -jnp.inf)
+    scope.observe("attn.scores", scores_BNTS)
+    made = attend(scores_BNTS)
+    pattern_BNTS, aux = made if isinstance(made, tuple) else (made, {})
+    scope.aux |= aux
+    pattern_BNTS = scope("attn.pattern", pattern_BNTS)
+    pattern = pattern_BNTS.reshape(B, K, N // K, T, S).astype(v_BSKH.dtype)
+    z_BTNH = jnp.einsum("BKGTS,BSKH->BTKGH", pattern, v_BSKH).reshape(B, T, N, H)
+    return scope("attn.z", z_BTNH)
+
+
+def _xla_softmax(q_BTNH, k_BSKH, v_BSKH, *, scale, mask_BTS):
+    return jax.nn.dot_product_attention(
+        q_BTNH, k_BSKH, v_BSKH, mask=mask_BTS[:, None], scale=scale, implementation="xla"
+    )
+
+
+register_fused(softmax, "xla", _xla_softmax)
+
+
+def bind(attend: Any, layer_data: Any) -> Attend | Fused:
+    """The attend of one layer, given the slice of its `PerLayer` data."""
+    if isinstance(attend, PerLayer):
+        return functools.partial(_call_per_layer, attend.fn, layer_data)
+    return attend
+
+
+def _call_per_layer(fn, data, scores_BNTS):
+    return fn(scores_BNTS, data)

@@ -1,0 +1,141 @@
+"""What a decoder is: one frozen, hashable description that every family of weights maps onto.
+
+A `DecoderConfig` holds only what changes the mathematics. It is a static argument of `jax.jit`;
+nothing in it is an array. Families (Llama, GPT-2, GPT-NeoX, Gemma 3) differ in these numbers alone:
+there is one decoder (`decoder.py`), and a family is a config reader and a table of names (`hf/`).
+"""
+
+import dataclasses
+from typing import Literal
+
+from lm_jax.errors import BadInputError
+
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Llama3Scaling:
+    """Frequency scaling of Llama 3.1 and later: long wavelengths slowed, short ones kept.
+
+    Wavelengths over `original_length / low_freq_factor` are divided by `factor`, those under
+    `original_length / high_freq_factor` are kept, those between are interpolated.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_length: int
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearScaling:
+    """Every frequency divided by `factor` (position interpolation)."""
+
+    factor: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Rope:
+    """Rotary positions in the rotate-half layout, on the first `fraction` of each head's width."""
+
+    theta: float = 10_000.0
+    fraction: float = 1.0
+    scaling: Llama3Scaling | LinearScaling | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderConfig:
+    """The shape and the arithmetic of a decoder-only transformer.
+
+    Widths: `hidden_size` D, `mlp_size` F, `head_dim` H, `num_heads` N, `num_kv_heads` K,
+    `vocab_size` V, `num_layers` L; `max_length` is the longest context the weights were made for.
+
+    `norm_offset` is added to a stored norm weight (Gemma stores w and multiplies by 1 + w).
+    `windows` holds one entry per layer: how many keys, itself included, a query of a sliding-window
+    layer sees, or None for the whole past; an empty tuple means None for every layer.
+    Layers with a window use `local_rope` where it is given. `rope=None` means learned positions.
+    `attention_scale=None` means 1 / sqrt(H). Soft caps are `c * tanh(x / c)`.
+
+    Raises:
+      BadInputError: listing every field that cannot be used.
+    """
+
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    mlp_size: int
+    vocab_size: int
+    max_length: int
+    family: str = "llama"
+    norm: Literal["rms", "layer"] = "rms"
+    norm_eps: float = 1e-5
+    norm_offset: float = 0.0
+    post_norms: bool = False
+    qk_norm: bool = False
+    parallel_residual: bool = False
+    activation: Activation = "silu"
+    gated_mlp: bool = True
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    rope: Rope | None = Rope()
+    local_rope: Rope | None = None
+    windows: tuple[int | None, ...] = ()
+    attention_scale: float | None = None
+    score_softcap: float | None = None
+    logit_softcap: float | None = None
+    embed_scale: float = 1.0
+    tie_embeddings: bool = False
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name} = {getattr(self, name)} must be a positive integer"
+            for name in (
+                "num_layers",
+                "num_heads",
+                "num_kv_heads",
+                "head_dim",
+                "hidden_size",
+                "mlp_size",
+                "vocab_size",
+                "max_length",
+            )
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1
+        ]
+        if not problems and self.num_heads % self.num_kv_heads:
+            problems.append(
+                f"num_heads = {self.num_heads} is not a multiple of "
+                f"num_kv_heads = {self.num_kv_heads}"
+            )
+        if self.windows and len(self.windows) != self.num_layers:
+            problems.append(
+                f"windows has {len(self.windows)} entries for num_layers = {self.num_layers}"
+            )
+        if any(w is not None and w < 1 for w in self.windows):
+            problems.append(f"windows = {self.windows} must be positive")
+        if self.norm not in ("rms", "layer"):
+            problems.append(f"norm = {self.norm!r} must be 'rms' or 'layer'")
+        if self.activation not in ("silu", "gelu", "gelu_tanh", "relu"):
+            problems.append(f"activation = {self.activation!r} is not one of the four known")
+        for name in ("rope", "local_rope"):
+            rope = getattr(self, name)
+            if rope is not None and self.rotary_width(rope) % 2:
+                problems.append(f"{name}.fraction = {rope.fraction} gives an odd rotary width")
+        if problems:
+            raise BadInputError("decoder config: " + "; ".join(problems))
+
+    def rotary_width(self, rope: Rope) -> int:
+        """How many of a head's H coordinates are rotated."""
+        return int(self.head_dim * rope.fraction)
+
+    @property
+    def scale(self) -> float:
+        """The factor on q.k before the mask."""
+        return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
+
+    @property
+    def layer_windows(self) -> tuple[int | None, ...]:
+        """One window (or None) for every layer."""
+        return self.windows or (None,) * self.num_layers

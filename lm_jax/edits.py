@@ -1,0 +1,69 @@
+"""Interventions as data: pytrees applied at a site of the forward pass.
+
+Which sites are edited is structure and therefore static; what is written there is traced. Sweeping
+layers, heads, positions or strengths therefore never compiles anew. Leaves have one axis per letter
+of the site (`sites.SITES`), length 1 where they broadcast, with a leading L for sites of a layer.
+"""
+
+from typing import Any
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+
+
+@struct.dataclass
+class Replace:
+    """`value` where `mask` is true (activation patching); elsewhere the site is untouched."""
+
+    value: jax.Array
+    mask: jax.Array
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        # A branch, not a select alone: where nothing is selected the site is passed on untouched,
+        # and the compiled arithmetic around it rounds as it does without the edit.
+        return jax.lax.cond(
+            self.mask.any(),
+            lambda: jnp.where(self.mask, self.value.astype(x.dtype), x),
+            lambda: x,
+        )
+
+
+@struct.dataclass
+class Add:
+    """The site plus `value` (steering); the gradient at a zero `value` is the attribution."""
+
+    value: jax.Array
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x + self.value.astype(x.dtype)
+
+
+@struct.dataclass
+class Scale:
+    """The site times `value`."""
+
+    value: jax.Array
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x * self.value.astype(x.dtype)
+
+
+@struct.dataclass
+class Freeze:
+    """The site as it is, with no gradient through it."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return jax.lax.stop_gradient(x)
+
+
+@struct.dataclass
+class Chain:
+    """Several edits of one site, first to last."""
+
+    edits: tuple[Any, ...]
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        for edit in self.edits:
+            x = edit(x)
+        return x

@@ -1,0 +1,66 @@
+"""Refusals: errors a user can act on, each with the exit code of its kind.
+
+A command turns a `Refusal` into one line on standard error (what, where, what to do) and its exit
+code; any other exception is a fault of ours and keeps its traceback.
+"""
+
+from collections.abc import Iterable
+import difflib
+
+EXIT_FINISHED = 0
+EXIT_NO_GO = 10
+
+
+class Refusal(Exception):
+    """An error whose message is one sentence that names the field and the remedy."""
+
+    exit_code = 1
+
+
+class UsageError(Refusal, ValueError):
+    """A flag, config field or argument that cannot be used."""
+
+    exit_code = 2
+
+
+class BadInputError(Refusal, ValueError):
+    """A model, tokenizer, prompt or data file that cannot be used."""
+
+    exit_code = 3
+
+
+class DivergedError(Refusal, ArithmeticError):
+    """A run whose loss or state is no longer finite."""
+
+    exit_code = 4
+
+
+class StorageError(Refusal, OSError):
+    """A write that failed: disk full, no permission, a folder that is not there."""
+
+    exit_code = 5
+
+
+class WorkdirInUseError(Refusal, RuntimeError):
+    """A work folder that another process holds."""
+
+    exit_code = 6
+
+
+class CorruptError(Refusal, RuntimeError):
+    """A stored result or checkpoint that does not match its manifest."""
+
+    exit_code = 7
+
+
+class StoppedError(Refusal, RuntimeError):
+    """A run that was asked to stop and has saved its state."""
+
+    exit_code = 75
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Returns `; did you mean 'x'?` for the closest of `known`, or the sorted list of them."""
+    known = sorted(known)
+    match = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean {match[0]!r}?" if match else f"; known: {', '.join(known)}"

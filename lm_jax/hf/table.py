@@ -1,0 +1,243 @@
+"""Weight maps as tables: which checkpoint tensor fills which parameters, in both directions.
+
+An `Entry` is one checkpoint tensor; `{l}` in its name stands for the layer. `read` takes the tensor
+to the parameters it fills (one layer of each) and `write` is its inverse. A `Family` is a reader and
+a writer of configs and a table; nothing about a family lives anywhere else.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from lm_jax import decoder
+from lm_jax import params as params_lib
+from lm_jax.config import DecoderConfig, LinearScaling, Llama3Scaling, Rope
+from lm_jax.errors import BadInputError, nearest
+from lm_jax.params import ParamSpec
+
+Read = Callable[[np.ndarray], tuple[np.ndarray, ...]]
+Write = Callable[..., np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One checkpoint tensor of shape `shape` and the parameters, by path, that it fills."""
+
+    name: str
+    params: tuple[str, ...]
+    shape: tuple[int, ...]
+    read: Read
+    write: Write
+
+    @property
+    def per_layer(self) -> bool:
+        return "{l}" in self.name
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """A kind of checkpoint.
+
+    `read_config` takes a transformers config; `write_config` gives the content of config.json.
+    `prefix` opens every name but that of the output head; files saved from the bare model lack it.
+    `ignored` are regular expressions of stored buffers that are not weights.
+    """
+
+    name: str
+    architecture: str
+    prefix: str
+    head: str
+    read_config: Callable[[Any], DecoderConfig]
+    write_config: Callable[[DecoderConfig], dict[str, Any]]
+    entries: Callable[[DecoderConfig], list[Entry]]
+    ignored: Sequence[str] = ()
+
+
+class Tables:
+    """Makes entries for one config; shapes come from the parameter declaration alone."""
+
+    def __init__(self, cfg: DecoderConfig):
+        self.specs = dict(params_lib.leaves(decoder.param_spec(cfg)))
+
+    def one_layer(self, path: str) -> tuple[int, ...]:
+        """The shape of a parameter, without its layer axis."""
+        spec: ParamSpec = self.specs[path]
+        return spec.shape[1:] if spec.axes.startswith("L") else spec.shape
+
+    def same(self, name: str, path: str) -> Entry:
+        """A tensor stored as we store it."""
+        return Entry(name, (path,), self.one_layer(path), lambda w: (w,), lambda a: a)
+
+    def layer_norm(self, name: str, path: str) -> list[Entry]:
+        """A norm with weight and bias."""
+        return [
+            self.same(name + ".weight", path + "/scale"),
+            self.same(name + ".bias", path + "/bias"),
+        ]
+
+    def flat(self, name: str, path: str) -> Entry:
+        """A vector stored flat that we split in heads."""
+        shape = self.one_layer(path)
+        return Entry(
+            name, (path,), (math.prod(shape),), lambda w: (w.reshape(shape),), lambda a: a.ravel()
+        )
+
+    def linear(self, name: str, path: str, *, inputs: int = 1, transposed: bool = True) -> Entry:
+        """A matrix, stored [out, in] (or [in, out]) where we hold `inputs` input axes first."""
+        shape = self.one_layer(path)
+        size_in, size_out = math.prod(shape[:inputs]), math.prod(shape[inputs:])
+        if transposed:
+            return Entry(
+                name,
+                (path,),
+                (size_out, size_in),
+                lambda w: (w.T.reshape(shape),),
+                lambda a: a.reshape(size_in, size_out).T,
+            )
+        return Entry(
+            name,
+            (path,),
+            (size_in, size_out),
+            lambda w: (w.reshape(shape),),
+            lambda a: a.reshape(size_in, size_out),
+        )
+
+
+def check(
+    entries: Sequence[Entry],
+    cfg: DecoderConfig,
+    shapes: Mapping[str, tuple[int, ...]],
+    ignored: Callable[[str], bool],
+) -> None:
+    """Raises unless the table and the checkpoint cover each other exactly.
+
+    Args:
+      entries: the family's table for `cfg`.
+      cfg: the model that is to be filled.
+      shapes: the shape of every tensor in the checkpoint.
+      ignored: true for a stored name that is no weight.
+
+    Raises:
+      BadInputError: listing every missing, unused, misshapen tensor at once, and every parameter
+        that the table fills twice or not at all.
+    """
+    problems = []
+    filled: list[str] = [path for entry in entries for path in entry.params]
+    declared = {path for path, _ in params_lib.leaves(decoder.param_spec(cfg))}
+    problems += [f"{path} filled twice" for path in sorted(set(filled)) if filled.count(path) > 1]
+    problems += [f"{path} filled by nothing" for path in sorted(declared - set(filled))]
+    problems += [f"{path} is no parameter" for path in sorted(set(filled) - declared)]
+    wanted = {name: entry.shape for entry in entries for name in names(entry, cfg.num_layers)}
+    problems += [f"missing {name}" for name in wanted if name not in shapes]
+    problems += [
+        f"unused {name} {shapes[name]}"
+        for name in shapes
+        if name not in wanted and not ignored(name)
+    ]
+    problems += [
+        f"{name} has shape {shapes[name]}, not {shape}"
+        for name, shape in wanted.items()
+        if name in shapes and shapes[name] != shape
+    ]
+    if problems:
+        shown = "; ".join(problems[:20]) + (
+            f"; and {len(problems) - 20} more" if len(problems) > 20 else ""
+        )
+        raise BadInputError(
+            f"checkpoint does not fit its config ({len(problems)} differences): {shown}"
+        )
+
+
+def names(entry: Entry, num_layers: int) -> list[str]:
+    """The checkpoint names of an entry, one per layer."""
+    if not entry.per_layer:
+        return [entry.name]
+    return [entry.name.replace("{l}", str(layer)) for layer in range(num_layers)]
+
+
+def read_rope(parameters: Mapping[str, Any], where: str = "rope_parameters") -> Rope:
+    """A transformers `rope_parameters` dict as a `Rope`.
+
+    Raises:
+      BadInputError: for a kind of scaling that is not supported.
+    """
+    kind = parameters.get("rope_type", "default")
+    scaling: Llama3Scaling | LinearScaling | None
+    match kind:
+        case "default":
+            scaling = None
+        case "linear":
+            scaling = LinearScaling(float(parameters["factor"]))
+        case "llama3":
+            scaling = Llama3Scaling(
+                factor=float(parameters["factor"]),
+                low_freq_factor=float(parameters["low_freq_factor"]),
+                high_freq_factor=float(parameters["high_freq_factor"]),
+                original_length=int(parameters["original_max_position_embeddings"]),
+            )
+        case _:
+            raise BadInputError(
+                f"config.json: {where}.rope_type = {kind!r} is not supported"
+                f"{nearest(str(kind), ('default', 'linear', 'llama3'))}"
+            )
+    return Rope(
+        theta=float(parameters["rope_theta"]),
+        fraction=float(parameters.get("partial_rotary_factor", 1.0)),
+        scaling=scaling,
+    )
+
+
+def write_rope(rope: Rope) -> dict[str, Any]:
+    """The inverse of `read_rope`."""
+    out: dict[str, Any] = {"rope_theta": rope.theta, "rope_type": "default"}
+    if rope.fraction != 1.0:
+        out["partial_rotary_factor"] = rope.fraction
+    match rope.scaling:
+        case LinearScaling(factor=factor):
+            out |= {"rope_type": "linear", "factor": factor}
+        case Llama3Scaling() as s:
+            out |= {
+                "rope_type": "llama3",
+                "factor": s.factor,
+                "low_freq_factor": s.low_freq_factor,
+                "high_freq_factor": s.high_freq_factor,
+                "original_max_position_embeddings": s.original_length,
+            }
+    return out
+
+
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+
+
+def read_activation(name: str, field: str) -> Any:
+    """Our name of a transformers activation, or a refusal."""
+    if name not in ACTIVATIONS:
+        raise BadInputError(
+            f"config.json: {field} = {name!r} is not supported{nearest(name, ACTIVATIONS)}"
+        )
+    return ACTIVATIONS[name]
+
+
+def write_activation(name: str) -> str:
+    """The transformers name of our activation."""
+    return {"gelu_tanh": "gelu_pytorch_tanh"}.get(name, name)
+
+
+def refuse(config: Any, **unsupported: Any) -> None:
+    """Raises if any named field of a transformers config is not one of the values given for it."""
+    for field, allowed in unsupported.items():
+        value = getattr(config, field, allowed[0])
+        if value not in allowed:
+            raise BadInputError(
+                f"config.json: {field} = {value!r} is not supported (only {allowed[0]!r} is)"
+            )

@@ -1,0 +1,346 @@
+"""How a command starts and how it ends: flags, config, stop signals, exit codes.
+
+A command module is a thin `main` and one line:
+
+    def main(arguments: launch.Arguments) -> int | None:
+        config = launch.freeze(arguments.config, AuditConfig)
+        with runs.open_workdir(arguments.workdir, arguments.config, resume=arguments.resume) as run:
+            ...
+
+    if __name__ == "__main__":
+        launch.app(main, config="configs/polyattn/smollm2.py")
+
+`python -m package.command --config=configs/x.py:mode --workdir=runs/x --config.model.width=12`
+
+1. parses the flags of absl and the overrides of `ml_collections.config_flags`; what is left over is
+   refused, because ml_collections ignores `config.lr=3` (no dashes) without a word;
+2. runs `main`; the first SIGINT or SIGTERM only sets `stop_requested()`, so that a loop can save
+   and call `check_stop`; a second SIGINT kills the process at once, even inside compiled code;
+3. turns every `Refusal` (lm_jax/errors.py) into one line on standard error, `error: what, where,
+   what to do`, and its exit code. The traceback goes to the run's `log.txt`, or with `--debug` (or
+   LM_JAX_DEBUG set) to standard error. Any other exception exits 1 and always leaves its traceback.
+
+A config file is Python and runs: name only files you trust, never one out of a downloaded model.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+import contextlib
+import dataclasses
+import errno
+import importlib.machinery
+import os
+from pathlib import Path
+import signal
+import sys
+import threading
+import traceback
+import types
+from typing import Any, NoReturn
+
+from absl import flags
+from ml_collections import config_dict, config_flags
+
+from lm_jax.errors import (
+    Refusal,
+    StoppedError,
+    StorageError,
+    UsageError,
+    WorkdirInUseError,
+    nearest,
+)
+from lm_jax.settings import canonical_json, config_hash, freeze, plain
+
+__all__ = [
+    "Arguments",
+    "app",
+    "canonical_json",
+    "check_stop",
+    "config_hash",
+    "freeze",
+    "load_config",
+    "run",
+    "stop_requested",
+]
+
+LOG_NAME = "log.txt"
+STORAGE_ERRNOS = frozenset(
+    getattr(errno, name)
+    for name in ("ENOSPC", "EDQUOT", "EROFS", "EACCES", "EPERM", "EFBIG", "EIO")
+    if hasattr(errno, name)
+)
+_EXIT_FAULT = 1
+_EXIT_INTERRUPTED = 130
+_stop = threading.Event()
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """What the command line gave: the locked config, the work folder, and how to resume in it.
+
+    `config` is None for a command without one, `workdir` where it may be left out and was.
+    `resume` is "auto", "force" or "never", as `runs.open_workdir` takes it.
+    """
+
+    config: config_dict.ConfigDict | None
+    workdir: Path | None
+    resume: Literal["auto", "force", "never"] = "auto"
+
+
+Main = Callable[[Arguments], int | None]
+
+
+def app(main: Main, *, config: str | None = None, workdir_required: bool = True) -> NoReturn:
+    """Runs `main` on the command line and exits the process with its exit code."""
+    sys.exit(run(main, sys.argv, config=config, workdir_required=workdir_required))
+
+
+def run(
+    main: Main, argv: Sequence[str], *, config: str | None = None, workdir_required: bool = True
+) -> int:
+    """Runs `main` on `argv` (program name first) and returns the exit code; raises nothing.
+
+    `config` is the default of `--config` (`path` or `path:mode`); without it the command has no
+    `--config`. The command's own absl flags, defined in its module, are parsed as well.
+    """
+    debug = "--debug" in argv or bool(os.environ.get("LM_JAX_DEBUG"))
+    workdir = None
+    try:
+        arguments = _parse(main, argv, config, workdir_required)
+        if arguments is None:
+            return 0
+        workdir = arguments.workdir
+        with _stop_signals():
+            return main(arguments) or 0
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return _EXIT_INTERRUPTED
+    except Refusal as error:
+        # These two say all there is to say, and the folder may belong to another run.
+        if not isinstance(error, UsageError | WorkdirInUseError):
+            _log_traceback(workdir)
+        return _refuse(error, debug)
+    except Exception as error:
+        log = _log_traceback(workdir)
+        if isinstance(error, OSError) and error.errno in STORAGE_ERRNOS:
+            place = error.filename or workdir or "an unnamed file"
+            return _refuse(StorageError(f"{place}: {error.strerror}; {REMEDY}"), debug)
+        if log is None or debug:
+            traceback.print_exc()
+        where = f"traceback in {log}" if log else "traceback above"
+        text = f"{type(error).__name__}: {error}"
+        print(f"error: {_one_line(text)[:500]}; {where}", file=sys.stderr)
+        return _EXIT_FAULT
+
+
+REMEDY = "free space or change permissions there, or choose another --workdir"
+
+
+def _refuse(error: Refusal, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    head = "stopped" if isinstance(error, StoppedError) else "error"
+    print(f"{head}: {_one_line(str(error))}", file=sys.stderr)
+    return error.exit_code
+
+
+def _one_line(text: str) -> str:
+    # Terminal control characters in a file name or prompt must not reach the terminal.
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def _log_traceback(workdir: Path | None) -> Path | None:
+    """Appends the exception in flight to the run's log, and says where; None if that cannot be."""
+    log = workdir and workdir / LOG_NAME
+    if not log or not log.is_file():
+        return None
+    try:
+        with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(traceback.format_exc())
+    except OSError:
+        # The full disk that is being reported; the caller then prints the traceback.
+        return None
+    return log
+
+
+def _parse(
+    main: Main, argv: Sequence[str], default_config: str | None, workdir_required: bool
+) -> Arguments | None:
+    """Parses in two passes, because the flags of the second depend on the config of the first."""
+    own = flags.FlagValues()
+    own.set_gnu_getopt(True)
+    spec = None
+    if default_config is not None:
+        spec = flags.DEFINE_string("config", default_config, "config file, or file:mode", own)
+    workdir = flags.DEFINE_string(
+        "workdir", None, "folder of this run; the same one again resumes", own
+    )
+    resume = flags.DEFINE_enum(
+        "resume",
+        "auto",
+        ["auto", "force", "never"],
+        "auto: go on if the config is the same; force: even if not; never: only a new folder",
+        own,
+    )
+    flags.DEFINE_boolean("debug", False, "print tracebacks", own)
+    flags.DEFINE_boolean("help", False, "show this help", own, short_name="?")
+    own.append_flag_values(flags.FLAGS)
+    # A second run in one process must not inherit the first one's values.
+    for flag in flags.FLAGS.get_key_flags_for_module(sys.modules[main.__module__]):
+        flag.unparse()
+    try:
+        rest = own(argv, known_only=True)
+        config = None if spec is None else load_config(spec.value)
+        if own["help"].value:
+            print(_help(main, own, config))
+            return None
+        rest = _override(config, rest)
+    except flags.UnrecognizedFlagError as error:
+        raise UsageError(
+            f"--{error.flagname} is not a flag of this command{nearest(error.flagname, own)}"
+        ) from error
+    # The last two come from an index that does not fit, as in `--config.names[9]=a`.
+    except (flags.Error, ValueError, LookupError, TypeError) as error:
+        if isinstance(error, Refusal):
+            raise
+        raise UsageError(f"{error}; --help lists the flags") from error
+    if len(rest) > 1:
+        name = rest[1].partition("=")[0]
+        raise UsageError(f"{rest[1]!r} is not a flag; arguments are written --{name}=VALUE")
+    if config is not None:
+        plain(config)
+    flags.FLAGS.mark_as_parsed()
+    if workdir_required and not workdir.value:
+        raise UsageError("--workdir is missing; name the folder this run may write")
+    return Arguments(config, Path(workdir.value) if workdir.value else None, resume.value)
+
+
+def _override(config: config_dict.ConfigDict | None, argv: Sequence[str]) -> list[str]:
+    """Applies `--config.a.b=value` to `config` in place and returns the arguments left over."""
+    overrides = flags.FlagValues()
+    overrides.set_gnu_getopt(True)
+    if config is not None:
+        for argument in argv[1:]:
+            name = argument.lstrip("-").partition("=")[0].removeprefix("no")
+            if argument.startswith("-") and name.startswith("config."):
+                _check_field(config, name.removeprefix("config."))
+        config_flags.DEFINE_config_dict(
+            "config", config, flag_values=overrides, sys_argv=list(argv)
+        )
+    return overrides(argv)
+
+
+def _check_field(config: config_dict.ConfigDict, path: str) -> None:
+    """Refuses a field that is not there, in our words: those of ml_collections span 54 lines."""
+    node: Any = config
+    # An index, as in `widths[0]`, ends the walk; ml_collections checks it.
+    for name in path.partition("[")[0].split("."):
+        fields = _items(node) if isinstance(node, config_dict.ConfigDict) else {}
+        if name not in fields:
+            known = [field for field, _ in _fields(config)]
+            raise UsageError(f"--config.{path} is not a field{nearest(path, known)}")
+        node = fields[name]
+    if node is None or (isinstance(node, list) and "[" not in path):
+        raise UsageError(
+            f"--config.{path} cannot be set here, as its type in the config file is "
+            f"{type(node).__name__}; make it a tuple or a config_dict.placeholder(type) there"
+        )
+
+
+def _items(section: config_dict.ConfigDict) -> dict[str, Any]:
+    # A reference is left as it is: reading one that is required and not yet set would raise.
+    return dict(section.items(preserve_field_references=True))
+
+
+def _fields(config: config_dict.ConfigDict) -> Iterator[tuple[str, Any]]:
+    """Yields the dotted name and the value of every field."""
+    for key, value in _items(config).items():
+        if isinstance(value, config_dict.ConfigDict):
+            yield from ((f"{key}.{name}", leaf) for name, leaf in _fields(value))
+        else:
+            yield key, value
+
+
+def load_config(spec: str) -> config_dict.ConfigDict:
+    """Returns `get_config()` of a Python file, or `get_config(mode)` for `path:mode`, locked.
+
+    Raises:
+      UsageError: no such file, no `get_config`, an exception inside it, or no ConfigDict returned.
+    """
+    name, _, mode = spec.partition(":")
+    path = Path(name)
+    if not path.is_file():
+        siblings = [str(sibling) for sibling in path.parent.glob("*.py")]
+        hint = nearest(name, siblings) if siblings else "; run from the root of the checkout"
+        raise UsageError(f"--config={name}: there is no such file{hint}")
+    loader = importlib.machinery.SourceFileLoader(f"config_{path.stem}", str(path))
+    module = types.ModuleType(loader.name)
+    try:
+        loader.exec_module(module)
+        config = module.get_config(*([mode] if mode else []))
+    except Refusal:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"--config={spec}: {type(error).__name__}: {error}; mend the file or its mode"
+        ) from error
+    if not isinstance(config, config_dict.ConfigDict):
+        kind = type(config).__name__
+        raise UsageError(f"--config={spec}: get_config gave a {kind}; return a ConfigDict")
+    return config.lock()
+
+
+def _help(main: Main, own: flags.FlagValues, config: config_dict.ConfigDict | None) -> str:
+    module = sys.modules[main.__module__]
+    lines = [(module.__doc__ or "").strip(), "", "Flags:"]
+    command_flags = flags.FLAGS.get_key_flags_for_module(module)
+    launch_flags = [own[name] for name in ("config", "workdir", "resume", "debug") if name in own]
+    lines += [f"  --{f.name}={f.default}  ({f.help})" for f in [*launch_flags, *command_flags]]
+    if config is not None:
+        lines += ["", f"Fields of {own['config'].value}:"]
+        lines += [f"  --config.{name}={_show(value)}" for name, value in _fields(config)]
+    return "\n".join(lines)
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, config_dict.FieldReference):
+        return f"<{value.get_type().__name__}>"
+    return repr(value)
+
+
+def stop_requested() -> bool:
+    """Says whether SIGINT or SIGTERM has come; a loop asks after every step it can save."""
+    return _stop.is_set()
+
+
+def check_stop(where: str) -> None:
+    """Raises `StoppedError` if a stop was requested; call it once the state is saved.
+
+    `where` says how far the run came, as in "after step 120".
+    """
+    if stop_requested():
+        raise StoppedError(f"stopped on request {where}; run the same command again to go on")
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[None]:
+    """Handles SIGINT and SIGTERM as requests to stop; only the main thread may set handlers."""
+    _stop.clear()
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handled = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, _on_stop) for number in handled}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _on_stop(number: int, frame: types.FrameType | None) -> None:
+    del frame
+    if not _stop.is_set():
+        os.write(2, b"stopping at the next safe point; Ctrl-C again quits at once\n")
+    _stop.set()
+    # SIGTERM stays a request (supervisors send it more than once); SIGINT becomes the kernel's own.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

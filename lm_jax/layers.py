@@ -1,0 +1,174 @@
+"""The layers every family is made of, as functions of arrays.
+
+Matrix products run in the dtype of the parameters; norms, rotations, scores and softmax run in
+float32. Each reciprocal scale of a norm is a site, so that it can be read or frozen.
+"""
+
+from collections.abc import Callable, Mapping
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lm_jax.config import DecoderConfig, LinearScaling, Llama3Scaling, Rope
+from lm_jax.params import ParamSpec, ParamTree, constant, zeros
+from lm_jax.sites import Scope
+
+ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "relu": jax.nn.relu,
+}
+
+
+def project(equation: str, x: jax.Array, w: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+    """`einsum(equation, x, w)` plus a bias over the trailing axes; every weight product is one."""
+    y = jnp.einsum(equation, x, w)
+    return y if bias is None else y + add_axes(bias, y.ndim)
+
+
+def add_axes(x: jax.Array, ndim: int) -> jax.Array:
+    """`x` with leading axes of length one, up to `ndim`."""
+    return x.reshape((1,) * (ndim - x.ndim) + x.shape)
+
+
+def softcap(x: jax.Array, cap: float | None) -> jax.Array:
+    """`cap * tanh(x / cap)`; `None` leaves `x` alone."""
+    return x if cap is None else cap * jnp.tanh(x / cap)
+
+
+# Norms
+
+
+def norm_spec(cfg: DecoderConfig) -> ParamTree:
+    """The scale, and for layer norm the bias, over D."""
+    spec = {"scale": constant(1.0 - cfg.norm_offset, (cfg.hidden_size,), "D")}
+    if cfg.norm == "layer":
+        spec["bias"] = zeros((cfg.hidden_size,), "D")
+    return spec
+
+
+def norm(p: ParamTree, x: jax.Array, cfg: DecoderConfig, scope: Scope, site: str) -> jax.Array:
+    """RMS or layer norm over the last axis, in float32, returned in the dtype of `x`.
+
+    The site `<site>.scale` is the divisor sqrt(mean square + eps), of length one on the last axis.
+    """
+    # The two barriers keep XLA from fusing (and so rounding) differently when an edit stands before
+    # the norm or on its divisor: an edit that changes nothing then changes no bit.
+    h = jax.lax.optimization_barrier(x).astype(jnp.float32)
+    if cfg.norm == "layer" and "bias" in p:
+        h = h - h.mean(-1, keepdims=True)
+    divisor = jnp.sqrt(jnp.mean(h * h, -1, keepdims=True) + cfg.norm_eps)
+    divisor = jax.lax.optimization_barrier(scope(site + ".scale", divisor))
+    y = h / divisor * add_axes(p["scale"].astype(jnp.float32) + cfg.norm_offset, x.ndim)
+    if "bias" in p:
+        y = y + add_axes(p["bias"].astype(jnp.float32), x.ndim)
+    return y.astype(x.dtype)
+
+
+# Rotary positions
+
+
+def inverse_frequencies(rope: Rope, width: int) -> np.ndarray:
+    """Radians per position for each rotated pair, float32 [width / 2] (Su et al., 2021, eq. 15)."""
+    freq = 1.0 / rope.theta ** (np.arange(0, width, 2, dtype=np.float64) / width)
+    match rope.scaling:
+        case LinearScaling(factor=factor):
+            freq = freq / factor
+        case Llama3Scaling() as s:
+            wavelength = 2 * math.pi / freq
+            ramp = (s.original_length / wavelength - s.low_freq_factor) / (
+                s.high_freq_factor - s.low_freq_factor
+            )
+            keep = np.clip(ramp, 0.0, 1.0)
+            freq = keep * freq + (1 - keep) * freq / s.factor
+    return freq.astype(np.float32)
+
+
+def rope_tables(rope: Rope, width: int, positions_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Cosine and sine of every position's angles, float32 `[B, T, width / 2]`."""
+    angle = positions_BT.astype(jnp.float32)[..., None] * add_axes(
+        jnp.asarray(inverse_frequencies(rope, width)), 3
+    )
+    return jnp.cos(angle), jnp.sin(angle)
+
+
+def rotate(x_BTNH: jax.Array, tables: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Rotates coordinate pairs (i, i + width / 2) of the first `width` coordinates of each head."""
+    cos, sin = (t[:, :, None, :] for t in tables)
+    half = cos.shape[-1]
+    x = x_BTNH.astype(jnp.float32)
+    a, b, rest = x[..., :half], x[..., half : 2 * half], x_BTNH[..., 2 * half :]
+    turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x_BTNH.dtype)
+    return jnp.concatenate([turned, rest], -1) if rest.shape[-1] else turned
+
+
+# MLP
+
+
+def mlp_spec(cfg: DecoderConfig) -> ParamTree:
+    """`up`, `down` and, for gated families, `gate`; biases where the config has them."""
+    D, F = cfg.hidden_size, cfg.mlp_size
+    spec: dict[str, Any] = {"up": ParamSpec((D, F), "DF"), "down": ParamSpec((F, D), "FD")}
+    if cfg.gated_mlp:
+        spec["gate"] = ParamSpec((D, F), "DF")
+    if cfg.mlp_bias:
+        spec |= {"up_bias": zeros((F,), "F"), "down_bias": zeros((D,), "D")}
+        if cfg.gated_mlp:
+            spec["gate_bias"] = zeros((F,), "F")
+    return spec
+
+
+def mlp(p: ParamTree, x_BTD: jax.Array, cfg: DecoderConfig, scope: Scope) -> jax.Array:
+    """`down(act(gate(x)) * up(x))`, or `down(act(up(x)))` without a gate."""
+    x_BTD = scope("mlp.in", x_BTD)
+    act = ACTIVATIONS[cfg.activation]
+    h_BTF = project("BTD,DF->BTF", x_BTD, p["up"], p.get("up_bias"))
+    if cfg.gated_mlp:
+        h_BTF = act(project("BTD,DF->BTF", x_BTD, p["gate"], p.get("gate_bias"))) * h_BTF
+    else:
+        h_BTF = act(h_BTF)
+    h_BTF = scope("mlp.post", h_BTF)
+    return project("BTF,FD->BTD", h_BTF, p["down"], p.get("down_bias"))
+
+
+# Embedding
+
+
+def embed_spec(cfg: DecoderConfig) -> ParamTree:
+    """Token embedding and, without rotary positions, a learned embedding of `max_length` P."""
+    spec = {"tokens": ParamSpec((cfg.vocab_size, cfg.hidden_size), "VD")}
+    if cfg.rope is None:
+        spec["positions"] = ParamSpec((cfg.max_length, cfg.hidden_size), "PD")
+    return spec
+
+
+def embed(
+    p: ParamTree, tokens_BT: jax.Array, positions_BT: jax.Array, cfg: DecoderConfig
+) -> jax.Array:
+    """Rows of the embedding; ids or positions out of range give NaN rows, never another row's."""
+    x_BTD = rows(p["tokens"], tokens_BT)
+    if cfg.embed_scale != 1.0:
+        # The factor is rounded to the weights' dtype first, as the released Gemma code does.
+        x_BTD = x_BTD * jnp.asarray(cfg.embed_scale, x_BTD.dtype)
+    if cfg.rope is None:
+        x_BTD = x_BTD + rows(p["positions"], positions_BT)
+    return x_BTD
+
+
+def rows(table_VD: jax.Array, index_BT: jax.Array) -> jax.Array:
+    """`table[index]`, NaN where the index is out of range."""
+    return table_VD.at[index_BT].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+
+
+def unembed(params: ParamTree, x_BTD: jax.Array, cfg: DecoderConfig) -> jax.Array:
+    """Logits in float32 `[B, T, V]`, through the token embedding where it is tied."""
+    if cfg.tie_embeddings:
+        equation, w = "BTD,VD->BTV", params["embed"]["tokens"]
+    else:
+        equation, w = "BTD,DV->BTV", params["unembed"]
+    logits = jnp.einsum(equation, x_BTD, w, preferred_element_type=jnp.float32)
+    return softcap(logits, cfg.logit_softcap)

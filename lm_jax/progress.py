@@ -1,0 +1,85 @@
+"""Progress with rate and time left: a bar on a terminal, a plain line now and then elsewhere.
+
+    with progress.track("sweep", total=600, unit="prompts", done=len(store.done_keys())) as advance:
+        for prompt in prompts:
+            ...
+            advance()
+
+A log file or a pipe gets no bar and no control characters. Rate and time left count only what this
+process did: what an earlier start of the run left done is in the total, not in the rate.
+"""
+
+from collections.abc import Callable, Iterator
+import contextlib
+import datetime
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+Advance = Callable[[int], None]
+
+
+@contextlib.contextmanager
+def track(
+    description: str,
+    total: int,
+    *,
+    unit: str = "steps",
+    done: int = 0,
+    every: float = 10.0,
+    console: Console | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Callable[..., None]]:
+    """Yields `advance(count=1)`, to be called whenever `count` more of `total` are done.
+
+    Args:
+      description: what is being done; printed as it is, never read as markup.
+      total: how many there are in all.
+      unit: what is counted, in the plural.
+      done: how many an earlier start had done.
+      every: seconds between plain lines where there is no terminal.
+      console: where to print; standard error by default, so that results can be piped.
+      clock: monotonic seconds.
+    """
+    console = console or Console(stderr=True)
+    start = clock()
+    count = done
+
+    def pace() -> str:
+        elapsed = clock() - start
+        rate = (count - done) / elapsed if elapsed > 0 else 0.0
+        if not rate:
+            return f"- {unit}/s, time left unknown"
+        left = datetime.timedelta(seconds=round((total - count) / rate))
+        return f"{rate:.3g} {unit}/s, {left} left"
+
+    if console.is_terminal:
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[pace]}", markup=False),
+        )
+        with Progress(*columns, console=console) as bar:
+            task = bar.add_task(description, total=total, completed=done, pace=pace())
+
+            def advance_bar(more: int = 1) -> None:
+                nonlocal count
+                count += more
+                bar.update(task, completed=count, pace=pace())
+
+            yield advance_bar
+        return
+
+    printed = start
+
+    def advance_line(more: int = 1) -> None:
+        nonlocal count, printed
+        count += more
+        if count >= total or clock() - printed >= every:
+            printed = clock()
+            line = f"{description}: {count}/{total} {unit}, {pace()}"
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    yield advance_line

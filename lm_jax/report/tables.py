@@ -1,0 +1,181 @@
+"""Tables of numbers, and the cells that set a paper's value beside ours.
+
+A tone is a colour and a sign, so that it survives grey print; the reason stands in the cell.
+"""
+
+from collections.abc import Sequence
+import math
+from typing import Literal, NamedTuple
+
+from markupsafe import Markup
+
+from lm_jax.errors import UsageError
+from lm_jax.report.markup import ENVIRONMENT, check_tone, is_number, number
+from lm_jax.stats import Interval
+
+ALIGNMENTS = ("left", "right", "center")
+SIGNS = {"good": "✓", "warn": "≈", "bad": "✗", "none": ""}
+
+_TABLE = ENVIRONMENT.from_string("""\
+<figure class="table">
+<figcaption>{{ caption }}
+{% if n %}
+<span class="n">n = {{ n }}</span>
+{% endif %}
+</figcaption>
+<div class="scroll" tabindex="0">
+<table>
+<thead><tr>
+{% for title, side in heads %}
+<th scope="col" class="{{ side }}">{{ title }}</th>
+{% endfor %}
+</tr></thead>
+<tbody>
+{% for row in rows %}
+<tr>
+{% for cell, side in row %}
+<td class="{{ side }} {{ cell.tone }}">
+{%- if cell.sign %}<span class="sign">{{ cell.sign }}</span> {% endif %}
+{{- cell.text -}}
+{% if cell.note %}<small>{{ cell.note }}</small>{% endif -%}
+</td>
+{% endfor %}
+</tr>
+{% else %}
+<tr><td class="empty" colspan="{{ [heads | length, 1] | max }}">no rows</td></tr>
+{% endfor %}
+</tbody>
+</table>
+</div>
+</figure>
+""")
+
+
+class Cell(NamedTuple):
+    """What a table prints in one place; build it with `cell`, `rate` or `compared`."""
+
+    text: str | Markup
+    note: str = ""
+    tone: str = "none"
+    numeric: bool = False
+
+    @property
+    def sign(self) -> str:
+        """The sign that repeats the tone without colour."""
+        return SIGNS[self.tone]
+
+
+class Column(NamedTuple):
+    """A column head with its unit, and the format of its numbers (".1f", ".0%")."""
+
+    title: str
+    spec: str = ""
+
+
+def cell(
+    value: object,
+    *,
+    note: str = "",
+    tone: Literal["none", "good", "warn", "bad"] = "none",
+    spec: str = "",
+) -> Cell:
+    """Returns a table cell of any value; numbers are formatted by `number`."""
+    text = value if isinstance(value, Markup) else number(value, spec)
+    return Cell(text, note, check_tone(tone), is_number(value))
+
+
+def rate(interval: Interval, *, spec: str = ".1f", scale: float = 100.0) -> Cell:
+    """Returns a cell "98.5 [95.2, 99.5]" with the n under it; rates are printed in percent."""
+    return Cell(_interval(interval, spec, scale), f"n = {number(interval.n)}", numeric=True)
+
+
+def compared(
+    ours: float | Interval,
+    paper: float | None,
+    *,
+    tolerance: float,
+    spec: str = ".1f",
+    scale: float = 1.0,
+) -> Cell:
+    """Returns our value with the paper's under it, in the colour of their agreement.
+
+    All numbers are multiplied by `scale` (100 for rates) before they are printed; `tolerance` is
+    in the unit of the inputs. Good: within the tolerance. Warn: within twice of it, or an interval
+    that holds the paper's value. Bad: further, or not finite. Without a paper value there is no
+    tone.
+    """
+    if not tolerance >= 0:
+        raise UsageError(f"compared: tolerance={tolerance!r}; need 0 or more")
+    interval = ours if isinstance(ours, Interval) else None
+    value = ours.estimate if isinstance(ours, Interval) else ours
+    text = _interval(interval, spec, scale) if interval else number(_times(value, scale), spec)
+    count = f" · n = {number(interval.n)}" if interval else ""
+    if paper is None:
+        return Cell(text, f"not in the paper{count}", numeric=True)
+    difference = abs(value - paper)
+    # rounding of decimals must not fail 19.6 against 19.5 at 0.1
+    slack = tolerance + 1e-9 * max(1.0, abs(paper))
+    if difference <= slack:
+        tone = "good"
+    elif difference <= 2 * slack or (interval and paper in interval):
+        tone = "warn"
+    else:
+        tone = "bad"
+    allowed = number(_times(tolerance, scale), spec)
+    return Cell(text, f"paper {number(_times(paper, scale), spec)} ± {allowed}{count}", tone, True)
+
+
+def table(
+    columns: Sequence[str | Column],
+    rows: Sequence[Sequence[object]],
+    *,
+    caption: str,
+    align: Sequence[Literal["left", "right", "center"]] | None = None,
+    n: int | str | None = None,
+) -> Markup:
+    """Returns a table that scrolls inside its own box when it is wider than the page.
+
+    A row holds plain values or cells. `align` is one side per column; None puts columns of numbers
+    right and others left. A table without rows says so.
+    """
+    heads = [Column(column) if isinstance(column, str) else column for column in columns]
+    for i, row in enumerate(rows):
+        if len(row) != len(heads):
+            raise UsageError(f"table: row {i} has {len(row)} values for {len(heads)} columns")
+    if align is not None and (len(align) != len(heads) or not set(align) <= set(ALIGNMENTS)):
+        raise UsageError(
+            f"table: align={list(align)!r}; pass {', '.join(ALIGNMENTS)}, one for each of "
+            f"{len(heads)} columns"
+        )
+    cells = [
+        [
+            value if isinstance(value, Cell) else cell(value, spec=head.spec)
+            for value, head in zip(row, heads, strict=True)
+        ]
+        for row in rows
+    ]
+    sides = align or [_side([row[i] for row in cells]) for i in range(len(heads))]
+    return Markup(
+        _TABLE.render(
+            heads=list(zip([head.title for head in heads], sides, strict=True)),
+            rows=[list(zip(row, sides, strict=True)) for row in cells],
+            caption=caption,
+            n="" if n is None else number(n),
+        )
+    )
+
+
+def _side(cells: Sequence[Cell]) -> str:
+    given = [one for one in cells if one.text != number(None)]
+    return "right" if given and all(one.numeric for one in given) else "left"
+
+
+def _interval(interval: Interval, spec: str, scale: float) -> str:
+    ends = (interval.estimate, interval.low, interval.high)
+    estimate, low, high = (number(_times(end, scale), spec) for end in ends)
+    return f"{estimate} [{low}, {high}]"
+
+
+def _times(value: float, scale: float) -> float:
+    # a factor of one keeps whole numbers whole
+    return value if scale == 1 or not math.isfinite(value) else value * scale

@@ -1,0 +1,101 @@
+"""One mesh constructor and one table of rules: where each axis of each array lives.
+
+The mesh has the axes `data`, `fsdp` and `tensor`. A batch is split over data and fsdp; parameters
+are split over fsdp along D and over tensor along heads, MLP units and vocabulary, and are replicated
+over data. An axis whose length the mesh does not divide stays whole. Nothing in the decoder mentions
+a mesh: `jax.jit` with these shardings is all there is.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+import numpy as np
+
+from lm_jax import params as params_lib
+from lm_jax.errors import UsageError
+from lm_jax.params import ParamSpec, ParamTree
+
+AXES = ("data", "fsdp", "tensor")
+
+RULES: Mapping[str, str] = {
+    "D": "fsdp",
+    "N": "tensor",
+    "K": "tensor",
+    "F": "tensor",
+    "V": "tensor",
+    "R": "tensor",
+}
+
+BATCH = PartitionSpec(("data", "fsdp"))
+
+
+def make_mesh(
+    *, data: int = 1, fsdp: int = 1, tensor: int = 1, devices: Sequence[Any] | None = None
+) -> Mesh:
+    """A mesh over the given devices (default: all); one size may be -1, and takes what is left.
+
+    Raises:
+      UsageError: if the sizes do not multiply to the number of devices.
+    """
+    devices = jax.devices() if devices is None else devices
+    sizes = {"data": data, "fsdp": fsdp, "tensor": tensor}
+    free = [name for name, size in sizes.items() if size == -1]
+    known = int(np.prod([size for size in sizes.values() if size != -1]))
+    if len(free) == 1 and known > 0 and len(devices) % known == 0:
+        sizes[free[0]] = len(devices) // known
+    if min(sizes.values()) < 1 or int(np.prod(list(sizes.values()))) != len(devices):
+        raise UsageError(
+            f"mesh: data = {data}, fsdp = {fsdp}, tensor = {tensor} do not multiply to the "
+            f"{len(devices)} devices; set one of them to -1"
+        )
+    # Explicit axes would make a plain embedding lookup raise.
+    return jax.make_mesh(
+        tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * 3, devices=devices
+    )
+
+
+def partition(mesh: Mesh, spec: ParamSpec) -> PartitionSpec:
+    """The mesh axis of every axis of a parameter, None where it stays whole."""
+    names = [RULES.get(letter) for letter in spec.axes]
+    placed = [
+        name if name is not None and size % mesh.shape[name] == 0 else None
+        for name, size in zip(names, spec.shape, strict=True)
+    ]
+    return PartitionSpec(*placed)
+
+
+def named(mesh: Mesh, spec: ParamSpec) -> NamedSharding:
+    """The sharding of one declared parameter."""
+    return NamedSharding(mesh, partition(mesh, spec))
+
+
+def param_shardings(mesh: Mesh, spec: ParamTree) -> Any:
+    """The tree of shardings for a tree of specs; use it as `in_shardings` and `out_shardings`."""
+    return params_lib.tree_map(lambda leaf: named(mesh, leaf), spec)
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """The sharding of any array whose first axis is the batch."""
+    return NamedSharding(mesh, BATCH)
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """The sharding of an array that every device holds whole."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def shard_batch(mesh: Mesh, batch: Any) -> Any:
+    """Puts the host arrays of a batch on the mesh.
+
+    Raises:
+      UsageError: if the batch does not divide over data and fsdp.
+    """
+    ways = mesh.shape["data"] * mesh.shape["fsdp"]
+    for leaf in jax.tree.leaves(batch):
+        if leaf.shape[0] % ways:
+            raise UsageError(
+                f"batch of {leaf.shape[0]} does not divide over data x fsdp = {ways} devices"
+            )
+    return jax.device_put(batch, batch_sharding(mesh))

@@ -1,0 +1,151 @@
+"""The places inside a forward pass that can be read and edited: a closed table of names.
+
+The names are those of TransformerLens without `hook_`. An edit or a reducer is given by site name;
+`Scope` carries them through one layer and is all that a layer calls: `x = scope("attn.q", x)`.
+
+Shapes are written with the letters of the dimension key; 1 is an axis of length one. Sites inside a
+layer exist once per layer: edits and records of those carry a leading axis L.
+"""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+from typing import Any
+
+import jax
+
+from lm_jax.errors import UsageError, nearest
+
+Reducer = Callable[[jax.Array], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """One place: the letters of its axes, what it holds, and whether every layer has it."""
+
+    dims: str
+    about: str
+    per_layer: bool = True
+
+
+SITES: Mapping[str, Site] = {
+    "embed": Site("BTD", "token (and learned position) embedding, after its scale", False),
+    "resid_pre": Site("BTD", "residual stream entering the layer"),
+    "ln1.scale": Site("BT1", "divisor of the norm before the mixer"),
+    "attn.q": Site("BTNH", "queries, as projected"),
+    "attn.k": Site("BSKH", "keys of the given tokens, as projected"),
+    "attn.v": Site("BSKH", "values of the given tokens"),
+    "attn.q_norm.scale": Site("BTN1", "divisor of the per-head query norm"),
+    "attn.k_norm.scale": Site("BSK1", "divisor of the per-head key norm"),
+    "attn.rot_q": Site("BTNH", "queries as scored: after norm and rotation"),
+    "attn.rot_k": Site("BSKH", "keys as scored: after norm and rotation"),
+    "attn.scores": Site("BNTS", "scaled, capped scores in float32; -inf on masked keys"),
+    "attn.pattern": Site("BNTS", "what the attend made of the scores, in float32"),
+    "attn.z": Site("BTNH", "weighted sum of values, per head"),
+    "attn.out": Site("BTD", "mixer output as added to the residual stream"),
+    "ln1_post.scale": Site("BT1", "divisor of the norm after the mixer (Gemma)"),
+    "resid_mid": Site("BTD", "residual stream between mixer and MLP (not in parallel blocks)"),
+    "ln2.scale": Site("BT1", "divisor of the norm before the MLP"),
+    "mlp.in": Site("BTD", "normalised input of the MLP"),
+    "mlp.post": Site("BTF", "hidden units of the MLP, after activation and gate"),
+    "mlp.out": Site("BTD", "MLP output as added to the residual stream"),
+    "ln2_post.scale": Site("BT1", "divisor of the norm after the MLP (Gemma)"),
+    "resid_post": Site("BTD", "residual stream leaving the layer"),
+    "final.scale": Site("BT1", "divisor of the last norm", False),
+    "mixer.write": Site("BTR", "write gate of each prototype"),
+    "mixer.read": Site("BTR", "read gate of each prototype"),
+    "mixer.memory": Site("BTRE", "memory of each prototype before the position"),
+}
+
+SCORE_SITES = frozenset({"attn.scores", "attn.pattern"})
+
+
+def check_names(names: Mapping[str, Any], role: str) -> None:
+    """Raises for a name that is not in the table, with the nearest one that is."""
+    for name in names:
+        if name not in SITES:
+            raise UsageError(f"{role}: no site {name!r}{nearest(name, SITES)}")
+
+
+def check_edit(name: str, edit: Any, num_layers: int) -> None:
+    """Raises where a leaf of `edit` has not one axis per letter, layers first.
+
+    Raises:
+      UsageError: naming the site, the shape found and the letters expected.
+    """
+    site = SITES[name]
+    letters = ("L" if site.per_layer else "") + site.dims
+    for leaf in jax.tree.leaves(edit):
+        shape = jax.numpy.shape(leaf)
+        if len(shape) != len(letters):
+            raise UsageError(
+                f"edits[{name!r}]: a leaf has shape {shape}; expected {len(letters)} axes "
+                f"{letters} (length 1 broadcasts, except L = {num_layers})"
+            )
+        if site.per_layer and shape[0] != num_layers:
+            raise UsageError(
+                f"edits[{name!r}]: a leaf has shape {shape}; its first axis L must be {num_layers}"
+            )
+
+
+@dataclasses.dataclass
+class Scope:
+    """The edits and reducers in force in one layer, and what was recorded and passed there.
+
+    Lives only while a layer is traced. `seen` lets the decoder refuse a site that the model does
+    not have: an edit is never ignored in silence.
+    """
+
+    edits: Mapping[str, Any]
+    record: Mapping[str, Reducer]
+    records: dict[str, Any] = dataclasses.field(default_factory=dict)
+    aux: dict[str, Any] = dataclasses.field(default_factory=dict)
+    seen: set[str] = dataclasses.field(default_factory=set)
+
+    def touches(self, names: frozenset[str]) -> bool:
+        """Whether any of `names` is edited or recorded."""
+        return any(name in self.edits or name in self.record for name in names)
+
+    def __call__(self, name: str, x: jax.Array) -> jax.Array:
+        """Passes `x` through the edit of the site, if any, and records what comes out."""
+        x = self.edit(name, x)
+        self.observe(name, x)
+        return x
+
+    def edit(self, name: str, x: jax.Array) -> jax.Array:
+        """The edit alone."""
+        self.seen.add(name)
+        return _apply(name, self.edits[name], x) if name in self.edits else x
+
+    def observe(self, name: str, x: jax.Array) -> None:
+        """The reducer alone."""
+        if name in self.record:
+            self.records[name] = self.record[name](x)
+
+
+def _apply(name: str, edit: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    for leaf in jax.tree.leaves(edit):
+        for letter, have, want in zip(SITES[name].dims, leaf.shape, x.shape, strict=True):
+            if have not in (1, want):
+                raise UsageError(
+                    f"edits[{name!r}]: a leaf has {letter} = {have}; expected 1 or {want} "
+                    f"({SITES[name].dims} = {x.shape})"
+                )
+    y = edit(x)
+    if y.shape != x.shape:
+        raise UsageError(f"edits[{name!r}] returned shape {y.shape}; expected {x.shape}")
+    return y.astype(x.dtype)
+
+
+def keep(x: jax.Array) -> jax.Array:
+    """The reducer that records a site whole."""
+    return x
+
+
+def check_seen(edits: Mapping[str, Any], record: Mapping[str, Any], seen: set[str]) -> None:
+    """Raises for a known site that this model never passed through."""
+    for role, names in (("edits", edits), ("record", record)):
+        for name in names:
+            if name not in seen:
+                raise UsageError(
+                    f"{role}: this model has no site {name!r}; it has: {', '.join(sorted(seen))}"
+                )

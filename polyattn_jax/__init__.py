@@ -1,0 +1,22 @@
+"""Asks, before doing it, whether softmax in a pretrained LM can become a polynomial map.
+
+After "When Does Polynomial Attention Concentrate? A Relative-Margin Diagnostic for Zero-Shot
+Softmax Substitution": `diagnostic` measures S_p on score rows, `row_maps` holds the maps that may
+replace softmax, `substitute` puts them there, `calibrate` finds the bias b_auto, `theory` states
+the theorems as code. `python -m polyattn_jax.audit` runs it all on a model, `check` gives the
+verdict alone.
+"""
+
+from polyattn_jax.diagnostic import RowStats, required_degree, row_stats
+from polyattn_jax.row_maps import RECIPES, parse_recipe
+from polyattn_jax.substitute import recipe, substitute
+
+__all__ = [
+    "RECIPES",
+    "RowStats",
+    "parse_recipe",
+    "recipe",
+    "required_degree",
+    "row_stats",
+    "substitute",
+]

@@ -1,0 +1,110 @@
+"""Audits a pretrained language model: may its softmax be replaced by a polynomial map?
+
+    python -m polyattn_jax.audit --config=configs/polyattn/smollm2.py --workdir=runs/smollm2
+
+The stages are those of `stages.py`. The work folder then holds
+
+    rows.parquet     one row per layer, head, query, bias and kind of target (docs/polyattn.md)
+    answers.parquet  one row per prompt and cell: the token the model gave
+    heads.parquet    one row per head: medians, type, place in the ranking
+    summary.json     every number of the report
+    report.html      the report, one offline file
+
+A killed audit is started again with the same command, and ends with the same summary.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import lm_jax
+from lm_jax import launch, runs, sharding
+from polyattn_jax import stages, summary
+from polyattn_jax.config import AuditConfig
+from polyattn_jax.stages import Subject
+from polyattn_jax.suites import Suite
+
+
+def load(config: AuditConfig) -> Subject:
+    """The model on its device or mesh."""
+    mesh = None
+    if config.mesh != (1, 1, 1):
+        data, fsdp, tensor = config.mesh
+        mesh = sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor)
+    model = lm_jax.load_pretrained(config.model, dtype=jnp.dtype(config.dtype), mesh=mesh)
+    return Subject(model, mesh, config)
+
+
+def fingerprint(subject: Subject, suites: dict[str, Suite]) -> str:
+    """A hash of all that decides the rows."""
+    return launch.config_hash(
+        {
+            "config": launch.canonical_json(subject.config),
+            "model": subject.model.sha256,
+            "suites": {name: suite.sha256 for name, suite in suites.items()},
+        }
+    )
+
+
+def run(subject: Subject, folder: Path) -> dict[str, Any]:
+    """Runs or resumes every stage in an open work folder and returns the summary."""
+    config = subject.config
+    suites = stages.build_suites(subject)
+    runs.record_provenance(
+        folder,
+        runs.provenance(
+            seeds={"audit": config.seed},
+            dtype=config.dtype,
+            data={"model": subject.model.sha256} | {n: s.sha256 for n, s in suites.items()},
+            tokenizer=subject.model.tokenizer.sha256,
+        ),
+    )
+    runs.write_json(folder / "suites.json", {name: dict(s.manifest) for name, s in suites.items()})
+    shape = (subject.model.cfg.num_layers, subject.model.cfg.num_heads)
+    swept = suites[f"niah_{config.sweep_length}"]
+    with stages.open_stores(folder, fingerprint(subject, suites)) as stores:
+        calibration = stages.calibrated(subject, folder)
+        stages.control(subject, stores, suites)
+        stages.diagnose(subject, stores, suites, calibration.bias)
+        sweep = stages.sweep_cells(subject, calibration.bias)
+        stages.answer(subject, stores, sweep, {f"niah_{config.sweep_length}": swept})
+        if config.ablation_heads:
+            by_head = summary.heads(summary.columns(stores.rows.read()), shape)
+            cells = stages.ablation_cells(subject, calibration.bias, summary.ranking(by_head))
+            short = stages.first_prompts(swept, config.ablation_n)
+            stages.answer(subject, stores, cells, {f"niah_{config.sweep_length}": short})
+        rows, answers, losses = stores.rows.read(), stores.answers.read(), stores.losses.read()
+    found, by_head = summary.summarise(
+        rows, answers, losses, runs.read_json(folder / "calibration.json"), config, shape
+    )
+    found["model_sha256"] = subject.model.sha256
+    write_table(folder / "rows.parquet", summary.with_head_types(rows, by_head))
+    write_table(folder / "answers.parquet", answers)
+    write_table(folder / "heads.parquet", pa.table(by_head))
+    runs.write_json(folder / "summary.json", found)
+    return found
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    """Writes one parquet file, whole or not at all."""
+    with runs.replace_file(path) as file:
+        pq.write_table(table, file, compression="zstd", write_page_checksum=True)
+
+
+def main(arguments: launch.Arguments) -> None:
+    """The command."""
+    config = launch.freeze(arguments.config, AuditConfig)
+    with runs.open_workdir(arguments.workdir, arguments.config, resume=arguments.resume) as work:
+        if done := runs.finished(work.path):
+            print(f"finished {done}; the report is {work.path / 'report.html'}")
+            return
+        found = run(load(config), work.path)
+        runs.mark_finished(work.path)
+        print(found["verdicts"])
+
+
+if __name__ == "__main__":
+    launch.app(main, config="configs/polyattn/smollm2.py")

@@ -1,0 +1,100 @@
+"""The settings of an audit, as the frozen dataclass that a config file becomes at the door."""
+
+import dataclasses
+from typing import Literal
+
+from lm_jax.errors import UsageError
+from polyattn_jax.row_maps import parse_recipe
+
+
+@dataclasses.dataclass(frozen=True)
+class AuditConfig:
+    """Everything that decides the result of an audit.
+
+    Attributes:
+      model: a Hugging Face folder, a GGUF file, or a name of the manifest.
+      dtype: of parameters and matrix products; scores and row maps are float32 all the same.
+      mesh: sizes of the axes data, fsdp, tensor; one may be -1. (1, 1, 1) is the default device.
+      seed: of every suite, of the random head draws and of the bootstrap.
+      batch_size: prompts of one forward pass.
+      haystack: "essays", "speeches" (manifest entries wiki and sotu), or a text file.
+      niah_lengths: prompt lengths in tokens of the needle suites; each is diagnosed.
+      niah_n: prompts at each length.
+      control_n: prompts of the control without the needle, at the first length.
+      induction_length, induction_n, mqar_length, mqar_n: likewise; n = 0 leaves a suite out, but
+        induction ranks the heads and is needed by the ablation.
+      repeated_n: prompts of 100 random tokens written twice, whose loss shows induction.
+      repeated_vocabulary: those tokens are drawn below this id (frequent merges have low ids).
+      calibration_length: tokens of the shipped text that b_auto is calibrated on.
+      budget: softmax mass that may lie below the threshold.
+      recipes: names or specs of the recipes to substitute everywhere.
+      sweep_length: the needle length they are tried at; one of `niah_lengths`.
+      ablation_recipe: what replaces softmax in the ablated heads.
+      ablation_heads: the sizes K of the head sets; empty leaves the ablation out.
+      ablation_draws: random sets of each size.
+      ablation_n: needle prompts of each ablation cell, the first of the sweep's.
+      top_heads: K of the top-K safe fraction of the verdict.
+      tolerance: accuracy that a recipe may lose and still be said to preserve.
+      resamples: of the bootstrap over prompts.
+    """
+
+    model: str
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    mesh: tuple[int, int, int] = (1, 1, 1)
+    seed: int = 0
+    batch_size: int = 1
+    haystack: str = "essays"
+    niah_lengths: tuple[int, ...] = (256, 512)
+    niah_n: int = 10
+    control_n: int = 10
+    induction_length: int = 256
+    induction_n: int = 10
+    mqar_length: int = 256
+    mqar_n: int = 10
+    repeated_n: int = 4
+    repeated_vocabulary: int = 12_000
+    calibration_length: int = 1024
+    budget: float = 0.05
+    recipes: tuple[str, ...] = ("relu_p4_b0", "relu_p4_bauto")
+    sweep_length: int = 256
+    ablation_recipe: str = "relu_p2_bauto"
+    ablation_heads: tuple[int, ...] = ()
+    ablation_draws: int = 2
+    ablation_n: int = 10
+    top_heads: int = 40
+    tolerance: float = 0.05
+    resamples: int = 1000
+
+    def __post_init__(self) -> None:
+        for text in (*self.recipes, self.ablation_recipe):
+            parse_recipe(text)
+        positive = (
+            "batch_size",
+            "niah_n",
+            "control_n",
+            "repeated_n",
+            "calibration_length",
+            "ablation_draws",
+            "ablation_n",
+            "top_heads",
+            "resamples",
+        )
+        problems = [
+            f"config.{name} = {getattr(self, name)} must be at least 1"
+            for name in positive
+            if getattr(self, name) < 1
+        ]
+        if self.sweep_length not in self.niah_lengths:
+            problems.append(
+                f"config.sweep_length = {self.sweep_length} is not in config.niah_lengths = "
+                f"{self.niah_lengths}; add it there"
+            )
+        if not 0.0 < self.budget < 1.0:
+            problems.append(f"config.budget = {self.budget} must be between 0 and 1")
+        if self.ablation_heads and self.induction_n < 1:
+            problems.append(
+                "config.induction_n = 0, but the ablation ranks heads on induction; "
+                "set it to 1 or more, or config.ablation_heads to ()"
+            )
+        if problems:
+            raise UsageError("; ".join(problems))

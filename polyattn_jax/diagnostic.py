@@ -1,0 +1,260 @@
+"""The row diagnostic S_p: how much mass a pointwise row map can put on the target key.
+
+From "When Does Polynomial Attention Concentrate?", section 3 and Appendix T. For a score row z, a
+bias b and a cap tau (infinite unless given),
+
+1. shift and clip: u_j = z_j + b, r_j = min(max(u_j, 0), tau);
+2. pick the target *: the argmax of z, or an answer key that the caller names;
+3. S_p = sum_{j != *} (r_j / r_*)^p; the target receives 1 / (1 + S_p) of the mass (Eq. 1, 3);
+4. for any other row map phi, S_phi = sum_{j != *} phi(z_j) / phi(z_*) (Appendix T).
+
+The ratio is taken before the power and the target is left out of the sum, never subtracted from
+it, so nothing cancels and no power of a large score is formed. `relative_error_bound` proves how
+far a computed S_p can be from the exact one, and `classify` decides only what that bound allows.
+"""
+
+from collections.abc import Callable, Sequence
+import enum
+import math
+from typing import Any
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lm_jax.errors import UsageError
+
+Array = jax.Array | np.ndarray
+
+
+class Status(enum.IntEnum):
+    """What a row is good for; the paper's counts are over ACTIVE rows (active-unsaturated)."""
+
+    DEAD = 0  # r_* = 0
+    ACTIVE = 1  # 0 < r_* and u_* below the cap
+    SATURATED = 2  # u_* at or above the cap
+    INVALID = 3  # a NaN or +inf among the shifted scores, or a target outside the row
+    EMPTY = 4  # every key is masked
+
+
+class Safety(enum.IntEnum):
+    """What S_p says of an ACTIVE row under the criterion S_p < 1 (Remark 4.5)."""
+
+    SAFE = 0
+    UNSAFE = 1
+    TIE = 2  # S_p = 1 exactly: the boundary rows of Appendix P
+    UNDECIDED = 3  # closer to the boundary than the rounding error
+
+
+@struct.dataclass
+class RowStats:
+    """Statistics of score rows, one entry per row; `s_p` and `target_mass` add an axis of degrees.
+
+    Never NaN. Rows that are neither ACTIVE nor SATURATED hold s_p = inf, target_mass = 0,
+    relative_margin = 0 and active = 0; EMPTY and INVALID rows also margin = 0 and argmax = -1.
+    """
+
+    s_p: Array
+    target_mass: Array
+    margin: Array  # Delta = z_* - max_{j != *} z_j; inf without a rival, negative off the argmax
+    relative_margin: Array  # rho = Delta / u_*; with degrees, rho < 1 exactly where active > 0
+    active: Array  # int32: how many distractors get weight
+    argmax: Array  # int32: the first key of greatest score
+    status: Array  # int32: a Status
+    r_star: Array  # clipped target score r_* (with a row map: the target's weight)
+
+
+def row_stats(
+    scores: Array,
+    *,
+    mask: Array | None = None,
+    degrees: Sequence[float] = (2, 4, 8, 16),
+    bias: Array | float = 0.0,
+    target: Array | int | None = None,
+    row_map: Callable[[Any, Any], Any] | None = None,
+    cap: float = math.inf,
+) -> RowStats:
+    """Reduces each row of `scores[..., S]` to its concentration statistics.
+
+    Arithmetic is in the dtype of `scores`, float32 at least. If no argument is a JAX array, numpy
+    computes and returns it: float64 rows need no `enable_x64`. Otherwise it works under `jit`,
+    `vmap` and `scan`, and holds about four arrays of the size of `scores`, none multiplied by the
+    number of degrees.
+
+    Args:
+      scores: `[..., S]`; a key of score -inf is masked.
+      mask: true where a key may be read; broadcasts to `scores`. Masked scores are never looked at.
+      degrees: static; any p > 0. They index the last axis of `s_p`.
+      bias: b, possibly traced; a scalar or an array that broadcasts to `scores`.
+      target: indices `[...]` of the answer keys; None takes the argmax. A masked target is DEAD.
+      row_map: `(scores, bias) -> weights[..., S]`, for S_phi in place of S_p: the last axis then
+        has one entry, `degrees` is not read, and `active` counts distractors of positive weight.
+      cap: tau of section 3.
+
+    Raises:
+      UsageError: no key axis, or a degree that is not a positive number.
+    """
+    given = (scores, mask, bias, target, cap)
+    xp = jnp if any(isinstance(a, jax.Array) for a in given) else np
+    scores = xp.asarray(scores)
+    if scores.ndim == 0 or scores.shape[-1] == 0:
+        raise UsageError(f"scores: shape {scores.shape} has no keys; the last axis must be keys")
+    if row_map is None and not (len(degrees) and all(0 < p < math.inf for p in degrees)):
+        raise UsageError(f"degrees: {tuple(degrees)} must be one or more positive numbers")
+    # Overflow to inf and inf - inf are answered below by INVALID or by S_p = inf.
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        return _row_stats(xp, scores, mask, degrees, bias, target, row_map, cap)
+
+
+def _row_stats(xp, scores, mask, degrees, bias, target, row_map, cap) -> RowStats:
+    dtype = jnp.promote_types(scores.dtype, np.float32)
+    z = scores.astype(dtype)
+    if mask is not None:
+        z = xp.where(xp.broadcast_to(xp.asarray(mask), z.shape), z, -np.inf)
+    keep = z != -np.inf
+    b = xp.asarray(bias, dtype)
+    u = z + (xp.broadcast_to(b, z.shape) if b.ndim else b)
+
+    top = z.argmax(-1).astype(np.int32)
+    at = top if target is None else xp.broadcast_to(xp.asarray(target, np.int32), top.shape)
+    S = z.shape[-1]
+    keys = xp.arange(S, dtype=np.int32).reshape((1,) * (z.ndim - 1) + (S,))
+    here = keys == at[..., None]
+    rivals = keep & ~here
+
+    z_star = xp.where(here, z, -np.inf).max(-1)
+    u_star = xp.where(here, u, -np.inf).max(-1)
+    r = xp.clip(u, 0, cap)
+    if row_map is None:
+        weight, r_star = r, xp.clip(u_star, 0, cap)
+    else:
+        weight = xp.asarray(row_map(z, bias)).astype(dtype)
+        r_star = xp.where(here, weight, 0).sum(-1)
+
+    empty = ~keep.any(-1)
+    sound = ~keep | ((u < np.inf) & (weight < np.inf))
+    invalid = ~sound.all(-1) | (at < 0) | (at >= S)
+    live = ~(empty | invalid) & (r_star > 0)
+    counted = rivals & live[..., None] & (weight > 0)
+    ratio = xp.where(counted, weight / xp.where(live, r_star, 1)[..., None], 0)
+    powers = (1,) if row_map is not None else degrees
+    s_p = xp.stack([xp.where(live, _power(xp, ratio, p).sum(-1), np.inf) for p in powers], -1)
+
+    margin = xp.where(empty | invalid, 0, z_star - xp.where(rivals, z, -np.inf).max(-1))
+    positive = live & (u_star > 0)
+    rho = xp.where(positive, margin / xp.where(positive, u_star, 1), 0)
+    # With a distractor above the threshold rho < 1, but rounding can reach 1.
+    below_one = dtype.type(1 - np.finfo(dtype).epsneg)
+    rho = xp.where((rivals & (r > 0)).any(-1), xp.minimum(rho, below_one), rho)
+
+    status = xp.where(u_star >= cap, int(Status.SATURATED), int(Status.ACTIVE))
+    status = xp.where(r_star > 0, status, int(Status.DEAD))
+    status = xp.where(invalid, int(Status.INVALID), status)
+    status = xp.where(empty, int(Status.EMPTY), status)
+    return RowStats(
+        s_p=s_p,
+        target_mass=1 / (1 + s_p),
+        margin=margin,
+        relative_margin=rho,
+        active=counted.sum(-1, dtype=np.int32),
+        argmax=xp.where(empty | invalid, -1, top).astype(np.int32),
+        status=status.astype(np.int32),
+        r_star=xp.where(live, r_star, 0),
+    )
+
+
+def _power(xp, x, p):
+    """x^p for x >= 0: repeated squaring for an integer p, the library's power otherwise."""
+    if p != int(p):
+        return xp.power(x, x.dtype.type(p))
+    if p == 1:
+        return x
+    half = _power(xp, x, p // 2)
+    return half * half * x if p % 2 else half * half
+
+
+def relative_error_bound(p: float, num_keys: int, dtype: Any = np.float32) -> float:
+    """Bound on |computed S_p / exact S_p - 1| for a row of at most `num_keys` unmasked keys.
+
+    Let u be the unit roundoff, half the machine epsilon. Every rounded operation returns the exact
+    result times e^d. Errors d add under products, and a sum of nonnegative terms has an error no
+    larger than the largest of its terms' plus that of its own additions. |d| is at most
+    u' = u / (1 - 32 u) for +, - and *, 4 u' for a quotient (2 ulp, the GPU's; IEEE gives u') and
+    32 u' for a library power (16 ulp, wider than any of CPU or GPU documents).
+
+    1. r_j = min(max(z_j + b, 0), tau): one addition, u'. Rounding is monotone and keeps signs, so
+       clipping to 0 and tau adds nothing.
+    2. r_j / r_*: two such errors and a quotient, 6 u'.
+    3. Power: p times that, 6 p u'; then p - 1 products in whatever order an integer p takes
+       (repeated squaring doubles the error so far and adds one), or one library power.
+    4. Sum of at most n - 1 terms in any order: n - 2 additions on any path.
+
+    In all t = (7 p - 1 + n - 2) u', or (6 p + 32 + n - 2) u' for a p that is not an integer, and
+    the relative error is at most e^t - 1. A fused multiply-add only drops a rounding.
+
+    The scores and b count as exact in the dtype they come in. Not covered: results below the
+    smallest normal number w, which may be flushed to 0 (they move S_p by at most
+    n ((w / r_*)^p + w) in absolute terms), and results above the largest, which give inf.
+    """
+    roundoff = float(np.finfo(jnp.promote_types(dtype, np.float32)).eps) / 2
+    power = 7 * p - 1 if p == int(p) else 6 * p + 32
+    return math.expm1((power + max(num_keys - 2, 0)) * roundoff / (1 - 32 * roundoff))
+
+
+def classify(s_p: Array, *, bound: Array | float = 0.0, epsilon: float = 0.0) -> Array:
+    """Each `Safety` (int32) of `s_p` under S_p < 1, or S_p < 1 + epsilon when `epsilon` > 0.
+
+    The strict criterion is the recall criterion and the paper's tables; epsilon = 1e-6 is the
+    tolerance of Appendix P, under which its boundary rows (S_p = 1) count as safe. TIE exists only
+    under the strict one; a computed 1.0 is certainly a tie where `active` is 1 and `margin` 0.
+    The safety of rows that are not ACTIVE means nothing: select by `status`.
+
+    Args:
+      bound: relative error of `s_p`, from `relative_error_bound`, broadcasting to it. Rows that it
+        leaves on both sides of the boundary are UNDECIDED. 0 takes `s_p` as exact.
+    """
+    xp = jnp if isinstance(s_p, jax.Array) or isinstance(bound, jax.Array) else np
+    s_p = xp.asarray(s_p)
+    error = xp.broadcast_to(xp.asarray(bound, s_p.dtype), s_p.shape)
+    # A few ulp more, because the edges below are rounded as well.
+    error = xp.where(error > 0, error + 4 * np.finfo(s_p.dtype).eps, error).astype(s_p.dtype)
+    edge = s_p.dtype.type(1 + epsilon)
+    result = xp.full(s_p.shape, int(Safety.UNDECIDED), np.int32)
+    # |computed - exact| <= error * exact brackets the exact value by computed / (1 -+ error).
+    result = xp.where(s_p < edge * (1 - error), int(Safety.SAFE), result)
+    result = xp.where(s_p >= edge * (1 + error), int(Safety.UNSAFE), result)
+    tie = (s_p == 1) if epsilon == 0 else xp.zeros(s_p.shape, bool)
+    return xp.where(tie, int(Safety.TIE), result).astype(np.int32)
+
+
+def required_degree(
+    active: Array | int, relative_margin: Array | float, *, clip: float | None = None
+) -> Array:
+    """p* = log A / log(1 / (1 - rho)), the worst-case sufficient degree (Corollary 4.3).
+
+    Every p >= p* has S_p <= 1. Corner cases: 0 for A <= 1 (or rho >= 1, which leaves A = 0), inf
+    where no degree suffices: A > 1 at rho = 0, and a negative rho (a target below a rival).
+
+    Args:
+      clip: upper bound on rho; None is exact, 0.99 is what the paper's scripts use (Appendix P).
+    """
+    return _degree(active, relative_margin, clip, lambda xp, rho: -xp.log1p(-rho))
+
+
+def approximate_required_degree(active: Array | int, relative_margin: Array | float) -> Array:
+    """(u_* / Delta) log A, the small-rho form of `required_degree`; never below it."""
+    return _degree(active, relative_margin, None, lambda xp, rho: rho)
+
+
+def _degree(active, relative_margin, clip, decay):
+    given = (active, relative_margin)
+    xp = jnp if any(isinstance(a, jax.Array) for a in given) else np
+    rho = xp.asarray(relative_margin)
+    rho = rho.astype(jnp.promote_types(rho.dtype, np.float32))
+    active = xp.asarray(active).astype(rho.dtype)
+    none_needed = (active == 0) | (rho >= 1) | ((active == 1) & (rho >= 0))
+    finite = ~none_needed & (rho > 0)
+    inner = xp.where(finite, rho if clip is None else xp.minimum(rho, clip), 0.5)
+    degree = xp.log(xp.maximum(active, 1)) / decay(xp, inner)
+    return xp.where(none_needed, 0, xp.where(finite, degree, np.inf)).astype(rho.dtype)

@@ -1,0 +1,141 @@
+"""What the audit measures on a model: row statistics, answers under a substitution, losses.
+
+Each function is one compiled forward pass over one batch of prompts. Rows are reduced inside the
+layer: no `[L, B, N, T, S]` array is ever returned or kept. Everything that a sweep varies (recipe,
+bias, heads, thresholds, token ids) is traced, so each compiles once per shape of batch.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lm_jax.config import DecoderConfig
+from lm_jax.decoder import forward
+from polyattn_jax.calibrate import MassBelow, mass_below
+from polyattn_jax.diagnostic import RowStats, row_stats
+from polyattn_jax.row_maps import RowMap
+from polyattn_jax.substitute import substitute
+
+DEGREES = (2, 4, 8, 16)
+TARGETS = ("argmax", "answer")
+
+
+def rows_at(rows_BNTS: jax.Array, positions_BQ: jax.Array) -> jax.Array:
+    """The rows of chosen queries, `[B, N, Q, S]`."""
+    return jnp.take_along_axis(rows_BNTS, positions_BQ[:, None, :, None], axis=2)
+
+
+def score_rows(
+    scores_BNTS: jax.Array, queries_BQ: jax.Array, answers_BQ: jax.Array, biases: jax.Array
+) -> dict[str, RowStats]:
+    """`RowStats` of chosen rows for each bias: leaves `[bias, B, N, Q, ...]`, by kind of target.
+
+    A query without an answer key has target -1 and the status INVALID under "answer".
+    """
+    rows_BNQS = rows_at(scores_BNTS, queries_BQ)
+    target_BNQ = jnp.broadcast_to(answers_BQ[:, None, :], rows_BNQS.shape[:-1])
+    targets = {"argmax": None, "answer": target_BNQ}
+
+    def at_bias(bias: jax.Array) -> dict[str, RowStats]:
+        return {
+            name: row_stats(rows_BNQS, degrees=DEGREES, bias=bias, target=target)
+            for name, target in targets.items()
+        }
+
+    return jax.vmap(at_bias)(biases)
+
+
+def pattern_rows(
+    pattern_BNTS: jax.Array, queries_BQ: jax.Array, answers_BQ: jax.Array
+) -> dict[str, jax.Array]:
+    """Per row `[B, N, Q]`: weight on the first position, on the answer, distance of the argmax.
+
+    These are the features of the paper's head types (Appendix H).
+    """
+    rows_BNQS = rows_at(pattern_BNTS, queries_BQ)
+    answer_BNQ1 = jnp.broadcast_to(
+        jnp.maximum(answers_BQ, 0)[:, None, :, None], (*rows_BNQS.shape[:-1], 1)
+    )
+    on_answer = jnp.take_along_axis(rows_BNQS, answer_BNQ1, axis=-1)[..., 0]
+    return {
+        "sink": rows_BNQS[..., 0],
+        "on_answer": jnp.where(answers_BQ[:, None, :] >= 0, on_answer, 0.0),
+        "distance": queries_BQ[:, None, :] - rows_BNQS.argmax(-1),
+    }
+
+
+@functools.partial(jax.jit, static_argnames="cfg")
+def diagnose(
+    params: Any,
+    tokens_BT: jax.Array,
+    queries_BQ: jax.Array,
+    answers_BQ: jax.Array,
+    biases: jax.Array,
+    *,
+    cfg: DecoderConfig,
+) -> tuple[dict[str, RowStats], dict[str, jax.Array]]:
+    """One softmax forward; leaves `[L, bias, B, N, Q, ...]` and pattern features `[L, B, N, Q]`."""
+    record = {
+        "attn.scores": lambda s: score_rows(s, queries_BQ, answers_BQ, biases),
+        "attn.pattern": lambda a: pattern_rows(a, queries_BQ, answers_BQ),
+    }
+    out = forward(params, tokens_BT, cfg, record=record, logits_at=queries_BQ[:, -1:])
+    return out.records["attn.scores"], out.records["attn.pattern"]
+
+
+@functools.partial(jax.jit, static_argnames=("cfg", "maps"))
+def answer(
+    params: Any,
+    tokens_BT: jax.Array,
+    lengths_B: jax.Array,
+    target_B: jax.Array,
+    index: jax.Array,
+    bias: jax.Array,
+    heads_LN: jax.Array,
+    *,
+    cfg: DecoderConfig,
+    maps: tuple[RowMap, ...],
+) -> dict[str, jax.Array]:
+    """The next token after each prompt, with `maps[index]` in the heads of the mask.
+
+    Returns, per prompt: `predicted` (greedy token), `rank` of the target among the logits (0 is
+    the prediction), `loss` (nats, of the target), `dead_rows` (over all layers, heads, queries).
+    """
+    valid_BT = jnp.arange(tokens_BT.shape[1])[None, :] < lengths_B[:, None]
+    attend = substitute(maps, index, bias, heads_LN, valid_BT)
+    out = forward(params, tokens_BT, cfg, attend=attend, logits_at=lengths_B[:, None] - 1)
+    logits_BV = out.logits[:, 0]
+    own_B1 = jnp.take_along_axis(logits_BV, target_B[:, None], axis=1)
+    return {
+        "predicted": logits_BV.argmax(-1).astype(jnp.int32),
+        "rank": (logits_BV > own_B1).sum(-1).astype(jnp.int32),
+        "loss": jax.nn.logsumexp(logits_BV, axis=-1) - own_B1[:, 0],
+        "dead_rows": out.aux["dead_rows_B"].sum(0).astype(jnp.int32),
+    }
+
+
+@functools.partial(jax.jit, static_argnames="cfg")
+def losses(
+    params: Any,
+    tokens_BT: jax.Array,
+    queries_BQ: jax.Array,
+    target_BQ: jax.Array,
+    *,
+    cfg: DecoderConfig,
+) -> tuple[jax.Array, jax.Array]:
+    """Softmax loss in nats and whether the greedy token is right, at each query `[B, Q]`."""
+    logits_BQV = forward(params, tokens_BT, cfg, logits_at=queries_BQ).logits
+    own_BQ = jnp.take_along_axis(logits_BQV, target_BQ[..., None], axis=-1)[..., 0]
+    return jax.nn.logsumexp(logits_BQV, axis=-1) - own_BQ, logits_BQV.argmax(-1) == target_BQ
+
+
+@functools.partial(jax.jit, static_argnames="cfg")
+def mass(
+    params: Any, tokens_BT: jax.Array, thresholds: jax.Array, *, cfg: DecoderConfig
+) -> MassBelow:
+    """Softmax mass below each threshold, summed over the rows of each layer (for calibration)."""
+    record = {"attn.scores": lambda s: mass_below(s, thresholds)}
+    last_B1 = jnp.full((tokens_BT.shape[0], 1), tokens_BT.shape[1] - 1)
+    return forward(params, tokens_BT, cfg, record=record, logits_at=last_B1).records["attn.scores"]

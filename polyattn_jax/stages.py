@@ -1,0 +1,437 @@
+"""The stages of an audit, each a loop over small units of work that survive a kill.
+
+    1. calibrate   b_auto on the shipped text                       -> calibration.json
+    2. control     softmax: needles found with, and not without, the needle; induction loss
+    3. diagnose    row statistics of every suite at b = 0 and b_auto   -> row shards
+    4. sweep       every recipe in every head                          -> answer shards
+    5. ablate      one recipe in the top, bottom and random K heads by median S_p
+
+A unit is one batch of prompts in one cell. A unit that is on disk is not done again, so the same
+command goes on where a killed one stopped.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+import contextlib
+import dataclasses
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pyarrow as pa
+
+from lm_jax import corpora, launch, progress, runs, sharding
+from lm_jax.errors import BadInputError
+from lm_jax.hf.load import Pretrained
+from lm_jax.hf.tokenizer import Tokenizer
+from lm_jax.rows import RowStore
+from polyattn_jax import calibrate, measure
+from polyattn_jax.config import AuditConfig
+from polyattn_jax.diagnostic import RowStats, required_degree
+from polyattn_jax.row_maps import SOFTMAX, Recipe, RowMap, parse_recipe, resolve_bias
+from polyattn_jax.suites import Suite, batches, induction, mqar, niah, repeated_tokens
+from polyattn_jax.suites.batching import Batch
+
+BIASES = ("zero", "auto")
+
+ROWS = pa.schema(
+    [
+        ("suite", pa.string()),
+        ("length", pa.int32()),
+        ("prompt", pa.string()),
+        ("query", pa.int32()),
+        ("layer", pa.int16()),
+        ("head", pa.int16()),
+        ("window", pa.int32()),
+        ("target", pa.string()),
+        ("bias_kind", pa.string()),
+        ("bias", pa.float32()),
+        ("status", pa.int8()),
+        ("argmax", pa.int32()),
+        ("answer", pa.int32()),
+        ("margin", pa.float32()),
+        ("u_star", pa.float32()),
+        ("relative_margin", pa.float32()),
+        ("active", pa.int32()),
+        ("p_star", pa.float32()),
+        *((f"s_{p}", pa.float32()) for p in measure.DEGREES),
+        ("sink", pa.float32()),
+        ("on_answer", pa.float32()),
+        ("distance", pa.int32()),
+    ]
+)
+
+ANSWERS = pa.schema(
+    [
+        ("stage", pa.string()),
+        ("cell", pa.string()),
+        ("recipe", pa.string()),
+        ("bias", pa.float32()),
+        ("heads", pa.int32()),
+        ("suite", pa.string()),
+        ("length", pa.int32()),
+        ("prompt", pa.string()),
+        ("target", pa.int32()),
+        ("predicted", pa.int32()),
+        ("rank", pa.int32()),
+        ("loss", pa.float32()),
+        ("dead_rows", pa.int32()),
+    ]
+)
+
+LOSSES = pa.schema(
+    [
+        ("prompt", pa.string()),
+        ("copy", pa.int8()),
+        ("loss", pa.float32()),
+        ("correct", pa.float32()),
+        ("tokens", pa.int32()),
+    ]
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One way to run the model: a recipe in some heads."""
+
+    stage: str
+    name: str
+    recipe: Recipe
+    bias: float
+    heads_LN: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Stores:
+    """Where the rows go."""
+
+    rows: RowStore
+    answers: RowStore
+    losses: RowStore
+
+
+@contextlib.contextmanager
+def open_stores(folder: Path, fingerprint: str) -> Iterator[Stores]:
+    """Opens the three stores of a work folder."""
+    with (
+        RowStore(folder / "rows", ROWS, fingerprint) as rows,
+        RowStore(folder / "answers", ANSWERS, fingerprint) as answers,
+        RowStore(folder / "losses", LOSSES, fingerprint) as losses,
+    ):
+        yield Stores(rows, answers, losses)
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """The model under audit, where its arrays live, and the settings."""
+
+    model: Pretrained
+    mesh: jax.sharding.Mesh | None
+    config: AuditConfig
+
+    @property
+    def maps(self) -> tuple[RowMap, ...]:
+        """Every row map of the audit: one table for all stages, so each shape compiles once."""
+        c = self.config
+        recipes = [SOFTMAX, *(parse_recipe(r) for r in (*c.recipes, c.ablation_recipe))]
+        return tuple(dict.fromkeys(recipe.map for recipe in recipes))
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer.
+
+        Raises:
+          BadInputError: if it came without one.
+        """
+        if self.model.tokenizer is None:
+            raise BadInputError(
+                f"config.model = {self.config.model!r} has no tokenizer.json; the suites need the "
+                "model's own"
+            )
+        return self.model.tokenizer
+
+    def put(self, *arrays: np.ndarray) -> list[jax.Array]:
+        """Arrays whose first axis is the batch, on the device or the mesh."""
+        if self.mesh is None:
+            return [jnp.asarray(a) for a in arrays]
+        return sharding.shard_batch(self.mesh, list(arrays))
+
+
+# Suites
+
+
+def haystack(name: str) -> str:
+    """The text that distractors are drawn from.
+
+    Raises:
+      BadInputError: if it is neither "essays" nor "speeches" nor a readable text file.
+    """
+    if name == "essays":
+        return corpora.essays()
+    if name == "speeches":
+        return "\n\n".join(text for _, text in corpora.speeches())
+    try:
+        return Path(name).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInputError(
+            f"config.haystack = {name!r} is neither 'essays' nor 'speeches' nor a readable UTF-8 "
+            f"file ({error})"
+        ) from error
+
+
+def build_suites(subject: Subject) -> dict[str, Suite]:
+    """Every suite of the audit by name; each passes its prompt audit or raises."""
+    c, tokenizer = subject.config, subject.tokenizer
+    longest = subject.model.cfg.max_length
+    common = {"seed": c.seed, "max_length": longest}
+    text = haystack(c.haystack)
+    suites = {}
+    for length in c.niah_lengths:
+        suites[f"niah_{length}"] = niah(
+            tokenizer, haystack=text, length=length, n=c.niah_n, **common
+        )
+    suites["control"] = niah(
+        tokenizer, haystack=text, length=c.niah_lengths[0], n=c.control_n, needle=False, **common
+    )
+    if c.induction_n:
+        suites["induction"] = induction(
+            vocabulary=tokenizer, length=c.induction_length, n=c.induction_n, **common
+        )
+    if c.mqar_n:
+        suites["mqar"] = mqar(vocabulary=tokenizer, length=c.mqar_length, n=c.mqar_n, **common)
+    suites["repeated"] = repeated_tokens(
+        vocabulary=tokenizer, common=c.repeated_vocabulary, n=c.repeated_n, **common
+    )
+    return suites
+
+
+def diagnosed(suites: dict[str, Suite]) -> dict[str, Suite]:
+    """The suites whose rows are diagnosed."""
+    return {k: s for k, s in suites.items() if k.startswith("niah") or k in ("induction", "mqar")}
+
+
+# Stages
+
+
+def calibrated(subject: Subject, folder: Path) -> calibrate.Calibration:
+    """b_auto of the model, from `calibration.json` where an earlier start has left it."""
+    path = folder / "calibration.json"
+    if path.exists():
+        return calibrate.Calibration(**runs.read_json(path))
+    c = subject.config
+    ids = subject.tokenizer.encode(calibrate.calibration_text())
+    if len(ids) < c.calibration_length:
+        raise BadInputError(
+            f"config.calibration_length = {c.calibration_length}, but the calibration text has "
+            f"{len(ids)} tokens in this tokenizer; lower it"
+        )
+    ways = 1 if subject.mesh is None else subject.mesh.shape["data"] * subject.mesh.shape["fsdp"]
+    # Every device of the batch axes gets the same row; the averages do not change.
+    tokens_BT = np.tile(np.asarray(ids[: c.calibration_length], np.int32), (ways, 1))
+    (tokens_BT,) = subject.put(tokens_BT)
+    with progress.track("calibrate b_auto", 4, unit="passes") as advance:
+
+        def mass(thresholds: np.ndarray) -> calibrate.MassBelow:
+            launch.check_stop("during calibration")
+            measured = measure.mass(
+                subject.model.params, tokens_BT, jnp.asarray(thresholds), cfg=subject.model.cfg
+            )
+            measured = jax.tree.map(np.asarray, measured)
+            advance()
+            return measured
+
+        result = calibrate.calibrate(mass, budget=c.budget)
+    runs.write_json(path, dataclasses.asdict(result))
+    return result
+
+
+def diagnose(subject: Subject, stores: Stores, suites: dict[str, Suite], b_auto: float) -> None:
+    """Row statistics at the query positions of every diagnosed suite."""
+    biases = jnp.asarray([0.0, b_auto], jnp.float32)
+
+    def work(name: str, batch: Batch) -> dict[str, np.ndarray]:
+        stats, features = measure.diagnose(
+            subject.model.params,
+            *subject.put(batch.tokens_BT, batch.query_positions_BQ, batch.answer_position_BQ),
+            biases,
+            cfg=subject.model.cfg,
+        )
+        return row_columns(name, batch, subject, stats, features, np.asarray(biases))
+
+    _run_units(subject, stores.rows, "diagnose", diagnosed(suites), work)
+
+
+def row_columns(
+    suite: str,
+    batch: Batch,
+    subject: Subject,
+    stats: dict[str, RowStats],
+    features: dict[str, jax.Array],
+    biases: np.ndarray,
+) -> dict[str, np.ndarray]:
+    """The columns of `ROWS` for one batch: argmax rows, and answer rows where there is an answer."""
+    windows = np.array([w or 0 for w in subject.model.cfg.layer_windows])
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in ROWS.names}
+    for target, s in stats.items():
+        s = jax.tree.map(np.asarray, s)
+        shape = s.active.shape  # L, bias, B, N, Q
+        layer, m, b, n, q = np.meshgrid(*(np.arange(size) for size in shape), indexing="ij")
+        wanted = batch.valid_B[b]
+        if target == "answer":
+            wanted = wanted & (batch.answer_position_BQ[b, q] >= 0)
+        columns = {
+            "suite": np.full(shape, suite),
+            "length": batch.lengths_B[b],
+            "prompt": np.array(batch.ids)[b],
+            "query": batch.query_positions_BQ[b, q],
+            "layer": layer,
+            "head": n,
+            "window": windows[layer],
+            "target": np.full(shape, target),
+            "bias_kind": np.array(BIASES)[m],
+            "bias": biases[m],
+            "status": s.status,
+            "argmax": s.argmax,
+            "answer": batch.answer_position_BQ[b, q],
+            "margin": s.margin,
+            "u_star": s.r_star,
+            "relative_margin": s.relative_margin,
+            "active": s.active,
+            "p_star": required_degree(s.active, s.relative_margin),
+            **{f"s_{p}": s.s_p[..., i] for i, p in enumerate(measure.DEGREES)},
+        }
+        for name, feature in features.items():
+            columns[name] = np.broadcast_to(np.asarray(feature)[:, None], shape)
+        for name, column in columns.items():
+            parts[name].append(np.asarray(column)[wanted])
+    return {name: np.concatenate(column) for name, column in parts.items()}
+
+
+def control(subject: Subject, stores: Stores, suites: dict[str, Suite]) -> None:
+    """Softmax on every needle suite and on the control; losses on repeated tokens."""
+    heads = np.zeros((subject.model.cfg.num_layers, subject.model.cfg.num_heads), bool)
+    cell = Cell("control", SOFTMAX.name, SOFTMAX, 0.0, heads)
+    chosen = {k: s for k, s in suites.items() if k.startswith("niah") or k == "control"}
+    answer(subject, stores, [cell], chosen)
+
+    def work(_name: str, batch: Batch) -> dict[str, np.ndarray]:
+        loss_BQ, correct_BQ = measure.losses(
+            subject.model.params,
+            *subject.put(batch.tokens_BT, batch.query_positions_BQ, batch.target_BQ),
+            cfg=subject.model.cfg,
+        )
+        loss_BQ, correct_BQ = np.asarray(loss_BQ), np.asarray(correct_BQ)
+        half = loss_BQ.shape[1] // 2
+        copies = [slice(0, half), slice(half, 2 * half)]
+        valid = np.flatnonzero(batch.valid_B)
+        return {
+            "prompt": np.repeat(np.array(batch.ids)[valid], 2),
+            "copy": np.tile([1, 2], len(valid)),
+            "loss": np.array([loss_BQ[b, c].mean() for b in valid for c in copies]),
+            "correct": np.array([correct_BQ[b, c].mean() for b in valid for c in copies]),
+            "tokens": np.full(2 * len(valid), half),
+        }
+
+    _run_units(subject, stores.losses, "losses", {"repeated": suites["repeated"]}, work)
+
+
+def answer(
+    subject: Subject,
+    stores: Stores,
+    cells: Sequence[Cell],
+    suites: dict[str, Suite],
+) -> None:
+    """The model's next token on every prompt, in every cell of one stage."""
+    maps = subject.maps
+    by_name = {
+        f"{cell.stage}/{cell.name}/{name}": (cell, name) for cell in cells for name in suites
+    }
+
+    def work(key: str, batch: Batch) -> dict[str, np.ndarray]:
+        cell, suite = by_name[key]
+        made = measure.answer(
+            subject.model.params,
+            *subject.put(batch.tokens_BT, batch.lengths_B, batch.target_B),
+            jnp.int32(maps.index(cell.recipe.map)),
+            jnp.float32(cell.bias),
+            jnp.asarray(cell.heads_LN),
+            cfg=subject.model.cfg,
+            maps=maps,
+        )
+        keep = batch.valid_B
+        columns = {
+            "stage": cell.stage,
+            "cell": cell.name,
+            "recipe": cell.recipe.name,
+            "bias": cell.bias,
+            "heads": int(cell.heads_LN.sum()),
+            "suite": suite,
+        }
+        size = int(keep.sum())
+        return {
+            **{name: np.full(size, value) for name, value in columns.items()},
+            "length": batch.lengths_B[keep],
+            "prompt": np.array(batch.ids)[keep],
+            "target": batch.target_B[keep],
+            **{name: np.asarray(value)[keep] for name, value in made.items()},
+        }
+
+    stage = cells[0].stage
+    todo = {key: suites[name] for key, (_, name) in by_name.items()}
+    _run_units(subject, stores.answers, stage, todo, work)
+
+
+def sweep_cells(subject: Subject, b_auto: float) -> list[Cell]:
+    """Softmax and every recipe of the config, in all heads."""
+    everywhere = np.ones((subject.model.cfg.num_layers, subject.model.cfg.num_heads), bool)
+    recipes = [SOFTMAX, *(parse_recipe(text) for text in subject.config.recipes)]
+    return [Cell("sweep", r.name, r, resolve_bias(r, b_auto), everywhere) for r in recipes]
+
+
+def ablation_cells(subject: Subject, b_auto: float, ranking: np.ndarray) -> list[Cell]:
+    """The top, bottom and random K heads of `ranking`, flat head numbers, highest S_p first."""
+    c, cfg = subject.config, subject.model.cfg
+    recipe = parse_recipe(c.ablation_recipe)
+    bias = resolve_bias(recipe, b_auto)
+    total = cfg.num_layers * cfg.num_heads
+    sets: dict[str, np.ndarray] = {"softmax": np.empty(0, int)}
+    for size in sorted({min(k, total) for k in c.ablation_heads}):
+        sets[f"top-{size}"] = ranking[:size]
+        sets[f"bottom-{size}"] = ranking[-size:]
+        for draw in range(c.ablation_draws):
+            chooser = np.random.RandomState([c.seed, size, draw])
+            sets[f"random-{size}-{draw}"] = chooser.permutation(total)[:size]
+    cells = []
+    for name, flat in sets.items():
+        heads = np.zeros(total, bool)
+        heads[flat] = True
+        heads_LN = heads.reshape(cfg.num_layers, cfg.num_heads)
+        cells.append(Cell("ablation", name, recipe, bias, heads_LN))
+    return cells
+
+
+def first_prompts(suite: Suite, n: int) -> Suite:
+    """The suite cut to its first prompts."""
+    return dataclasses.replace(suite, prompts=suite.prompts[:n])
+
+
+def _run_units(
+    subject: Subject,
+    store: RowStore,
+    stage: str,
+    suites: dict[str, Suite],
+    work: Callable[[str, Batch], dict[str, np.ndarray]],
+) -> None:
+    """Runs `work` on every batch that the store does not hold yet."""
+    plan = [
+        ((stage, name, number), name, batch)
+        for name, suite in suites.items()
+        for number, batch in enumerate(batches(suite, subject.config.batch_size))
+    ]
+    todo = [item for item in plan if item[0] not in store]
+    with progress.track(stage, len(plan), unit="batches", done=len(plan) - len(todo)) as advance:
+        for unit, name, batch in todo:
+            launch.check_stop(f"during {stage}")
+            store.append(unit, work(name, batch))
+            advance()
+    store.flush()

@@ -1,0 +1,89 @@
+"""Substitution of softmax by a row map, everywhere or in chosen heads, as data under `jit`.
+
+"When Does Polynomial Attention Concentrate?", Algorithm 1 and section 5.4. Which maps may be used
+is static; which of them a layer uses, its bias and its heads are traced, so that a sweep over
+recipes, biases, layers and heads compiles once.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+
+from lm_jax.attention import PerLayer, softmax
+from lm_jax.errors import UsageError
+from polyattn_jax.row_maps import RowMap, parse_recipe, resolve_bias
+
+
+@struct.dataclass
+class Everywhere:
+    """An attend that uses one row map in every layer and head; `bias` is a traced scalar."""
+
+    map: RowMap = struct.field(pytree_node=False)
+    bias: jax.Array | float
+
+    def __call__(self, scores_BNTS: jax.Array) -> jax.Array:
+        return self.map(scores_BNTS, self.bias)
+
+
+def recipe(text: str, *, bias: float | None = None) -> Everywhere:
+    """An attend from a recipe such as `relu:p=4,b=auto`, to be passed to `lm_jax.forward`.
+
+    Args:
+      text: a recipe, or a name of `row_maps.RECIPES`.
+      bias: the calibrated bias, needed where the recipe says `b=auto` (`calibrate.calibrate`).
+
+    Raises:
+      UsageError: for a recipe that cannot be read, or `b=auto` without a bias.
+    """
+    parsed = parse_recipe(text)
+    return Everywhere(parsed.map, resolve_bias(parsed, bias))
+
+
+@dataclasses.dataclass(frozen=True)
+class Switch:
+    """Replaces the softmax of chosen heads by one of `maps`; counts the rows that die of it.
+
+    A dead row has keys but no weight; its output is zero. `data` of one layer holds `index` (which
+    map), `bias`, `heads_N` (bool) and `valid_BT` (which queries are no padding).
+    """
+
+    maps: tuple[RowMap, ...]
+
+    def __call__(
+        self, scores_BNTS: jax.Array, data: Mapping[str, jax.Array]
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        branches = [lambda s, b, m=m: m(s, b) for m in self.maps]
+        mapped_BNTS = jax.lax.switch(data["index"], branches, scores_BNTS, data["bias"])
+        heads = data["heads_N"][None, :, None]
+        dead_BNT = (mapped_BNTS.sum(-1) == 0.0) & heads & data["valid_BT"][:, None, :]
+        pattern_BNTS = jnp.where(heads[..., None], mapped_BNTS, softmax(scores_BNTS))
+        return pattern_BNTS, {"dead_rows_B": dead_BNT.sum((1, 2))}
+
+
+def substitute(
+    maps: Sequence[RowMap],
+    index: jax.Array | int,
+    bias: jax.Array | float,
+    heads_LN: jax.Array,
+    valid_BT: jax.Array,
+) -> PerLayer:
+    """The attend that uses `maps[index]` with `bias` in the heads where `heads_LN` is true.
+
+    `Output.aux["dead_rows_B"]` is then `[L, B]`, the count of dead rows over replaced heads.
+
+    Raises:
+      UsageError: if `heads_LN` has not two axes.
+    """
+    if jnp.ndim(heads_LN) != 2:
+        raise UsageError(f"heads_LN has shape {jnp.shape(heads_LN)}; expected [L, N]")
+    L = heads_LN.shape[0]
+    data = {
+        "index": jnp.broadcast_to(jnp.asarray(index, jnp.int32), (L,)),
+        "bias": jnp.broadcast_to(jnp.asarray(bias, jnp.float32), (L,)),
+        "heads_N": heads_LN,
+        "valid_BT": jnp.broadcast_to(valid_BT, (L, *valid_BT.shape)),
+    }
+    return PerLayer(Switch(tuple(maps)), data)

@@ -1,0 +1,28 @@
+"""Prompt suites: data with known answers, an audit at build time and a manifest hash.
+
+From "When Does Polynomial Attention Concentrate?", section 5.1 and Appendices B and E: induction,
+multi-query associative recall and needle in a haystack. A suite needs a tokenizer, never a model.
+"""
+
+from polyattn_jax.suites.batching import Batch, batches
+from polyattn_jax.suites.induction import copies, induction, repeated_tokens
+from polyattn_jax.suites.jsonl import load_jsonl
+from polyattn_jax.suites.mqar import mqar
+from polyattn_jax.suites.niah import niah, shipped_nouns, single_token_nouns
+from polyattn_jax.suites.prompts import Prompt, Suite, Tokenizer
+
+__all__ = [
+    "Batch",
+    "Prompt",
+    "Suite",
+    "Tokenizer",
+    "batches",
+    "copies",
+    "induction",
+    "load_jsonl",
+    "mqar",
+    "niah",
+    "repeated_tokens",
+    "shipped_nouns",
+    "single_token_nouns",
+]

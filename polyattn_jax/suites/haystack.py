@@ -1,0 +1,125 @@
+"""Distractor sentences for needle prompts: how they are split, filtered, counted and fitted.
+
+The paper ("When Does Polynomial Attention Concentrate?", Appendices E and Z) takes its haystack
+from a pool of distractor sentences, about 12 tokens each by its prompt lengths, and neither names
+nor ships them. Here the pool comes from any text:
+
+1. white space is collapsed and the text is split after . ! or ? before a capital letter;
+2. kept are distinct sentences of 4 to 14 words that start with a capital, end with . ! or ?, and
+   hold no quotation mark, bracket, markup, address or form of the cue word "secret" (the filters of
+   Appendix AI, in spirit). On English essays these average 12 tokens;
+3. of more than 4,000 a seeded sample is taken, which bounds the work for any size of text.
+"""
+
+from collections.abc import Iterable, Sequence
+import dataclasses
+import functools
+import itertools
+import re
+
+import numpy as np
+
+from lm_jax.errors import BadInputError
+from polyattn_jax.suites import prompts as prompts_lib
+from polyattn_jax.suites.prompts import Tokenizer
+
+WORDS = (4, 14)
+POOL = 4000
+
+# Texts that lost their line breaks glue a sentence to the next: "... a cog.The five ...".
+_BOUNDARY = re.compile(r"(?<=[.!?])\s+(?=[A-Z])|(?<=[a-z][.!?])(?=[A-Z])")
+_UNUSABLE = re.compile(r"[\"“”„«»()\[\]{}<>*_|\\]|https?:|secret", re.IGNORECASE)
+
+
+def sentences(text: str) -> list[str]:
+    """Splits a text after . ! or ? before a capital letter and collapses white space."""
+    return [part for part in _BOUNDARY.split(" ".join(text.split())) if part]
+
+
+def usable(sentence: str) -> bool:
+    """Whether a sentence may stand in a haystack, by rule 2 of the module."""
+    return (
+        WORDS[0] <= len(sentence.split()) <= WORDS[1]
+        and sentence[0].isupper()
+        and sentence[-1] in ".!?"
+        and not _UNUSABLE.search(sentence)
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Pool:
+    """Distractor sentences with what they hold, as seen by one tokenizer."""
+
+    sentences: tuple[str, ...]
+    tokens: tuple[tuple[int, ...], ...]  # of each sentence, after another one
+
+    @functools.cached_property
+    def lengths(self) -> list[int]:
+        return [len(ids) for ids in self.tokens]
+
+    @functools.cached_property
+    def _holders(self) -> dict[str | int, set[int]]:
+        holders: dict[str | int, set[int]] = {}
+        for i, (sentence, ids) in enumerate(zip(self.sentences, self.tokens, strict=True)):
+            for item in {*prompts_lib.words(sentence), *ids}:
+                holders.setdefault(item, set()).add(i)
+        return holders
+
+    def without(self, word: str, ids: Iterable[int]) -> np.ndarray:
+        """Returns the indices of sentences that hold neither the word, in any case, nor a token."""
+        found = [self._holders.get(item, set()) for item in (word.casefold(), *ids)]
+        barred = set().union(*found)
+        return np.array([i for i in range(len(self.sentences)) if i not in barred], int)
+
+
+def pool(haystack: str | Iterable[str], tokenizer: Tokenizer, seed: int) -> Pool:
+    """Returns the usable sentences of a text, or of several, at most 4,000 of them.
+
+    Raises:
+      BadInputError: if nothing usable is left.
+    """
+    texts = [haystack] if isinstance(haystack, str) else haystack
+    parts = itertools.chain.from_iterable(map(sentences, texts))
+    kept = list(dict.fromkeys(filter(usable, parts)))
+    if not kept:
+        raise BadInputError(
+            f"haystack has no usable sentence: give English prose with sentences of {WORDS[0]} to "
+            f"{WORDS[1]} words, without quotes or brackets"
+        )
+    if len(kept) > POOL:
+        chosen = np.random.RandomState(seed).permutation(len(kept))[:POOL]
+        kept = [kept[i] for i in sorted(chosen.tolist())]
+    # Encoded after a full stop, since a sentence alone may lack the token of the space before it.
+    stop = len(tokenizer.encode(".", add_special_tokens=False))
+    ids = (tokenizer.encode(f". {part}", add_special_tokens=False)[stop:] for part in kept)
+    return Pool(tuple(kept), tuple(map(tuple, ids)))
+
+
+def fit(
+    lengths: Sequence[int], allowed: np.ndarray, need: int, rng: np.random.RandomState
+) -> list[int] | None:
+    """Returns distinct random sentences whose lengths sum to `need`, or None if none were found.
+
+    Sentences are taken in random order while there is room for two of the longest; a subset sum
+    over the rest closes the gap exactly.
+    """
+    order = allowed[rng.permutation(len(allowed))].tolist()
+    room = 2 * max(lengths)
+    taken = []
+    while order and need - lengths[order[-1]] >= room:
+        taken.append(order.pop())
+        need -= lengths[taken[-1]]
+    closing = _subset(lengths, order, need)
+    return None if closing is None else taken + closing
+
+
+def _subset(lengths: Sequence[int], candidates: Sequence[int], need: int) -> list[int] | None:
+    reached: dict[int, tuple[int, ...]] = {0: ()}
+    for candidate in candidates:
+        if need in reached:
+            break
+        for total, chosen in list(reached.items()):
+            longer = total + lengths[candidate]
+            if longer <= need:
+                reached.setdefault(longer, (*chosen, candidate))
+    return list(reached[need]) if need in reached else None

@@ -1,0 +1,123 @@
+"""Prompts of a user, one JSON object a line: `{"id": ..., "prompt": ..., "answer": ...}`.
+
+The answer is taken as it is written and follows the prompt directly, so after "The capital of
+France is" it is " Paris", with its space. Retrieval is judged by the first token; a longer answer
+keeps all its tokens in `meta["answer_ids"]` and is counted in the manifest. Every fault is found
+here, with its line, before a model is loaded.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from lm_jax.errors import BadInputError
+from polyattn_jax.suites import prompts as prompts_lib
+from polyattn_jax.suites.prompts import Prompt, Suite, Tokenizer
+
+_FIELDS = ("id", "prompt", "answer")
+
+
+def load_jsonl(path: str | Path, tokenizer: Tokenizer, *, max_length: int | None = None) -> Suite:
+    """Returns the prompts of a UTF-8 JSON-lines file as an audited suite; blank lines are skipped.
+
+    `answer_position` is where the answer's first token occurs, if it does so exactly once. Further
+    facts of a prompt may be given as an object in the field `meta`.
+
+    Raises:
+      BadInputError: for a file that cannot be read, JSON that is malformed, a field that is
+        missing, unknown, empty or not text, a lone surrogate, an id used twice, a prompt longer
+        than `max_length`, an answer that fuses with its prompt, or a file without prompts.
+    """
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise BadInputError(f"{path}: {error.strerror}: give a readable .jsonl file") from error
+    start = len(prompts_lib.start_tokens(tokenizer))
+    made: list[Prompt] = []
+    line_of: dict[str, int] = {}
+    for number, line in enumerate(data.split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        row = _parse(line, where)
+        if row["id"] in line_of:
+            raise BadInputError(
+                f"{where}: id {row['id']!r} was used on line {line_of[row['id']]}: rename one"
+            )
+        line_of[row["id"]] = number
+        made.append(_prompt(row, where, tokenizer, start, max_length))
+    return prompts_lib.make_suite(
+        path.stem,
+        made,
+        vocabulary=tokenizer,
+        plant="none",
+        max_length=max_length,
+        facts={"source": path.name, "source_sha256": hashlib.sha256(data).hexdigest()},
+    )
+
+
+def _parse(line: bytes, where: str) -> dict[str, Any]:
+    """One line as an object with the known fields, all of them well formed."""
+    try:
+        row = json.loads(line.decode("utf-8-sig"), parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        raise BadInputError(
+            f"{where}: not UTF-8 at byte {error.start}: save it as UTF-8"
+        ) from error
+    except ValueError as error:
+        raise BadInputError(f"{where}: not JSON ({error}): write one object per line") from error
+    if not isinstance(row, dict):
+        raise BadInputError(f"{where}: not a JSON object: write {{{', '.join(_FIELDS)}}}")
+    for field in _FIELDS:
+        if field not in row:
+            raise BadInputError(f"{where}: field {field!r} is missing: add it")
+        value = row[field]
+        if not isinstance(value, str) or not value.strip():
+            raise BadInputError(f"{where}: field {field!r} must be a text that is not empty")
+    if unknown := sorted(set(row) - {*_FIELDS, "meta"}):
+        raise BadInputError(f"{where}: unknown field {unknown[0]!r}: put it inside 'meta'")
+    if not isinstance(row.get("meta", {}), dict):
+        raise BadInputError(f"{where}: field 'meta' must be an object")
+    try:
+        json.dumps(row, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise BadInputError(
+            f"{where}: a lone surrogate, which is not text: remove the half of \\ud800-\\udfff"
+        ) from error
+    return row
+
+
+def _refuse_constant(constant: str):
+    raise ValueError(f"{constant} is no JSON number")
+
+
+def _prompt(
+    row: dict[str, Any], where: str, tokenizer: Tokenizer, start: int, max_length: int | None
+) -> Prompt:
+    text, answer = row["prompt"], row["answer"]
+    tokens = tokenizer.encode(text)
+    full = tokenizer.encode(text + answer)
+    if len(tokens) == start:
+        raise BadInputError(f"{where}: prompt gives no token: write text the tokenizer knows")
+    if max_length is not None and len(tokens) > max_length:
+        raise BadInputError(
+            f"{where}: prompt {row['id']!r} has {len(tokens)} tokens, the limit is {max_length}: "
+            "shorten it or choose a model with a longer context"
+        )
+    if full[: len(tokens)] != tokens or len(full) == len(tokens):
+        raise BadInputError(
+            f"{where}: answer {answer!r} fuses with the prompt's end when tokenised: end the "
+            "prompt without a space and start the answer with one"
+        )
+    answer_ids = full[len(tokens) :]
+    once = tokens.count(answer_ids[0]) == 1
+    return Prompt(
+        id=row["id"],
+        tokens=tuple(tokens),
+        target=answer_ids[0],
+        answer_position=tokens.index(answer_ids[0]) if once else None,
+        text=text,
+        meta={**row.get("meta", {}), "answer": answer, "answer_ids": answer_ids},
+    )

@@ -1,0 +1,262 @@
+"""Needle in a haystack: "The secret word is X. [haystack] The secret word is".
+
+From "When Does Polynomial Attention Concentrate?", Appendix E. X is drawn uniformly, per prompt,
+from 200 common nouns that are one token each, and counts as retrieved when it is the first token
+that the model generates.
+
+1. Nouns: kept if " X" is one token after the cue and the same token inside the needle sentence.
+2. Haystack: random sentences of a pool (`haystack.py`) that hold X neither as a word, in any case,
+   nor as a token in any spelling.
+3. Size: `pad` sentences (the paper's 128 give about 1,500 tokens, so it counts sentences, as its
+   Appendix Z says), or `pad` tokens (as its Appendix E says), or exactly `length` tokens in all.
+4. The prompt begins as the tokenizer's own default does: with its start token or without.
+
+The control (`needle=False`) is the same prompt with the needle sentence replaced by a harmless one
+of as many tokens; its target stays X, so retrieval without a needle is measured.
+"""
+
+from collections.abc import Iterable, Sequence
+import dataclasses
+import importlib.resources
+from typing import Literal
+
+import numpy as np
+
+from lm_jax.errors import BadInputError, UsageError
+from polyattn_jax.suites import haystack as haystack_lib
+from polyattn_jax.suites import prompts as prompts_lib
+from polyattn_jax.suites.prompts import Prompt, Suite, Tokenizer
+
+CUE = "The secret word is"
+MIN_NOUNS = 50
+# Stand-ins for the needle sentence, with as many words; several, for one may name the needle.
+HARMLESS = (
+    "The little room is quiet.",
+    "The open door is wide.",
+    "The old man is here.",
+    "The long day is over.",
+)
+_ATTEMPTS = 50
+
+
+def shipped_nouns() -> list[str]:
+    """The 200 common English nouns of `polyattn_jax/data/nouns.txt`, each one token in SmolLM2."""
+    file = importlib.resources.files("polyattn_jax") / "data" / "nouns.txt"
+    return file.read_text(encoding="utf-8").split()
+
+
+def single_token_nouns(tokenizer: Tokenizer, nouns: Iterable[str]) -> dict[str, int]:
+    """Returns noun -> token for those that are one token after the cue and in the needle sentence.
+
+    Raises:
+      BadInputError: if fewer than 50 are left.
+    """
+    cue = tokenizer.encode(CUE)
+    nouns = list(dict.fromkeys(nouns))
+    kept = {}
+    for noun in nouns:
+        one_word = prompts_lib.words(noun) == [noun.casefold()]
+        if not one_word or noun.casefold() in prompts_lib.words(CUE):
+            continue
+        ids = tokenizer.encode(f"{CUE} {noun}")
+        planted = tokenizer.encode(f"{CUE} {noun}.")
+        # An unknown-word token is one token too, but does not spell the noun.
+        spelled = ids[:-1] == cue and tokenizer.decode(ids[-1:]).strip() == noun
+        if spelled and planted[: len(ids)] == ids:
+            kept[noun] = ids[-1]
+    if len(kept) < MIN_NOUNS:
+        raise BadInputError(
+            f"nouns: {len(kept)} of {len(nouns)} are one token in this tokenizer, {MIN_NOUNS} are "
+            "needed: pass nouns= with more words that are"
+        )
+    return kept
+
+
+def niah(
+    tokenizer: Tokenizer,
+    *,
+    haystack: str | Iterable[str] | None = None,
+    pad: int | None = None,
+    pad_unit: Literal["sentences", "tokens"] = "sentences",
+    length: int | None = None,
+    n: int = 200,
+    seed: int = 0,
+    nouns: Iterable[str] | None = None,
+    needle: bool = True,
+    depth: float = 0.0,
+    queries: int = 1,
+    max_length: int | None = None,
+) -> Suite:
+    """Returns `n` needle prompts, audited; `meta["answer"]` is the answer's text, with its space.
+
+    Args:
+      tokenizer: the model's own.
+      haystack: a text, or an iterable of texts such as sentences; None only for pad=0.
+      pad: size of the haystack in `pad_unit`; give this or `length`.
+      pad_unit: "sentences" or "tokens".
+      length: exact number of tokens of every prompt, start token included.
+      n: number of prompts.
+      seed: in [0, 2**32).
+      nouns: needles to draw from; the shipped list unless given.
+      needle: False builds the control, prompt by prompt the same haystack.
+      depth: fraction of the haystack's sentences before the needle, 0 as in the paper.
+      queries: how many final positions `query_positions` holds.
+      max_length: the model's context, checked by the audit.
+
+    Raises:
+      UsageError: for arguments that do not fit together.
+      BadInputError: for a haystack that is too small, fewer than 50 usable nouns, a length that
+        whole sentences cannot reach, or any failure of the audit.
+    """
+    if (pad is None) == (length is None):
+        raise UsageError("give either pad= or length=, not both and not neither")
+    if pad_unit not in ("sentences", "tokens"):
+        raise UsageError(f"pad_unit={pad_unit!r} is unknown: choose 'sentences' or 'tokens'")
+    if pad is not None and pad < 0:
+        raise UsageError(f"pad={pad} is negative: give 0 or more")
+    if not 0 <= depth <= 1:
+        raise UsageError(f"depth={depth} is not a fraction: give 0 (first) to 1 (last)")
+    if haystack is None and pad != 0:
+        raise UsageError("haystack= is missing: pass a text or sentences, or pad=0 for none")
+    if queries < 1:
+        raise UsageError(f"queries={queries} reads nothing: give at least 1")
+    prompts_lib.start_tokens(tokenizer)  # refuses a tokenizer that ends texts with a token
+    nouns = list(shipped_nouns() if nouns is None else nouns)
+    ids_of = single_token_nouns(tokenizer, nouns)
+    if haystack is None:
+        pool = haystack_lib.Pool((), ())
+    else:
+        pool = haystack_lib.pool(haystack, tokenizer, seed)
+    size = _Size(pad, pad_unit, length)
+    made = []
+    for index in range(n):
+        rng = prompts_lib.rng(seed, index)
+        noun = list(ids_of)[rng.randint(len(ids_of))]
+        distractors = _distractors(tokenizer, pool, noun, size, depth, rng)
+        text, at = _assemble(f"{CUE} {noun}.", distractors, depth)
+        tokens = tokenizer.encode(text)
+        answer = _first(tokens, ids_of[noun])
+        if not needle:
+            text, tokens = _control(tokenizer, pool, noun, distractors, depth, len(tokens))
+        made.append(
+            Prompt(
+                id=f"niah-{index:04d}",
+                tokens=tuple(tokens),
+                target=ids_of[noun],
+                answer_position=answer if needle else None,
+                query_positions=tuple(range(max(0, len(tokens) - queries), len(tokens))),
+                text=text,
+                meta={"answer": f" {noun}", "sentences": len(distractors), "needle_sentence": at},
+            )
+        )
+    return prompts_lib.make_suite(
+        "niah" if needle else "niah_control",
+        made,
+        vocabulary=tokenizer,
+        plant="single" if needle else "absent",
+        max_length=max_length,
+        facts={
+            "seed": seed,
+            "rng": prompts_lib.RNG,
+            "template": f"{CUE} X. [haystack] {CUE}",
+            "needle": "planted" if needle else "replaced by a harmless sentence of equal length",
+            "depth": depth,
+            **dataclasses.asdict(size),
+            "haystack_sha256": prompts_lib.sha256_lines(pool.sentences),
+            "haystack_sentences": len(pool.sentences),
+            "nouns_sha256": prompts_lib.sha256_lines(nouns),
+            "nouns": len(nouns),
+            "nouns_kept": len(ids_of),
+        },
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Size:
+    pad: int | None
+    pad_unit: str
+    length: int | None
+
+
+def _assemble(needle: str, distractors: Sequence[str], depth: float) -> tuple[str, int]:
+    """Returns the prompt's text and how many sentences come before the needle."""
+    at = round(depth * len(distractors))
+    return " ".join([*distractors[:at], needle, *distractors[at:], CUE]), at
+
+
+def _spellings(tokenizer: Tokenizer, noun: str) -> set[int]:
+    """Single tokens that spell the noun: with and without a space, lower, title and upper case."""
+    forms = {noun, noun.lower(), noun.title(), noun.upper()}
+    after_stop = len(tokenizer.encode(".", add_special_tokens=False))
+    ids = [tokenizer.encode(form, add_special_tokens=False) for form in forms]
+    ids += [tokenizer.encode(f". {form}", add_special_tokens=False)[after_stop:] for form in forms]
+    return {spelling[0] for spelling in ids if len(spelling) == 1}
+
+
+def _distractors(
+    tokenizer: Tokenizer,
+    pool: haystack_lib.Pool,
+    noun: str,
+    size: _Size,
+    depth: float,
+    rng: np.random.RandomState,
+) -> list[str]:
+    """Random sentences without the noun that give the prompt its size."""
+    allowed = pool.without(noun, _spellings(tokenizer, noun))
+    if size.pad is not None and size.pad_unit == "sentences":
+        if size.pad > len(allowed):
+            raise BadInputError(
+                f"haystack: pad={size.pad} sentences, but only {len(allowed)} usable ones are free "
+                f"of {noun!r}: give more text"
+            )
+        return [pool.sentences[i] for i in allowed[rng.permutation(len(allowed))[: size.pad]]]
+    bare = len(tokenizer.encode(_assemble(f"{CUE} {noun}.", [], depth)[0]))
+    length = bare + (size.pad or 0) if size.length is None else size.length
+    if length < bare:
+        raise UsageError(
+            f"length={length} is too short for the needle and cue: give {bare} or more"
+        )
+    if length == bare:
+        return []
+    need = length - bare
+    for _ in range(_ATTEMPTS):
+        chosen = haystack_lib.fit(pool.lengths, allowed, need, rng)
+        if chosen is None:
+            continue
+        distractors = [pool.sentences[i] for i in chosen]
+        actual = len(tokenizer.encode(_assemble(f"{CUE} {noun}.", distractors, depth)[0]))
+        if actual == length:
+            return distractors
+        # A sentence at the very start of a text may have one token more or less than elsewhere.
+        need += length - actual
+    raise BadInputError(
+        f"haystack: no set of whole sentences gives {length} tokens ({bare} of them are needle and "
+        "cue): give more text, or another length"
+    )
+
+
+def _control(
+    tokenizer: Tokenizer,
+    pool: haystack_lib.Pool,
+    noun: str,
+    distractors: Sequence[str],
+    depth: float,
+    length: int,
+) -> tuple[str, list[int]]:
+    """Puts a harmless sentence in the needle's place, so that the prompt keeps its length."""
+    spellings = _spellings(tokenizer, noun)
+    unused = [s for s in pool.sentences if s not in distractors]
+    for sentence in (*HARMLESS, *unused):
+        text, _ = _assemble(sentence, distractors, depth)
+        if noun.casefold() in prompts_lib.words(sentence):
+            continue
+        tokens = tokenizer.encode(text)
+        if len(tokens) == length and not spellings & set(tokens):
+            return text, tokens
+    raise BadInputError(
+        f"the control for {noun!r} finds no sentence as long as the needle's: give more haystack"
+    )
+
+
+def _first(tokens: Sequence[int], token: int) -> int:
+    return tokens.index(token) if token in tokens else -1

@@ -1,0 +1,336 @@
+"""Prompts as data, the audit that every suite must pass, and the suite's fingerprint.
+
+A suite is a tuple of token sequences with known answers. What the paper verified once by hand
+("When Does Polynomial Attention Concentrate?", Appendix E, prompt audit) is checked here whenever a
+suite is built, so an unsound suite cannot reach a model:
+
+1. ids are distinct, tokens lie in the vocabulary, no prompt is longer than the model's context;
+2. a planted answer is where the prompt says it is, and nowhere else before the query;
+3. the text and the answer tokenise to exactly the tokens of the prompt plus the answer's token.
+
+All randomness is `RandomState([seed, prompt index])`: its stream is frozen by NumPy's NEP 19, so a
+manifest hash holds across NumPy versions, and the first prompts of a suite do not depend on n.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import hashlib
+import json
+import re
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from lm_jax.errors import BadInputError, UsageError
+
+RNG = "numpy RandomState([seed, prompt index])"
+
+
+class Tokenizer(Protocol):
+    """What a suite asks of a tokenizer; `special_ids` and `eos_id` are read where it has them."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def bos_id(self) -> int | None: ...
+
+    @property
+    def sha256(self) -> str: ...
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+
+Vocabulary = int | Tokenizer
+
+# What a suite claims about its answers, and the audit therefore proves:
+# "pair"    the answer occurs once, after the only earlier occurrence of the query token; a query
+#           token that is new has no answer position (first copy of repeated tokens)
+# "single"  the answer token occurs exactly once (a needle)
+# "absent"  the answer token occurs nowhere (the control without a needle)
+# "none"    nothing (prompts of a user)
+Plant = Literal["pair", "single", "absent", "none"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+    """One token sequence and the tokens that must follow.
+
+    Attributes:
+      id: unique within its suite.
+      tokens: the prompt, start token included where the tokenizer adds one.
+      target: an int is the token that must follow the last position; a tuple is aligned with
+        `query_positions` and holds the token that must follow each of them.
+      answer_position: the key that holds the answer (needle, value or planted token), or None
+        where no key does; a tuple where `target` is one, with -1 for none.
+      query_positions: rows that a diagnostic reads; the last position unless given.
+      text: the prompt before tokenisation, or None for random tokens.
+      meta: further facts as JSON values; `answer` is the answer's text, `answer_ids` its tokens.
+    """
+
+    id: str
+    tokens: tuple[int, ...]
+    target: int | tuple[int, ...]
+    answer_position: int | tuple[int, ...] | None
+    query_positions: tuple[int, ...] = ()
+    text: str | None = None
+    meta: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self):
+        if not self.query_positions:
+            object.__setattr__(self, "query_positions", (len(self.tokens) - 1,))
+
+    def answers(self) -> list[tuple[int, int, int]]:
+        """Returns (query position, target token, answer position or -1) for each scored query."""
+        where = self.answer_position
+        if isinstance(self.target, int):
+            return [
+                (self.query_positions[-1], self.target, where if isinstance(where, int) else -1)
+            ]
+        where = where if isinstance(where, tuple) else (-1,) * len(self.target)
+        return list(zip(self.query_positions, self.target, where, strict=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class Suite:
+    """Audited prompts with a manifest that says how they were made and what the audit found."""
+
+    name: str
+    prompts: tuple[Prompt, ...]
+    manifest: Mapping[str, Any]
+
+    @property
+    def sha256(self) -> str:
+        return self.manifest["prompts_sha256"]
+
+
+def rng(seed: int, index: int) -> np.random.RandomState:
+    """Returns the generator of one prompt; `seed` is an integer in [0, 2**32)."""
+    if not 0 <= seed < 2**32:
+        raise UsageError(f"seed={seed} is out of range: give an integer from 0 to 2**32 - 1")
+    return np.random.RandomState([seed, index])
+
+
+def sha256_lines(lines: Sequence[str]) -> str:
+    """Hash of texts joined by newlines, as UTF-8."""
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def start_tokens(vocabulary: Vocabulary) -> tuple[int, ...]:
+    """Returns what the tokenizer's own default puts before a text: one start token, or nothing."""
+    if isinstance(vocabulary, int):
+        return ()
+    plain = vocabulary.encode("a", add_special_tokens=False)
+    full = vocabulary.encode("a")
+    start = full[: len(full) - len(plain)]
+    if full != [*start, *plain]:
+        raise BadInputError(
+            "the tokenizer adds tokens after a text, so no token could be predicted from its end: "
+            "use a tokenizer whose default adds a start token only"
+        )
+    return tuple(start)
+
+
+def ordinary_tokens(vocabulary: Vocabulary, common: int | None = None) -> np.ndarray:
+    """Returns the ids that random prompts draw from, ascending, int64; the first `common` if given.
+
+    For a plain vocabulary size these are all ids. For a tokenizer, left out are: its special ids,
+    start and end token, ids that decode to nothing, and ids whose text looks like <...>, the form
+    of reserved and byte tokens that tokenizer files do not always flag as special. A BPE numbers
+    its tokens in the order of merging, so the first ids are the common ones.
+    """
+    if common is not None and common < 1:
+        raise UsageError(f"common={common} leaves no token to draw: give at least 1")
+    if isinstance(vocabulary, int):
+        return np.arange(vocabulary)[:common]
+    special = set(getattr(vocabulary, "special_ids", None) or ())
+    special |= {vocabulary.bos_id, getattr(vocabulary, "eos_id", None)}
+    texts = ((i, vocabulary.decode([i])) for i in range(vocabulary.vocab_size) if i not in special)
+    ids = [i for i, text in texts if text and not re.fullmatch(r"<[^<>\s]+>", text)]
+    return np.array(ids[:common], int)
+
+
+def draw(rng: np.random.RandomState, ordinary: np.ndarray, size: int) -> list[int]:
+    """Returns `size` distinct tokens; BadInputError where the vocabulary has fewer."""
+    if size > len(ordinary):
+        raise BadInputError(
+            f"a prompt needs {size} distinct random tokens, the vocabulary has {len(ordinary)} "
+            "ordinary ones: shorten the prompt"
+        )
+    return ordinary[rng.permutation(len(ordinary))[:size]].tolist()
+
+
+def draw_facts(ordinary: np.ndarray) -> dict[str, Any]:
+    """Returns what a manifest says about random tokens."""
+    return {
+        "rng": RNG,
+        "random_tokens": len(ordinary),
+        "random_rule": "no special, start, end, empty or <...> token",
+    }
+
+
+def vocabulary_facts(vocabulary: Vocabulary) -> dict[str, Any]:
+    """Returns what a manifest says about the vocabulary or the tokenizer."""
+    if isinstance(vocabulary, int):
+        return {"vocab_size": vocabulary, "tokenizer_sha256": None, "start_tokens": []}
+    return {
+        "vocab_size": vocabulary.vocab_size,
+        "tokenizer_sha256": vocabulary.sha256,
+        "start_tokens": list(start_tokens(vocabulary)),
+    }
+
+
+def make_suite(
+    name: str,
+    prompts: Sequence[Prompt],
+    *,
+    vocabulary: Vocabulary,
+    plant: Plant,
+    max_length: int | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> Suite:
+    """Audits `prompts` and returns them with their manifest.
+
+    `facts` (seed, lengths, hashes of sources) go into the manifest as they are. Raises
+    BadInputError, naming the suite and the prompt, at the first check that fails.
+    """
+    audit = audit_prompts(name, prompts, vocabulary=vocabulary, plant=plant, max_length=max_length)
+    manifest = {
+        "suite": name,
+        "n": len(prompts),
+        **vocabulary_facts(vocabulary),
+        **(facts or {}),
+        "audit": audit,
+        "prompts_sha256": hashlib.sha256(canonical_json(prompts).encode()).hexdigest(),
+    }
+    return Suite(name, tuple(prompts), manifest)
+
+
+def canonical_json(prompts: Sequence[Prompt]) -> str:
+    """All prompts as one JSON text with sorted keys, no spaces and ASCII only: what is hashed."""
+    rows = [dataclasses.asdict(prompt) for prompt in prompts]
+    return json.dumps(rows, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def audit_prompts(
+    name: str,
+    prompts: Sequence[Prompt],
+    *,
+    vocabulary: Vocabulary,
+    plant: Plant,
+    max_length: int | None = None,
+) -> dict[str, Any]:
+    """Proves what a suite claims (PA-25) and returns the findings; BadInputError otherwise."""
+    if not prompts:
+        raise BadInputError(f"suite {name!r} is empty: give at least one prompt (n >= 1)")
+    vocab_size = vocabulary if isinstance(vocabulary, int) else vocabulary.vocab_size
+    checks: list[Callable[[Prompt], str | None]] = [
+        lambda p: _form_fault(p, vocab_size, max_length, len(prompts[0].query_positions)),
+        lambda p: _plant_fault(p, plant),
+    ]
+    if not isinstance(vocabulary, int):
+        checks.append(lambda p: _text_fault(p, vocabulary, plant))
+    seen = set()
+    for prompt in prompts:
+        if prompt.id in seen:
+            raise BadInputError(f"suite {name!r}: prompt id {prompt.id!r} occurs twice: rename one")
+        seen.add(prompt.id)
+        for check in checks:
+            if fault := check(prompt):
+                raise BadInputError(f"suite {name!r}, prompt {prompt.id!r}: {fault}")
+    lengths = [len(prompt.tokens) for prompt in prompts]
+    return {
+        "passed": len(prompts),
+        "plant": plant,
+        "texts_checked": sum(prompt.text is not None for prompt in prompts),
+        "longer_answers": sum(len(prompt.meta.get("answer_ids", ())) > 1 for prompt in prompts),
+        "shortest": min(lengths),
+        "longest": max(lengths),
+        "max_length": max_length,
+    }
+
+
+def _form_fault(
+    prompt: Prompt, vocab_size: int, max_length: int | None, queries: int
+) -> str | None:
+    length = len(prompt.tokens)
+    if not length:
+        return "it has no tokens: give it a text"
+    if max_length is not None and length > max_length:
+        return (
+            f"it has {length} tokens, the limit is {max_length}: shorten it or choose a model with "
+            "a longer context"
+        )
+    targets = prompt.target if isinstance(prompt.target, tuple) else (prompt.target,)
+    for token in (*prompt.tokens, *targets):
+        if not 0 <= token < vocab_size:
+            return f"token {token} is outside the vocabulary of {vocab_size}: use its own tokenizer"
+    positions = prompt.query_positions
+    if list(positions) != sorted(set(positions)) or positions[0] < 0 or positions[-1] >= length:
+        return f"query_positions {positions} must ascend within its {length} tokens"
+    if len(positions) != queries:
+        return f"it has {len(positions)} query positions, the first prompt {queries}: make them one"
+    if isinstance(prompt.target, int) and positions[-1] != length - 1:
+        return "its target follows the last token, so query_positions must end there"
+    if isinstance(prompt.target, tuple) and len(prompt.target) != len(positions):
+        return f"it has {len(prompt.target)} targets for {len(positions)} query positions"
+    where = prompt.answer_position
+    if where is not None and np.shape(where) != np.shape(prompt.target):
+        return f"answer_position {where} and target {prompt.target} must be of one form"
+    return None
+
+
+def _plant_fault(prompt: Prompt, plant: Plant) -> str | None:
+    if plant == "none":
+        return None
+    for query, target, answer in prompt.answers():
+        seen, cue = prompt.tokens[: query + 1], prompt.tokens[query]
+        if plant == "absent":
+            if target in seen:
+                return f"the control holds its answer, token {target}, at {seen.index(target)}"
+            continue
+        if plant == "pair" and answer < 0 and cue not in seen[:-1]:
+            continue
+        if not 0 <= answer <= query or seen[answer] != target:
+            return f"answer_position {answer} does not hold the answer, token {target}"
+        if places := _places(seen, target, but=answer):
+            return f"the answer leaks: token {target}, planted at {answer}, is also at {places}"
+        if plant == "pair" and _places(seen[:-1], cue) != [answer - 1]:
+            places = _places(seen[:-1], cue)
+            return (
+                f"the query, token {cue}, must occur once before, at {answer - 1}, not at {places}"
+            )
+    return None
+
+
+def _places(tokens: Sequence[int], token: int, but: int = -1) -> list[int]:
+    return [i for i, other in enumerate(tokens) if other == token and i != but]
+
+
+def _text_fault(prompt: Prompt, tokenizer: Tokenizer, plant: Plant) -> str | None:
+    if prompt.text is None:
+        return None
+    if tuple(tokenizer.encode(prompt.text)) != prompt.tokens:
+        return "its text does not give its tokens: build it with the model's own tokenizer"
+    answer = prompt.meta.get("answer")
+    if answer is None:
+        return None
+    if not isinstance(prompt.target, int):
+        return "a text has one answer, after its end: give one target"
+    answer_ids = prompt.meta.get("answer_ids", [prompt.target])
+    if tokenizer.encode(prompt.text + answer) != [*prompt.tokens, *answer_ids]:
+        return (
+            f"the answer {answer!r} fuses with the prompt's end when tokenised, so its first token "
+            "cannot be predicted: end the prompt without a space and start the answer with one"
+        )
+    times, wanted = words(prompt.text).count(answer.strip().casefold()), {"single": 1, "absent": 0}
+    if times != wanted.get(plant, times):
+        return f"the word {answer.strip()!r} occurs {times} times in the text, not {wanted[plant]}"
+    return None
+
+
+def words(text: str) -> list[str]:
+    """The words of a text, case folded: runs of letters, digits and underscores."""
+    return re.findall(r"\w+", text.casefold())

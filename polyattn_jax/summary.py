@@ -1,0 +1,366 @@
+"""From rows to findings: every number of the report, as plain data, recomputable from parquet.
+
+Rates over rows carry an interval that resamples prompts, because the rows of one prompt are not
+independent. Accuracies carry Wilson intervals, differences between recipes a paired exact test.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lm_jax import stats
+from polyattn_jax.config import AuditConfig
+from polyattn_jax.diagnostic import Status
+from polyattn_jax.measure import DEGREES
+from polyattn_jax.row_maps import SOFTMAX, parse_recipe
+
+EPSILON = 1e-6
+SCREEN = 0.03  # a safe fraction at or below it collapsed in all five of the paper's cells
+TYPES = ("sink", "induction", "local", "diffuse")
+
+Columns = dict[str, np.ndarray]
+
+
+def columns(table: pa.Table) -> Columns:
+    """A table as numpy arrays by name."""
+    return {name: table[name].to_numpy(zero_copy_only=False) for name in table.column_names}
+
+
+def where(c: Columns, **equal: Any) -> Columns:
+    """The rows whose columns have the given values."""
+    mask = np.ones(len(next(iter(c.values()))), bool)
+    for name, value in equal.items():
+        mask &= c[name] == value
+    return {name: column[mask] for name, column in c.items()}
+
+
+def take(c: Columns, mask: np.ndarray) -> Columns:
+    """The rows where the mask is true."""
+    return {name: column[mask] for name, column in c.items()}
+
+
+def as_dict(interval: stats.Interval) -> dict[str, float]:
+    """An interval as JSON."""
+    return dataclasses.asdict(interval)
+
+
+# Rows
+
+
+def cells(rows: Columns) -> list[tuple[str, str]]:
+    """Every suite and kind of bias, in order of appearance."""
+    return list(dict.fromkeys(zip(rows["suite"], rows["bias_kind"], strict=True)))
+
+
+def prevalence(rows: Columns, config: AuditConfig) -> list[dict[str, Any]]:
+    """Unsafe rates per suite and bias over active-unsaturated argmax rows (Tables 1, 10, 11)."""
+    found = []
+    for suite, kind in cells(rows):
+        c = where(rows, suite=suite, bias_kind=kind, target="argmax")
+        active = c["status"] == Status.ACTIVE
+        a = take(c, active)
+        entry: dict[str, Any] = {
+            "suite": suite,
+            "bias_kind": kind,
+            "bias": float(c["bias"][0]),
+            "rows": len(active),
+            "active_rows": int(active.sum()),
+            "dead": float(np.mean(c["status"] == Status.DEAD)),
+            "invalid": int(np.sum(c["status"] == Status.INVALID)),
+            "argmax_is_answer": float(np.mean(c["argmax"] == c["answer"])),
+            "unsafe": {},
+            "ties": {},
+        }
+        if active.any():
+            entry["median"] = {
+                "s_2": float(np.median(a["s_2"])),
+                "relative_margin": float(np.median(a["relative_margin"])),
+                "active": float(np.median(a["active"])),
+                "u_star": float(np.median(a["u_star"])),
+            }
+            for p in DEGREES:
+                unsafe = (a[f"s_{p}"] >= 1.0).astype(float)
+                entry["unsafe"][str(p)] = as_dict(
+                    stats.clustered_bootstrap(
+                        unsafe, a["prompt"], resamples=config.resamples, seed=config.seed
+                    )
+                )
+                entry["ties"][str(p)] = int(np.sum(a[f"s_{p}"] == 1.0))
+        found.append(entry)
+    return found
+
+
+def bound(rows: Columns) -> list[dict[str, Any]]:
+    """Predicted (p >= p*) against measured (S_p < 1) safety per suite, bias and degree (Table 8).
+
+    False negatives are rows that the bound calls safe and the measure does not. In exact arithmetic
+    they are ties (S_p = 1), which `false_negative_eps` leaves out.
+    """
+    found = []
+    for suite, kind in cells(rows):
+        c = where(rows, suite=suite, bias_kind=kind, target="argmax", status=int(Status.ACTIVE))
+        for p in DEGREES:
+            predicted, s = c["p_star"] <= p, c[f"s_{p}"]
+            found.append(
+                {
+                    "suite": suite,
+                    "bias_kind": kind,
+                    "p": p,
+                    "n": len(s),
+                    "agree": float(np.mean(predicted == (s < 1.0))) if len(s) else None,
+                    "false_negative": int(np.sum(predicted & (s >= 1.0))),
+                    "false_negative_eps": int(np.sum(predicted & (s >= 1.0 + EPSILON))),
+                    "false_positive": int(np.sum(~predicted & (s < 1.0))),
+                }
+            )
+    return found
+
+
+def heads(rows: Columns, shape: tuple[int, int]) -> Columns:
+    """One row per head: medians over active rows of induction at b_auto, type, place in the ranking.
+
+    A head without any active row there would write zeros if substituted; its median S_2 is taken as
+    infinite and it ranks first. Types follow the paper's Appendix H, in its order of precedence.
+    """
+    L, N = shape
+    name = "induction" if "induction" in rows["suite"] else rows["suite"][0]
+    c = where(rows, suite=name, bias_kind="auto", target="argmax")
+    flat = c["layer"].astype(int) * N + c["head"]
+    out: dict[str, list[Any]] = {}
+    for head in range(L * N):
+        own = take(c, flat == head)
+        active = take(own, own["status"] == Status.ACTIVE)
+        some = len(active["s_2"]) > 0
+        entry: dict[str, Any] = {
+            "layer": head // N,
+            "head": head % N,
+            "active_rows": len(active["s_2"]),
+            "window": int(own["window"][0]),
+            **{f"s_{p}": float(np.median(active[f"s_{p}"])) if some else np.inf for p in DEGREES},
+            "relative_margin": float(np.median(active["relative_margin"])) if some else np.nan,
+            "active": float(np.median(active["active"])) if some else np.nan,
+            "sink": float(own["sink"].mean()),
+            "induction": float(own["on_answer"].mean()),
+            "distance": float(own["distance"].mean()),
+        }
+        entry["type"] = head_type(entry)
+        for key, value in entry.items():
+            out.setdefault(key, []).append(value)
+    made = {key: np.array(values) for key, values in out.items()}
+    made["rank"] = np.empty(L * N, int)
+    made["rank"][ranking(made)] = np.arange(L * N)
+    return made
+
+
+def head_type(features: Mapping[str, float]) -> str:
+    """sink > 0.3, else induction > 0.5, else local (argmax within 8, induction < 0.1), else diffuse."""
+    if features["sink"] > 0.3:
+        return "sink"
+    if features["induction"] > 0.5:
+        return "induction"
+    if features["distance"] < 8 and features["induction"] < 0.1:
+        return "local"
+    return "diffuse"
+
+
+def ranking(by_head: Columns) -> np.ndarray:
+    """Flat head numbers by median S_2, highest first; ties by layer and head."""
+    return np.argsort(-by_head["s_2"], kind="stable")
+
+
+# Answers
+
+
+def accuracy(answers: Columns) -> stats.Interval:
+    """Share of prompts whose greedy next token is the target, with its Wilson interval."""
+    correct = answers["predicted"] == answers["target"]
+    return stats.wilson(int(correct.sum()), len(correct))
+
+
+def controls(answers: Columns, losses: Columns) -> dict[str, Any]:
+    """What softmax does: the conditions under which the rest means anything."""
+    c = where(answers, stage="control")
+    made: dict[str, Any] = {
+        "accuracy": {
+            suite: as_dict(accuracy(where(c, suite=suite))) for suite in dict.fromkeys(c["suite"])
+        }
+    }
+    for copy, name in ((1, "first_copy"), (2, "second_copy")):
+        own = where(losses, copy=copy)
+        made[name] = {
+            "loss": float(own["loss"].mean()),
+            "top_1": float(own["correct"].mean()),
+            "tokens": int(own["tokens"].sum()),
+        }
+    return made
+
+
+def behaviour(answers: Columns, stage: str) -> list[dict[str, Any]]:
+    """Accuracy of every cell of a stage, and its difference to softmax on the same prompts."""
+    c = where(answers, stage=stage)
+    base = _by_prompt(where(c, cell=SOFTMAX.name))
+    found = []
+    for name in dict.fromkeys(c["cell"]):
+        own = where(c, cell=name)
+        correct = _by_prompt(own)
+        paired = stats.mcnemar([base[k] for k in base], [correct[k] for k in base])
+        found.append(
+            {
+                "cell": name,
+                "recipe": str(own["recipe"][0]),
+                "bias": float(own["bias"][0]),
+                "heads": int(own["heads"][0]),
+                "accuracy": as_dict(accuracy(own)),
+                "delta": as_dict(paired.delta),
+                "p_value": paired.p_value,
+                "lost": paired.b,
+                "won": paired.c,
+                "loss": float(own["loss"].mean()),
+                "median_rank": float(np.median(own["rank"])),
+                "dead_rows_per_prompt": float(own["dead_rows"].mean()),
+            }
+        )
+    return found
+
+
+def _by_prompt(answers: Columns) -> dict[tuple[str, str], bool]:
+    correct = answers["predicted"] == answers["target"]
+    keys = zip(answers["suite"], answers["prompt"], strict=True)
+    return dict(zip(keys, map(bool, correct), strict=True))
+
+
+def verdict(
+    entry: Mapping[str, Any],
+    base: Mapping[str, Any],
+    safe: stats.Interval | None,
+    top_safe: stats.Interval | None,
+    config: AuditConfig,
+) -> dict[str, Any]:
+    """Preserve or no-go for one recipe, with the reason and the next step (paper, section 6).
+
+    The measured-safe fraction is a negative screen: at or below 3 % all of the paper's cells
+    collapsed. A high one proves nothing, so that the behavioural test decides: a recipe preserves
+    if it loses at most `tolerance` of softmax's accuracy and the paired test finds no loss.
+    """
+    lost = base["accuracy"]["estimate"] - entry["accuracy"]["estimate"]
+    significant = entry["p_value"] < 0.05 and entry["lost"] > entry["won"]
+    screened = safe is not None and safe.estimate <= SCREEN
+    decided: dict[str, Any] = {
+        "recipe": entry["recipe"],
+        "safe": None if safe is None else as_dict(safe),
+        "top_safe": None if top_safe is None else as_dict(top_safe),
+        "lost": lost,
+    }
+    if base["accuracy"]["low"] < 0.5:
+        return decided | {
+            "verdict": "no-go",
+            "reason": "softmax itself does not solve the probe, so that preserving it says nothing",
+            "next": "use a shorter or easier probe, or a larger model",
+        }
+    if lost <= config.tolerance and not significant:
+        return decided | {
+            "verdict": "preserve",
+            "reason": "no loss on the probe beyond the tolerance",
+            "next": "repeat with more prompts, longer contexts and a harder probe before relying on "
+            "it: one probe passed is not a guarantee",
+        }
+    if screened:
+        return decided | {
+            "verdict": "no-go",
+            "reason": f"at most {SCREEN:.0%} of rows are measured safe, and the probe collapses",
+            "next": "do not substitute zero-shot; raise the degree or train with the map in place",
+        }
+    return decided | {
+        "verdict": "no-go",
+        "reason": "rows look safe on average, yet the probe loses accuracy: the heads that carry "
+        "retrieval are not among the safe ones",
+        "next": "keep softmax in the top-K heads (see the ablation) and try the recipe in the rest",
+    }
+
+
+def safe_fraction(
+    rows: Columns,
+    suite: str,
+    degree: float,
+    kind: str,
+    config: AuditConfig,
+    heads: np.ndarray | None,
+) -> stats.Interval | None:
+    """Share of active rows with S_p < 1, over all heads or the given flat head numbers.
+
+    None where the degree is none of the diagnosed ones.
+    """
+    if degree not in DEGREES:
+        return None
+    c = where(rows, suite=suite, bias_kind=kind, target="argmax", status=int(Status.ACTIVE))
+    if heads is not None:
+        width = int(rows["head"].max()) + 1
+        c = take(c, np.isin(c["layer"].astype(int) * width + c["head"], heads))
+    if not len(c["layer"]):
+        return None
+    return stats.clustered_bootstrap(
+        (c[f"s_{int(degree)}"] < 1.0).astype(float),
+        c["prompt"],
+        resamples=config.resamples,
+        seed=config.seed,
+    )
+
+
+def verdicts(rows: Columns, by_head: Columns, swept: list[dict[str, Any]], config: AuditConfig):
+    """One verdict per recipe of the sweep."""
+    base = next(entry for entry in swept if entry["cell"] == SOFTMAX.name)
+    top, suite = ranking(by_head)[: config.top_heads], f"niah_{config.sweep_length}"
+    found = []
+    for entry in swept:
+        if entry is base:
+            continue
+        recipe = parse_recipe(entry["recipe"])
+        safe = top_safe = None
+        kind = {"auto": "auto", 0.0: "zero"}.get(recipe.bias)
+        if recipe.map.degree is not None and recipe.map.normalised and kind is not None:
+            args = (rows, suite, recipe.map.degree, kind, config)
+            safe, top_safe = safe_fraction(*args, None), safe_fraction(*args, top)
+        found.append(verdict(entry, base, safe, top_safe, config))
+    return found
+
+
+def summarise(
+    rows: pa.Table,
+    answers: pa.Table,
+    losses: pa.Table,
+    calibration: Mapping[str, Any],
+    config: AuditConfig,
+    shape: tuple[int, int],
+) -> tuple[dict[str, Any], Columns]:
+    """The content of summary.json, and the table of heads."""
+    r, a = columns(rows), columns(answers)
+    by_head = heads(r, shape)
+    swept = behaviour(a, "sweep")
+    made: dict[str, Any] = {
+        "model": config.model,
+        "layers": shape[0],
+        "heads": shape[1],
+        "calibration": dict(calibration),
+        "controls": controls(a, columns(losses)),
+        "prevalence": prevalence(r, config),
+        "bound": bound(r),
+        "sweep": swept,
+        "verdicts": verdicts(r, by_head, swept, config),
+        "head_types": {name: int(np.sum(by_head["type"] == name)) for name in TYPES},
+        "ablation": behaviour(a, "ablation") if config.ablation_heads else [],
+        "rows": rows.num_rows,
+        "answers": answers.num_rows,
+    }
+    return made, by_head
+
+
+def with_head_types(rows: pa.Table, by_head: Columns) -> pa.Table:
+    """The rows with one more column, the type of their head."""
+    width = int(by_head["head"].max()) + 1
+    flat = pc.add(pc.multiply(rows["layer"].cast(pa.int32()), width), rows["head"].cast(pa.int32()))
+    types = pa.array(by_head["type"].tolist())
+    return rows.append_column("head_type", types.take(flat.combine_chunks()))

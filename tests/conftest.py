@@ -1,0 +1,69 @@
+"""What every test runs under: four CPU devices, no network, strict shapes, and the reasons to skip.
+
+Set in the environment and before jax is imported, so that the commands a test starts inherit it.
+"""
+
+from collections.abc import Generator
+import importlib.util
+import os
+import sys
+
+if "jax" in sys.modules:
+    raise RuntimeError("jax was imported before tests/conftest.py could set its flags")
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
+os.environ["HF_HUB_OFFLINE"] = "1"
+# It would win over the flag below.
+os.environ.pop("JAX_NUM_CPU_DEVICES", None)
+if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = (
+        os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+    )
+
+from absl import flags
+import hypothesis
+import pytest
+
+# grain reads an absl flag, and no test runs under absl's `app.run`.
+flags.FLAGS.mark_as_parsed()
+
+# The same examples in every run: a failure is repeated by running the test again. No deadline, for
+# the first example of a shape compiles.
+hypothesis.settings.register_profile(
+    "suite", derandomize=True, deadline=None, max_examples=40, database=None
+)
+hypothesis.settings.load_profile("suite")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips a test whose torch or whose assets this machine does not have, and says so."""
+    has_torch = importlib.util.find_spec("torch") is not None
+    for item in items:
+        if item.get_closest_marker("torch") and not has_torch:
+            item.add_marker(
+                pytest.mark.skip(reason="needs torch: pip install -r requirements/torch.txt")
+            )
+        real = item.get_closest_marker("real")
+        missing = _not_cached(real.args) if real else []
+        if missing:
+            names = " ".join(missing)
+            item.add_marker(pytest.mark.skip(reason=f"needs assets: python -m tools.fetch {names}"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Escapes captured text that is not Unicode: pytest-xdist stops the run when it meets some."""
+    report = yield
+    report.sections = [
+        (title, text.encode(errors="backslashreplace").decode()) for title, text in report.sections
+    ]
+    return report
+
+
+def _not_cached(names: tuple[str, ...]) -> list[str]:
+    if not names:
+        raise pytest.UsageError("name the assets of a test: @pytest.mark.real('smollm2')")
+    from lm_jax import assets
+
+    return [name for name in names if assets.cached(name) is None]

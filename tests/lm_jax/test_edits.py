@@ -1,0 +1,334 @@
+"""Sites, edits and records: what an intervention changes, and that nothing else does."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lm_jax
+from lm_jax.errors import UsageError
+
+CFG = lm_jax.DecoderConfig(
+    num_layers=3,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=6,
+    hidden_size=20,
+    mlp_size=28,
+    vocab_size=40,
+    max_length=32,
+    qk_norm=True,
+    post_norms=True,
+    windows=(5, None, 5),
+)
+PLAIN = lm_jax.DecoderConfig(
+    num_layers=3,
+    num_heads=4,
+    num_kv_heads=4,
+    head_dim=6,
+    hidden_size=20,
+    mlp_size=28,
+    vocab_size=40,
+    max_length=32,
+)
+B, T = 2, 11
+PER_LAYER = [name for name, site in lm_jax.SITES.items() if site.per_layer]
+PER_LAYER = [name for name in PER_LAYER if not name.startswith("mixer.")]
+
+
+def model(cfg, scale=4.0):
+    params = lm_jax.init_params(jax.random.key(0), cfg)
+    # Larger weights than at initialisation, so that attention is far from uniform.
+    params["blocks"] = jax.tree.map(lambda a: a * scale if a.ndim > 2 else a, params["blocks"])
+    return params
+
+
+def tokens(seed):
+    return jax.random.randint(jax.random.key(seed), (B, T), 0, 40)
+
+
+forward = jax.jit(lm_jax.forward, static_argnames=("cfg", "record", "unroll"))
+
+
+def recorded(params, tokens_BT, cfg, names):
+    return lm_jax.forward(params, tokens_BT, cfg, record=dict.fromkeys(names, lm_jax.keep))
+
+
+@pytest.mark.parametrize("site", ["attn.z", "attn.pattern", "mlp.out"])
+def test_every_layer_patch_in_one_call_equals_a_layer_by_layer_oracle(site):
+    params, clean, corrupt = model(CFG), tokens(1), tokens(2)
+    value = recorded(params, clean, CFG, [site]).records[site]
+    head_axis = {"attn.z": 2, "attn.pattern": 1}.get(site)
+    heads = CFG.num_heads if head_axis else 1
+
+    def mask(layer, head):
+        if head_axis is None:
+            return jnp.arange(CFG.num_layers)[:, None, None, None] == layer
+        shape = [1] * 5
+        shape[head_axis + 1] = heads
+        layers = jnp.arange(CFG.num_layers).reshape(-1, 1, 1, 1, 1) == layer
+        return layers & (jnp.arange(heads).reshape(shape) == head)
+
+    traces = []
+
+    @jax.jit
+    def grid(params, tokens_BT, value):
+        traces.append(1)
+
+        def one(layer, head):
+            edits = {site: lm_jax.Replace(value, mask(layer, head))}
+            return lm_jax.forward(params, tokens_BT, CFG, edits=edits).logits[:, -1]
+
+        over_heads = jax.vmap(one, (None, 0))
+        return jax.vmap(over_heads, (0, None))(jnp.arange(CFG.num_layers), jnp.arange(heads))
+
+    patched = grid(params, corrupt, value)
+    assert len(traces) == 1
+    base = lm_jax.forward(params, corrupt, CFG).logits[:, -1]
+    for layer in range(CFG.num_layers):
+        for head in range(heads):
+            # The oracle runs layers in a Python loop and writes the one slice by hand.
+            expected = oracle_patch(params, corrupt, site, layer, head, head_axis, value[layer])
+            np.testing.assert_allclose(patched[layer, head], expected, atol=1e-5)
+            assert np.abs(np.asarray(expected - base)).max() > 1e-4
+
+
+def oracle_patch(params, tokens_BT, site, layer, head, head_axis, value):
+    def write(x):
+        if head_axis is None:
+            return value
+        index = [slice(None)] * x.ndim
+        index[head_axis] = head
+        return x.at[tuple(index)].set(value[tuple(index)])
+
+    class AtLayer:
+        """An edit given as Python code; `unroll=True` calls it once per layer, in order."""
+
+        def __init__(self):
+            self.calls = -1
+
+        def __call__(self, x):
+            self.calls += 1
+            return write(x) if self.calls == layer else x
+
+    return lm_jax.forward(
+        params, tokens_BT, CFG, edits={site: jax.tree_util.Partial(AtLayer())}, unroll=True
+    ).logits[:, -1]
+
+
+def test_null_edits_are_bitwise_no_ops():
+    params, tokens_BT = model(CFG), tokens(1)
+    plain = forward(params, tokens_BT, cfg=CFG).logits
+    values = recorded(params, tokens(2), CFG, PER_LAYER).records
+    none = {
+        name: lm_jax.Replace(value, jnp.zeros((3,) + (1,) * (value.ndim - 1), bool))
+        for name, value in values.items()
+    }
+    for edits in (none, {name: lm_jax.Freeze() for name in PER_LAYER}, {"attn.z": none["attn.z"]}):
+        np.testing.assert_array_equal(
+            forward(params, tokens_BT, cfg=CFG, edits=edits).logits, plain
+        )
+
+
+def test_hooks_fire_on_every_layer():
+    params, tokens_BT = model(CFG), tokens(1)
+    ones = {
+        name: lm_jax.Scale(jnp.ones((3,) + (1,) * len(lm_jax.SITES[name].dims)))
+        for name in PER_LAYER
+    }
+    plain = forward(params, tokens_BT, cfg=CFG, edits=ones).logits
+    np.testing.assert_allclose(forward(params, tokens_BT, cfg=CFG).logits, plain, atol=1e-6)
+    for name in PER_LAYER:
+        for layer in range(CFG.num_layers):
+            halved = lm_jax.Scale(ones[name].value.at[layer].set(0.5))
+            out = forward(params, tokens_BT, cfg=CFG, edits=ones | {name: halved}).logits
+            # The last layer's output is normalised: halving the whole of it changes nothing.
+            if not (name == "resid_post" and layer == CFG.num_layers - 1):
+                assert np.abs(np.asarray(out - plain)).max() > 1e-6, (name, layer)
+
+
+def test_five_patches_one_trace():
+    params, tokens_BT = model(CFG), tokens(1)
+    value = recorded(params, tokens(2), CFG, ["attn.z"]).records["attn.z"]
+    traces = []
+
+    @jax.jit
+    def patched(edits):
+        traces.append(1)
+        return lm_jax.forward(params, tokens_BT, CFG, edits=edits).logits
+
+    outs = []
+    for head in range(4):
+        mask = jnp.zeros((3, 1, 1, 4, 1), bool).at[1, 0, 0, head].set(True)
+        outs.append(patched({"attn.z": lm_jax.Replace(value, mask)}))
+    outs.append(patched({"attn.z": lm_jax.Replace(2 * value, jnp.ones((3, 1, 1, 4, 1), bool))}))
+    assert len(traces) == 1
+    assert len({np.asarray(o).tobytes() for o in outs}) == 5
+
+
+def test_frozen_patterns_and_scales_make_the_forward_linear():
+    """With attention, norms and MLP outputs held, logits are affine in an injection: f(a)+f(b)."""
+    params, tokens_BT = model(CFG), tokens(1)
+    scales = [n for n in PER_LAYER if n.endswith(".scale")]
+    held = [*scales, "attn.pattern", "mlp.out", "final.scale"]
+    base = recorded(params, tokens_BT, CFG, [*held, "resid_pre"])
+
+    def run(injection):
+        edits = {
+            name: lm_jax.Replace(
+                value,
+                jnp.ones((1,) * value.ndim, bool).repeat(
+                    value.shape[0] if name != "final.scale" else 1, 0
+                ),
+            )
+            for name, value in base.records.items()
+            if name in held
+        }
+        edits["resid_pre"] = lm_jax.Add(injection)
+        return lm_jax.forward(params, tokens_BT, CFG, edits=edits).logits
+
+    shape = base.records["resid_pre"].shape
+    a, b = (jax.random.normal(jax.random.key(s), shape) for s in (3, 4))
+    zero = run(jnp.zeros(shape))
+    np.testing.assert_allclose(zero, base.logits, atol=1e-5)
+    np.testing.assert_allclose(
+        run(2 * a - 3 * b) - zero, 2 * (run(a) - zero) - 3 * (run(b) - zero), atol=1e-4, rtol=1e-5
+    )
+    assert np.abs(np.asarray(run(a) - zero)).max() > 0.1
+
+
+def test_gradient_at_a_zero_add_equals_a_finite_difference():
+    with jax.enable_x64(True):
+        params = jax.tree.map(lambda a: a.astype(jnp.float64), model(PLAIN))
+        tokens_BT = tokens(1)
+
+        def logit(value):
+            edits = {"attn.z": lm_jax.Add(value)}
+            return lm_jax.forward(params, tokens_BT, PLAIN, edits=edits).logits[0, -1, 7]
+
+        zero = jnp.zeros((3, B, T, 4, 6))
+        step = 1e-3 * jax.random.normal(jax.random.key(5), zero.shape)
+        slope = (logit(step) - logit(-step)) / 2
+        np.testing.assert_allclose((jax.grad(logit)(zero) * step).sum(), slope, rtol=2e-3)
+
+
+def test_freeze_blocks_the_gradient_through_a_pattern():
+    params, tokens_BT = model(PLAIN), tokens(1)
+
+    def logit(q, freeze):
+        edits = {"attn.q": lm_jax.Add(q)} | ({"attn.pattern": lm_jax.Freeze()} if freeze else {})
+        return lm_jax.forward(params, tokens_BT, PLAIN, edits=edits).logits[:, -1].sum()
+
+    zero = jnp.zeros((3, B, T, 4, 6))
+    assert np.abs(jax.grad(logit)(zero, False)).max() > 1e-4
+    np.testing.assert_array_equal(jax.grad(logit)(zero, True), 0.0)
+
+
+def test_recording_everything_and_dropping_it_costs_no_memory():
+    params, tokens_BT = model(PLAIN), jnp.zeros((4, 128), jnp.int32)
+    names = [n for n in PER_LAYER if "post.scale" not in n and "_norm" not in n]
+
+    def memory(record, keep):
+        def run(params, tokens_BT):
+            out = lm_jax.forward(params, tokens_BT, PLAIN, record=record)
+            return (out.logits, out.records) if keep else out.logits
+
+        stats = jax.jit(run).lower(params, tokens_BT).compile().memory_analysis()
+        return stats.temp_size_in_bytes + stats.output_size_in_bytes
+
+    everything = dict.fromkeys(names, lm_jax.keep)
+    assert memory(everything, keep=False) == memory({}, keep=False)
+    assert memory(everything, keep=True) > 2 * memory({}, keep=False)
+
+
+def test_a_reducer_stores_only_what_it_returns():
+    params, tokens_BT = model(PLAIN), tokens(1)
+    reducers = {"attn.pattern": lambda a: a[:, :, -1].max(-1), "resid_post": lambda x: x[:, -1]}
+    out = lm_jax.forward(params, tokens_BT, PLAIN, record=reducers)
+    whole = recorded(params, tokens_BT, PLAIN, ["attn.pattern", "resid_post"]).records
+    np.testing.assert_array_equal(
+        out.records["attn.pattern"], whole["attn.pattern"][:, :, :, -1].max(-1)
+    )
+    np.testing.assert_array_equal(out.records["resid_post"], whole["resid_post"][:, :, -1])
+
+
+def test_masked_keys_stay_masked_whatever_the_edit():
+    params, tokens_BT = model(CFG), tokens(1)
+    edits = {"attn.scores": lm_jax.Add(jnp.full((3, 1, 1, 1, 1), 1e4))}
+    out = recorded(params, tokens_BT, CFG, [])
+    edited = lm_jax.forward(
+        params, tokens_BT, CFG, edits=edits, record={"attn.pattern": lm_jax.keep}
+    )
+    np.testing.assert_allclose(edited.logits, out.logits, atol=1e-2)
+    age = np.arange(T)[:, None] - np.arange(T)[None]
+    assert (np.asarray(edited.records["attn.pattern"])[:, :, :, age < 0] == 0).all()
+    assert (np.asarray(edited.records["attn.pattern"])[0][:, :, age >= 5] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"record": {"attn.score": lm_jax.keep}}, "did you mean 'attn.scores'"),
+        ({"edits": {"resid": lm_jax.Freeze()}}, "no site 'resid'"),
+        ({"record": {"mixer.read": lm_jax.keep}}, "this model has no site 'mixer.read'"),
+        ({"record": {"ln1_post.scale": lm_jax.keep}}, "this model has no site 'ln1_post.scale'"),
+        ({"edits": {"attn.z": lm_jax.Add(jnp.zeros((3, 6)))}}, "expected 5 axes LBTNH"),
+        ({"edits": {"attn.z": lm_jax.Add(jnp.zeros((1, 1, 1, 4, 6)))}}, "first axis L must be 3"),
+        ({"edits": {"attn.z": lm_jax.Add(jnp.zeros((3, 1, 1, 5, 6)))}}, "N = 5; expected 1 or 4"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(kwargs, message):
+    with pytest.raises(UsageError, match=message):
+        lm_jax.forward(model(PLAIN), tokens(1), PLAIN, **kwargs)
+
+
+def test_parallel_blocks_have_no_resid_mid():
+    import dataclasses
+
+    cfg = dataclasses.replace(PLAIN, parallel_residual=True)
+    with pytest.raises(UsageError, match="no site 'resid_mid'"):
+        lm_jax.forward(model(cfg), tokens(1), cfg, edits={"resid_mid": lm_jax.Freeze()})
+
+
+def test_fused_path_equals_softmax_and_refuses_score_sites():
+    params, tokens_BT = model(CFG), tokens(1)
+    fused = lm_jax.fused(lm_jax.softmax, "xla")
+    plain = lm_jax.forward(params, tokens_BT, CFG).logits
+    out = lm_jax.forward(params, tokens_BT, CFG, attend=fused).logits
+    np.testing.assert_allclose(out, plain, atol=1e-5)
+    for touch in (
+        {"record": {"attn.pattern": lm_jax.keep}},
+        {"edits": {"attn.scores": lm_jax.Freeze()}},
+    ):
+        with pytest.raises(UsageError, match="forms no scores"):
+            lm_jax.forward(params, tokens_BT, CFG, attend=fused, **touch)
+    with pytest.raises(UsageError, match="did you mean 'xla'"):
+        lm_jax.fused(lm_jax.softmax, "xlla")
+
+
+def test_attend_with_data_of_its_own_per_layer_and_head():
+    params, tokens_BT = model(PLAIN), tokens(1)
+
+    def uniform_where(scores_BNTS, heads_N):
+        allowed = ~jnp.isneginf(scores_BNTS)
+        uniform = allowed / allowed.sum(-1, keepdims=True)
+        pattern = jnp.where(heads_N[None, :, None, None], uniform, lm_jax.softmax(scores_BNTS))
+        return pattern, {"replaced": heads_N.sum()}
+
+    @functools.partial(jax.jit)
+    def run(heads_LN):
+        attend = lm_jax.PerLayer(uniform_where, heads_LN)
+        return lm_jax.forward(params, tokens_BT, PLAIN, attend=attend)
+
+    none = jnp.zeros((3, 4), bool)
+    np.testing.assert_array_equal(run(none).logits, forward(params, tokens_BT, cfg=PLAIN).logits)
+    outs = {}
+    for layer in range(3):
+        for head in range(4):
+            out = run(none.at[layer, head].set(True))
+            np.testing.assert_array_equal(out.aux["replaced"], np.eye(3, dtype=int)[layer])
+            outs[layer, head] = np.asarray(out.logits).tobytes()
+    assert len(set(outs.values())) == 12
+    assert run._cache_size() == 1

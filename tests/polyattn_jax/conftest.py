@@ -1,0 +1,119 @@
+"""A tiny Llama that finds needles, its tokenizer and a haystack, as files an audit can be run on.
+
+The weights are random and small but for one circuit in one head, which makes the model solve the
+needle suite: a query at "is" scores every noun high, and the noun's code is copied to the output.
+So softmax and a steep row map retrieve, a map whose rows all die does not, and all other heads give
+generic score rows.
+"""
+
+from collections.abc import Callable, Sequence
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers
+
+import lm_jax
+from lm_jax import launch
+from lm_jax.hf.tokenizer import Tokenizer
+from polyattn_jax import audit, calibrate, suites
+
+ROOT = Path(__file__).parents[2]
+CUE = ["The", "secret", "word", "is", "."]
+HARMLESS = "little quiet open wide old man here long over room day".split()
+PROSE = (
+    "a this that every some small large bright slow early late people travel work wait sing often "
+    "never always there near far away again together home today"
+).split()
+LAYER, HEAD = 1, 2
+CODE = 12
+
+
+def tiny_tokenizer() -> Tokenizer:
+    """One token for each word of the nouns, the prose and the calibration text, and for each mark."""
+    split = pre_tokenizers.Whitespace()
+    shipped = [word for word, _ in split.pre_tokenize_str(calibrate.calibration_text())]
+    words = [*CUE, *HARMLESS, *PROSE, *map(str.title, PROSE), *suites.shipped_nouns(), *shipped]
+    vocabulary = {word: i for i, word in enumerate(dict.fromkeys(["<unk>", *words]))}
+    backend = Backend(models.WordLevel(vocabulary, unk_token="<unk>"))
+    backend.pre_tokenizer = split
+    return Tokenizer(backend)
+
+
+def tiny_params(cfg: lm_jax.DecoderConfig, tokenizer: Tokenizer) -> Any:
+    """Random parameters with the circuit of the docstring written over them.
+
+    Of D, coordinate 0 marks a noun, 1 marks the cue word, then come a noun's code and, where the
+    head puts it, its copy, which alone the rows of nouns in the output matrix read.
+    """
+    params = jax.tree.map(
+        lambda a: 0.4 * np.array(a), lm_jax.init_params(jax.random.key(0), cfg, dtype=np.float32)
+    )
+    code, copy = slice(2, 2 + CODE), slice(2 + CODE, 2 + 2 * CODE)
+    embed_VD, unembed_DV = params["embed"]["tokens"], params["unembed"]
+    params["final"]["scale"][:] = 1.0
+    for name in ("ln1", "ln2"):
+        params["blocks"][name]["scale"][:] = 1.0
+    rng = np.random.default_rng(0)
+    embed_VD[:] = 0.3 * rng.standard_normal(embed_VD.shape)
+    unembed_DV[:] = 0.02 * rng.standard_normal(unembed_DV.shape)
+    embed_VD[:, : 2 + 2 * CODE] = 0.0
+    for noun in suites.shipped_nouns():
+        i = tokenizer.backend.token_to_id(noun)
+        direction = rng.standard_normal(CODE)
+        direction *= 2 / np.linalg.norm(direction)
+        embed_VD[i, 0], embed_VD[i, code] = 2.0, direction
+        unembed_DV[:, i], unembed_DV[copy, i] = 0.0, direction
+    embed_VD[tokenizer.backend.token_to_id("is"), 1] = 2.0
+    mixer, group = params["blocks"]["mixer"], HEAD // (cfg.num_heads // cfg.num_kv_heads)
+    q_DH, k_DH, v_DH = (
+        mixer["q"][LAYER, :, HEAD],
+        mixer["k"][LAYER, :, group],
+        mixer["v"][LAYER, :, group],
+    )
+    for w_DH in (q_DH, k_DH, v_DH):
+        w_DH[:] = 0.0
+    # The slowest of the rotary frequencies hardly turns within a prompt.
+    still = cfg.head_dim // 2 - 1
+    q_DH[1, still], k_DH[0, still] = 6.0, 6.0
+    v_DH[code, :CODE] = np.eye(CODE)
+    mixer["o"][LAYER, HEAD] = 0.0
+    mixer["o"][LAYER, HEAD, :CODE, copy] = 4 * np.eye(CODE)
+    return params
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the model."""
+    tokenizer = tiny_tokenizer()
+    cfg = lm_jax.DecoderConfig(
+        num_layers=3,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        hidden_size=40,
+        mlp_size=16,
+        vocab_size=tokenizer.vocab_size,
+        max_length=256,
+        rope=lm_jax.Rope(theta=1e6),
+    )
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    lm_jax.save_pretrained(folder, cfg, tiny_params(cfg, tokenizer), tokenizer)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def haystack(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A text of distinct sentences without a noun of the needle list."""
+    rng = np.random.default_rng(0)
+    sentences = []
+    for _ in range(200):
+        first, *rest = rng.choice(PROSE, rng.integers(4, 10))
+        sentences.append(f"{first.title()} {' '.join(rest)}.")
+    path = tmp_path_factory.mktemp("text") / "haystack.txt"
+    path.write_text(" ".join(sentences), "utf-8")
+    return path

@@ -1,0 +1,223 @@
+"""Row maps against float64 oracles: values, gradients, masks, dead rows; recipes by name."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import special
+
+from lm_jax.errors import UsageError
+from polyattn_jax import row_maps
+
+INF = np.inf
+
+
+def power_oracle(p):
+    def oracle(z, b):
+        r = np.maximum(z + b, 0)
+        x = (r / max(r.max(), 1e-300)) ** p
+        return x / x.sum() if x.sum() else x
+
+    return oracle
+
+
+def over_length_oracle(p, alpha):
+    return lambda z, b: np.maximum(z + b, 0) ** p / len(z) ** alpha
+
+
+# Name: row map, float64 oracle on a row without masked keys.
+MAPS = {
+    "softmax": (row_maps.softmax, lambda z, b: special.softmax(z)),
+    "sigmoid": (row_maps.sigmoid, lambda z, b: special.softmax(special.log_expit(z + b))),
+    "relu_p0.5": (row_maps.relu_power(0.5), power_oracle(0.5)),
+    "relu_p1": (row_maps.relu_power(1), power_oracle(1)),
+    "relu_p2": (row_maps.relu_power(2), power_oracle(2)),
+    "relu_p2.5": (row_maps.relu_power(2.5), power_oracle(2.5)),
+    "relu_p16": (row_maps.relu_power(16), power_oracle(16)),
+    "relu_p2/L": (row_maps.relu_over_length(2, 1.0), over_length_oracle(2, 1.0)),
+    "relu/sqrt L": (row_maps.relu_over_length(1, 0.5), over_length_oracle(1, 0.5)),
+    "ramapuram": (
+        row_maps.ramapuram_sigmoid(),
+        lambda z, b: special.expit(z + b - np.log(len(z))),
+    ),
+    "ramapuram plain": (row_maps.ramapuram_sigmoid(False), lambda z, b: special.expit(z + b)),
+}
+everywhere = pytest.mark.parametrize("name", MAPS)
+
+
+def rows(scale, dtype=np.float32, shape=(6, 40)):
+    return (np.random.default_rng(0).standard_normal(shape) * scale).astype(dtype)
+
+
+@everywhere
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0, 1e4])
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+def test_values_match_a_float64_oracle(name, scale, dtype):
+    row_map, oracle = MAPS[name]
+    z, bias = rows(scale, dtype), np.float32(0.25 * scale)
+    got = row_map(jnp.asarray(z), bias)
+    assert got.dtype == jnp.float32
+    want = np.stack([oracle(row, np.float64(bias)) for row in z.astype(np.float64)])
+    # Rounding z + b moves an exponent by up to half an ulp of the score.
+    tolerance = {"softmax": 1e-6, "sigmoid": 1e-6 + 1e-7 * scale}.get(name, 1e-5)
+    np.testing.assert_allclose(got, want, rtol=max(tolerance, 1e-5), atol=1e-30)
+
+
+def test_sigmoid_is_right_where_every_weight_underflows():
+    z = np.float32([-200, -201, -203])
+    want = special.softmax(z.astype(np.float64))
+    np.testing.assert_allclose(row_maps.sigmoid(z), want, rtol=1e-5)
+
+
+def test_power_map_is_scale_free_at_sixteen():
+    z = rows(1.0)
+    want = row_maps.relu_power(16)(z)
+    for scale in (2.0**-60, 2.0**60):
+        np.testing.assert_array_equal(row_maps.relu_power(16)(z * np.float32(scale)), want)
+
+
+@everywhere
+def test_gradients_match_central_differences_of_the_oracle(name):
+    row_map, oracle = MAPS[name]
+    z, bias, step = rows(2.0, shape=(7,)), 0.3, 1e-6
+    direction = np.random.default_rng(1).standard_normal(7)
+    grad_z, grad_b = jax.grad(
+        lambda z, b: (row_map(z, b) * jnp.float32(direction)).sum(), argnums=(0, 1)
+    )(jnp.asarray(z), bias)
+
+    def difference(dz, db):
+        above, below = (oracle(np.float64(z) + s * dz, bias + s * db) for s in (step, -step))
+        return ((above - below) * direction).sum() / (2 * step)
+
+    want = [difference(e, 0.0) for e in np.eye(7)]
+    np.testing.assert_allclose(grad_z, want, rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(grad_b, difference(0.0, 1.0), rtol=2e-4, atol=2e-5)
+
+
+@everywhere
+def test_masked_keys_change_nothing_and_get_no_weight_and_no_gradient(name):
+    row_map, _ = MAPS[name]
+    z = rows(3.0, shape=(4, 12))
+    kept = np.array([0, 1, 4, 5, 9])
+    masked = jnp.where(np.isin(np.arange(12), kept), z, -INF)
+    full = row_map(masked, 0.5)
+    np.testing.assert_allclose(full[:, kept], row_map(z[:, kept], 0.5), rtol=1e-6)
+    others = np.delete(np.arange(12), kept)
+    assert not np.any(full[:, others])
+    grad = jax.grad(lambda z: (row_map(z, 0.5) ** 2).sum())(masked)
+    assert np.isfinite(grad).all() and not np.any(grad[:, others])
+
+
+@everywhere
+def test_dead_and_empty_rows_give_zeros_with_finite_gradients(name):
+    row_map, _ = MAPS[name]
+    empty = jnp.full((1, 4), -INF)
+    dead = jnp.float32([[-1, -2, -0.5, -INF], [0, 0, 0, 0]])
+    scores = jnp.concatenate([empty, dead])
+    weights, gradient = jax.value_and_grad(lambda z: (row_map(z) ** 2).sum())(scores)
+    assert np.isfinite(weights) and np.isfinite(gradient).all()
+    assert not np.any(row_map(empty)) and not np.any(gradient[0])
+    if row_map.degree is not None:
+        assert not np.any(row_map(dead)) and not np.any(gradient)
+
+
+@everywhere
+def test_a_nan_score_is_not_hidden(name):
+    assert np.isnan(MAPS[name][0](np.float32([1, np.nan, 2]))).any()
+
+
+@everywhere
+def test_normalised_rows_sum_to_one_and_the_others_are_flagged(name):
+    row_map, _ = MAPS[name]
+    total = row_map(rows(2.0), 3.0).sum(-1)
+    assert np.allclose(total, 1, rtol=1e-5) == row_map.normalised
+
+
+def test_a_bias_per_head_broadcasts():
+    z = rows(1.0, shape=(2, 3, 5, 8))
+    bias = np.float32([0.0, 1.0, -0.5]).reshape(3, 1, 1)
+    got = row_maps.relu_power(4)(z, bias)
+    for n in range(3):
+        want = row_maps.relu_power(4)(z[:, n], float(bias[n, 0, 0]))
+        np.testing.assert_allclose(got[:, n], want, rtol=1e-6)
+
+
+def test_a_wider_dtype_is_kept():
+    with jax.enable_x64(True):
+        z = rows(100.0, np.float64)
+        got = row_maps.relu_power(16)(z, 0.5)
+        want = np.stack([power_oracle(16)(row, 0.5) for row in z])
+        assert got.dtype == np.float64
+        np.testing.assert_allclose(got, want, rtol=1e-13)
+
+
+def test_row_maps_are_static_arguments_and_biases_are_traced():
+    traces = []
+
+    @jax.jit
+    def keep_one_trace(z, b):
+        traces.append(None)
+        return row_maps.relu_power(4)(z, b)
+
+    apply = jax.jit(lambda z, b, m: m(z, b), static_argnums=2)
+    z = jnp.ones((2, 3))
+    for b in (0.0, 1.0, 2.0):
+        keep_one_trace(z, b)
+        apply(z, b, row_maps.relu_power(4))
+    assert len(traces) == 1 and apply._cache_size() == 1
+    assert row_maps.relu_power(4) == row_maps.relu_power(4.0) != row_maps.relu_power(2)
+
+
+def test_the_fourteen_recipes_of_table_2_in_order():
+    want = [f"relu_p{p}_b{b}" for p in (2, 4, 8, 16) for b in ("0", "auto")]
+    want += ["sigmoid_b0", "sigmoid_bauto"]
+    want += ["relu_p1_over_L", "relu_p2_over_L", "relu_p1_over_sqrtL", "relu_p2_over_sqrtL"]
+    assert list(row_maps.RECIPES) == want
+    assert [r.map.normalised for r in row_maps.RECIPES.values()] == [True] * 10 + [False] * 4
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [*(r.spec for r in row_maps.RECIPES.values()), "softmax", "ramapuram", "relu:p=3,b=-1.5"],
+)
+def test_specs_and_names_round_trip(spec):
+    recipe = row_maps.parse_recipe(spec)
+    assert row_maps.parse_recipe(recipe.spec) == recipe
+    if recipe.name in row_maps.RECIPES:
+        assert row_maps.parse_recipe(recipe.name) is row_maps.RECIPES[recipe.name]
+
+
+def test_recipes_with_numbers():
+    recipe = row_maps.parse_recipe("relu: p=2.5, b=1.25")
+    assert (recipe.name, recipe.bias, recipe.map.degree) == ("relu_p2.5_b1.25", 1.25, 2.5)
+    assert row_maps.parse_recipe("relu:p=4,b=0") == row_maps.RECIPES["relu_p4_b0"]
+    plain = row_maps.parse_recipe("ramapuram:b=2")
+    assert plain.bias == 2.0 and plain.map == row_maps.ramapuram_sigmoid(False)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rleu:p=4", "did you mean 'relu'"),
+        ("relu_p4_bato", "did you mean 'relu_p4_bauto'"),
+        ("relu:p=4,bias=0", "no option 'bias'; did you mean 'b'|no option 'bias'; known: b, p"),
+        ("relu:b=auto", "relu needs p"),
+        ("relu:p=-2", "p=-2 must be a positive number"),
+        ("relu:p=four", "p=four must be a positive number"),
+        ("relu:p=4,b=nan", "b=nan must be a number or auto"),
+        ("relu:p=4,p=2", "write p=<value> once"),
+        ("relu:p", "write p=<value> once"),
+        ("softmax:b=0", "softmax has no option 'b'; it has none"),
+    ],
+)
+def test_recipes_that_cannot_be_read_name_the_remedy(text, message):
+    with pytest.raises(UsageError, match=message):
+        row_maps.parse_recipe(text)
+
+
+def test_auto_bias_needs_a_calibration():
+    recipe = row_maps.RECIPES["relu_p4_bauto"]
+    assert row_maps.resolve_bias(recipe, 3.5) == 3.5
+    assert row_maps.resolve_bias(row_maps.RECIPES["relu_p4_b0"], 3.5) == 0.0
+    with pytest.raises(UsageError, match="b=auto needs a calibrated bias"):
+        row_maps.resolve_bias(recipe, None)

@@ -1,0 +1,96 @@
+"""The conditions that conftest promises hold inside a test and in a command that a test starts."""
+
+import importlib.util
+import logging
+import os
+from pathlib import Path
+import subprocess
+import sys
+import textwrap
+import types
+import warnings
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+PROBE = """
+    import jax, jax.numpy as jnp
+    assert jax.device_count() == 4
+    try:
+        jnp.ones(2) + jnp.ones((2, 2))
+    except ValueError:
+        print("strict")
+"""
+
+
+def test_four_cpu_devices_and_no_silent_rank_promotion():
+    assert jax.device_count() == 4
+    with pytest.raises(ValueError, match="promot"):
+        jnp.ones(2) + jnp.ones((2, 2))
+
+
+def test_a_warning_is_an_error():
+    with pytest.raises(DeprecationWarning):
+        warnings.warn("old", DeprecationWarning, stacklevel=1)
+
+
+def test_a_started_command_inherits_the_conditions():
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PROBE)], capture_output=True, text=True, check=True
+    )
+    assert run.stdout == "strict\n"
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
+
+
+def test_captured_text_that_is_no_unicode_does_not_stop_a_parallel_run(caplog):
+    with caplog.at_level(logging.INFO):
+        logging.getLogger("test").info("a lone \ud800 surrogate")
+    assert caplog.messages == ["a lone \ud800 surrogate"]
+
+
+class Item:
+    """A collected test, reduced to its marks."""
+
+    def __init__(self, *marks: pytest.MarkDecorator):
+        self.marks = [mark.mark for mark in marks]
+        self.reasons: list[str] = []
+
+    def get_closest_marker(self, name: str) -> pytest.Mark | None:
+        return next((mark for mark in self.marks if mark.name == name), None)
+
+    def add_marker(self, mark: pytest.MarkDecorator) -> None:
+        assert mark.name == "skip"
+        self.reasons.append(mark.kwargs["reason"])
+
+
+@pytest.fixture
+def reasons(pytestconfig, monkeypatch):
+    """Gives conftest's reasons to skip a marked test where torch and all assets but one lack."""
+    conftest = pytestconfig.pluginmanager.get_plugin(str(Path(__file__).with_name("conftest.py")))
+    assets = types.ModuleType("lm_jax.assets")
+    assets.cached = lambda name: Path(name) if name == "here" else None
+    monkeypatch.setitem(sys.modules, "lm_jax.assets", assets)
+    monkeypatch.setattr("lm_jax.assets", assets, raising=False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+
+    def of(*marks: pytest.MarkDecorator) -> list[str]:
+        item = Item(*marks)
+        conftest.pytest_collection_modifyitems([item])
+        return item.reasons
+
+    return of
+
+
+def test_a_skip_names_its_remedy(reasons):
+    assert reasons() == []
+    assert reasons(pytest.mark.real("here")) == []
+    assert reasons(pytest.mark.real("here", "wiki", "nouns")) == [
+        "needs assets: python -m tools.fetch wiki nouns"
+    ]
+    assert reasons(pytest.mark.torch) == ["needs torch: pip install -r requirements/torch.txt"]
+
+
+def test_a_real_mark_without_names_is_refused(reasons):
+    with pytest.raises(pytest.UsageError, match="name the assets"):
+        reasons(pytest.mark.real)

@@ -1,0 +1,87 @@
+"""What `pip install` brings: five packages with their data, and pinned requirements that agree."""
+
+from pathlib import Path
+import re
+import tomllib
+import zipfile
+
+from hatchling.builders.wheel import WheelBuilder
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = {"kernels", "lm_jax", "protot_jax", "sparse_jax", "polyattn_jax"}
+DATA_SUFFIXES = (".json", ".txt", ".j2", ".css", ".js")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+LOCKS = {"base": [], "dev": ["dev"], "eval": ["eval"], "hpo": ["hpo"]}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The names inside the wheel, built by the backend itself and without network."""
+    folder = str(tmp_path_factory.mktemp("wheel"))
+    (path,) = WheelBuilder(str(ROOT)).build(directory=folder, versions=["standard"])
+    assert Path(path).name == "interpretable_attention_jax-0.1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path) as archive:
+        return archive.namelist()
+
+
+def test_the_wheel_holds_the_five_packages_and_nothing_else(wheel):
+    tops = {name.split("/")[0] for name in wheel}
+    assert {top for top in tops if not top.endswith(".dist-info")} == PACKAGES
+    assert not [name for name in wheel if "__pycache__" in name]
+
+
+def test_the_wheel_holds_every_module_and_data_file(wheel):
+    wanted = {
+        file.relative_to(ROOT).as_posix()
+        for package in PACKAGES
+        for file in (ROOT / package).rglob("*")
+        if file.name.endswith((".py", *DATA_SUFFIXES))
+    }
+    assert wanted <= set(wheel)
+
+
+def test_transformers_comes_without_extras_and_kernels_not_at_all():
+    groups = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
+    required = [Requirement(line) for group in groups for line in group]
+    assert not [r for r in required if r.name == "transformers" and r.extras]
+    assert "kernels" not in {canonicalize_name(r.name) for r in required}
+    assert not {"torch", "accelerate"} & {canonicalize_name(r.name) for r in required}
+
+
+def pins(lock: str) -> dict[str, set[str]]:
+    """Package -> the versions that requirements/`lock`.txt pins, one for each Python."""
+    text = (ROOT / "requirements" / f"{lock}.txt").read_text("utf-8")
+    found: dict[str, set[str]] = {}
+    for block in re.split(r"\n(?=\S)", text.strip()):
+        name, version = re.match(r"([\w.-]+)==([\w.+!]+)", block).groups()
+        assert re.search(r"--hash=sha256:[0-9a-f]{64}", block), f"{lock}: {name} has no hash"
+        found.setdefault(canonicalize_name(name), set()).add(version)
+    return found
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_a_lock_pins_what_the_project_asks_for(lock):
+    asked = [*PROJECT["dependencies"]]
+    for extra in LOCKS[lock]:
+        asked += PROJECT["optional-dependencies"][extra]
+    pinned = pins(lock)
+    for requirement in map(Requirement, asked):
+        versions = pinned[canonicalize_name(requirement.name)]
+        assert all(requirement.specifier.contains(version) for version in versions), requirement
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_a_lock_names_no_index_and_brings_neither_torch_nor_a_gpu_package(lock):
+    text = (ROOT / "requirements" / f"{lock}.txt").read_text("utf-8")
+    assert not re.search(r"://|--(?:extra-)?index-url|--find-links|@ file", text)
+    heavy = re.compile(r"torch|triton|cuda|nvidia-|kernels$")
+    assert not [name for name in pins(lock) if heavy.match(name)]
+
+
+@pytest.mark.parametrize("lock", ["dev", "eval", "hpo"])
+def test_the_locks_agree_with_the_base(lock):
+    base, larger = pins("base"), pins(lock)
+    assert {name: larger.get(name) for name in base} == base

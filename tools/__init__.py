@@ -1,0 +1,1 @@
+"""Command-line tools: fetch assets, convert checkpoints, measure speed, regenerate fixtures."""

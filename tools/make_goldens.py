@@ -1,0 +1,181 @@
+"""Regenerates `tests/golden/`: tiny random reference models with what torch computes for them.
+
+    python -m tools.make_goldens
+
+Each case is a folder as `transformers` saves it, and `expected.safetensors` with token ids, the
+residual stream after every layer, and logits, in float32. Needs torch; the tests that read the
+folders do not. The same cases serve the parity tests that run torch beside us.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+import shutil
+from typing import Any
+
+import numpy as np
+
+GOLDEN = Path(__file__).parent.parent / "tests" / "golden"
+TOKENS_BT = np.random.default_rng(0).integers(0, 48, (2, 11))
+
+_SIZE = {
+    "vocab_size": 48,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 32,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+
+CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "llama_gqa": (
+        "Llama",
+        _SIZE | {"num_key_value_heads": 2, "head_dim": 6, "rope_parameters": _LLAMA3},
+    ),
+    "llama_mha_tied_bias": (
+        "Llama",
+        _SIZE
+        | {
+            "num_key_value_heads": 4,
+            "head_dim": 8,
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 100.0},
+        },
+    ),
+    "llama_mqa": ("Llama", _SIZE | {"num_key_value_heads": 1, "head_dim": 6}),
+    "gpt2": (
+        "GPT2",
+        {"vocab_size": 48, "n_positions": 32, "n_embd": 24, "n_layer": 3, "n_head": 4},
+    ),
+    "gpt2_untied": (
+        "GPT2",
+        {
+            "vocab_size": 48,
+            "n_positions": 32,
+            "n_embd": 24,
+            "n_layer": 2,
+            "n_head": 3,
+            "n_inner": 20,
+            "tie_word_embeddings": False,
+            "activation_function": "relu",
+        },
+    ),
+    "neox": (
+        "GPTNeoX",
+        _SIZE | {"rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 0.34}},
+    ),
+    "neox_sequential_tied": (
+        "GPTNeoX",
+        _SIZE
+        | {
+            "use_parallel_residual": False,
+            "tie_word_embeddings": True,
+            "attention_bias": False,
+            "rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 1.0},
+        },
+    ),
+    "gemma3": (
+        "Gemma3",
+        _SIZE
+        | {
+            "num_key_value_heads": 1,
+            "head_dim": 8,
+            "sliding_window": 4,
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "query_pre_attn_scalar": 16,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            },
+        },
+    ),
+    "gemma3_gqa_logit_softcap": (
+        "Gemma3",
+        _SIZE
+        | {
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "sliding_window": 3,
+            "num_hidden_layers": 2,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "final_logit_softcapping": 1.5,
+        },
+    ),
+}
+
+_CLASSES = {
+    "Llama": ("LlamaConfig", "LlamaForCausalLM"),
+    "GPT2": ("GPT2Config", "GPT2LMHeadModel"),
+    "GPTNeoX": ("GPTNeoXConfig", "GPTNeoXForCausalLM"),
+    "Gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
+}
+
+
+def reference(case: str) -> Any:
+    """The torch model of a case: every weight random, norms and biases included."""
+    import torch
+
+    from lm_jax.hf.compat import transformers
+
+    family, settings = CASES[case]
+    config_class, model_class = (getattr(transformers(), name) for name in _CLASSES[family])
+    torch.manual_seed(0)
+    model = model_class(config_class(**settings, attn_implementation="eager")).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def hidden_and_logits(model: Any, tokens_BT: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The residual stream after every layer `[L, B, T, D]` and logits `[B, T, V]`, from torch.
+
+    Taken by hooks on the layers: the list that `output_hidden_states` returns ends after the norm.
+    """
+    import torch
+
+    base = model.base_model
+    blocks = base.h if hasattr(base, "h") else base.layers
+    streams: list[np.ndarray] = []
+
+    def note(_module: Any, _args: Any, output: Any) -> None:
+        stream = output[0] if isinstance(output, tuple) else output
+        streams.append(stream.float().numpy())
+
+    hooks = [block.register_forward_hook(note) for block in blocks]
+    with torch.no_grad():
+        logits = model(torch.tensor(tokens_BT)).logits.float().numpy()
+    for hook in hooks:
+        hook.remove()
+    return np.stack(streams), logits
+
+
+def main() -> None:
+    """Writes every case."""
+    from safetensors.numpy import save_file
+
+    for case in CASES:
+        folder = GOLDEN / case
+        shutil.rmtree(folder, ignore_errors=True)
+        model = reference(case)
+        model.save_pretrained(folder)
+        hidden, logits = hidden_and_logits(model, TOKENS_BT)
+        save_file(
+            {"tokens": TOKENS_BT, "hidden": hidden, "logits": np.ascontiguousarray(logits)},
+            folder / "expected.safetensors",
+        )
+        print(f"{case}: {sum(f.stat().st_size for f in folder.iterdir()) / 1024:.0f} KiB")
+
+
+if __name__ == "__main__":
+    main()
