@@ -126,8 +126,11 @@ def attention(
 
     B, T, N, H = q_BTNH.shape
     S, K = k_BSKH.shape[1:3]
-    q_BTKGH = q_BTNH.reshape(B, T, K, N // K, H)
-    scores = jnp.einsum("BTKGH,BSKH->BKGTS", q_BTKGH, k_BSKH, preferred_element_type=jnp.float32)
+    G = N // K
+    # The G query heads of a key head are rows of one matrix (X = G T): a plain batched product,
+    # without a copy of the keys per head.
+    q_BKXH = q_BTNH.reshape(B, T, K, G, H).transpose(0, 2, 3, 1, 4).reshape(B, K, G * T, H)
+    scores = jnp.einsum("BKXH,BSKH->BKXS", q_BKXH, k_BSKH, preferred_element_type=jnp.float32)
     scores_BNTS = softcap(scores.reshape(B, N, T, S) * scale, cap)
     # Edits see finite scores; the mask comes after, so that no edit can open a masked key.
     scores_BNTS = scope.edit("attn.scores", scores_BNTS)
@@ -137,8 +140,9 @@ def attention(
     pattern_BNTS, aux = made if isinstance(made, tuple) else (made, {})
     scope.aux |= aux
     pattern_BNTS = scope("attn.pattern", pattern_BNTS)
-    pattern = pattern_BNTS.reshape(B, K, N // K, T, S).astype(v_BSKH.dtype)
-    z_BTNH = jnp.einsum("BKGTS,BSKH->BTKGH", pattern, v_BSKH).reshape(B, T, N, H)
+    pattern = pattern_BNTS.reshape(B, K, G * T, S).astype(v_BSKH.dtype)
+    z_BKXH = jnp.einsum("BKXS,BSKH->BKXH", pattern, v_BSKH)
+    z_BTNH = z_BKXH.reshape(B, K, G, T, H).transpose(0, 3, 1, 2, 4).reshape(B, T, N, H)
     return scope("attn.z", z_BTNH)
 
 

@@ -7,6 +7,7 @@ first new token is written over its first padding slot and padding is never atte
 from collections.abc import Sequence
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,8 @@ class Sampling:
     """How a token is drawn from logits.
 
     `temperature` 0 is greedy. `top_k` keeps the k largest logits (0: all); `top_p` then keeps the
-    smallest set of most probable tokens whose mass reaches p (1: all). Ties at the edge are kept.
+    smallest set of most probable tokens whose mass reaches p (1: all; Holtzman et al., 2020). Ties
+    at the edge are kept.
     """
 
     temperature: float = 0.0
@@ -33,7 +35,7 @@ class Sampling:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0.0:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0.0):
             raise UsageError(f"temperature = {self.temperature} must be 0 (greedy) or more")
         if self.top_k < 0:
             raise UsageError(f"top_k = {self.top_k} must be 0 (all) or more")
@@ -43,7 +45,8 @@ class Sampling:
 
 def filter_logits(logits_BV: jax.Array, sampling: Sampling) -> jax.Array:
     """Logits divided by the temperature, -inf where top-k or top-p leaves a token out."""
-    logits_BV = logits_BV / sampling.temperature
+    # From the largest down, so that a tiny temperature does not overflow.
+    logits_BV = (logits_BV - logits_BV.max(-1, keepdims=True)) / sampling.temperature
     if sampling.top_k:
         k = min(sampling.top_k, logits_BV.shape[-1])
         edge = jax.lax.top_k(logits_BV, k)[0][:, -1:]
@@ -52,7 +55,8 @@ def filter_logits(logits_BV: jax.Array, sampling: Sampling) -> jax.Array:
         sorted_BV = -jnp.sort(-logits_BV, axis=-1)
         probs_BV = jax.nn.softmax(sorted_BV, axis=-1)
         # A token stays while the mass of the tokens before it has not reached p.
-        stays = jnp.cumsum(probs_BV, axis=-1) - probs_BV < sampling.top_p
+        before_BV = jnp.cumsum(probs_BV, axis=-1) - probs_BV
+        stays = before_BV < sampling.top_p
         edge = jnp.where(stays, sorted_BV, jnp.inf).min(-1, keepdims=True)
         logits_BV = jnp.where(logits_BV >= edge, logits_BV, -jnp.inf)
     return logits_BV
@@ -99,14 +103,19 @@ def generate(
 ) -> list[list[int]]:
     """Continues each prompt by up to `max_new_tokens`, ending a row after `stop_id`.
 
+    Returns the new ids of every row, `stop_id` included. Compiles once for each pair of longest
+    prompt and `max_new_tokens`.
+
     Raises:
       BadInputError: if a prompt is empty, holds an unknown id, or would outgrow `cfg.max_length`.
-      UsageError: if sampling is asked for without a key.
+      UsageError: if sampling is asked for without a key, or `stop_id` is no id.
     """
     if max_new_tokens < 1:
         raise UsageError(f"max_new_tokens = {max_new_tokens} must be at least 1")
     if key is None and sampling.temperature > 0.0:
         raise UsageError("key: sampling needs a random key")
+    if stop_id is not None and not 0 <= stop_id < cfg.vocab_size:
+        raise UsageError(f"stop_id = {stop_id} is outside 0..{cfg.vocab_size - 1}")
     tokens_BT, lengths_B = pad_prompts(prompts, cfg)
     longest = int(lengths_B.max()) + max_new_tokens
     if longest > cfg.max_length:
@@ -149,7 +158,7 @@ def _generate(
     first_B = sample(keys[0], out.logits[:, 0], sampling)
 
     def going(state):
-        count, _, last_B, _, done_B = state
+        count, _, _, _, done_B = state
         return (count < max_new_tokens) & ~done_B.all()
 
     def extend(state):

@@ -35,7 +35,7 @@ import sys
 import threading
 import traceback
 import types
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, cast
 
 from absl import flags
 from ml_collections import config_dict, config_flags
@@ -73,6 +73,9 @@ _EXIT_INTERRUPTED = 130
 _stop = threading.Event()
 
 
+Resume = Literal["auto", "force", "never"]
+
+
 @dataclasses.dataclass(frozen=True)
 class Arguments:
     """What the command line gave: the locked config, the work folder, and how to resume in it.
@@ -83,7 +86,18 @@ class Arguments:
 
     config: config_dict.ConfigDict | None
     workdir: Path | None
-    resume: Literal["auto", "force", "never"] = "auto"
+    resume: Resume = "auto"
+
+    @property
+    def folder(self) -> Path:
+        """The work folder of a command that cannot do without one.
+
+        Raises:
+          UsageError: if none was given.
+        """
+        if self.workdir is None:
+            raise UsageError("--workdir is missing; name the folder that the run is to write")
+        return self.workdir
 
 
 Main = Callable[[Arguments], int | None]
@@ -211,7 +225,8 @@ def _parse(
     flags.FLAGS.mark_as_parsed()
     if workdir_required and not workdir.value:
         raise UsageError("--workdir is missing; name the folder this run may write")
-    return Arguments(config, Path(workdir.value) if workdir.value else None, resume.value)
+    folder = Path(workdir.value) if workdir.value else None
+    return Arguments(config, folder, cast(Resume, resume.value))
 
 
 def _override(config: config_dict.ConfigDict | None, argv: Sequence[str]) -> list[str]:

@@ -1,15 +1,16 @@
 """One mesh constructor and one table of rules: where each axis of each array lives.
 
-The mesh has the axes `data`, `fsdp` and `tensor`. A batch is split over data and fsdp; parameters
-are split over fsdp along D and over tensor along heads, MLP units and vocabulary, and are replicated
-over data. An axis whose length the mesh does not divide stays whole. Nothing in the decoder mentions
-a mesh: `jax.jit` with these shardings is all there is.
+The mesh has the axes `data`, `fsdp` and `tensor`. A batch is split over data and fsdp. Parameters
+are split over fsdp along D (Zhao et al., 2023), over tensor along heads, MLP units and vocabulary
+(Shoeybi et al., 2019), and replicated over data. An axis whose length the mesh does not divide
+stays whole. Nothing in the decoder mentions a mesh: `jax.jit` with these shardings is all there is.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 import numpy as np
 
@@ -57,12 +58,15 @@ def make_mesh(
 
 
 def partition(mesh: Mesh, spec: ParamSpec) -> PartitionSpec:
-    """The mesh axis of every axis of a parameter, None where it stays whole."""
-    names = [RULES.get(letter) for letter in spec.axes]
-    placed = [
-        name if name is not None and size % mesh.shape[name] == 0 else None
-        for name, size in zip(names, spec.shape, strict=True)
-    ]
+    """The mesh axis of every axis of a parameter, None where it stays whole.
+
+    Where two axes of one parameter ask for the same mesh axis, the first that divides gets it.
+    """
+    placed: list[str | None] = []
+    for letter, size in zip(spec.axes, spec.shape, strict=True):
+        name = RULES.get(letter)
+        fits = name is not None and name not in placed and size % mesh.shape[name] == 0
+        placed.append(name if fits else None)
     return PartitionSpec(*placed)
 
 
@@ -74,6 +78,17 @@ def named(mesh: Mesh, spec: ParamSpec) -> NamedSharding:
 def param_shardings(mesh: Mesh, spec: ParamTree) -> Any:
     """The tree of shardings for a tree of specs; use it as `in_shardings` and `out_shardings`."""
     return params_lib.tree_map(lambda leaf: named(mesh, leaf), spec)
+
+
+def abstract(spec: ParamTree, dtype: Any = jnp.float32, mesh: Mesh | None = None) -> Any:
+    """The tree of `jax.ShapeDtypeStruct` with its shardings; without a mesh, the default device."""
+    default = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+    def leaf(s: ParamSpec) -> jax.ShapeDtypeStruct:
+        place = default if mesh is None else named(mesh, s)
+        return jax.ShapeDtypeStruct(s.shape, dtype, sharding=place)
+
+    return params_lib.tree_map(leaf, spec)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
@@ -96,6 +111,7 @@ def shard_batch(mesh: Mesh, batch: Any) -> Any:
     for leaf in jax.tree.leaves(batch):
         if leaf.shape[0] % ways:
             raise UsageError(
-                f"batch of {leaf.shape[0]} does not divide over data x fsdp = {ways} devices"
+                f"batch of {leaf.shape[0]} does not divide over data x fsdp = {ways} devices; "
+                f"make it a multiple of {ways}, or give those devices to tensor"
             )
     return jax.device_put(batch, batch_sharding(mesh))

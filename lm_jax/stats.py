@@ -180,10 +180,14 @@ def minimum_detectable_effect(
 
     def excess(effect: float) -> float:
         shifted = p + sign * effect
-        return effect - reach * math.sqrt((p * (1 - p) + shifted * (1 - shifted)) / n)
+        return float(effect - reach * math.sqrt((p * (1 - p) + shifted * (1 - shifted)) / n))
 
     most = 1 - p if direction == "gain" else p
-    return float(optimize.brentq(excess, 0.0, most)) if excess(most) > 0 else math.nan
+    return (
+        float(optimize.root_scalar(excess, bracket=(0.0, most)).root)
+        if excess(most) > 0
+        else math.nan
+    )
 
 
 def paired_minimum_detectable_effect(
@@ -202,11 +206,13 @@ def paired_minimum_detectable_effect(
 
     def excess(effect: float) -> float:
         spread = z_power * math.sqrt(discordant - effect**2)
-        return math.sqrt(n) * effect - z_test * math.sqrt(discordant) - spread
+        return float(math.sqrt(n) * effect - z_test * math.sqrt(discordant) - spread)
 
     # the effect cannot exceed the discordant share, at which every change goes one way
     found = excess(discordant) > 0
-    return float(optimize.brentq(excess, 0.0, discordant)) if found else math.nan
+    return (
+        float(optimize.root_scalar(excess, bracket=(0.0, discordant)).root) if found else math.nan
+    )
 
 
 def cohens_d(first: ArrayLike, second: ArrayLike) -> float:

@@ -1,10 +1,17 @@
-"""The settings of an audit, as the frozen dataclass that a config file becomes at the door."""
+"""The settings of an audit, as the frozen dataclass that a config file becomes at the door.
 
+A file under configs/polyattn/ says what is particular to its model and calls `experiment`, which
+adds what all of them share and the modes.
+"""
+
+from collections.abc import Mapping
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
-from lm_jax.errors import UsageError
-from polyattn_jax.row_maps import parse_recipe
+from ml_collections import ConfigDict
+
+from lm_jax.errors import UsageError, nearest
+from polyattn_jax.row_maps import RECIPES, parse_recipe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +42,7 @@ class AuditConfig:
       ablation_n: needle prompts of each ablation cell, the first of the sweep's.
       top_heads: K of the top-K safe fraction of the verdict.
       tolerance: accuracy that a recipe may lose and still be said to preserve.
-      resamples: of the bootstrap over prompts.
+      resamples: of the bootstrap over prompts, at least 100.
     """
 
     model: str
@@ -52,7 +59,7 @@ class AuditConfig:
     mqar_length: int = 256
     mqar_n: int = 10
     repeated_n: int = 4
-    repeated_vocabulary: int = 12_000
+    repeated_vocabulary: int = 15_000
     calibration_length: int = 1024
     budget: float = 0.05
     recipes: tuple[str, ...] = ("relu_p4_b0", "relu_p4_bauto")
@@ -68,21 +75,21 @@ class AuditConfig:
     def __post_init__(self) -> None:
         for text in (*self.recipes, self.ablation_recipe):
             parse_recipe(text)
-        positive = (
-            "batch_size",
-            "niah_n",
-            "control_n",
-            "repeated_n",
-            "calibration_length",
-            "ablation_draws",
-            "ablation_n",
-            "top_heads",
-            "resamples",
-        )
+        least = {
+            "batch_size": 1,
+            "niah_n": 1,
+            "control_n": 1,
+            "repeated_n": 1,
+            "calibration_length": 1,
+            "ablation_draws": 1,
+            "ablation_n": 1,
+            "top_heads": 1,
+            "resamples": 100,
+        }
         problems = [
-            f"config.{name} = {getattr(self, name)} must be at least 1"
-            for name in positive
-            if getattr(self, name) < 1
+            f"config.{name} = {getattr(self, name)} must be at least {bound}"
+            for name, bound in least.items()
+            if getattr(self, name) < bound
         ]
         if self.sweep_length not in self.niah_lengths:
             problems.append(
@@ -98,3 +105,69 @@ class AuditConfig:
             )
         if problems:
             raise UsageError("; ".join(problems))
+
+
+# What every experiment shares: the paper's 14 recipes, group sizes, draws and numbers of prompts.
+_FULL: Mapping[str, Any] = {
+    "niah_n": 200,
+    "control_n": 50,
+    "induction_n": 200,
+    "mqar_n": 200,
+    "repeated_n": 20,
+    "recipes": tuple(RECIPES),
+    "ablation_heads": (5, 10, 20, 40, 80),
+    "ablation_draws": 5,
+    "ablation_n": 100,
+}
+_QUICKSTART: Mapping[str, Any] = {
+    "batch_size": 1,
+    "niah_lengths": (256, 512),
+    "niah_n": 10,
+    "control_n": 10,
+    "induction_length": 256,
+    "induction_n": 10,
+    "mqar_length": 256,
+    "mqar_n": 10,
+    "repeated_n": 4,
+    "calibration_length": 1024,
+    "sweep_length": 256,
+    "ablation_heads": (20, 80),
+    "ablation_draws": 1,
+    "ablation_n": 10,
+}
+_SMOKE: Mapping[str, Any] = _QUICKSTART | {
+    "niah_lengths": (64,),
+    "niah_n": 2,
+    "control_n": 2,
+    "induction_length": 64,
+    "induction_n": 2,
+    "mqar_length": 64,
+    "mqar_n": 2,
+    "repeated_n": 1,
+    "calibration_length": 64,
+    "recipes": ("relu_p4_bauto",),
+    "sweep_length": 64,
+    "ablation_heads": (20,),
+    "ablation_n": 2,
+    "resamples": 100,
+}
+MODES: Mapping[str, Mapping[str, Any]] = {"": {}, "quickstart": _QUICKSTART, "smoke": _SMOKE}
+
+
+def experiment(mode: str, model: str, **settings: Any) -> ConfigDict:
+    """The `get_config(mode)` of one model.
+
+    Args:
+      mode: "" for the whole audit; "quickstart" for one that two CPU cores end within minutes on a
+        model of 135 M parameters; "smoke" for one that only shows that everything runs.
+      model: as in `AuditConfig`.
+      **settings: fields of `AuditConfig` that differ from what experiments share. A mode overrides
+        them in turn.
+
+    Raises:
+      UsageError: for an unknown mode, or settings that `AuditConfig` refuses.
+    """
+    if mode not in MODES:
+        raise UsageError(f"mode {mode!r} is not one of an audit{nearest(mode, MODES)}")
+    config = AuditConfig(model=model, **(_FULL | settings | MODES[mode]))
+    return ConfigDict(dataclasses.asdict(config))

@@ -18,7 +18,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pyarrow as pa
 
 from lm_jax import corpora, launch, progress, runs, sharding
 from lm_jax.errors import BadInputError
@@ -27,67 +26,10 @@ from lm_jax.hf.tokenizer import Tokenizer
 from lm_jax.rows import RowStore
 from polyattn_jax import calibrate, measure
 from polyattn_jax.config import AuditConfig
-from polyattn_jax.diagnostic import RowStats, required_degree
 from polyattn_jax.row_maps import SOFTMAX, Recipe, RowMap, parse_recipe, resolve_bias
+from polyattn_jax.schema import ANSWERS, LOSSES, ROWS, row_columns
 from polyattn_jax.suites import Suite, batches, induction, mqar, niah, repeated_tokens
 from polyattn_jax.suites.batching import Batch
-
-BIASES = ("zero", "auto")
-
-ROWS = pa.schema(
-    [
-        ("suite", pa.string()),
-        ("length", pa.int32()),
-        ("prompt", pa.string()),
-        ("query", pa.int32()),
-        ("layer", pa.int16()),
-        ("head", pa.int16()),
-        ("window", pa.int32()),
-        ("target", pa.string()),
-        ("bias_kind", pa.string()),
-        ("bias", pa.float32()),
-        ("status", pa.int8()),
-        ("argmax", pa.int32()),
-        ("answer", pa.int32()),
-        ("margin", pa.float32()),
-        ("u_star", pa.float32()),
-        ("relative_margin", pa.float32()),
-        ("active", pa.int32()),
-        ("p_star", pa.float32()),
-        *((f"s_{p}", pa.float32()) for p in measure.DEGREES),
-        ("sink", pa.float32()),
-        ("on_answer", pa.float32()),
-        ("distance", pa.int32()),
-    ]
-)
-
-ANSWERS = pa.schema(
-    [
-        ("stage", pa.string()),
-        ("cell", pa.string()),
-        ("recipe", pa.string()),
-        ("bias", pa.float32()),
-        ("heads", pa.int32()),
-        ("suite", pa.string()),
-        ("length", pa.int32()),
-        ("prompt", pa.string()),
-        ("target", pa.int32()),
-        ("predicted", pa.int32()),
-        ("rank", pa.int32()),
-        ("loss", pa.float32()),
-        ("dead_rows", pa.int32()),
-    ]
-)
-
-LOSSES = pa.schema(
-    [
-        ("prompt", pa.string()),
-        ("copy", pa.int8()),
-        ("loss", pa.float32()),
-        ("correct", pa.float32()),
-        ("tokens", pa.int32()),
-    ]
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,7 +160,12 @@ def calibrated(subject: Subject, folder: Path) -> calibrate.Calibration:
     path = folder / "calibration.json"
     if path.exists():
         return calibrate.Calibration(**runs.read_json(path))
-    c = subject.config
+    c, longest = subject.config, subject.model.cfg.max_length
+    if c.calibration_length > longest:
+        raise BadInputError(
+            f"config.calibration_length = {c.calibration_length} is longer than the model's "
+            f"context of {longest} tokens; lower it"
+        )
     ids = subject.tokenizer.encode(calibrate.calibration_text())
     if len(ids) < c.calibration_length:
         raise BadInputError(
@@ -256,55 +203,10 @@ def diagnose(subject: Subject, stores: Stores, suites: dict[str, Suite], b_auto:
             biases,
             cfg=subject.model.cfg,
         )
-        return row_columns(name, batch, subject, stats, features, np.asarray(biases))
+        windows = subject.model.cfg.layer_windows
+        return row_columns(name, batch, windows, stats, features, np.asarray(biases))
 
     _run_units(subject, stores.rows, "diagnose", diagnosed(suites), work)
-
-
-def row_columns(
-    suite: str,
-    batch: Batch,
-    subject: Subject,
-    stats: dict[str, RowStats],
-    features: dict[str, jax.Array],
-    biases: np.ndarray,
-) -> dict[str, np.ndarray]:
-    """The columns of `ROWS` for one batch: argmax rows, and answer rows where there is an answer."""
-    windows = np.array([w or 0 for w in subject.model.cfg.layer_windows])
-    parts: dict[str, list[np.ndarray]] = {name: [] for name in ROWS.names}
-    for target, s in stats.items():
-        s = jax.tree.map(np.asarray, s)
-        shape = s.active.shape  # L, bias, B, N, Q
-        layer, m, b, n, q = np.meshgrid(*(np.arange(size) for size in shape), indexing="ij")
-        wanted = batch.valid_B[b]
-        if target == "answer":
-            wanted = wanted & (batch.answer_position_BQ[b, q] >= 0)
-        columns = {
-            "suite": np.full(shape, suite),
-            "length": batch.lengths_B[b],
-            "prompt": np.array(batch.ids)[b],
-            "query": batch.query_positions_BQ[b, q],
-            "layer": layer,
-            "head": n,
-            "window": windows[layer],
-            "target": np.full(shape, target),
-            "bias_kind": np.array(BIASES)[m],
-            "bias": biases[m],
-            "status": s.status,
-            "argmax": s.argmax,
-            "answer": batch.answer_position_BQ[b, q],
-            "margin": s.margin,
-            "u_star": s.r_star,
-            "relative_margin": s.relative_margin,
-            "active": s.active,
-            "p_star": required_degree(s.active, s.relative_margin),
-            **{f"s_{p}": s.s_p[..., i] for i, p in enumerate(measure.DEGREES)},
-        }
-        for name, feature in features.items():
-            columns[name] = np.broadcast_to(np.asarray(feature)[:, None], shape)
-        for name, column in columns.items():
-            parts[name].append(np.asarray(column)[wanted])
-    return {name: np.concatenate(column) for name, column in parts.items()}
 
 
 def control(subject: Subject, stores: Stores, suites: dict[str, Suite]) -> None:

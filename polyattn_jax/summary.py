@@ -56,6 +56,16 @@ def cells(rows: Columns) -> list[tuple[str, str]]:
     return list(dict.fromkeys(zip(rows["suite"], rows["bias_kind"], strict=True)))
 
 
+def share(values: np.ndarray, prompts: np.ndarray, config: AuditConfig) -> stats.Interval:
+    """The mean of `values` (one per row), with an interval that resamples prompts.
+
+    Where all rows are of one prompt nothing is known of other prompts: the interval is 0 to 1.
+    """
+    if len(set(prompts)) == 1:
+        return stats.Interval(float(values.mean()), 0.0, 1.0, 1)
+    return stats.clustered_bootstrap(values, prompts, resamples=config.resamples, seed=config.seed)
+
+
 def prevalence(rows: Columns, config: AuditConfig) -> list[dict[str, Any]]:
     """Unsafe rates per suite and bias over active-unsaturated argmax rows (Tables 1, 10, 11)."""
     found = []
@@ -84,11 +94,7 @@ def prevalence(rows: Columns, config: AuditConfig) -> list[dict[str, Any]]:
             }
             for p in DEGREES:
                 unsafe = (a[f"s_{p}"] >= 1.0).astype(float)
-                entry["unsafe"][str(p)] = as_dict(
-                    stats.clustered_bootstrap(
-                        unsafe, a["prompt"], resamples=config.resamples, seed=config.seed
-                    )
-                )
+                entry["unsafe"][str(p)] = as_dict(share(unsafe, a["prompt"], config))
                 entry["ties"][str(p)] = int(np.sum(a[f"s_{p}"] == 1.0))
         found.append(entry)
     return found
@@ -121,14 +127,13 @@ def bound(rows: Columns) -> list[dict[str, Any]]:
 
 
 def heads(rows: Columns, shape: tuple[int, int]) -> Columns:
-    """One row per head: medians over active rows of induction at b_auto, type, place in the ranking.
+    """One row per head: medians over active rows of induction at b_auto, type, and rank.
 
     A head without any active row there would write zeros if substituted; its median S_2 is taken as
     infinite and it ranks first. Types follow the paper's Appendix H, in its order of precedence.
     """
     L, N = shape
-    name = "induction" if "induction" in rows["suite"] else rows["suite"][0]
-    c = where(rows, suite=name, bias_kind="auto", target="argmax")
+    c = where(rows, suite=ranking_suite(rows), bias_kind="auto", target="argmax")
     flat = c["layer"].astype(int) * N + c["head"]
     out: dict[str, list[Any]] = {}
     for head in range(L * N):
@@ -156,8 +161,13 @@ def heads(rows: Columns, shape: tuple[int, int]) -> Columns:
     return made
 
 
+def ranking_suite(rows: Columns) -> str:
+    """The suite whose rows rank and classify the heads: induction, or the first where it is out."""
+    return "induction" if "induction" in rows["suite"] else str(rows["suite"][0])
+
+
 def head_type(features: Mapping[str, float]) -> str:
-    """sink > 0.3, else induction > 0.5, else local (argmax within 8, induction < 0.1), else diffuse."""
+    """sink > 0.3; induction > 0.5; local: argmax within 8 and induction < 0.1; else diffuse."""
     if features["sink"] > 0.3:
         return "sink"
     if features["induction"] > 0.5:
@@ -256,28 +266,47 @@ def verdict(
         "lost": lost,
     }
     if base["accuracy"]["low"] < 0.5:
+        n, estimate = base["accuracy"]["n"], base["accuracy"]["estimate"]
         return decided | {
             "verdict": "no-go",
-            "reason": "softmax itself does not solve the probe, so that preserving it says nothing",
-            "next": "use a shorter or easier probe, or a larger model",
+            "reason": f"softmax itself is right in {round(estimate * n)} of {n} prompts, too few "
+            "to show that it solves the probe, so that preserving it says nothing",
+            "next": "use more prompts"
+            if estimate >= 0.5
+            else "use a shorter or easier probe, or a larger model",
         }
     if lost <= config.tolerance and not significant:
+        low = f"; yet at most {SCREEN:.0%} of rows are measured safe" if screened else ""
         return decided | {
             "verdict": "preserve",
-            "reason": "no loss on the probe beyond the tolerance",
-            "next": "repeat with more prompts, longer contexts and a harder probe before relying on "
-            "it: one probe passed is not a guarantee",
+            "reason": f"no loss on the probe beyond the tolerance{low}",
+            "next": "repeat with more prompts, longer contexts and a harder probe before you rely "
+            "on it: one probe passed is not a guarantee",
+        }
+    if not significant:
+        return decided | {
+            "verdict": "no-go",
+            "reason": "the loss is beyond the tolerance, but the prompts are too few to tell it "
+            f"from chance (McNemar p = {entry['p_value']:.2g})",
+            "next": "use more prompts; until then do not substitute",
         }
     if screened:
         return decided | {
             "verdict": "no-go",
-            "reason": f"at most {SCREEN:.0%} of rows are measured safe, and the probe collapses",
+            "reason": f"at most {SCREEN:.0%} of rows are measured safe, and the probe is failed",
             "next": "do not substitute zero-shot; raise the degree or train with the map in place",
+        }
+    if safe is None:
+        return decided | {
+            "verdict": "no-go",
+            "reason": "the probe loses accuracy (no safe share: S_p was not measured for this map, "
+            "or no row has an active key)",
+            "next": "do not substitute zero-shot; train with the map in place",
         }
     return decided | {
         "verdict": "no-go",
-        "reason": "rows look safe on average, yet the probe loses accuracy: the heads that carry "
-        "retrieval are not among the safe ones",
+        "reason": "the probe loses accuracy, although part of the rows is measured safe: a share "
+        "over all heads does not tell which of them carry retrieval",
         "next": "keep softmax in the top-K heads (see the ablation) and try the recipe in the rest",
     }
 
@@ -302,12 +331,7 @@ def safe_fraction(
         c = take(c, np.isin(c["layer"].astype(int) * width + c["head"], heads))
     if not len(c["layer"]):
         return None
-    return stats.clustered_bootstrap(
-        (c[f"s_{int(degree)}"] < 1.0).astype(float),
-        c["prompt"],
-        resamples=config.resamples,
-        seed=config.seed,
-    )
+    return share((c[f"s_{int(degree)}"] < 1.0).astype(float), c["prompt"], config)
 
 
 def verdicts(rows: Columns, by_head: Columns, swept: list[dict[str, Any]], config: AuditConfig):
@@ -342,6 +366,7 @@ def summarise(
     swept = behaviour(a, "sweep")
     made: dict[str, Any] = {
         "model": config.model,
+        "config": dataclasses.asdict(config),
         "layers": shape[0],
         "heads": shape[1],
         "calibration": dict(calibration),
@@ -350,6 +375,7 @@ def summarise(
         "bound": bound(r),
         "sweep": swept,
         "verdicts": verdicts(r, by_head, swept, config),
+        "ranking_suite": ranking_suite(r),
         "head_types": {name: int(np.sum(by_head["type"] == name)) for name in TYPES},
         "ablation": behaviour(a, "ablation") if config.ablation_heads else [],
         "rows": rows.num_rows,

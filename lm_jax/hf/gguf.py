@@ -1,13 +1,19 @@
 """GGUF files: dequantised through the `gguf` package and presented under Hugging Face names.
 
-Two conventions of the format differ from Hugging Face's and are undone here. Files of the `llama`
-architecture store the rows of q and k interleaved, for a rotation of neighbouring pairs; and norm
-weights of Gemma are stored with their one already added.
+Conventions of the format that differ from Hugging Face's and are undone here:
+
+  * files of the `llama` architecture store the rows of q and k interleaved within each head, for a
+    rotation of neighbouring pairs; `gemma3` files do not;
+  * norm weights of Gemma have their one already added;
+  * the frequency scaling of Llama 3.1 and later is a tensor, `rope_freqs.weight`;
+  * Gemma 3's rule which layers are local, their rotary base, and the attention scale of its 27B
+    model are known to the program that runs the file, and not stored in it.
+
+Every field of the architecture is read or known to change nothing; any other is refused.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
-import functools
 import math
 from pathlib import Path
 import re
@@ -15,9 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from lm_jax.config import DecoderConfig, Rope
+from lm_jax.config import DecoderConfig, LinearScaling, Llama3Scaling, Rope
 from lm_jax.errors import BadInputError, nearest
+from lm_jax.hf.gguf_reader import open_gguf
 from lm_jax.hf.tokenizer import Tokenizer
+from lm_jax.layers import inverse_frequencies
 
 _COMMON = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -40,125 +48,183 @@ _GEMMA3 = {
     "ffn_norm.weight": "pre_feedforward_layernorm.weight",
     "post_ffw_norm.weight": "post_feedforward_layernorm.weight",
 }
+_ROPE_FREQS = "rope_freqs.weight"
+_ROWS = 4096
+_NO_EFFECT = ("vocab_size", "tensor_data_layout")
+_REMEDY = "use the Hugging Face folder of the model"
 
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
     """How one GGUF architecture maps onto a family."""
 
-    family: str
-    names: dict[str, str]
-    config: Callable[[Callable[..., Any], dict[str, tuple[int, ...]]], DecoderConfig]
+    names: Mapping[str, str]
+    config: Callable[["_Fields", Mapping[str, Any]], DecoderConfig]
     interleaved: bool = False
-    norm_offset: float = 0.0
 
 
-def _llama_config(field: Callable[..., Any], shapes: dict[str, tuple[int, ...]]) -> DecoderConfig:
-    kind = field("rope.scaling.type", "none")
-    if kind != "none" or "rope_freqs.weight" in shapes:
-        raise BadInputError(
-            "GGUF: llama.rope.scaling is not supported here; use the Hugging Face folder"
-        )
+class _Fields:
+    """The fields `<architecture>.*` of a file; remembers which were asked for."""
+
+    def __init__(self, path: Path, kind: str, fields: Mapping[str, Any]):
+        self._where = f"{path}: GGUF field {kind}."
+        self._values = {
+            key.removeprefix(f"{kind}."): field.contents()
+            for key, field in fields.items()
+            if key.startswith(f"{kind}.")
+        }
+        self._asked: set[str] = set(_NO_EFFECT)
+
+    def number(self, key: str, *default: Any) -> Any:
+        """A positive number; the default, which may be anything, where there is no such field."""
+        value = self(key, *default)
+        if key in self._values and (not isinstance(value, int | float) or not value > 0):
+            self.refuse(key, "must be one positive number for all layers")
+        return value
+
+    def __call__(self, key: str, *default: Any) -> Any:
+        self._asked.add(key)
+        if key not in self._values and not default:
+            raise BadInputError(
+                f"{self._where}{key} is missing; fetch the file again, or {_REMEDY}"
+            )
+        return self._values.get(key, *default)
+
+    def only(self, key: str, value: Any) -> None:
+        """Refuses the field, where it is there, if it is not `value`."""
+        if self(key, value) != value:
+            self.refuse(key, f"is not supported (only {value!r} is)")
+
+    def refuse(self, key: str, why: str) -> None:
+        raise BadInputError(f"{self._where}{key} = {self._values[key]!r} {why}; {_REMEDY}")
+
+    def check_all_asked(self) -> None:
+        if unknown := sorted(self._values.keys() - self._asked):
+            raise BadInputError(
+                f"{self._where}{{{', '.join(unknown)}}} not known, and might change the model; "
+                f"{_REMEDY}"
+            )
+
+
+def _llama_config(fields: _Fields, tensors: Mapping[str, Any]) -> DecoderConfig:
+    rope = _rope(fields, 10_000.0)
+    if _ROPE_FREQS in tensors:
+        factors = _dequantised(tensors[_ROPE_FREQS])
+        rope = dataclasses.replace(rope, scaling=_llama3_scaling(rope, factors))
+    return _config(fields, tensors, family="llama", rope=rope)
+
+
+def _gemma3_config(fields: _Fields, tensors: Mapping[str, Any]) -> DecoderConfig:
+    layers, width = fields.number("block_count"), fields.number("embedding_length")
+    heads = fields.number("attention.head_count")
+    window = fields.number("attention.sliding_window", None)
+    # A number n makes every n-th layer see the whole past; a list says of each if it is local.
+    pattern = fields("attention.sliding_window_pattern", 6)
+    local = pattern if isinstance(pattern, list) else [(i + 1) % pattern for i in range(layers)]
     return _config(
-        field,
-        shapes,
-        family="llama",
-        rope=Rope(theta=field("rope.freq_base", 10_000.0)),
-    )
-
-
-def _gemma3_config(field: Callable[..., Any], shapes: dict[str, tuple[int, ...]]) -> DecoderConfig:
-    # Every sixth layer sees the whole past; the format leaves this pattern to the architecture.
-    window, layers = field("attention.sliding_window"), field("block_count")
-    return _config(
-        field,
-        shapes,
+        fields,
+        tensors,
         family="gemma3_text",
         norm_offset=1.0,
         post_norms=True,
         qk_norm=True,
         activation="gelu_tanh",
-        rope=Rope(theta=field("rope.freq_base", 1_000_000.0)),
-        local_rope=Rope(theta=field("rope.freq_base_swa", 10_000.0)),
-        windows=tuple(None if (i + 1) % 6 == 0 else window for i in range(layers)),
-        embed_scale=math.sqrt(field("embedding_length")),
+        rope=_rope(fields, 1_000_000.0),
+        local_rope=Rope(theta=fields.number("rope.freq_base_swa", 10_000.0)),
+        windows=tuple(window if is_local else None for is_local in local),
+        # The 27B model, known by its 62 layers, divides by the root of D / N and not of H.
+        attention_scale=(width // heads if layers == 62 else fields.number("attention.key_length"))
+        ** -0.5,
+        logit_softcap=fields.number("final_logit_softcapping", None),
+        embed_scale=math.sqrt(width),
     )
 
 
-def _config(field, shapes, **family) -> DecoderConfig:
-    heads, width = field("attention.head_count"), field("embedding_length")
-    return DecoderConfig(
-        num_layers=field("block_count"),
+def _config(fields: _Fields, tensors: Mapping[str, Any], **family: Any) -> DecoderConfig:
+    heads, width = fields.number("attention.head_count"), fields.number("embedding_length")
+    head_dim = fields.number("attention.key_length", width // heads)
+    fields.only("attention.value_length", head_dim)
+    fields.only("rope.dimension_count", head_dim)
+    if "token_embd.weight" not in tensors:
+        raise BadInputError(f"GGUF: tensor token_embd.weight is missing; {_REMEDY}")
+    cfg = DecoderConfig(
+        num_layers=fields.number("block_count"),
         num_heads=heads,
-        num_kv_heads=field("attention.head_count_kv", heads),
-        head_dim=field("attention.key_length", width // heads),
+        num_kv_heads=fields.number("attention.head_count_kv", heads),
+        head_dim=head_dim,
         hidden_size=width,
-        mlp_size=field("feed_forward_length"),
-        vocab_size=shapes["token_embd.weight"][0],
-        max_length=field("context_length"),
-        norm_eps=_short(field("attention.layer_norm_rms_epsilon")),
-        tie_embeddings="output.weight" not in shapes,
+        mlp_size=fields.number("feed_forward_length"),
+        vocab_size=_shape(tensors["token_embd.weight"])[0],
+        max_length=fields.number("context_length"),
+        norm_eps=_shortest(fields.number("attention.layer_norm_rms_epsilon")),
+        tie_embeddings="output.weight" not in tensors,
         **family,
     )
+    fields.check_all_asked()
+    return cfg
 
 
-def _short(x: float) -> float:
+def _rope(fields: _Fields, theta: float) -> Rope:
+    kind = fields("rope.scaling.type", "none")
+    if kind not in ("none", "linear"):
+        fields.refuse("rope.scaling.type", "is not supported (only 'none' and 'linear' are)")
+    factor = fields.number("rope.scaling.factor", 1.0)
+    scaling = LinearScaling(factor) if kind == "linear" else None
+    return Rope(theta=fields.number("rope.freq_base", theta), scaling=scaling)
+
+
+def _llama3_scaling(rope: Rope, factors: np.ndarray) -> Llama3Scaling:
+    """The settings that every Llama 3 release shares, proved to give the stored factors."""
+    scaling = Llama3Scaling(
+        factor=float(factors.max()), low_freq_factor=1.0, high_freq_factor=4.0, original_length=8192
+    )
+    plain, scaled = (
+        inverse_frequencies(dataclasses.replace(rope, scaling=s), 2 * factors.size)
+        for s in (None, scaling)
+    )
+    if rope.scaling is not None or not np.allclose(plain / scaled, factors, rtol=1e-4):
+        raise BadInputError(
+            f"GGUF: {_ROPE_FREQS} is not the frequency scaling of a Llama 3 model; {_REMEDY}"
+        )
+    return scaling
+
+
+def _shortest(x: float) -> float:
     """The shortest decimal that is this float32: 1e-05, not 9.999999747378752e-06."""
     return float(str(np.float32(x)))
 
 
-ARCHITECTURES = {
-    "llama": Architecture("llama", _COMMON | _LLAMA, _llama_config, interleaved=True),
-    "gemma3": Architecture("gemma3_text", _COMMON | _GEMMA3, _gemma3_config, norm_offset=1.0),
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "llama": Architecture(_COMMON | _LLAMA, _llama_config, interleaved=True),
+    "gemma3": Architecture(_COMMON | _GEMMA3, _gemma3_config),
 }
 
 
 class GGUFSource:
-    """The tensors of one GGUF file under the names of its family's table."""
+    """The weights of one GGUF file under the names of its family's table; `cfg` is the decoder."""
 
     def __init__(self, path: Path):
-        from gguf import GGUFReader
-
-        try:
-            self._reader = GGUFReader(path)
-        except (ValueError, OSError, IndexError, KeyError) as error:
-            raise BadInputError(
-                f"{path}: not a readable GGUF file ({error}); it may be truncated, fetch it again"
-            ) from error
         self._path = path
-        kind = self._field("general.architecture")
+        self._reader = open_gguf(path)
+        fields = self._reader.fields
+        if "split.count" in fields and fields["split.count"].contents() > 1:
+            raise BadInputError(
+                f"{path} is one part of a split GGUF file; join the parts with gguf-split --merge"
+            )
+        kind = fields["general.architecture"].contents() if "general.architecture" in fields else ""
         if kind not in ARCHITECTURES:
             raise BadInputError(
-                f"{path}: GGUF architecture {kind!r} is not supported{nearest(str(kind), ARCHITECTURES)}"
+                f"{path}: GGUF architecture {kind!r} is not supported{nearest(kind, ARCHITECTURES)}"
             )
-        self._kind, self._architecture = kind, ARCHITECTURES[kind]
-        self.family = self._architecture.family
-        self._tensors = {t.name: t for t in self._reader.tensors}
-
-    def _field(self, key: str, *default: Any) -> Any:
-        field = self._reader.fields.get(key)
-        if field is None and default:
-            return default[0]
-        if field is None:
-            raise BadInputError(f"{self._path}: the GGUF file has no field {key}")
-        return field.contents()
-
-    def config(self) -> DecoderConfig:
-        """The decoder the file describes."""
-        stored = {name: _shape(t) for name, t in self._tensors.items()}
-
-        def field(key: str, *default: Any) -> Any:
-            return self._field(f"{self._kind}.{key}", *default)
-
-        return self._architecture.config(field, stored)
+        self._architecture = ARCHITECTURES[kind]
+        tensors = {t.name: t for t in self._reader.tensors}
+        self.cfg = self._architecture.config(_Fields(path, kind, fields), tensors)
+        tensors.pop(_ROPE_FREQS, None)
+        self._tensors = {self._hf_name(name): tensor for name, tensor in tensors.items()}
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer in the file."""
-        return Tokenizer.from_gguf(self._path)
-
-    @functools.cached_property
-    def _stored_name(self) -> dict[str, str]:
-        return {self._hf_name(name): name for name in self._tensors}
+        return Tokenizer.from_gguf(self._reader)
 
     def _hf_name(self, name: str) -> str:
         block = re.fullmatch(r"blk\.(\d+)\.(.+)", name)
@@ -168,19 +234,35 @@ class GGUFSource:
         return f"model.layers.{block[1]}.{renamed}" if block else renamed
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: _shape(self._tensors[stored]) for name, stored in self._stored_name.items()}
+        """The shape of every weight."""
+        return {name: _shape(tensor) for name, tensor in self._tensors.items()}
 
     def read(self, name: str) -> np.ndarray:
-        from gguf.quants import dequantize
-
-        tensor = self._tensors[self._stored_name[name]]
-        w = dequantize(tensor.data, tensor.tensor_type).reshape(_shape(tensor)).astype(np.float32)
+        """One weight, float32, in the layout of the Hugging Face folder."""
+        w = _dequantised(self._tensors[name])
         if self._architecture.interleaved and name.endswith(("q_proj.weight", "k_proj.weight")):
-            half = self.config().head_dim // 2
-            w = w.reshape(-1, half, 2, w.shape[-1]).swapaxes(1, 2).reshape(w.shape)
-        if name.endswith("norm.weight"):
-            w = w - np.float32(self._architecture.norm_offset)
+            pairs = w.reshape(-1, self.cfg.head_dim // 2, 2, w.shape[-1])
+            w = pairs.swapaxes(1, 2).reshape(w.shape)
+        if name.endswith("norm.weight") and self.cfg.norm_offset:
+            w = w - np.float32(self.cfg.norm_offset)
         return w
+
+
+def _dequantised(tensor: Any) -> np.ndarray:
+    from gguf.quants import dequantize
+
+    w = np.empty(_shape(tensor), np.float32)
+    try:
+        # Some rows at a time, as the package makes a second copy of what it is given.
+        for start in range(0, len(w), _ROWS):
+            part = slice(start, start + _ROWS)
+            w[part] = dequantize(tensor.data[part], tensor.tensor_type)
+    except NotImplementedError as error:
+        raise BadInputError(
+            f"GGUF: tensor {tensor.name} is quantised as {tensor.tensor_type.name}, which the gguf "
+            f"package cannot undo; take another quantisation of the model, or {_REMEDY}"
+        ) from error
+    return w
 
 
 def _shape(tensor: Any) -> tuple[int, ...]:

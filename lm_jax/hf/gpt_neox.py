@@ -35,7 +35,7 @@ def read_config(hf: Any) -> DecoderConfig:
         qkv_bias=hf.attention_bias,
         out_bias=hf.attention_bias,
         mlp_bias=True,
-        rope=read_rope(hf.rope_parameters),
+        rope=read_rope(hf.rope_parameters, partial=True),
         tie_embeddings=hf.tie_word_embeddings,
     )
 

@@ -1,4 +1,4 @@
-"""Pretrained weights in and out: Hugging Face folders, GGUF files, manifest names.
+"""Pretrained weights in and out: Hugging Face folders, GGUF files, our checkpoints, manifest names.
 
 1. Read the config and find the family (`FAMILIES`).
 2. List the checkpoint's tensors, shapes only, and check them against the family's table: one
@@ -11,26 +11,27 @@ from collections.abc import Mapping
 import dataclasses
 import functools
 import hashlib
-import json
 from pathlib import Path
-import re
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lm_jax import decoder
+from lm_jax import decoder, settings, sharding
 from lm_jax import params as params_lib
 from lm_jax.config import DecoderConfig
-from lm_jax.errors import BadInputError, nearest
+from lm_jax.errors import BadInputError, UsageError, nearest
 from lm_jax.hf import table
 from lm_jax.hf.gemma import GEMMA3
 from lm_jax.hf.gpt2 import GPT2
 from lm_jax.hf.gpt_neox import GPT_NEOX
 from lm_jax.hf.llama import LLAMA
 from lm_jax.hf.tokenizer import Tokenizer
+from lm_jax.params import ParamSpec
+from lm_jax.train import checkpoint
 
+CONFIG = "config.json"
 FAMILIES: Mapping[str, table.Family] = {f.name: f for f in (LLAMA, GPT2, GPT_NEOX, GEMMA3)}
 
 
@@ -48,7 +49,7 @@ class Source(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Pretrained:
-    """A model as loaded; `tokenizer` is None where the folder has none. `files` hold the weights."""
+    """A loaded model; `tokenizer` is None where the folder has none, `files` hold the weights."""
 
     cfg: DecoderConfig
     params: dict[str, Any]
@@ -65,6 +66,16 @@ class Pretrained:
         return total.hexdigest()
 
 
+@dataclasses.dataclass(frozen=True)
+class _Opened:
+    """A source whose config is read and whose weights are not."""
+
+    cfg: DecoderConfig
+    weights: Source
+    tokenizer: Tokenizer | None
+    files: tuple[Path, ...]
+
+
 def load_pretrained(
     source: str | Path,
     *,
@@ -74,40 +85,77 @@ def load_pretrained(
     """Loads a model.
 
     Args:
-      source: a Hugging Face folder, a `.gguf` file, or a name of the manifest (`assets.py`).
+      source: a Hugging Face folder, a `.gguf` file, a folder made by `tools/convert_hf.py`, or a
+        name of the manifest (`assets.py`).
       dtype: of the parameters, float32 or bfloat16.
       mesh: where to put them, sharded by `sharding.RULES`; None is the default device.
 
     Raises:
       BadInputError: if there is no such source, its family or a setting is not supported, or any
         tensor is missing, unused, misshapen or not finite (all listed at once).
+      CorruptError: if a converted folder does not match its manifest.
+      UsageError: for another dtype.
     """
+    if jnp.dtype(dtype) not in (jnp.float32, jnp.bfloat16):
+        raise UsageError(f"dtype = {jnp.dtype(dtype)} is not supported; give float32 or bfloat16")
     path = resolve(source)
-    if path.is_file() and path.suffix == ".gguf":
-        from lm_jax.hf.gguf import GGUFSource
-
-        gguf = GGUFSource(path)
-        cfg, family, tokenizer = gguf.config(), FAMILIES[gguf.family], gguf.tokenizer()
-        weights: Source = gguf
-        files = (path,)
-    elif path.is_dir():
-        from lm_jax.hf.folder import SafetensorsSource, read_hf_config
-
-        hf_config = read_hf_config(path, FAMILIES)
-        family = FAMILIES[hf_config.model_type]
-        cfg = family.read_config(hf_config)
-        folder = SafetensorsSource(path, family)
-        weights, files = folder, folder.files
-        tokenizer = Tokenizer.from_folder(path) if (path / "tokenizer.json").exists() else None
+    if (path / checkpoint.MANIFEST).exists() or (path / checkpoint.ARRAYS).is_dir():
+        return _load_converted(path, dtype, mesh)
+    if path.is_dir():
+        opened = _open_folder(path)
+    elif path.suffix == ".gguf":
+        opened = _open_gguf(path)
     else:
-        raise BadInputError(f"{path} is neither a Hugging Face folder nor a .gguf file")
-    if tokenizer is not None and tokenizer.vocab_size > cfg.vocab_size:
+        raise BadInputError(f"{path} is neither a Hugging Face folder nor a .gguf file; name one")
+    _check_tokenizer(path, opened.tokenizer, opened.cfg)
+    params = load_params(opened.weights, opened.cfg, dtype=dtype, mesh=mesh)
+    return Pretrained(opened.cfg, params, opened.tokenizer, opened.files)
+
+
+def _open_folder(path: Path) -> _Opened:
+    from lm_jax.hf.folder import SafetensorsSource, read_hf_config
+
+    hf_config = read_hf_config(path, FAMILIES)
+    family = FAMILIES[hf_config.model_type]
+    weights = SafetensorsSource(path, family)
+    return _Opened(family.read_config(hf_config), weights, _tokenizer_in(path), weights.files)
+
+
+def _open_gguf(path: Path) -> _Opened:
+    from lm_jax.hf.gguf import GGUFSource
+
+    weights = GGUFSource(path)
+    return _Opened(weights.cfg, weights, weights.tokenizer(), (path,))
+
+
+def _load_converted(path: Path, dtype: Any, mesh: jax.sharding.Mesh | None) -> Pretrained:
+    manifest = checkpoint.verify(path)
+    stored = checkpoint.read_json(path / CONFIG)
+    try:
+        cfg = settings.freeze(stored, DecoderConfig)
+    except UsageError as error:
+        raise BadInputError(f"{path / CONFIG}: {error}; convert the model again") from error
+    target = sharding.abstract(decoder.param_spec(cfg), dtype, mesh)
+    params = checkpoint.load_arrays(path, manifest, target, cast=True)
+    tokenizer = _tokenizer_in(path)
+    _check_tokenizer(path, tokenizer, cfg)
+    return Pretrained(cfg, params, tokenizer, checkpoint.array_files(path, manifest))
+
+
+def _tokenizer_in(path: Path) -> Tokenizer | None:
+    return Tokenizer.from_folder(path) if (path / "tokenizer.json").exists() else None
+
+
+def _check_tokenizer(path: Path, tokenizer: Tokenizer | None, cfg: DecoderConfig) -> None:
+    if tokenizer is None:
+        return
+    # A vocabulary may have holes: the largest id counts, not the number of tokens.
+    largest = max(tokenizer.backend.get_vocab(with_added_tokens=True).values())
+    if largest >= cfg.vocab_size:
         raise BadInputError(
-            f"{path}: the tokenizer has {tokenizer.vocab_size} tokens but the embedding only "
+            f"{path}: the tokenizer has ids up to {largest}, but the embedding only "
             f"{cfg.vocab_size} rows; use the tokenizer that belongs to these weights"
         )
-    params = load_params(weights, cfg, family, dtype=dtype, mesh=mesh)
-    return Pretrained(cfg, params, tokenizer, tuple(files))
 
 
 def resolve(source: str | Path) -> Path:
@@ -129,20 +177,16 @@ def resolve(source: str | Path) -> Path:
 def load_params(
     source: Source,
     cfg: DecoderConfig,
-    family: table.Family,
     *,
     dtype: Any = jnp.float32,
     mesh: jax.sharding.Mesh | None = None,
 ) -> dict[str, Any]:
     """Fills the parameters of `cfg` from a source; see `load_pretrained` for what it raises."""
-    shapes, entries = source.shapes(), family.entries(cfg)
-    shapes = _without_tied_head(source, shapes, cfg, family)
-    ignored = re.compile("|".join(family.ignored) or r"(?!)")
-    table.check(entries, cfg, shapes, lambda name: ignored.fullmatch(name) is not None)
+    family = FAMILIES[cfg.family]
+    entries = family.entries(cfg)
+    table.check(entries, cfg, _without_tied_head(source, entries, cfg, family))
 
-    spec = decoder.param_spec(cfg)
-    specs = dict(params_lib.leaves(spec))
-    shardings = _shardings(spec, mesh)
+    specs = dict(params_lib.leaves(decoder.param_spec(cfg)))
     filled: dict[str, jax.Array] = {}
     bad: list[str] = []
     for entry in entries:
@@ -151,26 +195,32 @@ def load_params(
             if not np.isfinite(tensor).all():
                 bad.append(name)
             for path, value in zip(entry.params, entry.read(tensor), strict=True):
-                value = np.ascontiguousarray(value).astype(dtype, copy=False)
+                value = np.ascontiguousarray(value, dtype)
+                spec = specs[path]
                 if not entry.per_layer:
-                    filled[path] = jax.device_put(value, shardings[path])
+                    filled[path] = _put(value, mesh, spec)
                     continue
+                place = sharding.named(mesh, spec) if mesh else None
                 if layer == 0:
-                    filled[path] = _zeros(specs[path].shape, dtype, shardings[path])
-                filled[path] = _write_layer(filled[path], value, layer)
+                    filled[path] = jnp.zeros(spec.shape, dtype, device=place)
+                value = _put(value, mesh, ParamSpec(spec.shape[1:], spec.axes[1:]))
+                filled[path] = _write_layer(filled[path], value, layer, place)
     if bad:
-        raise BadInputError(f"checkpoint has NaN or infinite weights in: {', '.join(bad)}")
+        raise BadInputError(
+            f"checkpoint has NaN or infinite weights in: {', '.join(bad)}; download it again"
+        )
     return params_lib.tree_from_paths(filled)
 
 
-def _without_tied_head(source, shapes, cfg, family):
-    """Drops a stored copy of the tied embedding, once seen to be equal to it."""
-    if not cfg.tie_embeddings or family.head not in shapes:
+def _without_tied_head(
+    source: Source, entries: list[table.Entry], cfg: DecoderConfig, family: table.Family
+) -> dict[str, tuple[int, ...]]:
+    """The stored shapes, without a copy of the tied embedding once seen to be equal to it."""
+    shapes = source.shapes()
+    embedding = next(entry.name for entry in entries if entry.params == ("embed/tokens",))
+    if not cfg.tie_embeddings or shapes.get(family.head) != shapes.get(embedding, ()):
         return shapes
-    embedding = next(e.name for e in family.entries(cfg) if e.params == ("embed/tokens",))
-    if shapes[family.head] != shapes.get(embedding) or not np.array_equal(
-        source.read(family.head), source.read(embedding)
-    ):
+    if not np.array_equal(source.read(family.head), source.read(embedding)):
         raise BadInputError(
             f"config.json says tie_word_embeddings, but {family.head} differs from {embedding}; "
             "set tie_word_embeddings to false"
@@ -178,27 +228,19 @@ def _without_tied_head(source, shapes, cfg, family):
     return {name: shape for name, shape in shapes.items() if name != family.head}
 
 
-def _shardings(spec, mesh):
+def _put(value: np.ndarray, mesh: jax.sharding.Mesh | None, spec: ParamSpec) -> jax.Array:
+    """The array where `spec` says; every device gets only its own part."""
     if mesh is None:
-        return {name: None for name, _ in params_lib.leaves(spec)}
-    from lm_jax import sharding
-
-    return {name: sharding.named(mesh, leaf) for name, leaf in params_lib.leaves(spec)}
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _filled_with_zeros(shape, dtype, sharding):
-    zeros = jnp.zeros(shape, dtype)
-    return zeros if sharding is None else jax.lax.with_sharding_constraint(zeros, sharding)
+        return jax.device_put(value)
+    return jax.make_array_from_callback(
+        value.shape, sharding.named(mesh, spec), lambda index: value[index]
+    )
 
 
-def _zeros(shape, dtype, sharding):
-    return _filled_with_zeros(shape, jnp.dtype(dtype), sharding)
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def _write_layer(stack, value, layer):
-    return jax.lax.dynamic_update_index_in_dim(stack, value, layer, 0)
+@functools.partial(jax.jit, static_argnames="place", donate_argnums=0)
+def _write_layer(stack, value, layer, place):
+    stack = jax.lax.dynamic_update_index_in_dim(stack, value, layer, 0)
+    return stack if place is None else jax.lax.with_sharding_constraint(stack, place)
 
 
 def save_pretrained(
@@ -209,10 +251,11 @@ def save_pretrained(
 ) -> None:
     """Writes a folder that `transformers` loads: config.json, model.safetensors, tokenizer.
 
-    The folder is written under a temporary name, read back, compared, and renamed.
+    The folder is written under a temporary name, read back, compared, synced and renamed.
 
     Raises:
-      BadInputError: if `path` exists, or the parameters do not fit `cfg`.
+      BadInputError: if `path` exists, the parameters do not fit `cfg`, or its family has no place
+        for a setting of `cfg`.
       StorageError: if it cannot be written.
     """
     from lm_jax.hf.folder import write_folder
@@ -222,13 +265,36 @@ def save_pretrained(
         raise BadInputError(f"cfg.family = {cfg.family!r}{nearest(cfg.family, FAMILIES)}")
     family = FAMILIES[cfg.family]
     leaves = params_lib.by_path(params)
+    config = family.write_config(cfg) | {"dtype": str(next(iter(leaves.values())).dtype)}
+    if tokenizer is not None:
+        config |= {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id}
+    _check_stored(cfg, family, config)
+
+    entries = family.entries(cfg)
+    wanted = {name: e.shape for e in entries for name in table.names(e, cfg.num_layers)}
+    table.check(entries, cfg, wanted)
     tensors: dict[str, np.ndarray] = {}
-    for entry in family.entries(cfg):
+    for entry in entries:
         stacks = [np.asarray(leaves[p]) for p in entry.params]
         for layer, name in enumerate(table.names(entry, cfg.num_layers)):
             parts = [a[layer] for a in stacks] if entry.per_layer else stacks
-            # The writer takes the buffer as it lies: a transposed view would be stored wrongly.
-            tensors[name] = np.ascontiguousarray(entry.write(*parts))
-    dtype = str(next(iter(leaves.values())).dtype)
-    config = family.write_config(cfg) | {"dtype": dtype}
-    write_folder(Path(path), json.dumps(config, indent=2), tensors, tokenizer)
+            tensors[name] = entry.write(*parts)
+    write_folder(Path(path), config, tensors, tokenizer)
+
+
+def _check_stored(cfg: DecoderConfig, family: table.Family, config: Mapping[str, Any]) -> None:
+    """Raises if the config, read back as a load would, is another decoder."""
+    from lm_jax.hf.compat import transformers
+
+    back = family.read_config(transformers().AutoConfig.for_model(**config))
+
+    def spelt_out(c: DecoderConfig) -> dict[str, Any]:
+        local = c.local_rope if any(c.layer_windows) else None
+        explicit = {"attention_scale": c.scale, "windows": c.layer_windows, "local_rope": local}
+        return settings.plain(dataclasses.replace(c, **explicit))
+
+    if lost := settings.difference(spelt_out(back), spelt_out(cfg)):
+        raise BadInputError(
+            f"a folder of family {family.name} cannot hold this config: {'; '.join(lost)}; "
+            "set the field to the stored value, or save with lm_jax.train.checkpoint"
+        )

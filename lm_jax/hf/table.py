@@ -1,13 +1,14 @@
 """Weight maps as tables: which checkpoint tensor fills which parameters, in both directions.
 
-An `Entry` is one checkpoint tensor; `{l}` in its name stands for the layer. `read` takes the tensor
-to the parameters it fills (one layer of each) and `write` is its inverse. A `Family` is a reader and
-a writer of configs and a table; nothing about a family lives anywhere else.
+An `Entry` is one checkpoint tensor; `{l}` in its name stands for the layer. `read` takes the
+tensor to the parameters it fills (one layer of each) and `write` is its inverse. A `Family` is a
+reader and a writer of configs and a table; nothing about a family lives anywhere else.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,10 @@ class Family:
     write_config: Callable[[DecoderConfig], dict[str, Any]]
     entries: Callable[[DecoderConfig], list[Entry]]
     ignored: Sequence[str] = ()
+
+    def ignores(self, name: str) -> bool:
+        """True for the name of a stored buffer that is no weight."""
+        return any(re.fullmatch(pattern, name) for pattern in self.ignored)
 
 
 class Tables:
@@ -110,15 +115,13 @@ def check(
     entries: Sequence[Entry],
     cfg: DecoderConfig,
     shapes: Mapping[str, tuple[int, ...]],
-    ignored: Callable[[str], bool],
 ) -> None:
     """Raises unless the table and the checkpoint cover each other exactly.
 
     Args:
       entries: the family's table for `cfg`.
       cfg: the model that is to be filled.
-      shapes: the shape of every tensor in the checkpoint.
-      ignored: true for a stored name that is no weight.
+      shapes: the shape of every weight in the checkpoint.
 
     Raises:
       BadInputError: listing every missing, unused, misshapen tensor at once, and every parameter
@@ -132,11 +135,7 @@ def check(
     problems += [f"{path} is no parameter" for path in sorted(set(filled) - declared)]
     wanted = {name: entry.shape for entry in entries for name in names(entry, cfg.num_layers)}
     problems += [f"missing {name}" for name in wanted if name not in shapes]
-    problems += [
-        f"unused {name} {shapes[name]}"
-        for name in shapes
-        if name not in wanted and not ignored(name)
-    ]
+    problems += [f"unused {name} {shapes[name]}" for name in shapes if name not in wanted]
     problems += [
         f"{name} has shape {shapes[name]}, not {shape}"
         for name, shape in wanted.items()
@@ -147,7 +146,8 @@ def check(
             f"; and {len(problems) - 20} more" if len(problems) > 20 else ""
         )
         raise BadInputError(
-            f"checkpoint does not fit its config ({len(problems)} differences): {shown}"
+            f"checkpoint does not fit its config ({len(problems)} differences): {shown}; take "
+            "weights and config of one model"
         )
 
 
@@ -158,36 +158,50 @@ def names(entry: Entry, num_layers: int) -> list[str]:
     return [entry.name.replace("{l}", str(layer)) for layer in range(num_layers)]
 
 
-def read_rope(parameters: Mapping[str, Any], where: str = "rope_parameters") -> Rope:
+def read_rope(
+    parameters: Mapping[str, Any], where: str = "rope_parameters", *, partial: bool = False
+) -> Rope:
     """A transformers `rope_parameters` dict as a `Rope`.
 
+    `partial` says that the family rotates only a part of each head where `partial_rotary_factor`
+    is below one; the others have no such part.
+
     Raises:
-      BadInputError: for a kind of scaling that is not supported.
+      BadInputError: for a kind of scaling that is not supported, or a number that is missing.
     """
+
+    def number(key: str, *default: float) -> float:
+        value = parameters.get(key, *default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+            raise BadInputError(f"config.json: {where}.{key} = {value!r} must be a positive number")
+        return float(value)
+
     kind = parameters.get("rope_type", "default")
     scaling: Llama3Scaling | LinearScaling | None
     match kind:
         case "default":
             scaling = None
         case "linear":
-            scaling = LinearScaling(float(parameters["factor"]))
+            scaling = LinearScaling(number("factor"))
         case "llama3":
             scaling = Llama3Scaling(
-                factor=float(parameters["factor"]),
-                low_freq_factor=float(parameters["low_freq_factor"]),
-                high_freq_factor=float(parameters["high_freq_factor"]),
-                original_length=int(parameters["original_max_position_embeddings"]),
+                factor=number("factor"),
+                low_freq_factor=number("low_freq_factor"),
+                high_freq_factor=number("high_freq_factor"),
+                original_length=int(number("original_max_position_embeddings")),
             )
         case _:
             raise BadInputError(
                 f"config.json: {where}.rope_type = {kind!r} is not supported"
                 f"{nearest(str(kind), ('default', 'linear', 'llama3'))}"
             )
-    return Rope(
-        theta=float(parameters["rope_theta"]),
-        fraction=float(parameters.get("partial_rotary_factor", 1.0)),
-        scaling=scaling,
-    )
+    fraction = number("partial_rotary_factor", 1.0)
+    if fraction != 1.0 and not partial:
+        raise BadInputError(
+            f"config.json: {where}.partial_rotary_factor = {fraction} is not supported in this "
+            "family (only 1.0 is)"
+        )
+    return Rope(theta=number("rope_theta"), fraction=fraction, scaling=scaling)
 
 
 def write_rope(rope: Rope) -> dict[str, Any]:

@@ -6,9 +6,12 @@ So softmax and a steep row map retrieve, a map whose rows all die does not, and 
 generic score rows.
 """
 
-from collections.abc import Callable, Sequence
-import json
+from collections.abc import Callable
+import contextlib
+import dataclasses
+import io
 from pathlib import Path
+import re
 from typing import Any
 
 import jax
@@ -21,23 +24,24 @@ import lm_jax
 from lm_jax import launch
 from lm_jax.hf.tokenizer import Tokenizer
 from polyattn_jax import audit, calibrate, suites
+from polyattn_jax.suites.niah import CUE, HARMLESS
 
 ROOT = Path(__file__).parents[2]
-CUE = ["The", "secret", "word", "is", "."]
-HARMLESS = "little quiet open wide old man here long over room day".split()
-PROSE = (
+FRAME = re.findall(r"\w+|\.", " ".join([CUE, *HARMLESS]))
+PROSE = re.findall(
+    r"\w+",
     "a this that every some small large bright slow early late people travel work wait sing often "
-    "never always there near far away again together home today"
-).split()
+    "never always there near far away again together home today",
+)
 LAYER, HEAD = 1, 2
 CODE = 12
 
 
 def tiny_tokenizer() -> Tokenizer:
-    """One token for each word of the nouns, the prose and the calibration text, and for each mark."""
+    """One token for each noun, each other word of the prompts and of the calibration text."""
     split = pre_tokenizers.Whitespace()
     shipped = [word for word, _ in split.pre_tokenize_str(calibrate.calibration_text())]
-    words = [*CUE, *HARMLESS, *PROSE, *map(str.title, PROSE), *suites.shipped_nouns(), *shipped]
+    words = [*FRAME, *PROSE, *map(str.title, PROSE), *suites.shipped_nouns(), *shipped]
     vocabulary = {word: i for i, word in enumerate(dict.fromkeys(["<unk>", *words]))}
     backend = Backend(models.WordLevel(vocabulary, unk_token="<unk>"))
     backend.pre_tokenizer = split
@@ -55,6 +59,9 @@ def tiny_params(cfg: lm_jax.DecoderConfig, tokenizer: Tokenizer) -> Any:
     )
     code, copy = slice(2, 2 + CODE), slice(2 + CODE, 2 + 2 * CODE)
     embed_VD, unembed_DV = params["embed"]["tokens"], params["unembed"]
+    # Scores of the other heads are of order one, as in a trained model.
+    for name in ("q", "k"):
+        params["blocks"]["mixer"][name] *= 8.0
     params["final"]["scale"][:] = 1.0
     for name in ("ln1", "ln2"):
         params["blocks"][name]["scale"][:] = 1.0
@@ -117,3 +124,66 @@ def haystack(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("text") / "haystack.txt"
     path.write_text(" ".join(sentences), "utf-8")
     return path
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a command ended: exit code, standard output, lines of standard error."""
+
+    code: int
+    out: str
+    err: list[str]
+
+    @property
+    def refusals(self) -> list[str]:
+        """The lines of standard error that are no progress."""
+        return [line for line in self.err if line.startswith(("error: ", "stopped: "))]
+
+
+Command = Callable[..., Outcome]
+
+
+def run(main: launch.Main, argv: list[str], **options: Any) -> Outcome:
+    """Runs a command in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = launch.run(main, ["command", *argv], **options)
+    return Outcome(code, out.getvalue(), err.getvalue().splitlines())
+
+
+@pytest.fixture(scope="session")
+def audit_arguments(tiny: Path, haystack: Path) -> list[str]:
+    """The arguments of an audit of the tiny model that takes a second once it is compiled."""
+    return [
+        f"--config={ROOT}/configs/polyattn/smollm2.py:smoke",
+        f"--config.model={tiny}",
+        f"--config.haystack={haystack}",
+        "--config.niah_n=7",
+        "--config.control_n=3",
+        "--config.induction_n=4",
+        "--config.mqar_n=3",
+        "--config.recipes=('relu_p4_bauto', 'relu_p4_b0', 'relu_p2_b0', 'relu_p1_over_L')",
+        "--config.ablation_heads=(1, 3)",
+        "--config.ablation_n=4",
+        "--config.top_heads=4",
+    ]
+
+
+@pytest.fixture(scope="session")
+def run_audit(audit_arguments: list[str]) -> Command:
+    """`run_audit(workdir, *overrides)`: the audit of `audit_arguments`, in this process."""
+
+    def command(workdir: Path, *overrides: str) -> Outcome:
+        argv = [*audit_arguments, f"--workdir={workdir}", *overrides]
+        return run(audit.main, argv, config="configs/polyattn/smollm2.py")
+
+    return command
+
+
+@pytest.fixture(scope="session")
+def audited(run_audit: Command, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished audit; nobody writes there."""
+    folder = tmp_path_factory.mktemp("audits") / "finished"
+    outcome = run_audit(folder)
+    assert outcome.code == 0, outcome.err
+    return folder

@@ -1,0 +1,1 @@
+"""Pretrained weights and tokenizers: Hugging Face folders, GGUF files, families as tables."""

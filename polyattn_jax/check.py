@@ -1,0 +1,243 @@
+"""May this recipe replace the softmax of this model? The verdict of an audit, and nothing else.
+
+    python -m polyattn_jax.check --model=smollm2 --recipe=relu:p=4,b=auto
+
+A negative screen, after "When Does Polynomial Attention Concentrate?", section 6, in the stages of
+`stages.py`:
+
+1. calibrate b_auto, unless the recipe gives its own bias;
+2. measure S_p on the last row of needle and induction prompts, where the recipe is a normalised
+   power of a degree that is measured; induction ranks the heads;
+3. ask for the needle with softmax and with the recipe in every head, on the same prompts.
+
+The table goes to standard output, progress to standard error. The exit code is 0 for preserve and
+10 for no-go. With `--workdir` a killed check goes on where it stopped, and `check.json` holds the
+numbers; without it nothing is left behind.
+"""
+
+from collections.abc import Iterator
+import contextlib
+from pathlib import Path
+import tempfile
+import textwrap
+from typing import Any
+
+from absl import flags
+
+from lm_jax import launch, runs
+from lm_jax.errors import EXIT_FINISHED, EXIT_NO_GO, UsageError
+from polyattn_jax import audit, stages, summary
+from polyattn_jax.config import AuditConfig
+from polyattn_jax.measure import DEGREES
+from polyattn_jax.row_maps import SOFTMAX, Recipe, parse_recipe, resolve_bias
+from polyattn_jax.stages import Subject
+
+RESULT = "check.json"
+WIDTH = 80
+
+_MODEL = flags.DEFINE_string("model", None, "HF folder, GGUF file, or name of the manifest")
+_RECIPE = flags.DEFINE_string("recipe", "relu:p=4,b=auto", "what is to replace softmax")
+_N = flags.DEFINE_integer("n", 20, "prompts of each suite", lower_bound=1)
+_LENGTH = flags.DEFINE_integer("length", 256, "tokens of each prompt", lower_bound=1)
+_CALIBRATION = flags.DEFINE_integer("calibration_length", 1024, "tokens of the text for b=auto")
+_TOP_HEADS = flags.DEFINE_integer("top_heads", 40, "how many heads of greatest S_2 to show apart")
+_HAYSTACK = flags.DEFINE_string("haystack", "essays", "essays, speeches, or a text file")
+_SEED = flags.DEFINE_integer("seed", 0, "of the prompts and of the bootstrap", lower_bound=0)
+_MESH = flags.DEFINE_list("mesh", ["1", "1", "1"], "devices along data, fsdp, tensor")
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 1, "prompts of one forward pass")
+_DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "of the weights")
+
+
+def config_from_flags() -> AuditConfig:
+    """The flags as an audit of one recipe, without ablation.
+
+    Raises:
+      UsageError: for a missing model, an unknown recipe, or a value that `AuditConfig` refuses.
+    """
+    if not _MODEL.value:
+        raise UsageError("--model is missing; name a Hugging Face folder, a GGUF file or smollm2")
+    if len(_MESH.value) != 3 or not all(size.lstrip("-").isdecimal() for size in _MESH.value):
+        raise UsageError(f"--mesh={','.join(_MESH.value)} is not three whole numbers; write 8,1,1")
+    data, fsdp, tensor = map(int, _MESH.value)
+    recipe = parse_recipe(_RECIPE.value).spec
+    return AuditConfig(
+        model=_MODEL.value,
+        dtype=_DTYPE.value,
+        mesh=(data, fsdp, tensor),
+        seed=_SEED.value,
+        batch_size=_BATCH_SIZE.value,
+        haystack=_HAYSTACK.value,
+        niah_lengths=(_LENGTH.value,),
+        niah_n=_N.value,
+        control_n=1,
+        induction_length=_LENGTH.value,
+        induction_n=_N.value,
+        mqar_n=0,
+        repeated_n=1,
+        calibration_length=_CALIBRATION.value,
+        recipes=(recipe,),
+        sweep_length=_LENGTH.value,
+        ablation_recipe=recipe,
+        top_heads=_TOP_HEADS.value,
+    )
+
+
+def measurable(recipe: Recipe) -> bool:
+    """Whether S_p speaks of a recipe: a normalised power, of a degree that is measured."""
+    return recipe.map.normalised and recipe.map.degree in DEGREES
+
+
+def run(subject: Subject, folder: Path) -> dict[str, Any]:
+    """Runs or resumes a check in an open work folder and returns what `table` prints.
+
+    The rows are measured at b = 0 and at the recipe's own bias (b_auto for a recipe of b = 0), and
+    heads are ranked at the latter.
+    """
+    config, cfg = subject.config, subject.model.cfg
+    recipe = parse_recipe(config.recipes[0])
+    probe = f"niah_{config.sweep_length}"
+    built = stages.build_suites(subject)
+    suites = {name: built[name] for name in (probe, "induction")}
+    runs.record_provenance(
+        folder,
+        runs.provenance(
+            seeds={"check": config.seed},
+            dtype=config.dtype,
+            data={"model": subject.model.sha256} | {n: s.sha256 for n, s in suites.items()},
+            tokenizer=subject.tokenizer.sha256,
+        ),
+    )
+    safe = top_safe = b_auto = None
+    with stages.open_stores(folder, audit.fingerprint(subject, suites)) as stores:
+        if recipe.bias == "auto" or (measurable(recipe) and recipe.bias == 0.0):
+            b_auto = stages.calibrated(subject, folder).bias
+        bias = resolve_bias(recipe, b_auto)
+        if measurable(recipe):
+            stages.diagnose(subject, stores, suites, bias if b_auto is None else b_auto)
+            rows = summary.columns(stores.rows.read())
+            by_head = summary.heads(rows, (cfg.num_layers, cfg.num_heads))
+            kind = "zero" if recipe.bias == 0.0 else "auto"
+            of_recipe = (rows, probe, recipe.map.degree, kind, config)
+            top = summary.ranking(by_head)[: config.top_heads]
+            safe = summary.safe_fraction(*of_recipe, None)
+            top_safe = summary.safe_fraction(*of_recipe, top)
+        cells = stages.sweep_cells(subject, b_auto)
+        stages.answer(subject, stores, cells, {probe: suites[probe]})
+        swept = summary.behaviour(summary.columns(stores.answers.read()), "sweep")
+    by_cell = {entry["cell"]: entry for entry in swept}
+    base, entry = by_cell[SOFTMAX.name], by_cell[recipe.name]
+    decided = summary.verdict(entry, base, safe, top_safe, config)
+    if recipe == SOFTMAX:
+        decided |= {
+            "verdict": "preserve",
+            "reason": "softmax is what the model has",
+            "next": "name the recipe that is to replace it",
+        }
+    return {
+        "model": config.model,
+        "recipe": recipe.spec,
+        "degree": recipe.map.degree,
+        "bias": bias,
+        "measured": measurable(recipe),
+        "length": config.sweep_length,
+        "heads": min(config.top_heads, cfg.num_layers * cfg.num_heads),
+        "unsafe": _complement(decided["safe"]),
+        "top_unsafe": _complement(decided["top_safe"]),
+        "softmax": base["accuracy"],
+        "substituted": entry["accuracy"],
+        **{name: entry[name] for name in ("delta", "p_value", "lost", "won")},
+        "dead_rows_per_prompt": entry["dead_rows_per_prompt"],
+        **{name: decided[name] for name in ("verdict", "reason", "next")},
+    }
+
+
+def _complement(share: dict[str, float] | None) -> dict[str, float] | None:
+    """The share of rows that are not safe, from the share of those that are."""
+    if share is None:
+        return None
+    ends = {"low": 1.0 - share["high"], "high": 1.0 - share["low"]}
+    return {"estimate": 1.0 - share["estimate"], **ends, "n": share["n"]}
+
+
+def table(found: dict[str, Any]) -> str:
+    """What a check found, as plain text of at most 80 columns."""
+    head = f"{found['recipe']} in every head of {found['model']}"
+    lines = [*textwrap.wrap(head, WIDTH), ""]
+    if not found["measured"]:
+        degrees = ", ".join(map(str, DEGREES))
+        text = f"S_p was not measured: it is for relu recipes of degree {degrees}."
+        lines += textwrap.wrap(text, WIDTH)
+    else:
+        lines += [
+            _columns(f"rows with S_{found['degree']:g} >= 1", "share", "95 % interval", "prompts"),
+            _share("  all heads", found["unsafe"]),
+            _share(f"  the {found['heads']} heads of greatest S_2", found["top_unsafe"]),
+        ]
+    probe = f"needle found, {found['length']} tokens"
+    lines += [
+        "",
+        _columns(probe, "share", "95 % interval", "prompts"),
+        _share("  softmax", found["softmax"]),
+        _share("  the recipe", found["substituted"]),
+        _share("  change (paired)", found["delta"]),
+        "",
+        _columns("prompts lost, won", f"{found['lost']}, {found['won']}"),
+        _columns("McNemar, exact, two-sided", f"p = {found['p_value']:.2g}"),
+        _columns("dead rows per prompt", f"{found['dead_rows_per_prompt']:.1f}"),
+        _columns("bias", f"{found['bias']:.4f}"),
+        "",
+    ]
+    for label, text in (
+        ("verdict", found["verdict"].upper()),
+        ("reason", found["reason"]),
+        ("next", found["next"]),
+    ):
+        indent = " " * 10
+        lines += textwrap.wrap(text, WIDTH, initial_indent=f"{label:10}", subsequent_indent=indent)
+    return "\n".join(lines)
+
+
+def _columns(*cells: str) -> str:
+    widths = (34, 12, 20, 9)
+    first, *rest = (
+        f"{c:<{w}}" if i == 0 else f"{c:>{w}}"
+        for i, (c, w) in enumerate(zip(cells, widths, strict=False))
+    )
+    return "".join([first, *rest])
+
+
+def _share(label: str, interval: dict[str, float] | None) -> str:
+    if interval is None:
+        return _columns(label, "none active")
+    percent = [f"{100 * interval[name]:.1f}" for name in ("estimate", "low", "high")]
+    ends = f"{percent[1]} to {percent[2]} %"
+    return _columns(label, f"{percent[0]} %", ends, f"{interval['n']:.0f}")
+
+
+@contextlib.contextmanager
+def _folder(workdir: Path | None) -> Iterator[Path]:
+    """The folder of `--workdir`, or one that is gone afterwards."""
+    if workdir is not None:
+        yield workdir
+        return
+    with tempfile.TemporaryDirectory() as made:
+        yield Path(made)
+
+
+def main(arguments: launch.Arguments) -> int:
+    """The command."""
+    config = config_from_flags()
+    with (
+        _folder(arguments.workdir) as folder,
+        runs.open_workdir(folder, config, resume=arguments.resume) as work,
+    ):
+        if not runs.finished(work.path):
+            runs.write_json(work.path / RESULT, run(audit.load(config), work.path))
+            runs.mark_finished(work.path)
+        found = runs.read_json(work.path / RESULT)
+    print(table(found))
+    return EXIT_NO_GO if found["verdict"] == "no-go" else EXIT_FINISHED
+
+
+if __name__ == "__main__":
+    launch.app(main, workdir_required=False)

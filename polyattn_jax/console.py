@@ -1,0 +1,106 @@
+"""The end of a run on the console: controls, calibration, verdicts, and where the report lies.
+
+At most 100 columns. A terminal gets a ruled table with colour, a pipe or a log plain text; no text
+of a run is read as markup.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lm_jax.report.markup import clean
+from polyattn_jax import wording
+from polyattn_jax.wording import Entry, Summary, finite
+
+WIDTH = 100
+_STYLES = {"good": "green", "warn": "yellow", "bad": "red"}
+
+
+def print_summary(
+    summary: Summary, *, report: Path | None = None, console: Console | None = None
+) -> None:
+    """Prints the findings of an audit.
+
+    Args:
+      summary: of `summary.summarise`, or as read back from `summary.json`.
+      report: where the report lies; None leaves the line out.
+      console: where to print; standard output by default.
+    """
+    console = console or Console()
+    if not console.is_terminal:
+        # rich assumes 80 columns there, which whatever reads the pipe does not have.
+        console = Console(file=console.file, width=WIDTH)
+    elif console.width > WIDTH:
+        console = Console(file=console.file, width=WIDTH, force_terminal=True)
+
+    def say(text: str, style: str = "") -> None:
+        console.print(_text(text, console, style), highlight=False)
+
+    held, said = wording.controls(summary), wording.overall(summary)
+    found = summary["calibration"]
+    say(held.text, _STYLES[held.tone])
+    say(
+        f"Calibration: b_auto = {finite(found['bias']):.4f} leaves {finite(found['mass']):.2%} of "
+        f"the softmax mass below -b_auto ({found['rows']:,} rows)."
+    )
+    base, heads = wording.softmax_of(summary["sweep"]), summary["layers"] * summary["heads"]
+    say(
+        f"Needle probe at {summary['config']['sweep_length']:,} tokens, n = "
+        f"{base['accuracy']['n']:,} prompts, each recipe in all {heads:,} heads:"
+    )
+    console.print("", _table(summary, console), "", sep="\n", highlight=False)
+    say(said.text, f"bold {_STYLES[said.tone]}")
+    for text in (wording.in_part(summary), wording.resolution(summary)):
+        if text:
+            say(text)
+    if report is not None:
+        # A path is copied from here, so it must not be broken into lines.
+        path = _text(f"report: {report}", console)
+        console.print(path, soft_wrap=True, highlight=False)
+
+
+def _text(text: str, console: Console, style: str = "") -> Text:
+    """Text that this console can show: no control characters, nothing that its encoding lacks."""
+    plain = clean(text).replace("S₂", "S_2").encode(console.encoding, "replace")
+    return Text(plain.decode(console.encoding), style)
+
+
+def _table(summary: Summary, console: Console) -> Table:
+    verdicts = {v["recipe"]: v for v in summary["verdicts"]}
+    rule = box.SIMPLE_HEAD if console.is_terminal else None
+    made = Table(box=rule, pad_edge=False, show_edge=False, collapse_padding=True)
+    made.add_column("recipe", no_wrap=True, overflow="ellipsis")
+    top = f"top-{summary['config']['top_heads']} safe %"
+    for title in ("right % [95 %]", "p", "loss", "safe %", top):
+        made.add_column(title, justify="right", no_wrap=True)
+    made.add_column("verdict", no_wrap=True)
+    for entry in wording.by_recipe(summary["sweep"]):
+        verdict = verdicts.get(entry["recipe"])
+        made.add_row(*(_text(cell, console) for cell in _cells(entry, verdict)), _word(verdict))
+    return made
+
+
+def _cells(entry: Entry, verdict: Entry | None) -> Sequence[str]:
+    accuracy = entry["accuracy"]
+    low, high = (f"{100 * accuracy[end]:.0f}" for end in ("low", "high"))
+    return (
+        entry["recipe"],
+        f"{100 * accuracy['estimate']:.1f} [{low}, {high}]",
+        f"{finite(entry['p_value']):.2g}" if verdict else "-",
+        f"{finite(entry['loss']):.2f}",
+        *(
+            f"{100 * verdict[name]['estimate']:.1f}" if verdict and verdict[name] else "-"
+            for name in ("safe", "top_safe")
+        ),
+    )
+
+
+def _word(verdict: Entry | None) -> Text:
+    if verdict is None:
+        return Text("baseline")
+    good = verdict["verdict"] == "preserve"
+    return Text(verdict["verdict"], _STYLES["good" if good else "bad"])

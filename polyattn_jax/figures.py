@@ -1,0 +1,211 @@
+"""The figures of an audit's report, each a pure function of the summary, the rows or the heads.
+
+After the figures of "When Does Polynomial Attention Concentrate?": the phase plot (its Figure 2),
+the histogram of p* and predicted against measured (1 and 6), the group ablation (3 and 4). The bars
+of accuracy and the map of heads are ours.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lm_jax import report
+from lm_jax.report.markup import number
+from polyattn_jax.diagnostic import Status
+from polyattn_jax.measure import DEGREES
+from polyattn_jax.paper import PaperModel
+from polyattn_jax.summary import TYPES, Columns
+from polyattn_jax.wording import ablation_groups, interval, softmax_of
+
+# More points than this add bytes to the page and nothing to the picture.
+MOST_ROWS = 2000
+
+
+def argmax_rows(rows: pa.Table, suite: str, bias_kind: str) -> Columns:
+    """`p_star` and `s_2` of the active rows of one suite and bias, target argmax."""
+    wanted = (
+        (pc.field("suite") == suite)
+        & (pc.field("bias_kind") == bias_kind)
+        & (pc.field("target") == "argmax")
+        & (pc.field("status") == int(Status.ACTIVE))
+    )
+    chosen = rows.select(["suite", "bias_kind", "target", "status", "p_star", "s_2"]).filter(wanted)
+    return {name: chosen[name].to_numpy(zero_copy_only=False) for name in ("p_star", "s_2")}
+
+
+def phase_plot(by_head: Columns, *, caption: str) -> Markup:
+    """Median relative margin against median active count of each head, in groups by type."""
+    groups = []
+    for kind in TYPES:
+        own = {name: column[by_head["type"] == kind] for name, column in by_head.items()}
+        titles = [
+            f"layer {layer}, head {head} ({kind}): ρ {number(float(rho))}, A {number(float(a))}, "
+            f"S₂ {number(float(s))}"
+            for layer, head, rho, a, s in zip(
+                own["layer"],
+                own["head"],
+                own["relative_margin"],
+                own["active"],
+                own["s_2"],
+                strict=True,
+            )
+        ]
+        if titles:
+            label = f"{kind} ({len(titles)})"
+            points = report.Points(label, own["relative_margin"], own["active"], titles)
+            groups.append(points)
+    rho = np.linspace(0.0, 0.995, 400)
+    walls = [report.Series(f"p = {p}", rho, (1 - rho) ** -p) for p in DEGREES]
+    return report.scatter(
+        groups,
+        boundaries=walls,
+        log_y=True,
+        x_range=(0.0, 1.0),
+        caption=caption,
+        x_label="median relative margin ρ",
+        y_label="median active distractors A (keys, log scale)",
+        n=f"{number(len(by_head['type']))} heads",
+    )
+
+
+def degree_edges(parts: Sequence[np.ndarray], bins: int = 30) -> np.ndarray:
+    """Edges of equal width in log10 that hold every positive finite p* and the tested degrees."""
+    joined = np.concatenate([*parts, np.array(DEGREES)]).astype(float)
+    shown = joined[(joined > 0) & np.isfinite(joined)]
+    # rounding of the logarithm must not push the extremes out of their bins
+    return np.geomspace(0.999 * shown.min(), 1.001 * shown.max(), bins + 1)
+
+
+def degree_histogram(p_star: np.ndarray, edges: np.ndarray, *, where: str) -> Markup:
+    """How many rows need which degree; what has no place on a log axis is counted in words."""
+    none_needed, never = int(np.sum(p_star == 0)), int(np.sum(np.isinf(p_star)))
+    return report.histogram(
+        p_star,
+        log_x=True,
+        bins=edges.tolist(),
+        markers=[(p, str(p)) for p in DEGREES],
+        caption=f"Sufficient degree p* per active row, {where}; dashed: the tested degrees. Not in "
+        f"the bars: {number(none_needed)} rows that need no degree (p* = 0: at most one active "
+        f"distractor), {number(never)} for which none suffices (p* = ∞: a tie at the top).",
+        x_label="sufficient degree p* (log scale)",
+    )
+
+
+def bound_scatter(columns: Columns, *, degree: int, seed: int, where: str) -> Markup:
+    """Predicted (p*) against measured (S_2), a row per point, at most `MOST_ROWS` of them."""
+    total = len(columns["p_star"])
+    if total > MOST_ROWS:
+        chosen = np.random.default_rng(seed).choice(total, MOST_ROWS, replace=False)
+        columns = {name: column[np.sort(chosen)] for name, column in columns.items()}
+    p_star, s = columns["p_star"].astype(float), columns["s_2"].astype(float)
+    certified, safe, tie = p_star <= degree, s < 1.0, s == 1.0
+    groups = {
+        "certified and safe": certified & safe,
+        "not certified, yet safe (slack of the bound)": ~certified & safe,
+        "not certified, unsafe": ~certified & ~safe & ~tie,
+        "tie (S₂ = 1)": tie,
+        "certified, unsafe": certified & ~safe & ~tie,
+    }
+    shown = p_star[(p_star > 0) & np.isfinite(p_star)]
+    across = (float(shown.min()), float(shown.max())) if shown.size else (0.1, 100.0)
+    level = np.geomspace(across[0] / 10, across[1] * 10, 50)
+    upright = np.geomspace(1e-9, 1e9, 400)
+    sample = f"a fixed random {number(MOST_ROWS)} of {number(total)} rows"
+    return report.scatter(
+        [report.Points(name, p_star[mask], s[mask]) for name, mask in groups.items() if mask.any()],
+        boundaries=[
+            report.Series("S₂ = 1", level, np.ones_like(level)),
+            report.Series(f"p* = {degree}", np.full_like(upright, degree), upright),
+        ],
+        log_x=True,
+        log_y=True,
+        caption=f"Predicted against measured at p = {degree}, {where}: "
+        f"{sample if total > MOST_ROWS else f'all {number(total)} rows'}. The bound holds where "
+        "no row is left of the upright line and above the level one.",
+        x_label="predicted: sufficient degree p* (log scale)",
+        y_label="measured: S₂ (log scale)",
+        n=f"{number(min(total, MOST_ROWS))} rows",
+    )
+
+
+def accuracy_bars(sweep: Sequence[Mapping[str, Any]], model: PaperModel | None, n: str) -> Markup:
+    """Accuracy of every recipe with its Wilson interval, and the paper's where it has the model."""
+    rows = []
+    for entry in sweep:
+        found = interval(entry["accuracy"])
+        reference = model.needle_accuracy(entry["recipe"]) if model else None
+        ends = 100 * found.estimate, 100 * found.low, 100 * found.high
+        rows.append(report.Bar(entry["recipe"], *ends, reference))
+    return report.bars(
+        rows,
+        x_range=(0.0, 100.0),
+        spec=".0f",
+        caption="Needle accuracy with softmax and with each recipe in all heads; whiskers are "
+        "95 % Wilson intervals.",
+        x_label="prompts answered (%)",
+        value_label="accuracy",
+        reference_label=f"paper, {model.name}" if model else "paper",
+        n=n,
+    )
+
+
+def ablation_curves(ablation: Sequence[Mapping[str, Any]], *, caption: str) -> Markup:
+    """Accuracy against the number of replaced heads: top, bottom, and the range of random sets."""
+    series = []
+    for kind, cells in ablation_groups(ablation).items():
+        found = [[100 * e["accuracy"]["estimate"] for e in own] for own in cells.values()]
+        sizes, middle = list(cells), [float(np.mean(own)) for own in found]
+        if kind == "random":
+            ends = [min(own) for own in found], [max(own) for own in found]
+            series.append(report.Series("random K: mean and range", sizes, middle, *ends))
+        else:
+            label = f"{kind} K: {'highest' if kind == 'top' else 'lowest'} S₂"
+            series.append(report.Series(label, sizes, middle))
+    base = softmax_of(ablation)["accuracy"]
+    sizes = sorted({int(size) for one in series for size in one.x})
+    return report.curves(
+        series,
+        x_range=(0.0, 1.06 * max(sizes)),
+        y_range=(-4.0, 104.0),
+        x_ticks=[0, *sizes],
+        h_lines=[(100 * base["estimate"], "softmax in all heads")],
+        caption=caption,
+        x_label="replaced heads K",
+        y_label="prompts answered (%)",
+        n=f"{number(base['n'])} prompts per point",
+    )
+
+
+def head_map(by_head: Columns, shape: tuple[int, int], *, caption: str) -> Markup:
+    """log10 of the median S_2 of every head: layers from left to right, heads downwards."""
+    layers, heads = shape
+    median = np.full((heads, layers), np.nan)
+    titles = [[""] * layers for _ in range(heads)]
+    for layer, head, s, kind, rank in zip(
+        by_head["layer"],
+        by_head["head"],
+        by_head["s_2"],
+        by_head["type"],
+        by_head["rank"],
+        strict=True,
+    ):
+        # log10 of 0 is shown at the safe end, a head without active rows has no value
+        median[head, layer] = np.log10(max(s, 1e-30)) if np.isfinite(s) else np.nan
+        titles[head][layer] = (
+            f"layer {layer}, head {head} ({kind}): median S₂ {number(float(s))}, "
+            f"place {number(int(rank) + 1)} of {number(layers * heads)}"
+        )
+    return report.heat_map(
+        median,
+        scale="diverging",
+        value_range=(-2.0, 2.0),
+        titles=titles,
+        caption=caption,
+        x_label="layer",
+        y_label="head",
+        n=f"{number(layers * heads)} heads",
+    )

@@ -1,0 +1,195 @@
+"""The report of an audit: one offline HTML page that reads like a paper's supplement.
+
+    html = build(summary, rows, by_head, provenance=provenance)
+    lm_jax.report.write(folder / "report.html", html)
+
+Every number comes from the summary, and the figures from the rows and heads behind it; nothing is
+measured here. The controls stand first, because without them nothing else means anything.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from lm_jax import report
+from lm_jax.report import Cell, Column, Section, section, table
+from lm_jax.report.markup import number
+from polyattn_jax import comparison, paper, sections, wording
+from polyattn_jax.wording import Summary, finite, interval, suite_label
+
+TERMS = {
+    "row": "The attention scores of one query in one head: one score per key it may read.",
+    "target": "The key of highest score in a row.",
+    "recipe": "A map from scores to weights that replaces softmax: relu_p4_bauto is "
+    "max(score + b_auto, 0)⁴ divided by its sum over the row; sigmoid is divided by its sum too; "
+    "…_over_L and …_over_sqrtL are divided by the row's length or its root.",
+    "Sₚ": "The weight that all other keys get together, in units of the target's, under degree p. "
+    "The target receives 1 / (1 + Sₚ) of the row.",
+    "safe, unsafe": "Sₚ < 1, so that the target outweighs all others together; Sₚ ≥ 1.",
+    "tie": "A row with Sₚ = 1 exactly; counted as unsafe.",
+    "active row": "A row whose target scores above −b. All others are dead: every weight is zero, "
+    "and the head writes zeros.",
+    "b_auto": "The calibrated bias: the smallest b under which the average softmax row has at most "
+    "5 % of its mass (or the budget of the settings) on keys that the recipe sets to zero.",
+    "relative margin ρ": "The lead of the target over the next key, divided by the target's score "
+    "above the threshold −b.",
+    "active distractors A": "How many other keys of a row get weight.",
+    "p*": "The degree that surely suffices for a row, log A / log(1 / (1 − ρ)). Every p ≥ p* has "
+    "Sₚ ≤ 1; a smaller p may still be safe.",
+    "needle probe": "A secret word, then filler text, then the question for it. Right means that "
+    "the most likely next token is the word.",
+    "induction, MQAR": "Random tokens in which a pair (or many pairs, for MQAR: multi-query "
+    "associative recall) occurs again, so that the right continuation must be looked up.",
+    "sink, induction, local, diffuse": "Head types, by the average softmax weight on the first key "
+    "(over 0.3), else on the answer (over 0.5), else by the distance of the strongest key (under "
+    "8), else diffuse.",
+}
+
+
+def build(
+    summary: dict[str, Any],
+    rows: pa.Table,
+    by_head: dict[str, np.ndarray],
+    *,
+    provenance: dict[str, Any],
+) -> str:
+    """The whole page.
+
+    Args:
+      summary: of `summary.summarise`, or as read back from `summary.json`.
+      rows: the table of `rows.parquet`.
+      by_head: the columns of `heads.parquet`.
+      provenance: of `runs.record_provenance`.
+    """
+    model = paper.match(summary["model"])
+    held, said = wording.controls(summary), wording.overall(summary)
+    texts = (wording.in_part(summary), wording.resolution(summary), wording.next_step(summary))
+    beside = [text for text in texts if text]
+    parts = (
+        controls(summary),
+        calibration(summary),
+        sections.substitution(summary, model),
+        sections.ablation(summary),
+        sections.unsafe_rows(summary, by_head),
+        sections.degrees(summary, rows),
+        sections.head_types(summary, by_head),
+        comparison.beside_paper(summary, model),
+        comparison.differences(summary),
+        terms(),
+    )
+    return report.page(
+        f"Can polynomial attention replace softmax in {wording.model_name(summary)}?",
+        [part for part in parts if part is not None],
+        provenance=_facts(summary, provenance),
+        lead=[
+            report.verdict(held.text, _intervals(summary), tone=held.tone),
+            report.verdict(said.text, *beside, tone=said.tone),
+        ],
+    )
+
+
+def controls(summary: Summary) -> Section:
+    """Softmax with and without the needle, and the loss on the second copy of random tokens."""
+    found, config = summary["controls"], summary["config"]
+    probes = [
+        [
+            suite_label(suite, config),
+            wording.counted(accuracy),
+            sections.percent(interval(accuracy)),
+        ]
+        for suite, accuracy in sorted(found["accuracy"].items(), key=_control_place)
+    ]
+    copies = [
+        [name, finite(own["loss"]), 100 * finite(own["top_1"]), own["tokens"]]
+        for name, own in (("first", found["first_copy"]), ("second", found["second_copy"]))
+    ]
+    return section(
+        "Controls: does the model do the task at all?",
+        "Whether a substitute preserves retrieval can be asked only of a model that retrieves. So "
+        "the needle must be found where it is and not where it was left out, and the second copy "
+        "of a random sequence must be much easier than the first: that is induction, the model "
+        "looking up what it has read.",
+        report.grid(
+            table(
+                ["Probe", "Right", "Accuracy, % [95 % interval]"],
+                probes,
+                caption="Needle probe with softmax; Wilson intervals.",
+                n=_each(entry["n"] for entry in found["accuracy"].values()),
+            ),
+            table(
+                [
+                    "Copy",
+                    Column("Loss, nats per token", ".2f"),
+                    Column("Top-1 accuracy, %", ".1f"),
+                    "Tokens (n)",
+                ],
+                copies,
+                caption="Random tokens written twice.",
+            ),
+        ),
+    )
+
+
+def _intervals(summary: Summary) -> str:
+    found = summary["controls"]["accuracy"]
+    given = found[f"niah_{summary['config']['sweep_length']}"]
+    text = f"95 % Wilson intervals: {wording.ends(given)} with the needle"
+    if "control" in found:
+        text += f", {wording.ends(found['control'])} without"
+    return f"{text}. Nothing below means anything unless this holds."
+
+
+def _control_place(item: tuple[str, Any]) -> tuple[bool, int]:
+    suite = item[0]
+    return suite == "control", int(suite[5:]) if suite.startswith("niah_") else 0
+
+
+def calibration(summary: Summary) -> Section:
+    """b_auto and the mass that lies below its threshold."""
+    found, config = summary["calibration"], summary["config"]
+    lost = f"{finite(found['mass']):.4%}".replace("%", " %")
+    return section(
+        "Calibration: which scores count as zero?",
+        "A polynomial map sets all scores below −b to zero. The calibrated bias b_auto is the "
+        "smallest one that leaves little softmax mass there. It is one number for the whole model, "
+        "found exactly and not on a grid.",
+        table(
+            ["b_auto", "Mass below −b_auto", "Allowed", "Rows (n)", "Passes"],
+            [
+                [
+                    Cell(f"{finite(found['bias']):.4f}".replace("-", "−"), numeric=True),
+                    Cell(lost, numeric=True),
+                    Cell(f"{config['budget']:.0%}".replace("%", " %"), numeric=True),
+                    found["rows"],
+                    found["passes"],
+                ]
+            ],
+            caption=f"Calibration on {number(config['calibration_length'])} tokens of the shipped "
+            "text; rows of all layers and heads.",
+        ),
+    )
+
+
+def terms() -> Section:
+    """What the words mean."""
+    return section("Terms", report.key_values(TERMS))
+
+
+def _facts(summary: Summary, provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """The provenance with long lists in one line each, and the size of what it stands for."""
+    facts = dict(provenance)
+    restarts = facts.pop("restarts", None) or []
+    if packages := facts.get("packages"):
+        facts["packages"] = [f"{name} {version}" for name, version in packages.items()]
+    if device := facts.get("device"):
+        facts["device"] = [f"{name} {value}" for name, value in device.items()]
+    facts["git"] = facts.get("git") or "not a tracked checkout"
+    facts["restarts"] = [str(one.get("start")) for one in restarts]
+    return facts | {"rows": summary["rows"], "answers": summary["answers"]}
+
+
+def _each(counts: Iterator[int]) -> str:
+    distinct = sorted(set(counts))
+    return " or ".join(number(count) for count in distinct) + " prompts per row"

@@ -1,0 +1,323 @@
+"""The sections of a report that hold the findings: tables and figures with a word of guidance.
+
+Each takes the summary (and the rows or heads that its figures draw) and returns a section of the
+page; `report.build` puts them together.
+"""
+
+from collections.abc import Sequence
+
+from markupsafe import Markup
+import numpy as np
+import pyarrow as pa
+
+from lm_jax import report
+from lm_jax.report import Cell, Column, Section, cell, rate, section, table
+from lm_jax.report.markup import number
+from lm_jax.stats import Interval
+from polyattn_jax import figures, paper, wording
+from polyattn_jax.measure import DEGREES
+from polyattn_jax.stages import BIASES
+from polyattn_jax.summary import TYPES, Columns
+from polyattn_jax.wording import Summary, finite, interval, suite_label
+
+# A percentile bootstrap over fewer prompts is too narrow (stats.clustered_bootstrap).
+FEW_PROMPTS = 30
+
+
+def substitution(summary: Summary, model: paper.PaperModel | None) -> Section:
+    """The sweep: every recipe in all heads, on the same prompts as softmax."""
+    config, sweep = summary["config"], wording.by_recipe(summary["sweep"])
+    base = wording.softmax_of(sweep)
+    n = f"{number(base['accuracy']['n'])} prompts"
+    total = summary["layers"] * summary["heads"] * config["sweep_length"]
+    verdicts = {v["recipe"]: v for v in summary["verdicts"]}
+    lines = [_sweep_row(entry, verdicts.get(entry["recipe"])) for entry in sweep]
+    reasons: dict[tuple[str, str, str], list[str]] = {}
+    for entry in sweep:
+        if v := verdicts.get(entry["recipe"]):
+            reasons.setdefault((v["verdict"], v["reason"], v["next"]), []).append(v["recipe"])
+    return section(
+        "Substitution: which recipes keep retrieval?",
+        "Here softmax is replaced in every head at once, without any training, and the model "
+        "answers the same prompts again. This test decides; the share of safe rows beside it is a "
+        "screen that can warn but cannot promise. A recipe preserves if it loses at most "
+        f"{100 * config['tolerance']:g} points of softmax's accuracy and the paired test finds no "
+        "loss.",
+        "A recipe such as relu_p4_bauto weighs each key by max(score + b, 0)⁴, divided by the sum "
+        "over the row; all words are explained at the end.",
+        table(
+            [
+                "Recipe",
+                "Verdict",
+                "Accuracy, %",
+                "Change, points",
+                "McNemar p",
+                Column("Loss, nats", ".2f"),
+                Column("Rank", ",.0f"),
+                Column("Dead rows", ",.1f"),
+                "Safe, %",
+                f"Top-{config['top_heads']} safe, %",
+            ],
+            lines,
+            caption=f"Needle probe at {number(config['sweep_length'])} tokens. Brackets: 95 % "
+            "intervals (accuracy: Wilson; change against softmax: paired, after Agresti and Min; "
+            "safe: bootstrap over prompts). Lost and won: prompts that only softmax, or only the "
+            f"recipe, got right; p is exact and not corrected for {number(len(lines) - 1)} "
+            "comparisons. Loss and median rank are of the needle’s token (rank 0: predicted). Dead "
+            f"rows: mean per prompt, of {number(total)}. Safe: share of active rows with Sₚ < 1, "
+            f"over all heads and over the {number(config['top_heads'])} of highest median S₂; a "
+            "dash where Sₚ was not measured for the map.",
+            n=n,
+        ),
+        figures.accuracy_bars(sweep, model, n),
+        table(
+            ["Recipes", "Verdict", "Because, and next step"],
+            [
+                [", ".join(names), _verdict(verdict), cell(f"{reason}.", note=f"Next: {step}.")]
+                for (verdict, reason, step), names in reasons.items()
+            ],
+            caption="Reasons and next steps.",
+        ),
+    )
+
+
+def _sweep_row(entry: wording.Entry, verdict: wording.Entry | None) -> list[object]:
+    numbers = [finite(entry[name]) for name in ("loss", "median_rank", "dead_rows_per_prompt")]
+    accuracy, dash = stacked(interval(entry["accuracy"])), cell(None)
+    if verdict is None:
+        return [entry["recipe"], "baseline", accuracy, dash, dash, *numbers, dash, dash]
+    shares = (verdict["safe"], verdict["top_safe"])
+    counts = f"{number(entry['lost'])} lost, {number(entry['won'])} won"
+    return [
+        cell(entry["recipe"], note=f"b = {finite(entry['bias']):.4g}".replace("-", "−")),
+        _verdict(verdict["verdict"]),
+        accuracy,
+        stacked(interval(entry["delta"]), signed=True),
+        cell(finite(entry["p_value"]), spec=".2g", note=counts),
+        *numbers,
+        *(stacked(interval(share)) if share else dash for share in shares),
+    ]
+
+
+def ablation(summary: Summary) -> Section | None:
+    """One recipe in some heads: those of highest, of lowest and of random median S_2."""
+    if not summary["ablation"]:
+        return None
+    config = summary["config"]
+    rows = [_ablation_row(wording.softmax_of(summary["ablation"]), "none: softmax everywhere", 0)]
+    for kind, cells in wording.ablation_groups(summary["ablation"]).items():
+        for size, entries in cells.items():
+            for draw, entry in enumerate(entries):
+                which = f"random, draw {draw + 1}" if kind == "random" else f"{kind} of the ranking"
+                rows.append(_ablation_row(entry, which, size))
+    draws = config["ablation_draws"]
+    suite = suite_label(summary["ranking_suite"], config)
+    return section(
+        "Ablation: which heads need softmax?",
+        f"Only K heads get {config['ablation_recipe']}, the others keep softmax. If accuracy falls "
+        "with the heads of highest S₂ and stays with those of lowest, then S₂ tells which heads "
+        "the task hangs on; random sets of the same size show what K heads cost by themselves.",
+        figures.ablation_curves(
+            summary["ablation"],
+            caption=f"Needle accuracy at {number(config['sweep_length'])} tokens against the "
+            f"number of replaced heads. Heads are ranked by their median S₂ at b_auto ({suite}); "
+            f"random sets: {number(draws)} draw{'s' * (draws != 1)} per K.",
+        ),
+        report.details(
+            "The same as a table, with intervals",
+            table(
+                ["Heads", "K", "Accuracy, %", "Change, points", "Lost, won", "Loss, nats"],
+                rows,
+                caption="Group ablation; 95 % intervals (Wilson, and paired for the change).",
+                n=f"{number(summary['ablation'][0]['accuracy']['n'])} prompts per row",
+            ),
+        ),
+    )
+
+
+def _ablation_row(entry: wording.Entry, which: str, size: int) -> list[object]:
+    return [
+        which,
+        size,
+        percent(interval(entry["accuracy"])),
+        percent(interval(entry["delta"]), signed=True),
+        f"{entry['lost']}, {entry['won']}",
+        cell(finite(entry["loss"]), spec=".2f"),
+    ]
+
+
+def unsafe_rows(summary: Summary, by_head: Columns) -> Section:
+    """How many rows are unsafe, by suite and bias, and where the heads lie."""
+    config, entries = summary["config"], wording.by_suite(summary["prevalence"])
+    lines = []
+    for entry in entries:
+        middle = entry.get("median", {})
+        rates = [entry["unsafe"].get(str(p)) for p in DEGREES]
+        lines.append(
+            [
+                _suite(entry, config),
+                *(stacked(interval(found)) if found else cell(None) for found in rates),
+                *(
+                    cell(middle.get(name), spec=spec)
+                    for name, spec in (("s_2", ""), ("relative_margin", ".3f"), ("active", ",.0f"))
+                ),
+                cell(100 * finite(entry["dead"]), spec=".1f"),
+                cell(entry["active_rows"], note=f"of {number(entry['rows'])}"),
+                next((found["n"] for found in rates if found), None),
+            ]
+        )
+    few = any(line[-1] is not None and line[-1] < FEW_PROMPTS for line in lines)
+    suite = suite_label(summary["ranking_suite"], config)
+    answers = sorted(finite(entry["argmax_is_answer"]) for entry in entries)
+    return section(
+        "Unsafe rows: how often is the target outvoted?",
+        "A row is unsafe at degree p when all other keys together outweigh the best one. A high "
+        "share warns that the recipe will blur what the model reads; a low share promises "
+        "nothing, since a few heads may carry the task. Only in "
+        f"{100 * answers[0]:.1f} to {100 * answers[-1]:.1f} % of the rows, by suite, is the best "
+        "key the one that holds the answer (paper: 3 to 7 % on its needle prompts).",
+        table(
+            [
+                "Suite",
+                *(f"p = {p}, %" for p in DEGREES),
+                "Median S₂",
+                "Median ρ",
+                "Median A",
+                "Dead, %",
+                "Active rows",
+                "Prompts",
+            ],
+            lines,
+            caption="Unsafe share of the active rows (Sₚ ≥ 1, the target being the best key) at "
+            "each degree p. S₂, relative margin ρ and number of active distractors A: medians over "
+            f"active rows. b_auto = {finite(summary['calibration']['bias']):.4g}. Brackets: 95 % "
+            f"bootstrap over prompts, {number(config['resamples'])} resamples"
+            + (f"; too narrow with fewer than {FEW_PROMPTS} prompts." if few else "."),
+            n=f"{number(sum(e['rows'] for e in entries))} rows",
+        ),
+        report.grid(
+            figures.phase_plot(
+                by_head,
+                caption=f"Each head by the medians of its active rows at b_auto ({suite}). Above a "
+                "dashed curve A (1 − ρ)ᵖ exceeds 1, so that degree p is not certified to suffice.",
+            ),
+            figures.head_map(
+                by_head,
+                (summary["layers"], summary["heads"]),
+                caption=f"log₁₀ of the median S₂ per head at b_auto ({suite}). Blue: unsafe (S₂ > "
+                "1); orange: safe; pale: near the boundary S₂ = 1. Values beyond ±2 are drawn as "
+                "±2; a head without an active row has no value and ranks first.",
+            ),
+        ),
+    )
+
+
+def degrees(summary: Summary, rows: pa.Table) -> Section:
+    """The sufficient degree p*, and how well it predicts what is measured."""
+    config, suite = summary["config"], summary["ranking_suite"]
+    by_bias = {kind: figures.argmax_rows(rows, suite, kind) for kind in BIASES}
+    edges = figures.degree_edges([columns["p_star"] for columns in by_bias.values()])
+    where = suite_label(suite, config)
+    return section(
+        "Sufficient degree: does the bound predict what is measured?",
+        "From its margin and its number of active keys, each row gets a degree p* that surely "
+        "suffices. The bound errs on one side only: it may call a safe row unsafe (a false "
+        "positive, which is slack), and it may call an unsafe row safe only at an exact tie (a "
+        "false negative, which a tolerance of 10⁻⁶ removes).",
+        report.grid(
+            *(
+                figures.degree_histogram(
+                    columns["p_star"], edges, where=f"{where}, {wording.bias_label(kind)}"
+                )
+                for kind, columns in by_bias.items()
+            )
+        ),
+        figures.bound_scatter(
+            by_bias["auto"], degree=2, seed=config["seed"], where=f"{where}, b_auto"
+        ),
+        _bound_table(summary, [e for e in summary["bound"] if e["suite"] == suite]),
+        report.details(
+            "The same for the other suites",
+            _bound_table(summary, [e for e in summary["bound"] if e["suite"] != suite]),
+        ),
+    )
+
+
+def _bound_table(summary: Summary, entries: Sequence[wording.Entry]) -> Markup:
+    ties = {(e["suite"], e["bias_kind"]): e["ties"] for e in summary["prevalence"]}
+    lines = [
+        [
+            _suite(entry, summary["config"]),
+            entry["p"],
+            cell(None if entry["agree"] is None else 100 * entry["agree"], spec=".1f"),
+            entry["false_negative"],
+            entry["false_negative_eps"],
+            ties[entry["suite"], entry["bias_kind"]].get(str(entry["p"]), 0),
+            entry["false_positive"],
+            entry["n"],
+        ]
+        for entry in wording.by_suite(entries)
+    ]
+    return table(
+        [
+            "Suite",
+            "p",
+            "Agree, %",
+            "False negatives",
+            "beyond 10⁻⁶",
+            "Ties",
+            "False positives",
+            "Rows (n)",
+        ],
+        lines,
+        caption="Predicted (p ≥ p*) against measured (Sₚ < 1), counts of active rows. False "
+        "negatives: predicted safe, measured unsafe; beyond 10⁻⁶: those with Sₚ ≥ 1 + 10⁻⁶. Ties: "
+        "Sₚ = 1 exactly. False positives: predicted unsafe, measured safe.",
+    )
+
+
+def head_types(summary: Summary, by_head: Columns) -> Section:
+    """What kinds of heads there are, in all and at both ends of the ranking."""
+    config, total = summary["config"], len(by_head["type"])
+    size = min(config["top_heads"], total)
+    top, bottom = by_head["rank"] < size, by_head["rank"] >= total - size
+    lines = []
+    for kind in TYPES:
+        own = by_head["type"] == kind
+        median = float(np.median(by_head["s_2"][own])) if own.any() else None
+        counts = [int(np.sum(own & end)) for end in (top, bottom)]
+        lines.append([kind, summary["head_types"][kind], *counts, cell(median)])
+    return section(
+        "Head types: what kind of heads are unsafe?",
+        "The ranking by S₂ is expected to put heads that spread their attention (diffuse) at the "
+        "top, and heads that park it on the first token (sinks) at the bottom.",
+        table(
+            ["Type", "Heads", f"in the top {size}", f"in the bottom {size}", "Median S₂ of heads"],
+            lines,
+            caption="Heads by type; top and bottom by median S₂ at b_auto "
+            f"({suite_label(summary['ranking_suite'], config)}).",
+            n=f"{number(total)} heads",
+        ),
+    )
+
+
+def percent(found: Interval, *, signed: bool = False) -> Cell:
+    """A share with its interval in one line, in percent; the n stands elsewhere."""
+    return Cell(rate(found, spec="+.1f" if signed else ".1f").text, numeric=True)
+
+
+def stacked(found: Interval, *, signed: bool = False) -> Cell:
+    """A share in percent with its interval under it, for tables of many columns."""
+    spec = "+.1f" if signed else ".1f"
+    low, high = (number(100 * end, spec) for end in (found.low, found.high))
+    return cell(100 * found.estimate, spec=spec, note=f"[{low}, {high}]")
+
+
+def _suite(entry: wording.Entry, config: wording.Entry) -> Cell:
+    tokens = wording.suite_tokens(entry["suite"], config)
+    bias = wording.bias_label(entry["bias_kind"])
+    return cell(wording.suite_name(entry["suite"]), note=", ".join(filter(None, (tokens, bias))))
+
+
+def _verdict(verdict: str) -> Cell:
+    return cell(verdict, tone="good" if verdict == "preserve" else "bad")
