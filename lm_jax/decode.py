@@ -129,10 +129,11 @@ def generate(
         lengths_B,
         jax.random.key(0) if key is None else key,
         as_pytree(attend),
+        # No token has this id, so nothing stops a row.
+        np.int32(-1 if stop_id is None else stop_id),
         cfg=cfg,
         max_new_tokens=max_new_tokens,
         sampling=sampling,
-        stop_id=stop_id,
         mixer=mixer,
     )
     return [_until(row, stop_id) for row in np.asarray(made_BT).tolist()]
@@ -142,11 +143,9 @@ def _until(row: list[int], stop_id: int | None) -> list[int]:
     return row[: row.index(stop_id) + 1] if stop_id in row else row
 
 
-@functools.partial(
-    jax.jit, static_argnames=("cfg", "max_new_tokens", "sampling", "stop_id", "mixer")
-)
+@functools.partial(jax.jit, static_argnames=("cfg", "max_new_tokens", "sampling", "mixer"))
 def _generate(
-    params, tokens_BT, lengths_B, key, attend, *, cfg, max_new_tokens, sampling, stop_id, mixer
+    params, tokens_BT, lengths_B, key, attend, stop_id, *, cfg, max_new_tokens, sampling, mixer
 ):
     B, T = tokens_BT.shape
     dtype = jax.tree.leaves(params["embed"])[0].dtype
@@ -166,12 +165,8 @@ def _generate(
         out = run(last_B[:, None], cache=cache)
         next_B = sample(keys[count], out.logits[:, 0], sampling)
         made_BT = made_BT.at[:, count].set(next_B)
-        return count + 1, out.cache, next_B, made_BT, done_B | _is_stop(next_B, stop_id)
+        return count + 1, out.cache, next_B, made_BT, done_B | (next_B == stop_id)
 
     made_BT = jnp.zeros((B, max_new_tokens), jnp.int32).at[:, 0].set(first_B)
-    state = (1, cache, first_B, made_BT, _is_stop(first_B, stop_id))
+    state = (1, cache, first_B, made_BT, first_B == stop_id)
     return jax.lax.while_loop(going, extend, state)[3]
-
-
-def _is_stop(token_B, stop_id):
-    return jnp.zeros(token_B.shape, bool) if stop_id is None else token_B == stop_id

@@ -25,8 +25,7 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
       StorageError: the folder cannot be written; `path` is then not there.
     """
     path = Path(path).absolute()
-    if os.path.lexists(path):
-        raise BadInputError(f"{path} exists; name a folder that does not, or remove it")
+    check_new(path)
     draft = path.with_name(f".{path.name}.tmp")
     try:
         if draft.exists():
@@ -42,6 +41,12 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         if isinstance(error, OSError) and not isinstance(error, Refusal):
             raise runs.storage_error(path, error) from error
         raise
+
+
+def check_new(path: str | os.PathLike[str]) -> None:
+    """Raises `BadInputError` if anything is at `path`; for use before a long computation."""
+    if os.path.lexists(path):
+        raise BadInputError(f"{path} exists; name a folder that does not, or remove it")
 
 
 def _sync(folder: Path) -> None:

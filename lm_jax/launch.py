@@ -354,8 +354,9 @@ def _stop_signals() -> Iterator[None]:
 
 def _on_stop(number: int, frame: types.FrameType | None) -> None:
     del frame
+    # SIGTERM stays a request (supervisors send it more than once); SIGINT becomes the kernel's own,
+    # and before the notice says so.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     if not _stop.is_set():
         os.write(2, b"stopping at the next safe point; Ctrl-C again quits at once\n")
     _stop.set()
-    # SIGTERM stays a request (supervisors send it more than once); SIGINT becomes the kernel's own.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)

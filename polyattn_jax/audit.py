@@ -22,10 +22,13 @@ import pyarrow.parquet as pq
 
 import lm_jax
 from lm_jax import launch, runs, sharding
-from polyattn_jax import stages, summary
+from lm_jax.report import write
+from polyattn_jax import console, report, stages, summary
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.stages import Subject
 from polyattn_jax.suites import Suite
+
+REPORT = "report.html"
 
 
 def load(config: AuditConfig) -> Subject:
@@ -59,7 +62,7 @@ def run(subject: Subject, folder: Path) -> dict[str, Any]:
             seeds={"audit": config.seed},
             dtype=config.dtype,
             data={"model": subject.model.sha256} | {n: s.sha256 for n, s in suites.items()},
-            tokenizer=subject.model.tokenizer.sha256,
+            tokenizer=subject.tokenizer.sha256,
         ),
     )
     runs.write_json(folder / "suites.json", {name: dict(s.manifest) for name, s in suites.items()})
@@ -81,10 +84,15 @@ def run(subject: Subject, folder: Path) -> dict[str, Any]:
         rows, answers, losses, runs.read_json(folder / "calibration.json"), config, shape
     )
     found["model_sha256"] = subject.model.sha256
-    write_table(folder / "rows.parquet", summary.with_head_types(rows, by_head))
+    found["family"] = subject.model.cfg.family
+    found["weights"] = [path.name for path in subject.model.files]
+    rows = summary.with_head_types(rows, by_head)
+    write_table(folder / "rows.parquet", rows)
     write_table(folder / "answers.parquet", answers)
     write_table(folder / "heads.parquet", pa.table(by_head))
     runs.write_json(folder / "summary.json", found)
+    provenance = runs.read_json(folder / runs.PROVENANCE)
+    write(folder / REPORT, report.build(found, rows, by_head, provenance=provenance))
     return found
 
 
@@ -97,13 +105,14 @@ def write_table(path: Path, table: pa.Table) -> None:
 def main(arguments: launch.Arguments) -> None:
     """The command."""
     config = launch.freeze(arguments.config, AuditConfig)
-    with runs.open_workdir(arguments.workdir, arguments.config, resume=arguments.resume) as work:
+    with runs.open_workdir(arguments.folder, arguments.config, resume=arguments.resume) as work:
         if done := runs.finished(work.path):
-            print(f"finished {done}; the report is {work.path / 'report.html'}")
-            return
-        found = run(load(config), work.path)
-        runs.mark_finished(work.path)
-        print(found["verdicts"])
+            print(f"finished {done}")
+        else:
+            run(load(config), work.path)
+            runs.mark_finished(work.path)
+        found = runs.read_json(work.path / "summary.json")
+        console.print_summary(found, report=work.path / REPORT)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from typing import Any
 
 from absl import flags
 
-from lm_jax import launch, runs
+from lm_jax import launch, runs, stats
 from lm_jax.errors import EXIT_FINISHED, EXIT_NO_GO, UsageError
 from polyattn_jax import audit, stages, summary
 from polyattn_jax.config import AuditConfig
@@ -58,43 +58,41 @@ def config_from_flags() -> AuditConfig:
         raise UsageError("--model is missing; name a Hugging Face folder, a GGUF file or smollm2")
     if len(_MESH.value) != 3 or not all(size.lstrip("-").isdecimal() for size in _MESH.value):
         raise UsageError(f"--mesh={','.join(_MESH.value)} is not three whole numbers; write 8,1,1")
-    data, fsdp, tensor = map(int, _MESH.value)
     recipe = parse_recipe(_RECIPE.value).spec
-    return AuditConfig(
-        model=_MODEL.value,
-        dtype=_DTYPE.value,
-        mesh=(data, fsdp, tensor),
-        seed=_SEED.value,
-        batch_size=_BATCH_SIZE.value,
-        haystack=_HAYSTACK.value,
-        niah_lengths=(_LENGTH.value,),
-        niah_n=_N.value,
-        control_n=1,
-        induction_length=_LENGTH.value,
-        induction_n=_N.value,
-        mqar_n=0,
-        repeated_n=1,
-        calibration_length=_CALIBRATION.value,
-        recipes=(recipe,),
-        sweep_length=_LENGTH.value,
-        ablation_recipe=recipe,
-        top_heads=_TOP_HEADS.value,
-    )
+    settings = {
+        "model": _MODEL.value,
+        "dtype": _DTYPE.value,
+        "mesh": [int(size) for size in _MESH.value],
+        "seed": _SEED.value,
+        "batch_size": _BATCH_SIZE.value,
+        "haystack": _HAYSTACK.value,
+        "niah_lengths": [_LENGTH.value],
+        "niah_n": _N.value,
+        "control_n": 1,
+        "induction_length": _LENGTH.value,
+        "induction_n": _N.value,
+        "mqar_n": 0,
+        "repeated_n": 1,
+        "calibration_length": _CALIBRATION.value,
+        "recipes": [recipe],
+        "sweep_length": _LENGTH.value,
+        "ablation_recipe": recipe,
+        "top_heads": _TOP_HEADS.value,
+    }
+    return launch.freeze(settings, AuditConfig)
 
 
-def measurable(recipe: Recipe) -> bool:
-    """Whether S_p speaks of a recipe: a normalised power, of a degree that is measured."""
-    return recipe.map.normalised and recipe.map.degree in DEGREES
+def measured_degree(recipe: Recipe) -> float | None:
+    """The degree of a normalised power whose S_p is measured; None for every other recipe."""
+    degree = recipe.map.degree
+    return degree if recipe.map.normalised and degree in DEGREES else None
 
 
 def run(subject: Subject, folder: Path) -> dict[str, Any]:
-    """Runs or resumes a check in an open work folder and returns what `table` prints.
-
-    The rows are measured at b = 0 and at the recipe's own bias (b_auto for a recipe of b = 0), and
-    heads are ranked at the latter.
-    """
-    config, cfg = subject.config, subject.model.cfg
+    """Runs or resumes a check in an open work folder and returns what `table` prints."""
+    config = subject.config
     recipe = parse_recipe(config.recipes[0])
+    degree = measured_degree(recipe)
     probe = f"niah_{config.sweep_length}"
     built = stages.build_suites(subject)
     suites = {name: built[name] for name in (probe, "induction")}
@@ -109,18 +107,13 @@ def run(subject: Subject, folder: Path) -> dict[str, Any]:
     )
     safe = top_safe = b_auto = None
     with stages.open_stores(folder, audit.fingerprint(subject, suites)) as stores:
-        if recipe.bias == "auto" or (measurable(recipe) and recipe.bias == 0.0):
+        if recipe.bias == "auto" or (degree is not None and recipe.bias == 0.0):
             b_auto = stages.calibrated(subject, folder).bias
         bias = resolve_bias(recipe, b_auto)
-        if measurable(recipe):
+        if degree is not None:
             stages.diagnose(subject, stores, suites, bias if b_auto is None else b_auto)
             rows = summary.columns(stores.rows.read())
-            by_head = summary.heads(rows, (cfg.num_layers, cfg.num_heads))
-            kind = "zero" if recipe.bias == 0.0 else "auto"
-            of_recipe = (rows, probe, recipe.map.degree, kind, config)
-            top = summary.ranking(by_head)[: config.top_heads]
-            safe = summary.safe_fraction(*of_recipe, None)
-            top_safe = summary.safe_fraction(*of_recipe, top)
+            safe, top_safe = safe_shares(subject, rows, degree, at_zero=recipe.bias == 0.0)
         cells = stages.sweep_cells(subject, b_auto)
         stages.answer(subject, stores, cells, {probe: suites[probe]})
         swept = summary.behaviour(summary.columns(stores.answers.read()), "sweep")
@@ -138,9 +131,9 @@ def run(subject: Subject, folder: Path) -> dict[str, Any]:
         "recipe": recipe.spec,
         "degree": recipe.map.degree,
         "bias": bias,
-        "measured": measurable(recipe),
+        "measured": degree is not None,
         "length": config.sweep_length,
-        "heads": min(config.top_heads, cfg.num_layers * cfg.num_heads),
+        "heads": min(config.top_heads, subject.model.cfg.num_layers * subject.model.cfg.num_heads),
         "unsafe": _complement(decided["safe"]),
         "top_unsafe": _complement(decided["top_safe"]),
         "softmax": base["accuracy"],
@@ -149,6 +142,22 @@ def run(subject: Subject, folder: Path) -> dict[str, Any]:
         "dead_rows_per_prompt": entry["dead_rows_per_prompt"],
         **{name: decided[name] for name in ("verdict", "reason", "next")},
     }
+
+
+def safe_shares(
+    subject: Subject, rows: summary.Columns, degree: float, *, at_zero: bool
+) -> tuple[stats.Interval | None, stats.Interval | None]:
+    """The share of needle rows with S_p < 1, over all heads and over the top K.
+
+    Rows were measured at b = 0 and at one other bias: the recipe's own, or b_auto where the recipe
+    has b = 0 (`at_zero`). Heads are ranked at the other one. None where no row is active.
+    """
+    config, cfg = subject.config, subject.model.cfg
+    by_head = summary.heads(rows, (cfg.num_layers, cfg.num_heads))
+    top = summary.ranking(by_head)[: config.top_heads]
+    kind = "zero" if at_zero else "auto"
+    of_recipe = (rows, f"niah_{config.sweep_length}", degree, kind, config)
+    return summary.safe_fraction(*of_recipe, None), summary.safe_fraction(*of_recipe, top)
 
 
 def _complement(share: dict[str, float] | None) -> dict[str, float] | None:

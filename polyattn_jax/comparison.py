@@ -14,6 +14,7 @@ from lm_jax.report.markup import number
 from lm_jax.stats import Interval
 from polyattn_jax import paper, wording
 from polyattn_jax.paper import PaperModel
+from polyattn_jax.sections import suite_cell
 from polyattn_jax.wording import Summary, finite, interval, suite_label
 
 PAPER = "“When Does Polynomial Attention Concentrate?”"
@@ -30,9 +31,9 @@ def beside_paper(summary: Summary, model: PaperModel | None) -> Section:
     if model is not None:
         return section(
             title,
-            f"{model.name} is one of the models of {PAPER}. A tick says that ours is within the "
-            "tolerance printed under it; prompts, lengths and arithmetic differ, as the next "
-            "section lists.",
+            f"{model.name} is one of the models of {PAPER}. ✓: ours is within the tolerance "
+            "printed under it; ≈: within twice that, or the paper's value lies in our interval; ✗: "
+            "further off. Prompts, lengths and arithmetic differ, as the next section lists.",
             *_tables(summary, model, judged=True),
         )
     name, near = wording.model_name(summary), paper.nearest(summary.get("family"))
@@ -48,12 +49,12 @@ def beside_paper(summary: Summary, model: PaperModel | None) -> Section:
         f"{near.name}. Its numbers stand under ours for orientation only: they are of another "
         "model, other weights and longer prompts, and agreement is not judged.",
         *_tables(summary, near, judged=False),
-        report.details("The paper’s needle sweep on its four models", _needle_table()),
+        report.details("The paper's needle sweep on its four models", _needle_table()),
     )
 
 
 def _tables(summary: Summary, model: PaperModel, *, judged: bool) -> tuple[Markup, Markup]:
-    whose = f"ours, with the paper’s {model.name} under it"
+    whose = f"ours, with the paper's {model.name} under it"
     return (
         _prevalence(summary, model, whose, judged),
         report.grid(_needle(summary, model, whose, judged), _bound(summary, model, whose, judged)),
@@ -65,13 +66,15 @@ def _beside(
     theirs: float,
     *,
     judged: bool,
-    tolerance: float,
+    tolerance: float = 0.0,
     spec: str = ".1f",
     scale: float = 1.0,
 ) -> Cell:
     """Our value with the paper's under it; with a tone only where the two may be compared."""
     if judged and ours is not None:
-        return compared(ours, theirs, tolerance=tolerance, spec=spec, scale=scale)
+        made = compared(ours, theirs, tolerance=tolerance, spec=spec, scale=scale)
+        # n is the same in a whole table and stands in its caption
+        return made._replace(note=made.note.partition(" · ")[0])
     note = f"paper {number(theirs * scale, spec)}"
     if isinstance(ours, Interval):
         return report.rate(ours, spec=spec, scale=scale)._replace(note=note)
@@ -112,13 +115,10 @@ def _prevalence(summary: Summary, model: PaperModel, whose: str, judged: bool) -
                 ("active", row.active, ",.0f"),
             )
         ]
-        dead = _beside(
-            finite(entry["dead"]), row.dead / 100, judged=judged, tolerance=0.02, scale=100.0
-        )
-        where = wording.bias_label(row.bias_kind)
-        name = cell(suite_label(row.suite, summary["config"]), note=f"{where}; {row.source}")
-        lines.append([name, *rates, *medians, dead])
-    remarks = "; ".join(dict.fromkeys(row.remark for row in model.prevalence if row.remark))
+        # never judged: the paper prints one share for both biases
+        dead = _beside(finite(entry["dead"]), row.dead / 100, judged=False, scale=100.0)
+        lines.append([suite_cell(entry, summary["config"]), *rates, *medians, dead])
+    remarks = "; ".join(dict.fromkeys(text for row in model.prevalence for text in row.remarks))
     return table(
         [
             "Suite",
@@ -129,8 +129,8 @@ def _prevalence(summary: Summary, model: PaperModel, whose: str, judged: bool) -
             "Dead, %",
         ],
         lines,
-        caption=f"Unsafe rows, {whose} (4,096 tokens, 200 prompts)."
-        + (f" On the paper’s numbers: {remarks}." if remarks else ""),
+        caption=f"Unsafe rows, {whose} (4,096 tokens, 200 prompts; Tables 1 and 10 at b = 0, "
+        "Table 11 at b_auto)." + (f" On the paper's numbers: {remarks}." if remarks else ""),
         n=_prompts(e["n"] for entry in ours.values() for e in entry["unsafe"].values()),
     )
 
@@ -186,7 +186,7 @@ def _needle_table() -> Markup:
             [recipe, *(cell(model.needle[recipe], spec="+.1f") for model in paper.MODELS)]
             for recipe in recipes
         ],
-        caption="The paper’s Table 3: change of needle accuracy in points at about 1,500 tokens; "
+        caption="The paper's Table 3: change of needle accuracy in points at about 1,500 tokens; "
         "softmax 200 of 200 on each model.",
         n="200 prompts per cell",
     )
@@ -207,7 +207,7 @@ def differences(summary: Summary) -> Section:
         (
             "Model",
             f"{asset.description if asset else wording.model_name(summary)} ({shape}; {weights})",
-            "base weights of Llama-3.2-1B, Qwen3-1.7B, Gemma-4-E2B, Pythia-1.4b",
+            "Llama-3.2-1B, Qwen3-1.7B, Gemma-4-E2B, Pythia-1.4b",
         ),
         (
             "Arithmetic",

@@ -135,7 +135,8 @@ _QUICKSTART: Mapping[str, Any] = {
     "ablation_draws": 1,
     "ablation_n": 10,
 }
-_SMOKE: Mapping[str, Any] = _QUICKSTART | {
+_SMOKE: Mapping[str, Any] = {
+    **_QUICKSTART,
     "niah_lengths": (64,),
     "niah_n": 2,
     "control_n": 2,
@@ -169,5 +170,5 @@ def experiment(mode: str, model: str, **settings: Any) -> ConfigDict:
     """
     if mode not in MODES:
         raise UsageError(f"mode {mode!r} is not one of an audit{nearest(mode, MODES)}")
-    config = AuditConfig(model=model, **(_FULL | settings | MODES[mode]))
+    config = AuditConfig(model=model, **{**_FULL, **settings, **MODES[mode]})
     return ConfigDict(dataclasses.asdict(config))

@@ -155,8 +155,8 @@ def accuracy_bars(sweep: Sequence[Mapping[str, Any]], model: PaperModel | None, 
 
 def ablation_curves(ablation: Sequence[Mapping[str, Any]], *, caption: str) -> Markup:
     """Accuracy against the number of replaced heads: top, bottom, and the range of random sets."""
-    series = []
-    for kind, cells in ablation_groups(ablation).items():
+    series, groups = [], ablation_groups(ablation)
+    for kind, cells in groups.items():
         found = [[100 * e["accuracy"]["estimate"] for e in own] for own in cells.values()]
         sizes, middle = list(cells), [float(np.mean(own)) for own in found]
         if kind == "random":
@@ -166,7 +166,7 @@ def ablation_curves(ablation: Sequence[Mapping[str, Any]], *, caption: str) -> M
             label = f"{kind} K: {'highest' if kind == 'top' else 'lowest'} S₂"
             series.append(report.Series(label, sizes, middle))
     base = softmax_of(ablation)["accuracy"]
-    sizes = sorted({int(size) for one in series for size in one.x})
+    sizes = sorted({size for cells in groups.values() for size in cells})
     return report.curves(
         series,
         x_range=(0.0, 1.06 * max(sizes)),

@@ -5,7 +5,7 @@ Substitution". Rates and accuracies are in percent, differences of accuracy in p
 Prevalence is at 4,096 tokens over active-unsaturated rows; the needle probe has 128 sentences of
 padding (about 1,500 tokens) and n = 200, the literary one 500 tokens of padding and n = 200.
 
-Two oddities of the source are passed on with the numbers (`Prevalence.remark`):
+Two oddities of the source are passed on with the numbers (`Prevalence.remarks`):
   Table 11, Gemma: the active count falls from b = 0 to a larger b, which cannot be. The bias was
     picked as -2 by the fault that the paper's Appendix I discloses.
   Tables 10 and 11 print the same dead share for both biases, though the row counts differ.
@@ -19,8 +19,8 @@ from polyattn_jax.row_maps import RECIPES
 
 DEGREES = (2, 4, 8, 16)
 
-_BIAS = "active count below that at b = 0: the bias of this row was not b_auto"
-_DEAD = "dead share printed alike for both biases"
+_BIAS = "the active count of Table 11 is below that at b = 0, so its bias was not b_auto"
+_DEAD = "Tables 10 and 11 print the same dead share for both biases"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +35,7 @@ class Prevalence:
     active: float
     s_2: float
     dead: float
-    source: str
-    remark: str = ""
+    remarks: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +70,7 @@ class PaperModel:
 
 
 def match(model: str) -> PaperModel | None:
-    """The paper's model whose base weights `model` names: a folder, a hub name or a file."""
+    """The paper's model whose weights `model` names: a folder, a hub name or a file."""
     return next((m for m in MODELS if re.search(m.pattern, model, re.IGNORECASE)), None)
 
 
@@ -80,8 +79,8 @@ def nearest(family: str | None) -> PaperModel | None:
     return next((m for m in MODELS if family in m.families), None)
 
 
-# Not followed by what marks other weights: -Instruct, -it, -deduped, another size.
-_END = r"(?![\w.]|[-_ ]?(instruct|chat|it\b|deduped|v\d))"
+# Not followed by what marks other weights.
+_END = r"(?![\w.]|[-_ ]?(instruct|chat|it\b|base|deduped|v\d))"
 
 # suite: rows (thousands), unsafe % at p = 2, median rho, A, S_2, dead %, then p = 4 and p = 8
 _TABLE_10 = {
@@ -163,28 +162,15 @@ _TABLE_3 = {
 
 def _prevalence(key: str) -> tuple[Prevalence, ...]:
     found = []
-    for suite, (rows, unsafe, rho, active, s_2, dead, p4, p8) in _TABLE_10[key].items():
-        rates = {2: unsafe, 4: p4, 8: p8}
-        remark = _DEAD if dead else ""
-        line = Prevalence(
-            suite, "zero", 1000 * rows, rates, rho, active, s_2, dead, "Tables 1, 10", remark
+    for suite, (rows, p2, rho, active, s_2, dead, p4, p8) in _TABLE_10[key].items():
+        remarks = (_DEAD,) * bool(dead)
+        rates = {2: p2, 4: p4, 8: p8}
+        found.append(Prevalence(suite, "zero", 1000 * rows, rates, rho, active, s_2, dead, remarks))
+    for suite, (rows, p2, rho, active, s_2, dead) in _TABLE_11[key].items():
+        remarks = (_BIAS,) * (key == "gemma") + (_DEAD,) * bool(dead)
+        found.append(
+            Prevalence(suite, "auto", 1000 * rows, {2: p2}, rho, active, s_2, dead, remarks)
         )
-        found.append(line)
-    for suite, (rows, unsafe, rho, active, s_2, dead) in _TABLE_11[key].items():
-        remarks = [_BIAS] * (key == "gemma") + [_DEAD] * bool(dead)
-        line = Prevalence(
-            suite,
-            "auto",
-            1000 * rows,
-            {2: unsafe},
-            rho,
-            active,
-            s_2,
-            dead,
-            "Table 11",
-            "; ".join(remarks),
-        )
-        found.append(line)
     return tuple(found)
 
 

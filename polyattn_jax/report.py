@@ -43,8 +43,8 @@ TERMS = {
     "induction, MQAR": "Random tokens in which a pair (or many pairs, for MQAR: multi-query "
     "associative recall) occurs again, so that the right continuation must be looked up.",
     "sink, induction, local, diffuse": "Head types, by the average softmax weight on the first key "
-    "(over 0.3), else on the answer (over 0.5), else by the distance of the strongest key (under "
-    "8), else diffuse.",
+    "(over 0.3), else on the answer (over 0.5), else local (the strongest key nearer than 8 "
+    "tokens, and under 0.1 on the answer), else diffuse.",
 }
 
 

@@ -16,7 +16,7 @@ from lm_jax.report.markup import number
 from lm_jax.stats import Interval
 from polyattn_jax import figures, paper, wording
 from polyattn_jax.measure import DEGREES
-from polyattn_jax.stages import BIASES
+from polyattn_jax.schema import BIASES
 from polyattn_jax.summary import TYPES, Columns
 from polyattn_jax.wording import Summary, finite, interval, suite_label
 
@@ -50,23 +50,23 @@ def substitution(summary: Summary, model: paper.PaperModel | None) -> Section:
                 "Recipe",
                 "Verdict",
                 "Accuracy, %",
-                "Change, points",
+                "Change, pts",
                 "McNemar p",
                 Column("Loss, nats", ".2f"),
-                Column("Rank", ",.0f"),
+                "Rank",
                 Column("Dead rows", ",.1f"),
                 "Safe, %",
-                f"Top-{config['top_heads']} safe, %",
+                f"Top {config['top_heads']}, %",
             ],
             lines,
             caption=f"Needle probe at {number(config['sweep_length'])} tokens. Brackets: 95 % "
             "intervals (accuracy: Wilson; change against softmax: paired, after Agresti and Min; "
             "safe: bootstrap over prompts). Lost and won: prompts that only softmax, or only the "
             f"recipe, got right; p is exact and not corrected for {number(len(lines) - 1)} "
-            "comparisons. Loss and median rank are of the needle’s token (rank 0: predicted). Dead "
+            "comparisons. Loss and median rank are of the needle's token (rank 0: predicted). Dead "
             f"rows: mean per prompt, of {number(total)}. Safe: share of active rows with Sₚ < 1, "
-            f"over all heads and over the {number(config['top_heads'])} of highest median S₂; a "
-            "dash where Sₚ was not measured for the map.",
+            f"over all heads and in the top {number(config['top_heads'])} by median S₂; a dash "
+            "where Sₚ was not measured for the map.",
             n=n,
         ),
         figures.accuracy_bars(sweep, model, n),
@@ -82,7 +82,12 @@ def substitution(summary: Summary, model: paper.PaperModel | None) -> Section:
 
 
 def _sweep_row(entry: wording.Entry, verdict: wording.Entry | None) -> list[object]:
-    numbers = [finite(entry[name]) for name in ("loss", "median_rank", "dead_rows_per_prompt")]
+    rank = finite(entry["median_rank"])
+    numbers = (
+        finite(entry["loss"]),
+        int(rank) if rank.is_integer() else cell(rank, spec=",.1f"),
+        finite(entry["dead_rows_per_prompt"]),
+    )
     accuracy, dash = stacked(interval(entry["accuracy"])), cell(None)
     if verdict is None:
         return [entry["recipe"], "baseline", accuracy, dash, dash, *numbers, dash, dash]
@@ -155,7 +160,7 @@ def unsafe_rows(summary: Summary, by_head: Columns) -> Section:
         rates = [entry["unsafe"].get(str(p)) for p in DEGREES]
         lines.append(
             [
-                _suite(entry, config),
+                suite_cell(entry, config),
                 *(stacked(interval(found)) if found else cell(None) for found in rates),
                 *(
                     cell(middle.get(name), spec=spec)
@@ -166,7 +171,7 @@ def unsafe_rows(summary: Summary, by_head: Columns) -> Section:
                 next((found["n"] for found in rates if found), None),
             ]
         )
-    few = any(line[-1] is not None and line[-1] < FEW_PROMPTS for line in lines)
+    few = any(e["n"] < FEW_PROMPTS for entry in entries for e in entry["unsafe"].values())
     suite = suite_label(summary["ranking_suite"], config)
     answers = sorted(finite(entry["argmax_is_answer"]) for entry in entries)
     return section(
@@ -184,7 +189,7 @@ def unsafe_rows(summary: Summary, by_head: Columns) -> Section:
                 "Median ρ",
                 "Median A",
                 "Dead, %",
-                "Active rows",
+                "Active",
                 "Prompts",
             ],
             lines,
@@ -199,7 +204,8 @@ def unsafe_rows(summary: Summary, by_head: Columns) -> Section:
             figures.phase_plot(
                 by_head,
                 caption=f"Each head by the medians of its active rows at b_auto ({suite}). Above a "
-                "dashed curve A (1 − ρ)ᵖ exceeds 1, so that degree p is not certified to suffice.",
+                "dashed curve A (1 − ρ)ᵖ exceeds 1, so that degree p is not certified to suffice. "
+                "A median of no distractor has no place on the log scale.",
             ),
             figures.head_map(
                 by_head,
@@ -247,7 +253,7 @@ def _bound_table(summary: Summary, entries: Sequence[wording.Entry]) -> Markup:
     ties = {(e["suite"], e["bias_kind"]): e["ties"] for e in summary["prevalence"]}
     lines = [
         [
-            _suite(entry, summary["config"]),
+            suite_cell(entry, summary["config"]),
             entry["p"],
             cell(None if entry["agree"] is None else 100 * entry["agree"], spec=".1f"),
             entry["false_negative"],
@@ -281,16 +287,21 @@ def head_types(summary: Summary, by_head: Columns) -> Section:
     config, total = summary["config"], len(by_head["type"])
     size = min(config["top_heads"], total)
     top, bottom = by_head["rank"] < size, by_head["rank"] >= total - size
+    by_end = [
+        {kind: int(np.sum(end & (by_head["type"] == kind))) for kind in TYPES}
+        for end in (top, bottom)
+    ]
     lines = []
     for kind in TYPES:
-        own = by_head["type"] == kind
-        median = float(np.median(by_head["s_2"][own])) if own.any() else None
-        counts = [int(np.sum(own & end)) for end in (top, bottom)]
-        lines.append([kind, summary["head_types"][kind], *counts, cell(median)])
+        own = by_head["s_2"][by_head["type"] == kind]
+        median = cell(float(np.median(own)) if own.size else None)
+        lines.append([kind, summary["head_types"][kind], *(end[kind] for end in by_end), median])
     return section(
         "Head types: what kind of heads are unsafe?",
-        "The ranking by S₂ is expected to put heads that spread their attention (diffuse) at the "
-        "top, and heads that park it on the first token (sinks) at the bottom.",
+        "Diffuse heads spread their attention over many keys, sinks park it on the first token. "
+        "The paper finds mostly diffuse heads at the top of the ranking by S₂ and mostly sinks at "
+        f"the bottom; here {by_end[0]['diffuse']} of the top {size} are diffuse and "
+        f"{by_end[1]['sink']} of the bottom {size} are sinks.",
         table(
             ["Type", "Heads", f"in the top {size}", f"in the bottom {size}", "Median S₂ of heads"],
             lines,
@@ -313,7 +324,8 @@ def stacked(found: Interval, *, signed: bool = False) -> Cell:
     return cell(100 * found.estimate, spec=spec, note=f"[{low}, {high}]")
 
 
-def _suite(entry: wording.Entry, config: wording.Entry) -> Cell:
+def suite_cell(entry: wording.Entry, config: wording.Entry) -> Cell:
+    """A suite with the length of its prompts and the bias under it."""
     tokens = wording.suite_tokens(entry["suite"], config)
     bias = wording.bias_label(entry["bias_kind"])
     return cell(wording.suite_name(entry["suite"]), note=", ".join(filter(None, (tokens, bias))))

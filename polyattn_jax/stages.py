@@ -283,8 +283,8 @@ def answer(
     _run_units(subject, stores.answers, stage, todo, work)
 
 
-def sweep_cells(subject: Subject, b_auto: float) -> list[Cell]:
-    """Softmax and every recipe of the config, in all heads."""
+def sweep_cells(subject: Subject, b_auto: float | None) -> list[Cell]:
+    """Softmax and every recipe of the config, in all heads; None will do where none has b=auto."""
     everywhere = np.ones((subject.model.cfg.num_layers, subject.model.cfg.num_heads), bool)
     recipes = [SOFTMAX, *(parse_recipe(text) for text in subject.config.recipes)]
     return [Cell("sweep", r.name, r, resolve_bias(r, b_auto), everywhere) for r in recipes]

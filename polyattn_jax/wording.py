@@ -160,8 +160,8 @@ def overall(summary: Summary) -> Finding:
             kept
         ) == len(others)
         return Finding(
-            f"{len(kept)} of {len(others)} recipes replace softmax {where} without a measured loss "
-            f"of needle accuracy at {length:,} tokens: {names}; softmax {right}.",
+            f"{len(kept)} of {len(others)} recipes can replace softmax {where} without a measured "
+            f"loss of needle accuracy at {length:,} tokens: {names}; softmax {right}.",
             "good" if tolerated else "warn",
         )
     if not others:
@@ -193,18 +193,22 @@ def in_part(summary: Summary) -> str:
     if low:
         accuracy = groups["bottom"][max(low)][0]["accuracy"]
         parts.append(
-            f"in the {max(low)} heads of lowest median S₂ it costs nothing that was measured "
+            f"in the {_heads(max(low))} of lowest median S₂ it costs nothing that was measured "
             f"({counted(accuracy)} right)"
         )
     if high:
         accuracy = groups["top"][min(high)][0]["accuracy"]
         parts.append(
-            f"in the {min(high)} heads of highest median S₂ it leaves {counted(accuracy)} right"
+            f"in the {_heads(min(high))} of highest median S₂ it leaves {counted(accuracy)} right"
         )
     if not parts:
         return ""
     recipe = summary["config"]["ablation_recipe"]
     return f"With {recipe} in only some heads: {'; '.join(parts)}."
+
+
+def _heads(count: int) -> str:
+    return "head" if count == 1 else f"{count:,} heads"
 
 
 def next_step(summary: Summary) -> str:

@@ -1,20 +1,33 @@
-"""Regenerates `tests/golden/`: tiny random reference models with what torch computes for them.
+"""Regenerates `tests/golden/`: reference models with what torch computes for them.
 
-    python -m tools.make_goldens
+    python -m tools.make_goldens            the tiny random models
+    python -m tools.make_goldens smollm2    logits of a real model, fetched before
 
-Each case is a folder as `transformers` saves it, and `expected.safetensors` with token ids, the
-residual stream after every layer, and logits, in float32. Needs torch; the tests that read the
-folders do not. The same cases serve the parity tests that run torch beside us.
+Each tiny case is a folder as `transformers` saves it, and `expected.safetensors` with token ids,
+the residual stream after every layer, and logits, in float32. Of a real model there are only the
+largest logits at some positions of one text, in `<name>_real.json`. Needs torch; the tests that
+read the files do not. The same cases serve the parity tests that run torch beside us.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
 import shutil
+import sys
+import tempfile
 from typing import Any
 
 import numpy as np
 
+from lm_jax import runs
+
 GOLDEN = Path(__file__).parent.parent / "tests" / "golden"
+TEXT = (
+    "The history of the city begins in the early Middle Ages, when a small settlement of fishermen "
+    "grew up around the ford of the river. In 1172 the bishop granted it a market, and the "
+    "merchants who came there from the south built the first stone houses along the street that "
+    "still bears their name. The walls followed a hundred years later."
+)
+POSITIONS = (0, 1, 5, 20, 50, -1)
 TOKENS_BT = np.random.default_rng(0).integers(0, 48, (2, 11))
 
 _SIZE = {
@@ -160,9 +173,46 @@ def hidden_and_logits(model: Any, tokens_BT: np.ndarray) -> tuple[np.ndarray, np
     return np.stack(streams), logits
 
 
+def real_reference(model: Any) -> Any:
+    """The torch model of what `load_pretrained` gave, by way of the folder that we save."""
+    import lm_jax
+    from lm_jax.hf.compat import transformers
+
+    with tempfile.TemporaryDirectory() as folder:
+        lm_jax.save_pretrained(Path(folder) / "model", model.cfg, model.params)
+        return (
+            transformers()
+            .AutoModelForCausalLM.from_pretrained(
+                Path(folder) / "model", attn_implementation="eager", dtype="float32"
+            )
+            .eval()
+        )
+
+
+def write_real(name: str) -> None:
+    """Writes the five largest logits at each of `POSITIONS` in `TEXT`."""
+    import lm_jax
+
+    model = lm_jax.load_pretrained(name)
+    ids = model.tokenizer.encode(TEXT)
+    _, logits = hidden_and_logits(real_reference(model), np.array([ids]))
+    rows = []
+    for position in POSITIONS:
+        top = np.argsort(-logits[0, position])[:5]
+        values = [round(float(x), 5) for x in logits[0, position, top]]
+        rows.append({"position": position, "top_ids": top.tolist(), "logits": values})
+    expected = {"weights_sha256": model.sha256, "text": TEXT, "ids": ids, "rows": rows}
+    runs.write_json(GOLDEN / f"{name}_real.json", expected)
+
+
 def main() -> None:
-    """Writes every case."""
+    """Writes the real models that are named, or every tiny case."""
     from safetensors.numpy import save_file
+
+    for name in sys.argv[1:]:
+        write_real(name)
+    if sys.argv[1:]:
+        return
 
     for case in CASES:
         folder = GOLDEN / case

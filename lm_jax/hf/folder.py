@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from lm_jax.errors import BadInputError, StorageError, nearest
+from lm_jax.errors import BadInputError, StorageError
 from lm_jax.folders import new_folder
 from lm_jax.hf.table import Family
 from lm_jax.hf.tokenizer import Tokenizer
@@ -48,7 +48,8 @@ def read_hf_config(folder: Path, families: Mapping[str, Family]) -> Any:
     kind = raw.get("model_type")
     if kind not in families:
         raise BadInputError(
-            f"{path}: model_type = {kind!r} is not supported{nearest(str(kind), families)}"
+            f"{path}: model_type = {kind!r} is not supported; use a model of one of "
+            f"{', '.join(sorted(families))}"
         )
     from huggingface_hub.errors import StrictDataclassError
 

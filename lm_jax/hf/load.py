@@ -184,7 +184,7 @@ def load_params(
     """Fills the parameters of `cfg` from a source; see `load_pretrained` for what it raises."""
     family = FAMILIES[cfg.family]
     entries = family.entries(cfg)
-    table.check(entries, cfg, _without_tied_head(source, entries, cfg, family))
+    _check_source(source, entries, cfg, family)
 
     specs = dict(params_lib.leaves(decoder.param_spec(cfg)))
     filled: dict[str, jax.Array] = {}
@@ -212,20 +212,21 @@ def load_params(
     return params_lib.tree_from_paths(filled)
 
 
-def _without_tied_head(
+def _check_source(
     source: Source, entries: list[table.Entry], cfg: DecoderConfig, family: table.Family
-) -> dict[str, tuple[int, ...]]:
-    """The stored shapes, without a copy of the tied embedding once seen to be equal to it."""
+) -> None:
+    """Checks the names and shapes of a source; a stored copy of the tied embedding is let pass."""
     shapes = source.shapes()
     embedding = next(entry.name for entry in entries if entry.params == ("embed/tokens",))
-    if not cfg.tie_embeddings or shapes.get(family.head) != shapes.get(embedding, ()):
-        return shapes
-    if not np.array_equal(source.read(family.head), source.read(embedding)):
+    tied = cfg.tie_embeddings and shapes.get(family.head) == shapes.get(embedding, ())
+    if tied:
+        del shapes[family.head]
+    table.check(entries, cfg, shapes)
+    if tied and not np.array_equal(source.read(family.head), source.read(embedding)):
         raise BadInputError(
             f"config.json says tie_word_embeddings, but {family.head} differs from {embedding}; "
             "set tie_word_embeddings to false"
         )
-    return {name: shape for name, shape in shapes.items() if name != family.head}
 
 
 def _put(value: np.ndarray, mesh: jax.sharding.Mesh | None, spec: ParamSpec) -> jax.Array:

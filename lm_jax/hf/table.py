@@ -204,8 +204,14 @@ def read_rope(
     return Rope(theta=number("rope_theta"), fraction=fraction, scaling=scaling)
 
 
-def write_rope(rope: Rope) -> dict[str, Any]:
-    """The inverse of `read_rope`."""
+def write_rope(rope: Rope | None) -> dict[str, Any]:
+    """The inverse of `read_rope`.
+
+    Raises:
+      BadInputError: if there is none, for a family whose positions are rotary.
+    """
+    if rope is None:
+        raise BadInputError("cfg.rope = None: this family has rotary positions; give it a Rope")
     out: dict[str, Any] = {"rope_theta": rope.theta, "rope_type": "default"}
     if rope.fraction != 1.0:
         out["partial_rotary_factor"] = rope.fraction

@@ -206,8 +206,7 @@ def test_quantised_tensors(copy, dtype):
 @pytest.mark.parametrize(
     ("case", "fields", "words"),
     [
-        ("llama_mqa", {"model_type": "lama"}, ("did you mean 'llama'?",)),
-        ("llama_mqa", {"model_type": "mamba"}, ("known: gemma3_text, gpt2, gpt_neox, llama",)),
+        ("llama_mqa", {"model_type": "mamba"}, ("'mamba'", "gemma3_text, gpt2, gpt_neox, llama")),
         ("llama_mqa", {"model_type": None}, ("model_type = None",)),
         ("llama_mqa", {"hidden_act": "silo"}, ("hidden_act", "did you mean 'silu'?")),
         ("gpt2", {"activation_function": "quick_gelu"}, ("activation_function", "'quick_gelu'")),
@@ -445,10 +444,11 @@ def test_missing_and_damaged_shards(copy):
 def test_shards_that_do_not_fit_their_index(copy):
     folder = copy()
     index = shard(folder)
-    write_index(folder, index | {"model.norm.weight": SECOND, "model.other": FIRST})
+    name = next(name for name, file in index.items() if file == FIRST)
+    write_index(folder, index | {name: SECOND, "model.other": FIRST})
     refused(
         folder,
-        f"model.norm.weight is indexed in {SECOND}, stored in {FIRST}",
+        f"{name} is indexed in {SECOND}, stored in {FIRST}",
         f"model.other is indexed in {FIRST}, stored in none",
     )
     write_index(folder, {name: file for name, file in index.items() if name != UP})
@@ -644,7 +644,10 @@ def test_loading_holds_the_weights_and_one_tensor(tmp_path):
         jax.block_until_ready(model.params)
         print(peak() - before)
     """
-    lm_jax.save_pretrained(tmp_path / "big", cfg, lm_jax.init_params(jax.random.key(0), cfg))
+    ones = jax.tree.map(
+        lambda a: jnp.ones(a.shape, a.dtype), lm_jax.params.abstract(lm_jax.param_spec(cfg))
+    )
+    lm_jax.save_pretrained(tmp_path / "big", cfg, ones)
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True
     )

@@ -23,7 +23,7 @@ from tokenizers import models, pre_tokenizers
 import lm_jax
 from lm_jax import launch
 from lm_jax.hf.tokenizer import Tokenizer
-from polyattn_jax import audit, calibrate, suites
+from polyattn_jax import audit, calibrate, check, suites
 from polyattn_jax.suites.niah import CUE, HARMLESS
 
 ROOT = Path(__file__).parents[2]
@@ -187,3 +187,27 @@ def audited(run_audit: Command, tmp_path_factory: pytest.TempPathFactory) -> Pat
     outcome = run_audit(folder)
     assert outcome.code == 0, outcome.err
     return folder
+
+
+@pytest.fixture(scope="session")
+def run_check(tiny: Path, haystack: Path) -> Command:
+    """`run_check(*flags)`: a check of the tiny model, in this process."""
+    given = [f"--haystack={haystack}", "--length=64", "--calibration_length=64", "--n=7"]
+
+    def command(*argv: str, model: Path = tiny) -> Outcome:
+        return run(check.main, [f"--model={model}", *given, *argv], workdir_required=False)
+
+    return command
+
+
+@pytest.fixture(scope="session")
+def run_smoke(tiny: Path, haystack: Path) -> Command:
+    """`run_smoke(name, workdir)`: the smoke mode of a file in configs/polyattn/."""
+
+    def command(name: str, workdir: Path) -> Outcome:
+        path = ROOT / "configs" / "polyattn" / name
+        given = [f"--config.model={tiny}", f"--config.haystack={haystack}"]
+        argv = [f"--config={path}:smoke", *given, f"--workdir={workdir}"]
+        return run(audit.main, argv, config=str(path))
+
+    return command

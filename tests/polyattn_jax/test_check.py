@@ -1,20 +1,136 @@
-"""The check exits 0 for preserve and 10 for no-go, and prints what it rests on."""
+"""A check exits 0 for preserve and 10 for no-go, and prints the numbers it rests on."""
 
 import json
+import shutil
+import tempfile
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
+from scipy import stats
 
-from polyattn_jax import check
+PROMPTS = 7
+HOPELESS = "relu:p=4,b=-1000"
 
-from lm_jax import stats
+
+def fields(text):
+    """The lines of a table as a mapping of label to values."""
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    return {line[:34].strip(): line[34:].split() for line in lines}
 
 
-@pytest.fixture(scope="session")
-def run_check(tiny, haystack):
-    from conftest import run
+@pytest.mark.parametrize(
+    ("recipe", "code", "verdict"),
+    [
+        ("softmax", 0, "PRESERVE"),
+        ("relu:p=4,b=auto", 0, "PRESERVE"),
+        ("relu_p4_b0", 0, "PRESERVE"),
+        ("ramapuram:b=-1000", 10, "NO-GO"),
+        (HOPELESS, 10, "NO-GO"),
+    ],
+)
+def test_the_exit_code_is_the_verdict(run_check, recipe, code, verdict):
+    outcome = run_check(f"--recipe={recipe}")
+    assert outcome.code == code, outcome.err
+    assert f"\nverdict   {verdict}\n" in outcome.out
+    assert "\nreason    " in outcome.out and "\nnext      " in outcome.out
+    measured = recipe.startswith("relu")
+    assert ("\nS_p was not measured" in outcome.out) != measured
+    assert outcome.refusals == []
 
-    def command(*argv):
-        pass
 
-    return command
+def test_a_hopeless_recipe_is_shown_with_intervals_and_a_paired_test(run_check, tmp_path):
+    outcome = run_check(f"--recipe={HOPELESS}", f"--workdir={tmp_path / 'run'}")
+    shown = fields(outcome.out)
+    low = 100 * stats.binomtest(PROMPTS, PROMPTS).proportion_ci(method="wilson").low
+    assert shown["softmax"] == ["100.0", "%", f"{low:.1f}", "to", "100.0", "%", str(PROMPTS)]
+    assert shown["the recipe"] == ["0.0", "%", "0.0", "to", f"{100 - low:.1f}", "%", str(PROMPTS)]
+    assert shown["change (paired)"][0] == "-100.0"
+    assert shown["prompts lost, won"] == [f"{PROMPTS},", "0"]
+    p_value = stats.binomtest(0, PROMPTS).pvalue
+    assert shown["McNemar, exact, two-sided"] == ["p", "=", f"{p_value:.2g}"]
+    # Every row of 3 layers, 4 heads and 64 queries is dead.
+    assert shown["dead rows per prompt"] == [f"{3 * 4 * 64:.1f}"]
+    assert shown["all heads"] == ["none", "active"]
+    found = json.loads((tmp_path / "run" / "check.json").read_text())
+    assert (found["verdict"], found["lost"], found["unsafe"]) == ("no-go", PROMPTS, None)
+
+
+def test_unsafe_rows_are_those_of_the_audit(run_check, audited, tmp_path):
+    run_check("--recipe=relu:p=4,b=auto", f"--workdir={tmp_path / 'run'}")
+    found = json.loads((tmp_path / "run" / "check.json").read_text())
+    summary = json.loads((audited / "summary.json").read_text())
+    (audit,) = (v for v in summary["verdicts"] if v["recipe"] == "relu_p4_bauto")
+    assert found["bias"] == pytest.approx(summary["calibration"]["bias"])
+    unsafe = found["unsafe"]
+    assert unsafe["estimate"] == pytest.approx(1 - audit["safe"]["estimate"])
+    assert unsafe["low"] == pytest.approx(1 - audit["safe"]["high"])
+    assert unsafe["low"] <= unsafe["estimate"] <= unsafe["high"]
+
+
+def test_a_recipe_with_its_own_bias_is_measured_at_that_bias(run_check, tmp_path):
+    arguments = ["--recipe=relu:p=4,b=0.5", "--top_heads=3", f"--workdir={tmp_path / 'run'}"]
+    shown = fields(run_check(*arguments).out)
+    rows = pq.read_table(tmp_path / "run" / "rows").to_pylist()
+    active = [
+        row for row in rows if (row["bias"], row["target"], row["status"]) == (0.5, "argmax", 1)
+    ]
+    by_head = {}
+    for row in active:
+        if row["suite"] == "induction":
+            by_head.setdefault((row["layer"], row["head"]), []).append(row["s_2"])
+    assert len(by_head) == 3 * 4
+    top = sorted(by_head, key=lambda head: -np.median(by_head[head]))[:3]
+    needle = [row for row in active if row["suite"] == "niah_64"]
+    unsafe = [row["s_4"] >= 1 for row in needle]
+    unsafe_top = [row["s_4"] >= 1 for row in needle if (row["layer"], row["head"]) in top]
+    assert shown["bias"] == ["0.5000"]
+    assert shown["all heads"][0] == f"{100 * np.mean(unsafe):.1f}"
+    assert shown["the 3 heads of greatest S_2"][0] == f"{100 * np.mean(unsafe_top):.1f}"
+    assert not (tmp_path / "run" / "calibration.json").exists()
+
+
+def test_the_table_fits_80_columns_and_is_all_of_standard_output(run_check, tiny, tmp_path):
+    model = tmp_path / ("a-folder-with-a-long-name-" * 4)
+    shutil.copytree(tiny, model)
+    outcome = run_check(f"--recipe={HOPELESS}", model=model)
+    lines = outcome.out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert outcome.out.isascii() and lines[0].startswith(HOPELESS)
+    assert all(line == line.rstrip() for line in lines)
+
+
+def test_a_finished_check_prints_the_same_again(run_check, tmp_path):
+    arguments = [f"--recipe={HOPELESS}", f"--workdir={tmp_path / 'run'}"]
+    first = run_check(*arguments)
+    again = run_check(*arguments)
+    assert (again.code, again.out, again.err) == (10, first.out, [])
+    other = run_check("--recipe=softmax", f"--workdir={tmp_path / 'run'}")
+    assert (other.code, len(other.err)) == (2, 1)
+    assert "choose another --workdir" in other.err[0]
+
+
+def test_without_a_work_folder_nothing_is_left(run_check, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert run_check("--recipe=softmax").code == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--model="], 2, "--model is missing"),
+        (["--recipe=relu_p4_bato"], 2, "did you mean 'relu_p4_bauto'"),
+        (["--mesh=2,2"], 2, "--mesh=2,2 is not three whole numbers; write 8,1,1"),
+        (["--n=0"], 2, "n=0"),
+        (["--length=many"], 2, "length=many"),
+        (["--dtype=float16"], 2, "float32|bfloat16"),
+        (["--modle=x"], 2, "--modle is not a flag of this command; did you mean 'model'?"),
+        (["--model=no/such"], 3, "model 'no/such': no such file or folder"),
+        (["--length=512"], 3, "it has 512 tokens, the limit is 256"),
+    ],
+)
+def test_what_cannot_be_checked_is_one_line(run_check, arguments, code, words):
+    outcome = run_check("--recipe=softmax", *arguments)
+    assert (outcome.code, outcome.out, len(outcome.err)) == (code, "", 1)
+    assert words in outcome.err[0]

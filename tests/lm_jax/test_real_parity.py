@@ -1,0 +1,128 @@
+"""Real pretrained weights: what we compute is what torch computes, and what the file holds."""
+
+import functools
+import json
+
+import gguf
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lm_jax
+from lm_jax.hf import load
+from lm_jax.hf.gguf_reader import open_gguf
+from tools import make_goldens
+
+REAL = {
+    "smollm2": pytest.param("smollm2", marks=pytest.mark.real("smollm2")),
+    "gemma3_270m": pytest.param(
+        "gemma3_270m", marks=[pytest.mark.real("gemma3_270m"), pytest.mark.slow]
+    ),
+}
+
+
+@functools.lru_cache(maxsize=1)
+def model(name):
+    return lm_jax.load_pretrained(name)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def run(cfg, params, tokens_BT):
+    out = lm_jax.forward(params, tokens_BT, cfg, record={"resid_post": lm_jax.keep})
+    return out.records["resid_post"], out.logits
+
+
+def mean_loss(cfg, params, ids):
+    """Nats per token of a text, its first token given."""
+    log_probs = jax.nn.log_softmax(run(cfg, params, jnp.array([ids]))[1][0, :-1])
+    return -float(np.take_along_axis(np.asarray(log_probs), np.array(ids[1:])[:, None], 1).mean())
+
+
+@pytest.mark.real("smollm2")
+def test_golden_logits_of_smollm2():
+    expected = json.loads((make_goldens.GOLDEN / "smollm2_real.json").read_text())
+    loaded = model("smollm2")
+    assert loaded.sha256 == expected["weights_sha256"]
+    ids = loaded.tokenizer.encode(expected["text"])
+    assert ids == expected["ids"]
+    logits = np.asarray(run(loaded.cfg, loaded.params, jnp.array([ids]))[1])[0]
+    for row in expected["rows"]:
+        ours = logits[row["position"]]
+        assert np.argsort(-ours)[:5].tolist() == row["top_ids"]
+        np.testing.assert_allclose(ours[row["top_ids"]], row["logits"], rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", REAL.values())
+def test_every_layer_and_the_logits_are_those_of_torch(name):
+    loaded = model(name)
+    tokens_BT = np.array([loaded.tokenizer.encode(make_goldens.TEXT)])
+    reference = make_goldens.real_reference(loaded)
+    hidden, logits = make_goldens.hidden_and_logits(reference, tokens_BT)
+    ours_hidden, ours_logits = run(loaded.cfg, loaded.params, tokens_BT)
+    # Some coordinates of these models are thousands of times the rest; the error of a position is
+    # therefore taken over its whole vector.
+    error_LBT = np.linalg.norm(ours_hidden - hidden, axis=-1) / np.linalg.norm(hidden, axis=-1)
+    assert error_LBT.max() < 1e-5
+    np.testing.assert_allclose(ours_logits, logits, rtol=1e-5, atol=1e-4)
+
+
+def stored_by_hand(tensor):
+    """Q4_1 and Q8_0 by their definition: blocks of 32 weights, a float16 step, Q4_1 an offset."""
+    if tensor.tensor_type == gguf.GGMLQuantizationType.Q8_0:
+        blocks = np.asarray(tensor.data).reshape(-1, 34)
+        step = blocks[:, :2].copy().view(np.float16).astype(np.float32)
+        return step * blocks[:, 2:].view(np.int8)
+    blocks = np.asarray(tensor.data).reshape(-1, 20)
+    step, offset = (blocks[:, i : i + 2].copy().view(np.float16).astype(np.float32) for i in (0, 2))
+    # Low halves of the 16 bytes are the first 16 weights, high halves the last.
+    return step * np.concatenate([blocks[:, 4:] & 15, blocks[:, 4:] >> 4], 1) + offset
+
+
+@pytest.mark.real("smollm2")
+def test_the_weights_are_the_blocks_of_the_file():
+    params, cfg = model("smollm2").params, model("smollm2").cfg
+    D, H = cfg.hidden_size, cfg.head_dim
+    tensors = {t.name: t for t in open_gguf(load.resolve("smollm2")).tensors}
+
+    def stored(name):
+        return stored_by_hand(tensors[name]).reshape(-1, tensors[name].shape[0])
+
+    np.testing.assert_array_equal(params["embed"]["tokens"], stored("token_embd.weight"))
+    block = jax.tree.map(lambda a: np.asarray(a[17]), params["blocks"])
+    np.testing.assert_array_equal(block["mlp"]["down"].T, stored("blk.17.ffn_down.weight"))
+    np.testing.assert_array_equal(
+        block["mixer"]["o"].reshape(-1, D).T, stored("blk.17.attn_output.weight")
+    )
+    # Coordinate i of the first half of a head lies at 2 i, its partner in rotation at 2 i + 1.
+    order = np.concatenate([np.arange(0, H, 2), np.arange(1, H, 2)])
+    for name, heads in (("q", cfg.num_heads), ("k", cfg.num_kv_heads)):
+        rows_NHD = stored(f"blk.17.attn_{name}.weight").reshape(heads, H, D)[:, order]
+        np.testing.assert_array_equal(block["mixer"][name].transpose(1, 2, 0), rows_NHD)
+    assert tensors["blk.17.attn_v.weight"].tensor_type == gguf.GGMLQuantizationType.Q4_1
+
+
+def interleaved(w_LDNH):
+    """The other convention about q and k: halves of a head as neighbouring pairs."""
+    shape = w_LDNH.shape
+    return w_LDNH.reshape(*shape[:-1], 2, shape[-1] // 2).swapaxes(-1, -2).reshape(shape)
+
+
+@pytest.mark.parametrize("name", REAL.values())
+def test_the_conventions_of_the_file_are_the_ones_that_predict_text(name):
+    cfg, params = model(name).cfg, model(name).params
+    ids = model(name).tokenizer.encode(make_goldens.TEXT)
+    loss = mean_loss(cfg, params, ids)
+    assert loss < 3.2
+
+    def worse(path, change):
+        leaves = lm_jax.params.by_path(params)
+        leaves = leaves | {path: change(leaves[path])}
+        return mean_loss(cfg, lm_jax.params.tree_from_paths(leaves), ids) - loss
+
+    assert worse("blocks/mixer/q", interleaved) > 1.0
+    if cfg.norm_offset:
+        assert worse("blocks/ln1/scale", lambda w: w + 1) > 1.0
+        assert worse("blocks/mixer/q_norm/scale", lambda w: w + 1) > 0.2
+        assert worse("final/scale", lambda w: w + 1) > 0.0

@@ -1,0 +1,56 @@
+"""The paper's numbers, against what its prose and its other tables say of them."""
+
+import pytest
+
+from polyattn_jax import paper
+from polyattn_jax.row_maps import RECIPES
+
+
+def by_name(name):
+    return next(model for model in paper.MODELS if model.name == name)
+
+
+def test_table_3_agrees_with_table_24_which_prints_llama_in_percent():
+    printed = [81.0, 91.5, 4.5, 100.0, 0.0, 100.0, 0.5, 5.0, 3.5, 0.0]
+    llama = by_name("Llama-3.2-1B")
+    assert [llama.needle_accuracy(recipe) for recipe in list(RECIPES)[:10]] == printed
+
+
+def test_the_tables_say_what_the_text_says():
+    at_zero = {m.name: [r for r in m.prevalence if r.bias_kind == "zero"] for m in paper.MODELS}
+    above = [name for name, rows in at_zero.items() if all(r.unsafe[2] > 70 for r in rows)]
+    assert above == ["Qwen3-1.7B", "Gemma-4-E2B", "Pythia-1.4b"]
+    for model in paper.MODELS:
+        for row in model.prevalence:
+            assert list(row.unsafe.values()) == sorted(row.unsafe.values(), reverse=True)
+        assert all(model.needle[recipe] == -100 for recipe in list(RECIPES)[10:])
+    best = {m.name: max(m.literary.values()) for m in paper.MODELS}
+    assert list(best.values()) == [-21.0, -14.5, -5.0, -65.0]
+    kept = {(m.name, recipe) for m in paper.MODELS for recipe, d in m.needle.items() if d == 0}
+    assert kept == {
+        ("Llama-3.2-1B", "relu_p4_bauto"),
+        ("Llama-3.2-1B", "relu_p8_bauto"),
+        ("Gemma-4-E2B", "relu_p8_bauto"),
+    }
+    relu2 = [m.literary[f"relu_p2_{b}"] for m in paper.MODELS for b in ("b0", "bauto")]
+    assert (min(relu2), max(relu2)) == (-79.0, -44.5)
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("meta-llama/Llama-3.2-1B", "Llama-3.2-1B"),
+        ("/data/models/llama-3.2-1b/", "Llama-3.2-1B"),
+        ("Qwen/Qwen3-1.7B", "Qwen3-1.7B"),
+        ("google/gemma-4-E2B", "Gemma-4-E2B"),
+        ("EleutherAI/pythia-1.4b", "Pythia-1.4b"),
+        ("meta-llama/Llama-3.2-1B-Instruct", None),
+        ("EleutherAI/pythia-1.4b-deduped", None),
+        ("google/gemma-4-E2B-it", None),
+        ("Qwen/Qwen3-1.7B-Base", None),
+        ("smollm2", None),
+    ],
+)
+def test_only_the_papers_own_weights_are_taken_for_its_models(model, name):
+    found = paper.match(model)
+    assert (found.name if found else None) == name

@@ -1,0 +1,385 @@
+"""A report shows the numbers of the summary, beside the paper's, whatever is absent or hostile."""
+
+import copy
+import dataclasses
+import io
+import re
+from xml.etree import ElementTree
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+
+from lm_jax import runs
+from lm_jax.report.markup import number
+from lm_jax.stats import wilson
+from polyattn_jax import console, figures, report, schema, summary, wording
+from polyattn_jax.config import AuditConfig
+from polyattn_jax.diagnostic import Status, required_degree
+
+SHAPE = (3, 2)
+PROMPTS = 12
+SETTINGS = AuditConfig(
+    model="models/Other-1B",
+    niah_lengths=(64, 1024),
+    niah_n=PROMPTS,
+    induction_length=64,
+    mqar_length=64,
+    recipes=("relu_p4_b0", "relu_p4_bauto", "relu_p8_bauto", "sigmoid_b0"),
+    sweep_length=64,
+    ablation_heads=(1, 2),
+    ablation_draws=2,
+    top_heads=2,
+    resamples=100,
+)
+COUNTS = ("false_negative", "false_negative_eps", "false_positive")
+PROVENANCE = {"start": "2026-01-02", "packages": {"jax": "0.1"}, "git": None, "restarts": []}
+HOSTILE = "</script><img src=x onerror=alert(1)>\x1b[31m{{ 7 * 7 }} ]]> & [red]x"
+
+
+def diagnosed_rows(suites=("niah_64", "niah_1024", "induction", "mqar")):
+    """Random rows with the relations of real ones: S_p falls with p and p* suffices."""
+    rng = np.random.default_rng(0)
+    axes = (suites, range(PROMPTS), range(SHAPE[0]), range(SHAPE[1]), schema.BIASES)
+    suite, prompt, layer, head, kind = (
+        np.array([axis[i] for i in part])
+        for axis, part in zip(axes, np.indices([len(a) for a in axes]).reshape(5, -1), strict=True)
+    )
+    n = len(suite)
+    active, rho = rng.integers(0, 50, n), rng.uniform(0.01, 0.9, n)
+    degree = np.arange(2, 17)[:, None]
+    s = dict(zip(range(2, 17), active * (1 - rho) ** degree * rng.uniform(0.2, 1, n), strict=True))
+    given = {
+        "suite": suite,
+        "prompt": np.char.add("prompt-", prompt.astype(str)),
+        "layer": layer,
+        "head": head,
+        "bias_kind": kind,
+        "target": np.full(n, "argmax"),
+        "status": np.where(rng.uniform(size=n) < 0.05, Status.DEAD, Status.ACTIVE),
+        "active": active,
+        "relative_margin": rho,
+        "p_star": required_degree(active, rho),
+        **{f"s_{p}": s[p] for p in (2, 4, 8, 16)},
+        "sink": rng.uniform(0, 0.6, n),
+        "on_answer": rng.uniform(0, 0.2, n),
+        "distance": rng.integers(0, 60, n),
+    }
+    # one tie that the bound certifies: two equal keys and nothing else
+    given["active"][0], given["p_star"][0], given["status"][0] = 1, 0.0, Status.ACTIVE
+    for p in (2, 4, 8, 16):
+        given[f"s_{p}"][0] = 1.0
+    return table(given, schema.ROWS)
+
+
+def table(given, fields):
+    size = len(next(iter(given.values())))
+    columns = [
+        pa.array(given.get(f.name, [""] * size if f.type == pa.string() else np.zeros(size))).cast(
+            f.type
+        )
+        for f in fields
+    ]
+    return pa.Table.from_arrays(columns, schema=fields)
+
+
+def answers(correct, ablation):
+    """`correct` and `ablation` say how many of the prompts each cell gets right."""
+    given = {name: [] for name in ("stage", "cell", "recipe", "heads", "suite", "prompt")}
+    given |= {name: [] for name in ("target", "predicted", "loss", "rank")}
+    control = {"niah_64": PROMPTS, "niah_1024": PROMPTS - 1, "control": 0}
+    cells = [("control", "softmax", "softmax", suite, right) for suite, right in control.items()]
+    cells += [("sweep", name, name, "niah_64", right) for name, right in correct.items()]
+    recipe = SETTINGS.ablation_recipe
+    cells += [("ablation", name, recipe, "niah_64", right) for name, right in ablation.items()]
+    for stage, cell, recipe, suite, right in cells:
+        for i in range(PROMPTS):
+            row = {"stage": stage, "cell": cell, "recipe": recipe, "suite": suite, "heads": 6}
+            row |= {"prompt": f"prompt-{i}", "target": 5, "predicted": 5 if i < right else 7}
+            row |= {"loss": 1.0 + i, "rank": 0 if i < right else 3}
+            for name, value in row.items():
+                given[name].append(value)
+    return table(given, schema.ANSWERS)
+
+
+CORRECT = {
+    "softmax": 12,
+    "relu_p4_b0": 0,
+    "relu_p4_bauto": 12,
+    "relu_p8_bauto": 4,
+    "sigmoid_b0": 11,
+}
+ABLATION = {
+    "softmax": 12,
+    "top-1": 11,
+    "top-2": 1,
+    "bottom-1": 12,
+    "bottom-2": 12,
+    "random-1-0": 12,
+    "random-1-1": 12,
+    "random-2-0": 9,
+    "random-2-1": 5,
+}
+
+
+def audit(config=SETTINGS, correct=CORRECT, ablation=ABLATION, rows=None):
+    """What an audit leaves behind: summary, rows, heads."""
+    rows = diagnosed_rows() if rows is None else rows
+    losses = {"prompt": ["a", "a"], "copy": [1, 2], "loss": [12.5, 1.25], "correct": [0.0, 0.75]}
+    found, by_head = summary.summarise(
+        rows,
+        answers(correct, ablation),
+        table(losses | {"tokens": [99, 99]}, schema.LOSSES),
+        {"bias": 1.5, "mass": 0.05, "passes": 4, "rows": 5000},
+        config,
+        SHAPE,
+    )
+    return found | {"family": "llama", "weights": ["w.safetensors"]}, rows, by_head
+
+
+@pytest.fixture(scope="module")
+def finding():
+    return audit()
+
+
+def build(found, rows, by_head, **provenance):
+    return report.build(found, rows, by_head, provenance=PROVENANCE | provenance)
+
+
+def parsed(html):
+    """The body as strict XML, which fails on anything unescaped or unclosed."""
+    body = html[html.index("<body>") : html.index("</body>") + len("</body>")]
+    return ElementTree.fromstring(body)
+
+
+def text_of(node):
+    return "".join(node.itertext())
+
+
+def lines(tree, caption):
+    """The rows, as lists of texts, of the one table whose caption begins so."""
+    (found,) = (
+        figure
+        for figure in tree.iter("figure")
+        if figure.get("class") == "table" and text_of(figure.find("figcaption")).startswith(caption)
+    )
+    return [[text_of(cell) for cell in row] for row in found.find(".//tbody")]
+
+
+def percent(value, spec=".1f"):
+    return number(100 * value, spec)
+
+
+def test_the_tables_hold_the_numbers_of_the_summary(finding):
+    found, tree = finding[0], parsed(build(*finding))
+    swept = {row[0].split("b = ")[0]: row for row in lines(tree, "Needle probe at 64 tokens")}
+    verdicts = {v["recipe"]: v for v in found["verdicts"]}
+    for entry in found["sweep"]:
+        row, accuracy = swept[entry["recipe"]], entry["accuracy"]
+        low, high = percent(accuracy["low"]), percent(accuracy["high"])
+        assert row[2] == f"{percent(accuracy['estimate'])}[{low}, {high}]"
+        assert row[5] == f"{entry['loss']:.2f}"
+        if verdict := verdicts.get(entry["recipe"]):
+            assert row[1].split()[-1] == verdict["verdict"]
+            assert row[3].startswith(percent(entry["delta"]["estimate"], "+.1f"))
+            assert row[4] == f"{entry['p_value']:.2g}{entry['lost']} lost, {entry['won']} won"
+            safe = verdict["safe"]
+            assert row[8].split("[")[0] == (percent(safe["estimate"]) if safe else "–")
+    unsafe = {row[0]: row for row in lines(tree, "Unsafe share")}
+    for entry in found["prevalence"]:
+        name, tokens = wording.suite_name(entry["suite"]), 1024 if "1024" in entry["suite"] else 64
+        bias = "b = 0" if entry["bias_kind"] == "zero" else "b_auto"
+        row = unsafe[f"{name}{tokens:,} tokens, {bias}"]
+        shares = [percent(share["estimate"]) for share in entry["unsafe"].values()]
+        assert [cell.split("[")[0] for cell in row[1:5]] == shares
+        assert row[5] == number(entry["median"]["s_2"])
+        assert row[-2:] == [f"{entry['active_rows']}of {entry['rows']}", str(PROMPTS)]
+    bound = [e for e in found["bound"] if e["suite"] != "induction"]
+    counted = [
+        [str(e["p"]), percent(e["agree"]), *(str(e[name]) for name in COUNTS)]
+        for e in wording.by_suite(bound)
+    ]
+    (folded,) = (d for d in tree.iter("details") if "other suites" in text_of(d.find("summary")))
+    assert [[*row[1:5], row[6]] for row in lines(folded, "Predicted")] == counted
+
+
+def test_the_certified_tie_is_a_false_negative_only_without_tolerance(finding):
+    found, rows, _ = finding
+    entry = next(
+        e for e in found["bound"] if (e["suite"], e["bias_kind"], e["p"]) == ("niah_64", "zero", 2)
+    )
+    assert (entry["false_negative"], entry["false_negative_eps"]) == (1, 0)
+    columns = figures.argmax_rows(rows, "niah_64", "zero")
+    drawn = figures.bound_scatter(columns, degree=2, seed=0, where="here")
+    assert "tie (S₂ = 1)" in drawn
+    assert "certified, unsafe" not in drawn.replace("not certified, unsafe", "")
+
+
+def test_controls_stand_first_and_the_verdict_names_what_may_be_replaced(finding):
+    tree = parsed(build(*finding))
+    held, said = (div for div in tree.find("header").iter("div") if "verdict" in div.get("class"))
+    assert "12 of 12 prompts at 64 tokens" in text_of(held)
+    assert "0 of 50" not in text_of(held)
+    low = 100 * wilson(12, 12).low
+    assert f"{low:.0f} to 100 % with the needle" in text_of(held)
+    assert "1 of 4 recipes can replace softmax in all 6 heads of Other-1B" in text_of(said)
+    assert "relu_p4_bauto (12 of 12)" in text_of(said)
+    assert "in the 2 heads of lowest median S₂ it costs nothing" in text_of(said)
+    assert "in the head of highest median S₂ it leaves 11 of 12 right" in text_of(said)
+
+
+def test_absent_parts_leave_a_valid_page():
+    config = dataclasses.replace(
+        SETTINGS, niah_lengths=(64,), ablation_heads=(), induction_n=0, mqar_n=0
+    )
+    rows = diagnosed_rows(suites=("niah_64",))
+    dead = pa.array(np.full(rows.num_rows, Status.DEAD), pa.int8())
+    rows = rows.set_column(rows.column_names.index("status"), "status", dead)
+    found, rows, by_head = audit(config, {"softmax": 12, "sigmoid_b0": 0}, {}, rows)
+    assert np.isinf(by_head["s_2"]).all()
+    assert np.isnan(by_head["relative_margin"]).all()
+    found["controls"]["second_copy"]["loss"] = np.nan
+    tree = parsed(build(found, rows, by_head))
+    titles = [text_of(title) for title in tree.iter("h2")]
+    assert not any(title.startswith("Ablation") for title in titles)
+    assert "nothing to show" in text_of(tree)
+    assert "The controls do not hold" in text_of(tree.find("header"))
+
+
+def test_a_summary_read_back_from_json_gives_the_same_page(finding, tmp_path):
+    found, rows, by_head = finding
+    runs.write_json(tmp_path / "summary.json", found)
+    pq.write_table(pa.table(by_head), tmp_path / "heads.parquet")
+    heads = summary.columns(pq.read_table(tmp_path / "heads.parquet"))
+    assert build(runs.read_json(tmp_path / "summary.json"), rows, heads) == build(*finding)
+
+
+def test_hostile_text_stays_text(finding):
+    found, rows, by_head = copy.deepcopy(finding)
+    found["model"] = found["weights"][0] = HOSTILE
+    found["verdicts"][0]["reason"] = HOSTILE
+    place = next(i for i, e in enumerate(found["sweep"]) if e["recipe"] == "relu_p4_b0")
+    found["sweep"][place]["recipe"] = found["sweep"][place]["cell"] = HOSTILE
+    found["ranking_suite"] = found["config"]["haystack"] = HOSTILE
+    tree = parsed(build(found, rows, by_head, command=HOSTILE))
+    assert not {"script", "img", "x"} & {node.tag for node in tree.iter()}
+    assert "onerror=alert(1)>" in text_of(tree.find("header"))
+    assert "{{ 7 * 7 }}" in text_of(tree.find("footer"))
+
+
+def test_the_sample_of_the_scatter_is_fixed_counted_and_told(finding, monkeypatch):
+    columns = figures.argmax_rows(finding[1], "induction", "auto")
+    total = len(columns["p_star"])
+    monkeypatch.setattr(figures, "MOST_ROWS", 20)
+    first, second = (
+        figures.bound_scatter(columns, degree=2, seed=0, where="here") for _ in range(2)
+    )
+    assert first == second != figures.bound_scatter(columns, degree=2, seed=1, where="here")
+    assert f"a fixed random 20 of {total} rows" in first
+    missing = int(re.search(r"(\d+) value", first)[1]) if "value" in first else 0
+    # the markers of the legend have no title
+    assert first.count("<title>") + missing == 20
+
+
+def test_the_histogram_has_every_row_in_a_bar_or_in_words(finding):
+    p_star = figures.argmax_rows(finding[1], "induction", "auto")["p_star"]
+    p_star = np.r_[p_star, np.inf]
+    drawn = figures.degree_histogram(p_star, figures.degree_edges([p_star]), where="here")
+    in_bars = [int(count) for count in re.findall(r": (\d+)</title>", drawn)]
+    none_needed = int(np.sum(p_star == 0))
+    assert f"{none_needed} rows that need no degree" in drawn
+    assert "1 for which none suffices" in drawn
+    assert sum(in_bars) + none_needed + 1 == len(p_star)
+
+
+def test_a_model_of_the_paper_is_judged_against_it(finding):
+    found, rows, by_head = copy.deepcopy(finding)
+    found["model"] = "models/Llama-3.2-1B"
+    tree = parsed(build(found, rows, by_head))
+    needle = {row[0]: row[1] for row in lines(tree, "Needle probe, ours")}
+    assert needle["relu_p4_bauto"].startswith("✓ 100.0")
+    assert "paper 100.0 ± 7.0" in needle["relu_p4_bauto"]
+    assert needle["sigmoid_b0"].startswith("✗ 91.7")
+    assert "paper, Llama-3.2-1B" in text_of(tree)
+
+
+def test_another_model_is_not_judged_and_one_without_kin_is_told_so(finding):
+    found, rows, by_head = finding
+    needle = lines(parsed(build(*finding)), "Needle probe, ours")
+    assert [cell for _, cell in needle if cell[0] in "✓≈✗"] == []
+    page = text_of(parsed(build(found | {"family": "gpt2"}, rows, by_head)))
+    assert "none of them is of its architecture" in page
+
+
+@pytest.mark.parametrize(
+    ("correct", "tone", "part"),
+    [
+        (
+            {"softmax": 6, "relu_p4_b0": 6},
+            "warn",
+            "No verdict on Other-1B: softmax itself is right",
+        ),
+        ({"softmax": 12, "relu_p4_b0": 3}, "bad", "The recipe tried does not preserve"),
+        (
+            {"softmax": 12, "relu_p4_b0": 3, "sigmoid_b0": 4},
+            "bad",
+            "the best, sigmoid_b0, is right",
+        ),
+        ({"softmax": 12, "relu_p4_b0": 12}, "warn", "1 of 1 recipes can replace softmax"),
+    ],
+)
+def test_the_overall_sentence(correct, tone, part):
+    found = wording.overall(audit(correct=correct)[0])
+    assert found.tone == tone
+    assert part in found.text
+
+
+@pytest.mark.parametrize(
+    ("right", "recipe", "verdict", "reason"),
+    [
+        (12, "relu_p4_bauto", "preserve", "no loss on the probe"),
+        (10, "relu_p4_bauto", "no-go", "too few to tell it from chance (McNemar p = 0.5)"),
+        (0, "relu_p4_bauto", "no-go", "although part of the rows is measured safe"),
+        (0, "sigmoid_b0", "no-go", "S_p was not measured for this map"),
+    ],
+)
+def test_a_verdict_gives_the_reason_that_holds(right, recipe, verdict, reason):
+    (found,) = audit(correct={"softmax": 12, recipe: right})[0]["verdicts"]
+    assert found["verdict"] == verdict
+    assert reason in found["reason"]
+
+
+def printed(found, **options):
+    file = io.StringIO()
+    console.print_summary(found, report="runs/x/report.html", console=Console(file=file, **options))
+    return file.getvalue()
+
+
+def test_the_console_fits_and_holds_every_verdict(finding):
+    found = finding[0]
+    piped = printed(found)
+    assert max(map(len, piped.splitlines())) <= 100
+    assert "\x1b" not in piped
+    for v in found["verdicts"]:
+        row = next(line for line in piped.splitlines() if line.startswith(v["recipe"]))
+        assert row.split()[-1] == v["verdict"]
+    assert piped.splitlines()[0].startswith("The controls hold")
+    assert piped.splitlines()[-1] == "report: runs/x/report.html"
+    terminal = printed(found, force_terminal=True, width=80, no_color=True)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", terminal)
+    assert max(map(len, plain.splitlines())) <= 80
+    assert "relu_p4_bauto" in plain
+
+
+def test_the_console_prints_text_as_text_in_any_encoding(finding):
+    found = dict(finding[0], model="models/[red]x\x1b[31m漢")
+    buffer = io.BytesIO()
+    file = io.TextIOWrapper(buffer, encoding="ascii")
+    console.print_summary(found, console=Console(file=file))
+    file.flush()
+    shown = buffer.getvalue().decode("ascii")
+    assert "[red]x" in shown
+    assert "\x1b" not in shown
+    assert "S_2" in shown

@@ -1,0 +1,65 @@
+"""The benchmark prints no ratio of things that do not agree."""
+
+import functools
+
+import jax
+import pytest
+
+import lm_jax
+from polyattn_jax import measure
+from tools import bench_audit
+
+
+class Letters:
+    """A tokenizer of one id per character."""
+
+    def encode(self, text):
+        return [ord(character) % 40 for character in text]
+
+
+@pytest.fixture
+def model(monkeypatch):
+    monkeypatch.setattr(bench_audit, "PAUSE", 0.0)
+    cfg = lm_jax.DecoderConfig(
+        num_layers=2,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=4,
+        hidden_size=8,
+        mlp_size=8,
+        vocab_size=40,
+        max_length=64,
+    )
+    params = lm_jax.init_params(jax.random.key(0), cfg)
+    return lm_jax.Pretrained(cfg, params, Letters(), ())
+
+
+def test_the_diagnosing_forward_is_timed_once_it_agrees_with_float64(model, capsys):
+    assert bench_audit.diagnosing(model, length=33, repeats=2)
+    bench_audit.program_memory(model, length=33)
+    out = capsys.readouterr().out
+    assert "diagnosing / plain forward, 33 tokens: " in out and " ms (" in out
+    assert "program memory, diagnosing / plain forward, 33 tokens: " in out
+
+
+def test_wrong_statistics_print_no_ratio(model, capsys, monkeypatch):
+    @functools.wraps(measure.diagnose)
+    def wrong(*arguments, diagnose=measure.diagnose, **options):
+        stats, features = diagnose(*arguments, **options)
+        stats["argmax"] = stats["argmax"].replace(s_p=1.01 * stats["argmax"].s_p)
+        return stats, features
+
+    monkeypatch.setattr(measure, "diagnose", wrong)
+    assert not bench_audit.diagnosing(model, length=33, repeats=2)
+    out = capsys.readouterr().out
+    assert "no ratio, as S_p is" in out and " ms (" not in out
+
+
+@pytest.mark.torch
+def test_wrong_logits_print_no_ratio(model, capsys, monkeypatch):
+    monkeypatch.setattr(bench_audit, "LOGIT_TOLERANCE", 0.0)
+    model = lm_jax.Pretrained(model.cfg, model.params, None, ())
+    monkeypatch.setattr(bench_audit, "tokens", lambda model, length: jax.numpy.ones((1, 9), int))
+    assert not bench_audit.against_torch(model, length=9, repeats=1)
+    out = capsys.readouterr().out
+    assert "no ratio, as logits differ by" in out and " ms (" not in out

@@ -1,0 +1,271 @@
+"""Time and memory of the audit's forward passes, as ratios measured in one run.
+
+    python -m tools.bench_audit                     SmolLM2-135M from the cache
+    python -m tools.bench_audit --model FOLDER --length 512 --memory-length 1024 --repeats 7
+
+1. Forward against `transformers` with torch on the same cores, logits of every position (needs
+   torch; left out, and said so, without it).
+2. The diagnosing forward against the plain one, both with the logits of one position.
+3. Memory of these two: temporaries and outputs of the compiled program, and the peak resident size
+   of a process of its own.
+
+Each ratio is of two things measured in turns within this run, so that a load on the machine falls
+on both; the median over the turns is printed with its range. Before anything is timed its result is
+compared with its counterpart's, and where the two disagree no ratio is printed and the exit code
+is 1.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+import functools
+import importlib.metadata
+import importlib.util
+import os
+from pathlib import Path
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import lm_jax
+from lm_jax.errors import BadInputError, Refusal
+from polyattn_jax import calibrate, measure
+from polyattn_jax.diagnostic import relative_error_bound, row_stats
+
+LOGIT_TOLERANCE = 1e-3
+PAUSE = 0.5  # seconds
+PASSES = ("plain", "diagnosing")
+PACKAGES = ("jax", "jaxlib", "numpy", "torch", "transformers")
+
+Pass = Callable[[], Any]
+
+
+def passes(model: lm_jax.Pretrained, tokens_BT: jax.Array) -> dict[str, tuple[Any, tuple]]:
+    """The plain and the diagnosing forward: a jitted function and its arguments, by name."""
+    B, T = tokens_BT.shape
+    last_B1 = jnp.full((B, 1), T - 1)
+
+    def plain(params: Any, tokens_BT: jax.Array, last_B1: jax.Array) -> jax.Array:
+        return lm_jax.forward(params, tokens_BT, model.cfg, logits_at=last_B1).logits
+
+    diagnosing = functools.partial(measure.diagnose, cfg=model.cfg)
+    biases = jnp.array([0.0, 1.0])
+    return {
+        "plain": (jax.jit(plain), (model.params, tokens_BT, last_B1)),
+        "diagnosing": (
+            jax.jit(diagnosing),
+            (model.params, tokens_BT, last_B1, jnp.zeros_like(last_B1), biases),
+        ),
+    }
+
+
+def tokens(model: lm_jax.Pretrained, length: int) -> np.ndarray:
+    """The first `length` tokens of the calibration text, as a batch of one."""
+    if model.tokenizer is None:
+        raise BadInputError("--model has no tokenizer.json; name a model that has one")
+    return np.asarray(model.tokenizer.encode(calibrate.calibration_text())[:length], np.int32)[None]
+
+
+def in_turns(first: Pass, second: Pass, repeats: int) -> tuple[list[float], list[float]]:
+    """Seconds of both, run alternately, after one run of each that is not counted."""
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for turn in range(repeats + 1):
+        for run, kept in zip((first, second), seconds, strict=True):
+            # The idle threads of one library spin for a while, on the cores of the other.
+            time.sleep(PAUSE)
+            start = time.perf_counter()
+            run()
+            if turn:
+                kept.append(time.perf_counter() - start)
+    return seconds
+
+
+def show(label: str, first: Sequence[float], second: Sequence[float], names: Sequence[str]) -> None:
+    """Prints the medians of two series of seconds and the ratio of the first to the second."""
+    ratios = [a / b for a, b in zip(first, second, strict=True)]
+    fastest = min(first) / min(second)
+    print(
+        f"{label}: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}; "
+        f"{fastest:.2f} of the fastest runs)"
+    )
+    for name, series in zip(names, (first, second), strict=True):
+        spread = f"{1e3 * min(series):.0f} to {1e3 * max(series):.0f}"
+        print(f"    {name:24} {1e3 * statistics.median(series):8.0f} ms ({spread})")
+
+
+def against_torch(model: lm_jax.Pretrained, length: int, repeats: int) -> bool:
+    """Ours against `transformers`; False where the logits disagree."""
+    if importlib.util.find_spec("torch") is None:
+        print("forward / transformers: not measured, as torch is not installed")
+        return True
+    import torch
+
+    from lm_jax.hf.compat import transformers
+
+    tokens_BT = tokens(model, length)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model"
+        lm_jax.save_pretrained(path, model.cfg, model.params, model.tokenizer)
+        theirs = transformers().AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    theirs.eval()
+    torch_tokens_BT = torch.tensor(tokens_BT, dtype=torch.long)
+
+    @torch.inference_mode()
+    def torch_forward() -> Any:
+        return theirs(torch_tokens_BT, use_cache=False).logits
+
+    expected = torch_forward().numpy()
+    good = True
+    for name, attend in (
+        ("", lm_jax.softmax),
+        (", fused attention", lm_jax.fused(lm_jax.softmax, "xla")),
+    ):
+        forward = jax.jit(
+            lambda params, tokens_BT, attend=attend: (
+                lm_jax.forward(params, tokens_BT, model.cfg, attend=attend).logits
+            )
+        )
+        run = functools.partial(forward, model.params, jnp.asarray(tokens_BT))
+        difference = float(np.abs(np.asarray(run()) - expected).max())
+        label = f"forward{name} / transformers, {length} tokens, {torch.get_num_threads()} threads"
+        if not difference <= LOGIT_TOLERANCE:
+            print(f"{label}: no ratio, as logits differ by {difference:.1e} > {LOGIT_TOLERANCE}")
+            good = False
+            continue
+        ours, torch_seconds = in_turns(
+            lambda run=run: run().block_until_ready(), torch_forward, repeats
+        )
+        show(label, ours, torch_seconds, ("lm_jax", "transformers"))
+        print(f"    logits differ by at most {difference:.1e}")
+    return good
+
+
+def diagnosing_error(model: lm_jax.Pretrained, tokens_BT: jax.Array, found: Any) -> float:
+    """Largest error of S_p against float64 on the recorded rows, as a multiple of its bound."""
+    record = {"attn.scores": lambda scores_BNTS: scores_BNTS[:, :, -1:]}
+    recorded = jax.jit(
+        lambda params: lm_jax.forward(params, tokens_BT, model.cfg, record=record).records
+    )(model.params)
+    rows_LBNQS = np.asarray(recorded["attn.scores"], np.float64)
+    exact = row_stats(rows_LBNQS, degrees=measure.DEGREES)
+    computed = np.asarray(found["argmax"].s_p)[:, 0]
+    active = exact.status == 1
+    # The rows are recorded by another program, whose scores differ in their last bits.
+    slack = 1e-4
+    bounds = [relative_error_bound(p, rows_LBNQS.shape[-1]) + p * slack for p in measure.DEGREES]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        errors = np.abs(computed / exact.s_p - 1) / bounds
+    return float(np.nanmax(np.where(exact.s_p[active] > 1e-30, errors[active], 0.0)))
+
+
+def diagnosing(model: lm_jax.Pretrained, length: int, repeats: int) -> bool:
+    """The diagnosing against the plain forward; False where its numbers are wrong."""
+    tokens_BT = jnp.asarray(tokens(model, length))
+    runs = {
+        name: functools.partial(fn, *arguments)
+        for name, (fn, arguments) in passes(model, tokens_BT).items()
+    }
+    label = f"diagnosing / plain forward, {length} tokens"
+    error = diagnosing_error(model, tokens_BT, runs["diagnosing"]()[0])
+    if not error <= 1:
+        print(f"{label}: no ratio, as S_p is {error:.1f} times its error bound off")
+        return False
+    first, second = in_turns(
+        lambda: jax.block_until_ready(runs["diagnosing"]()),
+        lambda: jax.block_until_ready(runs["plain"]()),
+        repeats,
+    )
+    show(label, first, second, ("diagnosing", "plain"))
+    print(f"    the error of S_p is {error:.1g} of its bound")
+    return True
+
+
+def program_memory(model: lm_jax.Pretrained, length: int) -> None:
+    """Prints what the compiled programs allocate beside their arguments."""
+    sizes = {}
+    for name, (fn, arguments) in passes(model, jnp.asarray(tokens(model, length))).items():
+        analysis = fn.lower(*arguments).compile().memory_analysis()
+        sizes[name] = analysis.temp_size_in_bytes + analysis.output_size_in_bytes
+    ratio = sizes["diagnosing"] / sizes["plain"]
+    print(f"program memory, diagnosing / plain forward, {length} tokens: {ratio:.2f}")
+    for name, size in sizes.items():
+        print(f"    {name:24} {size / 2**20:8.0f} MiB of temporaries and outputs")
+
+
+def peak_of(name: str, source: str, length: int) -> int:
+    """Bytes of the greatest resident size of this process while one pass runs, weights included."""
+    model = lm_jax.load_pretrained(source)
+    fn, arguments = passes(model, jnp.asarray(tokens(model, length)))[name]
+    # Loading and compiling have a peak of their own; 5 resets the mark (proc(5), clear_refs).
+    compiled = fn.lower(*arguments).compile()
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    jax.block_until_ready(compiled(*arguments))
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+
+
+def process_memory(source: str, length: int) -> None:
+    """Prints the peak resident size of a process for each of the two passes."""
+    label = f"process memory, diagnosing / plain forward, {length} tokens"
+    if not Path("/proc/self/clear_refs").exists():
+        print(f"{label}: not measured, as only Linux can reset the peak")
+        return
+    peaks = {}
+    for name in PASSES:
+        command = [sys.executable, "-m", "tools.bench_audit", "--model", source]
+        command += ["--memory-length", str(length), "--peak-of", name]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        peaks[name] = int(done.stdout)
+    print(f"{label}: {peaks['diagnosing'] / peaks['plain']:.2f}")
+    for name, peak in peaks.items():
+        print(f"    {name:24} {peak / 2**20:8.0f} MiB resident, weights included")
+
+
+def conditions() -> str:
+    """Versions, device and load: what the numbers hold for."""
+    versions = []
+    for package in PACKAGES:
+        if importlib.util.find_spec(package):
+            versions.append(f"{package} {importlib.metadata.version(package)}")
+    load = " ".join(f"{value:.1f}" for value in os.getloadavg())
+    return (
+        f"python {platform.python_version()}, {', '.join(versions)}\n"
+        f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores, load average {load}"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", default="smollm2", help="HF folder, GGUF file, or manifest name")
+    parser.add_argument("--length", type=int, default=512, help="tokens where time is measured")
+    parser.add_argument("--memory-length", type=int, default=1024, help="tokens for memory")
+    parser.add_argument("--repeats", type=int, default=7, help="turns of each pair")
+    parser.add_argument("--peak-of", choices=PASSES, help=argparse.SUPPRESS)
+    given = parser.parse_args(argv)
+    try:
+        if given.peak_of:
+            print(peak_of(given.peak_of, given.model, given.memory_length))
+            return 0
+        model = lm_jax.load_pretrained(given.model)
+        print(f"{given.model}, float32, {conditions()}\n")
+        good = against_torch(model, given.length, given.repeats)
+        good = diagnosing(model, given.length, given.repeats) and good
+        program_memory(model, given.memory_length)
+        process_memory(given.model, given.memory_length)
+        print(f"\nload average at the end {os.getloadavg()[0]:.1f}")
+        return 0 if good else 1
+    except Refusal as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
