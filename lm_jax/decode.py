@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import dataclasses
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -151,7 +152,8 @@ def _generate(
     dtype = jax.tree.leaves(params["embed"])[0].dtype
     cache = decoder.init_cache(cfg, B, T + max_new_tokens, dtype=dtype, mixer=mixer)
     run = functools.partial(decoder.forward, params, cfg=cfg, attend=attend, mixer=mixer)
-    out = run(tokens_BT, cache=cache, logits_at=lengths_B[:, None] - 1)
+    out: Any = run(tokens_BT, cache=cache, logits_at=lengths_B[:, None] - 1)
+    # The next token of a row takes the place of its first padding.
     cache = out.cache.replace(length_B=lengths_B)
     keys = jax.random.split(key, max_new_tokens)
     first_B = sample(keys[0], out.logits[:, 0], sampling)

@@ -3,7 +3,7 @@
 `runs.replace_file` does the same for one file.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator
 import contextlib
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ from lm_jax.errors import BadInputError, Refusal
 
 
 @contextlib.contextmanager
-def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+def new_folder(path: str | os.PathLike[str]) -> Generator[Path]:
     """Yields an empty draft that takes the name `path`, in one step, when the block has ended.
 
     The draft is `.<name>.tmp` in the same parent. One that a killed process left is removed first;

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 import lm_jax
 from lm_jax import launch, runs, sharding
+from lm_jax.hf.load import resolve
 from lm_jax.report import write
 from polyattn_jax import console, report, stages, summary
 from polyattn_jax.config import AuditConfig
@@ -105,6 +106,8 @@ def write_table(path: Path, table: pa.Table) -> None:
 def main(arguments: launch.Arguments) -> None:
     """The command."""
     config = launch.freeze(arguments.config, AuditConfig)
+    # A mistyped path must not claim the work folder.
+    resolve(config.model)
     with runs.open_workdir(arguments.folder, arguments.config, resume=arguments.resume) as work:
         if done := runs.finished(work.path):
             print(f"finished {done}")

@@ -65,7 +65,7 @@ def convert(
     made_from = runs.provenance(
         dtype=str(jnp.dtype(dtype)),
         data={"weights": model.sha256},
-        tokenizer=tokenizer and tokenizer.sha256,
+        tokenizer=None if tokenizer is None else tokenizer.sha256,
     )
     notes = {
         "source": Path(source).name,

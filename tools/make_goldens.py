@@ -193,7 +193,7 @@ def write_real(name: str) -> None:
     """Writes the five largest logits at each of `POSITIONS` in `TEXT`."""
     import lm_jax
 
-    model = lm_jax.load_pretrained(name)
+    model: Any = lm_jax.load_pretrained(name)
     ids = model.tokenizer.encode(TEXT)
     _, logits = hidden_and_logits(real_reference(model), np.array([ids]))
     rows = []

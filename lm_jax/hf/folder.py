@@ -4,7 +4,7 @@ Only safetensors are read. Pickled weights, folders that ask for code of their o
 or links that lead out of the folder are refused.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 import contextlib
 import json
 from pathlib import Path
@@ -193,7 +193,7 @@ def _open(path: Path) -> Any:
 
 
 @contextlib.contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def _readable(path: Path) -> Generator[None]:
     """Turns what safetensors raises into a refusal that says what the file is instead."""
     from safetensors import SafetensorError
 

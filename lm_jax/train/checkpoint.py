@@ -60,8 +60,9 @@ def save_checkpoint(
         name: {"shape": list(leaf.shape), "dtype": str(leaf.dtype)}
         for name, leaf in params_lib.by_path(params).items()
     }
+    state: Any = dict(params)
     with new_folder(path) as draft:
-        ocp.save(draft / ARRAYS, params)
+        ocp.save(str(draft / ARRAYS), state)
         if beside is not None:
             beside(draft)
         manifest = {
@@ -138,7 +139,8 @@ def load_arrays(
     from orbax.checkpoint import v1 as ocp
 
     _check_arrays(path, manifest["arrays"], params_lib.by_path(target), cast)
-    return ocp.load(path.absolute() / ARRAYS, target)
+    loaded: Any = ocp.load(str(path.absolute() / ARRAYS), target)
+    return loaded
 
 
 def _check_arrays(

@@ -48,7 +48,11 @@ def bits(tree):
 
 
 def mesh_of(sizes):
-    return None if sizes is None else sharding.make_mesh(**dict(zip(sharding.AXES, sizes, strict=True)))
+    return (
+        None
+        if sizes is None
+        else sharding.make_mesh(**dict(zip(sharding.AXES, sizes, strict=True)))
+    )
 
 
 @pytest.fixture(scope="module")
