@@ -200,7 +200,7 @@ def load_params(
                 if not entry.per_layer:
                     filled[path] = _put(value, mesh, spec)
                     continue
-                place = sharding.named(mesh, spec) if mesh else None
+                place = None if mesh is None else sharding.named(mesh, spec)
                 if layer == 0:
                     filled[path] = jnp.zeros(spec.shape, dtype, device=place)
                 value = _put(value, mesh, ParamSpec(spec.shape[1:], spec.axes[1:]))
