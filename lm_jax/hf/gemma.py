@@ -7,13 +7,16 @@ from lm_jax.config import DecoderConfig
 from lm_jax.errors import BadInputError
 from lm_jax.hf.llama import attention_entries, embedding_entries, gated_mlp_entries
 from lm_jax.hf.table import (
+    LLAMA_FIELDS,
     Entry,
     Family,
     Tables,
     read_activation,
+    read_fields,
     read_rope,
     refuse,
     write_activation,
+    write_fields,
     write_rope,
 )
 
@@ -27,21 +30,11 @@ def read_config(hf: Any) -> DecoderConfig:
         raise BadInputError(f"config.json: layer_types has {unknown}; known: {sorted(kinds)}")
     return DecoderConfig(
         family="gemma3_text",
-        num_layers=hf.num_hidden_layers,
-        num_heads=hf.num_attention_heads,
-        num_kv_heads=hf.num_key_value_heads,
-        head_dim=hf.head_dim,
-        hidden_size=hf.hidden_size,
-        mlp_size=hf.intermediate_size,
-        vocab_size=hf.vocab_size,
-        max_length=hf.max_position_embeddings,
-        norm_eps=hf.rms_norm_eps,
+        **read_fields(hf, LLAMA_FIELDS),
         norm_offset=1.0,
         post_norms=True,
         qk_norm=True,
         activation=read_activation(hf.hidden_activation, "hidden_activation"),
-        qkv_bias=hf.attention_bias,
-        out_bias=hf.attention_bias,
         rope=read_rope(hf.rope_parameters["full_attention"], "rope_parameters.full_attention"),
         local_rope=read_rope(
             hf.rope_parameters["sliding_attention"], "rope_parameters.sliding_attention"
@@ -50,7 +43,6 @@ def read_config(hf: Any) -> DecoderConfig:
         attention_scale=hf.query_pre_attn_scalar**-0.5,
         logit_softcap=hf.final_logit_softcapping,
         embed_scale=math.sqrt(hf.hidden_size),
-        tie_embeddings=hf.tie_word_embeddings,
     )
 
 
@@ -61,17 +53,8 @@ def write_config(cfg: DecoderConfig) -> dict[str, Any]:
     return {
         "model_type": "gemma3_text",
         "architectures": ["Gemma3ForCausalLM"],
-        "num_hidden_layers": cfg.num_layers,
-        "num_attention_heads": cfg.num_heads,
-        "num_key_value_heads": cfg.num_kv_heads,
-        "head_dim": cfg.head_dim,
-        "hidden_size": cfg.hidden_size,
-        "intermediate_size": cfg.mlp_size,
-        "vocab_size": cfg.vocab_size,
-        "max_position_embeddings": cfg.max_length,
-        "rms_norm_eps": cfg.norm_eps,
+        **write_fields(cfg, LLAMA_FIELDS),
         "hidden_activation": write_activation(cfg.activation),
-        "attention_bias": cfg.qkv_bias,
         "sliding_window": windows.pop(),
         "layer_types": [
             "full_attention" if w is None else "sliding_attention" for w in cfg.windows
@@ -82,7 +65,6 @@ def write_config(cfg: DecoderConfig) -> dict[str, Any]:
         },
         "query_pre_attn_scalar": _integral(cfg.scale**-2),
         "final_logit_softcapping": cfg.logit_softcap,
-        "tie_word_embeddings": cfg.tie_embeddings,
     }
 
 

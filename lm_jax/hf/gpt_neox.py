@@ -6,12 +6,15 @@ import numpy as np
 
 from lm_jax.config import DecoderConfig
 from lm_jax.hf.table import (
+    COMMON_FIELDS,
     Entry,
     Family,
     Tables,
     read_activation,
+    read_fields,
     read_rope,
     write_activation,
+    write_fields,
     write_rope,
 )
 
@@ -19,24 +22,16 @@ from lm_jax.hf.table import (
 def read_config(hf: Any) -> DecoderConfig:
     return DecoderConfig(
         family="gpt_neox",
-        num_layers=hf.num_hidden_layers,
-        num_heads=hf.num_attention_heads,
+        **read_fields(hf, COMMON_FIELDS),
         num_kv_heads=hf.num_attention_heads,
         head_dim=hf.hidden_size // hf.num_attention_heads,
-        hidden_size=hf.hidden_size,
-        mlp_size=hf.intermediate_size,
-        vocab_size=hf.vocab_size,
-        max_length=hf.max_position_embeddings,
         norm="layer",
         norm_eps=hf.layer_norm_eps,
         parallel_residual=hf.use_parallel_residual,
         activation=read_activation(hf.hidden_act, "hidden_act"),
         gated_mlp=False,
-        qkv_bias=hf.attention_bias,
-        out_bias=hf.attention_bias,
         mlp_bias=True,
         rope=read_rope(hf.rope_parameters, partial=True),
-        tie_embeddings=hf.tie_word_embeddings,
     )
 
 
@@ -44,18 +39,11 @@ def write_config(cfg: DecoderConfig) -> dict[str, Any]:
     return {
         "model_type": "gpt_neox",
         "architectures": ["GPTNeoXForCausalLM"],
-        "num_hidden_layers": cfg.num_layers,
-        "num_attention_heads": cfg.num_heads,
-        "hidden_size": cfg.hidden_size,
-        "intermediate_size": cfg.mlp_size,
-        "vocab_size": cfg.vocab_size,
-        "max_position_embeddings": cfg.max_length,
+        **write_fields(cfg, COMMON_FIELDS),
         "layer_norm_eps": cfg.norm_eps,
         "use_parallel_residual": cfg.parallel_residual,
         "hidden_act": write_activation(cfg.activation),
-        "attention_bias": cfg.qkv_bias,
         "rope_parameters": {"partial_rotary_factor": 1.0} | write_rope(cfg.rope),
-        "tie_word_embeddings": cfg.tie_embeddings,
     }
 
 

@@ -4,12 +4,15 @@ from typing import Any
 
 from lm_jax.config import DecoderConfig
 from lm_jax.hf.table import (
+    LLAMA_FIELDS,
     Entry,
     Family,
     Tables,
     read_activation,
+    read_fields,
     read_rope,
     write_activation,
+    write_fields,
     write_rope,
 )
 
@@ -17,21 +20,10 @@ from lm_jax.hf.table import (
 def read_config(hf: Any) -> DecoderConfig:
     return DecoderConfig(
         family="llama",
-        num_layers=hf.num_hidden_layers,
-        num_heads=hf.num_attention_heads,
-        num_kv_heads=hf.num_key_value_heads,
-        head_dim=hf.head_dim,
-        hidden_size=hf.hidden_size,
-        mlp_size=hf.intermediate_size,
-        vocab_size=hf.vocab_size,
-        max_length=hf.max_position_embeddings,
-        norm_eps=hf.rms_norm_eps,
+        **read_fields(hf, LLAMA_FIELDS),
         activation=read_activation(hf.hidden_act, "hidden_act"),
-        qkv_bias=hf.attention_bias,
-        out_bias=hf.attention_bias,
         mlp_bias=hf.mlp_bias,
         rope=read_rope(hf.rope_parameters),
-        tie_embeddings=hf.tie_word_embeddings,
     )
 
 
@@ -39,20 +31,10 @@ def write_config(cfg: DecoderConfig) -> dict[str, Any]:
     return {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
-        "num_hidden_layers": cfg.num_layers,
-        "num_attention_heads": cfg.num_heads,
-        "num_key_value_heads": cfg.num_kv_heads,
-        "head_dim": cfg.head_dim,
-        "hidden_size": cfg.hidden_size,
-        "intermediate_size": cfg.mlp_size,
-        "vocab_size": cfg.vocab_size,
-        "max_position_embeddings": cfg.max_length,
-        "rms_norm_eps": cfg.norm_eps,
+        **write_fields(cfg, LLAMA_FIELDS),
         "hidden_act": write_activation(cfg.activation),
-        "attention_bias": cfg.qkv_bias,
         "mlp_bias": cfg.mlp_bias,
         "rope_parameters": write_rope(cfg.rope),
-        "tie_word_embeddings": cfg.tie_embeddings,
     }
 
 

@@ -158,6 +158,36 @@ def names(entry: Entry, num_layers: int) -> list[str]:
     return [entry.name.replace("{l}", str(layer)) for layer in range(num_layers)]
 
 
+# Our fields and their names in the configs of most families after GPT-2.
+COMMON_FIELDS = {
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "hidden_size": "hidden_size",
+    "mlp_size": "intermediate_size",
+    "vocab_size": "vocab_size",
+    "max_length": "max_position_embeddings",
+    "qkv_bias": "attention_bias",
+    "out_bias": "attention_bias",
+    "tie_embeddings": "tie_word_embeddings",
+}
+# Those of families that descend from Llama have these as well.
+LLAMA_FIELDS = COMMON_FIELDS | {
+    "num_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "norm_eps": "rms_norm_eps",
+}
+
+
+def read_fields(hf: Any, fields: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of a `DecoderConfig` that a transformers config holds under other names."""
+    return {ours: getattr(hf, theirs) for ours, theirs in fields.items()}
+
+
+def write_fields(cfg: DecoderConfig, fields: Mapping[str, str]) -> dict[str, Any]:
+    """The inverse of `read_fields`."""
+    return {theirs: getattr(cfg, ours) for ours, theirs in fields.items()}
+
+
 def read_rope(
     parameters: Mapping[str, Any], where: str = "rope_parameters", *, partial: bool = False
 ) -> Rope:
