@@ -124,6 +124,9 @@ def controls(summary: Summary) -> Finding:
     without = found["accuracy"].get("control")
     first, second = (finite(found[copy]["loss"]) for copy in ("first_copy", "second_copy"))
     text = f"softmax finds the needle in {counted(given)} prompts at {length:,} tokens"
+    for other in config["niah_lengths"]:
+        if other != length:
+            text += f", {counted(found['accuracy'][f'niah_{other}'])} at {other:,}"
     if without is not None:
         text += f", and in {counted(without)} where it was left out"
     text += (
