@@ -293,6 +293,13 @@ def _bpe(tokens: Sequence[str], merges: list, **options: Any) -> tokenizers.Toke
             f"GGUF: tokenizer.ggml.tokens has {len(tokens) - len(vocab)} tokens twice; "
             "convert the model again"
         )
+    # The package panics, past every `except Exception`, on a merge that makes no token.
+    unfit = [pair for pair in merges if len(pair) != 2 or "".join(pair) not in vocab]
+    if unfit:
+        raise BadInputError(
+            f"GGUF: tokenizer.ggml.merges has {len(unfit)} entries that make no token, such as "
+            f"{' '.join(unfit[0])!r}; convert the model again"
+        )
     try:
         return tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, **options))
     except Exception as error:  # the package raises bare Exception for a merge out of vocabulary
