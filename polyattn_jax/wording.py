@@ -192,22 +192,19 @@ def in_part(summary: Summary) -> str:
 
     low = [size for size, cells in groups["bottom"].items() if holds(cells)]
     high = [size for size, cells in groups["top"].items() if not holds(cells)]
-    parts = []
-    if low:
-        accuracy = groups["bottom"][max(low)][0]["accuracy"]
-        parts.append(
-            f"in the {_heads(max(low))} of lowest median S₂ it costs nothing that was measured "
-            f"({counted(accuracy)} right)"
-        )
-    if high:
-        accuracy = groups["top"][min(high)][0]["accuracy"]
-        parts.append(
-            f"in the {_heads(min(high))} of highest median S₂ it leaves {counted(accuracy)} right"
-        )
-    if not parts:
+    if not low and not high:
         return ""
+    # Both ends at one size: the most heads that can be spared, else the fewest that cannot.
+    size = max(low) if low else min(high)
+    parts = [
+        f"in the {_heads(size)} of {end} median S₂ it leaves "
+        f"{counted(groups[group][size][0]['accuracy'])} right"
+        for end, group in (("lowest", "bottom"), ("highest", "top"))
+        if size in groups[group]
+    ]
     recipe = summary["config"]["ablation_recipe"]
-    return f"With {recipe} in only some heads: {'; '.join(parts)}."
+    right = counted(base["accuracy"])
+    return f"With {recipe} in only some heads: {', '.join(parts)}; softmax {right}."
 
 
 def _heads(count: int) -> str:

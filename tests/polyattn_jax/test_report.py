@@ -226,8 +226,10 @@ def test_controls_stand_first_and_the_verdict_names_what_may_be_replaced(finding
     assert f"{low:.0f} to 100 % with the needle" in text_of(held)
     assert "1 of 4 recipes can replace softmax in all 6 heads of Other-1B" in text_of(said)
     assert "relu_p4_bauto (12 of 12)" in text_of(said)
-    assert "in the 2 heads of lowest median S₂ it costs nothing" in text_of(said)
-    assert "in the head of highest median S₂ it leaves 11 of 12 right" in text_of(said)
+    assert (
+        "in the 2 heads of lowest median S₂ it leaves 12 of 12 right, in the 2 heads of highest "
+        "median S₂ it leaves 1 of 12 right; softmax 12 of 12." in text_of(said)
+    )
 
 
 def test_absent_parts_leave_a_valid_page():
