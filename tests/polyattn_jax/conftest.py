@@ -164,6 +164,7 @@ def audit_arguments(tiny: Path, haystack: Path) -> list[str]:
         "--config.mqar_n=3",
         "--config.recipes=('relu_p4_bauto', 'relu_p4_b0', 'relu_p2_b0', 'relu_p1_over_L')",
         "--config.ablation_heads=(1, 3)",
+        "--config.ablation_draws=1",
         "--config.ablation_n=4",
         "--config.top_heads=4",
     ]
