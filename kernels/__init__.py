@@ -16,7 +16,7 @@ import types
 __version__ = "0.0.0"
 
 # Public function -> module that defines it, "prefix_mean": "kernels.prefix_mean.api".
-_EXPORTS: dict[str, str] = {}
+_EXPORTS = {"prefix_mean": "kernels.prefix_mean.api"}
 
 
 def __getattr__(name: str) -> object:

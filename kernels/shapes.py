@@ -1,0 +1,48 @@
+"""Checks the shapes of an operation's arguments against the letters of their names.
+
+The letters are those of the design's dimension key: `q_BTNH` has axes B, T, N and H, and a letter
+has one size throughout a call.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+
+def sizes(op: str, **arrays: Any) -> dict[str, int]:
+    """The size of every letter; an argument is passed as `name_LETTERS=array`, None is left out.
+
+    Raises:
+      ValueError: an array has another rank than letters, or a letter has two sizes.
+    """
+    found: dict[str, tuple[int, str]] = {}
+    for argument, array in arrays.items():
+        if array is None:
+            continue
+        name, _, letters = argument.rpartition("_")
+        shape = jnp.shape(array)
+        if len(shape) != len(letters):
+            raise ValueError(f"{op}: {name} has shape {shape}; expected [{', '.join(letters)}]")
+        for letter, size in zip(letters, shape, strict=True):
+            first = found.setdefault(letter, (size, name))
+            if first[0] != size:
+                raise ValueError(
+                    f"{op}: {name} has {letter} = {size} (shape {shape}, [{', '.join(letters)}]) "
+                    f"but {first[1]} has {letter} = {first[0]}"
+                )
+    return {letter: size for letter, (size, _) in found.items()}
+
+
+def floating(
+    op: str, choices: tuple[Any, ...] = (jnp.float32, jnp.bfloat16), **arrays: Any
+) -> None:
+    """Refuses arrays whose dtype is none of `choices`.
+
+    Raises:
+      TypeError: naming the argument, its dtype and what is allowed.
+    """
+    allowed = [jnp.dtype(choice) for choice in choices]
+    for name, array in arrays.items():
+        if array is not None and array.dtype not in allowed:
+            told = " or ".join(str(each) for each in allowed)
+            raise TypeError(f"{op}: {name} is {array.dtype}; cast it to {told}")
