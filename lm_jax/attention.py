@@ -7,18 +7,18 @@ the forward pass stacks over layers. It may be a pytree (its leaves are then dat
 `PerLayer` gives it data that differ by layer.
 
 `fused(attend, name)` asks for a kernel that never forms scores or pattern. One registers for an
-attend with `register_fused`; reading or editing a score site under a named fused attend is refused.
+attend with `register_fused`; reading or editing a score site under a fused attend is refused.
 """
 
 from collections.abc import Callable
 import dataclasses
-import functools
 from typing import Any
 
 from flax import struct
 import jax
 import jax.numpy as jnp
 
+from kernels.visibility import Visibility
 from lm_jax import sites
 from lm_jax.errors import UsageError, nearest
 from lm_jax.layers import softcap
@@ -42,37 +42,50 @@ class PerLayer:
     data: Any
 
 
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class Fused:
     """An attend together with the name of the kernel that computes it; made by `fused`."""
 
-    attend: Attend
-    implementation: str
+    attend: Any
+    implementation: str = struct.field(pytree_node=False)
 
 
-FusedKernel = Callable[..., jax.Array]
-_KERNELS: dict[tuple[Any, str], FusedKernel] = {}
+FusedKernel = Callable[..., Any]
+_KERNELS: dict[Any, dict[str, FusedKernel]] = {}
 
 
-def register_fused(attend: Attend, implementation: str, kernel: FusedKernel) -> None:
-    """Lets `kernel(q_BTNH, k_BSKH, v_BSKH, *, scale, mask_BTS) -> z_BTNH` compute `attend`."""
-    _KERNELS[attend, implementation] = kernel
+def register_fused(attend: Any, implementation: str, kernel: FusedKernel) -> None:
+    """Lets a kernel compute `attend`: a function, or a class of attends (also inside `PerLayer`).
+
+    `kernel(attend, q_BTNH, k_BSKH, v_BSKH, *, seen, scale, cap)` returns `z_BTNH`, or `(z_BTNH,
+    aux)` as an attend may. `seen` is the `Visibility` of the keys; a `PerLayer` attend arrives as
+    the `Bound` of its layer.
+    """
+    _KERNELS.setdefault(attend, {})[implementation] = kernel
 
 
-def fused(attend: Attend, implementation: str) -> Fused:
+def fused(attend: Any, implementation: str) -> Fused:
     """Names the fused kernel that is to compute `attend`.
 
     Raises:
       UsageError: if no such kernel is registered for it.
     """
-    known = [name for fn, name in _KERNELS if fn is attend]
+    known = _kernels_of(attend)
     if implementation not in known:
         raise UsageError(
             f"fused attention: no kernel {implementation!r} for {attend}"
-            f"{nearest(implementation, known)}"
+            f"{nearest(implementation, list(known))}"
         )
-    return Fused(attend, implementation)
+    return Fused(as_pytree(attend), implementation)
+
+
+def _kernels_of(attend: Any) -> dict[str, FusedKernel]:
+    if isinstance(attend, PerLayer | Bound):
+        attend = attend.fn
+    if isinstance(attend, jax.tree_util.Partial):
+        attend = attend.func
+    by_class = _KERNELS.get(type(attend), {})
+    return by_class or _KERNELS.get(attend, {})
 
 
 def as_pytree(attend: Any) -> Any:
@@ -82,20 +95,11 @@ def as_pytree(attend: Any) -> Any:
     return attend
 
 
-def mask(
-    positions_BT: jax.Array, key_positions_BS: jax.Array, window: jax.Array | None
-) -> jax.Array:
-    """`[B, T, S]`: true where the key is not after the query, nor `window` or more before it."""
-    age = positions_BT[:, :, None] - key_positions_BS[:, None, :]
-    allowed = age >= 0
-    return allowed if window is None else allowed & (age < window)
-
-
 def attention(
     q_BTNH: jax.Array,
     k_BSKH: jax.Array,
     v_BSKH: jax.Array,
-    mask_BTS: jax.Array,
+    seen: Visibility,
     *,
     attend: Attend | Fused,
     scale: float,
@@ -107,7 +111,7 @@ def attention(
     Query head n reads key/value head n // G. Scores and pattern are float32.
 
     Raises:
-      UsageError: if a fused kernel was named and a score site is touched, or a soft cap is set.
+      UsageError: if a fused kernel was named and a score site is touched.
     """
     if isinstance(attend, Fused):
         if scope.touches(sites.SCORE_SITES):
@@ -115,13 +119,10 @@ def attention(
                 f"attend: the fused kernel {attend.implementation!r} forms no scores, but "
                 "attn.scores or attn.pattern is edited or recorded; pass the attend unfused"
             )
-        if cap is not None:
-            raise UsageError(
-                f"attend: the fused kernel {attend.implementation!r} has no score soft cap; "
-                "pass the attend unfused"
-            )
-        kernel = _KERNELS[attend.attend, attend.implementation]
-        z_BTNH = kernel(q_BTNH, k_BSKH, v_BSKH, scale=scale, mask_BTS=mask_BTS)
+        kernel = _kernels_of(attend.attend)[attend.implementation]
+        made = kernel(attend.attend, q_BTNH, k_BSKH, v_BSKH, seen=seen, scale=scale, cap=cap)
+        z_BTNH, aux = made if isinstance(made, tuple) else (made, {})
+        scope.aux |= aux
         return scope("attn.z", z_BTNH)
 
     B, T, N, H = q_BTNH.shape
@@ -134,7 +135,7 @@ def attention(
     scores_BNTS = softcap(scores.reshape(B, N, T, S) * scale, cap)
     # Edits see finite scores; the mask comes after, so that no edit can open a masked key.
     scores_BNTS = scope.edit("attn.scores", scores_BNTS)
-    scores_BNTS = jnp.where(mask_BTS[:, None], scores_BNTS, -jnp.inf)
+    scores_BNTS = jnp.where(seen.mask_BTS(T, S)[:, None], scores_BNTS, -jnp.inf)
     scope.observe("attn.scores", scores_BNTS)
     made = attend(scores_BNTS)
     pattern_BNTS, aux = made if isinstance(made, tuple) else (made, {})
@@ -146,7 +147,13 @@ def attention(
     return scope("attn.z", z_BTNH)
 
 
-def _xla_softmax(q_BTNH, k_BSKH, v_BSKH, *, scale, mask_BTS):
+def _xla_softmax(attend, q_BTNH, k_BSKH, v_BSKH, *, seen, scale, cap):
+    del attend
+    if cap is not None:
+        raise UsageError(
+            "attend: the fused kernel 'xla' has no score soft cap; pass the attend unfused"
+        )
+    mask_BTS = seen.mask_BTS(q_BTNH.shape[1], k_BSKH.shape[1])
     return jax.nn.dot_product_attention(
         q_BTNH, k_BSKH, v_BSKH, mask=mask_BTS[:, None], scale=scale, implementation="xla"
     )
@@ -155,12 +162,26 @@ def _xla_softmax(q_BTNH, k_BSKH, v_BSKH, *, scale, mask_BTS):
 register_fused(softmax, "xla", _xla_softmax)
 
 
-def bind(attend: Any, layer_data: Any) -> Attend | Fused:
-    """The attend of one layer, given the slice of its `PerLayer` data."""
-    if isinstance(attend, PerLayer):
-        return functools.partial(_call_per_layer, attend.fn, layer_data)
-    return attend
+@struct.dataclass
+class Bound:
+    """A `PerLayer` attend with the data of one layer."""
+
+    fn: Callable[[jax.Array, Any], Any] = struct.field(pytree_node=False)
+    data: Any
+
+    def __call__(self, scores_BNTS: jax.Array) -> Any:
+        return self.fn(scores_BNTS, self.data)
 
 
-def _call_per_layer(fn, data, scores_BNTS):
-    return fn(scores_BNTS, data)
+def layer_data(attend: Any) -> Any:
+    """The data of `attend` that have a leading axis L, or None."""
+    if isinstance(attend, Fused):
+        attend = attend.attend
+    return attend.data if isinstance(attend, PerLayer) else None
+
+
+def bind(attend: Any, data: Any) -> Any:
+    """The attend of one layer, given that layer's slice of `layer_data`."""
+    if isinstance(attend, Fused):
+        return dataclasses.replace(attend, attend=bind(attend.attend, data))
+    return Bound(attend.fn, data) if isinstance(attend, PerLayer) else attend

@@ -21,7 +21,7 @@ import numpy as np
 
 from lm_jax import layers, sites
 from lm_jax import params as params_lib
-from lm_jax.attention import Attend, Fused, PerLayer, bind, softmax
+from lm_jax.attention import Attend, Fused, PerLayer, bind, layer_data, softmax
 from lm_jax.config import DecoderConfig
 from lm_jax.mixers import ATTENTION, Layer, Mixer
 from lm_jax.params import ParamSpec, ParamTree
@@ -150,7 +150,7 @@ def forward(
     per_layer = {
         "params": params["blocks"],
         "edits": {name: e for name, e in edits.items() if sites.SITES[name].per_layer},
-        "attend": attend.data if isinstance(attend, PerLayer) else None,
+        "attend": layer_data(attend),
         "cache": None if cache is None else cache.layers,
         "rng": None if rng is None else jax.random.split(rng, cfg.num_layers),
         "kind": _layer_kinds(cfg),

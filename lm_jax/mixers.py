@@ -11,7 +11,8 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from lm_jax.attention import Attend, Fused, attention, mask
+from kernels.visibility import visibility
+from lm_jax.attention import Attend, Fused, attention
 from lm_jax.config import DecoderConfig
 from lm_jax.layers import norm, project, rotate
 from lm_jax.params import ParamSpec, ParamTree, constant, zeros
@@ -24,7 +25,7 @@ RopeTables = tuple[jax.Array, jax.Array]
 class Layer:
     """What a mixer is told about the layer it runs in; lives while the layer is traced.
 
-    `positions_BT` are absolute; `window` is None, or a scalar that may be traced.
+    `positions_BT` are absolute and ascend by one; `window` is None, or a scalar that may be traced.
     """
 
     positions_BT: jax.Array
@@ -101,7 +102,6 @@ class AttentionMixer:
             q_BTNH, k_BSKH = rotate(q_BTNH, layer.rope), rotate(k_BSKH, layer.rope)
         q_BTNH, k_BSKH = scope("attn.rot_q", q_BTNH), scope("attn.rot_k", k_BSKH)
 
-        key_positions_BS = positions_BT
         if cache is not None:
             rows_B1 = jnp.arange(positions_BT.shape[0])[:, None]
             cache = {
@@ -109,13 +109,21 @@ class AttentionMixer:
                 for name, new in (("k", k_BSKH), ("v", v_BSKH))
             }
             k_BSKH, v_BSKH = cache["k"], cache["v"]
-            # Slots not yet written lie after every query and are masked by causality.
-            key_positions_BS = jnp.broadcast_to(jnp.arange(k_BSKH.shape[1]), k_BSKH.shape[:2])
+        B, T = positions_BT.shape
+        # Slots of a cache that are not yet written lie after every query: causality hides them.
+        seen = visibility(
+            "attention",
+            *(B, T, k_BSKH.shape[1]),
+            causal=True,
+            window=layer.window,
+            segment_ids=None,
+            start=positions_BT[:, 0],
+        )
         z_BTNH = attention(
             q_BTNH,
             k_BSKH,
             v_BSKH,
-            mask(positions_BT, key_positions_BS, layer.window),
+            seen,
             attend=layer.attend,
             scale=cfg.scale,
             cap=cfg.score_softcap,

@@ -16,18 +16,15 @@ is 1.
 """
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import functools
-import importlib.metadata
 import importlib.util
 import os
 from pathlib import Path
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from typing import Any
 
 import jax
@@ -38,13 +35,12 @@ import lm_jax
 from lm_jax.errors import BadInputError, Refusal
 from polyattn_jax import calibrate, measure
 from polyattn_jax.diagnostic import relative_error_bound, row_stats
+from tools.bench.timing import conditions, in_turns, ratio
 
 LOGIT_TOLERANCE = 1e-3
 PAUSE = 0.5  # seconds
 PASSES = ("plain", "diagnosing")
 PACKAGES = ("jax", "jaxlib", "numpy", "torch", "transformers")
-
-Pass = Callable[[], Any]
 
 
 def passes(model: lm_jax.Pretrained, tokens_BT: jax.Array) -> dict[str, tuple[Any, tuple]]:
@@ -73,28 +69,10 @@ def tokens(model: lm_jax.Pretrained, length: int) -> np.ndarray:
     return np.asarray(model.tokenizer.encode(calibrate.calibration_text())[:length], np.int32)[None]
 
 
-def in_turns(first: Pass, second: Pass, repeats: int) -> tuple[list[float], list[float]]:
-    """Seconds of both, run alternately, after one run of each that is not counted."""
-    seconds: tuple[list[float], list[float]] = ([], [])
-    for turn in range(repeats + 1):
-        for run, kept in zip((first, second), seconds, strict=True):
-            # The idle threads of one library spin for a while, on the cores of the other.
-            time.sleep(PAUSE)
-            start = time.perf_counter()
-            run()
-            if turn:
-                kept.append(time.perf_counter() - start)
-    return seconds
-
-
 def show(label: str, first: Sequence[float], second: Sequence[float], names: Sequence[str]) -> None:
     """Prints the medians of two series of seconds and the ratio of the first to the second."""
-    ratios = [a / b for a, b in zip(first, second, strict=True)]
     fastest = min(first) / min(second)
-    print(
-        f"{label}: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}; "
-        f"{fastest:.2f} of the fastest runs)"
-    )
+    print(f"{label}: {ratio(first, second)}; {fastest:.2f} of the fastest runs")
     for name, series in zip(names, (first, second), strict=True):
         spread = f"{1e3 * min(series):.0f} to {1e3 * max(series):.0f}"
         print(f"    {name:24} {1e3 * statistics.median(series):8.0f} ms ({spread})")
@@ -140,7 +118,7 @@ def against_torch(model: lm_jax.Pretrained, length: int, repeats: int) -> bool:
             good = False
             continue
         ours, torch_seconds = in_turns(
-            lambda run=run: run().block_until_ready(), torch_forward, repeats
+            [lambda run=run: run().block_until_ready(), torch_forward], repeats, PAUSE
         )
         show(label, ours, torch_seconds, ("lm_jax", "transformers"))
         print(f"    logits differ by at most {difference:.1e}")
@@ -178,9 +156,12 @@ def diagnosing(model: lm_jax.Pretrained, length: int, repeats: int) -> bool:
         print(f"{label}: no ratio, as S_p is {error:.1f} times its error bound off")
         return False
     first, second = in_turns(
-        lambda: jax.block_until_ready(runs["diagnosing"]()),
-        lambda: jax.block_until_ready(runs["plain"]()),
+        [
+            lambda: jax.block_until_ready(runs["diagnosing"]()),
+            lambda: jax.block_until_ready(runs["plain"]()),
+        ],
         repeats,
+        PAUSE,
     )
     show(label, first, second, ("diagnosing", "plain"))
     print(f"    the error of S_p is {error:.1g} of its bound")
@@ -228,19 +209,6 @@ def process_memory(source: str, length: int) -> None:
         print(f"    {name:24} {peak / 2**20:8.0f} MiB resident, weights included")
 
 
-def conditions() -> str:
-    """Versions, device and load: what the numbers hold for."""
-    versions = []
-    for package in PACKAGES:
-        if importlib.util.find_spec(package):
-            versions.append(f"{package} {importlib.metadata.version(package)}")
-    load = " ".join(f"{value:.1f}" for value in os.getloadavg())
-    return (
-        f"python {platform.python_version()}, {', '.join(versions)}\n"
-        f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores, load average {load}"
-    )
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -255,7 +223,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(peak_of(given.peak_of, given.model, given.memory_length))
             return 0
         model = lm_jax.load_pretrained(given.model)
-        print(f"{given.model}, float32, {conditions()}\n")
+        told = ", ".join(f"{key} {value}" for key, value in conditions(PACKAGES).items())
+        print(f"{given.model}, float32, {told}\n")
         good = against_torch(model, given.length, given.repeats)
         good = diagnosing(model, given.length, given.repeats) and good
         program_memory(model, given.memory_length)

@@ -1,0 +1,100 @@
+"""Time and memory of compiled programs, as ratios measured in one run.
+
+Contenders are run in turns, so that a load on the machine falls on all of them; the ratio of each
+turn is kept and the median reported with its range. JAX returns before the device has finished, so
+every run ends in `jax.block_until_ready`.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import datetime
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import statistics
+import subprocess
+import time
+from typing import Any
+
+import jax
+
+Pass = Callable[[], Any]
+
+
+def in_turns(runs: Sequence[Pass], repeats: int, pause: float = 0.0) -> list[list[float]]:
+    """Seconds of each run, made alternately, after one of each that is not counted.
+
+    Args:
+      pause: seconds of rest before each run, where the idle threads of one library would spin on
+        the cores of another.
+    """
+    seconds: list[list[float]] = [[] for _ in runs]
+    for turn in range(repeats + 1):
+        for run, kept in zip(runs, seconds, strict=True):
+            time.sleep(pause)
+            start = time.perf_counter()
+            run()
+            if turn:
+                kept.append(time.perf_counter() - start)
+    return seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class Ratio:
+    """Of two series of seconds measured in turns: the median ratio and its range."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
+
+
+def ratio(over: Sequence[float], under: Sequence[float]) -> Ratio:
+    """The ratio `over / under`, turn by turn."""
+    ratios = [a / b for a, b in zip(over, under, strict=True)]
+    return Ratio(statistics.median(ratios), min(ratios), max(ratios))
+
+
+def program(
+    fn: Callable[..., Any], arguments: tuple[Any, ...], copies: int = 1
+) -> tuple[Pass, int]:
+    """A run of `fn(*arguments)` compiled, and the bytes of its temporaries.
+
+    Args:
+      copies: how often one run calls `fn`, within one program: on a GPU a kernel of microseconds
+        is shorter than its dispatch from the host. Each copy has arguments of its own, so that
+        nothing is computed once for all and the cache does not hold them between copies.
+    """
+    single = jax.jit(fn).lower(*arguments).compile()
+    memory = single.memory_analysis().temp_size_in_bytes
+    if copies == 1:
+        return lambda: jax.block_until_ready(single(*arguments)), memory
+    sets = [jax.tree.map(lambda x: x + 0, arguments) for _ in range(copies)]
+    many = jax.jit(lambda sets: [fn(*each) for each in sets])
+    return lambda: jax.block_until_ready(many(sets)), memory
+
+
+def conditions(packages: Sequence[str]) -> dict[str, str]:
+    """What the numbers hold for: versions, device, driver, load, date, commit."""
+    found = {
+        package: importlib.metadata.version(package)
+        for package in packages
+        if importlib.util.find_spec(package.replace("-", "_"))
+    }
+    git = subprocess.run(
+        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    return {
+        "date": datetime.date.today().isoformat(),
+        "commit": git or "unknown",
+        "device": jax.devices()[0].device_kind,
+        "platform": jax.devices()[0].platform,
+        "runtime": str(jax.devices()[0].client.platform_version).splitlines()[0],
+        "python": platform.python_version(),
+        "cores": str(os.cpu_count()),
+        "load": " ".join(f"{value:.1f}" for value in os.getloadavg()),
+        **found,
+    }
