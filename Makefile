@@ -17,7 +17,7 @@ COMPILE := $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.1
 
 help:
 	@echo "make quickstart     fetch a real pretrained model (93 MB), audit it, write a report"
-	@echo "make test           the test suite without torch and without slow tests"
+	@echo "make test           the tests that need no torch, no GPU compiler and no long time"
 	@echo "make lint           ruff and pyrefly"
 	@echo "make clean          remove the environment and the caches, keep runs/"
 	@echo "make requirements   solve requirements/*.txt again from pyproject.toml"
@@ -27,7 +27,7 @@ quickstart: $(VENV)/base.stamp
 	$(BIN)/python -m tools.quickstart
 
 test: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -m "not torch and not slow" -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -m "not torch and not slow and not compiled" -n $(WORKERS) --dist loadfile
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
@@ -63,3 +63,5 @@ requirements: $(VENV)/base.stamp
 	$(COMPILE) --extra dev --constraint requirements/base.txt --output-file requirements/dev.txt
 	$(COMPILE) --extra eval --constraint requirements/dev.txt --output-file requirements/eval.txt
 	$(COMPILE) --extra hpo --constraint requirements/dev.txt --output-file requirements/hpo.txt
+	$(BIN)/uv pip compile --group pyproject.toml:aot --no-deps --universal --python-version 3.11 \
+		--generate-hashes --no-header --no-annotate --quiet --output-file requirements/aot.txt

@@ -16,7 +16,14 @@ import types
 __version__ = "0.0.0"
 
 # Public function -> module that defines it, "prefix_mean": "kernels.prefix_mean.api".
-_EXPORTS = {"prefix_mean": "kernels.prefix_mean.api"}
+_EXPORTS = {
+    "delta_rule": "kernels.delta_rule.api",
+    "gated_attention": "kernels.gated_attention.api",
+    "prefix_mean": "kernels.prefix_mean.api",
+    "row_map_attention": "kernels.row_map_attention.api",
+    "score_stats": "kernels.score_stats.api",
+    "selective_scan": "kernels.selective_scan.api",
+}
 
 
 def __getattr__(name: str) -> object:

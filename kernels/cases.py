@@ -7,6 +7,7 @@ implementation against the reference, on the same inputs and a random cotangent 
 
 from collections.abc import Callable, Mapping
 import dataclasses
+import difflib
 import importlib
 from typing import Any
 
@@ -53,6 +54,9 @@ class Suite:
         magnitude of the compared array in the reference.
       own_bounds: argument or output -> dtype -> bound, where one needs another than `bounds`.
       exact: outputs that must be equal.
+      implementations: those that the operation offers.
+      tiles: the choices that tuning tries, by name of the tile: a group for each kernel, tuned one
+        after the other, all combinations within a group.
     """
 
     op: str
@@ -63,10 +67,20 @@ class Suite:
     bounds: Mapping[str, tuple[float, float]]
     own_bounds: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
     exact: frozenset[str] = frozenset()
+    implementations: tuple[str, ...] = ("pallas", "xla", "reference")
+    tiles: tuple[Mapping[str, tuple[int, ...]], ...] = ()
 
     def named(self, name: str) -> Case:
-        """The case of that name."""
-        return next(case for case in self.cases if case.name == name)
+        """The case of that name.
+
+        Raises:
+          KeyError: with the nearest name that there is.
+        """
+        names = {case.name: case for case in self.cases}
+        if name not in names:
+            close = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
+            raise KeyError(f"{self.op} has no case {name!r}; the nearest is {close[0]!r}")
+        return names[name]
 
     def using(self, use: str) -> tuple[Case, ...]:
         """The cases with that use."""

@@ -132,18 +132,27 @@ def triton_call(
     target: Target,
     name: str,
     grid: tuple[int, ...],
-    in_specs: Sequence[pl.BlockSpec],
+    in_specs: Sequence[Any],
     out_specs: Any,
     out_shape: Any,
     num_warps: int,
     num_stages: int,
     input_output_aliases: Mapping[int, int] | None = None,
+    tile: tuple[int, int] | None = None,
 ) -> Any:
     """`pl.pallas_call` through Pallas' Triton lowering.
 
     The compiler parameters decide the lowering, and what their absence means changed between jax
     0.10 and 0.11, so they are always passed.
+
+    Args:
+      name: `<op>_<pass>`, as a profile shows it.
+      in_specs: for each argument a `pl.BlockSpec`, or a tree of them as the argument is.
+      tile: elements of one turn of the main loop, as rows and columns. It becomes the end of the
+        name, `_m64_n64`, from which `tools/compile_kernels.py` counts instructions of an element.
     """
+    if tile is not None:
+        name = f"{name}_m{tile[0]}_n{tile[1]}"
     return pl.pallas_call(
         kernel,
         out_shape=out_shape,

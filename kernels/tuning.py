@@ -5,7 +5,9 @@ A table `tuned/<device>.json` maps operation -> bucket -> tiles, and is written 
 with the data (B, T, S) rounded up to powers of two.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+import contextlib
+import contextvars
 import functools
 import json
 from pathlib import Path
@@ -13,6 +15,9 @@ import re
 
 TABLES = Path(__file__).parent / "tuned"
 _ROUNDED = ("B", "T", "S")
+_TRIED: contextvars.ContextVar[tuple[str, Mapping[str, int]] | None] = contextvars.ContextVar(
+    "tried", default=None
+)
 
 
 def device_key(device_kind: str) -> str:
@@ -37,6 +42,16 @@ def table(key: str) -> Mapping[str, Mapping[str, Mapping[str, int]]]:
     return json.loads(path.read_text("utf-8"))["tiles"] if path.exists() else {}
 
 
+@contextlib.contextmanager
+def trying(op: str, tiles: Mapping[str, int]) -> Iterator[None]:
+    """Traces `op` with these tiles, whatever the table says: for tuning, and for tests of tiles."""
+    token = _TRIED.set((op, tiles))
+    try:
+        yield
+    finally:
+        _TRIED.reset(token)
+
+
 def tiles(
     op: str,
     device_kind: str,
@@ -49,11 +64,15 @@ def tiles(
     Raises:
       ValueError: the table names an entry that the operation does not have.
     """
-    measured = table(device_key(device_kind)).get(op, {}).get(bucket(sizes, dtype), {})
-    unknown = set(measured) - set(heuristic)
+    key = device_key(device_kind)
+    chosen = table(key).get(op, {}).get(bucket(sizes, dtype), {})
+    tried = _TRIED.get()
+    if tried is not None and tried[0] == op:
+        chosen = tried[1]
+    unknown = set(chosen) - set(heuristic)
     if unknown:
         raise ValueError(
-            f"kernels/tuned/{device_key(device_kind)}.json: {op} has no tile {sorted(unknown)}; "
-            "tune again with tools/tune_kernels.py"
+            f"{op} has no tile {', '.join(sorted(unknown))}, only {', '.join(heuristic)}; if "
+            f"kernels/tuned/{key}.json names it, tune again with tools/tune_kernels.py"
         )
-    return {**heuristic, **measured}
+    return {**heuristic, **chosen}

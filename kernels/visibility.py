@@ -20,7 +20,8 @@ from kernels import shapes
 class Visibility:
     """The visibility of one call; `causal` is static, the rest is data or None.
 
-    `start_B` int32 `[B]`, `window` an int32 scalar, segments int32 `[B, T]` and `[B, S]`.
+    `start_B` int32 `[B]`, `window` an int32 scalar, segments int32 `[B, T]` and `[B, S]`. `first`
+    is every row's start where that is known when the call is traced, else None.
     """
 
     causal: bool = dataclasses.field(metadata={"static": True})
@@ -28,6 +29,12 @@ class Visibility:
     window: jax.Array | None
     query_segments_BT: jax.Array | None
     key_segments_BS: jax.Array | None
+    first: int | None = dataclasses.field(default=None, metadata={"static": True})
+
+    @property
+    def start(self) -> jax.Array | int:
+        """The start as an operation takes it: the number where it is known."""
+        return self.start_B if self.first is None else self.first
 
     def tile(
         self,
@@ -69,6 +76,16 @@ class Visibility:
             segments = (self.query_segments_BT[:, :, None], self.key_segments_BS[:, None, :])
         seen = self.tile(query_BT1, key_11S, *segments)
         return jnp.ones((B, T, S), bool) if seen is None else jnp.broadcast_to(seen, (B, T, S))
+
+    def counts_BT(self, T: int, S: int) -> jax.Array:
+        """How many of the S keys each query sees, int32 `[B, T]`; O(B T S) only with segments."""
+        if self.query_segments_BT is not None:
+            return self.mask_BTS(T, S).sum(-1, dtype=jnp.int32)
+        query_BT = self.start_B[:, None] + jnp.arange(T, dtype=jnp.int32)[None]
+        last_BT = jnp.minimum(query_BT, S - 1) if self.causal else jnp.full_like(query_BT, S - 1)
+        if self.window is None:
+            return jnp.maximum(last_BT + 1, 0)
+        return jnp.maximum(last_BT - jnp.maximum(query_BT - self.window + 1, 0) + 1, 0)
 
 
 def visibility(
@@ -117,6 +134,7 @@ def visibility(
         window=None if window is None else jnp.asarray(window, jnp.int32),
         query_segments_BT=segments[0],
         key_segments_BS=segments[1],
+        first=start if isinstance(start, int) else None,
     )
 
 
@@ -153,7 +171,9 @@ def query_blocks(
     if causal:
         low = jax.lax.div(jnp.maximum(first - start, 0), jnp.int32(block))
     if window is not None:
-        # The last query that sees the last key stands window - 1 after it.
-        past = jnp.maximum(first + (columns - 1) + window - start, 0)
-        high = jnp.clip(jax.lax.div(past + (block - 1), jnp.int32(block)), 0, count)
+        # The last query that sees the last key stands window - 1 after it. The window may be as
+        # large as an int32 holds, where a layer has none, and must not wrap.
+        last = first + (columns - 1) - start
+        past = jnp.maximum(last + jnp.minimum(window, T - last), 0)
+        high = jax.lax.div(past + (block - 1), jnp.int32(block))
     return jnp.minimum(low, high), high

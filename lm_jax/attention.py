@@ -166,7 +166,7 @@ register_fused(softmax, "xla", _xla_softmax)
 class Bound:
     """A `PerLayer` attend with the data of one layer."""
 
-    fn: Callable[[jax.Array, Any], Any] = struct.field(pytree_node=False)
+    fn: Any = struct.field(pytree_node=False)
     data: Any
 
     def __call__(self, scores_BNTS: jax.Array) -> Any:

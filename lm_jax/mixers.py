@@ -117,7 +117,7 @@ class AttentionMixer:
             causal=True,
             window=layer.window,
             segment_ids=None,
-            start=positions_BT[:, 0],
+            start=0 if cache is None else positions_BT[:, 0],
         )
         z_BTNH = attention(
             q_BTNH,

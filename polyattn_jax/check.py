@@ -28,7 +28,7 @@ from lm_jax import launch, runs, stats
 from lm_jax.errors import EXIT_FINISHED, EXIT_NO_GO, UsageError
 from polyattn_jax import audit, stages, summary
 from polyattn_jax.config import AuditConfig
-from polyattn_jax.measure import DEGREES
+from polyattn_jax.probe import DEGREES
 from polyattn_jax.row_maps import SOFTMAX, Recipe, parse_recipe, resolve_bias
 from polyattn_jax.stages import Subject
 

@@ -21,6 +21,8 @@ class AuditConfig:
     Attributes:
       model: a Hugging Face folder, a GGUF file, or a name of the manifest.
       dtype: of parameters and matrix products; scores and row maps are float32 all the same.
+      attention: "kernels" forms no score matrix (kernels.row_map_attention, kernels.score_stats),
+        "dense" does; "auto" takes the kernels on one GPU. The rows are the same but for rounding.
       mesh: sizes of the axes data, fsdp, tensor; one may be -1. (1, 1, 1) is the default device.
       seed: of every suite, of the random head draws and of the bootstrap.
       batch_size: prompts of one forward pass.
@@ -47,6 +49,7 @@ class AuditConfig:
 
     model: str
     dtype: Literal["float32", "bfloat16"] = "float32"
+    attention: Literal["auto", "dense", "kernels"] = "auto"
     mesh: tuple[int, int, int] = (1, 1, 1)
     seed: int = 0
     batch_size: int = 1

@@ -137,7 +137,12 @@ def _row_stats(xp, scores, mask, degrees, bias, target, row_map, cap) -> RowStat
     invalid = ~sound.all(-1) | (at < 0) | (at >= S)
     live = ~(empty | invalid) & (r_star > 0)
     counted = rivals & live[..., None] & (weight > 0)
-    ratio = xp.where(counted, weight / xp.where(live, r_star, 1)[..., None], 0)
+    # XLA divides by multiplying with the reciprocal, and x (1 / x) may be below 1: a tie is set.
+    tied = weight == r_star[..., None]
+    if row_map is None:
+        tied |= z == z_star[..., None]
+    ratio = xp.where(tied, 1, weight / xp.where(live, r_star, 1)[..., None])
+    ratio = xp.where(counted, ratio, 0)
     powers = (1,) if row_map is not None else degrees
     s_p = xp.stack([xp.where(live, _power(xp, ratio, p).sum(-1), np.inf) for p in powers], -1)
 

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from lm_jax import report
 from lm_jax.report.markup import number
 from polyattn_jax.diagnostic import Status
-from polyattn_jax.measure import DEGREES
 from polyattn_jax.paper import PaperModel
+from polyattn_jax.probe import DEGREES
 from polyattn_jax.summary import TYPES, Columns
 from polyattn_jax.wording import ablation_groups, interval, softmax_of
 

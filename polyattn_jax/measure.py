@@ -1,8 +1,9 @@
 """What the audit measures on a model: row statistics, answers under a substitution, losses.
 
 Each function is one compiled forward pass over one batch of prompts. Rows are reduced inside the
-layer: no `[L, B, N, T, S]` array is ever returned or kept. Everything that a sweep varies (recipe,
-bias, heads, thresholds, token ids) is traced, so each compiles once per shape of batch.
+layer: no `[L, B, N, T, S]` array is ever returned or kept; with `fused` no `[B, N, T, S]` either.
+Everything that a sweep varies (recipe, bias, heads, thresholds, token ids) is traced, so each
+compiles once per shape of batch.
 """
 
 import functools
@@ -14,59 +15,14 @@ import jax.numpy as jnp
 from lm_jax.config import DecoderConfig
 from lm_jax.decoder import forward
 from polyattn_jax.calibrate import MassBelow, mass_below
-from polyattn_jax.diagnostic import RowStats, row_stats
+from polyattn_jax.diagnostic import RowStats
+from polyattn_jax.fused import by_kernels
+from polyattn_jax.probe import Probe
 from polyattn_jax.row_maps import RowMap
 from polyattn_jax.substitute import substitute
 
-DEGREES = (2, 4, 8, 16)
-TARGETS = ("argmax", "answer")
 
-
-def rows_at(rows_BNTS: jax.Array, positions_BQ: jax.Array) -> jax.Array:
-    """The rows of chosen queries, `[B, N, Q, S]`."""
-    return jnp.take_along_axis(rows_BNTS, positions_BQ[:, None, :, None], axis=2)
-
-
-def score_rows(
-    scores_BNTS: jax.Array, queries_BQ: jax.Array, answers_BQ: jax.Array, biases: jax.Array
-) -> dict[str, RowStats]:
-    """`RowStats` of chosen rows for each bias: leaves `[bias, B, N, Q, ...]`, by kind of target.
-
-    A query without an answer key has target -1 and the status INVALID under "answer".
-    """
-    rows_BNQS = rows_at(scores_BNTS, queries_BQ)
-    target_BNQ = jnp.broadcast_to(answers_BQ[:, None, :], rows_BNQS.shape[:-1])
-    targets = {"argmax": None, "answer": target_BNQ}
-
-    def at_bias(bias: jax.Array) -> dict[str, RowStats]:
-        return {
-            name: row_stats(rows_BNQS, degrees=DEGREES, bias=bias, target=target)
-            for name, target in targets.items()
-        }
-
-    return jax.vmap(at_bias)(biases)
-
-
-def pattern_rows(
-    pattern_BNTS: jax.Array, queries_BQ: jax.Array, answers_BQ: jax.Array
-) -> dict[str, jax.Array]:
-    """Per row `[B, N, Q]`: weight on the first position, on the answer, distance of the argmax.
-
-    These are the features of the paper's head types (Appendix H).
-    """
-    rows_BNQS = rows_at(pattern_BNTS, queries_BQ)
-    answer_BNQ1 = jnp.broadcast_to(
-        jnp.maximum(answers_BQ, 0)[:, None, :, None], (*rows_BNQS.shape[:-1], 1)
-    )
-    on_answer = jnp.take_along_axis(rows_BNQS, answer_BNQ1, axis=-1)[..., 0]
-    return {
-        "sink": rows_BNQS[..., 0],
-        "on_answer": jnp.where(answers_BQ[:, None, :] >= 0, on_answer, 0.0),
-        "distance": queries_BQ[:, None, :] - rows_BNQS.argmax(-1),
-    }
-
-
-@functools.partial(jax.jit, static_argnames="cfg")
+@functools.partial(jax.jit, static_argnames=("cfg", "fused"))
 def diagnose(
     params: Any,
     tokens_BT: jax.Array,
@@ -75,17 +31,16 @@ def diagnose(
     biases: jax.Array,
     *,
     cfg: DecoderConfig,
+    fused: bool = False,
 ) -> tuple[dict[str, RowStats], dict[str, jax.Array]]:
     """One softmax forward; leaves `[L, bias, B, N, Q, ...]` and pattern features `[L, B, N, Q]`."""
-    record = {
-        "attn.scores": lambda s: score_rows(s, queries_BQ, answers_BQ, biases),
-        "attn.pattern": lambda a: pattern_rows(a, queries_BQ, answers_BQ),
-    }
-    out = forward(params, tokens_BT, cfg, record=record, logits_at=queries_BQ[:, -1:])
-    return out.records["attn.scores"], out.records["attn.pattern"]
+    probe = Probe(queries_BQ, answers_BQ, biases)
+    attend = by_kernels(probe) if fused else probe
+    out = forward(params, tokens_BT, cfg, attend=attend, logits_at=queries_BQ[:, -1:])
+    return out.aux["rows"], out.aux["features"]
 
 
-@functools.partial(jax.jit, static_argnames=("cfg", "maps"))
+@functools.partial(jax.jit, static_argnames=("cfg", "maps", "fused"))
 def answer(
     params: Any,
     tokens_BT: jax.Array,
@@ -97,6 +52,7 @@ def answer(
     *,
     cfg: DecoderConfig,
     maps: tuple[RowMap, ...],
+    fused: bool = False,
 ) -> dict[str, jax.Array]:
     """The next token after each prompt, with `maps[index]` in the heads of the mask.
 
@@ -105,6 +61,8 @@ def answer(
     """
     valid_BT = jnp.arange(tokens_BT.shape[1])[None, :] < lengths_B[:, None]
     attend = substitute(maps, index, bias, heads_LN, valid_BT)
+    if fused:
+        attend = by_kernels(attend)
     out = forward(params, tokens_BT, cfg, attend=attend, logits_at=lengths_B[:, None] - 1)
     logits_BV = out.logits[:, 0]
     own_B1 = jnp.take_along_axis(logits_BV, target_B[:, None], axis=1)

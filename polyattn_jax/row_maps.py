@@ -24,6 +24,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from kernels.row_map_attention import maps
 from lm_jax import attention
 from lm_jax.errors import UsageError, nearest
 
@@ -32,13 +33,17 @@ Bias = jax.Array | float
 
 @dataclasses.dataclass(frozen=True)
 class RowMap:
-    """A named row map `fn(*args, scores, bias)`; hashable, so it may be static under `jit`."""
+    """A named row map `fn(*args, scores, bias)`; hashable, so it may be static under `jit`.
+
+    `kernel` is the same map as `kernels.row_map_attention` knows it, None where it does not.
+    """
 
     name: str
     fn: Callable[..., jax.Array]
     args: tuple[float, ...] = ()
     normalised: bool = True
     degree: float | None = None  # of the active branch, for maps that have one
+    kernel: maps.RowMap | None = None
 
     def __call__(self, scores: Any, bias: Bias = 0.0) -> jax.Array:
         """Weights of `scores[..., S]`; `bias` is a scalar or broadcasts to `scores`."""
@@ -101,27 +106,30 @@ def _power(x, p):
     return jnp.where(x == 0, 0, jnp.where(x == 0, 1, x) ** p)
 
 
-softmax = RowMap("softmax", _softmax)
-sigmoid = RowMap("sigmoid", _sigmoid)
+softmax = RowMap("softmax", _softmax, kernel=maps.softmax())
+sigmoid = RowMap("sigmoid", _sigmoid, kernel=maps.sigmoid())
 
 
 def relu_power(p: float) -> RowMap:
     """`r^p / sum r^p`, computed from r / r_max: right at p = 16 for scores of any size."""
     _check_positive("p", p)
-    return RowMap(f"relu_p{_text(p)}", _relu_power, (p,), degree=p)
+    name = f"relu_p{_text(p)}"
+    return RowMap(name, _relu_power, (p,), degree=p, kernel=maps.relu_power(p))
 
 
 def ramapuram_sigmoid(minus_log_n: bool = True) -> RowMap:
     """`s(z + b - log n)` for n unmasked keys, not normalised; `s(z + b)` without `minus_log_n`."""
     name = "ramapuram" if minus_log_n else "ramapuram_plain"
-    return RowMap(name, _ramapuram, (minus_log_n,), normalised=False)
+    kernel = maps.ramapuram_sigmoid(minus_log_n)
+    return RowMap(name, _ramapuram, (minus_log_n,), normalised=False, kernel=kernel)
 
 
 def relu_over_length(p: float, alpha: float) -> RowMap:
     """`r^p / n^alpha` for n unmasked keys (the causal, not the padded length), not normalised."""
     _check_positive("p", p)
     name = f"relu_p{_text(p)}_over_{_length_text(alpha)}"
-    return RowMap(name, _relu_over_length, (p, alpha), normalised=False, degree=p)
+    kernel = maps.relu_over_length(p, alpha)
+    return RowMap(name, _relu_over_length, (p, alpha), normalised=False, degree=p, kernel=kernel)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pyarrow as pa
 
-from polyattn_jax import measure
 from polyattn_jax.diagnostic import RowStats, required_degree
+from polyattn_jax.probe import DEGREES
 from polyattn_jax.suites.batching import Batch
 
 BIASES = ("zero", "auto")
@@ -32,7 +32,7 @@ ROWS = pa.schema(
         ("relative_margin", pa.float32()),
         ("active", pa.int32()),
         ("p_star", pa.float32()),
-        *((f"s_{p}", pa.float32()) for p in measure.DEGREES),
+        *((f"s_{p}", pa.float32()) for p in DEGREES),
         ("sink", pa.float32()),
         ("on_answer", pa.float32()),
         ("distance", pa.int32()),
@@ -105,7 +105,7 @@ def row_columns(
             "relative_margin": s.relative_margin,
             "active": s.active,
             "p_star": required_degree(s.active, s.relative_margin),
-            **{f"s_{p}": s.s_p[..., i] for i, p in enumerate(measure.DEGREES)},
+            **{f"s_{p}": s.s_p[..., i] for i, p in enumerate(DEGREES)},
         }
         for name, feature in features.items():
             columns[name] = np.broadcast_to(np.asarray(feature)[:, None], shape)

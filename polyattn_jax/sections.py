@@ -15,7 +15,7 @@ from lm_jax.report import Cell, Column, Section, cell, rate, section, table
 from lm_jax.report.markup import number
 from lm_jax.stats import Interval
 from polyattn_jax import figures, paper, wording
-from polyattn_jax.measure import DEGREES
+from polyattn_jax.probe import DEGREES
 from polyattn_jax.schema import BIASES
 from polyattn_jax.summary import TYPES, Columns
 from polyattn_jax.wording import Summary, finite, interval, suite_label

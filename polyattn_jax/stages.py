@@ -79,6 +79,13 @@ class Subject:
         return tuple(dict.fromkeys(recipe.map for recipe in recipes))
 
     @property
+    def fused(self) -> bool:
+        """Whether attention runs on `kernels`."""
+        if self.config.attention == "auto":
+            return self.mesh is None and jax.default_backend() == "gpu"
+        return self.config.attention == "kernels"
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer.
 
@@ -202,6 +209,7 @@ def diagnose(subject: Subject, stores: Stores, suites: dict[str, Suite], b_auto:
             *subject.put(batch.tokens_BT, batch.query_positions_BQ, batch.answer_position_BQ),
             biases,
             cfg=subject.model.cfg,
+            fused=subject.fused,
         )
         windows = subject.model.cfg.layer_windows
         return row_columns(name, batch, windows, stats, features, np.asarray(biases))
@@ -259,6 +267,7 @@ def answer(
             jnp.asarray(cell.heads_LN),
             cfg=subject.model.cfg,
             maps=maps,
+            fused=subject.fused,
         )
         keep = batch.valid_B
         columns = {

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from lm_jax import stats
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.diagnostic import Status
-from polyattn_jax.measure import DEGREES
+from polyattn_jax.probe import DEGREES
 from polyattn_jax.row_maps import SOFTMAX, parse_recipe
 
 EPSILON = 1e-6

@@ -37,13 +37,15 @@ hypothesis.settings.load_profile("suite")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips a test whose torch or whose assets this machine does not have, and says so."""
+    """Skips a test whose torch, GPU compiler or assets are not here, and says so."""
     has_torch = importlib.util.find_spec("torch") is not None
     for item in items:
         if item.get_closest_marker("torch") and not has_torch:
             item.add_marker(
                 pytest.mark.skip(reason="needs torch: pip install -r requirements/torch.txt")
             )
+        if item.get_closest_marker("compiled") and (reason := _lacking_compiler()):
+            item.add_marker(pytest.mark.skip(reason=reason))
         real = item.get_closest_marker("real")
         missing = _not_cached(real.args) if real else []
         if missing:
@@ -59,6 +61,12 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
         (title, text.encode(errors="backslashreplace").decode()) for title, text in report.sections
     ]
     return report
+
+
+def _lacking_compiler() -> str:
+    from tools.gpu_code import target
+
+    return target.lacking()
 
 
 def _not_cached(names: tuple[str, ...]) -> list[str]:

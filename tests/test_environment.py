@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from tools.gpu_code import target
+
 PROBE = """
     import jax, jax.numpy as jnp
     assert jax.device_count() == 4
@@ -66,13 +68,14 @@ class Item:
 
 @pytest.fixture
 def reasons(pytestconfig, monkeypatch):
-    """Gives conftest's reasons to skip a marked test where torch and all assets but one lack."""
+    """Gives conftest's reasons to skip a marked test: all is lacking but one asset."""
     conftest = pytestconfig.pluginmanager.get_plugin(str(Path(__file__).with_name("conftest.py")))
     assets = types.ModuleType("lm_jax.assets")
     assets.cached = lambda name: Path(name) if name == "here" else None
     monkeypatch.setitem(sys.modules, "lm_jax.assets", assets)
     monkeypatch.setattr("lm_jax.assets", assets, raising=False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(target, "lacking", lambda: "needs a compiler")
 
     def of(*marks: pytest.MarkDecorator) -> list[str]:
         item = Item(*marks)
@@ -89,6 +92,7 @@ def test_a_skip_names_its_remedy(reasons):
         "needs assets: python -m tools.fetch wiki nouns"
     ]
     assert reasons(pytest.mark.torch) == ["needs torch: pip install -r requirements/torch.txt"]
+    assert reasons(pytest.mark.compiled) == ["needs a compiler"]
 
 
 def test_a_real_mark_without_names_is_refused(reasons):

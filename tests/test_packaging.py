@@ -85,3 +85,9 @@ def test_a_lock_names_no_index_and_brings_neither_torch_nor_a_gpu_package(lock):
 def test_the_locks_agree_with_the_base(lock):
     base, larger = pins("base"), pins(lock)
     assert {name: larger.get(name) for name in base} == base
+
+
+def test_the_compiler_is_that_of_the_jax_in_the_base():
+    compiler = pins("aot")
+    assert compiler["jax-cuda13-plugin"] == compiler["jax-cuda13-pjrt"]
+    assert compiler["jax-cuda13-plugin"] < pins("base")["jax"]

@@ -35,6 +35,7 @@ import lm_jax
 from lm_jax.errors import BadInputError, Refusal
 from polyattn_jax import calibrate, measure
 from polyattn_jax.diagnostic import relative_error_bound, row_stats
+from polyattn_jax.probe import DEGREES
 from tools.bench.timing import conditions, in_turns, ratio
 
 LOGIT_TOLERANCE = 1e-3
@@ -132,12 +133,12 @@ def diagnosing_error(model: lm_jax.Pretrained, tokens_BT: jax.Array, found: Any)
         lambda params: lm_jax.forward(params, tokens_BT, model.cfg, record=record).records
     )(model.params)
     rows_LBNQS = np.asarray(recorded["attn.scores"], np.float64)
-    exact = row_stats(rows_LBNQS, degrees=measure.DEGREES)
+    exact = row_stats(rows_LBNQS, degrees=DEGREES)
     computed = np.asarray(found["argmax"].s_p)[:, 0]
     active = exact.status == 1
     # The rows are recorded by another program, whose scores differ in their last bits.
     slack = 1e-4
-    bounds = [relative_error_bound(p, rows_LBNQS.shape[-1]) + p * slack for p in measure.DEGREES]
+    bounds = [relative_error_bound(p, rows_LBNQS.shape[-1]) + p * slack for p in DEGREES]
     with np.errstate(divide="ignore", invalid="ignore"):
         errors = np.abs(computed / exact.s_p - 1) / bounds
     return float(np.nanmax(np.where(exact.s_p[active] > 1e-30, errors[active], 0.0)))

@@ -14,10 +14,16 @@ import jax
 import jax.numpy as jnp
 
 from kernels import dispatch, shapes
-from kernels.prefix_mean import reference
+from kernels.prefix_mean import pallas, reference, sharded, xla
+from kernels.prefix_mean.config import Config
 from kernels.prefix_mean.state import LogState, State, empty_state
 
 OP = "prefix_mean"
+_RUN = {
+    "pallas": pallas.prefix_mean,
+    "xla": xla.prefix_mean,
+    "reference": reference.prefix_mean,
+}
 
 
 def prefix_mean(
@@ -30,13 +36,14 @@ def prefix_mean(
     return_state: bool = False,
     mass_normalisation: bool = True,
     log_write: bool = False,
+    axis_name: str | None = None,
     implementation: str | None = None,
 ) -> Any:
     """Reads, at every step, the discounted mean of what was written before it.
 
-    The first step of an empty state reads zero. A prototype whose mass D is below 1e-37 has no past
-    that float32 can hold, and reads zero; with `log_write` the mass is carried as a logarithm and
-    does not underflow.
+    The first step of an empty state reads zero. A prototype whose mass D is not above 1e-30 has no
+    past that float32 can hold, and reads zero; with `log_write` the mass is carried as a logarithm
+    and does not underflow.
 
     Args:
       write_BTR: `[B, T, R]` write gates >= 0, float32 or bfloat16; their logarithms with
@@ -49,6 +56,9 @@ def prefix_mean(
         a prompt, for the next device of a sharded sequence (`state.join`).
       mass_normalisation: false reads N in place of N / D.
       log_write: `write_BTR` holds log gates, -inf for none.
+      axis_name: inside `jax.shard_map`, the mesh axis over which the T steps are split in order.
+        The initial state is then the one before the whole sequence, the same on every device, and
+        the returned one stands after this device's steps.
       implementation: "reference", "xla", "pallas", or None for the best that runs here.
 
     Returns:
@@ -80,11 +90,18 @@ def prefix_mean(
         )
     shapes.sizes(OP, write_BTR=write_BTR, value_BTE=value_BTE, state_BRE=state[0], mass_BR=state[1])
 
-    run = {"reference": reference.prefix_mean}[
-        dispatch.choose(OP, implementation, {"reference": ""})
-    ]
-    out_BTE, state = run(
-        write_BTR, value_BTE, decay_R, read_BTR, state, mass_normalisation=mass_normalisation
-    )
+    if axis_name is not None:
+        state = sharded.state_before(
+            axis_name, write_BTR, value_BTE, decay_R, state, log_write=log_write
+        )
+    config = Config(mass_normalisation, log_write, dispatch.target())
+    reasons = {
+        "pallas": dispatch.lacks_gpu(config.target)
+        or pallas.unsupported(config, size, value_BTE.dtype),
+        "xla": "",
+        "reference": "",
+    }
+    run = _RUN[dispatch.choose(OP, implementation, reasons)]
+    out_BTE, state = run(config, write_BTR, value_BTE, decay_R, read_BTR, state)
     out_BTE = out_BTE.astype(value_BTE.dtype)
     return (out_BTE, state) if return_state else out_BTE

@@ -11,7 +11,7 @@ GPU = frozenset({"gpu", "budget"})
 
 
 def _case(B: int, T: int, R: int, E: int, dtype: str, uses, **options) -> Case:
-    told = "".join(f"_{name}" for name in options)
+    told = "".join(f"_{value if name == 'gates' else name}" for name, value in options.items())
     name = f"b{B}_t{T}_r{R}_e{E}_{dtype}{told}"
     return Case(name, {"B": B, "T": T, "R": R, "E": E}, dtype, options, frozenset(uses))
 
@@ -26,20 +26,27 @@ CASES = (
     _case(2, 130, 32, 32, "float32", {"test"}, gates="uniform"),
     _case(2, 130, 32, 32, "float32", {"test"}, mass_normalisation=False),
     _case(2, 130, 32, 32, "float32", {"test"}, initial_state=True),
+    _case(2, 65, 16, 32, "float32", {"test"}, log_write=True, half_life=(0.5, 1_000.0)),
     _case(8, 256, 32, 128, "float32", {"cpu"}),
     _case(1, 4096, 32, 128, "float32", {"cpu"}),
     _case(32, 256, 32, 128, "bfloat16", GPU),
     _case(32, 512, 32, 256, "bfloat16", GPU),
     _case(1, 32_768, 32, 256, "bfloat16", GPU),
-    _case(1, 131_072, 32, 256, "bfloat16", GPU),
+    _case(1, 131_072, 32, 256, "bfloat16", {"gpu"}),
+    *(_case(32_768 // T, T, 32, 256, "bfloat16", {"gpu"}) for T in (2048, 8192)),
 )
 
 
 def make(case: Case, key: jax.Array) -> Arrays:
-    """Gates as softmax, one-hot or uniform rows; half-lives spread evenly in their logarithm."""
+    """Gates as softmax, one-hot or uniform rows; half-lives spread evenly in their logarithm.
+
+    Log gates come from logits of scale 40, whose gates float32 cannot hold.
+    """
     B, T, R, E = (case.sizes[letter] for letter in "BTRE")
     keys = jax.random.split(key, 5)
     write_BTR = _gates(case, keys[0], (B, T, R))
+    if case.options.get("log_write"):
+        write_BTR = jax.nn.log_softmax(40.0 * jax.random.normal(keys[0], (B, T, R)))
     read_BTR = _gates(case, keys[1], (B, T, R))
     shortest, longest = case.options.get("half_life", (1.0, 1_000.0))
     half_life_R = jnp.exp(jnp.linspace(jnp.log(shortest), jnp.log(longest), R))
@@ -67,7 +74,7 @@ def _gates(case: Case, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def call(case: Case, arrays: Arrays, implementation: str | None) -> dict[str, jax.Array]:
-    """The output and the state after the last step."""
+    """The output and the state after the last step; with log gates, its mean and its log mass."""
     out_BTE, state = prefix_mean(
         arrays["write"],
         arrays["value"],
@@ -76,9 +83,10 @@ def call(case: Case, arrays: Arrays, implementation: str | None) -> dict[str, ja
         initial_state=State(arrays["total"], arrays["mass"]) if "total" in arrays else None,
         return_state=True,
         mass_normalisation=case.options.get("mass_normalisation", True),
+        log_write=case.options.get("log_write", False),
         implementation=implementation,
     )
-    return {"out": out_BTE, "total": state.total_BRE, "mass": state.mass_BR}
+    return {"out": out_BTE, "total": state[0], "mass": state[1]}
 
 
 SUITE = Suite(

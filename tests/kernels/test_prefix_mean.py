@@ -1,13 +1,220 @@
-"""`prefix_mean`: every implementation against the recurrence, and that against float64."""
+"""`prefix_mean`: the recurrence against float64, and the chunked form against the recurrence."""
 
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from kernels import cases
+from kernels import cases, dispatch, prefix_mean
+from kernels.prefix_mean import baselines
+from kernels.prefix_mean.state import LogState, State, empty_state, join, stretch
+from tests.kernels import prefix_mean_oracle as oracle
 
 SUITE = cases.suite("prefix_mean")
+NAMES = ("write", "value", "decay", "read", "total", "mass")
+TINY = {"B": 2, "T": 19, "R": 4, "E": 3}
 
 
-@pytest.mark.parametrize("case", SUITE.using("test"), ids=lambda case: case.name)
+def _tiny(seed: int = 0, **options) -> tuple[cases.Case, cases.Arrays]:
+    case = cases.Case("tiny", TINY, "float32", {"half_life": (0.3, 30.0), **options})
+    return case, SUITE.make(case, jax.random.key(seed))
+
+
+def _float64(arrays: cases.Arrays) -> dict[str, np.ndarray]:
+    return {name: np.asarray(array, np.float64) for name, array in arrays.items()}
+
+
+OPTIONS = (
+    {},
+    {"initial_state": True},
+    {"mass_normalisation": False, "initial_state": True},
+    {"log_write": True},
+    {"gates": "one_hot"},
+)
+
+
+def _told(options) -> str:
+    return "-".join(f"{k}={v}" for k, v in options.items()) or "plain"
+
+
+def _oracle(case: cases.Case, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    named = {"log_write", "mass_normalisation"} & set(case.options)
+    return oracle.quadratic(
+        *(arrays.get(name) for name in NAMES), **{name: case.options[name] for name in named}
+    )
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=_told)
+def test_the_recurrence_is_the_float64_formula(options):
+    case, arrays = _tiny(**options)
+    got = jax.jit(lambda a: SUITE.call(case, a, "reference"))(arrays)
+    for name, want in _oracle(case, _float64(arrays)).items():
+        assert cases.relative_error(got[name], want) < 2e-6, name
+
+
+@pytest.mark.parametrize("options", OPTIONS[:4], ids=_told)
+def test_gradients_of_the_recurrence_are_differences_of_the_float64_formula(options):
+    """Along a random direction of each argument, by central differences in float64."""
+    case, arrays = _tiny(**options)
+    cotangents = cases.cotangents(SUITE, case, arrays, jax.random.key(1))
+    run = jax.jit(cases.outputs_and_gradients(SUITE, case, "reference"))
+    gradients = run(arrays, cotangents)
+    exact, weights = _float64(arrays), _float64(cotangents)
+    rng = np.random.default_rng(0)
+
+    def loss(moved: dict[str, np.ndarray]) -> float:
+        outputs = _oracle(case, exact | moved)
+        return sum((weights[name] * outputs[name]).sum() for name in weights)
+
+    for name in NAMES:
+        if name not in exact:
+            continue
+        # Relative to the entry: gates and decays stay positive.
+        direction = rng.standard_normal(exact[name].shape) * exact[name]
+        h = 1e-6
+        measured = (
+            loss({name: exact[name] + h * direction}) - loss({name: exact[name] - h * direction})
+        ) / (2 * h)
+        gradient = np.asarray(gradients[f"d_{name}"], np.float64)
+        scale = np.linalg.norm(gradient * direction) + 1e-30
+        assert abs((gradient * direction).sum() - measured) < 1e-5 * scale, name
+
+
+def _compared(case: cases.Case):
+    # The others go through every line of the chunked form; each takes seconds to compile.
+    further = case.sizes["T"] in (2, 63, 64, 200) or case.sizes["R"] == 64
+    return pytest.param(case, id=case.name, marks=[pytest.mark.slow] if further else [])
+
+
+@pytest.mark.parametrize("case", [_compared(case) for case in SUITE.using("test")])
 def test_value_and_gradients_equal_the_reference(case):
-    found = cases.compare(SUITE, case, "reference")
+    found = cases.compare(SUITE, case, "xla")
     assert all(each.ok for each in found), found
+
+
+@pytest.mark.parametrize("form", [baselines.materialised, baselines.associative])
+def test_the_materialised_forms_are_right(form):
+    """What speed and memory are compared with computes the same thing."""
+    case, arrays = _tiny(initial_state=True)
+    want = jax.jit(lambda a: SUITE.call(case, a, "reference"))(arrays)
+    out_BTE, state = jax.jit(lambda *a: form(*a[:4], State(*a[4:])))(*(arrays[n] for n in NAMES))
+    for got, name in zip((out_BTE, *state), ("out", "total", "mass"), strict=True):
+        assert cases.relative_error(got, want[name]) < 2e-6, name
+
+
+@pytest.mark.parametrize("log_write", [False, True])
+@pytest.mark.parametrize("implementation", ["reference", "xla"])
+def test_prefill_and_decoding_equal_the_parallel_form(implementation, log_write):
+    """A prompt in two chunks, then token by token, carries the state of one long call."""
+    _, arrays = _tiny(log_write=log_write)
+    names = ("write", "value", "read")
+
+    @jax.jit
+    def run(parts, decay_R, state):
+        write, value, read = parts
+        return prefix_mean(
+            write,
+            value,
+            decay_R,
+            read,
+            initial_state=state,
+            return_state=True,
+            log_write=log_write,
+            implementation=implementation,
+        )
+
+    state = empty_state(2, 4, 3, log_write=log_write)
+    want_BTE, want = run([arrays[name] for name in names], arrays["decay"], state)
+    outs = []
+    edges = (0, 9, 17, 18, 19)
+    for start, stop in itertools.pairwise(edges):
+        parts = [arrays[name][:, start:stop] for name in names]
+        out_BTE, state = run(parts, arrays["decay"], state)
+        outs.append(out_BTE)
+    assert cases.relative_error(jnp.concatenate(outs, 1), want_BTE) < 2e-6
+    for got, expected in zip(state, want, strict=True):
+        assert cases.relative_error(got, expected) < 2e-6
+
+
+@pytest.mark.parametrize("log_write", [False, True])
+def test_a_stretch_joins_what_came_before(log_write):
+    _, arrays = _tiny(log_write=log_write)
+    write, value, decay = (arrays[name] for name in ("write", "value", "decay"))
+
+    @jax.jit
+    def both(write, value, decay):
+        whole = stretch(write, value, decay, log_write=log_write)
+        first = stretch(write[:, :8], value[:, :8], decay, log_write=log_write)
+        second = stretch(write[:, 8:], value[:, 8:], decay, log_write=log_write)
+        return whole, join(first, second, decay, 11)
+
+    for whole, joined in zip(*both(write, value, decay), strict=True):
+        assert cases.relative_error(joined, whole) < 2e-6
+    with pytest.raises(TypeError, match="join got a State and a LogState"):
+        join(empty_state(1, 1, 1), empty_state(1, 1, 1, log_write=True), decay, 1)
+
+
+def _call(**changes):
+    B, T, R, E = 2, 5, 4, 3
+    named = {
+        "write_BTR": jnp.ones((B, T, R)),
+        "value_BTE": jnp.ones((B, T, E)),
+        "decay_R": jnp.full((R,), 0.9),
+        "read_BTR": jnp.ones((B, T, R)),
+    }
+    return prefix_mean(**(named | changes))
+
+
+@pytest.mark.parametrize(
+    ("error", "told", "changes"),
+    [
+        (ValueError, r"read has R = 5 .* but write has R = 4", {"read_BTR": jnp.ones((2, 5, 5))}),
+        (ValueError, r"decay has shape \(4, 1\); expected \[R\]", {"decay_R": jnp.ones((4, 1))}),
+        (TypeError, "write is int32; cast it to", {"write_BTR": jnp.ones((2, 5, 4), jnp.int32)}),
+        (TypeError, "value is float16; cast", {"value_BTE": jnp.ones((2, 5, 3), jnp.float16)}),
+        (TypeError, "decay is bfloat16", {"decay_R": jnp.ones((4,), jnp.bfloat16)}),
+        (
+            ValueError,
+            "write has T = 0 steps",
+            {
+                "write_BTR": jnp.ones((2, 0, 4)),
+                "value_BTE": jnp.ones((2, 0, 3)),
+                "read_BTR": jnp.ones((2, 0, 4)),
+            },
+        ),
+        (
+            ValueError,
+            "log_write has no un-normalised form",
+            {"log_write": True, "mass_normalisation": False},
+        ),
+        (
+            ValueError,
+            "initial_state is a State; log_write=True needs a LogState",
+            {"log_write": True, "initial_state": empty_state(2, 4, 3)},
+        ),
+        (
+            ValueError,
+            "state has E = 7",
+            {"initial_state": State(jnp.zeros((2, 4, 7)), jnp.zeros((2, 4)))},
+        ),
+        (
+            ValueError,
+            "mass has B = 1",
+            {"initial_state": State(jnp.zeros((2, 4, 3)), jnp.zeros((1, 4)))},
+        ),
+        (ValueError, "did you mean 'pallas'", {"implementation": "palas"}),
+        (dispatch.UnavailableError, "needs an NVIDIA GPU", {"implementation": "pallas"}),
+    ],
+)
+def test_errors_name_the_field_and_the_remedy(error, told, changes):
+    with pytest.raises(error, match=told) as found:
+        _call(**changes)
+    assert str(found.value).startswith("prefix_mean: ")
+
+
+def test_the_log_state_is_asked_for_by_name():
+    state = LogState(jnp.zeros((2, 4, 3)), jnp.zeros((2, 4)))
+    with pytest.raises(ValueError, match="LogState; log_write=False needs a State"):
+        _call(initial_state=state)

@@ -220,6 +220,12 @@ def test_four_devices_give_the_audit_of_one(audited, run_audit, tmp_path):
     same_rows(audited, tmp_path / "run")
 
 
+def test_the_kernels_give_the_rows_of_dense_attention(audited, run_audit, tmp_path):
+    outcome = run_audit(tmp_path / "run", "--config.attention=kernels")
+    assert outcome.code == 0, outcome.err
+    same_rows(audited, tmp_path / "run")
+
+
 def test_rows_are_reduced_inside_the_layer(subject):
     cfg, B, T, Q = subject.model.cfg, 2, 67, 1
     jaxpr = jax.make_jaxpr(functools.partial(measure.diagnose, cfg=cfg))(

@@ -295,3 +295,14 @@ def test_impossible_degrees_are_refused(degrees):
 def test_scores_without_keys_are_refused(shape):
     with pytest.raises(UsageError, match="last axis must be keys"):
         row_stats(np.ones(shape))
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_an_exact_tie_has_s_p_one_whatever_its_value(jitted):
+    # XLA may turn the quotient into a product with the reciprocal, which misses 1 for many values.
+    values = np.arange(1, 200, dtype=np.float32)
+    scores = jnp.stack([jnp.asarray(values), jnp.asarray(values), jnp.full(199, -500.0)], -1)
+    run = jax.jit(row_stats) if jitted else row_stats
+    stats = run(scores, bias=7.0)
+    np.testing.assert_array_equal(stats.s_p, np.ones((199, 4)))
+    np.testing.assert_array_equal(diagnostic.classify(np.asarray(stats.s_p)), int(Safety.TIE))

@@ -69,7 +69,10 @@ def program(
         nothing is computed once for all and the cache does not hold them between copies.
     """
     single = jax.jit(fn).lower(*arguments).compile()
-    memory = single.memory_analysis().temp_size_in_bytes
+    analysis = single.memory_analysis()
+    if analysis is None:
+        raise RuntimeError(f"{jax.default_backend()} tells nothing of a program's memory")
+    memory = analysis.temp_size_in_bytes
     if copies == 1:
         return lambda: jax.block_until_ready(single(*arguments)), memory
     sets = [jax.tree.map(lambda x: x + 0, arguments) for _ in range(copies)]

@@ -1,0 +1,80 @@
+"""The delta rule of DeltaNet: a linear memory that overwrites what it holds under a key.
+
+Schlag et al. 2021, "Linear Transformers Are Secretly Fast Weight Programmers"; the chunked
+form is that of Yang et al. 2024, "Parallelizing Linear Transformers with the Delta Rule
+over Sequence Length". With the state as a matrix S_t in R^{H x E} that maps keys to values,
+
+    S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T        o_t = scale S_t^T q_t
+
+It serves the DeltaNet baseline of the Prototype Transformer paper.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from kernels import dispatch, shapes
+from kernels.delta_rule import reference, xla
+
+OP = "delta_rule"
+
+
+def delta_rule(
+    q_BTNH: jax.Array,
+    k_BTNH: jax.Array,
+    v_BTNE: jax.Array,
+    beta_BTN: jax.Array,
+    *,
+    scale: float | None = None,
+    initial_state: jax.Array | None = None,
+    return_state: bool = False,
+    implementation: str | None = None,
+) -> Any:
+    """Writes and reads the memory of every head over T steps, or over one step of decoding.
+
+    Args:
+      q_BTNH: `[B, T, N, H]` queries, float32 or bfloat16.
+      k_BTNH: `[B, T, N, H]` keys, normalised by the caller. With keys of length one and beta in
+        [0, 2] no step enlarges what the memory holds; longer keys may make it grow without bound.
+      v_BTNE: `[B, T, N, E]` values; E may differ from H.
+      beta_BTN: `[B, T, N]` writing strengths: 0 leaves the memory, 1 replaces the value under the
+        key, 2 reflects it.
+      scale: factor of the output; None is `H ** -0.5`.
+      initial_state: `[B, N, H, E]` float32 memory before the first step, the transpose of the
+        paper's S; None is zero. Differentiable.
+      return_state: also returns the memory after the last step, for decoding or the next chunk of a
+        prompt.
+      implementation: "reference", "xla", or None for the best that runs here. There is no "pallas":
+        a kernel is added only where it was measured to beat XLA on a GPU, and none was.
+
+    Returns:
+      `out_BTNE` in the dtype of `v_BTNE`; with `return_state`, also the float32 `state_BNHE`.
+      Arithmetic is float32 whatever the inputs.
+
+    Raises:
+      ValueError: shapes that do not fit, or T = 0.
+      TypeError: a dtype that is not offered.
+    """
+    size = shapes.sizes(
+        OP,
+        q_BTNH=q_BTNH,
+        k_BTNH=k_BTNH,
+        v_BTNE=v_BTNE,
+        beta_BTN=beta_BTN,
+        initial_state_BNHE=initial_state,
+    )
+    shapes.floating(OP, q=q_BTNH, k=k_BTNH, v=v_BTNE, beta=beta_BTN)
+    shapes.floating(OP, (jnp.float32,), initial_state=initial_state)
+    if size["T"] == 0:
+        raise ValueError(f"{OP}: q has T = 0 steps; pass at least one")
+    state_BNHE = initial_state
+    if state_BNHE is None:
+        state_BNHE = jnp.zeros([size[letter] for letter in "BNHE"])
+    scale = size["H"] ** -0.5 if scale is None else scale
+
+    chosen = dispatch.choose(OP, implementation, {"xla": "", "reference": ""})
+    run = {"reference": reference.delta_rule, "xla": xla.delta_rule}[chosen]
+    out_BTNE, state_BNHE = run(q_BTNH, k_BTNH, v_BTNE, beta_BTN, state_BNHE)
+    out_BTNE = (scale * out_BTNE).astype(v_BTNE.dtype)
+    return (out_BTNE, state_BNHE) if return_state else out_BTNE

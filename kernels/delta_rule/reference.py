@@ -1,0 +1,35 @@
+"""The delta rule by its recurrence, one step at a time: the definition, and the oracle.
+
+The step is written as a correction: what the memory holds under the key is moved towards the value
+by the fraction beta. Differentiating it stores a state of size H E for every step.
+"""
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+
+def delta_rule(
+    q_BTNH: jax.Array,
+    k_BTNH: jax.Array,
+    v_BTNE: jax.Array,
+    beta_BTN: jax.Array,
+    state_BNHE: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """`out_BTNE` before its scale, and the memory after the last step, in float32."""
+    arrays = (q_BTNH, k_BTNH, v_BTNE, beta_BTN)
+
+    def step(S_BNHE, inputs):
+        q_BNH, k_BNH, v_BNE, beta_BN = inputs
+        held_BNE = _read(k_BNH, S_BNHE)
+        change_BNE = beta_BN[..., None] * (v_BNE - held_BNE)
+        S_BNHE += k_BNH[..., :, None] * change_BNE[..., None, :]
+        return S_BNHE, _read(q_BNH, S_BNHE)
+
+    steps = tuple(x.astype(jnp.float32).swapaxes(0, 1) for x in arrays)
+    state_BNHE, out_TBNE = lax.scan(step, state_BNHE, steps)
+    return out_TBNE.swapaxes(0, 1), state_BNHE
+
+
+def _read(key_BNH: jax.Array, S_BNHE: jax.Array) -> jax.Array:
+    return jnp.einsum("BNH,BNHE->BNE", key_BNH, S_BNHE, precision="highest")

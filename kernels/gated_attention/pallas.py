@@ -1,0 +1,139 @@
+"""Bernoulli-gated attention on an NVIDIA GPU: the forward kernel, by Pallas' Triton lowering.
+
+FlashAttention-2 (Dao, 2023) with the gates of `tile`, and what appendix B of Sparse Attention
+Post-Training asks of a kernel. For each tile of queries:
+
+1. the key tiles that every query of the tile sees whole, where nothing is masked for causality;
+2. then those on the causal diagonal and at the end of the keys, masked;
+3. each through `tile.absorb`: gates are drawn from counters, edges are counted as they are drawn;
+4. the output, the log-sum-exp of each row, and the edges of the tile, summed outside.
+
+With mode "threshold" a tile without an open gate reads no values and multiplies nothing. The
+backward kernels are in `pallas_vjp`.
+"""
+
+import functools
+from typing import Any
+
+import jax
+from jax import lax
+from jax.experimental import pallas as pl
+import jax.numpy as jnp
+
+from kernels import dispatch, noise
+from kernels.gated_attention import pallas_plan, pallas_vjp, tile
+from kernels.gated_attention.config import Config
+from kernels.gated_attention.pallas_plan import OP, Inputs, Plan
+from kernels.visibility import Visibility
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def run(
+    config: Config,
+    q_BTNH: jax.Array,
+    k_BSKH: jax.Array,
+    v_BSKH: jax.Array,
+    bias_N: jax.Array,
+    seed: jax.Array,
+    origin: jax.Array,
+    visibility: Visibility,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """`out_BTNH`, `expected_BN` and `opened_BN`; see `api.gated_attention`."""
+    arrays = (q_BTNH, k_BSKH, v_BSKH, bias_N, seed, origin)
+    return _forward(config, *arrays, visibility)[0]
+
+
+def _forward(config, q_BTNH, k_BSKH, v_BSKH, bias_N, seed, origin, visibility):
+    plan = pallas_plan.plan(config, visibility.causal, q_BTNH, k_BSKH, "forward")
+    inputs = pallas_plan.inputs(q_BTNH, k_BSKH, v_BSKH, bias_N, seed, origin, visibility)
+    specs = pallas_plan.query_major(plan, inputs)
+    B, T, N, _ = q_BTNH.shape
+    tiles_BNI = pl.BlockSpec((None, None, 1), lambda n, i, b: (b, n, i))
+    out_BTNH, lse_BNT, expected_BNI, opened_BNI = dispatch.triton_call(
+        functools.partial(_kernel, plan),
+        target=config.target,
+        name="gated_attention_forward",
+        tile=(plan.X, plan.Y),
+        grid=specs.grid,
+        in_specs=(specs.inputs,),
+        out_specs=(specs.rows_BTNH, specs.rows_BNT, tiles_BNI, tiles_BNI),
+        out_shape=(
+            jax.ShapeDtypeStruct(q_BTNH.shape, v_BSKH.dtype),
+            jax.ShapeDtypeStruct((B, N, T), jnp.float32),
+            jax.ShapeDtypeStruct((B, N, plan.query_tiles), jnp.float32),
+            jax.ShapeDtypeStruct((B, N, plan.query_tiles), jnp.int32),
+        ),
+        num_warps=plan.warps,
+        num_stages=plan.stages,
+    )(inputs)
+    return (out_BTNH, expected_BNI.sum(-1), opened_BNI.sum(-1)), lse_BNT
+
+
+def _kernel(plan: Plan, refs: Inputs, out_ref, lse_ref, expected_ref, opened_ref) -> None:
+    config, X, Y = plan.config, plan.X, plan.Y
+    functions = pallas_plan.functions(config)
+    n, b = pl.program_id(0), pl.program_id(2)
+    row = (plan.query_tiles - 1 - pl.program_id(1)) * X
+    first = refs.start_B[0] + row
+    stream, bias = pallas_plan.stream(refs, b, n), refs.bias_N[0]
+    query_X1 = pallas_plan.entries(first, X, 0)
+    real_X = pallas_plan.inside(row, X, plan.T)
+    real_XH = pallas_plan.matrix_inside(plan, real_X, X)
+    q_XH = pallas_plan.load(refs.q_BTNH.at[...], real_XH)
+    segments_X1 = None
+    if refs.query_segments_BT is not None:
+        segments_X1 = pallas_plan.load_along(refs.query_segments_BT.at[...], real_X, 0)
+
+    def body(j: jax.Array, carry: Any, hidden: bool) -> Any:
+        rows, sum_XH = carry
+        at = pl.ds(j * Y, Y)
+        key_1Y = pallas_plan.entries(j * Y, Y, 1)
+        real_Y = pallas_plan.inside(j * Y, Y, plan.S) if hidden else None
+        real_YH = pallas_plan.matrix_inside(plan, real_Y, Y)
+        raw = pallas_plan.product(q_XH, pallas_plan.load(refs.k_BSKH.at[at, :], real_YH), 1, 1)
+        bits = noise.bits(stream, query_X1, key_1Y) if config.mode == "sample" else None
+        seen = None
+        if hidden:
+            segments_1Y = None
+            if refs.key_segments_BS is not None:
+                segments_1Y = pallas_plan.load_along(refs.key_segments_BS.at[at], real_Y, 1)
+            seen = pallas_plan.seen(plan, refs, query_X1, key_1Y, (segments_X1, segments_1Y))
+        before = rows.opened
+        rows, weight, decay = tile.absorb(config, rows, raw, bias, bits, seen, functions)
+        sum_XH *= decay[:, None]
+
+        def add(sum_XH: jax.Array) -> jax.Array:
+            v_YH = pallas_plan.load(refs.v_BSKH.at[at, :], real_YH)
+            return sum_XH + pallas_plan.product(weight, v_YH, 1, 0)
+
+        if config.mode == "threshold":
+            some = jnp.sum(rows.opened - before) > 0.0
+            return rows, lax.cond(some, add, lambda same: same, sum_XH)
+        return rows, add(sum_XH)
+
+    empty = (tile.no_rows((X,)), jnp.zeros((X, plan.width), jnp.float32))
+    rows, sum_XH = pallas_plan.walk(pallas_plan.key_ranges(plan, refs, first), body, empty)
+    out_XH, lse_X = tile.finish(rows, sum_XH)
+    pallas_plan.store(out_ref.at[...], out_XH, real_XH)
+    pallas_plan.store(lse_ref.at[...], lse_X, real_X)
+    expected_X, opened_X = rows.expected, rows.opened
+    if real_X is not None:
+        expected_X, opened_X = (jnp.where(real_X, x, 0.0) for x in (expected_X, opened_X))
+    expected_ref[0] = jnp.sum(expected_X)
+    opened_ref[0] = jnp.sum(opened_X.astype(jnp.int32))
+
+
+def _run_forward(config, q, k, v, bias_N, seed, origin, visibility):
+    # A second derivative meets the forward kernel first.
+    q, k, v, bias_N = dispatch.first_order(OP, (q, k, v, bias_N))
+    outputs, lse_BNT = _forward(config, q, k, v, bias_N, seed, origin, visibility)
+    return outputs, ((q, k, v, bias_N, outputs[0], lse_BNT), (seed, origin, visibility))
+
+
+def _run_backward(config, residuals, cotangents):
+    floats, integers = residuals
+    floats, cotangents = dispatch.first_order(OP, (floats, cotangents[:2]))
+    return (*pallas_vjp.backward(config, *floats, *integers, *cotangents), None, None, None)
+
+
+run.defvjp(_run_forward, _run_backward)

@@ -1,0 +1,223 @@
+"""Bernoulli-gated attention on an NVIDIA GPU: the backward kernels, by Pallas' Triton lowering.
+
+P is formed again from the saved log-sum-exp, and the gates from their counters, so nothing of size
+T x S is kept. Two kernels, so that every sum stays in registers and no two programs add to one
+array:
+
+1. `_queries_kernel`, a program per tile of queries: the gradients of q and, by row, of the bias.
+2. `_keys_kernel`, a program per tile of keys: the gradients of k and v, summed over the query heads
+   that share the key head. Its tiles are transposed, `[keys, queries]`, so that the weights are
+   the left operand of its products as they come.
+
+delta_i = dout_i . out_i is one pass of XLA before them.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+from jax.experimental import pallas as pl
+import jax.numpy as jnp
+
+from kernels import dispatch, noise
+from kernels.gated_attention import pallas_plan, tile
+from kernels.gated_attention.config import Config
+from kernels.gated_attention.pallas_plan import Inputs, Plan, Specs
+from kernels.visibility import Visibility
+
+
+class Saved(NamedTuple):
+    """What the backward kernels read beside `Inputs`; arrays, specs or references."""
+
+    d_out_BTNH: Any
+    lse_BNT: Any
+    delta_BNT: Any
+    words_BNT: Any
+    d_expected_BN: Any
+
+
+def backward(
+    config: Config,
+    q_BTNH: jax.Array,
+    k_BSKH: jax.Array,
+    v_BSKH: jax.Array,
+    bias_N: jax.Array,
+    out_BTNH: jax.Array,
+    lse_BNT: jax.Array,
+    seed: jax.Array,
+    origin: jax.Array,
+    visibility: Visibility,
+    d_out_BTNH: jax.Array,
+    d_expected_BN: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """The gradients of q, k, v and the bias."""
+    delta_BNT = jnp.einsum(
+        "BTNH,BTNH->BNT", d_out_BTNH.astype(jnp.float32), out_BTNH.astype(jnp.float32)
+    )
+    inputs = pallas_plan.inputs(q_BTNH, k_BSKH, v_BSKH, bias_N, seed, origin, visibility)
+    words_BNT = _words(config, lse_BNT.shape, seed, origin, visibility)
+    saved = Saved(d_out_BTNH.astype(v_BSKH.dtype), lse_BNT, delta_BNT, words_BNT, d_expected_BN)
+    d_q_BTNH, d_bias_BNT = _queries(config, visibility.causal, inputs, saved)
+    d_k_BSKH, d_v_BSKH = _keys(config, visibility.causal, inputs, saved)
+    return d_q_BTNH, d_k_BSKH, d_v_BSKH, d_bias_BNT.sum((0, 2))
+
+
+def _words(config, shape, seed, origin, visibility) -> jax.Array | None:
+    """The noise words of the queries: a transposed tile would mix one for every column it has."""
+    if config.mode != "sample":
+        return None
+    b, n, t = (lax.broadcasted_iota(jnp.int32, shape, axis) for axis in range(3))
+    stream_BNT = noise.stream(seed, b + origin[0], n + origin[1])
+    return noise.row(stream_BNT, visibility.start_B[:, None, None] + t)
+
+
+def _queries(config: Config, causal: bool, inputs: Inputs, saved: Saved) -> Any:
+    plan = pallas_plan.plan(config, causal, inputs.q_BTNH, inputs.k_BSKH, "queries")
+    specs = pallas_plan.query_major(plan, inputs)
+    q_BTNH, lse_BNT = inputs.q_BTNH, saved.lse_BNT
+    return dispatch.triton_call(
+        functools.partial(_queries_kernel, plan),
+        target=config.target,
+        name="gated_attention_backward_queries",
+        tile=(plan.X, plan.Y),
+        grid=specs.grid,
+        in_specs=(specs.inputs, _saved_specs(specs, saved)),
+        out_specs=(specs.rows_BTNH, specs.rows_BNT),
+        out_shape=(
+            jax.ShapeDtypeStruct(q_BTNH.shape, q_BTNH.dtype),
+            jax.ShapeDtypeStruct(lse_BNT.shape, jnp.float32),
+        ),
+        num_warps=plan.warps,
+        num_stages=plan.stages,
+    )(inputs, saved)
+
+
+def _saved_specs(specs: Specs, saved: Saved) -> Saved:
+    of_rows = (specs.rows_BNT,) * 3
+    return pallas_plan.where_given(Saved(specs.rows_BTNH, *of_rows, specs.heads_BN), saved)
+
+
+def _queries_kernel(plan: Plan, refs: Inputs, saved: Saved, d_q_ref, d_bias_ref) -> None:
+    config, X, Y = plan.config, plan.X, plan.Y
+    functions = pallas_plan.functions(config)
+    n, b = pl.program_id(0), pl.program_id(2)
+    row = (plan.query_tiles - 1 - pl.program_id(1)) * X
+    first = refs.start_B[0] + row
+    stream, bias = pallas_plan.stream(refs, b, n), refs.bias_N[0]
+    d_expected = saved.d_expected_BN[0]
+    query_X1 = pallas_plan.entries(first, X, 0)
+    real_X = pallas_plan.inside(row, X, plan.T)
+    real_XH = pallas_plan.matrix_inside(plan, real_X, X)
+    q_XH = pallas_plan.load(refs.q_BTNH.at[...], real_XH)
+    d_out_XH = pallas_plan.load(saved.d_out_BTNH.at[...], real_XH)
+    lse_X1 = pallas_plan.load_along(saved.lse_BNT.at[...], real_X, 0)
+    delta_X1 = pallas_plan.load_along(saved.delta_BNT.at[...], real_X, 0)
+    segments_X1 = None
+    if refs.query_segments_BT is not None:
+        segments_X1 = pallas_plan.load_along(refs.query_segments_BT.at[...], real_X, 0)
+
+    def body(j: jax.Array, carry: Any, hidden: bool) -> Any:
+        d_q_XH, d_bias_X = carry
+        at = pl.ds(j * Y, Y)
+        key_1Y = pallas_plan.entries(j * Y, Y, 1)
+        real_Y = pallas_plan.inside(j * Y, Y, plan.S) if hidden else None
+        real_YH = pallas_plan.matrix_inside(plan, real_Y, Y)
+        k_YH = pallas_plan.load(refs.k_BSKH.at[at, :], real_YH)
+        v_YH = pallas_plan.load(refs.v_BSKH.at[at, :], real_YH)
+        bits = noise.bits(stream, query_X1, key_1Y) if config.mode == "sample" else None
+        seen = None
+        if hidden:
+            segments_1Y = None
+            if refs.key_segments_BS is not None:
+                segments_1Y = pallas_plan.load_along(refs.key_segments_BS.at[at], real_Y, 1)
+            seen = pallas_plan.seen(plan, refs, query_X1, key_1Y, (segments_X1, segments_1Y))
+        raw = pallas_plan.product(q_XH, k_YH, 1, 1)
+        g = pallas_plan.product(d_out_XH, v_YH, 1, 1)
+        _, d_gate, d_raw = tile.backward(
+            config, raw, bias, bits, seen, lse_X1, g, delta_X1, d_expected, functions
+        )
+        return d_q_XH + pallas_plan.product(d_raw, k_YH, 1, 0), d_bias_X + jnp.sum(d_gate, 1)
+
+    empty = (jnp.zeros((X, plan.width), jnp.float32), jnp.zeros((X,), jnp.float32))
+    d_q_XH, d_bias_X = pallas_plan.walk(pallas_plan.key_ranges(plan, refs, first), body, empty)
+    pallas_plan.store(d_q_ref.at[...], config.scale * d_q_XH, real_XH)
+    pallas_plan.store(d_bias_ref.at[...], d_bias_X, real_X)
+
+
+def _keys(config: Config, causal: bool, inputs: Inputs, saved: Saved) -> Any:
+    plan = pallas_plan.plan(config, causal, inputs.q_BTNH, inputs.k_BSKH, "keys")
+    specs = pallas_plan.key_major(plan, inputs)
+    of_keys = (inputs.k_BSKH, inputs.v_BSKH)
+    return dispatch.triton_call(
+        functools.partial(_keys_kernel, plan),
+        target=config.target,
+        name="gated_attention_backward_keys",
+        tile=(plan.X, plan.Y),
+        grid=specs.grid,
+        in_specs=(specs.inputs, _saved_specs(specs, saved)),
+        out_specs=(specs.inputs.k_BSKH, specs.inputs.v_BSKH),
+        out_shape=tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in of_keys),
+        num_warps=plan.warps,
+        num_stages=plan.stages,
+    )(inputs, saved)
+
+
+def _keys_kernel(plan: Plan, refs: Inputs, saved: Saved, d_k_ref, d_v_ref) -> None:
+    config, X, Y = plan.config, plan.X, plan.Y
+    functions = pallas_plan.functions(config)
+    column = pl.program_id(1) * Y
+    key_Y1 = pallas_plan.entries(column, Y, 0)
+    real_Y = pallas_plan.inside(column, Y, plan.S)
+    real_YH = pallas_plan.matrix_inside(plan, real_Y, Y)
+    k_YH = pallas_plan.load(refs.k_BSKH.at[...], real_YH)
+    v_YH = pallas_plan.load(refs.v_BSKH.at[...], real_YH)
+    segments_Y1 = None
+    if refs.key_segments_BS is not None:
+        segments_Y1 = pallas_plan.load_along(refs.key_segments_BS.at[...], real_Y, 0)
+    ranges = pallas_plan.query_ranges(plan, refs, column)
+
+    def head(h: jax.Array, carry: Any) -> Any:
+        bias, d_expected = refs.bias_N[h], saved.d_expected_BN[h]
+
+        def body(i: jax.Array, carry: Any, hidden: bool) -> Any:
+            d_k_YH, d_v_YH = carry
+            at = pl.ds(i * X, X)
+            real_X = pallas_plan.inside(i * X, X, plan.T)
+            real_XH = pallas_plan.matrix_inside(plan, real_X, X)
+            q_XH = pallas_plan.load(refs.q_BTNH.at[at, h, :], real_XH)
+            d_out_XH = pallas_plan.load(saved.d_out_BTNH.at[at, h, :], real_XH)
+            lse_1X = pallas_plan.load_along(saved.lse_BNT.at[h, at], real_X, 1)
+            delta_1X = pallas_plan.load_along(saved.delta_BNT.at[h, at], real_X, 1)
+            bits = None
+            if config.mode == "sample":
+                words_1X = pallas_plan.load_along(saved.words_BNT.at[h, at], real_X, 1)
+                bits = noise.bits_of_row(words_1X, key_Y1)
+            seen = None
+            if hidden:
+                segments_1X = None
+                if refs.query_segments_BT is not None:
+                    segments_1X = pallas_plan.load_along(refs.query_segments_BT.at[at], real_X, 1)
+                query_1X = pallas_plan.entries(refs.start_B[0] + i * X, X, 1)
+                seen = pallas_plan.seen(plan, refs, query_1X, key_Y1, (segments_1X, segments_Y1))
+            raw = pallas_plan.product(k_YH, q_XH, 1, 1)
+            g = pallas_plan.product(v_YH, d_out_XH, 1, 1)
+            weight, _, d_raw = tile.backward(
+                config, raw, bias, bits, seen, lse_1X, g, delta_1X, d_expected, functions
+            )
+
+            def add(d_v_YH: jax.Array) -> jax.Array:
+                return d_v_YH + pallas_plan.product(weight, d_out_XH, 1, 0)
+
+            if config.mode == "threshold":
+                d_v_YH = lax.cond(jnp.max(weight) > 0.0, add, lambda same: same, d_v_YH)
+            else:
+                d_v_YH = add(d_v_YH)
+            return d_k_YH + pallas_plan.product(d_raw, q_XH, 1, 0), d_v_YH
+
+        return pallas_plan.walk(ranges, body, carry)
+
+    zeros = jnp.zeros((Y, plan.width), jnp.float32)
+    d_k_YH, d_v_YH = lax.fori_loop(0, plan.G, head, (zeros, zeros))
+    pallas_plan.store(d_k_ref.at[...], config.scale * d_k_YH, real_YH)
+    pallas_plan.store(d_v_ref.at[...], d_v_YH, real_YH)

@@ -1,0 +1,86 @@
+"""Bernoulli-gated attention by its definition: the whole maps `[B, N, T, S]`, and autodiff.
+
+Sparse Attention Post-Training, Eq. 1-3. The straight-through gradient is that of
+`hard + (soft - stop_gradient(soft))`, soft being the gate relaxed at temperature 1. Only whether a
+gate is open is asked of `tile`, so that all implementations agree on it to the bit.
+"""
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from kernels import noise
+from kernels.gated_attention import tile
+from kernels.gated_attention.config import Config
+from kernels.visibility import Visibility
+
+
+def run(
+    config: Config,
+    q_BTNH: jax.Array,
+    k_BSKH: jax.Array,
+    v_BSKH: jax.Array,
+    bias_N: jax.Array,
+    seed: jax.Array,
+    origin: jax.Array,
+    visibility: Visibility,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """`out_BTNH`, `expected_BN` and `opened_BN`, computed in float32; see `api.gated_attention`."""
+    B, T, N, _ = q_BTNH.shape
+    S, K = k_BSKH.shape[1:3]
+    k_BSNH, v_BSNH = (jnp.repeat(x.astype(jnp.float32), N // K, axis=2) for x in (k_BSKH, v_BSKH))
+    raw_BNTS = jnp.einsum(
+        "BTNH,BSNH->BNTS", q_BTNH.astype(jnp.float32), k_BSNH, precision="highest"
+    )
+    bias_1N11 = bias_N[None, :, None, None]
+    score_BNTS = config.scale * raw_BNTS
+    if config.soft_cap is not None:
+        score_BNTS = config.soft_cap * jnp.tanh(score_BNTS / config.soft_cap)
+    own_BNTS = score_BNTS if config.gate_scale is None else config.gate_scale * raw_BNTS
+    logit_BNTS = own_BNTS + bias_1N11
+    bits_BNTS = _bits(B, T, N, S, seed, origin, visibility)
+    _, logit_in_bits = tile.logits(config, lax.stop_gradient(raw_BNTS), bias_1N11)
+    is_open_BNTS = tile.gate(config, lax.stop_gradient(logit_in_bits), bits_BNTS).is_open
+
+    probability_BNTS = jax.nn.sigmoid(logit_BNTS)
+    hard_BNTS = is_open_BNTS.astype(jnp.float32)
+    if config.mode == "sample":
+        noise_BNTS = noise.logistic(noise.uniform(bits_BNTS))
+        gate_BNTS = _straight_through(hard_BNTS, jax.nn.sigmoid(logit_BNTS + noise_BNTS))
+    elif config.mode == "threshold":
+        gate_BNTS = _straight_through(hard_BNTS, probability_BNTS)
+    else:
+        gate_BNTS = probability_BNTS if config.mode == "expected" else hard_BNTS
+
+    seen_B1TS = visibility.mask_BTS(T, S)[:, None]
+    weight_BNTS = gate_BNTS * _softmax(score_BNTS, seen_B1TS)
+    if config.renormalise:
+        weight_BNTS = _over_sum(weight_BNTS)
+    out_BTNH = jnp.einsum("BNTS,BSNH->BTNH", weight_BNTS, v_BSNH, precision="highest")
+    expected_BN = jnp.where(seen_B1TS, probability_BNTS, 0.0).sum((2, 3))
+    opened_BN = (is_open_BNTS & seen_B1TS).sum((2, 3), dtype=jnp.int32)
+    return out_BTNH.astype(v_BSKH.dtype), expected_BN, opened_BN
+
+
+def _bits(B, T, N, S, seed, origin, visibility) -> jax.Array:
+    batch_B111 = origin[0] + jnp.arange(B)[:, None, None, None]
+    head_1N11 = origin[1] + jnp.arange(N)[None, :, None, None]
+    query_B1T1 = (visibility.start_B[:, None] + jnp.arange(T)[None])[:, None, :, None]
+    key_111S = jnp.arange(S)[None, None, None, :]
+    return noise.bits(noise.stream(seed, batch_B111, head_1N11), query_B1T1, key_111S)
+
+
+def _straight_through(hard: jax.Array, soft: jax.Array) -> jax.Array:
+    return hard + (soft - lax.stop_gradient(soft))
+
+
+def _softmax(score_BNTS: jax.Array, seen_B1TS: jax.Array) -> jax.Array:
+    """Over the visible keys; zeros for a row that has none."""
+    score_BNTS = jnp.where(seen_B1TS, score_BNTS, -jnp.inf)
+    top = lax.stop_gradient(score_BNTS.max(-1, keepdims=True))
+    return _over_sum(jnp.exp(score_BNTS - jnp.where(jnp.isneginf(top), 0.0, top)))
+
+
+def _over_sum(x_BNTS: jax.Array) -> jax.Array:
+    total = x_BNTS.sum(-1, keepdims=True)
+    return x_BNTS / jnp.where(total == 0.0, 1.0, total)

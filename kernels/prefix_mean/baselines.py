@@ -1,0 +1,95 @@
+"""The prefix mean with all its states in memory: what our implementations are measured against.
+
+Both forms write the `[B, T, R, E]` array of N and read it back, as the equation is written. They
+are as fast as plain JAX makes that: the masses are a separate small scan, and XLA fuses the
+division into the read.
+"""
+
+from typing import Any
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from kernels.cases import Arrays, Case
+from kernels.prefix_mean.state import MASS_FLOOR, State
+
+
+def materialised(
+    write_BTR: jax.Array,
+    value_BTE: jax.Array,
+    decay_R: jax.Array,
+    read_BTR: jax.Array,
+    state: State,
+    *,
+    mass_normalisation: bool = True,
+) -> tuple[jax.Array, State]:
+    """As `xla.prefix_mean`: the recurrence stacks every state, and one product reads them."""
+    write_TBR, value_TBE = (x.astype(jnp.float32).swapaxes(0, 1) for x in (write_BTR, value_BTE))
+
+    def step(carry: State, written: Any) -> tuple[State, State]:
+        write_BR, value_BE = written
+        added_BRE = write_BR[..., None] * value_BE[:, None, :]
+        total_BRE = decay_R[None, :, None] * (carry.total_BRE + added_BRE)
+        return State(total_BRE, decay_R[None] * (carry.mass_BR + write_BR)), carry
+
+    state, before = lax.scan(step, state, (write_TBR, value_TBE))
+    out_TBE = _read(read_BTR.swapaxes(0, 1), before, mass_normalisation)
+    return out_TBE.swapaxes(0, 1), state
+
+
+def associative(
+    write_BTR: jax.Array,
+    value_BTE: jax.Array,
+    decay_R: jax.Array,
+    read_BTR: jax.Array,
+    state: State,
+    *,
+    mass_normalisation: bool = True,
+) -> tuple[jax.Array, State]:
+    """As `materialised`, by `lax.associative_scan` over steps (a, b): x -> a x + b."""
+    write_BTR, value_BTE = write_BTR.astype(jnp.float32), value_BTE.astype(jnp.float32)
+    decay_BTR = jnp.broadcast_to(decay_R, write_BTR.shape)
+    written_BTRE = (decay_BTR * write_BTR)[..., None] * value_BTE[:, :, None, :]
+
+    def combine(first, second):
+        kept, added = second
+        return first[0] * kept, kept * first[1] + added
+
+    def states(decay, written, initial):
+        kept, added = lax.associative_scan(combine, (decay, written), axis=1)
+        after = kept * initial[:, None] + added
+        return jnp.concatenate([initial[:, None], after], 1)
+
+    total_BTRE = states(decay_BTR[..., None], written_BTRE, state.total_BRE)
+    mass_BTR = states(decay_BTR, decay_BTR * write_BTR, state.mass_BR)
+    before = State(total_BTRE[:, :-1], mass_BTR[:, :-1])
+    return _read(read_BTR, before, mass_normalisation), State(total_BTRE[:, -1], mass_BTR[:, -1])
+
+
+def materialised_call(case: Case, arrays: Arrays) -> dict[str, jax.Array]:
+    """`materialised` on a case of the suite, as `cases.call`."""
+    empty = State(
+        *(jnp.zeros([case.sizes[letter] for letter in letters]) for letters in ("BRE", "BR"))
+    )
+    out_BTE, state = materialised(
+        arrays["write"],
+        arrays["value"],
+        arrays["decay"],
+        arrays["read"],
+        State(arrays["total"], arrays["mass"]) if "total" in arrays else empty,
+        mass_normalisation=case.options.get("mass_normalisation", True),
+    )
+    return {
+        "out": out_BTE.astype(arrays["value"].dtype),
+        "total": state.total_BRE,
+        "mass": state.mass_BR,
+    }
+
+
+def _read(read: jax.Array, before: State, mass_normalisation: bool) -> jax.Array:
+    """One product for all steps; the two leading axes are B and T in either order."""
+    memory, mass = before
+    if mass_normalisation:
+        memory = memory / jnp.where(mass > MASS_FLOOR, mass, jnp.inf)[..., None]
+    return jnp.einsum("...R,...RE->...E", read.astype(jnp.float32), memory, precision="highest")

@@ -1,0 +1,250 @@
+"""The arithmetic of the row maps on a tile of scores, for streams of key tiles; jnp in, jnp out.
+
+A kernel walks over key tiles of one row with a *centre*, by which weights are divided so that
+neither they nor their sum overflows, and rescales what it has summed whenever the centre moves:
+
+    1. centre' = moved(centre, largest u of the tile), sums *= rescale(centre, centre')
+    2. w = weight(u, pivot(centre')); sum += w; out += w v
+    3. at the end (closed): the output is out times a number of the row, and two numbers are kept,
+       so that the backward pass has the pattern as weight(u, pivot) factor.
+
+Centres: softmax, log2 of the denominator; sigmoid, min(largest u, 0), since
+sigma(u) e^-M = 1 / (e^M + e^(M-u)) needs one exponential and underflows nowhere that matters;
+relu^p, the largest r, as the map does not depend on the scale of r. A centre needs no gradient, for
+the pattern does not depend on it. Un-normalised maps have a centre that does not move.
+
+The exponential maps work with u in units of ln 2, so that e^x is one `exp2`. A hidden key has
+u = -inf, and weight and slope 0. Everything is float32.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import math
+from typing import NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+
+from kernels.row_map_attention.maps import RowMap
+
+LOG2E = math.log2(math.e)
+# Below every score; finite, since -inf - -inf is NaN.
+LOWEST = -1e30
+TINY = float(np.finfo(np.float32).tiny)
+HUGE = float(np.finfo(np.float32).max)
+ONE_UP = float(np.nextafter(np.float32(1), np.float32(2)))
+
+
+class Logits(NamedTuple):
+    """u = gain z + offset, kept in parts: most maps need no product of their own to form it.
+
+    `gain` is a positive number. `offset` broadcasts to z and is constant along the keys.
+    """
+
+    z: jax.Array
+    gain: float
+    offset: jax.Array | float
+
+    def largest(self, axis: int) -> jax.Array:
+        """The largest u along the axis of the keys."""
+        offset = self.offset if jnp.ndim(self.offset) == 0 else jnp.max(self.offset, axis)
+        return jnp.max(self.z, axis) * self.gain + offset
+
+    def hidden(self, mask: jax.Array | None) -> "Logits":
+        """With u = -inf where the mask is false."""
+        return self if mask is None else self._replace(z=jnp.where(mask, self.z, -jnp.inf))
+
+
+class Weights(NamedTuple):
+    """Weights, their slope by the score but for `row_slope`, and r over its largest for relu^p."""
+
+    weight: jax.Array
+    slope: jax.Array
+    share: jax.Array | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Elementary:
+    """The functions that a GPU has faster instructions for.
+
+    `plus(x, y, z)` is x y + z; `share(u, pivot)` is u pivot brought into [0, 1]; `less(x, y)` is
+    x - x y.
+    """
+
+    exp2: Callable[[jax.Array], jax.Array]
+    log2: Callable[[jax.Array], jax.Array]
+    reciprocal: Callable[[jax.Array], jax.Array]
+    plus: Callable[[jax.Array, jax.Array | float, jax.Array | float], jax.Array]
+    share: Callable[[Logits, jax.Array], jax.Array]
+    less: Callable[[jax.Array, jax.Array], jax.Array]
+
+
+EXACT = Elementary(
+    exp2=jnp.exp2,
+    log2=jnp.log2,
+    reciprocal=jnp.reciprocal,
+    plus=lambda x, y, z: x * y + z,
+    share=lambda u, pivot: jnp.clip((u.z * u.gain + u.offset) * pivot, 0.0, 1.0),
+    less=lambda x, y: x - x * y,
+)
+
+
+def logits(
+    row_map: RowMap, dot: jax.Array, bias: jax.Array, scale: float, cap: float | None
+) -> tuple[Logits, jax.Array | None]:
+    """u of the products q.k, and d score / d (scale q.k), which is None without a soft cap."""
+    # How many units of u make one unit of score.
+    unit = 1.0 if row_map.relu else LOG2E
+    offset = bias * unit if row_map.biased else 0.0
+    if cap is None:
+        return Logits(dot, scale * unit, offset), None
+    capped = jnp.tanh(dot * (scale / cap))
+    return Logits(capped, cap * unit, offset), 1.0 - capped * capped
+
+
+def first_centre(row_map: RowMap, visible: jax.Array) -> jax.Array:
+    """The centre before any key, of rows that see `visible` keys (float32, at least 1)."""
+    match row_map.kind:
+        case "softmax" | "sigmoid":
+            return jnp.full_like(visible, LOWEST)
+        case "relu_power":
+            # The smallest normal number: it has a reciprocal, and a dead row keeps it.
+            return jnp.full_like(visible, TINY)
+        case "ramapuram_sigmoid" if row_map.minus_log_n:
+            return jnp.log2(visible)
+        case _:
+            return jnp.zeros_like(visible)
+
+
+def moved(row_map: RowMap, centre: jax.Array, largest: jax.Array) -> jax.Array:
+    """The centre after keys whose largest u is `largest`, -inf if all are hidden."""
+    match row_map.kind:
+        case "softmax" | "relu_power":
+            return jnp.maximum(centre, largest)
+        case "sigmoid":
+            return jnp.maximum(centre, jnp.minimum(largest, 0.0))
+        case _:
+            return centre
+
+
+def rescale(row_map: RowMap, old: jax.Array, new: jax.Array) -> jax.Array:
+    """What turns sums of weights about one centre into sums about another; in [0, 1]."""
+    if row_map.kind == "relu_power":
+        return _power(old / new, row_map.p, EXACT)
+    return jnp.exp2(old - new)
+
+
+def pivot(row_map: RowMap, centre: jax.Array) -> jax.Array:
+    """What weights about `centre` are formed with: of a row, so that no key costs a division."""
+    # A bit too large a reciprocal, so that the largest key has exactly 1: a row with one active key
+    # then has exactly no gradient.
+    return ONE_UP / centre if row_map.kind == "relu_power" else centre
+
+
+def weight(
+    row_map: RowMap, u: Logits, pivot: jax.Array, elementary: Elementary = EXACT
+) -> jax.Array:
+    """Weights about the centre of `pivot`, which broadcasts against u."""
+    match row_map.kind:
+        case "softmax":
+            return elementary.exp2(elementary.plus(u.z, u.gain, u.offset - pivot))
+        case "sigmoid" | "ramapuram_sigmoid":
+            return _sigmoid(row_map, u, pivot, elementary)[0]
+        case _:
+            return _power(_active(row_map, u, pivot, elementary), row_map.p, elementary)
+
+
+def weight_and_slope(
+    row_map: RowMap, u: Logits, pivot: jax.Array, elementary: Elementary = EXACT
+) -> Weights:
+    """What the backward pass needs of a tile."""
+    match row_map.kind:
+        case "softmax":
+            w = weight(row_map, u, pivot, elementary)
+            return Weights(w, w, None)
+        case "sigmoid" | "ramapuram_sigmoid":
+            w, complement = _sigmoid(row_map, u, pivot, elementary)
+            # x w is 1 - sigma(u) without the cancellation; x is infinite where w is 0.
+            return Weights(w, w * (jnp.minimum(complement, HUGE) * w), None)
+        case _:
+            x = _active(row_map, u, pivot, elementary)
+            share = x if row_map.normalised else None
+            if row_map.p == 1:
+                return Weights(x, (x > 0).astype(x.dtype), share)
+            slope = _power(x, row_map.p - 1, elementary)
+            return Weights(slope * x, slope, share)
+
+
+def bias_gradient(
+    weights: Weights, by_score: jax.Array, elementary: Elementary = EXACT
+) -> jax.Array:
+    """What adds up over a row to its gradient by the bias, from the gradients by its scores.
+
+    relu^p over its sum does not depend on the scale of r, so the gradients by r times r add up to
+    nothing. Their part in the sum, nearly all of it where the largest r are much alike, is taken
+    out, and with it the rounding that it would leave.
+    """
+    if weights.share is None:
+        return by_score
+    return elementary.less(by_score, weights.share)
+
+
+def closed(
+    row_map: RowMap, centre: jax.Array, total: jax.Array, visible: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """`(scale of the output, pivot, factor)` of rows whose weights add up to `total`.
+
+    The pattern is `weight(u, pivot) factor`. The factor is 0 exactly where the total is, in rows
+    that are dead or see no key, and else 1 unless the map is a relu.
+    """
+    # A NaN is no death: it is to reach the output.
+    alive = total != 0
+    live_total = jnp.where(alive, total, 1.0)
+    one = alive.astype(total.dtype)
+    match row_map.kind:
+        case "softmax" | "sigmoid":
+            return one / live_total, jnp.where(alive, centre + jnp.log2(live_total), 0.0), one
+        case "relu_power":
+            return one / live_total, pivot(row_map, centre), one / live_total
+        case "relu_over_length":
+            factor = one * _power(visible, -row_map.alpha, EXACT)
+            return factor, centre, factor
+        case _:
+            return one, centre, one
+
+
+def row_slope(row_map: RowMap, pivot: jax.Array, factor: jax.Array) -> jax.Array:
+    """The part of d pattern / d score that the row has in common."""
+    match row_map.kind:
+        case "relu_power":
+            # In this order: a dead row's pivot is huge, and its factor 0.
+            return row_map.p * (factor * pivot)
+        case "relu_over_length":
+            return row_map.p * factor
+        case _:
+            return factor
+
+
+def _active(row_map: RowMap, u: Logits, pivot: jax.Array, elementary: Elementary) -> jax.Array:
+    """max(u, 0), in units of the centre where the map is normalised."""
+    if row_map.normalised:
+        return elementary.share(u, pivot)
+    return jnp.maximum(elementary.plus(u.z, u.gain, u.offset), 0.0)
+
+
+def _sigmoid(
+    row_map: RowMap, u: Logits, pivot: jax.Array, elementary: Elementary
+) -> tuple[jax.Array, jax.Array]:
+    """sigma(u) about the centre, and sigma(-u) / sigma(u) in the same units."""
+    shift = elementary.exp2(pivot) if row_map.normalised else 1.0
+    complement = elementary.exp2(elementary.plus(u.z, -u.gain, pivot - u.offset))
+    return elementary.reciprocal(shift + complement), complement
+
+
+def _power(x: jax.Array, p: float, elementary: Elementary) -> jax.Array:
+    """x^p for x >= 0, and 0 at x = 0 whatever p; an integer p > 0 is a few products."""
+    if p == int(p) and p > 0:
+        return lax.integer_pow(x, int(p))
+    return jnp.where(x == 0, 0.0, elementary.exp2(p * elementary.log2(x)))

@@ -1,0 +1,226 @@
+"""Attention by a row map without Pallas: whole rows of scores, a block of queries at a time.
+
+A block of C queries has scores `[B, K, G, C, S]`, so memory is O(B N C S) and not O(B N T S); the
+backward pass forms them again, from two numbers kept of every row (`tile.py`). Where the call is
+causal and the position of its first query is known when it is traced, the queries are cut into a
+few spans, and a span reads only the keys up to its own end.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from kernels import dispatch
+from kernels.row_map_attention import tile
+from kernels.row_map_attention.config import Call, Config, Rows
+from kernels.row_map_attention.maps import SOFTMAX, RowMap
+from kernels.visibility import Visibility
+
+# Scores of one block; more does not run faster, and a smaller block makes thinner products.
+BLOCK_ELEMENTS = 2**21
+SMALLEST_BLOCK, LARGEST_BLOCK = 32, 256
+# Four spans do 5/8 of the square, and the triangle is half of it.
+SPANS = 4
+
+
+class _Span(NamedTuple):
+    """Blocks `first .. first + count - 1` of queries, and how many keys they can see."""
+
+    first: int
+    count: int
+    keys: int
+
+
+def forward(config: Config, call: Call, visible_BT: jax.Array) -> tuple[jax.Array, Rows]:
+    """`out_BTNH` in the dtype of v, and the rows' numbers; `visible_BT` counts the keys."""
+    q_BTNH, k_BSKH, v_BSKH, bias_N, heads_N, seen = call
+    B, T, N, H = q_BTNH.shape
+    K = k_BSKH.shape[2]
+    block, spans = _spans(config, q_BTNH, k_BSKH, seen)
+    of_heads = _per_head(bias_N, heads_N, K)
+
+    def one_span(span: _Span) -> tuple[jax.Array, ...]:
+        k, v = k_BSKH[:, : span.keys], v_BSKH[:, : span.keys]
+
+        def one_block(i: jax.Array) -> tuple[jax.Array, ...]:
+            q_BCKGH = _rows(q_BTNH, i, block, K)
+            dot = _product("BCKGH,BSKH->BKGCS", q_BCKGH, k)
+            mask = _mask(seen, i, block, T, span.keys)
+            visible = _count(visible_BT, i, block)
+            w, scale, pivot, factor = of_heads(
+                config.row_map,
+                lambda row_map, bias: _forward_rows(config, row_map, dot, bias, mask, visible),
+            )
+            out = _product("BKGCS,BSKH->BKGCH", w.astype(v.dtype), v) * scale[..., None]
+            return out.astype(v.dtype), pivot, factor
+
+        return lax.map(one_block, jnp.arange(span.first, span.first + span.count))
+
+    found = [one_span(span) for span in spans]
+    out, pivot, factor = (jnp.concatenate(parts) for parts in zip(*found, strict=True))
+    # Blocks, B, K, G, C (and H) to the layout of the arguments.
+    out_BTNH = out.transpose(1, 0, 4, 2, 3, 5).reshape(B, -1, N, H)[:, :T]
+    rows = (x.transpose(1, 2, 3, 0, 4).reshape(B, N, -1)[:, :, :T] for x in (pivot, factor))
+    return out_BTNH, Rows(*rows)
+
+
+def backward(
+    config: Config, call: Call, rows: Rows, out_BTNH: jax.Array, d_out_BTNH: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Gradients by q, k, v, in their dtypes, and bias."""
+    # With whole rows at hand, the mean of d_out v is more exact from them than from the output.
+    del out_BTNH
+    q_BTNH, k_BSKH, v_BSKH, bias_N, heads_N, seen = call
+    B, T, N, H = q_BTNH.shape
+    K = k_BSKH.shape[2]
+    block, spans = _spans(config, q_BTNH, k_BSKH, seen)
+    of_heads = _per_head(bias_N, heads_N, K)
+
+    def one_span(span: _Span) -> Any:
+        k, v = k_BSKH[:, : span.keys], v_BSKH[:, : span.keys]
+
+        def one_block(sums: tuple[jax.Array, ...], i: jax.Array):
+            dk, dv, d_bias_KG = sums
+            q_BCKGH = _rows(q_BTNH, i, block, K)
+            d_out_BCKGH = _rows(d_out_BTNH, i, block, K)
+            dot = _product("BCKGH,BSKH->BKGCS", q_BCKGH, k)
+            g = _product("BCKGH,BSKH->BKGCS", d_out_BCKGH, v)
+            mask = _mask(seen, i, block, T, span.keys)
+            row = [_row(x, i, block, K) for x in rows]
+            w, d_bias, ds = of_heads(
+                config.row_map,
+                lambda row_map, bias: _backward_rows(config, row_map, dot, g, bias, mask, *row),
+            )
+            dk += _product("BKGCS,BCKGH->BSKH", ds.astype(k.dtype), q_BCKGH)
+            dv += _product("BKGCS,BCKGH->BSKH", w.astype(v.dtype), d_out_BCKGH)
+            dq = config.scale * _product("BKGCS,BSKH->BCKGH", ds.astype(k.dtype), k)
+            return (dk, dv, d_bias_KG + d_bias.sum((0, 3))), dq.astype(q_BTNH.dtype)
+
+        zeros = (jnp.zeros(shape, jnp.float32) for shape in (k.shape, v.shape, (K, N // K)))
+        return lax.scan(one_block, tuple(zeros), jnp.arange(span.first, span.first + span.count))
+
+    dk, dv = (jnp.zeros(x.shape, jnp.float32) for x in (k_BSKH, v_BSKH))
+    d_bias_KG = jnp.zeros((K, N // K), jnp.float32)
+    parts = []
+    for span in spans:
+        (span_dk, span_dv, span_d_bias_KG), dq = one_span(span)
+        dk = dk.at[:, : span.keys].add(span_dk)
+        dv = dv.at[:, : span.keys].add(span_dv)
+        d_bias_KG += span_d_bias_KG
+        parts.append(dq)
+    dq_BTNH = jnp.concatenate(parts).swapaxes(0, 1).reshape(B, -1, N, H)[:, :T]
+    dk = (config.scale * dk).astype(k_BSKH.dtype)
+    return dq_BTNH, dk, dv.astype(v_BSKH.dtype), d_bias_KG.reshape(N)
+
+
+def _forward_rows(config, row_map, dot, bias, mask, visible):
+    """Weights `[B, K, G, C, S]` of whole rows, and `closed` of them."""
+    u, _ = tile.logits(row_map, dot, bias, config.scale, config.soft_cap)
+    u = u.hidden(mask)
+    visible = jnp.broadcast_to(visible, dot.shape[:-1])
+    centre = tile.moved(row_map, tile.first_centre(row_map, visible), u.largest(-1))
+    w = tile.weight(row_map, u, tile.pivot(row_map, centre)[..., None])
+    return w, *tile.closed(row_map, centre, w.sum(-1), visible)
+
+
+def _backward_rows(config, row_map, dot, g, bias, mask, pivot, factor):
+    """The pattern, the gradient by the bias `[B, K, G, C]`, and by the scores before their cap."""
+    u, cap_slope = tile.logits(row_map, dot, bias, config.scale, config.soft_cap)
+    weights = tile.weight_and_slope(row_map, u.hidden(mask), pivot[..., None])
+    pattern = weights.weight * factor[..., None]
+    if row_map.normalised:
+        g = g - (pattern * g).sum(-1, keepdims=True)
+    ds = weights.slope * (g * tile.row_slope(row_map, pivot, factor)[..., None])
+    if config.bias_moves and row_map.biased:
+        d_bias = tile.bias_gradient(weights, ds).sum(-1)
+    else:
+        d_bias = jnp.zeros_like(factor)
+    return pattern, d_bias, ds if cap_slope is None else ds * cap_slope
+
+
+def _per_head(bias_N: jax.Array, heads_N: jax.Array | None, K: int) -> Callable:
+    """A function of a row map, applied to every head, or with softmax where a head has no map.
+
+    Which heads have it is data, so that both are computed and one is selected.
+    """
+    bias_KG11 = bias_N.reshape(K, -1)[:, :, None, None]
+
+    def run(row_map: RowMap, of_map: Callable) -> tuple[jax.Array, ...]:
+        mapped = of_map(row_map, bias_KG11[None])
+        if heads_N is None:
+            return mapped
+        heads_KG = heads_N.reshape(K, -1)
+        plain = of_map(SOFTMAX, bias_KG11[None])
+        return tuple(
+            jnp.where(heads_KG.reshape(1, *heads_KG.shape, *[1] * (x.ndim - 3)), x, y)
+            for x, y in zip(mapped, plain, strict=True)
+        )
+
+    return run
+
+
+def _spans(
+    config: Config, q_BTNH: jax.Array, k_BSKH: jax.Array, seen: Visibility
+) -> tuple[int, list[_Span]]:
+    """The length of a block of queries, and the spans of blocks."""
+    B, T, N, _ = q_BTNH.shape
+    S = k_BSKH.shape[1]
+    fitting = max(BLOCK_ELEMENTS // (B * N * S), 1)
+    block = min(max(1 << (fitting.bit_length() - 1), SMALLEST_BLOCK), LARGEST_BLOCK, T)
+    count = -(-T // block)
+    if not seen.causal or config.first is None:
+        return block, [_Span(0, count, S)]
+    length = -(-count // SPANS)
+    spans = []
+    for first in range(0, count, length):
+        end = min(first + length, count)
+        keys = min(max(config.first + end * block, 1), S)
+        spans.append(_Span(first, end - first, keys))
+    return block, spans
+
+
+def _rows(x_BTNH: jax.Array, i: jax.Array, block: int, K: int) -> jax.Array:
+    """Block i of the queries, `[B, C, K, G, H]`; zeros past the end."""
+    B, T, N, H = x_BTNH.shape
+    x = jnp.pad(x_BTNH, ((0, 0), (0, -T % block), (0, 0), (0, 0)))
+    x = lax.dynamic_slice_in_dim(x, i * block, block, axis=1)
+    return x.reshape(B, block, K, N // K, H)
+
+
+def _row(x_BNT: jax.Array, i: jax.Array, block: int, K: int) -> jax.Array:
+    """Block i of a number per row, `[B, K, G, C]`; 1 past the end."""
+    B, N, T = x_BNT.shape
+    x = jnp.pad(x_BNT, ((0, 0), (0, 0), (0, -T % block)), constant_values=1.0)
+    return lax.dynamic_slice_in_dim(x, i * block, block, axis=2).reshape(B, K, N // K, block)
+
+
+def _count(visible_BT: jax.Array, i: jax.Array, block: int) -> jax.Array:
+    """Block i of the visible keys, at least 1, `[B, 1, 1, C]`."""
+    visible_B1T = visible_BT[:, None].astype(jnp.float32)
+    return jnp.maximum(_row(visible_B1T, i, block, 1), 1.0)
+
+
+def _mask(seen: Visibility, i: jax.Array, block: int, T: int, S: int) -> jax.Array | None:
+    """`[B, 1, 1, C, S]`; False past the last query."""
+    row_C = i * block + jnp.arange(block, dtype=jnp.int32)
+    query_BC1 = (seen.start_B[:, None] + row_C[None])[..., None]
+    key_11S = jnp.arange(S, dtype=jnp.int32)[None, None]
+    segments = (None, None)
+    if seen.query_segments_BT is not None and seen.key_segments_BS is not None:
+        padded = jnp.pad(seen.query_segments_BT, ((0, 0), (0, -T % block)), constant_values=-1)
+        mine = lax.dynamic_slice_in_dim(padded, i * block, block, axis=1)
+        segments = (mine[..., None], seen.key_segments_BS[:, None, :S])
+    mask = seen.tile(query_BC1, key_11S, *segments)
+    if T % block:
+        inside = (row_C < T)[None, :, None]
+        mask = inside if mask is None else mask & inside
+    return None if mask is None else mask[:, None, None]
+
+
+def _product(letters: str, x: jax.Array, y: jax.Array) -> jax.Array:
+    """An einsum with float32 sums; of float32 operands it is never rounded to TF32."""
+    precision = dispatch.exact_dot(x.dtype)
+    return jnp.einsum(letters, x, y, precision=precision, preferred_element_type=jnp.float32)

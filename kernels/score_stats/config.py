@@ -1,0 +1,57 @@
+"""What is static in a call of `score_stats`, and what the call returns."""
+
+import dataclasses
+import enum
+from typing import NamedTuple
+
+import jax
+
+from kernels import dispatch
+
+
+class Status(enum.IntEnum):
+    """What a row is good for; the paper's counts are over ACTIVE rows."""
+
+    DEAD = 0  # r_* = 0
+    ACTIVE = 1  # 0 < r_* and u_* below the cap
+    SATURATED = 2  # u_* at or above the cap
+    INVALID = 3  # a NaN or +inf among the shifted scores, or a target outside the row
+    EMPTY = 4  # no visible key
+
+
+class ScoreStats(NamedTuple):
+    """Statistics of score rows, `[B, T, N]`; `s_p` and `target_mass` add an axis of degrees.
+
+    Never NaN. Rows that are neither ACTIVE nor SATURATED hold s_p = inf, target_mass = 0,
+    relative_margin = 0 and active = 0; EMPTY and INVALID rows also margin = 0 and argmax = -1.
+    """
+
+    s_p: jax.Array
+    target_mass: jax.Array  # 1 / (1 + S_p)
+    margin: jax.Array  # Delta = z_* - max_{j != *} z_j; inf without a rival
+    relative_margin: jax.Array  # rho = Delta / u_*; below 1 exactly where active > 0
+    active: jax.Array  # int32: how many distractors get weight
+    argmax: jax.Array  # int32: the first key of greatest score, whatever the target
+    status: jax.Array  # int32: a Status
+    r_star: jax.Array  # clipped target score r_*
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The static half of a call; `visibility.Visibility.causal` is static too.
+
+    Attributes:
+      degrees: the powers p, an int where p is whole.
+      cap: tau, the largest weight; inf caps nothing.
+      scale: multiplies q.k.
+      soft_cap: scores become `soft_cap * tanh(score / soft_cap)`.
+      target: what the call was traced for.
+      blocks: (queries, keys) of a tile; None leaves the choice to the implementation.
+    """
+
+    degrees: tuple[int | float, ...]
+    cap: float
+    scale: float
+    soft_cap: float | None
+    target: dispatch.Target
+    blocks: tuple[int, int] | None = None

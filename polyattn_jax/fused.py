@@ -1,0 +1,154 @@
+"""The attends of the audit on `kernels`: no scores and no pattern of a whole sequence are formed.
+
+Importing this registers, under the name "kernels", for `lm_jax.fused`:
+
+    substitute.Everywhere, substitute.Switch    kernels.row_map_attention
+    probe.Probe                                 the same for the output, kernels.score_stats for
+                                                the rows of chosen queries
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from kernels.row_map_attention import maps
+from kernels.row_map_attention.api import row_map_attention
+from kernels.score_stats.api import score_stats
+from kernels.visibility import Visibility
+from lm_jax.attention import Bound, fused, register_fused, softmax
+from lm_jax.errors import UsageError
+from lm_jax.layers import softcap
+from polyattn_jax.diagnostic import RowStats
+from polyattn_jax.probe import DEGREES, Probe, row_features
+from polyattn_jax.row_maps import RowMap
+from polyattn_jax.substitute import Everywhere, Switch
+
+NAME = "kernels"
+
+
+def by_kernels(attend: Any) -> Any:
+    """`attend`, to be computed by `kernels`.
+
+    Raises:
+      UsageError: for an attend that none of them computes.
+    """
+    return fused(attend, NAME)
+
+
+def _kernel_of(row_map: RowMap) -> maps.RowMap:
+    if row_map.kernel is None:
+        raise UsageError(
+            f"attend: kernels.row_map_attention does not know the row map {row_map.name!r}; pass "
+            "the attend unfused"
+        )
+    return row_map.kernel
+
+
+def _everywhere(attend: Everywhere, q, k, v, *, seen: Visibility, scale: float, cap: float | None):
+    made = row_map_attention(
+        q,
+        k,
+        v,
+        row_map=_kernel_of(attend.map),
+        bias=attend.bias,
+        scale=scale,
+        soft_cap=cap,
+        window=seen.window,
+        start=seen.start,
+    )
+    return made.out_BTNH
+
+
+def _switch(attend: Bound, q, k, v, *, seen: Visibility, scale: float, cap: float | None):
+    data = attend.data
+    # Padding queries see nothing, so none of their rows counts as dead.
+    queries_BT = jnp.where(data["valid_BT"], 0, -1)
+    segments = (queries_BT, jnp.zeros(k.shape[:2], jnp.int32))
+
+    def branch(row_map: RowMap):
+        def run(q, k, v, bias):
+            return row_map_attention(
+                q,
+                k,
+                v,
+                row_map=_kernel_of(row_map),
+                bias=bias,
+                heads=data["heads_N"],
+                scale=scale,
+                soft_cap=cap,
+                window=seen.window,
+                segment_ids=segments,
+                start=seen.start,
+            )
+
+        return run
+
+    branches = [branch(row_map) for row_map in attend.fn.maps]
+    made = jax.lax.switch(data["index"], branches, q, k, v, data["bias"])
+    return made.out_BTNH, {"dead_rows_B": made.dead_rows_BN.sum(-1)}
+
+
+def _probe(attend: Probe, q, k, v, *, seen: Visibility, scale: float, cap: float | None):
+    made = row_map_attention(
+        q,
+        k,
+        v,
+        row_map=maps.softmax(),
+        scale=scale,
+        soft_cap=cap,
+        window=seen.window,
+        start=seen.start,
+    )
+    rows = jnp.arange(q.shape[0])[:, None]
+    q_BQNH = q[rows, attend.queries_BQ]
+    stats = _stats(attend, q_BQNH, k, seen, scale, cap)
+    pattern_BNQS = _pattern(attend, q_BQNH, k, seen, scale, cap)
+    features = row_features(pattern_BNQS, attend.queries_BQ, attend.answers_BQ)
+    return made.out_BTNH, {"rows": stats, "features": features}
+
+
+def _stats(attend, q_BQNH, k, seen, scale, cap) -> dict[str, RowStats]:
+    """`score_stats` of one query per batch row at a time: each has a position of its own."""
+
+    def at_query(q_BNH, position_B, answer_B):
+        def of(target):
+            return score_stats(
+                q_BNH[:, None],
+                k,
+                degrees=DEGREES,
+                bias=attend.biases,
+                target=target,
+                scale=scale,
+                soft_cap=cap,
+                window=seen.window,
+                start=position_B,
+            )
+
+        return {"argmax": of(None), "answer": of(answer_B[:, None])}
+
+    positions_BQ = seen.start_B[:, None] + attend.queries_BQ
+    made = jax.vmap(at_query, in_axes=1, out_axes=4)(q_BQNH, positions_BQ, attend.answers_BQ)
+    # [bias, B, 1, N, Q, ...] -> [bias, B, N, Q, ...]
+    return {
+        name: RowStats(**{field: x[:, :, 0] for field, x in stats._asdict().items()})
+        for name, stats in made.items()
+    }
+
+
+def _pattern(attend, q_BQNH, k, seen, scale, cap) -> jax.Array:
+    """The softmax rows of the chosen queries, few enough to be formed."""
+    B, Q, N, H = q_BQNH.shape
+    S, K = k.shape[1:3]
+    q_BQKGH = q_BQNH.reshape(B, Q, K, N // K, H)
+    scores = jnp.einsum("BQKGH,BSKH->BKGQS", q_BQKGH, k, preferred_element_type=jnp.float32)
+    scores_BNQS = softcap(scores.reshape(B, N, Q, S) * scale, cap)
+    positions_BQ1 = (seen.start_B[:, None] + attend.queries_BQ)[:, :, None]
+    keys_11S = jnp.arange(S, dtype=jnp.int32)[None, None, :]
+    seen_BQS = seen.tile(positions_BQ1, keys_11S)
+    return softmax(jnp.where(seen_BQS[:, None], scores_BNQS, -jnp.inf))
+
+
+register_fused(Everywhere, NAME, _everywhere)
+register_fused(Switch, NAME, _switch)
+register_fused(Probe, NAME, _probe)

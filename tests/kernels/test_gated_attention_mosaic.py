@@ -1,0 +1,189 @@
+"""The Mosaic kernel of `gated_attention`: its tile, its schedule interpreted, its machine code.
+
+The interpreter runs the warpgroups as threads, fills shared memory with NaN, and raises at two
+accesses that no barrier orders, so a test that passes also shows that the kernel waits where it
+must.
+"""
+
+import functools
+from pathlib import Path
+import re
+import subprocess
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kernels import cases, dispatch, noise
+from kernels.gated_attention import mosaic, reference, tile
+from kernels.gated_attention.config import MODES, Config
+from kernels.visibility import visibility
+from tools.gpu_code import machine_code, target
+
+H200 = target.TARGET
+
+
+def _config(mode="sample", H=64, on=dispatch.INTERPRETER, **options):
+    return Config(mode=mode, scale=H**-0.5, target=on, **options)
+
+
+def _seen(B=1, T=128, S=None, **options):
+    given = {"causal": True, "window": None, "segment_ids": None, "start": None} | options
+    return visibility("gated_attention", B, T, S or T, **given)
+
+
+def _inputs(B=1, T=256, N=2, K=1, H=64):
+    """q, k, v, bias, seed and origin."""
+    keys = jax.random.split(jax.random.key(3), 3)
+    q, k, v = (
+        jax.random.normal(key, (B, T, heads, H)).astype(jnp.bfloat16)
+        for key, heads in zip(keys, (N, K, K), strict=True)
+    )
+    return q, k, v, jnp.linspace(-0.5, 1.0, N), jnp.uint32(5), jnp.array([1, 2], jnp.int32)
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_tile_is_absorbed_as_by_the_tile_function(mode, hidden):
+    config, X, Y = _config(mode), 16, 32
+    keys = jax.random.split(jax.random.key(0), 4)
+    raw_XY = 20 * jax.random.normal(keys[0], (X, Y))
+    rows = tile.Rows(*(jax.random.uniform(key, (X,)) for key in jax.random.split(keys[1], 4)))
+    query_X, key_Y, bias = jnp.arange(X) + 8, jnp.arange(Y), jnp.float32(0.3)
+    seen_XY = key_Y[None] <= query_X[:, None] if hidden else None
+    word_X = noise.row(noise.stream(jnp.uint32(1), 0, 0), query_X)
+    bits_XY = noise.bits_of_row(word_X[:, None], key_Y[None])
+
+    got = mosaic._absorb(config, rows, raw_XY, bias, word_X, query_X, key_Y, hidden)
+    want = tile.absorb(config, rows, raw_XY, bias, bits_XY, seen_XY)
+    for mine, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(got[0].opened, want[0].opened)
+
+
+def test_the_comparison_of_a_gate_is_exact_in_float32():
+    bits = np.random.default_rng(0).integers(0, 2**32, 4096, dtype=np.uint32)
+    bits = np.concatenate([bits, np.uint32([0, 2**9, 2**32 - 1])])
+    u = np.asarray(noise.uniform(bits))
+    edge = np.float32(1.0) - u
+    below, above = (np.nextafter(edge, np.float32(to)) for to in (0.0, 1.0))
+    for probability in (edge, below, above, np.zeros_like(u), np.ones_like(u), u):
+        is_open = np.asarray(noise.from_one(bits)) + probability >= np.float32(2.0)
+        exact = u.astype(np.float64) + probability.astype(np.float64) >= 1.0
+        np.testing.assert_array_equal(is_open, exact)
+
+
+REFUSED = {
+    "soft_cap": (_config(on=H200, soft_cap=30.0), (128, 64), {}),
+    "gate_scale": (_config(on=H200, gate_scale=1.0), (128, 64), {}),
+    "renormalise": (_config(on=H200, renormalise=True), (128, 64), {}),
+    "causal": (_config(on=H200), (128, 64), {"causal": False}),
+    "window": (_config(on=H200), (128, 64), {"window": 7}),
+    "segment_ids": (_config(on=H200), (128, 64), {"segment_ids": jnp.zeros((1, 128), jnp.int32)}),
+    "from position 0": (_config(on=H200), (128, 64), {"start": 1}),
+    "as many queries as keys": (_config(on=H200), (128, 64), {"S": 256}),
+    "T a multiple of 128 and this is 192": (_config(on=H200), (192, 64), {}),
+    "64 or 128 wide and this is 32": (_config(on=H200), (128, 32), {}),
+    "bfloat16 and this is float32": (_config(on=H200), (128, 64), {"dtype": jnp.float32}),
+    "Hopper GPU and this is NVIDIA B200": (
+        _config(on=dispatch.Target("gpu", "NVIDIA B200")),
+        (128, 64),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_it_does_not_serve_is_told(reason):
+    config, (T, H), options = REFUSED[reason]
+    options = dict(options)
+    dtype, S = options.pop("dtype", jnp.bfloat16), options.get("S", T)
+    q, k = (jax.ShapeDtypeStruct((1, rows, 2, H), dtype) for rows in (T, S))
+    assert reason in mosaic.lacks(config, q, k, _seen(T=T, **options))
+
+
+@pytest.mark.parametrize("H", [64, 128])
+def test_what_it_serves_has_no_reason(H):
+    q = jax.ShapeDtypeStruct((1, 256, 2, H), jnp.bfloat16)
+    assert not mosaic.lacks(_config(on=H200), q, q, _seen(T=256))
+
+
+@pytest.mark.skipif(
+    jax.__version_info__ < (0, 12), reason="jax before 0.12 does not interpret the kernel"
+)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mode", "B", "T", "N", "K", "H"),
+    [
+        ("sample", 1, 256, 2, 1, 64),
+        # Three tiles of keys: the ring is filled again.
+        ("sample", 2, 384, 2, 2, 128),
+        ("threshold", 1, 256, 4, 2, 64),
+        ("open", 1, 128, 1, 1, 64),
+    ],
+)
+def test_value_and_gradients_interpreted_equal_the_reference(mode, B, T, N, K, H):
+    arrays, seen, config = _inputs(B, T, N, K, H), _seen(B, T), _config(mode, H)
+    key = jax.random.key(9)
+    cotangents = (
+        jax.random.normal(key, (B, T, N, H)).astype(jnp.bfloat16),
+        jax.random.normal(key, (B, N)),
+        np.zeros((B, N), jax.dtypes.float0),
+    )
+
+    def outputs_and_gradients(run):
+        def of_floats(*floats):
+            return run(config, *floats, *arrays[4:], seen)
+
+        outputs, pull = jax.vjp(of_floats, *arrays[:4])
+        return outputs, pull(cotangents)
+
+    got, gradients = jax.jit(lambda: outputs_and_gradients(mosaic.run))()
+    want, exact = jax.jit(lambda: outputs_and_gradients(reference.run))()
+    # The weights of the values are rounded to bfloat16, the output once more.
+    assert cases.relative_error(got[0], want[0]) <= 2**-7
+    assert cases.relative_error(got[1], want[1]) <= 1e-6
+    np.testing.assert_array_equal(got[2], want[2])
+    for mine, theirs in zip(gradients, exact, strict=True):
+        assert cases.relative_error(mine, theirs) <= 2**-6
+
+
+def _forward(H):
+    q, k, v, *rest = jax.eval_shape(functools.partial(_inputs, 2, 2048, 4, 2, H))
+
+    def run(*given):
+        return mosaic.run(_config(H=H, on=H200), *given, _seen(2, 2048))
+
+    return run, (q, k, v, *rest)
+
+
+def test_it_lowers_for_a_hopper_gpu():
+    run, arguments = _forward(64)
+    text = target.lower(run, *arguments).as_text()
+    assert "mosaic_gpu" in text
+
+
+@pytest.mark.slow
+@pytest.mark.compiled
+@pytest.mark.parametrize(("H", "most"), [(64, 27.5), (128, 28.0)])
+def test_machine_code_keeps_its_budget(H, most, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTX", "1")
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_TO", str(tmp_path))
+    run, arguments = _forward(H)
+    target.compile_(run, *arguments, dump=tmp_path / "xla")
+    (ptx,) = tmp_path.glob("*.ptx")
+    (name,) = re.findall(r"\.entry (\w+)", ptx.read_text("utf-8"))
+    cubin = str(tmp_path / "kernel.cubin")
+    ptxas = [target.program("ptxas"), "-v", f"-arch={target.ARCHITECTURE}", str(ptx), "-o", cubin]
+    told = subprocess.run(ptxas, check=True, capture_output=True, text=True).stderr
+    assert "0 bytes spill stores, 0 bytes spill loads" in told
+
+    nvdisasm = [target.program("nvdisasm"), "-c", cubin]
+    listing = subprocess.run(nvdisasm, check=True, capture_output=True, text=True).stdout
+    body = machine_code.instructions(listing, name)
+    at = {label: i for i, each in enumerate(body) for label in each.labels}
+    loops = [body[at[each.to] : i + 1] for i, each in enumerate(body) if at.get(each.to, i) < i]
+    multiplying = [loop for loop in loops if any(each.mnemonic == "HGMMA" for each in loop)]
+    # The shortest is the loop over tiles that are not masked; a consumer has 128 threads.
+    assert min(map(len, multiplying)) * 128 / (64 * 128) <= most

@@ -1,0 +1,261 @@
+"""The Pallas kernels of `gated_attention`, interpreted: the reference, however they are cut.
+
+The interpreter fills what lies past the end of an array with NaN, so every odd length here also
+shows that nothing is read from there.
+"""
+
+from collections.abc import Callable
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+import numpy as np
+import pytest
+
+from kernels import cases, dispatch, gated_attention, tuning
+from kernels.gated_attention import pallas, pallas_plan
+from kernels.gated_attention.config import Config
+from kernels.visibility import visibility
+
+SUITE = cases.suite("gated_attention")
+SEED = 5
+
+
+def _inputs(B=2, T=20, S=None, N=2, K=1, H=16):
+    """q, k, v and a bias. q and k are multiples of 1/4: no order of summation rounds a score."""
+    draw = np.random.default_rng(1)
+    S = S or T
+    arrays = (
+        draw.integers(-3, 4, (B, T, N, H)) / 4.0,
+        draw.integers(-3, 4, (B, S, K, H)) / 4.0,
+        draw.normal(size=(B, S, K, H)),
+        draw.normal(size=N),
+    )
+    return tuple(jnp.asarray(x, jnp.float32) for x in arrays)
+
+
+def _call(q, k, v, bias, *, implementation="pallas", mode="sample", seed=SEED, **options):
+    seed = seed if mode == "sample" else None
+    with dispatch.on(dispatch.INTERPRETER):
+        made = gated_attention(
+            q,
+            k,
+            v,
+            gate_bias=bias,
+            mode=mode,
+            seed=seed,
+            implementation=implementation,
+            **options,
+        )
+    return made.out_BTNH, made.expected_edges_BN, made.open_edges_BN
+
+
+def _outputs_and_gradients(*arrays, **options):
+    """Every output, and the gradients of a number that each of them enters."""
+
+    def loss(*arrays):
+        out, expected, opened = _call(*arrays, **options)
+        waves = [jnp.cos(jnp.arange(x.size)).reshape(x.shape) for x in (out, expected)]
+        return (out * waves[0]).sum() + (expected * waves[1]).sum(), (out, expected, opened)
+
+    gradients, outputs = jax.grad(loss, tuple(range(len(arrays))), has_aux=True)(*arrays)
+    return outputs, gradients
+
+
+def _jitted(**options) -> Callable:
+    return jax.jit(functools.partial(_outputs_and_gradients, **options))
+
+
+def _assert_close(got, want, bound=1e-5):
+    for mine, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert cases.relative_error(mine, theirs) <= bound
+
+
+@pytest.mark.parametrize("case", SUITE.using("test"), ids=lambda case: case.name)
+def test_value_and_gradients_equal_the_reference(case):
+    with dispatch.on(dispatch.INTERPRETER):
+        found = cases.compare(SUITE, case, "pallas")
+    assert all(each.ok for each in found), found
+
+
+@functools.cache
+def _maps(blocks: tuple[int, int] | None) -> tuple[np.ndarray, ...]:
+    """A P as the forward kernel has it, as the backward has it, and the open edges.
+
+    v is the identity, so the output is A P; so is the cotangent, which makes (A P)^T of d_v.
+    """
+    q, k, _, bias = _inputs(T=40, K=2, H=40)
+    identity = jnp.broadcast_to(jnp.eye(40)[None, :, None], k.shape)
+    config = Config("sample", 40**-0.5, dispatch.INTERPRETER, blocks=blocks)
+    seen = visibility("test", 2, 40, 40, causal=True, window=None, segment_ids=None, start=None)
+
+    @jax.jit
+    def run(q, k, bias):
+        def call(v):
+            found = pallas.run(config, q, k, v, bias, jnp.uint32(SEED), jnp.zeros(2, int), seen)
+            return found[0], found
+
+        _, pull, found = jax.vjp(call, identity, has_aux=True)
+        return found[0], pull(identity)[0], found[2]
+
+    out_BTNS, d_v_BSNT, opened_BN = run(q, k, bias)
+    return np.asarray(out_BTNS), np.asarray(d_v_BSNT).swapaxes(1, 3), np.asarray(opened_BN)
+
+
+@pytest.mark.parametrize("blocks", [None, (16, 32), (64, 16)])
+def test_every_tiling_draws_the_same_gates_in_both_passes(blocks):
+    q, k, _, bias = _inputs(T=40, K=2, H=40)
+    identity = jnp.broadcast_to(jnp.eye(40)[None, :, None], k.shape)
+    reference = jax.jit(functools.partial(_call, implementation="reference"))
+    want, _, want_opened = reference(q, k, identity, bias)
+    out, d_v, opened = _maps(blocks)
+    assert 0.2 < (want > 0).sum() / (4 * 40 * 41 / 2) < 0.8
+    np.testing.assert_array_equal(out > 0, want > 0)
+    np.testing.assert_array_equal(d_v > 0, want > 0)
+    np.testing.assert_array_equal(opened, want_opened)
+    _assert_close((out, d_v), (want, want), 1e-6)
+
+
+def test_other_tiles_in_every_kernel_change_values_and_gradients_by_rounding_alone():
+    arrays = _inputs(T=70, S=90)
+    want = _jitted()(*arrays)
+    sides = {"forward": (64, 16), "queries": (16, 64), "keys": (64, 16)}
+    tiles = {
+        f"{kernel}_{what}": size
+        for kernel, pair in sides.items()
+        for what, size in zip(("queries", "keys"), pair, strict=True)
+    }
+    with tuning.trying(pallas_plan.OP, tiles):
+        got = _jitted()(*arrays)
+    _assert_close(got, want, 1e-6)
+    np.testing.assert_array_equal(got[0][2], want[0][2])
+
+
+def test_rows_that_see_no_key_are_zero_and_give_no_gradient():
+    # The width of the paper's Figure 10: no power of two.
+    q, k, v, bias = _inputs(T=37, S=45, H=10)
+    # Row 0 of the batch starts before the first key; the window of row 1 ends after the last.
+    hidden = {"start": jnp.asarray([-18, 30]), "window": 9}
+    got = _jitted(**hidden)(q, k, v, bias)
+    for x_BTNH in (got[0][0], got[1][0]):
+        assert (x_BTNH[0, :18] == 0).all() and (x_BTNH[1, 23:] == 0).all()
+    _assert_close(got, _jitted(implementation="reference", **hidden)(q, k, v, bias))
+
+
+def test_one_program_serves_every_window_and_the_largest_hides_nothing():
+    arrays = _inputs(B=1, T=70, N=1)
+
+    def program(implementation):
+        def run(window, *arrays):
+            return _outputs_and_gradients(*arrays, window=window, implementation=implementation)
+
+        return jax.jit(run)
+
+    fast, slow = program("pallas"), program("reference")
+    for window in (1, 33, 2**31 - 1):
+        _assert_close(fast(jnp.int32(window), *arrays), slow(jnp.int32(window), *arrays))
+    whole = _jitted(implementation="reference")(*arrays)
+    _assert_close(slow(jnp.int32(2**31 - 1), *arrays), whole, 0.0)
+
+
+def test_a_tile_without_an_open_gate_reads_no_values():
+    q, k, v, _ = _inputs(B=1, T=96, N=1)
+    blocks = (32, 32)
+    # No key of the second tile opens a gate: were its values multiplied, by zero, they would show.
+    q, k = jnp.abs(q) + 0.25, (jnp.abs(k) + 0.25).at[:, 32:64].multiply(-1.0)
+    poisoned = v.at[:, 32:64].set(jnp.nan)
+    config = Config("threshold", 0.25, dispatch.INTERPRETER, blocks=blocks)
+    seen = visibility("test", 1, 96, 96, causal=True, window=None, segment_ids=None, start=None)
+    none = (jnp.zeros(1), jnp.uint32(0), jnp.zeros(2, int))
+    run = jax.jit(lambda q, k, v: pallas.run(config, q, k, v, *none, seen))
+    got, want = run(q, k, poisoned), run(q, k, v)
+    for mine, theirs in zip(got, want, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert int(want[2].sum()) == 96 * 97 // 2 - 32 * 33 // 2 - 32 * 32
+    reference = _call(q, k, v, 0.0, mode="threshold", scale=0.25, implementation="reference")
+    _assert_close(want, reference)
+
+
+def test_vmap_and_checkpoint_change_nothing_and_a_repeat_is_equal_to_the_bit():
+    q, k, v, bias = _inputs()
+
+    def run(q, k, v, seed, call=_call):
+        def loss(q, k, v):
+            out, expected, opened = call(q, k, v, bias, seed=seed)
+            return (out**2).sum() + expected.sum(), (out, expected, opened)
+
+        return jax.grad(loss, (0, 1, 2), has_aux=True)(q, k, v)
+
+    one = jax.jit(run)
+    seeds = jnp.arange(2, dtype=jnp.uint32)
+    two = tuple(jnp.stack([x, x[::-1]]) for x in (q, k, v))
+    alone = [one(*(x[i] for x in two), seeds[i]) for i in range(2)]
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *alone)
+    _assert_close(jax.jit(jax.vmap(run))(*two, seeds), stacked, 1e-6)
+    rematerialised = jax.jit(functools.partial(run, call=jax.checkpoint(_call)))
+    for repeat in (one, rematerialised):
+        found = repeat(*(x[0] for x in two), seeds[0])
+        jax.tree.map(np.testing.assert_array_equal, found, alone[0])
+
+
+def test_a_mesh_of_batch_rows_and_heads_is_one_device():
+    q, k, v, bias = _inputs(B=4, N=4, K=2)
+    auto = (jax.sharding.AxisType.Auto,) * 2
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=auto)
+
+    def shard(q, k, v, bias):
+        rows, heads = q.shape[0], q.shape[2]
+        origin = (jax.lax.axis_index("data") * rows, jax.lax.axis_index("model") * heads)
+        return _call(q, k, v, bias, origin=origin)
+
+    of_arrays, of_edges = PartitionSpec("data", None, "model"), PartitionSpec("data", "model")
+    sharded = jax.shard_map(
+        shard,
+        mesh=mesh,
+        in_specs=(*(of_arrays,) * 3, PartitionSpec("model")),
+        out_specs=(of_arrays, of_edges, of_edges),
+        check_vma=False,
+    )
+
+    def gradients(run):
+        def loss(*arrays):
+            out, expected, opened = run(*arrays)
+            return (out**2).sum() + expected.sum(), (out, expected, opened)
+
+        return jax.jit(jax.grad(loss, (0, 1, 2, 3), has_aux=True))
+
+    got, want = gradients(sharded)(q, k, v, bias), gradients(_call)(q, k, v, bias)
+    np.testing.assert_array_equal(got[1][2], want[1][2])
+    _assert_close(got, want, 1e-6)
+
+
+def test_second_derivatives_are_refused():
+    q, *others = _inputs(T=3)
+
+    def loss(q):
+        return (_call(q, *others)[0] ** 2).sum()
+
+    with pytest.raises(NotImplementedError, match=r"gated_attention: .*'reference'"):
+        jax.eval_shape(jax.grad(lambda q: (jax.grad(loss)(q) ** 2).sum()), q)
+
+
+def test_a_head_wider_than_the_tiles_is_refused():
+    with pytest.raises(dispatch.UnavailableError, match=r"up to 256 wide and this is 320.*'xla'"):
+        jax.eval_shape(_call, *_inputs(T=3, H=320))
+
+
+def test_a_short_call_takes_small_tiles_and_no_more_warps_than_they_feed():
+    config = Config("sample", 1.0, dispatch.Target("gpu", "none"))
+
+    def plan(kernel, T, S, dtype=jnp.bfloat16, H=64):
+        q, k = (jax.ShapeDtypeStruct((1, length, 1, H), dtype) for length in (T, S))
+        found = pallas_plan.plan(config, True, q, k, kernel)
+        return found.X, found.Y, found.warps
+
+    assert plan("forward", 2048, 2048) == (64, 64, 4)
+    assert plan("forward", 1, 2048) == (16, 64, 1)
+    assert plan("keys", 1, 2048) == (16, 64, 4)
+    assert plan("keys", 5, 20) == (16, 32, 2)
+    assert plan("forward", 2048, 2048, H=96) == plan("forward", 2048, 2048, H=128) == (128, 64, 8)
+    assert plan("forward", 2048, 2048, jnp.float32, H=10) == (64, 64, 4)

@@ -1,0 +1,232 @@
+"""`prefix_mean` where it could go wrong: long sequences, extreme decays and gates, empty pasts."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kernels import cases, prefix_mean
+from kernels.prefix_mean.state import MASS_FLOOR, State
+from tests.kernels import prefix_mean_oracle as oracle
+
+IMPLEMENTATIONS = ("reference", "xla")
+
+
+def _inputs(B, T, R, E, half_lives=(0.1, 10_000.0), scale=2.0, seed=0):
+    """Gates from logits of `scale`, half-lives even in their logarithm; all float32."""
+    keys = jax.random.split(jax.random.key(seed), 3)
+    half_life_R = jnp.geomspace(*half_lives, R)
+    return (
+        jax.nn.softmax(scale * jax.random.normal(keys[0], (B, T, R))),
+        jax.random.normal(keys[1], (B, T, E)),
+        jnp.exp2(-1.0 / half_life_R),
+        jax.nn.softmax(scale * jax.random.normal(keys[2], (B, T, R))),
+    )
+
+
+def _float64(arrays):
+    return [np.asarray(array, np.float64) for array in arrays]
+
+
+@functools.partial(jax.jit, static_argnames=("implementation", "log_write"))
+def _run(arrays, implementation, log_write=False):
+    return prefix_mean(*arrays, implementation=implementation, log_write=log_write)
+
+
+@functools.partial(jax.jit, static_argnames=("implementation", "log_write"))
+def _gradients(arrays, cotangent, implementation, log_write=False):
+    def run(*arrays):
+        return prefix_mean(*arrays, implementation=implementation, log_write=log_write)
+
+    return jax.vjp(run, *arrays)[1](cotangent)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_8192_steps_to_1e_minus_5(implementation):
+    """The half-lives that the paper finds, 0.14 to 200."""
+    arrays = _inputs(1, 8192, 8, 4, half_lives=(0.14, 200.0))
+    want = oracle.filtered(*_float64(arrays))
+    assert np.abs(np.asarray(_run(arrays, implementation)) - want).max() < 1e-5
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_131072_steps_for_half_lives_of_a_tenth_to_ten_thousand(implementation):
+    """Each prototype by itself, so that a long memory is not hidden behind a short one."""
+    write, value, decay, _ = _inputs(1, 131_072, 8, 4)
+    for r in (0, 4, 7):
+        arrays = (
+            write[:, :, r, None],
+            value,
+            decay[r, None],
+            jnp.ones_like(write[:, :, r, None]),
+        )
+        want = oracle.filtered(*_float64(arrays))
+        got = np.asarray(_run(arrays, implementation))
+        assert cases.relative_error(got, want) < 2e-6, r
+        # Late in the sequence a mean over 10,000 half-lives is small: its own scale there.
+        assert cases.relative_error(got[:, -4096:], want[:, -4096:]) < 2e-5, r
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_position_zero_reads_exactly_zero(implementation):
+    assert not np.asarray(_run(_inputs(2, 40, 4, 3), implementation))[:, 0].any()
+
+
+@pytest.mark.parametrize("log_write", [False, True])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_an_output_depends_on_the_strict_past_alone(implementation, log_write):
+    """By gradient: that of output i is zero for writes and values from i on, and not before."""
+    write, value, decay, read = _inputs(1, 40, 4, 3, half_lives=(5.0, 50.0))
+    write = jnp.log(write) if log_write else write
+
+    @jax.jit
+    def jacobians(write, value):
+        def run(write, value):
+            out = prefix_mean(
+                write, value, decay, read, log_write=log_write, implementation=implementation
+            )
+            return out[0].sum(-1)
+
+        return jax.jacrev(run, argnums=(0, 1))(write, value)
+
+    future_TT = np.arange(40)[None] >= np.arange(40)[:, None]
+    for jacobian in jacobians(write, value):
+        moved_TT = np.abs(np.asarray(jacobian)[:, 0]).max(-1)
+        assert not moved_TT[future_TT].any()
+        # A lone first write is the mean whatever its size, so only values count at output 1.
+        assert (moved_TT[2:] > 0).sum() == (~future_TT[2:]).sum()
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_prototype_that_nothing_was_written_to_reads_zero(implementation):
+    write, value, decay, read = _inputs(1, 40, 4, 3)
+    write = write.at[:, :, 1].set(0.0).at[:, :25, 2].set(0.0)
+    only = jnp.zeros_like(read)
+    for r, silent in ((1, 40), (2, 26)):
+        out = _run((write, value, decay, only.at[:, :, r].set(1.0)), implementation)
+        assert not np.asarray(out)[:, :silent].any()
+        assert np.asarray(out)[:, silent:].all()
+    none = (jnp.zeros_like(write), value, decay, read)
+    assert not np.asarray(_run(none, implementation)).any()
+    for gradient in _gradients(none, jnp.ones_like(value), implementation):
+        assert np.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_mass_below_the_floor_reads_zero_and_log_gates_read_on(implementation):
+    """One write, then silence, at a half-life of half a step: the mass is 4^-i after i steps."""
+    T, value = 80, jnp.ones((1, 80, 2))
+    write = jnp.zeros((1, T, 1)).at[0, 0, 0].set(1.0)
+    decay, read = jnp.array([0.25]), jnp.ones((1, T, 1))
+    out = np.asarray(_run((write, value, decay, read), implementation))[0, :, 0]
+    last = int(np.log(MASS_FLOOR) / np.log(0.25))
+    np.testing.assert_allclose(out[1 : last + 1], 1.0, rtol=1e-6)
+    assert not out[last + 1 :].any()
+    log_out = _run((jnp.log(write), value, decay, read), implementation, log_write=True)
+    np.testing.assert_allclose(np.asarray(log_out)[0, 1:, 0], 1.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradients_are_finite_around_the_floor(implementation):
+    """One-hot gates and half-lives of a tenth: masses of every size between 1 and nothing."""
+    write, value, decay, read = _inputs(2, 90, 8, 16, half_lives=(0.1, 2.0))
+    write = jax.nn.one_hot(write.argmax(-1), 8)
+    cotangent = 10.0 * jax.random.normal(jax.random.key(1), value.shape)
+    for gradient in _gradients((write, value, decay, read), cotangent, implementation):
+        assert np.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_log_gates_of_any_size_are_exact(implementation):
+    """Logits of scale 40 at a half-life of 0.5, where the gates themselves read zero."""
+    T, R = 70, 4
+    logits = 40.0 * jax.random.normal(jax.random.key(0), (1, T, R))
+    log_write = jax.nn.log_softmax(logits).at[:, :, 3].add(-120.0)
+    _, value, _, read = _inputs(1, T, R, 3)
+    arrays = (log_write, value, jnp.exp2(-1.0 / jnp.geomspace(0.5, 50.0, R)), read)
+    exact = _float64(arrays)
+    want = oracle.quadratic(*exact, log_write=True)["out"]
+    got = _run(arrays, implementation, log_write=True)
+    assert cases.relative_error(got, want) < 2e-5
+    # exp(-120) is no float32: the linear form sees no write to prototype 3 at all.
+    only = jnp.zeros_like(read).at[:, :, 3].set(1.0)
+    linear = _run((jnp.exp(log_write), *arrays[1:3], only), implementation)
+    assert not np.asarray(linear).any()
+    assert np.asarray(_run((*arrays[:3], only), implementation, log_write=True))[:, 1:].all()
+    cotangent = jax.random.normal(jax.random.key(2), value.shape)
+    weight = np.asarray(cotangent, np.float64)
+    gradients = _gradients(arrays, cotangent, implementation, log_write=True)
+    rng = np.random.default_rng(0)
+    for index, gradient in enumerate(gradients):
+        direction = rng.standard_normal(gradient.shape) * (0.01 if index == 2 else 1.0)
+        ends = []
+        for h in (1e-6, -1e-6):
+            moved = [x + h * direction if k == index else x for k, x in enumerate(exact)]
+            ends.append((weight * oracle.quadratic(*moved, log_write=True)["out"]).sum())
+        measured = (ends[0] - ends[1]) / 2e-6
+        products = np.asarray(gradient, np.float64) * direction
+        # A log mass lies near -200 here, where float32 numbers are 1.5e-5 apart.
+        assert abs(products.sum() - measured) < 1e-4 * np.linalg.norm(products)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_log_gates_may_be_empty(implementation):
+    """-inf for none: in the first steps, in a prototype throughout, everywhere."""
+    write, value, decay, read = _inputs(1, 40, 4, 3)
+    write = write.at[:, :20, 0].set(0.0).at[:, :, 1].set(0.0)
+    cotangent = jax.random.normal(jax.random.key(1), value.shape)
+    for gates in (write, jnp.zeros_like(write)):
+        arrays = (jnp.log(gates), value, decay, read)
+        want = _run((gates, *arrays[1:]), implementation)
+        got = _run(arrays, implementation, log_write=True)
+        assert cases.relative_error(got, want) < 2e-6
+        linear = _gradients((gates, *arrays[1:]), cotangent, implementation)
+        logarithmic = _gradients(arrays, cotangent, implementation, log_write=True)
+        assert cases.relative_error(logarithmic[0], gates * linear[0]) < 2e-5
+        for a, b in zip(logarithmic[1:], linear[1:], strict=True):
+            assert cases.relative_error(a, b) < 2e-5
+
+
+def test_bfloat16_keeps_float32_masses_and_states():
+    """The rounding of the inputs is all there is: the state equals that of the rounded inputs."""
+    arrays = _inputs(1, 2048, 8, 16, half_lives=(1.0, 10_000.0))
+    low = [x.astype(jnp.bfloat16) if x.ndim == 3 else x for x in arrays]
+    wide = [x.astype(jnp.float32) for x in low]
+
+    @jax.jit
+    def run(arrays):
+        return prefix_mean(*arrays, return_state=True, implementation="xla")
+
+    (low_out, low_state), (wide_out, wide_state) = run(low), run(wide)
+    assert low_out.dtype == jnp.bfloat16 and low_state.total_BRE.dtype == jnp.float32
+    np.testing.assert_array_equal(low_out, wide_out.astype(jnp.bfloat16))
+    for a, b in zip(low_state, wide_state, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_the_state_alone_carries_a_gradient_to_every_input(implementation):
+    """A cotangent for the returned state and none for the output, as a later device sends it."""
+    arrays = _inputs(1, 21, 4, 3, half_lives=(1.0, 100.0))
+    before = State(jnp.ones((1, 4, 3)), jnp.full((1, 4), 2.0))
+
+    @jax.jit
+    def state_after(arrays, before):
+        return prefix_mean(
+            *arrays, initial_state=before, return_state=True, implementation=implementation
+        )[1]
+
+    cotangent = jax.tree.map(lambda x: jax.random.normal(jax.random.key(x.ndim), x.shape), before)
+    d_arrays, d_before = jax.vjp(state_after, arrays, before)[1](cotangent)
+    kept_R = np.asarray(arrays[2], np.float64) ** 21
+    assert cases.relative_error(d_before.mass_BR, cotangent.mass_BR * kept_R[None]) < 2e-6
+    assert not np.asarray(d_arrays[3]).any()
+    left_T = np.arange(21, 0, -1)
+    kept_TR = np.asarray(arrays[2], np.float64)[None] ** left_T[:, None]
+    want = kept_TR[None] * (
+        np.einsum("BTE,BRE->BTR", arrays[1], cotangent.total_BRE)
+        + np.asarray(cotangent.mass_BR)[:, None]
+    )
+    assert cases.relative_error(d_arrays[0], want) < 2e-6

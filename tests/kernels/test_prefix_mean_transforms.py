@@ -1,0 +1,233 @@
+"""`prefix_mean` under JAX's transformations, and what its arrays may and may not be."""
+
+import functools
+
+import jax
+from jax import export
+from jax.extend import core
+import jax.numpy as jnp
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import pytest
+
+from kernels import cases, prefix_mean
+from kernels.prefix_mean import baselines, xla
+from kernels.prefix_mean.state import LogState, State
+
+SUITE = cases.suite("prefix_mean")
+CASE = cases.Case(
+    "transforms",
+    {"B": 4, "T": 48, "R": 4, "E": 8},
+    "float32",
+    {"half_life": (0.5, 100.0), "initial_state": True},
+)
+NAMES = ("write", "value", "decay", "read", "total", "mass")
+
+
+def _operation(arrays: cases.Arrays, **options) -> cases.Arrays:
+    log_write = options.get("log_write", False)
+    kind = LogState if log_write else State
+    out_BTE, state = prefix_mean(
+        *(arrays[name] for name in NAMES[:4]),
+        initial_state=kind(arrays["total"], arrays["mass"]),
+        return_state=True,
+        implementation="xla",
+        **options,
+    )
+    return {"out": out_BTE, "total": state[0], "mass": state[1]}
+
+
+def _gradients(run, arrays, cotangents):
+    outputs, pull = jax.vjp(run, arrays)
+    return outputs | {f"d_{name}": each for name, each in pull(cotangents)[0].items()}
+
+
+@functools.cache
+def _inputs(log_write: bool = False) -> tuple[cases.Arrays, cases.Arrays]:
+    arrays = SUITE.make(CASE, jax.random.key(0))
+    if log_write:
+        mass = arrays["mass"]
+        arrays["total"] = arrays["total"] / mass[..., None]
+        arrays["mass"], arrays["write"] = jnp.log(mass), jnp.log(arrays["write"])
+    return arrays, cases.cotangents(SUITE, CASE, arrays, jax.random.key(1))
+
+
+@functools.cache
+def _expected(log_write: bool = False) -> cases.Arrays:
+    run = functools.partial(_operation, log_write=log_write)
+    return jax.jit(functools.partial(_gradients, run))(*_inputs(log_write))
+
+
+def _equal(got: cases.Arrays, want: cases.Arrays, bound: float) -> None:
+    errors = {name: cases.relative_error(got[name], want[name]) for name in want}
+    assert max(errors.values()) <= bound, errors
+
+
+def test_checkpoint_changes_no_bit():
+    run = functools.partial(_gradients, jax.checkpoint(_operation))
+    _equal(jax.jit(run)(*_inputs()), _expected(), 0.0)
+
+
+def test_vmap_over_everything_and_over_decays():
+    arrays, cotangents = _inputs()
+    twice = jax.tree.map(lambda x: jnp.stack([x, x[::-1]]), (arrays, cotangents))
+    got = jax.jit(jax.vmap(functools.partial(_gradients, _operation)))(*twice)
+    _equal({name: each[0] for name, each in got.items()}, _expected(), 2e-6)
+
+    decays = jnp.stack([arrays["decay"], arrays["decay"] ** 2])
+    outs = jax.jit(jax.vmap(lambda decay: _operation(arrays | {"decay": decay})["out"]))(decays)
+    alone = jax.jit(_operation)(arrays | {"decay": decays[1]})["out"]
+    assert cases.relative_error(outs[1], alone) < 2e-6
+
+
+def _mesh(axis: str) -> jax.sharding.Mesh:
+    return jax.make_mesh((4,), (axis,), axis_types=(AxisType.Auto,))
+
+
+def test_a_batch_sharded_over_devices():
+    specs = {name: P("data") for name in NAMES} | {"decay": P()}
+    sharded = jax.shard_map(
+        _operation,
+        mesh=_mesh("data"),
+        in_specs=(specs,),
+        out_specs=P("data"),
+        check_vma=False,
+    )
+    _equal(jax.jit(functools.partial(_gradients, sharded))(*_inputs()), _expected(), 2e-6)
+
+
+@pytest.mark.parametrize("log_write", [False, True])
+def test_a_sequence_sharded_over_devices_equals_the_whole(log_write):
+    """Values and every gradient, those of the decay and of the first state included."""
+    specs = {name: P(None, "sequence") for name in ("write", "value", "read")}
+    specs |= {name: P() for name in ("decay", "total", "mass")}
+
+    def stretch_of_one_device(arrays):
+        made = _operation(arrays, log_write=log_write, axis_name="sequence")
+        # The last device's state is the whole sequence's.
+        return {name: x if name == "out" else x[None] for name, x in made.items()}
+
+    sharded = jax.shard_map(
+        stretch_of_one_device,
+        mesh=_mesh("sequence"),
+        in_specs=(specs,),
+        out_specs={"out": P(None, "sequence"), "total": P("sequence"), "mass": P("sequence")},
+        check_vma=False,
+    )
+
+    def run(arrays):
+        return {name: x if name == "out" else x[-1] for name, x in sharded(arrays).items()}
+
+    got = jax.jit(functools.partial(_gradients, run))(*_inputs(log_write))
+    _equal(got, _expected(log_write), 1e-5)
+
+
+def test_export():
+    """Value and gradient, lowered for a CPU and a GPU at once, and called back here."""
+    exported = export.export(
+        jax.jit(functools.partial(_gradients, _operation)), platforms=("cpu", "cuda")
+    )(*_inputs())
+    _equal(jax.jit(exported.call)(*_inputs()), _expected(), 2e-6)
+
+
+def test_second_derivatives_and_forward_mode_say_what_to_do():
+    arrays, _ = _inputs()
+
+    def loss(value_BTE):
+        return _operation(arrays | {"value": value_BTE})["out"].sum()
+
+    with pytest.raises(NotImplementedError, match="pass implementation='reference' for second"):
+        jax.grad(lambda value: jax.grad(loss)(value).sum())(arrays["value"])
+    with pytest.raises(TypeError, match="custom_vjp"):
+        jax.jvp(loss, (arrays["value"],), (arrays["value"],))
+
+
+def test_the_reference_has_second_derivatives():
+    """Linear in the values, so the second derivative is zero; not so in the gates."""
+    arrays, _ = _inputs()
+
+    def loss(write_BTR):
+        return (
+            prefix_mean(write_BTR, *(arrays[n] for n in NAMES[1:4]), implementation="reference")
+            ** 2
+        ).sum()
+
+    _, curve = jax.jit(lambda w: jax.jvp(jax.grad(loss), (w,), (w,)))(arrays["write"])
+    # The output does not change when all gates grow alike: the first derivative falls as 1 / size.
+    slope = jax.jit(jax.grad(loss))(arrays["write"])
+    assert cases.relative_error(curve, -slope) < 1e-4
+
+
+def _sizes(jaxpr) -> list[tuple[int, str]]:
+    """The element count of every intermediate array, through inner jaxprs."""
+    found = []
+    for equation in jaxpr.eqns:
+        found += [(v.aval.size, equation.primitive.name) for v in equation.outvars]
+        for inner in core.jaxprs_in_params(equation.params):
+            found += _sizes(inner)
+    return found
+
+
+@pytest.mark.parametrize("log_write", [False, True])
+@pytest.mark.parametrize("T", [1, 64, 200])
+def test_no_array_of_size_btre(T, log_write):
+    """At B 2, R 32, E 64 even a [B, T, R, R] or [B, T, C, R] of all steps would be seen."""
+    B, R, E = 2, 32, 64
+    case = cases.Case("sizes", {"B": B, "T": T, "R": R, "E": E}, "float32", {"initial_state": True})
+    arrays = jax.eval_shape(lambda key: SUITE.make(case, key), jax.random.key(0))
+    run = functools.partial(_operation, log_write=log_write)
+    both = functools.partial(_gradients, run)
+    forward = jax.make_jaxpr(run)(arrays)
+    gradient = jax.make_jaxpr(both)(arrays, jax.eval_shape(run, arrays))
+    # The states of all chunks, the pairs of one, or an argument.
+    states = B * -(-T // xla.CHUNK) * R * E
+    pairs = B * min(T, xla.CHUNK) * (min(T, xla.CHUNK) + 1) * R
+    for traced in (forward, gradient):
+        largest = max(_sizes(traced.jaxpr))
+        assert largest[0] <= max(states, pairs, B * T * E), largest
+        assert T == 1 or largest[0] < B * T * R * E
+    materialised = functools.partial(baselines.materialised_call, case)
+    if T > 1 and not log_write:
+        assert max(_sizes(jax.make_jaxpr(materialised)(arrays).jaxpr))[0] >= B * T * R * E
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["b8_t256_r32_e128_float32", "b1_t4096_r32_e128_float32"])
+def test_temporary_memory_is_a_tenth_of_the_materialised_form(name):
+    case = SUITE.named(name)
+    arrays = jax.eval_shape(lambda key: SUITE.make(case, key), jax.random.key(0))
+    forms = (
+        lambda arrays: SUITE.call(case, arrays, "xla"),
+        functools.partial(baselines.materialised_call, case),
+    )
+    cotangents = jax.eval_shape(forms[0], arrays)
+    for gradient in (False, True):
+        ours, theirs = (
+            jax.jit(functools.partial(_gradients, form) if gradient else form)
+            .lower(*((arrays, cotangents) if gradient else (arrays,)))
+            .compile()
+            .memory_analysis()
+            .temp_size_in_bytes
+            for form in forms
+        )
+        assert ours <= theirs / 10, (ours, theirs)
+
+
+def test_one_step_of_decoding_is_one_update_of_the_state():
+    """No chunk of sixteen, no loop: as many multiplications as the recurrence itself needs."""
+    B, R, E = 2, 32, 64
+    case = cases.Case("step", {"B": B, "T": 1, "R": R, "E": E}, "float32", {"initial_state": True})
+    arrays = jax.eval_shape(lambda key: SUITE.make(case, key), jax.random.key(0))
+    compiled = jax.jit(_operation).lower(arrays).compile()
+    # Read, write, decay: three products of B R E, two of them added up.
+    assert compiled.cost_analysis()["flops"] < 8 * B * R * E
+    assert "while(" not in compiled.as_text()
+
+
+def test_nothing_is_divided_by_a_power_of_the_decay():
+    """Half-lives of a hundredth: beta^-16 is 10^481."""
+    arrays, cotangents = _inputs()
+    arrays = arrays | {"decay": jnp.full_like(arrays["decay"], np.exp2(-100.0))}
+    got = jax.jit(functools.partial(_gradients, _operation))(arrays, cotangents)
+    assert all(np.isfinite(each).all() for each in got.values())

@@ -1,0 +1,180 @@
+"""`row_map_attention`: the reference against row maps and float64, the fast paths against it."""
+
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kernels import cases, dispatch, row_map_attention
+from kernels.row_map_attention import maps, reference, xla
+from polyattn_jax import row_maps
+from polyattn_jax.substitute import Switch
+
+SUITE = cases.suite("row_map_attention")
+# What the 14 recipes of Table 2 are made of, and more degrees.
+MAPS = {
+    "softmax": (maps.softmax(), row_maps.softmax),
+    "sigmoid": (maps.sigmoid(), row_maps.sigmoid),
+    **{
+        f"relu{p}": (maps.relu_power(p), row_maps.relu_power(p))
+        for p in (0.5, 1, 2, 2.5, 3, 4, 8, 16)
+    },
+    **{
+        f"ramapuram_{shifted}": (
+            maps.ramapuram_sigmoid(shifted),
+            row_maps.ramapuram_sigmoid(shifted),
+        )
+        for shifted in (True, False)
+    },
+    **{
+        f"relu{p}_over_{alpha}": (
+            maps.relu_over_length(p, alpha),
+            row_maps.relu_over_length(p, alpha),
+        )
+        for p in (1, 2, 2.5)
+        for alpha in (1.0, 0.5)
+    },
+}
+
+
+def running(implementation):
+    if implementation == "pallas":
+        return dispatch.on(dispatch.INTERPRETER)
+    return contextlib.nullcontext()
+
+
+@pytest.mark.parametrize("implementation", ["xla", "pallas"])
+@pytest.mark.parametrize("case", SUITE.using("test"), ids=lambda case: case.name)
+def test_value_and_gradients_equal_the_reference(case, implementation):
+    with running(implementation):
+        found = cases.compare(SUITE, case, implementation)
+    assert all(each.ok for each in found), found
+
+
+def test_no_suite_case_is_without_a_dead_row_where_it_says_so():
+    for name in ("relu4_dead_rows", "relu2_over_root_dead_rows"):
+        case = SUITE.named(name)
+        arrays = SUITE.make(case, jax.random.key(0))
+        assert 10 < int(SUITE.call(case, arrays, "reference")["dead_rows"].sum()) < 2 * 4 * 65
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_reference_is_the_row_map_of_the_scores(name):
+    ours, theirs = MAPS[name]
+    keys = jax.random.split(jax.random.key(0), 4)
+    T = 16
+    q_BTNH, k_BSKH = (jax.random.normal(key, (2, T, 2, T)) for key in keys[:2])
+    # Key s has the value e_s, so that the output is the pattern itself.
+    v_BSKH = jnp.broadcast_to(jnp.eye(T)[None, :, None], (2, T, 2, T))
+    valid_BT = jnp.arange(T)[None] < jnp.array([T, 11])[:, None]
+    mask_BTS = jnp.tril(jnp.ones((T, T), bool))[None] & valid_BT[:, None] & valid_BT[:, :, None]
+
+    def by_attention(q_BTNH, bias_N):
+        return row_map_attention(
+            q_BTNH,
+            k_BSKH,
+            v_BSKH,
+            row_map=ours,
+            bias=bias_N,
+            segment_ids=jnp.where(valid_BT, 0, -1),
+            implementation="reference",
+        ).out_BTNH.swapaxes(1, 2)
+
+    def by_row_map(q_BTNH, bias_N):
+        scores = 0.25 * jnp.einsum("BTNH,BSNH->BNTS", q_BTNH, k_BSKH, precision="highest")
+        return theirs(jnp.where(mask_BTS[:, None], scores, -jnp.inf), bias_N[None, :, None, None])
+
+    bias_N = jnp.array([0.3, -0.4])
+    cotangent = jax.random.normal(keys[2], (2, 2, T, T))
+
+    @jax.jit
+    def values_and_gradients(q_BTNH, bias_N):
+        got, pull = jax.vjp(by_attention, q_BTNH, bias_N)
+        want, pull_wanted = jax.vjp(by_row_map, q_BTNH, bias_N)
+        return (got, *pull(cotangent)), (want, *pull_wanted(cotangent))
+
+    for got, want in zip(*values_and_gradients(q_BTNH, bias_N), strict=True):
+        assert cases.relative_error(got, want) <= 1e-5
+
+
+@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize("size", [1.0, 100.0])
+def test_reference_weights_equal_float64(name, size):
+    row_map = MAPS[name][0]
+    rng = np.random.default_rng(0)
+    scores = (size * rng.standard_normal((40, 23))).astype(np.float32)
+    mask = rng.random((40, 23)) < 0.7
+    mask[7] = False
+    got = reference.weights(row_map, jnp.asarray(scores), jnp.asarray([[0.5]]), jnp.asarray(mask))
+    want = weights_in_float64(row_map, scores.astype(np.float64), 0.5, mask)
+    assert np.all(np.asarray(got)[7] == 0)
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-7 * want.max())
+
+
+def weights_in_float64(row_map, scores, bias, mask):
+    u = scores + bias
+    r = np.where(mask, np.maximum(u, 0), 0)
+    n = np.maximum(mask.sum(-1, keepdims=True), 1)
+    with np.errstate(over="ignore"):
+        sigma = {b: np.exp(-np.logaddexp(0, -(u - b * np.log(n)))) for b in (0, 1)}
+    match row_map.kind:
+        case "softmax":
+            w = np.exp(scores - scores.max(-1, keepdims=True))
+        case "relu_power":
+            w = r**row_map.p
+        case "sigmoid":
+            w = sigma[0]
+        case "ramapuram_sigmoid":
+            w = sigma[int(row_map.minus_log_n)]
+        case _:
+            w = r**row_map.p / n**row_map.alpha
+    w = np.where(mask, w, 0)
+    total = w.sum(-1, keepdims=True)
+    return w / np.where(total > 0, total, 1) if row_map.normalised else w
+
+
+@pytest.mark.parametrize("implementation", ["reference", "xla", "pallas"])
+def test_heads_and_dead_rows_are_those_of_the_substitution(implementation):
+    keys = jax.random.split(jax.random.key(3), 3)
+    B, T, N = 2, 33, 4
+    q_BTNH, k_BSKH, v_BSKH = (jax.random.normal(key, (B, T, N, 16)) for key in keys)
+    heads_N = jnp.array([True, False, True, False])
+    valid_BT = jnp.arange(T)[None] < jnp.array([T, 20])[:, None]
+    scores = 0.25 * jnp.einsum("BTNH,BSNH->BNTS", q_BTNH, k_BSKH, precision="highest")
+    mask_BTS = jnp.tril(jnp.ones((T, T), bool))[None] & valid_BT[:, None]
+    scores = jnp.where(mask_BTS[:, None], scores, -jnp.inf)
+    data = {"index": jnp.int32(0), "bias": -1.5, "heads_N": heads_N, "valid_BT": valid_BT}
+    pattern, aux = Switch((row_maps.relu_power(4),))(scores, data)
+    want = jnp.einsum("BNTS,BSNH->BTNH", pattern, v_BSKH, precision="highest")
+
+    with running(implementation):
+        out_BTNH, dead_BN = row_map_attention(
+            q_BTNH,
+            k_BSKH,
+            v_BSKH,
+            row_map=maps.relu_power(4),
+            bias=-1.5,
+            heads=heads_N,
+            segment_ids=jnp.where(valid_BT, 0, -1),
+            implementation=implementation,
+        )
+    real = valid_BT[:, :, None, None]
+    assert cases.relative_error(jnp.where(real, out_BTNH, 0), jnp.where(real, want, 0)) <= 1e-5
+    assert np.all(np.asarray(jnp.where(real, 0, out_BTNH)) == 0)
+    np.testing.assert_array_equal(dead_BN.sum(1), aux["dead_rows_B"])
+    assert dead_BN[:, 0].min() > 0 and np.all(np.asarray(dead_BN)[:, [1, 3]] == 0)
+
+
+def test_xla_spans_and_blocks_change_nothing(monkeypatch):
+    case = SUITE.named("relu4_t65")
+    arrays = SUITE.make(case, jax.random.key(0))
+    run = cases.outputs_and_gradients(SUITE, case, "xla")
+    cotangents = cases.cotangents(SUITE, case, arrays, jax.random.key(1))
+    want = jax.jit(run)(arrays, cotangents)
+    monkeypatch.setattr(xla, "SMALLEST_BLOCK", 8)
+    monkeypatch.setattr(xla, "BLOCK_ELEMENTS", 8 * 2 * 4 * 65)
+    got = jax.jit(run)(arrays, cotangents)
+    for name, value in want.items():
+        assert cases.relative_error(got[name], value) <= 2e-6, name

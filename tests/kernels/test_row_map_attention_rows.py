@@ -1,0 +1,285 @@
+"""Properties of a row: streams in any order, what a map does not depend on, and rows that die."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kernels import dispatch, row_map_attention, tuning
+from kernels.row_map_attention import maps, reference, tile
+from kernels.row_map_attention.cases import MAPS
+from kernels.visibility import visibility
+
+ROWS, KEYS = 6, 24
+
+
+def stream(row_map, scores, v, bias, tiles):
+    """The output, and the pattern as the backward pass has it, from tiles of keys in that order."""
+    visible = jnp.full((len(scores),), float(scores.shape[1]))
+    centre = tile.first_centre(row_map, visible)
+    total, out = jnp.zeros(len(scores)), jnp.zeros((len(scores), v.shape[1]))
+    for at in tiles:
+        u, _ = tile.logits(row_map, scores[:, at], bias, 1.0, None)
+        old, centre = centre, tile.moved(row_map, centre, u.largest(1))
+        if row_map.normalised:
+            shrink = tile.rescale(row_map, old, centre)
+            total, out = total * shrink, out * shrink[:, None]
+        w = tile.weight(row_map, u, tile.pivot(row_map, centre)[:, None])
+        total, out = total + w.sum(1), out + w @ v[at]
+    scale, pivot, factor = tile.closed(row_map, centre, total, visible)
+    u, _ = tile.logits(row_map, scores, bias, 1.0, None)
+    weights = tile.weight_and_slope(row_map, u, pivot[:, None])
+    slope = weights.slope * tile.row_slope(row_map, pivot, factor)[:, None]
+    return out * scale[:, None], weights.weight * factor[:, None], slope
+
+
+def sample(size):
+    keys = jax.random.split(jax.random.key(0), 2)
+    return size * jax.random.normal(keys[0], (ROWS, KEYS)), jax.random.normal(keys[1], (KEYS, 5))
+
+
+@pytest.mark.parametrize("size", [1.0, 200.0])
+@pytest.mark.parametrize("name", MAPS)
+def test_streams_of_any_order_and_tile_size_are_the_row(name, size):
+    row_map, (scores, v), bias = MAPS[name], sample(size), jnp.float32(0.4)
+    want = reference.weights(row_map, scores, bias, jnp.ones((ROWS, KEYS), bool))
+    # e^u turns the rounding of u, 2^-24 of its size, into a relative error.
+    bound = 2e-6 * max(1.0, size / 10)
+    top = float(jnp.abs(want).max())
+    for width in (1, 3, 8, 24):
+        parts = [jnp.arange(i, i + width) for i in range(0, KEYS, width)]
+        for order in (parts, parts[::-1]):
+            out, pattern, _ = stream(row_map, scores, v, bias, order)
+            np.testing.assert_allclose(pattern, want, atol=bound * top)
+            np.testing.assert_allclose(out, want @ v, atol=10 * bound * top)
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_slope_is_the_derivative_of_the_weights(name):
+    row_map, (scores, v), bias = MAPS[name], sample(1.0), jnp.float32(0.4)
+    everything = [jnp.arange(KEYS)]
+    _, pattern, slope = stream(row_map, scores, v, bias, everything)
+    g = jax.random.normal(jax.random.key(5), scores.shape)
+    mean = (pattern * g).sum(1, keepdims=True) if row_map.normalised else 0.0
+    mask = jnp.ones(scores.shape, bool)
+    want = jax.grad(lambda s: (reference.weights(row_map, s, bias, mask) * g).sum())(scores)
+    got = slope * (g - mean)
+    np.testing.assert_allclose(got, want, atol=5e-6 * float(jnp.abs(want).max()))
+
+
+def test_gradient_by_the_bias_leaves_out_what_adds_up_to_nothing():
+    # Scores much alike: each gradient is far larger than their sum, and errs by an error in `mean`.
+    row_map, bias = maps.relu_power(16), jnp.float32(100.0)
+    scores, v = sample(1.0)
+    mask = jnp.ones(scores.shape, bool)
+    weights = lambda b: reference.weights(row_map, scores, b, mask)  # noqa: E731
+    g = jax.random.normal(jax.random.key(5), scores.shape)
+    want = jax.vjp(weights, jnp.full((ROWS, 1), bias))[1](g)[0][:, 0]
+    _, pattern, slope = stream(row_map, scores, v, bias, [jnp.arange(KEYS)])
+    u, _ = tile.logits(row_map, scores, bias, 1.0, None)
+    pivot = tile.pivot(row_map, u.largest(1))[:, None]
+    found = tile.weight_and_slope(row_map, u, pivot)
+    mean = (pattern * g).sum(1, keepdims=True) + 2e-3
+    plain = (slope * (g - mean)).sum(1)
+    ours = tile.bias_gradient(found, slope * (g - mean)).sum(1)
+    assert float(jnp.abs(ours - want).max()) < 0.1 * float(jnp.abs(plain - want).max())
+    exact = tile.bias_gradient(found, slope * (g - mean + 2e-3)).sum(1)
+    np.testing.assert_allclose(exact, want, atol=1e-4 * float(jnp.abs(want).max()))
+
+
+def test_folded_share_is_right_to_the_rounding_of_the_scores():
+    # The GPU forms r / r_max as one multiply-add with numbers of the row.
+    z = jax.random.normal(jax.random.key(0), (64, 128))
+    gain, offset = 40.0, jnp.float32(-100.0)
+    u = z * gain + offset
+    pivot = tile.pivot(maps.relu_power(4), jnp.maximum(u.max(1), 1.0))[:, None]
+    exact = tile.EXACT.share(tile.Logits(z, gain, offset), pivot)
+    folded = jnp.clip(z * (gain * pivot) + offset * pivot, 0.0, 1.0)
+    # Both parts of u are up to 200 in size, and are rounded to 2^-24 of it twice.
+    assert float(jnp.abs(folded - exact).max()) <= 4 * 200 * 2.0**-24 * float(pivot.max())
+
+
+def attend(scores, row_map, bias=0.0, implementation="xla", **options):
+    """Attention whose scores are those of one query row each, with the values e_s."""
+    k_BSKH = jnp.eye(scores.shape[1])[None, :, None]
+    return row_map_attention(
+        scores[None, :, None],
+        k_BSKH,
+        k_BSKH,
+        row_map=row_map,
+        bias=bias,
+        scale=1.0,
+        causal=False,
+        implementation=implementation,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("implementation", ["xla", "pallas"])
+def test_what_the_maps_do_not_depend_on(implementation):
+    scores, _ = sample(1.0)
+    scores = jnp.pad(scores, ((0, 0), (0, 8)))
+    with dispatch.on(dispatch.INTERPRETER):
+
+        @functools.partial(jax.jit, static_argnums=1)
+        def run(scores, row_map, bias):
+            return attend(scores, row_map, bias, implementation).out_BTNH
+
+        # relu^p over its sum: the scale of s + b.
+        for p in (1.0, 2.5, 16.0):
+            want = run(scores, maps.relu_power(p), 0.5)
+            for size in (1e-6, 1e5):
+                got = run(size * scores, maps.relu_power(p), 0.5 * size)
+                np.testing.assert_allclose(got, want, atol=3e-7 * (1 + p))
+        # softmax: the bias (Theorem 4.1), bitwise.
+        want = run(scores, maps.softmax(), 0.0)
+        np.testing.assert_array_equal(run(scores, maps.softmax(), 7.5), want)
+        # sigmoid far below its threshold is the exponential, where sigma itself is 0 in float32.
+        got = run(scores, maps.sigmoid(), -300.0)
+        np.testing.assert_allclose(got, want, atol=1e-4)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "xla", "pallas"])
+@pytest.mark.parametrize("row_map", [maps.relu_power(4), maps.relu_over_length(2, 1.0)])
+def test_a_dead_row_gives_zero_and_has_no_gradient(row_map, implementation):
+    scores = jnp.stack([jnp.full(16, -1.0), jnp.zeros(16), jnp.linspace(-1.0, 1.0, 16)])
+
+    def loss(scores, bias):
+        with dispatch.on(dispatch.INTERPRETER):
+            out, dead = attend(scores, row_map, bias, implementation)
+        return (out**2).sum(), (out, dead)
+
+    run = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
+    (_, (out, dead)), (d_scores, d_bias) = run(scores, jnp.float32(0.0))
+    # A score at the threshold has no weight: the second row is dead as well.
+    np.testing.assert_array_equal(dead, [[2]])
+    np.testing.assert_array_equal(out[0, :2, 0], jnp.zeros((2, 16)))
+    np.testing.assert_array_equal(d_scores[:2], jnp.zeros((2, 16)))
+    assert np.all(np.isfinite(d_scores)) and np.isfinite(d_bias)
+    # Nor do the keys of a live row that are not above it.
+    assert np.all(np.asarray(d_scores)[2, :8] == 0) and np.all(np.asarray(d_scores)[2, 9:] != 0)
+
+
+@pytest.mark.parametrize("implementation", ["xla", "pallas"])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a_row_with_one_active_key_has_no_gradient(implementation, dtype):
+    # The pattern is 1 there, whatever the score; rounding over a tiny score would be a huge slope.
+    scores = (
+        jnp.full((4, 16), -1.0).at[jnp.arange(4), jnp.arange(4)].set(jnp.array([1e-6] * 3 + [2]))
+    )
+    g = jax.random.normal(jax.random.key(0), (1, 4, 1, 16)).astype(dtype)
+    v_BSKH = jax.random.normal(jax.random.key(1), (1, 16, 1, 16)).astype(dtype)
+
+    def loss(q_BTNH):
+        with dispatch.on(dispatch.INTERPRETER):
+            out, _ = row_map_attention(
+                q_BTNH,
+                jnp.eye(16, dtype=dtype)[None, :, None],
+                v_BSKH,
+                row_map=maps.relu_power(4),
+                scale=1.0,
+                causal=False,
+                implementation=implementation,
+            )
+        return (out * g).astype(jnp.float32).sum()
+
+    d_q = jax.jit(jax.grad(loss))(scores[None, :, None].astype(dtype))
+    np.testing.assert_array_equal(d_q, jnp.zeros_like(d_q))
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_rows_that_see_no_key_give_zero_and_are_not_dead(name):
+    scores, _ = sample(1.0)
+    scores = jnp.pad(scores, ((0, 0), (0, 8)))
+    segments = (jnp.array([[0, 0, 1, 2, -1, 0]]), jnp.zeros((1, 32), jnp.int32))
+    for implementation in ("reference", "xla"):
+        run = functools.partial(attend, row_map=MAPS[name], bias=0.5, segment_ids=segments)
+        out, dead = jax.jit(functools.partial(run, implementation=implementation))(scores)
+        np.testing.assert_array_equal(out[0, 2:5], jnp.zeros((3, 1, 32)))
+        assert np.all(np.asarray(out)[0, [0, 1, 5]].sum(-1) > 0)
+        np.testing.assert_array_equal(dead, [[0]])
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_a_nan_score_is_not_hidden(name):
+    scores, _ = sample(1.0)
+    scores = jnp.pad(scores, ((0, 0), (0, 8))).at[2, 3].set(jnp.nan)
+    for implementation in ("reference", "xla"):
+        run = functools.partial(attend, row_map=MAPS[name], bias=0.5)
+        out, dead = jax.jit(functools.partial(run, implementation=implementation))(scores)
+        assert np.all(np.isfinite(np.asarray(out)[0, [0, 1, 3, 4, 5]]))
+        assert np.any(np.isnan(np.asarray(out)[0, 2]))
+        np.testing.assert_array_equal(dead, [[0]])
+
+
+@pytest.mark.parametrize("implementation", ["xla", "pallas"])
+def test_gradients_reach_the_visible_keys_and_no_others(implementation):
+    T, window = 37, 20
+    keys = jax.random.split(jax.random.key(0), 3)
+    q, k, v = (jax.random.normal(key, (1, T, 1, 16)) for key in keys)
+
+    @jax.jit
+    @functools.partial(jax.grad, argnums=(0, 1))
+    def gradients(k, v, t):
+        with dispatch.on(dispatch.INTERPRETER):
+            out, _ = row_map_attention(
+                q,
+                k,
+                v,
+                row_map=maps.relu_power(2),
+                bias=3.0,
+                window=window,
+                implementation=implementation,
+            )
+        return out[0, t].sum()
+
+    for t in (12, 36):
+        for gradient in gradients(k, v, t):
+            reached = np.any(np.asarray(gradient)[0, :, 0] != 0, axis=-1)
+            np.testing.assert_array_equal(
+                reached, (np.arange(T) <= t) & (np.arange(T) > t - window)
+            )
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("start", [None, -3, 4])
+def test_counted_keys_are_those_of_the_mask(causal, window, start):
+    T, S = 7, 12
+    seen = visibility("x", 2, T, S, causal=causal, window=window, segment_ids=None, start=start)
+    np.testing.assert_array_equal(seen.counts_BT(T, S), seen.mask_BTS(T, S).sum(-1))
+
+
+def test_tiles_change_nothing():
+    keys = jax.random.split(jax.random.key(0), 3)
+    q, k, v = (jax.random.normal(key, (1, 70, 1, 16)) for key in keys)
+    sizes = [(16, 16), (64, 16), (16, 64), (128, 128)]
+    found = []
+    for block_q, block_k in sizes:
+        tiles = {f"{kernel}_block_q": block_q for kernel in ("forward", "dq", "dkv")}
+        tiles |= {f"{kernel}_block_k": block_k for kernel in ("forward", "dq", "dkv")}
+
+        def loss(q, k, v):
+            out, _ = row_map_attention(
+                q, k, v, row_map=maps.relu_power(4), bias=0.5, window=40, implementation="pallas"
+            )
+            return (out**2).sum()
+
+        with tuning.trying("row_map_attention", tiles), dispatch.on(dispatch.INTERPRETER):
+            found.append(jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))(q, k, v))
+    for other in found[1:]:
+        for got, want in zip(jax.tree.leaves(other), jax.tree.leaves(found[0]), strict=True):
+            np.testing.assert_allclose(got, want, atol=3e-6 * float(jnp.abs(want).max()))
+
+
+def test_maps_refuse_what_is_no_degree():
+    for p in (0, -1, math.inf, math.nan):
+        with pytest.raises(ValueError, match="relu_power has p"):
+            maps.relu_power(p)
+    with pytest.raises(ValueError, match="alpha"):
+        maps.relu_over_length(2, math.inf)
+    assert maps.relu_power(4) == maps.relu_power(4.0)
+    assert hash(maps.relu_power(4)) == hash(maps.relu_power(4.0))

@@ -1,0 +1,377 @@
+"""`score_stats`: every implementation against the reference, and that against `row_stats`.
+
+`polyattn_jax.row_stats` takes whole rows of scores and is proved by its own tests; here it gets the
+rows of the same q.k, in float32 for the reference and in float64 for the error bound.
+"""
+
+import functools
+import math
+import re
+
+import jax
+from jax import export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kernels import cases, dispatch
+from kernels.score_stats import config
+from kernels.score_stats.api import score_stats
+from kernels.visibility import visibility
+from polyattn_jax.diagnostic import RowStats, Status, relative_error_bound, row_stats
+
+SUITE = cases.suite("score_stats")
+ALL = ("reference", "xla", "pallas")
+EXACT = ("argmax", "status", "active")
+
+
+@pytest.fixture(autouse=True)
+def _interpreter():
+    with dispatch.on(dispatch.INTERPRETER):
+        yield
+
+
+@functools.cache
+def _arrays(name):
+    return SUITE.make(SUITE.named(name), jax.random.key(0))
+
+
+def _named(case):
+    return case.name
+
+
+def _scores(case, arrays, dtype):
+    """The whole scores and mask of a case, `[B, T, N, S]`, by numpy."""
+    B, T, S, N, K, H = (case.sizes[letter] for letter in "BTSNKH")
+    q, k = (np.asarray(arrays[name], dtype) for name in "qk")
+    z = np.einsum("BTNH,BSNH->BTNS", q, np.repeat(k, N // K, axis=2))
+    z = z * dtype(case.options.get("scale", H**-0.5))
+    if cap := case.options.get("soft_cap"):
+        z = dtype(cap) * np.tanh(z / dtype(cap))
+    visible = visibility(
+        "test",
+        B,
+        T,
+        S,
+        causal=case.options.get("causal", True),
+        window=case.options.get("window"),
+        segment_ids=arrays.get("segments"),
+        start=arrays.get("start"),
+    )
+    mask = np.asarray(visible.mask_BTS(T, S))[:, :, None, :]
+    return z, np.broadcast_to(mask, z.shape)
+
+
+def _rows(case, arrays, z, mask):
+    """`row_stats` at each bias, stacked as the op stacks them."""
+    target = arrays.get("target")
+    if target is not None:
+        target = np.asarray(target)
+        target = target if target.ndim == 3 else target[..., None]
+    options = {name: case.options[name] for name in ("degrees", "cap") if name in case.options}
+    at = [
+        row_stats(z, mask=mask, bias=b, target=target, **options)
+        for b in np.atleast_1d(np.asarray(arrays["bias"])).astype(z.dtype)
+    ]
+    stacked = jax.tree.map(lambda *x: np.stack(x), *at)
+    return stacked if arrays["bias"].ndim else jax.tree.map(lambda x: x[0], stacked)
+
+
+@pytest.mark.parametrize("implementation", ["xla", "pallas"])
+@pytest.mark.parametrize("case", SUITE.using("test"), ids=_named)
+def test_every_field_equals_the_reference(case, implementation):
+    found = cases.compare(SUITE, case, implementation)
+    assert all(each.ok for each in found), found
+
+
+@pytest.mark.parametrize("case", SUITE.using("test"), ids=_named)
+def test_the_reference_equals_row_stats_on_the_same_scores(case):
+    arrays = _arrays(case.name)
+    got = jax.jit(lambda a: SUITE.call(case, a, "reference"))(arrays)
+    z, mask = _scores(case, arrays, np.float32)
+    want = _rows(case, arrays, z, mask)
+    # numpy's tanh and XLA's differ in the last bits of a score, and a margin is a difference.
+    capped = "soft_cap" in case.options
+    atol, rtol = (4 * np.spacing(np.abs(z).max()), 1e-4) if capped else (0.0, 3e-6)
+    for name in config.ScoreStats._fields:
+        wanted = getattr(want, name)
+        assert got[name].shape == wanted.shape and got[name].dtype == wanted.dtype, name
+        if name in EXACT:
+            np.testing.assert_array_equal(got[name], wanted, err_msg=name)
+        else:
+            np.testing.assert_allclose(got[name], wanted, rtol=rtol, atol=atol, err_msg=name)
+
+
+@pytest.mark.parametrize("implementation", ALL)
+@pytest.mark.parametrize(
+    "name", ["b2_t65_s65_n4_k2_h64_biases_float32", "b2_t3_s200_n4_k1_h64_start_degrees_float32"]
+)
+def test_s_p_is_within_the_proved_bound_of_its_value_in_float64(name, implementation):
+    case, arrays = SUITE.named(name), _arrays(name)
+    got = np.asarray(jax.jit(lambda a: SUITE.call(case, a, implementation))(arrays)["s_p"])
+    z, mask = _scores(case, arrays, np.float64)
+    want = _rows(case, arrays, z, mask).s_p
+    for i, p in enumerate(case.options.get("degrees", (2, 4, 8, 16))):
+        bound = relative_error_bound(p, z.shape[-1])
+        # Below the normal numbers of float32, which may be flushed, the bound says nothing.
+        sure = np.isfinite(want[..., i]) & (want[..., i] > 1e-30)
+        assert sure.any()
+        error = np.abs(got[..., i][sure] / want[..., i][sure] - 1)
+        assert error.max() <= bound, (p, error.max(), bound)
+
+
+def test_fields_and_statuses_are_those_of_row_stats():
+    assert set(config.ScoreStats._fields) == set(RowStats.__dataclass_fields__)
+    assert {s.name: int(s) for s in config.Status} == {s.name: int(s) for s in Status}
+
+
+def _rows_of(scores_BS, H=16, **options):
+    """The statistics of one query per row of given scores: the first feature of a key."""
+    scores_BS = np.asarray(scores_BS, np.float32)
+    B, S = scores_BS.shape
+    k_BSKH = np.zeros((B, S, 1, H), np.float32)
+    k_BSKH[:, :, 0, 0] = scores_BS
+    q_BTNH = np.zeros((B, 1, 1, H), np.float32)
+    q_BTNH[..., 0] = 1.0
+    stats = jax.jit(lambda q, k: score_stats(q, k, scale=1.0, **options))(q_BTNH, k_BSKH)
+    axis = 1 + np.ndim(options.get("bias", 0.0))
+    return jax.tree.map(lambda x: np.asarray(x).squeeze((axis, axis + 1)), stats)
+
+
+@pytest.mark.parametrize("implementation", ALL)
+def test_a_tie_counts_exactly_one_and_the_first_key_wins(implementation):
+    # 47 (1 / 47) is below 1 in float32: a reciprocal alone would call these rows safe.
+    assert np.float32(47) * (np.float32(1) / np.float32(47)) < 1
+    places = ((3, 40), (69,), (0, 17, 18, 69), (64, 65))
+    scores = np.full((4, 70), -10.0)
+    for row, keys in zip(scores, places, strict=True):
+        row[list(keys)] = 40.0
+    stats = _rows_of(scores, bias=7.0, implementation=implementation)
+    rivals = np.array([len(keys) - 1 for keys in places])
+    np.testing.assert_array_equal(stats.argmax, [keys[0] for keys in places])
+    np.testing.assert_array_equal(stats.s_p, np.repeat(rivals[:, None], 4, axis=1))
+    np.testing.assert_array_equal(stats.active, rivals)
+    np.testing.assert_array_equal(stats.margin, np.where(rivals > 0, 0.0, 50.0))
+
+
+NAN, INF = math.nan, math.inf
+SCORES = np.float32(
+    [
+        [-1, -2, -3],
+        [1, 2, -3],
+        [1, 9, 7],
+        [1, NAN, 7],
+        [1, INF, 7],
+        [-INF, 2, 7],
+        [-INF, -INF, -INF],
+        [NAN, 3, 3],
+        [0, 0, 0],
+    ]
+)
+
+
+@pytest.mark.parametrize("implementation", ALL)
+@pytest.mark.parametrize(
+    ("options", "statuses"),
+    [
+        ({"bias": [0.0, 4.5, INF, NAN, -INF]}, {*Status} - {Status.SATURATED}),
+        ({"cap": 4.0, "bias": [0.5]}, {*Status}),
+        # The NaN of [1, NAN, 7] is hidden from the last query, and that of [NAN, 3, 3].
+        ({"window": 1}, {Status.DEAD, Status.ACTIVE, Status.EMPTY}),
+        ({"window": 1, "start": [0, 1, 2, 1, 2, 0, 2, 3, 9]}, {*Status} - {Status.SATURATED}),
+        ({"target": [0, 0, 2, -1, 3, 0, 0, 1, 1]}, {*Status} - {Status.SATURATED}),
+        ({"target": [0, 0, 2, 2, 1, 1, 0, 0, 3], "window": 2}, {*Status} - {Status.SATURATED}),
+    ],
+    ids=lambda x: "_".join(x) if isinstance(x, dict) else "",
+)
+def test_rows_of_every_status_are_those_of_row_stats(options, statuses, implementation):
+    arrays = {name: np.float32(x) for name, x in options.items() if name == "bias"}
+    arrays |= {name: np.int32(x) for name, x in options.items() if name == "start"}
+    if "target" in options:
+        arrays["target"] = np.int32(options["target"])[:, None]
+    got = _rows_of(SCORES, **{**options, **arrays, "implementation": implementation})
+    distance = arrays.get("start", np.full(len(SCORES), 2))[:, None] - np.arange(3)
+    mask = (distance >= 0) & (distance < options.get("window", 3))
+
+    def at(bias):
+        target, cap = options.get("target"), options.get("cap", INF)
+        return row_stats(SCORES, mask=mask, bias=bias, target=target, cap=cap)
+
+    want = at(np.float32(0))
+    if "bias" in arrays:
+        want = jax.tree.map(lambda *x: np.stack(x), *map(at, arrays["bias"]))
+    assert {Status(x) for x in np.unique(got.status)} == statuses
+    for name in config.ScoreStats._fields:
+        rtol = relative_error_bound(16, 3)
+        np.testing.assert_allclose(getattr(got, name), getattr(want, name), rtol=rtol, err_msg=name)
+        assert not np.isnan(getattr(got, name)).any(), name
+
+
+def _integers(B=1, T=65, S=65, N=2, K=2, H=16):
+    """Queries and keys whose products are exact, in whatever order they are summed."""
+    keys = jax.random.split(jax.random.key(0))
+    q_BTNH = jax.random.randint(keys[0], (B, T, N, H), -3, 4)
+    k_BSKH = jax.random.randint(keys[1], (B, S, K, H), -3, 4)
+    return q_BTNH.astype(jnp.float32), k_BSKH.astype(jnp.float32)
+
+
+def _assert_equal(got, want, rtol=0.0):
+    for name in config.ScoreStats._fields:
+        exact = name in EXACT or rtol == 0.0
+        check = np.testing.assert_array_equal if exact else np.testing.assert_allclose
+        options = {} if exact else {"rtol": rtol}
+        check(getattr(got, name), getattr(want, name), err_msg=name, **options)
+
+
+@pytest.mark.parametrize("implementation", ["xla", "pallas"])
+def test_the_size_of_a_tile_changes_nothing_but_the_order_of_a_sum(implementation):
+    q, k = _integers(T=65, S=130, N=4, K=2)
+    target = jnp.arange(65, dtype=jnp.int32)[None] % 50
+    run = jax.jit(score_stats, static_argnames=("implementation", "blocks"))
+    options = {"target": target, "window": 70, "implementation": implementation}
+    want = run(q, k, **options)
+    for blocks in ((16, 64), (64, 16)) if implementation == "pallas" else ((7, 13), (64, 50)):
+        _assert_equal(run(q, k, **options, blocks=blocks), want, rtol=3e-6)
+
+
+@pytest.mark.parametrize("implementation", ["xla", "pallas"])
+def test_several_biases_are_one_pass_of_each(implementation):
+    q, k = _integers()
+    run = jax.jit(lambda bias: score_stats(q, k, bias=bias, implementation=implementation))
+    biases = jnp.array([0.0, 0.37, -1.9, 2.2, 1.1, 5.0])
+    several = run(biases)
+    for i in (0, 2, 5):
+        one = run(biases[i])
+        _assert_equal(jax.tree.map(lambda x, i=i: x[i], several), one, rtol=3e-6)
+    _assert_equal(jax.jit(jax.vmap(run))(biases), several, rtol=3e-6)
+
+
+@pytest.mark.parametrize("implementation", ["xla", "pallas"])
+def test_queries_anywhere_by_vmap_equal_the_rows_of_a_full_call(implementation):
+    q, k = _integers(B=2, T=65, S=65)
+    positions = jnp.array([[3, 64, 20], [0, 63, 40]])
+
+    def at(q_BNH, start_B):
+        return score_stats(q_BNH[:, None], k, start=start_B, implementation=implementation)
+
+    rows = q[jnp.arange(2)[:, None], positions]
+    got = jax.jit(jax.vmap(at, in_axes=1, out_axes=1))(rows, positions)
+    full = jax.jit(lambda: score_stats(q, k, implementation="reference"))()
+    want = jax.tree.map(lambda x: x[jnp.arange(2)[:, None], positions], full)
+    _assert_equal(jax.tree.map(lambda x: x[:, :, 0], got), want, rtol=3e-6)
+
+
+@pytest.mark.parametrize("implementation", ALL)
+def test_ties_hold_where_the_compiler_knows_the_bias(implementation):
+    # XLA on a CPU then rounds scale q.k + b once for a rival, and twice for the target.
+    q, k = _integers(T=16, S=8)
+    k = jnp.concatenate([k, k], axis=1)
+    run = functools.partial(score_stats, bias=1.37, scale=0.1, causal=False, degrees=(20_000,))
+    stats = jax.jit(lambda q, k: run(q, k, implementation=implementation))(q, k)
+    live = stats.status == config.Status.ACTIVE
+    # At this degree the keys that tie with the target are all that is left: every key has a copy.
+    assert live.any() and (stats.s_p[..., 0][live] % 2 == 1).all()
+    np.testing.assert_array_equal(stats.margin, 0.0)
+
+
+@pytest.mark.parametrize("implementation", ["xla", "pallas"])
+def test_sharding_over_batch_and_heads_equals_one_device(implementation):
+    q, k = _integers(B=2, T=33, S=33, N=4, K=2)
+    mesh = jax.make_mesh((2, 2), ("b", "n"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    spec = jax.sharding.PartitionSpec("b", None, "n")
+    run = functools.partial(score_stats, implementation=implementation)
+    sharded = jax.jit(
+        jax.shard_map(run, mesh=mesh, in_specs=(spec, spec), out_specs=spec, check_vma=False)
+    )
+    _assert_equal(sharded(q, k), jax.jit(run)(q, k), rtol=3e-6)
+
+
+@pytest.mark.parametrize("implementation", ["xla", "pallas"])
+def test_64_bit_types_change_nothing(implementation):
+    q, k = _integers()
+    target = np.full((1, 65), 3)
+    run = jax.jit(lambda: score_stats(q, k, target=target, implementation=implementation))
+    want = run()
+    with jax.enable_x64(True):
+        got = jax.jit(lambda: score_stats(q, k, target=target, implementation=implementation))()
+    assert [x.dtype for x in got] == [x.dtype for x in want]
+    _assert_equal(got, want, rtol=3e-6)
+
+
+def test_no_array_of_all_scores_is_made():
+    T = 4096
+    q, k = (jax.ShapeDtypeStruct((1, T, 1, 16), jnp.float32),) * 2
+    run = functools.partial(score_stats, implementation="xla", target=np.zeros((1, T), np.int32))
+    shapes = re.findall(r"\[(\d+(?:,\d+)*)\]", str(jax.make_jaxpr(run)(q, k)))
+    largest = max(math.prod(map(int, shape.split(","))) for shape in shapes)
+    # 64 queries of scores, and as many of what is computed from them.
+    assert largest == 64 * T
+
+
+def test_the_plain_path_is_exported():
+    q, k = _integers(T=9, S=9)
+    run = jax.jit(lambda q, k: score_stats(q, k, implementation="xla"))
+    _assert_equal(export.export(run)(q, k).call(q, k), run(q, k))
+
+
+@pytest.mark.parametrize("implementation", ALL)
+def test_a_derivative_is_refused_and_stop_gradient_allowed(implementation):
+    q, k = _integers(T=2, S=2)
+
+    def loss(q, k, bias, stop):
+        held = jax.lax.stop_gradient((q, k, bias)) if stop else (q, k, bias)
+        stats = score_stats(held[0], held[1], bias=held[2], implementation=implementation)
+        return stats.margin.sum() + (q**2).sum()
+
+    gradient = jax.jit(jax.grad(loss), static_argnums=3)
+    for argument in (0, 1, 2):
+        with pytest.raises(NotImplementedError, match=r"score_stats: .*stop_gradient"):
+            jax.grad(loss, argument)(q, k, 0.5, False)
+    np.testing.assert_allclose(gradient(q, k, 0.5, True), 2 * q)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "told"),
+    [
+        ({"degrees": ()}, ValueError, "degrees is"),
+        ({"degrees": (2, 0)}, ValueError, "degrees is"),
+        ({"cap": 0.0}, ValueError, "cap is 0.0"),
+        ({"bias": np.zeros((2, 2))}, ValueError, "bias has shape"),
+        ({"target": np.zeros((1, 3), np.int32)}, ValueError, "target has shape"),
+        ({"target": np.zeros((1, 2))}, TypeError, "target is float"),
+        ({"implementation": "cuda"}, ValueError, "none of"),
+        ({"implementation": "pallas", "blocks": (48, 64)}, dispatch.UnavailableError, "powers of"),
+    ],
+)
+def test_what_does_not_fit_is_refused(options, error, told):
+    q, k = _integers(T=2, S=2)
+    with pytest.raises(error, match=f"score_stats: .*{told}"):
+        score_stats(q, k, **options)
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "error", "told"),
+    [
+        ((1, 2, 3, 16), (1, 2, 2, 16), ValueError, "N = 3"),
+        ((1, 2, 2, 16), (1, 0, 2, 16), ValueError, "S = 0"),
+        ((1, 2, 2, 16), (1, 2, 2, 8), ValueError, "H = 8"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(q, k, error, told):
+    with pytest.raises(error, match=f"score_stats: .*{told}"):
+        score_stats(jnp.zeros(q), jnp.zeros(k))
+
+
+def test_other_dtypes_are_refused():
+    with pytest.raises(TypeError, match="q is float16"):
+        score_stats(jnp.zeros((1, 2, 2, 16), jnp.float16), jnp.zeros((1, 2, 2, 16)))
+    with pytest.raises(TypeError, match="k is bfloat16"):
+        score_stats(jnp.zeros((1, 2, 2, 16)), jnp.zeros((1, 2, 2, 16), jnp.bfloat16))
+
+
+def test_a_head_width_that_no_tile_has_falls_back():
+    q, k = _integers(T=5, S=5, H=24)
+    run = jax.jit(score_stats, static_argnames="implementation")
+    _assert_equal(run(q, k), run(q, k, implementation="xla"))
+    with pytest.raises(dispatch.UnavailableError, match="H = 24"):
+        score_stats(q, k, implementation="pallas")

@@ -1,0 +1,296 @@
+"""`selective_scan`: the recurrence against float64, and the chunked form against the recurrence."""
+
+import functools
+
+import jax
+import jax.export
+import jax.extend.core
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kernels import cases, dispatch, selective_scan
+from kernels.selective_scan import xla
+
+SUITE = cases.suite("selective_scan")
+SMALL = cases.Case("small", {"B": 2, "T": 40, "I": 6, "J": 4}, options={"initial_state": True})
+NAMES = ("u", "delta", "A", "B", "C", "D", "state")
+
+XLA = functools.partial(SUITE.call, SMALL, implementation="xla")
+REFERENCE = functools.partial(SUITE.call, SMALL, implementation="reference")
+
+
+def by_loops(u, delta, A, B, C, D, state):
+    """The recurrence written out for every batch, step, channel and state entry, in float64."""
+    y, h = np.zeros(u.shape), np.array(state, np.float64)
+    for b, t, i in np.ndindex(*u.shape):
+        for j in range(A.shape[1]):
+            decay = np.exp(delta[b, t, i] * A[i, j])
+            h[b, i, j] = decay * h[b, i, j] + delta[b, t, i] * B[b, t, j] * u[b, t, i]
+            y[b, t, i] += C[b, t, j] * h[b, i, j]
+        y[b, t, i] += D[i] * u[b, t, i]
+    return {"y": y, "end": h}
+
+
+def small(seed=0, **sizes):
+    case = cases.Case("small", {**SMALL.sizes, **sizes}, options=SMALL.options)
+    return SUITE.make(case, jax.random.key(seed))
+
+
+def head(arrays, steps):
+    """The arrays of those steps alone."""
+    return {k: v[:, steps] if k in ("u", "delta", "B", "C") else v for k, v in arrays.items()}
+
+
+def agree(got, want, bound=1e-5):
+    errors = jax.tree.map(cases.relative_error, got, want)
+    assert max(jax.tree.leaves(errors)) <= bound, errors
+
+
+@pytest.mark.parametrize("implementation", ["reference", "xla"])
+def test_values_equal_loops_in_float64(implementation):
+    arrays = small(T=19)
+    doubles = {name: np.asarray(x, np.float64) for name, x in arrays.items()}
+    got = jax.jit(functools.partial(SUITE.call, SMALL, implementation=implementation))(arrays)
+    agree(got, by_loops(*(doubles[name] for name in NAMES)), 1e-6)
+
+
+def test_gradients_of_the_reference_equal_finite_differences():
+    arrays = small(B=1, T=5, I=2, J=3)
+    cts = cases.cotangents(SUITE, SMALL, arrays, jax.random.key(1))
+    found = jax.jit(cases.outputs_and_gradients(SUITE, SMALL, "reference"))(arrays, cts)
+    doubles = {name: np.asarray(x, np.float64) for name, x in arrays.items()}
+
+    def loss(**changed):
+        out = by_loops(*(changed.get(name, doubles[name]) for name in NAMES))
+        return sum((out[name] * np.asarray(ct, np.float64)).sum() for name, ct in cts.items())
+
+    for name in NAMES:
+        wanted = np.zeros(doubles[name].shape)
+        for at in np.ndindex(wanted.shape):
+            step = np.zeros(wanted.shape)
+            step[at] = 1e-5
+            up, down = (loss(**{name: doubles[name] + sign * step}) for sign in (1, -1))
+            wanted[at] = (up - down) / 2e-5
+        assert cases.relative_error(found[f"d_{name}"], wanted) <= 1e-5, name
+
+
+@pytest.mark.parametrize("case", SUITE.using("test"), ids=lambda case: case.name)
+def test_value_and_gradients_equal_the_reference(case):
+    found = cases.compare(SUITE, case, "xla")
+    assert all(each.ok for each in found), found
+
+
+def test_chunk_and_unroll_change_nothing():
+    arrays = small()
+    drive, state = [arrays[name] for name in ("u", "delta", "A", "B", "C")], arrays["state"]
+
+    def loss(config, drive, state):
+        y_BTI, end_BIJ = xla.selective_scan(*drive, state, config)
+        return jnp.sin(y_BTI).sum() + jnp.sin(end_BIJ).sum()
+
+    run = jax.jit(jax.value_and_grad(loss, argnums=(1, 2)), static_argnums=0)
+    wanted = run(None, drive, state)
+    for config in (xla.Config(7, 4), xla.Config(64, 1)):
+        agree(run(config, drive, state), wanted)
+
+
+def test_a_gpu_has_its_steps_unrolled():
+    gpu = xla.config_for(2048, dispatch.Target("gpu", "NVIDIA H200"))
+    assert gpu == xla.config_for(2048, dispatch.INTERPRETER)._replace(unroll=xla.GPU_UNROLL)
+    arrays = small(T=64)
+    with dispatch.on(dispatch.Target("gpu", "NVIDIA H200")):
+        unrolled = jax.jit(XLA)(arrays)
+    agree(unrolled, XLA(arrays), 1e-6)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "xla"])
+def test_a_constant_input_reaches_the_fixed_point(implementation):
+    """h = sum_k exp(k delta A) delta B u, a geometric series."""
+    delta, rate, T = 0.1, -0.5, 60
+    one = jnp.ones((1, T, 1))
+    y_BTI, state_BIJ = selective_scan(
+        3.0 * one,
+        delta * one,
+        jnp.full((1, 1), rate),
+        2.0 * one,
+        one,
+        return_state=True,
+        implementation=implementation,
+    )
+    decay = np.exp(delta * rate)
+    wanted = delta * 2.0 * 3.0 * (1 - decay ** np.arange(1, T + 1)) / (1 - decay)
+    agree(y_BTI[0, :, 0], wanted, 1e-6)
+    assert state_BIJ[0, 0, 0] == y_BTI[0, -1, 0]
+
+
+def test_a_step_of_size_zero_leaves_the_state_to_the_bit():
+    arrays = small() | {"delta": jnp.zeros((2, 40, 6))}
+    np.testing.assert_array_equal(XLA(arrays)["end"], arrays["state"])
+
+
+def test_a_decay_that_underflows_forgets_and_has_finite_gradients():
+    arrays = small()
+    arrays["delta"] = arrays["delta"].at[:, 20].set(1e4)
+    changed = {**arrays, "state": arrays["state"] + 100.0, "u": arrays["u"].at[:, :20].set(7.0)}
+    y, other = XLA(arrays)["y"], XLA(changed)["y"]
+    np.testing.assert_array_equal(y[:, 20:], other[:, 20:])
+    assert jnp.abs(y[:, :20] - other[:, :20]).max() > 1.0
+    gradients = jax.grad(lambda a: XLA(a)["y"].sum())(arrays)
+    assert all(jnp.isfinite(g).all() for g in gradients.values())
+
+
+def test_no_output_depends_on_a_later_input():
+    arrays = small(T=33)
+    jacobian = jax.jit(jax.jacrev(lambda a: XLA(a)["y"][0].sum(-1)))(arrays)
+    for name in ("u", "delta", "B", "C"):
+        reach_TT = jnp.abs(jacobian[name][:, 0]).sum(-1)
+        np.testing.assert_array_equal(jnp.triu(reach_TT, 1), 0.0)
+        assert (jnp.diagonal(reach_TT) > 0).all(), name
+
+
+@pytest.mark.parametrize("prompt", [1, 33])
+def test_prompt_then_single_steps_equals_the_parallel_form(prompt):
+    arrays = small()
+    step = jax.jit(XLA)
+    found = step(head(arrays, slice(0, prompt)))
+    y = [found["y"]]
+    for t in range(prompt, 40):
+        now = head(arrays, slice(t, t + 1)) | {"state": found["end"]}
+        found = step(now)
+        y.append(found["y"])
+    agree({"y": jnp.concatenate(y, 1), "end": found["end"]}, XLA(arrays))
+
+
+def test_a_chunked_prompt_has_the_values_and_gradients_of_the_whole():
+    arrays = small()
+
+    def whole(arrays):
+        return XLA(arrays)
+
+    def halves(arrays):
+        first = XLA(head(arrays, slice(0, 23)))
+        second = XLA(head(arrays, slice(23, 40)) | {"state": first["end"]})
+        return {"y": jnp.concatenate([first["y"], second["y"]], 1), "end": second["end"]}
+
+    def gradient(run):
+        return jax.jit(jax.grad(lambda a: sum(jnp.sin(x).sum() for x in run(a).values())))
+
+    agree(jax.jit(halves)(arrays), XLA(arrays))
+    agree(gradient(halves)(arrays), gradient(whole)(arrays))
+
+
+def largest(jaxpr):
+    """The size of the largest array that a jaxpr, or one within it, computes."""
+    found = max((out.aval.size for eqn in jaxpr.eqns for out in eqn.outvars), default=0)
+    within = (sub for eqn in jaxpr.eqns for sub in jax.extend.core.jaxprs_in_params(eqn.params))
+    return max([found, *map(largest, within)])
+
+
+def test_no_state_of_the_whole_sequence_is_kept():
+    B, T, I, J = 2, 256, 6, 4  # noqa: E741
+    arrays = small(T=T)
+
+    def peak(implementation):
+        def loss(arrays):
+            return SUITE.call(SMALL, arrays, implementation)["y"].sum()
+
+        return largest(jax.make_jaxpr(jax.grad(loss))(arrays).jaxpr)
+
+    assert peak("reference") == T * B * I * J
+    # The largest that is left: 16 states, or the sequence of inputs.
+    assert peak("xla") == max(T // 16 * B * I * J, T * B * I)
+
+
+def test_vmap_equals_a_loop():
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), small(0), small(1))
+    gradient = jax.grad(lambda a: jnp.sin(XLA(a)["y"]).sum())
+    looped = [gradient(jax.tree.map(lambda x, i=i: x[i], stacked)) for i in range(2)]
+    agree(jax.jit(jax.vmap(gradient))(stacked), jax.tree.map(lambda *x: jnp.stack(x), *looped))
+
+
+def test_checkpoint_changes_no_gradient():
+    def loss(run, arrays):
+        return jnp.sin(run(arrays)["y"]).sum()
+
+    plain = jax.jit(jax.grad(functools.partial(loss, XLA)))(small())
+    kept = jax.jit(jax.grad(functools.partial(loss, jax.checkpoint(XLA))))(small())
+    agree(kept, plain, 1e-7)
+
+
+def test_sharding_over_the_batch_changes_nothing():
+    arrays = small(B=4)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("data",))
+    split, whole = jax.sharding.PartitionSpec("data"), jax.sharding.PartitionSpec()
+    specs = {name: whole if name in ("A", "D") else split for name in arrays}
+
+    def gradients(run):
+        return jax.jit(jax.grad(lambda a: sum(jnp.sin(x).sum() for x in run(a).values())))
+
+    wanted = gradients(XLA)(arrays)
+    mapped = jax.shard_map(XLA, mesh=mesh, in_specs=(specs,), out_specs=split, check_vma=False)
+    agree(gradients(mapped)(arrays), wanted)
+    placed = {k: jax.device_put(x, jax.NamedSharding(mesh, specs[k])) for k, x in arrays.items()}
+    compiled = gradients(XLA).lower(placed).compile()
+    agree(compiled(placed), wanted)
+    assert "all-gather" not in compiled.as_text()
+
+
+def test_gradients_are_exported_for_both_platforms():
+    arrays = small()
+    gradient = jax.jit(jax.grad(lambda a: jnp.sin(XLA(a)["y"]).sum()))
+    exported = jax.export.export(gradient, platforms=("cpu", "cuda"))(arrays)
+    agree(exported.call(arrays), gradient(arrays), 1e-6)
+
+
+def test_outputs_keep_the_dtype_of_u_and_the_state_is_float32():
+    arrays = {
+        k: v if k in ("A", "D", "state") else v.astype("bfloat16") for k, v in small().items()
+    }
+    arrays["delta"] = arrays["delta"].astype(jnp.float32)
+    found = jax.eval_shape(XLA, arrays)
+    assert found["y"].dtype == jnp.bfloat16
+    assert found["end"].dtype == jnp.float32
+    gradients = jax.eval_shape(jax.grad(lambda a: XLA(a)["y"].astype("float32").sum()), arrays)
+    assert jax.tree.map(lambda x: x.dtype, gradients) == jax.tree.map(lambda x: x.dtype, arrays)
+
+
+def test_second_derivatives_are_the_references_alone():
+    arrays = small(B=1, T=3)
+
+    def curvature(run):
+        slope = jax.grad(lambda u: run({**arrays, "u": u})["y"].sum() ** 2)
+        return jax.grad(lambda u: slope(u).sum())(arrays["u"])
+
+    assert jnp.abs(curvature(REFERENCE)).max() > 0
+    with pytest.raises(NotImplementedError, match="selective_scan: its fast implementations"):
+        curvature(XLA)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "told"),
+    [
+        ({"u": jnp.zeros((2, 40))}, ValueError, r"selective_scan: u has shape \(2, 40\)"),
+        ({"B": jnp.zeros((2, 39, 4))}, ValueError, "selective_scan: B has T = 39"),
+        ({"A": jnp.zeros((6, 5))}, ValueError, "selective_scan: B has J = 4 .* but A has J = 5"),
+        ({"state": jnp.zeros((2, 4, 6))}, ValueError, "selective_scan: initial_state has I = 4"),
+        ({"delta": jnp.zeros((2, 40, 6), jnp.float16)}, TypeError, "delta is float16; cast it"),
+        ({"A": jnp.zeros((6, 4), jnp.bfloat16)}, TypeError, "A is bfloat16; cast it to float32$"),
+    ],
+)
+def test_an_error_names_the_argument(changed, error, told):
+    with pytest.raises(error, match=told):
+        XLA(small() | changed)
+
+
+def test_an_empty_sequence_is_refused():
+    with pytest.raises(ValueError, match="selective_scan: u has T = 0 steps"):
+        XLA(head(small(), slice(0, 0)))
+
+
+def test_the_implementations_are_xla_and_the_reference():
+    drive = [small()[name] for name in NAMES[:5]]
+    with pytest.raises(ValueError, match="'pallas' is none of xla, reference"):
+        selective_scan(*drive, implementation="pallas")
+    named = selective_scan(*drive, implementation="xla")
+    np.testing.assert_array_equal(selective_scan(*drive), named)

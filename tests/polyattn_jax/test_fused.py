@@ -1,0 +1,130 @@
+"""The audit's attends give on `kernels` what they give on dense scores."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lm_jax
+from lm_jax.errors import UsageError
+from polyattn_jax import measure, row_maps
+from polyattn_jax.fused import by_kernels
+from polyattn_jax.row_maps import RECIPES, RowMap
+from polyattn_jax.substitute import Everywhere, recipe
+
+L, N, B, T = 2, 4, 2, 37
+CFG = lm_jax.DecoderConfig(
+    num_layers=L,
+    num_heads=N,
+    num_kv_heads=2,
+    head_dim=6,
+    hidden_size=20,
+    mlp_size=28,
+    vocab_size=40,
+    max_length=64,
+    windows=(None, 9),
+    score_softcap=4.0,
+)
+MAPS = tuple(dict.fromkeys(r.map for r in (row_maps.SOFTMAX, *RECIPES.values())))
+
+
+@pytest.fixture(scope="module")
+def params():
+    made = lm_jax.init_params(jax.random.key(0), CFG)
+    # Larger weights than at initialisation, so that attention is far from uniform.
+    return made | {"blocks": jax.tree.map(lambda a: a * 6 if a.ndim > 2 else a, made["blocks"])}
+
+
+@pytest.fixture(scope="module")
+def tokens_BT():
+    return jax.random.randint(jax.random.key(1), (B, T), 0, CFG.vocab_size)
+
+
+def test_diagnosed_rows_are_the_same(params, tokens_BT):
+    queries_BQ = jnp.array([[3, 20, 36], [0, 11, 30]])
+    answers_BQ = jnp.array([[1, 19, -1], [0, 30, 2]])
+    run = functools.partial(
+        measure.diagnose, params, tokens_BT, queries_BQ, answers_BQ, jnp.array([0.0, 0.7]), cfg=CFG
+    )
+    (dense, dense_features), (fused, fused_features) = run(), run(fused=True)
+    assert {int(s) for s in np.unique(dense["answer"].status)} >= {0, 1, 3}
+    for target, expected in dense.items():
+        found = fused[target]
+        for exact in ("status", "argmax", "active"):
+            np.testing.assert_array_equal(getattr(found, exact), getattr(expected, exact), exact)
+        for close in ("target_mass", "margin", "relative_margin", "r_star"):
+            np.testing.assert_allclose(
+                getattr(found, close), getattr(expected, close), atol=2e-5, err_msg=close
+            )
+    for name, expected in dense_features.items():
+        np.testing.assert_allclose(fused_features[name], expected, atol=1e-5, err_msg=name)
+
+
+def test_answers_under_every_map_of_the_paper_are_the_same(params, tokens_BT):
+    lengths_B = jnp.array([T, 23])
+    heads_LN = jnp.array([[True, False, True, True], [False, True, True, False]])
+    run = functools.partial(
+        measure.answer, params, tokens_BT, lengths_B, jnp.array([3, 5]), cfg=CFG, maps=MAPS
+    )
+    assert len(MAPS) == 10
+    deaths = 0
+    for index in range(len(MAPS)):
+        arguments = (jnp.int32(index), jnp.float32(-0.4), heads_LN)
+        dense, fused = run(*arguments), run(*arguments, fused=True)
+        np.testing.assert_array_equal(fused["dead_rows"], dense["dead_rows"], MAPS[index].name)
+        np.testing.assert_allclose(fused["loss"], dense["loss"], atol=2e-5, err_msg=str(index))
+        deaths += int(dense["dead_rows"].sum())
+    assert deaths > 0
+
+
+def test_one_recipe_everywhere_also_while_decoding(params, tokens_BT):
+    attend = recipe("relu:p=4", bias=None)
+    forward = jax.jit(lm_jax.forward, static_argnames="cfg")
+    expected = forward(params, tokens_BT, cfg=CFG, attend=attend).logits
+    found = forward(params, tokens_BT, cfg=CFG, attend=by_kernels(attend)).logits
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+    cache = lm_jax.decoder.init_cache(CFG, B, T + 5)
+    steps = []
+    for t in range(0, T, 12):
+        out = forward(
+            params, tokens_BT[:, t : t + 12], cfg=CFG, attend=by_kernels(attend), cache=cache
+        )
+        cache = out.cache
+        steps.append(out.logits)
+    np.testing.assert_allclose(jnp.concatenate(steps, 1), expected, atol=2e-5)
+
+
+def test_no_score_matrix_is_formed(params, tokens_BT):
+    # Blocks of queries are formed, T x S of all heads at once is not: B N T T elements.
+    long_BT = jnp.zeros((B, 8 * T), jnp.int32)
+    last_B1 = jnp.full((B, 1), 8 * T - 1)
+    jaxpr = jax.make_jaxpr(functools.partial(measure.diagnose, cfg=CFG, fused=True))(
+        params, long_BT, last_B1, last_B1, jnp.zeros(2)
+    )
+    sizes = {var.aval.size for eqn in _equations(jaxpr.jaxpr) for var in eqn.outvars}
+    assert max(sizes) < B * N * (8 * T) ** 2
+
+
+def test_what_no_kernel_knows_is_refused(params, tokens_BT):
+    own = RowMap("own", lambda z, b: jax.nn.softmax(z + b, axis=-1))
+    with pytest.raises(UsageError, match="does not know the row map 'own'"):
+        lm_jax.forward(params, tokens_BT, CFG, attend=by_kernels(Everywhere(own, 0.0)))
+    with pytest.raises(UsageError, match="no kernel 'kernels' for"):
+        by_kernels(lm_jax.softmax)
+    with pytest.raises(UsageError, match="forms no scores"):
+        lm_jax.forward(
+            params,
+            tokens_BT,
+            CFG,
+            attend=by_kernels(recipe("sigmoid")),
+            record={"attn.pattern": lm_jax.keep},
+        )
+
+
+def _equations(jaxpr):
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in jax.extend.core.jaxprs_in_params(equation.params):
+            yield from _equations(inner)

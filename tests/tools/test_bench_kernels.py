@@ -1,0 +1,110 @@
+"""The benchmark of the kernels prints no speed of a wrong result, and says which bar was missed."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from kernels import cases
+from tools import bench_kernels
+from tools.bench import contenders, races, timing
+
+
+def toy(error: float = 0.0) -> cases.Suite:
+    """A product; its "xla" implementation is wrong by `error`, its rival stores every product."""
+
+    def call(case, arrays, implementation):
+        del case
+        slip = error if implementation == "xla" else 0.0
+        return {"out": arrays["x"] @ arrays["x"].T * (1.0 + slip)}
+
+    return cases.Suite(
+        op="prefix_mean",
+        cases=(cases.Case("one", {"B": 4, "T": 3}, uses=frozenset({"cpu"})),),
+        make=lambda case, key: {"x": jax.random.normal(key, tuple(case.sizes.values()))},
+        call=call,
+        differentiable=("x",),
+        bounds={"float32": (1e-6, 1e-6)},
+    )
+
+
+def stored(_case, arrays):
+    x = arrays["x"]
+    return {"out": (x[:, None, :] * x[None, :, :]).sum(-1)}
+
+
+@pytest.fixture
+def benched(monkeypatch, capsys):
+    def run(suite, *arguments, **bars):
+        monkeypatch.setattr(cases, "suite", lambda op: suite)
+        monkeypatch.setattr(contenders, "RIVALS", {"stored": lambda op: stored})
+        rows = [
+            races.Race("prefix_mean", "one", what, "stored", "xla", **bars)
+            for what in ("forward", "gradient", "backward")
+        ]
+        monkeypatch.setattr(races, "of", lambda device: rows)
+        code = bench_kernels.main(["--device=cpu", "--repeats=2", *arguments])
+        return code, capsys.readouterr().out
+
+    return run
+
+
+def test_reached_bars_exit_with_zero_and_leave_raw_timings(benched, tmp_path):
+    path = tmp_path / "new" / "bench.json"
+    code, out = benched(toy(), f"--json={path}", speed=1e-9, microseconds=1e9)
+    assert code == 0
+    assert out.count("reached  speed >= 1e-09") == 3 and "MISSED" not in out
+    written = json.loads(path.read_text())
+    assert [row["what"] for row in written["rows"]] == ["forward", "gradient", "backward"]
+    assert all(len(row["ours_seconds"]) == 2 for row in written["rows"])
+    assert written["rows"][0]["deviations"]["d_x"][0] <= 1e-6
+    assert written["conditions"]["platform"] == "cpu" and written["conditions"]["jax"]
+
+
+def test_a_missed_bar_exits_with_one(benched):
+    code, out = benched(toy(), speed=1e12)
+    assert code == 1
+    assert "MISSED   speed >= 1000000000000.0" in out
+    assert "3 rows, 3 with a missed bar" in out
+
+
+def test_a_wrong_result_prints_no_speed(benched):
+    code, out = benched(toy(error=1e-3), speed=1e-9)
+    assert code == 1
+    assert out.count("RED, no speed: d_x 1.0e-03 > 1e-06") == 3 and "times as fast" not in out
+
+
+def test_the_device_must_be_the_one_that_runs(capsys):
+    with pytest.raises(SystemExit):
+        bench_kernels.main(["--device=gpu"])
+    assert "--device=gpu, but jax runs on cpu" in capsys.readouterr().err
+
+
+def test_every_row_names_a_case_and_a_rival():
+    rows = [race for device in ("cpu", "gpu") for race in races.of(device)]
+    assert len({race.label for race in rows}) == len(rows)
+    for race in rows:
+        assert cases.suite(race.op).named(race.case).name == race.case
+        assert race.rival in contenders.RIVALS
+        bars = (race.speed, race.time, race.microseconds, race.memory)
+        assert any(bar is not None for bar in bars), race.label
+
+
+def test_a_large_case_is_cut_for_the_comparison_and_a_small_one_is_not():
+    large = cases.Case("large", {"B": 32, "T": 4096, "S": 4096, "H": 64})
+    assert races.judged(large, 512).sizes == {"B": 2, "T": 512, "S": 512, "H": 64}
+    small = cases.Case("small", {"B": 8, "T": 256})
+    assert races.judged(small, 512).sizes == small.sizes
+
+
+def test_copies_in_one_program_have_arguments_of_their_own():
+    run, memory = timing.program(lambda x: jnp.sin(x), (jnp.ones(3),), copies=4)
+    made = run()
+    assert len(made) == 4 and memory >= 0
+    assert all(float(each[0]) == pytest.approx(0.8414709848) for each in made)
+
+
+def test_the_ratio_is_taken_turn_by_turn():
+    found = timing.ratio([2.0, 9.0, 4.0], [1.0, 3.0, 4.0])
+    assert (found.median, found.low, found.high) == (2.0, 1.0, 3.0)

@@ -1,0 +1,95 @@
+"""What is timed: our implementations, and the rivals that compute the same thing or its dense kin.
+
+A contender is a function `(case, arrays) -> outputs`, a dict of arrays, on the arrays of the
+operation's suite. `forward` and `gradient` make it a function of its arguments alone.
+"""
+
+from collections.abc import Callable, Mapping
+import types
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from kernels import cases
+from kernels.prefix_mean import baselines
+
+Contender = Callable[[cases.Case, cases.Arrays], dict[str, jax.Array]]
+Timed = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+def ours(op: str, implementation: str | None) -> Contender:
+    """An implementation of the operation itself."""
+    suite = cases.suite(op)
+    return lambda case, arrays: suite.call(case, arrays, implementation)
+
+
+def dense_attention(implementation: Literal["cudnn", "xla"]) -> Contender:
+    """Causal softmax attention on the same q, k, v, by `jax.nn.dot_product_attention`."""
+
+    def call(_case: cases.Case, arrays: cases.Arrays) -> dict[str, jax.Array]:
+        q_BTNH, k_BSKH = arrays["q"], arrays["k"]
+        v_BSKH = arrays.get("v", k_BSKH)
+        return {
+            "out": jax.nn.dot_product_attention(
+                q_BTNH, k_BSKH, v_BSKH, is_causal=True, implementation=implementation
+            )
+        }
+
+    return call
+
+
+def attention_of_width(width: int, head_width: int) -> Contender:
+    """cuDNN's causal attention on as many tokens as a prefix mean, at a model of `width`."""
+
+    def call(_case: cases.Case, arrays: cases.Arrays) -> dict[str, jax.Array]:
+        B, T, _ = arrays["value"].shape
+        x_BTNH = jnp.tile(arrays["value"], (1, 1, -(-width // arrays["value"].shape[-1])))
+        x_BTNH = x_BTNH[..., :width].reshape(B, T, width // head_width, head_width)
+        out = jax.nn.dot_product_attention(
+            x_BTNH, x_BTNH + 1, x_BTNH, is_causal=True, implementation="cudnn"
+        )
+        return {"out": out}
+
+    return call
+
+
+RIVALS: Mapping[str, Callable[[str], Contender]] = types.MappingProxyType(
+    {
+        "reference": lambda op: ours(op, "reference"),
+        "xla": lambda op: ours(op, "xla"),
+        "materialised": lambda _op: baselines.materialised_call,
+        "cudnn": lambda _op: dense_attention("cudnn"),
+        "dense_xla": lambda _op: dense_attention("xla"),
+        "cudnn_width_512": lambda _op: attention_of_width(512, 64),
+    }
+)
+
+
+def forward(contender: Contender, case: cases.Case, arrays: cases.Arrays) -> Timed:
+    """The contender's outputs as a function of the arrays."""
+    return (lambda arrays: contender(case, arrays)), (arrays,)
+
+
+def gradient(
+    contender: Contender, suite: cases.Suite, case: cases.Case, arrays: cases.Arrays
+) -> Timed:
+    """The gradients of the contender's floating outputs, for a random cotangent of each."""
+    shapes = jax.eval_shape(lambda arrays: contender(case, arrays), arrays)
+    floating = [name for name, out in shapes.items() if jnp.issubdtype(out.dtype, jnp.floating)]
+    keys = jax.random.split(jax.random.key(1), len(floating))
+    cotangents = {
+        name: jax.random.normal(key, shapes[name].shape).astype(shapes[name].dtype)
+        for name, key in zip(floating, keys, strict=True)
+    }
+    moving = [name for name in suite.differentiable if name in arrays]
+
+    def run(arrays: cases.Arrays, cotangents: cases.Arrays) -> cases.Arrays:
+        def outputs(moving: cases.Arrays) -> cases.Arrays:
+            made = contender(case, {**arrays, **moving})
+            return {name: made[name] for name in cotangents}
+
+        _, pull = jax.vjp(outputs, {name: arrays[name] for name in moving})
+        return pull(cotangents)[0]
+
+    return run, (arrays, cotangents)

@@ -1,0 +1,212 @@
+"""Who runs against whom, on which workload, and the bar: the rows of `docs/kernels.md`.
+
+A race first compares our implementation with the reference; where that is red no speed is printed.
+`speed` is the rival's time over ours and must be at least the bar; `time` is ours over the rival's
+and `microseconds` ours, both at most; `memory` is our temporaries over the rival's, at most.
+"""
+
+from collections.abc import Iterator
+import dataclasses
+import math
+import statistics
+from typing import Any
+
+import jax
+
+from kernels import cases
+from tools.bench import contenders, timing
+
+
+@dataclasses.dataclass(frozen=True)
+class Race:
+    """One row; `what` is "forward", "gradient" (forward and backward), or "backward": the
+    gradient's time less the forward's, turn by turn."""
+
+    op: str
+    case: str
+    what: str
+    rival: str
+    implementation: str | None = None
+    speed: float | None = None
+    time: float | None = None
+    microseconds: float | None = None
+    memory: float | None = None
+
+    @property
+    def label(self) -> str:
+        """The row's name."""
+        return f"{self.op} {self.what}, {self.case}, against {self.rival}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a race measured; `deviations` alone where the comparison was red."""
+
+    race: Race
+    deviations: list[cases.Deviation]
+    speed: timing.Ratio | None = None
+    time: timing.Ratio | None = None
+    ours_seconds: list[float] = dataclasses.field(default_factory=list)
+    rival_seconds: list[float] = dataclasses.field(default_factory=list)
+    ours_bytes: int = 0
+    rival_bytes: int = 0
+
+    @property
+    def green(self) -> bool:
+        """Whether the values and gradients agreed with the reference."""
+        return all(each.ok for each in self.deviations)
+
+    @property
+    def memory(self) -> float:
+        """Our temporaries over the rival's; 0 where neither has any."""
+        if not self.rival_bytes:
+            return math.inf if self.ours_bytes else 0.0
+        return self.ours_bytes / self.rival_bytes
+
+    def reached(self) -> dict[str, bool]:
+        """For each bar of the race, whether it was reached."""
+        race, found = self.race, {}
+        if not self.green or self.speed is None or self.time is None:
+            return {"comparison": False}
+        if race.speed is not None:
+            found["speed"] = self.speed.median >= race.speed
+        if race.time is not None:
+            found["time"] = self.time.median <= race.time
+        if race.microseconds is not None:
+            found["microseconds"] = 1e6 * statistics.median(self.ours_seconds) <= race.microseconds
+        if race.memory is not None:
+            found["memory"] = self.memory <= race.memory
+        return found
+
+
+def judged(case: cases.Case, longest: int) -> cases.Case:
+    """The case to compare on: the case itself, or cut where the reference would not fit.
+
+    The reference stores a state for every step, or a whole score matrix.
+    """
+    sizes = dict(case.sizes)
+    for letter in ("T", "S"):
+        if letter in sizes:
+            sizes[letter] = min(sizes[letter], longest)
+    if sizes != dict(case.sizes):
+        sizes["B"] = min(sizes["B"], 2)
+    return dataclasses.replace(case, sizes=sizes)
+
+
+def run(race: Race, repeats: int, copies: int = 1, longest: int = 512) -> Result:
+    """Compares, then times in turns.
+
+    Args:
+      repeats: turns.
+      copies: calls in one program (`timing.program`); times are per call.
+      longest: the comparison's longest sequence.
+    """
+    suite = cases.suite(race.op)
+    case = suite.named(race.case)
+    deviations = cases.compare(suite, judged(case, longest), race.implementation)
+    if not all(each.ok for each in deviations):
+        return Result(race, deviations)
+
+    arrays = suite.make(case, jax.random.key(0))
+    ours = contenders.ours(race.op, race.implementation)
+    rival = contenders.RIVALS[race.rival](race.op)
+    seconds, memory = _measure(race.what, suite, case, arrays, [ours, rival], repeats, copies)
+    return Result(
+        race,
+        deviations,
+        speed=timing.ratio(seconds[1], seconds[0]),
+        time=timing.ratio(seconds[0], seconds[1]),
+        ours_seconds=seconds[0],
+        rival_seconds=seconds[1],
+        ours_bytes=memory[0],
+        rival_bytes=memory[1],
+    )
+
+
+def _measure(
+    what: str,
+    suite: cases.Suite,
+    case: cases.Case,
+    arrays: cases.Arrays,
+    both: list[contenders.Contender],
+    repeats: int,
+    copies: int,
+) -> tuple[list[list[float]], list[int]]:
+    """Seconds per call and temporaries of each contender."""
+    forward = [contenders.forward(each, case, arrays) for each in both]
+    gradient = [contenders.gradient(each, suite, case, arrays) for each in both]
+    timed: list[Any] = {
+        "forward": forward,
+        "gradient": gradient,
+        "backward": [*gradient, *forward],
+    }[what]
+    built = [timing.program(*each, copies=copies) for each in timed]
+    seconds = timing.in_turns([run for run, _ in built], repeats)
+    seconds = [[each / copies for each in series] for series in seconds]
+    if what == "backward":
+        seconds = [
+            [max(g - f, 1e-9) for g, f in zip(seconds[i], seconds[i + 2], strict=True)]
+            for i in range(2)
+        ]
+    return seconds, [memory for _, memory in built[:2]]
+
+
+def cpu() -> Iterator[Race]:
+    """The rows for a CPU: the materialised form stores a state for every step."""
+    for case in ("b8_t256_r32_e128_float32", "b1_t4096_r32_e128_float32"):
+        rival, implementation = "materialised", "xla"
+        yield Race("prefix_mean", case, "forward", rival, implementation, speed=25, memory=0.1)
+        yield Race("prefix_mean", case, "gradient", rival, implementation, speed=18, memory=0.1)
+
+
+# The forward and backward bars of kernels.md's roofline, in microseconds, on an H200.
+_FLOORS = {
+    "b32_t256_r32_e128_bfloat16": (10, 20),
+    "b32_t512_r32_e256_bfloat16": (18, 40),
+    "b1_t32768_r32_e256_bfloat16": (35, 75),
+    "b1_t131072_r32_e256_bfloat16": (130, 260),
+}
+
+
+def gpu() -> Iterator[Race]:
+    """The rows for an NVIDIA GPU; microseconds are for an H200."""
+    for case, (forward, backward) in _FLOORS.items():
+        for what, bar in (("forward", forward), ("backward", backward)):
+            yield Race("prefix_mean", case, what, "xla", "pallas", microseconds=bar)
+    # As many tokens through attention of the same width, 512: E is half of the model's.
+    for T, bar in ((2048, 5), (8192, 18), (32_768, 70)):
+        case = f"b{32_768 // T}_t{T}_r32_e256_bfloat16"
+        yield Race("prefix_mean", case, "forward", "cudnn_width_512", "pallas", speed=bar)
+    yield from _gated()
+    for case in _timed("row_map_attention"):
+        if case.name.endswith("_relu4_bfloat16"):
+            yield Race("row_map_attention", case.name, "forward", "cudnn", "pallas", time=1.5)
+    for case in _timed("score_stats"):
+        if case.sizes["T"] == 8192 and "biases" not in case.options:
+            yield Race("score_stats", case.name, "forward", "cudnn", "pallas", time=2.0)
+
+
+def _gated() -> Iterator[Race]:
+    op, ours = "gated_attention", "pallas"
+    for case in _timed(op):
+        if case.options.get("mode") == "threshold":
+            yield Race(op, case.name, "forward", "cudnn", ours, time=1.0)
+            continue
+        bar = {64: 2.0, 128: 1.7}[case.sizes["H"]]
+        yield Race(op, case.name, "forward", "cudnn", ours, time=bar)
+        yield Race(op, case.name, "backward", "cudnn", ours, time=2.7)
+        if case.sizes["T"] == 2048:
+            yield Race(op, case.name, "gradient", "reference", ours, speed=5, memory=0.01)
+    # The paper's Fig. 10: about 7.5 times the naive form at T = 2048.
+    published = "b10_t2048_s2048_n10_k10_h10_float32"
+    yield Race(op, published, "forward", "reference", ours, speed=7.5)
+
+
+def _timed(op: str) -> list[cases.Case]:
+    """The bfloat16 workloads of an operation that are timed on a GPU."""
+    return [case for case in cases.suite(op).using("gpu") if case.dtype == "bfloat16"]
+
+
+def of(device: str) -> list[Race]:
+    """The rows of a device, "cpu" or "gpu"."""
+    return list({"cpu": cpu, "gpu": gpu}[device]())

@@ -1,0 +1,91 @@
+"""Every workload of every kernel against its reference, on this device.
+
+    python -m tools.check_kernels                       implementation "pallas" on a GPU
+    python -m tools.check_kernels --interpret --op prefix_mean
+    python -m tools.check_kernels --implementation xla
+
+The cases are those of the tests, and the large ones cut to what the reference can hold. Each runs
+twice: the second result must be the same to the bit. The exit code is 1 if anything is red.
+"""
+
+import argparse
+from collections.abc import Sequence
+import contextlib
+import json
+from pathlib import Path
+import sys
+
+import jax
+import numpy as np
+
+from kernels import cases, dispatch
+from tools.bench import races, timing
+
+
+def repeats_itself(suite: cases.Suite, case: cases.Case, implementation: str) -> bool:
+    """Whether two runs of outputs and gradients are equal to the bit."""
+    arrays = suite.make(case, jax.random.key(0))
+    cotangents = cases.cotangents(suite, case, arrays, jax.random.key(1))
+    run = jax.jit(cases.outputs_and_gradients(suite, case, implementation))
+    first, second = (jax.tree.map(np.asarray, run(arrays, cotangents)) for _ in range(2))
+    return all(first[name].tobytes() == second[name].tobytes() for name in first)
+
+
+def check(op: str, implementation: str, longest: int) -> list[dict]:
+    """One row for each case: its deviations, whether it repeats itself, whether all is well."""
+    suite = cases.suite(op)
+    rows = []
+    for case in {c.name: c for use in ("test", "gpu") for c in suite.using(use)}.values():
+        cut = races.judged(case, longest)
+        deviations = cases.compare(suite, cut, implementation)
+        same = repeats_itself(suite, cut, implementation)
+        rows.append(
+            {
+                "op": op,
+                "case": case.name,
+                "sizes": dict(cut.sizes),
+                "deviations": {each.name: [each.error, each.bound] for each in deviations},
+                "repeats_itself": same,
+                "green": same and all(each.ok for each in deviations),
+            }
+        )
+        worst = max(deviations, key=lambda each: each.error / (each.bound or 1e-30))
+        verdict = "green" if rows[-1]["green"] else "RED  "
+        told = f"worst {worst.name} {worst.error:.1e} of {worst.bound:.0e}"
+        print(
+            f"{verdict} {op} {case.name}: {told}{'' if same else ', not deterministic'}", flush=True
+        )
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--op", choices=cases.OPS, help="one operation")
+    parser.add_argument("--implementation", choices=dispatch.IMPLEMENTATIONS, default="pallas")
+    parser.add_argument("--interpret", action="store_true", help="Pallas kernels without a GPU")
+    parser.add_argument("--longest", type=int, default=512, help="where large cases are cut")
+    parser.add_argument("--json", type=Path, help="writes conditions and deviations there")
+    given = parser.parse_args(argv)
+    pallas = given.implementation == "pallas"
+    if pallas and not given.interpret and (reason := dispatch.lacks_gpu(dispatch.target())):
+        parser.error(f"{reason.partition(';')[0]}; pass --interpret to run them slowly here")
+    rows = []
+    chosen = dispatch.on(dispatch.INTERPRETER) if given.interpret else contextlib.nullcontext()
+    with chosen:
+        for op in [given.op] if given.op else cases.OPS:
+            suite = cases.suite(op)
+            if given.implementation not in suite.implementations:
+                print(f"{op}: has no {given.implementation!r} implementation")
+                continue
+            rows += check(op, given.implementation, given.longest)
+    if given.json:
+        found = {"conditions": timing.conditions(("jax", "jaxlib", "numpy")), "rows": rows}
+        given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    red = sum(not row["green"] for row in rows)
+    print(f"\n{len(rows)} cases, {red} red")
+    return 1 if red else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,179 @@
+"""The figures of an operation's kernels against the most that each may be.
+
+`kernels/<op>/budgets.json` holds, for every case with the use `budget`, the temporary memory of the
+program of value and gradients, and the figures of each of its kernels (`machine_code`). They are
+written from a measurement, with `SLACK` on top, and bind until they are written again, which shows
+in review. A figure under half its budget fails as well: the gain could be lost again unseen.
+"""
+
+from collections.abc import Iterator, Mapping
+import dataclasses
+import json
+import math
+from pathlib import Path
+import tempfile
+from typing import Any
+
+import jax
+
+from kernels import cases
+from tools.gpu_code import machine_code, target
+
+KERNELS = Path(cases.__file__).parent
+# What a budget leaves above the measured figure, as a fraction; the other figures are exact.
+SLACK = {"instructions_per_element": 0.05, "loop_instructions": 0.05, "temporary_bytes": 0.05}
+# A GPU allots registers to a warp in units of this many a thread.
+_REGISTER_UNIT = 8
+
+Figures = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """One compiled case: temporary bytes of the program, and its kernels."""
+
+    op: str
+    case: str
+    temporary_bytes: int
+    kernels: tuple[machine_code.Kernel, ...]
+
+
+def operations() -> tuple[str, ...]:
+    """The operations that have a Pallas kernel."""
+    return tuple(op for op in cases.OPS if (KERNELS / op / "pallas.py").exists())
+
+
+def workloads(*ops: str) -> list[tuple[cases.Suite, cases.Case]]:
+    """The cases with a budget, of these operations or of all."""
+    return [
+        (suite, case)
+        for suite in map(cases.suite, ops or operations())
+        for case in suite.using("budget")
+    ]
+
+
+def program(suite: cases.Suite, case: cases.Case) -> tuple[Any, Any, Any]:
+    """A function of value and gradients by Pallas, and the shapes of its two arguments."""
+    key = jax.random.key(0)
+    arrays = jax.eval_shape(lambda key: suite.make(case, key), key)
+    cotangents = jax.eval_shape(lambda a, key: cases.cotangents(suite, case, a, key), arrays, key)
+    return cases.outputs_and_gradients(suite, case, "pallas"), arrays, cotangents
+
+
+def measure(suite: cases.Suite, case: cases.Case) -> Measured:
+    """Compiles the value and the gradients of a case for the target.
+
+    Raises:
+      target.NotCompiledError: naming the operation and the case.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        dump = Path(folder)
+        try:
+            compiled = target.compile_(*program(suite, case), dump=dump)
+        except target.NotCompiledError as error:
+            raise target.NotCompiledError(f"{suite.op} {case.name} {error}") from error
+        memory = compiled.memory_analysis()
+        if memory is None:
+            raise RuntimeError(f"{suite.op} {case.name}: XLA tells no memory of the program")
+        kernels = machine_code.kernels(dump)
+    return Measured(suite.op, case.name, memory.temp_size_in_bytes, tuple(kernels))
+
+
+def figures(kernel: machine_code.Kernel) -> Figures:
+    """What a budget holds of a kernel: instructions of an element, of a turn without a tile."""
+    found: Figures = {
+        "registers": kernel.registers,
+        "spill_bytes": kernel.spill_bytes,
+        "shared_bytes": kernel.shared_bytes,
+        "tensor_cores": kernel.tensor_cores,
+    }
+    if kernel.instructions_per_element is None:
+        return found | {"loop_instructions": kernel.loop_instructions}
+    return found | {"instructions_per_element": kernel.instructions_per_element}
+
+
+def budget(measured: Measured) -> Figures:
+    """The entry of a case in the file: what was measured and the slack."""
+    return {
+        "temporary_bytes": _ceiling("temporary_bytes", measured.temporary_bytes),
+        "kernels": {
+            kernel.name: {name: _ceiling(name, value) for name, value in figures(kernel).items()}
+            for kernel in measured.kernels
+        },
+    }
+
+
+def complaints(measured: Measured, allowed: Figures | None) -> list[str]:
+    """A sentence for every figure that is not as the budget has it; empty if all are."""
+    return list(_complaints(measured, allowed))
+
+
+def _complaints(measured: Measured, allowed: Figures | None) -> Iterator[str]:
+    where = f"{measured.op} {measured.case}"
+    write = f"python -m tools.compile_kernels --op {measured.op} --case {measured.case} --write"
+    if allowed is None:
+        yield f"{where} has no budget; write it with: {write}"
+        return
+    whole = {"temporary_bytes": measured.temporary_bytes}
+    yield from _compare(where, whole, allowed, write)
+    found = {kernel.name: figures(kernel) for kernel in measured.kernels}
+    for name in sorted(found.keys() | allowed["kernels"].keys()):
+        if name not in allowed["kernels"]:
+            yield f"{where}: kernel {name} has no budget; write it with: {write}"
+        elif name not in found:
+            yield f"{where}: kernel {name} has a budget and is gone; write again with: {write}"
+        else:
+            yield from _compare(
+                f"{where}: kernel {name}", found[name], allowed["kernels"][name], write
+            )
+
+
+def _compare(where: str, found: Figures, allowed: Figures, write: str) -> Iterator[str]:
+    for name, value in found.items():
+        limit = allowed.get(name)
+        told = f"{value:.1f}" if isinstance(value, float) else value
+        if limit is None:
+            yield f"{where} has no budget for {name}; write it with: {write}"
+        elif isinstance(limit, str):
+            if value != limit:
+                yield f"{where}: {name} is {told}, its budget {limit}; if intended: {write}"
+        elif value > limit:
+            yield f"{where}: {name} is {told}, over its budget of {limit}; if intended: {write}"
+        elif value < limit / 2:
+            yield (
+                f"{where}: {name} is {told}, under half its budget of {limit}, which is stale; "
+                f"keep the gain with: {write}"
+            )
+
+
+def _ceiling(name: str, value: Any) -> Any:
+    if name == "registers":
+        return -(-value // _REGISTER_UNIT) * _REGISTER_UNIT
+    if isinstance(value, float):
+        return math.ceil(10 * value * (1 + SLACK[name])) / 10
+    return math.ceil(value * (1 + SLACK[name])) if name in SLACK else value
+
+
+def path(op: str) -> Path:
+    """The budget file of an operation."""
+    return KERNELS / op / "budgets.json"
+
+
+def read(op: str) -> Mapping[str, Figures]:
+    """Case -> budget; empty where nothing was written yet."""
+    file = path(op)
+    return json.loads(file.read_text("utf-8"))["cases"] if file.exists() else {}
+
+
+def write(op: str, measured: list[Measured]) -> None:
+    """Puts the cases' budgets into the file of `op`; entries of cases that are gone leave it."""
+    known = {case.name for case in cases.suite(op).using("budget")}
+    new = {each.case: budget(each) for each in measured}
+    kept = {name: entry for name, entry in {**read(op), **new}.items() if name in known}
+    text = {
+        "target": target.TARGET.device_kind,
+        "compilers": target.compilers(),
+        "slack": SLACK,
+        "cases": dict(sorted(kept.items())),
+    }
+    path(op).write_text(json.dumps(text, indent=2) + "\n", "utf-8")

@@ -1,0 +1,134 @@
+"""Measures the tile sizes of the Pallas kernels on this GPU and writes the best to its table.
+
+    python -m tools.tune_kernels                     every operation with tiles to choose
+    python -m tools.tune_kernels --op gated_attention --repeats 10
+
+For each workload marked `gpu`, the choices of one kernel after another are compiled, compared with
+the heuristic's result, and timed, forward and backward together. Combinations that do not fit the
+device are kept in the table with what the compiler said. The table `kernels/tuned/<device>.json`
+keeps the fastest with all raw timings, the device, the versions and the date.
+"""
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+import itertools
+import json
+from pathlib import Path
+import statistics
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+
+from kernels import cases, dispatch, tuning
+from tools.bench import contenders, timing
+
+PACKAGES = ("jax", "jaxlib", "numpy")
+# Two tile sizes round differently; anything beyond is a fault of one of them.
+AGREEMENT = {"float32": 1e-5, "bfloat16": 2e-2}
+
+
+def combinations(choices: Mapping[str, Sequence[int]]) -> Iterator[dict[str, int]]:
+    """Every choice of tiles."""
+    for values in itertools.product(*choices.values()):
+        yield dict(zip(choices, values, strict=True))
+
+
+def tune(
+    suite: cases.Suite, case: cases.Case, target: dispatch.Target, repeats: int, copies: int = 1
+) -> dict[str, Any]:
+    """The fastest tiles of one workload, with the seconds of every combination tried.
+
+    Returns `tiles` (empty where the heuristic won), `seconds` by combination, and `refused`: the
+    first line of what the compiler said, by combination.
+
+    Raises:
+      ArithmeticError: two combinations disagree by more than rounding.
+    """
+    arrays = suite.make(case, jax.random.key(0))
+    ours = contenders.ours(suite.op, "pallas")
+    seconds: dict[str, list[float]] = {}
+    refused: dict[str, str] = {}
+    expected: Any = None
+    best: dict[str, int] = {}
+    for group in [{}, *suite.tiles]:
+        tried = {_label(each): each for each in ({**best, **c} for c in combinations(group))}
+        for label, tiles in tried.items():
+            if label in seconds:
+                continue
+            fn, arguments = contenders.gradient(ours, suite, case, arrays)
+            with dispatch.on(target), tuning.trying(suite.op, tiles):
+                try:
+                    run, _ = timing.program(fn, arguments, copies)
+                    made = run()
+                except jax.errors.JaxRuntimeError as error:
+                    if not tiles:
+                        raise
+                    refused[label] = str(error).partition("\n")[0]
+                    continue
+            made = made if copies == 1 else made[0]
+            expected = made if expected is None else expected
+            _check(suite, case, label, made, expected)
+            (series,) = timing.in_turns([run], repeats)
+            seconds[label] = [each / copies for each in series]
+        measured = [label for label in tried if label in seconds] + [_label(best)]
+        fastest = min(measured, key=lambda label: statistics.median(seconds[label]))
+        best = tried.get(fastest, best)
+    return {"tiles": best, "seconds": seconds, "refused": refused}
+
+
+def _label(tiles: Mapping[str, int]) -> str:
+    return " ".join(f"{name}={size}" for name, size in tiles.items()) or "heuristic"
+
+
+def _check(suite: cases.Suite, case: cases.Case, label: str, made: Any, expected: Any) -> None:
+    for name, want in expected.items():
+        error = cases.relative_error(np.asarray(made[name]), np.asarray(want))
+        if not error <= AGREEMENT[case.dtype]:
+            raise ArithmeticError(
+                f"{suite.op} {case.name}: with {label} the gradient of {name} differs by "
+                f"{error:.1e} from the heuristic's tiles; a kernel is wrong, do not tune it"
+            )
+
+
+def write(path: Path, conditions: Mapping[str, str], found: Mapping[str, Any]) -> None:
+    """Merges the tiles found into the device's table."""
+    old = json.loads(path.read_text("utf-8")) if path.exists() else {"tiles": {}, "timings": {}}
+    for op, by_bucket in found.items():
+        tiles = {bucket: each["tiles"] for bucket, each in by_bucket.items() if each["tiles"]}
+        old["tiles"][op] = old["tiles"].get(op, {}) | tiles
+        old["timings"][op] = old["timings"].get(op, {}) | {
+            bucket: {**each, "conditions": dict(conditions)} for bucket, each in by_bucket.items()
+        }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(old, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--op", choices=cases.OPS, help="one operation")
+    parser.add_argument("--repeats", type=int, default=7, help="runs of each combination")
+    parser.add_argument("--tables", type=Path, default=tuning.TABLES, help="where the table is")
+    given = parser.parse_args(argv)
+    target = dispatch.target()
+    if reason := dispatch.lacks_gpu(target):
+        parser.error(f"tuning {reason.partition(';')[0]}")
+    found: dict[str, dict[str, Any]] = {}
+    for op in [given.op] if given.op else cases.OPS:
+        suite = cases.suite(op)
+        for case in suite.using("gpu") if suite.tiles else ():
+            made = tune(suite, case, target, given.repeats, copies=5)
+            found.setdefault(op, {})[tuning.bucket(case.sizes, case.dtype)] = made
+            best = min(statistics.median(each) for each in made["seconds"].values())
+            told = made["tiles"] or "the heuristic"
+            print(f"{op} {case.name}: {told}, {1e6 * best:,.0f} us", flush=True)
+    path = given.tables / f"{tuning.device_key(target.device_kind)}.json"
+    write(path, timing.conditions(PACKAGES), found)
+    print(f"wrote {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
