@@ -21,7 +21,7 @@ from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
 from kernels import dispatch, noise
-from kernels.gated_attention import pallas_plan, pallas_vjp, tile
+from kernels.gated_attention import instructions, pallas_plan, pallas_vjp, tile
 from kernels.gated_attention.config import Config
 from kernels.gated_attention.pallas_plan import OP, Inputs, Plan
 from kernels.visibility import Visibility
@@ -71,7 +71,7 @@ def _forward(config, q_BTNH, k_BSKH, v_BSKH, bias_N, seed, origin, visibility):
 
 def _kernel(plan: Plan, refs: Inputs, out_ref, lse_ref, expected_ref, opened_ref) -> None:
     config, X, Y = plan.config, plan.X, plan.Y
-    functions = pallas_plan.functions(config)
+    functions = instructions.functions(config)
     n, b = pl.program_id(0), pl.program_id(2)
     row = (plan.query_tiles - 1 - pl.program_id(1)) * X
     first = refs.start_B[0] + row

@@ -17,7 +17,6 @@ from jax.experimental.pallas import triton as plt
 import jax.numpy as jnp
 
 from kernels import dispatch, noise, tuning
-from kernels.gated_attention import tile
 from kernels.gated_attention.config import Config
 from kernels.visibility import Visibility, key_blocks, query_blocks
 
@@ -378,47 +377,3 @@ def product(left: jax.Array, right: jax.Array, left_axis: int, right_axis: int) 
         precision=dispatch.exact_dot(right.dtype),
         preferred_element_type=jnp.float32,
     )
-
-
-def functions(config: Config) -> tile.Intrinsics:
-    """The transcendental functions of the target; the interpreter has the plain ones alone."""
-    return tile.PLAIN if config.target.interpret else _INSTRUCTIONS
-
-
-def _instructions(code: str) -> Any:
-    """The function of PTX `code`: `$0` is its result, `$1` .. its operands, `t` a register."""
-
-    def apply(*operands: Any) -> jax.Array:
-        values = jnp.broadcast_arrays(*(jnp.asarray(x, jnp.float32) for x in operands))
-        (result,) = plt.elementwise_inline_asm(
-            f"{{ .reg .f32 t; {code} }}",
-            args=values,
-            constraints=",".join(["=f", *["f"] * len(values)]),
-            pack=1,
-            result_shape_dtypes=[jax.ShapeDtypeStruct(values[0].shape, jnp.float32)],
-        )
-        return result
-
-    return apply
-
-
-_exp2 = _instructions("ex2.approx.ftz.f32 $0, $1;")
-_reciprocal = _instructions("rcp.approx.ftz.f32 $0, $1;")
-
-
-def _tanh(x: jax.Array) -> jax.Array:
-    # tanh.approx is wrong by 2^-11, which a soft cap of 50 makes 0.02 of a logit; this is by 2^-22.
-    return 1.0 - 2.0 * _reciprocal(1.0 + _exp2(x * (2.0 * tile.LOG2_E)))
-
-
-# Relative errors of ex2 and rcp are 2^-22 and 2^-23 (PTX ISA): of 10^7 gates, one is not that of an
-# exact exponential, and it is the same in both passes. Pallas lowers -x to 0 - x, and XLA has Triton
-# fuse no product with a sum, so both are spelt out; a negated operand costs nothing.
-_INSTRUCTIONS = tile.Intrinsics(
-    exp2=_exp2,
-    exp2_of_minus=_instructions("neg.f32 t, $1; ex2.approx.ftz.f32 $0, t;"),
-    tanh=_tanh,
-    reciprocal=_reciprocal,
-    add_product=_instructions("fma.rn.f32 $0, $1, $2, $3;"),
-    subtract_product=_instructions("neg.f32 t, $1; fma.rn.f32 $0, t, $2, $3;"),
-)

@@ -21,7 +21,7 @@ from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
 from kernels import dispatch, noise
-from kernels.gated_attention import pallas_plan, tile
+from kernels.gated_attention import instructions, pallas_plan, tile
 from kernels.gated_attention.config import Config
 from kernels.gated_attention.pallas_plan import Inputs, Plan, Specs
 from kernels.visibility import Visibility
@@ -100,7 +100,7 @@ def _saved_specs(specs: Specs, saved: Saved) -> Saved:
 
 def _queries_kernel(plan: Plan, refs: Inputs, saved: Saved, d_q_ref, d_bias_ref) -> None:
     config, X, Y = plan.config, plan.X, plan.Y
-    functions = pallas_plan.functions(config)
+    functions = instructions.functions(config)
     n, b = pl.program_id(0), pl.program_id(2)
     row = (plan.query_tiles - 1 - pl.program_id(1)) * X
     first = refs.start_B[0] + row
@@ -165,7 +165,7 @@ def _keys(config: Config, causal: bool, inputs: Inputs, saved: Saved) -> Any:
 
 def _keys_kernel(plan: Plan, refs: Inputs, saved: Saved, d_k_ref, d_v_ref) -> None:
     config, X, Y = plan.config, plan.X, plan.Y
-    functions = pallas_plan.functions(config)
+    functions = instructions.functions(config)
     column = pl.program_id(1) * Y
     key_Y1 = pallas_plan.entries(column, Y, 0)
     real_Y = pallas_plan.inside(column, Y, plan.S)
