@@ -89,6 +89,7 @@ def prefix_mean(
             f"{kind.__name__}"
         )
     shapes.sizes(OP, write_BTR=write_BTR, value_BTE=value_BTE, state_BRE=state[0], mass_BR=state[1])
+    shapes.floating(OP, (jnp.float32,), state=state[0], mass=state[1])
 
     if axis_name is not None:
         state = sharded.state_before(

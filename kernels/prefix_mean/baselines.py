@@ -12,7 +12,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from kernels.cases import Arrays, Case
-from kernels.prefix_mean.state import MASS_FLOOR, State
+from kernels.prefix_mean.state import MASS_FLOOR, State, empty_state
 
 
 def materialised(
@@ -69,15 +69,16 @@ def associative(
 
 def materialised_call(case: Case, arrays: Arrays) -> dict[str, jax.Array]:
     """`materialised` on a case of the suite, as `cases.call`."""
-    empty = State(
-        *(jnp.zeros([case.sizes[letter] for letter in letters]) for letters in ("BRE", "BR"))
-    )
+    B, _, R, E = (case.sizes[letter] for letter in "BTRE")
+    state = empty_state(B, R, E)
+    if "total" in arrays:
+        state = State(arrays["total"], arrays["mass"])
     out_BTE, state = materialised(
         arrays["write"],
         arrays["value"],
         arrays["decay"],
         arrays["read"],
-        State(arrays["total"], arrays["mass"]) if "total" in arrays else empty,
+        State(*state),
         mass_normalisation=case.options.get("mass_normalisation", True),
     )
     return {

@@ -8,8 +8,8 @@ Within a chunk of C steps let i read and j write, both counted from the chunk's 
    N_r.
 3. N becomes beta^C N + sum_j beta^(C-j) W_j v_j, and D likewise.
 
-The powers stand in tables with exponents of at least 0. The mass makes every weight
-beta^(i-j) W_jr / D_ir at most 1, so the products are formed in that order.
+The powers stand in tables with exponents of at least 0, and 1 / D is 0 for a mass at the floor, so
+nothing overflows.
 
 The backward, with B_ij = <dout_i, v_j> and (dN, dD) the cotangents of the state after the chunk:
 
@@ -20,7 +20,8 @@ The backward, with B_ij = <dout_i, v_j> and (dN, dD) the cotangents of the state
 
 The last line needs no product of its own: the weights of a mean sum to one, so moving every
 exponent beta^i of row i moves nothing, and beta^(i-j) is left with its part in j. Positions count
-from the chunk's start: counted from the sequence's, the two terms would cancel to no digits.
+from the chunk's start: counted from the sequence's, the two terms would cancel to no digits. The
+gradient is exact in ln beta, as a logit or a half-life asks for it; d beta has its rounding / beta.
 Without normalisation c = G, dG has no divisor, dW no -dG, and row i adds i G_ir dG_ir to the last.
 """
 
@@ -47,11 +48,10 @@ def tables(C: int, decay_R: jax.Array) -> Tables:
     """The tables of a chunk of C steps."""
     log_R = log_of_decay(decay_R)
     step_C = jnp.arange(C, dtype=jnp.float32)
-    lag_IJ = step_C[:, None] - step_C[None, :]
+    lag_IJ1 = (step_C[:, None] - step_C[None, :])[..., None]
+    pair_IJR = jnp.exp(jnp.maximum(lag_IJ1, 0) * log_R[None, None])
     return Tables(
-        jnp.where(
-            lag_IJ[..., None] > 0, jnp.exp(jnp.maximum(lag_IJ, 0)[..., None] * log_R[None, None]), 0
-        ),
+        jnp.where(lag_IJ1 > 0, pair_IJR, 0.0),
         jnp.exp(step_C[:, None] * log_R[None]),
         jnp.exp((C - step_C)[:, None] * log_R[None]),
         jnp.exp(C * log_R),
@@ -62,7 +62,7 @@ def advance(table: Tables, write_BJR: jax.Array, value_BJE: jax.Array, state: St
     """The state after the chunk."""
     total_BRE, mass_BR = state
     kept_BJR = write_BJR * table.end_JR[None]
-    # XLA's CPU product is twice as fast when its left side is already transposed in memory.
+    # XLA's CPU product is faster with its left side already transposed in memory.
     kept_BRJ = lax.optimization_barrier(kept_BJR.swapaxes(1, 2))
     return State(
         table.whole_R[None, :, None] * total_BRE + _dot("BRJ,BJE->BRE", kept_BRJ, value_BJE),

@@ -32,9 +32,10 @@ class LogState(NamedTuple):
 
 def empty_state(B: int, R: int, E: int, *, log_write: bool = False) -> State | LogState:
     """The state before the first step."""
+    zeros_BRE = jnp.zeros((B, R, E), jnp.float32)
     if log_write:
-        return LogState(jnp.zeros((B, R, E)), jnp.full((B, R), -jnp.inf))
-    return State(jnp.zeros((B, R, E)), jnp.zeros((B, R)))
+        return LogState(zeros_BRE, jnp.full((B, R), -jnp.inf, jnp.float32))
+    return State(zeros_BRE, jnp.zeros((B, R), jnp.float32))
 
 
 def join(

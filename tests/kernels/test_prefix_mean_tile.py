@@ -10,7 +10,7 @@ from kernels.prefix_mean.state import log_of_decay
 
 C, R, E = 16, 5, 8
 # No decay at all, a slow and a fast one, and two whose powers leave the range of float32 at once.
-DECAY = np.array([1.0, 0.999, 0.5, 1e-3, 1e-30], np.float32)
+DECAY = np.array([1.0, 0.999, 0.5, 1e-3, 2.0**-80], np.float32)
 LOG2_DECAY = log_of_decay(jnp.asarray(DECAY))[None] / np.log(2.0)
 POWERS = tile.decays(C, LOG2_DECAY)
 
