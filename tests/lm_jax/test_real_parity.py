@@ -63,15 +63,19 @@ def test_every_layer_and_the_logits_are_those_of_torch(name):
     hidden, logits = make_goldens.hidden_and_logits(reference, tokens_BT)
     ours_hidden, ours_logits = run(loaded.cfg, loaded.params, tokens_BT)
     # Some coordinates of these models are thousands of times the rest; the error of a position is
-    # therefore taken over its whole vector.
-    error_LBT = np.linalg.norm(ours_hidden - hidden, axis=-1) / np.linalg.norm(hidden, axis=-1)
-    # One position in 72 of SmolLM2 is ill-conditioned: its error against float64 depends on how a
-    # CPU orders its sums (2.6e-5 on one, below 4.2e-6 on another), the rest is below 1e-5 on both.
-    assert np.quantile(error_LBT, 0.99) < 1e-5
-    assert error_LBT.max() < 5e-5
-    difference = np.abs(ours_logits - logits)
-    assert np.quantile(difference, 0.999) < 1e-4
-    assert difference.max() < 3e-4
+    # therefore taken over its whole vector. A layer may cancel what an earlier one wrote: rounding
+    # is then of the size of the largest residual so far. At one position of SmolLM2 a single neuron
+    # writes a residual of norm 642, of which 115 are left. XLA's product on a CPU adds the 1,536
+    # neurons one after another, each sum rounded at the size of that one: off by 1.6e-6, where sums
+    # of blocks are off by 7e-8.
+    norm_LBT = np.linalg.norm(hidden, axis=-1)
+    largest_LBT = np.maximum.accumulate(norm_LBT, axis=0)
+    assert (np.linalg.norm(ours_hidden - hidden, axis=-1) / largest_LBT).max() < 1e-5
+    cancelled_BT1 = (largest_LBT / norm_LBT).max(0)[..., None]
+    assert np.median(cancelled_BT1) < 1.5
+    np.testing.assert_array_less(
+        np.abs(ours_logits - logits), 1e-4 * cancelled_BT1 + 1e-5 * np.abs(logits)
+    )
 
 
 def stored_by_hand(tensor):
