@@ -1,0 +1,38 @@
+"""The figures of `docs/` are what their data say."""
+
+import json
+import re
+
+import numpy as np
+
+from tools import draw_figures
+
+DATA = json.loads((draw_figures.DOCS / "data" / "released_decay_error.json").read_text("utf-8"))
+
+
+def paths(svg, colour):
+    """The points `[n, 2]` of every stroke of a colour, in the order drawn."""
+    found = re.findall(rf'<path class="line {colour} d\d" d="M([-\d., ]+)"', svg)
+    return [np.array([point.split(",") for point in each.split()], float) for each in found]
+
+
+def test_the_committed_figure_is_drawn_from_its_data():
+    committed = draw_figures.DOCS / "figures" / "released_decay_error.svg"
+    assert committed.read_text("utf-8") == f"{draw_figures.decay_error(DATA)}\n"
+
+
+def test_heights_follow_the_data():
+    """Three curves a panel; the left axis is logarithmic, the right one linear."""
+    svg = str(draw_figures.decay_error(DATA))
+    released, ours = paths(svg, "s1"), paths(svg, "s0")
+    assert len(released) == len(ours) == 6
+    for drawn, name, shown in (
+        (released[:3], "discount_error", lambda y: np.log10(np.maximum(np.abs(y), 1e-8))),
+        (released[3:], "mean_of_ones", np.asarray),
+    ):
+        for points, curve in zip(drawn, DATA["curves"]["released"], strict=True):
+            values = shown(np.array(curve[name], float))
+            values = values[np.isfinite(values)]
+            assert abs(np.corrcoef(points[:, 1], -values)[0, 1]) > 0.99999
+    # One height for every point of a mean that stays 1.
+    assert all(np.ptp(points[:, 1]) < 0.2 for points in ours[3:])
