@@ -55,8 +55,8 @@ class Suite:
       own_bounds: argument or output -> dtype -> bound, where one needs another than `bounds`.
       exact: outputs that must be equal.
       implementations: those that the operation offers.
-      tiles: the choices that tuning tries, by name of the tile: a group for each kernel, tuned one
-        after the other, all combinations within a group.
+      tiles: the choices that tuning tries, by name of the tile, in groups: all combinations within
+        a group, one group after the other.
     """
 
     op: str

@@ -5,7 +5,8 @@
     python -m tools.bench_kernels --device=cpu --op prefix_mean --repeats 20
 
 Every row compares our implementation with the reference first, values and gradients; where that is
-red no speed is printed. The exit code is 1 if a comparison was red or a bar was missed.
+red no speed is printed. A row whose rival is not installed says what to install, and is not run.
+The exit code is 1 if a comparison was red or a bar was missed.
 """
 
 import argparse
@@ -28,6 +29,8 @@ PACKAGES = ("jax", "jaxlib", "numpy", "jax-triton", "torch", "triton", "fla")
 def line(result: races.Result) -> str:
     """One row of the table, or the deviations of a red comparison."""
     race = result.race
+    if result.missing:
+        return f"{race.label}\n    not run: {result.missing}"
     if not result.green:
         red = [each for each in result.deviations if not each.ok]
         told = ", ".join(f"{d.name} {d.error:.1e} > {d.bound:.0e}" for d in red)
@@ -47,6 +50,7 @@ def record(result: races.Result) -> dict[str, Any]:
     """A result as JSON holds it: raw seconds, bytes, deviations, bars."""
     return {
         **dataclasses.asdict(result.race),
+        "missing": result.missing,
         "deviations": {each.name: [each.error, each.bound] for each in result.deviations},
         "ours_seconds": result.ours_seconds,
         "rival_seconds": result.rival_seconds,
@@ -85,7 +89,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         given.json.parent.mkdir(parents=True, exist_ok=True)
         given.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     missed = sum(not all(each.reached().values()) for each in results)
-    print(f"\n{len(results)} rows, {missed} with a missed bar or a red comparison")
+    left_out = sum(bool(each.missing) for each in results)
+    told = f", {left_out} not run for lack of a rival" if left_out else ""
+    print(f"\n{len(results)} rows, {missed} with a missed bar or a red comparison{told}")
     return 1 if missed else 0
 
 

@@ -3,10 +3,11 @@
     python -m tools.tune_kernels                     every operation with tiles to choose
     python -m tools.tune_kernels --op gated_attention --repeats 10
 
-For each workload marked `gpu`, the choices of one kernel after another are compiled, compared with
-the heuristic's result, and timed, forward and backward together. Combinations that do not fit the
-device are kept in the table with what the compiler said. The table `kernels/tuned/<device>.json`
-keeps the fastest with all raw timings, the device, the versions and the date.
+For each workload marked `gpu`, or the first of those in one bucket, the choices of one kernel after
+another are compiled, compared with the heuristic's result, and timed, forward and backward together
+where there is a backward. Combinations that do not fit the device are kept in the table with what
+the compiler said. The table `kernels/tuned/<device>.json` keeps the fastest with all raw timings,
+the device, the versions and the date, and is written after each workload.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import sys
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from kernels import cases, dispatch, tuning
@@ -27,6 +29,14 @@ from tools.bench import contenders, timing
 PACKAGES = ("jax", "jaxlib", "numpy")
 # Two tile sizes round differently; anything beyond is a fault of one of them.
 AGREEMENT = {"float32": 1e-5, "bfloat16": 2e-2}
+
+
+def workloads(suite: cases.Suite) -> dict[str, cases.Case]:
+    """The workloads to tune by their buckets; none where there are no tiles to choose."""
+    found: dict[str, cases.Case] = {}
+    for case in suite.using("gpu") if suite.tiles else ():
+        found.setdefault(tuning.bucket(case.sizes, case.dtype), case)
+    return found
 
 
 def combinations(choices: Mapping[str, Sequence[int]]) -> Iterator[dict[str, int]]:
@@ -57,6 +67,7 @@ def tune(
         for label, tiles in tried.items():
             if label in seconds:
                 continue
+            # A function of its own each time: what jax.jit has traced keeps its tiles.
             fn, arguments = contenders.gradient(ours, suite, case, arrays)
             with dispatch.on(target), tuning.trying(suite.op, tiles):
                 try:
@@ -84,10 +95,13 @@ def _label(tiles: Mapping[str, int]) -> str:
 
 def _check(suite: cases.Suite, case: cases.Case, label: str, made: Any, expected: Any) -> None:
     for name, want in expected.items():
+        # An argmax moves by whole keys where two scores round to one.
+        if not jnp.issubdtype(want.dtype, jnp.floating):
+            continue
         error = cases.relative_error(np.asarray(made[name]), np.asarray(want))
         if not error <= AGREEMENT[case.dtype]:
             raise ArithmeticError(
-                f"{suite.op} {case.name}: with {label} the gradient of {name} differs by "
+                f"{suite.op} {case.name}: with {label}, {name} differs by "
                 f"{error:.1e} from the heuristic's tiles; a kernel is wrong, do not tune it"
             )
 
@@ -115,17 +129,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     target = dispatch.target()
     if reason := dispatch.lacks_gpu(target):
         parser.error(f"tuning {reason.partition(';')[0]}")
-    found: dict[str, dict[str, Any]] = {}
+    path = given.tables / f"{tuning.device_key(target.device_kind)}.json"
+    conditions = timing.conditions(PACKAGES)
     for op in [given.op] if given.op else cases.OPS:
         suite = cases.suite(op)
-        for case in suite.using("gpu") if suite.tiles else ():
+        for bucket, case in workloads(suite).items():
             made = tune(suite, case, target, given.repeats, copies=5)
-            found.setdefault(op, {})[tuning.bucket(case.sizes, case.dtype)] = made
+            write(path, conditions, {op: {bucket: made}})
             best = min(statistics.median(each) for each in made["seconds"].values())
             told = made["tiles"] or "the heuristic"
             print(f"{op} {case.name}: {told}, {1e6 * best:,.0f} us", flush=True)
-    path = given.tables / f"{tuning.device_key(target.device_kind)}.json"
-    write(path, timing.conditions(PACKAGES), found)
     print(f"wrote {path}")
     return 0
 

@@ -109,4 +109,16 @@ SUITE = Suite(
     differentiable=("q", "k", "v", "gate_bias"),
     bounds={"float32": (1e-5, 1e-5), "bfloat16": (2e-2, 2e-2)},
     exact=frozenset({"open_edges"}),
+    tiles=tuple(
+        group
+        for kernel, own, other in (
+            ("forward", "queries", "keys"),
+            ("queries", "queries", "keys"),
+            ("keys", "keys", "queries"),
+        )
+        for group in (
+            {f"{kernel}_{own}": (64, 128), f"{kernel}_warps": (4, 8)},
+            {f"{kernel}_{other}": (32, 64), f"{kernel}_stages": (2, 3)},
+        )
+    ),
 )

@@ -20,6 +20,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
+from kernels import attention_tiles as tiles
 from kernels import dispatch, noise
 from kernels.gated_attention import instructions, pallas_plan, pallas_vjp, tile
 from kernels.gated_attention.config import Config
@@ -46,17 +47,18 @@ def run(
 def _forward(config, q_BTNH, k_BSKH, v_BSKH, bias_N, seed, origin, visibility):
     plan = pallas_plan.plan(config, visibility.causal, q_BTNH, k_BSKH, "forward")
     inputs = pallas_plan.inputs(q_BTNH, k_BSKH, v_BSKH, bias_N, seed, origin, visibility)
-    specs = pallas_plan.query_major(plan, inputs)
     B, T, N, _ = q_BTNH.shape
+    layout = tiles.query_major(plan, B)
+    rows_BTNH, rows_BNT = layout.blocks["BTNH"], layout.blocks["BNT"]
     tiles_BNI = pl.BlockSpec((None, None, 1), lambda n, i, b: (b, n, i))
     out_BTNH, lse_BNT, expected_BNI, opened_BNI = dispatch.triton_call(
         functools.partial(_kernel, plan),
         target=config.target,
         name="gated_attention_forward",
         tile=(plan.X, plan.Y),
-        grid=specs.grid,
-        in_specs=(specs.inputs,),
-        out_specs=(specs.rows_BTNH, specs.rows_BNT, tiles_BNI, tiles_BNI),
+        grid=layout.grid,
+        in_specs=(layout.specs(inputs),),
+        out_specs=(rows_BTNH, rows_BNT, tiles_BNI, tiles_BNI),
         out_shape=(
             jax.ShapeDtypeStruct(q_BTNH.shape, v_BSKH.dtype),
             jax.ShapeDtypeStruct((B, N, T), jnp.float32),
@@ -73,38 +75,34 @@ def _kernel(plan: Plan, refs: Inputs, out_ref, lse_ref, expected_ref, opened_ref
     config, X, Y = plan.config, plan.X, plan.Y
     functions = instructions.functions(config)
     n, b = pl.program_id(0), pl.program_id(2)
-    row = (plan.query_tiles - 1 - pl.program_id(1)) * X
+    row = tiles.first_query(plan)
     first = refs.start_B[0] + row
     stream, bias = pallas_plan.stream(refs, b, n), refs.bias_N[0]
-    query_X1 = pallas_plan.entries(first, X, 0)
-    real_X = pallas_plan.inside(row, X, plan.T)
-    real_XH = pallas_plan.matrix_inside(plan, real_X, X)
-    q_XH = pallas_plan.load(refs.q_BTNH.at[...], real_XH)
-    segments_X1 = None
-    if refs.query_segments_BT is not None:
-        segments_X1 = pallas_plan.load_along(refs.query_segments_BT.at[...], real_X, 0)
+    query_X1 = tiles.entries(first, X, 0)
+    real_X = tiles.inside(row, X, plan.T)
+    real_XH = tiles.matrix_inside(plan, real_X, X)
+    q_XH = tiles.load(refs.q_BTNH.at[...], real_XH)
+    segments_X1 = tiles.segments_along(refs.query_segments_BT, ..., real_X, 0)
 
     def body(j: jax.Array, carry: Any, hidden: bool) -> Any:
         rows, sum_XH = carry
         at = pl.ds(j * Y, Y)
-        key_1Y = pallas_plan.entries(j * Y, Y, 1)
-        real_Y = pallas_plan.inside(j * Y, Y, plan.S) if hidden else None
-        real_YH = pallas_plan.matrix_inside(plan, real_Y, Y)
-        raw = pallas_plan.product(q_XH, pallas_plan.load(refs.k_BSKH.at[at, :], real_YH), 1, 1)
+        key_1Y = tiles.entries(j * Y, Y, 1)
+        real_Y = tiles.inside(j * Y, Y, plan.S) if hidden else None
+        real_YH = tiles.matrix_inside(plan, real_Y, Y)
+        raw = tiles.product(q_XH, tiles.load(refs.k_BSKH.at[at, :], real_YH), 1, 1)
         bits = noise.bits(stream, query_X1, key_1Y) if config.mode == "sample" else None
         seen = None
         if hidden:
-            segments_1Y = None
-            if refs.key_segments_BS is not None:
-                segments_1Y = pallas_plan.load_along(refs.key_segments_BS.at[at], real_Y, 1)
-            seen = pallas_plan.seen(plan, refs, query_X1, key_1Y, (segments_X1, segments_1Y))
+            segments_1Y = tiles.segments_along(refs.key_segments_BS, at, real_Y, 1)
+            seen = tiles.seen(plan, refs, query_X1, key_1Y, (segments_X1, segments_1Y))
         before = rows.opened
         rows, weight, decay = tile.absorb(config, rows, raw, bias, bits, seen, functions)
         sum_XH *= decay[:, None]
 
         def add(sum_XH: jax.Array) -> jax.Array:
-            v_YH = pallas_plan.load(refs.v_BSKH.at[at, :], real_YH)
-            return sum_XH + pallas_plan.product(weight, v_YH, 1, 0)
+            v_YH = tiles.load(refs.v_BSKH.at[at, :], real_YH)
+            return sum_XH + tiles.product(weight, v_YH, 1, 0)
 
         if config.mode == "threshold":
             some = jnp.sum(rows.opened - before) > 0.0
@@ -112,10 +110,10 @@ def _kernel(plan: Plan, refs: Inputs, out_ref, lse_ref, expected_ref, opened_ref
         return rows, add(sum_XH)
 
     empty = (tile.no_rows((X,)), jnp.zeros((X, plan.width), jnp.float32))
-    rows, sum_XH = pallas_plan.walk(pallas_plan.key_ranges(plan, refs, first), body, empty)
+    rows, sum_XH = tiles.walk(tiles.key_ranges(plan, refs, first, tiles.capped_clip), body, empty)
     out_XH, lse_X = tile.finish(rows, sum_XH)
-    pallas_plan.store(out_ref.at[...], out_XH, real_XH)
-    pallas_plan.store(lse_ref.at[...], lse_X, real_X)
+    tiles.store(out_ref.at[...], out_XH, real_XH)
+    tiles.store(lse_ref.at[...], lse_X, real_X)
     expected_X, opened_X = rows.expected, rows.opened
     if real_X is not None:
         expected_X, opened_X = (jnp.where(real_X, x, 0.0) for x in (expected_X, opened_X))

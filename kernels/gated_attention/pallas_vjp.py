@@ -20,10 +20,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
+from kernels import attention_tiles as tiles
 from kernels import dispatch, noise
 from kernels.gated_attention import instructions, pallas_plan, tile
 from kernels.gated_attention.config import Config
-from kernels.gated_attention.pallas_plan import Inputs, Plan, Specs
+from kernels.gated_attention.pallas_plan import Inputs, Plan
 from kernels.visibility import Visibility
 
 
@@ -74,16 +75,16 @@ def _words(config, shape, seed, origin, visibility) -> jax.Array | None:
 
 def _queries(config: Config, causal: bool, inputs: Inputs, saved: Saved) -> Any:
     plan = pallas_plan.plan(config, causal, inputs.q_BTNH, inputs.k_BSKH, "queries")
-    specs = pallas_plan.query_major(plan, inputs)
+    layout = tiles.query_major(plan, inputs.q_BTNH.shape[0])
     q_BTNH, lse_BNT = inputs.q_BTNH, saved.lse_BNT
     return dispatch.triton_call(
         functools.partial(_queries_kernel, plan),
         target=config.target,
         name="gated_attention_backward_queries",
         tile=(plan.X, plan.Y),
-        grid=specs.grid,
-        in_specs=(specs.inputs, _saved_specs(specs, saved)),
-        out_specs=(specs.rows_BTNH, specs.rows_BNT),
+        grid=layout.grid,
+        in_specs=(layout.specs(inputs), layout.specs(saved)),
+        out_specs=(layout.blocks["BTNH"], layout.blocks["BNT"]),
         out_shape=(
             jax.ShapeDtypeStruct(q_BTNH.shape, q_BTNH.dtype),
             jax.ShapeDtypeStruct(lse_BNT.shape, jnp.float32),
@@ -93,70 +94,63 @@ def _queries(config: Config, causal: bool, inputs: Inputs, saved: Saved) -> Any:
     )(inputs, saved)
 
 
-def _saved_specs(specs: Specs, saved: Saved) -> Saved:
-    of_rows = (specs.rows_BNT,) * 3
-    return pallas_plan.where_given(Saved(specs.rows_BTNH, *of_rows, specs.heads_BN), saved)
-
-
 def _queries_kernel(plan: Plan, refs: Inputs, saved: Saved, d_q_ref, d_bias_ref) -> None:
     config, X, Y = plan.config, plan.X, plan.Y
     functions = instructions.functions(config)
     n, b = pl.program_id(0), pl.program_id(2)
-    row = (plan.query_tiles - 1 - pl.program_id(1)) * X
+    row = tiles.first_query(plan)
     first = refs.start_B[0] + row
     stream, bias = pallas_plan.stream(refs, b, n), refs.bias_N[0]
     d_expected = saved.d_expected_BN[0]
-    query_X1 = pallas_plan.entries(first, X, 0)
-    real_X = pallas_plan.inside(row, X, plan.T)
-    real_XH = pallas_plan.matrix_inside(plan, real_X, X)
-    q_XH = pallas_plan.load(refs.q_BTNH.at[...], real_XH)
-    d_out_XH = pallas_plan.load(saved.d_out_BTNH.at[...], real_XH)
-    lse_X1 = pallas_plan.load_along(saved.lse_BNT.at[...], real_X, 0)
-    delta_X1 = pallas_plan.load_along(saved.delta_BNT.at[...], real_X, 0)
-    segments_X1 = None
-    if refs.query_segments_BT is not None:
-        segments_X1 = pallas_plan.load_along(refs.query_segments_BT.at[...], real_X, 0)
+    query_X1 = tiles.entries(first, X, 0)
+    real_X = tiles.inside(row, X, plan.T)
+    real_XH = tiles.matrix_inside(plan, real_X, X)
+    q_XH = tiles.load(refs.q_BTNH.at[...], real_XH)
+    d_out_XH = tiles.load(saved.d_out_BTNH.at[...], real_XH)
+    lse_X1 = tiles.load_along(saved.lse_BNT.at[...], real_X, 0)
+    delta_X1 = tiles.load_along(saved.delta_BNT.at[...], real_X, 0)
+    segments_X1 = tiles.segments_along(refs.query_segments_BT, ..., real_X, 0)
 
     def body(j: jax.Array, carry: Any, hidden: bool) -> Any:
         d_q_XH, d_bias_X = carry
         at = pl.ds(j * Y, Y)
-        key_1Y = pallas_plan.entries(j * Y, Y, 1)
-        real_Y = pallas_plan.inside(j * Y, Y, plan.S) if hidden else None
-        real_YH = pallas_plan.matrix_inside(plan, real_Y, Y)
-        k_YH = pallas_plan.load(refs.k_BSKH.at[at, :], real_YH)
-        v_YH = pallas_plan.load(refs.v_BSKH.at[at, :], real_YH)
+        key_1Y = tiles.entries(j * Y, Y, 1)
+        real_Y = tiles.inside(j * Y, Y, plan.S) if hidden else None
+        real_YH = tiles.matrix_inside(plan, real_Y, Y)
+        k_YH = tiles.load(refs.k_BSKH.at[at, :], real_YH)
+        v_YH = tiles.load(refs.v_BSKH.at[at, :], real_YH)
         bits = noise.bits(stream, query_X1, key_1Y) if config.mode == "sample" else None
         seen = None
         if hidden:
-            segments_1Y = None
-            if refs.key_segments_BS is not None:
-                segments_1Y = pallas_plan.load_along(refs.key_segments_BS.at[at], real_Y, 1)
-            seen = pallas_plan.seen(plan, refs, query_X1, key_1Y, (segments_X1, segments_1Y))
-        raw = pallas_plan.product(q_XH, k_YH, 1, 1)
-        g = pallas_plan.product(d_out_XH, v_YH, 1, 1)
+            segments_1Y = tiles.segments_along(refs.key_segments_BS, at, real_Y, 1)
+            seen = tiles.seen(plan, refs, query_X1, key_1Y, (segments_X1, segments_1Y))
+        raw = tiles.product(q_XH, k_YH, 1, 1)
+        g = tiles.product(d_out_XH, v_YH, 1, 1)
         _, d_gate, d_raw = tile.backward(
             config, raw, bias, bits, seen, lse_X1, g, delta_X1, d_expected, functions
         )
-        return d_q_XH + pallas_plan.product(d_raw, k_YH, 1, 0), d_bias_X + jnp.sum(d_gate, 1)
+        return d_q_XH + tiles.product(d_raw, k_YH, 1, 0), d_bias_X + jnp.sum(d_gate, 1)
 
     empty = (jnp.zeros((X, plan.width), jnp.float32), jnp.zeros((X,), jnp.float32))
-    d_q_XH, d_bias_X = pallas_plan.walk(pallas_plan.key_ranges(plan, refs, first), body, empty)
-    pallas_plan.store(d_q_ref.at[...], config.scale * d_q_XH, real_XH)
-    pallas_plan.store(d_bias_ref.at[...], d_bias_X, real_X)
+    d_q_XH, d_bias_X = tiles.walk(
+        tiles.key_ranges(plan, refs, first, tiles.capped_clip), body, empty
+    )
+    tiles.store(d_q_ref.at[...], config.scale * d_q_XH, real_XH)
+    tiles.store(d_bias_ref.at[...], d_bias_X, real_X)
 
 
 def _keys(config: Config, causal: bool, inputs: Inputs, saved: Saved) -> Any:
     plan = pallas_plan.plan(config, causal, inputs.q_BTNH, inputs.k_BSKH, "keys")
-    specs = pallas_plan.key_major(plan, inputs)
+    layout = tiles.key_major(plan, inputs.q_BTNH.shape[0])
     of_keys = (inputs.k_BSKH, inputs.v_BSKH)
     return dispatch.triton_call(
         functools.partial(_keys_kernel, plan),
         target=config.target,
         name="gated_attention_backward_keys",
         tile=(plan.X, plan.Y),
-        grid=specs.grid,
-        in_specs=(specs.inputs, _saved_specs(specs, saved)),
-        out_specs=(specs.inputs.k_BSKH, specs.inputs.v_BSKH),
+        grid=layout.grid,
+        in_specs=(layout.specs(inputs), layout.specs(saved)),
+        out_specs=(layout.blocks["BSKH"],) * 2,
         out_shape=tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in of_keys),
         num_warps=plan.warps,
         num_stages=plan.stages,
@@ -167,15 +161,13 @@ def _keys_kernel(plan: Plan, refs: Inputs, saved: Saved, d_k_ref, d_v_ref) -> No
     config, X, Y = plan.config, plan.X, plan.Y
     functions = instructions.functions(config)
     column = pl.program_id(1) * Y
-    key_Y1 = pallas_plan.entries(column, Y, 0)
-    real_Y = pallas_plan.inside(column, Y, plan.S)
-    real_YH = pallas_plan.matrix_inside(plan, real_Y, Y)
-    k_YH = pallas_plan.load(refs.k_BSKH.at[...], real_YH)
-    v_YH = pallas_plan.load(refs.v_BSKH.at[...], real_YH)
-    segments_Y1 = None
-    if refs.key_segments_BS is not None:
-        segments_Y1 = pallas_plan.load_along(refs.key_segments_BS.at[...], real_Y, 0)
-    ranges = pallas_plan.query_ranges(plan, refs, column)
+    key_Y1 = tiles.entries(column, Y, 0)
+    real_Y = tiles.inside(column, Y, plan.S)
+    real_YH = tiles.matrix_inside(plan, real_Y, Y)
+    k_YH = tiles.load(refs.k_BSKH.at[...], real_YH)
+    v_YH = tiles.load(refs.v_BSKH.at[...], real_YH)
+    segments_Y1 = tiles.segments_along(refs.key_segments_BS, ..., real_Y, 0)
+    ranges = tiles.query_ranges(plan, refs, column, tail=False)
 
     def head(h: jax.Array, carry: Any) -> Any:
         bias, d_expected = refs.bias_N[h], saved.d_expected_BN[h]
@@ -183,41 +175,39 @@ def _keys_kernel(plan: Plan, refs: Inputs, saved: Saved, d_k_ref, d_v_ref) -> No
         def body(i: jax.Array, carry: Any, hidden: bool) -> Any:
             d_k_YH, d_v_YH = carry
             at = pl.ds(i * X, X)
-            real_X = pallas_plan.inside(i * X, X, plan.T)
-            real_XH = pallas_plan.matrix_inside(plan, real_X, X)
-            q_XH = pallas_plan.load(refs.q_BTNH.at[at, h, :], real_XH)
-            d_out_XH = pallas_plan.load(saved.d_out_BTNH.at[at, h, :], real_XH)
-            lse_1X = pallas_plan.load_along(saved.lse_BNT.at[h, at], real_X, 1)
-            delta_1X = pallas_plan.load_along(saved.delta_BNT.at[h, at], real_X, 1)
+            real_X = tiles.inside(i * X, X, plan.T)
+            real_XH = tiles.matrix_inside(plan, real_X, X)
+            q_XH = tiles.load(refs.q_BTNH.at[at, h, :], real_XH)
+            d_out_XH = tiles.load(saved.d_out_BTNH.at[at, h, :], real_XH)
+            lse_1X = tiles.load_along(saved.lse_BNT.at[h, at], real_X, 1)
+            delta_1X = tiles.load_along(saved.delta_BNT.at[h, at], real_X, 1)
             bits = None
             if config.mode == "sample":
-                words_1X = pallas_plan.load_along(saved.words_BNT.at[h, at], real_X, 1)
+                words_1X = tiles.load_along(saved.words_BNT.at[h, at], real_X, 1)
                 bits = noise.bits_of_row(words_1X, key_Y1)
             seen = None
             if hidden:
-                segments_1X = None
-                if refs.query_segments_BT is not None:
-                    segments_1X = pallas_plan.load_along(refs.query_segments_BT.at[at], real_X, 1)
-                query_1X = pallas_plan.entries(refs.start_B[0] + i * X, X, 1)
-                seen = pallas_plan.seen(plan, refs, query_1X, key_Y1, (segments_1X, segments_Y1))
-            raw = pallas_plan.product(k_YH, q_XH, 1, 1)
-            g = pallas_plan.product(v_YH, d_out_XH, 1, 1)
+                segments_1X = tiles.segments_along(refs.query_segments_BT, at, real_X, 1)
+                query_1X = tiles.entries(refs.start_B[0] + i * X, X, 1)
+                seen = tiles.seen(plan, refs, query_1X, key_Y1, (segments_1X, segments_Y1))
+            raw = tiles.product(k_YH, q_XH, 1, 1)
+            g = tiles.product(v_YH, d_out_XH, 1, 1)
             weight, _, d_raw = tile.backward(
                 config, raw, bias, bits, seen, lse_1X, g, delta_1X, d_expected, functions
             )
 
             def add(d_v_YH: jax.Array) -> jax.Array:
-                return d_v_YH + pallas_plan.product(weight, d_out_XH, 1, 0)
+                return d_v_YH + tiles.product(weight, d_out_XH, 1, 0)
 
             if config.mode == "threshold":
                 d_v_YH = lax.cond(jnp.max(weight) > 0.0, add, lambda same: same, d_v_YH)
             else:
                 d_v_YH = add(d_v_YH)
-            return d_k_YH + pallas_plan.product(d_raw, q_XH, 1, 0), d_v_YH
+            return d_k_YH + tiles.product(d_raw, q_XH, 1, 0), d_v_YH
 
-        return pallas_plan.walk(ranges, body, carry)
+        return tiles.walk(ranges, body, carry)
 
     zeros = jnp.zeros((Y, plan.width), jnp.float32)
     d_k_YH, d_v_YH = lax.fori_loop(0, plan.G, head, (zeros, zeros))
-    pallas_plan.store(d_k_ref.at[...], config.scale * d_k_YH, real_YH)
-    pallas_plan.store(d_v_ref.at[...], d_v_YH, real_YH)
+    tiles.store(d_k_ref.at[...], config.scale * d_k_YH, real_YH)
+    tiles.store(d_v_ref.at[...], d_v_YH, real_YH)

@@ -96,4 +96,11 @@ SUITE = Suite(
     call=call,
     differentiable=("write", "value", "decay", "read", "total", "mass"),
     bounds={"float32": (1e-5, 1e-5), "bfloat16": (2e-2, 2e-2)},
+    tiles=(
+        {"chunk": (16, 32), "num_warps": (2, 4, 8)},
+        {"segment": (64, 128, 256, 512)},
+        {"block_e": (64, 128), "num_stages": (1, 2)},
+        {"backward_chunk": (16, 32), "backward_num_warps": (4, 8)},
+        {"backward_segment": (64, 128, 256, 512)},
+    ),
 )

@@ -1,4 +1,4 @@
-"""One chunk of the prefix mean in plain JAX: forward, and backward by hand.
+"""A group of chunks of the prefix mean in plain JAX: forward, and backward by hand.
 
 Within a chunk of C steps let i read and j write, both counted from the chunk's start, and let
 (N, D) be the state before it. With W the writes, G the reads, c_ir = G_ir / D_ir:
@@ -8,144 +8,273 @@ Within a chunk of C steps let i read and j write, both counted from the chunk's 
    N_r.
 3. N becomes beta^C N + sum_j beta^(C-j) W_j v_j, and D likewise.
 
-The powers stand in tables with exponents of at least 0, and 1 / D is 0 for a mass at the floor, so
-nothing overflows.
+The chunks of a group, over the batch, are one leading axis X of every product. Only the states go
+from chunk to chunk: what each chunk adds to them, the sums of 3, is one product for all, and an
+elementwise loop carries them through.
 
-The backward, with B_ij = <dout_i, v_j> and (dN, dD) the cotangents of the state after the chunk:
+The powers stand in tables with exponents of at least 0, and 1 / D is 0 for a mass at the floor, so
+nothing overflows. A is a product of matrices all the same. The steps are cut into blocks of 2h for
+h = 1, 2, 4 ..; each pair j < i lies once in two halves of one block, and with m its middle
+
+    A_ij = sum_r (c_ir beta_r^(i-m)) (beta_r^(m-j) W_jr),  j < m <= i.
+
+The backward, with B_ij = <dout_i, v_j> and (dN, dD) the cotangents of the state after the chunk,
+which go from chunk to chunk as the states do, last chunk first:
 
     dG_ir = (sum_j beta^(i-j) W_jr B_ij + beta^i <dout_i, N_r>) / D_ir
     dW_jr = sum_i beta^(i-j) c_ir (B_ij - dG_ir) + beta^(C-j) (<dN_r, v_j> + dD_r)
     dv_j  = sum_i A_ij dout_i + sum_r beta^(C-j) W_jr dN_r
     d ln beta_r = C (<dN_r, N'_r> + dD_r D'_r) - sum_j j W_jr dW_jr        (N', D' after the chunk)
+    before the chunk: beta^C dN_r + sum_i c_ir beta^i dout_i, beta^C dD_r - sum_i c_ir beta^i dG_ir
 
-The last line needs no product of its own: the weights of a mean sum to one, so moving every
+The line of ln beta needs no product of its own: the weights of a mean sum to one, so moving every
 exponent beta^i of row i moves nothing, and beta^(i-j) is left with its part in j. Positions count
 from the chunk's start: counted from the sequence's, the two terms would cancel to no digits. The
 gradient is exact in ln beta, as a logit or a half-life asks for it; d beta has its rounding / beta.
 Without normalisation c = G, dG has no divisor, dW no -dG, and row i adds i G_ir dG_ir to the last.
 """
 
+from collections.abc import Callable
+import functools
 from typing import NamedTuple
 
 import jax
 from jax import lax
 import jax.numpy as jnp
+import numpy as np
 
 from kernels.prefix_mean.config import Config
 from kernels.prefix_mean.state import MASS_FLOOR, State, log_of_decay
 
+# Chunks in one product, over the batch. Their states are to stay in a core's cache: 64 and more
+# take longer where it is cold.
+TOGETHER = 32
+
+
+class Level(NamedTuple):
+    """The blocks of one size, m the middle of a block.
+
+    beta^(i-m) for i in a later half, else 0; beta^(m-j) for j in an earlier half, else 0; whether
+    i is in the later half and j in the earlier half of one block.
+    """
+
+    read_IR: jax.Array
+    write_JR: jax.Array
+    meets_IJ: np.ndarray
+
 
 class Tables(NamedTuple):
-    """Powers of the decay: beta^(i-j) for j < i, else 0; beta^i; beta^(C-j); beta^C."""
+    """Powers of the decay: beta^(i-j) for j < i, else 0; beta^i; beta^(C-j); beta^C; the levels."""
 
     pair_IJR: jax.Array
     start_IR: jax.Array
     end_JR: jax.Array
     whole_R: jax.Array
+    levels: tuple[Level, ...]
+
+
+def chunks_together(B: int) -> int:
+    """How many chunks of a sequence one call is given at most."""
+    return max(1, TOGETHER // B)
 
 
 def tables(C: int, decay_R: jax.Array) -> Tables:
     """The tables of a chunk of C steps."""
     log_R = log_of_decay(decay_R)
     step_C = jnp.arange(C, dtype=jnp.float32)
-    lag_IJ1 = (step_C[:, None] - step_C[None, :])[..., None]
-    pair_IJR = jnp.exp(jnp.maximum(lag_IJ1, 0) * log_R[None, None])
+    levels = tuple(_level(C, 1 << level, log_R) for level in range((C - 1).bit_length()))
+    pair_IJR = jnp.zeros((C, C, log_R.shape[0]))
+    for level in levels:
+        # The very products of `_weights`, so that a mean's weights sum to one to the last digits.
+        power_IJR = level.read_IR[:, None] * level.write_JR[None]
+        pair_IJR += jnp.where(level.meets_IJ[..., None], power_IJR, 0.0)
     return Tables(
-        jnp.where(lag_IJ1 > 0, pair_IJR, 0.0),
+        pair_IJR,
         jnp.exp(step_C[:, None] * log_R[None]),
         jnp.exp((C - step_C)[:, None] * log_R[None]),
         jnp.exp(C * log_R),
+        levels,
     )
 
 
-def advance(table: Tables, write_BJR: jax.Array, value_BJE: jax.Array, state: State) -> State:
-    """The state after the chunk."""
-    total_BRE, mass_BR = state
-    kept_BJR = write_BJR * table.end_JR[None]
-    # XLA's CPU product is faster with its left side already transposed in memory.
-    kept_BRJ = lax.optimization_barrier(kept_BJR.swapaxes(1, 2))
-    return State(
-        table.whole_R[None, :, None] * total_BRE + _dot("BRJ,BJE->BRE", kept_BRJ, value_BJE),
-        table.whole_R[None] * mass_BR + kept_BJR.sum(1),
+def _level(C: int, half: int, log_R: jax.Array) -> Level:
+    step_C = np.arange(C)
+    block_C = step_C // (2 * half)
+    past_middle_C = step_C - (2 * half * block_C + half)
+    late_C = past_middle_C >= 0
+    power_CR = jnp.exp(np.abs(past_middle_C).astype(np.float32)[:, None] * log_R[None])
+    same_block_CC = block_C[:, None] == block_C[None]
+    return Level(
+        jnp.where(late_C[:, None], power_CR, 0.0),
+        jnp.where(late_C[:, None], 0.0, power_CR),
+        same_block_CC & late_C[:, None] & ~late_C[None],
     )
+
+
+def advance(table: Tables, write_BTR: jax.Array, value_BTE: jax.Array, state: State) -> State:
+    """The state after the group."""
+    return _states(table, write_BTR, value_BTE, state)[1]
 
 
 def forward(
     config: Config,
     table: Tables,
-    write_BJR: jax.Array,
-    value_BJE: jax.Array,
-    read_BIR: jax.Array,
+    write_BTR: jax.Array,
+    value_BTE: jax.Array,
+    read_BTR: jax.Array,
     state: State,
 ) -> tuple[jax.Array, State]:
-    """`out_BIE`, and the state after the chunk."""
-    gain_BIR = read_BIR * _inverse_mass(config, table, write_BJR, state)
-    out_BIE = _dot("BIR,BRE->BIE", gain_BIR * table.start_IR[None], state.total_BRE)
-    if write_BJR.shape[1] > 1:
-        weight_BIJ = _dot("BIR,IJR,BJR->BIJ", gain_BIR, table.pair_IJR, write_BJR)
-        out_BIE += _dot("BIJ,BJE->BIE", weight_BIJ, value_BJE)
-    return out_BIE, advance(table, write_BJR, value_BJE, state)
+    """`out_BTE` of the T steps of a group, whole chunks, and the state after it."""
+    before, state = _states(table, write_BTR, value_BTE, state)
+    write_XJR, value_XJE, read_XIR = _chunks(table, write_BTR, value_BTE, read_BTR)
+    gain_XIR = read_XIR * _inverse_mass(config, table, write_XJR, before)
+    # Several products read the gain: XLA would divide anew in each.
+    gain_XIR = lax.optimization_barrier(gain_XIR)
+    out_XIE = _dot("XIR,XRE->XIE", gain_XIR * table.start_IR[None], before.total_BRE)
+    if table.levels:
+        weight_XIJ = _weights(table, gain_XIR, write_XJR)
+        out_XIE += _dot("XIJ,XJE->XIE", weight_XIJ, value_XJE)
+    return out_XIE.reshape(value_BTE.shape), state
 
 
 def backward(
     config: Config,
     table: Tables,
-    write_BJR: jax.Array,
-    value_BJE: jax.Array,
-    read_BIR: jax.Array,
+    write_BTR: jax.Array,
+    value_BTE: jax.Array,
+    read_BTR: jax.Array,
     state: State,
-    d_out_BIE: jax.Array,
+    d_out_BTE: jax.Array,
     d_state: State,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, State]:
-    """Gradients of write, value, ln decay (`[R]`), read, and of the state before the chunk."""
-    C = write_BJR.shape[1]
-    total_BRE, mass_BR = state
-    d_total_BRE, d_mass_BR = d_state
-    inverse_BIR = _inverse_mass(config, table, write_BJR, state)
-    gain_BIR = read_BIR * inverse_BIR
-    started_BIR = gain_BIR * table.start_IR[None]
-    kept_BJR = write_BJR * table.end_JR[None]
-    product_BIJ = _dot("BIE,BJE->BIJ", d_out_BIE, value_BJE)
-
-    past_BIR = _dot("IJR,BJR,BIJ->BIR", table.pair_IJR, write_BJR, product_BIJ)
-    past_BIR += table.start_IR[None] * _dot("BIE,BRE->BIR", d_out_BIE, total_BRE)
-    d_read_BIR = inverse_BIR * past_BIR
-    d_end_BJR = _dot("BJE,BRE->BJR", value_BJE, d_total_BRE)
-    d_write_BJR = table.end_JR[None] * (d_end_BJR + d_mass_BR[:, None])
-    # The difference first: its terms cancel where one write holds nearly all of the mass.
-    turned_BIJR = product_BIJ[..., None]
-    if config.mass_normalisation:
-        turned_BIJR -= d_read_BIR[:, :, None]
-    d_write_BJR += _dot("IJR,BIJR->BJR", table.pair_IJR, gain_BIR[:, :, None] * turned_BIJR)
-    d_value_BJE = _dot("BJR,BRE->BJE", kept_BJR, d_total_BRE)
-    if C > 1:
-        weight_BIJ = _dot("BIR,IJR,BJR->BIJ", gain_BIR, table.pair_IJR, write_BJR)
-        d_value_BJE += _dot("BIJ,BIE->BJE", weight_BIJ, d_out_BIE)
-
-    flux_BR = (kept_BJR * (d_end_BJR + d_mass_BR[:, None])).sum(1) + table.whole_R[None] * (
-        (d_total_BRE * total_BRE).sum(-1) + d_mass_BR * mass_BR
+    """Gradients of write, value, ln decay (`[R]`), read, and of the state before the group."""
+    before, _ = _states(table, write_BTR, value_BTE, state)
+    write_XJR, value_XJE, read_XIR, d_out_XIE = _chunks(
+        table, write_BTR, value_BTE, read_BTR, d_out_BTE
     )
-    step_C = jnp.arange(C, dtype=jnp.float32)[None, :, None]
-    moved_BR = (step_C * write_BJR * d_write_BJR).sum(1)
-    if not config.mass_normalisation:
-        moved_BR -= (step_C * read_BIR * d_read_BIR).sum(1)
-    d_log_decay_R = (C * flux_BR - moved_BR).sum(0)
-    d_total_BRE = table.whole_R[None, :, None] * d_total_BRE
-    d_total_BRE += _dot("BIR,BIE->BRE", started_BIR, d_out_BIE)
-    d_mass_BR = table.whole_R[None] * d_mass_BR
+    C = table.start_IR.shape[0]
+    inverse_XIR = lax.optimization_barrier(_inverse_mass(config, table, write_XJR, before))
+    gain_XIR = read_XIR * inverse_XIR
+    started_XIR = gain_XIR * table.start_IR[None]
+    kept_XJR = write_XJR * table.end_JR[None]
+    product_XIJ = _dot("XIE,XJE->XIJ", d_out_XIE, value_XJE)
+
+    past_XIR = table.start_IR[None] * _dot("XIE,XRE->XIR", d_out_XIE, before.total_BRE)
+    past_XIR += _sum_over(
+        C, lambda j: table.pair_IJR[None, :, j] * write_XJR[:, None, j] * product_XIJ[:, :, j, None]
+    )
+    d_read_XIR = lax.optimization_barrier(inverse_XIR * past_XIR)
+
+    # What each chunk's own reads add to the cotangent of the state before it.
+    d_mass_XR = jnp.zeros_like(before.mass_BR)
     if config.mass_normalisation:
-        d_mass_BR -= (started_BIR * d_read_BIR).sum(1)
-    return d_write_BJR, d_value_BJE, d_log_decay_R, d_read_BIR, State(d_total_BRE, d_mass_BR)
+        d_mass_XR -= _sum_over(C, lambda i: started_XIR[:, i] * d_read_XIR[:, i])
+    added = State(_outer(started_XIR, d_out_XIE), d_mass_XR)
+    d_after, d_state = _carry(table, d_state, added, reverse=True)
+
+    d_end_XJR = _dot("XJE,XRE->XJR", value_XJE, d_after.total_BRE)
+    d_end_XJR = lax.optimization_barrier(d_end_XJR + d_after.mass_BR[:, None])
+
+    def turned_XJR(i: int) -> jax.Array:
+        turned_XJR = product_XIJ[:, i, :, None]
+        if config.mass_normalisation:
+            # The difference first: its terms cancel where one write holds nearly all of the mass.
+            turned_XJR -= d_read_XIR[:, None, i]
+        return table.pair_IJR[None, i] * (gain_XIR[:, None, i] * turned_XJR)
+
+    d_write_XJR = table.end_JR[None] * d_end_XJR + _sum_over(C, turned_XJR)
+    d_value_XJE = _dot("XJR,XRE->XJE", kept_XJR, d_after.total_BRE)
+    if table.levels:
+        weight_XIJ = _weights(table, gain_XIR, write_XJR)
+        d_value_XJE += _outer(weight_XIJ, d_out_XIE)
+
+    flux_XR = _sum_over(C, lambda j: kept_XJR[:, j] * d_end_XJR[:, j])
+    flux_XR += table.whole_R[None] * (
+        (d_after.total_BRE * before.total_BRE).sum(-1) + d_after.mass_BR * before.mass_BR
+    )
+    moved_XR = _sum_over(C, lambda j: j * write_XJR[:, j] * d_write_XJR[:, j])
+    if not config.mass_normalisation:
+        moved_XR -= _sum_over(C, lambda i: i * read_XIR[:, i] * d_read_XIR[:, i])
+    d_log_decay_R = (C * flux_XR - moved_XR).sum(0)
+    return (
+        d_write_XJR.reshape(write_BTR.shape),
+        d_value_XJE.reshape(value_BTE.shape),
+        d_log_decay_R,
+        d_read_XIR.reshape(read_BTR.shape),
+        d_state,
+    )
 
 
-def _inverse_mass(config: Config, table: Tables, write_BJR: jax.Array, state: State) -> jax.Array:
+def _chunks(table: Tables, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """The chunks of arrays `[B, T, ...]` along one leading axis X, sequence by sequence."""
+    C = table.start_IR.shape[0]
+    return tuple(x.reshape(-1, C, x.shape[-1]) for x in arrays)
+
+
+def _states(
+    table: Tables, write_BTR: jax.Array, value_BTE: jax.Array, state: State
+) -> tuple[State, State]:
+    """The states before the X chunks of a group, and the one after it."""
+    write_XJR, value_XJE = _chunks(table, write_BTR, value_BTE)
+    kept_XJR = write_XJR * table.end_JR[None]
+    mass_XR = _sum_over(table.end_JR.shape[0], lambda j: kept_XJR[:, j])
+    return _carry(table, state, State(_outer(kept_XJR, value_XJE), mass_XR))
+
+
+def _carry(table: Tables, state: State, added: State, reverse: bool = False) -> tuple[State, State]:
+    """Carries a state through the X chunks: what reaches each of them, and what leaves the last."""
+    B = state.mass_BR.shape[0]
+    n = added.mass_BR.shape[0] // B
+    added = jax.tree.map(lambda x: x.reshape(B, n, *x.shape[1:]), added)
+    whole = State(table.whole_R[None, :, None], table.whole_R[None])
+
+    def step(k: jax.Array, carry: tuple[State, State]) -> tuple[State, State]:
+        state, reached = carry
+        k = n - 1 - k if reverse else k
+        put = functools.partial(lax.dynamic_update_index_in_dim, index=k, axis=1)
+        reached = jax.tree.map(put, reached, state)
+        new = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, k, 1, keepdims=False), added)
+        return jax.tree.map(lambda w, x, y: w * x + y, whole, state, new), reached
+
+    last, reached = lax.fori_loop(0, n, step, (state, jax.tree.map(jnp.zeros_like, added)))
+    return jax.tree.map(lambda x: x.reshape(B * n, *x.shape[2:]), reached), last
+
+
+def _weights(table: Tables, gain_XIR: jax.Array, write_XJR: jax.Array) -> jax.Array:
+    """A_ij, level by level."""
+    weight_XIJ = jnp.zeros(())
+    for level in table.levels:
+        read_XIR, kept_XJR = lax.optimization_barrier(
+            (gain_XIR * level.read_IR[None], write_XJR * level.write_JR[None])
+        )
+        met_XIJ = _dot("XIR,XJR->XIJ", read_XIR, kept_XJR)
+        weight_XIJ += jnp.where(level.meets_IJ[None], met_XIJ, 0.0)
+    return weight_XIJ
+
+
+def _inverse_mass(config: Config, table: Tables, write_XJR: jax.Array, before: State) -> jax.Array:
     """1 / D_ir, 0 for no mass; 1 without normalisation."""
     if not config.mass_normalisation:
-        return jnp.ones_like(write_BJR)
-    mass_BIR = table.start_IR[None] * state.mass_BR[:, None]
-    mass_BIR += _dot("IJR,BJR->BIR", table.pair_IJR, write_BJR)
-    held_BIR = mass_BIR > MASS_FLOOR
-    return jnp.where(held_BIR, 1.0 / jnp.where(held_BIR, mass_BIR, 1.0), 0.0)
+        return jnp.ones_like(write_XJR)
+    mass_XIR = table.start_IR[None] * before.mass_BR[:, None]
+    mass_XIR += _dot("IJR,XJR->XIR", table.pair_IJR, write_XJR)
+    held_XIR = mass_XIR > MASS_FLOOR
+    return jnp.where(held_XIR, 1.0 / jnp.where(held_XIR, mass_XIR, 1.0), 0.0)
+
+
+def _sum_over(C: int, term: Callable[[int], jax.Array]) -> jax.Array:
+    """The sum of term(0) .. term(C - 1), written out: XLA makes one vectorised loop of it."""
+    total = term(0)
+    for c in range(1, C):
+        total += term(c)
+    return total
+
+
+def _outer(x_XCR: jax.Array, y_XCE: jax.Array) -> jax.Array:
+    """The sum over C."""
+    # XLA's CPU product is faster with its left side already transposed in memory.
+    x_XRC = lax.optimization_barrier(x_XCR.swapaxes(1, 2))
+    return _dot("XRC,XCE->XRE", x_XRC, y_XCE)
 
 
 def _dot(letters: str, *arrays: jax.Array) -> jax.Array:

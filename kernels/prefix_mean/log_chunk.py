@@ -34,6 +34,12 @@ class Tables(NamedTuple):
     start_IR: jax.Array
 
 
+def chunks_together(B: int) -> int:
+    """How many chunks of a sequence one call is given: one, for the memory of the pairs."""
+    del B
+    return 1
+
+
 def tables(C: int, decay_R: jax.Array) -> Tables:
     """The tables of a chunk of C steps."""
     log_R = log_of_decay(decay_R)

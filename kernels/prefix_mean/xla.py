@@ -1,15 +1,18 @@
 """The prefix mean in plain JAX, chunk by chunk, with its backward written by hand.
 
-A sequence is cut into chunks of 16 steps, and the rest into one shorter chunk; a loop carries the
-state from chunk to chunk. Within a chunk the steps meet in products of matrices. No array of size
-B T R E is ever made: the forward keeps one state, and for the backward it saves its inputs alone.
-The backward
+A sequence is cut into chunks of 16 steps, and the rest into one shorter chunk. Within a chunk the
+steps meet in products of matrices, and a group of chunks shares each product: one chunk alone is
+too small for a processor's cores. A loop carries the state from group to group. No array of size
+B T R E is ever made: the forward keeps the states of the chunks of one group, 32 states over the
+batch or B if that is more, and for the backward it saves its inputs alone. The backward
 
-1. runs the chunks again and keeps the state before each, R E / 16 numbers a step,
-2. walks the chunks from the last to the first with the cotangents of the state.
+1. runs the groups again and keeps the state before each, at most R E / 16 numbers a step,
+2. walks the groups from the last to the first with the cotangents of the state, and makes the
+   states within a group anew.
 
 T = 1, a step of decoding, is one chunk of one step and costs one update of the state. The
-mathematics of a chunk is in `linear_chunk`, and for log gates in `log_chunk`.
+mathematics of a group is in `linear_chunk`, and for log gates, whose group is one chunk, in
+`log_chunk`.
 """
 
 import functools
@@ -29,21 +32,21 @@ CHUNK = 16
 
 
 class Stretch(NamedTuple):
-    """`count` chunks of C steps from the step `start` on, and the tables of the decay for them."""
+    """`count` groups of L steps from the step `start` on, and the tables of their chunks."""
 
     start: int
     count: int
-    C: int
+    L: int
     table: Any
 
     def cut(self, k: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-        """Chunk k of arrays `[B, T, ...]`, in float32."""
-        at = self.start + k * self.C
-        return tuple(lax.dynamic_slice_in_dim(x, at, self.C, 1).astype(jnp.float32) for x in arrays)
+        """Group k of arrays `[B, T, ...]`, in float32."""
+        at = self.start + k * self.L
+        return tuple(lax.dynamic_slice_in_dim(x, at, self.L, 1).astype(jnp.float32) for x in arrays)
 
     def put(self, k: jax.Array, whole: jax.Array, part: jax.Array) -> jax.Array:
-        """`whole` with chunk k replaced."""
-        at = self.start + k * self.C
+        """`whole` with group k replaced."""
+        at = self.start + k * self.L
         return lax.dynamic_update_slice_in_dim(whole, part.astype(whole.dtype), at, 1)
 
 
@@ -62,11 +65,11 @@ def prefix_mean(
     def step(stretch, k, carry):
         out_BTE, state = carry
         parts = stretch.cut(k, write_BTR, value_BTE, read_BTR)
-        out_BIE, state = chunk.forward(config, stretch.table, *parts, state)
-        return stretch.put(k, out_BTE, out_BIE), state
+        out_BLE, state = chunk.forward(config, stretch.table, *parts, state)
+        return stretch.put(k, out_BTE, out_BLE), state
 
     carry = jnp.zeros(value_BTE.shape, jnp.float32), state
-    for stretch in _stretches(config, write_BTR.shape[1], decay_R):
+    for stretch in _stretches(config, write_BTR.shape, decay_R):
         carry = lax.fori_loop(0, stretch.count, functools.partial(step, stretch), carry)
     return carry
 
@@ -75,15 +78,17 @@ def _mathematics(config: Config) -> types.ModuleType:
     return log_chunk if config.log_write else linear_chunk
 
 
-def _stretches(config: Config, T: int, decay_R: jax.Array) -> list[Stretch]:
-    """Whole chunks, then one shorter for what is left; either may be missing."""
-    tables = _mathematics(config).tables
-    whole, rest = divmod(T, CHUNK)
-    stretches = []
-    if whole:
-        stretches.append(Stretch(0, whole, CHUNK, tables(CHUNK, decay_R)))
-    if rest:
-        stretches.append(Stretch(whole * CHUNK, 1, rest, tables(rest, decay_R)))
+def _stretches(config: Config, shape: tuple[int, ...], decay_R: jax.Array) -> list[Stretch]:
+    """Whole groups, a group of the chunks left, a shorter chunk of the steps left; any may miss."""
+    B, T, _ = shape
+    chunk = _mathematics(config)
+    together = chunk.chunks_together(B)
+    start, stretches = 0, []
+    for C, n in ((CHUNK, together), (CHUNK, T // CHUNK % together), (T % CHUNK, 1)):
+        count = (T - start) // (C * n) if C and n else 0
+        if count:
+            stretches.append(Stretch(start, count, C * n, chunk.tables(C, decay_R)))
+            start += count * C * n
     return stretches
 
 
@@ -107,16 +112,16 @@ def _backward(config, saved, cotangents):
         gradients, d_log_decay_R, d_state = carry
         k = stretch.count - 1 - k
         state = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, k, 0, keepdims=False), before)
-        *parts, d_out_BIE = stretch.cut(k, *inputs, d_out_BTE)
+        *parts, d_out_BLE = stretch.cut(k, *inputs, d_out_BTE)
         d_write, d_value, d_log, d_read, d_state = chunk.backward(
-            config, stretch.table, *parts, state, d_out_BIE, d_state
+            config, stretch.table, *parts, state, d_out_BLE, d_state
         )
         parts = (d_write, d_value, d_read)
         gradients = tuple(stretch.put(k, *each) for each in zip(gradients, parts, strict=True))
         return gradients, d_log_decay_R + d_log, d_state
 
     befores = []
-    for stretch in _stretches(config, write_BTR.shape[1], decay_R):
+    for stretch in _stretches(config, write_BTR.shape, decay_R):
         run = functools.partial(keep, stretch)
         state, before = lax.scan(run, state, jnp.arange(stretch.count))
         befores.append((stretch, before))

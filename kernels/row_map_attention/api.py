@@ -11,6 +11,7 @@ The fast implementations stream over the keys and form no matrix of scores, forw
 """
 
 import functools
+import importlib
 import math
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from kernels import dispatch, shapes, tuning
-from kernels.row_map_attention import pallas, pallas_plan, pallas_vjp, reference, xla
+from kernels.row_map_attention import pallas_plan, pallas_vjp, reference, xla
 from kernels.row_map_attention.config import Call, Config, heuristic, tiles_of
 from kernels.row_map_attention.maps import OP, RowMap
 from kernels.visibility import visibility
@@ -76,7 +77,8 @@ def row_map_attention(
       segment_ids: int `[B, T]`, or a pair for queries and keys; negative is padding.
       start: position of the first query, a scalar or `[B]`; None aligns the last query with the
         last key. The XLA path reads fewer keys where it is a Python number or None.
-      implementation: "reference", "xla", "pallas", or None for the best that runs here.
+      implementation: "reference", "xla", "pallas", or None for the best of these that runs here;
+        or "mosaic", a forward pass for Hopper that no GPU has run yet.
 
     Returns:
       `RowMapAttention(out_BTNH, dead_rows_BN)`, the output in the dtype of v.
@@ -93,12 +95,19 @@ def row_map_attention(
     seen = visibility(
         OP, B, T, S, causal=causal, window=window, segment_ids=segment_ids, start=start
     )
+    bias_N = jnp.broadcast_to(jnp.asarray(bias, jnp.float32), (N,))
+    call = Call(q_BTNH, k_BSKH, v_BSKH, bias_N, heads, seen)
     target = dispatch.target()
-    name = dispatch.choose(
-        OP,
-        implementation,
-        {"pallas": dispatch.lacks_gpu(target) or pallas_plan.lacks(H), "xla": "", "reference": ""},
-    )
+    reasons = {
+        "pallas": dispatch.lacks_gpu(target) or pallas_plan.lacks(H),
+        "xla": "",
+        "reference": "",
+    }
+    if implementation == "mosaic":
+        # Never chosen by itself, and its lowering is imported by those alone who name it.
+        mosaic = importlib.import_module(f"kernels.{OP}.mosaic")
+        reasons["mosaic"] = dispatch.lacks_gpu(target) or mosaic.lacks(target, soft_cap, call)
+    name = dispatch.choose(OP, implementation, reasons)
     entries = tuning.tiles(OP, target.device_kind, size, q_BTNH.dtype, heuristic(H, q_BTNH.dtype))
     config = Config(
         row_map=row_map,
@@ -112,8 +121,6 @@ def row_map_attention(
         dq=tiles_of(entries, "dq", T, S),
         dkv=tiles_of(entries, "dkv", T, S),
     )
-    bias_N = jnp.broadcast_to(jnp.asarray(bias, jnp.float32), (N,))
-    call = Call(q_BTNH, k_BSKH, v_BSKH, bias_N, heads, seen)
     run = reference.attend if name == "reference" else _fast
     out_BTNH, dead_BN = run(config, call)
     return RowMapAttention(out_BTNH.astype(v_BSKH.dtype), dead_BN)
@@ -157,7 +164,7 @@ def _fast_forward(config: Config, call: Call) -> tuple[tuple[jax.Array, jax.Arra
     q_BTNH, k_BSKH, v_BSKH, bias_N = dispatch.first_order(OP, call[:4])
     call = call._replace(q_BTNH=q_BTNH, k_BSKH=k_BSKH, v_BSKH=v_BSKH, bias_N=bias_N)
     visible_BT = call.seen.counts_BT(q_BTNH.shape[1], k_BSKH.shape[1])
-    run = {"xla": xla.forward, "pallas": pallas.forward}[config.implementation]
+    run = importlib.import_module(f"kernels.{OP}.{config.implementation}").forward
     out_BTNH, rows = run(config, call, visible_BT)
     dead_BNT = (rows.factor_BNT == 0) & (visible_BT > 0)[:, None]
     if call.heads_N is not None:
@@ -167,7 +174,7 @@ def _fast_forward(config: Config, call: Call) -> tuple[tuple[jax.Array, jax.Arra
 
 def _fast_backward(config: Config, residuals: Any, cotangents: Any) -> tuple[Call]:
     (call, out_BTNH, rows), d_out_BTNH = dispatch.first_order(OP, (residuals, cotangents[0]))
-    run = {"xla": xla.backward, "pallas": pallas_vjp.backward}[config.implementation]
+    run = xla.backward if config.implementation == "xla" else pallas_vjp.backward
     dq, dk, dv, d_bias = run(config, call, rows, out_BTNH, d_out_BTNH)
     # None: no gradient.
     return (call._replace(q_BTNH=dq, k_BSKH=dk, v_BSKH=dv, bias_N=d_bias, heads_N=None, seen=None),)

@@ -117,12 +117,15 @@ SUITE = Suite(
     bounds={"float32": (1e-5, 1e-5), "bfloat16": (1e-2, 2e-2)},
     exact=frozenset({"dead_rows"}),
     tiles=tuple(
-        {
-            f"{kernel}_block_q": (32, 64, 128),
-            f"{kernel}_block_k": (32, 64, 128),
-            f"{kernel}_warps": (4, 8),
-            f"{kernel}_stages": (1, 2, 3),
-        }
-        for kernel in ("forward", "dq", "dkv")
+        group
+        for kernel, own, other in (
+            ("forward", "block_q", "block_k"),
+            ("dq", "block_q", "block_k"),
+            ("dkv", "block_k", "block_q"),
+        )
+        for group in (
+            {f"{kernel}_{own}": (64, 128), f"{kernel}_warps": (4, 8)},
+            {f"{kernel}_{other}": (32, 64), f"{kernel}_stages": (2, 3)},
+        )
     ),
 )

@@ -22,6 +22,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
+from kernels import attention_tiles as tiles
 from kernels import dispatch
 from kernels.row_map_attention import pallas_plan, tile
 from kernels.row_map_attention.config import Call, Config, Rows
@@ -61,33 +62,34 @@ def backward(
     config: Config, call: Call, rows: Rows, out_BTNH: jax.Array, d_out_BTNH: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """As `xla.backward`."""
-    inputs = pallas_plan.inputs(call)
+    inputs, B = pallas_plan.inputs(call), call.q_BTNH.shape[0]
     plan = pallas_plan.plan(config, config.dq, call)
-    grid, specs, own = pallas_plan.query_major(plan, inputs)
-    vector, matrix = own["BNT"], own["BTNH"]
+    layout = tiles.query_major(plan, B)
     row = jax.ShapeDtypeStruct(rows.pivot_BNT.shape, jnp.float32)
+    own = _QueryInputs(d_out_BTNH, out_BTNH, *rows)
+    out_shape = _QueryOutputs(_like(call.q_BTNH), row, row, row)
     by_query = _call(
         _dq_kernel,
         "dq",
         plan,
-        grid=grid,
-        in_specs=(specs, _QueryInputs(matrix, matrix, vector, vector)),
-        out_specs=_QueryOutputs(matrix, vector, vector, vector),
-        out_shape=_QueryOutputs(_like(call.q_BTNH), row, row, row),
-    )(inputs, _QueryInputs(d_out_BTNH, out_BTNH, *rows))
+        grid=layout.grid,
+        in_specs=(layout.specs(inputs), layout.specs(own)),
+        out_specs=layout.specs(out_shape),
+        out_shape=out_shape,
+    )(inputs, own)
 
     plan = pallas_plan.plan(config, config.dkv, call)
-    grid, specs, own = pallas_plan.key_major(plan, inputs)
-    vector, matrix = own["BNT"], own["BTNH"]
+    layout = tiles.key_major(plan, B)
+    own = _KeyInputs(d_out_BTNH, *rows, by_query.delta_BNT, by_query.slope_BNT)
     dk_BSKH, dv_BSKH = _call(
         _dkv_kernel,
         "dkv",
         plan,
-        grid=grid,
-        in_specs=(specs, _KeyInputs(matrix, vector, vector, vector, vector)),
-        out_specs=(specs.k_BSKH, specs.v_BSKH),
+        grid=layout.grid,
+        in_specs=(layout.specs(inputs), layout.specs(own)),
+        out_specs=(layout.blocks["BSKH"],) * 2,
         out_shape=(_like(call.k_BSKH), _like(call.v_BSKH)),
-    )(inputs, _KeyInputs(d_out_BTNH, *rows, by_query.delta_BNT, by_query.slope_BNT))
+    )(inputs, own)
     return by_query.dq_BTNH, dk_BSKH, dv_BSKH, by_query.d_bias_BNT.sum((0, 2))
 
 
@@ -101,21 +103,17 @@ def _call(kernel: Any, name: str, plan: Plan, **specs: Any) -> Any:
         target=plan.config.target,
         name=f"{OP}_{name}",
         tile=(plan.X, plan.Y),
-        num_warps=plan.tiles.warps,
-        num_stages=plan.tiles.stages,
+        num_warps=plan.warps,
+        num_stages=plan.stages,
         **specs,
     )
 
 
 def _dq_kernel(plan: Plan, refs: Inputs, own: _QueryInputs, *outputs: Any) -> None:
-    row = (plan.query_tiles - 1 - pl.program_id(1)) * plan.X
-    run = functools.partial(_dq_program, plan, refs, own, _QueryOutputs(*outputs), row)
-    if refs.heads_N is None:
-        run(plan.config.row_map)
-        return
-    mapped = refs.heads_N[0] != 0
-    pl.when(mapped)(lambda: run(plan.config.row_map))
-    pl.when(~mapped)(lambda: run(SOFTMAX))
+    row, out = tiles.first_query(plan), _QueryOutputs(*outputs)
+    head = None if refs.heads_N is None else refs.heads_N[0]
+    run = functools.partial(_dq_program, plan, refs, own, out, row)
+    pallas_plan.by_map(plan.config, head, run)
 
 
 def _dq_program(
@@ -123,59 +121,60 @@ def _dq_program(
 ) -> None:
     config, X, Y = plan.config, plan.X, plan.Y
     functions = pallas_plan.elementary(plan, 0)
-    q_XH = pallas_plan.matrix(refs.q_BTNH, row, X, plan.H, plan.T)
-    d_out_XH = pallas_plan.matrix(own.d_out_BTNH, row, X, plan.H, plan.T)
-    pivot_X = pallas_plan.vector(own.pivot_BNT, row, X, plan.T, 1)
+    real_X = tiles.inside(row, X, plan.T)
+    real_XH = tiles.matrix_inside(plan, real_X, X)
+    q_XH = tiles.load(refs.q_BTNH.at[...], real_XH)
+    d_out_XH = tiles.load(own.d_out_BTNH.at[...], real_XH)
+    pivot_X = tiles.load(own.pivot_BNT.at[...], real_X, 1)
     delta_X = jnp.zeros((X,), jnp.float32)
     if row_map.normalised:
         # By the product that also makes g: where one key has all the weight the two are then equal,
         # and no rounding is left over for the slope of a small score to blow up.
-        out_XH = pallas_plan.matrix(own.out_BTNH, row, X, plan.H, plan.T)
-        delta_X = pallas_plan.diagonal(pallas_plan.product(d_out_XH, out_XH, 1, 1))
-    segments_X = None
-    if refs.query_segments_BT is not None:
-        segments_X = pallas_plan.vector(refs.query_segments_BT, row, X, plan.T, -1)
-    bias = refs.bias_N[0]
+        out_XH = tiles.load(own.out_BTNH.at[...], real_XH)
+        delta_X = pallas_plan.diagonal(tiles.product(d_out_XH, out_XH, 1, 1))
+    first, bias = refs.start_B[0] + row, refs.bias_N[0]
+    segments_X1 = tiles.segments_along(refs.query_segments_BT, ..., real_X, 0)
 
-    def body(j: jax.Array, sums: Any, *, masked: bool) -> Any:
+    def body(j: jax.Array, sums: Any, hidden: bool) -> Any:
         dq_XH, d_bias_X = sums
-        at, S = pl.ds(j * Y, Y), plan.S if masked else Y
-        k_YH = pallas_plan.matrix(refs.k_BSKH.at[at, :], j * Y, Y, plan.H, S)
-        v_YH = pallas_plan.matrix(refs.v_BSKH.at[at, :], j * Y, Y, plan.H, S)
-        dot_XY = pallas_plan.product(q_XH, k_YH, 1, 1)
-        g_XY = pallas_plan.product(d_out_XH, v_YH, 1, 1)
+        at = pl.ds(j * Y, Y)
+        real_Y = tiles.inside(j * Y, Y, plan.S) if hidden else None
+        real_YH = tiles.matrix_inside(plan, real_Y, Y)
+        k_YH = tiles.load(refs.k_BSKH.at[at, :], real_YH)
+        v_YH = tiles.load(refs.v_BSKH.at[at, :], real_YH)
+        dot_XY = tiles.product(q_XH, k_YH, 1, 1)
+        g_XY = tiles.product(d_out_XH, v_YH, 1, 1)
         u_XY, cap_slope_XY = tile.logits(row_map, dot_XY, bias, config.scale, config.soft_cap)
-        if masked:
-            segments = None
-            if segments_X is not None:
-                of_keys = pallas_plan.vector(refs.key_segments_BS.at[at], j * Y, Y, plan.S, -1)
-                segments = (segments_X, of_keys)
-            u_XY = u_XY.hidden(pallas_plan.mask(plan, refs, row, j * Y, 0, segments))
+        if hidden:
+            segments_1Y = tiles.segments_along(refs.key_segments_BS, at, real_Y, 1)
+            query_X1 = refs.start_B[0] + tiles.entries(row, X, 0)
+            key_1Y = tiles.entries(j * Y, Y, 1)
+            seen = tiles.seen(plan, refs, query_X1, key_1Y, (segments_X1, segments_1Y))
+            u_XY = u_XY.hidden(seen)
         weights = tile.weight_and_slope(row_map, u_XY, pivot_X[:, None], functions)
         ds_XY = weights.slope * (g_XY - delta_X[:, None] if row_map.normalised else g_XY)
         if config.bias_moves and row_map.biased:
             d_bias_X += jnp.sum(tile.bias_gradient(weights, ds_XY, functions), 1)
         if cap_slope_XY is not None:
             ds_XY *= cap_slope_XY
-        return dq_XH + pallas_plan.product(ds_XY, k_YH, 1, 0), d_bias_X
+        return dq_XH + tiles.product(ds_XY, k_YH, 1, 0), d_bias_X
 
     sums = (jnp.zeros((X, plan.H), jnp.float32), jnp.zeros((X,), jnp.float32))
-    for low, high, masked in pallas_plan.key_ranges(plan, refs, refs.start_B[0] + row):
-        sums = lax.fori_loop(low, high, functools.partial(body, masked=masked), sums)
-    dq_XH, d_bias_X = sums
-    factor_X = pallas_plan.vector(own.factor_BNT, row, X, plan.T)
+    dq_XH, d_bias_X = tiles.walk(tiles.key_ranges(plan, refs, first), body, sums)
+    factor_X = tiles.load(own.factor_BNT.at[...], real_X)
     slope_X = tile.row_slope(row_map, pivot_X, factor_X)
-    pallas_plan.put(out.dq_BTNH, dq_XH * (slope_X * config.scale)[:, None], row, plan.T)
-    pallas_plan.put(out.d_bias_BNT, d_bias_X * slope_X, row, plan.T)
-    pallas_plan.put(out.delta_BNT, delta_X, row, plan.T)
-    pallas_plan.put(out.slope_BNT, slope_X, row, plan.T)
+    tiles.store(out.dq_BTNH.at[...], dq_XH * (slope_X * config.scale)[:, None], real_XH)
+    tiles.store(out.d_bias_BNT.at[...], d_bias_X * slope_X, real_X)
+    tiles.store(out.delta_BNT.at[...], delta_X, real_X)
+    tiles.store(out.slope_BNT.at[...], slope_X, real_X)
 
 
 def _dkv_kernel(plan: Plan, refs: Inputs, own: _KeyInputs, dk_ref: Any, dv_ref: Any) -> None:
     Y, row_map = plan.Y, plan.config.row_map
     column = pl.program_id(1) * Y
-    k_YH = pallas_plan.matrix(refs.k_BSKH, column, Y, plan.H, plan.S)
-    v_YH = pallas_plan.matrix(refs.v_BSKH, column, Y, plan.H, plan.S)
+    real_YH = tiles.matrix_inside(plan, tiles.inside(column, Y, plan.S), Y)
+    k_YH = tiles.load(refs.k_BSKH.at[...], real_YH)
+    v_YH = tiles.load(refs.v_BSKH.at[...], real_YH)
 
     def head(g: jax.Array, sums: Any) -> Any:
         run = functools.partial(_dkv_head, plan, refs, own, k_YH, v_YH, column, g)
@@ -187,8 +186,8 @@ def _dkv_kernel(plan: Plan, refs: Inputs, own: _KeyInputs, dk_ref: Any, dv_ref: 
 
     zero_YH = jnp.zeros((Y, plan.H), jnp.float32)
     dk_YH, dv_YH = lax.fori_loop(0, plan.G, head, (zero_YH, zero_YH))
-    pallas_plan.put(dk_ref, dk_YH * plan.config.scale, column, plan.S)
-    pallas_plan.put(dv_ref, dv_YH, column, plan.S)
+    tiles.store(dk_ref.at[...], dk_YH * plan.config.scale, real_YH)
+    tiles.store(dv_ref.at[...], dv_YH, real_YH)
 
 
 def _dkv_head(
@@ -205,30 +204,31 @@ def _dkv_head(
     """The sums with what query head n of the group adds to them."""
     config, X, Y = plan.config, plan.X, plan.Y
     functions = pallas_plan.elementary(plan, 1)
-    segments_Y = None
-    if refs.key_segments_BS is not None:
-        segments_Y = pallas_plan.vector(refs.key_segments_BS, column, Y, plan.S, -1)
+    key_Y1 = tiles.entries(column, Y, 0)
+    real_Y = tiles.inside(column, Y, plan.S)
+    segments_Y1 = tiles.segments_along(refs.key_segments_BS, ..., real_Y, 0)
     bias = refs.bias_N[n]
 
-    def body(i: jax.Array, sums: Any, *, masked: bool) -> Any:
+    def body(i: jax.Array, sums: Any, hidden: bool) -> Any:
         dk_YH, dv_YH = sums
-        row = i * X
-        at, T = pl.ds(row, X), plan.T if masked else X
+        at = pl.ds(i * X, X)
+        real_X = tiles.inside(i * X, X, plan.T) if hidden else None
+        real_XH = tiles.matrix_inside(plan, real_X, X)
 
         def per_row(ref: Any, other: float = 0.0) -> jax.Array:
-            return pallas_plan.vector(ref.at[n, at], row, X, T, other)[None, :]
+            return tiles.load_along(ref.at[n, at], real_X, 1, other)
 
-        q_XH = pallas_plan.matrix(refs.q_BTNH.at[at, n, :], row, X, plan.H, T)
-        d_out_XH = pallas_plan.matrix(own.d_out_BTNH.at[at, n, :], row, X, plan.H, T)
-        dot_YX = pallas_plan.product(k_YH, q_XH, 1, 1)
-        g_YX = pallas_plan.product(v_YH, d_out_XH, 1, 1)
+        q_XH = tiles.load(refs.q_BTNH.at[at, n, :], real_XH)
+        d_out_XH = tiles.load(own.d_out_BTNH.at[at, n, :], real_XH)
+        dot_YX = tiles.product(k_YH, q_XH, 1, 1)
+        g_YX = tiles.product(v_YH, d_out_XH, 1, 1)
         u_YX, cap_slope_YX = tile.logits(row_map, dot_YX, bias, config.scale, config.soft_cap)
-        if masked:
-            segments = None
-            if segments_Y is not None:
-                of_queries = pallas_plan.vector(refs.query_segments_BT.at[at], row, X, plan.T, -1)
-                segments = (of_queries, segments_Y)
-            u_YX = u_YX.hidden(pallas_plan.mask(plan, refs, row, column, 1, segments))
+        if hidden:
+            segments_1X = tiles.segments_along(refs.query_segments_BT, at, real_X, 1)
+            query_1X = tiles.entries(refs.start_B[0] + i * X, X, 1)
+            # What is read past the end of a row's numbers must reach no sum.
+            seen = tiles.seen(plan, refs, query_1X, key_Y1, (segments_1X, segments_Y1), tail=True)
+            u_YX = u_YX.hidden(seen)
         weights = tile.weight_and_slope(row_map, u_YX, per_row(own.pivot_BNT, 1.0), functions)
         w_YX = weights.weight
         if row_map.normalised:
@@ -240,9 +240,7 @@ def _dkv_head(
         ds_YX = weights.slope * g_YX
         if cap_slope_YX is not None:
             ds_YX *= cap_slope_YX
-        dv_YH += pallas_plan.product(w_YX, d_out_XH, 1, 0)
-        return dk_YH + pallas_plan.product(ds_YX, q_XH, 1, 0), dv_YH
+        dv_YH += tiles.product(w_YX, d_out_XH, 1, 0)
+        return dk_YH + tiles.product(ds_YX, q_XH, 1, 0), dv_YH
 
-    for low, high, masked in pallas_plan.query_ranges(plan, refs, column):
-        sums = lax.fori_loop(low, high, functools.partial(body, masked=masked), sums)
-    return sums
+    return tiles.walk(tiles.query_ranges(plan, refs, column, tail=True), body, sums)

@@ -143,6 +143,20 @@ def pivot(row_map: RowMap, centre: jax.Array) -> jax.Array:
     return ONE_UP / centre if row_map.kind == "relu_power" else centre
 
 
+def folded(u: Logits, pivot: jax.Array, plus: Callable[..., jax.Array] = EXACT.plus) -> jax.Array:
+    """u pivot in one `plus` of a score, the row's numbers being multiplied first.
+
+    A row without an active key has a pivot of 2^126, which overflows against a gain of 4 and blows
+    up the rounding of a score at the threshold: all its keys get 0.
+    """
+    pivot = jnp.where(pivot < _NO_CENTRE, pivot, 0.0)
+    return plus(u.z, u.gain * pivot, u.offset * pivot)
+
+
+# The pivot of a row whose centre is still the smallest normal number is above it.
+_NO_CENTRE = 1.0 / TINY
+
+
 def weight(
     row_map: RowMap, u: Logits, pivot: jax.Array, elementary: Elementary = EXACT
 ) -> jax.Array:
@@ -245,6 +259,8 @@ def _sigmoid(
 
 def _power(x: jax.Array, p: float, elementary: Elementary) -> jax.Array:
     """x^p for x >= 0, and 0 at x = 0 whatever p; an integer p > 0 is a few products."""
+    if p == 1:
+        return x
     if p == int(p) and p > 0:
         return lax.integer_pow(x, int(p))
     return jnp.where(x == 0, 0.0, elementary.exp2(p * elementary.log2(x)))

@@ -31,6 +31,9 @@ def _case(
     named: dict[str, int] = dict(zip("BTSNKH", sizes, strict=True))
     told = [f"{letter.lower()}{size}" for letter, size in named.items()]
     told += [name for name in options if name != "integers"]
+    # Registers are held for each bias and degree, so tiles are looked up by their numbers too.
+    named["X"] = len(options.get("biases", (0.0,)))
+    named["P"] = len(options.get("degrees", (2, 4, 8, 16)))
     return Case("_".join([*told, dtype]), named, dtype, options, uses)
 
 
@@ -118,4 +121,8 @@ SUITE = Suite(
     differentiable=(),
     bounds={"float32": (2e-6, 0.0), "bfloat16": (2e-6, 0.0)},
     exact=frozenset({"argmax", "status", "active"}),
+    tiles=(
+        {"queries": (32, 64, 128), "keys": (32, 64, 128), "warps": (4, 8)},
+        {"stages": (1, 2, 3)},
+    ),
 )

@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 import jax
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as plt
 import jax.numpy as jnp
 
-from kernels import dispatch, tuning
+from kernels import attention_tiles as tiles
+from kernels import dispatch, ptx, tuning
+from kernels.attention_tiles import Tiling
 from kernels.score_stats import tile
 from kernels.score_stats.config import Config, ScoreStats
-from kernels.visibility import Visibility, key_blocks
+from kernels.visibility import Visibility
 
 # Biases of one kernel: each holds a count and a sum per degree in registers.
 _BIASES = 4
@@ -64,20 +65,16 @@ def run(
     visible: Visibility,
 ) -> ScoreStats:
     """The statistics at each bias, `[X, B, T, N]`; see `api.score_stats`."""
-    window = visible.window
     found = []
     for first in range(0, bias_X.shape[0], _BIASES):
         inputs = _Inputs(
-            start_B=visible.start_B,
-            window_1=None if window is None else window[None],
+            **tiles.operands(visible),
             bias_X=bias_X[first : first + _BIASES],
             target_BTN=target_BTN,
-            query_segments_BT=visible.query_segments_BT,
-            key_segments_BS=visible.key_segments_BS,
             q_BTNH=q_BTNH,
             k_BSKH=k_BSKH,
         )
-        found.append(_call(config, inputs, visible))
+        found.append(_call(config, inputs, visible.causal))
     top, argmax, star, rival = found[0][:4]
     active = jnp.concatenate([each.active for each in found])
     sums = jnp.concatenate([each.sums for each in found], axis=1)
@@ -88,7 +85,7 @@ def run(
 
 
 def _tiles(config: Config, sizes: Mapping[str, int], dtype: Any) -> dict[str, int]:
-    queries = min(max(16, 1 << (sizes["T"] - 1).bit_length()), 64)
+    queries = min(tiles.side(sizes["T"]), 64)
     float32 = dtype == jnp.float32
     heuristic = {
         "queries": queries,
@@ -96,36 +93,35 @@ def _tiles(config: Config, sizes: Mapping[str, int], dtype: Any) -> dict[str, in
         "warps": 8 if float32 and queries == 64 else 4,
         "stages": 2,
     }
-    tiles = tuning.tiles("score_stats", config.target.device_kind, sizes, dtype, heuristic)
+    chosen = tuning.tiles("score_stats", config.target.device_kind, sizes, dtype, heuristic)
     if config.blocks is not None:
-        tiles["queries"], tiles["keys"] = config.blocks
-    return tiles
+        chosen["queries"], chosen["keys"] = config.blocks
+    return chosen
 
 
-def _call(config: Config, inputs: _Inputs, visible: Visibility) -> tile.Found:
+def _call(config: Config, inputs: _Inputs, causal: bool) -> tile.Found:
     """The kernel's outputs, `[..., B, N, T]`."""
     B, T, N, H = inputs.q_BTNH.shape
     S, K = inputs.k_BSKH.shape[1:3]
-    X, P, G = inputs.bias_X.shape[0], len(config.degrees), N // K
+    X, P = inputs.bias_X.shape[0], len(config.degrees)
     sizes = {"B": B, "T": T, "S": S, "N": N, "K": K, "H": H, "X": X, "P": P}
-    tiles = _tiles(config, sizes, inputs.q_BTNH.dtype)
-    Q, Y = tiles["queries"], tiles["keys"]
-    count = -(-T // Q)
+    chosen = _tiles(config, sizes, inputs.q_BTNH.dtype)
+    tiling = Tiling(causal, T, S, N, K, H, chosen["queries"], chosen["keys"])
 
     # Index maps get (query tile, head, batch row).
-    every = _Inputs(
-        start_B=pl.BlockSpec((1,), lambda i, n, b: (b,)),
-        window_1=pl.BlockSpec((1,), lambda i, n, b: (0,)),
-        bias_X=pl.BlockSpec((X,), lambda i, n, b: (0,)),
-        target_BTN=pl.BlockSpec((None, T, None), lambda i, n, b: (b, 0, n)),
-        query_segments_BT=pl.BlockSpec((None, T), lambda i, n, b: (b, 0)),
-        key_segments_BS=pl.BlockSpec((None, S), lambda i, n, b: (b, 0)),
-        q_BTNH=pl.BlockSpec((None, T, None, H), lambda i, n, b: (b, 0, n, 0)),
-        k_BSKH=pl.BlockSpec(
-            (None, S, None, H), lambda i, n, b: (b, 0, lax.div(n, jnp.int32(G)), 0)
+    blocks = {
+        "1": pl.BlockSpec((1,), lambda i, n, b: (0,)),
+        "B": pl.BlockSpec((1,), lambda i, n, b: (b,)),
+        "X": pl.BlockSpec((X,), lambda i, n, b: (0,)),
+        "BT": pl.BlockSpec((None, T), lambda i, n, b: (b, 0)),
+        "BS": pl.BlockSpec((None, S), lambda i, n, b: (b, 0)),
+        "BTN": pl.BlockSpec((None, T, None), lambda i, n, b: (b, 0, n)),
+        "BTNH": pl.BlockSpec((None, T, None, H), lambda i, n, b: (b, 0, n, 0)),
+        "BSKH": pl.BlockSpec(
+            (None, S, None, H), lambda i, n, b: (b, 0, lax.div(n, jnp.int32(tiling.G)), 0)
         ),
-    )
-    given: Any = jax.tree.map(lambda spec, array: None if array is None else spec, every, inputs)
+    }
+    layout = tiles.Layout((tiling.query_tiles, N, B), blocks)
 
     def row_spec(*lead: int) -> pl.BlockSpec:
         zeros = (0,) * len(lead)
@@ -135,14 +131,13 @@ def _call(config: Config, inputs: _Inputs, visible: Visibility) -> tile.Found:
         return jax.ShapeDtypeStruct((*lead, B, N, T), dtype)
 
     one = row_spec()
-    kernel = functools.partial(_kernel, config, visible, (T, S, Q, Y))
     found = dispatch.triton_call(
-        kernel,
+        functools.partial(_kernel, config, tiling),
         target=config.target,
         name="score_stats_forward",
-        tile=(Q, Y),
-        grid=(count, N, B),
-        in_specs=(given,),
+        tile=(tiling.X, tiling.Y),
+        grid=layout.grid,
+        in_specs=(layout.specs(inputs),),
         out_specs=[one, one, one, one, row_spec(X), row_spec(P, X)],
         out_shape=[
             rows(jnp.float32),
@@ -152,104 +147,68 @@ def _call(config: Config, inputs: _Inputs, visible: Visibility) -> tile.Found:
             rows(jnp.int32, X),
             rows(jnp.float32, P, X),
         ],
-        num_warps=tiles["warps"],
-        num_stages=tiles["stages"],
+        num_warps=chosen["warps"],
+        num_stages=chosen["stages"],
     )(inputs)
     return tile.Found(*found)
 
 
-def _kernel(
-    config: Config,
-    visible: Visibility,
-    sizes: tuple[int, int, int, int],
-    inputs: _Inputs,
-    *outputs: Any,
-) -> None:
-    T, S, Q, Y = sizes
+def _kernel(config: Config, tiling: Tiling, inputs: _Inputs, *outputs: Any) -> None:
+    Q, Y = tiling.X, tiling.Y
     out = tile.Found(*outputs)
     # Under a causal mask the last queries have the most keys: they start first.
-    i = pl.num_programs(0) - 1 - pl.program_id(0)
-    row_Q = i * Q + lax.broadcasted_iota(jnp.int32, (Q,), 0)
-    rows = pl.ds(i * Q, Q)
-    column_Y = lax.broadcasted_iota(jnp.int32, (Y,), 0)
-    inside_Q = row_Q < T
-    first = inputs.start_B[0] + i * Q
-    window = None if inputs.window_1 is None else inputs.window_1[0]
+    row = (pl.num_programs(0) - 1 - pl.program_id(0)) * Q
+    rows = pl.ds(row, Q)
+    first = inputs.start_B[0] + row
+    inside_Q = tiles.inside(row, Q, tiling.T)
 
     H = inputs.q_BTNH.shape[-1]
     width = H if inputs.q_BTNH.dtype == jnp.bfloat16 else min(H, _FLOAT32_WIDTH)
     parts = [pl.ds(h, width) for h in range(0, H, width)]
 
     def load_queries(part):
-        return plt.load(inputs.q_BTNH.at[rows, part], mask=inside_Q[:, None], other=0.0)
+        return tiles.load(inputs.q_BTNH.at[rows, part], _rows(inside_Q))
 
     whole_QH = load_queries(parts[0]) if len(parts) == 1 else None
     target_Q1 = None
     if inputs.target_BTN is not None:
-        target_Q1 = plt.load(inputs.target_BTN.at[rows], mask=inside_Q, other=0)[:, None]
-    query_segments_Q1 = None
-    if inputs.query_segments_BT is not None:
-        query_segments_Q1 = plt.load(inputs.query_segments_BT.at[rows], mask=inside_Q, other=-1)[
-            :, None
-        ]
+        target_Q1 = tiles.load_along(inputs.target_BTN.at[rows], inside_Q, 0)
+    query_segments_Q1 = tiles.segments_along(inputs.query_segments_BT, rows, inside_Q, 0)
 
     def keys(j):
-        return (j * Y + column_Y)[None, :]
+        return tiles.entries(j * Y, Y, 1)
 
     def scores(j, masked: bool):
         """The scores of key tile `j`."""
         columns = pl.ds(j * Y, Y)
-        inside_Y = j * Y + column_Y < S
-        product = jnp.zeros((Q, Y), jnp.float32)
+        inside_Y = tiles.inside(j * Y, Y, tiling.S) if masked else None
+        dot_QY = jnp.zeros((Q, Y), jnp.float32)
         for part in parts:
-            if masked:
-                k_YH = plt.load(inputs.k_BSKH.at[columns, part], mask=inside_Y[:, None], other=0.0)
-            else:
-                k_YH = plt.load(inputs.k_BSKH.at[columns, part])
-            product += lax.dot_general(
-                load_queries(part) if whole_QH is None else whole_QH,
-                k_YH,
-                (((1,), (1,)), ((), ())),
-                precision=dispatch.exact_dot(k_YH.dtype),
-                preferred_element_type=jnp.float32,
-            )
+            q_QH = load_queries(part) if whole_QH is None else whole_QH
+            k_YH = tiles.load(inputs.k_BSKH.at[columns, part], _rows(inside_Y))
+            dot_QY += tiles.product(q_QH, k_YH, 1, 1)
         if not masked:
-            return tile.score(config, product, None)
-        segments = (None, None)
-        if query_segments_Q1 is not None:
-            segments = (
-                query_segments_Q1,
-                plt.load(inputs.key_segments_BS.at[columns], mask=inside_Y, other=-1)[None, :],
-            )
-        query_Q1 = (inputs.start_B[0] + row_Q)[:, None]
-        seen = visible.tile(query_Q1, keys(j), *segments, window=window)
-        inside = jnp.broadcast_to(inside_Y[None, :], (Q, Y))
-        return tile.score(config, product, inside if seen is None else seen & inside)
+            return tile.score(config, dot_QY, None)
+        key_segments_1Y = tiles.segments_along(inputs.key_segments_BS, columns, inside_Y, 1)
+        segments = (query_segments_Q1, key_segments_1Y)
+        query_Q1 = tiles.entries(first, Q, 0)
+        seen = tiles.seen(tiling, inputs, query_Q1, keys(j), segments)
+        return tile.score(config, dot_QY, seen)
 
-    low, high = key_blocks(visible.causal, window, first, Q, S, Y)
-    # Tiles before `full` are seen whole by every row, and need no mask.
-    full = low
-    if window is None and query_segments_Q1 is None:
-        full = jnp.int32(S // Y)
-        if visible.causal:
-            full = jnp.minimum(full, lax.div(jnp.maximum(first + 1, 0), jnp.int32(Y)))
+    ranges = tiles.key_ranges(tiling, inputs, first, tiles.capped_clip)
 
-    def over_keys(body, carry):
-        carry = lax.fori_loop(low, full, functools.partial(body, False), carry)
-        return lax.fori_loop(full, high, functools.partial(body, True), carry)
-
-    def first_loop(masked, j, peak):
+    def first_loop(j, peak, masked):
         is_target = None if target_Q1 is None else keys(j) == target_Q1
         return tile.raise_peak(peak, scores(j, masked), j, is_target)
 
-    found = over_keys(first_loop, tile.no_peak((Q, Y), target_Q1 is not None))
+    found = tiles.walk(ranges, first_loop, tile.no_peak((Q, Y), target_Q1 is not None))
     top_Q, argmax_Q, star_Q = tile.peak(found)
     at_Q1 = argmax_Q[:, None] if target_Q1 is None else target_Q1
     biases = [inputs.bias_X[x] for x in range(inputs.bias_X.shape[0])]
     reciprocal = _divide if config.target.interpret else _exact_reciprocal
     weights = [tile.target_weight(config, star_Q, bias, reciprocal) for bias in biases]
 
-    def second_loop(masked, j, carry):
+    def second_loop(j, carry, masked):
         rival_Q, counts = carry
         z = tile.rivals(scores(j, masked), keys(j) == at_Q1)
         added = [
@@ -260,12 +219,11 @@ def _kernel(
 
     zeros = jnp.zeros((Q,), jnp.float32)
     none = (jnp.zeros((Q,), jnp.int32), *(zeros for _ in config.degrees))
-    rival_Q, counts = over_keys(
-        second_loop, (jnp.full((Q,), -jnp.inf, jnp.float32), [none for _ in biases])
-    )
+    unrivalled = (jnp.full((Q,), -jnp.inf, jnp.float32), [none for _ in biases])
+    rival_Q, counts = tiles.walk(ranges, second_loop, unrivalled)
 
     def store(ref, values):
-        plt.store(ref, values, mask=inside_Q)
+        tiles.store(ref, values, inside_Q)
 
     store(out.top.at[rows], top_Q)
     store(out.argmax.at[rows], argmax_Q)
@@ -277,17 +235,14 @@ def _kernel(
             store(out.sums.at[jnp.int32(p), jnp.int32(x), rows], sum_Q)
 
 
+def _rows(inside: jax.Array | None) -> jax.Array | None:
+    """A mask of rows for a matrix."""
+    return None if inside is None else inside[:, None]
+
+
 def _divide(x: jax.Array) -> jax.Array:
     return 1.0 / x
 
 
-def _exact_reciprocal(x: jax.Array) -> jax.Array:
-    """Rounded correctly; Triton's division may be two units in the last place away."""
-    (y,) = plt.elementwise_inline_asm(
-        "rcp.rn.f32 $0, $1;",
-        args=[x],
-        constraints="=r,r",
-        pack=1,
-        result_shape_dtypes=[jax.ShapeDtypeStruct(x.shape, jnp.float32)],
-    )
-    return y
+# Rounded correctly; Triton's division may be two units in the last place away.
+_exact_reciprocal = ptx.elementwise("rcp.rn.f32 $0, $1;")

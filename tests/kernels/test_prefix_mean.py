@@ -88,6 +88,7 @@ def _compared(case: cases.Case):
     return pytest.param(case, id=case.name, marks=[pytest.mark.slow] if further else [])
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("case", [_compared(case) for case in SUITE.using("test")])
 def test_value_and_gradients_equal_the_reference(case):
     found = cases.compare(SUITE, case, "xla")

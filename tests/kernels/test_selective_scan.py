@@ -104,6 +104,7 @@ def test_a_gpu_has_its_steps_unrolled():
     agree(unrolled, XLA(arrays), 1e-6)
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("implementation", ["reference", "xla"])
 def test_a_constant_input_reaches_the_fixed_point(implementation):
     """h = sum_k exp(k delta A) delta B u, a geometric series."""

@@ -75,6 +75,41 @@ def test_a_wrong_result_prints_no_speed(benched):
     assert out.count("RED, no speed: d_x 1.0e-03 > 1e-06") == 3 and "times as fast" not in out
 
 
+def test_a_rival_that_is_not_installed_is_left_out_and_reaches_nothing(benched, monkeypatch):
+    def never(*_):
+        raise AssertionError("must not be built")
+
+    outside = {"stored": contenders.Outside(lambda: "glue not installed; pip install glue", never)}
+    monkeypatch.setattr(contenders, "OUTSIDE", outside)
+    code, out = benched(toy(), speed=1e-9)
+    assert code == 0
+    assert out.count("not run: glue not installed; pip install glue") == 3
+    assert "reached" not in out and "times as fast" not in out
+    assert "3 rows, 0 with a missed bar or a red comparison, 3 not run" in out
+
+
+def test_a_rival_that_is_no_jax_program_is_timed_in_the_same_turns(benched, monkeypatch):
+    made = []
+
+    def program(what, suite, case, arrays, copies):
+        made.append((what, suite.op, case.name, sorted(arrays), copies))
+        return lambda: None, 1 << 20
+
+    outside = {"stored": contenders.Outside(lambda: "", program)}
+    monkeypatch.setattr(contenders, "OUTSIDE", outside)
+    code, out = benched(toy(), time=1e12)
+    assert code == 0 and out.count("reached  time") == 3
+    passes = ["forward", "gradient", "gradient", "forward"]
+    assert made == [(what, "prefix_mean", "one", ["x"], 1) for what in passes]
+
+
+def test_a_gradient_is_timed_with_the_outputs_it_belongs_to():
+    suite = toy()
+    arrays = suite.make(suite.cases[0], jax.random.key(0))
+    run, arguments = contenders.gradient(stored, suite, suite.cases[0], arrays)
+    assert sorted(run(*arguments)) == ["d_x", "out"]
+
+
 def test_the_device_must_be_the_one_that_runs(capsys):
     with pytest.raises(SystemExit):
         bench_kernels.main(["--device=gpu"])
@@ -86,7 +121,7 @@ def test_every_row_names_a_case_and_a_rival():
     assert len({race.label for race in rows}) == len(rows)
     for race in rows:
         assert cases.suite(race.op).named(race.case).name == race.case
-        assert race.rival in contenders.RIVALS
+        assert (race.rival in contenders.RIVALS) != (race.rival in contenders.OUTSIDE)
         bars = (race.speed, race.time, race.microseconds, race.memory)
         assert any(bar is not None for bar in bars), race.label
 

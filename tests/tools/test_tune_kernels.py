@@ -1,5 +1,6 @@
 """Tuning keeps the fastest of the combinations that agree, and refuses a kernel that is wrong."""
 
+import dataclasses
 import json
 
 import jax
@@ -8,6 +9,9 @@ import pytest
 
 from kernels import cases, dispatch, tuning
 from tools import tune_kernels
+
+H200 = dispatch.Target("gpu", "NVIDIA H200")
+TUNED = tuple(op for op in cases.OPS if cases.suite(op).tiles)
 
 
 def toy(wrong: int | None = None) -> cases.Suite:
@@ -52,7 +56,7 @@ def test_groups_are_tuned_one_after_the_other_and_timings_kept(tuned):
 
 
 def test_a_combination_that_disagrees_stops_the_tuning(tuned):
-    with pytest.raises(ArithmeticError, match=r"toy one: with width=4 the gradient of x differs"):
+    with pytest.raises(ArithmeticError, match=r"toy one: with width=4, d_x differs"):
         tuned(toy(wrong=4))
 
 
@@ -79,3 +83,56 @@ def test_without_a_gpu_it_says_so(capsys):
     with pytest.raises(SystemExit):
         tune_kernels.main([])
     assert "tuning needs an NVIDIA GPU and this is cpu" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["first", "last"])
+@pytest.mark.parametrize(
+    ("suite", "case"),
+    [(suite, case) for suite in map(cases.suite, TUNED) for case in suite.using("gpu")],
+    ids=lambda each: getattr(each, "op", getattr(each, "name", "")),
+)
+def test_an_operation_looks_up_what_tuning_writes(suite, case, last, monkeypatch):
+    """The bucket of its case and no other, and the tiles tried are all its own."""
+    asked = set()
+    tiles = tuning.tiles
+
+    def spy(op, device_kind, sizes, dtype, heuristic):
+        asked.add((op, device_kind, tuning.bucket(sizes, dtype)))
+        return tiles(op, device_kind, sizes, dtype, heuristic)
+
+    monkeypatch.setattr(tuning, "tiles", spy)
+    tried = {name: each[-last] for group in suite.tiles for name, each in group.items()}
+    arrays = jax.eval_shape(lambda key: suite.make(case, key), jax.random.key(0))
+    run = cases.outputs_and_gradients(suite, case, "pallas")
+    with dispatch.on(H200), tuning.trying(suite.op, tried):
+        cotangents = jax.eval_shape(
+            lambda arrays, key: cases.cotangents(suite, case, arrays, key),
+            arrays,
+            jax.random.key(0),
+        )
+        jax.eval_shape(run, arrays, cotangents)
+    assert asked == {(suite.op, H200.device_kind, tuning.bucket(case.sizes, case.dtype))}
+
+
+def test_every_operation_with_a_kernel_is_tuned_in_few_compilations():
+    with_kernels = {op for op in cases.OPS if "pallas" in cases.suite(op).implementations}
+    assert set(TUNED) == with_kernels
+    for op in TUNED:
+        groups = cases.suite(op).tiles
+        tried = 1 + sum(len(list(tune_kernels.combinations(group))) for group in groups)
+        assert tried <= 25, op
+
+
+def test_a_bucket_is_tuned_once_by_its_first_workload():
+    one, two, three = (
+        cases.Case(str(size), {"B": size}, uses=frozenset({"gpu"})) for size in (3, 4, 5)
+    )
+    suite = dataclasses.replace(toy(), cases=(one, two, three))
+    assert tune_kernels.workloads(suite) == {"float32 B4": one, "float32 B8": three}
+    assert tune_kernels.workloads(dataclasses.replace(suite, tiles=())) == {}
+
+
+def test_an_operation_without_gradients_is_tuned_by_its_outputs(tuned):
+    suite = dataclasses.replace(toy(wrong=4), differentiable=())
+    with pytest.raises(ArithmeticError, match=r"toy one: with width=4, out differs"):
+        tuned(suite)

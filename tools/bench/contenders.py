@@ -5,14 +5,17 @@ operation's suite. `forward` and `gradient` make it a function of its arguments 
 """
 
 from collections.abc import Callable, Mapping
+import dataclasses
 import types
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from kernels import cases
 from kernels.prefix_mean import baselines
+from tools.bench import rival_fla, timing
 
 Contender = Callable[[cases.Case, cases.Arrays], dict[str, jax.Array]]
 Timed = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -66,6 +69,24 @@ RIVALS: Mapping[str, Callable[[str], Contender]] = types.MappingProxyType(
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class Outside:
+    """A rival that is no JAX program, and may not be installed.
+
+    Attributes:
+      missing: says what to install; empty where it can run.
+      program: `(what, suite, case, arrays, copies)`, as `timing.program` returns.
+    """
+
+    missing: Callable[[], str]
+    program: Callable[[str, cases.Suite, cases.Case, cases.Arrays, int], tuple[timing.Pass, int]]
+
+
+OUTSIDE: Mapping[str, Outside] = types.MappingProxyType(
+    {"fla": Outside(rival_fla.missing, rival_fla.program)}
+)
+
+
 def forward(contender: Contender, case: cases.Case, arrays: cases.Arrays) -> Timed:
     """The contender's outputs as a function of the arrays."""
     return (lambda arrays: contender(case, arrays)), (arrays,)
@@ -74,7 +95,10 @@ def forward(contender: Contender, case: cases.Case, arrays: cases.Arrays) -> Tim
 def gradient(
     contender: Contender, suite: cases.Suite, case: cases.Case, arrays: cases.Arrays
 ) -> Timed:
-    """The gradients of the contender's floating outputs, for a random cotangent of each."""
+    """The contender's outputs, and `d_<argument>` for a random cotangent of each floating one.
+
+    Both are returned, or XLA would leave out of the forward pass what the backward does not need.
+    """
     shapes = jax.eval_shape(lambda arrays: contender(case, arrays), arrays)
     floating = [name for name, out in shapes.items() if jnp.issubdtype(out.dtype, jnp.floating)]
     keys = jax.random.split(jax.random.key(1), len(floating))
@@ -86,10 +110,15 @@ def gradient(
 
     def run(arrays: cases.Arrays, cotangents: cases.Arrays) -> cases.Arrays:
         def outputs(moving: cases.Arrays) -> cases.Arrays:
-            made = contender(case, {**arrays, **moving})
-            return {name: made[name] for name in cotangents}
+            return contender(case, {**arrays, **moving})
 
-        _, pull = jax.vjp(outputs, {name: arrays[name] for name in moving})
-        return pull(cotangents)[0]
+        made, pull = jax.vjp(outputs, {name: arrays[name] for name in moving})
+        (gradients,) = pull(
+            {
+                name: cotangents.get(name, np.zeros(x.shape, jax.dtypes.float0))
+                for name, x in made.items()
+            }
+        )
+        return {**made, **{f"d_{name}": x for name, x in gradients.items()}}
 
     return run, (arrays, cotangents)

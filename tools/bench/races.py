@@ -1,6 +1,7 @@
 """Who runs against whom, on which workload, and the bar: the rows of `docs/kernels.md`.
 
 A race first compares our implementation with the reference; where that is red no speed is printed.
+One whose rival is not installed is not run, and reaches no bar and misses none.
 `speed` is the rival's time over ours and must be at least the bar; `time` is ours over the rival's
 and `microseconds` ours, both at most; `memory` is our temporaries over the rival's, at most.
 """
@@ -9,7 +10,6 @@ from collections.abc import Iterator
 import dataclasses
 import math
 import statistics
-from typing import Any
 
 import jax
 
@@ -40,10 +40,14 @@ class Race:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a race measured; `deviations` alone where the comparison was red."""
+    """What a race measured; `deviations` alone where the comparison was red.
+
+    `missing` says what its rival lacks to be run; then nothing was measured.
+    """
 
     race: Race
-    deviations: list[cases.Deviation]
+    deviations: list[cases.Deviation] = dataclasses.field(default_factory=list)
+    missing: str = ""
     speed: timing.Ratio | None = None
     time: timing.Ratio | None = None
     ours_seconds: list[float] = dataclasses.field(default_factory=list)
@@ -66,6 +70,8 @@ class Result:
     def reached(self) -> dict[str, bool]:
         """For each bar of the race, whether it was reached."""
         race, found = self.race, {}
+        if self.missing:
+            return found
         if not self.green or self.speed is None or self.time is None:
             return {"comparison": False}
         if race.speed is not None:
@@ -101,6 +107,9 @@ def run(race: Race, repeats: int, copies: int = 1, longest: int = 512) -> Result
       copies: calls in one program (`timing.program`); times are per call.
       longest: the comparison's longest sequence.
     """
+    outside = contenders.OUTSIDE.get(race.rival)
+    if outside is not None and (missing := outside.missing()):
+        return Result(race, missing=missing)
     suite = cases.suite(race.op)
     case = suite.named(race.case)
     deviations = cases.compare(suite, judged(case, longest), race.implementation)
@@ -108,9 +117,7 @@ def run(race: Race, repeats: int, copies: int = 1, longest: int = 512) -> Result
         return Result(race, deviations)
 
     arrays = suite.make(case, jax.random.key(0))
-    ours = contenders.ours(race.op, race.implementation)
-    rival = contenders.RIVALS[race.rival](race.op)
-    seconds, memory = _measure(race.what, suite, case, arrays, [ours, rival], repeats, copies)
+    seconds, memory = _measure(race, suite, case, arrays, repeats, copies)
     return Result(
         race,
         deviations,
@@ -124,31 +131,47 @@ def run(race: Race, repeats: int, copies: int = 1, longest: int = 512) -> Result
 
 
 def _measure(
-    what: str,
+    race: Race,
     suite: cases.Suite,
     case: cases.Case,
     arrays: cases.Arrays,
-    both: list[contenders.Contender],
     repeats: int,
     copies: int,
 ) -> tuple[list[list[float]], list[int]]:
-    """Seconds per call and temporaries of each contender."""
-    forward = [contenders.forward(each, case, arrays) for each in both]
-    gradient = [contenders.gradient(each, suite, case, arrays) for each in both]
-    timed: list[Any] = {
-        "forward": forward,
-        "gradient": gradient,
-        "backward": [*gradient, *forward],
-    }[what]
-    built = [timing.program(*each, copies=copies) for each in timed]
+    """Seconds per call and temporaries of ours and of the rival."""
+    passes = ("gradient", "forward") if race.what == "backward" else (race.what,)
+    built = [each for what in passes for each in _pair(what, race, suite, case, arrays, copies)]
     seconds = timing.in_turns([run for run, _ in built], repeats)
     seconds = [[each / copies for each in series] for series in seconds]
-    if what == "backward":
+    if race.what == "backward":
         seconds = [
             [max(g - f, 1e-9) for g, f in zip(seconds[i], seconds[i + 2], strict=True)]
             for i in range(2)
         ]
     return seconds, [memory for _, memory in built[:2]]
+
+
+def _pair(
+    what: str,
+    race: Race,
+    suite: cases.Suite,
+    case: cases.Case,
+    arrays: cases.Arrays,
+    copies: int,
+) -> Iterator[tuple[timing.Pass, int]]:
+    """Our program of one pass, then the rival's, as `timing.program` returns them."""
+    outside = contenders.OUTSIDE.get(race.rival)
+    both = [contenders.ours(race.op, race.implementation)]
+    if outside is None:
+        both.append(contenders.RIVALS[race.rival](race.op))
+    for each in both:
+        if what == "forward":
+            timed = contenders.forward(each, case, arrays)
+        else:
+            timed = contenders.gradient(each, suite, case, arrays)
+        yield timing.program(*timed, copies=copies)
+    if outside is not None:
+        yield outside.program(what, suite, case, arrays, copies)
 
 
 def cpu() -> Iterator[Race]:
@@ -167,6 +190,14 @@ _FLOORS = {
     "b1_t131072_r32_e256_bfloat16": (130, 260),
 }
 
+# How many times as fast as chunked gated linear attention, which walks a sequence from end to end.
+_AGAINST_FLA = {
+    "b32_t256_r32_e128_bfloat16": 1.5,
+    "b32_t512_r32_e256_bfloat16": 1.5,
+    "b1_t32768_r32_e256_bfloat16": 5.0,
+    "b1_t131072_r32_e256_bfloat16": 5.0,
+}
+
 
 def gpu() -> Iterator[Race]:
     """The rows for an NVIDIA GPU; microseconds are for an H200."""
@@ -177,6 +208,8 @@ def gpu() -> Iterator[Race]:
     for T, bar in ((2048, 5), (8192, 18), (32_768, 70)):
         case = f"b{32_768 // T}_t{T}_r32_e256_bfloat16"
         yield Race("prefix_mean", case, "forward", "cudnn_width_512", "pallas", speed=bar)
+    for case, bar in _AGAINST_FLA.items():
+        yield Race("prefix_mean", case, "gradient", "fla", "pallas", speed=bar)
     yield from _gated()
     for case in _timed("row_map_attention"):
         if case.name.endswith("_relu4_bfloat16"):

@@ -1,0 +1,37 @@
+"""Elementwise functions as single GPU instructions, inside Pallas kernels of the Triton lowering.
+
+jnp's own cost several times as much on a GPU: they serve denormal numbers and the last bit. Nor
+does Triton fuse a product with a sum, or fold a sign into an operand, by itself.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.experimental.pallas import triton as plt
+import jax.numpy as jnp
+
+
+def elementwise(code: str) -> Callable[..., jax.Array]:
+    """The function of float32 arrays and scalars that PTX `code` spells.
+
+    Args:
+      code: `$0` is its result, `$1` .. its operands, `t` a register.
+    """
+
+    def apply(*operands: Any) -> jax.Array:
+        shape = jnp.broadcast_shapes(*map(jnp.shape, operands))
+        (result,) = plt.elementwise_inline_asm(
+            f"{{ .reg .f32 t; {code} }}",
+            # A kernel may hold no array made outside of it, so a scalar is filled in.
+            args=[
+                jnp.broadcast_to(x, shape) if jnp.ndim(x) else jnp.full(shape, x, jnp.float32)
+                for x in operands
+            ],
+            constraints=",".join(["=f", *["f"] * len(operands)]),
+            pack=1,
+            result_shape_dtypes=[jax.ShapeDtypeStruct(shape, jnp.float32)],
+        )
+        return result
+
+    return apply

@@ -1,0 +1,91 @@
+"""Attention by a row map on a Hopper GPU: the forward kernel, by Pallas' Mosaic lowering.
+
+The mathematics and the results of `pallas`, for the calls that training makes most: the centres and
+weights of `tile` in the schedule of `kernels.mosaic_attention`.
+
+Never chosen by itself: its interpreted results and its machine code are tested, and no GPU has run
+it. The gradients are made by the kernels of `pallas_vjp`.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from kernels import dispatch, mosaic_attention
+from kernels.mosaic_attention import along
+from kernels.row_map_attention import tile
+from kernels.row_map_attention.config import Call, Config, Rows
+from kernels.row_map_attention.maps import OP
+
+
+def lacks(target: dispatch.Target, soft_cap: float | None, call: Call) -> str:
+    """Why the kernel does not serve a call; empty if it does."""
+    if soft_cap is not None or call.heads_N is not None:
+        return "has no soft_cap or heads; pass implementation=None"
+    return mosaic_attention.lacks(target, call.q_BTNH, call.k_BSKH, call.seen)
+
+
+def forward(config: Config, call: Call, visible_BT: jax.Array) -> tuple[jax.Array, Rows]:
+    """As `xla.forward`."""
+    # The schedule counts them where it masks.
+    del visible_BT
+    operation = mosaic_attention.Operation(
+        f"{OP}_forward", numbers=len(Rows._fields), stream=functools.partial(_stream, config)
+    )
+    out_BTNH, numbers = mosaic_attention.forward(
+        operation,
+        config.target,
+        (call.bias_N,),
+        call.q_BTNH,
+        call.k_BSKH,
+        call.v_BSKH,
+        call.seen,
+    )
+    return out_BTNH, Rows(*numbers)
+
+
+def _stream(config: Config, place: mosaic_attention.Place, bias_N) -> mosaic_attention.Stream:
+    row_map, bias = config.row_map, bias_N[place.head]
+    visible_X = place.visible_X.astype(jnp.float32)
+    zero_X = jnp.zeros_like(visible_X)
+
+    def absorb(rows, raw_XY: jax.Array, key_Y: jax.Array):
+        del key_Y
+        return _absorb(config, rows, raw_XY, bias)
+
+    def finish(rows):
+        centre_X, total_X = rows
+        scale_X, pivot_X, factor_X = tile.closed(row_map, centre_X, total_X, visible_X)
+        return scale_X, (pivot_X, factor_X)
+
+    return mosaic_attention.Stream((tile.first_centre(row_map, visible_X), zero_X), absorb, finish)
+
+
+def _absorb(config: Config, rows, raw_XY: jax.Array, bias: jax.Array):
+    """The rows (centre and total), the weights of a tile, and what carries the old sums over."""
+    row_map, (centre_X, total_X) = config.row_map, rows
+    u_XY, _ = tile.logits(row_map, raw_XY, bias, config.scale, None)
+    shrink_X = None
+    if row_map.normalised:
+        old_X, centre_X = centre_X, tile.moved(row_map, centre_X, u_XY.largest(1))
+        shrink_X = tile.rescale(row_map, old_X, centre_X)
+        total_X = total_X * shrink_X
+    pivot_XY = along(tile.pivot(row_map, centre_X), raw_XY.shape, 0)
+    weight_XY = tile.weight(row_map, u_XY, pivot_XY, _elementary(config))
+    return (centre_X, total_X + weight_XY.sum(1)), weight_XY, shrink_X
+
+
+def _elementary(config: Config) -> tile.Elementary:
+    """The functions of the target."""
+    return tile.EXACT if config.target.interpret else _INSTRUCTIONS
+
+
+_INSTRUCTIONS = dataclasses.replace(
+    tile.EXACT,
+    log2=functools.partial(mosaic_attention.instruction, "lg2.approx.ftz.f32"),
+    reciprocal=functools.partial(mosaic_attention.instruction, "rcp.approx.ftz.f32"),
+    # Saturates to [0, 1], and makes 0 of the NaN of a hidden key.
+    share=lambda u, pivot: mosaic_attention.instruction("cvt.sat.f32.f32", tile.folded(u, pivot)),
+)
