@@ -13,7 +13,7 @@ from lm_jax.decoder import (
     init_params,
     param_spec,
 )
-from lm_jax.edits import Add, Chain, Freeze, Replace, Scale
+from lm_jax.edits import Add, Chain, Freeze, OneLayer, Replace, Scale
 from lm_jax.hf.load import Pretrained, load_pretrained, save_pretrained
 from lm_jax.params import ParamSpec
 from lm_jax.sites import SITES, keep
@@ -28,6 +28,7 @@ __all__ = [
     "Freeze",
     "LinearScaling",
     "Llama3Scaling",
+    "OneLayer",
     "Output",
     "ParamSpec",
     "PerLayer",

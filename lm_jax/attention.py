@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from kernels.visibility import Visibility
 from lm_jax import sites
 from lm_jax.errors import UsageError, nearest
-from lm_jax.layers import softcap
+from lm_jax.layers import NO_DROPOUT, Dropout, softcap
 
 Attend = Callable[[jax.Array], jax.Array | tuple[jax.Array, dict[str, jax.Array]]]
 
@@ -105,15 +105,21 @@ def attention(
     scale: float,
     cap: float | None,
     scope: sites.Scope,
+    dropout: Dropout = NO_DROPOUT,
 ) -> jax.Array:
     """Grouped-query attention; returns `z_BTNH` in the dtype of `v`.
 
     Query head n reads key/value head n // G. Scores and pattern are float32.
 
     Raises:
-      UsageError: if a fused kernel was named and a score site is touched.
+      UsageError: if a fused kernel was named and a score site is touched, or the pattern dropped.
     """
     if isinstance(attend, Fused):
+        if dropout.active:
+            raise UsageError(
+                f"dropout: the fused kernel {attend.implementation!r} forms no pattern to drop "
+                "from; pass the attend unfused, or a mixer without pattern_dropout"
+            )
         if scope.touches(sites.SCORE_SITES):
             raise UsageError(
                 f"attend: the fused kernel {attend.implementation!r} forms no scores, but "
@@ -141,6 +147,7 @@ def attention(
     pattern_BNTS, aux = made if isinstance(made, tuple) else (made, {})
     scope.aux |= aux
     pattern_BNTS = scope("attn.pattern", pattern_BNTS)
+    pattern_BNTS = dropout(pattern_BNTS, "attn.pattern")
     pattern = pattern_BNTS.reshape(B, K, G * T, S).astype(v_BSKH.dtype)
     z_BKXH = jnp.einsum("BKXS,BSKH->BKXH", pattern, v_BSKH)
     z_BTNH = z_BKXH.reshape(B, K, G, T, H).transpose(0, 3, 1, 2, 4).reshape(B, T, N, H)

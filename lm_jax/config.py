@@ -53,7 +53,8 @@ class DecoderConfig:
     `norm_offset` is added to a stored norm weight (Gemma stores w and multiplies by 1 + w).
     `windows` holds one entry per layer: how many keys, itself included, a query of a sliding-window
     layer sees, or None for the whole past; an empty tuple means None for every layer.
-    Layers with a window use `local_rope` where it is given. `rope=None` means learned positions.
+    Layers with a window use `local_rope` where it is given. `rope=None` means learned positions;
+    a recurrent mixer uses neither. `mlp_size=0` leaves out the MLP and its norm (Mamba's blocks).
     `attention_scale=None` means 1 / sqrt(H). Soft caps are `c * tanh(x / c)`.
 
     Raises:
@@ -98,12 +99,13 @@ class DecoderConfig:
                 "num_kv_heads",
                 "head_dim",
                 "hidden_size",
-                "mlp_size",
                 "vocab_size",
                 "max_length",
             )
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1
         ]
+        if not isinstance(self.mlp_size, int) or self.mlp_size < 0:
+            problems.append(f"mlp_size = {self.mlp_size} must be a positive integer, or 0 for none")
         if not problems and self.num_heads % self.num_kv_heads:
             problems.append(
                 f"num_heads = {self.num_heads} is not a multiple of "

@@ -1,12 +1,107 @@
-"""Readers of the cached text corpora: speeches, Wikipedia paragraphs, essays, nouns.
+"""Readers of text corpora: the cached ones by name, and what a user has in files.
 
-Each raises BadInputError, with the command to run, while its asset is not in the cache.
+`documents(source)` gives `(id, text)` pairs of one of these sources:
+
+    sotu           annual messages of US presidents 1790-2026, public domain (an asset)
+    wiki           introductions of 66,581 Wikipedia articles (an asset)
+    enwik8:FILE    the first 10^8 bytes of a Wikipedia dump, as such or gzipped
+    tfds:NAME      a data set that tensorflow-datasets has prepared on this machine
+    a path         a .txt file (one document), .jsonl or .parquet file (one document a row, in the
+                   field `text`, as FineWeb-Edu is distributed), or a folder of such files
+
+A document that cannot be read as text is given as its raw bytes, and `usable` counts it among what
+it leaves out: one bad document neither stops a run nor disappears unseen.
+
+The readers of an asset raise BadInputError, with the command to run, while it is not in the cache.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
+import gzip
+import hashlib
+import html
 import json
+from pathlib import Path
+import re
+from typing import Any, Literal
+import zlib
 
 from lm_jax import assets
+from lm_jax.errors import BadInputError, UsageError, nearest
+
+Document = tuple[str, str | bytes]
+Unit = Literal["document", "paragraph"]
+
+_SUFFIXES = (".txt", ".jsonl", ".parquet")
+_PARQUET_ROWS = 256
+
+
+def documents(
+    source: str | Path, *, unit: Unit = "document", words: int = 600, field: str = "text"
+) -> Iterator[Document]:
+    """The documents of a source, always in the same order.
+
+    Args:
+      source: see the head of this file.
+      unit: "paragraph" cuts a document at empty lines, and joins neighbouring paragraphs as long as
+        they stay within `words`; the parts are documents `<id>#0000`, `<id>#0001` and so on. It is
+        for corpora of few long texts, because a training example is the beginning of a document.
+      words: the most words in a part, unless one paragraph alone has more.
+      field: the column with the text, in .jsonl, .parquet and tensorflow-datasets.
+
+    Raises:
+      UsageError: for a unit or a number of words that cannot be.
+      BadInputError: if the source, or a file or column in it, is not there or cannot be read.
+    """
+    if unit not in ("document", "paragraph"):
+        raise UsageError(f"unit = {unit!r} is not known; choose 'document' or 'paragraph'")
+    if words < 1:
+        raise UsageError(f"words = {words} must be positive")
+    found = _whole_documents(str(source), field)
+    return found if unit == "document" else _paragraphs(found, words)
+
+
+def hashes(source: str | Path) -> dict[str, str]:
+    """sha256 of every file of a source by its name, or of the archive of an asset."""
+    kind, _, rest = str(source).partition(":")
+    if kind in ("sotu", "wiki"):
+        return {archive.filename: archive.sha256 for archive in assets.entry(kind).archives}
+    # What tensorflow-datasets has prepared is known by the hash of its documents alone.
+    if kind == "tfds":
+        return {}
+    root = Path(rest if kind == "enwik8" else source)
+    result = {}
+    for file in _files(root):
+        with file.open("rb") as opened:
+            name = file.relative_to(root).as_posix() if root.is_dir() else file.name
+            result[name] = hashlib.file_digest(opened, "sha256").hexdigest()
+    return result
+
+
+def usable(
+    found: Iterable[Document], skips: Counter[str], *, longest: int = 1_000_000
+) -> Iterator[tuple[str, str]]:
+    """The documents that can be trained on, each text once; the others are counted by reason.
+
+    Args:
+      found: as from `documents`.
+      skips: counts up "unreadable" (no UTF-8, or no line of JSON with the field), "empty" (nothing
+        but white space), "long" and "duplicate".
+      longest: a document of more characters is left out as "long".
+    """
+    seen = set()
+    for name, text in found:
+        if isinstance(text, bytes) or not _is_unicode(text):
+            skips["unreadable"] += 1
+        elif not text.strip():
+            skips["empty"] += 1
+        elif len(text) > longest:
+            skips["long"] += 1
+        elif (digest := hashlib.sha256(text.encode()).digest()) in seen:
+            skips["duplicate"] += 1
+        else:
+            seen.add(digest)
+            yield name, text
 
 
 def speeches() -> Iterator[tuple[str, str]]:
@@ -38,3 +133,182 @@ def essays() -> str:
 def nouns() -> tuple[str, ...]:
     """6,782 English nouns, each once, some of two words: the needles of RULER (Hsieh et al.)."""
     return tuple(assets.path("nouns", "nounlist.txt").read_text(encoding="utf-8").splitlines())
+
+
+def _whole_documents(source: str, field: str) -> Iterator[Document]:
+    kind, _, rest = source.partition(":")
+    if source == "sotu":
+        return speeches()
+    if source == "wiki":
+        return ((f"wiki-{i:05d}", text) for i, text in enumerate(wikipedia()))
+    if kind == "enwik8":
+        return _enwik8(Path(rest))
+    if kind == "tfds":
+        return _tfds(rest, field)
+    root = Path(source)
+    return _from_files(root, _files(root), field)
+
+
+def _files(root: Path) -> list[Path]:
+    if root.is_file():
+        return [root]
+    if not root.is_dir():
+        raise BadInputError(
+            f"corpus {str(root)!r} is not there; give sotu, wiki, enwik8:FILE, tfds:NAME, or a "
+            "file or folder of text"
+        )
+    files = sorted(f for f in root.rglob("*") if f.suffix in _SUFFIXES and f.is_file())
+    if not files:
+        raise BadInputError(f"{root} holds no {', '.join(_SUFFIXES)} file; put the corpus there")
+    return files
+
+
+def _from_files(root: Path, files: list[Path], field: str) -> Iterator[Document]:
+    for file in files:
+        name = file.relative_to(root).as_posix() if root.is_dir() else file.name
+        try:
+            if file.suffix == ".jsonl":
+                yield from _jsonl(file, name, field)
+            elif file.suffix == ".parquet":
+                yield from _parquet(file, name, field)
+            else:
+                yield name, _decoded(file.read_bytes())
+        except OSError as error:
+            raise BadInputError(
+                f"{file} cannot be read ({error}); replace the file or leave it out"
+            ) from error
+
+
+def _jsonl(file: Path, name: str, field: str) -> Iterator[Document]:
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                text = json.loads(line)[field]
+            except (ValueError, LookupError, TypeError, RecursionError):
+                text = line
+            yield f"{name}:{number}", text if isinstance(text, str) else line
+
+
+def _parquet(file: Path, name: str, field: str) -> Iterator[Document]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(file) as table:
+            columns = table.schema_arrow.names
+            if field not in columns:
+                raise BadInputError(f"{file} has no column {field!r}{nearest(field, columns)}")
+            row = 0
+            for batch in table.iter_batches(_PARQUET_ROWS, columns=[field]):
+                # As bytes, for parquet does not promise that its strings are UTF-8.
+                for data in batch.column(0).cast(pa.large_binary()).to_pylist():
+                    yield f"{name}:{row}", _decoded(data or b"")
+                    row += 1
+    except pa.ArrowException as error:
+        raise BadInputError(
+            f"{file} cannot be read as parquet with text in {field!r} ({error}); fetch it again"
+        ) from error
+
+
+def _tfds(name: str, field: str) -> Iterator[Document]:
+    import tensorflow_datasets as tfds
+
+    try:
+        # Without `download=False` it would look for a network, for minutes.
+        source: Any = tfds.data_source(name, split="train", download=False)
+    except Exception as error:  # it raises many kinds, and for absent data one about file formats
+        raise BadInputError(
+            f"tfds:{name}: tensorflow-datasets has no such data set prepared as array_record "
+            f"({str(error).splitlines()[0] if str(error) else type(error).__name__}); prepare it, "
+            "or give a folder of .parquet or .jsonl files"
+        ) from error
+    for i in range(len(source)):
+        row = source[i]
+        if field not in row:
+            raise BadInputError(f"tfds:{name} has no field {field!r}{nearest(field, row)}")
+        yield f"{name}:{i}", _decoded(row[field]) if isinstance(row[field], bytes) else row[field]
+
+
+_PAGE = re.compile(rb"<page>\s*<title>(.*?)</title>.*?<text[^>]*>(.*?)</text>", re.DOTALL)
+_NAMESPACE = re.compile(r"(Category|Help|Image|MediaWiki|Portal|Talk|Template|User|Wikipedia)\b.*:")
+# In this order: each rule relies on those before it.
+_MARKUP = [
+    (re.compile(r"<!--.*?-->|<ref[^>/]*/>|<(ref|math|gallery)\b.*?</\1>", re.DOTALL), ""),
+    (re.compile(r"<[^>]*>"), ""),
+    (re.compile(r"\[\[(?:Category|Image|[a-z-]+):(?:[^][]|\[\[[^][]*\]\])*\]\]"), ""),
+    (re.compile(r"\[\[(?:[^][|]*\|)?([^][]*)\]\]"), r"\1"),
+    (re.compile(r"\[\w+://\S+ ?([^]]*)\]"), r"\1"),
+    (re.compile(r"'{2,}|^[*#:;]+ ?|^=+ *| *=+$", re.MULTILINE), ""),
+    (re.compile(r"\n{3,}"), "\n\n"),
+]
+_INNERMOST = re.compile(r"\{\{[^{}]*\}\}|\{\|[^{}]*\|\}")
+
+
+def _enwik8(file: Path) -> Iterator[Document]:
+    """The articles of the dump in plain text; redirects and pages about Wikipedia are no articles.
+
+    The rules are few, so that a little markup stays: the text is for training, not for reading.
+    """
+    try:
+        data = file.read_bytes()
+        dump = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+    except (OSError, EOFError, zlib.error) as error:
+        raise BadInputError(
+            f"enwik8:{file} cannot be read ({error}); give the path of enwik8 or enwik8.gz"
+        ) from error
+    for page in _PAGE.finditer(dump):
+        title, text = (_decoded(part) for part in page.groups())
+        if isinstance(title, bytes) or isinstance(text, bytes):
+            yield repr(title), page.group(2)
+            continue
+        if not _NAMESPACE.match(title) and not text.lstrip().lower().startswith("#redirect"):
+            yield title, _plain(text)
+
+
+def _plain(wikitext: str) -> str:
+    # The dump escapes once for XML, and authors write entities of their own.
+    text = html.unescape(html.unescape(wikitext))
+    removed = 1
+    while removed:
+        text, removed = _INNERMOST.subn("", text)
+    for pattern, replacement in _MARKUP:
+        text = pattern.sub(replacement, text)
+    return text.strip()
+
+
+def _paragraphs(found: Iterator[Document], words: int) -> Iterator[Document]:
+    for name, text in found:
+        if isinstance(text, bytes):
+            yield name, text
+            continue
+        for i, part in enumerate(_joined(re.split(r"\n\s*\n", text.strip()), words)):
+            yield f"{name}#{i:04d}", part
+
+
+def _joined(paragraphs: list[str], words: int) -> Iterator[str]:
+    held, count = [paragraphs[0]], len(paragraphs[0].split())
+    for paragraph in paragraphs[1:]:
+        more = len(paragraph.split())
+        if count + more > words:
+            yield "\n\n".join(held)
+            held, count = [], 0
+        held.append(paragraph)
+        count += more
+    yield "\n\n".join(held)
+
+
+def _decoded(data: bytes) -> str | bytes:
+    """The text, or the bytes themselves where they are no UTF-8."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return data
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether there is no lone surrogate in it, such as JSON can spell."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

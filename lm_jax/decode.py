@@ -1,7 +1,9 @@
 """Generation with a cache: greedy or sampled, prompts of unequal length in one batch.
 
-Prompts are padded on the right and read in one pass. The cache keeps a length per row, so a row's
-first new token is written over its first padding slot and padding is never attended to.
+Prompts are read in one pass. For attention they are padded on the right: the cache keeps a length
+per row, so a row's first new token is written over its first padding slot and padding is never
+attended to. For a recurrent mixer they are padded on the left, where an empty state meets padding
+that it does not take up.
 """
 
 from collections.abc import Sequence
@@ -71,8 +73,10 @@ def sample(key: jax.Array, logits_BV: jax.Array, sampling: Sampling) -> jax.Arra
     return jax.random.categorical(key, filtered, axis=-1).astype(jnp.int32)
 
 
-def pad_prompts(prompts: Sequence[Sequence[int]], cfg: DecoderConfig) -> tuple[np.ndarray, ...]:
-    """Token ids `[B, T]` padded on the right with 0, and lengths `[B]`.
+def pad_prompts(
+    prompts: Sequence[Sequence[int]], cfg: DecoderConfig, *, left: bool = False
+) -> tuple[np.ndarray, ...]:
+    """Token ids `[B, T]` padded with 0 on the right, or on the left, and lengths `[B]`.
 
     Raises:
       BadInputError: for no prompt, an empty one, or an id outside the vocabulary.
@@ -82,7 +86,7 @@ def pad_prompts(prompts: Sequence[Sequence[int]], cfg: DecoderConfig) -> tuple[n
     lengths_B = np.array([len(p) for p in prompts], np.int32)
     tokens_BT = np.zeros((len(prompts), lengths_B.max()), np.int32)
     for row, prompt in zip(tokens_BT, prompts, strict=True):
-        row[: len(prompt)] = prompt
+        row[slice(-len(prompt), None) if left else slice(len(prompt))] = prompt
     if tokens_BT.min() < 0 or tokens_BT.max() >= cfg.vocab_size:
         raise BadInputError(
             f"prompts: a token id is outside 0..{cfg.vocab_size - 1}; wrong tokenizer?"
@@ -117,9 +121,9 @@ def generate(
         raise UsageError("key: sampling needs a random key")
     if stop_id is not None and not 0 <= stop_id < cfg.vocab_size:
         raise UsageError(f"stop_id = {stop_id} is outside 0..{cfg.vocab_size - 1}")
-    tokens_BT, lengths_B = pad_prompts(prompts, cfg)
+    tokens_BT, lengths_B = pad_prompts(prompts, cfg, left=mixer.recurrent)
     longest = int(lengths_B.max()) + max_new_tokens
-    if longest > cfg.max_length:
+    if longest > cfg.max_length and not mixer.recurrent:
         raise BadInputError(
             f"prompt of {lengths_B.max()} tokens + max_new_tokens = {max_new_tokens} exceeds the "
             f"model's context of {cfg.max_length}; shorten one of them"
@@ -152,9 +156,15 @@ def _generate(
     dtype = jax.tree.leaves(params["embed"])[0].dtype
     cache = decoder.init_cache(cfg, B, T + max_new_tokens, dtype=dtype, mixer=mixer)
     run = functools.partial(decoder.forward, params, cfg=cfg, attend=attend, mixer=mixer)
-    out: Any = run(tokens_BT, cache=cache, logits_at=lengths_B[:, None] - 1)
-    # The next token of a row takes the place of its first padding.
-    cache = out.cache.replace(length_B=lengths_B)
+    if mixer.recurrent:
+        valid_BT = jnp.arange(T)[None] >= T - lengths_B[:, None]
+        last_B1 = jnp.full((B, 1), T - 1)
+        out: Any = run(tokens_BT, cache=cache, logits_at=last_B1, valid_BT=valid_BT)
+        cache = out.cache
+    else:
+        out: Any = run(tokens_BT, cache=cache, logits_at=lengths_B[:, None] - 1)
+        # The next token of a row takes the place of its first padding.
+        cache = out.cache.replace(length_B=lengths_B)
     keys = jax.random.split(key, max_new_tokens)
     first_B = sample(keys[0], out.logits[:, 0], sampling)
 

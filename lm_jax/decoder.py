@@ -23,6 +23,9 @@ from lm_jax import layers, sites
 from lm_jax import params as params_lib
 from lm_jax.attention import Attend, Fused, PerLayer, bind, layer_data, softmax
 from lm_jax.config import DecoderConfig
+from lm_jax.edits import OneLayer
+from lm_jax.errors import UsageError
+from lm_jax.layers import Dropout
 from lm_jax.mixers import ATTENTION, Layer, Mixer
 from lm_jax.params import ParamSpec, ParamTree
 
@@ -55,11 +58,13 @@ def param_spec(cfg: DecoderConfig, mixer: Mixer = ATTENTION) -> dict[str, Any]:
     block: dict[str, Any] = {
         "ln1": layers.norm_spec(cfg),
         "mixer": mixer.spec(cfg),
-        "ln2": layers.norm_spec(cfg),
-        "mlp": layers.mlp_spec(cfg),
     }
     if cfg.post_norms:
-        block |= {"ln1_post": layers.norm_spec(cfg), "ln2_post": layers.norm_spec(cfg)}
+        block["ln1_post"] = layers.norm_spec(cfg)
+    if cfg.mlp_size:
+        block |= {"ln2": layers.norm_spec(cfg), "mlp": layers.mlp_spec(cfg)}
+        if cfg.post_norms:
+            block["ln2_post"] = layers.norm_spec(cfg)
     spec = {
         "embed": layers.embed_spec(cfg),
         "blocks": params_lib.tree_map(lambda s: s.stacked(cfg.num_layers), block),
@@ -107,8 +112,11 @@ def forward(
     rng: jax.Array | None = None,
     cache: Cache | None = None,
     mixer: Mixer = ATTENTION,
+    valid_BT: jax.Array | None = None,
+    dropout: float = 0.0,
     logits_at: jax.Array | None = None,
     unroll: bool = False,
+    remat: bool = False,
 ) -> Output:
     """Runs the decoder on token ids `[B, T]`.
 
@@ -122,11 +130,16 @@ def forward(
       edits: site name -> edit (`edits.py`), leaves with a leading L for sites of a layer.
       record: site name -> reducer, run inside the layer; `sites.keep` records the site whole.
       attend: the row map (`attention.py`).
-      rng: key for mixers that draw; each layer gets its own.
+      rng: key for mixers that draw and for dropout; each layer gets its own.
       cache: from `init_cache`, or None.
       mixer: the token mixer of every block.
+      valid_BT: false where a token is padding, which a recurrent mixer then does not take up; None
+        means none is. Attention needs no such mask.
+      dropout: the share dropped after the embedding, in the MLP's hidden units and from each
+        addition to the residual stream; needs `rng`.
       logits_at: positions `[B, Q]` to compute logits at (indices into T); None means all.
       unroll: a Python loop over layers in place of `lax.scan`.
+      remat: keeps only the residual stream of each layer for the backward pass.
 
     Raises:
       UsageError: for an unknown site, one this model does not have, a misshapen edit, or a fused
@@ -136,16 +149,28 @@ def forward(
     sites.check_names(edits, "edits")
     sites.check_names(record, "record")
     for name, edit in edits.items():
+        if isinstance(edit, OneLayer):
+            edits[name] = edit = edit.stacked(cfg.num_layers)
         sites.check_edit(name, edit, cfg.num_layers)
+    if dropout and rng is None:
+        raise UsageError(f"dropout = {dropout} needs a random key; pass rng, or dropout=0")
     outer = sites.Scope(edits, record)
 
     T = tokens_BT.shape[1]
     start_B1 = 0 if cache is None else cache.length_B[:, None]
     positions_BT = jnp.broadcast_to(start_B1 + jnp.arange(T)[None], tokens_BT.shape)
-    x_BTD = outer("embed", layers.embed(params["embed"], tokens_BT, positions_BT, cfg))
+    x_BTD = layers.embed(params["embed"], tokens_BT, positions_BT, cfg)
+    x_BTD = outer("embed", Dropout(dropout, rng)(x_BTD, "embed"))
 
     run_layer = functools.partial(
-        _layer, cfg=cfg, mixer=mixer, record=record, attend=attend, positions_BT=positions_BT
+        _layer,
+        cfg=cfg,
+        mixer=mixer,
+        record=record,
+        attend=attend,
+        positions_BT=positions_BT,
+        valid_BT=valid_BT,
+        dropout=dropout,
     )
     per_layer = {
         "params": params["blocks"],
@@ -154,8 +179,10 @@ def forward(
         "cache": None if cache is None else cache.layers,
         "rng": None if rng is None else jax.random.split(rng, cfg.num_layers),
         "kind": _layer_kinds(cfg),
+        "index": np.arange(cfg.num_layers, dtype=np.int32),
     }
-    x_BTD, made = (_unrolled if unroll else _scanned)(run_layer, x_BTD, per_layer, outer.seen)
+    run_stack = _unrolled if unroll else _scanned
+    x_BTD, made = run_stack(run_layer, x_BTD, per_layer, outer.seen, remat)
 
     if logits_at is not None:
         x_BTD = jnp.take_along_axis(x_BTD, logits_at[:, :, None], axis=1)
@@ -177,23 +204,30 @@ def _layer_kinds(cfg: DecoderConfig) -> dict[str, np.ndarray] | None:
     }
 
 
-def _scanned(run_layer, x_BTD, per_layer, seen):
-    return jax.lax.scan(lambda x, given: run_layer(x, given, seen), x_BTD, per_layer)
+def _scanned(run_layer, x_BTD, per_layer, seen, remat):
+    def layer(x_BTD, given):
+        return run_layer(x_BTD, given, seen)
+
+    return jax.lax.scan(jax.checkpoint(layer) if remat else layer, x_BTD, per_layer)
 
 
-def _unrolled(run_layer, x_BTD, per_layer, seen):
+def _unrolled(run_layer, x_BTD, per_layer, seen, remat):
+    def layer(x_BTD, given):
+        return run_layer(x_BTD, given, seen)
+
     made = []
-    for layer in range(jax.tree.leaves(per_layer)[0].shape[0]):
-        given = jax.tree.map(lambda a, i=layer: a[i], per_layer)
-        x_BTD, out = run_layer(x_BTD, given, seen)
+    for i in range(jax.tree.leaves(per_layer)[0].shape[0]):
+        given = jax.tree.map(lambda a, i=i: a[i], per_layer)
+        x_BTD, out = (jax.checkpoint(layer) if remat else layer)(x_BTD, given)
         made.append(out)
     return x_BTD, jax.tree.map(lambda *leaves: jnp.stack(leaves), *made)
 
 
-def _layer(x_BTD, given, seen, *, cfg, mixer, record, attend, positions_BT):
+def _layer(x_BTD, given, seen, *, cfg, mixer, record, attend, positions_BT, valid_BT, dropout):
     """One block; returns the residual stream and what the layer made."""
     scope = sites.Scope(given["edits"], record, seen=seen)
     p, kind = given["params"], given["kind"]
+    drop = Dropout(dropout, given["rng"])
     layer = Layer(
         positions_BT=positions_BT,
         scope=scope,
@@ -201,6 +235,9 @@ def _layer(x_BTD, given, seen, *, cfg, mixer, record, attend, positions_BT):
         rope=_rope_tables(cfg, positions_BT, kind),
         window=None if kind is None else kind["window"],
         rng=given["rng"],
+        index=given["index"],
+        valid_BT=valid_BT,
+        dropout=drop,
     )
 
     x_BTD = scope("resid_pre", x_BTD)
@@ -210,17 +247,18 @@ def _layer(x_BTD, given, seen, *, cfg, mixer, record, attend, positions_BT):
     mixed_BTD, cache = mix(p["mixer"], h_BTD, cfg, layer, given["cache"])
     if cfg.post_norms:
         mixed_BTD = layers.norm(p["ln1_post"], mixed_BTD, cfg, scope, "ln1_post")
-    mixed_BTD = scope("attn.out", mixed_BTD)
+    mixed_BTD = scope("attn.out", drop(mixed_BTD, "attn.out"))
 
     mid_BTD = x_BTD if cfg.parallel_residual else scope("resid_mid", x_BTD + mixed_BTD)
-    h_BTD = layers.norm(p["ln2"], mid_BTD, cfg, scope, "ln2")
-    hidden_BTD = layers.mlp(p["mlp"], h_BTD, cfg, scope)
-    if cfg.post_norms:
-        hidden_BTD = layers.norm(p["ln2_post"], hidden_BTD, cfg, scope, "ln2_post")
-    hidden_BTD = scope("mlp.out", hidden_BTD)
-    if cfg.parallel_residual:
-        hidden_BTD = hidden_BTD + mixed_BTD
-    x_BTD = scope("resid_post", mid_BTD + hidden_BTD)
+    added_BTD = mixed_BTD if cfg.parallel_residual else None
+    if cfg.mlp_size:
+        h_BTD = layers.norm(p["ln2"], mid_BTD, cfg, scope, "ln2")
+        hidden_BTD = layers.mlp(p["mlp"], h_BTD, cfg, scope, drop)
+        if cfg.post_norms:
+            hidden_BTD = layers.norm(p["ln2_post"], hidden_BTD, cfg, scope, "ln2_post")
+        hidden_BTD = scope("mlp.out", drop(hidden_BTD, "mlp.out"))
+        added_BTD = hidden_BTD if added_BTD is None else hidden_BTD + added_BTD
+    x_BTD = scope("resid_post", mid_BTD if added_BTD is None else mid_BTD + added_BTD)
     return x_BTD, {"records": scope.records, "aux": scope.aux, "cache": cache}
 
 

@@ -11,6 +11,8 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 
+from lm_jax.errors import UsageError
+
 
 @struct.dataclass
 class Replace:
@@ -55,6 +57,42 @@ class Freeze:
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return jax.lax.stop_gradient(x)
+
+
+@struct.dataclass
+class OneLayer:
+    """`edit` in layer `layer` alone, whose leaves have no L; `forward` stacks it over layers."""
+
+    layer: jax.Array | int
+    edit: Any
+
+    def stacked(self, num_layers: int) -> "Switched":
+        """The same for a model of `num_layers`.
+
+        Raises:
+          UsageError: the layer is not one of them.
+        """
+        if isinstance(self.layer, int) and not 0 <= self.layer < num_layers:
+            raise UsageError(f"layer = {self.layer} is outside 0..{num_layers - 1}")
+        on_L = jnp.arange(num_layers) == self.layer
+        ndim = max((jnp.ndim(leaf) for leaf in jax.tree.leaves(self.edit)), default=0)
+        return Switched(
+            on_L.reshape(-1, *[1] * ndim),
+            jax.tree.map(
+                lambda leaf: jnp.broadcast_to(leaf, (num_layers, *jnp.shape(leaf))), self.edit
+            ),
+        )
+
+
+@struct.dataclass
+class Switched:
+    """`edit` where `on` is true, nothing where it is not: per layer."""
+
+    on: jax.Array
+    edit: Any
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return jax.lax.cond(self.on.any(), lambda: self.edit(x), lambda: x)
 
 
 @struct.dataclass

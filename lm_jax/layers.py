@@ -5,8 +5,10 @@ float32. Each reciprocal scale of a norm is a site, so that it can be read or fr
 """
 
 from collections.abc import Callable, Mapping
+import dataclasses
 import math
 from typing import Any
+import zlib
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +41,34 @@ def softcap(x: jax.Array, cap: float | None) -> jax.Array:
     """`cap * tanh(x / cap)`; `None` leaves `x` alone."""
     return x if cap is None else cap * jnp.tanh(x / cap)
 
+
+# Dropout
+
+
+@dataclasses.dataclass(frozen=True)
+class Dropout:
+    """Zeroes a share `rate` of what passes and scales the rest; does nothing without a key.
+
+    Srivastava et al., 2014, in the inverted form. Each name draws for itself.
+    """
+
+    rate: float = 0.0
+    key: jax.Array | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is dropped."""
+        return self.key is not None and self.rate > 0.0
+
+    def __call__(self, x: jax.Array, name: str) -> jax.Array:
+        if self.key is None or not self.active:
+            return x
+        key = jax.random.fold_in(self.key, zlib.crc32(name.encode()))
+        kept = jax.random.bernoulli(key, 1.0 - self.rate, x.shape)
+        return jnp.where(kept, x / (1.0 - self.rate), 0.0).astype(x.dtype)
+
+
+NO_DROPOUT = Dropout()
 
 # Norms
 
@@ -122,7 +152,13 @@ def mlp_spec(cfg: DecoderConfig) -> ParamTree:
     return spec
 
 
-def mlp(p: ParamTree, x_BTD: jax.Array, cfg: DecoderConfig, scope: Scope) -> jax.Array:
+def mlp(
+    p: ParamTree,
+    x_BTD: jax.Array,
+    cfg: DecoderConfig,
+    scope: Scope,
+    dropout: Dropout = NO_DROPOUT,
+) -> jax.Array:
     """`down(act(gate(x)) * up(x))`, or `down(act(up(x)))` without a gate."""
     x_BTD = scope("mlp.in", x_BTD)
     act = ACTIVATIONS[cfg.activation]
@@ -131,7 +167,7 @@ def mlp(p: ParamTree, x_BTD: jax.Array, cfg: DecoderConfig, scope: Scope) -> jax
         h_BTF = act(project("BTD,DF->BTF", x_BTD, p["gate"], p.get("gate_bias"))) * h_BTF
     else:
         h_BTF = act(h_BTF)
-    h_BTF = scope("mlp.post", h_BTF)
+    h_BTF = scope("mlp.post", dropout(h_BTF, "mlp.post"))
     return project("BTF,FD->BTD", h_BTF, p["down"], p.get("down_bias"))
 
 

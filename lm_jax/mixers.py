@@ -6,7 +6,7 @@ around it.
 """
 
 import dataclasses
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from kernels.visibility import visibility
 from lm_jax.attention import Attend, Fused, attention
 from lm_jax.config import DecoderConfig
-from lm_jax.layers import norm, project, rotate
+from lm_jax.layers import NO_DROPOUT, Dropout, norm, project, rotate
 from lm_jax.params import ParamSpec, ParamTree, constant, zeros
 from lm_jax.sites import Scope
 
@@ -25,7 +25,8 @@ RopeTables = tuple[jax.Array, jax.Array]
 class Layer:
     """What a mixer is told about the layer it runs in; lives while the layer is traced.
 
-    `positions_BT` are absolute and ascend by one; `window` is None, or a scalar that may be traced.
+    `positions_BT` are absolute and ascend by one; `window` is None, or a scalar that may be traced,
+    as `index`, the number of the layer, is. `valid_BT` is false where a token is padding.
     """
 
     positions_BT: jax.Array
@@ -34,10 +35,19 @@ class Layer:
     rope: RopeTables | None = None
     window: jax.Array | None = None
     rng: jax.Array | None = None
+    index: jax.Array | int = 0
+    valid_BT: jax.Array | None = None
+    dropout: Dropout = NO_DROPOUT
 
 
 class Mixer(Protocol):
-    """A token mixer; `cache` is None outside decoding."""
+    """A token mixer; `cache` is None outside decoding.
+
+    A `recurrent` one keeps a state of one size, has no position and no longest context, and must be
+    told which tokens are padding (`Layer.valid_BT`).
+    """
+
+    recurrent: ClassVar[bool]
 
     def spec(self, cfg: DecoderConfig) -> ParamTree:
         """The parameters of one layer."""
@@ -60,8 +70,15 @@ class Mixer(Protocol):
         ...
 
 
+@dataclasses.dataclass(frozen=True)
 class AttentionMixer:
-    """Multi-head attention with grouped keys, rotary positions and per-head norms as configured."""
+    """Multi-head attention with grouped keys, rotary positions and per-head norms as configured.
+
+    `pattern_dropout` also drops weights of the pattern where the forward pass has dropout.
+    """
+
+    pattern_dropout: bool = False
+    recurrent: ClassVar[bool] = False
 
     def spec(self, cfg: DecoderConfig) -> ParamTree:
         D, N, K, H = cfg.hidden_size, cfg.num_heads, cfg.num_kv_heads, cfg.head_dim
@@ -128,6 +145,7 @@ class AttentionMixer:
             scale=cfg.scale,
             cap=cfg.score_softcap,
             scope=scope,
+            dropout=layer.dropout if self.pattern_dropout else NO_DROPOUT,
         )
         return project("BTNH,NHD->BTD", z_BTNH, p["o"], p.get("o_bias")), cache
 

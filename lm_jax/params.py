@@ -5,7 +5,7 @@ no shape is written twice. Axes are named by the letters of the dimension key; `
 letters to mesh axes.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import math
 from typing import Any
@@ -51,6 +51,28 @@ def zeros(shape: tuple[int, ...], axes: str) -> ParamSpec:
 def constant(value: float, shape: tuple[int, ...], axes: str) -> ParamSpec:
     """A parameter that starts at `value` everywhere."""
     return ParamSpec(shape, axes, jax.nn.initializers.constant(value))
+
+
+@dataclasses.dataclass(frozen=True)
+class ByLayer(ParamSpec):
+    """A parameter that starts at `values[l]` everywhere in layer l."""
+
+    values: tuple[float, ...] = ()
+
+    def stacked(self, num_layers: int) -> ParamSpec:
+        if len(self.values) != num_layers:
+            raise ValueError(f"{len(self.values)} values for {num_layers} layers")
+
+        def init(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+            values = jnp.asarray(self.values, dtype).reshape(-1, *[1] * len(self.shape))
+            return jnp.broadcast_to(values, shape)
+
+        return ParamSpec((num_layers, *self.shape), "L" + self.axes, init)
+
+
+def by_layer(values: Sequence[float], shape: tuple[int, ...], axes: str) -> ParamSpec:
+    """A parameter that starts at another constant in every layer."""
+    return ByLayer(shape, axes, values=tuple(values))
 
 
 def is_spec(x: Any) -> bool:

@@ -51,6 +51,8 @@ SITES: Mapping[str, Site] = {
     "ln2_post.scale": Site("BT1", "divisor of the norm after the MLP (Gemma)"),
     "resid_post": Site("BTD", "residual stream leaving the layer"),
     "final.scale": Site("BT1", "divisor of the last norm", False),
+    "mixer.write_logits": Site("BTR", "write logit of each prototype, after the temperature"),
+    "mixer.read_logits": Site("BTR", "read logit of each prototype, after the temperature"),
     "mixer.write": Site("BTR", "write gate of each prototype"),
     "mixer.read": Site("BTR", "read gate of each prototype"),
     "mixer.memory": Site("BTRE", "memory of each prototype before the position"),

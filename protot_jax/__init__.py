@@ -1,5 +1,12 @@
 """Language models whose token mixer is R prototype channels that a person can read and edit.
 
-After "Prototype Transformer: Towards Language Model Architectures Interpretable by Design". Not yet
-implemented: the mixer and its baselines, pretraining, GLUE, concepts, interventions, robustness.
+After "Prototype Transformer: Towards Language Model Architectures Interpretable by Design".
 """
+
+from protot_jax.deltanet import DeltaNetMixer
+from protot_jax.edits import edit, reinitialise
+from protot_jax.mamba import MambaMixer
+from protot_jax.mixer import PrototypeMixer
+from protot_jax.models import make
+
+__all__ = ["DeltaNetMixer", "MambaMixer", "PrototypeMixer", "edit", "make", "reinitialise"]

@@ -133,14 +133,33 @@ def load_checkpoint(
 
 
 def load_arrays(
-    path: Path, manifest: Mapping[str, Any], target: Any, *, cast: bool = False
+    path: Path,
+    manifest: Mapping[str, Any],
+    target: Any,
+    *,
+    cast: bool = False,
+    part: str | None = None,
 ) -> dict[str, Any]:
-    """`load_checkpoint` for a folder that was verified to have this manifest."""
+    """`load_checkpoint` for a folder that was verified to have this manifest.
+
+    `part` names the top entry of the stored tree that `target` stands for; no other is read.
+    """
     from orbax.checkpoint import v1 as ocp
 
-    _check_arrays(path, manifest["arrays"], params_lib.by_path(target), cast)
-    loaded: Any = ocp.load(str(path.absolute() / ARRAYS), target)
-    return loaded
+    stored, tree, context = manifest["arrays"], target, ocp.Context()
+    if part is not None:
+        head = f"{part}/"
+        stored = {
+            name.removeprefix(head): entry
+            for name, entry in stored.items()
+            if name.startswith(head)
+        }
+        tree = {part: target}
+        context.pytree.loading.partial_load = True
+    _check_arrays(path, stored, params_lib.by_path(target), cast)
+    with context:
+        loaded: Any = ocp.load(str(path.absolute() / ARRAYS), tree)
+    return loaded if part is None else loaded[part]
 
 
 def _check_arrays(

@@ -1,19 +1,5 @@
-"""Kernels are tested by many small programs that each run once: most of the time is compilation."""
+"""Kernels are tested by many small programs."""
 
-from collections.abc import Iterator
+from tests.compilation import quickly_compiled
 
-import jax
-import pytest
-
-
-@pytest.fixture(autouse=True)
-def quickly_compiled(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Leaves out LLVM's optimisation, but for tests marked `optimised` or `compiled`.
-
-    The former hold what a CPU runs in earnest to the same bounds: the XLA path of the prefix mean,
-    which training uses, and a bound that the rounding of unfused arithmetic passes.
-    """
-    marked = any(request.node.get_closest_marker(name) for name in ("optimised", "compiled"))
-    jax.config.update("jax_disable_most_optimizations", not marked)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+__all__ = ["quickly_compiled"]

@@ -1,0 +1,227 @@
+"""The checkpoints of one training run: a folder per step, whole, verified, bound to its run.
+
+    checkpoints/step_000120/    arrays of the TrainState, MANIFEST.json (`checkpoint.py`)
+    checkpoints/step_000140/
+
+The manifest's notes hold what a run must agree with to go on (config, data), what it should (mesh,
+versions), and what it needs besides arrays: the next batch, and how its evaluations went.
+
+A save is drafted, synced and renamed, so a killed one leaves a draft, which the next start removes.
+A folder that has its name but does not verify was damaged later. It is named and stops the run;
+only where the user allows it does the run go back, by one checkpoint, and the damaged folder is
+then set aside, not deleted.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import logging
+import os
+from pathlib import Path
+import re
+import shutil
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from lm_jax import params as params_lib
+from lm_jax import settings
+from lm_jax.errors import BadInputError, CorruptError, UsageError
+from lm_jax.train import checkpoint
+from lm_jax.train.state import TrainState
+
+FOLDER = "checkpoints"
+_NAME = re.compile(r"step_(\d{6,})")
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Identity:
+    """What a checkpoint is bound to.
+
+    `config` holds the plain settings that decide the numbers (model, optimizer, seed) and
+    `fingerprint` stands for the data: another one is refused. Another `mesh` or another version of
+    a package is allowed and said.
+    """
+
+    config: Mapping[str, Any]
+    fingerprint: str
+    mesh: Mapping[str, int]
+    packages: Mapping[str, str]
+
+    def notes(self) -> dict[str, Any]:
+        """The identity as JSON, with the hash of the config."""
+        return dataclasses.asdict(self) | {"config_hash": settings.config_hash(self.config)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """A state in its shardings, and the notes that were saved with it."""
+
+    state: TrainState
+    notes: Mapping[str, Any]
+
+
+def mesh_sizes(mesh: Mesh) -> dict[str, int]:
+    """The size of every axis of the mesh."""
+    return {str(name): int(size) for name, size in mesh.shape.items()}
+
+
+def step_folder(folder: Path, step: int) -> Path:
+    """Where the checkpoint after `step` updates is."""
+    return folder / f"step_{step:06d}"
+
+
+def saved_steps(folder: Path) -> list[int]:
+    """The steps that have a checkpoint, ascending; whether they verify is another question."""
+    matches = [_NAME.fullmatch(path.name) for path in folder.glob("step_*")]
+    return sorted(int(match[1]) for match in matches if match)
+
+
+def save(
+    folder: Path,
+    state: TrainState,
+    *,
+    identity: Identity,
+    progress: Mapping[str, Any],
+    keep: int,
+    best: int | None,
+) -> Path:
+    """Saves the state, and only then removes checkpoints that need not stay.
+
+    Args:
+      folder: of all checkpoints of the run.
+      state: a copy is on disk when this returns.
+      identity: what it is bound to.
+      progress: JSON that comes back with the state.
+      keep: how many of the last checkpoints stay.
+      best: a step that stays as well.
+
+    Raises:
+      StorageError: the checkpoint could not be written; those before it are as they were.
+    """
+    step = int(state.step)
+    path = step_folder(folder, step)
+    # Batch k trains step k, so the position in the data is one number for any count of processes.
+    notes = {"step": step, "next_batch": step, "progress": dict(progress)} | identity.notes()
+    # Dicts in place of the optimizer's tuples: orbax would store those under names of its own.
+    arrays = params_lib.tree_from_paths(params_lib.by_path(state))
+    checkpoint.save_checkpoint(path, arrays, notes=notes)
+    stay = {*saved_steps(folder)[-keep:], best}
+    for old in saved_steps(folder):
+        if old not in stay:
+            _remove(step_folder(folder, old))
+    return path
+
+
+def _remove(path: Path) -> None:
+    # Renamed first: half a folder under its own name would pass for a damaged checkpoint.
+    doomed = path.with_name(f".{path.name}.tmp")
+    path.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def clean_drafts(folder: Path) -> None:
+    """Removes what a killed save or removal left; call it under the lock of the run."""
+    for draft in folder.glob(".step_*.tmp"):
+        shutil.rmtree(draft)
+
+
+def restore(
+    folder: Path, target: TrainState, identity: Identity, *, allow_fallback: bool = False
+) -> Restored | None:
+    """Loads the newest checkpoint, or returns None if there is none.
+
+    Args:
+      folder: of all checkpoints of the run.
+      target: `state.abstract_state`, the shapes, dtypes and shardings wanted.
+      identity: what the checkpoint must be bound to.
+      allow_fallback: where the newest one is damaged, set it aside and load the one before it.
+
+    Raises:
+      CorruptError: a checkpoint is damaged; the file is named.
+      UsageError: it belongs to another config or other data; what differs is listed.
+      BadInputError: its arrays are not those of `target`.
+    """
+    clean_drafts(folder)
+    steps = saved_steps(folder)
+    if not steps:
+        return None
+    newest = step_folder(folder, steps[-1])
+    try:
+        manifest = _verify(newest, steps[-1])
+    except CorruptError as error:
+        if len(steps) == 1:
+            raise
+        before = step_folder(folder, steps[-2])
+        if not allow_fallback:
+            raise CorruptError(
+                f"{error}; or set allow_fallback=True to go on from {before.name}"
+            ) from error
+        manifest = _verify(before, steps[-2])
+        aside = newest.with_name(f"{newest.name}.damaged")
+        shutil.rmtree(aside, ignore_errors=True)
+        newest.rename(aside)
+        _log.warning("%s; set aside as %s; going on from %s", error, aside.name, before.name)
+        newest = before
+    _check_identity(newest, manifest["notes"], identity)
+    wanted = params_lib.by_path(target)
+    loaded = checkpoint.load_arrays(newest, manifest, params_lib.tree_from_paths(wanted))
+    leaves = params_lib.by_path(loaded)
+    state = jax.tree.unflatten(jax.tree.structure(target), [leaves[path] for path in wanted])
+    return Restored(state, manifest["notes"])
+
+
+def _verify(path: Path, step: int) -> dict[str, Any]:
+    try:
+        manifest = checkpoint.verify(path)
+    except BadInputError as error:
+        # The folder took its name after the manifest was written: without one it lost it.
+        raise CorruptError(str(error)) from error
+    if manifest["notes"].get("step") != step:
+        raise CorruptError(
+            f"{path} holds step {manifest['notes'].get('step')}; give the folder its own name back"
+        )
+    return manifest
+
+
+def load_params(folder: str | os.PathLike[str], step: int, target: Any) -> dict[str, Any]:
+    """Loads the parameters alone of one checkpoint, for reading a run after it ended.
+
+    Args:
+      folder: of all checkpoints of the run.
+      step: which one.
+      target: a tree of `jax.ShapeDtypeStruct`, as `sharding.abstract` makes.
+
+    Raises:
+      BadInputError: there is no such checkpoint, or it holds other parameters.
+      CorruptError: it is damaged; the file is named.
+    """
+    path = step_folder(Path(folder), step)
+    if not path.is_dir():
+        known = ", ".join(map(str, saved_steps(Path(folder)))) or "none"
+        raise BadInputError(f"{path} is not there; saved steps: {known}")
+    return checkpoint.load_arrays(path, _verify(path, step), target, part="params")
+
+
+def _check_identity(path: Path, stored: Mapping[str, Any], identity: Identity) -> None:
+    problems = settings.difference(stored["config"], identity.config)
+    before, now = stored["fingerprint"].split(), identity.fingerprint.split()
+    if before != now:
+        # A fingerprint is made of words, of which only some differ.
+        had, has = ([w for w in a if w not in b] for a, b in ((before, now), (now, before)))
+        problems.append(f"data {' '.join(had)}, not {' '.join(has)}")
+    if problems:
+        raise UsageError(
+            f"{path} was trained with {', '.join(problems)}; go back to those settings, or choose "
+            "another --workdir"
+        )
+    for name in ("mesh", "packages"):
+        for phrase in settings.difference(stored[name], getattr(identity, name)):
+            _log.warning(
+                "%s was saved with %s %s: the run goes on, close to an uninterrupted one but not "
+                "bit for bit",
+                path.name,
+                name,
+                phrase.removeprefix("config."),
+            )

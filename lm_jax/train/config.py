@@ -1,0 +1,94 @@
+"""What decides the numbers of a training run, apart from the model, the data and the seed.
+
+A checkpoint is bound to a `TrainConfig`: a run goes on only under the same one. `Upkeep` may change
+between two starts of a run, because no number depends on it.
+"""
+
+import dataclasses
+from typing import Literal
+
+from lm_jax.errors import UsageError
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """The training half of a config; the defaults are those of Prototype Transformer, section 4.
+
+    Attributes:
+      steps: updates of the whole run, over which the schedule runs.
+      learning_rate: at the peak, the end of the warm-up.
+      weight_decay: on weights; the other parameters have none (`optim.is_weight`).
+      warmup: the share of `steps` in which the rate rises.
+      clip_norm: longest gradient, or None for as long as it is.
+      skip_sigma: leave out an update whose loss is that many standard deviations above the mean of
+        the last 128, or None to leave out none (as Levanter and MaxText can).
+      dropout: the rate, as `lm_jax.forward` takes it.
+      accumulate: micro-batches that a batch is cut into; the step is that of the whole batch.
+      dtype: of the computation; weights and moments are float32 either way.
+      eval_every: steps between evaluations; 0 means an epoch. One more follows the last step.
+      early_stop: end at the first evaluation whose perplexity is above the one before.
+
+    Raises:
+      UsageError: listing every field that cannot be used.
+    """
+
+    steps: int
+    learning_rate: float
+    weight_decay: float = 0.1
+    warmup: float = 0.02
+    clip_norm: float | None = None
+    skip_sigma: float | None = None
+    dropout: float = 0.0
+    accumulate: int = 1
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    eval_every: int = 0
+    early_stop: bool = True
+
+    def __post_init__(self) -> None:
+        wanted = {
+            "steps": (self.steps >= 1, "at least 1"),
+            "learning_rate": (self.learning_rate > 0, "above 0"),
+            "weight_decay": (self.weight_decay >= 0, "at least 0"),
+            "warmup": (0 <= self.warmup < 1, "at least 0 and below 1"),
+            "clip_norm": (self.clip_norm is None or self.clip_norm > 0, "above 0, or None"),
+            "skip_sigma": (self.skip_sigma is None or self.skip_sigma > 0, "above 0, or None"),
+            "dropout": (0 <= self.dropout < 1, "at least 0 and below 1"),
+            "accumulate": (self.accumulate >= 1, "at least 1"),
+            "dtype": (self.dtype in ("float32", "bfloat16"), "'float32' or 'bfloat16'"),
+            "eval_every": (self.eval_every >= 0, "at least 0"),
+        }
+        _refuse(self, wanted)
+
+
+@dataclasses.dataclass(frozen=True)
+class Upkeep:
+    """How often a run logs and saves.
+
+    Attributes:
+      log_every: steps between two looks at the losses; a NaN is found by then.
+      save_every: steps between checkpoints; every evaluation and the last step also make one.
+      keep: how many of the last checkpoints stay; the best one stays as well.
+      allow_fallback: go on from the checkpoint before the newest one where that is damaged.
+
+    Raises:
+      UsageError: listing every field that cannot be used.
+    """
+
+    log_every: int = 50
+    save_every: int = 1000
+    keep: int = 2
+    allow_fallback: bool = False
+
+    def __post_init__(self) -> None:
+        names = ("log_every", "save_every", "keep")
+        _refuse(self, {name: (getattr(self, name) >= 1, "at least 1") for name in names})
+
+
+def _refuse(config: object, wanted: dict[str, tuple[bool, str]]) -> None:
+    problems = [
+        f"{name} = {getattr(config, name)!r} must be {what}"
+        for name, (holds, what) in wanted.items()
+        if not holds
+    ]
+    if problems:
+        raise UsageError(f"{type(config).__name__}: " + "; ".join(problems))

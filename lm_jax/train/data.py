@@ -1,0 +1,363 @@
+"""Batches of a prepared split: a pure function of the data, the seed and one number.
+
+    examples = Examples(open_prepared(folder), "train", context=256)
+    batches = Batches(examples, batch_size=32, seed=0)
+    batches.at(k)
+
+Batch k is the same array whoever asks for it and whenever. A run is resumed by going on at its next
+k, with any number of processes, and no state of an iterator is kept. Two ways to make examples of
+`context + 1` ids (inputs and, one further on, targets):
+
+    truncate   one example is the beginning of one document, filled up with zeros (`<pad>`), which
+               the loss leaves out; the rest of a long document is not used. As the Prototype
+               Transformer was trained.
+    pack       the documents of an epoch are joined in its order and cut into rows; only the last
+               row of an epoch, if it is not full, is not used.
+
+The examples of all epochs form one endless sequence, and batch k holds its places k B to k B + B-1.
+So every example occurs once per epoch, also where B does not divide their number. An epoch's order
+sorts the documents by the raw output of Philox (Salmon et al. 2011) under the key (seed, epoch):
+random numbers that are specified, unlike numpy's own shuffles, which may change between versions.
+"""
+
+import functools
+import hashlib
+from typing import Any, Literal
+
+import numpy as np
+
+from lm_jax.errors import BadInputError, CorruptError, UsageError
+from lm_jax.train.prepare import SPLITS, Prepared, records_file
+from lm_jax.train.tokenizer import PAD
+
+Mode = Literal["truncate", "pack"]
+Batch = dict[str, np.ndarray]
+
+
+class Examples:
+    """Rows of `context + 1` ids out of one split, read when they are asked for.
+
+    Attributes:
+      count: examples in an epoch.
+      truncated: documents of which a part is not used; 0 when they are packed.
+      unused_tokens: ids that no example of an epoch holds.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        split: str = "train",
+        *,
+        context: int,
+        mode: Mode = "truncate",
+        limit: int | None = None,
+        vocab_size: int | None = None,
+    ) -> None:
+        """Opens a split.
+
+        Args:
+          prepared: as from `prepare.open_prepared`.
+          split: "train", "validation" or "test".
+          context: ids that the model sees at once.
+          mode: see the head of this file.
+          limit: use only so many documents, the first of the split.
+          vocab_size: of the model, if it is to be compared with the data's.
+
+        Raises:
+          UsageError: for a split, context, mode or limit that cannot be.
+          BadInputError: the split holds nothing to read, or the model has fewer tokens than the
+            data, or `truncate` would fill up with an id that is not padding.
+        """
+        if split not in SPLITS:
+            raise UsageError(f"split = {split!r} is not one of {', '.join(SPLITS)}")
+        if mode not in ("truncate", "pack"):
+            raise UsageError(f"mode = {mode!r} is not known; choose 'truncate' or 'pack'")
+        if context < 1 or (limit is not None and limit < 1):
+            raise UsageError(f"context = {context} and limit = {limit} must be positive")
+        found = prepared.manifest["vocab_size"]
+        if vocab_size is not None and vocab_size < found:
+            raise BadInputError(
+                f"{prepared.folder} has ids up to {found - 1}, and the model a vocabulary of "
+                f"{vocab_size}; give the model vocab_size={found}, or prepare other data"
+            )
+        if mode == "truncate" and prepared.tokenizer.token(0) != PAD:
+            raise BadInputError(
+                f"{prepared.folder}: id 0 is {prepared.tokenizer.token(0)!r}, not {PAD!r}, so rows "
+                "cannot be filled up with it; use mode='pack'"
+            )
+        self.prepared, self.split, self.mode, self.limit = prepared, split, mode, limit
+        self.width = context + 1
+        self._file = prepared.folder / records_file(split)
+        self._lengths = self._read_lengths()[:limit].astype(np.int64)
+        total = int(self._lengths.sum())
+        if mode == "truncate":
+            over = np.maximum(self._lengths - self.width, 0)
+            self.count = len(self._lengths)
+            self.truncated, self.unused_tokens = int((over > 0).sum()), int(over.sum())
+        else:
+            self.count = total // self.width
+            self.truncated, self.unused_tokens = 0, total % self.width
+        if not self.count:
+            raise BadInputError(
+                f"{self._file} holds {total} tokens in {len(self._lengths)} documents, not one "
+                f"example of {self.width}; prepare more documents"
+            )
+
+    @property
+    def documents(self) -> int:
+        """How many documents are used."""
+        return len(self._lengths)
+
+    def ends(self, order: np.ndarray) -> np.ndarray:
+        """Where each document ends in the ids of all, joined in this order."""
+        return np.cumsum(self._lengths[order])
+
+    def read(
+        self, places: np.ndarray, order: np.ndarray, *, ends: np.ndarray | None = None
+    ) -> Batch:
+        """Examples by their places in an epoch whose documents come in this order.
+
+        Args:
+          places: int [n], each below `count`.
+          order: a permutation of 0..documents-1.
+          ends: `ends(order)`, for a caller that reads often in one order.
+
+        Returns:
+          "tokens", int32 [n, context + 1]; and "document", int64 [n], the number in the split of
+          the document at the first id of the row.
+
+        Raises:
+          BadInputError: a record cannot be read, or an id in it is not in the vocabulary.
+          CorruptError: a record has not the length it was written with.
+        """
+        tokens = np.zeros((len(places), self.width), np.int32)
+        if self.mode == "truncate":
+            numbers = order[places]
+            for row, ids in zip(tokens, self._records(numbers), strict=True):
+                kept = ids[: self.width]
+                row[: len(kept)] = kept
+            return {"tokens": tokens, "document": numbers.astype(np.int64)}
+        ends = self.ends(order) if ends is None else ends
+        starts = places * self.width
+        firsts = np.searchsorted(ends, starts, side="right")
+        lasts = np.searchsorted(ends, starts + self.width - 1, side="right")
+        for row, start, first, last in zip(tokens, starts, firsts, lasts, strict=True):
+            inside = order[first : last + 1]
+            skipped = start - (ends[first] - self._lengths[order[first]])
+            row[:] = np.concatenate(self._records(inside))[skipped : skipped + self.width]
+        return {"tokens": tokens, "document": order[firsts].astype(np.int64)}
+
+    def _read_lengths(self) -> np.ndarray:
+        file = self.prepared.folder / f"{self.split}-lengths.npy"
+        lengths = np.load(file, allow_pickle=False)
+        if (stored := self._reader.num_records()) != len(lengths):
+            raise CorruptError(
+                f"{self._file} holds {stored} records, and {file.name} the lengths of "
+                f"{len(lengths)}; remove the folder and prepare the data again"
+            )
+        return lengths
+
+    @functools.cached_property
+    def _reader(self) -> Any:
+        from array_record.python.array_record_module import ArrayRecordReader
+
+        try:
+            # Reading ahead serves a scan, and these reads jump.
+            return ArrayRecordReader(str(self._file), "readahead_buffer_size:0,max_parallelism:0")
+        except RuntimeError as error:
+            raise self._unreadable(error) from error
+
+    def _records(self, numbers: np.ndarray) -> list[np.ndarray]:
+        """The ids of documents, checked."""
+        try:
+            records = self._reader.read(numbers.tolist())
+        except RuntimeError as error:
+            raise self._unreadable(error) from error
+        result = []
+        for number, record in zip(numbers.tolist(), records, strict=True):
+            if len(record) != self._lengths[number] * self.prepared.dtype.itemsize:
+                raise CorruptError(
+                    f"{self._file}: record {number} has {len(record)} bytes, not "
+                    f"{self._lengths[number]} ids; remove the folder and prepare the data again"
+                )
+            ids = np.frombuffer(record, self.prepared.dtype)
+            if ids.max() >= self.prepared.manifest["vocab_size"]:
+                raise BadInputError(
+                    f"{self._file}: record {number} has the id {ids.max()}, and the vocabulary "
+                    f"{self.prepared.manifest['vocab_size']} tokens; prepare the data again"
+                )
+            result.append(ids)
+        return result
+
+    def _unreadable(self, error: RuntimeError) -> BadInputError:
+        reason = str(error).splitlines()[0]
+        return BadInputError(
+            f"{self._file} cannot be read ({reason}); remove the folder and prepare the data again"
+        )
+
+
+class Batches:
+    """The endless sequence of shuffled batches, for training.
+
+    Attributes:
+      fingerprint: names all that decides the batches of all processes together. Keep it in the
+        checkpoint, and compare on resume with `check_fingerprint`.
+      per_epoch: whole batches in an epoch.
+    """
+
+    def __init__(
+        self,
+        examples: Examples,
+        *,
+        batch_size: int,
+        seed: int = 0,
+        process_index: int = 0,
+        process_count: int = 1,
+    ) -> None:
+        """By default `at` gives whole batches; a process can have its block of rows alone.
+
+        Args:
+          examples: of which split.
+          batch_size: of all processes together.
+          seed: of the order.
+          process_index: which block,
+          process_count: out of how many.
+
+        Raises:
+          UsageError: for a size or seed that cannot be, or that the processes cannot share evenly.
+          BadInputError: the split has fewer examples than one batch.
+        """
+        if not 0 <= seed < 2**64:
+            raise UsageError(f"seed = {seed} must be in 0..2^64 - 1")
+        self._rows = _share(batch_size, process_index, process_count)
+        if examples.count < batch_size:
+            raise BadInputError(
+                f"{examples.prepared.folder}: {examples.split} has {examples.count} examples, "
+                f"fewer than one batch of {batch_size}; give a smaller batch or more documents"
+            )
+        self._examples, self._batch_size = examples, batch_size
+        self.fingerprint = _fingerprint(examples, batch_size, seed)
+        self.per_epoch = examples.count // batch_size
+
+        # A batch may lie across two epochs.
+        @functools.lru_cache(maxsize=2)
+        def laid_out(epoch: int) -> tuple[np.ndarray, np.ndarray]:
+            order = epoch_order(examples.documents, seed, epoch)
+            return order, examples.ends(order)
+
+        self._laid_out = laid_out
+
+    def at(self, k: int) -> Batch:
+        """Batch k = 0, 1, ... of all epochs, as `Examples.read` returns it.
+
+        Raises:
+          UsageError: k is negative.
+          BadInputError, CorruptError: as `Examples.read`.
+        """
+        if k < 0:
+            raise UsageError(f"batch {k} is before the first, which is 0")
+        places = k * self._batch_size + self._rows
+        epochs, places = np.divmod(places, self._examples.count)
+        parts = []
+        for epoch in np.unique(epochs).tolist():
+            order, ends = self._laid_out(epoch)
+            parts.append(self._examples.read(places[epochs == epoch], order, ends=ends))
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+class OnePass:
+    """Every example once, in the order in which they are stored, for evaluation.
+
+    The last batch is filled up with rows of zeros, whose "document" is -1, so that all batches, on
+    all processes, have one shape. There are `per_epoch` of them.
+    """
+
+    def __init__(
+        self,
+        examples: Examples,
+        *,
+        batch_size: int,
+        process_index: int = 0,
+        process_count: int = 1,
+    ) -> None:
+        """As `Batches`, but a split may be smaller than a batch."""
+        self._rows = _share(batch_size, process_index, process_count)
+        self._examples, self._batch_size = examples, batch_size
+        self._order = np.arange(examples.documents)
+        self._ends = examples.ends(self._order)
+        self.fingerprint = _fingerprint(examples, batch_size, None)
+        self.per_epoch = -(-examples.count // batch_size)
+
+    def at(self, k: int) -> Batch:
+        """Batch k of 0..per_epoch-1, as `Examples.read` returns it.
+
+        Raises:
+          UsageError: there is no batch k.
+          BadInputError, CorruptError: as `Examples.read`.
+        """
+        if not 0 <= k < self.per_epoch:
+            raise UsageError(f"batch {k} is not one of the {self.per_epoch} of this pass")
+        places = k * self._batch_size + self._rows
+        inside = places[places < self._examples.count]
+        found = self._examples.read(inside, self._order, ends=self._ends)
+        missing = len(places) - len(found["document"])
+        return {
+            "tokens": np.pad(found["tokens"], ((0, missing), (0, 0))),
+            "document": np.pad(found["document"], (0, missing), constant_values=-1),
+        }
+
+
+def epoch_order(count: int, seed: int, epoch: int) -> np.ndarray:
+    """A permutation of 0..count-1 that depends on nothing but the three numbers."""
+    bits = np.random.Philox(key=np.array([seed, epoch], np.uint64)).random_raw(count)
+    return np.argsort(bits, kind="stable")
+
+
+def check_fingerprint(stored: str, current: str) -> None:
+    """Compares the fingerprint of a checkpoint with that of the batches it would go on with.
+
+    Raises:
+      UsageError: naming what differs.
+    """
+    if stored == current:
+        return
+    before, now = (dict(part.split("=", 1) for part in s.split()) for s in (stored, current))
+    changes = [
+        f"{name} = {before.get(name)}, not {now.get(name)}"
+        for name in dict.fromkeys([*before, *now])
+        if before.get(name) != now.get(name)
+    ]
+    raise UsageError(
+        f"the checkpoint was trained on other batches: it has {', '.join(changes)}; give the same "
+        "data and settings, or start a new run"
+    )
+
+
+def _share(batch_size: int, process_index: int, process_count: int) -> np.ndarray:
+    """The rows of a batch that belong to one process."""
+    if batch_size < 1:
+        raise UsageError(f"batch_size = {batch_size} must be positive")
+    if process_count < 1 or batch_size % process_count or not 0 <= process_index < process_count:
+        raise UsageError(
+            f"process {process_index} of {process_count} cannot have an even share of a batch of "
+            f"{batch_size}; choose a batch size that the number of processes divides"
+        )
+    rows = batch_size // process_count
+    return np.arange(process_index * rows, (process_index + 1) * rows)
+
+
+def _fingerprint(examples: Examples, batch_size: int, seed: int | None) -> str:
+    manifest = examples.prepared.manifest
+    names = (records_file(examples.split), f"{examples.split}-lengths.npy")
+    data = "".join(manifest["files"][name]["sha256"] for name in names)
+    parts = {
+        "data": hashlib.sha256(data.encode()).hexdigest()[:16],
+        "tokenizer": manifest["tokenizer_sha256"][:16],
+        "split": examples.split,
+        "limit": examples.limit,
+        "context": examples.width - 1,
+        "mode": examples.mode,
+        "batch_size": batch_size,
+        "seed": seed,
+    }
+    return " ".join(f"{name}={value}" for name, value in parts.items())

@@ -1,0 +1,78 @@
+"""Perplexity over a split, in two means that are often mixed up.
+
+exp of the mean loss per token is the perplexity of the text. exp of the mean over batches of each
+batch's mean loss weights a token of a short batch more; the code released with Prototype
+Transformer reports that one. Both are returned, with the number of tokens behind them.
+"""
+
+import dataclasses
+import math
+from typing import Any, Protocol
+
+from jax.sharding import Mesh
+import numpy as np
+
+from lm_jax import sharding
+from lm_jax.errors import BadInputError
+from lm_jax.params import ParamTree
+from lm_jax.train.step import EvalStep
+
+
+class Batches(Protocol):
+    """Batches as a function of their number alone, so that a run goes on anywhere.
+
+    `at(k)` gives host arrays: `tokens`, int32 `[B, context + 1]`, 0 where there is none, and
+    `document`, int64 `[B]`. `fingerprint` stands for the data and their order.
+    """
+
+    fingerprint: str
+    per_epoch: int
+
+    def at(self, k: int) -> dict[str, np.ndarray]:
+        """Batch k = 0, 1, ... of all epochs."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Mean losses in nats: per token, and over batches; and the number of predicted tokens."""
+
+    loss: float
+    batch_mean_loss: float
+    tokens: int
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the loss per token; inf where that is too large to write."""
+        return _exp(self.loss)
+
+    @property
+    def batch_mean_perplexity(self) -> float:
+        """exp of the mean of batch means, as the released code reports."""
+        return _exp(self.batch_mean_loss)
+
+
+def _exp(loss: float) -> float:
+    with np.errstate(over="ignore"):
+        return float(np.exp(loss))
+
+
+def evaluate(step: EvalStep, params: ParamTree, batches: Batches, mesh: Mesh) -> Evaluation:
+    """Runs `step` (`make_eval_step`) over one epoch of `batches`.
+
+    Raises:
+      BadInputError: if there is no token to predict.
+    """
+    made: list[Any] = [
+        step(params, sharding.shard_batch(mesh, batches.at(k)["tokens"]))
+        for k in range(batches.per_epoch)
+    ]
+    sums = [(float(total), int(count)) for total, count in made if int(count)]
+    if not sums:
+        raise BadInputError("the split holds no token to predict; give it longer documents")
+    tokens = sum(count for _, count in sums)
+    return Evaluation(
+        loss=math.fsum(total for total, _ in sums) / tokens,
+        batch_mean_loss=math.fsum(total / count for total, count in sums) / len(sums),
+        tokens=tokens,
+    )

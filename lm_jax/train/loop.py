@@ -1,0 +1,353 @@
+"""The training loop: from the last checkpoint to the last step, in a folder that survives a kill.
+
+    for step in from the restored one:
+        batch `step` -> update
+        every few steps: look at the losses, write them, stop if one is not finite
+        every epoch (or so): evaluate, keep the best, stop early if perplexity rose
+        save; end here if a stop was requested
+
+Step k trains on batch k and draws from key k, and the state is saved whole. So a run that was
+killed anywhere and started again ends in the same parameters, bit for bit, on the same mesh.
+
+What it leaves in the run's folder, beside its checkpoints (`checkpoints.py`):
+
+    steps/, evaluations/          the rows so far, as shards (`rows.RowStore`)
+    metrics.parquet               one row per step (`STEP_SCHEMA`)
+    evaluations.parquet           one row per number: step, name, value, n
+    diverged.json                 step, document ids and norms, if a number was not finite
+"""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+import functools
+import logging
+import math
+from pathlib import Path
+import time
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+import pyarrow as pa
+
+from lm_jax import launch, progress, rows, runs, settings, sharding
+from lm_jax.config import DecoderConfig
+from lm_jax.decoder import param_spec
+from lm_jax.errors import DivergedError, UsageError
+from lm_jax.mixers import ATTENTION, Mixer
+from lm_jax.params import ParamTree
+from lm_jax.train import checkpoints, optim
+from lm_jax.train.config import TrainConfig, Upkeep
+from lm_jax.train.evaluate import Batches, Evaluation, evaluate
+from lm_jax.train.state import TrainState, abstract_state, init_state
+from lm_jax.train.step import (
+    check_batch,
+    is_cast,
+    loss_window,
+    make_eval_step,
+    make_train_step,
+)
+
+DIVERGED = "diverged.json"
+METRICS = "metrics.parquet"
+EVALUATIONS = "evaluations.parquet"
+STEP_SCHEMA = pa.schema(
+    {
+        "step": pa.int64(),
+        "loss": pa.float64(),
+        "tokens": pa.int64(),
+        "grad_norm": pa.float64(),
+        "learning_rate": pa.float64(),
+        "skipped": pa.bool_(),
+        "seconds": pa.float64(),
+    }
+)
+EVALUATION_SCHEMA = pa.schema(
+    {"step": pa.int64(), "name": pa.string(), "value": pa.float64(), "n": pa.int64()}
+)
+_SHOWN_DOCUMENTS = 8
+_log = logging.getLogger(__name__)
+
+Measure = Callable[[ParamTree, int], Mapping[str, float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class History:
+    """What is known of the run besides its state; goes into every checkpoint.
+
+    `last` and `best` are losses per token of the evaluations so far, `best_step` the step of the
+    best.
+    """
+
+    last: float | None = None
+    best: float | None = None
+    best_step: int | None = None
+    stopped_early: bool = False
+
+    def with_loss(self, loss: float, step: int, *, early_stop: bool) -> "History":
+        """The history after one more evaluation."""
+        rose = self.last is not None and loss > self.last
+        better = self.best is None or loss < self.best
+        return History(
+            last=loss,
+            best=loss if better else self.best,
+            best_step=step if better else self.best_step,
+            stopped_early=early_stop and rose,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """The state after the last step, and where its checkpoints are."""
+
+    state: TrainState
+    history: History
+    checkpoints: Path
+
+
+def train(
+    folder: Path,
+    cfg: DecoderConfig,
+    config: TrainConfig,
+    batches: Batches,
+    validation: Batches | None = None,
+    *,
+    seed: int,
+    mesh: Mesh,
+    mixer: Mixer = ATTENTION,
+    upkeep: Upkeep | None = None,
+    params: ParamTree | None = None,
+    decays: optim.Choice = optim.is_weight,
+    casts: optim.Choice = is_cast,
+    measure: Measure | None = None,
+    on_step: Callable[[int], None] | None = None,
+) -> Trained:
+    """Trains, or goes on training, in the folder of a run.
+
+    Args:
+      folder: an open work folder (`runs.open_workdir`), or one below it; made if need be.
+      cfg: the model.
+      config: what decides the numbers.
+      batches: to train on; batch k is the one of step k.
+      validation: to evaluate on; None trains to the last step without looking.
+      seed: draws the parameters and the dropout.
+      mesh: the devices.
+      mixer: the token mixer of the model.
+      upkeep: how often to log and save, by default as `Upkeep` says.
+      params: trained parameters to begin with, in place of drawn ones.
+      decays: the parameters that weight decay shrinks.
+      casts: the parameters that are computed with in `config.dtype`.
+      measure: `measure(params, step)`, further numbers by name for every evaluation.
+      on_step: called with the number of updates after each.
+
+    Raises:
+      DivergedError: a loss or gradient is not finite. Nothing was saved since.
+      StoppedError: a stop was requested, and the state is saved.
+      CorruptError: a checkpoint or row file is damaged.
+      UsageError: the folder holds a run with other settings or data; a batch does not divide;
+        more than one process runs.
+      StorageError: a file could not be written.
+    """
+    if jax.process_count() > 1:
+        raise UsageError(
+            f"train runs in one process, not {jax.process_count()}; give one host all the devices"
+        )
+    upkeep = upkeep or Upkeep()
+    check_batch(batches.at(0)["tokens"].shape[0], config.accumulate, mesh)
+    identity = checkpoints.Identity(
+        config={
+            "model": settings.plain(cfg),
+            "mixer": describe(mixer),
+            "train": settings.plain(config),
+            "seed": seed,
+        },
+        fingerprint=batches.fingerprint,
+        mesh=checkpoints.mesh_sizes(mesh),
+        packages=runs.provenance()["packages"],
+    )
+    saved = folder / checkpoints.FOLDER
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise runs.storage_error(folder, error) from error
+    spec = param_spec(cfg, mixer)
+    optimizer, window = optim.adamw(spec, config, decays), loss_window(config)
+    restored = checkpoints.restore(
+        saved,
+        abstract_state(mesh, spec, optimizer, window=window),
+        identity,
+        allow_fallback=upkeep.allow_fallback,
+    )
+    init_key, step_key = jax.random.split(jax.random.key(seed))
+    if restored is None:
+        state = init_state(init_key, mesh, spec, optimizer, window=window, params=params)
+        history = History()
+    else:
+        state, history = restored.state, History(**restored.notes["progress"])
+        _log.info("going on from step %d", int(state.step))
+    first = step = int(state.step)
+
+    update = make_train_step(cfg, mixer, mesh, config, decays=decays, casts=casts)
+    look = make_eval_step(cfg, mixer, mesh, config.dtype, casts=casts)
+    eval_every = config.eval_every or batches.per_epoch
+    bound_to = settings.config_hash({"run": identity.config, "data": identity.fingerprint})
+    store = functools.partial(rows.RowStore, fingerprint=bound_to)
+    save = functools.partial(checkpoints.save, saved, identity=identity, keep=upkeep.keep)
+    with (
+        store(folder / "steps", STEP_SCHEMA) as step_rows,
+        store(folder / "evaluations", EVALUATION_SCHEMA) as evaluation_rows,
+        progress.track("train", config.steps, done=first) as advance,
+    ):
+        ledger = _Ledger(folder, saved, step_rows, advance)
+        while step < config.steps and not history.stopped_early:
+            batch = batches.at(step)
+            tokens_BS = sharding.shard_batch(mesh, batch["tokens"])
+            state, metrics = update(state, tokens_BS, step_key)
+            step += 1
+            ledger.add(step, metrics, batch["document"])
+
+            last = step == config.steps
+            stop = launch.stop_requested()
+            evaluates = validation is not None and (last or step % eval_every == 0)
+            saves = last or stop or evaluates or step % upkeep.save_every == 0
+            if saves or step % upkeep.log_every == 0:
+                ledger.settle()
+            if validation is not None and evaluates:
+                found = evaluate(look, state.params, validation, mesh)
+                if not math.isfinite(found.loss):
+                    raise DivergedError(
+                        f"the validation loss after step {step} is {found.loss}, so nothing was "
+                        f"saved; the checkpoints before it are in {saved}"
+                    )
+                extra = {} if measure is None else measure(state.params, step)
+                _record(evaluation_rows, step, found, extra)
+                history = history.with_loss(found.loss, step, early_stop=config.early_stop)
+            if saves:
+                # Rows first: a row is then missing from no step that a checkpoint has passed.
+                step_rows.flush()
+                evaluation_rows.flush()
+                save(state, progress=dataclasses.asdict(history), best=history.best_step)
+                ledger.restart_clock()
+            if on_step is not None:
+                on_step(step)
+            if stop:
+                launch.check_stop(f"after step {step}, saved in {saved}")
+        step_rows.merge(folder / METRICS)
+        evaluation_rows.merge(folder / EVALUATIONS)
+    return Trained(state, history, saved)
+
+
+class _Ledger:
+    """The metrics of the steps since the last look, left on the device so that nothing waits."""
+
+    def __init__(
+        self,
+        folder: Path,
+        saved: Path,
+        store: rows.RowStore,
+        advance: Callable[..., None],
+    ) -> None:
+        self._folder, self._saved, self._store = folder, saved, store
+        self._advance = advance
+        self._pending: list[tuple[int, Mapping[str, Any], Any]] = []
+        self._since = time.monotonic()
+
+    def add(self, step: int, metrics: Mapping[str, Any], document_B: Any) -> None:
+        """Takes the metrics of one step, with the ids of the documents it saw."""
+        self._pending.append((step, metrics, document_B))
+
+    def restart_clock(self) -> None:
+        """Leaves the time since the last look out of the rate: it went into something else."""
+        self._since = time.monotonic()
+
+    def settle(self) -> None:
+        """Waits for the pending steps and writes a row for each.
+
+        Raises:
+          DivergedError: at the first of them that is not finite.
+        """
+        if not self._pending:
+            return
+        found = [
+            (step, jax.device_get(metrics), document_B)
+            for step, metrics, document_B in self._pending
+        ]
+        self._pending.clear()
+        now = time.monotonic()
+        seconds, self._since = (now - self._since) / len(found), now
+        tokens = 0
+        for step, metrics, document_B in found:
+            if not metrics["finite"]:
+                raise self._diverged(step, metrics, document_B)
+            tokens += int(metrics["tokens"])
+            # After a kill, rows may be there for steps whose checkpoint is not.
+            if ("step", step) not in self._store:
+                row = {
+                    "step": step,
+                    "loss": float(metrics["loss"]),
+                    "tokens": int(metrics["tokens"]),
+                    "grad_norm": float(metrics["grad_norm"]),
+                    "learning_rate": float(metrics["learning_rate"]),
+                    "skipped": bool(metrics["skipped"]),
+                    "seconds": seconds,
+                }
+                self._store.append(("step", step), {name: [value] for name, value in row.items()})
+        step, metrics, _ = found[-1]
+        self._advance(len(found))
+        _log.info(
+            "step %d: loss %.4f, gradient norm %.3g, %.0f tokens/s",
+            step,
+            metrics["loss"],
+            metrics["grad_norm"],
+            tokens / (seconds * len(found)) if seconds else math.nan,
+        )
+
+    def _diverged(self, step: int, metrics: Mapping[str, Any], document_B: Any) -> DivergedError:
+        documents = [int(document) for document in document_B]
+        steps = checkpoints.saved_steps(self._saved)
+        good = str(checkpoints.step_folder(self._saved, steps[-1])) if steps else "none"
+        numbers = {"loss": float(metrics["loss"]), "grad_norm": float(metrics["grad_norm"])}
+        runs.write_json(
+            self._folder / DIVERGED,
+            {"step": step, "batch": step - 1, "documents": documents, "last_good": good} | numbers,
+        )
+        shown = ", ".join(map(str, documents[:_SHOWN_DOCUMENTS]))
+        more = f" and {len(documents) - _SHOWN_DOCUMENTS} more"
+        return DivergedError(
+            f"step {step} has loss {numbers['loss']:.4g} and gradient norm "
+            f"{numbers['grad_norm']:.4g} on documents {shown}"
+            f"{more if len(documents) > _SHOWN_DOCUMENTS else ''} ({self._folder / DIVERGED}); "
+            f"the last good checkpoint is {good}; lower the learning rate, set clip_norm, or look "
+            "at those documents"
+        )
+
+
+def _record(store: rows.RowStore, step: int, found: Evaluation, extra: Mapping[str, float]) -> None:
+    values = {
+        "validation/perplexity": found.perplexity,
+        "validation/batch_mean_perplexity": found.batch_mean_perplexity,
+    } | dict(extra)
+    _log.info("step %d: validation perplexity %.3f", step, found.perplexity)
+    if ("evaluation", step) in store:
+        return
+    columns = {
+        "step": [step] * len(values),
+        "name": list(values),
+        "value": [float(value) for value in values.values()],
+        "n": [found.tokens] * len(values),
+    }
+    store.append(("evaluation", step), columns)
+
+
+def describe(mixer: Mixer) -> dict[str, Any]:
+    """A mixer as plain settings: its class and its fields, a function by its full name."""
+    fields: dict[str, Any] = {}
+    if dataclasses.is_dataclass(mixer):
+        fields = {f.name: getattr(mixer, f.name) for f in dataclasses.fields(mixer)}
+    named = {
+        name: f"{value.__module__}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+        if callable(value)
+        else value
+        for name, value in fields.items()
+    }
+    return settings.plain({"class": type(mixer).__qualname__} | named)

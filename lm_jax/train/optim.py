@@ -1,0 +1,85 @@
+"""AdamW with weight decay on weights alone, under a linear warm-up and a cosine.
+
+Loshchilov and Hutter, 2019: decay is subtracted beside the Adam step, not through the gradient. As
+in the code released with Prototype Transformer, betas are 0.9 and 0.999 and nothing is clipped
+unless asked.
+"""
+
+from collections.abc import Callable
+
+import jax
+import optax
+
+from lm_jax import params as params_lib
+from lm_jax.params import ParamSpec, ParamTree
+from lm_jax.train.config import TrainConfig
+
+Choice = Callable[[str, ParamSpec], bool]
+
+WARMUP_START = 1e-8
+FLOOR_SHARE = 0.1
+FLOOR = 1e-6
+
+
+def axes_of_one_layer(spec: ParamSpec) -> int:
+    """How many axes a parameter has in one layer."""
+    return len(spec.axes.replace("L", ""))
+
+
+def is_weight(path: str, spec: ParamSpec) -> bool:
+    """True for what decays: two or more axes in one layer, and no bias.
+
+    A library whose tables are no weights (prototypes, say) passes a choice of its own, which may
+    call this one.
+    """
+    return axes_of_one_layer(spec) >= 2 and not path.endswith("bias")
+
+
+def choose(choice: Choice, spec: ParamTree) -> dict[str, bool]:
+    """The answers of a choice for every path of `spec`."""
+    return {path: choice(path, leaf) for path, leaf in params_lib.leaves(spec)}
+
+
+def cosine_schedule(config: TrainConfig) -> optax.Schedule:
+    """The rate of step k = 0, 1, ...: from 1e-8 to the peak, then to max(peak / 10, 1e-6)."""
+    peak = config.learning_rate
+    return optax.warmup_cosine_decay_schedule(
+        init_value=WARMUP_START,
+        peak_value=peak,
+        warmup_steps=round(config.warmup * config.steps),
+        decay_steps=config.steps,
+        end_value=max(FLOOR_SHARE * peak, FLOOR),
+    )
+
+
+def adamw(
+    spec: ParamTree, config: TrainConfig, decays: Choice = is_weight
+) -> optax.GradientTransformation:
+    """The optimizer of a run; `decays` chooses the parameters that weight decay shrinks."""
+    decayed = params_lib.tree_from_paths(choose(decays, spec))
+    step = optax.adamw(
+        cosine_schedule(config), weight_decay=config.weight_decay, mask=lambda _: decayed
+    )
+    if config.clip_norm is None:
+        return step
+    return optax.chain(optax.clip_by_global_norm(config.clip_norm), step)
+
+
+def moment_shardings(
+    optimizer: optax.GradientTransformation, params: ParamTree, shardings: ParamTree, other: object
+) -> object:
+    """The shardings of an optimizer's state: a moment lies where its parameter does.
+
+    Args:
+      optimizer: whose state it is.
+      params: the parameters, or their `jax.ShapeDtypeStruct`.
+      shardings: of the parameters.
+      other: the sharding of what is no moment, such as the count of steps.
+    """
+    return optax.tree_map_params(
+        optimizer.init,
+        lambda _, place: place,
+        jax.eval_shape(optimizer.init, params),
+        shardings,
+        transform_non_params=lambda _: other,
+    )

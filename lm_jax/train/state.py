@@ -1,0 +1,96 @@
+"""All that a training run carries from step to step, and where it lies on the mesh.
+
+The state goes into and out of every step in the same pinned shardings. Without them the compiler
+may choose another layout after a restart, and a resumed run then differs in the last bits.
+"""
+
+import functools
+from typing import Any
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+import optax
+
+from lm_jax import params as params_lib
+from lm_jax import sharding
+from lm_jax.params import ParamTree
+from lm_jax.train import optim
+
+
+@struct.dataclass
+class TrainState:
+    """Float32 parameters and moments after `step` updates, an int32 scalar.
+
+    `losses_W` are those of the last W steps, NaN where there was none yet; None where no update is
+    ever skipped. The same tree holds the shardings, or the `jax.ShapeDtypeStruct`, of all these.
+    """
+
+    step: Any
+    params: Any
+    opt_state: Any
+    losses_W: Any = None
+
+
+def state_shardings(
+    mesh: Mesh, spec: ParamTree, optimizer: optax.GradientTransformation, *, window: int = 0
+) -> TrainState:
+    """The sharding of every leaf: moments lie with their parameters, scalars everywhere."""
+    everywhere = sharding.replicated(mesh)
+    placed = sharding.param_shardings(mesh, spec)
+    moments = optim.moment_shardings(optimizer, params_lib.abstract(spec), placed, everywhere)
+    return TrainState(everywhere, placed, moments, everywhere if window else None)
+
+
+def abstract_state(
+    mesh: Mesh, spec: ParamTree, optimizer: optax.GradientTransformation, *, window: int = 0
+) -> TrainState:
+    """The state as `jax.ShapeDtypeStruct` with shardings, into which a checkpoint is loaded."""
+    start = functools.partial(_start, optimizer=optimizer, window=window)
+    state = jax.eval_shape(start, params_lib.abstract(spec))
+    return jax.tree.map(
+        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+        state,
+        state_shardings(mesh, spec, optimizer, window=window),
+    )
+
+
+def _start(
+    params: ParamTree, *, optimizer: optax.GradientTransformation, window: int
+) -> TrainState:
+    return TrainState(
+        step=jnp.zeros((), jnp.int32),
+        params=params,
+        opt_state=optimizer.init(params),
+        losses_W=jnp.full((window,), jnp.nan) if window else None,
+    )
+
+
+def init_state(
+    key: jax.Array,
+    mesh: Mesh,
+    spec: ParamTree,
+    optimizer: optax.GradientTransformation,
+    *,
+    window: int = 0,
+    params: ParamTree | None = None,
+) -> TrainState:
+    """The state before the first step, made in place: no device ever holds it whole.
+
+    Args:
+      key: draws the parameters.
+      mesh: where the state lies.
+      spec: the declaration of the parameters.
+      optimizer: whose moments are made.
+      window: how many losses it remembers.
+      params: trained parameters to begin with, in place of drawn ones.
+    """
+    start = functools.partial(_start, optimizer=optimizer, window=window)
+    shardings = state_shardings(mesh, spec, optimizer, window=window)
+    if params is None:
+        drawn = jax.jit(lambda key: start(params_lib.init(key, spec)), out_shardings=shardings)
+        return drawn(key)
+    params_lib.check(params, spec)
+    params = jax.device_put(params, shardings.params)
+    return jax.jit(start, out_shardings=shardings)(params)

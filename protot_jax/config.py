@@ -1,0 +1,125 @@
+"""The settings of a pretraining run, as the frozen dataclass that a config file becomes.
+
+A file under configs/protot/ says what is particular to its experiment and calls `experiment`, which
+adds the paper's defaults and the smoke mode.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+from typing import Any, Literal
+
+from ml_collections import ConfigDict
+
+from lm_jax.errors import UsageError, nearest
+from lm_jax.train.prepare import CorpusSettings
+from protot_jax.models import MODELS
+
+
+@dataclasses.dataclass(frozen=True)
+class Prototypes:
+    """What the paper ablates of the prototype mixer; see `mixer.PrototypeMixer`."""
+
+    num_prototypes: int = 32
+    low_rank: bool = True
+    conv_kernel: int = 5
+    conv_layers: int = 2
+    shared_routing: bool = True
+    first_temperature: float = 3.0
+    temperature: float = 1.0
+    alpha: float = 1.0
+    decay: float = 0.9
+    mass_normalisation: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class PretrainConfig:
+    """Everything that decides the result of pretraining.
+
+    Attributes:
+      model: a name of `models.MODELS`.
+      hidden_size, num_layers, context, tie_embeddings: the shape of every model.
+      prototypes: of the model "protot"; the others ignore it.
+      corpus: the text and how it is cut, tokenized and split.
+      examples: "truncate" takes the beginning of each document, as the paper; "pack" uses all text.
+      validation_documents: at most so many are evaluated.
+      batch_size: examples of one update, on all devices together.
+      epochs: passes over the training split; `max_steps` above 0 ends earlier.
+      learning_rate: at the peak; 2 % of the steps warm up, then a cosine to a tenth.
+      weight_decay: on matrices; none on norms, prototypes, convolutions' biases and scalars.
+      clip_norm: longest gradient; 0 for as long as it is, as the paper.
+      dropout: after the embedding, in the MLP and on each addition to the residual stream.
+      accumulate: micro-batches of one update.
+      dtype: of the computation; weights and moments are float32.
+      eval_every: steps between evaluations; 0 means an epoch.
+      early_stop: end at the first evaluation whose perplexity rises, as the released code.
+      seeds: one run after another; each draws parameters, order and dropout.
+      mesh: sizes of the axes data, fsdp, tensor; one may be -1.
+    """
+
+    model: str = "protot"
+    hidden_size: int = 256
+    num_layers: int = 6
+    context: int = 256
+    tie_embeddings: bool = True
+    prototypes: Prototypes = dataclasses.field(default_factory=Prototypes)
+    corpus: CorpusSettings = dataclasses.field(default_factory=CorpusSettings)
+    examples: Literal["truncate", "pack"] = "truncate"
+    validation_documents: int = 20_000
+    batch_size: int = 32
+    epochs: int = 10
+    max_steps: int = 0
+    learning_rate: float = 2e-3
+    weight_decay: float = 0.1
+    clip_norm: float = 0.0
+    dropout: float = 0.1
+    accumulate: int = 1
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    eval_every: int = 0
+    early_stop: bool = True
+    seeds: tuple[int, ...] = (234, 124, 325)
+    mesh: tuple[int, int, int] = (-1, 1, 1)
+
+    def __post_init__(self) -> None:
+        if self.model not in MODELS:
+            raise UsageError(f"config.model = {self.model!r}{nearest(self.model, MODELS)}")
+        least = {"batch_size": 1, "epochs": 1, "max_steps": 0, "validation_documents": 1}
+        problems = [
+            f"config.{name} = {getattr(self, name)} must be at least {bound}"
+            for name, bound in least.items()
+            if getattr(self, name) < bound
+        ]
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
+            problems.append(f"config.seeds = {self.seeds} must be different numbers from 0 on")
+        if problems:
+            raise UsageError("; ".join(problems))
+
+
+_SMOKE: Mapping[str, Any] = {
+    "hidden_size": 32,
+    "num_layers": 2,
+    "context": 32,
+    "corpus": CorpusSettings(vocab_size=500, words=60, max_tokens=20_000),
+    "validation_documents": 16,
+    "batch_size": 8,
+    "epochs": 1,
+    "max_steps": 6,
+    "eval_every": 3,
+    "seeds": (234,),
+}
+
+
+def experiment(mode: str, **settings: Any) -> ConfigDict:
+    """The `get_config(mode)` of one experiment.
+
+    Args:
+      mode: "" for the experiment; "smoke" for a run of seconds that only shows that it works.
+      **settings: fields of `PretrainConfig` that differ from its defaults.
+
+    Raises:
+      UsageError: for an unknown mode, or settings that `PretrainConfig` refuses.
+    """
+    modes = {"": {}, "smoke": _SMOKE}
+    if mode not in modes:
+        raise UsageError(f"mode {mode!r} is not one of pretraining{nearest(mode, modes)}")
+    config = PretrainConfig(**{**settings, **modes[mode]})
+    return ConfigDict(dataclasses.asdict(config))

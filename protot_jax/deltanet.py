@@ -1,0 +1,107 @@
+"""The DeltaNet mixer, a baseline: a linear memory per head that overwrites what a key holds.
+
+Yang et al. 2024, "Parallelizing Linear Transformers with the Delta Rule over Sequence Length",
+section 3.3 and the defaults of its public library. With normed input x, for every head,
+
+1. q, k, v = silu(causal depthwise convolution of a projection of x);
+2. q and k are divided by their length;
+3. beta = sigmoid(projection of x);
+4. o = delta rule of q, k, v with writing strengths beta (`kernels.delta_rule`);
+5. out = projection of the RMS norm of o over the head's width.
+
+There is no bias and no position. Heads are those of the config, N of width H.
+"""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from kernels.delta_rule.api import delta_rule
+from lm_jax.config import DecoderConfig
+from lm_jax.layers import add_axes, project
+from lm_jax.mixers import Layer
+from lm_jax.params import ParamSpec, ParamTree, constant
+from protot_jax.convolution import causal_convolution, taps_spec
+
+# Added to the squared length of a query or key, so that none divides by zero.
+LENGTH_FLOOR = 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class DeltaNetMixer:
+    """The delta rule in `cfg.num_heads` heads.
+
+    Attributes:
+      conv_kernel: taps of the convolutions, the current token included.
+    """
+
+    conv_kernel: int = 4
+
+    recurrent: ClassVar[bool] = True
+
+    def spec(self, cfg: DecoderConfig) -> ParamTree:
+        D, N, H = cfg.hidden_size, cfg.num_heads, cfg.head_dim
+        spec: dict[str, Any] = {name: ParamSpec((D, N, H), "DNH") for name in "qkv"}
+        spec |= {f"{name}_conv": taps_spec(self.conv_kernel, (N, H), "NH") for name in "qkv"}
+        return spec | {
+            "beta": ParamSpec((D, N), "DN"),
+            "norm": {"scale": constant(1.0, (H,), "H")},
+            "o": ParamSpec((N, H, D), "NHD"),
+        }
+
+    def init_cache(self, cfg: DecoderConfig, batch: int, length: int, dtype: Any) -> Any:
+        """One matrix per head, and the inputs under the convolutions; of one size at any length."""
+        del length
+        N, H = cfg.num_heads, cfg.head_dim
+        inputs = jnp.zeros((batch, self.conv_kernel - 1, N, H), dtype)
+        return {
+            "state": jnp.zeros((batch, N, H, H), jnp.float32),
+            "inputs": dict.fromkeys("qkv", inputs),
+        }
+
+    def apply(
+        self, p: ParamTree, x_BTD: jax.Array, cfg: DecoderConfig, layer: Layer, cache: Any
+    ) -> tuple[jax.Array, Any]:
+        """Any number of steps; T = 1 with a cache is a step of decoding in constant time."""
+        before = cache
+        if before is None:
+            before = self.init_cache(cfg, x_BTD.shape[0], 0, x_BTD.dtype)
+        valid_BT, made, inputs = layer.valid_BT, {}, {}
+        for name in "qkv":
+            x_BTNH = project("BTD,DNH->BTNH", x_BTD, p[name])
+            if valid_BT is not None:
+                x_BTNH = jnp.where(valid_BT[..., None, None], x_BTNH, 0.0)
+            x_BTNH, inputs[name] = causal_convolution(
+                x_BTNH, p[f"{name}_conv"], before["inputs"][name]
+            )
+            made[name] = jax.nn.silu(x_BTNH)
+        beta_BTN = jax.nn.sigmoid(project("BTD,DN->BTN", x_BTD, p["beta"]))
+        if valid_BT is not None:
+            beta_BTN = jnp.where(valid_BT[..., None], beta_BTN, 0.0)
+        o_BTNH, state = delta_rule(
+            _unit(made["q"]),
+            _unit(made["k"]),
+            made["v"],
+            beta_BTN,
+            initial_state=before["state"],
+            return_state=True,
+        )
+        o_BTNH = _rms_norm(o_BTNH, p["norm"]["scale"], cfg.norm_eps)
+        out_BTD = project("BTNH,NHD->BTD", o_BTNH, p["o"])
+        return out_BTD, None if cache is None else {"state": state, "inputs": inputs}
+
+    step = apply
+
+
+def _unit(x_BTNH: jax.Array) -> jax.Array:
+    x = x_BTNH.astype(jnp.float32)
+    squared = jnp.sum(x * x, -1, keepdims=True)
+    return (x * jax.lax.rsqrt(squared + LENGTH_FLOOR)).astype(x_BTNH.dtype)
+
+
+def _rms_norm(x_BTNH: jax.Array, scale_H: jax.Array, eps: float) -> jax.Array:
+    x = x_BTNH.astype(jnp.float32)
+    x = x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + eps)
+    return (x * add_axes(scale_H.astype(jnp.float32), 4)).astype(x_BTNH.dtype)

@@ -1,0 +1,89 @@
+"""Edits of single prototypes: masked, silenced, or drawn anew.
+
+Prototype Transformer, appendix A.3. `mask_write` and `mask_read` set the logit of one prototype to
+minus infinity, so that its share goes to the others: what the released code does. `zero_write` and
+`zero_read` take its gate out and leave the others as they are: what the paper's words say. In a
+first layer with shared routing the read logits are the write logits, so that `mask_write` masks
+both gates there.
+
+    edits = protot_jax.edit(layer=9, prototype=7, mode="mask_write")
+    lm_jax.forward(params, tokens_BT, cfg, mixer=mixer, edits=edits)
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+
+from lm_jax.edits import OneLayer
+from lm_jax.errors import UsageError, nearest
+from lm_jax.params import ParamTree
+
+MODES: Mapping[str, tuple[str, float]] = {
+    "mask_write": ("mixer.write_logits", -jnp.inf),
+    "mask_read": ("mixer.read_logits", -jnp.inf),
+    "zero_write": ("mixer.write", 0.0),
+    "zero_read": ("mixer.read", 0.0),
+}
+
+
+@struct.dataclass
+class Column:
+    """Prototype `prototype` of a site `[B, T, R]` set to `value`; both are scalars `[1, 1, 1]`."""
+
+    prototype: jax.Array
+    value: jax.Array
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return jnp.where(jnp.arange(x.shape[-1])[None, None] == self.prototype, self.value, x)
+
+
+def edit(*, layer: int, prototype: int, mode: str) -> dict[str, Any]:
+    """The edits of one prototype, for `lm_jax.forward`.
+
+    Layer and prototype are data: sweeping over them never compiles anew.
+
+    Raises:
+      UsageError: an unknown mode, or a negative prototype. A layer that the model does not have
+        is refused by `forward`, a prototype by `check`.
+    """
+    if mode not in MODES:
+        raise UsageError(f"mode = {mode!r} is none of {', '.join(MODES)}{nearest(mode, MODES)}")
+    if prototype < 0:
+        raise UsageError(f"prototype = {prototype} must be 0 or more")
+    site, value = MODES[mode]
+    column = Column(jnp.full((1, 1, 1), prototype), jnp.full((1, 1, 1), value, jnp.float32))
+    return {site: OneLayer(layer, column)}
+
+
+def check(params: ParamTree, *, layer: int, prototype: int) -> None:
+    """Refuses a layer or a prototype that the model does not have.
+
+    Raises:
+      UsageError: naming the range.
+    """
+    L, R = params["blocks"]["mixer"]["prototypes"].shape[:2]
+    for name, given, size in (("layer", layer, L), ("prototype", prototype, R)):
+        if not 0 <= given < size:
+            raise UsageError(f"{name} = {given} is outside 0..{size - 1} of this model")
+
+
+def reinitialise(
+    params: ParamTree, key: jax.Array, *, layer: int, prototype: int
+) -> dict[str, Any]:
+    """Parameters with one prototype vector drawn anew, as N(0, 1 / D), not normalised.
+
+    That is how the released code re-initialises; the vectors of a new model have length 1.
+
+    Raises:
+      UsageError: a layer or a prototype out of range.
+    """
+    check(params, layer=layer, prototype=prototype)
+    mixer = params["blocks"]["mixer"]
+    rows_LRD = mixer["prototypes"]
+    D = rows_LRD.shape[-1]
+    row_D = (jax.random.normal(key, (D,)) / D**0.5).astype(rows_LRD.dtype)
+    changed = {**mixer, "prototypes": rows_LRD.at[layer, prototype].set(row_D)}
+    return {**params, "blocks": {**params["blocks"], "mixer": changed}}

@@ -1,0 +1,145 @@
+"""The Mamba-1 mixer, a baseline: a diagonal recurrence whose step sizes follow the input.
+
+Gu and Dao 2023, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", section 3.4.
+With normed input x and inner width I = expand D,
+
+1. a, z = two projections of x to width I;
+2. u = silu(causal depthwise convolution of a, plus a bias);
+3. delta = softplus(low-rank projection of u, plus a bias), B and C = projections of u;
+4. y = selective scan of u with delta, A, B, C and the skip D (`kernels.selective_scan`);
+5. out = projection of y * silu(z).
+
+The block has no MLP (`mlp_size=0`), unlike what the Prototype Transformer's paper says of it: its
+count of 6,724,352 parameters leaves room for none.
+"""
+
+import dataclasses
+import math
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from kernels.selective_scan.api import selective_scan
+from lm_jax.config import DecoderConfig
+from lm_jax.layers import add_axes, project
+from lm_jax.mixers import Layer
+from lm_jax.params import Initializer, ParamSpec, ParamTree, constant
+from protot_jax.convolution import causal_convolution, taps_spec, uniform
+
+# The range that a channel's step size starts in, as in the released Mamba.
+SHORTEST_STEP, LONGEST_STEP = 1e-3, 1e-1
+
+
+@dataclasses.dataclass(frozen=True)
+class MambaMixer:
+    """A selective state space; letters as in `kernels.selective_scan`, and X for the rank of delta.
+
+    Attributes:
+      state_size: J, the size of a channel's state.
+      expand: I / D.
+      conv_kernel: taps of the convolution, the current token included.
+      dt_rank: X, the rank of the projection to step sizes; None is ceil(D / 16).
+    """
+
+    state_size: int = 16
+    expand: int = 2
+    conv_kernel: int = 4
+    dt_rank: int | None = None
+
+    recurrent: ClassVar[bool] = True
+
+    def inner_size(self, cfg: DecoderConfig) -> int:
+        """I, the number of channels."""
+        return self.expand * cfg.hidden_size
+
+    def rank(self, cfg: DecoderConfig) -> int:
+        """X, as given or by default."""
+        return math.ceil(cfg.hidden_size / 16) if self.dt_rank is None else self.dt_rank
+
+    def spec(self, cfg: DecoderConfig) -> ParamTree:
+        D, J, X = cfg.hidden_size, self.state_size, self.rank(cfg)
+        inner = self.inner_size(cfg)
+        # As in GPT-2, divided by the root of how many branches add to the residual stream.
+        branches = cfg.num_layers * (2 if cfg.mlp_size else 1)
+        return {
+            "in": ParamSpec((D, inner), "DI", fan_in()),
+            "gate": ParamSpec((D, inner), "DI", fan_in()),
+            "conv": taps_spec(self.conv_kernel, (inner,), "I"),
+            "conv_bias": ParamSpec((inner,), "I", uniform(self.conv_kernel**-0.5)),
+            "step_down": ParamSpec((inner, X), "IX", fan_in()),
+            "step_up": ParamSpec((X, inner), "XI", uniform(X**-0.5)),
+            "step_bias": ParamSpec((inner,), "I", step_sizes),
+            "B": ParamSpec((inner, J), "IJ", fan_in()),
+            "C": ParamSpec((inner, J), "IJ", fan_in()),
+            "A_log": ParamSpec((inner, J), "IJ", log_count),
+            "D": constant(1.0, (inner,), "I"),
+            "out": ParamSpec((inner, D), "ID", fan_in(1 / branches)),
+        }
+
+    def init_cache(self, cfg: DecoderConfig, batch: int, length: int, dtype: Any) -> Any:
+        """The states, and the inputs under the convolution; of one size at any length."""
+        del length
+        inner = self.inner_size(cfg)
+        return {
+            "state": jnp.zeros((batch, inner, self.state_size), jnp.float32),
+            "inputs": jnp.zeros((batch, self.conv_kernel - 1, inner), dtype),
+        }
+
+    def apply(
+        self, p: ParamTree, x_BTD: jax.Array, cfg: DecoderConfig, layer: Layer, cache: Any
+    ) -> tuple[jax.Array, Any]:
+        """Any number of steps; T = 1 with a cache is a step of decoding in constant time."""
+        before = cache
+        if before is None:
+            before = self.init_cache(cfg, x_BTD.shape[0], 0, x_BTD.dtype)
+        a_BTI = project("BTD,DI->BTI", x_BTD, p["in"])
+        z_BTI = project("BTD,DI->BTI", x_BTD, p["gate"])
+        if layer.valid_BT is not None:
+            a_BTI = jnp.where(layer.valid_BT[..., None], a_BTI, 0.0)
+        a_BTI, inputs = causal_convolution(a_BTI, p["conv"], before["inputs"])
+        u_BTI = jax.nn.silu(a_BTI + add_axes(p["conv_bias"], 3))
+
+        step_BTX = project("BTI,IX->BTX", u_BTI, p["step_down"])
+        step_BTI = project("BTX,XI->BTI", step_BTX, p["step_up"])
+        delta_BTI = jax.nn.softplus(step_BTI.astype(jnp.float32) + _float32(p["step_bias"], 3))
+        # A step of size zero leaves the state as it is, whatever the convolution's bias lets in.
+        if layer.valid_BT is not None:
+            delta_BTI = jnp.where(layer.valid_BT[..., None], delta_BTI, 0.0)
+        y_BTI, state = selective_scan(
+            u_BTI,
+            delta_BTI,
+            -jnp.exp(_float32(p["A_log"], 2)),
+            project("BTI,IJ->BTJ", u_BTI, p["B"]),
+            project("BTI,IJ->BTJ", u_BTI, p["C"]),
+            _float32(p["D"], 1),
+            initial_state=before["state"],
+            return_state=True,
+        )
+        out_BTD = project("BTI,ID->BTD", y_BTI * jax.nn.silu(z_BTI), p["out"])
+        return out_BTD, None if cache is None else {"state": state, "inputs": inputs}
+
+    step = apply
+
+
+def _float32(x: jax.Array, ndim: int) -> jax.Array:
+    return add_axes(x.astype(jnp.float32), ndim)
+
+
+def fan_in(variance: float = 1.0) -> Initializer:
+    """Uniform within sqrt(variance / rows), a linear layer's start in torch at variance 1."""
+    return jax.nn.initializers.variance_scaling(variance / 3, "fan_in", "uniform")
+
+
+def step_sizes(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """Biases whose softplus is log-uniform between the shortest and the longest step."""
+    low, high = math.log(SHORTEST_STEP), math.log(LONGEST_STEP)
+    step = jnp.exp(jax.random.uniform(key, shape, jnp.float32, low, high))
+    # The inverse of softplus, log(exp(step) - 1), without cancellation.
+    return (step + jnp.log(-jnp.expm1(-step))).astype(dtype)
+
+
+def log_count(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """log(1..J) in every channel, so that A = -(1..J): the real part of S4D's start."""
+    del key
+    return jnp.broadcast_to(jnp.log(jnp.arange(1.0, shape[-1] + 1))[None], shape).astype(dtype)

@@ -1,0 +1,208 @@
+"""The prototype mixer: tokens write to R named channels and read their past back.
+
+Prototype Transformer, section 3, Eq. 1 and 2. With normed input x, prototypes P, values v = V x,
+
+1. write gate: w_j = softmax over prototypes of <x_j, P_r> / tau_w;
+2. read gate: g_i = softmax over prototypes of <W x_i, P_r> / tau_r, with the same P;
+3. each prototype keeps the discounted mean of what was written to it, strictly before i:
+   m_ir = sum_{j<i} beta_r^(i-j) w_jr v_j / sum_{j<i} beta_r^(i-j) w_jr   (`kernels.prefix_mean`);
+4. out_i = alpha U sum_r g_ir m_ir.
+
+In the first layer the read gate is the write gate. In the first two layers a causal depthwise
+convolution is mixed half and half into the values. Where paper and released code differ, the choice
+and its reason are in the docstring of the field.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import math
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from kernels.prefix_mean.api import prefix_mean
+from kernels.prefix_mean.state import State
+from lm_jax.config import DecoderConfig
+from lm_jax.layers import project
+from lm_jax.mixers import Layer
+from lm_jax.params import ParamSpec, ParamTree, by_layer, constant
+from protot_jax.convolution import causal_convolution, taps_spec
+
+MEMORY = frozenset({"mixer.memory"})
+# The released code adds it to |tau|.
+TAU_FLOOR = 1e-6
+
+PrefixMean = Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class PrototypeMixer:
+    """Mixes tokens through `num_prototypes` channels; every ablation of the paper is a field.
+
+    Attributes:
+      num_prototypes: R.
+      low_rank: values of width max(8, D // 2), else D.
+      conv_kernel: taps of the local convolution, the current token included.
+      conv_layers: how many layers from the first on use it. Its weights exist in every layer, as in
+        the released code, whose parameter count the paper states.
+      shared_routing: the first layer reads with its write gate. W and tau_r exist there, unused.
+      first_temperature: tau of the first layer at the start; `temperature` of the others. Gates are
+        divided by it, so that 3 is flatter than 1; the paper calls it sharper.
+      alpha: the factor on the mixer's output at the start.
+      decay: beta of every prototype at the start.
+      mass_normalisation: false leaves out the denominator.
+      prefix: computes the means; `released.prefix_mean` is the released arithmetic.
+    """
+
+    num_prototypes: int = 32
+    low_rank: bool = True
+    conv_kernel: int = 5
+    conv_layers: int = 2
+    shared_routing: bool = True
+    first_temperature: float = 3.0
+    temperature: float = 1.0
+    alpha: float = 1.0
+    decay: float = 0.9
+    mass_normalisation: bool = True
+    prefix: PrefixMean = prefix_mean
+
+    recurrent: ClassVar[bool] = True
+
+    def value_size(self, cfg: DecoderConfig) -> int:
+        """E, the width of a channel."""
+        return max(8, cfg.hidden_size // 2) if self.low_rank else cfg.hidden_size
+
+    def spec(self, cfg: DecoderConfig) -> ParamTree:
+        D, R, E = cfg.hidden_size, self.num_prototypes, self.value_size(cfg)
+        later = (self.temperature,) * (cfg.num_layers - 1)
+        temperature = by_layer((self.first_temperature, *later), (), "")
+        return {
+            "prototypes": ParamSpec((R, D), "RD", unit_rows),
+            "read": ParamSpec((D, D), "DX"),
+            "value": ParamSpec((D, E), "DE"),
+            "conv": taps_spec(self.conv_kernel, (E,), "E"),
+            "out": ParamSpec((E, D), "ED"),
+            "write_tau": temperature,
+            "read_tau": temperature
+            if self.shared_routing
+            else by_layer((self.temperature,) * cfg.num_layers, (), ""),
+            "decay_logit": constant(math.log(self.decay / (1.0 - self.decay)), (R,), "R"),
+            "alpha": constant(self.alpha, (), ""),
+        }
+
+    def unused(self, cfg: DecoderConfig) -> int:
+        """Parameters that the model has and no output depends on."""
+        idle = self.conv_kernel * self.value_size(cfg) * max(0, cfg.num_layers - self.conv_layers)
+        return idle + (cfg.hidden_size**2 + 1 if self.shared_routing else 0)
+
+    def init_cache(self, cfg: DecoderConfig, batch: int, length: int, dtype: Any) -> Any:
+        """R sums and masses, and the values under the convolution; of one size at any length."""
+        del length
+        E = self.value_size(cfg)
+        return {
+            "state": _empty(batch, self.num_prototypes, E),
+            "values": jnp.zeros((batch, self.conv_kernel - 1, E), dtype),
+        }
+
+    def apply(
+        self, p: ParamTree, x_BTD: jax.Array, cfg: DecoderConfig, layer: Layer, cache: Any
+    ) -> tuple[jax.Array, Any]:
+        """Any number of steps; T = 1 with a cache is a step of decoding in constant time."""
+        write_BTR, read_BTR = self.gates(p, x_BTD, layer)
+        value_BTE = project("BTD,DE->BTE", x_BTD, p["value"])
+        if layer.valid_BT is not None:
+            value_BTE = jnp.where(layer.valid_BT[..., None], value_BTE, 0.0)
+        mixed_BTE, last = self.convolved(p, value_BTE, layer, cache)
+        decay_R = jax.nn.sigmoid(p["decay_logit"].astype(jnp.float32))
+
+        write_BTR, read_BTR = (x.astype(mixed_BTE.dtype) for x in (write_BTR, read_BTR))
+        before = None if cache is None else State(*cache["state"])
+        out_BTE, after = self.prefix(
+            write_BTR,
+            mixed_BTE,
+            decay_R,
+            read_BTR,
+            initial_state=before,
+            return_state=True,
+            mass_normalisation=self.mass_normalisation,
+        )
+        if layer.scope.touches(MEMORY):
+            memory_BTRE = self.memory(write_BTR, mixed_BTE, decay_R, before)
+            memory_BTRE = layer.scope("mixer.memory", memory_BTRE)
+            out_BTE = jnp.einsum("BTR,BTRE->BTE", read_BTR, memory_BTRE)
+        if cache is not None:
+            cache = {"state": after, "values": last}
+        out_BTD = project("BTE,ED->BTD", out_BTE, p["out"])
+        return (p["alpha"].astype(jnp.float32) * out_BTD).astype(x_BTD.dtype), cache
+
+    step = apply
+
+    def gates(self, p: ParamTree, x_BTD: jax.Array, layer: Layer) -> tuple[jax.Array, jax.Array]:
+        """Write and read gate `[B, T, R]` in float32, zero where a token is padding."""
+        scope = layer.scope
+        read_x_BTX = project("BTD,DX->BTX", x_BTD, p["read"])
+        write_logits = scope("mixer.write_logits", _logits(x_BTD, p["prototypes"], p["write_tau"]))
+        read_logits = _logits(read_x_BTX, p["prototypes"], p["read_tau"])
+        if self.shared_routing:
+            read_logits = jnp.where(jnp.equal(layer.index, 0), write_logits, read_logits)
+        read_logits = scope("mixer.read_logits", read_logits)
+        write_BTR = scope.edit("mixer.write", jax.nn.softmax(write_logits, axis=-1))
+        read_BTR = scope.edit("mixer.read", jax.nn.softmax(read_logits, axis=-1))
+        # After the edits, so that none lets padding write.
+        if layer.valid_BT is not None:
+            write_BTR, read_BTR = (
+                jnp.where(layer.valid_BT[..., None], x, 0.0) for x in (write_BTR, read_BTR)
+            )
+        scope.observe("mixer.write", write_BTR)
+        scope.observe("mixer.read", read_BTR)
+        return write_BTR, read_BTR
+
+    def convolved(
+        self, p: ParamTree, value_BTE: jax.Array, layer: Layer, cache: Any
+    ) -> tuple[jax.Array, jax.Array]:
+        """Half the values, half their causal convolution, in the first layers; the last values."""
+        B, _, E = value_BTE.shape
+        held_BCE = jnp.zeros((B, self.conv_kernel - 1, E), value_BTE.dtype)
+        if cache is not None:
+            held_BCE = cache["values"]
+        summed_BTE, last_BCE = causal_convolution(value_BTE, p["conv"], held_BCE)
+        in_use = jnp.less(layer.index, self.conv_layers)
+        return jnp.where(in_use, 0.5 * value_BTE + 0.5 * summed_BTE, value_BTE), last_BCE
+
+    def memory(
+        self, write_BTR: jax.Array, value_BTE: jax.Array, decay_R: jax.Array, state: State | None
+    ) -> jax.Array:
+        """What each channel holds before each step, `[B, T, R, E]`: for reading and editing it."""
+        B, T, R = write_BTR.shape
+        if state is None:
+            state = _empty(B, R, value_BTE.shape[-1])
+
+        def channel(write_BT, decay, total_BE, mass_B):
+            return self.prefix(
+                write_BT[..., None],
+                value_BTE,
+                decay[None],
+                jnp.ones((B, T, 1), write_BTR.dtype),
+                initial_state=State(total_BE[:, None], mass_B[:, None]),
+                mass_normalisation=self.mass_normalisation,
+            )
+
+        return jax.vmap(channel, in_axes=(2, 0, 1, 1), out_axes=2)(
+            write_BTR, decay_R, state.total_BRE, state.mass_BR
+        )
+
+
+def _empty(B: int, R: int, E: int) -> State:
+    return State(jnp.zeros((B, R, E), jnp.float32), jnp.zeros((B, R), jnp.float32))
+
+
+def _logits(x_BTD: jax.Array, prototypes_RD: jax.Array, tau: jax.Array) -> jax.Array:
+    logits_BTR = jnp.einsum("BTD,RD->BTR", x_BTD, prototypes_RD, preferred_element_type=jnp.float32)
+    return logits_BTR / (jnp.abs(tau.astype(jnp.float32)) + TAU_FLOOR)
+
+
+def unit_rows(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """Gaussian rows of length 1: the prototypes at the start."""
+    rows = jax.random.normal(key, shape, jnp.float32)
+    return (rows / jnp.linalg.norm(rows, axis=-1, keepdims=True)).astype(dtype)

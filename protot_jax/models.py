@@ -1,0 +1,122 @@
+"""The models that are compared, by name: one decoder, and what differs around each mixer.
+
+Prototype Transformer, section 4: all have the same width, depth, vocabulary and pre-RMSNorm blocks.
+What the paper leaves open or says otherwise follows the code that it was measured with: no biases,
+an MLP of 16 * floor(2.7 D / 16) units, and for Mamba none. `mamba_ffn` is our addition: Mamba with
+an MLP that brings it to the parameters, and nearly the FLOPs, of ProtoT.
+"""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lm_jax.config import DecoderConfig, Rope
+from lm_jax.decoder import count_params
+from lm_jax.errors import UsageError, nearest
+from lm_jax.mixers import AttentionMixer, Mixer
+from protot_jax.deltanet import DeltaNetMixer
+from protot_jax.mamba import MambaMixer
+from protot_jax.mixer import PrototypeMixer
+
+HEADS = 4
+# Rotary positions turn pairs of coordinates, so a head's width is even.
+_WIDTH_UNIT = 2 * HEADS
+
+
+class Model(NamedTuple):
+    """A mixer with its defaults, the epsilon of the norms, and the MLP's width for a config."""
+
+    mixer: Any
+    norm_eps: float
+    mlp_size: Callable[[DecoderConfig, Mixer], int]
+
+
+def swiglu_size(cfg: DecoderConfig, mixer: Mixer) -> int:
+    """2.7 D, rounded down to a multiple of 16: 688 for a width of 256, 1376 for 512."""
+    del mixer
+    return 27 * cfg.hidden_size // 160 * 16
+
+
+def no_mlp(cfg: DecoderConfig, mixer: Mixer) -> int:
+    """Blocks of the mixer alone."""
+    del cfg, mixer
+    return 0
+
+
+def matched_size(cfg: DecoderConfig, mixer: Mixer) -> int:
+    """The multiple of 16, at least one, that comes nearest to the parameters of ProtoT."""
+    prototypes = MODELS["protot"]
+    target_cfg = dataclasses.replace(cfg, mlp_size=prototypes.mlp_size(cfg, prototypes.mixer))
+    target = count_params(target_cfg, mixer=prototypes.mixer)
+
+    def miss(units: int) -> int:
+        with_mlp = dataclasses.replace(cfg, mlp_size=16 * units)
+        return abs(count_params(with_mlp, mixer=mixer) - target)
+
+    return 16 * min(range(1, target_cfg.mlp_size // 16 + 1), key=miss)
+
+
+MODELS: Mapping[str, Model] = {
+    # The default of torch's RMSNorm.
+    "protot": Model(PrototypeMixer(), float(np.finfo(np.float32).eps), swiglu_size),
+    "llama": Model(AttentionMixer(pattern_dropout=True), 1e-6, swiglu_size),
+    "mamba": Model(MambaMixer(), 1e-5, no_mlp),
+    "mamba_ffn": Model(MambaMixer(), 1e-5, matched_size),
+    "deltanet": Model(DeltaNetMixer(), 1e-6, swiglu_size),
+}
+
+
+def make(
+    name: str,
+    *,
+    hidden_size: int,
+    num_layers: int,
+    vocab_size: int,
+    context: int,
+    tie_embeddings: bool,
+    **mixer_options: Any,
+) -> tuple[DecoderConfig, Mixer]:
+    """The config and the mixer of a model.
+
+    Args:
+      name: one of `MODELS`.
+      hidden_size: a multiple of 8, for four heads of even width.
+      num_layers: blocks.
+      vocab_size: tokens.
+      context: the longest that it will be trained on.
+      tie_embeddings: whether logits are read through the token embedding.
+      **mixer_options: fields of the mixer that differ from its defaults.
+
+    Raises:
+      UsageError: for an unknown name or option, or a width that four heads cannot share.
+      BadInputError: for a size below one.
+    """
+    if name not in MODELS:
+        raise UsageError(f"there is no model {name!r}{nearest(name, MODELS)}")
+    model = MODELS[name]
+    known = [field.name for field in dataclasses.fields(model.mixer)]
+    for option in mixer_options:
+        if option not in known:
+            raise UsageError(f"{name} has no option {option!r}{nearest(option, known)}")
+    if hidden_size % _WIDTH_UNIT:
+        raise UsageError(
+            f"hidden_size = {hidden_size} does not give {HEADS} heads of even width; "
+            f"choose a multiple of {_WIDTH_UNIT}"
+        )
+    mixer = dataclasses.replace(model.mixer, **mixer_options)
+    cfg = DecoderConfig(
+        num_layers=num_layers,
+        num_heads=HEADS,
+        num_kv_heads=HEADS,
+        head_dim=hidden_size // HEADS,
+        hidden_size=hidden_size,
+        mlp_size=0,
+        vocab_size=vocab_size,
+        max_length=context,
+        norm_eps=model.norm_eps,
+        rope=Rope(theta=10_000.0),
+        tie_embeddings=tie_embeddings,
+    )
+    return dataclasses.replace(cfg, mlp_size=model.mlp_size(cfg, mixer)), mixer

@@ -1,0 +1,247 @@
+"""Pretrains ProtoT, or a baseline of the same shape, on real text.
+
+    python -m protot_jax.pretrain --config=configs/protot/default.py --workdir=runs/protot
+
+1. The corpus is fetched, tokenized and split once (`lm_jax.train.prepare`).
+2. Each seed trains in a folder of its own, from its last checkpoint if there is one.
+3. Validation and test perplexity are weighted by token, and stand beside that of the unigram model
+   on the same tokens.
+
+The work folder then holds
+
+    data/                  the prepared corpus
+    seed_<n>/              checkpoints, metrics.parquet, evaluations.parquet (`lm_jax.train.loop`)
+    summary.json           every number that is printed at the end
+
+A killed run is started again with the same command, and ends with the same parameters.
+"""
+
+from collections.abc import Iterator
+import dataclasses
+import functools
+from pathlib import Path
+import statistics
+from typing import Any
+
+import jax
+import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from lm_jax import launch, runs, sharding
+from lm_jax.config import DecoderConfig
+from lm_jax.decoder import count_params
+from lm_jax.mixers import Mixer
+from lm_jax.params import ParamSpec
+from lm_jax.train import optim
+from lm_jax.train.config import TrainConfig
+from lm_jax.train.data import Batches, Examples, OnePass
+from lm_jax.train.evaluate import evaluate
+from lm_jax.train.loop import METRICS, Trained, train
+from lm_jax.train.prepare import Prepared, prepare_corpus
+from lm_jax.train.step import is_cast, make_eval_step
+from protot_jax import models
+from protot_jax.config import PretrainConfig
+from protot_jax.mixer import PrototypeMixer
+
+DATA = "data"
+SUMMARY = "summary.json"
+
+
+def model(config: PretrainConfig, vocab_size: int) -> tuple[DecoderConfig, Mixer]:
+    """The decoder and the mixer that a config names."""
+    options = dataclasses.asdict(config.prototypes) if config.model == "protot" else {}
+    return models.make(
+        config.model,
+        hidden_size=config.hidden_size,
+        num_layers=config.num_layers,
+        vocab_size=vocab_size,
+        context=config.context,
+        tie_embeddings=config.tie_embeddings,
+        **options,
+    )
+
+
+# Tables that are no weights: prototypes, and Mamba's rates and projection of step sizes.
+_NOT_DECAYED = ("/prototypes", "/A_log", "/step_up")
+# Mamba's rates and step sizes pass through exponentials.
+_NOT_CAST = ("/A_log", "/step_bias")
+
+
+def decays(path: str, spec: ParamSpec) -> bool:
+    """Weight decay as in the released code: on matrices, but for three."""
+    return optim.is_weight(path, spec) and not path.endswith(_NOT_DECAYED)
+
+
+def casts(path: str, spec: ParamSpec) -> bool:
+    """What is computed with in the dtype of the run."""
+    return is_cast(path, spec) and not path.endswith(_NOT_CAST)
+
+
+def unigram_perplexity(train_split: Examples, evaluated: Examples) -> float:
+    """Perplexity of the evaluated tokens under the token frequencies of the training split.
+
+    Every token is counted once more than it occurs (Laplace), so that none is impossible.
+    """
+    vocab_size = train_split.prepared.manifest["vocab_size"]
+    counts_V = np.ones(vocab_size)
+    for tokens_NS in _rows(train_split):
+        counts_V += np.bincount(tokens_NS.ravel(), minlength=vocab_size)
+    # Padding is no token of the text.
+    counts_V[0] = 0
+    log_V = np.log(np.maximum(counts_V, 1) / counts_V.sum())
+    losses = [-log_V[t] for t in (x[:, 1:][x[:, 1:] != 0] for x in _rows(evaluated))]
+    return float(np.exp(np.concatenate(losses).mean()))
+
+
+def _rows(examples: Examples) -> Iterator[np.ndarray]:
+    passed = OnePass(examples, batch_size=256)
+    for k in range(passed.per_epoch):
+        yield passed.at(k)["tokens"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """The three splits of a corpus as examples of one context."""
+
+    prepared: Prepared
+    train: Examples
+    validation: Examples
+    test: Examples
+
+
+def load(config: PretrainConfig, folder: Path) -> Data:
+    """Prepares the corpus in `folder`, or opens it there."""
+    prepared = prepare_corpus(folder, config.corpus)
+    split = functools.partial(Examples, prepared, context=config.context, mode=config.examples)
+    limit = config.validation_documents
+    return Data(
+        prepared,
+        split("train"),
+        split("validation", limit=limit),
+        split("test", limit=limit),
+    )
+
+
+def train_seed(config: PretrainConfig, data: Data, folder: Path, seed: int) -> dict[str, Any]:
+    """Trains one seed to its end and returns its numbers."""
+    cfg, mixer = model(config, data.prepared.manifest["vocab_size"])
+    data_ways, fsdp, tensor = config.mesh
+    mesh = sharding.make_mesh(data=data_ways, fsdp=fsdp, tensor=tensor)
+    batches = Batches(data.train, batch_size=config.batch_size, seed=seed)
+    steps = config.epochs * batches.per_epoch
+    settings = TrainConfig(
+        steps=min(steps, config.max_steps) if config.max_steps else steps,
+        learning_rate=config.learning_rate,
+        weight_decay=config.weight_decay,
+        clip_norm=config.clip_norm or None,
+        dropout=config.dropout,
+        accumulate=config.accumulate,
+        dtype=config.dtype,
+        eval_every=config.eval_every,
+        early_stop=config.early_stop,
+    )
+    validation = OnePass(data.validation, batch_size=config.batch_size)
+    trained: Trained = train(
+        folder,
+        cfg,
+        settings,
+        batches,
+        validation,
+        seed=seed,
+        mesh=mesh,
+        mixer=mixer,
+        decays=decays,
+        casts=casts,
+    )
+    look = make_eval_step(cfg, mixer, mesh, config.dtype, casts=casts)
+    test = evaluate(
+        look, trained.state.params, OnePass(data.test, batch_size=config.batch_size), mesh
+    )
+    last = evaluate(look, trained.state.params, validation, mesh)
+    best = trained.history.best
+    return {
+        "seed": seed,
+        "steps": int(trained.state.step),
+        "tokens_seen": int(pc.sum(pq.read_table(folder / METRICS)["tokens"]).as_py()),
+        "validation_perplexity": last.perplexity,
+        "validation_tokens": last.tokens,
+        "best_validation_perplexity": None if best is None else float(np.exp(best)),
+        "test_perplexity": test.perplexity,
+        "test_tokens": test.tokens,
+    }
+
+
+def run(config: PretrainConfig, folder: Path) -> dict[str, Any]:
+    """Runs or resumes every seed in an open work folder and returns the summary."""
+    data = load(config, folder / DATA)
+    manifest = data.prepared.manifest
+    runs.record_provenance(
+        folder,
+        runs.provenance(
+            seeds={f"run {i}": seed for i, seed in enumerate(config.seeds)},
+            dtype=config.dtype,
+            data={"documents": manifest["documents_sha256"]} | dict(manifest["sources"]),
+            tokenizer=manifest["tokenizer_sha256"],
+        ),
+    )
+    cfg, mixer = model(config, manifest["vocab_size"])
+    unused = mixer.unused(cfg) if isinstance(mixer, PrototypeMixer) else 0
+    found = [train_seed(config, data, folder / f"seed_{seed}", seed) for seed in config.seeds]
+    summary = {
+        "model": config.model,
+        "parameters": count_params(cfg, mixer=mixer),
+        "parameters_in_use": count_params(cfg, mixer=mixer) - unused,
+        "tie_embeddings": config.tie_embeddings,
+        "compute_dtype": config.dtype,
+        "weights_and_moments_dtype": "float32",
+        "corpus": {
+            "source": config.corpus.source,
+            "splits": manifest["splits"],
+            "skipped": manifest["skipped"],
+            "truncated_documents": data.train.truncated,
+            "unused_tokens": data.train.unused_tokens,
+        },
+        "unigram_perplexity": unigram_perplexity(data.train, data.validation),
+        "seeds": found,
+        "device": jax.devices()[0].device_kind,
+    }
+    runs.write_json(folder / SUMMARY, summary)
+    return summary
+
+
+def told(summary: dict[str, Any]) -> str:
+    """The summary for a terminal: perplexities, and what they rest on."""
+    seeds = summary["seeds"]
+    validation = [each["validation_perplexity"] for each in seeds]
+    test = [each["test_perplexity"] for each in seeds]
+    unigram = summary["unigram_perplexity"]
+    mean = statistics.mean(validation)
+    spread = f" ({min(validation):.2f} to {max(validation):.2f})" if len(seeds) > 1 else ""
+    return "\n".join(
+        [
+            f"{summary['model']}: validation perplexity {mean:.2f}{spread} over "
+            f"{seeds[0]['validation_tokens']:,} tokens, test {statistics.mean(test):.2f} over "
+            f"{seeds[0]['test_tokens']:,}; unigram model {unigram:.1f}, {unigram / mean:.2f} times",
+            f"{summary['parameters']:,} parameters ({summary['parameters_in_use']:,} in use), "
+            f"{'tied' if summary['tie_embeddings'] else 'untied'}, {summary['compute_dtype']} "
+            f"compute on float32 weights, {seeds[0]['tokens_seen']:,} tokens seen, "
+            f"{len(seeds)} seed{'s' * (len(seeds) > 1)}",
+        ]
+    )
+
+
+def main(arguments: launch.Arguments) -> None:
+    """The command."""
+    config = launch.freeze(arguments.config, PretrainConfig)
+    with runs.open_workdir(arguments.folder, arguments.config, resume=arguments.resume) as workdir:
+        if done := runs.finished(workdir.path):
+            print(f"finished {done}")
+        else:
+            run(config, workdir.path)
+            runs.mark_finished(workdir.path)
+        print(told(runs.read_json(workdir.path / SUMMARY)))
+
+
+if __name__ == "__main__":
+    launch.app(main, config="configs/protot/default.py")

@@ -1,0 +1,195 @@
+"""A checkpoint of a run comes back bit for bit, or what is wrong with it is said in one line."""
+
+import dataclasses
+import logging
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+import lm_jax
+from lm_jax import sharding
+from lm_jax.errors import BadInputError, CorruptError, StorageError, UsageError
+from lm_jax.train import checkpoint, checkpoints, optim, state
+from tests.lm_jax import tiny_training as tiny
+
+OPTIMIZER = optim.adamw(tiny.SPEC, tiny.CONFIG)
+IDENTITY = checkpoints.Identity(
+    config={"train": {"steps": 12}, "seed": 1},
+    fingerprint="data",
+    mesh={"data": 2, "fsdp": 2, "tensor": 1},
+    packages={"jax": "1"},
+)
+
+
+def target(ways=4):
+    return state.abstract_state(tiny.mesh(ways), tiny.SPEC, OPTIMIZER)
+
+
+def numbered(step):
+    """A state whose every number depends on the step and the place."""
+    rng = np.random.default_rng(step)
+
+    def leaf(a):
+        x = rng.normal(size=a.shape) if a.dtype == np.float32 else np.full(a.shape, step)
+        return jax.device_put(x.astype(a.dtype), a.sharding)
+
+    return jax.tree.map(leaf, target())
+
+
+def save(folder, step, *, keep=2, best=None):
+    return checkpoints.save(
+        folder,
+        numbered(step),
+        identity=IDENTITY,
+        progress={"last": 0.1 + step},
+        keep=keep,
+        best=best,
+    )
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "checkpoints"
+    for step in (4, 8):
+        save(folder, step)
+    return folder
+
+
+@pytest.fixture
+def damaged(saved, tmp_path):
+    shutil.copytree(saved, tmp_path / "checkpoints")
+    return tmp_path / "checkpoints"
+
+
+def newest_data(folder):
+    files = [p for p in (folder / "step_000008" / "arrays").rglob("*") if p.is_file()]
+    return max(files, key=lambda path: path.stat().st_size)
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 8
+    path.write_bytes(data)
+
+
+def test_state_notes_and_shardings_come_back(saved):
+    back = checkpoints.restore(saved, target(), IDENTITY)
+    tiny.assert_bitwise(back.state, numbered(8))
+    assert jax.tree.map(lambda a: a.sharding, back.state) == jax.tree.map(
+        lambda a: a.sharding, target()
+    )
+    assert back.notes["progress"] == {"last": 8.1}
+    assert (back.notes["step"], back.notes["next_batch"]) == (8, 8)
+    assert back.notes["config_hash"] == lm_jax.settings.config_hash(IDENTITY.config)
+
+
+def test_no_checkpoint_is_none(tmp_path):
+    assert checkpoints.restore(tmp_path / "checkpoints", target(), IDENTITY) is None
+
+
+def test_the_last_ones_and_the_best_stay(tmp_path):
+    for step, best in ((1, 1), (2, 2), (3, 2), (4, 2), (5, 2)):
+        save(tmp_path, step, best=best)
+    assert checkpoints.saved_steps(tmp_path) == [2, 4, 5]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"step_00000{step}" for step in (2, 4, 5)
+    ]
+
+
+def test_parameters_alone_load_on_another_mesh(saved):
+    params = checkpoints.load_params(saved, 4, sharding.abstract(tiny.SPEC))
+    tiny.assert_bitwise(params, numbered(4).params)
+    with pytest.raises(BadInputError, match=r"step_000005 is not there; saved steps: 4, 8"):
+        checkpoints.load_params(saved, 5, sharding.abstract(tiny.SPEC))
+
+
+def test_drafts_of_a_killed_save_are_removed_and_the_previous_step_used(damaged):
+    (damaged / "step_000008").rename(damaged / ".step_000008.tmp")
+    (damaged / ".step_000008.tmp" / checkpoint.MANIFEST).unlink()
+    tiny.assert_bitwise(checkpoints.restore(damaged, target(), IDENTITY).state, numbered(4))
+    assert [path.name for path in damaged.iterdir()] == ["step_000004"]
+
+
+@pytest.mark.parametrize("how", ["flipped", "truncated", "missing", "no manifest", "renamed"])
+def test_damage_is_named_and_one_step_back_taken_only_where_allowed(damaged, how, caplog):
+    file = newest_data(damaged)
+    match how:
+        case "flipped":
+            flip(file)
+        case "truncated":
+            file.write_bytes(file.read_bytes()[:-1])
+        case "missing":
+            file.unlink()
+        case "no manifest":
+            file = damaged / "step_000008" / checkpoint.MANIFEST
+            file.unlink()
+        case "renamed":
+            file = damaged / "step_000009"
+            (damaged / "step_000008").rename(file)
+    with pytest.raises(CorruptError) as caught:
+        checkpoints.restore(damaged, target(), IDENTITY)
+    assert caught.value.exit_code == 7
+    assert str(file.name) in str(caught.value)
+    assert "set allow_fallback=True to go on from step_000004" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+    with caplog.at_level(logging.WARNING):
+        back = checkpoints.restore(damaged, target(), IDENTITY, allow_fallback=True)
+    tiny.assert_bitwise(back.state, numbered(4))
+    assert "going on from step_000004" in caplog.text
+    # Nothing is lost, and the name is free for the step when it comes again.
+    assert len(list(damaged.glob("*.damaged"))) == 1
+    assert checkpoints.saved_steps(damaged) == [4]
+    save(damaged, 8)
+    tiny.assert_bitwise(checkpoints.restore(damaged, target(), IDENTITY).state, numbered(8))
+
+
+def test_two_damaged_checkpoints_are_one_too_many(damaged):
+    flip(newest_data(damaged))
+    (damaged / "step_000004" / checkpoint.MANIFEST).unlink()
+    with pytest.raises(CorruptError, match="step_000004"):
+        checkpoints.restore(damaged, target(), IDENTITY, allow_fallback=True)
+    assert checkpoints.saved_steps(damaged) == [4, 8]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"config": {"train": {"steps": 13}, "seed": 1}}, "config.train.steps = 12, not 13"),
+        ({"fingerprint": "other"}, "data data, not other"),
+    ],
+)
+def test_another_config_or_other_data_are_refused(saved, change, words):
+    with pytest.raises(UsageError, match=words) as caught:
+        checkpoints.restore(saved, target(), dataclasses.replace(IDENTITY, **change))
+    assert "step_000008" in str(caught.value)
+
+
+def test_another_mesh_goes_on_and_says_that_it_is_not_bitwise(saved, caplog):
+    identity = dataclasses.replace(IDENTITY, mesh={"data": 1, "fsdp": 1, "tensor": 1})
+    with caplog.at_level(logging.WARNING):
+        back = checkpoints.restore(saved, target(1), identity)
+    tiny.assert_bitwise(back.state, numbered(8))
+    assert "not bit for bit" in caplog.text
+    assert "fsdp = 2, not 1" in caplog.text
+
+
+def test_another_model_is_refused_with_every_difference(saved):
+    cfg = dataclasses.replace(tiny.CFG, mlp_size=20)
+    other = state.abstract_state(tiny.mesh(4), lm_jax.param_spec(cfg), OPTIMIZER)
+    with pytest.raises(BadInputError, match=r"\(9 differences\).*mlp/up has shape"):
+        checkpoints.restore(saved, other, IDENTITY)
+
+
+def test_a_failed_save_leaves_the_checkpoints_before_it(damaged, monkeypatch):
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "_digest", full)
+    with pytest.raises(StorageError, match="No space left"):
+        save(damaged, 12)
+    monkeypatch.undo()
+    assert sorted(path.name for path in damaged.iterdir()) == ["step_000004", "step_000008"]
+    tiny.assert_bitwise(checkpoints.restore(damaged, target(), IDENTITY).state, numbered(8))

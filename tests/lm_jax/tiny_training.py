@@ -1,0 +1,99 @@
+"""A decoder of two layers and batches drawn by their number, for the tests of training."""
+
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+
+import lm_jax
+from lm_jax import sharding
+from lm_jax.train import optim, state, step
+from lm_jax.train.config import TrainConfig
+
+CFG = lm_jax.DecoderConfig(
+    num_layers=2,
+    num_heads=2,
+    num_kv_heads=2,
+    head_dim=8,
+    hidden_size=16,
+    mlp_size=24,
+    vocab_size=32,
+    max_length=16,
+)
+SPEC = lm_jax.param_spec(CFG)
+CONFIG = TrainConfig(steps=12, learning_rate=3e-3, dropout=0.1, eval_every=6, early_stop=False)
+SEED = 234
+
+
+@dataclasses.dataclass(frozen=True)
+class FakeBatches:
+    """Counting sequences with padding at the end of some rows; `bad` batches are out of range."""
+
+    fingerprint: str = "fake"
+    per_epoch: int = 6
+    rows: int = 8
+    context: int = 11
+    bad: tuple[int, ...] = ()
+
+    def at(self, k: int) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng(k)
+        first_B1 = rng.integers(0, 31, (self.rows, 1))
+        tokens_BS = (first_B1 + np.arange(self.context + 1)) % 31 + 1
+        length_B1 = rng.integers(3, self.context + 2, (self.rows, 1))
+        tokens_BS[np.arange(self.context + 1) >= length_B1] = 0
+        if k in self.bad:
+            # Past the vocabulary, where the embedding gives NaN.
+            tokens_BS[1, :3] = 99
+        return {
+            "tokens": tokens_BS.astype(np.int32),
+            "document": np.arange(k * self.rows, (k + 1) * self.rows, dtype=np.int64),
+        }
+
+
+BATCHES = FakeBatches()
+VALIDATION = FakeBatches(fingerprint="held out", per_epoch=2)
+
+
+@contextlib.contextmanager
+def quickly_compiled() -> Iterator[None]:
+    """Leaves out LLVM's optimisation: these programs run a few times each."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@functools.cache
+def initial_params():
+    """Host arrays, so that every test draws them once."""
+    drawn = jax.jit(functools.partial(lm_jax.init_params, cfg=CFG))(jax.random.key(0))
+    return jax.tree.map(np.asarray, drawn)
+
+
+def fresh_state(mesh, config=CONFIG):
+    """The state before the first step, from the initial parameters."""
+    optimizer = optim.adamw(SPEC, config)
+    return state.init_state(
+        *(jax.random.key(0), mesh, SPEC, optimizer),
+        window=step.loss_window(config),
+        params=initial_params(),
+    )
+
+
+def mesh(ways: int = 1):
+    """One device, or four: two for data, two for fsdp."""
+    if ways == 1:
+        return sharding.make_mesh(devices=jax.devices()[:1])
+    return sharding.make_mesh(data=2, fsdp=2)
+
+
+def assert_bitwise(left, right):
+    """Equal trees of arrays, to the last bit."""
+    left, right = lm_jax.params.by_path(left), lm_jax.params.by_path(right)
+    assert left.keys() == right.keys()
+    for name in left:
+        a, b = np.asarray(left[name]), np.asarray(right[name])
+        assert a.dtype == b.dtype, name
+        assert a.tobytes() == b.tobytes(), name

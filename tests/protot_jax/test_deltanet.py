@@ -1,0 +1,110 @@
+"""The DeltaNet mixer is its recurrence, and its memory gives back what was written under a key."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lm_jax
+from lm_jax.mixers import Layer
+from lm_jax.sites import Scope
+from protot_jax.deltanet import DeltaNetMixer
+
+CFG = lm_jax.DecoderConfig(
+    num_layers=2,
+    num_heads=2,
+    num_kv_heads=2,
+    head_dim=8,
+    hidden_size=16,
+    mlp_size=24,
+    vocab_size=40,
+    max_length=64,
+    norm_eps=1e-6,
+)
+
+
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+def equations(mixer, cfg, p, x_BTD):
+    """What the file's head says, one step after another, in float64."""
+    p = jax.tree.map(lambda x: np.asarray(x, np.float64), p)
+    x_BTD = np.asarray(x_BTD, np.float64)
+    B, T, _ = x_BTD.shape
+    out_BTD = np.zeros_like(x_BTD)
+    for b in range(B):
+        for n in range(cfg.num_heads):
+            memory_HE = np.zeros((cfg.head_dim, cfg.head_dim))
+            plain = {name: x_BTD[b] @ p[name][:, n] for name in "qkv"}
+            for t in range(T):
+                made = {}
+                for name in "qkv":
+                    made[name] = np.zeros(cfg.head_dim)
+                    for c in range(mixer.conv_kernel):
+                        if t - c >= 0:
+                            tap_H = p[f"{name}_conv"][mixer.conv_kernel - 1 - c, n]
+                            made[name] += tap_H * plain[name][t - c]
+                    made[name] = silu(made[name])
+                q_H, k_H = (made[name] / np.sqrt((made[name] ** 2).sum() + 1e-6) for name in "qk")
+                beta = 1 / (1 + np.exp(-x_BTD[b, t] @ p["beta"][:, n]))
+                memory_HE += beta * np.outer(k_H, made["v"] - k_H @ memory_HE)
+                o_H = q_H @ memory_HE / np.sqrt(cfg.head_dim)
+                o_H = o_H / np.sqrt((o_H**2).mean() + cfg.norm_eps) * p["norm"]["scale"]
+                out_BTD[b, t] += o_H @ p["o"][n]
+    return out_BTD
+
+
+@pytest.mark.parametrize(
+    ("cfg", "mixer"),
+    [
+        (CFG, DeltaNetMixer()),
+        (dataclasses.replace(CFG, num_heads=1, num_kv_heads=1, head_dim=6), DeltaNetMixer(2)),
+    ],
+    ids=["default", "unlike"],
+)
+def test_mixer_is_the_equations(cfg, mixer):
+    rng = np.random.default_rng(0)
+
+    def draw(spec):
+        return jnp.asarray(0.3 * rng.normal(size=spec.shape), jnp.float32)
+
+    p = lm_jax.params.tree_map(draw, mixer.spec(cfg))
+    x_BTD = jnp.asarray(rng.normal(size=(2, 11, 16)), jnp.float32)
+    told = Layer(jnp.zeros((2, 11), jnp.int32), Scope({}, {}), lm_jax.softmax)
+    out_BTD = jax.jit(lambda p, x: mixer.apply(p, x, cfg, told, None)[0])(p, x_BTD)
+    want_BTD = equations(mixer, cfg, p, x_BTD)
+    np.testing.assert_allclose(out_BTD, want_BTD, atol=2e-5 * np.abs(want_BTD).max())
+
+
+def test_a_key_written_again_holds_its_last_value():
+    """With one tap, beta near 1 and two keys at right angles, a query reads what its key held."""
+    cfg = dataclasses.replace(CFG, num_heads=1, num_kv_heads=1, head_dim=16)
+    mixer = DeltaNetMixer(conv_kernel=1)
+    far = 12.0
+    key_DH = jnp.zeros((16, 16)).at[0, 0].set(far).at[1, 1].set(far)
+    value_DH = jnp.zeros((16, 16)).at[2, 2].set(far).at[3, 3].set(far)
+    ones = jnp.ones((1, 1, 16))
+    p = {
+        "q": key_DH[:, None],
+        "k": key_DH[:, None],
+        "v": value_DH[:, None],
+        **{f"{name}_conv": ones for name in "qkv"},
+        "beta": jnp.zeros((16, 1)).at[4, 0].set(20.0),
+        "norm": {"scale": jnp.ones((16,))},
+        "o": jnp.eye(16)[None],
+    }
+    # Key 0 is given value 2, key 1 value 2, key 0 value 3; then both are only read.
+    steps = [(0, 2, 4), (1, 2, 4), (0, 3, 4), (0,), (1,)]
+    x_BTD = np.zeros((1, 5, 16), np.float32)
+    for t, hot in enumerate(steps):
+        x_BTD[0, t, list(hot)] = 1.0
+        x_BTD[0, t, 4] = 1.0 if 4 in hot else -1.0
+    told = Layer(jnp.zeros((1, 5), jnp.int32), Scope({}, {}), lm_jax.softmax)
+    out_BTD, _ = mixer.apply(p, jnp.asarray(x_BTD), cfg, told, None)
+    # A value of one coordinate leaves the norm as the root of the width.
+    want = np.zeros((5, 16))
+    want[[0, 1, 4], 2] = want[[2, 3], 3] = 4.0
+    np.testing.assert_allclose(out_BTD[0], want, atol=1e-3)

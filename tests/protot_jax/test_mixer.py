@@ -1,0 +1,226 @@
+"""The prototype mixer is Eq. 1 and 2 of the paper, looks strictly back, and decodes as it reads."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lm_jax
+from lm_jax.mixers import Layer
+from lm_jax.sites import Scope
+from protot_jax import PrototypeMixer
+
+CFG = lm_jax.DecoderConfig(
+    num_layers=3,
+    num_heads=1,
+    num_kv_heads=1,
+    head_dim=16,
+    hidden_size=16,
+    mlp_size=24,
+    vocab_size=40,
+    max_length=64,
+)
+MIXER = PrototypeMixer(num_prototypes=5)
+# Table 13: six layers of width 256, a vocabulary of 16,000, untied.
+PAPER = dataclasses.replace(
+    CFG, num_layers=6, num_heads=4, num_kv_heads=4, head_dim=64, hidden_size=256
+)
+PAPER = dataclasses.replace(PAPER, mlp_size=688, vocab_size=16_000, max_length=256)
+
+
+def block(mixer, layer, seed=0, spread=True):
+    """The mixer's parameters of one layer, every scalar away from its start."""
+    params = lm_jax.init_params(jax.random.key(seed), CFG, mixer=mixer)["blocks"]["mixer"]
+    p = jax.tree.map(lambda x: x[layer], params)
+    if spread:
+        half_life_R = np.geomspace(0.3, 60.0, mixer.num_prototypes)
+        decay_R = np.exp2(-1.0 / half_life_R)
+        p |= {
+            "decay_logit": jnp.asarray(np.log(decay_R / (1 - decay_R)), jnp.float32),
+            "alpha": jnp.float32(0.7),
+            "read": p["read"] * 10,
+        }
+    return p
+
+
+def apply(mixer, p, x_BTD, layer, valid_BT=None, cache=None, edits=None):
+    told = Layer(
+        positions_BT=jnp.zeros(x_BTD.shape[:2], jnp.int32),
+        scope=Scope(edits or {}, {}),
+        attend=lm_jax.softmax,
+        index=layer,
+        valid_BT=valid_BT,
+    )
+    return mixer.apply(p, x_BTD, CFG, told, cache)
+
+
+def equations(mixer, p, x_BTD, layer):
+    """Eq. 1 and 2 with the loops of their sums, in float64."""
+    p = {name: np.asarray(value, np.float64) for name, value in p.items()}
+    x_BTD = np.asarray(x_BTD, np.float64)
+    B, T, D = x_BTD.shape
+    value_BTE = x_BTD @ p["value"]
+    if layer < mixer.conv_layers:
+        taps, plain = mixer.conv_kernel, value_BTE.copy()
+        for t in range(T):
+            past = [
+                p["conv"][c] * plain[:, t - taps + 1 + c] for c in range(max(0, taps - 1 - t), taps)
+            ]
+            value_BTE[:, t] = 0.5 * plain[:, t] + 0.5 * sum(past)
+
+    def gate(query_D, tau):
+        logits = p["prototypes"] @ query_D / (abs(tau) + 1e-6)
+        e = np.exp(logits - logits.max())
+        return e / e.sum()
+
+    decay_R = 1 / (1 + np.exp(-p["decay_logit"]))
+    out_BTD = np.zeros((B, T, D))
+    for b in range(B):
+        write_TR = np.array([gate(x, p["write_tau"]) for x in x_BTD[b]])
+        read_TR = np.array([gate(x @ p["read"], p["read_tau"]) for x in x_BTD[b]])
+        if mixer.shared_routing and layer == 0:
+            read_TR = write_TR
+        for i in range(1, T):
+            read_E = 0.0
+            for r in range(mixer.num_prototypes):
+                weight_J = decay_R[r] ** (i - np.arange(i)) * write_TR[:i, r]
+                mean_E = weight_J @ value_BTE[b, :i]
+                read_E += (
+                    read_TR[i, r] * mean_E / (weight_J.sum() if mixer.mass_normalisation else 1)
+                )
+            out_BTD[b, i] = p["alpha"] * (read_E @ p["out"])
+    return out_BTD
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"low_rank": False, "conv_kernel": 4},
+        {"mass_normalisation": False},
+        {"shared_routing": False, "conv_layers": 0},
+    ],
+    ids=["default", "full-rank", "no-mass", "no-routing"],
+)
+def test_mixer_is_the_equations(layer, changed):
+    mixer = dataclasses.replace(MIXER, **changed)
+    p = block(mixer, layer)
+    x_BTD = jax.random.normal(jax.random.key(1), (2, 11, 16))
+    out_BTD, _ = apply(mixer, p, x_BTD, layer)
+    want_BTD = equations(mixer, p, x_BTD, layer)
+    assert np.abs(want_BTD).max() > 1e-3
+    np.testing.assert_allclose(out_BTD, want_BTD, atol=1e-5 * np.abs(want_BTD).max())
+
+
+def test_no_output_depends_on_a_later_token_and_the_first_is_zero():
+    p = block(MIXER, 0)
+    x_TD = jax.random.normal(jax.random.key(1), (9, 16))
+    jacobian = jax.jacrev(lambda x: apply(MIXER, p, x[None], 0)[0][0])(x_TD)
+    depends_TT = np.abs(np.asarray(jacobian)).sum((1, 3)) > 0
+    np.testing.assert_array_equal(depends_TT[1:], np.tril(np.ones((9, 9)))[1:] > 0)
+    assert not np.asarray(apply(MIXER, p, x_TD[None], 0)[0][0, 0]).any()
+
+
+def test_an_output_does_not_depend_on_what_its_own_token_writes():
+    """Gradient of the output at i to the write gate at i, through an edit of the site."""
+    p = block(MIXER, 2)
+    x_BTD = jax.random.normal(jax.random.key(1), (1, 8, 16))
+
+    def outputs(added_BTR):
+        edits = {"mixer.write": lm_jax.Add(added_BTR)}
+        return apply(MIXER, p, x_BTD, 2, edits=edits)[0][0]
+
+    jacobian = jax.jacrev(outputs)(jnp.zeros((1, 8, 5)))
+    depends_TT = np.abs(np.asarray(jacobian)).sum((1, 2, 4)) > 0
+    # The first write of all is the whole mean, whatever its size; its gradient may round to zero.
+    np.testing.assert_array_equal(depends_TT[:, 1:], np.tril(np.ones((8, 8)), -1)[:, 1:] > 0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_decoding_step_by_step_equals_reading_at_once(dtype):
+    """300 tokens, half-lives from a tenth of a step to a thousand."""
+    mixer = PrototypeMixer(num_prototypes=8)
+    params = lm_jax.init_params(jax.random.key(0), CFG, mixer=mixer)
+    decay_R = np.exp2(-1.0 / np.geomspace(0.1, 1000.0, 8))
+    # sigmoid has no float32 logit for a decay so near to 0 that 1 - beta rounds to 1.
+    logit_R = np.log(decay_R) - np.log1p(-decay_R)
+    params["blocks"]["mixer"]["decay_logit"] = jnp.tile(jnp.asarray(logit_R, jnp.float32), (3, 1))
+    # Weights alone: decays, temperatures and alpha are float32 in training as well.
+    weights = {name: x.astype(dtype) for name, x in lm_jax.params.by_path(params).items()}
+    kept = {name: x for name, x in lm_jax.params.by_path(params).items() if x.ndim <= 2}
+    kept = {name: x for name, x in kept.items() if name.startswith("blocks/")}
+    params = lm_jax.params.tree_from_paths(weights | kept)
+    tokens_BT = jax.random.randint(jax.random.key(1), (2, 300), 0, 40)
+    want = jax.jit(lambda p, t: lm_jax.forward(p, t, CFG, mixer=mixer).logits)(params, tokens_BT)
+
+    @jax.jit
+    def step(cache, token_B):
+        out = lm_jax.forward(params, token_B[:, None], CFG, mixer=mixer, cache=cache)
+        return out.cache, out.logits[:, 0]
+
+    cache = lm_jax.init_cache(CFG, 2, 300, dtype=dtype, mixer=mixer)
+    _, got = jax.lax.scan(step, cache, tokens_BT.T)
+    bound = {"float32": 2e-5, "bfloat16": 2e-2}[dtype]
+    np.testing.assert_allclose(got.swapaxes(0, 1), want, atol=bound * np.abs(want).max())
+
+
+def test_a_cache_is_of_one_size_at_any_length():
+    short, long = (lm_jax.init_cache(CFG, 2, n, mixer=MIXER).layers for n in (4, 100_000))
+    assert jax.tree.map(jnp.shape, short) == jax.tree.map(jnp.shape, long)
+    # Sums and masses of R channels, and four values under the convolution, for each layer.
+    floats = sum(x.size for x in jax.tree.leaves(short))
+    assert floats == 3 * 2 * (5 * 8 + 5 + 4 * 8)
+
+
+def test_padding_neither_writes_nor_reads():
+    params = lm_jax.init_params(jax.random.key(0), CFG, mixer=MIXER)
+    prompts = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1], [8]]
+    alone = [
+        lm_jax.generate(params, [each], CFG, max_new_tokens=6, mixer=MIXER)[0] for each in prompts
+    ]
+    together = lm_jax.generate(params, prompts, CFG, max_new_tokens=6, mixer=MIXER)
+    assert together == alone
+
+
+def test_the_memory_site_is_what_the_output_reads():
+    params = lm_jax.init_params(jax.random.key(0), CFG, mixer=MIXER)
+    tokens_BT = jax.random.randint(jax.random.key(1), (2, 12), 0, 40)
+    sites = dict.fromkeys(("mixer.memory", "mixer.read", "attn.out"), lm_jax.keep)
+    out = lm_jax.forward(params, tokens_BT, CFG, mixer=MIXER, record=sites)
+    plain = lm_jax.forward(params, tokens_BT, CFG, mixer=MIXER)
+    np.testing.assert_allclose(out.logits, plain.logits, atol=1e-6)
+    memory, read, written = (np.asarray(out.records[name]) for name in sites)
+    p = params["blocks"]["mixer"]
+    want = np.einsum("LBTR,LBTRE,LED,L->LBTD", read, memory, p["out"], p["alpha"])
+    np.testing.assert_allclose(written, want, atol=1e-6)
+    # Every channel's memory is a mean of values, so it stays within their range.
+    assert (memory[:, :, 0] == 0).all()
+    assert memory[:, :, 1:].any((0, 1, 2, 4)).all()
+
+
+def test_parameters_as_the_paper_counts_them():
+    mixer = PrototypeMixer()
+    assert lm_jax.count_params(PAPER, mixer=mixer) == 12_205_266
+    tied = dataclasses.replace(PAPER, tie_embeddings=True)
+    assert lm_jax.count_params(tied, mixer=mixer) == 8_109_266
+    assert lm_jax.count_params(PAPER) == 12_938_496
+    # W and tau_r of the first layer, and the convolutions of the last four.
+    assert mixer.unused(PAPER) == 256**2 + 1 + 4 * 5 * 128
+    shapes = lm_jax.param_spec(PAPER, mixer)
+    params = lm_jax.params.init(jax.random.key(0), shapes)
+    tokens_BT = jnp.zeros((1, 3), jnp.int32)
+
+    def loss(params):
+        return lm_jax.forward(params, tokens_BT, PAPER, mixer=mixer).logits.std()
+
+    gradient = jax.jit(jax.grad(loss))(params)["blocks"]["mixer"]
+    untouched = {
+        name: int((np.abs(g).sum(tuple(range(1, g.ndim))) == 0).sum())
+        for name, g in gradient.items()
+    }
+    assert untouched["read"] == 1
+    assert untouched["read_tau"] == 1
+    assert untouched["conv"] == 4

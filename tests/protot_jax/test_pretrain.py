@@ -1,0 +1,108 @@
+"""Pretraining as a command: on text made here, for every model, from the start and again."""
+
+import json
+import math
+
+from ml_collections import ConfigDict
+import numpy as np
+import pytest
+
+import lm_jax
+from lm_jax import launch
+from lm_jax.train import optim
+from lm_jax.train.data import Examples
+from protot_jax import models, pretrain
+from protot_jax.config import PretrainConfig, experiment
+
+WORDS = ("the", "house", "of", "a", "river", "and", "its", "people", "who", "met", "in", "town")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """A folder of documents in which every sentence is drawn from few words."""
+    folder = tmp_path_factory.mktemp("text")
+    rng = np.random.default_rng(0)
+    for i in range(120):
+        sentences = (" ".join(rng.choice(WORDS, 12)) for _ in range(6))
+        (folder / f"{i:03}.txt").write_text("\n".join(sentences), "utf-8")
+    return folder
+
+
+def settings(text, **changed) -> ConfigDict:
+    config = experiment("smoke", early_stop=False)
+    config.corpus.update(
+        {"source": str(text), "unit": "document", "vocab_size": 60, "splits": (0.7, 0.15, 0.15)}
+    )
+    config.update({"max_steps": 4, "eval_every": 2, "batch_size": 8, "mesh": (1, 1, 1), **changed})
+    return config
+
+
+def command(config, folder):
+    """Runs `main` as the command line does, with a config that is already made."""
+    return pretrain.main(launch.Arguments(config, folder))
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+def test_every_model_trains_and_tells_what_its_numbers_rest_on(name, text, tmp_path, capsys):
+    command(settings(text, model=name), tmp_path / "run")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text("utf-8"))
+    (seed,) = summary["seeds"]
+    assert seed["steps"] == 4
+    # A model that knows nothing has the perplexity of its vocabulary.
+    assert 1.0 < seed["validation_perplexity"] < 1.3 * 60
+    assert summary["unigram_perplexity"] < 30
+    assert summary["corpus"]["splits"]["train"]["documents"] > 60
+    printed = capsys.readouterr().out
+    assert f"{summary['parameters']:,} parameters" in printed
+    assert f"{seed['tokens_seen']:,} tokens seen, 1 seed" in printed
+    command(settings(text, model=name), tmp_path / "run")
+    assert "finished 20" in capsys.readouterr().out
+
+
+def test_training_learns_and_seeds_differ(text, tmp_path):
+    config = settings(text, max_steps=60, epochs=9, eval_every=60, dtype="float32", seeds=(1, 2))
+    config.update({"learning_rate": 1e-2, "dropout": 0.0})
+    command(config, tmp_path / "run")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text("utf-8"))
+    first, second = (each["validation_perplexity"] for each in summary["seeds"])
+    assert max(first, second) < summary["unigram_perplexity"]
+    assert first != second
+
+
+def test_unigram_perplexity_is_that_of_the_counts(text, tmp_path):
+    config = launch.freeze(settings(text), PretrainConfig)
+    data = pretrain.load(config, tmp_path / "data")
+
+    def tokens(examples: Examples):
+        rows = examples.read(np.arange(examples.count), np.arange(examples.documents))["tokens"]
+        return [row[row != 0].tolist() for row in rows]
+
+    counts = dict.fromkeys(range(1, data.prepared.manifest["vocab_size"]), 1)
+    for row in tokens(data.train):
+        for token in row:
+            counts[token] += 1
+    total = sum(counts.values())
+    seen = [token for row in tokens(data.validation) for token in row[1:]]
+    want = math.exp(-sum(math.log(counts[token] / total) for token in seen) / len(seen))
+    assert pretrain.unigram_perplexity(data.train, data.validation) == pytest.approx(want)
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+def test_groups_of_weight_decay(name):
+    """Table E20: matrices alone, and neither prototypes nor what makes Mamba's steps."""
+    config = PretrainConfig(model=name, hidden_size=32, num_layers=2)
+    cfg, mixer = pretrain.model(config, 100)
+    chosen = optim.choose(pretrain.decays, lm_jax.param_spec(cfg, mixer))
+    kept = {path.rpartition("/")[2] for path, decayed in chosen.items() if not decayed}
+    expected = {
+        "protot": {"prototypes", "decay_logit", "alpha", "write_tau", "read_tau"},
+        "llama": set(),
+        "mamba": {"A_log", "D", "step_up", "step_bias", "conv_bias"},
+        "deltanet": set(),
+    }
+    wanted = expected[name.removesuffix("_ffn")] | {"scale"}
+    assert wanted <= kept
+    assert chosen["embed/tokens"]
+    assert chosen[
+        "blocks/mixer/out" if name in ("protot", "mamba", "mamba_ffn") else "blocks/mixer/o"
+    ]
