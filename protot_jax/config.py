@@ -12,23 +12,8 @@ from ml_collections import ConfigDict
 
 from lm_jax.errors import UsageError, nearest
 from lm_jax.train.prepare import CorpusSettings
+from protot_jax.mixer import Prototypes
 from protot_jax.models import MODELS
-
-
-@dataclasses.dataclass(frozen=True)
-class Prototypes:
-    """What the paper ablates of the prototype mixer; see `mixer.PrototypeMixer`."""
-
-    num_prototypes: int = 32
-    low_rank: bool = True
-    conv_kernel: int = 5
-    conv_layers: int = 2
-    shared_routing: bool = True
-    first_temperature: float = 3.0
-    temperature: float = 1.0
-    alpha: float = 1.0
-    decay: float = 0.9
-    mass_normalisation: bool = True
 
 
 @dataclasses.dataclass(frozen=True)

@@ -37,8 +37,8 @@ PrefixMean = Callable[..., Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class PrototypeMixer:
-    """Mixes tokens through `num_prototypes` channels; every ablation of the paper is a field.
+class Prototypes:
+    """What the paper ablates of the mixer, with its defaults.
 
     Attributes:
       num_prototypes: R.
@@ -52,7 +52,6 @@ class PrototypeMixer:
       alpha: the factor on the mixer's output at the start.
       decay: beta of every prototype at the start.
       mass_normalisation: false leaves out the denominator.
-      prefix: computes the means; `released.prefix_mean` is the released arithmetic.
     """
 
     num_prototypes: int = 32
@@ -65,8 +64,16 @@ class PrototypeMixer:
     alpha: float = 1.0
     decay: float = 0.9
     mass_normalisation: bool = True
-    prefix: PrefixMean = prefix_mean
 
+
+@dataclasses.dataclass(frozen=True)
+class PrototypeMixer(Prototypes):
+    """Mixes tokens through `num_prototypes` channels.
+
+    `prefix` computes the means, with the arguments of `kernels.prefix_mean`.
+    """
+
+    prefix: PrefixMean = prefix_mean
     recurrent: ClassVar[bool] = True
 
     def value_size(self, cfg: DecoderConfig) -> int:

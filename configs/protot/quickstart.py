@@ -8,7 +8,8 @@ It should reach a validation perplexity at least 2.5 times below that of the uni
 from ml_collections import ConfigDict
 
 from lm_jax.train.prepare import CorpusSettings
-from protot_jax.config import Prototypes, experiment
+from protot_jax.config import experiment
+from protot_jax.mixer import Prototypes
 
 
 def get_config(mode: str = "") -> ConfigDict:

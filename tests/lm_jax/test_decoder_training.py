@@ -12,17 +12,9 @@ from lm_jax.errors import UsageError
 from lm_jax.layers import Dropout
 from lm_jax.mixers import AttentionMixer
 from lm_jax.params import by_layer
+from tests import tiny
 
-CFG = lm_jax.DecoderConfig(
-    num_layers=2,
-    num_heads=2,
-    num_kv_heads=2,
-    head_dim=8,
-    hidden_size=16,
-    mlp_size=24,
-    vocab_size=30,
-    max_length=32,
-)
+CFG = tiny.decoder(vocab_size=30, max_length=32)
 TOKENS_BT = np.arange(24).reshape(2, 12) % 30
 
 

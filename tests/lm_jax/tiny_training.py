@@ -12,17 +12,9 @@ import lm_jax
 from lm_jax import sharding
 from lm_jax.train import optim, state, step
 from lm_jax.train.config import TrainConfig
+from tests import tiny
 
-CFG = lm_jax.DecoderConfig(
-    num_layers=2,
-    num_heads=2,
-    num_kv_heads=2,
-    head_dim=8,
-    hidden_size=16,
-    mlp_size=24,
-    vocab_size=32,
-    max_length=16,
-)
+CFG = tiny.decoder(vocab_size=32, max_length=16)
 SPEC = lm_jax.param_spec(CFG)
 CONFIG = TrainConfig(steps=12, learning_rate=3e-3, dropout=0.1, eval_every=6, early_stop=False)
 SEED = 234

@@ -11,18 +11,9 @@ import lm_jax
 from lm_jax.mixers import Layer
 from lm_jax.sites import Scope
 from protot_jax.deltanet import DeltaNetMixer
+from tests import tiny
 
-CFG = lm_jax.DecoderConfig(
-    num_layers=2,
-    num_heads=2,
-    num_kv_heads=2,
-    head_dim=8,
-    hidden_size=16,
-    mlp_size=24,
-    vocab_size=40,
-    max_length=64,
-    norm_eps=1e-6,
-)
+CFG = tiny.decoder(norm_eps=1e-6)
 
 
 def silu(x):

@@ -9,17 +9,9 @@ import lm_jax
 from lm_jax.errors import UsageError
 import protot_jax
 from protot_jax.edits import MODES
+from tests import tiny
 
-CFG = lm_jax.DecoderConfig(
-    num_layers=3,
-    num_heads=1,
-    num_kv_heads=1,
-    head_dim=16,
-    hidden_size=16,
-    mlp_size=24,
-    vocab_size=40,
-    max_length=64,
-)
+CFG = tiny.decoder(num_layers=3, num_heads=1, num_kv_heads=1, head_dim=16)
 MIXER = protot_jax.PrototypeMixer(num_prototypes=5)
 GATES = dict.fromkeys(("mixer.write", "mixer.read"), lm_jax.keep)
 

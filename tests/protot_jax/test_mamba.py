@@ -11,17 +11,9 @@ import lm_jax
 from lm_jax.mixers import Layer
 from lm_jax.sites import Scope
 from protot_jax.mamba import MambaMixer
+from tests import tiny
 
-CFG = lm_jax.DecoderConfig(
-    num_layers=3,
-    num_heads=1,
-    num_kv_heads=1,
-    head_dim=16,
-    hidden_size=16,
-    mlp_size=0,
-    vocab_size=40,
-    max_length=64,
-)
+CFG = tiny.decoder(num_layers=3, num_heads=1, num_kv_heads=1, head_dim=16, mlp_size=0)
 
 
 def silu(x):

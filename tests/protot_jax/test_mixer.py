@@ -11,17 +11,9 @@ import lm_jax
 from lm_jax.mixers import Layer
 from lm_jax.sites import Scope
 from protot_jax import PrototypeMixer
+from tests import tiny
 
-CFG = lm_jax.DecoderConfig(
-    num_layers=3,
-    num_heads=1,
-    num_kv_heads=1,
-    head_dim=16,
-    hidden_size=16,
-    mlp_size=24,
-    vocab_size=40,
-    max_length=64,
-)
+CFG = tiny.decoder(num_layers=3, num_heads=1, num_kv_heads=1, head_dim=16)
 MIXER = PrototypeMixer(num_prototypes=5)
 # Table 13: six layers of width 256, a vocabulary of 16,000, untied.
 PAPER = dataclasses.replace(

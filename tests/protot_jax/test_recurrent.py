@@ -13,17 +13,9 @@ from lm_jax.mixers import Layer
 from lm_jax.sites import Scope
 from protot_jax.deltanet import DeltaNetMixer
 from protot_jax.mamba import MambaMixer
+from tests import tiny
 
-CFG = lm_jax.DecoderConfig(
-    num_layers=2,
-    num_heads=2,
-    num_kv_heads=2,
-    head_dim=8,
-    hidden_size=16,
-    mlp_size=24,
-    vocab_size=40,
-    max_length=64,
-)
+CFG = tiny.decoder()
 MODELS = {
     "mamba": (dataclasses.replace(CFG, mlp_size=0), MambaMixer(state_size=5, dt_rank=3)),
     "deltanet": (CFG, DeltaNetMixer()),

@@ -1,0 +1,22 @@
+"""The decoder that tests train and decode with: two layers of width 16."""
+
+import dataclasses
+from typing import Any
+
+import lm_jax
+
+DECODER = lm_jax.DecoderConfig(
+    num_layers=2,
+    num_heads=2,
+    num_kv_heads=2,
+    head_dim=8,
+    hidden_size=16,
+    mlp_size=24,
+    vocab_size=40,
+    max_length=64,
+)
+
+
+def decoder(**changes: Any) -> lm_jax.DecoderConfig:
+    """`DECODER` with other fields."""
+    return dataclasses.replace(DECODER, **changes)
