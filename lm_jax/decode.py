@@ -6,9 +6,10 @@ attended to. For a recurrent mixer they are padded on the left, where an empty s
 that it does not take up.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import dataclasses
 import functools
+import itertools
 import math
 from typing import Any
 
@@ -142,6 +143,59 @@ def generate(
         mixer=mixer,
     )
     return [_until(row, stop_id) for row in np.asarray(made_BT).tolist()]
+
+
+def stream(
+    params: ParamTree,
+    prompt: Sequence[int],
+    cfg: DecoderConfig,
+    *,
+    mixer: Mixer,
+    sampling: Sampling = Sampling(),
+    key: jax.Array | None = None,
+    stop_id: int | None = None,
+) -> Iterator[int]:
+    """Continues one prompt without end, in the constant memory of a recurrent mixer.
+
+    Yields the new ids one by one, up to `stop_id`, which is not yielded. Compiles once for each
+    length of prompt.
+
+    Raises:
+      BadInputError: an empty prompt, or an unknown id.
+      UsageError: the mixer keeps every position, or sampling is asked for without a key.
+    """
+    if not mixer.recurrent:
+        raise UsageError(
+            f"{type(mixer).__name__} keeps a cache that grows with the text; use generate"
+        )
+    if key is None and sampling.temperature > 0.0:
+        raise UsageError("key: sampling needs a random key")
+    key = jax.random.key(0) if key is None else key
+    tokens_BT, _ = pad_prompts([prompt], cfg)
+    dtype = jax.tree.leaves(params["embed"])[0].dtype
+    cache = decoder.init_cache(cfg, 1, 1, dtype=dtype, mixer=mixer)
+    for count in itertools.count():
+        next_B, cache = _next(
+            params,
+            cache,
+            tokens_BT,
+            jax.random.fold_in(key, count),
+            cfg=cfg,
+            sampling=sampling,
+            mixer=mixer,
+        )
+        token = int(next_B[0])
+        if token == stop_id:
+            return
+        yield token
+        tokens_BT = next_B[:, None]
+
+
+@functools.partial(jax.jit, static_argnames=("cfg", "sampling", "mixer"))
+def _next(params, cache, tokens_BT, key, *, cfg, sampling, mixer):
+    last_B1 = jnp.full((1, 1), tokens_BT.shape[1] - 1)
+    out = decoder.forward(params, tokens_BT, cfg, cache=cache, mixer=mixer, logits_at=last_B1)
+    return sample(key, out.logits[:, 0], sampling), out.cache
 
 
 def _until(row: list[int], stop_id: int | None) -> list[int]:

@@ -8,5 +8,15 @@ from protot_jax.edits import edit, reinitialise
 from protot_jax.mamba import MambaMixer
 from protot_jax.mixer import PrototypeMixer
 from protot_jax.models import make
+from protot_jax.trained import TrainedModel, load_run
 
-__all__ = ["DeltaNetMixer", "MambaMixer", "PrototypeMixer", "edit", "make", "reinitialise"]
+__all__ = [
+    "DeltaNetMixer",
+    "MambaMixer",
+    "PrototypeMixer",
+    "TrainedModel",
+    "edit",
+    "load_run",
+    "make",
+    "reinitialise",
+]

@@ -172,6 +172,11 @@ def train_seed(config: PretrainConfig, data: Data, folder: Path, seed: int) -> d
     }
 
 
+def seed_folder(folder: Path, seed: int) -> Path:
+    """Where the run in `folder` trains a seed."""
+    return folder / f"seed_{seed}"
+
+
 def run(config: PretrainConfig, folder: Path) -> dict[str, Any]:
     """Runs or resumes every seed in an open work folder and returns the summary."""
     data = load(config, folder / DATA)
@@ -187,7 +192,7 @@ def run(config: PretrainConfig, folder: Path) -> dict[str, Any]:
     )
     cfg, mixer = model(config, manifest["vocab_size"])
     unused = mixer.unused(cfg) if isinstance(mixer, PrototypeMixer) else 0
-    found = [train_seed(config, data, folder / f"seed_{seed}", seed) for seed in config.seeds]
+    found = [train_seed(config, data, seed_folder(folder, seed), seed) for seed in config.seeds]
     summary = {
         "model": config.model,
         "parameters": count_params(cfg, mixer=mixer),

@@ -1,5 +1,6 @@
-"""Mixers are tested by many small programs."""
+"""Mixers are tested by many small programs, and commands on text made here."""
 
 from tests.compilation import quickly_compiled
+from tests.protot_jax.small_runs import text
 
-__all__ = ["quickly_compiled"]
+__all__ = ["quickly_compiled", "text"]

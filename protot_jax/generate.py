@@ -1,0 +1,75 @@
+"""Continues a text with a trained model, token by token, in memory that does not grow.
+
+    python -m protot_jax.generate --run=runs/speeches --prompt="the people of the united states"
+
+`--temperature=0` is greedy. With `--tokens=0` it goes on until Ctrl-C. The defaults of the sampling
+are those that the paper's samples were drawn with.
+"""
+
+from collections.abc import Iterator
+import itertools
+import sys
+
+from absl import flags
+import jax
+from tokenizers.decoders import DecodeStream
+
+from lm_jax import launch
+from lm_jax.decode import Sampling, stream
+from lm_jax.errors import UsageError
+from protot_jax.trained import TrainedModel, load_run
+
+_RUN = flags.DEFINE_string("run", None, "work folder of a pretraining run")
+_PROMPT = flags.DEFINE_string("prompt", "", "text to continue; empty begins a document")
+_TOKENS = flags.DEFINE_integer("tokens", 100, "how many to add; 0 for no end", lower_bound=0)
+_TEMPERATURE = flags.DEFINE_float("temperature", 0.8, "0 is greedy", lower_bound=0.0)
+_TOP_K = flags.DEFINE_integer("top_k", 40, "keep the k most probable tokens; 0 for all")
+_TOP_P = flags.DEFINE_float("top_p", 0.95, "keep the tokens that make up this mass")
+_SEED = flags.DEFINE_integer("seed", 0, "of the sampling", lower_bound=0)
+_CHECKPOINT = flags.DEFINE_enum("checkpoint", "last", ["last", "best"], "of the run's first seed")
+
+
+def text(model: TrainedModel, prompt: str, *, sampling: Sampling, key: jax.Array) -> Iterator[str]:
+    """The continuation of `prompt`, piece by piece, ending where the model ends the document."""
+    tokenizer = model.tokenizer
+    ids = tokenizer.encode(prompt, split_special_tokens=True)
+    # The template closes a document; a prompt is to go on.
+    while len(ids) > 1 and ids[-1] == tokenizer.eos_id:
+        ids.pop()
+    pieces = DecodeStream(skip_special_tokens=True)
+    # What follows a word depends on the word: the first piece of a new one begins with a space.
+    for token in ids:
+        pieces.step(tokenizer.backend, token)
+    tokens = stream(
+        model.params,
+        ids,
+        model.cfg,
+        mixer=model.mixer,
+        sampling=sampling,
+        key=key,
+        stop_id=tokenizer.eos_id,
+    )
+    for token in tokens:
+        if piece := pieces.step(tokenizer.backend, token):
+            yield piece
+
+
+def main(arguments: launch.Arguments) -> None:
+    """The command."""
+    del arguments
+    if not _RUN.value:
+        raise UsageError("--run is missing; name the work folder of a pretraining run")
+    sampling = Sampling(_TEMPERATURE.value, _TOP_K.value, _TOP_P.value)
+    model = load_run(_RUN.value, best=_CHECKPOINT.value == "best")
+    pieces = text(model, _PROMPT.value, sampling=sampling, key=jax.random.key(_SEED.value))
+    sys.stdout.write(_PROMPT.value)
+    for piece in itertools.islice(pieces, _TOKENS.value or None):
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+        if launch.stop_requested():
+            break
+    sys.stdout.write("\n")
+
+
+if __name__ == "__main__":
+    launch.app(main, workdir_required=False)

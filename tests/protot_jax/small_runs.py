@@ -1,0 +1,36 @@
+"""Pretraining runs of seconds, on text made here."""
+
+from ml_collections import ConfigDict
+import numpy as np
+import pytest
+
+from lm_jax import launch
+from protot_jax import pretrain
+from protot_jax.config import experiment
+
+WORDS = ("the", "house", "of", "a", "river", "and", "its", "people", "who", "met", "in", "town")
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory):
+    """A folder of documents in which every sentence is drawn from few words."""
+    folder = tmp_path_factory.mktemp("text")
+    rng = np.random.default_rng(0)
+    for i in range(120):
+        sentences = (" ".join(rng.choice(WORDS, 12)) for _ in range(6))
+        (folder / f"{i:03}.txt").write_text("\n".join(sentences), "utf-8")
+    return folder
+
+
+def settings(text, **changed) -> ConfigDict:
+    config = experiment("smoke", early_stop=False)
+    config.corpus.update(
+        {"source": str(text), "unit": "document", "vocab_size": 60, "splits": (0.7, 0.15, 0.15)}
+    )
+    config.update({"max_steps": 4, "eval_every": 2, "batch_size": 8, **changed})
+    return config
+
+
+def command(config, folder):
+    """Runs `main` as the command line does, with a config that is already made."""
+    return pretrain.main(launch.Arguments(config, folder))

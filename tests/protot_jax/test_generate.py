@@ -1,0 +1,112 @@
+"""A trained run is read back whole, and its text goes on in constant memory."""
+
+import itertools
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+import lm_jax
+from lm_jax import decode, launch
+from lm_jax.errors import BadInputError, CorruptError, UsageError
+from lm_jax.train import checkpoints
+import protot_jax
+from protot_jax import generate, pretrain
+from tests import tiny
+from tests.protot_jax.small_runs import command, settings
+
+
+@pytest.fixture(scope="module")
+def run(text, tmp_path_factory):
+    """A run of two seeds whose best checkpoint is not its last."""
+    folder = tmp_path_factory.mktemp("run") / "run"
+    config = settings(text, max_steps=4, eval_every=2, dtype="float32", seeds=(1, 2))
+    # The second half of the steps makes it worse.
+    config.update({"learning_rate": 0.5, "dropout": 0.0})
+    command(config, folder)
+    return folder
+
+
+def test_a_run_gives_the_parameters_that_it_reported(run):
+    summary = json.loads((run / "summary.json").read_text("utf-8"))
+    for seed, reported in zip((1, 2), summary["seeds"], strict=True):
+        model = protot_jax.load_run(run, seed=seed)
+        assert (model.seed, model.step) == (seed, 4)
+        assert model.tokenizer.vocab_size == model.cfg.vocab_size
+        config = model.config
+        data = pretrain.load(config, run / "data")
+        rows = data.validation.read(
+            np.arange(data.validation.count), np.arange(data.validation.documents)
+        )
+        tokens_NS = rows["tokens"]
+        logits = jax.jit(lambda p, t, m=model: lm_jax.forward(p, t, m.cfg, mixer=m.mixer).logits)(
+            model.params, tokens_NS[:, :-1]
+        )
+        log_probs = np.asarray(jax.nn.log_softmax(logits))
+        target = tokens_NS[:, 1:]
+        losses = -np.take_along_axis(log_probs, target[..., None], -1)[..., 0][target != 0]
+        assert np.exp(losses.mean()) == pytest.approx(reported["validation_perplexity"], rel=1e-4)
+
+
+def test_the_best_checkpoint_is_the_one_that_validated_best(run):
+    seeds = json.loads((run / "summary.json").read_text("utf-8"))["seeds"]
+    steps = {
+        each["seed"]: protot_jax.load_run(run, seed=each["seed"], best=True).step for each in seeds
+    }
+    for each in seeds:
+        worse = each["validation_perplexity"] > each["best_validation_perplexity"] * (1 + 1e-9)
+        assert steps[each["seed"]] == (2 if worse else 4)
+
+
+def test_what_is_no_run_is_refused(run, tmp_path):
+    with pytest.raises(BadInputError, match=r"is no run: it has no config\.json"):
+        protot_jax.load_run(tmp_path)
+    with pytest.raises(UsageError, match="seed = 3 is none of 1, 2"):
+        protot_jax.load_run(run, seed=3)
+
+
+def test_a_flipped_bit_is_named(run, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    saved = pretrain.seed_folder(copy, 1) / checkpoints.FOLDER
+    arrays = checkpoints.step_folder(saved, 4) / "arrays"
+    victim = max((f for f in arrays.rglob("*") if f.is_file()), key=lambda f: f.stat().st_size)
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 1
+    victim.write_bytes(data)
+    with pytest.raises(CorruptError, match=victim.name):
+        protot_jax.load_run(copy)
+
+
+def test_a_stream_is_what_generate_gives_and_its_cache_does_not_grow(run):
+    model = protot_jax.load_run(run)
+    prompt = model.tokenizer.encode("the people of the town")
+    arguments = {"mixer": model.mixer, "sampling": decode.Sampling()}
+    endless = decode.stream(model.params, prompt, model.cfg, **arguments)
+    streamed = list(itertools.islice(endless, 20))
+    made = lm_jax.generate(model.params, [prompt], model.cfg, max_new_tokens=20, mixer=model.mixer)
+    assert streamed == made[0]
+    # Two programs, for the prompt and for one token, however long it goes on.
+    before = decode._next._cache_size()
+    list(itertools.islice(endless, 200))
+    assert decode._next._cache_size() == before
+
+
+def test_attention_is_not_streamed():
+    cfg = tiny.decoder()
+    with pytest.raises(UsageError, match="AttentionMixer keeps a cache that grows"):
+        next(decode.stream({}, [1], cfg, mixer=lm_jax.mixers.ATTENTION))
+
+
+def test_the_command_continues_the_prompt(run, capsys):
+    argv = ["generate", f"--run={run}", "--prompt=the people", "--tokens=12", "--seed=3"]
+    assert launch.run(generate.main, argv, workdir_required=False) == 0
+    first = capsys.readouterr().out
+    assert first.startswith("the people")
+    assert len(first.split()) > 3
+    assert launch.run(generate.main, argv, workdir_required=False) == 0
+    assert capsys.readouterr().out == first
+    assert launch.run(generate.main, ["generate"], workdir_required=False) == 2
+    assert "--run is missing" in capsys.readouterr().err
