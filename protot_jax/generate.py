@@ -25,7 +25,8 @@ _TOKENS = flags.DEFINE_integer("tokens", 100, "how many to add; 0 for no end", l
 _TEMPERATURE = flags.DEFINE_float("temperature", 0.8, "0 is greedy", lower_bound=0.0)
 _TOP_K = flags.DEFINE_integer("top_k", 40, "keep the k most probable tokens; 0 for all")
 _TOP_P = flags.DEFINE_float("top_p", 0.95, "keep the tokens that make up this mass")
-_SEED = flags.DEFINE_integer("seed", 0, "of the sampling", lower_bound=0)
+# Flags of all commands share one table, and `polyattn_jax.check` has a `seed`.
+_SEED = flags.DEFINE_integer("draw_seed", 0, "of the sampling", lower_bound=0)
 _CHECKPOINT = flags.DEFINE_enum("checkpoint", "last", ["last", "best"], "of the run's first seed")
 
 

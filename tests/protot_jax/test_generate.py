@@ -101,7 +101,7 @@ def test_attention_is_not_streamed():
 
 
 def test_the_command_continues_the_prompt(run, capsys):
-    argv = ["generate", f"--run={run}", "--prompt=the people", "--tokens=12", "--seed=3"]
+    argv = ["generate", f"--run={run}", "--prompt=the people", "--tokens=12", "--draw_seed=3"]
     assert launch.run(generate.main, argv, workdir_required=False) == 0
     first = capsys.readouterr().out
     assert first.startswith("the people")
