@@ -216,7 +216,8 @@ def _tfds(name: str, field: str) -> Iterator[Document]:
     try:
         # Without `download=False` it would look for a network, for minutes.
         source: Any = tfds.data_source(name, split="train", download=False)
-    except Exception as error:  # it raises many kinds, and for absent data one about file formats
+    # It raises many kinds, and for absent data one about file formats.
+    except Exception as error:
         raise BadInputError(
             f"tfds:{name}: tensorflow-datasets has no such data set prepared as array_record "
             f"({str(error).splitlines()[0] if str(error) else type(error).__name__}); prepare it, "

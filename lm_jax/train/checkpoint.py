@@ -13,7 +13,6 @@ The folder is drafted beside its name, synced and renamed (`folders.new_folder`)
 """
 
 from collections.abc import Callable, Mapping
-import hashlib
 import json
 import math
 import os
@@ -26,6 +25,7 @@ from lm_jax import params as params_lib
 from lm_jax import runs
 from lm_jax.errors import BadInputError, CorruptError, UsageError
 from lm_jax.folders import new_folder
+from lm_jax.manifests import file_digest, own_digest
 
 MANIFEST = "MANIFEST.json"
 ARRAYS = "arrays"
@@ -71,12 +71,12 @@ def save_checkpoint(
             "parameters": sum(math.prod(entry["shape"]) for entry in arrays.values()),
             "arrays": arrays,
             "files": {
-                file.relative_to(draft).as_posix(): _digest(file)
+                file.relative_to(draft).as_posix(): file_digest(file)
                 for file in sorted(draft.rglob("*"))
                 if file.is_file()
             },
         }
-        runs.write_json(draft / MANIFEST, manifest | {"sha256": _own_digest(manifest)})
+        runs.write_json(draft / MANIFEST, manifest | {"sha256": own_digest(manifest)})
     return read_json(Path(path) / MANIFEST)
 
 
@@ -94,7 +94,7 @@ def verify(path: str | os.PathLike[str]) -> dict[str, Any]:
         )
     manifest = read_json(folder / MANIFEST)
     stated = manifest.pop("sha256", None) if isinstance(manifest, dict) else None
-    if stated != _own_digest(manifest):
+    if stated != own_digest(manifest):
         raise _corrupt(folder / MANIFEST, "does not match its own digest")
     if manifest.get("format") != _FORMAT:
         raise BadInputError(
@@ -109,7 +109,7 @@ def verify(path: str | os.PathLike[str]) -> dict[str, Any]:
             raise _corrupt(file, "is missing")
         if file.stat().st_size != entry["size"]:
             raise _corrupt(file, f"has {file.stat().st_size} bytes, not {entry['size']}")
-        if _digest(file) != entry:
+        if file_digest(file) != entry:
             raise _corrupt(file, "does not match its sha256")
     return manifest
 
@@ -202,15 +202,3 @@ def read_json(path: Path) -> Any:
 
 def _corrupt(file: Path, what: str) -> CorruptError:
     return CorruptError(f"{file} {what}; restore the checkpoint from a copy, or make it again")
-
-
-def _digest(file: Path) -> dict[str, Any]:
-    with file.open("rb") as opened:
-        digest = hashlib.file_digest(opened, "sha256").hexdigest()
-    return {"size": file.stat().st_size, "sha256": digest}
-
-
-def _own_digest(manifest: Any) -> str:
-    return hashlib.sha256(
-        json.dumps(manifest, sort_keys=True, allow_nan=False).encode()
-    ).hexdigest()

@@ -22,7 +22,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import hashlib
-import json
 import math
 import os
 from pathlib import Path, PurePosixPath
@@ -35,6 +34,7 @@ from lm_jax import corpora, launch, runs, settings
 from lm_jax.errors import BadInputError, CorruptError, StorageError, UsageError
 from lm_jax.folders import check_new, new_folder
 from lm_jax.hf.tokenizer import Tokenizer
+from lm_jax.manifests import file_digest, own_digest
 from lm_jax.train.tokenizer import END_OF_TEXT, train_tokenizer
 
 MANIFEST = "manifest.json"
@@ -156,9 +156,9 @@ def prepare(
             "sources": dict(sources or {}),
             "documents_sha256": digest.hexdigest(),
             "notes": dict(notes or {}),
-            "files": {file.name: _digest(file) for file in sorted(draft.iterdir())},
+            "files": {file.name: file_digest(file) for file in sorted(draft.iterdir())},
         }
-        runs.write_json(draft / MANIFEST, manifest | {"sha256": _own_digest(manifest)})
+        runs.write_json(draft / MANIFEST, manifest | {"sha256": own_digest(manifest)})
     return runs.read_json(folder / MANIFEST)
 
 
@@ -181,7 +181,7 @@ def open_prepared(
         raise BadInputError(f"{folder} has no {MANIFEST}, so it is no prepared data; prepare it")
     manifest = runs.read_json(path)
     stated = manifest.pop("sha256", None) if isinstance(manifest, dict) else None
-    if stated != _own_digest(manifest):
+    if stated != own_digest(manifest):
         raise _corrupt(path, "does not match its own digest")
     if manifest.get("format") != _FORMAT:
         raise BadInputError(
@@ -193,7 +193,7 @@ def open_prepared(
             raise _corrupt(path, f"names a file outside the folder, {name!r}")
         if not (folder / name).is_file():
             raise _corrupt(folder / name, "is missing")
-        if _digest(folder / name) != entry:
+        if file_digest(folder / name) != entry:
             raise _corrupt(folder / name, "does not match its size and sha256 in the manifest")
     own = Tokenizer.from_folder(folder)
     for other in (own, tokenizer):
@@ -360,13 +360,3 @@ def _check_filled(
 
 def _corrupt(file: Path, what: str) -> CorruptError:
     return CorruptError(f"{file} {what}; remove the folder and prepare the data again")
-
-
-def _digest(file: Path) -> dict[str, Any]:
-    with file.open("rb") as opened:
-        digest = hashlib.file_digest(opened, "sha256").hexdigest()
-    return {"size": file.stat().st_size, "sha256": digest}
-
-
-def _own_digest(manifest: Any) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import lm_jax
-from lm_jax import sharding
+from lm_jax import manifests, sharding
 from lm_jax.errors import BadInputError, CorruptError, UsageError
 from lm_jax.train import checkpoint
 
@@ -146,7 +146,7 @@ def test_a_manifest_that_was_made_elsewhere(damaged, change, error, word):
     manifest = json.loads((damaged / checkpoint.MANIFEST).read_text())
     del manifest["sha256"]
     change(manifest)
-    manifest["sha256"] = checkpoint._own_digest(manifest)
+    manifest["sha256"] = manifests.own_digest(manifest)
     (damaged / checkpoint.MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(error, match=word):
         checkpoint.verify(damaged)

@@ -187,7 +187,7 @@ def test_a_failed_save_leaves_the_checkpoints_before_it(damaged, monkeypatch):
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "_digest", full)
+    monkeypatch.setattr(checkpoint, "file_digest", full)
     with pytest.raises(StorageError, match="No space left"):
         save(damaged, 12)
     monkeypatch.undo()

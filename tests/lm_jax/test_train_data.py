@@ -17,7 +17,7 @@ from ml_collections import config_dict
 import numpy as np
 import pytest
 
-from lm_jax import corpora, launch, settings
+from lm_jax import corpora, launch, manifests, settings
 from lm_jax.errors import BadInputError, CorruptError, StoppedError, StorageError, UsageError
 from lm_jax.hf.tokenizer import Tokenizer
 from lm_jax.train import data, prepare
@@ -375,7 +375,7 @@ def test_a_folder_that_is_none_and_a_manifest_of_another_version(copy, tmp_path)
         ({"files": {"../x": {}}}, CorruptError, "outside the folder"),
     ]:
         changed = manifest | change
-        changed["sha256"] = prepare._own_digest(changed)
+        changed["sha256"] = manifests.own_digest(changed)
         (copy / prepare.MANIFEST).write_text(json.dumps(changed))
         with pytest.raises(error, match=message):
             prepare.open_prepared(copy)
