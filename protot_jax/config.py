@@ -24,6 +24,7 @@ class PretrainConfig:
       model: a name of `models.MODELS`.
       hidden_size, num_layers, context, tie_embeddings: the shape of every model.
       prototypes: of the model "protot"; the others ignore it.
+      arithmetic: of its prefix mean; "released" is that of the authors' code, to compare with.
       corpus: the text and how it is cut, tokenized and split.
       examples: "truncate" takes the beginning of each document, as the paper; "pack" uses all text.
       validation_documents: at most so many are evaluated.
@@ -33,6 +34,7 @@ class PretrainConfig:
       weight_decay: on matrices; none on norms, prototypes, convolutions' biases and scalars.
       clip_norm: longest gradient; 0 for as long as it is, as the paper.
       dropout: after the embedding, in the MLP and on each addition to the residual stream.
+      attention_dropout: also of LLaMA's attention pattern; the other models have none.
       accumulate: micro-batches of one update.
       dtype: of the computation; weights and moments are float32.
       eval_every: steps between evaluations; 0 means an epoch.
@@ -47,6 +49,7 @@ class PretrainConfig:
     context: int = 256
     tie_embeddings: bool = True
     prototypes: Prototypes = dataclasses.field(default_factory=Prototypes)
+    arithmetic: Literal["exact", "released"] = "exact"
     corpus: CorpusSettings = dataclasses.field(default_factory=CorpusSettings)
     examples: Literal["truncate", "pack"] = "truncate"
     validation_documents: int = 20_000
@@ -57,6 +60,7 @@ class PretrainConfig:
     weight_decay: float = 0.1
     clip_norm: float = 0.0
     dropout: float = 0.1
+    attention_dropout: bool = True
     accumulate: int = 1
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     eval_every: int = 0
@@ -103,8 +107,13 @@ def experiment(mode: str, **settings: Any) -> ConfigDict:
     Raises:
       UsageError: for an unknown mode, or settings that `PretrainConfig` refuses.
     """
-    modes = {"": {}, "smoke": _SMOKE}
+    modes = ("", "smoke")
     if mode not in modes:
         raise UsageError(f"mode {mode!r} is not one of pretraining{nearest(mode, modes)}")
-    config = PretrainConfig(**{**settings, **modes[mode]})
-    return ConfigDict(dataclasses.asdict(config))
+    config = PretrainConfig(**settings)
+    return ConfigDict(dataclasses.asdict(smoke(config) if mode else config))
+
+
+def smoke(config: PretrainConfig) -> PretrainConfig:
+    """The same experiment so small that it takes seconds."""
+    return dataclasses.replace(config, **_SMOKE)

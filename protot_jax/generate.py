@@ -16,10 +16,9 @@ from tokenizers.decoders import DecodeStream
 
 from lm_jax import launch
 from lm_jax.decode import Sampling, stream
-from lm_jax.errors import UsageError
-from protot_jax.trained import TrainedModel, load_run
+from protot_jax import run_flags
+from protot_jax.trained import TrainedModel
 
-_RUN = flags.DEFINE_string("run", None, "work folder of a pretraining run")
 _PROMPT = flags.DEFINE_string("prompt", "", "text to continue; empty begins a document")
 _TOKENS = flags.DEFINE_integer("tokens", 100, "how many to add; 0 for no end", lower_bound=0)
 _TEMPERATURE = flags.DEFINE_float("temperature", 0.8, "0 is greedy", lower_bound=0.0)
@@ -27,7 +26,7 @@ _TOP_K = flags.DEFINE_integer("top_k", 40, "keep the k most probable tokens; 0 f
 _TOP_P = flags.DEFINE_float("top_p", 0.95, "keep the tokens that make up this mass")
 # Flags of all commands share one table, and `polyattn_jax.check` has a `seed`.
 _SEED = flags.DEFINE_integer("draw_seed", 0, "of the sampling", lower_bound=0)
-_CHECKPOINT = flags.DEFINE_enum("checkpoint", "last", ["last", "best"], "of the run's first seed")
+flags.adopt_module_key_flags(run_flags)
 
 
 def text(model: TrainedModel, prompt: str, *, sampling: Sampling, key: jax.Array) -> Iterator[str]:
@@ -58,10 +57,8 @@ def text(model: TrainedModel, prompt: str, *, sampling: Sampling, key: jax.Array
 def main(arguments: launch.Arguments) -> None:
     """The command."""
     del arguments
-    if not _RUN.value:
-        raise UsageError("--run is missing; name the work folder of a pretraining run")
     sampling = Sampling(_TEMPERATURE.value, _TOP_K.value, _TOP_P.value)
-    model = load_run(_RUN.value, best=_CHECKPOINT.value == "best")
+    model = run_flags.load()
     pieces = text(model, _PROMPT.value, sampling=sampling, key=jax.random.key(_SEED.value))
     sys.stdout.write(_PROMPT.value)
     for piece in itertools.islice(pieces, _TOKENS.value or None):

@@ -17,13 +17,13 @@ A killed run is started again with the same command, and ends with the same para
 """
 
 from collections.abc import Iterator
-import dataclasses
-import functools
+import os
 from pathlib import Path
 import statistics
-from typing import Any
+from typing import Any, cast
 
 import jax
+from ml_collections import ConfigDict
 import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -37,29 +37,18 @@ from lm_jax.train import optim
 from lm_jax.train.config import TrainConfig
 from lm_jax.train.data import Batches, Examples, OnePass
 from lm_jax.train.evaluate import evaluate
-from lm_jax.train.loop import METRICS, Trained, train
-from lm_jax.train.prepare import Prepared, prepare_corpus
+from lm_jax.train.loop import Measure, Trained, train
+from lm_jax.train.metrics import METRICS
+from lm_jax.train.prepare import prepare_corpus
 from lm_jax.train.step import is_cast, make_eval_step
-from protot_jax import models
 from protot_jax.config import PretrainConfig
 from protot_jax.mixer import PrototypeMixer
+from protot_jax.router import router_statistics
+from protot_jax.trained import DATA, Data, load_data, model, seed_folder
 
-DATA = "data"
 SUMMARY = "summary.json"
-
-
-def model(config: PretrainConfig, vocab_size: int) -> tuple[DecoderConfig, Mixer]:
-    """The decoder and the mixer that a config names."""
-    options = dataclasses.asdict(config.prototypes) if config.model == "protot" else {}
-    return models.make(
-        config.model,
-        hidden_size=config.hidden_size,
-        num_layers=config.num_layers,
-        vocab_size=vocab_size,
-        context=config.context,
-        tie_embeddings=config.tie_embeddings,
-        **options,
-    )
+# Enough for a mean over tokens; their gates are held whole.
+_ROUTED_ROWS = 8
 
 
 # Tables that are no weights: prototypes, and Mamba's rates and projection of step sizes.
@@ -100,29 +89,6 @@ def _rows(examples: Examples) -> Iterator[np.ndarray]:
         yield passed.at(k)["tokens"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Data:
-    """The three splits of a corpus as examples of one context."""
-
-    prepared: Prepared
-    train: Examples
-    validation: Examples
-    test: Examples
-
-
-def load(config: PretrainConfig, folder: Path) -> Data:
-    """Prepares the corpus in `folder`, or opens it there."""
-    prepared = prepare_corpus(folder, config.corpus)
-    split = functools.partial(Examples, prepared, context=config.context, mode=config.examples)
-    limit = config.validation_documents
-    return Data(
-        prepared,
-        split("train"),
-        split("validation", limit=limit),
-        split("test", limit=limit),
-    )
-
-
 def train_seed(config: PretrainConfig, data: Data, folder: Path, seed: int) -> dict[str, Any]:
     """Trains one seed to its end and returns its numbers."""
     cfg, mixer = model(config, data.prepared.manifest["vocab_size"])
@@ -153,6 +119,7 @@ def train_seed(config: PretrainConfig, data: Data, folder: Path, seed: int) -> d
         mixer=mixer,
         decays=decays,
         casts=casts,
+        measure=_measure(cfg, mixer, data.validation),
     )
     look = make_eval_step(cfg, mixer, mesh, config.dtype, casts=casts)
     test = evaluate(
@@ -172,14 +139,18 @@ def train_seed(config: PretrainConfig, data: Data, folder: Path, seed: int) -> d
     }
 
 
-def seed_folder(folder: Path, seed: int) -> Path:
-    """Where the run in `folder` trains a seed."""
-    return folder / f"seed_{seed}"
+def _measure(cfg: DecoderConfig, mixer: Mixer, validation: Examples) -> Measure | None:
+    """What else every evaluation writes down: the routing, over a few rows of text."""
+    if not isinstance(mixer, PrototypeMixer):
+        return None
+    rows = np.arange(min(_ROUTED_ROWS, validation.count))
+    tokens_NS = validation.read(rows, np.arange(validation.documents))["tokens"]
+    return router_statistics(cfg, mixer, tokens_NS[:, :-1])
 
 
 def run(config: PretrainConfig, folder: Path) -> dict[str, Any]:
     """Runs or resumes every seed in an open work folder and returns the summary."""
-    data = load(config, folder / DATA)
+    data = load_data(config, folder / DATA)
     manifest = data.prepared.manifest
     runs.record_provenance(
         folder,
@@ -236,16 +207,38 @@ def told(summary: dict[str, Any]) -> str:
     )
 
 
-def main(arguments: launch.Arguments) -> None:
-    """The command."""
-    config = launch.freeze(arguments.config, PretrainConfig)
-    with runs.open_workdir(arguments.folder, arguments.config, resume=arguments.resume) as workdir:
+def run_in(
+    config: ConfigDict, folder: Path, *, resume: launch.Resume = "auto", data: Path | None = None
+) -> dict[str, Any]:
+    """Runs or resumes in a work folder, unless it is finished; prints and returns the summary.
+
+    Args:
+      config: of `PretrainConfig`.
+      folder: the work folder, made if need be.
+      resume: as `runs.open_workdir` takes it.
+      data: a prepared corpus to share with other runs, made if need be; None prepares one within
+        the folder. The folder links to it, so the two move together or not at all.
+    """
+    settled = launch.freeze(config, PretrainConfig)
+    with runs.open_workdir(folder, config, resume=resume) as workdir:
+        link = workdir.path / DATA
+        if data is not None and not link.exists():
+            data.parent.mkdir(parents=True, exist_ok=True)
+            prepare_corpus(data, settled.corpus)
+            link.symlink_to(os.path.relpath(data, workdir.path), target_is_directory=True)
         if done := runs.finished(workdir.path):
             print(f"finished {done}")
         else:
-            run(config, workdir.path)
+            run(settled, workdir.path)
             runs.mark_finished(workdir.path)
-        print(told(runs.read_json(workdir.path / SUMMARY)))
+        summary = runs.read_json(workdir.path / SUMMARY)
+    print(told(summary))
+    return summary
+
+
+def main(arguments: launch.Arguments) -> None:
+    """The command."""
+    run_in(cast(ConfigDict, arguments.config), arguments.folder, resume=arguments.resume)
 
 
 if __name__ == "__main__":

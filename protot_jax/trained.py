@@ -1,6 +1,11 @@
-"""A pretraining run as a model to read: its config, parameters and tokenizer."""
+"""A pretraining run as others find it: its model, its text, and what training left.
+
+The work folder holds `data/`, the prepared corpus, and per seed a folder of checkpoints. A model is
+made of the run's config alone, and its parameters come from a checkpoint.
+"""
 
 import dataclasses
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -12,8 +17,61 @@ from lm_jax.errors import BadInputError, UsageError
 from lm_jax.hf.tokenizer import Tokenizer
 from lm_jax.mixers import Mixer
 from lm_jax.train import checkpoint, checkpoints
-from protot_jax import pretrain
+from lm_jax.train.data import Examples
+from lm_jax.train.prepare import Prepared, prepare_corpus
+from protot_jax import models
 from protot_jax.config import PretrainConfig
+from protot_jax.released import released_prefix_mean
+
+DATA = "data"
+
+
+def model(config: PretrainConfig, vocab_size: int) -> tuple[DecoderConfig, Mixer]:
+    """The decoder and the mixer that a config names."""
+    options: dict[str, Any] = {}
+    if config.model == "protot":
+        options |= dataclasses.asdict(config.prototypes)
+        if config.arithmetic == "released":
+            options["prefix"] = released_prefix_mean
+    elif config.model == "llama":
+        options["pattern_dropout"] = config.attention_dropout
+    return models.make(
+        config.model,
+        hidden_size=config.hidden_size,
+        num_layers=config.num_layers,
+        vocab_size=vocab_size,
+        context=config.context,
+        tie_embeddings=config.tie_embeddings,
+        **options,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """The three splits of a corpus as examples of one context."""
+
+    prepared: Prepared
+    train: Examples
+    validation: Examples
+    test: Examples
+
+
+def load_data(config: PretrainConfig, folder: Path) -> Data:
+    """Prepares the corpus in `folder`, or opens it there."""
+    prepared = prepare_corpus(folder, config.corpus)
+    split = functools.partial(Examples, prepared, context=config.context, mode=config.examples)
+    limit = config.validation_documents
+    return Data(
+        prepared,
+        split("train"),
+        split("validation", limit=limit),
+        split("test", limit=limit),
+    )
+
+
+def seed_folder(folder: Path, seed: int) -> Path:
+    """Where the run in `folder` trains a seed."""
+    return folder / f"seed_{seed}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +112,7 @@ def load_run(
     seed = config.seeds[0] if seed is None else seed
     if seed not in config.seeds:
         raise UsageError(f"seed = {seed} is none of {', '.join(map(str, config.seeds))}")
-    saved = pretrain.seed_folder(folder, seed) / checkpoints.FOLDER
+    saved = seed_folder(folder, seed) / checkpoints.FOLDER
     steps = checkpoints.saved_steps(saved)
     if not steps:
         raise BadInputError(f"{saved} holds no checkpoint; start the run again to go on")
@@ -62,7 +120,7 @@ def load_run(
     if best:
         notes = checkpoint.verify(checkpoints.step_folder(saved, step))["notes"]
         step = notes["progress"]["best_step"] or step
-    tokenizer = Tokenizer.from_folder(folder / pretrain.DATA)
-    cfg, mixer = pretrain.model(config, tokenizer.vocab_size)
+    tokenizer = Tokenizer.from_folder(folder / DATA)
+    cfg, mixer = model(config, tokenizer.vocab_size)
     params = checkpoints.load_params(saved, step, sharding.abstract(param_spec(cfg, mixer)))
     return TrainedModel(cfg, mixer, params, tokenizer, config, seed, step)

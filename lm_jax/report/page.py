@@ -101,15 +101,20 @@ def page(
     provenance: Mapping[str, object],
     lead: Iterable[str | Markup] = (),
     script: str = "",
+    style: str = "",
 ) -> str:
     """Returns the HTML text of a whole page.
 
     `lead` stands above the table of contents: the verdict, a summary. `provenance` (commit,
-    versions, device, dtype, seeds, hashes) closes the page. `script` is our own JavaScript, never
-    data; it may not contain "</" or "<!--".
+    versions, device, dtype, seeds, hashes) closes the page. `script` is our own JavaScript and
+    `style` our own CSS, which comes after the house's; neither is data, and they may not contain
+    "</" or "<!--".
     """
-    if "</" in script or "<!--" in script:
-        raise UsageError("page: script contains '</' or '<!--', which ends it early; escape it")
+    for name, code in (("script", script), ("style", style)):
+        if "</" in code or "<!--" in code:
+            raise UsageError(
+                f"page: {name} contains '</' or '<!--', which ends it early; escape it"
+            )
     ids = _ids(one.title for one in sections)
     return _PAGE.render(
         title=title,
@@ -117,7 +122,7 @@ def page(
         sections=list(zip(ids, sections, strict=True)),
         provenance=key_values(provenance),
         policy=_policy(script),
-        style=Markup(_style()),
+        style=Markup(_style() + style),
         script=Markup(script),
     )
 

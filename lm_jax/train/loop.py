@@ -11,9 +11,9 @@ killed anywhere and started again ends in the same parameters, bit for bit, on t
 
 What it leaves in the run's folder, beside its checkpoints (`checkpoints.py`):
 
-    steps/, evaluations/          the rows so far, as shards (`rows.RowStore`)
-    metrics.parquet               one row per step (`STEP_SCHEMA`)
-    evaluations.parquet           one row per number: step, name, value, n
+    steps/, evaluations/          the rows so far, and in the end metrics.parquet and
+                                  evaluations.parquet (`metrics.py`)
+    tensorboard/                  the same numbers as events
     diverged.json                 step, document ids and norms, if a number was not finite
 """
 
@@ -23,14 +23,12 @@ import functools
 import logging
 import math
 from pathlib import Path
-import time
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
-import pyarrow as pa
 
-from lm_jax import launch, progress, rows, runs, settings, sharding
+from lm_jax import launch, progress, runs, settings, sharding
 from lm_jax.config import DecoderConfig
 from lm_jax.decoder import param_spec
 from lm_jax.errors import DivergedError, UsageError
@@ -38,7 +36,8 @@ from lm_jax.mixers import ATTENTION, Mixer
 from lm_jax.params import ParamTree
 from lm_jax.train import checkpoints, optim
 from lm_jax.train.config import TrainConfig, Upkeep
-from lm_jax.train.evaluate import Batches, Evaluation, evaluate
+from lm_jax.train.evaluate import Batches, evaluate
+from lm_jax.train.metrics import Ledger
 from lm_jax.train.state import TrainState, abstract_state, init_state
 from lm_jax.train.step import (
     check_batch,
@@ -48,24 +47,6 @@ from lm_jax.train.step import (
     make_train_step,
 )
 
-DIVERGED = "diverged.json"
-METRICS = "metrics.parquet"
-EVALUATIONS = "evaluations.parquet"
-STEP_SCHEMA = pa.schema(
-    {
-        "step": pa.int64(),
-        "loss": pa.float64(),
-        "tokens": pa.int64(),
-        "grad_norm": pa.float64(),
-        "learning_rate": pa.float64(),
-        "skipped": pa.bool_(),
-        "seconds": pa.float64(),
-    }
-)
-EVALUATION_SCHEMA = pa.schema(
-    {"step": pa.int64(), "name": pa.string(), "value": pa.float64(), "n": pa.int64()}
-)
-_SHOWN_DOCUMENTS = 8
 _log = logging.getLogger(__name__)
 
 Measure = Callable[[ParamTree, int], Mapping[str, float]]
@@ -191,14 +172,11 @@ def train(
     look = make_eval_step(cfg, mixer, mesh, config.dtype, casts=casts)
     eval_every = config.eval_every or batches.per_epoch
     bound_to = settings.config_hash({"run": identity.config, "data": identity.fingerprint})
-    store = functools.partial(rows.RowStore, fingerprint=bound_to)
     save = functools.partial(checkpoints.save, saved, identity=identity, keep=upkeep.keep)
     with (
-        store(folder / "steps", STEP_SCHEMA) as step_rows,
-        store(folder / "evaluations", EVALUATION_SCHEMA) as evaluation_rows,
         progress.track("train", config.steps, done=first) as advance,
+        Ledger(folder, saved, fingerprint=bound_to, first=first, advance=advance) as ledger,
     ):
-        ledger = _Ledger(folder, saved, step_rows, advance)
         while step < config.steps and not history.stopped_early:
             batch = batches.at(step)
             tokens_BS = sharding.shard_batch(mesh, batch["tokens"])
@@ -220,123 +198,19 @@ def train(
                         f"saved; the checkpoints before it are in {saved}"
                     )
                 extra = {} if measure is None else measure(state.params, step)
-                _record(evaluation_rows, step, found, extra)
+                ledger.evaluated(step, found, extra)
                 history = history.with_loss(found.loss, step, early_stop=config.early_stop)
             if saves:
                 # Rows first: a row is then missing from no step that a checkpoint has passed.
-                step_rows.flush()
-                evaluation_rows.flush()
+                ledger.flush()
                 save(state, progress=dataclasses.asdict(history), best=history.best_step)
                 ledger.restart_clock()
             if on_step is not None:
                 on_step(step)
             if stop:
                 launch.check_stop(f"after step {step}, saved in {saved}")
-        step_rows.merge(folder / METRICS)
-        evaluation_rows.merge(folder / EVALUATIONS)
+        ledger.merge()
     return Trained(state, history, saved)
-
-
-class _Ledger:
-    """The metrics of the steps since the last look, left on the device so that nothing waits."""
-
-    def __init__(
-        self,
-        folder: Path,
-        saved: Path,
-        store: rows.RowStore,
-        advance: Callable[..., None],
-    ) -> None:
-        self._folder, self._saved, self._store = folder, saved, store
-        self._advance = advance
-        self._pending: list[tuple[int, Mapping[str, Any], Any]] = []
-        self._since = time.monotonic()
-
-    def add(self, step: int, metrics: Mapping[str, Any], document_B: Any) -> None:
-        """Takes the metrics of one step, with the ids of the documents it saw."""
-        self._pending.append((step, metrics, document_B))
-
-    def restart_clock(self) -> None:
-        """Leaves the time since the last look out of the rate: it went into something else."""
-        self._since = time.monotonic()
-
-    def settle(self) -> None:
-        """Waits for the pending steps and writes a row for each.
-
-        Raises:
-          DivergedError: at the first of them that is not finite.
-        """
-        if not self._pending:
-            return
-        found = [
-            (step, jax.device_get(metrics), document_B)
-            for step, metrics, document_B in self._pending
-        ]
-        self._pending.clear()
-        now = time.monotonic()
-        seconds, self._since = (now - self._since) / len(found), now
-        tokens = 0
-        for step, metrics, document_B in found:
-            if not metrics["finite"]:
-                raise self._diverged(step, metrics, document_B)
-            tokens += int(metrics["tokens"])
-            # After a kill, rows may be there for steps whose checkpoint is not.
-            if ("step", step) not in self._store:
-                row = {
-                    "step": step,
-                    "loss": float(metrics["loss"]),
-                    "tokens": int(metrics["tokens"]),
-                    "grad_norm": float(metrics["grad_norm"]),
-                    "learning_rate": float(metrics["learning_rate"]),
-                    "skipped": bool(metrics["skipped"]),
-                    "seconds": seconds,
-                }
-                self._store.append(("step", step), {name: [value] for name, value in row.items()})
-        step, metrics, _ = found[-1]
-        self._advance(len(found))
-        _log.info(
-            "step %d: loss %.4f, gradient norm %.3g, %.0f tokens/s",
-            step,
-            metrics["loss"],
-            metrics["grad_norm"],
-            tokens / (seconds * len(found)) if seconds else math.nan,
-        )
-
-    def _diverged(self, step: int, metrics: Mapping[str, Any], document_B: Any) -> DivergedError:
-        documents = [int(document) for document in document_B]
-        steps = checkpoints.saved_steps(self._saved)
-        good = str(checkpoints.step_folder(self._saved, steps[-1])) if steps else "none"
-        numbers = {"loss": float(metrics["loss"]), "grad_norm": float(metrics["grad_norm"])}
-        runs.write_json(
-            self._folder / DIVERGED,
-            {"step": step, "batch": step - 1, "documents": documents, "last_good": good} | numbers,
-        )
-        shown = ", ".join(map(str, documents[:_SHOWN_DOCUMENTS]))
-        more = f" and {len(documents) - _SHOWN_DOCUMENTS} more"
-        return DivergedError(
-            f"step {step} has loss {numbers['loss']:.4g} and gradient norm "
-            f"{numbers['grad_norm']:.4g} on documents {shown}"
-            f"{more if len(documents) > _SHOWN_DOCUMENTS else ''} ({self._folder / DIVERGED}); "
-            f"the last good checkpoint is {good}; lower the learning rate, set clip_norm, or look "
-            "at those documents"
-        )
-
-
-def _record(store: rows.RowStore, step: int, found: Evaluation, extra: Mapping[str, float]) -> None:
-    values = {
-        "validation/perplexity": found.perplexity,
-        "validation/batch_mean_perplexity": found.batch_mean_perplexity,
-    } | dict(extra)
-    _log.info("step %d: validation perplexity %.3f", step, found.perplexity)
-    if ("evaluation", step) in store:
-        return
-    columns = {
-        "step": [step] * len(values),
-        "name": list(values),
-        "value": [float(value) for value in values.values()],
-        "n": [found.tokens] * len(values),
-    }
-    store.append(("evaluation", step), columns)
 
 
 def describe(mixer: Mixer) -> dict[str, Any]:

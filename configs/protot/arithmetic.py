@@ -1,0 +1,37 @@
+"""A small ProtoT at two contexts, for the exact prefix mean and for the released arithmetic.
+
+    python -m tools.compare_arithmetic --workdir=runs/arithmetic
+
+trains it four times for each of its seeds, and compares. `--config.arithmetic=released` of
+`protot_jax.pretrain` trains one of the two. Documents are long here, so that a long context is one
+text and not several.
+"""
+
+from ml_collections import ConfigDict
+
+from lm_jax.train.prepare import CorpusSettings
+from protot_jax.config import experiment
+from protot_jax.mixer import Prototypes
+
+
+def get_config(mode: str = "") -> ConfigDict:
+    """The settings of `protot_jax.config.PretrainConfig`."""
+    return experiment(
+        mode,
+        hidden_size=64,
+        num_layers=4,
+        context=256,
+        prototypes=Prototypes(num_prototypes=16),
+        corpus=CorpusSettings(vocab_size=2_000, words=2_500),
+        examples="pack",
+        validation_documents=40,
+        batch_size=16,
+        epochs=4,
+        max_steps=400,
+        learning_rate=4e-3,
+        dropout=0.0,
+        dtype="float32",
+        eval_every=200,
+        early_stop=False,
+        seeds=(234, 124),
+    )

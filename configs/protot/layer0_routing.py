@@ -1,0 +1,29 @@
+"""Table 15 of the Prototype Transformer's paper: what keeps the first layer's routing alive.
+
+    python -m protot_jax.study --config=configs/protot/layer0_routing.py --workdir=runs/routing
+
+Three epochs, one seed, as there; the routing itself is in each run's evaluations.parquet.
+"""
+
+from ml_collections import ConfigDict
+
+from protot_jax.study import Variant, study
+
+SHARED = "prototypes.shared_routing=false"
+FLAT = "prototypes.first_temperature=1.0"
+CONV = "prototypes.conv_layers=0"
+
+
+def get_config(mode: str = "") -> ConfigDict:
+    """The settings of `protot_jax.study.StudyConfig`."""
+    return study(
+        mode,
+        Variant("all", paper=133.3),
+        Variant("no_shared_routing", (SHARED,), paper=133.4),
+        Variant("temperature_1", (FLAT,), paper=133.6),
+        Variant("no_convolution", (CONV,), paper=145.7),
+        Variant("none", (SHARED, FLAT, CONV), paper=149.9),
+        table="Table 15",
+        epochs=3,
+        seeds=(0,),
+    )

@@ -1,0 +1,28 @@
+"""ProtoT of the paper's size on the speeches of US presidents: hours on a laptop.
+
+    python -m protot_jax.pretrain --config=configs/protot/sotu_2h.py --workdir=runs/sotu_2h
+
+Half the paper's vocabulary and one seed, for a corpus a hundred times smaller than the paper's.
+"""
+
+from ml_collections import ConfigDict
+
+from lm_jax.train.prepare import CorpusSettings
+from protot_jax.config import experiment
+
+
+def get_config(mode: str = "") -> ConfigDict:
+    """The settings of `protot_jax.config.PretrainConfig`."""
+    return experiment(
+        mode,
+        corpus=CorpusSettings(vocab_size=8_000),
+        examples="pack",
+        validation_documents=200,
+        batch_size=16,
+        epochs=3,
+        max_steps=1_600,
+        dtype="float32",
+        eval_every=200,
+        early_stop=False,
+        seeds=(234,),
+    )

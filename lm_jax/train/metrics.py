@@ -1,0 +1,211 @@
+"""The numbers of a training run, on their way from the device to files.
+
+A step leaves its metrics on the device, and nothing waits for them until the ledger settles. Then
+every step is a row, and every number of an evaluation is one:
+
+    steps/, evaluations/          the rows so far, as shards (`rows.RowStore`)
+    metrics.parquet               one row per step (`STEP_SCHEMA`)
+    evaluations.parquet           one row per number: step, name, value, n
+    tensorboard/                  the same as events; steps after the last checkpoint of a killed
+                                  run are purged when it goes on
+"""
+
+from collections.abc import Callable, Mapping
+import contextlib
+import logging
+import math
+from pathlib import Path
+import time
+from typing import Any, Self
+
+import jax
+import pyarrow as pa
+from tensorboardX import SummaryWriter
+
+from lm_jax import rows, runs
+from lm_jax.errors import DivergedError
+from lm_jax.train import checkpoints
+from lm_jax.train.evaluate import Evaluation
+
+DIVERGED = "diverged.json"
+METRICS = "metrics.parquet"
+EVALUATIONS = "evaluations.parquet"
+STEP_SCHEMA = pa.schema(
+    {
+        "step": pa.int64(),
+        "loss": pa.float64(),
+        "tokens": pa.int64(),
+        "grad_norm": pa.float64(),
+        "learning_rate": pa.float64(),
+        "skipped": pa.bool_(),
+        "seconds": pa.float64(),
+    }
+)
+EVALUATION_SCHEMA = pa.schema(
+    {"step": pa.int64(), "name": pa.string(), "value": pa.float64(), "n": pa.int64()}
+)
+_SHOWN_DOCUMENTS = 8
+_EVENTS = "tensorboard"
+_SHOWN = ("loss", "grad_norm", "learning_rate")
+_log = logging.getLogger(__name__)
+
+
+class Events:
+    """Numbers by step, for TensorBoard."""
+
+    def __init__(self, folder: Path, first: int) -> None:
+        self._writer = SummaryWriter(str(folder), purge_step=first + 1 if first else None)
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Writes numbers by name."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def flush(self) -> None:
+        """Brings what was added to the disk."""
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Ends the file."""
+        self._writer.close()
+
+
+class Ledger:
+    """The metrics of the steps since the last look, left on the device so that nothing waits."""
+
+    def __init__(
+        self,
+        folder: Path,
+        saved: Path,
+        *,
+        fingerprint: str,
+        first: int,
+        advance: Callable[..., None],
+    ) -> None:
+        """Opens the files of a run.
+
+        Args:
+          folder: of the run.
+          saved: of its checkpoints, to name the last good one.
+          fingerprint: of its settings and data; rows of others are refused.
+          first: how many steps are done.
+          advance: told how many more are, for the progress bar.
+        """
+        self._folder, self._saved, self._advance = folder, saved, advance
+        self._pending: list[tuple[int, Mapping[str, Any], Any]] = []
+        self._since = time.monotonic()
+        with contextlib.ExitStack() as opening:
+            enter = opening.enter_context
+            self._steps = enter(
+                rows.RowStore(folder / "steps", STEP_SCHEMA, fingerprint=fingerprint)
+            )
+            self._evaluations = enter(
+                rows.RowStore(folder / "evaluations", EVALUATION_SCHEMA, fingerprint=fingerprint)
+            )
+            self._events = enter(contextlib.closing(Events(folder / _EVENTS, first)))
+            self._open = opening.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._open.__exit__(*error)
+
+    def add(self, step: int, metrics: Mapping[str, Any], document_B: Any) -> None:
+        """Takes the metrics of one step, with the ids of the documents it saw."""
+        self._pending.append((step, metrics, document_B))
+
+    def restart_clock(self) -> None:
+        """Leaves the time since the last look out of the rate: it went into something else."""
+        self._since = time.monotonic()
+
+    def evaluated(self, step: int, found: Evaluation, extra: Mapping[str, float]) -> None:
+        """Writes what an evaluation found, and further numbers by name."""
+        values = {
+            "validation/perplexity": found.perplexity,
+            "validation/batch_mean_perplexity": found.batch_mean_perplexity,
+        } | dict(extra)
+        _log.info("step %d: validation perplexity %.3f", step, found.perplexity)
+        if ("evaluation", step) in self._evaluations:
+            return
+        columns = {
+            "step": [step] * len(values),
+            "name": list(values),
+            "value": [float(value) for value in values.values()],
+            "n": [found.tokens] * len(values),
+        }
+        self._evaluations.append(("evaluation", step), columns)
+        self._events.add(step, values)
+
+    def flush(self) -> None:
+        """Brings every row so far to the disk."""
+        self._steps.flush()
+        self._evaluations.flush()
+        self._events.flush()
+
+    def merge(self) -> None:
+        """Writes the two tables, of all steps."""
+        self._steps.merge(self._folder / METRICS)
+        self._evaluations.merge(self._folder / EVALUATIONS)
+
+    def settle(self) -> None:
+        """Waits for the pending steps and writes a row for each.
+
+        Raises:
+          DivergedError: at the first of them that is not finite.
+        """
+        if not self._pending:
+            return
+        found = [
+            (step, jax.device_get(metrics), document_B)
+            for step, metrics, document_B in self._pending
+        ]
+        self._pending.clear()
+        now = time.monotonic()
+        seconds, self._since = (now - self._since) / len(found), now
+        tokens = 0
+        for step, metrics, document_B in found:
+            if not metrics["finite"]:
+                raise self._diverged(step, metrics, document_B)
+            tokens += int(metrics["tokens"])
+            # After a kill, rows may be there for steps whose checkpoint is not.
+            if ("step", step) not in self._steps:
+                row = {
+                    "step": step,
+                    "loss": float(metrics["loss"]),
+                    "tokens": int(metrics["tokens"]),
+                    "grad_norm": float(metrics["grad_norm"]),
+                    "learning_rate": float(metrics["learning_rate"]),
+                    "skipped": bool(metrics["skipped"]),
+                    "seconds": seconds,
+                }
+                self._steps.append(("step", step), {name: [value] for name, value in row.items()})
+                self._events.add(step, {f"train/{name}": row[name] for name in _SHOWN})
+        step, metrics, _ = found[-1]
+        self._advance(len(found))
+        _log.info(
+            "step %d: loss %.4f, gradient norm %.3g, %.0f tokens/s",
+            step,
+            metrics["loss"],
+            metrics["grad_norm"],
+            tokens / (seconds * len(found)) if seconds else math.nan,
+        )
+
+    def _diverged(self, step: int, metrics: Mapping[str, Any], document_B: Any) -> DivergedError:
+        documents = [int(document) for document in document_B]
+        steps = checkpoints.saved_steps(self._saved)
+        good = str(checkpoints.step_folder(self._saved, steps[-1])) if steps else "none"
+        numbers = {"loss": float(metrics["loss"]), "grad_norm": float(metrics["grad_norm"])}
+        runs.write_json(
+            self._folder / DIVERGED,
+            {"step": step, "batch": step - 1, "documents": documents, "last_good": good} | numbers,
+        )
+        shown = ", ".join(map(str, documents[:_SHOWN_DOCUMENTS]))
+        more = f" and {len(documents) - _SHOWN_DOCUMENTS} more"
+        return DivergedError(
+            f"step {step} has loss {numbers['loss']:.4g} and gradient norm "
+            f"{numbers['grad_norm']:.4g} on documents {shown}"
+            f"{more if len(documents) > _SHOWN_DOCUMENTS else ''} ({self._folder / DIVERGED}); "
+            f"the last good checkpoint is {good}; lower the learning rate, set clip_norm, or look "
+            "at those documents"
+        )

@@ -1,0 +1,127 @@
+"""How concentrated gates are, and how far they depend on the token.
+
+Prototype Transformer, appendix A.8, Eq. 3 to 6, and the router statistics of A.7.1. A gate array
+`gate_MR` holds M tokens of one layer; R prototypes share each token.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+# A prototype takes part in a token from this gate on.
+ACTIVE = 0.01
+BINS = 10
+
+
+def half_life(decay_logit: np.ndarray) -> np.ndarray:
+    """Tokens after which a contribution counts half, -ln 2 / ln sigmoid(decay_logit)."""
+    # ln sigmoid(x), which the quotient of float32 would lose where the decay is near 1.
+    return np.log(2.0) / np.logaddexp(0.0, -np.asarray(decay_logit, np.float64))
+
+
+def l1_ratio(gate_MR: np.ndarray) -> np.ndarray:
+    """Eq. 3 for each token: largest over mean; between 1 and R."""
+    return gate_MR.max(-1) / gate_MR.mean(-1)
+
+
+def gini(gate_MR: np.ndarray) -> np.ndarray:
+    """Eq. 4 for each token: 0 where all are equal, 1 - 1/R where one has everything."""
+    R = gate_MR.shape[-1]
+    weights_R = np.arange(R, 0, -1)
+    weighted_M = (np.sort(gate_MR, axis=-1) * weights_R).sum(-1)
+    return (R + 1 - 2 * weighted_M / gate_MR.sum(-1)) / R
+
+
+def entropy(gate_MR: np.ndarray) -> np.ndarray:
+    """Eq. 5 for each token, in nats; ln R where all are equal."""
+    return special.entr(gate_MR / gate_MR.sum(-1, keepdims=True)).sum(-1)
+
+
+def mutual_information(token_M: np.ndarray, gate_M: np.ndarray, bins: int = BINS) -> float:
+    """Eq. 6 in nats, between token ids and a gate cut at its quantiles, by Miller and Madow.
+
+    The paper leaves the bins open. Each of the three entropies I = H(token) + H(bin) - H(both) gets
+    (cells in use - 1) / 2M more (Miller, 1955). For rare tokens that is too little, so that a small
+    sample gives more: beside the value belongs the one of shuffled tokens (`of_layer`). Equal gates
+    are never parted, so that a constant one has a single bin.
+    """
+    edges = np.quantile(gate_M, np.arange(1, bins) / bins)
+    bin_M = np.searchsorted(edges, gate_M, side="right")
+    joint = np.bincount(token_M * bins + bin_M)
+    # Rows of the table are tokens.
+    joint_VA = np.pad(joint, (0, -len(joint) % bins)).reshape(-1, bins)
+    cells = (joint_VA.sum(1), joint_VA.sum(0), joint)
+    token, gate, both = (_entropy(counts) for counts in cells)
+    return token + gate - both
+
+
+def _entropy(counts: np.ndarray) -> float:
+    """Entropy of counts in nats, corrected."""
+    counts = counts[counts > 0]
+    total = counts.sum()
+    return float(special.entr(counts / total).sum() + (len(counts) - 1) / (2 * total))
+
+
+def of_prototypes(gate_MR: np.ndarray, token_M: np.ndarray) -> list[dict[str, Any]]:
+    """The `write` or `read` entry of the schema for each prototype of a layer."""
+    top_M = gate_MR.argmax(1)
+    found = []
+    for r, gate_M in enumerate(gate_MR.T):
+        mean, largest = float(gate_M.mean(dtype=np.float64)), float(gate_M.max())
+        found.append(
+            {
+                "mean": mean,
+                "max": largest,
+                "l1_ratio": largest / mean if mean else None,
+                "mutual_information": mutual_information(token_M, gate_M),
+                "top_1": float((top_M == r).mean()),
+                "active": float((gate_M >= ACTIVE).mean()),
+            }
+        )
+    return found
+
+
+def of_layer(
+    gate_MR: np.ndarray,
+    token_M: np.ndarray,
+    prototypes: Sequence[Mapping[str, Any]],
+    *,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """The `write` or `read` entry of the schema for a layer, given its prototypes' entries.
+
+    `seed` shuffles the tokens for the mutual information by chance.
+    """
+    shuffled_M = np.random.default_rng(seed).permutation(token_M)
+    second_M, first_M = np.partition(gate_MR, -2, axis=1)[:, -2:].T
+    share_R = gate_MR.sum(0, dtype=np.float64)
+    share_R /= share_R.sum()
+    return {
+        "l1_ratio": _mean(l1_ratio(gate_MR)),
+        "gini": _mean(gini(gate_MR)),
+        "entropy": _mean(entropy(gate_MR)),
+        "usage_gini": float(gini(share_R)),
+        "mutual_information": float(np.mean([each["mutual_information"] for each in prototypes])),
+        "mutual_information_by_chance": float(
+            np.mean([mutual_information(shuffled_M, gate_M) for gate_M in gate_MR.T])
+        ),
+        "top_1": _mean(first_M),
+        "margin": _mean(first_M - second_M),
+        "active": float((gate_MR >= ACTIVE).sum(1).mean()),
+        "max_share": float(share_R.max()),
+        "dead": sum(each["active"] == 0 for each in prototypes),
+    }
+
+
+def memory(write_NT: np.ndarray, decay: float) -> np.ndarray:
+    """(1 - beta) sum_{j<i} beta^(i-1-j) write_j: how much of the recent writing came here."""
+    memory_NT = np.zeros_like(write_NT)
+    for i in range(1, write_NT.shape[1]):
+        memory_NT[:, i] = decay * memory_NT[:, i - 1] + (1 - decay) * write_NT[:, i - 1]
+    return memory_NT
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean(dtype=np.float64))

@@ -1,0 +1,60 @@
+"""The prefix mean with the arithmetic of the authors' released code, to compare ours with.
+
+It divides each gate by beta^j + 1e-12, sums, and multiplies by (1 - beta) beta^i; the mass is at
+least 1e-6. In exact numbers that is the prefix mean. In float32 it forgets in two stages: once
+beta^j is below 1e-12, after 40 half-lives, later writes are no longer discounted against one
+another; once the mass is below its clamp the mean shrinks to zero. `kernels.prefix_mean` has
+neither fault (docs/kernels.md).
+
+The formulae are kept, not the program: the two sums over j are one product with a causal mask, in
+time and memory T^2 and without an array [B, T, R, E].
+"""
+
+import jax
+import jax.numpy as jnp
+
+from kernels.prefix_mean.state import State
+from lm_jax.errors import UsageError
+
+EPSILON = 1e-12
+LEAST_MASS = 1e-6
+
+
+def released_prefix_mean(
+    write_BTR: jax.Array,
+    value_BTE: jax.Array,
+    decay_R: jax.Array,
+    read_BTR: jax.Array,
+    *,
+    initial_state: State | None = None,
+    return_state: bool = False,
+    mass_normalisation: bool = True,
+) -> jax.Array | tuple[jax.Array, None]:
+    """`kernels.prefix_mean` of a whole sequence, with the errors of the released code.
+
+    Without normalisation the factor 1 - beta stays, as there. There is no state, so nothing is
+    decoded with it: `return_state` returns None for it.
+
+    Raises:
+      UsageError: for an initial state.
+    """
+    if initial_state is not None:
+        raise UsageError(
+            "the released arithmetic has no state to go on from; decode with the exact prefix mean"
+        )
+    T = write_BTR.shape[1]
+    f32 = jnp.float32
+    decay_11R = decay_R.astype(f32)[None, None]
+    power_1TR = decay_11R ** jnp.arange(T, dtype=f32)[None, :, None]
+    outer_1TR = (1.0 - decay_11R) * power_1TR
+    scaled_BTR = write_BTR.astype(f32) / (power_1TR + EPSILON)
+    weight_BTR = read_BTR.astype(f32)[:, 1:] * outer_1TR[:, :-1]
+    if mass_normalisation:
+        mass_BTR = outer_1TR * jnp.cumsum(scaled_BTR, axis=1)
+        weight_BTR = weight_BTR / jnp.maximum(mass_BTR[:, :-1], LEAST_MASS)
+    # What step i reads was summed up to step i - 1, so the first reads zero.
+    seen_BTS = jnp.einsum("bir,bjr->bij", weight_BTR, scaled_BTR[:, :-1])
+    seen_BTS = jnp.where(jnp.tri(T - 1, dtype=bool)[None], seen_BTS, 0.0)
+    out_BTE = jnp.einsum("bij,bje->bie", seen_BTS, value_BTE.astype(f32)[:, :-1])
+    out_BTE = jnp.pad(out_BTE, ((0, 0), (1, 0), (0, 0))).astype(value_BTE.dtype)
+    return (out_BTE, None) if return_state else out_BTE

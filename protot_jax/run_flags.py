@@ -1,0 +1,37 @@
+"""The flags of every command that reads a finished run.
+
+absl keeps the flags of all commands in one table, where a name can be defined once. A command names
+those it takes with `flags.declare_key_flag`, or all with `flags.adopt_module_key_flags(run_flags)`.
+"""
+
+from pathlib import Path
+
+from absl import flags
+
+from lm_jax.errors import UsageError
+from protot_jax.trained import TrainedModel, load_run
+
+RUN = flags.DEFINE_string("run", None, "work folder of a pretraining run")
+CHECKPOINT = flags.DEFINE_enum("checkpoint", "last", ["last", "best"], "of the run")
+SEED_OF_RUN = flags.DEFINE_integer("seed_of_run", None, "which of the run's seeds; default first")
+
+
+def run_folder() -> Path:
+    """The folder that `--run` names.
+
+    Raises:
+      UsageError: none is named.
+    """
+    if not RUN.value:
+        raise UsageError("--run is missing; name the work folder of a pretraining run")
+    return Path(RUN.value)
+
+
+def load() -> TrainedModel:
+    """The model that the flags name.
+
+    Raises:
+      UsageError: no run is named, or a seed that it does not have.
+      BadInputError, CorruptError: as `load_run`.
+    """
+    return load_run(run_folder(), seed=SEED_OF_RUN.value, best=CHECKPOINT.value == "best")

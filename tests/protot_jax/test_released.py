@@ -1,0 +1,65 @@
+"""The released arithmetic in JAX is that of the oracle, and differs from ours where it should."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kernels import prefix_mean
+from lm_jax import launch
+from lm_jax.errors import UsageError
+from protot_jax.config import PretrainConfig
+from protot_jax.released import released_prefix_mean
+from protot_jax.trained import model
+from tests.kernels.released_prefix_mean import released
+from tests.protot_jax.small_runs import settings
+
+
+def _inputs(decays, T=160, B=2, E=3):
+    rng = np.random.default_rng(0)
+    R = len(decays)
+    write, read = (rng.dirichlet(np.ones(R), (B, T)).astype(np.float32) for _ in range(2))
+    value = rng.normal(size=(B, T, E)).astype(np.float32)
+    return write, value, np.asarray(decays, np.float32), read
+
+
+# Half-lives 0.3, 1, 6.6, 50: discount lost at once, mass lost within the sequence, neither.
+@pytest.mark.parametrize("decay", [0.1, 0.5, 0.9, 0.986])
+def test_it_is_the_oracle_in_one_product(decay):
+    write, value, decay_R, read = _inputs([decay, decay])
+    want = released(write, value, decay_R, read)
+    got = np.asarray(released_prefix_mean(*map(jnp.asarray, (write, value, decay_R, read))))
+    assert np.abs(got - want).max() <= 2e-5 * np.abs(want).max()
+
+
+def test_it_is_the_exact_mean_while_powers_are_above_its_epsilon():
+    write, value, decay_R, read = map(jnp.asarray, _inputs([0.9, 0.95], T=100))
+    exact = prefix_mean(write, value, decay_R, read)
+    # At step 100 and decay 0.9 the epsilon is 4e-8 of the power.
+    np.testing.assert_allclose(
+        released_prefix_mean(write, value, decay_R, read), exact, rtol=0, atol=2e-5
+    )
+
+
+def test_beyond_forty_half_lives_it_forgets_the_discount_and_then_everything():
+    write, value, decay_R, read = map(jnp.asarray, _inputs([0.5, 0.5], T=160))
+    ones = jnp.ones_like(value)
+    read_out = np.asarray(released_prefix_mean(write, ones, decay_R, read))[0, :, 0]
+    np.testing.assert_allclose(read_out[1:40], 1.0, rtol=1e-3)
+    # Mass 0.5 * 2^-i * sum 1e12 passes under 1e-6 near step 60.
+    assert np.all(read_out[80:] < 0.05)
+    np.testing.assert_allclose(prefix_mean(write, ones, decay_R, read)[0, 1:, 0], 1.0, rtol=1e-5)
+
+
+def test_its_gradients_are_finite_where_everything_is_forgotten():
+    inputs = tuple(map(jnp.asarray, _inputs([0.1, 0.9])))
+    grads = jax.grad(lambda *x: released_prefix_mean(*x).sum(), argnums=(0, 1, 2, 3))(*inputs)
+    assert all(np.isfinite(np.asarray(grad)).all() for grad in grads)
+
+
+def test_it_decodes_nothing(text):
+    config = launch.freeze(settings(text, arithmetic="released"), PretrainConfig)
+    _, mixer = model(config, 100)
+    assert mixer.prefix is released_prefix_mean
+    with pytest.raises(UsageError, match="exact prefix mean"):
+        mixer.prefix(*map(jnp.asarray, _inputs([0.9])), initial_state=object())
