@@ -1,0 +1,271 @@
+"""Time and memory of the Prototype Transformer against its baselines, as ratios of one run.
+
+    python -m tools.bench_train                         default config, what this device has
+    python -m tools.bench_train --batch 128 --models protot llama mamba deltanet
+
+1. A training step, weights and moments in float32: seconds, samples/s, temporary memory of the
+   compiled program. Evaluation is not in it (the paper's Table 13 counts it in).
+2. Forward passes at batch 1 by length (Table 14, which is prefill, not decoding).
+3. Decoding after prompts of growing length: tokens/s and the bytes of the cache, which for a
+   recurrent mixer should both stay as they are.
+
+Contenders run in turns, so that a load on the machine falls on all; the median ratio is printed
+with its range. First every loss is compared with ln V, that of a model that knows nothing, and the
+decoded logits with those of the parallel pass; where one is off nothing is timed, and the exit code
+is 1.
+"""
+
+import argparse
+from collections.abc import Sequence
+import dataclasses
+import functools
+import math
+from pathlib import Path
+import statistics
+import sys
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import lm_jax
+from lm_jax import launch, runs, sharding
+from lm_jax.decoder import init_cache
+from lm_jax.errors import Refusal
+from lm_jax.train import optim
+from lm_jax.train.config import TrainConfig
+from lm_jax.train.state import init_state
+from lm_jax.train.step import make_eval_step, make_train_step
+from protot_jax import models, pretrain
+from protot_jax.config import PretrainConfig
+from protot_jax.trained import model
+from tools.bench.timing import Pass, conditions, in_turns, ratio
+
+CONFIG = "configs/protot/default.py"
+# Of logits in float32, decoded against parallel, relative to the largest.
+TOLERANCE = 1e-4
+CHUNK = 8_192
+
+
+class Step:
+    """A training step that goes on from its own result, as training does."""
+
+    def __init__(self, name: str, config: PretrainConfig) -> None:
+        cfg, mixer = built(name, config)
+        mesh = sharding.make_mesh(data=1)
+        settings = TrainConfig(
+            steps=1_000, learning_rate=1e-3, dropout=config.dropout, dtype=config.dtype
+        )
+        spec = lm_jax.param_spec(cfg, mixer)
+        step = make_train_step(
+            cfg, mixer, mesh, settings, decays=pretrain.decays, casts=pretrain.casts
+        )
+        self.state = init_state(
+            jax.random.key(0), mesh, spec, optim.adamw(spec, settings, pretrain.decays)
+        )
+        drawn = np.random.default_rng(0).integers(
+            1, cfg.vocab_size, (config.batch_size, config.context + 1), np.int32
+        )
+        self.tokens = sharding.shard_batch(mesh, drawn)
+        look = make_eval_step(cfg, mixer, mesh, config.dtype, casts=pretrain.casts)
+        total, count = look(self.state.params, self.tokens)
+        self.loss, self.guess = float(total) / int(count), math.log(cfg.vocab_size)
+        self._key = jax.random.key(1)
+        donating = jax.jit(step, donate_argnums=0)
+        self._step = donating.lower(self.state, self.tokens, self._key).compile()
+        analysis: Any = self._step.memory_analysis()
+        self.bytes = analysis.temp_size_in_bytes
+
+    def __call__(self) -> None:
+        self.state, metrics = self._step(self.state, self.tokens, self._key)
+        jax.block_until_ready(metrics)
+
+
+def built(name: str, config: PretrainConfig) -> tuple[Any, Any]:
+    """The decoder and the mixer of a model at the config's shape."""
+    return model(dataclasses.replace(config, model=name), config.corpus.vocab_size)
+
+
+def forward(name: str, config: PretrainConfig, length: int) -> Pass:
+    """A forward pass at batch 1 that ends in the logits of the last position."""
+    cfg, mixer = built(name, config)
+    params = _params(cfg, mixer, config.dtype)
+    tokens_1T = jnp.ones((1, length), jnp.int32)
+    last_11 = jnp.full((1, 1), length - 1)
+    run = jax.jit(
+        lambda params: lm_jax.forward(params, tokens_1T, cfg, mixer=mixer, logits_at=last_11).logits
+    )
+    return lambda: jax.block_until_ready(run(params))
+
+
+def _params(cfg: Any, mixer: Any, dtype: str) -> Any:
+    params = lm_jax.init_params(jax.random.key(0), cfg, mixer=mixer)
+    return jax.tree.map(lambda x: x.astype(dtype), params)
+
+
+class Decoder:
+    """ProtoT with its cache, fed by chunks and then token by token."""
+
+    def __init__(self, config: PretrainConfig) -> None:
+        self.cfg, self.mixer = built("protot", config)
+        self.params = _params(self.cfg, self.mixer, "float32")
+        self._run = jax.jit(functools.partial(_continue, cfg=self.cfg, mixer=self.mixer))
+
+    def read(self, length: int) -> Any:
+        """The cache after `length` tokens."""
+        cache = init_cache(self.cfg, 1, 1, dtype=jnp.float32, mixer=self.mixer)
+        for start in range(0, length, CHUNK):
+            tokens = jnp.ones((1, min(CHUNK, length - start)), jnp.int32)
+            _, cache = self._run(self.params, cache, tokens)
+        return jax.block_until_ready(cache)
+
+    def seconds_per_token(self, cache: Any, tokens: int) -> float:
+        """Of `tokens` steps from a cache, after one that is not counted."""
+        one = jnp.ones((1, 1), jnp.int32)
+        _, cache = jax.block_until_ready(self._run(self.params, cache, one))
+        start = time.perf_counter()
+        for _ in range(tokens):
+            _, cache = self._run(self.params, cache, one)
+        jax.block_until_ready(cache)
+        return (time.perf_counter() - start) / tokens
+
+    def error(self, length: int) -> float:
+        """The largest difference of decoded logits from parallel ones, relative to the largest."""
+        tokens = jnp.asarray(np.random.default_rng(0).integers(1, 99, (1, length)), jnp.int32)
+        whole = lm_jax.forward(self.params, tokens, self.cfg, mixer=self.mixer).logits[0, -1]
+        cache = init_cache(self.cfg, 1, 1, dtype=jnp.float32, mixer=self.mixer)
+        _, cache = self._run(self.params, cache, tokens[:, : length // 2])
+        for i in range(length // 2, length - 1):
+            _, cache = self._run(self.params, cache, tokens[:, i : i + 1])
+        logits, _ = self._run(self.params, cache, tokens[:, -1:])
+        return float(jnp.abs(logits[0] - whole).max() / jnp.abs(whole).max())
+
+
+def _continue(params: Any, cache: Any, tokens: jax.Array, *, cfg: Any, mixer: Any) -> Any:
+    last_11 = jnp.full((1, 1), tokens.shape[1] - 1)
+    out = lm_jax.forward(params, tokens, cfg, mixer=mixer, cache=cache, logits_at=last_11)
+    return out.logits[:, 0], out.cache
+
+
+def bench_steps(
+    names: Sequence[str], config: PretrainConfig, repeats: int
+) -> dict[str, Any] | None:
+    """Training steps in turns; None, and a line, where a loss is not that of a guess."""
+    steps = {name: Step(name, config) for name in names}
+    for name, step in steps.items():
+        if abs(step.loss - step.guess) > 0.1 * step.guess:
+            print(f"{name}: loss {step.loss:.3f} of an untrained model, not about {step.guess:.3f}")
+            return None
+    seconds = dict(zip(names, in_turns(list(steps.values()), repeats), strict=True))
+    print(
+        f"training step, batch {config.batch_size} x {config.context}, {config.dtype}, dropout "
+        f"{config.dropout}; ratios are the model's over ProtoT's"
+    )
+    for name in names:
+        over = ratio(seconds[name], seconds["protot"])
+        memory = steps[name].bytes / steps["protot"].bytes
+        print(
+            f"  {name:10} {statistics.median(seconds[name]) * 1e3:9.1f} ms  "
+            f"{config.batch_size / statistics.median(seconds[name]):8.1f} samples/s  "
+            f"time ratio {over}  {steps[name].bytes / 2**20:8.0f} MiB  memory ratio {memory:.2f}"
+        )
+    return {
+        "seconds": seconds,
+        "temporary_bytes": {name: step.bytes for name, step in steps.items()},
+    }
+
+
+def bench_forward(
+    names: Sequence[str], config: PretrainConfig, lengths: Sequence[int], repeats: int
+) -> dict[str, Any]:
+    """Forward passes at batch 1 in turns."""
+    found = {}
+    print(f"forward at batch 1, {config.dtype}; ratios are the model's time over ProtoT's")
+    for length in lengths:
+        seconds = dict(
+            zip(
+                names,
+                in_turns([forward(name, config, length) for name in names], repeats),
+                strict=True,
+            )
+        )
+        found[str(length)] = seconds
+        ratios = "  ".join(
+            f"{name} {ratio(seconds[name], seconds['protot'])}" for name in names[1:]
+        )
+        print(
+            f"  {length:7,} tokens  protot {statistics.median(seconds['protot']):8.3f} s  {ratios}"
+        )
+    return found
+
+
+def bench_decode(
+    config: PretrainConfig, lengths: Sequence[int], tokens: int, repeats: int
+) -> dict[str, Any] | None:
+    """Decoding after prompts of each length; None, and a line, where it is not the forward pass."""
+    decoder = Decoder(config)
+    if (error := decoder.error(96)) > TOLERANCE:
+        print(f"decoding is {error:.1e} from the parallel pass, more than {TOLERANCE:.0e}")
+        return None
+    caches = {length: decoder.read(length) for length in lengths}
+    size = {
+        length: sum(x.nbytes for x in jax.tree.leaves(cache)) for length, cache in caches.items()
+    }
+    rates: dict[int, list[float]] = {length: [] for length in lengths}
+    for _ in range(repeats):
+        for length, cache in caches.items():
+            rates[length].append(1.0 / decoder.seconds_per_token(cache, tokens))
+    print(f"decoding at batch 1, {tokens} tokens after each prompt, {repeats} turns")
+    first = rates[lengths[0]]
+    for length in lengths:
+        print(
+            f"  after {length:7,}  {statistics.median(rates[length]):8.1f} tokens/s  "
+            f"of the first {ratio(rates[length], first)}  cache {size[length]:,} bytes"
+        )
+    return {"tokens_per_second": rates, "cache_bytes": size}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--config", default=CONFIG, help="of protot_jax.pretrain")
+    parser.add_argument("--models", nargs="+", default=["protot", "llama"], choices=models.MODELS)
+    parser.add_argument("--batch", type=int, help="instead of the config's")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="instead of the config's")
+    parser.add_argument("--lengths", type=int, nargs="*", default=[2_048, 4_096, 8_192])
+    parser.add_argument("--prompts", type=int, nargs="*", default=[1_024, 16_384, 131_072])
+    parser.add_argument("--decoded", type=int, default=100, help="tokens decoded in a turn")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="file for the raw timings")
+    chosen = parser.parse_args(argv)
+    # Ratios are to ProtoT.
+    names = ["protot", *(name for name in chosen.models if name != "protot")]
+    try:
+        settings = launch.load_config(chosen.config)
+        with settings.unlocked():
+            settings.batch_size = chosen.batch or settings.batch_size
+            settings.dtype = chosen.dtype or settings.dtype
+        config = launch.freeze(settings, PretrainConfig)
+        found: dict[str, Any] = {"conditions": conditions(("jax", "jaxlib", "numpy"))}
+        for name, value in found["conditions"].items():
+            print(f"{name}: {value}")
+        found["step"] = bench_steps(names, config, chosen.repeats)
+        if found["step"] is None:
+            return 1
+        found["forward"] = bench_forward(names, config, chosen.lengths, chosen.repeats)
+        if chosen.prompts:
+            found["decode"] = bench_decode(config, chosen.prompts, chosen.decoded, chosen.repeats)
+            if found["decode"] is None:
+                return 1
+        if chosen.json:
+            runs.write_json(chosen.json, found)
+    except Refusal as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
