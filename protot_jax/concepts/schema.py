@@ -193,7 +193,8 @@ SCHEMA: Mapping[str, Any] = {
                     "lags": _list({"type": "integer"}),
                     # Mean cross-correlation over prototypes at each lag.
                     "mean": _list(_MAYBE),
-                    # Mean correlation at lag -1 less that at lag 0, and its permutation test.
+                    # Mean correlation at lag -1 less that at lag 0, and a test in which the read
+                    # gates of a layer change owners.
                     "lead": _closed(_TESTED),
                     # Share of prototypes whose peak is at lag -1.
                     "peaks_one_before": _MAYBE,

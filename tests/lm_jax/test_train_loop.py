@@ -20,8 +20,9 @@ import pytest
 from lm_jax import launch, runs, sharding
 from lm_jax.errors import CorruptError, DivergedError, UsageError
 from lm_jax.mixers import ATTENTION, AttentionMixer
-from lm_jax.train import checkpoints, loop, metrics, optim
+from lm_jax.train import checkpoints, loop, optim
 from lm_jax.train.config import Upkeep
+from lm_jax.train.metrics import DIVERGED, EVALUATIONS, METRICS
 from lm_jax.train.step import is_cast
 from tests.lm_jax import tiny_training as tiny
 
@@ -64,12 +65,12 @@ def kill_at(step):
 
 
 def metrics(folder):
-    table = pq.read_table(folder / metrics.METRICS)
+    table = pq.read_table(folder / METRICS)
     return {name: table[name].to_pylist() for name in table.column_names if name != "seconds"}
 
 
 def evaluations(folder):
-    return pq.read_table(folder / metrics.EVALUATIONS).to_pylist()
+    return pq.read_table(folder / EVALUATIONS).to_pylist()
 
 
 def test_rows_and_checkpoints_of_a_run(straight):
@@ -167,7 +168,7 @@ def test_a_batch_that_is_not_finite_stops_before_the_next_save_with_its_document
     assert "documents 48, 49, 50, 51, 52, 53, 54, 55 (" in said
     assert str(folder / "checkpoints" / "step_000006") in said
     assert checkpoints.saved_steps(folder / "checkpoints") == [4, 6]
-    noted = json.loads((folder / metrics.DIVERGED).read_text())
+    noted = json.loads((folder / DIVERGED).read_text())
     assert (noted["step"], noted["batch"], noted["loss"]) == (7, 6, None)
     assert noted["documents"] == list(range(48, 56))
     # The data was mended: the same folder goes on from the last good checkpoint.

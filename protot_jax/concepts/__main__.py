@@ -1,0 +1,187 @@
+"""Reads the prototypes of a trained model: what writes to them, when they are read, what for.
+
+    python -m protot_jax.concepts --run=runs/speeches
+
+After Prototype Transformer, section 5.1 and appendix A.8. Into `--workdir`, by default the folder
+`concepts` of the run, it writes
+
+    activations.parquet   every gate over the beginnings of documents (`collect.py`)
+    concepts.json         all statistics and the shown texts (`schema.py`)
+    concepts.html         the same as a page, in one offline file
+    answers.jsonl         what a local judge answered
+
+`--judge=local:FOLDER` lets a language model name the themes, `--judge=cached:FILE` takes its
+answers from a file. A command that was killed is given again; only answers are not asked anew.
+"""
+
+from pathlib import Path
+from typing import Any, cast
+
+from absl import flags
+import numpy as np
+
+from lm_jax import launch, manifests, runs
+from lm_jax.train.data import Examples
+from lm_jax.train.prepare import SPLITS, open_prepared
+from protot_jax import run_flags
+from protot_jax.concepts import collect, judge, page, twin
+from protot_jax.concepts.ranking import RankBy
+from protot_jax.trained import DATA, TrainedModel
+
+FOLDER = "concepts"
+TWIN = "concepts.json"
+PAGE = "concepts.html"
+ANSWERS = "answers.jsonl"
+
+flags.adopt_module_key_flags(run_flags)
+# Flags of all commands share one table; `polyattn_jax.check` has `length`, `batch_size`, `seed`.
+_SPLIT = flags.DEFINE_enum("split", "validation", list(SPLITS), "of the run's prepared data")
+_TEXTS = flags.DEFINE_integer("texts", 4_000, "at most so many documents", lower_bound=2)
+_LENGTH = flags.DEFINE_integer(
+    "text_length", 32, "tokens of each, the first mark included", lower_bound=collect.LEAST + 1
+)
+_BATCH = flags.DEFINE_integer("text_batch", 64, "texts of one forward pass", lower_bound=1)
+_TOP = flags.DEFINE_integer("top", 10, "texts and tokens shown of a prototype", lower_bound=1)
+_RANK_BY = flags.DEFINE_enum("rank_by", "mean", ["mean", "sum"], "of the write gate over a text")
+_JUDGE = flags.DEFINE_string("judge", "null", "null, local:FOLDER or cached:FILE")
+_PERMUTATIONS = flags.DEFINE_integer("permutations", 1_000, "of each test", lower_bound=99)
+_SEED = flags.DEFINE_integer("analysis_seed", 0, "of permutations and bootstraps", lower_bound=0)
+
+
+def report(
+    model: TrainedModel,
+    data: Path,
+    folder: Path,
+    settings: twin.Settings,
+    judge: judge.Judge,
+    *,
+    batch_size: int = 64,
+) -> dict[str, Any]:
+    """Writes the files into an open work folder, and returns the data of the report.
+
+    Args:
+      model: to be read.
+      data: the prepared folder of its run.
+      folder: to write into.
+      settings: of the analysis.
+      judge: names the themes.
+      batch_size: texts of one forward pass.
+
+    Raises:
+      UsageError: the model has no prototypes.
+      BadInputError, CorruptError: the data cannot be used.
+      StorageError: the folder cannot be written.
+    """
+    collect.check(model)
+    examples = Examples(
+        open_prepared(data, tokenizer=model.tokenizer),
+        settings.split,
+        context=settings.length - 1,
+        mode="truncate",
+    )
+    runs.record_provenance(
+        folder,
+        runs.provenance(
+            seeds={"run": model.seed, "analysis": settings.seed},
+            dtype="float32",
+            data={"documents": examples.prepared.manifest["documents_sha256"]},
+            tokenizer=model.tokenizer.sha256,
+        ),
+    )
+    activations = folder / collect.ACTIVATIONS
+    texts = collect.collect(
+        model, examples, activations, texts=settings.texts, batch_size=batch_size
+    )
+    made = twin.make(model, texts, activations, settings, judge)
+    runs.write_json(folder / TWIN, made)
+    provenance = runs.read_json(folder / runs.PROVENANCE)
+    runs.write_bytes(folder / PAGE, page.render(made, provenance=provenance).encode())
+    return made
+
+
+def told(made: dict[str, Any]) -> str:
+    """The report in a few lines, for a terminal."""
+    model, settings = made["model"], made["settings"]
+    half_lives = [each["half_life"] or float("inf") for each in made["prototypes"]]
+    quartiles = np.quantile(half_lives, [0.0, 0.25, 0.5, 0.75, 1.0], method="nearest")
+    lines = [
+        f"{settings['texts']:,} texts of the {settings['split']} split, {settings['tokens']:,} "
+        f"tokens, perplexity {model['perplexity']:.1f}; {model['layers']} layers of "
+        f"{model['prototypes']} prototypes",
+        "half-life {:.2f} to {:.2f} to {:.2f} to {:.2f} to {:.2f} tokens by quartiles".format(
+            *quartiles
+        ),
+    ]
+    lines += [
+        "layer {layer} writes: top gate {top_1:.2f}, L1 ratio {l1_ratio:.1f}, Gini {gini:.2f}, "
+        "entropy {entropy:.2f}, MI {mutual_information:.2f} (by chance "
+        "{mutual_information_by_chance:.2f}), dead {dead}".format(
+            layer=layer["layer"], **layer["write"]
+        )
+        for layer in made["layers"]
+    ]
+    lag, related = made["lag"], made["half_life_repetition"]
+    lines.append(f"read one token before write, lead over lag 0: {_tested(lag['lead'])}")
+    if lag["peaks_one_before"] is not None:
+        peak = max(zip(lag["mean"], lag["lags"], strict=True))[1]
+        lines[-1] += (
+            f"; {lag['peaks_one_before']:.0%} of prototypes peak there, their mean at lag {peak:+d}"
+        )
+    lines.append(f"half-life and token repetition: Spearman {_tested(related['spearman'])}")
+    return "\n".join(lines)
+
+
+def _tested(found: dict[str, Any]) -> str:
+    if found["value"] is None:
+        return f"none (n = {found['n']})"
+    value, p, low, high = (
+        "?" if found[name] is None else f"{found[name]:.3f}"
+        for name in ("value", "p", "low", "high")
+    )
+    return f"{value} ({low} to {high}, p {p}, n = {found['n']})"
+
+
+def settings_from_flags() -> twin.Settings:
+    """The flags as the settings of one analysis."""
+    return twin.Settings(
+        split=_SPLIT.value,
+        texts=_TEXTS.value,
+        length=_LENGTH.value,
+        top=_TOP.value,
+        rank_by=cast(RankBy, _RANK_BY.value),
+        permutations=_PERMUTATIONS.value,
+        seed=_SEED.value,
+    )
+
+
+def main(arguments: launch.Arguments) -> None:
+    """The command."""
+    model, run = run_flags.load(), run_flags.run_folder()
+    collect.check(model)
+    settings, named = settings_from_flags(), _JUDGE.value
+    folder = arguments.workdir or run / FOLDER
+    judged = judge.make(named, answers=folder / ANSWERS)
+    kind, _, place = named.partition(":")
+    config = {
+        "run": str(run),
+        "seed": model.seed,
+        "step": model.step,
+        "judge": named,
+        # A file that has grown makes another report.
+        "answers": manifests.file_digest(Path(place))["sha256"] if kind == "cached" else "",
+        "analysis": settings,
+    }
+    with runs.open_workdir(folder, config, resume=arguments.resume) as work:
+        if done := runs.finished(work.path):
+            print(f"finished {done}")
+        else:
+            report(model, run / DATA, work.path, settings, judged, batch_size=_BATCH.value)
+            runs.mark_finished(work.path)
+            if isinstance(judged, judge.PromptedJudge):
+                print(judged.summary())
+        print(told(runs.read_json(work.path / TWIN)))
+        print(work.path / PAGE)
+
+
+if __name__ == "__main__":
+    launch.app(main, workdir_required=False)

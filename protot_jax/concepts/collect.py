@@ -1,0 +1,224 @@
+"""Runs a model over the beginnings of documents and keeps every gate, in one parquet file.
+
+Prototype Transformer, section 5.1. A text is the beginning of a document, cut to one length, that
+has at least `LEAST` tokens besides the marks around a document. `activations.parquet` has one row
+per token that the model read, text by text:
+
+    text        int32    number of the text, from 0
+    document    int64    number of its document in the split
+    position    int32    in the text, from 0
+    token       int32    id
+    mark        bool     `<bos>`, `<eos>` or `<eot>`, which counts in no statistic
+    loss        float32  -log p(token | tokens before it) in nats; null for the first of a text
+    write_<l>   float16  [R], write gates of layer l = 0, 1, ...
+    read_<l>    float16  [R], read gates
+
+Gates are read back a layer at a time, so that memory holds one batch of all layers, or all texts of
+one layer.
+"""
+
+from collections.abc import Iterator
+import dataclasses
+import functools
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lm_jax import launch, progress, runs
+from lm_jax.config import DecoderConfig
+from lm_jax.decoder import forward
+from lm_jax.errors import BadInputError, UsageError
+from lm_jax.hf.tokenizer import Tokenizer
+from lm_jax.mixers import Mixer
+from lm_jax.params import ParamTree
+from lm_jax.train.data import Examples, OnePass
+from lm_jax.train.tokenizer import BOS, END_OF_TEXT, EOS, PAD
+from protot_jax.mixer import PrototypeMixer
+from protot_jax.trained import TrainedModel
+
+ACTIVATIONS = "activations.parquet"
+# A shorter beginning says little about a concept; as the released code.
+LEAST = 5
+GATES = ("write", "read")
+
+
+@dataclasses.dataclass(frozen=True)
+class Texts:
+    """The analysed texts, N of up to T tokens.
+
+    Attributes:
+      document_N: number of the document in its split.
+      token_NT: ids, 0 behind the end.
+      counted_NT: true for tokens that statistics count: no padding, no marks.
+      loss_NT: nats; NaN where nothing was predicted.
+    """
+
+    document_N: np.ndarray
+    token_NT: np.ndarray
+    counted_NT: np.ndarray
+    loss_NT: np.ndarray
+
+    @property
+    def read_NT(self) -> np.ndarray:
+        """True for what the model read, marks included."""
+        return self.token_NT != 0
+
+    def perplexity(self, text: int | slice) -> float:
+        """exp of the mean loss over the counted tokens that were predicted."""
+        losses = self.loss_NT[text][self.counted_NT[text]]
+        return float(np.exp(np.nanmean(losses)))
+
+
+def check(model: TrainedModel) -> PrototypeMixer:
+    """The mixer of a model that has prototypes.
+
+    Raises:
+      UsageError: it has none.
+    """
+    if not isinstance(model.mixer, PrototypeMixer):
+        raise UsageError(
+            f"the run trained {model.config.model!r}, which has no prototypes; name a run of "
+            "'protot'"
+        )
+    return model.mixer
+
+
+def collect(
+    model: TrainedModel,
+    examples: Examples,
+    path: str | os.PathLike[str],
+    *,
+    texts: int,
+    batch_size: int,
+) -> Texts:
+    """Writes the gates of the first `texts` long enough beginnings, or of as many as there are.
+
+    Args:
+      model: with prototypes.
+      examples: beginnings of documents, `mode="truncate"`.
+      path: of the parquet file, which is there whole or not at all.
+      texts: at most so many.
+      batch_size: texts of one forward pass.
+
+    Raises:
+      UsageError: the model has no prototypes.
+      BadInputError: no document is long enough.
+      StorageError: the file cannot be written.
+      StoppedError: the command was asked to stop; nothing is kept.
+    """
+    schema = _schema(model.cfg.num_layers, check(model).num_prototypes)
+    found: list[Texts] = []
+    count = 0
+    with (
+        runs.replace_file(path) as file,
+        pq.ParquetWriter(file, schema, compression="zstd", compression_level=1) as writer,
+        progress.track("read", min(texts, examples.count), unit="texts") as advance,
+    ):
+        for part in _long_enough(examples, marks(model.tokenizer), texts, batch_size):
+            launch.check_stop("while reading texts")
+            n = len(part.token_NT)
+            tokens_BT = np.pad(part.token_NT, ((0, batch_size - n), (0, 0)))
+            loss_BT, gates = jax.device_get(
+                _read(model.params, tokens_BT, cfg=model.cfg, mixer=model.mixer)
+            )
+            part.loss_NT[:, 1:] = np.where(part.read_NT[:, 1:], loss_BT[:n], np.nan)
+            writer.write_table(_rows(part, count, gates, schema))
+            found.append(part)
+            count += n
+            advance(n)
+        if not found:
+            raise BadInputError(
+                f"{examples.prepared.folder}: no document of {examples.split} has {LEAST} tokens "
+                "in its beginning; give longer documents, or another split"
+            )
+    fields = (field.name for field in dataclasses.fields(Texts))
+    return Texts(*(np.concatenate([getattr(part, name) for part in found]) for name in fields))
+
+
+def gates_of_layer(path: str | os.PathLike[str], texts: Texts, gate: str, layer: int) -> np.ndarray:
+    """Reads the write or read gates of one layer back, float32 `[N, T, R]`, 0 behind the end."""
+    name = f"{gate}_{layer}"
+    column = pq.read_table(path, columns=[name])[name].combine_chunks()
+    values = column.flatten().to_numpy(zero_copy_only=False)
+    gate_NTR = np.zeros((*texts.token_NT.shape, column.type.list_size), np.float32)
+    gate_NTR[texts.read_NT] = values.reshape(-1, column.type.list_size)
+    return gate_NTR
+
+
+def marks(tokenizer: Tokenizer) -> np.ndarray:
+    """The ids that stand at the ends of documents, and padding."""
+    named = (tokenizer.backend.token_to_id(mark) for mark in (PAD, BOS, EOS, END_OF_TEXT))
+    ids = {0, tokenizer.bos_id, tokenizer.eos_id, *named}
+    return np.array(sorted(i for i in ids if i is not None))
+
+
+def _long_enough(
+    examples: Examples, marks: np.ndarray, texts: int, batch_size: int
+) -> Iterator[Texts]:
+    """The texts in the order of the split, up to `batch_size` at a time, losses still NaN."""
+    batches = OnePass(examples, batch_size=batch_size)
+    for k in range(batches.per_epoch):
+        batch = batches.at(k)
+        counted_NT = ~np.isin(batch["tokens"], marks)
+        kept = np.flatnonzero(counted_NT.sum(1) >= LEAST)[:texts]
+        texts -= len(kept)
+        if len(kept):
+            token_NT = batch["tokens"][kept]
+            losses_NT = np.full(token_NT.shape, np.nan, np.float32)
+            yield Texts(batch["document"][kept], token_NT, counted_NT[kept], losses_NT)
+        if not texts:
+            return
+
+
+@functools.partial(jax.jit, static_argnames=("cfg", "mixer"))
+def _read(
+    params: ParamTree, tokens_BT: jax.Array, *, cfg: DecoderConfig, mixer: Mixer
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Losses `[B, T - 1]` of tokens 1.., and both gates `[L, B, T, R]` in float16."""
+    out = forward(
+        params,
+        tokens_BT,
+        cfg,
+        mixer=mixer,
+        valid_BT=tokens_BT != 0,
+        record={f"mixer.{gate}": lambda gate_BTR: gate_BTR.astype(jnp.float16) for gate in GATES},
+    )
+    loss_BT = optax.softmax_cross_entropy_with_integer_labels(out.logits[:, :-1], tokens_BT[:, 1:])
+    return loss_BT, {gate: out.records[f"mixer.{gate}"] for gate in GATES}
+
+
+def _schema(L: int, R: int) -> pa.Schema:
+    gates = pa.list_(pa.float16(), R)
+    return pa.schema(
+        [
+            ("text", pa.int32()),
+            ("document", pa.int64()),
+            ("position", pa.int32()),
+            ("token", pa.int32()),
+            ("mark", pa.bool_()),
+            ("loss", pa.float32()),
+            *((f"{gate}_{layer}", gates) for layer in range(L) for gate in GATES),
+        ]
+    )
+
+
+def _rows(part: Texts, first: int, gates: dict[str, np.ndarray], schema: pa.Schema) -> pa.Table:
+    read_NT = part.read_NT
+    row, position = np.nonzero(read_NT)
+    columns = [
+        pa.array(first + row, pa.int32()),
+        pa.array(part.document_N[row]),
+        pa.array(position, pa.int32()),
+        pa.array(part.token_NT[read_NT]),
+        pa.array(~part.counted_NT[read_NT]),
+        pa.array(part.loss_NT[read_NT], from_pandas=True),
+    ]
+    for gates_BTR in (gates[gate][layer] for layer in range(len(gates["write"])) for gate in GATES):
+        values = pa.array(gates_BTR[: len(read_NT)][read_NT].ravel())
+        columns.append(pa.FixedSizeListArray.from_arrays(values, gates_BTR.shape[-1]))
+    return pa.Table.from_arrays(columns, schema=schema)

@@ -1,0 +1,313 @@
+"""Judges: what the texts of a prototype share, put into words and scores by another model.
+
+After section 5.1 and appendix A.10 of the paper, which describe the idea (automated interpretation,
+Bricken et al., 2023; Paulo et al., 2024) and its rubric; the wording of the prompt is ours.
+
+1. `prompt` sets out the texts that a prototype writes most, its strongest words marked.
+2. A judge answers it. `make` knows three: "null" says nothing, "cached:FILE" looks the answer up,
+   "local:FOLDER" runs a language model here. Whatever has `name` and `label` is a judge too.
+3. `parse` reads the answer as strict JSON. What cannot be read is counted, and is no label.
+
+`scores.py` sets the scores beside those of random texts.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import functools
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any, Protocol
+
+from absl import logging
+import jax
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from lm_jax import launch
+from lm_jax.decode import Sampling, generate
+from lm_jax.errors import BadInputError, UsageError, nearest
+from lm_jax.hf.load import load_pretrained
+from lm_jax.hf.tokenizer import Tokenizer
+from protot_jax.concepts.answers import Answers, append, digest
+
+KINDS = ("null", "cached:FILE", "local:FOLDER")
+SCORES = ("disentanglement", "coverage", "themes")
+# The paper shows an evaluator ten texts; more would also outgrow a small model.
+MOST_TEXTS = 10
+# Share of a text's words that is marked. The released script marks 80 %, which hides the pattern;
+# the paper's own example marks about this much.
+MARKED = 0.2
+GREEDY = Sampling()
+# Prompts of a local model are brought to multiples of this many tokens.
+_LENGTH_STEP = 64
+
+# The words of a text and their gates, in order.
+Shown = tuple[Sequence[str], Sequence[float]]
+
+_RUBRIC = """\
+One part of a language model answers to some texts far more than to others. Below are {count} \
+texts that it answers to, the strongest first. The words that it answers to most stand between « \
+and », and again beneath each text.
+
+Say what the texts have in common. That may be a subject, a kind of word, a grammatical form, a \
+punctuation mark, a tone, a place in the sentence: whatever comes back in several of them. Go by \
+the marked words; where they show no pattern, go by the texts as wholes. If nothing comes back, \
+say so and give low scores.
+
+Reply with one JSON object and nothing before or after it. It has exactly these fields:
+"theme": the main theme, in at most twelve words.
+"disentanglement": a number from 1 to 10. 10 if the main theme stands alone, 1 if it is lost among \
+others.
+"coverage": a number from 1 to 10. Out of every ten texts, how many hold the main theme.
+"themes": a whole number from 1 to 10. How many unrelated themes there are; 10 also for more.
+"explanation": two or three sentences that give the reasons for the theme and the scores.
+"""
+
+
+class Judge(Protocol):
+    """Names the theme of a prototype."""
+
+    @property
+    def name(self) -> str:
+        """Who judges, for the report."""
+        ...
+
+    def label(self, shown: Sequence[Shown]) -> dict[str, Any] | None:
+        """A `label` of the schema for these texts, strongest first, or None."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class NullJudge:
+    """Gives no labels."""
+
+    name: str = "null"
+
+    def label(self, shown: Sequence[Shown]) -> None:
+        """None."""
+        del shown
+
+
+@dataclasses.dataclass
+class PromptedJudge:
+    """A judge made of a function from a prompt to an answer, or to None where there is none.
+
+    Counts what it was asked, what stayed unanswered, and which answers could not be read.
+    """
+
+    name: str
+    ask: Callable[[str], str | None]
+    asked: int = 0
+    unanswered: int = 0
+    unreadable: int = 0
+
+    def label(self, shown: Sequence[Shown]) -> dict[str, Any] | None:
+        """The parsed answer; None, counted and logged, where it lacks or does not parse."""
+        if not shown:
+            return None
+        self.asked += 1
+        answer = self.ask(prompt(shown))
+        if answer is None:
+            self.unanswered += 1
+            return None
+        try:
+            return parse(answer)
+        except BadInputError as error:
+            self.unreadable += 1
+            logging.warning("%s: %s", self.name, error)
+            return None
+
+    def summary(self) -> str:
+        """One sentence on how many labels came of it."""
+        given = self.asked - self.unanswered - self.unreadable
+        return (
+            f"{self.name} labelled {given} of {self.asked}: {self.unanswered} had no answer, "
+            f"{self.unreadable} answers were not the JSON that was asked for."
+        )
+
+
+def make(name: str, *, answers: str | os.PathLike[str] | None = None) -> Judge:
+    """The judge of that name.
+
+    Args:
+      name: "null"; "cached:FILE", a file of answers (`Answers`), in which a missing answer is no
+        label and its prompt is written to FILE.missing; "local:FOLDER", a model that
+        `lm_jax.load_pretrained` takes (greedy).
+      answers: where a local judge adds its answers and finds those of an interrupted run; None
+        keeps them nowhere.
+
+    Raises:
+      UsageError: no such judge.
+      BadInputError: a file or model that cannot be used.
+    """
+    kind, colon, place = name.partition(":")
+    if name == "null":
+        return NullJudge()
+    if kind == "cached" and place:
+        return cached(place)
+    if kind == "local" and place:
+        return local(place, answers=answers)
+    raise UsageError(f"judge = {name!r} is unknown{nearest(kind + colon, KINDS)}")
+
+
+def cached(file: str | os.PathLike[str]) -> PromptedJudge:
+    """A judge that only looks answers up; FILE.missing lists the prompts that had none."""
+    file = Path(file)
+    if not file.is_file():
+        raise BadInputError(
+            f"{file} is no file of answers; name one, or make an empty one to collect the prompts"
+        )
+    stored = Answers(file)
+    missing = file.with_name(f"{file.name}.missing")
+    missing.unlink(missing_ok=True)
+
+    def ask(text: str) -> str | None:
+        answer = stored.find(text)
+        if answer is None:
+            append(missing, {"prompt_sha256": digest(text), "prompt": text})
+        return answer
+
+    return PromptedJudge(f"cached:{file.name}", ask)
+
+
+def local(
+    source: str | Path,
+    *,
+    answers: str | os.PathLike[str] | None = None,
+    sampling: Sampling = GREEDY,
+    max_new_tokens: int = 256,
+) -> PromptedJudge:
+    """A judge that runs a language model here: greedy, unless `sampling` says otherwise.
+
+    A chat model is asked in its own template. A base model continues the prompt, and its answer
+    ends with the first "}", for it does not stop by itself. An answer that `answers` already holds
+    from the same weights is not asked for again.
+
+    A model must be large enough to keep to the form that it is asked for: of SmolLM2-135M no answer
+    could be read.
+    """
+    model = load_pretrained(source)
+    if model.tokenizer is None:
+        raise BadInputError(f"{source} holds no tokenizer; put its tokenizer.json there")
+    how = "" if sampling == GREEDY else f", {sampling}"
+    name = f"local:{Path(source).name} ({model.sha256[:12]}{how})"
+    stored = None if answers is None else Answers(answers)
+    tokenizer = model.tokenizer
+
+    def ask(text: str) -> str:
+        known = stored.find(text, judge=name) if stored else None
+        if known is not None:
+            return known
+        launch.check_stop("while asking the judge")
+        # A key of its own for every prompt, so that the order of asking does not matter.
+        key = jax.random.key(int(digest(text)[:8], 16))
+        (made,) = generate(
+            model.params,
+            [_prompt_ids(tokenizer, text)],
+            model.cfg,
+            max_new_tokens=max_new_tokens,
+            sampling=sampling,
+            key=key,
+            stop_id=tokenizer.eos_id,
+        )
+        answer = tokenizer.decode(made, skip_special_tokens=True)
+        if tokenizer.chat_template is None:
+            head, brace, _ = answer.partition("}")
+            answer = head + brace
+        if stored:
+            stored.add(text, answer, judge=name)
+        return answer
+
+    return PromptedJudge(name, ask)
+
+
+def prompt(shown: Sequence[Shown]) -> str:
+    """What a judge is asked about these texts, of which it sees the first ten."""
+    texts = []
+    for count, (words, gates) in enumerate(shown[:MOST_TEXTS], 1):
+        strongest = _strongest(gates)
+        # One line each: the line is what separates the texts.
+        bare = [" ".join(word.split()) for word in words]
+        text = " ".join(
+            f"«{word}»" if place in strongest else word for place, word in enumerate(bare) if word
+        )
+        marked = ", ".join(bare[place] for place in sorted(strongest) if bare[place])
+        texts.append(f"Text {count}: {text}\nMarked in text {count}: {marked or 'nothing'}\n")
+    return "\n".join([_RUBRIC.format(count=len(texts)), *texts])
+
+
+def parse(answer: str) -> dict[str, Any]:
+    """The label that an answer holds: one JSON object, these fields, scores from 1 to 10.
+
+    Raises:
+      BadInputError: it is anything else.
+    """
+    try:
+        label = json.loads(answer)
+    except ValueError as error:
+        raise BadInputError(f"answer {_cut(answer)} is not JSON ({error}); ask again") from error
+    wanted = {"theme", "explanation", *SCORES}
+    if not isinstance(label, dict) or label.keys() != wanted:
+        raise BadInputError(
+            f"answer {_cut(answer)} is not an object with {', '.join(sorted(wanted))}; ask again"
+        )
+    for field in ("theme", "explanation"):
+        if not isinstance(label[field], str) or not label[field].strip():
+            raise BadInputError(f"answer {_cut(answer)}: {field} must be a text; ask again")
+    for field in SCORES:
+        kind = int if field == "themes" else int | float
+        value = label[field]
+        if isinstance(value, bool) or not isinstance(value, kind) or not 1 <= value <= 10:
+            raise BadInputError(
+                f"answer {_cut(answer)}: {field} = {value!r} must be a number from 1 to 10"
+            )
+    return label
+
+
+def _strongest(gates: Sequence[float]) -> set[int]:
+    """Places of the largest gates, a fifth of them and at least one; a gate of 0 is never one."""
+    most = math.ceil(MARKED * len(gates))
+    order = sorted(range(len(gates)), key=lambda place: -gates[place])
+    return {place for place in order[:most] if gates[place] > 0}
+
+
+def _prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Token ids of a prompt, in the chat template where there is one.
+
+    The text itself is encoded as plain text, so that "<|im_end|>" in it ends nothing. Newlines in
+    front bring the length to a multiple, because a program is compiled for every length.
+    """
+    ids = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+    before, after = _frame(tokenizer)
+    space = -(len(before) + len(ids) + len(after)) % _LENGTH_STEP
+    newline = tokenizer.encode("\n", add_special_tokens=False)[-1:]
+    return [*before, *newline * space, *ids, *after]
+
+
+def _frame(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """Token ids before and after the message of a user."""
+    encode = functools.partial(tokenizer.encode, add_special_tokens=False)
+    if tokenizer.chat_template is None:
+        bos = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
+        return bos, encode("\nJSON: ")
+    # A template is a program of whoever made the model.
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    special = {
+        f"{kind}_token": "" if i is None else tokenizer.token(i)
+        for kind, i in (("bos", tokenizer.bos_id), ("eos", tokenizer.eos_id))
+    }
+    place = "\ue000message\ue000"
+    framed = environment.from_string(tokenizer.chat_template).render(
+        messages=[{"role": "user", "content": place}], add_generation_prompt=True, **special
+    )
+    before, found, after = framed.partition(place)
+    if not found:
+        raise BadInputError(
+            "the model's chat template leaves out the message; use a model that takes one"
+        )
+    return encode(before), encode(after)
+
+
+def _cut(text: str) -> str:
+    return repr(text if len(text) <= 80 else f"{text[:79]}…")

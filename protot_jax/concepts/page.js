@@ -1,0 +1,249 @@
+// The explorer of the concept report: filters, map and list of prototypes, and which one is open.
+//
+// All data is the twin, in the page. Text from it is set as text, never as markup. The hash of the
+// address, "#layer=3&prototype=7", says which prototype is open: who follows such a link sees it.
+
+const twin = JSON.parse(document.getElementById("twin").textContent);
+const byId = (id) => document.getElementById(id);
+const filters = byId("filters");
+
+const raise = (mark) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(mark)];
+const withMinus = (text) => text.replace("-", "−");
+
+// A whole number, or a dash for none.
+const whole = (value) => (value === null ? "–" : withMinus(value.toLocaleString("en")));
+
+// A measured number as the rest of the page prints it: three significant digits, or a dash.
+function number(value) {
+  if (value === null) return "–";
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size < 1e-3 || size >= 1e4) {
+    const [digits, power] = value.toExponential(2).split("e");
+    const raised = power.replace("+", "").replace(/[-\d]/g, raise);
+    return withMinus(`${digits} × 10${raised}`);
+  }
+  return withMinus(size >= 100 ? Math.round(value).toLocaleString("en") : value.toPrecision(3));
+}
+
+// A judge's score, which may be a fraction.
+const score = (value) => (Number.isInteger(value) ? whole(value) : number(value));
+
+const MEASURES = [
+  ["half-life (tokens, log scale)", (p) => p.half_life, (x) => Math.log(Math.max(x, 1e-6))],
+  ["repetition of its top tokens", (p) => p.repetition],
+  ["write: L1 ratio", (p) => p.write.l1_ratio],
+  ["write: mutual information (nats)", (p) => p.write.mutual_information],
+  ["write: mean gate", (p) => p.write.mean],
+  ["write: largest gate", (p) => p.write.max],
+  ["write: share of tokens where it leads", (p) => p.write.top_1],
+  ["write: share of tokens where it is active", (p) => p.write.active],
+  ["read: L1 ratio", (p) => p.read.l1_ratio],
+  ["read: mutual information (nats)", (p) => p.read.mutual_information],
+  ["read: mean gate", (p) => p.read.mean],
+  ["lag of reading behind writing (tokens)", (p) => p.lag, (x) => x, whole],
+  ["label: disentanglement", (p) => p.label && p.label.disentanglement, (x) => x, score],
+  ["label: coverage", (p) => p.label && p.label.coverage, (x) => x, score],
+  ["label: number of themes", (p) => p.label && p.label.themes, (x) => x, whole],
+].map(([name, value, scale = (x) => x, show = number]) => ({ name, value, scale, show }))
+  .filter(({ value }) => twin.prototypes.some((p) => value(p) !== null));
+
+const MOST_LISTED = 100;
+
+// What is searched in a prototype, each with the word that says where a match was.
+const haystacks = new Map(twin.prototypes.map((p) => [p, [
+  ["theme", p.label ? `${p.label.theme} ${p.label.explanation}` : ""],
+  ["top token", p.top_tokens.map((t) => t.token).join(" ")],
+  ["text", p.top_texts.map((s) => twin.texts[s.text].words.join("")).join("\n")],
+].map(([place, text]) => [place, text.toLowerCase()])]));
+
+const cells = new Map();
+let opened = null;
+
+// An element with attributes and children; a child that is a string becomes a text node.
+function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name === "on") {
+      for (const [type, handler] of Object.entries(value)) element.addEventListener(type, handler);
+    } else if (value === true) element.setAttribute(name, "");
+    else if (value !== null && value !== false) element.setAttribute(name, value);
+  }
+  element.append(...children);
+  return element;
+}
+
+const title = (p) => `Layer ${p.layer}, prototype ${p.prototype}`;
+const isDead = (p) => p.write.active === 0;
+
+function halfLife(p) {
+  return p.half_life === null ? "half-life without end" : `half-life ${number(p.half_life)} tokens`;
+}
+
+// Where the query stands in a prototype: "theme", "top token", "text", or null.
+function whereFound(p, query) {
+  const hit = haystacks.get(p).find(([, text]) => text.includes(query));
+  return hit ? hit[0] : null;
+}
+
+function matches(p) {
+  const field = filters.elements;
+  const query = field.query.value.trim().toLowerCase();
+  const [low, high] = [field.low.valueAsNumber, field.high.valueAsNumber];
+  const life = p.half_life === null ? Infinity : p.half_life;
+  return (field.layer.value === "" || p.layer === Number(field.layer.value))
+    && !(life < low) && !(life > high)
+    && !(field.labelled.checked && !p.label)
+    && !(field.alive.checked && isDead(p))
+    && (query === "" || whereFound(p, query) !== null);
+}
+
+// The chosen measure, with its range over all prototypes and the strength of colour of a value.
+function measure() {
+  const { name, value, scale, show } = MEASURES[Number(byId("measure").value)];
+  const known = twin.prototypes.map(value).filter((x) => x !== null);
+  const [low, high] = [Math.min(...known), Math.max(...known)];
+  const span = scale(high) - scale(low);
+  const strength = (x) => (span > 0 ? (scale(x) - scale(low)) / span : 1);
+  return { name, value, show, low, high, strength };
+}
+
+function showMap(found) {
+  const { name, value, show, low, high, strength } = measure();
+  for (const [p, cell] of cells) {
+    const x = value(p);
+    cell.classList.toggle("unmatched", !found.has(p));
+    cell.classList.toggle("missing", x === null);
+    cell.style.setProperty("--strength", x === null ? 0 : strength(x));
+    const text = `${title(p)}: ${name} ${show(x)}${isDead(p) ? ", dead" : ""}`;
+    cell.setAttribute("aria-label", text);
+    cell.setAttribute("title", text);
+  }
+  byId("map-legend").replaceChildren(
+    make("span", { class: "key" }, show(low), make("span", { class: "ramp mapped" }), show(high)),
+    make("span", { class: "key" }, make("span", { class: "ramp missing" }), "no value"),
+    make("span", { class: "key" }, "faded: left out by the filters"),
+  );
+}
+
+function describe(p) {
+  if (p.label) return p.label.theme;
+  if (p.top_tokens.length) return p.top_tokens.slice(0, 5).map((t) => t.token.trim()).join(" · ");
+  return "no top tokens";
+}
+
+function showList(found) {
+  const { value, show } = measure();
+  const query = filters.elements.query.value.trim().toLowerCase();
+  const rank = (p) => (value(p) === null ? -Infinity : value(p));
+  const order = [...found].sort((a, b) => (rank(a) === rank(b) ? 0 : rank(b) - rank(a)));
+  byId("matches").replaceChildren(...order.slice(0, MOST_LISTED).map((p) => make("li", {},
+    make("a", { href: hashOf(p), "aria-current": p === opened ? "true" : null },
+      make("b", {}, `L${p.layer} P${p.prototype}`),
+      make("span", { class: "value" }, show(value(p))),
+      make("span", { class: "about" }, make("bdi", {}, describe(p)),
+        query ? make("i", {}, ` in a ${whereFound(p, query)}`) : "")))));
+  const rest = order.length - MOST_LISTED;
+  byId("more").textContent = order.length === 0
+    ? "No prototype matches. Use a shorter search text, or clear the filters."
+    : rest > 0 ? `and ${whole(rest)} more; narrow the search to see them.` : "";
+}
+
+function refresh() {
+  const found = new Set(twin.prototypes.filter(matches));
+  const all = twin.prototypes.length;
+  byId("count").textContent = found.size === all
+    ? `All ${whole(all)} prototypes` : `${whole(found.size)} of ${whole(all)} prototypes match`;
+  showMap(found);
+  showList(found);
+}
+
+const hashOf = (p) => `#layer=${p.layer}&prototype=${p.prototype}`;
+
+// Opens what the hash names. Other hashes are links inside the page and change nothing.
+function openFromHash() {
+  const named = /^#layer=(\d+)&prototype=(\d+)$/.exec(location.hash);
+  if (!named) return;
+  const [layer, prototype] = [Number(named[1]), Number(named[2])];
+  const p = twin.prototypes.find((one) => one.layer === layer && one.prototype === prototype);
+  if (p) open(p);
+  else {
+    byId("opened").replaceChildren(make("p", { class: "absent" },
+      `This report has no layer ${layer} with a prototype ${prototype}; choose one in the map.`));
+  }
+}
+
+function open(p) {
+  opened = p;
+  for (const [one, cell] of cells) {
+    cell.setAttribute("aria-pressed", one === p);
+    cell.tabIndex = one === p ? 0 : -1;
+  }
+  for (const link of byId("matches").querySelectorAll("a")) {
+    const current = link.getAttribute("href") === hashOf(p);
+    if (current) {
+      link.setAttribute("aria-current", "true");
+      // The list alone scrolls, and the page stays.
+      const list = link.closest("nav");
+      if (!inView(link, list)) list.scrollTop = link.offsetTop - list.offsetTop - 60;
+    } else link.removeAttribute("aria-current");
+  }
+  showPrototype(p);
+}
+
+function inView(link, list) {
+  const [inner, outer] = [link.getBoundingClientRect(), list.getBoundingClientRect()];
+  return inner.top >= outer.top && inner.bottom <= outer.bottom;
+}
+
+// Arrow keys move in the map, one prototype or one layer at a time.
+function moveInMap(event) {
+  const step = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+  const at = [...cells.entries()].find(([, cell]) => cell === event.target);
+  if (!at || !(event.key in step)) return;
+  const [layers, along] = step[event.key];
+  const goal = twin.prototypes.find((p) => p.layer === at[0].layer + layers
+    && p.prototype === at[0].prototype + along);
+  event.preventDefault();
+  if (goal) cells.get(goal).focus();
+}
+
+function buildMap() {
+  for (const { layer } of twin.layers) {
+    const group = make("div", { class: "map-cells" });
+    for (const p of twin.prototypes.filter((one) => one.layer === layer)) {
+      const go = () => { location.hash = hashOf(p); };
+      const cell = make("button", { type: "button", on: { click: go } }, String(p.prototype));
+      cell.tabIndex = -1;
+      cells.set(p, cell);
+      group.append(cell);
+    }
+    const name = make("span", { class: "map-layer" }, `L${layer}`);
+    byId("map").append(make("div", { class: "map-row" }, name, group));
+  }
+  byId("map").addEventListener("keydown", moveInMap);
+}
+
+function start() {
+  byId("explorer").hidden = false;
+  if (twin.prototypes.length === 0) {
+    const told = make("p", { class: "absent" }, "This report holds no prototype.");
+    byId("explorer").replaceChildren(told);
+    return;
+  }
+  for (const { layer } of twin.layers) {
+    filters.elements.layer.append(make("option", { value: layer }, String(layer)));
+  }
+  filters.elements.labelled.disabled = twin.prototypes.every((p) => !p.label);
+  MEASURES.forEach(({ name }, i) => byId("measure").append(make("option", { value: i }, name)));
+  buildMap();
+  filters.addEventListener("input", refresh);
+  filters.addEventListener("submit", (event) => event.preventDefault());
+  // The fields are cleared after the event.
+  filters.addEventListener("reset", () => setTimeout(refresh));
+  byId("measure").addEventListener("input", refresh);
+  window.addEventListener("hashchange", openFromHash);
+  refresh();
+  open(twin.prototypes.find((p) => !isDead(p)) || twin.prototypes[0]);
+  openFromHash();
+}

@@ -1,0 +1,74 @@
+"""Which texts and tokens a prototype writes most, and how often its tokens repeat.
+
+Prototype Transformer, section 5.1: texts in the order of their mean write gate ("total activation"
+in the words of the paper; `rank_by="sum"`). Tokens go by the same statistic over all their
+occurrences, if there are `LEAST_OCCURRENCES` of them.
+
+The token repetition score of appendix A.8 has no definition in the paper. Here it is 1 - unique /
+all of a prototype's most activating tokens, which are the `PER_TEXT` tokens of highest write gate
+in each of its top texts. That is what Fig. 7 shows (0.73 over rows of five to seven tokens).
+"""
+
+from collections.abc import Iterable
+import dataclasses
+from typing import Literal
+
+import numpy as np
+
+RankBy = Literal["mean", "sum"]
+LEAST_OCCURRENCES = 5
+PER_TEXT = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class TopToken:
+    """A token id with the mean and the sum of one write gate over its `count` occurrences."""
+
+    id: int
+    mean: float
+    sum: float
+    count: int
+
+
+def text_scores(gate_NTR: np.ndarray, counted_NT: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and sum of each gate over the counted tokens of each text, `[N, R]`."""
+    sum_NR = np.einsum("NTR,NT->NR", gate_NTR, counted_NT.astype(gate_NTR.dtype))
+    return sum_NR / counted_NT.sum(1)[:, None], sum_NR
+
+
+def top_texts(score_N: np.ndarray, top: int) -> np.ndarray:
+    """The numbers of the `top` texts of highest score; of equal ones the earlier first."""
+    return np.argsort(-score_N, kind="stable")[:top]
+
+
+def top_tokens(
+    token_M: np.ndarray, gate_MR: np.ndarray, top: int, rank_by: RankBy
+) -> list[list[TopToken]]:
+    """For each prototype, its `top` tokens among those that occur often enough."""
+    id_U, place_M, count_U = np.unique(token_M, return_inverse=True, return_counts=True)
+    often_U = np.flatnonzero(count_U >= LEAST_OCCURRENCES)
+    result = []
+    for gate_M in gate_MR.T:
+        sum_U = np.bincount(place_M, weights=gate_M)
+        mean_U = sum_U / count_U
+        score_U = mean_U if rank_by == "mean" else sum_U
+        best = often_U[top_texts(score_U[often_U], top)]
+        result.append(
+            [
+                TopToken(int(id_U[u]), float(mean_U[u]), float(sum_U[u]), int(count_U[u]))
+                for u in best
+            ]
+        )
+    return result
+
+
+def repetition(
+    token_NT: np.ndarray, gate_NT: np.ndarray, counted_NT: np.ndarray, texts: Iterable[int]
+) -> float:
+    """1 - unique / all of the most activating tokens in `texts` (see the head of this file)."""
+    tokens = []
+    for text in texts:
+        token_M = token_NT[text][counted_NT[text]]
+        gate_M = gate_NT[text][counted_NT[text]]
+        tokens.extend(token_M[top_texts(gate_M, PER_TEXT)].tolist())
+    return 1 - len(set(tokens)) / len(tokens)

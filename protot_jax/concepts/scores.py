@@ -1,0 +1,84 @@
+"""Scores of a judge by layer, with intervals, beside those that it gives to random texts.
+
+A judge that finds a theme in anything gives high scores to random texts too, so a score says
+something only beside that baseline. Intervals are percentile bootstraps over prototypes (for the
+baseline, over draws of texts), 95 %; they say how much the mean depends on which prototypes there
+are, not how much on the judge.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from lm_jax.stats import Interval, clustered_bootstrap
+from protot_jax.concepts.judge import SCORES
+
+RESAMPLES = 2000
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """Mean scores of one group; an interval is None where fewer than two have a label."""
+
+    group: str
+    asked: int
+    labelled: int
+    intervals: Mapping[str, Interval | None]
+
+
+def by_layer(twin: Mapping[str, Any], *, seed: int = 0) -> list[Scores]:
+    """Of every layer, of all layers together, and of the random texts where there are some."""
+    prototypes = twin["prototypes"]
+    groups = [
+        (f"layer {one['layer']}", [p for p in prototypes if p["layer"] == one["layer"]])
+        for one in twin["layers"]
+    ]
+    groups.append(("all layers", prototypes))
+    if twin["baseline"] is not None:
+        groups.append(("random texts", twin["baseline"]))
+    return [_group(name, members, seed) for name, members in groups]
+
+
+def lead(twin: Mapping[str, Any], *, seed: int = 0) -> dict[str, Interval | None]:
+    """Mean score of the prototypes less that of the random texts; `n` counts the prototypes.
+
+    Both sides are drawn anew. None without a baseline, or with fewer than two labels on a side.
+    """
+    ours, random = _labels(twin["prototypes"]), _labels(twin["baseline"] or [])
+    if min(len(ours), len(random)) < 2:
+        return dict.fromkeys(SCORES)
+    return {score: _difference(_of(ours, score), _of(random, score), seed) for score in SCORES}
+
+
+def _difference(ours: np.ndarray, random: np.ndarray, seed: int) -> Interval:
+    found = stats.bootstrap(
+        (ours, random),
+        lambda x, y, axis: x.mean(axis) - y.mean(axis),
+        n_resamples=RESAMPLES,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    ).confidence_interval
+    value = float(ours.mean() - random.mean())
+    return Interval(value, float(found.low), float(found.high), ours.size)
+
+
+def _group(name: str, members: Sequence[Mapping[str, Any]], seed: int) -> Scores:
+    labels = _labels(members)
+    intervals: dict[str, Interval | None] = dict.fromkeys(SCORES)
+    if len(labels) > 1:
+        for score in SCORES:
+            intervals[score] = clustered_bootstrap(
+                _of(labels, score), np.arange(len(labels)), resamples=RESAMPLES, seed=seed
+            )
+    return Scores(name, len(members), len(labels), intervals)
+
+
+def _labels(members: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [one["label"] for one in members if one["label"] is not None]
+
+
+def _of(labels: Sequence[Mapping[str, Any]], score: str) -> np.ndarray:
+    return np.array([label[score] for label in labels], dtype=float)

@@ -1,0 +1,272 @@
+"""The parts of the concept page that stand still: figures and tables of what the twin adds up to.
+
+After the paper's Fig. 7 and Table 21 (half-life against repetition), Fig. 3 right (reading before
+writing), Figs. 8 and 9 (gates by layer) and Fig. 2 (scores of a judge). Every function makes one
+section of a twin, as `schema.py` describes it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup
+import numpy as np
+
+from lm_jax import report
+from lm_jax.report import Bar, Column, Points, Section, Series, cell, rate, section, table
+from lm_jax.report.markup import number
+from protot_jax.concepts import scores
+from protot_jax.concepts.judge import SCORES
+
+Twin = Mapping[str, Any]
+
+
+def half_lives(twin: Twin) -> Section:
+    """Their distribution, and whether prototypes of short memory hold fewer tokens."""
+    prototypes = twin["prototypes"]
+    lives = [p["half_life"] for p in prototypes if p["half_life"] is not None]
+    endless = len(prototypes) - len(lives)
+    both = [p for p in prototypes if p["half_life"] is not None and p["repetition"] is not None]
+    groups = [
+        Points(
+            f"layer {one['layer']}",
+            [p["half_life"] for p in both if p["layer"] == one["layer"]],
+            [p["repetition"] for p in both if p["layer"] == one["layer"]],
+            [_point(p) for p in both if p["layer"] == one["layer"]],
+        )
+        for one in twin["layers"]
+    ]
+    found = twin["half_life_repetition"]
+    quartiles = zip(
+        ("shortest quarter", "second", "third", "longest quarter"),
+        found["quartiles"],
+        strict=True,
+    )
+    remark = (
+        f" {endless} have none that is finite: their decay has rounded to 1." if endless else ""
+    )
+    return section(
+        "Half-lives, and what repeats",
+        "The paper finds that prototypes of short half-life hold local things such as stop words "
+        f"and punctuation, so that the tokens they write most repeat.{remark}",
+        report.grid(
+            report.histogram(
+                lives,
+                caption="Half-lives of the prototypes.",
+                x_label="half-life (tokens, log scale)",
+                y_label="prototypes (count)",
+                bins=24,
+                log_x=True,
+            ),
+            report.scatter(
+                groups,
+                caption="Half-life against repetition of the top tokens.",
+                x_label="half-life (tokens, log scale)",
+                y_label="repetition (share)",
+                n=len(both),
+                log_x=True,
+            ),
+        ),
+        table(
+            ["Half-life", Column("Mean repetition", ".3f")],
+            list(quartiles),
+            caption="Mean repetition by quartile of half-life. The paper has 0.406, 0.343, 0.402, "
+            "0.270.",
+        ),
+        _tests(
+            [
+                ("Spearman correlation", found["spearman"], "−0.219 (p 8 × 10⁻¹⁰)"),
+                ("Cohen's d", found["cohens_d"], "0.825"),
+            ],
+            "Half-life against repetition: rank correlation, and difference of the shortest from "
+            "the longest quarter.",
+        ),
+    )
+
+
+def reading_first(twin: Twin) -> Section:
+    """The test of "reading peaks one token before writing"."""
+    lag = twin["lag"]
+    peaks = [p["lag"] for p in twin["prototypes"] if p["lag"] is not None]
+    share = lag["peaks_one_before"]
+    told = (
+        "No prototype varies enough to have a peak."
+        if share is None
+        else f"For {share:.0%} of them the peak is one token before writing."
+    )
+    left_out = (
+        " The first layer is left out, for it reads with its write gate (shared routing)."
+        if twin["model"]["shared_routing"]
+        else ""
+    )
+    return section(
+        "Does reading come before writing?",
+        "The paper sees reading peak one step before writing in the texts that it shows. Here the "
+        "correlation of read gate with write gate is taken at each lag, for every prototype and "
+        f"over all analysed texts. {told}{left_out}",
+        report.grid(
+            report.curves(
+                [Series("mean over prototypes", lag["lags"], _floats(lag["mean"]))],
+                caption="Correlation of the read gate with the write gate.",
+                x_label="lag of reading behind writing (tokens)",
+                y_label="correlation",
+                n=len(peaks),
+                x_ticks=lag["lags"],
+            ),
+            report.bars(
+                [Bar(f"lag {number(at)}", peaks.count(at)) for at in lag["lags"]],
+                caption="At which lag the correlation of a prototype peaks.",
+                x_label="prototypes (count)",
+                spec=".0f",
+                n=len(peaks),
+            ),
+        ),
+        _tests(
+            [
+                (
+                    "Lag −1 less lag 0",
+                    lag["lead"],
+                    "none; it shows texts",
+                )
+            ],
+            "Mean correlation one token before writing, less that at the same token. "
+            f"Permutation test, {number(twin['settings']['permutations'])} permutations.",
+        ),
+    )
+
+
+def layers(twin: Twin) -> Section:
+    """Gate statistics by depth, as curves and as numbers."""
+    columns = {
+        "l1_ratio": "L1 ratio",
+        "gini": "Gini",
+        "entropy": "Entropy, nats",
+        "mutual_information": "MI, nats",
+        "usage_gini": "Gini of use",
+        "max_share": "Top share",
+        "top_1": "Largest gate",
+        "margin": "Lead",
+        "active": "Active",
+        "dead": "Dead",
+    }
+    depth = [one["layer"] for one in twin["layers"]]
+    drawn = {
+        "l1_ratio": "L1 ratio",
+        "gini": "Gini",
+        "entropy": "Entropy (nats)",
+        "mutual_information": "Mutual information (nats)",
+    }
+    return section(
+        "Gates by layer",
+        "The paper finds that gates grow sharper with depth. L1 ratio, Gini, entropy, the largest "
+        "gate, its lead over the second and the number of active prototypes are means over tokens. "
+        "Use is a prototype's share of all writing (or reading) of its layer: how unequal the "
+        "shares are, and the largest.",
+        report.grid(
+            *(
+                report.curves(
+                    [
+                        Series(gate, depth, _floats([one[gate][field] for one in twin["layers"]]))
+                        for gate in ("write", "read")
+                    ],
+                    caption=f"{name.partition(' (')[0]} by layer.",
+                    x_label="layer",
+                    y_label=name,
+                    x_ticks=depth,
+                    n=f"{number(twin['settings']['tokens'])} tokens",
+                )
+                for field, name in drawn.items()
+            )
+        ),
+        *(
+            table(
+                ["Layer", *columns.values()],
+                [
+                    [one["layer"], *(one[gate][field] for field in columns)]
+                    for one in twin["layers"]
+                ],
+                caption=f"{gate.capitalize()} gates.",
+                n=f"{number(twin['settings']['tokens'])} tokens",
+            )
+            for gate in ("write", "read")
+        ),
+    )
+
+
+def labels(twin: Twin) -> Section:
+    """Scores of the judge by layer, beside random texts."""
+    title = "Themes and scores"
+    judge = twin["settings"]["judge"]
+    labelled = [p["label"] for p in twin["prototypes"] if p["label"] is not None]
+    if not labelled:
+        why = (
+            "This report was made without a judge, so that no prototype has a label. Name one "
+            "with --judge."
+            if judge == "null"
+            else f"The judge {judge} gave no answer that could be read, so there are no labels."
+        )
+        return section(title, why)
+    without = len(twin["prototypes"]) - len(labelled)
+    rows = [
+        [
+            one.group,
+            f"{number(one.labelled)} of {number(one.asked)}",
+            *(_interval(one.intervals[score]) for score in SCORES),
+        ]
+        for one in scores.by_layer(twin)
+    ]
+    lead = [_interval(interval) for interval in scores.lead(twin).values()]
+    rows.append(["layers less random", "", *lead])
+    beside = (
+        "Random texts, shown to the same judge in the same way, say which scores it gives to "
+        "nothing in particular."
+        if twin["baseline"]
+        else "There is no baseline of random texts for the scores to stand beside."
+    )
+    return section(
+        title,
+        f"The judge {judge} named a theme for {number(len(labelled))} prototypes; "
+        f"{number(without)} have no label. {beside} Intervals are bootstraps over "
+        "prototypes, 95 %.",
+        table(
+            ["Group", "Labelled", *(score.capitalize() for score in SCORES)],
+            rows,
+            caption="Mean scores, 1 to 10. A good theme has high disentanglement and coverage, and "
+            "few themes beside it.",
+        ),
+        report.grid(
+            *(
+                report.histogram(
+                    [label[score] for label in labelled],
+                    caption=f"{score.capitalize()} of the prototypes.",
+                    x_label="score",
+                    y_label="prototypes (count)",
+                    bins=[i + 0.5 for i in range(11)],
+                )
+                for score in SCORES
+            )
+        ),
+    )
+
+
+def _tests(rows: Sequence[tuple[str, Mapping[str, Any], str]], caption: str) -> Markup:
+    cells = []
+    for name, found, paper in rows:
+        value = number(found["value"])
+        if found["low"] is not None:
+            value = f"{value} [{number(found['low'])}, {number(found['high'])}]"
+        cells.append([name, value, number(found["p"]), found["n"], paper])
+    heads = ["Test", "Value [95 % interval]", "p, two-sided", "n", "Paper"]
+    return table(heads, cells, caption=caption, align=["left", "right", "right", "right", "left"])
+
+
+def _interval(interval: Any) -> report.Cell:
+    return cell(None) if interval is None else rate(interval, spec=".2f", scale=1.0)
+
+
+def _point(p: Mapping[str, Any]) -> str:
+    where = f"layer {p['layer']}, prototype {p['prototype']}"
+    return f"{where}: half-life {number(p['half_life'])}, repetition {number(p['repetition'])}"
+
+
+def _floats(values: Sequence[float | None]) -> np.ndarray:
+    return np.array([np.nan if value is None else value for value in values], dtype=float)

@@ -1,0 +1,271 @@
+"""The concept report as data: everything that `schema.SCHEMA` describes, from collected gates.
+
+One layer at a time is in memory (`collect.gates_of_layer`); what stays of it are its numbers and
+the gates of the texts that the report shows.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import math
+import os
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+from lm_jax import launch, progress
+from lm_jax.decoder import count_params
+from protot_jax.concepts import lag, locality, measures, ranking, schema
+from protot_jax.concepts.collect import GATES, Texts, check, gates_of_layer
+from protot_jax.concepts.judge import Judge, NullJudge
+from protot_jax.concepts.shown import Shown, spelled
+from protot_jax.trained import TrainedModel
+
+# Sets of random texts that a judge sees for comparison.
+BASELINE_DRAWS = 10
+# Gates are kept in float16, which has no more digits.
+_DIGITS = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What was asked for; `texts` is the most, of which there may be fewer."""
+
+    split: str = "validation"
+    texts: int = 4_000
+    length: int = 32
+    top: int = 10
+    rank_by: ranking.RankBy = "mean"
+    permutations: int = 1_000
+    seed: int = 0
+
+
+def make(
+    model: TrainedModel,
+    texts: Texts,
+    activations: str | os.PathLike[str],
+    settings: Settings,
+    judge: Judge,
+) -> dict[str, Any]:
+    """The report's data.
+
+    Args:
+      model: whose gates they are.
+      texts: as `collect` returned them.
+      activations: the file that it wrote.
+      settings: of the analysis.
+      judge: names themes; a null judge sees no random texts either.
+
+    Raises:
+      UsageError: the model has no prototypes.
+      StoppedError: the command was asked to stop.
+    """
+    mixer, N = check(model), len(texts.document_N)
+    rng = np.random.default_rng(settings.seed)
+    draws = 0 if isinstance(judge, NullJudge) else BASELINE_DRAWS
+    drawn = rng.integers([model.cfg.num_layers, mixer.num_prototypes], size=(draws, 2))
+    shown = Shown(model.tokenizer, texts)
+
+    layers, prototypes, lags, baseline = [], [], [], []
+    with progress.track("analyse", model.cfg.num_layers, unit="layers") as advance:
+        for layer in range(model.cfg.num_layers):
+            launch.check_stop("while analysing gates")
+            gates = {gate: gates_of_layer(activations, texts, gate, layer) for gate in GATES}
+            found = _prototypes(model, layer, gates, texts, settings, shown)
+            # The first layer then reads with its write gate.
+            if layer or not mixer.shared_routing:
+                lags.append(lag.of_layer(gates["write"], gates["read"], texts.counted_NT))
+                _add_lags(found, lags[-1])
+            for each in found:
+                each["label"] = judge.label(shown.marked(each["top_texts"]))
+            for r in (r for at, r in drawn if at == layer):
+                chosen = rng.choice(N, min(N, settings.top), replace=False)
+                random = [
+                    {
+                        "text": shown.place(int(text)),
+                        "write": gates["write"][text, texts.counted_NT[text], r],
+                    }
+                    for text in chosen
+                ]
+                label = judge.label(shown.marked(random))
+                baseline.append({"texts": [each["text"] for each in random], "label": label})
+            layers.append(_layer(layer, gates, texts, found, settings))
+            prototypes.extend(found)
+            advance()
+
+    return {
+        "schema": schema.NAME,
+        "version": schema.VERSION,
+        "model": _model(model, texts),
+        "settings": {
+            **dataclasses.asdict(settings),
+            "texts": N,
+            "tokens": int(texts.counted_NT.sum()),
+            "judge": judge.name,
+        },
+        "texts": shown.entries,
+        "layers": layers,
+        "prototypes": prototypes,
+        "half_life_repetition": _locality(prototypes, settings),
+        "lag": _lag(
+            prototypes, lag.lead(lags, permutations=settings.permutations, seed=settings.seed)
+        ),
+        "baseline": baseline if draws else None,
+    }
+
+
+def _model(model: TrainedModel, texts: Texts) -> dict[str, Any]:
+    cfg, mixer = model.cfg, check(model)
+    return {
+        "seed": model.seed,
+        "step": model.step,
+        "layers": cfg.num_layers,
+        "prototypes": mixer.num_prototypes,
+        "hidden_size": cfg.hidden_size,
+        "context": cfg.max_length,
+        "vocab_size": cfg.vocab_size,
+        "parameters": count_params(cfg, mixer=mixer),
+        "shared_routing": mixer.shared_routing,
+        "corpus": model.config.corpus.source,
+        "perplexity": texts.perplexity(slice(None)),
+    }
+
+
+def _prototypes(
+    model: TrainedModel,
+    layer: int,
+    gates: Mapping[str, np.ndarray],
+    texts: Texts,
+    settings: Settings,
+    shown: Shown,
+) -> list[dict[str, Any]]:
+    """The entries of a layer's prototypes, as yet without lags and labels."""
+    counted_NT = texts.counted_NT
+    token_M = texts.token_NT[counted_NT]
+    measured = {
+        gate: measures.of_prototypes(gate_NTR[counted_NT], token_M)
+        for gate, gate_NTR in gates.items()
+    }
+    write_NTR = gates["write"]
+    best_tokens = ranking.top_tokens(token_M, write_NTR[counted_NT], settings.top, settings.rank_by)
+    mean_NR, sum_NR = ranking.text_scores(write_NTR, counted_NT)
+    score_NR = mean_NR if settings.rank_by == "mean" else sum_NR
+    logit_R = np.asarray(model.params["blocks"]["mixer"]["decay_logit"][layer], np.float32)
+    decay_R, half_life_R = special.expit(logit_R), measures.half_life(logit_R)
+
+    entries = []
+    for r in range(len(logit_R)):
+        best = ranking.top_texts(score_NR[:, r], settings.top)
+        repeated = ranking.repetition(texts.token_NT, write_NTR[..., r], counted_NT, best)
+        entries.append(
+            {
+                "layer": layer,
+                "prototype": r,
+                "decay": float(decay_R[r]),
+                "half_life": float(half_life_R[r]) if decay_R[r] < 1 else None,
+                "write": measured["write"][r],
+                "read": measured["read"][r],
+                "repetition": repeated,
+                "lag": None,
+                "cross_correlation": [None] * len(lag.LAGS),
+                "top_tokens": [
+                    {"token": spelled(model.tokenizer, token.id), **dataclasses.asdict(token)}
+                    for token in best_tokens[r]
+                ],
+                "top_texts": _shown(best, r, float(decay_R[r]), gates, texts, shown),
+                "label": None,
+            }
+        )
+    return entries
+
+
+def _shown(
+    chosen: np.ndarray,
+    r: int,
+    decay: float,
+    gates: Mapping[str, np.ndarray],
+    texts: Texts,
+    shown: Shown,
+) -> list[dict[str, Any]]:
+    """The `top_texts` entries of some texts for prototype r of a layer."""
+    write_NT, read_NT = (gates[gate][chosen, :, r] for gate in GATES)
+    memory_NT = measures.memory(write_NT, decay)
+    entries = []
+    for n, text in enumerate(chosen):
+        counted_T = texts.counted_NT[text]
+        write_T, read_T, memory_T = (x[n][counted_T] for x in (write_NT, read_NT, memory_NT))
+        entries.append(
+            {
+                "text": shown.place(int(text)),
+                "mean": float(write_T.mean(dtype=np.float64)),
+                "sum": float(write_T.sum(dtype=np.float64)),
+                "write": _rounded(write_T),
+                "read": _rounded(read_T),
+                "memory": _rounded(memory_T),
+            }
+        )
+    return entries
+
+
+def _add_lags(found: list[dict[str, Any]], of_layer: lag.LayerLag) -> None:
+    for each, correlation_K in zip(found, of_layer.correlation_RK, strict=True):
+        each["cross_correlation"] = [_known(c) for c in correlation_K]
+        if np.isfinite(correlation_K).all():
+            each["lag"] = lag.LAGS[int(correlation_K.argmax())]
+
+
+def _layer(
+    layer: int,
+    gates: Mapping[str, np.ndarray],
+    texts: Texts,
+    found: Sequence[Mapping[str, Any]],
+    settings: Settings,
+) -> dict[str, Any]:
+    token_M = texts.token_NT[texts.counted_NT]
+    measured = {
+        gate: measures.of_layer(
+            gate_NTR[texts.counted_NT], token_M, [each[gate] for each in found], seed=settings.seed
+        )
+        for gate, gate_NTR in gates.items()
+    }
+    return {"layer": layer, **measured}
+
+
+def _locality(prototypes: list[dict[str, Any]], settings: Settings) -> dict[str, Any]:
+    known = [each for each in prototypes if each["half_life"] is not None]
+    half_life_Q, repetition_Q = (
+        np.array([each[name] for each in known]) for name in ("half_life", "repetition")
+    )
+    found = locality.half_life_repetition(
+        half_life_Q, repetition_Q, permutations=settings.permutations, seed=settings.seed
+    )
+    return {
+        "spearman": _tested(found.spearman),
+        "quartiles": [_known(mean) for mean in found.quartiles],
+        "cohens_d": _tested(found.cohens_d),
+    }
+
+
+def _lag(prototypes: list[dict[str, Any]], lead: lag.Lead) -> dict[str, Any]:
+    peaks = [each["lag"] for each in prototypes if each["lag"] is not None]
+    correlations = [each["cross_correlation"] for each in prototypes if each["lag"] is not None]
+    mean = np.mean(correlations, axis=0).tolist() if peaks else [None] * len(lag.LAGS)
+    return {
+        "lags": list(lag.LAGS),
+        "mean": mean,
+        "lead": _tested(lead),
+        "peaks_one_before": peaks.count(-1) / len(peaks) if peaks else None,
+    }
+
+
+def _tested(found: locality.Tested | lag.Lead) -> dict[str, Any]:
+    return {name: _known(value) for name, value in dataclasses.asdict(found).items()}
+
+
+def _known(value: float) -> float | None:
+    """What JSON can hold."""
+    return value if isinstance(value, int) else float(value) if math.isfinite(value) else None
+
+
+def _rounded(gate_T: np.ndarray) -> list[float]:
+    return np.round(gate_T.astype(np.float64), _DIGITS).tolist()

@@ -1,0 +1,214 @@
+"""Disturbs one prototype of a trained model and measures what it does to the words it stands for.
+
+    python -m protot_jax.intervene --run=runs/speeches --concept=war
+    python -m protot_jax.intervene --run=runs/speeches --sentences=mine.tsv --layer=2 --prototype=5
+
+After Prototype Transformer, appendix A.3. Without `--layer` and `--prototype` the prototype is the
+one that most specifically writes the words (`--words`, by default the targets of the sentences).
+Every other prototype is put through the same, and other seeds of the run (or `--other_runs`) are
+searched for the same prototype. Into `--workdir`, by default a folder below `interventions` of the
+run, it writes
+
+    intervention.json       every number of the report (`schema.py`)
+    interventions.parquet   a row for each sentence, prototype, intervention and draw
+    intervention.html       the report, one offline file
+
+The concepts that come with sentences are women and girls, COVID, New Zealand, mental health (those
+of the paper), and war, Congress, Treasury, Mexico (for the messages of US presidents). A file of
+sentences is .jsonl or .tsv, with concept, target and text.
+"""
+
+from pathlib import Path
+import textwrap
+from typing import Any
+
+from absl import flags
+import pyarrow.parquet as pq
+
+from lm_jax import launch, manifests, runs
+from lm_jax.errors import UsageError
+from lm_jax.report import slug, write
+from protot_jax import run_flags
+from protot_jax.intervene import experiment, report, wording
+from protot_jax.intervene.experiment import Settings, Subject
+from protot_jax.intervene.sentences import Sentence, read, shipped, shipped_digest
+
+FOLDER = "interventions"
+RESULT = "intervention.json"
+ROWS = "interventions.parquet"
+PAGE = "intervention.html"
+WIDTH = 100
+
+flags.adopt_module_key_flags(run_flags)
+_CONCEPT = flags.DEFINE_string("concept", None, "whose sentences; see above")
+_SENTENCES = flags.DEFINE_string("sentences", None, "a .jsonl or .tsv file; default the package's")
+_WORDS = flags.DEFINE_list("words", [], "find the prototype that writes these; default the targets")
+_LAYER = flags.DEFINE_integer("layer", None, "of a given prototype, from 0 on", lower_bound=0)
+_PROTOTYPE = flags.DEFINE_integer("prototype", None, "number in its layer, from 0", lower_bound=0)
+_DRAWS = flags.DEFINE_integer("reinit_draws", 20, "new vectors of the prototype", lower_bound=1)
+_CONTROL_DRAWS = flags.DEFINE_integer("control_draws", 5, "of each other one", lower_bound=1)
+_REINIT_SEED = flags.DEFINE_integer("reinit_seed", 0, "of new vectors and samples", lower_bound=0)
+_CONTROLS = flags.DEFINE_boolean("controls", True, "measure every other prototype as well")
+_LEAST = flags.DEFINE_float("least_probability", 0.01, "exclude targets below it", lower_bound=0.0)
+_ALL_SUBTOKENS = flags.DEFINE_boolean("all_subtokens", False, "of the target, not the first alone")
+_GATE_ROWS = flags.DEFINE_integer(
+    "gate_rows", 512, "validation rows for ranking and matching", lower_bound=1
+)
+_PERPLEXITY_ROWS = flags.DEFINE_integer(
+    "perplexity_rows", 32, "validation rows for perplexity; 0 for none", lower_bound=0
+)
+_MATCH_SEEDS = flags.DEFINE_boolean("match_seeds", True, "repeat in the run's other seeds")
+_OTHER_RUNS = flags.DEFINE_list("other_runs", [], "repeat in all seeds of these runs")
+
+
+def sentences_from_flags() -> tuple[list[Sentence], str, str]:
+    """The sentences, the name of where they are from, and its sha256.
+
+    Raises:
+      UsageError: neither a file nor a concept is named, or an unknown one.
+      BadInputError: the file cannot be used.
+    """
+    if _SENTENCES.value:
+        path = Path(_SENTENCES.value)
+        found = read(path, concept=_CONCEPT.value)
+        return found, path.name, manifests.file_digest(path)["sha256"]
+    if not _CONCEPT.value:
+        raise UsageError("there are no sentences; give --concept=NAME or --sentences=FILE")
+    return shipped(_CONCEPT.value), "shipped", shipped_digest()
+
+
+def settings_from_flags(
+    subjects: list[Subject], sentences: list[Sentence], source: str, digest: str
+) -> Settings:
+    """The flags as the settings of one intervention.
+
+    Raises:
+      UsageError: for a layer without a prototype, or the other way round.
+    """
+    words = _WORDS.value
+    if not words and _LAYER.value is None:
+        words = list(dict.fromkeys(sentence.target for sentence in sentences))
+    return Settings(
+        models=tuple(map(str, subjects)),
+        sentences=source,
+        sentences_sha256=digest,
+        concept=_CONCEPT.value,
+        words=tuple(words),
+        layer=_LAYER.value,
+        prototype=_PROTOTYPE.value,
+        least_probability=_LEAST.value,
+        all_subtokens=_ALL_SUBTOKENS.value,
+        draws=_DRAWS.value,
+        control_draws=min(_CONTROL_DRAWS.value, _DRAWS.value),
+        controls=_CONTROLS.value,
+        reinit_seed=_REINIT_SEED.value,
+        gate_rows=_GATE_ROWS.value,
+        perplexity_rows=_PERPLEXITY_ROWS.value,
+    )
+
+
+def default_folder(run: Path, settings: Settings) -> Path:
+    """Where a result goes that no folder is named for; its parents are made."""
+    about = settings.concept or (
+        " ".join(settings.words) if settings.layer is None else Path(settings.sentences).stem
+    )
+    place = "" if settings.layer is None else f" l{settings.layer} p{settings.prototype}"
+    folder = run / FOLDER
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise runs.storage_error(folder, error) from error
+    return folder / slug(about + place)
+
+
+def told(found: dict[str, Any]) -> str:
+    """The finding for a terminal."""
+    lines = textwrap.wrap(wording.answer(found)[0], WIDTH)
+    for seed in found["seeds"]:
+        head = f"{seed['run']}, seed {seed['seed']}: {wording.name(seed)}"
+        if match := seed["match"]:
+            head += (
+                f", matched with correlation {match['similarity']:.2f} (shuffled "
+                f"{match['null_95']:.2f}, median pair {match['median']:.2f})"
+            )
+        if seed["ranking"]:
+            head += f", number {seed['place']} by the words"
+        lines += ["", head, _columns("", "targets [95 %]", "percentile", "validation perplexity")]
+        for one in seed["modes"]:
+            control = one["control"]
+            lines.append(
+                _columns(
+                    wording.LABELS[one["mode"]],
+                    wording.percent(one["effect"]),
+                    f"{control['percentile']:.0f}" if control else "–",
+                    wording.percent(one["text_perplexity"] or {"mean": None}),
+                )
+            )
+    if skipped := found["skipped"]:
+        lines += ["", f"{wording.count(len(skipped), 'sentence')} left out:"]
+        lines += [f"  {one['where']}: {one['reason']}" for one in skipped[:5]]
+    return "\n".join(lines)
+
+
+def _columns(*cells: str) -> str:
+    first, second, third, fourth = cells
+    return f"  {first:<20}{second:>26}{third:>12}{fourth:>26}".rstrip()
+
+
+def main(arguments: launch.Arguments) -> None:
+    """The command."""
+    run = run_flags.run_folder()
+    sentences, source, digest = sentences_from_flags()
+    subjects = experiment.load_subjects(
+        run,
+        other_runs=[Path(other) for other in _OTHER_RUNS.value],
+        seed=run_flags.SEED_OF_RUN.value,
+        best=run_flags.CHECKPOINT.value == "best",
+        match_seeds=_MATCH_SEEDS.value,
+    )
+    settings = settings_from_flags(subjects, sentences, source, digest)
+    folder = arguments.workdir or default_folder(run, settings)
+    with runs.open_workdir(folder, settings, resume=arguments.resume) as work:
+        if done := runs.finished(work.path):
+            print(f"finished {done}")
+        else:
+            make(subjects, run, sentences, settings, work.path)
+            runs.mark_finished(work.path)
+        print(told(runs.read_json(work.path / RESULT)))
+        print(work.path / PAGE)
+
+
+def make(
+    subjects: list[Subject],
+    run: Path,
+    sentences: list[Sentence],
+    settings: Settings,
+    folder: Path,
+) -> None:
+    """Measures, and writes the three files into an open work folder."""
+    data = experiment.prepared(run, subjects[0])
+    runs.record_provenance(
+        folder,
+        runs.provenance(
+            seeds={"reinitialise": settings.reinit_seed},
+            dtype="float32",
+            data={
+                "documents": data.manifest["documents_sha256"],
+                "sentences": settings.sentences_sha256,
+            },
+            tokenizer=subjects[0].model.tokenizer.sha256,
+        ),
+    )
+    found, rows = experiment.perform(subjects, data, sentences, settings)
+    with runs.replace_file(folder / ROWS) as file:
+        pq.write_table(rows, file, write_page_checksum=True, compression="zstd")
+    runs.write_json(folder / RESULT, found)
+    # What a reader of the file finds, and not what was in memory.
+    page = report.build(
+        runs.read_json(folder / RESULT), provenance=runs.read_json(folder / runs.PROVENANCE)
+    )
+    write(folder / PAGE, page)
+
+
+if __name__ == "__main__":
+    launch.app(main, workdir_required=False)

@@ -1,0 +1,218 @@
+"""The command from a run to its report, and what the report says, measured again."""
+
+import json
+
+import jsonschema
+import numpy as np
+import pytest
+
+from lm_jax import launch
+from lm_jax.train.data import Examples
+from lm_jax.train.prepare import open_prepared
+import protot_jax
+from protot_jax.concepts import __main__ as command
+from protot_jax.concepts import collect, lag, measures, twin
+from protot_jax.concepts.schema import SCHEMA
+
+LABEL = {
+    "theme": "towns",
+    "disentanglement": 4,
+    "coverage": 7.5,
+    "themes": 3,
+    "explanation": "Most texts name a town.",
+}
+
+
+class Recorder:
+    """A judge that says the same of everything and keeps what it was shown."""
+
+    name = "recorder"
+
+    def __init__(self):
+        self.shown = []
+
+    def label(self, shown):
+        self.shown.append(shown)
+        return LABEL
+
+
+def launched(*flags):
+    return launch.run(command.main, ["concepts", *flags], workdir_required=False)
+
+
+@pytest.fixture(scope="module")
+def reported(run):
+    """What the command wrote into the run, with little of everything."""
+    assert launched(f"--run={run}", "--text_length=16", "--top=3", "--permutations=99") == 0
+    folder = run / "concepts"
+    return folder, json.loads((folder / "concepts.json").read_text("utf-8"))
+
+
+def test_the_report_keeps_to_its_schema(reported):
+    folder, made = reported
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    jsonschema.validate(made, SCHEMA)
+    assert sorted(file.name for file in folder.glob("[!.]*")) == [
+        "activations.parquet",
+        "concepts.html",
+        "concepts.json",
+        "config.json",
+        "finished.json",
+        "log.txt",
+        "provenance.json",
+    ]
+    assert "<html" in (folder / "concepts.html").read_text("utf-8")
+    assert made["model"]["seed"] == 1
+    assert len(made["prototypes"]) == 2 * 4
+    for each in made["prototypes"]:
+        for top in each["top_texts"]:
+            tokens = made["texts"][top["text"]]["tokens"]
+            assert {len(top[name]) for name in ("write", "read", "memory")} == {len(tokens)}
+
+
+def test_the_first_layer_takes_no_part_in_the_lag_test(reported):
+    _, made = reported
+    first = [each for each in made["prototypes"] if each["layer"] == 0]
+    assert all(each["lag"] is None for each in first)
+    assert {c for each in first for c in each["cross_correlation"]} == {None}
+    assert made["lag"]["lead"]["n"] == 4
+    assert made["half_life_repetition"]["spearman"]["n"] == 8
+
+
+def test_numbers_of_the_report_follow_from_the_stored_gates(run, reported, tmp_path):
+    folder, made = reported
+    model = protot_jax.load_run(run)
+    data = Examples(open_prepared(run / "data"), "validation", context=15)
+    texts = collect.collect(model, data, tmp_path / "again.parquet", texts=4_000, batch_size=64)
+    write_NTR, read_NTR = (
+        collect.gates_of_layer(folder / collect.ACTIVATIONS, texts, gate, 1)
+        for gate in collect.GATES
+    )
+    counted_NT = texts.counted_NT
+    assert made["settings"]["texts"] == len(write_NTR)
+    assert made["settings"]["tokens"] == counted_NT.sum()
+    entries = [each for each in made["prototypes"] if each["layer"] == 1]
+    for r, entry in enumerate(entries):
+        means = [
+            gate[counted].mean()
+            for gate, counted in zip(write_NTR[..., r], counted_NT, strict=True)
+        ]
+        best = np.argsort(-np.array(means), kind="stable")[:3]
+        shown = [made["texts"][top["text"]]["document"] for top in entry["top_texts"]]
+        assert shown == texts.document_N[best].tolist()
+        assert [top["mean"] for top in entry["top_texts"]] == pytest.approx(
+            np.array(means)[best], rel=1e-5
+        )
+        beta = entry["decay"]
+        assert entry["half_life"] == pytest.approx(-np.log(2) / np.log(beta), rel=1e-5)
+        # Memory also holds what `<bos>` wrote, which is before the first token shown.
+        write_T = write_NTR[best[0], :, r]
+        memory = [
+            (1 - beta) * sum(beta ** (i - 1 - j) * write_T[j] for j in range(i)) for i in range(16)
+        ]
+        assert entry["top_texts"][0]["memory"] == pytest.approx(
+            np.array(memory)[counted_NT[best[0]]], abs=1e-5
+        )
+        gate_M = write_NTR[counted_NT][:, r]
+        assert entry["write"]["mean"] == pytest.approx(gate_M.mean(), rel=1e-5)
+        assert entry["write"]["mutual_information"] == pytest.approx(
+            measures.mutual_information(texts.token_NT[counted_NT], gate_M)
+        )
+    layer = made["layers"][1]
+    assert layer["read"]["gini"] == pytest.approx(
+        measures.gini(read_NTR[counted_NT]).mean(), rel=1e-5
+    )
+    of_layer = lag.of_layer(write_NTR, read_NTR, counted_NT)
+    np.testing.assert_allclose(
+        [each["cross_correlation"] for each in entries], of_layer.correlation_RK, atol=1e-4
+    )
+
+
+def test_a_judge_sees_words_and_also_random_texts(run, tmp_path):
+    model = protot_jax.load_run(run)
+    recorder = Recorder()
+    settings = twin.Settings(length=16, top=2, permutations=99)
+    made = command.report(model, run / "data", tmp_path, settings, recorder)
+    jsonschema.validate(made, SCHEMA)
+    assert made["settings"]["judge"] == "recorder"
+    assert all(each["label"] == LABEL for each in made["prototypes"])
+    assert len(made["baseline"]) == twin.BASELINE_DRAWS
+    assert len(recorder.shown) == 8 + twin.BASELINE_DRAWS
+    for words, gates in recorder.shown[0]:
+        assert len(words) == len(gates)
+        assert "".join(words) in ["".join(text["words"]) for text in made["texts"]]
+    for draw in made["baseline"]:
+        assert len(set(draw["texts"])) == 2
+        assert draw["label"] == LABEL
+
+
+def test_the_same_command_gives_the_same_numbers(run, reported, tmp_path):
+    _, made = reported
+    flags = ("--text_length=16", "--top=3", "--permutations=99", "--text_batch=7")
+    assert launched(f"--run={run}", f"--workdir={tmp_path / 'b'}", *flags) == 0
+    again = json.loads((tmp_path / "b" / "concepts.json").read_text("utf-8"))
+    assert again["settings"] == made["settings"]
+    # Another batch size moves float32 by rounding, and may move float16 by a last place.
+    assert again["model"]["perplexity"] == pytest.approx(made["model"]["perplexity"], rel=1e-5)
+    for each, before in zip(again["prototypes"], made["prototypes"], strict=True):
+        assert each["write"]["mean"] == pytest.approx(before["write"]["mean"], rel=1e-4)
+
+
+def test_a_finished_report_says_so_and_another_is_refused(run, reported, capsys):
+    folder, _ = reported
+    flags = ("--text_length=16", "--top=3", "--permutations=99")
+    before = (folder / "concepts.json").stat().st_mtime_ns
+    assert launched(f"--run={run}", *flags) == 0
+    assert capsys.readouterr().out.startswith("finished 2")
+    assert launched(f"--run={run}", *flags, "--rank_by=sum") == 2
+    assert "analysis.rank_by" in capsys.readouterr().err
+    assert (folder / "concepts.json").stat().st_mtime_ns == before
+
+
+def test_answers_that_were_filled_in_make_another_report(run, tmp_path, capsys):
+    answers, folder = tmp_path / "answers.jsonl", tmp_path / "labelled"
+    answers.touch()
+    flags = (f"--run={run}", f"--workdir={folder}", f"--judge=cached:{answers}", "--text_length=16")
+    assert launched(*flags) == 0
+    told = capsys.readouterr().out
+    prompts = (tmp_path / "answers.jsonl.missing").read_text("utf-8").splitlines()
+    assert "labelled 0 of 18" in told
+    lines = [json.loads(line) | {"answer": json.dumps(LABEL)} for line in prompts]
+    answers.write_text("".join(f"{json.dumps(line)}\n" for line in lines), "utf-8")
+    assert launched(*flags) == 2
+    assert "--resume=force" in capsys.readouterr().err
+    assert launched(*flags, "--resume=force") == 0
+    assert "labelled 18 of 18" in capsys.readouterr().out
+    made = json.loads((folder / "concepts.json").read_text("utf-8"))
+    jsonschema.validate(made, SCHEMA)
+    assert {each["label"]["theme"] for each in made["prototypes"] + made["baseline"]} == {"towns"}
+
+
+def test_a_seed_of_the_run_can_be_chosen(run, tmp_path, capsys):
+    flags = (f"--workdir={tmp_path / 'two'}", "--texts=5", "--text_length=16", "--rank_by=sum")
+    assert launched(f"--run={run}", "--seed_of_run=2", *flags) == 0
+    told = capsys.readouterr().out
+    assert "5 texts of the validation split" in told
+    made = json.loads((tmp_path / "two" / "concepts.json").read_text("utf-8"))
+    assert (made["model"]["seed"], made["settings"]["rank_by"]) == (2, "sum")
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        ([], 2, "--run is missing"),
+        (["--run=nowhere"], 3, "is no run"),
+        (["--run={run}", "--seed_of_run=3"], 2, "seed = 3 is none of 1, 2"),
+        (["--run={run}", "--judge=oracle"], 2, "judge = 'oracle' is unknown"),
+        (["--run={run}", "--text_length=5"], 2, "text_length"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(run, flags, code, message, capsys):
+    assert launched(*(flag.format(run=run) for flag in flags)) == code
+    assert message in capsys.readouterr().err
+
+
+def test_a_run_without_prototypes_is_refused(attention_run, capsys):
+    assert launched(f"--run={attention_run}") == 2
+    assert "trained 'llama', which has no prototypes" in capsys.readouterr().err
+    assert not (attention_run / "concepts").exists()

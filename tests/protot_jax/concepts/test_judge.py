@@ -1,0 +1,290 @@
+"""Judges ask the same thing in the same words, read only what was asked for, and lose no answer."""
+
+import json
+import logging
+
+import jax
+import numpy as np
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+import lm_jax
+from lm_jax.errors import BadInputError, UsageError
+from lm_jax.hf.tokenizer import Tokenizer
+from protot_jax.concepts import judge, scores
+from protot_jax.concepts.answers import Answers, digest
+from tests import tiny
+from tests.protot_jax.concepts import twins
+
+SHOWN = [
+    (["in", " 1861", " until", " 1865", " war\n"], [0.1, 0.9, 0.3, 0.8, 0.0]),
+    (["during", " the", " winter"], [0.7, 0.1, 0.2]),
+]
+LABEL = {
+    "theme": "dates",
+    "disentanglement": 8,
+    "coverage": 9.5,
+    "themes": 2,
+    "explanation": "Years.",
+}
+ANSWER = json.dumps(LABEL)
+
+
+def test_the_prompt_is_the_same_in_every_process():
+    # A stored answer is found by this digest: a change of the wording orphans all of them.
+    assert digest(judge.prompt(SHOWN)) == (
+        "a91b625d0f4e6555a64733102b8b1b09fae98a8904c0d847771b707b7b7d5c9b"
+    )
+
+
+def test_the_prompt_marks_the_strongest_fifth_of_the_words():
+    asked = judge.prompt(SHOWN)
+    assert "Text 1: in «1861» until 1865 war\nMarked in text 1: 1861\n" in asked
+    assert "Text 2: «during» the winter\nMarked in text 2: during\n" in asked
+    words, gates = [f"w{i}" for i in range(20)], np.linspace(0.0, 1.0, 20)
+    assert judge.prompt([(words, gates)]).endswith("Marked in text 1: w16, w17, w18, w19\n")
+    # What has no gate is not marked to fill the number.
+    assert judge.prompt([(["a", " b"], [0.0, 0.0])]).endswith("Marked in text 1: nothing\n")
+
+
+def test_the_prompt_holds_ten_texts_at_most():
+    asked = judge.prompt([(["word"], [1.0])] * 12)
+    assert "Text 10: " in asked and "Text 11: " not in asked
+    assert "Below are 10 texts" in asked
+
+
+def test_an_answer_is_read_as_it_stands():
+    assert judge.parse(f" {ANSWER}\n") == LABEL
+
+
+@pytest.mark.parametrize(
+    ("answer", "match"),
+    [
+        ("", "not JSON"),
+        (f"Here it is: {ANSWER}", "not JSON"),
+        (f"```json\n{ANSWER}\n```", "not JSON"),
+        ("[1, 2]", "not an object with"),
+        (json.dumps({**LABEL, "more": 1}), "not an object with"),
+        (json.dumps({k: v for k, v in LABEL.items() if k != "themes"}), "not an object with"),
+        (json.dumps({**LABEL, "theme": " "}), "theme must be a text"),
+        (json.dumps({**LABEL, "explanation": None}), "explanation must be a text"),
+        (json.dumps({**LABEL, "coverage": 11}), "coverage = 11"),
+        (json.dumps({**LABEL, "disentanglement": "8"}), "disentanglement = '8'"),
+        (json.dumps({**LABEL, "disentanglement": True}), "disentanglement = True"),
+        (json.dumps({**LABEL, "coverage": float("nan")}), "coverage = nan"),
+        (json.dumps({**LABEL, "themes": 1.5}), "themes = 1.5"),
+    ],
+)
+def test_another_answer_is_refused(answer, match):
+    with pytest.raises(BadInputError, match=match):
+        judge.parse(answer)
+
+
+def test_a_judge_counts_what_gave_no_label(caplog):
+    replies = iter([ANSWER, None, "I would say dates."])
+    own = judge.PromptedJudge("mine", lambda asked: next(replies))
+    with caplog.at_level(logging.WARNING):
+        found = [own.label(SHOWN) for _ in range(3)]
+    assert found == [LABEL, None, None]
+    assert (own.asked, own.unanswered, own.unreadable) == (3, 1, 1)
+    assert own.summary().startswith("mine labelled 1 of 3: 1 had no answer, 1 answers were not")
+    assert "I would say dates." in caplog.text
+    # There is nothing to ask about a prototype without texts.
+    assert own.label([]) is None and own.asked == 3
+
+
+def test_the_null_judge_says_nothing():
+    null = judge.make("null")
+    assert null.name == "null" and null.label(SHOWN) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [
+        ("nul", "did you mean 'null'"),
+        ("cache:answers.jsonl", "did you mean 'cached:FILE'"),
+        ("cached:", "did you mean 'cached:FILE'"),
+        ("locl:/models/small", "did you mean 'local:FOLDER'"),
+        ("gpt", "known: cached:FILE, local:FOLDER, null"),
+    ],
+)
+def test_an_unknown_judge_is_refused_with_the_nearest(name, match):
+    with pytest.raises(UsageError, match=match):
+        judge.make(name)
+
+
+def test_answers_come_back_from_their_file_and_missing_prompts_are_listed(tmp_path):
+    file = tmp_path / "answers.jsonl"
+    with pytest.raises(BadInputError, match="no file of answers"):
+        judge.make(f"cached:{file}")
+    file.touch()
+    first = judge.make(f"cached:{file}")
+    assert first.label(SHOWN) is None
+    assert (first.asked, first.unanswered) == (1, 1)
+    # Whoever answers the listed prompts needs nothing else.
+    (line,) = (tmp_path / "answers.jsonl.missing").read_text("utf-8").splitlines()
+    asked = json.loads(line)
+    assert asked["prompt"] == judge.prompt(SHOWN)
+    reply = {"prompt_sha256": asked["prompt_sha256"], "answer": ANSWER}
+    file.write_text(json.dumps(reply), "utf-8")
+    second = judge.make(f"cached:{file}")
+    assert second.name == "cached:answers.jsonl"
+    assert second.label(SHOWN) == LABEL
+    assert not (tmp_path / "answers.jsonl.missing").exists()
+
+
+def test_the_last_answer_to_a_prompt_counts_and_judges_are_kept_apart(tmp_path):
+    stored = Answers(tmp_path / "answers.jsonl")
+    stored.add("p", "one", judge="a")
+    stored.add("p", "two", judge="b")
+    again = Answers(tmp_path / "answers.jsonl")
+    assert [again.find("p", judge=name) for name in ("a", "b", "c", None)] == [
+        "one",
+        "two",
+        None,
+        "two",
+    ]
+
+
+@pytest.mark.parametrize("torn", [True, False])
+def test_an_unfinished_last_line_costs_no_other_answer(tmp_path, torn):
+    file = tmp_path / "answers.jsonl"
+    Answers(file).add("p", "one", judge="a")
+    whole = file.read_bytes()
+    last = json.dumps({"prompt_sha256": digest("q"), "answer": "two"})
+    file.write_bytes(whole + last[: 30 if torn else None].encode())
+    stored = Answers(file)
+    assert stored.find("q") == (None if torn else "two")
+    stored.add("r", "three", judge="a")
+    again = Answers(file)
+    assert [again.find(p) for p in "pqr"] == ["one", None if torn else "two", "three"]
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"prompt_sha256": "0"}', '{"prompt_sha256": 1}'])
+def test_a_broken_line_is_named(tmp_path, line):
+    file = tmp_path / "answers.jsonl"
+    file.write_text(f"{json.dumps({'prompt_sha256': '0', 'answer': ''})}\n{line}\n", "utf-8")
+    with pytest.raises(BadInputError, match=r"answers\.jsonl, line 2"):
+        Answers(file)
+
+
+def byte_tokenizer(chat_template: str | None) -> Tokenizer:
+    """A token for every byte, and marks that a message must not be able to write."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(models.BPE({mark: i for i, mark in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<|start|>", "<|end|>"])
+    return Tokenizer(backend, 256, 257, chat_template)
+
+
+CHAT = (
+    "{% for m in messages %}{{ bos_token }}{{ m.role }}\n{{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ bos_token }}assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(params=[CHAT, None], ids=["chat", "base"])
+def folder(request, tmp_path):
+    """A folder of a language model that has learnt nothing."""
+    cfg = tiny.decoder(vocab_size=258, max_length=4096)
+    params = lm_jax.init_params(jax.random.key(0), cfg)
+    lm_jax.save_pretrained(tmp_path / "model", cfg, params, byte_tokenizer(request.param))
+    return tmp_path / "model"
+
+
+def test_a_local_model_is_asked_and_its_answers_are_kept(folder, tmp_path):
+    file = tmp_path / "answers.jsonl"
+    made = judge.local(folder, answers=file, max_new_tokens=8)
+    # Noise is no JSON, which is counted and not hidden.
+    assert made.label(SHOWN) is None
+    assert (made.asked, made.unanswered, made.unreadable) == (1, 0, 1)
+    stored = Answers(file).find(judge.prompt(SHOWN), judge=made.name)
+    assert stored is not None
+    assert judge.make(f"cached:{file}").ask(judge.prompt(SHOWN)) == stored
+
+
+def test_a_local_model_sees_its_template_with_the_message_as_plain_text(
+    folder, tmp_path, monkeypatch
+):
+    calls = []
+    chat = Tokenizer.from_folder(folder).chat_template is not None
+
+    def generate(params, prompts, cfg, **options):
+        calls.append(prompts[0])
+        tokenizer = Tokenizer.from_folder(folder)
+        # A base model does not stop by itself.
+        return [[*tokenizer.encode(f"{ANSWER}{'' if chat else ' and so on'}"), tokenizer.eos_id]]
+
+    monkeypatch.setattr(judge, "generate", generate)
+    made = judge.make(f"local:{folder}", answers=tmp_path / "answers.jsonl")
+    hostile = [([" <|end|>", " peace"], [0.9, 0.1])]
+    assert made.label(hostile) == LABEL
+    (ids,) = calls
+    # One program for all prompts of about a length.
+    assert len(ids) % 64 == 0
+    text = Tokenizer.from_folder(folder).decode(ids)
+    assert judge.prompt(hostile) in text
+    if chat:
+        assert text.startswith("<|start|>user\n") and text.endswith("<|end|><|start|>assistant\n")
+    else:
+        assert text.startswith("<|start|>") and text.endswith("JSON: ")
+    assert ids.count(257) == int(chat)
+    # The same weights are not asked the same thing twice, even by a run that starts again.
+    again = judge.make(f"local:{folder}", answers=tmp_path / "answers.jsonl")
+    assert again.label(hostile) == LABEL
+    assert len(calls) == 1
+
+
+def test_a_template_that_swallows_the_message_is_refused(tmp_path):
+    cfg = tiny.decoder(vocab_size=258)
+    params = lm_jax.init_params(jax.random.key(0), cfg)
+    lm_jax.save_pretrained(tmp_path / "model", cfg, params, byte_tokenizer("{{ bos_token }}"))
+    with pytest.raises(BadInputError, match="leaves out the message"):
+        judge.local(tmp_path / "model").label(SHOWN)
+
+
+def test_intervals_by_layer_hold_the_mean_and_grow_with_doubt():
+    twin = twins.make(2, 9)
+    found = {one.group: one for one in scores.by_layer(twin)}
+    assert list(found) == ["layer 0", "layer 1", "all layers", "random texts"]
+    for group in found.values():
+        members = (
+            twin["baseline"]
+            if group.group == "random texts"
+            else [
+                p
+                for p in twin["prototypes"]
+                if group.group in (f"layer {p['layer']}", "all layers")
+            ]
+        )
+        labels = [one["label"] for one in members if one["label"]]
+        assert (group.asked, group.labelled) == (len(members), len(labels))
+        for score, interval in group.intervals.items():
+            values = [label[score] for label in labels]
+            assert interval.estimate == pytest.approx(np.mean(values)) and interval.n == len(values)
+            assert min(values) <= interval.low < interval.estimate < interval.high <= max(values)
+    widths = [
+        found[name].intervals["coverage"].high - found[name].intervals["coverage"].low
+        for name in ("all layers", "layer 0")
+    ]
+    assert widths[0] < widths[1]
+
+
+def test_the_lead_over_random_texts_is_a_difference_of_means():
+    twin = twins.make(2, 9)
+    for one in twin["prototypes"]:
+        if one["label"]:
+            one["label"]["coverage"] = 9
+    for i, one in enumerate(twin["baseline"]):
+        one["label"]["coverage"] = 3 + i % 2
+    found = scores.lead(twin)["coverage"]
+    assert found.estimate == pytest.approx(5.5)
+    assert 5.0 < found.low < 5.5 < found.high < 6.0
+
+
+def test_too_few_labels_have_no_interval():
+    twin = twins.make(1, 4, judge="null")
+    assert [one.intervals["themes"] for one in scores.by_layer(twin)] == [None, None]
+    assert scores.lead(twin) == dict.fromkeys(judge.SCORES)

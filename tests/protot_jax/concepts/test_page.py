@@ -1,0 +1,350 @@
+"""The concept page holds its twin unchanged, asks for nothing, runs no foreign text, and works."""
+
+import html.parser
+import json
+from pathlib import Path
+import re
+import shutil
+import subprocess
+
+import jsonschema
+import pytest
+
+from lm_jax.report.markup import number
+import protot_jax
+from protot_jax.concepts import page, schema
+from tests.protot_jax.concepts import twins
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+
+
+class _Reader(html.parser.HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.scripts, self.text = [], [], ""
+        self._inside = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self._inside = tag
+        if tag == "script":
+            self.scripts.append((dict(attrs), ""))
+
+    def handle_endtag(self, tag):
+        self._inside = ""
+
+    def handle_data(self, data):
+        if self._inside == "script":
+            attrs, code = self.scripts[-1]
+            self.scripts[-1] = attrs, code + data
+        else:
+            self.text += data
+
+
+@pytest.mark.parametrize("options", [{}, {"hostile": True}, {"judge": "null"}, {"layers": 1}])
+def test_the_page_holds_the_twin_as_it_is(options):
+    twin = twins.make(**options)
+    jsonschema.validate(twin, schema.SCHEMA)
+    reader = _Reader(page.render(twin))
+    (held,) = [code for attrs, code in reader.scripts if attrs.get("type") == "application/json"]
+    assert json.loads(held) == twin
+    assert not set("<>&") & set(held)
+
+
+def test_foreign_text_is_never_markup():
+    plain, hostile = _Reader(page.render(twins.make())), page.render(twins.make(hostile=True))
+    reader = _Reader(hostile)
+    hostile.encode()
+    assert {tag for tag, _ in reader.tags} == {tag for tag, _ in plain.tags}
+    assert len(reader.scripts) == 2
+    assert not [a for _, attrs in reader.tags for a in attrs if a.startswith("on")]
+    # The name of the corpus is told, as text.
+    assert f"trained on {twins.HOSTILE[1]} (" in reader.text
+
+
+def test_the_page_asks_for_nothing_outside_itself():
+    text = page.render(twins.make())
+    reader = _Reader(text)
+    (policy,) = [a["content"] for _, a in reader.tags if "http-equiv" in a]
+    rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+    assert rules["default-src"] == "'none'"
+    assert re.fullmatch(r"'sha256-[\w+/=]+'", rules["script-src"])
+    links = [a[name] for _, a in reader.tags for name in ("href", "src", "action") if name in a]
+    assert all(link.startswith("#") for link in links)
+    named = set(re.findall(r"https?://[^\s\"'<]+", text))
+    # Names of an XML vocabulary, which nothing fetches.
+    assert named == {"http://www.w3.org/2000/svg"}
+    assert "url(" not in text and "@import" not in text
+    code = "".join(page._asset(name) for name in page._SCRIPTS)
+    for way in ("innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval(", "fetch("):
+        assert way not in code
+
+
+def test_a_page_of_the_default_model_stays_small():
+    # As many texts as prototypes could show, if no two shared one.
+    twin = twins.make(6, 32, texts=1920, length=32, top=10)
+    assert len(page.render(twin).encode()) < 5e6
+
+
+def test_statistics_are_told_with_their_intervals():
+    text = _Reader(page.render(twins.make())).text
+    for told in ("−0.219 [−0.310, −0.120]", "0.825 [0.400, 1.20]", "0.140 [0.100, 0.180]"):
+        assert told in text
+    assert "For 62% of them the peak is one token before writing." in text
+    assert "The first layer is left out" in text
+    assert "2 prototypes are dead." in text
+
+
+def test_what_is_not_there_is_said_in_words():
+    twin = twins.make(judge="null")
+    twin["half_life_repetition"]["spearman"].update(value=None, p=None, low=None, high=None)
+    twin["lag"].update(mean=[None] * 11, peaks_one_before=None)
+    for p in twin["prototypes"]:
+        p.update(lag=None, half_life=None)
+    text = _Reader(page.render(twin)).text
+    assert "made without a judge" in text
+    assert "No prototype varies enough to have a peak." in text
+    assert "8 have none that is finite" in text
+    unread = twins.make()
+    for p in unread["prototypes"]:
+        p["label"] = None
+    assert "gave no answer that could be read" in _Reader(page.render(unread)).text
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found is None:
+        pytest.skip(f"none of {', '.join(BROWSERS)} is installed")
+    return found
+
+
+def browse(chromium, folder: Path, twin, steps: str, *, hash_: str = "", width: int = 1280):
+    """Opens the page in a frame of that width, and returns what the JavaScript `steps` return.
+
+    `steps` is the body of a function of `page` (the frame's window) and `$` (its querySelector).
+    """
+    (folder / "concepts.html").write_text(page.render(twin), "utf-8")
+    (folder / "drive.html").write_text(
+        f"""<!DOCTYPE html><meta charset="utf-8"><body><pre id="out"></pre>
+<iframe src="concepts.html{hash_}" style="width:{width}px;height:900px;border:0"></iframe>
+<script>
+document.querySelector("iframe").addEventListener("load", async (event) => {{
+  const page = event.target.contentWindow;
+  const $ = (selector) => page.document.querySelector(selector);
+  const all = (selector) => [...page.document.querySelectorAll(selector)];
+  const settle = () => new Promise((done) => setTimeout(done, 50));
+  const act = async (element, type) => {{
+    element.dispatchEvent(new page.Event(type, {{ bubbles: true }}));
+    await settle();
+  }};
+  let found;
+  try {{
+    await settle();
+    found = await (async () => {{ {steps} }})();
+  }} catch (error) {{
+    found = {{ error: String(error) }};
+  }}
+  document.getElementById("out").textContent = JSON.stringify(found);
+}});
+</script>""",
+        "utf-8",
+    )
+    ran = subprocess.run(
+        [
+            chromium,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            # A page of a file may then look into another one.
+            "--allow-file-access-from-files",
+            "--enable-logging=stderr",
+            "--virtual-time-budget=10000",
+            f"--user-data-dir={folder / 'profile'}",
+            "--window-size=1400,1000",
+            "--dump-dom",
+            f"file://{folder / 'drive.html'}",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    # Uncaught errors and breaches of the policy are told on the console.
+    console = [line for line in ran.stderr.splitlines() if "CONSOLE" in line]
+    assert console == []
+    out = re.search(r'<pre id="out">(.*?)</pre>', ran.stdout, re.DOTALL)
+    assert out is not None, ran.stdout[:2000]
+    found = json.loads(html.unescape(out[1]))
+    assert not (isinstance(found, dict) and "error" in found), found
+    return found
+
+
+@pytest.mark.slow
+def test_a_link_opens_the_prototype_that_it_names(chromium, tmp_path):
+    twin = twins.make()
+    found = browse(
+        chromium,
+        tmp_path,
+        twin,
+        """
+        return {
+          title: $("#opened h3").textContent,
+          badge: $("#opened .badge").textContent,
+          pressed: all("#map button[aria-pressed=true]").map((b) => b.ariaLabel),
+          count: $("#count").textContent,
+          theme: $("#opened .label strong").textContent,
+          words: all("#opened .texts li:first-child .word").map((w) => w.textContent),
+          line: $("#opened .words-line").textContent,
+          told: all("#opened .texts li:first-child .word").map((w) => w.dataset.told),
+          strength: all("#opened .texts li:first-child .word")
+            .map((w) => Number(w.style.getPropertyValue("--strength"))),
+          curves: all("#opened .curves polyline").length,
+          lags: all("#opened .lags rect title").map((t) => t.textContent),
+          edit: $("#opened code").textContent,
+        };""",
+        hash_="#layer=1&prototype=2",
+    )
+    (p,) = [p for p in twin["prototypes"] if (p["layer"], p["prototype"]) == (1, 2)]
+    assert found["title"] == "Layer 1, prototype 2"
+    assert found["badge"] == f"half-life {p['half_life']:.3g} tokens"
+    assert len(found["pressed"]) == 1 and found["pressed"][0].startswith("Layer 1, prototype 2: ")
+    assert found["count"] == "All 8 prototypes"
+    assert found["theme"] == p["label"]["theme"]
+    shown = p["top_texts"][0]
+    text = twin["texts"][shown["text"]]
+    assert found["words"] == [word.strip() for word in text["words"]]
+    assert found["line"] == "".join(text["words"])
+    # A word has the mean of its tokens.
+    means = [
+        sum(pair) / len(pair)
+        for word in range(len(text["words"]))
+        if (
+            pair := [w for w, at in zip(shown["write"], text["word_of"], strict=True) if at == word]
+        )
+    ]
+    told = [re.search(r": write (.+) · read (.+) · memory (.+)", one)[1] for one in found["told"]]
+    assert told == [number(mean) for mean in means]
+    low, high = min(means), max(means)
+    assert found["strength"] == pytest.approx([(m - low) / (high - low) for m in means], abs=1e-6)
+    assert found["curves"] == 3
+    assert found["lags"] == [
+        f"lag {number(lag)}: {number(value)}"
+        for lag, value in zip(twin["lag"]["lags"], p["cross_correlation"], strict=True)
+    ]
+    # The edit that the page names is one.
+    assert list(eval(found["edit"], {"protot_jax": protot_jax})) == ["mixer.write_logits"]
+
+
+@pytest.mark.slow
+def test_searching_filtering_and_choosing_show_what_they_say(chromium, tmp_path):
+    twin = twins.make()
+    twin["prototypes"][5]["top_tokens"][0]["token"] = "Zebra"
+    found = browse(
+        chromium,
+        tmp_path,
+        twin,
+        """
+        const seen = () => [$("#count").textContent, all("#matches b").map((b) => b.textContent)];
+        const form = $("#filters").elements;
+        const steps = {};
+        form.query.value = "zebra"; await act(form.query, "input"); steps.search = seen();
+        steps.where = $("#matches i").textContent;
+        form.query.value = "no such words"; await act(form.query, "input");
+        steps.nothing = [...seen(), $("#more").textContent];
+        $("#filters").reset(); await settle(); steps.reset = seen();
+        form.alive.checked = true; await act(form.alive, "input"); steps.alive = seen()[0];
+        form.labelled.checked = true; await act(form.labelled, "input");
+        form.layer.value = "1"; await act(form.layer, "input"); steps.labelled = seen();
+        $("#filters").reset(); await settle();
+        form.low.value = "5"; await act(form.low, "input"); steps.low = seen();
+        form.high.value = "9"; await act(form.high, "input"); steps.both = seen();
+        all("#map button")[6].click(); await settle();
+        steps.clicked = [page.location.hash, $("#opened h3").textContent];
+        steps.before = all(".texts .word").map((w) => w.style.getPropertyValue("--strength"));
+        const absolute = $("input[value=absolute]");
+        absolute.checked = true; await act(absolute, "input");
+        const memory = $("input[value=memory]");
+        memory.checked = true; await act(memory, "input");
+        steps.absolute = all(".texts li:first-child .word")
+          .map((w) => Number(w.style.getPropertyValue("--strength")));
+        const word = all(".texts .word")[1]; word.focus(); await settle();
+        steps.tip = [$("#tip").hidden, $("#tip").textContent];
+        const drawing = $(".curves svg[tabindex]");
+        drawing.dispatchEvent(new page.KeyboardEvent("keydown", { key: "ArrowRight" }));
+        steps.readout = $(".readout").textContent;
+        page.location.hash = "#layer=9&prototype=9"; await settle();
+        steps.absent = $("#opened").textContent;
+        return steps;""",
+    )
+    labelled = [p for p in twin["prototypes"] if p["layer"] == 1 and p["label"]]
+    lives = {
+        f"L{p['layer']} P{p['prototype']}": p["half_life"] or float("inf")
+        for p in twin["prototypes"]
+    }
+    assert found["search"] == ["1 of 8 prototypes match", ["L1 P1"]]
+    assert found["where"] == " in a top token"
+    assert found["nothing"][:2] == ["0 of 8 prototypes match", []]
+    assert found["nothing"][2].startswith("No prototype matches.")
+    # Sorted by the number that colours the map, none last.
+    finite = {name: life for name, life in lives.items() if life < float("inf")}
+    assert found["reset"][0] == "All 8 prototypes"
+    assert found["reset"][1][:6] == sorted(finite, key=lambda name: -finite[name])
+    assert found["alive"] == "6 of 8 prototypes match"
+    assert set(found["labelled"][1]) == {f"L1 P{p['prototype']}" for p in labelled}
+    assert set(found["low"][1]) == {name for name, life in lives.items() if life >= 5}
+    assert set(found["both"][1]) == {name for name, life in lives.items() if 5 <= life <= 9}
+    assert found["clicked"] == ["#layer=1&prototype=2", "Layer 1, prototype 2"]
+    shown = twin["prototypes"][6]["top_texts"][0]
+    text = twin["texts"][shown["text"]]
+    assert found["absolute"][0] == pytest.approx(
+        sum(shown["memory"][: text["word_of"].count(0)]) / text["word_of"].count(0), abs=1e-6
+    )
+    hidden, tip = found["tip"]
+    assert not hidden and tip.startswith(f"{text['words'][1].strip()}: write ")
+    assert found["readout"].startswith("Token 0, ")
+    assert "no layer 9 with a prototype 9" in found["absent"]
+
+
+@pytest.mark.slow
+def test_hostile_text_is_shown_and_does_nothing(chromium, tmp_path):
+    found = browse(
+        chromium,
+        tmp_path,
+        twins.make(hostile=True),
+        """
+        return {
+          theme: $("#opened .label strong").textContent,
+          tokens: all("#opened tbody th bdi").map((b) => b.textContent),
+          made: all("#explorer img, #explorer script").length,
+          scripts: all("script").length,
+        };""",
+        hash_="#layer=0&prototype=0",
+    )
+    assert found["theme"] == twins.HOSTILE[0] + twins.HOSTILE[1]
+    assert twins.HOSTILE[0] in found["tokens"]
+    assert (found["made"], found["scripts"]) == (0, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [400, 1280])
+def test_nothing_is_wider_than_the_screen(chromium, tmp_path, width):
+    twin = twins.make(2, 32, length=120, hostile=True)
+    found = browse(
+        chromium,
+        tmp_path,
+        twin,
+        """
+        const root = page.document.documentElement;
+        const wide = [];
+        for (const [layer, prototype] of [[0, 0], [1, 1], [1, 31]]) {
+          page.location.hash = `#layer=${layer}&prototype=${prototype}`; await settle();
+          wide.push([root.clientWidth, root.scrollWidth]);
+        }
+        return wide;""",
+        width=width,
+    )
+    assert [scrolled for _, scrolled in found] == [client for client, _ in found]
+    assert all(width - 20 <= client <= width for client, _ in found)

@@ -1,0 +1,162 @@
+"""The ranking is Cohen's d, and matching gives back how prototypes were permuted."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lm_jax
+from lm_jax import stats
+from lm_jax.errors import BadInputError
+from protot_jax import intervene
+from protot_jax.intervene import matching
+from protot_jax.intervene.sentences import word_ids
+from tests.protot_jax.intervene import small_models
+
+L, R = 3, small_models.R
+
+
+@pytest.fixture(scope="module")
+def model():
+    return small_models.drawn()
+
+
+@pytest.fixture(scope="module")
+def text_NS(model):
+    """Rows of words in which padding follows, one word of several tokens among them."""
+    rng = np.random.default_rng(3)
+    rows = []
+    for length in rng.integers(6, 20, 21):
+        words = rng.choice([*small_models.WORDS, "townhouse"], length)
+        ids = model.tokenizer.encode(" ".join(words))[:20]
+        rows.append(np.pad(ids, (0, 20 - len(ids))))
+    return np.stack(rows).astype(np.int32)
+
+
+@pytest.fixture(scope="module")
+def gate_LNTR(model, text_NS):
+    out = jax.jit(
+        lambda params, tokens: lm_jax.forward(
+            params, tokens, model.cfg, mixer=model.mixer, record={"mixer.write": lm_jax.keep}
+        ).records["mixer.write"]
+    )(model.params, text_NS)
+    return np.asarray(out, np.float64)
+
+
+def test_mean_gates_of_tokens(model, text_NS, gate_LNTR):
+    found = intervene.over_text(model, text_NS)
+    assert found.ranking == ()
+    np.testing.assert_array_equal(
+        found.count_V[1:], np.bincount(text_NS.ravel(), minlength=model.cfg.vocab_size)[1:]
+    )
+    assert found.count_V[0] == 0
+    for token in np.unique(text_NS[text_NS != 0]):
+        wanted_LR = gate_LNTR[:, text_NS == token].mean(1)
+        np.testing.assert_allclose(found.mean_VLR[token], wanted_LR, rtol=1e-5, atol=1e-7)
+
+
+def test_prototypes_are_ranked_by_cohens_d(model, text_NS, gate_LNTR):
+    found = intervene.over_text(model, text_NS, ["river", "townhouse"])
+    pieces = word_ids(model.tokenizer, ["townhouse"])[0]
+    assert len(pieces) > 1
+    on = np.isin(text_NS, word_ids(model.tokenizer, ["river"])[0])
+    count = 0
+    for n, row in enumerate(text_NS):
+        for t in range(len(row) - len(pieces) + 1):
+            if row[t : t + len(pieces)].tolist() == pieces:
+                on[n, t : t + len(pieces)] = True
+                count += 1
+    assert found.occurrences["townhouse"] == count > 0
+    elsewhere = ~on & (text_NS != 0)
+    assert len(found.ranking) == L * R
+    for one in found.ranking:
+        gate_NT = gate_LNTR[one.layer, :, :, one.prototype]
+        d = stats.cohens_d(gate_NT[on], gate_NT[elsewhere])
+        assert one.score == pytest.approx(d, rel=1e-3, abs=1e-4)
+        assert one.on_words == pytest.approx(gate_NT[on].mean(), rel=1e-5)
+        assert one.elsewhere == pytest.approx(gate_NT[elsewhere].mean(), rel=1e-5)
+    scores = [one.score for one in found.ranking]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_words_that_are_not_there_are_refused(model, text_NS):
+    with pytest.raises(BadInputError, match=r"'riverhouse' does not occur in the \d+ tokens"):
+        intervene.over_text(model, text_NS, ["riverhouse"])
+    # One of several may be absent; its count says so.
+    found = intervene.over_text(model, text_NS, ["river", "riverhouse"])
+    assert found.occurrences["riverhouse"] == 0
+
+
+def permuted(model, order_LR):
+    """The same function, with the prototypes of each layer in another order."""
+    mixer = dict(model.params["blocks"]["mixer"])
+    for name in ("prototypes", "decay_logit"):
+        mixer[name] = jnp.stack([x[order] for x, order in zip(mixer[name], order_LR, strict=True)])
+    params = {**model.params, "blocks": {**model.params["blocks"], "mixer": mixer}}
+    return dataclasses.replace(model, params=params)
+
+
+def test_matching_recovers_a_permutation_and_the_effects_with_it(model, text_NS):
+    rng = np.random.default_rng(4)
+    order_LR = np.stack([rng.permutation(R) for _ in range(L)])
+    other = permuted(model, order_LR)
+    first, second = (intervene.over_text(each, text_NS) for each in (model, other))
+    partner_M = matching.assign(intervene.similarities(first, second, least_count=3))
+    for layer in range(L):
+        for place, prototype in enumerate(order_LR[layer]):
+            assert partner_M[layer * R + prototype] == layer * R + place
+    found = intervene.match(first, second, layer=1, prototype=2, least_count=3)
+    assert (found.layer, found.prototype) == (1, order_LR[1].tolist().index(2))
+    assert found.similarity == pytest.approx(1.0, abs=1e-5)
+    assert found.best == pytest.approx(1.0, abs=1e-5)
+    assert found.null_mean < found.null_95 < found.similarity
+    assert found.p_value == pytest.approx(1 / 1001)
+
+    arguments = {"draws": 1, "control_draws": 1, "controls": False, "least": 0.0}
+    at = {"layer": found.layer, "prototype": found.prototype}
+    sentences = small_models.sentences()
+    here = intervene.measure(model, sentences, layer=1, prototype=2, **arguments)
+    there = intervene.measure(other, sentences, **at, **arguments)
+    for mode in intervene.MODES:
+        np.testing.assert_allclose(
+            there.change(mode)[1, found.prototype], here.change(mode)[1, 2], atol=2e-3
+        )
+
+
+def test_similarity_is_the_correlation_over_tokens(model, text_NS):
+    first, second = (
+        intervene.over_text(each, text_NS) for each in (model, small_models.drawn(seed=7))
+    )
+    found_MM = intervene.similarities(first, second, least_count=3)
+    common = (first.count_V >= 3) & (second.count_V >= 3)
+    a, b = (gates.mean_VLR[common].reshape(common.sum(), -1) for gates in (first, second))
+    want = np.corrcoef(a.T, b.T)[: L * R, L * R :]
+    np.testing.assert_allclose(found_MM, want, atol=1e-9)
+    # Unrelated vectors: the null of shuffled tokens is reached often.
+    match = intervene.match(first, second, layer=0, prototype=1, least_count=3)
+    assert match.best >= match.similarity
+    assert match.p_value > 1 / 1001
+
+
+def test_a_constant_gate_is_similar_to_nothing():
+    rng = np.random.default_rng(0)
+    gates = intervene.TextGates(np.full(9, 9), rng.random((9, 2, 2)), {}, ())
+    gates.mean_VLR[:, 0, 1] = 0.25
+    found_MM = intervene.similarities(gates, gates)
+    np.testing.assert_array_equal(found_MM[1], 0.0)
+    assert found_MM[0, 0] == pytest.approx(1.0)
+
+
+def test_models_that_cannot_be_matched_are_refused():
+    gates = intervene.TextGates(np.full(9, 9), np.ones((9, 2, 2)), {}, ())
+    other = intervene.TextGates(np.full(9, 9), np.ones((9, 2, 3)), {}, ())
+    with pytest.raises(BadInputError, match="2 layers with 2 prototypes cannot be matched"):
+        intervene.match(gates, other, layer=0, prototype=0)
+    rare = intervene.TextGates(np.ones(9, int), np.ones((9, 2, 2)), {}, ())
+    with pytest.raises(BadInputError, match="only 0 tokens occur 5 times"):
+        intervene.similarities(gates, rare)
+    short = intervene.TextGates(np.full(8, 9), np.ones((8, 2, 2)), {}, ())
+    with pytest.raises(BadInputError, match="vocabularies of 9 and 8 tokens"):
+        intervene.similarities(gates, short)
