@@ -129,7 +129,8 @@ def reading_first(twin: Twin) -> Section:
                 )
             ],
             "Mean correlation one token before writing, less that at the same token. "
-            f"Permutation test, {number(twin['settings']['permutations'])} permutations.",
+            "Permutation test in which the read gates of a layer change owners, "
+            f"{number(twin['settings']['permutations'])} permutations.",
         ),
     )
 
@@ -141,6 +142,7 @@ def layers(twin: Twin) -> Section:
         "gini": "Gini",
         "entropy": "Entropy, nats",
         "mutual_information": "MI, nats",
+        "mutual_information_by_chance": "by chance",
         "usage_gini": "Gini of use",
         "max_share": "Top share",
         "top_1": "Largest gate",
@@ -160,7 +162,8 @@ def layers(twin: Twin) -> Section:
         "The paper finds that gates grow sharper with depth. L1 ratio, Gini, entropy, the largest "
         "gate, its lead over the second and the number of active prototypes are means over tokens. "
         "Use is a prototype's share of all writing (or reading) of its layer: how unequal the "
-        "shares are, and the largest.",
+        "shares are, and the largest. Mutual information with the token stands beside what "
+        "shuffled tokens give: for rare tokens the correction does not remove its bias.",
         report.grid(
             *(
                 report.curves(

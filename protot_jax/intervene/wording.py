@@ -33,7 +33,9 @@ TERMS = {
     "other prototypes. In a first layer with shared routing, masking the write gate masks the read "
     "gate too.",
     "zeroed": "The gate set to zero, the others left as they are. With mass normalisation it makes "
-    "no difference which gate: what was never written is read as zero.",
+    "no difference which gate: what was never written is read as zero. Where masking moves the "
+    "targets and zeroing does not, what moves them is the share that the others took over, and not "
+    "the loss of this prototype.",
     "excluded": "Sentences whose target has too low a probability under the trained model: a "
     "ratio of two tiny numbers says little.",
     "percentile": "Where the chosen prototype's mean change lies among those of all others; 0 "
@@ -113,6 +115,11 @@ def reasons(found: Found) -> list[str]:
     """What stands below the answer: what was left out, and how far it carries."""
     seed = found["seeds"][0]
     told = []
+    if seed["kept"]:
+        told.append(
+            "With the gate zeroed, so that no share of it goes to the others: "
+            f"{percent(by_mode(seed)['zero_write']['effect'])}."
+        )
     if skipped := found["skipped"]:
         told.append(
             f"{count(len(skipped), 'sentence')} left out, the first because "
