@@ -14,6 +14,9 @@ if "jax" in sys.modules:
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Most tests are many small programs that run once each, and LLVM's optimisation is most of their
+# time. `optimised_where_marked` lifts it.
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 # It would win over the flag below.
 os.environ.pop("JAX_NUM_CPU_DEVICES", None)
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
@@ -34,6 +37,23 @@ hypothesis.settings.register_profile(
     "suite", derandomize=True, deadline=None, max_examples=40, database=None
 )
 hypothesis.settings.load_profile("suite")
+
+
+@pytest.fixture(autouse=True)
+def optimised_where_marked(request: pytest.FixtureRequest) -> Generator[None]:
+    """Compiles in earnest what is marked `optimised`, `compiled` or `torch`.
+
+    The first hold what a CPU runs in earnest to the same bounds: the XLA path of the prefix mean,
+    which training uses, and a bound that the rounding of unfused arithmetic passes.
+    """
+    if not any(map(request.node.get_closest_marker, ("optimised", "compiled", "torch"))):
+        yield
+        return
+    import jax
+
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

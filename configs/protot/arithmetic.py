@@ -1,10 +1,10 @@
 """A small ProtoT at two contexts, for the exact prefix mean and for the released arithmetic.
 
-    python -m tools.compare_arithmetic --workdir=runs/arithmetic
+    python -m protot_jax.pretrain --config=configs/protot/arithmetic.py --workdir=runs/exact
 
-trains it four times for each of its seeds, and compares. `--config.arithmetic=released` of
-`protot_jax.pretrain` trains one of the two. Documents are long here, so that a long context is one
-text and not several.
+trains with the exact mean; `--config.arithmetic=released` with the other, and
+`python -m tools.compare_arithmetic --workdir=runs/arithmetic` with both at both contexts, and
+compares. Documents are long here, so that a long context is one text and not several.
 """
 
 from ml_collections import ConfigDict

@@ -29,12 +29,6 @@ from tests.lm_jax import tiny_training as tiny
 UPKEEP = Upkeep(log_every=3, save_every=4)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _quickly_compiled():
-    with tiny.quickly_compiled():
-        yield
-
-
 def train(folder, *, config=tiny.CONFIG, batches=tiny.BATCHES, upkeep=UPKEEP, **options):
     given = {
         "validation": tiny.VALIDATION,
@@ -276,7 +270,7 @@ def test_kill_minus_nine_at_random_times_ends_in_the_same_bits(tmp_path):
         return subprocess.Popen(
             [sys.executable, script, folder],
             cwd=root,
-            env=os.environ | {"PYTHONPATH": str(root), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
+            env=os.environ | {"PYTHONPATH": str(root)},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

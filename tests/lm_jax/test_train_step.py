@@ -20,12 +20,6 @@ CONFIG = dataclasses.replace(tiny.CONFIG, dropout=0.0, warmup=0.0)
 BATCH = tiny.BATCHES.at(0)["tokens"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _quickly_compiled():
-    with tiny.quickly_compiled():
-        yield
-
-
 def updated(config, ways=1, batch=BATCH):
     """State and metrics after one update."""
     mesh = tiny.mesh(ways)

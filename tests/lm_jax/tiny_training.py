@@ -1,7 +1,5 @@
 """A decoder of two layers and batches drawn by their number, for the tests of training."""
 
-from collections.abc import Iterator
-import contextlib
 import dataclasses
 import functools
 
@@ -47,14 +45,6 @@ class FakeBatches:
 
 BATCHES = FakeBatches()
 VALIDATION = FakeBatches(fingerprint="held out", per_epoch=2)
-
-
-@contextlib.contextmanager
-def quickly_compiled() -> Iterator[None]:
-    """Leaves out LLVM's optimisation: these programs run a few times each."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @functools.cache
