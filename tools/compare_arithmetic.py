@@ -208,8 +208,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     chosen = parser.parse_args(argv)
     mode = ":smoke" if chosen.smoke else ""
-    contexts = (16, 32) if chosen.smoke else CONTEXTS
+    contexts = (32,) if chosen.smoke else CONTEXTS
     try:
+        chosen.workdir.mkdir(parents=True, exist_ok=True)
         for context in contexts:
             for arithmetic in ARITHMETICS:
                 train(chosen.workdir, mode, context, arithmetic)
