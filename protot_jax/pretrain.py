@@ -42,6 +42,7 @@ from lm_jax.train.metrics import METRICS
 from lm_jax.train.prepare import prepare_corpus
 from lm_jax.train.step import is_cast, make_eval_step
 from protot_jax.config import PretrainConfig
+from protot_jax.count import flops
 from protot_jax.mixer import PrototypeMixer
 from protot_jax.router import router_statistics
 from protot_jax.trained import DATA, Data, load_data, model, seed_folder
@@ -168,6 +169,7 @@ def run(config: PretrainConfig, folder: Path) -> dict[str, Any]:
         "model": config.model,
         "parameters": count_params(cfg, mixer=mixer),
         "parameters_in_use": count_params(cfg, mixer=mixer) - unused,
+        "forward_flops_per_example": flops(cfg, mixer, config.context).total,
         "tie_embeddings": config.tie_embeddings,
         "compute_dtype": config.dtype,
         "weights_and_moments_dtype": "float32",
@@ -200,6 +202,7 @@ def told(summary: dict[str, Any]) -> str:
             f"{seeds[0]['validation_tokens']:,} tokens, test {statistics.mean(test):.2f} over "
             f"{seeds[0]['test_tokens']:,}; unigram model {unigram:.1f}, {unigram / mean:.2f} times",
             f"{summary['parameters']:,} parameters ({summary['parameters_in_use']:,} in use), "
+            f"{summary['forward_flops_per_example'] / 1e6:,.0f} MFLOPs forward an example, "
             f"{'tied' if summary['tie_embeddings'] else 'untied'}, {summary['compute_dtype']} "
             f"compute on float32 weights, {seeds[0]['tokens_seen']:,} tokens seen, "
             f"{len(seeds)} seed{'s' * (len(seeds) > 1)}",
