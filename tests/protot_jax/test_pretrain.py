@@ -10,7 +10,7 @@ import lm_jax
 from lm_jax import launch
 from lm_jax.train import optim
 from lm_jax.train.data import Examples
-from protot_jax import models, pretrain, trained
+from protot_jax import count, models, pretrain, trained
 from protot_jax.config import PretrainConfig
 from tests.protot_jax.small_runs import command, settings
 
@@ -27,6 +27,8 @@ def test_every_model_trains_and_tells_what_its_numbers_rest_on(name, text, tmp_p
     # A model that knows nothing has the perplexity of its vocabulary.
     assert 1.0 < seed["validation_perplexity"] < 1.3 * 60
     assert summary["unigram_perplexity"] < 30
+    cfg, mixer = trained.model(launch.freeze(settings(text, model=name), PretrainConfig), 60)
+    assert summary["forward_flops_per_example"] == count.flops(cfg, mixer, 32).total
     assert summary["corpus"]["splits"]["train"]["documents"] > 60
     printed = capsys.readouterr().out
     assert f"{summary['parameters']:,} parameters" in printed
