@@ -27,8 +27,8 @@ def test_every_model_trains_and_tells_what_its_numbers_rest_on(name, text, tmp_p
     # A model that knows nothing has the perplexity of its vocabulary.
     assert 1.0 < seed["validation_perplexity"] < 1.3 * 60
     assert summary["unigram_perplexity"] < 30
-    cfg, mixer = trained.model(launch.freeze(settings(text, model=name), PretrainConfig), 60)
-    assert summary["forward_flops_per_example"] == count.flops(cfg, mixer, 32).total
+    model = trained.load_run(tmp_path / "run")
+    assert summary["forward_flops_per_example"] == count.flops(model.cfg, model.mixer, 32).total
     assert summary["corpus"]["splits"]["train"]["documents"] > 60
     printed = capsys.readouterr().out
     assert f"{summary['parameters']:,} parameters" in printed
