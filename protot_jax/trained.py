@@ -21,6 +21,7 @@ from lm_jax.train.data import Examples
 from lm_jax.train.prepare import Prepared, prepare_corpus
 from protot_jax import models
 from protot_jax.config import PretrainConfig
+from protot_jax.mixer import PrototypeMixer
 from protot_jax.released import released_prefix_mean
 
 DATA = "data"
@@ -85,6 +86,20 @@ class TrainedModel:
     config: PretrainConfig
     seed: int
     step: int
+
+    @property
+    def prototypes(self) -> PrototypeMixer:
+        """The mixer of a model that has prototypes.
+
+        Raises:
+          UsageError: it has none.
+        """
+        if not isinstance(self.mixer, PrototypeMixer):
+            raise UsageError(
+                f"the run trained {self.config.model!r}, which has no prototypes; name a run of "
+                "'protot'"
+            )
+        return self.mixer
 
 
 def load_run(

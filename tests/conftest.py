@@ -56,6 +56,19 @@ def optimised_where_marked(request: pytest.FixtureRequest) -> Generator[None]:
     jax.config.update("jax_disable_most_optimizations", True)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def compiled_programs_end_with_their_module() -> Generator[None]:
+    """Forgets what was compiled once a file's tests are through.
+
+    No file calls the programs of another, and a worker that keeps them all grows to gigabytes.
+    """
+    yield
+    if "jax" in sys.modules:
+        import jax
+
+        jax.clear_caches()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips a test whose torch, GPU compiler or assets are not here, and says so."""
     has_torch = importlib.util.find_spec("torch") is not None

@@ -29,31 +29,30 @@ import optax
 from kernels.prefix_mean.api import prefix_mean
 import lm_jax
 from lm_jax import launch, runs, sites, stats
-from lm_jax.errors import Refusal, UsageError
+from lm_jax.errors import Refusal
 from protot_jax import pretrain, released, trained
+from protot_jax.concepts.measures import half_life
 from protot_jax.config import PretrainConfig
-from protot_jax.mixer import PrototypeMixer
 from tools.bench.timing import conditions
 
 CONFIG = "configs/protot/arithmetic.py"
 ARITHMETICS = ("exact", "released")
 CONTEXTS = (256, 1024)
 BINS = 8
+QUARTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 # Rows at a time: the exact mean of few rows is as fast, and logits are large.
 ROWS = 4
 RESULT = "comparison.json"
 
 
-def train(folder: Path, mode: str, context: int, arithmetic: str) -> Path:
+def train(folder: Path, mode: str, context: int, arithmetic: str) -> None:
     """Trains one of the settings in a folder of its own, or finds it trained there."""
     config = launch.load_config(f"{CONFIG}{mode}")
     with config.unlocked():
         # As many tokens in a batch at every context.
         tokens = config.batch_size * config.context
         config.update(context=context, batch_size=max(1, tokens // context), arithmetic=arithmetic)
-    run = folder / f"{context}_{arithmetic}"
-    pretrain.run_in(config, run)
-    return run
+    pretrain.run_in(config, folder / f"{context}_{arithmetic}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,12 +69,10 @@ class Measured:
 
 def measure(model: trained.TrainedModel, tokens_NS: np.ndarray) -> Measured:
     """Both arithmetics on the same rows."""
-    if not isinstance(model.mixer, PrototypeMixer):
-        raise UsageError(f"{CONFIG} names a model without prototypes; let it be protot")
     prefixes = {"exact": prefix_mean, "released": released.released_prefix_mean}
     losses = {}
     for name, prefix in prefixes.items():
-        mixer = dataclasses.replace(model.mixer, prefix=prefix)
+        mixer = dataclasses.replace(model.prototypes, prefix=prefix)
         look = jax.jit(functools.partial(_losses, cfg=model.cfg, mixer=mixer))
         losses[name] = np.concatenate([look(model.params, rows) for rows in _parts(tokens_NS)])
     keep = {"mixer.write": sites.keep, "mixer.read": sites.keep}
@@ -154,7 +151,9 @@ def compare(folder: Path, context: int, seeds: Sequence[int]) -> list[dict[str, 
                 "undiscounted_if_swapped": _binned(measured["exact"].undiscounted_T),
                 "clamped_if_swapped": _binned(measured["exact"].clamped_T),
                 "half_lives": {
-                    name: np.quantile(_half_lives(model), [0, 0.25, 0.5, 0.75, 1]).tolist()
+                    name: np.quantile(
+                        half_life(model.params["blocks"]["mixer"]["decay_logit"]), QUARTILES
+                    ).tolist()
                     for name, model in models.items()
                 },
             }
@@ -172,11 +171,6 @@ def _difference(delta_NT: np.ndarray) -> dict[str, Any]:
 
 def _binned(share_T: np.ndarray) -> list[float]:
     return [float(part.mean()) for part in np.array_split(share_T, BINS)]
-
-
-def _half_lives(model: trained.TrainedModel) -> np.ndarray:
-    logit = np.asarray(model.params["blocks"]["mixer"]["decay_logit"], np.float64).ravel()
-    return np.log(2.0) / np.log1p(np.exp(-logit))
 
 
 def told(entries: Sequence[Mapping[str, Any]]) -> str:

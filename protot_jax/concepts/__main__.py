@@ -72,7 +72,8 @@ def report(
       BadInputError, CorruptError: the data cannot be used.
       StorageError: the folder cannot be written.
     """
-    collect.check(model)
+    # A model without prototypes is refused before any work.
+    _ = model.prototypes
     examples = Examples(
         open_prepared(data, tokenizer=model.tokenizer),
         settings.split,
@@ -157,7 +158,8 @@ def settings_from_flags() -> twin.Settings:
 def main(arguments: launch.Arguments) -> None:
     """The command."""
     model, run = run_flags.load(), run_flags.run_folder()
-    collect.check(model)
+    # A model without prototypes is refused before any work.
+    _ = model.prototypes
     settings, named = settings_from_flags(), _JUDGE.value
     folder = arguments.workdir or run / FOLDER
     judged = judge.make(named, answers=folder / ANSWERS)

@@ -32,13 +32,12 @@ import pyarrow.parquet as pq
 from lm_jax import launch, progress, runs
 from lm_jax.config import DecoderConfig
 from lm_jax.decoder import forward
-from lm_jax.errors import BadInputError, UsageError
+from lm_jax.errors import BadInputError
 from lm_jax.hf.tokenizer import Tokenizer
 from lm_jax.mixers import Mixer
 from lm_jax.params import ParamTree
 from lm_jax.train.data import Examples, OnePass
 from lm_jax.train.tokenizer import BOS, END_OF_TEXT, EOS, PAD
-from protot_jax.mixer import PrototypeMixer
 from protot_jax.trained import TrainedModel
 
 ACTIVATIONS = "activations.parquet"
@@ -74,20 +73,6 @@ class Texts:
         return float(np.exp(np.nanmean(losses)))
 
 
-def check(model: TrainedModel) -> PrototypeMixer:
-    """The mixer of a model that has prototypes.
-
-    Raises:
-      UsageError: it has none.
-    """
-    if not isinstance(model.mixer, PrototypeMixer):
-        raise UsageError(
-            f"the run trained {model.config.model!r}, which has no prototypes; name a run of "
-            "'protot'"
-        )
-    return model.mixer
-
-
 def collect(
     model: TrainedModel,
     examples: Examples,
@@ -111,7 +96,7 @@ def collect(
       StorageError: the file cannot be written.
       StoppedError: the command was asked to stop; nothing is kept.
     """
-    schema = _schema(model.cfg.num_layers, check(model).num_prototypes)
+    schema = _schema(model.cfg.num_layers, model.prototypes.num_prototypes)
     found: list[Texts] = []
     count = 0
     with (

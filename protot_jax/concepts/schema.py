@@ -14,201 +14,179 @@ read by the model, but are in no text and no statistic here.
 from collections.abc import Mapping
 from typing import Any
 
+from protot_jax.json_schema import COUNT, DRAFT, MAYBE, NUMBER, TEXT, TRUTH, closed, listed, or_null
+
 VERSION = 1
 NAME = "protot_jax.concepts"
 
-_NUMBER = {"type": "number"}
-_MAYBE = {"type": ["number", "null"]}
-_COUNT = {"type": "integer", "minimum": 0}
-_TEXT = {"type": "string"}
 _GATES = {"type": "array", "items": {"type": "number", "minimum": 0, "maximum": 1}}
 
 
-def _closed(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """An object with these fields, all of them, and no others."""
-    return {
-        "type": "object",
-        "properties": dict(properties),
-        "required": list(properties),
-        "additionalProperties": False,
-    }
-
-
-def _list(item: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "array", "items": dict(item)}
-
-
 # A statistic with what it rests on; `p` is two-sided, `low` and `high` bound 95 %.
-_TESTED = {"value": _MAYBE, "p": _MAYBE, "low": _MAYBE, "high": _MAYBE, "n": _COUNT}
+_TESTED = {"value": MAYBE, "p": MAYBE, "low": MAYBE, "high": MAYBE, "n": COUNT}
 
 # Gate statistics of one prototype over all analysed tokens (spec rows PT-66..69, 71).
-_GATE = _closed(
+_GATE = closed(
     {
-        "mean": _NUMBER,
-        "max": _NUMBER,
+        "mean": NUMBER,
+        "max": NUMBER,
         # Largest over mean; null where it is never open.
-        "l1_ratio": _MAYBE,
+        "l1_ratio": MAYBE,
         # Mutual information between token and gate in 10 quantile bins, in nats, Miller-Madow.
-        "mutual_information": _MAYBE,
+        "mutual_information": MAYBE,
         # Share of tokens where this prototype has the largest gate, and where its gate is >= 0.01.
-        "top_1": _NUMBER,
-        "active": _NUMBER,
+        "top_1": NUMBER,
+        "active": NUMBER,
     }
 )
 
 # The same of a layer, over its prototypes.
-_LAYER_GATE = _closed(
+_LAYER_GATE = closed(
     {
         # Means over tokens of Eq. 3, 4 and 5 (nats); Gini of the prototypes' shares of the writing,
         # which is that of Table 15.
-        "l1_ratio": _NUMBER,
-        "gini": _NUMBER,
-        "entropy": _NUMBER,
-        "usage_gini": _NUMBER,
+        "l1_ratio": NUMBER,
+        "gini": NUMBER,
+        "entropy": NUMBER,
+        "usage_gini": NUMBER,
         # Mean over prototypes, and with tokens shuffled: what a small sample gives by chance.
-        "mutual_information": _MAYBE,
-        "mutual_information_by_chance": _MAYBE,
+        "mutual_information": MAYBE,
+        "mutual_information_by_chance": MAYBE,
         # Mean over tokens of the largest gate, and of its lead over the second.
-        "top_1": _NUMBER,
-        "margin": _NUMBER,
+        "top_1": NUMBER,
+        "margin": NUMBER,
         # Mean number of prototypes with a gate >= 0.01, largest share of the writing, and how many
         # never have a gate >= 0.01.
-        "active": _NUMBER,
-        "max_share": _NUMBER,
-        "dead": _COUNT,
+        "active": NUMBER,
+        "max_share": NUMBER,
+        "dead": COUNT,
     }
 )
 
 # A judge's view of one prototype (PT-61). `null` judges give no label at all.
-_LABEL = _closed(
+_LABEL = closed(
     {
-        "theme": _TEXT,
-        "disentanglement": _NUMBER,
-        "coverage": _NUMBER,
-        "themes": _COUNT,
-        "explanation": _TEXT,
+        "theme": TEXT,
+        "disentanglement": NUMBER,
+        "coverage": NUMBER,
+        "themes": COUNT,
+        "explanation": TEXT,
     }
 )
 
-_SHOWN = _closed(
+_SHOWN = closed(
     {
         # An index into `texts`.
-        "text": _COUNT,
-        "mean": _NUMBER,
-        "sum": _NUMBER,
+        "text": COUNT,
+        "mean": NUMBER,
+        "sum": NUMBER,
         "write": _GATES,
         "read": _GATES,
         "memory": _GATES,
     }
 )
 
-_PROTOTYPE = _closed(
+_PROTOTYPE = closed(
     {
-        "layer": _COUNT,
-        "prototype": _COUNT,
-        "decay": _NUMBER,
+        "layer": COUNT,
+        "prototype": COUNT,
+        "decay": NUMBER,
         # In tokens; null where the decay has rounded to 1.
-        "half_life": _MAYBE,
+        "half_life": MAYBE,
         "write": _GATE,
         "read": _GATE,
         # 1 - unique / all of the tokens it writes most.
-        "repetition": _MAYBE,
+        "repetition": MAYBE,
         # Cross-correlation of read with write at lags -5..5; `lag` is where it peaks, and below 0
         # where reading comes before writing.
         "lag": {"type": ["integer", "null"]},
-        "cross_correlation": _list(_MAYBE),
-        "top_tokens": _list(
-            _closed(
-                {"token": _TEXT, "id": _COUNT, "mean": _NUMBER, "sum": _NUMBER, "count": _COUNT}
-            )
+        "cross_correlation": listed(MAYBE),
+        "top_tokens": listed(
+            closed({"token": TEXT, "id": COUNT, "mean": NUMBER, "sum": NUMBER, "count": COUNT})
         ),
-        "top_texts": _list(_SHOWN),
-        "label": {"anyOf": [_LABEL, {"type": "null"}]},
+        "top_texts": listed(_SHOWN),
+        "label": or_null(_LABEL),
     }
 )
 
 SCHEMA: Mapping[str, Any] = {
-    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "$schema": DRAFT,
     "title": "Concept report of a Prototype Transformer",
-    **_closed(
+    **closed(
         {
             "schema": {"const": NAME},
             "version": {"const": VERSION},
-            "model": _closed(
+            "model": closed(
                 {
-                    "seed": _COUNT,
-                    "step": _COUNT,
-                    "layers": _COUNT,
-                    "prototypes": _COUNT,
-                    "hidden_size": _COUNT,
-                    "context": _COUNT,
-                    "vocab_size": _COUNT,
-                    "parameters": _COUNT,
-                    "shared_routing": {"type": "boolean"},
-                    "corpus": _TEXT,
+                    "seed": COUNT,
+                    "step": COUNT,
+                    "layers": COUNT,
+                    "prototypes": COUNT,
+                    "hidden_size": COUNT,
+                    "context": COUNT,
+                    "vocab_size": COUNT,
+                    "parameters": COUNT,
+                    "shared_routing": TRUTH,
+                    "corpus": TEXT,
                     # Of the analysed texts themselves.
-                    "perplexity": _NUMBER,
+                    "perplexity": NUMBER,
                 }
             ),
             # What was asked for, and how much text there was.
-            "settings": _closed(
+            "settings": closed(
                 {
-                    "split": _TEXT,
-                    "texts": _COUNT,
-                    "length": _COUNT,
-                    "tokens": _COUNT,
-                    "top": _COUNT,
+                    "split": TEXT,
+                    "texts": COUNT,
+                    "length": COUNT,
+                    "tokens": COUNT,
+                    "top": COUNT,
                     "rank_by": {"enum": ["mean", "sum"]},
-                    "judge": _TEXT,
-                    "permutations": _COUNT,
-                    "seed": _COUNT,
+                    "judge": TEXT,
+                    "permutations": COUNT,
+                    "seed": COUNT,
                 }
             ),
-            "texts": _list(
-                _closed(
+            "texts": listed(
+                closed(
                     {
-                        "document": _COUNT,
-                        "tokens": _list(_TEXT),
+                        "document": COUNT,
+                        "tokens": listed(TEXT),
                         # As many pieces as words; joined by nothing they give the text back.
-                        "words": _list(_TEXT),
+                        "words": listed(TEXT),
                         # Which word each token is of.
-                        "word_of": _list(_COUNT),
-                        "perplexity": _NUMBER,
+                        "word_of": listed(COUNT),
+                        "perplexity": NUMBER,
                     }
                 )
             ),
-            "layers": _list(_closed({"layer": _COUNT, "write": _LAYER_GATE, "read": _LAYER_GATE})),
-            "prototypes": _list(_PROTOTYPE),
-            "half_life_repetition": _closed(
+            "layers": listed(closed({"layer": COUNT, "write": _LAYER_GATE, "read": _LAYER_GATE})),
+            "prototypes": listed(_PROTOTYPE),
+            "half_life_repetition": closed(
                 {
                     # Spearman's correlation; mean repetition by quartile of half-life, short first;
                     # Cohen's d of the first against the last quartile.
-                    "spearman": _closed(_TESTED),
-                    "quartiles": _list(_MAYBE),
-                    "cohens_d": _closed(_TESTED),
+                    "spearman": closed(_TESTED),
+                    "quartiles": listed(MAYBE),
+                    "cohens_d": closed(_TESTED),
                 }
             ),
-            "lag": _closed(
+            "lag": closed(
                 {
-                    "lags": _list({"type": "integer"}),
+                    "lags": listed({"type": "integer"}),
                     # Mean cross-correlation over prototypes at each lag.
-                    "mean": _list(_MAYBE),
+                    "mean": listed(MAYBE),
                     # Mean correlation at lag -1 less that at lag 0, and a test in which the read
                     # gates of a layer change owners.
-                    "lead": _closed(_TESTED),
+                    "lead": closed(_TESTED),
                     # Share of prototypes whose peak is at lag -1.
-                    "peaks_one_before": _MAYBE,
+                    "peaks_one_before": MAYBE,
                 }
             ),
             # The same judge over random texts in place of top texts (PT-64).
             "baseline": {
                 "anyOf": [
                     {"type": "null"},
-                    _list(
-                        _closed(
-                            {"texts": _list(_COUNT), "label": {"anyOf": [_LABEL, {"type": "null"}]}}
-                        )
-                    ),
+                    listed(closed({"texts": listed(COUNT), "label": or_null(_LABEL)})),
                 ]
             },
         }

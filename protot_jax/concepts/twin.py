@@ -16,7 +16,7 @@ from scipy import special
 from lm_jax import launch, progress
 from lm_jax.decoder import count_params
 from protot_jax.concepts import lag, locality, measures, ranking, schema
-from protot_jax.concepts.collect import GATES, Texts, check, gates_of_layer
+from protot_jax.concepts.collect import GATES, Texts, gates_of_layer
 from protot_jax.concepts.judge import Judge, NullJudge
 from protot_jax.concepts.shown import Shown, spelled
 from protot_jax.trained import TrainedModel
@@ -60,7 +60,7 @@ def make(
       UsageError: the model has no prototypes.
       StoppedError: the command was asked to stop.
     """
-    mixer, N = check(model), len(texts.document_N)
+    mixer, N = model.prototypes, len(texts.document_N)
     rng = np.random.default_rng(settings.seed)
     draws = 0 if isinstance(judge, NullJudge) else BASELINE_DRAWS
     drawn = rng.integers([model.cfg.num_layers, mixer.num_prototypes], size=(draws, 2))
@@ -115,7 +115,7 @@ def make(
 
 
 def _model(model: TrainedModel, texts: Texts) -> dict[str, Any]:
-    cfg, mixer = model.cfg, check(model)
+    cfg, mixer = model.cfg, model.prototypes
     return {
         "seed": model.seed,
         "step": model.step,

@@ -31,14 +31,13 @@ from lm_jax.errors import UsageError
 from lm_jax.mixers import Mixer
 from lm_jax.params import ParamTree
 from lm_jax.stats import Interval
+from lm_jax.train.step import PAD
 from protot_jax import edits
 from protot_jax.intervene.sentences import Cases, Sentence, locate
-from protot_jax.mixer import PrototypeMixer
 from protot_jax.trained import TrainedModel
 
 REINITIALISE = "reinitialise"
 MODES = (REINITIALISE, *edits.MODES)
-PAD = 0
 # Logits of so many rows of text are held at once.
 _ROWS = 8
 
@@ -161,7 +160,7 @@ def measure(
       BadInputError: no sentence can be used.
       StoppedError: the command was asked to stop.
     """
-    R = mixer_of(model).num_prototypes
+    R = model.prototypes.num_prototypes
     edits.check(model.params, layer=layer, prototype=prototype)
     if draws < 1 or not 1 <= control_draws <= draws:
         raise UsageError(
@@ -226,17 +225,6 @@ def measure(
     )
 
 
-def mixer_of(model: TrainedModel) -> PrototypeMixer:
-    """The mixer of a model that has prototypes.
-
-    Raises:
-      UsageError: it has none.
-    """
-    if not isinstance(model.mixer, PrototypeMixer):
-        raise UsageError(f"a {model.config.model} model has no prototypes; name a run of protot")
-    return model.mixer
-
-
 def plan(draws: int) -> Iterator[tuple[str, int]]:
     """Every mode with its draws."""
     for mode in MODES:
@@ -248,7 +236,7 @@ def count_steps(
 ) -> int:
     """The evaluations of `measure`."""
     edited = len(edits.MODES)
-    others = model.cfg.num_layers * mixer_of(model).num_prototypes - 1 if controls else 0
+    others = model.cfg.num_layers * model.prototypes.num_prototypes - 1 if controls else 0
     return (1 + text) * (edited + draws) + others * (edited + control_draws)
 
 

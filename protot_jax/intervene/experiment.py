@@ -108,7 +108,7 @@ def load_subjects(
         wanted += [(folder, each) for each in own.config.seeds]
     found += [Subject(_name(folder), load_run(folder, seed=s, best=best)) for folder, s in wanted]
     for subject in found:
-        effects.mixer_of(subject.model)
+        _ = subject.model.prototypes
         if subject.model.tokenizer.sha256 != first.tokenizer.sha256:
             raise BadInputError(
                 f"{subject.run} has another tokenizer than {found[0].run}, so their words cannot "
@@ -142,7 +142,7 @@ def perform(
     first = subjects[0].model
     if settings.layer is not None and settings.prototype is not None:
         check(first.params, layer=settings.layer, prototype=settings.prototype)
-    config, mixer = first.config, effects.mixer_of(first)
+    config, mixer = first.config, first.prototypes
     examples = Examples(data, VALIDATION, context=config.context, mode=config.examples)
     text_NS = gates.sample(examples, settings.gate_rows, settings.reinit_seed)
     perplexity_NS = None

@@ -24,10 +24,10 @@ from lm_jax.errors import BadInputError
 from lm_jax.mixers import Mixer
 from lm_jax.params import ParamTree
 from lm_jax.train.data import Examples
+from lm_jax.train.step import PAD
 from protot_jax.intervene.sentences import word_ids
 from protot_jax.trained import TrainedModel
 
-PAD = 0
 _ROWS = 16
 
 

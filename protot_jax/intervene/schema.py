@@ -12,166 +12,144 @@ from typing import Any
 
 import pyarrow as pa
 
+from protot_jax.json_schema import COUNT, DRAFT, MAYBE, NUMBER, TEXT, TRUTH, closed, listed, or_null
+
 VERSION = 1
 NAME = "protot_jax.intervene"
 
-_NUMBER = {"type": "number"}
-_MAYBE = {"type": ["number", "null"]}
-_COUNT = {"type": "integer", "minimum": 0}
-_TEXT = {"type": "string"}
-_TRUTH = {"type": "boolean"}
-
-
-def _closed(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """An object with these fields, all of them, and no others."""
-    return {
-        "type": "object",
-        "properties": dict(properties),
-        "required": list(properties),
-        "additionalProperties": False,
-    }
-
-
-def _list(item: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "array", "items": dict(item)}
-
-
-def _or_null(item: Mapping[str, Any]) -> dict[str, Any]:
-    return {"anyOf": [dict(item), {"type": "null"}]}
-
 
 # Null ends where one value, or none, has no interval.
-_INTERVAL = _closed({"mean": _MAYBE, "low": _MAYBE, "high": _MAYBE, "n": _COUNT})
-_PLACE = {"layer": _COUNT, "prototype": _COUNT}
+_INTERVAL = closed({"mean": MAYBE, "low": MAYBE, "high": MAYBE, "n": COUNT})
+_PLACE = {"layer": COUNT, "prototype": COUNT}
 
-_CONTROL = _closed(
+_CONTROL = closed(
     {
         # The chosen prototype's effect, over `settings.control_draws` draws as that of the others.
-        "chosen": _NUMBER,
+        "chosen": NUMBER,
         # Of the chosen one among the others, ties counted half: 0 is the greatest drop of all.
         "percentile": {"type": "number", "minimum": 0, "maximum": 100},
         # Share of prototypes whose drop is as great, the chosen one counted in.
-        "p_drop": _NUMBER,
+        "p_drop": NUMBER,
         # How many others; their mean effect, and what 2.5 % and 97.5 % of them do not exceed.
-        "n": _COUNT,
-        "mean": _NUMBER,
-        "low": _NUMBER,
-        "high": _NUMBER,
+        "n": COUNT,
+        "mean": NUMBER,
+        "low": NUMBER,
+        "high": NUMBER,
         # By layer and prototype, the chosen one among them.
-        "effects": _list(_list(_NUMBER)),
+        "effects": listed(listed(NUMBER)),
         # The others of greatest drop.
-        "strongest": _list(_closed({**_PLACE, "effect": _NUMBER})),
+        "strongest": listed(closed({**_PLACE, "effect": NUMBER})),
     }
 )
 
-_MODE = _closed(
+_MODE = closed(
     {
         "mode": {"enum": ["reinitialise", "mask_write", "mask_read", "zero_write", "zero_read"]},
         # Mean change over kept sentences, each the mean of its draws; Student's interval over them.
         "effect": _INTERVAL,
         # By sentence, in the order of `sentences`; Student's interval over draws.
-        "sentences": _list(_INTERVAL),
+        "sentences": listed(_INTERVAL),
         # Change of the perplexity of the sentences themselves, over kept ones.
         "sentence_perplexity": _INTERVAL,
         # Change of the perplexity of validation text; bootstrap over its n rows.
-        "text_perplexity": _or_null(_INTERVAL),
+        "text_perplexity": or_null(_INTERVAL),
         # Null without kept sentences or without other prototypes.
-        "control": _or_null(_CONTROL),
+        "control": or_null(_CONTROL),
     }
 )
 
-_SENTENCE = _closed(
+_SENTENCE = closed(
     {
-        "concept": _TEXT,
-        "target": _TEXT,
-        "text": _TEXT,
-        "where": _TEXT,
+        "concept": TEXT,
+        "target": TEXT,
+        "text": TEXT,
+        "where": TEXT,
         # How often the sentence has the target before that.
-        "earlier": _COUNT,
+        "earlier": COUNT,
         # Tokens whose probability it is.
-        "target_tokens": _COUNT,
+        "target_tokens": COUNT,
         "baseline": {"type": "number", "minimum": 0, "maximum": 1},
-        "perplexity": _NUMBER,
+        "perplexity": NUMBER,
         # Whether the baseline is at least `settings.least_probability`.
-        "kept": _TRUTH,
+        "kept": TRUTH,
     }
 )
 
 # How the prototype of the first model was found again in this one; null for the first.
-_MATCH = _or_null(
-    _closed(
+_MATCH = or_null(
+    closed(
         {
             **_PLACE,
-            "similarity": _NUMBER,
-            "best": _NUMBER,
-            "median": _NUMBER,
-            "null_mean": _NUMBER,
-            "null_95": _NUMBER,
-            "p_value": _NUMBER,
-            "tokens": _COUNT,
+            "similarity": NUMBER,
+            "best": NUMBER,
+            "median": NUMBER,
+            "null_mean": NUMBER,
+            "null_95": NUMBER,
+            "p_value": NUMBER,
+            "tokens": COUNT,
         }
     )
 )
 
-_SEED = _closed(
+_SEED = closed(
     {
-        "run": _TEXT,
-        "seed": _COUNT,
-        "step": _COUNT,
+        "run": TEXT,
+        "seed": COUNT,
+        "step": COUNT,
         **_PLACE,
         "match": _MATCH,
         # Where this prototype stands among all by the words, from 1 on, and the first of them.
         "place": {"type": ["integer", "null"]},
-        "ranking": _list(
-            _closed({**_PLACE, "score": _NUMBER, "on_words": _NUMBER, "elsewhere": _NUMBER})
+        "ranking": listed(
+            closed({**_PLACE, "score": NUMBER, "on_words": NUMBER, "elsewhere": NUMBER})
         ),
-        "sentences": _list(_SENTENCE),
-        "kept": _COUNT,
-        "excluded": _COUNT,
-        "text": _or_null(_closed({"perplexity": _NUMBER, "tokens": _COUNT})),
-        "modes": _list(_MODE),
+        "sentences": listed(_SENTENCE),
+        "kept": COUNT,
+        "excluded": COUNT,
+        "text": or_null(closed({"perplexity": NUMBER, "tokens": COUNT})),
+        "modes": listed(_MODE),
     }
 )
 
 SCHEMA: Mapping[str, Any] = {
-    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "$schema": DRAFT,
     "title": "Intervention on one prototype of a Prototype Transformer",
-    **_closed(
+    **closed(
         {
             "schema": {"const": NAME},
             "version": {"const": VERSION},
-            "model": _closed(
+            "model": closed(
                 {
-                    "corpus": _TEXT,
-                    "layers": _COUNT,
-                    "prototypes": _COUNT,
-                    "hidden_size": _COUNT,
-                    "vocab_size": _COUNT,
-                    "shared_routing": _TRUTH,
+                    "corpus": TEXT,
+                    "layers": COUNT,
+                    "prototypes": COUNT,
+                    "hidden_size": COUNT,
+                    "vocab_size": COUNT,
+                    "shared_routing": TRUTH,
                 }
             ),
-            "settings": _closed(
+            "settings": closed(
                 {
                     # Null where the sentences are not those of one concept.
                     "concept": {"type": ["string", "null"]},
-                    "words": _list(_TEXT),
+                    "words": listed(TEXT),
                     # How often each word occurs in the validation text that was read.
-                    "occurrences": {"type": "object", "additionalProperties": _COUNT},
+                    "occurrences": {"type": "object", "additionalProperties": COUNT},
                     # Whether the prototype was found by the words, and not given.
-                    "found": _TRUTH,
-                    "shipped_sentences": _TRUTH,
-                    "all_subtokens": _TRUTH,
-                    "least_probability": _NUMBER,
-                    "draws": _COUNT,
-                    "control_draws": _COUNT,
-                    "reinit_seed": _COUNT,
-                    "gate_tokens": _COUNT,
+                    "found": TRUTH,
+                    "shipped_sentences": TRUTH,
+                    "all_subtokens": TRUTH,
+                    "least_probability": NUMBER,
+                    "draws": COUNT,
+                    "control_draws": COUNT,
+                    "reinit_seed": COUNT,
+                    "gate_tokens": COUNT,
                 }
             ),
             # The model that was named first, then other seeds and runs.
-            "seeds": _list(_SEED),
+            "seeds": listed(_SEED),
             # Sentences that hold no target, or one that is not in the vocabulary.
-            "skipped": _list(_closed({"where": _TEXT, "target": _TEXT, "reason": _TEXT})),
+            "skipped": listed(closed({"where": TEXT, "target": TEXT, "reason": TEXT})),
         }
     ),
 }
