@@ -26,7 +26,7 @@ def new_folder(path: str | os.PathLike[str]) -> Generator[Path]:
     """
     path = Path(path).absolute()
     check_new(path)
-    draft = path.with_name(f".{path.name}.tmp")
+    draft = draft_of(path)
     try:
         if draft.exists():
             shutil.rmtree(draft)
@@ -41,6 +41,11 @@ def new_folder(path: str | os.PathLike[str]) -> Generator[Path]:
         if isinstance(error, OSError) and not isinstance(error, Refusal):
             raise runs.storage_error(path, error) from error
         raise
+
+
+def draft_of(path: Path) -> Path:
+    """Where the folder that is to be at `path` is written."""
+    return path.with_name(f".{path.name}.tmp")
 
 
 def check_new(path: str | os.PathLike[str]) -> None:

@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import dataclasses
 import errno
-import importlib.machinery
 import os
 from pathlib import Path
 import signal
@@ -38,8 +37,10 @@ import types
 from typing import Any, Literal, NoReturn, cast
 
 from absl import flags
-from ml_collections import config_dict, config_flags
+from ml_collections import config_dict
 
+from lm_jax import config_files
+from lm_jax.config_files import load_config
 from lm_jax.errors import (
     Refusal,
     StoppedError,
@@ -58,6 +59,7 @@ __all__ = [
     "config_hash",
     "freeze",
     "load_config",
+    "request_stop",
     "run",
     "stop_requested",
 ]
@@ -71,6 +73,7 @@ STORAGE_ERRNOS = frozenset(
 _EXIT_FAULT = 1
 _EXIT_INTERRUPTED = 130
 _stop = threading.Event()
+_LAUNCH_FLAGS = ("config", "workdir", "resume", "debug", "coordinator", "processes", "process")
 
 
 Resume = Literal["auto", "force", "never"]
@@ -103,23 +106,36 @@ class Arguments:
 Main = Callable[[Arguments], int | None]
 
 
-def app(main: Main, *, config: str | None = None, workdir_required: bool = True) -> NoReturn:
+def app(
+    main: Main,
+    *,
+    config: str | None = None,
+    workdir_required: bool = True,
+    distributed: bool = False,
+) -> NoReturn:
     """Runs `main` on the command line and exits the process with its exit code."""
-    sys.exit(run(main, sys.argv, config=config, workdir_required=workdir_required))
+    asked = {"workdir_required": workdir_required, "distributed": distributed}
+    sys.exit(run(main, sys.argv, config=config, **asked))
 
 
 def run(
-    main: Main, argv: Sequence[str], *, config: str | None = None, workdir_required: bool = True
+    main: Main,
+    argv: Sequence[str],
+    *,
+    config: str | None = None,
+    workdir_required: bool = True,
+    distributed: bool = False,
 ) -> int:
     """Runs `main` on `argv` (program name first) and returns the exit code; raises nothing.
 
     `config` is the default of `--config` (`path` or `path:mode`); without it the command has no
-    `--config`. The command's own absl flags, defined in its module, are parsed as well.
+    `--config`. The command's own absl flags, defined in its module, are parsed as well. A command
+    that is `distributed` can be one of several processes (`processes.join`).
     """
     debug = "--debug" in argv or bool(os.environ.get("LM_JAX_DEBUG"))
     workdir = None
     try:
-        arguments = _parse(main, argv, config, workdir_required)
+        arguments = _parse(main, argv, config, workdir_required, distributed)
         if arguments is None:
             return 0
         workdir = arguments.workdir
@@ -177,7 +193,11 @@ def _log_traceback(workdir: Path | None) -> Path | None:
 
 
 def _parse(
-    main: Main, argv: Sequence[str], default_config: str | None, workdir_required: bool
+    main: Main,
+    argv: Sequence[str],
+    default_config: str | None,
+    workdir_required: bool,
+    distributed: bool,
 ) -> Arguments | None:
     """Parses in two passes, because the flags of the second depend on the config of the first."""
     own = flags.FlagValues()
@@ -195,6 +215,10 @@ def _parse(
         "auto: go on if the config is the same; force: even if not; never: only a new folder",
         own,
     )
+    if distributed:
+        flags.DEFINE_string("coordinator", None, "host:port of process 0 of several, or auto", own)
+        flags.DEFINE_integer("processes", None, "how many processes there are", flag_values=own)
+        flags.DEFINE_integer("process", None, "which of them this is, from 0", flag_values=own)
     flags.DEFINE_boolean("debug", False, "print tracebacks", own)
     flags.DEFINE_boolean("help", False, "show this help", own, short_name="?")
     own.append_flag_values(flags.FLAGS)
@@ -207,7 +231,7 @@ def _parse(
         if own["help"].value:
             print(_help(main, own, config))
             return None
-        rest = _override(config, rest)
+        rest = config_files.override(config, rest)
     except flags.UnrecognizedFlagError as error:
         raise UsageError(
             f"--{error.flagname} is not a flag of this command{nearest(error.flagname, own)}"
@@ -226,93 +250,33 @@ def _parse(
     if workdir_required and not workdir.value:
         raise UsageError("--workdir is missing; name the folder this run may write")
     folder = Path(workdir.value) if workdir.value else None
+    if distributed:
+        _join(own)
     return Arguments(config, folder, cast(Resume, resume.value))
 
 
-def _override(config: config_dict.ConfigDict | None, argv: Sequence[str]) -> list[str]:
-    """Applies `--config.a.b=value` to `config` in place and returns the arguments left over."""
-    overrides = flags.FlagValues()
-    overrides.set_gnu_getopt(True)
-    if config is not None:
-        for argument in argv[1:]:
-            name = argument.lstrip("-").partition("=")[0].removeprefix("no")
-            if argument.startswith("-") and name.startswith("config."):
-                _check_field(config, name.removeprefix("config."))
-        config_flags.DEFINE_config_dict(
-            "config", config, flag_values=overrides, sys_argv=list(argv)
-        )
-    return overrides(argv)
+def _join(own: flags.FlagValues) -> None:
+    coordinator, count, index = (own[n].value for n in ("coordinator", "processes", "process"))
+    if coordinator:
+        # Imported here, because a command of one process may have no use for JAX.
+        from lm_jax import processes
 
-
-def _check_field(config: config_dict.ConfigDict, path: str) -> None:
-    """Refuses a field that is not there, in our words: those of ml_collections span 54 lines."""
-    node: Any = config
-    # An index, as in `widths[0]`, ends the walk; ml_collections checks it.
-    for name in path.partition("[")[0].split("."):
-        fields = _items(node) if isinstance(node, config_dict.ConfigDict) else {}
-        if name not in fields:
-            known = [field for field, _ in _fields(config)]
-            raise UsageError(f"--config.{path} is not a field{nearest(path, known)}")
-        node = fields[name]
-    if node is None or (isinstance(node, list) and "[" not in path):
-        raise UsageError(
-            f"--config.{path} cannot be set here, as its type in the config file is "
-            f"{type(node).__name__}; make it a tuple or a config_dict.placeholder(type) there"
-        )
-
-
-def _items(section: config_dict.ConfigDict) -> dict[str, Any]:
-    # A reference is left as it is: reading one that is required and not yet set would raise.
-    return dict(section.items(preserve_field_references=True))
-
-
-def _fields(config: config_dict.ConfigDict) -> Iterator[tuple[str, Any]]:
-    """Yields the dotted name and the value of every field."""
-    for key, value in _items(config).items():
-        if isinstance(value, config_dict.ConfigDict):
-            yield from ((f"{key}.{name}", leaf) for name, leaf in _fields(value))
-        else:
-            yield key, value
-
-
-def load_config(spec: str) -> config_dict.ConfigDict:
-    """Returns `get_config()` of a Python file, or `get_config(mode)` for `path:mode`, locked.
-
-    Raises:
-      UsageError: no such file, no `get_config`, an exception inside it, or no ConfigDict returned.
-    """
-    name, _, mode = spec.partition(":")
-    path = Path(name)
-    if not path.is_file():
-        siblings = [str(sibling) for sibling in path.parent.glob("*.py")]
-        hint = nearest(name, siblings) if siblings else "; run from the root of the checkout"
-        raise UsageError(f"--config={name}: there is no such file{hint}")
-    loader = importlib.machinery.SourceFileLoader(f"config_{path.stem}", str(path))
-    module = types.ModuleType(loader.name)
-    try:
-        loader.exec_module(module)
-        config = module.get_config(*([mode] if mode else []))
-    except Refusal:
-        raise
-    except Exception as error:
-        raise UsageError(
-            f"--config={spec}: {type(error).__name__}: {error}; mend the file or its mode"
-        ) from error
-    if not isinstance(config, config_dict.ConfigDict):
-        kind = type(config).__name__
-        raise UsageError(f"--config={spec}: get_config gave a {kind}; return a ConfigDict")
-    return config.lock()
+        processes.join(coordinator, count, index)
+    elif (count, index) != (None, None):
+        raise UsageError("--processes and --process need --coordinator, host:port of process 0")
 
 
 def _help(main: Main, own: flags.FlagValues, config: config_dict.ConfigDict | None) -> str:
     module = sys.modules[main.__module__]
     lines = [(module.__doc__ or "").strip(), "", "Flags:"]
     command_flags = flags.FLAGS.get_key_flags_for_module(module)
-    launch_flags = [own[name] for name in ("config", "workdir", "resume", "debug") if name in own]
+    launch_flags = [own[name] for name in _LAUNCH_FLAGS if name in own]
     lines += [f"  --{f.name}={f.default}  ({f.help})" for f in [*launch_flags, *command_flags]]
     if config is not None:
         lines += ["", f"Fields of {own['config'].value}:"]
-        lines += [f"  --config.{name}={_show(value)}" for name, value in _fields(config)]
+        lines += [
+            f"  --config.{name}={_show(value)}" for name, value in config_files.fields(config)
+        ]
     return "\n".join(lines)
 
 
@@ -325,6 +289,11 @@ def _show(value: Any) -> str:
 def stop_requested() -> bool:
     """Says whether SIGINT or SIGTERM has come; a loop asks after every step it can save."""
     return _stop.is_set()
+
+
+def request_stop() -> None:
+    """Asks this process to stop, as a signal would."""
+    _stop.set()
 
 
 def check_stop(where: str) -> None:
@@ -348,6 +317,8 @@ def _stop_signals() -> Iterator[None]:
     try:
         yield
     finally:
+        # A request ends with the command it was made to.
+        _stop.clear()
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -28,6 +28,7 @@ def track(
     unit: str = "steps",
     done: int = 0,
     every: float = 10.0,
+    quiet: bool = False,
     console: Console | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Callable[..., None]]:
@@ -39,10 +40,11 @@ def track(
       unit: what is counted, in the plural.
       done: how many an earlier start had done.
       every: seconds between plain lines where there is no terminal.
+      quiet: print nothing, as another process does.
       console: where to print; standard error by default, so that results can be piped.
       clock: monotonic seconds.
     """
-    console = console or Console(stderr=True)
+    console = console or Console(stderr=True, quiet=quiet)
     start = clock()
     count = done
 

@@ -108,7 +108,7 @@ def open_workdir(
         if changes:
             (folder / FINISHED).unlink(missing_ok=True)
         write_json(folder / CONFIG, settings)
-        with _logging_to(folder / LOG_NAME):
+        with logging_to(folder / LOG_NAME):
             log = logging.getLogger(__name__)
             log.info("%s at %s", "started" if changes is None else "resumed", start)
             for change in changes or ():
@@ -189,12 +189,20 @@ class _LogFile(logging.FileHandler):
 
 
 @contextlib.contextmanager
-def _logging_to(path: Path) -> Iterator[None]:
+def logging_to(path: Path) -> Iterator[None]:
+    """Appends everything logged from INFO upwards to a file, for as long as the context lasts.
+
+    Of absl, which orbax writes a page to for every checkpoint, only warnings.
+
+    Raises:
+      StorageError: it cannot be written.
+    """
     try:
         handler = _LogFile(path, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise storage_error(path, error) from error
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.addFilter(lambda entry: entry.name != "absl" or entry.levelno >= logging.WARNING)
     root = logging.getLogger()
     level = root.level
     root.addHandler(handler)

@@ -7,9 +7,11 @@ stays whole. Nothing in the decoder mentions a mesh: `jax.jit` with these shardi
 """
 
 from collections.abc import Mapping, Sequence
+import functools
 from typing import Any
 
 import jax
+from jax.experimental import multihost_utils
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 import numpy as np
@@ -101,17 +103,51 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
+@functools.lru_cache(maxsize=8)
+def batch_share(mesh: Mesh) -> tuple[int, int]:
+    """Which block of a batch's rows the devices of this process hold, out of how many blocks.
+
+    (0, 1), all rows, where there is one process, or the rows of this one are not in one block.
+    """
+    ways = mesh.shape["data"] * mesh.shape["fsdp"]
+    indices = batch_sharding(mesh).addressable_devices_indices_map((ways,)).values()
+    held = sorted({row for index in indices if index for row in range(ways)[index[0]]})
+    if held != list(range(held[0], held[-1] + 1)) or held[0] % len(held) or ways % len(held):
+        return 0, 1
+    return held[0] // len(held), ways // len(held)
+
+
 def shard_batch(mesh: Mesh, batch: Any) -> Any:
-    """Puts the host arrays of a batch on the mesh.
+    """Puts the host arrays of a batch on the mesh: of each, the block of `batch_share`.
 
     Raises:
       UsageError: if the batch does not divide over data and fsdp.
     """
-    ways = mesh.shape["data"] * mesh.shape["fsdp"]
+    ways, place = mesh.shape["data"] * mesh.shape["fsdp"], batch_sharding(mesh)
+    blocks = batch_share(mesh)[1]
     for leaf in jax.tree.leaves(batch):
-        if leaf.shape[0] % ways:
+        rows = leaf.shape[0] * blocks
+        if rows % ways:
             raise UsageError(
-                f"batch of {leaf.shape[0]} does not divide over data x fsdp = {ways} devices; "
+                f"batch of {rows} does not divide over data x fsdp = {ways} devices; "
                 f"make it a multiple of {ways}, or give those devices to tensor"
             )
-    return jax.device_put(batch, batch_sharding(mesh))
+    if jax.process_count() == 1:
+        return jax.device_put(batch, place)
+    return jax.tree.map(
+        lambda x: jax.make_array_from_process_local_data(
+            place, x, (x.shape[0] * blocks, *x.shape[1:])
+        ),
+        batch,
+    )
+
+
+def fetch(tree: Any) -> Any:
+    """Every array of a tree, whole, on this host; all processes must call it."""
+
+    def whole(x: jax.Array) -> np.ndarray:
+        if x.is_fully_addressable or x.is_fully_replicated:
+            return np.asarray(x)
+        return np.asarray(multihost_utils.process_allgather(x, tiled=True))
+
+    return jax.tree.map(whole, tree)

@@ -28,7 +28,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from lm_jax import launch, runs, sharding
+from lm_jax import launch, processes, runs, sharding
 from lm_jax.config import DecoderConfig
 from lm_jax.decoder import count_params
 from lm_jax.mixers import Mixer
@@ -95,7 +95,9 @@ def train_seed(config: PretrainConfig, data: Data, folder: Path, seed: int) -> d
     cfg, mixer = model(config, data.prepared.manifest["vocab_size"])
     data_ways, fsdp, tensor = config.mesh
     mesh = sharding.make_mesh(data=data_ways, fsdp=fsdp, tensor=tensor)
-    batches = Batches(data.train, batch_size=config.batch_size, seed=seed)
+    index, count = sharding.batch_share(mesh)
+    share = {"batch_size": config.batch_size, "process_index": index, "process_count": count}
+    batches = Batches(data.train, seed=seed, **share)
     steps = config.epochs * batches.per_epoch
     settings = TrainConfig(
         steps=min(steps, config.max_steps) if config.max_steps else steps,
@@ -108,7 +110,7 @@ def train_seed(config: PretrainConfig, data: Data, folder: Path, seed: int) -> d
         eval_every=config.eval_every,
         early_stop=config.early_stop,
     )
-    validation = OnePass(data.validation, batch_size=config.batch_size)
+    validation = OnePass(data.validation, **share)
     trained: Trained = train(
         folder,
         cfg,
@@ -123,9 +125,7 @@ def train_seed(config: PretrainConfig, data: Data, folder: Path, seed: int) -> d
         measure=_measure(cfg, mixer, data.validation),
     )
     look = make_eval_step(cfg, mixer, mesh, config.dtype, casts=casts)
-    test = evaluate(
-        look, trained.state.params, OnePass(data.test, batch_size=config.batch_size), mesh
-    )
+    test = evaluate(look, trained.state.params, OnePass(data.test, **share), mesh)
     last = evaluate(look, trained.state.params, validation, mesh)
     best = trained.history.best
     return {
@@ -153,15 +153,13 @@ def run(config: PretrainConfig, folder: Path) -> dict[str, Any]:
     """Runs or resumes every seed in an open work folder and returns the summary."""
     data = load_data(config, folder / DATA)
     manifest = data.prepared.manifest
-    runs.record_provenance(
-        folder,
-        runs.provenance(
-            seeds={f"run {i}": seed for i, seed in enumerate(config.seeds)},
-            dtype=config.dtype,
-            data={"documents": manifest["documents_sha256"]} | dict(manifest["sources"]),
-            tokenizer=manifest["tokenizer_sha256"],
-        ),
+    origin = runs.provenance(
+        seeds={f"run {i}": seed for i, seed in enumerate(config.seeds)},
+        dtype=config.dtype,
+        data={"documents": manifest["documents_sha256"]} | dict(manifest["sources"]),
+        tokenizer=manifest["tokenizer_sha256"],
     )
+    processes.on_first(lambda: runs.record_provenance(folder, origin))
     cfg, mixer = model(config, manifest["vocab_size"])
     unused = mixer.unused(cfg) if isinstance(mixer, PrototypeMixer) else 0
     found = [train_seed(config, data, seed_folder(folder, seed), seed) for seed in config.seeds]
@@ -184,8 +182,13 @@ def run(config: PretrainConfig, folder: Path) -> dict[str, Any]:
         "seeds": found,
         "device": jax.devices()[0].device_kind,
     }
-    runs.write_json(folder / SUMMARY, summary)
+    processes.on_first(lambda: _conclude(folder, summary))
     return summary
+
+
+def _conclude(folder: Path, summary: dict[str, Any]) -> None:
+    runs.write_json(folder / SUMMARY, summary)
+    runs.mark_finished(folder)
 
 
 def told(summary: dict[str, Any]) -> str:
@@ -223,19 +226,19 @@ def run_in(
         the folder. The folder links to it, so the two move together or not at all.
     """
     settled = launch.freeze(config, PretrainConfig)
-    with runs.open_workdir(folder, config, resume=resume) as workdir:
-        link = workdir.path / DATA
-        if data is not None and not link.exists():
+    with processes.open_workdir(folder, config, resume=resume) as workdir:
+        link = workdir / DATA
+        if data is not None and processes.on_first(lambda: not link.exists()):
             data.parent.mkdir(parents=True, exist_ok=True)
             prepare_corpus(data, settled.corpus)
-            link.symlink_to(os.path.relpath(data, workdir.path), target_is_directory=True)
-        if done := runs.finished(workdir.path):
-            print(f"finished {done}")
-        else:
-            run(settled, workdir.path)
-            runs.mark_finished(workdir.path)
-        summary = runs.read_json(workdir.path / SUMMARY)
-    print(told(summary))
+            at = os.path.relpath(data, workdir)
+            processes.on_first(lambda: link.symlink_to(at, target_is_directory=True))
+        done = runs.finished(workdir)
+        if not done:
+            run(settled, workdir)
+        summary = runs.read_json(workdir / SUMMARY)
+    if processes.is_first():
+        print(*[f"finished {done}"] * bool(done), told(summary), sep="\n")
     return summary
 
 
@@ -245,4 +248,4 @@ def main(arguments: launch.Arguments) -> None:
 
 
 if __name__ == "__main__":
-    launch.app(main, config="configs/protot/default.py")
+    launch.app(main, config="configs/protot/default.py", distributed=True)

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 from scipy import special
 
-from lm_jax import sites
+from lm_jax import sharding, sites
 from lm_jax.config import DecoderConfig
 from lm_jax.decoder import forward
 from lm_jax.params import ParamTree
@@ -41,8 +41,8 @@ def router_statistics(cfg: DecoderConfig, mixer: PrototypeMixer, tokens_NT: np.n
 
     def measure(params: ParamTree, step: int) -> dict[str, float]:
         del step
-        found = jax.device_get(look(params, tokens_NT))
-        own = jax.device_get(params["blocks"]["mixer"])
+        found = sharding.fetch(look(params, tokens_NT))
+        own = sharding.fetch(params["blocks"]["mixer"])
         numbers = {}
         for layer in range(cfg.num_layers):
             gates = {name: x[layer] for name, x in found.items()}

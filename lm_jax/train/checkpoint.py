@@ -13,18 +13,17 @@ The folder is drafted beside its name, synced and renamed (`folders.new_folder`)
 """
 
 from collections.abc import Callable, Mapping
+import contextlib
 import json
 import math
 import os
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import jax
-
 from lm_jax import params as params_lib
-from lm_jax import runs
-from lm_jax.errors import BadInputError, CorruptError, UsageError
-from lm_jax.folders import new_folder
+from lm_jax import processes, runs
+from lm_jax.errors import BadInputError, CorruptError
+from lm_jax.folders import draft_of, new_folder
 from lm_jax.manifests import file_digest, own_digest
 
 MANIFEST = "MANIFEST.json"
@@ -50,19 +49,18 @@ def save_checkpoint(
     Raises:
       BadInputError: `path` exists.
       StorageError: the folder cannot be written; `path` is then not there.
-      UsageError: more than one process runs.
     """
     from orbax.checkpoint import v1 as ocp
 
-    if jax.process_count() > 1:
-        raise UsageError("save_checkpoint runs in one process; save from a job of one process")
+    path = Path(path).absolute()
     arrays = {
         name: {"shape": list(leaf.shape), "dtype": str(leaf.dtype)}
         for name, leaf in params_lib.by_path(params).items()
     }
     state: Any = dict(params)
-    with new_folder(path) as draft:
-        ocp.save(str(draft / ARRAYS), state)
+    draft = draft_of(path)
+
+    def complete() -> None:
         if beside is not None:
             beside(draft)
         manifest = {
@@ -77,7 +75,18 @@ def save_checkpoint(
             },
         }
         runs.write_json(draft / MANIFEST, manifest | {"sha256": own_digest(manifest)})
-    return read_json(Path(path) / MANIFEST)
+        drafted.close()
+
+    # Process 0 makes the folder and gives it its name; the arrays are written by all.
+    with contextlib.ExitStack() as drafted:
+        processes.on_first(lambda: _enter(drafted, new_folder(path)))
+        ocp.save(str(draft / ARRAYS), state)
+        processes.on_first(complete)
+    return read_json(path / MANIFEST)
+
+
+def _enter(stack: contextlib.ExitStack, context: Any) -> None:
+    stack.enter_context(context)
 
 
 def verify(path: str | os.PathLike[str]) -> dict[str, Any]:

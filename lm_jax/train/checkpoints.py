@@ -25,13 +25,14 @@ import jax
 from jax.sharding import Mesh
 
 from lm_jax import params as params_lib
-from lm_jax import settings
+from lm_jax import processes, settings
 from lm_jax.errors import BadInputError, CorruptError, UsageError
 from lm_jax.train import checkpoint
 from lm_jax.train.state import TrainState
 
 FOLDER = "checkpoints"
 _NAME = re.compile(r"step_(\d{6,})")
+_NONE = -1
 _log = logging.getLogger(__name__)
 
 
@@ -107,10 +108,11 @@ def save(
     # Dicts in place of the optimizer's tuples: orbax would store those under names of its own.
     arrays = params_lib.tree_from_paths(params_lib.by_path(state))
     checkpoint.save_checkpoint(path, arrays, notes=notes)
-    stay = {*saved_steps(folder)[-keep:], best}
-    for old in saved_steps(folder):
-        if old not in stay:
-            _remove(step_folder(folder, old))
+    if processes.is_first():
+        stay = {*saved_steps(folder)[-keep:], best}
+        for old in saved_steps(folder):
+            if old not in stay:
+                _remove(step_folder(folder, old))
     return path
 
 
@@ -143,13 +145,29 @@ def restore(
       UsageError: it belongs to another config or other data; what differs is listed.
       BadInputError: its arrays are not those of `target`.
     """
+    newest = processes.on_first(lambda: _newest(folder, allow_fallback))
+    if newest == _NONE:
+        return None
+    path = step_folder(folder, newest)
+    manifest = checkpoint.read_json(path / checkpoint.MANIFEST)
+    _check_identity(path, manifest["notes"], identity)
+    wanted = params_lib.by_path(target)
+    loaded = checkpoint.load_arrays(path, manifest, params_lib.tree_from_paths(wanted))
+    leaves = params_lib.by_path(loaded)
+    state = jax.tree.unflatten(jax.tree.structure(target), [leaves[path] for path in wanted])
+    return Restored(state, manifest["notes"])
+
+
+def _newest(folder: Path, allow_fallback: bool) -> int:
+    """The step of the newest checkpoint, which is whole, or `_NONE`."""
     clean_drafts(folder)
     steps = saved_steps(folder)
     if not steps:
-        return None
+        return _NONE
     newest = step_folder(folder, steps[-1])
     try:
-        manifest = _verify(newest, steps[-1])
+        _verify(newest, steps[-1])
+        return steps[-1]
     except CorruptError as error:
         if len(steps) == 1:
             raise
@@ -158,18 +176,12 @@ def restore(
             raise CorruptError(
                 f"{error}; or set allow_fallback=True to go on from {before.name}"
             ) from error
-        manifest = _verify(before, steps[-2])
+        _verify(before, steps[-2])
         aside = newest.with_name(f"{newest.name}.damaged")
         shutil.rmtree(aside, ignore_errors=True)
         newest.rename(aside)
         _log.warning("%s; set aside as %s; going on from %s", error, aside.name, before.name)
-        newest = before
-    _check_identity(newest, manifest["notes"], identity)
-    wanted = params_lib.by_path(target)
-    loaded = checkpoint.load_arrays(newest, manifest, params_lib.tree_from_paths(wanted))
-    leaves = params_lib.by_path(loaded)
-    state = jax.tree.unflatten(jax.tree.structure(target), [leaves[path] for path in wanted])
-    return Restored(state, manifest["notes"])
+        return steps[-2]
 
 
 def _verify(path: Path, step: int) -> dict[str, Any]:

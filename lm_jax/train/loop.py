@@ -7,7 +7,8 @@
         save; end here if a stop was requested
 
 Step k trains on batch k and draws from key k, and the state is saved whole. So a run that was
-killed anywhere and started again ends in the same parameters, bit for bit, on the same mesh.
+killed anywhere and started again ends in the same parameters, bit for bit, on the same mesh, in one
+process or in several (`processes.py`).
 
 What it leaves in the run's folder, beside its checkpoints (`checkpoints.py`):
 
@@ -28,10 +29,10 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from lm_jax import launch, progress, runs, settings, sharding
+from lm_jax import launch, processes, progress, runs, settings, sharding
 from lm_jax.config import DecoderConfig
 from lm_jax.decoder import param_spec
-from lm_jax.errors import DivergedError, UsageError
+from lm_jax.errors import DivergedError
 from lm_jax.mixers import ATTENTION, Mixer
 from lm_jax.params import ParamTree
 from lm_jax.train import checkpoints, optim
@@ -109,7 +110,8 @@ def train(
       folder: an open work folder (`runs.open_workdir`), or one below it; made if need be.
       cfg: the model.
       config: what decides the numbers.
-      batches: to train on; batch k is the one of step k.
+      batches: to train on; batch k is the one of step k. Of several processes, each gives its own
+        block of rows (`sharding.batch_share`).
       validation: to evaluate on; None trains to the last step without looking.
       seed: draws the parameters and the dropout.
       mesh: the devices.
@@ -125,16 +127,12 @@ def train(
       DivergedError: a loss or gradient is not finite. Nothing was saved since.
       StoppedError: a stop was requested, and the state is saved.
       CorruptError: a checkpoint or row file is damaged.
-      UsageError: the folder holds a run with other settings or data; a batch does not divide;
-        more than one process runs.
+      UsageError: the folder holds a run with other settings or data; a batch does not divide.
       StorageError: a file could not be written.
     """
-    if jax.process_count() > 1:
-        raise UsageError(
-            f"train runs in one process, not {jax.process_count()}; give one host all the devices"
-        )
     upkeep = upkeep or Upkeep()
-    check_batch(batches.at(0)["tokens"].shape[0], config.accumulate, mesh)
+    rows = batches.at(0)["tokens"].shape[0] * sharding.batch_share(mesh)[1]
+    check_batch(rows, config.accumulate, mesh)
     identity = checkpoints.Identity(
         config={
             "model": settings.plain(cfg),
@@ -167,6 +165,7 @@ def train(
         state, history = restored.state, History(**restored.notes["progress"])
         _log.info("going on from step %d", int(state.step))
     first = step = int(state.step)
+    writes, alone = processes.is_first(), jax.process_count() == 1
 
     update = make_train_step(cfg, mixer, mesh, config, decays=decays, casts=casts)
     look = make_eval_step(cfg, mixer, mesh, config.dtype, casts=casts)
@@ -174,8 +173,10 @@ def train(
     bound_to = settings.config_hash({"run": identity.config, "data": identity.fingerprint})
     save = functools.partial(checkpoints.save, saved, identity=identity, keep=upkeep.keep)
     with (
-        progress.track("train", config.steps, done=first) as advance,
-        Ledger(folder, saved, fingerprint=bound_to, first=first, advance=advance) as ledger,
+        progress.track("train", config.steps, done=first, quiet=not writes) as advance,
+        Ledger(
+            folder, saved, fingerprint=bound_to, first=first, advance=advance, writes=writes
+        ) as ledger,
     ):
         while step < config.steps and not history.stopped_early:
             batch = batches.at(step)
@@ -185,10 +186,13 @@ def train(
             ledger.add(step, metrics, batch["document"])
 
             last = step == config.steps
-            stop = launch.stop_requested()
             evaluates = validation is not None and (last or step % eval_every == 0)
-            saves = last or stop or evaluates or step % upkeep.save_every == 0
-            if saves or step % upkeep.log_every == 0:
+            saves = last or evaluates or step % upkeep.save_every == 0
+            logs = saves or step % upkeep.log_every == 0
+            # Other processes are asked only where all wait for each other anyway.
+            stop = (alone or logs) and processes.share_stop()
+            saves = saves or stop
+            if saves or logs:
                 ledger.settle()
             if validation is not None and evaluates:
                 found = evaluate(look, state.params, validation, mesh)
@@ -209,7 +213,7 @@ def train(
                 on_step(step)
             if stop:
                 launch.check_stop(f"after step {step}, saved in {saved}")
-        ledger.merge()
+        processes.on_first(ledger.merge)
     return Trained(state, history, saved)
 
 

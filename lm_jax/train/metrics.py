@@ -22,7 +22,7 @@ import jax
 import pyarrow as pa
 from tensorboardX import SummaryWriter
 
-from lm_jax import rows, runs
+from lm_jax import processes, rows, runs
 from lm_jax.errors import DivergedError
 from lm_jax.train import checkpoints
 from lm_jax.train.evaluate import Evaluation
@@ -81,6 +81,7 @@ class Ledger:
         fingerprint: str,
         first: int,
         advance: Callable[..., None],
+        writes: bool = True,
     ) -> None:
         """Opens the files of a run.
 
@@ -90,10 +91,15 @@ class Ledger:
           fingerprint: of its settings and data; rows of others are refused.
           first: how many steps are done.
           advance: told how many more are, for the progress bar.
+          writes: False in a process that only looks whether the numbers are finite.
         """
         self._folder, self._saved, self._advance = folder, saved, advance
         self._pending: list[tuple[int, Mapping[str, Any], Any]] = []
         self._since = time.monotonic()
+        self._writes = writes
+        if not writes:
+            self._open = contextlib.ExitStack()
+            return
         with contextlib.ExitStack() as opening:
             enter = opening.enter_context
             self._steps = enter(
@@ -121,6 +127,8 @@ class Ledger:
 
     def evaluated(self, step: int, found: Evaluation, extra: Mapping[str, float]) -> None:
         """Writes what an evaluation found, and further numbers by name."""
+        if not self._writes:
+            return
         values = {
             "validation/perplexity": found.perplexity,
             "validation/batch_mean_perplexity": found.batch_mean_perplexity,
@@ -139,6 +147,8 @@ class Ledger:
 
     def flush(self) -> None:
         """Brings every row so far to the disk."""
+        if not self._writes:
+            return
         self._steps.flush()
         self._evaluations.flush()
         self._events.flush()
@@ -169,7 +179,7 @@ class Ledger:
                 raise self._diverged(step, metrics, document_B)
             tokens += int(metrics["tokens"])
             # After a kill, rows may be there for steps whose checkpoint is not.
-            if ("step", step) not in self._steps:
+            if self._writes and ("step", step) not in self._steps:
                 row = {
                     "step": step,
                     "loss": float(metrics["loss"]),
@@ -192,14 +202,14 @@ class Ledger:
         )
 
     def _diverged(self, step: int, metrics: Mapping[str, Any], document_B: Any) -> DivergedError:
-        documents = [int(document) for document in document_B]
+        # Every process has found the same number, and saw rows of its own.
+        documents = list(dict.fromkeys(processes.gather(document_B).tolist()))
         steps = checkpoints.saved_steps(self._saved)
         good = str(checkpoints.step_folder(self._saved, steps[-1])) if steps else "none"
         numbers = {"loss": float(metrics["loss"]), "grad_norm": float(metrics["grad_norm"])}
-        runs.write_json(
-            self._folder / DIVERGED,
-            {"step": step, "batch": step - 1, "documents": documents, "last_good": good} | numbers,
-        )
+        if self._writes:
+            where = {"step": step, "batch": step - 1, "documents": documents, "last_good": good}
+            runs.write_json(self._folder / DIVERGED, where | numbers)
         shown = ", ".join(map(str, documents[:_SHOWN_DOCUMENTS]))
         more = f" and {len(documents) - _SHOWN_DOCUMENTS} more"
         return DivergedError(

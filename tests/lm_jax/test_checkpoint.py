@@ -11,7 +11,7 @@ import pytest
 
 import lm_jax
 from lm_jax import manifests, sharding
-from lm_jax.errors import BadInputError, CorruptError, UsageError
+from lm_jax.errors import BadInputError, CorruptError
 from lm_jax.train import checkpoint
 
 CFG = lm_jax.DecoderConfig(
@@ -196,9 +196,3 @@ def test_an_existing_target_and_a_failed_save(saved, tmp_path):
     with pytest.raises(RuntimeError, match="interrupted"):
         checkpoint.save_checkpoint(tmp_path / "out", params, beside=fail)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_several_processes_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(UsageError, match="one process"):
-        checkpoint.save_checkpoint(tmp_path / "out", {})

@@ -1,0 +1,91 @@
+"""Config files, which are Python, and the flags that change a field of what they return.
+
+A config file runs when it is loaded: name only files you trust, never one out of a downloaded
+model.
+"""
+
+from collections.abc import Iterator, Sequence
+import importlib.machinery
+from pathlib import Path
+import types
+from typing import Any
+
+from absl import flags
+from ml_collections import config_dict, config_flags
+
+from lm_jax.errors import Refusal, UsageError, nearest
+
+
+def override(config: config_dict.ConfigDict | None, argv: Sequence[str]) -> list[str]:
+    """Applies `--config.a.b=value` to `config` in place and returns the arguments left over."""
+    overrides = flags.FlagValues()
+    overrides.set_gnu_getopt(True)
+    if config is not None:
+        for argument in argv[1:]:
+            name = argument.lstrip("-").partition("=")[0].removeprefix("no")
+            if argument.startswith("-") and name.startswith("config."):
+                _check_field(config, name.removeprefix("config."))
+        config_flags.DEFINE_config_dict(
+            "config", config, flag_values=overrides, sys_argv=list(argv)
+        )
+    return overrides(argv)
+
+
+def _check_field(config: config_dict.ConfigDict, path: str) -> None:
+    """Refuses a field that is not there, in our words: those of ml_collections span 54 lines."""
+    node: Any = config
+    # An index, as in `widths[0]`, ends the walk; ml_collections checks it.
+    for name in path.partition("[")[0].split("."):
+        known_here = _items(node) if isinstance(node, config_dict.ConfigDict) else {}
+        if name not in known_here:
+            known = [field for field, _ in fields(config)]
+            raise UsageError(f"--config.{path} is not a field{nearest(path, known)}")
+        node = known_here[name]
+    if node is None or (isinstance(node, list) and "[" not in path):
+        raise UsageError(
+            f"--config.{path} cannot be set here, as its type in the config file is "
+            f"{type(node).__name__}; make it a tuple or a config_dict.placeholder(type) there"
+        )
+
+
+def _items(section: config_dict.ConfigDict) -> dict[str, Any]:
+    # A reference is left as it is: reading one that is required and not yet set would raise.
+    return dict(section.items(preserve_field_references=True))
+
+
+def fields(config: config_dict.ConfigDict) -> Iterator[tuple[str, Any]]:
+    """Yields the dotted name and the value of every field."""
+    for key, value in _items(config).items():
+        if isinstance(value, config_dict.ConfigDict):
+            yield from ((f"{key}.{name}", leaf) for name, leaf in fields(value))
+        else:
+            yield key, value
+
+
+def load_config(spec: str) -> config_dict.ConfigDict:
+    """Returns `get_config()` of a Python file, or `get_config(mode)` for `path:mode`, locked.
+
+    Raises:
+      UsageError: no such file, no `get_config`, an exception inside it, or no ConfigDict returned.
+    """
+    name, _, mode = spec.partition(":")
+    path = Path(name)
+    if not path.is_file():
+        siblings = [str(sibling) for sibling in path.parent.glob("*.py")]
+        hint = nearest(name, siblings) if siblings else "; run from the root of the checkout"
+        raise UsageError(f"--config={name}: there is no such file{hint}")
+    loader = importlib.machinery.SourceFileLoader(f"config_{path.stem}", str(path))
+    module = types.ModuleType(loader.name)
+    try:
+        loader.exec_module(module)
+        config = module.get_config(*([mode] if mode else []))
+    except Refusal:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"--config={spec}: {type(error).__name__}: {error}; mend the file or its mode"
+        ) from error
+    if not isinstance(config, config_dict.ConfigDict):
+        kind = type(config).__name__
+        raise UsageError(f"--config={spec}: get_config gave a {kind}; return a ConfigDict")
+    return config.lock()

@@ -1,0 +1,140 @@
+"""Two processes on loopback are one run: same parameters, one writer, one end."""
+
+import os
+from pathlib import Path
+import subprocess
+import sys
+import textwrap
+import time
+
+import jax
+import numpy as np
+import portpicker
+import pyarrow.parquet as pq
+import pytest
+
+from lm_jax import runs
+from lm_jax.params import by_path
+from lm_jax.train.checkpoints import FOLDER, saved_steps
+from protot_jax import trained
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+# Seconds after which a process that waits for one that is gone would be killed.
+LIMIT = 150
+STEPS = 36
+
+
+@pytest.fixture(scope="module")
+def config(text, tmp_path_factory):
+    """A config file whose mesh splits every parameter over two devices."""
+    path = tmp_path_factory.mktemp("config") / "config.py"
+    path.write_text(
+        textwrap.dedent(
+            f"""
+            from tests.protot_jax.small_runs import settings
+
+            def get_config():
+                return settings(
+                    {str(text)!r}, max_steps={STEPS}, epochs=9, eval_every=6, mesh=(1, 2, 1),
+                    dtype="float32",
+                )
+            """
+        )
+    )
+    return path
+
+
+def launch(config, folder, *, devices, flags=()):
+    """One process of the command, with so many devices of its own."""
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-m", "protot_jax.pretrain"),
+            *(f"--config={config}", f"--workdir={folder}", *flags),
+        ],
+        cwd=ROOT,
+        env=os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def launch_pair(config, folder, *flags):
+    """Both processes, with a device each."""
+    port = portpicker.pick_unused_port()
+    shared = (f"--coordinator=127.0.0.1:{port}", "--processes=2", *flags)
+    return [
+        launch(config, folder, devices=1, flags=(*shared, f"--process={index}"))
+        for index in range(2)
+    ]
+
+
+def end(processes):
+    """Exit codes, standard outputs and standard errors."""
+    try:
+        said = [process.communicate(timeout=LIMIT) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    outs, errs = zip(*said, strict=True)
+    return [process.returncode for process in processes], outs, errs
+
+
+def next_checkpoint(folder):
+    """Returns when there is one more than now."""
+    saved = trained.seed_folder(folder, 234) / FOLDER
+    last, until = max(saved_steps(saved), default=0), time.monotonic() + LIMIT
+    while max(saved_steps(saved), default=0) <= last:
+        assert time.monotonic() < until, "no checkpoint came"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def alone(config, tmp_path_factory):
+    """The run of one process with two devices."""
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    (code,), _, errs = end([launch(config, folder, devices=2)])
+    assert code == 0, errs
+    return folder
+
+
+def test_stopped_and_killed_they_end_in_the_parameters_of_one(config, alone, tmp_path):
+    folder = tmp_path / "run"
+    pair = launch_pair(config, folder)
+    next_checkpoint(folder)
+    pair[1].terminate()
+    assert end(pair)[0] == [75, 75]
+
+    pair = launch_pair(config, folder)
+    next_checkpoint(folder)
+    pair[0].kill()
+    codes = end(pair)[0]
+    assert 0 not in codes
+
+    codes, outs, errs = end(launch_pair(config, folder))
+    assert codes == [0, 0], errs
+    # One speaks, and each keeps a log.
+    assert ["validation perplexity" in out for out in outs] == [True, False]
+    assert [f"train: {STEPS}/{STEPS}" in err for err in errs] == [True, False]
+    assert f"step {STEPS}: loss" in (folder / "log.1.txt").read_text("utf-8")
+
+    pair = [trained.load_run(each).params for each in (folder, alone)]
+    found, want = (by_path(jax.tree.map(np.asarray, params)) for params in pair)
+    assert found.keys() == want.keys()
+    for path, value in want.items():
+        np.testing.assert_array_equal(found[path], value, err_msg=path)
+    for name in ("metrics.parquet", "evaluations.parquet"):
+        tables = [pq.read_table(trained.seed_folder(each, 234) / name) for each in (folder, alone)]
+        found, want = (
+            table.select([c for c in table.column_names if c != "seconds"]) for table in tables
+        )
+        assert found.equals(want), name
+    assert runs.read_json(folder / "summary.json") == runs.read_json(alone / "summary.json")
+
+
+def test_what_process_0_refuses_is_refused_by_all(config, alone):
+    codes, _, errs = end(launch_pair(config, alone, "--config.learning_rate=0.5"))
+    assert codes == [2, 2]
+    assert "learning_rate" in errs[0]
+    assert errs[1].splitlines()[-1].startswith("error: process 0 ended with an error")
