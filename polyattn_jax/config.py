@@ -134,7 +134,7 @@ _QUICKSTART: Mapping[str, Any] = {
     "repeated_n": 20,
     "calibration_length": 1024,
     "sweep_length": 256,
-    "ablation_heads": (20, 40, 80),
+    "ablation_heads": (40, 80),
     "ablation_draws": 2,
     "ablation_n": 20,
 }

@@ -25,11 +25,11 @@ def get_config(mode: str = "") -> ConfigDict:
         validation_documents=60,
         batch_size=16,
         epochs=1,
-        max_steps=450,
+        max_steps=300,
         learning_rate=4e-3,
         dropout=0.0,
         dtype="float32",
-        eval_every=150,
+        eval_every=100,
         early_stop=False,
         seeds=(234,),
     )

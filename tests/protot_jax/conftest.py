@@ -1,5 +1,5 @@
 """Commands are tested on text made here."""
 
-from tests.protot_jax.small_runs import text
+from tests.protot_jax.small_runs import run, text
 
-__all__ = ["text"]
+__all__ = ["run", "text"]

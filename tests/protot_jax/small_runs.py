@@ -22,6 +22,18 @@ def text(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="session")
+def run(text, tmp_path_factory):
+    """Two seeds of two layers and three prototypes; the best checkpoint is not the last."""
+    folder = tmp_path_factory.mktemp("run") / "run"
+    config = settings(text, dtype="float32", seeds=(1, 2))
+    config.prototypes.num_prototypes = 3
+    # The second half of the steps makes it worse.
+    config.update({"learning_rate": 0.5, "dropout": 0.0})
+    command(config, folder)
+    return folder
+
+
 def settings(text, **changed) -> ConfigDict:
     config = experiment("smoke", early_stop=False)
     config.corpus.update(

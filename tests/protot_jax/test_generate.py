@@ -15,18 +15,6 @@ from lm_jax.train import checkpoints
 import protot_jax
 from protot_jax import generate, trained
 from tests import tiny
-from tests.protot_jax.small_runs import command, settings
-
-
-@pytest.fixture(scope="module")
-def run(text, tmp_path_factory):
-    """A run of two seeds whose best checkpoint is not its last."""
-    folder = tmp_path_factory.mktemp("run") / "run"
-    config = settings(text, max_steps=4, eval_every=2, dtype="float32", seeds=(1, 2))
-    # The second half of the steps makes it worse.
-    config.update({"learning_rate": 0.5, "dropout": 0.0})
-    command(config, folder)
-    return folder
 
 
 def test_a_run_gives_the_parameters_that_it_reported(run):

@@ -11,7 +11,6 @@ import lm_jax
 from lm_jax.train.metrics import EVALUATIONS
 import protot_jax
 from protot_jax import router
-from tests.protot_jax.small_runs import command, settings
 
 
 def _model():
@@ -85,13 +84,12 @@ def test_disjoint_gates_are_ln_2_apart():
     assert router.jensen_shannon(one, one) == 0
 
 
-def test_a_run_writes_them_at_every_evaluation_and_as_events(text, tmp_path):
-    command(settings(text, max_steps=4, eval_every=2), tmp_path / "run")
-    folder = tmp_path / "run" / "seed_234"
+def test_a_run_writes_them_at_every_evaluation_and_as_events(run):
+    folder = run / "seed_1"
     rows = pq.read_table(folder / EVALUATIONS).to_pylist()
     taus = [(row["step"], row["value"]) for row in rows if row["name"] == "layer_0/write_tau"]
     assert [step for step, _ in taus] == [2, 4]
-    model = protot_jax.load_run(tmp_path / "run")
+    model = protot_jax.load_run(run)
     assert taus[-1][1] == pytest.approx(float(model.params["blocks"]["mixer"]["write_tau"][0]))
     (events,) = (folder / "tensorboard").iterdir()
     written = events.read_bytes()

@@ -11,7 +11,6 @@ from lm_jax import launch
 from protot_jax.intervene import __main__ as command
 from protot_jax.intervene import report, schema
 from protot_jax.intervene.effects import MODES
-from tests.protot_jax import small_runs
 
 FILE = (
     '{"concept": "place", "target": "house", "text": "the people of the town met in a house"}\n'
@@ -19,16 +18,6 @@ FILE = (
     '{"concept": "place", "target": "river", "text": "a house of the town"}\n'
 )
 FAST = ("--reinit_draws=3", "--control_draws=1", "--perplexity_rows=8", "--gate_rows=16")
-
-
-@pytest.fixture(scope="module")
-def run(text, tmp_path_factory):
-    """A run of two seeds of two layers with three prototypes."""
-    folder = tmp_path_factory.mktemp("run") / "run"
-    config = small_runs.settings(text, max_steps=2, dtype="float32", seeds=(1, 2))
-    config.prototypes.num_prototypes = 3
-    small_runs.command(config, folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
