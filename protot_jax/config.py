@@ -11,6 +11,7 @@ from typing import Any, Literal
 from ml_collections import ConfigDict
 
 from lm_jax.errors import UsageError, nearest
+from lm_jax.settings import freeze, plain
 from lm_jax.train.prepare import CorpusSettings
 from protot_jax.mixer import Prototypes
 from protot_jax.models import MODELS
@@ -117,3 +118,21 @@ def experiment(mode: str, **settings: Any) -> ConfigDict:
 def smoke(config: PretrainConfig) -> PretrainConfig:
     """The same experiment so small that it takes seconds."""
     return dataclasses.replace(config, **_SMOKE)
+
+
+def with_fields(config: PretrainConfig, changes: Mapping[str, Any]) -> PretrainConfig:
+    """The settings with some fields changed, by their dotted names, as `prototypes.alpha`.
+
+    Raises:
+      UsageError: there is no such field, or it cannot have that value.
+    """
+    tree = plain(config)
+    for name, value in changes.items():
+        *parents, last = name.split(".")
+        section = tree
+        for parent in parents:
+            section = section.get(parent)
+            if not isinstance(section, dict):
+                raise UsageError(f"{parent} in {name!r} is no section of the settings")
+        section[last] = value
+    return freeze(tree, PretrainConfig)

@@ -30,8 +30,8 @@ from lm_jax import launch, runs, settings
 from lm_jax.errors import UsageError, nearest
 from lm_jax.train.metrics import METRICS
 from protot_jax import pretrain
-from protot_jax.config import PretrainConfig, smoke
-from protot_jax.trained import seed_folder
+from protot_jax.config import PretrainConfig, smoke, with_fields
+from protot_jax.trained import best_perplexity, seed_folder
 
 _ONLY = flags.DEFINE_list("only", None, "variants to train now, by name; all by default")
 TABLE, ROWS = "study.json", "study.parquet"
@@ -115,21 +115,15 @@ def changed(base: PretrainConfig, variant: Variant) -> PretrainConfig:
     Raises:
       UsageError: naming the variant, for a change without value, of no field or of another type.
     """
-    tree = settings.plain(base)
     where = f"variant {variant.name}"
+    changes = {}
     for change in variant.changes:
         name, equals, text = change.partition("=")
-        *parents, last = name.split(".")
-        section = tree
-        for parent in parents:
-            section = section.get(parent)
-            if not isinstance(section, dict):
-                raise UsageError(f"{where}: {parent} in {change!r} is no section of the settings")
         if not equals:
             raise UsageError(f"{where}: {change!r} has no value; write field=value")
-        section[last] = _value(text)
+        changes[name] = _value(text)
     try:
-        return settings.freeze(tree, PretrainConfig)
+        return with_fields(base, changes)
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from error
 
@@ -207,9 +201,11 @@ def tabled(config: StudyConfig, rows: Sequence[Mapping[str, Any]]) -> list[dict[
             by_rate.setdefault(row["learning_rate"], []).append(row)
         if not by_rate:
             continue
-        means = {rate: statistics.mean(map(_best, found)) for rate, found in by_rate.items()}
+        means = {
+            rate: statistics.mean(map(best_perplexity, found)) for rate, found in by_rate.items()
+        }
         rate = min(means, key=means.__getitem__)
-        values = [_best(row) for row in by_rate[rate]]
+        values = [best_perplexity(row) for row in by_rate[rate]]
         table.append(
             {
                 "variant": variant.name,
@@ -228,10 +224,6 @@ def tabled(config: StudyConfig, rows: Sequence[Mapping[str, Any]]) -> list[dict[
             }
         )
     return table
-
-
-def _best(row: Mapping[str, Any]) -> float:
-    return row["best_validation_perplexity"] or row["validation_perplexity"]
 
 
 def told(table: Mapping[str, Any]) -> str:

@@ -123,7 +123,7 @@ def test_a_study_says_which_variant_is_wrong(text):
     base = _study(text).base
     wrong = {
         "prototypes.num_prototype=2": "variant x: config.prototypes.num_prototype is not a field",
-        "prototype.alpha=2": "variant x: prototype in 'prototype.alpha=2' is no section",
+        "prototype.alpha=2": "variant x: prototype in 'prototype.alpha' is no section",
         "model": "variant x: 'model' has no value",
         "dropout=much": "variant x: config.dropout = 'much'",
     }

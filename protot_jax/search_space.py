@@ -1,0 +1,222 @@
+"""What a search draws its trials from, and the drawing, by a sampler of Optuna.
+
+No sampler outlives a trial. Each has a seed made of the search's and the trial's number, and a
+study in memory that is told the trials before: so a draw is a function of what is on disk.
+
+Samplers pass over failed trials, and would come back to where they failed. A trial that diverged,
+or was over the limit of FLOPs, is therefore told as the highest perplexity that is known.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import importlib
+import importlib.util
+import itertools
+import json
+import math
+from typing import Any, Literal
+import warnings
+
+from ml_collections import ConfigDict
+import numpy as np
+
+from lm_jax import sharding
+from lm_jax.errors import UsageError, nearest
+from lm_jax.train.step import check_batch
+from protot_jax.config import PretrainConfig, smoke, with_fields
+from protot_jax.count import flops
+from protot_jax.trained import model
+
+# Perplexities on other tokens, or of other seeds, do not compare.
+_SAME_IN_ALL = ("corpus", "context", "examples", "validation_documents", "seeds")
+_MOST_COMBINATIONS = 1_000
+RUNNING, DONE, DIVERGED, REFUSED = "running", "done", "diverged", "refused"
+# A trial: its number and status, what was drawn, and how it ended.
+Record = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchConfig:
+    """A search.
+
+    Attributes:
+      base: what all trials share.
+      learning_rate: the lowest and the highest.
+      batch_sizes: to choose from.
+      choices: further fields of `base` to choose, each as `field=[value, ...]` in JSON.
+      most_flops: forward FLOPs of one example, above which no trial is trained; 0 for no limit.
+      trials: how many are trained.
+      random_trials: so many must have ended before the sampler takes over from chance.
+      sampler: "botorch" is the paper's; "tpe" and "random" need no torch.
+      seed: draws the trials; those of `base` draw the training.
+    """
+
+    base: PretrainConfig = dataclasses.field(default_factory=PretrainConfig)
+    learning_rate: tuple[float, float] = (3e-5, 3e-2)
+    batch_sizes: tuple[int, ...] = (32, 64, 128)
+    choices: tuple[str, ...] = ()
+    most_flops: float = 0.0
+    trials: int = 50
+    random_trials: int = 15
+    sampler: Literal["botorch", "tpe", "random"] = "botorch"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        least = {"trials": 1, "random_trials": 1, "seed": 0, "most_flops": 0}
+        problems = [
+            f"config.{name} = {getattr(self, name)} must be at least {bound}"
+            for name, bound in least.items()
+            if getattr(self, name) < bound
+        ]
+        low, high = self.learning_rate
+        if not 0 < low < high:
+            problems.append(f"config.learning_rate = {self.learning_rate} must rise from above 0")
+        sizes = self.batch_sizes
+        if not sizes or len(set(sizes)) < len(sizes) or min(sizes) < 1:
+            problems.append(f"config.batch_sizes = {sizes} must be different numbers from 1 on")
+        if problems:
+            raise UsageError("; ".join(problems))
+        fields = [field for field, _ in map(_choice, self.choices)]
+        if len(set(fields)) < len(fields):
+            raise UsageError(f"config.choices name {fields}; name each field once")
+
+    def values(self) -> dict[str, tuple[Any, ...]]:
+        """What each field but the learning rate is chosen from."""
+        return {"batch_size": self.batch_sizes} | dict(map(_choice, self.choices))
+
+
+def _choice(text: str) -> tuple[str, tuple[Any, ...]]:
+    name, _, listed = text.partition("=")
+    try:
+        values = json.loads(listed)
+    except json.JSONDecodeError:
+        values = None
+    scalars = isinstance(values, list) and not any(isinstance(v, dict | list) for v in values)
+    if not scalars or not values or len(set(map(json.dumps, values))) < len(values):
+        raise UsageError(
+            f"config.choices: {text!r} is not field=[value, ...] with different JSON values; write "
+            "hidden_size=[128, 256]"
+        )
+    if name in ("learning_rate", "batch_size"):
+        raise UsageError(f"config.choices: {name} is searched as it is; set that field instead")
+    if name.partition(".")[0] in _SAME_IN_ALL:
+        raise UsageError(
+            f"config.choices: {name} must be the same in all trials, or their perplexities would "
+            "not compare; set config.base"
+        )
+    return name, tuple(values)
+
+
+def search(mode: str = "", **changes: Any) -> ConfigDict:
+    """The `get_config(mode)` of a search; `changes` are fields of `SearchConfig`.
+
+    Raises:
+      UsageError: for an unknown mode, or settings that `SearchConfig` refuses.
+    """
+    modes = ("", "smoke")
+    if mode not in modes:
+        raise UsageError(f"mode {mode!r} is not one of a search{nearest(mode, modes)}")
+    config = SearchConfig(**changes)
+    if mode:
+        config = dataclasses.replace(
+            config,
+            base=smoke(config.base),
+            batch_sizes=(8, 16),
+            trials=2,
+            random_trials=1,
+            sampler="tpe",
+        )
+    return ConfigDict(dataclasses.asdict(config))
+
+
+def forward_flops(config: PretrainConfig) -> int:
+    """Forward FLOPs of one example, with as many tokens as the config asks for."""
+    cfg, mixer = model(config, config.corpus.vocab_size)
+    return flops(cfg, mixer, config.context).total
+
+
+def check(config: SearchConfig) -> None:
+    """Refuses, before anything is prepared, what would otherwise end the search in its midst.
+
+    Raises:
+      UsageError: the sampler is not installed; a batch does not divide over the devices; a
+        combination of `choices` makes no model, or every one is over `most_flops`.
+    """
+    needed = ["optuna"]
+    if config.sampler == "botorch":
+        needed += ["optuna_integration", "botorch", "torch"]
+    lacking = [name for name in needed if importlib.util.find_spec(name) is None]
+    if lacking and config.sampler != "botorch":
+        raise UsageError("optuna is missing; pip install 'interpretable-attention-jax[hpo]'")
+    if lacking:
+        raise UsageError(
+            f"the sampler 'botorch' lacks {', '.join(lacking)}; pip install "
+            "'interpretable-attention-jax[hpo]' optuna-integration botorch (install torch first "
+            "where its build matters, CPU or GPU), or choose --config.sampler=tpe"
+        )
+    ways, fsdp, tensor = config.base.mesh
+    mesh = sharding.make_mesh(data=ways, fsdp=fsdp, tensor=tensor)
+    for size in config.batch_sizes:
+        check_batch(size, config.base.accumulate, mesh)
+    values = config.values()
+    del values["batch_size"]
+    count = math.prod(map(len, values.values()))
+    if count > _MOST_COMBINATIONS:
+        raise UsageError(
+            f"config.choices make {count:,} combinations; give fewer than {_MOST_COMBINATIONS:,}"
+        )
+    combinations = (
+        dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())
+    )
+    cheapest = min(forward_flops(with_fields(config.base, each)) for each in combinations)
+    if config.most_flops and cheapest > config.most_flops:
+        raise UsageError(
+            f"config.most_flops = {config.most_flops:.3g} allows no model: the cheapest takes "
+            f"{cheapest:.3g} forward on one example; raise it, or add smaller choices"
+        )
+
+
+def propose(config: SearchConfig, before: Sequence[Record]) -> dict[str, Any]:
+    """Draws the next trial: a function of its arguments alone, as no sampler outlives a call."""
+    import optuna
+    from optuna.trial import TrialState
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    low, high = config.learning_rate
+    space: dict[str, optuna.distributions.BaseDistribution] = {
+        "learning_rate": optuna.distributions.FloatDistribution(low, high, log=True)
+    }
+    for name, values in config.values().items():
+        space[name] = optuna.distributions.CategoricalDistribution(values)
+    worst = max((r["perplexity"] for r in before if r["status"] == DONE), default=None)
+    with warnings.catch_warnings():
+        # Optuna says so of its BoTorch sampler at every use.
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        study = optuna.create_study(sampler=_sampler(config, len(before)))
+        for record in before:
+            value = record["perplexity"] if record["status"] == DONE else worst
+            study.add_trial(
+                optuna.trial.create_trial(
+                    state=TrialState.FAIL if value is None else TrialState.COMPLETE,
+                    value=value,
+                    params=record["drawn"],
+                    distributions=space,
+                )
+            )
+        drawn = study.ask(space).params
+    # Four digits are more than perplexity can tell apart, and short enough to pass on.
+    rate = min(max(float(f"{drawn['learning_rate']:.3e}"), low), high)
+    return {name: drawn[name] for name in space} | {"learning_rate": rate}
+
+
+def _sampler(config: SearchConfig, number: int) -> Any:
+    import optuna
+
+    # Halved, because some take a signed 32-bit number and others add to it.
+    seed = int(np.random.SeedSequence([config.seed, number]).generate_state(1)[0]) // 2
+    if config.sampler == "random":
+        return optuna.samplers.RandomSampler(seed=seed)
+    if config.sampler == "tpe":
+        return optuna.samplers.TPESampler(seed=seed, n_startup_trials=config.random_trials)
+    botorch = importlib.import_module("optuna_integration.botorch")
+    return botorch.BoTorchSampler(seed=seed, n_startup_trials=config.random_trials)
