@@ -124,7 +124,7 @@ _FULL: Mapping[str, Any] = {
 }
 _QUICKSTART: Mapping[str, Any] = {
     "batch_size": 1,
-    "niah_lengths": (256, 512),
+    "niah_lengths": (128, 256),
     "niah_n": 20,
     "control_n": 20,
     "induction_length": 256,
@@ -132,8 +132,8 @@ _QUICKSTART: Mapping[str, Any] = {
     "mqar_length": 256,
     "mqar_n": 20,
     "repeated_n": 20,
-    "calibration_length": 1024,
-    "sweep_length": 256,
+    "calibration_length": 512,
+    "sweep_length": 128,
     "ablation_heads": (40, 80),
     "ablation_draws": 2,
     "ablation_n": 20,
