@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm_jax.config import DecoderConfig, LinearScaling, Llama3Scaling, Rope
+from lm_jax.lora import Adapted
 from lm_jax.params import ParamSpec, ParamTree, constant, zeros
 from lm_jax.sites import Scope
 
@@ -26,10 +27,23 @@ ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
 }
 
 
-def project(equation: str, x: jax.Array, w: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+def project(
+    equation: str, x: jax.Array, w: jax.Array | Adapted, bias: jax.Array | None = None
+) -> jax.Array:
     """`einsum(equation, x, w)` plus a bias over the trailing axes; every weight product is one."""
-    y = jnp.einsum(equation, x, w)
+    y = _adapted(equation, x, w) if isinstance(w, Adapted) else jnp.einsum(equation, x, w)
     return y if bias is None else y + add_axes(bias, y.ndim)
+
+
+def _adapted(equation: str, x: jax.Array, w: Adapted) -> jax.Array:
+    inputs, output = equation.split("->")
+    axes_x, axes_w = inputs.split(",")
+    summed = "".join(letter for letter in axes_w if letter in axes_x)
+    kept = "".join(letter for letter in axes_w if letter not in axes_x)
+    low = output.removesuffix(kept) + "r"
+    low_x = jnp.einsum(f"{axes_x},{summed}r->{low}", x, w.down)
+    update = jnp.einsum(f"{low},r{kept}->{output}", low_x, w.up)
+    return jnp.einsum(equation, x, w.weight) + w.strength * update
 
 
 def add_axes(x: jax.Array, ndim: int) -> jax.Array:

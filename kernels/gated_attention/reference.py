@@ -32,13 +32,35 @@ def run(
     raw_BNTS = jnp.einsum(
         "BTNH,BSNH->BNTS", q_BTNH.astype(jnp.float32), k_BSNH, precision="highest"
     )
+    seen_B1TS = visibility.mask_BTS(T, S)[:, None]
+    bits_BNTS = bits(B, T, N, S, seed, origin, visibility.start_B)
+    weight_BNTS, expected_BN, opened_BN = weights(config, raw_BNTS, bias_N, bits_BNTS, seen_B1TS)
+    out_BTNH = jnp.einsum("BNTS,BSNH->BTNH", weight_BNTS, v_BSNH, precision="highest")
+    return out_BTNH.astype(v_BSKH.dtype), expected_BN, opened_BN
+
+
+def weights(
+    config: Config,
+    raw_BNTS: jax.Array,
+    bias_N: jax.Array,
+    bits_BNTS: jax.Array,
+    seen_B1TS: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The gated weights A P of every pair, and the `expected_BN` and `opened_BN` edges.
+
+    Args:
+      config: of which `scale`, `gate_scale` and `soft_cap` apply to `raw_BNTS`.
+      raw_BNTS: finite products q.k.
+      bias_N: added to the gate logits.
+      bits_BNTS: from `bits`; read in mode "sample" alone.
+      seen_B1TS: true where a key is visible; broadcasts.
+    """
     bias_1N11 = bias_N[None, :, None, None]
     score_BNTS = config.scale * raw_BNTS
     if config.soft_cap is not None:
         score_BNTS = config.soft_cap * jnp.tanh(score_BNTS / config.soft_cap)
     own_BNTS = score_BNTS if config.gate_scale is None else config.gate_scale * raw_BNTS
     logit_BNTS = own_BNTS + bias_1N11
-    bits_BNTS = _bits(B, T, N, S, seed, origin, visibility)
     _, logit_in_bits = tile.logits(config, lax.stop_gradient(raw_BNTS), bias_1N11)
     is_open_BNTS = tile.gate(config, lax.stop_gradient(logit_in_bits), bits_BNTS).is_open
 
@@ -52,20 +74,21 @@ def run(
     else:
         gate_BNTS = probability_BNTS if config.mode == "expected" else hard_BNTS
 
-    seen_B1TS = visibility.mask_BTS(T, S)[:, None]
     weight_BNTS = gate_BNTS * _softmax(score_BNTS, seen_B1TS)
     if config.renormalise:
         weight_BNTS = _over_sum(weight_BNTS)
-    out_BTNH = jnp.einsum("BNTS,BSNH->BTNH", weight_BNTS, v_BSNH, precision="highest")
     expected_BN = jnp.where(seen_B1TS, probability_BNTS, 0.0).sum((2, 3))
     opened_BN = (is_open_BNTS & seen_B1TS).sum((2, 3), dtype=jnp.int32)
-    return out_BTNH.astype(v_BSKH.dtype), expected_BN, opened_BN
+    return weight_BNTS, expected_BN, opened_BN
 
 
-def _bits(B, T, N, S, seed, origin, visibility) -> jax.Array:
+def bits(
+    B: int, T: int, N: int, S: int, seed: jax.Array, origin: jax.Array, start_B: jax.Array
+) -> jax.Array:
+    """The random bits of every pair, uint32 `[B, N, T, S]`."""
     batch_B111 = origin[0] + jnp.arange(B)[:, None, None, None]
     head_1N11 = origin[1] + jnp.arange(N)[None, :, None, None]
-    query_B1T1 = (visibility.start_B[:, None] + jnp.arange(T)[None])[:, None, :, None]
+    query_B1T1 = (start_B[:, None] + jnp.arange(T)[None])[:, None, :, None]
     key_111S = jnp.arange(S)[None, None, None, :]
     return noise.bits(noise.stream(seed, batch_B111, head_1N11), query_B1T1, key_111S)
 

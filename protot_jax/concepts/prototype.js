@@ -70,10 +70,12 @@ function tableOf(caption, heads, rows) {
 
 function statistics(p) {
   const row = (name, field) => [name, number(p.write[field]), number(p.read[field])];
-  const lag = p.lag === null ? "Reading and writing do not vary together."
+  const shared = p.layer === 0 && twin.model.shared_routing;
+  const lag = shared ? "It reads with its write gate (shared routing)."
+    : p.lag === null ? "Reading and writing do not vary together."
     : p.lag === 0 ? "Reading peaks with writing."
-      : `Reading peaks ${whole(Math.abs(p.lag))} ${Math.abs(p.lag) === 1 ? "token" : "tokens"} `
-        + `${p.lag < 0 ? "before" : "after"} writing.`;
+    : `Reading peaks ${whole(Math.abs(p.lag))} ${Math.abs(p.lag) === 1 ? "token" : "tokens"} `
+      + `${p.lag < 0 ? "before" : "after"} writing.`;
   return make("div", {}, tableOf("Its gates over all analysed tokens", ["", "write", "read"], [
     row("mean", "mean"),
     row("largest", "max"),

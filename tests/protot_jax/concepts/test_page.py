@@ -239,6 +239,31 @@ def test_a_link_opens_the_prototype_that_it_names(chromium, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("lag", "layer", "said"),
+    [
+        (None, 0, "It reads with its write gate (shared routing)."),
+        (None, 1, "Reading and writing do not vary together."),
+        (0, 1, "Reading peaks with writing."),
+        (-1, 1, "Reading peaks 1 token before writing."),
+        (3, 1, "Reading peaks 3 tokens after writing."),
+    ],
+)
+def test_it_says_how_reading_goes_with_writing(chromium, tmp_path, lag, layer, said):
+    twin = twins.make()
+    for p in twin["prototypes"]:
+        p["lag"] = lag
+    found = browse(
+        chromium,
+        tmp_path,
+        twin,
+        """return all("#opened .beside p").map((p) => p.textContent);""",
+        hash_=f"#layer={layer}&prototype=1",
+    )
+    assert any(said in text for text in found)
+
+
+@pytest.mark.slow
 def test_searching_filtering_and_choosing_show_what_they_say(chromium, tmp_path):
     twin = twins.make()
     twin["prototypes"][5]["top_tokens"][0]["token"] = "Zebra"

@@ -1,0 +1,173 @@
+"""The gated attend: every edge of the attention of a decoder behind a Bernoulli gate.
+
+Sparse Attention Post-Training, Eq. 1 to 3: from the same scores s as the softmax,
+
+    e = s + bias        A ~ Bernoulli(sigma(e))        pattern = A softmax(s)
+
+without normalising again. `lm_jax.forward(..., attend=gated(...))` returns in `aux`, by layer,
+
+    expected_edges_BN   the sum of sigma(e) over visible pairs, differentiable
+    open_edges_BN       how many gates are open, exactly
+    pairs_B             how many pairs are visible, for a fraction
+
+`by_kernels` computes the same without forming scores (`kernels.gated_attention`); the gates drawn
+are the same, because the noise is a function of seed, row, head, query and key.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from kernels import dispatch
+from kernels.gated_attention import reference
+from kernels.gated_attention.api import gated_attention
+from kernels.gated_attention.config import MODES, Config
+from kernels.visibility import Visibility
+from lm_jax.attention import Bound, Fused, PerLayer, fused, register_fused
+from lm_jax.config import DecoderConfig
+from lm_jax.errors import UsageError, nearest
+
+NAME = "kernels"
+
+
+@dataclasses.dataclass(frozen=True)
+class Gated:
+    """The function of a gated attend; `data` of one layer holds `bias_N`, `seed` and `valid_BT`.
+
+    Attributes:
+      mode: "sample" draws the gates, "threshold" opens those with e > 0, "expected" multiplies by
+        sigma(e), "open" opens all.
+      raw_gate: e = q.k + bias, as Eq. 1 is printed, in place of the scaled (and capped) score.
+      scale: of the scores, by which a raw gate undoes it.
+      capped: whether the scores are capped, which a raw gate cannot undo.
+    """
+
+    mode: str
+    raw_gate: bool
+    scale: float
+    capped: bool = False
+
+    def __call__(
+        self, scores_BNTS: jax.Array, data: dict[str, Any]
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        if self.raw_gate and self.capped:
+            raise UsageError(
+                "gated: a raw gate reads q.k, and this model's scores are capped (score_softcap); "
+                "use by_kernels(attend), or raw_gate=False"
+            )
+        B, N, T, S = scores_BNTS.shape
+        seen_BNTS = scores_BNTS > -jnp.inf
+        raw_BNTS = jnp.where(seen_BNTS, scores_BNTS, 0.0)
+        if data["valid_BT"] is not None:
+            seen_BNTS = seen_BNTS & data["valid_BT"][:, None, :, None]
+        seen_B1TS = seen_BNTS[:, :1]
+        config = Config(
+            mode=self.mode,
+            scale=1.0,
+            target=dispatch.target(),
+            gate_scale=1.0 / self.scale if self.raw_gate else None,
+        )
+        origin_2, start_B = jnp.zeros(2, jnp.int32), jnp.full(B, S - T, jnp.int32)
+        bits_BNTS = reference.bits(B, T, N, S, data["seed"], origin_2, start_B)
+        pattern_BNTS, expected_BN, opened_BN = reference.weights(
+            config, raw_BNTS, data["bias_N"], bits_BNTS, seen_B1TS
+        )
+        return pattern_BNTS, _aux(expected_BN, opened_BN, seen_B1TS.sum((1, 2, 3)))
+
+
+def _aux(expected_BN: jax.Array, opened_BN: jax.Array, pairs_B: jax.Array) -> dict[str, jax.Array]:
+    return {
+        "expected_edges_BN": expected_BN,
+        "open_edges_BN": opened_BN,
+        "pairs_B": pairs_B.astype(jnp.int32),
+    }
+
+
+def gated(
+    cfg: DecoderConfig,
+    *,
+    mode: str = "sample",
+    key: jax.Array | None = None,
+    bias: jax.Array | float = 0.0,
+    valid_BT: jax.Array | None = None,
+    raw_gate: bool = False,
+) -> PerLayer:
+    """The attend of a decoder whose every layer is gated.
+
+    Args:
+      cfg: the model.
+      mode: see `Gated`.
+      key: draws the gates, of each layer by its own seed; given in mode "sample" and in no other.
+      bias: of the gate logits: one number, or `[L, N]`.
+      valid_BT: false where a token is padding; its row attends to nothing and counts nowhere.
+      raw_gate: the gate logit of Eq. 1 as printed, q.k without its scale.
+
+    Raises:
+      UsageError: an unknown mode, a key missing or out of place, or a bias of another shape.
+    """
+    if mode not in MODES:
+        raise UsageError(f"mode = {mode!r} is no mode of a gate{nearest(mode, MODES)}")
+    if (key is not None) != (mode == "sample"):
+        told = "needs a key to draw gates from" if key is None else "draws nothing; leave key out"
+        raise UsageError(f"gated: mode {mode!r} {told}")
+    L, N = cfg.num_layers, cfg.num_heads
+    bias = jnp.asarray(bias, jnp.float32)
+    if bias.shape not in ((), (L, N)):
+        raise UsageError(
+            f"gated: bias has shape {bias.shape}; pass a number, or one per layer and head, "
+            f"({L}, {N})"
+        )
+    seed_L = jnp.zeros(L, jnp.uint32) if key is None else jax.random.bits(key, (L,), jnp.uint32)
+    valid_LBT = None
+    if valid_BT is not None:
+        valid_LBT = jnp.broadcast_to(valid_BT[None], (L, *valid_BT.shape))
+    data = {"bias_N": jnp.broadcast_to(bias, (L, N)), "seed": seed_L, "valid_BT": valid_LBT}
+    fn = Gated(mode, raw_gate, cfg.scale, capped=cfg.score_softcap is not None)
+    return PerLayer(fn, data)
+
+
+def by_kernels(attend: PerLayer) -> Fused:
+    """The same attend, computed by `kernels.gated_attention`."""
+    return fused(attend, NAME)
+
+
+def _kernel(
+    attend: Bound,
+    q_BTNH: jax.Array,
+    k_BSKH: jax.Array,
+    v_BSKH: jax.Array,
+    *,
+    seen: Visibility,
+    scale: float,
+    cap: float | None,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    fn, data = attend.fn, attend.data
+    (B, T), S = q_BTNH.shape[:2], k_BSKH.shape[1]
+    segments = None
+    if data["valid_BT"] is not None:
+        # A padding query is of no segment, and sees nothing.
+        queries_BT = jnp.where(data["valid_BT"], 0, -1)
+        segments = (queries_BT, jnp.zeros((B, S), jnp.int32))
+    made = gated_attention(
+        q_BTNH,
+        k_BSKH,
+        v_BSKH,
+        gate_bias=data["bias_N"],
+        seed=data["seed"] if fn.mode == "sample" else None,
+        mode=fn.mode,
+        scale=scale,
+        gate_scale=1.0 if fn.raw_gate else None,
+        soft_cap=cap,
+        window=seen.window,
+        segment_ids=segments,
+        start=seen.start,
+    )
+    pairs_BT = seen.counts_BT(T, S)
+    if data["valid_BT"] is not None:
+        pairs_BT = jnp.where(data["valid_BT"], pairs_BT, 0)
+    return made.out_BTNH, _aux(made.expected_edges_BN, made.open_edges_BN, pairs_BT.sum(1))
+
+
+register_fused(Gated, NAME, _kernel)

@@ -1,0 +1,109 @@
+"""A penalty whose strength finds itself: minimise edges subject to a bound on the loss.
+
+GECO (Rezende and Viola, 2018), as sparse attention post-training uses it (Eq. 4, 5 and 7):
+
+    min E|A|   subject to   CE <= tau
+
+In the paper's Lagrangian E|A| + lambda (CE - tau) the multiplier is on the loss. Divided by lambda
+it is CE + s E|A|, with the strength s = 1 / lambda of the paper's Fig. 11. That is the form which
+is minimised here: its gradient keeps the scale of an ordinary loss. The dual variable is ln s,
+
+    ln s  <-  clip(ln s + dual_rate (tau - average CE))
+
+so that the strength rises while there is loss to spare and falls where the bound is passed. The
+average is an exponential one, with the bias of its start removed; a decay of 0 takes the last loss.
+"""
+
+import dataclasses
+import math
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+
+from lm_jax.errors import UsageError
+
+
+@dataclasses.dataclass(frozen=True)
+class GecoSettings:
+    """The dual update.
+
+    Attributes:
+      target: tau, in nats per token.
+      dual_rate: of the step in ln s; the paper's are 0.1 (GPT-2) and 0.01 (OLMo).
+      decay: of the moving average of the loss, in [0, 1).
+      start: the strength before the first update.
+      least, most: bounds of the strength.
+      longest: the longest step in ln s, so that one spike of the loss moves it no further.
+
+    Raises:
+      UsageError: listing every field that cannot be used.
+    """
+
+    target: float
+    dual_rate: float = 0.01
+    decay: float = 0.99
+    start: float = 1.0
+    least: float = 1e-4
+    most: float = 1e5
+    longest: float = 0.1
+
+    def __post_init__(self) -> None:
+        wanted = {
+            "target": (math.isfinite(self.target), "finite"),
+            "dual_rate": (self.dual_rate > 0, "above 0"),
+            "decay": (0 <= self.decay < 1, "at least 0 and below 1"),
+            "start": (0 < self.least <= self.start <= self.most, "between least and most, above 0"),
+            "most": (math.isfinite(self.most), "finite"),
+            "longest": (self.longest > 0, "above 0"),
+        }
+        problems = [
+            f"{name} = {getattr(self, name)!r} must be {what}"
+            for name, (holds, what) in wanted.items()
+            if not holds
+        ]
+        if problems:
+            raise UsageError("GECO: " + "; ".join(problems))
+
+
+@struct.dataclass
+class Dual:
+    """Float32 scalars: ln s, the weighted sum of losses, and the sum of its weights."""
+
+    log_strength: jax.Array
+    sum: jax.Array
+    weight: jax.Array
+
+    @property
+    def strength(self) -> jax.Array:
+        """s, what the edges are multiplied by."""
+        return jnp.exp(self.log_strength)
+
+    @property
+    def average(self) -> jax.Array:
+        """The moving average of the loss; NaN before the first."""
+        return self.sum / self.weight
+
+
+def init(settings: GecoSettings) -> Dual:
+    """The dual before the first step."""
+    zero = jnp.zeros((), jnp.float32)
+    return Dual(jnp.asarray(math.log(settings.start), jnp.float32), zero, zero)
+
+
+def update(dual: Dual, loss: jax.Array, settings: GecoSettings) -> Dual:
+    """The dual after a step whose batch had this loss, in nats per token.
+
+    A loss that is not finite makes the dual so, and the loop stops at it.
+    """
+    total = settings.decay * dual.sum + (1.0 - settings.decay) * loss
+    weight = settings.decay * dual.weight + (1.0 - settings.decay)
+    step = settings.dual_rate * (settings.target - total / weight)
+    log_strength = dual.log_strength + jnp.clip(step, -settings.longest, settings.longest)
+    low, high = math.log(settings.least), math.log(settings.most)
+    return Dual(jnp.clip(log_strength, low, high), total, weight)
+
+
+def lagrangian(loss: jax.Array, edges: jax.Array, dual: Dual) -> jax.Array:
+    """What the parameters minimise; the strength is a constant to them."""
+    return loss + jax.lax.stop_gradient(dual.strength) * edges

@@ -1,0 +1,150 @@
+"""Adapters change nothing when they are fresh, merge exactly, and know their base."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lm_jax
+from lm_jax import lora
+from lm_jax import params as params_lib
+from lm_jax.errors import BadInputError, CorruptError, UsageError
+from tests import tiny
+
+SETTINGS = lora.LoraSettings(rank=3, alpha=6.0)
+FAMILIES = {
+    "llama": tiny.decoder(vocab_size=32, max_length=16, num_heads=4, num_kv_heads=2),
+    "gpt2": tiny.decoder(
+        vocab_size=32,
+        max_length=16,
+        rope=None,
+        norm="layer",
+        gated_mlp=False,
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        activation="gelu_tanh",
+    ),
+}
+
+
+def made(cfg, *, up=True, settings=SETTINGS):
+    """Parameters, and adapters whose updates are zero unless `up`."""
+    spec = lm_jax.param_spec(cfg)
+    params = lm_jax.init_params(jax.random.key(0), cfg)
+    adapters = params_lib.init(jax.random.key(1), lora.adapter_spec(spec, settings))
+    if up:
+        leaves = params_lib.by_path(adapters)
+        keys = jax.random.split(jax.random.key(3), len(leaves))
+        adapters = params_lib.tree_from_paths(
+            {
+                path: 0.3 * jax.random.normal(key, leaf.shape)
+                for key, (path, leaf) in zip(keys, leaves.items(), strict=True)
+            }
+        )
+    return params, adapters
+
+
+def logits(params, cfg):
+    tokens_BT = jax.random.randint(jax.random.key(2), (2, 12), 0, cfg.vocab_size)
+    return lm_jax.forward(params, tokens_BT, cfg).logits
+
+
+@pytest.mark.parametrize("cfg", FAMILIES.values(), ids=FAMILIES)
+def test_a_fresh_adapter_changes_no_bit(cfg):
+    params, adapters = made(cfg, up=False)
+    found = jax.jit(lambda p: logits(p, cfg))(lora.attach(params, adapters, SETTINGS))
+    np.testing.assert_array_equal(found, jax.jit(lambda p: logits(p, cfg))(params))
+
+
+@pytest.mark.parametrize("cfg", FAMILIES.values(), ids=FAMILIES)
+def test_merged_is_the_weight_plus_the_product_and_computes_the_same(cfg):
+    params, adapters = made(cfg)
+    merged = params_lib.by_path(lora.merge(params, adapters, SETTINGS))
+    before, update = params_lib.by_path(params), params_lib.by_path(adapters)
+    changed = {path for path in before if not np.array_equal(before[path], merged[path])}
+    assert changed == {path.rpartition("/")[0] for path in update}
+    for path in changed:
+        down, up = (np.asarray(update[f"{path}/{name}"], np.float64) for name in ("down", "up"))
+        flat = np.stack(
+            [(d.reshape(-1, 3) @ u.reshape(3, -1)) for d, u in zip(down, up, strict=True)]
+        )
+        want = np.asarray(before[path], np.float64) + 2.0 * flat.reshape(before[path].shape)
+        np.testing.assert_allclose(merged[path], want, rtol=1e-6, atol=1e-6)
+    attached = lora.attach(params, adapters, SETTINGS)
+    np.testing.assert_allclose(
+        logits(attached, cfg),
+        logits(lora.merge(params, adapters, SETTINGS), cfg),
+        rtol=1e-4,
+        atol=1e-4,
+    )
+
+
+def test_targets_are_names_or_paths():
+    spec = lm_jax.param_spec(FAMILIES["llama"])
+
+    def paths(*targets):
+        settings = dataclasses.replace(SETTINGS, targets=targets)
+        return {
+            path.removeprefix("blocks/").rpartition("/")[0]
+            for path in params_lib.by_path(params_lib.abstract(lora.adapter_spec(spec, settings)))
+        }
+
+    assert paths("q") == {"mixer/q"}
+    assert paths("mlp/*", "k") == {"mlp/up", "mlp/down", "mlp/gate", "mixer/k"}
+    assert paths("?") == {"mixer/q", "mixer/k", "mixer/v", "mixer/o"}
+    with pytest.raises(UsageError, match=r"no weight matches 'q_proj'; known: down, gate"):
+        paths("q_proj")
+    with pytest.raises(UsageError, match=r"no weight matches 'gat'; did you mean 'gate'"):
+        paths("gat")
+
+
+def test_gradients_reach_adapters_as_they_reach_the_merged_weight():
+    """d/d up of the loss is down^T times the gradient of the merged weight, and so for down."""
+    cfg = FAMILIES["llama"]
+    params, adapters = made(cfg)
+
+    def weigh(p):
+        return jnp.sum(jnp.square(logits(p, cfg)))
+
+    by_adapter = jax.grad(lambda a: weigh(lora.attach(params, a, SETTINGS)))(adapters)
+    by_weight = jax.grad(weigh)(lora.merge(params, adapters, SETTINGS))
+    g_LDNH = by_weight["blocks"]["mixer"]["q"]
+    own = adapters["blocks"]["mixer"]["q"]
+    want_up = 2.0 * jnp.einsum("LDr,LDNH->LrNH", own["down"], g_LDNH)
+    want_down = 2.0 * jnp.einsum("LrNH,LDNH->LDr", own["up"], g_LDNH)
+    found = by_adapter["blocks"]["mixer"]["q"]
+    np.testing.assert_allclose(found["up"], want_up, rtol=1e-3, atol=1e-2)
+    np.testing.assert_allclose(found["down"], want_down, rtol=1e-3, atol=1e-2)
+
+
+def test_a_saved_adapter_comes_back_bitwise_and_only_over_its_base(tmp_path):
+    _, adapters = made(FAMILIES["llama"])
+    path = tmp_path / lora.ADAPTER
+    lora.save(path, adapters, SETTINGS, base_sha256="a" * 64)
+    found, settings = lora.load(path, base_sha256="a" * 64)
+    assert settings == SETTINGS
+    want = params_lib.by_path(adapters)
+    assert params_lib.by_path(found).keys() == want.keys()
+    for name, leaf in params_lib.by_path(found).items():
+        np.testing.assert_array_equal(leaf, want[name], err_msg=name)
+    with pytest.raises(BadInputError, match="trained on the base aaaaaaaaaaaa, not bbbbbbbbbbbb"):
+        lora.load(path, base_sha256="b" * 64)
+    with pytest.raises(BadInputError, match="is not there"):
+        lora.load(tmp_path / "none")
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+    with pytest.raises(CorruptError, match="no whole safetensors file"):
+        lora.load(path)
+    other = tiny.decoder(vocab_size=32, max_length=16, num_heads=2)
+    with pytest.raises(BadInputError, match=r"adapter of blocks/mixer/\w+ gives"):
+        lora.attach(lm_jax.init_params(jax.random.key(0), other), found, settings)
+
+
+def test_settings_that_cannot_be():
+    with pytest.raises(UsageError, match="rank = 0 must be at least 1; alpha = -1"):
+        lora.LoraSettings(rank=0, alpha=-1.0)
+    with pytest.raises(UsageError, match="targets must name"):
+        lora.LoraSettings(targets=())

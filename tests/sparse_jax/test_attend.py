@@ -1,0 +1,174 @@
+"""The gated attend: dense when open, the same in both computations, edges counted exactly."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import special
+
+from kernels import noise
+import lm_jax
+from lm_jax.attention import as_pytree, bind
+from lm_jax.errors import UsageError
+from sparse_jax.attend import Gated, by_kernels, gated
+from tests import tiny
+
+SIZES = {"vocab_size": 32, "max_length": 24, "num_heads": 4}
+FAMILIES = {
+    "llama": tiny.decoder(**SIZES, num_kv_heads=2),
+    "gpt2": tiny.decoder(
+        **SIZES,
+        rope=None,
+        norm="layer",
+        gated_mlp=False,
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        activation="gelu_tanh",
+    ),
+    "windows": tiny.decoder(**SIZES, windows=(5, None), score_softcap=4.0),
+}
+KEY = jax.random.key(5)
+MODES = {"sample": KEY, "threshold": None, "expected": None, "open": None}
+B, T = 2, 17
+
+
+def inputs(cfg):
+    # Larger than at the start of training, so that scores differ from 0.
+    params = jax.tree.map(lambda x: 3.0 * x, lm_jax.init_params(jax.random.key(0), cfg))
+    return params, jax.random.randint(jax.random.key(1), (B, T), 0, cfg.vocab_size)
+
+
+def run(cfg, attend):
+    params, tokens_BT = inputs(cfg)
+    return jax.jit(lambda attend: lm_jax.forward(params, tokens_BT, cfg, attend=attend))(attend)
+
+
+@pytest.mark.parametrize("cfg", FAMILIES.values(), ids=FAMILIES)
+def test_all_gates_open_is_the_dense_model_to_the_bit(cfg):
+    dense = run(cfg, as_pytree(lm_jax.softmax))
+    for attend in (
+        gated(cfg, mode="open"),
+        gated(cfg, mode="threshold", bias=1e4),
+        gated(cfg, mode="sample", key=KEY, bias=1e4),
+    ):
+        found = run(cfg, attend)
+        np.testing.assert_array_equal(found.logits, dense.logits)
+        np.testing.assert_array_equal(
+            found.aux["open_edges_BN"], np.broadcast_to(found.aux["pairs_B"][..., None], (2, B, 4))
+        )
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("family", "raw_gate"), [("llama", False), ("llama", True), ("windows", False)]
+)
+def test_kernels_and_scores_give_the_same(family, raw_gate, mode):
+    cfg = FAMILIES[family]
+    valid_BT = jnp.arange(T)[None] < jnp.array([[T], [11]])
+    bias_LN = jnp.linspace(-1.0, 1.0, 8).reshape(2, 4)
+    attend = gated(
+        cfg, mode=mode, key=MODES[mode], bias=bias_LN, valid_BT=valid_BT, raw_gate=raw_gate
+    )
+    one, other = run(cfg, attend), run(cfg, by_kernels(attend))
+    real = np.asarray(valid_BT)
+    np.testing.assert_allclose(one.logits[real], other.logits[real], rtol=2e-4, atol=2e-4)
+    for name, value in one.aux.items():
+        np.testing.assert_allclose(value, other.aux[name], rtol=1e-4, err_msg=name)
+
+
+def test_edges_of_a_pattern_made_by_hand():
+    """Three open pairs, of which one is hidden by causality and one by padding."""
+    scores_TS = np.full((4, 4), -2.0, np.float32)
+    scores_TS[2, 0] = scores_TS[3, 1] = scores_TS[0, 3] = 1.5
+    causal_TS = np.tril(np.ones((4, 4), bool))
+    scores = jnp.where(causal_TS, scores_TS, -jnp.inf)[None, None]
+    data = {"bias_N": jnp.zeros(1), "seed": jnp.uint32(0), "valid_BT": None}
+    fn = Gated("threshold", raw_gate=False, scale=1.0)
+    pattern, aux = fn(scores, data)
+    assert int(aux["open_edges_BN"][0, 0]) == 2
+    assert int(aux["pairs_B"][0]) == 10
+    want = 2 * special.expit(1.5) + 8 * special.expit(-2.0)
+    assert float(aux["expected_edges_BN"][0, 0]) == pytest.approx(want, rel=1e-6)
+    assert np.argwhere(np.asarray(pattern[0, 0])).tolist() == [[2, 0], [3, 1]]
+    # Not renormalised: the weight is that of the softmax over all visible keys.
+    dense = np.exp(1.5) / (np.exp(1.5) + 3 * np.exp(-2.0))
+    assert float(pattern[0, 0, 3, 1]) == pytest.approx(dense, rel=1e-6)
+
+    padded = data | {"valid_BT": jnp.array([[True, True, True, False]])}
+    pattern, aux = fn(scores, padded)
+    assert int(aux["open_edges_BN"][0, 0]) == 1
+    assert int(aux["pairs_B"][0]) == 6
+    assert not np.any(pattern[0, 0, 3])
+
+
+def test_the_gradient_is_straight_through_the_relaxed_gate():
+    """Against the analytic form, in float64, with the noise that was drawn (spec row S5)."""
+    N, seed = 2, jnp.uint32(7)
+    rng = np.random.default_rng(0)
+    scores = rng.normal(0, 1.5, (1, N, 6, 6)).astype(np.float32)
+    g = rng.normal(size=scores.shape)
+    penalty_N = rng.normal(size=N)
+    causal = np.tril(np.ones((6, 6), bool))
+    bias_N = np.array([0.3, -0.7], np.float32)
+    fn = Gated("sample", raw_gate=False, scale=1.0)
+
+    def weigh(scores, bias_N):
+        data = {"bias_N": bias_N, "seed": seed, "valid_BT": None}
+        pattern, aux = fn(jnp.where(causal, scores, -jnp.inf), data)
+        edges_N = aux["expected_edges_BN"].sum(0)
+        return jnp.sum(pattern * g) + jnp.sum(edges_N * penalty_N)
+
+    found, by_bias = jax.grad(weigh, (0, 1))(jnp.asarray(scores), jnp.asarray(bias_N))
+
+    stream_N11 = noise.stream(seed, 0, jnp.arange(N)[:, None, None])
+    at = jnp.arange(6)
+    u = np.asarray(
+        noise.uniform(noise.bits(stream_N11, at[None, :, None], at[None, None])), np.float64
+    )
+    s = np.where(causal, scores[0].astype(np.float64), -np.inf)
+    P = np.exp(s - s.max(-1, keepdims=True))
+    P /= P.sum(-1, keepdims=True)
+    e = scores[0].astype(np.float64) + bias_N[:, None, None]
+    A = (e + np.log(u) - np.log1p(-u) > 0).astype(float)
+    relaxed, p = special.expit(e + np.log(u) - np.log1p(-u)), special.expit(e)
+    g = g[0]
+    de = P * g * relaxed * (1 - relaxed) + penalty_N[:, None, None] * p * (1 - p)
+    de = np.where(causal, de, 0.0)
+    delta = (A * P * g).sum(-1, keepdims=True)
+    want = A * P * g - P * delta + de
+    assert 0 < A[:, causal].mean() < 1
+    np.testing.assert_allclose(found[0], want, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(by_bias, de.sum((1, 2)), rtol=1e-4, atol=1e-5)
+
+
+def drawn(attend, layer):
+    """Which gates of one layer are open where every logit is zero."""
+    data = jax.tree.map(lambda x: x[layer], attend.data)
+    return np.asarray(bind(attend, data)(jnp.zeros((1, 4, 12, 12)))[0]) > 0
+
+
+def test_layers_and_keys_draw_for_themselves():
+    cfg = FAMILIES["llama"]
+    one, other = gated(cfg, key=KEY), gated(cfg, key=jax.random.key(6))
+    patterns = [drawn(one, 0), drawn(one, 1), drawn(other, 0)]
+    for pair in itertools.combinations(patterns, 2):
+        # Two fair coins agree half the time: 576 of them within four standard deviations.
+        assert abs(np.equal(*pair).mean() - 0.5) < 4 * 0.5 / 24
+
+
+def test_what_cannot_be_asked():
+    cfg = FAMILIES["llama"]
+    with pytest.raises(UsageError, match="did you mean 'threshold'"):
+        gated(cfg, mode="treshold")
+    with pytest.raises(UsageError, match="'sample' needs a key"):
+        gated(cfg)
+    with pytest.raises(UsageError, match="'expected' draws nothing"):
+        gated(cfg, mode="expected", key=KEY)
+    capped = FAMILIES["windows"]
+    with pytest.raises(UsageError, match="use by_kernels"):
+        run(capped, gated(capped, mode="threshold", raw_gate=True))
+    with pytest.raises(UsageError, match=r"bias has shape \(3,\); .*\(2, 4\)"):
+        gated(cfg, mode="open", bias=jnp.zeros(3))
