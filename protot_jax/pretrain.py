@@ -39,8 +39,9 @@ from lm_jax.train.data import Batches, Examples, OnePass
 from lm_jax.train.evaluate import evaluate
 from lm_jax.train.loop import Measure, Trained, train
 from lm_jax.train.metrics import METRICS
+from lm_jax.train.objective import LanguageModelling, is_cast
 from lm_jax.train.prepare import prepare_corpus
-from lm_jax.train.step import is_cast, make_eval_step
+from lm_jax.train.step import make_eval_step
 from protot_jax.config import PretrainConfig
 from protot_jax.count import flops
 from protot_jax.mixer import PrototypeMixer
@@ -104,27 +105,26 @@ def train_seed(config: PretrainConfig, data: Data, folder: Path, seed: int) -> d
         learning_rate=config.learning_rate,
         weight_decay=config.weight_decay,
         clip_norm=config.clip_norm or None,
-        dropout=config.dropout,
         accumulate=config.accumulate,
-        dtype=config.dtype,
         eval_every=config.eval_every,
         early_stop=config.early_stop,
     )
     validation = OnePass(data.validation, **share)
+    objective = LanguageModelling(
+        cfg, mixer, dtype=config.dtype, dropout=config.dropout, casts=casts
+    )
     trained: Trained = train(
         folder,
-        cfg,
+        objective,
         settings,
         batches,
         validation,
         seed=seed,
         mesh=mesh,
-        mixer=mixer,
         decays=decays,
-        casts=casts,
         measure=_measure(cfg, mixer, data.validation),
     )
-    look = make_eval_step(cfg, mixer, mesh, config.dtype, casts=casts)
+    look = make_eval_step(objective, mesh)
     test = evaluate(look, trained.state.params, OnePass(data.test, **share), mesh)
     last = evaluate(look, trained.state.params, validation, mesh)
     best = trained.history.best

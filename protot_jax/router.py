@@ -26,7 +26,7 @@ from lm_jax.config import DecoderConfig
 from lm_jax.decoder import forward
 from lm_jax.params import ParamTree
 from lm_jax.train.loop import Measure
-from lm_jax.train.step import PAD
+from lm_jax.train.objective import PAD
 from protot_jax.concepts import measures
 from protot_jax.mixer import PrototypeMixer
 

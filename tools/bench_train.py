@@ -36,6 +36,7 @@ from lm_jax.decoder import init_cache
 from lm_jax.errors import Refusal
 from lm_jax.train import optim
 from lm_jax.train.config import TrainConfig
+from lm_jax.train.objective import LanguageModelling
 from lm_jax.train.state import init_state
 from lm_jax.train.step import make_eval_step, make_train_step
 from protot_jax import models, pretrain
@@ -55,13 +56,12 @@ class Step:
     def __init__(self, name: str, config: PretrainConfig) -> None:
         cfg, mixer = built(name, config)
         mesh = sharding.make_mesh(data=1)
-        settings = TrainConfig(
-            steps=1_000, learning_rate=1e-3, dropout=config.dropout, dtype=config.dtype
+        settings = TrainConfig(steps=1_000, learning_rate=1e-3)
+        objective = LanguageModelling(
+            cfg, mixer, dtype=config.dtype, dropout=config.dropout, casts=pretrain.casts
         )
-        spec = lm_jax.param_spec(cfg, mixer)
-        step = make_train_step(
-            cfg, mixer, mesh, settings, decays=pretrain.decays, casts=pretrain.casts
-        )
+        spec = objective.spec
+        step = make_train_step(objective, mesh, settings, decays=pretrain.decays)
         self.state = init_state(
             jax.random.key(0), mesh, spec, optim.adamw(spec, settings, pretrain.decays)
         )
@@ -69,17 +69,16 @@ class Step:
             1, cfg.vocab_size, (config.batch_size, config.context + 1), np.int32
         )
         self.tokens = sharding.shard_batch(mesh, drawn)
-        look = make_eval_step(cfg, mixer, mesh, config.dtype, casts=pretrain.casts)
-        total, count = look(self.state.params, self.tokens)
-        self.loss, self.guess = float(total) / int(count), math.log(cfg.vocab_size)
+        sums = make_eval_step(objective, mesh)(self.state.params, (), self.tokens)
+        self.loss, self.guess = float(sums["loss"]) / int(sums["tokens"]), math.log(cfg.vocab_size)
         self._key = jax.random.key(1)
         donating = jax.jit(step, donate_argnums=0)
-        self._step = donating.lower(self.state, self.tokens, self._key).compile()
+        self._step = donating.lower(self.state, (), self.tokens, self._key).compile()
         analysis: Any = self._step.memory_analysis()
         self.bytes = analysis.temp_size_in_bytes
 
     def __call__(self) -> None:
-        self.state, metrics = self._step(self.state, self.tokens, self._key)
+        self.state, metrics = self._step(self.state, (), self.tokens, self._key)
         jax.block_until_ready(metrics)
 
 

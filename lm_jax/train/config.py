@@ -5,7 +5,6 @@ between two starts of a run, because no number depends on it.
 """
 
 import dataclasses
-from typing import Literal
 
 from lm_jax.errors import UsageError
 
@@ -22,9 +21,7 @@ class TrainConfig:
       clip_norm: longest gradient, or None for as long as it is.
       skip_sigma: leave out an update whose loss is that many standard deviations above the mean of
         the last 128, or None to leave out none (as Levanter and MaxText can).
-      dropout: the rate, as `lm_jax.forward` takes it.
       accumulate: micro-batches that a batch is cut into; the step is that of the whole batch.
-      dtype: of the computation; weights and moments are float32 either way.
       eval_every: steps between evaluations; 0 means an epoch. One more follows the last step.
       early_stop: end at the first evaluation whose perplexity is above the one before.
 
@@ -38,9 +35,7 @@ class TrainConfig:
     warmup: float = 0.02
     clip_norm: float | None = None
     skip_sigma: float | None = None
-    dropout: float = 0.0
     accumulate: int = 1
-    dtype: Literal["float32", "bfloat16"] = "float32"
     eval_every: int = 0
     early_stop: bool = True
 
@@ -52,9 +47,7 @@ class TrainConfig:
             "warmup": (0 <= self.warmup < 1, "at least 0 and below 1"),
             "clip_norm": (self.clip_norm is None or self.clip_norm > 0, "above 0, or None"),
             "skip_sigma": (self.skip_sigma is None or self.skip_sigma > 0, "above 0, or None"),
-            "dropout": (0 <= self.dropout < 1, "at least 0 and below 1"),
             "accumulate": (self.accumulate >= 1, "at least 1"),
-            "dtype": (self.dtype in ("float32", "bfloat16"), "'float32' or 'bfloat16'"),
             "eval_every": (self.eval_every >= 0, "at least 0"),
         }
         _refuse(self, wanted)

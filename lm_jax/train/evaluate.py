@@ -57,17 +57,20 @@ def _exp(loss: float) -> float:
         return float(np.exp(loss))
 
 
-def evaluate(step: EvalStep, params: ParamTree, batches: Batches, mesh: Mesh) -> Evaluation:
+def evaluate(
+    step: EvalStep, params: ParamTree, batches: Batches, mesh: Mesh, *, frozen: Any = ()
+) -> Evaluation:
     """Runs `step` (`make_eval_step`) over one epoch of `batches`.
 
     Raises:
       BadInputError: if there is no token to predict.
     """
     made: list[Any] = [
-        step(params, sharding.shard_batch(mesh, batches.at(k)["tokens"]))
+        step(params, frozen, sharding.shard_batch(mesh, batches.at(k)["tokens"]))
         for k in range(batches.per_epoch)
     ]
-    sums = [(float(total), int(count)) for total, count in made if int(count)]
+    looked = [(float(each["loss"]), int(each["tokens"])) for each in made]
+    sums = [(total, count) for total, count in looked if count]
     if not sums:
         raise BadInputError("the split holds no token to predict; give it longer documents")
     tokens = sum(count for _, count in sums)

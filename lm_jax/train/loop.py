@@ -30,19 +30,16 @@ import jax
 from jax.sharding import Mesh
 
 from lm_jax import launch, processes, progress, runs, settings, sharding
-from lm_jax.config import DecoderConfig
-from lm_jax.decoder import param_spec
 from lm_jax.errors import DivergedError
-from lm_jax.mixers import ATTENTION, Mixer
 from lm_jax.params import ParamTree
 from lm_jax.train import checkpoints, optim
 from lm_jax.train.config import TrainConfig, Upkeep
 from lm_jax.train.evaluate import Batches, evaluate
 from lm_jax.train.metrics import Ledger
+from lm_jax.train.objective import Objective
 from lm_jax.train.state import TrainState, abstract_state, init_state
 from lm_jax.train.step import (
     check_batch,
-    is_cast,
     loss_window,
     make_eval_step,
     make_train_step,
@@ -89,18 +86,17 @@ class Trained:
 
 def train(
     folder: Path,
-    cfg: DecoderConfig,
+    objective: Objective,
     config: TrainConfig,
     batches: Batches,
     validation: Batches | None = None,
     *,
     seed: int,
     mesh: Mesh,
-    mixer: Mixer = ATTENTION,
+    frozen: Any = (),
     upkeep: Upkeep | None = None,
     params: ParamTree | None = None,
     decays: optim.Choice = optim.is_weight,
-    casts: optim.Choice = is_cast,
     measure: Measure | None = None,
     on_step: Callable[[int], None] | None = None,
 ) -> Trained:
@@ -108,18 +104,17 @@ def train(
 
     Args:
       folder: an open work folder (`runs.open_workdir`), or one below it; made if need be.
-      cfg: the model.
+      objective: what is minimised, and of what.
       config: what decides the numbers.
       batches: to train on; batch k is the one of step k. Of several processes, each gives its own
         block of rows (`sharding.batch_share`).
       validation: to evaluate on; None trains to the last step without looking.
       seed: draws the parameters and the dropout.
       mesh: the devices.
-      mixer: the token mixer of the model.
+      frozen: what the objective needs besides what is trained, on the mesh.
       upkeep: how often to log and save, by default as `Upkeep` says.
       params: trained parameters to begin with, in place of drawn ones.
       decays: the parameters that weight decay shrinks.
-      casts: the parameters that are computed with in `config.dtype`.
       measure: `measure(params, step)`, further numbers by name for every evaluation.
       on_step: called with the number of updates after each.
 
@@ -134,12 +129,7 @@ def train(
     rows = batches.at(0)["tokens"].shape[0] * sharding.batch_share(mesh)[1]
     check_batch(rows, config.accumulate, mesh)
     identity = checkpoints.Identity(
-        config={
-            "model": settings.plain(cfg),
-            "mixer": describe(mixer),
-            "train": settings.plain(config),
-            "seed": seed,
-        },
+        config=objective.describe() | {"train": settings.plain(config), "seed": seed},
         fingerprint=batches.fingerprint,
         mesh=checkpoints.mesh_sizes(mesh),
         packages=runs.provenance()["packages"],
@@ -149,17 +139,19 @@ def train(
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise runs.storage_error(folder, error) from error
-    spec = param_spec(cfg, mixer)
+    spec, extra = objective.spec, objective.start()
     optimizer, window = optim.adamw(spec, config, decays), loss_window(config)
     restored = checkpoints.restore(
         saved,
-        abstract_state(mesh, spec, optimizer, window=window),
+        abstract_state(mesh, spec, optimizer, window=window, extra=extra),
         identity,
         allow_fallback=upkeep.allow_fallback,
     )
     init_key, step_key = jax.random.split(jax.random.key(seed))
     if restored is None:
-        state = init_state(init_key, mesh, spec, optimizer, window=window, params=params)
+        state = init_state(
+            init_key, mesh, spec, optimizer, window=window, extra=extra, params=params
+        )
         history = History()
     else:
         state, history = restored.state, History(**restored.notes["progress"])
@@ -167,21 +159,27 @@ def train(
     first = step = int(state.step)
     writes, alone = processes.is_first(), jax.process_count() == 1
 
-    update = make_train_step(cfg, mixer, mesh, config, decays=decays, casts=casts)
-    look = make_eval_step(cfg, mixer, mesh, config.dtype, casts=casts)
+    update = make_train_step(objective, mesh, config, decays=decays)
+    look = make_eval_step(objective, mesh)
     eval_every = config.eval_every or batches.per_epoch
     bound_to = settings.config_hash({"run": identity.config, "data": identity.fingerprint})
     save = functools.partial(checkpoints.save, saved, identity=identity, keep=upkeep.keep)
     with (
         progress.track("train", config.steps, done=first, quiet=not writes) as advance,
         Ledger(
-            folder, saved, fingerprint=bound_to, first=first, advance=advance, writes=writes
+            folder,
+            saved,
+            fingerprint=bound_to,
+            first=first,
+            advance=advance,
+            columns=objective.columns,
+            writes=writes,
         ) as ledger,
     ):
         while step < config.steps and not history.stopped_early:
             batch = batches.at(step)
             tokens_BS = sharding.shard_batch(mesh, batch["tokens"])
-            state, metrics = update(state, tokens_BS, step_key)
+            state, metrics = update(state, frozen, tokens_BS, step_key)
             step += 1
             ledger.add(step, metrics, batch["document"])
 
@@ -195,7 +193,7 @@ def train(
             if saves or logs:
                 ledger.settle()
             if validation is not None and evaluates:
-                found = evaluate(look, state.params, validation, mesh)
+                found = evaluate(look, state.params, validation, mesh, frozen=frozen)
                 if not math.isfinite(found.loss):
                     raise DivergedError(
                         f"the validation loss after step {step} is {found.loss}, so nothing was "
@@ -215,17 +213,3 @@ def train(
                 launch.check_stop(f"after step {step}, saved in {saved}")
         processes.on_first(ledger.merge)
     return Trained(state, history, saved)
-
-
-def describe(mixer: Mixer) -> dict[str, Any]:
-    """A mixer as plain settings: its class and its fields, a function by its full name."""
-    fields: dict[str, Any] = {}
-    if dataclasses.is_dataclass(mixer):
-        fields = {f.name: getattr(mixer, f.name) for f in dataclasses.fields(mixer)}
-    named = {
-        name: f"{value.__module__}.{getattr(value, '__qualname__', type(value).__qualname__)}"
-        if callable(value)
-        else value
-        for name, value in fields.items()
-    }
-    return settings.plain({"class": type(mixer).__qualname__} | named)

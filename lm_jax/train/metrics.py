@@ -81,6 +81,7 @@ class Ledger:
         fingerprint: str,
         first: int,
         advance: Callable[..., None],
+        columns: tuple[str, ...] = (),
         writes: bool = True,
     ) -> None:
         """Opens the files of a run.
@@ -91,20 +92,20 @@ class Ledger:
           fingerprint: of its settings and data; rows of others are refused.
           first: how many steps are done.
           advance: told how many more are, for the progress bar.
+          columns: metrics of a step besides those of `STEP_SCHEMA`, each a number.
           writes: False in a process that only looks whether the numbers are finite.
         """
         self._folder, self._saved, self._advance = folder, saved, advance
         self._pending: list[tuple[int, Mapping[str, Any], Any]] = []
         self._since = time.monotonic()
-        self._writes = writes
+        self._writes, self._columns = writes, columns
         if not writes:
             self._open = contextlib.ExitStack()
             return
         with contextlib.ExitStack() as opening:
             enter = opening.enter_context
-            self._steps = enter(
-                rows.RowStore(folder / "steps", STEP_SCHEMA, fingerprint=fingerprint)
-            )
+            schema = pa.schema([*STEP_SCHEMA, *(pa.field(name, pa.float64()) for name in columns)])
+            self._steps = enter(rows.RowStore(folder / "steps", schema, fingerprint=fingerprint))
             self._evaluations = enter(
                 rows.RowStore(folder / "evaluations", EVALUATION_SCHEMA, fingerprint=fingerprint)
             )
@@ -188,9 +189,10 @@ class Ledger:
                     "learning_rate": float(metrics["learning_rate"]),
                     "skipped": bool(metrics["skipped"]),
                     "seconds": seconds,
-                }
+                } | {name: float(metrics[name]) for name in self._columns}
                 self._steps.append(("step", step), {name: [value] for name, value in row.items()})
-                self._events.add(step, {f"train/{name}": row[name] for name in _SHOWN})
+                shown = (*_SHOWN, *self._columns)
+                self._events.add(step, {f"train/{name}": row[name] for name in shown})
         step, metrics, _ = found[-1]
         self._advance(len(found))
         _log.info(

@@ -24,46 +24,60 @@ class TrainState:
     """Float32 parameters and moments after `step` updates, an int32 scalar.
 
     `losses_W` are those of the last W steps, NaN where there was none yet; None where no update is
-    ever skipped. The same tree holds the shardings, or the `jax.ShapeDtypeStruct`, of all these.
+    ever skipped. `extra` is the objective's own. The same tree holds the shardings, or the
+    `jax.ShapeDtypeStruct`, of all these.
     """
 
     step: Any
     params: Any
     opt_state: Any
     losses_W: Any = None
+    extra: Any = None
 
 
 def state_shardings(
-    mesh: Mesh, spec: ParamTree, optimizer: optax.GradientTransformation, *, window: int = 0
+    mesh: Mesh,
+    spec: ParamTree,
+    optimizer: optax.GradientTransformation,
+    *,
+    window: int = 0,
+    extra: Any = None,
 ) -> TrainState:
     """The sharding of every leaf: moments lie with their parameters, scalars everywhere."""
     everywhere = sharding.replicated(mesh)
     placed = sharding.param_shardings(mesh, spec)
     moments = optim.moment_shardings(optimizer, params_lib.abstract(spec), placed, everywhere)
-    return TrainState(everywhere, placed, moments, everywhere if window else None)
+    own = jax.tree.map(lambda _: everywhere, extra)
+    return TrainState(everywhere, placed, moments, everywhere if window else None, own)
 
 
 def abstract_state(
-    mesh: Mesh, spec: ParamTree, optimizer: optax.GradientTransformation, *, window: int = 0
+    mesh: Mesh,
+    spec: ParamTree,
+    optimizer: optax.GradientTransformation,
+    *,
+    window: int = 0,
+    extra: Any = None,
 ) -> TrainState:
     """The state as `jax.ShapeDtypeStruct` with shardings, into which a checkpoint is loaded."""
-    start = functools.partial(_start, optimizer=optimizer, window=window)
+    start = functools.partial(_start, optimizer=optimizer, window=window, extra=extra)
     state = jax.eval_shape(start, params_lib.abstract(spec))
     return jax.tree.map(
         lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
         state,
-        state_shardings(mesh, spec, optimizer, window=window),
+        state_shardings(mesh, spec, optimizer, window=window, extra=extra),
     )
 
 
 def _start(
-    params: ParamTree, *, optimizer: optax.GradientTransformation, window: int
+    params: ParamTree, *, optimizer: optax.GradientTransformation, window: int, extra: Any
 ) -> TrainState:
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
         opt_state=optimizer.init(params),
         losses_W=jnp.full((window,), jnp.nan) if window else None,
+        extra=extra,
     )
 
 
@@ -74,6 +88,7 @@ def init_state(
     optimizer: optax.GradientTransformation,
     *,
     window: int = 0,
+    extra: Any = None,
     params: ParamTree | None = None,
 ) -> TrainState:
     """The state before the first step, made in place: no device ever holds it whole.
@@ -84,10 +99,11 @@ def init_state(
       spec: the declaration of the parameters.
       optimizer: whose moments are made.
       window: how many losses it remembers.
+      extra: the objective's own state, before the first step.
       params: trained parameters to begin with, in place of drawn ones.
     """
-    start = functools.partial(_start, optimizer=optimizer, window=window)
-    shardings = state_shardings(mesh, spec, optimizer, window=window)
+    start = functools.partial(_start, optimizer=optimizer, window=window, extra=extra)
+    shardings = state_shardings(mesh, spec, optimizer, window=window, extra=extra)
     if params is None:
         drawn = jax.jit(lambda key: start(params_lib.init(key, spec)), out_shardings=shardings)
         return drawn(key)

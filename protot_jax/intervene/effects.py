@@ -31,7 +31,7 @@ from lm_jax.errors import UsageError
 from lm_jax.mixers import Mixer
 from lm_jax.params import ParamTree
 from lm_jax.stats import Interval
-from lm_jax.train.step import PAD
+from lm_jax.train.objective import PAD
 from protot_jax import edits
 from protot_jax.intervene.sentences import Cases, Sentence, locate
 from protot_jax.trained import TrainedModel

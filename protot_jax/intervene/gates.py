@@ -24,7 +24,7 @@ from lm_jax.errors import BadInputError
 from lm_jax.mixers import Mixer
 from lm_jax.params import ParamTree
 from lm_jax.train.data import Examples
-from lm_jax.train.step import PAD
+from lm_jax.train.objective import PAD
 from protot_jax.intervene.sentences import word_ids
 from protot_jax.trained import TrainedModel
 

@@ -19,24 +19,31 @@ import pytest
 
 from lm_jax import launch, runs, sharding
 from lm_jax.errors import CorruptError, DivergedError, UsageError
-from lm_jax.mixers import ATTENTION, AttentionMixer
+from lm_jax.mixers import AttentionMixer
 from lm_jax.train import checkpoints, loop, optim
 from lm_jax.train.config import Upkeep
 from lm_jax.train.metrics import DIVERGED, EVALUATIONS, METRICS
-from lm_jax.train.step import is_cast
 from tests.lm_jax import tiny_training as tiny
 
 UPKEEP = Upkeep(log_every=3, save_every=4)
 
 
-def train(folder, *, config=tiny.CONFIG, batches=tiny.BATCHES, upkeep=UPKEEP, **options):
+def train(
+    folder,
+    *,
+    objective=tiny.OBJECTIVE,
+    config=tiny.CONFIG,
+    batches=tiny.BATCHES,
+    upkeep=UPKEEP,
+    **options,
+):
     given = {
         "validation": tiny.VALIDATION,
         "seed": tiny.SEED,
         "mesh": tiny.mesh(4),
         "params": tiny.initial_params(),
     } | options
-    return loop.train(folder, tiny.CFG, config, batches, upkeep=upkeep, **given)
+    return loop.train(folder, objective, config, batches, upkeep=upkeep, **given)
 
 
 @pytest.fixture(scope="module")
@@ -107,15 +114,14 @@ def test_the_same_run_on_one_device_has_the_same_losses(straight, tmp_path):
 
 def test_dropout_is_drawn_anew_for_every_step_and_seed():
     mesh = tiny.mesh(4)
-    update = loop.make_train_step(
-        *(tiny.CFG, ATTENTION, mesh, tiny.CONFIG), decays=optim.is_weight, casts=is_cast
-    )
+    update = loop.make_train_step(tiny.OBJECTIVE, mesh, tiny.CONFIG, decays=optim.is_weight)
     tokens_BS = sharding.shard_batch(mesh, tiny.BATCHES.at(0)["tokens"])
 
     def loss(step, seed):
         state = tiny.fresh_state(mesh)
         now = jax.device_put(np.int32(step), sharding.replicated(mesh))
-        return float(update(state.replace(step=now), tokens_BS, jax.random.key(seed))[1]["loss"])
+        _, metrics = update(state.replace(step=now), (), tokens_BS, jax.random.key(seed))
+        return float(metrics["loss"])
 
     assert loss(3, 0) == loss(3, 0)
     assert len({loss(3, 0), loss(4, 0), loss(3, 1)}) == 3
@@ -208,8 +214,11 @@ def test_a_run_of_other_settings_data_or_seed_is_refused(straight):
         train(folder, seed=1)
     with pytest.raises(UsageError, match="data fake, not other"):
         train(folder, batches=tiny.FakeBatches(fingerprint="other"))
+    other = dataclasses.replace(tiny.OBJECTIVE, mixer=AttentionMixer(pattern_dropout=True))
     with pytest.raises(UsageError, match=r"mixer\.pattern_dropout = false, not true"):
-        train(folder, mixer=AttentionMixer(pattern_dropout=True))
+        train(folder, objective=other)
+    with pytest.raises(UsageError, match=r"dropout = 0\.1, not 0\.2"):
+        train(folder, objective=dataclasses.replace(tiny.OBJECTIVE, dropout=0.2))
     with pytest.raises(UsageError, match="batch of 6 does not divide"):
         train(folder, batches=tiny.FakeBatches(rows=6))
 

@@ -81,7 +81,7 @@ def test_first_adam_step_is_the_rate_and_clipping_shortens_the_gradient():
 
 
 def test_every_bad_field_is_named():
-    with pytest.raises(UsageError, match=r"steps = 0 .*; learning_rate = -1.0 .*; dropout = 1.0"):
-        TrainConfig(steps=0, learning_rate=-1.0, dropout=1.0)
+    with pytest.raises(UsageError, match=r"steps = 0 .*; learning_rate = -1.0 .*; eval_every = -1"):
+        TrainConfig(steps=0, learning_rate=-1.0, eval_every=-1)
     with pytest.raises(UsageError, match=r"log_every = 0 must be at least 1; keep = 0"):
         Upkeep(log_every=0, keep=0)

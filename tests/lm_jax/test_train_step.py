@@ -14,18 +14,20 @@ from lm_jax.errors import BadInputError, UsageError
 from lm_jax.mixers import ATTENTION
 from lm_jax.train import optim, step
 from lm_jax.train.evaluate import evaluate
+from lm_jax.train.objective import LanguageModelling, cast_params, token_loss
 from tests.lm_jax import tiny_training as tiny
 
-CONFIG = dataclasses.replace(tiny.CONFIG, dropout=0.0, warmup=0.0)
+CONFIG = dataclasses.replace(tiny.CONFIG, warmup=0.0)
+OBJECTIVE = LanguageModelling(tiny.CFG)
 BATCH = tiny.BATCHES.at(0)["tokens"]
 
 
-def updated(config, ways=1, batch=BATCH):
+def updated(config, ways=1, batch=BATCH, objective=OBJECTIVE):
     """State and metrics after one update."""
     mesh = tiny.mesh(ways)
-    update = step.make_train_step(tiny.CFG, ATTENTION, mesh, config)
+    update = step.make_train_step(objective, mesh, config)
     before = tiny.fresh_state(mesh, config)
-    return update(before, sharding.shard_batch(mesh, batch), jax.random.key(7))
+    return update(before, (), sharding.shard_batch(mesh, batch), jax.random.key(7))
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +96,7 @@ def test_four_devices_equal_one(whole):
 
 
 def test_bfloat16_computes_near_float32_and_keeps_float32_state(whole):
-    after, metrics = updated(dataclasses.replace(CONFIG, dtype="bfloat16"))
+    after, metrics = updated(CONFIG, objective=LanguageModelling(tiny.CFG, dtype="bfloat16"))
     assert float(metrics["loss"]) == pytest.approx(float(whole[1]["loss"]), rel=1e-2)
     assert float(metrics["loss"]) != float(whole[1]["loss"])
     floats = {leaf.dtype for leaf in jax.tree.leaves(after) if leaf.dtype != jnp.int32}
@@ -106,8 +108,8 @@ def test_only_matrices_and_the_biases_added_to_them_are_cast():
     spec = lm_jax.param_spec(cfg)
 
     def low(params):
-        params = step.cast_params(params, spec, jnp.bfloat16)
-        return params, step.token_loss(params, jnp.asarray(BATCH), cfg, ATTENTION)[0]
+        params = cast_params(params, spec, jnp.bfloat16)
+        return params, token_loss(params, jnp.asarray(BATCH), cfg, ATTENTION)[0]
 
     params, total = jax.eval_shape(low, lm_jax.params.abstract(spec))
     leaves = lm_jax.params.by_path(params)
@@ -138,7 +140,7 @@ def test_a_batch_that_does_not_divide_is_refused_with_the_numbers(rows, accumula
 def test_a_spike_is_skipped_once_the_window_is_full_and_a_lasting_rise_is_not():
     config = dataclasses.replace(CONFIG, skip_sigma=4.0)
     mesh = tiny.mesh()
-    update = step.make_train_step(tiny.CFG, ATTENTION, mesh, config)
+    update = step.make_train_step(OBJECTIVE, mesh, config)
     everywhere = sharding.replicated(mesh)
     usual = np.linspace(1.0, 1.1, step.LOSS_WINDOW, dtype=np.float32)
 
@@ -148,7 +150,7 @@ def test_a_spike_is_skipped_once_the_window_is_full_and_a_lasting_rise_is_not():
             losses_W=jax.device_put(losses_W, everywhere),
         )
         tokens_BS = sharding.shard_batch(mesh, BATCH)
-        return update(before, tokens_BS, jax.random.key(7))
+        return update(before, (), tokens_BS, jax.random.key(7))
 
     after, metrics = updated_after(usual)
     assert bool(metrics["skipped"])
@@ -166,7 +168,7 @@ def test_a_spike_is_skipped_once_the_window_is_full_and_a_lasting_rise_is_not():
 
 def test_perplexity_weights_tokens_and_says_what_batches_would_give(reference):
     mesh = tiny.mesh()
-    look = step.make_eval_step(tiny.CFG, ATTENTION, mesh)
+    look = step.make_eval_step(OBJECTIVE, mesh)
     params = tiny.fresh_state(mesh).params
     batches = [tiny.VALIDATION.at(k)["tokens"] for k in range(tiny.VALIDATION.per_epoch)]
     (a, b), (n, m) = (float(reference(x)[0]) for x in batches), map(count, batches)

@@ -10,11 +10,13 @@ import lm_jax
 from lm_jax import sharding
 from lm_jax.train import optim, state, step
 from lm_jax.train.config import TrainConfig
+from lm_jax.train.objective import LanguageModelling
 from tests import tiny
 
 CFG = tiny.decoder(vocab_size=32, max_length=16)
 SPEC = lm_jax.param_spec(CFG)
-CONFIG = TrainConfig(steps=12, learning_rate=3e-3, dropout=0.1, eval_every=6, early_stop=False)
+CONFIG = TrainConfig(steps=12, learning_rate=3e-3, eval_every=6, early_stop=False)
+OBJECTIVE = LanguageModelling(CFG, dropout=0.1)
 SEED = 234
 
 

@@ -1,0 +1,212 @@
+"""What a training step minimises: an `Objective`, of which language modelling is one.
+
+An objective is hashable, because a step is compiled once for all equal ones. A step gives it
+
+    params    what is trained, in float32, as its `spec` declares
+    frozen    what is not: the weights under adapters, a teacher; () where there is nothing
+    extra     a small state that goes from step to step and into checkpoints, such as a dual
+              variable; None where there is none
+
+A batch may be cut into micro-batches. A loss is therefore returned as a share: what a micro-batch
+adds to the number of the whole batch, whose `totals` are counted before.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from lm_jax import params as params_lib
+from lm_jax import settings
+from lm_jax.config import DecoderConfig
+from lm_jax.decoder import forward, param_spec
+from lm_jax.errors import UsageError
+from lm_jax.mixers import ATTENTION, Mixer
+from lm_jax.params import ParamSpec, ParamTree
+from lm_jax.train import optim
+
+PAD = 0
+
+Numbers = Mapping[str, jax.Array]
+
+
+class Objective(Protocol):
+    """What `step.make_train_step` and `loop.train` are told of the job."""
+
+    @property
+    def spec(self) -> ParamTree:
+        """The declaration of what is trained."""
+        ...
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the metrics of a step besides those that every job has."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """Plain settings, to which a run's checkpoints are bound."""
+        ...
+
+    def start(self) -> Any:
+        """The extra state before the first step."""
+        ...
+
+    def totals(self, tokens_BS: jax.Array) -> Numbers:
+        """What the shares of a whole batch are divided by, none of them 0."""
+        ...
+
+    def shares(
+        self,
+        params: ParamTree,
+        frozen: Any,
+        extra: Any,
+        tokens_BS: jax.Array,
+        totals: Numbers,
+        rng: jax.Array,
+    ) -> tuple[jax.Array, Numbers]:
+        """The shares of what is minimised, and of `loss` (nats per token) and the `columns`."""
+        ...
+
+    def update(self, extra: Any, metrics: Numbers) -> Any:
+        """The extra state after a step with these metrics."""
+        ...
+
+    def evaluate(self, params: ParamTree, frozen: Any, tokens_BS: jax.Array) -> Numbers:
+        """Sums over a batch: `loss`, in nats, `tokens`, and others by name."""
+        ...
+
+
+def is_cast(path: str, spec: ParamSpec) -> bool:
+    """True for what is computed with in the dtype of the run: matrices, and biases added to them.
+
+    The biases of norms, `.../bias`, stay as they are.
+    """
+    return optim.axes_of_one_layer(spec) >= 2 or path.endswith("_bias")
+
+
+def cast_params(
+    params: ParamTree, spec: ParamTree, dtype: Any, casts: optim.Choice = is_cast
+) -> dict[str, Any]:
+    """`params` with the chosen leaves in `dtype`."""
+    chosen = params_lib.tree_from_paths(optim.choose(casts, spec))
+    return jax.tree.map(lambda cast, p: p.astype(dtype) if cast else p, chosen, dict(params))
+
+
+def token_loss(
+    params: ParamTree,
+    tokens_BS: jax.Array,
+    cfg: DecoderConfig,
+    mixer: Mixer,
+    *,
+    dropout: float = 0.0,
+    rng: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """The sum of -log p over the tokens to predict that are not padding, and their number.
+
+    Args:
+      params: in the dtypes of the computation.
+      tokens_BS: ids; each of `[:, 1:]` is predicted from what stands before it.
+      cfg: the model.
+      mixer: its token mixer.
+      dropout: the rate.
+      rng: key for dropout and for mixers that draw.
+    """
+    read_BT, target_BT = tokens_BS[:, :-1], tokens_BS[:, 1:]
+    output = forward(
+        params, read_BT, cfg, mixer=mixer, dropout=dropout, rng=rng, valid_BT=read_BT != PAD
+    )
+    loss_BT = optax.softmax_cross_entropy_with_integer_labels(output.logits, target_BT)
+    counted_BT = target_BT != PAD
+    return jnp.sum(jnp.where(counted_BT, loss_BT, 0.0)), jnp.sum(counted_BT)
+
+
+@dataclasses.dataclass(frozen=True)
+class LanguageModelling:
+    """The mean negative log likelihood of every next token that is not padding.
+
+    Master weights are float32. Under bfloat16 compute what `casts` chooses is cast inside the loss,
+    so that gradients arrive in float32; vectors and scalars (norms, temperatures, decays) stay
+    float32.
+
+    Raises:
+      UsageError: for a dtype or a dropout that cannot be.
+    """
+
+    cfg: DecoderConfig
+    mixer: Mixer = ATTENTION
+    dtype: str = "float32"
+    dropout: float = 0.0
+    casts: optim.Choice = is_cast
+    columns: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not 0 <= self.dropout < 1:
+            problems.append(f"dropout = {self.dropout} must be at least 0 and below 1")
+        if self.dtype not in ("float32", "bfloat16"):
+            problems.append(f"dtype = {self.dtype!r} must be 'float32' or 'bfloat16'")
+        if problems:
+            raise UsageError("; ".join(problems))
+
+    @property
+    def spec(self) -> ParamTree:
+        return param_spec(self.cfg, self.mixer)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "model": settings.plain(self.cfg),
+            "mixer": described(self.mixer),
+            "language_modelling": {"dtype": self.dtype, "dropout": self.dropout},
+        }
+
+    def start(self) -> None:
+        return None
+
+    def totals(self, tokens_BS: jax.Array) -> Numbers:
+        # A batch of padding alone has a loss of zero, not of 0 / 0.
+        return {"tokens": jnp.maximum(jnp.sum(tokens_BS[:, 1:] != PAD), 1)}
+
+    def shares(
+        self,
+        params: ParamTree,
+        frozen: Any,
+        extra: Any,
+        tokens_BS: jax.Array,
+        totals: Numbers,
+        rng: jax.Array,
+    ) -> tuple[jax.Array, Numbers]:
+        del frozen, extra
+        total, _ = token_loss(
+            self._low(params), tokens_BS, self.cfg, self.mixer, dropout=self.dropout, rng=rng
+        )
+        loss = total / totals["tokens"]
+        return loss, {"loss": loss}
+
+    def update(self, extra: Any, metrics: Numbers) -> Any:
+        del metrics
+        return extra
+
+    def evaluate(self, params: ParamTree, frozen: Any, tokens_BS: jax.Array) -> Numbers:
+        del frozen
+        total, count = token_loss(self._low(params), tokens_BS, self.cfg, self.mixer)
+        return {"loss": total, "tokens": count}
+
+    def _low(self, params: ParamTree) -> dict[str, Any]:
+        return cast_params(params, self.spec, self.dtype, self.casts)
+
+
+def described(mixer: Mixer) -> dict[str, Any]:
+    """A mixer as plain settings: its class and its fields, a function by its full name."""
+    fields: dict[str, Any] = {}
+    if dataclasses.is_dataclass(mixer):
+        fields = {f.name: getattr(mixer, f.name) for f in dataclasses.fields(mixer)}
+    named = {
+        name: f"{value.__module__}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+        if callable(value)
+        else value
+        for name, value in fields.items()
+    }
+    return settings.plain({"class": type(mixer).__qualname__} | named)
