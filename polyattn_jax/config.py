@@ -129,7 +129,7 @@ _QUICKSTART: Mapping[str, Any] = {
     "control_n": 20,
     "induction_length": 256,
     "induction_n": 20,
-    "mqar_length": 256,
+    "mqar_length": 128,
     "mqar_n": 20,
     "repeated_n": 20,
     "calibration_length": 512,

@@ -29,7 +29,7 @@ def get_config(mode: str = "") -> ConfigDict:
         learning_rate=4e-3,
         dropout=0.0,
         dtype="float32",
-        eval_every=100,
+        eval_every=150,
         early_stop=False,
         seeds=(234,),
     )
