@@ -13,7 +13,7 @@ adds them in for good.
     forward(attach(params, adapters, settings), tokens, cfg)
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import dataclasses
 import fnmatch
 import json
@@ -144,12 +144,7 @@ def attach(params: ParamTree, adapters: ParamTree, settings: LoraSettings) -> di
     Raises:
       BadInputError: the adapters are of another model.
     """
-    pairs = _pairs(params, adapters)
-    laid = {
-        path: Adapted(weight, *pairs[path], settings.strength) if path in pairs else weight
-        for path, weight in params_lib.by_path(params).items()
-    }
-    return params_lib.tree_from_paths(laid)
+    return _over(params, adapters, settings, Adapted)
 
 
 def merge(params: ParamTree, adapters: ParamTree, settings: LoraSettings) -> dict[str, Any]:
@@ -158,12 +153,19 @@ def merge(params: ParamTree, adapters: ParamTree, settings: LoraSettings) -> dic
     Raises:
       BadInputError: the adapters are of another model.
     """
+    return _over(params, adapters, settings, _added)
+
+
+def _over(
+    params: ParamTree, adapters: ParamTree, settings: LoraSettings, join: Callable[..., Any]
+) -> dict[str, Any]:
+    """`params`, with `join(weight, down, up, strength)` in place of every adapted weight."""
     pairs = _pairs(params, adapters)
-    merged = {
-        path: _added(weight, *pairs[path], settings.strength) if path in pairs else weight
+    joined = {
+        path: join(weight, *pairs[path], settings.strength) if path in pairs else weight
         for path, weight in params_lib.by_path(params).items()
     }
-    return params_lib.tree_from_paths(merged)
+    return params_lib.tree_from_paths(joined)
 
 
 def _added(weight: jax.Array, down: jax.Array, up: jax.Array, strength: float) -> jax.Array:

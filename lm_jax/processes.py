@@ -8,11 +8,13 @@ code where it refuses. A command that can do this takes three flags:
     on the other    --coordinator=10.0.0.1:8476 --processes=2 --process=1
 
 or, under a launcher that JAX knows (Slurm, Open MPI, Kubernetes), `--coordinator=auto` alone. If a
-process dies, the runtime ends the others within a minute; the same command, on all hosts, goes on.
+process dies, the runtime ends the others once it has missed it for 30 seconds, and at once if it
+is process 0; the same command, on all hosts, goes on.
 """
 
 from collections.abc import Callable, Iterator
 import contextlib
+from contextlib import AbstractContextManager
 import os
 from pathlib import Path
 from typing import Any
@@ -114,6 +116,19 @@ def on_first(action: Callable[[], int | None]) -> int:
     return number
 
 
+def enter_on_first(stack: contextlib.ExitStack, context: AbstractContextManager[Any]) -> None:
+    """Enters a context in process 0 alone, while the others wait, and leaves its end to `stack`.
+
+    Raises:
+      ElsewhereError: as `on_first`.
+    """
+
+    def enter() -> None:
+        stack.enter_context(context)
+
+    on_first(enter)
+
+
 def share_stop() -> bool:
     """Whether any process was asked to stop; then all are. Every process must call it."""
     if jax.process_count() > 1:
@@ -139,12 +154,8 @@ def open_workdir(
       UsageError, WorkdirInUseError, StorageError, CorruptError: as there.
     """
     with contextlib.ExitStack() as opening:
-        on_first(lambda: _enter(opening, runs.open_workdir(path, config, resume=resume)))
+        enter_on_first(opening, runs.open_workdir(path, config, resume=resume))
         folder = Path(path).expanduser().absolute()
         if not is_first():
             opening.enter_context(runs.logging_to(folder / f"log.{jax.process_index()}.txt"))
         yield folder
-
-
-def _enter(stack: contextlib.ExitStack, context: Any) -> None:
-    stack.enter_context(context)

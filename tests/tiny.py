@@ -17,6 +17,18 @@ DECODER = lm_jax.DecoderConfig(
 )
 
 
+# Learned positions, layer norm, biases, a plain MLP: all that differs from Llama's block.
+GPT2: dict[str, Any] = {
+    "rope": None,
+    "norm": "layer",
+    "gated_mlp": False,
+    "qkv_bias": True,
+    "out_bias": True,
+    "mlp_bias": True,
+    "activation": "gelu_tanh",
+}
+
+
 def decoder(**changes: Any) -> lm_jax.DecoderConfig:
     """`DECODER` with other fields."""
     return dataclasses.replace(DECODER, **changes)

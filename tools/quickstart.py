@@ -8,7 +8,7 @@
 3. Trains a small Prototype Transformer on the speeches, and writes down what its prototypes do:
    runs/speeches/concepts/concepts.html.
 
-No account, no hub, no GPU, no torch; some ten minutes on two cores. What is done is not done
+No account, no hub, no GPU, no torch; some six minutes on two cores. What is done is not done
 again.
 """
 

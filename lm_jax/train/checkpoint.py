@@ -79,14 +79,10 @@ def save_checkpoint(
 
     # Process 0 makes the folder and gives it its name; the arrays are written by all.
     with contextlib.ExitStack() as drafted:
-        processes.on_first(lambda: _enter(drafted, new_folder(path)))
+        processes.enter_on_first(drafted, new_folder(path))
         ocp.save(str(draft / ARRAYS), state)
         processes.on_first(complete)
     return read_json(path / MANIFEST)
-
-
-def _enter(stack: contextlib.ExitStack, context: Any) -> None:
-    stack.enter_context(context)
 
 
 def verify(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -16,17 +16,7 @@ from tests import tiny
 SETTINGS = lora.LoraSettings(rank=3, alpha=6.0)
 FAMILIES = {
     "llama": tiny.decoder(vocab_size=32, max_length=16, num_heads=4, num_kv_heads=2),
-    "gpt2": tiny.decoder(
-        vocab_size=32,
-        max_length=16,
-        rope=None,
-        norm="layer",
-        gated_mlp=False,
-        qkv_bias=True,
-        out_bias=True,
-        mlp_bias=True,
-        activation="gelu_tanh",
-    ),
+    "gpt2": tiny.decoder(vocab_size=32, max_length=16, **tiny.GPT2),
 }
 
 

@@ -18,16 +18,7 @@ from tests import tiny
 SIZES = {"vocab_size": 32, "max_length": 24, "num_heads": 4}
 FAMILIES = {
     "llama": tiny.decoder(**SIZES, num_kv_heads=2),
-    "gpt2": tiny.decoder(
-        **SIZES,
-        rope=None,
-        norm="layer",
-        gated_mlp=False,
-        qkv_bias=True,
-        out_bias=True,
-        mlp_bias=True,
-        activation="gelu_tanh",
-    ),
+    "gpt2": tiny.decoder(**SIZES, **tiny.GPT2),
     "windows": tiny.decoder(**SIZES, windows=(5, None), score_softcap=4.0),
 }
 KEY = jax.random.key(5)
