@@ -131,11 +131,14 @@ def enter_on_first(stack: contextlib.ExitStack, context: AbstractContextManager[
 
 def share_stop() -> bool:
     """Whether any process was asked to stop; then all are. Every process must call it."""
-    if jax.process_count() > 1:
-        asked = multihost_utils.process_allgather(np.array(launch.stop_requested()))
-        if np.any(asked):
-            launch.request_stop()
-    return launch.stop_requested()
+    if jax.process_count() == 1:
+        return launch.stop_requested()
+    # A signal that comes after this is for the next call: only what all have heard may decide.
+    asked = multihost_utils.process_allgather(np.array(launch.stop_requested()))
+    if not np.any(asked):
+        return False
+    launch.request_stop()
+    return True
 
 
 def gather(array: np.ndarray) -> np.ndarray:

@@ -62,6 +62,22 @@ def test_a_stop_is_shared_with_nobody():
     assert launch.run(main, ["test"], workdir_required=False) == 75
 
 
+def test_a_signal_that_the_others_have_not_heard_of_waits(monkeypatch):
+    def gather(asked):
+        # It comes to this process when all have said that none was asked.
+        launch.request_stop()
+        return np.array([asked, False])
+
+    def main(arguments):
+        del arguments
+        assert not processes.share_stop()
+        assert processes.share_stop()
+
+    monkeypatch.setattr(processes.multihost_utils, "process_allgather", gather)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert launch.run(main, ["test"], workdir_required=False) == 0
+
+
 @pytest.mark.parametrize("sizes", [(4, 1, 1), (2, 2, 1), (1, 1, 4)])
 def test_one_process_holds_every_row(sizes):
     data, fsdp, tensor = sizes
