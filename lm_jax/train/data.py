@@ -5,14 +5,17 @@
     batches.at(k)
 
 Batch k is the same array whoever asks for it and whenever. A run is resumed by going on at its next
-k, with any number of processes, and no state of an iterator is kept. Two ways to make examples of
-`context + 1` ids (inputs and, one further on, targets):
+k, with any number of processes, and no state of an iterator is kept. There are three ways to make
+examples of `context + 1` ids (inputs and, one further on, targets):
 
     truncate   one example is the beginning of one document, filled up with zeros (`<pad>`), which
                the loss leaves out; the rest of a long document is not used. As the Prototype
                Transformer was trained.
     pack       the documents of an epoch are joined in its order and cut into rows; only the last
                row of an epoch, if it is not full, is not used.
+    window     every document is cut into rows of its own; the last id of one is also the first
+               of the next, so that every id is a target once. The last row is filled up with -1,
+               because to a pretrained model every id may be text.
 
 The examples of all epochs form one endless sequence, and batch k holds its places k B to k B + B-1.
 So every example occurs once per epoch, also where B does not divide their number. An epoch's order
@@ -22,7 +25,7 @@ random numbers that are specified, unlike numpy's own shuffles, which may change
 
 import functools
 import hashlib
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -30,7 +33,9 @@ from lm_jax.errors import BadInputError, CorruptError, UsageError
 from lm_jax.train.prepare import SPLITS, Prepared, records_file
 from lm_jax.train.tokenizer import PAD
 
-Mode = Literal["truncate", "pack"]
+# In the place of an id where there is none.
+VOID = -1
+Mode = Literal["truncate", "pack", "window"]
 Batch = dict[str, np.ndarray]
 
 
@@ -39,8 +44,9 @@ class Examples:
 
     Attributes:
       count: examples in an epoch.
-      truncated: documents of which a part is not used; 0 when they are packed.
+      truncated: documents of which a part is not used; 0 but for "truncate".
       unused_tokens: ids that no example of an epoch holds.
+      fill: what stands in a row where there is no id.
     """
 
     def __init__(
@@ -70,8 +76,8 @@ class Examples:
         """
         if split not in SPLITS:
             raise UsageError(f"split = {split!r} is not one of {', '.join(SPLITS)}")
-        if mode not in ("truncate", "pack"):
-            raise UsageError(f"mode = {mode!r} is not known; choose 'truncate' or 'pack'")
+        if mode not in get_args(Mode):
+            raise UsageError(f"mode = {mode!r} is not one of {', '.join(get_args(Mode))}")
         if context < 1 or (limit is not None and limit < 1):
             raise UsageError(f"context = {context} and limit = {limit} must be positive")
         found = prepared.manifest["vocab_size"]
@@ -83,20 +89,28 @@ class Examples:
         if mode == "truncate" and prepared.tokenizer.token(0) != PAD:
             raise BadInputError(
                 f"{prepared.folder}: id 0 is {prepared.tokenizer.token(0)!r}, not {PAD!r}, so rows "
-                "cannot be filled up with it; use mode='pack'"
+                "cannot be filled up with it; use mode='window' or 'pack'"
             )
         self.prepared, self.split, self.mode, self.limit = prepared, split, mode, limit
         self.width = context + 1
+        self.fill = VOID if mode == "window" else 0
         self._file = prepared.folder / records_file(split)
         self._lengths = self._read_lengths()[:limit].astype(np.int64)
         total = int(self._lengths.sum())
+        # What of an epoch a document takes up: ids where they are joined, or rows of its own.
+        self._extents = self._lengths
+        self.truncated = self.unused_tokens = 0
         if mode == "truncate":
             over = np.maximum(self._lengths - self.width, 0)
             self.count = len(self._lengths)
             self.truncated, self.unused_tokens = int((over > 0).sum()), int(over.sum())
+        elif mode == "pack":
+            self.count, self.unused_tokens = divmod(total, self.width)
         else:
-            self.count = total // self.width
-            self.truncated, self.unused_tokens = 0, total % self.width
+            # Of a single id nothing is predicted.
+            self._extents = -(-(self._lengths - 1) // context)
+            self.count = int(self._extents.sum())
+            self.unused_tokens = int((self._lengths == 1).sum())
         if not self.count:
             raise BadInputError(
                 f"{self._file} holds {total} tokens in {len(self._lengths)} documents, not one "
@@ -109,8 +123,8 @@ class Examples:
         return len(self._lengths)
 
     def ends(self, order: np.ndarray) -> np.ndarray:
-        """Where each document ends in the ids of all, joined in this order."""
-        return np.cumsum(self._lengths[order])
+        """Where each document ends in an epoch of this order, in ids or in rows of its own."""
+        return np.cumsum(self._extents[order])
 
     def read(
         self, places: np.ndarray, order: np.ndarray, *, ends: np.ndarray | None = None
@@ -130,14 +144,19 @@ class Examples:
           BadInputError: a record cannot be read, or an id in it is not in the vocabulary.
           CorruptError: a record has not the length it was written with.
         """
-        tokens = np.zeros((len(places), self.width), np.int32)
-        if self.mode == "truncate":
-            numbers = order[places]
-            for row, ids in zip(tokens, self._records(numbers), strict=True):
-                kept = ids[: self.width]
+        tokens = np.full((len(places), self.width), self.fill, np.int32)
+        ends = self.ends(order) if ends is None else ends
+        if self.mode != "pack":
+            if self.mode == "truncate":
+                numbers, starts = order[places], np.zeros_like(places)
+            else:
+                firsts = np.searchsorted(ends, places, side="right")
+                numbers = order[firsts]
+                starts = (places - ends[firsts] + self._extents[numbers]) * (self.width - 1)
+            for row, start, ids in zip(tokens, starts, self._records(numbers), strict=True):
+                kept = ids[start : start + self.width]
                 row[: len(kept)] = kept
             return {"tokens": tokens, "document": numbers.astype(np.int64)}
-        ends = self.ends(order) if ends is None else ends
         starts = places * self.width
         firsts = np.searchsorted(ends, starts, side="right")
         lasts = np.searchsorted(ends, starts + self.width - 1, side="right")
@@ -268,8 +287,8 @@ class Batches:
 class OnePass:
     """Every example once, in the order in which they are stored, for evaluation.
 
-    The last batch is filled up with rows of zeros, whose "document" is -1, so that all batches, on
-    all processes, have one shape. There are `per_epoch` of them.
+    The last batch is filled up with rows of `Examples.fill`, whose "document" is -1, so that all
+    batches, on all processes, have one shape. There are `per_epoch` of them.
     """
 
     def __init__(
@@ -302,7 +321,11 @@ class OnePass:
         found = self._examples.read(inside, self._order, ends=self._ends)
         missing = len(places) - len(found["document"])
         return {
-            "tokens": np.pad(found["tokens"], ((0, missing), (0, 0))),
+            "tokens": np.pad(
+                found["tokens"],
+                ((0, missing), (0, 0)),
+                constant_values=self._examples.fill,
+            ),
             "document": np.pad(found["document"], (0, missing), constant_values=-1),
         }
 

@@ -11,9 +11,9 @@ A batch may be cut into micro-batches. A loss is therefore returned as a share: 
 adds to the number of the whole batch, whose `totals` are counted before.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -27,10 +27,43 @@ from lm_jax.errors import UsageError
 from lm_jax.mixers import ATTENTION, Mixer
 from lm_jax.params import ParamSpec, ParamTree
 from lm_jax.train import optim
+from lm_jax.train.data import VOID
 
+# What rows are filled up with where the tokenizer has an id for that.
 PAD = 0
 
 Numbers = Mapping[str, jax.Array]
+
+
+class Cut(NamedTuple):
+    """What is read of a batch of rows, and what is to be predicted at each of its places."""
+
+    read_BT: jax.Array
+    valid_BT: jax.Array
+    target_BT: jax.Array
+    counted_BT: jax.Array
+
+
+Cutting = Callable[[jax.Array], Cut]
+
+
+def next_token(tokens_BS: jax.Array) -> Cut:
+    """Each of `[:, 1:]` is predicted from what stands before it; rows are filled with `PAD`."""
+    read_BT, target_BT = tokens_BS[:, :-1], tokens_BS[:, 1:]
+    return Cut(read_BT, read_BT != PAD, target_BT, target_BT != PAD)
+
+
+def next_token_or_void(tokens_BS: jax.Array) -> Cut:
+    """As `next_token`, of rows that are filled with `VOID`."""
+    held_BS = tokens_BS != VOID
+    tokens_BS = jnp.where(held_BS, tokens_BS, 0)
+    return Cut(tokens_BS[:, :-1], held_BS[:, :-1], tokens_BS[:, 1:], held_BS[:, 1:])
+
+
+def nll(logits_BTV: jax.Array, cut: Cut) -> jax.Array:
+    """The sum of -log p over the places that count, in nats."""
+    loss_BT = optax.softmax_cross_entropy_with_integer_labels(logits_BTV, cut.target_BT)
+    return jnp.sum(jnp.where(cut.counted_BT, loss_BT, 0.0))
 
 
 class Objective(Protocol):
@@ -101,6 +134,7 @@ def token_loss(
     cfg: DecoderConfig,
     mixer: Mixer,
     *,
+    cutting: Cutting = next_token,
     dropout: float = 0.0,
     rng: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
@@ -108,19 +142,24 @@ def token_loss(
 
     Args:
       params: in the dtypes of the computation.
-      tokens_BS: ids; each of `[:, 1:]` is predicted from what stands before it.
+      tokens_BS: rows of ids.
       cfg: the model.
       mixer: its token mixer.
+      cutting: what is read of a row and what predicted.
       dropout: the rate.
       rng: key for dropout and for mixers that draw.
     """
-    read_BT, target_BT = tokens_BS[:, :-1], tokens_BS[:, 1:]
+    cut = cutting(tokens_BS)
     output = forward(
-        params, read_BT, cfg, mixer=mixer, dropout=dropout, rng=rng, valid_BT=read_BT != PAD
+        params,
+        cut.read_BT,
+        cfg,
+        mixer=mixer,
+        dropout=dropout,
+        rng=rng,
+        valid_BT=cut.valid_BT,
     )
-    loss_BT = optax.softmax_cross_entropy_with_integer_labels(output.logits, target_BT)
-    counted_BT = target_BT != PAD
-    return jnp.sum(jnp.where(counted_BT, loss_BT, 0.0)), jnp.sum(counted_BT)
+    return nll(output.logits, cut), jnp.sum(cut.counted_BT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,6 +179,7 @@ class LanguageModelling:
     dtype: str = "float32"
     dropout: float = 0.0
     casts: optim.Choice = is_cast
+    cutting: Cutting = next_token
     columns: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -160,14 +200,14 @@ class LanguageModelling:
             "model": settings.plain(self.cfg),
             "mixer": described(self.mixer),
             "language_modelling": {"dtype": self.dtype, "dropout": self.dropout},
-        }
+        } | ({} if self.cutting is next_token else {"cutting": self.cutting.__qualname__})
 
     def start(self) -> None:
         return None
 
     def totals(self, tokens_BS: jax.Array) -> Numbers:
         # A batch of padding alone has a loss of zero, not of 0 / 0.
-        return {"tokens": jnp.maximum(jnp.sum(tokens_BS[:, 1:] != PAD), 1)}
+        return {"tokens": jnp.maximum(jnp.sum(self.cutting(tokens_BS).counted_BT), 1)}
 
     def shares(
         self,
@@ -180,7 +220,13 @@ class LanguageModelling:
     ) -> tuple[jax.Array, Numbers]:
         del frozen, extra
         total, _ = token_loss(
-            self._low(params), tokens_BS, self.cfg, self.mixer, dropout=self.dropout, rng=rng
+            self._low(params),
+            tokens_BS,
+            self.cfg,
+            self.mixer,
+            cutting=self.cutting,
+            dropout=self.dropout,
+            rng=rng,
         )
         loss = total / totals["tokens"]
         return loss, {"loss": loss}
@@ -191,7 +237,9 @@ class LanguageModelling:
 
     def evaluate(self, params: ParamTree, frozen: Any, tokens_BS: jax.Array) -> Numbers:
         del frozen
-        total, count = token_loss(self._low(params), tokens_BS, self.cfg, self.mixer)
+        total, count = token_loss(
+            self._low(params), tokens_BS, self.cfg, self.mixer, cutting=self.cutting
+        )
         return {"loss": total, "tokens": count}
 
     def _low(self, params: ParamTree) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from lm_jax.errors import UsageError
 from lm_jax.params import ParamTree
 from lm_jax.train import optim
 from lm_jax.train.config import TrainConfig
-from lm_jax.train.objective import PAD, Numbers, Objective
+from lm_jax.train.objective import Numbers, Objective
 from lm_jax.train.state import TrainState, state_shardings
 
 LOSS_WINDOW = 128
@@ -111,7 +111,7 @@ def make_train_step(
         # A skipped update is none: the schedule waits for it too.
         taken = optax.tree.get_all_with_path(state.opt_state, "count")[0][1]
         metrics: Metrics = dict(parts) | {
-            "tokens": jnp.sum(tokens_BS[:, 1:] != PAD),
+            "tokens": objective.totals(tokens_BS)["tokens"],
             "grad_norm": grad_norm,
             "learning_rate": jnp.asarray(schedule(taken)),
             "finite": jnp.isfinite(minimised) & jnp.isfinite(grad_norm),

