@@ -77,13 +77,15 @@ def clustered_bootstrap(
 ) -> Interval:
     """Returns the percentile interval of `statistic` when whole clusters are drawn anew.
 
-    `values` and `clusters` are 1-D and of one length; rows of equal cluster id stay together.
+    `clusters` is 1-D and as long as `values`; rows of equal cluster id stay together. Only a
+    `statistic` of one's own can read values of more than one axis, of which the first is the rows.
     `n` of the result counts clusters, since these are the independent units. Rows are weighed
     equally, so a large cluster counts for more than a small one. Fewer than about 30 clusters make
     the interval too narrow.
     """
     values, clusters = np.asarray(values), np.asarray(clusters)
-    if values.ndim != 1 or values.shape != clusters.shape:
+    axes_fit = values.ndim == 1 or (values.ndim > 1 and statistic is not np.mean)
+    if not axes_fit or values.shape[:1] != clusters.shape:
         raise UsageError(
             f"clustered_bootstrap: values {values.shape} and clusters {clusters.shape} must be 1-D "
             "and of one length; pass one cluster id per row"

@@ -7,7 +7,7 @@ Every number comes from the summary, and the figures from the rows and heads beh
 measured here. The controls stand first, because without them nothing else means anything.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -82,7 +82,7 @@ def build(
     return report.page(
         f"Can polynomial attention replace softmax in {wording.model_name(summary)}?",
         [part for part in parts if part is not None],
-        provenance=_facts(summary, provenance),
+        provenance=report.facts(provenance) | {name: summary[name] for name in ("rows", "answers")},
         lead=[
             report.verdict(held.text, _intervals(summary), tone=held.tone),
             report.verdict(said.text, *beside, tone=said.tone),
@@ -175,19 +175,6 @@ def calibration(summary: Summary) -> Section:
 def terms() -> Section:
     """What the words mean."""
     return section("Terms", report.key_values(TERMS))
-
-
-def _facts(summary: Summary, provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """The provenance with long lists in one line each, and the size of what it stands for."""
-    facts = dict(provenance)
-    restarts = facts.pop("restarts", None) or []
-    if packages := facts.get("packages"):
-        facts["packages"] = [f"{name} {version}" for name, version in packages.items()]
-    if device := facts.get("device"):
-        facts["device"] = [f"{name} {value}" for name, value in device.items()]
-    facts["git"] = facts.get("git") or "not a tracked checkout"
-    facts["restarts"] = [str(one.get("start")) for one in restarts]
-    return facts | {"rows": summary["rows"], "answers": summary["answers"]}
 
 
 def _each(counts: Iterator[int]) -> str:

@@ -39,8 +39,8 @@ def router_statistics(cfg: DecoderConfig, mixer: PrototypeMixer, tokens_NT: np.n
     valid_NT = tokens_NT != PAD
     look = jax.jit(functools.partial(_gates, cfg=cfg, mixer=mixer))
 
-    def measure(params: ParamTree, step: int) -> dict[str, float]:
-        del step
+    def measure(params: ParamTree, *rest: Any) -> dict[str, float]:
+        del rest
         found = sharding.fetch(look(params, tokens_NT))
         own = sharding.fetch(params["blocks"]["mixer"])
         numbers = {}

@@ -65,6 +65,11 @@ class GecoSettings:
         if problems:
             raise UsageError("GECO: " + "; ".join(problems))
 
+    @classmethod
+    def fixed(cls, strength: float) -> "GecoSettings":
+        """A strength that stays as it is, whatever the loss."""
+        return cls(target=0.0, start=strength, least=strength, most=strength)
+
 
 @struct.dataclass
 class Dual:

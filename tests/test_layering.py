@@ -25,8 +25,8 @@ MAY_IMPORT = {
     "tests": HOUSE,
 }
 KERNELS_MAY_IMPORT = {"jax", "jax_triton", "numpy", *sys.stdlib_module_names}
-# jax_triton raises on import where there is no GPU; the other two are slow and may be absent.
-ONLY_IN_FUNCTIONS = {"jax_triton", "optuna", "torch", "transformers"}
+# jax_triton raises on import where there is no GPU; the others are slow and may be absent.
+ONLY_IN_FUNCTIONS = {"datasets", "jax_triton", "lm_eval", "optuna", "torch", "transformers"}
 TORCH_FOLDERS = ("lm_jax/hf/", "tools/", "tests/")
 TRANSFORMERS_FILES = ("lm_jax/hf/compat.py", "tests/")
 

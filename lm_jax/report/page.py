@@ -12,7 +12,7 @@ import hashlib
 import importlib.resources
 import os
 import re
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from markupsafe import Markup
 
@@ -156,6 +156,17 @@ def coverage(present: int, expected: int, *, missing: Sequence[str] = ()) -> Mar
 def key_values(items: Mapping[str, object]) -> Markup:
     """Returns names with values; nested mappings are flattened to dotted names."""
     return Markup(_KEY_VALUES.render(items=_flat(items)))
+
+
+def facts(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """The provenance of a run (`runs.record_provenance`) with each of its lists on one line."""
+    shown = dict(provenance)
+    restarts = shown.pop("restarts", None) or []
+    for group in ("packages", "device"):
+        if values := shown.get(group):
+            shown[group] = [f"{key} {value}" for key, value in values.items()]
+    shown["git"] = shown.get("git") or "not a tracked checkout"
+    return shown | {"restarts": [str(one.get("start")) for one in restarts]}
 
 
 def details(summary: str, *parts: str | Markup) -> Markup:

@@ -5,6 +5,7 @@ batch's mean loss weights a token of a short batch more; the code released with 
 Transformer reports that one. Both are returned, with the number of tokens behind them.
 """
 
+from collections.abc import Mapping
 import dataclasses
 import math
 from typing import Any, Protocol
@@ -35,11 +36,15 @@ class Batches(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Mean losses in nats: per token, and over batches; and the number of predicted tokens."""
+    """Mean losses in nats: per token, and over batches; and the number of predicted tokens.
+
+    `sums` holds what else the objective counts, by name, over all batches.
+    """
 
     loss: float
     batch_mean_loss: float
     tokens: int
+    sums: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     @property
     def perplexity(self) -> float:
@@ -74,8 +79,18 @@ def evaluate(
     if not sums:
         raise BadInputError("the split holds no token to predict; give it longer documents")
     tokens = sum(count for _, count in sums)
+    further = made[0].keys() - {"loss", "tokens"}
     return Evaluation(
         loss=math.fsum(total for total, _ in sums) / tokens,
         batch_mean_loss=math.fsum(total / count for total, count in sums) / len(sums),
         tokens=tokens,
+        # 32 bits may not hold a count over all batches, and 24 of a float may not hold one exactly.
+        sums={
+            name: np.sum([_wide(each[name]) for each in made], axis=0) for name in sorted(further)
+        },
     )
+
+
+def _wide(x: Any) -> np.ndarray:
+    x = np.asarray(x)
+    return x.astype(np.int64 if np.issubdtype(x.dtype, np.integer) else np.float64)

@@ -34,7 +34,7 @@ from lm_jax.errors import DivergedError
 from lm_jax.params import ParamTree
 from lm_jax.train import checkpoints, optim
 from lm_jax.train.config import TrainConfig, Upkeep
-from lm_jax.train.evaluate import Batches, evaluate
+from lm_jax.train.evaluate import Batches, Evaluation, evaluate
 from lm_jax.train.metrics import Ledger
 from lm_jax.train.objective import Objective
 from lm_jax.train.state import TrainState, abstract_state, init_state
@@ -47,7 +47,7 @@ from lm_jax.train.step import (
 
 _log = logging.getLogger(__name__)
 
-Measure = Callable[[ParamTree, int], Mapping[str, float]]
+Measure = Callable[[ParamTree, int, Evaluation], Mapping[str, float]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +115,7 @@ def train(
       upkeep: how often to log and save, by default as `Upkeep` says.
       params: trained parameters to begin with, in place of drawn ones.
       decays: the parameters that weight decay shrinks.
-      measure: `measure(params, step)`, further numbers by name for every evaluation.
+      measure: `measure(params, step, found)`, further numbers by name for every evaluation.
       on_step: called with the number of updates after each.
 
     Raises:
@@ -199,7 +199,7 @@ def train(
                         f"the validation loss after step {step} is {found.loss}, so nothing was "
                         f"saved; the checkpoints before it are in {saved}"
                     )
-                extra = {} if measure is None else measure(state.params, step)
+                extra = {} if measure is None else measure(state.params, step, found)
                 ledger.evaluated(step, found, extra)
                 history = history.with_loss(found.loss, step, early_stop=config.early_stop)
             if saves:

@@ -61,9 +61,9 @@ def next_token_or_void(tokens_BS: jax.Array) -> Cut:
 
 
 def nll(logits_BTV: jax.Array, cut: Cut) -> jax.Array:
-    """The sum of -log p over the places that count, in nats."""
+    """The sum of -log p over the places of each row that count, float32 `[B]`, in nats."""
     loss_BT = optax.softmax_cross_entropy_with_integer_labels(logits_BTV, cut.target_BT)
-    return jnp.sum(jnp.where(cut.counted_BT, loss_BT, 0.0))
+    return jnp.sum(jnp.where(cut.counted_BT, loss_BT, 0.0), axis=1)
 
 
 class Objective(Protocol):
@@ -100,11 +100,11 @@ class Objective(Protocol):
         totals: Numbers,
         rng: jax.Array,
     ) -> tuple[jax.Array, Numbers]:
-        """The shares of what is minimised, and of `loss` (nats per token) and the `columns`."""
+        """The shares of what is minimised, and of `loss` (nats per token) and `columns`."""
         ...
 
-    def update(self, extra: Any, metrics: Numbers) -> Any:
-        """The extra state after a step with these metrics."""
+    def update(self, extra: Any, metrics: Numbers) -> tuple[Any, Numbers]:
+        """The extra state after a step with these metrics, and the `columns` that are no shares."""
         ...
 
     def evaluate(self, params: ParamTree, frozen: Any, tokens_BS: jax.Array) -> Numbers:
@@ -159,7 +159,7 @@ def token_loss(
         rng=rng,
         valid_BT=cut.valid_BT,
     )
-    return nll(output.logits, cut), jnp.sum(cut.counted_BT)
+    return nll(output.logits, cut).sum(), jnp.sum(cut.counted_BT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,9 +231,9 @@ class LanguageModelling:
         loss = total / totals["tokens"]
         return loss, {"loss": loss}
 
-    def update(self, extra: Any, metrics: Numbers) -> Any:
+    def update(self, extra: Any, metrics: Numbers) -> tuple[Any, Numbers]:
         del metrics
-        return extra
+        return extra, {}
 
     def evaluate(self, params: ParamTree, frozen: Any, tokens_BS: jax.Array) -> Numbers:
         del frozen

@@ -118,7 +118,9 @@ def make_train_step(
             "skipped": jnp.zeros((), bool),
         }
         params = optax.apply_updates(state.params, updates)
-        extra, losses_W = objective.update(state.extra, metrics), state.losses_W
+        extra, columns = objective.update(state.extra, metrics)
+        metrics |= columns
+        losses_W = state.losses_W
         if config.skip_sigma is not None:
             loss = metrics["loss"]
             metrics["skipped"] = skipped = is_spike(loss, losses_W, config.skip_sigma)

@@ -30,7 +30,7 @@ def build(found: Found, *, provenance: Mapping[str, Any]) -> str:
     return report.page(
         f"What {wording.name(seed)} does for {wording.about(found)}",
         [part for part in parts if part is not None],
-        provenance=_facts(provenance),
+        provenance=report.facts(provenance),
         lead=[report.verdict(text, *wording.reasons(found), tone=tone)],
     )
 
@@ -330,14 +330,3 @@ def _span(values: Sequence[float]) -> str:
 def _extremes(column: paper.Column, mode: str) -> str:
     values = [getattr(row, mode) for row in column.rows]
     return f"{wording.signed(min(values))} to {wording.signed(max(values))}"
-
-
-def _facts(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """The provenance with long lists in one line each."""
-    facts = dict(provenance)
-    restarts = facts.pop("restarts", None) or []
-    for group in ("packages", "device"):
-        if values := facts.get(group):
-            facts[group] = [f"{key} {value}" for key, value in values.items()]
-    facts["git"] = facts.get("git") or "not a tracked checkout"
-    return facts | {"restarts": [str(one.get("start")) for one in restarts]}

@@ -239,9 +239,10 @@ def test_a_flipped_checkpoint_is_named_and_one_step_back_ends_in_the_same_bits(s
 
 
 def test_further_numbers_of_an_evaluation_are_kept(tmp_path):
-    def measure(params, step):
+    def measure(params, step, found):
         return {
             "router/gini": 0.25 * step,
+            "tokens": found.tokens,
             "norm": float(np.asarray(params["final"]["scale"]).sum()),
         }
 

@@ -33,9 +33,9 @@ class Seen:
 
 @dataclasses.dataclass(frozen=True)
 class Adapting(LanguageModelling):
-    """Trains adapters; its metric `pulled` is the loss weighted by the number of updates before."""
+    """Trains adapters; its metric `pulled` is the loss times `updates`, their number before."""
 
-    columns: tuple[str, ...] = ("pulled",)
+    columns: tuple[str, ...] = ("pulled", "updates")
 
     @property
     def spec(self):
@@ -51,12 +51,13 @@ class Adapting(LanguageModelling):
         return loss, {"loss": loss, "pulled": loss * extra.updates}
 
     def update(self, extra, metrics):
-        return Seen(extra.updates + 1, extra.losses + metrics["loss"])
+        after = Seen(extra.updates + 1, extra.losses + metrics["loss"])
+        return after, {"updates": extra.updates}
 
     def evaluate(self, params, frozen, tokens_BS):
         laid = lora.attach(frozen, params, SETTINGS)
         total, count = token_loss(laid, tokens_BS, self.cfg, self.mixer)
-        return {"loss": total, "tokens": count}
+        return {"loss": total, "tokens": count, "rows": jnp.ones(2, jnp.int32) * len(tokens_BS)}
 
 
 OBJECTIVE = Adapting(tiny.CFG)
@@ -91,6 +92,7 @@ def test_its_state_and_metrics_are_kept_and_resumed_to_the_bit(tmp_path):
     table = pq.read_table(tmp_path / "whole" / "metrics.parquet").to_pydict()
     losses = np.array(table["loss"], np.float32)
     np.testing.assert_allclose(table["pulled"], losses * np.arange(6), rtol=1e-6)
+    assert table["updates"].to_pylist() == list(range(6))
     extra = trained.state.extra
     assert float(extra.updates) == 6
     assert float(extra.losses) == pytest.approx(losses.sum(dtype=np.float64), rel=1e-6)

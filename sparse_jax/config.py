@@ -1,0 +1,152 @@
+"""The settings of a post-training run, as the frozen dataclass that a config file becomes.
+
+A file under configs/sparse/ says what is particular to its experiment and calls `experiment`, which
+adds the smoke mode.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+from typing import Any, Literal
+
+from ml_collections import ConfigDict
+
+from lm_jax.errors import UsageError, nearest
+from lm_jax.lora import LoraSettings
+from lm_jax.train.prepare import CorpusSettings
+
+
+@dataclasses.dataclass(frozen=True)
+class Strength:
+    """How the strength of the penalty moves; see `geco.GecoSettings`, whose target is measured."""
+
+    dual_rate: float = 0.01
+    decay: float = 0.99
+    start: float = 1.0
+    least: float = 1e-4
+    most: float = 1e5
+    longest: float = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class PosttrainConfig:
+    """Everything that decides the result of post-training.
+
+    Attributes:
+      model: a local folder, a .gguf file, or a name of the manifest.
+      corpus: the text and how it is split; `vocab_size` is the model's own and is not read.
+      context: tokens that the model sees at once, always of one document.
+      validation_documents: at most so many are evaluated.
+      slacks: by how many nats the loss may exceed the dense model's on the same tokens; one run
+        for each, in order, and together they draw the frontier.
+      targets: bounds in nats per token in place of `slacks`, if there are any.
+      strength: of the penalty.
+      adapters: rank, alpha and targets of LoRA.
+      full: train all weights, and no adapters.
+      bias: of the gate logits at the start.
+      learn_bias: train one bias per layer and head.
+      raw_gate: gate logits as Eq. 1 prints them, q.k without its scale.
+      distill: weight of the divergence from the dense model; 0 leaves the teacher out.
+      temperature: of both distributions in it.
+      batch_size: windows of one update, on all devices together.
+      accumulate: micro-batches of one update.
+      steps: updates of a run.
+      learning_rate: at the peak; `warmup` is the share of the steps before it, and a cosine to a
+        tenth follows.
+      weight_decay: on matrices.
+      clip_norm: longest gradient; 0 for as long as it is.
+      dtype: of the computation; trained weights and moments are float32.
+      remat: keep only the residual stream of each layer for the backward pass.
+      eval_every: steps between evaluations.
+      save_every: steps between checkpoints, besides one at each evaluation.
+      seed: draws adapters, order and gates.
+      mesh: sizes of the axes data, fsdp, tensor; one may be -1.
+      texts: shown in the report with their attention before and after.
+      heads: shown there, as "layer.head"; if there are none, those that keep most edges.
+    """
+
+    model: str = "smollm2"
+    corpus: CorpusSettings = dataclasses.field(
+        default_factory=lambda: CorpusSettings("wiki", "document", splits=(0.97, 0.03, 0.0))
+    )
+    context: int = 64
+    validation_documents: int = 200
+    slacks: tuple[float, ...] = (0.05,)
+    targets: tuple[float, ...] = ()
+    strength: Strength = dataclasses.field(default_factory=Strength)
+    adapters: LoraSettings = dataclasses.field(default_factory=LoraSettings)
+    full: bool = False
+    bias: float = 0.0
+    learn_bias: bool = False
+    raw_gate: bool = False
+    distill: float = 1.0
+    temperature: float = 1.0
+    batch_size: int = 16
+    accumulate: int = 1
+    steps: int = 1_000
+    learning_rate: float = 1e-4
+    warmup: float = 0.02
+    weight_decay: float = 0.0
+    clip_norm: float = 1.0
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    remat: bool = False
+    eval_every: int = 100
+    save_every: int = 50
+    seed: int = 234
+    mesh: tuple[int, int, int] = (-1, 1, 1)
+    texts: tuple[str, ...] = (
+        "When Mary and John went to the store, John gave a drink to Mary, and Mary thanked him.",
+    )
+    heads: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"config.{name} = {getattr(self, name)} must be at least 1"
+            for name in ("context", "validation_documents", "batch_size", "steps", "eval_every")
+            if getattr(self, name) < 1
+        ]
+        if self.clip_norm < 0:
+            problems.append(f"config.clip_norm = {self.clip_norm} must be at least 0")
+        bounds = self.targets or self.slacks
+        if not bounds or len(set(bounds)) < len(bounds):
+            problems.append(
+                f"config.slacks = {self.slacks} must be one number or more, no two alike"
+            )
+        if not self.targets and min(self.slacks, default=0) < 0:
+            problems.append(f"config.slacks = {self.slacks} must be at least 0")
+        for head in self.heads:
+            if not all(part.isdecimal() for part in head.split(".")) or head.count(".") != 1:
+                problems.append(f"config.heads has {head!r}; write layer.head, such as 3.0")
+        if problems:
+            raise UsageError("; ".join(problems))
+
+
+_SMOKE: Mapping[str, Any] = {
+    "context": 24,
+    "validation_documents": 8,
+    "batch_size": 2,
+    "accumulate": 1,
+    "steps": 2,
+    "eval_every": 1,
+    "dtype": "float32",
+    "mesh": (-1, 1, 1),
+}
+
+
+def experiment(mode: str, **settings: Any) -> ConfigDict:
+    """The `get_config(mode)` of one experiment.
+
+    Args:
+      mode: "" for the experiment; "smoke" for a run of seconds that only shows that it works.
+      **settings: fields of `PosttrainConfig` that differ from its defaults.
+
+    Raises:
+      UsageError: for an unknown mode, or settings that `PosttrainConfig` refuses.
+    """
+    modes = ("", "smoke")
+    if mode not in modes:
+        raise UsageError(f"mode {mode!r} is not one of post-training{nearest(mode, modes)}")
+    config = PosttrainConfig(**settings)
+    if mode:
+        corpus = dataclasses.replace(config.corpus, max_tokens=20_000, splits=(0.8, 0.2, 0.0))
+        config = dataclasses.replace(config, **_SMOKE, corpus=corpus)
+    return ConfigDict(dataclasses.asdict(config))

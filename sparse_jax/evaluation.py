@@ -1,0 +1,133 @@
+"""Two models on the same tokens: the dense one, and the sparse one with gates that open by rule.
+
+Losses are paired by window, so that their difference is known far better than either. Intervals
+come from resampling documents, because windows of one document are alike.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+import pyarrow as pa
+
+from lm_jax import sharding, stats
+from lm_jax.decoder import forward
+from lm_jax.hf.load import Pretrained
+from lm_jax.stats import Interval
+from lm_jax.train.evaluate import Batches
+from lm_jax.train.objective import Cutting, next_token_or_void, nll
+from sparse_jax.model import SparseModel
+
+WINDOWS_SCHEMA = pa.schema(
+    {
+        "document": pa.int64(),
+        "tokens": pa.int64(),
+        "dense_nll": pa.float64(),
+        "sparse_nll": pa.float64(),
+        "open_edges": pa.int64(),
+        "pairs": pa.int64(),
+    }
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Compared:
+    """What a pass over the same windows found.
+
+    Attributes:
+      windows: a row per window, as `WINDOWS_SCHEMA` has it; losses are sums in nats, edges and
+        pairs are those of all layers and heads.
+      open_LN: open edges over all windows.
+      pairs_L: visible pairs of one head over all windows.
+    """
+
+    windows: pa.Table
+    open_LN: np.ndarray
+    pairs_L: np.ndarray
+
+    def ratio(self, of: str, to: str) -> Interval:
+        """A column's sum over another's, with its interval; n counts documents."""
+        return self._interval(self._column(of), self._column(to))
+
+    @property
+    def difference(self) -> Interval:
+        """Sparse minus dense loss, in nats per token, with its interval."""
+        more = self._column("sparse_nll") - self._column("dense_nll")
+        return self._interval(more, self._column("tokens"))
+
+    def _interval(self, above: np.ndarray, below: np.ndarray) -> Interval:
+        rows = np.stack([above, below], 1)
+        return stats.clustered_bootstrap(rows, self._column("document"), _ratio, seed=0)
+
+    def _column(self, name: str) -> np.ndarray:
+        return self.windows[name].to_numpy()
+
+
+def _ratio(rows: np.ndarray) -> float:
+    above, below = rows.sum(0)
+    return float(above / below)
+
+
+def compare(
+    dense: Pretrained,
+    sparse: SparseModel,
+    batches: Batches,
+    mesh: jax.sharding.Mesh,
+    *,
+    cutting: Cutting = next_token_or_void,
+) -> Compared:
+    """Evaluates both models, in the dtypes of their parameters, on one pass of `batches`."""
+    look = jax.jit(
+        functools.partial(_look, dense, sparse, cutting),
+        in_shardings=(None, None, sharding.batch_sharding(mesh)),
+        out_shardings=sharding.replicated(mesh),
+    )
+    made: list[dict[str, np.ndarray]] = []
+    documents = []
+    for k in range(batches.per_epoch):
+        batch = batches.at(k)
+        tokens_BS = sharding.shard_batch(mesh, batch["tokens"])
+        made.append(jax.tree.map(np.asarray, look(dense.params, sparse.params, tokens_BS)))
+        documents.append(batch["document"])
+    document = np.concatenate(documents)
+    real = document >= 0
+    open_WLN, pairs_WL = (
+        np.concatenate([each[name] for each in made])[real].astype(np.int64)
+        for name in ("open_BLN", "pairs_BL")
+    )
+    columns = {
+        name: np.concatenate([each[name] for each in made])[real]
+        for name in ("tokens", "dense_nll", "sparse_nll")
+    }
+    N = sparse.cfg.num_heads
+    windows = {
+        "document": document[real],
+        **columns,
+        "open_edges": open_WLN.sum((1, 2)),
+        "pairs": N * pairs_WL.sum(1),
+    }
+    table = pa.table({name: pa.array(windows[name]) for name in WINDOWS_SCHEMA.names})
+    return Compared(table.cast(WINDOWS_SCHEMA), open_WLN.sum(0), pairs_WL.sum(0))
+
+
+def _look(
+    dense: Pretrained,
+    sparse: SparseModel,
+    cutting: Cutting,
+    dense_params: Any,
+    sparse_params: Any,
+    tokens_BS: jax.Array,
+) -> dict[str, jax.Array]:
+    cut = cutting(tokens_BS)
+    laid = dataclasses.replace(sparse, base=dataclasses.replace(sparse.base, params=sparse_params))
+    gated = laid.forward(cut.read_BT, valid_BT=cut.valid_BT)
+    plain = forward(dense_params, cut.read_BT, dense.cfg)
+    return {
+        "dense_nll": nll(plain.logits, cut),
+        "sparse_nll": nll(gated.logits, cut),
+        "tokens": cut.counted_BT.sum(1),
+        "open_BLN": gated.aux["open_edges_BN"].swapaxes(0, 1),
+        "pairs_BL": gated.aux["pairs_B"].T,
+    }

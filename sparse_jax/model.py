@@ -1,0 +1,185 @@
+"""A sparse model on disk: an ordinary pretrained folder, and beside it how its gates open.
+
+    <folder>/                 what `lm_jax.load_pretrained` and `transformers` read: config.json,
+                              model.safetensors, the tokenizer (adapters are merged in)
+    <folder>/sparse.json      the gates, the digest of the weights they belong to, and the numbers
+    <folder>/README.md        the model card
+
+Read without its gates, by another library say, it is a dense model with other weights.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lm_jax import runs
+from lm_jax.attention import PerLayer
+from lm_jax.config import DecoderConfig
+from lm_jax.decoder import Output, forward
+from lm_jax.errors import BadInputError, CorruptError
+from lm_jax.hf.folder import SINGLE
+from lm_jax.hf.load import Pretrained, load_pretrained, save_pretrained
+from sparse_jax.attend import by_kernels, gated
+
+SPARSE = "sparse.json"
+CARD = "README.md"
+_FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Gates:
+    """How gates open: `bias_LN` is added to their logits; `raw` is the `raw_gate` of `gated`."""
+
+    bias_LN: np.ndarray
+    raw: bool = False
+
+    def attend(
+        self,
+        cfg: DecoderConfig,
+        *,
+        mode: str = "threshold",
+        key: jax.Array | None = None,
+        valid_BT: jax.Array | None = None,
+    ) -> PerLayer:
+        """The attend of these gates, on scores; `attend.by_kernels` makes the fused one of it."""
+        return gated(
+            cfg,
+            mode=mode,
+            key=key,
+            bias=jnp.asarray(self.bias_LN),
+            valid_BT=valid_BT,
+            raw_gate=self.raw,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class SparseModel:
+    """A model with its gates; `numbers` are those of its post-training, as its card tells them."""
+
+    base: Pretrained
+    gates: Gates
+    numbers: Mapping[str, Any]
+
+    @property
+    def cfg(self) -> DecoderConfig:
+        return self.base.cfg
+
+    @property
+    def params(self) -> dict[str, Any]:
+        return self.base.params
+
+    def forward(
+        self, tokens_BT: jax.Array, *, valid_BT: jax.Array | None = None, **options: Any
+    ) -> Output:
+        """The forward pass with gates that open without chance.
+
+        Args:
+          tokens_BT: ids.
+          valid_BT: false where a token is padding.
+          **options: of `lm_jax.forward`. Where sites of scores or patterns are recorded or edited,
+            scores are formed; otherwise they are not.
+        """
+        on_scores = self.gates.attend(self.cfg, valid_BT=valid_BT)
+        touched = {*options.get("record", ()), *options.get("edits", ())}
+        formed = bool({"attn.scores", "attn.pattern"} & touched)
+        attend = on_scores if formed else by_kernels(on_scores)
+        return forward(self.params, tokens_BT, self.cfg, attend=attend, **options)
+
+
+def save(
+    folder: str | os.PathLike[str], model: Pretrained, gates: Gates, numbers: Mapping[str, Any]
+) -> None:
+    """Writes a sparse model; `model` holds the weights as they are computed with.
+
+    `sparse.json` is written last: a folder without it is no sparse model.
+
+    Raises:
+      BadInputError: the folder exists.
+      StorageError: it cannot be written.
+    """
+    folder = Path(folder)
+    save_pretrained(folder, model.cfg, model.params, model.tokenizer)
+    runs.write_bytes(folder / CARD, card(model.cfg, numbers).encode())
+    stored = dataclasses.replace(model, files=(folder / SINGLE,))
+    note = {
+        "format": _FORMAT,
+        "weights_sha256": stored.sha256,
+        "family": model.cfg.family,
+        "gate_bias": gates.bias_LN.tolist(),
+        "raw_gate": gates.raw,
+        "numbers": dict(numbers),
+    }
+    runs.write_json(folder / SPARSE, note)
+
+
+def load(
+    folder: str | os.PathLike[str],
+    *,
+    dtype: Any = jnp.float32,
+    mesh: jax.sharding.Mesh | None = None,
+) -> SparseModel:
+    """Reads a folder that `save` wrote.
+
+    Raises:
+      BadInputError: it is no sparse model, or one of another family or shape than its weights.
+      CorruptError: its weights have changed since, or a file is damaged.
+    """
+    folder = Path(folder)
+    file = folder / SPARSE
+    if not file.is_file():
+        raise BadInputError(f"{folder} has no {SPARSE}, so it is no sparse model; run posttrain")
+    note = runs.read_json(file)
+    if note.get("format") != _FORMAT:
+        raise BadInputError(
+            f"{file}: format {note.get('format')!r} is not {_FORMAT}; export it again"
+        )
+    base = load_pretrained(folder, dtype=dtype, mesh=mesh)
+    bias_LN = np.asarray(note["gate_bias"], np.float32)
+    wanted = (base.cfg.num_layers, base.cfg.num_heads)
+    if note["family"] != base.cfg.family or bias_LN.shape != wanted:
+        raise BadInputError(
+            f"{file} is of a model of family {note['family']} with (layers, heads) "
+            f"{bias_LN.shape}, and the weights beside it are of {base.cfg.family} with {wanted}; "
+            "copy the folder whole"
+        )
+    if note["weights_sha256"] != base.sha256:
+        raise CorruptError(
+            f"{folder}: the weights are not those that {SPARSE} was written for; copy the folder "
+            "whole"
+        )
+    return SparseModel(base, Gates(bias_LN, note["raw_gate"]), note["numbers"])
+
+
+def constant_gates(cfg: DecoderConfig, bias: float, *, raw: bool = False) -> Gates:
+    """Gates whose logits have one bias in all layers and heads."""
+    return Gates(np.full((cfg.num_layers, cfg.num_heads), bias, np.float32), raw)
+
+
+def card(cfg: DecoderConfig, numbers: Mapping[str, Any]) -> str:
+    """The model card, in Markdown, from the numbers of a post-training run."""
+    shown = "\n".join(f"| {name} | {_said(value)} |" for name, value in numbers.items())
+    return f"""# A model with sparse attention
+
+Post-trained so that most attention edges are closed at nearly the loss of the dense model. Every
+edge (query, key) of a head has a gate, open where scale * q.k + bias > 0; a closed edge carries
+nothing, and the others keep the weight that the softmax over all keys gives them.
+
+| | |
+|---|---|
+| family | {cfg.family} |
+{shown}
+
+Load it with its gates: `sparse_jax.load("this folder")`, then `model.forward(tokens)`. Without them
+(`transformers`, or `lm_jax.load_pretrained`) it is a dense model with changed weights, and the
+numbers above do not hold. It inherits the licence and the limits of its base.
+"""
+
+
+def _said(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,201 @@
+"""What sparse post-training minimises: few edges, at a loss that stays at its target.
+
+Sparse Attention Post-Training, Eq. 4, 5 and 7 and section 3.3, as an objective of the shared
+training loop (`lm_jax.train.objective`):
+
+    CE + s sum_l E|A_l| + w T^2 KL(dense || sparse)
+
+CE is the mean over tokens, E|A_l| the expected share of open edges among the visible pairs of layer
+l, over all its heads, and s the strength that `geco` moves so that CE stays at its target. The
+weights themselves are trained, or adapters over frozen ones (`lm_jax.lora`); the teacher of the
+divergence is the model that training began with, under its dense attention.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lm_jax import lora, settings
+from lm_jax.config import DecoderConfig
+from lm_jax.decoder import Output, forward, param_spec
+from lm_jax.errors import UsageError
+from lm_jax.params import ParamTree, constant
+from lm_jax.train.objective import Cut, Cutting, Numbers, cast_params, next_token_or_void, nll
+from sparse_jax import geco
+from sparse_jax.attend import by_kernels, gated
+from sparse_jax.geco import Dual, GecoSettings
+
+WEIGHTS, GATE_BIAS = "weights", "gate_bias"
+
+
+@dataclasses.dataclass(frozen=True)
+class Sparsifying:
+    """Few open edges at a bounded loss.
+
+    What is trained is `{"weights": ...}`, adapters or all weights, and with `learn_bias` also
+    `"gate_bias"` [L, N]. `frozen` is the dense model where there are adapters or a teacher, and
+    else (). A step reports `edges`, the expected share of open edges (the mean over layers);
+    `divergence`, in nats per token; and `strength`, s as the step used it. An evaluation, in which
+    gates open without chance, counts `open_edges` [L, N] and `pairs` [L], those of one head.
+
+    Attributes:
+      cfg: the model.
+      dual: the target and how the strength moves.
+      adapters: which weights are adapted; None trains all.
+      bias: of the gate logits, or what learned ones start at.
+      learn_bias: one trained bias per layer and head.
+      raw_gate: Eq. 1 as printed; see `attend.gated`.
+      distill: weight w of the divergence from the dense model; 0 leaves the teacher out.
+      temperature: T of both distributions in it.
+      dtype: of the computation.
+      remat: keep only the residual stream of each layer for the backward pass.
+      cutting: what is read of a row and what predicted.
+
+    Raises:
+      UsageError: for a weight, temperature or dtype that cannot be.
+    """
+
+    cfg: DecoderConfig
+    dual: GecoSettings
+    adapters: lora.LoraSettings | None = None
+    bias: float = 0.0
+    learn_bias: bool = False
+    raw_gate: bool = False
+    distill: float = 1.0
+    temperature: float = 1.0
+    dtype: str = "float32"
+    remat: bool = False
+    cutting: Cutting = next_token_or_void
+    columns: tuple[str, ...] = ("edges", "divergence", "strength")
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.distill < 0:
+            problems.append(f"distill = {self.distill} must be at least 0")
+        if self.temperature <= 0:
+            problems.append(f"temperature = {self.temperature} must be above 0")
+        if self.dtype not in ("float32", "bfloat16"):
+            problems.append(f"dtype = {self.dtype!r} must be 'float32' or 'bfloat16'")
+        if problems:
+            raise UsageError("; ".join(problems))
+
+    @property
+    def spec(self) -> ParamTree:
+        weights = param_spec(self.cfg)
+        if self.adapters is not None:
+            weights = lora.adapter_spec(weights, self.adapters)
+        spec: dict[str, Any] = {WEIGHTS: weights}
+        if self.learn_bias:
+            shape = (self.cfg.num_layers, self.cfg.num_heads)
+            spec[GATE_BIAS] = constant(self.bias, shape, "LN")
+        return spec
+
+    def describe(self) -> dict[str, Any]:
+        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return settings.plain({"sparsifying": own | {"cutting": self.cutting.__qualname__}})
+
+    def start(self) -> Dual:
+        return geco.init(self.dual)
+
+    def totals(self, tokens_BS: jax.Array) -> Numbers:
+        cut = self.cutting(tokens_BS)
+        T = cut.read_BT.shape[1]
+        # Query t sees t + 1 keys, or as many as its window has; padding stands at the end of a row.
+        window_L1 = np.array([w or T for w in self.cfg.layer_windows])[:, None]
+        seen_LT = jnp.asarray(np.minimum(np.arange(1, T + 1), window_L1))
+        return {
+            "tokens": jnp.maximum(jnp.sum(cut.counted_BT), 1),
+            "pairs": jnp.maximum(seen_LT @ cut.valid_BT.sum(0), 1),
+        }
+
+    def shares(
+        self,
+        params: ParamTree,
+        frozen: Any,
+        extra: Dual,
+        tokens_BS: jax.Array,
+        totals: Numbers,
+        rng: jax.Array,
+    ) -> tuple[jax.Array, Numbers]:
+        cut = self.cutting(tokens_BS)
+        output = self.run(params, frozen, cut, mode="sample", key=rng)
+        loss = nll(output.logits, cut).sum() / totals["tokens"]
+        share_L = output.aux["expected_edges_BN"].sum((1, 2)) / (
+            totals["pairs"] * self.cfg.num_heads
+        )
+        divergence = jnp.zeros(())
+        if self.distill:
+            divergence = self._divergence(output, frozen, cut) / totals["tokens"]
+        minimised = geco.lagrangian(loss, share_L.sum(), extra) + self.distill * divergence
+        return minimised, {"loss": loss, "edges": share_L.mean(), "divergence": divergence}
+
+    def update(self, extra: Dual, metrics: Numbers) -> tuple[Dual, Numbers]:
+        after = geco.update(extra, metrics["loss"], self.dual)
+        return after, {"strength": extra.strength}
+
+    def evaluate(self, params: ParamTree, frozen: Any, tokens_BS: jax.Array) -> Numbers:
+        cut = self.cutting(tokens_BS)
+        output = self.run(params, frozen, cut, mode="threshold")
+        return {
+            "loss": nll(output.logits, cut).sum(),
+            "tokens": cut.counted_BT.sum(),
+            "open_edges": output.aux["open_edges_BN"].sum(1),
+            "pairs": output.aux["pairs_B"].sum(1),
+        }
+
+    def run(
+        self,
+        params: ParamTree,
+        frozen: Any,
+        cut: Cut,
+        *,
+        mode: str,
+        key: jax.Array | None = None,
+        **forwarded: Any,
+    ) -> Output:
+        """The forward pass of the gated model, in the dtype of the computation.
+
+        Args:
+          params: what is trained, as `spec` declares.
+          frozen: the dense model, or ().
+          cut: what is read.
+          mode: of the gates, as `attend.gated` has them.
+          key: draws the gates in mode "sample".
+          **forwarded: further arguments of `forward`; what touches scores needs `attend` to be the
+            unfused one, and is done with `attend.gated` itself.
+        """
+        weights = params[WEIGHTS]
+        if self.adapters is not None:
+            weights = lora.attach(self._low(frozen), weights, self.adapters)
+        else:
+            weights = self._low(weights)
+        attend = gated(
+            self.cfg,
+            mode=mode,
+            key=key,
+            bias=params.get(GATE_BIAS, self.bias),
+            valid_BT=cut.valid_BT,
+            raw_gate=self.raw_gate,
+        )
+        return forward(
+            weights, cut.read_BT, self.cfg, attend=by_kernels(attend), remat=self.remat, **forwarded
+        )
+
+    def _divergence(self, output: Output, frozen: Any, cut: Cut) -> jax.Array:
+        """T^2 times the divergence of the sparse model from the dense one, summed over tokens."""
+        dense = forward(jax.lax.stop_gradient(self._low(frozen)), cut.read_BT, self.cfg).logits
+        log_p, log_q = (jax.nn.log_softmax(x / self.temperature) for x in (dense, output.logits))
+        kl_BT = jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
+        return self.temperature**2 * jnp.where(cut.counted_BT, kl_BT, 0.0).sum()
+
+    def _low(self, weights: ParamTree) -> dict[str, Any]:
+        return cast_params(weights, _weights_spec(self.cfg), self.dtype)
+
+
+@functools.lru_cache(maxsize=8)
+def _weights_spec(cfg: DecoderConfig) -> ParamTree:
+    return param_spec(cfg)

@@ -1,0 +1,92 @@
+"""The attention of chosen heads on a text, before post-training and after.
+
+`patterns.json` of a run holds what is drawn, rounded to three digits; a weight of 0 is an edge that
+is closed, or one that the softmax itself makes nothing of.
+"""
+
+from collections.abc import Sequence
+from typing import TypedDict
+
+import jax.numpy as jnp
+import numpy as np
+
+import lm_jax
+from lm_jax.errors import UsageError
+from lm_jax.hf.load import Pretrained
+from sparse_jax.model import SparseModel
+
+PATTERN = "attn.pattern"
+MOST_HEADS, MOST_TOKENS = 4, 48
+_DIGITS = 3
+
+
+class Head(TypedDict):
+    """One head on one text: weights by query and key in both models, and its open edges."""
+
+    layer: int
+    head: int
+    dense: list[list[float]]
+    sparse: list[list[float]]
+    open: int
+    pairs: int
+
+
+class Shown(TypedDict):
+    """One text, by its tokens, of which only the first are shown; and its heads."""
+
+    tokens: list[str]
+    heads: list[Head]
+
+
+def busiest(open_LN: np.ndarray, count: int = MOST_HEADS) -> list[tuple[int, int]]:
+    """The heads with most open edges, at most one of a layer, in order of layers."""
+    best_L = open_LN.argmax(1)
+    layers = np.argsort(-open_LN.max(1), kind="stable")[:count]
+    return [(int(layer), int(best_L[layer])) for layer in sorted(layers)]
+
+
+def named(heads: Sequence[str], layers: int, count: int) -> list[tuple[int, int]]:
+    """Heads written as "layer.head".
+
+    Raises:
+      UsageError: the model has no such head.
+    """
+    found = [(int(layer), int(head)) for layer, head in (name.split(".") for name in heads)]
+    for name, (layer, head) in zip(heads, found, strict=True):
+        if layer >= layers or head >= count:
+            raise UsageError(
+                f"config.heads has {name}, and the model has layers 0 to {layers - 1} with heads 0 "
+                f"to {count - 1}"
+            )
+    return found
+
+
+def look(
+    dense: Pretrained, sparse: SparseModel, text: str, heads: Sequence[tuple[int, int]]
+) -> Shown:
+    """The patterns of both models on the beginning of a text."""
+    tokenizer = dense.tokenizer
+    assert tokenizer is not None, "post-training refuses a model without one"
+    ids = tokenizer.encode(text)[:MOST_TOKENS]
+    tokens_BT = jnp.asarray([ids], jnp.int32)
+    record = {PATTERN: lm_jax.keep}
+    plain = lm_jax.forward(dense.params, tokens_BT, dense.cfg, record=record)
+    gated = sparse.forward(tokens_BT, record=record)
+    patterns = [np.asarray(output.records[PATTERN])[:, 0] for output in (plain, gated)]
+    open_LN = np.asarray(gated.aux["open_edges_BN"])[:, 0]
+    pairs_L = np.asarray(gated.aux["pairs_B"])[:, 0]
+    before_LNTS, after_LNTS = (np.round(p.astype(np.float64), _DIGITS) for p in patterns)
+    return {
+        "tokens": [tokenizer.decode([one]) for one in ids],
+        "heads": [
+            {
+                "layer": layer,
+                "head": head,
+                "dense": before_LNTS[layer, head].tolist(),
+                "sparse": after_LNTS[layer, head].tolist(),
+                "open": int(open_LN[layer, head]),
+                "pairs": int(pairs_L[layer]),
+            }
+            for layer, head in heads
+        ],
+    }

@@ -1,0 +1,297 @@
+"""The page of a post-training: the answer, the way there, and the attention before and after.
+
+Every number comes from the files of the run; nothing is measured here.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from lm_jax import report, runs
+from lm_jax.report import Cell, Column, Points, Section, Series, cell, section, table
+from lm_jax.report.markup import Markup, number
+from lm_jax.stats import Interval
+from lm_jax.train.metrics import EVALUATIONS, METRICS
+from sparse_jax import results
+
+Found = Mapping[str, Any]
+# A curve of more points than this is drawn through means of neighbouring steps.
+_MOST = 400
+
+# Table 1: dense loss, sparse loss, share of open edges, of the authors' models.
+PAPER = {
+    "GPT-2, context 64, OpenWebText": (3.48, 3.501, 0.0022),
+    "OLMo-7B, context 512, Dolma": (2.24, 2.287, 0.0044),
+}
+TERMS = {
+    "edge": "A query reading a key in one head: of a window of T tokens, T (T + 1) / 2 per head.",
+    "open": "The gate of the edge lets its softmax weight through. In evaluation a gate is open "
+    "where its logit, the scaled score plus a bias, is above 0; in training it is drawn.",
+    "loss": "Mean negative log likelihood of the next token, in nats.",
+    "strength": "What the expected share of open edges, summed over layers, is multiplied by in "
+    "what is minimised. It rises while the loss is under its bound and falls above it.",
+    "interval": "95 %, from resampling documents.",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One bound: its numbers, tables and patterns, as the run's folder holds them."""
+
+    result: Found
+    steps: Mapping[str, Sequence[float]]
+    evaluations: Sequence[Mapping[str, Any]]
+    edges: Mapping[str, Sequence[int]]
+    patterns: Sequence[Mapping[str, Any]]
+
+    def evaluated(self, name: str) -> tuple[list[int], list[float]]:
+        """Steps and values of one number."""
+        rows = [row for row in self.evaluations if row["name"] == name]
+        return [row["step"] for row in rows], [row["value"] for row in rows]
+
+
+def read(folder: Path) -> Run:
+    """A run from its folder."""
+    return Run(
+        runs.read_json(folder / results.RESULT),
+        pq.read_table(folder / METRICS).to_pydict(),
+        pq.read_table(folder / EVALUATIONS).to_pylist(),
+        pq.read_table(folder / results.EDGES).to_pydict(),
+        runs.read_json(folder / results.PATTERNS),
+    )
+
+
+def build(summary: Found, found: Sequence[Run], *, provenance: Mapping[str, Any]) -> str:
+    """The whole page."""
+    parts = [outcome(summary), frontier(summary, found)]
+    for run in found:
+        parts += [training(run, summary), by_head(run), attention(run)]
+    parts += [paper(summary), section("Terms", report.key_values(TERMS))]
+    return report.page(
+        f"Sparse attention: {Path(summary['model']).name}",
+        [part for part in parts if part is not None],
+        provenance=report.facts(provenance),
+        lead=[answer(summary)],
+    )
+
+
+def answer(summary: Found) -> Markup:
+    """The sparsest run that keeps its bound, or that none does."""
+    kept = [run for run in summary["runs"] if run["loss"]["estimate"] <= run["target"]]
+    best = min(kept or summary["runs"], key=lambda run: run["edges"]["estimate"])
+    edges, more = best["edges"]["estimate"], best["difference"]
+    text = (
+        f"{edges:.2%} of attention edges stay open, at a loss {more['estimate']:+.4f} nats per "
+        "token from the dense model's."
+    )
+    bound = f"The bound was {best['target'] - summary['dense_loss']:+.4f}"
+    reason = f"{bound}, and it is kept." if kept else f"{bound}, and no run keeps it: train longer."
+    return report.verdict(text, reason, tone="good" if kept else "warn")
+
+
+def outcome(summary: Found) -> Section:
+    """A row per bound."""
+    rows = [
+        [
+            run["target"],
+            _interval(run["loss"], ".4f"),
+            _interval(run["difference"], "+.4f"),
+            _interval(run["edges"], ".2f", scale=100),
+            run["open_edges_per_head"],
+            run["strength"],
+            run["tokens_seen"],
+        ]
+        for run in summary["runs"]
+    ]
+    first = summary["runs"][0]
+    return section(
+        "Result",
+        f"The dense model has a loss of {summary['dense_loss']:.4f} on "
+        f"{number(summary['validation_tokens'])} held-out tokens of {summary['corpus']['source']}, "
+        f"in windows of {summary['context']} tokens that never cross documents. "
+        f"{number(summary['trained_parameters'])} parameters were trained. The exported model is "
+        "the one that was evaluated, with gates that open without chance.",
+        table(
+            [
+                Column("Bound, nats", ".4f"),
+                "Loss, nats",
+                "Against dense",
+                "Open edges, %",
+                Column("Open per head and window", ".1f"),
+                Column("Strength", ".3g"),
+                "Tokens trained on",
+            ],
+            rows,
+            caption="Each bound after its run, on the same windows as the dense model.",
+            n=f"{number(first['windows'])} windows of {first['edges']['n']} documents",
+        ),
+    )
+
+
+def frontier(summary: Found, found: Sequence[Run]) -> Section | None:
+    """Loss against edges: every evaluation of every run, and their ends."""
+    trails = []
+    for run in found:
+        steps, loss = run.evaluated("validation/loss")
+        _, edges = run.evaluated("validation/edges")
+        over = np.subtract(loss, summary["dense_loss"])
+        titles = [f"step {step}" for step in steps]
+        label = f"bound {run.result['target'] - summary['dense_loss']:+.3f}"
+        trails.append(Points(label, 100 * np.asarray(edges), over, titles))
+    return section(
+        "Loss against edges",
+        "Down and to the left is better. Points of one run are its evaluations in order of time.",
+        report.scatter(
+            trails,
+            caption="Loss over the dense model's, and edges that stay open.",
+            x_label="open edges, %",
+            y_label="loss - dense loss, nats per token",
+            log_x=True,
+            n=f"{sum(np.size(trail.x) for trail in trails)} evaluations",
+        ),
+    )
+
+
+def training(run: Run, summary: Found) -> Section:
+    """Edges, strength and losses by step, as Fig. 11 draws them."""
+    steps = run.steps
+    step, edges = _thinned(steps["step"], steps["edges"])
+    _, strength = _thinned(steps["step"], steps["strength"])
+    _, loss = _thinned(steps["step"], steps["loss"])
+    at, held_out = run.evaluated("validation/loss")
+    _, open_edges = run.evaluated("validation/edges")
+    count = f"{number(len(steps['step']))} steps"
+    target, dense = run.result["target"], summary["dense_loss"]
+    return section(
+        f"Training under {target:.4f}",
+        report.grid(
+            report.curves(
+                [
+                    Series("drawn, in training", step, 100 * edges),
+                    Series("by rule, held out", at, 100 * np.asarray(open_edges)),
+                ],
+                caption="Open edges.",
+                x_label="step",
+                y_label="open edges, %",
+                log_y=True,
+                n=count,
+            ),
+            report.curves(
+                [Series("training", step, loss), Series("held out, by rule", at, held_out)],
+                caption="Loss, with its bound and the dense model's.",
+                x_label="step",
+                y_label="nats per token",
+                h_lines=[(target, "bound"), (dense, "dense")],
+                n=count,
+            ),
+            report.curves(
+                [Series("strength", step, strength)],
+                caption="Strength of the penalty.",
+                x_label="step",
+                y_label="strength, nats",
+                log_y=True,
+                n=count,
+            ),
+        ),
+    )
+
+
+def by_head(run: Run) -> Section:
+    """Which heads keep their edges."""
+    layers, heads = max(run.edges["layer"]) + 1, max(run.edges["head"]) + 1
+    share = np.divide(run.edges["open"], run.edges["pairs"]).reshape(layers, heads)
+    closed = int((np.asarray(run.edges["open"]) == 0).sum())
+    return section(
+        f"Heads under {run.result['target']:.4f}",
+        f"{closed} of {layers * heads} heads have no open edge in any window.",
+        report.heat_map(
+            100 * share,
+            caption="Open edges of each head, % of visible pairs.",
+            x_label="head",
+            y_label="layer",
+            scale="sequential",
+            spec=".1f",
+            show_values=heads <= 16,
+            n=f"{number(sum(run.edges['pairs']))} pairs",
+        ),
+    )
+
+
+def attention(run: Run) -> Section | None:
+    """The chosen heads on the chosen texts."""
+    drawn: list[str | Markup] = []
+    for shown in run.patterns:
+        labels = [token.strip() or repr(token) for token in shown["tokens"]]
+        drawn.append("".join(shown["tokens"]))
+        for head in shown["heads"]:
+            name = f"Layer {head['layer']}, head {head['head']}"
+            pictures = [
+                report.heat_map(
+                    head[kind],
+                    caption=f"{name}: {said}.",
+                    x_label="key",
+                    y_label="query",
+                    row_labels=labels,
+                    column_labels=labels,
+                    scale="sequential",
+                    value_range=(0.0, 1.0),
+                    n=count,
+                )
+                for kind, said, count in (
+                    ("dense", "before", f"{head['pairs']} edges"),
+                    ("sparse", "after", f"{head['open']} open edges"),
+                )
+            ]
+            drawn.append(report.grid(*pictures))
+    if not drawn:
+        return None
+    return section(f"Attention before and after, under {run.result['target']:.4f}", *drawn)
+
+
+def paper(summary: Found) -> Section:
+    """The authors' numbers beside ours."""
+    rows: list[list[object]] = [
+        [name, dense, sparse - dense, 100 * edges] for name, (dense, sparse, edges) in PAPER.items()
+    ]
+    for run in summary["runs"]:
+        name = f"{Path(summary['model']).name}, context {summary['context']}, ours"
+        edges = 100 * run["edges"]["estimate"]
+        rows.append([name, summary["dense_loss"], run["difference"]["estimate"], edges])
+    tokens = number(max(run["tokens_seen"] for run in summary["runs"]))
+    return section(
+        "Beside the paper",
+        table(
+            [
+                "Model",
+                Column("Dense loss", ".3f"),
+                Column("Sparse - dense", "+.3f"),
+                Column("Open edges, %", ".2f"),
+            ],
+            rows,
+            caption="Table 1 of the paper, and this run.",
+        ),
+        f"Another model, other text, and {tokens} tokens of training where the paper's GPT-2 has "
+        "about 20 billion: the shares are not to be compared as they stand.",
+    )
+
+
+def _interval(value: Mapping[str, Any], spec: str, scale: float = 1.0) -> Cell:
+    interval = Interval(**value)
+    low, middle, high = (
+        format(scale * x, spec) for x in (interval.low, interval.estimate, interval.high)
+    )
+    return cell(f"{middle} [{low}, {high}]")
+
+
+def _thinned(x: Sequence[float], y: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    """Means of neighbouring points, where there are more than can be told apart."""
+    width = -(-len(x) // _MOST)
+    parts = range(0, len(x), width)
+    x_mean, y_mean = (
+        np.array([np.mean(values[i : i + width]) for i in parts]) for values in (x, y)
+    )
+    return x_mean, y_mean

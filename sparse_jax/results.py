@@ -1,0 +1,119 @@
+"""What one post-training leaves in its folder, beside what the training loop writes.
+
+model/                the sparse model, as `model.load` reads it
+adapter.safetensors   its adapters by themselves
+edges.parquet         open edges and visible pairs by layer and head
+windows.parquet       losses of both models, edges and pairs of each window
+patterns.json         attention of chosen heads before and after
+result.json           the numbers, written last: where it is, the rest is whole
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import functools
+from pathlib import Path
+import shutil
+from typing import Any
+
+import jax
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lm_jax import lora, processes, runs, sharding
+from lm_jax.hf.load import Pretrained
+from lm_jax.params import ParamTree
+from lm_jax.stats import Interval
+from sparse_jax import model as sparse_model
+from sparse_jax.config import PosttrainConfig
+from sparse_jax.evaluation import Compared
+from sparse_jax.model import SparseModel
+from sparse_jax.objective import GATE_BIAS, WEIGHTS, Sparsifying
+from sparse_jax.patterns import Shown
+
+EXPORTED, RESULT = "model", "result.json"
+EDGES, WINDOWS, PATTERNS = "edges.parquet", "windows.parquet", "patterns.json"
+EDGES_SCHEMA = pa.schema(
+    {"layer": pa.int32(), "head": pa.int32(), "open": pa.int64(), "pairs": pa.int64()}
+)
+
+
+def merge(base: Pretrained, objective: Sparsifying, params: ParamTree) -> SparseModel:
+    """What was trained as a model with gates, adapters added to the weights they were over."""
+    weights, adapters = params[WEIGHTS], objective.adapters
+    if adapters is not None:
+        weights = jax.jit(functools.partial(lora.merge, settings=adapters))(base.params, weights)
+    gates = sparse_model.constant_gates(base.cfg, objective.bias, raw=objective.raw_gate)
+    if GATE_BIAS in params:
+        gates = dataclasses.replace(gates, bias_LN=sharding.fetch(params[GATE_BIAS]))
+    return SparseModel(dataclasses.replace(base, params=weights), gates, {})
+
+
+def export(
+    folder: Path,
+    config: PosttrainConfig,
+    merged: SparseModel,
+    adapters: ParamTree | None,
+    result: dict[str, Any],
+    found: Compared,
+    shown: Sequence[Shown],
+) -> None:
+    """Writes all of it; every process calls it, and one writes.
+
+    Args:
+      folder: of the run.
+      config: of the run.
+      merged: the model as it was evaluated.
+      adapters: those in it, or None if all weights were trained.
+      result: the numbers.
+      found: the evaluation behind them.
+      shown: the patterns.
+    """
+    whole = dataclasses.replace(merged.base, params=sharding.fetch(merged.params))
+    own = None if adapters is None else sharding.fetch(adapters)
+    card = {
+        "base": Path(config.model).name,
+        "base sha256": whole.sha256,
+        "corpus": f"{config.corpus.source}, held-out part, windows of {config.context} tokens",
+        "validation tokens": result["validation_tokens"],
+        "dense loss, nats per token": result["dense_loss"].estimate,
+        "sparse minus dense loss": _with_ends(result["difference"], "+.4f"),
+        "target loss": result["target"],
+        "open edges": _with_ends(result["edges"], ".2%"),
+        "steps": result["steps"],
+        "tokens trained on": result["tokens_seen"],
+    }
+
+    def write() -> None:
+        # What a killed export left.
+        shutil.rmtree(folder / EXPORTED, ignore_errors=True)
+        if own is not None:
+            lora.save(folder / lora.ADAPTER, own, config.adapters, base_sha256=whole.sha256)
+        for name, table in ((EDGES, edges_table(found)), (WINDOWS, found.windows)):
+            with runs.replace_file(folder / name) as file:
+                pq.write_table(table, file)
+        runs.write_json(folder / PATTERNS, shown)
+        sparse_model.save(folder / EXPORTED, whole, merged.gates, card)
+        runs.write_json(folder / RESULT, result)
+
+    processes.on_first(write)
+
+
+def _with_ends(interval: Interval, form: str) -> str:
+    low, estimate, high = (
+        format(x, form) for x in (interval.low, interval.estimate, interval.high)
+    )
+    return f"{estimate} (95 % interval {low} to {high}, {interval.n} documents)"
+
+
+def edges_table(found: Compared) -> pa.Table:
+    """A row per head: how many of its edges were open over all windows, of how many."""
+    L, N = found.open_LN.shape
+    layer, head = np.divmod(np.arange(L * N), N)
+    columns = {
+        "layer": layer,
+        "head": head,
+        "open": found.open_LN.ravel(),
+        "pairs": np.repeat(found.pairs_L, N),
+    }
+    return pa.table(columns).cast(EDGES_SCHEMA)

@@ -1,0 +1,187 @@
+"""What post-training minimises, in closed form where gates leave nothing to chance."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import special
+
+import lm_jax
+from lm_jax import lora, sharding
+from lm_jax import params as params_lib
+from lm_jax.errors import UsageError
+from lm_jax.train import optim, state, step
+from lm_jax.train.config import TrainConfig
+from lm_jax.train.objective import next_token_or_void, nll
+from sparse_jax.attend import gated
+from sparse_jax.geco import GecoSettings
+from sparse_jax.objective import Sparsifying
+from tests import tiny
+
+CFG = tiny.decoder(vocab_size=32, max_length=16, windows=(5, None))
+LORA = lora.LoraSettings(rank=2, alpha=4.0, targets=("q", "k", "v", "o"))
+FIXED = GecoSettings.fixed(0.7)
+KEY = jax.random.key(3)
+
+
+@functools.cache
+def dense():
+    """Larger than at the start of training, so that scores differ from 0."""
+    drawn = lm_jax.init_params(jax.random.key(0), CFG)
+    return jax.tree.map(lambda x: 3.0 * x, drawn)
+
+
+@functools.cache
+def rows():
+    """Eight rows of which some end early; id 0 is text like any other."""
+    rng = np.random.default_rng(1)
+    tokens_BS = rng.integers(0, 32, (8, 13))
+    tokens_BS[np.arange(13) >= rng.integers(3, 14, (8, 1))] = -1
+    return jnp.asarray(tokens_BS.astype(np.int32))
+
+
+def forward(attend=lm_jax.softmax, **options):
+    read_BT = next_token_or_void(rows()).read_BT
+    run = functools.partial(lm_jax.forward, cfg=CFG, attend=attend, **options)
+    return jax.jit(run)(dense(), read_BT)
+
+
+def shares(objective, params, *, strength=0.7):
+    dual = dataclasses.replace(objective.start(), log_strength=jnp.log(jnp.float32(strength)))
+    totals = objective.totals(rows())
+    return jax.jit(objective.shares)(params, dense(), dual, rows(), totals, KEY)
+
+
+def drawn(objective):
+    return params_lib.init(jax.random.key(7), objective.spec)
+
+
+@pytest.mark.parametrize("adapters", [LORA, None], ids=["adapters", "weights"])
+def test_with_all_gates_open_it_is_the_dense_loss_and_the_whole_penalty(adapters):
+    objective = Sparsifying(CFG, FIXED, adapters=adapters, bias=1e4)
+    params = {"weights": dense()} if adapters is None else drawn(objective)
+    minimised, parts = shares(objective, params)
+    cut = next_token_or_void(rows())
+    loss = float(nll(forward().logits, cut).sum() / cut.counted_BT.sum())
+    assert float(parts["loss"]) == pytest.approx(loss, rel=1e-6)
+    assert float(parts["edges"]) == pytest.approx(1.0, rel=1e-6)
+    assert float(parts["divergence"]) == pytest.approx(0.0, abs=1e-6)
+    # The sum over two layers, as in Eq. 4.
+    assert float(minimised) == pytest.approx(loss + 0.7 * 2, rel=1e-6)
+
+
+def test_edges_are_the_mean_over_layers_of_the_share_of_visible_pairs():
+    objective = Sparsifying(CFG, FIXED, adapters=LORA, bias=-0.5)
+    _, parts = shares(objective, drawn(objective))
+    cut = next_token_or_void(rows())
+    attend = gated(CFG, mode="sample", key=KEY, bias=-0.5, valid_BT=cut.valid_BT)
+    aux = forward(attend).aux
+    share_L = aux["expected_edges_BN"].sum((1, 2)) / (CFG.num_heads * aux["pairs_B"].sum(1))
+    assert float(parts["edges"]) == pytest.approx(float(share_L.mean()), rel=1e-5)
+    np.testing.assert_array_equal(objective.totals(rows())["pairs"], aux["pairs_B"].sum(1))
+    # Query t of the first layer sees at most five keys.
+    length_B = np.asarray(cut.valid_BT.sum(1))
+    seen = sum(min(t + 1, 5) for n in length_B for t in range(n))
+    assert int(objective.totals(rows())["pairs"][0]) == seen
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_the_divergence_from_the_dense_model_against_float64(temperature):
+    options = {"adapters": LORA, "bias": -0.5, "distill": 1.5, "temperature": temperature}
+    objective = Sparsifying(CFG, FIXED, **options)
+    minimised, parts = shares(objective, drawn(objective))
+    cut = next_token_or_void(rows())
+    attend = gated(CFG, mode="sample", key=KEY, bias=-0.5, valid_BT=cut.valid_BT)
+    log_p, log_q = (
+        special.log_softmax(np.asarray(logits, np.float64) / temperature, axis=-1)
+        for logits in (forward().logits, forward(attend).logits)
+    )
+    kl_BT = (np.exp(log_p) * (log_p - log_q)).sum(-1)[np.asarray(cut.counted_BT)]
+    assert float(parts["divergence"]) == pytest.approx(temperature**2 * kl_BT.mean(), rel=1e-4)
+    whole = parts["loss"] + 0.7 * 2 * parts["edges"] + 1.5 * parts["divergence"]
+    assert float(minimised) == pytest.approx(float(whole), rel=1e-6)
+
+
+def test_the_teacher_is_left_out_where_it_has_no_weight():
+    objective = Sparsifying(CFG, FIXED, distill=0.0)
+    totals = objective.totals(rows())
+    args = ({"weights": dense()}, (), objective.start(), rows(), totals, KEY)
+    assert float(jax.jit(objective.shares)(*args)[1]["divergence"]) == 0.0
+
+
+def test_an_evaluation_counts_the_open_edges_of_the_patterns():
+    objective = Sparsifying(CFG, FIXED, adapters=LORA, bias=-0.3)
+    found = jax.jit(objective.evaluate)(drawn(objective), dense(), rows())
+    cut = next_token_or_void(rows())
+    attend = gated(CFG, mode="threshold", bias=-0.3, valid_BT=cut.valid_BT)
+    output = forward(attend, record={"attn.pattern": lm_jax.keep})
+    pattern_LBNTS = np.asarray(output.records["attn.pattern"])
+    open_LN = (pattern_LBNTS > 0).sum((1, 3, 4))
+    np.testing.assert_array_equal(found["open_edges"], open_LN)
+    assert 0 < open_LN.sum() < 2 * int(found["pairs"].sum())
+
+
+def updated(objective, mesh, accumulate=1):
+    config = TrainConfig(steps=3, learning_rate=1e-2, warmup=0.0, accumulate=accumulate)
+    optimizer = optim.adamw(objective.spec, config)
+    made = state.init_state(jax.random.key(7), mesh, objective.spec, optimizer, extra=FIXED_START)
+    update = step.make_train_step(objective, mesh, config)
+    frozen = jax.device_put(dense(), sharding.param_shardings(mesh, lm_jax.param_spec(CFG)))
+    return update(made, frozen, sharding.shard_batch(mesh, np.asarray(rows())), KEY)
+
+
+FIXED_START = Sparsifying(CFG, FIXED).start()
+
+
+def one_device():
+    return sharding.make_mesh(devices=jax.devices()[:1])
+
+
+def test_micro_batches_add_up_to_the_batch():
+    # Gates are drawn for each micro-batch; these are open whatever is drawn.
+    objective = Sparsifying(CFG, FIXED, adapters=LORA, bias=1e4)
+    (one, metrics), (two, others) = (updated(objective, one_device(), n) for n in (1, 2))
+    for name in ("loss", "edges", "divergence", "strength", "tokens"):
+        assert float(metrics[name]) == pytest.approx(float(others[name]), rel=1e-5, abs=1e-6), name
+    pairs = zip(jax.tree.leaves(one.params), jax.tree.leaves(two.params), strict=True)
+    assert max(float(jnp.abs(a - b).max()) for a, b in pairs) < 1e-5
+
+
+def test_four_devices_draw_the_gates_of_one_and_take_its_step():
+    objective = Sparsifying(CFG, FIXED, adapters=LORA, learn_bias=True)
+    one, metrics = updated(objective, one_device())
+    four, others = updated(objective, sharding.make_mesh(data=2, fsdp=2))
+    for name in ("loss", "edges", "divergence", "grad_norm"):
+        assert float(metrics[name]) == pytest.approx(float(others[name]), rel=1e-5), name
+    pairs = zip(jax.tree.leaves(one.params), jax.tree.leaves(four.params), strict=True)
+    assert max(float(np.abs(np.asarray(a) - np.asarray(b)).max()) for a, b in pairs) < 1e-4
+
+
+def test_a_learned_bias_learns_by_head_and_no_decay_reaches_it():
+    objective = Sparsifying(CFG, FIXED, adapters=LORA, bias=0.5, learn_bias=True)
+    assert optim.choose(optim.is_weight, objective.spec)["gate_bias"] is False
+    after, _ = updated(objective, one_device())
+    # Adam's first step has the length of the learning rate wherever there is a gradient.
+    moved_LN = np.abs(np.asarray(after.params["gate_bias"]) - 0.5)
+    np.testing.assert_allclose(moved_LN, 1e-2, rtol=1e-3)
+
+
+def test_a_fixed_strength_stays_and_a_bound_moves_it():
+    metrics = {"loss": jnp.float32(9.0)}
+    objective = Sparsifying(CFG, FIXED)
+    dual, columns = objective.update(objective.start(), metrics)
+    assert float(columns["strength"]) == float(dual.strength) == pytest.approx(0.7)
+    objective = Sparsifying(CFG, GecoSettings(3.0, dual_rate=0.01, decay=0.0))
+    dual, columns = objective.update(objective.start(), metrics)
+    assert float(columns["strength"]) == 1.0
+    assert float(dual.log_strength) == pytest.approx(-0.06)
+
+
+def test_what_cannot_be():
+    with pytest.raises(UsageError, match=r"distill = -1.*temperature = 0.*dtype = 'half'"):
+        Sparsifying(CFG, FIXED, distill=-1, temperature=0, dtype="half")
+    with pytest.raises(UsageError, match="no weight matches 'qq'"):
+        _ = Sparsifying(CFG, FIXED, adapters=lora.LoraSettings(targets=("qq",))).spec

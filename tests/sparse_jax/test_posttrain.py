@@ -1,0 +1,309 @@
+"""From a folder of weights to a sparse model: resumed and exported to the bit, within its bound."""
+
+import dataclasses
+import hashlib
+import os
+from pathlib import Path
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+import jax
+from ml_collections import ConfigDict
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import lm_jax
+from lm_jax import launch, lora, runs
+from lm_jax.errors import BadInputError, CorruptError, UsageError
+from lm_jax.params import by_path
+from lm_jax.train.tokenizer import train_tokenizer
+import sparse_jax
+from sparse_jax import model as sparse_model
+from sparse_jax import posttrain, results
+from sparse_jax.config import PosttrainConfig
+from tests import tiny
+from tests.lm_jax import tiny_training
+from tests.lm_jax.made_corpus import texts
+
+ROOT = Path(__file__).parents[2]
+FOUR = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    for name, text in texts(150):
+        (folder / f"{name}.txt").write_text(text, "utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A Llama of random weights, larger than at the start of training, and its tokenizer."""
+    tokenizer = train_tokenizer((text for _, text in texts(150)), vocab_size=120)
+    cfg = tiny.decoder(vocab_size=tokenizer.vocab_size, max_length=32, family="llama")
+    params = jax.tree.map(lambda x: 2.0 * x, lm_jax.init_params(jax.random.key(0), cfg))
+    folder = tmp_path_factory.mktemp("base") / "model"
+    lm_jax.save_pretrained(folder, cfg, params, tokenizer)
+    return folder
+
+
+def settings(base, text, **changes):
+    config = ConfigDict(dataclasses.asdict(PosttrainConfig()))
+    config.corpus.update(
+        {"source": str(text), "unit": "document", "splits": (0.7, 0.3, 0.0), "max_tokens": 0}
+    )
+    config.adapters.update({"rank": 2, "alpha": 4.0, "targets": ("q", "k", "v", "o")})
+    # The strength is high enough to close edges within these few steps.
+    config.strength.update({"start": 30.0, "dual_rate": 0.05, "decay": 0.5})
+    config.update(
+        {
+            "model": str(base),
+            "context": 16,
+            "batch_size": 8,
+            "steps": 12,
+            "eval_every": 6,
+            "save_every": 4,
+            "learning_rate": 3e-2,
+            "mesh": (2, 2, 1),
+            **changes,
+        }
+    )
+    return config
+
+
+def command(config, folder):
+    return posttrain.main(launch.Arguments(config, folder))
+
+
+def run_folder(folder):
+    (found,) = Path(folder).glob("target_*")
+    return found
+
+
+def digest(file):
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def whole(base, text, tmp_path_factory):
+    """A run from beginning to end, on four devices."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    command(settings(base, text), folder)
+    return folder
+
+
+def test_edges_close_and_what_is_exported_is_what_was_measured(whole, base, capsys):
+    table = pq.read_table(run_folder(whole) / "metrics.parquet").to_pydict()
+    assert table["edges"][-1] < 0.8 * table["edges"][0]
+    assert len(set(table["strength"])) > 1
+    result = runs.read_json(run_folder(whole) / results.RESULT)
+    job = posttrain.open_job(settled(whole), whole)
+    model = sparse_jax.load(run_folder(whole) / results.EXPORTED, mesh=job.mesh)
+    again = posttrain.compare(job.base, model, job.validation, job.mesh)
+    assert again.ratio("open_edges", "pairs").estimate == result["edges"]["estimate"]
+    assert again.difference.estimate == result["difference"]["estimate"]
+    edges = pq.read_table(run_folder(whole) / results.EDGES).to_pydict()
+    assert sum(edges["open"]) / sum(edges["pairs"]) == result["edges"]["estimate"]
+    windows = pq.read_table(run_folder(whole) / results.WINDOWS).to_pydict()
+    assert sum(windows["open_edges"]) == sum(edges["open"])
+    assert sum(windows["pairs"]) == sum(edges["pairs"])
+    card = (run_folder(whole) / results.EXPORTED / "README.md").read_text()
+    assert f"{result['edges']['estimate']:.2%}" in card
+    page = (whole / posttrain.REPORT).read_text("utf-8")
+    assert f"{result['edges']['estimate']:.2%} of attention edges stay open" in page
+    drawn = {f"Layer {layer}, head {head}" for layer, head in job_heads(whole)}
+    assert set(re.findall(r"(Layer \d, head \d): before", page)) == drawn and len(drawn) == 2
+    command(runs_config(whole), whole)
+    said = capsys.readouterr().out
+    assert "finished" in said
+    assert f"{100 * result['edges']['estimate']:.2f} % of edges open" in said
+
+
+def job_heads(folder):
+    """The head of each layer with most open edges."""
+    edges = pq.read_table(run_folder(folder) / results.EDGES).to_pylist()
+    best = {}
+    for row in edges:
+        kept = best.setdefault(row["layer"], row)
+        best[row["layer"]] = max(kept, row, key=lambda r: r["open"])
+    return [(layer, row["head"]) for layer, row in best.items()]
+
+
+def runs_config(folder):
+    """The config of a run as its command had it."""
+    stored = runs.read_json(folder / "config.json")
+    config = ConfigDict(dataclasses.asdict(PosttrainConfig()))
+    tuples = {name for name, value in config.items() if isinstance(value, tuple)}
+    for name, value in stored.items():
+        if isinstance(value, dict):
+            kept = config[name]
+            kept.update({k: tuple(v) if isinstance(v, list) else v for k, v in value.items()})
+        else:
+            config[name] = tuple(value) if name in tuples else value
+    return config
+
+
+def settled(folder):
+    return launch.freeze(runs_config(folder), PosttrainConfig)
+
+
+def test_adapters_over_the_base_are_the_exported_weights_to_the_bit(whole, base):
+    dense = lm_jax.load_pretrained(base)
+    adapters, how = lora.load(run_folder(whole) / lora.ADAPTER, base_sha256=dense.sha256)
+    merged = by_path(jax.jit(lambda p, a: lora.merge(p, a, how))(dense.params, adapters))
+    stored = by_path(sparse_jax.load(run_folder(whole) / results.EXPORTED).params)
+    assert merged.keys() == stored.keys()
+    for path, leaf in merged.items():
+        np.testing.assert_array_equal(leaf, stored[path], err_msg=path)
+    before = by_path(dense.params)
+    changed = {path for path, leaf in stored.items() if not np.array_equal(leaf, before[path])}
+    assert changed == {f"blocks/mixer/{name}" for name in "qkvo"}
+
+
+def test_the_base_is_as_it_was(whole, base):
+    """By its hash, in the file and in memory."""
+    job = posttrain.open_job(settled(whole), whole)
+    assert job.base.sha256 == runs.read_json(whole / posttrain.SUMMARY)["model_sha256"]
+    before = {path: digest_of(leaf) for path, leaf in by_path(job.base.params).items()}
+    shutil.copytree(whole / posttrain.DATA, whole.parent / "other" / posttrain.DATA)
+    other = dataclasses.replace(job, folder=whole.parent / "other")
+    posttrain.train_target(other, 3.0)
+    after = {path: digest_of(leaf) for path, leaf in by_path(job.base.params).items()}
+    assert after == before
+
+
+def digest_of(leaf):
+    return hashlib.sha256(np.ascontiguousarray(leaf).tobytes()).hexdigest()
+
+
+@pytest.mark.slow
+def test_killed_twice_it_ends_in_the_same_parameters_and_dual(whole, base, text, tmp_path):
+    file = tmp_path / "config.py"
+    file.write_text(
+        "from tests.sparse_jax.test_posttrain import settings\n\n\n"
+        f"def get_config():\n    return settings({str(base)!r}, {str(text)!r})\n"
+    )
+    folder = tmp_path / "run"
+    arguments = [f"--config={file}", f"--workdir={folder}"]
+    for step in (4, 8):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sparse_jax.posttrain", *arguments], cwd=ROOT, env=FOUR
+        )
+        while not list(folder.glob(f"target_*/checkpoints/step_{step:06d}/MANIFEST.json")):
+            assert process.poll() is None, "it ended before it could be killed"
+            time.sleep(0.02)
+        process.kill()
+        process.wait()
+    subprocess.run(
+        [sys.executable, "-m", "sparse_jax.posttrain", *arguments], cwd=ROOT, env=FOUR, check=True
+    )
+    adapters = [lora.load(run_folder(each) / lora.ADAPTER)[0] for each in (folder, whole)]
+    tiny_training.assert_bitwise(*adapters)
+    for name in (results.RESULT, f"{results.EXPORTED}/model.safetensors"):
+        assert digest(run_folder(folder) / name) == digest(run_folder(whole) / name), name
+    found, want = (
+        pq.read_table(run_folder(each) / "metrics.parquet").drop_columns("seconds")
+        for each in (folder, whole)
+    )
+    assert found.equals(want)
+
+
+def test_all_weights_can_be_trained_and_biases_with_them(base, text, tmp_path):
+    changes = {"full": True, "learn_bias": True, "bias": 0.25, "distill": 0.0}
+    config = settings(base, text, **changes, steps=4, eval_every=4, learning_rate=1e-3)
+    command(config, tmp_path / "run")
+    folder = run_folder(tmp_path / "run")
+    assert not (folder / lora.ADAPTER).exists()
+    model = sparse_jax.load(folder / results.EXPORTED)
+    assert model.gates.bias_LN.shape == (2, 2)
+    moved_LN = np.abs(model.gates.bias_LN - 0.25)
+    assert moved_LN.min() > 0 and moved_LN.max() < 4e-3
+    before = by_path(lm_jax.load_pretrained(base).params)
+    for path, leaf in by_path(model.params).items():
+        assert not np.array_equal(leaf, before[path]), path
+
+
+def test_a_frontier_is_a_run_for_each_slack(base, text, tmp_path):
+    config = settings(base, text, slacks=(0.0, 4.0), steps=6, eval_every=6)
+    command(config, tmp_path / "run")
+    found = runs.read_json(tmp_path / "run" / posttrain.SUMMARY)
+    tight, loose = found["runs"]
+    assert [tight["target"], loose["target"]] == pytest.approx(
+        [found["dense_loss"], found["dense_loss"] + 4.0]
+    )
+    assert loose["strength"] > tight["strength"]
+    assert len(list((tmp_path / "run").glob("target_*/model/sparse.json"))) == 2
+
+
+REFUSED = {
+    "a target below the dense loss": ({"targets": (0.5,)}, UsageError, "dense model reaches"),
+    "more context than positions": ({"context": 33}, UsageError, "beyond the 32 positions"),
+    "a batch larger than the corpus": ({"batch_size": 4096}, BadInputError, "fewer than one batch"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_is_refused_before_training(case, base, text, tmp_path):
+    changes, error, said = REFUSED[case]
+    with pytest.raises(error, match=said):
+        command(settings(base, text, **changes), tmp_path / "run")
+    assert not list((tmp_path / "run").glob("target_*/checkpoints/*"))
+
+
+def test_an_adapter_of_another_name_is_refused_with_the_nearest(base, text, tmp_path):
+    config = settings(base, text)
+    config.adapters.targets = ("gates",)
+    with pytest.raises(UsageError, match=r"no weight matches 'gates'.*gate"):
+        command(config, tmp_path / "run")
+
+
+def test_settings_that_cannot_be():
+    for changes, said in (
+        ({"slacks": ()}, "slacks"),
+        ({"slacks": (-0.1,)}, "at least 0"),
+        ({"steps": 0}, "config.steps = 0"),
+        ({"heads": ("3",)}, "write layer.head"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            PosttrainConfig(**changes)
+
+
+@pytest.fixture
+def exported(whole, tmp_path):
+    return Path(shutil.copytree(run_folder(whole) / results.EXPORTED, tmp_path / "model"))
+
+
+def test_gates_of_another_model_are_refused(exported):
+    note = runs.read_json(exported / sparse_model.SPARSE)
+    for changes, error, said in (
+        ({"family": "gpt2"}, BadInputError, "family gpt2"),
+        ({"gate_bias": [[0.0]]}, BadInputError, r"\(1, 1\)"),
+        ({"weights_sha256": "0"}, CorruptError, "copy the folder whole"),
+        ({"format": 9}, BadInputError, "format 9"),
+    ):
+        runs.write_json(exported / sparse_model.SPARSE, note | changes)
+        with pytest.raises(error, match=said):
+            sparse_jax.load(exported)
+    (exported / sparse_model.SPARSE).unlink()
+    with pytest.raises(BadInputError, match="no sparse model"):
+        sparse_jax.load(exported)
+
+
+def test_the_loaded_model_reads_padding_as_the_evaluation_does(exported):
+    model = sparse_jax.load(exported)
+    tokens_BT = np.arange(12).reshape(1, 12) % 30 + 5
+    padded_BT = np.pad(tokens_BT, ((0, 0), (0, 4)))
+    valid_BT = np.arange(16)[None] < 12
+    alone = model.forward(tokens_BT)
+    beside = model.forward(padded_BT, valid_BT=valid_BT)
+    np.testing.assert_allclose(alone.logits, beside.logits[:, :12], atol=2e-5)
+    for name in ("open_edges_BN", "pairs_B"):
+        np.testing.assert_array_equal(alone.aux[name], beside.aux[name])
+    on_scores = model.forward(tokens_BT, record={"attn.pattern": lm_jax.keep})
+    open_LBN = (np.asarray(on_scores.records["attn.pattern"]) > 0).sum((-1, -2))
+    np.testing.assert_array_equal(open_LBN, alone.aux["open_edges_BN"])
