@@ -123,11 +123,12 @@ class PosttrainConfig:
 _SMOKE: Mapping[str, Any] = {
     "context": 24,
     "validation_documents": 8,
-    "batch_size": 2,
+    "targets": (),
+    "slacks": (0.05,),
+    "batch_size": 4,
     "accumulate": 1,
     "steps": 2,
     "eval_every": 1,
-    "dtype": "float32",
     "mesh": (-1, 1, 1),
 }
 

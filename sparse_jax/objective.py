@@ -170,7 +170,8 @@ class Sparsifying:
         """
         weights = params[WEIGHTS]
         if self.adapters is not None:
-            weights = lora.attach(self._low(frozen), weights, self.adapters)
+            low = jax.tree.map(lambda x: x.astype(self.dtype), weights)
+            weights = lora.attach(self._low(frozen), low, self.adapters)
         else:
             weights = self._low(weights)
         attend = gated(

@@ -32,8 +32,9 @@ class Head(TypedDict):
 
 
 class Shown(TypedDict):
-    """One text, by its tokens, of which only the first are shown; and its heads."""
+    """The beginning of a text, as it is and by its tokens; and its heads."""
 
+    text: str
     tokens: list[str]
     heads: list[Head]
 
@@ -77,6 +78,7 @@ def look(
     pairs_L = np.asarray(gated.aux["pairs_B"])[:, 0]
     before_LNTS, after_LNTS = (np.round(p.astype(np.float64), _DIGITS) for p in patterns)
     return {
+        "text": tokenizer.decode(ids, skip_special_tokens=True),
         "tokens": [tokenizer.decode([one]) for one in ids],
         "heads": [
             {

@@ -117,16 +117,17 @@ def outcome(summary: Found) -> Section:
         "the one that was evaluated, with gates that open without chance.",
         table(
             [
-                Column("Bound, nats", ".4f"),
-                "Loss, nats",
-                "Against dense",
-                "Open edges, %",
-                Column("Open per head and window", ".1f"),
+                Column("Bound", ".3f"),
+                "Loss",
+                "Less dense",
+                "Open, %",
+                Column("Per head", ".1f"),
                 Column("Strength", ".3g"),
-                "Tokens trained on",
+                "Tokens seen",
             ],
             rows,
-            caption="Each bound after its run, on the same windows as the dense model.",
+            caption="Each run at its end: losses in nats per token, on the same windows as the "
+            "dense model; open edges in all, and per head and window; tokens trained on.",
             n=f"{number(first['windows'])} windows of {first['edges']['n']} documents",
         ),
     )
@@ -226,7 +227,7 @@ def attention(run: Run) -> Section | None:
     drawn: list[str | Markup] = []
     for shown in run.patterns:
         labels = [token.strip() or repr(token) for token in shown["tokens"]]
-        drawn.append("".join(shown["tokens"]))
+        drawn.append(f"“{shown['text'].strip()}”")
         for head in shown["heads"]:
             name = f"Layer {head['layer']}, head {head['head']}"
             pictures = [

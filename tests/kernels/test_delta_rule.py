@@ -1,6 +1,7 @@
 """`delta_rule`: the recurrence against float64, the chunked form against it, and what it stores."""
 
 import functools
+import itertools
 
 import jax
 import jax.export
@@ -11,6 +12,7 @@ import pytest
 
 from kernels import cases, delta_rule
 from kernels.delta_rule import xla
+from tests.kernels import comparison
 
 SUITE = cases.suite("delta_rule")
 SMALL = cases.Case(
@@ -56,11 +58,15 @@ def gradients(run):
     return jax.jit(jax.grad(lambda a: sum(jnp.sin(x).sum() for x in run(a).values())))
 
 
+# Compiled once for each shape, and most tests take the same.
+JITTED, GRADIENTS = jax.jit(XLA), gradients(XLA)
+
+
 @both
 def test_values_equal_transition_matrices_in_float64(implementation):
     arrays = small()
     doubles = [np.asarray(arrays[name], np.float64) for name in NAMES]
-    run = jax.jit(functools.partial(SUITE.call, SMALL, implementation=implementation))
+    run = JITTED if implementation == "xla" else jax.jit(REFERENCE)
     agree(run(arrays), by_matrices(*doubles), 2e-6)
 
 
@@ -86,7 +92,7 @@ def test_gradients_of_the_reference_equal_finite_differences():
 
 @pytest.mark.parametrize("case", SUITE.using("test"), ids=lambda case: case.name)
 def test_value_and_gradients_equal_the_reference(case):
-    found = cases.compare(SUITE, case, "xla")
+    found = comparison.deviations(SUITE, case, "xla")
     assert all(each.ok for each in found), found
 
 
@@ -99,7 +105,7 @@ def test_the_longest_chunk_changes_nothing():
 
     run = jax.jit(jax.value_and_grad(loss, argnums=1), static_argnums=0)
     wanted = run(xla.LONGEST_CHUNK, arrays)
-    for longest in (1, 7, 128):
+    for longest in (7, 128):
         agree(run(longest, arrays), wanted)
 
 
@@ -158,29 +164,30 @@ def test_reflections_keep_the_length_of_the_memory():
     """With v = 0 and beta = 2 every step is a Householder reflection."""
     arrays = small(T=500)
     arrays |= {"v": jnp.zeros_like(arrays["v"]), "beta": jnp.full_like(arrays["beta"], 2.0)}
-    length = jnp.linalg.norm(XLA(arrays)["end"], axis=(-2, -1))
+    length = jnp.linalg.norm(JITTED(arrays)["end"], axis=(-2, -1))
     np.testing.assert_allclose(length, jnp.linalg.norm(arrays["state"], axis=(-2, -1)), rtol=1e-4)
 
 
 def test_no_output_depends_on_a_later_input():
-    arrays = small(T=66)
-    jacobian = jax.jit(jax.jacrev(lambda a: XLA(a)["out"][0].sum((-2, -1))))(arrays)
-    for name in ("q", "k", "v", "beta"):
-        reach_TT = jnp.abs(jacobian[name][:, 0]).sum(range(2, jacobian[name].ndim - 1))
-        np.testing.assert_array_equal(jnp.triu(reach_TT, 1), 0.0)
-        assert (jnp.diagonal(reach_TT) > 0).all(), name
+    arrays, others = (jax.tree.map(np.asarray, small(seed)) for seed in (0, 1))
+    before = np.asarray(JITTED(arrays)["out"])
+    for name, t in itertools.product(("q", "k", "v", "beta"), range(100)):
+        changed = arrays[name].copy()
+        changed[:, t] = others[name][:, t]
+        after = np.asarray(JITTED(arrays | {name: changed})["out"])
+        np.testing.assert_array_equal(after[:, :t], before[:, :t])
+        assert (after[:, t] != before[:, t]).any(), name
 
 
 @pytest.mark.parametrize("prompt", [1, 77])
 def test_prompt_then_single_steps_equals_the_parallel_form(prompt):
     arrays = small()
-    step = jax.jit(XLA)
-    found = step(head(arrays, slice(0, prompt)))
+    found = JITTED(head(arrays, slice(0, prompt)))
     out = [found["out"]]
     for t in range(prompt, 100):
-        found = step(head(arrays, slice(t, t + 1)) | {"state": found["end"]})
+        found = JITTED(head(arrays, slice(t, t + 1)) | {"state": found["end"]})
         out.append(found["out"])
-    agree({"out": jnp.concatenate(out, 1), "end": found["end"]}, jax.jit(XLA)(arrays))
+    agree({"out": jnp.concatenate(out, 1), "end": found["end"]}, JITTED(arrays))
 
 
 def test_a_chunked_prompt_has_the_values_and_gradients_of_the_whole():
@@ -191,8 +198,8 @@ def test_a_chunked_prompt_has_the_values_and_gradients_of_the_whole():
         second = XLA(head(arrays, slice(33, 100)) | {"state": first["end"]})
         return {"out": jnp.concatenate([first["out"], second["out"]], 1), "end": second["end"]}
 
-    agree(jax.jit(halves)(arrays), jax.jit(XLA)(arrays))
-    agree(gradients(halves)(arrays), gradients(XLA)(arrays))
+    agree(jax.jit(halves)(arrays), JITTED(arrays))
+    agree(gradients(halves)(arrays), GRADIENTS(arrays))
 
 
 def largest(jaxpr):
@@ -218,31 +225,35 @@ def test_no_memory_of_every_step_is_kept():
 
 
 def test_vmap_equals_a_loop():
-    stacked = jax.tree.map(lambda *x: jnp.stack(x), small(0), small(1))
-    looped = [gradients(XLA)(jax.tree.map(lambda x, i=i: x[i], stacked)) for i in range(2)]
-    agree(jax.vmap(gradients(XLA))(stacked), jax.tree.map(lambda *x: jnp.stack(x), *looped))
+    two = small(0), small(1)
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *two)
+    looped = jax.tree.map(lambda *x: jnp.stack(x), *map(GRADIENTS, two))
+    agree(jax.vmap(gradients(XLA))(stacked), looped)
 
 
 def test_checkpoint_changes_no_gradient():
-    agree(gradients(jax.checkpoint(XLA))(small()), gradients(XLA)(small()), 1e-6)
+    agree(gradients(jax.checkpoint(XLA))(small()), GRADIENTS(small()), 1e-6)
 
 
 def test_sharding_over_the_batch_changes_nothing():
-    arrays = small(B=4)
+    halves = small(0), small(1)
+    arrays, wanted = (
+        jax.tree.map(lambda *x: jnp.concatenate(x), *each)
+        for each in (halves, [GRADIENTS(half) for half in halves])
+    )
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("data",))
     split = jax.sharding.PartitionSpec("data")
-    wanted = gradients(XLA)(arrays)
     mapped = jax.shard_map(XLA, mesh=mesh, in_specs=split, out_specs=split, check_vma=False)
     agree(gradients(mapped)(arrays), wanted)
     placed = jax.device_put(arrays, jax.NamedSharding(mesh, split))
-    compiled = gradients(XLA).lower(placed).compile()
+    compiled = GRADIENTS.lower(placed).compile()
     agree(compiled(placed), wanted)
     assert "all-gather" not in compiled.as_text()
 
 
 def test_gradients_are_exported_for_both_platforms():
-    exported = jax.export.export(gradients(XLA), platforms=("cpu", "cuda"))(small())
-    agree(exported.call(small()), gradients(XLA)(small()), 1e-6)
+    exported = jax.export.export(GRADIENTS, platforms=("cpu", "cuda"))(small())
+    agree(exported.call(small()), GRADIENTS(small()), 1e-6)
 
 
 def test_second_derivatives_equal_the_references():

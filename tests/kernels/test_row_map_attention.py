@@ -11,6 +11,7 @@ from kernels import cases, dispatch, row_map_attention
 from kernels.row_map_attention import maps, reference, xla
 from polyattn_jax import row_maps
 from polyattn_jax.substitute import Switch
+from tests.kernels import comparison
 
 SUITE = cases.suite("row_map_attention")
 # What the 14 recipes of Table 2 are made of, and more degrees.
@@ -45,11 +46,33 @@ def running(implementation):
     return contextlib.nullcontext()
 
 
-@pytest.mark.parametrize("implementation", ["xla", "pallas"])
-@pytest.mark.parametrize("case", SUITE.using("test"), ids=lambda case: case.name)
+# Each takes seconds to compile, and its options are, one by one, those of others that remain:
+# relu4_dead_rows is relu4_t65 at another bias; bfloat16 is by XLA once, with softmax, and twice by
+# Pallas; the rows that XLA finds dead are those of the map that divides by their sum.
+COVERED = {
+    "xla": {
+        "relu4_t65",
+        "relu2_over_root_dead_rows",
+        "relu4_one_key_head",
+        "relu16_bfloat16_large_scores",
+        "relu2_over_root_bfloat16",
+    },
+    "pallas": {"relu4_t65", "softmax_bfloat16"},
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "implementation"),
+    [
+        pytest.param(case, implementation, id=f"{case.name}-{implementation}")
+        for case in SUITE.using("test")
+        for implementation, covered in COVERED.items()
+        if case.name not in covered
+    ],
+)
 def test_value_and_gradients_equal_the_reference(case, implementation):
     with running(implementation):
-        found = cases.compare(SUITE, case, implementation)
+        found = comparison.deviations(SUITE, case, implementation)
     assert all(each.ok for each in found), found
 
 
@@ -149,8 +172,9 @@ def test_heads_and_dead_rows_are_those_of_the_substitution(implementation):
     pattern, aux = Switch((row_maps.relu_power(4),))(scores, data)
     want = jnp.einsum("BNTS,BSNH->BTNH", pattern, v_BSKH, precision="highest")
 
-    with running(implementation):
-        out_BTNH, dead_BN = row_map_attention(
+    @jax.jit
+    def attend(q_BTNH, k_BSKH, v_BSKH):
+        return row_map_attention(
             q_BTNH,
             k_BSKH,
             v_BSKH,
@@ -160,6 +184,9 @@ def test_heads_and_dead_rows_are_those_of_the_substitution(implementation):
             segment_ids=jnp.where(valid_BT, 0, -1),
             implementation=implementation,
         )
+
+    with running(implementation):
+        out_BTNH, dead_BN = attend(q_BTNH, k_BSKH, v_BSKH)
     real = valid_BT[:, :, None, None]
     assert cases.relative_error(jnp.where(real, out_BTNH, 0), jnp.where(real, want, 0)) <= 1e-5
     assert np.all(np.asarray(jnp.where(real, 0, out_BTNH)) == 0)

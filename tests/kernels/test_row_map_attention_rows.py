@@ -256,7 +256,7 @@ def test_counted_keys_are_those_of_the_mask(causal, window, start):
 def test_tiles_change_nothing():
     keys = jax.random.split(jax.random.key(0), 3)
     q, k, v = (jax.random.normal(key, (1, 70, 1, 16)) for key in keys)
-    sizes = [(16, 16), (64, 16), (16, 64), (128, 128)]
+    sizes = [(64, 16), (16, 64), (128, 128)]
     found = []
     for block_q, block_k in sizes:
         tiles = {f"{kernel}_block_q": block_q for kernel in ("forward", "dq", "dkv")}

@@ -240,6 +240,28 @@ def test_a_frontier_is_a_run_for_each_slack(base, text, tmp_path):
     assert len(list((tmp_path / "run").glob("target_*/model/sparse.json"))) == 2
 
 
+FILES = sorted((ROOT / "configs" / "sparse").glob("*.py"))
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if f.stem != "addition"], ids=lambda f: f.stem)
+def test_every_config_is_one_of_post_training(file):
+    for mode in ("", ":smoke"):
+        config = launch.freeze(launch.load_config(f"{file}{mode}"), PosttrainConfig)
+        assert config.steps == 2 or not mode
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama1b_one_gpu"])
+def test_the_smoke_mode_runs(name, base, text, tmp_path, capsys):
+    """All weights, and bfloat16 compute with rematerialisation; the others differ in numbers."""
+    file = ROOT / "configs" / "sparse" / f"{name}.py"
+    changes = [f"--config.model={base}", f"--config.corpus.source={text}"]
+    argv = ["posttrain", f"--config={file}:smoke", f"--workdir={tmp_path / 'run'}", *changes]
+    config = f"{file}:smoke"
+    assert launch.run(posttrain.main, argv, config=config, distributed=True) == 0
+    assert "% of edges open" in capsys.readouterr().out
+    assert sparse_jax.load(run_folder(tmp_path / "run") / results.EXPORTED).numbers["steps"] == 2
+
+
 REFUSED = {
     "a target below the dense loss": ({"targets": (0.5,)}, UsageError, "dense model reaches"),
     "more context than positions": ({"context": 33}, UsageError, "beyond the 32 positions"),
