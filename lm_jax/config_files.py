@@ -4,16 +4,43 @@ A config file runs when it is loaded: name only files you trust, never one out o
 model.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import dataclasses
 import importlib.machinery
 from pathlib import Path
 import types
-from typing import Any
+from typing import Any, TypeVar
 
 from absl import flags
 from ml_collections import config_dict, config_flags
 
 from lm_jax.errors import Refusal, UsageError, nearest
+
+Settings = TypeVar("Settings")
+
+
+def in_mode(
+    mode: str,
+    config: Settings,
+    modes: Mapping[str, Callable[[Settings], Settings]],
+    *,
+    of: str,
+) -> config_dict.ConfigDict:
+    """What a `get_config(mode)` returns.
+
+    Args:
+      mode: "" for `config` as it is.
+      config: a dataclass.
+      modes: by name, what makes the settings of that mode of it.
+      of: what has these modes, as in "a search".
+
+    Raises:
+      UsageError: for an unknown mode.
+    """
+    if mode and mode not in modes:
+        raise UsageError(f"mode {mode!r} is not one of {of}{nearest(mode, modes)}")
+    made: Any = modes[mode](config) if mode else config
+    return config_dict.ConfigDict(dataclasses.asdict(made))
 
 
 def override(config: config_dict.ConfigDict | None, argv: Sequence[str]) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
+from lm_jax.config_files import in_mode
 from lm_jax.errors import UsageError, nearest
 from lm_jax.settings import freeze, plain
 from lm_jax.train.prepare import CorpusSettings
@@ -108,11 +109,7 @@ def experiment(mode: str, **settings: Any) -> ConfigDict:
     Raises:
       UsageError: for an unknown mode, or settings that `PretrainConfig` refuses.
     """
-    modes = ("", "smoke")
-    if mode not in modes:
-        raise UsageError(f"mode {mode!r} is not one of pretraining{nearest(mode, modes)}")
-    config = PretrainConfig(**settings)
-    return ConfigDict(dataclasses.asdict(smoke(config) if mode else config))
+    return in_mode(mode, PretrainConfig(**settings), {"smoke": smoke}, of="pretraining")
 
 
 def smoke(config: PretrainConfig) -> PretrainConfig:

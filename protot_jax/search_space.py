@@ -21,7 +21,8 @@ from ml_collections import ConfigDict
 import numpy as np
 
 from lm_jax import sharding
-from lm_jax.errors import UsageError, nearest
+from lm_jax.config_files import in_mode
+from lm_jax.errors import UsageError
 from lm_jax.train.step import check_batch
 from protot_jax.config import PretrainConfig, smoke, with_fields
 from protot_jax.count import flops
@@ -113,20 +114,18 @@ def search(mode: str = "", **changes: Any) -> ConfigDict:
     Raises:
       UsageError: for an unknown mode, or settings that `SearchConfig` refuses.
     """
-    modes = ("", "smoke")
-    if mode not in modes:
-        raise UsageError(f"mode {mode!r} is not one of a search{nearest(mode, modes)}")
-    config = SearchConfig(**changes)
-    if mode:
-        config = dataclasses.replace(
-            config,
-            base=smoke(config.base),
-            batch_sizes=(8, 16),
-            trials=2,
-            random_trials=1,
-            sampler="tpe",
-        )
-    return ConfigDict(dataclasses.asdict(config))
+    return in_mode(mode, SearchConfig(**changes), {"smoke": _smoke}, of="a search")
+
+
+def _smoke(config: SearchConfig) -> SearchConfig:
+    return dataclasses.replace(
+        config,
+        base=smoke(config.base),
+        batch_sizes=(8, 16),
+        trials=2,
+        random_trials=1,
+        sampler="tpe",
+    )
 
 
 def forward_flops(config: PretrainConfig) -> int:

@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lm_jax import launch, runs, settings
+from lm_jax.config_files import in_mode
 from lm_jax.errors import UsageError, nearest
 from lm_jax.train.metrics import METRICS
 from protot_jax import pretrain
@@ -98,15 +99,15 @@ def study(mode: str, *variants: Variant, table: str, **shared: Any) -> ConfigDic
     Raises:
       UsageError: for an unknown mode, or a variant that changes what is not there.
     """
-    modes = ("", "smoke")
-    if mode not in modes:
-        raise UsageError(f"mode {mode!r} is not one of a study{nearest(mode, modes)}")
     config = StudyConfig(PretrainConfig(**shared), variants, table)
-    if mode:
-        # One row at one rate shows that it works; the first is often the default.
-        last = dataclasses.replace(variants[-1], learning_rates=variants[-1].learning_rates[:1])
-        config = dataclasses.replace(config, variants=(last,), smoke=True)
-    return ConfigDict(dataclasses.asdict(config))
+    return in_mode(mode, config, {"smoke": _smoke}, of="a study")
+
+
+def _smoke(config: StudyConfig) -> StudyConfig:
+    # One row at one rate shows that it works; the first is often the default.
+    last = config.variants[-1]
+    last = dataclasses.replace(last, learning_rates=last.learning_rates[:1])
+    return dataclasses.replace(config, variants=(last,), smoke=True)
 
 
 def changed(base: PretrainConfig, variant: Variant) -> PretrainConfig:

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
-from lm_jax.errors import UsageError, nearest
+from lm_jax.config_files import in_mode
+from lm_jax.errors import UsageError
 from lm_jax.lora import LoraSettings
 from lm_jax.train.prepare import CorpusSettings
 
@@ -143,11 +144,10 @@ def experiment(mode: str, **settings: Any) -> ConfigDict:
     Raises:
       UsageError: for an unknown mode, or settings that `PosttrainConfig` refuses.
     """
-    modes = ("", "smoke")
-    if mode not in modes:
-        raise UsageError(f"mode {mode!r} is not one of post-training{nearest(mode, modes)}")
-    config = PosttrainConfig(**settings)
-    if mode:
-        corpus = dataclasses.replace(config.corpus, max_tokens=20_000, splits=(0.8, 0.2, 0.0))
-        config = dataclasses.replace(config, **_SMOKE, corpus=corpus)
-    return ConfigDict(dataclasses.asdict(config))
+    return in_mode(mode, PosttrainConfig(**settings), {"smoke": smoke}, of="post-training")
+
+
+def smoke(config: PosttrainConfig) -> PosttrainConfig:
+    """The same experiment on few words, for two steps."""
+    corpus = dataclasses.replace(config.corpus, max_tokens=20_000, splits=(0.8, 0.2, 0.0))
+    return dataclasses.replace(config, **_SMOKE, corpus=corpus)
