@@ -157,6 +157,11 @@ def compare(suite: Suite, case: Case, implementation: str | None, seed: int = 0)
         widened(arrays), widened(cts)
     )
     got = jax.jit(outputs_and_gradients(suite, case, implementation))(arrays, cts)
+    return judged(suite, case, got, expected)
+
+
+def judged(suite: Suite, case: Case, got: Arrays, expected: Arrays) -> list[Deviation]:
+    """The deviation of every array that is expected, beside its bound in the dtype of the case."""
     value_bound, gradient_bound = suite.bounds[case.dtype]
     found = []
     for name, want in expected.items():

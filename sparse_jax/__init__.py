@@ -8,6 +8,7 @@ After "Sparse Attention Post-Training for Mechanistic Interpretability".
     posttrain     from a pretrained model to a sparse one: a command
     evaluation    dense and sparse on the same tokens, with intervals
     model         a sparse model on disk
+    addition      two-digit sums by a dense and a sparse toy model: a command
 
 Not yet implemented: circuits, transcoders, attribution graphs.
 """

@@ -19,6 +19,7 @@ from kernels.score_stats import config
 from kernels.score_stats.api import score_stats
 from kernels.visibility import visibility
 from polyattn_jax.diagnostic import RowStats, Status, relative_error_bound, row_stats
+from tests.kernels import comparison
 
 SUITE = cases.suite("score_stats")
 ALL = ("reference", "xla", "pallas")
@@ -37,9 +38,9 @@ def _arrays(name):
 
 @functools.cache
 def _fields(name, implementation):
-    """Every field of a case, compiled once for all the tests that read it."""
-    run = jax.jit(lambda a: SUITE.call(SUITE.named(name), a, implementation))
-    return run(_arrays(name))
+    """Every field of a case, computed once for all the tests that read it."""
+    run = functools.partial(SUITE.call, SUITE.named(name), implementation=implementation)
+    return comparison.result(run, _arrays(name))
 
 
 def _named(case):

@@ -1,0 +1,29 @@
+"""Trains a dense and a sparse model to add, draws their graphs, and counts what attends to what.
+
+    python -m sparse_jax.addition --config=configs/sparse/addition.py --workdir=runs/addition
+
+After Appendix A of "Sparse Attention Post-Training". The work folder then holds what `study.py`
+lists, the report among it. A killed study is started again with the same command, and ends with the
+same numbers.
+"""
+
+from lm_jax import launch, runs
+from sparse_jax.addition import report, study
+from sparse_jax.addition.config import AdditionConfig
+
+
+def main(arguments: launch.Arguments) -> None:
+    """The command."""
+    config = launch.freeze(arguments.config, AdditionConfig)
+    with runs.open_workdir(arguments.folder, arguments.config, resume=arguments.resume) as work:
+        done = runs.finished(work.path)
+        if not done:
+            study.run(config, work.path)
+            runs.mark_finished(work.path)
+        summary = runs.read_json(work.path / study.SUMMARY)
+        print(*[f"finished {done}"] * bool(done), *report.findings(summary), sep="\n")
+        print(f"report: {work.path / study.REPORT}")
+
+
+if __name__ == "__main__":
+    launch.app(main, config="configs/sparse/addition.py")

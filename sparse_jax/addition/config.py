@@ -1,0 +1,116 @@
+"""The settings of the addition study, as the frozen dataclass that its config file becomes."""
+
+import dataclasses
+from typing import Any, Literal
+
+from ml_collections import ConfigDict
+
+from lm_jax.errors import UsageError, nearest
+from lm_jax.train.config import TrainConfig
+from sparse_jax.addition import problems
+from sparse_jax.geco import GecoSettings
+
+
+@dataclasses.dataclass(frozen=True)
+class AdditionConfig:
+    """Everything that decides the result.
+
+    The paper gives four layers, one head, 13 symbols and a fixed strength, and nothing else.
+
+    Attributes:
+      num_layers: of both models, each with one head as wide as the model.
+      hidden_size, mlp_size: their widths.
+      held_out: sums that are not trained on.
+      drawn: sums whose graphs are drawn; they are held out.
+      batch_size: sums of one update.
+      dense_steps, sparse_steps: updates of each model.
+      begin: what the sparse model begins as: "dense", the trained dense one, or "drawn", weights
+        of its own. From drawn weights the penalty either closes what is not yet needed before the
+        sums are learned, or is too weak to close much.
+      dense_rate, sparse_rate: learning rates at the peak; 2 % of the steps warm up, then a cosine
+        to a tenth.
+      weight_decay: on matrices; much of it pulls scores to 0, where a gate with a bias is open.
+      clip_norm: longest gradient.
+      strength: what the expected share of open edges, summed over layers, is multiplied by.
+      bias: of the gate logits: above 0, gates begin open.
+      eval_every: steps between evaluations.
+      seed: draws the split, the weights, the order and the gates.
+    """
+
+    num_layers: int = 4
+    hidden_size: int = 64
+    mlp_size: int = 128
+    held_out: int = 2000
+    drawn: tuple[str, ...] = ("53+21", "36+28", "43+59")
+    batch_size: int = 64
+    dense_steps: int = 1000
+    sparse_steps: int = 2000
+    begin: Literal["dense", "drawn"] = "dense"
+    dense_rate: float = 3e-3
+    sparse_rate: float = 3e-3
+    weight_decay: float = 1e-3
+    clip_norm: float = 1.0
+    strength: float = 0.1
+    bias: float = 3.0
+    eval_every: int = 100
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for text in self.drawn:
+            problems.number(text)
+        found = []
+        if self.num_layers < 2:
+            found.append(f"num_layers = {self.num_layers} must be at least 2: carries come second")
+        if self.batch_size < 1:
+            found.append(f"batch_size = {self.batch_size} must be at least 1")
+        if not 0 <= self.seed < 2**32:
+            found.append(f"seed = {self.seed} must be in 0..2^32 - 1")
+        if found:
+            raise UsageError("; ".join(f"config.{problem}" for problem in found))
+
+    @property
+    def dual(self) -> GecoSettings:
+        """The strength, which stays what it is."""
+        return GecoSettings.fixed(self.strength)
+
+    def training(self, steps: int, learning_rate: float) -> TrainConfig:
+        """The training of one of the two models."""
+        return TrainConfig(
+            steps=steps,
+            learning_rate=learning_rate,
+            weight_decay=self.weight_decay,
+            clip_norm=self.clip_norm,
+            eval_every=self.eval_every,
+            early_stop=False,
+        )
+
+
+def experiment(mode: str, **settings: Any) -> ConfigDict:
+    """The `get_config(mode)` of the study.
+
+    Args:
+      mode: "" for the study; "smoke" for a run of seconds that only shows that it works.
+      **settings: fields of `AdditionConfig` that differ from its defaults.
+
+    Raises:
+      UsageError: for an unknown mode, or settings that `AdditionConfig` refuses.
+    """
+    modes = ("", "smoke")
+    if mode not in modes:
+        raise UsageError(f"mode {mode!r} is not one of the addition study{nearest(mode, modes)}")
+    config = AdditionConfig(**settings)
+    return ConfigDict(dataclasses.asdict(smoke(config) if mode else config))
+
+
+def smoke(config: AdditionConfig) -> AdditionConfig:
+    """The same study so small that it takes seconds."""
+    return dataclasses.replace(
+        config,
+        hidden_size=16,
+        mlp_size=32,
+        held_out=60,
+        batch_size=16,
+        dense_steps=6,
+        sparse_steps=6,
+        eval_every=3,
+    )

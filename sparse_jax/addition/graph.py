@@ -1,0 +1,166 @@
+"""The layer graph of one sum: a node for each token and layer, a line for each open edge.
+
+As Fig. 1 and Fig. 9 of the paper: the problem at the bottom, the layers upwards, the answer on top.
+An edge of layer 0 leaves a token, one of layer l leaves a node of layer l-1; the heavier its
+attention weight, the wider and darker its line. An arc over the answer is a carry.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from markupsafe import Markup
+import numpy as np
+
+from lm_jax.report import canvas as surface
+from lm_jax.report import marks
+from lm_jax.report.markup import element, number
+from sparse_jax.addition import problems
+
+STYLE = """
+svg .edge { stroke: var(--series); stroke-linecap: round; }
+svg .edge:hover { stroke: var(--s1); stroke-opacity: 1; stroke-width: 4px; }
+svg .node { fill: var(--axis); }
+svg .token { font-size: 16px; font-weight: 600; }
+svg .wrong { fill: var(--bad); text-decoration: line-through; }
+svg .carry { fill: none; stroke: var(--ink); stroke-width: 1.3; }
+svg .carry-head { fill: var(--ink); }
+"""
+NAMES = (
+    "tens of the first number",
+    "ones of the first number",
+    "plus",
+    "tens of the second number",
+    "ones of the second number",
+    "equals",
+    "ten thousands of the answer",
+    "thousands of the answer",
+    "hundreds of the answer",
+    "tens of the answer",
+    "ones of the answer",
+)
+_LEFT, _RIGHT = 84, 20
+_TOP, _ROW, _BOTTOM = 66, 66, 30
+# More than these are a web, which no list of words makes clearer.
+_MOST_TOLD = 60
+
+
+class Edge(NamedTuple):
+    """An open edge of a layer, from the place that is read to the one that reads."""
+
+    layer: int
+    source: int
+    reader: int
+    weight: float
+
+
+class Drawn(NamedTuple):
+    """A sum in one model: its number, its edges `[L, T, S]` and their weights, the ids answered."""
+
+    problem: int
+    open_LTS: np.ndarray
+    pattern_LTS: np.ndarray
+    answer_A: np.ndarray
+
+
+def edges(drawn: Drawn) -> list[Edge]:
+    """The open edges of one sum."""
+    return [
+        Edge(layer, source, reader, float(drawn.pattern_LTS[layer, reader, source]))
+        for layer, reader, source in np.argwhere(drawn.open_LTS).tolist()
+    ]
+
+
+def told(found: list[Edge]) -> list[str]:
+    """The edges in words, a sentence for each layer and place that reads."""
+    sentences = []
+    for layer, reader in sorted({(edge.layer, edge.reader) for edge in found}):
+        read = [
+            f"{'itself' if e.source == reader else f'the {NAMES[e.source]}'} ({e.weight:.2f})"
+            for e in found
+            if (e.layer, e.reader) == (layer, reader)
+        ]
+        sentences.append(f"Layer {layer}: the {NAMES[reader]} reads {', '.join(read)}.")
+    return sentences
+
+
+def layer_graph(drawn: Drawn, *, title: str) -> Markup:
+    """The figure of one sum in one model; `title` stands first in its caption."""
+    found, answer_A = edges(drawn), drawn.answer_A
+    layers, T = drawn.open_LTS.shape[:2]
+    row_S = problems.rows(np.array([drawn.problem]))[0]
+    asked, wanted_A = problems.decode(row_S[:T]), row_S[problems.READ :]
+    right = bool((answer_A == wanted_A).all())
+    base = _TOP + layers * _ROW
+    sentences = told(found) if len(found) <= _MOST_TOLD else [f"{len(found)} edges, too many."]
+    verdict = "right" if right else f"wrong, it is {problems.decode(wanted_A)}"
+    caption = (
+        f"{title}: {problems.written(drawn.problem)}{problems.decode(answer_A)} ({verdict}), "
+        f"{number(len(found))} open edges."
+    )
+    return surface.figure(
+        element("title", None, caption),
+        element("desc", None, " ".join(sentences) or "No edge is open."),
+        *(_line(edge, base) for edge in found),
+        *(
+            element("circle", {"class": "node", "cx": _x(t), "cy": _y(layer, base), "r": 3.2})
+            for layer in range(layers)
+            for t in range(T)
+        ),
+        *(
+            marks.label(4, _y(layer, base), f"Layer {layer}", middle=True)
+            for layer in range(layers)
+        ),
+        *(
+            marks.label(_x(t), base + 18, symbol, anchor="middle", style="token")
+            for t, symbol in enumerate(asked)
+        ),
+        *_answers(row_S, answer_A),
+        *_arcs(drawn.problem),
+        caption=caption,
+        height=base + _BOTTOM,
+    )
+
+
+def _x(place: int) -> float:
+    return _LEFT + place * (surface.WIDTH - _LEFT - _RIGHT) / (problems.READ - 1)
+
+
+def _y(layer: int, base: float) -> float:
+    """The height of a layer's nodes; that of layer -1 is where edges leave the tokens."""
+    return base - (layer + 1) * _ROW
+
+
+def _line(edge: Edge, base: float) -> Markup:
+    weight = min(edge.weight, 1.0)
+    attributes = {
+        "class": f"edge {marks.colour(0)}",
+        "x1": _x(edge.source),
+        "y1": _y(edge.layer - 1, base),
+        "x2": _x(edge.reader),
+        "y2": _y(edge.layer, base),
+        "stroke-width": 0.6 + 3.4 * weight,
+        "stroke-opacity": 0.2 + 0.8 * weight,
+    }
+    text = (
+        f"layer {edge.layer}: the {NAMES[edge.reader]} reads the {NAMES[edge.source]}, "
+        f"weight {edge.weight:.3f}"
+    )
+    return element("line", attributes, *marks.hover(text))
+
+
+def _answers(row_S: np.ndarray, answer_A: np.ndarray) -> Iterator[Markup]:
+    for place, (given, wanted) in enumerate(zip(answer_A, row_S[problems.READ :], strict=True)):
+        style = "token" if given == wanted else "token wrong"
+        x = _x(problems.FIRST_ANSWER + place)
+        yield marks.label(x, _TOP - 14, problems.decode(given), anchor="middle", style=style)
+
+
+def _arcs(problem: int) -> Iterator[Markup]:
+    """An arrow from each place whose sum is ten or more to the next higher one."""
+    for place in np.flatnonzero(problems.carried(np.array([problem]))[0]).tolist():
+        start, end = _x(problems.ANSWERS[place - 1]), _x(problems.ANSWERS[place])
+        y = _TOP - 32
+        arc = f"M{start:.1f} {y}Q{(start + end) / 2:.1f} {y - 22} {end:.1f} {y}"
+        yield element("path", {"class": "carry", "d": arc}, *marks.hover("a carry"))
+        head = f"M{end:.1f} {y + 2}l-1 -8l6.5 4z"
+        yield element("path", {"class": "carry-head", "d": head})

@@ -1,0 +1,130 @@
+"""The two models of the study, and how they are trained.
+
+Both are one small decoder: the blocks of Llama (RMS norm, gated MLP) with learned positions and
+biases on queries, keys and values. The last digit is a sum modulo ten, which the products of a
+gated MLP seem to help with; that was not tried by itself. Positions are learned, because "the tens
+of the second number" is a place and no distance.
+
+Attention is causal, as everywhere in `lm_jax`. So the digits of the answer, which are written from
+the highest down, cannot see the lower ones, and read a carry from places before them.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jax.sharding import Mesh
+import numpy as np
+
+from lm_jax import sharding
+from lm_jax.config import DecoderConfig
+from lm_jax.train.config import TrainConfig
+from lm_jax.train.loop import Measure, Trained, train
+from lm_jax.train.objective import LanguageModelling, Objective
+from sparse_jax.addition import problems
+from sparse_jax.addition.config import AdditionConfig
+from sparse_jax.addition.looking import Look, looking
+from sparse_jax.objective import WEIGHTS, Sparsifying
+
+DENSE, SPARSE = "dense", "sparse"
+EXACT = "validation/exact_sums"
+OPEN = "validation/open_edges"
+
+
+class Job(NamedTuple):
+    """One of the two models: what it minimises, how it is trained and looked at."""
+
+    name: str
+    objective: Objective
+    training: TrainConfig
+    look: Look
+
+    def weights(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The weights of the decoder, of what is trained."""
+        return params[WEIGHTS] if self.name == SPARSE else params
+
+    def params(self, weights: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What is trained, of the weights of a decoder."""
+        return {WEIGHTS: weights} if self.name == SPARSE else weights
+
+
+def decoder(config: AdditionConfig) -> DecoderConfig:
+    """The shape of both models."""
+    return DecoderConfig(
+        num_layers=config.num_layers,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=config.hidden_size,
+        hidden_size=config.hidden_size,
+        mlp_size=config.mlp_size,
+        vocab_size=problems.VOCAB_SIZE,
+        max_length=problems.READ,
+        qkv_bias=True,
+        rope=None,
+    )
+
+
+def jobs(config: AdditionConfig) -> tuple[Job, Job]:
+    """The dense model and the sparse one."""
+    cfg = decoder(config)
+    dense = LanguageModelling(cfg, cutting=problems.cut)
+    sparse = Sparsifying(cfg, dual=config.dual, bias=config.bias, distill=0.0, cutting=problems.cut)
+    sparsely = config.training(config.sparse_steps, config.sparse_rate)
+    return (
+        Job(DENSE, dense, config.training(config.dense_steps, config.dense_rate), looking(cfg)),
+        Job(SPARSE, sparse, sparsely, looking(cfg, bias=config.bias)),
+    )
+
+
+def train_model(
+    job: Job,
+    config: AdditionConfig,
+    folder: Path,
+    trained: np.ndarray,
+    held_out: np.ndarray,
+    mesh: Mesh,
+    begin: Mapping[str, Any] | None = None,
+) -> Trained:
+    """Trains, or goes on training, one model in a folder of its own.
+
+    Args:
+      job: which of the two.
+      config: of the study.
+      folder: made if need be.
+      trained: the problems to train on.
+      held_out: those to evaluate on.
+      mesh: the devices.
+      begin: the weights of a decoder to begin with; None draws them.
+
+    Raises:
+      Whatever `lm_jax.train.loop.train` raises.
+    """
+    batch_size = config.batch_size
+    return train(
+        folder,
+        job.objective,
+        job.training,
+        problems.Batches(trained, batch_size=batch_size, seed=config.seed),
+        problems.OnePass(held_out, batch_size=_even(len(held_out), mesh)),
+        seed=config.seed,
+        mesh=mesh,
+        params=None if begin is None else job.params(begin),
+        measure=_measure(job, held_out),
+    )
+
+
+def _even(count: int, mesh: Mesh) -> int:
+    """The smallest batch that holds so many rows and lies evenly on the devices."""
+    ways = mesh.shape["data"] * mesh.shape["fsdp"]
+    return -(-count // ways) * ways
+
+
+def _measure(job: Job, held_out: np.ndarray) -> Measure:
+    tokens_PS = problems.rows(held_out)
+
+    def measure(params: Mapping[str, Any], step: int, found: object) -> dict[str, float]:
+        del step, found
+        seen = job.look(job.weights(sharding.fetch(params)), tokens_PS)
+        return {EXACT: float(seen.exact_P.mean()), OPEN: float(seen.edges_LP.sum(0).mean())}
+
+    return measure

@@ -1,0 +1,181 @@
+"""Sums of two numbers of two digits as rows of tokens, as in Appendix A of the paper.
+
+    reads      3 6 + 2 8 = ? ? ? ? ?       13 symbols: ten digits, + = ?
+    answers    . . . . . . 0 0 0 6 4       each digit of the sum at the place of its question mark
+
+A problem is a number: 36 + 28 is 3628, so there are ten thousand. A row holds the eleven ids that
+are read and then the five to be answered. Nothing is shifted: the digit that belongs to a `?` is
+predicted where the `?` stands, so that no digit of the answer sees another one.
+"""
+
+import hashlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike
+
+from lm_jax.errors import BadInputError, UsageError
+from lm_jax.train.data import epoch_order
+from lm_jax.train.objective import PAD, Cut
+
+SYMBOLS = "0123456789+=?"
+# Id 0 is padding, which no symbol has.
+VOCAB_SIZE = len(SYMBOLS) + 1
+COUNT = 10_000
+READ, ANSWERED = 11, 5
+FIRST_ANSWER = READ - ANSWERED
+# Where the digits of a place are read and its sum is answered, from the ones upwards; the three
+# highest places of the answer have no digits of their own.
+OPERANDS = ((1, 4), (0, 3))
+ANSWERS = (10, 9, 8, 7, 6)
+
+
+def encode(text: str) -> list[int]:
+    """The ids of a text.
+
+    Raises:
+      UsageError: it holds a character that is no symbol of the task.
+    """
+    if strange := sorted(set(text) - set(SYMBOLS)):
+        raise UsageError(f"{text!r} holds {''.join(strange)!r}; write digits, + = and ? alone")
+    return [SYMBOLS.index(symbol) + 1 for symbol in text]
+
+
+def decode(ids: ArrayLike) -> str:
+    """The text of ids; padding is a middle dot."""
+    return "".join("·" if id == PAD else SYMBOLS[id - 1] for id in np.atleast_1d(ids).tolist())
+
+
+def number(text: str) -> int:
+    """The problem that is written `36+28`.
+
+    Raises:
+      UsageError: it is not two numbers of two digits.
+    """
+    parts = text.split("+")
+    if len(parts) != 2 or not all(len(p) == 2 and set(p) <= set(SYMBOLS[:10]) for p in parts):
+        raise UsageError(f"{text!r} is no problem; write two numbers of two digits, as 36+28")
+    return 100 * int(parts[0]) + int(parts[1])
+
+
+def written(number: int) -> str:
+    """The problem as it is read, without its question marks."""
+    return f"{number // 100:02}+{number % 100:02}="
+
+
+def rows(numbers_P: np.ndarray) -> np.ndarray:
+    """Ids, int32 `[P, 16]`: the eleven that are read, and the five to be answered."""
+    numbers_P = np.asarray(numbers_P)
+    first, second = np.divmod(numbers_P, 100)
+    columns = [_digit(first, 1), _digit(first, 0), "+", _digit(second, 1), _digit(second, 0), "="]
+    columns += ["?"] * ANSWERED
+    columns += [_digit(first + second, place) for place in reversed(range(ANSWERED))]
+    ids = [encode(c)[0] if isinstance(c, str) else c + 1 for c in columns]
+    return np.stack([np.broadcast_to(i, numbers_P.shape) for i in ids], axis=1).astype(np.int32)
+
+
+def carried(numbers_P: np.ndarray) -> np.ndarray:
+    """Whether a carry comes into each place, bool `[P, 3]`: ones (never), tens, hundreds."""
+    first, second = np.divmod(np.asarray(numbers_P), 100)
+    tens = first % 10 + second % 10 >= 10
+    return np.stack([np.zeros_like(tens), tens, first + second >= 100], axis=1)
+
+
+def carries(numbers_P: np.ndarray) -> np.ndarray:
+    """How often one carries in each sum: 0, 1 or 2."""
+    return carried(numbers_P).sum(1)
+
+
+def split(held_out: int, seed: int, always: tuple[int, ...] = ()) -> tuple[np.ndarray, np.ndarray]:
+    """The problems to train on and those held out, each in ascending order.
+
+    Args:
+      held_out: how many are held out.
+      seed: draws them.
+      always: problems that are among them whatever is drawn.
+
+    Raises:
+      UsageError: there are not so many problems, or none is left on one side.
+    """
+    # Of one there is no interval.
+    least = max(len(set(always)), 2)
+    if not least <= held_out < COUNT:
+        raise UsageError(f"held_out = {held_out} must be at least {least} and below {COUNT}")
+    order = epoch_order(COUNT, seed, 0)
+    order = np.concatenate([np.unique(always).astype(int), order[~np.isin(order, always)]])
+    return np.sort(order[held_out:]), np.sort(order[:held_out])
+
+
+def digest(numbers_P: np.ndarray) -> str:
+    """The sha256 that stands for some problems in this order."""
+    return hashlib.sha256(np.asarray(numbers_P, "<i8").tobytes()).hexdigest()
+
+
+def cut(tokens_BS: jax.Array) -> Cut:
+    """Reads the problem, and predicts each digit of the answer at its question mark."""
+    read_BT, answer_BA = tokens_BS[:, :READ], tokens_BS[:, READ:]
+    target_BT = jnp.pad(answer_BA, ((0, 0), (FIRST_ANSWER, 0)))
+    return Cut(read_BT, read_BT != PAD, target_BT, target_BT != PAD)
+
+
+class Batches:
+    """The endless sequence of shuffled batches, as `lm_jax.train.data.Batches` draws them.
+
+    Attributes:
+      fingerprint: names all that decides the batches.
+      per_epoch: whole batches in an epoch.
+    """
+
+    def __init__(self, numbers_P: np.ndarray, *, batch_size: int, seed: int) -> None:
+        """Batches of the rows of some problems.
+
+        Raises:
+          BadInputError: there are fewer problems than one batch has.
+        """
+        if len(numbers_P) < batch_size:
+            raise BadInputError(
+                f"{len(numbers_P)} problems are fewer than one batch of {batch_size}; give a "
+                "smaller batch_size, or hold fewer problems out"
+            )
+        self._numbers, self._batch_size, self._seed = numbers_P, batch_size, seed
+        self.per_epoch = len(numbers_P) // batch_size
+        self.fingerprint = f"{_data(numbers_P)} batch_size={batch_size} seed={seed}"
+
+    def at(self, k: int) -> dict[str, np.ndarray]:
+        """Batch k = 0, 1, ... of all epochs: `tokens` as `rows` makes them, and `document`."""
+        count = len(self._numbers)
+        epochs, places = np.divmod(k * self._batch_size + np.arange(self._batch_size), count)
+        # A batch may lie across two epochs.
+        found = [
+            epoch_order(count, self._seed, epoch)[places[epochs == epoch]]
+            for epoch in np.unique(epochs).tolist()
+        ]
+        numbers_B = self._numbers[np.concatenate(found)]
+        return {"tokens": rows(numbers_B), "document": numbers_B.astype(np.int64)}
+
+
+class OnePass:
+    """Every problem once, in their order; the last batch is filled up with rows of padding."""
+
+    def __init__(self, numbers_P: np.ndarray, *, batch_size: int) -> None:
+        self._numbers, self._batch_size = numbers_P, batch_size
+        self.per_epoch = -(-len(numbers_P) // batch_size)
+        self.fingerprint = f"{_data(numbers_P)} batch_size={batch_size} seed=None"
+
+    def at(self, k: int) -> dict[str, np.ndarray]:
+        """Batch k of 0..per_epoch-1; the document of a row of padding is -1."""
+        numbers_B = self._numbers[k * self._batch_size : (k + 1) * self._batch_size]
+        missing = self._batch_size - len(numbers_B)
+        return {
+            "tokens": np.pad(rows(numbers_B), ((0, missing), (0, 0)), constant_values=PAD),
+            "document": np.pad(numbers_B.astype(np.int64), (0, missing), constant_values=-1),
+        }
+
+
+def _digit(numbers: np.ndarray, place: int) -> np.ndarray:
+    return numbers // 10**place % 10
+
+
+def _data(numbers_P: np.ndarray) -> str:
+    return f"task=addition problems={digest(numbers_P)[:16]}"

@@ -1,0 +1,126 @@
+"""The study from its settings to its numbers: trains both models and measures them.
+
+The work folder then holds
+
+    dense/, sparse/       checkpoints, metrics.parquet, evaluations.parquet (`lm_jax.train.loop`)
+    sums.parquet          a row for each held-out sum and model: its answer and its open edges
+    summary.json          every number of the report
+    report.html           the report, one offline file
+"""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from lm_jax import runs, settings, sharding
+from lm_jax.decoder import count_params
+from lm_jax.report import write
+from lm_jax.train.metrics import EVALUATIONS, METRICS
+from sparse_jax.addition import measures, models, problems, report
+from sparse_jax.addition.config import AdditionConfig
+from sparse_jax.addition.graph import Drawn
+from sparse_jax.addition.looking import Seen
+from sparse_jax.addition.models import DENSE, SPARSE, Job
+
+SUMS, SUMMARY, REPORT = "sums.parquet", "summary.json", "report.html"
+
+
+def run(config: AdditionConfig, folder: Path) -> dict[str, Any]:
+    """Runs or resumes the study in an open work folder and returns the summary."""
+    drawn = tuple(problems.number(text) for text in config.drawn)
+    trained, held_out = problems.split(config.held_out, config.seed, drawn)
+    origin = runs.provenance(
+        seeds={"study": config.seed},
+        dtype="float32",
+        data={
+            "trained": problems.digest(trained),
+            "held out": problems.digest(held_out),
+        },
+    )
+    runs.record_provenance(folder, origin)
+    mesh = sharding.make_mesh(data=-1)
+    found, seen, begin = {}, {}, None
+    for job in models.jobs(config):
+        own = models.train_model(job, config, folder / job.name, trained, held_out, mesh, begin)
+        weights = job.weights(sharding.fetch(own.state.params))
+        # The dense model comes first.
+        begin = weights if config.begin == DENSE else None
+        seen[job.name] = job.look(weights, problems.rows(held_out))
+        found[job.name] = measured(job, seen[job.name], weights, held_out, config.seed)
+        found[job.name] |= _training(folder / job.name)
+    summary = {
+        "config": settings.plain(config),
+        "parameters": count_params(models.decoder(config)),
+        "sums": {
+            "trained": len(trained),
+            "held_out": len(held_out),
+            "held_out_by_carries": np.bincount(problems.carries(held_out), minlength=3).tolist(),
+        },
+        "models": found,
+        "device": jax.devices()[0].device_kind,
+    }
+    table = pa.concat_tables(_rows(name, own, held_out) for name, own in seen.items())
+    with runs.replace_file(folder / SUMS) as file:
+        pq.write_table(table, file, compression="zstd", write_page_checksum=True)
+    runs.write_json(folder / SUMMARY, summary)
+    page = report.build(
+        summary,
+        {name: evaluations(folder / name) for name in seen},
+        {name: [_one(own, held_out, number) for number in drawn] for name, own in seen.items()},
+        provenance=runs.read_json(folder / runs.PROVENANCE),
+    )
+    write(folder / REPORT, page)
+    return summary
+
+
+def measured(
+    job: Job, seen: Seen, weights: Any, numbers_P: np.ndarray, seed: int
+) -> dict[str, Any]:
+    """What a pass over the held-out sums says of one model."""
+    layers = range(len(seen.edges_LP))
+    found = {
+        "accuracy": measures.accuracy(seen, numbers_P),
+        "edges": measures.edges(seen, seed),
+        "operands": measures.operands(seen, 0),
+        "without": measures.without_a_layer(job.look, weights, numbers_P, seen),
+    }
+    if job.name == SPARSE:
+        # In the dense model every edge is open, and so is each of these.
+        found["carry"] = [one for layer in layers for one in measures.carry(seen, numbers_P, layer)]
+    return found
+
+
+def evaluations(folder: Path) -> dict[str, list[float]]:
+    """The numbers of a model's evaluations by name, and `step`, in the order of the steps."""
+    table = pq.read_table(folder / EVALUATIONS)
+    found: dict[str, list[float]] = {}
+    for row in sorted(table.to_pylist(), key=lambda row: row["step"]):
+        found.setdefault(row["name"], []).append(row["value"])
+    return {"step": pc.unique(table["step"]).sort().to_pylist()} | found
+
+
+def _training(folder: Path) -> dict[str, Any]:
+    steps = pq.read_table(folder / METRICS)
+    return {"steps": len(steps), "training_seconds": float(pc.sum(steps["seconds"]).as_py())}
+
+
+def _rows(name: str, seen: Seen, numbers_P: np.ndarray) -> pa.Table:
+    columns = {
+        "model": [name] * len(numbers_P),
+        "sum": [problems.written(number).rstrip("=") for number in numbers_P.tolist()],
+        "carries": problems.carries(numbers_P),
+        "answer": [problems.decode(answer_A) for answer_A in seen.answer_PA],
+        "exact": seen.exact_P,
+    }
+    by_layer = {f"edges_{i}": edges_P for i, edges_P in enumerate(seen.edges_LP)}
+    return pa.table(columns | by_layer)
+
+
+def _one(seen: Seen, numbers_P: np.ndarray, number: int) -> Drawn:
+    at = int(np.flatnonzero(numbers_P == number)[0])
+    return Drawn(number, seen.open_LPTS[:, at], seen.pattern_LPTS[:, at], seen.answer_PA[at])

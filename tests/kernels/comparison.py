@@ -1,0 +1,55 @@
+"""`cases.compare` with nothing drawn or compiled twice, which is most of what a comparison costs.
+
+Inputs and the reference are those of the case, whatever is compared with it, and cases that differ
+in their numbers alone are one program. Kept until the tests of a file are through (`conftest.py`).
+"""
+
+from collections.abc import Callable
+import functools
+from typing import Any
+
+import jax
+
+from kernels import cases
+
+# Most of what XLA takes to compile for a CPU goes into its emitters of fused loops and into cutting
+# a program up to compile it in parallel; here every program runs about once.
+_QUICKLY = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
+
+_PROGRAMS: dict[Any, Callable] = {}
+
+
+def forget() -> None:
+    """Drops what is kept."""
+    _PROGRAMS.clear()
+    expected.cache_clear()
+
+
+def result(function: Callable, *arguments: Any) -> Any:
+    """What `function` returns; in earnest under the mark `optimised`, and quickly elsewhere."""
+    lowered = jax.jit(function).lower(*arguments)
+    program = (lowered.in_tree, lowered.as_text())
+    if program not in _PROGRAMS:
+        quick = _QUICKLY if jax.config.read("jax_disable_most_optimizations") else None
+        _PROGRAMS[program] = lowered.compile(compiler_options=quick)
+    return _PROGRAMS[program](*arguments)
+
+
+@functools.cache
+def expected(op: str, name: str) -> tuple[cases.Arrays, cases.Arrays, cases.Arrays]:
+    """The arrays of a case, its cotangents, and the values and gradients of the reference."""
+    suite = cases.suite(op)
+    case = suite.named(name)
+    key_inputs, key_cotangents = jax.random.split(jax.random.key(0))
+    arrays = suite.make(case, key_inputs)
+    cotangents = cases.cotangents(suite, case, arrays, key_cotangents)
+    wide = cases.widened((arrays, cotangents))
+    run = cases.outputs_and_gradients(suite, case, "reference")
+    return arrays, cotangents, result(run, *wide)
+
+
+def deviations(suite: cases.Suite, case: cases.Case, implementation: str) -> list[cases.Deviation]:
+    """What `cases.compare` finds."""
+    arrays, cotangents, wanted = expected(suite.op, case.name)
+    run = cases.outputs_and_gradients(suite, case, implementation)
+    return cases.judged(suite, case, result(run, arrays, cotangents), wanted)

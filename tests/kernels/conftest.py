@@ -1,0 +1,14 @@
+"""What the comparisons of a file have compiled ends with the file."""
+
+from collections.abc import Generator
+
+import pytest
+
+from tests.kernels import comparison
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compared_programs_end_with_their_module() -> Generator[None]:
+    """No file calls the programs of another; see the fixture of `tests/conftest.py`."""
+    yield
+    comparison.forget()

@@ -1,0 +1,29 @@
+"""`gated_attention`: the fast implementations against the reference on every case of the table."""
+
+import contextlib
+
+import pytest
+
+from kernels import cases, dispatch
+from tests.kernels import comparison
+
+SUITE = cases.suite("gated_attention")
+
+
+@pytest.mark.parametrize("implementation", ["xla", "pallas"])
+@pytest.mark.parametrize("case", SUITE.using("test"), ids=lambda case: case.name)
+def test_value_and_gradients_equal_the_reference(case, implementation):
+    interpreted = implementation == "pallas"
+    with dispatch.on(dispatch.INTERPRETER) if interpreted else contextlib.nullcontext():
+        found = comparison.deviations(SUITE, case, implementation)
+    assert all(each.ok for each in found), found
+
+
+@pytest.mark.parametrize("mode", ["sample", "expected"])
+def test_renormalised_value_and_gradients_equal_the_reference(mode):
+    options = {"mode": mode, "renormalise": True, "segments": True}
+    case = cases.Case(
+        "renormalise", {"B": 2, "T": 70, "S": 70, "N": 4, "K": 2, "H": 16}, "float32", options
+    )
+    found = cases.compare(SUITE, case, "xla")
+    assert all(each.ok for each in found), found
