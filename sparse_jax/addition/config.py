@@ -5,7 +5,8 @@ from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
-from lm_jax.errors import UsageError, nearest
+from lm_jax.config_files import in_mode
+from lm_jax.errors import UsageError
 from lm_jax.train.config import TrainConfig
 from sparse_jax.addition import problems
 from sparse_jax.geco import GecoSettings
@@ -95,11 +96,7 @@ def experiment(mode: str, **settings: Any) -> ConfigDict:
     Raises:
       UsageError: for an unknown mode, or settings that `AdditionConfig` refuses.
     """
-    modes = ("", "smoke")
-    if mode not in modes:
-        raise UsageError(f"mode {mode!r} is not one of the addition study{nearest(mode, modes)}")
-    config = AdditionConfig(**settings)
-    return ConfigDict(dataclasses.asdict(smoke(config) if mode else config))
+    return in_mode(mode, AdditionConfig(**settings), {"smoke": smoke}, of="the addition study")
 
 
 def smoke(config: AdditionConfig) -> AdditionConfig:
