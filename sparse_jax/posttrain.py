@@ -266,14 +266,15 @@ def run(config: PosttrainConfig, folder: Path) -> dict[str, Any]:
         "runs": [train_target(job, target) for target in bounds],
         "device": jax.devices()[0].device_kind,
     }
-    processes.on_first(lambda: _conclude(folder, summary, origin))
+    processes.on_first(lambda: _conclude(folder, summary))
     return summary
 
 
-def _conclude(folder: Path, summary: dict[str, Any], origin: dict[str, Any]) -> None:
+def _conclude(folder: Path, summary: dict[str, Any]) -> None:
     runs.write_json(folder / SUMMARY, summary)
     summary = runs.read_json(folder / SUMMARY)
     found = [pages.read(folder / run["folder"]) for run in summary["runs"]]
+    origin = runs.read_json(folder / runs.PROVENANCE)
     report.write(folder / REPORT, pages.build(summary, found, provenance=origin))
     runs.mark_finished(folder)
 
