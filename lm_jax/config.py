@@ -50,7 +50,8 @@ class DecoderConfig:
     Widths: `hidden_size` D, `mlp_size` F, `head_dim` H, `num_heads` N, `num_kv_heads` K,
     `vocab_size` V, `num_layers` L; `max_length` is the longest context the weights were made for.
 
-    `norm_offset` is added to a stored norm weight (Gemma stores w and multiplies by 1 + w).
+    `norm_offset` is added to a stored norm weight (Gemma stores w and multiplies by 1 + w);
+    without `norm_weights` the norms of blocks and the last one have no parameters (OLMo).
     `windows` holds one entry per layer: how many keys, itself included, a query of a sliding-window
     layer sees, or None for the whole past; an empty tuple means None for every layer.
     Layers with a window use `local_rope` where it is given. `rope=None` means learned positions;
@@ -73,6 +74,7 @@ class DecoderConfig:
     norm: Literal["rms", "layer"] = "rms"
     norm_eps: float = 1e-5
     norm_offset: float = 0.0
+    norm_weights: bool = True
     post_norms: bool = False
     qk_norm: bool = False
     parallel_residual: bool = False

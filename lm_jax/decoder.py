@@ -67,12 +67,17 @@ def param_spec(cfg: DecoderConfig, mixer: Mixer = ATTENTION) -> dict[str, Any]:
             block["ln2_post"] = layers.norm_spec(cfg)
     spec = {
         "embed": layers.embed_spec(cfg),
-        "blocks": params_lib.tree_map(lambda s: s.stacked(cfg.num_layers), block),
-        "final": layers.norm_spec(cfg),
+        "blocks": params_lib.tree_map(lambda s: s.stacked(cfg.num_layers), _filled(block)),
+        **_filled({"final": layers.norm_spec(cfg)}),
     }
     if not cfg.tie_embeddings:
         spec["unembed"] = ParamSpec((cfg.hidden_size, cfg.vocab_size), "DV")
     return spec
+
+
+def _filled(parts: dict[str, Any]) -> dict[str, Any]:
+    """The parts that have parameters: a tree made of paths has no others."""
+    return {name: part for name, part in parts.items() if part}
 
 
 def init_params(
@@ -186,7 +191,7 @@ def forward(
 
     if logits_at is not None:
         x_BTD = jnp.take_along_axis(x_BTD, logits_at[:, :, None], axis=1)
-    x_BTD = layers.norm(params["final"], x_BTD, cfg, outer, "final")
+    x_BTD = layers.norm(params.get("final", {}), x_BTD, cfg, outer, "final")
     logits = layers.unembed(params, x_BTD, cfg)
     sites.check_seen(edits, record, outer.seen)
     if cache is not None:
@@ -241,21 +246,21 @@ def _layer(x_BTD, given, seen, *, cfg, mixer, record, attend, positions_BT, vali
     )
 
     x_BTD = scope("resid_pre", x_BTD)
-    h_BTD = layers.norm(p["ln1"], x_BTD, cfg, scope, "ln1")
+    h_BTD = layers.norm(p.get("ln1", {}), x_BTD, cfg, scope, "ln1")
     decoding = given["cache"] is not None and x_BTD.shape[1] == 1
     mix = mixer.step if decoding else mixer.apply
     mixed_BTD, cache = mix(p["mixer"], h_BTD, cfg, layer, given["cache"])
     if cfg.post_norms:
-        mixed_BTD = layers.norm(p["ln1_post"], mixed_BTD, cfg, scope, "ln1_post")
+        mixed_BTD = layers.norm(p.get("ln1_post", {}), mixed_BTD, cfg, scope, "ln1_post")
     mixed_BTD = scope("attn.out", drop(mixed_BTD, "attn.out"))
 
     mid_BTD = x_BTD if cfg.parallel_residual else scope("resid_mid", x_BTD + mixed_BTD)
     added_BTD = mixed_BTD if cfg.parallel_residual else None
     if cfg.mlp_size:
-        h_BTD = layers.norm(p["ln2"], mid_BTD, cfg, scope, "ln2")
+        h_BTD = layers.norm(p.get("ln2", {}), mid_BTD, cfg, scope, "ln2")
         hidden_BTD = layers.mlp(p["mlp"], h_BTD, cfg, scope, drop)
         if cfg.post_norms:
-            hidden_BTD = layers.norm(p["ln2_post"], hidden_BTD, cfg, scope, "ln2_post")
+            hidden_BTD = layers.norm(p.get("ln2_post", {}), hidden_BTD, cfg, scope, "ln2_post")
         hidden_BTD = scope("mlp.out", drop(hidden_BTD, "mlp.out"))
         added_BTD = hidden_BTD if added_BTD is None else hidden_BTD + added_BTD
     x_BTD = scope("resid_post", mid_BTD if added_BTD is None else mid_BTD + added_BTD)

@@ -88,7 +88,9 @@ NO_DROPOUT = Dropout()
 
 
 def norm_spec(cfg: DecoderConfig) -> ParamTree:
-    """The scale, and for layer norm the bias, over D."""
+    """The scale, and for layer norm the bias, over D; nothing for norms without weights."""
+    if not cfg.norm_weights:
+        return {}
     spec = {"scale": constant(1.0 - cfg.norm_offset, (cfg.hidden_size,), "D")}
     if cfg.norm == "layer":
         spec["bias"] = zeros((cfg.hidden_size,), "D")
@@ -103,11 +105,14 @@ def norm(p: ParamTree, x: jax.Array, cfg: DecoderConfig, scope: Scope, site: str
     # The two barriers keep XLA from fusing (and so rounding) differently when an edit stands before
     # the norm or on its divisor: an edit that changes nothing then changes no bit.
     h = jax.lax.optimization_barrier(x).astype(jnp.float32)
-    if cfg.norm == "layer" and "bias" in p:
+    # The norms of single heads have a scale alone, and leave the mean in.
+    if cfg.norm == "layer" and ("bias" in p or not p):
         h = h - h.mean(-1, keepdims=True)
     divisor = jnp.sqrt(jnp.mean(h * h, -1, keepdims=True) + cfg.norm_eps)
     divisor = jax.lax.optimization_barrier(scope(site + ".scale", divisor))
-    y = h / divisor * add_axes(p["scale"].astype(jnp.float32) + cfg.norm_offset, x.ndim)
+    y = h / divisor
+    if "scale" in p:
+        y = y * add_axes(p["scale"].astype(jnp.float32) + cfg.norm_offset, x.ndim)
     if "bias" in p:
         y = y + add_axes(p["bias"].astype(jnp.float32), x.ndim)
     return y.astype(x.dtype)

@@ -96,6 +96,7 @@ CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 1.0},
         },
     ),
+    "olmo": ("Olmo", _SIZE | {"num_key_value_heads": 2, "rope_parameters": {"rope_theta": 100.0}}),
     "gemma3": (
         "Gemma3",
         _SIZE
@@ -130,6 +131,7 @@ _CLASSES = {
     "Llama": ("LlamaConfig", "LlamaForCausalLM"),
     "GPT2": ("GPT2Config", "GPT2LMHeadModel"),
     "GPTNeoX": ("GPTNeoXConfig", "GPTNeoXForCausalLM"),
+    "Olmo": ("OlmoConfig", "OlmoForCausalLM"),
     "Gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
 }
 

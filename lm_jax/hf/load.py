@@ -27,12 +27,13 @@ from lm_jax.hf.gemma import GEMMA3
 from lm_jax.hf.gpt2 import GPT2
 from lm_jax.hf.gpt_neox import GPT_NEOX
 from lm_jax.hf.llama import LLAMA
+from lm_jax.hf.olmo import OLMO
 from lm_jax.hf.tokenizer import Tokenizer
 from lm_jax.params import ParamSpec
 from lm_jax.train import checkpoint
 
 CONFIG = "config.json"
-FAMILIES: Mapping[str, table.Family] = {f.name: f for f in (LLAMA, GPT2, GPT_NEOX, GEMMA3)}
+FAMILIES: Mapping[str, table.Family] = {f.name: f for f in (LLAMA, GPT2, GPT_NEOX, GEMMA3, OLMO)}
 
 
 class Source(Protocol):

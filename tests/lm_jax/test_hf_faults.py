@@ -200,8 +200,13 @@ def test_quantised_tensors(copy, dtype):
 @pytest.mark.parametrize(
     ("case", "fields", "words"),
     [
-        ("llama_mqa", {"model_type": "mamba"}, ("'mamba'", "gemma3_text, gpt2, gpt_neox, llama")),
+        (
+            "llama_mqa",
+            {"model_type": "mamba"},
+            ("'mamba'", "gemma3_text, gpt2, gpt_neox, llama, olmo"),
+        ),
         ("llama_mqa", {"model_type": None}, ("model_type = None",)),
+        ("olmo", {"clip_qkv": 8.0}, ("clip_qkv = 8.0", "OLMo-7B-hf")),
         ("llama_mqa", {"hidden_act": "silo"}, ("hidden_act", "did you mean 'silu'?")),
         ("gpt2", {"activation_function": "quick_gelu"}, ("activation_function", "'quick_gelu'")),
         ("gpt2", {"scale_attn_weights": False}, ("scale_attn_weights = False",)),

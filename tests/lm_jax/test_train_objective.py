@@ -92,7 +92,7 @@ def test_its_state_and_metrics_are_kept_and_resumed_to_the_bit(tmp_path):
     table = pq.read_table(tmp_path / "whole" / "metrics.parquet").to_pydict()
     losses = np.array(table["loss"], np.float32)
     np.testing.assert_allclose(table["pulled"], losses * np.arange(6), rtol=1e-6)
-    assert table["updates"].to_pylist() == list(range(6))
+    assert table["updates"] == list(range(6))
     extra = trained.state.extra
     assert float(extra.updates) == 6
     assert float(extra.losses) == pytest.approx(losses.sum(dtype=np.float64), rel=1e-6)

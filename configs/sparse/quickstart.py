@@ -1,0 +1,29 @@
+"""SmolLM2-135M for minutes: fewer edges at about the same loss, to see what the report looks like.
+
+    python -m sparse_jax.posttrain --config=configs/sparse/quickstart.py --workdir=runs/sparse
+
+Eighty updates on 20,000 tokens of Wikipedia. `smollm2.py` is the run to cite.
+"""
+
+from ml_collections import ConfigDict
+
+from lm_jax.lora import LoraSettings
+from lm_jax.train.prepare import CorpusSettings
+from sparse_jax.config import Strength, experiment
+
+
+def get_config(mode: str = "") -> ConfigDict:
+    """The settings of `sparse_jax.config.PosttrainConfig`."""
+    return experiment(
+        mode,
+        corpus=CorpusSettings("wiki", "document", splits=(0.95, 0.05, 0.0), max_tokens=100_000),
+        validation_documents=25,
+        strength=Strength(dual_rate=0.1, decay=0.8, start=0.3),
+        adapters=LoraSettings(rank=8, alpha=16.0),
+        distill=0.0,
+        batch_size=4,
+        steps=80,
+        learning_rate=1e-3,
+        eval_every=20,
+        save_every=40,
+    )

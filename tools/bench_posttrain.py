@@ -1,0 +1,217 @@
+"""What gates cost: a post-training step beside the same step under dense attention.
+
+    python -m tools.bench_posttrain                      SmolLM2's shape at T = 512, this device
+    python -m tools.bench_posttrain --layers 4 --batch 2
+    python -m tools.bench_posttrain --compiled           temporary memory by length on a GPU target
+
+Both steps train the same adapters over the same frozen weights, without a teacher, so that gates
+are all that differs. First the gated loss with every gate open is compared with the dense one;
+where they differ nothing is timed, and the exit code is 1. Steps run in turns, so that a load on
+the machine falls on both; the median ratio is printed with its range. `--compiled` needs no GPU
+(docs/kernels.md says what to install): it compiles loss and gradient for an H200 and prints what
+XLA sets aside.
+"""
+
+import argparse
+from collections.abc import Sequence
+import dataclasses
+import functools
+from pathlib import Path
+import statistics
+import sys
+import tempfile
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import lm_jax
+from lm_jax import lora, runs, sharding
+from lm_jax import params as params_lib
+from lm_jax.config import DecoderConfig, Rope
+from lm_jax.decoder import param_spec
+from lm_jax.errors import Refusal
+from lm_jax.lora import LoraSettings
+from lm_jax.params import ParamTree
+from lm_jax.train import optim
+from lm_jax.train.config import TrainConfig
+from lm_jax.train.objective import Numbers, nll
+from lm_jax.train.state import init_state
+from lm_jax.train.step import make_train_step
+from sparse_jax.geco import GecoSettings
+from sparse_jax.objective import WEIGHTS, Sparsifying
+from tools.bench.timing import conditions, in_turns, ratio
+from tools.gpu_code import target
+
+SHAPE = DecoderConfig(
+    num_layers=30,
+    num_heads=9,
+    num_kv_heads=3,
+    head_dim=64,
+    hidden_size=576,
+    mlp_size=1536,
+    vocab_size=49_152,
+    max_length=8_192,
+    rope=Rope(theta=100_000.0),
+    tie_embeddings=True,
+)
+STRENGTH = GecoSettings.fixed(1.0)
+# Of losses, between two orders of summation in float32.
+TOLERANCE = 1e-5
+
+
+@dataclasses.dataclass(frozen=True)
+class Dense(Sparsifying):
+    """The same job under dense attention."""
+
+    def shares(
+        self,
+        params: ParamTree,
+        frozen: Any,
+        extra: Any,
+        tokens_BS: jax.Array,
+        totals: Numbers,
+        rng: jax.Array,
+    ) -> tuple[jax.Array, Numbers]:
+        del rng
+        cut = self.cutting(tokens_BS)
+        assert self.adapters is not None, "both jobs train adapters"
+        low = jax.tree.map(lambda x: x.astype(self.dtype), params[WEIGHTS])
+        laid = lora.attach(frozen, low, self.adapters)
+        logits = lm_jax.forward(laid, cut.read_BT, self.cfg, remat=self.remat).logits
+        loss = nll(logits, cut).sum() / totals["tokens"]
+        zero = jnp.zeros(())
+        return loss, {"loss": loss, "edges": zero, "divergence": zero}
+
+
+def jobs(cfg: DecoderConfig, dtype: str, **options: Any) -> tuple[Dense, Sparsifying]:
+    """The dense job and the gated one."""
+    adapters = LoraSettings(rank=16, alpha=32.0)
+    make = functools.partial(
+        Dense, cfg, STRENGTH, adapters=adapters, distill=0.0, dtype=dtype, **options
+    )
+    dense = make()
+    fields = {f.name: getattr(dense, f.name) for f in dataclasses.fields(dense)}
+    return dense, Sparsifying(**fields)
+
+
+class Step:
+    """A training step that goes on from its own result, as training does."""
+
+    def __init__(self, job: Sparsifying, frozen: Any, tokens_BS: np.ndarray) -> None:
+        mesh = sharding.make_mesh(devices=jax.devices()[:1])
+        settings = TrainConfig(steps=1_000, learning_rate=1e-4)
+        self._frozen, self._key = frozen, jax.random.key(1)
+        self._tokens = sharding.shard_batch(mesh, tokens_BS)
+        optimizer = optim.adamw(job.spec, settings)
+        self.state = init_state(jax.random.key(0), mesh, job.spec, optimizer, extra=job.start())
+        step = make_train_step(job, mesh, settings)
+        donating = jax.jit(step, donate_argnums=0)
+        self._step = donating.lower(self.state, frozen, self._tokens, self._key).compile()
+        analysis: Any = self._step.memory_analysis()
+        self.bytes = analysis.temp_size_in_bytes
+
+    def __call__(self) -> None:
+        self.state, metrics = self._step(self.state, self._frozen, self._tokens, self._key)
+        jax.block_until_ready(metrics)
+
+
+def weights(cfg: DecoderConfig, dtype: str) -> Any:
+    """Random weights of a shape."""
+    drawn = jax.jit(functools.partial(lm_jax.init_params, cfg=cfg))(jax.random.key(0))
+    return jax.tree.map(lambda x: x.astype(dtype), drawn)
+
+
+def open_difference(cfg: DecoderConfig, frozen: Any, tokens_BS: np.ndarray) -> float:
+    """Gated loss with every gate open over dense loss, minus one."""
+    dense, gated = jobs(cfg, "float32", bias=1e4)
+    params = params_lib.init(jax.random.key(0), dense.spec)
+    tokens = jnp.asarray(tokens_BS)
+    losses = [
+        jax.jit(job.shares)(
+            params, frozen, job.start(), tokens, job.totals(tokens), jax.random.key(1)
+        )[1]["loss"]
+        for job in (dense, gated)
+    ]
+    return abs(float(losses[1] / losses[0]) - 1.0)
+
+
+def bench(cfg: DecoderConfig, length: int, batch: int, dtype: str, repeats: int) -> dict[str, Any]:
+    """Both steps in turns; nothing, and a line, where open gates are not dense attention."""
+    drawn = np.random.default_rng(0).integers(0, cfg.vocab_size, (batch, length + 1), np.int32)
+    frozen = weights(cfg, "float32")
+    if (off := open_difference(cfg, frozen, drawn)) > TOLERANCE:
+        print(f"with every gate open the loss is {off:.1e} from the dense one, not timed")
+        return {}
+    frozen = jax.tree.map(lambda x: x.astype(dtype), frozen)
+    steps = [Step(job, frozen, drawn) for job in jobs(cfg, dtype)]
+    dense, gated = in_turns(steps, repeats)
+    memory = [step.bytes for step in steps]
+    print(
+        f"training step, batch {batch} x {length}, {dtype}: dense "
+        f"{statistics.median(dense) * 1e3:.0f} ms, gated {statistics.median(gated) * 1e3:.0f} ms, "
+        f"time ratio {ratio(gated, dense)}, memory {memory[0] / 2**20:.0f} and "
+        f"{memory[1] / 2**20:.0f} MiB"
+    )
+    return {"seconds": {"dense": dense, "gated": gated}, "temporary_bytes": memory}
+
+
+def compiled(cfg: DecoderConfig, lengths: Sequence[int], batch: int) -> dict[str, Any]:
+    """Temporary memory of loss and gradient on the target, by length, and its growth."""
+    _, gated = jobs(cfg, "bfloat16", remat=True)
+    frozen = params_lib.abstract(param_spec(cfg), jnp.bfloat16)
+    params = params_lib.abstract(gated.spec)
+    found: dict[str, int] = {}
+    for length in lengths:
+
+        def run(params: Any, frozen: Any, tokens_BS: jax.Array, seed: jax.Array) -> Any:
+            key, totals = jax.random.key(seed), gated.totals(tokens_BS)
+            differentiate = jax.value_and_grad(gated.shares, has_aux=True)
+            return differentiate(params, frozen, gated.start(), tokens_BS, totals, key)
+
+        tokens = jax.ShapeDtypeStruct((batch, length + 1), jnp.int32)
+        seed = jax.ShapeDtypeStruct((), jnp.uint32)
+        with tempfile.TemporaryDirectory() as dump:
+            program = target.compile_(run, params, frozen, tokens, seed, dump=Path(dump))
+        analysis: Any = program.memory_analysis()
+        found[str(length)] = analysis.temp_size_in_bytes
+        first = found[str(lengths[0])] * length / lengths[0]
+        print(
+            f"  {length:7,} tokens  {found[str(length)] / 2**20:8.1f} MiB temporary, "
+            f"{found[str(length)] / first:.2f} of linear growth"
+        )
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--layers", type=int, default=SHAPE.num_layers)
+    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--compiled", action="store_true", help="memory on a GPU target instead")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[512, 1_024, 2_048, 4_096])
+    parser.add_argument("--json", type=Path, help="file for the raw figures")
+    chosen = parser.parse_args(argv)
+    cfg = dataclasses.replace(SHAPE, num_layers=chosen.layers)
+    try:
+        found: dict[str, Any] = {"conditions": conditions(("jax", "jaxlib", "numpy"))}
+        if chosen.compiled:
+            found["compiled"] = compiled(cfg, chosen.lengths, chosen.batch)
+        else:
+            found["step"] = bench(cfg, chosen.length, chosen.batch, chosen.dtype, chosen.repeats)
+            if not found["step"]:
+                return 1
+        if chosen.json:
+            runs.write_json(chosen.json, found)
+    except Refusal as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
