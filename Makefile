@@ -16,7 +16,7 @@ COMPILE := $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.1
 .PHONY: help quickstart test lint clean requirements
 
 help:
-	@echo "make quickstart     audit a real pretrained model, train a small one, write two reports"
+	@echo "make quickstart     audit a real pretrained model, train a small one, make one sparse; three reports"
 	@echo "make test           the tests that need no torch, no GPU compiler and no long time"
 	@echo "make lint           ruff and pyrefly"
 	@echo "make clean          remove the environment and the caches, keep runs/"

@@ -1,8 +1,10 @@
 """SmolLM2-135M for minutes: fewer edges at about the same loss, to see what the report looks like.
 
-    python -m sparse_jax.posttrain --config=configs/sparse/quickstart.py --workdir=runs/sparse
+    python -m sparse_jax.posttrain --config=configs/sparse/quickstart.py \\
+        --workdir=runs/sparse_quickstart
 
-Eighty updates on 20,000 tokens of Wikipedia. `smollm2.py` is the run to cite.
+Eighty updates on 17,000 tokens of Wikipedia, four minutes on two cores: 17.5 % of edges open at
+0.047 nats over the dense model's loss (docs/sparse.md). `smollm2.py` is the run to cite.
 """
 
 from ml_collections import ConfigDict
