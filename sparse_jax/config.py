@@ -14,18 +14,7 @@ from lm_jax.config_files import in_mode
 from lm_jax.errors import UsageError
 from lm_jax.lora import LoraSettings
 from lm_jax.train.prepare import CorpusSettings
-
-
-@dataclasses.dataclass(frozen=True)
-class Strength:
-    """How the strength of the penalty moves; see `geco.GecoSettings`, whose target is measured."""
-
-    dual_rate: float = 0.01
-    decay: float = 0.99
-    start: float = 1.0
-    least: float = 1e-4
-    most: float = 1e5
-    longest: float = 0.1
+from sparse_jax.geco import Strength
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +29,7 @@ class PosttrainConfig:
       slacks: by how many nats the loss may exceed the dense model's on the same tokens; one run
         for each, in order, and together they draw the frontier.
       targets: bounds in nats per token in place of `slacks`, if there are any.
-      strength: of the penalty.
+      strength: of the penalty; its target is what the runs differ in.
       adapters: rank, alpha and targets of LoRA.
       full: train all weights, and no adapters.
       bias: of the gate logits at the start.

@@ -25,11 +25,10 @@ from lm_jax.errors import UsageError
 
 
 @dataclasses.dataclass(frozen=True)
-class GecoSettings:
-    """The dual update.
+class Strength:
+    """How the strength moves, whatever its target.
 
     Attributes:
-      target: tau, in nats per token.
       dual_rate: of the step in ln s; the paper's are 0.1 (GPT-2) and 0.01 (OLMo).
       decay: of the moving average of the loss, in [0, 1).
       start: the strength before the first update.
@@ -40,7 +39,6 @@ class GecoSettings:
       UsageError: listing every field that cannot be used.
     """
 
-    target: float
     dual_rate: float = 0.01
     decay: float = 0.99
     start: float = 1.0
@@ -48,22 +46,33 @@ class GecoSettings:
     most: float = 1e5
     longest: float = 0.1
 
-    def __post_init__(self) -> None:
-        wanted = {
-            "target": (math.isfinite(self.target), "finite"),
+    def _wanted(self) -> dict[str, tuple[bool, str]]:
+        return {
             "dual_rate": (self.dual_rate > 0, "above 0"),
             "decay": (0 <= self.decay < 1, "at least 0 and below 1"),
             "start": (0 < self.least <= self.start <= self.most, "between least and most, above 0"),
             "most": (math.isfinite(self.most), "finite"),
             "longest": (self.longest > 0, "above 0"),
         }
+
+    def __post_init__(self) -> None:
         problems = [
             f"{name} = {getattr(self, name)!r} must be {what}"
-            for name, (holds, what) in wanted.items()
+            for name, (holds, what) in self._wanted().items()
             if not holds
         ]
         if problems:
             raise UsageError("GECO: " + "; ".join(problems))
+
+
+@dataclasses.dataclass(frozen=True)
+class GecoSettings(Strength):
+    """The dual update; `target` is tau, in nats per token."""
+
+    target: float = dataclasses.field(kw_only=True)
+
+    def _wanted(self) -> dict[str, tuple[bool, str]]:
+        return {"target": (math.isfinite(self.target), "finite")} | super()._wanted()
 
     @classmethod
     def fixed(cls, strength: float) -> "GecoSettings":

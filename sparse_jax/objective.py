@@ -24,7 +24,15 @@ from lm_jax.config import DecoderConfig
 from lm_jax.decoder import Output, forward, param_spec
 from lm_jax.errors import UsageError
 from lm_jax.params import ParamTree, constant
-from lm_jax.train.objective import Cut, Cutting, Numbers, cast_params, next_token_or_void, nll
+from lm_jax.train.objective import (
+    Cut,
+    Cutting,
+    Numbers,
+    cast_params,
+    dtype_problems,
+    next_token_or_void,
+    nll,
+)
 from sparse_jax import geco
 from sparse_jax.attend import by_kernels, gated
 from sparse_jax.geco import Dual, GecoSettings
@@ -78,8 +86,7 @@ class Sparsifying:
             problems.append(f"distill = {self.distill} must be at least 0")
         if self.temperature <= 0:
             problems.append(f"temperature = {self.temperature} must be above 0")
-        if self.dtype not in ("float32", "bfloat16"):
-            problems.append(f"dtype = {self.dtype!r} must be 'float32' or 'bfloat16'")
+        problems += dtype_problems(self.dtype)
         if problems:
             raise UsageError("; ".join(problems))
 

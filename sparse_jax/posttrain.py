@@ -6,7 +6,7 @@
 2. The dense model is evaluated. A target below its loss is refused; usually the target is its loss
    and a slack.
 3. For each target a run trains in a folder of its own, from its last checkpoint if there is one.
-4. The result is merged, exported, and what was exported is evaluated.
+4. The result is merged into one model, which is evaluated beside the dense one and exported.
 
 The work folder then holds
 
@@ -35,8 +35,7 @@ from lm_jax import launch, processes, report, runs, sharding
 from lm_jax import params as params_lib
 from lm_jax.errors import BadInputError, UsageError
 from lm_jax.hf.load import Pretrained, load_pretrained
-from lm_jax.params import ParamSpec, ParamTree
-from lm_jax.train import optim
+from lm_jax.params import ParamTree
 from lm_jax.train.config import TrainConfig, Upkeep
 from lm_jax.train.data import Batches, Examples, OnePass
 from lm_jax.train.evaluate import Evaluation, evaluate
@@ -66,11 +65,6 @@ class Job:
     prepared: Prepared
     train: Batches
     validation: OnePass
-
-
-def decays(path: str, spec: ParamSpec) -> bool:
-    """Weight decay: on matrices, and so on no gate's bias."""
-    return optim.is_weight(path, spec)
 
 
 def open_job(config: PosttrainConfig, folder: Path) -> Job:
@@ -133,7 +127,7 @@ def targets(config: PosttrainConfig, dense: float) -> list[float]:
 def objective_of(job: Job, target: float) -> Sparsifying:
     """What one run minimises."""
     config = job.config
-    dual = GecoSettings(target, **dataclasses.asdict(config.strength))
+    dual = GecoSettings(target=target, **dataclasses.asdict(config.strength))
     return Sparsifying(
         job.base.cfg,
         dual,
@@ -187,7 +181,6 @@ def train_target(job: Job, target: float) -> dict[str, Any]:
         upkeep=Upkeep(save_every=config.save_every, log_every=10),
         # Adapters are drawn; weights begin as they are.
         params=start(objective, job) if config.full else None,
-        decays=decays,
         measure=edges_in_all,
     )
     merged = results.merge(job.base, objective, trained.state.params)

@@ -11,7 +11,8 @@ of 256 with four micro-batches is read as 256 windows an update: 19.7 billion to
 from ml_collections import ConfigDict
 
 from lm_jax.train.prepare import CorpusSettings
-from sparse_jax.config import Strength, experiment
+from sparse_jax.config import experiment
+from sparse_jax.geco import Strength
 
 
 def get_config(mode: str = "") -> ConfigDict:

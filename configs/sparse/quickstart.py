@@ -11,7 +11,8 @@ from ml_collections import ConfigDict
 
 from lm_jax.lora import LoraSettings
 from lm_jax.train.prepare import CorpusSettings
-from sparse_jax.config import Strength, experiment
+from sparse_jax.config import experiment
+from sparse_jax.geco import Strength
 
 
 def get_config(mode: str = "") -> ConfigDict:

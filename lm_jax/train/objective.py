@@ -112,6 +112,12 @@ class Objective(Protocol):
         ...
 
 
+def dtype_problems(dtype: str) -> list[str]:
+    """What is wrong with a dtype to compute in: nothing, or one sentence."""
+    known = dtype in ("float32", "bfloat16")
+    return [] if known else [f"dtype = {dtype!r} must be 'float32' or 'bfloat16'"]
+
+
 def is_cast(path: str, spec: ParamSpec) -> bool:
     """True for what is computed with in the dtype of the run: matrices, and biases added to them.
 
@@ -186,8 +192,7 @@ class LanguageModelling:
         problems = []
         if not 0 <= self.dropout < 1:
             problems.append(f"dropout = {self.dropout} must be at least 0 and below 1")
-        if self.dtype not in ("float32", "bfloat16"):
-            problems.append(f"dtype = {self.dtype!r} must be 'float32' or 'bfloat16'")
+        problems += dtype_problems(self.dtype)
         if problems:
             raise UsageError("; ".join(problems))
 

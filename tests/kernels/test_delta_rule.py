@@ -105,7 +105,7 @@ def test_the_longest_chunk_changes_nothing():
 
     run = jax.jit(jax.value_and_grad(loss, argnums=1), static_argnums=0)
     wanted = run(xla.LONGEST_CHUNK, arrays)
-    for longest in (7, 128):
+    for longest in (1, 7, 128):
         agree(run(longest, arrays), wanted)
 
 

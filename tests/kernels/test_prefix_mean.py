@@ -83,20 +83,14 @@ def test_gradients_of_the_recurrence_are_differences_of_the_float64_formula(opti
         assert abs((gradient * direction).sum() - measured) < 1e-5 * scale, name
 
 
-# An R of 32, which every case of 130 steps has.
-COVERED = {"b2_t65_r32_e32_float32"}
-
-
-def _compared(case: cases.Case) -> list:
-    if case.name in COVERED:
-        return []
+def _compared(case: cases.Case):
     # The others go through every line of the chunked form; each takes seconds to compile.
     further = case.sizes["T"] in (2, 63, 64, 200) or case.sizes["R"] == 64
-    return [pytest.param(case, id=case.name, marks=[pytest.mark.slow] if further else [])]
+    return pytest.param(case, id=case.name, marks=[pytest.mark.slow] if further else [])
 
 
 @pytest.mark.optimised
-@pytest.mark.parametrize("case", [each for case in SUITE.using("test") for each in _compared(case)])
+@pytest.mark.parametrize("case", [_compared(case) for case in SUITE.using("test")])
 def test_value_and_gradients_equal_the_reference(case):
     found = comparison.deviations(SUITE, case, "xla")
     assert all(each.ok for each in found), found

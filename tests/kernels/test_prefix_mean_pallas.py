@@ -22,14 +22,10 @@ SMALL = cases.Case("small", {"B": 4, "T": 40, "R": 16, "E": 32}, "float32", {"in
 SMALL_TILES = {"segment": 32, "backward_segment": 32}
 
 
-# An R of 32 and a state to start from, which the longer half-lives and `SMALL` have as well.
-COVERED = {"b2_t65_r32_e32_float32", "b2_t130_r32_e32_float32_initial_state"}
-
-
 def _compared(case: cases.Case) -> list:
     """The parameters of a comparison; none where the kernels do not serve the case."""
     config = Config(True, case.options.get("log_write", False), dispatch.INTERPRETER)
-    if case.name in COVERED or pallas.unsupported(config, dict(case.sizes), case.dtype):
+    if pallas.unsupported(config, dict(case.sizes), case.dtype):
         return []
     # Each takes seven seconds to compile, and the rest go through every line of the kernels.
     further = case.sizes["T"] in (2, 63, 64) or case.sizes["R"] == 64

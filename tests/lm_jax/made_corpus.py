@@ -1,5 +1,6 @@
 """Documents made of few words, prepared as real ones are."""
 
+import json
 import random
 
 import numpy as np
@@ -48,3 +49,13 @@ def stored(prepared, split="train"):
 
 def same(one, other):
     return one.keys() == other.keys() and all(np.array_equal(one[k], other[k]) for k in one)
+
+
+def write_corpus(folder, count=120):
+    folder.mkdir()
+    lines = [json.dumps({"text": text}) for _, text in texts(count)]
+    (folder / "a.jsonl").write_text("\n".join([*lines, "not json", '{"other": 1}', ""]))
+    (folder / "b.txt").write_text("one boat")
+    (folder / "c.txt").write_bytes(b"\xff")
+    (folder / "notes.md").write_text("no corpus")
+    return folder

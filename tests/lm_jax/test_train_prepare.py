@@ -1,6 +1,5 @@
 """From sources to prepared folders: nothing lost unseen, whole or not there, and not by chance."""
 
-from collections import Counter
 import concurrent.futures
 import dataclasses
 import json
@@ -10,8 +9,6 @@ import subprocess
 import sys
 import textwrap
 
-from hypothesis import given
-from hypothesis import strategies as st
 from ml_collections import config_dict
 import numpy as np
 import pytest
@@ -21,7 +18,7 @@ from lm_jax.errors import BadInputError, CorruptError, StoppedError, StorageErro
 from lm_jax.train import prepare
 from lm_jax.train.data import Batches, Examples, OnePass
 from lm_jax.train.tokenizer import train_tokenizer
-from tests.lm_jax.made_corpus import ALL_TRAIN, stored, texts
+from tests.lm_jax.made_corpus import ALL_TRAIN, stored, texts, write_corpus
 
 
 def test_a_record_is_the_framed_text_and_the_end_of_text(prepared, tokenizer):
@@ -255,16 +252,6 @@ def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_read(tmp_pat
         prepare.prepare_corpus(tmp_path / "file" / "data", prepare.CorpusSettings())
 
 
-def write_corpus(folder, count=120):
-    folder.mkdir()
-    lines = [json.dumps({"text": text}) for _, text in texts(count)]
-    (folder / "a.jsonl").write_text("\n".join([*lines, "not json", '{"other": 1}', ""]))
-    (folder / "b.txt").write_text("one boat")
-    (folder / "c.txt").write_bytes(b"\xff")
-    (folder / "notes.md").write_text("no corpus")
-    return folder
-
-
 def test_a_corpus_is_prepared_once_and_then_opened(tmp_path, monkeypatch):
     source = write_corpus(tmp_path / "corpus")
     corpus = prepare.CorpusSettings(
@@ -301,96 +288,6 @@ def test_processes_that_start_at_once_prepare_once(tmp_path, monkeypatch):
     assert found[0].manifest == found[1].manifest == found[2].manifest
 
 
-def test_a_data_set_that_is_not_prepared_is_refused_without_a_network():
-    with pytest.raises(BadInputError, match="tfds:no_such_set: tensorflow-datasets has no such"):
-        list(corpora.documents("tfds:no_such_set"))
-
-
-def test_a_data_set_of_tensorflow_datasets_is_read_by_its_field(monkeypatch):
-    import tensorflow_datasets as tfds
-
-    def source(name, *, split, download):
-        assert (name, split, download) == ("mine", "train", False)
-        return [{"text": b"one"}, {"text": "two"}, {"text": b"\xff"}]
-
-    monkeypatch.setattr(tfds, "data_source", source)
-    expected = [("mine:0", "one"), ("mine:1", "two"), ("mine:2", b"\xff")]
-    assert list(corpora.documents("tfds:mine")) == expected
-    with pytest.raises(BadInputError, match="no field 'txt'; did you mean 'text'"):
-        list(corpora.documents("tfds:mine", field="txt"))
-
-
-def test_a_document_of_a_folder_has_its_place_as_its_name(tmp_path):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    source = write_corpus(tmp_path / "corpus", count=2)
-    pq.write_table(pa.table({"text": ["one", None, "two"], "url": ["u"] * 3}), source / "d.parquet")
-    found = dict(corpora.documents(source))
-    assert list(found) == [
-        *(f"a.jsonl:{i}" for i in range(1, 5)),
-        "b.txt",
-        "c.txt",
-        *(f"d.parquet:{i}" for i in range(3)),
-    ]
-    assert (found["d.parquet:0"], found["d.parquet:1"], found["c.txt"]) == ("one", "", b"\xff")
-    assert dict(corpora.documents(source / "d.parquet", field="url"))["d.parquet:2"] == "u"
-
-
-@given(st.lists(st.integers(1, 12), min_size=1, max_size=20), st.integers(1, 20))
-def test_paragraphs_are_joined_up_to_the_words_asked_for(sizes, words):
-    paragraphs = [" ".join(f"w{i}" for _ in range(size)) for i, size in enumerate(sizes)]
-    parts = list(corpora._joined(paragraphs, words))
-    assert "\n\n".join(parts) == "\n\n".join(paragraphs)
-    counts = [len(part.split()) for part in parts]
-    assert all(n <= words or "\n\n" not in part for n, part in zip(counts, parts, strict=True))
-    following = [len(part.split("\n\n")[0].split()) for part in parts[1:]]
-    assert all(n + more > words for n, more in zip(counts, following, strict=False))
-
-
-def test_a_source_that_is_not_there_is_refused(tmp_path):
-    (tmp_path / "x.parquet").write_text("no parquet")
-    (tmp_path / "empty").mkdir()
-    for source, message in [
-        (tmp_path / "nowhere", "is not there; give sotu, wiki"),
-        (tmp_path / "empty", r"holds no \.txt"),
-        (tmp_path / "x.parquet", "cannot be read as parquet"),
-        (f"enwik8:{tmp_path}/nowhere", "cannot be read"),
-    ]:
-        with pytest.raises(BadInputError, match=message):
-            list(corpora.documents(source))
-    with pytest.raises(UsageError, match="unit = 'page'"):
-        corpora.documents("sotu", unit="page")
-    with pytest.raises(UsageError, match="words = 0"):
-        corpora.documents("sotu", unit="paragraph", words=0)
-
-
-DUMP = """<mediawiki>
-  <page>
-    <title>Boat</title>
-    <revision><text xml:space="preserve">{{Box|a={{nested}}}}A '''boat''' is a [[watercraft|small
-vessel]] of [[wood]].&lt;ref&gt;A book&lt;/ref&gt; See [http://x.org the page].
-[[Image:Boat.jpg|thumb|A [[red]] boat]]
-== Use ==
-* Rowing &amp;amp; sailing
-
-[[de:Boot]]</text></revision>
-  </page>
-  <page><title>Ship</title><text>#REDIRECT [[Boat]]</text></page>
-  <page><title>Talk:Boat</title><text>hello</text></page>
-  <page><title>Cut</title><text>off in the mid"""
-
-
-def test_articles_of_a_dump_come_without_their_markup(tmp_path):
-    import gzip
-
-    (tmp_path / "enwik8").write_text(DUMP)
-    (tmp_path / "enwik8.gz").write_bytes(gzip.compress(DUMP.encode()))
-    expected = "A boat is a small\nvessel of wood. See the page.\n\nUse\nRowing & sailing"
-    for name in ("enwik8", "enwik8.gz"):
-        assert dict(corpora.documents(f"enwik8:{tmp_path / name}")) == {"Boat": expected}
-
-
 def test_settings_come_from_a_config():
     wanted = prepare.CorpusSettings(source="wiki", unit="document", splits=(0.8, 0.1, 0.1))
     config = config_dict.ConfigDict(dataclasses.asdict(wanted))
@@ -410,9 +307,3 @@ def test_real_speeches_become_batches(tmp_path):
     assert batch["tokens"].shape == (8, 257)
     text = prepared.tokenizer.decode(batch["tokens"][0], skip_special_tokens=True)
     assert " the " in text
-
-
-def test_usable_counts_into_what_it_is_given():
-    skips = Counter(empty=1)
-    assert list(corpora.usable([("a", ""), ("b", "x")], skips)) == [("b", "x")]
-    assert skips == {"empty": 2}

@@ -34,7 +34,7 @@ def descend(settings, steps, *, spike=None):
 @pytest.mark.parametrize("target", [0.05, 0.3, 2.0])
 @pytest.mark.parametrize("decay", [0.0, 0.9])
 def test_it_converges_to_the_known_multiplier(target, decay):
-    settings = GecoSettings(target, dual_rate=0.05, decay=decay)
+    settings = GecoSettings(target=target, dual_rate=0.05, decay=decay)
     (x, dual), _ = descend(settings, 6000)
     assert float(dual.strength) == pytest.approx(target, rel=2e-3)
     assert float(x) == pytest.approx(-math.log(target), abs=2e-3)
@@ -42,7 +42,7 @@ def test_it_converges_to_the_known_multiplier(target, decay):
 
 
 def test_it_recovers_from_a_spike_of_the_loss():
-    settings = GecoSettings(0.3, dual_rate=0.05, decay=0.9)
+    settings = GecoSettings(target=0.3, dual_rate=0.05, decay=0.9)
     (_, dual), (strength_K, loss_K) = descend(settings, 6000, spike=3000)
     before = float(strength_K[2999])
     assert before == pytest.approx(0.3, rel=5e-3)
@@ -54,7 +54,7 @@ def test_it_recovers_from_a_spike_of_the_loss():
 
 
 def test_the_average_is_free_of_its_start():
-    settings = GecoSettings(1.0, decay=0.99)
+    settings = GecoSettings(target=1.0, decay=0.99)
     dual = geco.init(settings)
     assert math.isnan(float(dual.average))
     losses = [3.0, 5.0, 4.0]
@@ -66,7 +66,7 @@ def test_the_average_is_free_of_its_start():
 
 
 def test_strength_rises_with_loss_to_spare_and_stays_in_its_bounds():
-    settings = GecoSettings(2.0, dual_rate=1.0, decay=0.0, least=0.5, most=1.5, longest=10.0)
+    settings = GecoSettings(target=2.0, dual_rate=1.0, decay=0.0, least=0.5, most=1.5, longest=10.0)
     push = functools.partial(geco.update, settings=settings)
     dual = push(geco.init(settings), jnp.float32(1.9))
     assert float(dual.strength) == pytest.approx(math.exp(0.1), rel=1e-5)
@@ -75,7 +75,7 @@ def test_strength_rises_with_loss_to_spare_and_stays_in_its_bounds():
 
 
 def test_the_strength_is_a_constant_to_the_parameters():
-    dual = geco.init(GecoSettings(1.0, start=3.0))
+    dual = geco.init(GecoSettings(target=1.0, start=3.0))
 
     def of(dual):
         return geco.lagrangian(jnp.float32(1.0), jnp.float32(2.0), dual)
@@ -85,13 +85,13 @@ def test_the_strength_is_a_constant_to_the_parameters():
 
 
 def test_a_loss_that_is_not_finite_is_not_hidden():
-    settings = GecoSettings(1.0)
+    settings = GecoSettings(target=1.0)
     dual = geco.update(geco.init(settings), jnp.float32(jnp.nan), settings)
     assert math.isnan(float(dual.strength))
 
 
 def test_settings_that_cannot_be():
     with pytest.raises(UsageError, match=r"target = nan must be finite; dual_rate = 0"):
-        GecoSettings(math.nan, dual_rate=0)
+        GecoSettings(target=math.nan, dual_rate=0)
     with pytest.raises(UsageError, match=r"start = 1\.0 must be between least and most"):
-        GecoSettings(1.0, least=2.0)
+        GecoSettings(target=1.0, least=2.0)

@@ -174,7 +174,7 @@ def test_a_fixed_strength_stays_and_a_bound_moves_it():
     objective = Sparsifying(CFG, FIXED)
     dual, columns = objective.update(objective.start(), metrics)
     assert float(columns["strength"]) == float(dual.strength) == pytest.approx(0.7)
-    objective = Sparsifying(CFG, GecoSettings(3.0, dual_rate=0.01, decay=0.0))
+    objective = Sparsifying(CFG, GecoSettings(target=3.0, dual_rate=0.01, decay=0.0))
     dual, columns = objective.update(objective.start(), metrics)
     assert float(columns["strength"]) == 1.0
     assert float(dual.log_strength) == pytest.approx(-0.06)
