@@ -3,7 +3,8 @@
 The mesh has the axes `data`, `fsdp` and `tensor`. A batch is split over data and fsdp. Parameters
 are split over fsdp along D (Zhao et al., 2023), over tensor along heads, MLP units and vocabulary
 (Shoeybi et al., 2019), and replicated over data. An axis whose length the mesh does not divide
-stays whole. Nothing in the decoder mentions a mesh: `jax.jit` with these shardings is all there is.
+stays whole. Nothing in the decoder mentions a mesh: `jax.jit` with these shardings is all there is,
+but for kernels, which the compiler cannot split (`lm_jax.shards`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ RULES: Mapping[str, str] = {
     "N": "tensor",
     "K": "tensor",
     "F": "tensor",
+    "I": "tensor",
     "V": "tensor",
     "R": "tensor",
 }

@@ -23,6 +23,7 @@ from lm_jax.config import DecoderConfig
 from lm_jax.layers import add_axes, project
 from lm_jax.mixers import Layer
 from lm_jax.params import ParamSpec, ParamTree, constant
+from lm_jax.shards import by_shard
 from protot_jax.convolution import causal_convolution, taps_spec
 
 # Added to the squared length of a query or key, so that none divides by zero.
@@ -80,13 +81,19 @@ class DeltaNetMixer:
         beta_BTN = jax.nn.sigmoid(project("BTD,DN->BTN", x_BTD, p["beta"]))
         if valid_BT is not None:
             beta_BTN = jnp.where(valid_BT[..., None], beta_BTN, 0.0)
-        o_BTNH, state = delta_rule(
-            _unit(made["q"]),
-            _unit(made["k"]),
-            made["v"],
-            beta_BTN,
-            initial_state=before["state"],
-            return_state=True,
+
+        def rule(first, q_BTNH, k_BTNH, v_BTNH, beta_BTN, state_BNHX):
+            del first
+            return delta_rule(
+                q_BTNH, k_BTNH, v_BTNH, beta_BTN, initial_state=state_BNHX, return_state=True
+            )
+
+        o_BTNH, state = by_shard(
+            rule,
+            (_unit(made["q"]), _unit(made["k"]), made["v"], beta_BTN, before["state"]),
+            ("BTNH", "BTNH", "BTNH", "BTN", "BNHX"),
+            ("BTNH", "BNHX"),
+            split="BN",
         )
         o_BTNH = _rms_norm(o_BTNH, p["norm"]["scale"], cfg.norm_eps)
         out_BTD = project("BTNH,NHD->BTD", o_BTNH, p["o"])

@@ -25,6 +25,7 @@ from lm_jax.config import DecoderConfig
 from lm_jax.layers import add_axes, project
 from lm_jax.mixers import Layer
 from lm_jax.params import Initializer, ParamSpec, ParamTree, constant
+from lm_jax.shards import by_shard
 from protot_jax.convolution import causal_convolution, taps_spec, uniform
 
 # The range that a channel's step size starts in, as in the released Mamba.
@@ -106,15 +107,34 @@ class MambaMixer:
         # A step of size zero leaves the state as it is, whatever the convolution's bias lets in.
         if layer.valid_BT is not None:
             delta_BTI = jnp.where(layer.valid_BT[..., None], delta_BTI, 0.0)
-        y_BTI, state = selective_scan(
-            u_BTI,
-            delta_BTI,
-            -jnp.exp(_float32(p["A_log"], 2)),
-            project("BTI,IJ->BTJ", u_BTI, p["B"]),
-            project("BTI,IJ->BTJ", u_BTI, p["C"]),
-            _float32(p["D"], 1),
-            initial_state=before["state"],
-            return_state=True,
+
+        def scan(first, u_BTI, delta_BTI, A_IJ, B_BTJ, C_BTJ, D_I, state_BIJ):
+            del first
+            return selective_scan(
+                u_BTI,
+                delta_BTI,
+                A_IJ,
+                B_BTJ,
+                C_BTJ,
+                D_I,
+                initial_state=state_BIJ,
+                return_state=True,
+            )
+
+        y_BTI, state = by_shard(
+            scan,
+            (
+                u_BTI,
+                delta_BTI,
+                -jnp.exp(_float32(p["A_log"], 2)),
+                project("BTI,IJ->BTJ", u_BTI, p["B"]),
+                project("BTI,IJ->BTJ", u_BTI, p["C"]),
+                _float32(p["D"], 1),
+                before["state"],
+            ),
+            ("BTI", "BTI", "IJ", "BTJ", "BTJ", "I", "BIJ"),
+            ("BTI", "BIJ"),
+            split="BI",
         )
         out_BTD = project("BTI,ID->BTD", y_BTI * jax.nn.silu(z_BTI), p["out"])
         return out_BTD, None if cache is None else {"state": state, "inputs": inputs}

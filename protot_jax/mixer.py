@@ -27,6 +27,7 @@ from lm_jax.config import DecoderConfig
 from lm_jax.layers import project
 from lm_jax.mixers import Layer
 from lm_jax.params import ParamSpec, ParamTree, by_layer, constant
+from lm_jax.shards import by_shard
 from protot_jax.convolution import causal_convolution, taps_spec
 
 MEMORY = frozenset({"mixer.memory"})
@@ -125,21 +126,34 @@ class PrototypeMixer(Prototypes):
 
         write_BTR, read_BTR = (x.astype(mixed_BTE.dtype) for x in (write_BTR, read_BTR))
         before = None if cache is None else State(*cache["state"])
-        out_BTE, after = self.prefix(
-            write_BTR,
-            mixed_BTE,
-            decay_R,
-            read_BTR,
-            initial_state=before,
-            return_state=True,
-            mass_normalisation=self.mass_normalisation,
+
+        def prefix(first, write_BTR, value_BTE, decay_R, read_BTR, before):
+            del first
+            out_BTE, after = self.prefix(
+                write_BTR,
+                value_BTE,
+                decay_R,
+                read_BTR,
+                initial_state=None if before is None else State(*before),
+                return_state=True,
+                mass_normalisation=self.mass_normalisation,
+            )
+            return out_BTE, tuple(after)
+
+        state_axes = ("BRE", "BR")
+        out_BTE, after = by_shard(
+            prefix,
+            (write_BTR, mixed_BTE, decay_R, read_BTR, before and tuple(before)),
+            ("BTR", "BTE", "R", "BTR", state_axes if before else ""),
+            ("BTE", state_axes),
+            split="BE",
         )
         if layer.scope.touches(MEMORY):
             memory_BTRE = self.memory(write_BTR, mixed_BTE, decay_R, before)
             memory_BTRE = layer.scope("mixer.memory", memory_BTRE)
             out_BTE = jnp.einsum("BTR,BTRE->BTE", read_BTR, memory_BTRE)
         if cache is not None:
-            cache = {"state": after, "values": last}
+            cache = {"state": State(*after), "values": last}
         out_BTD = project("BTE,ED->BTD", out_BTE, p["out"])
         return (p["alpha"].astype(jnp.float32) * out_BTD).astype(x_BTD.dtype), cache
 

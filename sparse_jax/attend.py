@@ -28,6 +28,7 @@ from kernels.visibility import Visibility
 from lm_jax.attention import Bound, Fused, PerLayer, fused, register_fused
 from lm_jax.config import DecoderConfig
 from lm_jax.errors import UsageError, nearest
+from lm_jax.shards import by_shard
 
 NAME = "kernels"
 
@@ -150,24 +151,36 @@ def _kernel(
         # A padding query is of no segment, and sees nothing.
         queries_BT = jnp.where(data["valid_BT"], 0, -1)
         segments = (queries_BT, jnp.zeros((B, S), jnp.int32))
-    made = gated_attention(
-        q_BTNH,
-        k_BSKH,
-        v_BSKH,
-        gate_bias=data["bias_N"],
-        seed=data["seed"] if fn.mode == "sample" else None,
-        mode=fn.mode,
-        scale=scale,
-        gate_scale=1.0 if fn.raw_gate else None,
-        soft_cap=cap,
-        window=seen.window,
-        segment_ids=segments,
-        start=seen.start,
+
+    def run(first, q_BTNH, k_BSKH, v_BSKH, bias_N, seed, window, segments, start_B):
+        made = gated_attention(
+            q_BTNH,
+            k_BSKH,
+            v_BSKH,
+            gate_bias=bias_N,
+            seed=seed if fn.mode == "sample" else None,
+            mode=fn.mode,
+            scale=scale,
+            gate_scale=1.0 if fn.raw_gate else None,
+            soft_cap=cap,
+            window=window,
+            segment_ids=segments,
+            start=start_B if seen.first is None else seen.first,
+            origin=(first["B"], first["N"]),
+        )
+        return made.out_BTNH, made.expected_edges_BN, made.open_edges_BN
+
+    out_BTNH, expected_BN, opened_BN = by_shard(
+        run,
+        (q_BTNH, k_BSKH, v_BSKH, data["bias_N"], data["seed"], seen.window, segments, seen.start_B),
+        ("BTNH", "BSKH", "BSKH", "N", "", "", ("BT", "BS") if segments else "", "B"),
+        ("BTNH", "BN", "BN"),
+        split="BNK",
     )
     pairs_BT = seen.counts_BT(T, S)
     if data["valid_BT"] is not None:
         pairs_BT = jnp.where(data["valid_BT"], pairs_BT, 0)
-    return made.out_BTNH, _aux(made.expected_edges_BN, made.open_edges_BN, pairs_BT.sum(1))
+    return out_BTNH, _aux(expected_BN, opened_BN, pairs_BT.sum(1))
 
 
 register_fused(Gated, NAME, _kernel)

@@ -35,6 +35,8 @@ class PosttrainConfig:
       bias: of the gate logits at the start.
       learn_bias: train one bias per layer and head.
       raw_gate: gate logits as Eq. 1 prints them, q.k without its scale.
+      control: also train for as many steps with every gate open: the dense model that has read the
+        same text, without which what is learned of the text hides what closing edges costs.
       distill: weight of the divergence from the dense model; 0 leaves the teacher out.
       temperature: of both distributions in it.
       batch_size: windows of one update, on all devices together.
@@ -51,7 +53,8 @@ class PosttrainConfig:
       seed: draws adapters, order and gates.
       mesh: sizes of the axes data, fsdp, tensor; one may be -1.
       texts: shown in the report with their attention before and after.
-      heads: shown there, as "layer.head"; if there are none, those that keep most edges.
+      heads: shown there, as "layer.head"; if there are none, some that few
+        edges make legible (`patterns.legible`).
     """
 
     model: str = "smollm2"
@@ -68,6 +71,7 @@ class PosttrainConfig:
     bias: float = 0.0
     learn_bias: bool = False
     raw_gate: bool = False
+    control: bool = False
     distill: float = 1.0
     temperature: float = 1.0
     batch_size: int = 16

@@ -11,8 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from lm_jax import sharding, stats
+from lm_jax import sharding, shards, stats
 from lm_jax.decoder import forward
 from lm_jax.hf.load import Pretrained
 from lm_jax.stats import Interval
@@ -65,6 +66,15 @@ class Compared:
         return self.windows[name].to_numpy()
 
 
+def difference(windows: pa.Table, others: pa.Table) -> Interval:
+    """The sparse loss in one table less that in another, of the same windows, with its interval."""
+    if windows["document"] != others["document"] or windows["tokens"] != others["tokens"]:
+        raise ValueError("the two tables are of other windows")
+    more = pc.subtract(windows["sparse_nll"], others["sparse_nll"])
+    rows = np.stack([more.to_numpy(), windows["tokens"].to_numpy()], 1)
+    return stats.clustered_bootstrap(rows, windows["document"].to_numpy(), _ratio, seed=0)
+
+
 def _ratio(rows: np.ndarray) -> float:
     above, below = rows.sum(0)
     return float(above / below)
@@ -80,7 +90,7 @@ def compare(
 ) -> Compared:
     """Evaluates both models, in the dtypes of their parameters, on one pass of `batches`."""
     look = jax.jit(
-        functools.partial(_look, dense, sparse, cutting),
+        shards.on_mesh(functools.partial(_look, dense, sparse, cutting), mesh),
         in_shardings=(None, None, sharding.batch_sharding(mesh)),
         out_shardings=sharding.replicated(mesh),
     )

@@ -19,6 +19,8 @@ PATTERN = "attn.pattern"
 MOST_HEADS, MOST_TOKENS = 4, 48
 _DIGITS = 3
 
+Choice = tuple[int, int]
+
 
 class Head(TypedDict):
     """One head on one text: weights by query and key in both models, and its open edges."""
@@ -39,14 +41,20 @@ class Shown(TypedDict):
     heads: list[Head]
 
 
-def busiest(open_LN: np.ndarray, count: int = MOST_HEADS) -> list[tuple[int, int]]:
-    """The heads with most open edges, at most one of a layer, in order of layers."""
-    best_L = open_LN.argmax(1)
-    layers = np.argsort(-open_LN.max(1), kind="stable")[:count]
+def legible(after_LNTS: np.ndarray, open_LN: np.ndarray, pairs_L: np.ndarray) -> list[Choice]:
+    """Heads where few open edges carry much weight, at most one of a layer, in order of layers.
+
+    What a head scores is the mean weight by query on keys after the first, where heads put what
+    they do not need, less the share of its edges that are open.
+    """
+    carried_LN = after_LNTS[..., 1:].sum(-1).mean(-1)
+    score_LN = carried_LN - open_LN / pairs_L[:, None]
+    best_L = score_LN.argmax(1)
+    layers = np.argsort(-score_LN.max(1), kind="stable")[:MOST_HEADS]
     return [(int(layer), int(best_L[layer])) for layer in sorted(layers)]
 
 
-def named(heads: Sequence[str], layers: int, count: int) -> list[tuple[int, int]]:
+def named(heads: Sequence[str], layers: int, count: int) -> list[Choice]:
     """Heads written as "layer.head".
 
     Raises:
@@ -62,10 +70,8 @@ def named(heads: Sequence[str], layers: int, count: int) -> list[tuple[int, int]
     return found
 
 
-def look(
-    dense: Pretrained, sparse: SparseModel, text: str, heads: Sequence[tuple[int, int]]
-) -> Shown:
-    """The patterns of both models on the beginning of a text."""
+def look(dense: Pretrained, sparse: SparseModel, text: str, heads: Sequence[Choice] = ()) -> Shown:
+    """The patterns of both models on the beginning of a text, in these heads or `legible` ones."""
     tokenizer = dense.tokenizer
     assert tokenizer is not None, "post-training refuses a model without one"
     ids = tokenizer.encode(text)[:MOST_TOKENS]
@@ -77,6 +83,7 @@ def look(
     open_LN = np.asarray(gated.aux["open_edges_BN"])[:, 0]
     pairs_L = np.asarray(gated.aux["pairs_B"])[:, 0]
     before_LNTS, after_LNTS = (np.round(p.astype(np.float64), _DIGITS) for p in patterns)
+    heads = heads or legible(after_LNTS, open_LN, pairs_L)
     return {
         "text": tokenizer.decode(ids, skip_special_tokens=True),
         "tokens": [tokenizer.decode([one]) for one in ids],

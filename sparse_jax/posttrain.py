@@ -7,12 +7,14 @@
    and a slack.
 3. For each target a run trains in a folder of its own, from its last checkpoint if there is one.
 4. The result is merged into one model, which is evaluated beside the dense one and exported.
+5. With `control`, a last run keeps every edge: it learns the text as the others do.
 
 The work folder then holds
 
     data/                  the prepared corpus
     target_<nats>/         one run: checkpoints, metrics.parquet, evaluations.parquet
                            (`lm_jax.train.loop`), the exported model and more (`results.py`)
+    control/               the same training with every gate open, if the config asks for it
     summary.json           every number that is printed at the end
     report.html            curves, edges by layer and head, attention before and after
 
@@ -36,6 +38,7 @@ from lm_jax import params as params_lib
 from lm_jax.errors import BadInputError, UsageError
 from lm_jax.hf.load import Pretrained, load_pretrained
 from lm_jax.params import ParamTree
+from lm_jax.stats import Interval
 from lm_jax.train.config import TrainConfig, Upkeep
 from lm_jax.train.data import Batches, Examples, OnePass
 from lm_jax.train.evaluate import Evaluation, evaluate
@@ -43,15 +46,19 @@ from lm_jax.train.loop import train
 from lm_jax.train.metrics import METRICS
 from lm_jax.train.objective import LanguageModelling, next_token_or_void
 from lm_jax.train.prepare import Prepared, prepare_corpus
+from lm_jax.train.state import TrainState
 from lm_jax.train.step import make_eval_step
 from sparse_jax import patterns, results
 from sparse_jax import report as pages
 from sparse_jax.config import PosttrainConfig
-from sparse_jax.evaluation import Compared, compare
+from sparse_jax.evaluation import compare, difference
 from sparse_jax.geco import GecoSettings
+from sparse_jax.model import SparseModel
 from sparse_jax.objective import GATE_BIAS, WEIGHTS, Sparsifying
 
-DATA, SUMMARY, REPORT = "data", "summary.json", "report.html"
+DATA, CONTROL, SUMMARY, REPORT = "data", "control", "summary.json", "report.html"
+# As the bias of a gate's logit: open whatever is drawn, and without a gradient.
+_ALWAYS_OPEN = 1e6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,13 +158,9 @@ def start(objective: Sparsifying, job: Job) -> ParamTree:
     return params
 
 
-def train_target(job: Job, target: float) -> dict[str, Any]:
-    """Trains under one bound to the end, evaluates and exports the result; returns its numbers."""
-    folder = job.folder / f"target_{target:.4f}"
-    # Written last of all, after the export.
-    if processes.on_first(lambda: (folder / results.RESULT).exists()):
-        return runs.read_json(folder / results.RESULT)
-    config, objective = job.config, objective_of(job, target)
+def train_once(job: Job, folder: Path, objective: Sparsifying) -> tuple[TrainState, SparseModel]:
+    """Trains to the end, from the last checkpoint in `folder`; returns also the model it makes."""
+    config = job.config
     settings = TrainConfig(
         steps=config.steps,
         learning_rate=config.learning_rate,
@@ -169,7 +172,7 @@ def train_target(job: Job, target: float) -> dict[str, Any]:
         early_stop=False,
     )
     needs_dense = objective.adapters is not None or objective.distill > 0
-    trained = train(
+    state = train(
         folder,
         objective,
         settings,
@@ -182,8 +185,18 @@ def train_target(job: Job, target: float) -> dict[str, Any]:
         # Adapters are drawn; weights begin as they are.
         params=start(objective, job) if config.full else None,
         measure=edges_in_all,
-    )
-    merged = results.merge(job.base, objective, trained.state.params)
+    ).state
+    return state, results.merge(job.base, objective, state.params)
+
+
+def train_target(job: Job, target: float) -> dict[str, Any]:
+    """Trains under one bound to the end, evaluates and exports the result; returns its numbers."""
+    folder = job.folder / f"target_{target:.4f}"
+    # Written last of all, after the export.
+    if processes.on_first(lambda: (folder / results.RESULT).exists()):
+        return runs.read_json(folder / results.RESULT)
+    config, objective = job.config, objective_of(job, target)
+    state, merged = train_once(job, folder, objective)
     found = compare(job.base, merged, job.validation, job.mesh)
     result = {
         "target": target,
@@ -195,15 +208,51 @@ def train_target(job: Job, target: float) -> dict[str, Any]:
         "open_edges_per_head": float(found.open_LN.mean()) / found.windows.num_rows,
         "windows": found.windows.num_rows,
         "validation_tokens": pc.sum(found.windows["tokens"]).as_py(),
-        "strength": float(trained.state.extra.strength),
-        "steps": int(trained.state.step),
-        "tokens_seen": int(pc.sum(pq.read_table(folder / METRICS)["tokens"]).as_py()),
+        "strength": float(state.extra.strength),
+        "steps": int(state.step),
+        "tokens_seen": tokens_seen(folder),
     }
-    heads = chosen_heads(job, found)
+    heads = patterns.named(config.heads, job.base.cfg.num_layers, job.base.cfg.num_heads)
     shown = [patterns.look(job.base, merged, text, heads) for text in config.texts]
-    adapters = None if config.full else trained.state.params[WEIGHTS]
+    adapters = None if config.full else state.params[WEIGHTS]
     results.export(folder, config, merged, adapters, result, found, shown)
     return runs.read_json(folder / results.RESULT)
+
+
+def train_control(job: Job) -> dict[str, Any]:
+    """Trains as every run does but with no edge ever closed; returns its numbers."""
+    folder = job.folder / CONTROL
+    if processes.on_first(lambda: (folder / results.RESULT).exists()):
+        return runs.read_json(folder / results.RESULT)
+    objective = dataclasses.replace(
+        objective_of(job, 0.0),
+        dual=GecoSettings.fixed(job.config.strength.least),
+        bias=_ALWAYS_OPEN,
+        learn_bias=False,
+    )
+    state, merged = train_once(job, folder, objective)
+    found = compare(job.base, merged, job.validation, job.mesh)
+    result = {
+        "loss": found.ratio("sparse_nll", "tokens"),
+        "difference": found.difference,
+        "steps": int(state.step),
+        "tokens_seen": tokens_seen(folder),
+    }
+    processes.on_first(lambda: results.record(folder, found, result))
+    return runs.read_json(folder / results.RESULT)
+
+
+def tokens_seen(folder: Path) -> int:
+    """Tokens predicted in training."""
+    return int(pc.sum(pq.read_table(folder / METRICS)["tokens"]).as_py())
+
+
+def beside_control(job: Job, result: dict[str, Any]) -> Interval:
+    """The loss of one run over the control's, on the same windows."""
+    tables = (
+        pq.read_table(job.folder / name / results.WINDOWS) for name in (result["folder"], CONTROL)
+    )
+    return difference(*tables)
 
 
 def edges_in_all(params: ParamTree, step: int, found: Evaluation) -> dict[str, float]:
@@ -216,12 +265,6 @@ def edges_in_all(params: ParamTree, step: int, found: Evaluation) -> dict[str, f
         "validation/edges": float(open_LN.sum() / (pairs_L.sum() * open_LN.shape[1])),
         "validation/edges_layer_mean": float(share_L.mean()),
     }
-
-
-def chosen_heads(job: Job, found: Compared) -> list[tuple[int, int]]:
-    """Those that the config names, or those with most open edges."""
-    L, N = found.open_LN.shape
-    return patterns.named(job.config.heads, L, N) or patterns.busiest(found.open_LN)
 
 
 def _frozen_dtype(config: PosttrainConfig) -> Any:
@@ -257,8 +300,11 @@ def run(config: PosttrainConfig, folder: Path) -> dict[str, Any]:
         "dense_loss": dense.loss,
         "validation_tokens": dense.tokens,
         "runs": [train_target(job, target) for target in bounds],
+        "control": train_control(job) if config.control else None,
         "device": jax.devices()[0].device_kind,
     }
+    if config.control:
+        summary["over_control"] = [beside_control(job, each) for each in summary["runs"]]
     processes.on_first(lambda: _conclude(folder, summary))
     return summary
 
@@ -279,14 +325,24 @@ def told(summary: dict[str, Any]) -> str:
         f"{summary['validation_tokens']:,} tokens of {summary['corpus']['source']}"
     ]
     for each in summary["runs"]:
-        edges, more = each["edges"], each["difference"]
+        edges = each["edges"]
         lines.append(
             f"target {each['target']:.4f}: {100 * edges['estimate']:.2f} % of edges open "
             f"({100 * edges['low']:.2f} to {100 * edges['high']:.2f}), loss "
-            f"{more['estimate']:+.4f} ({more['low']:+.4f} to {more['high']:+.4f}) against dense, "
-            f"{each['tokens_seen']:,} tokens seen"
+            f"{_signed(each['difference'])} against dense, {each['tokens_seen']:,} tokens seen"
         )
+    if summary["control"]:
+        less = summary["control"]["difference"]
+        lines.append(f"control, every gate open: loss {_signed(less)} against dense")
+        lines += [
+            f"target {each['target']:.4f}: loss {_signed(more)} against the control"
+            for each, more in zip(summary["runs"], summary["over_control"], strict=True)
+        ]
     return "\n".join(lines)
+
+
+def _signed(interval: dict[str, float]) -> str:
+    return "{estimate:+.4f} ({low:+.4f} to {high:+.4f})".format_map(interval)
 
 
 def main(arguments: launch.Arguments) -> None:

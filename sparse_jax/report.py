@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from lm_jax import report, runs
-from lm_jax.report import Cell, Column, Points, Section, Series, cell, section, table
+from lm_jax.report import Column, Points, Section, Series, section, table
 from lm_jax.report.markup import Markup, number
 from lm_jax.stats import Interval
 from lm_jax.train.metrics import EVALUATIONS, METRICS
@@ -108,6 +108,25 @@ def outcome(summary: Found) -> Section:
         for run in summary["runs"]
     ]
     first = summary["runs"][0]
+    columns = [
+        Column("Bound", ".3f"),
+        "Loss",
+        "Less dense",
+        "Open, %",
+        Column("Per head", ".1f"),
+        Column("Strength", ".3g"),
+        "Tokens seen",
+    ]
+    control = ""
+    if summary["control"]:
+        columns.insert(3, "Less control")
+        for row, more in zip(rows, summary["over_control"], strict=True):
+            row.insert(3, _interval(more, "+.4f"))
+        less = _interval(summary["control"]["difference"], "+.4f")
+        control = (
+            "The control had the same training with every gate open: its loss less the dense "
+            f"model's is {less}. What lies over the control's is what closing edges costs."
+        )
     return section(
         "Result",
         f"The dense model has a loss of {summary['dense_loss']:.4f} on "
@@ -115,16 +134,9 @@ def outcome(summary: Found) -> Section:
         f"in windows of {summary['context']} tokens that never cross documents. "
         f"{number(summary['trained_parameters'])} parameters were trained. The exported model is "
         "the one that was evaluated, with gates that open without chance.",
+        *[control] * bool(control),
         table(
-            [
-                Column("Bound", ".3f"),
-                "Loss",
-                "Less dense",
-                "Open, %",
-                Column("Per head", ".1f"),
-                Column("Strength", ".3g"),
-                "Tokens seen",
-            ],
+            columns,
             rows,
             caption="Each run at its end: losses in nats per token, on the same windows as the "
             "dense model; open edges in all, and per head and window; tokens trained on.",
@@ -280,12 +292,12 @@ def paper(summary: Found) -> Section:
     )
 
 
-def _interval(value: Mapping[str, Any], spec: str, scale: float = 1.0) -> Cell:
+def _interval(value: Mapping[str, Any], spec: str, scale: float = 1.0) -> str:
     interval = Interval(**value)
     low, middle, high = (
         format(scale * x, spec) for x in (interval.low, interval.estimate, interval.high)
     )
-    return cell(f"{middle} [{low}, {high}]")
+    return f"{middle} [{low}, {high}]"
 
 
 def _thinned(x: Sequence[float], y: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:

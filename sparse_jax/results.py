@@ -89,14 +89,19 @@ def export(
         shutil.rmtree(folder / EXPORTED, ignore_errors=True)
         if own is not None:
             lora.save(folder / lora.ADAPTER, own, config.adapters, base_sha256=whole.sha256)
-        for name, table in ((EDGES, edges_table(found)), (WINDOWS, found.windows)):
-            with runs.replace_file(folder / name) as file:
-                pq.write_table(table, file)
         runs.write_json(folder / PATTERNS, shown)
         sparse_model.save(folder / EXPORTED, whole, merged.gates, card)
-        runs.write_json(folder / RESULT, result)
+        record(folder, found, result)
 
     processes.on_first(write)
+
+
+def record(folder: Path, found: Compared, result: dict[str, Any]) -> None:
+    """Writes an evaluation, and last of all the numbers."""
+    for name, table in ((EDGES, edges_table(found)), (WINDOWS, found.windows)):
+        with runs.replace_file(folder / name) as file:
+            pq.write_table(table, file)
+    runs.write_json(folder / RESULT, result)
 
 
 def _with_ends(interval: Interval, form: str) -> str:

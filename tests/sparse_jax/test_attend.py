@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from scipy import special
 
-from kernels import noise
+from kernels import dispatch, noise
 import lm_jax
+from lm_jax import sharding, shards
 from lm_jax.attention import as_pytree, bind
 from lm_jax.errors import UsageError
 from sparse_jax.attend import Gated, by_kernels, gated
@@ -68,6 +69,34 @@ def test_kernels_and_scores_give_the_same(family, raw_gate, mode):
     np.testing.assert_allclose(one.logits[real], other.logits[real], rtol=2e-4, atol=2e-4)
     for name, value in one.aux.items():
         np.testing.assert_allclose(value, other.aux[name], rtol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("family", ["llama", "windows"])
+def test_on_a_mesh_the_kernel_draws_the_gates_of_the_whole(family):
+    """The one for GPUs, interpreted: rows over data and heads over tensor, some of it padding."""
+    cfg = FAMILIES[family]
+    params, tokens_BT = inputs(cfg)
+    valid_BT = jnp.arange(T)[None] < jnp.array([[T], [11]])
+    attend = gated(cfg, key=KEY, bias=0.3, valid_BT=valid_BT)
+    one = run(cfg, attend)
+
+    def forward(params, tokens_BT):
+        return lm_jax.forward(params, tokens_BT, cfg, attend=by_kernels(attend))
+
+    mesh = sharding.make_mesh(data=2, tensor=2)
+    places = (
+        sharding.param_shardings(mesh, lm_jax.param_spec(cfg)),
+        sharding.batch_sharding(mesh),
+    )
+    with dispatch.on(dispatch.INTERPRETER):
+        traced = shards.on_mesh(forward, mesh)
+        written = str(jax.make_jaxpr(traced)(params, tokens_BT))
+        other = jax.jit(traced, in_shardings=places)(params, tokens_BT)
+    # The kernel stands inside the map, on one row and two heads.
+    assert written.index("shard_map") < written.index("pallas_call")
+    real = np.asarray(valid_BT)
+    np.testing.assert_allclose(one.logits[real], other.logits[real], rtol=2e-4, atol=2e-4)
+    np.testing.assert_array_equal(one.aux["open_edges_BN"], other.aux["open_edges_BN"])
 
 
 def test_edges_of_a_pattern_made_by_hand():

@@ -150,10 +150,12 @@ def test_micro_batches_add_up_to_the_batch():
     assert max(float(jnp.abs(a - b).max()) for a, b in pairs) < 1e-5
 
 
-def test_four_devices_draw_the_gates_of_one_and_take_its_step():
+@pytest.mark.parametrize("sizes", [(2, 2, 1), (2, 1, 2)])
+def test_four_devices_draw_the_gates_of_one_and_take_its_step(sizes):
     objective = Sparsifying(CFG, FIXED, adapters=LORA, learn_bias=True)
     one, metrics = updated(objective, one_device())
-    four, others = updated(objective, sharding.make_mesh(data=2, fsdp=2))
+    data, fsdp, tensor = sizes
+    four, others = updated(objective, sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor))
     for name in ("loss", "edges", "divergence", "grad_norm"):
         assert float(metrics[name]) == pytest.approx(float(others[name]), rel=1e-5), name
     pairs = zip(jax.tree.leaves(one.params), jax.tree.leaves(four.params), strict=True)

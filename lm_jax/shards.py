@@ -1,0 +1,85 @@
+"""Kernels on a mesh: each device computes its own batch rows and heads.
+
+The compiler splits what it knows; to it a Pallas kernel is one opaque call, before which it gathers
+every argument whole on every device. So a mixer calls its kernel by `by_shard`, and what is
+compiled for a mesh is traced by `on_mesh`. Without a mesh, or on one device, both do nothing.
+"""
+
+from collections.abc import Callable, Mapping
+import functools
+import math
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, Mesh, PartitionSpec
+
+from lm_jax import sharding
+
+
+def on_mesh(fn: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
+    """`fn` as `jax.jit` is to have it: traced with the mesh that `by_shard` then finds."""
+
+    @functools.wraps(fn)
+    def traced(*args: Any) -> Any:
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return fn(*args)
+
+    return traced
+
+
+def by_shard(
+    run: Callable[..., Any], args: tuple[Any, ...], axes: tuple[Any, ...], out_axes: Any, split: str
+) -> Any:
+    """`run(first, *args)`, each device on its part of the arguments.
+
+    Batch rows are split over data and fsdp, all other axes of `split` over tensor: they must be
+    independent of each other in `run`, up to sums in its gradient. Rows that do not divide stay
+    whole, and so do the others unless every one of them divides.
+
+    Args:
+      run: a function of arrays; `first` maps each letter of `split` to the index, among all, of the
+        first element that it is given.
+      args: the arrays, also in trees; None where one is missing.
+      axes: for each of `args` the letters of its axes; "" for one that goes whole to every device.
+      out_axes: the same for the result.
+      split: the letters of independent axes.
+    """
+    sizes: dict[str, int] = {}
+
+    def measure(letters: str, x: Any) -> None:
+        if letters:
+            sizes.update(zip(letters, x.shape, strict=True))
+
+    jax.tree.map(measure, axes, args)
+    places = _places(jax.sharding.get_abstract_mesh(), {name: sizes[name] for name in split})
+    if not places:
+        return run(dict.fromkeys(split, 0), *args)
+
+    def spec(letters: str) -> PartitionSpec:
+        return PartitionSpec(*(places.get(letter) for letter in letters))
+
+    def shard(*parts: Any) -> Any:
+        here: dict[str, Any] = dict.fromkeys(split, 0)
+        for letter, names in places.items():
+            here[letter] = jax.lax.axis_index(names) * (sizes[letter] // jax.lax.axis_size(names))
+        return run(here, *parts)
+
+    return jax.shard_map(
+        shard,
+        in_specs=jax.tree.map(spec, axes),
+        out_specs=jax.tree.map(spec, out_axes),
+        check_vma=False,
+    )(*args)
+
+
+def _places(mesh: Any, sizes: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
+    """The mesh axes that each axis of these sizes is split over, of those that are."""
+    if mesh.empty or any(kind == AxisType.Manual for kind in mesh.axis_types):
+        return {}
+    groups = {sharding.BATCH[0]: "B", ("tensor",): "".join(sizes).replace("B", "")}
+    places: dict[str, tuple[str, ...]] = {}
+    for names, letters in groups.items():
+        ways = math.prod(mesh.shape[name] for name in names)
+        if ways > 1 and all(sizes[letter] % ways == 0 for letter in letters):
+            places |= dict.fromkeys(letters, names)
+    return places

@@ -1,0 +1,118 @@
+"""A function by shards gives what it gives whole, and every device computes its own part alone."""
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+import numpy as np
+import pytest
+
+from lm_jax import sharding
+from lm_jax.shards import by_shard, on_mesh
+
+DRAWN = np.random.default_rng(0)
+X_BTN = DRAWN.normal(size=(4, 3, 6)).astype(np.float32)
+W_N = DRAWN.normal(size=6).astype(np.float32)
+# data, fsdp, tensor; rows, heads of one device. Six heads do not divide over four.
+MESHES = [
+    ((4, 1, 1), 1, 6),
+    ((2, 2, 1), 1, 6),
+    ((2, 1, 2), 2, 3),
+    ((1, 2, 2), 2, 3),
+    ((1, 1, 4), 4, 6),
+]
+
+
+def mesh_of(sizes):
+    return sharding.make_mesh(**dict(zip(sharding.AXES, sizes, strict=True)))
+
+
+def compiled(fn, mesh):
+    return jax.jit(on_mesh(fn, mesh), in_shardings=sharding.replicated(mesh))
+
+
+class Numbered:
+    """Cumulative sums over T, of rows and heads that know their numbers; notes what it is given."""
+
+    def __init__(self):
+        self.shapes = []
+
+    def __call__(self, x_BTN, w_N, extra=None):
+        return by_shard(
+            self.run, (x_BTN, w_N, extra), ("BTN", "N", ""), {"sum": "BTN", "at": "BN"}, split="BN"
+        )
+
+    def run(self, first, x_BTN, w_N, extra):
+        assert extra is None
+        self.shapes.append(x_BTN.shape)
+        B, _, N = x_BTN.shape
+        row_B1 = first["B"] + jnp.arange(B)[:, None]
+        at_BN = 100 * row_B1 + first["N"] + jnp.arange(N)[None]
+        return {"sum": jnp.cumsum(jnp.sin(x_BTN * w_N[None, None]), 1), "at": at_BN}
+
+
+def value_and_gradients(fn, mesh=None):
+    def loss(x_BTN, w_N):
+        made = fn(x_BTN, w_N)
+        weighted = made["sum"] * jnp.cos(made["at"])[:, None]
+        return weighted.sum(), made
+
+    differentiate = jax.value_and_grad(loss, (0, 1), has_aux=True)
+    if mesh is None:
+        return jax.jit(differentiate)(X_BTN, W_N)
+    return compiled(differentiate, mesh)(X_BTN, W_N)
+
+
+@pytest.mark.parametrize(("sizes", "rows", "heads"), MESHES)
+def test_values_gradients_and_numbers_are_those_of_the_whole(sizes, rows, heads):
+    (_, want), want_grads = value_and_gradients(Numbered())
+    parts = Numbered()
+    (_, got), got_grads = value_and_gradients(parts, mesh_of(sizes))
+    assert set(parts.shapes) == {(rows, 3, heads)}
+    np.testing.assert_array_equal(got["at"], 100 * np.arange(4)[:, None] + np.arange(6)[None])
+    np.testing.assert_array_equal(got["at"], want["at"])
+    np.testing.assert_allclose(got["sum"], want["sum"], atol=1e-6)
+    # That of w_N is a sum over the rows of all devices.
+    for mine, theirs in zip(got_grads, want_grads, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
+
+
+def test_rows_that_do_not_divide_stay_whole_while_heads_are_split():
+    parts = Numbered()
+    made = compiled(parts, mesh_of((2, 1, 2)))(X_BTN[:3], W_N)
+    assert parts.shapes == [(3, 3, 3)]
+    np.testing.assert_array_equal(made["at"][2], 200 + np.arange(6))
+
+
+def test_within_a_shard_map_of_the_caller_nothing_is_split_again():
+    parts, mesh = Numbered(), mesh_of((4, 1, 1))
+    rows = PartitionSpec("data")
+
+    def outer(x_BTN, w_N):
+        return jax.shard_map(
+            parts,
+            in_specs=(rows, PartitionSpec()),
+            out_specs={"sum": rows, "at": rows},
+            check_vma=False,
+        )(x_BTN, w_N)
+
+    made = compiled(outer, mesh)(X_BTN, W_N)
+    assert parts.shapes == [(1, 3, 6)]
+    np.testing.assert_array_equal(made["at"], np.tile(np.arange(6), (4, 1)))
+
+
+def test_under_a_scan_and_rematerialised_it_still_splits():
+    parts = Numbered()
+
+    @jax.checkpoint
+    def layer(x_BTN, w_N):
+        return parts(x_BTN, w_N)["sum"], None
+
+    def layers(x_BTN, w_LN):
+        return jax.lax.scan(layer, x_BTN, w_LN)[0]
+
+    w_LN = np.stack([W_N, 2 * W_N])
+    want = jax.jit(layers)(X_BTN, w_LN)
+    parts.shapes.clear()
+    got = compiled(layers, mesh_of((2, 1, 2)))(X_BTN, w_LN)
+    assert set(parts.shapes) == {(2, 3, 3)}
+    np.testing.assert_allclose(got, want, atol=1e-6)
