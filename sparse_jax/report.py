@@ -90,6 +90,9 @@ def answer(summary: Found) -> Markup:
     )
     bound = f"The bound was {best['target'] - summary['dense_loss']:+.4f}"
     reason = f"{bound}, and it is kept." if kept else f"{bound}, and no run keeps it: train longer."
+    if summary["control"]:
+        over = summary["over_control"][summary["runs"].index(best)]["estimate"]
+        reason += f" Against the control, trained as long with every gate open, it is {over:+.4f}."
     return report.verdict(text, reason, tone="good" if kept else "warn")
 
 

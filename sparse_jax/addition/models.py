@@ -69,9 +69,10 @@ def jobs(config: AdditionConfig) -> tuple[Job, Job]:
     cfg = decoder(config)
     dense = LanguageModelling(cfg, cutting=problems.cut)
     sparse = Sparsifying(cfg, dual=config.dual, bias=config.bias, distill=0.0, cutting=problems.cut)
-    sparsely = config.training(config.sparse_steps, config.sparse_rate)
+    densely = config.training(config.dense_steps, config.dense_rate, config.dense_decay)
+    sparsely = config.training(config.sparse_steps, config.sparse_rate, config.sparse_decay)
     return (
-        Job(DENSE, dense, config.training(config.dense_steps, config.dense_rate), looking(cfg)),
+        Job(DENSE, dense, densely, looking(cfg)),
         Job(SPARSE, sparse, sparsely, looking(cfg, bias=config.bias)),
     )
 

@@ -18,7 +18,7 @@ import pytest
 
 import lm_jax
 from lm_jax import launch, lora, runs
-from lm_jax.errors import BadInputError, CorruptError, UsageError
+from lm_jax.errors import BadInputError, CorruptError, DivergedError, UsageError
 from lm_jax.params import by_path
 from lm_jax.train.tokenizer import train_tokenizer
 import sparse_jax
@@ -313,6 +313,15 @@ def test_what_cannot_be_is_refused_before_training(case, base, text, tmp_path):
     with pytest.raises(error, match=said):
         command(settings(base, text, **changes), tmp_path / "run")
     assert not list((tmp_path / "run").glob("target_*/checkpoints/*"))
+
+
+def test_a_dual_that_is_no_number_stops_the_run_and_keeps_its_checkpoints(base, text, tmp_path):
+    config = settings(base, text, learning_rate=1e30, save_every=1, clip_norm=0.0, steps=3)
+    with pytest.raises(DivergedError, match="step"):
+        command(config, tmp_path / "run")
+    folder = run_folder(tmp_path / "run")
+    assert list((folder / "checkpoints").iterdir()) and not (folder / results.RESULT).exists()
+    assert not (tmp_path / "run" / posttrain.SUMMARY).exists()
 
 
 def test_an_adapter_of_another_name_is_refused_with_the_nearest(base, text, tmp_path):
