@@ -31,8 +31,8 @@ class AdditionConfig:
         sums are learned, or is too weak to close much.
       dense_rate, sparse_rate: learning rates at the peak; 2 % of the steps warm up, then a cosine
         to a tenth.
-      dense_decay, sparse_decay: weight decay of matrices; much of it pulls scores to 0, where a gate
-        with a bias is open.
+      dense_decay, sparse_decay: weight decay of matrices; much of it pulls scores to 0, where a
+        gate with a bias is open.
       clip_norm: longest gradient.
       strength: what the expected share of open edges, summed over layers, is multiplied by.
       bias: of the gate logits: above 0, gates begin open.
