@@ -42,7 +42,12 @@ def by_shard(
       args: the arrays, also in trees; None where one is missing.
       axes: for each of `args` the letters of its axes; "" for one that goes whole to every device.
       out_axes: the same for the result.
-      split: the letters of independent axes.
+      split: the letters of independent axes, of which one is B.
+
+    On a mesh without the axes of `lm_jax.sharding`, or inside `jax.shard_map`, nothing is split.
+
+    Raises:
+      ValueError: an array has another number of axes than letters.
     """
     sizes: dict[str, int] = {}
 
@@ -74,7 +79,8 @@ def by_shard(
 
 def _places(mesh: Any, sizes: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
     """The mesh axes that each axis of these sizes is split over, of those that are."""
-    if mesh.empty or any(kind == AxisType.Manual for kind in mesh.axis_types):
+    ours = set(sharding.AXES) <= set(mesh.axis_names)
+    if not ours or any(kind != AxisType.Auto for kind in mesh.axis_types):
         return {}
     groups = {sharding.BATCH[0]: "B", ("tensor",): "".join(sizes).replace("B", "")}
     places: dict[str, tuple[str, ...]] = {}

@@ -73,6 +73,10 @@ class ChoicesConfig:
             problems.append("config.tasks names no task, and config.truthfulqa no file; give one")
         if len(set(self.sparse)) < len(self.sparse):
             problems.append(f"config.sparse = {self.sparse} names a folder twice; name each once")
+        if DENSE in self.sparse:
+            problems.append(
+                f"config.sparse has {DENSE!r}, as the dense model is called; write ./dense"
+            )
         if self.limit < 0:
             problems.append(f"config.limit = {self.limit} must be at least 0")
         if self.batch_tokens < 1:
@@ -108,7 +112,8 @@ def run(config: ChoicesConfig, folder: Path) -> dict[str, Any]:
     runs.record_provenance(folder, origin)
     with contextlib.ExitStack() as stack:
         scorers = {
-            name: scorer(each, config, stack, folder / SCORES) for name, each in models.items()
+            name: scorer(name, each, config, stack, folder / SCORES)
+            for name, each in models.items()
         }
         compared = multiple_choice.compare(scorers, questions, quiet=False)
     summary = {
@@ -124,6 +129,7 @@ def run(config: ChoicesConfig, folder: Path) -> dict[str, Any]:
 
 
 def scorer(
+    name: str,
     model: Pretrained | SparseModel,
     config: ChoicesConfig,
     stack: contextlib.ExitStack,
@@ -137,8 +143,7 @@ def scorer(
     base, settings = _base(model), {"dtype": config.dtype}
     if base.tokenizer is None:
         raise BadInputError(
-            f"a model of family {base.cfg.family} has no tokenizer; put its tokenizer.json beside "
-            "the weights"
+            f"the model {name} has no tokenizer; put its tokenizer.json beside the weights"
         )
     if isinstance(model, SparseModel):
         settings |= {"gate_bias": model.gates.bias_LN.tolist(), "raw_gate": model.gates.raw}
@@ -194,13 +199,13 @@ def build(summary: Mapping[str, Any], *, provenance: Mapping[str, Any]) -> str:
         "Change, points",
         Column("p", ".2g"),
     ]
-    edges = {Path(path).parent.name: told for path, told in summary["edges"].items()}
+    edges = summary["edges"]
     parts = [
         section(
             "Accuracies",
-            "`acc` takes the likeliest choice, `acc_norm` the likeliest per character. Intervals "
-            f"are at {summary['confidence']:.0%}; p is of the exact McNemar test of single "
-            "comparisons, not corrected for their number.",
+            "Under “acc” the likeliest choice counts, under “acc_norm” the likeliest by "
+            f"character. Intervals are at {summary['confidence']:.0%}; p is of the exact McNemar "
+            "test of single comparisons, not corrected for their number.",
             table(columns, rows, caption="Models on the same questions.", n=counts),
         ),
         *[section("Open edges", report.key_values(edges))] * bool(edges),

@@ -100,7 +100,9 @@ def compare(
         batch = batches.at(k)
         tokens_BS = sharding.shard_batch(mesh, batch["tokens"])
         made.append(jax.tree.map(np.asarray, look(dense.params, sparse.params, tokens_BS)))
-        documents.append(batch["document"])
+        # A process has its own share of the rows, and sees the numbers of all.
+        document_B = sharding.shard_batch(mesh, batch["document"].astype(np.int32))
+        documents.append(sharding.fetch(document_B))
     document = np.concatenate(documents)
     real = document >= 0
     open_WLN, pairs_WL = (

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import lm_jax
+from lm_jax import sharding
 from lm_jax.errors import UsageError
 from lm_jax.hf.load import Pretrained
 from sparse_jax.model import SparseModel
@@ -79,9 +80,9 @@ def look(dense: Pretrained, sparse: SparseModel, text: str, heads: Sequence[Choi
     record = {PATTERN: lm_jax.keep}
     plain = lm_jax.forward(dense.params, tokens_BT, dense.cfg, record=record)
     gated = sparse.forward(tokens_BT, record=record)
-    patterns = [np.asarray(output.records[PATTERN])[:, 0] for output in (plain, gated)]
-    open_LN = np.asarray(gated.aux["open_edges_BN"])[:, 0]
-    pairs_L = np.asarray(gated.aux["pairs_B"])[:, 0]
+    patterns = [sharding.fetch(output.records[PATTERN])[:, 0] for output in (plain, gated)]
+    open_LN = sharding.fetch(gated.aux["open_edges_BN"])[:, 0]
+    pairs_L = sharding.fetch(gated.aux["pairs_B"])[:, 0]
     before_LNTS, after_LNTS = (np.round(p.astype(np.float64), _DIGITS) for p in patterns)
     heads = heads or legible(after_LNTS, open_LN, pairs_L)
     return {

@@ -92,7 +92,9 @@ def answer(summary: Found) -> Markup:
     reason = f"{bound}, and it is kept." if kept else f"{bound}, and no run keeps it: train longer."
     if summary["control"]:
         over = summary["over_control"][summary["runs"].index(best)]["estimate"]
-        reason += f" Against the control, trained as long with every gate open, it is {over:+.4f}."
+        reason += (
+            f" Against a control trained as long with all gates open, the loss is {over:+.4f}."
+        )
     return report.verdict(text, reason, tone="good" if kept else "warn")
 
 
@@ -265,7 +267,12 @@ def attention(run: Run) -> Section | None:
             drawn.append(report.grid(*pictures))
     if not drawn:
         return None
-    return section(f"Attention before and after, under {run.result['target']:.4f}", *drawn)
+    return section(
+        f"Attention before and after, under {run.result['target']:.4f}",
+        "Unless the config names heads, these are the legible ones, not typical ones: few open "
+        "edges carry much weight in them; at most one of a layer, and four in all.",
+        *drawn,
+    )
 
 
 def paper(summary: Found) -> Section:

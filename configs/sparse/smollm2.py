@@ -2,9 +2,10 @@
 
     python -m sparse_jax.posttrain --config=configs/sparse/smollm2.py --workdir=runs/sparse
 
-To reach: at most 20 % of edges open, within 0.05 nats per token of the dense model on the same
-text (introductions of Wikipedia articles). Half of the hour goes to the control, the same training
-with every gate open; `--config.nocontrol` leaves it out. `smollm2_256.py` has the longer context.
+Reached: 4.19 % of edges open, 0.015 nats per token below the dense model's loss on the same text
+(introductions of Wikipedia articles); docs/sparse.md says more. Half of the hour goes to the
+control, the same training with every gate open; `--noconfig.control` leaves it out.
+`smollm2_256.py` has the longer context.
 """
 
 from ml_collections import ConfigDict

@@ -2,7 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, PartitionSpec
 import numpy as np
 import pytest
 
@@ -50,7 +50,7 @@ class Numbered:
         return {"sum": jnp.cumsum(jnp.sin(x_BTN * w_N[None, None]), 1), "at": at_BN}
 
 
-def value_and_gradients(fn, mesh=None):
+def value_and_gradients(fn, mesh=None, x_BTN=X_BTN, w_N=W_N):
     def loss(x_BTN, w_N):
         made = fn(x_BTN, w_N)
         weighted = made["sum"] * jnp.cos(made["at"])[:, None]
@@ -58,8 +58,8 @@ def value_and_gradients(fn, mesh=None):
 
     differentiate = jax.value_and_grad(loss, (0, 1), has_aux=True)
     if mesh is None:
-        return jax.jit(differentiate)(X_BTN, W_N)
-    return compiled(differentiate, mesh)(X_BTN, W_N)
+        return jax.jit(differentiate)(x_BTN, w_N)
+    return compiled(differentiate, mesh)(x_BTN, w_N)
 
 
 @pytest.mark.parametrize(("sizes", "rows", "heads"), MESHES)
@@ -81,6 +81,25 @@ def test_rows_that_do_not_divide_stay_whole_while_heads_are_split():
     made = compiled(parts, mesh_of((2, 1, 2)))(X_BTN[:3], W_N)
     assert parts.shapes == [(3, 3, 3)]
     np.testing.assert_array_equal(made["at"][2], 200 + np.arange(6))
+
+
+@pytest.mark.parametrize("rows", [3, 4])
+def test_the_gradient_of_what_is_computed_twice_is_counted_once(rows):
+    """Rows stay whole on two data devices, or heads on two tensor devices."""
+    x_BTN, w_N = (X_BTN[:3], W_N) if rows == 3 else (X_BTN[..., :5], W_N[:5])
+    _, want = value_and_gradients(Numbered(), None, x_BTN, w_N)
+    parts = Numbered()
+    _, got = value_and_gradients(parts, mesh_of((2, 1, 2)), x_BTN, w_N)
+    assert set(parts.shapes) == {(3, 3, 3) if rows == 3 else (2, 3, 5)}
+    for mine, theirs in zip(got, want, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
+
+
+def test_on_a_mesh_that_is_not_ours_nothing_is_split():
+    parts, mesh = Numbered(), jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
+    made = compiled(parts, mesh)(X_BTN, W_N)
+    assert parts.shapes == [X_BTN.shape]
+    np.testing.assert_array_equal(made["at"][1], 100 + np.arange(6))
 
 
 def test_within_a_shard_map_of_the_caller_nothing_is_split_again():

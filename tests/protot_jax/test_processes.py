@@ -1,15 +1,10 @@
 """Two processes on loopback are one run: same parameters, one writer, one end."""
 
-import os
-from pathlib import Path
-import subprocess
-import sys
 import textwrap
 import time
 
 import jax
 import numpy as np
-import portpicker
 import pyarrow.parquet as pq
 import pytest
 
@@ -17,11 +12,10 @@ from lm_jax import runs
 from lm_jax.params import by_path
 from lm_jax.train.checkpoints import FOLDER, saved_steps
 from protot_jax import trained
+from tests.lm_jax.pairs import LIMIT, end, launch, launch_pair
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[2]
-# Seconds after which a process that waits for one that is gone would be killed.
-LIMIT = 150
+COMMAND = "protot_jax.pretrain"
 STEPS = 36
 
 
@@ -45,42 +39,6 @@ def config(text, tmp_path_factory):
     return path
 
 
-def launch(config, folder, *, devices, flags=()):
-    """One process of the command, with so many devices of its own."""
-    return subprocess.Popen(
-        [
-            *(sys.executable, "-m", "protot_jax.pretrain"),
-            *(f"--config={config}", f"--workdir={folder}", *flags),
-        ],
-        cwd=ROOT,
-        env=os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def launch_pair(config, folder, *flags):
-    """Both processes, with a device each."""
-    port = portpicker.pick_unused_port()
-    shared = (f"--coordinator=127.0.0.1:{port}", "--processes=2", *flags)
-    return [
-        launch(config, folder, devices=1, flags=(*shared, f"--process={index}"))
-        for index in range(2)
-    ]
-
-
-def end(processes):
-    """Exit codes, standard outputs and standard errors."""
-    try:
-        said = [process.communicate(timeout=LIMIT) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    outs, errs = zip(*said, strict=True)
-    return [process.returncode for process in processes], outs, errs
-
-
 def next_checkpoint(folder):
     """Returns when there is one more than now."""
     saved = trained.seed_folder(folder, 234) / FOLDER
@@ -94,25 +52,25 @@ def next_checkpoint(folder):
 def alone(config, tmp_path_factory):
     """The run of one process with two devices."""
     folder = tmp_path_factory.mktemp("alone") / "run"
-    (code,), _, errs = end([launch(config, folder, devices=2)])
+    (code,), _, errs = end([launch(COMMAND, config, folder, devices=2)])
     assert code == 0, errs
     return folder
 
 
 def test_stopped_and_killed_they_end_in_the_parameters_of_one(config, alone, tmp_path):
     folder = tmp_path / "run"
-    pair = launch_pair(config, folder)
+    pair = launch_pair(COMMAND, config, folder)
     next_checkpoint(folder)
     pair[1].terminate()
     assert end(pair)[0] == [75, 75]
 
-    pair = launch_pair(config, folder)
+    pair = launch_pair(COMMAND, config, folder)
     next_checkpoint(folder)
     pair[0].kill()
     codes = end(pair)[0]
     assert 0 not in codes
 
-    codes, outs, errs = end(launch_pair(config, folder))
+    codes, outs, errs = end(launch_pair(COMMAND, config, folder))
     assert codes == [0, 0], errs
     # One speaks, and each keeps a log.
     assert ["validation perplexity" in out for out in outs] == [True, False]
@@ -134,7 +92,7 @@ def test_stopped_and_killed_they_end_in_the_parameters_of_one(config, alone, tmp
 
 
 def test_what_process_0_refuses_is_refused_by_all(config, alone):
-    codes, _, errs = end(launch_pair(config, alone, "--config.learning_rate=0.5"))
+    codes, _, errs = end(launch_pair(COMMAND, config, alone, "--config.learning_rate=0.5"))
     assert codes == [2, 2]
     assert "learning_rate" in errs[0]
     assert errs[1].splitlines()[-1].startswith("error: process 0 ended with an error")

@@ -88,7 +88,9 @@ def test_open_gates_answer_as_the_dense_model_and_closed_ones_otherwise(folders,
     assert paired["lost"] + paired["gained"] > 0
 
     page = (tmp_path / "run" / choices.REPORT).read_text("utf-8")
-    assert page.count(f"{100 * found:.1f} [") >= 1
+    assert f"{100 * found:.1f} [" in page
+    for name in ("open", "closed"):
+        assert f"<dt>{folders / name}</dt><dd>{name}</dd>" in page
     assert "closed" in capsys.readouterr().out
 
 
@@ -114,6 +116,8 @@ def test_what_cannot_be_asked_is_refused(folders, tmp_path):
         ChoicesConfig(tasks=())
     with pytest.raises(UsageError, match="names a folder twice"):
         ChoicesConfig(sparse=("a", "b", "a"))
+    with pytest.raises(UsageError, match=r"write \./dense"):
+        ChoicesConfig(sparse=("dense",))
     with pytest.raises(BadInputError, match=r"no sparse\.json"):
         command(config_of(folders, "dense"), tmp_path / "run")
     smoke = launch.freeze(choices.experiment("smoke"), ChoicesConfig)

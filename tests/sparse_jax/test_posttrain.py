@@ -20,14 +20,13 @@ import lm_jax
 from lm_jax import launch, lora, runs
 from lm_jax.errors import BadInputError, CorruptError, DivergedError, UsageError
 from lm_jax.params import by_path
-from lm_jax.train.tokenizer import train_tokenizer
+from lm_jax.train.checkpoints import FOLDER, saved_steps
 import sparse_jax
 from sparse_jax import model as sparse_model
 from sparse_jax import patterns, posttrain, results
 from sparse_jax.config import PosttrainConfig
-from tests import tiny
 from tests.lm_jax import tiny_training
-from tests.lm_jax.made_corpus import texts
+from tests.sparse_jax.small_runs import made_base, made_text, run_folder, settings
 
 ROOT = Path(__file__).parents[2]
 FOUR = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
@@ -35,54 +34,16 @@ FOUR = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("text")
-    for name, text in texts(150):
-        (folder / f"{name}.txt").write_text(text, "utf-8")
-    return folder
+    return made_text(tmp_path_factory.mktemp("text") / "text")
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """A Llama of random weights, larger than at the start of training, and its tokenizer."""
-    tokenizer = train_tokenizer((text for _, text in texts(150)), vocab_size=120)
-    cfg = tiny.decoder(vocab_size=tokenizer.vocab_size, max_length=32, family="llama")
-    params = jax.tree.map(lambda x: 2.0 * x, lm_jax.init_params(jax.random.key(0), cfg))
-    folder = tmp_path_factory.mktemp("base") / "model"
-    lm_jax.save_pretrained(folder, cfg, params, tokenizer)
-    return folder
-
-
-def settings(base, text, **changes):
-    config = ConfigDict(dataclasses.asdict(PosttrainConfig()))
-    config.corpus.update(
-        {"source": str(text), "unit": "document", "splits": (0.7, 0.3, 0.0), "max_tokens": 0}
-    )
-    config.adapters.update({"rank": 2, "alpha": 4.0, "targets": ("q", "k", "v", "o")})
-    # The strength is high enough to close edges within these few steps.
-    config.strength.update({"start": 30.0, "dual_rate": 0.05, "decay": 0.5})
-    config.update(
-        {
-            "model": str(base),
-            "context": 16,
-            "batch_size": 8,
-            "steps": 12,
-            "eval_every": 6,
-            "save_every": 4,
-            "learning_rate": 3e-2,
-            "mesh": (2, 2, 1),
-            **changes,
-        }
-    )
-    return config
+    return made_base(tmp_path_factory.mktemp("base") / "model")
 
 
 def command(config, folder):
     return posttrain.main(launch.Arguments(config, folder))
-
-
-def run_folder(folder):
-    (found,) = Path(folder).glob("target_*")
-    return found
 
 
 def digest(file):
@@ -213,7 +174,7 @@ def digest_of(leaf):
 def test_killed_twice_it_ends_in_the_same_parameters_and_dual(whole, base, text, tmp_path):
     file = tmp_path / "config.py"
     file.write_text(
-        "from tests.sparse_jax.test_posttrain import settings\n\n\n"
+        "from tests.sparse_jax.small_runs import settings\n\n\n"
         f"def get_config():\n    return settings({str(base)!r}, {str(text)!r})\n"
     )
     folder = tmp_path / "run"
@@ -315,12 +276,12 @@ def test_what_cannot_be_is_refused_before_training(case, base, text, tmp_path):
     assert not list((tmp_path / "run").glob("target_*/checkpoints/*"))
 
 
-def test_a_dual_that_is_no_number_stops_the_run_and_keeps_its_checkpoints(base, text, tmp_path):
+def test_a_loss_that_is_no_number_stops_the_run_and_keeps_its_checkpoints(base, text, tmp_path):
     config = settings(base, text, learning_rate=1e30, save_every=1, clip_norm=0.0, steps=3)
-    with pytest.raises(DivergedError, match="step"):
+    with pytest.raises(DivergedError, match=r"step \d has loss|the validation loss after step \d"):
         command(config, tmp_path / "run")
     folder = run_folder(tmp_path / "run")
-    assert list((folder / "checkpoints").iterdir()) and not (folder / results.RESULT).exists()
+    assert saved_steps(folder / FOLDER) and not (folder / results.RESULT).exists()
     assert not (tmp_path / "run" / posttrain.SUMMARY).exists()
 
 

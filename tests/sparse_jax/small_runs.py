@@ -1,0 +1,59 @@
+"""Post-training in seconds: a made corpus, a tiny Llama, and settings that close its edges."""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+from ml_collections import ConfigDict
+
+import lm_jax
+from lm_jax.train.tokenizer import train_tokenizer
+from sparse_jax.config import PosttrainConfig
+from tests import tiny
+from tests.lm_jax.made_corpus import texts
+
+
+def made_text(folder):
+    """Documents as files of a new folder."""
+    folder.mkdir()
+    for name, text in texts(150):
+        (folder / f"{name}.txt").write_text(text, "utf-8")
+    return folder
+
+
+def made_base(folder):
+    """A Llama of random weights, larger than at the start of training, and its tokenizer."""
+    tokenizer = train_tokenizer((text for _, text in texts(150)), vocab_size=120)
+    cfg = tiny.decoder(vocab_size=tokenizer.vocab_size, max_length=32, family="llama")
+    params = jax.tree.map(lambda x: 2.0 * x, lm_jax.init_params(jax.random.key(0), cfg))
+    lm_jax.save_pretrained(folder, cfg, params, tokenizer)
+    return folder
+
+
+def settings(base, text, **changes):
+    config = ConfigDict(dataclasses.asdict(PosttrainConfig()))
+    config.corpus.update(
+        {"source": str(text), "unit": "document", "splits": (0.7, 0.3, 0.0), "max_tokens": 0}
+    )
+    config.adapters.update({"rank": 2, "alpha": 4.0, "targets": ("q", "k", "v", "o")})
+    # The strength is high enough to close edges within these few steps.
+    config.strength.update({"start": 30.0, "dual_rate": 0.05, "decay": 0.5})
+    config.update(
+        {
+            "model": str(base),
+            "context": 16,
+            "batch_size": 8,
+            "steps": 12,
+            "eval_every": 6,
+            "save_every": 4,
+            "learning_rate": 3e-2,
+            "mesh": (2, 2, 1),
+            **changes,
+        }
+    )
+    return config
+
+
+def run_folder(folder):
+    (found,) = Path(folder).glob("target_*")
+    return found

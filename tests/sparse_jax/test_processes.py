@@ -1,0 +1,63 @@
+"""Two processes on loopback post-train one model: the same adapters, edges and control as one."""
+
+import textwrap
+
+import jax
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from lm_jax import lora, runs
+from lm_jax.params import by_path
+import sparse_jax
+from sparse_jax import posttrain, results
+from tests.lm_jax.pairs import end, launch, launch_pair
+from tests.sparse_jax.small_runs import made_base, made_text, run_folder
+
+pytestmark = pytest.mark.slow
+COMMAND = "sparse_jax.posttrain"
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    """A config file whose mesh splits rows, and with them every large weight, over two devices."""
+    folder = tmp_path_factory.mktemp("config")
+    base, text = made_base(folder / "base"), made_text(folder / "text")
+    path = folder / "config.py"
+    path.write_text(
+        textwrap.dedent(
+            f"""
+            from tests.sparse_jax.small_runs import settings
+
+            def get_config():
+                return settings({str(base)!r}, {str(text)!r}, mesh=(1, 2, 1), control=True)
+            """
+        )
+    )
+    return path
+
+
+def test_two_processes_end_with_what_one_does(config, tmp_path):
+    alone, pair = tmp_path / "alone", tmp_path / "pair"
+    (code,), _, errs = end([launch(COMMAND, config, alone, devices=2)])
+    assert code == 0, errs
+    codes, outs, errs = end(launch_pair(COMMAND, config, pair))
+    assert codes == [0, 0], errs
+    assert ["against the control" in out for out in outs] == [True, False]
+
+    for name in (run_folder(alone).name, posttrain.CONTROL):
+        for table in (results.EDGES, results.WINDOWS):
+            one, two = (pq.read_table(folder / name / table) for folder in (alone, pair))
+            assert one.equals(two), (name, table)
+    one, two = (lora.load(run_folder(folder) / lora.ADAPTER)[0] for folder in (alone, pair))
+    found, want = (by_path(jax.tree.map(np.asarray, each)) for each in (two, one))
+    for path, value in want.items():
+        np.testing.assert_array_equal(found[path], value, err_msg=path)
+    names = (results.PATTERNS, results.RESULT)
+    for name in names:
+        one, two = (runs.read_json(run_folder(folder) / name) for folder in (alone, pair))
+        assert one == two, name
+    one, two = (runs.read_json(folder / posttrain.SUMMARY) for folder in (alone, pair))
+    assert one == two
+    model = sparse_jax.load(run_folder(pair) / results.EXPORTED)
+    assert model.numbers["steps"] == two["runs"][0]["steps"]
