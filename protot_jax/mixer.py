@@ -126,25 +126,26 @@ class PrototypeMixer(Prototypes):
 
         write_BTR, read_BTR = (x.astype(mixed_BTE.dtype) for x in (write_BTR, read_BTR))
         before = None if cache is None else State(*cache["state"])
+        cached = before is not None
 
         def prefix(first, write_BTR, value_BTE, decay_R, read_BTR, before):
             del first
-            out_BTE, after = self.prefix(
+            made = self.prefix(
                 write_BTR,
                 value_BTE,
                 decay_R,
                 read_BTR,
-                initial_state=None if before is None else State(*before),
-                return_state=True,
+                initial_state=State(*before) if cached else None,
+                return_state=cached,
                 mass_normalisation=self.mass_normalisation,
             )
-            return out_BTE, tuple(after)
+            return (made[0], tuple(made[1])) if cached else (made, None)
 
-        state_axes = ("BRE", "BR")
+        state_axes = ("BRE", "BR") if cached else ""
         out_BTE, after = by_shard(
             prefix,
             (write_BTR, mixed_BTE, decay_R, read_BTR, before and tuple(before)),
-            ("BTR", "BTE", "R", "BTR", state_axes if before else ""),
+            ("BTR", "BTE", "R", "BTR", state_axes),
             ("BTE", state_axes),
             split="BE",
         )
@@ -152,7 +153,7 @@ class PrototypeMixer(Prototypes):
             memory_BTRE = self.memory(write_BTR, mixed_BTE, decay_R, before)
             memory_BTRE = layer.scope("mixer.memory", memory_BTRE)
             out_BTE = jnp.einsum("BTR,BTRE->BTE", read_BTR, memory_BTRE)
-        if cache is not None:
+        if cached:
             cache = {"state": State(*after), "values": last}
         out_BTD = project("BTE,ED->BTD", out_BTE, p["out"])
         return (p["alpha"].astype(jnp.float32) * out_BTD).astype(x_BTD.dtype), cache

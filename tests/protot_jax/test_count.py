@@ -88,7 +88,7 @@ def test_the_formulae_hold_every_product_of_the_traced_model(name, monkeypatch):
     )
     options = {}
     if name == "protot":
-        options["prefix"] = lambda w, v, beta, g, **options: (v, ())
+        options["prefix"] = lambda w, v, beta, g, **options: v
     shape = {"hidden_size": 48, "num_layers": 3, "vocab_size": 100, "context": 20}
     cfg, mixer = models.make(name, **shape, tie_embeddings=False, **options)
     params = lm_jax.params.abstract(lm_jax.param_spec(cfg, mixer))
