@@ -32,7 +32,7 @@ from lm_jax.decoder import forward
 from lm_jax.errors import BadInputError, UsageError, nearest
 from lm_jax.hf.load import Pretrained, load_pretrained
 from lm_jax.multiple_choice import TASKS, Question, Scorer
-from lm_jax.report import Column, cell, section, table
+from lm_jax.report import Column, section, table
 from lm_jax.stats import Interval
 from sparse_jax import model as sparse_model
 from sparse_jax.model import SparseModel
@@ -104,9 +104,10 @@ def run(config: ChoicesConfig, folder: Path) -> dict[str, Any]:
     """Scores what is not scored yet in an open work folder, and returns the summary."""
     questions = read_questions(config)
     dense = load_pretrained(config.dense, dtype=jnp.dtype(config.dtype))
-    models: dict[str, Pretrained | SparseModel] = {DENSE: dense}
-    for path in config.sparse:
-        models[path] = sparse_model.load(path, dtype=jnp.dtype(config.dtype))
+    sparse = {
+        path: sparse_model.load(path, dtype=jnp.dtype(config.dtype)) for path in config.sparse
+    }
+    models: dict[str, Pretrained | SparseModel] = {DENSE: dense, **sparse}
     digests = {name: _base(each).sha256 for name, each in models.items()}
     origin = runs.provenance(seeds={}, dtype=config.dtype, data=digests)
     runs.record_provenance(folder, origin)
@@ -118,7 +119,10 @@ def run(config: ChoicesConfig, folder: Path) -> dict[str, Any]:
         compared = multiple_choice.compare(scorers, questions, quiet=False)
     summary = {
         "models": digests,
-        "edges": {path: _edges(models[path]) for path in config.sparse},
+        # As the cards of the models tell it.
+        "edges": {
+            path: each.numbers.get("open edges", "not recorded") for path, each in sparse.items()
+        },
         "device": jax.devices()[0].device_kind,
         **compared,
     }
@@ -162,19 +166,12 @@ def scorer(
 def _logits(model: Pretrained | SparseModel, params: Any, tokens_BT: np.ndarray) -> jax.Array:
     # Weights come as an argument: what a compiled program closes over becomes a part of it.
     if isinstance(model, SparseModel):
-        held = dataclasses.replace(model, base=dataclasses.replace(model.base, params=params))
-        return held.forward(jnp.asarray(tokens_BT)).logits
+        return model.with_params(params).forward(jnp.asarray(tokens_BT)).logits
     return forward(params, jnp.asarray(tokens_BT), model.cfg).logits
 
 
 def _base(model: Pretrained | SparseModel) -> Pretrained:
     return model.base if isinstance(model, SparseModel) else model
-
-
-def _edges(model: Pretrained | SparseModel) -> str:
-    """The share of open edges that its post-training measured, as its card tells it."""
-    assert isinstance(model, SparseModel)
-    return model.numbers.get("open edges", "not recorded")
 
 
 def build(summary: Mapping[str, Any], *, provenance: Mapping[str, Any]) -> str:
@@ -184,7 +181,7 @@ def build(summary: Mapping[str, Any], *, provenance: Mapping[str, Any]) -> str:
         for metric, of_metric in of_task["metrics"].items():
             for name, accuracy in of_metric["accuracy"].items():
                 paired = of_metric["paired"].get(name)
-                change = cell("") if paired is None else _change(paired["change"])
+                change = "" if paired is None else _change(paired["change"])
                 p_value = "" if paired is None else paired["p_value"]
                 chance = 100 * of_task["chance"]
                 shown = report.rate(Interval(**accuracy))
@@ -199,7 +196,6 @@ def build(summary: Mapping[str, Any], *, provenance: Mapping[str, Any]) -> str:
         "Change, points",
         Column("p", ".2g"),
     ]
-    edges = summary["edges"]
     parts = [
         section(
             "Accuracies",
@@ -208,7 +204,7 @@ def build(summary: Mapping[str, Any], *, provenance: Mapping[str, Any]) -> str:
             "test of single comparisons, not corrected for their number.",
             table(columns, rows, caption="Models on the same questions.", n=counts),
         ),
-        *[section("Open edges", report.key_values(edges))] * bool(edges),
+        *[section("Open edges", report.key_values(summary["edges"]))] * bool(summary["edges"]),
     ]
     return report.page("Multiple choice", parts, provenance=report.facts(provenance))
 

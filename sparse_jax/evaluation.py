@@ -50,17 +50,13 @@ class Compared:
 
     def ratio(self, of: str, to: str) -> Interval:
         """A column's sum over another's, with its interval; n counts documents."""
-        return self._interval(self._column(of), self._column(to))
+        return _ratio_interval(self.windows, self._column(of), self._column(to))
 
     @property
     def difference(self) -> Interval:
         """Sparse minus dense loss, in nats per token, with its interval."""
         more = self._column("sparse_nll") - self._column("dense_nll")
-        return self._interval(more, self._column("tokens"))
-
-    def _interval(self, above: np.ndarray, below: np.ndarray) -> Interval:
-        rows = np.stack([above, below], 1)
-        return stats.clustered_bootstrap(rows, self._column("document"), _ratio, seed=0)
+        return _ratio_interval(self.windows, more, self._column("tokens"))
 
     def _column(self, name: str) -> np.ndarray:
         return self.windows[name].to_numpy()
@@ -71,7 +67,11 @@ def difference(windows: pa.Table, others: pa.Table) -> Interval:
     if windows["document"] != others["document"] or windows["tokens"] != others["tokens"]:
         raise ValueError("the two tables are of other windows")
     more = pc.subtract(windows["sparse_nll"], others["sparse_nll"])
-    rows = np.stack([more.to_numpy(), windows["tokens"].to_numpy()], 1)
+    return _ratio_interval(windows, more.to_numpy(), windows["tokens"].to_numpy())
+
+
+def _ratio_interval(windows: pa.Table, above: np.ndarray, below: np.ndarray) -> Interval:
+    rows = np.stack([above, below], 1)
     return stats.clustered_bootstrap(rows, windows["document"].to_numpy(), _ratio, seed=0)
 
 
@@ -133,8 +133,7 @@ def _look(
     tokens_BS: jax.Array,
 ) -> dict[str, jax.Array]:
     cut = cutting(tokens_BS)
-    laid = dataclasses.replace(sparse, base=dataclasses.replace(sparse.base, params=sparse_params))
-    gated = laid.forward(cut.read_BT, valid_BT=cut.valid_BT)
+    gated = sparse.with_params(sparse_params).forward(cut.read_BT, valid_BT=cut.valid_BT)
     plain = forward(dense_params, cut.read_BT, dense.cfg)
     return {
         "dense_nll": nll(plain.logits, cut),

@@ -74,6 +74,10 @@ class SparseModel:
     def params(self) -> dict[str, Any]:
         return self.base.params
 
+    def with_params(self, params: Any) -> "SparseModel":
+        """The same model over other weights, such as those that a compiled function is given."""
+        return dataclasses.replace(self, base=dataclasses.replace(self.base, params=params))
+
     def forward(
         self, tokens_BT: jax.Array, *, valid_BT: jax.Array | None = None, **options: Any
     ) -> Output:
