@@ -52,6 +52,7 @@ CASES = (
     _case("relu16_bfloat16_large_scores", 65, "relu16", "bfloat16", bias=0.5, size=100.0),
     _case("relu2_over_root_bfloat16", 65, "relu2_over_root", "bfloat16", bias=0.5),
     _case("softmax_bfloat16", 65, "softmax", "bfloat16"),
+    _case("sigmoid_bfloat16_low_scores", 65, "sigmoid", "bfloat16", bias=-3.0),
     _large(8, 512, 12, 12, 64, "relu4", "float32", {"cpu", "budget"}),
     _large(1, 2048, 12, 12, 64, "relu4", "float32", {"cpu"}),
     _large(1, 2048, 12, 12, 64, "softmax", "float32", {"cpu"}),

@@ -136,7 +136,7 @@ def _dq_program(
     segments_X1 = tiles.segments_along(refs.query_segments_BT, ..., real_X, 0)
 
     def body(j: jax.Array, sums: Any, hidden: bool) -> Any:
-        dq_XH, d_bias_X = sums
+        dq_XH, for_bias = sums
         at = pl.ds(j * Y, Y)
         real_Y = tiles.inside(j * Y, Y, plan.S) if hidden else None
         real_YH = tiles.matrix_inside(plan, real_Y, Y)
@@ -152,18 +152,29 @@ def _dq_program(
             seen = tiles.seen(plan, refs, query_X1, key_1Y, (segments_X1, segments_1Y))
             u_XY = u_XY.hidden(seen)
         weights = tile.weight_and_slope(row_map, u_XY, pivot_X[:, None], functions)
-        ds_XY = weights.slope * (g_XY - delta_X[:, None] if row_map.normalised else g_XY)
-        if config.bias_moves and row_map.biased:
-            d_bias_X += jnp.sum(tile.bias_gradient(weights, ds_XY, functions), 1)
+        if row_map.normalised:
+            g_XY -= delta_X[:, None]
+        ds_XY = weights.slope * g_XY
+        if for_bias:
+            terms = tile.bias_terms(row_map, weights, g_XY, ds_XY, functions)
+            for_bias = tuple(
+                total_X + jnp.sum(x_XY, 1) for total_X, x_XY in zip(for_bias, terms, strict=True)
+            )
         if cap_slope_XY is not None:
             ds_XY *= cap_slope_XY
-        return dq_XH + tiles.product(ds_XY, k_YH, 1, 0), d_bias_X
+        return dq_XH + tiles.product(ds_XY, k_YH, 1, 0), for_bias
 
-    sums = (jnp.zeros((X, plan.H), jnp.float32), jnp.zeros((X,), jnp.float32))
-    dq_XH, d_bias_X = tiles.walk(tiles.key_ranges(plan, refs, first), body, sums)
+    zero_X = jnp.zeros((X,), jnp.float32)
+    moves = config.bias_moves and row_map.biased
+    sums = (
+        jnp.zeros((X, plan.H), jnp.float32),
+        (zero_X,) * (tile.sums_for_bias(row_map) if moves else 0),
+    )
+    dq_XH, for_bias = tiles.walk(tiles.key_ranges(plan, refs, first), body, sums)
     factor_X = tiles.load(own.factor_BNT.at[...], real_X)
     slope_X = tile.row_slope(row_map, pivot_X, factor_X)
     tiles.store(out.dq_BTNH.at[...], dq_XH * (slope_X * config.scale)[:, None], real_XH)
+    d_bias_X = tile.bias_gradient(*for_bias) if moves else zero_X
     tiles.store(out.d_bias_BNT.at[...], d_bias_X * slope_X, real_X)
     tiles.store(out.delta_BNT.at[...], delta_X, real_X)
     tiles.store(out.slope_BNT.at[...], slope_X, real_X)

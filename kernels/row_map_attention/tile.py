@@ -191,18 +191,50 @@ def weight_and_slope(
             return Weights(slope * x, slope, share)
 
 
-def bias_gradient(
-    weights: Weights, by_score: jax.Array, elementary: Elementary = EXACT
-) -> jax.Array:
-    """What adds up over a row to its gradient by the bias, from the gradients by its scores.
+def bias_terms(
+    row_map: RowMap,
+    weights: Weights,
+    centred_g: jax.Array,
+    by_score: jax.Array,
+    elementary: Elementary = EXACT,
+) -> tuple[jax.Array, ...]:
+    """What a tile adds to the sums over a row that `bias_gradient` takes.
 
-    relu^p over its sum does not depend on the scale of r, so the gradients by r times r add up to
-    nothing. Their part in the sum, nearly all of it where the largest r are much alike, is taken
-    out, and with it the rounding that it would leave.
+    Args:
+      row_map: a map that reads the bias.
+      weights: of the tile.
+      centred_g: g - delta of a normalised map, g of another.
+      by_score: the gradients by u but for `row_slope`: slope times `centred_g`.
+      elementary: the functions of the device.
     """
+    if row_map.kind == "sigmoid":
+        return by_score, weights.slope, weights.weight * centred_g
     if weights.share is None:
+        return (by_score,)
+    return (elementary.less(by_score, weights.share),)
+
+
+def bias_gradient(by_score: jax.Array, *rounding: jax.Array) -> jax.Array:
+    """The gradient of a row by its bias but for `row_slope`, from the sums of its `bias_terms`.
+
+    delta is rounded, and its error times the sum of all slopes is in the plain sum of the gradients
+    by the scores. Where these nearly cancel it is most of that sum, and each map takes it out:
+
+    - relu^p over its sum does not depend on the scale of r, so the gradients by r times r add up to
+      nothing. Their part is left out term by term, nearly all of it where the largest r are alike.
+    - sigma over its sum has a pattern that adds up to 1, so the pattern times g - delta adds up to
+      the error of delta: the further sums, of the slopes and of that product. Keys far below 0,
+      where sigma is an exponential, have slopes that are the pattern.
+    """
+    if not rounding:
         return by_score
-    return elementary.less(by_score, weights.share)
+    slope, error = rounding
+    return by_score - slope * error
+
+
+def sums_for_bias(row_map: RowMap) -> int:
+    """How many `bias_terms` there are."""
+    return 3 if row_map.kind == "sigmoid" else 1
 
 
 def closed(

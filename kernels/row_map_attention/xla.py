@@ -133,9 +133,12 @@ def _backward_rows(config, row_map, dot, g, bias, mask, pivot, factor):
     pattern = weights.weight * factor[..., None]
     if row_map.normalised:
         g = g - (pattern * g).sum(-1, keepdims=True)
-    ds = weights.slope * (g * tile.row_slope(row_map, pivot, factor)[..., None])
+    slope = tile.row_slope(row_map, pivot, factor)
+    by_score = weights.slope * g
+    ds = by_score * slope[..., None]
     if config.bias_moves and row_map.biased:
-        d_bias = tile.bias_gradient(weights, ds).sum(-1)
+        terms = tile.bias_terms(row_map, weights, g, by_score)
+        d_bias = slope * tile.bias_gradient(*(x.sum(-1) for x in terms))
     else:
         d_bias = jnp.zeros_like(factor)
     return pattern, d_bias, ds if cap_slope is None else ds * cap_slope

@@ -70,24 +70,40 @@ def test_slope_is_the_derivative_of_the_weights(name):
     np.testing.assert_allclose(got, want, atol=5e-6 * float(jnp.abs(want).max()))
 
 
-def test_gradient_by_the_bias_leaves_out_what_adds_up_to_nothing():
-    # Scores much alike: each gradient is far larger than their sum, and errs by an error in `mean`.
-    row_map, bias = maps.relu_power(16), jnp.float32(100.0)
+@pytest.mark.parametrize(
+    ("row_map", "bias"),
+    [(maps.relu_power(16), 100.0), (maps.sigmoid(), -5.0)],
+    ids=["relu16_of_large_scores", "sigmoid_of_low_scores"],
+)
+def test_gradient_by_the_bias_takes_out_the_rounding_of_the_mean(row_map, bias):
+    # The gradients by the scores nearly cancel here: their plain sum errs by an error in `mean`.
+    bias = jnp.float32(bias)
     scores, v = sample(1.0)
     mask = jnp.ones(scores.shape, bool)
     weights = lambda b: reference.weights(row_map, scores, b, mask)  # noqa: E731
     g = jax.random.normal(jax.random.key(5), scores.shape)
     want = jax.vjp(weights, jnp.full((ROWS, 1), bias))[1](g)[0][:, 0]
-    _, pattern, slope = stream(row_map, scores, v, bias, [jnp.arange(KEYS)])
+    _, pattern, _ = stream(row_map, scores, v, bias, [jnp.arange(KEYS)])
     u, _ = tile.logits(row_map, scores, bias, 1.0, None)
-    pivot = tile.pivot(row_map, u.largest(1))[:, None]
-    found = tile.weight_and_slope(row_map, u, pivot)
-    mean = (pattern * g).sum(1, keepdims=True) + 2e-3
-    plain = (slope * (g - mean)).sum(1)
-    ours = tile.bias_gradient(found, slope * (g - mean)).sum(1)
-    assert float(jnp.abs(ours - want).max()) < 0.1 * float(jnp.abs(plain - want).max())
-    exact = tile.bias_gradient(found, slope * (g - mean + 2e-3)).sum(1)
-    np.testing.assert_allclose(exact, want, atol=1e-4 * float(jnp.abs(want).max()))
+    centre = tile.moved(row_map, tile.first_centre(row_map, jnp.ones(ROWS)), u.largest(1))
+    total = tile.weight(row_map, u, tile.pivot(row_map, centre)[:, None]).sum(1)
+    _, pivot, factor = tile.closed(row_map, centre, total, jnp.ones(ROWS))
+    found = tile.weight_and_slope(row_map, u, pivot[:, None])
+    slope = tile.row_slope(row_map, pivot, factor)
+
+    def gradients(error):
+        centred_g = g - (pattern * g).sum(1, keepdims=True) - error
+        by_score = found.slope * centred_g
+        terms = tile.bias_terms(row_map, found, centred_g, by_score)
+        assert len(terms) == tile.sums_for_bias(row_map)
+        return slope * tile.bias_gradient(*(x.sum(1) for x in terms)), slope * by_score.sum(1)
+
+    def worst(got):
+        return float(jnp.abs(got - want).max())
+
+    ours, plain = gradients(2e-3)
+    assert worst(ours) < 0.1 * worst(plain)
+    assert worst(gradients(0.0)[0]) <= 1e-4 * float(jnp.abs(want).max())
 
 
 def test_folded_share_is_right_to_the_rounding_of_the_scores():
