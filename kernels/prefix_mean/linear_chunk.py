@@ -13,10 +13,9 @@ from chunk to chunk: what each chunk adds to them, the sums of 3, is one product
 elementwise loop carries them through.
 
 The powers stand in tables with exponents of at least 0, and 1 / D is 0 for a mass at the floor, so
-nothing overflows. A is a product of matrices all the same. The steps are cut into blocks of 2h for
-h = 1, 2, 4 ..; each pair j < i lies once in two halves of one block, and with m its middle
-
-    A_ij = sum_r (c_ir beta_r^(i-m)) (beta_r^(m-j) W_jr),  j < m <= i.
+nothing overflows. beta^(i-j) W_jr is formed for every pair of a chunk, C R numbers a step, and A is
+one small product of a row with them. Cutting A into products of matrices, by whose middle an
+exponent splits in two, takes fewer operations and more time.
 
 The backward, with B_ij = <dout_i, v_j> and (dN, dD) the cotangents of the state after the chunk,
 which go from chunk to chunk as the states do, last chunk first:
@@ -46,31 +45,18 @@ import numpy as np
 from kernels.prefix_mean.config import Config
 from kernels.prefix_mean.state import MASS_FLOOR, State, log_of_decay
 
-# Chunks in one product, over the batch. Their states are to stay in a core's cache: 64 and more
-# take longer where it is cold.
+# Chunks in one product, over the batch. Their states and pairs are to stay in a core's cache: 64
+# and more take longer where it is cold.
 TOGETHER = 32
 
 
-class Level(NamedTuple):
-    """The blocks of one size, m the middle of a block.
-
-    beta^(i-m) for i in a later half, else 0; beta^(m-j) for j in an earlier half, else 0; whether
-    i is in the later half and j in the earlier half of one block.
-    """
-
-    read_IR: jax.Array
-    write_JR: jax.Array
-    meets_IJ: np.ndarray
-
-
 class Tables(NamedTuple):
-    """Powers of the decay: beta^(i-j) for j < i, else 0; beta^i; beta^(C-j); beta^C; the levels."""
+    """Powers of the decay: beta^(i-j) for j < i, else 0; beta^i; beta^(C-j); beta^C."""
 
     pair_IJR: jax.Array
     start_IR: jax.Array
     end_JR: jax.Array
     whole_R: jax.Array
-    levels: tuple[Level, ...]
 
 
 def chunks_together(B: int) -> int:
@@ -81,33 +67,14 @@ def chunks_together(B: int) -> int:
 def tables(C: int, decay_R: jax.Array) -> Tables:
     """The tables of a chunk of C steps."""
     log_R = log_of_decay(decay_R)
-    step_C = jnp.arange(C, dtype=jnp.float32)
-    levels = tuple(_level(C, 1 << level, log_R) for level in range((C - 1).bit_length()))
-    pair_IJR = jnp.zeros((C, C, log_R.shape[0]))
-    for level in levels:
-        # The very products of `_weights`, so that a mean's weights sum to one to the last digits.
-        power_IJR = level.read_IR[:, None] * level.write_JR[None]
-        pair_IJR += jnp.where(level.meets_IJ[..., None], power_IJR, 0.0)
+    step_C = np.arange(C, dtype=np.float32)
+    lag_IJ = step_C[:, None] - step_C[None]
+    pair_IJR = jnp.exp(np.maximum(lag_IJ, 0.0)[..., None] * log_R[None, None])
     return Tables(
-        pair_IJR,
+        jnp.where(lag_IJ[..., None] > 0, pair_IJR, 0.0),
         jnp.exp(step_C[:, None] * log_R[None]),
         jnp.exp((C - step_C)[:, None] * log_R[None]),
         jnp.exp(C * log_R),
-        levels,
-    )
-
-
-def _level(C: int, half: int, log_R: jax.Array) -> Level:
-    step_C = np.arange(C)
-    block_C = step_C // (2 * half)
-    past_middle_C = step_C - (2 * half * block_C + half)
-    late_C = past_middle_C >= 0
-    power_CR = jnp.exp(np.abs(past_middle_C).astype(np.float32)[:, None] * log_R[None])
-    same_block_CC = block_C[:, None] == block_C[None]
-    return Level(
-        jnp.where(late_C[:, None], power_CR, 0.0),
-        jnp.where(late_C[:, None], 0.0, power_CR),
-        same_block_CC & late_C[:, None] & ~late_C[None],
     )
 
 
@@ -131,8 +98,8 @@ def forward(
     # Several products read the gain: XLA would divide anew in each.
     gain_XIR = lax.optimization_barrier(gain_XIR)
     out_XIE = _dot("XIR,XRE->XIE", gain_XIR * table.start_IR[None], before.total_BRE)
-    if table.levels:
-        weight_XIJ = _weights(table, gain_XIR, write_XJR)
+    if write_XJR.shape[1] > 1:
+        weight_XIJ = _dot("XIR,XIJR->XIJ", gain_XIR, _pairs(table, write_XJR))
         out_XIE += _dot("XIJ,XJE->XIE", weight_XIJ, value_XJE)
     return out_XIE.reshape(value_BTE.shape), state
 
@@ -160,9 +127,8 @@ def backward(
     product_XIJ = _dot("XIE,XJE->XIJ", d_out_XIE, value_XJE)
 
     past_XIR = table.start_IR[None] * _dot("XIE,XRE->XIR", d_out_XIE, before.total_BRE)
-    past_XIR += _sum_over(
-        C, lambda j: table.pair_IJR[None, :, j] * write_XJR[:, None, j] * product_XIJ[:, :, j, None]
-    )
+    pair_XIJR = _pairs(table, write_XJR)
+    past_XIR += _dot("XIJ,XIJR->XIR", product_XIJ, pair_XIJR)
     d_read_XIR = lax.optimization_barrier(inverse_XIR * past_XIR)
 
     # What each chunk's own reads add to the cotangent of the state before it.
@@ -184,9 +150,7 @@ def backward(
 
     d_write_XJR = table.end_JR[None] * d_end_XJR + _sum_over(C, turned_XJR)
     d_value_XJE = _dot("XJR,XRE->XJE", kept_XJR, d_after.total_BRE)
-    if table.levels:
-        weight_XIJ = _weights(table, gain_XIR, write_XJR)
-        d_value_XJE += _outer(weight_XIJ, d_out_XIE)
+    d_value_XJE += _outer(_dot("XIR,XIJR->XIJ", gain_XIR, pair_XIJR), d_out_XIE)
 
     flux_XR = _sum_over(C, lambda j: kept_XJR[:, j] * d_end_XJR[:, j])
     flux_XR += table.whole_R[None] * (
@@ -240,16 +204,10 @@ def _carry(table: Tables, state: State, added: State, reverse: bool = False) -> 
     return jax.tree.map(lambda x: x.reshape(B * n, *x.shape[2:]), reached), last
 
 
-def _weights(table: Tables, gain_XIR: jax.Array, write_XJR: jax.Array) -> jax.Array:
-    """A_ij, level by level."""
-    weight_XIJ = jnp.zeros(())
-    for level in table.levels:
-        read_XIR, kept_XJR = lax.optimization_barrier(
-            (gain_XIR * level.read_IR[None], write_XJR * level.write_JR[None])
-        )
-        met_XIJ = _dot("XIR,XJR->XIJ", read_XIR, kept_XJR)
-        weight_XIJ += jnp.where(level.meets_IJ[None], met_XIJ, 0.0)
-    return weight_XIJ
+def _pairs(table: Tables, write_XJR: jax.Array) -> jax.Array:
+    """beta^(i-j) W_jr for j < i, else 0."""
+    # A product reads them where they stand, and would else be written out as a slow sum.
+    return lax.optimization_barrier(table.pair_IJR[None] * write_XJR[:, None])
 
 
 def _inverse_mass(config: Config, table: Tables, write_XJR: jax.Array, before: State) -> jax.Array:
@@ -257,7 +215,8 @@ def _inverse_mass(config: Config, table: Tables, write_XJR: jax.Array, before: S
     if not config.mass_normalisation:
         return jnp.ones_like(write_XJR)
     mass_XIR = table.start_IR[None] * before.mass_BR[:, None]
-    mass_XIR += _dot("IJR,XJR->XIR", table.pair_IJR, write_XJR)
+    C = write_XJR.shape[1]
+    mass_XIR += _sum_over(C, lambda j: table.pair_IJR[None, :, j] * write_XJR[:, None, j])
     held_XIR = mass_XIR > MASS_FLOOR
     return jnp.where(held_XIR, 1.0 / jnp.where(held_XIR, mass_XIR, 1.0), 0.0)
 

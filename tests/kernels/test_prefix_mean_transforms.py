@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from kernels import cases, prefix_mean
-from kernels.prefix_mean import baselines, xla
+from kernels.prefix_mean import baselines, linear_chunk, xla
 from kernels.prefix_mean.state import LogState, State
 
 SUITE = cases.suite("prefix_mean")
@@ -170,7 +170,7 @@ def _sizes(jaxpr) -> list[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("log_write", [False, True])
-@pytest.mark.parametrize("T", [1, 64, 200])
+@pytest.mark.parametrize("T", [1, 64, 1000])
 def test_no_array_of_size_btre(T, log_write):
     """At B 2, R 32, E 64 even a [B, T, R, R] or [B, T, C, R] of all steps would be seen."""
     B, R, E = 2, 32, 64
@@ -180,9 +180,11 @@ def test_no_array_of_size_btre(T, log_write):
     both = functools.partial(_gradients, run)
     forward = jax.make_jaxpr(run)(arrays)
     gradient = jax.make_jaxpr(both)(arrays, jax.eval_shape(run, arrays))
-    # The states of all chunks, the pairs of one, or an argument.
-    states = B * -(-T // xla.CHUNK) * R * E
-    pairs = B * min(T, xla.CHUNK) * (min(T, xla.CHUNK) + 1) * R
+    # The states of all chunks, the pairs of the chunks of one group, or an argument.
+    chunks = B * -(-T // xla.CHUNK)
+    states = chunks * R * E
+    group = B if log_write else min(chunks, linear_chunk.TOGETHER)
+    pairs = group * min(T, xla.CHUNK) * (min(T, xla.CHUNK) + log_write) * R
     for traced in (forward, gradient):
         largest = max(_sizes(traced.jaxpr))
         assert largest[0] <= max(states, pairs, B * T * E), largest
