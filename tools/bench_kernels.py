@@ -66,10 +66,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", choices=("cpu", "gpu"), required=True)
     parser.add_argument("--op", choices=OPS, help="the rows of one operation")
     parser.add_argument("--repeats", type=int, default=15, help="turns of each pair")
+    parser.add_argument(
+        "--settle",
+        type=float,
+        default=0.02,
+        help="seconds that each of a pair runs uncounted before each run that counts; "
+        "0 times it straight after its rival (default: %(default)s)",
+    )
     parser.add_argument("--json", type=Path, help="writes conditions and raw timings there")
     given = parser.parse_args(argv)
     if given.repeats < 1:
         parser.error("--repeats must be at least 1")
+    if not 0.0 <= given.settle <= 60.0:
+        parser.error("--settle must be between 0 and 60 seconds")
     found = jax.devices()[0].platform
     if found != given.device:
         parser.error(f"--device={given.device}, but jax runs on {found}; set JAX_PLATFORMS")
@@ -82,9 +91,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     results = []
     for race in table:
         copies = 1 if given.device == "cpu" else 20
-        results.append(races.run(race, given.repeats, copies))
+        results.append(races.run(race, given.repeats, copies, given.settle))
         print(line(results[-1]), flush=True)
     if given.json:
+        conditions["settle"] = str(given.settle)
         rows = {"conditions": conditions, "rows": [record(each) for each in results]}
         given.json.parent.mkdir(parents=True, exist_ok=True)
         given.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

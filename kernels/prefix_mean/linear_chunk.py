@@ -78,11 +78,6 @@ def tables(C: int, decay_R: jax.Array) -> Tables:
     )
 
 
-def advance(table: Tables, write_BTR: jax.Array, value_BTE: jax.Array, state: State) -> State:
-    """The state after the group."""
-    return _states(table, write_BTR, value_BTE, state)[1]
-
-
 def forward(
     config: Config,
     table: Tables,
@@ -152,14 +147,15 @@ def backward(
     d_value_XJE = _dot("XJR,XRE->XJE", kept_XJR, d_after.total_BRE)
     d_value_XJE += _outer(_dot("XIR,XIJR->XIJ", gain_XIR, pair_XIJR), d_out_XIE)
 
-    flux_XR = _sum_over(C, lambda j: kept_XJR[:, j] * d_end_XJR[:, j])
-    flux_XR += table.whole_R[None] * (
-        (d_after.total_BRE * before.total_BRE).sum(-1) + d_after.mass_BR * before.mass_BR
-    )
+    carried_XR = _sum_over(C, lambda j: kept_XJR[:, j] * d_end_XJR[:, j])
+    carried_XR += table.whole_R[None] * d_after.mass_BR * before.mass_BR
+    # Over the chunks first: a sum along E, the last axis, is one addition after another.
+    flux_R = carried_XR.sum(0)
+    flux_R += table.whole_R * (d_after.total_BRE * before.total_BRE).sum(0).sum(-1)
     moved_XR = _sum_over(C, lambda j: j * write_XJR[:, j] * d_write_XJR[:, j])
     if not config.mass_normalisation:
         moved_XR -= _sum_over(C, lambda i: i * read_XIR[:, i] * d_read_XIR[:, i])
-    d_log_decay_R = (C * flux_XR - moved_XR).sum(0)
+    d_log_decay_R = C * flux_R - moved_XR.sum(0)
     return (
         d_write_XJR.reshape(write_BTR.shape),
         d_value_XJE.reshape(value_BTE.shape),

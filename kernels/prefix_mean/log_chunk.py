@@ -51,7 +51,7 @@ def tables(C: int, decay_R: jax.Array) -> Tables:
     )
 
 
-def advance(
+def _advance(
     table: Tables, log_write_BJR: jax.Array, value_BJE: jax.Array, state: LogState
 ) -> LogState:
     """The state after the chunk."""
@@ -77,7 +77,7 @@ def forward(
     out_BIE = _dot("BIR,BRE->BIE", read_BIR * start_BIR, state.mean_BRE)
     weight_BIJ = _dot("BIR,BIJR->BIJ", read_BIR, pair_BIJR)
     out_BIE += _dot("BIJ,BJE->BIE", weight_BIJ, value_BJE)
-    return out_BIE, advance(table, log_write_BJR, value_BJE, state)
+    return out_BIE, _advance(table, log_write_BJR, value_BJE, state)
 
 
 def backward(

@@ -4,11 +4,9 @@ A sequence is cut into chunks of 16 steps, and the rest into one shorter chunk. 
 steps meet in products of matrices, and a group of chunks shares each product: one chunk alone is
 too small for a processor's cores. A loop carries the state from group to group. No array of size
 B T R E is ever made: the forward keeps the states of the chunks of one group, 32 states over the
-batch or B if that is more, and for the backward it saves its inputs alone. The backward
-
-1. runs the groups again and keeps the state before each, at most R E / 16 numbers a step,
-2. walks the groups from the last to the first with the cotangents of the state, and makes the
-   states within a group anew.
+batch or B if that is more. For the backward it saves its inputs and the state before each group, at
+most R E / 16 numbers a step. The backward walks the groups from the last to the first with the
+cotangents of the state, and makes the states within a group anew.
 
 T = 1, a step of decoding, is one chunk of one step and costs one update of the state. The
 mathematics of a group is in `linear_chunk`, and for log gates, whose group is one chunk, in
@@ -60,18 +58,25 @@ def prefix_mean(
     state: Any,
 ) -> tuple[jax.Array, Any]:
     """`out_BTE` and the state after the last step, in float32; see `api.prefix_mean`."""
+    return _run(config, write_BTR, value_BTE, decay_R, read_BTR, state, keep=False)[0]
+
+
+def _run(config, write_BTR, value_BTE, decay_R, read_BTR, state, keep: bool):
+    """The result, and if `keep` the states before the groups, stretch by stretch."""
     chunk = _mathematics(config)
 
-    def step(stretch, k, carry):
+    def step(stretch, carry, k):
         out_BTE, state = carry
         parts = stretch.cut(k, write_BTR, value_BTE, read_BTR)
-        out_BLE, state = chunk.forward(config, stretch.table, *parts, state)
-        return stretch.put(k, out_BTE, out_BLE), state
+        out_BLE, after = chunk.forward(config, stretch.table, *parts, state)
+        return (stretch.put(k, out_BTE, out_BLE), after), state if keep else None
 
-    carry = jnp.zeros(value_BTE.shape, jnp.float32), state
+    carry, befores = (jnp.zeros(value_BTE.shape, jnp.float32), state), []
     for stretch in _stretches(config, write_BTR.shape, decay_R):
-        carry = lax.fori_loop(0, stretch.count, functools.partial(step, stretch), carry)
-    return carry
+        run = functools.partial(step, stretch)
+        carry, before = lax.scan(run, carry, jnp.arange(stretch.count))
+        befores.append(before)
+    return carry, befores
 
 
 def _mathematics(config: Config) -> types.ModuleType:
@@ -93,20 +98,16 @@ def _stretches(config: Config, shape: tuple[int, ...], decay_R: jax.Array) -> li
 
 
 def _forward(config, write_BTR, value_BTE, decay_R, read_BTR, state):
-    saved = (write_BTR, value_BTE, decay_R, read_BTR, state)
-    return prefix_mean(config, *saved), saved
+    result, befores = _run(config, write_BTR, value_BTE, decay_R, read_BTR, state, keep=True)
+    return result, (write_BTR, value_BTE, decay_R, read_BTR, befores)
 
 
 def _backward(config, saved, cotangents):
     saved, cotangents = dispatch.first_order("prefix_mean", (saved, cotangents))
-    write_BTR, value_BTE, decay_R, read_BTR, state = saved
+    write_BTR, value_BTE, decay_R, read_BTR, befores = saved
     d_out_BTE, d_state = cotangents
     chunk = _mathematics(config)
     inputs = (write_BTR, value_BTE, read_BTR)
-
-    def keep(stretch, state, k):
-        parts = stretch.cut(k, write_BTR, value_BTE)
-        return chunk.advance(stretch.table, *parts, state), state
 
     def step(stretch, before, k, carry):
         gradients, d_log_decay_R, d_state = carry
@@ -120,14 +121,10 @@ def _backward(config, saved, cotangents):
         gradients = tuple(stretch.put(k, *each) for each in zip(gradients, parts, strict=True))
         return gradients, d_log_decay_R + d_log, d_state
 
-    befores = []
-    for stretch in _stretches(config, write_BTR.shape, decay_R):
-        run = functools.partial(keep, stretch)
-        state, before = lax.scan(run, state, jnp.arange(stretch.count))
-        befores.append((stretch, before))
     gradients = tuple(jnp.zeros_like(x) for x in inputs)
     carry = gradients, jnp.zeros(decay_R.shape, jnp.float32), d_state
-    for stretch, before in reversed(befores):
+    stretches = _stretches(config, write_BTR.shape, decay_R)
+    for stretch, before in reversed(list(zip(stretches, befores, strict=True))):
         run = functools.partial(step, stretch, before)
         carry = lax.fori_loop(0, stretch.count, run, carry)
     (d_write_BTR, d_value_BTE, d_read_BTR), d_log_decay_R, d_state = carry

@@ -140,6 +140,26 @@ def test_copies_in_one_program_have_arguments_of_their_own():
     assert all(float(each[0]) == pytest.approx(0.8414709848) for each in made)
 
 
+def test_each_run_settles_before_it_counts(monkeypatch):
+    clock, calls = [0.0], []
+
+    def contender(name, seconds):
+        def run():
+            calls.append(name)
+            # The first run after another's is slower.
+            clock[0] += seconds * (3.0 if calls[-2:-1] != [name] else 1.0)
+
+        return run
+
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+    runs = [contender("short", 1.0), contender("long", 10.0)]
+    assert timing.in_turns(runs, 2) == [[3.0, 3.0], [30.0, 30.0]]
+    calls.clear()
+    assert timing.in_turns(runs, 2, settle=4.0) == [[1.0, 1.0], [10.0, 10.0]]
+    # 3 s and 1 s settle the short one, 30 s the long one.
+    assert calls == 3 * (3 * ["short"] + 2 * ["long"])
+
+
 def test_the_ratio_is_taken_turn_by_turn():
     found = timing.ratio([2.0, 9.0, 4.0], [1.0, 3.0, 4.0])
     assert (found.median, found.low, found.high) == (2.0, 1.0, 3.0)

@@ -99,12 +99,15 @@ def judged(case: cases.Case, longest: int) -> cases.Case:
     return dataclasses.replace(case, sizes=sizes)
 
 
-def run(race: Race, repeats: int, copies: int = 1, longest: int = 512) -> Result:
+def run(
+    race: Race, repeats: int, copies: int = 1, settle: float = 0.0, longest: int = 512
+) -> Result:
     """Compares, then times in turns.
 
     Args:
       repeats: turns.
       copies: calls in one program (`timing.program`); times are per call.
+      settle: seconds without counting before each run (`timing.in_turns`).
       longest: the comparison's longest sequence.
     """
     outside = contenders.OUTSIDE.get(race.rival)
@@ -117,7 +120,7 @@ def run(race: Race, repeats: int, copies: int = 1, longest: int = 512) -> Result
         return Result(race, deviations)
 
     arrays = suite.make(case, jax.random.key(0))
-    seconds, memory = _measure(race, suite, case, arrays, repeats, copies)
+    seconds, memory = _measure(race, suite, case, arrays, repeats, copies, settle)
     return Result(
         race,
         deviations,
@@ -137,11 +140,12 @@ def _measure(
     arrays: cases.Arrays,
     repeats: int,
     copies: int,
+    settle: float,
 ) -> tuple[list[list[float]], list[int]]:
     """Seconds per call and temporaries of ours and of the rival."""
     passes = ("gradient", "forward") if race.what == "backward" else (race.what,)
     built = [each for what in passes for each in _pair(what, race, suite, case, arrays, copies)]
-    seconds = timing.in_turns([run for run, _ in built], repeats)
+    seconds = timing.in_turns([run for run, _ in built], repeats, settle=settle)
     seconds = [[each / copies for each in series] for series in seconds]
     if race.what == "backward":
         seconds = [

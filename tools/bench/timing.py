@@ -22,17 +22,25 @@ import jax
 Pass = Callable[[], Any]
 
 
-def in_turns(runs: Sequence[Pass], repeats: int, pause: float = 0.0) -> list[list[float]]:
+def in_turns(
+    runs: Sequence[Pass], repeats: int, pause: float = 0.0, settle: float = 0.0
+) -> list[list[float]]:
     """Seconds of each run, made alternately, after one of each that is not counted.
 
     Args:
       pause: seconds of rest before each run, where the idle threads of one library would spin on
         the cores of another.
+      settle: seconds that each has to itself, uncounted, before each run that counts. A program
+        of a millisecond that follows one of fifty on one core is otherwise measured waking up the
+        other cores.
     """
     seconds: list[list[float]] = [[] for _ in runs]
     for turn in range(repeats + 1):
         for run, kept in zip(runs, seconds, strict=True):
             time.sleep(pause)
+            begun = time.perf_counter()
+            while time.perf_counter() - begun < settle:
+                run()
             start = time.perf_counter()
             run()
             if turn:
