@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not table:
         parser.error(f"no row for --op={given.op} on --device={given.device}")
 
-    conditions = timing.conditions(PACKAGES)
+    conditions = timing.conditions(PACKAGES) | {"settle": f"{given.settle} s"}
     print(", ".join(f"{key} {value}" for key, value in conditions.items()) + "\n")
     results = []
     for race in table:
@@ -94,7 +94,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         results.append(races.run(race, given.repeats, copies, given.settle))
         print(line(results[-1]), flush=True)
     if given.json:
-        conditions["settle"] = str(given.settle)
         rows = {"conditions": conditions, "rows": [record(each) for each in results]}
         given.json.parent.mkdir(parents=True, exist_ok=True)
         given.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

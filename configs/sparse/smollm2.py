@@ -5,8 +5,7 @@
 Reached: 4.19 % of edges open, 0.015 nats per token below the dense model's loss on the same text
 (introductions of Wikipedia articles); docs/sparse.md says more. It took 28 minutes, and its
 control, as many updates with every gate open, 38 beside other work; `--noconfig.control` leaves
-that out.
-`smollm2_256.py` has the longer context.
+that out. `smollm2_256.py` has the longer context.
 """
 
 from ml_collections import ConfigDict

@@ -3,10 +3,10 @@
 A sequence is cut into chunks of 16 steps, and the rest into one shorter chunk. Within a chunk the
 steps meet in products of matrices, and a group of chunks shares each product: one chunk alone is
 too small for a processor's cores. A loop carries the state from group to group. No array of size
-B T R E is ever made: the forward keeps the states of the chunks of one group, 32 states over the
-batch or B if that is more. For the backward it saves its inputs and the state before each group, at
-most R E / 16 numbers a step. The backward walks the groups from the last to the first with the
-cotangents of the state, and makes the states within a group anew.
+B T R E is ever made: the forward keeps the states and pairs of the chunks of one group, 32 chunks
+over the batch or B if that is more. For the backward it saves its inputs and the state before each
+group, at most R E / 16 numbers a step. The backward walks the groups from the last to the first
+with the cotangents of the state, and makes the states within a group anew.
 
 T = 1, a step of decoding, is one chunk of one step and costs one update of the state. The
 mathematics of a group is in `linear_chunk`, and for log gates, whose group is one chunk, in
