@@ -145,7 +145,7 @@ def _measure(cfg: DecoderConfig, mixer: Mixer, validation: Examples) -> Measure 
     if not isinstance(mixer, PrototypeMixer):
         return None
     rows = np.arange(min(_ROUTED_ROWS, validation.count))
-    tokens_NS = validation.read(rows, np.arange(validation.documents))["tokens"]
+    tokens_NS = validation.read(rows)["tokens"]
     return router_statistics(cfg, mixer, tokens_NS[:, :-1])
 
 

@@ -128,8 +128,7 @@ def compare(folder: Path, context: int, seeds: Sequence[int]) -> list[dict[str, 
         }
         run = folder / f"{context}_exact" / trained.DATA
         validation = trained.load_data(models["exact"].config, run).validation
-        documents = np.arange(validation.documents)
-        tokens_NS = validation.read(np.arange(validation.count), documents)["tokens"]
+        tokens_NS = validation.read(np.arange(validation.count))["tokens"]
         measured = {name: measure(model, tokens_NS) for name, model in models.items()}
         own = {name: measured[name].losses[name] for name in ARITHMETICS}
         swapped = measured["exact"].losses["released"]

@@ -19,8 +19,10 @@ examples of `context + 1` ids (inputs and, one further on, targets):
 
 The examples of all epochs form one endless sequence, and batch k holds its places k B to k B + B-1.
 So every example occurs once per epoch, also where B does not divide their number. An epoch's order
-sorts the documents by the raw output of Philox (Salmon et al. 2011) under the key (seed, epoch):
-random numbers that are specified, unlike numpy's own shuffles, which may change between versions.
+permutes the examples one by one, so that a batch does not come out of one long document; only where
+documents are joined it permutes those. It sorts them by the raw output of Philox (Salmon et al.
+2011) under the key (seed, epoch): random numbers that are specified, unlike numpy's own shuffles,
+which may change between versions.
 """
 
 import functools
@@ -97,20 +99,21 @@ class Examples:
         self._file = prepared.folder / records_file(split)
         self._lengths = self._read_lengths()[:limit].astype(np.int64)
         total = int(self._lengths.sum())
-        # What of an epoch a document takes up: ids where they are joined, or rows of its own.
-        self._extents = self._lengths
         self.truncated = self.unused_tokens = 0
         if mode == "truncate":
             over = np.maximum(self._lengths - self.width, 0)
-            self.count = len(self._lengths)
+            self._extents = np.ones_like(self._lengths)
             self.truncated, self.unused_tokens = int((over > 0).sum()), int(over.sum())
         elif mode == "pack":
-            self.count, self.unused_tokens = divmod(total, self.width)
+            self._extents = self._lengths
+            self.unused_tokens = total % self.width
         else:
             # Of a single id nothing is predicted.
             self._extents = -(-(self._lengths - 1) // context)
-            self.count = int(self._extents.sum())
             self.unused_tokens = int((self._lengths == 1).sum())
+        # What of an epoch a document takes up: ids where they are joined, or rows of its own.
+        taken = int(self._extents.sum())
+        self.count = taken // self.width if mode == "pack" else taken
         if not self.count:
             raise BadInputError(
                 f"{self._file} holds {total} tokens in {len(self._lengths)} documents, not one "
@@ -122,18 +125,31 @@ class Examples:
         """How many documents are used."""
         return len(self._lengths)
 
-    def ends(self, order: np.ndarray) -> np.ndarray:
-        """Where each document ends in an epoch of this order, in ids or in rows of its own."""
-        return np.cumsum(self._extents[order])
+    @property
+    def drawn(self) -> int:
+        """How many things an epoch's order permutes: documents to be joined, or examples."""
+        return self.documents if self.mode == "pack" else self.count
+
+    def ends(self, order: np.ndarray | None = None) -> np.ndarray:
+        """Where each document ends in an epoch: in ids where they are joined, else in rows.
+
+        Rows are counted as they are stored, for their order moves no document.
+        """
+        joined = order is not None and self.mode == "pack"
+        return np.cumsum(self._extents[order] if joined else self._extents)
 
     def read(
-        self, places: np.ndarray, order: np.ndarray, *, ends: np.ndarray | None = None
+        self,
+        places: np.ndarray,
+        order: np.ndarray | None = None,
+        *,
+        ends: np.ndarray | None = None,
     ) -> Batch:
-        """Examples by their places in an epoch whose documents come in this order.
+        """Examples by their places in an epoch of this order.
 
         Args:
           places: int [n], each below `count`.
-          order: a permutation of 0..documents-1.
+          order: a permutation of 0..drawn-1; as they are stored if None.
           ends: `ends(order)`, for a caller that reads often in one order.
 
         Returns:
@@ -145,14 +161,12 @@ class Examples:
           CorruptError: a record has not the length it was written with.
         """
         tokens = np.full((len(places), self.width), self.fill, np.int32)
+        order = np.arange(self.drawn) if order is None else order
         ends = self.ends(order) if ends is None else ends
         if self.mode != "pack":
-            if self.mode == "truncate":
-                numbers, starts = order[places], np.zeros_like(places)
-            else:
-                firsts = np.searchsorted(ends, places, side="right")
-                numbers = order[firsts]
-                starts = (places - ends[firsts] + self._extents[numbers]) * (self.width - 1)
+            rows = order[places]
+            numbers = np.searchsorted(ends, rows, side="right")
+            starts = (rows - ends[numbers] + self._extents[numbers]) * (self.width - 1)
             for row, start, ids in zip(tokens, starts, self._records(numbers), strict=True):
                 kept = ids[start : start + self.width]
                 row[: len(kept)] = kept
@@ -261,7 +275,7 @@ class Batches:
         # A batch may lie across two epochs.
         @functools.lru_cache(maxsize=2)
         def laid_out(epoch: int) -> tuple[np.ndarray, np.ndarray]:
-            order = epoch_order(examples.documents, seed, epoch)
+            order = epoch_order(examples.drawn, seed, epoch)
             return order, examples.ends(order)
 
         self._laid_out = laid_out
@@ -302,8 +316,7 @@ class OnePass:
         """As `Batches`, but a split may be smaller than a batch."""
         self._rows = _share(batch_size, process_index, process_count)
         self._examples, self._batch_size = examples, batch_size
-        self._order = np.arange(examples.documents)
-        self._ends = examples.ends(self._order)
+        self._ends = examples.ends()
         self.fingerprint = _fingerprint(examples, batch_size, None)
         self.per_epoch = -(-examples.count // batch_size)
 
@@ -318,7 +331,7 @@ class OnePass:
             raise UsageError(f"batch {k} is not one of the {self.per_epoch} of this pass")
         places = k * self._batch_size + self._rows
         inside = places[places < self._examples.count]
-        found = self._examples.read(inside, self._order, ends=self._ends)
+        found = self._examples.read(inside, ends=self._ends)
         missing = len(places) - len(found["document"])
         return {
             "tokens": np.pad(
@@ -383,4 +396,8 @@ def _fingerprint(examples: Examples, batch_size: int, seed: int | None) -> str:
         "batch_size": batch_size,
         "seed": seed,
     }
+    if examples.mode == "window" and seed is not None:
+        # A run from when the windows of a document followed one another is not to go on in this
+        # order.
+        parts["drawn"] = "windows"
     return " ".join(f"{name}={value}" for name, value in parts.items())

@@ -62,7 +62,7 @@ class TextGates:
 def sample(examples: Examples, rows: int, seed: int) -> np.ndarray:
     """Rows of ids `[rows, context + 1]` drawn from a split, or all there are."""
     drawn = np.random.default_rng(seed).permutation(examples.count)[:rows]
-    return examples.read(np.sort(drawn), np.arange(examples.documents))["tokens"]
+    return examples.read(np.sort(drawn))["tokens"]
 
 
 def over_text(model: TrainedModel, text_NS: np.ndarray, words: Sequence[str] = ()) -> TextGates:

@@ -18,7 +18,7 @@ from tests.lm_jax.made_corpus import ALL_TRAIN, WORDS, same, stored, texts
 def test_truncation_keeps_the_beginning_and_fills_up_with_padding(prepared):
     examples = Examples(prepared, context=31)
     documents = stored(prepared)
-    batch = examples.read(np.arange(53), np.arange(53))
+    batch = examples.read(np.arange(53))
     assert batch["tokens"].shape == (53, 32) and batch["tokens"].dtype == np.int32
     assert batch["document"].dtype == np.int64
     for row, ids in zip(batch["tokens"].tolist(), documents, strict=True):
@@ -45,11 +45,9 @@ def test_windows_stay_in_one_document_and_predict_every_id_but_its_first(prepare
     context = 16
     examples = Examples(prepared, context=context, mode="window")
     documents = stored(prepared)
-    order = data.epoch_order(53, seed=5, epoch=2)
-    batch = examples.read(np.arange(examples.count), order)
+    batch = examples.read(np.arange(examples.count))
     rows = iter(zip(batch["tokens"].tolist(), batch["document"].tolist(), strict=True))
-    for number in order.tolist():
-        ids = documents[number]
+    for number, ids in enumerate(documents):
         for start in range(0, len(ids) - 1, context):
             kept = ids[start : start + context + 1]
             assert next(rows) == (kept + [-1] * (context + 1 - len(kept)), number)
@@ -57,6 +55,26 @@ def test_windows_stay_in_one_document_and_predict_every_id_but_its_first(prepare
     targets = int((batch["tokens"][:, 1:] != -1).sum())
     assert targets == sum(len(ids) - 1 for ids in documents)
     assert examples.truncated == examples.unused_tokens == 0
+
+
+def test_an_epoch_draws_windows_one_by_one(prepared):
+    examples = Examples(prepared, context=4, mode="window")
+    stored_rows = examples.read(np.arange(examples.count))
+    order = data.epoch_order(examples.count, seed=1, epoch=0)
+    batches = Batches(examples, batch_size=examples.count, seed=1)
+    drawn = batches.at(0)
+    assert same(drawn, {name: rows[order] for name, rows in stored_rows.items()})
+    assert not same(drawn, batches.at(1))
+
+    def side_by_side(numbers):
+        return (numbers[1:] == numbers[:-1]).mean()
+
+    # The next window is of the same document no more often than any other window is.
+    of_document = np.bincount(stored_rows["document"])
+    chance = (of_document * (of_document - 1)).sum() / (examples.count * (examples.count - 1))
+    spread = (chance * (1 - chance) / examples.count) ** 0.5
+    assert abs(side_by_side(drawn["document"]) - chance) < 3 * spread
+    assert side_by_side(stored_rows["document"]) > chance + 20 * spread
 
 
 def test_every_document_once_per_epoch_where_the_batch_does_not_divide_it(prepared):
