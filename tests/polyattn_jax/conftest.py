@@ -25,6 +25,7 @@ from lm_jax import launch
 from lm_jax.hf.tokenizer import Tokenizer
 from polyattn_jax import audit, calibrate, check, suites
 from polyattn_jax.suites.niah import CUE, HARMLESS
+from tests.polyattn_jax.made_suites import VOCABULARY, WordTokenizer
 
 ROOT = Path(__file__).parents[2]
 FRAME = re.findall(r"\w+|\.", " ".join([CUE, *HARMLESS]))
@@ -91,6 +92,18 @@ def tiny_params(cfg: lm_jax.DecoderConfig, tokenizer: Tokenizer) -> Any:
     mixer["o"][LAYER, HEAD] = 0.0
     mixer["o"][LAYER, HEAD, :CODE, copy] = 4 * np.eye(CODE)
     return params
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> WordTokenizer:
+    """One token for each word of the made suites."""
+    return WordTokenizer(VOCABULARY)
+
+
+@pytest.fixture(scope="session")
+def starting() -> WordTokenizer:
+    """As `tokenizer`, with a token before each text."""
+    return WordTokenizer(VOCABULARY, start=True)
 
 
 @pytest.fixture(scope="session")

@@ -1,100 +1,26 @@
-"""Suites are deterministic, their answers are where they say, and an unsound prompt is refused."""
+"""Suites are deterministic, and their answers are where they say."""
 
 from collections import Counter
-import dataclasses
 import json
-import random
 import re
 
 from hypothesis import given
 from hypothesis import strategies as st
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from lm_jax import assets, corpora
-from lm_jax.errors import BadInputError, UsageError
+from lm_jax.errors import BadInputError
 from polyattn_jax import suites
 from polyattn_jax.suites import haystack as haystack_lib
 from polyattn_jax.suites import prompts as prompts_lib
-
-NOUNS = suites.shipped_nouns()
-PROSE = (
-    "the a this that every some small large quiet bright slow early late people travel work wait "
-    "sing often never always there here near far away again together home today"
+from tests.polyattn_jax.made_suites import (
+    HAYSTACK,
+    NOUNS,
+    VOCABULARY,
+    WordTokenizer,
+    build,
 )
-PLAIN = PROSE.split()
-
-
-class WordTokenizer:
-    """One token a word or mark, spaces dropped; enough of the interface for a suite."""
-
-    sha256 = "0" * 64
-    eos_id = None
-
-    def __init__(self, words, *, start=False, end=False):
-        vocab = ["<unk>", "<s>", "</s>", *dict.fromkeys(words)]
-        self.backend = Tokenizer(
-            models.WordLevel({word: i for i, word in enumerate(vocab)}, unk_token="<unk>")
-        )
-        self.backend.pre_tokenizer = pre_tokenizers.Whitespace()
-        self.bos_id = 1 if start else None
-        template = ["<s>"] * start + ["$A"] + ["</s>"] * end
-        self.backend.post_processor = processors.TemplateProcessing(
-            single=template, special_tokens=[("<s>", 1), ("</s>", 2)]
-        )
-
-    @property
-    def vocab_size(self):
-        return self.backend.get_vocab_size()
-
-    def encode(self, text, *, add_special_tokens=True):
-        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
-
-    def decode(self, ids):
-        return " ".join(self.backend.id_to_token(i) for i in ids)
-
-
-def sentences(count):
-    """Distinct sentences of 4 to 9 words; every other one names a noun in one of its spellings."""
-    draw = random.Random(0)
-    made = {}
-    while len(made) < count:
-        first, *rest = draw.choices(PLAIN, k=draw.randint(4, 9))
-        if len(made) % 2:
-            noun = draw.choice(NOUNS)
-            rest[draw.randrange(len(rest))] = draw.choice([noun, noun.title(), noun.upper()])
-        made[f"{first.title()} {' '.join(rest)}."] = None
-    return list(made)
-
-
-HAYSTACK = sentences(500)
-VOCABULARY = [
-    *("The", "secret", "word", "is", ".", "room", "open", "wide", "old", "man", "long", "day"),
-    *("little", "over"),
-    *(form for word in (*PLAIN, *NOUNS) for form in (word, word.title(), word.upper())),
-]
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return WordTokenizer(VOCABULARY)
-
-
-@pytest.fixture(scope="module")
-def starting():
-    return WordTokenizer(VOCABULARY, start=True)
-
-
-def build(kind, seed=0, n=5):
-    if kind == "repeated":
-        return suites.repeated_tokens(vocabulary=97, half=9, n=n, seed=seed)
-    if kind == "mqar":
-        return suites.mqar(vocabulary=97, length=50, pairs=4, n=n, seed=seed)
-    if kind == "niah":
-        return suites.niah(WordTokenizer(VOCABULARY), haystack=HAYSTACK, length=60, n=n, seed=seed)
-    return suites.induction(vocabulary=97, length=40, n=n, seed=seed, form=kind)
-
 
 # The fingerprints of the suites as this file builds them. One that changes changes every published
 # result: prompts are no longer those that were measured.
@@ -299,216 +225,6 @@ def test_fit_is_exact_and_finds_every_small_sum(lengths, need, seed):
     # Below the closing range the search is complete.
     elif need < 2 * max(lengths):
         assert need not in sums
-
-
-def tampered(suite, **changes):
-    return [dataclasses.replace(suite.prompts[0], **changes), *suite.prompts[1:]]
-
-
-def audit(prompts, tokenizer, plant, **options):
-    return prompts_lib.audit_prompts("s", prompts, vocabulary=tokenizer, plant=plant, **options)
-
-
-def test_audit_catches_leaks_and_false_claims_in_text(tokenizer):
-    suite = suites.niah(tokenizer, haystack=HAYSTACK, pad=3, n=3)
-    first = suite.prompts[0]
-    noun = first.meta["answer"].strip()
-    assert audit(suite.prompts, tokenizer, "single")["passed"] == 3
-
-    def refused(match, plant="single", **changes):
-        with pytest.raises(BadInputError, match=match):
-            audit(tampered(suite, **changes), tokenizer, plant)
-
-    def rewritten(text):
-        tokens = tuple(tokenizer.encode(text))
-        return {"text": text, "tokens": tokens, "query_positions": (len(tokens) - 1,)}
-
-    leaky = f"{first.text[: -len('The secret word is')]}Some {noun} here. The secret word is"
-    refused("the answer leaks: token", **rewritten(leaky))
-    shouted = leaky.replace(f"Some {noun}", f"Some {noun.upper()}")
-    refused(f"the word '{noun}' occurs 2 times in the text, not 1", **rewritten(shouted))
-    refused("does not hold the answer", answer_position=first.answer_position - 1)
-    refused("the control holds its answer", plant="absent")
-    refused("does not give its tokens", text=first.text.replace("secret", "small"))
-    refused("fuses with the prompt's end", meta={"answer": "ful"})
-    refused("occurs twice", id=suite.prompts[1].id)
-
-
-def test_audit_catches_false_claims_about_random_tokens():
-    suite = suites.induction(vocabulary=50, length=21, n=2)
-    tokens = suite.prompts[0].tokens
-
-    def refused(match, **changes):
-        with pytest.raises(BadInputError, match=match):
-            audit(tampered(suite, **changes), 50, "pair", max_length=21)
-
-    refused("must occur once before, at 9, not at", tokens=(tokens[-1], *tokens[1:]))
-    refused("does not hold the answer", target=(suite.prompts[0].target + 1) % 50)
-    refused("'induction-0000': it has 22 tokens, the limit is 21", tokens=(*tokens, 1))
-    refused("token 50 is outside the vocabulary of 50", tokens=(50, *tokens[1:]))
-    refused("must ascend within", query_positions=(21,))
-    refused("query_positions must end there", query_positions=(3,))
-    refused("the first prompt", id="x", query_positions=(19, 20))
-    refused("targets for", target=(1, 2))
-    refused("must be of one form", target=(1,), query_positions=(20,))
-    refused("it has no tokens", tokens=(), query_positions=())
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "match"),
-    [
-        (lambda t: suites.induction(vocabulary=9, length=40, n=0), BadInputError, "is empty"),
-        (lambda t: suites.induction(vocabulary=9, length=40), BadInputError, "needs 21 distinct"),
-        (lambda t: suites.induction(vocabulary=9, length=2), UsageError, "length=2 leaves 2"),
-        (lambda t: suites.induction(vocabulary=9, length=5, form="x"), UsageError, "form='x'"),
-        (lambda t: suites.induction(vocabulary=9, length=5, seed=-1), UsageError, "seed=-1"),
-        (lambda t: suites.repeated_tokens(vocabulary=9, half=1), UsageError, "half=1"),
-        (lambda t: suites.mqar(vocabulary=99, length=40, common=0), UsageError, "common=0"),
-        (lambda t: suites.mqar(vocabulary=99, length=30), UsageError, "raise it to 31"),
-        (lambda t: suites.mqar(vocabulary=99, length=30, pairs=0), UsageError, "pairs=0"),
-        (lambda t: suites.mqar(vocabulary=15, length=31), BadInputError, "needs 16 distinct"),
-        (lambda t: suites.mqar(vocabulary=99, length=40, read="x"), UsageError, "read='x'"),
-        (lambda t: suites.niah(t), UsageError, "pad= or length="),
-        (lambda t: suites.niah(t, pad=1, length=9), UsageError, "pad= or length="),
-        (lambda t: suites.niah(t, pad=1), UsageError, "haystack= is missing"),
-        (lambda t: suites.niah(t, pad=-1, haystack="x"), UsageError, "pad=-1"),
-        (lambda t: suites.niah(t, pad=1, haystack="x", depth=2), UsageError, "depth=2"),
-        (lambda t: suites.niah(t, pad=1, haystack="x", pad_unit="w"), UsageError, "pad_unit='w'"),
-        (lambda t: suites.niah(t, pad=0, queries=0), UsageError, "queries=0"),
-        (lambda t: suites.niah(t, pad=1, haystack="x"), BadInputError, "no usable sentence"),
-        (lambda t: suites.niah(t, pad=9, haystack=HAYSTACK[:4]), BadInputError, "only 4 usable"),
-        (lambda t: suites.niah(t, length=9, haystack=HAYSTACK), UsageError, "give 10 or more"),
-        (lambda t: suites.niah(t, length=12, haystack=HAYSTACK), BadInputError, "gives 12 tokens"),
-        (
-            lambda t: suites.niah(t, length=40, haystack=HAYSTACK, max_length=39),
-            BadInputError,
-            "'niah-0000': it has 40 tokens, the limit is 39",
-        ),
-        (
-            lambda t: suites.niah(WordTokenizer(VOCABULARY, end=True), pad=0),
-            BadInputError,
-            "adds tokens after a text",
-        ),
-    ],
-)
-def test_unusable_arguments_are_refused_by_name(tokenizer, make, error, match):
-    with pytest.raises(error, match=re.escape(match)):
-        make(tokenizer)
-
-
-def test_jsonl_prompts_become_an_audited_suite(tmp_path, starting):
-    path = tmp_path / "mine.jsonl"
-    rows = [
-        {"id": "a", "prompt": "Some small apple is", "answer": " there"},
-        {"id": "b", "prompt": "The word is apple. The word is", "answer": " apple tree"},
-        {"id": "c", "prompt": "apple apple", "answer": " apple", "meta": {"kind": "easy"}},
-    ]
-    path.write_text("\n".join(map(json.dumps, rows)) + "\n\n", encoding="utf-8")
-    suite = suites.load_jsonl(path, starting, max_length=10)
-    assert [prompt.id for prompt in suite.prompts] == ["a", "b", "c"]
-    assert [starting.decode([prompt.target]) for prompt in suite.prompts] == [
-        "there",
-        "apple",
-        "apple",
-    ]
-    assert [prompt.answer_position for prompt in suite.prompts] == [None, 4, None]
-    assert starting.decode(suite.prompts[1].meta["answer_ids"]) == "apple tree"
-    assert suite.prompts[2].meta["kind"] == "easy"
-    assert suite.manifest["audit"]["longer_answers"] == 1
-    assert suite.name == "mine"
-
-
-GOOD = '{"id": "a", "prompt": "Some apple is", "answer": " here"}'
-
-
-@pytest.mark.parametrize(
-    ("line", "match"),
-    [
-        ('{"id": "b", ', "not JSON"),
-        ('["b"]', "not a JSON object"),
-        ('{"id": "b", "prompt": "The word is"}', "field 'answer' is missing"),
-        ('{"id": "b", "prompt": "", "answer": " a"}', "field 'prompt' must be a text"),
-        ('{"id": 3, "prompt": "The word is", "answer": " a"}', "field 'id' must be a text"),
-        ('{"id": "a", "prompt": "The word is", "answer": " a"}', "'a' was used on line 1"),
-        ('{"id": "b", "prompt": "The \\ud800 is", "answer": " a"}', "lone surrogate"),
-        ('{"id": "b", "prompt": "a a a a a a a", "answer": " a"}', "'b' has 7 tokens, the limit"),
-        ('{"id": "b", "prompt": "The word", "answer": "s"}', "fuses with the prompt's end"),
-        ('{"id": "b", "prompt": "a", "answer": " a", "note": 1}', "unknown field 'note'"),
-        ('{"id": "b", "prompt": "a", "answer": " a", "meta": 1}', "'meta' must be an object"),
-        ('{"id": "b", "prompt": "a", "answer": " a", "meta": {"x": NaN}}', "NaN"),
-        (b'{"id": "b", "prompt": "\xff", "answer": " a"}', "not UTF-8 at byte 23"),
-    ],
-)
-def test_jsonl_faults_name_their_line(tmp_path, tokenizer, line, match):
-    path = tmp_path / "mine.jsonl"
-    path.write_bytes(f"{GOOD}\n\n".encode() + (line if isinstance(line, bytes) else line.encode()))
-    with pytest.raises(BadInputError, match=re.escape(match)) as caught:
-        suites.load_jsonl(path, tokenizer, max_length=6)
-    assert str(caught.value).startswith(f"{path}:3: ")
-
-
-def test_jsonl_without_prompts_or_file_is_refused(tmp_path, tokenizer):
-    with pytest.raises(BadInputError, match="No such file"):
-        suites.load_jsonl(tmp_path / "none.jsonl", tokenizer)
-    (tmp_path / "empty.jsonl").write_text("\n")
-    with pytest.raises(BadInputError, match="suite 'empty' is empty"):
-        suites.load_jsonl(tmp_path / "empty.jsonl", tokenizer)
-
-
-@given(
-    count=st.integers(1, 13), size=st.integers(1, 5), buckets=st.sampled_from([None, (60, 30, 90)])
-)
-def test_batches_hold_every_prompt_once_and_have_few_shapes(count, size, buckets):
-    suite = suites.niah(
-        WordTokenizer(VOCABULARY), haystack=HAYSTACK, pad=4, n=count, queries=3, depth=1.0
-    )
-    longest = max(len(prompt.tokens) for prompt in suite.prompts)
-    found = set()
-    for batch in suites.batches(suite, size, buckets=buckets):
-        length = batch.tokens_BT.shape[1]
-        assert batch.tokens_BT.shape[0] == size == len(batch.ids)
-        assert length in (buckets or (longest,))
-        assert batch.tokens_BT.dtype == batch.target_BQ.dtype == np.int32
-        for row in range(size):
-            prompt = suite.prompts[batch.index_B[row]]
-            end = batch.lengths_B[row]
-            assert tuple(batch.tokens_BT[row, :end]) == prompt.tokens
-            assert not batch.tokens_BT[row, end:].any()
-            assert not any(end <= bucket < length for bucket in buckets or ())
-            assert tuple(batch.query_positions_BQ[row]) == prompt.query_positions
-            assert batch.target_BQ[row].tolist() == [-1, -1, prompt.target]
-            assert batch.target_B[row] == prompt.target
-            assert batch.ids[row] == prompt.id
-            answer = prompt.answer_position
-            assert batch.answer_position_B[row] == answer
-            # With the needle at the end, the first query precedes it or not, by where it stands.
-            expected = [answer if answer <= q else -1 for q in prompt.query_positions]
-            assert batch.answer_position_BQ[row].tolist() == expected
-            if batch.valid_B[row]:
-                assert prompt.id not in found
-                found.add(prompt.id)
-        assert batch.valid_B[0]
-    assert len(found) == count
-
-
-def test_batches_carry_one_target_for_each_query():
-    suite = suites.mqar(vocabulary=97, length=50, pairs=4, n=3, read="all")
-    (batch,) = suites.batches(suite, 4)
-    assert batch.valid_B.tolist() == [True, True, True, False]
-    rows, _ = np.indices(batch.target_BQ.shape)
-    assert (batch.tokens_BT[rows, batch.answer_position_BQ] == batch.target_BQ).all()
-    keys = batch.tokens_BT[rows, batch.answer_position_BQ - 1]
-    assert (batch.tokens_BT[rows, batch.query_positions_BQ] == keys).all()
-    assert batch.target_BQ.shape == (4, 4)
-
-
-@pytest.mark.parametrize(
-    ("size", "buckets", "match"),
-    [(0, None, "batch_size=0"), (2, (39,), "'induction-0000' has 40 tokens"), (2, (), "buckets")],
-)
-def test_batches_refuse_what_cannot_hold_a_prompt(size, buckets, match):
-    with pytest.raises(UsageError, match=match):
-        suites.batches(build("block"), size, buckets=buckets)
 
 
 @pytest.mark.real("smollm2", "wiki")

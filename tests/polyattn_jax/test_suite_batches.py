@@ -1,0 +1,66 @@
+"""Batches hold every prompt of a suite once, in few shapes."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+
+from lm_jax.errors import UsageError
+from polyattn_jax import suites
+from tests.polyattn_jax.made_suites import HAYSTACK, VOCABULARY, WordTokenizer, build
+
+
+@given(
+    count=st.integers(1, 13), size=st.integers(1, 5), buckets=st.sampled_from([None, (60, 30, 90)])
+)
+def test_batches_hold_every_prompt_once_and_have_few_shapes(count, size, buckets):
+    suite = suites.niah(
+        WordTokenizer(VOCABULARY), haystack=HAYSTACK, pad=4, n=count, queries=3, depth=1.0
+    )
+    longest = max(len(prompt.tokens) for prompt in suite.prompts)
+    found = set()
+    for batch in suites.batches(suite, size, buckets=buckets):
+        length = batch.tokens_BT.shape[1]
+        assert batch.tokens_BT.shape[0] == size == len(batch.ids)
+        assert length in (buckets or (longest,))
+        assert batch.tokens_BT.dtype == batch.target_BQ.dtype == np.int32
+        for row in range(size):
+            prompt = suite.prompts[batch.index_B[row]]
+            end = batch.lengths_B[row]
+            assert tuple(batch.tokens_BT[row, :end]) == prompt.tokens
+            assert not batch.tokens_BT[row, end:].any()
+            assert not any(end <= bucket < length for bucket in buckets or ())
+            assert tuple(batch.query_positions_BQ[row]) == prompt.query_positions
+            assert batch.target_BQ[row].tolist() == [-1, -1, prompt.target]
+            assert batch.target_B[row] == prompt.target
+            assert batch.ids[row] == prompt.id
+            answer = prompt.answer_position
+            assert batch.answer_position_B[row] == answer
+            # With the needle at the end, the first query precedes it or not, by where it stands.
+            expected = [answer if answer <= q else -1 for q in prompt.query_positions]
+            assert batch.answer_position_BQ[row].tolist() == expected
+            if batch.valid_B[row]:
+                assert prompt.id not in found
+                found.add(prompt.id)
+        assert batch.valid_B[0]
+    assert len(found) == count
+
+
+def test_batches_carry_one_target_for_each_query():
+    suite = suites.mqar(vocabulary=97, length=50, pairs=4, n=3, read="all")
+    (batch,) = suites.batches(suite, 4)
+    assert batch.valid_B.tolist() == [True, True, True, False]
+    rows, _ = np.indices(batch.target_BQ.shape)
+    assert (batch.tokens_BT[rows, batch.answer_position_BQ] == batch.target_BQ).all()
+    keys = batch.tokens_BT[rows, batch.answer_position_BQ - 1]
+    assert (batch.tokens_BT[rows, batch.query_positions_BQ] == keys).all()
+    assert batch.target_BQ.shape == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("size", "buckets", "match"),
+    [(0, None, "batch_size=0"), (2, (39,), "'induction-0000' has 40 tokens"), (2, (), "buckets")],
+)
+def test_batches_refuse_what_cannot_hold_a_prompt(size, buckets, match):
+    with pytest.raises(UsageError, match=match):
+        suites.batches(build("block"), size, buckets=buckets)
