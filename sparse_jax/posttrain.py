@@ -14,7 +14,8 @@ The work folder then holds
     data/                  the prepared corpus
     target_<nats>/         one run: checkpoints, metrics.parquet, evaluations.parquet
                            (`lm_jax.train.loop`), the exported model and more (`results.py`)
-    control/               the same training with every gate open, if the config asks for it
+    control/               the same training with every gate open, if the config asks for it, and
+                           the dense model that it makes
     summary.json           every number that is printed at the end
     report.html            curves, edges by layer and head, attention before and after
 
@@ -238,7 +239,7 @@ def train_control(job: Job) -> dict[str, Any]:
         "steps": int(state.step),
         "tokens_seen": tokens_seen(folder),
     }
-    processes.on_first(lambda: results.record(folder, found, result))
+    results.export_control(folder, merged, found, result)
     return runs.read_json(folder / results.RESULT)
 
 

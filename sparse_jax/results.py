@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lm_jax import lora, processes, runs, sharding
-from lm_jax.hf.load import Pretrained
+from lm_jax.hf.load import Pretrained, save_pretrained
 from lm_jax.params import ParamTree
 from lm_jax.stats import Interval
 from sparse_jax import model as sparse_model
@@ -91,6 +91,20 @@ def export(
             lora.save(folder / lora.ADAPTER, own, config.adapters, base_sha256=whole.sha256)
         runs.write_json(folder / PATTERNS, shown)
         sparse_model.save(folder / EXPORTED, whole, merged.gates, card)
+        record(folder, found, result)
+
+    processes.on_first(write)
+
+
+def export_control(
+    folder: Path, merged: SparseModel, found: Compared, result: dict[str, Any]
+) -> None:
+    """Writes the control, whose gates never close, as the dense model that it is; as `export`."""
+    whole = dataclasses.replace(merged.base, params=sharding.fetch(merged.params))
+
+    def write() -> None:
+        shutil.rmtree(folder / EXPORTED, ignore_errors=True)
+        save_pretrained(folder / EXPORTED, whole.cfg, whole.params, whole.tokenizer)
         record(folder, found, result)
 
     processes.on_first(write)

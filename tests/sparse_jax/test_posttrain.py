@@ -107,6 +107,15 @@ def test_the_control_learns_the_text_and_closes_no_edge(whole, capsys):
     assert "Less control" in page and f"{over:+.4f} [" in page
 
 
+def test_the_control_can_be_the_model_of_the_next_run(whole):
+    """What is exported is dense, and has the loss that the control was measured with."""
+    folder = whole / posttrain.CONTROL
+    config = dataclasses.replace(settled(whole), model=str(folder / results.EXPORTED))
+    dense = posttrain.dense_loss(posttrain.open_job(config, whole))
+    measured = runs.read_json(folder / results.RESULT)["loss"]["estimate"]
+    assert dense.loss == pytest.approx(measured, rel=1e-6)
+
+
 def test_legible_heads_carry_much_by_few_edges():
     """Of one layer: all edges open; all on the first key; half the weight on another; closed."""
     T = 4
