@@ -130,20 +130,15 @@ class Examples:
         """How many things an epoch's order permutes: documents to be joined, or examples."""
         return self.documents if self.mode == "pack" else self.count
 
-    def ends(self, order: np.ndarray | None = None) -> np.ndarray:
-        """Where each document ends in an epoch: in ids where they are joined, else in rows.
+    def ends(self, order: np.ndarray) -> np.ndarray:
+        """Where each document ends in this order: in ids where they are joined, else in rows.
 
         Rows are counted as they are stored, for their order moves no document.
         """
-        joined = order is not None and self.mode == "pack"
-        return np.cumsum(self._extents[order] if joined else self._extents)
+        return np.cumsum(self._extents[order] if self.mode == "pack" else self._extents)
 
     def read(
-        self,
-        places: np.ndarray,
-        order: np.ndarray | None = None,
-        *,
-        ends: np.ndarray | None = None,
+        self, places: np.ndarray, order: np.ndarray | None = None, *, ends: np.ndarray | None = None
     ) -> Batch:
         """Examples by their places in an epoch of this order.
 
@@ -316,7 +311,9 @@ class OnePass:
         """As `Batches`, but a split may be smaller than a batch."""
         self._rows = _share(batch_size, process_index, process_count)
         self._examples, self._batch_size = examples, batch_size
-        self._ends = examples.ends()
+        # Kept, so that no batch costs time by the number of examples.
+        self._order = np.arange(examples.drawn)
+        self._ends = examples.ends(self._order)
         self.fingerprint = _fingerprint(examples, batch_size, None)
         self.per_epoch = -(-examples.count // batch_size)
 
@@ -331,7 +328,7 @@ class OnePass:
             raise UsageError(f"batch {k} is not one of the {self.per_epoch} of this pass")
         places = k * self._batch_size + self._rows
         inside = places[places < self._examples.count]
-        found = self._examples.read(inside, ends=self._ends)
+        found = self._examples.read(inside, self._order, ends=self._ends)
         missing = len(places) - len(found["document"])
         return {
             "tokens": np.pad(
@@ -397,7 +394,6 @@ def _fingerprint(examples: Examples, batch_size: int, seed: int | None) -> str:
         "seed": seed,
     }
     if examples.mode == "window" and seed is not None:
-        # A run from when the windows of a document followed one another is not to go on in this
-        # order.
+        # No run goes on from when the windows of a document followed one another.
         parts["drawn"] = "windows"
     return " ".join(f"{name}={value}" for name, value in parts.items())
