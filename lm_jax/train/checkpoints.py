@@ -218,16 +218,20 @@ def load_params(folder: str | os.PathLike[str], step: int, target: Any) -> dict[
 
 def _check_identity(path: Path, stored: Mapping[str, Any], identity: Identity) -> None:
     problems = settings.difference(stored["config"], identity.config)
+    remedy = "go back to those settings, or choose another --workdir"
     before, now = stored["fingerprint"].split(), identity.fingerprint.split()
     if before != now:
         # A fingerprint is made of words, of which only some differ.
         had, has = ([w for w in a if w not in b] for a, b in ((before, now), (now, before)))
-        problems.append(f"data {' '.join(had)}, not {' '.join(has)}")
+        instead = f"{' '.join(had)}, not" if had else "without"
+        problems.append(f"data {instead} {' '.join(has)}")
+        if any(word.startswith("order=") for word in has):
+            remedy = (
+                "the installed version draws the examples in another order, so choose another "
+                "--workdir, or finish this run with the version that began it"
+            )
     if problems:
-        raise UsageError(
-            f"{path} was trained with {', '.join(problems)}; go back to those settings, or choose "
-            "another --workdir"
-        )
+        raise UsageError(f"{path} was trained with {', '.join(problems)}; {remedy}")
     for name in ("mesh", "packages"):
         for phrase in settings.difference(stored[name], getattr(identity, name)):
             _log.warning(

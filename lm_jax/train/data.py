@@ -20,20 +20,24 @@ examples of `context + 1` ids (inputs and, one further on, targets):
 The examples of all epochs form one endless sequence, and batch k holds its places k B to k B + B-1.
 So every example occurs once per epoch, also where B does not divide their number. An epoch's order
 permutes the examples one by one, so that a batch does not come out of one long document; only where
-documents are joined it permutes those. It sorts them by the raw output of Philox (Salmon et al.
-2011) under the key (seed, epoch): random numbers that are specified, unlike numpy's own shuffles,
-which may change between versions.
+documents are joined it permutes those. The order is that of grain's `MapDataset.shuffle`, which
+computes the example at any place from the seed, the epoch and the place alone (a small block cipher
+that permutes the numbers below `count`). So a batch costs the same however many examples there are,
+and nothing is read ahead of it.
 """
 
 import functools
 import hashlib
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
 from lm_jax.errors import BadInputError, CorruptError, UsageError
 from lm_jax.train.prepare import SPLITS, Prepared, records_file
 from lm_jax.train.tokenizer import PAD
+
+if TYPE_CHECKING:
+    import grain
 
 # In the place of an id where there is none.
 VOID = -1
@@ -125,26 +129,24 @@ class Examples:
         """How many documents are used."""
         return len(self._lengths)
 
-    @property
-    def drawn(self) -> int:
-        """How many things an epoch's order permutes: documents to be joined, or examples."""
-        return self.documents if self.mode == "pack" else self.count
-
     def ends(self, order: np.ndarray) -> np.ndarray:
-        """Where each document ends in this order: in ids where they are joined, else in rows.
+        """Where each document ends, in ids, if all are joined in this order."""
+        return np.cumsum(self._lengths[order])
 
-        Rows are counted as they are stored, for their order moves no document.
-        """
-        return np.cumsum(self._extents[order] if self.mode == "pack" else self._extents)
+    @functools.cached_property
+    def _stored(self) -> tuple[np.ndarray, np.ndarray]:
+        """The documents as they are stored, and where each ends: in ids if joined, else in rows."""
+        return np.arange(self.documents), np.cumsum(self._extents)
 
     def read(
         self, places: np.ndarray, order: np.ndarray | None = None, *, ends: np.ndarray | None = None
     ) -> Batch:
-        """Examples by their places in an epoch of this order.
+        """Examples by their places.
 
         Args:
-          places: int [n], each below `count`.
-          order: a permutation of 0..drawn-1; as they are stored if None.
+          places: int [n], each below `count`: of the examples as they are stored, or for "pack" of
+            the rows of an epoch whose documents are joined in `order`.
+          order: for "pack", a permutation of the documents; as they are stored if None.
           ends: `ends(order)`, for a caller that reads often in one order.
 
         Returns:
@@ -152,16 +154,20 @@ class Examples:
           the document at the first id of the row.
 
         Raises:
+          UsageError: an order for examples that are not joined.
           BadInputError: a record cannot be read, or an id in it is not in the vocabulary.
           CorruptError: a record has not the length it was written with.
         """
         tokens = np.full((len(places), self.width), self.fill, np.int32)
-        order = np.arange(self.drawn) if order is None else order
-        ends = self.ends(order) if ends is None else ends
+        if order is None:
+            order, ends = self._stored
+        elif self.mode != "pack":
+            raise UsageError(f"mode = {self.mode!r} joins no documents; leave `order` out")
+        elif ends is None:
+            ends = self.ends(order)
         if self.mode != "pack":
-            rows = order[places]
-            numbers = np.searchsorted(ends, rows, side="right")
-            starts = (rows - ends[numbers] + self._extents[numbers]) * (self.width - 1)
+            numbers = np.searchsorted(ends, places, side="right")
+            starts = (places - ends[numbers] + self._extents[numbers]) * (self.width - 1)
             for row, start, ids in zip(tokens, starts, self._records(numbers), strict=True):
                 kept = ids[start : start + self.width]
                 row[: len(kept)] = kept
@@ -228,8 +234,8 @@ class Batches:
     """The endless sequence of shuffled batches, for training.
 
     Attributes:
-      fingerprint: names all that decides the batches of all processes together. Keep it in the
-        checkpoint, and compare on resume with `check_fingerprint`.
+      fingerprint: names all that decides the batches of all processes together, in words
+        `name=value`. A checkpoint keeps it, and is refused to a run with another one.
       per_epoch: whole batches in an epoch.
     """
 
@@ -266,14 +272,16 @@ class Batches:
         self._examples, self._batch_size = examples, batch_size
         self.fingerprint = _fingerprint(examples, batch_size, seed)
         self.per_epoch = examples.count // batch_size
+        self._numbers = shuffled(examples.count, seed).batch(batch_size)
 
-        # A batch may lie across two epochs.
+        # What a row of joined documents holds depends on all before it. A batch may lie across two
+        # epochs.
         @functools.lru_cache(maxsize=2)
-        def laid_out(epoch: int) -> tuple[np.ndarray, np.ndarray]:
-            order = epoch_order(examples.drawn, seed, epoch)
+        def joined(epoch: int) -> tuple[np.ndarray, np.ndarray]:
+            order = epoch_order(examples.documents, seed, epoch)
             return order, examples.ends(order)
 
-        self._laid_out = laid_out
+        self._joined = joined
 
     def at(self, k: int) -> Batch:
         """Batch k = 0, 1, ... of all epochs, as `Examples.read` returns it.
@@ -284,11 +292,13 @@ class Batches:
         """
         if k < 0:
             raise UsageError(f"batch {k} is before the first, which is 0")
+        if self._examples.mode != "pack":
+            return self._examples.read(self._numbers[k][self._rows])
         places = k * self._batch_size + self._rows
         epochs, places = np.divmod(places, self._examples.count)
         parts = []
         for epoch in np.unique(epochs).tolist():
-            order, ends = self._laid_out(epoch)
+            order, ends = self._joined(epoch)
             parts.append(self._examples.read(places[epochs == epoch], order, ends=ends))
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
@@ -311,9 +321,6 @@ class OnePass:
         """As `Batches`, but a split may be smaller than a batch."""
         self._rows = _share(batch_size, process_index, process_count)
         self._examples, self._batch_size = examples, batch_size
-        # Kept, so that no batch costs time by the number of examples.
-        self._order = np.arange(examples.drawn)
-        self._ends = examples.ends(self._order)
         self.fingerprint = _fingerprint(examples, batch_size, None)
         self.per_epoch = -(-examples.count // batch_size)
 
@@ -328,7 +335,7 @@ class OnePass:
             raise UsageError(f"batch {k} is not one of the {self.per_epoch} of this pass")
         places = k * self._batch_size + self._rows
         inside = places[places < self._examples.count]
-        found = self._examples.read(inside, self._order, ends=self._ends)
+        found = self._examples.read(inside)
         missing = len(places) - len(found["document"])
         return {
             "tokens": np.pad(
@@ -340,30 +347,31 @@ class OnePass:
         }
 
 
-def epoch_order(count: int, seed: int, epoch: int) -> np.ndarray:
-    """A permutation of 0..count-1 that depends on nothing but the three numbers."""
-    bits = np.random.Philox(key=np.array([seed, epoch], np.uint64)).random_raw(count)
-    return np.argsort(bits, kind="stable")
+def shuffled(count: int, seed: int) -> "grain.MapDataset[int]":
+    """The numbers 0..count-1 without end, in an order of its own in every epoch.
 
-
-def check_fingerprint(stored: str, current: str) -> None:
-    """Compares the fingerprint of a checkpoint with that of the batches it would go on with.
-
-    Raises:
-      UsageError: naming what differs.
+    Element i is a pure function of the three numbers (count, seed, i), and costs the same whatever
+    they are.
     """
-    if stored == current:
-        return
-    before, now = (dict(part.split("=", 1) for part in s.split()) for s in (stored, current))
-    changes = [
-        f"{name} = {before.get(name)}, not {now.get(name)}"
-        for name in dict.fromkeys([*before, *now])
-        if before.get(name) != now.get(name)
-    ]
-    raise UsageError(
-        f"the checkpoint was trained on other batches: it has {', '.join(changes)}; give the same "
-        "data and settings, or start a new run"
-    )
+    # Takes most of a second to import, and only training needs it.
+    import grain
+
+    return grain.MapDataset.range(count).seed(seed).shuffle().repeat()
+
+
+def epoch_order(count: int, seed: int, epoch: int) -> np.ndarray:
+    """The whole order of one epoch of `shuffled`: a permutation of 0..count-1."""
+    return np.asarray(shuffled(count, seed).batch(count)[epoch])
+
+
+@functools.cache
+def order_name() -> str:
+    """Stands in a fingerprint for the algorithm that shuffles.
+
+    A sample of what it gives is part of it, because grain promises no order across its versions.
+    """
+    sample = epoch_order(1009, seed=0, epoch=1).astype("<i8")
+    return f"grain:{hashlib.sha256(sample.tobytes()).hexdigest()[:8]}"
 
 
 def _share(batch_size: int, process_index: int, process_count: int) -> np.ndarray:
@@ -393,7 +401,6 @@ def _fingerprint(examples: Examples, batch_size: int, seed: int | None) -> str:
         "batch_size": batch_size,
         "seed": seed,
     }
-    if examples.mode == "window" and seed is not None:
-        # No run goes on from when the windows of a document followed one another.
-        parts["drawn"] = "windows"
+    if seed is not None:
+        parts["order"] = order_name()
     return " ".join(f"{name}={value}" for name, value in parts.items())

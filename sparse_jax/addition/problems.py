@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lm_jax.errors import BadInputError, UsageError
-from lm_jax.train.data import epoch_order
+from lm_jax.train.data import epoch_order, order_name, shuffled
 from lm_jax.train.objective import PAD, Cut
 
 SYMBOLS = "0123456789+=?"
@@ -138,20 +138,16 @@ class Batches:
                 f"{len(numbers_P)} problems are fewer than one batch of {batch_size}; give a "
                 "smaller batch_size, or hold fewer problems out"
             )
-        self._numbers, self._batch_size, self._seed = numbers_P, batch_size, seed
+        self._numbers = numbers_P
+        self._places = shuffled(len(numbers_P), seed).batch(batch_size)
         self.per_epoch = len(numbers_P) // batch_size
-        self.fingerprint = f"{_data(numbers_P)} batch_size={batch_size} seed={seed}"
+        self.fingerprint = (
+            f"{_data(numbers_P)} batch_size={batch_size} seed={seed} order={order_name()}"
+        )
 
     def at(self, k: int) -> dict[str, np.ndarray]:
         """Batch k = 0, 1, ... of all epochs: `tokens` as `rows` makes them, and `document`."""
-        count = len(self._numbers)
-        epochs, places = np.divmod(k * self._batch_size + np.arange(self._batch_size), count)
-        # A batch may lie across two epochs.
-        found = [
-            epoch_order(count, self._seed, epoch)[places[epochs == epoch]]
-            for epoch in np.unique(epochs).tolist()
-        ]
-        numbers_B = self._numbers[np.concatenate(found)]
+        numbers_B = self._numbers[self._places[k]]
         return {"tokens": rows(numbers_B), "document": numbers_B.astype(np.int64)}
 
 

@@ -214,6 +214,8 @@ def test_a_run_of_other_settings_data_or_seed_is_refused(straight):
         train(folder, seed=1)
     with pytest.raises(UsageError, match="data fake, not other"):
         train(folder, batches=tiny.FakeBatches(fingerprint="other"))
+    with pytest.raises(UsageError, match=r"data without order=x:1; .* in another order, so choose"):
+        train(folder, batches=tiny.FakeBatches(fingerprint="fake order=x:1"))
     other = dataclasses.replace(tiny.OBJECTIVE, mixer=AttentionMixer(pattern_dropout=True))
     with pytest.raises(UsageError, match=r"mixer\.pattern_dropout = false, not true"):
         train(folder, objective=other)

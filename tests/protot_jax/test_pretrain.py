@@ -52,7 +52,7 @@ def test_unigram_perplexity_is_that_of_the_counts(text, tmp_path):
     data = trained.load_data(config, tmp_path / "data")
 
     def tokens(examples: Examples):
-        rows = examples.read(np.arange(examples.count), np.arange(examples.documents))["tokens"]
+        rows = examples.read(np.arange(examples.count))["tokens"]
         return [row[row != 0].tolist() for row in rows]
 
     counts = dict.fromkeys(range(1, data.prepared.manifest["vocab_size"]), 1)
