@@ -2,11 +2,11 @@
 
 Rates get Wilson intervals [1], which stay honest at 0 and n successes; rows that share a prompt
 get a bootstrap over whole prompts [2]; two recipes on the same prompts get the exact McNemar test
-[3] with the Agresti-Min interval [4], because the unpaired comparison throws the pairing away.
+[3] with Tango's score interval [4], because the unpaired comparison throws the pairing away.
 scipy does the statistics; what is here is validation, one result type and what scipy lacks.
 
 [1] Wilson, JASA 1927.  [2] Field & Welsh, JRSS B 2007, cluster bootstrap.
-[3] McNemar, Psychometrika 1947.  [4] Agresti & Min, Statistics in Medicine 2005.
+[3] McNemar, Psychometrika 1947.  [4] Tango, Statistics in Medicine 1998.
 [5] Fleiss, Levin & Paik, Statistical Methods for Rates and Proportions, ch. 4.
 [6] Connor, Biometrics 1987.
 """
@@ -132,8 +132,8 @@ def median_interval(values: ArrayLike, confidence: float = 0.95) -> Interval:
 def mcnemar(before: ArrayLike, after: ArrayLike, confidence: float = 0.95) -> McNemar:
     """Compares two binary outcomes of the same n items, 1-D and in the same order.
 
-    The test is the exact binomial one on the discordant pairs (p = 1 without any). The interval of
-    `delta` adds half a count to each of the four cells [4], so it keeps a width when b = c = 0.
+    The test is the exact binomial one on the discordant pairs (p = 1 without any); the interval of
+    `delta` is that of `paired_change`.
     """
     before, after = np.asarray(before), np.asarray(after)
     if before.ndim != 1 or before.shape != after.shape or before.size == 0:
@@ -144,16 +144,50 @@ def mcnemar(before: ArrayLike, after: ArrayLike, confidence: float = 0.95) -> Mc
     for name, outcome in (("before", before), ("after", after)):
         if not np.isin(outcome, (0, 1)).all():
             raise UsageError(f"mcnemar: {name} holds values other than 0 and 1; pass outcomes")
-    _check_open_unit("confidence", confidence)
-    before, after, n = before.astype(bool), after.astype(bool), before.size
+    before, after = before.astype(bool), after.astype(bool)
     b, c = int((before & ~after).sum()), int((~before & after).sum())
     p_value = float(stats.binomtest(b, b + c).pvalue) if b + c else 1.0
-    total, shift = n + 2, c - b
-    centre = shift / total
-    spread = math.sqrt(b + c + 1 - shift**2 / total) / total
-    reach = stats.norm.ppf((1 + confidence) / 2) * spread
-    low, high = max(-1.0, centre - reach), min(1.0, centre + reach)
-    return McNemar(b, c, p_value, Interval(shift / n, float(low), float(high), n))
+    return McNemar(b, c, p_value, paired_change(b, c, before.size, confidence))
+
+
+def paired_change(lost: int, won: int, n: int, confidence: float = 0.95) -> Interval:
+    """Returns the change (won - lost) / n of a success rate with Tango's score interval [4].
+
+    Of n pairs, `lost` were right before and wrong after and `won` the other way round. The interval
+    holds every change d that the score test does not reject: with q the most likely share of losses
+    where the share of gains is q + d,
+
+        |won - lost - n d| <= z sqrt(n (2 q + d (1 - d))).
+
+    Without discordant pairs it reaches z^2 / (n + z^2) to each side. Enumerated over all counts of
+    10, 20 and 40 pairs, the 95 % interval covers in 92 % of cases or more for every pair of shares
+    tried, and in 95 % on average (tests/lm_jax/test_stats.py).
+    """
+    if min(lost, won) < 0 or lost + won > n or n < 1:
+        raise UsageError(
+            f"paired_change: lost={lost}, won={won}, n={n}; need counts, lost + won <= n and n >= 1"
+        )
+    _check_open_unit("confidence", confidence)
+    z = float(stats.norm.ppf((1 + confidence) / 2))
+    low, high = _lowest_change(lost, won, n, z), -_lowest_change(won, lost, n, z)
+    return Interval((won - lost) / n, low, high, n)
+
+
+def _lowest_change(lost: int, won: int, n: int, z: float) -> float:
+    """The least d whose score, which falls as d grows, is at most z."""
+
+    def excess(d: float) -> float:
+        shift = won - lost - n * d
+        # the likelihood of q is greatest at the larger root of 2 n q^2 + linear q - lost d (1 - d)
+        linear = (2 * n + lost - won) * d - lost - won
+        root = math.sqrt(max(linear**2 + 8 * n * lost * d * (1 - d), 0.0))
+        variance = n * ((root - linear) / (2 * n) + d * (1 - d))
+        score = 0.0 if shift == 0 else math.inf if variance <= 0 else shift / math.sqrt(variance)
+        return score - z
+
+    if lost == n:
+        return -1.0
+    return float(optimize.bisect(excess, -1.0, (won - lost) / n, xtol=1e-15))
 
 
 def minimum_detectable_effect(

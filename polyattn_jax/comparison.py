@@ -254,7 +254,7 @@ def differences(summary: Summary) -> Section:
         ),
         (
             "Comparison with softmax",
-            "paired: exact McNemar test, Agresti–Min interval",
+            "paired: exact McNemar test, Tango's score interval",
             "difference of two rates, Wilson intervals",
         ),
         ("Dead rows under substitution", "write zeros and are counted", "not stated"),

@@ -60,7 +60,7 @@ def substitution(summary: Summary, model: paper.PaperModel | None) -> Section:
             ],
             lines,
             caption=f"Needle probe at {number(config['sweep_length'])} tokens. Brackets: 95 % "
-            "intervals (accuracy: Wilson; change against softmax: paired, after Agresti and Min; "
+            "intervals (accuracy: Wilson; change against softmax: paired, Tango; "
             "safe: bootstrap over prompts). Lost and won: prompts that only softmax, or only the "
             f"recipe, got right; p is exact and not corrected for {number(len(lines) - 1)} "
             "comparisons. Loss and median rank are of the needle's token (rank 0: predicted). Dead "

@@ -5,7 +5,7 @@
                 choices their advantage
 
 Accuracies have Wilson intervals. Two models answer the same questions, so they are compared by the
-questions that only one of them gets right: the exact McNemar test, and the Agresti-Min interval of
+questions that only one of them gets right: the exact McNemar test, and Tango's score interval of
 the change (`lm_jax.stats`). The p values are of single comparisons, not corrected for their number.
 """
 

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import optimize, special
 from scipy import stats as oracle
 
 from lm_jax import stats
@@ -133,24 +134,62 @@ def test_mcnemar_is_the_exact_binomial_test_on_discordant_pairs():
 def test_mcnemar_without_discordant_pairs_keeps_an_interval():
     found = stats.mcnemar(np.ones(200), np.ones(200, bool))
     assert (found.p_value, found.delta.estimate) == (1.0, 0.0)
-    # Agresti and Min: z / (n + 2) around zero
-    assert found.delta.high == pytest.approx(oracle.norm.ppf(0.975) / 202)
+    z = oracle.norm.ppf(0.975)
+    assert found.delta.high == pytest.approx(z**2 / (200 + z**2))
     assert found.delta.low == -found.delta.high
 
 
-@pytest.mark.parametrize(("lost", "won"), [(0.05, 0.05), (0.3, 0.05), (0.02, 0.0)])
-def test_interval_of_a_paired_change_covers_it(lost, won):
-    # exact coverage over all discordant counts of 40 pairs
-    n, covered = 40, 0.0
-    for b in range(n + 1):
-        for c in range(n + 1 - b):
-            weight = oracle.multinomial.pmf([b, c, n - b - c], n, [lost, won, 1 - lost - won])
-            if weight < 1e-7:
-                continue
-            before = np.repeat([1, 0, 0], [b, c, n - b - c])
-            after = np.repeat([0, 1, 0], [b, c, n - b - c])
-            covered += weight * ((won - lost) in stats.mcnemar(before, after).delta)
-    assert covered > 0.93
+def score_of_a_change(lost, won, n, change):
+    """The score of `change`, the likelihood under it being maximised numerically."""
+
+    def minus_log_likelihood(losses):
+        rates = np.array([losses, losses + change, 1 - 2 * losses - change])
+        return -special.xlogy([lost, won, n - lost - won], np.maximum(rates, 0)).sum()
+
+    span = max(0.0, -change), (1 - change) / 2
+    options = {"xatol": 1e-14}
+    best = optimize.minimize_scalar(
+        minus_log_likelihood, bounds=span, method="bounded", options=options
+    )
+    return (won - lost - n * change) / math.sqrt(n * (2 * best.x + change * (1 - change)))
+
+
+@pytest.mark.parametrize(("lost", "won", "n"), [(7, 1, 21), (1, 0, 40), (3, 3, 20), (0, 5, 100)])
+def test_interval_of_a_paired_change_holds_what_the_score_test_does_not_reject(lost, won, n):
+    found, z = stats.paired_change(lost, won, n), oracle.norm.ppf(0.975)
+    assert score_of_a_change(lost, won, n, found.low) == pytest.approx(z, rel=1e-4)
+    assert score_of_a_change(lost, won, n, found.high) == pytest.approx(-z, rel=1e-4)
+    assert found.low < (won - lost) / n < found.high
+
+
+def outcomes(n):
+    """All counts (lost, won) of n pairs."""
+    return np.array([(b, c) for b in range(n + 1) for c in range(n + 1 - b)])
+
+
+@pytest.mark.parametrize("n", [10, 20, 40])
+def test_interval_of_a_paired_change_covers_it(n):
+    # exact coverage, over all counts of n pairs
+    counts = outcomes(n)
+    intervals = [stats.paired_change(int(b), int(c), n) for b, c in counts]
+    low, high = (np.array([getattr(i, end) for i in intervals]) for end in ("low", "high"))
+    cells = np.column_stack([counts, n - counts.sum(1)])
+    shares = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8)
+    covered = []
+    for lost in shares:
+        for won in shares:
+            if lost + won < 1:
+                weight = oracle.multinomial.pmf(cells, n, [lost, won, 1 - lost - won])
+                held = (low - 1e-12 <= won - lost) & (won - lost <= high + 1e-12)
+                covered.append(weight[held].sum())
+    assert min(covered) > 0.92
+    assert np.mean(covered) > 0.95
+
+
+@pytest.mark.parametrize("counts", [(-1, 0, 4), (3, 2, 4), (0, 0, 0)])
+def test_counts_of_no_pairs_are_refused(counts):
+    with pytest.raises(UsageError, match="need counts, lost"):
+        stats.paired_change(*counts)
 
 
 @pytest.mark.parametrize(
