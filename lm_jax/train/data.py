@@ -293,7 +293,7 @@ class Batches:
         if k < 0:
             raise UsageError(f"batch {k} is before the first, which is 0")
         if self._examples.mode != "pack":
-            return self._examples.read(self._numbers[k][self._rows])
+            return self._examples.read(np.asarray(self._numbers[k])[self._rows])
         places = k * self._batch_size + self._rows
         epochs, places = np.divmod(places, self._examples.count)
         parts = []
