@@ -187,7 +187,8 @@ def _lowest_change(lost: int, won: int, n: int, z: float) -> float:
 
     if lost == n:
         return -1.0
-    return float(optimize.bisect(excess, -1.0, (won - lost) / n, xtol=1e-15))
+    ends = -1.0, (won - lost) / n
+    return float(optimize.root_scalar(excess, bracket=ends, method="bisect", xtol=1e-15).root)
 
 
 def minimum_detectable_effect(
