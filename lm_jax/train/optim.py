@@ -41,14 +41,18 @@ def choose(choice: Choice, spec: ParamTree) -> dict[str, bool]:
 
 
 def cosine_schedule(config: TrainConfig) -> optax.Schedule:
-    """The rate of step k = 0, 1, ...: from 1e-8 to the peak, then to max(peak / 10, 1e-6)."""
+    """The rate of step k = 0, 1, ...: from 1e-8 to the peak, then to max(peak / 10, 1e-6).
+
+    A peak below either end takes its place, so that the rate never falls in the warm-up and never
+    rises after it.
+    """
     peak = config.learning_rate
     return optax.warmup_cosine_decay_schedule(
-        init_value=WARMUP_START,
+        init_value=min(WARMUP_START, peak),
         peak_value=peak,
         warmup_steps=round(config.warmup * config.steps),
         decay_steps=config.steps,
-        end_value=max(FLOOR_SHARE * peak, FLOOR),
+        end_value=min(max(FLOOR_SHARE * peak, FLOOR), peak),
     )
 
 

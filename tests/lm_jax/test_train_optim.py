@@ -2,6 +2,8 @@
 
 import math
 
+from hypothesis import given
+from hypothesis import strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,6 +40,24 @@ def test_schedule_has_its_closed_form(peak, steps):
             want = end + (peak - end) * (1 + math.cos(turn)) / 2
         # Optax forms the warm-up from its end, in float32: an error of the rounding of the peak.
         assert float(schedule(k)) == pytest.approx(want, rel=2e-6, abs=1e-7 * peak), k
+
+
+@given(
+    peak=st.floats(-12, 0).map(lambda exponent: 10.0**exponent),
+    steps=st.integers(1, 120),
+    warmup=st.sampled_from([0.0, 0.02, 0.3]),
+)
+def test_the_rate_rises_to_its_peak_and_never_after(peak, steps, warmup):
+    config = TrainConfig(steps=steps, learning_rate=peak, warmup=warmup)
+    # One shape for all lengths, so that one compilation serves them.
+    places = jnp.minimum(jnp.arange(121), steps)
+    rates = np.asarray(optim.cosine_schedule(config)(places), np.float64)
+    top = round(warmup * steps)
+    # A rate is at most the peak and takes some ten float32 operations of 2^-24 each; two differ.
+    slack = 2.0**-19 * peak
+    assert np.all(np.diff(rates[: top + 1]) >= -slack)
+    assert np.all(np.diff(rates[top:]) <= slack)
+    assert abs(rates[top] - peak) <= slack and rates.max() <= peak + slack
 
 
 def moved(config, decays, gradient=0.0):
