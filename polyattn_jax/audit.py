@@ -24,7 +24,7 @@ import lm_jax
 from lm_jax import launch, runs, sharding
 from lm_jax.hf.load import resolve
 from lm_jax.report import write
-from polyattn_jax import console, report, stages, summary
+from polyattn_jax import console, report, schema, stages, summary, wording
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.stages import Subject
 from polyattn_jax.suites import Suite
@@ -87,14 +87,21 @@ def run(subject: Subject, folder: Path) -> dict[str, Any]:
     found["model_sha256"] = subject.model.sha256
     found["family"] = subject.model.cfg.family
     found["weights"] = [path.name for path in subject.model.files]
+    found["provenance"] = provenance(subject, folder)
     rows = summary.with_head_types(rows, by_head)
-    write_table(folder / "rows.parquet", rows)
-    write_table(folder / "answers.parquet", answers)
-    write_table(folder / "heads.parquet", pa.table(by_head))
+    tables = {"rows": rows, "answers": answers, "heads": pa.table(by_head)}
+    for name, table in tables.items():
+        tagged = schema.tagged(table, wording.model_name(found), found["provenance"])
+        write_table(folder / f"{name}.parquet", tagged)
     runs.write_json(folder / "summary.json", found)
-    provenance = runs.read_json(folder / runs.PROVENANCE)
-    write(folder / REPORT, report.build(found, rows, by_head, provenance=provenance))
+    write(folder / REPORT, report.build(found, rows, by_head, provenance=found["provenance"]))
     return found
+
+
+def provenance(subject: Subject, folder: Path) -> dict[str, Any]:
+    """What every result file says of its origin: `provenance.json` and the hash of the settings."""
+    recorded = runs.read_json(folder / runs.PROVENANCE)
+    return recorded | {"config_hash": launch.config_hash(subject.config)}
 
 
 def write_table(path: Path, table: pa.Table) -> None:

@@ -128,6 +128,7 @@ def run(subject: Subject, folder: Path) -> dict[str, Any]:
         }
     return {
         "model": config.model,
+        "provenance": audit.provenance(subject, folder),
         "recipe": recipe.spec,
         "degree": recipe.map.degree,
         "bias": bias,

@@ -52,7 +52,8 @@ class RowStats:
     """Statistics of score rows, one entry per row; `s_p` and `target_mass` add an axis of degrees.
 
     Never NaN. Rows that are neither ACTIVE nor SATURATED hold s_p = inf, target_mass = 0,
-    relative_margin = 0 and active = 0; EMPTY and INVALID rows also margin = 0 and argmax = -1.
+    relative_margin = 0 and active = 0; EMPTY and INVALID rows also margin = u_star = 0 and
+    argmax = -1.
     """
 
     s_p: Array
@@ -62,6 +63,7 @@ class RowStats:
     active: Array  # int32: how many distractors get weight
     argmax: Array  # int32: the first key of greatest score
     status: Array  # int32: a Status
+    u_star: Array  # shifted target score u_* = z_* + b, negative on most DEAD rows
     r_star: Array  # clipped target score r_* (with a row map: the target's weight)
 
 
@@ -165,6 +167,7 @@ def _row_stats(xp, scores, mask, degrees, bias, target, row_map, cap) -> RowStat
         active=counted.sum(-1, dtype=np.int32),
         argmax=xp.where(empty | invalid, -1, top).astype(np.int32),
         status=status.astype(np.int32),
+        u_star=xp.where(empty | invalid, 0, u_star),
         r_star=xp.where(live, r_star, 0),
     )
 

@@ -1,6 +1,15 @@
-"""What an audit writes: the columns (docs/polyattn.md says what they mean), and rows of a batch."""
+"""What an audit writes: columns (meaning: docs/polyattn.md), provenance, and rows of a batch.
 
-from collections.abc import Sequence
+The tables that an audit leaves behind, unlike the shards they come from, have the model's name as
+their first column, so that the files of two models can be concatenated, and the provenance of the
+run as JSON in their schema metadata:
+
+    json.loads(pq.read_schema(folder / "rows.parquet").metadata[PROVENANCE])
+"""
+
+from collections.abc import Mapping, Sequence
+import json
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,6 +20,7 @@ from polyattn_jax.probe import DEGREES
 from polyattn_jax.suites.batching import Batch
 
 BIASES = ("zero", "auto")
+PROVENANCE = b"provenance"
 
 ROWS = pa.schema(
     [
@@ -29,6 +39,7 @@ ROWS = pa.schema(
         ("answer", pa.int32()),
         ("margin", pa.float32()),
         ("u_star", pa.float32()),
+        ("r_star", pa.float32()),
         ("relative_margin", pa.float32()),
         ("active", pa.int32()),
         ("p_star", pa.float32()),
@@ -68,6 +79,12 @@ LOSSES = pa.schema(
 )
 
 
+def tagged(table: pa.Table, model: str, provenance: Mapping[str, Any]) -> pa.Table:
+    """The table with the column `model` before the others and the provenance in its metadata."""
+    table = table.add_column(0, "model", pa.repeat(model, table.num_rows))
+    return table.replace_schema_metadata({PROVENANCE: json.dumps(dict(provenance))})
+
+
 def row_columns(
     suite: str,
     batch: Batch,
@@ -101,7 +118,8 @@ def row_columns(
             "argmax": s.argmax,
             "answer": batch.answer_position_BQ[b, q],
             "margin": s.margin,
-            "u_star": s.r_star,
+            "u_star": s.u_star,
+            "r_star": s.r_star,
             "relative_margin": s.relative_margin,
             "active": s.active,
             "p_star": required_degree(s.active, s.relative_margin),

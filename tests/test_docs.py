@@ -18,17 +18,11 @@ def documented_columns(heading: str) -> list[str]:
 
 
 def test_documented_columns_of_rows():
-    assert documented_columns("rows.parquet") == [
-        *schema.ROWS.names[:-3],
-        "sink",
-        "on_answer",
-        "distance",
-        "head_type",
-    ]
+    assert documented_columns("rows.parquet") == ["model", *schema.ROWS.names, "head_type"]
 
 
 def test_documented_columns_of_answers():
-    assert documented_columns("answers.parquet") == schema.ANSWERS.names
+    assert documented_columns("answers.parquet") == ["model", *schema.ANSWERS.names]
 
 
 @pytest.mark.real("smollm2")

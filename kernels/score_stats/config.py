@@ -23,7 +23,8 @@ class ScoreStats(NamedTuple):
     """Statistics of score rows, `[B, T, N]`; `s_p` and `target_mass` add an axis of degrees.
 
     Never NaN. Rows that are neither ACTIVE nor SATURATED hold s_p = inf, target_mass = 0,
-    relative_margin = 0 and active = 0; EMPTY and INVALID rows also margin = 0 and argmax = -1.
+    relative_margin = 0 and active = 0; EMPTY and INVALID rows also margin = u_star = 0 and
+    argmax = -1.
     """
 
     s_p: jax.Array
@@ -33,6 +34,7 @@ class ScoreStats(NamedTuple):
     active: jax.Array  # int32: how many distractors get weight
     argmax: jax.Array  # int32: the first key of greatest score, whatever the target
     status: jax.Array  # int32: a Status
+    u_star: jax.Array  # shifted target score u_* = z_* + b, whatever its sign; 0 where unread
     r_star: jax.Array  # clipped target score r_*
 
 

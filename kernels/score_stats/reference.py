@@ -87,5 +87,6 @@ def _at_bias(config: Config, z: jax.Array, bias: jax.Array, target: jax.Array | 
         active=active,
         argmax=jnp.where(empty | invalid, -1, top),
         status=status,
+        u_star=jnp.where(empty | invalid, 0.0, u_star),
         r_star=jnp.where(live, r_star, 0.0),
     )

@@ -207,5 +207,6 @@ def finish(
         active=active,
         argmax=jnp.where(unread, -1, found.argmax[None]).astype(jnp.int32),
         status=status.astype(jnp.int32),
+        u_star=jnp.where(unread, 0.0, u_star),
         r_star=jnp.where(live, r_star, 0.0),
     )

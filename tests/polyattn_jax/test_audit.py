@@ -16,9 +16,11 @@ from lm_jax.sites import keep
 from polyattn_jax import audit, measure, stages
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.diagnostic import Status
+from polyattn_jax.schema import PROVENANCE
 
 L, N = 3, 4
 PROMPTS = {"niah_64": 7, "induction": 4, "mqar": 3}
+TABLES = ("rows", "answers", "heads")
 KEY = ["suite", "prompt", "layer", "head", "query", "target", "bias_kind"]
 MEASURED = ["margin", "u_star", "sink", "on_answer"]
 
@@ -60,13 +62,31 @@ def test_files_schema_and_number_of_rows(audited):
     assert {"config.json", "provenance.json", "suites.json", "calibration.json"} <= names
     assert {"heads.parquet", "summary.json", "finished.json", "log.txt"} <= names
     rows, answers = table(audited), table(audited, "answers")
-    assert rows.schema.remove_metadata() == stages.ROWS.append(pa.field("head_type", pa.string()))
-    assert answers.schema.remove_metadata() == stages.ANSWERS
+    model = pa.field("model", pa.string())
+    assert rows.schema.remove_metadata() == pa.schema(
+        [model, *stages.ROWS, pa.field("head_type", pa.string())]
+    )
+    assert answers.schema.remove_metadata() == pa.schema([model, *stages.ANSWERS])
     # Two biases and two kinds of target, for there is one query and each suite has its answer.
     assert rows.num_rows == L * N * 2 * 2 * sum(PROMPTS.values())
     assert rows.select(KEY).group_by(KEY).aggregate([]).num_rows == rows.num_rows
     # Control: needle and none. Sweep: softmax and 4 recipes. Ablation: softmax, 2 sizes x 3 sets.
     assert answers.num_rows == (7 + 3) + 7 * 5 + 4 * 7
+
+
+def test_every_result_file_says_what_made_it(audited):
+    recorded = json.loads((audited / "provenance.json").read_text())
+    said = [json.loads(table(audited, n).schema.metadata[PROVENANCE]) for n in TABLES]
+    said.append(summary_of(audited)["provenance"])
+    for provenance in said:
+        assert len(provenance.pop("config_hash")) == 64
+        assert provenance == recorded
+    assert {"git", "packages", "device", "start", "seeds", "data"} <= set(recorded)
+
+
+def test_files_of_two_models_can_be_merged(audited, tiny):
+    for name in TABLES:
+        assert set(table(audited, name)["model"].to_pylist()) == {tiny.name}
 
 
 def float64_statistics(scores_S, bias, target):
@@ -92,7 +112,7 @@ def test_rows_equal_a_float64_oracle_on_recorded_scores(audited, subject, suite)
     out = lm_jax.forward(subject.model.params, tokens_BT, subject.model.cfg, record=record)
     place = {name: b for b, name in enumerate(prompts)}
     rows = [row for row in table(audited).to_pylist() if row["suite"] == suite]
-    targets = {"argmax": 0, "answer": 0}
+    targets, below = {"argmax": 0, "answer": 0}, 0
     for row in rows:
         at = row["layer"], place[row["prompt"]], row["head"], row["query"]
         scores_S = np.asarray(out.records["attn.scores"][at])[: row["query"] + 1]
@@ -105,6 +125,10 @@ def test_rows_equal_a_float64_oracle_on_recorded_scores(audited, subject, suite)
         computed = np.clip([row[f"s_{p}"] for p in (2, 4, 8, 16)], 1e-37, 1e37)
         np.testing.assert_allclose(computed, np.clip(s, 1e-37, 1e37), rtol=2e-4)
         np.testing.assert_allclose(row["margin"], margin, rtol=1e-4, atol=1e-5)
+        u_star = np.float64(scores_S[target]) + row["bias"]
+        np.testing.assert_allclose(row["u_star"], u_star, rtol=1e-4, atol=1e-5)
+        assert row["r_star"] == (row["u_star"] if status == Status.ACTIVE else 0.0)
+        below += row["u_star"] < -0.1
         if status == Status.ACTIVE and row["target"] == "argmax":
             np.testing.assert_allclose(row["p_star"], p_star, rtol=1e-3)
         pattern_S = np.asarray(out.records["attn.pattern"][at])
@@ -113,6 +137,7 @@ def test_rows_equal_a_float64_oracle_on_recorded_scores(audited, subject, suite)
         )
         targets[row["target"]] += 1
     assert targets == dict.fromkeys(targets, L * N * 2 * PROMPTS[suite])
+    assert below > 0
 
 
 def test_the_summary_can_be_computed_from_the_parquet_files(audited):

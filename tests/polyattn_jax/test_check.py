@@ -54,6 +54,8 @@ def test_a_hopeless_recipe_is_shown_with_intervals_and_a_paired_test(run_check, 
     assert shown["all heads"] == ["none", "active"]
     found = json.loads((tmp_path / "run" / "check.json").read_text())
     assert (found["verdict"], found["lost"], found["unsafe"]) == ("no-go", PROMPTS, None)
+    recorded = json.loads((tmp_path / "run" / "provenance.json").read_text())
+    assert found["provenance"].pop("config_hash") and found["provenance"] == recorded
 
 
 def test_unsafe_rows_are_those_of_the_audit(run_check, audited, tmp_path):
