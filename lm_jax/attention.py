@@ -95,6 +95,7 @@ def as_pytree(attend: Any) -> Any:
     return attend
 
 
+@jax.named_scope("attention")
 def attention(
     q_BTNH: jax.Array,
     k_BSKH: jax.Array,

@@ -249,7 +249,8 @@ def _layer(x_BTD, given, seen, *, cfg, mixer, record, attend, positions_BT, vali
     h_BTD = layers.norm(p.get("ln1", {}), x_BTD, cfg, scope, "ln1")
     decoding = given["cache"] is not None and x_BTD.shape[1] == 1
     mix = mixer.step if decoding else mixer.apply
-    mixed_BTD, cache = mix(p["mixer"], h_BTD, cfg, layer, given["cache"])
+    with jax.named_scope("mixer"):
+        mixed_BTD, cache = mix(p["mixer"], h_BTD, cfg, layer, given["cache"])
     if cfg.post_norms:
         mixed_BTD = layers.norm(p.get("ln1_post", {}), mixed_BTD, cfg, scope, "ln1_post")
     mixed_BTD = scope("attn.out", drop(mixed_BTD, "attn.out"))

@@ -171,6 +171,7 @@ def mlp_spec(cfg: DecoderConfig) -> ParamTree:
     return spec
 
 
+@jax.named_scope("mlp")
 def mlp(
     p: ParamTree,
     x_BTD: jax.Array,
@@ -201,6 +202,7 @@ def embed_spec(cfg: DecoderConfig) -> ParamTree:
     return spec
 
 
+@jax.named_scope("embed")
 def embed(
     p: ParamTree, tokens_BT: jax.Array, positions_BT: jax.Array, cfg: DecoderConfig
 ) -> jax.Array:
@@ -219,6 +221,7 @@ def rows(table_VD: jax.Array, index_BT: jax.Array) -> jax.Array:
     return table_VD.at[index_BT].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
 
 
+@jax.named_scope("logits")
 def unembed(params: ParamTree, x_BTD: jax.Array, cfg: DecoderConfig) -> jax.Array:
     """Logits in float32 `[B, T, V]`, through the token embedding where it is tied."""
     if cfg.tie_embeddings:

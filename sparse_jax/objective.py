@@ -193,6 +193,7 @@ class Sparsifying:
             weights, cut.read_BT, self.cfg, attend=by_kernels(attend), remat=self.remat, **forwarded
         )
 
+    @jax.named_scope("loss")
     def _divergence(self, output: Output, frozen: Any, cut: Cut) -> jax.Array:
         """T^2 times the divergence of the sparse model from the dense one, summed over tokens."""
         dense = forward(jax.lax.stop_gradient(self._low(frozen)), cut.read_BT, self.cfg).logits

@@ -60,6 +60,7 @@ def next_token_or_void(tokens_BS: jax.Array) -> Cut:
     return Cut(tokens_BS[:, :-1], held_BS[:, :-1], tokens_BS[:, 1:], held_BS[:, 1:])
 
 
+@jax.named_scope("loss")
 def nll(logits_BTV: jax.Array, cut: Cut) -> jax.Array:
     """The sum of -log p over the places of each row that count, float32 `[B]`, in nats."""
     loss_BT = optax.softmax_cross_entropy_with_integer_labels(logits_BTV, cut.target_BT)

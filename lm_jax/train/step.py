@@ -106,8 +106,10 @@ def make_train_step(
         (minimised, parts), grads = shares_and_gradient(
             state.params, frozen, state.extra, tokens_BS, rng
         )
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        grad_norm = optax.tree.norm(grads)
+        with jax.named_scope("optimizer"):
+            updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+            params = optax.apply_updates(state.params, updates)
+            grad_norm = optax.tree.norm(grads)
         # A skipped update is none: the schedule waits for it too.
         taken = optax.tree.get_all_with_path(state.opt_state, "count")[0][1]
         metrics: Metrics = dict(parts) | {
@@ -117,7 +119,6 @@ def make_train_step(
             "finite": jnp.isfinite(minimised) & jnp.isfinite(grad_norm),
             "skipped": jnp.zeros((), bool),
         }
-        params = optax.apply_updates(state.params, updates)
         extra, columns = objective.update(state.extra, metrics)
         metrics |= columns
         losses_W = state.losses_W
