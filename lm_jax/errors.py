@@ -9,6 +9,7 @@ import difflib
 
 EXIT_FINISHED = 0
 EXIT_NO_GO = 10
+EXIT_UNDECIDED = 11
 
 
 class Refusal(Exception):

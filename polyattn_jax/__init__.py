@@ -4,9 +4,10 @@ After "When Does Polynomial Attention Concentrate? A Relative-Margin Diagnostic 
 Softmax Substitution": `diagnostic` measures S_p on score rows, `row_maps` holds the maps that may
 replace softmax, `substitute` puts them there, `calibrate` finds the bias b_auto, `theory` states
 the theorems as code. `python -m polyattn_jax.audit` runs it all on a model, `check` gives the
-verdict alone.
+verdict alone, and `verdict` decides on any two arrays of right answers.
 """
 
+from polyattn_jax.decision import Verdict, verdict
 from polyattn_jax.diagnostic import RowStats, required_degree, row_stats
 from polyattn_jax.row_maps import RECIPES, parse_recipe
 from polyattn_jax.substitute import recipe, substitute
@@ -14,9 +15,11 @@ from polyattn_jax.substitute import recipe, substitute
 __all__ = [
     "RECIPES",
     "RowStats",
+    "Verdict",
     "parse_recipe",
     "recipe",
     "required_degree",
     "row_stats",
     "substitute",
+    "verdict",
 ]

@@ -10,9 +10,9 @@ A negative screen, after "When Does Polynomial Attention Concentrate?", section 
    power of a degree that is measured; induction ranks the heads;
 3. ask for the needle with softmax and with the recipe in every head, on the same prompts.
 
-The table goes to standard output, progress to standard error. The exit code is 0 for preserve and
-10 for no-go. With `--workdir` a killed check goes on where it stopped, and `check.json` holds the
-numbers; without it nothing is left behind.
+The table goes to standard output, progress to standard error. The exit code is 0 for preserve, 10
+for no-go and 11 for undecided (`decision.verdict`). With `--workdir` a killed check goes on where
+it stopped, and `check.json` holds the numbers; without it nothing is left behind.
 """
 
 from collections.abc import Iterator
@@ -25,8 +25,8 @@ from typing import Any
 from absl import flags
 
 from lm_jax import launch, runs, stats
-from lm_jax.errors import EXIT_FINISHED, EXIT_NO_GO, UsageError
-from polyattn_jax import audit, stages, summary
+from lm_jax.errors import EXIT_FINISHED, EXIT_NO_GO, EXIT_UNDECIDED, UsageError
+from polyattn_jax import audit, decision, stages, summary
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.probe import DEGREES
 from polyattn_jax.row_maps import SOFTMAX, Recipe, parse_recipe, resolve_bias
@@ -34,10 +34,13 @@ from polyattn_jax.stages import Subject
 
 RESULT = "check.json"
 WIDTH = 80
+EXIT_CODES = {"preserve": EXIT_FINISHED, "no-go": EXIT_NO_GO, "undecided": EXIT_UNDECIDED}
+# Induction ranks the heads and decides nothing.
+MOST_INDUCTION = 20
 
 _MODEL = flags.DEFINE_string("model", None, "HF folder, GGUF file, or name of the manifest")
 _RECIPE = flags.DEFINE_string("recipe", "relu:p=4,b=auto", "what is to replace softmax")
-_N = flags.DEFINE_integer("n", 20, "prompts of each suite", lower_bound=1)
+_N = flags.DEFINE_integer("n", 120, "needle prompts (preserve takes 73 or more)", lower_bound=1)
 _LENGTH = flags.DEFINE_integer("length", 256, "tokens of each prompt", lower_bound=1)
 _CALIBRATION = flags.DEFINE_integer("calibration_length", 1024, "tokens of the text for b=auto")
 _TOP_HEADS = flags.DEFINE_integer("top_heads", 40, "how many heads of greatest S_2 to show apart")
@@ -70,7 +73,7 @@ def config_from_flags() -> AuditConfig:
         "niah_n": _N.value,
         "control_n": 1,
         "induction_length": _LENGTH.value,
-        "induction_n": _N.value,
+        "induction_n": min(_N.value, MOST_INDUCTION),
         "mqar_n": 0,
         "repeated_n": 1,
         "calibration_length": _CALIBRATION.value,
@@ -116,16 +119,20 @@ def run(subject: Subject, folder: Path) -> dict[str, Any]:
             safe, top_safe = safe_shares(subject, rows, degree, at_zero=recipe.bias == 0.0)
         cells = stages.sweep_cells(subject, b_auto)
         stages.answer(subject, stores, cells, {probe: suites[probe]})
-        swept = summary.behaviour(summary.columns(stores.answers.read()), "sweep")
+        swept = summary.behaviour(summary.columns(stores.answers.read()), "sweep", config)
     by_cell = {entry["cell"]: entry for entry in swept}
     base, entry = by_cell[SOFTMAX.name], by_cell[recipe.name]
-    decided = summary.verdict(entry, base, safe, top_safe, config)
-    if recipe == SOFTMAX:
-        decided |= {
-            "verdict": "preserve",
-            "reason": "softmax is what the model has",
-            "next": "name the recipe that is to replace it",
-        }
+    decided = decision.explained(
+        entry,
+        base,
+        safe,
+        top_safe,
+        unmeasured="S_p is not measured for this map"
+        if degree is None
+        else "no row has an active key",
+        tolerance=config.tolerance,
+        ablated=False,
+    )
     return {
         "model": config.model,
         "provenance": audit.provenance(subject, folder),
@@ -141,6 +148,7 @@ def run(subject: Subject, folder: Path) -> dict[str, Any]:
         "substituted": entry["accuracy"],
         **{name: entry[name] for name in ("delta", "p_value", "lost", "won")},
         "dead_rows_per_prompt": entry["dead_rows_per_prompt"],
+        **{name: decided[name] for name in ("could_decide", "least_prompts")},
         **{name: decided[name] for name in ("verdict", "reason", "next")},
     }
 
@@ -191,7 +199,9 @@ def table(found: dict[str, Any]) -> str:
         _share("  the recipe", found["substituted"]),
         _share("  change (paired)", found["delta"]),
         "",
+        _columns("prompts that could be lost", f"{found['could_decide']}"),
         _columns("prompts lost, won", f"{found['lost']}, {found['won']}"),
+        _columns("preserve takes, none being lost", f"{found['least_prompts']}"),
         _columns("McNemar, exact, two-sided", f"p = {found['p_value']:.2g}"),
         _columns("dead rows per prompt", f"{found['dead_rows_per_prompt']:.1f}"),
         _columns("bias", f"{found['bias']:.4f}"),
@@ -246,7 +256,7 @@ def main(arguments: launch.Arguments) -> int:
             runs.mark_finished(work.path)
         found = runs.read_json(work.path / RESULT)
     print(table(found))
-    return EXIT_NO_GO if found["verdict"] == "no-go" else EXIT_FINISHED
+    return EXIT_CODES[found["verdict"]]
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ class AuditConfig:
       ablation_draws: random sets of each size.
       ablation_n: needle prompts of each ablation cell, the first of the sweep's.
       top_heads: K of the top-K safe fraction of the verdict.
-      tolerance: accuracy that a recipe may lose and still be said to preserve.
+      tolerance: accuracy that a recipe may lose and still preserve, between 0 and 1.
       resamples: of the bootstrap over prompts, at least 100.
     """
 
@@ -99,8 +99,11 @@ class AuditConfig:
                 f"config.sweep_length = {self.sweep_length} is not in config.niah_lengths = "
                 f"{self.niah_lengths}; add it there"
             )
-        if not 0.0 < self.budget < 1.0:
-            problems.append(f"config.budget = {self.budget} must be between 0 and 1")
+        problems += [
+            f"config.{name} = {getattr(self, name)} must be between 0 and 1"
+            for name in ("budget", "tolerance")
+            if not 0.0 < getattr(self, name) < 1.0
+        ]
         if self.ablation_heads and self.induction_n < 1:
             problems.append(
                 "config.induction_n = 0, but the ablation ranks heads on induction; "

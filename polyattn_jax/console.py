@@ -102,5 +102,4 @@ def _cells(entry: Entry, verdict: Entry | None) -> Sequence[str]:
 def _word(verdict: Entry | None) -> Text:
     if verdict is None:
         return Text("baseline")
-    good = verdict["verdict"] == "preserve"
-    return Text(verdict["verdict"], _STYLES["good" if good else "bad"])
+    return Text(verdict["verdict"], _STYLES[wording.TONES[verdict["verdict"]]])

@@ -40,9 +40,11 @@ def substitution(summary: Summary, model: paper.PaperModel | None) -> Section:
         "Substitution: which recipes keep retrieval?",
         "Here softmax is replaced in every head at once, without any training, and the model "
         "answers the same prompts again. This test decides; the share of safe rows beside it is a "
-        "screen that can warn but cannot promise. A recipe preserves if it loses at most "
-        f"{100 * config['tolerance']:g} points of softmax's accuracy and the paired test finds no "
-        "loss.",
+        "screen that can warn but cannot promise. A recipe preserves if the 95 % interval of its "
+        f"change lies above −{100 * config['tolerance']:g} points; it is a no-go if that lies "
+        "below, or if the paired test finds a loss beyond that; else the prompts leave it "
+        "undecided.",
+        wording.resolution(summary),
         "A recipe such as relu_p4_bauto weighs each key by max(score + b, 0)⁴, divided by the sum "
         "over the row; all words are explained at the end.",
         table(
@@ -332,4 +334,4 @@ def suite_cell(entry: wording.Entry, config: wording.Entry) -> Cell:
 
 
 def _verdict(verdict: str) -> Cell:
-    return cell(verdict, tone="good" if verdict == "preserve" else "bad")
+    return cell(verdict, tone=wording.TONES[verdict])

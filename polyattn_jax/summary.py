@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lm_jax import stats
+from polyattn_jax import decision
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.diagnostic import Status
 from polyattn_jax.probe import DEGREES
 from polyattn_jax.row_maps import SOFTMAX, parse_recipe
 
 EPSILON = 1e-6
-SCREEN = 0.03  # a safe fraction at or below it collapsed in all five of the paper's cells
 TYPES = ("sink", "induction", "local", "diffuse")
 
 Columns = dict[str, np.ndarray]
@@ -209,15 +209,17 @@ def controls(answers: Columns, losses: Columns) -> dict[str, Any]:
     return made
 
 
-def behaviour(answers: Columns, stage: str) -> list[dict[str, Any]]:
-    """Accuracy of every cell of a stage, and its difference to softmax on the same prompts."""
+def behaviour(answers: Columns, stage: str, config: AuditConfig) -> list[dict[str, Any]]:
+    """Accuracy of every cell of a stage, and its verdict against softmax on the same prompts."""
     c = where(answers, stage=stage)
     base = _by_prompt(where(c, cell=SOFTMAX.name))
     found = []
     for name in dict.fromkeys(c["cell"]):
         own = where(c, cell=name)
         correct = _by_prompt(own)
-        paired = stats.mcnemar([base[k] for k in base], [correct[k] for k in base])
+        before, after = ([right[k] for k in base] for right in (base, correct))
+        decided = decision.verdict(before, after, tolerance=config.tolerance)
+        lost = sum(was and not now for was, now in zip(before, after, strict=True))
         found.append(
             {
                 "cell": name,
@@ -225,10 +227,16 @@ def behaviour(answers: Columns, stage: str) -> list[dict[str, Any]]:
                 "bias": float(own["bias"][0]),
                 "heads": int(own["heads"][0]),
                 "accuracy": as_dict(accuracy(own)),
-                "delta": as_dict(paired.delta),
-                "p_value": paired.p_value,
-                "lost": paired.b,
-                "won": paired.c,
+                "verdict": decided.name,
+                "delta": {
+                    "estimate": decided.change,
+                    "low": decided.low,
+                    "high": decided.high,
+                    "n": len(base),
+                },
+                "p_value": decided.p,
+                "lost": lost,
+                "won": lost + sum(after) - sum(before),
                 "loss": float(own["loss"].mean()),
                 "median_rank": float(np.median(own["rank"])),
                 "dead_rows_per_prompt": float(own["dead_rows"].mean()),
@@ -241,74 +249,6 @@ def _by_prompt(answers: Columns) -> dict[tuple[str, str], bool]:
     correct = answers["predicted"] == answers["target"]
     keys = zip(answers["suite"], answers["prompt"], strict=True)
     return dict(zip(keys, map(bool, correct), strict=True))
-
-
-def verdict(
-    entry: Mapping[str, Any],
-    base: Mapping[str, Any],
-    safe: stats.Interval | None,
-    top_safe: stats.Interval | None,
-    config: AuditConfig,
-) -> dict[str, Any]:
-    """Preserve or no-go for one recipe, with the reason and the next step (paper, section 6).
-
-    The measured-safe fraction is a negative screen: at or below 3 % all of the paper's cells
-    collapsed. A high one proves nothing, so that the behavioural test decides: a recipe preserves
-    if it loses at most `tolerance` of softmax's accuracy and the paired test finds no loss.
-    """
-    lost = base["accuracy"]["estimate"] - entry["accuracy"]["estimate"]
-    significant = entry["p_value"] < 0.05 and entry["lost"] > entry["won"]
-    screened = safe is not None and safe.estimate <= SCREEN
-    decided: dict[str, Any] = {
-        "recipe": entry["recipe"],
-        "safe": None if safe is None else as_dict(safe),
-        "top_safe": None if top_safe is None else as_dict(top_safe),
-        "lost": lost,
-    }
-    if base["accuracy"]["low"] < 0.5:
-        n, estimate = base["accuracy"]["n"], base["accuracy"]["estimate"]
-        return decided | {
-            "verdict": "no-go",
-            "reason": f"softmax itself is right in {round(estimate * n)} of {n} prompts, too few "
-            "to show that it solves the probe, so that preserving it says nothing",
-            "next": "use more prompts"
-            if estimate >= 0.5
-            else "use a shorter or easier probe, or a larger model",
-        }
-    if lost <= config.tolerance and not significant:
-        low = f"; yet at most {SCREEN:.0%} of rows are measured safe" if screened else ""
-        return decided | {
-            "verdict": "preserve",
-            "reason": f"no loss on the probe beyond the tolerance{low}",
-            "next": "repeat with more prompts, longer contexts and a harder probe before you rely "
-            "on it: one probe passed is not a guarantee",
-        }
-    if not significant:
-        return decided | {
-            "verdict": "no-go",
-            "reason": "the loss is beyond the tolerance, but the prompts are too few to tell it "
-            f"from chance (McNemar p = {entry['p_value']:.2g})",
-            "next": "use more prompts; until then do not substitute",
-        }
-    if screened:
-        return decided | {
-            "verdict": "no-go",
-            "reason": f"at most {SCREEN:.0%} of rows are measured safe, and the probe is failed",
-            "next": "do not substitute zero-shot; raise the degree or train with the map in place",
-        }
-    if safe is None:
-        return decided | {
-            "verdict": "no-go",
-            "reason": "the probe loses accuracy (no safe share: S_p was not measured for this map, "
-            "or no row has an active key)",
-            "next": "do not substitute zero-shot; train with the map in place",
-        }
-    return decided | {
-        "verdict": "no-go",
-        "reason": "the probe loses accuracy, although part of the rows is measured safe: a share "
-        "over all heads does not tell which of them carry retrieval",
-        "next": "keep softmax in the top-K heads (see the ablation) and try the recipe in the rest",
-    }
 
 
 def safe_fraction(
@@ -343,12 +283,23 @@ def verdicts(rows: Columns, by_head: Columns, swept: list[dict[str, Any]], confi
         if entry is base:
             continue
         recipe = parse_recipe(entry["recipe"])
-        safe = top_safe = None
+        safe, top_safe, unmeasured = None, None, "S_p is not measured for this map"
         kind = {"auto": "auto", 0.0: "zero"}.get(recipe.bias)
         if recipe.map.degree is not None and recipe.map.normalised and kind is not None:
             args = (rows, suite, recipe.map.degree, kind, config)
             safe, top_safe = safe_fraction(*args, None), safe_fraction(*args, top)
-        found.append(verdict(entry, base, safe, top_safe, config))
+            unmeasured = "no row has an active key"
+        found.append(
+            decision.explained(
+                entry,
+                base,
+                safe,
+                top_safe,
+                unmeasured=unmeasured,
+                tolerance=config.tolerance,
+                ablated=bool(config.ablation_heads),
+            )
+        )
     return found
 
 
@@ -363,7 +314,7 @@ def summarise(
     """The content of summary.json, and the table of heads."""
     r, a = columns(rows), columns(answers)
     by_head = heads(r, shape)
-    swept = behaviour(a, "sweep")
+    swept = behaviour(a, "sweep", config)
     made: dict[str, Any] = {
         "model": config.model,
         "config": dataclasses.asdict(config),
@@ -377,7 +328,7 @@ def summarise(
         "verdicts": verdicts(r, by_head, swept, config),
         "ranking_suite": ranking_suite(r),
         "head_types": {name: int(np.sum(by_head["type"] == name)) for name in TYPES},
-        "ablation": behaviour(a, "ablation") if config.ablation_heads else [],
+        "ablation": behaviour(a, "ablation", config) if config.ablation_heads else [],
         "rows": rows.num_rows,
         "answers": answers.num_rows,
     }

@@ -11,6 +11,7 @@ import re
 from typing import Any, Literal, NamedTuple
 
 from lm_jax import assets, stats
+from polyattn_jax import decision
 from polyattn_jax.row_maps import RECIPES, SOFTMAX
 
 Summary = Mapping[str, Any]
@@ -19,11 +20,15 @@ Entry = Mapping[str, Any]
 _MEMBER = re.compile(r"(top|bottom|random)-(\d+)(?:-\d+)?")
 
 
+Tone = Literal["good", "warn", "bad"]
+TONES: Mapping[str, Tone] = {"preserve": "good", "undecided": "warn", "no-go": "bad"}
+
+
 class Finding(NamedTuple):
     """A sentence with the tone of a banner."""
 
     text: str
-    tone: Literal["good", "warn", "bad"]
+    tone: Tone
 
 
 def finite(value: Any) -> float:
@@ -39,6 +44,11 @@ def interval(entry: Entry) -> stats.Interval:
 def counted(accuracy: Entry) -> str:
     """An accuracy as a count: "9 of 10"."""
     return f"{round(accuracy['estimate'] * accuracy['n']):,} of {accuracy['n']:,}"
+
+
+def solves(accuracy: Entry) -> bool:
+    """Whether an accuracy of softmax shows that it solves the probe."""
+    return decision.solves(round(accuracy["estimate"] * accuracy["n"]), accuracy["n"])
 
 
 def ends(accuracy: Entry) -> str:
@@ -133,7 +143,7 @@ def controls(summary: Summary) -> Finding:
         f"; on random tokens written twice the loss goes from {first:.1f} to {second:.1f} nats per "
         "token."
     )
-    retrieves = given["low"] >= 0.5
+    retrieves = solves(given)
     honest = without is None or without["high"] < given["low"]
     if retrieves and honest and second < first / 2:
         return Finding(f"The controls hold: {text}", "good")
@@ -143,40 +153,57 @@ def controls(summary: Summary) -> Finding:
 
 
 def overall(summary: Summary) -> Finding:
-    """The sentence to quote: which recipes may replace softmax in every head of this model."""
+    """The sentence to quote: which recipes may replace softmax in every head of this model.
+
+    Its tone is that of the best verdict: one recipe that preserves is what was looked for.
+    """
     base = softmax_of(summary["sweep"])
-    others = [entry for entry in summary["sweep"] if entry is not base]
-    length, heads = summary["config"]["sweep_length"], summary["layers"] * summary["heads"]
-    where = f"in all {heads:,} heads of {model_name(summary)}"
-    right = counted(base["accuracy"])
-    if base["accuracy"]["low"] < 0.5:
-        return Finding(
-            f"No verdict on {model_name(summary)}: softmax itself is right in {right} needle "
-            f"prompts at {length:,} tokens, which does not show that it solves the probe.",
-            "warn",
-        )
-    preserving = {v["recipe"] for v in summary["verdicts"] if v["verdict"] == "preserve"}
-    kept = [entry for entry in by_recipe(others) if entry["recipe"] in preserving]
-    if kept:
-        names = ", ".join(f"{e['recipe']} ({counted(e['accuracy'])})" for e in kept)
-        tolerated = all(e["delta"]["low"] >= -summary["config"]["tolerance"] for e in kept) and len(
-            kept
-        ) == len(others)
-        return Finding(
-            f"{len(kept)} of {len(others)} recipes can replace softmax {where} without a measured "
-            f"loss of needle accuracy at {length:,} tokens: {names}; softmax {right}.",
-            "good" if tolerated else "warn",
-        )
+    others = [entry for entry in by_recipe(summary["sweep"]) if entry is not base]
+    name, length = model_name(summary), summary["config"]["sweep_length"]
+    right, points = counted(base["accuracy"]), f"{100 * summary['config']['tolerance']:g} points"
     if not others:
-        return Finding(f"No recipe was tried on {model_name(summary)}; softmax: {right}.", "warn")
+        return Finding(f"No recipe was tried on {name}; softmax: {right}.", "warn")
+    if not solves(base["accuracy"]):
+        return Finding(
+            f"No verdict on {name}: softmax itself is right in {right} needle prompts at "
+            f"{length:,} tokens, which does not show that it solves the probe.",
+            TONES["undecided"],
+        )
+    named = {
+        verdict: [entry for entry in others if entry["verdict"] == verdict] for verdict in TONES
+    }
+    where = f"in all {summary['layers'] * summary['heads']:,} heads of {name}"
+    of = f"{{}} of the {len(others)} recipes tried" if len(others) > 1 else "The recipe tried"
+
+    def listed(entries: Sequence[Entry]) -> str:
+        return ", ".join(f"{e['recipe']} ({counted(e['accuracy'])})" for e in entries)
+
+    if kept := named["preserve"]:
+        rest = ", ".join(
+            f"{len(named[verdict])} {verdict}"
+            for verdict in ("undecided", "no-go")
+            if named[verdict]
+        )
+        return Finding(
+            f"{of.format(len(kept))} can replace softmax {where} and lose less than {points} of "
+            f"needle accuracy at {length:,} tokens: {listed(kept)}; softmax {right}"
+            f"{f'. Of the others: {rest}' if rest else ''}.",
+            TONES["preserve"],
+        )
+    if unclear := named["undecided"]:
+        return Finding(
+            f"{of.format('None')} {'is' if len(others) > 1 else 'is not'} shown to lose less than "
+            f"{points} of needle accuracy at {length:,} tokens when it replaces softmax {where}; "
+            f"undecided: {listed(unclear)}; softmax {right}.",
+            TONES["undecided"],
+        )
     best = best_of(others)
-    which = "The recipe tried" if len(others) == 1 else f"None of the {len(others)} recipes tried"
-    verb = "does not preserve" if len(others) == 1 else "preserves"
     return Finding(
-        f"{which} {verb} needle retrieval at {length:,} tokens when it replaces softmax {where}: "
-        f"{'' if len(others) == 1 else 'the best, '}{best['recipe']}, is right in "
+        f"{of.format('None')} {'preserves' if len(others) > 1 else 'does not preserve'} needle "
+        f"retrieval at {length:,} tokens when it replaces softmax {where}: "
+        f"{'the best, ' if len(others) > 1 else ''}{best['recipe']}, is right in "
         f"{counted(best['accuracy'])} prompts, softmax in {right}.",
-        "bad",
+        TONES["no-go"],
     )
 
 
@@ -223,9 +250,12 @@ def next_step(summary: Summary) -> str:
 
 
 def resolution(summary: Summary) -> str:
-    """What the number of prompts cannot tell."""
-    delta = softmax_of(summary["sweep"])["delta"]
+    """What the number of prompts can tell."""
+    base, tolerance = softmax_of(summary["sweep"]), summary["config"]["tolerance"]
+    n = base["accuracy"]["n"]
     return (
-        f"With n = {delta['n']:,} prompts a loss of up to {-100 * delta['low']:.0f} points stays "
-        "possible even where no prompt is lost."
+        f"{counted(base['accuracy'])} prompts could show a loss, those that softmax gets right. "
+        f"Even where none is lost, a loss of up to {-100 * finite(base['delta']['low']):.1f} points "
+        f"stays possible; “preserve” within {100 * tolerance:g} points takes "
+        f"{decision.least_prompts(tolerance)} prompts or more, here are {n:,}."
     )

@@ -187,8 +187,8 @@ def test_what_is_known_of_the_tiny_model_is_found(audited):
     found = summary_of(audited)
     accuracy = found["controls"]["accuracy"]
     assert (accuracy["niah_64"]["estimate"], accuracy["control"]["estimate"]) == (1.0, 0.0)
-    verdicts = {entry["recipe"]: entry["verdict"] for entry in found["verdicts"]}
-    assert verdicts["relu_p4_b0"] == "preserve"
+    sweep = {entry["recipe"]: entry for entry in found["sweep"]}
+    assert (sweep["relu_p4_b0"]["lost"], sweep["relu_p4_b0"]["verdict"]) == (0, "undecided")
     by_head = {(h["layer"], h["head"]): h for h in table(audited, "heads").to_pylist()}
     needle = [
         row

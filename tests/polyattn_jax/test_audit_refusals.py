@@ -20,6 +20,7 @@ from lm_jax import runs
         ),
         ("--config.recipes=('relu:q=4',)", 2, "relu has no option 'q'"),
         ("--config.niah_n=0", 2, "config.niah_n = 0 must be at least 1"),
+        ("--config.tolerance=0.0", 2, "config.tolerance = 0.0 must be between 0 and 1"),
         ("--config.resamples=10", 2, "config.resamples = 10 must be at least 100"),
         ("--config.induction_n=0", 2, "the ablation ranks heads on induction; set it to 1 or more"),
         ("--config.sweep_length=128", 2, "is not in config.niah_lengths = (64,); add it there"),

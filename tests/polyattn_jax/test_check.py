@@ -1,4 +1,4 @@
-"""A check exits 0 for preserve and 10 for no-go, and prints the numbers it rests on."""
+"""A check exits 0, 10 or 11 with its verdict, and prints the numbers it rests on."""
 
 import json
 import shutil
@@ -7,6 +7,7 @@ import tempfile
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from safetensors.numpy import load_file, save_file
 from scipy import stats
 
 PROMPTS = 7
@@ -20,23 +21,39 @@ def fields(text):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "code", "verdict"),
+    ("recipe", "prompts", "code", "verdict"),
     [
-        ("softmax", 0, "PRESERVE"),
-        ("relu:p=4,b=auto", 0, "PRESERVE"),
-        ("relu_p4_b0", 0, "PRESERVE"),
-        ("ramapuram:b=-1000", 10, "NO-GO"),
-        (HOPELESS, 10, "NO-GO"),
+        ("softmax", PROMPTS, 11, "UNDECIDED"),
+        ("relu:p=4,b=auto", PROMPTS, 11, "UNDECIDED"),
+        ("relu_p4_b0", 73, 0, "PRESERVE"),
+        ("ramapuram:b=-1000", PROMPTS, 10, "NO-GO"),
+        (HOPELESS, PROMPTS, 10, "NO-GO"),
     ],
 )
-def test_the_exit_code_is_the_verdict(run_check, recipe, code, verdict):
-    outcome = run_check(f"--recipe={recipe}")
+def test_the_exit_code_is_the_verdict(run_check, recipe, prompts, code, verdict):
+    outcome = run_check(f"--recipe={recipe}", f"--n={prompts}")
     assert outcome.code == code, outcome.err
     assert f"\nverdict   {verdict}\n" in outcome.out
     assert "\nreason    " in outcome.out and "\nnext      " in outcome.out
+    shown = fields(outcome.out)
+    assert shown["prompts that could be lost"] == [str(prompts)]
+    assert shown["preserve takes, none being lost"] == ["73"]
     measured = recipe.startswith("relu")
     assert ("\nS_p was not measured" in outcome.out) != measured
+    assert "see the ablation" not in outcome.out
     assert outcome.refusals == []
+
+
+def test_a_model_that_fails_the_control_leaves_the_check_undecided(run_check, tiny, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(tiny, model)
+    weights = load_file(model / "model.safetensors")
+    # the output matrix no longer reads what the head copied
+    weights["lm_head.weight"] = np.zeros_like(weights["lm_head.weight"])
+    save_file(weights, model / "model.safetensors")
+    outcome = run_check(f"--recipe={HOPELESS}", "--n=40", model=model)
+    assert outcome.code == 11
+    assert "softmax itself is right in 0 of 40 prompts" in " ".join(outcome.out.split())
 
 
 def test_a_hopeless_recipe_is_shown_with_intervals_and_a_paired_test(run_check, tmp_path):
@@ -114,7 +131,7 @@ def test_a_finished_check_prints_the_same_again(run_check, tmp_path):
 
 def test_without_a_work_folder_nothing_is_left(run_check, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    assert run_check("--recipe=softmax").code == 0
+    assert run_check("--recipe=softmax").code == 11
     assert list(tmp_path.iterdir()) == []
 
 

@@ -224,8 +224,9 @@ def test_controls_stand_first_and_the_verdict_names_what_may_be_replaced(finding
     assert "0 of 50" not in text_of(held)
     low = 100 * wilson(12, 12).low
     assert f"{low:.0f} to 100 % with the needle" in text_of(held)
-    assert "1 of 4 recipes can replace softmax in all 6 heads of Other-1B" in text_of(said)
-    assert "relu_p4_bauto (12 of 12)" in text_of(said)
+    assert "None of the 4 recipes tried is shown to lose less than 5 points" in text_of(said)
+    assert "undecided: relu_p4_bauto (12 of 12), sigmoid_b0 (11 of 12)" in text_of(said)
+    assert "takes 73 prompts or more, here are 12" in text_of(said)
     assert (
         "in the 2 heads of lowest median S₂ it leaves 12 of 12 right, in the 2 heads of highest "
         "median S₂ it leaves 1 of 12 right; softmax 12 of 12." in text_of(said)
@@ -329,7 +330,11 @@ def test_another_model_is_not_judged_and_one_without_kin_is_told_so(finding):
             "bad",
             "the best, sigmoid_b0, is right",
         ),
-        ({"softmax": 12, "relu_p4_b0": 12}, "warn", "1 of 1 recipes can replace softmax"),
+        (
+            {"softmax": 12, "relu_p4_b0": 12},
+            "warn",
+            "The recipe tried is not shown to lose less than 5 points",
+        ),
     ],
 )
 def test_the_overall_sentence(correct, tone, part):
@@ -338,19 +343,46 @@ def test_the_overall_sentence(correct, tone, part):
     assert part in found.text
 
 
+def test_one_recipe_that_preserves_is_the_answer():
+    found, _, _ = audit(correct={"softmax": 12, "relu_p4_b0": 12, "sigmoid_b0": 0})
+    tolerant = audit(
+        dataclasses.replace(SETTINGS, tolerance=0.3), {"softmax": 12, "relu_p4_b0": 12}
+    )[0]
+    assert wording.overall(found).tone == "warn"
+    said = wording.overall(tolerant)
+    assert said.tone == "good"
+    assert "The recipe tried can replace softmax" in said.text
+    assert "lose less than 30 points" in said.text
+
+
 @pytest.mark.parametrize(
-    ("right", "recipe", "verdict", "reason"),
+    ("softmax", "right", "recipe", "verdict", "reason"),
     [
-        (12, "relu_p4_bauto", "preserve", "no loss on the probe"),
-        (10, "relu_p4_bauto", "no-go", "too few to tell it from chance (McNemar p = 0.5)"),
-        (0, "relu_p4_bauto", "no-go", "although part of the rows is measured safe"),
-        (0, "sigmoid_b0", "no-go", "S_p was not measured for this map"),
+        (12, 12, "relu_p4_bauto", "undecided", "anything from -24.2 to +24.2 points"),
+        (12, 10, "relu_p4_bauto", "undecided", "and 5 points may be lost"),
+        (12, 0, "relu_p4_bauto", "no-go", "part of the rows is measured safe"),
+        (12, 0, "sigmoid_b0", "no-go", "S_p is not measured for this map"),
+        (6, 0, "relu_p4_bauto", "undecided", "softmax itself is right in 6 of 12 prompts"),
     ],
 )
-def test_a_verdict_gives_the_reason_that_holds(right, recipe, verdict, reason):
-    (found,) = audit(correct={"softmax": 12, recipe: right})[0]["verdicts"]
-    assert found["verdict"] == verdict
-    assert reason in found["reason"]
+def test_a_verdict_gives_the_reason_that_holds(softmax, right, recipe, verdict, reason):
+    found = audit(correct={"softmax": softmax, recipe: right})[0]
+    (decided,) = found["verdicts"]
+    assert decided["verdict"] == verdict
+    assert reason in decided["reason"]
+    assert decided["could_decide"] == softmax
+    (entry,) = (e for e in found["sweep"] if e["recipe"] == recipe)
+    assert entry["verdict"] == verdict
+
+
+def test_the_next_step_names_the_ablation_only_where_there_is_one():
+    correct = {"softmax": 12, "relu_p4_bauto": 0}
+    with_sets, without = (
+        audit(dataclasses.replace(SETTINGS, ablation_heads=sizes), correct)[0]["verdicts"][0]
+        for sizes in ((1, 2), ())
+    )
+    assert "heads that the ablation shows to matter" in with_sets["next"]
+    assert "config.ablation_heads tries the recipe in some heads" in without["next"]
 
 
 def printed(found, **options):

@@ -1,0 +1,193 @@
+"""The verdict on a recipe: a non-inferiority test on counts of prompts.
+
+A recipe may replace softmax if its loss of accuracy is shown to be smaller than a tolerance. With
+the prompts that each of the two answers rightly, paired, one of three holds:
+
+    preserve    the whole interval of the change lies above -tolerance
+    no-go       it lies below, or the exact McNemar test finds a loss, and that loss is beyond the
+                tolerance
+    undecided   neither, or softmax itself is not shown to solve the probe (its Wilson interval
+                reaches below one half), so that keeping its accuracy would say nothing
+
+The interval is Tango's score interval (Statistics in Medicine 1998; `lm_jax.stats.paired_change`).
+Both of its tails are tests, so that at a true loss of exactly the tolerance a recipe "preserves"
+with a chance of about (1 - level) / 2: enumerated, at most 3 % for 40, 73, 100 and 200 prompts,
+a tolerance of 0.05 and a level of 0.95 (tests/polyattn_jax/test_decision.py). Nothing is compared
+after rounding.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import fractions
+import math
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import special
+
+from lm_jax import stats
+from lm_jax.errors import UsageError
+
+# At or below this safe share of rows all five such cells of the paper collapsed (its Appendix F).
+SCREEN = 0.03
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What paired answers show of a recipe.
+
+    `change` is the accuracy of the recipe minus that of softmax, as a rate, `low` and `high` the
+    ends of its interval, `p` of the exact two-sided McNemar test.
+    """
+
+    name: Literal["preserve", "no-go", "undecided"]
+    change: float
+    low: float
+    high: float
+    p: float
+
+
+def verdict(
+    softmax_right: ArrayLike,
+    recipe_right: ArrayLike,
+    *,
+    tolerance: float = 0.05,
+    level: float = 0.95,
+) -> Verdict:
+    """Whether a recipe keeps the accuracy of softmax.
+
+    Args:
+      softmax_right: for each prompt whether softmax answers it rightly, 1-D and boolean.
+      recipe_right: the same with the recipe, for the same prompts in the same order.
+      tolerance: accuracy that may be lost, as a rate between 0 and 1.
+      level: of the interval and, as 1 - level, of the test.
+
+    Raises:
+      UsageError: for arrays that are no pair of outcomes, or a number that is no rate.
+    """
+    for name, value in (("tolerance", tolerance), ("level", level)):
+        if not 0 < value < 1:
+            raise UsageError(f"verdict: {name}={value!r} must lie between 0 and 1, both excluded")
+    paired = stats.mcnemar(softmax_right, recipe_right, level)
+    change = paired.delta
+    # Decimal as it was written: 0.05 of 20 prompts is one prompt.
+    allowed = fractions.Fraction(repr(float(tolerance))) * change.n
+    name: Literal["preserve", "no-go", "undecided"] = "undecided"
+    if solves(int(np.sum(softmax_right)), change.n, level):
+        if change.low > -tolerance:
+            name = "preserve"
+        elif change.high < -tolerance or (
+            paired.p_value <= 1 - level and paired.b - paired.c > allowed
+        ):
+            name = "no-go"
+    return Verdict(name, change.estimate, change.low, change.high, paired.p_value)
+
+
+def solves(right: int, n: int, level: float = 0.95) -> bool:
+    """Whether `right` of `n` prompts show an accuracy of one half or more (Wilson interval)."""
+    return stats.wilson(right, n, level).low >= 0.5
+
+
+def least_prompts(tolerance: float = 0.05, level: float = 0.95) -> int:
+    """The fewest prompts that can end in "preserve": softmax and the recipe get all of them right.
+
+    Without discordant pairs the interval reaches z^2 / (n + z^2) down, which must be less than
+    `tolerance`, and softmax is shown to solve n of n prompts from n = z^2 on.
+    """
+    square = float(special.ndtri((1 + level) / 2)) ** 2
+    return max(math.floor(square * (1 - tolerance) / tolerance) + 1, math.ceil(square))
+
+
+def explained(
+    entry: Mapping[str, Any],
+    base: Mapping[str, Any],
+    safe: stats.Interval | None,
+    top_safe: stats.Interval | None,
+    *,
+    unmeasured: str,
+    tolerance: float,
+    ablated: bool,
+) -> dict[str, Any]:
+    """A recipe's verdict with its reason and the next step (paper, section 6), as plain data.
+
+    The share of safe rows explains, it does not decide: at or below 3 % every cell of the paper
+    collapsed, above that anything happens.
+
+    Args:
+      entry: of `summary.behaviour`, for the recipe in every head.
+      base: the same for softmax.
+      safe, top_safe: share of rows with S_p < 1, over all heads and the top K.
+      unmeasured: why `safe` is None.
+      tolerance: that of the verdict.
+      ablated: whether head sets were tried in the same run.
+    """
+    name, n = entry["verdict"], base["accuracy"]["n"]
+    able, needed = round(base["accuracy"]["estimate"] * n), least_prompts(tolerance)
+    points = f"{100 * tolerance:g} points"
+    low, high = (100 * entry["delta"][end] for end in ("low", "high"))
+    screened = safe is not None and safe.estimate <= SCREEN
+    if not solves(able, n):
+        reason = (
+            f"softmax itself is right in {able} of {n} prompts, which does not show that it solves "
+            "the probe, so that keeping its accuracy would say nothing"
+        )
+        step = (
+            "use more prompts"
+            if 2 * able >= n
+            else "use a shorter or easier probe, or a larger model"
+        )
+    elif name == "preserve":
+        reason = f"the loss is smaller than {points}: at most {max(-low, 0):.1f} (95 %)"
+        if screened:
+            reason += f"; yet at most {SCREEN:.0%} of rows are measured safe"
+        step = (
+            "repeat with longer contexts and a harder probe before you rely on it: one probe "
+            "passed is not a guarantee"
+        )
+    elif name == "undecided":
+        reason = (
+            f"with {n} prompts the change is anything from {low:+.1f} to {high:+.1f} points (95 %), "
+            f"and {points} may be lost"
+        )
+        step = (
+            f"use more prompts: below {needed} none can show a loss smaller than {points}"
+            if n < needed
+            else "use more prompts"
+        )
+        step += "; until then do not substitute"
+    else:
+        reason = (
+            f"the loss is larger than {points}: at least {-high:.1f} (95 %)"
+            if high < -100 * tolerance
+            else f"the paired test finds a loss (p = {entry['p_value']:.2g}), measured as "
+            f"{-100 * entry['delta']['estimate']:.1f} points and so beyond the tolerance"
+        )
+        if screened:
+            reason += f"; at most {SCREEN:.0%} of rows are measured safe"
+            step = "do not substitute zero-shot; raise the degree or train with the map in place"
+        elif safe is None:
+            reason += f"; no safe share, because {unmeasured}"
+            step = "do not substitute zero-shot; train with the map in place"
+        else:
+            reason += (
+                "; part of the rows is measured safe, but a share over all heads does not tell "
+                "which of them carry retrieval"
+            )
+            step = (
+                "keep softmax in the heads that the ablation shows to matter, and try the recipe "
+                "in the rest"
+                if ablated
+                else "do not substitute everywhere; polyattn_jax.audit with config.ablation_heads "
+                "tries the recipe in some heads"
+            )
+    return {
+        "recipe": entry["recipe"],
+        "verdict": name,
+        "reason": reason,
+        "next": step,
+        "could_decide": able,
+        "least_prompts": needed,
+        "safe": None if safe is None else dataclasses.asdict(safe),
+        "top_safe": None if top_safe is None else dataclasses.asdict(top_safe),
+    }
