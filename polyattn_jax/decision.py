@@ -147,8 +147,8 @@ def explained(
         )
     elif name == "undecided":
         reason = (
-            f"with {n} prompts the change is anything from {low:+.1f} to {high:+.1f} points (95 %), "
-            f"and {points} may be lost"
+            f"with {n} prompts the change is anything from {low:+.1f} to {high:+.1f} points "
+            f"(95 %), and {points} may be lost"
         )
         step = (
             f"use more prompts: below {needed} none can show a loss smaller than {points}"

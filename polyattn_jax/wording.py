@@ -255,7 +255,7 @@ def resolution(summary: Summary) -> str:
     n = base["accuracy"]["n"]
     return (
         f"{counted(base['accuracy'])} prompts could show a loss, those that softmax gets right. "
-        f"Even where none is lost, a loss of up to {-100 * finite(base['delta']['low']):.1f} points "
-        f"stays possible; “preserve” within {100 * tolerance:g} points takes "
+        f"Even where none is lost, up to {-100 * finite(base['delta']['low']):.1f} points of loss "
+        f"stay possible; “preserve” within {100 * tolerance:g} points takes "
         f"{decision.least_prompts(tolerance)} prompts or more, here are {n:,}."
     )

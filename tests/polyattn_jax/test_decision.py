@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats as oracle
 
-import polyattn_jax
 from lm_jax.errors import UsageError
+import polyattn_jax
 from polyattn_jax import decision
 
 
