@@ -8,6 +8,7 @@ import contextlib
 import os
 from pathlib import Path
 import shutil
+import stat
 
 from lm_jax import runs
 from lm_jax.errors import BadInputError, Refusal
@@ -18,7 +19,7 @@ def new_folder(path: str | os.PathLike[str]) -> Generator[Path]:
     """Yields an empty draft that takes the name `path`, in one step, when the block has ended.
 
     The draft is `.<name>.tmp` in the same parent. One that a killed process left is removed first;
-    it is also removed if the block raises.
+    it is also removed if the block raises. Its files become as readable as the umask allows.
 
     Raises:
       BadInputError: `path` exists.
@@ -32,6 +33,7 @@ def new_folder(path: str | os.PathLike[str]) -> Generator[Path]:
             shutil.rmtree(draft)
         draft.mkdir(parents=True)
         yield draft
+        _open_modes(draft)
         _sync(draft)
         draft.rename(path)
         _sync_one(path.parent)
@@ -52,6 +54,15 @@ def check_new(path: str | os.PathLike[str]) -> None:
     """Raises `BadInputError` if anything is at `path`; for use before a long computation."""
     if os.path.lexists(path):
         raise BadInputError(f"{path} exists; name a folder that does not, or remove it")
+
+
+def _open_modes(folder: Path) -> None:
+    """Gives files the mode that `open` would: safetensors makes its own readable by one user."""
+    # The umask cannot be asked for without setting it; the folder was made under it.
+    mode = folder.stat().st_mode & 0o666
+    for below in folder.rglob("*"):
+        if below.is_file() and stat.S_IMODE(below.stat().st_mode) != mode:
+            below.chmod(mode)
 
 
 def _sync(folder: Path) -> None:

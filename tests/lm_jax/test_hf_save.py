@@ -1,7 +1,9 @@
 """Saved folders hold what was given, bit for bit, or are not there; loading stays within memory."""
 
 import json
+import os
 import signal
+import stat
 import subprocess
 import sys
 import textwrap
@@ -15,10 +17,11 @@ from safetensors.numpy import load_file, save_file
 import tokenizers
 
 import lm_jax
-from lm_jax import folders
+from lm_jax import folders, runs
 from lm_jax.errors import BadInputError, StorageError
 from lm_jax.hf.folder import write_folder
 from lm_jax.hf.tokenizer import Tokenizer
+from lm_jax.train import checkpoint
 from tools import make_goldens
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -82,7 +85,7 @@ def test_an_existing_target_is_left_alone(tmp_path):
 def test_a_killed_save_leaves_no_folder_and_the_next_one_works(tmp_path):
     script = f"""
         import os, signal
-        from lm_jax import folders
+        from lm_jax import folders, runs
         with folders.new_folder({str(tmp_path / "out")!r}) as draft:
             (draft / "model.safetensors").write_bytes(b"half")
             os.kill(os.getpid(), signal.SIGKILL)
@@ -105,6 +108,22 @@ def test_a_folder_that_cannot_be_written(tmp_path):
         folders.new_folder(tmp_path / "file" / "out"),
     ):
         pass
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_files_are_as_readable_as_the_umask_allows(tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        model = lm_jax.load_pretrained(SOURCE)
+        lm_jax.save_pretrained(tmp_path / "out", model.cfg, model.params, model.tokenizer)
+        checkpoint.save_checkpoint(tmp_path / "checkpoint", {"a": jnp.ones(3)})
+        runs.write_json(tmp_path / "numbers.json", {})
+    finally:
+        os.umask(before)
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert {file.name for file in files} > {WEIGHTS, CONFIG, checkpoint.MANIFEST, "numbers.json"}
+    modes = {str(file.relative_to(tmp_path)): stat.S_IMODE(file.stat().st_mode) for file in files}
+    assert modes == dict.fromkeys(modes, mode)
 
 
 @pytest.mark.parametrize(
