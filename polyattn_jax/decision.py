@@ -66,9 +66,9 @@ def verdict(
     Raises:
       UsageError: for arrays that are no pair of outcomes, or a number that is no rate.
     """
-    for name, value in (("tolerance", tolerance), ("level", level)):
+    for field, value in (("tolerance", tolerance), ("level", level)):
         if not 0 < value < 1:
-            raise UsageError(f"verdict: {name}={value!r} must lie between 0 and 1, both excluded")
+            raise UsageError(f"verdict: {field}={value!r} must lie between 0 and 1, both excluded")
     paired = stats.mcnemar(softmax_right, recipe_right, level)
     change = paired.delta
     # Decimal as it was written: 0.05 of 20 prompts is one prompt.
