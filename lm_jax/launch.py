@@ -50,6 +50,7 @@ from lm_jax.errors import (
     nearest,
 )
 from lm_jax.settings import canonical_json, config_hash, freeze, plain
+from lm_jax.train import profiling
 
 __all__ = [
     "Arguments",
@@ -73,7 +74,9 @@ STORAGE_ERRNOS = frozenset(
 _EXIT_FAULT = 1
 _EXIT_INTERRUPTED = 130
 _stop = threading.Event()
-_LAUNCH_FLAGS = ("config", "workdir", "resume", "debug", "coordinator", "processes", "process")
+_LAUNCH_FLAGS = (
+    *("config", "workdir", "resume", "profile", "debug", "coordinator", "processes", "process"),
+)
 
 
 Resume = Literal["auto", "force", "never"]
@@ -84,12 +87,14 @@ class Arguments:
     """What the command line gave: the locked config, the work folder, and how to resume in it.
 
     `config` is None for a command without one, `workdir` where it may be left out and was.
-    `resume` is "auto", "force" or "never", as `runs.open_workdir` takes it.
+    `resume` is "auto", "force" or "never", as `runs.open_workdir` takes it; `profile` the steps of
+    a training command to trace.
     """
 
     config: config_dict.ConfigDict | None
     workdir: Path | None
     resume: Resume = "auto"
+    profile: profiling.Request | None = None
 
     @property
     def folder(self) -> Path:
@@ -112,9 +117,14 @@ def app(
     config: str | None = None,
     workdir_required: bool = True,
     distributed: bool = False,
+    training: bool = False,
 ) -> NoReturn:
     """Runs `main` on the command line and exits the process with its exit code."""
-    asked = {"workdir_required": workdir_required, "distributed": distributed}
+    asked = {
+        "workdir_required": workdir_required,
+        "distributed": distributed,
+        "training": training,
+    }
     sys.exit(run(main, sys.argv, config=config, **asked))
 
 
@@ -125,21 +135,23 @@ def run(
     config: str | None = None,
     workdir_required: bool = True,
     distributed: bool = False,
+    training: bool = False,
 ) -> int:
     """Runs `main` on `argv` (program name first) and returns the exit code; raises nothing.
 
     `config` is the default of `--config` (`path` or `path:mode`); without it the command has no
     `--config`. The command's own absl flags, defined in its module, are parsed as well. A command
-    that is `distributed` can be one of several processes (`processes.join`).
+    that is `distributed` can be one of several processes (`processes.join`). One that is `training`
+    can trace some of its steps (`train.profiling`).
     """
     debug = "--debug" in argv or bool(os.environ.get("LM_JAX_DEBUG"))
     workdir = None
     try:
-        arguments = _parse(main, argv, config, workdir_required, distributed)
+        arguments = _parse(main, argv, config, workdir_required, distributed, training)
         if arguments is None:
             return 0
         workdir = arguments.workdir
-        with _stop_signals():
+        with _stop_signals(), profiling.request(arguments.profile):
             return main(arguments) or 0
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
@@ -198,6 +210,7 @@ def _parse(
     default_config: str | None,
     workdir_required: bool,
     distributed: bool,
+    training: bool,
 ) -> Arguments | None:
     """Parses in two passes, because the flags of the second depend on the config of the first."""
     own = flags.FlagValues()
@@ -219,6 +232,9 @@ def _parse(
         flags.DEFINE_string("coordinator", None, "host:port of process 0 of several, or auto", own)
         flags.DEFINE_integer("processes", None, "how many processes there are", flag_values=own)
         flags.DEFINE_integer("process", None, "which of them this is, from 0", flag_values=own)
+    profile = None
+    if training:
+        profile = flags.DEFINE_string("profile", None, "FIRST:LAST, steps to trace", own)
     flags.DEFINE_boolean("debug", False, "print tracebacks", own)
     flags.DEFINE_boolean("help", False, "show this help", own, short_name="?")
     own.append_flag_values(flags.FLAGS)
@@ -250,9 +266,10 @@ def _parse(
     if workdir_required and not workdir.value:
         raise UsageError("--workdir is missing; name the folder this run may write")
     folder = Path(workdir.value) if workdir.value else None
+    traced = None if profile is None else profiling.parse(profile.value)
     if distributed:
         _join(own)
-    return Arguments(config, folder, cast(Resume, resume.value))
+    return Arguments(config, folder, cast(Resume, resume.value), traced)
 
 
 def _join(own: flags.FlagValues) -> None:

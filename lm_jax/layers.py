@@ -74,6 +74,7 @@ class Dropout:
         """Whether anything is dropped."""
         return self.key is not None and self.rate > 0.0
 
+    @jax.named_scope("dropout")
     def __call__(self, x: jax.Array, name: str) -> jax.Array:
         if self.key is None or not self.active:
             return x

@@ -248,4 +248,4 @@ def main(arguments: launch.Arguments) -> None:
 
 
 if __name__ == "__main__":
-    launch.app(main, config="configs/protot/default.py", distributed=True)
+    launch.app(main, config="configs/protot/default.py", distributed=True, training=True)

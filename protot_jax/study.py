@@ -251,4 +251,4 @@ def main(arguments: launch.Arguments) -> None:
 
 
 if __name__ == "__main__":
-    launch.app(main, config="configs/protot/kernel_size.py")
+    launch.app(main, config="configs/protot/kernel_size.py", training=True)

@@ -360,4 +360,4 @@ def main(arguments: launch.Arguments) -> None:
 
 
 if __name__ == "__main__":
-    launch.app(main, config="configs/sparse/smollm2.py", distributed=True)
+    launch.app(main, config="configs/sparse/smollm2.py", distributed=True, training=True)

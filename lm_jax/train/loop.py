@@ -15,6 +15,7 @@ What it leaves in the run's folder, beside its checkpoints (`checkpoints.py`):
     steps/, evaluations/          the rows so far, and in the end metrics.parquet and
                                   evaluations.parquet (`metrics.py`)
     tensorboard/                  the same numbers as events
+    profile/                      traces of the steps of `--profile` (`profiling.py`)
     diverged.json                 step, document ids and norms, if a number was not finite
 """
 
@@ -32,7 +33,7 @@ from jax.sharding import Mesh
 from lm_jax import launch, processes, progress, runs, settings, sharding
 from lm_jax.errors import DivergedError
 from lm_jax.params import ParamTree
-from lm_jax.train import checkpoints, optim
+from lm_jax.train import checkpoints, optim, profiling
 from lm_jax.train.config import TrainConfig, Upkeep
 from lm_jax.train.evaluate import Batches, Evaluation, evaluate
 from lm_jax.train.metrics import Ledger
@@ -165,6 +166,7 @@ def train(
     bound_to = settings.config_hash({"run": identity.config, "data": identity.fingerprint})
     save = functools.partial(checkpoints.save, saved, identity=identity, keep=upkeep.keep)
     with (
+        profiling.Tracer(folder, done=first, total=config.steps, writes=writes) as tracer,
         progress.track("train", config.steps, done=first, quiet=not writes) as advance,
         Ledger(
             folder,
@@ -177,10 +179,12 @@ def train(
         ) as ledger,
     ):
         while step < config.steps and not history.stopped_early:
-            batch = batches.at(step)
-            tokens_BS = sharding.shard_batch(mesh, batch["tokens"])
-            state, metrics = update(state, frozen, tokens_BS, step_key)
+            with tracer.step(step + 1, before=state):
+                batch = batches.at(step)
+                tokens_BS = sharding.shard_batch(mesh, batch["tokens"])
+                state, metrics = update(state, frozen, tokens_BS, step_key)
             step += 1
+            tracer.after(step, made=state)
             ledger.add(step, metrics, batch["document"])
 
             last = step == config.steps

@@ -26,4 +26,4 @@ def main(arguments: launch.Arguments) -> None:
 
 
 if __name__ == "__main__":
-    launch.app(main, config="configs/sparse/addition.py")
+    launch.app(main, config="configs/sparse/addition.py", training=True)

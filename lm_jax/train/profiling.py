@@ -1,0 +1,352 @@
+"""Traces of chosen steps by `jax.profiler`, and the time that each part of the model takes in them.
+
+    python -m protot_jax.pretrain ... --profile=20:24
+    python -m tools.bench_train ... --profile=2:3
+
+1. Before the first of the steps the device is waited for and the trace begins; after the last one
+   it is waited for again, and the trace ends. Each step is an event `train` with its number.
+2. What the compiler calls `fusion.17` is given the name of the part that it belongs to: its
+   `jax.named_scope` (`SCOPES`), out of the compiled programs. An operation that the compiler fused
+   out of several parts counts for the one of its result.
+3. The seconds of each part are added up, forward and backward, and written beside the trace.
+
+In the folder of the run:
+
+    profile/plugins/profile/steps_20_24/
+        <host>.xplane.pb        the trace as TensorBoard and xprof read it
+        <host>.trace.json.gz    the same for Perfetto, operations named by part
+        scopes.json             the seconds of each part
+
+docs/profiling.md shows how to open them.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+import contextlib
+import contextvars
+import dataclasses
+import gzip
+import itertools
+import json
+from pathlib import Path
+import re
+import sys
+from typing import Any, Self
+
+from lm_jax.errors import UsageError
+
+FOLDER = "profile"
+STEP = "train"
+SUMMARY = "scopes.json"
+SCOPES = ("embed", "mixer", "attention", "mlp", "dropout", "logits", "loss", "optimizer")
+OTHER = "other"
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """The steps to trace, from `first` to `last` and both included, counted from 1.
+
+    `folder` is where a command without a work folder writes.
+    """
+
+    first: int
+    last: int
+    folder: Path | None = None
+
+    def __str__(self) -> str:
+        return f"--profile={self.first}:{self.last}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """A trace on disk: its folder, and its seconds by part as `name_operations` gives them."""
+
+    folder: Path
+    seconds: Mapping[str, Mapping[str, float]]
+
+    def __str__(self) -> str:
+        sums = {name: sum(by_pass.values()) for name, by_pass in self.seconds.items()}
+        largest = sorted(sums.items(), key=lambda item: -item[1])
+        shares = [f"{name} {own / sum(sums.values()):.0%}" for name, own in largest if own]
+        return f"{self.folder}: {', '.join(shares) or 'no operations'}"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pending:
+    """A request, and what was made of it so far; None stands for another process's trace."""
+
+    steps: Request
+    traces: list[Trace | None]
+
+
+_pending: contextvars.ContextVar[_Pending | None] = contextvars.ContextVar("profile", default=None)
+
+
+def parse(text: str | None, folder: Path | None = None) -> Request | None:
+    """Reads `FIRST:LAST`; None of None.
+
+    Raises:
+      UsageError: it is not two whole numbers, the first at least 1 and not above the second.
+    """
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d{1,12}):(\d{1,12})", text)
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        raise UsageError(
+            f"--profile={text} is not FIRST:LAST, two step numbers from 1 on; write --profile=20:24"
+        )
+    return Request(int(found[1]), int(found[2]), folder)
+
+
+@contextlib.contextmanager
+def request(steps: Request | None) -> Iterator[None]:
+    """Within the context every loop traces these steps; at its end the traces are printed.
+
+    Raises:
+      UsageError: at the end, if no loop came to the steps.
+    """
+    pending = None if steps is None else _Pending(steps, [])
+    token = _pending.set(pending)
+    try:
+        yield
+    finally:
+        _pending.reset(token)
+    if pending is None:
+        return
+    if not pending.traces:
+        raise UsageError(
+            f"{steps}: nothing was traced, because no run made these steps in this start; to trace "
+            "a finished run, start it again in another --workdir"
+        )
+    for trace in filter(None, pending.traces):
+        print(f"profile: {trace}", file=sys.stderr)
+
+
+def requested() -> Request | None:
+    """The steps to trace, if any."""
+    pending = _pending.get()
+    return pending.steps if pending else None
+
+
+class Tracer:
+    """Begins and ends the trace of a loop; does nothing where none is requested."""
+
+    def __init__(self, folder: Path, *, done: int, total: int, writes: bool = True) -> None:
+        """Checks the request against the loop; a loop that is already through traces nothing.
+
+        Args:
+          folder: of the run.
+          done: steps that are done.
+          total: steps that there are.
+          writes: False in a process that leaves the trace to another.
+
+        Raises:
+          UsageError: there are no such steps, or they are done.
+        """
+        self._folder, self._writes = folder / FOLDER, writes
+        # Where a trace under way is written, and how many steps it holds.
+        self._target: Path | None = None
+        self._count = 0
+        self._pending = _pending.get() if done < total else None
+        if self._pending is None:
+            return
+        steps = self._pending.steps
+        if steps.last > total:
+            raise UsageError(f"{steps}: the last step is {total}; choose steps up to that")
+        if steps.first <= done:
+            raise UsageError(
+                f"{steps}: {done} of {total} steps are done in {folder}; choose steps after "
+                "those, or another --workdir"
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        # The loop ended before the last of the steps.
+        if self._target is not None:
+            self._end(complete=kind is None)
+
+    @contextlib.contextmanager
+    def step(self, number: int, before: Any = ()) -> Iterator[None]:
+        """Within the context one step is made; `before` is what the last one made."""
+        if self._pending is None or not self._writes:
+            yield
+            return
+        import jax
+
+        if number == self._pending.steps.first:
+            jax.block_until_ready(before)
+            self._begin()
+        if self._target is None:
+            yield
+            return
+        self._count += 1
+        with jax.profiler.StepTraceAnnotation(STEP, step_num=number):
+            yield
+
+    def after(self, number: int, made: Any = ()) -> None:
+        """Ends the trace if this was the last of its steps; `made` is what the step made."""
+        if self._pending is None or number != self._pending.steps.last:
+            return
+        if not self._writes:
+            self._pending.traces.append(None)
+            return
+        import jax
+
+        jax.block_until_ready(made)
+        self._end(complete=True)
+
+    def _begin(self) -> None:
+        import jax
+
+        assert self._pending is not None
+        steps = self._pending.steps
+        name = f"steps_{steps.first}_{steps.last}"
+        names = itertools.chain([name], (f"{name}-{i}" for i in itertools.count(2)))
+        within = self._folder / "plugins" / "profile"
+        self._target = next(path for path in map(within.joinpath, names) if not path.exists())
+        options = jax.profiler.ProfileOptions()
+        # Otherwise every call of a Python function is an event, and these are most of the trace.
+        options.python_tracer_level = 0
+        options.session_id = self._target.name
+        jax.profiler.start_trace(self._folder, profiler_options=options)
+
+    def _end(self, *, complete: bool) -> None:
+        import jax
+
+        assert self._pending is not None and self._target is not None
+        jax.profiler.stop_trace()
+        folder, self._target = self._target, None
+        if complete:
+            seconds = name_operations(folder, _programs(), self._count)
+            self._pending.traces.append(Trace(folder, seconds))
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """Of a compiled program: the part that it belongs to, whether of the backward pass, and
+    whether it only runs other operations, whose time is its own."""
+
+    scope: str
+    backward: bool
+    control: bool
+
+
+Program = Mapping[str, Operation]
+
+_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = .*?\s([a-z][\w\-]*)\(")
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) .*\{$")
+_CALLED = re.compile(r"(?:body|condition|calls|to_apply)=%?([\w.\-]+)")
+_SOURCE = re.compile(r'metadata=\{[^}]*op_name="([^"]*)"')
+# A scope within transformations: `transpose(jvp(mlp))`. `jit(loss)` is a function's name instead.
+_COMPONENT = re.compile(r"(?:(?:jvp|transpose|vmap|checkpoint|rematted_computation)\()*(\w+)\)*")
+_CONTROL = frozenset({"while", "call", "conditional"})
+
+
+def operations(hlo: str) -> Program:
+    """The operations of a compiled program by name, out of its text.
+
+    Those that the compiler added, such as the copies in a loop, belong where the loop does.
+    """
+    sources: dict[str, tuple[str, bool]] = {}
+    kinds: dict[str, str] = {}
+    within, caller = {}, {}
+    computation = ""
+    for line in hlo.splitlines():
+        if header := _COMPUTATION.match(line):
+            computation = header[1]
+        elif instruction := _INSTRUCTION.match(line):
+            name = instruction[1]
+            kinds[name] = instruction[2]
+            within[name] = computation
+            caller.update(dict.fromkeys(_CALLED.findall(line), name))
+            if source := _SOURCE.search(line):
+                sources[name] = _scope(source[1])
+
+    def resolved(name: str) -> tuple[str, bool]:
+        scope, backward = sources.get(name, (OTHER, False))
+        outer = caller.get(within[name])
+        if scope != OTHER or outer is None:
+            return scope, backward
+        scope, outer_backward = resolved(outer)
+        return scope, backward or outer_backward
+
+    return {name: Operation(*resolved(name), kind in _CONTROL) for name, kind in kinds.items()}
+
+
+def _scope(path: str) -> tuple[str, bool]:
+    """The innermost of `SCOPES` in the path of an operation, and whether it is a gradient's."""
+    components = path.split("/")
+    parts = [found[1] for part in components if (found := _COMPONENT.fullmatch(part))]
+    scope = next((part for part in reversed(parts) if part in SCOPES), OTHER)
+    return scope, any(part.startswith("transpose(") for part in components)
+
+
+def _programs() -> dict[str, list[Program]]:
+    """All that is compiled in this process, by the name of the module."""
+    import jax
+
+    found: dict[str, list[Program]] = {}
+    for executable in jax.devices()[0].client.live_executables():
+        for module in executable.hlo_modules():
+            found.setdefault(module.name, []).append(operations(module.to_string()))
+    return found
+
+
+def name_operations(
+    folder: Path, programs: Mapping[str, list[Program]], steps: int
+) -> dict[str, dict[str, float]]:
+    """Names the operations of a trace by their part, and adds up its seconds in one step.
+
+    Args:
+      folder: of the trace; its Perfetto file is written again, and `scopes.json` beside it.
+      programs: as of `operations`, by the name of the module; of several of one name, that is taken
+        which has the operations that were run.
+      steps: how many the trace holds.
+
+    Returns:
+      By part, "forward" and "backward" seconds of all threads of a device, in a step.
+    """
+    (file,) = folder.glob("*.trace.json.gz")
+    with gzip.open(file, "rt", encoding="utf-8") as opened:
+        trace = json.load(opened)
+    runs: dict[tuple[str, Any], list[dict[str, Any]]] = {}
+    for event in trace["traceEvents"]:
+        given = event.get("args", {})
+        if event.get("ph") == "X" and "hlo_op" in given:
+            runs.setdefault((given.get("hlo_module", ""), given.get("run_id")), []).append(event)
+    seconds = {name: {"forward": 0.0, "backward": 0.0} for name in (*SCOPES, OTHER)}
+    for (module, _), events in runs.items():
+        names = {event["args"]["hlo_op"] for event in events}
+        program = max(programs.get(module, [{}]), key=lambda each: len(names & each.keys()))
+        for event in events:
+            operation = program.get(event["args"]["hlo_op"], Operation(OTHER, False, False))
+            direction = "backward" if operation.backward else "forward"
+            event["args"] |= {"scope": operation.scope, "pass": direction}
+            event["name"] = f"{operation.scope}: {event['name']}"
+        for event, own in _own_time(events):
+            given = event["args"]
+            operation = program.get(given["hlo_op"])
+            if operation is None or not operation.control:
+                seconds[given["scope"]][given["pass"]] += own / steps / 1e6
+    # Perfetto does not read the other entries.
+    trace = {"displayTimeUnit": "ns", "traceEvents": trace["traceEvents"]}
+    with gzip.open(file, "wt", encoding="utf-8") as opened:
+        json.dump(trace, opened)
+    (folder / SUMMARY).write_text(json.dumps({"steps": steps, "seconds": seconds}, indent=2))
+    return seconds
+
+
+def _own_time(events: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], float]]:
+    """Each event with its duration less that of the events within it on the same thread."""
+    events = sorted(events, key=lambda e: (e["pid"], e["tid"], e["ts"], -e["dur"]))
+    for _, thread in itertools.groupby(events, key=lambda e: (e["pid"], e["tid"])):
+        stack: list[list[Any]] = []
+        for event in thread:
+            while stack and stack[-1][0]["ts"] + stack[-1][0]["dur"] <= event["ts"]:
+                yield tuple(stack.pop())
+            if stack:
+                stack[-1][1] -= event["dur"]
+            stack.append([event, event["dur"]])
+        while stack:
+            yield tuple(stack.pop())
