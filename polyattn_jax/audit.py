@@ -7,6 +7,7 @@ The stages are those of `stages.py`. The work folder then holds
     rows.parquet     one row per layer, head, query, bias and kind of target (docs/polyattn.md)
     answers.parquet  one row per prompt and cell: the token the model gave
     heads.parquet    one row per head: medians, type, place in the ranking
+    head_sets.parquet  one row per head and set of the ablation
     summary.json     every number of the report
     report.html      the report, one offline file
 
@@ -24,7 +25,7 @@ import lm_jax
 from lm_jax import launch, runs, sharding
 from lm_jax.hf.load import resolve
 from lm_jax.report import write
-from polyattn_jax import console, report, schema, stages, summary, wording
+from polyattn_jax import console, head_sets, report, schema, stages, summary, wording
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.stages import Subject
 from polyattn_jax.suites import Suite
@@ -75,9 +76,12 @@ def run(subject: Subject, folder: Path) -> dict[str, Any]:
         stages.diagnose(subject, stores, suites, calibration.bias)
         sweep = stages.sweep_cells(subject, calibration.bias)
         stages.answer(subject, stores, sweep, {f"niah_{config.sweep_length}": swept})
+        sets = {}
         if config.ablation_heads:
             by_head = summary.heads(summary.columns(stores.rows.read()), shape)
-            cells = stages.ablation_cells(subject, calibration.bias, summary.ranking(by_head))
+            ranking = summary.ranking(by_head)
+            sets = head_sets.draw(ranking, config.ablation_heads, config.ablation_draws)
+            cells = stages.ablation_cells(subject, calibration.bias, sets)
             short = stages.first_prompts(swept, config.ablation_n)
             stages.answer(subject, stores, cells, {f"niah_{config.sweep_length}": short})
         rows, answers, losses = stores.rows.read(), stores.answers.read(), stores.losses.read()
@@ -90,6 +94,8 @@ def run(subject: Subject, folder: Path) -> dict[str, Any]:
     found["provenance"] = provenance(subject, folder)
     rows = summary.with_head_types(rows, by_head)
     tables = {"rows": rows, "answers": answers, "heads": pa.table(by_head)}
+    if sets:
+        tables["head_sets"] = head_sets.table(sets, shape)
     for name, table in tables.items():
         tagged = schema.tagged(table, wording.model_name(found), found["provenance"])
         write_table(folder / f"{name}.parquet", tagged)

@@ -24,7 +24,7 @@ class AuditConfig:
       attention: "kernels" forms no score matrix (kernels.row_map_attention, kernels.score_stats),
         "dense" does; "auto" takes the kernels on one GPU. The rows are the same but for rounding.
       mesh: sizes of the axes data, fsdp, tensor; one may be -1. (1, 1, 1) is the default device.
-      seed: of every suite, of the random head draws and of the bootstrap.
+      seed: of every suite and of the bootstrap.
       batch_size: prompts of one forward pass.
       haystack: "essays", "speeches" (manifest entries wiki and sotu), or a text file.
       niah_lengths: prompt lengths in tokens of the needle suites; each is diagnosed.
@@ -40,7 +40,7 @@ class AuditConfig:
       sweep_length: the needle length they are tried at; one of `niah_lengths`.
       ablation_recipe: what replaces softmax in the ablated heads.
       ablation_heads: the sizes K of the head sets; empty leaves the ablation out.
-      ablation_draws: random sets of each size.
+      ablation_draws: random sets of each size, with seeds 0, 1, 2, ...
       ablation_n: needle prompts of each ablation cell, the first of the sweep's.
       top_heads: K of the top-K safe fraction of the verdict.
       tolerance: accuracy that a recipe may lose and still preserve, between 0 and 1.
@@ -69,7 +69,7 @@ class AuditConfig:
     sweep_length: int = 256
     ablation_recipe: str = "relu_p2_bauto"
     ablation_heads: tuple[int, ...] = ()
-    ablation_draws: int = 2
+    ablation_draws: int = 20
     ablation_n: int = 10
     top_heads: int = 40
     tolerance: float = 0.05
@@ -122,7 +122,7 @@ _FULL: Mapping[str, Any] = {
     "repeated_n": 20,
     "recipes": tuple(RECIPES),
     "ablation_heads": (5, 10, 20, 40, 80),
-    "ablation_draws": 5,
+    "ablation_draws": 20,
     "ablation_n": 100,
 }
 _QUICKSTART: Mapping[str, Any] = {

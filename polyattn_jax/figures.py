@@ -16,10 +16,11 @@ import pyarrow.compute as pc
 from lm_jax import report
 from lm_jax.report.markup import number
 from polyattn_jax.diagnostic import Status
+from polyattn_jax.head_sets import groups as head_set_groups
 from polyattn_jax.paper import PaperModel
 from polyattn_jax.probe import DEGREES
 from polyattn_jax.summary import TYPES, Columns
-from polyattn_jax.wording import ablation_groups, interval, softmax_of
+from polyattn_jax.wording import interval, softmax_of
 
 # More points than this add bytes to the page and nothing to the picture.
 MOST_ROWS = 2000
@@ -155,7 +156,7 @@ def accuracy_bars(sweep: Sequence[Mapping[str, Any]], model: PaperModel | None, 
 
 def ablation_curves(ablation: Sequence[Mapping[str, Any]], *, caption: str) -> Markup:
     """Accuracy against the number of replaced heads: top, bottom, and the range of random sets."""
-    series, groups = [], ablation_groups(ablation)
+    series, groups = [], head_set_groups(ablation)
     for kind, cells in groups.items():
         found = [[100 * e["accuracy"]["estimate"] for e in own] for own in cells.values()]
         sizes, middle = list(cells), [float(np.mean(own)) for own in found]

@@ -13,12 +13,14 @@ import pyarrow as pa
 from lm_jax import report
 from lm_jax.report import Cell, Column, Section, cell, rate, section, table
 from lm_jax.report.markup import number
-from lm_jax.stats import Interval
-from polyattn_jax import figures, paper, wording
+from lm_jax.stats import Interval, wilson
+from polyattn_jax import figures, head_sets, paper, wording
 from polyattn_jax.probe import DEGREES
 from polyattn_jax.schema import BIASES
-from polyattn_jax.summary import TYPES, Columns
+from polyattn_jax.summary import TYPES, Columns, as_dict
 from polyattn_jax.wording import Summary, finite, interval, suite_label
+
+_ENDS = ("top", "bottom")
 
 # A percentile bootstrap over fewer prompts is too narrow (stats.clustered_bootstrap).
 FEW_PROMPTS = 30
@@ -112,10 +114,10 @@ def ablation(summary: Summary) -> Section | None:
         return None
     config = summary["config"]
     rows = [_ablation_row(wording.softmax_of(summary["ablation"]), "none: softmax everywhere", 0)]
-    for kind, cells in wording.ablation_groups(summary["ablation"]).items():
+    for kind, cells in head_sets.groups(summary["ablation"]).items():
         for size, entries in cells.items():
             for draw, entry in enumerate(entries):
-                which = f"random, draw {draw + 1}" if kind == "random" else f"{kind} of the ranking"
+                which = f"random, seed {draw}" if kind == "random" else f"{kind} of the ranking"
                 rows.append(_ablation_row(entry, which, size))
     draws = config["ablation_draws"]
     suite = suite_label(summary["ranking_suite"], config)
@@ -123,7 +125,19 @@ def ablation(summary: Summary) -> Section | None:
         "Ablation: which heads need softmax?",
         f"Only K heads get {config['ablation_recipe']}, the others keep softmax. If accuracy falls "
         "with the heads of highest S₂ and stays with those of lowest, then S₂ tells which heads "
-        "the task hangs on; random sets of the same size show what K heads cost by themselves.",
+        "the task hangs on; random sets of the same size show what K heads cost by themselves. "
+        "After the paper the ranking is decisive at K if the highest are worse than every random "
+        "set: a flag for each K, no test, and not corrected for their number.",
+        wording.in_part(summary),
+        table(
+            ["K", "Highest S₂", "Lowest S₂", "Random, worst to best", "Worse than", "Decisive"],
+            [_decisive_row(entry) for entry in summary["decisiveness"]],
+            caption="Prompts answered with the recipe in K heads, with 95 % Wilson intervals. "
+            "Worse than: random sets that the highest S₂ leaves fewer right than. Decisive: worse "
+            f"than all; not said below {head_sets.FEWEST_DRAWS} draws, where a ranking at random "
+            "would be so in more than 1 of 20 cases.",
+            n=f"{number(summary['ablation'][0]['accuracy']['n'])} prompts per set",
+        ),
         figures.ablation_curves(
             summary["ablation"],
             caption=f"Needle accuracy at {number(config['sweep_length'])} tokens against the "
@@ -140,6 +154,19 @@ def ablation(summary: Summary) -> Section | None:
             ),
         ),
     )
+
+
+def _decisive_row(entry: wording.Entry) -> list[object]:
+    n, drawn = entry["n"], sorted(entry["random"])
+    flag = {None: "too few draws", True: "yes", False: "no"}[entry["decisive"]]
+    ends = [cell(entry[end], note=wording.ends(as_dict(wilson(entry[end], n)))) for end in _ENDS]
+    return [
+        entry["size"],
+        *ends,
+        f"{drawn[0]} to {drawn[-1]}",
+        f"{entry['beaten']} of {len(drawn)}",
+        flag,
+    ]
 
 
 def _ablation_row(entry: wording.Entry, which: str, size: int) -> list[object]:

@@ -24,7 +24,7 @@ from lm_jax.errors import BadInputError
 from lm_jax.hf.load import Pretrained
 from lm_jax.hf.tokenizer import Tokenizer
 from lm_jax.rows import RowStore
-from polyattn_jax import calibrate, measure
+from polyattn_jax import calibrate, head_sets, measure
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.row_maps import SOFTMAX, Recipe, RowMap, parse_recipe, resolve_bias
 from polyattn_jax.schema import ANSWERS, LOSSES, ROWS, row_columns
@@ -299,26 +299,15 @@ def sweep_cells(subject: Subject, b_auto: float | None) -> list[Cell]:
     return [Cell("sweep", r.name, r, resolve_bias(r, b_auto), everywhere) for r in recipes]
 
 
-def ablation_cells(subject: Subject, b_auto: float, ranking: np.ndarray) -> list[Cell]:
-    """The top, bottom and random K heads of `ranking`, flat head numbers, highest S_p first."""
-    c, cfg = subject.config, subject.model.cfg
-    recipe = parse_recipe(c.ablation_recipe)
+def ablation_cells(subject: Subject, b_auto: float, sets: dict[str, np.ndarray]) -> list[Cell]:
+    """The ablation's recipe in no head and in each of the head sets (`head_sets.draw`)."""
+    recipe = parse_recipe(subject.config.ablation_recipe)
     bias = resolve_bias(recipe, b_auto)
-    total = cfg.num_layers * cfg.num_heads
-    sets: dict[str, np.ndarray] = {"softmax": np.empty(0, int)}
-    for size in sorted({min(k, total) for k in c.ablation_heads}):
-        sets[f"top-{size}"] = ranking[:size]
-        sets[f"bottom-{size}"] = ranking[-size:]
-        for draw in range(c.ablation_draws):
-            chooser = np.random.RandomState([c.seed, size, draw])
-            sets[f"random-{size}-{draw}"] = chooser.permutation(total)[:size]
-    cells = []
-    for name, flat in sets.items():
-        heads = np.zeros(total, bool)
-        heads[flat] = True
-        heads_LN = heads.reshape(cfg.num_layers, cfg.num_heads)
-        cells.append(Cell("ablation", name, recipe, bias, heads_LN))
-    return cells
+    shape = (subject.model.cfg.num_layers, subject.model.cfg.num_heads)
+    return [
+        Cell("ablation", name, recipe, bias, head_sets.mask(flat, shape))
+        for name, flat in {SOFTMAX.name: np.empty(0, int), **sets}.items()
+    ]
 
 
 def first_prompts(suite: Suite, n: int) -> Suite:

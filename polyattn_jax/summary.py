@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lm_jax import stats
-from polyattn_jax import decision
+from polyattn_jax import decision, head_sets
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.diagnostic import Status
 from polyattn_jax.probe import DEGREES
@@ -329,9 +329,11 @@ def summarise(
         "ranking_suite": ranking_suite(r),
         "head_types": {name: int(np.sum(by_head["type"] == name)) for name in TYPES},
         "ablation": behaviour(a, "ablation", config) if config.ablation_heads else [],
+        "decisiveness": [],
         "rows": rows.num_rows,
         "answers": answers.num_rows,
     }
+    made["decisiveness"] = head_sets.decisiveness(made["ablation"])
     return made, by_head
 
 

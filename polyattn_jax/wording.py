@@ -11,13 +11,11 @@ import re
 from typing import Any, Literal, NamedTuple
 
 from lm_jax import assets, stats
-from polyattn_jax import decision
+from polyattn_jax import decision, head_sets
 from polyattn_jax.row_maps import RECIPES, SOFTMAX
 
 Summary = Mapping[str, Any]
 Entry = Mapping[str, Any]
-
-_MEMBER = re.compile(r"(top|bottom|random)-(\d+)(?:-\d+)?")
 
 
 Tone = Literal["good", "warn", "bad"]
@@ -43,12 +41,12 @@ def interval(entry: Entry) -> stats.Interval:
 
 def counted(accuracy: Entry) -> str:
     """An accuracy as a count: "9 of 10"."""
-    return f"{round(accuracy['estimate'] * accuracy['n']):,} of {accuracy['n']:,}"
+    return f"{head_sets.right(accuracy):,} of {accuracy['n']:,}"
 
 
 def solves(accuracy: Entry) -> bool:
     """Whether an accuracy of softmax shows that it solves the probe."""
-    return decision.solves(round(accuracy["estimate"] * accuracy["n"]), accuracy["n"])
+    return decision.solves(head_sets.right(accuracy), accuracy["n"])
 
 
 def ends(accuracy: Entry) -> str:
@@ -115,15 +113,6 @@ def softmax_of(cells: Sequence[Entry]) -> Entry:
 def best_of(cells: Sequence[Entry]) -> Entry:
     """The cell of highest accuracy; among equals, of lowest loss."""
     return max(cells, key=lambda e: (e["accuracy"]["estimate"], -finite(e["loss"])))
-
-
-def ablation_groups(ablation: Sequence[Entry]) -> dict[str, dict[int, list[Entry]]]:
-    """The cells of the ablation by kind of head set, then by its size K, ascending."""
-    groups: dict[str, dict[int, list[Entry]]] = {"top": {}, "bottom": {}, "random": {}}
-    for entry in ablation:
-        if member := _MEMBER.fullmatch(entry["cell"]):
-            groups[member[1]].setdefault(int(member[2]), []).append(entry)
-    return {kind: dict(sorted(cells.items())) for kind, cells in groups.items()}
 
 
 def controls(summary: Summary) -> Finding:
@@ -208,34 +197,39 @@ def overall(summary: Summary) -> Finding:
 
 
 def in_part(summary: Summary) -> str:
-    """What the ablation adds: how many heads may be replaced, and which may not."""
-    if not summary["ablation"]:
+    """What the ablation adds: every size K, and the paper's flag where the draws allow it."""
+    found = summary["decisiveness"]
+    if not found:
         return ""
-    base, groups = softmax_of(summary["ablation"]), ablation_groups(summary["ablation"])
-    floor = base["accuracy"]["estimate"] - summary["config"]["tolerance"]
+    draws = len(found[0]["random"])
 
-    def holds(cells: Sequence[Entry]) -> bool:
-        return all(entry["accuracy"]["estimate"] >= floor for entry in cells)
+    def of_random(entry: Entry) -> str:
+        low, high = min(entry["random"]), max(entry["random"])
+        return f"random {low}" if low == high else f"random {low} to {high}"
 
-    low = [size for size, cells in groups["bottom"].items() if holds(cells)]
-    high = [size for size, cells in groups["top"].items() if not holds(cells)]
-    if not low and not high:
-        return ""
-    # Both ends at one size: the most heads that can be spared, else the fewest that cannot.
-    size = max(low) if low else min(high)
     parts = [
-        f"in the {_heads(size)} of {end} median S₂ it leaves "
-        f"{counted(groups[group][size][0]['accuracy'])} right"
-        for end, group in (("lowest", "bottom"), ("highest", "top"))
-        if size in groups[group]
+        f"K = {e['size']}: highest S₂ {e['top']}, lowest {e['bottom']}, {of_random(e)}"
+        for e in found
     ]
-    recipe = summary["config"]["ablation_recipe"]
-    right = counted(base["accuracy"])
-    return f"With {recipe} in only some heads: {', '.join(parts)}; softmax {right}."
-
-
-def _heads(count: int) -> str:
-    return "head" if count == 1 else f"{count:,} heads"
+    text = (
+        f"{summary['config']['ablation_recipe']} in K heads only, right of {found[0]['n']:,} "
+        f"(softmax {head_sets.right(softmax_of(summary['ablation'])['accuracy'])}), "
+        f"{draws:,} random set{'s' * (draws != 1)} per K: {'; '.join(parts)}."
+    )
+    if draws < head_sets.FEWEST_DRAWS:
+        return (
+            f"{text} Whether the ranking by S₂ is decisive (worse than every random set) is not "
+            f"said below {head_sets.FEWEST_DRAWS} draws."
+        )
+    flags = [
+        f"{'decisive' if e['decisive'] else 'not decisive'} at K = {e['size']} ({e['beaten']} of "
+        f"{draws})"
+        for e in found
+    ]
+    return (
+        f"{text} By the random sets that the highest S₂ does worse than, the ranking is "
+        f"{', '.join(flags)}."
+    )
 
 
 def next_step(summary: Summary) -> str:

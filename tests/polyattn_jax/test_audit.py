@@ -12,15 +12,18 @@ import pyarrow.parquet as pq
 import pytest
 
 import lm_jax
+from lm_jax.errors import BadInputError
 from lm_jax.sites import keep
-from polyattn_jax import audit, measure, stages
+from polyattn_jax import audit, head_sets, measure, stages
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.diagnostic import Status
+from polyattn_jax.row_maps import parse_recipe
 from polyattn_jax.schema import PROVENANCE
 
 L, N = 3, 4
 PROMPTS = {"niah_64": 7, "induction": 4, "mqar": 3}
 TABLES = ("rows", "answers", "heads")
+SETS = [("top", ""), ("bottom", ""), ("random", "-0")]
 KEY = ["suite", "prompt", "layer", "head", "query", "target", "bias_kind"]
 MEASURED = ["margin", "u_star", "sink", "on_answer"]
 
@@ -198,6 +201,41 @@ def test_what_is_known_of_the_tiny_model_is_found(audited):
     # The head that was written by hand reads the needle and nothing else.
     assert all(row["on_answer"] > 0.9 and row["argmax"] == row["answer"] for row in needle)
     assert len(by_head) == L * N
+
+
+def test_the_head_sets_of_the_ablation_are_read_back_and_give_its_answers(audited, subject):
+    """Each set, put back into the model, answers as it did; the random ones have the seeds 0, 1."""
+    masks = head_sets.read(audited / "head_sets.parquet", (L, N))
+    sizes = {name: int(mask.sum()) for name, mask in masks.items()}
+    assert sizes == {f"{g}-{k}{s}": k for g, s in SETS for k in (1, 3)}
+    permuted = np.random.RandomState(0).permutation(L * N)
+    assert set(np.flatnonzero(masks["random-3-0"])) == set(permuted[:3])
+    heads = table(audited, "heads").to_pylist()
+    ranked = [h["layer"] * N + h["head"] for h in sorted(heads, key=lambda h: h["rank"])]
+    assert set(np.flatnonzero(masks["top-3"])) == set(ranked[:3])
+    assert set(np.flatnonzero(masks["bottom-3"])) == set(ranked[-3:])
+    answers = [row for row in table(audited, "answers").to_pylist() if row["stage"] == "ablation"]
+    prompts = {p.id: p for p in stages.build_suites(subject)["niah_64"].prompts}
+    recipe = parse_recipe(subject.config.ablation_recipe)
+    for name, heads_LN in masks.items():
+        rows = [row for row in answers if row["cell"] == name]
+        tokens_BT = jnp.asarray([prompts[row["prompt"]].tokens for row in rows])
+        again = measure.answer(
+            subject.model.params,
+            tokens_BT,
+            jnp.full(len(rows), tokens_BT.shape[1]),
+            jnp.asarray([row["target"] for row in rows]),
+            jnp.int32(0),
+            jnp.float32(rows[0]["bias"]),
+            jnp.asarray(heads_LN),
+            cfg=subject.model.cfg,
+            maps=(recipe.map,),
+        )
+        np.testing.assert_array_equal(again["predicted"], [row["predicted"] for row in rows])
+        np.testing.assert_allclose(again["loss"], [row["loss"] for row in rows], atol=1e-5)
+    assert len({round(row["loss"], 4) for row in answers}) > len(rows)
+    with pytest.raises(BadInputError, match="read the file of the same model"):
+        head_sets.read(audited / "head_sets.parquet", (1, N))
 
 
 def test_the_same_command_again_says_that_it_is_finished(audited, run_audit):

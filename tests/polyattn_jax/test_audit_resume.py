@@ -15,7 +15,7 @@ import pytest
 from polyattn_jax import measure
 
 ROOT = Path(__file__).parents[2]
-TABLES = ("rows", "answers", "heads")
+TABLES = ("rows", "answers", "heads", "head_sets")
 
 
 def assert_same_results(folder, reference):

@@ -228,9 +228,26 @@ def test_controls_stand_first_and_the_verdict_names_what_may_be_replaced(finding
     assert "undecided: relu_p4_bauto (12 of 12), sigmoid_b0 (11 of 12)" in text_of(said)
     assert "takes 73 prompts or more, here are 12" in text_of(said)
     assert (
-        "in the 2 heads of lowest median S₂ it leaves 12 of 12 right, in the 2 heads of highest "
-        "median S₂ it leaves 1 of 12 right; softmax 12 of 12." in text_of(said)
+        "relu_p2_bauto in K heads only, right of 12 (softmax 12), 2 random sets per K: K = 1: "
+        "highest S₂ 11, lowest 12, random 12; K = 2: highest S₂ 1, lowest 12, random 5 to 9. "
+        "Whether the ranking by S₂ is decisive (worse than every random set) is not said below 19 "
+        "draws." in text_of(said)
     )
+
+
+def test_the_ablation_is_told_at_every_size_with_the_flag_of_the_paper():
+    sets = {"softmax": 12, "top-1": 9, "bottom-1": 8, "top-2": 1, "bottom-2": 12}
+    sets |= {f"random-1-{seed}": 9 + (seed > 0) for seed in range(20)}
+    sets |= {f"random-2-{seed}": 2 + seed // 2 for seed in range(20)}
+    finding = audit(dataclasses.replace(SETTINGS, ablation_draws=20), CORRECT, sets)
+    told = wording.in_part(finding[0])
+    assert "K = 1: highest S₂ 9, lowest 8, random 9 to 10; K = 2: highest S₂ 1" in told
+    assert "not decisive at K = 1 (19 of 20), decisive at K = 2 (20 of 20)" in told
+    rows = lines(parsed(build(*finding)), "Prompts answered with the recipe in K heads")
+    assert [(row[0], row[3], row[4], row[5]) for row in rows] == [
+        ("1", "9 to 10", "19 of 20", "no"),
+        ("2", "2 to 11", "20 of 20", "yes"),
+    ]
 
 
 def test_absent_parts_leave_a_valid_page():

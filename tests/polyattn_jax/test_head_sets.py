@@ -1,0 +1,53 @@
+"""The flag of a ranking, on the counts that the paper prints."""
+
+import numpy as np
+import pytest
+
+from polyattn_jax import head_sets
+
+PROMPTS = 200
+
+
+def ablation(top, bottom, drawn, size=40):
+    """Cells with these changes of accuracy in points, of 200 prompts that softmax gets right."""
+    cells = {f"top-{size}": top, f"bottom-{size}": bottom}
+    cells |= {f"random-{size}-{seed}": change for seed, change in enumerate(drawn)}
+    return [
+        {"cell": name, "accuracy": {"estimate": 1 + change / 100, "n": PROMPTS}}
+        for name, change in {"softmax": 0.0, **cells}.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("top", "drawn", "beaten", "decisive"),
+    [
+        # Table 17: Qwen3 at K = 20, Gemma at K = 40 and, tied by 3 of 20 draws, at K = 80
+        (-79.0, [-1.0] + 19 * [0.0], 20, True),
+        (-100.0, [-98.0] + 19 * [0.0], 20, True),
+        (-100.0, 3 * [-100.0] + 17 * [0.0], 17, False),
+        # five draws, as in Table 6, are too few for the flag
+        (-79.0, 5 * [0.0], 5, None),
+        (-20.0, 19 * [-19.5], 19, True),
+        (-20.0, 18 * [-19.5], 18, None),
+    ],
+)
+def test_decisive_is_strictly_worse_than_every_draw(top, drawn, beaten, decisive):
+    (found,) = head_sets.decisiveness(ablation(top, 0.0, drawn))
+    assert (found["beaten"], found["decisive"]) == (beaten, decisive)
+    assert (found["size"], found["n"], found["bottom"]) == (40, PROMPTS, PROMPTS)
+    assert found["random"] == [round(2 * (100 + change)) for change in drawn]
+
+
+def test_the_fewest_draws_hold_chance_at_one_in_twenty():
+    """Sets of equal rank: the first is worst of all with a chance of 1 in d + 1."""
+    rng = np.random.default_rng(0)
+    worst = rng.uniform(size=(20_000, head_sets.FEWEST_DRAWS + 1)).argmin(1) == 0
+    assert worst.mean() == pytest.approx(0.05, abs=0.006)
+
+
+def test_sizes_beyond_all_heads_are_all_heads():
+    ranking = np.array([4, 0, 5, 1, 3, 2])
+    sets = head_sets.draw(ranking, (2, 80, 6), 1)
+    assert list(sets) == ["top-2", "bottom-2", "random-2-0", "top-6", "bottom-6", "random-6-0"]
+    assert list(sets["top-2"]) == [4, 0]
+    assert list(sets["bottom-2"]) == [3, 2]
