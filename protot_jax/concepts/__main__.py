@@ -44,8 +44,10 @@ _BATCH = flags.DEFINE_integer("text_batch", 64, "texts of one forward pass", low
 _TOP = flags.DEFINE_integer("top", 10, "texts and tokens shown of a prototype", lower_bound=1)
 _RANK_BY = flags.DEFINE_enum("rank_by", "mean", ["mean", "sum"], "of the write gate over a text")
 _JUDGE = flags.DEFINE_string("judge", "null", "null, local:FOLDER or cached:FILE")
-_PERMUTATIONS = flags.DEFINE_integer("permutations", 1_000, "of each test", lower_bound=99)
-_SEED = flags.DEFINE_integer("analysis_seed", 0, "of permutations and bootstraps", lower_bound=0)
+_RESAMPLES = flags.DEFINE_integer(
+    "resamples", 1_000, "bootstrap samples and permutations of each test", lower_bound=99
+)
+_SEED = flags.DEFINE_integer("analysis_seed", 0, "of permutations and samples", lower_bound=0)
 
 
 def report(
@@ -123,23 +125,28 @@ def told(made: dict[str, Any]) -> str:
     ]
     lag, related = made["lag"], made["half_life_repetition"]
     lines.append(f"read one token before write, lead over lag 0: {_tested(lag['lead'])}")
+    lines.append(f"the same less that of its neighbours' reads: {_tested(lag['own_lead'])}")
     if lag["peaks_one_before"] is not None:
         peak = max(zip(lag["mean"], lag["lags"], strict=True))[1]
-        lines[-1] += (
-            f"; {lag['peaks_one_before']:.0%} of prototypes peak there, their mean at lag {peak:+d}"
+        lines.append(
+            f"{lag['peaks_one_before']:.0%} of prototypes peak one token before write, the mean of "
+            f"all at lag {peak:+d}"
         )
-    lines.append(f"half-life and token repetition: Spearman {_tested(related['spearman'])}")
+    lines.append(
+        f"half-life and token repetition, within layers: Spearman {_tested(related['spearman'])}"
+    )
     return "\n".join(lines)
 
 
 def _tested(found: dict[str, Any]) -> str:
+    counts = f"{found['prototypes']} prototypes, {found['texts']:,} texts"
     if found["value"] is None:
-        return f"none (n = {found['n']})"
+        return f"none ({counts})"
     value, p, low, high = (
         "?" if found[name] is None else f"{found[name]:.3f}"
         for name in ("value", "p", "low", "high")
     )
-    return f"{value} ({low} to {high}, p {p}, n = {found['n']})"
+    return f"{value} ({low} to {high}, p {p}; {counts})"
 
 
 def settings_from_flags() -> twin.Settings:
@@ -150,7 +157,7 @@ def settings_from_flags() -> twin.Settings:
         length=_LENGTH.value,
         top=_TOP.value,
         rank_by=cast(RankBy, _RANK_BY.value),
-        permutations=_PERMUTATIONS.value,
+        resamples=_RESAMPLES.value,
         seed=_SEED.value,
     )
 

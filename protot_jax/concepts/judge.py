@@ -6,7 +6,8 @@ Bricken et al., 2023; Paulo et al., 2024) and its rubric; the wording of the pro
 1. `prompt` sets out the texts that a prototype writes most, its strongest words marked.
 2. A judge answers it. `make` knows three: "null" says nothing, "cached:FILE" looks the answer up,
    "local:FOLDER" runs a language model here. Whatever has `name` and `label` is a judge too.
-3. `parse` reads the answer as strict JSON. What cannot be read is counted, and is no label.
+3. `parse` reads the one JSON object of the answer, fenced or with words around it as chat models
+   give it. What cannot be read is counted, and is no label.
 
 `scores.py` sets the scores beside those of random texts.
 """
@@ -240,15 +241,20 @@ def prompt(shown: Sequence[Shown]) -> str:
 def parse(answer: str) -> dict[str, Any]:
     """The label that an answer holds: one JSON object, these fields, scores from 1 to 10.
 
+    Words before and after the object, and a fence around it, are passed over.
+
     Raises:
-      BadInputError: it is anything else.
+      BadInputError: there is no object or more than one, or it is another one.
     """
-    try:
-        label = json.loads(answer)
-    except ValueError as error:
-        raise BadInputError(f"answer {_cut(answer)} is not JSON ({error}); ask again") from error
+    objects = _objects(answer)
+    if len(objects) != 1:
+        raise BadInputError(
+            f"answer {_cut(answer)} holds {len(objects)} JSON objects where one is wanted; ask "
+            "again"
+        )
+    (label,) = objects
     wanted = {"theme", "explanation", *SCORES}
-    if not isinstance(label, dict) or label.keys() != wanted:
+    if label.keys() != wanted:
         raise BadInputError(
             f"answer {_cut(answer)} is not an object with {', '.join(sorted(wanted))}; ask again"
         )
@@ -263,6 +269,21 @@ def parse(answer: str) -> dict[str, Any]:
                 f"answer {_cut(answer)}: {field} = {value!r} must be a number from 1 to 10"
             )
     return label
+
+
+def _objects(answer: str) -> list[dict[str, Any]]:
+    """The JSON objects of a text that are in no other; none where a brace belongs to no object."""
+    found, decoder = [], json.JSONDecoder()
+    start = answer.find("{")
+    while start >= 0:
+        try:
+            label, stop = decoder.raw_decode(answer, start)
+        except ValueError:
+            # What is inside a broken object is not the answer.
+            return []
+        found.append(label)
+        start = answer.find("{", stop)
+    return found
 
 
 def _strongest(gates: Sequence[float]) -> set[int]:

@@ -1,18 +1,24 @@
 """Whether a prototype is read one token before it is written.
 
-Prototype Transformer, section 5.1 and Fig. 3, shows the pattern on chosen sequences. Here it is a
-statistic over all prototypes with a test.
+Prototype Transformer, section 5.1 and Fig. 3, shows the pattern on chosen sequences. Here it is two
+statistics over all prototypes, each with an interval and a p of its own hypothesis.
 
 1. Of each gate the mean of its text is taken away, so that a text about the prototype's theme does
    not count as agreement at every lag.
 2. c_k(r, s) is the correlation of the write gate of prototype r at i with the read gate of s at
    i + k, over all pairs inside a text. Its cross-correlation is c_k(r, r) for k = -5..5: a peak at
    k = -1 is a read one token before the write.
-3. The lead is the mean over prototypes of c_-1(r, r) - c_0(r, r).
-4. Under the null hypothesis a prototype's own read gate leads its write gate no more than that of
-   another prototype of its layer does: within each layer, read gates change owners. Every series
-   stays whole, on the same texts. (Reads of other texts would be a null that nearly every model
-   refutes, one with random weights too, for both gates depend on the token.)
+3. `lead` is the mean over prototypes of c_-1(r, r) - c_0(r, r). Hypothesis: it is 0 for these
+   prototypes. Texts are drawn with replacement, and interval and p are those of this bootstrap.
+4. `own_lead` is the mean over prototypes of c_-1(r, r) - c_0(r, r) less its mean over the read
+   gates s of the other prototypes of the layer. Hypothesis: it is 0, so that a prototype's own read
+   gate leads its write gate as any other's does. Read gates change owners within each layer; every
+   series stays whole, on the same texts. The interval holds the differences that this test does
+   not reject.
+
+The two answer different questions. Where every read gate foretells every write gate, the lead is
+large and the own lead 0. Where everything peaks at lag 0, but a prototype's own gates less than
+its neighbours', the lead is below 0 and the own lead above.
 
 A first layer with shared routing takes no part: its read gate is its write gate.
 """
@@ -22,76 +28,138 @@ import dataclasses
 
 import numpy as np
 
-from lm_jax import stats
+from protot_jax.concepts.resampling import (
+    TAIL,
+    Tested,
+    bootstrap_counts,
+    bootstrap_p,
+    percentiles,
+    permutation_p,
+    untested,
+)
 
 LAGS = tuple(range(-5, 6))
-_NAN = float("nan")
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerLag:
-    """Cross-correlations of one layer `[R, lags]`, and c_-1 - c_0 of writes (rows) with reads.
+    """Cross-correlations of the gates of one layer; NaN where a gate never varies inside a text.
 
-    NaN where a gate never varies inside a text.
+    Attributes:
+      correlation_RK: of each prototype's own gates, at all lags.
+      lead_RR: c_-1 - c_0 of writes (rows) with reads.
+      sums_N6R: of each text for lag -1 and then 0, the sums over pairs of products of a prototype's
+        own gates, of squares of its write gate, and of squares of its read gate.
     """
 
     correlation_RK: np.ndarray
     lead_RR: np.ndarray
+    sums_N6R: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
-class Lead:
-    """Mean lead over `n` prototypes, its two-sided permutation p, and a bootstrap over them.
+class LagTests:
+    """Both statistics of the head of this file."""
 
-    NaN where there is nothing to test.
-    """
-
-    value: float
-    p: float
-    low: float
-    high: float
-    n: int
+    lead: Tested
+    own_lead: Tested
 
 
 def of_layer(write_NTR: np.ndarray, read_NTR: np.ndarray, counted_NT: np.ndarray) -> LayerLag:
     """Correlations of one layer's gates; tokens that do not count make no pairs."""
     write_NTR, read_NTR = (_centred(gate, counted_NT) for gate in (write_NTR, read_NTR))
-    found = {k: _correlations(write_NTR, read_NTR, counted_NT, k) for k in LAGS}
-    own = np.stack([np.diagonal(correlation_RR) for correlation_RR in found.values()], axis=1)
-    return LayerLag(own, found[-1] - found[0])
+    correlations, sums = {}, {}
+    for k in LAGS:
+        pairs = _pairs(write_NTR, read_NTR, counted_NT, k)
+        correlations[k] = _correlations(*pairs)
+        if k in (-1, 0):
+            sums[k] = _sums(*pairs)
+    own = np.stack([np.diagonal(correlation_RR) for correlation_RR in correlations.values()], 1)
+    sums_N6R = np.stack([*sums[-1], *sums[0]], axis=1)
+    return LayerLag(own, correlations[-1] - correlations[0], sums_N6R)
 
 
-def lead(layers: Sequence[LayerLag], *, permutations: int, seed: int) -> Lead:
-    """The test of all layers together; prototypes without a correlation are left out."""
+def tests(layers: Sequence[LayerLag], *, resamples: int, seed: int) -> LagTests:
+    """The tests of all layers together; prototypes without a correlation are left out.
+
+    Args:
+      layers: of one model over the same texts.
+      resamples: bootstrap samples, and permutations.
+      seed: of both.
+    """
+    defined = [np.isfinite(np.diagonal(layer.lead_RR)) for layer in layers]
+    leads = [
+        layer.lead_RR[np.ix_(varies_R, varies_R)]
+        for layer, varies_R in zip(layers, defined, strict=True)
+    ]
+    prototypes = sum(map(len, leads))
+    texts = len(layers[0].sums_N6R) if layers else 0
+    if not prototypes:
+        return LagTests(untested(0, texts), untested(0, texts))
+    value = float(np.concatenate([np.diagonal(lead_RR) for lead_RR in leads]).mean())
+    replicates_S = _resampled(
+        [
+            layer.sums_N6R[..., varies_R]
+            for layer, varies_R in zip(layers, defined, strict=True)
+            if varies_R.any()
+        ],
+        bootstrap_counts(texts, resamples, seed),
+    )
+    lead = Tested(value, *percentiles(replicates_S), bootstrap_p(replicates_S), prototypes, texts)
+    # A prototype alone in its layer has no neighbours.
+    leads = [lead_RR for lead_RR in leads if len(lead_RR) > 1]
+    return LagTests(lead, _own_lead(leads, texts, resamples, seed))
+
+
+def _resampled(sums: Sequence[np.ndarray], counts_SN: np.ndarray) -> np.ndarray:
+    """The lead in every bootstrap sample of texts."""
     leads = []
-    for layer in layers:
-        defined = np.isfinite(np.diagonal(layer.lead_RR))
-        leads.append(layer.lead_RR[np.ix_(defined, defined)])
-    own_Q = np.concatenate([np.empty(0), *(np.diagonal(lead_RR) for lead_RR in leads)])
-    n = len(own_Q)
-    if not n:
-        return Lead(_NAN, _NAN, _NAN, _NAN, 0)
+    for sums_N6R in sums:
+        N, _, R = sums_N6R.shape
+        sums_S6R = (counts_SN @ sums_N6R.reshape(N, -1)).reshape(-1, 6, R)
+        before, write_before, read_before, at, write_at, read_at = np.moveaxis(sums_S6R, 1, 0)
+        # A gate that varies in a few texts alone may vary in none of a sample.
+        with np.errstate(invalid="ignore", divide="ignore"):
+            leads.append(
+                before / np.sqrt(write_before * read_before) - at / np.sqrt(write_at * read_at)
+            )
+    lead_SQ = np.concatenate(leads, axis=1)
+    known_SQ = np.isfinite(lead_SQ)
+    total_S = np.where(known_SQ, lead_SQ, 0.0).sum(1)
+    return total_S / np.maximum(known_SQ.sum(1), 1)
+
+
+def _own_lead(leads: Sequence[np.ndarray], texts: int, permutations: int, seed: int) -> Tested:
+    """The test by changing owners, and the interval of what it does not reject.
+
+    Were every prototype's own lead greater by d than its neighbours', the test would be one of
+    lead_RR less d on the diagonal. A change of owners that keeps Q - moved of the Q diagonal
+    entries has there a sum as great as the present one if d >= (own sum - its sum) / moved. So the
+    test of every d is a count of these quotients.
+    """
+    Q = sum(map(len, leads))
+    if not Q:
+        return untested(0, texts)
     rng = np.random.default_rng(seed)
-    null_S = np.zeros(permutations)
+    total_S, moved_S, value = np.zeros(permutations), np.zeros(permutations), 0.0
     for lead_RR in leads:
         R = len(lead_RR)
-        owner_SR = rng.permuted(np.tile(np.arange(R), (permutations, 1)), axis=1)
-        null_S += lead_RR[np.arange(R)[None], owner_SR].sum(1)
-    value = float(own_Q.mean())
-    p = _two_sided(value, null_S / n)
-    if n < 2:
-        return Lead(value, p, _NAN, _NAN, n)
-    interval = stats.clustered_bootstrap(own_Q, np.arange(n), seed=seed)
-    return Lead(value, p, interval.low, interval.high, n)
-
-
-def _two_sided(value: float, null_S: np.ndarray) -> float:
-    """Twice the smaller tail, the observed owners counted among the permutations."""
-    # The sums of equal numbers in another order must count as equal.
-    slack = 1e-9 * max(1.0, abs(value))
-    above = 1 + (null_S >= value - slack).sum()
-    below = 1 + (null_S <= value + slack).sum()
-    return min(1.0, 2 * float(min(above, below)) / (len(null_S) + 1))
+        place_R = np.arange(R)
+        own_R = np.diagonal(lead_RR)
+        value += float(own_R.sum() - (lead_RR.sum() - own_R.sum()) / (R - 1)) / Q
+        owner_SR = rng.permuted(np.tile(place_R, (permutations, 1)), axis=1)
+        total_S += lead_RR[place_R[None], owner_SR].sum(1)
+        moved_S += (owner_SR != place_R).sum(1)
+    own = float(sum(np.trace(lead_RR) for lead_RR in leads))
+    p = permutation_p(total_S / Q, own / Q)
+    changed = moved_S > 0
+    quotients = np.sort((own - total_S[changed]) / moved_S[changed])
+    # Permutations that change nothing are in both tails of every test, and so is the data.
+    inside = TAIL * (permutations + 1) - 1 - np.count_nonzero(~changed)
+    at = int(np.floor(inside))
+    if at < 0 or 2 * at >= len(quotients):
+        return Tested(value, float("nan"), float("nan"), p, Q, texts)
+    return Tested(value, float(quotients[at]), float(quotients[-1 - at]), p, Q, texts)
 
 
 def _centred(gate_NTR: np.ndarray, counted_NT: np.ndarray) -> np.ndarray:
@@ -101,18 +169,30 @@ def _centred(gate_NTR: np.ndarray, counted_NT: np.ndarray) -> np.ndarray:
     return (gate_NTR - sums_N1R / counted_NT1.sum(1, keepdims=True)) * counted_NT1
 
 
-def _correlations(
+def _pairs(
     write_NTR: np.ndarray, read_NTR: np.ndarray, counted_NT: np.ndarray, k: int
-) -> np.ndarray:
-    """c_k of every write gate (rows) with every read gate (columns).
+) -> tuple[np.ndarray, np.ndarray]:
+    """Write gates, and read gates k tokens later; 0 where one of the two does not count."""
+    T = counted_NT.shape[1]
+    at, read_at = slice(max(0, -k), T - max(0, k)), slice(max(0, k), T - max(0, -k))
+    both_NT1 = (counted_NT[:, at] & counted_NT[:, read_at])[..., None]
+    return write_NTR[:, at] * both_NT1, read_NTR[:, read_at] * both_NT1
+
+
+def _correlations(write_NTR: np.ndarray, read_NTR: np.ndarray) -> np.ndarray:
+    """Correlation of every write gate (rows) with every read gate (columns), over all pairs.
 
     Sums of squares are over the pairs alone, so that a longer lag is not drawn towards 0.
     """
-    T = counted_NT.shape[1]
-    at, read_at = slice(max(0, -k), T - max(0, k)), slice(max(0, k), T - max(0, -k))
-    both_NT = counted_NT[:, at] & counted_NT[:, read_at]
-    write_MR, read_MR = write_NTR[:, at][both_NT], read_NTR[:, read_at][both_NT]
-    squares = (np.square(gate_MR).sum(0, dtype=np.float64) for gate_MR in (write_MR, read_MR))
+    R = write_NTR.shape[-1]
+    squares = (np.square(gate).sum((0, 1), dtype=np.float64) for gate in (write_NTR, read_NTR))
     # A gate that never varies has no correlation.
     with np.errstate(invalid="ignore", divide="ignore"):
-        return write_MR.T @ read_MR / np.sqrt(np.outer(*squares))
+        products_RR = write_NTR.reshape(-1, R).T @ read_NTR.reshape(-1, R)
+        return products_RR / np.sqrt(np.outer(*squares))
+
+
+def _sums(write_NTR: np.ndarray, read_NTR: np.ndarray) -> list[np.ndarray]:
+    """Of each text: products of a prototype's own gates, and squares of either, `[N, R]`."""
+    pairs = ((write_NTR, read_NTR), (write_NTR, write_NTR), (read_NTR, read_NTR))
+    return [np.einsum("NTR,NTR->NR", x, y, dtype=np.float64) for x, y in pairs]

@@ -2,102 +2,168 @@
 
 Prototype Transformer, appendix A.8, Table 21: Spearman's correlation of half-life with token
 repetition, and the mean repetition in quartiles of half-life with Cohen's d of the first against
-the last. p-values come from permutations, since prototypes of one model are too alike for the
-asymptotic ones to be trusted; intervals are bootstraps over prototypes. What cannot be computed,
-as a correlation with a constant, is NaN.
+the last, over all prototypes of a model. Half-life and repetition may each go with depth, which
+makes such a correlation without any relation between the two. So those numbers are given as the
+paper has them, and what is tested compares the prototypes of a layer with one another:
+
+1. `spearman`: correlation of the ranks of half-life and repetition, both ranked in their layer.
+2. `cohens_d`: of repetition less the mean of the layer, shortest against longest quarter of
+   half-lives in each layer.
+3. p: repetition changes owners within each layer. Hypothesis: in no layer is it related to
+   half-life.
+4. Interval: each resample draws half of the texts, which gives other repetition scores, and then
+   prototypes of each layer with replacement.
+
+What cannot be computed, as a correlation with a constant, is NaN.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 import dataclasses
 
 import numpy as np
 from scipy import stats as scipy_stats
 
-from lm_jax import stats
+from protot_jax.concepts.resampling import Tested, percentiles, permutation_p, untested
 
 _NAN = float("nan")
+_QUARTERS = (0.25, 0.5, 0.75)
 
-
-@dataclasses.dataclass(frozen=True)
-class Tested:
-    """A statistic, its two-sided permutation p, its 95 % interval, and the prototypes behind it."""
-
-    value: float
-    p: float
-    low: float
-    high: float
-    n: int
+# From half-lives and repetition scores `[S, Q]` of prototypes in layers to S values.
+Statistic = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
 class Locality:
-    """Table 21. Quartiles are means of repetition, short half-lives first; NaN for an empty one."""
+    """The relation of half-life and repetition.
+
+    Attributes:
+      spearman, cohens_d: within layers, tested.
+      overall_spearman, overall_cohens_d: over all prototypes, as the paper's, depth included.
+      quartiles: mean repetition by quartile of half-life over all prototypes, short ones first, as
+        Table 21; NaN for an empty one.
+    """
 
     spearman: Tested
-    quartiles: list[float]
     cohens_d: Tested
+    overall_spearman: float
+    overall_cohens_d: float
+    quartiles: list[float]
 
 
 def half_life_repetition(
-    half_life_Q: np.ndarray, repetition_Q: np.ndarray, *, permutations: int, seed: int
+    half_life_Q: np.ndarray,
+    repetition_Q: np.ndarray,
+    layer_Q: np.ndarray,
+    resampled_SQ: np.ndarray,
+    *,
+    texts: int,
+    seed: int,
 ) -> Locality:
-    """Relates the half-lives of Q prototypes to their repetition scores."""
+    """Relates the half-lives of Q prototypes to their repetition scores.
+
+    Args:
+      half_life_Q: in tokens.
+      repetition_Q: from all texts.
+      layer_Q: the layer of each.
+      resampled_SQ: repetition in S samples of half of the texts; there are as many permutations.
+      texts: behind the scores.
+      seed: of permutations and of samples of prototypes.
+    """
     if not len(half_life_Q):
-        nothing = Tested(_NAN, _NAN, _NAN, _NAN, 0)
-        return Locality(nothing, [_NAN] * 4, nothing)
-    edges = np.quantile(half_life_Q, [0.25, 0.5, 0.75])
-    # The first quartile holds its edge, as in Table 21.
-    quartile_Q = np.searchsorted(edges, half_life_Q, side="left")
+        nothing = untested(0, texts)
+        return Locality(nothing, nothing, _NAN, _NAN, [_NAN] * 4)
+    one_layer_Q = np.zeros_like(layer_Q)
+    quartile_Q = _quartiles(half_life_Q[None])[0]
     groups = [repetition_Q[quartile_Q == q] for q in range(4)]
-    ends = np.concatenate([groups[0], groups[-1]])
-    first = np.arange(len(ends)) < len(groups[0])
 
-    def spearman(half_life: np.ndarray, score: np.ndarray) -> float:
-        if np.ptp(half_life) == 0 or np.ptp(score) == 0:
-            return _NAN
-        # `spearmanr` takes ten times as long, and this runs thousands of times.
-        ranks = scipy_stats.rankdata(half_life), scipy_stats.rankdata(score)
-        return float(np.corrcoef(*ranks)[0, 1])
+    def tested(statistic: Statistic) -> Tested:
+        return _tested(
+            statistic, half_life_Q, repetition_Q, layer_Q, resampled_SQ, texts=texts, seed=seed
+        )
 
-    def effect(is_first: np.ndarray, score: np.ndarray) -> float:
-        short, long = score[is_first], score[~is_first]
-        if min(len(short), len(long)) < 2 or np.ptp(short) == np.ptp(long) == 0:
-            return _NAN
-        return stats.cohens_d(short, long)
+    def overall(statistic: Statistic) -> float:
+        return float(statistic(half_life_Q[None], repetition_Q[None], one_layer_Q)[0])
 
-    test = {"permutations": permutations, "seed": seed}
     return Locality(
-        spearman=_tested(spearman, half_life_Q, repetition_Q, **test),
+        spearman=tested(_spearman),
+        cohens_d=tested(_cohens_d),
+        overall_spearman=overall(_spearman),
+        overall_cohens_d=overall(_cohens_d),
         quartiles=[float(group.mean()) if len(group) else _NAN for group in groups],
-        cohens_d=_tested(effect, first, ends, **test),
     )
 
 
 def _tested(
-    statistic: Callable[[np.ndarray, np.ndarray], float],
-    x: np.ndarray,
-    y: np.ndarray,
+    statistic: Statistic,
+    half_life_Q: np.ndarray,
+    repetition_Q: np.ndarray,
+    layer_Q: np.ndarray,
+    resampled_SQ: np.ndarray,
     *,
-    permutations: int,
+    texts: int,
     seed: int,
 ) -> Tested:
-    """A statistic of pairs, tested by pairing anew and resampled by whole pairs."""
-    n = len(x)
-    value = statistic(x, y)
+    S, Q = resampled_SQ.shape
+    value = float(statistic(half_life_Q[None], repetition_Q[None], layer_Q)[0])
     if not np.isfinite(value):
-        return Tested(_NAN, _NAN, _NAN, _NAN, n)
-    permuted = scipy_stats.permutation_test(
-        (y,),
-        lambda shuffled: statistic(x, shuffled),
-        permutation_type="pairings",
-        vectorized=False,
-        n_resamples=permutations,
-        rng=np.random.default_rng(seed),
-    )
+        return untested(Q, texts)
+    rng = np.random.default_rng(seed)
+    half_life_SQ = np.broadcast_to(half_life_Q, (S, Q))
+    owner_SQ, drawn_SQ = (np.tile(np.arange(Q), (S, 1)) for _ in range(2))
+    for member_R in _layers(layer_Q):
+        owner_SQ[:, member_R] = rng.permuted(owner_SQ[:, member_R], axis=1)
+        drawn_SQ[:, member_R] = rng.choice(member_R, (S, len(member_R)))
+    null_S = statistic(half_life_SQ, repetition_Q[owner_SQ], layer_Q)
+    resampled_SQ = np.take_along_axis(resampled_SQ, drawn_SQ, axis=1)
+    replicates_S = statistic(half_life_Q[drawn_SQ], resampled_SQ, layer_Q)
+    # A few samples hold one prototype over and over, and where layers are small, most do.
+    known_S = replicates_S[np.isfinite(replicates_S)]
+    low, high = percentiles(known_S) if len(known_S) > S / 2 else (_NAN, _NAN)
+    return Tested(value, low, high, permutation_p(null_S, value), Q, texts)
 
-    def resampled(places: np.ndarray) -> float:
-        drawn = places.astype(int)
-        return statistic(x[drawn], y[drawn])
 
-    interval = stats.clustered_bootstrap(np.arange(n), np.arange(n), resampled, seed=seed)
-    return Tested(value, float(permuted.pvalue), interval.low, interval.high, n)
+def _spearman(
+    half_life_SQ: np.ndarray, repetition_SQ: np.ndarray, layer_Q: np.ndarray
+) -> np.ndarray:
+    products_S, squares_2S = 0.0, np.zeros((2, len(half_life_SQ)))
+    for member_R in _layers(layer_Q):
+        x_SR, y_SR = (
+            # Ranks have this mean, ties or none.
+            scipy_stats.rankdata(values[:, member_R], axis=1) - (len(member_R) + 1) / 2
+            for values in (half_life_SQ, repetition_SQ)
+        )
+        products_S = products_S + (x_SR * y_SR).sum(1)
+        squares_2S += np.square([x_SR, y_SR]).sum(2)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return products_S / np.sqrt(squares_2S.prod(0))
+
+
+def _cohens_d(
+    half_life_SQ: np.ndarray, repetition_SQ: np.ndarray, layer_Q: np.ndarray
+) -> np.ndarray:
+    first_SQ, last_SQ = np.zeros((2, *half_life_SQ.shape), bool)
+    score_SQ = np.array(repetition_SQ, float)
+    for member_R in _layers(layer_Q):
+        quartile_SR = _quartiles(half_life_SQ[:, member_R])
+        first_SQ[:, member_R], last_SQ[:, member_R] = quartile_SR == 0, quartile_SR == 3
+        score_SQ[:, member_R] -= score_SQ[:, member_R].mean(1, keepdims=True)
+    # `lm_jax.stats.cohens_d` takes one pair at a time, and this is thousands of them.
+    count_2S = np.sum([first_SQ, last_SQ], axis=2)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean_2S = np.sum([score_SQ * first_SQ, score_SQ * last_SQ], axis=2) / count_2S
+        deviation_SQ = score_SQ - np.where(first_SQ, mean_2S[0, :, None], mean_2S[1, :, None])
+        squares_S = (np.square(deviation_SQ) * (first_SQ | last_SQ)).sum(1)
+        effect_S = (mean_2S[0] - mean_2S[1]) / np.sqrt(squares_S / (count_2S.sum(0) - 2))
+    # Equal scores less their mean are not quite equal.
+    return np.where((count_2S.min(0) >= 2) & (squares_S > 1e-20), effect_S, _NAN)
+
+
+def _quartiles(half_life_SR: np.ndarray) -> np.ndarray:
+    """The quartile of each, 0 to 3, in its row; the first quartile holds its edge, as Table 21."""
+    edges_3S = np.quantile(half_life_SR, _QUARTERS, axis=1)
+    return (edges_3S[..., None] < half_life_SR).sum(0)
+
+
+def _layers(layer_Q: np.ndarray) -> Iterator[np.ndarray]:
+    """Where the prototypes of each layer are."""
+    return (np.flatnonzero(layer_Q == layer) for layer in np.unique(layer_Q))

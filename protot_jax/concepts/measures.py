@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from scipy import special
 
+from protot_jax.concepts import resampling
+
 # A prototype takes part in a token from this gate on.
 ACTIVE = 0.01
 BINS = 10
@@ -44,8 +46,8 @@ def mutual_information(token_M: np.ndarray, gate_M: np.ndarray, bins: int = BINS
 
     The paper leaves the bins open. Each of the three entropies I = H(token) + H(bin) - H(both) gets
     (cells in use - 1) / 2M more (Miller, 1955). For rare tokens that is too little, so that a small
-    sample gives more: beside the value belongs the one of shuffled tokens (`of_layer`). Equal gates
-    are never parted, so that a constant one has a single bin.
+    sample gives more: beside the value belongs the one of shuffled tokens (`of_prototypes`). Equal
+    gates are never parted, so that a constant one has a single bin.
     """
     edges = np.quantile(gate_M, np.arange(1, bins) / bins)
     bin_M = np.searchsorted(edges, gate_M, side="right")
@@ -64,8 +66,14 @@ def _entropy(counts: np.ndarray) -> float:
     return float(special.entr(counts / total).sum() + (len(counts) - 1) / (2 * total))
 
 
-def of_prototypes(gate_MR: np.ndarray, token_M: np.ndarray) -> list[dict[str, Any]]:
-    """The `write` or `read` entry of the schema for each prototype of a layer."""
+def of_prototypes(
+    gate_MR: np.ndarray, token_M: np.ndarray, *, seed: int = 0
+) -> list[dict[str, Any]]:
+    """The `write` or `read` entry of the schema for each prototype of a layer.
+
+    `seed` shuffles the tokens for the mutual information by chance.
+    """
+    shuffled_M = np.random.default_rng(seed).permutation(token_M)
     top_M = gate_MR.argmax(1)
     found = []
     for r, gate_M in enumerate(gate_MR.T):
@@ -74,8 +82,9 @@ def of_prototypes(gate_MR: np.ndarray, token_M: np.ndarray) -> list[dict[str, An
             {
                 "mean": mean,
                 "max": largest,
-                "l1_ratio": largest / mean if mean else None,
+                "peak_over_mean": largest / mean if mean else None,
                 "mutual_information": mutual_information(token_M, gate_M),
+                "mutual_information_by_chance": mutual_information(shuffled_M, gate_M),
                 "top_1": float((top_M == r).mean()),
                 "active": float((gate_M >= ACTIVE).mean()),
             }
@@ -85,32 +94,47 @@ def of_prototypes(gate_MR: np.ndarray, token_M: np.ndarray) -> list[dict[str, An
 
 def of_layer(
     gate_MR: np.ndarray,
-    token_M: np.ndarray,
+    text_M: np.ndarray,
     prototypes: Sequence[Mapping[str, Any]],
-    *,
-    seed: int = 0,
+    counts_SN: np.ndarray,
 ) -> dict[str, Any]:
-    """The `write` or `read` entry of the schema for a layer, given its prototypes' entries.
+    """The `write` or `read` entry of the schema for a layer.
 
-    `seed` shuffles the tokens for the mutual information by chance.
+    Args:
+      gate_MR: of M tokens.
+      text_M: the number of the text that each token is of.
+      prototypes: their entries.
+      counts_SN: how often each text is in each bootstrap sample.
     """
-    shuffled_M = np.random.default_rng(seed).permutation(token_M)
     second_M, first_M = np.partition(gate_MR, -2, axis=1)[:, -2:].T
-    share_R = gate_MR.sum(0, dtype=np.float64)
-    share_R /= share_R.sum()
+    of_tokens = {
+        "l1_ratio": l1_ratio(gate_MR),
+        "gini": gini(gate_MR),
+        "entropy": entropy(gate_MR),
+        "top_1": first_M,
+        "margin": first_M - second_M,
+        "active": (gate_MR >= ACTIVE).sum(1),
+    }
+    N = counts_SN.shape[1]
+    sums_NF, use_NR = (
+        np.stack([np.bincount(text_M, values_M, minlength=N) for values_M in columns], axis=1)
+        for columns in (of_tokens.values(), gate_MR.T)
+    )
+    tokens_N = np.bincount(text_M, minlength=N)
+    found = dict(zip(of_tokens, resampling.means(sums_NF, tokens_N, counts_SN), strict=True))
+    share_R, share_SR = (
+        use / use.sum(-1, keepdims=True) for use in (use_NR.sum(0), counts_SN @ use_NR)
+    )
+    ginis_S = gini(share_SR)
+    found["usage_gini"] = (float(gini(share_R)), *resampling.percentiles(ginis_S))
+    found["max_share"] = (float(share_R.max()), *resampling.percentiles(share_SR.max(1)))
     return {
-        "l1_ratio": _mean(l1_ratio(gate_MR)),
-        "gini": _mean(gini(gate_MR)),
-        "entropy": _mean(entropy(gate_MR)),
-        "usage_gini": float(gini(share_R)),
-        "mutual_information": float(np.mean([each["mutual_information"] for each in prototypes])),
-        "mutual_information_by_chance": float(
-            np.mean([mutual_information(shuffled_M, gate_M) for gate_M in gate_MR.T])
-        ),
-        "top_1": _mean(first_M),
-        "margin": _mean(first_M - second_M),
-        "active": float((gate_MR >= ACTIVE).sum(1).mean()),
-        "max_share": float(share_R.max()),
+        **{name: value for name, (value, _, _) in found.items()},
+        "intervals": {name: ends for name, (_, *ends) in found.items()},
+        **{
+            name: float(np.mean([each[name] for each in prototypes]))
+            for name in ("mutual_information", "mutual_information_by_chance")
+        },
         "dead": sum(each["active"] == 0 for each in prototypes),
     }
 
@@ -121,7 +145,3 @@ def memory(write_NT: np.ndarray, decay: float) -> np.ndarray:
     for i in range(1, write_NT.shape[1]):
         memory_NT[:, i] = decay * memory_NT[:, i - 1] + (1 - decay) * write_NT[:, i - 1]
     return memory_NT
-
-
-def _mean(values: np.ndarray) -> float:
-    return float(values.mean(dtype=np.float64))

@@ -29,23 +29,32 @@ function number(value) {
 // A judge's score, which may be a fraction.
 const score = (value) => (Number.isInteger(value) ? whole(value) : number(value));
 
+// Mutual information less what shuffled tokens give, and the two beside each other.
+const aboveChance = (gate) => (gate.mutual_information === null ? null
+  : gate.mutual_information - gate.mutual_information_by_chance);
+const besideChance = (gate) => (gate.mutual_information === null ? ""
+  : ` (${number(gate.mutual_information)}, by chance ${number(gate.mutual_information_by_chance)})`);
+
 const MEASURES = [
   ["half-life (tokens, log scale)", (p) => p.half_life, (x) => Math.log(Math.max(x, 1e-6))],
   ["repetition of its top tokens", (p) => p.repetition],
-  ["write: L1 ratio", (p) => p.write.l1_ratio],
-  ["write: mutual information (nats)", (p) => p.write.mutual_information],
+  ["write: peak over mean", (p) => p.write.peak_over_mean],
+  ["write: MI above chance (nats)", (p) => aboveChance(p.write),
+    (x) => x, number, (p) => besideChance(p.write)],
   ["write: mean gate", (p) => p.write.mean],
   ["write: largest gate", (p) => p.write.max],
   ["write: share of tokens where it leads", (p) => p.write.top_1],
   ["write: share of tokens where it is active", (p) => p.write.active],
-  ["read: L1 ratio", (p) => p.read.l1_ratio],
-  ["read: mutual information (nats)", (p) => p.read.mutual_information],
+  ["read: peak over mean", (p) => p.read.peak_over_mean],
+  ["read: MI above chance (nats)", (p) => aboveChance(p.read),
+    (x) => x, number, (p) => besideChance(p.read)],
   ["read: mean gate", (p) => p.read.mean],
   ["lag of reading behind writing (tokens)", (p) => p.lag, (x) => x, whole],
   ["label: disentanglement", (p) => p.label && p.label.disentanglement, (x) => x, score],
   ["label: coverage", (p) => p.label && p.label.coverage, (x) => x, score],
   ["label: number of themes", (p) => p.label && p.label.themes, (x) => x, whole],
-].map(([name, value, scale = (x) => x, show = number]) => ({ name, value, scale, show }))
+].map(([name, value, scale = (x) => x, show = number, beside = () => ""]) =>
+  ({ name, value, scale, show, beside }))
   .filter(({ value }) => twin.prototypes.some((p) => value(p) !== null));
 
 const MOST_LISTED = 100;
@@ -100,22 +109,22 @@ function matches(p) {
 
 // The chosen measure, with its range over all prototypes and the strength of colour of a value.
 function measure() {
-  const { name, value, scale, show } = MEASURES[Number(byId("measure").value)];
+  const { name, value, scale, show, beside } = MEASURES[Number(byId("measure").value)];
   const known = twin.prototypes.map(value).filter((x) => x !== null);
   const [low, high] = [Math.min(...known), Math.max(...known)];
   const span = scale(high) - scale(low);
   const strength = (x) => (span > 0 ? (scale(x) - scale(low)) / span : 1);
-  return { name, value, show, low, high, strength };
+  return { name, value, show, beside, low, high, strength };
 }
 
 function showMap(found) {
-  const { name, value, show, low, high, strength } = measure();
+  const { name, value, show, beside, low, high, strength } = measure();
   for (const [p, cell] of cells) {
     const x = value(p);
     cell.classList.toggle("unmatched", !found.has(p));
     cell.classList.toggle("missing", x === null);
     cell.style.setProperty("--strength", x === null ? 0 : strength(x));
-    const text = `${title(p)}: ${name} ${show(x)}${isDead(p) ? ", dead" : ""}`;
+    const text = `${title(p)}: ${name} ${show(x)}${beside(p)}${isDead(p) ? ", dead" : ""}`;
     cell.setAttribute("aria-label", text);
     cell.setAttribute("title", text);
   }

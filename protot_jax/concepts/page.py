@@ -34,11 +34,15 @@ TERMS = {
     "how much recent writing a read finds.",
     "half-life": "After how many tokens the weight of something written has halved: "
     "−ln 2 / ln decay.",
-    "L1 ratio": "Largest gate divided by mean gate. High for a prototype that answers to little.",
+    "L1 ratio": "A token's largest gate divided by its mean gate (Eq. 3). High where one prototype "
+    "takes nearly all of the token.",
+    "peak over mean": "A prototype's largest gate over all tokens, divided by its mean gate. High "
+    "for a prototype that answers to little.",
     "Gini, entropy": "How unequally a token's gates are spread over the prototypes of a layer. "
     "Gini 0 and the highest entropy mean evenly, Gini near 1 and entropy 0 mean one prototype.",
     "mutual information, MI": "How much the gate says about which token it is, in nats: gate in 10 "
-    "quantile bins, corrected after Miller and Madow.",
+    "quantile bins, corrected after Miller and Madow. By chance: the same with the tokens "
+    "shuffled, which is not 0 where tokens are rare; only what is above it is information.",
     "leads": "A prototype leads at a token if its gate is the largest of its layer.",
     "active, dead": "Active is a gate of 0.01 or more; dead is a prototype that is never active.",
     "repetition": "1 − unique / all of the tokens that a prototype writes most. High where the "

@@ -79,8 +79,9 @@ function statistics(p) {
   return make("div", {}, tableOf("Its gates over all analysed tokens", ["", "write", "read"], [
     row("mean", "mean"),
     row("largest", "max"),
-    row("L1 ratio", "l1_ratio"),
+    row("peak over mean", "peak_over_mean"),
     row("mutual information, nats", "mutual_information"),
+    row("the same by chance", "mutual_information_by_chance"),
     row("share where it leads", "top_1"),
     row("share where active", "active"),
   ]),

@@ -66,9 +66,49 @@ def repetition(
     token_NT: np.ndarray, gate_NT: np.ndarray, counted_NT: np.ndarray, texts: Iterable[int]
 ) -> float:
     """1 - unique / all of the most activating tokens in `texts` (see the head of this file)."""
-    tokens = []
-    for text in texts:
-        token_M = token_NT[text][counted_NT[text]]
-        gate_M = gate_NT[text][counted_NT[text]]
-        tokens.extend(token_M[top_texts(gate_M, PER_TEXT)].tolist())
+    tokens = [token for text in texts for token in _strongest(token_NT, gate_NT, counted_NT, text)]
     return 1 - len(set(tokens)) / len(tokens)
+
+
+def repetition_of_samples(
+    token_NT: np.ndarray,
+    gate_NT: np.ndarray,
+    counted_NT: np.ndarray,
+    score_N: np.ndarray,
+    top: int,
+    included_SN: np.ndarray,
+) -> np.ndarray:
+    """The repetition of a prototype in S samples of the texts, each with its own top texts.
+
+    Args:
+      token_NT: ids.
+      gate_NT: the prototype's write gate.
+      counted_NT: tokens that count.
+      score_N: of each text, by which top texts are chosen.
+      top: how many.
+      included_SN: which texts are in each sample; at least one.
+    """
+    order_N = top_texts(score_N, len(score_N))
+    # Half of the texts are in a sample, so that its top texts are nearly always among these.
+    depth = 8 * top
+    while depth < len(order_N) and (included_SN[:, order_N[:depth]].sum(1) < top).any():
+        depth *= 2
+    order_C = order_N[:depth]
+    included_SC = included_SN[:, order_C]
+    chosen_SC = included_SC & (included_SC.cumsum(1) <= top)
+    tokens = [_strongest(token_NT, gate_NT, counted_NT, text) for text in order_C]
+    count_C = np.array(list(map(len, tokens)))
+    id_U, place_M = np.unique(np.concatenate(tokens), return_inverse=True)
+    holds_CU = np.zeros((len(order_C), len(id_U)), np.float32)
+    holds_CU[np.repeat(np.arange(len(order_C)), count_C), place_M] = 1.0
+    unique_S = np.count_nonzero(chosen_SC.astype(np.float32) @ holds_CU, axis=1)
+    return 1 - unique_S / (chosen_SC @ count_C)
+
+
+def _strongest(
+    token_NT: np.ndarray, gate_NT: np.ndarray, counted_NT: np.ndarray, text: int
+) -> list[int]:
+    """The tokens of highest gate in a text."""
+    token_M = token_NT[text][counted_NT[text]]
+    gate_M = gate_NT[text][counted_NT[text]]
+    return token_M[top_texts(gate_M, PER_TEXT)].tolist()

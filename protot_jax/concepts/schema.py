@@ -1,6 +1,6 @@
 """What a concept report is made of: `concepts.json`, the page's data, described as JSON Schema.
 
-The page `concepts.html` shows this file and computes nothing that it does not hold. Version 1: a
+The page `concepts.html` shows this file and computes nothing that it does not hold. Version 2: a
 reader refuses another one; a field that is added keeps the version, a change of meaning raises it.
 
 Lists that go by token have one entry per token of their text, by word one per word. `write`, `read`
@@ -16,28 +16,54 @@ from typing import Any
 
 from protot_jax.json_schema import COUNT, DRAFT, MAYBE, NUMBER, TEXT, TRUTH, closed, listed, or_null
 
-VERSION = 1
+VERSION = 2
 NAME = "protot_jax.concepts"
 
 _GATES = {"type": "array", "items": {"type": "number", "minimum": 0, "maximum": 1}}
 
 
-# A statistic with what it rests on; `p` is two-sided, `low` and `high` bound 95 %.
-_TESTED = {"value": MAYBE, "p": MAYBE, "low": MAYBE, "high": MAYBE, "n": COUNT}
+# A statistic, the 95 % interval and the two-sided p of one and the same hypothesis, and how many
+# prototypes and texts they rest on. Null where it cannot be computed.
+_TESTED = closed(
+    {
+        "value": MAYBE,
+        "low": MAYBE,
+        "high": MAYBE,
+        "p": MAYBE,
+        "prototypes": COUNT,
+        "texts": COUNT,
+    }
+)
 
 # Gate statistics of one prototype over all analysed tokens (spec rows PT-66..69, 71).
 _GATE = closed(
     {
         "mean": NUMBER,
         "max": NUMBER,
-        # Largest over mean; null where it is never open.
-        "l1_ratio": MAYBE,
-        # Mutual information between token and gate in 10 quantile bins, in nats, Miller-Madow.
+        # Largest over mean across tokens; null where it is never open. Eq. 3 is across prototypes.
+        "peak_over_mean": MAYBE,
+        # Mutual information between token and gate in 10 quantile bins, in nats, Miller-Madow; and
+        # what it is with the tokens shuffled.
         "mutual_information": MAYBE,
+        "mutual_information_by_chance": MAYBE,
         # Share of tokens where this prototype has the largest gate, and where its gate is >= 0.01.
         "top_1": NUMBER,
         "active": NUMBER,
     }
+)
+
+_INTERVAL = {"type": "array", "items": NUMBER, "minItems": 2, "maxItems": 2}
+
+# What has an interval over texts.
+RESAMPLED = (
+    "l1_ratio",
+    "gini",
+    "entropy",
+    "top_1",
+    "margin",
+    "active",
+    "usage_gini",
+    "max_share",
 )
 
 # The same of a layer, over its prototypes.
@@ -49,7 +75,7 @@ _LAYER_GATE = closed(
         "gini": NUMBER,
         "entropy": NUMBER,
         "usage_gini": NUMBER,
-        # Mean over prototypes, and with tokens shuffled: what a small sample gives by chance.
+        # Means over prototypes.
         "mutual_information": MAYBE,
         "mutual_information_by_chance": MAYBE,
         # Mean over tokens of the largest gate, and of its lead over the second.
@@ -60,6 +86,8 @@ _LAYER_GATE = closed(
         "active": NUMBER,
         "max_share": NUMBER,
         "dead": COUNT,
+        # Ends of bootstraps over texts, 95 %.
+        "intervals": closed(dict.fromkeys(RESAMPLED, _INTERVAL)),
     }
 )
 
@@ -142,7 +170,7 @@ SCHEMA: Mapping[str, Any] = {
                     "top": COUNT,
                     "rank_by": {"enum": ["mean", "sum"]},
                     "judge": TEXT,
-                    "permutations": COUNT,
+                    "resamples": COUNT,
                     "seed": COUNT,
                 }
             ),
@@ -163,11 +191,15 @@ SCHEMA: Mapping[str, Any] = {
             "prototypes": listed(_PROTOTYPE),
             "half_life_repetition": closed(
                 {
-                    # Spearman's correlation; mean repetition by quartile of half-life, short first;
-                    # Cohen's d of the first against the last quartile.
-                    "spearman": closed(_TESTED),
+                    # Within layers: correlation of the ranks of half-life and repetition; Cohen's d
+                    # of the shortest against the longest quarter of half-lives.
+                    "spearman": _TESTED,
+                    "cohens_d": _TESTED,
+                    # Over all prototypes, whatever their layer, as Table 21: depth is part of it.
+                    "overall_spearman": MAYBE,
+                    "overall_cohens_d": MAYBE,
+                    # Mean repetition by quartile of half-life, short first.
                     "quartiles": listed(MAYBE),
-                    "cohens_d": closed(_TESTED),
                 }
             ),
             "lag": closed(
@@ -175,9 +207,11 @@ SCHEMA: Mapping[str, Any] = {
                     "lags": listed({"type": "integer"}),
                     # Mean cross-correlation over prototypes at each lag.
                     "mean": listed(MAYBE),
-                    # Mean correlation at lag -1 less that at lag 0, and a test in which the read
-                    # gates of a layer change owners.
-                    "lead": closed(_TESTED),
+                    # Mean correlation at lag -1 less that at lag 0; bootstrap over texts.
+                    "lead": _TESTED,
+                    # The same less its mean over the read gates of the layer's other prototypes;
+                    # read gates of a layer change owners.
+                    "own_lead": _TESTED,
                     # Share of prototypes whose peak is at lag -1.
                     "peaks_one_before": MAYBE,
                 }

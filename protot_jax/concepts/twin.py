@@ -15,7 +15,7 @@ from scipy import special
 
 from lm_jax import launch, progress
 from lm_jax.decoder import count_params
-from protot_jax.concepts import lag, locality, measures, ranking, schema
+from protot_jax.concepts import lag, locality, measures, ranking, resampling, schema
 from protot_jax.concepts.collect import GATES, Texts, gates_of_layer
 from protot_jax.concepts.judge import Judge, NullJudge
 from protot_jax.concepts.shown import Shown, spelled
@@ -29,14 +29,17 @@ _DIGITS = 5
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What was asked for; `texts` is the most, of which there may be fewer."""
+    """What was asked for; `texts` is the most, of which there may be fewer.
+
+    `resamples` counts the samples of texts and of prototypes, and the permutations, of every test.
+    """
 
     split: str = "validation"
     texts: int = 4_000
     length: int = 32
     top: int = 10
     rank_by: ranking.RankBy = "mean"
-    permutations: int = 1_000
+    resamples: int = 1_000
     seed: int = 0
 
 
@@ -65,13 +68,16 @@ def make(
     draws = 0 if isinstance(judge, NullJudge) else BASELINE_DRAWS
     drawn = rng.integers([model.cfg.num_layers, mixer.num_prototypes], size=(draws, 2))
     shown = Shown(model.tokenizer, texts)
+    counts_SN = resampling.bootstrap_counts(N, settings.resamples, settings.seed)
+    half_SN = resampling.half_samples(N, settings.resamples, settings.seed)
 
-    layers, prototypes, lags, baseline = [], [], [], []
+    layers, prototypes, lags, repetitions, baseline = [], [], [], [], []
     with progress.track("analyse", model.cfg.num_layers, unit="layers") as advance:
         for layer in range(model.cfg.num_layers):
             launch.check_stop("while analysing gates")
             gates = {gate: gates_of_layer(activations, texts, gate, layer) for gate in GATES}
-            found = _prototypes(model, layer, gates, texts, settings, shown)
+            found, repetition_SR = _prototypes(model, layer, gates, texts, settings, shown, half_SN)
+            repetitions.append(repetition_SR)
             # The first layer then reads with its write gate.
             if layer or not mixer.shared_routing:
                 lags.append(lag.of_layer(gates["write"], gates["read"], texts.counted_NT))
@@ -89,7 +95,7 @@ def make(
                 ]
                 label = judge.label(shown.marked(random))
                 baseline.append({"texts": [each["text"] for each in random], "label": label})
-            layers.append(_layer(layer, gates, texts, found, settings))
+            layers.append(_layer(layer, gates, texts, found, counts_SN))
             prototypes.extend(found)
             advance()
 
@@ -106,10 +112,8 @@ def make(
         "texts": shown.entries,
         "layers": layers,
         "prototypes": prototypes,
-        "half_life_repetition": _locality(prototypes, settings),
-        "lag": _lag(
-            prototypes, lag.lead(lags, permutations=settings.permutations, seed=settings.seed)
-        ),
+        "half_life_repetition": _locality(prototypes, np.hstack(repetitions), N, settings),
+        "lag": _lag(prototypes, lag.tests(lags, resamples=settings.resamples, seed=settings.seed)),
         "baseline": baseline if draws else None,
     }
 
@@ -138,12 +142,16 @@ def _prototypes(
     texts: Texts,
     settings: Settings,
     shown: Shown,
-) -> list[dict[str, Any]]:
-    """The entries of a layer's prototypes, as yet without lags and labels."""
+    half_SN: np.ndarray,
+) -> tuple[list[dict[str, Any]], np.ndarray]:
+    """The entries of a layer's prototypes, as yet without lags and labels.
+
+    And their repetition in samples of the texts, `[S, R]`.
+    """
     counted_NT = texts.counted_NT
     token_M = texts.token_NT[counted_NT]
     measured = {
-        gate: measures.of_prototypes(gate_NTR[counted_NT], token_M)
+        gate: measures.of_prototypes(gate_NTR[counted_NT], token_M, seed=settings.seed)
         for gate, gate_NTR in gates.items()
     }
     write_NTR = gates["write"]
@@ -153,10 +161,14 @@ def _prototypes(
     logit_R = np.asarray(model.params["blocks"]["mixer"]["decay_logit"][layer], np.float32)
     decay_R, half_life_R = special.expit(logit_R), measures.half_life(logit_R)
 
-    entries = []
+    entries, repetitions = [], []
     for r in range(len(logit_R)):
         best = ranking.top_texts(score_NR[:, r], settings.top)
-        repeated = ranking.repetition(texts.token_NT, write_NTR[..., r], counted_NT, best)
+        gates_of_r = texts.token_NT, write_NTR[..., r], counted_NT
+        repeated = ranking.repetition(*gates_of_r, best)
+        repetitions.append(
+            ranking.repetition_of_samples(*gates_of_r, score_NR[:, r], settings.top, half_SN)
+        )
         entries.append(
             {
                 "layer": layer,
@@ -176,7 +188,7 @@ def _prototypes(
                 "label": None,
             }
         )
-    return entries
+    return entries, np.stack(repetitions, axis=1)
 
 
 def _shown(
@@ -219,46 +231,57 @@ def _layer(
     gates: Mapping[str, np.ndarray],
     texts: Texts,
     found: Sequence[Mapping[str, Any]],
-    settings: Settings,
+    counts_SN: np.ndarray,
 ) -> dict[str, Any]:
-    token_M = texts.token_NT[texts.counted_NT]
+    text_M = np.nonzero(texts.counted_NT)[0]
     measured = {
         gate: measures.of_layer(
-            gate_NTR[texts.counted_NT], token_M, [each[gate] for each in found], seed=settings.seed
+            gate_NTR[texts.counted_NT], text_M, [each[gate] for each in found], counts_SN
         )
         for gate, gate_NTR in gates.items()
     }
     return {"layer": layer, **measured}
 
 
-def _locality(prototypes: list[dict[str, Any]], settings: Settings) -> dict[str, Any]:
-    known = [each for each in prototypes if each["half_life"] is not None]
-    half_life_Q, repetition_Q = (
-        np.array([each[name] for each in known]) for name in ("half_life", "repetition")
+def _locality(
+    prototypes: list[dict[str, Any]], resampled_SQ: np.ndarray, texts: int, settings: Settings
+) -> dict[str, Any]:
+    known_Q = np.array([each["half_life"] is not None for each in prototypes])
+    half_life_Q, repetition_Q, layer_Q = (
+        np.array([each[name] for each in prototypes if each["half_life"] is not None])
+        for name in ("half_life", "repetition", "layer")
     )
     found = locality.half_life_repetition(
-        half_life_Q, repetition_Q, permutations=settings.permutations, seed=settings.seed
+        half_life_Q,
+        repetition_Q,
+        layer_Q,
+        resampled_SQ[:, known_Q],
+        texts=texts,
+        seed=settings.seed,
     )
     return {
         "spearman": _tested(found.spearman),
-        "quartiles": [_known(mean) for mean in found.quartiles],
         "cohens_d": _tested(found.cohens_d),
+        "overall_spearman": _known(found.overall_spearman),
+        "overall_cohens_d": _known(found.overall_cohens_d),
+        "quartiles": [_known(mean) for mean in found.quartiles],
     }
 
 
-def _lag(prototypes: list[dict[str, Any]], lead: lag.Lead) -> dict[str, Any]:
+def _lag(prototypes: list[dict[str, Any]], found: lag.LagTests) -> dict[str, Any]:
     peaks = [each["lag"] for each in prototypes if each["lag"] is not None]
     correlations = [each["cross_correlation"] for each in prototypes if each["lag"] is not None]
     mean = np.mean(correlations, axis=0).tolist() if peaks else [None] * len(lag.LAGS)
     return {
         "lags": list(lag.LAGS),
         "mean": mean,
-        "lead": _tested(lead),
+        "lead": _tested(found.lead),
+        "own_lead": _tested(found.own_lead),
         "peaks_one_before": peaks.count(-1) / len(peaks) if peaks else None,
     }
 
 
-def _tested(found: locality.Tested | lag.Lead) -> dict[str, Any]:
+def _tested(found: resampling.Tested) -> dict[str, Any]:
     return {name: _known(value) for name, value in dataclasses.asdict(found).items()}
 
 

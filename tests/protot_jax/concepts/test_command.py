@@ -43,7 +43,7 @@ def launched(*flags):
 @pytest.fixture(scope="module")
 def reported(run):
     """What the command wrote into the run, with little of everything."""
-    assert launched(f"--run={run}", "--text_length=16", "--top=3", "--permutations=99") == 0
+    assert launched(f"--run={run}", "--text_length=16", "--top=3", "--resamples=99") == 0
     folder = run / "concepts"
     return folder, json.loads((folder / "concepts.json").read_text("utf-8"))
 
@@ -75,8 +75,10 @@ def test_the_first_layer_takes_no_part_in_the_lag_test(reported):
     first = [each for each in made["prototypes"] if each["layer"] == 0]
     assert all(each["lag"] is None for each in first)
     assert {c for each in first for c in each["cross_correlation"]} == {None}
-    assert made["lag"]["lead"]["n"] == 4
-    assert made["half_life_repetition"]["spearman"]["n"] == 8
+    texts = made["settings"]["texts"]
+    for name in ("lead", "own_lead"):
+        assert (made["lag"][name]["prototypes"], made["lag"][name]["texts"]) == (4, texts)
+    assert made["half_life_repetition"]["spearman"]["prototypes"] == 8
 
 
 def test_numbers_of_the_report_follow_from_the_stored_gates(run, reported, tmp_path):
@@ -131,7 +133,7 @@ def test_numbers_of_the_report_follow_from_the_stored_gates(run, reported, tmp_p
 def test_a_judge_sees_words_and_also_random_texts(run, tmp_path):
     model = protot_jax.load_run(run)
     recorder = Recorder()
-    settings = twin.Settings(length=16, top=2, permutations=99)
+    settings = twin.Settings(length=16, top=2, resamples=99)
     made = command.report(model, run / "data", tmp_path, settings, recorder)
     jsonschema.validate(made, SCHEMA)
     assert made["settings"]["judge"] == "recorder"
@@ -148,7 +150,7 @@ def test_a_judge_sees_words_and_also_random_texts(run, tmp_path):
 
 def test_the_same_command_gives_the_same_numbers(run, reported, tmp_path):
     _, made = reported
-    flags = ("--text_length=16", "--top=3", "--permutations=99", "--text_batch=7")
+    flags = ("--text_length=16", "--top=3", "--resamples=99", "--text_batch=7")
     assert launched(f"--run={run}", f"--workdir={tmp_path / 'b'}", *flags) == 0
     again = json.loads((tmp_path / "b" / "concepts.json").read_text("utf-8"))
     assert again["settings"] == made["settings"]
@@ -160,7 +162,7 @@ def test_the_same_command_gives_the_same_numbers(run, reported, tmp_path):
 
 def test_a_finished_report_says_so_and_another_is_refused(run, reported, capsys):
     folder, _ = reported
-    flags = ("--text_length=16", "--top=3", "--permutations=99")
+    flags = ("--text_length=16", "--top=3", "--resamples=99")
     before = (folder / "concepts.json").stat().st_mtime_ns
     assert launched(f"--run={run}", *flags) == 0
     assert capsys.readouterr().out.startswith("finished 2")
@@ -195,6 +197,20 @@ def test_a_seed_of_the_run_can_be_chosen(run, tmp_path, capsys):
     assert "5 texts of the validation split" in told
     made = json.loads((tmp_path / "two" / "concepts.json").read_text("utf-8"))
     assert (made["model"]["seed"], made["settings"]["rank_by"]) == (2, "sum")
+    # A statistic is told with the interval and the p of its own hypothesis.
+    lag = made["lag"]
+    for about, found in (
+        ("lead over lag 0: ", lag["lead"]),
+        ("neighbours' reads: ", lag["own_lead"]),
+        ("within layers: Spearman ", made["half_life_repetition"]["spearman"]),
+    ):
+        (line,) = [line for line in told.splitlines() if about in line]
+        value, low, high, p = (
+            "?" if found[name] is None else f"{found[name]:.3f}"
+            for name in ("value", "low", "high", "p")
+        )
+        counts = f"{found['prototypes']} prototypes, 5 texts"
+        assert line.endswith(f"{about}{value} ({low} to {high}, p {p}; {counts})")
 
 
 @pytest.mark.parametrize(

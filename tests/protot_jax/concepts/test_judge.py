@@ -54,17 +54,36 @@ def test_the_prompt_holds_ten_texts_at_most():
     assert "Below are 10 texts" in asked
 
 
-def test_an_answer_is_read_as_it_stands():
-    assert judge.parse(f" {ANSWER}\n") == LABEL
+@pytest.mark.parametrize(
+    "answer",
+    [
+        f" {ANSWER}\n",
+        f"Here it is: {ANSWER}",
+        f"```json\n{ANSWER}\n```",
+        f"The texts name years.\n\n```\n{json.dumps(LABEL, indent=2)}\n```\nI hope this helps.",
+    ],
+)
+def test_an_answer_is_one_object_with_or_without_words_around_it(answer):
+    assert judge.parse(answer) == LABEL
+
+
+def test_braces_inside_a_text_of_the_answer_are_part_of_it():
+    label = {**LABEL, "explanation": 'The mark "}" and {"theme": 1} come back.'}
+    assert judge.parse(f"```json\n{json.dumps(label)}\n```") == label
 
 
 @pytest.mark.parametrize(
     ("answer", "match"),
     [
-        ("", "not JSON"),
-        (f"Here it is: {ANSWER}", "not JSON"),
-        (f"```json\n{ANSWER}\n```", "not JSON"),
-        ("[1, 2]", "not an object with"),
+        ("", "holds 0 JSON objects"),
+        ("I would say dates.", "holds 0 JSON objects"),
+        ("[1, 2]", "holds 0 JSON objects"),
+        (ANSWER[:-1], "holds 0 JSON objects"),
+        # The inside of a broken object is not the answer.
+        (f'{{"label": yes, "more": {ANSWER}}}', "holds 0 JSON objects"),
+        (f"{ANSWER}\n{ANSWER}", "holds 2 JSON objects"),
+        (f"Not {{}} but ```json\n{ANSWER}\n```", "holds 2 JSON objects"),
+        (json.dumps({"label": LABEL}), "not an object with"),
         (json.dumps({**LABEL, "more": 1}), "not an object with"),
         (json.dumps({k: v for k, v in LABEL.items() if k != "themes"}), "not an object with"),
         (json.dumps({**LABEL, "theme": " "}), "theme must be a text"),

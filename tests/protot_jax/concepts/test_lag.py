@@ -1,14 +1,17 @@
-"""The lag test finds a read one token before the write, and nothing where there is nothing."""
+"""The lag tests find a read one token before the write, and nothing where there is nothing."""
+
+import itertools
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from protot_jax.concepts import lag
 
 
-def run(write_NTR, read_NTR):
+def run(write_NTR, read_NTR, *, resamples=500, seed=0):
     found = lag.of_layer(write_NTR, read_NTR, np.ones(write_NTR.shape[:2], bool))
-    return found, lag.lead([found], permutations=500, seed=0)
+    return found, lag.tests([found], resamples=resamples, seed=seed)
 
 
 def test_a_read_one_token_before_the_write_is_found():
@@ -16,20 +19,51 @@ def test_a_read_one_token_before_the_write_is_found():
     read_NTR = rng.random((60, 12, 6))
     write_NTR = np.roll(read_NTR, 1, axis=1)
     write_NTR[:, 0] = rng.random((60, 6))
-    found, lead = run(write_NTR, read_NTR)
+    found, tests = run(write_NTR, read_NTR)
     assert [lag.LAGS[k] for k in found.correlation_RK.argmax(1)] == [-1] * 6
-    assert lead.p < 0.01
-    assert lead.low > 0.9
-    assert (lead.value, lead.n) == (pytest.approx(1.0, abs=0.15), 6)
+    for one in (tests.lead, tests.own_lead):
+        assert one.p < 0.01
+        assert 0.9 < one.low < one.value < one.high
+        assert (one.value, one.prototypes, one.texts) == (pytest.approx(1.0, abs=0.15), 6, 60)
 
 
 def test_a_write_one_token_before_the_read_leads_backwards():
     write_NTR = np.random.default_rng(1).random((60, 12, 6))
     # Reads agree with writes at both 0 and 1.
-    found, lead = run(write_NTR, write_NTR + np.roll(write_NTR, 1, axis=1))
-    assert lead.value < -0.3
-    assert lead.p < 0.01
+    found, tests = run(write_NTR, write_NTR + np.roll(write_NTR, 1, axis=1))
+    for one in (tests.lead, tests.own_lead):
+        assert one.value < one.high < -0.3
+        assert one.p < 0.01
     assert set(found.correlation_RK.argmax(1)) <= {lag.LAGS.index(0), lag.LAGS.index(1)}
+
+
+def test_a_common_cause_leads_but_no_more_for_own_gates():
+    """200 texts in which every read gate is one token before every write gate."""
+    rng = np.random.default_rng(2)
+    cause_NT = rng.normal(size=(200, 31, 1))
+    read_NTR = cause_NT[:, 1:] + 0.6 * rng.normal(size=(200, 30, 16))
+    write_NTR = cause_NT[:, :-1] + 0.6 * rng.normal(size=(200, 30, 16))
+    _, tests = run(write_NTR, read_NTR)
+    assert tests.lead.value == pytest.approx(1 / 1.36, abs=0.05)
+    assert tests.lead.p == pytest.approx(2 / 501)
+    assert tests.lead.low > 0.6
+    assert abs(tests.own_lead.value) < 0.01
+    assert tests.own_lead.p > 0.1
+    assert tests.own_lead.low < 0 < tests.own_lead.high
+
+
+def test_gates_that_peak_together_do_not_lead_though_their_neighbours_lead_less():
+    """200 texts in which all gates peak at lag 0, a prototype's own a little less than others."""
+    rng = np.random.default_rng(3)
+    cause_NT = rng.normal(size=(200, 30, 1))
+    noise_NTR = 0.7 * rng.normal(size=(200, 30, 16))
+    write_NTR, read_NTR = cause_NT + noise_NTR, cause_NT - 0.2 * noise_NTR
+    read_NTR += 0.6 * rng.normal(size=(200, 30, 16))
+    _, tests = run(write_NTR, read_NTR)
+    assert tests.lead.value < tests.lead.high < -0.5
+    assert tests.lead.p == pytest.approx(2 / 501)
+    assert 0.02 < tests.own_lead.low < tests.own_lead.value < 0.2
+    assert tests.own_lead.p == pytest.approx(2 / 501)
 
 
 def smooth(rng, shape):
@@ -54,11 +88,50 @@ def from_the_same_tokens(rng):
 
 
 @pytest.mark.parametrize("make", [unrelated, from_the_same_tokens])
-def test_no_lead_is_seldom_found(make):
-    ps = [run(*make(np.random.default_rng(seed)))[1].p for seed in range(60)]
+def test_no_own_lead_is_seldom_found(make):
+    found = [run(*make(np.random.default_rng(seed)))[1].own_lead for seed in range(60)]
     # Of 60 tests at 5 %, more than 8 come below in less than one case out of a hundred.
-    assert sum(p < 0.05 for p in ps) <= 8
-    assert np.median(ps) > 0.25
+    assert sum(one.p < 0.05 for one in found) <= 8
+    assert np.median([one.p for one in found]) > 0.25
+    # The interval is that of the test.
+    for one in found:
+        assert (one.p > 0.05) == (one.low <= 0 <= one.high)
+
+
+def test_p_is_uniform_where_nothing_leads():
+    """The prototypes of a layer are near copies, so that they are no independent units."""
+    found = []
+    for seed in range(500):
+        rng = np.random.default_rng(seed)
+        layers = []
+        for _ in range(2):
+            write_NTR, read_NTR = rng.normal(size=(2, 80, 9, 1)) + 0.3 * rng.normal(
+                size=(2, 80, 9, 4)
+            )
+            layers.append(lag.of_layer(write_NTR, read_NTR, np.ones((80, 9), bool)))
+        found.append(lag.tests(layers, resamples=199, seed=seed))
+    # 99.9 % binomial limits of 500 tests.
+    for name in ("lead", "own_lead"):
+        p_S = np.array([getattr(tests, name).p for tests in found])
+        for level in (0.05, 0.5):
+            low, high = stats.binom(500, level).ppf([0.0005, 0.9995])
+            assert low <= np.count_nonzero(p_S <= level) <= high, (name, level)
+    held = sum(tests.lead.low <= 0 <= tests.lead.high for tests in found)
+    assert held >= stats.binom(500, 0.95).ppf(0.0005)
+
+
+def test_the_bootstrap_draws_whole_texts():
+    """Against a loop that puts each sample of texts together and correlates it anew."""
+    rng = np.random.default_rng(6)
+    write_NTR, read_NTR = rng.random((2, 12, 7, 3))
+    counted_NT = np.arange(7) < rng.integers(4, 8, size=(12, 1))
+    layer = lag.of_layer(write_NTR, read_NTR, counted_NT)
+    counts_SN = lag.bootstrap_counts(12, 20, seed=5)
+    found_S = lag._resampled([layer.sums_N6R], counts_SN)
+    for found, count_N in zip(found_S, counts_SN.astype(int), strict=True):
+        drawn = np.repeat(np.arange(12), count_N)
+        again = lag.of_layer(write_NTR[drawn], read_NTR[drawn], counted_NT[drawn])
+        assert found == pytest.approx(np.diagonal(again.lead_RR).mean(), rel=1e-9)
 
 
 def test_correlations_are_those_of_a_loop_over_pairs():
@@ -94,23 +167,75 @@ def test_correlations_are_those_of_a_loop_over_pairs():
 def test_p_is_the_share_of_all_changes_of_owners():
     # Of the six ways, two have a mean as high as the present one, 2 / 3.
     lead_RR = np.array([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
-    layer = lag.LayerLag(np.zeros((3, 11)), lead_RR)
-    lead = lag.lead([layer], permutations=20_000, seed=0)
-    assert lead.value == pytest.approx(2 / 3)
-    assert lead.p == pytest.approx(2 * 2 / 6, abs=0.02)
+    found = own_lead(lead_RR, permutations=20_000)
+    # Own 1, 1 and 0; neighbours 1 / 2, 1 / 2 and 0.
+    assert found.value == pytest.approx(1 / 3)
+    assert found.p == pytest.approx(2 * 2 / 6, abs=0.02)
+
+
+def own_lead(*leads, permutations):
+    layers = [
+        lag.LayerLag(np.zeros((len(lead_RR), 11)), lead_RR, np.ones((2, 6, len(lead_RR))))
+        for lead_RR in leads
+    ]
+    return lag.tests(layers, resamples=permutations, seed=0).own_lead
+
+
+def test_the_interval_holds_the_differences_that_the_exchange_does_not_reject():
+    """Enumerated: all 24 x 6 ways to give the read gates of two layers to owners."""
+    rng = np.random.default_rng(7)
+    leads = [rng.normal(size=(4, 4)), rng.normal(size=(3, 3))]
+    for lead_RR in leads:
+        lead_RR += 1.5 * np.eye(len(lead_RR))
+    found = own_lead(*leads, permutations=20_000)
+    ways = list(
+        itertools.product(itertools.permutations(range(4)), itertools.permutations(range(3)))
+    )
+
+    def rejected(d):
+        less = [lead_RR - d * np.eye(len(lead_RR)) for lead_RR in leads]
+        sums = np.array(
+            [
+                sum(
+                    m[np.arange(len(m)), list(way)].sum()
+                    for m, way in zip(less, owners, strict=True)
+                )
+                for owners in ways
+            ]
+        )
+        own = sum(np.trace(m) for m in less)
+        tails = (sums >= own - 1e-9).mean(), (sums <= own + 1e-9).mean()
+        return 2 * min(tails) <= 0.05
+
+    grid = np.linspace(found.low - 1.0, found.high + 1.0, 201)
+    kept = [d for d in grid if not rejected(d)]
+    step = grid[1] - grid[0]
+    # The share of a permutation among 20,000 drawn ones is not quite its share of all.
+    assert found.low == pytest.approx(min(kept), abs=0.1 + step)
+    assert found.high == pytest.approx(max(kept), abs=0.1 + step)
+    assert found.low < found.value < found.high
+
+
+def test_too_few_ways_have_no_interval():
+    # Two owners can change in one way, which no test at 5 % can reject.
+    found = own_lead(np.array([[1.0, 0.0], [0.0, 1.0]]), permutations=999)
+    assert found.value == 1.0
+    assert found.p == pytest.approx(1.0, abs=0.1)
+    assert np.isnan([found.low, found.high]).all()
 
 
 def test_a_gate_that_never_moves_is_left_out():
     rng = np.random.default_rng(4)
     write_NTR, read_NTR = rng.random((2, 20, 8, 3))
     write_NTR[..., 1] = 0.0
-    found, lead = run(write_NTR, read_NTR)
+    found, tests = run(write_NTR, read_NTR)
     assert np.isnan(found.correlation_RK[1]).all()
-    assert lead.n == 2
-    assert np.isfinite([lead.value, lead.p, lead.low, lead.high]).all()
+    assert tests.lead.prototypes == tests.own_lead.prototypes == 2
+    assert np.isfinite([tests.lead.value, tests.lead.p, tests.lead.low, tests.lead.high]).all()
 
 
 def test_no_layer_means_no_test():
-    lead = lag.lead([], permutations=99, seed=0)
-    assert lead.n == 0
-    assert np.isnan([lead.value, lead.p, lead.low, lead.high]).all()
+    tests = lag.tests([], resamples=99, seed=0)
+    for one in (tests.lead, tests.own_lead):
+        assert one.prototypes == 0
+        assert np.isnan([one.value, one.p, one.low, one.high]).all()

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from protot_jax.concepts import measures
+from lm_jax import stats as our_stats
+from protot_jax.concepts import measures, resampling
 
 
 @pytest.fixture
@@ -73,11 +74,16 @@ def test_chance_shows_what_rare_tokens_still_give():
     rng = np.random.default_rng(5)
     # Few tokens of many kinds: the correction cannot know the cells that were never seen.
     token_M, gate_MR = rng.integers(400, size=2_000), rng.dirichlet(np.ones(3), 2_000)
-    found = measures.of_layer(gate_MR, token_M, measures.of_prototypes(gate_MR, token_M))
+    entries = measures.of_prototypes(gate_MR, token_M)
+    counts_SN = resampling.bootstrap_counts(20, 99, seed=0)
+    found = measures.of_layer(gate_MR, np.arange(2_000) // 100, entries, counts_SN)
     assert found["mutual_information"] > 0.2
     assert found["mutual_information_by_chance"] == pytest.approx(
         found["mutual_information"], abs=0.03
     )
+    # A gate that the token decides is far above its own chance.
+    (tied,) = measures.of_prototypes(token_M[:, None] / 400, token_M)
+    assert tied["mutual_information"] > tied["mutual_information_by_chance"] + 1.0
 
 
 def test_a_constant_gate_says_nothing():
@@ -99,12 +105,45 @@ def test_the_health_of_a_router_is_counted():
     gate_MR = np.array([[0.7, 0.295, 0.005], [0.2, 0.795, 0.005]])
     token_M = np.array([3, 4])
     prototypes = measures.of_prototypes(gate_MR, token_M)
-    layer = measures.of_layer(gate_MR, token_M, prototypes)
+    counts_SN = np.array([[1.0, 1.0], [2.0, 0.0], [0.0, 2.0]])
+    layer = measures.of_layer(gate_MR, np.arange(2), prototypes, counts_SN)
     assert [each["top_1"] for each in prototypes] == [0.5, 0.5, 0.0]
     assert [each["active"] for each in prototypes] == [1.0, 1.0, 0.0]
-    assert prototypes[0]["l1_ratio"] == pytest.approx(0.7 / 0.45)
+    # Across tokens, and so not Eq. 3, which is across prototypes.
+    assert prototypes[0]["peak_over_mean"] == pytest.approx(0.7 / 0.45)
     assert (layer["active"], layer["dead"]) == (2.0, 1)
     assert layer["top_1"] == pytest.approx((0.7 + 0.795) / 2)
     assert layer["margin"] == pytest.approx((0.405 + 0.595) / 2)
     assert layer["max_share"] == pytest.approx((0.295 + 0.795) / 2)
     assert layer["usage_gini"] == pytest.approx(float(measures.gini(gate_MR.mean(0))))
+
+
+def test_intervals_of_router_health_are_bootstraps_over_texts():
+    rng = np.random.default_rng(6)
+    # Texts differ more than their tokens do, so that tokens are no independent units.
+    text_M = np.repeat(np.arange(80), rng.integers(3, 9, size=80))
+    gate_MR = np.stack([rng.dirichlet(np.full(5, rng.uniform(0.1, 3.0))) for _ in range(80)])[
+        text_M
+    ]
+    counts_SN = resampling.bootstrap_counts(80, 1_000, seed=0)
+    found = measures.of_layer(gate_MR, text_M, measures.of_prototypes(gate_MR, text_M), counts_SN)
+    token_values = {
+        "l1_ratio": measures.l1_ratio(gate_MR),
+        "entropy": measures.entropy(gate_MR),
+        "active": (gate_MR >= measures.ACTIVE).sum(1),
+    }
+    for name, values_M in token_values.items():
+        wanted = our_stats.clustered_bootstrap(values_M, text_M, seed=1)
+        assert found[name] == pytest.approx(wanted.estimate)
+        width = wanted.high - wanted.low
+        # Two bootstraps of a thousand samples agree to a few percent of their width.
+        assert found["intervals"][name] == pytest.approx([wanted.low, wanted.high], abs=0.1 * width)
+        alone = our_stats.clustered_bootstrap(values_M, np.arange(len(text_M)), seed=1)
+        assert width > 1.5 * (alone.high - alone.low)
+    # Statistics of shares, by drawing texts in a loop.
+    drawn = []
+    for count_N in counts_SN:
+        share_R = gate_MR[np.repeat(np.arange(len(text_M)), count_N[text_M].astype(int))].sum(0)
+        drawn.append((measures.gini(share_R), share_R.max() / share_R.sum()))
+    for name, values_S in zip(("usage_gini", "max_share"), np.transpose(drawn), strict=True):
+        assert found["intervals"][name] == pytest.approx(np.quantile(values_S, [0.025, 0.975]))

@@ -90,8 +90,16 @@ def test_a_page_of_the_default_model_stays_small():
 
 def test_statistics_are_told_with_their_intervals():
     text = _Reader(page.render(twins.make())).text
-    for told in ("−0.219 [−0.310, −0.120]", "0.825 [0.400, 1.20]", "0.140 [0.100, 0.180]"):
+    tests = (
+        "−0.219[−0.310, −0.120]",
+        "0.825[0.400, 1.20]",
+        "0.140[0.100, 0.180]",
+        "0.0210[−0.0300, 0.0700]",
+    )
+    for told in tests:
         assert told in text
+    # Depth is part of the paper's numbers, which have no test.
+    assert re.search(r"−0\.457\s+−0\.219 \(p 8", text)
     assert "For 62% of them the peak is one token before writing." in text
     assert "The first layer is left out" in text
     assert "2 prototypes are dead." in text
@@ -190,7 +198,11 @@ def test_a_link_opens_the_prototype_that_it_names(chromium, tmp_path):
         tmp_path,
         twin,
         """
+        const measure = $("#measure");
+        const named = [...measure.options].find((o) => o.text === "write: MI above chance (nats)");
+        measure.value = named.value; await act(measure, "input");
         return {
+          information: $("#map button[aria-pressed=true]").ariaLabel,
           title: $("#opened h3").textContent,
           badge: $("#opened .badge").textContent,
           pressed: all("#map button[aria-pressed=true]").map((b) => b.ariaLabel),
@@ -209,8 +221,15 @@ def test_a_link_opens_the_prototype_that_it_names(chromium, tmp_path):
     )
     (p,) = [p for p in twin["prototypes"] if (p["layer"], p["prototype"]) == (1, 2)]
     assert found["title"] == "Layer 1, prototype 2"
-    assert found["badge"] == f"half-life {p['half_life']:.3g} tokens"
+    assert found["badge"] == f"half-life {number(p['half_life'])} tokens"
     assert len(found["pressed"]) == 1 and found["pressed"][0].startswith("Layer 1, prototype 2: ")
+    value, chance = (
+        p["write"][name] for name in ("mutual_information", "mutual_information_by_chance")
+    )
+    assert found["information"].endswith(
+        f"above chance (nats) {number(value - chance)} ({number(value)}, by chance "
+        f"{number(chance)})"
+    )
     assert found["count"] == "All 8 prototypes"
     assert found["theme"] == p["label"]["theme"]
     shown = p["top_texts"][0]

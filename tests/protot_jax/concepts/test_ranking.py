@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from protot_jax.concepts import ranking
-from protot_jax.concepts.locality import half_life_repetition
+from protot_jax.concepts.resampling import half_samples
 
 
 def test_texts_go_by_mean_or_sum_of_the_tokens_that_count():
@@ -42,39 +41,17 @@ def test_repetition_counts_the_most_activating_tokens_of_each_text():
     assert ranking.repetition(token_NT, gate_NT, counted_NT, [1]) == 0.0
 
 
-def test_a_falling_repetition_is_found_with_its_quartiles():
-    rng = np.random.default_rng(0)
-    half_life_Q = np.linspace(1, 30, 40)
-    repetition_Q = 0.6 - 0.01 * half_life_Q + 0.02 * rng.normal(size=40)
-    found = half_life_repetition(half_life_Q, repetition_Q, permutations=199, seed=0)
-    assert found.spearman.value < -0.9
-    # Two-sided, and no permutation comes near.
-    assert found.spearman.p == pytest.approx(2 / 200)
-    assert found.spearman.low < found.spearman.value < found.spearman.high < -0.8
-    assert found.spearman.n == 40
-    assert found.quartiles == pytest.approx(
-        [repetition_Q[start : start + 10].mean() for start in range(0, 40, 10)]
-    )
-    assert found.cohens_d.value > 3
-    assert found.cohens_d.p < 0.02
-    assert found.cohens_d.n == 20
-
-
-def test_spearman_and_its_p_are_those_of_scipy():
-    rng = np.random.default_rng(1)
-    half_life_Q = rng.random(60)
-    repetition_Q = np.round(rng.random(60) - 0.1 * half_life_Q, 1)
-    found = half_life_repetition(half_life_Q, repetition_Q, permutations=999, seed=0).spearman
-    expected = stats.spearmanr(half_life_Q, repetition_Q)
-    assert found.value == pytest.approx(expected.statistic, rel=1e-12)
-    assert 0.01 < expected.pvalue < 0.5
-    # Three standard errors of a share of 999.
-    error = (expected.pvalue * (1 - expected.pvalue) / 999) ** 0.5
-    assert found.p == pytest.approx(expected.pvalue, abs=3 * error + 0.005)
-
-
-@pytest.mark.parametrize("size", [0, 3, 12])
-def test_what_cannot_be_computed_is_nan(size):
-    found = half_life_repetition(np.full(size, 6.58), np.full(size, 0.5), permutations=99, seed=0)
-    assert np.isnan([found.spearman.value, found.spearman.p, found.cohens_d.value]).all()
-    assert found.spearman.n == size
+def test_repetition_of_samples_is_that_of_each_sample_alone():
+    rng = np.random.default_rng(2)
+    token_NT, gate_NT = rng.integers(1, 40, size=(60, 9)), rng.random((60, 9))
+    counted_NT = np.arange(9) < rng.integers(5, 10, size=(60, 1))
+    score_N = rng.random(60)
+    included_SN = half_samples(60, 30, seed=1)
+    # One sample of less than the top texts, and one of the weakest texts alone.
+    included_SN[0] = np.arange(60) < 2
+    included_SN[1] = score_N < np.quantile(score_N, 0.2)
+    found_S = ranking.repetition_of_samples(token_NT, gate_NT, counted_NT, score_N, 3, included_SN)
+    for found, included_N in zip(found_S, included_SN, strict=True):
+        texts = np.flatnonzero(included_N)
+        best = texts[ranking.top_texts(score_N[texts], 3)]
+        assert found == pytest.approx(ranking.repetition(token_NT, gate_NT, counted_NT, best))

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from protot_jax.concepts import schema
+from protot_jax.concepts.schema import RESAMPLED
 
 _SPEECH = """
 the people of a nation ask that its government keep faith with them and so we meet in this
@@ -55,7 +56,14 @@ def make(
         ]
         made[0]["label"] = _label(rng, HOSTILE[0] + HOSTILE[1])
         made[0]["top_texts"] = [_shown(rng, 0, length, 0.5)]
-    tested = {"value": -0.2192, "p": 0.0031, "low": -0.31, "high": -0.12, "n": layers * prototypes}
+    tested = {
+        "value": -0.2192,
+        "low": -0.31,
+        "high": -0.12,
+        "p": 0.0031,
+        "prototypes": layers * prototypes,
+        "texts": texts,
+    }
     baseline = [
         {"texts": [int(i) for i in rng.integers(texts, size=top)], "label": _label(rng, "nothing")}
         for _ in range(8)
@@ -84,7 +92,7 @@ def make(
             "top": top,
             "rank_by": "mean",
             "judge": judge,
-            "permutations": 1000,
+            "resamples": 1000,
             "seed": seed,
         },
         "texts": made_texts,
@@ -95,13 +103,16 @@ def make(
         "prototypes": made,
         "half_life_repetition": {
             "spearman": tested,
-            "quartiles": [0.406, 0.3429, 0.4017, 0.2695],
             "cohens_d": {**tested, "value": 0.825, "p": None, "low": 0.4, "high": 1.2},
+            "overall_spearman": -0.4571,
+            "overall_cohens_d": 1.731,
+            "quartiles": [0.406, 0.3429, 0.4017, 0.2695],
         },
         "lag": {
             "lags": list(LAGS),
             "mean": [_short(0.1 + 0.25 * np.exp(-((lag + 1) ** 2))) for lag in LAGS],
             "lead": {**tested, "value": 0.14, "p": 0.001, "low": 0.1, "high": 0.18},
+            "own_lead": {**tested, "value": 0.021, "p": 0.38, "low": -0.03, "high": 0.07},
             "peaks_one_before": 0.62,
         },
         "baseline": None if judge == "null" else baseline,
@@ -151,8 +162,9 @@ def _gate(rng: np.random.Generator, dead: bool) -> dict[str, Any]:
         return {
             "mean": 0.0,
             "max": 0.0,
-            "l1_ratio": None,
+            "peak_over_mean": None,
             "mutual_information": None,
+            "mutual_information_by_chance": None,
             "top_1": 0.0,
             "active": 0.0,
         }
@@ -160,8 +172,9 @@ def _gate(rng: np.random.Generator, dead: bool) -> dict[str, Any]:
     return {
         "mean": _short(mean),
         "max": 0.97,
-        "l1_ratio": _short(0.97 / mean),
+        "peak_over_mean": _short(0.97 / mean),
         "mutual_information": _short(rng.uniform(0.05, 1.4)),
+        "mutual_information_by_chance": _short(rng.uniform(0.01, 0.2)),
         "top_1": _short(mean * 0.8),
         "active": _short(rng.uniform(0.2, 0.9)),
     }
@@ -169,7 +182,7 @@ def _gate(rng: np.random.Generator, dead: bool) -> dict[str, Any]:
 
 def _layer_gate(rng: np.random.Generator, layer: int, layers: int) -> dict[str, Any]:
     depth = (layer + 1) / layers
-    return {
+    found = {
         "l1_ratio": _short(4 + 8 * depth),
         "gini": _short(0.5 + 0.4 * depth),
         "entropy": _short(2.4 - depth),
@@ -182,6 +195,8 @@ def _layer_gate(rng: np.random.Generator, layer: int, layers: int) -> dict[str, 
         "max_share": _short(rng.uniform(0.1, 0.3)),
         "dead": 1,
     }
+    ends = {name: [_short(0.95 * found[name]), _short(1.04 * found[name])] for name in RESAMPLED}
+    return {**found, "intervals": ends}
 
 
 def _label(rng: np.random.Generator, theme: str) -> dict[str, Any]:
