@@ -12,11 +12,13 @@ process dies, the runtime ends the others once it has missed it for 30 seconds, 
 is process 0; the same command, on all hosts, goes on.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 import contextlib
 from contextlib import AbstractContextManager
+import logging
 import os
 from pathlib import Path
+import sys
 from typing import Any
 
 import jax
@@ -26,6 +28,7 @@ import numpy as np
 from lm_jax import launch, runs
 from lm_jax.errors import Refusal, UsageError
 
+_log = logging.getLogger(__name__)
 AUTO = "auto"
 # Seconds until a process that does not come, or is gone, ends the others.
 _PATIENCE = {
@@ -91,6 +94,13 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
+def note(text: str) -> None:
+    """Prints one line on standard error, once for all processes, and logs it as a warning."""
+    if is_first():
+        print(f"note: {text}", file=sys.stderr)
+    _log.warning("%s", text)
+
+
 def on_first(action: Callable[[], int | None]) -> int:
     """Runs `action` in process 0 while the others wait, and returns its number everywhere.
 
@@ -148,7 +158,11 @@ def gather(array: np.ndarray) -> np.ndarray:
 
 @contextlib.contextmanager
 def open_workdir(
-    path: str | os.PathLike[str], config: Any, *, resume: launch.Resume = "auto"
+    path: str | os.PathLike[str],
+    config: Any,
+    *,
+    resume: launch.Resume = "auto",
+    may_change: Collection[str] = (),
 ) -> Iterator[Path]:
     """`runs.open_workdir` for all processes: process 0 holds the folder, the others write a log.
 
@@ -157,7 +171,9 @@ def open_workdir(
       UsageError, WorkdirInUseError, StorageError, CorruptError: as there.
     """
     with contextlib.ExitStack() as opening:
-        enter_on_first(opening, runs.open_workdir(path, config, resume=resume))
+        enter_on_first(
+            opening, runs.open_workdir(path, config, resume=resume, may_change=may_change)
+        )
         folder = Path(path).expanduser().absolute()
         if not is_first():
             opening.enter_context(runs.logging_to(folder / f"log.{jax.process_index()}.txt"))

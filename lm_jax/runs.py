@@ -14,7 +14,7 @@ same folder, synced, renamed, and the folder is synced (`replace_file`). So a ru
 anywhere.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 import contextlib
 import dataclasses
 import datetime
@@ -75,6 +75,7 @@ def open_workdir(
     config: Any,
     *,
     resume: Literal["auto", "force", "never"] = "auto",
+    may_change: Collection[str] = (),
 ) -> Iterator[Workdir]:
     """Locks the work folder of one run for as long as the context lasts.
 
@@ -87,6 +88,7 @@ def open_workdir(
       config: a ConfigDict, mapping or dataclass of plain settings.
       resume: "auto" goes on in a folder with the same config; "force" also with another one, which
         then replaces `config.json` and takes back `finished.json`; "never" wants a new folder.
+      may_change: fields at the top of the config in which another one is the same run.
 
     Raises:
       UsageError: another config is there, or files that are no run, or `resume` forbids it.
@@ -101,7 +103,7 @@ def open_workdir(
     with _locked(folder):
         for leftover in folder.glob(".*.tmp"):
             leftover.unlink()
-        changes = _compare_config(folder, settings, resume)
+        changes = _compare_config(folder, settings, resume, may_change)
         start = _now()
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "start": start}
         write_json(folder / _HOLDER, holder)
@@ -157,7 +159,9 @@ def _holder(folder: Path) -> str:
     return "process {pid} on {host}, started {start}".format(**holder)
 
 
-def _compare_config(folder: Path, settings: Any, resume: str) -> list[str] | None:
+def _compare_config(
+    folder: Path, settings: Any, resume: str, may_change: Collection[str]
+) -> list[str] | None:
     """Returns how the stored config differs, None in a new folder; refuses what may not go on."""
     if not (folder / CONFIG).exists():
         others = sorted(item.name for item in folder.iterdir() if item.name[0] != ".")
@@ -169,13 +173,20 @@ def _compare_config(folder: Path, settings: Any, resume: str) -> list[str] | Non
         return None
     if resume == "never":
         raise UsageError(f"{folder} holds a run already; choose a new --workdir, or --resume=auto")
-    phrases = difference(read_json(folder / CONFIG), settings)
+    stored = read_json(folder / CONFIG)
+    phrases = difference(*(_without(config, may_change) for config in (stored, settings)))
     if phrases and resume == "auto":
         shown = ", ".join(phrases[:5]) + (f" and {len(phrases) - 5} more" if phrases[5:] else "")
         raise UsageError(
             f"{folder} holds a run with {shown}; choose another --workdir, or --resume=force"
         )
     return phrases
+
+
+def _without(config: Any, names: Collection[str]) -> Any:
+    if not isinstance(config, Mapping):
+        return config
+    return {name: value for name, value in config.items() if name not in names}
 
 
 class _LogFile(logging.FileHandler):

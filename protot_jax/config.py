@@ -35,6 +35,8 @@ class PretrainConfig:
       learning_rate: at the peak; 2 % of the steps warm up, then a cosine to a tenth.
       weight_decay: on matrices; none on norms, prototypes, convolutions' biases and scalars.
       clip_norm: longest gradient; 0 for as long as it is, as the paper.
+      skip_sigma: leave out an update whose loss is that many standard deviations above the mean of
+        the last 128; 0 leaves out none.
       dropout: after the embedding, in the MLP and on each addition to the residual stream.
       attention_dropout: also of LLaMA's attention pattern; the other models have none.
       accumulate: micro-batches of one update.
@@ -43,6 +45,7 @@ class PretrainConfig:
       early_stop: end at the first evaluation whose perplexity rises, as the released code.
       seeds: one run after another; each draws parameters, order and dropout.
       mesh: sizes of the axes data, fsdp, tensor; one may be -1.
+      allow_fallback: where the newest checkpoint is damaged, go on from the one before it.
     """
 
     model: str = "protot"
@@ -61,6 +64,7 @@ class PretrainConfig:
     learning_rate: float = 2e-3
     weight_decay: float = 0.1
     clip_norm: float = 0.0
+    skip_sigma: float = 0.0
     dropout: float = 0.1
     attention_dropout: bool = True
     accumulate: int = 1
@@ -69,11 +73,18 @@ class PretrainConfig:
     early_stop: bool = True
     seeds: tuple[int, ...] = (234, 124, 325)
     mesh: tuple[int, int, int] = (-1, 1, 1)
+    allow_fallback: bool = False
 
     def __post_init__(self) -> None:
         if self.model not in MODELS:
             raise UsageError(f"config.model = {self.model!r}{nearest(self.model, MODELS)}")
-        least = {"batch_size": 1, "epochs": 1, "max_steps": 0, "validation_documents": 1}
+        least = {
+            "batch_size": 1,
+            "epochs": 1,
+            "max_steps": 0,
+            "validation_documents": 1,
+            "skip_sigma": 0,
+        }
         problems = [
             f"config.{name} = {getattr(self, name)} must be at least {bound}"
             for name, bound in least.items()

@@ -34,7 +34,7 @@ from lm_jax.decoder import count_params
 from lm_jax.mixers import Mixer
 from lm_jax.params import ParamSpec
 from lm_jax.train import optim
-from lm_jax.train.config import TrainConfig
+from lm_jax.train.config import MAY_CHANGE, TrainConfig, Upkeep
 from lm_jax.train.data import Batches, Examples, OnePass
 from lm_jax.train.evaluate import evaluate
 from lm_jax.train.loop import Measure, Trained, train
@@ -105,6 +105,7 @@ def train_seed(config: PretrainConfig, data: Data, folder: Path, seed: int) -> d
         learning_rate=config.learning_rate,
         weight_decay=config.weight_decay,
         clip_norm=config.clip_norm or None,
+        skip_sigma=config.skip_sigma or None,
         accumulate=config.accumulate,
         eval_every=config.eval_every,
         early_stop=config.early_stop,
@@ -121,6 +122,7 @@ def train_seed(config: PretrainConfig, data: Data, folder: Path, seed: int) -> d
         validation,
         seed=seed,
         mesh=mesh,
+        upkeep=Upkeep(allow_fallback=config.allow_fallback),
         decays=decays,
         measure=_measure(cfg, mixer, data.validation),
     )
@@ -226,7 +228,7 @@ def run_in(
         the folder. The folder links to it, so the two move together or not at all.
     """
     settled = launch.freeze(config, PretrainConfig)
-    with processes.open_workdir(folder, config, resume=resume) as workdir:
+    with processes.open_workdir(folder, config, resume=resume, may_change=MAY_CHANGE) as workdir:
         link = workdir / DATA
         if data is not None and processes.on_first(lambda: not link.exists()):
             data.parent.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ from lm_jax import sharding, shards, stats
 from lm_jax.decoder import forward
 from lm_jax.hf.load import Pretrained
 from lm_jax.stats import Interval
-from lm_jax.train.evaluate import Batches
+from lm_jax.train.evaluate import Batches, stop_between
 from lm_jax.train.objective import Cutting, next_token_or_void, nll
 from sparse_jax.model import SparseModel
 
@@ -88,7 +88,11 @@ def compare(
     *,
     cutting: Cutting = next_token_or_void,
 ) -> Compared:
-    """Evaluates both models, in the dtypes of their parameters, on one pass of `batches`."""
+    """Evaluates both models, in the dtypes of their parameters, on one pass of `batches`.
+
+    Raises:
+      StoppedError: a stop was requested.
+    """
     look = jax.jit(
         shards.on_mesh(functools.partial(_look, dense, sparse, cutting), mesh),
         in_shardings=(None, None, sharding.batch_sharding(mesh)),
@@ -103,6 +107,7 @@ def compare(
         # A process has its own share of the rows, and sees the numbers of all.
         document_B = sharding.shard_batch(mesh, batch["document"].astype(np.int32))
         documents.append(sharding.fetch(document_B))
+        stop_between(k + 1, batches.per_epoch)
     document = np.concatenate(documents)
     real = document >= 0
     open_WLN, pairs_WL = (

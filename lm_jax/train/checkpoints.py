@@ -14,7 +14,6 @@ then set aside, not deleted.
 
 from collections.abc import Mapping
 import dataclasses
-import logging
 import os
 from pathlib import Path
 import re
@@ -33,22 +32,23 @@ from lm_jax.train.state import TrainState
 FOLDER = "checkpoints"
 _NAME = re.compile(r"step_(\d{6,})")
 _NONE = -1
-_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
     """What a checkpoint is bound to.
 
-    `config` holds the plain settings that decide the numbers (model, optimizer, seed) and
-    `fingerprint` stands for the data: another one is refused. Another `mesh` or another version of
-    a package is allowed and said.
+    `config` holds the plain settings that decide the numbers (model, optimizer, seed),
+    `fingerprint` stands for the data, and `base_sha256` for the weights that adapters lie over or
+    that training began with: another one is refused. Another `mesh` or another version of a package
+    is allowed and printed.
     """
 
     config: Mapping[str, Any]
     fingerprint: str
     mesh: Mapping[str, int]
     packages: Mapping[str, str]
+    base_sha256: str | None = None
 
     def notes(self) -> dict[str, Any]:
         """The identity as JSON, with the hash of the config."""
@@ -143,7 +143,7 @@ def restore(
     Raises:
       CorruptError: a checkpoint is damaged; the file is named.
       UsageError: it belongs to another config or other data; what differs is listed.
-      BadInputError: its arrays are not those of `target`.
+      BadInputError: it was trained over other weights, or its arrays are not those of `target`.
     """
     newest = processes.on_first(lambda: _newest(folder, allow_fallback))
     if newest == _NONE:
@@ -174,13 +174,13 @@ def _newest(folder: Path, allow_fallback: bool) -> int:
         before = step_folder(folder, steps[-2])
         if not allow_fallback:
             raise CorruptError(
-                f"{error}; or set allow_fallback=True to go on from {before.name}"
+                f"{error}; or give --config.allow_fallback to go on from {before.name}"
             ) from error
         _verify(before, steps[-2])
         aside = newest.with_name(f"{newest.name}.damaged")
         shutil.rmtree(aside, ignore_errors=True)
         newest.rename(aside)
-        _log.warning("%s; set aside as %s; going on from %s", error, aside.name, before.name)
+        processes.note(f"{error}; set aside as {aside.name}; going on from {before.name}")
         return steps[-2]
 
 
@@ -217,6 +217,13 @@ def load_params(folder: str | os.PathLike[str], step: int, target: Any) -> dict[
 
 
 def _check_identity(path: Path, stored: Mapping[str, Any], identity: Identity) -> None:
+    before, now = stored.get("base_sha256"), identity.base_sha256
+    if before != now:
+        had, has = (digest[:12] if digest else "none" for digest in (before, now))
+        raise BadInputError(
+            f"{path} was trained over base weights of sha256 {had}, and these are {has}; put those "
+            "weights back, or choose another --workdir"
+        )
     problems = settings.difference(stored["config"], identity.config)
     remedy = "go back to those settings, or choose another --workdir"
     before, now = stored["fingerprint"].split(), identity.fingerprint.split()
@@ -232,12 +239,13 @@ def _check_identity(path: Path, stored: Mapping[str, Any], identity: Identity) -
             )
     if problems:
         raise UsageError(f"{path} was trained with {', '.join(problems)}; {remedy}")
-    for name in ("mesh", "packages"):
-        for phrase in settings.difference(stored[name], getattr(identity, name)):
-            _log.warning(
-                "%s was saved with %s %s: the run goes on, close to an uninterrupted one but not "
-                "bit for bit",
-                path.name,
-                name,
-                phrase.removeprefix("config."),
-            )
+    changed = [
+        f"{name} {phrase.removeprefix('config.')}"
+        for name in ("mesh", "packages")
+        for phrase in settings.difference(stored[name], getattr(identity, name))
+    ]
+    if changed:
+        processes.note(
+            f"{path.name} was saved with {', '.join(changed)}: the run goes on, close to an "
+            "uninterrupted one but not bit for bit"
+        )

@@ -8,6 +8,10 @@ import dataclasses
 
 from lm_jax.errors import UsageError
 
+# Fields of a command's config that may differ between two starts of a run: no number depends on
+# them, or by rounding alone.
+MAY_CHANGE = ("mesh", "save_every", "allow_fallback")
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:

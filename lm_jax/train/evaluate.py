@@ -10,10 +10,11 @@ import dataclasses
 import math
 from typing import Any, Protocol
 
+import jax
 from jax.sharding import Mesh
 import numpy as np
 
-from lm_jax import sharding
+from lm_jax import launch, processes, sharding
 from lm_jax.errors import BadInputError
 from lm_jax.params import ParamTree
 from lm_jax.train.step import EvalStep
@@ -63,17 +64,36 @@ def _exp(loss: float) -> float:
 
 
 def evaluate(
-    step: EvalStep, params: ParamTree, batches: Batches, mesh: Mesh, *, frozen: Any = ()
+    step: EvalStep,
+    params: ParamTree,
+    batches: Batches,
+    mesh: Mesh,
+    *,
+    frozen: Any = (),
+    stoppable: bool = False,
 ) -> Evaluation:
     """Runs `step` (`make_eval_step`) over one epoch of `batches`.
 
+    Args:
+      step: makes the sums of a batch.
+      params: what is evaluated.
+      batches: to evaluate on.
+      mesh: the devices.
+      frozen: what the objective needs besides, on the mesh.
+      stoppable: end at a request to stop; for a pass that has nothing to save. Processes ask each
+        other after every batch.
+
     Raises:
       BadInputError: if there is no token to predict.
+      StoppedError: a stop was requested, if `stoppable`.
     """
-    made: list[Any] = [
-        step(params, frozen, sharding.shard_batch(mesh, batches.at(k)["tokens"]))
-        for k in range(batches.per_epoch)
-    ]
+    made: list[Any] = []
+    for k in range(batches.per_epoch):
+        made.append(step(params, frozen, sharding.shard_batch(mesh, batches.at(k)["tokens"])))
+        if stoppable:
+            # What is only dispatched would be waited for after the request.
+            jax.block_until_ready(made[-1])
+            stop_between(k + 1, batches.per_epoch)
     looked = [(float(each["loss"]), int(each["tokens"])) for each in made]
     sums = [(total, count) for total, count in looked if count]
     if not sums:
@@ -89,6 +109,16 @@ def evaluate(
             name: np.sum([_wide(each[name]) for each in made], axis=0) for name in sorted(further)
         },
     )
+
+
+def stop_between(done: int, total: int) -> None:
+    """Ends an evaluation after `done` of `total` batches, if any process was asked to stop.
+
+    Raises:
+      StoppedError: it was. Every process must call this.
+    """
+    if done < total and processes.share_stop():
+        launch.check_stop(f"after batch {done} of {total} of an evaluation")
 
 
 def _wide(x: Any) -> np.ndarray:

@@ -95,6 +95,7 @@ def train(
     seed: int,
     mesh: Mesh,
     frozen: Any = (),
+    base_sha256: str | None = None,
     upkeep: Upkeep | None = None,
     params: ParamTree | None = None,
     decays: optim.Choice = optim.is_weight,
@@ -113,6 +114,8 @@ def train(
       seed: draws the parameters and the dropout.
       mesh: the devices.
       frozen: what the objective needs besides what is trained, on the mesh.
+      base_sha256: digest of `frozen`, or of the weights to begin with; checkpoints over other ones
+        are refused.
       upkeep: how often to log and save, by default as `Upkeep` says.
       params: trained parameters to begin with, in place of drawn ones.
       decays: the parameters that weight decay shrinks.
@@ -124,6 +127,7 @@ def train(
       StoppedError: a stop was requested, and the state is saved.
       CorruptError: a checkpoint or row file is damaged.
       UsageError: the folder holds a run with other settings or data; a batch does not divide.
+      BadInputError: the folder holds a run over other weights.
       StorageError: a file could not be written.
     """
     upkeep = upkeep or Upkeep()
@@ -134,6 +138,7 @@ def train(
         fingerprint=batches.fingerprint,
         mesh=checkpoints.mesh_sizes(mesh),
         packages=runs.provenance()["packages"],
+        base_sha256=base_sha256,
     )
     saved = folder / checkpoints.FOLDER
     try:

@@ -61,6 +61,18 @@ def test_force_takes_the_new_config_and_takes_back_the_finished_marker(tmp_path)
     assert "the stored config.lr = 1, not 2" in (path / "log.txt").read_text()
 
 
+def test_a_field_that_may_change_is_no_other_run(tmp_path):
+    path, free = tmp_path / "run", ("mesh", "save_every")
+    config = {"lr": 1.0, "mesh": (2, 2, 1), "save_every": 5}
+    _open(path, config, may_change=free)
+    runs.mark_finished(path)
+    assert _open(path, config | {"mesh": (-1, 1, 1)}, may_change=free).resumed
+    assert runs.finished(path)
+    assert json.loads((path / "config.json").read_text())["mesh"] == [-1, 1, 1]
+    with pytest.raises(UsageError, match=r"config\.lr = 1\.0, not 2\.0; choose"):
+        _open(path, {**config, "lr": 2.0, "mesh": (1, 1, 1)}, may_change=free)
+
+
 def test_never_wants_a_new_folder(tmp_path):
     _open(tmp_path / "run", resume="never")
     with pytest.raises(UsageError, match="holds a run already"):

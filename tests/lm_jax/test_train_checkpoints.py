@@ -132,7 +132,7 @@ def test_damage_is_named_and_one_step_back_taken_only_where_allowed(damaged, how
         checkpoints.restore(damaged, target(), IDENTITY)
     assert caught.value.exit_code == 7
     assert str(file.name) in str(caught.value)
-    assert "set allow_fallback=True to go on from step_000004" in str(caught.value)
+    assert "give --config.allow_fallback to go on from step_000004" in str(caught.value)
     assert "\n" not in str(caught.value)
 
     with caplog.at_level(logging.WARNING):
@@ -167,13 +167,26 @@ def test_another_config_or_other_data_are_refused(saved, change, words):
     assert "step_000008" in str(caught.value)
 
 
-def test_another_mesh_goes_on_and_says_that_it_is_not_bitwise(saved, caplog):
+@pytest.mark.parametrize(("before", "now"), [("a" * 64, "b" * 64), (None, "b" * 64)])
+def test_a_checkpoint_over_other_weights_is_refused(tmp_path, before, now):
+    identity = dataclasses.replace(IDENTITY, base_sha256=before)
+    checkpoints.save(tmp_path, numbered(4), identity=identity, progress={}, keep=1, best=None)
+    tiny.assert_bitwise(checkpoints.restore(tmp_path, target(), identity).state, numbered(4))
+    had = before[:12] if before else "none"
+    words = rf"step_000004 was .* of sha256 {had}, and these are {now[:12]}; put those weights back"
+    with pytest.raises(BadInputError, match=words):
+        checkpoints.restore(tmp_path, target(), dataclasses.replace(identity, base_sha256=now))
+
+
+def test_another_mesh_goes_on_and_says_that_it_is_not_bitwise(saved, caplog, capsys):
     identity = dataclasses.replace(IDENTITY, mesh={"data": 1, "fsdp": 1, "tensor": 1})
     with caplog.at_level(logging.WARNING):
         back = checkpoints.restore(saved, target(1), identity)
     tiny.assert_bitwise(back.state, numbered(8))
     assert "not bit for bit" in caplog.text
     assert "fsdp = 2, not 1" in caplog.text
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("note: step_000008 was saved with mesh data = 2, not 1, mesh fsdp")
 
 
 def test_another_model_is_refused_with_every_difference(saved):

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lm_jax import launch, runs, sharding
-from lm_jax.errors import CorruptError, DivergedError, UsageError
+from lm_jax.errors import BadInputError, CorruptError, DivergedError, UsageError
 from lm_jax.mixers import AttentionMixer
 from lm_jax.train import checkpoints, loop, optim
 from lm_jax.train.config import Upkeep
@@ -158,6 +158,28 @@ def test_a_sigterm_saves_and_the_same_command_goes_on_from_there(straight, tmp_p
     tiny.assert_bitwise(found[0].state, straight[0].state)
 
 
+def test_a_sigterm_ends_an_evaluation_that_has_nothing_to_save(capsys):
+    """Between two batches, and not once it is at its end."""
+    mesh, read = tiny.mesh(4), []
+
+    class Signalled(tiny.FakeBatches):
+        def at(self, k):
+            read.append(k)
+            if k == self.per_epoch - 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().at(k)
+
+    def main(arguments):
+        del arguments
+        look = loop.make_eval_step(tiny.OBJECTIVE, mesh)
+        params = tiny.initial_params()
+        loop.evaluate(look, params, Signalled(per_epoch=5), mesh, stoppable=True)
+
+    assert launch.run(main, ["evaluate"], workdir_required=False) == 75
+    assert read == [0, 1, 2]
+    assert "stopped on request after batch 3 of 5 of an evaluation" in capsys.readouterr().err
+
+
 def test_a_batch_that_is_not_finite_stops_before_the_next_save_with_its_documents(tmp_path):
     folder = tmp_path / "run"
     with pytest.raises(DivergedError) as caught:
@@ -221,6 +243,8 @@ def test_a_run_of_other_settings_data_or_seed_is_refused(straight):
         train(folder, objective=other)
     with pytest.raises(UsageError, match=r"dropout = 0\.1, not 0\.2"):
         train(folder, objective=dataclasses.replace(tiny.OBJECTIVE, dropout=0.2))
+    with pytest.raises(BadInputError, match="was trained over base weights of sha256 none, and"):
+        train(folder, base_sha256="c" * 64)
     with pytest.raises(UsageError, match="batch of 6 does not divide"):
         train(folder, batches=tiny.FakeBatches(rows=6))
 

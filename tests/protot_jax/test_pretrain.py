@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import lm_jax
-from lm_jax import launch
-from lm_jax.train import optim
+from lm_jax import launch, runs
+from lm_jax.errors import CorruptError
+from lm_jax.train import checkpoint, checkpoints, optim, step
 from lm_jax.train.data import Examples
 from protot_jax import count, models, pretrain, trained
 from protot_jax.config import PretrainConfig
@@ -45,6 +46,23 @@ def test_training_learns_and_seeds_differ(text, tmp_path):
     first, second = (each["validation_perplexity"] for each in summary["seeds"])
     assert max(first, second) < summary["unigram_perplexity"]
     assert first != second
+
+
+def test_fields_that_keep_a_run_alive_reach_the_loop(text, tmp_path):
+    """The losses that spikes are compared with are stored; a damaged checkpoint can be passed."""
+    config, folder = settings(text, skip_sigma=4.0), tmp_path / "run"
+    command(config, folder)
+    saved = trained.seed_folder(folder, 234) / checkpoints.FOLDER
+    newest = checkpoints.step_folder(saved, 4)
+    manifest = json.loads((newest / checkpoint.MANIFEST).read_text("utf-8"))
+    assert manifest["arrays"]["losses_W"]["shape"] == [step.LOSS_WINDOW]
+    (newest / checkpoint.MANIFEST).write_text("{}")
+    (folder / runs.FINISHED).unlink()
+    with pytest.raises(CorruptError, match=r"give --config\.allow_fallback to go on from step_0*2"):
+        command(config, folder)
+    config.update({"allow_fallback": True, "mesh": (1, -1, 1)})
+    command(config, folder)
+    assert checkpoints.saved_steps(saved) == [2, 4]
 
 
 def test_unigram_perplexity_is_that_of_the_counts(text, tmp_path):
