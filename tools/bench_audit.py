@@ -36,7 +36,7 @@ from lm_jax.errors import BadInputError, Refusal
 from polyattn_jax import calibrate, measure
 from polyattn_jax.diagnostic import relative_error_bound, row_stats
 from polyattn_jax.probe import DEGREES
-from tools.bench.timing import conditions, in_turns, ratio
+from tools.bench.timing import PROFILE, conditions, in_turns, profiled, ratio
 
 LOGIT_TOLERANCE = 1e-3
 PAUSE = 0.5  # seconds
@@ -210,9 +210,10 @@ def process_memory(source: str, length: int) -> None:
         print(f"    {name:24} {peak / 2**20:8.0f} MiB resident, weights included")
 
 
+@profiled
 def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], parents=[PROFILE])
     parser.add_argument("--model", default="smollm2", help="HF folder, GGUF file, or manifest name")
     parser.add_argument("--length", type=int, default=512, help="tokens where time is measured")
     parser.add_argument("--memory-length", type=int, default=1024, help="tokens for memory")

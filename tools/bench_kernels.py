@@ -60,9 +60,12 @@ def record(result: races.Result) -> dict[str, Any]:
     }
 
 
+@timing.profiled
 def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__.partition("\n")[0], parents=[timing.PROFILE]
+    )
     parser.add_argument("--device", choices=("cpu", "gpu"), required=True)
     parser.add_argument("--op", choices=OPS, help="the rows of one operation")
     parser.add_argument("--repeats", type=int, default=15, help="turns of each pair")

@@ -41,7 +41,7 @@ from lm_jax.train.state import init_state
 from lm_jax.train.step import make_train_step
 from sparse_jax.geco import GecoSettings
 from sparse_jax.objective import WEIGHTS, Sparsifying
-from tools.bench.timing import conditions, in_turns, ratio
+from tools.bench.timing import PROFILE, conditions, in_turns, profiled, ratio
 from tools.gpu_code import target
 
 SHAPE = DecoderConfig(
@@ -184,9 +184,10 @@ def compiled(cfg: DecoderConfig, lengths: Sequence[int], batch: int) -> dict[str
     return found
 
 
+@profiled
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], parents=[PROFILE])
     parser.add_argument("--layers", type=int, default=SHAPE.num_layers)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--batch", type=int, default=1)

@@ -42,7 +42,7 @@ from lm_jax.train.step import make_eval_step, make_train_step
 from protot_jax import models, pretrain
 from protot_jax.config import PretrainConfig
 from protot_jax.trained import model
-from tools.bench.timing import Pass, conditions, in_turns, ratio
+from tools.bench.timing import PROFILE, Pass, conditions, in_turns, profiled, ratio
 
 CONFIG = "configs/protot/default.py"
 # Of logits in float32, decoded against parallel, relative to the largest.
@@ -226,9 +226,10 @@ def bench_decode(
     return {"tokens_per_second": rates, "cache_bytes": size}
 
 
+@profiled
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], parents=[PROFILE])
     parser.add_argument("--config", default=CONFIG, help="of protot_jax.pretrain")
     parser.add_argument("--models", nargs="+", default=["protot", "llama"], choices=models.MODELS)
     parser.add_argument("--batch", type=int, help="instead of the config's")

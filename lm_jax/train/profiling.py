@@ -8,14 +8,15 @@
 2. What the compiler calls `fusion.17` is given the name of the part that it belongs to: its
    `jax.named_scope` (`SCOPES`), out of the compiled programs. An operation that the compiler fused
    out of several parts counts for the one of its result.
-3. The seconds of each part are added up, forward and backward, and written beside the trace.
+3. The seconds of each part are added up by program, forward and backward, and written beside the
+   trace. An evaluation within the steps is a program of its own.
 
 In the folder of the run:
 
     profile/plugins/profile/steps_20_24/
         <host>.xplane.pb        the trace as TensorBoard and xprof read it
         <host>.trace.json.gz    the same for Perfetto, operations named by part
-        scopes.json             the seconds of each part
+        scopes.json             the seconds of each part by program
 
 docs/profiling.md shows how to open them.
 """
@@ -58,16 +59,20 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """A trace on disk: its folder, and its seconds by part as `name_operations` gives them."""
+    """A trace on disk: its folder, and the seconds in it as `name_operations` gives them."""
 
     folder: Path
-    seconds: Mapping[str, Mapping[str, float]]
+    seconds: Mapping[str, Mapping[str, Mapping[str, float]]]
 
     def __str__(self) -> str:
-        sums = {name: sum(by_pass.values()) for name, by_pass in self.seconds.items()}
-        largest = sorted(sums.items(), key=lambda item: -item[1])
-        shares = [f"{name} {own / sum(sums.values()):.0%}" for name, own in largest if own]
-        return f"{self.folder}: {', '.join(shares) or 'no operations'}"
+        lines = [f"profile: {self.folder}"]
+        for program, by_scope in self.seconds.items():
+            sums = {scope: sum(by_pass.values()) for scope, by_pass in by_scope.items()}
+            total = _total(by_scope)
+            largest = sorted(sums.items(), key=lambda item: -item[1])
+            shares = ", ".join(f"{scope} {own / total:.1%}" for scope, own in largest if own)
+            lines.append(f"  {program}, {total:.3g} s in a step: {shares}")
+        return "\n".join(lines)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +123,7 @@ def request(steps: Request | None) -> Iterator[None]:
             "a finished run, start it again in another --workdir"
         )
     for trace in filter(None, pending.traces):
-        print(f"profile: {trace}", file=sys.stderr)
+        print(trace, file=sys.stderr)
 
 
 def requested() -> Request | None:
@@ -233,6 +238,7 @@ class Operation:
 
 
 Program = Mapping[str, Operation]
+_UNKNOWN = Operation(OTHER, backward=False, control=False)
 
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = .*?\s([a-z][\w\-]*)\(")
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) .*\{$")
@@ -241,37 +247,56 @@ _SOURCE = re.compile(r'metadata=\{[^}]*op_name="([^"]*)"')
 # A scope within transformations: `transpose(jvp(mlp))`. `jit(loss)` is a function's name instead.
 _COMPONENT = re.compile(r"(?:(?:jvp|transpose|vmap|checkpoint|rematted_computation)\()*(\w+)\)*")
 _CONTROL = frozenset({"while", "call", "conditional"})
+_PRODUCTS = frozenset({"dot", "convolution", "custom-call"})
+
+
+@dataclasses.dataclass(frozen=True)
+class _Instruction:
+    kind: str
+    computation: str
+    calls: tuple[str, ...]
+    scope: str
+    backward: bool
 
 
 def operations(hlo: str) -> Program:
     """The operations of a compiled program by name, out of its text.
 
-    Those that the compiler added, such as the copies in a loop, belong where the loop does.
+    A fusion that has no name of its own belongs where its products do, or its result. What the
+    compiler added, such as the copies in a loop, belongs where the loop does.
     """
-    sources: dict[str, tuple[str, bool]] = {}
-    kinds: dict[str, str] = {}
-    within, caller = {}, {}
+    found: dict[str, _Instruction] = {}
     computation = ""
     for line in hlo.splitlines():
         if header := _COMPUTATION.match(line):
             computation = header[1]
-        elif instruction := _INSTRUCTION.match(line):
-            name = instruction[1]
-            kinds[name] = instruction[2]
-            within[name] = computation
-            caller.update(dict.fromkeys(_CALLED.findall(line), name))
-            if source := _SOURCE.search(line):
-                sources[name] = _scope(source[1])
+        elif matched := _INSTRUCTION.match(line):
+            source = _SOURCE.search(line)
+            scope, backward = _scope(source[1]) if source else (OTHER, False)
+            found[matched[1]] = _Instruction(
+                matched[2], computation, tuple(_CALLED.findall(line)), scope, backward
+            )
+    caller = {called: name for name, each in found.items() for called in each.calls}
+    inside: dict[str, list[_Instruction]] = {}
+    for each in found.values():
+        inside.setdefault(each.computation, []).append(each)
 
-    def resolved(name: str) -> tuple[str, bool]:
-        scope, backward = sources.get(name, (OTHER, False))
-        outer = caller.get(within[name])
-        if scope != OTHER or outer is None:
-            return scope, backward
-        scope, outer_backward = resolved(outer)
-        return scope, backward or outer_backward
+    def owner(each: _Instruction) -> _Instruction:
+        if each.scope == OTHER and each.kind == "fusion":
+            (fused,) = (inside.get(name, []) for name in each.calls)
+            products = [part for part in fused if part.kind in _PRODUCTS]
+            named = (part for part in (*products, *reversed(fused)) if part.scope != OTHER)
+            each = next(named, each)
+        if each.scope == OTHER and each.computation in caller:
+            outer = owner(found[caller[each.computation]])
+            return dataclasses.replace(outer, backward=each.backward or outer.backward)
+        return each
 
-    return {name: Operation(*resolved(name), kind in _CONTROL) for name, kind in kinds.items()}
+    return {
+        name: Operation(own.scope, own.backward, each.kind in _CONTROL)
+        for name, each in found.items()
+        for own in [owner(each)]
+    }
 
 
 def _scope(path: str) -> tuple[str, bool]:
@@ -295,7 +320,7 @@ def _programs() -> dict[str, list[Program]]:
 
 def name_operations(
     folder: Path, programs: Mapping[str, list[Program]], steps: int
-) -> dict[str, dict[str, float]]:
+) -> dict[str, dict[str, dict[str, float]]]:
     """Names the operations of a trace by their part, and adds up its seconds in one step.
 
     Args:
@@ -305,7 +330,8 @@ def name_operations(
       steps: how many the trace holds.
 
     Returns:
-      By part, "forward" and "backward" seconds of all threads of a device, in a step.
+      By program, those that took longest first, and by part: "forward" and "backward" seconds of
+      all threads and devices in a step. Programs of one name have a number behind it.
     """
     (file,) = folder.glob("*.trace.json.gz")
     with gzip.open(file, "rt", encoding="utf-8") as opened:
@@ -315,26 +341,33 @@ def name_operations(
         given = event.get("args", {})
         if event.get("ph") == "X" and "hlo_op" in given:
             runs.setdefault((given.get("hlo_module", ""), given.get("run_id")), []).append(event)
-    seconds = {name: {"forward": 0.0, "backward": 0.0} for name in (*SCOPES, OTHER)}
+    seconds: dict[str, dict[str, dict[str, float]]] = {}
     for (module, _), events in runs.items():
         names = {event["args"]["hlo_op"] for event in events}
-        program = max(programs.get(module, [{}]), key=lambda each: len(names & each.keys()))
-        for event in events:
-            operation = program.get(event["args"]["hlo_op"], Operation(OTHER, False, False))
+        known = programs.get(module, [{}])
+        number = max(range(len(known)), key=lambda i: len(names & known[i].keys()))
+        own = seconds.setdefault(
+            f"{module} {number + 1}" if len(known) > 1 else module,
+            {scope: {"forward": 0.0, "backward": 0.0} for scope in (*SCOPES, OTHER)},
+        )
+        for event, microseconds in _own_time(events):
+            operation = known[number].get(event["args"]["hlo_op"], _UNKNOWN)
             direction = "backward" if operation.backward else "forward"
             event["args"] |= {"scope": operation.scope, "pass": direction}
             event["name"] = f"{operation.scope}: {event['name']}"
-        for event, own in _own_time(events):
-            given = event["args"]
-            operation = program.get(given["hlo_op"])
-            if operation is None or not operation.control:
-                seconds[given["scope"]][given["pass"]] += own / steps / 1e6
+            if not operation.control:
+                own[operation.scope][direction] += microseconds / steps / 1e6
+    seconds = dict(sorted(seconds.items(), key=lambda item: -_total(item[1])))
     # Perfetto does not read the other entries.
     trace = {"displayTimeUnit": "ns", "traceEvents": trace["traceEvents"]}
     with gzip.open(file, "wt", encoding="utf-8") as opened:
         json.dump(trace, opened)
     (folder / SUMMARY).write_text(json.dumps({"steps": steps, "seconds": seconds}, indent=2))
     return seconds
+
+
+def _total(by_scope: Mapping[str, Mapping[str, float]]) -> float:
+    return sum(sum(by_pass.values()) for by_pass in by_scope.values())
 
 
 def _own_time(events: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], float]]:

@@ -62,11 +62,13 @@ def test_the_seconds_of_each_part_are_written_and_told(tmp_path, capsys):
     folder = tmp_path / "run/profile/plugins/profile/steps_2_2"
     summary = json.loads((folder / profiling.SUMMARY).read_text())
     assert summary["steps"] == 1
-    seconds = {name: sum(own.values()) for name, own in summary["seconds"].items()}
+    (step,) = (own for name, own in summary["seconds"].items() if name.startswith("jit_step"))
+    seconds = {scope: sum(own.values()) for scope, own in step.items()}
     assert list(seconds) == [*SCOPES, "other"] and min(seconds.values()) > 0
-    largest = max(seconds, key=seconds.__getitem__)
-    share = f"{seconds[largest] / sum(seconds.values()):.0%}"
-    assert f"profile: {folder}: {largest} {share}, " in capsys.readouterr().err
+    largest, total = max(seconds, key=seconds.__getitem__), sum(seconds.values())
+    told = f"{total:.3g} s in a step: {largest} {seconds[largest] / total:.1%}, "
+    error = capsys.readouterr().err
+    assert f"profile: {folder}\n" in error and told in error
 
 
 def test_operations_are_named_after_the_innermost_scope():
@@ -103,9 +105,14 @@ HloModule jit_step
   ROOT %dot.1 = f32[2]{0} dot(%copy.1), metadata={op_name="jit(step)/mixer/attention/dot"}
 }
 
+%fused (x: f32[2]) -> f32[2] {
+  %dot.2 = f32[2]{0} dot(%x, %x), metadata={op_name="jit(step)/transpose(jvp(mlp))/dot"}
+  ROOT %add.2 = f32[2]{0} add(%dot.2, %x), metadata={op_name="jit(step)/loss/add"}
+}
+
 ENTRY %main () -> f32[2] {
   %while.1 = (s32[], f32[2]{0}) while(%t), body=%body, metadata={op_name="jit(step)/mixer/while"}
-  %fusion.2 = f32[2]{0} fusion(%x), calls=%f, metadata={op_name="jit(step)/transpose(jvp(mlp))/mul"}
+  %fusion.2 = f32[2]{0} fusion(%x), kind=kOutput, calls=%fused
   ROOT %add.3 = f32[2]{0} add(%x, %x)
 }
 """
@@ -124,7 +131,8 @@ ENTRY %main () -> f32[2] {
     programs = {"jit_step": [{}, profiling.operations(hlo)]}
     seconds = profiling.name_operations(tmp_path, programs, steps=2)
     nothing = {"forward": 0.0, "backward": 0.0}
-    assert seconds == dict.fromkeys((*SCOPES, "other"), nothing) | {
+    assert list(seconds) == ["jit_step 2"]
+    assert seconds["jit_step 2"] == dict.fromkeys((*SCOPES, "other"), nothing) | {
         "mixer": {"forward": 2.5e-6, "backward": 0.0},
         "attention": {"forward": 30e-6, "backward": 0.0},
         "mlp": {"forward": 0.0, "backward": 15e-6},

@@ -5,19 +5,27 @@ turn is kept and the median reported with its range. JAX returns before the devi
 every run ends in `jax.block_until_ready`.
 """
 
+import argparse
 from collections.abc import Callable, Sequence
 import dataclasses
 import datetime
+import functools
 import importlib.metadata
 import importlib.util
+import inspect
 import os
+from pathlib import Path
 import platform
 import statistics
 import subprocess
+import sys
 import time
 from typing import Any
 
 import jax
+
+from lm_jax.errors import Refusal
+from lm_jax.train import profiling
 
 Pass = Callable[[], Any]
 
@@ -35,17 +43,48 @@ def in_turns(
         other cores.
     """
     seconds: list[list[float]] = [[] for _ in runs]
-    for turn in range(repeats + 1):
-        for run, kept in zip(runs, seconds, strict=True):
-            time.sleep(pause)
-            begun = time.perf_counter()
-            while time.perf_counter() - begun < settle:
-                run()
-            start = time.perf_counter()
-            run()
-            if turn:
-                kept.append(time.perf_counter() - start)
+    asked = profiling.requested()
+    folder = asked.folder if asked and asked.folder else Path()
+    with profiling.Tracer(folder, done=0, total=repeats) as tracer:
+        for turn in range(repeats + 1):
+            with tracer.step(turn):
+                for run, kept in zip(runs, seconds, strict=True):
+                    time.sleep(pause)
+                    begun = time.perf_counter()
+                    while time.perf_counter() - begun < settle:
+                        run()
+                    start = time.perf_counter()
+                    run()
+                    if turn:
+                        kept.append(time.perf_counter() - start)
+            tracer.after(turn)
     return seconds
+
+
+PROFILE = argparse.ArgumentParser(add_help=False)
+PROFILE.add_argument(
+    "--profile", metavar="FIRST:LAST", help="turns to trace, into runs/<this tool>/profile"
+)
+
+
+def profiled(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
+    """A benchmark's `main`, whose parser has `PROFILE` among its parents, with that flag's effect.
+
+    Every comparison that is timed in turns is traced.
+    """
+
+    @functools.wraps(main)
+    def run(argv: Sequence[str] | None = None) -> int:
+        given, _ = PROFILE.parse_known_args(argv)
+        folder = Path("runs", Path(inspect.getfile(main)).stem)
+        try:
+            with profiling.request(profiling.parse(given.profile, folder)):
+                return main(argv)
+        except Refusal as error:
+            print(f"error: {error}", file=sys.stderr)
+            return error.exit_code
+
+    return run
 
 
 @dataclasses.dataclass(frozen=True)
