@@ -129,6 +129,17 @@ def median_interval(values: ArrayLike, confidence: float = 0.95) -> Interval:
     return Interval(float(np.median(values)), float(ends.low), float(ends.high), values.size)
 
 
+def student_interval(values: ArrayLike, confidence: float = 0.95) -> Interval:
+    """Returns the mean of 2 or more independent values with Student's t interval."""
+    values = _finite("student_interval: values", values)
+    _check_open_unit("confidence", confidence)
+    if values.ndim != 1 or values.size < 2:
+        raise UsageError(f"student_interval: values {values.shape} must be 1-D and 2 or more")
+    quantile = stats.t.ppf((1 + confidence) / 2, values.size - 1)
+    mean, reach = values.mean(), quantile * values.std(ddof=1) / math.sqrt(values.size)
+    return Interval(float(mean), float(mean - reach), float(mean + reach), values.size)
+
+
 def mcnemar(before: ArrayLike, after: ArrayLike, confidence: float = 0.95) -> McNemar:
     """Compares two binary outcomes of the same n items, 1-D and in the same order.
 

@@ -4,8 +4,9 @@
 
 1. The corpus is fetched, tokenized and split once (`lm_jax.train.prepare`).
 2. Each seed trains in a folder of its own, from its last checkpoint if there is one.
-3. Validation and test perplexity are weighted by token, and stand beside that of the unigram model
-   on the same tokens.
+3. The weights of lowest validation perplexity are evaluated on validation and test text, and so are
+   the last ones, where they are others. Perplexity is weighted by token; that of the unigram model
+   on the same tokens is printed with it.
 
 The work folder then holds
 
@@ -16,10 +17,9 @@ The work folder then holds
 A killed run is started again with the same command, and ends with the same parameters.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 import os
 from pathlib import Path
-import statistics
 from typing import Any, cast
 
 import jax
@@ -29,15 +29,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lm_jax import launch, processes, runs, sharding
-from lm_jax.config import DecoderConfig
 from lm_jax.decoder import count_params
-from lm_jax.mixers import Mixer
-from lm_jax.params import ParamSpec
-from lm_jax.train import optim
+from lm_jax.params import ParamSpec, ParamTree
+from lm_jax.train import checkpoints, optim
 from lm_jax.train.config import MAY_CHANGE, TrainConfig, Upkeep
 from lm_jax.train.data import Batches, Examples, OnePass
-from lm_jax.train.evaluate import evaluate
-from lm_jax.train.loop import Measure, Trained, train
+from lm_jax.train.evaluate import Evaluation, evaluate
+from lm_jax.train.loop import Trained, train
 from lm_jax.train.metrics import METRICS
 from lm_jax.train.objective import LanguageModelling, is_cast
 from lm_jax.train.prepare import prepare_corpus
@@ -46,12 +44,10 @@ from protot_jax.config import PretrainConfig
 from protot_jax.count import flops
 from protot_jax.mixer import PrototypeMixer
 from protot_jax.router import router_statistics
+from protot_jax.seeds import OverSeeds, over_seeds
 from protot_jax.trained import DATA, Data, load_data, model, seed_folder
 
 SUMMARY = "summary.json"
-# Enough for a mean over tokens; their gates are held whole.
-_ROUTED_ROWS = 8
-
 
 # Tables that are no weights: prototypes, and Mamba's rates and projection of step sizes.
 _NOT_DECAYED = ("/prototypes", "/A_log", "/step_up")
@@ -124,31 +120,35 @@ def train_seed(config: PretrainConfig, data: Data, folder: Path, seed: int) -> d
         mesh=mesh,
         upkeep=Upkeep(allow_fallback=config.allow_fallback),
         decays=decays,
-        measure=_measure(cfg, mixer, data.validation),
+        # What else every evaluation writes down.
+        measure=router_statistics(cfg, mixer, validation, mesh)
+        if isinstance(mixer, PrototypeMixer)
+        else None,
     )
+    splits = {"validation": validation, "test": OnePass(data.test, **share)}
     look = make_eval_step(objective, mesh)
-    test = evaluate(look, trained.state.params, OnePass(data.test, **share), mesh)
-    last = evaluate(look, trained.state.params, validation, mesh)
-    best = trained.history.best
+
+    def evaluated(params: ParamTree) -> dict[str, Evaluation]:
+        return {name: evaluate(look, params, split, mesh) for name, split in splits.items()}
+
+    last_step, best_step = int(trained.state.step), trained.history.best_step
+    last = best = evaluated(trained.state.params)
+    if best_step is not None and best_step != last_step:
+        wanted = sharding.abstract(objective.spec, mesh=mesh)
+        best = evaluated(checkpoints.load_params(trained.checkpoints, best_step, wanted))
     return {
         "seed": seed,
-        "steps": int(trained.state.step),
+        "steps": last_step,
         "tokens_seen": int(pc.sum(pq.read_table(folder / METRICS)["tokens"]).as_py()),
-        "validation_perplexity": last.perplexity,
-        "validation_tokens": last.tokens,
-        "best_validation_perplexity": None if best is None else float(np.exp(best)),
-        "test_perplexity": test.perplexity,
-        "test_tokens": test.tokens,
+        "validation_tokens": last["validation"].tokens,
+        "test_tokens": last["test"].tokens,
+        "best": {"step": best_step or last_step} | _perplexities(best),
+        "last": {"step": last_step} | _perplexities(last),
     }
 
 
-def _measure(cfg: DecoderConfig, mixer: Mixer, validation: Examples) -> Measure | None:
-    """What else every evaluation writes down: the routing, over a few rows of text."""
-    if not isinstance(mixer, PrototypeMixer):
-        return None
-    rows = np.arange(min(_ROUTED_ROWS, validation.count))
-    tokens_NS = validation.read(rows)["tokens"]
-    return router_statistics(cfg, mixer, tokens_NS[:, :-1])
+def _perplexities(found: Mapping[str, Evaluation]) -> dict[str, float]:
+    return {f"{name}_perplexity": each.perplexity for name, each in found.items()}
 
 
 def run(config: PretrainConfig, folder: Path) -> dict[str, Any]:
@@ -194,25 +194,33 @@ def _conclude(folder: Path, summary: dict[str, Any]) -> None:
 
 
 def told(summary: dict[str, Any]) -> str:
-    """The summary for a terminal: perplexities, and what they rest on."""
+    """The summary for a terminal: perplexities of the best and the last weights, and their n."""
     seeds = summary["seeds"]
-    validation = [each["validation_perplexity"] for each in seeds]
-    test = [each["test_perplexity"] for each in seeds]
+
+    def perplexity(weights: str, split: str) -> OverSeeds:
+        return over_seeds([each[weights][f"{split}_perplexity"] for each in seeds])
+
+    validation = perplexity("best", "validation")
     unigram = summary["unigram_perplexity"]
-    mean = statistics.mean(validation)
-    spread = f" ({min(validation):.2f} to {max(validation):.2f})" if len(seeds) > 1 else ""
-    return "\n".join(
-        [
-            f"{summary['model']}: validation perplexity {mean:.2f}{spread} over "
-            f"{seeds[0]['validation_tokens']:,} tokens, test {statistics.mean(test):.2f} over "
-            f"{seeds[0]['test_tokens']:,}; unigram model {unigram:.1f}, {unigram / mean:.2f} times",
-            f"{summary['parameters']:,} parameters ({summary['parameters_in_use']:,} in use), "
-            f"{summary['forward_flops_per_example'] / 1e6:,.0f} MFLOPs forward an example, "
-            f"{'tied' if summary['tie_embeddings'] else 'untied'}, {summary['compute_dtype']} "
-            f"compute on float32 weights, {seeds[0]['tokens_seen']:,} tokens seen, "
-            f"{len(seeds)} seed{'s' * (len(seeds) > 1)}",
-        ]
+    lines = [
+        f"{summary['model']}: validation perplexity {validation} over "
+        f"{seeds[0]['validation_tokens']:,} tokens, test {perplexity('best', 'test')} over "
+        f"{seeds[0]['test_tokens']:,}, of the weights of lowest validation perplexity; unigram "
+        f"model {unigram:.1f}, {unigram / validation.mean:.2f} times",
+    ]
+    if any(each["best"]["step"] != each["last"]["step"] for each in seeds):
+        lines.append(
+            f"of the last weights: validation {perplexity('last', 'validation')}, test "
+            f"{perplexity('last', 'test')}"
+        )
+    lines.append(
+        f"{summary['parameters']:,} parameters ({summary['parameters_in_use']:,} in use), "
+        f"{summary['forward_flops_per_example'] / 1e6:,.0f} MFLOPs forward an example, "
+        f"{'tied' if summary['tie_embeddings'] else 'untied'}, {summary['compute_dtype']} "
+        f"compute on float32 weights, {seeds[0]['tokens_seen']:,} tokens seen, "
+        f"{len(seeds)} seed{'s' * (len(seeds) > 1)}"
     )
+    return "\n".join(lines)
 
 
 def run_in(

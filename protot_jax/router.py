@@ -1,53 +1,74 @@
 """How the routing of a ProtoT stands while it trains: numbers of every layer at every evaluation.
 
 The statistics that the authors' code prints for each epoch (spec row PT-45), and those of appendix
-A.7.1, over a fixed sample of validation text. Names are `layer_<l>/<what>`:
+A.7.1, over every token of the validation text that the perplexity is computed on. Names are
+`layer_<l>/<what>`:
 
     alpha, write_tau, read_tau       the scalars; |tau| is what gates are divided by
     half_life_min, _median, _max     in tokens
     write_..., read_...              gates: `gini` and `max_share` of the prototypes' shares of all
-                                     tokens, `top_1` the mean largest gate, `dead` how many never
-                                     reach 0.01, `logit_std` over everything
+                                     tokens, `top_1` the mean largest gate, `dead` how many reach
+                                     0.01 at no token, `logit_std` over tokens and prototypes
     js_read_write                    Jensen-Shannon divergence of the two gates of a token, in nats
     mass                             mean D of Eq. 2, what a prototype's mean is divided by
     value_norm, prototype_norm       of the value matrix (Frobenius), and the mean of the rows of P
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
 import numpy as np
-from scipy import special
 
-from lm_jax import sharding, sites
+from lm_jax import sharding, shards, sites
 from lm_jax.config import DecoderConfig
-from lm_jax.decoder import forward
+from lm_jax.decoder import forward, param_spec
 from lm_jax.params import ParamTree
+from lm_jax.train.evaluate import Batches
 from lm_jax.train.loop import Measure
 from lm_jax.train.objective import PAD
 from protot_jax.concepts import measures
 from protot_jax.mixer import PrototypeMixer
 
 _SCALARS = ("alpha", "write_tau", "read_tau")
+_GATES = ("write", "read")
 _SITES = ("mixer.write", "mixer.read", "mixer.write_logits", "mixer.read_logits")
+# Of the gates of one batch, by name.
+Sums = Mapping[str, Any]
 
 
-def router_statistics(cfg: DecoderConfig, mixer: PrototypeMixer, tokens_NT: np.ndarray) -> Measure:
-    """A `measure` for `lm_jax.train.loop.train`, on these rows of ids; 0 is padding."""
-    valid_NT = tokens_NT != PAD
-    look = jax.jit(functools.partial(_gates, cfg=cfg, mixer=mixer))
+def router_statistics(
+    cfg: DecoderConfig, mixer: PrototypeMixer, batches: Batches, mesh: Mesh
+) -> Measure:
+    """A `measure` for `lm_jax.train.loop.train`, over one pass of `batches`; id 0 is padding.
+
+    A batch is reduced on the device, so that gates of one batch are held at a time.
+    """
+    look = jax.jit(
+        shards.on_mesh(functools.partial(_sums, cfg=cfg, mixer=mixer), mesh),
+        in_shardings=(
+            sharding.param_shardings(mesh, param_spec(cfg, mixer)),
+            sharding.batch_sharding(mesh),
+        ),
+        out_shardings=sharding.replicated(mesh),
+    )
 
     def measure(params: ParamTree, *rest: Any) -> dict[str, float]:
         del rest
-        found = sharding.fetch(look(params, tokens_NT))
+        parts = [
+            look(params, sharding.shard_batch(mesh, batches.at(k)["tokens"]))
+            for k in range(batches.per_epoch)
+        ]
+        found = _joined(sharding.fetch(parts))
         own = sharding.fetch(params["blocks"]["mixer"])
         numbers = {}
         for layer in range(cfg.num_layers):
-            gates = {name: x[layer] for name, x in found.items()}
             scalars = {name: own[name][layer] for name in _SCALARS}
-            values = scalars | of_gates(gates, own["decay_logit"][layer], valid_NT)
+            layer_sums = {name: x if name == "tokens" else x[layer] for name, x in found.items()}
+            values = scalars | _of_layer(layer_sums, own["decay_logit"][layer])
             values["value_norm"] = np.linalg.norm(own["value"][layer])
             values["prototype_norm"] = np.linalg.norm(own["prototypes"][layer], axis=-1).mean()
             numbers |= {f"layer_{layer}/{name}": float(x) for name, x in values.items()}
@@ -56,45 +77,101 @@ def router_statistics(cfg: DecoderConfig, mixer: PrototypeMixer, tokens_NT: np.n
     return measure
 
 
-def _gates(params: ParamTree, tokens_NT: Any, *, cfg: DecoderConfig, mixer: PrototypeMixer) -> Any:
-    record = dict.fromkeys(_SITES, sites.keep)
-    output = forward(params, tokens_NT, cfg, mixer=mixer, record=record, valid_BT=tokens_NT != PAD)
-    return output.records
+def _sums(params: ParamTree, tokens_BS: Any, *, cfg: DecoderConfig, mixer: PrototypeMixer) -> Sums:
+    """Sums over the tokens of one batch, for every layer: see the keys."""
+    tokens_BT = tokens_BS[:, :-1]
+    valid_BT = tokens_BT != PAD
+    # Logits of one place, for none are needed.
+    first_B1 = jnp.zeros((tokens_BT.shape[0], 1), jnp.int32)
+    records = forward(
+        params,
+        tokens_BT,
+        cfg,
+        mixer=mixer,
+        record=dict.fromkeys(_SITES, sites.keep),
+        valid_BT=valid_BT,
+        logits_at=first_B1,
+    ).records
+    write_LBTR, read_LBTR = records["mixer.write"], records["mixer.read"]
+    count = valid_BT.sum()
+    sums: dict[str, Any] = {"tokens": count}
+    # The gates of padding are zero.
+    for name, gate_LBTR in zip(_GATES, (write_LBTR, read_LBTR), strict=True):
+        sums[f"{name}_share"] = gate_LBTR.sum((1, 2))
+        sums[f"{name}_largest"] = gate_LBTR.max((1, 2))
+        sums[f"{name}_top_1"] = gate_LBTR.max(3).sum((1, 2))
+        logits_LBTR = records[f"mixer.{name}_logits"]
+        where_LBTR = jnp.broadcast_to(valid_BT[None, :, :, None], logits_LBTR.shape)
+        mean_L = jnp.sum(jnp.where(where_LBTR, logits_LBTR, 0.0), (1, 2, 3))
+        mean_L = mean_L / jnp.maximum(count * logits_LBTR.shape[3], 1)
+        apart_LBTR = jnp.where(where_LBTR, logits_LBTR - mean_L[:, None, None, None], 0.0)
+        sums[f"{name}_logit_mean"] = mean_L
+        sums[f"{name}_logit_squares"] = jnp.square(apart_LBTR).sum((1, 2, 3))
+    sums["js_read_write"] = jensen_shannon(write_LBTR, read_LBTR).sum((1, 2))
+    decay_LR = jax.nn.sigmoid(params["blocks"]["mixer"]["decay_logit"].astype(jnp.float32))
+    mass_LBTR = _masses(write_LBTR, decay_LR)
+    sums["mass"] = jnp.where(valid_BT[None, :, :, None], mass_LBTR, 0.0).sum((1, 2)).mean(1)
+    return sums
 
 
-def of_gates(
-    gates: Mapping[str, np.ndarray], decay_logit_R: np.ndarray, valid_NT: np.ndarray
-) -> dict[str, Any]:
-    """The numbers of one layer that need its gates; `gates` are `[N, T, R]` by site."""
-    half_life_R = measures.half_life(decay_logit_R)
+def _masses(write_LBTR: jax.Array, decay_LR: jax.Array) -> jax.Array:
+    """D of Eq. 2 before every token: it discounts the last write once."""
+
+    def step(mass_LBR, write_LBR):
+        return decay_LR[:, None] * (mass_LBR + write_LBR), mass_LBR
+
+    _, mass_TLBR = jax.lax.scan(
+        step, jnp.zeros_like(write_LBTR[:, :, 0]), jnp.moveaxis(write_LBTR, 2, 0)
+    )
+    return jnp.moveaxis(mass_TLBR, 0, 2)
+
+
+def _joined(parts: Sequence[Sums]) -> dict[str, np.ndarray]:
+    """The sums over all batches, in float64; `logit_std` from means and squares about them."""
+    stacked = {name: np.stack([part[name] for part in parts]) for name in parts[0]}
     found = {
-        "half_life_min": half_life_R.min(),
-        "half_life_median": np.median(half_life_R),
-        "half_life_max": half_life_R.max(),
+        name: x.max(0) if name.endswith("_largest") else x.sum(0, dtype=np.float64)
+        for name, x in stacked.items()
     }
-    kept = {name: np.asarray(x, np.float64)[valid_NT] for name, x in gates.items()}
-    for name in ("write", "read"):
-        gate_MR = kept[f"mixer.{name}"]
-        share_R = gate_MR.mean(0)
-        found |= {
-            f"{name}_gini": measures.gini(share_R),
-            f"{name}_max_share": share_R.max() / share_R.sum(),
-            f"{name}_top_1": gate_MR.max(1).mean(),
-            f"{name}_dead": (gate_MR.max(0) < measures.ACTIVE).sum(),
-            f"{name}_logit_std": kept[f"mixer.{name}_logits"].std(),
-        }
-    write_MR, read_MR = kept["mixer.write"], kept["mixer.read"]
-    found["js_read_write"] = jensen_shannon(write_MR, read_MR).mean()
-    decay_R = special.expit(np.asarray(decay_logit_R, np.float64))
-    write_NTR = np.asarray(gates["mixer.write"], np.float64)
-    memory = [measures.memory(write_NTR[..., r], decay) for r, decay in enumerate(decay_R)]
-    # D discounts the last write once, and is not scaled by 1 - beta.
-    mass_NTR = np.stack(memory, -1) * decay_R / (1.0 - decay_R)
-    found["mass"] = mass_NTR[valid_NT].mean()
+    size_K1 = stacked["tokens"][:, None].astype(np.float64)
+    R = found["write_share"].shape[1]
+    for name in _GATES:
+        mean_KL = stacked[f"{name}_logit_mean"].astype(np.float64)
+        mean_L = (size_K1 * mean_KL).sum(0) / size_K1.sum()
+        between_L = (R * size_K1 * (mean_KL - mean_L[None]) ** 2).sum(0)
+        squares_L = found[f"{name}_logit_squares"] + between_L
+        found[f"{name}_logit_std"] = np.sqrt(squares_L / (R * size_K1.sum()))
     return found
 
 
-def jensen_shannon(p_MR: np.ndarray, q_MR: np.ndarray) -> np.ndarray:
-    """The divergence of each row of probabilities in nats, at most ln 2."""
-    mean_MR = (p_MR + q_MR) / 2
-    return (special.rel_entr(p_MR, mean_MR) + special.rel_entr(q_MR, mean_MR)).sum(-1) / 2
+def _of_layer(found: Mapping[str, np.ndarray], decay_logit_R: np.ndarray) -> dict[str, Any]:
+    half_life_R = measures.half_life(decay_logit_R)
+    tokens = found["tokens"]
+    values = {
+        "half_life_min": half_life_R.min(),
+        "half_life_median": np.median(half_life_R),
+        "half_life_max": half_life_R.max(),
+        "js_read_write": found["js_read_write"] / tokens,
+        "mass": found["mass"] / tokens,
+    }
+    for name in _GATES:
+        share_R = found[f"{name}_share"]
+        values |= {
+            f"{name}_gini": measures.gini(share_R),
+            f"{name}_max_share": share_R.max() / share_R.sum(),
+            f"{name}_top_1": found[f"{name}_top_1"] / tokens,
+            f"{name}_dead": (found[f"{name}_largest"] < measures.ACTIVE).sum(),
+            f"{name}_logit_std": found[f"{name}_logit_std"],
+        }
+    return values
+
+
+def jensen_shannon(p: jax.Array, q: jax.Array) -> jax.Array:
+    """The divergence of probabilities on the last axis, in nats, at most ln 2; 0 without any.
+
+    ln(p / m), with m the mean of both, is ln(1 + (p - q) / (p + q)): nothing cancels where they are
+    nearly equal.
+    """
+    apart = (p - q) / jnp.where(p + q > 0, p + q, 1.0)
+    xlog1py = jax.scipy.special.xlog1py
+    return (xlog1py(p, apart) + xlog1py(q, -apart)).sum(-1) / 2

@@ -12,7 +12,9 @@ from lm_jax.errors import UsageError
 from protot_jax.trained import TrainedModel, load_run
 
 RUN = flags.DEFINE_string("run", None, "work folder of a pretraining run")
-CHECKPOINT = flags.DEFINE_enum("checkpoint", "last", ["last", "best"], "of the run")
+CHECKPOINT = flags.DEFINE_enum(
+    "checkpoint", "best", ["best", "last"], "of lowest validation perplexity, or the last one"
+)
 SEED_OF_RUN = flags.DEFINE_integer("seed_of_run", None, "which of the run's seeds; default first")
 
 

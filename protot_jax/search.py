@@ -52,7 +52,8 @@ from protot_jax.search_space import (
     forward_flops,
     propose,
 )
-from protot_jax.trained import DATA, best_perplexity
+from protot_jax.seeds import over_seeds
+from protot_jax.trained import DATA, validation_perplexity
 
 REPORT, ROWS, TRIALS = "search.json", "search.parquet", "trials"
 SCHEMA = pa.schema(
@@ -84,7 +85,7 @@ def train(config: PretrainConfig, folder: Path) -> list[float]:
     )
     # Every seed compiles programs of its own, which no other calls: gigabytes, over a search.
     jax.clear_caches()
-    return [best_perplexity(found) for found in summary["seeds"]]
+    return [validation_perplexity(found) for found in summary["seeds"]]
 
 
 def run(config: SearchConfig, folder: Path, measure: Measure = train) -> dict[str, Any]:
@@ -201,16 +202,14 @@ def told(report: Mapping[str, Any]) -> str:
     for record in report["trials"]:
         ended[record["status"]].append(record)
     ranked = sorted(ended[DONE], key=lambda record: record["perplexity"])
-    seeds = len(report["seeds"])
     lines = [
         f"{len(ranked)} trials ended, {len(ended[DIVERGED])} diverged, {len(ended[REFUSED])} were "
         "above the limit of FLOPs",
-        f"validation perplexity, mean over {seeds} seed{'s' * (seeds > 1)} (lowest to highest):",
+        "lowest validation perplexity, mean over seeds:",
     ]
     for record in ranked[:_SHOWN]:
-        found = record["seed_perplexities"]
-        spread = f"{record['perplexity']:.2f} ({min(found):.2f} to {max(found):.2f})"
-        lines.append(f"{record['trial']:5}  {spread:28}  {flags(record['drawn'])}")
+        found = over_seeds(record["seed_perplexities"])
+        lines.append(f"{record['trial']:5}  {found!s:58}  {flags(record['drawn'])}")
     return "\n".join([*lines, f"best: {report['flags']}"])
 
 

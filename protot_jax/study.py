@@ -3,8 +3,10 @@
     python -m protot_jax.study --config=configs/protot/kernel_size.py --workdir=runs/kernel_size
 
 Prototype Transformer, appendix A.7: a variant is trained at each learning rate and counted at its
-best, by the mean over seeds of the lowest validation perplexity. `--only=k4,k5` trains some of the
-variants now; the table holds those that are trained. The work folder has
+best, by the mean over seeds of the lowest validation perplexity; the test perplexity is of the same
+weights. The interval of a mean is over seeds and leaves out that the rate was chosen on the same
+text. `--only=k4,k5` trains some of the variants now; the table holds those that are trained. The
+work folder has
 
     data/                        the prepared corpora, one for each way to cut them
     <variant>/lr_<rate>/         a run of `protot_jax.pretrain`
@@ -19,7 +21,7 @@ import dataclasses
 import json
 from pathlib import Path
 import statistics
-from typing import Any
+from typing import Any, Literal, get_args
 
 from absl import flags
 from ml_collections import ConfigDict
@@ -32,7 +34,11 @@ from lm_jax.errors import UsageError, nearest
 from lm_jax.train.metrics import METRICS
 from protot_jax import pretrain
 from protot_jax.config import PretrainConfig, smoke, with_fields
-from protot_jax.trained import best_perplexity, seed_folder
+from protot_jax.seeds import OverSeeds, over_seeds
+from protot_jax.trained import seed_folder
+
+Split = Literal["validation", "test"]
+SPLITS: tuple[Split, ...] = get_args(Split)
 
 _ONLY = flags.DEFINE_list("only", None, "variants to train now, by name; all by default")
 TABLE, ROWS = "study.json", "study.parquet"
@@ -43,9 +49,12 @@ SCHEMA = pa.schema(
         "seed": pa.int64(),
         "steps": pa.int64(),
         "tokens_seen": pa.int64(),
-        "best_validation_perplexity": pa.float64(),
+        # Of the weights of lowest validation perplexity, after so many steps, and of the last ones.
+        "best_step": pa.int64(),
         "validation_perplexity": pa.float64(),
         "test_perplexity": pa.float64(),
+        "last_validation_perplexity": pa.float64(),
+        "last_test_perplexity": pa.float64(),
         # Training alone, without evaluations.
         "steps_per_second": pa.float64(),
     }
@@ -77,12 +86,14 @@ class StudyConfig:
       base: what all variants share.
       variants: the rows.
       table: of the paper.
+      paper_split: the text that the paper's perplexities are of.
       smoke: makes every variant so small, after its changes, that it takes seconds.
     """
 
     base: PretrainConfig
     variants: tuple[Variant, ...]
     table: str = ""
+    paper_split: Split = "validation"
     smoke: bool = False
 
     def __post_init__(self) -> None:
@@ -93,13 +104,19 @@ class StudyConfig:
             changed(self.base, variant)
 
 
-def study(mode: str, *variants: Variant, table: str, **shared: Any) -> ConfigDict:
+def study(
+    mode: str,
+    *variants: Variant,
+    table: str,
+    paper_split: Split = "validation",
+    **shared: Any,
+) -> ConfigDict:
     """The `get_config(mode)` of an ablation; `shared` are fields of `PretrainConfig`.
 
     Raises:
       UsageError: for an unknown mode, or a variant that changes what is not there.
     """
-    config = StudyConfig(PretrainConfig(**shared), variants, table)
+    config = StudyConfig(PretrainConfig(**shared), variants, table, paper_split)
     return in_mode(mode, config, {"smoke": _smoke}, of="a study")
 
 
@@ -169,7 +186,11 @@ def run(config: StudyConfig, folder: Path, only: Sequence[str] | None = None) ->
     rows = list(_rows(config, folder))
     with runs.replace_file(folder / ROWS) as file:
         pq.write_table(pa.Table.from_pylist(rows, SCHEMA), file)
-    table = {"table": config.table, "rows": tabled(config, rows)}
+    table = {
+        "table": config.table,
+        "paper_split": config.paper_split,
+        "rows": tabled(config, rows),
+    }
     runs.write_json(folder / TABLE, table)
     return table
 
@@ -184,9 +205,15 @@ def _rows(config: StudyConfig, folder: Path) -> Iterator[dict[str, Any]]:
                 metrics = pq.read_table(seed_folder(folder / place, found["seed"]) / METRICS)
                 seconds = metrics["seconds"].to_numpy()
                 own = {name: found[name] for name in SCHEMA.names if name in found}
+                for split in SPLITS:
+                    name = f"{split}_perplexity"
+                    # JSON has no infinity, which is written as a word.
+                    own[name] = float(found["best"][name])
+                    own[f"last_{name}"] = float(found["last"][name])
                 yield own | {
                     "variant": variant.name,
                     "learning_rate": settled.learning_rate,
+                    "best_step": found["best"]["step"],
                     # The first steps compile, and the median is of no single pause.
                     "steps_per_second": 1.0 / statistics.median(seconds),
                 }
@@ -203,24 +230,24 @@ def tabled(config: StudyConfig, rows: Sequence[Mapping[str, Any]]) -> list[dict[
         if not by_rate:
             continue
         means = {
-            rate: statistics.mean(map(best_perplexity, found)) for rate, found in by_rate.items()
+            rate: statistics.mean(row["validation_perplexity"] for row in found)
+            for rate, found in by_rate.items()
         }
         rate = min(means, key=means.__getitem__)
-        values = [best_perplexity(row) for row in by_rate[rate]]
+        best = by_rate[rate]
+        perplexities = {
+            split: dataclasses.asdict(over_seeds([row[f"{split}_perplexity"] for row in best]))
+            for split in SPLITS
+        }
         table.append(
             {
                 "variant": variant.name,
                 "changes": list(variant.changes),
                 "learning_rate": rate,
                 "rates_tried": len(means),
-                "perplexity": means[rate],
-                "low": min(values),
-                "high": max(values),
-                "seeds": len(values),
-                "tokens_seen": by_rate[rate][0]["tokens_seen"],
-                "steps_per_second": statistics.mean(
-                    row["steps_per_second"] for row in by_rate[rate]
-                ),
+                "perplexity": perplexities,
+                "tokens_seen": best[0]["tokens_seen"],
+                "steps_per_second": statistics.mean(row["steps_per_second"] for row in best),
                 "paper": variant.paper,
             }
         )
@@ -228,18 +255,23 @@ def tabled(config: StudyConfig, rows: Sequence[Mapping[str, Any]]) -> list[dict[
 
 
 def told(table: Mapping[str, Any]) -> str:
-    """The table for a terminal."""
+    """The table for a terminal, the paper's number in the line of the text that it is of."""
     lines = [
-        f"{table['table']}: best validation perplexity, mean (lowest to highest seed)",
-        f"{'variant':24} {'perplexity':>30} {'rate':>9} {'steps/s':>8} {'paper':>7}",
+        f"{table['table']}: perplexity of the weights of lowest validation perplexity",
+        f"{'variant':24} {'text':10} {'mean over seeds':58} {'rate':>9} {'steps/s':>8}   paper",
     ]
     for row in table["rows"]:
-        spread = f"{row['perplexity']:.2f} ({row['low']:.2f} to {row['high']:.2f}, {row['seeds']})"
-        paper = "" if row["paper"] is None else f"{row['paper']:.1f}"
-        lines.append(
-            f"{row['variant']:24} {spread:>30} {row['learning_rate']:9.2g} "
-            f"{row['steps_per_second']:8.2f} {paper:>7}"
-        )
+        for split, values in row["perplexity"].items():
+            own = row["paper"] if split == table["paper_split"] else None
+            paper = "" if own is None else f"{own:.1f}"
+            name, rate, speed = "", "", ""
+            if split == SPLITS[0]:
+                name, rate = row["variant"], f"{row['learning_rate']:.2g}"
+                speed = f"{row['steps_per_second']:.2f}"
+            lines.append(
+                f"{name:24} {split:10} {OverSeeds(**values)!s:58} {rate:>9} {speed:>8} "
+                f"{paper:>7}".rstrip()
+            )
     return "\n".join([*lines, "The paper's numbers are of FineWeb-Edu and 16,000 tokens."])
 
 

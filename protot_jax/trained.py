@@ -76,15 +76,15 @@ def seed_folder(folder: Path, seed: int) -> Path:
     return folder / f"seed_{seed}"
 
 
-def best_perplexity(summary: Mapping[str, Any]) -> float:
+def validation_perplexity(summary: Mapping[str, Any]) -> float:
     """The lowest validation perplexity of a seed, of its numbers in the summary of a run."""
     # JSON has no infinity, which is written as a word.
-    return float(summary["best_validation_perplexity"] or summary["validation_perplexity"])
+    return float(summary["best"]["validation_perplexity"])
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainedModel:
-    """What a run left: parameters after `step` updates, and all it takes to use them."""
+    """What a run left: the parameters of one checkpoint, after `step` updates, and their model."""
 
     cfg: DecoderConfig
     mixer: Mixer
@@ -113,14 +113,14 @@ def load_run(
     run: str | os.PathLike[str],
     *,
     seed: int | None = None,
-    best: bool = False,
+    best: bool = True,
 ) -> TrainedModel:
     """Loads a model that `protot_jax.pretrain` trained, from its work folder.
 
     Args:
       run: the work folder.
       seed: which of the run's seeds; None is the first.
-      best: the checkpoint with the lowest validation perplexity, in place of the last.
+      best: the checkpoint with the lowest validation perplexity so far; false for the last one.
 
     Raises:
       BadInputError: the folder holds no such run, or no checkpoint yet.

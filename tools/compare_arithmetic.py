@@ -123,8 +123,10 @@ def compare(folder: Path, context: int, seeds: Sequence[int]) -> list[dict[str, 
     """The numbers of one context, an entry per seed."""
     found = []
     for seed in seeds:
+        # The last weights, so that all are compared after the same number of updates.
         models = {
-            name: trained.load_run(folder / f"{context}_{name}", seed=seed) for name in ARITHMETICS
+            name: trained.load_run(folder / f"{context}_{name}", seed=seed, best=False)
+            for name in ARITHMETICS
         }
         run = folder / f"{context}_exact" / trained.DATA
         validation = trained.load_data(models["exact"].config, run).validation

@@ -12,7 +12,7 @@ from lm_jax.train.prepare import CorpusSettings
 from protot_jax.study import Variant, study
 
 CONTEXTS = (256, 512, 1024, 2048)
-# By context, in perplexity; the learning rates are the best of the paper's search.
+# Test perplexity by context; the learning rates are the best of the paper's search.
 PAPER = {
     "protot": (2.0e-3, (90.5, 84.8, 80.5, 81.9)),
     "llama": (1.6e-3, (78.7, 70.4, 65.3, 63.6)),
@@ -33,4 +33,10 @@ def get_config(mode: str = "") -> ConfigDict:
         for context, perplexity in zip(CONTEXTS, perplexities, strict=True)
     )
     # Parts of a speech long enough to fill the longest context.
-    return study(mode, *variants, table="Table 1", corpus=CorpusSettings(words=2_500))
+    return study(
+        mode,
+        *variants,
+        table="Table 1",
+        paper_split="test",
+        corpus=CorpusSettings(words=2_500),
+    )

@@ -83,7 +83,7 @@ def load_subjects(
     *,
     other_runs: Sequence[Path] = (),
     seed: int | None = None,
-    best: bool = False,
+    best: bool = True,
     match_seeds: bool = True,
 ) -> list[Subject]:
     """The model to disturb, then those to match it with.
@@ -92,7 +92,7 @@ def load_subjects(
       run: its work folder.
       other_runs: all of their seeds are taken.
       seed: of the model to disturb; None is the run's first.
-      best: the best checkpoints, not the last.
+      best: the checkpoints of lowest validation perplexity; false for the last ones.
       match_seeds: whether the run's other seeds are taken.
 
     Raises:

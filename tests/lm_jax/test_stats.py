@@ -246,6 +246,21 @@ def test_median_interval_is_made_of_the_order_statistics_of_the_binomial():
         stats.median_interval(np.arange(5))
 
 
+def test_student_interval_is_that_of_scipy_and_covers_the_mean_of_three_values():
+    values = [3.0, 4.5, 4.0]
+    found = stats.student_interval(values, 0.9)
+    want = oracle.ttest_1samp(values, 0.0).confidence_interval(0.9)
+    np.testing.assert_allclose((found.low, found.high), (want.low, want.high), rtol=1e-12)
+    assert (found.estimate, found.n) == (pytest.approx(11.5 / 3), 3)
+    drawn = np.random.default_rng(0).normal(5.0, 2.0, (2_000, 3))
+    covered = np.mean([5.0 in stats.student_interval(row) for row in drawn])
+    # Binomial: 0.95 within 4 standard deviations of 2,000 draws.
+    assert abs(covered - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 2_000)
+    assert stats.student_interval([2.0, 2.0]) == stats.Interval(2.0, 2.0, 2.0, 2)
+    with pytest.raises(UsageError, match="2 or more"):
+        stats.student_interval([1.0])
+
+
 def test_cohens_d_is_the_difference_in_pooled_deviations():
     first, second = np.array([2.0, 4.0, 6.0]), np.array([1.0, 3.0])
     pooled = math.sqrt((2 * first.var(ddof=1) + second.var(ddof=1)) / 3)

@@ -1,5 +1,6 @@
 """Every config of protot_jax builds whole, and its smoke mode runs as a command."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from lm_jax.errors import UsageError
 from lm_jax.train.prepare import prepare_corpus
 from protot_jax import pretrain, study, trained
 from protot_jax.config import PretrainConfig
+from protot_jax.seeds import over_seeds
 from tests.protot_jax.small_runs import settings
 
 FILES = {path.stem: str(path) for path in sorted(Path("configs/protot").glob("*.py"))}
@@ -78,14 +80,16 @@ def _study(text):
     return study.StudyConfig(base, variants, "Table 0")
 
 
-def test_a_row_is_the_variant_at_its_best_rate():
-    found = {0.1: (8.0, 6.0), 0.2: (5.0, 6.0), 0.3: (4.0, 9.0)}
+def test_a_row_is_the_variant_at_its_best_rate_with_an_interval_over_seeds():
+    found = {0.1: (8.0, 6.0, 7.0), 0.2: (5.0, 6.0, 5.5), 0.3: (4.0, 9.0, 5.0)}
     rows = [
         {
             "variant": "two",
             "learning_rate": rate,
-            "best_validation_perplexity": perplexity,
-            "validation_perplexity": 99.0,
+            "validation_perplexity": perplexity,
+            "test_perplexity": perplexity + 10.0,
+            "last_validation_perplexity": 99.0,
+            "last_test_perplexity": 99.0,
             "tokens_seen": 10,
             "steps_per_second": 2.0,
         }
@@ -93,11 +97,29 @@ def test_a_row_is_the_variant_at_its_best_rate():
         for perplexity in perplexities
     ]
     variants = (study.Variant("two", paper=7.0), study.Variant("untrained"))
-    table = study.tabled(study.StudyConfig(PretrainConfig(), variants), rows)
-    (row,) = table
-    assert (row["learning_rate"], row["rates_tried"], row["seeds"]) == (0.2, 3, 2)
-    assert (row["perplexity"], row["low"], row["high"]) == (5.5, 5.0, 6.0)
-    assert "5.50 (5.00 to 6.00, 2)" in study.told({"table": "Table 0", "rows": table})
+    config = study.StudyConfig(PretrainConfig(), variants, "Table 0", "test")
+    (row,) = table = study.tabled(config, rows)
+    assert (row["learning_rate"], row["rates_tried"]) == (0.2, 3)
+    # Of 5, 5.5 and 6 the deviation is a half, and Student's quantile with two degrees 4.303.
+    reach = 4.302653 * 0.5 / math.sqrt(3)
+    own = {"mean": 5.5, "low": 5.5 - reach, "high": 5.5 + reach, "lowest": 5.0, "highest": 6.0}
+    assert row["perplexity"]["validation"] == pytest.approx(own | {"n": 3})
+    assert row["perplexity"]["test"]["mean"] == pytest.approx(15.5)
+    told = study.told({"table": "Table 0", "paper_split": "test", "rows": table}).splitlines()
+    # The paper's number is of test text here, and is printed with ours of that text.
+    assert "5.50 (95 % 4.26 to 6.74, seeds 5.00 to 6.00, n = 3)" in told[2]
+    assert "validation" in told[2] and not told[2].endswith(" 7.0")
+    assert "15.50" in told[3] and told[3].endswith(" 7.0")
+
+
+def test_a_mean_over_seeds_says_what_it_rests_on():
+    assert str(over_seeds([90.5])) == "90.50 (one run)"
+    # Two seeds have a range alone.
+    assert str(over_seeds([90.0, 91.0])) == "90.50 (seeds 90.00 to 91.00, n = 2)"
+    lost = over_seeds(["inf", 3.0, 4.0])
+    assert (lost.mean, lost.low, lost.highest) == (math.inf, None, math.inf)
+    with pytest.raises(UsageError, match="one per seed"):
+        over_seeds([])
 
 
 @pytest.mark.slow
@@ -106,8 +128,11 @@ def test_a_study_goes_on_where_it_was_and_can_be_moved(text, tmp_path):
     first = study.run(config, tmp_path, only=["two"])
     (row,) = first["rows"]
     summary = pretrain.runs.read_json(tmp_path / "two/lr_0.001" / pretrain.SUMMARY)
-    assert row["perplexity"] == summary["seeds"][0]["best_validation_perplexity"]
-    assert (row["rates_tried"], row["seeds"], row["paper"]) == (1, 1, 98.5)
+    best = summary["seeds"][0]["best"]
+    for split in ("validation", "test"):
+        own = row["perplexity"][split]
+        assert (own["mean"], own["n"]) == (best[f"{split}_perplexity"], 1)
+    assert (row["rates_tried"], row["paper"]) == (1, 98.5)
     # One corpus serves all runs, through a link that moves with the folder.
     moved = tmp_path.rename(tmp_path.with_name("moved"))
     assert trained.load_run(moved / "two/lr_0.001").step == 2

@@ -4,6 +4,8 @@ import itertools
 import json
 import shutil
 
+from absl import flags
+from absl.testing import flagsaver
 import jax
 import numpy as np
 import pytest
@@ -13,39 +15,42 @@ from lm_jax import decode, launch
 from lm_jax.errors import BadInputError, CorruptError, UsageError
 from lm_jax.train import checkpoints
 import protot_jax
-from protot_jax import generate, trained
+from protot_jax import generate, run_flags, trained
 from tests import tiny
 
 
-def test_a_run_gives_the_parameters_that_it_reported(run):
+def perplexity(model, split):
+    """Over all tokens of a split, from logits."""
+    tokens_NS = split.read(np.arange(split.count))["tokens"]
+    forward = jax.jit(lambda p, t: lm_jax.forward(p, t, model.cfg, mixer=model.mixer).logits)
+    log_probs = np.asarray(jax.nn.log_softmax(forward(model.params, tokens_NS[:, :-1])))
+    target = tokens_NS[:, 1:]
+    losses = -np.take_along_axis(log_probs, target[..., None], -1)[..., 0][target != 0]
+    return np.exp(losses.mean())
+
+
+def test_a_run_gives_the_weights_that_its_summary_reports(run):
+    """The best ones by default: of seed 2 those after 2 of 4 steps, of seed 1 the last."""
     summary = json.loads((run / "summary.json").read_text("utf-8"))
-    for seed, reported in zip((1, 2), summary["seeds"], strict=True):
-        model = protot_jax.load_run(run, seed=seed)
-        assert (model.seed, model.step) == (seed, 4)
-        assert model.tokenizer.vocab_size == model.cfg.vocab_size
-        config = model.config
-        data = trained.load_data(config, run / "data")
-        rows = data.validation.read(
-            np.arange(data.validation.count), np.arange(data.validation.documents)
-        )
-        tokens_NS = rows["tokens"]
-        logits = jax.jit(lambda p, t, m=model: lm_jax.forward(p, t, m.cfg, mixer=m.mixer).logits)(
-            model.params, tokens_NS[:, :-1]
-        )
-        log_probs = np.asarray(jax.nn.log_softmax(logits))
-        target = tokens_NS[:, 1:]
-        losses = -np.take_along_axis(log_probs, target[..., None], -1)[..., 0][target != 0]
-        assert np.exp(losses.mean()) == pytest.approx(reported["validation_perplexity"], rel=1e-4)
+    for seed, best_step, reported in zip((1, 2), (4, 2), summary["seeds"], strict=True):
+        for best, step in ((True, best_step), (False, 4)):
+            model = protot_jax.load_run(run, seed=seed, **({} if best else {"best": False}))
+            own = reported["best" if best else "last"]
+            assert (model.seed, model.step, own["step"]) == (seed, step, step)
+            data = trained.load_data(model.config, run / "data")
+            for name, split in (("validation", data.validation), ("test", data.test)):
+                found = perplexity(model, split)
+                assert found == pytest.approx(own[f"{name}_perplexity"], rel=1e-4)
+    # Of seed 2 they differ by more than what is compared.
+    for name in ("validation_perplexity", "test_perplexity"):
+        assert reported["last"][name] > 1.01 * reported["best"][name]
 
 
-def test_the_best_checkpoint_is_the_one_that_validated_best(run):
-    seeds = json.loads((run / "summary.json").read_text("utf-8"))["seeds"]
-    steps = {
-        each["seed"]: protot_jax.load_run(run, seed=each["seed"], best=True).step for each in seeds
-    }
-    for each in seeds:
-        worse = each["validation_perplexity"] > each["best_validation_perplexity"] * (1 + 1e-9)
-        assert steps[each["seed"]] == (2 if worse else 4)
+def test_commands_read_the_best_weights_unless_told_otherwise(run):
+    for given, step in (((), 2), (("--checkpoint=last",), 4)):
+        with flagsaver.flagsaver():
+            flags.FLAGS(["test", f"--run={run}", "--seed_of_run=2", *given])
+            assert run_flags.load().step == step
 
 
 def test_what_is_no_run_is_refused(run, tmp_path):

@@ -26,7 +26,7 @@ def test_every_model_trains_and_tells_what_its_numbers_rest_on(name, text, tmp_p
     (seed,) = summary["seeds"]
     assert seed["steps"] == 4
     # A model that knows nothing has the perplexity of its vocabulary.
-    assert 1.0 < seed["validation_perplexity"] < 1.3 * 60
+    assert 1.0 < seed["last"]["validation_perplexity"] < 1.3 * 60
     assert summary["unigram_perplexity"] < 30
     model = trained.load_run(tmp_path / "run")
     assert summary["forward_flops_per_example"] == count.flops(model.cfg, model.mixer, 32).total
@@ -43,7 +43,7 @@ def test_training_learns_and_seeds_differ(text, tmp_path):
     config.update({"learning_rate": 1e-2, "dropout": 0.0})
     command(config, tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text("utf-8"))
-    first, second = (each["validation_perplexity"] for each in summary["seeds"])
+    first, second = (each["best"]["validation_perplexity"] for each in summary["seeds"])
     assert max(first, second) < summary["unigram_perplexity"]
     assert first != second
 

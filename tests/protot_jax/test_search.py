@@ -183,7 +183,7 @@ def test_the_report_tells_the_ten_best_and_the_flags_to_paste(tmp_path):
     assert report["best"]["perplexity"] == min(values)
     *lines, last = search.told(report).splitlines()
     assert len(lines) == 2 + 10
-    assert f"{min(values):.2f} ({min(values) - 1:.2f} to {min(values) + 1:.2f})" in lines[2]
+    assert f"seeds {min(values) - 1:.2f} to {min(values) + 1:.2f}, n = 3)" in lines[2]
     rate, size = (report["best"]["drawn"][name] for name in ("learning_rate", "batch_size"))
     assert last == f"best: --config.learning_rate={rate} --config.batch_size={size}"
 
@@ -303,7 +303,7 @@ def test_the_smoke_mode_trains_resumes_and_hands_its_best_to_pretrain(text, tmp_
     for trial in report["trials"]:
         folder = place / "trials" / f"{trial['trial']:03}"
         summary = runs.read_json(folder / pretrain.SUMMARY)
-        best = [found["best_validation_perplexity"] for found in summary["seeds"]]
+        best = [found["best"]["validation_perplexity"] for found in summary["seeds"]]
         assert trial["seed_perplexities"] == best and trial["perplexity"] == np.mean(best)
         assert (folder / "data").resolve() == place / "data"
         # The tokenizer found fewer tokens than it was allowed.

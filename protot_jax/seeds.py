@@ -1,0 +1,53 @@
+"""The mean of a number over training runs that differ in their seed alone, with its interval."""
+
+from collections.abc import Sequence
+import dataclasses
+import math
+
+from lm_jax.errors import UsageError
+from lm_jax.stats import student_interval
+
+# Of two runs Student's interval is 6 times as long as their distance apart, and says nothing.
+LEAST = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class OverSeeds:
+    """The mean over `n` seeds, Student's 95 % interval of it, and the lowest and highest seed.
+
+    `low` and `high` are None for fewer than three seeds, or where a value is not finite.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    lowest: float
+    highest: float
+    n: int
+
+    def __str__(self) -> str:
+        if self.n == 1:
+            return f"{self.mean:.2f} (one run)"
+        seeds = f"seeds {self.lowest:.2f} to {self.highest:.2f}, n = {self.n}"
+        interval = "" if self.low is None else f"95 % {self.low:.2f} to {self.high:.2f}, "
+        return f"{self.mean:.2f} ({interval}{seeds})"
+
+
+def over_seeds(values: Sequence[float | str]) -> OverSeeds:
+    """Of one value per seed, as numbers or as they are read from JSON, which writes "inf".
+
+    The interval is of the mean over seeds of the same settings: it covers initialisation, order and
+    dropout, and not the choice of those settings or of the text.
+
+    Raises:
+      UsageError: there is no value.
+    """
+    numbers = [float(value) for value in values]
+    if not numbers:
+        raise UsageError("over_seeds: there is no value; give one per seed")
+    low = high = None
+    mean = sum(numbers) / len(numbers)
+    if len(numbers) >= LEAST and math.isfinite(mean):
+        interval = student_interval(numbers)
+        mean, low, high = interval.estimate, interval.low, interval.high
+    return OverSeeds(mean, low, high, min(numbers), max(numbers), len(numbers))
