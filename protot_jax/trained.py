@@ -141,7 +141,7 @@ def load_run(
     step = steps[-1]
     if best:
         notes = checkpoint.verify(checkpoints.step_folder(saved, step))["notes"]
-        step = notes["progress"]["best_step"] or step
+        step = notes["progress"].get("best_step") or step
     tokenizer = Tokenizer.from_folder(folder / DATA)
     cfg, mixer = model(config, tokenizer.vocab_size)
     params = checkpoints.load_params(saved, step, sharding.abstract(param_spec(cfg, mixer)))
