@@ -8,7 +8,6 @@ scipy does the statistics; what is here is validation, one result type and what 
 [1] Wilson, JASA 1927.  [2] Field & Welsh, JRSS B 2007, cluster bootstrap.
 [3] McNemar, Psychometrika 1947.  [4] Tango, Statistics in Medicine 1998.
 [5] Fleiss, Levin & Paik, Statistical Methods for Rates and Proportions, ch. 4.
-[6] Connor, Biometrics 1987.
 """
 
 from collections.abc import Callable
@@ -215,8 +214,8 @@ def minimum_detectable_effect(
     Solves `d = (z_confidence + z_power) * sqrt((p q + p' q') / n)` with `p' = p +- d` [5], for a
     two-sided test on independent samples; positive, in units of a rate. At p = 0.78 and n = 200 a
     gain needs 10.4 points, which is the "about 10 points" that the polynomial attention paper
-    quotes (appendix B), while the drops that it reports need 12.5. Paired prompts detect less:
-    see `paired_minimum_detectable_effect`. Returns NaN when no change in that direction suffices.
+    quotes (appendix B), while the drops that it reports need 12.5. Returns NaN when no change in
+    that direction suffices.
     """
     for name, value in (("p", p), ("power", power), ("confidence", confidence)):
         _check_open_unit(name, value)
@@ -235,31 +234,6 @@ def minimum_detectable_effect(
         float(optimize.root_scalar(excess, bracket=(0.0, most)).root)
         if excess(most) > 0
         else math.nan
-    )
-
-
-def paired_minimum_detectable_effect(
-    discordant: float, n: int, *, power: float = 0.8, confidence: float = 0.95
-) -> float:
-    """Returns the least change of a rate that McNemar's test on `n` pairs would detect [6].
-
-    `discordant` is the share of pairs whose outcome differs, (b + c) / n. Solves
-    `sqrt(n) d = z_confidence sqrt(discordant) + z_power sqrt(discordant - d^2)`. Returns NaN when
-    even pairs that all differ in one direction would not suffice.
-    """
-    for name, value in (("discordant", discordant), ("power", power), ("confidence", confidence)):
-        _check_open_unit(name, value)
-    _check_count("paired_minimum_detectable_effect", n)
-    z_test, z_power = stats.norm.ppf((1 + confidence) / 2), stats.norm.ppf(power)
-
-    def excess(effect: float) -> float:
-        spread = z_power * math.sqrt(discordant - effect**2)
-        return float(math.sqrt(n) * effect - z_test * math.sqrt(discordant) - spread)
-
-    # the effect cannot exceed the discordant share, at which every change goes one way
-    found = excess(discordant) > 0
-    return (
-        float(optimize.root_scalar(excess, bracket=(0.0, discordant)).root) if found else math.nan
     )
 
 

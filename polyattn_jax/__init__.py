@@ -2,9 +2,9 @@
 
 After "When Does Polynomial Attention Concentrate? A Relative-Margin Diagnostic for Zero-Shot
 Softmax Substitution": `diagnostic` measures S_p on score rows, `row_maps` holds the maps that may
-replace softmax, `substitute` puts them there, `calibrate` finds the bias b_auto, `theory` states
-the theorems as code. `python -m polyattn_jax.audit` runs it all on a model, `check` gives the
-verdict alone, and `verdict` decides on any two arrays of right answers.
+replace softmax, `substitute` puts them there, `calibrate` finds the bias b_auto.
+`python -m polyattn_jax.audit` runs it all on a model, `check` gives the verdict alone, and
+`verdict` decides on any two arrays of right answers.
 """
 
 from polyattn_jax.decision import Verdict, verdict

@@ -1,28 +1,75 @@
 """The paper beside an audit: its numbers next to ours, and what differs between the two.
 
-Where the model is one of the paper's four, each of our numbers is judged against the paper's.
-Elsewhere the nearest of the four is shown for orientation, and nothing is judged.
+Where the model is one of the paper's four, a number of ours is judged against the paper's if both
+are of the same suite, of lengths within a tenth of each other, and of at least half as many
+prompts; at b_auto also if it was calibrated on such a length. Elsewhere the two are shown with the
+reason why they are not comparable. For other models the nearest of the four is shown for
+orientation, and nothing is judged.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from markupsafe import Markup
 
 from lm_jax import assets, report
 from lm_jax.report import Cell, Section, cell, compared, section, table
 from lm_jax.report.markup import number
-from lm_jax.stats import Interval
-from polyattn_jax import paper, wording
+from lm_jax.stats import Interval, minimum_detectable_effect
+from polyattn_jax import decision, paper, wording
 from polyattn_jax.paper import PaperModel
 from polyattn_jax.sections import suite_cell
 from polyattn_jax.wording import Summary, finite, interval, suite_label
 
 PAPER = "“When Does Polynomial Attention Concentrate?”"
 
+LENGTH_BOUND, PROMPT_SHARE = 0.1, 0.5
+
 _HAYSTACKS = {
     "essays": "essays by Paul Graham",
     "speeches": "annual messages of US presidents",
 }
+
+
+def obstacles(
+    length: tuple[int, int], prompts: tuple[int, int] | None = None, *, what: str = "prompts"
+) -> list[str]:
+    """Why a number of ours is not comparable with one of the paper's; empty if it is.
+
+    Args:
+      length: tokens of ours and of theirs, which may differ by a tenth of theirs.
+      prompts: ours and theirs; ours may be half as many.
+      what: what has that length.
+    """
+    found = []
+    ours, theirs = length
+    if abs(ours - theirs) > LENGTH_BOUND * theirs:
+        found.append(f"{what} of {number(ours)} tokens (paper: {number(theirs)})")
+    if prompts is not None and prompts[0] < PROMPT_SHARE * prompts[1]:
+        found.append(f"{number(prompts[0])} prompts (paper: {number(prompts[1])})")
+    return found
+
+
+def calibration_obstacles(summary: Summary) -> list[str]:
+    """As `obstacles`, of b_auto."""
+    ours = summary["config"]["calibration_length"]
+    return obstacles((ours, paper.CALIBRATION_LENGTH), what="b_auto")
+
+
+def needle_obstacles(summary: Summary) -> list[str]:
+    """As `obstacles`, of the needle sweep."""
+    ours = wording.softmax_of(summary["sweep"])["accuracy"]["n"]
+    length = summary["config"]["sweep_length"], paper.NEEDLE_LENGTH
+    return obstacles(length, (ours, paper.PROMPTS))
+
+
+def _prevalence_obstacles(summary: Summary, row: paper.Prevalence, prompts: int) -> list[str]:
+    length = summary["config"][f"{row.suite}_length"], row.length
+    found = obstacles(length, (prompts, paper.PROMPTS))
+    return found + calibration_obstacles(summary) * (row.bias_kind == "auto")
+
+
+def _not_comparable(reasons: Sequence[str]) -> str:
+    return f"not comparable: {', '.join(reasons)}" if reasons else ""
 
 
 def beside_paper(summary: Summary, model: PaperModel | None) -> Section:
@@ -31,25 +78,28 @@ def beside_paper(summary: Summary, model: PaperModel | None) -> Section:
     if model is not None:
         return section(
             title,
-            f"{model.name} is one of the models of {PAPER}. ✓: ours is within the tolerance "
-            "printed under it; ≈: within twice that, or the paper's value lies in our interval; ✗: "
-            "further off. Prompts, lengths and arithmetic differ, as the next section lists.",
+            f"{model.name} is one of the models of {PAPER}. A number is judged where the suite is "
+            "the same, its length is within a tenth of the paper's and it is of at least half as "
+            "many prompts: ✓: ours is within the tolerance printed under it; ≈: within twice that, "
+            "or the paper's value lies in our interval; ✗: further off. The others say why they "
+            "are not comparable.",
             *_tables(summary, model, judged=True),
+            report.details("The paper's sweeps on its four models", *_sweep_tables()),
         )
     name, near = wording.model_name(summary), paper.nearest(summary.get("family"))
     if near is None:
         intro = (
             f"{name} is not one of the four models of {PAPER}, and none of them is of its "
-            "architecture. Its needle sweep is shown for orientation only."
+            "architecture. Its sweeps are shown for orientation only."
         )
-        return section(title, intro, _needle_table())
+        return section(title, intro, *_sweep_tables())
     return section(
         title,
         f"{name} is not one of the four models of {PAPER}; the nearest in architecture is "
         f"{near.name}. Its numbers stand under ours for orientation only: they are of another "
         "model, other weights and longer prompts, and agreement is not judged.",
         *_tables(summary, near, judged=False),
-        report.details("The paper's needle sweep on its four models", _needle_table()),
+        report.details("The paper's sweeps on its four models", *_sweep_tables()),
     )
 
 
@@ -82,17 +132,19 @@ def _beside(
 
 
 def _prevalence(summary: Summary, model: PaperModel, whose: str, judged: bool) -> Markup:
-    ours = {(e["suite"], e["bias_kind"]): e for e in summary["prevalence"]}
-    lines = []
-    for row in model.prevalence:
-        entry = ours.get((row.suite, row.bias_kind))
-        if entry is None:
+    lines, remarks = [], []
+    for entry in wording.by_suite(summary["prevalence"]):
+        length = summary["config"].get(f"{entry['suite']}_length")
+        row = length and model.prevalence_at(entry["suite"], entry["bias_kind"], length)
+        if not row:
             continue
+        reasons = _prevalence_obstacles(summary, row, entry["prompts"])
+        same = judged and not reasons
         rates = [
             _beside(
                 interval(entry["unsafe"][str(p)]) if str(p) in entry["unsafe"] else None,
                 row.unsafe[p] / 100,
-                judged=judged,
+                judged=same,
                 tolerance=0.05,
                 scale=100.0,
             )
@@ -105,10 +157,12 @@ def _prevalence(summary: Summary, model: PaperModel, whose: str, judged: bool) -
             _beside(
                 finite(middle[name]) if middle.get(name) is not None else None,
                 value,
-                judged=judged,
+                judged=same,
                 tolerance=0.2 * value,
                 spec=spec,
             )
+            if value is not None
+            else cell(None)
             for name, value, spec in (
                 ("s_2", row.s_2, ".2f"),
                 ("relative_margin", row.relative_margin, ".3f"),
@@ -116,9 +170,16 @@ def _prevalence(summary: Summary, model: PaperModel, whose: str, judged: bool) -
             )
         ]
         # never judged: the paper prints one share for both biases
-        dead = _beside(finite(entry["dead"]), row.dead / 100, judged=False, scale=100.0)
-        lines.append([suite_cell(entry, summary["config"]), *rates, *medians, dead])
-    remarks = "; ".join(dict.fromkeys(text for row in model.prevalence for text in row.remarks))
+        dead = (
+            _beside(interval(entry["dead"]), row.dead / 100, judged=False, scale=100.0)
+            if row.dead is not None
+            else cell(None)
+        )
+        remarks += row.remarks
+        where = f"paper: {number(row.length)} tokens"
+        judgement = (_not_comparable(reasons) or where) if judged else where
+        lines.append([suite_cell(entry, summary["config"]), *rates, *medians, dead, judgement])
+    remark = "; ".join(dict.fromkeys(remarks))
     return table(
         [
             "Suite",
@@ -127,15 +188,17 @@ def _prevalence(summary: Summary, model: PaperModel, whose: str, judged: bool) -
             "Median ρ",
             "Median A",
             "Dead, %",
+            "Compared with",
         ],
         lines,
-        caption=f"Unsafe rows, {whose} (4,096 tokens, 200 prompts; Tables 1 and 10 at b = 0, "
-        "Table 11 at b_auto)." + (f" On the paper's numbers: {remarks}." if remarks else ""),
-        n=_prompts(e["n"] for entry in ours.values() for e in entry["unsafe"].values()),
+        caption=f"Unsafe rows, {whose} (200 prompts; Tables 1 and 10 at b = 0, Table 11 at b_auto)."
+        + (f" On the paper's numbers: {remark}." if remark else ""),
+        n=_prompts(entry["prompts"] for entry in summary["prevalence"]),
     )
 
 
 def _needle(summary: Summary, model: PaperModel, whose: str, judged: bool) -> Markup:
+    reasons, calibrated = needle_obstacles(summary), calibration_obstacles(summary)
     lines = []
     for entry in wording.by_recipe(summary["sweep"]):
         accuracy = model.needle_accuracy(entry["recipe"])
@@ -143,52 +206,88 @@ def _needle(summary: Summary, model: PaperModel, whose: str, judged: bool) -> Ma
         if accuracy is None:
             lines.append([entry["recipe"], cell(None)])
             continue
-        ours = _beside(found, accuracy / 100, judged=judged, tolerance=0.07, scale=100.0)
+        unlike = reasons or (calibrated if entry["recipe"].endswith("bauto") else [])
+        same = judged and not unlike
+        ours = _beside(found, accuracy / 100, judged=same, tolerance=0.07, scale=100.0)
         lines.append([entry["recipe"], ours])
+    why = _not_comparable(reasons)
+    if not why and calibrated:
+        why = f"at b_auto {_not_comparable(calibrated)}"
     return table(
         ["Recipe", "Needle accuracy, %"],
         lines,
-        caption=f"Needle probe, {whose} (Table 3: about 1,500 tokens, n = 200).",
+        caption=f"Needle probe, {whose} (Table 3: about 1,500 tokens, n = 200)."
+        + (f" {why[0].upper()}{why[1:]}." if judged and why else ""),
         n=_prompts(entry["accuracy"]["n"] for entry in summary["sweep"]),
     )
 
 
 def _bound(summary: Summary, model: PaperModel, whose: str, judged: bool) -> Markup:
     bias = finite(summary["calibration"]["bias"])
-    calibrated = _beside(bias, model.b_auto, judged=judged, tolerance=0.1, spec=".4f")
-    agreement = [
-        [
-            f"bound agrees at p = {p}, %",
-            _beside(_agreement(summary, p), agree, judged=judged, tolerance=0.05, scale=100.0),
-            "Table 8",
-        ]
-        for p, agree in model.bound.agree.items()
+    row = next(r for r in model.prevalence if (r.suite, r.bias_kind) == ("induction", "zero"))
+    prompts = summary["config"]["induction_n"]
+    unlike = _prevalence_obstacles(summary, row, prompts)
+    of_bias = calibration_obstacles(summary)
+    calibrated = _beside(
+        bias, model.b_auto, judged=judged and not of_bias, tolerance=0.1, spec=".4f"
+    )
+    ours = {
+        entry["p"]: entry
+        for entry in summary["bound"]
+        if (entry["suite"], entry["bias_kind"]) == ("induction", "zero")
+    }
+    lines: list[list[object]] = [["b_auto", calibrated, "Appendix J"]]
+    for p, agree in model.bound.agree.items():
+        found = interval(ours[p]["agree"]) if p in ours and ours[p]["agree"] else None
+        both = _beside(found, agree, judged=judged and not unlike, tolerance=0.05, scale=100.0)
+        lines.append([f"bound agrees at p = {p}, %", both, "Table 8"])
+    for name, theirs in (
+        ("false_negative", model.bound.false_negative),
+        ("false_positive", model.bound.false_positive),
+    ):
+        # counts of unlike numbers of rows are not judged
+        of = f"paper {number(theirs)} of {number(row.rows)}"
+        count = f"{number(ours[2][name])} of {number(ours[2]['n'])}" if 2 in ours else "–"
+        label = f"{name.replace('_', ' ')}s at p = 2"
+        lines.append([label, cell(count, note=of), "Tables 8, 10"])
+    reasons = [*(_not_comparable(of_bias),), _not_comparable(unlike)] if judged else []
+    named = [
+        f"{what} {why}" for what, why in zip(("b_auto", "bound"), reasons, strict=False) if why
     ]
     return table(
         ["Quantity", "Value", "Where"],
-        [["b_auto", calibrated, "Appendix J"], *agreement],
-        caption=f"Calibration and bound (induction, b = 0), {whose}.",
+        lines,
+        caption=f"Calibration and bound (induction, b = 0), {whose}. False negatives: rows that "
+        "the bound calls safe and the measure does not, all of them ties in the paper; false "
+        "positives: the reverse, its slack." + "".join(f" {text}." for text in named),
     )
 
 
-def _agreement(summary: Summary, p: int) -> float | None:
-    for entry in summary["bound"]:
-        if (entry["suite"], entry["bias_kind"], entry["p"]) == ("induction", "zero", p):
-            return None if entry["agree"] is None else finite(entry["agree"])
-    return None
-
-
-def _needle_table() -> Markup:
+def _sweep_tables() -> tuple[Markup, Markup]:
     recipes = list(paper.MODELS[0].needle)
-    return table(
-        ["Recipe", *(model.name for model in paper.MODELS)],
-        [
-            [recipe, *(cell(model.needle[recipe], spec="+.1f") for model in paper.MODELS)]
+    names = ["Recipe", *(model.name for model in paper.MODELS)]
+
+    def of(values: Callable[[PaperModel], Mapping[str, float]]) -> list[list[object]]:
+        return [
+            [recipe, *(cell(values(model)[recipe], spec="+.1f") for model in paper.MODELS)]
             for recipe in recipes
-        ],
-        caption="The paper's Table 3: change of needle accuracy in points at about 1,500 tokens; "
-        "softmax 200 of 200 on each model.",
-        n="200 prompts per cell",
+        ]
+
+    return (
+        table(
+            names,
+            of(lambda model: model.needle),
+            caption="The paper's Table 3: change of needle accuracy in points at about 1,500 "
+            "tokens; softmax 200 of 200 on each model.",
+            n="200 prompts per cell",
+        ),
+        table(
+            names,
+            of(lambda model: model.literary),
+            caption="The paper's Table 2: change of accuracy in points on openings of literature, "
+            "500 tokens of padding; softmax 74 to 79 %. This audit has no such probe.",
+            n="200 prompts per cell",
+        ),
     )
 
 
@@ -257,6 +356,13 @@ def differences(summary: Summary) -> Section:
             "paired: exact McNemar test, Tango's score interval",
             "difference of two rates, Wilson intervals",
         ),
+        (
+            "Least loss that is found (80 % power)",
+            _power(summary),
+            "“about 10 points” of the literary probe; by the unpaired formula for 200 prompts of "
+            f"78 % a gain of {100 * minimum_detectable_effect(0.78, 200, direction='gain'):.1f}, "
+            f"and a loss of {100 * minimum_detectable_effect(0.78, 200):.1f}",
+        ),
         ("Dead rows under substitution", "write zeros and are counted", "not stated"),
     )
     return section(
@@ -270,6 +376,14 @@ def differences(summary: Summary) -> Section:
         ),
         report.details("Settings of this run", report.key_values(c)),
     )
+
+
+def _power(summary: Summary) -> str:
+    n = wording.softmax_of(summary["sweep"])["accuracy"]["n"]
+    loss = decision.detectable_loss(n, summary["config"]["tolerance"])
+    if loss is None:
+        return f"none: {number(n)} prompts are too few for “no-go”"
+    return f"{100 * loss:.1f} points end in “no-go” (exact; {number(n)} prompts, all right before)"
 
 
 def _prompts(counts: Iterable[int]) -> str:

@@ -16,6 +16,7 @@ a tolerance of 0.05 and a level of 0.95 (tests/polyattn_jax/test_decision.py). N
 after rounding.
 """
 
+import bisect
 from collections.abc import Mapping
 import dataclasses
 import fractions
@@ -97,6 +98,24 @@ def least_prompts(tolerance: float = 0.05, level: float = 0.95) -> int:
     """
     square = float(special.ndtri((1 + level) / 2)) ** 2
     return max(math.floor(square * (1 - tolerance) / tolerance) + 1, math.ceil(square))
+
+
+def detectable_loss(
+    n: int, tolerance: float = 0.05, level: float = 0.95, power: float = 0.8
+) -> float | None:
+    """The least true loss that ends in "no-go" with a chance of `power`, as a rate; exact.
+
+    Softmax gets all `n` prompts right and the recipe loses each with the same chance. None where
+    even the loss of all prompts is no "no-go".
+    """
+
+    def refused(lost: int) -> bool:
+        after = np.arange(n) >= lost
+        return verdict(np.ones(n, bool), after, tolerance=tolerance, level=level).name == "no-go"
+
+    fewest = bisect.bisect_left(range(n + 1), True, key=refused)
+    # P(binomial(n, q) >= fewest) = power
+    return float(special.betaincinv(fewest, n - fewest + 1, power)) if fewest <= n else None
 
 
 def explained(

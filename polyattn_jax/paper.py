@@ -2,8 +2,9 @@
 
 "When Does Polynomial Attention Concentrate? A Relative-Margin Diagnostic for Zero-Shot Softmax
 Substitution". Rates and accuracies are in percent, differences of accuracy in percentage points.
-Prevalence is at 4,096 tokens over active-unsaturated rows; the needle probe has 128 sentences of
-padding (about 1,500 tokens) and n = 200, the literary one 500 tokens of padding and n = 200.
+Prevalence is over active-unsaturated rows, at 4,096 tokens but for Pythia's in-distribution values
+of Table 1; the needle probe has 128 sentences of padding (about 1,500 tokens), the literary one 500
+tokens of padding. All have 200 prompts. b_auto is of 1,024 tokens (Appendix B).
 
 Two oddities of the source are passed on with the numbers (`Prevalence.remarks`):
   Table 11, Gemma: the active count falls from b = 0 to a larger b, which cannot be. The bias was
@@ -18,6 +19,9 @@ import re
 from polyattn_jax.row_maps import RECIPES
 
 DEGREES = (2, 4, 8, 16)
+PROMPTS = 200
+NEEDLE_LENGTH = 1500
+CALIBRATION_LENGTH = 1024
 
 _BIAS = "the active count of Table 11 is below that at b = 0, so its bias was not b_auto"
 _DEAD = "Tables 10 and 11 print the same dead share for both biases"
@@ -25,16 +29,20 @@ _DEAD = "Tables 10 and 11 print the same dead share for both biases"
 
 @dataclasses.dataclass(frozen=True)
 class Prevalence:
-    """One row of Table 10 (b = 0) or 11 (b_auto); `unsafe` by degree, 4 and 8 from Table 1."""
+    """One row of Table 10 (b = 0) or 11 (b_auto); `unsafe` by degree, 4 and 8 from Table 1.
+
+    What the paper does not print for a length is None.
+    """
 
     suite: str
     bias_kind: str
-    rows: int
+    length: int
     unsafe: Mapping[int, float]
-    relative_margin: float
-    active: float
-    s_2: float
-    dead: float
+    rows: int | None = None
+    relative_margin: float | None = None
+    active: float | None = None
+    s_2: float | None = None
+    dead: float | None = None
     remarks: tuple[str, ...] = ()
 
 
@@ -61,6 +69,11 @@ class PaperModel:
     bound: Bound
     needle: Mapping[str, float]
     literary: Mapping[str, float]
+
+    def prevalence_at(self, suite: str, bias_kind: str, length: int) -> Prevalence | None:
+        """The row of a suite and bias whose prompts are nearest to `length`, if there is one."""
+        rows = [r for r in self.prevalence if (r.suite, r.bias_kind) == (suite, bias_kind)]
+        return min(rows, key=lambda row: abs(row.length - length), default=None)
 
     def needle_accuracy(self, recipe: str) -> float | None:
         """Accuracy on the needle probe; softmax found 200 of 200. None if it was not tried."""
@@ -128,6 +141,9 @@ _TABLE_11 = {
     },
 }
 
+# Caption of Table 1: unsafe % at p = 2 and 1,024 tokens, which Pythia was trained on.
+_IN_DISTRIBUTION = {"pythia": {"induction": 66.0, "copying": 61.7, "mqar": 63.4}}
+
 # Agreement at p = 2, 4, 8, 16; false negatives and false positives at p = 2.
 _TABLE_8 = {
     "llama": (0.59, 0.59, 0.60, 0.63, 10, 41_666),
@@ -165,12 +181,16 @@ def _prevalence(key: str) -> tuple[Prevalence, ...]:
     for suite, (rows, p2, rho, active, s_2, dead, p4, p8) in _TABLE_10[key].items():
         remarks = (_DEAD,) * bool(dead)
         rates = {2: p2, 4: p4, 8: p8}
-        found.append(Prevalence(suite, "zero", 1000 * rows, rates, rho, active, s_2, dead, remarks))
+        found.append(
+            Prevalence(suite, "zero", 4096, rates, 1000 * rows, rho, active, s_2, dead, remarks)
+        )
     for suite, (rows, p2, rho, active, s_2, dead) in _TABLE_11[key].items():
         remarks = (_BIAS,) * (key == "gemma") + (_DEAD,) * bool(dead)
         found.append(
-            Prevalence(suite, "auto", 1000 * rows, {2: p2}, rho, active, s_2, dead, remarks)
+            Prevalence(suite, "auto", 4096, {2: p2}, 1000 * rows, rho, active, s_2, dead, remarks)
         )
+    for suite, p2 in _IN_DISTRIBUTION.get(key, {}).items():
+        found.append(Prevalence(suite, "zero", 1024, {2: p2}))
     return tuple(found)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from lm_jax import report
-from lm_jax.report import Cell, Column, Section, section, table
+from lm_jax.report import Cell, Section, section, table
 from lm_jax.report.markup import number
 from polyattn_jax import comparison, paper, sections, wording
 from polyattn_jax.wording import Summary, finite, interval, suite_label
@@ -70,7 +70,8 @@ def build(
     parts = (
         controls(summary),
         calibration(summary),
-        sections.substitution(summary, model),
+        # the paper's bars stand beside ours only where the two may be compared
+        sections.substitution(summary, None if comparison.needle_obstacles(summary) else model),
         sections.ablation(summary),
         sections.unsafe_rows(summary, by_head),
         sections.degrees(summary, rows),
@@ -102,7 +103,12 @@ def controls(summary: Summary) -> Section:
         for suite, accuracy in sorted(found["accuracy"].items(), key=_control_place)
     ]
     copies = [
-        [name, finite(own["loss"]), 100 * finite(own["top_1"]), own["tokens"]]
+        [
+            name,
+            Cell(report.rate(interval(own["loss"]), spec=".2f", scale=1.0).text, numeric=True),
+            sections.percent(interval(own["top_1"])),
+            own["tokens"],
+        ]
         for name, own in (("first", found["first_copy"]), ("second", found["second_copy"]))
     ]
     return section(
@@ -121,12 +127,13 @@ def controls(summary: Summary) -> Section:
             table(
                 [
                     "Copy",
-                    Column("Loss, nats per token", ".2f"),
-                    Column("Top-1 accuracy, %", ".1f"),
+                    "Loss, nats per token",
+                    "Top-1 accuracy, %",
                     "Tokens (n)",
                 ],
                 copies,
-                caption="Random tokens written twice.",
+                caption="Random tokens written twice; 95 % bootstrap over prompts.",
+                n=f"{number(found['first_copy']['loss']['n'])} prompts",
             ),
         ),
     )

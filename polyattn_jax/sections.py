@@ -195,21 +195,21 @@ def unsafe_rows(summary: Summary, by_head: Columns) -> Section:
                     cell(middle.get(name), spec=spec)
                     for name, spec in (("s_2", ""), ("relative_margin", ".3f"), ("active", ",.0f"))
                 ),
-                cell(100 * finite(entry["dead"]), spec=".1f"),
+                stacked(interval(entry["dead"])),
                 cell(entry["active_rows"], note=f"of {number(entry['rows'])}"),
-                next((found["n"] for found in rates if found), None),
+                entry["prompts"],
             ]
         )
     few = any(e["n"] < FEW_PROMPTS for entry in entries for e in entry["unsafe"].values())
     suite = suite_label(summary["ranking_suite"], config)
-    answers = sorted(finite(entry["argmax_is_answer"]) for entry in entries)
+    answers = sorted((entry["argmax_is_answer"] for entry in entries), key=_estimate)
     return section(
         "Unsafe rows: how often is the target outvoted?",
         "A row is unsafe at degree p when all other keys together outweigh the best one. A high "
         "share warns that the recipe will blur what the model reads; a low share promises "
-        "nothing, since a few heads may carry the task. Only in "
-        f"{100 * answers[0]:.1f} to {100 * answers[-1]:.1f} % of the rows, by suite, is the best "
-        "key the one that holds the answer (paper: 3 to 7 % on its needle prompts).",
+        "nothing, since a few heads may carry the task. The best key is the one that holds the "
+        f"answer in {_with_ends(answers[0])} to {_with_ends(answers[-1])} of the rows, by suite "
+        "(paper: 3 to 7 % on its needle prompts).",
         table(
             [
                 "Suite",
@@ -245,6 +245,16 @@ def unsafe_rows(summary: Summary, by_head: Columns) -> Section:
             ),
         ),
     )
+
+
+def _estimate(share: wording.Entry) -> float:
+    return finite(share["estimate"])
+
+
+def _with_ends(share: wording.Entry) -> str:
+    found = interval(share)
+    low, high = 100 * found.low, 100 * found.high
+    return f"{100 * found.estimate:.1f} % [{low:.1f}, {high:.1f}]"
 
 
 def degrees(summary: Summary, rows: pa.Table) -> Section:
@@ -284,7 +294,7 @@ def _bound_table(summary: Summary, entries: Sequence[wording.Entry]) -> Markup:
         [
             suite_cell(entry, summary["config"]),
             entry["p"],
-            cell(None if entry["agree"] is None else 100 * entry["agree"], spec=".1f"),
+            stacked(interval(entry["agree"])) if entry["agree"] else cell(None),
             entry["false_negative"],
             entry["false_negative_eps"],
             ties[entry["suite"], entry["bias_kind"]].get(str(entry["p"]), 0),
@@ -307,7 +317,8 @@ def _bound_table(summary: Summary, entries: Sequence[wording.Entry]) -> Markup:
         lines,
         caption="Predicted (p ≥ p*) against measured (Sₚ < 1), counts of active rows. False "
         "negatives: predicted safe, measured unsafe; beyond 10⁻⁶: those with Sₚ ≥ 1 + 10⁻⁶. Ties: "
-        "Sₚ = 1 exactly. False positives: predicted unsafe, measured safe.",
+        "Sₚ = 1 exactly. False positives: predicted unsafe, measured safe. Brackets: 95 % "
+        "bootstrap over prompts.",
     )
 
 

@@ -56,13 +56,19 @@ def cells(rows: Columns) -> list[tuple[str, str]]:
     return list(dict.fromkeys(zip(rows["suite"], rows["bias_kind"], strict=True)))
 
 
-def share(values: np.ndarray, prompts: np.ndarray, config: AuditConfig) -> stats.Interval:
+def share(
+    values: np.ndarray,
+    prompts: np.ndarray,
+    config: AuditConfig,
+    span: tuple[float, float] = (0.0, 1.0),
+) -> stats.Interval:
     """The mean of `values` (one per row), with an interval that resamples prompts.
 
-    Where all rows are of one prompt nothing is known of other prompts: the interval is 0 to 1.
+    Where all rows are of one prompt nothing is known of other prompts: the interval is `span`, the
+    values that such a mean may have.
     """
     if len(set(prompts)) == 1:
-        return stats.Interval(float(values.mean()), 0.0, 1.0, 1)
+        return stats.Interval(float(values.mean()), *span, 1)
     return stats.clustered_bootstrap(values, prompts, resamples=config.resamples, seed=config.seed)
 
 
@@ -73,15 +79,20 @@ def prevalence(rows: Columns, config: AuditConfig) -> list[dict[str, Any]]:
         c = where(rows, suite=suite, bias_kind=kind, target="argmax")
         active = c["status"] == Status.ACTIVE
         a = take(c, active)
+
+        def of_all(hit: np.ndarray, prompts: np.ndarray = c["prompt"]) -> dict[str, float]:
+            return as_dict(share(hit.astype(float), prompts, config))
+
         entry: dict[str, Any] = {
             "suite": suite,
             "bias_kind": kind,
             "bias": float(c["bias"][0]),
             "rows": len(active),
             "active_rows": int(active.sum()),
-            "dead": float(np.mean(c["status"] == Status.DEAD)),
+            "prompts": len(set(c["prompt"])),
+            "dead": of_all(c["status"] == Status.DEAD),
             "invalid": int(np.sum(c["status"] == Status.INVALID)),
-            "argmax_is_answer": float(np.mean(c["argmax"] == c["answer"])),
+            "argmax_is_answer": of_all(c["argmax"] == c["answer"]),
             "unsafe": {},
             "ties": {},
         }
@@ -100,7 +111,7 @@ def prevalence(rows: Columns, config: AuditConfig) -> list[dict[str, Any]]:
     return found
 
 
-def bound(rows: Columns) -> list[dict[str, Any]]:
+def bound(rows: Columns, config: AuditConfig) -> list[dict[str, Any]]:
     """Predicted (p >= p*) against measured (S_p < 1) safety per suite, bias and degree (Table 8).
 
     False negatives are rows that the bound calls safe and the measure does not. In exact arithmetic
@@ -111,13 +122,14 @@ def bound(rows: Columns) -> list[dict[str, Any]]:
         c = where(rows, suite=suite, bias_kind=kind, target="argmax", status=int(Status.ACTIVE))
         for p in DEGREES:
             predicted, s = c["p_star"] <= p, c[f"s_{p}"]
+            agree = (predicted == (s < 1.0)).astype(float)
             found.append(
                 {
                     "suite": suite,
                     "bias_kind": kind,
                     "p": p,
                     "n": len(s),
-                    "agree": float(np.mean(predicted == (s < 1.0))) if len(s) else None,
+                    "agree": as_dict(share(agree, c["prompt"], config)) if len(s) else None,
                     "false_negative": int(np.sum(predicted & (s >= 1.0))),
                     "false_negative_eps": int(np.sum(predicted & (s >= 1.0 + EPSILON))),
                     "false_positive": int(np.sum(~predicted & (s < 1.0))),
@@ -191,7 +203,7 @@ def accuracy(answers: Columns) -> stats.Interval:
     return stats.wilson(int(correct.sum()), len(correct))
 
 
-def controls(answers: Columns, losses: Columns) -> dict[str, Any]:
+def controls(answers: Columns, losses: Columns, config: AuditConfig) -> dict[str, Any]:
     """What softmax does: the conditions under which the rest means anything."""
     c = where(answers, stage="control")
     made: dict[str, Any] = {
@@ -202,8 +214,8 @@ def controls(answers: Columns, losses: Columns) -> dict[str, Any]:
     for copy, name in ((1, "first_copy"), (2, "second_copy")):
         own = where(losses, copy=copy)
         made[name] = {
-            "loss": float(own["loss"].mean()),
-            "top_1": float(own["correct"].mean()),
+            "loss": as_dict(share(own["loss"], own["prompt"], config, (0.0, np.inf))),
+            "top_1": as_dict(share(own["correct"], own["prompt"], config)),
             "tokens": int(own["tokens"].sum()),
         }
     return made
@@ -321,9 +333,9 @@ def summarise(
         "layers": shape[0],
         "heads": shape[1],
         "calibration": dict(calibration),
-        "controls": controls(a, columns(losses)),
+        "controls": controls(a, columns(losses), config),
         "prevalence": prevalence(r, config),
-        "bound": bound(r),
+        "bound": bound(r, config),
         "sweep": swept,
         "verdicts": verdicts(r, by_head, swept, config),
         "ranking_suite": ranking_suite(r),

@@ -36,7 +36,8 @@ def finite(value: Any) -> float:
 
 def interval(entry: Entry) -> stats.Interval:
     """An interval as the summary holds it."""
-    return stats.Interval(**{name: entry[name] for name in ("estimate", "low", "high", "n")})
+    estimate, low, high = (finite(entry[name]) for name in ("estimate", "low", "high"))
+    return stats.Interval(estimate, low, high, entry["n"])
 
 
 def counted(accuracy: Entry) -> str:
@@ -121,7 +122,8 @@ def controls(summary: Summary) -> Finding:
     length = config["sweep_length"]
     given = found["accuracy"][f"niah_{length}"]
     without = found["accuracy"].get("control")
-    first, second = (finite(found[copy]["loss"]) for copy in ("first_copy", "second_copy"))
+    copies = (found[name]["loss"] for name in ("first_copy", "second_copy"))
+    first, second = (finite(loss["estimate"]) for loss in copies)
     text = f"softmax finds the needle in {counted(given)} prompts at {length:,} tokens"
     for other in config["niah_lengths"]:
         if other != length:
@@ -247,9 +249,12 @@ def resolution(summary: Summary) -> str:
     """What the number of prompts can tell."""
     base, tolerance = softmax_of(summary["sweep"]), summary["config"]["tolerance"]
     n = base["accuracy"]["n"]
+    loss = decision.detectable_loss(n, tolerance)
+    found = "no loss" if loss is None else f"a true loss of {100 * loss:.0f} points"
     return (
         f"{counted(base['accuracy'])} prompts could show a loss, those that softmax gets right. "
         f"Even where none is lost, up to {-100 * finite(base['delta']['low']):.1f} points of loss "
         f"stay possible; “preserve” within {100 * tolerance:g} points takes "
-        f"{decision.least_prompts(tolerance)} prompts or more, here are {n:,}."
+        f"{decision.least_prompts(tolerance)} prompts or more, here are {n:,}, of which {found} "
+        "ends in “no-go” four times of five."
     )

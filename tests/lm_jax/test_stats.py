@@ -220,21 +220,8 @@ def test_minimum_detectable_effect_is_found_with_the_stated_power(p, direction):
     assert weight[rejected].sum() == pytest.approx(0.8, abs=0.02)
 
 
-def test_paired_minimum_detectable_effect_is_found_with_the_stated_power():
-    n, discordant = 300, 0.2
-    effect = stats.paired_minimum_detectable_effect(discordant, n)
-    rng = np.random.default_rng(0)
-    cells = [(discordant - effect) / 2, (discordant + effect) / 2, 1 - discordant]
-    b, c, _ = rng.multinomial(n, cells, size=20_000).T
-    # the asymptotic McNemar test, for which the formula stands
-    power = np.mean((b - c) ** 2 > oracle.chi2.ppf(0.95, 1) * (b + c))
-    assert power == pytest.approx(0.8, abs=0.02)
-    assert effect < stats.minimum_detectable_effect(0.78, n)
-
-
 def test_effects_that_no_change_can_reach_are_nan():
     assert math.isnan(stats.minimum_detectable_effect(0.99, 10, direction="gain"))
-    assert math.isnan(stats.paired_minimum_detectable_effect(0.01, 10))
 
 
 def test_median_interval_is_made_of_the_order_statistics_of_the_binomial():

@@ -114,6 +114,18 @@ def test_the_fewest_prompts_that_can_preserve(tolerance, level):
     assert name_of(0, 0, n - 1, **given) == "undecided"
 
 
+@pytest.mark.parametrize("n", [12, 20, 73, 200])
+def test_the_detectable_loss_is_found_with_the_stated_power(n):
+    loss = decision.detectable_loss(n)
+    refused = [name_of(lost, 0, n - lost) == "no-go" for lost in range(n + 1)]
+    chance = oracle.binom.pmf(np.arange(n + 1), n, loss)
+    assert chance[refused].sum() == pytest.approx(0.8, abs=1e-9)
+
+
+def test_too_few_prompts_detect_no_loss():
+    assert decision.detectable_loss(3) is None
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from scipy import special
 
-from polyattn_jax import theory
 from polyattn_jax.diagnostic import Status, required_degree, row_stats
+from polyattn_jax.row_maps import relu_over_length
+from tests.polyattn_jax import envelopes
 
 seeds = st.integers(0, 2**31)
 
@@ -39,7 +40,7 @@ def test_exponentials_are_invariant_to_a_shift_of_the_row(seed, shift, beta):
 
 @pytest.mark.parametrize("beta", [0.1, 1.0, -2.0])
 def test_no_shift_counterexample_for_exponentials(beta):
-    assert theory.shift_counterexample(lambda z: 3 * np.exp(beta * z)) is None
+    assert envelopes.shift_counterexample(lambda z: 3 * np.exp(beta * z)) is None
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def test_no_shift_counterexample_for_exponentials(beta):
     ids=["sigmoid", "relu^2", "relu^16", "polynomial", "exp plus a constant"],
 )
 def test_a_shift_counterexample_is_found_for_every_other_map(phi):
-    witness = theory.shift_counterexample(phi)
+    witness = envelopes.shift_counterexample(phi)
     z = np.array(witness.scores)
     before, after = phi(z), phi(z + witness.shift)
     moved = abs(after[0] / after.sum() - before[0] / before.sum())
@@ -69,7 +70,7 @@ def test_margin_bound_holds_for_random_monotone_maps(seed, bias):
     if stats.status == Status.ACTIVE:
         r_star = z.max() + bias
         active = (np.delete(z, z.argmax()) + bias > 0).sum()
-        bound = theory.margin_envelope(g, r_star, stats.margin, active)
+        bound = envelopes.margin_envelope(g, r_star, stats.margin, active)
         assert stats.target_mass[0] >= bound * (1 - 1e-12)
 
 
@@ -79,7 +80,7 @@ def test_a_margin_of_r_star_or_more_gives_all_the_mass(seed, extra):
     z = np.array([r_star, -extra, -2 * extra])
     stats = row_stats(z, row_map=lambda z, b: g(np.maximum(z + b, 0)))
     assert stats.margin >= r_star and stats.target_mass[0] == 1 and stats.relative_margin >= 1
-    assert theory.margin_envelope(g, r_star, stats.margin, stats.active) == 1
+    assert envelopes.margin_envelope(g, r_star, stats.margin, stats.active) == 1
 
 
 @given(seed=seeds, bias=st.floats(-2, 2))
@@ -87,10 +88,11 @@ def test_relative_margin_law_is_a_lower_bound_and_the_special_case_of_the_theore
     degrees = (1, 2, 4, 16)
     stats = row_stats(row(seed), bias=bias, degrees=degrees)
     if stats.status == Status.ACTIVE:
-        bound = theory.polynomial_envelope(stats.active, stats.relative_margin, np.array(degrees))
+        powers = np.array(degrees)
+        bound = envelopes.polynomial_envelope(stats.active, stats.relative_margin, powers)
         assert (stats.target_mass >= bound * (1 - 1e-9)).all()
         general = [
-            theory.margin_envelope(lambda r, p=p: r**p, stats.r_star, stats.margin, stats.active)
+            envelopes.margin_envelope(lambda r, p=p: r**p, stats.r_star, stats.margin, stats.active)
             for p in degrees
         ]
         np.testing.assert_allclose(bound, general, rtol=1e-6)
@@ -99,7 +101,7 @@ def test_relative_margin_law_is_a_lower_bound_and_the_special_case_of_the_theore
 def test_relative_margin_law_is_attained_when_all_distractors_tie():
     z = np.array([4.0, 3.0, 3.0, 3.0])
     stats = row_stats(z, degrees=(2, 8))
-    bound = theory.polynomial_envelope(3, 0.25, np.array([2, 8]))
+    bound = envelopes.polynomial_envelope(3, 0.25, np.array([2, 8]))
     np.testing.assert_allclose(stats.target_mass, bound, rtol=1e-14)
 
 
@@ -154,29 +156,37 @@ def test_aligned_binary_recall_has_the_right_sign_exactly_where_s_p_is_below_one
             assert (output > 0) == (stats.s_p[0] < 1)
 
 
+def softmax(z, b):
+    return special.softmax(z)
+
+
+def sigmoid(z, b):
+    # the share of the row, formed in the log domain because s(z + b) may underflow
+    return special.softmax(special.log_expit(z + b))
+
+
 @given(seed=seeds, bias=st.floats(-5, 5))
-def test_softmax_and_sigmoid_envelopes_are_lower_bounds(seed, bias):
+def test_softmax_and_sigmoid_envelopes_are_lower_bounds_of_the_measured_mass(seed, bias):
     z = row(seed) / 10
-    others = np.delete(z, z.argmax())
-    margin, active = z.max() - others.max(), len(others)
-    softmax_mass = special.softmax(z).max()
-    assert softmax_mass >= theory.softmax_envelope(active, margin) * (1 - 1e-12)
-    log_weight = special.log_expit(z + bias)
-    sigmoid_mass = special.softmax(log_weight).max()
-    bound = theory.sigmoid_envelope(active, z.max() + bias, margin)
-    assert sigmoid_mass >= bound * (1 - 1e-12)
+    active = len(z) - 1
+    of_softmax, of_sigmoid = (row_stats(z, bias=bias, row_map=phi) for phi in (softmax, sigmoid))
+    bound = envelopes.softmax_envelope(active, of_softmax.margin)
+    assert of_softmax.target_mass[0] >= bound * (1 - 1e-12)
+    bound = envelopes.sigmoid_envelope(active, z.max() + bias, of_sigmoid.margin)
+    assert of_sigmoid.target_mass[0] >= bound * (1 - 1e-12)
 
 
 def test_envelopes_are_attained_by_tied_distractors():
     z = np.array([1.0, 0.25, 0.25, 0.25])
-    softmax = special.softmax(z)[0]
-    np.testing.assert_allclose(theory.softmax_envelope(3, 0.75), softmax, rtol=1e-14)
-    weight = special.expit(z - 2)
-    np.testing.assert_allclose(
-        theory.sigmoid_envelope(3, -1.0, 0.75), weight[0] / weight.sum(), rtol=1e-14
-    )
+    mass = row_stats(z, row_map=softmax).target_mass[0]
+    np.testing.assert_allclose(envelopes.softmax_envelope(3, 0.75), mass, rtol=1e-14)
+    mass = row_stats(z, bias=-2, row_map=sigmoid).target_mass[0]
+    np.testing.assert_allclose(envelopes.sigmoid_envelope(3, -1.0, 0.75), mass, rtol=1e-14)
 
 
 def test_un_normalised_weight_depends_on_the_length():
-    short, long = theory.over_length_weight(3.0, 2, np.array([16.0, 64.0]), 0.5)
-    assert (short, long) == (9 / 4, 9 / 8)
+    for length in (16, 64):
+        weight = relu_over_length(2, 0.5)(np.full(length, 3.0))[0]
+        np.testing.assert_allclose(
+            weight, envelopes.over_length_weight(3.0, 2, float(length), 0.5), rtol=1e-6
+        )

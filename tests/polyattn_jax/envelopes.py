@@ -1,4 +1,4 @@
-"""The envelopes of the paper's Table 7 and what its theorems need to be run as code.
+"""Oracles of the theorem tests: the envelopes of the paper's Table 7, and a search for a shift.
 
 From "When Does Polynomial Attention Concentrate?", section 4 and Appendices K and L. Every envelope
 is a lower bound on the target's mass for a score-maximal target (margin Delta >= 0) against A
