@@ -2,7 +2,8 @@
 
 Each operation has one table, `SUITE` in its `cases.py`, and tests, benchmarks, tuning and the
 ahead-of-time compilation all read it. `compare` is the one judge: value and every gradient of an
-implementation against the reference, on the same inputs and a random cotangent for every output.
+implementation against the reference in float64, on the same inputs and a random cotangent for every
+output. Each entry may be off by what rounding can make of it (`error_bound.py`), and by no more.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,6 +15,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from kernels import error_bound
+from kernels.error_model import Arithmetic
 
 OPS = (
     "prefix_mean",
@@ -50,10 +54,6 @@ class Suite:
       make: `(case, key) -> arrays` by argument name.
       call: `(case, arrays, implementation) -> outputs`, a dict of arrays by output name.
       differentiable: the arguments whose gradients are compared.
-      bounds: dtype -> (bound of values, bound of gradients), each an error divided by the largest
-        magnitude of the compared array in the reference.
-      own_bounds: argument or output -> dtype -> bound, where one needs another than `bounds`.
-      exact: outputs that must be equal.
       implementations: those that the operation offers.
       tiles: the choices that tuning tries, by name of the tile, in groups: all combinations within
         a group, one group after the other.
@@ -64,9 +64,6 @@ class Suite:
     make: Callable[[Case, jax.Array], Arrays]
     call: Callable[[Case, Arrays, str | None], dict[str, jax.Array]]
     differentiable: tuple[str, ...]
-    bounds: Mapping[str, tuple[float, float]]
-    own_bounds: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
-    exact: frozenset[str] = frozenset()
     implementations: tuple[str, ...] = ("pallas", "xla", "reference")
     tiles: tuple[Mapping[str, tuple[int, ...]], ...] = ()
 
@@ -94,16 +91,31 @@ def suite(op: str) -> Suite:
 
 @dataclasses.dataclass(frozen=True)
 class Deviation:
-    """How far one array is from the reference: the largest error over the largest magnitude."""
+    """How far one array is from the reference in float64.
+
+    Attributes:
+      name: of the output, or `d_` and the argument of the gradient.
+      error: the largest error of an entry over the largest magnitude of the array.
+      share: the largest error of an entry over the bound of that entry; infinite for NaN, and for
+        an error where no rounding is.
+    """
 
     name: str
     error: float
-    bound: float
+    share: float
 
     @property
     def ok(self) -> bool:
-        """False for a NaN as well."""
-        return self.error <= self.bound
+        """Whether every entry is within its bound."""
+        return self.share <= 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """What a comparison expects of one case: arrays by name, in float64, and their bounds."""
+
+    values: Mapping[str, np.ndarray]
+    bounds: Mapping[str, np.ndarray]
 
 
 def outputs_and_gradients(
@@ -145,31 +157,55 @@ def widened(tree: Any) -> Any:
     )
 
 
-def compare(suite: Suite, case: Case, implementation: str | None, seed: int = 0) -> list[Deviation]:
-    """Values and gradients of one implementation against the float32 reference.
+def expected(suite: Suite, case: Case, arrays: Arrays, cotangents: Arrays) -> Expected:
+    """Values and gradients of the reference in float64, and how far rounding may lead from them.
 
-    NaN in the compared arrays makes an infinite error.
+    The inputs are exact in float32, to which low precision is widened; products of a low precision
+    round their operands to it.
     """
+    given = widened((arrays, cotangents))
+    arithmetic = Arithmetic(operand_unit=_unit(case.dtype), statistical=True)
+    run = outputs_and_gradients(suite, case, "reference")
+    values, errors = error_bound.value_and_error(run, *given, arithmetic=arithmetic)
+    return Expected(values, {name: error_bound.DEVIATIONS * e for name, e in errors.items()})
+
+
+def _unit(dtype: Any) -> float:
+    """The unit roundoff of a dtype below float32, and 0 for float32."""
+    digits = jnp.finfo(dtype).nmant
+    return 2.0 ** -(digits + 1) if digits < 23 else 0.0
+
+
+def compare(suite: Suite, case: Case, implementation: str | None, seed: int = 0) -> list[Deviation]:
+    """Values and gradients of one implementation against those of `expected`."""
     key_inputs, key_cotangents = jax.random.split(jax.random.key(seed))
     arrays = suite.make(case, key_inputs)
     cts = cotangents(suite, case, arrays, key_cotangents)
-    expected = jax.jit(outputs_and_gradients(suite, case, "reference"))(
-        widened(arrays), widened(cts)
-    )
     got = jax.jit(outputs_and_gradients(suite, case, implementation))(arrays, cts)
-    return judged(suite, case, got, expected)
+    return judged(got, expected(suite, case, arrays, cts))
 
 
-def judged(suite: Suite, case: Case, got: Arrays, expected: Arrays) -> list[Deviation]:
-    """The deviation of every array that is expected, beside its bound in the dtype of the case."""
-    value_bound, gradient_bound = suite.bounds[case.dtype]
+def judged(got: Arrays, expected: Expected) -> list[Deviation]:
+    """The deviation of every array that is expected, in the dtype in which it came."""
     found = []
-    for name, want in expected.items():
-        default = gradient_bound if name.startswith("d_") else value_bound
-        bound = suite.own_bounds.get(name, {}).get(case.dtype, default)
-        bound = 0.0 if name in suite.exact else bound
-        found.append(Deviation(name, relative_error(got[name], want), bound))
+    for name, want in expected.values.items():
+        bound = expected.bounds[name]
+        if jnp.issubdtype(got[name].dtype, jnp.floating):
+            stored = np.where(np.isfinite(want), np.abs(want), 0.0)
+            bound = bound + _unit(got[name].dtype) * stored
+        found.append(deviation(name, got[name], want, bound))
     return found
+
+
+def deviation(name: str, got: Any, want: Any, bound: Any) -> Deviation:
+    """The deviation of one array from `want`, whose entries may be off by `bound`."""
+    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    error = relative_error(got, want)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        off = np.where((got == want) | (np.isnan(got) & np.isnan(want)), 0.0, np.abs(got - want))
+        share = np.where(off == 0, 0.0, off / bound)
+    worst = float(share.max(initial=0.0))
+    return Deviation(name, error, float("inf") if np.isnan(worst) else worst)
 
 
 def relative_error(got: Any, want: Any) -> float:

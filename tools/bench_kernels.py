@@ -33,7 +33,7 @@ def line(result: races.Result) -> str:
         return f"{race.label}\n    not run: {result.missing}"
     if not result.green:
         red = [each for each in result.deviations if not each.ok]
-        told = ", ".join(f"{d.name} {d.error:.1e} > {d.bound:.0e}" for d in red)
+        told = ", ".join(f"{d.name} {d.error:.1e}, {d.share:.1f} of its bound" for d in red)
         return f"{race.label}\n    RED, no speed: {told}"
     ours = 1e6 * statistics.median(result.ours_seconds)
     rival = 1e6 * statistics.median(result.rival_seconds)
@@ -51,7 +51,7 @@ def record(result: races.Result) -> dict[str, Any]:
     return {
         **dataclasses.asdict(result.race),
         "missing": result.missing,
-        "deviations": {each.name: [each.error, each.bound] for each in result.deviations},
+        "deviations": {each.name: [each.error, each.share] for each in result.deviations},
         "ours_seconds": result.ours_seconds,
         "rival_seconds": result.rival_seconds,
         "ours_bytes": result.ours_bytes,

@@ -44,14 +44,14 @@ def check(op: str, implementation: str, longest: int) -> list[dict]:
                 "op": op,
                 "case": case.name,
                 "sizes": dict(cut.sizes),
-                "deviations": {each.name: [each.error, each.bound] for each in deviations},
+                "deviations": {each.name: [each.error, each.share] for each in deviations},
                 "repeats_itself": same,
                 "green": same and all(each.ok for each in deviations),
             }
         )
-        worst = max(deviations, key=lambda each: each.error / (each.bound or 1e-30))
+        worst = max(deviations, key=lambda each: each.share)
         verdict = "green" if rows[-1]["green"] else "RED  "
-        told = f"worst {worst.name} {worst.error:.1e} of {worst.bound:.0e}"
+        told = f"worst {worst.name} {worst.error:.1e}, {worst.share:.2f} of its bound"
         print(
             f"{verdict} {op} {case.name}: {told}{'' if same else ', not deterministic'}", flush=True
         )

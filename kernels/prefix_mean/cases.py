@@ -95,7 +95,6 @@ SUITE = Suite(
     make=make,
     call=call,
     differentiable=("write", "value", "decay", "read", "total", "mass"),
-    bounds={"float32": (1e-5, 1e-5), "bfloat16": (2e-2, 2e-2)},
     tiles=(
         {"chunk": (16, 32), "num_warps": (2, 4, 8)},
         {"segment": (64, 128, 256, 512)},

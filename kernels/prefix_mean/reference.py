@@ -1,16 +1,17 @@
 """The prefix mean by its recurrence, one step at a time: the definition, and the oracle.
 
-Prototype Transformer, Eq. 2. The carry of a prototype is its mean m = N / D and its mass D:
+Prototype Transformer, Eq. 2. The carry of a prototype is N, the discounted sum of written values,
+and D, its mass:
 
-1. The output gains read * m, the mean of the steps before this one.
-2. The mass becomes D + w, and the mean moves to the new value by the share w / (D + w).
-3. The mass decays; a mean of things that all decay alike stays what it is.
+1. The output gains read * N / D, the mean of the steps before this one; nothing without mass.
+2. N becomes N + write * value, and D becomes D + write.
+3. Both decay.
 
-A carried mean keeps the gradient exact where one write holds nearly all of the mass, where the two
-terms of d(N / D) cancel. Without normalisation the carry is N itself. Differentiating stores a
-carry of size R E for every step.
+Without normalisation the output reads N itself. Log gates carry the mean and the logarithm of its
+mass. Differentiating stores a carry of size R E for every step.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -32,31 +33,25 @@ def prefix_mean(
     """`out_BTE` and the state after the last step, in float32; see `api.prefix_mean`."""
     arrays = (write_BTR, value_BTE, read_BTR)
     steps = tuple(x.astype(jnp.float32).swapaxes(0, 1) for x in arrays)
-    if config.log_write:
-        state, out_TBE = lax.scan(lambda *step: _log_mean(decay_R, *step), state, steps)
-    elif config.mass_normalisation:
-        total_BRE, mass_BR = state
-        held_BR = jnp.where(mass_BR > MASS_FLOOR, mass_BR, jnp.inf)
-        mean_BRE = _ratio(total_BRE, held_BR[..., None])
-        carry, out_TBE = lax.scan(lambda *step: _mean(decay_R, *step), (mean_BRE, mass_BR), steps)
-        state = State(carry[0] * carry[1][..., None], carry[1])
-    else:
-        state, out_TBE = lax.scan(lambda *step: _total(decay_R, *step), state, steps)
+    step = functools.partial(_log_mean if config.log_write else _sums, config, decay_R)
+    state, out_TBE = lax.scan(step, state, steps)
     return out_TBE.swapaxes(0, 1), state
 
 
-def _mean(decay_R, carry, step):
+def _sums(config, decay_R, state, step):
     write_BR, value_BE, read_BR = step
-    mean_BRE, mass_BR = carry
-    held_BR = mass_BR > MASS_FLOOR
-    out_BE = _read(read_BR, jnp.where(held_BR[..., None], mean_BRE, 0.0))
-    sum_BR = mass_BR + write_BR
-    share_BR = _ratio(write_BR, jnp.where(sum_BR > MASS_FLOOR, sum_BR, jnp.inf))
-    mean_BRE += share_BR[..., None] * (value_BE[:, None, :] - mean_BRE)
-    return (mean_BRE, decay_R[None] * sum_BR), out_BE
+    memory_BRE = state.total_BRE
+    if config.mass_normalisation:
+        held_BR = state.mass_BR > MASS_FLOOR
+        mass_BR = jnp.where(held_BR, state.mass_BR, jnp.inf)
+        memory_BRE = _ratio(memory_BRE, mass_BR[..., None])
+    total_BRE = state.total_BRE + write_BR[..., None] * value_BE[:, None, :]
+    mass_BR = state.mass_BR + write_BR
+    state = State(decay_R[None, :, None] * total_BRE, decay_R[None] * mass_BR)
+    return state, _read(read_BR, memory_BRE)
 
 
-def _log_mean(decay_R, carry, step):
+def _log_mean(config, decay_R, carry, step):
     log_write_BR, value_BE, read_BR = step
     mean_BRE, log_mass_BR = carry
     out_BE = _read(read_BR, mean_BRE)
@@ -64,14 +59,6 @@ def _log_mean(decay_R, carry, step):
     share_BR = share(log_write_BR, log_sum_BR)
     mean_BRE += share_BR[..., None] * (value_BE[:, None, :] - mean_BRE)
     return LogState(mean_BRE, log_sum_BR + log_of_decay(decay_R)[None]), out_BE
-
-
-def _total(decay_R, carry, step):
-    write_BR, value_BE, read_BR = step
-    total_BRE, mass_BR = carry
-    out_BE = _read(read_BR, total_BRE)
-    total_BRE += write_BR[..., None] * value_BE[:, None, :]
-    return State(decay_R[None, :, None] * total_BRE, decay_R[None] * (mass_BR + write_BR)), out_BE
 
 
 def _read(read_BR: jax.Array, memory_BRE: jax.Array) -> jax.Array:

@@ -80,8 +80,10 @@ def selective_scan(
 
     chosen = dispatch.choose(OP, implementation, {"xla": "", "reference": ""})
     run = {"reference": reference.selective_scan, "xla": xla.selective_scan}[chosen]
-    y_BTI, state_BIJ = run(u_BTI, delta_BTI, A_IJ, B_BTJ, C_BTJ, state_BIJ)
+    # One cast for both uses: the gradient by u is then rounded to its dtype once.
+    wide_BTI = u_BTI.astype(jnp.float32)
+    y_BTI, state_BIJ = run(wide_BTI, delta_BTI, A_IJ, B_BTJ, C_BTJ, state_BIJ)
     if D_I is not None:
-        y_BTI += D_I[None, None] * u_BTI.astype(jnp.float32)
+        y_BTI += D_I[None, None] * wide_BTI
     y_BTI = y_BTI.astype(u_BTI.dtype)
     return (y_BTI, state_BIJ) if return_state else y_BTI

@@ -36,20 +36,18 @@ def result(function: Callable, *arguments: Any) -> Any:
 
 
 @functools.cache
-def expected(op: str, name: str) -> tuple[cases.Arrays, cases.Arrays, cases.Arrays]:
-    """The arrays of a case, its cotangents, and the values and gradients of the reference."""
+def expected(op: str, name: str) -> tuple[cases.Arrays, cases.Arrays, cases.Expected]:
+    """The arrays of a case, its cotangents, and what `cases.expected` gives of them."""
     suite = cases.suite(op)
     case = suite.named(name)
     key_inputs, key_cotangents = jax.random.split(jax.random.key(0))
     arrays = suite.make(case, key_inputs)
     cotangents = cases.cotangents(suite, case, arrays, key_cotangents)
-    wide = cases.widened((arrays, cotangents))
-    run = cases.outputs_and_gradients(suite, case, "reference")
-    return arrays, cotangents, result(run, *wide)
+    return arrays, cotangents, cases.expected(suite, case, arrays, cotangents)
 
 
 def deviations(suite: cases.Suite, case: cases.Case, implementation: str) -> list[cases.Deviation]:
     """What `cases.compare` finds."""
     arrays, cotangents, wanted = expected(suite.op, case.name)
     run = cases.outputs_and_gradients(suite, case, implementation)
-    return cases.judged(suite, case, result(run, arrays, cotangents), wanted)
+    return cases.judged(result(run, arrays, cotangents), wanted)

@@ -10,7 +10,7 @@ from tests.kernels import comparison
 SUITE = cases.suite("gated_attention")
 
 
-@pytest.mark.parametrize("implementation", ["xla", "pallas"])
+@pytest.mark.parametrize("implementation", ["reference", "xla", "pallas"])
 @pytest.mark.parametrize("case", SUITE.using("test"), ids=lambda case: case.name)
 def test_value_and_gradients_equal_the_reference(case, implementation):
     interpreted = implementation == "pallas"

@@ -1,0 +1,144 @@
+"""The error analysis: closed forms, that rounding stays within it, and that a fault does not."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kernels import cases, error_bound
+from kernels.error_model import Arithmetic
+from tests import rounding
+
+U = 2.0**-24
+WORST = Arithmetic()
+RANDOM = Arithmetic(statistical=True)
+
+
+def of(function, *arguments, arithmetic=WORST):
+    return error_bound.value_and_error(function, *arguments, arithmetic=arithmetic)
+
+
+def test_a_sum_is_off_by_units_of_its_sizes():
+    x = jnp.array([1.0, -2.0, 4.0, -8.0])
+    value, error = of(jnp.sum, x)
+    assert value == -5.0 and value.dtype == np.float64
+    assert error == 4 * U * 15.0
+
+
+def test_a_product_passes_on_what_its_factors_have():
+    x, y = jnp.float32(3.0), jnp.float32(5.0)
+    _, error = of(lambda x, y: (x + y) * y, x, y)
+    assert error == pytest.approx(8 * U * 5 + U * 40, rel=1e-12)
+
+
+def test_a_matrix_product_is_bounded_entry_by_entry():
+    x, y = (jax.random.normal(jax.random.key(i), (7, 7)) for i in range(2))
+    _, error = of(jnp.matmul, x, y)
+    want = 7 * U * np.abs(np.float64(x)) @ np.abs(np.float64(y))
+    np.testing.assert_allclose(error, want, rtol=1e-12)
+    _, low = of(lambda x, y: (3.0 * x) @ y, x, y, arithmetic=Arithmetic(operand_unit=2.0**-8))
+    assert np.all(low > 1e3 * error)
+
+
+def test_exact_operands_are_not_rounded_again():
+    # Inputs in bfloat16 are in bfloat16.
+    x = jnp.ones((3, 3))
+    plain, low = (of(jnp.matmul, x, x, arithmetic=Arithmetic(operand_unit=u)) for u in (0, 1.0))
+    np.testing.assert_array_equal(plain[1], low[1])
+
+
+def test_a_choice_in_doubt_counts_both_ways():
+    # (1e8 + 1) - 1e8 is 0 or 8 in float32, by the order.
+    def function(x):
+        return jnp.where(jnp.sum(x) > 0.5, 10.0, -10.0), jnp.sum(x) > 0.5
+
+    (value, above), (error, doubt) = of(function, jnp.array([1e8, 1.0, -1e8]))
+    assert (value, above) == (10.0, True)
+    assert (error, doubt) == (20.0, 1.0)
+    (_, _), (error, doubt) = of(function, jnp.array([1.0, 1.0, -1.0]))
+    assert (error, doubt) == (0.0, 0.0)
+
+
+def test_ties_leave_the_largest_in_doubt():
+    x = jnp.array([1.0, 2.0, 2.0])
+    assert of(jnp.argmax, x)[1] == 0.0
+    # What was rounded may have been another.
+    assert of(lambda x: jnp.argmax(x * 0.1), x)[1] == np.inf
+    assert of(lambda x: jnp.argmax(x * 0.1), x.at[2].set(1.9))[1] == 0.0
+
+
+def test_a_recurrence_forgets_its_errors_as_it_forgets_its_values():
+    def run(x):
+        return jax.lax.scan(lambda m, x: (0.5 * m + x, None), 0.0, x)[0]
+
+    for length in (10, 1000):
+        value, error = of(run, jnp.ones(length))
+        assert value == pytest.approx(2.0, rel=1e-2)
+        # Each step adds u |m / 2| + u |m|, and halves what was there.
+        assert error == pytest.approx(2 * U * (1 + 2), rel=1e-2)
+
+
+def test_a_primitive_without_a_rule_is_refused():
+    with pytest.raises(NotImplementedError, match="cbrt"):
+        of(jnp.cbrt, jnp.ones(3))
+
+
+def attention(q, k, v):
+    scores = jnp.einsum("BTH,BSH->BTS", q, k, precision="highest") / q.shape[-1] ** 0.5
+    scores = jnp.where(jnp.tril(jnp.ones(scores.shape[1:], bool)), scores, -jnp.inf)
+    return jnp.einsum("BTS,BSH->BTH", jax.nn.softmax(scores), v, precision="highest")
+
+
+def swapped(q, k, v):
+    """The same, its sums the other way round and its softmax by another formula."""
+    scores = jnp.einsum("BTH,BSH->BTS", q[..., ::-1], k[..., ::-1], precision="highest")
+    scores = jnp.where(jnp.tril(jnp.ones(scores.shape[1:], bool)), scores, -jnp.inf)
+    weight = jnp.exp2(scores * (q.shape[-1] ** -0.5 / np.log(2)))
+    out = jnp.einsum("BTS,BSH->BTH", weight[..., ::-1], v[:, ::-1], precision="highest")
+    return out / weight.sum(-1, keepdims=True)
+
+
+def gradients(function, weight):
+    return jax.jit(jax.grad(lambda *a: (weight * function(*a)).sum(), argnums=(0, 1, 2)))
+
+
+@pytest.mark.parametrize("size", [0.3, 3.0])
+def test_rounding_stays_within_and_near_its_standard_deviation(size):
+    keys = jax.random.split(jax.random.key(0), 4)
+    q, k, v, weight = (jax.random.normal(key, (3, 50, 16)) for key in keys)
+    arguments = (size * q, k, v)
+    wanted = rounding.expected(gradients(attention, weight), *arguments)
+    for function in (attention, swapped):
+        got = gradients(function, weight)(*arguments)
+        rounding.assert_within(got, wanted)
+        for name, g, value, bound in zip("qkv", got, *wanted, strict=True):
+            sigma = np.asarray(bound) / error_bound.DEVIATIONS
+            off = (np.asarray(g, np.float64) - value)[sigma > 0] / sigma[sigma > 0]
+            # Too large a bound would hide faults: it is of the size of what rounding does.
+            assert 0.05 < np.sqrt(np.mean(off**2)) < 1.0, name
+
+
+def test_a_fault_of_a_hundred_thousandth_is_found():
+    keys = jax.random.split(jax.random.key(0), 4)
+    q, k, v, weight = (jax.random.normal(key, (3, 50, 16)) for key in keys)
+    wanted = rounding.expected(gradients(attention, weight), q, k, v)
+
+    def faulty(q, k, v):
+        return attention(q * (1 + 1e-5), k, v)
+
+    with pytest.raises(AssertionError):
+        rounding.assert_within(gradients(faulty, weight)(q, k, v), wanted)
+
+
+def test_the_worst_case_is_above_what_is_likely():
+    q, k, v = (jax.random.normal(jax.random.key(i), (3, 50, 16)) for i in range(3))
+    (value, worst), (same, likely) = (of(attention, q, k, v, arithmetic=a) for a in (WORST, RANDOM))
+    np.testing.assert_array_equal(value, same)
+    assert np.all(worst >= likely)
+
+
+def test_a_nan_and_another_shape_are_no_agreement():
+    found = cases.deviation("x", np.array([np.nan, 1.0]), np.ones(2), np.ones(2))
+    assert found.share == np.inf and not found.ok
+    with pytest.raises(ValueError, match="shapes"):
+        cases.deviation("x", np.ones(3), np.ones(2), np.ones(2))
