@@ -170,7 +170,7 @@ def explained(
             f"(95 %), and {points} may be lost"
         )
         step = (
-            f"use more prompts: below {needed} none can show a loss smaller than {points}"
+            f"use more prompts, {needed} at least: fewer cannot show a loss smaller than {points}"
             if n < needed
             else "use more prompts"
         )

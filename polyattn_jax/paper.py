@@ -28,21 +28,28 @@ _DEAD = "Tables 10 and 11 print the same dead share for both biases"
 
 
 @dataclasses.dataclass(frozen=True)
+class RowMedians:
+    """The other columns of Tables 10 and 11: counts of rows, medians over active rows, dead %."""
+
+    rows: int
+    relative_margin: float
+    active: float
+    s_2: float
+    dead: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Prevalence:
     """One row of Table 10 (b = 0) or 11 (b_auto); `unsafe` by degree, 4 and 8 from Table 1.
 
-    What the paper does not print for a length is None.
+    The in-distribution values of Table 1 come without medians.
     """
 
     suite: str
     bias_kind: str
     length: int
     unsafe: Mapping[int, float]
-    rows: int | None = None
-    relative_margin: float | None = None
-    active: float | None = None
-    s_2: float | None = None
-    dead: float | None = None
+    medians: RowMedians | None = None
     remarks: tuple[str, ...] = ()
 
 
@@ -180,15 +187,12 @@ def _prevalence(key: str) -> tuple[Prevalence, ...]:
     found = []
     for suite, (rows, p2, rho, active, s_2, dead, p4, p8) in _TABLE_10[key].items():
         remarks = (_DEAD,) * bool(dead)
-        rates = {2: p2, 4: p4, 8: p8}
-        found.append(
-            Prevalence(suite, "zero", 4096, rates, 1000 * rows, rho, active, s_2, dead, remarks)
-        )
+        medians = RowMedians(1000 * rows, rho, active, s_2, dead)
+        found.append(Prevalence(suite, "zero", 4096, {2: p2, 4: p4, 8: p8}, medians, remarks))
     for suite, (rows, p2, rho, active, s_2, dead) in _TABLE_11[key].items():
         remarks = (_BIAS,) * (key == "gemma") + (_DEAD,) * bool(dead)
-        found.append(
-            Prevalence(suite, "auto", 4096, {2: p2}, 1000 * rows, rho, active, s_2, dead, remarks)
-        )
+        medians = RowMedians(1000 * rows, rho, active, s_2, dead)
+        found.append(Prevalence(suite, "auto", 4096, {2: p2}, medians, remarks))
     for suite, p2 in _IN_DISTRIBUTION.get(key, {}).items():
         found.append(Prevalence(suite, "zero", 1024, {2: p2}))
     return tuple(found)

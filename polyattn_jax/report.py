@@ -7,7 +7,7 @@ Every number comes from the summary, and the figures from the rows and heads beh
 measured here. The controls stand first, because without them nothing else means anything.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -133,7 +133,7 @@ def controls(summary: Summary) -> Section:
                 ],
                 copies,
                 caption="Random tokens written twice; 95 % bootstrap over prompts.",
-                n=f"{number(found['first_copy']['loss']['n'])} prompts",
+                n=_each([found["first_copy"]["loss"]["n"]]).removesuffix(" per row"),
             ),
         ),
     )
@@ -184,6 +184,7 @@ def terms() -> Section:
     return section("Terms", report.key_values(TERMS))
 
 
-def _each(counts: Iterator[int]) -> str:
+def _each(counts: Iterable[int]) -> str:
     distinct = sorted(set(counts))
-    return " or ".join(number(count) for count in distinct) + " prompts per row"
+    unit = "prompt" if distinct == [1] else "prompts"
+    return f"{' or '.join(number(count) for count in distinct)} {unit} per row"

@@ -46,7 +46,6 @@ def substitution(summary: Summary, model: paper.PaperModel | None) -> Section:
         f"change lies above −{100 * config['tolerance']:g} points; it is a no-go if that lies "
         "below, or if the paired test finds a loss beyond that; else the prompts leave it "
         "undecided.",
-        wording.resolution(summary),
         "A recipe such as relu_p4_bauto weighs each key by max(score + b, 0)⁴, divided by the sum "
         "over the row; all words are explained at the end.",
         table(
@@ -77,7 +76,11 @@ def substitution(summary: Summary, model: paper.PaperModel | None) -> Section:
         table(
             ["Recipes", "Verdict", "Because, and next step"],
             [
-                [", ".join(names), _verdict(verdict), cell(f"{reason}.", note=f"Next: {step}.")]
+                [
+                    ", ".join(names),
+                    _verdict(verdict),
+                    cell(f"{reason.replace(' -', ' −')}.", note=f"Next: {step}."),
+                ]
                 for (verdict, reason, step), names in reasons.items()
             ],
             caption="Reasons and next steps.",

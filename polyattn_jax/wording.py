@@ -224,14 +224,11 @@ def in_part(summary: Summary) -> str:
             f"said below {head_sets.FEWEST_DRAWS} draws."
         )
     flags = [
-        f"{'decisive' if e['decisive'] else 'not decisive'} at K = {e['size']} ({e['beaten']} of "
-        f"{draws})"
+        f"{e['beaten']} of {draws} at K = {e['size']} "
+        f"({'decisive' if e['decisive'] else 'not decisive'})"
         for e in found
     ]
-    return (
-        f"{text} By the random sets that the highest S₂ does worse than, the ranking is "
-        f"{', '.join(flags)}."
-    )
+    return f"{text} The highest S₂ leaves fewer right than random sets do: {', '.join(flags)}."
 
 
 def next_step(summary: Summary) -> str:
@@ -248,13 +245,12 @@ def next_step(summary: Summary) -> str:
 def resolution(summary: Summary) -> str:
     """What the number of prompts can tell."""
     base, tolerance = softmax_of(summary["sweep"]), summary["config"]["tolerance"]
-    n = base["accuracy"]["n"]
+    n, reach = base["accuracy"]["n"], -100 * finite(base["delta"]["low"])
     loss = decision.detectable_loss(n, tolerance)
     found = "no loss" if loss is None else f"a true loss of {100 * loss:.0f} points"
     return (
-        f"{counted(base['accuracy'])} prompts could show a loss, those that softmax gets right. "
-        f"Even where none is lost, up to {-100 * finite(base['delta']['low']):.1f} points of loss "
-        f"stay possible; “preserve” within {100 * tolerance:g} points takes "
-        f"{decision.least_prompts(tolerance)} prompts or more, here are {n:,}, of which {found} "
-        "ends in “no-go” four times of five."
+        f"Softmax gets {counted(base['accuracy'])} prompts right; only these can be lost. Even "
+        f"where none is, a loss of up to {reach:.1f} points stays possible; “preserve” within "
+        f"{100 * tolerance:g} points takes {decision.least_prompts(tolerance)} prompts or more. "
+        f"With the {n:,} of this run {found} ends in “no-go” four times of five."
     )

@@ -227,7 +227,7 @@ def test_controls_stand_first_and_the_verdict_names_what_may_be_replaced(finding
     assert f"{low:.0f} to 100 % with the needle" in text_of(held)
     assert "None of the 4 recipes tried is shown to lose less than 5 points" in text_of(said)
     assert "undecided: relu_p4_bauto (12 of 12), sigmoid_b0 (11 of 12)" in text_of(said)
-    assert "takes 73 prompts or more, here are 12" in text_of(said)
+    assert "takes 73 prompts or more. With the 12 of this run a true loss of" in text_of(said)
     assert (
         "relu_p2_bauto in K heads only, right of 12 (softmax 12), 2 random sets per K: K = 1: "
         "highest S₂ 11, lowest 12, random 12; K = 2: highest S₂ 1, lowest 12, random 5 to 9. "
@@ -243,7 +243,7 @@ def test_the_ablation_is_told_at_every_size_with_the_flag_of_the_paper():
     finding = audit(dataclasses.replace(SETTINGS, ablation_draws=20), CORRECT, sets)
     told = wording.in_part(finding[0])
     assert "K = 1: highest S₂ 9, lowest 8, random 9 to 10; K = 2: highest S₂ 1" in told
-    assert "not decisive at K = 1 (19 of 20), decisive at K = 2 (20 of 20)" in told
+    assert "19 of 20 at K = 1 (not decisive), 20 of 20 at K = 2 (decisive)" in told
     rows = lines(parsed(build(*finding)), "Prompts answered with the recipe in K heads")
     assert [(row[0], row[3], row[4], row[5]) for row in rows] == [
         ("1", "9 to 10", "19 of 20", "no"),
