@@ -1,6 +1,7 @@
 """Disturbs one prototype of a trained model and measures what it does to the words it stands for.
 
     python -m protot_jax.intervene --run=runs/speeches --concept=war
+    python -m protot_jax.intervene --run=runs/speeches --concept=war,Congress,Treasury,Mexico
     python -m protot_jax.intervene --run=runs/speeches --sentences=mine.tsv --layer=2 --prototype=5
 
 After Prototype Transformer, appendix A.3. Without `--layer` and `--prototype` the prototype is the
@@ -13,11 +14,15 @@ run, it writes
     interventions.parquet   a row for each sentence, prototype, intervention and draw
     intervention.html       the report, one offline file
 
+Several concepts at once each have a folder in it, and `comparison.json` and `comparison.html` have
+their effects side by side, with p corrected for their number.
+
 The concepts that come with sentences are women and girls, COVID, New Zealand, mental health (those
 of the paper), and war, Congress, Treasury, Mexico (for the messages of US presidents). A file of
 sentences is .jsonl or .tsv, with concept, target and text.
 """
 
+import dataclasses
 from pathlib import Path
 import textwrap
 from typing import Any
@@ -29,7 +34,7 @@ from lm_jax import launch, manifests, runs
 from lm_jax.errors import UsageError
 from lm_jax.report import slug, write
 from protot_jax import run_flags
-from protot_jax.intervene import experiment, report, wording
+from protot_jax.intervene import experiment, family, report, wording
 from protot_jax.intervene.experiment import Settings, Subject
 from protot_jax.intervene.sentences import Sentence, read, shipped, shipped_digest
 
@@ -37,10 +42,12 @@ FOLDER = "interventions"
 RESULT = "intervention.json"
 ROWS = "interventions.parquet"
 PAGE = "intervention.html"
+COMPARISON = "comparison.json"
+COMPARISON_PAGE = "comparison.html"
 WIDTH = 100
 
 flags.adopt_module_key_flags(run_flags)
-_CONCEPT = flags.DEFINE_string("concept", None, "whose sentences; see above")
+_CONCEPT = flags.DEFINE_list("concept", [], "whose sentences, one or several; see above")
 _SENTENCES = flags.DEFINE_string("sentences", None, "a .jsonl or .tsv file; default the package's")
 _WORDS = flags.DEFINE_list("words", [], "find the prototype that writes these; default the targets")
 _LAYER = flags.DEFINE_integer("layer", None, "of a given prototype, from 0 on", lower_bound=0)
@@ -61,8 +68,16 @@ _MATCH_SEEDS = flags.DEFINE_boolean("match_seeds", True, "repeat in the run's ot
 _OTHER_RUNS = flags.DEFINE_list("other_runs", [], "repeat in all seeds of these runs")
 
 
-def sentences_from_flags() -> tuple[list[Sentence], str, str]:
-    """The sentences, the name of where they are from, and its sha256.
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """The sentences of one concept, and the settings of its intervention."""
+
+    sentences: list[Sentence]
+    settings: Settings
+
+
+def sentences_from_flags(concept: str | None) -> tuple[list[Sentence], str, str]:
+    """The sentences of a concept, the name of where they are from, and its sha256.
 
     Raises:
       UsageError: neither a file nor a concept is named, or an unknown one.
@@ -70,15 +85,20 @@ def sentences_from_flags() -> tuple[list[Sentence], str, str]:
     """
     if _SENTENCES.value:
         path = Path(_SENTENCES.value)
-        found = read(path, concept=_CONCEPT.value)
+        found = read(path, concept=concept)
         return found, path.name, manifests.file_digest(path)["sha256"]
-    if not _CONCEPT.value:
+    if concept is None:
         raise UsageError("there are no sentences; give --concept=NAME or --sentences=FILE")
-    return shipped(_CONCEPT.value), "shipped", shipped_digest()
+    return shipped(concept), "shipped", shipped_digest()
 
 
 def settings_from_flags(
-    subjects: list[Subject], sentences: list[Sentence], source: str, digest: str
+    subjects: list[Subject],
+    sentences: list[Sentence],
+    source: str,
+    digest: str,
+    concept: str | None,
+    together: tuple[str, ...],
 ) -> Settings:
     """The flags as the settings of one intervention.
 
@@ -92,7 +112,8 @@ def settings_from_flags(
         models=tuple(map(str, subjects)),
         sentences=source,
         sentences_sha256=digest,
-        concept=_CONCEPT.value,
+        concept=concept,
+        together=together,
         words=tuple(words),
         layer=_LAYER.value,
         prototype=_PROTOTYPE.value,
@@ -113,12 +134,17 @@ def default_folder(run: Path, settings: Settings) -> Path:
         " ".join(settings.words) if settings.layer is None else Path(settings.sentences).stem
     )
     place = "" if settings.layer is None else f" l{settings.layer} p{settings.prototype}"
+    return interventions_folder(run) / slug(about + place)
+
+
+def interventions_folder(run: Path) -> Path:
+    """The folder of the run that results go to, made if it is not there."""
     folder = run / FOLDER
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise runs.storage_error(folder, error) from error
-    return folder / slug(about + place)
+    return folder
 
 
 def told(found: dict[str, Any]) -> str:
@@ -128,19 +154,20 @@ def told(found: dict[str, Any]) -> str:
         head = f"{seed['run']}, seed {seed['seed']}: {wording.name(seed)}"
         if match := seed["match"]:
             head += (
-                f", matched with correlation {match['similarity']:.2f} (shuffled "
-                f"{match['null_95']:.2f}, median pair {match['median']:.2f})"
+                f", matched with correlation {match['similarity']:.2f} (median pair "
+                f"{match['median']:.2f}; percentile {match['percentile']:.0f} of different "
+                f"prototypes, p {match['p_value']:.3f})"
             )
         if seed["ranking"]:
             head += f", number {seed['place']} by the words"
-        lines += ["", head, _columns("", "targets [95 %]", "percentile", "validation perplexity")]
+        lines += ["", head, _columns("", "targets [95 %]", "p", "validation perplexity")]
         for one in seed["modes"]:
             control = one["control"]
             lines.append(
                 _columns(
                     wording.LABELS[one["mode"]],
                     wording.percent(one["effect"]),
-                    f"{control['percentile']:.0f}" if control else "–",
+                    f"{control['p']:.2g}" if control else "–",
                     wording.percent(one["text_perplexity"] or {"mean": None}),
                 )
             )
@@ -158,7 +185,11 @@ def _columns(*cells: str) -> str:
 def main(arguments: launch.Arguments) -> None:
     """The command."""
     run = run_flags.run_folder()
-    sentences, source, digest = sentences_from_flags()
+    concepts: list[str | None] = list(dict.fromkeys(_CONCEPT.value)) or [None]
+    if _WORDS.value and concepts[1:]:
+        raise UsageError("--words finds the prototype of one concept; leave it out for several")
+    # Names that are wrong are refused before a model is loaded.
+    given = [sentences_from_flags(concept) for concept in concepts]
     subjects = experiment.load_subjects(
         run,
         other_runs=[Path(other) for other in _OTHER_RUNS.value],
@@ -166,23 +197,65 @@ def main(arguments: launch.Arguments) -> None:
         best=run_flags.CHECKPOINT.value == "best",
         match_seeds=_MATCH_SEEDS.value,
     )
-    settings = settings_from_flags(subjects, sentences, source, digest)
-    folder = arguments.workdir or default_folder(run, settings)
-    with runs.open_workdir(folder, settings, resume=arguments.resume) as work:
+    together = tuple(filter(None, concepts)) if concepts[1:] else ()
+    jobs = [
+        Job(of_concept[0], settings_from_flags(subjects, *of_concept, concept, together))
+        for concept, of_concept in zip(concepts, given, strict=True)
+    ]
+    if not together:
+        (job,) = jobs
+        folder = arguments.workdir or default_folder(run, job.settings)
+        found, page = one(subjects, run, job, folder, arguments.resume)
+        print(told(found))
+        print(page)
+        return
+    folder = arguments.workdir or interventions_folder(run) / slug(" ".join(together))
+    several(subjects, run, jobs, folder, arguments.resume)
+
+
+def several(
+    subjects: list[Subject], run: Path, jobs: list[Job], folder: Path, resume: launch.Resume
+) -> None:
+    """Measures concepts one after the other, each in a folder of its own, and compares them."""
+    config = {"concepts": [job.settings.concept for job in jobs], "settings": jobs[0].settings}
+    with runs.open_workdir(folder, config, resume=resume) as work:
+        results, page = [], work.path
+        for job in jobs:
+            own = work.path / slug(str(job.settings.concept))
+            found, page = one(subjects, run, job, own, resume)
+            print(page)
+            results.append(found)
+        if not runs.finished(work.path):
+            compared = family.compare(results)
+            runs.write_json(work.path / COMPARISON, compared)
+            provenance = runs.read_json(page.parent / runs.PROVENANCE)
+            write(work.path / COMPARISON_PAGE, family.page(compared, provenance=provenance))
+            runs.mark_finished(work.path)
+        heads, *rows = family.format_rows(runs.read_json(work.path / COMPARISON))
+        widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+        for row in (heads, *rows):
+            cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            print("  ".join(cells).rstrip())
+        print(work.path / COMPARISON_PAGE)
+
+
+def one(
+    subjects: list[Subject], run: Path, job: Job, folder: Path, resume: launch.Resume
+) -> tuple[dict[str, Any], Path]:
+    """The result of one concept, measured or from a finished folder, and its page."""
+    with runs.open_workdir(folder, job.settings, resume=resume) as work:
         if done := runs.finished(work.path):
             print(f"finished {done}")
         else:
-            make(subjects, run, sentences, settings, work.path)
+            make(subjects, run, job, work.path)
             runs.mark_finished(work.path)
-        print(told(runs.read_json(work.path / RESULT)))
-        print(work.path / PAGE)
+        return runs.read_json(work.path / RESULT), work.path / PAGE
 
 
 def make(
     subjects: list[Subject],
     run: Path,
-    sentences: list[Sentence],
-    settings: Settings,
+    job: Job,
     folder: Path,
 ) -> None:
     """Measures, and writes the three files into an open work folder."""
@@ -190,16 +263,16 @@ def make(
     runs.record_provenance(
         folder,
         runs.provenance(
-            seeds={"reinitialise": settings.reinit_seed},
+            seeds={"reinitialise": job.settings.reinit_seed},
             dtype="float32",
             data={
                 "documents": data.manifest["documents_sha256"],
-                "sentences": settings.sentences_sha256,
+                "sentences": job.settings.sentences_sha256,
             },
             tokenizer=subjects[0].model.tokenizer.sha256,
         ),
     )
-    found, rows = experiment.perform(subjects, data, sentences, settings)
+    found, rows = experiment.perform(subjects, data, job.sentences, job.settings)
     with runs.replace_file(folder / ROWS) as file:
         pq.write_table(rows, file, write_page_checksum=True, compression="zstd")
     runs.write_json(folder / RESULT, found)

@@ -34,6 +34,7 @@ class Settings:
       models: name, seed and step of each, the one to disturb first.
       sentences: "shipped", or the name of a file, and its sha256.
       concept: whose sentences; None for all of the file.
+      together: the concepts that are tested at once, this one among them; none for one alone.
       words: to rank prototypes by; none for a prototype that is given.
       layer, prototype: the given one; None to take the first by the words.
       least_probability: targets below it are excluded.
@@ -59,6 +60,7 @@ class Settings:
     reinit_seed: int = 0
     gate_rows: int = 512
     perplexity_rows: int = 32
+    together: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if (self.layer is None) != (self.prototype is None):
@@ -201,6 +203,7 @@ def perform(
         },
         "settings": {
             "concept": settings.concept,
+            "together": settings.together,
             "words": settings.words,
             "occurrences": dict(read[0].occurrences),
             "found": settings.layer is None,

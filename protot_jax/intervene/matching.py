@@ -6,7 +6,12 @@ Prototype Transformer, appendix A.3.2, finds its COVID prototypes of three seeds
    occurs often enough in the same validation text;
 2. the similarity of two is the correlation of their vectors;
 3. all prototypes of one seed are assigned to those of the other, one to one and in whatever layer,
-   so that the sum of similarities is greatest (Hungarian method, by scipy).
+   so that the sum of similarities is greatest (Hungarian method, by scipy);
+4. the similarity of a pair stands among those of prototypes that are known to be different ones:
+   of each prototype of either seed, the highest similarity with another of its own seed. Gates that
+   follow the same nuisance, say punctuation, are alike there as well, and the best of as many is
+   taken. (Other pairs of one seed with the other are no such null: the assignment leaves the lower
+   ones, so that even without any correspondence the assigned pairs exceed them.)
 
 The cosine of the prototypes' own vectors says nothing here: each seed has its own directions of the
 residual stream. Similarity by tokens needs one tokenizer for both.
@@ -15,6 +20,7 @@ residual stream. Similarity by tokens needs one tokenizer for both.
 import dataclasses
 
 import numpy as np
+from scipy import stats
 from scipy.optimize import linear_sum_assignment
 
 from lm_jax.errors import BadInputError
@@ -31,9 +37,11 @@ class Match:
       best: the highest one with any prototype of the other seed, which another may have been
         assigned to.
       median: of all assigned pairs.
-      null: the highest similarity of the shuffled vector, with the prototype that it is most
-        similar to: mean over shuffles, and the value that 5 % of them exceed.
-      p_value: share of shuffles that reach `similarity`, itself counted in.
+      null_median, null_95: of the `others` similarities of different prototypes (step 4), and the
+        value that 5 % of them exceed.
+      percentile: of `similarity` among them, ties counted half.
+      p_value: share of them that reach `similarity`, itself counted in.
+      others: prototypes of both seeds.
       tokens: entries of the vectors.
     """
 
@@ -42,9 +50,11 @@ class Match:
     similarity: float
     best: float
     median: float
-    null_mean: float
+    null_median: float
     null_95: float
+    percentile: float
     p_value: float
+    others: int
     tokens: int
 
 
@@ -72,13 +82,12 @@ def match(
     layer: int,
     prototype: int,
     least_count: int = 5,
-    shuffles: int = 1000,
-    seed: int = 0,
 ) -> Match:
     """The partner of one prototype of the first seed in the second.
 
     Raises:
-      BadInputError: the two have not the same layers and prototypes, or too few tokens are common.
+      BadInputError: the two have not the same layers and prototypes, or one alone, or too few
+        tokens are common.
     """
     (_, L, R), other = first.mean_VLR.shape, second.mean_VLR.shape[1:]
     if other != (L, R):
@@ -86,14 +95,14 @@ def match(
             f"a model of {L} layers with {R} prototypes cannot be matched with one of {other[0]} "
             f"with {other[1]}; name runs of one shape"
         )
+    if L * R < 2:
+        raise BadInputError("a model of one prototype has no other to compare with; name a larger")
     first_MQ, second_MQ = _vectors(first, second, least_count)
     similarity_MM = first_MQ @ second_MQ.T
     partner_M = assign(similarity_MM)
     own = layer * R + prototype
     partner = int(partner_M[own])
-    rng = np.random.default_rng(seed)
-    shuffled = np.stack([rng.permutation(first_MQ[own]) for _ in range(shuffles)])
-    null = (shuffled @ second_MQ.T).max(1)
+    null = np.concatenate([_best_other(first_MQ), _best_other(second_MQ)])
     found = float(similarity_MM[own, partner])
     return Match(
         layer=partner // R,
@@ -101,11 +110,20 @@ def match(
         similarity=found,
         best=float(similarity_MM[own].max()),
         median=float(np.median(similarity_MM[np.arange(len(partner_M)), partner_M])),
-        null_mean=float(null.mean()),
+        null_median=float(np.median(null)),
         null_95=float(np.quantile(null, 0.95)),
-        p_value=float((1 + (null >= found).sum()) / (1 + shuffles)),
+        percentile=float(stats.percentileofscore(null, found, kind="mean")),
+        p_value=float((1 + (null >= found).sum()) / (1 + len(null))),
+        others=len(null),
         tokens=first_MQ.shape[1],
     )
+
+
+def _best_other(vectors_MQ: np.ndarray) -> np.ndarray:
+    """Of each prototype of a model, the highest similarity with another of the same model."""
+    similarity_MM = vectors_MQ @ vectors_MQ.T
+    np.fill_diagonal(similarity_MM, -np.inf)
+    return similarity_MM.max(1)
 
 
 def _vectors(

@@ -11,6 +11,7 @@ from lm_jax import report
 from lm_jax.report import Cell, Column, Section, cell, section, table
 from lm_jax.report.markup import number
 from protot_jax.intervene import paper, wording
+from protot_jax.intervene.summary import ABLATION
 from protot_jax.intervene.wording import Found
 
 
@@ -82,7 +83,7 @@ def effects(found: Found) -> Section:
                 wording.LABELS[one["mode"]],
                 _change(one["effect"]),
                 cell(control and control["percentile"], spec=".0f"),
-                cell(control and control["p_drop"], spec=".3f"),
+                cell(control and control["p"], spec=".3f"),
                 _change(one["sentence_perplexity"]),
                 _change(one["text_perplexity"]),
             ]
@@ -102,15 +103,16 @@ def effects(found: Found) -> Section:
                 "Intervention",
                 "Targets",
                 "Percentile among others",
-                "p of a drop",
+                "p, two-sided",
                 "Perplexity of the sentences",
                 "Perplexity of validation text",
             ],
             rows,
-            caption="Mean relative changes, and 95 % intervals over sentences or rows of text; "
+            caption="Mean relative changes, and 95 % intervals over the texts of the sentences or "
+            "rows of text; "
             f"{settings['draws']} draws of a new vector, of which {settings['control_draws']} are "
             "compared with the others'.",
-            n=f"{wording.count(seed['kept'], 'sentence')} kept, {seed['excluded']} excluded",
+            n=f"{wording.cases(seed['modes'][0]['effect'])} kept, {seed['excluded']} excluded",
         ),
     )
 
@@ -220,6 +222,7 @@ def seeds(found: Found) -> Section | None:
                 _two(match["best"]),
                 _two(match["median"]),
                 _two(match["null_95"]),
+                cell(match["percentile"], spec=".0f"),
                 cell(match["p_value"], spec=".3f"),
                 cell(seed["place"]),
             ]
@@ -227,9 +230,9 @@ def seeds(found: Found) -> Section | None:
     return section(
         "The same prototype in other seeds",
         "Matched by the correlation of mean write gates over the tokens of the same validation "
-        "text, one to one over all prototypes. The null is the best correlation of the shuffled "
-        "vector; it is a low bar, because any two prototypes that tell common words from rare ones "
-        "clear it. The median over all pairs is the better measure.",
+        "text, one to one over all prototypes. To be the same one, it must be more like its "
+        "partner than different prototypes are like one another: of each prototype of the two "
+        "models, the highest correlation with another of its own model.",
         table(
             [
                 "Model",
@@ -237,7 +240,8 @@ def seeds(found: Found) -> Section | None:
                 "Correlation",
                 "Best of all",
                 "Median of pairs",
-                "Null, 95 %",
+                "Different ones, 95 %",
+                "Percentile",
                 "p",
                 "Place by words",
             ],
@@ -245,9 +249,9 @@ def seeds(found: Found) -> Section | None:
             caption=f"Partners of {wording.name(first)}.",
         ),
         table(
-            ["Model", "Prototype", "Kept", *wording.LABELS.values(), "Percentile, write masked"],
+            ["Model", "Prototype", "Kept", *wording.LABELS.values(), "Percentile, write zeroed"],
             rows,
-            caption="Mean change of the targets in percent [95 % over sentences].",
+            caption="Mean change of the targets in percent [95 % over the sentences' texts].",
         ),
     )
 
@@ -258,7 +262,7 @@ def _two(value: float) -> Cell:
 
 def _seed_row(seed: Found, run: str) -> list[object]:
     modes = wording.by_mode(seed)
-    control = modes[wording.MAIN]["control"]
+    control = modes[ABLATION]["control"]
     return [
         wording.model_name(seed, run),
         wording.name(seed),

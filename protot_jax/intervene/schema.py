@@ -1,6 +1,7 @@
-"""What an intervention leaves: `intervention.json` as JSON Schema, the columns of the parquet file.
+"""What an intervention leaves: its JSON files as JSON Schema, the columns of the parquet file.
 
-The page `intervention.html` shows the first file and holds nothing else. Version 1: a reader
+The page `intervention.html` shows `intervention.json` and holds nothing else, and so does
+`comparison.html` of `comparison.json`, which several concepts at once leave. Version 2: a reader
 refuses another one; a field that is added keeps the version, a change of meaning raises it.
 
 A change is relative and in percent, 100 (p' / p - 1) for a probability and likewise for a
@@ -14,12 +15,15 @@ import pyarrow as pa
 
 from protot_jax.json_schema import COUNT, DRAFT, MAYBE, NUMBER, TEXT, TRUTH, closed, listed, or_null
 
-VERSION = 1
+VERSION = 2
 NAME = "protot_jax.intervene"
+COMPARISON_NAME = "protot_jax.intervene.comparison"
 
 
 # Null ends where one value, or none, has no interval.
 _INTERVAL = closed({"mean": MAYBE, "low": MAYBE, "high": MAYBE, "n": COUNT})
+# Over `sentences` sentences of `n` different texts, which are the independent units.
+EFFECT = closed({"mean": MAYBE, "low": MAYBE, "high": MAYBE, "n": COUNT, "sentences": COUNT})
 _PLACE = {"layer": COUNT, "prototype": COUNT}
 
 _CONTROL = closed(
@@ -28,8 +32,10 @@ _CONTROL = closed(
         "chosen": NUMBER,
         # Of the chosen one among the others, ties counted half: 0 is the greatest drop of all.
         "percentile": {"type": "number", "minimum": 0, "maximum": 100},
-        # Share of prototypes whose drop is as great, the chosen one counted in.
-        "p_drop": NUMBER,
+        # How many of the others have as low an effect or a lower; and, two-sided, twice the share
+        # of prototypes, the chosen one counted in, that lie as far out on its side.
+        "as_low": COUNT,
+        "p": {"type": "number", "minimum": 0, "maximum": 1},
         # How many others; their mean effect, and what 2.5 % and 97.5 % of them do not exceed.
         "n": COUNT,
         "mean": NUMBER,
@@ -45,12 +51,13 @@ _CONTROL = closed(
 _MODE = closed(
     {
         "mode": {"enum": ["reinitialise", "mask_write", "mask_read", "zero_write", "zero_read"]},
-        # Mean change over kept sentences, each the mean of its draws; Student's interval over them.
-        "effect": _INTERVAL,
+        # Mean change over kept sentences, each the mean of its draws; Student's interval over their
+        # texts.
+        "effect": EFFECT,
         # By sentence, in the order of `sentences`; Student's interval over draws.
         "sentences": listed(_INTERVAL),
         # Change of the perplexity of the sentences themselves, over kept ones.
-        "sentence_perplexity": _INTERVAL,
+        "sentence_perplexity": EFFECT,
         # Change of the perplexity of validation text; bootstrap over its n rows.
         "text_perplexity": or_null(_INTERVAL),
         # Null without kept sentences or without other prototypes.
@@ -75,7 +82,8 @@ _SENTENCE = closed(
     }
 )
 
-# How the prototype of the first model was found again in this one; null for the first.
+# How the prototype of the first model was found again in this one (`matching.Match`); null for the
+# first.
 _MATCH = or_null(
     closed(
         {
@@ -83,9 +91,11 @@ _MATCH = or_null(
             "similarity": NUMBER,
             "best": NUMBER,
             "median": NUMBER,
-            "null_mean": NUMBER,
+            "null_median": NUMBER,
             "null_95": NUMBER,
+            "percentile": {"type": "number", "minimum": 0, "maximum": 100},
             "p_value": NUMBER,
+            "others": COUNT,
             "tokens": COUNT,
         }
     )
@@ -108,6 +118,9 @@ _SEED = closed(
         "excluded": COUNT,
         "text": or_null(closed({"perplexity": NUMBER, "tokens": COUNT})),
         "modes": listed(_MODE),
+        # Whether `zero_write` has an interval without 0 and a p of at most 0.05; null where there
+        # is no interval or no other prototype.
+        "specific": {"type": ["boolean", "null"]},
     }
 )
 
@@ -135,6 +148,8 @@ SCHEMA: Mapping[str, Any] = {
                     "words": listed(TEXT),
                     # How often each word occurs in the validation text that was read.
                     "occurrences": {"type": "object", "additionalProperties": COUNT},
+                    # The concepts that were tested with it, itself among them; none for one alone.
+                    "together": listed(TEXT),
                     # Whether the prototype was found by the words, and not given.
                     "found": TRUTH,
                     "shipped_sentences": TRUTH,
@@ -150,6 +165,33 @@ SCHEMA: Mapping[str, Any] = {
             "seeds": listed(_SEED),
             # Sentences that hold no target, or one that is not in the vocabulary.
             "skipped": listed(closed({"where": TEXT, "target": TEXT, "reason": TEXT})),
+        }
+    ),
+}
+
+COMPARISON: Mapping[str, Any] = {
+    "$schema": DRAFT,
+    "title": "Interventions for several concepts",
+    **closed(
+        {
+            "schema": {"const": COMPARISON_NAME},
+            "version": {"const": VERSION},
+            "concepts": listed(
+                closed(
+                    {
+                        "concept": TEXT,
+                        **_PLACE,
+                        # Of `zero_write`, its p among controls, and the least p that a prototype of
+                        # so many can have; null without a test.
+                        "effect": EFFECT,
+                        "p": MAYBE,
+                        "least_p": MAYBE,
+                        # Corrected for all concepts, and the verdict by it.
+                        "p_holm": MAYBE,
+                        "specific": {"type": ["boolean", "null"]},
+                    }
+                )
+            ),
         }
     ),
 }

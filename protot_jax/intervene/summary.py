@@ -3,7 +3,7 @@
 `schema.py` says what each field means.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Any
 
@@ -16,6 +16,10 @@ from protot_jax.intervene.gates import Ranked
 from protot_jax.intervene.schema import ROWS
 from protot_jax.intervene.sentences import occurrences
 
+# The edit that takes the prototype's part away and hands nothing of it to the others.
+ABLATION = "zero_write"
+# Of the test among controls.
+LEVEL = 0.05
 # Of the ranking, and of the strongest controls.
 SHOWN = 10
 
@@ -23,18 +27,44 @@ SHOWN = 10
 def mean_interval(values: np.ndarray) -> dict[str, Any]:
     """Mean, Student's 95 % interval of it (None for one value, or none), and n."""
     n = len(values)
+    return {"mean": float(values.mean()) if n else None, **_ends(values, np.arange(n)), "n": n}
+
+
+def clustered_interval(values: np.ndarray, clusters: np.ndarray) -> dict[str, Any]:
+    """Mean of values that are independent only if they are of different clusters.
+
+    Student's 95 % interval with the standard error of a ratio of sums over clusters (Cochran,
+    Sampling Techniques, 6.4) and one degree of freedom less than there are clusters. With one value
+    in each it is that of `mean_interval`. `n` counts the clusters, `sentences` the values.
+    """
+    found = {"mean": float(values.mean()) if len(values) else None, **_ends(values, clusters)}
+    return {**found, "n": len(np.unique(clusters)), "sentences": len(values)}
+
+
+def _ends(values: np.ndarray, clusters: np.ndarray) -> dict[str, float | None]:
+    _, place_N = np.unique(clusters, return_inverse=True)
+    n = place_N.max() + 1 if len(values) else 0
     if n < 2:
-        return {"mean": float(values[0]) if n else None, "low": None, "high": None, "n": n}
+        return {"low": None, "high": None}
     mean = float(values.mean())
-    # Equal values have an interval of no width, for which scipy has only NaN.
-    reach = stats.t.ppf(0.975, n - 1) * values.std(ddof=1) / np.sqrt(n)
-    return {"mean": mean, "low": mean - float(reach), "high": mean + float(reach), "n": n}
+    deviations = np.bincount(place_N, values - mean)
+    error = np.sqrt(n / (n - 1) * np.square(deviations).sum()) / len(values)
+    reach = float(stats.t.ppf(0.975, n - 1) * error)
+    return {"low": mean - reach, "high": mean + reach}
+
+
+def sources(measured: Measured) -> np.ndarray:
+    """A number for each sentence, equal where the text is the same: targets of one text, as women
+    and girls, are not independent."""
+    texts = [sentence.text for sentence in measured.cases.sentences]
+    return np.unique(texts, return_inverse=True)[1]
 
 
 def of_mode(measured: Measured, mode: str) -> dict[str, Any]:
     """Effect of one intervention, and where it stands among those on other prototypes."""
     own = measured.layer, measured.prototype
     kept_N = measured.kept_N
+    source_N = sources(measured)[kept_N]
     change_DN = measured.change(mode)[own]
     loss_DN = measured.perplexity_change(mode)[own]
     text = None
@@ -43,9 +73,9 @@ def of_mode(measured: Measured, mode: str) -> dict[str, Any]:
         text = {"mean": found.estimate, "low": found.low, "high": found.high, "n": found.n}
     return {
         "mode": mode,
-        "effect": mean_interval(change_DN.mean(0)[kept_N]),
+        "effect": clustered_interval(change_DN.mean(0)[kept_N], source_N),
         "sentences": [mean_interval(change_D) for change_D in change_DN.T],
-        "sentence_perplexity": mean_interval(loss_DN.mean(0)[kept_N]),
+        "sentence_perplexity": clustered_interval(loss_DN.mean(0)[kept_N], source_N),
         "text_perplexity": text,
         "control": control(measured, mode),
     }
@@ -63,11 +93,13 @@ def control(measured: Measured, mode: str) -> dict[str, Any] | None:
     values, chosen = effect_LR[others], float(effect_LR[own])
     if not values.size:
         return None
+    as_low, as_high = int((values <= chosen).sum()), int((values >= chosen).sum())
     strongest = sorted(zip(values.tolist(), np.argwhere(others).tolist(), strict=True))
     return {
         "chosen": chosen,
         "percentile": float(stats.percentileofscore(values, chosen, kind="mean")),
-        "p_drop": float((1 + (values <= chosen).sum()) / (1 + values.size)),
+        "as_low": as_low,
+        "p": min(1.0, 2 * (1 + min(as_low, as_high)) / (1 + values.size)),
         "n": int(values.size),
         "mean": float(values.mean()),
         "low": float(np.quantile(values, 0.025)),
@@ -80,11 +112,28 @@ def control(measured: Measured, mode: str) -> dict[str, Any] | None:
     }
 
 
+def specific(effect: Mapping[str, Any], p: float | None) -> bool | None:
+    """Whether a prototype does more to the targets than others: both must say so.
+
+    The interval of its effect is without 0, and p of its rank among the others at most 0.05. None
+    where one of the two is missing.
+    """
+    if effect["low"] is None or p is None:
+        return None
+    return not effect["low"] <= 0.0 <= effect["high"] and p <= LEVEL
+
+
+def _verdict(modes: Sequence[Mapping[str, Any]]) -> bool | None:
+    (one,) = (one for one in modes if one["mode"] == ABLATION)
+    return specific(one["effect"], one["control"] and one["control"]["p"])
+
+
 def of_seed(measured: Measured) -> dict[str, Any]:
     """Everything measured on one model."""
     kept_N = measured.kept_N
     tokens_N = measured.cases.target_NT.sum(1)
     text = measured.text
+    modes = [of_mode(measured, mode) for mode in MODES]
     return {
         "layer": measured.layer,
         "prototype": measured.prototype,
@@ -112,7 +161,8 @@ def of_seed(measured: Measured) -> dict[str, Any]:
         "kept": int(kept_N.sum()),
         "excluded": int((~kept_N).sum()),
         "text": None if text is None else {"perplexity": text.perplexity, "tokens": text.tokens},
-        "modes": [of_mode(measured, mode) for mode in MODES],
+        "modes": modes,
+        "specific": _verdict(modes),
     }
 
 

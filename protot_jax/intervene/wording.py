@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from lm_jax.report.markup import number
 from protot_jax.intervene.sentences import occurrences
+from protot_jax.intervene.summary import ABLATION
 
 Tone = Literal["none", "good", "warn"]
 Found = Mapping[str, Any]
@@ -19,8 +20,6 @@ LABELS = {
     "zero_write": "write zeroed",
     "zero_read": "read zeroed",
 }
-# What is told in one sentence where only one intervention can be.
-MAIN = "mask_write"
 # Words shown before a target.
 _CONTEXT = 5
 
@@ -40,8 +39,11 @@ TERMS = {
     "ratio of two tiny numbers says little.",
     "percentile": "Where the chosen prototype's mean change lies among those of all others; 0 "
     "means that no other lowers the targets as much.",
-    "p of a drop": "The share of all prototypes, the chosen one counted in, whose mean change is "
-    "as low or lower: the probability of such a rank, were the prototype picked at random.",
+    "p": "Two-sided: twice the share of all prototypes, the chosen one counted in, whose mean "
+    "change lies as far out on the same side. The probability of such a rank, were the prototype "
+    "picked at random.",
+    "specific": "An effect is specific if its interval is without 0 and p is at most 0.05, both "
+    "with the write gate zeroed: only that takes the prototype's part away and nothing more.",
     "d": "Cohen's d: mean write gate on the words less that elsewhere, over the pooled standard "
     "deviation.",
 }
@@ -66,7 +68,7 @@ def about(found: Found) -> str:
 def answer(found: Found) -> tuple[str, Tone]:
     """The finding in one sentence, and its tone."""
     seed = found["seeds"][0]
-    one = by_mode(seed)[MAIN]
+    one = by_mode(seed)[ABLATION]
     if not seed["kept"]:
         least = 100.0 * found["settings"]["least_probability"]
         return (
@@ -76,15 +78,28 @@ def answer(found: Found) -> tuple[str, Tone]:
         )
     effect, control = one["effect"], one["control"]
     text = (
-        f"With its write gate masked, {name(seed)} changes the probability of the targets by "
-        f"{percent(effect)} on average over {count(effect['n'], 'sentence')}"
+        f"With its write gate zeroed, {name(seed)} changes the probability of the targets by "
+        f"{percent(effect)} on average over {cases(effect)}"
     )
     if control is None:
         return f"{text}.", "none"
-    as_low = round(control["p_drop"] * (control["n"] + 1)) - 1
-    text += f"; of the {control['n']} other prototypes {as_low} have as low an effect or a lower."
-    specific = control["p_drop"] <= 0.05 and effect["mean"] < 0
-    return text, "good" if specific else "warn"
+    text += (
+        f"; of the {control['n']} other prototypes {control['as_low']} have as low an effect or a "
+        f"lower (p {control['p']:.2g}). "
+    )
+    if seed["specific"] is None:
+        return f"{text}One text gives no interval, so it cannot be called specific.", "warn"
+    if seed["specific"]:
+        return f"{text}The effect is specific.", "good"
+    ends_hold_0 = effect["low"] <= 0.0 <= effect["high"]
+    why = "the interval holds 0" if ends_hold_0 else "others do as much"
+    return f"{text}No specific effect: {why}.", "warn"
+
+
+def cases(effect: Found) -> str:
+    """How many sentences an effect is a mean of, and of how many texts where those are fewer."""
+    told = count(effect["sentences"], "sentence")
+    return told if effect["n"] == effect["sentences"] else f"{told} of {count(effect['n'], 'text')}"
 
 
 def percent(interval: Found) -> str:
@@ -117,8 +132,13 @@ def reasons(found: Found) -> list[str]:
     told = []
     if seed["kept"]:
         told.append(
-            "With the gate zeroed, so that no share of it goes to the others: "
-            f"{percent(by_mode(seed)['zero_write']['effect'])}."
+            "With the gate masked, so that its share goes to the others: "
+            f"{percent(by_mode(seed)['mask_write']['effect'])}."
+        )
+    if others := found["settings"]["together"]:
+        told.append(
+            f"{len(others)} concepts were tested at once: comparison.html in the folder above has "
+            "p corrected for that."
         )
     if skipped := found["skipped"]:
         told.append(
@@ -134,8 +154,8 @@ def reasons(found: Found) -> list[str]:
             f"In {first} of the {len(kept)} the target does not occur before: a prototype that "
             "takes the word itself holds nothing of it there."
         )
-    if seed["kept"] and seed["kept"] < 10:
-        told.append("So few sentences support no claim about a concept; the controls say more.")
+    if seed["kept"] and by_mode(seed)[ABLATION]["effect"]["n"] < 10:
+        told.append("So few texts support no claim about a concept; the controls say more.")
     return told
 
 

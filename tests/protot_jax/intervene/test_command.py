@@ -17,6 +17,8 @@ FILE = (
     '{"concept": "place", "target": "river", "text": "its people met in the river & <b>town</b>"}\n'
     '{"concept": "place", "target": "river", "text": "a house of the town"}\n'
 )
+# Untrained models may think every target improbable.
+KEPT = "--least_probability=0"
 FAST = ("--reinit_draws=3", "--control_draws=1", "--perplexity_rows=8", "--gate_rows=16")
 
 
@@ -34,7 +36,7 @@ def start(*arguments) -> int:
 @pytest.fixture(scope="module")
 def made(run, file):
     """The folder of a prototype found in the first seed and matched in the second."""
-    assert start(f"--run={run}", f"--sentences={file}", "--concept=place", *FAST) == 0
+    assert start(f"--run={run}", f"--sentences={file}", "--concept=place", KEPT, *FAST) == 0
     return run / "interventions" / "place"
 
 
@@ -94,7 +96,7 @@ def test_the_page_shows_the_numbers_and_no_markup_of_a_sentence(made):
 
 def test_a_finished_one_says_so_and_another_is_not_mixed_in(run, file, made, capsys):
     before = (made / "intervention.json").read_bytes()
-    same = (f"--run={run}", f"--sentences={file}", "--concept=place")
+    same = (f"--run={run}", f"--sentences={file}", "--concept=place", KEPT)
     assert start(*same, *FAST) == 0
     out = capsys.readouterr().out
     assert out.startswith("finished ")
@@ -102,6 +104,35 @@ def test_a_finished_one_says_so_and_another_is_not_mixed_in(run, file, made, cap
     assert (made / "intervention.json").read_bytes() == before
     assert start(*same, *FAST, "--reinit_seed=9") == 2
     assert "reinit_seed" in capsys.readouterr().err
+
+
+def test_several_concepts_are_compared(run, tmp_path, capsys):
+    file = tmp_path / "two.jsonl"
+    file.write_text(FILE.replace('"concept": "place"', '"concept": "other"', 1), "utf-8")
+    folder = tmp_path / "out"
+    same = (f"--run={run}", f"--sentences={file}", "--concept=place,other", f"--workdir={folder}")
+    arguments = (*same, "--nomatch_seeds", KEPT, *FAST)
+    assert start(*arguments) == 0
+    out = capsys.readouterr().out
+    compared = json.loads((folder / "comparison.json").read_text("utf-8"))
+    jsonschema.validate(compared, schema.COMPARISON)
+    assert [one["concept"] for one in compared["concepts"]] == ["place", "other"]
+    single = []
+    for one in compared["concepts"]:
+        found = json.loads((folder / one["concept"] / "intervention.json").read_text("utf-8"))
+        jsonschema.validate(found, schema.SCHEMA)
+        assert found["settings"]["together"] == ["place", "other"]
+        (mode,) = (m for m in found["seeds"][0]["modes"] if m["mode"] == "zero_write")
+        assert (one["effect"], one["p"]) == (mode["effect"], mode["control"]["p"])
+        single.append(one["p"])
+        assert f"{one['p_holm']:.3f}" in out
+        page = (folder / one["concept"] / "intervention.html").read_text("utf-8")
+        assert "2 concepts were tested at once" in page
+    assert sorted(one["p_holm"] for one in compared["concepts"])[0] == min(1, 2 * min(single))
+    assert "p, Holm" in (folder / "comparison.html").read_text("utf-8")
+    # The same again measures nothing.
+    assert start(*arguments) == 0
+    assert capsys.readouterr().out.count("finished ") == 2
 
 
 def test_a_given_prototype_beside_the_paper(run, tmp_path, capsys):
@@ -128,6 +159,12 @@ def test_a_given_prototype_beside_the_paper(run, tmp_path, capsys):
     [
         ((), 2, "there are no sentences"),
         (("--concept=wars",), 2, "did you mean 'war'"),
+        (("--concept=war,Congres",), 2, "did you mean 'Congress'"),
+        (
+            ("--concept=war,Congress", "--words=war"),
+            2,
+            "--words finds the prototype of one concept",
+        ),
         (("--concept=war", "--layer=1"), 2, "--layer and --prototype go together"),
         (("--concept=war", "--layer=1", "--prototype=3"), 2, r"prototype = 3 is outside 0..2"),
         (("--concept=war", "--words=łóżko"), 3, "the word 'łóżko' is not in the vocabulary"),

@@ -110,7 +110,9 @@ def test_every_effect_and_the_percentile_by_brute_force(model, measured):
     others = np.delete(effect_LR.ravel(), AT["layer"] * R + AT["prototype"])
     control = summary.control(measured, "zero_read")
     assert control["percentile"] == pytest.approx(100 * (others < own).sum() / others.size)
-    assert control["p_drop"] == pytest.approx((1 + (others <= own).sum()) / (L * R))
+    as_low, as_high = (others <= own).sum(), (others >= own).sum()
+    assert control["as_low"] == as_low
+    assert control["p"] == pytest.approx(min(1, 2 * (1 + min(as_low, as_high)) / (L * R)))
     assert control["n"] == L * R - 1
     lowest = control["strongest"][0]
     assert effect_LR[lowest["layer"], lowest["prototype"]] == pytest.approx(others.min(), rel=1e-3)
@@ -124,7 +126,8 @@ def test_ties_count_half_in_the_percentile(measured):
     )
     control = summary.control(same, "mask_read")
     assert control["percentile"] == pytest.approx(50.0)
-    assert control["p_drop"] == 1.0
+    assert control["p"] == 1.0
+    assert control["as_low"] == control["n"]
 
 
 def test_a_prototype_that_does_nothing_changes_no_bit(model):

@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
 import lm_jax
-from lm_jax import stats
 from lm_jax.errors import BadInputError
+from lm_jax.stats import cohens_d
 from protot_jax import intervene
 from protot_jax.intervene import matching
 from protot_jax.intervene.sentences import word_ids
@@ -73,7 +74,7 @@ def test_prototypes_are_ranked_by_cohens_d(model, text_NS, gate_LNTR):
     assert len(found.ranking) == L * R
     for one in found.ranking:
         gate_NT = gate_LNTR[one.layer, :, :, one.prototype]
-        d = stats.cohens_d(gate_NT[on], gate_NT[elsewhere])
+        d = cohens_d(gate_NT[on], gate_NT[elsewhere])
         assert one.score == pytest.approx(d, rel=1e-3, abs=1e-4)
         assert one.on_words == pytest.approx(gate_NT[on].mean(), rel=1e-5)
         assert one.elsewhere == pytest.approx(gate_NT[elsewhere].mean(), rel=1e-5)
@@ -111,8 +112,8 @@ def test_matching_recovers_a_permutation_and_the_effects_with_it(model, text_NS)
     assert (found.layer, found.prototype) == (1, order_LR[1].tolist().index(2))
     assert found.similarity == pytest.approx(1.0, abs=1e-5)
     assert found.best == pytest.approx(1.0, abs=1e-5)
-    assert found.null_mean < found.null_95 < found.similarity
-    assert found.p_value == pytest.approx(1 / 1001)
+    assert found.null_median < found.null_95 < found.similarity
+    assert (found.p_value, found.percentile, found.others) == (1 / 25, 100.0, 2 * L * R)
 
     arguments = {"draws": 1, "control_draws": 1, "controls": False, "least": 0.0}
     at = {"layer": found.layer, "prototype": found.prototype}
@@ -134,10 +135,72 @@ def test_similarity_is_the_correlation_over_tokens(model, text_NS):
     a, b = (gates.mean_VLR[common].reshape(common.sum(), -1) for gates in (first, second))
     want = np.corrcoef(a.T, b.T)[: L * R, L * R :]
     np.testing.assert_allclose(found_MM, want, atol=1e-9)
-    # Unrelated vectors: the null of shuffled tokens is reached often.
     match = intervene.match(first, second, layer=0, prototype=1, least_count=3)
     assert match.best >= match.similarity
-    assert match.p_value > 1 / 1001
+    # The null, by a loop over pairs of different prototypes of one seed.
+    null = []
+    for x in (a, b):
+        inside = np.corrcoef(x.T)
+        null += [max(np.delete(inside[m], m)) for m in range(L * R)]
+    assert match.null_95 == pytest.approx(np.quantile(null, 0.95))
+    assert match.p_value == pytest.approx((1 + sum(np.array(null) >= match.similarity)) / 25)
+
+
+def with_a_nuisance(rng, concepts_MV):
+    """Gates of 4 layers of 6 that follow their concepts, and punctuation to some extent each."""
+    M, V = concepts_MV.shape
+    punctuation_V = (np.arange(V) < 20) * 1.0
+    load_M1 = rng.uniform(0.5, 1.5, (M, 1))
+    gates_MV = concepts_MV + load_M1 * punctuation_V / punctuation_V.std()
+    gates_VLR = gates_MV.T.reshape(V, 4, 6)
+    return intervene.TextGates(np.full(V, 9), gates_VLR, {}, ())
+
+
+def concepts(rng):
+    """24 concepts of a few of 400 tokens each."""
+    made_MV = (rng.random((24, 400)) < 0.03) * rng.exponential(size=(24, 400))
+    return made_MV / made_MV.std(1, keepdims=True)
+
+
+def shuffled_p(first, second, own, found):
+    """The test by shuffled tokens, which asks whether there is any relation at all."""
+    first_MV, second_MV = (
+        (x - x.mean(1, keepdims=True)) / x.std(1, keepdims=True) / 20
+        for x in (gates.mean_VLR.reshape(400, 24).T for gates in (first, second))
+    )
+    rng = np.random.default_rng(0)
+    null = [(second_MV @ rng.permutation(first_MV[own])).max() for _ in range(200)]
+    return (1 + np.sum(np.array(null) >= found)) / 201
+
+
+def test_a_shared_nuisance_is_not_the_same_concept():
+    p_S, shuffled_S = [], []
+    for seed in range(150):
+        rng = np.random.default_rng(seed)
+        first, second = (with_a_nuisance(rng, concepts(rng)) for _ in range(2))
+        found = intervene.match(first, second, layer=1, prototype=2)
+        p_S.append(found.p_value)
+        if seed < 20:
+            shuffled_S.append(shuffled_p(first, second, 8, found.similarity))
+    # Different concepts under one nuisance: any relation at all is found nearly always,
+    assert np.mean(np.array(shuffled_S) <= 0.05) > 0.9
+    # and that they are the same no more often than at the level (99.9 % binomial limit).
+    assert np.count_nonzero(np.array(p_S) <= 0.05) <= stats.binom(150, 0.05).ppf(0.999)
+    assert np.median(p_S) > 0.25
+
+
+def test_the_same_concepts_are_found_under_a_shared_nuisance():
+    rng = np.random.default_rng(1)
+    first_MV, order = concepts(rng), rng.permutation(24)
+    second_MV = first_MV[order] + 0.5 * rng.normal(size=(24, 400))
+    first, second = (with_a_nuisance(rng, made) for made in (first_MV, second_MV))
+    partner_M = matching.assign(intervene.similarities(first, second))
+    np.testing.assert_array_equal(order[partner_M], np.arange(24))
+    for own in range(24):
+        found = intervene.match(first, second, layer=own // 6, prototype=own % 6)
+        assert order[found.layer * 6 + found.prototype] == own
+        assert found.p_value <= 0.05
+        assert found.percentile > 95
 
 
 def test_a_constant_gate_is_similar_to_nothing():
@@ -154,6 +217,9 @@ def test_models_that_cannot_be_matched_are_refused():
     other = intervene.TextGates(np.full(9, 9), np.ones((9, 2, 3)), {}, ())
     with pytest.raises(BadInputError, match="2 layers with 2 prototypes cannot be matched"):
         intervene.match(gates, other, layer=0, prototype=0)
+    alone = intervene.TextGates(np.full(9, 9), np.ones((9, 1, 1)), {}, ())
+    with pytest.raises(BadInputError, match="has no other to compare with"):
+        intervene.match(alone, alone, layer=0, prototype=0)
     rare = intervene.TextGates(np.ones(9, int), np.ones((9, 2, 2)), {}, ())
     with pytest.raises(BadInputError, match="only 0 tokens occur 5 times"):
         intervene.similarities(gates, rare)
