@@ -5,6 +5,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
+# What `make test` runs, and with how wide vectors: make test ISA=SSE4_2 TESTS=tests/kernels
+TESTS ?= tests
+ISA ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -18,6 +21,8 @@ COMPILE := $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.1
 help:
 	@echo "make quickstart     audit a real pretrained model, train a small one, make one sparse; three reports"
 	@echo "make test           the tests that need no torch, no GPU compiler and no long time"
+	@echo "  ISA=AVX           the same on narrower vectors, as older processors have them (or SSE4_2)"
+	@echo "  TESTS=tests/...   some of them"
 	@echo "make lint           ruff and pyrefly"
 	@echo "make clean          remove the environment and the caches, keep runs/"
 	@echo "make requirements   solve requirements/*.txt again from pyproject.toml"
@@ -27,7 +32,8 @@ quickstart: $(VENV)/base.stamp
 	$(BIN)/python -m tools.quickstart
 
 test: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -m "not torch and not slow and not compiled" -n $(WORKERS) --dist loadfile
+	XLA_FLAGS="$(XLA_FLAGS)$(if $(ISA), --xla_cpu_max_isa=$(ISA))" $(BIN)/python -m pytest \
+		-m "not torch and not slow and not compiled" -n $(WORKERS) --dist loadfile $(TESTS)
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
