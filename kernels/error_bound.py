@@ -93,6 +93,8 @@ def _apply(eqn: Any, arithmetic: Arithmetic, operands: list[Pair]) -> Any:
         return _RULES[name](arithmetic, eqn, operands)
     if name == "scan":
         return _scan(eqn, arithmetic, operands)
+    if name == "cond" and operands[0].error is None:
+        return _branch(eqn, arithmetic, operands)
     inner = next((eqn.params[k] for k in _CALLED if k in eqn.params), None)
     if inner is not None:
         jaxpr, consts = (inner.jaxpr, inner.consts) if hasattr(inner, "consts") else (inner, [])
@@ -109,6 +111,16 @@ _CALLED = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 def _makes_floats(eqn: Any, operands: list[Pair]) -> bool:
     """Whether floats come of floats; `iota` and random numbers are made of nothing."""
     return any(jnp.issubdtype(x.value.dtype, jnp.floating) for x in operands)
+
+
+def _branch(eqn: Any, arithmetic: Arithmetic, operands: list[Pair]) -> list[Pair]:
+    def run(branch: Any, operands: list[Pair]) -> list[Pair]:
+        consts = [Pair(_wide(c)) for c in branch.consts]
+        made = _interpret(branch.jaxpr, arithmetic, consts, operands)
+        return [Pair(x.value, error_of(x)) for x in made]
+
+    branches = [functools.partial(run, branch) for branch in eqn.params["branches"]]
+    return lax.switch(operands[0].value, branches, operands[1:])
 
 
 def _scan(eqn: Any, arithmetic: Arithmetic, operands: list[Pair]) -> list[Pair]:

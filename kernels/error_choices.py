@@ -121,6 +121,11 @@ def _any_or_all(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
     return Pair(value, jnp.any(x.error, axes) & ~sure)
 
 
+def _finite(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
+    """Taken as sure: what overflows in float32 alone is off by more than any bound."""
+    return Pair(bind(eqn, [operands[0].value]))
+
+
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("max", "min"), _extreme),
     **dict.fromkeys(("reduce_max", "reduce_min", "cummax", "cummin"), _extreme_of),
@@ -128,6 +133,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), _compared),
     **dict.fromkeys(("reduce_or", "reduce_and"), _any_or_all),
     "clamp": _clamped,
+    "is_finite": _finite,
     "sign": _signed,
     "select_n": _selected,
     "and": _and,
