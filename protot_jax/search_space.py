@@ -14,6 +14,7 @@ import importlib.util
 import itertools
 import json
 import math
+import sys
 from typing import Any, Literal
 import warnings
 
@@ -144,14 +145,14 @@ def check(config: SearchConfig) -> None:
     needed = ["optuna"]
     if config.sampler == "botorch":
         needed += ["optuna_integration", "botorch", "torch"]
-    lacking = [name for name in needed if importlib.util.find_spec(name) is None]
+    lacking = [name for name in needed if not _installed(name)]
     if lacking and config.sampler != "botorch":
         raise UsageError("optuna is missing; pip install 'interpretable-attention-jax[hpo]'")
     if lacking:
         raise UsageError(
             f"the sampler 'botorch' lacks {', '.join(lacking)}; pip install "
-            "'interpretable-attention-jax[hpo]' optuna-integration botorch (install torch first "
-            "where its build matters, CPU or GPU), or choose --config.sampler=tpe"
+            "'interpretable-attention-jax[botorch]' (torch first where its build matters, CPU or "
+            "GPU), or choose --config.sampler=tpe"
         )
     ways, fsdp, tensor = config.base.mesh
     mesh = sharding.make_mesh(data=ways, fsdp=fsdp, tensor=tensor)
@@ -173,6 +174,11 @@ def check(config: SearchConfig) -> None:
             f"config.most_flops = {config.most_flops:.3g} allows no model: the cheapest takes "
             f"{cheapest:.3g} forward on one example; raise it, or add smaller choices"
         )
+
+
+def _installed(name: str) -> bool:
+    # Once imported, a package that imports its parts when they are used may have no spec.
+    return name in sys.modules or importlib.util.find_spec(name) is not None
 
 
 def propose(config: SearchConfig, before: Sequence[Record]) -> dict[str, Any]:

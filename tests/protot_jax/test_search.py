@@ -5,6 +5,7 @@ import importlib.util
 import json
 import math
 import shlex
+import sys
 import types
 
 import numpy as np
@@ -256,6 +257,8 @@ def test_a_sampler_that_is_not_installed_is_named_before_anything_is_made(
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name in absent else found(name)
     )
+    for name in (*absent, "optuna"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     argv = ["search", f"--config={FULL}", f"--workdir={tmp_path / 'run'}"]
     assert launch.run(search.main, argv, config=FULL) == UsageError.exit_code
     said = capsys.readouterr().err
@@ -288,6 +291,29 @@ def test_the_paper_s_sampler_gets_a_seed_of_its_own_for_every_trial(tmp_path, mo
     seeds, starts = zip(*made, strict=True)
     assert len(set(seeds)) == 5 and all(0 <= seed < 2**31 for seed in seeds)
     assert set(starts) == {15}
+
+
+@pytest.mark.torch
+# botorch builds on functions that torch has deprecated.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_the_paper_s_sampler_finds_the_best_rate_from_the_trials_on_disk():
+    pytest.importorskip("botorch")
+    pytest.importorskip("optuna_integration")
+    config = SearchConfig()
+    search.check(config)
+    before = []
+    for number in range(18):
+        drawn = propose(config, before)
+        trial = dataclasses.replace(config.base, **drawn)
+        value = np.mean(bowl(trial, None))
+        before.append({"status": search.DONE, "drawn": drawn, "perplexity": value})
+        if number in (0, 16):
+            # No state but the trials decides a draw, so that a killed search goes on with it.
+            assert propose(config, before[:-1]) == drawn
+    # After 15 random trials a Gaussian process; at random a rate is 0.8 decades away.
+    for trial in before[15:]:
+        assert decades(trial["drawn"]["learning_rate"]) < 0.2
+        assert trial["drawn"]["batch_size"] == BEST_SIZE
 
 
 @pytest.mark.slow
