@@ -52,7 +52,9 @@ class Prototypes:
         divided by it, so that 3 is flatter than 1; the paper calls it sharper.
       alpha: the factor on the mixer's output at the start.
       decay: beta of every prototype at the start.
-      mass_normalisation: false leaves out the denominator.
+      mass_normalisation: false leaves out the denominator of Eq. 2 and reads the moving average
+        (1 - beta) sum_{j<i} beta^(i-1-j) w_jr v_j, as the released code does, whose factor
+        1 - beta cancels in the mean alone. That is what Table 18 of the paper trained.
     """
 
     num_prototypes: int = 32
@@ -123,8 +125,11 @@ class PrototypeMixer(Prototypes):
             value_BTE = jnp.where(layer.valid_BT[..., None], value_BTE, 0.0)
         mixed_BTE, last = self.convolved(p, value_BTE, layer, cache)
         decay_R = jax.nn.sigmoid(p["decay_logit"].astype(jnp.float32))
+        scaled_BTR = read_BTR * self._scale(decay_R)[None, None]
 
-        write_BTR, read_BTR = (x.astype(mixed_BTE.dtype) for x in (write_BTR, read_BTR))
+        write_BTR, read_BTR, scaled_BTR = (
+            x.astype(mixed_BTE.dtype) for x in (write_BTR, read_BTR, scaled_BTR)
+        )
         before = None if cache is None else State(*cache["state"])
         cached = before is not None
 
@@ -144,7 +149,7 @@ class PrototypeMixer(Prototypes):
         state_axes = ("BRE", "BR") if cached else ""
         out_BTE, after = by_shard(
             prefix,
-            (write_BTR, mixed_BTE, decay_R, read_BTR, before and tuple(before)),
+            (write_BTR, mixed_BTE, decay_R, scaled_BTR, before and tuple(before)),
             ("BTR", "BTE", "R", "BTR", state_axes),
             ("BTE", state_axes),
             split="BE",
@@ -210,9 +215,15 @@ class PrototypeMixer(Prototypes):
                 mass_normalisation=self.mass_normalisation,
             )
 
-        return jax.vmap(channel, in_axes=(2, 0, 1, 1), out_axes=2)(
+        memory_BTRE = jax.vmap(channel, in_axes=(2, 0, 1, 1), out_axes=2)(
             write_BTR, decay_R, state.total_BRE, state.mass_BR
         )
+        scale_R1 = self._scale(decay_R)[:, None].astype(memory_BTRE.dtype)
+        return memory_BTRE * scale_R1[None, None]
+
+    def _scale(self, decay_R: jax.Array) -> jax.Array:
+        """The factor on what a channel holds: N of Eq. 2 discounts the last write once."""
+        return jnp.ones_like(decay_R) if self.mass_normalisation else (1.0 - decay_R) / decay_R
 
 
 def _empty(B: int, R: int, E: int) -> State:

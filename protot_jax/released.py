@@ -32,8 +32,7 @@ def released_prefix_mean(
 ) -> jax.Array | tuple[jax.Array, None]:
     """`kernels.prefix_mean` of a whole sequence, with the errors of the released code.
 
-    Without normalisation the factor 1 - beta stays, as there. There is no state, so nothing is
-    decoded with it: `return_state` returns None for it.
+    There is no state, so nothing is decoded with it: `return_state` returns None for it.
 
     Raises:
       UsageError: for an initial state.
@@ -46,12 +45,15 @@ def released_prefix_mean(
     f32 = jnp.float32
     decay_11R = decay_R.astype(f32)[None, None]
     power_1TR = decay_11R ** jnp.arange(T, dtype=f32)[None, :, None]
-    outer_1TR = (1.0 - decay_11R) * power_1TR
     scaled_BTR = write_BTR.astype(f32) / (power_1TR + EPSILON)
-    weight_BTR = read_BTR.astype(f32)[:, 1:] * outer_1TR[:, :-1]
     if mass_normalisation:
+        outer_1TR = (1.0 - decay_11R) * power_1TR
         mass_BTR = outer_1TR * jnp.cumsum(scaled_BTR, axis=1)
-        weight_BTR = weight_BTR / jnp.maximum(mass_BTR[:, :-1], LEAST_MASS)
+        factor_BTR = outer_1TR[:, :-1] / jnp.maximum(mass_BTR[:, :-1], LEAST_MASS)
+    else:
+        # N of Eq. 2; `PrototypeMixer` makes the released moving average of it.
+        factor_BTR = power_1TR[:, 1:]
+    weight_BTR = read_BTR.astype(f32)[:, 1:] * factor_BTR
     # What step i reads was summed up to step i - 1, so the first reads zero.
     seen_BTS = jnp.einsum("bir,bjr->bij", weight_BTR, scaled_BTR[:, :-1])
     seen_BTS = jnp.where(jnp.tri(T - 1, dtype=bool)[None], seen_BTS, 0.0)

@@ -77,11 +77,10 @@ def equations(mixer, p, x_BTD, layer):
         for i in range(1, T):
             read_E = 0.0
             for r in range(mixer.num_prototypes):
-                weight_J = decay_R[r] ** (i - np.arange(i)) * write_TR[:i, r]
-                mean_E = weight_J @ value_BTE[b, :i]
-                read_E += (
-                    read_TR[i, r] * mean_E / (weight_J.sum() if mixer.mass_normalisation else 1)
-                )
+                weight_J = decay_R[r] ** (i - 1 - np.arange(i)) * write_TR[:i, r]
+                # Without the mass the moving average of the released code.
+                scale = 1 / weight_J.sum() if mixer.mass_normalisation else 1 - decay_R[r]
+                read_E += read_TR[i, r] * scale * (weight_J @ value_BTE[b, :i])
             out_BTD[b, i] = p["alpha"] * (read_E @ p["out"])
     return out_BTD
 
@@ -103,7 +102,7 @@ def test_mixer_is_the_equations(layer, changed):
     x_BTD = jax.random.normal(jax.random.key(1), (2, 11, 16))
     out_BTD, _ = apply(mixer, p, x_BTD, layer)
     want_BTD = equations(mixer, p, x_BTD, layer)
-    assert np.abs(want_BTD).max() > 1e-3
+    assert np.abs(want_BTD).max() > 1e-4
     np.testing.assert_allclose(out_BTD, want_BTD, atol=1e-5 * np.abs(want_BTD).max())
 
 
@@ -177,18 +176,20 @@ def test_padding_neither_writes_nor_reads():
     assert together == alone
 
 
-def test_the_memory_site_is_what_the_output_reads():
-    params = lm_jax.init_params(jax.random.key(0), CFG, mixer=MIXER)
+@pytest.mark.parametrize("mass_normalisation", [True, False])
+def test_the_memory_site_is_what_the_output_reads(mass_normalisation):
+    mixer = dataclasses.replace(MIXER, mass_normalisation=mass_normalisation)
+    params = lm_jax.init_params(jax.random.key(0), CFG, mixer=mixer)
     tokens_BT = jax.random.randint(jax.random.key(1), (2, 12), 0, 40)
     sites = dict.fromkeys(("mixer.memory", "mixer.read", "attn.out"), lm_jax.keep)
-    out = lm_jax.forward(params, tokens_BT, CFG, mixer=MIXER, record=sites)
-    plain = lm_jax.forward(params, tokens_BT, CFG, mixer=MIXER)
+    out = lm_jax.forward(params, tokens_BT, CFG, mixer=mixer, record=sites)
+    plain = lm_jax.forward(params, tokens_BT, CFG, mixer=mixer)
     np.testing.assert_allclose(out.logits, plain.logits, atol=1e-6)
     memory, read, written = (np.asarray(out.records[name]) for name in sites)
     p = params["blocks"]["mixer"]
     want = np.einsum("LBTR,LBTRE,LED,L->LBTD", read, memory, p["out"], p["alpha"])
     np.testing.assert_allclose(written, want, atol=1e-6)
-    # Every channel's memory is a mean of values, so it stays within their range.
+    # Nothing was written before the first token, and to every channel before the others.
     assert (memory[:, :, 0] == 0).all()
     assert memory[:, :, 1:].any((0, 1, 2, 4)).all()
 

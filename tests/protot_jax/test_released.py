@@ -1,13 +1,19 @@
 """The released arithmetic in JAX is that of the oracle, and differs from ours where it should."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from kernels import prefix_mean
+import lm_jax
 from lm_jax import launch
 from lm_jax.errors import UsageError
+from lm_jax.mixers import Layer
+from lm_jax.sites import Scope
+from protot_jax import study
 from protot_jax.config import PretrainConfig
 from protot_jax.released import released_prefix_mean
 from protot_jax.trained import model
@@ -39,6 +45,38 @@ def test_it_is_the_exact_mean_while_powers_are_above_its_epsilon():
     np.testing.assert_allclose(
         released_prefix_mean(write, value, decay_R, read), exact, rtol=0, atol=2e-5
     )
+
+
+def test_without_the_mass_it_sums_as_the_exact_one():
+    write, value, decay_R, read = map(jnp.asarray, _inputs([0.9, 0.95], T=100))
+    exact = prefix_mean(write, value, decay_R, read, mass_normalisation=False)
+    found = released_prefix_mean(write, value, decay_R, read, mass_normalisation=False)
+    # At step 100 and decay 0.9 the epsilon is 4e-8 of the power.
+    np.testing.assert_allclose(found, exact, rtol=0, atol=2e-6 * float(jnp.abs(exact).max()))
+
+
+def test_the_no_mass_row_of_table_18_reads_the_released_moving_average():
+    """Weights (1 - beta) beta^(i-1-j): of values of 1 and even gates nearly 1 after long."""
+    table = launch.freeze(launch.load_config("configs/protot/mass_and_rank.py"), study.StudyConfig)
+    (variant,) = (v for v in table.variants if v.name == "no_mass_normalisation")
+    own = study.changed(table.base, variant)
+    cfg, mixer = model(dataclasses.replace(own, hidden_size=16, num_layers=3), 20)
+    p = lm_jax.init_params(jax.random.key(0), cfg, mixer=mixer)["blocks"]["mixer"]
+    p = jax.tree.map(lambda x: x[2], p)
+    E, R = p["out"].shape[0], mixer.num_prototypes
+    T = 200
+    # Every token writes 1 / R to every prototype a value of ones, and reads all alike.
+    p |= {"prototypes": jnp.zeros_like(p["prototypes"]), "out": jnp.eye(E, 16)}
+    p |= {"value": jnp.ones_like(p["value"]) / 16}
+    told = Layer(
+        positions_BT=jnp.zeros((1, T), jnp.int32),
+        scope=Scope({}, {}),
+        attend=lm_jax.softmax,
+        index=2,
+    )
+    out_BTD, _ = mixer.apply(p, jnp.ones((1, T, 16)), cfg, told, None)
+    want_T = (1 - 0.9 ** np.arange(T)) / R
+    np.testing.assert_allclose(out_BTD[0, :, 0], want_T, rtol=1e-5, atol=1e-7)
 
 
 def test_beyond_forty_half_lives_it_forgets_the_discount_and_then_everything():
