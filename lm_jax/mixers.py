@@ -57,6 +57,13 @@ class Mixer(Protocol):
         """An empty cache of one layer for `length` positions."""
         ...
 
+    def flops(self, cfg: DecoderConfig, tokens: int, causal: str) -> tuple[int, int]:
+        """FLOPs of all layers on one sequence: products with weights, and what else there is.
+
+        `causal` is the convention for attention, as `lm_jax.flops` names them.
+        """
+        ...
+
     def apply(
         self, p: ParamTree, x_BTD: jax.Array, cfg: DecoderConfig, layer: Layer, cache: Any
     ) -> tuple[jax.Array, Any]:
@@ -105,6 +112,14 @@ class AttentionMixer:
         shape = (batch, length, cfg.num_kv_heads, cfg.head_dim)
         return {"k": jnp.zeros(shape, dtype), "v": jnp.zeros(shape, dtype)}
 
+    def flops(self, cfg: DecoderConfig, tokens: int, causal: str) -> tuple[int, int]:
+        D, N, K, H = cfg.hidden_size, cfg.num_heads, cfg.num_kv_heads, cfg.head_dim
+        projections = cfg.num_layers * tokens * 2 * (2 * N + 2 * K) * D * H
+        pairs = cfg.num_layers * tokens * tokens
+        if causal == "triangle":
+            pairs = sum(_visible_pairs(tokens, window) for window in cfg.layer_windows)
+        return projections, 2 * 2 * N * H * pairs
+
     def apply(
         self, p: ParamTree, x_BTD: jax.Array, cfg: DecoderConfig, layer: Layer, cache: Any
     ) -> tuple[jax.Array, Any]:
@@ -150,6 +165,12 @@ class AttentionMixer:
         return project("BTNH,NHD->BTD", z_BTNH, p["o"], p.get("o_bias")), cache
 
     step = apply
+
+
+def _visible_pairs(tokens: int, window: int | None) -> int:
+    """Pairs of a query and a key that is not after it, nor more than its window before it."""
+    reach = min(tokens, window or tokens)
+    return reach * (reach + 1) // 2 + (tokens - reach) * reach
 
 
 ATTENTION: Mixer = AttentionMixer()

@@ -32,7 +32,9 @@ def track(
     console: Console | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Callable[..., None]]:
-    """Yields `advance(count=1)`, to be called whenever `count` more of `total` are done.
+    """Yields `advance(count=1, note="")`, to be called whenever `count` more of `total` are done.
+
+    The note of the last call stands at the end of the line.
 
     Args:
       description: what is being done; printed as it is, never read as markup.
@@ -46,7 +48,7 @@ def track(
     """
     console = console or Console(stderr=True, quiet=quiet)
     start = clock()
-    count = done
+    count, said = done, ""
 
     def pace() -> str:
         elapsed = clock() - start
@@ -54,7 +56,7 @@ def track(
         if not rate:
             return f"- {unit}/s, time left unknown"
         left = datetime.timedelta(seconds=round((total - count) / rate))
-        return f"{rate:.3g} {unit}/s, {left} left"
+        return ", ".join([f"{rate:.3g} {unit}/s, {left} left", *[said] * bool(said)])
 
     if console.is_terminal:
         columns = (
@@ -66,9 +68,9 @@ def track(
         with Progress(*columns, console=console) as bar:
             task = bar.add_task(description, total=total, completed=done, pace=pace())
 
-            def advance_bar(more: int = 1) -> None:
-                nonlocal count
-                count += more
+            def advance_bar(more: int = 1, note: str = "") -> None:
+                nonlocal count, said
+                count, said = count + more, note
                 bar.update(task, completed=count, pace=pace())
 
             yield advance_bar
@@ -76,9 +78,9 @@ def track(
 
     printed = start
 
-    def advance_line(more: int = 1) -> None:
-        nonlocal count, printed
-        count += more
+    def advance_line(more: int = 1, note: str = "") -> None:
+        nonlocal count, printed, said
+        count, said = count + more, note
         if count >= total or clock() - printed >= every:
             printed = clock()
             line = f"{description}: {count}/{total} {unit}, {pace()}"

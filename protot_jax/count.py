@@ -2,10 +2,8 @@
 
     python -m protot_jax.count --config=configs/protot/throughput.py
 
-A multiplication counts one and an addition counts one. Counted are products with weights, scores
-and weighted sums of attention over all T x T pairs, though causality masks half of them,
-convolutions, recurrences and logits. Left out, as small beside these, are embedding lookups, norms,
-softmax, activations, rotations, gates and residual additions.
+What is counted, and what is left out, `lm_jax.flops` says; attention is counted over all T x T
+pairs, though causality masks half of them.
 
 The numbers of Table 13 of the Prototype Transformer's paper fit these terms: ours are 0.23 % above
 for ProtoT, 0.12 % below for LLaMA and 0.41 % above for Mamba. Its caption says forward and
@@ -41,9 +39,7 @@ from lm_jax import launch
 from lm_jax.config import DecoderConfig
 from lm_jax.decoder import count_params
 from lm_jax.errors import UsageError, nearest
-from lm_jax.mixers import AttentionMixer, Mixer
-from protot_jax.deltanet import DeltaNetMixer
-from protot_jax.mamba import MambaMixer
+from lm_jax.flops import Flops, forward_flops
 from protot_jax.mixer import PrototypeMixer
 from protot_jax.models import MODELS, make
 
@@ -87,20 +83,6 @@ class CountConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Flops:
-    """Forward FLOPs of one sample, by where they are spent."""
-
-    mixer: int
-    mlp: int
-    logits: int
-
-    @property
-    def total(self) -> int:
-        """All of them."""
-        return self.mixer + self.mlp + self.logits
-
-
-@dataclasses.dataclass(frozen=True)
 class Count:
     """One model's parameters, those that an output depends on, and its FLOPs."""
 
@@ -125,53 +107,9 @@ def count(config: CountConfig) -> list[Count]:
         )
         parameters = count_params(cfg, mixer=mixer)
         unused = mixer.unused(cfg) if isinstance(mixer, PrototypeMixer) else 0
-        found = flops(cfg, mixer, config.context)
+        found = forward_flops(cfg, mixer, config.context)
         counts.append(Count(name, cfg, parameters, parameters - unused, found))
     return counts
-
-
-def flops(cfg: DecoderConfig, mixer: Mixer, tokens: int) -> Flops:
-    """Forward FLOPs of one sequence of `tokens`, by the formulae at the head of this file."""
-    match mixer:
-        case AttentionMixer():
-            per_token = cfg.num_layers * _attention(cfg, tokens)
-        case PrototypeMixer():
-            per_token = _prototypes(cfg, mixer)
-        case MambaMixer():
-            per_token = cfg.num_layers * _mamba(cfg, mixer)
-        case DeltaNetMixer():
-            per_token = cfg.num_layers * _deltanet(cfg, mixer)
-        case _:
-            raise TypeError(f"there is no formula for a {type(mixer).__name__}; add it here")
-    matrices = 3 if cfg.gated_mlp else 2
-    return Flops(
-        mixer=tokens * per_token,
-        mlp=tokens * cfg.num_layers * 2 * matrices * cfg.hidden_size * cfg.mlp_size,
-        logits=tokens * 2 * cfg.hidden_size * cfg.vocab_size,
-    )
-
-
-def _attention(cfg: DecoderConfig, T: int) -> int:
-    D, N, K, H = cfg.hidden_size, cfg.num_heads, cfg.num_kv_heads, cfg.head_dim
-    return 2 * (2 * N + 2 * K) * D * H + 2 * 2 * N * H * T
-
-
-def _prototypes(cfg: DecoderConfig, mixer: PrototypeMixer) -> int:
-    D, R, E, C = cfg.hidden_size, mixer.num_prototypes, mixer.value_size(cfg), mixer.conv_kernel
-    layer = 2 * (2 * D * R + D * D + 2 * D * E) + 5 * R * E
-    shared = 2 * (D * R + D * D) if mixer.shared_routing else 0
-    convolved = min(mixer.conv_layers, cfg.num_layers)
-    return cfg.num_layers * layer - shared + convolved * 2 * C * E
-
-
-def _mamba(cfg: DecoderConfig, mixer: MambaMixer) -> int:
-    D, J, X, C = cfg.hidden_size, mixer.state_size, mixer.rank(cfg), mixer.conv_kernel
-    return mixer.inner_size(cfg) * (2 * 3 * D + 2 * (C + 2 * X + 2 * J) + 6 * J)
-
-
-def _deltanet(cfg: DecoderConfig, mixer: DeltaNetMixer) -> int:
-    D, N, H, C = cfg.hidden_size, cfg.num_heads, cfg.head_dim, mixer.conv_kernel
-    return 2 * 4 * D * N * H + 2 * (D * N + 3 * C * N * H) + 6 * N * H * H
 
 
 COLUMNS = (

@@ -52,6 +52,13 @@ class DeltaNetMixer:
             "o": ParamSpec((N, H, D), "NHD"),
         }
 
+    def flops(self, cfg: DecoderConfig, tokens: int, causal: str) -> tuple[int, int]:
+        del causal
+        D, N, H, C = cfg.hidden_size, cfg.num_heads, cfg.head_dim, self.conv_kernel
+        places = tokens * cfg.num_layers
+        projections = places * (2 * 4 * D * N * H + 2 * (D * N + 3 * C * N * H))
+        return projections, places * 6 * N * H * H
+
     def init_cache(self, cfg: DecoderConfig, batch: int, length: int, dtype: Any) -> Any:
         """One matrix per head, and the inputs under the convolutions; of one size at any length."""
         del length

@@ -78,6 +78,12 @@ class MambaMixer:
             "out": ParamSpec((inner, D), "ID", fan_in(1 / branches)),
         }
 
+    def flops(self, cfg: DecoderConfig, tokens: int, causal: str) -> tuple[int, int]:
+        del causal
+        D, J, X, C = cfg.hidden_size, self.state_size, self.rank(cfg), self.conv_kernel
+        channels = tokens * cfg.num_layers * self.inner_size(cfg)
+        return channels * (2 * 3 * D + 2 * (C + 2 * X + 2 * J)), channels * 6 * J
+
     def init_cache(self, cfg: DecoderConfig, batch: int, length: int, dtype: Any) -> Any:
         """The states, and the inputs under the convolution; of one size at any length."""
         del length

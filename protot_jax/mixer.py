@@ -106,6 +106,15 @@ class PrototypeMixer(Prototypes):
         idle = self.conv_kernel * self.value_size(cfg) * max(0, cfg.num_layers - self.conv_layers)
         return idle + (cfg.hidden_size**2 + 1 if self.shared_routing else 0)
 
+    def flops(self, cfg: DecoderConfig, tokens: int, causal: str) -> tuple[int, int]:
+        del causal
+        D, R, E, C = cfg.hidden_size, self.num_prototypes, self.value_size(cfg), self.conv_kernel
+        # The first layer reads with its write gate.
+        shared = 2 * (D * R + D * D) if self.shared_routing else 0
+        convolved = min(self.conv_layers, cfg.num_layers)
+        projections = cfg.num_layers * 2 * (2 * D * R + D * D + 2 * D * E) - shared
+        return tokens * (projections + convolved * 2 * C * E), tokens * cfg.num_layers * 5 * R * E
+
     def init_cache(self, cfg: DecoderConfig, batch: int, length: int, dtype: Any) -> Any:
         """R sums and masses, and the values under the convolution; of one size at any length."""
         del length

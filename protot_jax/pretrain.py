@@ -30,6 +30,7 @@ import pyarrow.parquet as pq
 
 from lm_jax import launch, processes, runs, sharding
 from lm_jax.decoder import count_params
+from lm_jax.flops import forward_flops
 from lm_jax.params import ParamSpec, ParamTree
 from lm_jax.train import checkpoints, optim
 from lm_jax.train.config import MAY_CHANGE, TrainConfig, Upkeep
@@ -41,7 +42,6 @@ from lm_jax.train.objective import LanguageModelling, is_cast
 from lm_jax.train.prepare import prepare_corpus
 from lm_jax.train.step import make_eval_step
 from protot_jax.config import PretrainConfig
-from protot_jax.count import flops
 from protot_jax.mixer import PrototypeMixer
 from protot_jax.router import router_statistics
 from protot_jax.seeds import OverSeeds, over_seeds
@@ -169,7 +169,7 @@ def run(config: PretrainConfig, folder: Path) -> dict[str, Any]:
         "model": config.model,
         "parameters": count_params(cfg, mixer=mixer),
         "parameters_in_use": count_params(cfg, mixer=mixer) - unused,
-        "forward_flops_per_example": flops(cfg, mixer, config.context).total,
+        "forward_flops_per_example": forward_flops(cfg, mixer, config.context).total,
         "tie_embeddings": config.tie_embeddings,
         "compute_dtype": config.dtype,
         "weights_and_moments_dtype": "float32",

@@ -21,12 +21,11 @@ import warnings
 from ml_collections import ConfigDict
 import numpy as np
 
-from lm_jax import sharding
+from lm_jax import flops, sharding
 from lm_jax.config_files import in_mode
 from lm_jax.errors import UsageError
 from lm_jax.train.step import check_batch
 from protot_jax.config import PretrainConfig, smoke, with_fields
-from protot_jax.count import flops
 from protot_jax.trained import model
 
 # Perplexities on other tokens, or of other seeds, do not compare.
@@ -132,7 +131,7 @@ def _smoke(config: SearchConfig) -> SearchConfig:
 def forward_flops(config: PretrainConfig) -> int:
     """Forward FLOPs of one example, with as many tokens as the config asks for."""
     cfg, mixer = model(config, config.corpus.vocab_size)
-    return flops(cfg, mixer, config.context).total
+    return flops.forward_flops(cfg, mixer, config.context).total
 
 
 def check(config: SearchConfig) -> None:

@@ -20,9 +20,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm_jax import lora, settings
+from lm_jax import params as params_lib
 from lm_jax.config import DecoderConfig
 from lm_jax.decoder import Output, forward, param_spec
 from lm_jax.errors import UsageError
+from lm_jax.flops import Causal, forward_flops
+from lm_jax.mixers import ATTENTION
 from lm_jax.params import ParamTree, constant
 from lm_jax.train.objective import (
     Cut,
@@ -32,6 +35,7 @@ from lm_jax.train.objective import (
     dtype_problems,
     next_token_or_void,
     nll,
+    places,
 )
 from sparse_jax import geco
 from sparse_jax.attend import by_kernels, gated
@@ -143,6 +147,16 @@ class Sparsifying:
     def update(self, extra: Dual, metrics: Numbers) -> tuple[Dual, Numbers]:
         after = geco.update(extra, metrics["loss"], self.dual)
         return after, {"strength": extra.strength}
+
+    def flops(self, rows: int, columns: int, causal: Causal) -> int:
+        read = places(self.cutting, rows, columns)
+        forward = forward_flops(self.cfg, ATTENTION, read, causal=causal)
+        teacher = forward.total if self.distill else 0
+        if self.adapters is None:
+            return rows * (3 * forward.total + teacher)
+        # Frozen weights have no gradient of their own, and adapters one product for each.
+        adapted = 6 * read * params_lib.count(self.spec[WEIGHTS])
+        return rows * (2 * forward.weights + 3 * forward.mixing + adapted + teacher)
 
     def evaluate(self, params: ParamTree, frozen: Any, tokens_BS: jax.Array) -> Numbers:
         cut = self.cutting(tokens_BS)

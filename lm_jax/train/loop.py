@@ -32,6 +32,7 @@ from jax.sharding import Mesh
 
 from lm_jax import launch, processes, progress, runs, settings, sharding
 from lm_jax.errors import DivergedError
+from lm_jax.flops import CONVENTIONS
 from lm_jax.params import ParamTree
 from lm_jax.train import checkpoints, optim, profiling
 from lm_jax.train.config import TrainConfig, Upkeep
@@ -45,6 +46,7 @@ from lm_jax.train.step import (
     make_eval_step,
     make_train_step,
 )
+from lm_jax.train.throughput import Throughput, peak
 
 _log = logging.getLogger(__name__)
 
@@ -131,7 +133,8 @@ def train(
       StorageError: a file could not be written.
     """
     upkeep = upkeep or Upkeep()
-    rows = batches.at(0)["tokens"].shape[0] * sharding.batch_share(mesh)[1]
+    rows, columns = batches.at(0)["tokens"].shape
+    rows *= sharding.batch_share(mesh)[1]
     check_batch(rows, config.accumulate, mesh)
     identity = checkpoints.Identity(
         config=objective.describe() | {"train": settings.plain(config), "seed": seed},
@@ -170,6 +173,11 @@ def train(
     eval_every = config.eval_every or batches.per_epoch
     bound_to = settings.config_hash({"run": identity.config, "data": identity.fingerprint})
     save = functools.partial(checkpoints.save, saved, identity=identity, keep=upkeep.keep)
+    throughput = Throughput(
+        {each: objective.flops(rows, columns, each) for each in CONVENTIONS},
+        peak(objective.dtype, tuple(mesh.devices.flat)) if writes else None,
+    )
+    _log.info("model: %s; peak: %s", throughput.flops, throughput.peak)
     with (
         profiling.Tracer(folder, done=first, total=config.steps, writes=writes) as tracer,
         progress.track("train", config.steps, done=first, quiet=not writes) as advance,
@@ -179,6 +187,7 @@ def train(
             fingerprint=bound_to,
             first=first,
             advance=advance,
+            throughput=throughput,
             columns=objective.columns,
             writes=writes,
         ) as ledger,

@@ -13,7 +13,6 @@ every step is a row, and every number of an evaluation is one:
 from collections.abc import Callable, Mapping
 import contextlib
 import logging
-import math
 from pathlib import Path
 import time
 from typing import Any, Self
@@ -26,6 +25,7 @@ from lm_jax import processes, rows, runs
 from lm_jax.errors import DivergedError
 from lm_jax.train import checkpoints
 from lm_jax.train.evaluate import Evaluation
+from lm_jax.train.throughput import RATES, Throughput, format_rates
 
 DIVERGED = "diverged.json"
 METRICS = "metrics.parquet"
@@ -40,13 +40,16 @@ STEP_SCHEMA = pa.schema(
         "skipped": pa.bool_(),
         "seconds": pa.float64(),
     }
+    | dict.fromkeys(RATES, pa.float64())
 )
+# Columns in which two runs of the same numbers differ.
+TIMING = ("seconds", *RATES)
 EVALUATION_SCHEMA = pa.schema(
     {"step": pa.int64(), "name": pa.string(), "value": pa.float64(), "n": pa.int64()}
 )
 _SHOWN_DOCUMENTS = 8
 _EVENTS = "tensorboard"
-_SHOWN = ("loss", "grad_norm", "learning_rate")
+_SHOWN = ("loss", "grad_norm", "learning_rate", *RATES)
 _log = logging.getLogger(__name__)
 
 
@@ -81,6 +84,7 @@ class Ledger:
         fingerprint: str,
         first: int,
         advance: Callable[..., None],
+        throughput: Throughput,
         columns: tuple[str, ...] = (),
         writes: bool = True,
     ) -> None:
@@ -92,10 +96,12 @@ class Ledger:
           fingerprint: of its settings and data; rows of others are refused.
           first: how many steps are done.
           advance: told how many more are, for the progress bar.
+          throughput: of an update.
           columns: metrics of a step besides those of `STEP_SCHEMA`, each a number.
           writes: False in a process that only looks whether the numbers are finite.
         """
         self._folder, self._saved, self._advance = folder, saved, advance
+        self._throughput = throughput
         self._pending: list[tuple[int, Mapping[str, Any], Any]] = []
         self._since = time.monotonic()
         self._writes, self._columns = writes, columns
@@ -189,19 +195,17 @@ class Ledger:
                     "learning_rate": float(metrics["learning_rate"]),
                     "skipped": bool(metrics["skipped"]),
                     "seconds": seconds,
-                } | {name: float(metrics[name]) for name in self._columns}
+                }
+                row |= self._throughput.rates(row["tokens"], seconds)
+                row |= {name: float(metrics[name]) for name in self._columns}
                 self._steps.append(("step", step), {name: [value] for name, value in row.items()})
                 shown = (*_SHOWN, *self._columns)
                 self._events.add(step, {f"train/{name}": row[name] for name in shown})
         step, metrics, _ = found[-1]
-        self._advance(len(found))
-        _log.info(
-            "step %d: loss %.4f, gradient norm %.3g, %.0f tokens/s",
-            step,
-            metrics["loss"],
-            metrics["grad_norm"],
-            tokens / (seconds * len(found)) if seconds else math.nan,
-        )
+        pace = self._throughput.rates(tokens, seconds * len(found), len(found))
+        line = f"loss {metrics['loss']:.4f}, {format_rates(pace)}"
+        self._advance(len(found), line)
+        _log.info("step %d: gradient norm %.3g, %s", step, metrics["grad_norm"], line)
 
     def _diverged(self, step: int, metrics: Mapping[str, Any], document_B: Any) -> DivergedError:
         # Every process has found the same number, and saw rows of its own.

@@ -24,6 +24,7 @@ from lm_jax import settings
 from lm_jax.config import DecoderConfig
 from lm_jax.decoder import forward, param_spec
 from lm_jax.errors import UsageError
+from lm_jax.flops import Causal, forward_flops
 from lm_jax.mixers import ATTENTION, Mixer
 from lm_jax.params import ParamSpec, ParamTree
 from lm_jax.train import optim
@@ -60,6 +61,11 @@ def next_token_or_void(tokens_BS: jax.Array) -> Cut:
     return Cut(tokens_BS[:, :-1], held_BS[:, :-1], tokens_BS[:, 1:], held_BS[:, 1:])
 
 
+def places(cutting: Cutting, rows: int, columns: int) -> int:
+    """How many places of each row a model reads."""
+    return jax.eval_shape(cutting, jax.ShapeDtypeStruct((rows, columns), "int32")).read_BT.shape[1]
+
+
 @jax.named_scope("loss")
 def nll(logits_BTV: jax.Array, cut: Cut) -> jax.Array:
     """The sum of -log p over the places of each row that count, float32 `[B]`, in nats."""
@@ -73,6 +79,11 @@ class Objective(Protocol):
     @property
     def spec(self) -> ParamTree:
         """The declaration of what is trained."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """What is computed in: "float32" or "bfloat16"."""
         ...
 
     @property
@@ -106,6 +117,10 @@ class Objective(Protocol):
 
     def update(self, extra: Any, metrics: Numbers) -> tuple[Any, Numbers]:
         """The extra state after a step with these metrics, and the `columns` that are no shares."""
+        ...
+
+    def flops(self, rows: int, columns: int, causal: Causal) -> int:
+        """Model FLOPs of one update on a batch `[rows, columns]`, forward and backward."""
         ...
 
     def evaluate(self, params: ParamTree, frozen: Any, tokens_BS: jax.Array) -> Numbers:
@@ -240,6 +255,11 @@ class LanguageModelling:
     def update(self, extra: Any, metrics: Numbers) -> tuple[Any, Numbers]:
         del metrics
         return extra, {}
+
+    def flops(self, rows: int, columns: int, causal: Causal) -> int:
+        read = places(self.cutting, rows, columns)
+        # The gradient of a product is two products, by either factor.
+        return 3 * rows * forward_flops(self.cfg, self.mixer, read, causal=causal).total
 
     def evaluate(self, params: ParamTree, frozen: Any, tokens_BS: jax.Array) -> Numbers:
         del frozen

@@ -34,6 +34,18 @@ def test_a_pipe_gets_a_plain_line_every_ten_seconds_and_at_the_end():
     ]
 
 
+def test_a_note_stands_at_the_end_of_the_line():
+    for terminal in (False, True):
+        stream, clock = io.StringIO(), Clock()
+        console = Console(file=stream, force_terminal=terminal, width=120)
+        with progress.track("train", total=20, console=console, clock=clock) as advance:
+            clock.now += 10
+            advance(10, "loss 3.20")
+            clock.now += 10
+            advance(10, "loss 3.10")
+        assert "1 steps/s, 0:00:00 left, loss 3.10" in stream.getvalue()
+
+
 def test_a_terminal_gets_a_bar_with_the_same_numbers():
     text = _lines(True, [(25, 50)], total=100, unit="rows")
     assert "a [/bold] b" in text

@@ -19,10 +19,12 @@ import pytest
 
 from lm_jax import launch, runs, sharding
 from lm_jax.errors import BadInputError, CorruptError, DivergedError, UsageError
+from lm_jax.flops import CONVENTIONS
 from lm_jax.mixers import AttentionMixer
 from lm_jax.train import checkpoints, loop, optim
 from lm_jax.train.config import Upkeep
-from lm_jax.train.metrics import DIVERGED, EVALUATIONS, METRICS
+from lm_jax.train.metrics import DIVERGED, EVALUATIONS, METRICS, TIMING
+from lm_jax.train.throughput import RATES, format_rates, measured_peak
 from tests.lm_jax import tiny_training as tiny
 
 UPKEEP = Upkeep(log_every=3, save_every=4)
@@ -67,7 +69,7 @@ def kill_at(step):
 
 def metrics(folder):
     table = pq.read_table(folder / METRICS)
-    return {name: table[name].to_pylist() for name in table.column_names if name != "seconds"}
+    return {name: table[name].to_pylist() for name in table.column_names if name not in TIMING}
 
 
 def evaluations(folder):
@@ -279,12 +281,27 @@ def test_further_numbers_of_an_evaluation_are_kept(tmp_path):
     assert rows[6, "norm"] > 0
 
 
-def test_progress_and_rates_are_logged(tmp_path, caplog, capsys):
-    with caplog.at_level(logging.INFO):
-        train(tmp_path / "run")
-    assert "step 12: loss" in caplog.text
-    assert "tokens/s" in caplog.text
-    assert "train: 12/12 steps" in capsys.readouterr().err
+def test_progress_and_rates_are_logged(tmp_path, capsys, caplog):
+    caplog.set_level(logging.INFO)
+    train(tmp_path / "run", mesh=tiny.mesh())
+    rows = pq.read_table(tmp_path / "run" / METRICS).to_pylist()
+    flops = {each: tiny.OBJECTIVE.flops(8, 12, each) for each in CONVENTIONS}
+    for row in rows:
+        assert row["tokens_per_second"] == pytest.approx(row["tokens"] / row["seconds"])
+        for name in CONVENTIONS:
+            rate = row[f"flops_per_second_{name}"]
+            assert rate == pytest.approx(flops[name] / row["seconds"])
+            share = rate / measured_peak("float32")
+            assert row[f"peak_share_{name}"] == pytest.approx(share)
+        assert row["peak_share_triangle"] < row["peak_share_square"] < 1
+    # Of the steps that were settled together, here three.
+    pace = {name: rows[2][name] for name in RATES}
+    pace["tokens_per_second"] = sum(row["tokens"] for row in rows[:3]) / (3 * rows[0]["seconds"])
+    line = f"loss {rows[2]['loss']:.4f}, {format_rates(pace)}"
+    assert f"step 3: gradient norm {rows[2]['grad_norm']:.3g}, {line}" in caplog.text
+    shown = capsys.readouterr().err.splitlines()[-1]
+    assert "train: 12/12 steps, " in shown and f"left, loss {rows[11]['loss']:.4f}, " in shown
+    assert "tokens/s, " in shown and "of peak (visible pairs alone: " in shown
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Parameters are the paper's to the last, FLOPs to half a per cent, and the command prints them."""
 
-import math
 from pathlib import Path
 
 import jax
@@ -10,7 +9,9 @@ import pytest
 import lm_jax
 from lm_jax import launch
 from lm_jax.errors import UsageError
+from lm_jax.flops import forward_flops
 from protot_jax import count, models
+from tests.traced import products
 
 ROOT = Path(__file__).parent.parent.parent
 THROUGHPUT = f"{ROOT}/configs/protot/throughput.py"
@@ -51,20 +52,6 @@ def test_the_matched_mamba_is_level_with_protot():
     assert ours.flops.total == pytest.approx(protot.flops.total, rel=0.01)
 
 
-def products(jaxpr):
-    """FLOPs of the matrix products of a traced function, those in loops as often as they run."""
-    total = 0
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "dot_general":
-            (contracted, _), _ = equation.params["dimension_numbers"]
-            left, made = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
-            total += 2 * math.prod(made) * math.prod(left[i] for i in contracted)
-        runs = equation.params.get("length", 1)
-        inner = (getattr(value, "jaxpr", value) for value in equation.params.values())
-        total += runs * sum(products(each) for each in inner if hasattr(each, "eqns"))
-    return total
-
-
 def no_state(x, *rest, initial_state=None, **options):
     """In place of a recurrence: what it reads is what was written."""
     return x, initial_state
@@ -96,7 +83,7 @@ def test_the_formulae_hold_every_product_of_the_traced_model(name, monkeypatch):
     traced = jax.make_jaxpr(lambda p, t: lm_jax.forward(p, t, cfg, mixer=mixer).logits)(
         params, tokens_BT
     )
-    want = count.flops(cfg, mixer, 20).total - 20 * STATES_AND_CONVOLUTIONS[name]
+    want = forward_flops(cfg, mixer, 20).total - 20 * STATES_AND_CONVOLUTIONS[name]
     if name == "protot":
         # One program runs all layers: the first also computes the read logits that it discards.
         want += 20 * 2 * (48 * 48 + 48 * 32)

@@ -9,9 +9,10 @@ import pytest
 import lm_jax
 from lm_jax import launch, runs
 from lm_jax.errors import CorruptError
+from lm_jax.flops import forward_flops
 from lm_jax.train import checkpoint, checkpoints, optim, step
 from lm_jax.train.data import Examples
-from protot_jax import count, models, pretrain, trained
+from protot_jax import models, pretrain, trained
 from protot_jax.config import PretrainConfig
 from tests.protot_jax.small_runs import command, settings
 
@@ -29,7 +30,7 @@ def test_every_model_trains_and_tells_what_its_numbers_rest_on(name, text, tmp_p
     assert 1.0 < seed["last"]["validation_perplexity"] < 1.3 * 60
     assert summary["unigram_perplexity"] < 30
     model = trained.load_run(tmp_path / "run")
-    assert summary["forward_flops_per_example"] == count.flops(model.cfg, model.mixer, 32).total
+    assert summary["forward_flops_per_example"] == forward_flops(model.cfg, model.mixer, 32).total
     assert summary["corpus"]["splits"]["train"]["documents"] > 60
     printed = capsys.readouterr().out
     assert f"{summary['parameters']:,} parameters" in printed

@@ -11,6 +11,7 @@ import pytest
 from lm_jax import runs
 from lm_jax.params import by_path
 from lm_jax.train.checkpoints import FOLDER, saved_steps
+from lm_jax.train.metrics import TIMING
 from protot_jax import trained
 from tests.lm_jax.pairs import LIMIT, end, launch, launch_pair
 
@@ -85,7 +86,7 @@ def test_stopped_and_killed_they_end_in_the_parameters_of_one(config, alone, tmp
     for name in ("metrics.parquet", "evaluations.parquet"):
         tables = [pq.read_table(trained.seed_folder(each, 234) / name) for each in (folder, alone)]
         found, want = (
-            table.select([c for c in table.column_names if c != "seconds"]) for table in tables
+            table.select([c for c in table.column_names if c not in TIMING]) for table in tables
         )
         assert found.equals(want), name
     assert runs.read_json(folder / "summary.json") == runs.read_json(alone / "summary.json")

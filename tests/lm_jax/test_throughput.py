@@ -1,0 +1,77 @@
+"""Rates are operations over seconds, and shares are of a peak that says where it comes from."""
+
+import math
+import types
+
+import jax
+import pytest
+
+from lm_jax.train import throughput
+from lm_jax.train.throughput import RATES, Peak, Throughput, format_rates, measured_peak, peak
+
+
+def gpu(kind):
+    return types.SimpleNamespace(device_kind=kind, platform="gpu")
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "teraflops"),
+    [
+        ("NVIDIA H100 80GB HBM3", "bfloat16", 989.4),
+        ("NVIDIA H100 PCIe", "bfloat16", 756.0),
+        ("NVIDIA H200", "float32", 494.7),
+        ("NVIDIA A100-SXM4-80GB", "float32", 156.0),
+        ("NVIDIA L4", "bfloat16", 121.0),
+        ("NVIDIA L40S", "bfloat16", 362.0),
+        ("NVIDIA A10G", "bfloat16", None),
+        ("NVIDIA L40", "bfloat16", None),
+    ],
+)
+def test_a_known_gpu_has_the_peak_of_its_data_sheet(kind, dtype, teraflops, monkeypatch):
+    monkeypatch.setattr(throughput, "measured_peak", lambda dtype: 7e12)
+    found = peak(dtype, (gpu(kind),) * 8)
+    assert found.flops == pytest.approx(8e12 * (teraflops or 7.0))
+    assert ("measured" in found.source) == (teraflops is None)
+
+
+def test_exact_float32_is_measured_and_a_cpu_counts_once(monkeypatch):
+    monkeypatch.setattr(throughput, "measured_peak", lambda dtype: 7e12)
+    with jax.default_matmul_precision("highest"):
+        assert peak("float32", (gpu("NVIDIA H100 80GB HBM3"),)).flops == 7e12
+        assert peak("bfloat16", (gpu("NVIDIA H100 80GB HBM3"),)).flops == 989.4e12
+    devices = tuple(jax.devices())
+    assert len(devices) == 4 and peak("float32", devices).flops == 7e12
+
+
+def test_the_measured_peak_is_that_of_the_fastest_product(monkeypatch):
+    # Starts and ends of three products, of 4, 2 and 3 seconds.
+    times = iter([0.0, 4.0, 10.0, 12.0, 20.0, 23.0])
+    monkeypatch.setattr(throughput.time, "perf_counter", lambda: next(times))
+    measured_peak.cache_clear()
+    assert measured_peak("float32", size=64, repeats=3) == 2 * 64**3 / 2.0
+    # Once in a process: the clock has no more times.
+    assert measured_peak("float32", size=64, repeats=3) == 2 * 64**3 / 2.0
+    measured_peak.cache_clear()
+
+
+def test_rates_are_of_all_steps_of_their_seconds():
+    flops = {"square": 4e12, "triangle": 3e12}
+    found = Throughput(flops, Peak(10e12, "made")).rates(tokens=600, seconds=2.0, steps=3)
+    assert found == {
+        "tokens_per_second": 300.0,
+        "flops_per_second_square": 6e12,
+        "peak_share_square": 0.6,
+        "flops_per_second_triangle": 4.5e12,
+        "peak_share_triangle": 0.45,
+    }
+    assert tuple(found) == RATES
+    assert format_rates(found) == (
+        "300 tokens/s, 6 TFLOP/s = 60.0% of peak (visible pairs alone: 4.5 TFLOP/s = 45.0% of peak)"
+    )
+
+
+def test_without_a_peak_or_attention_less_is_said():
+    found = Throughput({"square": 2e9, "triangle": 2e9}, None).rates(10, 4.0)
+    assert math.isnan(found["peak_share_square"])
+    assert format_rates(found) == "2 tokens/s, 500 MFLOP/s"
+    assert math.isnan(Throughput({"square": 1, "triangle": 1}, None).rates(1, 0.0)[RATES[0]])

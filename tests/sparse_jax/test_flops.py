@@ -1,0 +1,48 @@
+"""Operations of a post-training step are those of the same job under dense attention."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import lm_jax
+from lm_jax import params as params_lib
+from lm_jax.flops import forward_flops
+from lm_jax.lora import LoraSettings
+from lm_jax.mixers import ATTENTION
+from sparse_jax.geco import GecoSettings
+from sparse_jax.objective import Sparsifying
+from tests import tiny
+from tests.traced import products
+from tools.bench_posttrain import Dense
+
+CFG = tiny.decoder(vocab_size=32, max_length=16)
+LORA = LoraSettings(rank=2, alpha=4.0, targets=("q", "k", "v", "o"))
+FIXED = GecoSettings.fixed(1.0)
+ROWS, T = 3, 12
+
+
+def test_an_update_of_adapters_holds_every_product_of_loss_and_gradient():
+    objective = Dense(CFG, FIXED, adapters=LORA, distill=0.0)
+    tokens_BS = jnp.ones((ROWS, T + 1), jnp.int32)
+    totals = objective.totals(tokens_BS)
+
+    def loss(params, frozen):
+        dual, rng = objective.start(), jax.random.key(0)
+        return objective.shares(params, frozen, dual, tokens_BS, totals, rng)[0]
+
+    frozen = params_lib.abstract(lm_jax.param_spec(CFG))
+    traced = jax.make_jaxpr(jax.value_and_grad(loss))(params_lib.abstract(objective.spec), frozen)
+    assert products(traced.jaxpr) == objective.flops(ROWS, T + 1, "square")
+
+
+@pytest.mark.parametrize("causal", ["square", "triangle"])
+def test_a_teacher_and_the_training_of_all_weights_cost_more(causal):
+    forward = ROWS * forward_flops(CFG, ATTENTION, T, causal=causal).total
+
+    def flops(**options):
+        return Sparsifying(CFG, FIXED, **options).flops(ROWS, T + 1, causal)
+
+    assert flops(distill=0.0) == 3 * forward and flops(distill=0.5) == 4 * forward
+    adapted = flops(adapters=LORA, distill=0.0)
+    assert flops(adapters=LORA, distill=1.0) == adapted + forward
+    assert 2 * forward < adapted < 3 * forward

@@ -1,0 +1,17 @@
+"""What a function computes, read from its trace."""
+
+import math
+
+
+def products(jaxpr):
+    """FLOPs of the matrix products of a traced function, those in loops as often as they run."""
+    total = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            left, made = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
+            total += 2 * math.prod(made) * math.prod(left[i] for i in contracted)
+        runs = equation.params.get("length", 1)
+        inner = (getattr(value, "jaxpr", value) for value in equation.params.values())
+        total += runs * sum(products(each) for each in inner if hasattr(each, "eqns"))
+    return total
