@@ -50,7 +50,8 @@ def peak(dtype: str, devices: tuple[jax.Device, ...]) -> Peak | None:
     None for several processes on CPUs, which may share their cores.
     """
     kind = devices[0].device_kind
-    precise = jax.config.jax_default_matmul_precision not in _DEFAULT_PRECISIONS
+    config: Any = jax.config
+    precise = config.jax_default_matmul_precision not in _DEFAULT_PRECISIONS
     if devices[0].platform == "gpu" and not (dtype == "float32" and precise):
         # "L40" is no "L4".
         words = kind.replace("-", " ").split()
