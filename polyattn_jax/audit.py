@@ -26,6 +26,7 @@ from lm_jax import launch, runs, sharding
 from lm_jax.hf.load import resolve
 from lm_jax.report import write
 from polyattn_jax import console, head_sets, report, schema, stages, summary, wording
+from polyattn_jax.columns import columns
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.stages import Subject
 from polyattn_jax.suites import Suite
@@ -73,12 +74,12 @@ def run(subject: Subject, folder: Path) -> dict[str, Any]:
     with stages.open_stores(folder, fingerprint(subject, suites)) as stores:
         calibration = stages.calibrated(subject, folder)
         stages.control(subject, stores, suites)
-        stages.diagnose(subject, stores, suites, calibration.bias)
+        stages.diagnose(subject, stores, suites, stages.biases(config, calibration.bias))
         sweep = stages.sweep_cells(subject, calibration.bias)
         stages.answer(subject, stores, sweep, {f"niah_{config.sweep_length}": swept})
         sets = {}
         if config.ablation_heads:
-            by_head = summary.heads(summary.columns(stores.rows.read()), shape)
+            by_head = summary.heads(columns(stores.rows.read()), shape)
             ranking = summary.ranking(by_head)
             sets = head_sets.draw(ranking, config.ablation_heads, config.ablation_draws)
             cells = stages.ablation_cells(subject, calibration.bias, sets)

@@ -7,7 +7,7 @@ A negative screen, after "When Does Polynomial Attention Concentrate?", section 
 
 1. calibrate b_auto, unless the recipe gives its own bias;
 2. measure S_p on the last row of needle and induction prompts, where the recipe is a normalised
-   power of a degree that is measured; induction ranks the heads;
+   power of a degree that is measured, and S of softmax on the same rows; induction ranks the heads;
 3. ask for the needle with softmax and with the recipe in every head, on the same prompts.
 
 The table goes to standard output, progress to standard error. The exit code is 0 for preserve, 10
@@ -17,6 +17,7 @@ it stopped, and `check.json` holds the numbers; without it nothing is left behin
 
 from collections.abc import Iterator
 import contextlib
+import itertools
 from pathlib import Path
 import tempfile
 import textwrap
@@ -26,13 +27,16 @@ from absl import flags
 
 from lm_jax import launch, runs, stats
 from lm_jax.errors import EXIT_FINISHED, EXIT_NO_GO, EXIT_UNDECIDED, UsageError
-from polyattn_jax import audit, decision, stages, summary
+from polyattn_jax import audit, concentration, decision, stages, summary
+from polyattn_jax.columns import Columns, columns, where
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.probe import DEGREES
 from polyattn_jax.row_maps import SOFTMAX, Recipe, parse_recipe, resolve_bias
 from polyattn_jax.stages import Subject
 
 RESULT = "check.json"
+# Whose rows are safe: the recipe's or softmax's, over all heads or those of greatest S_2.
+SHARES = ("recipe", "recipe_top", "softmax", "softmax_top")
 WIDTH = 80
 EXIT_CODES = {"preserve": EXIT_FINISHED, "no-go": EXIT_NO_GO, "undecided": EXIT_UNDECIDED}
 # Induction ranks the heads and decides nothing.
@@ -108,25 +112,26 @@ def run(subject: Subject, folder: Path) -> dict[str, Any]:
             tokenizer=subject.tokenizer.sha256,
         ),
     )
-    safe = top_safe = b_auto = None
+    b_auto, shares, against = None, dict.fromkeys(SHARES), None
     with stages.open_stores(folder, audit.fingerprint(subject, suites)) as stores:
         if recipe.bias == "auto" or (degree is not None and recipe.bias == 0.0):
             b_auto = stages.calibrated(subject, folder).bias
         bias = resolve_bias(recipe, b_auto)
         if degree is not None:
-            stages.diagnose(subject, stores, suites, bias if b_auto is None else b_auto)
-            rows = summary.columns(stores.rows.read())
-            safe, top_safe = safe_shares(subject, rows, degree, at_zero=recipe.bias == 0.0)
+            measured = {"zero": 0.0, "auto": bias if b_auto is None else b_auto}
+            stages.diagnose(subject, stores, suites, measured)
+            rows = columns(stores.rows.read())
+            shares, against = row_findings(subject, rows, degree, at_zero=recipe.bias == 0.0)
         cells = stages.sweep_cells(subject, b_auto)
         stages.answer(subject, stores, cells, {probe: suites[probe]})
-        swept = summary.behaviour(summary.columns(stores.answers.read()), "sweep", config)
+        swept = summary.behaviour(columns(stores.answers.read()), "sweep", config)
     by_cell = {entry["cell"]: entry for entry in swept}
     base, entry = by_cell[SOFTMAX.name], by_cell[recipe.name]
     decided = decision.explained(
         entry,
         base,
-        safe,
-        top_safe,
+        shares["recipe"],
+        shares["recipe_top"],
         unmeasured="S_p is not measured for this map"
         if degree is None
         else "no row has an active key",
@@ -142,8 +147,8 @@ def run(subject: Subject, folder: Path) -> dict[str, Any]:
         "measured": degree is not None,
         "length": config.sweep_length,
         "heads": min(config.top_heads, subject.model.cfg.num_layers * subject.model.cfg.num_heads),
-        "unsafe": _complement(decided["safe"]),
-        "top_unsafe": _complement(decided["top_safe"]),
+        "unsafe": {name: _complement(safe) for name, safe in shares.items()},
+        "against_softmax": against,
         "softmax": base["accuracy"],
         "substituted": entry["accuracy"],
         **{name: entry[name] for name in ("delta", "p_value", "lost", "won")},
@@ -153,28 +158,33 @@ def run(subject: Subject, folder: Path) -> dict[str, Any]:
     }
 
 
-def safe_shares(
-    subject: Subject, rows: summary.Columns, degree: float, *, at_zero: bool
-) -> tuple[stats.Interval | None, stats.Interval | None]:
-    """The share of needle rows with S_p < 1, over all heads and over the top K.
+def row_findings(
+    subject: Subject, rows: Columns, degree: float, *, at_zero: bool
+) -> tuple[dict[str, stats.Interval | None], dict[str, Any] | None]:
+    """The shares of needle rows that are safe (`SHARES`), and what the recipe loses and sharpens.
 
     Rows were measured at b = 0 and at one other bias: the recipe's own, or b_auto where the recipe
-    has b = 0 (`at_zero`). Heads are ranked at the other one. None where no row is active.
+    has b = 0 (`at_zero`). Heads are ranked at the other one. A share is None where no row is
+    active.
     """
     config, cfg = subject.config, subject.model.cfg
     by_head = summary.heads(rows, (cfg.num_layers, cfg.num_heads))
     top = summary.ranking(by_head)[: config.top_heads]
     kind = "zero" if at_zero else "auto"
-    of_recipe = (rows, f"niah_{config.sweep_length}", degree, kind, config)
-    return summary.safe_fraction(*of_recipe, None), summary.safe_fraction(*of_recipe, top)
+    probe = f"niah_{config.sweep_length}"
+    maps = itertools.product((degree, None), (None, top))
+    shares = [concentration.safe_fraction(rows, probe, p, kind, config, k) for p, k in maps]
+    compared = concentration.against_softmax(where(rows, suite=probe, bias_kind=kind), config)
+    against = next((entry for entry in compared if entry["p"] == degree), None)
+    return dict(zip(SHARES, shares, strict=True)), against
 
 
-def _complement(share: dict[str, float] | None) -> dict[str, float] | None:
+def _complement(safe: stats.Interval | None) -> dict[str, float] | None:
     """The share of rows that are not safe, from the share of those that are."""
-    if share is None:
+    if safe is None:
         return None
-    ends = {"low": 1.0 - share["high"], "high": 1.0 - share["low"]}
-    return {"estimate": 1.0 - share["estimate"], **ends, "n": share["n"]}
+    ends = {"low": 1.0 - safe.high, "high": 1.0 - safe.low}
+    return {"estimate": 1.0 - safe.estimate, **ends, "n": safe.n}
 
 
 def table(found: dict[str, Any]) -> str:
@@ -186,11 +196,7 @@ def table(found: dict[str, Any]) -> str:
         text = f"S_p was not measured: it is for relu recipes of degree {degrees}."
         lines += textwrap.wrap(text, WIDTH)
     else:
-        lines += [
-            _columns(f"rows with S_{found['degree']:g} >= 1", "share", "95 % interval", "prompts"),
-            _share("  all heads", found["unsafe"]),
-            _share(f"  the {found['heads']} heads of greatest S_2", found["top_unsafe"]),
-        ]
+        lines += _row_lines(found)
     probe = f"needle found, {found['length']} tokens"
     lines += [
         "",
@@ -217,6 +223,30 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _row_lines(found: dict[str, Any]) -> list[str]:
+    """Unsafe rows under the recipe and under softmax, and where the two differ."""
+    unsafe, against = found["unsafe"], found["against_softmax"]
+    lines = [
+        _columns(f"rows with S_{found['degree']:g} >= 1", "share", "95 % interval", "prompts"),
+        _share("  all heads", unsafe["recipe"]),
+        _share("    softmax on the same rows", unsafe["softmax"]),
+        _share(f"  the {found['heads']} heads of greatest S_2", unsafe["recipe_top"]),
+        _share("    softmax in the same heads", unsafe["softmax_top"]),
+    ]
+    if against is None:
+        return lines
+    return [
+        *lines,
+        "",
+        _columns("against softmax, all rows", "share", "95 % interval", "prompts"),
+        _share("  only softmax concentrates: lost", against["lost"]),
+        _share("    of all that it concentrates", against["lost_of_concentrated"]),
+        _share("  only the recipe does: sharpened", against["sharpened"]),
+        _share("  median change of a head's output", against["change"]),
+        _columns("rows left open by rounding", f"{against['undecided']} of {against['rows']}"),
+    ]
+
+
 def _columns(*cells: str) -> str:
     widths = (34, 12, 20, 9)
     first, *rest = (
@@ -228,7 +258,7 @@ def _columns(*cells: str) -> str:
 
 def _share(label: str, interval: dict[str, float] | None) -> str:
     if interval is None:
-        return _columns(label, "none active")
+        return _columns(label, "no such row")
     percent = [f"{100 * interval[name]:.1f}" for name in ("estimate", "low", "high")]
     ends = f"{percent[1]} to {percent[2]} %"
     return _columns(label, f"{percent[0]} %", ends, f"{interval['n']:.0f}")

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from ml_collections import ConfigDict
 
 from lm_jax.errors import UsageError, nearest
-from polyattn_jax.row_maps import RECIPES, parse_recipe
+from polyattn_jax.row_maps import RECIPES, Recipe, parse_recipe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,6 +111,11 @@ class AuditConfig:
             )
         if problems:
             raise UsageError("; ".join(problems))
+
+    @property
+    def by_name(self) -> dict[str, Recipe]:
+        """The recipes by the name that `answers.parquet` gives them."""
+        return {recipe.name: recipe for recipe in map(parse_recipe, self.recipes)}
 
 
 # What every experiment shares: the paper's 14 recipes, group sizes, draws and numbers of prompts.

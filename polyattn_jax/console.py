@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lm_jax.report.markup import clean
-from polyattn_jax import wording
+from polyattn_jax import sharpness, wording
 from polyattn_jax.wording import Entry, Summary, finite
 
 WIDTH = 100
@@ -54,7 +54,11 @@ def print_summary(
     )
     console.print("", _table(summary, console), "", sep="\n", highlight=False)
     say(said.text, f"bold {_STYLES[said.tone]}")
-    for text in (wording.in_part(summary), wording.resolution(summary)):
+    for text in (
+        sharpness.sentence(summary),
+        wording.in_part(summary),
+        wording.resolution(summary),
+    ):
         if text:
             say(text)
     if report is not None:
@@ -65,7 +69,9 @@ def print_summary(
 
 def _text(text: str, console: Console, style: str = "") -> Text:
     """Text that this console can show: no control characters, nothing that its encoding lacks."""
-    plain = clean(text).replace("S₂", "S_2").encode(console.encoding, "replace")
+    plain = (
+        clean(text).replace("S₂", "S_2").replace("rᵖ", "r^p").encode(console.encoding, "replace")
+    )
     return Text(plain.decode(console.encoding), style)
 
 
@@ -74,17 +80,19 @@ def _table(summary: Summary, console: Console) -> Table:
     rule = box.SIMPLE_HEAD if console.is_terminal else None
     made = Table(box=rule, pad_edge=False, show_edge=False, collapse_padding=True)
     made.add_column("recipe", no_wrap=True, overflow="ellipsis")
-    top = f"top-{summary['config']['top_heads']} safe %"
-    for title in ("right % [95 %]", "p", "loss", "safe %", top):
+    top = f"top-{summary['config']['top_heads']} %"
+    for title in ("right % [95 %]", "p", "loss", "safe %", top, "lost %", "sharp %"):
         made.add_column(title, justify="right", no_wrap=True)
     made.add_column("verdict", no_wrap=True)
     for entry in wording.by_recipe(summary["sweep"]):
         verdict = verdicts.get(entry["recipe"])
-        made.add_row(*(_text(cell, console) for cell in _cells(entry, verdict)), _word(verdict))
+        against = sharpness.of_recipe(summary, entry["recipe"]) if verdict else None
+        cells = _cells(entry, verdict, against)
+        made.add_row(*(_text(cell, console) for cell in cells), _word(verdict))
     return made
 
 
-def _cells(entry: Entry, verdict: Entry | None) -> Sequence[str]:
+def _cells(entry: Entry, verdict: Entry | None, against: Entry | None) -> Sequence[str]:
     accuracy = entry["accuracy"]
     low, high = (f"{100 * accuracy[end]:.0f}" for end in ("low", "high"))
     return (
@@ -95,6 +103,10 @@ def _cells(entry: Entry, verdict: Entry | None) -> Sequence[str]:
         *(
             f"{100 * verdict[name]['estimate']:.1f}" if verdict and verdict[name] else "-"
             for name in ("safe", "top_safe")
+        ),
+        *(
+            f"{100 * against[name]['estimate']:.1f}" if against else "-"
+            for name in ("lost", "sharpened")
         ),
     )
 

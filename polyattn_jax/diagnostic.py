@@ -210,6 +210,25 @@ def relative_error_bound(p: float, num_keys: int, dtype: Any = np.float32) -> fl
     return math.expm1((power + max(num_keys - 2, 0)) * roundoff / (1 - 32 * roundoff))
 
 
+def softmax_error_bound(num_keys: int, dtype: Any = np.float32) -> float:
+    """As `relative_error_bound`, for S of softmax with the argmax as target, wherever S >= 1/2.
+
+    With u', quotients and library functions as there, and d_j = z_j - z_* <= 0:
+
+    1. The rounding of d_j to d_j (1 + e), |e| <= u', multiplies e^d_j by at most e^(|d_j| u'). The
+       terms e^d_j / S are a distribution q over m <= n - 1 keys, and sum_j q_j |d_j| is its entropy
+       minus log S, hence at most log(m / S). So S moves by less than 1.001 log(2 n) u' of itself.
+    2. The exponential 32 u'. The row's total divides both weights and cancels, but for the two
+       quotients; a third one divides them. 12 u'.
+    3. Sum of at most n - 1 terms: n - 2 additions.
+
+    A row with S < 1/2 has an absolute error below that of S = 1/2, so it is never taken for S >= 1.
+    """
+    roundoff = float(np.finfo(jnp.promote_types(dtype, np.float32)).eps) / 2
+    steps = 44 + max(num_keys - 2, 0) + 1.001 * math.log(2 * num_keys)
+    return math.expm1(steps * roundoff / (1 - 32 * roundoff))
+
+
 def classify(s_p: Array, *, bound: Array | float = 0.0, epsilon: float = 0.0) -> Array:
     """Each `Safety` (int32) of `s_p` under S_p < 1, or S_p < 1 + epsilon when `epsilon` > 0.
 

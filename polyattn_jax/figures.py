@@ -15,11 +15,12 @@ import pyarrow.compute as pc
 
 from lm_jax import report
 from lm_jax.report.markup import number
+from polyattn_jax.columns import Columns
 from polyattn_jax.diagnostic import Status
 from polyattn_jax.head_sets import groups as head_set_groups
 from polyattn_jax.paper import PaperModel
 from polyattn_jax.probe import DEGREES
-from polyattn_jax.summary import TYPES, Columns
+from polyattn_jax.summary import TYPES
 from polyattn_jax.wording import interval, softmax_of
 
 # More points than this add bytes to the page and nothing to the picture.
@@ -70,6 +71,31 @@ def phase_plot(by_head: Columns, *, caption: str) -> Markup:
         x_label="median relative margin ρ",
         y_label="median active distractors A (keys, log scale)",
         n=f"{number(len(by_head['type']))} heads",
+    )
+
+
+def lost_and_sharpened(entries: Sequence[Mapping[str, Any]], *, where: str) -> Markup:
+    """Shares of rows that only softmax, and only r^p, concentrates, against the degree p."""
+    degrees = [entry["p"] for entry in entries]
+    series = []
+    for name, label in (
+        ("lost", "lost: only softmax concentrates"),
+        ("sharpened", "sharpened: only rᵖ does"),
+    ):
+        found = [interval(entry[name]) for entry in entries]
+        parts = ([100 * getattr(one, end) for one in found] for end in ("estimate", "low", "high"))
+        series.append(report.Series(label, degrees, *parts))
+    tops = [100 * entry["concentrated"] / entry["rows"] for entry in entries[:1]]
+    return report.curves(
+        series,
+        log_x=True,
+        x_ticks=degrees,
+        y_range=(-4.0, 104.0),
+        h_lines=[(top, "rows that softmax concentrates") for top in tops],
+        caption=f"Rows that rᵖ loses and sharpens ({where}); bands: 95 % bootstrap over prompts.",
+        x_label="degree p (log scale)",
+        y_label="rows (%)",
+        n=f"{number(entries[0]['rows'])} rows" if entries else None,
     )
 
 
@@ -178,6 +204,22 @@ def ablation_curves(ablation: Sequence[Mapping[str, Any]], *, caption: str) -> M
         x_label="replaced heads K",
         y_label="prompts answered (%)",
         n=f"{number(base['n'])} prompts per point",
+    )
+
+
+def change_map(by_head: Columns, shape: tuple[int, int], *, degree: int, caption: str) -> Markup:
+    """Median relative change of every head's output: layers from left to right, heads downwards."""
+    layers, heads = shape
+    change = np.full((heads, layers), np.nan)
+    change[by_head["head"], by_head["layer"]] = by_head[f"change_{degree}"]
+    return report.heat_map(
+        change,
+        scale="sequential",
+        value_range=(0.0, 2.0),
+        caption=caption,
+        x_label="layer",
+        y_label="head",
+        n=f"{number(layers * heads)} heads",
     )
 
 

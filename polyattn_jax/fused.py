@@ -16,11 +16,11 @@ from kernels.row_map_attention import maps
 from kernels.row_map_attention.api import row_map_attention
 from kernels.score_stats.api import score_stats
 from kernels.visibility import Visibility
-from lm_jax.attention import Bound, fused, register_fused, softmax
+from lm_jax.attention import Bound, fused, register_fused
 from lm_jax.errors import UsageError
 from lm_jax.layers import softcap
 from polyattn_jax.diagnostic import RowStats
-from polyattn_jax.probe import DEGREES, Probe, row_features
+from polyattn_jax.probe import DEGREES, Probe, reports
 from polyattn_jax.row_maps import RowMap
 from polyattn_jax.substitute import Everywhere, Switch
 
@@ -103,9 +103,8 @@ def _probe(attend: Probe, q, k, v, *, seen: Visibility, scale: float, cap: float
     rows = jnp.arange(q.shape[0])[:, None]
     q_BQNH = q[rows, attend.queries_BQ]
     stats = _stats(attend, q_BQNH, k, seen, scale, cap)
-    pattern_BNQS = _pattern(attend, q_BQNH, k, seen, scale, cap)
-    features = row_features(pattern_BNQS, attend.queries_BQ, attend.answers_BQ)
-    return made.out_BTNH, {"rows": stats, "features": features}
+    scores_BNQS = _scores(attend, q_BQNH, k, seen, scale, cap)
+    return made.out_BTNH, {"rows": stats, **reports(attend, scores_BNQS, v)}
 
 
 def _stats(attend, q_BQNH, k, seen, scale, cap) -> dict[str, RowStats]:
@@ -136,8 +135,8 @@ def _stats(attend, q_BQNH, k, seen, scale, cap) -> dict[str, RowStats]:
     }
 
 
-def _pattern(attend, q_BQNH, k, seen, scale, cap) -> jax.Array:
-    """The softmax rows of the chosen queries, few enough to be formed."""
+def _scores(attend, q_BQNH, k, seen, scale, cap) -> jax.Array:
+    """The masked score rows of the chosen queries, few enough to be formed."""
     B, Q, N, H = q_BQNH.shape
     S, K = k.shape[1:3]
     q_BQKGH = q_BQNH.reshape(B, Q, K, N // K, H)
@@ -146,7 +145,7 @@ def _pattern(attend, q_BQNH, k, seen, scale, cap) -> jax.Array:
     positions_BQ1 = (seen.start_B[:, None] + attend.queries_BQ)[:, :, None]
     keys_11S = jnp.arange(S, dtype=jnp.int32)[None, None, :]
     seen_BQS = seen.tile(positions_BQ1, keys_11S)
-    return softmax(jnp.where(seen_BQS[:, None], scores_BNQS, -jnp.inf))
+    return jnp.where(seen_BQS[:, None], scores_BNQS, -jnp.inf)
 
 
 register_fused(Everywhere, NAME, _everywhere)

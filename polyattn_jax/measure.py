@@ -7,19 +7,36 @@ compiles once per shape of batch.
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from lm_jax import attention as lm_attention
 from lm_jax.config import DecoderConfig
 from lm_jax.decoder import forward
 from polyattn_jax.calibrate import MassBelow, mass_below
 from polyattn_jax.diagnostic import RowStats
 from polyattn_jax.fused import by_kernels
-from polyattn_jax.probe import Probe
+from polyattn_jax.probe import DENSE, Probe
 from polyattn_jax.row_maps import RowMap
 from polyattn_jax.substitute import substitute
+
+
+class Diagnosis(NamedTuple):
+    """The reports of `probe` on the rows of chosen queries, stacked over layers.
+
+    Attributes:
+      rows: statistics by kind of target, leaves `[L, bias, B, N, Q, ...]`.
+      softmax: S of softmax by kind of target, `[L, B, N, Q]`.
+      change: relative change of the head's output, `[L, bias, B, N, Q, degree]`.
+      features: of the softmax pattern, leaves `[L, B, N, Q]`.
+    """
+
+    rows: dict[str, RowStats]
+    softmax: dict[str, jax.Array]
+    change: jax.Array
+    features: dict[str, jax.Array]
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "fused"))
@@ -32,12 +49,12 @@ def diagnose(
     *,
     cfg: DecoderConfig,
     fused: bool = False,
-) -> tuple[dict[str, RowStats], dict[str, jax.Array]]:
-    """One softmax forward; leaves `[L, bias, B, N, Q, ...]` and pattern features `[L, B, N, Q]`."""
+) -> Diagnosis:
+    """Everything about the rows of chosen queries, in one forward with softmax."""
     probe = Probe(queries_BQ, answers_BQ, biases)
-    attend = by_kernels(probe) if fused else probe
+    attend = by_kernels(probe) if fused else lm_attention.fused(probe, DENSE)
     out = forward(params, tokens_BT, cfg, attend=attend, logits_at=queries_BQ[:, -1:])
-    return out.aux["rows"], out.aux["features"]
+    return Diagnosis(**{name: out.aux[name] for name in Diagnosis._fields})
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "maps", "fused"))

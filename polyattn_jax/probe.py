@@ -1,8 +1,15 @@
 """Softmax attention that also reports on the score rows of chosen queries.
 
-`Probe` is an attend whose aux holds, for each layer, the `RowStats` of those rows at several biases
-and for two kinds of target, and the features of the paper's head types (Appendix H). Nothing of the
-size of a score matrix leaves the layer.
+`Probe` asks for it; the reports of a layer, which `lm_jax.forward` stacks over layers in `aux`, are
+
+    rows      `RowStats` at each bias and for each kind of target
+    softmax   S of softmax itself on the same rows, the control that S_p is read against
+    change    how much the head's output changes where r^p replaces softmax (`output_change`)
+    features  weight on the first position and on the answer, distance of the largest weight
+
+All of it is reduced inside the layer: nothing of the size of a score matrix leaves it. The change
+of the output needs the values, which an attend that is a function of scores never sees, so a
+`Probe` is computed by name: `lm_jax.fused(probe, "dense")`, or "kernels" of `polyattn_jax.fused`.
 """
 
 from typing import Any
@@ -11,28 +18,23 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 
-from lm_jax.attention import softmax
+from lm_jax.attention import attention, register_fused, softmax
+from lm_jax.sites import Scope
+from polyattn_jax import row_maps
 from polyattn_jax.diagnostic import RowStats, row_stats
 
+DENSE = "dense"
 DEGREES = (2, 4, 8, 16)
 TARGETS = ("argmax", "answer")
 
 
 @struct.dataclass
 class Probe:
-    """The attend. `answers_BQ` holds key indices, -1 for a query without an answer key."""
+    """Which rows to report on: `answers_BQ` holds key indices, -1 for a query without one."""
 
     queries_BQ: jax.Array
     answers_BQ: jax.Array
     biases: jax.Array
-
-    def __call__(self, scores_BNTS: jax.Array) -> tuple[jax.Array, dict[str, Any]]:
-        pattern_BNTS = softmax(scores_BNTS)
-        aux = {
-            "rows": score_rows(scores_BNTS, self.queries_BQ, self.answers_BQ, self.biases),
-            "features": pattern_rows(pattern_BNTS, self.queries_BQ, self.answers_BQ),
-        }
-        return pattern_BNTS, aux
 
 
 def rows_at(rows_BNTS: jax.Array, positions_BQ: jax.Array) -> jax.Array:
@@ -40,37 +42,80 @@ def rows_at(rows_BNTS: jax.Array, positions_BQ: jax.Array) -> jax.Array:
     return jnp.take_along_axis(rows_BNTS, positions_BQ[:, None, :, None], axis=2)
 
 
-def score_rows(
-    scores_BNTS: jax.Array, queries_BQ: jax.Array, answers_BQ: jax.Array, biases: jax.Array
-) -> dict[str, RowStats]:
-    """`RowStats` of chosen rows for each bias: leaves `[bias, B, N, Q, ...]`, by kind of target.
+def targets(probe: Probe, num_heads: int) -> dict[str, jax.Array | None]:
+    """The `target` of `row_stats` for each kind of target, None for the argmax."""
+    B, Q = probe.answers_BQ.shape
+    answers_BNQ = jnp.broadcast_to(probe.answers_BQ[:, None, :], (B, num_heads, Q))
+    return {"argmax": None, "answer": answers_BNQ}
+
+
+def score_rows(probe: Probe, scores_BNQS: jax.Array) -> dict[str, RowStats]:
+    """`RowStats` of the rows for each bias: leaves `[bias, B, N, Q, ...]`, by kind of target.
 
     A query without an answer key has target -1 and the status INVALID under "answer".
     """
-    rows_BNQS = rows_at(scores_BNTS, queries_BQ)
-    target_BNQ = jnp.broadcast_to(answers_BQ[:, None, :], rows_BNQS.shape[:-1])
-    targets = {"argmax": None, "answer": target_BNQ}
 
     def at_bias(bias: jax.Array) -> dict[str, RowStats]:
         return {
-            name: row_stats(rows_BNQS, degrees=DEGREES, bias=bias, target=target)
-            for name, target in targets.items()
+            name: row_stats(scores_BNQS, degrees=DEGREES, bias=bias, target=target)
+            for name, target in targets(probe, scores_BNQS.shape[1]).items()
         }
 
+    return jax.vmap(at_bias)(probe.biases)
+
+
+def reports(probe: Probe, scores_BNQS: jax.Array, v_BSKH: jax.Array) -> dict[str, Any]:
+    """All reports but `rows`, from the masked float32 scores of the chosen queries."""
+    control = {
+        name: row_stats(scores_BNQS, row_map=row_maps.softmax, target=target).s_p[..., 0]
+        for name, target in targets(probe, scores_BNQS.shape[1]).items()
+    }
+    return {
+        "softmax": control,
+        "change": output_change(scores_BNQS, v_BSKH, probe.biases),
+        "features": row_features(softmax(scores_BNQS), probe.queries_BQ, probe.answers_BQ),
+    }
+
+
+def output_change(scores_BNQS: jax.Array, v_BSKH: jax.Array, biases: jax.Array) -> jax.Array:
+    """||z_p - z|| / ||z|| for each degree of `DEGREES`: `[bias, B, N, Q, degree]`.
+
+    z = sum_j w_j v_j is the head's output (`attn.z`) with softmax weights, z_p the output of the
+    same head on the same scores and values with r^p / sum r^p. So this is the substitution in one
+    head at a time, and what it passes on to later layers is left out. Norms are Euclidean over the
+    head's width, in float32. A dead row writes zeros and changes by 1; where z is 0 the change is 0
+    if z_p is 0 too, else inf.
+    """
+    B, N, Q, S = scores_BNQS.shape
+    K = v_BSKH.shape[2]
+    v_BSKH = v_BSKH.astype(jnp.float32)
+
+    def output(pattern_BNQS: jax.Array) -> jax.Array:
+        pattern_BKGQS = pattern_BNQS.reshape(B, K, N // K, Q, S)
+        z = jnp.einsum("BKGQS,BSKH->BKGQH", pattern_BKGQS, v_BSKH, precision="highest")
+        return z.reshape(B, N, Q, -1)
+
+    z_BNQH = output(softmax(scores_BNQS))
+    norm_BNQ = jnp.linalg.norm(z_BNQH, axis=-1)
+
+    def at_bias(bias: jax.Array) -> jax.Array:
+        moved = [
+            jnp.linalg.norm(output(row_maps.relu_power(p)(scores_BNQS, bias)) - z_BNQH, axis=-1)
+            for p in DEGREES
+        ]
+        size_BNQ1 = norm_BNQ[..., None]
+        moved_BNQP = jnp.stack(moved, axis=-1)
+        ratio = moved_BNQP / jnp.where(size_BNQ1 > 0, size_BNQ1, 1.0)
+        without = jnp.where(moved_BNQP > 0, jnp.inf, 0.0)
+        return jnp.where(size_BNQ1 > 0, ratio, without)
+
     return jax.vmap(at_bias)(biases)
-
-
-def pattern_rows(
-    pattern_BNTS: jax.Array, queries_BQ: jax.Array, answers_BQ: jax.Array
-) -> dict[str, jax.Array]:
-    """Per row `[B, N, Q]`: weight on the first position, on the answer, distance of the argmax."""
-    return row_features(rows_at(pattern_BNTS, queries_BQ), queries_BQ, answers_BQ)
 
 
 def row_features(
     rows_BNQS: jax.Array, queries_BQ: jax.Array, answers_BQ: jax.Array
 ) -> dict[str, jax.Array]:
-    """As `pattern_rows`, of the chosen rows themselves."""
+    """Per row `[B, N, Q]`: weight on the first position, on the answer, distance of the argmax."""
     answer_BNQ1 = jnp.broadcast_to(
         jnp.maximum(answers_BQ, 0)[:, None, :, None], (*rows_BNQS.shape[:-1], 1)
     )
@@ -80,3 +125,20 @@ def row_features(
         "on_answer": jnp.where(answers_BQ[:, None, :] >= 0, on_answer, 0.0),
         "distance": queries_BQ[:, None, :] - rows_BNQS.argmax(-1),
     }
+
+
+def _dense(probe: Probe, q_BTNH, k_BSKH, v_BSKH, *, seen, scale: float, cap: float | None):
+    """The probe on whole score matrices, those that softmax itself reads."""
+
+    def with_rows(scores_BNTS: jax.Array):
+        return softmax(scores_BNTS), {"scores": rows_at(scores_BNTS, probe.queries_BQ)}
+
+    scope = Scope({}, {})
+    z_BTNH = attention(
+        q_BTNH, k_BSKH, v_BSKH, seen, attend=with_rows, scale=scale, cap=cap, scope=scope
+    )
+    scores_BNQS = scope.aux["scores"]
+    return z_BTNH, {"rows": score_rows(probe, scores_BNQS), **reports(probe, scores_BNQS, v_BSKH)}
+
+
+register_fused(Probe, DENSE, _dense)

@@ -16,7 +16,7 @@ import pyarrow as pa
 from lm_jax import report
 from lm_jax.report import Cell, Section, section, table
 from lm_jax.report.markup import number
-from polyattn_jax import comparison, paper, sections, wording
+from polyattn_jax import comparison, paper, row_sections, sections, wording
 from polyattn_jax.wording import Summary, finite, interval, suite_label
 
 TERMS = {
@@ -27,7 +27,9 @@ TERMS = {
     "…_over_L and …_over_sqrtL are divided by the row's length or its root.",
     "Sₚ": "The weight that all other keys get together, in units of the target's, under degree p. "
     "The target receives 1 / (1 + Sₚ) of the row.",
-    "safe, unsafe": "Sₚ < 1, so that the target outweighs all others together; Sₚ ≥ 1.",
+    "safe, unsafe": "Sₚ < 1, so that the target outweighs all others together; Sₚ ≥ 1. The same is "
+    "asked of softmax, whose S is the sum of e^(score − target's score) over the other keys.",
+    "lost, sharpened": "A row that only softmax makes safe; a row that only the recipe makes safe.",
     "tie": "A row with Sₚ = 1 exactly; counted as unsafe.",
     "active row": "A row whose target scores above −b. All others are dead: every weight is zero, "
     "and the head writes zeros.",
@@ -73,9 +75,10 @@ def build(
         # the paper's bars stand beside ours only where the two may be compared
         sections.substitution(summary, None if comparison.needle_obstacles(summary) else model),
         sections.ablation(summary),
-        sections.unsafe_rows(summary, by_head),
-        sections.degrees(summary, rows),
-        sections.head_types(summary, by_head),
+        row_sections.unsafe_rows(summary, by_head),
+        row_sections.against_softmax(summary, by_head),
+        row_sections.degrees(summary, rows),
+        row_sections.head_types(summary, by_head),
         comparison.beside_paper(summary, model),
         comparison.differences(summary),
         terms(),

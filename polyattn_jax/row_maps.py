@@ -141,6 +141,11 @@ class Recipe:
     map: RowMap
     bias: float | Literal["auto"]
 
+    @property
+    def bias_kind(self) -> str:
+        """The bias as `rows.parquet` names it: `auto`, `zero`, or the number itself."""
+        return "zero" if self.bias == 0 else _text(self.bias)
+
 
 def resolve_bias(recipe: Recipe, calibrated: float | None) -> float:
     """The bias to run `recipe` with, given the model's b_auto.

@@ -15,11 +15,12 @@ import jax
 import numpy as np
 import pyarrow as pa
 
-from polyattn_jax.diagnostic import RowStats, required_degree
+from polyattn_jax.diagnostic import required_degree
+from polyattn_jax.measure import Diagnosis
 from polyattn_jax.probe import DEGREES
 from polyattn_jax.suites.batching import Batch
 
-BIASES = ("zero", "auto")
+BIASES = ("zero", "auto")  # of every audit; recipes may add their own
 PROVENANCE = b"provenance"
 
 ROWS = pa.schema(
@@ -44,6 +45,8 @@ ROWS = pa.schema(
         ("active", pa.int32()),
         ("p_star", pa.float32()),
         *((f"s_{p}", pa.float32()) for p in DEGREES),
+        ("s_softmax", pa.float32()),
+        *((f"change_{p}", pa.float32()) for p in DEGREES),
         ("sink", pa.float32()),
         ("on_answer", pa.float32()),
         ("distance", pa.int32()),
@@ -89,15 +92,22 @@ def row_columns(
     suite: str,
     batch: Batch,
     windows: Sequence[int | None],
-    stats: dict[str, RowStats],
-    features: dict[str, jax.Array],
-    biases: np.ndarray,
+    diagnosis: Diagnosis,
+    biases: Mapping[str, float],
 ) -> dict[str, np.ndarray]:
-    """The columns of `ROWS` for one batch; rows of kind "answer" only where a key holds one."""
+    """The columns of `ROWS` for one batch; rows of kind "answer" only where a key holds one.
+
+    Args:
+      suite: its name.
+      batch: the prompts.
+      windows: of each layer, None for none.
+      diagnosis: of the batch.
+      biases: those of the diagnosis, in its order, by the kind of bias.
+    """
     window_L = np.array([w or 0 for w in windows])
     parts: dict[str, list[np.ndarray]] = {name: [] for name in ROWS.names}
-    for target, s in stats.items():
-        s = jax.tree.map(np.asarray, s)
+    diagnosis = jax.tree.map(np.asarray, diagnosis)
+    for target, s in diagnosis.rows.items():
         shape = s.active.shape  # L, bias, B, N, Q
         layer, m, b, n, q = np.meshgrid(*(np.arange(size) for size in shape), indexing="ij")
         wanted = batch.valid_B[b]
@@ -112,8 +122,8 @@ def row_columns(
             "head": n,
             "window": window_L[layer],
             "target": np.full(shape, target),
-            "bias_kind": np.array(BIASES)[m],
-            "bias": biases[m],
+            "bias_kind": np.array(list(biases))[m],
+            "bias": np.array(list(biases.values()), np.float32)[m],
             "status": s.status,
             "argmax": s.argmax,
             "answer": batch.answer_position_BQ[b, q],
@@ -125,8 +135,9 @@ def row_columns(
             "p_star": required_degree(s.active, s.relative_margin),
             **{f"s_{p}": s.s_p[..., i] for i, p in enumerate(DEGREES)},
         }
-        for name, feature in features.items():
-            columns[name] = np.broadcast_to(np.asarray(feature)[:, None], shape)
+        once = {"s_softmax": diagnosis.softmax[target], **diagnosis.features}
+        columns |= {name: np.broadcast_to(x[:, None], shape) for name, x in once.items()}
+        columns |= {f"change_{p}": diagnosis.change[..., i] for i, p in enumerate(DEGREES)}
         for name, column in columns.items():
             parts[name].append(np.asarray(column)[wanted])
     return {name: np.concatenate(column) for name, column in parts.items()}

@@ -10,7 +10,7 @@ A unit is one batch of prompts in one cell. A unit that is on disk is not done a
 command goes on where a killed one stopped.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 from pathlib import Path
@@ -199,12 +199,20 @@ def calibrated(subject: Subject, folder: Path) -> calibrate.Calibration:
     return result
 
 
-def diagnose(subject: Subject, stores: Stores, suites: dict[str, Suite], b_auto: float) -> None:
-    """Row statistics at the query positions of every diagnosed suite."""
-    biases = jnp.asarray([0.0, b_auto], jnp.float32)
+def biases(config: AuditConfig, b_auto: float) -> dict[str, float]:
+    """The biases that rows are diagnosed at, by kind: 0, b_auto, and those that recipes name."""
+    own = {r.bias_kind: r.bias for r in config.by_name.values() if r.bias != "auto"}
+    return {"zero": 0.0, "auto": b_auto} | {kind: float(bias) for kind, bias in own.items()}
+
+
+def diagnose(
+    subject: Subject, stores: Stores, suites: dict[str, Suite], by_kind: Mapping[str, float]
+) -> None:
+    """Row statistics at the query positions of every diagnosed suite, at each of the biases."""
+    biases = jnp.asarray(list(by_kind.values()), jnp.float32)
 
     def work(name: str, batch: Batch) -> dict[str, np.ndarray]:
-        stats, features = measure.diagnose(
+        diagnosis = measure.diagnose(
             subject.model.params,
             *subject.put(batch.tokens_BT, batch.query_positions_BQ, batch.answer_position_BQ),
             biases,
@@ -212,7 +220,7 @@ def diagnose(subject: Subject, stores: Stores, suites: dict[str, Suite], b_auto:
             fused=subject.fused,
         )
         windows = subject.model.cfg.layer_windows
-        return row_columns(name, batch, windows, stats, features, np.asarray(biases))
+        return row_columns(name, batch, windows, diagnosis, by_kind)
 
     _run_units(subject, stores.rows, "diagnose", diagnosed(suites), work)
 

@@ -1,7 +1,7 @@
 """From rows to findings: every number of the report, as plain data, recomputable from parquet.
 
-Rates over rows carry an interval that resamples prompts, because the rows of one prompt are not
-independent. Accuracies carry Wilson intervals, differences between recipes a paired exact test.
+Rates over rows are in `concentration.py`. Accuracies carry Wilson intervals, differences between
+recipes a paired exact test.
 """
 
 from collections.abc import Mapping
@@ -14,33 +14,15 @@ import pyarrow.compute as pc
 
 from lm_jax import stats
 from polyattn_jax import decision, head_sets
+from polyattn_jax.columns import Columns, columns, take, where
+from polyattn_jax.concentration import against_softmax, cells, prevalence, safe_fraction, share
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.diagnostic import Status
 from polyattn_jax.probe import DEGREES
-from polyattn_jax.row_maps import SOFTMAX, parse_recipe
+from polyattn_jax.row_maps import SOFTMAX
 
 EPSILON = 1e-6
 TYPES = ("sink", "induction", "local", "diffuse")
-
-Columns = dict[str, np.ndarray]
-
-
-def columns(table: pa.Table) -> Columns:
-    """A table as numpy arrays by name."""
-    return {name: table[name].to_numpy(zero_copy_only=False) for name in table.column_names}
-
-
-def where(c: Columns, **equal: Any) -> Columns:
-    """The rows whose columns have the given values."""
-    mask = np.ones(len(next(iter(c.values()))), bool)
-    for name, value in equal.items():
-        mask &= c[name] == value
-    return {name: column[mask] for name, column in c.items()}
-
-
-def take(c: Columns, mask: np.ndarray) -> Columns:
-    """The rows where the mask is true."""
-    return {name: column[mask] for name, column in c.items()}
 
 
 def as_dict(interval: stats.Interval) -> dict[str, float]:
@@ -49,66 +31,6 @@ def as_dict(interval: stats.Interval) -> dict[str, float]:
 
 
 # Rows
-
-
-def cells(rows: Columns) -> list[tuple[str, str]]:
-    """Every suite and kind of bias, in order of appearance."""
-    return list(dict.fromkeys(zip(rows["suite"], rows["bias_kind"], strict=True)))
-
-
-def share(
-    values: np.ndarray,
-    prompts: np.ndarray,
-    config: AuditConfig,
-    span: tuple[float, float] = (0.0, 1.0),
-) -> stats.Interval:
-    """The mean of `values` (one per row), with an interval that resamples prompts.
-
-    Where all rows are of one prompt nothing is known of other prompts: the interval is `span`, the
-    values that such a mean may have.
-    """
-    if len(set(prompts)) == 1:
-        return stats.Interval(float(values.mean()), *span, 1)
-    return stats.clustered_bootstrap(values, prompts, resamples=config.resamples, seed=config.seed)
-
-
-def prevalence(rows: Columns, config: AuditConfig) -> list[dict[str, Any]]:
-    """Unsafe rates per suite and bias over active-unsaturated argmax rows (Tables 1, 10, 11)."""
-    found = []
-    for suite, kind in cells(rows):
-        c = where(rows, suite=suite, bias_kind=kind, target="argmax")
-        active = c["status"] == Status.ACTIVE
-        a = take(c, active)
-
-        def of_all(hit: np.ndarray, prompts: np.ndarray = c["prompt"]) -> dict[str, float]:
-            return as_dict(share(hit.astype(float), prompts, config))
-
-        entry: dict[str, Any] = {
-            "suite": suite,
-            "bias_kind": kind,
-            "bias": float(c["bias"][0]),
-            "rows": len(active),
-            "active_rows": int(active.sum()),
-            "prompts": len(set(c["prompt"])),
-            "dead": of_all(c["status"] == Status.DEAD),
-            "invalid": int(np.sum(c["status"] == Status.INVALID)),
-            "argmax_is_answer": of_all(c["argmax"] == c["answer"]),
-            "unsafe": {},
-            "ties": {},
-        }
-        if active.any():
-            entry["median"] = {
-                "s_2": float(np.median(a["s_2"])),
-                "relative_margin": float(np.median(a["relative_margin"])),
-                "active": float(np.median(a["active"])),
-                "u_star": float(np.median(a["u_star"])),
-            }
-            for p in DEGREES:
-                unsafe = (a[f"s_{p}"] >= 1.0).astype(float)
-                entry["unsafe"][str(p)] = as_dict(share(unsafe, a["prompt"], config))
-                entry["ties"][str(p)] = int(np.sum(a[f"s_{p}"] == 1.0))
-        found.append(entry)
-    return found
 
 
 def bound(rows: Columns, config: AuditConfig) -> list[dict[str, Any]]:
@@ -158,6 +80,8 @@ def heads(rows: Columns, shape: tuple[int, int]) -> Columns:
             "active_rows": len(active["s_2"]),
             "window": int(own["window"][0]),
             **{f"s_{p}": float(np.median(active[f"s_{p}"])) if some else np.inf for p in DEGREES},
+            "s_softmax": float(np.median(own["s_softmax"])),
+            **{f"change_{p}": float(np.median(own[f"change_{p}"])) for p in DEGREES},
             "relative_margin": float(np.median(active["relative_margin"])) if some else np.nan,
             "active": float(np.median(active["active"])) if some else np.nan,
             "sink": float(own["sink"].mean()),
@@ -263,29 +187,6 @@ def _by_prompt(answers: Columns) -> dict[tuple[str, str], bool]:
     return dict(zip(keys, map(bool, correct), strict=True))
 
 
-def safe_fraction(
-    rows: Columns,
-    suite: str,
-    degree: float,
-    kind: str,
-    config: AuditConfig,
-    heads: np.ndarray | None,
-) -> stats.Interval | None:
-    """Share of active rows with S_p < 1, over all heads or the given flat head numbers.
-
-    None where the degree is none of the diagnosed ones.
-    """
-    if degree not in DEGREES:
-        return None
-    c = where(rows, suite=suite, bias_kind=kind, target="argmax", status=int(Status.ACTIVE))
-    if heads is not None:
-        width = int(rows["head"].max()) + 1
-        c = take(c, np.isin(c["layer"].astype(int) * width + c["head"], heads))
-    if not len(c["layer"]):
-        return None
-    return share((c[f"s_{int(degree)}"] < 1.0).astype(float), c["prompt"], config)
-
-
 def verdicts(rows: Columns, by_head: Columns, swept: list[dict[str, Any]], config: AuditConfig):
     """One verdict per recipe of the sweep."""
     base = next(entry for entry in swept if entry["cell"] == SOFTMAX.name)
@@ -294,11 +195,10 @@ def verdicts(rows: Columns, by_head: Columns, swept: list[dict[str, Any]], confi
     for entry in swept:
         if entry is base:
             continue
-        recipe = parse_recipe(entry["recipe"])
+        recipe = config.by_name[entry["recipe"]]
         safe, top_safe, unmeasured = None, None, "S_p is not measured for this map"
-        kind = {"auto": "auto", 0.0: "zero"}.get(recipe.bias)
-        if recipe.map.degree is not None and recipe.map.normalised and kind is not None:
-            args = (rows, suite, recipe.map.degree, kind, config)
+        if recipe.map.degree in DEGREES and recipe.map.normalised:
+            args = (rows, suite, recipe.map.degree, recipe.bias_kind, config)
             safe, top_safe = safe_fraction(*args, None), safe_fraction(*args, top)
             unmeasured = "no row has an active key"
         found.append(
@@ -335,6 +235,7 @@ def summarise(
         "calibration": dict(calibration),
         "controls": controls(a, columns(losses), config),
         "prevalence": prevalence(r, config),
+        "against_softmax": against_softmax(r, config),
         "bound": bound(r, config),
         "sweep": swept,
         "verdicts": verdicts(r, by_head, swept, config),

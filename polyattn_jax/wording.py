@@ -87,7 +87,7 @@ def suite_label(suite: str, config: Entry) -> str:
 
 def bias_label(kind: str) -> str:
     """A kind of bias as it is written in tables."""
-    return "b = 0" if kind == "zero" else "b_auto"
+    return {"zero": "b = 0", "auto": "b_auto"}.get(kind, f"b = {kind}".replace("-", "−"))
 
 
 def by_suite(entries: Sequence[Entry]) -> list[Entry]:

@@ -126,7 +126,9 @@ def against_torch(model: lm_jax.Pretrained, length: int, repeats: int) -> bool:
     return good
 
 
-def diagnosing_error(model: lm_jax.Pretrained, tokens_BT: jax.Array, found: Any) -> float:
+def diagnosing_error(
+    model: lm_jax.Pretrained, tokens_BT: jax.Array, found: measure.Diagnosis
+) -> float:
     """Largest error of S_p against float64 on the recorded rows, as a multiple of its bound."""
     record = {"attn.scores": lambda scores_BNTS: scores_BNTS[:, :, -1:]}
     recorded = jax.jit(
@@ -134,7 +136,7 @@ def diagnosing_error(model: lm_jax.Pretrained, tokens_BT: jax.Array, found: Any)
     )(model.params)
     rows_LBNQS = np.asarray(recorded["attn.scores"], np.float64)
     exact = row_stats(rows_LBNQS, degrees=DEGREES)
-    computed = np.asarray(found["argmax"].s_p)[:, 0]
+    computed = np.asarray(found.rows["argmax"].s_p)[:, 0]
     active = exact.status == 1
     # The rows are recorded by another program, whose scores differ in their last bits.
     slack = 1e-4
@@ -152,7 +154,7 @@ def diagnosing(model: lm_jax.Pretrained, length: int, repeats: int) -> bool:
         for name, (fn, arguments) in passes(model, tokens_BT).items()
     }
     label = f"diagnosing / plain forward, {length} tokens"
-    error = diagnosing_error(model, tokens_BT, runs["diagnosing"]()[0])
+    error = diagnosing_error(model, tokens_BT, runs["diagnosing"]())
     if not error <= 1:
         print(f"{label}: no ratio, as S_p is {error:.1f} times its error bound off")
         return False

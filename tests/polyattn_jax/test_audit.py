@@ -238,6 +238,23 @@ def test_the_head_sets_of_the_ablation_are_read_back_and_give_its_answers(audite
         head_sets.read(audited / "head_sets.parquet", (1, N))
 
 
+def test_a_recipe_with_a_bias_of_its_own_is_measured_at_it(run_audit, tmp_path):
+    outcome = run_audit(
+        tmp_path / "run", "--config.recipes=('relu:p=4,b=0.25',)", "--config.ablation_heads=()"
+    )
+    assert outcome.code == 0, outcome.err
+    verdicts = {entry["recipe"]: entry for entry in summary_of(tmp_path / "run")["verdicts"]}
+    verdict = verdicts["relu_p4_b0.25"]
+    rows = by_key(table(tmp_path / "run"))
+    own = (
+        (rows["bias_kind"] == "0.25") & (rows["target"] == "argmax") & (rows["suite"] == "niah_64")
+    )
+    assert set(rows["bias"][own]) == {0.25}
+    active = own & (rows["status"] == Status.ACTIVE)
+    assert verdict["safe"]["estimate"] == pytest.approx(np.mean(rows["s_4"][active] < 1))
+    assert "b = 0.25" in (tmp_path / "run" / "report.html").read_text()
+
+
 def test_the_same_command_again_says_that_it_is_finished(audited, run_audit):
     before = {path: path.read_bytes() for path in audited.glob("*.parquet")}
     outcome = run_audit(audited)
@@ -258,7 +275,7 @@ def same_rows(folder, other):
     np.testing.assert_allclose(1 / (1 + ours["p_star"]), 1 / (1 + theirs["p_star"]), atol=1e-5)
     rho, other_rho = (np.maximum(c["relative_margin"], -1) for c in (ours, theirs))
     np.testing.assert_allclose(rho, other_rho, atol=1e-5)
-    for s_p in ("s_2", "s_4", "s_8", "s_16"):
+    for s_p in ("s_2", "s_4", "s_8", "s_16", "s_softmax"):
         # The mass on the target, and on which side of 1 the row is.
         np.testing.assert_allclose(1 / (1 + ours[s_p]), 1 / (1 + theirs[s_p]), atol=1e-5)
         np.testing.assert_array_equal(ours[s_p] >= 1, theirs[s_p] >= 1)

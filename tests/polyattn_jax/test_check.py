@@ -68,9 +68,14 @@ def test_a_hopeless_recipe_is_shown_with_intervals_and_a_paired_test(run_check, 
     assert shown["McNemar, exact, two-sided"] == ["p", "=", f"{p_value:.2g}"]
     # Every row of 3 layers, 4 heads and 64 queries is dead.
     assert shown["dead rows per prompt"] == [f"{3 * 4 * 64:.1f}"]
-    assert shown["all heads"] == ["none", "active"]
+    assert shown["all heads"] == ["no", "such", "row"]
+    # Softmax concentrates some of these dead rows, and all of them are lost.
+    assert shown["of all that it concentrates"][0] == "100.0"
+    assert shown["only the recipe does: sharpened"][0] == "0.0"
+    assert shown["median change of a head's output"][0] == "100.0"
     found = json.loads((tmp_path / "run" / "check.json").read_text())
-    assert (found["verdict"], found["lost"], found["unsafe"]) == ("no-go", PROMPTS, None)
+    assert (found["verdict"], found["lost"]) == ("no-go", PROMPTS)
+    assert set(found["unsafe"].values()) == {None}
     recorded = json.loads((tmp_path / "run" / "provenance.json").read_text())
     assert found["provenance"].pop("config_hash") and found["provenance"] == recorded
 
@@ -81,10 +86,24 @@ def test_unsafe_rows_are_those_of_the_audit(run_check, audited, tmp_path):
     summary = json.loads((audited / "summary.json").read_text())
     (audit,) = (v for v in summary["verdicts"] if v["recipe"] == "relu_p4_bauto")
     assert found["bias"] == pytest.approx(summary["calibration"]["bias"])
-    unsafe = found["unsafe"]
+    unsafe = found["unsafe"]["recipe"]
     assert unsafe["estimate"] == pytest.approx(1 - audit["safe"]["estimate"])
     assert unsafe["low"] == pytest.approx(1 - audit["safe"]["high"])
     assert unsafe["low"] <= unsafe["estimate"] <= unsafe["high"]
+    against = next(
+        entry
+        for entry in summary["against_softmax"]
+        if (entry["suite"], entry["bias_kind"], entry["p"]) == ("niah_64", "auto", 4)
+    )
+    assert set(found["against_softmax"]) == set(against)
+    for name, value in against.items():
+        assert found["against_softmax"][name] == pytest.approx(value), name
+    rows = next(
+        entry
+        for entry in summary["prevalence"]
+        if (entry["suite"], entry["bias_kind"]) == ("niah_64", "auto")
+    )
+    assert found["unsafe"]["softmax"]["estimate"] == pytest.approx(rows["softmax"]["estimate"])
 
 
 def test_a_recipe_with_its_own_bias_is_measured_at_that_bias(run_check, tmp_path):
@@ -103,7 +122,9 @@ def test_a_recipe_with_its_own_bias_is_measured_at_that_bias(run_check, tmp_path
     needle = [row for row in active if row["suite"] == "niah_64"]
     unsafe = [row["s_4"] >= 1 for row in needle]
     unsafe_top = [row["s_4"] >= 1 for row in needle if (row["layer"], row["head"]) in top]
+    spread = [row["s_softmax"] >= 1 for row in needle]
     assert shown["bias"] == ["0.5000"]
+    assert shown["softmax on the same rows"][0] == f"{100 * np.mean(spread):.1f}"
     assert shown["all heads"][0] == f"{100 * np.mean(unsafe):.1f}"
     assert shown["the 3 heads of greatest S_2"][0] == f"{100 * np.mean(unsafe_top):.1f}"
     assert not (tmp_path / "run" / "calibration.json").exists()

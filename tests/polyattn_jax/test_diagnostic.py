@@ -248,6 +248,29 @@ def test_s_phi_of_the_power_map_is_s_p():
     assert (got.active, got.status) == (want.active, want.status)
 
 
+@pytest.mark.parametrize("keys", [2, 5, 300, 4096])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 8.0])
+def test_s_of_softmax_stays_inside_its_proved_bound(keys, scale):
+    z = rng_row(9, 64 * keys, scale).reshape(64, keys)
+    # As many rows near the boundary: rivals shifted until they weigh as much as the target.
+    rivals = special.logsumexp(np.sort(z.astype(np.float64))[:, :-1], axis=-1)
+    near = np.sort(z)
+    near[:, -1] = rivals
+    z = np.concatenate([z, near])
+    got = np.asarray(row_stats(jnp.asarray(z), row_map=row_maps.softmax).s_p[:, 0], np.float64)
+    exact = z.astype(np.float64)
+    top = exact.max(-1, keepdims=True)
+    order = np.sort(exact - top)[:, :-1]
+    want = np.exp(order).sum(-1)
+    bound = diagnostic.softmax_error_bound(keys)
+    read = want >= 0.5
+    assert read.sum() >= 64 and bound < 3e-4
+    assert (np.abs(got[read] / want[read] - 1) <= bound).all()
+    safety = diagnostic.classify(np.float32(got), bound=bound)
+    assert not np.any((safety == Safety.SAFE) & (want >= 1))
+    assert not np.any((safety == Safety.UNSAFE) & (want < 1))
+
+
 def test_ties_are_a_type_of_their_own_and_the_tolerance_makes_them_safe():
     stats = row_stats(np.float32([[2, 2, -1], [2, 1.9, -1], [2, 2, 2]]), degrees=(2,))
     s_2 = stats.s_p[:, 0]

@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
@@ -15,7 +16,8 @@ from rich.console import Console
 from lm_jax import runs
 from lm_jax.report.markup import number
 from lm_jax.stats import wilson
-from polyattn_jax import console, figures, report, schema, summary, wording
+from polyattn_jax import console, figures, report, schema, sharpness, summary, wording
+from polyattn_jax.columns import columns
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.diagnostic import Status, required_degree
 
@@ -63,6 +65,9 @@ def diagnosed_rows(suites=("niah_64", "niah_1024", "induction", "mqar")):
         "relative_margin": rho,
         "p_star": required_degree(active, rho),
         **{f"s_{p}": s[p] for p in (2, 4, 8, 16)},
+        "query": np.full(n, 63),
+        "s_softmax": rng.uniform(0.2, 1.6, n),
+        **{f"change_{p}": rng.uniform(0.1, 1.0, n) for p in (2, 4, 8, 16)},
         "sink": rng.uniform(0, 0.6, n),
         "on_answer": rng.uniform(0, 0.2, n),
         "distance": rng.integers(0, 60, n),
@@ -192,18 +197,91 @@ def test_the_tables_hold_the_numbers_of_the_summary(finding):
         name, tokens = wording.suite_name(entry["suite"]), 1024 if "1024" in entry["suite"] else 64
         bias = "b = 0" if entry["bias_kind"] == "zero" else "b_auto"
         row = unsafe[f"{name}{tokens:,} tokens, {bias}"]
-        shares = [percent(share["estimate"]) for share in entry["unsafe"].values()]
-        assert [cell.split("[")[0] for cell in row[1:5]] == shares
-        assert row[5] == number(entry["median"]["s_2"])
+        shares = [entry["softmax"], *entry["unsafe"].values()]
+        found_shares = [cell.split("[")[0] for cell in row[1:6]]
+        assert found_shares == [percent(share["estimate"]) for share in shares]
+        assert row[6] == number(entry["median"]["s_2"])
         assert row[-2:] == [f"{entry['active_rows']}of {entry['rows']}", str(PROMPTS)]
     bound = [e for e in found["bound"] if e["suite"] != "induction"]
     counted = [
         [str(e["p"]), percent(e["agree"]["estimate"]), *(str(e[name]) for name in COUNTS)]
         for e in wording.by_suite(bound)
     ]
-    (folded,) = (d for d in tree.iter("details") if "other suites" in text_of(d.find("summary")))
-    shown = [[cell.split("[")[0] for cell in row] for row in lines(folded, "Predicted")]
+    folded = [d for d in tree.iter("details") if "other suites" in text_of(d.find("summary"))]
+    shown = [[cell.split("[")[0] for cell in row] for row in lines(folded[1], "Predicted")]
     assert [[*row[1:5], row[6]] for row in shown] == counted
+
+
+def test_the_comparison_with_softmax_holds_the_numbers_of_the_summary(finding):
+    found, tree = finding[0], parsed(build(*finding))
+    shown = [
+        [text_of(cell) for cell in row]
+        for figure in tree.iter("figure")
+        if text_of(figure.find("figcaption")).startswith("rᵖ against softmax")
+        for row in figure.find(".//tbody")
+    ]
+    entries = wording.by_suite(found["against_softmax"])
+    # The suite of the sweep comes first, the others are folded.
+    ordered = [e for e in entries if e["suite"] == "niah_64"]
+    ordered += [e for e in entries if e["suite"] != "niah_64"]
+    assert len(shown) == len(ordered) == 4 * 2 * 4
+    for row, entry in zip(shown, ordered, strict=True):
+        assert row[1] == str(entry["p"])
+        names = ("lost", "lost_of_concentrated", "sharpened", "balance", "change")
+        for cell, name in zip(row[2:7], names, strict=True):
+            spec = "+.1f" if name == "balance" else ".1f"
+            low, high = (percent(entry[name][end], spec) for end in ("low", "high"))
+            assert cell == f"{percent(entry[name]['estimate'], spec)}[{low}, {high}]"
+        assert row[8] == str(entry["undecided"])
+        assert row[9].startswith(number(entry["rows"]))
+
+
+@pytest.mark.parametrize(
+    ("s_p", "softmax", "says"),
+    [
+        (2.0, 0.5, "spreads more rows than softmax at p = 2, 4, 8 and 16."),
+        (0.5, 2.0, "spreads fewer than softmax at p = 2, 4, 8 and 16."),
+        (2.0, 2.0, "spreads as many as softmax, within the interval, at p = 2, 4, 8 and 16."),
+    ],
+)
+def test_the_words_on_sharpness_follow_the_numbers(s_p, softmax, says):
+    rows = diagnosed_rows(suites=("niah_64",))
+    for name, value in [("s_softmax", softmax), *((f"s_{p}", s_p) for p in (2, 4, 8, 16))]:
+        column = pa.array(np.full(rows.num_rows, value, np.float32))
+        rows = rows.set_column(rows.column_names.index(name), name, column)
+    status = pa.array(np.full(rows.num_rows, Status.ACTIVE, np.int8))
+    rows = rows.set_column(rows.column_names.index("status"), "status", status)
+    found = audit(rows=rows)[0]
+    text = sharpness.sentence(found)
+    assert says in text
+    assert f"outweigh the best one in {100 * (softmax > 1):.1f} % of the" in text
+    assert ("softmax concentrates it loses" in text) == (softmax < 1)
+    # An unsafe share by itself says nothing of the recipe.
+    assert "warns that" not in text_of(parsed(build(*audit(rows=rows))))
+
+
+def test_a_recipe_finds_its_own_comparison_with_softmax():
+    config = dataclasses.replace(SETTINGS, recipes=(*SETTINGS.recipes, "relu:p=8,b=0.25"))
+    rows = diagnosed_rows()
+    own = rows.filter(pc.equal(rows["bias_kind"], "zero"))
+    kind = pa.array(["0.25"] * own.num_rows)
+    own = own.set_column(own.column_names.index("bias_kind"), "bias_kind", kind)
+    correct = CORRECT | {"relu_p8_b0.25": 3}
+    found = audit(config, correct, rows=pa.concat_tables([rows, own]))[0]
+    for recipe, kind, p in (
+        ("relu_p4_b0", "zero", 4),
+        ("relu_p4_bauto", "auto", 4),
+        ("relu_p8_b0.25", "0.25", 8),
+    ):
+        entry = sharpness.of_recipe(found, recipe)
+        assert (entry["suite"], entry["bias_kind"], entry["p"]) == ("niah_64", kind, p)
+    assert sharpness.of_recipe(found, "sigmoid_b0") is None
+    verdict = next(v for v in found["verdicts"] if v["recipe"] == "relu_p8_b0.25")
+    assert verdict["safe"] is not None
+    row = next(line for line in printed(found).splitlines() if line.startswith("relu_p8_b0.25"))
+    against = sharpness.of_recipe(found, "relu_p8_b0.25")
+    shares = [f"{100 * against[name]['estimate']:.1f}" for name in ("lost", "sharpened")]
+    assert row.split()[-3:-1] == shares
 
 
 def test_the_certified_tie_is_a_false_negative_only_without_tolerance(finding):
@@ -273,7 +351,7 @@ def test_a_summary_read_back_from_json_gives_the_same_page(finding, tmp_path):
     found, rows, by_head = finding
     runs.write_json(tmp_path / "summary.json", found)
     pq.write_table(pa.table(by_head), tmp_path / "heads.parquet")
-    heads = summary.columns(pq.read_table(tmp_path / "heads.parquet"))
+    heads = columns(pq.read_table(tmp_path / "heads.parquet"))
     assert build(runs.read_json(tmp_path / "summary.json"), rows, heads) == build(*finding)
 
 

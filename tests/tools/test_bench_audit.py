@@ -45,9 +45,9 @@ def test_the_diagnosing_forward_is_timed_once_it_agrees_with_float64(model, caps
 def test_wrong_statistics_print_no_ratio(model, capsys, monkeypatch):
     @functools.wraps(measure.diagnose)
     def wrong(*arguments, diagnose=measure.diagnose, **options):
-        stats, features = diagnose(*arguments, **options)
-        stats["argmax"] = stats["argmax"].replace(s_p=1.01 * stats["argmax"].s_p)
-        return stats, features
+        found = diagnose(*arguments, **options)
+        stats = found.rows["argmax"]
+        return found._replace(rows={"argmax": stats.replace(s_p=1.01 * stats.s_p)})
 
     monkeypatch.setattr(measure, "diagnose", wrong)
     assert not bench_audit.diagnosing(model, length=33, repeats=2)

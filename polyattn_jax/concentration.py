@@ -1,0 +1,260 @@
+"""How many rows a recipe concentrates on their target, read against softmax on the same rows.
+
+A row is unsafe if all other keys together outweigh the target, S >= 1 (Remark 4.5). Softmax is a
+row map like any other, so its own S (Appendix T) says which rows were concentrated to begin with: a
+row that softmax spreads and the recipe spreads too is no loss. So each share of S_p comes with that
+of softmax on the same rows, and two shares say what a substitution does,
+
+    lost        rows that softmax concentrates and the recipe does not (dead rows among them)
+    sharpened   rows that the recipe concentrates and softmax does not
+
+Statistics of rows are float32. Where their proved error bound (`diagnostic.relative_error_bound`,
+`softmax_error_bound`) leaves open on which side of 1 an S lies, the row is undecided: it counts on
+the side that was computed in the estimate of a share, as no member for the low end of its interval
+and as a member for the high end. Intervals resample prompts, because the rows of one prompt are not
+independent.
+"""
+
+from collections.abc import Callable
+import dataclasses
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lm_jax import stats
+from polyattn_jax.columns import Columns, take, where
+from polyattn_jax.config import AuditConfig
+from polyattn_jax.diagnostic import (
+    Safety,
+    Status,
+    classify,
+    relative_error_bound,
+    softmax_error_bound,
+)
+from polyattn_jax.probe import DEGREES
+
+
+class Rows(NamedTuple):
+    """A set of rows of which some are undecided: `computed` lies between `sure` and `possible`."""
+
+    computed: np.ndarray
+    sure: np.ndarray
+    possible: np.ndarray
+
+    def __invert__(self) -> "Rows":
+        return Rows(~self.computed, ~self.possible, ~self.sure)
+
+    def __and__(self, other: "Rows") -> "Rows":
+        return Rows(*(ours & theirs for ours, theirs in zip(self, other, strict=True)))
+
+    @property
+    def undecided(self) -> np.ndarray:
+        """The rows that may or may not be members."""
+        return self.possible & ~self.sure
+
+
+def visible_keys(c: Columns) -> np.ndarray:
+    """How many keys each row's query sees, at most: its position, or the layer's window."""
+    causal = c["query"].astype(int) + 1
+    return np.where(c["window"] > 0, np.minimum(causal, c["window"]), causal)
+
+
+def unsafe(c: Columns, degree: int) -> Rows:
+    """The rows with S_p >= 1. A dead row, of which no key gets weight, has S_p = inf."""
+    # Two equal keys and no other are a tie exactly; any other S_p that rounds to 1 is undecided.
+    tie = (c["active"] == 1) & (c["margin"] == 0)
+    return _unsafe(c, f"s_{degree}", lambda n: relative_error_bound(degree, n), tie)
+
+
+def softmax_unsafe(c: Columns) -> Rows:
+    """The rows with S >= 1 under softmax itself."""
+    tie = (visible_keys(c) == 2) & (c["margin"] == 0)
+    return _unsafe(c, "s_softmax", softmax_error_bound, tie)
+
+
+def _unsafe(c: Columns, name: str, bound: Callable[[int], float], tie: np.ndarray) -> Rows:
+    counts, place = np.unique(visible_keys(c), return_inverse=True)
+    bounds = np.array([bound(int(n)) for n in counts], np.float32)[place]
+    safety = np.asarray(classify(c[name], bound=bounds))
+    sure = (safety == Safety.UNSAFE) | ((safety == Safety.TIE) & tie)
+    return Rows(c[name] >= 1.0, sure, safety != Safety.SAFE)
+
+
+def share(
+    values: np.ndarray,
+    prompts: np.ndarray,
+    config: AuditConfig,
+    span: tuple[float, float] = (0.0, 1.0),
+) -> stats.Interval:
+    """The mean of `values` (one per row), with an interval that resamples prompts.
+
+    Where all rows are of one prompt nothing is known of other prompts: the interval is `span`, the
+    values that such a mean may have.
+    """
+    if len(set(prompts)) == 1:
+        return stats.Interval(float(values.mean()), *span, 1)
+    return stats.clustered_bootstrap(values, prompts, resamples=config.resamples, seed=config.seed)
+
+
+def decided_share(members: Rows, prompts: np.ndarray, config: AuditConfig) -> stats.Interval:
+    """The share of rows that are members; undecided ones widen the interval at both ends."""
+    made = share(members.computed.astype(float), prompts, config)
+    if not members.undecided.any():
+        return made
+    low = share(members.sure.astype(float), prompts, config).low
+    high = share(members.possible.astype(float), prompts, config).high
+    return stats.Interval(made.estimate, low, high, made.n)
+
+
+def cells(rows: Columns) -> list[tuple[str, str]]:
+    """Every suite and kind of bias, in order of appearance."""
+    return list(dict.fromkeys(zip(rows["suite"], rows["bias_kind"], strict=True)))
+
+
+def prevalence(rows: Columns, config: AuditConfig) -> list[dict[str, Any]]:
+    """Unsafe rates per suite and bias over active-unsaturated argmax rows (Tables 1, 10, 11).
+
+    `softmax` is the unsafe rate of softmax on these rows, `undecided` counts those that the error
+    bound leaves open.
+    """
+    found = []
+    for suite, kind in cells(rows):
+        c = where(rows, suite=suite, bias_kind=kind, target="argmax")
+        active = c["status"] == Status.ACTIVE
+        a = take(c, active)
+
+        def of_all(hit: np.ndarray, prompts: np.ndarray = c["prompt"]) -> dict[str, float]:
+            return dataclasses.asdict(share(hit.astype(float), prompts, config))
+
+        entry: dict[str, Any] = {
+            "suite": suite,
+            "bias_kind": kind,
+            "bias": float(c["bias"][0]),
+            "rows": len(active),
+            "active_rows": int(active.sum()),
+            "prompts": len(set(c["prompt"])),
+            "dead": of_all(c["status"] == Status.DEAD),
+            "invalid": int(np.sum(c["status"] == Status.INVALID)),
+            "argmax_is_answer": of_all(c["argmax"] == c["answer"]),
+            "softmax": None,
+            "unsafe": {},
+            "ties": {},
+            "undecided": {},
+        }
+        if active.any():
+            names = ("s_2", "s_softmax", "relative_margin", "active", "u_star")
+            entry["median"] = {name: float(np.median(a[name])) for name in names}
+            by_map = {"softmax": softmax_unsafe(a), **{str(p): unsafe(a, p) for p in DEGREES}}
+            rates = {
+                name: dataclasses.asdict(decided_share(members, a["prompt"], config))
+                for name, members in by_map.items()
+            }
+            entry["undecided"] = {n: int(m.undecided.sum()) for n, m in by_map.items()}
+            entry["softmax"] = rates.pop("softmax")
+            entry["unsafe"] = rates
+            entry["ties"] = {str(p): int(np.sum(a[f"s_{p}"] == 1.0)) for p in DEGREES}
+        found.append(entry)
+    return found
+
+
+def of_heads(c: Columns, heads: np.ndarray | None, width: int) -> Columns:
+    """The rows of the given flat head numbers, of layers of `width` heads; None takes all."""
+    if heads is None:
+        return c
+    return take(c, np.isin(c["layer"].astype(int) * width + c["head"], heads))
+
+
+def safe_fraction(
+    rows: Columns,
+    suite: str,
+    degree: float | None,
+    kind: str,
+    config: AuditConfig,
+    heads: np.ndarray | None,
+) -> stats.Interval | None:
+    """Share of active rows with S_p < 1, over all heads or the given flat head numbers.
+
+    A `degree` of None is softmax, read on the same active rows. None where the degree is none of
+    the diagnosed ones, or no row is active.
+    """
+    if degree is not None and degree not in DEGREES:
+        return None
+    c = where(rows, suite=suite, bias_kind=kind, target="argmax", status=int(Status.ACTIVE))
+    c = of_heads(c, heads, int(rows["head"].max()) + 1)
+    if not len(c["layer"]):
+        return None
+    members = softmax_unsafe(c) if degree is None else unsafe(c, int(degree))
+    return decided_share(~members, c["prompt"], config)
+
+
+def against_softmax(rows: Columns, config: AuditConfig) -> list[dict[str, Any]]:
+    """What r^p loses and what it sharpens, by suite, bias and degree.
+
+    Over argmax rows of any status that has a target (dead ones concentrate on nothing), each an
+    interval over prompts unless said otherwise:
+
+        lost, sharpened        shares of all rows
+        lost_of_concentrated   share of the rows that softmax concentrates; None where there is none
+        balance                lost - sharpened, which is the unsafe share less that of softmax
+        change                 median over rows of the relative change of the head's output
+        change_90              its 90 % quantile, a number
+        undecided              count of rows that the error bounds leave open
+    """
+    found = []
+    for suite, kind in cells(rows):
+        c = where(rows, suite=suite, bias_kind=kind, target="argmax")
+        c = take(c, np.isin(c["status"], (Status.ACTIVE, Status.DEAD, Status.SATURATED)))
+        if not len(c["status"]):
+            continue
+        spread = softmax_unsafe(c)
+        for p in DEGREES:
+            found.append(
+                {"suite": suite, "bias_kind": kind, "p": p, "rows": len(c["status"])}
+                | _compared(c, spread, unsafe(c, p), c[f"change_{p}"], config)
+            )
+    return found
+
+
+def _compared(
+    c: Columns, spread: Rows, missed: Rows, change: np.ndarray, config: AuditConfig
+) -> dict[str, Any]:
+    prompts = c["prompt"]
+    lost, sharpened = ~spread & missed, spread & ~missed
+    sharp = ~spread.computed
+
+    def difference(first: np.ndarray, second: np.ndarray) -> stats.Interval:
+        return share(first.astype(float) - second, prompts, config, (-1.0, 1.0))
+
+    balance = difference(lost.computed, sharpened.computed)
+    undecided = lost.undecided | sharpened.undecided
+    if undecided.any():
+        ends = (
+            difference(lost.sure, sharpened.possible).low,
+            difference(lost.possible, sharpened.sure).high,
+        )
+        balance = stats.Interval(balance.estimate, *ends, balance.n)
+    of_sharp = None
+    if sharp.any():
+        part = Rows(*(member[sharp] for member in missed))
+        of_sharp = dataclasses.asdict(decided_share(part, prompts[sharp], config))
+    # A head whose softmax output is 0 changes by inf, which no bootstrap takes.
+    change = np.minimum(change.astype(float), np.finfo(np.float32).max)
+    return {
+        "lost": dataclasses.asdict(decided_share(lost, prompts, config)),
+        "sharpened": dataclasses.asdict(decided_share(sharpened, prompts, config)),
+        "lost_of_concentrated": of_sharp,
+        "concentrated": int(sharp.sum()),
+        "balance": dataclasses.asdict(balance),
+        "change": dataclasses.asdict(_median(change, prompts, config)),
+        "change_90": float(np.quantile(change, 0.9)),
+        "undecided": int(undecided.sum()),
+    }
+
+
+def _median(values: np.ndarray, prompts: np.ndarray, config: AuditConfig) -> stats.Interval:
+    """The median with an interval that resamples prompts; the whole range for a single prompt."""
+    if len(set(prompts)) == 1:
+        return stats.Interval(float(np.median(values)), float(values.min()), float(values.max()), 1)
+    return stats.clustered_bootstrap(
+        values, prompts, np.median, resamples=config.resamples, seed=config.seed
+    )

@@ -1,0 +1,62 @@
+"""What a degree does to the rows that softmax concentrates, in words that follow the numbers."""
+
+from polyattn_jax import wording
+from polyattn_jax.row_maps import parse_recipe
+from polyattn_jax.wording import Entry, Summary
+
+
+def entries(summary: Summary, kind: str) -> list[Entry]:
+    """The comparisons with softmax on the needle rows of the sweep, ascending by degree."""
+    suite = f"niah_{summary['config']['sweep_length']}"
+    own = [e for e in summary["against_softmax"] if (e["suite"], e["bias_kind"]) == (suite, kind)]
+    return sorted(own, key=lambda entry: entry["p"])
+
+
+def of_recipe(summary: Summary, recipe: str) -> Entry | None:
+    """The comparison of one recipe with softmax; None where its S_p was not measured."""
+    by_name = {one.name: one for one in map(parse_recipe, summary["config"]["recipes"])}
+    parsed = by_name.get(recipe)
+    if parsed is None or not parsed.map.normalised:
+        return None
+    found = entries(summary, parsed.bias_kind)
+    return next((entry for entry in found if entry["p"] == parsed.map.degree), None)
+
+
+def sentence(summary: Summary) -> str:
+    """Which degrees spread more rows than softmax does, and how many of its sharp rows are lost.
+
+    A degree blurs or sharpens where the interval of its balance lies on one side of 0.
+    """
+    found = entries(summary, "auto")
+    if not found:
+        return ""
+    first, config = found[0], summary["config"]
+    spread = 100 * (1 - first["concentrated"] / first["rows"])
+    suite = wording.suite_label(first["suite"], config)
+    text = (
+        f"Softmax itself lets the other keys outweigh the best one in {spread:.1f} % of the "
+        f"{first['rows']:,} rows ({suite}), so an unsafe row is not a fault of the recipe by "
+        "itself."
+    )
+    groups = {
+        "more rows than softmax": [e["p"] for e in found if e["balance"]["low"] > 0],
+        "as many as softmax, within the interval,": [
+            e["p"] for e in found if e["balance"]["low"] <= 0 <= e["balance"]["high"]
+        ],
+        "fewer than softmax": [e["p"] for e in found if e["balance"]["high"] < 0],
+    }
+    parts = [f"{name} at p = {_listed(degrees)}" for name, degrees in groups.items() if degrees]
+    text += f" At b_auto rᵖ spreads {', '.join(parts)}."
+    lost = [
+        f"{100 * e['lost_of_concentrated']['estimate']:.1f} % (p = {e['p']})"
+        for e in found
+        if e["lost_of_concentrated"]
+    ]
+    if lost:
+        text += f" Of the rows that softmax concentrates it loses {_listed(lost)}."
+    return text
+
+
+def _listed(items: list) -> str:
+    *first, last = map(str, items)
+    return f"{', '.join(first)} and {last}" if first else last

@@ -1,0 +1,182 @@
+"""Shares of rows against float64 on made scores; what rounding leaves open is counted."""
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from polyattn_jax import concentration, row_maps
+from polyattn_jax.config import AuditConfig
+from polyattn_jax.diagnostic import Status, relative_error_bound, row_stats
+from polyattn_jax.probe import DEGREES
+
+CONFIG = AuditConfig(model="none", resamples=200)
+PROMPTS = 12
+
+
+def table(scores, bias, prompts, kind="auto", suite="made"):
+    """The columns that `schema.row_columns` would write for rows `scores[rows, keys]`."""
+    stats = row_stats(jnp.asarray(scores), degrees=DEGREES, bias=np.float32(bias))
+    soft = row_stats(jnp.asarray(scores), row_map=row_maps.softmax)
+    rows, keys = scores.shape
+    made = {
+        "suite": np.full(rows, suite),
+        "bias_kind": np.full(rows, kind),
+        "bias": np.full(rows, bias),
+        "target": np.full(rows, "argmax"),
+        "prompt": prompts,
+        "layer": np.zeros(rows, int),
+        "head": np.arange(rows) % 2,
+        "window": np.zeros(rows, int),
+        "query": np.full(rows, keys - 1),
+        "answer": np.zeros(rows, int),
+        **{f"s_{p}": np.asarray(stats.s_p[:, i]) for i, p in enumerate(DEGREES)},
+        **{f"change_{p}": np.full(rows, p / 10) for p in DEGREES},
+        "s_softmax": np.asarray(soft.s_p[:, 0]),
+    }
+    names = ("margin", "active", "status", "argmax", "relative_margin", "u_star")
+    return made | {name: np.asarray(getattr(stats, name)) for name in names}
+
+
+def scores_of(rows=600, keys=24, seed=0):
+    """Rows of every kind: flat and sharp, far above the threshold, near it, and dead."""
+    rng = np.random.default_rng(seed)
+    scale = rng.choice([0.2, 1.0, 4.0], (rows, 1))
+    level = rng.choice([-12.0, -1.0, 2.0, 8.0], (rows, 1))
+    return (rng.standard_normal((rows, keys)) * scale + level).astype(np.float32)
+
+
+def float64_sums(row, bias):
+    """S_2, S_4, S_8, S_16 and S of softmax for one row, in float64; inf on a dead row."""
+    z = row.astype(np.float64)
+    others = np.delete(np.arange(len(z)), z.argmax())
+    r = np.maximum(z + bias, 0.0)
+    top = r[z.argmax()]
+    powers = [((r[others] / top) ** p).sum() if top > 0 else math.inf for p in DEGREES]
+    return [*powers, np.exp(z[others] - z.max()).sum()]
+
+
+@pytest.fixture(scope="module")
+def made():
+    scores = scores_of()
+    prompts = np.repeat(np.arange(PROMPTS), len(scores) // PROMPTS).astype(str)
+    return table(scores, 1.5, prompts), np.array([float64_sums(row, 1.5) for row in scores])
+
+
+def test_lost_and_sharpened_rows_are_those_of_float64(made):
+    rows, sums = made
+    assert (rows["status"] == Status.DEAD).sum() > 50
+    soft = sums[:, 4] >= 1
+    found = {entry["p"]: entry for entry in concentration.against_softmax(rows, CONFIG)}
+    assert sorted(found) == sorted(DEGREES)
+    for i, p in enumerate(DEGREES):
+        unsafe, entry = sums[:, i] >= 1, found[p]
+        assert entry["rows"] == len(rows["prompt"])
+        assert entry["undecided"] == 0
+        assert entry["concentrated"] == (~soft).sum()
+        lost, sharpened = ~soft & unsafe, soft & ~unsafe
+        assert entry["lost"]["estimate"] == pytest.approx(lost.mean())
+        assert entry["sharpened"]["estimate"] == pytest.approx(sharpened.mean())
+        assert entry["lost_of_concentrated"]["estimate"] == pytest.approx(unsafe[~soft].mean())
+        assert entry["balance"]["estimate"] == pytest.approx(unsafe.mean() - soft.mean())
+        assert entry["change"]["estimate"] == pytest.approx(p / 10)
+        for name in ("lost", "sharpened", "balance"):
+            assert entry[name]["low"] <= entry[name]["estimate"] <= entry[name]["high"]
+            assert entry[name]["n"] == PROMPTS
+    assert all(found[p]["lost"]["estimate"] > 0 for p in DEGREES)
+    assert found[16]["sharpened"]["estimate"] > 0
+
+
+def test_prevalence_shows_softmax_on_the_same_active_rows(made):
+    rows, sums = made
+    (entry,) = concentration.prevalence(rows, CONFIG)
+    active = np.isfinite(sums[:, 0])
+    assert entry["active_rows"] == active.sum()
+    assert entry["softmax"]["estimate"] == pytest.approx((sums[active, 4] >= 1).mean())
+    for i, p in enumerate(DEGREES):
+        assert entry["unsafe"][str(p)]["estimate"] == pytest.approx((sums[active, i] >= 1).mean())
+    safe = concentration.safe_fraction(rows, "made", None, "auto", CONFIG, np.array([1]))
+    own = active & (rows["head"] == 1)
+    assert safe.estimate == pytest.approx((sums[own, 4] < 1).mean())
+
+
+def boundary_rows(offsets, keys=16, p=2):
+    """Rows of r = (1, x, ..., x) whose S_p is 1 + offset in exact arithmetic, nearly."""
+    rows = np.zeros((len(offsets), keys), np.float32)
+    for row, offset in zip(rows, offsets, strict=True):
+        row[:] = np.float32(((1 + offset) / (keys - 1)) ** (1 / p))
+        row[0] = 1.0
+    return rows
+
+
+def test_rows_within_the_error_bound_are_undecided_and_widen_the_interval_only():
+    bound = relative_error_bound(2, 16)
+    offsets = np.array([0.3, -0.3, 0.2 * bound, -0.2 * bound, 0.0, 0.4, -0.4, -0.5])
+    rows = table(boundary_rows(offsets), 0.0, np.arange(8).astype(str))
+    members = concentration.unsafe(rows, 2)
+    near = np.abs(offsets) < bound / 2
+    np.testing.assert_array_equal(members.undecided, near)
+    np.testing.assert_array_equal(members.sure, offsets >= 0.3)
+    np.testing.assert_array_equal(members.possible, (offsets >= 0.3) | near)
+    found = concentration.decided_share(members, rows["prompt"], CONFIG)
+    assert found.estimate == members.computed.mean()
+    sure, possible = (
+        concentration.share(part.astype(float), rows["prompt"], CONFIG)
+        for part in (members.sure, members.possible)
+    )
+    assert (found.low, found.high) == (sure.low, possible.high)
+    assert found.high - found.low > max(sure.high - sure.low, possible.high - possible.low)
+    (entry,) = concentration.prevalence(rows, CONFIG)
+    assert entry["undecided"]["2"] == near.sum()
+    compared = next(e for e in concentration.against_softmax(rows, CONFIG) if e["p"] == 2)
+    # Softmax spreads all of these rows, so that a row is sharpened or neither.
+    assert compared["undecided"] == near.sum()
+    assert compared["sharpened"]["high"] > compared["sharpened"]["estimate"]
+
+
+def test_an_exact_tie_is_unsafe_and_not_undecided():
+    tie = np.full((1, 16), -5.0, np.float32)
+    tie[0, :2] = 2.0
+    members = concentration.unsafe(table(tie, 0.0, np.array(["a"])), 4)
+    assert members.sure.all() and not members.undecided.any()
+    # The same S_4 = 1 from sixteen keys is one rounding among others.
+    flat = boundary_rows([0.0], keys=17, p=4)
+    rows = table(flat, 0.0, np.array(["a"])) | {"s_4": np.float32([1.0])}
+    assert concentration.unsafe(rows, 4).undecided.all()
+
+
+def test_keys_outside_the_window_do_not_count():
+    rows = {"query": np.array([9, 9, 2]), "window": np.array([0, 4, 4])}
+    np.testing.assert_array_equal(concentration.visible_keys(rows), [10, 4, 3])
+
+
+def test_one_prompt_tells_nothing_of_others():
+    scores = scores_of(rows=8)
+    rows = table(scores, 1.5, np.full(8, "only"))
+    for entry in concentration.against_softmax(rows, CONFIG):
+        assert (entry["lost"]["low"], entry["lost"]["high"]) == (0.0, 1.0)
+        assert entry["balance"]["high"] == 1.0
+
+
+def test_intervals_resample_whole_prompts():
+    # Half of the prompts are lost in all of their rows: rows alone would give a narrow interval.
+    scores = np.full((400, 8), -3.0, np.float32)
+    scores[:, 0] = 6.0
+    scores[:200, 1] = 5.0  # S_2 = (6.5 / 7.5)^2 < 1 once, but twice it is not
+    scores[:200, 2] = 5.0
+    rows = table(scores, 1.5, np.repeat(np.arange(20), 20).astype(str))
+    entry = next(e for e in concentration.against_softmax(rows, CONFIG) if e["p"] == 2)
+    assert entry["lost"]["estimate"] == 0.5
+    clustered = entry["lost"]["high"] - entry["lost"]["low"]
+    alone = rows | {"prompt": np.arange(400).astype(str)}
+    by_row = next(e for e in concentration.against_softmax(alone, CONFIG) if e["p"] == 2)["lost"]
+    assert clustered > 3 * (by_row["high"] - by_row["low"])
+
+
+def test_rows_that_no_prompt_gives_are_left_out(made):
+    rows, _ = made
+    invalid = rows | {"status": np.full(len(rows["prompt"]), Status.INVALID)}
+    assert concentration.against_softmax(invalid, CONFIG) == []
+    (entry,) = concentration.prevalence(invalid, CONFIG)
+    assert (entry["active_rows"], entry["softmax"], entry["unsafe"]) == (0, None, {})
