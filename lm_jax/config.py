@@ -57,6 +57,7 @@ class DecoderConfig:
     Layers with a window use `local_rope` where it is given. `rope=None` means learned positions;
     a recurrent mixer uses neither. `mlp_size=0` leaves out the MLP and its norm (Mamba's blocks).
     `attention_scale=None` means 1 / sqrt(H). Soft caps are `c * tanh(x / c)`.
+    `pad_id` is the token whose row of the embedding starts at zero, or None for no such token.
 
     Raises:
       BadInputError: listing every field that cannot be used.
@@ -91,6 +92,7 @@ class DecoderConfig:
     logit_softcap: float | None = None
     embed_scale: float = 1.0
     tie_embeddings: bool = False
+    pad_id: int | None = None
 
     def __post_init__(self) -> None:
         problems = [
@@ -119,6 +121,8 @@ class DecoderConfig:
             )
         if any(w is not None and w < 1 for w in self.windows):
             problems.append(f"windows = {self.windows} must be positive")
+        if self.pad_id is not None and not 0 <= self.pad_id < self.vocab_size:
+            problems.append(f"pad_id = {self.pad_id} must be in 0..vocab_size - 1, or None")
         if self.norm not in ("rms", "layer"):
             problems.append(f"norm = {self.norm!r} must be 'rms' or 'layer'")
         if self.activation not in ("silu", "gelu", "gelu_tanh", "relu"):

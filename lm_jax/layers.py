@@ -16,7 +16,7 @@ import numpy as np
 
 from lm_jax.config import DecoderConfig, LinearScaling, Llama3Scaling, Rope
 from lm_jax.lora import Adapted
-from lm_jax.params import ParamSpec, ParamTree, constant, zeros
+from lm_jax.params import Initializer, ParamSpec, ParamTree, constant, zeros
 from lm_jax.sites import Scope
 
 ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
@@ -197,10 +197,17 @@ def mlp(
 
 def embed_spec(cfg: DecoderConfig) -> ParamTree:
     """Token embedding and, without rotary positions, a learned embedding of `max_length` P."""
-    spec = {"tokens": ParamSpec((cfg.vocab_size, cfg.hidden_size), "VD")}
+    tokens = ParamSpec((cfg.vocab_size, cfg.hidden_size), "VD")
+    if cfg.pad_id is not None:
+        tokens = dataclasses.replace(tokens, init=_with_zero_row(tokens.init, cfg.pad_id))
+    spec = {"tokens": tokens}
     if cfg.rope is None:
         spec["positions"] = ParamSpec((cfg.max_length, cfg.hidden_size), "PD")
     return spec
+
+
+def _with_zero_row(init: Initializer, row: int) -> Initializer:
+    return lambda key, shape, dtype: init(key, shape, dtype).at[row].set(0)
 
 
 @jax.named_scope("embed")

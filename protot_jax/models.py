@@ -16,6 +16,7 @@ from lm_jax.config import DecoderConfig, Rope
 from lm_jax.decoder import count_params
 from lm_jax.errors import UsageError, nearest
 from lm_jax.mixers import AttentionMixer, Mixer
+from lm_jax.train.objective import PAD
 from protot_jax.deltanet import DeltaNetMixer
 from protot_jax.mamba import MambaMixer
 from protot_jax.mixer import PrototypeMixer
@@ -118,5 +119,7 @@ def make(
         norm_eps=model.norm_eps,
         rope=Rope(theta=10_000.0),
         tie_embeddings=tie_embeddings,
+        # As torch's padding_idx: the row starts at zero, and padding is read by nothing.
+        pad_id=PAD,
     )
     return dataclasses.replace(cfg, mlp_size=model.mlp_size(cfg, mixer)), mixer
