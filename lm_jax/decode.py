@@ -155,26 +155,31 @@ def stream(
     key: jax.Array | None = None,
     stop_id: int | None = None,
 ) -> Iterator[int]:
-    """Continues one prompt without end, in the constant memory of a recurrent mixer.
+    """Continues one prompt, one token at a time.
+
+    A recurrent mixer goes on without end in constant memory. One that keeps every position has a
+    cache for the model's context, `cfg.max_length`, and ends where prompt and new ids fill it.
 
     Yields the new ids one by one, up to `stop_id`, which is not yielded. Compiles once for each
     length of prompt.
 
     Raises:
-      BadInputError: an empty prompt, or an unknown id.
-      UsageError: the mixer keeps every position, or sampling is asked for without a key.
+      BadInputError: an empty prompt, an unknown id, or a prompt that fills the context.
+      UsageError: sampling is asked for without a key.
     """
-    if not mixer.recurrent:
-        raise UsageError(
-            f"{type(mixer).__name__} keeps a cache that grows with the text; use generate"
+    if not mixer.recurrent and len(prompt) >= cfg.max_length:
+        raise BadInputError(
+            f"prompt of {len(prompt)} tokens leaves no place in the model's context of "
+            f"{cfg.max_length}; shorten it"
         )
     if key is None and sampling.temperature > 0.0:
         raise UsageError("key: sampling needs a random key")
     key = jax.random.key(0) if key is None else key
     tokens_BT, _ = pad_prompts([prompt], cfg)
     dtype = jax.tree.leaves(params["embed"])[0].dtype
-    cache = decoder.init_cache(cfg, 1, 1, dtype=dtype, mixer=mixer)
-    for count in itertools.count():
+    cache = decoder.init_cache(cfg, 1, cfg.max_length, dtype=dtype, mixer=mixer)
+    counts = itertools.count() if mixer.recurrent else range(cfg.max_length - len(prompt))
+    for count in counts:
         next_B, cache = _next(
             params,
             cache,

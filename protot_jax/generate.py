@@ -1,9 +1,11 @@
-"""Continues a text with a trained model, token by token, in memory that does not grow.
+"""Continues a text with a trained model, token by token.
 
     python -m protot_jax.generate --run=runs/speeches --prompt="the people of the united states"
 
-`--temperature=0` is greedy. With `--tokens=0` it goes on until Ctrl-C. The defaults of the sampling
-are those that the paper's samples were drawn with.
+ProtoT, Mamba and DeltaNet need memory that does not grow; with `--tokens=0` they go on until
+Ctrl-C. LLaMA keeps every position, and ends at the context that it was trained on. The paper does
+not say how its samples were drawn: the temperature, top-k and top-p here are ours, and
+`--temperature=0` is greedy.
 """
 
 from collections.abc import Iterator
@@ -30,7 +32,13 @@ flags.adopt_module_key_flags(run_flags)
 
 
 def text(model: TrainedModel, prompt: str, *, sampling: Sampling, key: jax.Array) -> Iterator[str]:
-    """The continuation of `prompt`, piece by piece, ending where the model ends the document."""
+    """The continuation of `prompt`, piece by piece, ending where the model ends the document.
+
+    A model of attention also ends at its longest context.
+
+    Raises:
+      BadInputError: the prompt fills that context.
+    """
     tokenizer = model.tokenizer
     ids = tokenizer.encode(prompt, split_special_tokens=True)
     # The template closes a document; a prompt is to go on.
