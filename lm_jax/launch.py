@@ -39,7 +39,7 @@ from typing import Any, Literal, NoReturn, cast
 from absl import flags
 from ml_collections import config_dict
 
-from lm_jax import config_files
+from lm_jax import compilation, config_files
 from lm_jax.config_files import load_config
 from lm_jax.errors import (
     Refusal,
@@ -75,7 +75,8 @@ _EXIT_FAULT = 1
 _EXIT_INTERRUPTED = 130
 _stop = threading.Event()
 _LAUNCH_FLAGS = (
-    *("config", "workdir", "resume", "profile", "debug", "coordinator", "processes", "process"),
+    *("config", "workdir", "resume", "profile", "compilation_cache", "debug"),
+    *("coordinator", "processes", "process"),
 )
 
 
@@ -88,13 +89,14 @@ class Arguments:
 
     `config` is None for a command without one, `workdir` where it may be left out and was.
     `resume` is "auto", "force" or "never", as `runs.open_workdir` takes it; `profile` the steps of
-    a training command to trace.
+    a training command to trace; `compilation_cache` as `compilation.cache` takes it.
     """
 
     config: config_dict.ConfigDict | None
     workdir: Path | None
     resume: Resume = "auto"
     profile: profiling.Request | None = None
+    compilation_cache: str | None = None
 
     @property
     def folder(self) -> Path:
@@ -151,7 +153,8 @@ def run(
         if arguments is None:
             return 0
         workdir = arguments.workdir
-        with _stop_signals(), profiling.request(arguments.profile):
+        compiled = compilation.cache(arguments.compilation_cache, by_source=bool(arguments.profile))
+        with _stop_signals(), compiled, profiling.request(arguments.profile):
             return main(arguments) or 0
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
@@ -235,6 +238,9 @@ def _parse(
     profile = None
     if training:
         profile = flags.DEFINE_string("profile", None, "FIRST:LAST, steps to trace", own)
+    cache = flags.DEFINE_string(
+        "compilation_cache", None, "folder of compiled programs, or off; default the user's", own
+    )
     flags.DEFINE_boolean("debug", False, "print tracebacks", own)
     flags.DEFINE_boolean("help", False, "show this help", own, short_name="?")
     own.append_flag_values(flags.FLAGS)
@@ -269,7 +275,7 @@ def _parse(
     traced = None if profile is None else profiling.parse(profile.value)
     if distributed:
         _join(own)
-    return Arguments(config, folder, cast(Resume, resume.value), traced)
+    return Arguments(config, folder, cast(Resume, resume.value), traced, cache.value)
 
 
 def _join(own: flags.FlagValues) -> None:

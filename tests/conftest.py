@@ -17,6 +17,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # Most tests are many small programs that run once each, and LLVM's optimisation is most of their
 # time. `optimised_where_marked` lifts it.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+# What a test compiles is neither taken from the user's cache nor put there.
+os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 # It would win over the flag below.
 os.environ.pop("JAX_NUM_CPU_DEVICES", None)
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
