@@ -111,15 +111,16 @@ def _configured(**options: Any) -> Iterator[None]:
     """Sets options of JAX, for a process that has imported it and for one that is to."""
     before = {name.upper(): os.environ.get(name.upper()) for name in options}
     os.environ.update({name.upper(): _as_text(value) for name, value in options.items()})
-    values = {}
+    restore = contextlib.ExitStack()
     if "jax" in sys.modules:
         import jax
         from jax.experimental.compilation_cache import compilation_cache
 
-        values = {name: jax.config.values[name] for name in options}
-        for name, value in options.items():
-            jax.config.update(name, value)
         # JAX settles whether there is a cache when it first compiles.
+        restore.callback(compilation_cache.reset_cache)
+        for name, value in options.items():
+            restore.callback(jax.config.update, name, jax.config.values[name])
+            jax.config.update(name, value)
         compilation_cache.reset_cache()
     try:
         yield
@@ -129,10 +130,7 @@ def _configured(**options: Any) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = text
-        if values:
-            for name, value in values.items():
-                jax.config.update(name, value)
-            compilation_cache.reset_cache()
+        restore.close()
 
 
 def _as_text(value: Any) -> str:
