@@ -76,7 +76,12 @@ def page(found: Found, *, provenance: Found) -> str:
     heads, *rows = format_rows(found)
     tested = sum(one["p"] is not None for one in found["concepts"])
     specific = [one["concept"] for one in found["concepts"] if one["specific"]]
-    answer = f"Specific among them: {', '.join(specific)}." if specific else "None is specific."
+    if not tested:
+        answer = "Either no target is probable enough, or no other prototype was measured."
+    elif specific:
+        answer = f"Specific among them: {', '.join(specific)}."
+    else:
+        answer = "None is specific."
     least = tested * min((one["least_p"] for one in found["concepts"] if one["p"]), default=0.0)
     if least > summary.LEVEL:
         answer += (

@@ -96,8 +96,9 @@ def effects(found: Found) -> Section:
         )
     return section(
         "Effect on the targets, beside the damage to everything else",
-        "An effect is specific if the targets change far more than the perplexity of text at "
-        f"large, and more than under the same intervention on other prototypes.{text}",
+        "An effect is specific if, with the write gate zeroed, its interval is without 0 and few "
+        "other prototypes change the targets as much. Beside it stands what the same does to text "
+        f"at large.{text}",
         table(
             [
                 "Intervention",

@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lm_jax import launch
+import protot_jax
 from protot_jax.intervene import __main__ as command
 from protot_jax.intervene import report, schema
 from protot_jax.intervene.effects import MODES
@@ -38,6 +39,18 @@ def made(run, file):
     """The folder of a prototype found in the first seed and matched in the second."""
     assert start(f"--run={run}", f"--sentences={file}", "--concept=place", KEPT, *FAST) == 0
     return run / "interventions" / "place"
+
+
+def test_the_best_weights_are_read(run, made):
+    found = json.loads((made / "intervention.json").read_text("utf-8"))
+    read, best, last = (
+        [one["step"] for one in found["seeds"]],
+        *(
+            [protot_jax.load_run(run, seed=one["seed"], best=best).step for one in found["seeds"]]
+            for best in (True, False)
+        ),
+    )
+    assert read == best != last
 
 
 def test_the_result_is_what_its_schema_says(made):

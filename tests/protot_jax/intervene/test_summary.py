@@ -182,3 +182,5 @@ def test_several_concepts_have_p_corrected_for_their_number(seed):
     few = family.compare([result(seed, control={"p": 0.2}), result(seed, control={"p": 0.03125})])
     assert "None could be" in family.page(few, provenance={})
     assert "p of the first is 0.062 at least" in family.page(few, provenance={})
+    none = family.page(family.compare([nothing]), provenance={})
+    assert "0 concepts tested. Either no target is probable enough" in none
