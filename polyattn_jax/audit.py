@@ -71,7 +71,7 @@ def run(subject: Subject, folder: Path) -> dict[str, Any]:
     runs.write_json(folder / "suites.json", {name: dict(s.manifest) for name, s in suites.items()})
     shape = (subject.model.cfg.num_layers, subject.model.cfg.num_heads)
     swept = suites[f"niah_{config.sweep_length}"]
-    with stages.open_stores(folder, fingerprint(subject, suites)) as stores:
+    with stages.open_stores(folder, fingerprint(subject, suites), config.degrees) as stores:
         calibration = stages.calibrated(subject, folder)
         stages.control(subject, stores, suites)
         stages.diagnose(subject, stores, suites, stages.biases(config, calibration.bias))

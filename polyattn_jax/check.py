@@ -7,7 +7,7 @@ A negative screen, after "When Does Polynomial Attention Concentrate?", section 
 
 1. calibrate b_auto, unless the recipe gives its own bias;
 2. measure S_p on the last row of needle and induction prompts, where the recipe is a normalised
-   power of a degree that is measured, and S of softmax on the same rows; induction ranks the heads;
+   power, and S of softmax on the same rows; induction ranks the heads;
 3. ask for the needle with softmax and with the recipe in every head, on the same prompts.
 
 The table goes to standard output, progress to standard error. The exit code is 0 for preserve, 10
@@ -30,8 +30,7 @@ from lm_jax.errors import EXIT_FINISHED, EXIT_NO_GO, EXIT_UNDECIDED, UsageError
 from polyattn_jax import audit, concentration, decision, stages, summary
 from polyattn_jax.columns import Columns, columns, where
 from polyattn_jax.config import AuditConfig
-from polyattn_jax.probe import DEGREES
-from polyattn_jax.row_maps import SOFTMAX, Recipe, parse_recipe, resolve_bias
+from polyattn_jax.row_maps import SOFTMAX, parse_recipe, resolve_bias
 from polyattn_jax.stages import Subject
 
 RESULT = "check.json"
@@ -89,17 +88,11 @@ def config_from_flags() -> AuditConfig:
     return launch.freeze(settings, AuditConfig)
 
 
-def measured_degree(recipe: Recipe) -> float | None:
-    """The degree of a normalised power whose S_p is measured; None for every other recipe."""
-    degree = recipe.map.degree
-    return degree if recipe.map.normalised and degree in DEGREES else None
-
-
 def run(subject: Subject, folder: Path) -> dict[str, Any]:
     """Runs or resumes a check in an open work folder and returns what `table` prints."""
     config = subject.config
     recipe = parse_recipe(config.recipes[0])
-    degree = measured_degree(recipe)
+    degree = recipe.degree
     probe = f"niah_{config.sweep_length}"
     built = stages.build_suites(subject)
     suites = {name: built[name] for name in (probe, "induction")}
@@ -113,7 +106,7 @@ def run(subject: Subject, folder: Path) -> dict[str, Any]:
         ),
     )
     b_auto, shares, against = None, dict.fromkeys(SHARES), None
-    with stages.open_stores(folder, audit.fingerprint(subject, suites)) as stores:
+    with stages.open_stores(folder, audit.fingerprint(subject, suites), config.degrees) as stores:
         if recipe.bias == "auto" or (degree is not None and recipe.bias == 0.0):
             b_auto = stages.calibrated(subject, folder).bias
         bias = resolve_bias(recipe, b_auto)
@@ -192,8 +185,7 @@ def table(found: dict[str, Any]) -> str:
     head = f"{found['recipe']} in every head of {found['model']}"
     lines = [*textwrap.wrap(head, WIDTH), ""]
     if not found["measured"]:
-        degrees = ", ".join(map(str, DEGREES))
-        text = f"S_p was not measured: it is for relu recipes of degree {degrees}."
+        text = "S_p was not measured: it is defined for relu recipes, r^p / sum r^p."
         lines += textwrap.wrap(text, WIDTH)
     else:
         lines += _row_lines(found)

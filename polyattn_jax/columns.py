@@ -1,9 +1,12 @@
 """Tables as numpy arrays by name: what the statistics of an audit are computed from."""
 
+import re
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+
+_S_P = re.compile(r"s_\d+(\.\d+)?")
 
 Columns = dict[str, np.ndarray]
 
@@ -11,6 +14,12 @@ Columns = dict[str, np.ndarray]
 def columns(table: pa.Table) -> Columns:
     """A table as numpy arrays by name."""
     return {name: table[name].to_numpy(zero_copy_only=False) for name in table.column_names}
+
+
+def degrees(c: Columns) -> tuple[int | float, ...]:
+    """The degrees p whose S_p the rows hold, ascending; an int where p is whole."""
+    found = [name.removeprefix("s_") for name in c if _S_P.fullmatch(name)]
+    return tuple(sorted(float(p) if "." in p else int(p) for p in found))
 
 
 def where(c: Columns, **equal: Any) -> Columns:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lm_jax import stats
-from polyattn_jax.columns import Columns, take, where
+from polyattn_jax.columns import Columns, degrees, take, where
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.diagnostic import (
     Safety,
@@ -31,7 +31,6 @@ from polyattn_jax.diagnostic import (
     relative_error_bound,
     softmax_error_bound,
 )
-from polyattn_jax.probe import DEGREES
 
 
 class Rows(NamedTuple):
@@ -59,7 +58,7 @@ def visible_keys(c: Columns) -> np.ndarray:
     return np.where(c["window"] > 0, np.minimum(causal, c["window"]), causal)
 
 
-def unsafe(c: Columns, degree: int) -> Rows:
+def unsafe(c: Columns, degree: float) -> Rows:
     """The rows with S_p >= 1. A dead row, of which no key gets weight, has S_p = inf."""
     # Two equal keys and no other are a tie exactly; any other S_p that rounds to 1 is undecided.
     tie = (c["active"] == 1) & (c["margin"] == 0)
@@ -144,7 +143,7 @@ def prevalence(rows: Columns, config: AuditConfig) -> list[dict[str, Any]]:
         if active.any():
             names = ("s_2", "s_softmax", "relative_margin", "active", "u_star")
             entry["median"] = {name: float(np.median(a[name])) for name in names}
-            by_map = {"softmax": softmax_unsafe(a), **{str(p): unsafe(a, p) for p in DEGREES}}
+            by_map = {"softmax": softmax_unsafe(a), **{str(p): unsafe(a, p) for p in degrees(a)}}
             rates = {
                 name: dataclasses.asdict(decided_share(members, a["prompt"], config))
                 for name, members in by_map.items()
@@ -152,7 +151,7 @@ def prevalence(rows: Columns, config: AuditConfig) -> list[dict[str, Any]]:
             entry["undecided"] = {n: int(m.undecided.sum()) for n, m in by_map.items()}
             entry["softmax"] = rates.pop("softmax")
             entry["unsafe"] = rates
-            entry["ties"] = {str(p): int(np.sum(a[f"s_{p}"] == 1.0)) for p in DEGREES}
+            entry["ties"] = {str(p): int(np.sum(a[f"s_{p}"] == 1.0)) for p in degrees(a)}
         found.append(entry)
     return found
 
@@ -177,13 +176,13 @@ def safe_fraction(
     A `degree` of None is softmax, read on the same active rows. None where the degree is none of
     the diagnosed ones, or no row is active.
     """
-    if degree is not None and degree not in DEGREES:
+    if degree is not None and degree not in degrees(rows):
         return None
     c = where(rows, suite=suite, bias_kind=kind, target="argmax", status=int(Status.ACTIVE))
     c = of_heads(c, heads, int(rows["head"].max()) + 1)
     if not len(c["layer"]):
         return None
-    members = softmax_unsafe(c) if degree is None else unsafe(c, int(degree))
+    members = softmax_unsafe(c) if degree is None else unsafe(c, degree)
     return decided_share(~members, c["prompt"], config)
 
 
@@ -207,7 +206,7 @@ def against_softmax(rows: Columns, config: AuditConfig) -> list[dict[str, Any]]:
         if not len(c["status"]):
             continue
         spread = softmax_unsafe(c)
-        for p in DEGREES:
+        for p in degrees(c):
             found.append(
                 {"suite": suite, "bias_kind": kind, "p": p, "rows": len(c["status"])}
                 | _compared(c, spread, unsafe(c, p), c[f"change_{p}"], config)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from ml_collections import ConfigDict
 
 from lm_jax.errors import UsageError, nearest
+from polyattn_jax.probe import DEGREES
 from polyattn_jax.row_maps import RECIPES, Recipe, parse_recipe
 
 
@@ -111,6 +112,12 @@ class AuditConfig:
             )
         if problems:
             raise UsageError("; ".join(problems))
+
+    @property
+    def degrees(self) -> tuple[int | float, ...]:
+        """The degrees of S_p that are measured: the paper's, and those of the recipes."""
+        own = [r.degree for r in self.by_name.values() if r.degree is not None]
+        return tuple(sorted({*DEGREES, *own}))
 
     @property
     def by_name(self) -> dict[str, Recipe]:

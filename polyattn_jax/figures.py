@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 from lm_jax import report
 from lm_jax.report.markup import number
 from polyattn_jax.columns import Columns
+from polyattn_jax.columns import degrees as degrees_of
 from polyattn_jax.diagnostic import Status
 from polyattn_jax.head_sets import groups as head_set_groups
 from polyattn_jax.paper import PaperModel
-from polyattn_jax.probe import DEGREES
 from polyattn_jax.summary import TYPES
 from polyattn_jax.wording import interval, softmax_of
 
@@ -61,7 +61,7 @@ def phase_plot(by_head: Columns, *, caption: str) -> Markup:
             points = report.Points(label, own["relative_margin"], own["active"], titles)
             groups.append(points)
     rho = np.linspace(0.0, 0.995, 400)
-    walls = [report.Series(f"p = {p}", rho, (1 - rho) ** -p) for p in DEGREES]
+    walls = [report.Series(f"p = {p}", rho, (1 - rho) ** -p) for p in degrees_of(by_head)]
     return report.scatter(
         groups,
         boundaries=walls,
@@ -99,22 +99,26 @@ def lost_and_sharpened(entries: Sequence[Mapping[str, Any]], *, where: str) -> M
     )
 
 
-def degree_edges(parts: Sequence[np.ndarray], bins: int = 30) -> np.ndarray:
+def degree_edges(
+    parts: Sequence[np.ndarray], tested: Sequence[float], bins: int = 30
+) -> np.ndarray:
     """Edges of equal width in log10 that hold every positive finite p* and the tested degrees."""
-    joined = np.concatenate([*parts, np.array(DEGREES)]).astype(float)
+    joined = np.concatenate([*parts, np.array(tested)]).astype(float)
     shown = joined[(joined > 0) & np.isfinite(joined)]
     # rounding of the logarithm must not push the extremes out of their bins
     return np.geomspace(0.999 * shown.min(), 1.001 * shown.max(), bins + 1)
 
 
-def degree_histogram(p_star: np.ndarray, edges: np.ndarray, *, where: str) -> Markup:
+def degree_histogram(
+    p_star: np.ndarray, edges: np.ndarray, tested: Sequence[float], *, where: str
+) -> Markup:
     """How many rows need which degree; what has no place on a log axis is counted in words."""
     none_needed, never = int(np.sum(p_star == 0)), int(np.sum(np.isinf(p_star)))
     return report.histogram(
         p_star,
         log_x=True,
         bins=edges.tolist(),
-        markers=[(p, str(p)) for p in DEGREES],
+        markers=[(p, str(p)) for p in tested],
         caption=f"Sufficient degree p* per active row, {where}; dashed: the tested degrees. Not in "
         f"the bars: {number(none_needed)} rows that need no degree (p* = 0: at most one active "
         f"distractor), {number(never)} for which none suffices (p* = ∞: a tie at the top).",

@@ -20,7 +20,7 @@ from lm_jax.attention import Bound, fused, register_fused
 from lm_jax.errors import UsageError
 from lm_jax.layers import softcap
 from polyattn_jax.diagnostic import RowStats
-from polyattn_jax.probe import DEGREES, Probe, reports
+from polyattn_jax.probe import Probe, reports
 from polyattn_jax.row_maps import RowMap
 from polyattn_jax.substitute import Everywhere, Switch
 
@@ -115,7 +115,7 @@ def _stats(attend, q_BQNH, k, seen, scale, cap) -> dict[str, RowStats]:
             return score_stats(
                 q_BNH[:, None],
                 k,
-                degrees=DEGREES,
+                degrees=attend.degrees,
                 bias=attend.biases,
                 target=target,
                 scale=scale,

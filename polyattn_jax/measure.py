@@ -18,7 +18,7 @@ from lm_jax.decoder import forward
 from polyattn_jax.calibrate import MassBelow, mass_below
 from polyattn_jax.diagnostic import RowStats
 from polyattn_jax.fused import by_kernels
-from polyattn_jax.probe import DENSE, Probe
+from polyattn_jax.probe import DEGREES, DENSE, Probe
 from polyattn_jax.row_maps import RowMap
 from polyattn_jax.substitute import substitute
 
@@ -39,7 +39,7 @@ class Diagnosis(NamedTuple):
     features: dict[str, jax.Array]
 
 
-@functools.partial(jax.jit, static_argnames=("cfg", "fused"))
+@functools.partial(jax.jit, static_argnames=("cfg", "degrees", "fused"))
 def diagnose(
     params: Any,
     tokens_BT: jax.Array,
@@ -48,10 +48,11 @@ def diagnose(
     biases: jax.Array,
     *,
     cfg: DecoderConfig,
+    degrees: tuple[int | float, ...] = DEGREES,
     fused: bool = False,
 ) -> Diagnosis:
     """Everything about the rows of chosen queries, in one forward with softmax."""
-    probe = Probe(queries_BQ, answers_BQ, biases)
+    probe = Probe(queries_BQ, answers_BQ, biases, degrees)
     attend = by_kernels(probe) if fused else lm_attention.fused(probe, DENSE)
     out = forward(params, tokens_BT, cfg, attend=attend, logits_at=queries_BQ[:, -1:])
     return Diagnosis(**{name: out.aux[name] for name in Diagnosis._fields})

@@ -30,11 +30,15 @@ TARGETS = ("argmax", "answer")
 
 @struct.dataclass
 class Probe:
-    """Which rows to report on: `answers_BQ` holds key indices, -1 for a query without one."""
+    """Which rows to report on: `answers_BQ` holds key indices, -1 for a query without one.
+
+    `degrees` are those of S_p and of the change, an int where p is whole.
+    """
 
     queries_BQ: jax.Array
     answers_BQ: jax.Array
     biases: jax.Array
+    degrees: tuple[int | float, ...] = struct.field(pytree_node=False, default=DEGREES)
 
 
 def rows_at(rows_BNTS: jax.Array, positions_BQ: jax.Array) -> jax.Array:
@@ -57,7 +61,7 @@ def score_rows(probe: Probe, scores_BNQS: jax.Array) -> dict[str, RowStats]:
 
     def at_bias(bias: jax.Array) -> dict[str, RowStats]:
         return {
-            name: row_stats(scores_BNQS, degrees=DEGREES, bias=bias, target=target)
+            name: row_stats(scores_BNQS, degrees=probe.degrees, bias=bias, target=target)
             for name, target in targets(probe, scores_BNQS.shape[1]).items()
         }
 
@@ -72,13 +76,18 @@ def reports(probe: Probe, scores_BNQS: jax.Array, v_BSKH: jax.Array) -> dict[str
     }
     return {
         "softmax": control,
-        "change": output_change(scores_BNQS, v_BSKH, probe.biases),
+        "change": output_change(scores_BNQS, v_BSKH, probe.biases, probe.degrees),
         "features": row_features(softmax(scores_BNQS), probe.queries_BQ, probe.answers_BQ),
     }
 
 
-def output_change(scores_BNQS: jax.Array, v_BSKH: jax.Array, biases: jax.Array) -> jax.Array:
-    """||z_p - z|| / ||z|| for each degree of `DEGREES`: `[bias, B, N, Q, degree]`.
+def output_change(
+    scores_BNQS: jax.Array,
+    v_BSKH: jax.Array,
+    biases: jax.Array,
+    degrees: tuple[int | float, ...] = DEGREES,
+) -> jax.Array:
+    """||z_p - z|| / ||z|| for each degree: `[bias, B, N, Q, degree]`.
 
     z = sum_j w_j v_j is the head's output (`attn.z`) with softmax weights, z_p the output of the
     same head on the same scores and values with r^p / sum r^p. So this is the substitution in one
@@ -101,7 +110,7 @@ def output_change(scores_BNQS: jax.Array, v_BSKH: jax.Array, biases: jax.Array) 
     def at_bias(bias: jax.Array) -> jax.Array:
         moved = [
             jnp.linalg.norm(output(row_maps.relu_power(p)(scores_BNQS, bias)) - z_BNQH, axis=-1)
-            for p in DEGREES
+            for p in degrees
         ]
         size_BNQ1 = norm_BNQ[..., None]
         moved_BNQP = jnp.stack(moved, axis=-1)

@@ -142,6 +142,14 @@ class Recipe:
     bias: float | Literal["auto"]
 
     @property
+    def degree(self) -> int | float | None:
+        """p of S_p, an int where it is whole; None for a map that is no normalised power."""
+        p = self.map.degree
+        if p is None or not self.map.normalised:
+            return None
+        return int(p) if p == int(p) else p
+
+    @property
     def bias_kind(self) -> str:
         """The bias as `rows.parquet` names it: `auto`, `zero`, or the number itself."""
         return "zero" if self.bias == 0 else _text(self.bias)

@@ -15,7 +15,6 @@ from lm_jax.report import Section, cell, section, table
 from lm_jax.report.markup import number
 from polyattn_jax import figures, sharpness, wording
 from polyattn_jax.columns import Columns
-from polyattn_jax.probe import DEGREES
 from polyattn_jax.schema import BIASES
 from polyattn_jax.sections import FEW_PROMPTS, stacked, suite_cell
 from polyattn_jax.summary import TYPES
@@ -28,7 +27,7 @@ def unsafe_rows(summary: Summary, by_head: Columns) -> Section:
     lines = []
     for entry in entries:
         middle = entry.get("median", {})
-        rates = [entry["unsafe"].get(str(p)) for p in DEGREES]
+        rates = [entry["unsafe"].get(str(p)) for p in summary["degrees"]]
         lines.append(
             [
                 suite_cell(entry, config),
@@ -58,7 +57,7 @@ def unsafe_rows(summary: Summary, by_head: Columns) -> Section:
             [
                 "Suite",
                 "Softmax, %",
-                *(f"p = {p}, %" for p in DEGREES),
+                *(f"p = {p}, %" for p in summary["degrees"]),
                 "Median S₂",
                 "Median ρ",
                 "Median A",
@@ -200,7 +199,9 @@ def degrees(summary: Summary, rows: pa.Table) -> Section:
     """The sufficient degree p*, and how well it predicts what is measured."""
     config, suite = summary["config"], summary["ranking_suite"]
     by_bias = {kind: figures.argmax_rows(rows, suite, kind) for kind in BIASES}
-    edges = figures.degree_edges([columns["p_star"] for columns in by_bias.values()])
+    edges = figures.degree_edges(
+        [columns["p_star"] for columns in by_bias.values()], summary["degrees"]
+    )
     where = suite_label(suite, config)
     return section(
         "Sufficient degree: does the bound predict what is measured?",
@@ -211,7 +212,10 @@ def degrees(summary: Summary, rows: pa.Table) -> Section:
         report.grid(
             *(
                 figures.degree_histogram(
-                    columns["p_star"], edges, where=f"{where}, {wording.bias_label(kind)}"
+                    columns["p_star"],
+                    edges,
+                    summary["degrees"],
+                    where=f"{where}, {wording.bias_label(kind)}",
                 )
                 for kind, columns in by_bias.items()
             )

@@ -23,35 +23,41 @@ from polyattn_jax.suites.batching import Batch
 BIASES = ("zero", "auto")  # of every audit; recipes may add their own
 PROVENANCE = b"provenance"
 
-ROWS = pa.schema(
-    [
-        ("suite", pa.string()),
-        ("length", pa.int32()),
-        ("prompt", pa.string()),
-        ("query", pa.int32()),
-        ("layer", pa.int16()),
-        ("head", pa.int16()),
-        ("window", pa.int32()),
-        ("target", pa.string()),
-        ("bias_kind", pa.string()),
-        ("bias", pa.float32()),
-        ("status", pa.int8()),
-        ("argmax", pa.int32()),
-        ("answer", pa.int32()),
-        ("margin", pa.float32()),
-        ("u_star", pa.float32()),
-        ("r_star", pa.float32()),
-        ("relative_margin", pa.float32()),
-        ("active", pa.int32()),
-        ("p_star", pa.float32()),
-        *((f"s_{p}", pa.float32()) for p in DEGREES),
-        ("s_softmax", pa.float32()),
-        *((f"change_{p}", pa.float32()) for p in DEGREES),
-        ("sink", pa.float32()),
-        ("on_answer", pa.float32()),
-        ("distance", pa.int32()),
-    ]
-)
+
+def rows_schema(degrees: Sequence[int | float] = DEGREES) -> pa.Schema:
+    """The columns of the row shards, with an S_p and a change for each degree."""
+    return pa.schema(
+        [
+            ("suite", pa.string()),
+            ("length", pa.int32()),
+            ("prompt", pa.string()),
+            ("query", pa.int32()),
+            ("layer", pa.int16()),
+            ("head", pa.int16()),
+            ("window", pa.int32()),
+            ("target", pa.string()),
+            ("bias_kind", pa.string()),
+            ("bias", pa.float32()),
+            ("status", pa.int8()),
+            ("argmax", pa.int32()),
+            ("answer", pa.int32()),
+            ("margin", pa.float32()),
+            ("u_star", pa.float32()),
+            ("r_star", pa.float32()),
+            ("relative_margin", pa.float32()),
+            ("active", pa.int32()),
+            ("p_star", pa.float32()),
+            *((f"s_{p}", pa.float32()) for p in degrees),
+            ("s_softmax", pa.float32()),
+            *((f"change_{p}", pa.float32()) for p in degrees),
+            ("sink", pa.float32()),
+            ("on_answer", pa.float32()),
+            ("distance", pa.int32()),
+        ]
+    )
+
+
+ROWS = rows_schema()
 
 ANSWERS = pa.schema(
     [
@@ -94,8 +100,9 @@ def row_columns(
     windows: Sequence[int | None],
     diagnosis: Diagnosis,
     biases: Mapping[str, float],
+    degrees: Sequence[int | float] = DEGREES,
 ) -> dict[str, np.ndarray]:
-    """The columns of `ROWS` for one batch; rows of kind "answer" only where a key holds one.
+    """The columns of `rows_schema` for one batch; rows of kind "answer" only where a key holds one.
 
     Args:
       suite: its name.
@@ -103,9 +110,10 @@ def row_columns(
       windows: of each layer, None for none.
       diagnosis: of the batch.
       biases: those of the diagnosis, in its order, by the kind of bias.
+      degrees: those of the diagnosis, in its order.
     """
     window_L = np.array([w or 0 for w in windows])
-    parts: dict[str, list[np.ndarray]] = {name: [] for name in ROWS.names}
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in rows_schema(degrees).names}
     diagnosis = jax.tree.map(np.asarray, diagnosis)
     for target, s in diagnosis.rows.items():
         shape = s.active.shape  # L, bias, B, N, Q
@@ -133,11 +141,11 @@ def row_columns(
             "relative_margin": s.relative_margin,
             "active": s.active,
             "p_star": required_degree(s.active, s.relative_margin),
-            **{f"s_{p}": s.s_p[..., i] for i, p in enumerate(DEGREES)},
+            **{f"s_{p}": s.s_p[..., i] for i, p in enumerate(degrees)},
         }
         once = {"s_softmax": diagnosis.softmax[target], **diagnosis.features}
         columns |= {name: np.broadcast_to(x[:, None], shape) for name, x in once.items()}
-        columns |= {f"change_{p}": diagnosis.change[..., i] for i, p in enumerate(DEGREES)}
+        columns |= {f"change_{p}": diagnosis.change[..., i] for i, p in enumerate(degrees)}
         for name, column in columns.items():
             parts[name].append(np.asarray(column)[wanted])
     return {name: np.concatenate(column) for name, column in parts.items()}

@@ -16,10 +16,10 @@ def of_recipe(summary: Summary, recipe: str) -> Entry | None:
     """The comparison of one recipe with softmax; None where its S_p was not measured."""
     by_name = {one.name: one for one in map(parse_recipe, summary["config"]["recipes"])}
     parsed = by_name.get(recipe)
-    if parsed is None or not parsed.map.normalised:
+    if parsed is None:
         return None
     found = entries(summary, parsed.bias_kind)
-    return next((entry for entry in found if entry["p"] == parsed.map.degree), None)
+    return next((entry for entry in found if entry["p"] == parsed.degree), None)
 
 
 def sentence(summary: Summary) -> str:

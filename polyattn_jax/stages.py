@@ -27,7 +27,7 @@ from lm_jax.rows import RowStore
 from polyattn_jax import calibrate, head_sets, measure
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.row_maps import SOFTMAX, Recipe, RowMap, parse_recipe, resolve_bias
-from polyattn_jax.schema import ANSWERS, LOSSES, ROWS, row_columns
+from polyattn_jax.schema import ANSWERS, LOSSES, row_columns, rows_schema
 from polyattn_jax.suites import Suite, batches, induction, mqar, niah, repeated_tokens
 from polyattn_jax.suites.batching import Batch
 
@@ -53,10 +53,10 @@ class Stores:
 
 
 @contextlib.contextmanager
-def open_stores(folder: Path, fingerprint: str) -> Iterator[Stores]:
-    """Opens the three stores of a work folder."""
+def open_stores(folder: Path, fingerprint: str, degrees: Sequence[int | float]) -> Iterator[Stores]:
+    """Opens the three stores of a work folder; rows have an S_p of each degree."""
     with (
-        RowStore(folder / "rows", ROWS, fingerprint) as rows,
+        RowStore(folder / "rows", rows_schema(degrees), fingerprint) as rows,
         RowStore(folder / "answers", ANSWERS, fingerprint) as answers,
         RowStore(folder / "losses", LOSSES, fingerprint) as losses,
     ):
@@ -201,8 +201,8 @@ def calibrated(subject: Subject, folder: Path) -> calibrate.Calibration:
 
 def biases(config: AuditConfig, b_auto: float) -> dict[str, float]:
     """The biases that rows are diagnosed at, by kind: 0, b_auto, and those that recipes name."""
-    own = {r.bias_kind: r.bias for r in config.by_name.values() if r.bias != "auto"}
-    return {"zero": 0.0, "auto": b_auto} | {kind: float(bias) for kind, bias in own.items()}
+    measured = [r for r in config.by_name.values() if r.degree is not None and r.bias != "auto"]
+    return {"zero": 0.0, "auto": b_auto} | {r.bias_kind: float(r.bias) for r in measured}
 
 
 def diagnose(
@@ -217,10 +217,11 @@ def diagnose(
             *subject.put(batch.tokens_BT, batch.query_positions_BQ, batch.answer_position_BQ),
             biases,
             cfg=subject.model.cfg,
+            degrees=subject.config.degrees,
             fused=subject.fused,
         )
         windows = subject.model.cfg.layer_windows
-        return row_columns(name, batch, windows, diagnosis, by_kind)
+        return row_columns(name, batch, windows, diagnosis, by_kind, subject.config.degrees)
 
     _run_units(subject, stores.rows, "diagnose", diagnosed(suites), work)
 

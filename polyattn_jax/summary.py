@@ -14,11 +14,10 @@ import pyarrow.compute as pc
 
 from lm_jax import stats
 from polyattn_jax import decision, head_sets
-from polyattn_jax.columns import Columns, columns, take, where
+from polyattn_jax.columns import Columns, columns, degrees, take, where
 from polyattn_jax.concentration import against_softmax, cells, prevalence, safe_fraction, share
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.diagnostic import Status
-from polyattn_jax.probe import DEGREES
 from polyattn_jax.row_maps import SOFTMAX
 
 EPSILON = 1e-6
@@ -42,7 +41,7 @@ def bound(rows: Columns, config: AuditConfig) -> list[dict[str, Any]]:
     found = []
     for suite, kind in cells(rows):
         c = where(rows, suite=suite, bias_kind=kind, target="argmax", status=int(Status.ACTIVE))
-        for p in DEGREES:
+        for p in degrees(c):
             predicted, s = c["p_star"] <= p, c[f"s_{p}"]
             agree = (predicted == (s < 1.0)).astype(float)
             found.append(
@@ -67,6 +66,7 @@ def heads(rows: Columns, shape: tuple[int, int]) -> Columns:
     infinite and it ranks first. Types follow the paper's Appendix H, in its order of precedence.
     """
     L, N = shape
+    powers = degrees(rows)
     c = where(rows, suite=ranking_suite(rows), bias_kind="auto", target="argmax")
     flat = c["layer"].astype(int) * N + c["head"]
     out: dict[str, list[Any]] = {}
@@ -79,9 +79,9 @@ def heads(rows: Columns, shape: tuple[int, int]) -> Columns:
             "head": head % N,
             "active_rows": len(active["s_2"]),
             "window": int(own["window"][0]),
-            **{f"s_{p}": float(np.median(active[f"s_{p}"])) if some else np.inf for p in DEGREES},
+            **{f"s_{p}": float(np.median(active[f"s_{p}"])) if some else np.inf for p in powers},
             "s_softmax": float(np.median(own["s_softmax"])),
-            **{f"change_{p}": float(np.median(own[f"change_{p}"])) for p in DEGREES},
+            **{f"change_{p}": float(np.median(own[f"change_{p}"])) for p in powers},
             "relative_margin": float(np.median(active["relative_margin"])) if some else np.nan,
             "active": float(np.median(active["active"])) if some else np.nan,
             "sink": float(own["sink"].mean()),
@@ -197,8 +197,8 @@ def verdicts(rows: Columns, by_head: Columns, swept: list[dict[str, Any]], confi
             continue
         recipe = config.by_name[entry["recipe"]]
         safe, top_safe, unmeasured = None, None, "S_p is not measured for this map"
-        if recipe.map.degree in DEGREES and recipe.map.normalised:
-            args = (rows, suite, recipe.map.degree, recipe.bias_kind, config)
+        if recipe.degree is not None:
+            args = (rows, suite, recipe.degree, recipe.bias_kind, config)
             safe, top_safe = safe_fraction(*args, None), safe_fraction(*args, top)
             unmeasured = "no row has an active key"
         found.append(
@@ -232,6 +232,7 @@ def summarise(
         "config": dataclasses.asdict(config),
         "layers": shape[0],
         "heads": shape[1],
+        "degrees": list(degrees(r)),
         "calibration": dict(calibration),
         "controls": controls(a, columns(losses), config),
         "prevalence": prevalence(r, config),

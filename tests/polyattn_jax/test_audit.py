@@ -14,7 +14,7 @@ import pytest
 import lm_jax
 from lm_jax.errors import BadInputError
 from lm_jax.sites import keep
-from polyattn_jax import audit, head_sets, measure, stages
+from polyattn_jax import audit, head_sets, measure, schema, stages
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.diagnostic import Status
 from polyattn_jax.row_maps import parse_recipe
@@ -67,9 +67,9 @@ def test_files_schema_and_number_of_rows(audited):
     rows, answers = table(audited), table(audited, "answers")
     model = pa.field("model", pa.string())
     assert rows.schema.remove_metadata() == pa.schema(
-        [model, *stages.ROWS, pa.field("head_type", pa.string())]
+        [model, *schema.ROWS, pa.field("head_type", pa.string())]
     )
-    assert answers.schema.remove_metadata() == pa.schema([model, *stages.ANSWERS])
+    assert answers.schema.remove_metadata() == pa.schema([model, *schema.ANSWERS])
     # Two biases and two kinds of target, for there is one query and each suite has its answer.
     assert rows.num_rows == L * N * 2 * 2 * sum(PROMPTS.values())
     assert rows.select(KEY).group_by(KEY).aggregate([]).num_rows == rows.num_rows
@@ -201,6 +201,32 @@ def test_what_is_known_of_the_tiny_model_is_found(audited):
     # The head that was written by hand reads the needle and nothing else.
     assert all(row["on_answer"] > 0.9 and row["argmax"] == row["answer"] for row in needle)
     assert len(by_head) == L * N
+
+
+def test_recipes_of_other_degrees_and_biases_get_their_own_safe_share(run_audit, tmp_path):
+    """relu:p=3,b=1 is measured at b = 1 and p = 3, and nothing is said for a map without S_p."""
+    recipes = ("relu:p=3,b=1", "relu:p=2.5,b=auto", "sigmoid:b=1", "relu_p4_b0")
+    outcome = run_audit(
+        tmp_path / "run", f"--config.recipes={recipes}", "--config.ablation_heads=()"
+    )
+    assert outcome.code == 0, outcome.err
+    found, rows = summary_of(tmp_path / "run"), by_key(table(tmp_path / "run"))
+    assert found["degrees"] == [2, 2.5, 3, 4, 8, 16]
+    assert set(rows["bias_kind"]) == {"zero", "auto", "1"}
+    needle = (rows["suite"] == "niah_64") & (rows["target"] == "argmax")
+    needle &= rows["status"] == Status.ACTIVE
+    shares = {v["recipe"]: v["safe"] for v in found["verdicts"]}
+    for recipe, kind, p in (("relu_p3_b1", "1", "3"), ("relu_p2.5_bauto", "auto", "2.5")):
+        own = needle & (rows["bias_kind"] == kind)
+        assert own.any()
+        assert shares[recipe]["estimate"] == pytest.approx(np.mean(rows[f"s_{p}"][own] < 1))
+    assert set(rows["bias"][rows["bias_kind"] == "1"]) == {1.0}
+    assert shares["sigmoid_b1"] is None
+    # S_3 lies between S_2 and S_4 where each share r_j / r_* is below 1
+    assert (rows["s_3"][needle] <= rows["s_2"][needle]).all()
+    assert (rows["s_4"][needle] <= rows["s_3"][needle]).all()
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "p = 2.5, %" in page and "b = 1" in page
 
 
 def test_the_head_sets_of_the_ablation_are_read_back_and_give_its_answers(audited, subject):

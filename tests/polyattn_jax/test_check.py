@@ -130,6 +130,20 @@ def test_a_recipe_with_its_own_bias_is_measured_at_that_bias(run_check, tmp_path
     assert not (tmp_path / "run" / "calibration.json").exists()
 
 
+def test_a_recipe_of_another_degree_is_measured_at_that_degree(run_check, tmp_path):
+    folder = tmp_path / "run"
+    shown = fields(run_check("--recipe=relu:p=3,b=auto", f"--workdir={folder}").out)
+    rows = pq.read_table(folder / "rows").to_pylist()
+    unsafe = [
+        row["s_3"] >= 1
+        for row in rows
+        if (row["suite"], row["bias_kind"], row["target"], row["status"])
+        == ("niah_64", "auto", "argmax", 1)
+    ]
+    assert unsafe and shown["all heads"][0] == f"{100 * np.mean(unsafe):.1f}"
+    assert "rows with S_3 >= 1" in shown
+
+
 def test_the_table_fits_80_columns_and_is_all_of_standard_output(run_check, tiny, tmp_path):
     model = tmp_path / ("a-folder-with-a-long-name-" * 4)
     shutil.copytree(tiny, model)

@@ -385,7 +385,9 @@ def test_the_sample_of_the_scatter_is_fixed_counted_and_told(finding, monkeypatc
 def test_the_histogram_has_every_row_in_a_bar_or_in_words(finding):
     p_star = figures.argmax_rows(finding[1], "induction", "auto")["p_star"]
     p_star = np.r_[p_star, np.inf]
-    drawn = figures.degree_histogram(p_star, figures.degree_edges([p_star]), where="here")
+    drawn = figures.degree_histogram(
+        p_star, figures.degree_edges([p_star], (2, 4)), (2, 4), where="here"
+    )
     in_bars = [int(count) for count in re.findall(r": (\d+)</title>", drawn)]
     none_needed = int(np.sum(p_star == 0))
     assert f"{none_needed} rows that need no degree" in drawn
