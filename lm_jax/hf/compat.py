@@ -3,10 +3,20 @@
 `transformers` looks for the Hugging Face package `kernels` by distribution name and then imports
 names from whichever package `kernels` comes first on the path. With both that distribution and our
 `kernels` folder present, the names are missing and no model, sometimes no tokenizer, can be loaded.
+
+It also has advice for its own users: that there is no PyTorch, whose models we do not use, or that
+a config names tokens that its vocabulary lacks, which we check where it matters. Its log therefore
+begins at errors, unless TRANSFORMERS_VERBOSITY says otherwise.
 """
 
+from collections.abc import Iterator
+import contextlib
 import importlib.metadata
+import os
+import sys
 from types import ModuleType
+
+_VERBOSITY = "TRANSFORMERS_VERBOSITY"
 
 
 def transformers() -> ModuleType:
@@ -15,7 +25,8 @@ def transformers() -> ModuleType:
     Raises:
         ImportError: `transformers` is not installed.
     """
-    import transformers
+    with _errors_alone():
+        import transformers
 
     if any(importlib.metadata.distributions(name="kernels")):
         import transformers.utils
@@ -25,6 +36,19 @@ def transformers() -> ModuleType:
         for module in (transformers.utils, import_utils):
             module.is_kernels_available = _no_kernels
     return transformers
+
+
+@contextlib.contextmanager
+def _errors_alone() -> Iterator[None]:
+    # The log's level is read from the environment when the package is imported.
+    if _VERBOSITY in os.environ or "transformers" in sys.modules:
+        yield
+        return
+    os.environ[_VERBOSITY] = "error"
+    try:
+        yield
+    finally:
+        del os.environ[_VERBOSITY]
 
 
 def _no_kernels(*args: object, **kwargs: object) -> bool:
