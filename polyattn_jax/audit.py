@@ -29,7 +29,7 @@ from polyattn_jax import console, head_sets, report, schema, stages, summary, wo
 from polyattn_jax.columns import columns
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.stages import Subject
-from polyattn_jax.suites import Suite
+from polyattn_jax.suites import Suite, read_jsonl
 
 REPORT = "report.html"
 
@@ -77,6 +77,9 @@ def run(subject: Subject, folder: Path) -> dict[str, Any]:
         stages.diagnose(subject, stores, suites, stages.biases(config, calibration.bias))
         sweep = stages.sweep_cells(subject, calibration.bias)
         stages.answer(subject, stores, sweep, {f"niah_{config.sweep_length}": swept})
+        if stages.PROMPTS in suites:
+            cells = stages.sweep_cells(subject, calibration.bias, stages.PROMPTS)
+            stages.answer(subject, stores, cells, {stages.PROMPTS: suites[stages.PROMPTS]})
         sets = {}
         if config.ablation_heads:
             by_head = summary.heads(columns(stores.rows.read()), shape)
@@ -120,8 +123,10 @@ def write_table(path: Path, table: pa.Table) -> None:
 def main(arguments: launch.Arguments) -> None:
     """The command."""
     config = launch.freeze(arguments.config, AuditConfig)
-    # A mistyped path must not claim the work folder.
+    # A mistyped path must not claim the work folder, nor a model be loaded for faulty prompts.
     resolve(config.model)
+    if config.prompts:
+        read_jsonl(config.prompts)
     with runs.open_workdir(arguments.folder, arguments.config, resume=arguments.resume) as work:
         if done := runs.finished(work.path):
             print(f"finished {done}")

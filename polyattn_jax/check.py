@@ -32,6 +32,7 @@ from polyattn_jax.columns import Columns, columns, where
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.row_maps import SOFTMAX, parse_recipe, resolve_bias
 from polyattn_jax.stages import Subject
+from polyattn_jax.suites import Suite, read_jsonl
 
 RESULT = "check.json"
 # Whose rows are safe: the recipe's or softmax's, over all heads or those of greatest S_2.
@@ -47,6 +48,7 @@ _N = flags.DEFINE_integer("n", 120, "needle prompts (preserve takes 73 or more)"
 _LENGTH = flags.DEFINE_integer("length", 256, "tokens of each prompt", lower_bound=1)
 _CALIBRATION = flags.DEFINE_integer("calibration_length", 1024, "tokens of the text for b=auto")
 _TOP_HEADS = flags.DEFINE_integer("top_heads", 40, "how many heads of greatest S_2 to show apart")
+_PROMPTS = flags.DEFINE_string("prompts", "", "own prompts too, a .jsonl file (exit: needles)")
 _HAYSTACK = flags.DEFINE_string("haystack", "essays", "essays, speeches, or a text file")
 _SEED = flags.DEFINE_integer("seed", 0, "of the prompts and of the bootstrap", lower_bound=0)
 _MESH = flags.DEFINE_list("mesh", ["1", "1", "1"], "devices along data, fsdp, tensor")
@@ -71,6 +73,7 @@ def config_from_flags() -> AuditConfig:
         "mesh": [int(size) for size in _MESH.value],
         "seed": _SEED.value,
         "batch_size": _BATCH_SIZE.value,
+        "prompts": _PROMPTS.value,
         "haystack": _HAYSTACK.value,
         "niah_lengths": [_LENGTH.value],
         "niah_n": _N.value,
@@ -95,7 +98,7 @@ def run(subject: Subject, folder: Path) -> dict[str, Any]:
     degree = recipe.degree
     probe = f"niah_{config.sweep_length}"
     built = stages.build_suites(subject)
-    suites = {name: built[name] for name in (probe, "induction")}
+    suites = {name: built[name] for name in (probe, "induction", stages.PROMPTS) if name in built}
     runs.record_provenance(
         folder,
         runs.provenance(
@@ -115,11 +118,11 @@ def run(subject: Subject, folder: Path) -> dict[str, Any]:
             stages.diagnose(subject, stores, suites, measured)
             rows = columns(stores.rows.read())
             shares, against = row_findings(subject, rows, degree, at_zero=recipe.bias == 0.0)
-        cells = stages.sweep_cells(subject, b_auto)
-        stages.answer(subject, stores, cells, {probe: suites[probe]})
-        swept = summary.behaviour(columns(stores.answers.read()), "sweep", config)
-    by_cell = {entry["cell"]: entry for entry in swept}
-    base, entry = by_cell[SOFTMAX.name], by_cell[recipe.name]
+        base, entry = answered(subject, stores, suites, probe, b_auto)
+        own = None
+        if config.prompts:
+            pair = answered(subject, stores, suites, stages.PROMPTS, b_auto)
+            own = dict(zip(("softmax", "recipe"), pair, strict=True))
     decided = decision.explained(
         entry,
         base,
@@ -142,6 +145,7 @@ def run(subject: Subject, folder: Path) -> dict[str, Any]:
         "heads": min(config.top_heads, subject.model.cfg.num_layers * subject.model.cfg.num_heads),
         "unsafe": {name: _complement(safe) for name, safe in shares.items()},
         "against_softmax": against,
+        "prompts": own,
         "softmax": base["accuracy"],
         "substituted": entry["accuracy"],
         **{name: entry[name] for name in ("delta", "p_value", "lost", "won")},
@@ -149,6 +153,22 @@ def run(subject: Subject, folder: Path) -> dict[str, Any]:
         **{name: decided[name] for name in ("could_decide", "least_prompts")},
         **{name: decided[name] for name in ("verdict", "reason", "next")},
     }
+
+
+def answered(
+    subject: Subject,
+    stores: stages.Stores,
+    suites: dict[str, Suite],
+    name: str,
+    b_auto: float | None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Runs or resumes the answers to one suite; those of softmax and of the recipe, in numbers."""
+    stage = stages.PROMPTS if name == stages.PROMPTS else "sweep"
+    cells = stages.sweep_cells(subject, b_auto, stage)
+    stages.answer(subject, stores, cells, {name: suites[name]})
+    found = summary.behaviour(columns(stores.answers.read()), stage, subject.config)
+    by_cell = {entry["cell"]: entry for entry in found}
+    return by_cell[SOFTMAX.name], by_cell[cells[-1].name]
 
 
 def row_findings(
@@ -197,6 +217,7 @@ def table(found: dict[str, Any]) -> str:
         _share("  the recipe", found["substituted"]),
         _share("  change (paired)", found["delta"]),
         "",
+        *_prompt_lines(found["prompts"]),
         _columns("prompts that could be lost", f"{found['could_decide']}"),
         _columns("prompts lost, won", f"{found['lost']}, {found['won']}"),
         _columns("preserve takes, none being lost", f"{found['least_prompts']}"),
@@ -239,6 +260,20 @@ def _row_lines(found: dict[str, Any]) -> list[str]:
     ]
 
 
+def _prompt_lines(own: dict[str, Any] | None) -> list[str]:
+    """The answers to one's own prompts, with a verdict that the exit code does not follow."""
+    if own is None:
+        return []
+    return [
+        _columns("your prompts answered", "share", "95 % interval", "prompts"),
+        _share("  with softmax", own["softmax"]["accuracy"]),
+        _share("  with the recipe", own["recipe"]["accuracy"]),
+        _share("  change on yours (paired)", own["recipe"]["delta"]),
+        _columns("verdict on your prompts alone", own["recipe"]["verdict"].upper()),
+        "",
+    ]
+
+
 def _columns(*cells: str) -> str:
     widths = (34, 12, 20, 9)
     first, *rest = (
@@ -269,6 +304,8 @@ def _folder(workdir: Path | None) -> Iterator[Path]:
 def main(arguments: launch.Arguments) -> int:
     """The command."""
     config = config_from_flags()
+    if config.prompts:
+        read_jsonl(config.prompts)
     with (
         _folder(arguments.workdir) as folder,
         runs.open_workdir(folder, config, resume=arguments.resume) as work,

@@ -27,6 +27,8 @@ class AuditConfig:
       mesh: sizes of the axes data, fsdp, tensor; one may be -1. (1, 1, 1) is the default device.
       seed: of every suite and of the bootstrap.
       batch_size: prompts of one forward pass.
+      prompts: a .jsonl file of one's own prompts with answers (`suites.load_jsonl`), a suite that
+        is diagnosed and answered under every recipe, with verdicts of its own; empty for none.
       haystack: "essays", "speeches" (manifest entries wiki and sotu), or a text file.
       niah_lengths: prompt lengths in tokens of the needle suites; each is diagnosed.
       niah_n: prompts at each length.
@@ -54,6 +56,7 @@ class AuditConfig:
     mesh: tuple[int, int, int] = (1, 1, 1)
     seed: int = 0
     batch_size: int = 1
+    prompts: str = ""
     haystack: str = "essays"
     niah_lengths: tuple[int, ...] = (256, 512)
     niah_n: int = 10

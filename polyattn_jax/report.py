@@ -74,6 +74,7 @@ def build(
         calibration(summary),
         # the paper's bars stand beside ours only where the two may be compared
         sections.substitution(summary, None if comparison.needle_obstacles(summary) else model),
+        sections.own_prompts(summary),
         sections.ablation(summary),
         row_sections.unsafe_rows(summary, by_head),
         row_sections.against_softmax(summary, by_head),

@@ -4,6 +4,8 @@ Each takes the summary and returns a section of the page; `report.build` puts th
 those on rows and heads (`row_sections`).
 """
 
+from pathlib import Path
+
 from lm_jax import report
 from lm_jax.report import Cell, Column, Section, cell, rate, section, table
 from lm_jax.report.markup import number
@@ -101,6 +103,40 @@ def _sweep_row(entry: wording.Entry, verdict: wording.Entry | None) -> list[obje
         *numbers,
         *(stacked(interval(share)) if share else dash for share in shares),
     ]
+
+
+def own_prompts(summary: Summary) -> Section | None:
+    """The prompts of the user: every recipe in all heads, each with its own verdict."""
+    if not summary["prompts"]:
+        return None
+    cells = wording.by_recipe(summary["prompts"])
+    base = wording.softmax_of(cells)
+    lines = []
+    for entry in cells:
+        accuracy = stacked(interval(entry["accuracy"]))
+        loss = cell(finite(entry["loss"]), spec=".2f")
+        if entry is base:
+            lines.append([entry["recipe"], "baseline", accuracy, cell(None), cell(None), loss])
+            continue
+        counts = f"{number(entry['lost'])} lost, {number(entry['won'])} won"
+        change = stacked(interval(entry["delta"]), signed=True)
+        p_value = cell(finite(entry["p_value"]), spec=".2g", note=counts)
+        verdict = _verdict(entry["verdict"])
+        lines.append([entry["recipe"], verdict, accuracy, change, p_value, loss])
+    return section(
+        "Your prompts: do they keep their answers?",
+        f"The prompts of {Path(summary['config']['prompts']).name}, under the same recipes. A "
+        "verdict here is of these prompts alone, by the rule of the needle probe; right means that "
+        "the first token of the answer is the most likely one. Their rows are diagnosed below with "
+        "the others.",
+        table(
+            ["Recipe", "Verdict", "Accuracy, %", "Change, pts", "McNemar p", "Loss, nats"],
+            lines,
+            caption="Your prompts. Brackets: 95 % intervals (accuracy: Wilson; change against "
+            "softmax: paired, Tango). Loss is of the answer's first token.",
+            n=f"{number(base['accuracy']['n'])} prompts",
+        ),
+    )
 
 
 def ablation(summary: Summary) -> Section | None:

@@ -28,8 +28,19 @@ from polyattn_jax import calibrate, head_sets, measure
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.row_maps import SOFTMAX, Recipe, RowMap, parse_recipe, resolve_bias
 from polyattn_jax.schema import ANSWERS, LOSSES, row_columns, rows_schema
-from polyattn_jax.suites import Suite, batches, induction, mqar, niah, repeated_tokens
+from polyattn_jax.suites import (
+    Suite,
+    batches,
+    induction,
+    load_jsonl,
+    mqar,
+    niah,
+    repeated_tokens,
+)
 from polyattn_jax.suites.batching import Batch
+
+# The suite and the stage of a user's own prompts.
+PROMPTS = "prompts"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,12 +162,15 @@ def build_suites(subject: Subject) -> dict[str, Suite]:
     suites["repeated"] = repeated_tokens(
         vocabulary=tokenizer, common=c.repeated_vocabulary, n=c.repeated_n, **common
     )
+    if c.prompts:
+        suites[PROMPTS] = load_jsonl(c.prompts, tokenizer, max_length=longest)
     return suites
 
 
 def diagnosed(suites: dict[str, Suite]) -> dict[str, Suite]:
     """The suites whose rows are diagnosed."""
-    return {k: s for k, s in suites.items() if k.startswith("niah") or k in ("induction", "mqar")}
+    others = ("induction", "mqar", PROMPTS)
+    return {k: s for k, s in suites.items() if k.startswith("niah") or k in others}
 
 
 # Stages
@@ -301,11 +315,11 @@ def answer(
     _run_units(subject, stores.answers, stage, todo, work)
 
 
-def sweep_cells(subject: Subject, b_auto: float | None) -> list[Cell]:
+def sweep_cells(subject: Subject, b_auto: float | None, stage: str = "sweep") -> list[Cell]:
     """Softmax and every recipe of the config, in all heads; None will do where none has b=auto."""
     everywhere = np.ones((subject.model.cfg.num_layers, subject.model.cfg.num_heads), bool)
     recipes = [SOFTMAX, *(parse_recipe(text) for text in subject.config.recipes)]
-    return [Cell("sweep", r.name, r, resolve_bias(r, b_auto), everywhere) for r in recipes]
+    return [Cell(stage, r.name, r, resolve_bias(r, b_auto), everywhere) for r in recipes]
 
 
 def ablation_cells(subject: Subject, b_auto: float, sets: dict[str, np.ndarray]) -> list[Cell]:

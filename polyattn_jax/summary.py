@@ -239,6 +239,7 @@ def summarise(
         "against_softmax": against_softmax(r, config),
         "bound": bound(r, config),
         "sweep": swept,
+        "prompts": behaviour(a, "prompts", config) if config.prompts else [],
         "verdicts": verdicts(r, by_head, swept, config),
         "ranking_suite": ranking_suite(r),
         "head_types": {name: int(np.sum(by_head["type"] == name)) for name in TYPES},

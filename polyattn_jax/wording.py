@@ -77,7 +77,8 @@ def suite_name(suite: str) -> str:
     """A suite by its own name, without the length."""
     if suite.startswith("niah_"):
         return "needle"
-    return {"control": "needle left out", "mqar": "MQAR"}.get(suite, suite)
+    names = {"control": "needle left out", "mqar": "MQAR", "prompts": "your prompts"}
+    return names.get(suite, suite)
 
 
 def suite_label(suite: str, config: Entry) -> str:

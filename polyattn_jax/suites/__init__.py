@@ -6,7 +6,7 @@ multi-query associative recall and needle in a haystack. A suite needs a tokeniz
 
 from polyattn_jax.suites.batching import Batch, batches
 from polyattn_jax.suites.induction import copies, induction, repeated_tokens
-from polyattn_jax.suites.jsonl import load_jsonl
+from polyattn_jax.suites.jsonl import load_jsonl, read_jsonl
 from polyattn_jax.suites.mqar import mqar
 from polyattn_jax.suites.niah import niah, shipped_nouns, single_token_nouns
 from polyattn_jax.suites.prompts import Prompt, Suite, Tokenizer
@@ -22,6 +22,7 @@ __all__ = [
     "load_jsonl",
     "mqar",
     "niah",
+    "read_jsonl",
     "repeated_tokens",
     "shipped_nouns",
     "single_token_nouns",

@@ -90,8 +90,8 @@ def pool(haystack: str | Iterable[str], tokenizer: Tokenizer, seed: int) -> Pool
         chosen = np.random.RandomState(seed).permutation(len(kept))[:POOL]
         kept = [kept[i] for i in sorted(chosen.tolist())]
     # Encoded after a full stop, since a sentence alone may lack the token of the space before it.
-    stop = len(tokenizer.encode(".", add_special_tokens=False))
-    ids = (tokenizer.encode(f". {part}", add_special_tokens=False)[stop:] for part in kept)
+    stop = len(prompts_lib.encode(tokenizer, ".", start=False))
+    ids = (prompts_lib.encode(tokenizer, f". {part}", start=False)[stop:] for part in kept)
     return Pool(tuple(kept), tuple(map(tuple, ids)))
 
 

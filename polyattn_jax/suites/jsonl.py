@@ -1,15 +1,17 @@
 """Prompts of a user, one JSON object a line: `{"id": ..., "prompt": ..., "answer": ...}`.
 
-The answer is taken as it is written and follows the prompt directly, so after "The capital of
-France is" it is " Paris", with its space. Retrieval is judged by the first token; a longer answer
-keeps all its tokens in `meta["answer_ids"]` and is counted in the manifest. Every fault is found
-here, with its line, before a model is loaded.
+A prompt is plain text: `<|endoftext|>` inside it is spelled out, never the token of that name. Only
+the tokenizer's own start token comes before it, where it has one. The answer is taken as it is
+written and follows the prompt directly, so after "The capital of France is" it is " Paris", with
+its space. Retrieval is judged by the first token; a longer answer keeps all its tokens in
+`meta["answer_ids"]` and is counted in the manifest. Every fault is found with its line, those that
+need no tokenizer before a model is loaded (`read_jsonl`).
 """
 
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lm_jax.errors import BadInputError
 from polyattn_jax.suites import prompts as prompts_lib
@@ -18,24 +20,26 @@ from polyattn_jax.suites.prompts import Prompt, Suite, Tokenizer
 _FIELDS = ("id", "prompt", "answer")
 
 
-def load_jsonl(path: str | Path, tokenizer: Tokenizer, *, max_length: int | None = None) -> Suite:
-    """Returns the prompts of a UTF-8 JSON-lines file as an audited suite; blank lines are skipped.
+class JsonLines(NamedTuple):
+    """A file of prompts: its objects by line number, and the digest of its bytes."""
 
-    `answer_position` is where the answer's first token occurs, if it does so exactly once. Further
-    facts of a prompt may be given as an object in the field `meta`.
+    rows: dict[int, dict[str, Any]]
+    sha256: str
+
+
+def read_jsonl(path: str | Path) -> JsonLines:
+    """Reads a file of prompts and checks all that needs no tokenizer; blank lines are skipped.
 
     Raises:
-      BadInputError: for a file that cannot be read, JSON that is malformed, a field that is
-        missing, unknown, empty or not text, a lone surrogate, an id used twice, a prompt longer
-        than `max_length`, an answer that fuses with its prompt, or a file without prompts.
+      BadInputError: for a file that cannot be read or holds no prompt, JSON that is malformed, a
+        field that is missing, unknown, empty or not text, a lone surrogate, an id used twice.
     """
     path = Path(path)
     try:
         data = path.read_bytes()
     except OSError as error:
         raise BadInputError(f"{path}: {error.strerror}: give a readable .jsonl file") from error
-    start = len(prompts_lib.start_tokens(tokenizer))
-    made: list[Prompt] = []
+    rows: dict[int, dict[str, Any]] = {}
     line_of: dict[str, int] = {}
     for number, line in enumerate(data.split(b"\n"), start=1):
         if not line.strip():
@@ -47,14 +51,39 @@ def load_jsonl(path: str | Path, tokenizer: Tokenizer, *, max_length: int | None
                 f"{where}: id {row['id']!r} was used on line {line_of[row['id']]}: rename one"
             )
         line_of[row["id"]] = number
-        made.append(_prompt(row, where, tokenizer, start, max_length))
+        rows[number] = row
+    if not rows:
+        raise BadInputError(f"{path}: no prompts: write one JSON object per line")
+    return JsonLines(rows, hashlib.sha256(data).hexdigest())
+
+
+def load_jsonl(path: str | Path, tokenizer: Tokenizer, *, max_length: int | None = None) -> Suite:
+    """Returns the prompts of a UTF-8 JSON-lines file as an audited suite.
+
+    `answer_position` is where the answer's first token occurs, if it does so exactly once. Further
+    facts of a prompt may be given as an object in the field `meta`.
+
+    Raises:
+      BadInputError: as `read_jsonl`, and for a prompt longer than `max_length` or an answer that
+        fuses with its prompt.
+    """
+    path, read = Path(path), read_jsonl(path)
+    start = len(prompts_lib.start_tokens(tokenizer))
+    made = [
+        _prompt(row, f"{path}:{number}", tokenizer, start, max_length)
+        for number, row in read.rows.items()
+    ]
     return prompts_lib.make_suite(
         path.stem,
         made,
         vocabulary=tokenizer,
         plant="none",
         max_length=max_length,
-        facts={"source": path.name, "source_sha256": hashlib.sha256(data).hexdigest()},
+        facts={
+            "source": path.name,
+            "source_sha256": read.sha256,
+            "special_tokens": "strings of special tokens inside a prompt are plain text",
+        },
     )
 
 
@@ -97,8 +126,8 @@ def _prompt(
     row: dict[str, Any], where: str, tokenizer: Tokenizer, start: int, max_length: int | None
 ) -> Prompt:
     text, answer = row["prompt"], row["answer"]
-    tokens = tokenizer.encode(text)
-    full = tokenizer.encode(text + answer)
+    tokens = prompts_lib.encode(tokenizer, text)
+    full = prompts_lib.encode(tokenizer, text + answer)
     if len(tokens) == start:
         raise BadInputError(f"{where}: prompt gives no token: write text the tokenizer knows")
     if max_length is not None and len(tokens) > max_length:

@@ -51,15 +51,15 @@ def single_token_nouns(tokenizer: Tokenizer, nouns: Iterable[str]) -> dict[str, 
     Raises:
       BadInputError: if fewer than 50 are left.
     """
-    cue = tokenizer.encode(CUE)
+    cue = prompts_lib.encode(tokenizer, CUE)
     nouns = list(dict.fromkeys(nouns))
     kept = {}
     for noun in nouns:
         one_word = prompts_lib.words(noun) == [noun.casefold()]
         if not one_word or noun.casefold() in prompts_lib.words(CUE):
             continue
-        ids = tokenizer.encode(f"{CUE} {noun}")
-        planted = tokenizer.encode(f"{CUE} {noun}.")
+        ids = prompts_lib.encode(tokenizer, f"{CUE} {noun}")
+        planted = prompts_lib.encode(tokenizer, f"{CUE} {noun}.")
         # An unknown-word token is one token too, but does not spell the noun.
         spelled = ids[:-1] == cue and tokenizer.decode(ids[-1:]).strip() == noun
         if spelled and planted[: len(ids)] == ids:
@@ -134,7 +134,7 @@ def niah(
         noun = list(ids_of)[rng.randint(len(ids_of))]
         distractors = _distractors(tokenizer, pool, noun, size, depth, rng)
         text, at = _assemble(f"{CUE} {noun}.", distractors, depth)
-        tokens = tokenizer.encode(text)
+        tokens = prompts_lib.encode(tokenizer, text)
         answer = _first(tokens, ids_of[noun])
         if not needle:
             text, tokens = _control(tokenizer, pool, noun, distractors, depth, len(tokens))
@@ -187,9 +187,9 @@ def _assemble(needle: str, distractors: Sequence[str], depth: float) -> tuple[st
 def _spellings(tokenizer: Tokenizer, noun: str) -> set[int]:
     """Single tokens that spell the noun: with and without a space, lower, title and upper case."""
     forms = {noun, noun.lower(), noun.title(), noun.upper()}
-    after_stop = len(tokenizer.encode(".", add_special_tokens=False))
-    ids = [tokenizer.encode(form, add_special_tokens=False) for form in forms]
-    ids += [tokenizer.encode(f". {form}", add_special_tokens=False)[after_stop:] for form in forms]
+    after_stop = len(prompts_lib.encode(tokenizer, ".", start=False))
+    ids = [prompts_lib.encode(tokenizer, form, start=False) for form in forms]
+    ids += [prompts_lib.encode(tokenizer, f". {form}", start=False)[after_stop:] for form in forms]
     return {spelling[0] for spelling in ids if len(spelling) == 1}
 
 
@@ -210,7 +210,7 @@ def _distractors(
                 f"of {noun!r}: give more text"
             )
         return [pool.sentences[i] for i in allowed[rng.permutation(len(allowed))[: size.pad]]]
-    bare = len(tokenizer.encode(_assemble(f"{CUE} {noun}.", [], depth)[0]))
+    bare = len(prompts_lib.encode(tokenizer, _assemble(f"{CUE} {noun}.", [], depth)[0]))
     length = bare + (size.pad or 0) if size.length is None else size.length
     if length < bare:
         raise UsageError(
@@ -224,7 +224,9 @@ def _distractors(
         if chosen is None:
             continue
         distractors = [pool.sentences[i] for i in chosen]
-        actual = len(tokenizer.encode(_assemble(f"{CUE} {noun}.", distractors, depth)[0]))
+        actual = len(
+            prompts_lib.encode(tokenizer, _assemble(f"{CUE} {noun}.", distractors, depth)[0])
+        )
         if actual == length:
             return distractors
         # A sentence at the very start of a text may have one token more or less than elsewhere.
@@ -250,7 +252,7 @@ def _control(
         text, _ = _assemble(sentence, distractors, depth)
         if noun.casefold() in prompts_lib.words(sentence):
             continue
-        tokens = tokenizer.encode(text)
+        tokens = prompts_lib.encode(tokenizer, text)
         if len(tokens) == length and not spellings & set(tokens):
             return text, tokens
     raise BadInputError(

@@ -38,7 +38,9 @@ class Tokenizer(Protocol):
     @property
     def sha256(self) -> str: ...
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False
+    ) -> list[int]: ...
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
@@ -116,6 +118,11 @@ def rng(seed: int, index: int) -> np.random.RandomState:
 def sha256_lines(lines: Sequence[str]) -> str:
     """Hash of texts joined by newlines, as UTF-8."""
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def encode(tokenizer: Tokenizer, text: str, *, start: bool = True) -> list[int]:
+    """The tokens of a text that cannot speak special tokens, with the start token if any."""
+    return tokenizer.encode(text, add_special_tokens=start, split_special_tokens=True)
 
 
 def start_tokens(vocabulary: Vocabulary) -> tuple[int, ...]:
@@ -312,7 +319,7 @@ def _places(tokens: Sequence[int], token: int, but: int = -1) -> list[int]:
 def _text_fault(prompt: Prompt, tokenizer: Tokenizer, plant: Plant) -> str | None:
     if prompt.text is None:
         return None
-    if tuple(tokenizer.encode(prompt.text)) != prompt.tokens:
+    if tuple(encode(tokenizer, prompt.text)) != prompt.tokens:
         return "its text does not give its tokens: build it with the model's own tokenizer"
     answer = prompt.meta.get("answer")
     if answer is None:
@@ -320,7 +327,7 @@ def _text_fault(prompt: Prompt, tokenizer: Tokenizer, plant: Plant) -> str | Non
     if not isinstance(prompt.target, int):
         return "a text has one answer, after its end: give one target"
     answer_ids = prompt.meta.get("answer_ids", [prompt.target])
-    if tokenizer.encode(prompt.text + answer) != [*prompt.tokens, *answer_ids]:
+    if encode(tokenizer, prompt.text + answer) != [*prompt.tokens, *answer_ids]:
         return (
             f"the answer {answer!r} fuses with the prompt's end when tokenised, so its first token "
             "cannot be predicted: end the prompt without a space and start the answer with one"

@@ -10,6 +10,8 @@ from collections.abc import Callable
 import contextlib
 import dataclasses
 import io
+import itertools
+import json
 from pathlib import Path
 import re
 from typing import Any
@@ -201,6 +203,21 @@ def audited(run_audit: Command, tmp_path_factory: pytest.TempPathFactory) -> Pat
     outcome = run_audit(folder)
     assert outcome.code == 0, outcome.err
     return folder
+
+
+@pytest.fixture(scope="session")
+def prompts_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prompts of a user that the tiny model can answer: a needle, said once more at the end."""
+    path = tmp_path_factory.mktemp("prompts") / "mine.jsonl"
+    rows = [
+        {"id": noun, "prompt": f"The secret word is {noun}. {often}. The secret word is"}
+        | {"answer": f" {noun}"}
+        for noun, often in zip(
+            suites.shipped_nouns()[:9], itertools.cycle(["People sing", "Some wait"]), strict=False
+        )
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    return path
 
 
 @pytest.fixture(scope="session")

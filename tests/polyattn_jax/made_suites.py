@@ -36,7 +36,8 @@ class WordTokenizer:
     def vocab_size(self):
         return self.backend.get_vocab_size()
 
-    def encode(self, text, *, add_special_tokens=True):
+    def encode(self, text, *, add_special_tokens=True, split_special_tokens=False):
+        self.backend.encode_special_tokens = split_special_tokens
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids):

@@ -281,6 +281,35 @@ def test_a_recipe_with_a_bias_of_its_own_is_measured_at_it(run_audit, tmp_path):
     assert "b = 0.25" in (tmp_path / "run" / "report.html").read_text()
 
 
+def test_own_prompts_are_one_more_suite(run_audit, prompts_file, tmp_path):
+    outcome = run_audit(
+        tmp_path / "run", f"--config.prompts={prompts_file}", "--config.ablation_heads=()"
+    )
+    assert outcome.code == 0, outcome.err
+    found = summary_of(tmp_path / "run")
+    cells = {entry["cell"]: entry for entry in found["prompts"]}
+    assert [*cells] == [entry["cell"] for entry in found["sweep"]]
+    answers = [
+        row for row in table(tmp_path / "run", "answers").to_pylist() if row["stage"] == "prompts"
+    ]
+    assert len(answers) == 9 * len(cells)
+    for name, entry in cells.items():
+        right = [a["predicted"] == a["target"] for a in answers if a["cell"] == name]
+        assert entry["accuracy"] | {"low": 0, "high": 0} == pytest.approx(
+            {"estimate": np.mean(right), "n": 9, "low": 0, "high": 0}
+        )
+    assert cells["softmax"]["accuracy"]["estimate"] == 1.0
+    assert {e["suite"] for e in found["prevalence"]} == {*PROMPTS, "prompts"}
+    # The answer's key is where the noun stands.
+    rows = [r for r in table(tmp_path / "run").to_pylist() if r["suite"] == "prompts"]
+    assert {r["answer"] for r in rows} == {4}
+    assert "Your prompts: do they keep their answers?" in (
+        tmp_path / "run" / "report.html"
+    ).read_text("utf-8")
+    manifest = json.loads((tmp_path / "run" / "suites.json").read_text())["prompts"]
+    assert manifest["source"] == "mine.jsonl"
+
+
 def test_the_same_command_again_says_that_it_is_finished(audited, run_audit):
     before = {path: path.read_bytes() for path in audited.glob("*.parquet")}
     outcome = run_audit(audited)

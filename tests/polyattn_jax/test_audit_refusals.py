@@ -30,6 +30,7 @@ from lm_jax import runs
         ("--config.model=no/such/folder", 3, "'no/such/folder': no such file or folder"),
         ("--config.model=smollm3", 3, "did you mean 'smollm2'"),
         ("--config.haystack=no/such.txt", 3, "neither 'essays' nor 'speeches' nor a readable"),
+        ("--config.prompts=no/such.jsonl", 3, "no/such.jsonl: No such file or directory"),
         (
             "--config.induction_length=512",
             3,

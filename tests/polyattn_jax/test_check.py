@@ -144,6 +144,23 @@ def test_a_recipe_of_another_degree_is_measured_at_that_degree(run_check, tmp_pa
     assert "rows with S_3 >= 1" in shown
 
 
+def test_own_prompts_are_answered_and_leave_the_exit_code_to_the_needles(
+    run_check, prompts_file, tmp_path
+):
+    arguments = [f"--recipe={HOPELESS}", f"--prompts={prompts_file}"]
+    outcome = run_check(*arguments, f"--workdir={tmp_path / 'run'}")
+    shown = fields(outcome.out)
+    assert shown["with softmax"][0] == "100.0" and shown["with softmax"][-1] == "9"
+    assert shown["with the recipe"][0] == "0.0"
+    assert shown["change on yours (paired)"][0] == "-100.0"
+    assert shown["verdict on your prompts alone"] == ["NO-GO"]
+    assert shown["prompts lost, won"] == [f"{PROMPTS},", "0"]
+    rows = pq.read_table(tmp_path / "run" / "rows", columns=["suite"])["suite"].to_pylist()
+    assert rows.count("prompts") == 9 * 3 * 4 * 2 * 2
+    kept = run_check("--recipe=relu:p=4,b=0", f"--prompts={prompts_file}")
+    assert fields(kept.out)["with the recipe"][0] == "100.0"
+
+
 def test_the_table_fits_80_columns_and_is_all_of_standard_output(run_check, tiny, tmp_path):
     model = tmp_path / ("a-folder-with-a-long-name-" * 4)
     shutil.copytree(tiny, model)
@@ -180,6 +197,7 @@ def test_without_a_work_folder_nothing_is_left(run_check, tmp_path, monkeypatch)
         (["--length=many"], 2, "length=many"),
         (["--dtype=float16"], 2, "float32|bfloat16"),
         (["--modle=x"], 2, "--modle is not a flag of this command; did you mean 'model'?"),
+        (["--prompts=no/such.jsonl"], 3, "no/such.jsonl: No such file or directory"),
         (["--model=no/such"], 3, "model 'no/such': no such file or folder"),
         (["--length=512"], 3, "it has 512 tokens, the limit is 256"),
     ],

@@ -129,6 +129,25 @@ def test_jsonl_prompts_become_an_audited_suite(tmp_path, starting):
     assert suite.name == "mine"
 
 
+def test_a_prompt_cannot_speak_special_tokens(tmp_path):
+    # `</s>` is the end-of-text token of this tokenizer, and `<s>` its start token.
+    tokenizer = WordTokenizer([*VOCABULARY, "/", "s", "<", ">", "</"], start=True)
+    tokenizer.backend.add_special_tokens(["<s>", "</s>"])
+    assert 2 in tokenizer.encode("The word </s> is")
+    path = tmp_path / "mine.jsonl"
+    row = {"id": "a", "prompt": "The word </s> is <s>", "answer": " </s>"}
+    path.write_text(json.dumps(row), encoding="utf-8")
+    suite = suites.load_jsonl(path, tokenizer)
+    (prompt,) = suite.prompts
+    assert prompt.tokens[0] == 1 and not {1, 2} & {*prompt.tokens[1:], *prompt.meta["answer_ids"]}
+    assert tokenizer.decode(prompt.tokens) == "<s> The word </ s > is < s >"
+    assert "plain text" in suite.manifest["special_tokens"]
+    # The haystack is a user's file too.
+    haystack = [*HAYSTACK, *(f"Some people </s> wait there {noun}." for noun in ("today", "home"))]
+    needles = suites.niah(tokenizer, haystack=haystack, length=60, n=5)
+    assert not any({1, 2} & set(prompt.tokens[1:]) for prompt in needles.prompts)
+
+
 GOOD = '{"id": "a", "prompt": "Some apple is", "answer": " here"}'
 
 
@@ -162,5 +181,5 @@ def test_jsonl_without_prompts_or_file_is_refused(tmp_path, tokenizer):
     with pytest.raises(BadInputError, match="No such file"):
         suites.load_jsonl(tmp_path / "none.jsonl", tokenizer)
     (tmp_path / "empty.jsonl").write_text("\n")
-    with pytest.raises(BadInputError, match="suite 'empty' is empty"):
+    with pytest.raises(BadInputError, match="no prompts: write one JSON object"):
         suites.load_jsonl(tmp_path / "empty.jsonl", tokenizer)
