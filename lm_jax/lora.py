@@ -147,13 +147,43 @@ def attach(params: ParamTree, adapters: ParamTree, settings: LoraSettings) -> di
     return _over(params, adapters, settings, Adapted)
 
 
-def merge(params: ParamTree, adapters: ParamTree, settings: LoraSettings) -> dict[str, Any]:
-    """The weights with their updates added in float32, each in the dtype it had.
+def merge(
+    params: ParamTree, adapters: ParamTree, settings: LoraSettings, *, dtype: Any = None
+) -> dict[str, Any]:
+    """The weights with their updates added in float32, then rounded once.
+
+    Args:
+      params: the weights that the adapters were trained over.
+      adapters: as `adapter_spec` declares them.
+      settings: theirs.
+      dtype: of all weights that are returned; None keeps those of `params`.
 
     Raises:
       BadInputError: the adapters are of another model.
     """
-    return _over(params, adapters, settings, _added)
+    merged = _over(params, adapters, settings, _added)
+    dtypes = jax.tree.map(lambda x: x.dtype if dtype is None else dtype, params)
+    return jax.tree.map(lambda x, dtype: x.astype(dtype), merged, dtypes)
+
+
+def rounding(
+    params: ParamTree, adapters: ParamTree, settings: LoraSettings, *, dtype: Any = None
+) -> jax.Array:
+    """The share of the update that `merge` into this dtype rounds away, of its Euclidean norm.
+
+    |round(W + U) - (W + U)| / |U| over all adapted weights W and their updates U, in float32. It is
+    1 where every sum is rounded back to W, and 0 without an update.
+    """
+
+    weights = params_lib.by_path(params)
+    lost, whole = jnp.zeros(()), jnp.zeros(())
+    for path, (down, up) in _pairs(params, adapters).items():
+        weight = weights[path]
+        added = _added(weight, down, up, settings.strength)
+        rounded = added.astype(weight.dtype if dtype is None else dtype)
+        lost += jnp.sum(jnp.square(rounded.astype(jnp.float32) - added))
+        whole += jnp.sum(jnp.square(_update(down, up, settings.strength)))
+    return jnp.sqrt(lost / jnp.where(whole == 0.0, 1.0, whole))
 
 
 def _over(
@@ -169,10 +199,14 @@ def _over(
 
 
 def _added(weight: jax.Array, down: jax.Array, up: jax.Array, strength: float) -> jax.Array:
-    update = jax.vmap(lambda d, u: jnp.tensordot(d, u, axes=1, precision="highest"))(
+    """The weight with its update, in float32."""
+    return weight.astype(jnp.float32) + _update(down, up, strength)
+
+
+def _update(down: jax.Array, up: jax.Array, strength: float) -> jax.Array:
+    return strength * jax.vmap(lambda d, u: jnp.tensordot(d, u, axes=1, precision="highest"))(
         down.astype(jnp.float32), up.astype(jnp.float32)
     )
-    return (weight.astype(jnp.float32) + strength * update).astype(weight.dtype)
 
 
 def _pairs(params: ParamTree, adapters: ParamTree) -> dict[str, tuple[Any, Any]]:
@@ -221,10 +255,8 @@ def save(
     runs.write_bytes(path, to_bytes(tensors, metadata))
 
 
-def load(
-    path: str | os.PathLike[str], *, base_sha256: str | None = None
-) -> tuple[dict[str, Any], LoraSettings]:
-    """Reads adapters; with `base_sha256`, only those that were trained on that base.
+def load(path: str | os.PathLike[str], *, base_sha256: str) -> tuple[dict[str, Any], LoraSettings]:
+    """Reads adapters that were trained on the base of this digest (`Pretrained.sha256`).
 
     Raises:
       BadInputError: it is no adapter, or one of another base.
@@ -245,7 +277,7 @@ def load(
         ) from error
     if metadata.get("format") != _FORMAT:
         raise BadInputError(f"{path} is no adapter of lm_jax.lora; name the {ADAPTER} of a run")
-    if base_sha256 is not None and metadata["base_sha256"] != base_sha256:
+    if metadata["base_sha256"] != base_sha256:
         raise BadInputError(
             f"{path} was trained on the base {metadata['base_sha256'][:12]}, not "
             f"{base_sha256[:12]}; load it over the weights it was trained on"

@@ -4,7 +4,8 @@ Sparse Attention Post-Training, Eq. 1 to 3: from the same scores s as the softma
 
     e = s + bias        A ~ Bernoulli(sigma(e))        pattern = A softmax(s)
 
-without normalising again. `lm_jax.forward(..., attend=gated(...))` returns in `aux`, by layer,
+without normalising again (`renormalise` is that ablation). `lm_jax.forward(..., attend=gated(...))`
+returns in `aux`, by layer,
 
     expected_edges_BN   the sum of sigma(e) over visible pairs, differentiable
     open_edges_BN       how many gates are open, exactly
@@ -43,12 +44,14 @@ class Gated:
       raw_gate: e = q.k + bias, as Eq. 1 is printed, in place of the scaled (and capped) score.
       scale: of the scores, by which a raw gate undoes it.
       capped: whether the scores are capped, which a raw gate cannot undo.
+      renormalise: divide A softmax(s) by its sum over keys, which Eq. 2 does not.
     """
 
     mode: str
     raw_gate: bool
     scale: float
     capped: bool = False
+    renormalise: bool = False
 
     def __call__(
         self, scores_BNTS: jax.Array, data: dict[str, Any]
@@ -69,6 +72,7 @@ class Gated:
             scale=1.0,
             target=dispatch.target(),
             gate_scale=1.0 / self.scale if self.raw_gate else None,
+            renormalise=self.renormalise,
         )
         origin_2, start_B = jnp.zeros(2, jnp.int32), jnp.full(B, S - T, jnp.int32)
         bits_BNTS = reference.bits(B, T, N, S, data["seed"], origin_2, start_B)
@@ -94,6 +98,7 @@ def gated(
     bias: jax.Array | float = 0.0,
     valid_BT: jax.Array | None = None,
     raw_gate: bool = False,
+    renormalise: bool = False,
 ) -> PerLayer:
     """The attend of a decoder whose every layer is gated.
 
@@ -104,6 +109,7 @@ def gated(
       bias: of the gate logits: one number, or `[L, N]`.
       valid_BT: false where a token is padding; its row attends to nothing and counts nowhere.
       raw_gate: the gate logit of Eq. 1 as printed, q.k without its scale.
+      renormalise: let the weights of the open edges sum to one, an ablation of Eq. 2.
 
     Raises:
       UsageError: an unknown mode, a key missing or out of place, or a bias of another shape.
@@ -125,7 +131,8 @@ def gated(
     if valid_BT is not None:
         valid_LBT = jnp.broadcast_to(valid_BT[None], (L, *valid_BT.shape))
     data = {"bias_N": jnp.broadcast_to(bias, (L, N)), "seed": seed_L, "valid_BT": valid_LBT}
-    fn = Gated(mode, raw_gate, cfg.scale, capped=cfg.score_softcap is not None)
+    capped = cfg.score_softcap is not None
+    fn = Gated(mode, raw_gate, cfg.scale, capped=capped, renormalise=renormalise)
     return PerLayer(fn, data)
 
 
@@ -167,6 +174,7 @@ def _kernel(
             segment_ids=segments,
             start=start_B if seen.first is None else seen.first,
             origin=(first["B"], first["N"]),
+            renormalise=fn.renormalise,
         )
         return made.out_BTNH, made.expected_edges_BN, made.open_edges_BN
 

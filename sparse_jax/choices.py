@@ -1,7 +1,7 @@
 """Multiple choice by a dense model and by sparse ones, on the same questions.
 
     python -m sparse_jax.choices --config=configs/sparse/choices.py --workdir=runs/choices \\
-        --config.sparse="('runs/sparse/target_3.7009/model',)" --config.limit=200
+        --config.sparse="('runs/sparse/seed_234/target_3.7009/model',)" --config.limit=200
 
 The work folder then holds
 
@@ -71,6 +71,8 @@ class ChoicesConfig:
         ]
         if not self.tasks and not self.truthfulqa:
             problems.append("config.tasks names no task, and config.truthfulqa no file; give one")
+        if len(set(self.tasks)) < len(self.tasks):
+            problems.append(f"config.tasks = {self.tasks} names a task twice; name each once")
         if len(set(self.sparse)) < len(self.sparse):
             problems.append(f"config.sparse = {self.sparse} names a folder twice; name each once")
         if DENSE in self.sparse:
@@ -102,6 +104,8 @@ def read_questions(config: ChoicesConfig) -> dict[str, list[Question]]:
 
 def run(config: ChoicesConfig, folder: Path) -> dict[str, Any]:
     """Scores what is not scored yet in an open work folder, and returns the summary."""
+    for path in config.sparse:
+        sparse_model.read_note(path)
     questions = read_questions(config)
     dense = load_pretrained(config.dense, dtype=jnp.dtype(config.dtype))
     sparse = {
@@ -150,7 +154,9 @@ def scorer(
             f"the model {name} has no tokenizer; put its tokenizer.json beside the weights"
         )
     if isinstance(model, SparseModel):
-        settings |= {"gate_bias": model.gates.bias_LN.tolist(), "raw_gate": model.gates.raw}
+        gates = model.gates
+        settings |= {"gate_bias": gates.bias_LN.tolist(), "raw_gate": gates.raw_gate}
+        settings |= {"renormalise": gates.renormalise}
     logits = jax.jit(functools.partial(_logits, model))
     return Scorer(
         logits=functools.partial(logits, base.params),

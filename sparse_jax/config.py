@@ -4,11 +4,13 @@ A file under configs/sparse/ says what is particular to its experiment and calls
 adds the smoke mode.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
+import math
 from typing import Any, Literal
 
 from ml_collections import ConfigDict
+import numpy as np
 
 from lm_jax.config_files import in_mode
 from lm_jax.errors import UsageError
@@ -35,6 +37,7 @@ class PosttrainConfig:
       bias: of the gate logits at the start.
       learn_bias: train one bias per layer and head.
       raw_gate: gate logits as Eq. 1 prints them, q.k without its scale.
+      renormalise: divide the weights of open edges by their sum, an ablation of Eq. 2.
       control: also train for as many steps with every gate open: the dense model that has read the
         same text, without which what is learned of the text hides what closing edges costs.
       distill: weight of the divergence from the dense model; 0 leaves the teacher out.
@@ -46,12 +49,17 @@ class PosttrainConfig:
         tenth follows.
       weight_decay: on matrices.
       clip_norm: longest gradient; 0 for as long as it is.
-      dtype: of the computation; trained weights and moments are float32.
+      skip_sigma: leave out an update whose loss is that many standard deviations above the mean of
+        the last 128; 0 leaves out none.
+      dtype: of the computation and of frozen weights; trained weights and moments are float32.
+      export_dtype: of the exported weights where adapters are merged into frozen ones: "base" is
+        `dtype`, into which their sum is rounded once; "float32" keeps it.
       remat: keep only the residual stream of each layer for the backward pass.
       eval_every: steps between evaluations.
       save_every: steps between checkpoints, besides one at each evaluation.
-      seed: draws adapters, order and gates.
+      seeds: one run for each and for each bound; a seed draws adapters, order and gates.
       mesh: sizes of the axes data, fsdp, tensor; one may be -1.
+      allow_fallback: where the newest checkpoint is damaged, go on from the one before it.
       texts: shown in the report with their attention before and after.
       heads: shown there, as "layer.head"; if there are none, some that few
         edges make legible (`patterns.legible`).
@@ -71,6 +79,7 @@ class PosttrainConfig:
     bias: float = 0.0
     learn_bias: bool = False
     raw_gate: bool = False
+    renormalise: bool = False
     control: bool = False
     distill: float = 1.0
     temperature: float = 1.0
@@ -81,37 +90,76 @@ class PosttrainConfig:
     warmup: float = 0.02
     weight_decay: float = 0.0
     clip_norm: float = 1.0
+    skip_sigma: float = 0.0
     dtype: Literal["float32", "bfloat16"] = "float32"
+    export_dtype: Literal["base", "float32"] = "base"
     remat: bool = False
     eval_every: int = 100
     save_every: int = 50
-    seed: int = 234
+    seeds: tuple[int, ...] = (234,)
     mesh: tuple[int, int, int] = (-1, 1, 1)
+    allow_fallback: bool = False
     texts: tuple[str, ...] = (
         "When Mary and John went to the store, John gave a drink to Mary, and Mary thanked him.",
     )
     heads: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        counts = "context validation_documents batch_size accumulate steps eval_every save_every"
+        wanted = {
+            **{name: (getattr(self, name) >= 1, "at least 1") for name in counts.split()},
+            "targets": (_bounds(self.targets, least=1e-4), "above 0 and 0.0001 apart"),
+            "slacks": (
+                bool(self.targets or self.slacks) and _bounds(self.slacks, least=0.0),
+                "one number or more, at least 0 and 0.0001 apart",
+            ),
+            "bias": (math.isfinite(self.bias), "finite"),
+            "distill": (0 <= self.distill < math.inf, "at least 0"),
+            "temperature": (0 < self.temperature < math.inf, "above 0"),
+            "learning_rate": (0 < self.learning_rate < math.inf, "above 0"),
+            "warmup": (0 <= self.warmup < 1, "at least 0 and below 1"),
+            "weight_decay": (0 <= self.weight_decay < math.inf, "at least 0"),
+            "clip_norm": (0 <= self.clip_norm < math.inf, "at least 0"),
+            "skip_sigma": (0 <= self.skip_sigma < math.inf, "at least 0"),
+            "seeds": (
+                bool(self.seeds)
+                and len(set(self.seeds)) == len(self.seeds)
+                and all(0 <= seed < 2**32 for seed in self.seeds),
+                "different numbers in 0..2^32 - 1, one or more",
+            ),
+            "mesh": (
+                self.mesh.count(-1) <= 1 and all(size == -1 or size >= 1 for size in self.mesh),
+                "three sizes of at least 1, of which one may be -1",
+            ),
+        }
         problems = [
-            f"config.{name} = {getattr(self, name)} must be at least 1"
-            for name in ("context", "validation_documents", "batch_size", "steps", "eval_every")
-            if getattr(self, name) < 1
+            f"config.{name} = {getattr(self, name)} must be {what}"
+            for name, (holds, what) in wanted.items()
+            if not holds
         ]
-        if self.clip_norm < 0:
-            problems.append(f"config.clip_norm = {self.clip_norm} must be at least 0")
-        bounds = self.targets or self.slacks
-        if not bounds or len(set(bounds)) < len(bounds):
+        if self.accumulate >= 1 and self.batch_size % self.accumulate:
             problems.append(
-                f"config.slacks = {self.slacks} must be one number or more, no two alike"
+                f"config.batch_size = {self.batch_size} must be a multiple of config.accumulate = "
+                f"{self.accumulate}"
             )
-        if not self.targets and min(self.slacks, default=0) < 0:
-            problems.append(f"config.slacks = {self.slacks} must be at least 0")
+        if min(self.corpus.splits[:2]) <= 0:
+            problems.append(
+                f"config.corpus.splits = {self.corpus.splits} must give training and validation "
+                "a share above 0"
+            )
         for head in self.heads:
             if not all(part.isdecimal() for part in head.split(".")) or head.count(".") != 1:
                 problems.append(f"config.heads has {head!r}; write layer.head, such as 3.0")
         if problems:
             raise UsageError("; ".join(problems))
+
+
+def _bounds(bounds: Sequence[float], *, least: float) -> bool:
+    """Whether all are finite, not below `least`, and differ in the digits that name a folder."""
+    steps = np.diff(sorted(bounds))
+    return all(least <= bound < math.inf for bound in bounds) and bool(
+        (steps >= 1e-4 - 1e-12).all()
+    )
 
 
 # Settings that closed most edges of SmolLM2-135M in hundreds of updates (docs/sparse.md). The bound
@@ -128,17 +176,8 @@ SMALL_MODEL: Mapping[str, Any] = {
     "save_every": 40,
 }
 
-_SMOKE: Mapping[str, Any] = {
-    "context": 24,
-    "validation_documents": 8,
-    "targets": (),
-    "slacks": (0.05,),
-    "batch_size": 4,
-    "accumulate": 1,
-    "steps": 2,
-    "eval_every": 1,
-    "mesh": (-1, 1, 1),
-}
+# More nats than a model of any vocabulary loses on a token unless it is worse than none.
+_SMOKE_MARGIN = 15.0
 
 
 def experiment(mode: str, **settings: Any) -> ConfigDict:
@@ -155,6 +194,26 @@ def experiment(mode: str, **settings: Any) -> ConfigDict:
 
 
 def smoke(config: PosttrainConfig) -> PosttrainConfig:
-    """The same experiment on few words, for two steps."""
+    """The same experiment on few words, for two steps.
+
+    Targets stay targets, micro-batches stay as many, and the mesh keeps its shape: an axis of a
+    fixed size takes whatever devices there are.
+    """
     corpus = dataclasses.replace(config.corpus, max_tokens=20_000, splits=(0.8, 0.2, 0.0))
-    return dataclasses.replace(config, **_SMOKE, corpus=corpus)
+    data, fsdp, tensor = config.mesh
+    if -1 not in config.mesh:
+        largest = config.mesh.index(max(config.mesh))
+        data, fsdp, tensor = (-1 if axis == largest else 1 for axis in range(3))
+    return dataclasses.replace(
+        config,
+        corpus=corpus,
+        context=min(config.context, 24),
+        validation_documents=8,
+        # No bound of a recipe holds for other text in windows as short as these.
+        targets=tuple(bound + _SMOKE_MARGIN for bound in config.targets),
+        batch_size=8 * config.accumulate,
+        steps=2,
+        eval_every=1,
+        seeds=config.seeds[:1],
+        mesh=(data, fsdp, tensor),
+    )

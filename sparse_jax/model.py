@@ -29,15 +29,16 @@ from sparse_jax.attend import by_kernels, gated
 
 SPARSE = "sparse.json"
 CARD = "README.md"
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Gates:
-    """How gates open: `bias_LN` is added to their logits; `raw` is the `raw_gate` of `gated`."""
+    """How gates open: `bias_LN` is added to their logits; the others are options of `gated`."""
 
     bias_LN: np.ndarray
-    raw: bool = False
+    raw_gate: bool = False
+    renormalise: bool = False
 
     def attend(
         self,
@@ -54,7 +55,8 @@ class Gates:
             key=key,
             bias=jnp.asarray(self.bias_LN),
             valid_BT=valid_BT,
-            raw_gate=self.raw,
+            raw_gate=self.raw_gate,
+            renormalise=self.renormalise,
         )
 
 
@@ -109,14 +111,15 @@ def save(
     """
     folder = Path(folder)
     save_pretrained(folder, model.cfg, model.params, model.tokenizer)
-    runs.write_bytes(folder / CARD, card(model.cfg, numbers).encode())
+    runs.write_bytes(folder / CARD, card(model.cfg, gates, numbers).encode())
     stored = dataclasses.replace(model, files=(folder / SINGLE,))
     note = {
         "format": _FORMAT,
         "weights_sha256": stored.sha256,
         "family": model.cfg.family,
         "gate_bias": gates.bias_LN.tolist(),
-        "raw_gate": gates.raw,
+        "raw_gate": gates.raw_gate,
+        "renormalise": gates.renormalise,
         "numbers": dict(numbers),
     }
     runs.write_json(folder / SPARSE, note)
@@ -134,15 +137,8 @@ def load(
       BadInputError: it is no sparse model, or one of another family or shape than its weights.
       CorruptError: its weights have changed since, or a file is damaged.
     """
-    folder = Path(folder)
+    note, folder = read_note(folder), Path(folder)
     file = folder / SPARSE
-    if not file.is_file():
-        raise BadInputError(f"{folder} has no {SPARSE}, so it is no sparse model; run posttrain")
-    note = runs.read_json(file)
-    if note.get("format") != _FORMAT:
-        raise BadInputError(
-            f"{file}: format {note.get('format')!r} is not {_FORMAT}; export it again"
-        )
     base = load_pretrained(folder, dtype=dtype, mesh=mesh)
     bias_LN = np.asarray(note["gate_bias"], np.float32)
     wanted = (base.cfg.num_layers, base.cfg.num_heads)
@@ -157,22 +153,50 @@ def load(
             f"{folder}: the weights are not those that {SPARSE} was written for; copy the folder "
             "whole"
         )
-    return SparseModel(base, Gates(bias_LN, note["raw_gate"]), note["numbers"])
+    gates = Gates(bias_LN, note["raw_gate"], note["renormalise"])
+    return SparseModel(base, gates, note["numbers"])
 
 
-def constant_gates(cfg: DecoderConfig, bias: float, *, raw: bool = False) -> Gates:
+def read_note(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """What `sparse.json` of a sparse model holds, without loading its weights.
+
+    Raises:
+      BadInputError: the folder is no sparse model, or one of another version.
+      CorruptError: the file is damaged.
+    """
+    file = Path(folder) / SPARSE
+    if not file.is_file():
+        raise BadInputError(f"{folder} has no {SPARSE}, so it is no sparse model; run posttrain")
+    note = runs.read_json(file)
+    if note.get("format") != _FORMAT:
+        raise BadInputError(
+            f"{file}: format {note.get('format')!r} is not {_FORMAT}; export it again"
+        )
+    return note
+
+
+def constant_gates(
+    cfg: DecoderConfig, bias: float, *, raw_gate: bool = False, renormalise: bool = False
+) -> Gates:
     """Gates whose logits have one bias in all layers and heads."""
-    return Gates(np.full((cfg.num_layers, cfg.num_heads), bias, np.float32), raw)
+    bias_LN = np.full((cfg.num_layers, cfg.num_heads), bias, np.float32)
+    return Gates(bias_LN, raw_gate, renormalise)
 
 
-def card(cfg: DecoderConfig, numbers: Mapping[str, Any]) -> str:
+def card(cfg: DecoderConfig, gates: Gates, numbers: Mapping[str, Any]) -> str:
     """The model card, in Markdown, from the numbers of a post-training run."""
+    score = "q.k" if gates.raw_gate else "scale * q.k"
+    weights = (
+        "the weights of the open ones are divided by their sum"
+        if gates.renormalise
+        else "the others keep the weight that the softmax over all keys gives them"
+    )
     shown = "\n".join(f"| {name} | {_said(value)} |" for name, value in numbers.items())
     return f"""# A model with sparse attention
 
 Post-trained so that most attention edges are closed at nearly the loss of the dense model. Every
-edge (query, key) of a head has a gate, open where scale * q.k + bias > 0; a closed edge carries
-nothing, and the others keep the weight that the softmax over all keys gives them.
+edge (query, key) of a head has a gate, open where {score} + bias > 0; a closed edge carries
+nothing, and {weights}.
 
 | | |
 |---|---|

@@ -61,6 +61,7 @@ class Sparsifying:
       bias: of the gate logits, or what learned ones start at.
       learn_bias: one trained bias per layer and head.
       raw_gate: Eq. 1 as printed; see `attend.gated`.
+      renormalise: an ablation of Eq. 2; see there.
       distill: weight w of the divergence from the dense model; 0 leaves the teacher out.
       temperature: T of both distributions in it.
       dtype: of the computation.
@@ -77,6 +78,7 @@ class Sparsifying:
     bias: float = 0.0
     learn_bias: bool = False
     raw_gate: bool = False
+    renormalise: bool = False
     distill: float = 1.0
     temperature: float = 1.0
     dtype: str = "float32"
@@ -202,6 +204,7 @@ class Sparsifying:
             bias=params.get(GATE_BIAS, self.bias),
             valid_BT=cut.valid_BT,
             raw_gate=self.raw_gate,
+            renormalise=self.renormalise,
         )
         return forward(
             weights, cut.read_BT, self.cfg, attend=by_kernels(attend), remat=self.remat, **forwarded

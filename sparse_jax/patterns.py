@@ -75,7 +75,7 @@ def look(dense: Pretrained, sparse: SparseModel, text: str, heads: Sequence[Choi
     """The patterns of both models on the beginning of a text, in these heads or `legible` ones."""
     tokenizer = dense.tokenizer
     assert tokenizer is not None, "post-training refuses a model without one"
-    ids = tokenizer.encode(text)[:MOST_TOKENS]
+    ids = tokenizer.encode(text)[: min(MOST_TOKENS, dense.cfg.max_length)]
     tokens_BT = jnp.asarray([ids], jnp.int32)
     record = {PATTERN: lm_jax.keep}
     plain = lm_jax.forward(dense.params, tokens_BT, dense.cfg, record=record)

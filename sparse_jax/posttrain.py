@@ -5,21 +5,25 @@
 1. The model is loaded, and the corpus tokenized with its tokenizer and cut into windows.
 2. The dense model is evaluated. A target below its loss is refused; usually the target is its loss
    and a slack.
-3. For each target a run trains in a folder of its own, from its last checkpoint if there is one.
+3. For each seed and target a run trains in a folder of its own, from its last checkpoint if there
+   is one.
 4. The result is merged into one model, which is evaluated beside the dense one and exported.
-5. With `control`, a last run keeps every edge: it learns the text as the others do.
+5. With `control`, a last run of each seed keeps every edge: it learns the text as the others do.
 
 The work folder then holds
 
-    data/                  the prepared corpus
-    target_<nats>/         one run: checkpoints, metrics.parquet, evaluations.parquet
-                           (`lm_jax.train.loop`), the exported model and more (`results.py`)
-    control/               the same training with every gate open, if the config asks for it, and
-                           the dense model that it makes
-    summary.json           every number that is printed at the end
-    report.html            curves, edges by layer and head, attention before and after
+    data/                    the prepared corpus
+    dense.json               the dense model's loss, evaluated once
+    seed_<n>/target_<nats>/  one run: checkpoints, metrics.parquet, evaluations.parquet
+                             (`lm_jax.train.loop`), the exported model and more (`results.py`)
+    seed_<n>/control/        the same training with every gate open, if the config asks for it, and
+                             the dense model that it makes
+    summary.json             every number that is printed at the end
+    report.html              curves, edges by layer and head, attention before and after
 
-A killed run is started again with the same command, and ends with the same parameters.
+A killed run is started again with the same command, and ends with the same parameters; on another
+mesh or device close to them. `--resume=force` under other settings sets the earlier runs aside and
+trains again.
 """
 
 import dataclasses
@@ -34,102 +38,28 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from lm_jax import launch, processes, report, runs, sharding
+from lm_jax import launch, lora, processes, report, runs
 from lm_jax import params as params_lib
-from lm_jax.errors import BadInputError, UsageError
-from lm_jax.hf.load import Pretrained, load_pretrained
+from lm_jax.hf.load import Pretrained
 from lm_jax.params import ParamTree
 from lm_jax.stats import Interval
-from lm_jax.train.config import TrainConfig, Upkeep
-from lm_jax.train.data import Batches, Examples, OnePass
-from lm_jax.train.evaluate import Evaluation, evaluate
-from lm_jax.train.loop import train
+from lm_jax.train.config import MAY_CHANGE, TrainConfig, Upkeep
+from lm_jax.train.evaluate import Evaluation
+from lm_jax.train.loop import Trained, train
 from lm_jax.train.metrics import METRICS
-from lm_jax.train.objective import LanguageModelling, next_token_or_void
-from lm_jax.train.prepare import Prepared, prepare_corpus
-from lm_jax.train.state import TrainState
-from lm_jax.train.step import make_eval_step
 from sparse_jax import patterns, results
 from sparse_jax import report as pages
 from sparse_jax.config import PosttrainConfig
-from sparse_jax.evaluation import compare, difference
+from sparse_jax.evaluation import Compared, compare, difference
 from sparse_jax.geco import GecoSettings
+from sparse_jax.job import Job, bounds, claim_run, dense_loss, open_job
 from sparse_jax.model import SparseModel
 from sparse_jax.objective import GATE_BIAS, WEIGHTS, Sparsifying
+from sparse_jax.summary import by_bound, format_summary
 
-DATA, CONTROL, SUMMARY, REPORT = "data", "control", "summary.json", "report.html"
+CONTROL, SUMMARY, REPORT = "control", "summary.json", "report.html"
 # As the bias of a gate's logit: open whatever is drawn, and without a gradient.
 _ALWAYS_OPEN = 1e6
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """What all runs of one command share."""
-
-    config: PosttrainConfig
-    folder: Path
-    mesh: jax.sharding.Mesh
-    base: Pretrained
-    prepared: Prepared
-    train: Batches
-    validation: OnePass
-
-
-def open_job(config: PosttrainConfig, folder: Path) -> Job:
-    """Loads the model and prepares its data.
-
-    Raises:
-      BadInputError: the model has no tokenizer, or the corpus not one batch of windows.
-    """
-    data, fsdp, tensor = config.mesh
-    mesh = sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor)
-    base = load_pretrained(config.model, dtype=_frozen_dtype(config), mesh=mesh)
-    if base.tokenizer is None:
-        raise BadInputError(
-            f"model {config.model!r} has no tokenizer; put its tokenizer.json beside the weights"
-        )
-    if config.context > base.cfg.max_length:
-        raise UsageError(
-            f"config.context = {config.context} is beyond the {base.cfg.max_length} positions of "
-            f"{config.model}; lower it"
-        )
-    prepared = prepare_corpus(folder / DATA, config.corpus, tokenizer=base.tokenizer)
-    cut = functools.partial(
-        Examples, prepared, context=config.context, mode="window", vocab_size=base.cfg.vocab_size
-    )
-    index, count = sharding.batch_share(mesh)
-    share = {"batch_size": config.batch_size, "process_index": index, "process_count": count}
-    return Job(
-        config,
-        folder,
-        mesh,
-        base,
-        prepared,
-        Batches(cut("train"), seed=config.seed, **share),
-        OnePass(cut("validation", limit=config.validation_documents), **share),
-    )
-
-
-def dense_loss(job: Job) -> Evaluation:
-    """Evaluates the dense model on the validation windows."""
-    objective = LanguageModelling(job.base.cfg, dtype=job.config.dtype, cutting=next_token_or_void)
-    return evaluate(make_eval_step(objective, job.mesh), job.base.params, job.validation, job.mesh)
-
-
-def targets(config: PosttrainConfig, dense: float) -> list[float]:
-    """The bound of each run, in nats per token.
-
-    Raises:
-      UsageError: one is below the dense model's loss.
-    """
-    if not config.targets:
-        return [dense + slack for slack in config.slacks]
-    if low := [target for target in config.targets if target < dense]:
-        raise UsageError(
-            f"config.targets has {low[0]:g} nats per token, and the dense model reaches "
-            f"{dense:.4f} on the same text; give targets above that, or --config.slacks"
-        )
-    return list(config.targets)
 
 
 def objective_of(job: Job, target: float) -> Sparsifying:
@@ -143,6 +73,7 @@ def objective_of(job: Job, target: float) -> Sparsifying:
         bias=config.bias,
         learn_bias=config.learn_bias,
         raw_gate=config.raw_gate,
+        renormalise=config.renormalise,
         distill=config.distill,
         temperature=config.temperature,
         dtype=config.dtype,
@@ -159,8 +90,8 @@ def start(objective: Sparsifying, job: Job) -> ParamTree:
     return params
 
 
-def train_once(job: Job, folder: Path, objective: Sparsifying) -> tuple[TrainState, SparseModel]:
-    """Trains to the end, from the last checkpoint in `folder`; returns also the model it makes."""
+def train_once(job: Job, folder: Path, objective: Sparsifying, seed: int) -> Trained:
+    """Trains to the end, from the last checkpoint in `folder`."""
     config = job.config
     settings = TrainConfig(
         steps=config.steps,
@@ -168,40 +99,79 @@ def train_once(job: Job, folder: Path, objective: Sparsifying) -> tuple[TrainSta
         weight_decay=config.weight_decay,
         warmup=config.warmup,
         clip_norm=config.clip_norm or None,
+        skip_sigma=config.skip_sigma or None,
         accumulate=config.accumulate,
         eval_every=config.eval_every,
         early_stop=False,
     )
     needs_dense = objective.adapters is not None or objective.distill > 0
-    state = train(
+    return train(
         folder,
         objective,
         settings,
-        job.train,
+        job.batches(seed),
         job.validation,
-        seed=config.seed,
+        seed=seed,
         mesh=job.mesh,
         frozen=job.base.params if needs_dense else (),
-        upkeep=Upkeep(save_every=config.save_every, log_every=10),
+        base_sha256=job.base.sha256,
+        upkeep=Upkeep(
+            save_every=config.save_every, log_every=10, allow_fallback=config.allow_fallback
+        ),
         # Adapters are drawn; weights begin as they are.
         params=start(objective, job) if config.full else None,
         measure=edges_in_all,
-    ).state
-    return state, results.merge(job.base, objective, state.params)
+    )
 
 
-def train_target(job: Job, target: float) -> dict[str, Any]:
+def compared(
+    job: Job, objective: Sparsifying, trained: Trained
+) -> tuple[SparseModel, Compared, dict[str, Any] | None]:
+    """The model that a run makes, its evaluation beside the dense one, and the cost of rounding.
+
+    The last is None where all weights were trained, which are float32 in training and after. Else
+    it holds the share of the adapters' update that is lost (`lora.rounding`) and the loss in nats
+    per token with the adapters apart and merged, on the same windows.
+    """
+    wide = jnp.dtype(jnp.float32) if job.config.export_dtype == "float32" else None
+    params = trained.state.params
+    merged = results.merge(job.base, objective, params, dtype=wide)
+    dense = job.base if wide is None else _in_dtype(job.base, wide)
+    found = compare(dense, merged, job.validation, job.mesh)
+    if objective.adapters is None:
+        return merged, found, None
+    lost = jax.jit(functools.partial(lora.rounding, settings=objective.adapters, dtype=wide))
+    rounding = {
+        "dtype": str(wide or jnp.dtype(job.config.dtype)),
+        "update_lost": float(lost(job.base.params, params[WEIGHTS])),
+        "loss_before": trained.history.last,
+        "loss_after": found.ratio("sparse_nll", "tokens").estimate,
+    }
+    return merged, found, rounding
+
+
+def _in_dtype(base: Pretrained, dtype: Any) -> Pretrained:
+    return dataclasses.replace(base, params=jax.tree.map(lambda x: x.astype(dtype), base.params))
+
+
+def seed_folder(folder: Path, seed: int) -> Path:
+    """Where the runs of one seed are."""
+    return folder / f"seed_{seed}"
+
+
+def train_target(job: Job, seed: int, target: float) -> dict[str, Any]:
     """Trains under one bound to the end, evaluates and exports the result; returns its numbers."""
-    folder = job.folder / f"target_{target:.4f}"
-    # Written last of all, after the export.
-    if processes.on_first(lambda: (folder / results.RESULT).exists()):
+    folder = seed_folder(job.folder, seed) / f"target_{target:.4f}"
+    # The result is written last of all, after the export.
+    if claim_run(job, folder, seed=seed, target=target, result=results.RESULT):
         return runs.read_json(folder / results.RESULT)
     config, objective = job.config, objective_of(job, target)
-    state, merged = train_once(job, folder, objective)
-    found = compare(job.base, merged, job.validation, job.mesh)
+    trained = train_once(job, folder, objective, seed)
+    merged, found, rounding = compared(job, objective, trained)
     result = {
+        "seed": seed,
         "target": target,
-        "folder": folder.name,
+        "folder": folder.relative_to(job.folder).as_posix(),
         "loss": found.ratio("sparse_nll", "tokens"),
         "dense_loss": found.ratio("dense_nll", "tokens"),
         "difference": found.difference,
@@ -209,21 +179,22 @@ def train_target(job: Job, target: float) -> dict[str, Any]:
         "open_edges_per_head": float(found.open_LN.mean()) / found.windows.num_rows,
         "windows": found.windows.num_rows,
         "validation_tokens": pc.sum(found.windows["tokens"]).as_py(),
-        "strength": float(state.extra.strength),
-        "steps": int(state.step),
+        "strength": float(trained.state.extra.strength),
+        "steps": int(trained.state.step),
         "tokens_seen": tokens_seen(folder),
+        "rounding": rounding,
     }
     heads = patterns.named(config.heads, job.base.cfg.num_layers, job.base.cfg.num_heads)
     shown = [patterns.look(job.base, merged, text, heads) for text in config.texts]
-    adapters = None if config.full else state.params[WEIGHTS]
+    adapters = None if config.full else trained.state.params[WEIGHTS]
     results.export(folder, config, merged, adapters, result, found, shown)
     return runs.read_json(folder / results.RESULT)
 
 
-def train_control(job: Job) -> dict[str, Any]:
+def train_control(job: Job, seed: int) -> dict[str, Any]:
     """Trains as every run does but with no edge ever closed; returns its numbers."""
-    folder = job.folder / CONTROL
-    if processes.on_first(lambda: (folder / results.RESULT).exists()):
+    folder = seed_folder(job.folder, seed) / CONTROL
+    if claim_run(job, folder, seed=seed, target=None, result=results.RESULT):
         return runs.read_json(folder / results.RESULT)
     objective = dataclasses.replace(
         objective_of(job, 0.0),
@@ -231,13 +202,16 @@ def train_control(job: Job) -> dict[str, Any]:
         bias=_ALWAYS_OPEN,
         learn_bias=False,
     )
-    state, merged = train_once(job, folder, objective)
-    found = compare(job.base, merged, job.validation, job.mesh)
+    trained = train_once(job, folder, objective, seed)
+    merged, found, rounding = compared(job, objective, trained)
     result = {
+        "seed": seed,
+        "folder": folder.relative_to(job.folder).as_posix(),
         "loss": found.ratio("sparse_nll", "tokens"),
         "difference": found.difference,
-        "steps": int(state.step),
+        "steps": int(trained.state.step),
         "tokens_seen": tokens_seen(folder),
+        "rounding": rounding,
     }
     results.export_control(folder, merged, found, result)
     return runs.read_json(folder / results.RESULT)
@@ -248,10 +222,12 @@ def tokens_seen(folder: Path) -> int:
     return int(pc.sum(pq.read_table(folder / METRICS)["tokens"]).as_py())
 
 
-def beside_control(job: Job, result: dict[str, Any]) -> Interval:
-    """The loss of one run over the control's, on the same windows."""
+def over_control(job: Job, result: dict[str, Any]) -> Interval:
+    """The loss of one run over that of its seed's control, on the same windows."""
+    control = seed_folder(job.folder, result["seed"]) / CONTROL
     tables = (
-        pq.read_table(job.folder / name / results.WINDOWS) for name in (result["folder"], CONTROL)
+        pq.read_table(folder / results.WINDOWS)
+        for folder in (job.folder / result["folder"], control)
     )
     return difference(*tables)
 
@@ -268,44 +244,48 @@ def edges_in_all(params: ParamTree, step: int, found: Evaluation) -> dict[str, f
     }
 
 
-def _frozen_dtype(config: PosttrainConfig) -> Any:
-    # Trained weights are float32; frozen ones are only ever read in the dtype of the computation.
-    return jnp.float32 if config.full else jnp.dtype(config.dtype)
+def run(config: PosttrainConfig, folder: Path, *, force: bool = False) -> dict[str, Any]:
+    """Runs or resumes every seed and target in an open work folder and returns the summary.
 
-
-def run(config: PosttrainConfig, folder: Path) -> dict[str, Any]:
-    """Runs or resumes every target in an open work folder and returns the summary."""
-    job = open_job(config, folder)
-    # A head that is not there is refused now, not after the training.
-    patterns.named(config.heads, job.base.cfg.num_layers, job.base.cfg.num_heads)
+    With `force`, what the folder holds of other settings or weights is set aside and trained again.
+    """
+    job = open_job(config, folder, force=force)
     manifest = job.prepared.manifest
     origin = runs.provenance(
-        seeds={"run": config.seed},
+        seeds={f"run {i}": seed for i, seed in enumerate(config.seeds)},
         dtype=config.dtype,
         data={"documents": manifest["documents_sha256"]} | dict(manifest["sources"]),
         tokenizer=manifest["tokenizer_sha256"],
     )
     processes.on_first(lambda: runs.record_provenance(folder, origin))
     dense = dense_loss(job)
-    bounds = targets(config, dense.loss)
+    targets = bounds(config, dense.loss)
     if processes.is_first():
-        shown = ", ".join(f"{target:.4f}" for target in bounds)
+        shown = ", ".join(f"{target:.4f}" for target in targets)
         print(f"dense {dense.loss:.4f} nats per token on {dense.tokens:,} tokens; target {shown}")
+    found, controls = [], []
+    for seed in config.seeds:
+        of_seed = [train_target(job, seed, target) for target in targets]
+        if config.control:
+            controls.append(train_control(job, seed))
+        for each in of_seed:
+            more = dataclasses.asdict(over_control(job, each)) if config.control else None
+            found.append(each | {"over_control": more})
     summary = {
         "model": config.model,
         "model_sha256": job.base.sha256,
         "family": job.base.cfg.family,
         "context": config.context,
         "corpus": {"source": config.corpus.source, "splits": manifest["splits"]},
-        "trained_parameters": params_lib.count(objective_of(job, bounds[0]).spec),
+        "trained_parameters": params_lib.count(objective_of(job, targets[0]).spec),
         "dense_loss": dense.loss,
         "validation_tokens": dense.tokens,
-        "runs": [train_target(job, target) for target in bounds],
-        "control": train_control(job) if config.control else None,
+        "seeds": config.seeds,
+        "bounds": by_bound(found, dense.loss),
+        "runs": found,
+        "controls": controls,
         "device": jax.devices()[0].device_kind,
     }
-    if config.control:
-        summary["over_control"] = [beside_control(job, each) for each in summary["runs"]]
     processes.on_first(lambda: _conclude(folder, summary))
     return summary
 
@@ -319,44 +299,22 @@ def _conclude(folder: Path, summary: dict[str, Any]) -> None:
     runs.mark_finished(folder)
 
 
-def told(summary: dict[str, Any]) -> str:
-    """The summary for a terminal."""
-    lines = [
-        f"dense: {summary['dense_loss']:.4f} nats per token over "
-        f"{summary['validation_tokens']:,} tokens of {summary['corpus']['source']}"
-    ]
-    for each in summary["runs"]:
-        edges = each["edges"]
-        lines.append(
-            f"target {each['target']:.4f}: {100 * edges['estimate']:.2f} % of edges open "
-            f"({100 * edges['low']:.2f} to {100 * edges['high']:.2f}), loss "
-            f"{_signed(each['difference'])} against dense, {each['tokens_seen']:,} tokens seen"
-        )
-    if summary["control"]:
-        less = summary["control"]["difference"]
-        lines.append(f"control, every gate open: loss {_signed(less)} against dense")
-        lines += [
-            f"target {each['target']:.4f}: loss {_signed(more)} against the control"
-            for each, more in zip(summary["runs"], summary["over_control"], strict=True)
-        ]
-    return "\n".join(lines)
-
-
-def _signed(interval: dict[str, float]) -> str:
-    return "{estimate:+.4f} ({low:+.4f} to {high:+.4f})".format_map(interval)
-
-
 def main(arguments: launch.Arguments) -> None:
     """The command."""
     config = cast(ConfigDict, arguments.config)
     settled = launch.freeze(config, PosttrainConfig)
-    with processes.open_workdir(arguments.folder, config, resume=arguments.resume) as folder:
-        done = runs.finished(folder)
+    force = arguments.resume == "force"
+    opened = processes.open_workdir(
+        arguments.folder, config, resume=arguments.resume, may_change=MAY_CHANGE
+    )
+    with opened as folder:
+        # By force, what is finished is looked through again: its weights may have been replaced.
+        done = None if force else runs.finished(folder)
         if not done:
-            run(settled, folder)
+            run(settled, folder, force=force)
         summary = runs.read_json(folder / SUMMARY)
     if processes.is_first():
-        print(*[f"finished {done}"] * bool(done), told(summary), sep="\n")
+        print(*[f"finished {done}"] * bool(done), format_summary(summary), sep="\n")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from lm_jax.report.markup import Markup, number
 from lm_jax.stats import Interval
 from lm_jax.train.metrics import EVALUATIONS, METRICS
 from sparse_jax import results
+from sparse_jax.summary import ONE_RUN, format_rounding
 
 Found = Mapping[str, Any]
 # A curve of more points than this is drawn through means of neighbouring steps.
@@ -34,7 +35,7 @@ TERMS = {
     "loss": "Mean negative log likelihood of the next token, in nats.",
     "strength": "What the expected share of open edges, summed over layers, is multiplied by in "
     "what is minimised. It rises while the loss is under its bound and falls above it.",
-    "interval": "95 %, from resampling documents.",
+    "interval": "95 %, from resampling documents, for one trained model.",
 }
 
 
@@ -66,10 +67,11 @@ def read(folder: Path) -> Run:
 
 
 def build(summary: Found, found: Sequence[Run], *, provenance: Mapping[str, Any]) -> str:
-    """The whole page."""
-    parts = [outcome(summary), frontier(summary, found)]
+    """The whole page; of several seeds, the first one's runs are shown in detail."""
+    parts = [outcome(summary), over_seeds(summary), frontier(summary, found)]
     for run in found:
-        parts += [training(run, summary), by_head(run), attention(run)]
+        if run.result["seed"] == summary["seeds"][0]:
+            parts += [training(run, summary), by_head(run), attention(run)]
     parts += [paper(summary), section("Terms", report.key_values(TERMS))]
     return report.page(
         f"Sparse attention: {Path(summary['model']).name}",
@@ -80,32 +82,34 @@ def build(summary: Found, found: Sequence[Run], *, provenance: Mapping[str, Any]
 
 
 def answer(summary: Found) -> Markup:
-    """The sparsest run that keeps its bound, or that none does."""
-    kept = [run for run in summary["runs"] if run["loss"]["estimate"] <= run["target"]]
-    best = min(kept or summary["runs"], key=lambda run: run["edges"]["estimate"])
-    edges, more = best["edges"]["estimate"], best["difference"]
+    """The sparsest bound that is kept, or that none is; means over seeds."""
+    kept = [bound for bound in summary["bounds"] if bound["loss"]["mean"] <= bound["target"]]
+    best = min(kept or summary["bounds"], key=lambda bound: bound["edges"]["mean"])
+    several = len(summary["seeds"]) > 1
     text = (
-        f"{edges:.2%} of attention edges stay open, at a loss {more['estimate']:+.4f} nats per "
-        "token from the dense model's."
+        f"{best['edges']['mean']:.2%} of attention edges stay open, at a loss "
+        f"{best['difference']['mean']:+.4f} nats per token from the dense model's"
     )
+    text += f" (means of {len(summary['seeds'])} seeds)." if several else f" ({ONE_RUN})."
     # It binds the text that is trained on; held-out text may be a little harder.
-    reason = f"The bound was {best['target'] - summary['dense_loss']:+.4f}, " + (
+    reason = f"The bound was {best['slack']:+.4f}, " + (
         "and it is kept."
         if kept
         else "and no run keeps it on held-out text: train longer, or give a lower slack."
     )
-    if summary["control"]:
-        over = summary["over_control"][summary["runs"].index(best)]["estimate"]
+    if best["over_control"]:
         reason += (
-            f" Against a control trained as long with all gates open, the loss is {over:+.4f}."
+            " Against a control trained as long with all gates open, the loss is "
+            f"{best['over_control']['mean']:+.4f}."
         )
     return report.verdict(text, reason, tone="good" if kept else "warn")
 
 
 def outcome(summary: Found) -> Section:
-    """A row per bound."""
+    """A row per run."""
     rows = [
         [
+            str(run["seed"]),
             run["target"],
             _interval(run["loss"], ".4f"),
             _interval(run["difference"], "+.4f"),
@@ -117,6 +121,7 @@ def outcome(summary: Found) -> Section:
     ]
     first = summary["runs"][0]
     columns = [
+        "Seed",
         Column("Bound", ".3f"),
         "Loss",
         "Less dense",
@@ -124,16 +129,21 @@ def outcome(summary: Found) -> Section:
         Column("Per head", ".1f"),
         Column("Strength", ".3g"),
     ]
-    control = ""
-    if summary["control"]:
-        columns.insert(3, "Less control")
-        for row, more in zip(rows, summary["over_control"], strict=True):
-            row.insert(3, _interval(more, "+.4f"))
-        less = _interval(summary["control"]["difference"], "+.4f")
-        control = (
-            "The control had the same training with every gate open: its loss less the dense "
+    notes = []
+    if summary["controls"]:
+        columns.insert(4, "Less control")
+        for row, run in zip(rows, summary["runs"], strict=True):
+            row.insert(4, _interval(run["over_control"], "+.4f"))
+        less = "; ".join(_interval(each["difference"], "+.4f") for each in summary["controls"])
+        notes.append(
+            "A control has the same training with every gate open: its loss less the dense "
             f"model's is {less}. What lies over the control's is what closing edges costs."
         )
+    notes += [
+        f"Seed {run['seed']}, {run['folder']}: {line}."
+        for run in (*summary["runs"], *summary["controls"])
+        if (line := format_rounding(run["rounding"]))
+    ]
     return section(
         "Result",
         f"The dense model has a loss of {summary['dense_loss']:.4f} on "
@@ -142,13 +152,49 @@ def outcome(summary: Found) -> Section:
         f"{number(summary['trained_parameters'])} parameters were trained in {first['steps']} "
         f"updates on {number(first['tokens_seen'])} tokens. The exported model is the one that was "
         "evaluated, with gates that open without chance.",
-        *[control] * bool(control),
+        *notes,
         table(
             columns,
             rows,
             caption="Each run at its end: losses in nats per token, on the same windows as the "
-            "dense model; open edges in all, and per head and window.",
+            "dense model; open edges in all, and per head and window. Intervals are over "
+            "documents, for the model that was trained.",
             n=f"{number(first['windows'])} windows of {first['edges']['n']} documents",
+        ),
+    )
+
+
+def over_seeds(summary: Found) -> Section:
+    """How far runs differ that differ in their seed alone."""
+    count = len(summary["seeds"])
+    if count == 1:
+        return section(
+            "Between seeds",
+            "This is one run of each bound. The intervals above are over documents; they do not "
+            "cover what another seed would train, or another processor or number of threads, "
+            'which add up in another order. --config.seeds="(0, 1, 2)" trains three.',
+        )
+    columns = [Column("Bound", ".3f"), "Loss", "Less dense", "Open, %"]
+    rows = [
+        [
+            bound["target"],
+            _spread(bound["loss"], ".4f"),
+            _spread(bound["difference"], "+.4f"),
+            _spread(bound["edges"], ".2f", scale=100),
+        ]
+        for bound in summary["bounds"]
+    ]
+    if summary["controls"]:
+        columns.append("Less control")
+        for row, bound in zip(rows, summary["bounds"], strict=True):
+            row.append(_spread(bound["over_control"], "+.4f"))
+    return section(
+        "Between seeds",
+        table(
+            columns,
+            rows,
+            caption="Mean over seeds, with the least and the greatest of them.",
+            n=f"{count} seeds",
         ),
     )
 
@@ -162,6 +208,7 @@ def frontier(summary: Found, found: Sequence[Run]) -> Section | None:
         over = np.subtract(loss, summary["dense_loss"])
         titles = [f"step {step}" for step in steps]
         label = f"bound {run.result['target'] - summary['dense_loss']:+.3f}"
+        label += f", seed {run.result['seed']}" * (len(summary["seeds"]) > 1)
         trails.append(Points(label, 100 * np.asarray(edges), over, titles))
     return section(
         "Loss against edges",
@@ -283,10 +330,11 @@ def paper(summary: Found) -> Section:
     rows: list[list[object]] = [
         [name, dense, sparse - dense, 100 * edges] for name, (dense, sparse, edges) in PAPER.items()
     ]
-    for run in summary["runs"]:
-        name = f"{Path(summary['model']).name}, context {summary['context']}, ours"
-        edges = 100 * run["edges"]["estimate"]
-        rows.append([name, summary["dense_loss"], run["difference"]["estimate"], edges])
+    of = f"mean of {len(summary['seeds'])} seeds" if len(summary["seeds"]) > 1 else ONE_RUN
+    name = f"{Path(summary['model']).name}, context {summary['context']}, ours, {of}"
+    for bound in summary["bounds"]:
+        edges = 100 * bound["edges"]["mean"]
+        rows.append([name, summary["dense_loss"], bound["difference"]["mean"], edges])
     tokens = number(max(run["tokens_seen"] for run in summary["runs"]))
     return section(
         "Beside the paper",
@@ -311,6 +359,11 @@ def _interval(value: Mapping[str, Any], spec: str, scale: float = 1.0) -> str:
         format(scale * x, spec) for x in (interval.low, interval.estimate, interval.high)
     )
     return f"{middle} [{low}, {high}]"
+
+
+def _spread(value: Mapping[str, Any], spec: str, scale: float = 1.0) -> str:
+    mean, least, most = (format(scale * value[name], spec) for name in ("mean", "least", "most"))
+    return f"{mean} ({least} to {most})"
 
 
 def _thinned(x: Sequence[float], y: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:

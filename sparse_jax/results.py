@@ -38,12 +38,20 @@ EDGES_SCHEMA = pa.schema(
 )
 
 
-def merge(base: Pretrained, objective: Sparsifying, params: ParamTree) -> SparseModel:
-    """What was trained as a model with gates, adapters added to the weights they were over."""
+def merge(
+    base: Pretrained, objective: Sparsifying, params: ParamTree, *, dtype: Any = None
+) -> SparseModel:
+    """What was trained as a model with gates, adapters added to the weights they were over.
+
+    The sum is made in float32 and rounded once, to `dtype` or, without one, to that of the base.
+    """
     weights, adapters = params[WEIGHTS], objective.adapters
     if adapters is not None:
-        weights = jax.jit(functools.partial(lora.merge, settings=adapters))(base.params, weights)
-    gates = sparse_model.constant_gates(base.cfg, objective.bias, raw=objective.raw_gate)
+        added = jax.jit(functools.partial(lora.merge, settings=adapters, dtype=dtype))
+        weights = added(base.params, weights)
+    gates = sparse_model.constant_gates(
+        base.cfg, objective.bias, raw_gate=objective.raw_gate, renormalise=objective.renormalise
+    )
     if GATE_BIAS in params:
         gates = dataclasses.replace(gates, bias_LN=sharding.fetch(params[GATE_BIAS]))
     return SparseModel(dataclasses.replace(base, params=weights), gates, {})
@@ -80,6 +88,7 @@ def export(
         "sparse minus dense loss": _with_ends(result["difference"], "+.4f"),
         "target loss": result["target"],
         "open edges": _with_ends(result["edges"], ".2%"),
+        "seed": f"{result['seed']}, one run",
         "steps": result["steps"],
         "tokens trained on": result["tokens_seen"],
     }

@@ -1,7 +1,7 @@
 """Multiple choice: SmolLM2 dense, and the sparse models that are named on the command line.
 
     python -m sparse_jax.choices --config=configs/sparse/choices.py --workdir=runs/choices \\
-        --config.sparse="('runs/sparse/target_3.7009/model',)"
+        --config.sparse="('runs/sparse/seed_234/target_3.7009/model',)"
 
 The questions come from `python -m tools.fetch mc`.
 """

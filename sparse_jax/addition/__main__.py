@@ -8,6 +8,7 @@ same numbers.
 """
 
 from lm_jax import launch, runs
+from lm_jax.train.config import MAY_CHANGE
 from sparse_jax.addition import report, study
 from sparse_jax.addition.config import AdditionConfig
 
@@ -15,10 +16,14 @@ from sparse_jax.addition.config import AdditionConfig
 def main(arguments: launch.Arguments) -> None:
     """The command."""
     config = launch.freeze(arguments.config, AdditionConfig)
-    with runs.open_workdir(arguments.folder, arguments.config, resume=arguments.resume) as work:
+    force = arguments.resume == "force"
+    opened = runs.open_workdir(
+        arguments.folder, arguments.config, resume=arguments.resume, may_change=MAY_CHANGE
+    )
+    with opened as work:
         done = runs.finished(work.path)
         if not done:
-            study.run(config, work.path)
+            study.run(config, work.path, force=force)
             runs.mark_finished(work.path)
         summary = runs.read_json(work.path / study.SUMMARY)
         print(*[f"finished {done}"] * bool(done), *report.findings(summary), sep="\n")

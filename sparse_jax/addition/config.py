@@ -1,6 +1,7 @@
 """The settings of the addition study, as the frozen dataclass that its config file becomes."""
 
 import dataclasses
+import math
 from typing import Any, Literal
 
 from ml_collections import ConfigDict
@@ -37,7 +38,8 @@ class AdditionConfig:
       strength: what the expected share of open edges, summed over layers, is multiplied by.
       bias: of the gate logits: above 0, gates begin open.
       eval_every: steps between evaluations.
-      seed: draws the split, the weights, the order and the gates.
+      seeds: one study for each, which draws the split, the weights, the order and the gates.
+      allow_fallback: where the newest checkpoint is damaged, go on from the one before it.
     """
 
     num_layers: int = 4
@@ -57,20 +59,41 @@ class AdditionConfig:
     strength: float = 0.03
     bias: float = 3.0
     eval_every: int = 100
-    seed: int = 0
+    seeds: tuple[int, ...] = (0,)
+    allow_fallback: bool = False
 
     def __post_init__(self) -> None:
         for text in self.drawn:
             problems.number(text)
-        found = []
-        if self.num_layers < 2:
-            found.append(f"num_layers = {self.num_layers} must be at least 2: carries come second")
-        if self.batch_size < 1:
-            found.append(f"batch_size = {self.batch_size} must be at least 1")
-        if not 0 <= self.seed < 2**32:
-            found.append(f"seed = {self.seed} must be in 0..2^32 - 1")
+        counts = "hidden_size mlp_size batch_size dense_steps sparse_steps eval_every"
+        positive = "dense_rate sparse_rate clip_norm strength"
+        wanted = {
+            "num_layers": (self.num_layers >= 2, "at least 2: carries come second"),
+            **{name: (getattr(self, name) >= 1, "at least 1") for name in counts.split()},
+            **{name: (0 < getattr(self, name) < math.inf, "above 0") for name in positive.split()},
+            **{
+                name: (0 <= getattr(self, name) < math.inf, "at least 0")
+                for name in ("dense_decay", "sparse_decay")
+            },
+            "held_out": (
+                max(1, len(self.drawn)) <= self.held_out < problems.COUNT,
+                f"at least 1, no less than the sums that are drawn, and below {problems.COUNT}",
+            ),
+            "bias": (math.isfinite(self.bias), "finite"),
+            "seeds": (
+                bool(self.seeds)
+                and len(set(self.seeds)) == len(self.seeds)
+                and all(0 <= seed < 2**32 for seed in self.seeds),
+                "different numbers in 0..2^32 - 1, one or more",
+            ),
+        }
+        found = [
+            f"config.{name} = {getattr(self, name)} must be {what}"
+            for name, (holds, what) in wanted.items()
+            if not holds
+        ]
         if found:
-            raise UsageError("; ".join(f"config.{problem}" for problem in found))
+            raise UsageError("; ".join(found))
 
     @property
     def dual(self) -> GecoSettings:

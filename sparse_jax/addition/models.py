@@ -18,7 +18,7 @@ import numpy as np
 
 from lm_jax import sharding
 from lm_jax.config import DecoderConfig
-from lm_jax.train.config import TrainConfig
+from lm_jax.train.config import TrainConfig, Upkeep
 from lm_jax.train.loop import Measure, Trained, train
 from lm_jax.train.objective import LanguageModelling, Objective
 from sparse_jax.addition import problems
@@ -84,6 +84,8 @@ def train_model(
     trained: np.ndarray,
     held_out: np.ndarray,
     mesh: Mesh,
+    *,
+    seed: int,
     begin: Mapping[str, Any] | None = None,
 ) -> Trained:
     """Trains, or goes on training, one model in a folder of its own.
@@ -95,6 +97,7 @@ def train_model(
       trained: the problems to train on.
       held_out: those to evaluate on.
       mesh: the devices.
+      seed: draws the weights, the order and the gates.
       begin: the weights of a decoder to begin with; None draws them.
 
     Raises:
@@ -105,10 +108,11 @@ def train_model(
         folder,
         job.objective,
         job.training,
-        problems.Batches(trained, batch_size=batch_size, seed=config.seed),
+        problems.Batches(trained, batch_size=batch_size, seed=seed),
         problems.OnePass(held_out, batch_size=_even(len(held_out), mesh)),
-        seed=config.seed,
+        seed=seed,
         mesh=mesh,
+        upkeep=Upkeep(allow_fallback=config.allow_fallback),
         params=None if begin is None else job.params(begin),
         measure=_measure(job, held_out),
     )

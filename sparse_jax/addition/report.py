@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lm_jax import report
-from lm_jax.report import Section, section
+from lm_jax.report import Column, Section, section, table
 from lm_jax.report.markup import number
-from sparse_jax.addition import graph, sections
+from sparse_jax.addition import graph, measures, sections
 from sparse_jax.addition.graph import Drawn
 from sparse_jax.addition.models import DENSE, SPARSE
 from sparse_jax.addition.sections import GOAL, Summary
+from sparse_jax.summary import ONE_RUN, Spread, spread
 
 _BEGINNINGS = {
     "dense": "the sparse model begins as the trained dense one, as in Fig. 1 "
@@ -22,29 +23,31 @@ _BEGINNINGS = {
 
 
 def build(
-    summary: Summary,
+    summary: Mapping[str, Any],
     evaluations: Mapping[str, Mapping[str, Sequence[float]]],
     drawn: Mapping[str, Sequence[Drawn]],
     *,
     provenance: Mapping[str, Any],
 ) -> str:
-    """The whole page.
+    """The whole page: the first seed in detail, and all seeds beside each other.
 
     Args:
-      summary: of `study.run`, or as read back from `summary.json`.
-      evaluations: of each model, columns by name and `step`.
-      drawn: of each model, the sums to draw.
+      summary: of `study.run`, as read back from `summary.json`.
+      evaluations: of each model of the first seed, columns by name and `step`.
+      drawn: of each model of the first seed, the sums to draw.
       provenance: of `runs.record_provenance`.
     """
+    first = summary["seeds"][0]
     parts = (
-        sections.accuracy(summary),
-        sections.training(evaluations, summary),
+        sections.accuracy(first),
+        seeds(summary),
+        sections.training(evaluations, first),
         sections.graphs(drawn),
-        sections.edges(summary),
-        sections.digits(summary),
-        sections.carries(summary),
-        sections.needed(summary),
-        differences(summary),
+        sections.edges(first),
+        sections.digits(first),
+        sections.carries(first),
+        sections.needed(first),
+        differences(first),
     )
     return report.page(
         "Two-digit addition, dense and sparse",
@@ -52,7 +55,7 @@ def build(
         provenance=report.facts(provenance)
         | {
             f"training seconds, {name}": own["training_seconds"]
-            for name, own in summary["models"].items()
+            for name, own in first["models"].items()
         },
         lead=[
             report.verdict(*findings(summary), tone="good" if reached(summary) else "bad"),
@@ -61,26 +64,88 @@ def build(
     )
 
 
-def findings(summary: Summary) -> list[str]:
-    """The findings in four sentences."""
-    held = {name: one["accuracy"]["all"] for name, one in summary["models"].items()}
-    count = {name: one["edges"]["all"]["estimate"] for name, one in summary["models"].items()}
+def between_seeds(found: Sequence[Summary]) -> dict[str, dict[str, Spread]]:
+    """Exact sums, as a share, and open edges of a sum of each model, over seeds."""
+    return {
+        name: {
+            "exact": spread(
+                [each["models"][name]["accuracy"]["all"]["estimate"] for each in found]
+            ),
+            "edges": spread([each["models"][name]["edges"]["all"]["estimate"] for each in found]),
+        }
+        for name in found[0]["models"]
+    }
+
+
+def seeds(summary: Mapping[str, Any]) -> Section:
+    """A row per seed."""
+    rows = [
+        [
+            str(each["seed"]),
+            *(
+                report.rate(measures.interval(each["models"][name]["accuracy"]["all"]), spec=".2f")
+                for name in (DENSE, SPARSE)
+            ),
+            each["models"][SPARSE]["edges"]["all"]["estimate"],
+        ]
+        for each in summary["seeds"]
+    ]
+    return section(
+        "Between seeds",
+        _told_between(summary) + " Intervals are over held-out sums, for the models that were "
+        "trained. Another seed trains others, and so does another processor or number of threads, "
+        "which add up in another order. What follows is of the first seed.",
+        table(
+            ["Seed", "Dense, exact, %", "Sparse, exact, %", Column("Open edges of a sum", ".1f")],
+            rows,
+            caption="Exact sums among held-out problems, and open edges of the sparse model.",
+        ),
+    )
+
+
+def _told_between(summary: Mapping[str, Any]) -> str:
+    count = len(summary["seeds"])
+    if count == 1:
+        return f"Seed {summary['seeds'][0]['seed']}, {ONE_RUN}."
+    dense, sparse = (summary["between_seeds"][name] for name in (DENSE, SPARSE))
+    return _spaced(
+        f"Over {count} seeds, mean and range: exact sums {_range(dense['exact'])} dense and "
+        f"{_range(sparse['exact'])} sparse, open edges of a sum {sparse['edges']['mean']:.1f} "
+        f"({sparse['edges']['least']:.1f} to {sparse['edges']['most']:.1f})."
+    )
+
+
+def _range(found: Mapping[str, Any]) -> str:
+    return f"{found['mean']:.1%} ({found['least']:.1%} to {found['most']:.1%})"
+
+
+def findings(summary: Mapping[str, Any]) -> list[str]:
+    """The findings in sentences: of the first seed, and of all if there are more."""
+    first = summary["seeds"][0]
+    held = {name: one["accuracy"]["all"] for name, one in first["models"].items()}
+    count = {name: one["edges"]["all"]["estimate"] for name, one in first["models"].items()}
     good = reached(summary)
+    several = len(summary["seeds"]) > 1
     return [
         f"The sparse model {'adds' if good else 'answers'} with {count[SPARSE]:.1f} open edges a "
-        f"sum, the dense one with {count[DENSE]:.0f}.",
+        f"sum, the dense one with {count[DENSE]:.0f} (seed {first['seed']}"
+        f"{'' if several else f', {ONE_RUN}'}).",
+        *[_told_between(summary)] * several,
         f"Exact sums on {number(held[DENSE]['n'])} problems that neither was trained on: "
         f"{_percent(held[DENSE])} dense, {_percent(held[SPARSE])} sparse "
-        f"({'both' if good else 'not both'} reach {100 * GOAL:g} %; 95 % Wilson intervals).",
-        _operands_told(summary),
-        _carry_told(summary),
+        f"({'all' if good else 'not all'} models reach {100 * GOAL:g} %; 95 % Wilson intervals).",
+        _operands_told(first),
+        _carry_told(first),
     ]
 
 
-def reached(summary: Summary) -> bool:
-    """Whether both models add as well as they are to."""
-    held = [one["accuracy"]["all"]["estimate"] for one in summary["models"].values()]
-    return min(held) >= GOAL
+def reached(summary: Mapping[str, Any]) -> bool:
+    """Whether both models of every seed add as well as they are to."""
+    return all(
+        one["accuracy"]["all"]["estimate"] >= GOAL
+        for each in summary["seeds"]
+        for one in each["models"].values()
+    )
 
 
 def differences(summary: Summary) -> Section:

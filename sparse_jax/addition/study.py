@@ -1,13 +1,18 @@
-"""The study from its settings to its numbers: trains both models and measures them.
+"""The study from its settings to its numbers: trains both models of each seed and measures them.
 
 The work folder then holds
 
-    dense/, sparse/       checkpoints, metrics.parquet, evaluations.parquet (`lm_jax.train.loop`)
-    sums.parquet          a row for each held-out sum and model: its answer and its open edges
-    summary.json          every number of the report
-    report.html           the report, one offline file
+    seed_<n>/dense/, seed_<n>/sparse/    checkpoints, metrics.parquet, evaluations.parquet
+                                         (`lm_jax.train.loop`)
+    seed_<n>/sums.parquet                a row for each held-out sum and model: its answer and its
+                                         open edges
+    seed_<n>/summary.json                every number of that seed
+    summary.json                         those of all seeds
+    report.html                          the first seed in detail and all beside each other, one
+                                         offline file
 """
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -20,40 +25,94 @@ import pyarrow.parquet as pq
 from lm_jax import runs, settings, sharding
 from lm_jax.decoder import count_params
 from lm_jax.report import write
+from lm_jax.train.config import MAY_CHANGE
 from lm_jax.train.metrics import EVALUATIONS, METRICS
 from sparse_jax.addition import measures, models, problems, report
 from sparse_jax.addition.config import AdditionConfig
 from sparse_jax.addition.graph import Drawn
 from sparse_jax.addition.looking import Seen
 from sparse_jax.addition.models import DENSE, SPARSE, Job
+from sparse_jax.claims import claim
 
 SUMS, SUMMARY, REPORT = "sums.parquet", "summary.json", "report.html"
 
 
-def run(config: AdditionConfig, folder: Path) -> dict[str, Any]:
-    """Runs or resumes the study in an open work folder and returns the summary."""
+@dataclasses.dataclass(frozen=True)
+class Studied:
+    """One seed: its numbers, its curves by model, and by model the sums whose graphs are drawn."""
+
+    summary: dict[str, Any]
+    evaluations: dict[str, dict[str, list[float]]]
+    drawn: dict[str, list[Drawn]]
+
+
+def run(config: AdditionConfig, folder: Path, *, force: bool = False) -> dict[str, Any]:
+    """Runs or resumes the study of every seed in an open work folder and returns the summary.
+
+    With `force`, seeds that were trained under other settings are set aside and trained again.
+    """
     drawn = tuple(problems.number(text) for text in config.drawn)
-    trained, held_out = problems.split(config.held_out, config.seed, drawn)
+    splits = {seed: problems.split(config.held_out, seed, drawn) for seed in config.seeds}
     origin = runs.provenance(
-        seeds={"study": config.seed},
+        seeds={f"study {i}": seed for i, seed in enumerate(config.seeds)},
         dtype="float32",
         data={
-            "trained": problems.digest(trained),
-            "held out": problems.digest(held_out),
+            f"{part}, seed {seed}": problems.digest(numbers_P)
+            for seed, split in splits.items()
+            for part, numbers_P in zip(("trained", "held out"), split, strict=True)
         },
     )
     runs.record_provenance(folder, origin)
+    studied = [run_seed(config, folder, seed, splits[seed], drawn, force) for seed in config.seeds]
+    found = [each.summary for each in studied]
+    summary = {
+        "config": settings.plain(config),
+        "seeds": found,
+        "between_seeds": report.between_seeds(found),
+        "device": jax.devices()[0].device_kind,
+    }
+    runs.write_json(folder / SUMMARY, summary)
+    summary = runs.read_json(folder / SUMMARY)
+    page = report.build(
+        summary,
+        studied[0].evaluations,
+        studied[0].drawn,
+        provenance=runs.read_json(folder / runs.PROVENANCE),
+    )
+    write(folder / REPORT, page)
+    return summary
+
+
+def run_seed(
+    config: AdditionConfig,
+    folder: Path,
+    seed: int,
+    split: tuple[np.ndarray, np.ndarray],
+    drawn: tuple[int, ...],
+    force: bool,
+) -> Studied:
+    """Trains both models of one seed, or goes on with them, and measures them."""
+    (trained, held_out), folder = split, folder / f"seed_{seed}"
+    kept = settings.plain(config)
+    # Another choice of sums to draw may hold out others, which the digest tells.
+    for name in ("seeds", "drawn", *MAY_CHANGE):
+        kept.pop(name, None)
+    bound = {"seed": seed, "data": problems.digest(trained), "held out": problems.digest(held_out)}
+    claim(folder, trained=bound | kept, shown={}, result=SUMMARY, force=force)
     mesh = sharding.make_mesh(data=-1)
     found, seen, begin = {}, {}, None
     for job in models.jobs(config):
-        own = models.train_model(job, config, folder / job.name, trained, held_out, mesh, begin)
+        own = models.train_model(
+            job, config, folder / job.name, trained, held_out, mesh, seed=seed, begin=begin
+        )
         weights = job.weights(sharding.fetch(own.state.params))
         # The dense model comes first.
         begin = weights if config.begin == DENSE else None
         seen[job.name] = job.look(weights, problems.rows(held_out))
-        found[job.name] = measured(job, seen[job.name], weights, held_out, config.seed)
+        found[job.name] = measured(job, seen[job.name], weights, held_out, seed)
         found[job.name] |= _training(folder / job.name)
     summary = {
+        "seed": seed,
         "config": settings.plain(config),
         "parameters": count_params(models.decoder(config)),
         "sums": {
@@ -62,20 +121,16 @@ def run(config: AdditionConfig, folder: Path) -> dict[str, Any]:
             "held_out_by_carries": np.bincount(problems.carries(held_out), minlength=3).tolist(),
         },
         "models": found,
-        "device": jax.devices()[0].device_kind,
     }
     table = pa.concat_tables(_rows(name, own, held_out) for name, own in seen.items())
     with runs.replace_file(folder / SUMS) as file:
         pq.write_table(table, file, compression="zstd", write_page_checksum=True)
     runs.write_json(folder / SUMMARY, summary)
-    page = report.build(
-        summary,
+    return Studied(
+        runs.read_json(folder / SUMMARY),
         {name: evaluations(folder / name) for name in seen},
         {name: [_one(own, held_out, number) for number in drawn] for name, own in seen.items()},
-        provenance=runs.read_json(folder / runs.PROVENANCE),
     )
-    write(folder / REPORT, page)
-    return summary
 
 
 def measured(

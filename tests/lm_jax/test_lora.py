@@ -72,6 +72,50 @@ def test_merged_is_the_weight_plus_the_product_and_computes_the_same(cfg):
     )
 
 
+@pytest.mark.parametrize("relative", [1e-3, 5e-3, 2e-2])
+def test_a_merge_over_bfloat16_rounds_once_and_tells_what_that_loses(relative):
+    """Against float64: the sum rounded once, and the norm of what rounding takes of the update."""
+    rng = np.random.default_rng(0)
+    weight, down, up = (
+        rng.normal(size=shape).astype(np.float32)
+        for shape in ((2, 48, 4, 16), (2, 48, 3), (2, 3, 4, 16))
+    )
+    # alpha / r is 2, and three products of unit variance add up.
+    up *= relative / (2.0 * np.sqrt(3.0))
+    params = {"blocks": {"mixer": {"q": jnp.asarray(weight, jnp.bfloat16)}}}
+    adapters = {"blocks": {"mixer": {"q": {"down": down, "up": up}}}}
+
+    base = np.asarray(params["blocks"]["mixer"]["q"]).astype(np.float64)
+    update = 2.0 * np.einsum("ldr,lrnh->ldnh", down.astype(np.float64), up.astype(np.float64))
+    (merged,) = jax.tree.leaves(lora.merge(params, adapters, SETTINGS))
+    (wide,) = jax.tree.leaves(lora.merge(params, adapters, SETTINGS, dtype=jnp.float32))
+    assert (merged.dtype, wide.dtype) == (jnp.bfloat16, jnp.float32)
+    np.testing.assert_array_equal(merged, wide.astype(jnp.bfloat16))
+    # One sum of float32 and a product of three terms before it.
+    terms = 2.0 * np.einsum("ldr,lrnh->ldnh", np.abs(down), np.abs(up))
+    bound = 2.0**-24 * (np.abs(base + update) + 5 * terms)
+    assert np.all(np.abs(np.asarray(wide, np.float64) - (base + update)) <= bound)
+
+    lost = np.asarray(merged).astype(np.float64) - (base + update)
+    want = np.linalg.norm(lost) / np.linalg.norm(update)
+    assert float(lora.rounding(params, adapters, SETTINGS)) == pytest.approx(want, rel=1e-3)
+    assert float(lora.rounding(params, adapters, SETTINGS, dtype=jnp.float32)) == 0.0
+    assert want > 0.05
+
+
+def test_rounding_takes_the_whole_of_an_update_below_half_a_spacing():
+    """Bfloat16 has steps of 2^-7 above 1; ties go to the even neighbour."""
+    params = {"blocks": {"mixer": {"q": jnp.ones((1, 1, 1, 2), jnp.bfloat16)}}}
+
+    def share(update):
+        pair = {"down": np.ones((1, 1, 1), np.float32), "up": np.full((1, 1, 1, 2), update)}
+        settings = lora.LoraSettings(rank=1, alpha=1.0)
+        return float(lora.rounding(params, {"blocks": {"mixer": {"q": pair}}}, settings))
+
+    assert [share(x) for x in (0.0, 2.0**-9, 2.0**-8, 2.0**-7)] == [0, 1, 1, 0]
+    assert share(3 * 2.0**-8) == pytest.approx(1 / 3)
+
+
 def test_targets_are_names_or_paths():
     spec = lm_jax.param_spec(FAMILIES["llama"])
 
@@ -123,11 +167,11 @@ def test_a_saved_adapter_comes_back_bitwise_and_only_over_its_base(tmp_path):
     with pytest.raises(BadInputError, match="trained on the base aaaaaaaaaaaa, not bbbbbbbbbbbb"):
         lora.load(path, base_sha256="b" * 64)
     with pytest.raises(BadInputError, match="is not there"):
-        lora.load(tmp_path / "none")
+        lora.load(tmp_path / "none", base_sha256="a" * 64)
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])
     with pytest.raises(CorruptError, match="no whole safetensors file"):
-        lora.load(path)
+        lora.load(path, base_sha256="a" * 64)
     other = tiny.decoder(vocab_size=32, max_length=16, num_heads=2)
     with pytest.raises(BadInputError, match=r"adapter of blocks/mixer/\w+ gives"):
         lora.attach(lm_jax.init_params(jax.random.key(0), other), found, settings)

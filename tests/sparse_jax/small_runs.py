@@ -7,10 +7,13 @@ import jax
 from ml_collections import ConfigDict
 
 import lm_jax
+from lm_jax import launch, runs
 from lm_jax.train.tokenizer import train_tokenizer
+from sparse_jax import posttrain
 from sparse_jax.config import PosttrainConfig
 from tests import tiny
 from tests.lm_jax.made_corpus import texts
+from tools import make_goldens
 
 
 def made_text(folder):
@@ -21,12 +24,20 @@ def made_text(folder):
     return folder
 
 
-def made_base(folder):
+def made_base(folder, *, seed=0):
     """A Llama of random weights, larger than at the start of training, and its tokenizer."""
     tokenizer = train_tokenizer((text for _, text in texts(150)), vocab_size=120)
     cfg = tiny.decoder(vocab_size=tokenizer.vocab_size, max_length=32, family="llama")
-    params = jax.tree.map(lambda x: 2.0 * x, lm_jax.init_params(jax.random.key(0), cfg))
+    params = jax.tree.map(lambda x: 2.0 * x, lm_jax.init_params(jax.random.key(seed), cfg))
     lm_jax.save_pretrained(folder, cfg, params, tokenizer)
+    return folder
+
+
+def golden_base(folder, case):
+    """A golden model of a family, with a tokenizer of its vocabulary."""
+    model = lm_jax.load_pretrained(make_goldens.GOLDEN / case)
+    tokenizer = train_tokenizer((text for _, text in texts(150)), vocab_size=model.cfg.vocab_size)
+    lm_jax.save_pretrained(folder, model.cfg, model.params, tokenizer)
     return folder
 
 
@@ -55,5 +66,24 @@ def settings(base, text, **changes):
 
 
 def run_folder(folder):
-    (found,) = Path(folder).glob("target_*")
+    (found,) = Path(folder).glob("seed_*/target_*")
     return found
+
+
+def runs_config(folder):
+    """The config of a run as its command had it."""
+    stored = runs.read_json(folder / "config.json")
+    config = ConfigDict(dataclasses.asdict(PosttrainConfig()))
+    tuples = {name for name, value in config.items() if isinstance(value, tuple)}
+    for name, value in stored.items():
+        if isinstance(value, dict):
+            kept = config[name]
+            kept.update({k: tuple(v) if isinstance(v, list) else v for k, v in value.items()})
+        else:
+            config[name] = tuple(value) if name in tuples else value
+    return config
+
+
+def command(config, folder, **options):
+    """The command, with a config that is already made."""
+    return posttrain.main(launch.Arguments(config, folder, **options))

@@ -1,5 +1,6 @@
 """The gated attend: dense when open, the same in both computations, edges counted exactly."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -57,15 +58,20 @@ def test_all_gates_open_is_the_dense_model_to_the_bit(cfg):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
-    ("family", "raw_gate"), [("llama", False), ("llama", True), ("windows", False)]
+    ("family", "options"),
+    [
+        ("llama", {}),
+        ("llama", {"raw_gate": True}),
+        ("llama", {"renormalise": True}),
+        ("windows", {}),
+    ],
+    ids=["llama", "llama-raw", "llama-renormalised", "windows"],
 )
-def test_kernels_and_scores_give_the_same(family, raw_gate, mode):
+def test_kernels_and_scores_give_the_same(family, options, mode):
     cfg = FAMILIES[family]
     valid_BT = jnp.arange(T)[None] < jnp.array([[T], [11]])
     bias_LN = jnp.linspace(-1.0, 1.0, 8).reshape(2, 4)
-    attend = gated(
-        cfg, mode=mode, key=MODES[mode], bias=bias_LN, valid_BT=valid_BT, raw_gate=raw_gate
-    )
+    attend = gated(cfg, mode=mode, key=MODES[mode], bias=bias_LN, valid_BT=valid_BT, **options)
     one, other = run(cfg, attend), run(cfg, by_kernels(attend))
     real = np.asarray(valid_BT)
     np.testing.assert_allclose(one.logits[real], other.logits[real], rtol=2e-4, atol=2e-4)
@@ -123,6 +129,11 @@ def test_edges_of_a_pattern_made_by_hand():
     # Not renormalised: the weight is that of the softmax over all visible keys.
     dense = np.exp(1.5) / (np.exp(1.5) + 3 * np.exp(-2.0))
     assert float(pattern[0, 0, 3, 1]) == pytest.approx(dense, rel=1e-6)
+
+    # Renormalised, the one open key of a query has all the weight, and a closed row still none.
+    pattern, aux = dataclasses.replace(fn, renormalise=True)(scores, data)
+    assert np.asarray(pattern[0, 0]).sum(-1).tolist() == [0, 0, 1, 1]
+    assert int(aux["open_edges_BN"][0, 0]) == 2
 
     padded = data | {"valid_BT": jnp.array([[True, True, True, False]])}
     pattern, aux = fn(scores, padded)

@@ -45,11 +45,15 @@ def test_two_processes_end_with_what_one_does(config, tmp_path):
     assert codes == [0, 0], errs
     assert ["against the control" in out for out in outs] == [True, False]
 
-    for name in (run_folder(alone).name, posttrain.CONTROL):
+    target = run_folder(alone).relative_to(alone)
+    for name in (target, target.with_name(posttrain.CONTROL)):
         for table in (results.EDGES, results.WINDOWS):
             one, two = (pq.read_table(folder / name / table) for folder in (alone, pair))
             assert one.equals(two), (name, table)
-    one, two = (lora.load(run_folder(folder) / lora.ADAPTER)[0] for folder in (alone, pair))
+    own = runs.read_json(alone / posttrain.SUMMARY)["model_sha256"]
+    one, two = (
+        lora.load(run_folder(folder) / lora.ADAPTER, base_sha256=own)[0] for folder in (alone, pair)
+    )
     found, want = (by_path(jax.tree.map(np.asarray, each)) for each in (two, one))
     for path, value in want.items():
         np.testing.assert_array_equal(found[path], value, err_msg=path)

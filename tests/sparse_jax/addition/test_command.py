@@ -1,6 +1,8 @@
 """The study as a command: its smoke mode end to end, and after a stop."""
 
+import dataclasses
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -11,9 +13,10 @@ from lm_jax import launch
 from lm_jax import params as params_lib
 from lm_jax.errors import UsageError
 from lm_jax.train import loop
-from sparse_jax.addition import models, problems, study
+from sparse_jax.addition import models, problems, report, study
 from sparse_jax.addition.__main__ import main
 from sparse_jax.addition.config import AdditionConfig, experiment
+from sparse_jax.summary import Spread
 
 CONFIG = "configs/sparse/addition.py:smoke"
 
@@ -30,13 +33,13 @@ def finished(tmp_path_factory):
 
 
 def test_the_smoke_study_leaves_its_numbers_and_its_report(finished, capsys):
-    summary = json.loads((finished / study.SUMMARY).read_text("utf-8"))
+    (summary,) = json.loads((finished / study.SUMMARY).read_text("utf-8"))["seeds"]
     for name, own in summary["models"].items():
         assert own["accuracy"]["all"]["n"] == 60
         assert own["steps"] == 6
         assert len(own["edges"]["by_layer"]) == len(own["without"]) == 4
-        assert (finished / name / "metrics.parquet").is_file()
-    table = pq.read_table(finished / study.SUMS).to_pydict()
+        assert (finished / "seed_0" / name / "metrics.parquet").is_file()
+    table = pq.read_table(finished / "seed_0" / study.SUMS).to_pydict()
     assert len(table["sum"]) == 120
     totals = np.sum([table[f"edges_{layer}"] for layer in range(4)], axis=0)
     assert totals[:60].tolist() == [264] * 60
@@ -49,10 +52,11 @@ def test_the_smoke_study_leaves_its_numbers_and_its_report(finished, capsys):
     assert command(finished) == 0
     printed = capsys.readouterr().out
     assert "finished 20" in printed and "Exact sums on 60 problems" in printed
+    assert "(seed 0, one run)" in printed
 
 
 def test_strength_and_gates_stay_as_set(finished):
-    steps = pq.read_table(finished / "sparse" / "metrics.parquet").to_pydict()
+    steps = pq.read_table(finished / "seed_0" / "sparse" / "metrics.parquet").to_pydict()
     strength = AdditionConfig().strength
     assert steps["strength"] == pytest.approx([strength] * 6, rel=1e-5)
     assert set(steps["divergence"]) == {0.0}
@@ -61,7 +65,7 @@ def test_strength_and_gates_stay_as_set(finished):
 
 def test_the_sparse_model_begins_as_the_dense_one(finished):
     dense, sparse = (
-        pq.read_table(finished / name / "metrics.parquet")["loss"].to_pylist()
+        pq.read_table(finished / "seed_0" / name / "metrics.parquet")["loss"].to_pylist()
         for name in ("dense", "sparse")
     )
     assert dense[0] > sparse[0] + 0.1
@@ -70,8 +74,7 @@ def test_the_sparse_model_begins_as_the_dense_one(finished):
 @pytest.mark.parametrize(
     ("field", "said"),
     [
-        ({"num_layers": 1}, "num_layers = 1 must be at least 2"),
-        ({"batch_size": 0, "seed": -1}, "batch_size = 0 .*; config.seed = -1"),
+        ({"batch_size": 0, "seeds": (-1,)}, r"batch_size = 0 .*; config\.seeds = \(-1,\)"),
         ({"drawn": ("3+4",)}, "'3\\+4' is no problem"),
     ],
 )
@@ -99,9 +102,40 @@ def test_a_stopped_study_goes_on_to_the_same_numbers(finished, tmp_path, monkeyp
         json.loads((place / study.SUMMARY).read_text("utf-8")) for place in (folder, finished)
     )
     for summary in (found, whole):
-        for own in summary["models"].values():
+        for own in summary["seeds"][0]["models"].values():
             del own["training_seconds"]
     assert found == whole
+
+
+def test_seeds_stand_beside_each_other_and_one_that_is_there_is_not_trained_again(
+    finished, tmp_path, capsys
+):
+    folder = shutil.copytree(finished, tmp_path / "run")
+    saved = {file: file.stat().st_mtime_ns for file in folder.rglob("checkpoints/*")}
+    argv = ["addition", f"--workdir={folder}", "--config.seeds=(0, 5)", "--resume=force"]
+    assert launch.run(main, argv, config=CONFIG) == 0
+    assert {file: file.stat().st_mtime_ns for file in saved} == saved
+    summary = json.loads((folder / study.SUMMARY).read_text("utf-8"))
+    first, second = summary["seeds"]
+    assert (first["seed"], second["seed"]) == (0, 5)
+    losses = [
+        pq.read_table(folder / f"seed_{seed}" / "dense" / "metrics.parquet")["loss"].to_pylist()
+        for seed in (0, 5)
+    ]
+    assert losses[0] != losses[1]
+    # Six updates close nothing: the numbers of longer studies, put in their place.
+    for each, edges, exact in ((first, 40.0, 0.75), (second, 48.0, 1.0)):
+        each["models"]["sparse"]["edges"]["all"]["estimate"] = edges
+        each["models"]["sparse"]["accuracy"]["all"]["estimate"] = exact
+    found = report.between_seeds([first, second])
+    assert found["sparse"]["edges"] == Spread(mean=44.0, least=40.0, most=48.0, n=2)
+    summary["between_seeds"] = json.loads(json.dumps(found, default=dataclasses.asdict))
+    told = " ".join(report.findings(summary))
+    assert "87.5 % (75.0 % to 100.0 %) sparse" in told
+    assert "open edges of a sum 44.0 (40.0 to 48.0)" in told
+    printed = capsys.readouterr().out
+    assert "Over 2 seeds, mean and range" in printed
+    assert "Over 2 seeds, mean and range" in (folder / study.REPORT).read_text("utf-8")
 
 
 def test_a_look_sees_the_gates_that_the_kernels_count():

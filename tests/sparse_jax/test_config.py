@@ -1,0 +1,152 @@
+"""What a config cannot be is refused by its field, before any model is looked for."""
+
+import dataclasses
+import re
+
+import pytest
+
+from lm_jax import launch
+from lm_jax.errors import UsageError
+from lm_jax.train.prepare import CorpusSettings
+from sparse_jax import posttrain
+from sparse_jax.addition.config import AdditionConfig
+from sparse_jax.choices import ChoicesConfig
+from sparse_jax.config import PosttrainConfig, smoke
+
+POSTTRAIN = {
+    "context": (0, "at least 1"),
+    "validation_documents": (0, "at least 1"),
+    "batch_size": (0, "at least 1"),
+    "accumulate": (0, "at least 1"),
+    "steps": (0, "at least 1"),
+    "eval_every": (0, "at least 1"),
+    "save_every": (0, "at least 1"),
+    "slacks": ((-0.1,), "at least 0"),
+    "targets": ((3.5, 3.50001), "0.0001 apart"),
+    "bias": (float("nan"), "finite"),
+    "distill": (-1.0, "at least 0"),
+    "temperature": (0.0, "above 0"),
+    "learning_rate": (-1.0, "above 0"),
+    "warmup": (1.0, "at least 0 and below 1"),
+    "weight_decay": (-0.1, "at least 0"),
+    "clip_norm": (-1.0, "at least 0"),
+    "skip_sigma": (-1.0, "at least 0"),
+    "seeds": ((1, 1), "different numbers"),
+    "mesh": ((-1, -1, 1), "one may be -1"),
+}
+OTHERS = {
+    "no bound": ({"slacks": ()}, "config.slacks = () must be one number or more"),
+    "no seed": ({"seeds": ()}, "config.seeds = () must be"),
+    "seed below 0": ({"seeds": (-1,)}, "config.seeds = (-1,) must be"),
+    "mesh of nothing": ({"mesh": (0, 1, 1)}, "config.mesh = (0, 1, 1) must be"),
+    "batch that cannot be cut": (
+        {"batch_size": 6, "accumulate": 4},
+        "config.batch_size = 6 must be a multiple of config.accumulate = 4",
+    ),
+    "head": ({"heads": ("3",)}, "config.heads has '3'; write layer.head"),
+    "splits": (
+        {"corpus": CorpusSettings(splits=(1.0, 0.0, 0.0))},
+        "config.corpus.splits = (1.0, 0.0, 0.0) must give training and validation a share",
+    ),
+}
+
+
+def numbers_of(config):
+    """The fields that hold numbers."""
+    return {
+        field.name
+        for field in dataclasses.fields(config)
+        if re.search("int|float", str(field.type)) and "Literal" not in str(field.type)
+    }
+
+
+@pytest.mark.parametrize("name", POSTTRAIN)
+def test_a_field_of_post_training_is_refused_by_its_name(name):
+    value, what = POSTTRAIN[name]
+    with pytest.raises(UsageError) as caught:
+        PosttrainConfig(**{name: value})
+    assert f"config.{name} = {value} must be" in str(caught.value)
+    assert what in str(caught.value)
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_fields_of_post_training_that_do_not_fit(case):
+    changes, said = OTHERS[case]
+    with pytest.raises(UsageError, match=re.escape(said)):
+        PosttrainConfig(**changes)
+
+
+def test_every_number_of_post_training_is_checked():
+    """So that a new field is not forgotten: what has a number has a row in the table."""
+    assert numbers_of(PosttrainConfig) == set(POSTTRAIN)
+
+
+def test_the_command_refuses_before_it_looks_for_the_model(tmp_path, capsys):
+    argv = [
+        "posttrain",
+        "--config=configs/sparse/smollm2.py",
+        f"--workdir={tmp_path / 'run'}",
+        f"--config.model={tmp_path / 'none'}",
+        "--config.learning_rate=-1",
+        "--config.temperature=0",
+    ]
+    assert launch.run(posttrain.main, argv, config="configs/sparse/smollm2.py") == 2
+    said = capsys.readouterr().err
+    assert "config.temperature = 0.0 must be above 0; config.learning_rate = -1.0" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_smoke_keeps_what_a_recipe_is_told_by():
+    config = PosttrainConfig(targets=(2.29, 2.4), batch_size=64, accumulate=4, mesh=(1, 8, 1))
+    small = smoke(config)
+    assert len(small.targets) == 2 and min(small.targets) > 12
+    assert (small.accumulate, small.mesh) == (4, (1, -1, 1))
+    assert small.batch_size % (4 * 4) == 0
+
+
+ADDITION = {
+    "num_layers": 1,
+    "hidden_size": 0,
+    "mlp_size": 0,
+    "held_out": 0,
+    "batch_size": 0,
+    "dense_steps": 0,
+    "sparse_steps": 0,
+    "dense_rate": 0.0,
+    "sparse_rate": -1.0,
+    "dense_decay": -1.0,
+    "sparse_decay": -1.0,
+    "clip_norm": 0.0,
+    "strength": 0.0,
+    "bias": float("inf"),
+    "eval_every": 0,
+    "seeds": (3, 3),
+}
+
+
+@pytest.mark.parametrize("name", ADDITION)
+def test_a_field_of_the_addition_is_refused_by_its_name(name):
+    value = ADDITION[name]
+    with pytest.raises(UsageError, match=re.escape(f"config.{name} = {value} must be")):
+        AdditionConfig(**{name: value})
+
+
+def test_every_number_of_the_addition_is_checked():
+    assert numbers_of(AdditionConfig) == set(ADDITION)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tasks": ("arc",)}, "config.tasks has 'arc'"),
+        ({"tasks": ("arc_easy", "arc_easy")}, "names a task twice"),
+        ({"tasks": ()}, "names no task"),
+        ({"sparse": ("a", "a")}, "names a folder twice"),
+        ({"sparse": ("dense",)}, "as the dense model is called"),
+        ({"limit": -1}, "config.limit = -1"),
+        ({"batch_tokens": 0}, "config.batch_tokens = 0"),
+    ],
+)
+def test_a_field_of_multiple_choice_is_refused_by_its_name(changes, said):
+    with pytest.raises(UsageError, match=re.escape(said)):
+        ChoicesConfig(**changes)

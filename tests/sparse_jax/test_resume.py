@@ -1,0 +1,200 @@
+"""A run that is started again: on other devices, over other weights, under another config."""
+
+import shutil
+
+import jax
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import lm_jax
+from lm_jax import launch, runs, sharding
+from lm_jax.errors import BadInputError, StoppedError, UsageError
+from lm_jax.train.checkpoints import FOLDER, saved_steps
+from sparse_jax import job as jobs
+from sparse_jax import posttrain, results
+from tests.sparse_jax.small_runs import command, made_base, run_folder, settings
+
+
+@pytest.fixture
+def stop_at(monkeypatch):
+    """A function after which a request to stop comes when that many steps are done."""
+    train = posttrain.train
+
+    def arrange(step):
+        def on_step(now):
+            if now == step:
+                launch.request_stop()
+
+        monkeypatch.setattr(
+            posttrain, "train", lambda *given, **named: train(*given, **named, on_step=on_step)
+        )
+
+    yield arrange
+    launch._stop.clear()
+
+
+def start_again(monkeypatch):
+    monkeypatch.undo()
+    launch._stop.clear()
+
+
+@pytest.fixture
+def movable(base, tmp_path):
+    """A copy of the model, whose weights a test may replace."""
+    return shutil.copytree(base, tmp_path / "model")
+
+
+def replace_weights(model):
+    shutil.rmtree(model)
+    made_base(model, seed=1)
+
+
+def losses(folder):
+    return pq.read_table(run_folder(folder) / "metrics.parquet")["loss"].to_numpy()
+
+
+def summary_of(folder):
+    return runs.read_json(folder / posttrain.SUMMARY)
+
+
+def test_stopped_on_four_devices_it_goes_on_with_two_and_another_mesh(
+    base, text, tmp_path, stop_at, monkeypatch, capsys
+):
+    folder = tmp_path / "run"
+    stop_at(6)
+    with pytest.raises(StoppedError, match="after step 7"):
+        command(settings(base, text), folder)
+    before = (folder / jobs.DENSE).read_bytes()
+    (manifest,) = run_folder(folder).glob("checkpoints/step_000007/MANIFEST.json")
+    assert runs.read_json(manifest)["notes"]["mesh"] == {"data": 2, "fsdp": 2, "tensor": 1}
+
+    start_again(monkeypatch)
+    make_mesh = sharding.make_mesh
+    monkeypatch.setattr(
+        sharding, "make_mesh", lambda **ways: make_mesh(**ways, devices=jax.devices()[:2])
+    )
+    # Evaluated again, the dense model may have another last bit, and the run another bound.
+    monkeypatch.setattr(jobs, "evaluate", None)
+    command(settings(base, text, mesh=(-1, 1, 1)), folder)
+    captured = capsys.readouterr()
+    assert "step_000007 was saved with mesh fsdp = 2, not 1: the run goes on" in captured.err
+    assert "not bit for bit" in captured.err
+    assert (folder / jobs.DENSE).read_bytes() == before
+    (run,) = summary_of(folder)["runs"]
+    assert (run["steps"], len(losses(folder))) == (12, 12)
+    assert run["target"] == runs.read_json(folder / jobs.DENSE)["loss"] + 0.05
+
+
+@pytest.mark.parametrize("bound", [{}, {"targets": (6.0,)}], ids=["slack", "target"])
+def test_other_weights_in_the_same_folder_are_refused(
+    movable, text, tmp_path, stop_at, monkeypatch, bound
+):
+    folder, config = tmp_path / "run", settings(movable, text, **bound)
+    stop_at(3)
+    with pytest.raises(StoppedError):
+        command(config, folder)
+    start_again(monkeypatch)
+    own = lm_jax.load_pretrained(movable).sha256
+    replace_weights(movable)
+    other = lm_jax.load_pretrained(movable).sha256
+    said = rf"model has weights of sha256 {other[:12]}, and the runs in .*run began with {own[:12]}"
+    with pytest.raises(BadInputError, match=rf"{said}; put those back, choose another --workdir"):
+        command(config, folder)
+    assert saved_steps(run_folder(folder) / FOLDER) == [4]
+
+
+@pytest.mark.slow
+def test_by_force_other_weights_are_trained_from_the_start_and_compared_with_their_own(
+    movable, text, tmp_path
+):
+    folder = tmp_path / "run"
+    config = settings(movable, text, steps=4, eval_every=4, targets=(6.0,), control=True)
+    command(config, folder)
+    before = summary_of(folder)
+    replace_weights(movable)
+    command(config, folder, resume="force")
+    after = summary_of(folder)
+    assert after["model_sha256"] == lm_jax.load_pretrained(movable).sha256
+    assert after["model_sha256"] != before["model_sha256"]
+    for name in ("seed_234/target_6.0000", "seed_234/control"):
+        table, old = (
+            pq.read_table(folder / each / results.WINDOWS)["dense_nll"].to_numpy()
+            for each in (name, f"{name}.replaced_1")
+        )
+        assert table.sum() / after["validation_tokens"] == pytest.approx(after["dense_loss"])
+        assert old.sum() / before["validation_tokens"] == pytest.approx(before["dense_loss"])
+        assert not np.allclose(table, old)
+
+
+def test_by_force_another_config_is_trained_and_its_numbers_are_reported(
+    base, text, tmp_path, capsys
+):
+    folder = tmp_path / "run"
+    command(settings(base, text, steps=6), folder)
+    first = losses(folder)
+    changed = settings(base, text, steps=4, eval_every=4, learning_rate=1e-2)
+    with pytest.raises(UsageError, match="--resume=force"):
+        command(changed, folder)
+    command(changed, folder, resume="force")
+    captured = capsys.readouterr()
+    name = run_folder_name(folder)
+    assert f"{name} was trained with config.eval_every = 6, not 4" in captured.err
+    assert f"set aside as {name}.replaced_1" in captured.err
+    (run,) = summary_of(folder)["runs"]
+    assert (run["steps"], len(losses_in(folder / run["folder"]))) == (4, 4)
+    # The same first step, and then another rate.
+    found = losses_in(folder / run["folder"])
+    assert found[0] == first[0] and not np.array_equal(found, first[:4])
+    assert np.array_equal(losses_in(folder / f"{run['folder']}.replaced_1"), first)
+    assert runs.read_json(folder / run["folder"] / results.RESULT)["steps"] == 4
+
+
+def run_folder_name(folder):
+    (run,) = summary_of(folder)["runs"]
+    return run["folder"].rpartition("/")[2]
+
+
+def losses_in(folder):
+    return pq.read_table(folder / "metrics.parquet")["loss"].to_numpy()
+
+
+@pytest.mark.slow
+def test_by_force_other_texts_are_shown_without_training_again(base, text, tmp_path):
+    folder = tmp_path / "run"
+    config = settings(base, text, steps=4, eval_every=4)
+    command(config, folder)
+    own = run_folder(folder)
+    saved = {file: file.stat().st_mtime_ns for file in (own / FOLDER).rglob("*")}
+    before = runs.read_json(own / results.RESULT)
+    config.texts = ("three boats on the way home",)
+    command(config, folder, resume="force")
+    assert {file: file.stat().st_mtime_ns for file in (own / FOLDER).rglob("*")} == saved
+    assert runs.read_json(own / results.RESULT) == before
+    (shown,) = runs.read_json(own / results.PATTERNS)
+    assert shown["text"].strip() == "three boats on the way home"
+    assert not list(folder.glob("seed_*/*.replaced_*"))
+
+
+@pytest.mark.parametrize("phase", ["the dense evaluation", "the last comparison"])
+def test_a_stop_is_heard_during(phase, base, text, tmp_path, monkeypatch, capsys):
+    folder, config = tmp_path / "run", settings(base, text, steps=4, eval_every=4)
+    module, name = (jobs, "evaluate") if phase == "the dense evaluation" else (posttrain, "compare")
+    evaluate = getattr(module, name)
+
+    def interrupted(*given, **named):
+        launch.request_stop()
+        return evaluate(*given, **named)
+
+    def main(arguments):
+        del arguments
+        command(config, folder)
+
+    monkeypatch.setattr(module, name, interrupted)
+    assert launch.run(main, ["posttrain"], workdir_required=False) == 75
+    assert "stopped on request after batch 1 of" in capsys.readouterr().err
+    assert not list(folder.glob("seed_*/target_*/result.json"))
+    assert (folder / jobs.DENSE).exists() == (phase == "the last comparison")
+    monkeypatch.undo()
+    assert launch.run(main, ["posttrain"], workdir_required=False) == 0
+    assert summary_of(folder)["runs"][0]["steps"] == 4
