@@ -189,7 +189,8 @@ def _prevalence(summary: Summary, model: PaperModel, whose: str, judged: bool) -
         table(
             ["Suite", "Median S₂", "Median ρ", "Median A", "Dead, %"],
             medians,
-            caption=f"Medians over active rows, {whose} (Tables 10 and 11); tolerance a fifth."
+            caption=f"Medians over active rows, {whose} (Tables 10 and 11)."
+            + (" Tolerance: a fifth." if judged else "")
             + (f" On the paper's numbers: {remark}." if remark else ""),
             n=n,
         ),

@@ -130,8 +130,9 @@ def explained(
 ) -> dict[str, Any]:
     """A recipe's verdict with its reason and the next step (paper, section 6), as plain data.
 
-    The share of safe rows explains, it does not decide: at or below 3 % every cell of the paper
-    collapsed, above that anything happens.
+    `reason` is `finding` with its figures and `reading`, which says what the safe share adds: the
+    two are the same for all recipes that fare alike. The share of safe rows explains, it does not
+    decide: at or below 3 % every cell of the paper collapsed, above that anything happens.
 
     Args:
       entry: of `summary.behaviour`, for the recipe in every head.
@@ -143,67 +144,66 @@ def explained(
     """
     name, n = entry["verdict"], base["accuracy"]["n"]
     able, needed = round(base["accuracy"]["estimate"] * n), least_prompts(tolerance)
-    points = f"{100 * tolerance:g} points"
+    points, reading = f"{100 * tolerance:g} points", ""
     low, high = (100 * entry["delta"][end] for end in ("low", "high"))
     screened = safe is not None and safe.estimate <= SCREEN
     if not solves(able, n):
-        reason = (
+        finding = (
             f"softmax itself is right in {able} of {n} prompts, which does not show that it solves "
-            "the probe, so that keeping its accuracy would say nothing"
+            "the probe"
         )
+        figures = "keeping its accuracy would say nothing"
         step = (
             "use more prompts"
             if 2 * able >= n
             else "use a shorter or easier probe, or a larger model"
         )
     elif name == "preserve":
-        reason = f"the loss is smaller than {points}: at most {max(-low, 0):.1f} (95 %)"
-        if screened:
-            reason += f"; yet at most {SCREEN:.0%} of rows are measured safe"
+        finding = f"the loss is smaller than {points}"
+        figures = f"at most {max(-low, 0):.1f} (95 %)"
+        reading = f"yet at most {SCREEN:.0%} of rows are measured safe" if screened else ""
         step = (
             "repeat with longer contexts and a harder probe before you rely on it: one probe "
             "passed is not a guarantee"
         )
     elif name == "undecided":
-        reason = (
-            f"with {n} prompts the change is anything from {low:+.1f} to {high:+.1f} points "
-            f"(95 %), and {points} may be lost"
-        )
-        step = (
-            f"use more prompts, {needed} at least: fewer cannot show a loss smaller than {points}"
+        finding = f"{n} prompts do not tell whether the loss is smaller than {points}"
+        figures = f"the change is anything from {low:+.1f} to {high:+.1f} points (95 %)"
+        step = "use more prompts" + (
+            f", {needed} at least: fewer cannot show a loss smaller than {points}"
             if n < needed
-            else "use more prompts"
+            else ""
         )
         step += "; until then do not substitute"
     else:
-        reason = (
-            f"the loss is larger than {points}: at least {-high:.1f} (95 %)"
-            if high < -100 * tolerance
-            else f"the paired test finds a loss (p = {entry['p_value']:.2g}), measured as "
-            f"{-100 * entry['delta']['estimate']:.1f} points and so beyond the tolerance"
-        )
+        if high < -100 * tolerance:
+            finding, figures = f"the loss is larger than {points}", f"at least {-high:.1f} (95 %)"
+        else:
+            finding = f"the paired test finds a loss, measured as more than {points}"
+            loss = -100 * entry["delta"]["estimate"]
+            figures = f"{loss:.1f} points, p = {entry['p_value']:.2g}"
         if screened:
-            reason += f"; at most {SCREEN:.0%} of rows are measured safe"
+            reading = f"at most {SCREEN:.0%} of rows are measured safe"
             step = "do not substitute zero-shot; raise the degree or train with the map in place"
         elif safe is None:
-            reason += f"; no safe share, because {unmeasured}"
+            reading = f"no safe share, because {unmeasured}"
             step = "do not substitute zero-shot; train with the map in place"
         else:
-            reason += (
-                "; part of the rows is measured safe, but a share over all heads does not tell "
-                "which of them carry retrieval"
+            reading = (
+                "part of the rows is measured safe, but a share over all heads does not tell which "
+                "of them carry retrieval"
             )
-            step = (
-                "keep softmax in the heads that the ablation shows to matter, and try the recipe "
-                "in the rest"
+            step = "do not substitute everywhere; " + (
+                "the ablation shows which sets of heads bear it"
                 if ablated
-                else "do not substitute everywhere; polyattn_jax.audit with config.ablation_heads "
-                "tries the recipe in some heads"
+                else "polyattn_jax.audit with config.ablation_heads tries the recipe in some heads"
             )
     return {
         "recipe": entry["recipe"],
         "verdict": name,
-        "reason": reason,
+        "finding": finding,
+        "reading": reading,
+        "reason": "; ".join(filter(None, (f"{finding}: {figures}", reading))),
         "next": step,
         "could_decide": able,
         "least_prompts": needed,

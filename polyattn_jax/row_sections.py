@@ -39,7 +39,6 @@ def unsafe_rows(summary: Summary, by_head: Columns) -> Section:
                 ),
                 stacked(interval(entry["dead"])),
                 cell(entry["active_rows"], note=f"of {number(entry['rows'])}"),
-                entry["prompts"],
             ]
         )
     few = any(e["n"] < FEW_PROMPTS for entry in entries for e in entry["unsafe"].values())
@@ -63,7 +62,6 @@ def unsafe_rows(summary: Summary, by_head: Columns) -> Section:
                 "Median A",
                 "Dead, %",
                 "Active",
-                "Prompts",
             ],
             lines,
             caption="Unsafe share of the active rows (S ≥ 1, the target being the best key) under "
@@ -73,7 +71,7 @@ def unsafe_rows(summary: Summary, by_head: Columns) -> Section:
             f"bootstrap over prompts, {number(config['resamples'])} resamples"
             + (f"; too narrow with fewer than {FEW_PROMPTS} prompts. " if few else ". ")
             + _open(open_rows),
-            n=f"{number(sum(e['rows'] for e in entries))} rows",
+            n=f"{number(sum(e['rows'] for e in entries))} rows; {_prompts(entries)} per line",
         ),
         report.grid(
             figures.phase_plot(
@@ -91,6 +89,10 @@ def unsafe_rows(summary: Summary, by_head: Columns) -> Section:
             ),
         ),
     )
+
+
+def _prompts(entries: Sequence[wording.Entry]) -> str:
+    return f"{' or '.join(number(n) for n in sorted({e['prompts'] for e in entries}))} prompts"
 
 
 def _estimate(share: wording.Entry) -> float:

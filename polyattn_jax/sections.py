@@ -31,7 +31,8 @@ def substitution(summary: Summary, model: paper.PaperModel | None) -> Section:
     reasons: dict[tuple[str, str, str], list[str]] = {}
     for entry in sweep:
         if v := verdicts.get(entry["recipe"]):
-            reasons.setdefault((v["verdict"], v["reason"], v["next"]), []).append(v["recipe"])
+            why = "; ".join(filter(None, (v["finding"], v["reading"])))
+            reasons.setdefault((v["verdict"], why, v["next"]), []).append(v["recipe"])
     return section(
         "Substitution: which recipes keep retrieval?",
         "Here softmax is replaced in every head at once, without any training, and the model "
@@ -73,7 +74,7 @@ def substitution(summary: Summary, model: paper.PaperModel | None) -> Section:
                 [
                     ", ".join(names),
                     _verdict(verdict),
-                    cell(f"{reason.replace(' -', ' −')}.", note=f"Next: {step}."),
+                    cell(f"{reason}.", note=f"Next: {step}."),
                 ]
                 for (verdict, reason, step), names in reasons.items()
             ],

@@ -201,7 +201,11 @@ def test_the_tables_hold_the_numbers_of_the_summary(finding):
         found_shares = [cell.split("[")[0] for cell in row[1:6]]
         assert found_shares == [percent(share["estimate"]) for share in shares]
         assert row[6] == number(entry["median"]["s_2"])
-        assert row[-2:] == [f"{entry['active_rows']}of {entry['rows']}", str(PROMPTS)]
+        assert row[-1] == f"{entry['active_rows']}of {entry['rows']}"
+    assert f"{PROMPTS} prompts per line" in text_of(tree)
+    reasons = {row[0]: row[2] for row in lines(tree, "Reasons and next steps")}
+    assert list(reasons) == ["relu_p4_b0, relu_p8_bauto", "relu_p4_bauto, sigmoid_b0"]
+    assert reasons["relu_p4_b0, relu_p8_bauto"].startswith("the loss is larger than 5 points; part")
     bound = [e for e in found["bound"] if e["suite"] != "induction"]
     counted = [
         [str(e["p"]), percent(e["agree"]["estimate"]), *(str(e[name]) for name in COUNTS)]
@@ -358,7 +362,7 @@ def test_a_summary_read_back_from_json_gives_the_same_page(finding, tmp_path):
 def test_hostile_text_stays_text(finding):
     found, rows, by_head = copy.deepcopy(finding)
     found["model"] = found["weights"][0] = HOSTILE
-    found["verdicts"][0]["reason"] = HOSTILE
+    found["verdicts"][0]["finding"] = HOSTILE
     place = next(i for i, e in enumerate(found["sweep"]) if e["recipe"] == "relu_p4_b0")
     found["sweep"][place]["recipe"] = found["sweep"][place]["cell"] = HOSTILE
     found["ranking_suite"] = found["config"]["haystack"] = HOSTILE
@@ -533,7 +537,7 @@ def test_one_recipe_that_preserves_is_the_answer():
     ("softmax", "right", "recipe", "verdict", "reason"),
     [
         (12, 12, "relu_p4_bauto", "undecided", "anything from -24.2 to +24.2 points"),
-        (12, 10, "relu_p4_bauto", "undecided", "and 5 points may be lost"),
+        (12, 10, "relu_p4_bauto", "undecided", "do not tell whether the loss is smaller than 5"),
         (12, 0, "relu_p4_bauto", "no-go", "part of the rows is measured safe"),
         (12, 0, "sigmoid_b0", "no-go", "S_p is not measured for this map"),
         (6, 0, "relu_p4_bauto", "undecided", "softmax itself is right in 6 of 12 prompts"),
@@ -555,7 +559,7 @@ def test_the_next_step_names_the_ablation_only_where_there_is_one():
         audit(dataclasses.replace(SETTINGS, ablation_heads=sizes), correct)[0]["verdicts"][0]
         for sizes in ((1, 2), ())
     )
-    assert "heads that the ablation shows to matter" in with_sets["next"]
+    assert "the ablation shows which sets of heads bear it" in with_sets["next"]
     assert "config.ablation_heads tries the recipe in some heads" in without["next"]
 
 
