@@ -1,10 +1,8 @@
 """The paper beside an audit: its numbers next to ours, and what differs between the two.
 
-Where the model is one of the paper's four, a number of ours is judged against the paper's if both
-are of the same suite, of lengths within a tenth of each other, and of at least half as many
-prompts; at b_auto also if it was calibrated on such a length. Elsewhere the two are shown with the
-reason why they are not comparable. For other models the nearest of the four is shown for
-orientation, and nothing is judged.
+Where the model is one of the paper's four, a number of ours is judged against the paper's if
+nothing of `comparability` speaks against it; else the reason stands there. For other models the
+nearest of the four is shown for orientation, and nothing is judged.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,57 +13,17 @@ from lm_jax import assets, report
 from lm_jax.report import Cell, Section, cell, compared, section, table
 from lm_jax.report.markup import number
 from lm_jax.stats import Interval, minimum_detectable_effect
-from polyattn_jax import decision, paper, wording
+from polyattn_jax import comparability, decision, paper, wording
 from polyattn_jax.paper import PaperModel
 from polyattn_jax.sections import suite_cell
 from polyattn_jax.wording import Summary, finite, interval, suite_label
 
 PAPER = "“When Does Polynomial Attention Concentrate?”"
 
-LENGTH_BOUND, PROMPT_SHARE = 0.1, 0.5
-
 _HAYSTACKS = {
     "essays": "essays by Paul Graham",
     "speeches": "annual messages of US presidents",
 }
-
-
-def obstacles(
-    length: tuple[int, int], prompts: tuple[int, int] | None = None, *, what: str = "prompts"
-) -> list[str]:
-    """Why a number of ours is not comparable with one of the paper's; empty if it is.
-
-    Args:
-      length: tokens of ours and of theirs, which may differ by a tenth of theirs.
-      prompts: ours and theirs; ours may be half as many.
-      what: what has that length.
-    """
-    found = []
-    ours, theirs = length
-    if abs(ours - theirs) > LENGTH_BOUND * theirs:
-        found.append(f"{what} of {number(ours)} tokens (paper: {number(theirs)})")
-    if prompts is not None and prompts[0] < PROMPT_SHARE * prompts[1]:
-        found.append(f"{number(prompts[0])} prompts (paper: {number(prompts[1])})")
-    return found
-
-
-def calibration_obstacles(summary: Summary) -> list[str]:
-    """As `obstacles`, of b_auto."""
-    ours = summary["config"]["calibration_length"]
-    return obstacles((ours, paper.CALIBRATION_LENGTH), what="b_auto")
-
-
-def needle_obstacles(summary: Summary) -> list[str]:
-    """As `obstacles`, of the needle sweep."""
-    ours = wording.softmax_of(summary["sweep"])["accuracy"]["n"]
-    length = summary["config"]["sweep_length"], paper.NEEDLE_LENGTH
-    return obstacles(length, (ours, paper.PROMPTS))
-
-
-def _prevalence_obstacles(summary: Summary, row: paper.Prevalence, prompts: int) -> list[str]:
-    length = summary["config"][f"{row.suite}_length"], row.length
-    found = obstacles(length, (prompts, paper.PROMPTS))
-    return found + calibration_obstacles(summary) * (row.bias_kind == "auto")
 
 
 def _not_comparable(reasons: Sequence[str]) -> str:
@@ -138,7 +96,7 @@ def _prevalence(summary: Summary, model: PaperModel, whose: str, judged: bool) -
         row = length and model.prevalence_at(entry["suite"], entry["bias_kind"], length)
         if not row:
             continue
-        reasons = _prevalence_obstacles(summary, row, entry["prompts"])
+        reasons = comparability.prevalence_obstacles(summary, model, row, entry["prompts"])
         same, suite = judged and not reasons, suite_cell(entry, summary["config"])
         of_degrees = [
             _beside(
@@ -198,7 +156,8 @@ def _prevalence(summary: Summary, model: PaperModel, whose: str, judged: bool) -
 
 
 def _needle(summary: Summary, model: PaperModel, whose: str, judged: bool) -> Markup:
-    reasons, calibrated = needle_obstacles(summary), calibration_obstacles(summary)
+    reasons = comparability.needle_obstacles(summary, model)
+    calibrated = comparability.calibration_obstacles(summary)
     lines = []
     for entry in wording.by_recipe(summary["sweep"]):
         accuracy = model.needle_accuracy(entry["recipe"])
@@ -227,8 +186,9 @@ def _bound(summary: Summary, model: PaperModel, whose: str, judged: bool) -> Mar
     row = next(r for r in model.prevalence if (r.suite, r.bias_kind) == ("induction", "zero"))
     rows = row.medians.rows if row.medians else 0
     prompts = summary["config"]["induction_n"]
-    unlike = _prevalence_obstacles(summary, row, prompts)
-    of_bias = calibration_obstacles(summary)
+    unlike = comparability.prevalence_obstacles(summary, model, row, prompts)
+    of_bias = comparability.model_obstacles(summary, model)
+    of_bias += comparability.calibration_obstacles(summary)
     calibrated = _beside(
         bias, model.b_auto, judged=judged and not of_bias, tolerance=0.1, spec=".4f"
     )

@@ -25,7 +25,6 @@ from polyattn_jax.diagnostic import RowStats, row_stats
 
 DENSE = "dense"
 DEGREES = (2, 4, 8, 16)
-TARGETS = ("argmax", "answer")
 
 
 @struct.dataclass

@@ -16,7 +16,7 @@ import pyarrow as pa
 from lm_jax import report
 from lm_jax.report import Cell, Section, section, table
 from lm_jax.report.markup import number
-from polyattn_jax import comparison, paper, row_sections, sections, wording
+from polyattn_jax import comparability, comparison, paper, row_sections, sections, wording
 from polyattn_jax.wording import Summary, finite, interval, suite_label
 
 TERMS = {
@@ -73,7 +73,9 @@ def build(
         controls(summary),
         calibration(summary),
         # the paper's bars stand beside ours only where the two may be compared
-        sections.substitution(summary, None if comparison.needle_obstacles(summary) else model),
+        sections.substitution(
+            summary, model if model and not comparability.needle_obstacles(summary, model) else None
+        ),
         sections.own_prompts(summary),
         sections.ablation(summary),
         row_sections.unsafe_rows(summary, by_head),

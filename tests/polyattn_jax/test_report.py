@@ -401,7 +401,7 @@ def test_the_histogram_has_every_row_in_a_bar_or_in_words(finding):
 
 def like_the_paper(found, **changes):
     """A summary with the paper's model, lengths and numbers of prompts, but for `changes`."""
-    found = copy.deepcopy(found) | {"model": "models/Llama-3.2-1B"}
+    found = copy.deepcopy(found) | {"model": "models/Llama-3.2-1B", "layers": 16, "heads": 32}
     lengths = {"induction_length": 4096, "mqar_length": 4096, "sweep_length": 1536}
     found["config"] |= lengths | {"induction_n": 200, "calibration_length": 1024} | changes
     found["controls"]["accuracy"]["niah_1536"] = found["controls"]["accuracy"]["niah_64"]
@@ -479,10 +479,11 @@ def test_few_short_prompts_of_a_model_of_the_paper_are_not_judged(finding):
     tree = parsed(build(found | {"model": "models/Llama-3.2-1B"}, rows, by_head))
     for caption in ("Needle probe, ours", "Unsafe rows, ours", "Calibration and bound"):
         marks = [text for row in lines(tree, caption) for text in row if text[:1] in "✓≈✗" and text]
-        # the shipped calibration has the paper's length
-        assert len(marks) == (caption == "Calibration and bound")
-    why = "not comparable: prompts of 64 tokens (paper: 4,096), 12 prompts (paper: 200)"
-    assert why in text_of(tree)
+        assert marks == []
+    shape = "3 layers of 2 heads (paper: 16 of 32)"
+    why = f"{shape}, prompts of 64 tokens (paper: 4,096), 12 prompts (paper: 200)"
+    assert f"not comparable: {why}" in text_of(tree)
+    assert f"b_auto not comparable: {shape}" in text_of(tree)
     assert "paper, Llama-3.2-1B" not in text_of(tree)
 
 

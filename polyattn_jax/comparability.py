@@ -1,0 +1,64 @@
+"""Whether a number of an audit may be judged against the paper's: why not, in words.
+
+Model, suite, length and number of prompts must agree. The suite does by its name; the model by name
+(`paper.match`) and shape; lengths within a tenth of the paper's; prompts are at least half as many;
+at b_auto the calibration is held to the same bound on its length.
+"""
+
+from lm_jax.report.markup import number
+from polyattn_jax import paper, wording
+from polyattn_jax.paper import PaperModel
+from polyattn_jax.wording import Summary
+
+LENGTH_BOUND, PROMPT_SHARE = 0.1, 0.5
+
+
+def obstacles(
+    length: tuple[int, int], prompts: tuple[int, int] | None = None, *, what: str = "prompts"
+) -> list[str]:
+    """Why a number of ours is not comparable with one of the paper's; empty if it is.
+
+    Args:
+      length: tokens of ours and of theirs, which may differ by a tenth of theirs.
+      prompts: ours and theirs; ours may be half as many.
+      what: what has that length.
+    """
+    found = []
+    ours, theirs = length
+    if abs(ours - theirs) > LENGTH_BOUND * theirs:
+        found.append(f"{what} of {number(ours)} tokens (paper: {number(theirs)})")
+    if prompts is not None and prompts[0] < PROMPT_SHARE * prompts[1]:
+        found.append(f"{number(prompts[0])} prompts (paper: {number(prompts[1])})")
+    return found
+
+
+def model_obstacles(summary: Summary, model: PaperModel) -> list[str]:
+    """As `obstacles`, of weights that have the name of the paper's model but not its shape."""
+    if (summary["layers"], summary["heads"]) == (model.layers, model.heads):
+        return []
+    return [
+        f"{number(summary['layers'])} layers of {number(summary['heads'])} heads (paper: "
+        f"{model.layers} of {model.heads})"
+    ]
+
+
+def calibration_obstacles(summary: Summary) -> list[str]:
+    """As `obstacles`, of b_auto."""
+    ours = summary["config"]["calibration_length"]
+    return obstacles((ours, paper.CALIBRATION_LENGTH), what="b_auto")
+
+
+def needle_obstacles(summary: Summary, model: PaperModel) -> list[str]:
+    """As `obstacles`, of the needle sweep."""
+    ours = wording.softmax_of(summary["sweep"])["accuracy"]["n"]
+    length = summary["config"]["sweep_length"], paper.NEEDLE_LENGTH
+    return model_obstacles(summary, model) + obstacles(length, (ours, paper.PROMPTS))
+
+
+def prevalence_obstacles(
+    summary: Summary, model: PaperModel, row: paper.Prevalence, prompts: int
+) -> list[str]:
+    """As `obstacles`, of the unsafe rows of one suite and bias."""
+    length = summary["config"][f"{row.suite}_length"], row.length
+    found = model_obstacles(summary, model) + obstacles(length, (prompts, paper.PROMPTS))
+    return found + calibration_obstacles(summary) * (row.bias_kind == "auto")
