@@ -7,7 +7,9 @@
     enwik8:FILE    the first 10^8 bytes of a Wikipedia dump, as such or gzipped
     tfds:NAME      a data set that tensorflow-datasets has prepared on this machine
     a path         a .txt file (one document), .jsonl or .parquet file (one document a row, in the
-                   field `text`, as FineWeb-Edu is distributed), or a folder of such files
+                   field `text`, as FineWeb-Edu is distributed), or a folder of such files. Lines
+                   of JSON may be compressed, as .json.gz, .jsonl.gz, .json.zst or .jsonl.zst, as
+                   Dolma and OpenWebText are distributed
 
 A document that cannot be read as text is given as its raw bytes, and `usable` counts it among what
 it leaves out: one bad document neither stops a run nor disappears unseen.
@@ -20,10 +22,11 @@ from collections.abc import Iterable, Iterator
 import gzip
 import hashlib
 import html
+import io
 import json
 from pathlib import Path
 import re
-from typing import Any, Literal
+from typing import IO, Any, Literal
 import zlib
 
 from lm_jax import assets
@@ -32,7 +35,8 @@ from lm_jax.errors import BadInputError, UsageError, nearest
 Document = tuple[str, str | bytes]
 Unit = Literal["document", "paragraph"]
 
-_SUFFIXES = (".txt", ".jsonl", ".parquet")
+_LINES = (".jsonl", ".json.gz", ".jsonl.gz", ".json.zst", ".jsonl.zst")
+_SUFFIXES = (".txt", ".parquet", *_LINES)
 _PARQUET_ROWS = 256
 
 
@@ -157,7 +161,7 @@ def _files(root: Path) -> list[Path]:
             f"corpus {str(root)!r} is not there; give sotu, wiki, enwik8:FILE, tfds:NAME, or a "
             "file or folder of text"
         )
-    files = sorted(f for f in root.rglob("*") if f.suffix in _SUFFIXES and f.is_file())
+    files = sorted(f for f in root.rglob("*") if f.name.endswith(_SUFFIXES) and f.is_file())
     if not files:
         raise BadInputError(f"{root} holds no {', '.join(_SUFFIXES)} file; put the corpus there")
     return files
@@ -167,26 +171,44 @@ def _from_files(root: Path, files: list[Path], field: str) -> Iterator[Document]
     for file in files:
         name = file.relative_to(root).as_posix() if root.is_dir() else file.name
         try:
-            if file.suffix == ".jsonl":
+            if file.name.endswith(_LINES):
                 yield from _jsonl(file, name, field)
             elif file.suffix == ".parquet":
                 yield from _parquet(file, name, field)
             else:
                 yield name, _decoded(file.read_bytes())
-        except OSError as error:
+        # The last two of a compressed file that is cut off or damaged.
+        except (OSError, EOFError, zlib.error) as error:
             raise BadInputError(
                 f"{file} cannot be read ({error}); replace the file or leave it out"
             ) from error
 
 
 def _jsonl(file: Path, name: str, field: str) -> Iterator[Document]:
-    with file.open("rb") as lines:
+    with _uncompressed(file) as lines:
         for number, line in enumerate(lines, start=1):
             try:
                 text = json.loads(line)[field]
             except (ValueError, LookupError, TypeError, RecursionError):
                 text = line
             yield f"{name}:{number}", text if isinstance(text, str) else line
+
+
+def _uncompressed(file: Path) -> IO[bytes]:
+    """The file for reading, decompressed as its last suffix says.
+
+    Raises:
+      EOFError: it is compressed and empty, which no whole file is.
+    """
+    if file.suffix not in (".gz", ".zst"):
+        return file.open("rb")
+    if not file.stat().st_size:
+        raise EOFError("Compressed file is empty")
+    if file.suffix == ".gz":
+        return gzip.open(file, "rb")
+    import pyarrow as pa
+
+    return io.BufferedReader(pa.input_stream(str(file), compression="zstd"))
 
 
 def _parquet(file: Path, name: str, field: str) -> Iterator[Document]:

@@ -1,9 +1,13 @@
 """The readers of text: real corpora as they were counted, and files as users have them."""
 
 from collections import Counter
+import gzip
+import hashlib
+import json
 
 from hypothesis import given
 from hypothesis import strategies as st
+import pyarrow as pa
 import pytest
 
 from lm_jax import corpora
@@ -68,7 +72,6 @@ def test_a_data_set_of_tensorflow_datasets_is_read_by_its_field(monkeypatch):
 
 
 def test_a_document_of_a_folder_has_its_place_as_its_name(tmp_path):
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     source = write_corpus(tmp_path / "corpus", count=2)
@@ -82,6 +85,55 @@ def test_a_document_of_a_folder_has_its_place_as_its_name(tmp_path):
     ]
     assert (found["d.parquet:0"], found["d.parquet:1"], found["c.txt"]) == ("one", "", b"\xff")
     assert dict(corpora.documents(source / "d.parquet", field="url"))["d.parquet:2"] == "u"
+
+
+def compressed(data, suffix, tmp_path):
+    if suffix == ".gz":
+        # Two members, as parallel compressors write.
+        half = len(data) // 2
+        return gzip.compress(data[:half]) + gzip.compress(data[half:])
+    with pa.CompressedOutputStream(str(tmp_path / "made"), "zstd") as stream:
+        stream.write(data)
+    return (tmp_path / "made").read_bytes()
+
+
+# As many as decompress in several reads.
+LINES = [json.dumps({"text": f"document {i} " + "word " * (i % 50)}) for i in range(5_000)]
+
+
+@pytest.mark.parametrize("name", ["a.json.gz", "a.jsonl.gz", "a.json.zst", "a.jsonl.zst"])
+def test_compressed_lines_are_read_as_plain_ones(name, tmp_path):
+    (tmp_path / "in").mkdir()
+    plain, packed = tmp_path / "a.jsonl", tmp_path / "in" / name
+    # The last line ends with the file, and one holds no JSON.
+    data = "\n".join([*LINES, "no json", '{"text": "é"}']).encode()
+    plain.write_bytes(data)
+    packed.write_bytes(compressed(data, packed.suffix, tmp_path))
+    found = list(corpora.documents(tmp_path / "in"))
+    assert found == [(f"{name}:{i}", text) for i, (_, text) in enumerate(read(plain), start=1)]
+    assert found[-2:] == [(f"{name}:5001", b"no json\n"), (f"{name}:5002", "é")]
+    assert corpora.hashes(packed) == {name: hashlib.sha256(packed.read_bytes()).hexdigest()}
+
+
+def read(source):
+    return list(corpora.documents(source))
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_a_compressed_file_that_is_cut_off_or_damaged_is_refused(suffix, tmp_path):
+    file = tmp_path / f"a.jsonl{suffix}"
+    whole = compressed("\n".join(LINES).encode(), suffix, tmp_path)
+    for damaged in (
+        b"",
+        whole[:3],
+        whole[: len(whole) // 2],
+        whole[:-1],
+        whole[:200] + bytes(100) + whole[300:],
+        b'{"text": "not compressed"}\n',
+    ):
+        file.write_bytes(damaged)
+        with pytest.raises(BadInputError, match=rf"a\.jsonl\{suffix} cannot be read .*replace the"):
+            read(file)
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=20), st.integers(1, 20))
@@ -129,8 +181,6 @@ vessel]] of [[wood]].&lt;ref&gt;A book&lt;/ref&gt; See [http://x.org the page].
 
 
 def test_articles_of_a_dump_come_without_their_markup(tmp_path):
-    import gzip
-
     (tmp_path / "enwik8").write_text(DUMP)
     (tmp_path / "enwik8.gz").write_bytes(gzip.compress(DUMP.encode()))
     expected = "A boat is a small\nvessel of wood. See the page.\n\nUse\nRowing & sailing"
