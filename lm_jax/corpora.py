@@ -26,7 +26,7 @@ import io
 import json
 from pathlib import Path
 import re
-from typing import IO, Any, Literal
+from typing import Any, Literal
 import zlib
 
 from lm_jax import assets
@@ -194,7 +194,7 @@ def _jsonl(file: Path, name: str, field: str) -> Iterator[Document]:
             yield f"{name}:{number}", text if isinstance(text, str) else line
 
 
-def _uncompressed(file: Path) -> IO[bytes]:
+def _uncompressed(file: Path) -> io.BufferedIOBase:
     """The file for reading, decompressed as its last suffix says.
 
     Raises:

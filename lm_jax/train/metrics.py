@@ -203,9 +203,9 @@ class Ledger:
                 self._events.add(step, {f"train/{name}": row[name] for name in shown})
         step, metrics, _ = found[-1]
         pace = self._throughput.rates(tokens, seconds * len(found), len(found))
-        line = f"loss {metrics['loss']:.4f}, {format_rates(pace)}"
-        self._advance(len(found), line)
-        _log.info("step %d: gradient norm %.3g, %s", step, metrics["grad_norm"], line)
+        loss, told = f"loss {metrics['loss']:.4f}", format_rates(pace)
+        self._advance(len(found), f"{loss}, {told}")
+        _log.info("step %d: %s, gradient norm %.3g, %s", step, loss, metrics["grad_norm"], told)
 
     def _diverged(self, step: int, metrics: Mapping[str, Any], document_B: Any) -> DivergedError:
         # Every process has found the same number, and saw rows of its own.

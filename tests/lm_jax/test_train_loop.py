@@ -297,8 +297,8 @@ def test_progress_and_rates_are_logged(tmp_path, capsys, caplog):
     # Of the steps that were settled together, here three.
     pace = {name: rows[2][name] for name in RATES}
     pace["tokens_per_second"] = sum(row["tokens"] for row in rows[:3]) / (3 * rows[0]["seconds"])
-    line = f"loss {rows[2]['loss']:.4f}, {format_rates(pace)}"
-    assert f"step 3: gradient norm {rows[2]['grad_norm']:.3g}, {line}" in caplog.text
+    line = f"loss {rows[2]['loss']:.4f}, gradient norm {rows[2]['grad_norm']:.3g}, "
+    assert f"step 3: {line}{format_rates(pace)}" in caplog.text
     shown = capsys.readouterr().err.splitlines()[-1]
     assert "train: 12/12 steps, " in shown and f"left, loss {rows[11]['loss']:.4f}, " in shown
     assert "tokens/s, " in shown and "of peak (visible pairs alone: " in shown

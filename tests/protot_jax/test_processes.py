@@ -1,5 +1,7 @@
 """Two processes on loopback are one run: same parameters, one writer, one end."""
 
+import random
+import signal
 import textwrap
 import time
 
@@ -10,14 +12,14 @@ import pytest
 
 from lm_jax import runs
 from lm_jax.params import by_path
-from lm_jax.train.checkpoints import FOLDER, saved_steps
+from lm_jax.train.checkpoints import FOLDER, saved_steps, step_folder
 from lm_jax.train.metrics import TIMING
 from protot_jax import trained
 from tests.lm_jax.pairs import LIMIT, end, launch, launch_pair
 
 pytestmark = pytest.mark.slow
 COMMAND = "protot_jax.pretrain"
-STEPS = 36
+STEPS = 90
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +33,7 @@ def config(text, tmp_path_factory):
 
             def get_config():
                 return settings(
-                    {str(text)!r}, max_steps={STEPS}, epochs=9, eval_every=6, mesh=(1, 2, 1),
+                    {str(text)!r}, max_steps={STEPS}, epochs=9, eval_every=3, mesh=(1, 2, 1),
                     dtype="float32",
                 )
             """
@@ -78,6 +80,39 @@ def test_stopped_and_killed_they_end_in_the_parameters_of_one(config, alone, tmp
     assert [f"train: {STEPS}/{STEPS}" in err for err in errs] == [True, False]
     assert f"step {STEPS}: loss" in (folder / "log.1.txt").read_text("utf-8")
 
+    assert_equal_runs(folder, alone)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_killed_ten_times_it_ends_in_the_parameters_of_an_uninterrupted_run(
+    config, alone, count, tmp_path
+):
+    """Also with what was compiled kept, and processes killed as they write that."""
+    folder, flag = tmp_path / "run", f"--compilation_cache={tmp_path / 'compiled'}"
+
+    def start():
+        if count == 2:
+            return launch_pair(COMMAND, config, folder, flag)
+        return [launch(COMMAND, config, folder, devices=2, flags=(flag,))]
+
+    draw = random.Random(count)
+    for _ in range(10):
+        running = start()
+        next_checkpoint(folder)
+        time.sleep(draw.uniform(0.0, 0.2))
+        for process in draw.sample(running, count):
+            process.kill()
+        assert end(running)[0] == [-signal.SIGKILL] * count
+    codes, _, errs = end(start())
+    assert codes == [0] * count, errs
+    assert_equal_runs(folder, alone)
+    saved = trained.seed_folder(folder, 234) / FOLDER
+    notes = runs.read_json(step_folder(saved, STEPS) / "MANIFEST.json")["notes"]
+    assert " order=grain:" in notes["fingerprint"]
+
+
+def assert_equal_runs(folder, alone):
+    """The same parameters to the last bit, the same rows, the same summary."""
     pair = [trained.load_run(each, best=False).params for each in (folder, alone)]
     found, want = (by_path(jax.tree.map(np.asarray, params)) for params in pair)
     assert found.keys() == want.keys()
