@@ -174,14 +174,17 @@ class Tracer:
     @contextlib.contextmanager
     def step(self, number: int, before: Any = ()) -> Iterator[None]:
         """Within the context one step is made; `before` is what the last one made."""
-        if self._pending is None or not self._writes:
+        if self._pending is None:
             yield
             return
         import jax
 
         if number == self._pending.steps.first:
-            jax.block_until_ready(before)
-            self._begin()
+            if self._writes:
+                jax.block_until_ready(before)
+                self._begin()
+            else:
+                self._pending.traces.append(None)
         if self._target is None:
             yield
             return
@@ -191,10 +194,7 @@ class Tracer:
 
     def after(self, number: int, made: Any = ()) -> None:
         """Ends the trace if this was the last of its steps; `made` is what the step made."""
-        if self._pending is None or number != self._pending.steps.last:
-            return
-        if not self._writes:
-            self._pending.traces.append(None)
+        if self._target is None or self._pending is None or number != self._pending.steps.last:
             return
         import jax
 

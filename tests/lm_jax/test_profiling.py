@@ -168,6 +168,32 @@ def test_steps_that_do_not_come_are_refused(traced, tmp_path):
     assert (tmp_path / "run/profile/plugins/profile/steps_5_5").is_dir()
 
 
+def test_a_loop_that_ends_within_the_steps_keeps_what_there_is(tmp_path, capsys):
+    with (
+        profiling.request(Request(2, 9)),
+        profiling.Tracer(tmp_path, done=0, total=9) as tracer,
+    ):
+        for number in (1, 2, 3):
+            with tracer.step(number):
+                jax.block_until_ready(jnp.ones(3) + number)
+            tracer.after(number)
+    folder = tmp_path / "profile/plugins/profile/steps_2_9"
+    assert json.loads((folder / profiling.SUMMARY).read_text())["steps"] == 2
+    assert f"profile: {folder}\n" in capsys.readouterr().err
+
+
+def test_another_process_leaves_the_trace_to_the_first(tmp_path):
+    with (
+        profiling.request(Request(1, 2)),
+        profiling.Tracer(tmp_path, done=0, total=2, writes=False) as tracer,
+    ):
+        for number in (1, 2):
+            with tracer.step(number):
+                pass
+            tracer.after(number)
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_flag_is_of_training_commands_alone(tmp_path, capsys):
     seen = []
 
