@@ -44,10 +44,13 @@ class Cache:
 class Output:
     """Logits `[B, T, V]` in float32, what `record` asked for, mixers' extra outputs, the cache.
 
-    `records` and `aux` of sites inside a layer carry a leading axis L.
+    `hidden` is what the logits are read from, `[B, T, D]` after the last norm; a compiled program
+    that uses it in place of `logits` (`lm_jax.train.loss`) does not compute them. `records` and
+    `aux` of sites inside a layer carry a leading axis L.
     """
 
     logits: jax.Array
+    hidden: jax.Array
     records: dict[str, Any]
     aux: dict[str, Any]
     cache: Cache | None
@@ -196,7 +199,7 @@ def forward(
     sites.check_seen(edits, record, outer.seen)
     if cache is not None:
         cache = Cache(layers=made["cache"], length_B=cache.length_B + T)
-    return Output(logits, outer.records | made["records"], made["aux"], cache)
+    return Output(logits, x_BTD, outer.records | made["records"], made["aux"], cache)
 
 
 def _layer_kinds(cfg: DecoderConfig) -> dict[str, np.ndarray] | None:

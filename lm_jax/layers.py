@@ -6,6 +6,7 @@ float32. Each reciprocal scale of a norm is a site, so that it can be read or fr
 
 from collections.abc import Callable, Mapping
 import dataclasses
+import functools
 import math
 from typing import Any
 import zlib
@@ -31,8 +32,22 @@ def project(
     equation: str, x: jax.Array, w: jax.Array | Adapted, bias: jax.Array | None = None
 ) -> jax.Array:
     """`einsum(equation, x, w)` plus a bias over the trailing axes; every weight product is one."""
-    y = _adapted(equation, x, w) if isinstance(w, Adapted) else jnp.einsum(equation, x, w)
+    y = _adapted(equation, x, w) if isinstance(w, Adapted) else _product(equation, x, w)
     return y if bias is None else y + add_axes(bias, y.ndim)
+
+
+def _product(equation: str, x: jax.Array, w: jax.Array) -> jax.Array:
+    inputs, _ = equation.split("->")
+    axes_x, axes_w = inputs.split(",")
+    summed = sum(letter in axes_x for letter in axes_w)
+    return _matrix_product(x, w, summed)
+
+
+@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=2)
+def _matrix_product(x: jax.Array, w: jax.Array, summed: int) -> jax.Array:
+    K = math.prod(w.shape[:summed])
+    y = x.reshape(-1, K) @ w.reshape(K, -1)
+    return y.reshape(*x.shape[: x.ndim - summed], *w.shape[summed:])
 
 
 def _adapted(equation: str, x: jax.Array, w: Adapted) -> jax.Array:
@@ -231,10 +246,12 @@ def rows(table_VD: jax.Array, index_BT: jax.Array) -> jax.Array:
 
 @jax.named_scope("logits")
 def unembed(params: ParamTree, x_BTD: jax.Array, cfg: DecoderConfig) -> jax.Array:
-    """Logits in float32 `[B, T, V]`, through the token embedding where it is tied."""
-    if cfg.tie_embeddings:
-        equation, w = "BTD,VD->BTV", params["embed"]["tokens"]
-    else:
-        equation, w = "BTD,DV->BTV", params["unembed"]
-    logits = jnp.einsum(equation, x_BTD, w, preferred_element_type=jnp.float32)
+    """Logits in float32 `[B, T, V]`."""
+    w_VD = unembedding(params, cfg)
+    logits = jnp.einsum("BTD,VD->BTV", x_BTD, w_VD, preferred_element_type=jnp.float32)
     return softcap(logits, cfg.logit_softcap)
+
+
+def unembedding(params: ParamTree, cfg: DecoderConfig) -> jax.Array:
+    """What logits are read through, `[V, D]`: the token embedding where it is tied."""
+    return params["embed"]["tokens"] if cfg.tie_embeddings else params["unembed"].T

@@ -15,6 +15,8 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from lm_jax import sharding
 
+Places = Mapping[str, tuple[str, ...]]
+
 
 def on_mesh(fn: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
     """`fn` as `jax.jit` is to have it: traced with the mesh that `by_shard` then finds."""
@@ -56,16 +58,16 @@ def by_shard(
             sizes.update(zip(letters, x.shape, strict=True))
 
     jax.tree.map(measure, axes, args)
-    places = _places(jax.sharding.get_abstract_mesh(), {name: sizes[name] for name in split})
-    if not places:
+    mesh_axes = places({name: sizes[name] for name in split})
+    if not mesh_axes:
         return run(dict.fromkeys(split, 0), *args)
 
     def spec(letters: str) -> PartitionSpec:
-        return PartitionSpec(*(places.get(letter) for letter in letters))
+        return PartitionSpec(*(mesh_axes.get(letter) for letter in letters))
 
     def shard(*parts: Any) -> Any:
         here: dict[str, Any] = dict.fromkeys(split, 0)
-        for letter, names in places.items():
+        for letter, names in mesh_axes.items():
             here[letter] = jax.lax.axis_index(names) * (sizes[letter] // jax.lax.axis_size(names))
         return run(here, *parts)
 
@@ -77,15 +79,20 @@ def by_shard(
     )(*args)
 
 
-def _places(mesh: Any, sizes: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
-    """The mesh axes that each axis of these sizes is split over, of those that are."""
+def places(sizes: Mapping[str, int]) -> Places:
+    """The axes of the mesh, traced with `on_mesh`, that arrays of these sizes are split over.
+
+    A letter is missing where nothing splits it. Batch rows B go over data and fsdp, all others over
+    tensor, as in `by_shard`.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
     ours = set(sharding.AXES) <= set(mesh.axis_names)
     if not ours or any(kind != AxisType.Auto for kind in mesh.axis_types):
         return {}
     groups = {sharding.BATCH[0]: "B", ("tensor",): "".join(sizes).replace("B", "")}
-    places: dict[str, tuple[str, ...]] = {}
+    found: dict[str, tuple[str, ...]] = {}
     for names, letters in groups.items():
         ways = math.prod(mesh.shape[name] for name in names)
         if ways > 1 and all(sizes[letter] % ways == 0 for letter in letters):
-            places |= dict.fromkeys(letters, names)
-    return places
+            found |= dict.fromkeys(letters, names)
+    return found

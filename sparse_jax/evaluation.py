@@ -141,8 +141,8 @@ def _look(
     gated = sparse.with_params(sparse_params).forward(cut.read_BT, valid_BT=cut.valid_BT)
     plain = forward(dense_params, cut.read_BT, dense.cfg)
     return {
-        "dense_nll": nll(plain.logits, cut),
-        "sparse_nll": nll(gated.logits, cut),
+        "dense_nll": nll(plain, dense_params, dense.cfg, cut),
+        "sparse_nll": nll(gated, sparse_params, sparse.cfg, cut),
         "tokens": cut.counted_BT.sum(1),
         "open_BLN": gated.aux["open_edges_BN"].swapaxes(0, 1),
         "pairs_BL": gated.aux["pairs_B"].T,

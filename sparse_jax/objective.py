@@ -27,6 +27,7 @@ from lm_jax.errors import UsageError
 from lm_jax.flops import Causal, forward_flops
 from lm_jax.mixers import ATTENTION
 from lm_jax.params import ParamTree, constant
+from lm_jax.train import losses
 from lm_jax.train.objective import (
     Cut,
     Cutting,
@@ -136,14 +137,12 @@ class Sparsifying:
     ) -> tuple[jax.Array, Numbers]:
         cut = self.cutting(tokens_BS)
         output = self.run(params, frozen, cut, mode="sample", key=rng)
-        loss = nll(output.logits, cut).sum() / totals["tokens"]
+        sums = self._sums(output, params, frozen, cut)
+        loss, divergence = sums.loss / totals["tokens"], sums.divergence / totals["tokens"]
         share_L = output.aux["expected_edges_BN"].sum((1, 2)) / (
             totals["pairs"] * self.cfg.num_heads
         )
-        divergence = jnp.zeros(())
-        if self.distill:
-            divergence = self._divergence(output, frozen, cut) / totals["tokens"]
-        minimised = geco.lagrangian(loss, share_L.sum(), extra) + self.distill * divergence
+        minimised = geco.lagrangian(sums.minimised / totals["tokens"], share_L.sum(), extra)
         return minimised, {"loss": loss, "edges": share_L.mean(), "divergence": divergence}
 
     def update(self, extra: Dual, metrics: Numbers) -> tuple[Dual, Numbers]:
@@ -164,7 +163,7 @@ class Sparsifying:
         cut = self.cutting(tokens_BS)
         output = self.run(params, frozen, cut, mode="threshold")
         return {
-            "loss": nll(output.logits, cut).sum(),
+            "loss": nll(output, self._weights(params, frozen), self.cfg, cut).sum(),
             "tokens": cut.counted_BT.sum(),
             "open_edges": output.aux["open_edges_BN"].sum(1),
             "pairs": output.aux["pairs_B"].sum(1),
@@ -191,12 +190,7 @@ class Sparsifying:
           **forwarded: further arguments of `forward`; what touches scores needs `attend` to be the
             unfused one, and is done with `attend.gated` itself.
         """
-        weights = params[WEIGHTS]
-        if self.adapters is not None:
-            low = jax.tree.map(lambda x: x.astype(self.dtype), weights)
-            weights = lora.attach(self._low(frozen), low, self.adapters)
-        else:
-            weights = self._low(weights)
+        weights = self._weights(params, frozen)
         attend = gated(
             self.cfg,
             mode=mode,
@@ -210,13 +204,28 @@ class Sparsifying:
             weights, cut.read_BT, self.cfg, attend=by_kernels(attend), remat=self.remat, **forwarded
         )
 
-    @jax.named_scope("loss")
-    def _divergence(self, output: Output, frozen: Any, cut: Cut) -> jax.Array:
-        """T^2 times the divergence of the sparse model from the dense one, summed over tokens."""
-        dense = forward(jax.lax.stop_gradient(self._low(frozen)), cut.read_BT, self.cfg).logits
-        log_p, log_q = (jax.nn.log_softmax(x / self.temperature) for x in (dense, output.logits))
-        kl_BT = jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
-        return self.temperature**2 * jnp.where(cut.counted_BT, kl_BT, 0.0).sum()
+    def _weights(self, params: ParamTree, frozen: Any) -> Any:
+        """Those of the gated model, in the dtype of the computation."""
+        if self.adapters is None:
+            return self._low(params[WEIGHTS])
+        low = jax.tree.map(lambda x: x.astype(self.dtype), params[WEIGHTS])
+        return lora.attach(self._low(frozen), low, self.adapters)
+
+    def _sums(self, output: Output, params: ParamTree, frozen: Any, cut: Cut) -> losses.Sums:
+        """Of the tokens of `cut`; the teacher is the dense model."""
+        teacher = None
+        if self.distill:
+            dense = self._low(frozen)
+            teacher = losses.Predictor(forward(dense, cut.read_BT, self.cfg).hidden, dense)
+        return losses.summed(
+            losses.Predictor(output.hidden, self._weights(params, frozen)),
+            cut.target_BT,
+            cut.counted_BT,
+            self.cfg,
+            teacher=teacher,
+            distill=self.distill,
+            temperature=self.temperature,
+        )
 
     def _low(self, weights: ParamTree) -> dict[str, Any]:
         return cast_params(weights, _weights_spec(self.cfg), self.dtype)

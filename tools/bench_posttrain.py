@@ -34,9 +34,9 @@ from lm_jax.decoder import param_spec
 from lm_jax.errors import Refusal
 from lm_jax.lora import LoraSettings
 from lm_jax.params import ParamTree
-from lm_jax.train import optim
+from lm_jax.train import losses, optim
 from lm_jax.train.config import TrainConfig
-from lm_jax.train.objective import Numbers, nll
+from lm_jax.train.objective import Numbers
 from lm_jax.train.state import init_state
 from lm_jax.train.step import make_train_step
 from sparse_jax.geco import GecoSettings
@@ -79,8 +79,10 @@ class Dense(Sparsifying):
         assert self.adapters is not None, "both jobs train adapters"
         low = jax.tree.map(lambda x: x.astype(self.dtype), params[WEIGHTS])
         laid = lora.attach(frozen, low, self.adapters)
-        logits = lm_jax.forward(laid, cut.read_BT, self.cfg, remat=self.remat).logits
-        loss = nll(logits, cut).sum() / totals["tokens"]
+        output = lm_jax.forward(laid, cut.read_BT, self.cfg, remat=self.remat)
+        model = losses.Predictor(output.hidden, laid)
+        sums = losses.summed(model, cut.target_BT, cut.counted_BT, self.cfg)
+        loss = sums.minimised / totals["tokens"]
         zero = jnp.zeros(())
         return loss, {"loss": loss, "edges": zero, "divergence": zero}
 

@@ -17,17 +17,16 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from lm_jax import params as params_lib
 from lm_jax import settings
 from lm_jax.config import DecoderConfig
-from lm_jax.decoder import forward, param_spec
+from lm_jax.decoder import Output, forward, param_spec
 from lm_jax.errors import UsageError
 from lm_jax.flops import Causal, forward_flops
 from lm_jax.mixers import ATTENTION, Mixer
 from lm_jax.params import ParamSpec, ParamTree
-from lm_jax.train import optim
+from lm_jax.train import losses, optim
 from lm_jax.train.data import VOID
 
 # What rows are filled up with where the tokenizer has an id for that.
@@ -66,10 +65,13 @@ def places(cutting: Cutting, rows: int, columns: int) -> int:
     return jax.eval_shape(cutting, jax.ShapeDtypeStruct((rows, columns), "int32")).read_BT.shape[1]
 
 
-@jax.named_scope("loss")
-def nll(logits_BTV: jax.Array, cut: Cut) -> jax.Array:
-    """The sum of -log p over the places of each row that count, float32 `[B]`, in nats."""
-    loss_BT = optax.softmax_cross_entropy_with_integer_labels(logits_BTV, cut.target_BT)
+def nll(output: Output, params: ParamTree, cfg: DecoderConfig, cut: Cut) -> jax.Array:
+    """The sum of -log p over the places of each row that count, float32 `[B]`, in nats.
+
+    `output` and `params` are those of the forward pass over `cut`.
+    """
+    model = losses.Predictor(output.hidden, params)
+    loss_BT = losses.token_nll(model, cut.target_BT, cfg)
     return jnp.sum(jnp.where(cut.counted_BT, loss_BT, 0.0), axis=1)
 
 
@@ -181,7 +183,9 @@ def token_loss(
         rng=rng,
         valid_BT=cut.valid_BT,
     )
-    return nll(output.logits, cut).sum(), jnp.sum(cut.counted_BT)
+    model = losses.Predictor(output.hidden, params)
+    sums = losses.summed(model, cut.target_BT, cut.counted_BT, cfg)
+    return sums.minimised, jnp.sum(cut.counted_BT)
 
 
 @dataclasses.dataclass(frozen=True)

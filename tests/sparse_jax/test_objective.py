@@ -65,7 +65,7 @@ def test_with_all_gates_open_it_is_the_dense_loss_and_the_whole_penalty(adapters
     params = {"weights": dense()} if adapters is None else drawn(objective)
     minimised, parts = shares(objective, params)
     cut = next_token_or_void(rows())
-    loss = float(nll(forward().logits, cut).sum() / cut.counted_BT.sum())
+    loss = float(nll(forward(), dense(), CFG, cut).sum() / cut.counted_BT.sum())
     assert float(parts["loss"]) == pytest.approx(loss, rel=1e-6)
     assert float(parts["edges"]) == pytest.approx(1.0, rel=1e-6)
     assert float(parts["divergence"]) == pytest.approx(0.0, abs=1e-6)
