@@ -17,7 +17,7 @@ from lm_jax.attention import as_pytree, bind
 from lm_jax.errors import UsageError
 from sparse_jax import attend as attend_module
 from sparse_jax.attend import Gated, by_kernels, gated
-from tests import tiny
+from tests import rounding, tiny
 
 SIZES = {"vocab_size": 32, "max_length": 24, "num_heads": 4}
 FAMILIES = {
@@ -56,27 +56,39 @@ def test_all_gates_open_is_the_dense_model_to_the_bit(cfg):
         )
 
 
-@pytest.mark.parametrize("mode", MODES)
+# Renormalised, a row without an open gate divides 0 by 0, of which no bound is derived: its kernel
+# is held to the definition in tests/kernels, and the trained model in test_export.
+COMPUTED = [
+    *(("llama", mode, {}) for mode in MODES),
+    ("llama", "sample", {"raw_gate": True}),
+    ("llama", "expected", {"renormalise": True}),
+    ("windows", "sample", {}),
+    ("windows", "threshold", {}),
+]
+
+
 @pytest.mark.parametrize(
-    ("family", "options"),
-    [
-        ("llama", {}),
-        ("llama", {"raw_gate": True}),
-        ("llama", {"renormalise": True}),
-        ("windows", {}),
-    ],
-    ids=["llama", "llama-raw", "llama-renormalised", "windows"],
+    ("family", "mode", "options"),
+    COMPUTED,
+    ids=["-".join([family, mode, *options]) for family, mode, options in COMPUTED],
 )
-def test_kernels_and_scores_give_the_same(family, options, mode):
+def test_kernels_and_scores_are_the_definition_but_for_rounding(family, mode, options):
+    """Logits and edges of a whole model, neither to the bit of the other."""
     cfg = FAMILIES[family]
     valid_BT = jnp.arange(T)[None] < jnp.array([[T], [11]])
     bias_LN = jnp.linspace(-1.0, 1.0, 8).reshape(2, 4)
     attend = gated(cfg, mode=mode, key=MODES[mode], bias=bias_LN, valid_BT=valid_BT, **options)
-    one, other = run(cfg, attend), run(cfg, by_kernels(attend))
     real = np.asarray(valid_BT)
-    np.testing.assert_allclose(one.logits[real], other.logits[real], rtol=2e-4, atol=2e-4)
-    for name, value in one.aux.items():
-        np.testing.assert_allclose(value, other.aux[name], rtol=1e-4, err_msg=name)
+    params, tokens_BT = inputs(cfg)
+
+    def outputs(attend):
+        made = lm_jax.forward(params, tokens_BT, cfg, attend=attend)
+        return {"logits": jnp.where(real[..., None], made.logits, 0.0), **made.aux}
+
+    # In float64, with what rounding may do to each entry; both computations, like the definition.
+    wanted = rounding.expected(lambda: outputs(attend))
+    for computed in (attend, by_kernels(attend)):
+        rounding.assert_within(jax.jit(outputs)(computed), wanted)
 
 
 @pytest.mark.parametrize("family", ["llama", "windows"])
