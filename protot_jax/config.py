@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from lm_jax.config_files import in_mode
 from lm_jax.errors import UsageError, nearest
 from lm_jax.settings import freeze, plain
-from lm_jax.train.prepare import CorpusSettings
+from lm_jax.train.prepare import SPLITS, CorpusSettings
 from protot_jax.mixer import Prototypes
 from protot_jax.models import MODELS
 
@@ -28,8 +28,12 @@ class PretrainConfig:
       prototypes: of the model "protot"; the others ignore it.
       arithmetic: of its prefix mean; "released" is that of the authors' code, to compare with.
       corpus: the text and how it is cut, tokenized and split.
-      examples: "truncate" takes the beginning of each document, as the paper; "pack" uses all text.
-      validation_documents: at most so many are evaluated.
+      examples: "truncate" takes the beginning of each document, as the paper. "pack" joins
+        documents into full rows: nothing is reset between them, so that states, convolutions and
+        attention run on from one document into the next, and most rows begin within one.
+      train_documents: the first of the training split, trained on in every epoch; 0 for all. With
+        "truncate" a document is an example.
+      validation_documents, test_documents: as many are evaluated; 0 for all.
       batch_size: examples of one update, on all devices together.
       epochs: passes over the training split; `max_steps` above 0 ends earlier.
       learning_rate: at the peak; 2 % of the steps warm up, then a cosine to a tenth.
@@ -57,7 +61,9 @@ class PretrainConfig:
     arithmetic: Literal["exact", "released"] = "exact"
     corpus: CorpusSettings = dataclasses.field(default_factory=CorpusSettings)
     examples: Literal["truncate", "pack"] = "truncate"
+    train_documents: int = 0
     validation_documents: int = 20_000
+    test_documents: int = 0
     batch_size: int = 32
     epochs: int = 10
     max_steps: int = 0
@@ -82,9 +88,8 @@ class PretrainConfig:
             "batch_size": 1,
             "epochs": 1,
             "max_steps": 0,
-            "validation_documents": 1,
             "skip_sigma": 0,
-        }
+        } | {f"{split}_documents": 0 for split in SPLITS}
         problems = [
             f"config.{name} = {getattr(self, name)} must be at least {bound}"
             for name, bound in least.items()
@@ -102,6 +107,7 @@ _SMOKE: Mapping[str, Any] = {
     "context": 32,
     "corpus": CorpusSettings(vocab_size=500, words=60, max_tokens=20_000),
     "validation_documents": 16,
+    "test_documents": 16,
     "batch_size": 8,
     "epochs": 1,
     "max_steps": 6,

@@ -176,6 +176,13 @@ def run(config: PretrainConfig, folder: Path) -> dict[str, Any]:
         "corpus": {
             "source": config.corpus.source,
             "splits": manifest["splits"],
+            # Of each split, within the limits of the config.
+            "documents_used": {
+                "train": data.train.documents,
+                "validation": data.validation.documents,
+                "test": data.test.documents,
+            },
+            "training_examples": data.train.count,
             "skipped": manifest["skipped"],
             "truncated_documents": data.train.truncated,
             "unused_tokens": data.train.unused_tokens,
@@ -217,7 +224,8 @@ def told(summary: dict[str, Any]) -> str:
         f"{summary['parameters']:,} parameters ({summary['parameters_in_use']:,} in use), "
         f"{summary['forward_flops_per_example'] / 1e6:,.0f} MFLOPs forward an example, "
         f"{'tied' if summary['tie_embeddings'] else 'untied'}, {summary['compute_dtype']} "
-        f"compute on float32 weights, {seeds[0]['tokens_seen']:,} tokens seen, "
+        f"compute on float32 weights, {seeds[0]['tokens_seen']:,} tokens seen of "
+        f"{summary['corpus']['training_examples']:,} examples, "
         f"{len(seeds)} seed{'s' * (len(seeds) > 1)}"
     )
     return "\n".join(lines)

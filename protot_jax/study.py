@@ -18,10 +18,9 @@ A killed study is started again with the same command; what is trained is not tr
 
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
-import json
 from pathlib import Path
 import statistics
-from typing import Any, Literal, get_args
+from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict
@@ -29,16 +28,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lm_jax import launch, runs, settings
-from lm_jax.config_files import in_mode
 from lm_jax.errors import UsageError, nearest
 from lm_jax.train.metrics import METRICS
 from protot_jax import pretrain
-from protot_jax.config import PretrainConfig, smoke, with_fields
 from protot_jax.seeds import OverSeeds, over_seeds
+from protot_jax.study_config import SPLITS, StudyConfig, each_run
 from protot_jax.trained import seed_folder
-
-Split = Literal["validation", "test"]
-SPLITS: tuple[Split, ...] = get_args(Split)
 
 _ONLY = flags.DEFINE_list("only", None, "variants to train now, by name; all by default")
 TABLE, ROWS = "study.json", "study.parquet"
@@ -59,107 +54,6 @@ SCHEMA = pa.schema(
         "steps_per_second": pa.float64(),
     }
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Variant:
-    """One row of a table.
-
-    Attributes:
-      name: of its folder.
-      changes: what differs from the study's `base`, as `field=value`; a value is JSON, or a word.
-      learning_rates: to choose from; none stands for that of `base` or of `changes`.
-      paper: what the paper's table says, if it is in one.
-    """
-
-    name: str
-    changes: tuple[str, ...] = ()
-    learning_rates: tuple[float, ...] = ()
-    paper: float | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class StudyConfig:
-    """An ablation.
-
-    Attributes:
-      base: what all variants share.
-      variants: the rows.
-      table: of the paper.
-      paper_split: the text that the paper's perplexities are of.
-      smoke: makes every variant so small, after its changes, that it takes seconds.
-    """
-
-    base: PretrainConfig
-    variants: tuple[Variant, ...]
-    table: str = ""
-    paper_split: Split = "validation"
-    smoke: bool = False
-
-    def __post_init__(self) -> None:
-        names = [variant.name for variant in self.variants]
-        if not names or len(set(names)) < len(names):
-            raise UsageError(f"config.variants are named {names}; give each a name of its own")
-        for variant in self.variants:
-            changed(self.base, variant)
-
-
-def study(
-    mode: str,
-    *variants: Variant,
-    table: str,
-    paper_split: Split = "validation",
-    **shared: Any,
-) -> ConfigDict:
-    """The `get_config(mode)` of an ablation; `shared` are fields of `PretrainConfig`.
-
-    Raises:
-      UsageError: for an unknown mode, or a variant that changes what is not there.
-    """
-    config = StudyConfig(PretrainConfig(**shared), variants, table, paper_split)
-    return in_mode(mode, config, {"smoke": _smoke}, of="a study")
-
-
-def _smoke(config: StudyConfig) -> StudyConfig:
-    # One row at one rate shows that it works; the first is often the default.
-    last = config.variants[-1]
-    last = dataclasses.replace(last, learning_rates=last.learning_rates[:1])
-    return dataclasses.replace(config, variants=(last,), smoke=True)
-
-
-def changed(base: PretrainConfig, variant: Variant) -> PretrainConfig:
-    """The settings of a variant.
-
-    Raises:
-      UsageError: naming the variant, for a change without value, of no field or of another type.
-    """
-    where = f"variant {variant.name}"
-    changes = {}
-    for change in variant.changes:
-        name, equals, text = change.partition("=")
-        if not equals:
-            raise UsageError(f"{where}: {change!r} has no value; write field=value")
-        changes[name] = _value(text)
-    try:
-        return with_fields(base, changes)
-    except UsageError as error:
-        raise UsageError(f"{where}: {error}") from error
-
-
-def _value(text: str) -> Any:
-    # A word needs no quotes, as on a command line.
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text
-
-
-def each_run(config: StudyConfig, variant: Variant) -> Iterator[tuple[str, PretrainConfig]]:
-    """The folder and the settings of every run of a variant."""
-    own = changed(config.base, variant)
-    own = smoke(own) if config.smoke else own
-    for rate in variant.learning_rates or (own.learning_rate,):
-        yield f"{variant.name}/lr_{rate:g}", dataclasses.replace(own, learning_rate=rate)
 
 
 def run(config: StudyConfig, folder: Path, only: Sequence[str] | None = None) -> dict[str, Any]:

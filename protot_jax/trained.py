@@ -62,12 +62,11 @@ def load_data(config: PretrainConfig, folder: Path) -> Data:
     """Prepares the corpus in `folder`, or opens it there."""
     prepared = prepare_corpus(folder, config.corpus)
     split = functools.partial(Examples, prepared, context=config.context, mode=config.examples)
-    limit = config.validation_documents
     return Data(
         prepared,
-        split("train"),
-        split("validation", limit=limit),
-        split("test", limit=limit),
+        split("train", limit=config.train_documents or None),
+        split("validation", limit=config.validation_documents or None),
+        split("test", limit=config.test_documents or None),
     )
 
 

@@ -25,6 +25,7 @@ def get_config(mode: str = "") -> ConfigDict:
         corpus=CorpusSettings(vocab_size=2_000, words=2_500),
         examples="pack",
         validation_documents=40,
+        test_documents=40,
         batch_size=16,
         epochs=4,
         max_steps=400,

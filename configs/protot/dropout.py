@@ -5,7 +5,7 @@ python -m protot_jax.study --config=configs/protot/dropout.py --workdir=runs/dro
 
 from ml_collections import ConfigDict
 
-from protot_jax.study import Variant, study
+from protot_jax.study_config import Variant, study
 
 RATES = {
     "protot": (1e-3, 2e-3, 3e-3),
@@ -30,9 +30,15 @@ NAMES = {(): "default", (NONE,): "none", (NOT_IN_ATTENTION,): "not_in_attention"
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `protot_jax.study.StudyConfig`."""
+    """The settings of `protot_jax.study_config.StudyConfig`."""
     variants = (
         Variant(f"{model}_{NAMES[changes]}", (f"model={model}", *changes), RATES[model], perplexity)
         for model, changes, perplexity in ROWS
     )
-    return study(mode, *variants, table="Table 20")
+    return study(
+        mode,
+        *variants,
+        table="Table 20",
+        train_documents=18_000,
+        validation_documents=4_000,
+    )

@@ -5,15 +5,21 @@ python -m protot_jax.study --config=configs/protot/kernel_size.py --workdir=runs
 
 from ml_collections import ConfigDict
 
-from protot_jax.study import Variant, study
+from protot_jax.study_config import Variant, study
 
 RATES = (1e-3, 2e-3, 3e-3)
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `protot_jax.study.StudyConfig`."""
+    """The settings of `protot_jax.study_config.StudyConfig`."""
     variants = (
         Variant(f"taps_{taps}", (f"prototypes.conv_kernel={taps}",), RATES, perplexity)
         for taps, perplexity in ((4, 98.3), (5, 97.1), (6, 96.9), (7, 97.5))
     )
-    return study(mode, *variants, table="Table 16")
+    return study(
+        mode,
+        *variants,
+        table="Table 16",
+        train_documents=18_000,
+        validation_documents=4_000,
+    )

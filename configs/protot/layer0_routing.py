@@ -7,7 +7,7 @@ Three epochs, one seed, as there; the routing itself is in each run's evaluation
 
 from ml_collections import ConfigDict
 
-from protot_jax.study import Variant, study
+from protot_jax.study_config import Variant, study
 
 SHARED = "prototypes.shared_routing=false"
 FLAT = "prototypes.first_temperature=1.0"
@@ -15,7 +15,7 @@ CONV = "prototypes.conv_layers=0"
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `protot_jax.study.StudyConfig`."""
+    """The settings of `protot_jax.study_config.StudyConfig`."""
     return study(
         mode,
         Variant("all", paper=133.3),
@@ -24,6 +24,8 @@ def get_config(mode: str = "") -> ConfigDict:
         Variant("no_convolution", (CONV,), paper=145.7),
         Variant("none", (SHARED, FLAT, CONV), paper=149.9),
         table="Table 15",
+        train_documents=18_000,
+        validation_documents=4_000,
         epochs=3,
         seeds=(0,),
     )

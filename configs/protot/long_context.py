@@ -9,7 +9,7 @@ ours have one. `--config.base.arithmetic=released` trains ProtoT with the releas
 from ml_collections import ConfigDict
 
 from lm_jax.train.prepare import CorpusSettings
-from protot_jax.study import Variant, study
+from protot_jax.study_config import Variant, study
 
 CONTEXTS = (256, 512, 1024, 2048)
 # Test perplexity by context; the learning rates are the best of the paper's search.
@@ -22,7 +22,7 @@ PAPER = {
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `protot_jax.study.StudyConfig`."""
+    """The settings of `protot_jax.study_config.StudyConfig`."""
     variants = (
         Variant(
             f"{model}_{context}",
@@ -37,6 +37,8 @@ def get_config(mode: str = "") -> ConfigDict:
         mode,
         *variants,
         table="Table 1",
+        train_documents=18_000,
+        validation_documents=4_000,
         paper_split="test",
         corpus=CorpusSettings(words=2_500),
     )

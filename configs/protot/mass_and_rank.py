@@ -5,17 +5,19 @@ python -m protot_jax.study --config=configs/protot/mass_and_rank.py --workdir=ru
 
 from ml_collections import ConfigDict
 
-from protot_jax.study import Variant, study
+from protot_jax.study_config import Variant, study
 
 RATES = (1e-3, 2e-3, 3e-3)
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `protot_jax.study.StudyConfig`."""
+    """The settings of `protot_jax.study_config.StudyConfig`."""
     return study(
         mode,
         Variant("default", (), RATES, 97.1),
         Variant("no_mass_normalisation", ("prototypes.mass_normalisation=false",), RATES, 101.8),
         Variant("no_low_rank", ("prototypes.low_rank=false",), RATES, 97.3),
         table="Table 18",
+        train_documents=18_000,
+        validation_documents=4_000,
     )

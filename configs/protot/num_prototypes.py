@@ -5,15 +5,21 @@ python -m protot_jax.study --config=configs/protot/num_prototypes.py --workdir=r
 
 from ml_collections import ConfigDict
 
-from protot_jax.study import Variant, study
+from protot_jax.study_config import Variant, study
 
 RATES = (1e-3, 2e-3, 3e-3)
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `protot_jax.study.StudyConfig`."""
+    """The settings of `protot_jax.study_config.StudyConfig`."""
     variants = (
         Variant(f"prototypes_{count}", (f"prototypes.num_prototypes={count}",), RATES, perplexity)
         for count, perplexity in ((16, 98.5), (32, 97.1), (64, 97.3))
     )
-    return study(mode, *variants, table="Table 19")
+    return study(
+        mode,
+        *variants,
+        table="Table 19",
+        train_documents=18_000,
+        validation_documents=4_000,
+    )

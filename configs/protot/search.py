@@ -12,9 +12,10 @@ searched as well, within a limit of forward FLOPs an example:
 
 from ml_collections import ConfigDict
 
+from protot_jax.config import PretrainConfig
 from protot_jax.search_space import search
 
 
 def get_config(mode: str = "") -> ConfigDict:
     """The settings of `protot_jax.search_space.SearchConfig`."""
-    return search(mode)
+    return search(mode, base=PretrainConfig(train_documents=18_000, validation_documents=4_000))

@@ -15,9 +15,9 @@ def get_config(mode: str = "") -> ConfigDict:
     """The settings of `protot_jax.config.PretrainConfig`."""
     return experiment(
         mode,
-        corpus=CorpusSettings(vocab_size=8_000),
-        examples="pack",
-        validation_documents=200,
+        # About as many tokens as the context holds.
+        corpus=CorpusSettings(vocab_size=8_000, words=250),
+        validation_documents=400,
         batch_size=16,
         epochs=3,
         max_steps=1_600,

@@ -16,8 +16,10 @@ def get_config(mode: str = "") -> ConfigDict:
     return experiment(
         mode,
         corpus=CorpusSettings(source="wiki", unit="document", vocab_size=8_000),
+        # An introduction fills half a row, so they are joined, and the state runs on through them.
         examples="pack",
         validation_documents=200,
+        test_documents=200,
         batch_size=16,
         epochs=3,
         max_steps=1_600,

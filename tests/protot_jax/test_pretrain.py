@@ -1,5 +1,6 @@
 """Pretraining as a command: on text made here, for every model, from the start and again."""
 
+import dataclasses
 import json
 import math
 
@@ -8,10 +9,10 @@ import pytest
 
 import lm_jax
 from lm_jax import launch, runs
-from lm_jax.errors import CorruptError
+from lm_jax.errors import CorruptError, UsageError
 from lm_jax.flops import forward_flops
 from lm_jax.train import checkpoint, checkpoints, optim, step
-from lm_jax.train.data import Examples
+from lm_jax.train.data import Batches, Examples
 from protot_jax import models, pretrain, trained
 from protot_jax.config import PretrainConfig
 from tests.protot_jax.small_runs import command, settings
@@ -34,7 +35,8 @@ def test_every_model_trains_and_tells_what_its_numbers_rest_on(name, text, tmp_p
     assert summary["corpus"]["splits"]["train"]["documents"] > 60
     printed = capsys.readouterr().out
     assert f"{summary['parameters']:,} parameters" in printed
-    assert f"{seed['tokens_seen']:,} tokens seen, 1 seed" in printed
+    examples = f"{summary['corpus']['training_examples']:,} examples"
+    assert f"{seed['tokens_seen']:,} tokens seen of {examples}, 1 seed" in printed
     command(settings(text, model=name), tmp_path / "run")
     assert "finished 20" in capsys.readouterr().out
 
@@ -66,6 +68,33 @@ def test_fields_that_keep_a_run_alive_reach_the_loop(text, tmp_path):
     assert checkpoints.saved_steps(saved) == [2, 4]
 
 
+def test_a_run_trains_on_as_many_documents_as_it_is_told(text, tmp_path):
+    """An epoch is over those alone, and a checkpoint is bound to the limit."""
+    limits = {"train_documents": 20, "validation_documents": 5, "test_documents": 3}
+    # Three epochs of two batches of eight; the rest of 20 belongs to the next.
+    config = settings(text, max_steps=0, epochs=3, eval_every=6, **limits)
+    command(config, tmp_path / "run")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text("utf-8"))
+    assert summary["seeds"][0]["steps"] == 6
+    used = {"train": 20, "validation": 5, "test": 3}
+    assert summary["corpus"]["documents_used"] == used
+    assert summary["corpus"]["training_examples"] == 20
+    assert summary["corpus"]["splits"]["train"]["documents"] > 60
+    frozen = launch.freeze(config, PretrainConfig)
+    data = trained.load_data(frozen, tmp_path / "run" / "data")
+    seen = np.concatenate([Batches(data.train, batch_size=8).at(k)["document"] for k in range(5)])
+    assert sorted(seen.tolist()) == sorted([*range(20), *range(20)])
+    whole = trained.load_data(
+        dataclasses.replace(frozen, train_documents=0), tmp_path / "run" / "data"
+    )
+    fingerprints = {Batches(each.train, batch_size=8).fingerprint for each in (data, whole)}
+    assert len(fingerprints) == 2 and whole.train.documents > 60
+    checkpoints_of = trained.seed_folder(tmp_path / "run", 234)
+    assert "limit=20" in (next(checkpoints_of.rglob("MANIFEST.json"))).read_text("utf-8")
+    with pytest.raises(UsageError, match="train_documents = -1 must be at least 0"):
+        PretrainConfig(train_documents=-1)
+
+
 def test_unigram_perplexity_is_that_of_the_counts(text, tmp_path):
     config = launch.freeze(settings(text), PretrainConfig)
     data = trained.load_data(config, tmp_path / "data")
@@ -90,16 +119,12 @@ def test_groups_of_weight_decay(name):
     config = PretrainConfig(model=name, hidden_size=32, num_layers=2)
     cfg, mixer = trained.model(config, 100)
     chosen = optim.choose(pretrain.decays, lm_jax.param_spec(cfg, mixer))
-    kept = {path.rpartition("/")[2] for path, decayed in chosen.items() if not decayed}
-    expected = {
+    kept = {path for path, decayed in chosen.items() if not decayed}
+    norms = {"final/scale", "blocks/ln1/scale"} | ({"blocks/ln2/scale"} if cfg.mlp_size else set())
+    own = {
         "protot": {"prototypes", "decay_logit", "alpha", "write_tau", "read_tau"},
         "llama": set(),
         "mamba": {"A_log", "D", "step_up", "step_bias", "conv_bias"},
-        "deltanet": set(),
-    }
-    wanted = expected[name.removesuffix("_ffn")] | {"scale"}
-    assert wanted <= kept
-    assert chosen["embed/tokens"]
-    assert chosen[
-        "blocks/mixer/out" if name in ("protot", "mamba", "mamba_ffn") else "blocks/mixer/o"
-    ]
+        "deltanet": {"norm/scale"},
+    }[name.removesuffix("_ffn")]
+    assert kept == norms | {f"blocks/mixer/{each}" for each in own}

@@ -13,7 +13,7 @@ from lm_jax import launch
 from lm_jax.errors import UsageError
 from lm_jax.mixers import Layer
 from lm_jax.sites import Scope
-from protot_jax import study
+from protot_jax import study_config
 from protot_jax.config import PretrainConfig
 from protot_jax.released import released_prefix_mean
 from protot_jax.trained import model
@@ -57,9 +57,11 @@ def test_without_the_mass_it_sums_as_the_exact_one():
 
 def test_the_no_mass_row_of_table_18_reads_the_released_moving_average():
     """Weights (1 - beta) beta^(i-1-j): of values of 1 and even gates nearly 1 after long."""
-    table = launch.freeze(launch.load_config("configs/protot/mass_and_rank.py"), study.StudyConfig)
+    table = launch.freeze(
+        launch.load_config("configs/protot/mass_and_rank.py"), study_config.StudyConfig
+    )
     (variant,) = (v for v in table.variants if v.name == "no_mass_normalisation")
-    own = study.changed(table.base, variant)
+    own = study_config.changed(table.base, variant)
     cfg, mixer = model(dataclasses.replace(own, hidden_size=16, num_layers=3), 20)
     p = lm_jax.init_params(jax.random.key(0), cfg, mixer=mixer)["blocks"]["mixer"]
     p = jax.tree.map(lambda x: x[2], p)
