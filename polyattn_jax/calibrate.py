@@ -1,4 +1,4 @@
-"""The calibrated bias b_auto: the 5 % mass rule, solved exactly over a stream of score rows.
+"""The calibrated bias b_auto: the 5 % mass rule, solved exactly, with what it depends on.
 
 From "When Does Polynomial Attention Concentrate?", Appendices B and J: b_auto is the smallest b for
 which the average softmax row places at most 5 % of its mass on keys whose score lies below -b.
@@ -13,12 +13,17 @@ all (score, softmax weight) pairs, and b_auto = -t. A model has too many pairs t
 3. measures M at `num_thresholds` numbers spread evenly inside it, in one pass over the model;
 4. keeps the piece in which M crosses the budget, and goes on until the ends are neighbours.
 
-With 256 thresholds that is 4 passes, whatever the model, and no grid is left. What remains is
-rounding of M itself: masses are summed in the scores' dtype within a layer and in float64 across
-layers.
+No grid is left. What remains is rounding of M itself: masses are summed in the scores' dtype within
+a layer and in float64 across layers.
+
+The number depends on the length of the text and on the text. Attention is causal, so the rows of a
+text's first tokens are those of the shorter text, and one pass measures M for every text and every
+length. `calibrate_texts` therefore brackets b_auto of all of them in one pass, lays an even grid
+over these brackets in a second, reads a curve over length off it with an interval that resamples
+texts, and solves for the audited length on all texts together inside the grid's piece.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
 import hashlib
 from importlib import resources
@@ -31,7 +36,7 @@ import numpy as np
 from lm_jax import attention
 from lm_jax.errors import BadInputError, CorruptError, UsageError
 
-CALIBRATION_TEXT_SHA256 = "d5265ce3965f39d2cd5eff5ac4c831b87651fa616647943ab308d15bdec7dc3e"
+CALIBRATION_TEXTS_SHA256 = "e5df7fb61fb5c75f55614091449dd88d21206c60faf03112dadbaa1eec4f3028"
 
 _TINY_BITS = int(np.float32(np.finfo(np.float32).tiny).view(np.int32))
 _LAST = int(np.float32(np.finfo(np.float32).max).view(np.int32)) - _TINY_BITS + 1
@@ -45,8 +50,8 @@ class MassBelow(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Calibration:
-    """b_auto, the average mass strictly below -b_auto, and what it took to find them."""
+class Solution:
+    """A bias, the average mass strictly below -bias, and what it took to find them."""
 
     bias: float
     mass: float
@@ -54,17 +59,63 @@ class Calibration:
     rows: int
 
 
-def mass_below(scores: jax.Array, thresholds_M: jax.Array) -> MassBelow:
-    """Reduces `scores[..., T, S]` to the mass below each of the ascending `thresholds_M`.
+@dataclasses.dataclass(frozen=True)
+class AtLength:
+    """b_auto of the first `length` tokens of all texts, to the step of the grid.
 
-    A key of score -inf is masked; a row with no key is not counted. Fit to be a record reducer of
-    `attn.scores`: it returns `[M]` and `[]`, and holds a few arrays `[T, S]` and one `[T, M + 1]`,
-    because the leading axes are walked one by one. Sums run over keys, then rows, then the leading
-    axes, which keeps each of them short.
+    `low` and `high` are the ends of its 95 % interval over texts; `least` and `most` the smallest
+    and the largest b_auto of a single text.
     """
-    T, S = scores.shape[-2:]
+
+    length: int
+    bias: float
+    low: float
+    high: float
+    least: float
+    most: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+    """b_auto at one length, and how it depends on length and text.
+
+    Attributes:
+      bias: the exact solution on all texts at `length`; `low` and `high` are its interval.
+      mass: the average softmax mass strictly below -bias.
+      length: tokens of each text.
+      texts: how many there are.
+      rows: score rows behind the average.
+      passes: over the model.
+      step: of the grid that intervals and curve are read off.
+      curve: ascending by length.
+    """
+
+    bias: float
+    low: float
+    high: float
+    mass: float
+    length: int
+    texts: int
+    rows: int
+    passes: int
+    step: float
+    curve: tuple[AtLength, ...]
+
+
+def mass_below(
+    scores_BNTS: jax.Array, thresholds_M: jax.Array, lengths: Sequence[int]
+) -> MassBelow:
+    """Reduces scores to the mass below each of the ascending `thresholds_M`, by text and length.
+
+    `total_M` is `[B, C, M]` and `rows` `[B, C]`: entry c is over the first `lengths[c]` query rows.
+    A key of score -inf is masked; a row with no key is not counted. Fit to be a record reducer of
+    `attn.scores`: it holds a few arrays `[T, S]` and one `[T, M + 1]`, because texts and heads are
+    walked one by one. Sums run over keys, then rows, then heads, which keeps each of them short.
+    """
+    B, N, T, S = scores_BNTS.shape
     M = thresholds_M.shape[0]
-    dtype = jnp.promote_types(scores.dtype, jnp.float32)
+    dtype = jnp.promote_types(scores_BNTS.dtype, jnp.float32)
+    prefix_CT = jnp.arange(T)[None, :] < jnp.asarray(lengths)[:, None]
 
     def of_one(scores_TS):
         scores_TS = scores_TS.astype(dtype)
@@ -74,10 +125,21 @@ def mass_below(scores: jax.Array, thresholds_M: jax.Array) -> MassBelow:
         slot_TS = jnp.where(jnp.isnan(scores_TS), 0, slot_TS)
         empty_TM = jnp.zeros((T, M + 1), dtype)
         histogram_TM = jax.vmap(lambda h, slot, w: h.at[slot].add(w))(empty_TM, slot_TS, weight_TS)
-        return histogram_TM.cumsum(-1)[:, :M].sum(0)
+        below_TM = histogram_TM.cumsum(-1)[:, :M]
+        return jnp.einsum("CT,TM->CM", prefix_CT.astype(dtype), below_TM, precision="highest")
 
-    total = jax.lax.map(of_one, scores.reshape(-1, T, S)).sum(0)
-    return MassBelow(total, (scores != -jnp.inf).any(-1).sum())
+    by_head = jax.lax.map(of_one, scores_BNTS.reshape(-1, T, S))
+    some_BNT = (scores_BNTS != -jnp.inf).any(-1)
+    rows_BC = (some_BNT[:, :, None, :] & prefix_CT[None, None]).sum((1, 3))
+    return MassBelow(by_head.reshape(B, N, -1, M).sum(1), rows_BC)
+
+
+class Bracket(NamedTuple):
+    """Two thresholds with M(low) <= budget < M(high), M(low), and the rows behind it."""
+
+    ends: tuple[float, float]
+    mass: float
+    rows: int
 
 
 def calibrate(
@@ -85,7 +147,8 @@ def calibrate(
     *,
     budget: float = 0.05,
     num_thresholds: int = 256,
-) -> Calibration:
+    bracket: Bracket | None = None,
+) -> Solution:
     """The smallest bias under which the average row has at most `budget` of its mass below -bias.
 
     Args:
@@ -94,6 +157,7 @@ def calibrate(
         `total_M` may be `[..., M]` and `rows` `[...]`, for example one entry per layer: they are
         added up here in float64.
       budget: share of mass in [0, 1).
+      bracket: where the solution is known to lie; all float32 values by default.
 
     Scores that are not zero but below the smallest normal float32 count as zero.
 
@@ -106,6 +170,8 @@ def calibrate(
     if num_thresholds < 1:
         raise UsageError(f"num_thresholds: {num_thresholds} must be at least 1")
     low, high, mass, rows, passes = -_LAST - 1, _LAST + 1, 0.0, 0, 0
+    if bracket is not None:
+        (low, high), mass, rows = _to_order(bracket.ends), bracket.mass, bracket.rows
     while high - low > 1:
         steps = np.arange(1, num_thresholds + 1, dtype=np.int64)
         numbers = np.minimum(low + -(-steps * (high - low) // (num_thresholds + 1)), high)
@@ -119,18 +185,129 @@ def calibrate(
         if count:
             low, mass = int(numbers[count - 1]), float(average[count - 1])
     threshold = float(_from_order(np.array([low]))[0])
-    return Calibration(bias=0.0 - threshold, mass=mass, passes=passes, rows=rows)
+    return Solution(bias=0.0 - threshold, mass=mass, passes=passes, rows=rows)
 
 
 def _average(measured: MassBelow) -> tuple[np.ndarray, int]:
     total = np.asarray(measured.total_M, np.float64)
     total = total.reshape(-1, total.shape[-1]).sum(0)
     rows = int(np.asarray(measured.rows).sum(dtype=np.int64))
-    if rows == 0:
+    _check(total, np.array(rows))
+    return total / rows, rows
+
+
+def _check(total: np.ndarray, rows: np.ndarray) -> None:
+    if not rows.all():
         raise BadInputError("calibration: no row has an unmasked key; give a longer text")
     if not np.isfinite(total).all():
         raise BadInputError("calibration: the softmax mass is not finite; check the model's scores")
-    return total / rows, rows
+
+
+def calibrate_texts(
+    measure: Callable[[np.ndarray], MassBelow],
+    lengths: Sequence[int],
+    at: int,
+    *,
+    budget: float = 0.05,
+    num_thresholds: int = 512,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> Calibration:
+    """b_auto of several texts at the length `at`, with its curve over `lengths` and its intervals.
+
+    The interval is a percentile bootstrap that draws whole texts anew. With few texts it is too
+    narrow, which is why the range over single texts stands beside it.
+
+    Args:
+      measure: as for `calibrate`, with `total_M` `[..., text, length, M]` and `rows` `[..., text,
+        length]` as `mass_below` gives them.
+      lengths: ascending; `at` is among them.
+      at: the length that b_auto is wanted for.
+      budget, num_thresholds: as for `calibrate`.
+      resamples, seed: of the bootstrap.
+
+    Raises:
+      BadInputError: no rows, or masses that are not finite.
+    """
+
+    def average(thresholds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        total_UCM, rows_UC = _by_text(measure(thresholds))
+        return np.maximum.accumulate(total_UCM / rows_UC[..., None], axis=-1), rows_UC
+
+    spread = np.linspace(-_LAST, _LAST, num_thresholds).astype(np.int64)
+    coarse = _from_order(spread)
+    mass_UCM, _ = average(coarse)
+    inside = (mass_UCM <= budget).sum(-1)
+    ends = coarse[max(inside.min() - 1, 0)], coarse[min(inside.max(), num_thresholds - 1)]
+    grid = np.linspace(*ends, num_thresholds, dtype=np.float32)
+    mass_UCM, rows_UC = average(grid)
+    weight_UC = rows_UC / rows_UC.sum(0)
+    # How often each text is drawn in each resample.
+    texts = len(mass_UCM)
+    drawn = np.random.default_rng(seed).multinomial(texts, np.full(texts, 1 / texts), resamples)
+    curve = []
+    for c, length in enumerate(lengths):
+        share_RU = drawn * weight_UC[:, c]
+        share_RU = share_RU / share_RU.sum(1, keepdims=True)
+        pooled = _crossing(weight_UC[:, c] @ mass_UCM[:, c], grid, budget)
+        low, high = np.quantile(_crossing(share_RU @ mass_UCM[:, c], grid, budget), (0.025, 0.975))
+        single = _crossing(mass_UCM[:, c], grid, budget)
+        # b_auto = -t, which turns the ends round.
+        numbers = (pooled, high, low, single.max(), single.min())
+        curve.append(AtLength(length, *(0.0 - float(t) for t in numbers)))
+    place = list(lengths).index(at)
+    pooled_M = weight_UC[:, place] @ mass_UCM[:, place]
+    last = int((pooled_M <= budget).sum()) - 1
+    rows = int(rows_UC[:, place].sum())
+    bracket = None
+    if 0 <= last < num_thresholds - 1:
+        piece = float(grid[last]), float(grid[last + 1])
+        bracket = Bracket(piece, float(pooled_M[last]), rows)
+
+    def at_length(thresholds: np.ndarray) -> MassBelow:
+        total_UCM, rows_UC = _by_text(measure(thresholds))
+        return MassBelow(total_UCM[:, place], rows_UC[:, place])
+
+    solution = calibrate(at_length, budget=budget, num_thresholds=num_thresholds, bracket=bracket)
+    return Calibration(
+        bias=solution.bias,
+        low=curve[place].low,
+        high=curve[place].high,
+        mass=solution.mass,
+        length=at,
+        texts=texts,
+        rows=rows,
+        passes=2 + solution.passes,
+        step=float(grid[-1] - grid[0]) / (num_thresholds - 1),
+        curve=tuple(curve),
+    )
+
+
+def _by_text(measured: MassBelow) -> tuple[np.ndarray, np.ndarray]:
+    """Sums over layers in float64: `[text, length, M]` and `[text, length]`."""
+    total = np.asarray(measured.total_M, np.float64)
+    rows = np.asarray(measured.rows).astype(np.int64)
+    total, rows = total.reshape(-1, *total.shape[-3:]).sum(0), rows.reshape(-1, *rows.shape[-2:])
+    rows = rows.sum(0)
+    _check(total, rows)
+    return total, rows
+
+
+def _crossing(mass: np.ndarray, grid: np.ndarray, budget: float) -> np.ndarray:
+    """Where each ascending row of `mass[..., M]` crosses the budget, linear between grid points."""
+    last = np.clip((mass <= budget).sum(-1) - 1, 0, len(grid) - 2)
+    low, high = (np.take_along_axis(mass, (last + i)[..., None], -1)[..., 0] for i in (0, 1))
+    part = np.clip((budget - low) / np.where(high > low, high - low, 1), 0, 1)
+    grid = grid.astype(np.float64)
+    return grid[last] + part * (grid[last + 1] - grid[last])
+
+
+def _to_order(values: Sequence[float]) -> tuple[int, ...]:
+    """The place of float32 values in the order of `_from_order`; subnormal numbers count as 0."""
+    array = np.asarray(values, np.float32)
+    bits = np.abs(array).view(np.int32).astype(np.int64)
+    size = np.where(bits < _TINY_BITS, 0, bits - (_TINY_BITS - 1))
+    return tuple(int(n) for n in np.where(array < 0, -size, size))
 
 
 def _from_order(numbers: np.ndarray) -> np.ndarray:
@@ -152,17 +329,19 @@ def exact_bias(scores: np.ndarray, *, budget: float = 0.05) -> float:
     return 0.0 - float(values[np.argmax(below > budget)])
 
 
-def calibration_text() -> str:
-    """The shipped text: about 1,500 tokens of an 1825 presidential message (see `data/README.md`).
+def calibration_texts() -> dict[str, str]:
+    """The shipped texts by name, each of about 2,300 words (see `data/README.md`).
 
     Raises:
-      CorruptError: if the file is not the one that was shipped.
+      CorruptError: if the files are not those that were shipped.
     """
-    raw = resources.files("polyattn_jax").joinpath("data/calibration.txt").read_bytes()
-    found = hashlib.sha256(raw).hexdigest()
-    if found != CALIBRATION_TEXT_SHA256:
+    folder = resources.files("polyattn_jax").joinpath("data/calibration")
+    files = sorted((f for f in folder.iterdir() if f.name.endswith(".txt")), key=lambda f: f.name)
+    raw = {file.name: file.read_bytes() for file in files}
+    found = hashlib.sha256(b"".join(n.encode() + b"\0" + raw[n] for n in raw)).hexdigest()
+    if found != CALIBRATION_TEXTS_SHA256:
         raise CorruptError(
-            f"polyattn_jax/data/calibration.txt: sha256 {found[:12]} is not the shipped "
-            f"{CALIBRATION_TEXT_SHA256[:12]}; reinstall the package"
+            f"polyattn_jax/data/calibration: sha256 {found[:12]} is not the shipped "
+            f"{CALIBRATION_TEXTS_SHA256[:12]}; reinstall the package"
         )
-    return raw.decode("ascii")
+    return {name.removesuffix(".txt"): text.decode("ascii") for name, text in raw.items()}

@@ -17,6 +17,7 @@ it stopped, and `check.json` holds the numbers; without it nothing is left behin
 
 from collections.abc import Iterator
 import contextlib
+import dataclasses
 import itertools
 from pathlib import Path
 import tempfile
@@ -27,7 +28,7 @@ from absl import flags
 
 from lm_jax import launch, runs, stats
 from lm_jax.errors import EXIT_FINISHED, EXIT_NO_GO, EXIT_UNDECIDED, UsageError
-from polyattn_jax import audit, concentration, decision, stages, summary
+from polyattn_jax import audit, concentration, decision, stages, summary, wording
 from polyattn_jax.columns import Columns, columns, where
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.row_maps import SOFTMAX, parse_recipe, resolve_bias
@@ -46,7 +47,7 @@ _MODEL = flags.DEFINE_string("model", None, "HF folder, GGUF file, or name of th
 _RECIPE = flags.DEFINE_string("recipe", "relu:p=4,b=auto", "what is to replace softmax")
 _N = flags.DEFINE_integer("n", 120, "needle prompts (preserve takes 73 or more)", lower_bound=1)
 _LENGTH = flags.DEFINE_integer("length", 256, "tokens of each prompt", lower_bound=1)
-_CALIBRATION = flags.DEFINE_integer("calibration_length", 1024, "tokens of the text for b=auto")
+_CALIBRATION = flags.DEFINE_integer("calibration_length", 0, "tokens for b=auto; 0 is --length")
 _TOP_HEADS = flags.DEFINE_integer("top_heads", 40, "how many heads of greatest S_2 to show apart")
 _PROMPTS = flags.DEFINE_string("prompts", "", "own prompts too, a .jsonl file (exit: needles)")
 _HAYSTACK = flags.DEFINE_string("haystack", "essays", "essays, speeches, or a text file")
@@ -108,10 +109,11 @@ def run(subject: Subject, folder: Path) -> dict[str, Any]:
             tokenizer=subject.tokenizer.sha256,
         ),
     )
-    b_auto, shares, against = None, dict.fromkeys(SHARES), None
+    calibration, b_auto, shares, against = None, None, dict.fromkeys(SHARES), None
     with stages.open_stores(folder, audit.fingerprint(subject, suites), config.degrees) as stores:
         if recipe.bias == "auto" or (degree is not None and recipe.bias == 0.0):
-            b_auto = stages.calibrated(subject, folder).bias
+            calibration = stages.calibrated(subject, folder)
+            b_auto = calibration.bias
         bias = resolve_bias(recipe, b_auto)
         if degree is not None:
             measured = {"zero": 0.0, "auto": bias if b_auto is None else b_auto}
@@ -140,6 +142,7 @@ def run(subject: Subject, folder: Path) -> dict[str, Any]:
         "recipe": recipe.spec,
         "degree": recipe.map.degree,
         "bias": bias,
+        "calibration": dataclasses.asdict(calibration) if calibration is not None else None,
         "measured": degree is not None,
         "length": config.sweep_length,
         "heads": min(config.top_heads, subject.model.cfg.num_layers * subject.model.cfg.num_heads),
@@ -223,7 +226,7 @@ def table(found: dict[str, Any]) -> str:
         _columns("preserve takes, none being lost", f"{found['least_prompts']}"),
         _columns("McNemar, exact, two-sided", f"p = {found['p_value']:.2g}"),
         _columns("dead rows per prompt", f"{found['dead_rows_per_prompt']:.1f}"),
-        _columns("bias", f"{found['bias']:.4f}"),
+        *_bias_lines(found),
         "",
     ]
     for label, text in (
@@ -258,6 +261,18 @@ def _row_lines(found: dict[str, Any]) -> list[str]:
         _share("  median change of a head's output", against["change"]),
         _columns("rows left open by rounding", f"{against['undecided']} of {against['rows']}"),
     ]
+
+
+def _bias_lines(found: dict[str, Any]) -> list[str]:
+    """The bias, and where it was calibrated its interval and what it would be at other lengths."""
+    calibration = found["calibration"]
+    if parse_recipe(found["recipe"]).bias != "auto":
+        return [_columns("bias", f"{found['bias']:g}")]
+    bias, _, ends = wording.b_auto(calibration).partition(" ")
+    ends = ends.strip("[]").replace(", ", " to ")
+    lines = [_columns("b_auto", bias, ends, f"{calibration['texts']} texts")]
+    text = f"b_auto is {wording.b_auto_by_length(calibration)}"
+    return [*lines, *textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  ")]
 
 
 def _prompt_lines(own: dict[str, Any] | None) -> list[str]:

@@ -44,7 +44,7 @@ def model_obstacles(summary: Summary, model: PaperModel) -> list[str]:
 
 def calibration_obstacles(summary: Summary) -> list[str]:
     """As `obstacles`, of b_auto."""
-    ours = summary["config"]["calibration_length"]
+    ours = summary["calibration"]["length"]
     return obstacles((ours, paper.CALIBRATION_LENGTH), what="b_auto")
 
 

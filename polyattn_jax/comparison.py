@@ -182,7 +182,10 @@ def _needle(summary: Summary, model: PaperModel, whose: str, judged: bool) -> Ma
 
 
 def _bound(summary: Summary, model: PaperModel, whose: str, judged: bool) -> Markup:
-    bias = finite(summary["calibration"]["bias"])
+    found = summary["calibration"]
+    low, high = finite(found["low"]), finite(found["high"])
+    bias = Interval(finite(found["bias"]), low, high, found["texts"])
+    places = len(wording.b_auto(found, ends=False).partition(".")[2])
     row = next(r for r in model.prevalence if (r.suite, r.bias_kind) == ("induction", "zero"))
     rows = row.medians.rows if row.medians else 0
     prompts = summary["config"]["induction_n"]
@@ -190,7 +193,7 @@ def _bound(summary: Summary, model: PaperModel, whose: str, judged: bool) -> Mar
     of_bias = comparability.model_obstacles(summary, model)
     of_bias += comparability.calibration_obstacles(summary)
     calibrated = _beside(
-        bias, model.b_auto, judged=judged and not of_bias, tolerance=0.1, spec=".4f"
+        bias, model.b_auto, judged=judged and not of_bias, tolerance=0.1, spec=f".{places}f"
     )
     ours = {
         entry["p"]: entry
@@ -294,8 +297,8 @@ def differences(summary: Summary) -> Section:
         ("Literary probe", "left out", "included; its openings are known by heart (contaminated)"),
         (
             "Calibration",
-            f"{number(c['calibration_length'])} tokens of an 1825 presidential message; solved "
-            "exactly",
+            f"{number(summary['calibration']['length'])} tokens of each of "
+            f"{number(summary['calibration']['texts'])} presidential messages; solved exactly",
             "1,024 tokens of a text that is not given",
         ),
         (

@@ -37,7 +37,8 @@ class AuditConfig:
         induction ranks the heads and is needed by the ablation.
       repeated_n: prompts of 100 random tokens written twice, whose loss shows induction.
       repeated_vocabulary: those tokens are drawn below this id (frequent merges have low ids).
-      calibration_length: tokens of the shipped text that b_auto is calibrated on.
+      calibration_length: tokens of each shipped text that b_auto is calibrated on; 0 takes the
+        length of the sweep, since b_auto depends on the length of what is read.
       budget: softmax mass that may lie below the threshold.
       recipes: names or specs of the recipes to substitute everywhere.
       sweep_length: the needle length they are tried at; one of `niah_lengths`.
@@ -67,7 +68,7 @@ class AuditConfig:
     mqar_n: int = 10
     repeated_n: int = 4
     repeated_vocabulary: int = 15_000
-    calibration_length: int = 1024
+    calibration_length: int = 0
     budget: float = 0.05
     recipes: tuple[str, ...] = ("relu_p4_b0", "relu_p4_bauto")
     sweep_length: int = 256
@@ -87,7 +88,7 @@ class AuditConfig:
             "niah_n": 1,
             "control_n": 1,
             "repeated_n": 1,
-            "calibration_length": 1,
+            "calibration_length": 0,
             "ablation_draws": 1,
             "ablation_n": 1,
             "top_heads": 1,
@@ -123,6 +124,11 @@ class AuditConfig:
         return tuple(sorted({*DEGREES, *own}))
 
     @property
+    def calibrated_at(self) -> int:
+        """The length that b_auto is calibrated at."""
+        return self.calibration_length or self.sweep_length
+
+    @property
     def by_name(self) -> dict[str, Recipe]:
         """The recipes by the name that `answers.parquet` gives them."""
         return {recipe.name: recipe for recipe in map(parse_recipe, self.recipes)}
@@ -150,7 +156,6 @@ _QUICKSTART: Mapping[str, Any] = {
     "mqar_length": 128,
     "mqar_n": 20,
     "repeated_n": 20,
-    "calibration_length": 512,
     "sweep_length": 128,
     "ablation_heads": (40, 80),
     "ablation_draws": 2,
@@ -166,7 +171,6 @@ _SMOKE: Mapping[str, Any] = {
     "mqar_length": 64,
     "mqar_n": 2,
     "repeated_n": 1,
-    "calibration_length": 64,
     "recipes": ("relu_p4_bauto",),
     "sweep_length": 64,
     "ablation_heads": (20,),

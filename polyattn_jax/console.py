@@ -44,8 +44,9 @@ def print_summary(
     found = summary["calibration"]
     say(held.text, _STYLES[held.tone])
     say(
-        f"Calibration: b_auto = {finite(found['bias']):.4f} leaves {finite(found['mass']):.2%} of "
-        f"the softmax mass below -b_auto ({found['rows']:,} rows)."
+        f"Calibration: b_auto = {wording.b_auto(found)} (95 % over {found['texts']} texts of "
+        f"{found['length']:,} tokens) leaves {finite(found['mass']):.2%} of the softmax mass below "
+        f"-b_auto; {wording.b_auto_by_length(found)}."
     )
     base, heads = wording.softmax_of(summary["sweep"]), summary["layers"] * summary["heads"]
     say(

@@ -74,6 +74,29 @@ def phase_plot(by_head: Columns, *, caption: str) -> Markup:
     )
 
 
+def calibration_curve(calibration: Mapping[str, Any], *, n: str) -> Markup:
+    """b_auto against the length of the texts, with its interval and the range of single texts."""
+    curve = calibration["curve"]
+    lengths = [one["length"] for one in curve]
+    pooled, single = (
+        ([one[middle] for one in curve], [one[low] for one in curve], [one[high] for one in curve])
+        for middle, low, high in (("bias", "low", "high"), ("bias", "least", "most"))
+    )
+    return report.curves(
+        [
+            report.Series("all texts, 95 % interval", lengths, *pooled),
+            report.Series("smallest and largest of one text", lengths, *single),
+        ],
+        log_x=True,
+        x_ticks=lengths,
+        caption="b_auto of the first tokens of the calibration texts. The audit uses that of "
+        f"{number(calibration['length'])} tokens for all of its suites.",
+        x_label="tokens of each text (log scale)",
+        y_label="b_auto",
+        n=n,
+    )
+
+
 def lost_and_sharpened(entries: Sequence[Mapping[str, Any]], *, where: str) -> Markup:
     """Shares of rows that only softmax, and only r^p, concentrates, against the degree p."""
     degrees = [entry["p"] for entry in entries]

@@ -107,11 +107,16 @@ def losses(
     return jax.nn.logsumexp(logits_BQV, axis=-1) - own_BQ, logits_BQV.argmax(-1) == target_BQ
 
 
-@functools.partial(jax.jit, static_argnames="cfg")
+@functools.partial(jax.jit, static_argnames=("lengths", "cfg"))
 def mass(
-    params: Any, tokens_BT: jax.Array, thresholds: jax.Array, *, cfg: DecoderConfig
+    params: Any,
+    tokens_BT: jax.Array,
+    thresholds: jax.Array,
+    *,
+    lengths: tuple[int, ...],
+    cfg: DecoderConfig,
 ) -> MassBelow:
-    """Softmax mass below each threshold, summed over the rows of each layer (for calibration)."""
-    record = {"attn.scores": lambda s: mass_below(s, thresholds)}
+    """Softmax mass below each threshold, by layer, text and length of its first tokens."""
+    record = {"attn.scores": lambda s: mass_below(s, thresholds, lengths)}
     last_B1 = jnp.full((tokens_BT.shape[0], 1), tokens_BT.shape[1] - 1)
     return forward(params, tokens_BT, cfg, record=record, logits_at=last_B1).records["attn.scores"]

@@ -7,7 +7,7 @@ Every number comes from the summary, and the figures from the rows and heads beh
 measured here. The controls stand first, because without them nothing else means anything.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,18 @@ import pyarrow as pa
 from lm_jax import report
 from lm_jax.report import Cell, Section, section, table
 from lm_jax.report.markup import number
-from polyattn_jax import comparability, comparison, paper, row_sections, sections, wording
+from polyattn_jax import (
+    comparability,
+    comparison,
+    figures,
+    paper,
+    row_sections,
+    sections,
+    wording,
+)
 from polyattn_jax.wording import Summary, finite, interval, suite_label
+
+_SINGLE = ("least", "most")
 
 TERMS = {
     "row": "The attention scores of one query in one head: one score per key it may read.",
@@ -160,29 +170,57 @@ def _control_place(item: tuple[str, Any]) -> tuple[bool, int]:
 
 
 def calibration(summary: Summary) -> Section:
-    """b_auto and the mass that lies below its threshold."""
+    """b_auto, the mass that lies below its threshold, and its dependence on length and text."""
     found, config = summary["calibration"], summary["config"]
     lost = f"{finite(found['mass']):.4%}".replace("%", " %")
+    texts = f"{number(found['texts'])} texts"
     return section(
         "Calibration: which scores count as zero?",
         "A polynomial map sets all scores below −b to zero. The calibrated bias b_auto is the "
-        "smallest one that leaves little softmax mass there. It is one number for the whole model, "
-        "found exactly and not on a grid.",
+        "smallest one that leaves little softmax mass there: one number for the whole model, which "
+        "depends on the length of what is read and on the text. At other lengths it would be "
+        f"{wording.b_auto_by_length(found)}.",
         table(
-            ["b_auto", "Mass below −b_auto", "Allowed", "Rows (n)", "Passes"],
+            ["b_auto", "Length", "Mass below −b_auto", "Allowed", "Rows", "Passes"],
             [
                 [
-                    Cell(f"{finite(found['bias']):.4f}".replace("-", "−"), numeric=True),
+                    Cell(wording.b_auto(found).replace("-", "−"), numeric=True),
+                    found["length"],
                     Cell(lost, numeric=True),
                     Cell(f"{config['budget']:.0%}".replace("%", " %"), numeric=True),
                     found["rows"],
                     found["passes"],
                 ]
             ],
-            caption=f"Calibration on {number(config['calibration_length'])} tokens of the shipped "
-            "text; rows of all layers and heads.",
+            caption="b_auto is solved exactly on all texts together; summary.json holds every "
+            f"digit. Brackets: 95 % bootstrap over {texts}, too narrow for so few. Length: tokens "
+            "of each text. Rows: of all layers, heads and texts.",
+            n=texts,
+        ),
+        figures.calibration_curve(found, n=texts),
+        report.details(
+            "The same as a table",
+            table(
+                ["Tokens", "b_auto [95 % over texts]", "Smallest and largest of one text"],
+                [
+                    [
+                        one["length"],
+                        Cell(wording.b_auto(one).replace("-", "−"), numeric=True),
+                        Cell(_single_texts(one).replace("-", "−"), numeric=True),
+                    ]
+                    for one in found["curve"]
+                ],
+                caption="b_auto of the first tokens of the same texts, read off a grid of step "
+                f"{number(finite(found['step']))}.",
+                n=texts,
+            ),
         ),
     )
+
+
+def _single_texts(one: Mapping[str, Any]) -> str:
+    least, most = (wording.b_auto({**one, "bias": one[end]}, ends=False) for end in _SINGLE)
+    return f"{least} to {most}"
 
 
 def terms() -> Section:

@@ -66,7 +66,7 @@ def unsafe_rows(summary: Summary, by_head: Columns) -> Section:
             lines,
             caption="Unsafe share of the active rows (S ≥ 1, the target being the best key) under "
             "softmax and at each degree p. S₂, relative margin ρ and number of active distractors "
-            f"A: medians over active rows. b_auto = {finite(summary['calibration']['bias']):.4g}. "
+            f"A: medians over active rows. b_auto = {wording.b_auto(summary['calibration'])}. "
             "Brackets: 95 % "
             f"bootstrap over prompts, {number(config['resamples'])} resamples"
             + (f"; too narrow with fewer than {FEW_PROMPTS} prompts. " if few else ". ")

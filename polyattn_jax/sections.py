@@ -96,7 +96,7 @@ def _sweep_row(entry: wording.Entry, verdict: wording.Entry | None) -> list[obje
     shares = (verdict["safe"], verdict["top_safe"])
     counts = f"{number(entry['lost'])} lost, {number(entry['won'])} won"
     return [
-        cell(entry["recipe"], note=f"b = {finite(entry['bias']):.4g}".replace("-", "−")),
+        cell(entry["recipe"], note=f"b = {finite(entry['bias']):.3g}".replace("-", "−")),
         _verdict(verdict["verdict"]),
         accuracy,
         stacked(interval(entry["delta"]), signed=True),

@@ -180,37 +180,77 @@ def calibrated(subject: Subject, folder: Path) -> calibrate.Calibration:
     """b_auto of the model, from `calibration.json` where an earlier start has left it."""
     path = folder / "calibration.json"
     if path.exists():
-        return calibrate.Calibration(**runs.read_json(path))
-    c, longest = subject.config, subject.model.cfg.max_length
-    if c.calibration_length > longest:
-        raise BadInputError(
-            f"config.calibration_length = {c.calibration_length} is longer than the model's "
-            f"context of {longest} tokens; lower it"
+        found = runs.read_json(path)
+        return calibrate.Calibration(
+            **found | {"curve": tuple(calibrate.AtLength(**one) for one in found["curve"])}
         )
-    ids = subject.tokenizer.encode(calibrate.calibration_text())
-    if len(ids) < c.calibration_length:
-        raise BadInputError(
-            f"config.calibration_length = {c.calibration_length}, but the calibration text has "
-            f"{len(ids)} tokens in this tokenizer; lower it"
-        )
+    c = subject.config
+    texts_UT, lengths = calibration_tokens(subject)
     ways = 1 if subject.mesh is None else subject.mesh.shape["data"] * subject.mesh.shape["fsdp"]
-    # Every device of the batch axes gets the same row; the averages do not change.
-    tokens_BT = np.tile(np.asarray(ids[: c.calibration_length], np.int32), (ways, 1))
-    (tokens_BT,) = subject.put(tokens_BT)
-    with progress.track("calibrate b_auto", 4, unit="passes") as advance:
+    texts = len(texts_UT)
+    # Devices of the batch axes get a text each; where texts run out, a repeat that is not counted.
+    texts_UT = texts_UT[np.arange(-(-texts // ways) * ways) % texts]
+    groups = [subject.put(texts_UT[i : i + ways])[0] for i in range(0, len(texts_UT), ways)]
+    with progress.track("calibrate b_auto", 4 * len(groups), unit="texts") as advance:
 
         def mass(thresholds: np.ndarray) -> calibrate.MassBelow:
-            launch.check_stop("during calibration")
-            measured = measure.mass(
-                subject.model.params, tokens_BT, jnp.asarray(thresholds), cfg=subject.model.cfg
+            found = []
+            for tokens_BT in groups:
+                launch.check_stop("during calibration")
+                measured = measure.mass(
+                    subject.model.params,
+                    tokens_BT,
+                    jnp.asarray(thresholds),
+                    lengths=lengths,
+                    cfg=subject.model.cfg,
+                )
+                found.append(jax.tree.map(np.asarray, measured))
+                advance()
+            return calibrate.MassBelow(
+                np.concatenate([one.total_M for one in found], axis=1)[:, :texts],
+                np.concatenate([one.rows for one in found], axis=1)[:, :texts],
             )
-            measured = jax.tree.map(np.asarray, measured)
-            advance()
-            return measured
 
-        result = calibrate.calibrate(mass, budget=c.budget)
+        result = calibrate.calibrate_texts(
+            mass,
+            lengths,
+            c.calibrated_at,
+            budget=c.budget,
+            resamples=c.resamples,
+            seed=c.seed,
+        )
     runs.write_json(path, dataclasses.asdict(result))
     return result
+
+
+def calibration_tokens(subject: Subject) -> tuple[np.ndarray, tuple[int, ...]]:
+    """The shipped texts as tokens `[U, T]`, and the lengths at which b_auto is read.
+
+    The lengths are that of the calibration, an eighth, a quarter and a half of it, and those of the
+    other suites as far as texts and context go.
+
+    Raises:
+      BadInputError: for a calibration that is longer than the model's context or a text.
+    """
+    c, longest = subject.config, subject.model.cfg.max_length
+    if c.calibrated_at > longest:
+        raise BadInputError(
+            f"config.calibration_length = {c.calibrated_at} is longer than the model's "
+            f"context of {longest} tokens; lower it"
+        )
+    ids = [subject.tokenizer.encode(text) for text in calibrate.calibration_texts().values()]
+    shortest = min(map(len, ids))
+    if shortest < c.calibrated_at:
+        raise BadInputError(
+            f"config.calibration_length = {c.calibrated_at}, but the shortest calibration text has "
+            f"{shortest} tokens in this tokenizer; set it to that or less"
+        )
+    audited = [*c.niah_lengths]
+    audited += [c.induction_length] if c.induction_n else []
+    audited += [c.mqar_length] if c.mqar_n else []
+    wanted = {c.calibrated_at // part for part in (1, 2, 4, 8)} | set(audited)
+    lengths = tuple(sorted(n for n in wanted if 1 < n <= min(shortest, longest)))
+    return np.array([one[: lengths[-1]] for one in ids], np.int32), lengths
 
 
 def biases(config: AuditConfig, b_auto: float) -> dict[str, float]:

@@ -91,6 +91,24 @@ def bias_label(kind: str) -> str:
     return {"zero": "b = 0", "auto": "b_auto"}.get(kind, f"b = {kind}".replace("-", "−"))
 
 
+def b_auto(calibration: Entry, *, ends: bool = True) -> str:
+    """b_auto to two digits of its uncertainty, with its interval: "1.15 [0.98, 1.31]"."""
+    numbers = [finite(calibration[name]) for name in ("bias", "low", "high")]
+    half = (numbers[2] - numbers[1]) / 2
+    places = min(max(1 - math.floor(math.log10(half)), 0), 4) if half > 0 else 4
+    bias, low, high = (f"{number:.{places}f}" for number in numbers)
+    return f"{bias} [{low}, {high}]" if ends else bias
+
+
+def b_auto_by_length(calibration: Entry) -> str:
+    """What b_auto would be at other lengths: "0.63 at 64 tokens, 1.1 at 256"."""
+    parts = [
+        f"{b_auto(one, ends=False)} at {one['length']:,}{' tokens' * (i == 0)}"
+        for i, one in enumerate(calibration["curve"])
+    ]
+    return ", ".join(parts)
+
+
 def by_suite(entries: Sequence[Entry]) -> list[Entry]:
     """Entries in reading order: induction, MQAR, needles by length; b = 0 before b_auto."""
 

@@ -64,10 +64,11 @@ def passes(model: lm_jax.Pretrained, tokens_BT: jax.Array) -> dict[str, tuple[An
 
 
 def tokens(model: lm_jax.Pretrained, length: int) -> np.ndarray:
-    """The first `length` tokens of the calibration text, as a batch of one."""
+    """The first `length` tokens of a calibration text, as a batch of one."""
     if model.tokenizer is None:
         raise BadInputError("--model has no tokenizer.json; name a model that has one")
-    return np.asarray(model.tokenizer.encode(calibrate.calibration_text())[:length], np.int32)[None]
+    text = next(iter(calibrate.calibration_texts().values()))
+    return np.asarray(model.tokenizer.encode(text)[:length], np.int32)[None]
 
 
 def show(label: str, first: Sequence[float], second: Sequence[float], names: Sequence[str]) -> None:

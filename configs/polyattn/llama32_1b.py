@@ -32,5 +32,7 @@ def get_config(mode: str = "") -> ConfigDict:
         induction_length=4096,
         mqar_length=4096,
         sweep_length=1536,
+        # as the paper, whose b_auto is to be compared; by default it would be the sweep's
+        calibration_length=1024,
         ablation_n=200,
     )

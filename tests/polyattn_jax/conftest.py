@@ -43,7 +43,8 @@ CODE = 12
 def tiny_tokenizer() -> Tokenizer:
     """One token for each noun, each other word of the prompts and of the calibration text."""
     split = pre_tokenizers.Whitespace()
-    shipped = [word for word, _ in split.pre_tokenize_str(calibrate.calibration_text())]
+    texts = calibrate.calibration_texts().values()
+    shipped = [word for text in texts for word, _ in split.pre_tokenize_str(text)]
     words = [*FRAME, *PROSE, *map(str.title, PROSE), *suites.shipped_nouns(), *shipped]
     vocabulary = {word: i for i, word in enumerate(dict.fromkeys(["<unk>", *words]))}
     backend = Backend(models.WordLevel(vocabulary, unk_token="<unk>"))
@@ -223,7 +224,7 @@ def prompts_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def run_check(tiny: Path, haystack: Path) -> Command:
     """`run_check(*flags)`: a check of the tiny model, in this process."""
-    given = [f"--haystack={haystack}", "--length=64", "--calibration_length=64", "--n=7"]
+    given = [f"--haystack={haystack}", "--length=64", "--n=7"]
 
     def command(*argv: str, model: Path = tiny) -> Outcome:
         return run(check.main, [f"--model={model}", *given, *argv], workdir_required=False)

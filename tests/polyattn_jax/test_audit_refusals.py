@@ -37,6 +37,7 @@ from lm_jax import runs
             "suite 'induction', prompt 'induction-0000': it has 512 tokens, the limit is 256",
         ),
         ("--config.calibration_length=300", 3, "longer than the model's context of 256 tokens"),
+        ("--config.calibration_length=-1", 2, "config.calibration_length = -1 must be at least 0"),
     ],
 )
 def test_a_setting_that_cannot_be_used(run_audit, tmp_path, override, code, words):
@@ -60,7 +61,7 @@ def write_tokenizer(folder, words):
 
 
 def spoil_vocabulary(folder):
-    write_tokenizer(folder, ["<unk>", *map(str, range(900))])
+    write_tokenizer(folder, ["<unk>", *map(str, range(20_000))])
 
 
 def spoil_nouns(folder):

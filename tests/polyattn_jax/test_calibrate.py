@@ -1,7 +1,5 @@
 """b_auto by streaming brackets equals b_auto by sorting, and obeys the 5 % rule it stands for."""
 
-import hashlib
-
 from hypothesis import given
 from hypothesis import strategies as st
 import jax
@@ -68,7 +66,7 @@ def test_layers_reduced_in_jax_give_the_same_bias_in_few_passes(num_thresholds):
     @jax.jit
     def one_pass(thresholds_M):
         calls.append(None)
-        return jax.lax.map(lambda layer: calibrate.mass_below(layer, thresholds_M), scores)
+        return jax.lax.map(lambda layer: calibrate.mass_below(layer, thresholds_M, (16,)), scores)
 
     got = calibrate.calibrate(one_pass, num_thresholds=num_thresholds)
     assert got.bias == calibrate.exact_bias(scores)
@@ -77,28 +75,38 @@ def test_layers_reduced_in_jax_give_the_same_bias_in_few_passes(num_thresholds):
     assert len(calls) == 1
 
 
+def below(scores_TS, thresholds_M):
+    """`mass_below` of one head of one text, all of its rows."""
+    scores_BNTS = jnp.asarray(scores_TS)[None, None]
+    found = calibrate.mass_below(scores_BNTS, jnp.asarray(thresholds_M), (scores_BNTS.shape[2],))
+    return MassBelow(found.total_M[0, 0], found.rows[0, 0])
+
+
 def test_mass_below_is_strict_and_skips_rows_without_keys():
-    scores = jnp.float32([[1, 1, 2, -np.inf], [-np.inf] * 4])
-    got = calibrate.mass_below(scores, jnp.float32([0.5, 1, 1.5, 2, 2.5]))
+    got = below(np.float32([[1, 1, 2, -np.inf], [-np.inf] * 4]), np.float32([0.5, 1, 1.5, 2, 2.5]))
     tied = 2 / (2 + np.e)
     np.testing.assert_allclose(got.total_M, [0, 0, tied, tied, 1], rtol=1e-6)
     assert got.rows == 1
 
 
-def test_mass_below_matches_the_definition():
-    scores = heads(6)
-    thresholds = np.linspace(-6, 6, 41).astype(np.float32)
-    want = numpy_measure(scores)(thresholds)
-    got = jax.jit(calibrate.mass_below)(scores, thresholds)
-    np.testing.assert_allclose(got.total_M, want.total_M, rtol=1e-6, atol=1e-5)
-    assert got.rows == want.rows
+def test_mass_below_of_each_text_and_length_is_that_of_its_first_rows():
+    scores_BNTS = heads(6, shape=(3, 2, 16, 16))
+    thresholds, lengths = np.linspace(-6, 6, 41).astype(np.float32), (1, 5, 16)
+    got = jax.jit(calibrate.mass_below, static_argnums=2)(scores_BNTS, thresholds, lengths)
+    for text in range(3):
+        for c, length in enumerate(lengths):
+            want = numpy_measure(scores_BNTS[text, :, :length])(thresholds)
+            # Weights of float32, a sum of positive ones over at most 16 keys, 16 rows and 2 heads.
+            bound = (16 + 16 + 2 + 40) * 2.0**-24
+            np.testing.assert_allclose(got.total_M[text, c], want.total_M, rtol=bound, atol=bound)
+            assert got.rows[text, c] == want.rows
 
 
 @pytest.mark.parametrize(("budget", "threshold"), [(0.0, -2), (0.2, -2), (0.25, 0), (0.5, 1)])
 def test_ties_and_a_budget_met_exactly(budget, threshold):
     # Four rows of one key each: every score carries a quarter of the mass.
     scores = np.float32([[-2], [0], [1], [1]])
-    got = calibrate.calibrate(lambda t: calibrate.mass_below(jnp.asarray(scores), t), budget=budget)
+    got = calibrate.calibrate(lambda t: below(scores, t), budget=budget)
     assert got.bias == calibrate.exact_bias(scores, budget=budget) == -threshold
     assert not np.signbit(got.bias) or got.bias != 0
 
@@ -122,13 +130,83 @@ def test_no_thresholds_and_no_rows_and_nan_scores_are_refused():
     for fill, message in ((-np.inf, "no row has an unmasked key"), (np.nan, "not finite")):
         scores = jnp.full((2, 3), fill)
         with pytest.raises(BadInputError, match=message):
-            calibrate.calibrate(lambda t, z=scores: calibrate.mass_below(z, t))
+            calibrate.calibrate(lambda t, z=scores: below(z, t))
 
 
-def test_calibration_text_is_the_shipped_one(monkeypatch):
-    text = calibrate.calibration_text()
-    assert hashlib.sha256(text.encode()).hexdigest() == calibrate.CALIBRATION_TEXT_SHA256
-    assert 1200 < len(text.split()) < 1600
-    monkeypatch.setattr(calibrate, "CALIBRATION_TEXT_SHA256", "0" * 64)
+LENGTHS = (8, 20, 48)
+
+
+def texts_of(seed, texts=6):
+    """Scores `[text, head, T, T]` whose level and spread differ by text and grow with position."""
+    rng = np.random.default_rng(seed)
+    T = LENGTHS[-1]
+    level = rng.normal(0, 0.8, (texts, 1, 1, 1)) - np.log1p(np.arange(T))[:, None] / 2
+    return causal(rng.standard_normal((texts, 3, T, T)) * 1.5 + level).astype(np.float32)
+
+
+def measure_of(scores_UNTS, calls=None):
+    """Masses in float64 by text and length, in two layers."""
+
+    def measure(thresholds):
+        if calls is not None:
+            calls.append(len(thresholds))
+        found = [
+            [
+                [numpy_measure(layer[:, :length])(thresholds) for length in LENGTHS]
+                for layer in np.split(text, (1,))
+            ]
+            for text in scores_UNTS
+        ]
+        total = np.array([[[m.total_M for m in layer] for layer in text] for text in found])
+        rows = np.array([[[m.rows for m in layer] for layer in text] for text in found])
+        return MassBelow(total.swapaxes(0, 1), rows.swapaxes(0, 1))
+
+    return measure
+
+
+def test_texts_are_calibrated_together_at_the_length_that_is_asked_for():
+    scores, calls = texts_of(0), []
+    got = calibrate.calibrate_texts(measure_of(scores, calls), LENGTHS, 20, num_thresholds=128)
+    assert got.bias == calibrate.exact_bias(scores[:, :, :20])
+    assert (got.length, got.texts, got.rows) == (20, 6, 6 * 3 * 20)
+    assert got.passes == len(calls) <= 6 and set(calls) == {128}
+    assert got.mass <= 0.05
+    assert got.low <= got.bias <= got.high
+
+
+def test_the_curve_is_that_of_each_length_to_the_step_of_its_grid():
+    scores = texts_of(1)
+    got = calibrate.calibrate_texts(measure_of(scores), LENGTHS, 48)
+    assert [one.length for one in got.curve] == list(LENGTHS)
+    # The grid spans less than two powers of two above the largest of these numbers.
+    assert got.step < 0.05
+    for one in got.curve:
+        part = scores[:, :, : one.length]
+        assert one.bias == pytest.approx(calibrate.exact_bias(part), abs=got.step)
+        single = [calibrate.exact_bias(text) for text in part]
+        assert one.least == pytest.approx(min(single), abs=got.step)
+        assert one.most == pytest.approx(max(single), abs=got.step)
+        assert one.least <= one.low <= one.bias <= one.high <= one.most
+    assert got.curve[0].bias < got.curve[2].bias
+    assert got.curve[2].bias == pytest.approx(got.bias, abs=got.step)
+
+
+def test_the_interval_is_a_bootstrap_over_whole_texts():
+    scores = texts_of(2)
+    got = calibrate.calibrate_texts(measure_of(scores), LENGTHS, 48, resamples=400, seed=3)
+    drawn = np.random.default_rng(3).multinomial(6, np.full(6, 1 / 6), 400)
+    biases = [calibrate.exact_bias(np.repeat(scores, times, axis=0)) for times in drawn]
+    low, high = np.quantile(biases, (0.025, 0.975))
+    assert (got.low, got.high) == pytest.approx((low, high), abs=got.step)
+    # Texts that are all the same leave nothing to resample.
+    same = calibrate.calibrate_texts(measure_of(scores[:1].repeat(4, axis=0)), LENGTHS, 48)
+    assert same.high - same.low <= same.step
+
+
+def test_calibration_texts_are_the_shipped_ones(monkeypatch):
+    texts = calibrate.calibration_texts()
+    assert len(texts) == 8 and "1825-Adams-1" in texts
+    assert all(2300 <= len(text.split()) < 2500 for text in texts.values())
+    monkeypatch.setattr(calibrate, "CALIBRATION_TEXTS_SHA256", "0" * 64)
     with pytest.raises(CorruptError, match="reinstall"):
-        calibrate.calibration_text()
+        calibrate.calibration_texts()

@@ -109,6 +109,22 @@ def answers(correct, ablation):
     return table(given, schema.ANSWERS)
 
 
+CURVE = [
+    {"length": 16, "bias": 0.75, "low": 0.61, "high": 0.9, "least": 0.5, "most": 1.12},
+    {"length": 64, "bias": 1.5, "low": 1.31, "high": 1.67, "least": 1.1, "most": 1.9},
+]
+CALIBRATION = {
+    "bias": 1.5012345,
+    "low": 1.31,
+    "high": 1.67,
+    "mass": 0.05,
+    "length": 64,
+    "texts": 8,
+    "rows": 5000,
+    "passes": 4,
+    "step": 0.004,
+    "curve": CURVE,
+}
 CORRECT = {
     "softmax": 12,
     "relu_p4_b0": 0,
@@ -137,7 +153,7 @@ def audit(config=SETTINGS, correct=CORRECT, ablation=ABLATION, rows=None):
         rows,
         answers(correct, ablation),
         table(losses | {"tokens": [99, 99]}, schema.LOSSES),
-        {"bias": 1.5, "mass": 0.05, "passes": 4, "rows": 5000},
+        CALIBRATION,
         config,
         SHAPE,
     )
@@ -238,6 +254,21 @@ def test_the_comparison_with_softmax_holds_the_numbers_of_the_summary(finding):
             assert cell == f"{percent(entry[name]['estimate'], spec)}[{low}, {high}]"
         assert row[8] == str(entry["undecided"])
         assert row[9].startswith(number(entry["rows"]))
+
+
+def test_b_auto_is_shown_with_the_digits_that_it_has(finding):
+    found, tree = finding[0], parsed(build(*finding))
+    (row,) = lines(tree, "b_auto is solved exactly")
+    assert row[:2] == ["1.50 [1.31, 1.67]", "64"]
+    assert [row[:3] for row in lines(tree, "b_auto of the first tokens of the same texts")] == [
+        ["16", "0.75 [0.61, 0.90]", "0.50 to 1.12"],
+        ["64", "1.50 [1.31, 1.67]", "1.10 to 1.90"],
+    ]
+    assert "At other lengths it would be 0.75 at 16 tokens, 1.50 at 64." in text_of(tree)
+    assert "b_auto = 1.50 [1.31, 1.67] (95 % over 8 texts of 64" in " ".join(printed(found).split())
+    for half, text in ((0.012, "1.501 [1.489, 1.513]"), (0.4, "1.50 ["), (2.0, "1.5 [")):
+        ends = {"low": 1.5012345 - half, "high": 1.5012345 + half}
+        assert wording.b_auto(CALIBRATION | ends).startswith(text)
 
 
 @pytest.mark.parametrize(
@@ -403,7 +434,8 @@ def like_the_paper(found, **changes):
     """A summary with the paper's model, lengths and numbers of prompts, but for `changes`."""
     found = copy.deepcopy(found) | {"model": "models/Llama-3.2-1B", "layers": 16, "heads": 32}
     lengths = {"induction_length": 4096, "mqar_length": 4096, "sweep_length": 1536}
-    found["config"] |= lengths | {"induction_n": 200, "calibration_length": 1024} | changes
+    found["config"] |= lengths | {"induction_n": 200} | changes
+    found["calibration"]["length"] = changes.get("calibration_length", 1024)
     found["controls"]["accuracy"]["niah_1536"] = found["controls"]["accuracy"]["niah_64"]
     for entry in found["sweep"]:
         entry["accuracy"]["n"] = 200
@@ -429,7 +461,7 @@ def test_a_model_of_the_paper_is_judged_where_length_and_prompts_agree(finding):
     bound = judged(tree, "Calibration and bound")
     assert bound["false negatives at p = 2"][0].endswith("paper 10 of 102,000")
     assert bound["false positives at p = 2"][0].endswith("paper 41,666 of 102,000")
-    assert bound["b_auto"][0].startswith("✗ 1.5000")
+    assert bound["b_auto"][0].startswith("✗ 1.50 [1.31, 1.67]")
 
 
 @pytest.mark.parametrize(
@@ -483,7 +515,7 @@ def test_few_short_prompts_of_a_model_of_the_paper_are_not_judged(finding):
     shape = "3 layers of 2 heads (paper: 16 of 32)"
     why = f"{shape}, prompts of 64 tokens (paper: 4,096), 12 prompts (paper: 200)"
     assert f"not comparable: {why}" in text_of(tree)
-    assert f"b_auto not comparable: {shape}" in text_of(tree)
+    assert f"b_auto not comparable: {shape}, b_auto of 64 tokens (paper: 1,024)" in text_of(tree)
     assert "paper, Llama-3.2-1B" not in text_of(tree)
 
 
