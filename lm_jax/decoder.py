@@ -45,7 +45,7 @@ class Output:
     """Logits `[B, T, V]` in float32, what `record` asked for, mixers' extra outputs, the cache.
 
     `hidden` is what the logits are read from, `[B, T, D]` after the last norm; a compiled program
-    that uses it in place of `logits` (`lm_jax.train.loss`) does not compute them. `records` and
+    that uses it in place of `logits` (`lm_jax.train.losses`) does not compute them. `records` and
     `aux` of sites inside a layer carry a leading axis L.
     """
 

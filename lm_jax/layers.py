@@ -58,7 +58,7 @@ def _adapted(equation: str, x: jax.Array, w: Adapted) -> jax.Array:
     low = output.removesuffix(kept) + "r"
     low_x = jnp.einsum(f"{axes_x},{summed}r->{low}", x, w.down)
     update = jnp.einsum(f"{low},r{kept}->{output}", low_x, w.up)
-    return jnp.einsum(equation, x, w.weight) + w.strength * update
+    return _product(equation, x, w.weight) + w.strength * update
 
 
 def add_axes(x: jax.Array, ndim: int) -> jax.Array:

@@ -148,6 +148,7 @@ _FULL: Mapping[str, Any] = {
 }
 _QUICKSTART: Mapping[str, Any] = {
     "batch_size": 1,
+    "calibration_length": 0,
     "niah_lengths": (128, 256),
     "niah_n": 20,
     "control_n": 20,

@@ -2,9 +2,16 @@
 
 import math
 
+from jax.interpreters import partial_eval
+
 
 def products(jaxpr):
-    """FLOPs of the matrix products of a traced function, those in loops as often as they run."""
+    """FLOPs of the matrix products that a traced function uses, in loops as often as they run."""
+    used, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    return _products(used)
+
+
+def _products(jaxpr):
     total = 0
     for equation in jaxpr.eqns:
         if equation.primitive.name == "dot_general":
@@ -13,5 +20,5 @@ def products(jaxpr):
             total += 2 * math.prod(made) * math.prod(left[i] for i in contracted)
         runs = equation.params.get("length", 1)
         inner = (getattr(value, "jaxpr", value) for value in equation.params.values())
-        total += runs * sum(products(each) for each in inner if hasattr(each, "eqns"))
+        total += runs * sum(_products(each) for each in inner if hasattr(each, "eqns"))
     return total

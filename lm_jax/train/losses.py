@@ -255,6 +255,7 @@ def _cross_entropy(logits_WCV: jax.Array, target_WC: jax.Array) -> tuple[jax.Arr
     return log_sum_WC - target_logit[..., 0], log_sum_WC
 
 
+@jax.named_scope("logits")
 def _logits(hidden_WCD: jax.Array, w_VD: jax.Array, cap: float | None) -> jax.Array:
     return layers.softcap(_product("WCD,VD->WCV", hidden_WCD, w_VD), cap)
 

@@ -1,6 +1,7 @@
 """The benchmark of the kernels prints no speed of a wrong result, and says which bar was missed."""
 
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,6 @@ def toy(error: float = 0.0) -> cases.Suite:
         make=lambda case, key: {"x": jax.random.normal(key, tuple(case.sizes.values()))},
         call=call,
         differentiable=("x",),
-        bounds={"float32": (1e-6, 1e-6)},
     )
 
 
@@ -72,7 +72,9 @@ def test_a_missed_bar_exits_with_one(benched):
 def test_a_wrong_result_prints_no_speed(benched):
     code, out = benched(toy(error=1e-3), speed=1e-9)
     assert code == 1
-    assert out.count("RED, no speed: d_x 1.0e-03 > 1e-06") == 3 and "times as fast" not in out
+    # Hundreds of times what rounding can do.
+    assert len(re.findall(r"RED, no speed: d_x 1\.0e-03, \d{3}\.\d of its bound", out)) == 3
+    assert "times as fast" not in out
 
 
 def test_a_rival_that_is_not_installed_is_left_out_and_reaches_nothing(benched, monkeypatch):

@@ -22,7 +22,6 @@ SUITES = {
         make=lambda case, key: {},
         call=lambda case, arrays, implementation: {},
         differentiable=(),
-        bounds={},
     )
     for op in ("mean", "scan")
 }

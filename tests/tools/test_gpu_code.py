@@ -83,7 +83,6 @@ def toy_suite(**options) -> cases.Suite:
         },
         call=call,
         differentiable=("a", "b"),
-        bounds={"bfloat16": (1e-2, 1e-2)},
     )
 
 

@@ -29,7 +29,6 @@ def toy(wrong: int | None = None) -> cases.Suite:
         make=lambda case, key: {"x": jax.random.normal(key, (case.sizes["B"],))},
         call=call,
         differentiable=("x",),
-        bounds={"float32": (0.0, 0.0)},
         tiles=({"width": (2, 4)}, {"depth": (8,)}),
     )
 
