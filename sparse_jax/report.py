@@ -349,7 +349,8 @@ def paper(summary: Found) -> Section:
             caption="Table 1 of the paper, and this run.",
         ),
         f"Another model, other text, and {tokens} tokens of training where the paper's GPT-2 has "
-        "about 20 billion: the shares are not to be compared as they stand.",
+        "79 billion, as docs/sparse.md reads Table 2: the shares are not to be compared as they "
+        "stand.",
     )
 
 

@@ -1,6 +1,7 @@
 """What a config cannot be is refused by its field, before any model is looked for."""
 
 import dataclasses
+from pathlib import Path
 import re
 
 import pytest
@@ -13,6 +14,8 @@ from sparse_jax.addition.config import AdditionConfig
 from sparse_jax.choices import ChoicesConfig
 from sparse_jax.config import PosttrainConfig, smoke
 
+ROOT = Path(__file__).parents[2]
+CONFIG = ROOT / "configs" / "sparse" / "smollm2.py"
 POSTTRAIN = {
     "context": (0, "at least 1"),
     "validation_documents": (0, "at least 1"),
@@ -84,13 +87,13 @@ def test_every_number_of_post_training_is_checked():
 def test_the_command_refuses_before_it_looks_for_the_model(tmp_path, capsys):
     argv = [
         "posttrain",
-        "--config=configs/sparse/smollm2.py",
+        f"--config={CONFIG}",
         f"--workdir={tmp_path / 'run'}",
         f"--config.model={tmp_path / 'none'}",
         "--config.learning_rate=-1",
         "--config.temperature=0",
     ]
-    assert launch.run(posttrain.main, argv, config="configs/sparse/smollm2.py") == 2
+    assert launch.run(posttrain.main, argv, config=str(CONFIG)) == 2
     said = capsys.readouterr().err
     assert "config.temperature = 0.0 must be above 0; config.learning_rate = -1.0" in said
     assert not (tmp_path / "run").exists()
@@ -102,6 +105,13 @@ def test_smoke_keeps_what_a_recipe_is_told_by():
     assert len(small.targets) == 2 and min(small.targets) > 12
     assert (small.accumulate, small.mesh) == (4, (1, -1, 1))
     assert small.batch_size % (4 * 4) == 0
+
+
+@pytest.mark.parametrize(("recipe", "batch", "steps"), [("gpt2", 256, 1.2e6), ("olmo7b", 16, 4e5)])
+def test_both_recipes_read_the_batch_of_table_2_alike(recipe, batch, steps):
+    """What is accumulated, four times an update."""
+    config = launch.load_config(str(ROOT / "configs" / "sparse" / f"{recipe}.py"))
+    assert (config.batch_size, config.accumulate, config.steps) == (4 * batch, 4, steps)
 
 
 ADDITION = {
