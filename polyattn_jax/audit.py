@@ -75,6 +75,7 @@ def run(subject: Subject, folder: Path) -> dict[str, Any]:
         calibration = stages.calibrated(subject, folder)
         stages.control(subject, stores, suites)
         stages.diagnose(subject, stores, suites, stages.biases(config, calibration.bias))
+        stages.head_features(subject, stores, suites)
         sweep = stages.sweep_cells(subject, calibration.bias)
         stages.answer(subject, stores, sweep, {f"niah_{config.sweep_length}": swept})
         if stages.PROMPTS in suites:
@@ -88,10 +89,10 @@ def run(subject: Subject, folder: Path) -> dict[str, Any]:
             cells = stages.ablation_cells(subject, calibration.bias, sets)
             short = stages.first_prompts(swept, config.ablation_n)
             stages.answer(subject, stores, cells, {f"niah_{config.sweep_length}": short})
-        rows, answers, losses = stores.rows.read(), stores.answers.read(), stores.losses.read()
-    found, by_head = summary.summarise(
-        rows, answers, losses, runs.read_json(folder / "calibration.json"), config, shape
-    )
+        rows, answers = stores.rows.read(), stores.answers.read()
+        losses, features = stores.losses.read(), stores.features.read()
+    calibrated = runs.read_json(folder / "calibration.json")
+    found, by_head = summary.summarise(rows, answers, losses, features, calibrated, config, shape)
     found["model_sha256"] = subject.model.sha256
     found["family"] = subject.model.cfg.family
     found["weights"] = [path.name for path in subject.model.files]

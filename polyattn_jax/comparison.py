@@ -13,7 +13,7 @@ from lm_jax import assets, report
 from lm_jax.report import Cell, Section, cell, compared, section, table
 from lm_jax.report.markup import number
 from lm_jax.stats import Interval, minimum_detectable_effect
-from polyattn_jax import comparability, decision, paper, wording
+from polyattn_jax import comparability, decision, head_types, paper, wording
 from polyattn_jax.paper import PaperModel
 from polyattn_jax.sections import suite_cell
 from polyattn_jax.wording import Summary, finite, interval, suite_label
@@ -312,7 +312,12 @@ def differences(summary: Summary) -> Section:
         ),
         (
             "Ranking of heads, head types",
-            suite_label(summary["ranking_suite"], c),
+            f"{suite_label(summary['ranking_suite'], c)}; types "
+            + (
+                f"from whole induction prompts, at most {number(head_types.PROMPTS)}"
+                if summary["head_types"]
+                else "left out"
+            ),
             "induction: 4,096 tokens for the ranking, 80 prompts of 1,024 for the types",
         ),
         (

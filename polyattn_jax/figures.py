@@ -19,8 +19,8 @@ from polyattn_jax.columns import Columns
 from polyattn_jax.columns import degrees as degrees_of
 from polyattn_jax.diagnostic import Status
 from polyattn_jax.head_sets import groups as head_set_groups
+from polyattn_jax.head_types import TYPES, UNKNOWN
 from polyattn_jax.paper import PaperModel
-from polyattn_jax.summary import TYPES
 from polyattn_jax.wording import interval, softmax_of
 
 # More points than this add bytes to the page and nothing to the picture.
@@ -42,7 +42,7 @@ def argmax_rows(rows: pa.Table, suite: str, bias_kind: str) -> Columns:
 def phase_plot(by_head: Columns, *, caption: str) -> Markup:
     """Median relative margin against median active count of each head, in groups by type."""
     groups = []
-    for kind in TYPES:
+    for kind in (*TYPES, UNKNOWN):
         own = {name: column[by_head["type"] == kind] for name, column in by_head.items()}
         titles = [
             f"layer {layer}, head {head} ({kind}): ρ {number(float(rho))}, A {number(float(a))}, "
@@ -57,7 +57,7 @@ def phase_plot(by_head: Columns, *, caption: str) -> Markup:
             )
         ]
         if titles:
-            label = f"{kind} ({len(titles)})"
+            label = f"{'heads' if kind == UNKNOWN else kind} ({len(titles)})"
             points = report.Points(label, own["relative_margin"], own["active"], titles)
             groups.append(points)
     rho = np.linspace(0.0, 0.995, 400)

@@ -5,26 +5,31 @@ Importing this registers, under the name "kernels", for `lm_jax.fused`:
     substitute.Everywhere, substitute.Switch    kernels.row_map_attention
     probe.Probe                                 the same for the output, kernels.score_stats for
                                                 the rows of chosen queries
+    head_types.HeadProbe                        the same for the output; patterns are formed for a
+                                                block of queries at a time
 """
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from kernels.row_map_attention import maps
 from kernels.row_map_attention.api import row_map_attention
 from kernels.score_stats.api import score_stats
 from kernels.visibility import Visibility
-from lm_jax.attention import Bound, fused, register_fused
+from lm_jax.attention import Bound, fused, register_fused, softmax
 from lm_jax.errors import UsageError
 from lm_jax.layers import softcap
 from polyattn_jax.diagnostic import RowStats
+from polyattn_jax.head_types import HeadProbe
 from polyattn_jax.probe import Probe, reports
 from polyattn_jax.row_maps import RowMap
 from polyattn_jax.substitute import Everywhere, Switch
 
 NAME = "kernels"
+_HEAD_PROBE_QUERIES = 64
 
 
 def by_kernels(attend: Any) -> Any:
@@ -103,8 +108,36 @@ def _probe(attend: Probe, q, k, v, *, seen: Visibility, scale: float, cap: float
     rows = jnp.arange(q.shape[0])[:, None]
     q_BQNH = q[rows, attend.queries_BQ]
     stats = _stats(attend, q_BQNH, k, seen, scale, cap)
-    scores_BNQS = _scores(attend, q_BQNH, k, seen, scale, cap)
+    scores_BNQS = _scores(attend.queries_BQ, q_BQNH, k, seen, scale, cap)
     return made.out_BTNH, {"rows": stats, **reports(attend, scores_BNQS, v)}
+
+
+def _head_probe(attend: HeadProbe, q, k, v, *, seen: Visibility, scale: float, cap: float | None):
+    made = row_map_attention(
+        q,
+        k,
+        v,
+        row_map=maps.softmax(),
+        scale=scale,
+        soft_cap=cap,
+        window=seen.window,
+        start=seen.start,
+    )
+    B, T = q.shape[:2]
+    block = min(_HEAD_PROBE_QUERIES, T)
+    # The last block reaches back over queries that the one before has had, and leaves them out.
+    firsts_I = np.minimum(np.arange(0, T, block), T - block).astype(np.int32)
+
+    def one(first_and_new):
+        first, new_Q = first_and_new
+        queries_Q = first + jnp.arange(block, dtype=jnp.int32)
+        queries_BQ = jnp.broadcast_to(queries_Q[None], (B, block))
+        scores_BNQS = _scores(queries_BQ, q[:, queries_Q], k, seen, scale, cap)
+        return attend.sums(softmax(scores_BNQS), queries_Q, new_Q)
+
+    new_IQ = firsts_I[:, None] + np.arange(block) >= np.arange(0, T, block)[:, None]
+    sums_IBN = jax.lax.map(one, (jnp.asarray(firsts_I), jnp.asarray(new_IQ)))
+    return made.out_BTNH, {name: x.sum(0) for name, x in sums_IBN.items()}
 
 
 def _stats(attend, q_BQNH, k, seen, scale, cap) -> dict[str, RowStats]:
@@ -135,14 +168,14 @@ def _stats(attend, q_BQNH, k, seen, scale, cap) -> dict[str, RowStats]:
     }
 
 
-def _scores(attend, q_BQNH, k, seen, scale, cap) -> jax.Array:
+def _scores(queries_BQ, q_BQNH, k, seen, scale, cap) -> jax.Array:
     """The masked score rows of the chosen queries, few enough to be formed."""
     B, Q, N, H = q_BQNH.shape
     S, K = k.shape[1:3]
     q_BQKGH = q_BQNH.reshape(B, Q, K, N // K, H)
     scores = jnp.einsum("BQKGH,BSKH->BKGQS", q_BQKGH, k, preferred_element_type=jnp.float32)
     scores_BNQS = softcap(scores.reshape(B, N, Q, S) * scale, cap)
-    positions_BQ1 = (seen.start_B[:, None] + attend.queries_BQ)[:, :, None]
+    positions_BQ1 = (seen.start_B[:, None] + queries_BQ)[:, :, None]
     keys_11S = jnp.arange(S, dtype=jnp.int32)[None, None, :]
     seen_BQS = seen.tile(positions_BQ1, keys_11S)
     return jnp.where(seen_BQS[:, None], scores_BNQS, -jnp.inf)
@@ -151,3 +184,4 @@ def _scores(attend, q_BQNH, k, seen, scale, cap) -> jax.Array:
 register_fused(Everywhere, NAME, _everywhere)
 register_fused(Switch, NAME, _switch)
 register_fused(Probe, NAME, _probe)
+register_fused(HeadProbe, NAME, _head_probe)

@@ -18,6 +18,7 @@ from lm_jax.decoder import forward
 from polyattn_jax.calibrate import MassBelow, mass_below
 from polyattn_jax.diagnostic import RowStats
 from polyattn_jax.fused import by_kernels
+from polyattn_jax.head_types import HeadProbe
 from polyattn_jax.probe import DEGREES, DENSE, Probe
 from polyattn_jax.row_maps import RowMap
 from polyattn_jax.substitute import substitute
@@ -56,6 +57,23 @@ def diagnose(
     attend = by_kernels(probe) if fused else lm_attention.fused(probe, DENSE)
     out = forward(params, tokens_BT, cfg, attend=attend, logits_at=queries_BQ[:, -1:])
     return Diagnosis(**{name: out.aux[name] for name in Diagnosis._fields})
+
+
+@functools.partial(jax.jit, static_argnames=("cfg", "fused"))
+def head_features(
+    params: Any,
+    tokens_BT: jax.Array,
+    successors_BT: jax.Array,
+    valid_BT: jax.Array,
+    *,
+    cfg: DecoderConfig,
+    fused: bool = False,
+) -> dict[str, jax.Array]:
+    """The features of the head types, summed over the rows of each prompt, `[L, B, N]`."""
+    probe = HeadProbe(successors_BT, valid_BT)
+    attend = by_kernels(probe) if fused else probe
+    last_B1 = jnp.full((tokens_BT.shape[0], 1), tokens_BT.shape[1] - 1)
+    return forward(params, tokens_BT, cfg, attend=attend, logits_at=last_B1).aux
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "maps", "fused"))

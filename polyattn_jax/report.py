@@ -54,9 +54,10 @@ TERMS = {
     "the most likely next token is the word.",
     "induction, MQAR": "Random tokens in which a pair (or many pairs, for MQAR: multi-query "
     "associative recall) occurs again, so that the right continuation must be looked up.",
-    "sink, induction, local, diffuse": "Head types, by the average softmax weight on the first key "
-    "(over 0.3), else on the answer (over 0.5), else local (the strongest key nearer than 8 "
-    "tokens, and under 0.1 on the answer), else diffuse.",
+    "sink, induction, local, diffuse": "Head types, by averages over all rows of induction "
+    "prompts: weight on the first key over 0.3, else weight on the key that followed the query's "
+    "token before over 0.5, else local (the strongest key nearer than 8 tokens, and under 0.1 on "
+    "that key), else diffuse.",
 }
 
 

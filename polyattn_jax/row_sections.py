@@ -15,9 +15,9 @@ from lm_jax.report import Section, cell, section, table
 from lm_jax.report.markup import number
 from polyattn_jax import figures, sharpness, wording
 from polyattn_jax.columns import Columns
+from polyattn_jax.head_types import TYPES
 from polyattn_jax.schema import BIASES
 from polyattn_jax.sections import FEW_PROMPTS, stacked, suite_cell
-from polyattn_jax.summary import TYPES
 from polyattn_jax.wording import Summary, finite, interval, suite_label
 
 
@@ -267,31 +267,34 @@ def _bound_table(summary: Summary, entries: Sequence[wording.Entry]) -> Markup:
     )
 
 
-def head_types(summary: Summary, by_head: Columns) -> Section:
+def head_types(summary: Summary, by_head: Columns) -> Section | None:
     """What kinds of heads there are, in all and at both ends of the ranking."""
-    config, total = summary["config"], len(by_head["type"])
-    size = min(config["top_heads"], total)
-    top, bottom = by_head["rank"] < size, by_head["rank"] >= total - size
-    by_end = [
-        {kind: int(np.sum(end & (by_head["type"] == kind))) for kind in TYPES}
-        for end in (top, bottom)
-    ]
+    found, config = summary["head_types"], summary["config"]
+    if found is None:
+        return None
+    size, top, bottom = found["size"], found["top"], found["bottom"]
     lines = []
     for kind in TYPES:
         own = by_head["s_2"][by_head["type"] == kind]
         median = cell(float(np.median(own)) if own.size else None)
-        lines.append([kind, summary["head_types"][kind], *(end[kind] for end in by_end), median])
+        lines.append([kind, found["all"][kind], top[kind], bottom[kind], median])
+    averaged = (
+        f"averages over all query rows of {number(int(by_head['prompts'][0]))} induction prompts "
+        f"of {number(config['induction_length'])} tokens"
+    )
     return section(
         "Head types: what kind of heads are unsafe?",
         "Diffuse heads spread their attention over many keys, sinks park it on the first token. "
         "The paper finds mostly diffuse heads at the top of the ranking by S₂ and mostly sinks at "
-        f"the bottom; here {by_end[0]['diffuse']} of the top {size} are diffuse and "
-        f"{by_end[1]['sink']} of the bottom {size} are sinks.",
+        f"the bottom; here {top['diffuse']} of the top {size} are diffuse and {bottom['sink']} of "
+        f"the bottom {size} are sinks.",
         table(
             ["Type", "Heads", f"in the top {size}", f"in the bottom {size}", "Median S₂ of heads"],
             lines,
-            caption="Heads by type; top and bottom by median S₂ at b_auto "
-            f"({suite_label(summary['ranking_suite'], config)}).",
-            n=f"{number(total)} heads",
+            caption=f"Heads by type, from softmax patterns: {averaged} (paper: 80 of 1,024). The "
+            "weight on the answer is averaged over the rows whose token occurred before. Top and "
+            f"bottom by median S₂ at b_auto ({suite_label(summary['ranking_suite'], config)}, last "
+            "rows).",
+            n=f"{number(len(by_head['type']))} heads",
         ),
     )

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import pyarrow as pa
 
+from polyattn_jax import head_types
 from polyattn_jax.diagnostic import required_degree
 from polyattn_jax.measure import Diagnosis
 from polyattn_jax.probe import DEGREES
@@ -84,6 +85,16 @@ LOSSES = pa.schema(
         ("loss", pa.float32()),
         ("correct", pa.float32()),
         ("tokens", pa.int32()),
+    ]
+)
+
+
+FEATURES = pa.schema(
+    [
+        ("prompt", pa.string()),
+        ("layer", pa.int16()),
+        ("head", pa.int16()),
+        *((name, pa.float32()) for name in head_types.FEATURES),
     ]
 )
 

@@ -3,8 +3,9 @@
     1. calibrate   b_auto on the shipped text                       -> calibration.json
     2. control     softmax: needles found with, and not without, the needle; induction loss
     3. diagnose    row statistics of every suite at b = 0 and b_auto   -> row shards
-    4. sweep       every recipe in every head                          -> answer shards
-    5. ablate      one recipe in the top, bottom and random K heads by median S_p
+    4. head types  features of the patterns over whole induction prompts
+    5. sweep       every recipe in every head                          -> answer shards
+    6. ablate      one recipe in the top, bottom and random K heads by median S_p
 
 A unit is one batch of prompts in one cell. A unit that is on disk is not done again, so the same
 command goes on where a killed one stopped.
@@ -24,10 +25,10 @@ from lm_jax.errors import BadInputError
 from lm_jax.hf.load import Pretrained
 from lm_jax.hf.tokenizer import Tokenizer
 from lm_jax.rows import RowStore
-from polyattn_jax import calibrate, head_sets, measure
+from polyattn_jax import calibrate, head_sets, head_types, measure
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.row_maps import SOFTMAX, Recipe, RowMap, parse_recipe, resolve_bias
-from polyattn_jax.schema import ANSWERS, LOSSES, row_columns, rows_schema
+from polyattn_jax.schema import ANSWERS, FEATURES, LOSSES, row_columns, rows_schema
 from polyattn_jax.suites import (
     Suite,
     batches,
@@ -61,6 +62,7 @@ class Stores:
     rows: RowStore
     answers: RowStore
     losses: RowStore
+    features: RowStore
 
 
 @contextlib.contextmanager
@@ -70,8 +72,9 @@ def open_stores(folder: Path, fingerprint: str, degrees: Sequence[int | float]) 
         RowStore(folder / "rows", rows_schema(degrees), fingerprint) as rows,
         RowStore(folder / "answers", ANSWERS, fingerprint) as answers,
         RowStore(folder / "losses", LOSSES, fingerprint) as losses,
+        RowStore(folder / "features", FEATURES, fingerprint) as features,
     ):
-        yield Stores(rows, answers, losses)
+        yield Stores(rows, answers, losses, features)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -278,6 +281,41 @@ def diagnose(
         return row_columns(name, batch, windows, diagnosis, by_kind, subject.config.degrees)
 
     _run_units(subject, stores.rows, "diagnose", diagnosed(suites), work)
+
+
+def head_features(subject: Subject, stores: Stores, suites: dict[str, Suite]) -> None:
+    """The features of the head types on the first induction prompts; nothing where they are out."""
+    if "induction" not in suites:
+        return
+    shape = subject.model.cfg.num_layers, subject.model.cfg.num_heads
+
+    def work(_name: str, batch: Batch) -> dict[str, np.ndarray]:
+        T = batch.tokens_BT.shape[1]
+        valid_BT = np.arange(T) < batch.lengths_B[:, None]
+        found_BT = np.stack([head_types.successors(row) for row in batch.tokens_BT])
+        successors_BT = np.where(valid_BT, found_BT, -1).astype(np.int32)
+        sums_LBN = measure.head_features(
+            subject.model.params,
+            *subject.put(batch.tokens_BT, successors_BT, valid_BT),
+            cfg=subject.model.cfg,
+            fused=subject.fused,
+        )
+        rows_B = dict.fromkeys(head_types.FEATURES, batch.lengths_B)
+        rows_B["induction"] = (successors_BT >= 0).sum(1)
+        kept = np.flatnonzero(batch.valid_B)
+        layer, b, head = np.meshgrid(np.arange(shape[0]), kept, np.arange(shape[1]), indexing="ij")
+        return {
+            "prompt": np.array(batch.ids)[b.ravel()],
+            "layer": layer.ravel(),
+            "head": head.ravel(),
+            **{
+                name: (np.asarray(sums) / rows_B[name][:, None])[:, kept].ravel()
+                for name, sums in sums_LBN.items()
+            },
+        }
+
+    first = first_prompts(suites["induction"], head_types.PROMPTS)
+    _run_units(subject, stores.features, "head types", {"induction": first}, work)
 
 
 def control(subject: Subject, stores: Stores, suites: dict[str, Suite]) -> None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lm_jax import stats
-from polyattn_jax import decision, head_sets
+from polyattn_jax import decision, head_sets, head_types
 from polyattn_jax.columns import Columns, columns, degrees, take, where
 from polyattn_jax.concentration import against_softmax, cells, prevalence, safe_fraction, share
 from polyattn_jax.config import AuditConfig
@@ -21,7 +21,6 @@ from polyattn_jax.diagnostic import Status
 from polyattn_jax.row_maps import SOFTMAX
 
 EPSILON = 1e-6
-TYPES = ("sink", "induction", "local", "diffuse")
 
 
 def as_dict(interval: stats.Interval) -> dict[str, float]:
@@ -59,11 +58,12 @@ def bound(rows: Columns, config: AuditConfig) -> list[dict[str, Any]]:
     return found
 
 
-def heads(rows: Columns, shape: tuple[int, int]) -> Columns:
-    """One row per head: medians over active rows of induction at b_auto, type, and rank.
+def heads(rows: Columns, shape: tuple[int, int], features: Columns | None = None) -> Columns:
+    """One row per head: medians over active rows of induction at b_auto, rank, features and type.
 
     A head without any active row there would write zeros if substituted; its median S_2 is taken as
-    infinite and it ranks first. Types follow the paper's Appendix H, in its order of precedence.
+    infinite and it ranks first. Without `features`, the rows of `schema.FEATURES`, those columns
+    are NaN and every type is unknown: no other quantity takes their place.
     """
     L, N = shape
     powers = degrees(rows)
@@ -84,33 +84,25 @@ def heads(rows: Columns, shape: tuple[int, int]) -> Columns:
             **{f"change_{p}": float(np.median(own[f"change_{p}"])) for p in powers},
             "relative_margin": float(np.median(active["relative_margin"])) if some else np.nan,
             "active": float(np.median(active["active"])) if some else np.nan,
-            "sink": float(own["sink"].mean()),
-            "induction": float(own["on_answer"].mean()),
-            "distance": float(own["distance"].mean()),
         }
-        entry["type"] = head_type(entry)
         for key, value in entry.items():
             out.setdefault(key, []).append(value)
     made = {key: np.array(values) for key, values in out.items()}
+    made |= head_types.averages(features, shape)
+    made["type"] = np.array(
+        [
+            head_types.head_type({name: made[name][head] for name in head_types.FEATURES})
+            for head in range(L * N)
+        ]
+    )
     made["rank"] = np.empty(L * N, int)
     made["rank"][ranking(made)] = np.arange(L * N)
     return made
 
 
 def ranking_suite(rows: Columns) -> str:
-    """The suite whose rows rank and classify the heads: induction, or the first where it is out."""
+    """The suite whose rows rank the heads: induction, or the first where it is left out."""
     return "induction" if "induction" in rows["suite"] else str(rows["suite"][0])
-
-
-def head_type(features: Mapping[str, float]) -> str:
-    """sink > 0.3; induction > 0.5; local: argmax within 8 and induction < 0.1; else diffuse."""
-    if features["sink"] > 0.3:
-        return "sink"
-    if features["induction"] > 0.5:
-        return "induction"
-    if features["distance"] < 8 and features["induction"] < 0.1:
-        return "local"
-    return "diffuse"
 
 
 def ranking(by_head: Columns) -> np.ndarray:
@@ -219,13 +211,14 @@ def summarise(
     rows: pa.Table,
     answers: pa.Table,
     losses: pa.Table,
+    features: pa.Table,
     calibration: Mapping[str, Any],
     config: AuditConfig,
     shape: tuple[int, int],
 ) -> tuple[dict[str, Any], Columns]:
     """The content of summary.json, and the table of heads."""
     r, a = columns(rows), columns(answers)
-    by_head = heads(r, shape)
+    by_head = heads(r, shape, columns(features))
     swept = behaviour(a, "sweep", config)
     made: dict[str, Any] = {
         "model": config.model,
@@ -242,7 +235,9 @@ def summarise(
         "prompts": behaviour(a, "prompts", config) if config.prompts else [],
         "verdicts": verdicts(r, by_head, swept, config),
         "ranking_suite": ranking_suite(r),
-        "head_types": {name: int(np.sum(by_head["type"] == name)) for name in TYPES},
+        "head_types": head_types.composition(by_head, config.top_heads)
+        if features.num_rows
+        else None,
         "ablation": behaviour(a, "ablation", config) if config.ablation_heads else [],
         "decisiveness": [],
         "rows": rows.num_rows,

@@ -233,12 +233,34 @@ def run_check(tiny: Path, haystack: Path) -> Command:
 
 
 @pytest.fixture(scope="session")
-def run_smoke(tiny: Path, haystack: Path) -> Command:
-    """`run_smoke(name, workdir)`: the smoke mode of a file in configs/polyattn/."""
+def toys(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """For each file of configs/polyattn/ a model of its family, random but for SmolLM2's.
 
-    def command(name: str, workdir: Path) -> Outcome:
+    The golden models of the converters give the architecture, wider weights scores of order one.
+    """
+    tokenizer = tiny_tokenizer()
+    goldens = {"gemma3_270m": "gemma3", "llama32_1b": "llama_gqa", "pythia_1_4b": "neox"}
+    folders = {"smollm2.py": tiny}
+    for name, golden in goldens.items():
+        cfg = dataclasses.replace(
+            lm_jax.load_pretrained(ROOT / "tests" / "golden" / golden).cfg,
+            vocab_size=tokenizer.vocab_size,
+            max_length=256,
+        )
+        made = lm_jax.init_params(jax.random.key(0), cfg, dtype=np.float32)
+        blocks = jax.tree.map(lambda a: 6.0 * a if a.ndim > 2 else a, made["blocks"])
+        folders[f"{name}.py"] = tmp_path_factory.mktemp("toys") / name
+        lm_jax.save_pretrained(folders[f"{name}.py"], cfg, made | {"blocks": blocks}, tokenizer)
+    return folders
+
+
+@pytest.fixture(scope="session")
+def run_smoke(haystack: Path) -> Command:
+    """`run_smoke(name, model, workdir)`: the smoke mode of a file in configs/polyattn/."""
+
+    def command(name: str, model: Path, workdir: Path) -> Outcome:
         path = ROOT / "configs" / "polyattn" / name
-        given = [f"--config.model={tiny}", f"--config.haystack={haystack}"]
+        given = [f"--config.model={model}", f"--config.haystack={haystack}"]
         argv = [f"--config={path}:smoke", *given, f"--workdir={workdir}"]
         return run(audit.main, argv, config=str(path))
 

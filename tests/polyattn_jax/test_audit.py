@@ -206,9 +206,7 @@ def test_what_is_known_of_the_tiny_model_is_found(audited):
 def test_recipes_of_other_degrees_and_biases_get_their_own_safe_share(run_audit, tmp_path):
     """relu:p=3,b=1 is measured at b = 1 and p = 3, and nothing is said for a map without S_p."""
     recipes = ("relu:p=3,b=1", "relu:p=2.5,b=auto", "sigmoid:b=1", "relu_p4_b0")
-    outcome = run_audit(
-        tmp_path / "run", f"--config.recipes={recipes}", "--config.ablation_heads=()"
-    )
+    outcome = run_audit(tmp_path / "run", f"--config.recipes={recipes}")
     assert outcome.code == 0, outcome.err
     found, rows = summary_of(tmp_path / "run"), by_key(table(tmp_path / "run"))
     assert found["degrees"] == [2, 2.5, 3, 4, 8, 16]
@@ -265,9 +263,7 @@ def test_the_head_sets_of_the_ablation_are_read_back_and_give_its_answers(audite
 
 
 def test_a_recipe_with_a_bias_of_its_own_is_measured_at_it(run_audit, tmp_path):
-    outcome = run_audit(
-        tmp_path / "run", "--config.recipes=('relu:p=4,b=0.25',)", "--config.ablation_heads=()"
-    )
+    outcome = run_audit(tmp_path / "run", "--config.recipes=('relu:p=4,b=0.25',)")
     assert outcome.code == 0, outcome.err
     verdicts = {entry["recipe"]: entry for entry in summary_of(tmp_path / "run")["verdicts"]}
     verdict = verdicts["relu_p4_b0.25"]
@@ -282,9 +278,7 @@ def test_a_recipe_with_a_bias_of_its_own_is_measured_at_it(run_audit, tmp_path):
 
 
 def test_own_prompts_are_one_more_suite(run_audit, prompts_file, tmp_path):
-    outcome = run_audit(
-        tmp_path / "run", f"--config.prompts={prompts_file}", "--config.ablation_heads=()"
-    )
+    outcome = run_audit(tmp_path / "run", f"--config.prompts={prompts_file}")
     assert outcome.code == 0, outcome.err
     found = summary_of(tmp_path / "run")
     cells = {entry["cell"]: entry for entry in found["prompts"]}

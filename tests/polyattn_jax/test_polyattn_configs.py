@@ -1,8 +1,9 @@
-"""The smoke mode of every audit config runs from end to end, here on the tiny model."""
+"""The smoke mode of every audit config runs from end to end, on a toy of its own model's family."""
 
 import json
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from lm_jax import launch
@@ -11,15 +12,32 @@ from polyattn_jax.config import MODES, AuditConfig
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted(path.name for path in (ROOT / "configs" / "polyattn").glob("*.py"))
+# Family, dtype, and the windows of the three layers.
+TOYS = {
+    "gemma3_270m.py": ("gemma3_text", "float32", {0: 4, 1: 0, 2: 4}),
+    "llama32_1b.py": ("llama", "bfloat16", {0: 0, 1: 0, 2: 0}),
+    "pythia_1_4b.py": ("gpt_neox", "bfloat16", {0: 0, 1: 0, 2: 0}),
+    "smollm2.py": ("llama", "float32", {0: 0, 1: 0, 2: 0}),
+}
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_smoke_mode_ends_with_a_summary(run_smoke, tmp_path, name):
-    outcome = run_smoke(name, tmp_path / "run")
+def test_the_smoke_mode_ends_with_a_summary_of_its_own_family(run_smoke, toys, tmp_path, name):
+    outcome = run_smoke(name, toys[name], tmp_path / "run")
     assert outcome.code == 0, outcome.err
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert [entry["recipe"] for entry in summary["verdicts"]] == ["relu_p4_bauto"]
     assert summary["rows"] == 3 * 4 * 2 * 2 * (2 + 2 + 2)
+    family, dtype, windows = TOYS[name]
+    assert (summary["family"], summary["config"]["dtype"]) == (family, dtype)
+    rows = pq.read_table(tmp_path / "run" / "rows.parquet").to_pylist()
+    assert {row["layer"]: row["window"] for row in rows} == windows
+    for row in rows:
+        # A query sees the keys of its window, itself among them, and no other.
+        seen = min(row["query"] + 1, row["window"] or row["query"] + 1)
+        assert 0 <= row["active"] < seen
+        assert row["query"] - row["argmax"] < seen
+        assert 0 <= row["distance"] < seen
 
 
 @pytest.mark.parametrize("name", CONFIGS)

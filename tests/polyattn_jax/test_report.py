@@ -109,6 +109,23 @@ def answers(correct, ablation):
     return table(given, schema.ANSWERS)
 
 
+def head_features():
+    """Features of six heads on two prompts: two sinks, one induction, one local, two diffuse."""
+    rng = np.random.default_rng(1)
+    sink, induction = [0.9, 0.5, 0.1, 0.2, 0.0, 0.3], [0.0, 0.9, 0.7, 0.05, 0.2, 0.5]
+    distance = [50.0, 1.0, 30.0, 3.0, 3.0, 90.0]
+    shift = rng.uniform(-0.01, 0.01, 6)
+    return {
+        "prompt": ["prompt-0"] * 6 + ["prompt-1"] * 6,
+        "layer": [0, 0, 1, 1, 2, 2] * 2,
+        "head": [0, 1] * 6,
+        "sink": np.r_[sink + shift, sink - shift],
+        "induction": induction * 2,
+        "distance": distance * 2,
+        "entropy": [1.0] * 12,
+    }
+
+
 CURVE = [
     {"length": 16, "bias": 0.75, "low": 0.61, "high": 0.9, "least": 0.5, "most": 1.12},
     {"length": 64, "bias": 1.5, "low": 1.31, "high": 1.67, "least": 1.1, "most": 1.9},
@@ -153,6 +170,7 @@ def audit(config=SETTINGS, correct=CORRECT, ablation=ABLATION, rows=None):
         rows,
         answers(correct, ablation),
         table(losses | {"tokens": [99, 99]}, schema.LOSSES),
+        table(head_features() if config.induction_n else {"prompt": []}, schema.FEATURES),
         CALIBRATION,
         config,
         SHAPE,
@@ -319,6 +337,21 @@ def test_a_recipe_finds_its_own_comparison_with_softmax():
     assert row.split()[-3:-1] == shares
 
 
+def test_head_types_are_counted_at_both_ends_and_say_what_was_averaged(finding):
+    found, _, by_head = finding
+    kinds = ["sink", "sink", "induction", "local", "diffuse", "diffuse"]
+    # the sixth has a weight of 0.3 on the first key and 0.5 on the planted one, no more
+    assert list(by_head["type"]) == kinds
+    ranked = [kinds[head] for head in np.argsort(by_head["rank"])]
+    shown = {row[0]: row[1:4] for row in lines(parsed(build(*finding)), "Heads by type")}
+    for kind in ("sink", "induction", "local", "diffuse"):
+        ends = ranked[:2].count(kind), ranked[-2:].count(kind)
+        assert shown[kind] == [str(kinds.count(kind)), *map(str, ends)]
+        assert found["head_types"]["top"][kind] == ends[0]
+    text = text_of(parsed(build(*finding)))
+    assert "averages over all query rows of 2 induction prompts of 64 tokens" in text
+
+
 def test_the_certified_tie_is_a_false_negative_only_without_tolerance(finding):
     found, rows, _ = finding
     entry = next(
@@ -375,9 +408,10 @@ def test_absent_parts_leave_a_valid_page():
     assert np.isinf(by_head["s_2"]).all()
     assert np.isnan(by_head["relative_margin"]).all()
     found["controls"]["second_copy"]["loss"]["estimate"] = np.nan
+    assert set(by_head["type"]) == {"unknown"} and np.isnan(by_head["induction"]).all()
     tree = parsed(build(found, rows, by_head))
     titles = [text_of(title) for title in tree.iter("h2")]
-    assert not any(title.startswith("Ablation") for title in titles)
+    assert not any(title.startswith(("Ablation", "Head types")) for title in titles)
     assert "nothing to show" in text_of(tree)
     assert "The controls do not hold" in text_of(tree.find("header"))
 
