@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kernels import noise
 from lm_jax.config import DecoderConfig, LinearScaling, Llama3Scaling, Rope
 from lm_jax.lora import Adapted
 from lm_jax.params import Initializer, ParamSpec, ParamTree, constant, zeros
@@ -78,7 +79,9 @@ def softcap(x: jax.Array, cap: float | None) -> jax.Array:
 class Dropout:
     """Zeroes a share `rate` of what passes and scales the rest; does nothing without a key.
 
-    Srivastava et al., 2014, in the inverted form. Each name draws for itself.
+    Srivastava et al., 2014, in the inverted form. Each name draws for itself. Whether an entry is
+    kept is a function of key, name and the place of the entry in the whole array
+    (`kernels.noise`), with a probability exact to 2^-32: the same on every mesh.
     """
 
     rate: float = 0.0
@@ -94,8 +97,21 @@ class Dropout:
         if self.key is None or not self.active:
             return x
         key = jax.random.fold_in(self.key, zlib.crc32(name.encode()))
-        kept = jax.random.bernoulli(key, 1.0 - self.rate, x.shape)
+        least = jnp.uint32(min(round(self.rate * 2**32), 2**32 - 1))
+        kept = _bits(jax.random.bits(key, (2,), jnp.uint32), x.shape) >= least
         return jnp.where(kept, x / (1.0 - self.rate), 0.0).astype(x.dtype)
+
+
+def _bits(seed_2: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """32 random bits (uint32) for every entry of an array of at least two axes."""
+    *counters, query, key = (
+        jax.lax.broadcasted_iota(jnp.uint32, (1,) * i + (size,) + (1,) * (len(shape) - i - 1), i)
+        for i, size in enumerate(shape)
+    )
+    batch = jnp.zeros((1,) * len(shape), jnp.uint32)
+    for counter, size in zip(counters, shape, strict=False):
+        batch = batch * jnp.uint32(size) + counter
+    return noise.bits(noise.stream(seed_2[0], batch, seed_2[1]), query, key)
 
 
 NO_DROPOUT = Dropout()
