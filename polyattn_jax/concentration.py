@@ -88,10 +88,14 @@ def share(
     """The mean of `values` (one per row), with an interval that resamples prompts.
 
     Where all rows are of one prompt nothing is known of other prompts: the interval is `span`, the
-    values that such a mean may have.
+    values that such a mean may have. Where all values are 0, or all 1, resampling cannot move the
+    mean: the interval is Wilson's over prompts, as if each were one row.
     """
-    if len(set(prompts)) == 1:
+    n = len(set(prompts))
+    if n == 1:
         return stats.Interval(float(values.mean()), *span, 1)
+    if span == (0.0, 1.0) and values.min() == values.max() and values[0] in (0.0, 1.0):
+        return stats.wilson(n * int(values[0]), n)
     return stats.clustered_bootstrap(values, prompts, resamples=config.resamples, seed=config.seed)
 
 

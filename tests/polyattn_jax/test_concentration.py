@@ -5,6 +5,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats as oracle
 
 from polyattn_jax import concentration, row_maps
 from polyattn_jax.config import AuditConfig
@@ -180,3 +181,12 @@ def test_rows_that_no_prompt_gives_are_left_out(made):
     assert concentration.against_softmax(invalid, CONFIG) == []
     (entry,) = concentration.prevalence(invalid, CONFIG)
     assert (entry["active_rows"], entry["softmax"], entry["unsafe"]) == (0, None, {})
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_a_share_without_exception_keeps_a_width(value):
+    """A bootstrap of equal values has none: of 20 prompts the interval is that of 0 or 20 of 20."""
+    found = concentration.share(np.full(60, value), np.repeat(np.arange(20), 3), CONFIG)
+    low, high = oracle.binomtest(int(20 * value), 20).proportion_ci(method="wilson")
+    assert (found.estimate, found.n) == (value, 20)
+    assert (found.low, found.high) == pytest.approx((low, high))
