@@ -247,7 +247,7 @@ def in_part(summary: Summary) -> str:
         f"({'decisive' if e['decisive'] else 'not decisive'})"
         for e in found
     ]
-    return f"{text} The highest S₂ leaves fewer right than random sets do: {', '.join(flags)}."
+    return f"{text} Random sets that the highest S₂ does worse than: {', '.join(flags)}."
 
 
 def next_step(summary: Summary) -> str:
