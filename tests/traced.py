@@ -6,12 +6,7 @@ from jax.interpreters import partial_eval
 
 
 def products(jaxpr):
-    """FLOPs of the matrix products that a traced function uses, in loops as often as they run."""
-    used, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
-    return _products(used)
-
-
-def _products(jaxpr):
+    """FLOPs of the matrix products of a traced function, those in loops as often as they run."""
     total = 0
     for equation in jaxpr.eqns:
         if equation.primitive.name == "dot_general":
@@ -20,5 +15,11 @@ def _products(jaxpr):
             total += 2 * math.prod(made) * math.prod(left[i] for i in contracted)
         runs = equation.params.get("length", 1)
         inner = (getattr(value, "jaxpr", value) for value in equation.params.values())
-        total += runs * sum(_products(each) for each in inner if hasattr(each, "eqns"))
+        total += runs * sum(products(each) for each in inner if hasattr(each, "eqns"))
     return total
+
+
+def used_products(jaxpr):
+    """`products` without those that no output depends on."""
+    used, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    return products(used)

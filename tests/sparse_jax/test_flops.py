@@ -12,7 +12,7 @@ from lm_jax.mixers import ATTENTION
 from sparse_jax.geco import GecoSettings
 from sparse_jax.objective import Sparsifying
 from tests import tiny
-from tests.traced import products
+from tests.traced import used_products
 from tools.bench_posttrain import Dense
 
 CFG = tiny.decoder(vocab_size=32, max_length=16)
@@ -32,7 +32,7 @@ def test_an_update_of_adapters_holds_every_product_of_loss_and_gradient():
 
     frozen = params_lib.abstract(lm_jax.param_spec(CFG))
     traced = jax.make_jaxpr(jax.value_and_grad(loss))(params_lib.abstract(objective.spec), frozen)
-    assert products(traced.jaxpr) == objective.flops(ROWS, T + 1, "square")
+    assert used_products(traced.jaxpr) == objective.flops(ROWS, T + 1, "square")
 
 
 @pytest.mark.parametrize("causal", ["square", "triangle"])
