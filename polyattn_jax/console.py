@@ -5,6 +5,7 @@ of a run is read as markup.
 """
 
 from collections.abc import Sequence
+import dataclasses
 from pathlib import Path
 
 from rich import box
@@ -13,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lm_jax.report.markup import clean
+from lm_jax.stats import Interval
 from polyattn_jax import sharpness, wording
 from polyattn_jax.wording import Entry, Summary, finite
 
@@ -88,12 +90,17 @@ def _table(summary: Summary, console: Console) -> Table:
     for entry in wording.by_recipe(summary["sweep"]):
         verdict = verdicts.get(entry["recipe"])
         against = sharpness.of_recipe(summary, entry["recipe"]) if verdict else None
-        cells = _cells(entry, verdict, against)
+        cells = _cells(entry, verdict, against, sharpness.softmax_safe(summary))
         made.add_row(*(_text(cell, console) for cell in cells), _word(verdict))
     return made
 
 
-def _cells(entry: Entry, verdict: Entry | None, against: Entry | None) -> Sequence[str]:
+def _cells(
+    entry: Entry, verdict: Entry | None, against: Entry | None, control: Interval | None
+) -> Sequence[str]:
+    safe, top_safe = (verdict[name] if verdict else None for name in ("safe", "top_safe"))
+    if verdict is None and control is not None:
+        safe = dataclasses.asdict(control)
     accuracy = entry["accuracy"]
     low, high = (f"{100 * accuracy[end]:.0f}" for end in ("low", "high"))
     return (
@@ -102,12 +109,12 @@ def _cells(entry: Entry, verdict: Entry | None, against: Entry | None) -> Sequen
         f"{finite(entry['p_value']):.2g}" if verdict else "-",
         f"{finite(entry['loss']):.2f}",
         *(
-            f"{100 * verdict[name]['estimate']:.1f}" if verdict and verdict[name] else "-"
-            for name in ("safe", "top_safe")
-        ),
-        *(
-            f"{100 * against[name]['estimate']:.1f}" if against else "-"
-            for name in ("lost", "sharpened")
+            f"{100 * share['estimate']:.1f}" if share else "-"
+            for share in (
+                safe,
+                top_safe,
+                *(against[name] if against else None for name in ("lost", "sharpened")),
+            )
         ),
     )
 

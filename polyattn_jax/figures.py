@@ -78,14 +78,13 @@ def calibration_curve(calibration: Mapping[str, Any], *, n: str) -> Markup:
     """b_auto against the length of the texts, with its interval and the range of single texts."""
     curve = calibration["curve"]
     lengths = [one["length"] for one in curve]
-    pooled, single = (
-        ([one[middle] for one in curve], [one[low] for one in curve], [one[high] for one in curve])
-        for middle, low, high in (("bias", "low", "high"), ("bias", "least", "most"))
-    )
+    pooled = ([one[name] for one in curve] for name in ("bias", "low", "high"))
+    least, most = ([one[name] for one in curve] for name in ("least", "most"))
     return report.curves(
         [
             report.Series("all texts, 95 % interval", lengths, *pooled),
-            report.Series("smallest and largest of one text", lengths, *single),
+            report.Series("smallest of one text", lengths, least),
+            report.Series("largest of one text", lengths, most),
         ],
         log_x=True,
         x_ticks=lengths,
@@ -97,8 +96,8 @@ def calibration_curve(calibration: Mapping[str, Any], *, n: str) -> Markup:
     )
 
 
-def lost_and_sharpened(entries: Sequence[Mapping[str, Any]], *, where: str) -> Markup:
-    """Shares of rows that only softmax, and only r^p, concentrates, against the degree p."""
+def lost_and_sharpened(entries: Sequence[Mapping[str, Any]], *, where: str, top: float) -> Markup:
+    """Shares of rows that softmax, only softmax, and only r^p concentrates, against the degree."""
     degrees = [entry["p"] for entry in entries]
     series = []
     for name, label in (
@@ -108,13 +107,13 @@ def lost_and_sharpened(entries: Sequence[Mapping[str, Any]], *, where: str) -> M
         found = [interval(entry[name]) for entry in entries]
         parts = ([100 * getattr(one, end) for one in found] for end in ("estimate", "low", "high"))
         series.append(report.Series(label, degrees, *parts))
-    tops = [100 * entry["concentrated"] / entry["rows"] for entry in entries[:1]]
+    sharp = [100 * entry["concentrated"] / entry["rows"] for entry in entries]
+    series.append(report.Series("all that softmax concentrates", degrees, sharp))
     return report.curves(
         series,
         log_x=True,
         x_ticks=degrees,
-        y_range=(-4.0, 104.0),
-        h_lines=[(top, "rows that softmax concentrates") for top in tops],
+        y_range=(0.0, top),
         caption=f"Rows that rᵖ loses and sharpens ({where}); bands: 95 % bootstrap over prompts.",
         x_label="degree p (log scale)",
         y_label="rows (%)",

@@ -180,7 +180,7 @@ def calibration(summary: Summary) -> Section:
         "A polynomial map sets all scores below −b to zero. The calibrated bias b_auto is the "
         "smallest one that leaves little softmax mass there: one number for the whole model, which "
         "depends on the length of what is read and on the text. At other lengths it would be "
-        f"{wording.b_auto_by_length(found)}.",
+        f"{wording.b_auto_by_length(found).replace('-', '−')}.",
         table(
             ["b_auto", "Length", "Mass below −b_auto", "Allowed", "Rows", "Passes"],
             [

@@ -43,7 +43,13 @@ def unsafe_rows(summary: Summary, by_head: Columns) -> Section:
         )
     few = any(e["n"] < FEW_PROMPTS for entry in entries for e in entry["unsafe"].values())
     suite = suite_label(summary["ranking_suite"], config)
-    open_rows = sum(sum(entry["undecided"].values()) for entry in entries)
+    # Softmax has no bias, so its rows are counted once.
+    open_rows = sum(
+        count
+        for entry in entries
+        for name, count in entry["undecided"].items()
+        if name != "softmax" or entry["bias_kind"] == "zero"
+    )
     answers = sorted((entry["argmax_is_answer"] for entry in entries), key=_estimate)
     return section(
         "Unsafe rows: how often is the target outvoted?",
@@ -118,12 +124,11 @@ def _open(undecided: int) -> str:
 
 def against_softmax(summary: Summary, by_head: Columns) -> Section | None:
     """What r^p loses and sharpens where it replaces softmax, and how much it moves each head."""
-    entries = wording.by_suite(summary["against_softmax"])
-    if not entries:
-        return None
-    config = summary["config"]
+    entries, config = wording.by_suite(summary["against_softmax"]), summary["config"]
     suite = f"niah_{config['sweep_length']}"
     own = [entry for entry in entries if entry["suite"] == suite]
+    if not own:
+        return None
     others = [entry for entry in entries if entry["suite"] != suite]
     label, ranked = suite_label(suite, config), suite_label(summary["ranking_suite"], config)
     return section(
@@ -137,6 +142,7 @@ def against_softmax(summary: Summary, by_head: Columns) -> Section | None:
                 figures.lost_and_sharpened(
                     [entry for entry in own if entry["bias_kind"] == kind],
                     where=f"{label}, {wording.bias_label(kind)}",
+                    top=max(110 * max(map(_highest, own)), 10.0),
                 )
                 for kind in BIASES
             )
@@ -153,6 +159,12 @@ def against_softmax(summary: Summary, by_head: Columns) -> Section | None:
             "values above 2 are drawn as 2.",
         ),
     )
+
+
+def _highest(entry: wording.Entry) -> float:
+    """The largest share that the figure of lost and sharpened rows draws for one degree."""
+    ends = (finite(entry[name]["high"]) for name in ("lost", "sharpened"))
+    return max(*ends, entry["concentrated"] / entry["rows"])
 
 
 def _against_table(summary: Summary, entries: Sequence[wording.Entry]) -> Markup:

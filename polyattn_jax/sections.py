@@ -10,7 +10,7 @@ from lm_jax import report
 from lm_jax.report import Cell, Column, Section, cell, rate, section, table
 from lm_jax.report.markup import number
 from lm_jax.stats import Interval, wilson
-from polyattn_jax import figures, head_sets, paper, wording
+from polyattn_jax import figures, head_sets, paper, sharpness, wording
 from polyattn_jax.summary import as_dict
 from polyattn_jax.wording import Summary, finite, interval, suite_label
 
@@ -27,7 +27,8 @@ def substitution(summary: Summary, model: paper.PaperModel | None) -> Section:
     n = f"{number(base['accuracy']['n'])} prompts"
     total = summary["layers"] * summary["heads"] * config["sweep_length"]
     verdicts = {v["recipe"]: v for v in summary["verdicts"]}
-    lines = [_sweep_row(entry, verdicts.get(entry["recipe"])) for entry in sweep]
+    control = sharpness.softmax_safe(summary)
+    lines = [_sweep_row(entry, verdicts.get(entry["recipe"]), control) for entry in sweep]
     reasons: dict[tuple[str, str, str], list[str]] = {}
     for entry in sweep:
         if v := verdicts.get(entry["recipe"]):
@@ -63,8 +64,8 @@ def substitution(summary: Summary, model: paper.PaperModel | None) -> Section:
             f"recipe, got right; p is exact and not corrected for {number(len(lines) - 1)} "
             "comparisons. Loss and median rank are of the needle's token (rank 0: predicted). Dead "
             f"rows: mean per prompt, of {number(total)}. Safe: share of active rows with Sₚ < 1, "
-            f"over all heads and in the top {number(config['top_heads'])} by median S₂; a dash "
-            "where Sₚ was not measured for the map.",
+            f"over all heads and in the top {number(config['top_heads'])} by median S₂; of softmax "
+            "S < 1, on the rows that are active at b_auto. A dash where it was not measured.",
             n=n,
         ),
         figures.accuracy_bars(sweep, model, n),
@@ -83,7 +84,9 @@ def substitution(summary: Summary, model: paper.PaperModel | None) -> Section:
     )
 
 
-def _sweep_row(entry: wording.Entry, verdict: wording.Entry | None) -> list[object]:
+def _sweep_row(
+    entry: wording.Entry, verdict: wording.Entry | None, control: Interval | None
+) -> list[object]:
     rank = finite(entry["median_rank"])
     numbers = (
         finite(entry["loss"]),
@@ -92,7 +95,8 @@ def _sweep_row(entry: wording.Entry, verdict: wording.Entry | None) -> list[obje
     )
     accuracy, dash = stacked(interval(entry["accuracy"])), cell(None)
     if verdict is None:
-        return [entry["recipe"], "baseline", accuracy, dash, dash, *numbers, dash, dash]
+        safe = stacked(control) if control else dash
+        return [entry["recipe"], "baseline", accuracy, dash, dash, *numbers, safe, dash]
     shares = (verdict["safe"], verdict["top_safe"])
     counts = f"{number(entry['lost'])} lost, {number(entry['won'])} won"
     return [

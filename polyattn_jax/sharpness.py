@@ -1,5 +1,6 @@
 """What a degree does to the rows that softmax concentrates, in words that follow the numbers."""
 
+from lm_jax.stats import Interval
 from polyattn_jax import wording
 from polyattn_jax.row_maps import parse_recipe
 from polyattn_jax.wording import Entry, Summary
@@ -20,6 +21,16 @@ def of_recipe(summary: Summary, recipe: str) -> Entry | None:
         return None
     found = entries(summary, parsed.bias_kind)
     return next((entry for entry in found if entry["p"] == parsed.degree), None)
+
+
+def softmax_safe(summary: Summary) -> Interval | None:
+    """The share of safe rows under softmax itself, on the rows that are active at b_auto."""
+    probe = f"niah_{summary['config']['sweep_length']}", "auto"
+    for entry in summary["prevalence"]:
+        if (entry["suite"], entry["bias_kind"]) == probe and entry["softmax"]:
+            unsafe = wording.interval(entry["softmax"])
+            return Interval(1 - unsafe.estimate, 1 - unsafe.high, 1 - unsafe.low, unsafe.n)
+    return None
 
 
 def sentence(summary: Summary) -> str:
@@ -54,7 +65,8 @@ def sentence(summary: Summary) -> str:
     ]
     if lost:
         text += f" Of the rows that softmax concentrates it loses {_listed(lost)}."
-    return text
+    moved = [f"{100 * e['change']['estimate']:.0f} % (p = {e['p']})" for e in found]
+    return f"{text} Half of the rows see their head's output change by more than {_listed(moved)}."
 
 
 def _listed(items: list) -> str:

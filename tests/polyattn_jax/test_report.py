@@ -220,6 +220,13 @@ def test_the_tables_hold_the_numbers_of_the_summary(finding):
         low, high = percent(accuracy["low"]), percent(accuracy["high"])
         assert row[2] == f"{percent(accuracy['estimate'])}[{low}, {high}]"
         assert row[5] == f"{entry['loss']:.2f}"
+        if entry["recipe"] == "softmax":
+            control = next(
+                e["softmax"]
+                for e in found["prevalence"]
+                if (e["suite"], e["bias_kind"]) == ("niah_64", "auto")
+            )
+            assert row[8].split("[")[0] == percent(1 - control["estimate"])
         if verdict := verdicts.get(entry["recipe"]):
             assert row[1].split()[-1] == verdict["verdict"]
             assert row[3].startswith(percent(entry["delta"]["estimate"], "+.1f"))
@@ -309,6 +316,9 @@ def test_the_words_on_sharpness_follow_the_numbers(s_p, softmax, says):
     assert says in text
     assert f"outweigh the best one in {100 * (softmax > 1):.1f} % of the" in text
     assert ("softmax concentrates it loses" in text) == (softmax < 1)
+    for entry in sharpness.entries(found, "auto"):
+        moved = f"{100 * entry['change']['estimate']:.0f} % (p = {entry['p']})"
+        assert moved in text.split("head's output change by more than")[1]
     # An unsafe share by itself says nothing of the recipe.
     assert "warns that" not in text_of(parsed(build(*audit(rows=rows))))
 
