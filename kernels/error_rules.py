@@ -35,6 +35,7 @@ ULPS = {
     "sqrt": 2.0,
     "rsqrt": 4.0,
     "erf": 8.0,
+    "erfc": 8.0,
     "sin": 4.0,
     "cos": 4.0,
 }
@@ -147,6 +148,9 @@ def _monotone(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
     name = eqn.primitive.name
     value = bind(eqn, [x.value])
     rounding = arithmetic.rounding(value, ULPS[name])
+    if name == "erfc":
+        # Its tail is an exponential of -x^2, which is rounded first.
+        rounding *= 1.0 + jnp.square(x.value)
     if x.error is None:
         return Pair(value, rounding)
     below = x.value - x.error

@@ -1,6 +1,7 @@
 """The error analysis: closed forms, that rounding stays within it, and that a fault does not."""
 
 import jax
+from jax import lax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -76,6 +77,11 @@ def test_a_recurrence_forgets_its_errors_as_it_forgets_its_values():
         assert value == pytest.approx(2.0, rel=1e-2)
         # Each step adds u |m / 2| + u |m|, and halves what was there.
         assert error == pytest.approx(2 * U * (1 + 2), rel=1e-2)
+
+
+def test_the_tail_of_erfc_is_off_by_what_its_exponent_is():
+    x = jnp.linspace(-4.0, 9.0, 300)
+    rounding.assert_within(jax.jit(lax.erfc)(x), rounding.expected(lax.erfc, x))
 
 
 def test_a_primitive_without_a_rule_is_refused():

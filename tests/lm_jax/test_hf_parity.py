@@ -1,30 +1,43 @@
-"""Weights loaded from `transformers` models give what torch computes, and go back unchanged."""
+"""Weights loaded from `transformers` models give what torch computes, and go back unchanged.
 
-import jax.numpy as jnp
+Ours and torch's are each compared with the model in float64, within what rounding does to float32.
+"""
+
+import functools
+
+import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 import lm_jax
+from tests import rounding
 from tools import make_goldens
 
 CASES = sorted(make_goldens.CASES)
 
 
-def run(model, tokens_BT):
-    out = lm_jax.forward(
-        model.params, jnp.asarray(tokens_BT), model.cfg, record={"resid_post": lm_jax.keep}
-    )
-    return np.asarray(out.records["resid_post"]), np.asarray(out.logits)
+def run(cfg, params):
+    """The residual stream after every layer, and logits."""
+    tokens_BT = jax.numpy.asarray(make_goldens.TOKENS_BT)
+    out = lm_jax.forward(params, tokens_BT, cfg, record={"resid_post": lm_jax.keep})
+    return out.records["resid_post"], out.logits
+
+
+@functools.cache
+def wanted(case):
+    """Both in float64, and how far float32 may be off."""
+    model = lm_jax.load_pretrained(make_goldens.GOLDEN / case)
+    return rounding.expected(functools.partial(run, model.cfg), model.params)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_golden_logits_and_every_layer(case):
     folder = make_goldens.GOLDEN / case
-    expected = load_file(folder / "expected.safetensors")
-    hidden, logits = run(lm_jax.load_pretrained(folder), expected["tokens"])
-    np.testing.assert_allclose(hidden, expected["hidden"], rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(logits, expected["logits"], rtol=1e-4, atol=1e-4)
+    model, golden = lm_jax.load_pretrained(folder), load_file(folder / "expected.safetensors")
+    np.testing.assert_array_equal(golden["tokens"], make_goldens.TOKENS_BT)
+    rounding.assert_within(run(model.cfg, model.params), wanted(case), "ours")
+    rounding.assert_within((golden["hidden"], golden["logits"]), wanted(case), "torch's")
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -48,19 +61,12 @@ def test_transformers_loads_what_we_save(case, tmp_path):
         tmp_path / "out", attn_implementation="eager", output_loading_info=True
     )
     assert not report["missing_keys"] and not report["unexpected_keys"], report
-    tokens_BT = make_goldens.TOKENS_BT
-    hidden, logits = make_goldens.hidden_and_logits(loaded, tokens_BT)
-    ours_hidden, ours_logits = run(model, tokens_BT)
-    np.testing.assert_allclose(ours_hidden, hidden, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(ours_logits, logits, rtol=1e-4, atol=1e-4)
+    theirs = make_goldens.hidden_and_logits(loaded, make_goldens.TOKENS_BT)
+    rounding.assert_within(theirs, wanted(case))
 
 
 @pytest.mark.torch
 @pytest.mark.parametrize("case", CASES)
 def test_goldens_are_what_torch_computes_today(case):
-    expected = load_file(make_goldens.GOLDEN / case / "expected.safetensors")
-    hidden, logits = make_goldens.hidden_and_logits(
-        make_goldens.reference(case), make_goldens.TOKENS_BT
-    )
-    np.testing.assert_allclose(hidden, expected["hidden"], rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(logits, expected["logits"], rtol=1e-5, atol=1e-5)
+    theirs = make_goldens.hidden_and_logits(make_goldens.reference(case), make_goldens.TOKENS_BT)
+    rounding.assert_within(theirs, wanted(case))
