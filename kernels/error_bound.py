@@ -27,6 +27,13 @@ from kernels.error_model import Arithmetic, Pair, error_of, exact
 # up over the steps that the recurrence remembers rather than over their root.
 DEVIATIONS = 10.0
 
+# For programs that run once, and of which compiling is most of the cost: without XLA's emitters of
+# fused loops, and not cut up to be compiled in parallel.
+COMPILED_QUICKLY = {
+    "xla_cpu_use_fusion_emitters": False,
+    "xla_cpu_parallel_codegen_split_count": 1,
+}
+
 FLOAT32 = Arithmetic()
 _RULES = error_rules.RULES | error_choices.RULES
 
@@ -51,7 +58,8 @@ def value_and_error(
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
     leaves = jax.tree.leaves(arguments)
     with jax.enable_x64(True):
-        run = jax.jit(functools.partial(_run, closed.jaxpr, arithmetic))
+        run = functools.partial(_run, closed.jaxpr, arithmetic)
+        run = jax.jit(run, compiler_options=COMPILED_QUICKLY)
         values, errors = run([_wide(x) for x in closed.consts], [_wide(x) for x in leaves])
         values, errors = jax.device_get((values, errors))
     tree = jax.tree.structure(shapes)

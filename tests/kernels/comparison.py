@@ -11,10 +11,7 @@ from typing import Any
 import jax
 
 from kernels import cases
-
-# Most of what XLA takes to compile for a CPU goes into its emitters of fused loops and into cutting
-# a program up to compile it in parallel; here every program runs about once.
-_QUICKLY = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
+from kernels.error_bound import COMPILED_QUICKLY
 
 _PROGRAMS: dict[Any, Callable] = {}
 
@@ -30,7 +27,7 @@ def result(function: Callable, *arguments: Any) -> Any:
     lowered = jax.jit(function).lower(*arguments)
     program = (lowered.in_tree, lowered.as_text())
     if program not in _PROGRAMS:
-        quick = _QUICKLY if jax.config.read("jax_disable_most_optimizations") else None
+        quick = COMPILED_QUICKLY if jax.config.read("jax_disable_most_optimizations") else None
         _PROGRAMS[program] = lowered.compile(compiler_options=quick)
     return _PROGRAMS[program](*arguments)
 

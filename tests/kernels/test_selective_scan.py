@@ -12,6 +12,7 @@ import pytest
 
 from kernels import cases, dispatch, selective_scan
 from kernels.selective_scan import xla
+from tests import rounding
 from tests.kernels import comparison
 
 SUITE = cases.suite("selective_scan")
@@ -52,9 +53,14 @@ def gradients(run):
 JITTED, GRADIENTS = jax.jit(XLA), gradients(XLA)
 
 
-def agree(got, want, bound=1e-5):
-    errors = jax.tree.map(cases.relative_error, got, want)
-    assert max(jax.tree.leaves(errors)) <= bound, errors
+@functools.cache
+def values_wanted(**sizes):
+    return rounding.expected(REFERENCE, small(**sizes))
+
+
+@functools.cache
+def gradients_wanted(**sizes):
+    return rounding.expected(gradients(REFERENCE), small(**sizes))
 
 
 @pytest.mark.parametrize("implementation", ["reference", "xla"])
@@ -62,13 +68,16 @@ def test_values_equal_loops_in_float64(implementation):
     arrays = small(T=19)
     doubles = {name: np.asarray(x, np.float64) for name, x in arrays.items()}
     got = jax.jit(functools.partial(SUITE.call, SMALL, implementation=implementation))(arrays)
-    agree(got, by_loops(*(doubles[name] for name in NAMES)), 1e-6)
+    want = by_loops(*(doubles[name] for name in NAMES))
+    rounding.assert_within(got, values_wanted(T=19)._replace(values=want))
 
 
 def test_gradients_of_the_reference_equal_finite_differences():
     arrays = small(B=1, T=5, I=2, J=3)
     cts = cases.cotangents(SUITE, SMALL, arrays, jax.random.key(1))
-    found = jax.jit(cases.outputs_and_gradients(SUITE, SMALL, "reference"))(arrays, cts)
+    run = cases.outputs_and_gradients(SUITE, SMALL, "reference")
+    wanted = rounding.expected(run, arrays, cts)
+    rounding.assert_within(jax.jit(run)(arrays, cts), wanted)
     doubles = {name: np.asarray(x, np.float64) for name, x in arrays.items()}
 
     def loss(**changed):
@@ -76,13 +85,14 @@ def test_gradients_of_the_reference_equal_finite_differences():
         return sum((out[name] * np.asarray(ct, np.float64)).sum() for name, ct in cts.items())
 
     for name in NAMES:
-        wanted = np.zeros(doubles[name].shape)
-        for at in np.ndindex(wanted.shape):
-            step = np.zeros(wanted.shape)
+        slopes = np.zeros(doubles[name].shape)
+        for at in np.ndindex(slopes.shape):
+            step = np.zeros(slopes.shape)
             step[at] = 1e-5
             up, down = (loss(**{name: doubles[name] + sign * step}) for sign in (1, -1))
-            wanted[at] = (up - down) / 2e-5
-        assert cases.relative_error(found[f"d_{name}"], wanted) <= 1e-5, name
+            slopes[at] = (up - down) / 2e-5
+        # In float64 differences over h are good to h^2 and to 2^-53 / h: 1e-10 and 1e-11.
+        np.testing.assert_allclose(wanted.values[f"d_{name}"], slopes, atol=1e-8, err_msg=name)
 
 
 @pytest.mark.parametrize("case", SUITE.using("test"), ids=lambda case: case.name)
@@ -92,17 +102,14 @@ def test_value_and_gradients_equal_the_reference(case):
 
 
 def test_chunk_and_unroll_change_nothing():
-    arrays = small()
-    drive, state = [arrays[name] for name in ("u", "delta", "A", "B", "C")], arrays["state"]
+    for config in (None, xla.Config(7, 4), xla.Config(64, 1)):
 
-    def loss(config, drive, state):
-        y_BTI, end_BIJ = xla.selective_scan(*drive, state, config)
-        return jnp.sin(y_BTI).sum() + jnp.sin(end_BIJ).sum()
+        def run(arrays, config=config):
+            u, delta, A, B, C, D, state = (arrays[name] for name in NAMES)
+            y_BTI, end_BIJ = xla.selective_scan(u, delta, A, B, C, state, config)
+            return {"y": y_BTI + D[None, None] * u, "end": end_BIJ}
 
-    run = jax.jit(jax.value_and_grad(loss, argnums=(1, 2)), static_argnums=0)
-    wanted = run(None, drive, state)
-    for config in (xla.Config(7, 4), xla.Config(64, 1)):
-        agree(run(config, drive, state), wanted)
+        rounding.assert_within(gradients(run)(small()), gradients_wanted(), str(config))
 
 
 def test_a_gpu_has_its_steps_unrolled():
@@ -112,28 +119,35 @@ def test_a_gpu_has_its_steps_unrolled():
     with dispatch.on(dispatch.Target("gpu", "NVIDIA H200")):
         # A function of its own, or the one that was traced for a CPU would be taken.
         unrolled = jax.jit(lambda arrays: XLA(arrays))(arrays)
-    agree(unrolled, JITTED(arrays), 1e-6)
+    rounding.assert_within(unrolled, values_wanted(T=64))
 
 
 @pytest.mark.optimised
 @pytest.mark.parametrize("implementation", ["reference", "xla"])
 def test_a_constant_input_reaches_the_fixed_point(implementation):
     """h = sum_k exp(k delta A) delta B u, a geometric series."""
-    delta, rate, T = 0.1, -0.5, 60
+    # The step of float32 that is nearest to 0.1, in both.
+    delta, rate, T = float(np.float32(0.1)), -0.5, 60
+
+    def run(one, implementation):
+        y_BTI, state_BIJ = selective_scan(
+            3.0 * one,
+            delta * one,
+            jnp.full((1, 1), rate),
+            2.0 * one,
+            one,
+            return_state=True,
+            implementation=implementation,
+        )
+        return y_BTI[0, :, 0], state_BIJ[0, 0, 0]
+
     one = jnp.ones((1, T, 1))
-    y_BTI, state_BIJ = selective_scan(
-        3.0 * one,
-        delta * one,
-        jnp.full((1, 1), rate),
-        2.0 * one,
-        one,
-        return_state=True,
-        implementation=implementation,
-    )
+    y_T, state = jax.jit(run, static_argnums=1)(one, implementation)
     decay = np.exp(delta * rate)
-    wanted = delta * 2.0 * 3.0 * (1 - decay ** np.arange(1, T + 1)) / (1 - decay)
-    agree(y_BTI[0, :, 0], wanted, 1e-6)
-    assert state_BIJ[0, 0, 0] == y_BTI[0, -1, 0]
+    values_T = delta * 2.0 * 3.0 * (1 - decay ** np.arange(1, T + 1)) / (1 - decay)
+    _, bounds = rounding.expected(lambda one: run(one, "reference"), one)
+    rounding.assert_within(y_T, rounding.Expected(values_T, bounds[0]))
+    assert state == y_T[-1]
 
 
 def test_a_step_of_size_zero_leaves_the_state_to_the_bit():
@@ -171,7 +185,7 @@ def test_prompt_then_single_steps_equals_the_parallel_form(prompt):
         now = head(arrays, slice(t, t + 1)) | {"state": found["end"]}
         found = JITTED(now)
         y.append(found["y"])
-    agree({"y": jnp.concatenate(y, 1), "end": found["end"]}, JITTED(arrays))
+    rounding.assert_within({"y": jnp.concatenate(y, 1), "end": found["end"]}, values_wanted())
 
 
 def test_a_chunked_prompt_has_the_values_and_gradients_of_the_whole():
@@ -182,8 +196,8 @@ def test_a_chunked_prompt_has_the_values_and_gradients_of_the_whole():
         second = XLA(head(arrays, slice(23, 40)) | {"state": first["end"]})
         return {"y": jnp.concatenate([first["y"], second["y"]], 1), "end": second["end"]}
 
-    agree(jax.jit(halves)(arrays), JITTED(arrays))
-    agree(gradients(halves)(arrays), GRADIENTS(arrays))
+    rounding.assert_within(jax.jit(halves)(arrays), values_wanted())
+    rounding.assert_within(gradients(halves)(arrays), gradients_wanted())
 
 
 def largest(jaxpr):
@@ -209,14 +223,15 @@ def test_no_state_of_the_whole_sequence_is_kept():
 
 
 def test_vmap_equals_a_loop():
-    two = small(0), small(1)
-    stacked = jax.tree.map(lambda *x: jnp.stack(x), *two)
-    looped = jax.tree.map(lambda *x: jnp.stack(x), *map(GRADIENTS, two))
-    agree(jax.vmap(gradients(XLA))(stacked), looped)
+    stacked, wanted = (
+        jax.tree.map(lambda *x: np.stack(x), of(seed=0), of(seed=1))
+        for of in (small, gradients_wanted)
+    )
+    rounding.assert_within(jax.vmap(gradients(XLA))(stacked), wanted)
 
 
 def test_checkpoint_changes_no_gradient():
-    agree(gradients(jax.checkpoint(XLA))(small()), GRADIENTS(small()), 1e-7)
+    rounding.assert_within(gradients(jax.checkpoint(XLA))(small()), gradients_wanted())
 
 
 def test_sharding_over_the_batch_changes_nothing():
@@ -224,18 +239,18 @@ def test_sharding_over_the_batch_changes_nothing():
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("data",))
     split, whole = jax.sharding.PartitionSpec("data"), jax.sharding.PartitionSpec()
     specs = {name: whole if name in ("A", "D") else split for name in arrays}
-    wanted = GRADIENTS(arrays)
+    wanted = gradients_wanted(B=4)
     mapped = jax.shard_map(XLA, mesh=mesh, in_specs=(specs,), out_specs=split, check_vma=False)
-    agree(gradients(mapped)(arrays), wanted)
+    rounding.assert_within(gradients(mapped)(arrays), wanted)
     placed = {k: jax.device_put(x, jax.NamedSharding(mesh, specs[k])) for k, x in arrays.items()}
     compiled = GRADIENTS.lower(placed).compile()
-    agree(compiled(placed), wanted)
+    rounding.assert_within(compiled(placed), wanted)
     assert "all-gather" not in compiled.as_text()
 
 
 def test_gradients_are_exported_for_both_platforms():
     exported = jax.export.export(GRADIENTS, platforms=("cpu", "cuda"))(small())
-    agree(exported.call(small()), GRADIENTS(small()), 1e-6)
+    rounding.assert_within(exported.call(small()), gradients_wanted())
 
 
 def test_outputs_keep_the_dtype_of_u_and_the_state_is_float32():
