@@ -18,13 +18,11 @@ is 1.
 import argparse
 from collections.abc import Sequence
 import functools
-import importlib.util
 import os
 from pathlib import Path
 import statistics
 import subprocess
 import sys
-import tempfile
 from typing import Any
 
 import jax
@@ -36,6 +34,7 @@ from lm_jax.errors import BadInputError, Refusal
 from polyattn_jax import calibrate, measure
 from polyattn_jax.diagnostic import relative_error_bound, row_stats
 from polyattn_jax.probe import DEGREES
+from tools.bench import torch_llama
 from tools.bench.timing import PROFILE, conditions, in_turns, profiled, ratio
 
 LOGIT_TOLERANCE = 1e-3
@@ -82,19 +81,13 @@ def show(label: str, first: Sequence[float], second: Sequence[float], names: Seq
 
 def against_torch(model: lm_jax.Pretrained, length: int, repeats: int) -> bool:
     """Ours against `transformers`; False where the logits disagree."""
-    if importlib.util.find_spec("torch") is None:
-        print("forward / transformers: not measured, as torch is not installed")
+    if lacking := torch_llama.missing():
+        print(f"forward / transformers: not measured, as {lacking}")
         return True
     import torch
 
-    from lm_jax.hf.compat import transformers
-
     tokens_BT = tokens(model, length)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model"
-        lm_jax.save_pretrained(path, model.cfg, model.params, model.tokenizer)
-        theirs = transformers().AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    theirs.eval()
+    theirs = torch_llama.as_torch(model.cfg, model.params).eval()
     torch_tokens_BT = torch.tensor(tokens_BT, dtype=torch.long)
 
     @torch.inference_mode()

@@ -2,17 +2,19 @@
 
     python -m tools.bench_train                         default config, what this device has
     python -m tools.bench_train --batch 128 --models protot llama mamba deltanet
+    python -m tools.bench_train --dtype float32 --dropout 0 0.1 --against torch
 
 1. A training step, weights and moments in float32: seconds, samples/s, temporary memory of the
-   compiled program. Evaluation is not in it (the paper's Table 13 counts it in).
+   compiled program. Evaluation is not in it (the paper's Table 13 counts it in). `--against torch`
+   puts transformers' Llama beside it, eager and under torch.compile (`bench/torch_llama.py`).
 2. Forward passes at batch 1 by length (Table 14, which is prefill, not decoding).
 3. Decoding after prompts of growing length: tokens/s and the bytes of the cache, which for a
    recurrent mixer should both stay as they are.
 
 Contenders run in turns, so that a load on the machine falls on all; the median ratio is printed
-with its range. First every loss is compared with ln V, that of a model that knows nothing, and the
-decoded logits with those of the parallel pass; where one is off nothing is timed, and the exit code
-is 1.
+with its range. First every loss is compared with ln V, that of a model that knows nothing, torch's
+with ours on the same weights, and the decoded logits with those of the parallel pass; where one is
+off nothing is timed, and the exit code is 1.
 """
 
 import argparse
@@ -33,21 +35,26 @@ import numpy as np
 import lm_jax
 from lm_jax import launch, runs, sharding
 from lm_jax.decoder import init_cache
-from lm_jax.errors import Refusal
+from lm_jax.errors import Refusal, UsageError
 from lm_jax.train import optim
 from lm_jax.train.config import TrainConfig
-from lm_jax.train.objective import LanguageModelling
+from lm_jax.train.objective import LanguageModelling, token_loss
 from lm_jax.train.state import init_state
 from lm_jax.train.step import make_eval_step, make_train_step
 from protot_jax import models, pretrain
 from protot_jax.config import PretrainConfig
 from protot_jax.trained import model
+from tools.bench import torch_llama
 from tools.bench.timing import PROFILE, Pass, conditions, in_turns, profiled, ratio
 
 CONFIG = "configs/protot/default.py"
 # Of logits in float32, decoded against parallel, relative to the largest.
 TOLERANCE = 1e-4
 CHUNK = 8_192
+PACKAGES = ("jax", "jaxlib", "numpy", "torch", "transformers")
+SETTINGS = TrainConfig(steps=1_000, learning_rate=1e-3)
+# Seconds of rest before each run, where torch's idle threads would spin on our cores.
+PAUSE = 0.5
 
 
 class Step:
@@ -55,8 +62,8 @@ class Step:
 
     def __init__(self, name: str, config: PretrainConfig) -> None:
         cfg, mixer = built(name, config)
-        mesh = sharding.make_mesh(data=1)
-        settings = TrainConfig(steps=1_000, learning_rate=1e-3)
+        mesh = sharding.make_mesh(devices=jax.devices()[:1])
+        settings = SETTINGS
         objective = LanguageModelling(
             cfg, mixer, dtype=config.dtype, dropout=config.dropout, casts=pretrain.casts
         )
@@ -65,10 +72,7 @@ class Step:
         self.state = init_state(
             jax.random.key(0), mesh, spec, optim.adamw(spec, settings, pretrain.decays)
         )
-        drawn = np.random.default_rng(0).integers(
-            1, cfg.vocab_size, (config.batch_size, config.context + 1), np.int32
-        )
-        self.tokens = sharding.shard_batch(mesh, drawn)
+        self.tokens = sharding.shard_batch(mesh, drawn(config, cfg.vocab_size))
         sums = make_eval_step(objective, mesh)(self.state.params, (), self.tokens)
         self.loss, self.guess = float(sums["loss"]) / int(sums["tokens"]), math.log(cfg.vocab_size)
         self._key = jax.random.key(1)
@@ -80,6 +84,12 @@ class Step:
     def __call__(self) -> None:
         self.state, metrics = self._step(self.state, (), self.tokens, self._key)
         jax.block_until_ready(metrics)
+
+
+def drawn(config: PretrainConfig, vocab_size: int) -> np.ndarray:
+    """The batch of every contender: random ids, int32 `[B, T + 1]`."""
+    shape = (config.batch_size, config.context + 1)
+    return np.random.default_rng(0).integers(1, vocab_size, shape, np.int32)
 
 
 def built(name: str, config: PretrainConfig) -> tuple[Any, Any]:
@@ -149,31 +159,64 @@ def _continue(params: Any, cache: Any, tokens: jax.Array, *, cfg: Any, mixer: An
 
 
 def bench_steps(
-    names: Sequence[str], config: PretrainConfig, repeats: int
+    names: Sequence[str],
+    config: PretrainConfig,
+    repeats: int,
+    *,
+    rates: Sequence[float],
+    against: str | None,
 ) -> dict[str, Any] | None:
-    """Training steps in turns; None, and a line, where a loss is not that of a guess."""
-    steps = {name: Step(name, config) for name in names}
-    for name, step in steps.items():
-        if abs(step.loss - step.guess) > 0.1 * step.guess:
-            print(f"{name}: loss {step.loss:.3f} of an untrained model, not about {step.guess:.3f}")
+    """Training steps in turns; None, and a line, where a loss is not what it must be."""
+    steps: dict[str, Any] = {}
+    for rate in rates:
+        for name in names:
+            label = name if len(rates) == 1 else f"{name}, dropout {rate:g}"
+            step = steps[label] = Step(name, dataclasses.replace(config, dropout=rate))
+            if abs(step.loss - step.guess) > 0.1 * step.guess:
+                print(f"{label}: an untrained loss of {step.loss:.3f}, not about {step.guess:.3f}")
+                return None
+    if against:
+        rivals = torch_steps(config)
+        if rivals is None:
             return None
-    seconds = dict(zip(names, in_turns(list(steps.values()), repeats), strict=True))
+        steps |= rivals
+    labels, first = list(steps), next(iter(steps))
+    runs = in_turns(list(steps.values()), repeats, PAUSE if against else 0.0)
+    seconds = dict(zip(labels, runs, strict=True))
+    memory = {label: step.bytes for label, step in steps.items() if isinstance(step, Step)}
+    dropped = f", dropout {rates[0]:g}" if len(rates) == 1 else ""
     print(
-        f"training step, batch {config.batch_size} x {config.context}, {config.dtype}, dropout "
-        f"{config.dropout}; ratios are the model's over ProtoT's"
+        f"training step, batch {config.batch_size} x {config.context}, {config.dtype}{dropped}; "
+        f"ratios are over {first}"
     )
-    for name in names:
-        over = ratio(seconds[name], seconds["protot"])
-        memory = steps[name].bytes / steps["protot"].bytes
+    for label in labels:
+        needed = ""
+        if label in memory:
+            share = memory[label] / memory[first]
+            needed = f"  {memory[label] / 2**20:6.0f} MiB  memory ratio {share:.2f}"
         print(
-            f"  {name:10} {statistics.median(seconds[name]) * 1e3:9.1f} ms  "
-            f"{config.batch_size / statistics.median(seconds[name]):8.1f} samples/s  "
-            f"time ratio {over}  {steps[name].bytes / 2**20:8.0f} MiB  memory ratio {memory:.2f}"
+            f"  {label:22} {statistics.median(seconds[label]) * 1e3:8.1f} ms  "
+            f"{config.batch_size / statistics.median(seconds[label]):7.1f} samples/s  "
+            f"time ratio {ratio(seconds[label], seconds[first])}{needed}"
         )
-    return {
-        "seconds": seconds,
-        "temporary_bytes": {name: step.bytes for name, step in steps.items()},
-    }
+    return {"seconds": seconds, "temporary_bytes": memory}
+
+
+def torch_steps(config: PretrainConfig) -> dict[str, torch_llama.TorchStep] | None:
+    """transformers' Llama at the config's shape; None, and a line, where its loss is not ours."""
+    cfg, mixer = built("llama", config)
+    params = _params(cfg, mixer, "float32")
+    tokens_BS = drawn(config, cfg.vocab_size)
+    total, count = jax.jit(token_loss, static_argnums=(2, 3))(params, tokens_BS, cfg, mixer)
+    ours = float(total) / int(count)
+    rivals = {}
+    for label, compiled in (("torch llama", False), ("torch.compile llama", True)):
+        step = torch_llama.TorchStep(cfg, params, tokens_BS, SETTINGS, compiled=compiled)
+        if abs(step.loss - ours) > TOLERANCE * ours:
+            print(f"{label}: loss {step.loss:.6f} on the weights that give ours {ours:.6f}")
+            return None
+        rivals[label] = step
+    return rivals
 
 
 def bench_forward(
@@ -234,6 +277,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--models", nargs="+", default=["protot", "llama"], choices=models.MODELS)
     parser.add_argument("--batch", type=int, help="instead of the config's")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="instead of the config's")
+    parser.add_argument("--dropout", type=float, nargs="+", help="rates, instead of the config's")
+    parser.add_argument("--against", choices=("torch",), help="a rival beside the models")
     parser.add_argument("--lengths", type=int, nargs="*", default=[2_048, 4_096, 8_192])
     parser.add_argument("--prompts", type=int, nargs="*", default=[1_024, 16_384, 131_072])
     parser.add_argument("--decoded", type=int, default=100, help="tokens decoded in a turn")
@@ -243,18 +288,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Ratios are to ProtoT.
     names = ["protot", *(name for name in chosen.models if name != "protot")]
     try:
+        if chosen.against and (lacking := torch_llama.missing()):
+            raise UsageError(f"--against={chosen.against}: {lacking}")
         settings = launch.load_config(chosen.config)
         with settings.unlocked():
             settings.batch_size = chosen.batch or settings.batch_size
             settings.dtype = chosen.dtype or settings.dtype
         config = launch.freeze(settings, PretrainConfig)
-        found: dict[str, Any] = {"conditions": conditions(("jax", "jaxlib", "numpy"))}
+        if chosen.against and config.dtype != "float32":
+            raise UsageError(f"--against={chosen.against} compares in float32: add --dtype float32")
+        found: dict[str, Any] = {"conditions": conditions(PACKAGES)}
         for name, value in found["conditions"].items():
             print(f"{name}: {value}")
-        found["step"] = bench_steps(names, config, chosen.repeats)
+        found["step"] = bench_steps(
+            names,
+            config,
+            chosen.repeats,
+            rates=chosen.dropout or [config.dropout],
+            against=chosen.against,
+        )
         if found["step"] is None:
             return 1
-        found["forward"] = bench_forward(names, config, chosen.lengths, chosen.repeats)
+        if chosen.lengths:
+            found["forward"] = bench_forward(names, config, chosen.lengths, chosen.repeats)
         if chosen.prompts:
             found["decode"] = bench_decode(config, chosen.prompts, chosen.decoded, chosen.repeats)
             if found["decode"] is None:

@@ -1,0 +1,115 @@
+"""The training benchmark times what it has compared, and says why it does not."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import lm_jax
+from lm_jax import launch
+from lm_jax.decoder import param_spec
+from lm_jax.train import optim
+from lm_jax.train.objective import token_loss
+from protot_jax.config import PretrainConfig
+from tools import bench_train
+from tools.bench import torch_llama
+
+SMALL = ["--config=configs/protot/default.py:smoke", "--dtype=float32", "--repeats=2"]
+STEPS = [*SMALL, "--lengths", "--prompts"]
+
+
+def test_rates_are_timed_in_turns(tmp_path, capsys):
+    raw = tmp_path / "raw.json"
+    argv = [*STEPS, "--models", "protot", "--dropout", "0", "0.1", f"--json={raw}"]
+    assert bench_train.main(argv) == 0
+    labels = ["protot, dropout 0", "protot, dropout 0.1"]
+    found = json.loads(raw.read_text())["step"]
+    assert list(found["seconds"]) == list(found["temporary_bytes"]) == labels
+    assert all(len(series) == 2 and min(series) > 0 for series in found["seconds"].values())
+    # What is dropped is drawn again for the gradient or kept: never for nothing.
+    memory = found["temporary_bytes"]
+    assert memory["protot, dropout 0.1"] > memory["protot, dropout 0"]
+    printed = capsys.readouterr().out
+    assert "ratios are over protot, dropout 0" in printed
+    assert "protot, dropout 0       " in printed and "time ratio 1.00 (1.00 to 1.00)" in printed
+
+
+@pytest.mark.slow
+def test_prefill_and_decoding_follow(tmp_path, capsys):
+    raw = tmp_path / "raw.json"
+    argv = [*SMALL, "--models", "protot", "--lengths", "16", "32", "--prompts", "8", "64"]
+    assert bench_train.main([*argv, "--decoded=3", f"--json={raw}"]) == 0
+    found = json.loads(raw.read_text())
+    assert list(found["forward"]) == ["16", "32"]
+    sizes = found["decode"]["cache_bytes"]
+    assert sizes["8"] == sizes["64"]
+    assert "decoding at batch 1, 3 tokens after each prompt" in capsys.readouterr().out
+
+
+def test_nothing_is_timed_where_a_loss_is_off(monkeypatch, capsys):
+    monkeypatch.setattr(bench_train.math, "log", lambda x: 2.0)
+    assert bench_train.main([*STEPS, "--models", "protot"]) == 1
+    printed = capsys.readouterr().out
+    assert "protot: an untrained loss of" in printed and "time ratio" not in printed
+
+
+def test_nothing_is_timed_where_decoding_is_off(monkeypatch, capsys):
+    monkeypatch.setattr(bench_train.Decoder, "error", lambda self, length: 0.5)
+    argv = [*SMALL, "--models", "protot", "--lengths", "--prompts", "8"]
+    assert bench_train.main(argv) == 1
+    assert "decoding is 5.0e-01 from the parallel pass" in capsys.readouterr().out
+
+
+def test_without_torch_the_command_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setattr(torch_llama.importlib.util, "find_spec", lambda name: None)
+    assert bench_train.main([*STEPS, "--against=torch"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "torch is not installed; pip install torch" in error
+
+
+def test_torch_is_compared_in_float32_alone(monkeypatch, capsys):
+    monkeypatch.setattr(torch_llama, "missing", lambda: "")
+    assert bench_train.main([*STEPS, "--dtype=bfloat16", "--against=torch"]) == 2
+    assert "add --dtype float32" in capsys.readouterr().err
+
+
+@pytest.mark.torch
+# torch warns of itself when it first compiles.
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_torch_is_timed_from_our_weights(tmp_path):
+    raw = tmp_path / "raw.json"
+    argv = [*STEPS, "--models", "protot", "llama", "--dropout", "0", "--against=torch"]
+    assert bench_train.main([*argv, f"--json={raw}"]) == 0
+    seconds = json.loads(raw.read_text())["step"]["seconds"]
+    assert list(seconds) == ["protot", "llama", "torch llama", "torch.compile llama"]
+
+
+@pytest.mark.torch
+def test_updates_of_torch_are_those_of_our_optimizer():
+    """The loss falls alike from the same weights, over six updates."""
+    config = launch.freeze(launch.load_config("configs/protot/default.py:smoke"), PretrainConfig)
+    cfg, mixer = bench_train.built("llama", config)
+    params = lm_jax.init_params(jax.random.key(0), cfg, mixer=mixer)
+    tokens_BS = bench_train.drawn(config, cfg.vocab_size)
+    settings = dataclasses.replace(bench_train.SETTINGS, warmup=0.0, steps=1_000_000)
+    theirs = torch_llama.TorchStep(cfg, params, tokens_BS, settings, compiled=False)
+
+    def mean(params):
+        total, count = token_loss(params, tokens_BS, cfg, mixer)
+        return total / count
+
+    optimizer = optim.adamw(param_spec(cfg, mixer), settings)
+    state, losses = optimizer.init(params), []
+    differentiate = jax.jit(jax.value_and_grad(mean))
+    for _ in range(6):
+        loss, gradient = differentiate(params)
+        change, state = optimizer.update(gradient, state, params)
+        params = optax.apply_updates(params, change)
+        losses.append(float(loss))
+    fall = losses[0] - losses[-1]
+    assert fall > 0.01 * losses[0]
+    # An entry of the gradient near zero has any sign, and so any first update.
+    np.testing.assert_allclose([theirs() for _ in range(6)], losses, rtol=0, atol=0.01 * fall)
