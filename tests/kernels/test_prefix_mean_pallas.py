@@ -12,6 +12,7 @@ import pytest
 from kernels import cases, dispatch, tuning
 from kernels.prefix_mean import pallas
 from kernels.prefix_mean.config import Config
+from tests import rounding
 from tests.kernels import comparison
 from tools.gpu_code import target
 
@@ -56,9 +57,13 @@ def _small_results() -> tuple[Callable, cases.Arrays, cases.Arrays, cases.Arrays
     return run, arrays, cotangents, run(arrays, cotangents)
 
 
-def _equal(got: cases.Arrays, want: cases.Arrays, bound: float) -> None:
-    errors = {name: cases.relative_error(got[name], want[name]) for name in want}
-    assert max(errors.values()) <= bound, errors
+def _wanted(case: cases.Case, *inputs: cases.Arrays) -> rounding.Expected:
+    return rounding.expected(cases.outputs_and_gradients(SUITE, case, "reference"), *inputs)
+
+
+@functools.cache
+def _small_wanted() -> rounding.Expected:
+    return _wanted(SMALL, *_inputs(SMALL))
 
 
 @pytest.mark.parametrize("case", [each for case in SUITE.using("test") for each in _compared(case)])
@@ -69,9 +74,7 @@ def test_value_and_gradients_equal_the_reference(case):
 
 
 def test_what_the_tests_below_compare_with_equals_the_reference():
-    _, arrays, cotangents, got = _small_results()
-    want = jax.jit(cases.outputs_and_gradients(SUITE, SMALL, "reference"))(arrays, cotangents)
-    _equal(got, want, 1e-5)
+    rounding.assert_within(_small_results()[-1], _small_wanted())
 
 
 @pytest.mark.parametrize(
@@ -83,8 +86,8 @@ def test_what_the_tests_below_compare_with_equals_the_reference():
     ids=["one segment", "chunk-long segments and two blocks of the width"],
 )
 def test_every_tiling_gives_the_same_results(tiles):
-    _, arrays, cotangents, want = _small_results()
-    _equal(_values_and_gradients(SMALL, tiles)(arrays, cotangents), want, 2e-6)
+    got = _values_and_gradients(SMALL, tiles)(*_inputs(SMALL))
+    rounding.assert_within(got, _small_wanted())
 
 
 @pytest.mark.slow
@@ -93,8 +96,7 @@ def test_a_long_sequence_keeps_the_running_sum_over_many_segments():
     case = cases.Case("long", {"B": 1, "T": 16 * 19 + 5, "R": 16, "E": 16})
     arrays, cotangents = _inputs(case)
     run = _values_and_gradients(case, {"segment": 16, "backward_segment": 16})
-    want = jax.jit(cases.outputs_and_gradients(SUITE, case, "reference"))(arrays, cotangents)
-    _equal(run(arrays, cotangents), want, 1e-5)
+    rounding.assert_within(run(arrays, cotangents), _wanted(case, arrays, cotangents))
 
 
 @pytest.mark.slow
@@ -118,7 +120,7 @@ def test_repeated_runs_are_bitwise_equal():
 
 
 def test_vmap_and_checkpoint_change_nothing():
-    run, arrays, cotangents, want = _small_results()
+    arrays, cotangents = _inputs(SMALL)
     # Two copies that differ in one argument of every rank, the decay included.
     second = {**arrays, "decay": 0.9 * arrays["decay"], "value": 2.0 * arrays["value"]}
     stacked = jax.tree.map(lambda *x: jnp.stack(x), arrays, second)
@@ -131,8 +133,9 @@ def test_vmap_and_checkpoint_change_nothing():
         return {**outputs, **{f"d_{name}": gradient for name, gradient in gradients.items()}}
 
     got = jax.jit(jax.vmap(rematerialised, in_axes=(0, None)))(stacked, cotangents)
-    _equal({name: x[0] for name, x in got.items()}, want, 1e-6)
-    _equal({name: x[1] for name, x in got.items()}, run(second, cotangents), 1e-6)
+    first_wanted, second_wanted = _small_wanted(), _wanted(SMALL, second, cotangents)
+    rounding.assert_within({name: x[0] for name, x in got.items()}, first_wanted)
+    rounding.assert_within({name: x[1] for name, x in got.items()}, second_wanted)
 
 
 def test_sharding_over_the_batch_changes_nothing():
@@ -152,7 +155,7 @@ def test_sharding_over_the_batch_changes_nothing():
         out_specs={name: whole if name == "d_decay" else batch for name in want},
         check_vma=False,
     )
-    _equal(jax.jit(sharded)(arrays, cotangents), want, 1e-6)
+    rounding.assert_within(jax.jit(sharded)(arrays, cotangents), _small_wanted())
 
 
 def test_a_second_derivative_is_refused_with_the_remedy():
