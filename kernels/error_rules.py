@@ -18,6 +18,7 @@ rounding error analysis, 2019): the worst case of every operation at once does n
 import math
 from typing import Any
 
+from jax import lax
 import jax.numpy as jnp
 
 from kernels.error_model import Arithmetic, Pair, Rule, bind, error_of, exact, is_float, magnitude
@@ -264,7 +265,9 @@ def _scattered(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
     into, index, updates = operands
 
     def scatter(x: Any, y: Any) -> Any:
-        return eqn.primitive.bind(x, index.value, y, **eqn.params)
+        # Anew, for the addition that the equation holds is one of float32.
+        how = {k: v for k, v in eqn.params.items() if not k.startswith("update_")}
+        return lax.scatter_add(x, index.value, y, **how)
 
     value = scatter(into.value, updates.value)
     count = scatter(jnp.ones_like(into.value), jnp.ones_like(updates.value))

@@ -26,6 +26,16 @@ def test_a_sum_is_off_by_units_of_its_sizes():
     assert error == 4 * U * 15.0
 
 
+def test_rows_that_are_added_up_are_off_by_units_of_their_sizes():
+    table, ids = jnp.zeros((3, 2)), jnp.array([2, 0, 2])
+    terms = jnp.array([[1.0, -2.0], [3.0, 5.0], [4.0, -8.0]])
+    _, pull = jax.vjp(lambda table: table[ids], table)
+    value, (error,) = of(lambda x: pull(x), terms)
+    np.testing.assert_array_equal(value[0], [[3, 5], [0, 0], [5, -10]])
+    # What was there counts as a term, zero here.
+    np.testing.assert_array_equal(error / U, [[2 * 3, 2 * 5], [0, 0], [3 * 5, 3 * 10]])
+
+
 def test_a_product_passes_on_what_its_factors_have():
     x, y = jnp.float32(3.0), jnp.float32(5.0)
     _, error = of(lambda x, y: (x + y) * y, x, y)

@@ -13,10 +13,11 @@ from lm_jax.errors import UsageError
 from lm_jax.layers import Dropout
 from lm_jax.mixers import AttentionMixer
 from lm_jax.params import by_layer
-from tests import tiny
+from tests import rounding, tiny
 
 CFG = tiny.decoder(vocab_size=30, max_length=32)
 TOKENS_BT = np.arange(24).reshape(2, 12) % 30
+U = 2.0**-24
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,8 @@ def test_dropout_zeroes_its_share_and_keeps_the_mean(rate):
     dropped = np.asarray(Dropout(rate, jax.random.key(0))(x, "a"))
     share = (dropped == 0).mean()
     assert abs(share - rate) < 5 * np.sqrt(rate * (1 - rate) / x.size)
-    np.testing.assert_allclose(dropped[dropped != 0], 3.0 / (1 - rate), rtol=1e-6)
+    # A rate, its complement, and a product or quotient.
+    np.testing.assert_allclose(dropped[dropped != 0], 3.0 / (1 - rate), rtol=5 * U)
     other = np.asarray(Dropout(rate, jax.random.key(0))(x, "b"))
     both = ((dropped == 0) & (other == 0)).mean()
     assert abs(both - rate**2) < 0.01
@@ -138,21 +140,30 @@ def test_the_pattern_is_dropped_from_where_the_mixer_asks(params):
         )
 
 
+DEEP = dataclasses.replace(CFG, num_layers=8)
+
+
+@jax.grad
+def slopes(params, remat=False, unroll=False):
+    return lm_jax.forward(params, TOKENS_BT, DEEP, remat=remat, unroll=unroll).logits.std()
+
+
+@pytest.fixture(scope="module")
+def deep():
+    """Parameters of eight layers, and the gradient that is to be found."""
+    params = lm_jax.init_params(jax.random.key(0), DEEP)
+    return params, rounding.expected(slopes, params)
+
+
 @pytest.mark.parametrize("unroll", [False, True])
-def test_rematerialisation_changes_the_memory_alone(params, unroll):
-    cfg = dataclasses.replace(CFG, num_layers=8)
-    params = lm_jax.init_params(jax.random.key(0), cfg)
-
-    def loss(params, remat):
-        return lm_jax.forward(params, TOKENS_BT, cfg, remat=remat, unroll=unroll).logits.std()
-
+def test_rematerialisation_changes_the_memory_alone(deep, unroll):
+    params, wanted = deep
     built = [
-        jax.jit(jax.grad(loss), static_argnums=1).lower(params, remat).compile()
+        jax.jit(slopes, static_argnums=(1, 2)).lower(params, remat, unroll).compile()
         for remat in (False, True)
     ]
-    plain, again = (each(params) for each in built)
-    for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(again), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6 * np.abs(a).max())
+    for each in built:
+        rounding.assert_within(each(params), wanted)
     if not unroll:
         kept, made_anew = (each.memory_analysis().temp_size_in_bytes for each in built)
         assert made_anew < 0.7 * kept
@@ -164,7 +175,9 @@ def test_blocks_without_an_mlp_are_the_mixer_and_its_residual():
     assert set(params["blocks"]) == {"ln1", "mixer"}
     record = dict.fromkeys(("resid_pre", "attn.out", "resid_post"), lm_jax.keep)
     out = lm_jax.forward(params, TOKENS_BT, cfg, record=record).records
-    np.testing.assert_allclose(out["resid_pre"] + out["attn.out"], out["resid_post"], atol=1e-6)
+    before, written, after = (np.float64(out[name]) for name in record)
+    # One sum, rounded.
+    np.testing.assert_array_less(np.abs(before + written - after), 2 * U * np.abs(after))
     with pytest.raises(UsageError, match=r"has no site 'mlp\.out'"):
         lm_jax.forward(params, TOKENS_BT, cfg, record={"mlp.out": lm_jax.keep})
 
