@@ -9,6 +9,7 @@ import pytest
 
 import lm_jax
 from lm_jax.errors import UsageError
+from tests import rounding
 
 CFG = lm_jax.DecoderConfig(
     num_layers=3,
@@ -52,6 +53,12 @@ def tokens(seed):
 forward = jax.jit(lm_jax.forward, static_argnames=("cfg", "record", "unroll"))
 
 
+@functools.cache
+def wanted():
+    """Logits of `tokens(1)` in float64, and how far float32 may be off."""
+    return rounding.expected(lambda p: lm_jax.forward(p, tokens(1), CFG).logits, model(CFG))
+
+
 def recorded(params, tokens_BT, cfg, names):
     return lm_jax.forward(params, tokens_BT, cfg, record=dict.fromkeys(names, lm_jax.keep))
 
@@ -60,6 +67,7 @@ def recorded(params, tokens_BT, cfg, names):
 def test_every_layer_patch_in_one_call_equals_a_layer_by_layer_oracle(site):
     params, clean, corrupt = model(CFG), tokens(1), tokens(2)
     value = recorded(params, clean, CFG, [site]).records[site]
+    traces = []
     head_axis = {"attn.z": 2, "attn.pattern": 1}.get(site)
     heads = CFG.num_heads if head_axis else 1
 
@@ -71,9 +79,6 @@ def test_every_layer_patch_in_one_call_equals_a_layer_by_layer_oracle(site):
         layers = jnp.arange(CFG.num_layers).reshape(-1, 1, 1, 1, 1) == layer
         return layers & (jnp.arange(heads).reshape(shape) == head)
 
-    traces = []
-
-    @jax.jit
     def grid(params, tokens_BT, value):
         traces.append(1)
 
@@ -84,15 +89,18 @@ def test_every_layer_patch_in_one_call_equals_a_layer_by_layer_oracle(site):
         over_heads = jax.vmap(one, (None, 0))
         return jax.vmap(over_heads, (0, None))(jnp.arange(CFG.num_layers), jnp.arange(heads))
 
-    patched = grid(params, corrupt, value)
+    found = jax.jit(grid)(params, corrupt, value)
     assert len(traces) == 1
+    exact = rounding.expected(grid, params, corrupt, value)
+    rounding.assert_within(found, exact)
     base = lm_jax.forward(params, corrupt, CFG).logits[:, -1]
     for layer in range(CFG.num_layers):
         for head in range(heads):
             # The oracle runs layers in a Python loop and writes the one slice by hand.
-            expected = oracle_patch(params, corrupt, site, layer, head, head_axis, value[layer])
-            np.testing.assert_allclose(patched[layer, head], expected, atol=1e-5)
-            assert np.abs(np.asarray(expected - base)).max() > 1e-4
+            oracle = oracle_patch(params, corrupt, site, layer, head, head_axis, value[layer])
+            patched = rounding.Expected(*(x[layer, head] for x in exact))
+            rounding.assert_within(oracle, patched)
+            assert (np.abs(oracle - base) > 2 * patched.bounds).any()
 
 
 def oracle_patch(params, tokens_BT, site, layer, head, head_axis, value):
@@ -139,14 +147,15 @@ def test_hooks_fire_on_every_layer():
         for name in PER_LAYER
     }
     plain = forward(params, tokens_BT, cfg=CFG, edits=ones).logits
-    np.testing.assert_allclose(forward(params, tokens_BT, cfg=CFG).logits, plain, atol=1e-6)
+    rounding.assert_within(plain, wanted())
     for name in PER_LAYER:
         for layer in range(CFG.num_layers):
             halved = lm_jax.Scale(ones[name].value.at[layer].set(0.5))
             out = forward(params, tokens_BT, cfg=CFG, edits=ones | {name: halved}).logits
             # The last layer's output is normalised: halving the whole of it changes nothing.
             if not (name == "resid_post" and layer == CFG.num_layers - 1):
-                assert np.abs(np.asarray(out - plain)).max() > 1e-6, (name, layer)
+                # One program ran both.
+                assert not np.array_equal(out, plain), (name, layer)
 
 
 def test_five_patches_one_trace():
@@ -189,28 +198,32 @@ def test_frozen_patterns_and_scales_make_the_forward_linear():
         edits["resid_pre"] = lm_jax.Add(injection)
         return lm_jax.forward(params, tokens_BT, CFG, edits=edits).logits
 
+    def runs(a, b):
+        return jax.vmap(run)(jnp.stack([jnp.zeros_like(a), a, b, 2 * a - 3 * b]))
+
     shape = base.records["resid_pre"].shape
-    a, b = (0.1 * jax.random.normal(jax.random.key(s), shape) for s in (3, 4))
-    zero = run(jnp.zeros(shape))
-    np.testing.assert_allclose(zero, base.logits, atol=1e-5)
-    combined, parts = run(2 * a - 3 * b) - zero, 2 * (run(a) - zero) - 3 * (run(b) - zero)
-    np.testing.assert_allclose(combined, parts, atol=1e-5)
-    assert np.abs(np.asarray(combined)).max() > 0.1
+    injections = [0.1 * jax.random.normal(jax.random.key(s), shape) for s in (3, 4)]
+    exact = rounding.expected(runs, *injections)
+    rounding.assert_within(jax.jit(runs)(*injections), exact)
+    rounding.assert_within(base.logits, rounding.Expected(*(x[0] for x in exact)))
+    of_a, of_b, combined = exact.values[1:] - exact.values[0]
+    np.testing.assert_allclose(combined, 2 * of_a - 3 * of_b, atol=1e-12)
+    assert np.abs(combined).max() > 0.1
 
 
-def test_gradient_at_a_zero_add_equals_a_finite_difference():
-    with jax.enable_x64(True):
-        params = jax.tree.map(lambda a: a.astype(jnp.float64), model(PLAIN))
-        tokens_BT = tokens(1)
+def test_gradient_at_a_zero_add_equals_the_directional_derivative():
+    """Backwards in float32 against forwards in float64."""
+    params = model(PLAIN)
 
-        def logit(value):
-            edits = {"attn.z": lm_jax.Add(value)}
-            return lm_jax.forward(params, tokens_BT, PLAIN, edits=edits).logits[0, -1, 7]
+    def logit(value):
+        edits = {"attn.z": lm_jax.Add(value)}
+        return lm_jax.forward(params, tokens(1), PLAIN, edits=edits).logits[0, -1, 7]
 
-        zero = jnp.zeros((3, B, T, 4, 6))
-        step = 1e-3 * jax.random.normal(jax.random.key(5), zero.shape)
-        slope = (logit(step) - logit(-step)) / 2
-        np.testing.assert_allclose((jax.grad(logit)(zero) * step).sum(), slope, rtol=2e-3)
+    zero = jnp.zeros((3, B, T, 4, 6))
+    step = jax.random.normal(jax.random.key(5), zero.shape)
+    slope = rounding.expected(lambda: jax.jvp(logit, (zero,), (step,))[1])
+    rounding.assert_within(jnp.vdot(jax.grad(logit)(zero), step), slope)
+    assert abs(slope.values) > 100 * slope.bounds
 
 
 def test_freeze_blocks_the_gradient_through_a_pattern():
@@ -256,14 +269,18 @@ def test_a_reducer_stores_only_what_it_returns():
 def test_masked_keys_stay_masked_whatever_the_edit():
     params, tokens_BT = model(CFG), tokens(1)
     edits = {"attn.scores": lm_jax.Add(jnp.full((3, 1, 1, 1, 1), 1e4))}
-    out = recorded(params, tokens_BT, CFG, [])
-    edited = lm_jax.forward(
-        params, tokens_BT, CFG, edits=edits, record={"attn.pattern": lm_jax.keep}
-    )
-    np.testing.assert_allclose(edited.logits, out.logits, atol=1e-2)
+
+    def run():
+        record = {"attn.pattern": lm_jax.keep}
+        out = lm_jax.forward(params, tokens_BT, CFG, edits=edits, record=record)
+        return out.logits, out.records["attn.pattern"]
+
+    (logits, pattern), exact = run(), rounding.expected(run)
+    rounding.assert_within((logits, pattern), exact)
+    np.testing.assert_allclose(exact.values[0], wanted().values, atol=1e-9)
     age = np.arange(T)[:, None] - np.arange(T)[None]
-    assert (np.asarray(edited.records["attn.pattern"])[:, :, :, age < 0] == 0).all()
-    assert (np.asarray(edited.records["attn.pattern"])[0][:, :, age >= 5] == 0).all()
+    assert (np.asarray(pattern)[:, :, :, age < 0] == 0).all()
+    assert (np.asarray(pattern)[0][:, :, age >= 5] == 0).all()
 
 
 @pytest.mark.parametrize(
@@ -294,9 +311,8 @@ def test_parallel_blocks_have_no_resid_mid():
 def test_fused_path_equals_softmax_and_refuses_score_sites():
     params, tokens_BT = model(CFG), tokens(1)
     fused = lm_jax.fused(lm_jax.softmax, "xla")
-    plain = lm_jax.forward(params, tokens_BT, CFG).logits
     out = lm_jax.forward(params, tokens_BT, CFG, attend=fused).logits
-    np.testing.assert_allclose(out, plain, atol=1e-5)
+    rounding.assert_within(out, wanted())
     for touch in (
         {"record": {"attn.pattern": lm_jax.keep}},
         {"edits": {"attn.scores": lm_jax.Freeze()}},
