@@ -47,6 +47,8 @@ def _check(got: Any, want: Any, bounds: Any, message: str) -> None:
     )
     found = jax.tree.leaves(found, is_leaf=lambda x: isinstance(x, cases.Deviation))
     assert found, "nothing was compared"
+    for bound in jax.tree.leaves(bounds):
+        assert not np.size(bound) or not np.isinf(bound).all(), "a bound is infinite everywhere"
     red = [each for each in found if not each.ok]
     assert not red, f"{message}: {red}"
     assert all(np.isfinite(each.error) for each in found), found

@@ -13,10 +13,11 @@ from jax.sharding import PartitionSpec
 import numpy as np
 import pytest
 
-from kernels import cases, dispatch, gated_attention, tuning
+from kernels import dispatch, gated_attention, tuning
 from kernels.gated_attention import pallas, pallas_plan
 from kernels.gated_attention.config import Config
 from kernels.visibility import visibility
+from tests import rounding
 
 SEED = 5
 
@@ -66,9 +67,10 @@ def _jitted(**options) -> Callable:
     return jax.jit(functools.partial(_outputs_and_gradients, **options))
 
 
-def _assert_close(got, want, bound=1e-5):
-    for mine, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        assert cases.relative_error(mine, theirs) <= bound
+def _wanted(*arrays, **options) -> rounding.Expected:
+    """Outputs and gradients by the reference."""
+    run = functools.partial(_outputs_and_gradients, implementation="reference", **options)
+    return rounding.expected(run, *arrays)
 
 
 @functools.cache
@@ -78,13 +80,13 @@ def _small():
 
 
 @functools.cache
-def _reference_map() -> tuple[np.ndarray, np.ndarray]:
+def _reference_map() -> tuple[rounding.Expected, np.ndarray]:
     """A P by the reference, on the arrays of `_maps`, and the open edges."""
     q, k, _, bias = _inputs(T=40, K=2, H=40)
     identity = jnp.broadcast_to(jnp.eye(40)[None, :, None], k.shape)
-    run = jax.jit(functools.partial(_call, implementation="reference"))
-    want, _, opened = run(q, k, identity, bias)
-    return np.asarray(want), np.asarray(opened)
+    run = functools.partial(_call, implementation="reference")
+    values, bounds = rounding.expected(run, q, k, identity, bias)
+    return rounding.Expected(values[0], bounds[0]), values[2]
 
 
 def _maps(blocks: tuple[int, int] | None) -> tuple[np.ndarray, ...]:
@@ -112,18 +114,20 @@ def _maps(blocks: tuple[int, int] | None) -> tuple[np.ndarray, ...]:
 
 @pytest.mark.parametrize("blocks", [None, (16, 32), (64, 16)])
 def test_every_tiling_draws_the_same_gates_in_both_passes(blocks):
-    want, want_opened = _reference_map()
+    wanted, want_opened = _reference_map()
+    want = wanted.values
     out, d_v, opened = _maps(blocks)
     assert 0.2 < (want > 0).sum() / (4 * 40 * 41 / 2) < 0.8
     np.testing.assert_array_equal(out > 0, want > 0)
     np.testing.assert_array_equal(d_v > 0, want > 0)
     np.testing.assert_array_equal(opened, want_opened)
-    _assert_close((out, d_v), (want, want), 1e-6)
+    rounding.assert_within(out, wanted)
+    rounding.assert_within(d_v, wanted)
 
 
 def test_other_tiles_in_every_kernel_change_values_and_gradients_by_rounding_alone():
     arrays = _inputs(T=70, S=90)
-    want = _jitted(implementation="reference")(*arrays)
+    wanted = _wanted(*arrays)
     sides = {"forward": (64, 16), "queries": (16, 64), "keys": (64, 16)}
     tiles = {
         f"{kernel}_{what}": size
@@ -132,8 +136,8 @@ def test_other_tiles_in_every_kernel_change_values_and_gradients_by_rounding_alo
     }
     with tuning.trying(pallas_plan.OP, tiles):
         got = _jitted()(*arrays)
-    _assert_close(got, want, 1e-6)
-    np.testing.assert_array_equal(got[0][2], want[0][2])
+    rounding.assert_within(got, wanted)
+    np.testing.assert_array_equal(got[0][2], wanted.values[0][2])
 
 
 def test_rows_that_see_no_key_are_zero_and_give_no_gradient():
@@ -144,23 +148,21 @@ def test_rows_that_see_no_key_are_zero_and_give_no_gradient():
     got = _jitted(**hidden)(q, k, v, bias)
     for x_BTNH in (got[0][0], got[1][0]):
         assert (x_BTNH[0, :18] == 0).all() and (x_BTNH[1, 23:] == 0).all()
-    _assert_close(got, _jitted(implementation="reference", **hidden)(q, k, v, bias))
+    rounding.assert_within(got, _wanted(q, k, v, bias, **hidden))
 
 
 def test_one_program_serves_every_window_and_the_largest_hides_nothing():
     arrays = _inputs(B=1, T=70, N=1)
 
-    def program(implementation):
-        def run(window, *arrays):
-            return _outputs_and_gradients(*arrays, window=window, implementation=implementation)
+    def run(window, *arrays, implementation="pallas"):
+        return _outputs_and_gradients(*arrays, window=window, implementation=implementation)
 
-        return jax.jit(run)
-
-    fast, slow = program("pallas"), program("reference")
+    fast, slow = jax.jit(run), functools.partial(run, implementation="reference")
     for window in (1, 33, 2**31 - 1):
-        _assert_close(fast(jnp.int32(window), *arrays), slow(jnp.int32(window), *arrays))
-    whole = _jitted(implementation="reference")(*arrays)
-    _assert_close(slow(jnp.int32(2**31 - 1), *arrays), whole, 0.0)
+        given = jnp.int32(window), *arrays
+        found = fast(*given)
+        rounding.assert_within(found, rounding.expected(slow, *given))
+    rounding.assert_within(found, _wanted(*arrays))
 
 
 def test_a_tile_without_an_open_gate_reads_no_values():
@@ -178,28 +180,33 @@ def test_a_tile_without_an_open_gate_reads_no_values():
         np.testing.assert_array_equal(mine, theirs)
     assert int(want[2].sum()) == 96 * 97 // 2 - 32 * 33 // 2 - 32 * 32
     options = {"mode": "threshold", "scale": 0.25, "implementation": "reference"}
-    reference = jax.jit(functools.partial(_call, **options))
-    _assert_close(want, reference(q, k, v, 0.0))
+    reference = functools.partial(_call, bias=jnp.zeros(1), **options)
+    rounding.assert_within(want, rounding.expected(reference, q, k, v))
 
 
 def test_vmap_and_checkpoint_change_nothing_and_a_repeat_is_equal_to_the_bit():
     arrays, one = _small()
     seeds = jnp.arange(2, dtype=jnp.uint32)
     two = [jnp.stack([x, x[::-1]]) for x in arrays]
-    alone = [one(*(x[i] for x in two), seed=seeds[i]) for i in range(2)]
-    stacked = jax.tree.map(lambda *x: jnp.stack(x), *alone)
 
-    def rematerialised(seed, *arrays):
-        call = jax.checkpoint(functools.partial(_call, seed=seed))
-        return _outputs_and_gradients(*arrays, call=call)
+    def rematerialised(implementation, seed, *arrays):
+        call = functools.partial(_call, implementation=implementation, seed=seed)
+        return _outputs_and_gradients(*arrays, call=jax.checkpoint(call))
 
-    _assert_close(jax.jit(jax.vmap(rematerialised))(seeds, *two), stacked, 1e-6)
-    again = one(*(x[0] for x in two), seed=seeds[0])
-    jax.tree.map(np.testing.assert_array_equal, again, alone[0])
+    got, wanted = (
+        run(jax.vmap(functools.partial(rematerialised, implementation)), seeds, *two)
+        for run, implementation in (
+            (lambda function, *given: jax.jit(function)(*given), "pallas"),
+            (rounding.expected, "reference"),
+        )
+    )
+    rounding.assert_within(got, wanted)
+    once, again = (one(*(x[0] for x in two), seed=seeds[0]) for _ in range(2))
+    jax.tree.map(np.testing.assert_array_equal, once, again)
 
 
 def test_a_mesh_of_batch_rows_and_heads_is_one_device():
-    arrays, one = _small()
+    arrays, _ = _small()
     auto = (jax.sharding.AxisType.Auto,) * 2
     mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=auto)
 
@@ -222,9 +229,9 @@ def test_a_mesh_of_batch_rows_and_heads_is_one_device():
 
     seed = jnp.uint32(SEED)
     got = _jitted(call=call)(*arrays, seed=seed)
-    want = one(*arrays, seed=seed)
-    np.testing.assert_array_equal(got[0][2], want[0][2])
-    _assert_close(got, want, 1e-6)
+    wanted = _wanted(*arrays)
+    np.testing.assert_array_equal(got[0][2], wanted.values[0][2])
+    rounding.assert_within(got, wanted)
 
 
 def test_second_derivatives_are_refused():
