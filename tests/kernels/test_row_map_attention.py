@@ -1,6 +1,7 @@
 """`row_map_attention`: the reference against row maps and float64, the fast paths against it."""
 
 import contextlib
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from kernels import cases, dispatch, row_map_attention
 from kernels.row_map_attention import maps, reference, xla
 from polyattn_jax import row_maps
 from polyattn_jax.substitute import Switch
+from tests import rounding
 from tests.kernels import comparison
 
 SUITE = cases.suite("row_map_attention")
@@ -90,14 +92,14 @@ def test_reference_is_the_row_map_of_the_scores(name):
     bias_N = jnp.array([0.3, -0.4])
     cotangent = jax.random.normal(keys[2], (2, 2, T, T))
 
-    @jax.jit
-    def values_and_gradients(q_BTNH, bias_N):
-        got, pull = jax.vjp(by_attention, q_BTNH, bias_N)
-        want, pull_wanted = jax.vjp(by_row_map, q_BTNH, bias_N)
-        return (got, *pull(cotangent)), (want, *pull_wanted(cotangent))
+    def values_and_gradients(attend, *given):
+        out, pull = jax.vjp(attend, *given)
+        return out, pull(cotangent)
 
-    for got, want in zip(*values_and_gradients(q_BTNH, bias_N), strict=True):
-        assert cases.relative_error(got, want) <= 1e-5
+    given = q_BTNH, bias_N
+    wanted = rounding.expected(functools.partial(values_and_gradients, by_row_map), *given)
+    found = jax.jit(functools.partial(values_and_gradients, by_attention))(*given)
+    rounding.assert_within(found, wanted)
 
 
 @pytest.mark.parametrize("name", MAPS)
@@ -108,10 +110,12 @@ def test_reference_weights_equal_float64(name, size):
     scores = (size * rng.standard_normal((40, 23))).astype(np.float32)
     mask = rng.random((40, 23)) < 0.7
     mask[7] = False
-    got = reference.weights(row_map, jnp.asarray(scores), jnp.asarray([[0.5]]), jnp.asarray(mask))
+    run = functools.partial(reference.weights, row_map)
+    given = jnp.asarray(scores), jnp.asarray([[0.5]]), jnp.asarray(mask)
+    got = run(*given)
     want = weights_in_float64(row_map, scores.astype(np.float64), 0.5, mask)
     assert np.all(np.asarray(got)[7] == 0)
-    np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-7 * want.max())
+    rounding.assert_within(got, rounding.expected(run, *given)._replace(values=want))
 
 
 def weights_in_float64(row_map, scores, bias, mask):
@@ -143,12 +147,15 @@ def test_heads_and_dead_rows_are_those_of_the_substitution(implementation):
     q_BTNH, k_BSKH, v_BSKH = (jax.random.normal(key, (B, T, N, 16)) for key in keys)
     heads_N = jnp.array([True, False, True, False])
     valid_BT = jnp.arange(T)[None] < jnp.array([T, 20])[:, None]
-    scores = 0.25 * jnp.einsum("BTNH,BSNH->BNTS", q_BTNH, k_BSKH, precision="highest")
     mask_BTS = jnp.tril(jnp.ones((T, T), bool))[None] & valid_BT[:, None]
-    scores = jnp.where(mask_BTS[:, None], scores, -jnp.inf)
     data = {"index": jnp.int32(0), "bias": -1.5, "heads_N": heads_N, "valid_BT": valid_BT}
-    pattern, aux = Switch((row_maps.relu_power(4),))(scores, data)
-    want = jnp.einsum("BNTS,BSNH->BTNH", pattern, v_BSKH, precision="highest")
+
+    def substituted(q_BTNH, k_BSKH, v_BSKH):
+        scores = 0.25 * jnp.einsum("BTNH,BSNH->BNTS", q_BTNH, k_BSKH, precision="highest")
+        scores = jnp.where(mask_BTS[:, None], scores, -jnp.inf)
+        pattern, aux = Switch((row_maps.relu_power(4),))(scores, data)
+        out = jnp.einsum("BNTS,BSNH->BTNH", pattern, v_BSKH, precision="highest")
+        return jnp.where(valid_BT[:, :, None, None], out, 0.0), aux["dead_rows_B"]
 
     @jax.jit
     def attend(q_BTNH, k_BSKH, v_BSKH):
@@ -165,21 +172,17 @@ def test_heads_and_dead_rows_are_those_of_the_substitution(implementation):
 
     with running(implementation):
         out_BTNH, dead_BN = attend(q_BTNH, k_BSKH, v_BSKH)
-    real = valid_BT[:, :, None, None]
-    assert cases.relative_error(jnp.where(real, out_BTNH, 0), jnp.where(real, want, 0)) <= 1e-5
-    assert np.all(np.asarray(jnp.where(real, 0, out_BTNH)) == 0)
-    np.testing.assert_array_equal(dead_BN.sum(1), aux["dead_rows_B"])
+    wanted = rounding.expected(substituted, q_BTNH, k_BSKH, v_BSKH)
+    rounding.assert_within((out_BTNH, dead_BN.sum(1)), wanted)
+    np.testing.assert_array_equal(dead_BN.sum(1), wanted.values[1])
     assert dead_BN[:, 0].min() > 0 and np.all(np.asarray(dead_BN)[:, [1, 3]] == 0)
 
 
 def test_xla_spans_and_blocks_change_nothing(monkeypatch):
     case = SUITE.named("relu4_t65")
-    arrays = SUITE.make(case, jax.random.key(0))
-    run = cases.outputs_and_gradients(SUITE, case, "xla")
-    cotangents = cases.cotangents(SUITE, case, arrays, jax.random.key(1))
-    want = jax.jit(run)(arrays, cotangents)
+    arrays, cotangents, wanted = comparison.expected(SUITE.op, case.name)
     monkeypatch.setattr(xla, "SMALLEST_BLOCK", 8)
     monkeypatch.setattr(xla, "BLOCK_ELEMENTS", 8 * 2 * 4 * 65)
-    got = jax.jit(run)(arrays, cotangents)
-    for name, value in want.items():
-        assert cases.relative_error(got[name], value) <= 2e-6, name
+    run = cases.outputs_and_gradients(SUITE, case, "xla")
+    found = cases.judged(jax.jit(run)(arrays, cotangents), wanted)
+    assert all(each.ok for each in found), found

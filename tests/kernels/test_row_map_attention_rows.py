@@ -12,6 +12,7 @@ from kernels import dispatch, row_map_attention, tuning
 from kernels.row_map_attention import maps, reference, tile
 from kernels.row_map_attention.cases import MAPS
 from kernels.visibility import visibility
+from tests import rounding
 
 ROWS, KEYS = 6, 24
 
@@ -45,16 +46,17 @@ def sample(size):
 @pytest.mark.parametrize("name", MAPS)
 def test_streams_of_any_order_and_tile_size_are_the_row(name, size):
     row_map, (scores, v), bias = MAPS[name], sample(size), jnp.float32(0.4)
-    want = reference.weights(row_map, scores, bias, jnp.ones((ROWS, KEYS), bool))
-    # e^u turns the rounding of u, 2^-24 of its size, into a relative error.
-    bound = 2e-6 * max(1.0, size / 10)
-    top = float(jnp.abs(want).max())
+
+    def row(scores, v):
+        weights = reference.weights(row_map, scores, bias, jnp.ones((ROWS, KEYS), bool))
+        return weights @ v, weights
+
+    wanted = rounding.expected(row, scores, v)
     for width in (1, 3, 8, 24):
         parts = [jnp.arange(i, i + width) for i in range(0, KEYS, width)]
         for order in (parts, parts[::-1]):
             out, pattern, _ = stream(row_map, scores, v, bias, order)
-            np.testing.assert_allclose(pattern, want, atol=bound * top)
-            np.testing.assert_allclose(out, want @ v, atol=10 * bound * top)
+            rounding.assert_within((out, pattern), wanted)
 
 
 @pytest.mark.parametrize("name", MAPS)
@@ -65,9 +67,8 @@ def test_slope_is_the_derivative_of_the_weights(name):
     g = jax.random.normal(jax.random.key(5), scores.shape)
     mean = (pattern * g).sum(1, keepdims=True) if row_map.normalised else 0.0
     mask = jnp.ones(scores.shape, bool)
-    want = jax.grad(lambda s: (reference.weights(row_map, s, bias, mask) * g).sum())(scores)
-    got = slope * (g - mean)
-    np.testing.assert_allclose(got, want, atol=5e-6 * float(jnp.abs(want).max()))
+    gradient = jax.grad(lambda s: (reference.weights(row_map, s, bias, mask) * g).sum())
+    rounding.assert_within(slope * (g - mean), rounding.expected(gradient, scores))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,8 @@ def test_gradient_by_the_bias_takes_out_the_rounding_of_the_mean(row_map, bias):
     mask = jnp.ones(scores.shape, bool)
     weights = lambda b: reference.weights(row_map, scores, b, mask)  # noqa: E731
     g = jax.random.normal(jax.random.key(5), scores.shape)
-    want = jax.vjp(weights, jnp.full((ROWS, 1), bias))[1](g)[0][:, 0]
+    by_bias = lambda b: jax.vjp(weights, b)[1](g)[0][:, 0]  # noqa: E731
+    wanted = rounding.expected(by_bias, jnp.full((ROWS, 1), bias))
     _, pattern, _ = stream(row_map, scores, v, bias, [jnp.arange(KEYS)])
     u, _ = tile.logits(row_map, scores, bias, 1.0, None)
     centre = tile.moved(row_map, tile.first_centre(row_map, jnp.ones(ROWS)), u.largest(1))
@@ -99,11 +101,11 @@ def test_gradient_by_the_bias_takes_out_the_rounding_of_the_mean(row_map, bias):
         return slope * tile.bias_gradient(*(x.sum(1) for x in terms)), slope * by_score.sum(1)
 
     def worst(got):
-        return float(jnp.abs(got - want).max())
+        return float(np.abs(got - wanted.values).max())
 
     ours, plain = gradients(2e-3)
     assert worst(ours) < 0.1 * worst(plain)
-    assert worst(gradients(0.0)[0]) <= 1e-4 * float(jnp.abs(want).max())
+    rounding.assert_within(gradients(0.0)[0], wanted)
 
 
 def test_folded_share_is_right_to_the_rounding_of_the_scores():
@@ -144,18 +146,24 @@ def test_what_the_maps_do_not_depend_on(implementation):
         def run(scores, row_map, bias):
             return attend(scores, row_map, bias, implementation).out_BTNH
 
-        # relu^p over its sum: the scale of s + b.
+        def wanted(row_map, bias):
+            by_reference = functools.partial(attend, implementation="reference")
+            return rounding.expected(lambda scores: by_reference(scores, row_map, bias)[0], scores)
+
+        # relu^p over its sum: the scale of s + b, here a power of two, which rounds nothing.
         for p in (1.0, 2.5, 16.0):
-            want = run(scores, maps.relu_power(p), 0.5)
-            for size in (1e-6, 1e5):
+            whole = wanted(maps.relu_power(p), 0.5)
+            for size in (1.0, 2.0**-20, 2.0**17):
                 got = run(size * scores, maps.relu_power(p), 0.5 * size)
-                np.testing.assert_allclose(got, want, atol=3e-7 * (1 + p))
+                rounding.assert_within(got, whole, f"{p} {size}")
         # softmax: the bias (Theorem 4.1), bitwise.
         want = run(scores, maps.softmax(), 0.0)
         np.testing.assert_array_equal(run(scores, maps.softmax(), 7.5), want)
         # sigmoid far below its threshold is the exponential, where sigma itself is 0 in float32.
+        values, _ = wanted(maps.softmax(), 0.0)
+        _, bounds = wanted(maps.sigmoid(), -300.0)
         got = run(scores, maps.sigmoid(), -300.0)
-        np.testing.assert_allclose(got, want, atol=1e-4)
+        rounding.assert_within(got, rounding.Expected(values, bounds))
 
 
 @pytest.mark.parametrize("implementation", ["reference", "xla", "pallas"])
@@ -272,23 +280,24 @@ def test_counted_keys_are_those_of_the_mask(causal, window, start):
 def test_tiles_change_nothing():
     keys = jax.random.split(jax.random.key(0), 3)
     q, k, v = (jax.random.normal(key, (1, 70, 1, 16)) for key in keys)
-    sizes = [(64, 16), (16, 64), (128, 128)]
-    found = []
-    for block_q, block_k in sizes:
+
+    def results(implementation):
+        options = {"row_map": maps.relu_power(4), "bias": 0.5, "window": 40}
+
+        def loss(q, k, v):
+            out, _ = row_map_attention(q, k, v, implementation=implementation, **options)
+            return (out**2).sum()
+
+        return jax.value_and_grad(loss, argnums=(0, 1, 2))
+
+    wanted = rounding.expected(results("reference"), q, k, v)
+    for block_q, block_k in [(64, 16), (16, 64), (128, 128)]:
         tiles = {f"{kernel}_block_q": block_q for kernel in ("forward", "dq", "dkv")}
         tiles |= {f"{kernel}_block_k": block_k for kernel in ("forward", "dq", "dkv")}
 
-        def loss(q, k, v):
-            out, _ = row_map_attention(
-                q, k, v, row_map=maps.relu_power(4), bias=0.5, window=40, implementation="pallas"
-            )
-            return (out**2).sum()
-
+        run = results("pallas")
         with tuning.trying("row_map_attention", tiles), dispatch.on(dispatch.INTERPRETER):
-            found.append(jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))(q, k, v))
-    for other in found[1:]:
-        for got, want in zip(jax.tree.leaves(other), jax.tree.leaves(found[0]), strict=True):
-            np.testing.assert_allclose(got, want, atol=3e-6 * float(jnp.abs(want).max()))
+            rounding.assert_within(jax.jit(run)(q, k, v), wanted, f"{block_q} {block_k}")
 
 
 def test_maps_refuse_what_is_no_degree():

@@ -10,8 +10,9 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
-from kernels import cases, dispatch, row_map_attention
+from kernels import dispatch, row_map_attention
 from kernels.row_map_attention import maps
+from tests import rounding
 
 FAST = pytest.mark.parametrize("implementation", ["xla", "pallas"])
 RELU = maps.relu_power(4)
@@ -34,11 +35,6 @@ def loss(q, k, v, bias, implementation=None, **options):
     return (out.out_BTNH**2).sum()
 
 
-def assert_close(got, want):
-    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        assert cases.relative_error(x, y) <= 1e-5
-
-
 @FAST
 def test_vmap_over_everything_that_is_data(implementation):
     q, k, v, bias = sample()
@@ -49,10 +45,10 @@ def test_vmap_over_everything_that_is_data(implementation):
         run = functools.partial(loss, implementation=implementation, heads=heads)
         return jax.value_and_grad(run, argnums=(0, 1, 2, 3))(scale * q, k, v, bias)
 
-    def run(implementation):
-        return jax.jit(jax.vmap(functools.partial(one, implementation)))(scales, biases, heads)
-
-    assert_close(run(implementation), run("reference"))
+    given = scales, biases, heads
+    wanted = rounding.expected(jax.vmap(functools.partial(one, "reference")), *given)
+    found = jax.jit(jax.vmap(functools.partial(one, implementation)))(*given)
+    rounding.assert_within(found, wanted)
 
 
 @FAST
@@ -91,14 +87,18 @@ def test_shard_map_over_batch_and_heads(axis, implementation):
         return *d_qkv, jax.lax.psum(d_bias, "x") if axis == "batch" else d_bias
 
     run = jax.shard_map(sharded, mesh=mesh, in_specs=specs, out_specs=specs, check_vma=False)
-    assert_close(jax.jit(run)(*sample()), jax.jit(gradients("reference"))(*sample()))
+    wanted = rounding.expected(gradients("reference"), *sample())
+    rounding.assert_within(jax.jit(run)(*sample()), wanted)
 
 
 def test_xla_path_is_exported_for_both_platforms():
     args = sample()
-    run = jax.jit(jax.value_and_grad(functools.partial(loss, implementation="xla"), argnums=3))
-    exported = export.export(run, platforms=("cpu", "cuda"))(*args)
-    assert_close(exported.call(*args), run(*args))
+    xla, reference = (
+        jax.value_and_grad(functools.partial(loss, implementation=name), argnums=3)
+        for name in ("xla", "reference")
+    )
+    exported = export.export(jax.jit(xla), platforms=("cpu", "cuda"))(*args)
+    rounding.assert_within(exported.call(*args), rounding.expected(reference, *args))
 
 
 @FAST
@@ -122,11 +122,14 @@ def test_reference_has_both():
 
 def test_a_constant_bias_and_a_scalar_one_are_a_bias_of_every_head():
     q, k, v, _ = sample()
-    run = jax.jit(
-        jax.value_and_grad(functools.partial(loss, implementation="xla"), argnums=(0, 1, 2)),
-        static_argnums=3,
+    xla, reference = (
+        jax.value_and_grad(functools.partial(loss, implementation=name), argnums=(0, 1, 2))
+        for name in ("xla", "reference")
     )
-    assert_close(run(q, k, v, 0.25), jax.jit(run.__wrapped__)(q, k, v, jnp.full(4, 0.25)))
+    of_every_head = jnp.full(4, 0.25)
+    wanted = rounding.expected(reference, q, k, v, of_every_head)
+    rounding.assert_within(jax.jit(xla, static_argnums=3)(q, k, v, 0.25), wanted)
+    rounding.assert_within(jax.jit(xla)(q, k, v, of_every_head), wanted)
 
 
 @pytest.mark.parametrize(
