@@ -290,6 +290,7 @@ MOVING = (
     "dynamic_update_slice",
     "expand_dims",
     "gather",
+    "name",
     "pad",
     "reshape",
     "rev",

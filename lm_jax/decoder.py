@@ -249,7 +249,7 @@ def _layer(x_BTD, given, seen, *, cfg, mixer, record, attend, positions_BT, vali
     )
 
     x_BTD = scope("resid_pre", x_BTD)
-    h_BTD = layers.norm(p.get("ln1", {}), x_BTD, cfg, scope, "ln1")
+    h_BTD = _norm(p.get("ln1", {}), x_BTD, cfg, scope, "ln1")
     decoding = given["cache"] is not None and x_BTD.shape[1] == 1
     mix = mixer.step if decoding else mixer.apply
     with jax.named_scope("mixer"):
@@ -261,14 +261,27 @@ def _layer(x_BTD, given, seen, *, cfg, mixer, record, attend, positions_BT, vali
     mid_BTD = x_BTD if cfg.parallel_residual else scope("resid_mid", x_BTD + mixed_BTD)
     added_BTD = mixed_BTD if cfg.parallel_residual else None
     if cfg.mlp_size:
-        h_BTD = layers.norm(p.get("ln2", {}), mid_BTD, cfg, scope, "ln2")
-        hidden_BTD = layers.mlp(p["mlp"], h_BTD, cfg, scope, drop)
-        if cfg.post_norms:
-            hidden_BTD = layers.norm(p.get("ln2_post", {}), hidden_BTD, cfg, scope, "ln2_post")
-        hidden_BTD = scope("mlp.out", drop(hidden_BTD, "mlp.out"))
+        run_mlp = functools.partial(_mlp, cfg=cfg, drop=drop)
+        hidden_BTD = layers.rematerialised(run_mlp, scope, p, mid_BTD)
         added_BTD = hidden_BTD if added_BTD is None else hidden_BTD + added_BTD
     x_BTD = scope("resid_post", mid_BTD if added_BTD is None else mid_BTD + added_BTD)
     return x_BTD, {"records": scope.records, "aux": scope.aux, "cache": cache}
+
+
+def _norm(p, x_BTD, cfg, scope, site):
+    """A norm, of whose inner arrays a backward pass keeps none."""
+    return layers.rematerialised(
+        lambda scope, p, x_BTD: layers.norm(p, x_BTD, cfg, scope, site), scope, p, x_BTD
+    )
+
+
+def _mlp(scope, p, x_BTD, *, cfg, drop):
+    """What the MLP adds to the residual stream."""
+    h_BTD = layers.norm(p.get("ln2", {}), x_BTD, cfg, scope, "ln2")
+    hidden_BTD = layers.mlp(p["mlp"], h_BTD, cfg, scope, drop)
+    if cfg.post_norms:
+        hidden_BTD = layers.norm(p.get("ln2_post", {}), hidden_BTD, cfg, scope, "ln2_post")
+    return scope("mlp.out", drop(hidden_BTD, "mlp.out"))
 
 
 def _rope_tables(cfg, positions_BT, kind):

@@ -12,6 +12,7 @@ from typing import Any
 import zlib
 
 import jax
+from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 import numpy as np
 
@@ -29,37 +30,54 @@ ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
 }
 
 
+# What `rematerialised` keeps of a block.
+PRODUCT = "product"
+
+
 def project(
     equation: str, x: jax.Array, w: jax.Array | Adapted, bias: jax.Array | None = None
 ) -> jax.Array:
-    """`einsum(equation, x, w)` plus a bias over the trailing axes; every weight product is one."""
-    y = _adapted(equation, x, w) if isinstance(w, Adapted) else _product(equation, x, w)
-    return y if bias is None else y + add_axes(bias, y.ndim)
+    """`einsum(equation, x, w)` plus a bias over the trailing axes; every weight product is one.
 
-
-def _product(equation: str, x: jax.Array, w: jax.Array) -> jax.Array:
+    The last axes of `x` are summed over with the first of `w`.
+    """
     inputs, _ = equation.split("->")
     axes_x, axes_w = inputs.split(",")
     summed = sum(letter in axes_x for letter in axes_w)
-    return _matrix_product(x, w, summed)
+    if isinstance(w, Adapted):
+        update = _matrix_product(_matrix_product(x, w.down, summed), w.up, 1)
+        y = _matrix_product(x, w.weight, summed) + w.strength * update
+    else:
+        y = _matrix_product(x, w, summed)
+    y = y if bias is None else y + add_axes(bias, y.ndim)
+    return checkpoint_name(y, PRODUCT)
 
 
+# Of two matrices, and not of arrays with several token axes: of those XLA's CPU compiler transposes
+# the gradient for the product with x, entry by entry and fused with all that computes it. What is
+# kept for the backward pass is x as it came, not a second array in the form of a matrix.
 @functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=2)
 def _matrix_product(x: jax.Array, w: jax.Array, summed: int) -> jax.Array:
-    K = math.prod(w.shape[:summed])
-    y = x.reshape(-1, K) @ w.reshape(K, -1)
-    return y.reshape(*x.shape[: x.ndim - summed], *w.shape[summed:])
+    rows, columns = math.prod(w.shape[:summed]), w.shape[summed:]
+    y = x.reshape(-1, rows) @ w.reshape(rows, -1)
+    return y.reshape(*x.shape[: x.ndim - summed], *columns)
 
 
-def _adapted(equation: str, x: jax.Array, w: Adapted) -> jax.Array:
-    inputs, output = equation.split("->")
-    axes_x, axes_w = inputs.split(",")
-    summed = "".join(letter for letter in axes_w if letter in axes_x)
-    kept = "".join(letter for letter in axes_w if letter not in axes_x)
-    low = output.removesuffix(kept) + "r"
-    low_x = jnp.einsum(f"{axes_x},{summed}r->{low}", x, w.down)
-    update = jnp.einsum(f"{low},r{kept}->{output}", low_x, w.up)
-    return _product(equation, x, w.weight) + w.strength * update
+def rematerialised(block: Callable[..., Any], scope: Scope, *args: Any) -> Any:
+    """`block(scope, *args)`, of which a backward pass keeps `args` and weight products alone.
+
+    Everything else in it is cheap to compute again, and much to store.
+    """
+
+    def pure(*args: Any) -> tuple[Any, Any]:
+        inner = Scope(scope.edits, scope.record, seen=scope.seen)
+        return block(inner, *args), (inner.records, inner.aux)
+
+    keep = jax.checkpoint_policies.save_only_these_names(PRODUCT)
+    made, (records, aux) = jax.checkpoint(pure, prevent_cse=False, policy=keep)(*args)
+    scope.records |= records
+    scope.aux |= aux
+    return made
 
 
 def add_axes(x: jax.Array, ndim: int) -> jax.Array:
