@@ -28,8 +28,10 @@ from kernels.error_model import Arithmetic, Pair, error_of, exact
 DEVIATIONS = 10.0
 
 # For programs that run once, and of which compiling is most of the cost: without XLA's emitters of
-# fused loops, and not cut up to be compiled in parallel.
+# fused loops, not cut up to be compiled in parallel, and not optimised.
 COMPILED_QUICKLY = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
     "xla_cpu_use_fusion_emitters": False,
     "xla_cpu_parallel_codegen_split_count": 1,
 }

@@ -281,6 +281,48 @@ def _scattered(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
     return Pair(value, arithmetic.together(passed, jnp.where(count > 1, adding, 0.0)))
 
 
+def _written(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
+    into, index, updates = operands
+    # Anew, as in `_scattered`.
+    how = {k: v for k, v in eqn.params.items() if not k.startswith("update_")}
+    value = lax.scatter(into.value, index.value, updates.value, **how)
+    if into.error is None and updates.error is None:
+        return Pair(value)
+    return Pair(value, lax.scatter(error_of(into), index.value, error_of(updates), **how))
+
+
+def _solved(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
+    """X of A X = B, A a triangle: |A^-1| (e_B + e_A |X| + n u |A| |X|) (Higham, section 8.2).
+
+    And of X A = B alike, from the other side.
+    """
+    a, b = operands
+    value = bind(eqn, [a.value, b.value])
+    n = a.value.shape[-1]
+    unit = jnp.broadcast_to(jnp.eye(n), a.value.shape)
+    half = jnp.tril if eqn.params["lower"] else jnp.triu
+    size = jnp.abs(half(a.value))
+    off = half(error_of(a))
+    if eqn.params["unit_diagonal"]:
+        size, off = jnp.where(unit == 1, 1.0, size), jnp.where(unit == 1, 0.0, off)
+    if eqn.params["transpose_a"]:
+        size, off = size.mT, off.mT
+    inverse = jnp.abs(bind(eqn, [a.value, unit]))
+
+    def product(left: Any, right: Any) -> Any:
+        left, right = (left, right) if eqn.params["left_side"] else (right, left)
+        if arithmetic.statistical:
+            return jnp.sqrt(jnp.square(left) @ jnp.square(right))
+        return left @ right
+
+    residual = arithmetic.together(
+        b.error,
+        product(off, jnp.abs(value)),
+        arithmetic.of_terms(n) * product(size, jnp.abs(value)),
+    )
+    return Pair(value, product(inverse, residual))
+
+
 MOVING = (
     "broadcast_in_dim",
     "concatenate",
@@ -322,5 +364,7 @@ RULES: dict[str, Rule] = {
     "not": _same,
     "convert_element_type": _converted,
     "bitcast_convert_type": _bits_to_float,
+    "scatter": _written,
     "scatter-add": _scattered,
+    "triangular_solve": _solved,
 }

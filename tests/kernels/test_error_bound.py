@@ -5,6 +5,7 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import linalg
 
 from kernels import cases, error_bound
 from kernels.error_model import Arithmetic
@@ -92,6 +93,37 @@ def test_a_recurrence_forgets_its_errors_as_it_forgets_its_values():
 def test_the_tail_of_erfc_is_off_by_what_its_exponent_is():
     x = jnp.linspace(-4.0, 9.0, 300)
     rounding.assert_within(jax.jit(lax.erfc)(x), rounding.expected(lax.erfc, x))
+
+
+@pytest.mark.parametrize(
+    "options", [{"lower": True}, {"trans": 1}, {"unit_diagonal": True}], ids=str
+)
+def test_rounding_of_a_triangular_solution_stays_within(options):
+    key_a, key_b = jax.random.split(jax.random.key(0))
+    a = jnp.eye(20)[None] + 0.3 * jax.random.normal(key_a, (3, 20, 20))
+    b = jax.random.normal(key_b, (3, 20, 4))
+
+    def function(a, b):
+        # Neither is exact.
+        return jax.scipy.linalg.solve_triangular(a * 1.1, b * 0.9, **options)
+
+    exact = rounding.expected(function, a, b)
+    wide_a, wide_b = np.float64(a) * np.float32(1.1), np.float64(b) * np.float32(0.9)
+    for i in range(3):
+        want = linalg.solve_triangular(wide_a[i], wide_b[i], **options)
+        np.testing.assert_allclose(exact.values[i], want, rtol=1e-9, atol=1e-12)
+    got = jax.jit(function)(a, b)
+    rounding.assert_within(got, exact)
+    off = error_bound.DEVIATIONS * (np.float64(got) - exact.values) / exact.bounds
+    assert 0.05 < np.sqrt(np.mean(off**2)) < 1.0
+
+
+def test_what_is_written_into_an_array_brings_its_error():
+    def function(x, at):
+        return (3.0 * x).at[at].set(x[at] * 0.1 + 1.0)
+
+    _, error = of(function, jnp.array([1.0, 2.0, 4.0]), jnp.array([1]))
+    np.testing.assert_allclose(error / U, [3.0, 0.2 + 1.2, 12.0], rtol=1e-6)
 
 
 def test_a_primitive_without_a_rule_is_refused():

@@ -11,7 +11,7 @@ import lm_jax
 from lm_jax.mixers import Layer
 from lm_jax.sites import Scope
 from protot_jax import PrototypeMixer
-from tests import tiny
+from tests import rounding, tiny
 
 CFG = tiny.decoder(num_layers=3, num_heads=1, num_kv_heads=1, head_dim=16)
 MIXER = PrototypeMixer(num_prototypes=5)
@@ -101,9 +101,11 @@ def test_mixer_is_the_equations(layer, changed):
     p = block(mixer, layer)
     x_BTD = jax.random.normal(jax.random.key(1), (2, 11, 16))
     out_BTD, _ = apply(mixer, p, x_BTD, layer)
+    exact = rounding.expected(lambda p, x_BTD: apply(mixer, p, x_BTD, layer)[0], p, x_BTD)
+    rounding.assert_within(out_BTD, exact)
     want_BTD = equations(mixer, p, x_BTD, layer)
+    np.testing.assert_allclose(exact.values, want_BTD, rtol=0, atol=1e-12)
     assert np.abs(want_BTD).max() > 1e-4
-    np.testing.assert_allclose(out_BTD, want_BTD, atol=1e-5 * np.abs(want_BTD).max())
 
 
 def test_no_output_depends_on_a_later_token_and_the_first_is_zero():
@@ -145,7 +147,10 @@ def test_decoding_step_by_step_equals_reading_at_once(dtype):
     kept = {name: x for name, x in kept.items() if name.startswith("blocks/")}
     params = lm_jax.params.tree_from_paths(weights | kept)
     tokens_BT = jax.random.randint(jax.random.key(1), (2, 300), 0, 40)
-    want = jax.jit(lambda p, t: lm_jax.forward(p, t, CFG, mixer=mixer).logits)(params, tokens_BT)
+
+    @jax.jit
+    def read(params):
+        return lm_jax.forward(params, tokens_BT, CFG, mixer=mixer).logits
 
     @jax.jit
     def step(cache, token_B):
@@ -154,8 +159,15 @@ def test_decoding_step_by_step_equals_reading_at_once(dtype):
 
     cache = lm_jax.init_cache(CFG, 2, 300, dtype=dtype, mixer=mixer)
     _, got = jax.lax.scan(step, cache, tokens_BT.T)
-    bound = {"float32": 2e-5, "bfloat16": 2e-2}[dtype]
-    np.testing.assert_allclose(got.swapaxes(0, 1), want, atol=bound * np.abs(want).max())
+    wide = jax.tree.map(lambda x: x.astype(jnp.float32), params)
+    wanted = rounding.expected(read, wide)
+    for each in (got.swapaxes(0, 1), read(params)):
+        if dtype == "float32":
+            rounding.assert_within(each, wanted)
+        else:
+            # Three layers of some eight operations on the way, each off by a unit of bfloat16.
+            error, size = (np.sqrt(np.mean(x**2)) for x in (each - wanted.values, wanted.values))
+            assert error < np.sqrt(3 * 8) * 2.0**-8 * size
 
 
 def test_a_cache_is_of_one_size_at_any_length():
@@ -183,12 +195,20 @@ def test_the_memory_site_is_what_the_output_reads(mass_normalisation):
     tokens_BT = jax.random.randint(jax.random.key(1), (2, 12), 0, 40)
     sites = dict.fromkeys(("mixer.memory", "mixer.read", "attn.out"), lm_jax.keep)
     out = lm_jax.forward(params, tokens_BT, CFG, mixer=mixer, record=sites)
-    plain = lm_jax.forward(params, tokens_BT, CFG, mixer=mixer)
-    np.testing.assert_allclose(out.logits, plain.logits, atol=1e-6)
-    memory, read, written = (np.asarray(out.records[name]) for name in sites)
+    plain = rounding.expected(
+        lambda params: lm_jax.forward(params, tokens_BT, CFG, mixer=mixer).logits, params
+    )
+    rounding.assert_within(out.logits, plain)
+    memory, read, written = (out.records[name] for name in sites)
     p = params["blocks"]["mixer"]
-    want = np.einsum("LBTR,LBTRE,LED,L->LBTD", read, memory, p["out"], p["alpha"])
-    np.testing.assert_allclose(written, want, atol=1e-6)
+
+    def writes(read, memory, out, alpha):
+        read_LBTE = jnp.einsum("LBTR,LBTRE->LBTE", read, memory)
+        return alpha[:, None, None, None] * jnp.einsum("LBTE,LED->LBTD", read_LBTE, out)
+
+    wanted = rounding.expected(writes, read, memory, p["out"], p["alpha"])
+    rounding.assert_within(written, wanted)
+    memory = np.asarray(memory)
     # Nothing was written before the first token, and to every channel before the others.
     assert (memory[:, :, 0] == 0).all()
     assert memory[:, :, 1:].any((0, 1, 2, 4)).all()
