@@ -1,5 +1,6 @@
 """Substitution puts the right map into the right heads, counts dead rows and compiles once."""
 
+import functools
 import itertools
 
 import jax
@@ -11,8 +12,10 @@ import lm_jax
 from lm_jax.attention import as_pytree
 from lm_jax.errors import UsageError
 from polyattn_jax import measure, row_maps
+from polyattn_jax.diagnostic import relative_error_bound, softmax_error_bound
 from polyattn_jax.row_maps import RECIPES
 from polyattn_jax.substitute import Switch, recipe, substitute
+from tests import rounding
 
 L, N, B, T = 3, 4, 2, 9
 CFG = lm_jax.DecoderConfig(
@@ -73,21 +76,23 @@ def softmax_row(row):
 
 def test_chosen_heads_follow_algorithm_1_and_all_others_softmax(params, tokens_BT):
     heads_LN = np.array([[1, 0, 0, 1], [0, 0, 1, 0], [0, 1, 1, 1]], bool)
-    out = run(params, tokens_BT, substitute(MAPS, RELU4, -0.2, heads_LN, EVERY_QUERY))
+    out = run(params, tokens_BT, substitute(MAPS, RELU4, -0.25, heads_LN, EVERY_QUERY))
+    # A weight is one term over the sum of all: the bound of a sum of such terms, and a quotient.
+    bound = max(relative_error_bound(4, T), softmax_error_bound(T)) + 2 * 2**-24
     scores, pattern = out.records["attn.scores"], np.asarray(out.records["attn.pattern"])
     dead_LB = np.zeros((L, B), int)
     for layer, b, head, query in np.ndindex(L, B, N, T):
         row = np.asarray(scores[layer, b, head, query])
         chosen = heads_LN[layer, head]
-        expected = algorithm_1(row, 4, -0.2) if chosen else softmax_row(row)
-        np.testing.assert_allclose(pattern[layer, b, head, query], expected, atol=2e-6)
+        expected = algorithm_1(row, 4, -0.25) if chosen else softmax_row(row)
+        np.testing.assert_allclose(pattern[layer, b, head, query], expected, rtol=bound, atol=1e-37)
         dead_LB[layer, b] += sum(expected) == 0.0
     assert dead_LB.sum() > 0
     np.testing.assert_array_equal(out.aux["dead_rows_B"], dead_LB)
-    v_LBSNH = np.repeat(np.asarray(out.records["attn.v"]), N // CFG.num_kv_heads, axis=3)
-    np.testing.assert_allclose(
-        out.records["attn.z"], np.einsum("LBNTS,LBSNH->LBTNH", pattern, v_LBSNH), atol=1e-5
-    )
+    v_LBSNH = np.repeat(np.float64(out.records["attn.v"]), N // CFG.num_kv_heads, axis=3)
+    products = functools.partial(np.einsum, "LBNTS,LBSNH->LBTNH", pattern)
+    error = np.abs(out.records["attn.z"] - products(v_LBSNH))
+    assert (error <= T * 2**-24 * products(np.abs(v_LBSNH))).all()
 
 
 @pytest.mark.parametrize("name", ["relu_p16_bauto", "sigmoid_b0", "relu_p1_over_sqrtL"])
@@ -97,7 +102,10 @@ def test_a_recipe_everywhere_is_its_map_switched_on_in_every_head(params, tokens
     index = maps.index(attend.map)
     switched = substitute(maps, index, attend.bias, ~NO_HEADS, EVERY_QUERY)
     logits = run(params, tokens_BT, attend).logits
-    np.testing.assert_allclose(logits, run(params, tokens_BT, switched).logits, atol=1e-5)
+    forward = lambda: lm_jax.forward(params, tokens_BT, CFG, attend=attend).logits  # noqa: E731
+    wanted = rounding.expected(forward)
+    rounding.assert_within(logits, wanted)
+    rounding.assert_within(run(params, tokens_BT, switched).logits, wanted)
     assert np.abs(logits - run(params, tokens_BT, SOFTMAX).logits).max() > 1e-3
 
 
@@ -158,8 +166,11 @@ def test_dead_rows_of_a_case_made_by_hand():
     }
     pattern_BNTS, aux = Switch((row_maps.relu_power(2.0),))(scores_BNTS, data)
     # Shifted by 0.5 the first two rows have no positive score; the third has 1 and 3.
-    np.testing.assert_allclose(pattern_BNTS[0, 0], [[0, 0, 0], [0, 0, 0], [0, 0.1, 0.9]], rtol=1e-6)
-    np.testing.assert_allclose(pattern_BNTS[0, 1].sum(-1), 1.0, rtol=1e-6)
+    bound = relative_error_bound(2, 3) + 2 * 2**-24
+    want = [[0, 0, 0], [0, 0, 0], [0, 0.1, 0.9]]
+    np.testing.assert_allclose(pattern_BNTS[0, 0], want, rtol=bound)
+    # Three weights over the sum of three, a dozen operations for each.
+    np.testing.assert_allclose(pattern_BNTS[0, 1].sum(-1), 1.0, rtol=2 * (3 + 12) * 2**-24)
     np.testing.assert_array_equal(aux["dead_rows_B"], [2])
 
 
