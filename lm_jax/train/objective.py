@@ -19,12 +19,13 @@ import jax
 import jax.numpy as jnp
 
 from lm_jax import params as params_lib
-from lm_jax import settings
+from lm_jax import settings, span_attention
+from lm_jax.attention import Attend, Fused, fused, softmax
 from lm_jax.config import DecoderConfig
 from lm_jax.decoder import Output, forward, param_spec
 from lm_jax.errors import UsageError
 from lm_jax.flops import Causal, forward_flops
-from lm_jax.mixers import ATTENTION, Mixer
+from lm_jax.mixers import ATTENTION, AttentionMixer, Mixer
 from lm_jax.params import ParamSpec, ParamTree
 from lm_jax.train import losses, optim
 from lm_jax.train.data import VOID
@@ -179,6 +180,7 @@ def token_loss(
         cut.read_BT,
         cfg,
         mixer=mixer,
+        attend=_attend(cfg, mixer, dropout),
         dropout=dropout,
         rng=rng,
         valid_BT=cut.valid_BT,
@@ -186,6 +188,14 @@ def token_loss(
     model = losses.Predictor(output.hidden, params)
     sums = losses.summed(model, cut.target_BT, cut.counted_BT, cfg)
     return sums.minimised, jnp.sum(cut.counted_BT)
+
+
+def _attend(cfg: DecoderConfig, mixer: Mixer, dropout: float) -> Attend | Fused:
+    """Softmax; on a CPU without whole scores, unless the mixer drops from the pattern."""
+    if jax.default_backend() != "cpu" or not isinstance(mixer, AttentionMixer):
+        return softmax
+    whole = cfg.score_softcap is not None or (mixer.pattern_dropout and dropout > 0)
+    return softmax if whole else fused(softmax, span_attention.NAME)
 
 
 @dataclasses.dataclass(frozen=True)
