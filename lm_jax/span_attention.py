@@ -96,8 +96,10 @@ def _spans(heads: _Heads, seen: Visibility) -> Iterator[tuple[slice, slice]]:
     length = -(-T // SPANS)
     for first in range(0, T, length):
         end = min(first + length, T)
-        known = seen.causal and seen.first is not None
-        yield slice(first, end), slice(0, min(max(seen.first + end, 1), S) if known else S)
+        keys = S
+        if seen.causal and seen.first is not None:
+            keys = min(max(seen.first + end, 1), S)
+        yield slice(first, end), slice(0, keys)
 
 
 def _scores(scale: float, heads: _Heads, seen: Visibility, rows: slice, keys: slice) -> jax.Array:
