@@ -1,6 +1,7 @@
 """The released arithmetic in JAX is that of the oracle, and differs from ours where it should."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +18,11 @@ from protot_jax import study_config
 from protot_jax.config import PretrainConfig
 from protot_jax.released import released_prefix_mean
 from protot_jax.trained import model
+from tests import rounding
 from tests.kernels.released_prefix_mean import released
 from tests.protot_jax.small_runs import settings
+
+by_definition = functools.partial(prefix_mean, implementation="reference")
 
 
 def _inputs(decays, T=160, B=2, E=3):
@@ -34,25 +38,31 @@ def _inputs(decays, T=160, B=2, E=3):
 def test_it_is_the_oracle_in_one_product(decay):
     write, value, decay_R, read = _inputs([decay, decay])
     want = released(write, value, decay_R, read)
-    got = np.asarray(released_prefix_mean(*map(jnp.asarray, (write, value, decay_R, read))))
-    assert np.abs(got - want).max() <= 2e-5 * np.abs(want).max()
+    given = tuple(map(jnp.asarray, (write, value, decay_R, read)))
+    exact = rounding.expected(released_prefix_mean, *given)
+    rounding.assert_within(released_prefix_mean(*given), exact)
+    rounding.assert_within(want, exact)
 
 
 def test_it_is_the_exact_mean_while_powers_are_above_its_epsilon():
-    write, value, decay_R, read = map(jnp.asarray, _inputs([0.9, 0.95], T=100))
-    exact = prefix_mean(write, value, decay_R, read)
-    # At step 100 and decay 0.9 the epsilon is 4e-8 of the power.
-    np.testing.assert_allclose(
-        released_prefix_mean(write, value, decay_R, read), exact, rtol=0, atol=2e-5
-    )
+    given = tuple(map(jnp.asarray, _inputs([0.9, 0.95], T=100)))
+    exact, its = (rounding.expected(f, *given) for f in (by_definition, released_prefix_mean))
+    rounding.assert_within(released_prefix_mean(*given), its)
+    # At step 100 and decay 0.9 the epsilon is 4e-8 of the power, and so of a weight in the mean.
+    largest = np.abs(given[1]).max()
+    np.testing.assert_allclose(its.values, exact.values, rtol=0, atol=2 * 4e-8 * largest)
 
 
 def test_without_the_mass_it_sums_as_the_exact_one():
-    write, value, decay_R, read = map(jnp.asarray, _inputs([0.9, 0.95], T=100))
-    exact = prefix_mean(write, value, decay_R, read, mass_normalisation=False)
-    found = released_prefix_mean(write, value, decay_R, read, mass_normalisation=False)
-    # At step 100 and decay 0.9 the epsilon is 4e-8 of the power.
-    np.testing.assert_allclose(found, exact, rtol=0, atol=2e-6 * float(jnp.abs(exact).max()))
+    given = tuple(map(jnp.asarray, _inputs([0.9, 0.95], T=100)))
+    plain = functools.partial(released_prefix_mean, mass_normalisation=False)
+    exact = rounding.expected(functools.partial(by_definition, mass_normalisation=False), *given)
+    its = rounding.expected(plain, *given)
+    rounding.assert_within(plain(*given), its)
+    # At step 100 and decay 0.9 the epsilon is 4e-8 of the power, and so of a term; their weights
+    # add up to at most 1 / (1 - 0.95).
+    room = 4e-8 / 0.05 * np.abs(given[1]).max()
+    np.testing.assert_allclose(its.values, exact.values, rtol=0, atol=room)
 
 
 def test_the_no_mass_row_of_table_18_reads_the_released_moving_average():
@@ -76,19 +86,31 @@ def test_the_no_mass_row_of_table_18_reads_the_released_moving_average():
         attend=lm_jax.softmax,
         index=2,
     )
-    out_BTD, _ = mixer.apply(p, jnp.ones((1, T, 16)), cfg, told, None)
+
+    def apply(p):
+        return mixer.apply(p, jnp.ones((1, T, 16)), cfg, told, None)[0][0, :, 0]
+
+    exact = rounding.expected(apply, p)
+    rounding.assert_within(apply(p), exact)
+    # The logit of 0.9 is rounded: a unit of it moves 1 - 0.9 by as much of itself.
     want_T = (1 - 0.9 ** np.arange(T)) / R
-    np.testing.assert_allclose(out_BTD[0, :, 0], want_T, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(exact.values, want_T, rtol=8 * 2.0**-24)
 
 
 def test_beyond_forty_half_lives_it_forgets_the_discount_and_then_everything():
     write, value, decay_R, read = map(jnp.asarray, _inputs([0.5, 0.5], T=160))
     ones = jnp.ones_like(value)
-    read_out = np.asarray(released_prefix_mean(write, ones, decay_R, read))[0, :, 0]
-    np.testing.assert_allclose(read_out[1:40], 1.0, rtol=1e-3)
+    given = write, ones, decay_R, read
+    exact = rounding.expected(released_prefix_mean, *given)
+    rounding.assert_within(released_prefix_mean(*given), exact)
+    read_out = exact.values[0, :, 0]
+    # The two shares of a read add up to 1 but for their rounding.
+    np.testing.assert_allclose(read_out[1:40], 1.0, rtol=2.0**-23)
     # Mass 0.5 * 2^-i * sum 1e12 passes under 1e-6 near step 60.
     assert np.all(read_out[80:] < 0.05)
-    np.testing.assert_allclose(prefix_mean(write, ones, decay_R, read)[0, 1:, 0], 1.0, rtol=1e-5)
+    ours = rounding.expected(by_definition, *given)
+    np.testing.assert_allclose(ours.values[0, 1:, 0], 1.0, rtol=2.0**-23)
+    rounding.assert_within(prefix_mean(*given), ours)
 
 
 def test_its_gradients_are_finite_where_everything_is_forgotten():
