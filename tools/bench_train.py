@@ -53,8 +53,10 @@ TOLERANCE = 1e-4
 CHUNK = 8_192
 PACKAGES = ("jax", "jaxlib", "numpy", "torch", "transformers")
 SETTINGS = TrainConfig(steps=1_000, learning_rate=1e-3)
-# Seconds of rest before each run, where torch's idle threads would spin on our cores.
-PAUSE = 0.5
+# Seconds of rest before each run, where torch's idle threads would spin on our cores, and of steps
+# that do not count: at least one, for the first after another contender's took up to 1.4 times as
+# long.
+PAUSE, SETTLE = 0.5, 0.1
 
 
 class Step:
@@ -181,7 +183,7 @@ def bench_steps(
             return None
         steps |= rivals
     labels, first = list(steps), next(iter(steps))
-    runs = in_turns(list(steps.values()), repeats, PAUSE if against else 0.0)
+    runs = in_turns(list(steps.values()), repeats, PAUSE if against else 0.0, SETTLE)
     seconds = dict(zip(labels, runs, strict=True))
     memory = {label: step.bytes for label, step in steps.items() if isinstance(step, Step)}
     dropped = f", dropout {rates[0]:g}" if len(rates) == 1 else ""
