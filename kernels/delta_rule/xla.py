@@ -13,11 +13,11 @@ chunk that starts with the memory S and has the rows k_t, v_t, q_t of K, V, Q:
 2. Out = Q S + tril(Q K^T) Changes.
 3. The next chunk starts with S + K^T Changes.
 
-The system is solved by substitution in blocks: with the inverses A^{-1} and B^{-1} of the diagonal
-blocks, that of [[A, 0], [F, B]] is [[A^{-1}, 0], [-B^{-1} F A^{-1}, B^{-1}]], from blocks of one on.
-That keeps its accuracy when keys repeat, where powers of L, as in a Neumann series, grow like
-binomial coefficients. It is products alone: XLA's triangular solve on a CPU, of jaxlib 0.10.2, can
-wait for threads of its own pool for good, and did on two cores. A last chunk that is short is
+The system is solved by substitution in blocks, from blocks of one row on: with the inverses A^{-1}
+and B^{-1} of the diagonal blocks, that of [[A, 0], [F, B]] is [[A^{-1}, 0], [-B^{-1} F A^{-1},
+B^{-1}]]. That keeps its accuracy when keys repeat, where powers of L, as in a Neumann series, grow
+like binomial coefficients. It is products alone: XLA's triangular solve on a CPU, of jaxlib 0.10.2,
+can wait for threads of its own pool for good, and did on two cores. A last chunk that is short is
 filled with zeros, which write nothing.
 
 Differentiation goes through the chunk; `jax.checkpoint` keeps its start alone, so T / C memories
