@@ -84,16 +84,21 @@ def _chunk(S_BNHE: jax.Array, inputs: tuple[jax.Array, ...]) -> tuple[jax.Array,
 
 def _unit_lower_inverse(system_BNCC: jax.Array) -> jax.Array:
     """The inverse of I + L, L the strictly lower triangle of `system_BNCC`."""
-    C = system_BNCC.shape[-1]
-    inverse = jnp.broadcast_to(jnp.eye(C, dtype=system_BNCC.dtype), system_BNCC.shape)
-    place_C = jnp.arange(C)
+    B, N, C, _ = system_BNCC.shape
+    P = 1 << (C - 1).bit_length()
+    fill = ((0, 0), (0, 0), (0, P - C), (0, P - C))
+    system = jnp.pad(system_BNCC, fill)
+    # The inverses of the M diagonal blocks of X rows.
+    inverse_BNMXX = jnp.ones((B, N, P, 1, 1), system.dtype)
     size = 1
-    while size < C:
-        # F of every pair of blocks: rows of an odd block, columns of the even one before it.
-        block_C = place_C // size
-        below_CC = (block_C[:, None] % 2 == 1) & (block_C[None] == block_C[:, None] - 1)
-        off = jnp.where(below_CC[None, None], system_BNCC, 0.0)
-        inner = _einsum("BNCD,BNDF->BNCF", off, inverse)
-        inverse = inverse - _einsum("BNCD,BNDF->BNCF", inverse, inner)
+    while size < P:
+        pairs = P // (2 * size)
+        blocks = system.reshape(B, N, pairs, 2, size, pairs, 2, size)
+        below = jnp.einsum("BNMXMY->BNMXY", blocks[:, :, :, 1, :, :, 0])
+        inverse = inverse_BNMXX.reshape(B, N, pairs, 2, size, size)
+        first, second = inverse[:, :, :, 0], inverse[:, :, :, 1]
+        corner = -_einsum("BNMXY,BNMYZ,BNMZW->BNMXW", second, below, first)
+        top = jnp.concatenate([first, jnp.zeros_like(first)], -1)
+        inverse_BNMXX = jnp.concatenate([top, jnp.concatenate([corner, second], -1)], -2)
         size *= 2
-    return inverse
+    return inverse_BNMXX[:, :, 0, :C, :C]
