@@ -20,9 +20,7 @@ from tests.lm_jax import tiny_training as tiny
 
 CONFIG = dataclasses.replace(tiny.CONFIG, warmup=0.0)
 OBJECTIVE = LanguageModelling(tiny.CFG)
-SPEC = dict(lm_jax.params.leaves(tiny.SPEC))
 BATCH = tiny.BATCHES.at(0)["tokens"]
-U = 2.0**-24
 
 
 def updated(config, ways=1, batch=BATCH, objective=OBJECTIVE):
@@ -63,35 +61,7 @@ def mean(reference):
 
 
 def assert_is_the_update_of(after, metrics, mean):
-    """Loss, norm, first moment and parameters after one step of Adam, to which decay is added."""
-    (loss, grads), (loss_bound, bounds) = mean
-    rounding.assert_within(metrics["loss"], rounding.Expected(loss, loss_bound))
-    leaves = jax.tree.leaves(grads)
-    norm = math.sqrt(sum(np.sum(g**2) for g in leaves))
-    # Of a sum of squares, added in any order, and as far as the entries may lead.
-    size = sum(g.size for g in leaves)
-    room = math.sqrt(sum(np.sum(b**2) for b in jax.tree.leaves(bounds)))
-    assert float(metrics["grad_norm"]) == pytest.approx(norm, abs=room + size * U * norm)
-    # Adam's first moment after one step is a tenth of the gradient.
-    tenth = jax.tree.map(lambda g: g / 10, grads)
-    within = jax.tree.map(lambda g, b: b / 10 + 4 * U * np.abs(g), grads, bounds)
-    rounding.assert_within(after.opt_state[0].mu, rounding.Expected(tenth, within))
-    # Its step is the rate wherever the sign of the gradient is known, for epsilon is far below.
-    rate, sure = CONFIG.learning_rate, 0
-    kept = lm_jax.params.by_path(tiny.initial_params())
-    slopes, bounds = map(lm_jax.params.by_path, (grads, bounds))
-    for path, leaf in lm_jax.params.by_path(after.params).items():
-        g, known = slopes[path], np.abs(slopes[path]) > 1e-5 + bounds[path]
-        decay = CONFIG.weight_decay * optim.is_weight(path, SPEC[path])
-        want = kept[path] * (1 - rate * decay) - rate * g / (np.abs(g) + 1e-8)
-        off = np.abs(np.float64(leaf) - want)
-        # Sums and products at the size of the parameter and of the step; 1 - 0.999, by which Adam
-        # corrects, has the rounding of 0.999; epsilon moves it by its share of the gradient.
-        relative = (16 + 1 / 0.001) * U + 1e-8 / np.maximum(np.abs(g), 1e-5)
-        room = 4 * U * np.abs(kept[path]) + rate * relative
-        assert np.all(off[known] <= room[known]), path
-        sure += known.sum()
-    assert sure > 0.8 * size
+    tiny.assert_is_the_update_of(after, metrics, mean, tiny.initial_params(), tiny.SPEC, CONFIG)
 
 
 def count(batch):
@@ -161,7 +131,7 @@ def test_a_batch_of_padding_alone_moves_nothing_but_by_decay(whole):
     shrunk = 1.0 - float(optim.cosine_schedule(CONFIG)(0)) * CONFIG.weight_decay
     # Two products and a sum.
     want = shrunk * np.float64(tiny.initial_params()["unembed"])
-    np.testing.assert_allclose(after.params["unembed"], want, rtol=4 * U)
+    np.testing.assert_allclose(after.params["unembed"], want, rtol=4 * tiny.U)
 
 
 @pytest.mark.parametrize(("rows", "accumulate", "ways"), [(6, 1, 4), (8, 4, 4), (8, 3, 1)])
@@ -210,7 +180,7 @@ def test_perplexity_weights_tokens_and_says_what_batches_would_give(reference):
     found = evaluate(look, params, tiny.VALIDATION, mesh)
     assert found.tokens == n + m
     # An exponential is off by as much of itself as what it is of.
-    off = sum(float(each.bounds) for each in exact) / min(n, m) + 8 * U * math.log(32)
+    off = sum(float(each.bounds) for each in exact) / min(n, m) + 8 * tiny.U * math.log(32)
     assert found.perplexity == pytest.approx(math.exp((a + b) / (n + m)), rel=off)
     assert found.batch_mean_perplexity == pytest.approx(math.exp((a / n + b / m) / 2), rel=off)
 
