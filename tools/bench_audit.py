@@ -1,12 +1,14 @@
 """Time and memory of the audit's forward passes, as ratios measured in one run.
 
     python -m tools.bench_audit                     SmolLM2-135M from the cache
-    python -m tools.bench_audit --model FOLDER --length 512 --memory-length 1024 --repeats 7
+    python -m tools.bench_audit --model FOLDER --length 512 --prompts 20 --prompt-length 140
 
 1. Forward against `transformers` with torch on the same cores, logits of every position (needs
    torch; left out, and said so, without it).
-2. The diagnosing forward against the plain one, both with the logits of one position.
-3. Memory of these two: temporaries and outputs of the compiled program, and the peak resident size
+2. S_p of the last row of `--prompts` prompts, one at a time as the audit takes them: the diagnosing
+   forward against `transformers` with a hook on its attention (needs torch).
+3. The diagnosing forward against the plain one, both with the logits of one position.
+4. Memory of these two: temporaries and outputs of the compiled program, and the peak resident size
    of a process of its own.
 
 Each ratio is of two things measured in turns within this run, so that a load on the machine falls
@@ -36,8 +38,12 @@ from polyattn_jax.diagnostic import relative_error_bound, row_stats
 from polyattn_jax.probe import DEGREES
 from tools.bench import torch_llama
 from tools.bench.timing import PROFILE, conditions, in_turns, profiled, ratio
+from tools.bench.torch_scores import ScoreRows
 
 LOGIT_TOLERANCE = 1e-3
+# Of the mass that the target gets, in rows whose target is not at the very edge of being dead.
+MASS_TOLERANCE, LEAST_TARGET = 1e-2, 0.1
+BIASES = (0.0, 1.0)
 PAUSE = 0.5  # seconds
 PASSES = ("plain", "diagnosing")
 PACKAGES = ("jax", "jaxlib", "numpy", "torch", "transformers")
@@ -52,7 +58,7 @@ def passes(model: lm_jax.Pretrained, tokens_BT: jax.Array) -> dict[str, tuple[An
         return lm_jax.forward(params, tokens_BT, model.cfg, logits_at=last_B1).logits
 
     diagnosing = functools.partial(measure.diagnose, cfg=model.cfg)
-    biases = jnp.array([0.0, 1.0])
+    biases = jnp.array(BIASES)
     return {
         "plain": (jax.jit(plain), (model.params, tokens_BT, last_B1)),
         "diagnosing": (
@@ -64,10 +70,21 @@ def passes(model: lm_jax.Pretrained, tokens_BT: jax.Array) -> dict[str, tuple[An
 
 def tokens(model: lm_jax.Pretrained, length: int) -> np.ndarray:
     """The first `length` tokens of a calibration text, as a batch of one."""
+    return prompts(model, 1, length)[0]
+
+
+def prompts(model: lm_jax.Pretrained, count: int, length: int) -> list[np.ndarray]:
+    """Pieces of `length` tokens of the calibration texts, each a batch of one."""
     if model.tokenizer is None:
         raise BadInputError("--model has no tokenizer.json; name a model that has one")
-    text = next(iter(calibrate.calibration_texts().values()))
-    return np.asarray(model.tokenizer.encode(text)[:length], np.int32)[None]
+    found: list[np.ndarray] = []
+    for text in calibrate.calibration_texts().values():
+        ids = np.asarray(model.tokenizer.encode(text), np.int32)[None]
+        starts = range(0, ids.shape[1] - length + 1, length)
+        found += [ids[:, start : start + length] for start in starts]
+        if len(found) >= count:
+            return found[:count]
+    raise BadInputError(f"the calibration texts make {len(found)} prompts of {length} tokens")
 
 
 def show(label: str, first: Sequence[float], second: Sequence[float], names: Sequence[str]) -> None:
@@ -118,6 +135,45 @@ def against_torch(model: lm_jax.Pretrained, length: int, repeats: int) -> bool:
         show(label, ours, torch_seconds, ("lm_jax", "transformers"))
         print(f"    logits differ by at most {difference:.1e}")
     return good
+
+
+def against_hooks(model: lm_jax.Pretrained, count: int, length: int, repeats: int) -> bool:
+    """Ours against a hooked torch model on many prompts; False where S_p disagrees."""
+    label = f"S_p of {count} prompts of {length} tokens, diagnosing / transformers with a hook"
+    if lacking := torch_llama.missing():
+        print(f"{label}: not measured, as {lacking}")
+        return True
+    import torch
+
+    batches = prompts(model, count, length)
+    diagnose, (params, _, last_B1, answers_B1, biases) = passes(model, jnp.asarray(batches[0]))[
+        "diagnosing"
+    ]
+    theirs = ScoreRows(torch_llama.as_torch(model.cfg, model.params), DEGREES, BIASES)
+    ours_in = [jnp.asarray(batch) for batch in batches]
+    theirs_in = [torch.tensor(batch, dtype=torch.long) for batch in batches]
+
+    def run_ours() -> list[measure.Diagnosis]:
+        return jax.block_until_ready(
+            [diagnose(params, batch, last_B1, answers_B1, biases) for batch in ours_in]
+        )
+
+    def run_theirs() -> list[Any]:
+        return [theirs(batch)[0] for batch in theirs_in]
+
+    worst = 0.0
+    for found, expected in zip(run_ours(), run_theirs(), strict=True):
+        stats = found.rows["argmax"]
+        near = np.asarray(stats.r_star)[..., 0] > LEAST_TARGET
+        mass = np.asarray(stats.target_mass)[..., 0, :]
+        worst = max(worst, float(np.abs(mass - 1 / (1 + expected.numpy()))[near].max()))
+    if not worst <= MASS_TOLERANCE:
+        print(f"{label}: no ratio, as the target's mass differs by {worst:.1e} > {MASS_TOLERANCE}")
+        return False
+    ours, torch_seconds = in_turns([run_ours, run_theirs], repeats, PAUSE)
+    show(label, ours, torch_seconds, ("lm_jax", "transformers"))
+    print(f"    1 / (1 + S_p) differs by at most {worst:.1e}")
+    return True
 
 
 def diagnosing_error(
@@ -212,6 +268,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], parents=[PROFILE])
     parser.add_argument("--model", default="smollm2", help="HF folder, GGUF file, or manifest name")
     parser.add_argument("--length", type=int, default=512, help="tokens where time is measured")
+    parser.add_argument("--prompts", type=int, default=20, help="how many beside a hooked model")
+    parser.add_argument("--prompt-length", type=int, default=140, help="tokens of each of these")
     parser.add_argument("--memory-length", type=int, default=1024, help="tokens for memory")
     parser.add_argument("--repeats", type=int, default=7, help="turns of each pair")
     parser.add_argument("--peak-of", choices=PASSES, help=argparse.SUPPRESS)
@@ -224,6 +282,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         told = ", ".join(f"{key} {value}" for key, value in conditions(PACKAGES).items())
         print(f"{given.model}, float32, {told}\n")
         good = against_torch(model, given.length, given.repeats)
+        many = given.prompts, given.prompt_length
+        good = against_hooks(model, *many, given.repeats) and good
         good = diagnosing(model, given.length, given.repeats) and good
         program_memory(model, given.memory_length)
         process_memory(given.model, given.memory_length)

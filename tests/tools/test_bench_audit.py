@@ -8,6 +8,7 @@ import pytest
 import lm_jax
 from polyattn_jax import measure
 from tools import bench_audit
+from tools.bench import torch_scores
 
 
 class Letters:
@@ -63,3 +64,22 @@ def test_wrong_logits_print_no_ratio(model, capsys, monkeypatch):
     assert not bench_audit.against_torch(model, length=9, repeats=1)
     out = capsys.readouterr().out
     assert "no ratio, as logits differ by" in out and " ms (" not in out
+
+
+@pytest.mark.torch
+def test_a_hooked_torch_model_tells_the_same_s_p(model, capsys):
+    assert bench_audit.against_hooks(model, count=3, length=17, repeats=2)
+    out = capsys.readouterr().out
+    assert "S_p of 3 prompts of 17 tokens, diagnosing / transformers with a hook: " in out
+    assert " ms (" in out
+
+
+@pytest.mark.torch
+def test_other_s_p_than_torch_prints_no_ratio(model, capsys, monkeypatch):
+    told = torch_scores.ScoreRows.__call__
+    monkeypatch.setattr(
+        torch_scores.ScoreRows, "__call__", lambda self, tokens: (2 * told(self, tokens)[0], None)
+    )
+    assert not bench_audit.against_hooks(model, count=3, length=17, repeats=2)
+    out = capsys.readouterr().out
+    assert "no ratio, as the target's mass differs by" in out and " ms (" not in out

@@ -1,0 +1,59 @@
+"""S_p from `transformers` under torch: the last row of scores of every layer, caught by a hook.
+
+What a user would write instead of `polyattn_jax.measure.diagnose`: an attention function that keeps
+one row of scores and goes on with torch's fused attention, then S_p of the rows kept. torch and
+transformers are imported where they run alone.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+NAME = "keeps_last_row"
+
+
+class ScoreRows:
+    """A model of `transformers` that tells S_p of the last query of a prompt.
+
+    Attributes:
+      degrees, biases: what S_p is of.
+    """
+
+    def __init__(self, model: Any, degrees: Sequence[int], biases: Sequence[float]) -> None:
+        import torch
+        from transformers import AttentionInterface, AttentionMaskInterface
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+        from transformers.masking_utils import sdpa_mask
+
+        self.degrees, self.biases = degrees, biases
+        self._rows: list[Any] = []
+
+        def attend(module, query, key, value, attention_mask, scaling=None, **options):
+            B, N, _, H = query.shape
+            last = query[:, :, -1].reshape(B, key.shape[1], -1, H)
+            self._rows.append((last @ key.transpose(-1, -2) * scaling).reshape(B, N, -1))
+            return sdpa_attention_forward(
+                module, query, key, value, attention_mask, scaling=scaling, **options
+            )
+
+        AttentionInterface.register(NAME, attend)
+        AttentionMaskInterface.register(NAME, sdpa_mask)
+        self._model = model.eval()
+        self._model.set_attn_implementation(NAME)
+        self._torch = torch
+
+    def __call__(self, tokens_BT: Any) -> tuple[Any, Any]:
+        """S_p `[L, bias, B, N, degree]` against the largest score, and the last logits `[B, V]`.
+
+        S_p of a row without a positive score is NaN.
+        """
+        torch = self._torch
+        with torch.inference_mode():
+            self._rows.clear()
+            logits = self._model(tokens_BT, use_cache=False, logits_to_keep=1).logits[:, -1]
+            rows_LBNS = torch.stack(self._rows)
+            of_bias = []
+            for bias in self.biases:
+                r = torch.relu(rows_LBNS + bias)
+                ratios = r / r.amax(-1, keepdim=True)
+                of_bias.append(torch.stack([(ratios**p).sum(-1) - 1 for p in self.degrees], -1))
+            return torch.stack(of_bias, 1), logits
