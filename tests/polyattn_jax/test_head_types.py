@@ -111,23 +111,28 @@ def test_heads_of_an_audit_are_averages_over_whole_prompts(audited, tiny):
         vocabulary=model.tokenizer, length=64, n=4, seed=0, max_length=model.cfg.max_length
     )
     tokens_BT = jnp.asarray([prompt.tokens for prompt in made.prompts])
-    record = {"attn.pattern": lm_jax.keep}
-    pattern_LBNTS = np.asarray(
-        lm_jax.forward(model.params, tokens_BT, model.cfg, record=record).records["attn.pattern"],
-        np.float64,
-    )
     planted_BT = np.stack([head_types.successors(p.tokens) for p in made.prompts])
-    rows = np.arange(64)
-    for head in pq.read_table(audited / "heads.parquet").to_pylist():
-        pattern_BTS = pattern_LBNTS[head["layer"], :, head["head"]]
+    known_BT = jnp.asarray(planted_BT >= 0)
+
+    def averages():
+        record = {"attn.pattern": lm_jax.keep}
+        out = lm_jax.forward(model.params, tokens_BT, model.cfg, record=record)
+        pattern_LBNTS = out.records["attn.pattern"]
+        at_LBNT1 = jnp.maximum(jnp.asarray(planted_BT), 0)[None, :, None, :, None]
+        on_planted = jnp.take_along_axis(pattern_LBNTS, at_LBNT1, axis=-1)[..., 0]
+        on_planted = jnp.where(known_BT[None, :, None], on_planted, 0.0).sum(-1)
+        induction = on_planted / known_BT.sum(-1)[None, :, None]
+        return {"sink": pattern_LBNTS[..., 0].mean((1, 3)), "induction": induction.mean(1)}
+
+    heads = pq.read_table(audited / "heads.parquet").to_pylist()
+    heads.sort(key=lambda head: (head["layer"], head["head"]))
+    found = {
+        name: np.reshape([head[name] for head in heads], (model.cfg.num_layers, -1))
+        for name in ("sink", "induction")
+    }
+    rounding.assert_within(found, rounding.expected(averages))
+    for head in heads:
         assert head["prompts"] == 4
-        # Two programs in float32: a hundred roundings of weights that are at most 1.
-        assert head["sink"] == pytest.approx(pattern_BTS[..., 0].mean(), abs=1e-4)
-        on_planted = [
-            pattern_BTS[b, rows[planted >= 0], planted[planted >= 0]].mean()
-            for b, planted in enumerate(planted_BT)
-        ]
-        assert head["induction"] == pytest.approx(np.mean(on_planted), abs=1e-4)
         assert head["type"] == head_types.head_type(head)
 
 
