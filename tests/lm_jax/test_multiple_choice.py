@@ -1,10 +1,12 @@
 """Log-likelihoods against one pass each, accuracies by hand, a cache that tells models apart."""
 
 import dataclasses
+import functools
 import gzip
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -22,6 +24,7 @@ from lm_jax.multiple_choice import (
     read,
     table,
 )
+from tests import rounding
 from tests.lm_jax import tiny_choices
 from tests.lm_jax.tiny_choices import QUESTIONS
 
@@ -38,14 +41,19 @@ def pairs(scorer):
 def alone():
     """The score of every fourth pair by a forward pass of its own, without padding."""
     scorer = tiny_choices.scorer()
-    scores = []
-    for each in pairs(scorer)[::4]:
-        ids = np.array(each.context + each.continuation)[-65:]
-        count = len(each.continuation)
+
+    def score(ids, count):
         log_probs_TV = jax.nn.log_softmax(scorer.logits(ids[None, :-1])[0, -count:])
-        total = sum(float(log_probs_TV[t, i]) for t, i in enumerate(ids[-count:]))
-        scores.append((total, bool((log_probs_TV.argmax(-1) == ids[-count:]).all())))
-    return scores
+        of_target_T = jnp.take_along_axis(log_probs_TV, ids[-count:, None], axis=1)
+        return of_target_T.sum(), (log_probs_TV.argmax(-1) == ids[-count:]).all()
+
+    return [
+        rounding.expected(
+            functools.partial(score, count=len(each.continuation)),
+            jnp.array((each.context + each.continuation)[-65:]),
+        )
+        for each in pairs(scorer)[::4]
+    ]
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 100, 1024])
@@ -54,9 +62,8 @@ def test_scores_are_those_of_a_pass_for_each_pair(alone, batch_tokens):
     made = pairs(scorer)
     assert sum(likelihood.is_cut(scorer, each) for each in made) == 2
     scores = likelihood.score(scorer, made)
-    for found, (total, greedy) in zip(scores[::4], alone, strict=True):
-        assert found.log_likelihood == pytest.approx(total, rel=1e-5)
-        assert found.greedy == greedy
+    for found, wanted in zip(scores[::4], alone, strict=True):
+        rounding.assert_within((found.log_likelihood, found.greedy), wanted)
 
 
 def test_greedy_is_what_the_model_would_say():
@@ -69,7 +76,9 @@ def test_greedy_is_what_the_model_would_say():
     found = likelihood.score(scorer, asked)
     assert [each.greedy for each in found] == [True, True, False]
     of_the = 3.0 - np.log(np.exp(3.0) + logits_V.size - 1)
-    assert found[1].log_likelihood == pytest.approx(2 * of_the, rel=1e-6)
+    wanted = rounding.expected(lambda x: 2 * jax.nn.log_softmax(x)[the], jnp.asarray(logits_V))
+    assert wanted.values == pytest.approx(2 * of_the, rel=1e-12)
+    rounding.assert_within(found[1].log_likelihood, wanted)
 
 
 def test_shapes_are_few_and_a_mesh_divides_them():
@@ -163,7 +172,9 @@ def test_accuracies_by_hand():
     ]
     made = comparison.answers(scorer, asked)
     cost = -np.log(scorer.tokenizer.vocab_size)
-    np.testing.assert_allclose(made.log_likelihoods[0], [cost, 2 * cost, 4 * cost], rtol=1e-6)
+    # Exponentials of 0 are 1 and their sum is exact: a logarithm of 4 units and a sum of four.
+    rtol = (4 + 4) * 2.0**-24
+    np.testing.assert_allclose(made.log_likelihoods[0], [cost, 2 * cost, 4 * cost], rtol=rtol)
     assert made.correct["acc"].tolist() == [True, False, False]
     # 2 tokens for 7 characters are fewer than 1 for 3.
     assert made.correct["acc_norm"].tolist() == [False, True, False]
