@@ -18,6 +18,8 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 
+from kernels.row_map_attention.api import row_map_attention
+from kernels.row_map_attention.maps import SOFTMAX
 from kernels.visibility import Visibility
 from lm_jax import sites
 from lm_jax.errors import UsageError, nearest
@@ -167,7 +169,26 @@ def _xla_softmax(attend, q_BTNH, k_BSKH, v_BSKH, *, seen, scale, cap):
     )
 
 
+def _kernel_softmax(attend, q_BTNH, k_BSKH, v_BSKH, *, seen, scale, cap):
+    del attend
+    segments = seen.query_segments_BT, seen.key_segments_BS
+    made = row_map_attention(
+        q_BTNH,
+        k_BSKH,
+        v_BSKH,
+        row_map=SOFTMAX,
+        scale=scale,
+        soft_cap=cap,
+        causal=seen.causal,
+        window=seen.window,
+        segment_ids=None if segments[0] is None else segments,
+        start=seen.start,
+    )
+    return made.out_BTNH
+
+
 register_fused(softmax, "xla", _xla_softmax)
+register_fused(softmax, "kernels", _kernel_softmax)
 
 
 @struct.dataclass

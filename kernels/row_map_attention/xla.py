@@ -3,7 +3,8 @@
 A block of C queries has scores `[B, K, G, C, S]`, so memory is O(B N C S) and not O(B N T S); the
 backward pass forms them again, from two numbers kept of every row (`tile.py`). Where the call is
 causal and the position of its first query is known when it is traced, the queries are cut into a
-few spans, and a span reads only the keys up to its own end.
+few spans, and a span reads only the keys up to its own end. Heads lie before tokens throughout, so
+that every product is a plain batched one.
 """
 
 from collections.abc import Callable
@@ -33,38 +34,44 @@ class _Span(NamedTuple):
     count: int
     keys: int
 
+    def within(self) -> slice:
+        return slice(self.first, self.first + self.count)
+
+    def numbers(self) -> jax.Array:
+        return jnp.arange(self.first, self.first + self.count)
+
 
 def forward(config: Config, call: Call, visible_BT: jax.Array) -> tuple[jax.Array, Rows]:
     """`out_BTNH` in the dtype of v, and the rows' numbers; `visible_BT` counts the keys."""
     q_BTNH, k_BSKH, v_BSKH, bias_N, heads_N, seen = call
-    B, T, N, H = q_BTNH.shape
+    B, T, N, _ = q_BTNH.shape
     K = k_BSKH.shape[2]
     block, spans = _spans(config, q_BTNH, k_BSKH, seen)
     of_heads = _per_head(bias_N, heads_N, K)
+    q_IBKGCH = _blocks(q_BTNH, block, K)
+    k_BKSH, v_BKSH = k_BSKH.swapaxes(1, 2), v_BSKH.swapaxes(1, 2)
 
     def one_span(span: _Span) -> tuple[jax.Array, ...]:
-        k, v = k_BSKH[:, : span.keys], v_BSKH[:, : span.keys]
+        k, v = k_BKSH[:, :, : span.keys], v_BKSH[:, :, : span.keys]
 
-        def one_block(i: jax.Array) -> tuple[jax.Array, ...]:
-            q_BCKGH = _rows(q_BTNH, i, block, K)
-            dot = _product("BCKGH,BSKH->BKGCS", q_BCKGH, k)
+        def one_block(of_block: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
+            i, q_BKGCH = of_block
+            dot = _product("BKGCH,BKSH->BKGCS", q_BKGCH, k)
             mask = _mask(seen, i, block, T, span.keys)
             visible = _count(visible_BT, i, block)
             w, scale, pivot, factor = of_heads(
                 config.row_map,
                 lambda row_map, bias: _forward_rows(config, row_map, dot, bias, mask, visible),
             )
-            out = _product("BKGCS,BSKH->BKGCH", w.astype(v.dtype), v) * scale[..., None]
+            out = _product("BKGCS,BKSH->BKGCH", w.astype(v.dtype), v) * scale[..., None]
             return out.astype(v.dtype), pivot, factor
 
-        return lax.map(one_block, jnp.arange(span.first, span.first + span.count))
+        return lax.map(one_block, (span.numbers(), q_IBKGCH[span.within()]))
 
     found = [one_span(span) for span in spans]
     out, pivot, factor = (jnp.concatenate(parts) for parts in zip(*found, strict=True))
-    # Blocks, B, K, G, C (and H) to the layout of the arguments.
-    out_BTNH = out.transpose(1, 0, 4, 2, 3, 5).reshape(B, -1, N, H)[:, :T]
     rows = (x.transpose(1, 2, 3, 0, 4).reshape(B, N, -1)[:, :, :T] for x in (pivot, factor))
-    return out_BTNH, Rows(*rows)
+    return _whole(out, T), Rows(*rows)
 
 
 def backward(
@@ -74,46 +81,48 @@ def backward(
     # With whole rows at hand, the mean of d_out v is more exact from them than from the output.
     del out_BTNH
     q_BTNH, k_BSKH, v_BSKH, bias_N, heads_N, seen = call
-    B, T, N, H = q_BTNH.shape
+    _, T, N, _ = q_BTNH.shape
     K = k_BSKH.shape[2]
     block, spans = _spans(config, q_BTNH, k_BSKH, seen)
     of_heads = _per_head(bias_N, heads_N, K)
+    q_IBKGCH, d_out_IBKGCH = _blocks(q_BTNH, block, K), _blocks(d_out_BTNH, block, K)
+    k_BKSH, v_BKSH = k_BSKH.swapaxes(1, 2), v_BSKH.swapaxes(1, 2)
 
     def one_span(span: _Span) -> Any:
-        k, v = k_BSKH[:, : span.keys], v_BSKH[:, : span.keys]
+        k, v = k_BKSH[:, :, : span.keys], v_BKSH[:, :, : span.keys]
 
-        def one_block(sums: tuple[jax.Array, ...], i: jax.Array):
+        def one_block(sums: tuple[jax.Array, ...], of_block: tuple[jax.Array, ...]):
             dk, dv, d_bias_KG = sums
-            q_BCKGH = _rows(q_BTNH, i, block, K)
-            d_out_BCKGH = _rows(d_out_BTNH, i, block, K)
-            dot = _product("BCKGH,BSKH->BKGCS", q_BCKGH, k)
-            g = _product("BCKGH,BSKH->BKGCS", d_out_BCKGH, v)
+            i, q_BKGCH, d_out_BKGCH = of_block
+            dot = _product("BKGCH,BKSH->BKGCS", q_BKGCH, k)
+            g = _product("BKGCH,BKSH->BKGCS", d_out_BKGCH, v)
             mask = _mask(seen, i, block, T, span.keys)
             row = [_row(x, i, block, K) for x in rows]
             w, d_bias, ds = of_heads(
                 config.row_map,
                 lambda row_map, bias: _backward_rows(config, row_map, dot, g, bias, mask, *row),
             )
-            dk += _product("BKGCS,BCKGH->BSKH", ds.astype(k.dtype), q_BCKGH)
-            dv += _product("BKGCS,BCKGH->BSKH", w.astype(v.dtype), d_out_BCKGH)
-            dq = config.scale * _product("BKGCS,BSKH->BCKGH", ds.astype(k.dtype), k)
+            dk += _product("BKGCS,BKGCH->BKSH", ds.astype(k.dtype), q_BKGCH)
+            dv += _product("BKGCS,BKGCH->BKSH", w.astype(v.dtype), d_out_BKGCH)
+            dq = config.scale * _product("BKGCS,BKSH->BKGCH", ds.astype(k.dtype), k)
             return (dk, dv, d_bias_KG + d_bias.sum((0, 3))), dq.astype(q_BTNH.dtype)
 
         zeros = (jnp.zeros(shape, jnp.float32) for shape in (k.shape, v.shape, (K, N // K)))
-        return lax.scan(one_block, tuple(zeros), jnp.arange(span.first, span.first + span.count))
+        blocks = span.numbers(), q_IBKGCH[span.within()], d_out_IBKGCH[span.within()]
+        return lax.scan(one_block, tuple(zeros), blocks)
 
-    dk, dv = (jnp.zeros(x.shape, jnp.float32) for x in (k_BSKH, v_BSKH))
+    dk, dv = (jnp.zeros(x.shape, jnp.float32) for x in (k_BKSH, v_BKSH))
     d_bias_KG = jnp.zeros((K, N // K), jnp.float32)
     parts = []
     for span in spans:
         (span_dk, span_dv, span_d_bias_KG), dq = one_span(span)
-        dk = dk.at[:, : span.keys].add(span_dk)
-        dv = dv.at[:, : span.keys].add(span_dv)
+        dk = dk.at[:, :, : span.keys].add(span_dk)
+        dv = dv.at[:, :, : span.keys].add(span_dv)
         d_bias_KG += span_d_bias_KG
         parts.append(dq)
-    dq_BTNH = jnp.concatenate(parts).swapaxes(0, 1).reshape(B, -1, N, H)[:, :T]
-    dk = (config.scale * dk).astype(k_BSKH.dtype)
-    return dq_BTNH, dk, dv.astype(v_BSKH.dtype), d_bias_KG.reshape(N)
+    dk = (config.scale * dk).astype(k_BSKH.dtype).swapaxes(1, 2)
+    dv = dv.astype(v_BSKH.dtype).swapaxes(1, 2)
+    return _whole(jnp.concatenate(parts), T), dk, dv, d_bias_KG.reshape(N)
 
 
 def _forward_rows(config, row_map, dot, bias, mask, visible):
@@ -172,9 +181,13 @@ def _spans(
     B, T, N, _ = q_BTNH.shape
     S = k_BSKH.shape[1]
     fitting = max(BLOCK_ELEMENTS // (B * N * S), 1)
-    block = min(max(1 << (fitting.bit_length() - 1), SMALLEST_BLOCK), LARGEST_BLOCK, T)
+    block = 1 << (fitting.bit_length() - 1)
+    in_spans = seen.causal and config.first is not None
+    if in_spans:
+        block = min(block, 1 << (-(-T // SPANS) - 1).bit_length())
+    block = min(max(block, SMALLEST_BLOCK), LARGEST_BLOCK, T)
     count = -(-T // block)
-    if not seen.causal or config.first is None:
+    if not in_spans:
         return block, [_Span(0, count, S)]
     length = -(-count // SPANS)
     spans = []
@@ -185,12 +198,17 @@ def _spans(
     return block, spans
 
 
-def _rows(x_BTNH: jax.Array, i: jax.Array, block: int, K: int) -> jax.Array:
-    """Block i of the queries, `[B, C, K, G, H]`; zeros past the end."""
+def _blocks(x_BTNH: jax.Array, block: int, K: int) -> jax.Array:
+    """The queries in blocks, `[I, B, K, G, C, H]`; zeros past the end."""
     B, T, N, H = x_BTNH.shape
     x = jnp.pad(x_BTNH, ((0, 0), (0, -T % block), (0, 0), (0, 0)))
-    x = lax.dynamic_slice_in_dim(x, i * block, block, axis=1)
-    return x.reshape(B, block, K, N // K, H)
+    return x.reshape(B, -1, block, K, N // K, H).transpose(1, 0, 3, 4, 2, 5)
+
+
+def _whole(x_IBKGCH: jax.Array, T: int) -> jax.Array:
+    """The inverse of `_blocks`."""
+    _, B, K, G, _, H = x_IBKGCH.shape
+    return x_IBKGCH.transpose(1, 0, 4, 2, 3, 5).reshape(B, -1, K * G, H)[:, :T]
 
 
 def _row(x_BNT: jax.Array, i: jax.Array, block: int, K: int) -> jax.Array:

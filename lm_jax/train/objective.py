@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from lm_jax import params as params_lib
-from lm_jax import settings, span_attention
+from lm_jax import settings
 from lm_jax.attention import Attend, Fused, fused, softmax
 from lm_jax.config import DecoderConfig
 from lm_jax.decoder import Output, forward, param_spec
@@ -180,7 +180,7 @@ def token_loss(
         cut.read_BT,
         cfg,
         mixer=mixer,
-        attend=_attend(cfg, mixer, dropout),
+        attend=_attend(mixer, dropout),
         dropout=dropout,
         rng=rng,
         valid_BT=cut.valid_BT,
@@ -190,12 +190,11 @@ def token_loss(
     return sums.minimised, jnp.sum(cut.counted_BT)
 
 
-def _attend(cfg: DecoderConfig, mixer: Mixer, dropout: float) -> Attend | Fused:
+def _attend(mixer: Mixer, dropout: float) -> Attend | Fused:
     """Softmax; on a CPU without whole scores, unless the mixer drops from the pattern."""
     if jax.default_backend() != "cpu" or not isinstance(mixer, AttentionMixer):
         return softmax
-    whole = cfg.score_softcap is not None or (mixer.pattern_dropout and dropout > 0)
-    return softmax if whole else fused(softmax, span_attention.NAME)
+    return softmax if mixer.pattern_dropout and dropout > 0 else fused(softmax, "kernels")
 
 
 @dataclasses.dataclass(frozen=True)

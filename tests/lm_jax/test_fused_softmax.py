@@ -1,4 +1,4 @@
-"""Attention in spans is the attention of the definition, and needs less memory."""
+"""Softmax by the kernel is the attention of the definition, and needs less memory."""
 
 import dataclasses
 import re
@@ -10,9 +10,8 @@ import pytest
 
 from kernels.visibility import visibility
 import lm_jax
-from lm_jax import sites, span_attention
+from lm_jax import sites
 from lm_jax.attention import attention
-from lm_jax.errors import UsageError
 from lm_jax.mixers import ATTENTION, AttentionMixer
 from lm_jax.train import objective
 from tests import rounding, tiny
@@ -27,10 +26,10 @@ def draw(B, T, S, N, K, H=8, seed=0):
     return tuple(1.7 * jax.random.normal(key, s) for key, s in zip(keys, shapes, strict=True))
 
 
-def attended(q, k, v, attend, **visible):
-    seen = visibility("attention", *q.shape[:2], k.shape[1], segment_ids=None, **visible)
+def attended(q, k, v, attend, *, cap=None, segment_ids=None, **visible):
+    seen = visibility("attention", *q.shape[:2], k.shape[1], segment_ids=segment_ids, **visible)
     scope = sites.Scope({}, {})
-    return attention(q, k, v, seen, attend=attend, scale=SCALE, cap=None, scope=scope)
+    return attention(q, k, v, seen, attend=attend, scale=SCALE, cap=cap, scope=scope)
 
 
 def value_and_gradients(arrays, attend, **visible):
@@ -49,6 +48,9 @@ CASES = {
     "window": ((1, 12, 12, 2, 1), PAST | {"window": 4}),
     "after_a_cache": ((2, 6, 12, 2, 2), PAST | {"start": 4}),
     "all_keys": ((1, 6, 9, 1, 1), PAST | {"causal": False}),
+    "several_blocks": ((1, 80, 80, 2, 1), PAST),
+    "soft_cap": ((1, 12, 12, 2, 1), PAST | {"cap": 2.0}),
+    "segments": ((1, 8, 8, 2, 1), PAST | {"segment_ids": np.array([[0, 0, 0, 1, 1, 1, -1, -1]])}),
 }
 
 
@@ -59,14 +61,14 @@ def test_values_and_gradients_are_those_of_whole_scores(name):
     wanted = rounding.expected(
         lambda *arrays: value_and_gradients(arrays, lm_jax.softmax, **visible), *arrays
     )
-    fused = lm_jax.fused(lm_jax.softmax, span_attention.NAME)
+    fused = lm_jax.fused(lm_jax.softmax, "kernels")
     got = jax.jit(lambda *arrays: value_and_gradients(arrays, fused, **visible))(*arrays)
     rounding.assert_within(got, wanted, name)
 
 
 def test_a_start_that_is_data_reads_the_same_keys():
     arrays = draw(2, 4, 9, 2, 1)
-    fused = lm_jax.fused(lm_jax.softmax, span_attention.NAME)
+    fused = lm_jax.fused(lm_jax.softmax, "kernels")
     starts = jnp.array([5, 2], jnp.int32)
 
     def of(attend):
@@ -78,7 +80,7 @@ def test_a_start_that_is_data_reads_the_same_keys():
 
 def test_a_row_that_sees_nothing_is_zero():
     q, k, v, cotangent = draw(1, 4, 4, 1, 1)
-    fused = lm_jax.fused(lm_jax.softmax, span_attention.NAME)
+    fused = lm_jax.fused(lm_jax.softmax, "kernels")
     visible = PAST | {"start": -2}
     out, gradients = value_and_gradients((q, k, v, cotangent), fused, **visible)
     np.testing.assert_array_equal(out[:, :2], 0)
@@ -86,23 +88,11 @@ def test_a_row_that_sees_nothing_is_zero():
     assert all(np.isfinite(x).all() for x in gradients)
 
 
-def test_a_soft_cap_is_refused():
-    cfg = dataclasses.replace(tiny.DECODER, score_softcap=20.0)
-    params = lm_jax.init_params(jax.random.key(0), cfg)
-    with pytest.raises(UsageError, match="'spans' has no score soft cap"):
-        lm_jax.forward(
-            params,
-            jnp.ones((1, 4), jnp.int32),
-            cfg,
-            attend=lm_jax.fused(lm_jax.softmax, span_attention.NAME),
-        )
-
-
 def shapes_of(rate, mixer=ATTENTION, cfg=None):
-    """The shapes in the program of a loss and its gradient, 2 rows of 20 tokens."""
+    """The shapes in the program of a loss and its gradient, 2 rows of 80 tokens."""
     cfg = cfg or tiny.DECODER
     params = lm_jax.init_params(jax.random.key(0), cfg, mixer=mixer)
-    tokens_BS = jnp.ones((2, 21), jnp.int32)
+    tokens_BS = jnp.ones((2, 81), jnp.int32)
 
     def loss(params):
         key = jax.random.key(0) if rate else None
@@ -113,7 +103,7 @@ def shapes_of(rate, mixer=ATTENTION, cfg=None):
 
 
 def has_whole_scores(shapes):
-    return any(len(shape) > 2 and shape[-2:] == (20, 20) for shape in shapes)
+    return any(len(shape) > 2 and shape[-2:] == (80, 80) for shape in shapes)
 
 
 def test_training_forms_whole_scores_only_to_drop_from_them():
@@ -123,7 +113,7 @@ def test_training_forms_whole_scores_only_to_drop_from_them():
     assert not has_whole_scores(shapes_of(0.0, dropping))
     assert has_whole_scores(shapes_of(0.1, dropping))
     capped = dataclasses.replace(tiny.DECODER, score_softcap=20.0)
-    assert has_whole_scores(shapes_of(0.0, cfg=capped))
+    assert not has_whole_scores(shapes_of(0.0, cfg=capped))
 
 
 def test_a_gradient_over_long_rows_needs_little_memory():
@@ -133,5 +123,5 @@ def test_a_gradient_over_long_rows_needs_little_memory():
         run = jax.jit(lambda *arrays: value_and_gradients(arrays, attend, **PAST))
         return run.lower(*arrays).compile().memory_analysis().temp_size_in_bytes
 
-    spans = needed(lm_jax.fused(lm_jax.softmax, span_attention.NAME))
-    assert spans < 0.8 * needed(lm_jax.softmax)
+    ours = needed(lm_jax.fused(lm_jax.softmax, "kernels"))
+    assert ours < 0.8 * needed(lm_jax.softmax)
