@@ -181,20 +181,20 @@ def _spans(
     B, T, N, _ = q_BTNH.shape
     S = k_BSKH.shape[1]
     fitting = max(BLOCK_ELEMENTS // (B * N * S), 1)
+    first = config.first if seen.causal else None
     block = 1 << (fitting.bit_length() - 1)
-    in_spans = seen.causal and config.first is not None
-    if in_spans:
+    if first is not None:
         block = min(block, 1 << (-(-T // SPANS) - 1).bit_length())
     block = min(max(block, SMALLEST_BLOCK), LARGEST_BLOCK, T)
     count = -(-T // block)
-    if not in_spans:
+    if first is None:
         return block, [_Span(0, count, S)]
     length = -(-count // SPANS)
     spans = []
-    for first in range(0, count, length):
-        end = min(first + length, count)
-        keys = min(max(config.first + end * block, 1), S)
-        spans.append(_Span(first, end - first, keys))
+    for begin in range(0, count, length):
+        end = min(begin + length, count)
+        keys = min(max(first + end * block, 1), S)
+        spans.append(_Span(begin, end - begin, keys))
     return block, spans
 
 
