@@ -23,13 +23,12 @@ import functools
 import os
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lm_jax import launch, progress, runs
+from lm_jax import launch, progress, runs, sites
 from lm_jax.config import DecoderConfig
 from lm_jax.decoder import forward
 from lm_jax.errors import BadInputError
@@ -164,14 +163,14 @@ def _long_enough(
 def _read(
     params: ParamTree, tokens_BT: jax.Array, *, cfg: DecoderConfig, mixer: Mixer
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Losses `[B, T - 1]` of tokens 1.., and both gates `[L, B, T, R]` in float16."""
+    """Losses `[B, T - 1]` of tokens 1.., and both gates `[L, B, T, R]`."""
     out = forward(
         params,
         tokens_BT,
         cfg,
         mixer=mixer,
         valid_BT=tokens_BT != 0,
-        record={f"mixer.{gate}": lambda gate_BTR: gate_BTR.astype(jnp.float16) for gate in GATES},
+        record={f"mixer.{gate}": sites.keep for gate in GATES},
     )
     loss_BT = optax.softmax_cross_entropy_with_integer_labels(out.logits[:, :-1], tokens_BT[:, 1:])
     return loss_BT, {gate: out.records[f"mixer.{gate}"] for gate in GATES}
@@ -204,6 +203,8 @@ def _rows(part: Texts, first: int, gates: dict[str, np.ndarray], schema: pa.Sche
         pa.array(part.loss_NT[read_NT], from_pandas=True),
     ]
     for gates_BTR in (gates[gate][layer] for layer in range(len(gates["write"])) for gate in GATES):
-        values = pa.array(gates_BTR[: len(read_NT)][read_NT].ravel())
+        # By numpy: for a CPU that has no instruction for it, XLA may not compile the conversion.
+        gate_MR = gates_BTR[: len(read_NT)][read_NT].astype(np.float16)
+        values = pa.array(gate_MR.ravel())
         columns.append(pa.FixedSizeListArray.from_arrays(values, gates_BTR.shape[-1]))
     return pa.Table.from_arrays(columns, schema=schema)

@@ -1,18 +1,16 @@
 """Collected gates are those of the model on the beginning of each document, and nothing is half."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-import lm_jax
-from lm_jax import sites
 from lm_jax.errors import BadInputError
 from lm_jax.train.data import Examples
 from lm_jax.train.prepare import open_prepared, prepare
 import protot_jax
 from protot_jax.concepts import collect, shown
+from tests import rounding
+from tests.protot_jax.concepts import stored
 
 
 @pytest.fixture(scope="module")
@@ -30,49 +28,34 @@ def collected(run, model, tmp_path_factory):
     return collect.collect(model, examples(run), path, texts=11, batch_size=4), path
 
 
-def forward(model, ids):
-    """Logits and both gates of one text by itself, without padding."""
-    record = {"mixer.write": sites.keep, "mixer.read": sites.keep}
-    out = lm_jax.forward(
-        model.params, jnp.array([ids]), model.cfg, mixer=model.mixer, record=record
-    )
-    return out.logits[0], {
-        gate: np.asarray(out.records[f"mixer.{gate}"][:, 0]) for gate in collect.GATES
-    }
-
-
 def test_gates_and_losses_are_those_of_a_text_by_itself(run, model, collected):
     texts, path = collected
     assert len(texts.document_N) == 11
     rows = examples(run).read(np.arange(11))["tokens"]
     np.testing.assert_array_equal(texts.token_NT, rows)
-    stored = {
-        (gate, layer): collect.gates_of_layer(path, texts, gate, layer)
-        for gate in collect.GATES
-        for layer in range(model.cfg.num_layers)
-    }
+    kept = stored.gates(path, texts, model.cfg.num_layers)
     # The last text is in a batch that had to be filled up.
     for text in (0, 10):
         ids = rows[text][rows[text] != 0]
-        logits_TV, gates = forward(model, ids)
-        for (gate, layer), gate_NTR in stored.items():
-            # Float16 has eleven bits.
-            np.testing.assert_allclose(
-                gate_NTR[text, : len(ids)], gates[gate][layer], rtol=2**-10, atol=1e-6
-            )
-            assert not gate_NTR[text, len(ids) :].any()
-        log_TV = jax.nn.log_softmax(logits_TV)
-        losses = [-float(log_TV[i, ids[i + 1]]) for i in range(len(ids) - 1)]
-        np.testing.assert_allclose(texts.loss_NT[text, 1 : len(ids)], losses, rtol=1e-4)
-        assert texts.perplexity(text) == pytest.approx(np.exp(np.mean(losses)), rel=1e-4)
+        wanted = stored.expected(model, ids[None])
+        loss_BT = texts.loss_NT[text, 1 : len(ids)][None]
+        gates = {gate: x[:, text, : len(ids)][:, None] for gate, x in kept.items()}
+        rounding.assert_within((loss_BT, gates), wanted)
+        assert not any(x[:, text, len(ids) :].any() for x in kept.values())
+        counted_BT = texts.counted_NT[text, 1 : len(ids)][None]
+        of_counted = stored.perplexity(*(each[0][counted_BT] for each in wanted))
+        rounding.assert_within(texts.perplexity(text), of_counted)
 
 
-def test_the_first_layer_goes_by_the_token_alone(collected):
+def test_the_first_layer_goes_by_the_token_alone(model, collected):
     texts, path = collected
     gate_NTR = collect.gates_of_layer(path, texts, "write", 0)
-    for token in np.unique(texts.token_NT[texts.read_NT]):
-        gate_MR = gate_NTR[texts.token_NT == token]
-        np.testing.assert_allclose(gate_MR, np.broadcast_to(gate_MR[0], gate_MR.shape), rtol=2**-9)
+    token_M, place_M = np.unique(texts.token_NT[texts.read_NT], return_inverse=True)
+    assert np.bincount(place_M).max() > 1
+    of_tokens = stored.expected(model, token_M[:, None])
+    gate_MR, bound_MR = (gates["write"][0, :, 0] for _, gates in of_tokens)
+    wanted = rounding.Expected(gate_MR[place_M], bound_MR[place_M])
+    rounding.assert_within(gate_NTR[texts.read_NT], wanted)
 
 
 def test_the_file_has_a_row_for_every_token(model, collected):

@@ -1,7 +1,7 @@
 """Effects are those of plain forwards, null edits change nothing, and all is one program."""
 
 import dataclasses
-import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from protot_jax.edits import MODES
 from protot_jax.intervene import effects, summary
 from protot_jax.intervene.effects import REINITIALISE
 from protot_jax.intervene.sentences import open_ids
+from tests import rounding
 from tests.protot_jax.intervene import small_models
 
 L, R = 3, small_models.R
@@ -34,77 +35,144 @@ def measured(model):
     )
 
 
-@functools.partial(jax.jit, static_argnames=("cfg", "mixer"))
-def plain(params, tokens_BT, edits, *, cfg, mixer):
-    return lm_jax.forward(params, tokens_BT, cfg, mixer=mixer, edits=edits).logits
-
-
-def direct(model, prefix: str, target: str, params=None, edits=None) -> float:
-    """p of the target's first token by a softmax over the plain forward of its prefix.
-
-    What follows the prefix is one token over and over, which causality keeps out.
-    """
-    ids = open_ids(model.tokenizer, prefix)
-    padded = np.pad(ids, (0, 16 - len(ids)), constant_values=7)
-    logits = plain(
-        model.params if params is None else params,
-        jnp.asarray(padded)[None],
-        edits or {},
-        cfg=model.cfg,
-        mixer=model.mixer,
-    )
-    logits_V = np.asarray(logits, np.float64)[0, len(ids) - 1]
-    first = open_ids(model.tokenizer, target)[1]
-    return float(np.exp(logits_V[first]) / np.exp(logits_V).sum())
-
-
-def prefixes(sentences):
-    return [(s.text[: s.text.rindex(s.target)].rstrip(), s.target) for s in sentences]
-
-
-def test_probabilities_are_those_of_a_softmax_after_the_prefix(model, measured):
-    for n, (prefix, target) in enumerate(prefixes(small_models.sentences())):
-        assert measured.baseline_N[n] == pytest.approx(direct(model, prefix, target), rel=1e-5)
-        for mode in MODES:
-            given = protot_jax.edit(**AT, mode=mode)
-            found = measured.probability[mode][AT["layer"], AT["prototype"], 0, n]
-            assert found == pytest.approx(direct(model, prefix, target, edits=given), rel=1e-5)
-        key = jax.random.split(jax.random.key(0), 3)[1]
-        params = protot_jax.reinitialise(model.params, key, **AT)
-        found = measured.probability[REINITIALISE][AT["layer"], AT["prototype"], 1, n]
-        assert found == pytest.approx(direct(model, prefix, target, params=params), rel=1e-5)
-
-
-def test_all_subtokens_multiply(model, measured):
-    """The last of the sentences has a target of several tokens."""
+def rows(model):
+    """Rows of ids by name, and the place in each of the first one whose probability is asked."""
     sentences = small_models.sentences()
-    whole = intervene.measure(
-        model, sentences, **AT, draws=1, control_draws=1, controls=False, all_subtokens=True
+    texts = [open_ids(model.tokenizer, s.text) for s in sentences]
+    prefixes = [
+        open_ids(model.tokenizer, s.text[: s.text.rindex(s.target)].rstrip()) for s in sentences
+    ]
+    firsts = [open_ids(model.tokenizer, s.target)[1] for s in sentences]
+    return {
+        # A prefix and the first token of its target.
+        "targets": [([*ids, first], len(ids)) for ids, first in zip(prefixes, firsts, strict=True)],
+        "pieces": [(texts[-1], len(prefixes[-1]))],
+        "sentence": [(texts[0], 1)],
+        "text": [(row_S[row_S != 0], 1) for row_S in text_rows(model)],
+    }
+
+
+def text_rows(model):
+    rows_NS = np.random.default_rng(2).integers(5, model.cfg.vocab_size, (11, 14)).astype(np.int32)
+    # The end of a document, and padding after it.
+    rows_NS[4, 9:] = 0
+    return rows_NS
+
+
+def edited(layer, prototype, mode):
+    """All edits in one structure; those of other modes are in a layer that is not there."""
+    edits = {}
+    for each in MODES:
+        at = layer if each == mode else -1
+        edits |= protot_jax.edit(layer=at, prototype=prototype, mode=each)
+    return edits
+
+
+@pytest.fixture(scope="module")
+def exact(model):
+    """log p of `rows` in float64 by plain forwards, by mode, layer and prototype, and by name."""
+    named = rows(model)
+    given = [each for part in named.values() for each in part]
+    # What follows a row is one token over and over, which causality keeps out.
+    token_NS = np.full((len(given), 17), 7)
+    for n, (ids, _) in enumerate(given):
+        token_NS[n, : len(ids)] = ids
+    asked = [(n, t) for n, (ids, first) in enumerate(given) for t in range(first, len(ids))]
+    row_P, place_P = np.array(asked).T
+
+    def log_p(pair):
+        params, edits = pair
+        out = lm_jax.forward(params, token_NS[:, :-1], model.cfg, mixer=model.mixer, edits=edits)
+        log_p_NTV = jax.nn.log_softmax(out.logits)
+        return log_p_NTV[row_P, place_P - 1, token_NS[row_P, place_P]]
+
+    key = jax.random.split(jax.random.key(0), 3)[1]
+    again = protot_jax.reinitialise(model.params, key, **AT)
+    chosen = tuple(AT.values())
+    everywhere = [("zero_read", *at) for at in itertools.product(range(L), range(R))]
+    changed = [("none", *chosen), *((mode, *chosen) for mode in MODES), *everywhere]
+    programs = (
+        {(None, *chosen): (model.params, {}), (REINITIALISE, *chosen): (again, {})},
+        {(mode, *at): (model.params, edited(*at, mode)) for mode, *at in changed},
     )
-    text, target = sentences[-1].text, sentences[-1].target
-    ids = open_ids(model.tokenizer, text)
-    start = len(open_ids(model.tokenizer, text[: -len(target)].rstrip()))
-    padded = np.pad(ids, (0, 16 - len(ids)), constant_values=7)
-    logits = plain(model.params, jnp.asarray(padded)[None], {}, cfg=model.cfg, mixer=model.mixer)
-    log_p = np.asarray(jax.nn.log_softmax(logits))[0]
-    parts = [log_p[t - 1, ids[t]] for t in range(start, len(ids))]
-    assert len(parts) > 1
-    assert measured.baseline_N[-1] == pytest.approx(np.exp(parts[0]), rel=1e-5)
-    assert whole.baseline_N[-1] == pytest.approx(np.exp(sum(parts)), rel=1e-5)
-    assert whole.cases.target_NT[-1].sum() == len(parts)
+    ends = np.cumsum([sum(len(ids) - first for ids, first in part) for part in named.values()])
+    found = {}
+    for program in programs:
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(jnp.asarray(leaves)), *program.values())
+        made = rounding.expected(lambda x: jax.lax.map(log_p, x), stacked)
+        for at, *each in zip(program, *made, strict=True):
+            parts = zip(*(np.split(x, ends[:-1]) for x in each), strict=True)
+            found[at] = dict(zip(named, itertools.starmap(rounding.Expected, parts), strict=True))
+    # Where all are off, it is the model without edits.
+    plain, off = (found[mode, *chosen]["text"].values for mode in (None, "none"))
+    np.testing.assert_array_equal(off, plain)
+    return found
+
+
+def probability(log_p):
+    """p of log p, whose error is that of p relative to it."""
+    exact = np.exp(log_p.values)
+    return rounding.Expected(exact, exact * np.expm1(log_p.bounds))
+
+
+def mean(wanted):
+    """Errors are independent, as in `rounding`, and add up in squares."""
+    return rounding.Expected(
+        wanted.values.mean(), np.linalg.norm(wanted.bounds) / wanted.bounds.size
+    )
+
+
+def perplexity(log_p):
+    return probability(mean(rounding.Expected(-log_p.values, log_p.bounds)))
+
+
+def percent(after, before):
+    """Change of one positive number to another."""
+    ratio = after.values / before.values
+    off = np.hypot(after.bounds / after.values, before.bounds / before.values)
+    return rounding.Expected(100 * (ratio - 1), 100 * ratio * off)
+
+
+def test_probabilities_are_those_of_a_softmax_after_the_prefix(measured, exact):
+    before = probability(exact[None, *AT.values()]["targets"])
+    rounding.assert_within(measured.baseline_N, before)
+    for mode, draw in (*((mode, 0) for mode in MODES), (REINITIALISE, 1)):
+        found_N = measured.probability[mode][*AT.values(), draw]
+        wanted = probability(exact[mode, *AT.values()]["targets"])
+        rounding.assert_within(found_N, wanted, mode)
+        # They differ by more than what is compared.
+        assert (np.abs(wanted.values - before.values) > wanted.bounds + before.bounds).any()
+
+
+def test_all_subtokens_multiply(model, measured, exact):
+    """The last of the sentences has a target of several tokens."""
+    whole = intervene.measure(
+        model,
+        small_models.sentences(),
+        **AT,
+        draws=1,
+        control_draws=1,
+        controls=False,
+        all_subtokens=True,
+    )
+    parts = exact[None, *AT.values()]["pieces"]
+    assert len(parts.values) > 1
+    first = rounding.Expected(parts.values[0], parts.bounds[0])
+    rounding.assert_within(measured.baseline_N[-1], probability(first))
+    product = rounding.Expected(parts.values.sum(), np.linalg.norm(parts.bounds))
+    rounding.assert_within(whole.baseline_N[-1], probability(product))
+    assert whole.cases.target_NT[-1].sum() == len(parts.values)
     np.testing.assert_array_equal(whole.baseline_N[:3], measured.baseline_N[:3])
 
 
-def test_every_effect_and_the_percentile_by_brute_force(model, measured):
-    cases = prefixes(small_models.sentences())
-    before = np.array([direct(model, *case) for case in cases])
-    effect_LR = np.zeros((L, R))
-    for layer in range(L):
-        for prototype in range(R):
-            given = protot_jax.edit(layer=layer, prototype=prototype, mode="zero_read")
-            after = np.array([direct(model, *case, edits=given) for case in cases])
-            effect_LR[layer, prototype] = (100 * (after / before - 1)).mean()
-    np.testing.assert_allclose(measured.effects("zero_read"), effect_LR, rtol=1e-3, atol=1e-3)
+def test_every_effect_and_the_percentile_by_brute_force(measured, exact):
+    before = probability(exact[None, *AT.values()]["targets"])
+    changes = [
+        mean(percent(probability(exact["zero_read", *at]["targets"]), before))
+        for at in itertools.product(range(L), range(R))
+    ]
+    effect_LR, bound_LR = (np.array(part).reshape(L, R) for part in zip(*changes, strict=True))
+    rounding.assert_within(measured.effects("zero_read"), rounding.Expected(effect_LR, bound_LR))
 
     own = effect_LR[AT["layer"], AT["prototype"]]
     others = np.delete(effect_LR.ravel(), AT["layer"] * R + AT["prototype"])
@@ -115,7 +183,8 @@ def test_every_effect_and_the_percentile_by_brute_force(model, measured):
     assert control["p"] == pytest.approx(min(1, 2 * (1 + min(as_low, as_high)) / (L * R)))
     assert control["n"] == L * R - 1
     lowest = control["strongest"][0]
-    assert effect_LR[lowest["layer"], lowest["prototype"]] == pytest.approx(others.min(), rel=1e-3)
+    found = effect_LR[lowest["layer"], lowest["prototype"]]
+    assert found == others.min()
 
 
 def test_ties_count_half_in_the_percentile(measured):
@@ -183,11 +252,12 @@ def targets(*texts):
     return [intervene.Sentence("", small_models.TARGET, text) for text in texts]
 
 
-def test_zeroing_the_write_gate_is_zeroing_the_read_gate(measured):
+def test_zeroing_the_write_gate_is_zeroing_the_read_gate(measured, exact):
     """With mass normalisation: what was never written has a mean of zero."""
-    np.testing.assert_allclose(
-        measured.probability["zero_write"], measured.probability["zero_read"], rtol=1e-5
-    )
+    for at in itertools.product(range(L), range(R)):
+        wanted = probability(exact["zero_read", *at]["targets"])
+        for mode in ("zero_write", "zero_read"):
+            rounding.assert_within(measured.probability[mode][*at, 0], wanted, f"{mode} at {at}")
 
 
 def test_draws_repeat_under_their_seed_and_differ_from_one_another(model, measured):
@@ -247,29 +317,13 @@ def test_a_sweep_is_one_program(model):
     assert compiled
 
 
-def test_perplexities_of_sentences_and_of_text(model, measured):
-    given = protot_jax.edit(**AT, mode="mask_read")
-
-    def perplexity(rows, edits):
-        losses = []
-        for ids in rows:
-            padded = jnp.asarray(np.pad(ids, (0, 16 - len(ids)), constant_values=7))[None]
-            logits = plain(model.params, padded, edits, cfg=model.cfg, mixer=model.mixer)
-            log_p = np.asarray(jax.nn.log_softmax(logits), np.float64)[0]
-            losses += [-log_p[t, token] for t, token in enumerate(ids[1:])]
-        return np.exp(np.mean(losses))
-
-    sentence = [open_ids(model.tokenizer, small_models.sentences()[0].text)]
-    before, after = (perplexity(sentence, edits) for edits in ({}, given))
-    assert np.exp(measured.baseline_loss_N[0]) == pytest.approx(before, rel=1e-5)
+def test_perplexities_of_sentences_and_of_text(model, measured, exact):
+    plain, edited = exact[None, *AT.values()], exact["mask_read", *AT.values()]
+    before, after = (perplexity(each["sentence"]) for each in (plain, edited))
+    rounding.assert_within(np.exp(measured.baseline_loss_N[0]), before)
     found = measured.perplexity_change("mask_read")[1, 2, 0, 0]
-    assert found == pytest.approx(100 * (after / before - 1), abs=1e-3)
+    rounding.assert_within(found, percent(after, before))
 
-    rng = np.random.default_rng(2)
-    text_NS = rng.integers(5, model.cfg.vocab_size, (11, 14)).astype(np.int32)
-    # The end of a document, and padding after it.
-    text_NS[4, 9:] = 0
-    rows = [row[row != 0] for row in text_NS]
     text = intervene.measure(
         model,
         small_models.sentences(),
@@ -277,13 +331,13 @@ def test_perplexities_of_sentences_and_of_text(model, measured):
         draws=1,
         control_draws=1,
         controls=False,
-        text_NS=text_NS,
+        text_NS=text_rows(model),
     ).text
-    before, after = (perplexity(rows, edits) for edits in ({}, given))
+    before, after = (perplexity(each["text"]) for each in (plain, edited))
     assert text.tokens == 11 * 13 - 5
-    assert text.perplexity == pytest.approx(before, rel=1e-5)
+    rounding.assert_within(text.perplexity, before)
     change = text.change["mask_read"]
-    assert change.estimate == pytest.approx(100 * (after / before - 1), abs=1e-3)
+    rounding.assert_within(change.estimate, percent(after, before))
     assert change.low <= change.estimate <= change.high
     assert change.n == 11
 

@@ -12,8 +12,10 @@ import lm_jax
 from lm_jax.errors import BadInputError
 from lm_jax.stats import cohens_d
 from protot_jax import intervene
-from protot_jax.intervene import matching
+from protot_jax.edits import MODES
+from protot_jax.intervene import effects, matching
 from protot_jax.intervene.sentences import word_ids
+from tests import rounding
 from tests.protot_jax.intervene import small_models
 
 L, R = 3, small_models.R
@@ -36,29 +38,43 @@ def text_NS(model):
     return np.stack(rows).astype(np.int32)
 
 
+def write_gates(model, text_NS):
+    """A function of the parameters."""
+
+    def run(params):
+        record = {"mixer.write": lm_jax.keep}
+        out = lm_jax.forward(params, text_NS, model.cfg, mixer=model.mixer, record=record)
+        return out.records["mixer.write"]
+
+    return run
+
+
 @pytest.fixture(scope="module")
-def gate_LNTR(model, text_NS):
-    out = jax.jit(
-        lambda params, tokens: lm_jax.forward(
-            params, tokens, model.cfg, mixer=model.mixer, record={"mixer.write": lm_jax.keep}
-        ).records["mixer.write"]
-    )(model.params, text_NS)
-    return np.asarray(out, np.float64)
+def mean_VLR(model, text_NS):
+    """Mean gates of every token that occurs, in float64, and how far float32 may be off."""
+    gates = rounding.expected(write_gates(model, text_NS), model.params)
+    shape = (model.cfg.vocab_size, L, R)
+    mean = rounding.Expected(np.zeros(shape), np.zeros(shape))
+    for token in np.unique(text_NS[text_NS != 0]):
+        at_NT = text_NS == token
+        mean.values[token] = gates.values[:, at_NT].mean(1)
+        # Of the gates, independent of each other, and of adding them up.
+        mean.bounds[token] = np.linalg.norm(gates.bounds[:, at_NT], axis=1) / at_NT.sum()
+        mean.bounds[token] += at_NT.sum() * 2.0**-24 * mean.values[token]
+    return mean
 
 
-def test_mean_gates_of_tokens(model, text_NS, gate_LNTR):
+def test_mean_gates_of_tokens(model, text_NS, mean_VLR):
     found = intervene.over_text(model, text_NS)
     assert found.ranking == ()
     np.testing.assert_array_equal(
         found.count_V[1:], np.bincount(text_NS.ravel(), minlength=model.cfg.vocab_size)[1:]
     )
     assert found.count_V[0] == 0
-    for token in np.unique(text_NS[text_NS != 0]):
-        wanted_LR = gate_LNTR[:, text_NS == token].mean(1)
-        np.testing.assert_allclose(found.mean_VLR[token], wanted_LR, rtol=1e-5, atol=1e-7)
+    rounding.assert_within(found.mean_VLR, mean_VLR)
 
 
-def test_prototypes_are_ranked_by_cohens_d(model, text_NS, gate_LNTR):
+def test_prototypes_are_ranked_by_cohens_d(model, text_NS):
     found = intervene.over_text(model, text_NS, ["river", "townhouse"])
     pieces = word_ids(model.tokenizer, ["townhouse"])[0]
     assert len(pieces) > 1
@@ -71,13 +87,34 @@ def test_prototypes_are_ranked_by_cohens_d(model, text_NS, gate_LNTR):
                 count += 1
     assert found.occurrences["townhouse"] == count > 0
     elsewhere = ~on & (text_NS != 0)
+    sizes = on.sum(), elsewhere.sum()
+
+    def ranked(params):
+        """Gates, d by sums of squares, and both means."""
+        gate_LNTR = write_gates(model, text_NS)(params)
+        parts = [
+            [
+                jnp.sum(jnp.where(at[None, :, :, None], x, 0.0), (1, 2))
+                for x in (gate_LNTR, gate_LNTR**2)
+            ]
+            for at in (on, elsewhere)
+        ]
+        means = [total / size for (total, _), size in zip(parts, sizes, strict=True)]
+        within = sum(
+            squares - total * mean for (total, squares), mean in zip(parts, means, strict=True)
+        )
+        d = (means[0] - means[1]) / jnp.sqrt(within / (sum(sizes) - 2))
+        return {"score": d, "on_words": means[0], "elsewhere": means[1]}, gate_LNTR
+
+    (wanted, gate_LNTR), (bounds, _) = rounding.expected(ranked, model.params)
     assert len(found.ranking) == L * R
     for one in found.ranking:
+        at = one.layer, one.prototype
         gate_NT = gate_LNTR[one.layer, :, :, one.prototype]
-        d = cohens_d(gate_NT[on], gate_NT[elsewhere])
-        assert one.score == pytest.approx(d, rel=1e-3, abs=1e-4)
-        assert one.on_words == pytest.approx(gate_NT[on].mean(), rel=1e-5)
-        assert one.elsewhere == pytest.approx(gate_NT[elsewhere].mean(), rel=1e-5)
+        assert wanted["score"][at] == pytest.approx(cohens_d(gate_NT[on], gate_NT[elsewhere]))
+        for name in wanted:
+            exact = rounding.Expected(wanted[name][at], bounds[name][at])
+            rounding.assert_within(getattr(one, name), exact, name)
     scores = [one.score for one in found.ranking]
     assert scores == sorted(scores, reverse=True)
 
@@ -99,7 +136,7 @@ def permuted(model, order_LR):
     return dataclasses.replace(model, params=params)
 
 
-def test_matching_recovers_a_permutation_and_the_effects_with_it(model, text_NS):
+def test_matching_recovers_a_permutation_and_the_effects_with_it(model, text_NS, mean_VLR):
     rng = np.random.default_rng(4)
     order_LR = np.stack([rng.permutation(R) for _ in range(L)])
     other = permuted(model, order_LR)
@@ -110,8 +147,13 @@ def test_matching_recovers_a_permutation_and_the_effects_with_it(model, text_NS)
             assert partner_M[layer * R + prototype] == layer * R + place
     found = intervene.match(first, second, layer=1, prototype=2, least_count=3)
     assert (found.layer, found.prototype) == (1, order_LR[1].tolist().index(2))
-    assert found.similarity == pytest.approx(1.0, abs=1e-5)
-    assert found.best == pytest.approx(1.0, abs=1e-5)
+    # Two vectors that are apart by a share of their length; its square is what the cosine loses.
+    counted_V = first.count_V >= 3
+    values_V, bounds_V = (x[counted_V, 1, 2] for x in mean_VLR)
+    apart = 2 * np.linalg.norm(bounds_V) / np.linalg.norm(values_V - values_V.mean())
+    assert apart < 0.01
+    assert found.similarity == pytest.approx(1.0, rel=0, abs=apart**2 + in_float64(values_V))
+    assert found.best == found.similarity
     assert found.null_median < found.null_95 < found.similarity
     assert (found.p_value, found.percentile, found.others) == (1 / 25, 100.0, 2 * L * R)
 
@@ -120,10 +162,34 @@ def test_matching_recovers_a_permutation_and_the_effects_with_it(model, text_NS)
     sentences = small_models.sentences()
     here = intervene.measure(model, sentences, layer=1, prototype=2, **arguments)
     there = intervene.measure(other, sentences, **at, **arguments)
-    for mode in intervene.MODES:
-        np.testing.assert_allclose(
-            there.change(mode)[1, found.prototype], here.change(mode)[1, 2], atol=2e-3
-        )
+    modes = (None, *MODES)
+    switched = [effects.switched(mode, 1, 2) for mode in modes]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(jnp.asarray(leaves)), *switched)
+    tokens_NS, target_NT = here.cases.tokens_NS, here.cases.target_NT
+
+    def target_log_p(params, stacked):
+        def one(edits):
+            given = {"cfg": model.cfg, "mixer": model.mixer}
+            log_p_NT = effects.token_log_probs(params, tokens_NS, edits, **given)
+            return jnp.sum(jnp.where(target_NT, log_p_NT, 0.0), 1)
+
+        return jax.lax.map(one, stacked)
+
+    exact, off = rounding.expected(target_log_p, model.params, stacked)
+    for i, mode in enumerate(modes[1:], 1):
+        ratio_N, off_N = np.exp(exact[i] - exact[0]), np.hypot(off[i], off[0])
+        wanted = rounding.Expected(100 * (ratio_N - 1), 100 * ratio_N * np.expm1(off_N))
+        for measured, prototype in ((here, 2), (there, found.prototype)):
+            rounding.assert_within(measured.change(mode)[1, prototype, 0], wanted, mode)
+
+
+def in_float64(*vectors):
+    """How far a correlation of two such vectors may be off by rounding in float64.
+
+    Means are taken away, which may be much larger than what is left.
+    """
+    largest = max(np.linalg.norm(x) / np.linalg.norm(x - x.mean()) for x in vectors)
+    return 8 * len(vectors[0]) * 2.0**-53 * (1 + largest)
 
 
 def test_similarity_is_the_correlation_over_tokens(model, text_NS):
@@ -134,7 +200,8 @@ def test_similarity_is_the_correlation_over_tokens(model, text_NS):
     common = (first.count_V >= 3) & (second.count_V >= 3)
     a, b = (gates.mean_VLR[common].reshape(common.sum(), -1) for gates in (first, second))
     want = np.corrcoef(a.T, b.T)[: L * R, L * R :]
-    np.testing.assert_allclose(found_MM, want, atol=1e-9)
+    off = in_float64(*a.T, *b.T)
+    np.testing.assert_allclose(found_MM, want, rtol=0, atol=off)
     match = intervene.match(first, second, layer=0, prototype=1, least_count=3)
     assert match.best >= match.similarity
     # The null, by a loop over pairs of different prototypes of one seed.
