@@ -9,9 +9,11 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from kernels import cases
 from kernels.error_bound import COMPILED_QUICKLY
+from tests import rounding
 
 _PROGRAMS: dict[Any, Callable] = {}
 
@@ -48,3 +50,31 @@ def deviations(suite: cases.Suite, case: cases.Case, implementation: str) -> lis
     arrays, cotangents, wanted = expected(suite.op, case.name)
     run = cases.outputs_and_gradients(suite, case, implementation)
     return cases.judged(result(run, arrays, cotangents), wanted)
+
+
+def of_bfloat16_weights(
+    attend: Callable[[jax.Array], jax.Array], v: jax.Array, d_out: jax.Array
+) -> rounding.Expected:
+    """The output of attention and its gradient by the values, both stored in bfloat16.
+
+    Sums are float32, and the weights, which are not negative, are rounded to bfloat16 before they
+    are multiplied: out = sum_s w v may be off by 2^-8 sum_s w |v| + 2^-8 |out| beside what float32
+    leaves, and d_v = sum_t w d_out by the same of |d_out|.
+
+    Args:
+      attend: the output of values in float32, by the reference.
+      v: the values.
+      d_out: the gradient by the output.
+    """
+
+    def both(pair: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        out, pull = jax.vjp(attend, pair[0])
+        return out, *pull(pair[1])
+
+    signed = cases.widened((v, d_out))
+    stacked = jax.tree.map(lambda x: jnp.stack([x, jnp.abs(x)]), signed)
+    found = rounding.expected(lambda x: jax.lax.map(both, x), stacked)
+    # A result is rounded as it is, not as it should be.
+    unit = 2.0**-8 * (1 + 2.0**-7)
+    bounds = jax.tree.map(lambda x, b: b[0] + unit * (x[1] + abs(x[0])), *found)
+    return rounding.Expected(jax.tree.map(lambda x: x[0], found.values), bounds)
