@@ -214,6 +214,9 @@ def _bound(summary: Summary, model: PaperModel, whose: str, judged: bool) -> Mar
         count = f"{number(ours[2][name])} of {number(ours[2]['n'])}" if 2 in ours else "–"
         label = f"{name.replace('_', ' ')}s at p = 2"
         lines.append([label, cell(count, note=of), "Tables 8, 10"])
+    if 2 in ours:
+        count = f"{number(ours[2]['undecided'])} of {number(ours[2]['n'])}"
+        lines.append(["left open by rounding at p = 2", count, "this audit"])
     reasons = [*(_not_comparable(of_bias),), _not_comparable(unlike)] if judged else []
     named = [
         f"{what} {why}" for what, why in zip(("b_auto", "bound"), reasons, strict=False) if why
@@ -223,7 +226,8 @@ def _bound(summary: Summary, model: PaperModel, whose: str, judged: bool) -> Mar
         lines,
         caption=f"Calibration and bound (induction, b = 0), {whose}. False negatives: rows that "
         "the bound calls safe and the measure does not, all of them ties in the paper; false "
-        "positives: the reverse, its slack." + "".join(f" {text}." for text in named),
+        "positives: the reverse, its slack. Rows left open by rounding are in neither."
+        + "".join(f" {text}." for text in named),
     )
 
 
@@ -274,7 +278,8 @@ def differences(summary: Summary) -> Section:
         ),
         (
             "Arithmetic",
-            f"{c['dtype']} weights; scores, maps and Sₚ in float32 with a proved error bound",
+            f"{c['dtype']} weights; scores, maps and Sₚ in float32; given the float32 scores, Sₚ "
+            "has a proved error bound",
             "bfloat16, eager attention; Sₚ in float64 on those scores",
         ),
         (

@@ -9,10 +9,10 @@ of softmax on the same rows, and two shares say what a substitution does,
     sharpened   rows that the recipe concentrates and softmax does not
 
 Statistics of rows are float32. Where their proved error bound (`diagnostic.relative_error_bound`,
-`softmax_error_bound`) leaves open on which side of 1 an S lies, the row is undecided: it counts on
-the side that was computed in the estimate of a share, as no member for the low end of its interval
-and as a member for the high end. Intervals resample prompts, because the rows of one prompt are not
-independent.
+`softmax_error_bound`, which take the float32 scores as exact) leaves open on which side of 1 an S
+lies, the row is undecided: it counts on the side that was computed in the estimate of a share, as
+no member for the low end of its interval and as a member for the high end. Intervals resample
+prompts, because the rows of one prompt are not independent.
 """
 
 from collections.abc import Callable
@@ -58,11 +58,11 @@ def visible_keys(c: Columns) -> np.ndarray:
     return np.where(c["window"] > 0, np.minimum(causal, c["window"]), causal)
 
 
-def unsafe(c: Columns, degree: float) -> Rows:
-    """The rows with S_p >= 1. A dead row, of which no key gets weight, has S_p = inf."""
+def unsafe(c: Columns, degree: float, epsilon: float = 0.0) -> Rows:
+    """The rows with S_p >= 1 + epsilon. A dead row, of which no key gets weight, has S_p = inf."""
     # Two equal keys and no other are a tie exactly; any other S_p that rounds to 1 is undecided.
     tie = (c["active"] == 1) & (c["margin"] == 0)
-    return _unsafe(c, f"s_{degree}", lambda n: relative_error_bound(degree, n), tie)
+    return _unsafe(c, f"s_{degree}", lambda n: relative_error_bound(degree, n), tie, epsilon)
 
 
 def softmax_unsafe(c: Columns) -> Rows:
@@ -71,12 +71,18 @@ def softmax_unsafe(c: Columns) -> Rows:
     return _unsafe(c, "s_softmax", softmax_error_bound, tie)
 
 
-def _unsafe(c: Columns, name: str, bound: Callable[[int], float], tie: np.ndarray) -> Rows:
+def _unsafe(
+    c: Columns,
+    name: str,
+    bound: Callable[[int], float],
+    tie: np.ndarray,
+    epsilon: float = 0.0,
+) -> Rows:
     counts, place = np.unique(visible_keys(c), return_inverse=True)
     bounds = np.array([bound(int(n)) for n in counts], np.float32)[place]
-    safety = np.asarray(classify(c[name], bound=bounds))
+    safety = np.asarray(classify(c[name], bound=bounds, epsilon=epsilon))
     sure = (safety == Safety.UNSAFE) | ((safety == Safety.TIE) & tie)
-    return Rows(c[name] >= 1.0, sure, safety != Safety.SAFE)
+    return Rows(c[name] >= 1.0 + epsilon, sure, safety != Safety.SAFE)
 
 
 def share(

@@ -114,11 +114,11 @@ def _with_ends(share: wording.Entry) -> str:
 def _open(undecided: int) -> str:
     """How many values the proved error bound leaves on both sides of 1."""
     if not undecided:
-        return "The proved error bound of float32 decides every S."
+        return "Given the float32 scores, the proved error bound decides every S."
     return (
         f"{number(undecided)} value{'s' * (undecided != 1)} of S lie{'s' * (undecided == 1)} so "
-        "near to 1 that the proved error bound of float32 does not decide; the intervals allow for "
-        "both."
+        "near to 1 that, given the float32 scores, the proved error bound does not decide; the "
+        "intervals allow for both."
     )
 
 
@@ -204,7 +204,8 @@ def _against_table(summary: Summary, entries: Sequence[wording.Entry]) -> Markup
         "rows that softmax concentrates (conc.). Sharpened: only the recipe does. Difference: lost "
         "less sharpened. Change: of the head's output, relative, with the recipe in that head "
         "alone; median and 90th percentile over rows. Open: rows that the proved error bound does "
-        "not decide; intervals allow for both. Brackets: 95 % bootstrap over prompts.",
+        "not decide, given the float32 scores; intervals allow for both. Brackets: 95 % "
+        "bootstrap over prompts.",
         n=f"{number(entries[0]['lost']['n'])} prompts per row" if entries else None,
     )
 
@@ -256,6 +257,7 @@ def _bound_table(summary: Summary, entries: Sequence[wording.Entry]) -> Markup:
             entry["false_negative_eps"],
             ties[entry["suite"], entry["bias_kind"]].get(str(entry["p"]), 0),
             entry["false_positive"],
+            entry["undecided"],
             entry["n"],
         ]
         for entry in wording.by_suite(entries)
@@ -269,13 +271,16 @@ def _bound_table(summary: Summary, entries: Sequence[wording.Entry]) -> Markup:
             "beyond 10⁻⁶",
             "Ties",
             "False positives",
+            "Open",
             "Rows (n)",
         ],
         lines,
         caption="Predicted (p ≥ p*) against measured (Sₚ < 1), counts of active rows. False "
         "negatives: predicted safe, measured unsafe; beyond 10⁻⁶: those with Sₚ ≥ 1 + 10⁻⁶. Ties: "
-        "Sₚ = 1 exactly. False positives: predicted unsafe, measured safe. Brackets: 95 % "
-        "bootstrap over prompts.",
+        "Sₚ = 1 exactly. False positives: predicted unsafe, measured safe. Open: rows that "
+        "the proved error bound does not decide, given the float32 scores; they are in no other "
+        "count than that of ties, and the intervals allow for both. Brackets: 95 % bootstrap over "
+        "prompts.",
     )
 
 

@@ -15,7 +15,16 @@ import pyarrow.compute as pc
 from lm_jax import stats
 from polyattn_jax import decision, head_sets, head_types
 from polyattn_jax.columns import Columns, columns, degrees, take, where
-from polyattn_jax.concentration import against_softmax, cells, prevalence, safe_fraction, share
+from polyattn_jax.concentration import (
+    Rows,
+    against_softmax,
+    cells,
+    decided_share,
+    prevalence,
+    safe_fraction,
+    share,
+    unsafe,
+)
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.diagnostic import Status
 from polyattn_jax.row_maps import SOFTMAX
@@ -35,24 +44,32 @@ def bound(rows: Columns, config: AuditConfig) -> list[dict[str, Any]]:
     """Predicted (p >= p*) against measured (S_p < 1) safety per suite, bias and degree (Table 8).
 
     False negatives are rows that the bound calls safe and the measure does not. In exact arithmetic
-    they are ties (S_p = 1), which `false_negative_eps` leaves out.
+    they are ties (S_p = 1), which `false_negative_eps` leaves out. Rows of which rounding leaves
+    open whether they are safe are in none of these counts but in `undecided`; the interval of
+    `agree` allows for both. The p* of a row counts as computed.
     """
     found = []
     for suite, kind in cells(rows):
         c = where(rows, suite=suite, bias_kind=kind, target="argmax", status=int(Status.ACTIVE))
         for p in degrees(c):
-            predicted, s = c["p_star"] <= p, c[f"s_{p}"]
-            agree = (predicted == (s < 1.0)).astype(float)
+            predicted, missed = c["p_star"] <= p, unsafe(c, p)
+            agree = Rows(
+                *(np.where(predicted, *both) for both in zip(~missed, missed, strict=True))
+            )
+            beyond = unsafe(c, p, EPSILON)
             found.append(
                 {
                     "suite": suite,
                     "bias_kind": kind,
                     "p": p,
-                    "n": len(s),
-                    "agree": as_dict(share(agree, c["prompt"], config)) if len(s) else None,
-                    "false_negative": int(np.sum(predicted & (s >= 1.0))),
-                    "false_negative_eps": int(np.sum(predicted & (s >= 1.0 + EPSILON))),
-                    "false_positive": int(np.sum(~predicted & (s < 1.0))),
+                    "n": len(predicted),
+                    "agree": as_dict(decided_share(agree, c["prompt"], config))
+                    if len(predicted)
+                    else None,
+                    "false_negative": int(np.sum(predicted & missed.sure)),
+                    "false_negative_eps": int(np.sum(predicted & beyond.sure)),
+                    "false_positive": int(np.sum(~predicted & ~missed.possible)),
+                    "undecided": int(missed.undecided.sum()),
                 }
             )
     return found

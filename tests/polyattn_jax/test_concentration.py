@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats as oracle
 
-from polyattn_jax import concentration, row_maps
+from polyattn_jax import concentration, row_maps, summary
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.diagnostic import Status, relative_error_bound, row_stats
 from polyattn_jax.probe import DEGREES
@@ -134,6 +134,44 @@ def test_rows_within_the_error_bound_are_undecided_and_widen_the_interval_only()
     # Softmax spreads all of these rows, so that a row is sharpened or neither.
     assert compared["undecided"] == near.sum()
     assert compared["sharpened"]["high"] > compared["sharpened"]["estimate"]
+
+
+@pytest.mark.parametrize("p_star", [0.0, math.inf])
+def test_the_sufficient_degree_is_judged_on_the_rows_that_rounding_decides(p_star):
+    """Of rows all predicted safe, or all unsafe, those too near to S_2 = 1 are counted apart."""
+    bound = relative_error_bound(2, 16)
+    offsets = np.array([0.3, -0.3, 0.2 * bound, -0.2 * bound, 0.0, 0.4, -0.4, -0.5])
+    rows = table(boundary_rows(offsets), 0.0, np.arange(8).astype(str))
+    rows |= {"p_star": np.full(8, p_star)}
+    near, above = np.abs(offsets) < bound / 2, offsets >= 0.3
+    # rounding puts some of the open rows on either side
+    assert {*(rows["s_2"][near] >= 1)} == {True, False}
+    entry = next(e for e in summary.bound(rows, CONFIG) if e["p"] == 2)
+    predicted = p_star <= 2
+    wrong = above if predicted else ~above & ~near
+    assert entry["n"] == 8 and entry["undecided"] == near.sum() == 3
+    assert entry["false_negative"] == entry["false_negative_eps"] == (2 if predicted else 0)
+    assert entry["false_positive"] == (0 if predicted else 3)
+    assert entry["agree"]["estimate"] == np.mean((rows["s_2"] < 1) == predicted)
+    ends = [
+        concentration.share(agree.astype(float), rows["prompt"], CONFIG)
+        for agree in (~(wrong | near), ~wrong)
+    ]
+    assert (entry["agree"]["low"], entry["agree"]["high"]) == (ends[0].low, ends[1].high)
+
+
+def test_what_lies_beyond_the_tolerance_of_ties_is_so_within_the_error_bound():
+    """S_2 just above 1 + 1e-6 is not known to be there; a tie of two keys is known not to be."""
+    bound = relative_error_bound(2, 64)
+    assert bound > 3 * summary.EPSILON
+    scores = boundary_rows([0.5 * bound, 3 * bound, 0.0], keys=64)
+    scores[2] = -5.0
+    scores[2, :2] = 2.0
+    rows = table(scores, 0.0, np.arange(3).astype(str)) | {"p_star": np.zeros(3)}
+    assert rows["s_2"][0] > 1 + summary.EPSILON and rows["s_2"][2] == 1
+    entry = next(e for e in summary.bound(rows, CONFIG) if e["p"] == 2)
+    counts = ("false_negative", "false_negative_eps", "undecided")
+    assert [entry[name] for name in counts] == [2, 1, 1]
 
 
 def test_an_exact_tie_is_unsafe_and_not_undecided():
