@@ -234,13 +234,25 @@ def run_check(tiny: Path, haystack: Path) -> Command:
 
 @pytest.fixture(scope="session")
 def toys(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """For each file of configs/polyattn/ a model of its family, random but for SmolLM2's.
+    """For each file of configs/polyattn/ a model of its family, random but for SmolLM2's; a GPT-2.
 
     The golden models of the converters give the architecture, wider weights scores of order one.
     """
     tokenizer = tiny_tokenizer()
-    goldens = {"gemma3_270m": "gemma3", "llama32_1b": "llama_gqa", "pythia_1_4b": "neox"}
-    folders = {"smollm2.py": tiny}
+    goldens = {
+        "gemma3_270m.py": "gemma3",
+        "llama32_1b.py": "llama_gqa",
+        "pythia_1_4b.py": "neox",
+        "gpt2": "gpt2",
+    }
+    folders, rng = {"smollm2.py": tiny}, np.random.default_rng(0)
+
+    def moved(path: Any, a: jax.Array) -> Any:
+        # biases start at 0, where leaving one out would change nothing
+        if "bias" in jax.tree_util.keystr(path[-1:]):
+            return a + rng.normal(scale=0.1, size=a.shape).astype(np.float32)
+        return 6.0 * a if a.ndim > 2 else a
+
     for name, golden in goldens.items():
         cfg = dataclasses.replace(
             lm_jax.load_pretrained(ROOT / "tests" / "golden" / golden).cfg,
@@ -248,9 +260,9 @@ def toys(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
             max_length=256,
         )
         made = lm_jax.init_params(jax.random.key(0), cfg, dtype=np.float32)
-        blocks = jax.tree.map(lambda a: 6.0 * a if a.ndim > 2 else a, made["blocks"])
-        folders[f"{name}.py"] = tmp_path_factory.mktemp("toys") / name
-        lm_jax.save_pretrained(folders[f"{name}.py"], cfg, made | {"blocks": blocks}, tokenizer)
+        blocks = jax.tree_util.tree_map_with_path(moved, made["blocks"])
+        folders[name] = tmp_path_factory.mktemp("toys") / golden
+        lm_jax.save_pretrained(folders[name], cfg, made | {"blocks": blocks}, tokenizer)
     return folders
 
 

@@ -21,7 +21,7 @@ from tests.polyattn_jax import audit_oracle
 
 L, N = 3, 4
 PROMPTS = {"niah_64": 7, "induction": 4, "mqar": 3}
-TABLES = ("rows", "answers", "heads")
+TABLES = ("rows", "answers", "heads", "head_sets")
 SETS = [("top", ""), ("bottom", ""), ("random", "-0")]
 KEY = ["suite", "prompt", "layer", "head", "query", "target", "bias_kind"]
 ANSWER_KEY = ["stage", "cell", "suite", "prompt"]

@@ -1,5 +1,9 @@
-"""The smoke mode of every audit config runs from end to end, on a toy of its own model's family."""
+"""The smoke mode of every audit config runs from end to end, on a toy of its own model's family.
 
+GPT-2, which has no config of its own, is audited by that of SmolLM2.
+"""
+
+import dataclasses
 import json
 from pathlib import Path
 
@@ -8,22 +12,27 @@ import pytest
 
 from lm_jax import launch
 from lm_jax.errors import UsageError
+from polyattn_jax import audit
 from polyattn_jax.config import MODES, AuditConfig
+from tests.polyattn_jax import audit_oracle
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted(path.name for path in (ROOT / "configs" / "polyattn").glob("*.py"))
+SUITES = ("niah_64", "induction", "mqar")
 # Family, dtype, and the windows of the three layers.
 TOYS = {
     "gemma3_270m.py": ("gemma3_text", "float32", {0: 4, 1: 0, 2: 4}),
+    "gpt2": ("gpt2", "float32", {0: 0, 1: 0, 2: 0}),
     "llama32_1b.py": ("llama", "bfloat16", {0: 0, 1: 0, 2: 0}),
     "pythia_1_4b.py": ("gpt_neox", "bfloat16", {0: 0, 1: 0, 2: 0}),
     "smollm2.py": ("llama", "float32", {0: 0, 1: 0, 2: 0}),
 }
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", TOYS)
 def test_the_smoke_mode_ends_with_a_summary_of_its_own_family(run_smoke, toys, tmp_path, name):
-    outcome = run_smoke(name, toys[name], tmp_path / "run")
+    config = name if name in CONFIGS else "smollm2.py"
+    outcome = run_smoke(config, toys[name], tmp_path / "run")
     assert outcome.code == 0, outcome.err
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert [entry["recipe"] for entry in summary["verdicts"]] == ["relu_p4_bauto"]
@@ -38,6 +47,29 @@ def test_the_smoke_mode_ends_with_a_summary_of_its_own_family(run_smoke, toys, t
         assert 0 <= row["active"] < seen
         assert row["query"] - row["argmax"] < seen
         assert 0 <= row["distance"] < seen
+
+
+def test_every_config_has_its_toy():
+    assert set(CONFIGS) == set(TOYS) - {"gpt2"}
+
+
+def test_the_rows_of_a_gpt_2_equal_a_float64_oracle(run_smoke, toys, haystack, tmp_path):
+    """Learned positions, biases and LayerNorm are in the scores that are diagnosed."""
+    outcome = run_smoke("smollm2.py", toys["gpt2"], tmp_path / "run")
+    assert outcome.code == 0, outcome.err
+    smoke = launch.freeze(
+        launch.load_config(f"{ROOT}/configs/polyattn/smollm2.py:smoke"), AuditConfig
+    )
+    changed = dataclasses.replace(smoke, model=str(toys["gpt2"]), haystack=str(haystack))
+    subject = audit.load(changed)
+    cfg = subject.model.cfg
+    assert (cfg.rope, cfg.norm, cfg.qkv_bias) == (None, "layer", True)
+    expected = {suite: audit_oracle.rows_of(subject, suite) for suite in SUITES}
+    rows = pq.read_table(tmp_path / "run" / "rows.parquet").to_pylist()
+    assert {row["suite"] for row in rows} == {*SUITES}
+    for row in rows:
+        place = row["prompt"], row["layer"], row["head"]
+        audit_oracle.assert_row(row, expected[row["suite"]][place])
 
 
 @pytest.mark.parametrize("name", CONFIGS)
