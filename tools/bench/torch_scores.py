@@ -20,10 +20,11 @@ class ScoreRows:
 
     def __init__(self, model: Any, degrees: Sequence[int], biases: Sequence[float]) -> None:
         import torch
-        from transformers import AttentionInterface, AttentionMaskInterface
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
-        from transformers.masking_utils import sdpa_mask
 
+        from lm_jax.hf.compat import transformers
+
+        library = transformers()
+        fused = library.AttentionInterface()["sdpa"]
         self.degrees, self.biases = degrees, biases
         self._rows: list[Any] = []
 
@@ -31,12 +32,11 @@ class ScoreRows:
             B, N, _, H = query.shape
             last = query[:, :, -1].reshape(B, key.shape[1], -1, H)
             self._rows.append((last @ key.transpose(-1, -2) * scaling).reshape(B, N, -1))
-            return sdpa_attention_forward(
-                module, query, key, value, attention_mask, scaling=scaling, **options
-            )
+            return fused(module, query, key, value, attention_mask, scaling=scaling, **options)
 
-        AttentionInterface.register(NAME, attend)
-        AttentionMaskInterface.register(NAME, sdpa_mask)
+        library.AttentionInterface.register(NAME, attend)
+        masks = library.AttentionMaskInterface
+        masks.register(NAME, masks()["sdpa"])
         self._model = model.eval()
         self._model.set_attn_implementation(NAME)
         self._torch = torch
