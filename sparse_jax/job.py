@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from lm_jax import lora, processes, runs, settings, sharding
 from lm_jax.decoder import param_spec
 from lm_jax.errors import BadInputError, UsageError
-from lm_jax.hf.load import Pretrained, load_pretrained
+from lm_jax.hf.load import OpenedModel, Pretrained, open_pretrained
 from lm_jax.train.config import MAY_CHANGE
 from lm_jax.train.data import Batches, Examples, OnePass
 from lm_jax.train.evaluate import evaluate
@@ -59,43 +59,59 @@ class DenseLoss:
     tokens: int
 
 
-def open_job(config: PosttrainConfig, folder: Path, *, force: bool = False) -> Job:
-    """Loads the model and prepares its data, refusing first what needs neither.
+def open_model(config: PosttrainConfig) -> OpenedModel:
+    """Reads what the model is, but no weights, and refuses what it cannot be trained to.
 
     Raises:
       UsageError: the batch does not divide over the devices, or the model has no such positions,
         heads or weights to adapt.
-      BadInputError: the model has no tokenizer, or the corpus not one batch of windows.
+      BadInputError: there is no such model, or it has no tokenizer.
     """
-    data, fsdp, tensor = config.mesh
-    mesh = sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor)
-    check_batch(config.batch_size, config.accumulate, mesh)
-    # Trained weights are float32; frozen ones are only ever read in the dtype of the computation.
-    dtype = jnp.float32 if config.full else jnp.dtype(config.dtype)
-    base = load_pretrained(config.model, dtype=dtype, mesh=mesh)
-    if base.tokenizer is None:
+    check_batch(config.batch_size, config.accumulate, _mesh(config))
+    model = open_pretrained(config.model)
+    if model.tokenizer is None:
         raise BadInputError(
             f"model {config.model!r} has no tokenizer; put its tokenizer.json beside the weights"
         )
-    if config.context > base.cfg.max_length:
+    if config.context > model.cfg.max_length:
         raise UsageError(
-            f"config.context = {config.context} is beyond the {base.cfg.max_length} positions of "
+            f"config.context = {config.context} is beyond the {model.cfg.max_length} positions of "
             f"{config.model}; lower it"
         )
-    patterns.named(config.heads, base.cfg.num_layers, base.cfg.num_heads)
+    patterns.named(config.heads, model.cfg.num_layers, model.cfg.num_heads)
     if not config.full:
-        lora.adapter_spec(param_spec(base.cfg), config.adapters)
-    prepared = prepare_corpus(folder / DATA, config.corpus, tokenizer=base.tokenizer)
+        lora.adapter_spec(param_spec(model.cfg), config.adapters)
+    return model
+
+
+def open_job(
+    config: PosttrainConfig, model: OpenedModel, folder: Path, *, force: bool = False
+) -> Job:
+    """Prepares the data of `open_model`'s model, and then loads its weights.
+
+    Raises:
+      BadInputError: the corpus is not there, or has not one batch of windows.
+    """
+    mesh = _mesh(config)
+    prepared = prepare_corpus(folder / DATA, config.corpus, tokenizer=model.tokenizer)
     cut = functools.partial(
-        Examples, prepared, context=config.context, mode="window", vocab_size=base.cfg.vocab_size
+        Examples, prepared, context=config.context, mode="window", vocab_size=model.cfg.vocab_size
     )
+    examples = cut("train")
     validation = OnePass(
         cut("validation", limit=config.validation_documents), **_share(config, mesh)
     )
-    job = Job(config, folder, mesh, base, prepared, cut("train"), validation, force)
     # Refuses a corpus of less than one batch.
-    job.batches(config.seeds[0])
-    return job
+    Batches(examples, seed=config.seeds[0], **_share(config, mesh))
+    # Trained weights are float32; frozen ones are only ever read in the dtype of the computation.
+    dtype = jnp.float32 if config.full else jnp.dtype(config.dtype)
+    base = model.load(dtype=dtype, mesh=mesh)
+    return Job(config, folder, mesh, base, prepared, examples, validation, force)
+
+
+def _mesh(config: PosttrainConfig) -> jax.sharding.Mesh:
+    data, fsdp, tensor = config.mesh
+    return sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor)
 
 
 def _share(config: PosttrainConfig, mesh: jax.sharding.Mesh) -> dict[str, int]:

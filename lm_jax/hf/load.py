@@ -7,7 +7,7 @@
    already sharded parameter: at no time is more than one tensor held beside the parameters.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 import hashlib
@@ -68,13 +68,27 @@ class Pretrained:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Opened:
-    """A source whose config is read and whose weights are not."""
+class OpenedModel:
+    """A model whose config and tokenizer are read and whose weights are not; `files` hold those.
+
+    `read_params` takes the dtype and mesh of `load` and reads the parameters.
+    """
 
     cfg: DecoderConfig
-    weights: Source
     tokenizer: Tokenizer | None
     files: tuple[Path, ...]
+    read_params: Callable[..., dict[str, Any]]
+
+    def load(
+        self, *, dtype: Any = jnp.float32, mesh: jax.sharding.Mesh | None = None
+    ) -> Pretrained:
+        """Reads the weights; arguments and errors as of `load_pretrained`."""
+        if jnp.dtype(dtype) not in (jnp.float32, jnp.bfloat16):
+            raise UsageError(
+                f"dtype = {jnp.dtype(dtype)} is not supported; give float32 or bfloat16"
+            )
+        params = self.read_params(dtype=dtype, mesh=mesh)
+        return Pretrained(self.cfg, params, self.tokenizer, self.files)
 
 
 def load_pretrained(
@@ -97,50 +111,65 @@ def load_pretrained(
       CorruptError: if a converted folder does not match its manifest.
       UsageError: for another dtype.
     """
-    if jnp.dtype(dtype) not in (jnp.float32, jnp.bfloat16):
-        raise UsageError(f"dtype = {jnp.dtype(dtype)} is not supported; give float32 or bfloat16")
+    return open_pretrained(source).load(dtype=dtype, mesh=mesh)
+
+
+def open_pretrained(source: str | Path) -> OpenedModel:
+    """Reads config and tokenizer of a model, so that they can be checked before its weights.
+
+    Args:
+      source: as of `load_pretrained`.
+
+    Raises:
+      BadInputError: if there is no such source, its family or a setting is not supported, or its
+        tokenizer has more ids than its embedding.
+      CorruptError: if a converted folder does not match its manifest.
+    """
     path = resolve(source)
     if (path / checkpoint.MANIFEST).exists() or (path / checkpoint.ARRAYS).is_dir():
-        return _load_converted(path, dtype, mesh)
-    if path.is_dir():
+        opened = _open_converted(path)
+    elif path.is_dir():
         opened = _open_folder(path)
     elif path.suffix == ".gguf":
         opened = _open_gguf(path)
     else:
         raise BadInputError(f"{path} is neither a Hugging Face folder nor a .gguf file; name one")
     _check_tokenizer(path, opened.tokenizer, opened.cfg)
-    params = load_params(opened.weights, opened.cfg, dtype=dtype, mesh=mesh)
-    return Pretrained(opened.cfg, params, opened.tokenizer, opened.files)
+    return opened
 
 
-def _open_folder(path: Path) -> _Opened:
+def _open_folder(path: Path) -> OpenedModel:
     from lm_jax.hf.folder import SafetensorsSource, read_hf_config
 
     hf_config = read_hf_config(path, FAMILIES)
     family = FAMILIES[hf_config.model_type]
     weights = SafetensorsSource(path, family)
-    return _Opened(family.read_config(hf_config), weights, _tokenizer_in(path), weights.files)
+    cfg = family.read_config(hf_config)
+    read = functools.partial(load_params, weights, cfg)
+    return OpenedModel(cfg, _tokenizer_in(path), weights.files, read)
 
 
-def _open_gguf(path: Path) -> _Opened:
+def _open_gguf(path: Path) -> OpenedModel:
     from lm_jax.hf.gguf import GGUFSource
 
     weights = GGUFSource(path)
-    return _Opened(weights.cfg, weights, weights.tokenizer(), (path,))
+    read = functools.partial(load_params, weights, weights.cfg)
+    return OpenedModel(weights.cfg, weights.tokenizer(), (path,), read)
 
 
-def _load_converted(path: Path, dtype: Any, mesh: jax.sharding.Mesh | None) -> Pretrained:
+def _open_converted(path: Path) -> OpenedModel:
     manifest = checkpoint.verify(path)
     stored = checkpoint.read_json(path / CONFIG)
     try:
         cfg = settings.freeze(stored, DecoderConfig)
     except UsageError as error:
         raise BadInputError(f"{path / CONFIG}: {error}; convert the model again") from error
-    target = sharding.abstract(decoder.param_spec(cfg), dtype, mesh)
-    params = checkpoint.load_arrays(path, manifest, target, cast=True)
-    tokenizer = _tokenizer_in(path)
-    _check_tokenizer(path, tokenizer, cfg)
-    return Pretrained(cfg, params, tokenizer, checkpoint.array_files(path, manifest))
+
+    def read(*, dtype: Any, mesh: jax.sharding.Mesh | None) -> dict[str, Any]:
+        target = sharding.abstract(decoder.param_spec(cfg), dtype, mesh)
+        return checkpoint.load_arrays(path, manifest, target, cast=True)
+
+    return OpenedModel(cfg, _tokenizer_in(path), checkpoint.array_files(path, manifest), read)
 
 
 def _tokenizer_in(path: Path) -> Tokenizer | None:

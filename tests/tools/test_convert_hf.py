@@ -13,6 +13,7 @@ import tokenizers
 import lm_jax
 from lm_jax import sharding
 from lm_jax.errors import BadInputError, CorruptError
+from lm_jax.hf import load
 from lm_jax.hf.tokenizer import Tokenizer
 from lm_jax.train import checkpoint
 from tools import convert_hf, make_goldens
@@ -45,6 +46,23 @@ def test_the_config_of_every_family_comes_back(case, tmp_path):
     assert converted.cfg == source.cfg
     assert converted.tokenizer is None
     equal(converted.params, source.params)
+
+
+def test_config_and_tokenizer_are_read_before_any_weight(source, tmp_path, monkeypatch):
+    convert_hf.convert(source, tmp_path / "out")
+    whole = lm_jax.load_pretrained(source)
+
+    def read(*args, **kwargs):
+        raise AssertionError("weights were read")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(load, "load_params", read)
+        patch.setattr(checkpoint, "load_arrays", read)
+        models = [load.open_pretrained(folder) for folder in (source, tmp_path / "out")]
+    for model in models:
+        assert model.cfg == whole.cfg and model.tokenizer.sha256 == whole.tokenizer.sha256
+    assert models[0].files == whole.files
+    equal(models[1].load().params, whole.params)
 
 
 def test_the_command(source, tmp_path, capsys):

@@ -1,0 +1,89 @@
+"""What post-training cannot do is refused before weights are read, and claims no work folder."""
+
+import shutil
+
+import pytest
+
+from lm_jax import runs
+from lm_jax.errors import BadInputError, UsageError
+from lm_jax.hf import load
+from sparse_jax import posttrain
+from sparse_jax.job import DATA
+from tests.sparse_jax.small_runs import command, settings
+
+REFUSED = {
+    "no such model": ({"model": "smollm"}, BadInputError, "no such file or folder.*'smollm2'"),
+    "no such corpus": ({"corpus": {"source": "wikis"}}, BadInputError, "corpus 'wikis' is not"),
+    "more context than positions": ({"context": 33}, UsageError, "beyond the 32 positions"),
+    "no such head": ({"heads": ("0.1", "2.0")}, UsageError, "heads has 2.0, .* layers 0 to 1"),
+    "no such weight": (
+        {"adapters": {"targets": ("gates",)}},
+        UsageError,
+        "no weight matches 'gates'.*gate",
+    ),
+    "a batch that does not divide": ({"batch_size": 6}, UsageError, "make it a multiple of 4"),
+}
+
+
+class ReadError(Exception):
+    """Weights were read."""
+
+
+@pytest.fixture(autouse=True)
+def unread(monkeypatch):
+    def load_params(*args, **kwargs):
+        raise ReadError
+
+    monkeypatch.setattr(load, "load_params", load_params)
+
+
+def check_free(base, text, folder):
+    """The folder is one in which a command without the fault comes as far as the weights."""
+    with pytest.raises(ReadError):
+        command(settings(base, text), folder)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_setting_that_does_not_fit_claims_no_folder(case, base, text, tmp_path):
+    changes, error, said = REFUSED[case]
+    config = settings(base, text)
+    config.update(changes)
+    with pytest.raises(error, match=said):
+        command(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    check_free(base, text, tmp_path / "run")
+
+
+def test_a_model_without_a_tokenizer_is_refused_by_its_folder(base, text, tmp_path):
+    mute = shutil.copytree(base, tmp_path / "mute", ignore=shutil.ignore_patterns("tokenizer*"))
+    with pytest.raises(BadInputError, match="mute' has no tokenizer; put its"):
+        command(settings(mute, text), tmp_path / "run")
+    check_free(base, text, tmp_path / "run")
+
+
+def test_a_batch_larger_than_the_corpus_is_refused_before_weights_are_read(base, text, tmp_path):
+    with pytest.raises(BadInputError, match="fewer than one batch"):
+        command(settings(base, text, batch_size=4096), tmp_path / "run")
+
+
+def test_prepared_data_are_used_where_the_corpus_is_gone(base, text, tmp_path):
+    source = shutil.copytree(text, tmp_path / "text")
+    check_free(base, source, tmp_path / "run")
+    shutil.rmtree(source)
+    check_free(base, source, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / DATA)
+    with pytest.raises(BadInputError, match="is not there; give sotu"):
+        command(settings(base, source), tmp_path / "run")
+
+
+def test_a_finished_run_is_shown_without_its_model(base, text, tmp_path, capsys, monkeypatch):
+    folder, model = tmp_path / "run", shutil.copytree(base, tmp_path / "model")
+    check_free(model, text, folder)
+    runs.write_json(folder / posttrain.SUMMARY, {"edges": "3 % of edges open"})
+    runs.mark_finished(folder)
+    monkeypatch.setattr(posttrain, "format_summary", lambda summary: summary["edges"])
+    shutil.rmtree(model)
+    command(settings(model, text), folder)
+    assert "3 % of edges open" in capsys.readouterr().out
+    with pytest.raises(BadInputError, match="no such file or folder"):
+        command(settings(model, text), folder, resume="force")
