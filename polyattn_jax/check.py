@@ -1,4 +1,4 @@
-"""May this recipe replace the softmax of this model? The verdict of an audit, and nothing else.
+"""May this recipe replace the softmax of this model? The needle verdict of an audit, alone.
 
     python -m polyattn_jax.check --model=smollm2 --recipe=relu:p=4,b=auto
 
@@ -9,6 +9,10 @@ A negative screen, after "When Does Polynomial Attention Concentrate?", section 
 2. measure S_p on the last row of needle and induction prompts, where the recipe is a normalised
    power, and S of softmax on the same rows; induction ranks the heads;
 3. ask for the needle with softmax and with the recipe in every head, on the same prompts.
+
+Its one control is the accuracy of softmax on these prompts, which must show that it solves the
+probe. Whether softmax also finds a needle that was left out, and whether it gains from tokens that
+come twice, only an audit asks; there these controls enter the verdict.
 
 The table goes to standard output, progress to standard error. The exit code is 0 for preserve, 10
 for no-go and 11 for undecided (`decision.verdict`). With `--workdir` a killed check goes on where

@@ -13,11 +13,11 @@ The interval is Tango's score interval (Statistics in Medicine 1998; `lm_jax.sta
 Both of its tails are tests, so that at a true loss of exactly the tolerance a recipe "preserves"
 with a chance of about (1 - level) / 2: enumerated, at most 3 % for 40, 73, 100 and 200 prompts,
 a tolerance of 0.05 and a level of 0.95 (tests/polyattn_jax/test_decision.py). Nothing is compared
-after rounding.
+after rounding. In an audit a verdict is "undecided" unless the controls hold (`unmet_controls`).
 """
 
 import bisect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
 import fractions
 import math
@@ -29,6 +29,7 @@ from scipy import special
 
 from lm_jax import stats
 from lm_jax.errors import UsageError
+from polyattn_jax import head_sets
 
 # At or below this safe share of rows all five such cells of the paper collapsed (its Appendix F).
 SCREEN = 0.03
@@ -90,6 +91,40 @@ def solves(right: int, n: int, level: float = 0.95) -> bool:
     return stats.wilson(right, n, level).low >= 0.5
 
 
+def unmet_controls(found: Mapping[str, Any], suite: str) -> list[str]:
+    """The controls of an audit that softmax is not shown to meet, in words; none where all hold.
+
+    Softmax must solve the needle probe, find the needle less often where it was left out (Wilson
+    intervals apart), and on random tokens written twice have less than half of the first loss on
+    the second.
+
+    Args:
+      found: of `summary.controls`.
+      suite: needle suite of the sweep.
+    """
+    given, without = found["accuracy"][suite], found["accuracy"].get("control")
+    first, second = (found[name]["loss"]["estimate"] for name in ("first_copy", "second_copy"))
+    counted = f"{head_sets.right(given)} of {given['n']}"
+    unmet = []
+    if not solves(head_sets.right(given), given["n"]):
+        unmet.append(
+            f"softmax is right in {counted} needle prompts, which does not show that it solves the "
+            "probe"
+        )
+    if without is not None and without["high"] >= given["low"]:
+        unmet.append(
+            f"softmax finds the needle in {head_sets.right(without)} of {without['n']} prompts "
+            f"where it was left out, which does not show a difference to {counted} with it"
+        )
+    # also where a loss is no number
+    if not second < first / 2:
+        unmet.append(
+            "the loss of softmax on random tokens written twice does not fall to half: "
+            f"{first:.1f} and {second:.1f} nats per token"
+        )
+    return unmet
+
+
 def least_prompts(tolerance: float = 0.05, level: float = 0.95) -> int:
     """The fewest prompts that can end in "preserve": softmax and the recipe get all of them right.
 
@@ -127,6 +162,7 @@ def explained(
     unmeasured: str,
     tolerance: float,
     ablated: bool,
+    unmet: Sequence[str] = (),
 ) -> dict[str, Any]:
     """A recipe's verdict with its reason and the next step (paper, section 6), as plain data.
 
@@ -141,6 +177,7 @@ def explained(
       unmeasured: why `safe` is None.
       tolerance: that of the verdict.
       ablated: whether head sets were tried in the same run.
+      unmet: of `unmet_controls`; empty where no other control was run than softmax's accuracy.
     """
     name, n = entry["verdict"], base["accuracy"]["n"]
     able, needed = round(base["accuracy"]["estimate"] * n), least_prompts(tolerance)
@@ -158,6 +195,9 @@ def explained(
             if 2 * able >= n
             else "use a shorter or easier probe, or a larger model"
         )
+    elif unmet:
+        finding, figures = "the controls are not shown to hold", "; ".join(unmet)
+        step = "first make the controls hold: more prompts, an easier probe, or a larger model"
     elif name == "preserve":
         finding = f"the loss is smaller than {points}"
         figures = f"at most {max(-low, 0):.1f} (95 %)"

@@ -41,7 +41,7 @@ def substitution(summary: Summary, model: paper.PaperModel | None) -> Section:
         "screen that can warn but cannot promise. A recipe preserves if the 95 % interval of its "
         f"change lies above −{100 * config['tolerance']:g} points; it is a no-go if that lies "
         "below, or if the paired test finds a loss beyond that; else the prompts leave it "
-        "undecided.",
+        "undecided. Unless the controls hold, every recipe is undecided.",
         "A recipe such as relu_p4_bauto weighs each key by max(score + b, 0)⁴, divided by the sum "
         "over the row; all words are explained at the end.",
         table(
@@ -131,9 +131,9 @@ def own_prompts(summary: Summary) -> Section | None:
     return section(
         "Your prompts: do they keep their answers?",
         f"The prompts of {Path(summary['config']['prompts']).name}, under the same recipes. A "
-        "verdict here is of these prompts alone, by the rule of the needle probe; right means that "
-        "the first token of the answer is the most likely one. Their rows are diagnosed below with "
-        "the others.",
+        "verdict here is of these prompts alone, by the rule of the needle probe and whatever the "
+        "other controls say; right means that the first token of the answer is the most likely "
+        "one. Their rows are diagnosed below with the others.",
         table(
             ["Recipe", "Verdict", "Accuracy, %", "Change, pts", "McNemar p", "Loss, nats"],
             lines,

@@ -4,7 +4,7 @@ Rates over rows are in `concentration.py`. Accuracies carry Wilson intervals, di
 recipes a paired exact test.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Any
 
@@ -137,7 +137,7 @@ def accuracy(answers: Columns) -> stats.Interval:
 
 
 def controls(answers: Columns, losses: Columns, config: AuditConfig) -> dict[str, Any]:
-    """What softmax does: the conditions under which the rest means anything."""
+    """What softmax does, and in `unmet` which conditions for a verdict it is not shown to meet."""
     c = where(answers, stage="control")
     made: dict[str, Any] = {
         "accuracy": {
@@ -151,11 +151,16 @@ def controls(answers: Columns, losses: Columns, config: AuditConfig) -> dict[str
             "top_1": as_dict(share(own["correct"], own["prompt"], config)),
             "tokens": int(own["tokens"].sum()),
         }
-    return made
+    return made | {"unmet": decision.unmet_controls(made, f"niah_{config.sweep_length}")}
 
 
-def behaviour(answers: Columns, stage: str, config: AuditConfig) -> list[dict[str, Any]]:
-    """Accuracy of every cell of a stage, and its verdict against softmax on the same prompts."""
+def behaviour(
+    answers: Columns, stage: str, config: AuditConfig, unmet: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """Accuracy of every cell of a stage, and its verdict against softmax on the same prompts.
+
+    With any control `unmet` every verdict is "undecided".
+    """
     c = where(answers, stage=stage)
     base = _by_prompt(where(c, cell=SOFTMAX.name))
     found = []
@@ -172,7 +177,7 @@ def behaviour(answers: Columns, stage: str, config: AuditConfig) -> list[dict[st
                 "bias": float(own["bias"][0]),
                 "heads": int(own["heads"][0]),
                 "accuracy": as_dict(accuracy(own)),
-                "verdict": decided.name,
+                "verdict": "undecided" if unmet else decided.name,
                 "delta": {
                     "estimate": decided.change,
                     "low": decided.low,
@@ -196,7 +201,13 @@ def _by_prompt(answers: Columns) -> dict[tuple[str, str], bool]:
     return dict(zip(keys, map(bool, correct), strict=True))
 
 
-def verdicts(rows: Columns, by_head: Columns, swept: list[dict[str, Any]], config: AuditConfig):
+def verdicts(
+    rows: Columns,
+    by_head: Columns,
+    swept: list[dict[str, Any]],
+    unmet: Sequence[str],
+    config: AuditConfig,
+) -> list[dict[str, Any]]:
     """One verdict per recipe of the sweep."""
     base = next(entry for entry in swept if entry["cell"] == SOFTMAX.name)
     top, suite = ranking(by_head)[: config.top_heads], f"niah_{config.sweep_length}"
@@ -219,6 +230,7 @@ def verdicts(rows: Columns, by_head: Columns, swept: list[dict[str, Any]], confi
                 unmeasured=unmeasured,
                 tolerance=config.tolerance,
                 ablated=bool(config.ablation_heads),
+                unmet=unmet,
             )
         )
     return found
@@ -236,7 +248,8 @@ def summarise(
     """The content of summary.json, and the table of heads."""
     r, a = columns(rows), columns(answers)
     by_head = heads(r, shape, columns(features))
-    swept = behaviour(a, "sweep", config)
+    held = controls(a, columns(losses), config)
+    swept = behaviour(a, "sweep", config, held["unmet"])
     made: dict[str, Any] = {
         "model": config.model,
         "config": dataclasses.asdict(config),
@@ -244,18 +257,20 @@ def summarise(
         "heads": shape[1],
         "degrees": list(degrees(r)),
         "calibration": dict(calibration),
-        "controls": controls(a, columns(losses), config),
+        "controls": held,
         "prevalence": prevalence(r, config),
         "against_softmax": against_softmax(r, config),
         "bound": bound(r, config),
         "sweep": swept,
         "prompts": behaviour(a, "prompts", config) if config.prompts else [],
-        "verdicts": verdicts(r, by_head, swept, config),
+        "verdicts": verdicts(r, by_head, swept, held["unmet"], config),
         "ranking_suite": ranking_suite(r),
         "head_types": head_types.composition(by_head, config.top_heads)
         if features.num_rows
         else None,
-        "ablation": behaviour(a, "ablation", config) if config.ablation_heads else [],
+        "ablation": behaviour(a, "ablation", config, held["unmet"])
+        if config.ablation_heads
+        else [],
         "decisiveness": [],
         "rows": rows.num_rows,
         "answers": answers.num_rows,

@@ -153,9 +153,7 @@ def controls(summary: Summary) -> Finding:
         f"; on random tokens written twice the loss goes from {first:.1f} to {second:.1f} nats per "
         "token."
     )
-    retrieves = solves(given)
-    honest = without is None or without["high"] < given["low"]
-    if retrieves and honest and second < first / 2:
+    if not found["unmet"]:
         return Finding(f"The controls hold: {text}", "good")
     if given["estimate"] >= 0.5 and second < first / 2 and (without or given)["n"] < 10:
         return Finding(f"Too few prompts for the controls: {text}", "warn")
@@ -177,6 +175,11 @@ def overall(summary: Summary) -> Finding:
         return Finding(
             f"No verdict on {name}: softmax itself is right in {right} needle prompts at "
             f"{length:,} tokens, which does not show that it solves the probe.",
+            TONES["undecided"],
+        )
+    if unmet := summary["controls"]["unmet"]:
+        return Finding(
+            f"No verdict on {name}: the controls are not shown to hold: {'; '.join(unmet)}.",
             TONES["undecided"],
         )
     named = {
@@ -262,7 +265,9 @@ def next_step(summary: Summary) -> str:
 
 
 def resolution(summary: Summary) -> str:
-    """What the number of prompts can tell."""
+    """What the number of prompts can tell; empty where no number of them makes a verdict."""
+    if summary["controls"]["unmet"]:
+        return ""
     base, tolerance = softmax_of(summary["sweep"]), summary["config"]["tolerance"]
     n, reach = base["accuracy"]["n"], -100 * finite(base["delta"]["low"])
     loss = decision.detectable_loss(n, tolerance)

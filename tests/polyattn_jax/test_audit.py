@@ -16,6 +16,7 @@ from lm_jax.errors import BadInputError
 from polyattn_jax import audit, head_sets, measure, schema
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.diagnostic import Status
+from polyattn_jax.row_maps import parse_recipe
 from polyattn_jax.schema import PROVENANCE
 from tests.polyattn_jax import audit_oracle
 
@@ -244,7 +245,12 @@ def test_a_recipe_with_a_bias_of_its_own_is_measured_at_it(run_audit, tmp_path):
 
 
 def test_own_prompts_are_one_more_suite(run_audit, prompts_file, tmp_path):
-    outcome = run_audit(tmp_path / "run", f"--config.prompts={prompts_file}")
+    hopeless = "ramapuram:b=-1000"
+    outcome = run_audit(
+        tmp_path / "run",
+        f"--config.prompts={prompts_file}",
+        f"--config.recipes=('relu_p4_b0', {hopeless!r})",
+    )
     assert outcome.code == 0, outcome.err
     found = summary_of(tmp_path / "run")
     cells = {entry["cell"]: entry for entry in found["prompts"]}
@@ -259,6 +265,11 @@ def test_own_prompts_are_one_more_suite(run_audit, prompts_file, tmp_path):
             {"estimate": np.mean(right), "n": 9, "low": 0, "high": 0}
         )
     assert cells["softmax"]["accuracy"]["estimate"] == 1.0
+    # The tiny model has no induction, which decides nothing of these prompts.
+    (unmet,) = found["controls"]["unmet"]
+    assert "does not fall to half" in unmet
+    assert {entry["verdict"] for entry in found["sweep"]} == {"undecided"}
+    assert cells[parse_recipe(hopeless).name]["verdict"] == "no-go"
     assert {e["suite"] for e in found["prevalence"]} == {*PROMPTS, "prompts"}
     # The answer's key is where the noun stands.
     rows = [r for r in table(tmp_path / "run").to_pylist() if r["suite"] == "prompts"]

@@ -61,6 +61,44 @@ def test_the_verdict_on_counts(lost, won, kept, neither, name):
     assert name_of(lost, won, kept, neither) == name
 
 
+def controls(given, without=(0, 50), losses=(12.5, 1.25)):
+    """What `summary.controls` finds, of counts (right, n) with and without the needle."""
+    counted = {"niah_64": given} if without is None else {"niah_64": given, "control": without}
+    accuracy = {}
+    for name, (right, n) in counted.items():
+        ends = oracle.binomtest(right, n).proportion_ci(method="wilson")
+        accuracy[name] = {"estimate": right / n, "low": ends.low, "high": ends.high, "n": n}
+    first, second = ({"loss": {"estimate": loss}} for loss in losses)
+    return {"accuracy": accuracy, "first_copy": first, "second_copy": second}
+
+
+@pytest.mark.parametrize(
+    ("found", "unmet"),
+    [
+        (controls((20, 20)), []),
+        (controls((7, 7), (0, 3)), []),
+        (controls((20, 20), None), []),
+        # 14 of 20 reaches down to 48 %, 15 of 20 to 53 %
+        (controls((14, 20)), ["solves"]),
+        (controls((15, 20)), []),
+        # Wilson intervals meet at 84 %
+        (controls((20, 20), (13, 20)), []),
+        (controls((20, 20), (14, 20)), ["left out"]),
+        (controls((20, 20), (0, 1)), []),
+        (controls((20, 20), (1, 1)), ["left out"]),
+        # less than half of the first loss, not half of it
+        (controls((20, 20), losses=(12.5, 6.2)), []),
+        (controls((20, 20), losses=(12.5, 6.25)), ["half"]),
+        (controls((20, 20), losses=(12.5, float("nan"))), ["half"]),
+        (controls((3, 20), (3, 20), (12.5, 13.0)), ["solves", "left out", "half"]),
+    ],
+)
+def test_the_controls_that_are_not_met_are_named(found, unmet):
+    words = decision.unmet_controls(found, "niah_64")
+    assert len(words) == len(unmet)
+    assert all(part in text for part, text in zip(unmet, words, strict=True))
+
+
 @pytest.mark.parametrize("tolerance", [0.07, 0.1, 0.29])
 def test_a_loss_of_exactly_the_tolerance_is_not_beyond_it(tolerance):
     n = 100
