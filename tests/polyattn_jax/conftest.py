@@ -27,6 +27,7 @@ from lm_jax import launch
 from lm_jax.hf.tokenizer import Tokenizer
 from polyattn_jax import audit, calibrate, check, suites
 from polyattn_jax.suites.niah import CUE, HARMLESS
+from tests.polyattn_jax import made_report
 from tests.polyattn_jax.made_suites import VOCABULARY, WordTokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -277,3 +278,9 @@ def run_smoke(haystack: Path) -> Command:
         return run(audit.main, argv, config=str(path))
 
     return command
+
+
+@pytest.fixture(scope="module")
+def finding() -> tuple[dict[str, Any], Any, Any]:
+    """Summary, rows and heads of the audit that `made_report` makes."""
+    return made_report.audit()

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from polyattn_jax import wording
-from tests.polyattn_jax.test_report import (
+from tests.polyattn_jax.made_report import (
     ABLATION,
     PROMPTS,
     SETTINGS,

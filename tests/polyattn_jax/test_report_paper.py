@@ -1,0 +1,104 @@
+"""Our numbers beside the paper's: judged where model, lengths and prompts agree, else why not."""
+
+import copy
+
+import pytest
+
+from tests.polyattn_jax.made_report import build, lines, parsed, text_of
+
+
+def like_the_paper(found, **changes):
+    """A summary with the paper's model, lengths and numbers of prompts, but for `changes`."""
+    found = copy.deepcopy(found) | {"model": "models/Llama-3.2-1B", "layers": 16, "heads": 32}
+    lengths = {"induction_length": 4096, "mqar_length": 4096, "sweep_length": 1536}
+    found["config"] |= lengths | {"induction_n": 200} | changes
+    found["calibration"]["length"] = changes.get("calibration_length", 1024)
+    found["controls"]["accuracy"]["niah_1536"] = found["controls"]["accuracy"]["niah_64"]
+    for entry in found["sweep"]:
+        entry["accuracy"]["n"] = 200
+    for entry in found["prevalence"]:
+        entry["prompts"] = 200
+    return found
+
+
+def judged(tree, caption):
+    """By the first column: the second, and the last."""
+    return {row[0]: (row[1], row[-1]) for row in lines(tree, caption)}
+
+
+def test_a_model_of_the_paper_is_judged_where_length_and_prompts_agree(finding):
+    found, rows, by_head = finding
+    tree = parsed(build(like_the_paper(found), rows, by_head))
+    needle = {row[0]: row[1] for row in lines(tree, "Needle probe, ours")}
+    assert needle["relu_p4_bauto"].startswith("✓ 100.0")
+    assert "paper 100.0 ± 7.0" in needle["relu_p4_bauto"]
+    assert needle["sigmoid_b0"].startswith("✗ 91.7")
+    assert "paper, Llama-3.2-1B" in text_of(tree)
+    assert "not comparable:" not in text_of(tree)
+    bound = judged(tree, "Calibration and bound")
+    assert bound["false negatives at p = 2"][0].endswith("paper 10 of 102,000")
+    assert bound["false positives at p = 2"][0].endswith("paper 41,666 of 102,000")
+    assert bound["b_auto"][0].startswith("✗ 1.50 [1.31, 1.67]")
+
+
+@pytest.mark.parametrize(
+    ("changes", "caption", "line", "reason"),
+    [
+        (
+            {"sweep_length": 64},
+            "Needle probe, ours",
+            "softmax",
+            "Not comparable: prompts of 64 tokens (paper: 1,500).",
+        ),
+        (
+            {"mqar_length": 2048},
+            "Unsafe rows, ours",
+            "MQAR2,048 tokens, b = 0",
+            "not comparable: prompts of 2,048 tokens (paper: 4,096)",
+        ),
+        (
+            {"calibration_length": 512},
+            "Unsafe rows, ours",
+            "MQAR4,096 tokens, b_auto",
+            "not comparable: b_auto of 512 tokens (paper: 1,024)",
+        ),
+        (
+            {"calibration_length": 512},
+            "Needle probe, ours",
+            "relu_p4_bauto",
+            "At b_auto not comparable: b_auto of 512 tokens (paper: 1,024).",
+        ),
+        (
+            {"induction_n": 99},
+            "Calibration and bound",
+            "bound agrees at p = 2, %",
+            "bound not comparable: 99 prompts (paper: 200).",
+        ),
+    ],
+)
+def test_unlike_numbers_are_not_judged_and_say_why(finding, changes, caption, line, reason):
+    found, rows, by_head = finding
+    tree = parsed(build(like_the_paper(found, **changes), rows, by_head))
+    assert judged(tree, caption)[line][0][0] not in "✓≈✗"
+    assert reason in text_of(tree)
+
+
+def test_few_short_prompts_of_a_model_of_the_paper_are_not_judged(finding):
+    found, rows, by_head = finding
+    tree = parsed(build(found | {"model": "models/Llama-3.2-1B"}, rows, by_head))
+    for caption in ("Needle probe, ours", "Unsafe rows, ours", "Calibration and bound"):
+        marks = [text for row in lines(tree, caption) for text in row if text[:1] in "✓≈✗" and text]
+        assert marks == []
+    shape = "3 layers of 2 heads (paper: 16 of 32)"
+    why = f"{shape}, prompts of 64 tokens (paper: 4,096), 12 prompts (paper: 200)"
+    assert f"not comparable: {why}" in text_of(tree)
+    assert f"b_auto not comparable: {shape}, b_auto of 64 tokens (paper: 1,024)" in text_of(tree)
+    assert "paper, Llama-3.2-1B" not in text_of(tree)
+
+
+def test_another_model_is_not_judged_and_one_without_kin_is_told_so(finding):
+    found, rows, by_head = finding
+    needle = lines(parsed(build(*finding)), "Needle probe, ours")
+    assert [cell for _, cell in needle if cell[0] in "✓≈✗"] == []
+    page = text_of(parsed(build(found | {"family": "gpt2"}, rows, by_head)))
+    assert "none of them is of its architecture" in page

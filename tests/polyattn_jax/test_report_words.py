@@ -1,0 +1,172 @@
+"""Sentences, verdicts and the console follow the numbers of the summary."""
+
+import dataclasses
+import io
+import re
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from rich.console import Console
+
+from polyattn_jax import console, sharpness, wording
+from polyattn_jax.diagnostic import Status
+from tests.polyattn_jax.made_report import (
+    CORRECT,
+    SETTINGS,
+    audit,
+    build,
+    diagnosed_rows,
+    parsed,
+    printed,
+    text_of,
+)
+
+
+@pytest.mark.parametrize(
+    ("s_p", "softmax", "says"),
+    [
+        (2.0, 0.5, "spreads more rows than softmax at p = 2, 4, 8 and 16."),
+        (0.5, 2.0, "spreads fewer than softmax at p = 2, 4, 8 and 16."),
+        (2.0, 2.0, "spreads as many as softmax, within the interval, at p = 2, 4, 8 and 16."),
+    ],
+)
+def test_the_words_on_sharpness_follow_the_numbers(s_p, softmax, says):
+    rows = diagnosed_rows(suites=("niah_64",))
+    for name, value in [("s_softmax", softmax), *((f"s_{p}", s_p) for p in (2, 4, 8, 16))]:
+        column = pa.array(np.full(rows.num_rows, value, np.float32))
+        rows = rows.set_column(rows.column_names.index(name), name, column)
+    status = pa.array(np.full(rows.num_rows, Status.ACTIVE, np.int8))
+    rows = rows.set_column(rows.column_names.index("status"), "status", status)
+    found = audit(rows=rows)[0]
+    text = sharpness.sentence(found)
+    assert says in text
+    assert f"outweigh the best one in {100 * (softmax > 1):.1f} % of the" in text
+    assert ("softmax concentrates it loses" in text) == (softmax < 1)
+    for entry in sharpness.entries(found, "auto"):
+        moved = f"{100 * entry['change']['estimate']:.0f} % (p = {entry['p']})"
+        assert moved in text.split("head's output change by more than")[1]
+    # An unsafe share by itself says nothing of the recipe.
+    assert "warns that" not in text_of(parsed(build(*audit(rows=rows))))
+
+
+def test_a_recipe_finds_its_own_comparison_with_softmax():
+    config = dataclasses.replace(SETTINGS, recipes=(*SETTINGS.recipes, "relu:p=8,b=0.25"))
+    rows = diagnosed_rows()
+    own = rows.filter(pc.equal(rows["bias_kind"], "zero"))
+    kind = pa.array(["0.25"] * own.num_rows)
+    own = own.set_column(own.column_names.index("bias_kind"), "bias_kind", kind)
+    correct = CORRECT | {"relu_p8_b0.25": 3}
+    found = audit(config, correct, rows=pa.concat_tables([rows, own]))[0]
+    for recipe, kind, p in (
+        ("relu_p4_b0", "zero", 4),
+        ("relu_p4_bauto", "auto", 4),
+        ("relu_p8_b0.25", "0.25", 8),
+    ):
+        entry = sharpness.of_recipe(found, recipe)
+        assert (entry["suite"], entry["bias_kind"], entry["p"]) == ("niah_64", kind, p)
+    assert sharpness.of_recipe(found, "sigmoid_b0") is None
+    verdict = next(v for v in found["verdicts"] if v["recipe"] == "relu_p8_b0.25")
+    assert verdict["safe"] is not None
+    row = next(line for line in printed(found).splitlines() if line.startswith("relu_p8_b0.25"))
+    against = sharpness.of_recipe(found, "relu_p8_b0.25")
+    shares = [f"{100 * against[name]['estimate']:.1f}" for name in ("lost", "sharpened")]
+    assert row.split()[-3:-1] == shares
+
+
+@pytest.mark.parametrize(
+    ("correct", "tone", "part"),
+    [
+        (
+            {"softmax": 6, "relu_p4_b0": 6},
+            "warn",
+            "No verdict on Other-1B: softmax itself is right",
+        ),
+        ({"softmax": 12, "relu_p4_b0": 3}, "bad", "The recipe tried does not preserve"),
+        (
+            {"softmax": 12, "relu_p4_b0": 3, "sigmoid_b0": 4},
+            "bad",
+            "the best, sigmoid_b0, is right",
+        ),
+        (
+            {"softmax": 12, "relu_p4_b0": 12},
+            "warn",
+            "The recipe tried is not shown to lose less than 5 points",
+        ),
+    ],
+)
+def test_the_overall_sentence(correct, tone, part):
+    found = wording.overall(audit(correct=correct)[0])
+    assert found.tone == tone
+    assert part in found.text
+
+
+def test_one_recipe_that_preserves_is_the_answer():
+    found, _, _ = audit(correct={"softmax": 12, "relu_p4_b0": 12, "sigmoid_b0": 0})
+    tolerant = audit(
+        dataclasses.replace(SETTINGS, tolerance=0.3), {"softmax": 12, "relu_p4_b0": 12}
+    )[0]
+    assert wording.overall(found).tone == "warn"
+    said = wording.overall(tolerant)
+    assert said.tone == "good"
+    assert "The recipe tried can replace softmax" in said.text
+    assert "lose less than 30 points" in said.text
+
+
+@pytest.mark.parametrize(
+    ("softmax", "right", "recipe", "verdict", "reason"),
+    [
+        (12, 12, "relu_p4_bauto", "undecided", "anything from -24.2 to +24.2 points"),
+        (12, 10, "relu_p4_bauto", "undecided", "do not tell whether the loss is smaller than 5"),
+        (12, 0, "relu_p4_bauto", "no-go", "part of the rows is measured safe"),
+        (12, 0, "sigmoid_b0", "no-go", "S_p is not measured for this map"),
+        (6, 0, "relu_p4_bauto", "undecided", "softmax itself is right in 6 of 12 prompts"),
+    ],
+)
+def test_a_verdict_gives_the_reason_that_holds(softmax, right, recipe, verdict, reason):
+    found = audit(correct={"softmax": softmax, recipe: right})[0]
+    (decided,) = found["verdicts"]
+    assert decided["verdict"] == verdict
+    assert reason in decided["reason"]
+    assert decided["could_decide"] == softmax
+    (entry,) = (e for e in found["sweep"] if e["recipe"] == recipe)
+    assert entry["verdict"] == verdict
+
+
+def test_the_next_step_names_the_ablation_only_where_there_is_one():
+    correct = {"softmax": 12, "relu_p4_bauto": 0}
+    with_sets, without = (
+        audit(dataclasses.replace(SETTINGS, ablation_heads=sizes), correct)[0]["verdicts"][0]
+        for sizes in ((1, 2), ())
+    )
+    assert "the ablation shows which sets of heads bear it" in with_sets["next"]
+    assert "config.ablation_heads tries the recipe in some heads" in without["next"]
+
+
+def test_the_console_fits_and_holds_every_verdict(finding):
+    found = finding[0]
+    piped = printed(found)
+    assert max(map(len, piped.splitlines())) <= 100
+    assert "\x1b" not in piped
+    for v in found["verdicts"]:
+        row = next(line for line in piped.splitlines() if line.startswith(v["recipe"]))
+        assert row.split()[-1] == v["verdict"]
+    assert piped.splitlines()[0].startswith("The controls hold")
+    assert piped.splitlines()[-1] == "report: runs/x/report.html"
+    terminal = printed(found, force_terminal=True, width=80, no_color=True)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", terminal)
+    assert max(map(len, plain.splitlines())) <= 80
+    assert "relu_p4_bauto" in plain
+
+
+def test_the_console_prints_text_as_text_in_any_encoding(finding):
+    found = dict(finding[0], model="models/[red]x\x1b[31m漢")
+    buffer = io.BytesIO()
+    file = io.TextIOWrapper(buffer, encoding="ascii")
+    console.print_summary(found, console=Console(file=file))
+    file.flush()
+    shown = buffer.getvalue().decode("ascii")
+    assert "[red]x" in shown
+    assert "\x1b" not in shown
+    assert "S_2" in shown
