@@ -75,7 +75,11 @@ def look(dense: Pretrained, sparse: SparseModel, text: str, heads: Sequence[Choi
     """The patterns of both models on the beginning of a text, in these heads or `legible` ones."""
     tokenizer = dense.tokenizer
     assert tokenizer is not None, "post-training refuses a model without one"
-    ids = tokenizer.encode(text)[: min(MOST_TOKENS, dense.cfg.max_length)]
+    ids = tokenizer.encode(text, split_special_tokens=True)
+    ids = ids[: min(MOST_TOKENS, dense.cfg.max_length)]
+    # What the tokenizer puts around a text. No other special token is left out: `<unk>` stands for
+    # something in the text.
+    around = {tokenizer.bos_id, tokenizer.eos_id}
     tokens_BT = jnp.asarray([ids], jnp.int32)
     record = {PATTERN: lm_jax.keep}
     plain = lm_jax.forward(dense.params, tokens_BT, dense.cfg, record=record)
@@ -86,7 +90,7 @@ def look(dense: Pretrained, sparse: SparseModel, text: str, heads: Sequence[Choi
     before_LNTS, after_LNTS = (np.round(p.astype(np.float64), _DIGITS) for p in patterns)
     heads = heads or legible(after_LNTS, open_LN, pairs_L)
     return {
-        "text": tokenizer.decode(ids, skip_special_tokens=True),
+        "text": tokenizer.decode(one for one in ids if one not in around),
         "tokens": [tokenizer.decode([one]) for one in ids],
         "heads": [
             {

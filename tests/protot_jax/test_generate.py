@@ -16,6 +16,7 @@ import lm_jax
 from lm_jax import decode, launch
 from lm_jax.errors import BadInputError, CorruptError, UsageError
 from lm_jax.train import checkpoints
+from lm_jax.train.tokenizer import BOS, SPECIAL, UNKNOWN
 import protot_jax
 from protot_jax import generate, run_flags, trained
 from tests import rounding
@@ -139,3 +140,23 @@ def test_the_command_continues_the_prompt(run, capsys):
     assert capsys.readouterr().out == first
     assert launch.run(generate.main, ["generate"], workdir_required=False) == 2
     assert "--run is missing" in capsys.readouterr().err
+
+
+def test_a_prompt_speaks_no_special_token(run, monkeypatch):
+    """The name of one in a prompt is read as its letters, or as unknown where there are none."""
+    model = protot_jax.load_run(run)
+    read = []
+
+    def stream(params, ids, *args, **options):
+        read.extend(ids)
+        return iter(())
+
+    monkeypatch.setattr(generate, "stream", stream)
+    prompt = f"the {' '.join(SPECIAL)} people"
+    options = {"sampling": decode.Sampling(), "key": jax.random.key(0)}
+    assert not list(generate.text(model, prompt, **options))
+    bos, *rest = map(model.tokenizer.token, read)
+    assert bos == BOS and rest[0].startswith("t") and rest[-1].endswith("e</w>")
+    assert {*SPECIAL} & {*rest} <= {UNKNOWN}
+    # By its names it would read them all.
+    assert {*SPECIAL} <= {model.tokenizer.token(i) for i in model.tokenizer.encode(prompt)}
