@@ -222,4 +222,4 @@ def main(arguments: launch.Arguments) -> None:
 
 
 if __name__ == "__main__":
-    launch.app(main, config="configs/protot/search.py")
+    launch.app(main, config="configs/protot/search.py", training=True)

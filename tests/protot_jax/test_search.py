@@ -322,7 +322,7 @@ def test_the_smoke_mode_trains_resumes_and_hands_its_best_to_pretrain(text, tmp_
     corpus = {"source": text, "unit": "document", "vocab_size": 60, "splits": "(0.7, 0.15, 0.15)"}
     argv = ["search", f"--config={FULL}:smoke", f"--workdir={place}"]
     argv += [f"--config.base.corpus.{name}={value}" for name, value in corpus.items()]
-    assert launch.run(search.main, argv, config=FULL) == 0
+    assert launch.run(search.main, [*argv, "--profile=2:2"], config=FULL, training=True) == 0
     said = capsys.readouterr().out
     report = runs.read_json(place / search.REPORT)
     assert len(report["trials"]) == 2 and f"best: {report['flags']}" in said
@@ -332,6 +332,8 @@ def test_the_smoke_mode_trains_resumes_and_hands_its_best_to_pretrain(text, tmp_
         best = [found["best"]["validation_perplexity"] for found in summary["seeds"]]
         assert trial["seed_perplexities"] == best and trial["perplexity"] == np.mean(best)
         assert (folder / "data").resolve() == place / "data"
+        traces = list(folder.glob("seed_*/profile/plugins/profile/steps_2_2/scopes.json"))
+        assert len(traces) == len(summary["seeds"])
         # The tokenizer found fewer tokens than it was allowed.
         assert trial["flops"] >= summary["forward_flops_per_example"]
     # The flags that are told, on the settings that were searched from, are the best trial.

@@ -9,8 +9,10 @@ import pytest
 
 import lm_jax
 from lm_jax import launch, runs, sharding
-from lm_jax.errors import BadInputError, StoppedError, UsageError
-from lm_jax.train.checkpoints import FOLDER, saved_steps
+from lm_jax.errors import BadInputError, CorruptError, StoppedError, UsageError
+from lm_jax.train.checkpoint import MANIFEST
+from lm_jax.train.checkpoints import FOLDER, saved_steps, step_folder
+from lm_jax.train.step import LOSS_WINDOW
 from sparse_jax import job as jobs
 from sparse_jax import posttrain, results
 from tests.sparse_jax.small_runs import command, made_base, run_folder, settings
@@ -198,3 +200,24 @@ def test_a_stop_is_heard_during(phase, base, text, tmp_path, monkeypatch, capsys
     monkeypatch.undo()
     assert launch.run(main, ["posttrain"], workdir_required=False) == 0
     assert summary_of(folder)["runs"][0]["steps"] == 4
+
+
+def test_fields_that_keep_a_run_alive_reach_the_loop(base, text, tmp_path, stop_at, monkeypatch):
+    """The losses that spikes are compared with are stored; a damaged checkpoint can be passed."""
+    config, folder = settings(base, text, skip_sigma=4.0, steps=8), tmp_path / "run"
+    stop_at(5)
+    with pytest.raises(StoppedError):
+        command(config, folder)
+    start_again(monkeypatch)
+    saved = run_folder(folder) / FOLDER
+    manifest = step_folder(saved, saved_steps(saved)[-1]) / MANIFEST
+    assert runs.read_json(manifest)["arrays"]["losses_W"]["shape"] == [LOSS_WINDOW]
+    manifest.write_text("{}")
+    with pytest.raises(CorruptError, match=r"give --config\.allow_fallback to go on from step_0*4"):
+        command(config, folder)
+    config.allow_fallback = True
+    command(config, folder)
+    assert summary_of(folder)["runs"][0]["steps"] == 8
+    # It went on from the checkpoint before, so that every step is in the metrics once.
+    steps = pq.read_table(run_folder(folder) / "metrics.parquet")["step"].to_pylist()
+    assert steps == list(range(1, 9))
