@@ -50,42 +50,39 @@ def _kernel_of(row_map: RowMap) -> maps.RowMap:
     return row_map.kernel
 
 
-def _everywhere(attend: Everywhere, q, k, v, *, seen: Visibility, scale: float, cap: float | None):
-    made = row_map_attention(
+def _attention(
+    row_map: maps.RowMap, q, k, v, seen: Visibility, scale: float, cap: float | None, **options: Any
+):
+    return row_map_attention(
         q,
         k,
         v,
-        row_map=_kernel_of(attend.map),
-        bias=attend.bias,
+        row_map=row_map,
         scale=scale,
         soft_cap=cap,
         window=seen.window,
         start=seen.start,
+        **options,
     )
-    return made.out_BTNH
+
+
+def _everywhere(attend: Everywhere, q, k, v, *, seen: Visibility, scale: float, cap: float | None):
+    row_map = _kernel_of(attend.map)
+    return _attention(row_map, q, k, v, seen, scale, cap, bias=attend.bias).out_BTNH
 
 
 def _switch(attend: Bound, q, k, v, *, seen: Visibility, scale: float, cap: float | None):
     data = attend.data
     # Padding queries see nothing, so none of their rows counts as dead.
     queries_BT = jnp.where(data["valid_BT"], 0, -1)
-    segments = (queries_BT, jnp.zeros(k.shape[:2], jnp.int32))
+    given = {
+        "heads": data["heads_N"],
+        "segment_ids": (queries_BT, jnp.zeros(k.shape[:2], jnp.int32)),
+    }
 
     def branch(row_map: RowMap):
         def run(q, k, v, bias):
-            return row_map_attention(
-                q,
-                k,
-                v,
-                row_map=_kernel_of(row_map),
-                bias=bias,
-                heads=data["heads_N"],
-                scale=scale,
-                soft_cap=cap,
-                window=seen.window,
-                segment_ids=segments,
-                start=seen.start,
-            )
+            return _attention(_kernel_of(row_map), q, k, v, seen, scale, cap, bias=bias, **given)
 
         return run
 
@@ -95,16 +92,7 @@ def _switch(attend: Bound, q, k, v, *, seen: Visibility, scale: float, cap: floa
 
 
 def _probe(attend: Probe, q, k, v, *, seen: Visibility, scale: float, cap: float | None):
-    made = row_map_attention(
-        q,
-        k,
-        v,
-        row_map=maps.softmax(),
-        scale=scale,
-        soft_cap=cap,
-        window=seen.window,
-        start=seen.start,
-    )
+    made = _attention(maps.softmax(), q, k, v, seen, scale, cap)
     rows = jnp.arange(q.shape[0])[:, None]
     q_BQNH = q[rows, attend.queries_BQ]
     stats = _stats(attend, q_BQNH, k, seen, scale, cap)
@@ -113,16 +101,7 @@ def _probe(attend: Probe, q, k, v, *, seen: Visibility, scale: float, cap: float
 
 
 def _head_probe(attend: HeadProbe, q, k, v, *, seen: Visibility, scale: float, cap: float | None):
-    made = row_map_attention(
-        q,
-        k,
-        v,
-        row_map=maps.softmax(),
-        scale=scale,
-        soft_cap=cap,
-        window=seen.window,
-        start=seen.start,
-    )
+    made = _attention(maps.softmax(), q, k, v, seen, scale, cap)
     B, T = q.shape[:2]
     block = min(_HEAD_PROBE_QUERIES, T)
     # The last block reaches back over queries that the one before has had, and leaves them out.
