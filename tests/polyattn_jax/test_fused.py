@@ -105,7 +105,7 @@ def test_what_no_kernel_knows_is_refused(params, tokens_BT):
     with pytest.raises(UsageError, match="does not know the row map 'own'"):
         lm_jax.forward(params, tokens_BT, CFG, attend=by_kernels(Everywhere(own, 0.0)))
     with pytest.raises(UsageError, match="no kernel 'kernels' for"):
-        by_kernels(lm_jax.softmax)
+        by_kernels(jax.nn.softmax)
     with pytest.raises(UsageError, match="forms no scores"):
         lm_jax.forward(
             params,
