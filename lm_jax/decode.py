@@ -6,7 +6,7 @@ attended to. For a recurrent mixer they are padded on the left, where an empty s
 that it does not take up.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import itertools
@@ -106,11 +106,13 @@ def generate(
     stop_id: int | None = None,
     attend: Attend | Fused | PerLayer = softmax,
     mixer: Mixer = ATTENTION,
+    edits: Mapping[str, Any] | None = None,
 ) -> list[list[int]]:
     """Continues each prompt by up to `max_new_tokens`, ending a row after `stop_id`.
 
     Returns the new ids of every row, `stop_id` included. Compiles once for each pair of longest
-    prompt and `max_new_tokens`.
+    prompt and `max_new_tokens`. `edits` are those of `lm_jax.forward`, the same at every position:
+    leaves have length 1 along T.
 
     Raises:
       BadInputError: if a prompt is empty, holds an unknown id, or would outgrow `cfg.max_length`.
@@ -135,6 +137,7 @@ def generate(
         lengths_B,
         jax.random.key(0) if key is None else key,
         as_pytree(attend),
+        edits,
         # No token has this id, so nothing stops a row.
         np.int32(-1 if stop_id is None else stop_id),
         cfg=cfg,
@@ -154,8 +157,9 @@ def stream(
     sampling: Sampling = Sampling(),
     key: jax.Array | None = None,
     stop_id: int | None = None,
+    edits: Mapping[str, Any] | None = None,
 ) -> Iterator[int]:
-    """Continues one prompt, one token at a time.
+    """Continues one prompt, one token at a time, under the `edits` of `generate`.
 
     A recurrent mixer goes on without end in constant memory. One that keeps every position has a
     cache for the model's context, `cfg.max_length`, and ends where prompt and new ids fill it.
@@ -185,6 +189,7 @@ def stream(
             cache,
             tokens_BT,
             jax.random.fold_in(key, count),
+            edits,
             cfg=cfg,
             sampling=sampling,
             mixer=mixer,
@@ -197,9 +202,11 @@ def stream(
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "sampling", "mixer"))
-def _next(params, cache, tokens_BT, key, *, cfg, sampling, mixer):
+def _next(params, cache, tokens_BT, key, edits, *, cfg, sampling, mixer):
     last_B1 = jnp.full((1, 1), tokens_BT.shape[1] - 1)
-    out = decoder.forward(params, tokens_BT, cfg, cache=cache, mixer=mixer, logits_at=last_B1)
+    out = decoder.forward(
+        params, tokens_BT, cfg, cache=cache, mixer=mixer, logits_at=last_B1, edits=edits
+    )
     return sample(key, out.logits[:, 0], sampling), out.cache
 
 
@@ -209,12 +216,25 @@ def _until(row: list[int], stop_id: int | None) -> list[int]:
 
 @functools.partial(jax.jit, static_argnames=("cfg", "max_new_tokens", "sampling", "mixer"))
 def _generate(
-    params, tokens_BT, lengths_B, key, attend, stop_id, *, cfg, max_new_tokens, sampling, mixer
+    params,
+    tokens_BT,
+    lengths_B,
+    key,
+    attend,
+    edits,
+    stop_id,
+    *,
+    cfg,
+    max_new_tokens,
+    sampling,
+    mixer,
 ):
     B, T = tokens_BT.shape
     dtype = jax.tree.leaves(params["embed"])[0].dtype
     cache = decoder.init_cache(cfg, B, T + max_new_tokens, dtype=dtype, mixer=mixer)
-    run = functools.partial(decoder.forward, params, cfg=cfg, attend=attend, mixer=mixer)
+    run = functools.partial(
+        decoder.forward, params, cfg=cfg, attend=attend, mixer=mixer, edits=edits
+    )
     if mixer.recurrent:
         valid_BT = jnp.arange(T)[None] >= T - lengths_B[:, None]
         last_B1 = jnp.full((B, 1), T - 1)

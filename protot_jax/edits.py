@@ -10,14 +10,15 @@ both gates there.
     lm_jax.forward(params, tokens_BT, cfg, mixer=mixer, edits=edits)
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+import re
 from typing import Any
 
 from flax import struct
 import jax
 import jax.numpy as jnp
 
-from lm_jax.edits import OneLayer
+from lm_jax.edits import Chain, OneLayer
 from lm_jax.errors import UsageError, nearest
 from lm_jax.params import ParamTree
 
@@ -56,6 +57,37 @@ def edit(*, layer: int, prototype: int, mode: str) -> dict[str, Any]:
     site, value = MODES[mode]
     column = Column(jnp.full((1, 1, 1), prototype), jnp.full((1, 1, 1), value, jnp.float32))
     return {site: OneLayer(layer, column)}
+
+
+def parse(text: str) -> tuple[int, int, str]:
+    """Layer, prototype and mode of "L2P5" (mode `zero_write`) or "L2P5:mask_write".
+
+    Raises:
+      UsageError: another form, or an unknown mode.
+    """
+    place, _, mode = text.partition(":")
+    found = re.fullmatch(r"L(\d+) ?P(\d+)", place)
+    if not found:
+        raise UsageError(f"edit = {text!r} is not of the form L2P5 or L2P5:mask_write")
+    mode = mode or "zero_write"
+    if mode not in MODES:
+        raise UsageError(f"mode = {mode!r} is none of {', '.join(MODES)}{nearest(mode, MODES)}")
+    return int(found[1]), int(found[2]), mode
+
+
+def several(params: ParamTree, chosen: Sequence[tuple[int, int, str]]) -> dict[str, Chain]:
+    """The edits of several prototypes at once, each `(layer, prototype, mode)`.
+
+    Raises:
+      UsageError: an unknown mode, or a layer or a prototype that the model does not have.
+    """
+    num_layers = params["blocks"]["mixer"]["prototypes"].shape[0]
+    by_site: dict[str, list[Any]] = {}
+    for layer, prototype, mode in chosen:
+        check(params, layer=layer, prototype=prototype)
+        for site, one in edit(layer=layer, prototype=prototype, mode=mode).items():
+            by_site.setdefault(site, []).append(one.stacked(num_layers))
+    return {site: Chain(tuple(made)) for site, made in by_site.items()}
 
 
 def check(params: ParamTree, *, layer: int, prototype: int) -> None:

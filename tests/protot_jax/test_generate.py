@@ -18,7 +18,7 @@ from lm_jax.errors import BadInputError, CorruptError, UsageError
 from lm_jax.train import checkpoints
 from lm_jax.train.tokenizer import BOS, SPECIAL, UNKNOWN
 import protot_jax
-from protot_jax import generate, run_flags, trained
+from protot_jax import edits, generate, run_flags, trained
 from tests import rounding
 
 
@@ -160,3 +160,42 @@ def test_a_prompt_speaks_no_special_token(run, monkeypatch):
     assert {*SPECIAL} & {*rest} <= {UNKNOWN}
     # By its names it would read them all.
     assert {*SPECIAL} <= {model.tokenizer.token(i) for i in model.tokenizer.encode(prompt)}
+
+
+def test_with_a_prototype_closed_the_tokens_are_those_of_edited_forwards(run):
+    """Step by step over the whole text so far, without a cache."""
+    model = protot_jax.load_run(run)
+    # Large weights, so that a closed prototype changes the next token.
+    drawn = lm_jax.init_params(jax.random.key(3), model.cfg, mixer=model.mixer)
+    params = jax.tree.map(lambda x: 10 * x, drawn)
+    prompt = model.tokenizer.encode("the people of the town")[:-1]
+    closed = edits.several(
+        params, [(0, 1, "zero_write"), (1, 0, "zero_write"), (1, 2, "mask_read")]
+    )
+    arguments = {"mixer": model.mixer, "edits": closed}
+    streamed = list(itertools.islice(decode.stream(params, prompt, model.cfg, **arguments), 12))
+    made = lm_jax.generate(params, [prompt], model.cfg, max_new_tokens=12, **arguments)
+    ids = list(prompt)
+    for _ in range(12):
+        logits_TV = lm_jax.forward(params, jnp.asarray([ids]), model.cfg, **arguments).logits[0]
+        ids.append(int(logits_TV[-1].argmax()))
+    assert streamed == made[0] == ids[len(prompt) :]
+    free = lm_jax.generate(params, [prompt], model.cfg, max_new_tokens=12, mixer=model.mixer)
+    assert free[0] != made[0]
+
+
+def test_the_command_closes_prototypes_and_refuses_those_that_are_none(run, capsys):
+    argv = ["generate", f"--run={run}", "--prompt=the people", "--tokens=12", "--temperature=0"]
+    said = {}
+    for given in ("L0P1", "L0 P1:zero_write"):
+        assert launch.run(generate.main, [*argv, f"--edit={given}"], workdir_required=False) == 0
+        said[given] = capsys.readouterr().out
+    assert len(set(said.values())) == 1
+    for given, message in (
+        ("P1", "is not of the form L2P5"),
+        ("L0P1:zero", "mode = 'zero' is none of"),
+        ("L9P1", r"layer = 9 is outside"),
+        ("L0P99", r"prototype = 99 is outside"),
+    ):
+        assert launch.run(generate.main, [*argv, f"--edit={given}"], workdir_required=False) == 2
+        assert message in capsys.readouterr().err
