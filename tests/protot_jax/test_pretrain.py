@@ -128,3 +128,46 @@ def test_groups_of_weight_decay(name):
         "deltanet": {"norm/scale"},
     }[name.removesuffix("_ffn")]
     assert kept == norms | {f"blocks/mixer/{each}" for each in own}
+
+
+def summary_of(*seeds):
+    """Of seeds whose best and last weights have `(step, validation, test perplexity)`."""
+
+    def weights(step, validation, test):
+        return {"step": step, "validation_perplexity": validation, "test_perplexity": test}
+
+    return {
+        "model": "protot",
+        "seeds": [
+            {
+                "best": weights(*best),
+                "last": weights(*last),
+                "validation_tokens": 1_000,
+                "test_tokens": 900,
+                "tokens_seen": 5_000,
+            }
+            for best, last in seeds
+        ],
+        "unigram_perplexity": 36.0,
+        "parameters": 10,
+        "parameters_in_use": 9,
+        "forward_flops_per_example": 2e6,
+        "tie_embeddings": True,
+        "compute_dtype": "float32",
+        "corpus": {"training_examples": 40},
+    }
+
+
+def test_the_terminal_is_told_the_best_weights_with_an_interval_over_seeds():
+    pairs = [((2, 11.0, 14.0), (4, 13.0, 15.0)), ((4, 12.0, 13.0),) * 2, ((4, 13.0, 12.0),) * 2]
+    said = pretrain.told(summary_of(*pairs))
+    # Student: 12 or 13 -+ 4.3027 x 1 / sqrt(3), and 12.67 -+ 4.3027 x 0.5774 / sqrt(3).
+    best = "validation perplexity 12.00 (95 % 9.52 to 14.48, seeds 11.00 to 13.00, n = 3)"
+    assert best in said
+    assert "test 13.00 (95 % 10.52 to 15.48, seeds 12.00 to 14.00, n = 3)" in said
+    assert "unigram model 36.0, 3.00 times" in said
+    last = "validation 12.67 (95 % 11.23 to 14.10, seeds 12.00 to 13.00, n = 3)"
+    assert f"of the last weights: {last}" in said and "3 seeds" in said
+    alike = pretrain.told(summary_of(*[((4, 12.0, 13.0),) * 2]))
+    assert "of the last weights" not in alike
+    assert "validation perplexity 12.00 (one run)" in alike and "1 seed" in alike

@@ -9,9 +9,10 @@ from scipy.spatial.distance import jensenshannon
 
 import lm_jax
 from lm_jax import sharding
+from lm_jax.train.data import OnePass
 from lm_jax.train.metrics import EVALUATIONS
 import protot_jax
-from protot_jax import router
+from protot_jax import router, trained
 from tests import rounding
 
 U = 2.0**-24
@@ -183,6 +184,16 @@ def test_a_run_writes_them_at_every_evaluation_and_as_events(run):
     assert [step for step, _ in taus] == [2, 4]
     model = protot_jax.load_run(run, best=False)
     assert taus[-1][1] == float(model.params["blocks"]["mixer"]["write_tau"][0])
+    # Of every validation row, of which there is more than one batch.
+    data = trained.load_data(model.config, run / "data")
+    ways, fsdp, tensor = model.config.mesh
+    mesh = sharding.make_mesh(data=ways, fsdp=fsdp, tensor=tensor)
+    whole = OnePass(data.validation, batch_size=model.config.batch_size)
+    assert whole.per_epoch > 1
+    expected = router.router_statistics(model.cfg, model.mixer, whole, mesh)(model.params)
+    last = {row["name"]: row["value"] for row in rows if row["step"] == 4}
+    for name in ("layer_1/write_gini", "layer_1/mass"):
+        assert last[name] == float(expected[name])
     (events,) = (folder / "tensorboard").iterdir()
     written = events.read_bytes()
     for name in (b"layer_1/mass", b"train/loss", b"validation/perplexity"):

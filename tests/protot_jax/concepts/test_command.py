@@ -1,11 +1,14 @@
 """The command from a run to its report, and what the report says, measured again."""
 
+import dataclasses
 import itertools
 import json
+import math
 
 import jsonschema
 import numpy as np
 import pytest
+from scipy import stats as scipy_stats
 
 from lm_jax import launch
 from lm_jax.train.data import Examples
@@ -141,6 +144,26 @@ def test_numbers_of_the_report_follow_from_the_stored_gates(run, reported, tmp_p
     of_layer = lag.of_layer(write_NTR, read_NTR, counted_NT)
     correlations = [each["cross_correlation"] for each in entries]
     np.testing.assert_array_equal(correlations, of_layer.correlation_RK)
+    # The headline numbers are of these gates, and of layers kept apart.
+    settings = {name: made["settings"][name] for name in ("resamples", "seed")}
+    tests = lag.tests([of_layer], **settings)
+    for name in ("lead", "own_lead"):
+        expected = dataclasses.asdict(getattr(tests, name))
+        for key, number in expected.items():
+            assert made["lag"][name][key] == (number if math.isfinite(number) else None)
+    ranks = []
+    for layer in range(2):
+        of_one = [each for each in made["prototypes"] if each["layer"] == layer]
+        for name in ("half_life", "repetition"):
+            ranked = scipy_stats.rankdata([each[name] for each in of_one])
+            ranks.append(ranked - ranked.mean())
+    half_life_Q, repetition_Q = np.hstack(ranks[::2]), np.hstack(ranks[1::2])
+    # Ranks are halves, so that all but the root and the quotient is exact.
+    squares = (half_life_Q @ half_life_Q) * (repetition_Q @ repetition_Q)
+    within = half_life_Q @ repetition_Q / math.sqrt(squares)
+    spearman = made["half_life_repetition"]["spearman"]["value"]
+    assert spearman == pytest.approx(within, rel=4 * 2.0**-53)
+    assert spearman != made["half_life_repetition"]["overall_spearman"]
 
 
 def test_a_judge_sees_words_and_also_random_texts(run, tmp_path):
