@@ -33,7 +33,14 @@ from typing import Any, BinaryIO, Literal
 
 import filelock
 
-from lm_jax.errors import CorruptError, Refusal, StorageError, UsageError, WorkdirInUseError
+from lm_jax.errors import (
+    BadInputError,
+    CorruptError,
+    Refusal,
+    StorageError,
+    UsageError,
+    WorkdirInUseError,
+)
 from lm_jax.launch import LOG_NAME, REMEDY
 from lm_jax.settings import difference, plain
 
@@ -90,6 +97,9 @@ def open_workdir(
         then replaces `config.json` and takes back `finished.json`; "never" wants a new folder.
       may_change: fields at the top of the config in which another one is the same run.
 
+    A first start that ends in a refusal of its input (`UsageError`, `BadInputError`) before it made
+    anything leaves the folder empty, for the corrected command.
+
     Raises:
       UsageError: another config is there, or files that are no run, or `resume` forbids it.
       WorkdirInUseError: another process holds the folder.
@@ -110,12 +120,26 @@ def open_workdir(
         if changes:
             (folder / FINISHED).unlink(missing_ok=True)
         write_json(folder / CONFIG, settings)
-        with logging_to(folder / LOG_NAME):
-            log = logging.getLogger(__name__)
-            log.info("%s at %s", "started" if changes is None else "resumed", start)
-            for change in changes or ():
-                log.warning("resumed by force: the stored %s", change)
-            yield Workdir(folder, resumed=changes is not None)
+        try:
+            with logging_to(folder / LOG_NAME):
+                log = logging.getLogger(__name__)
+                log.info("%s at %s", "started" if changes is None else "resumed", start)
+                for change in changes or ():
+                    log.warning("resumed by force: the stored %s", change)
+                yield Workdir(folder, resumed=changes is not None)
+        except (UsageError, BadInputError):
+            if changes is None:
+                _withdraw(folder)
+            raise
+
+
+def _withdraw(folder: Path) -> None:
+    """Takes back a first start that made nothing, so that a typo claims no folder."""
+    of_a_start = {CONFIG, PROVENANCE, LOG_NAME}
+    made = {item.name for item in folder.iterdir() if item.name[0] != "."}
+    if made <= of_a_start:
+        for name in made:
+            (folder / name).unlink()
 
 
 @contextlib.contextmanager

@@ -11,6 +11,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from absl import logging
+
 from lm_jax import launch, runs, sharding
 from lm_jax.config import DecoderConfig
 from lm_jax.decoder import param_spec
@@ -106,6 +108,14 @@ class TrainedModel:
                 "'protot'"
             )
         return self.mixer
+
+    def warn_of_packing(self) -> None:
+        """Logs that what reads the beginnings of texts reads what this model seldom saw."""
+        if self.config.examples == "pack":
+            logging.warning(
+                "this model was trained on documents joined into rows (config.examples = 'pack'); "
+                "it is read here at the beginnings of texts, of which it has seen few"
+            )
 
 
 def load_run(

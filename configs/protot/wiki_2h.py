@@ -2,7 +2,7 @@
 
     python -m protot_jax.pretrain --config=configs/protot/wiki_2h.py --workdir=runs/wiki_2h
 
-Half the paper's vocabulary and one seed, for a corpus a hundred times smaller than the paper's.
+Half the paper's vocabulary and one seed.
 """
 
 from ml_collections import ConfigDict

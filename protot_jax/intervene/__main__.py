@@ -260,6 +260,7 @@ def make(
 ) -> None:
     """Measures, and writes the three files into an open work folder."""
     data = experiment.prepared(run, subjects[0])
+    subjects[0].model.warn_of_packing()
     runs.record_provenance(
         folder,
         runs.provenance(

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from lm_jax import runs
-from lm_jax.errors import CorruptError, StorageError, UsageError, WorkdirInUseError
+from lm_jax.errors import BadInputError, CorruptError, StorageError, UsageError, WorkdirInUseError
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,6 +45,30 @@ def test_the_same_config_goes_on_and_another_is_refused_by_field(tmp_path):
     with pytest.raises(UsageError, match=r"holds a run with config\.lr = 1\.0, not 2\.0; choose"):
         _open(path, other)
     assert json.loads((path / "config.json").read_text())["lr"] == 1.0
+
+
+@pytest.mark.parametrize("error", [UsageError, BadInputError])
+def test_a_first_start_that_is_refused_leaves_the_folder_to_the_corrected_command(tmp_path, error):
+    folder = tmp_path / "run"
+
+    def start(folder, corpus, made=None):
+        with runs.open_workdir(folder, {"corpus": corpus}) as workdir:
+            runs.record_provenance(workdir.path, {"commit": "abc"})
+            if made:
+                (workdir.path / made).mkdir()
+            raise error("refused")
+
+    with pytest.raises(error, match="refused"):
+        start(folder, "mistyped")
+    with runs.open_workdir(folder, {"corpus": "right"}) as workdir:
+        assert not workdir.resumed
+    # A run that has begun is kept, and so is one that has made something in its first start.
+    with pytest.raises(error, match="refused"):
+        start(folder, "right")
+    with pytest.raises(error, match="refused"):
+        start(tmp_path / "other", "right", made="data")
+    for kept in (folder, tmp_path / "other"):
+        assert runs.read_json(kept / runs.CONFIG) == {"corpus": "right"}
 
 
 def test_force_takes_the_new_config_and_takes_back_the_finished_marker(tmp_path):

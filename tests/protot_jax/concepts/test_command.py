@@ -166,11 +166,14 @@ def test_numbers_of_the_report_follow_from_the_stored_gates(run, reported, tmp_p
     assert spearman != made["half_life_repetition"]["overall_spearman"]
 
 
-def test_a_judge_sees_words_and_also_random_texts(run, tmp_path):
+def test_a_judge_sees_words_and_also_random_texts(run, tmp_path, caplog):
     model = protot_jax.load_run(run)
+    # Of joined documents, which the command says.
+    model = dataclasses.replace(model, config=dataclasses.replace(model.config, examples="pack"))
     recorder = Recorder()
     settings = twin.Settings(length=16, top=2, resamples=99)
     made = command.report(model, run / "data", tmp_path, settings, recorder)
+    assert "trained on documents joined into rows" in caplog.text
     jsonschema.validate(made, SCHEMA)
     assert made["settings"]["judge"] == "recorder"
     assert all(each["label"] == LABEL for each in made["prototypes"])
