@@ -98,7 +98,7 @@ def open_workdir(
       may_change: fields at the top of the config in which another one is the same run.
 
     A first start that ends in a refusal of its input (`UsageError`, `BadInputError`) before it made
-    anything leaves the folder empty, for the corrected command.
+    anything leaves its log alone, and the folder to the corrected command.
 
     Raises:
       UsageError: another config is there, or files that are no run, or `resume` forbids it.
@@ -134,11 +134,10 @@ def open_workdir(
 
 
 def _withdraw(folder: Path) -> None:
-    """Takes back a first start that made nothing, so that a typo claims no folder."""
-    of_a_start = {CONFIG, PROVENANCE, LOG_NAME}
+    """Takes back a first start that made nothing but its log: a typo claims no folder."""
     made = {item.name for item in folder.iterdir() if item.name[0] != "."}
-    if made <= of_a_start:
-        for name in made:
+    if made <= {CONFIG, PROVENANCE, LOG_NAME}:
+        for name in made - {LOG_NAME}:
             (folder / name).unlink()
 
 
@@ -188,7 +187,9 @@ def _compare_config(
 ) -> list[str] | None:
     """Returns how the stored config differs, None in a new folder; refuses what may not go on."""
     if not (folder / CONFIG).exists():
-        others = sorted(item.name for item in folder.iterdir() if item.name[0] != ".")
+        # A log alone is that of a first start that was refused.
+        names = {item.name for item in folder.iterdir() if item.name[0] != "."}
+        others = sorted(names - {LOG_NAME})
         if others:
             raise UsageError(
                 f"{folder} holds {others[0]!r} but no {CONFIG}, so it is not the folder of a run; "
