@@ -18,8 +18,8 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 
-from kernels.row_map_attention.api import row_map_attention
-from kernels.row_map_attention.maps import SOFTMAX
+from kernels.row_map_attention.api import RowMapAttention, row_map_attention
+from kernels.row_map_attention.maps import SOFTMAX, RowMap
 from kernels.visibility import Visibility
 from lm_jax import sites
 from lm_jax.errors import UsageError, nearest
@@ -169,22 +169,29 @@ def _xla_softmax(attend, q_BTNH, k_BSKH, v_BSKH, *, seen, scale, cap):
     )
 
 
-def _kernel_softmax(attend, q_BTNH, k_BSKH, v_BSKH, *, seen, scale, cap):
-    del attend
-    segments = seen.query_segments_BT, seen.key_segments_BS
-    made = row_map_attention(
+def by_row_map(
+    row_map: RowMap, q_BTNH, k_BSKH, v_BSKH, *, seen: Visibility, scale, cap, **options: Any
+) -> RowMapAttention:
+    """`kernels.row_map_attention` with what a fused kernel is given; `options` are bias, heads."""
+    segments = (seen.query_segments_BT, seen.key_segments_BS)
+    return row_map_attention(
         q_BTNH,
         k_BSKH,
         v_BSKH,
-        row_map=SOFTMAX,
+        row_map=row_map,
         scale=scale,
         soft_cap=cap,
         causal=seen.causal,
         window=seen.window,
         segment_ids=None if segments[0] is None else segments,
         start=seen.start,
+        **options,
     )
-    return made.out_BTNH
+
+
+def _kernel_softmax(attend, q_BTNH, k_BSKH, v_BSKH, *, seen, scale, cap):
+    del attend
+    return by_row_map(SOFTMAX, q_BTNH, k_BSKH, v_BSKH, seen=seen, scale=scale, cap=cap).out_BTNH
 
 
 register_fused(softmax, "xla", _xla_softmax)

@@ -9,6 +9,7 @@ Importing this registers, under the name "kernels", for `lm_jax.fused`:
                                                 block of queries at a time
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -16,10 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from kernels.row_map_attention import maps
-from kernels.row_map_attention.api import row_map_attention
 from kernels.score_stats.api import score_stats
 from kernels.visibility import Visibility
-from lm_jax.attention import Bound, fused, register_fused, softmax
+from lm_jax.attention import Bound, by_row_map, fused, register_fused, softmax
 from lm_jax.errors import UsageError
 from lm_jax.layers import softcap
 from polyattn_jax.diagnostic import RowStats
@@ -50,39 +50,24 @@ def _kernel_of(row_map: RowMap) -> maps.RowMap:
     return row_map.kernel
 
 
-def _attention(
-    row_map: maps.RowMap, q, k, v, seen: Visibility, scale: float, cap: float | None, **options: Any
-):
-    return row_map_attention(
-        q,
-        k,
-        v,
-        row_map=row_map,
-        scale=scale,
-        soft_cap=cap,
-        window=seen.window,
-        start=seen.start,
-        **options,
-    )
-
-
 def _everywhere(attend: Everywhere, q, k, v, *, seen: Visibility, scale: float, cap: float | None):
-    row_map = _kernel_of(attend.map)
-    return _attention(row_map, q, k, v, seen, scale, cap, bias=attend.bias).out_BTNH
+    row_map, given = _kernel_of(attend.map), {"seen": seen, "scale": scale, "cap": cap}
+    return by_row_map(row_map, q, k, v, bias=attend.bias, **given).out_BTNH
 
 
 def _switch(attend: Bound, q, k, v, *, seen: Visibility, scale: float, cap: float | None):
     data = attend.data
     # Padding queries see nothing, so none of their rows counts as dead.
-    queries_BT = jnp.where(data["valid_BT"], 0, -1)
-    given = {
-        "heads": data["heads_N"],
-        "segment_ids": (queries_BT, jnp.zeros(k.shape[:2], jnp.int32)),
-    }
+    seen = dataclasses.replace(
+        seen,
+        query_segments_BT=jnp.where(data["valid_BT"], 0, -1),
+        key_segments_BS=jnp.zeros(k.shape[:2], jnp.int32),
+    )
+    given = {"seen": seen, "scale": scale, "cap": cap, "heads": data["heads_N"]}
 
     def branch(row_map: RowMap):
         def run(q, k, v, bias):
-            return _attention(_kernel_of(row_map), q, k, v, seen, scale, cap, bias=bias, **given)
+            return by_row_map(_kernel_of(row_map), q, k, v, bias=bias, **given)
 
         return run
 
@@ -92,7 +77,7 @@ def _switch(attend: Bound, q, k, v, *, seen: Visibility, scale: float, cap: floa
 
 
 def _probe(attend: Probe, q, k, v, *, seen: Visibility, scale: float, cap: float | None):
-    made = _attention(maps.softmax(), q, k, v, seen, scale, cap)
+    made = by_row_map(maps.SOFTMAX, q, k, v, seen=seen, scale=scale, cap=cap)
     rows = jnp.arange(q.shape[0])[:, None]
     q_BQNH = q[rows, attend.queries_BQ]
     stats = _stats(attend, q_BQNH, k, seen, scale, cap)
@@ -101,7 +86,7 @@ def _probe(attend: Probe, q, k, v, *, seen: Visibility, scale: float, cap: float
 
 
 def _head_probe(attend: HeadProbe, q, k, v, *, seen: Visibility, scale: float, cap: float | None):
-    made = _attention(maps.softmax(), q, k, v, seen, scale, cap)
+    made = by_row_map(maps.SOFTMAX, q, k, v, seen=seen, scale=scale, cap=cap)
     B, T = q.shape[:2]
     block = min(_HEAD_PROBE_QUERIES, T)
     # The last block reaches back over queries that the one before has had, and leaves them out.

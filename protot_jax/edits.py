@@ -50,11 +50,9 @@ def edit(*, layer: int, prototype: int, mode: str) -> dict[str, Any]:
       UsageError: an unknown mode, or a negative prototype. A layer that the model does not have
         is refused by `forward`, a prototype by `check`.
     """
-    if mode not in MODES:
-        raise UsageError(f"mode = {mode!r} is none of {', '.join(MODES)}{nearest(mode, MODES)}")
     if prototype < 0:
         raise UsageError(f"prototype = {prototype} must be 0 or more")
-    site, value = MODES[mode]
+    site, value = MODES[_known(mode)]
     column = Column(jnp.full((1, 1, 1), prototype), jnp.full((1, 1, 1), value, jnp.float32))
     return {site: OneLayer(layer, column)}
 
@@ -69,10 +67,13 @@ def parse(text: str) -> tuple[int, int, str]:
     found = re.fullmatch(r"L(\d+) ?P(\d+)", place)
     if not found:
         raise UsageError(f"edit = {text!r} is not of the form L2P5 or L2P5:mask_write")
-    mode = mode or "zero_write"
+    return int(found[1]), int(found[2]), _known(mode or "zero_write")
+
+
+def _known(mode: str) -> str:
     if mode not in MODES:
         raise UsageError(f"mode = {mode!r} is none of {', '.join(MODES)}{nearest(mode, MODES)}")
-    return int(found[1]), int(found[2]), mode
+    return mode
 
 
 def several(params: ParamTree, chosen: Sequence[tuple[int, int, str]]) -> dict[str, Chain]:

@@ -22,9 +22,7 @@ from tokenizers.decoders import DecodeStream
 
 from lm_jax import launch
 from lm_jax.decode import Sampling, stream
-from lm_jax.errors import UsageError
 from protot_jax import edits, run_flags
-from protot_jax.mixer import PrototypeMixer
 from protot_jax.trained import TrainedModel
 
 _PROMPT = flags.DEFINE_string("prompt", "", "text to continue; empty begins a document")
@@ -85,8 +83,9 @@ def main(arguments: launch.Arguments) -> None:
     sampling = Sampling(_TEMPERATURE.value, _TOP_K.value, _TOP_P.value)
     chosen = [edits.parse(given) for given in _EDIT.value]
     model = run_flags.load()
-    if chosen and not isinstance(model.mixer, PrototypeMixer):
-        raise UsageError(f"--edit: a {model.config.model} run has no prototypes; leave it out")
+    if chosen:
+        # A model without prototypes is refused.
+        _ = model.prototypes
     pieces = text(
         model,
         _PROMPT.value,

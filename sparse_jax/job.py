@@ -84,15 +84,15 @@ def open_model(config: PosttrainConfig) -> OpenedModel:
     return model
 
 
-def open_job(
-    config: PosttrainConfig, model: OpenedModel, folder: Path, *, force: bool = False
-) -> Job:
-    """Prepares the data of `open_model`'s model, and then loads its weights.
+def open_job(config: PosttrainConfig, folder: Path, *, force: bool = False) -> Job:
+    """Prepares the data of the model, and loads its weights once nothing else can be refused.
 
     Raises:
-      BadInputError: the corpus is not there, or has not one batch of windows.
+      UsageError: as `open_model`.
+      BadInputError: as `open_model`; the corpus is not there, or has not one batch of windows.
     """
     mesh = _mesh(config)
+    model = open_model(config)
     prepared = prepare_corpus(folder / DATA, config.corpus, tokenizer=model.tokenizer)
     cut = functools.partial(
         Examples, prepared, context=config.context, mode="window", vocab_size=model.cfg.vocab_size

@@ -2,7 +2,7 @@
 
     python -m sparse_jax.posttrain --config=configs/sparse/smollm2.py --workdir=runs/sparse
 
-1. Settings that do not fit the model are refused before the folder is made. The corpus is tokenized
+1. Settings that do not fit the model are refused before anything is made. The corpus is tokenized
    with the model's tokenizer and cut into windows; then the weights are loaded.
 2. The dense model is evaluated. A target below its loss is refused; usually the target is its loss
    and a slack.
@@ -41,20 +41,19 @@ import pyarrow.parquet as pq
 
 from lm_jax import launch, lora, processes, report, runs
 from lm_jax import params as params_lib
-from lm_jax.hf.load import OpenedModel, Pretrained
+from lm_jax.hf.load import Pretrained
 from lm_jax.params import ParamTree
 from lm_jax.stats import Interval
 from lm_jax.train.config import MAY_CHANGE, TrainConfig, Upkeep
 from lm_jax.train.evaluate import Evaluation
 from lm_jax.train.loop import Trained, train
 from lm_jax.train.metrics import METRICS
-from lm_jax.train.prepare import check_corpus
 from sparse_jax import patterns, results
 from sparse_jax import report as pages
 from sparse_jax.config import PosttrainConfig
 from sparse_jax.evaluation import Compared, compare, difference
 from sparse_jax.geco import GecoSettings
-from sparse_jax.job import DATA, Job, bounds, claim_run, dense_loss, open_job, open_model
+from sparse_jax.job import Job, bounds, claim_run, dense_loss, open_job
 from sparse_jax.model import SparseModel
 from sparse_jax.objective import GATE_BIAS, WEIGHTS, Sparsifying
 from sparse_jax.summary import by_bound, format_summary
@@ -246,15 +245,12 @@ def edges_in_all(params: ParamTree, step: int, found: Evaluation) -> dict[str, f
     }
 
 
-def run(
-    config: PosttrainConfig, model: OpenedModel, folder: Path, *, force: bool = False
-) -> dict[str, Any]:
+def run(config: PosttrainConfig, folder: Path, *, force: bool = False) -> dict[str, Any]:
     """Runs or resumes every seed and target in an open work folder and returns the summary.
 
-    `model` is what `open_model` makes of the config. With `force`, what the folder holds of other
-    settings or weights is set aside and trained again.
+    With `force`, what the folder holds of other settings or weights is set aside and trained again.
     """
-    job = open_job(config, model, folder, force=force)
+    job = open_job(config, folder, force=force)
     manifest = job.prepared.manifest
     origin = runs.provenance(
         seeds={f"run {i}": seed for i, seed in enumerate(config.seeds)},
@@ -309,20 +305,14 @@ def main(arguments: launch.Arguments) -> None:
     config = cast(ConfigDict, arguments.config)
     settled = launch.freeze(config, PosttrainConfig)
     force = arguments.resume == "force"
-    place = arguments.folder.expanduser()
-    # By force, what is finished is looked through again: its weights may have been replaced.
-    done = None if force else runs.finished(place)
-    model = None
-    if not done:
-        # What is mistyped must not claim the folder, which would then refuse the corrected command.
-        model = open_model(settled)
-        check_corpus(place / DATA, settled.corpus)
     opened = processes.open_workdir(
         arguments.folder, config, resume=arguments.resume, may_change=MAY_CHANGE
     )
     with opened as folder:
-        if model is not None:
-            run(settled, model, folder, force=force)
+        # By force, what is finished is looked through again: its weights may have been replaced.
+        done = None if force else runs.finished(folder)
+        if not done:
+            run(settled, folder, force=force)
         summary = runs.read_json(folder / SUMMARY)
     if processes.is_first():
         print(*[f"finished {done}"] * bool(done), format_summary(summary), sep="\n")

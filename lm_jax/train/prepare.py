@@ -252,18 +252,6 @@ def prepare_corpus(
     return prepared
 
 
-def check_corpus(folder: str | os.PathLike[str], corpus: CorpusSettings) -> None:
-    """Reads the first document of the source, unless `folder` was prepared from it before.
-
-    So that a command can refuse a mistyped source before it claims a work folder.
-
-    Raises:
-      BadInputError: the source is not there or cannot be read.
-    """
-    if not (Path(folder) / MANIFEST).is_file():
-        next(_documents(corpus), None)
-
-
 class _Writers:
     """One ArrayRecord file per split in `draft`; `folder` is how a failure names the place."""
 

@@ -63,7 +63,7 @@ def test_edges_close_and_what_is_exported_is_what_was_measured(whole, base, caps
     assert table["edges"][-1] < 0.8 * table["edges"][0]
     assert len(set(table["strength"])) > 1
     result = runs.read_json(run_folder(whole) / results.RESULT)
-    job = open_job(settled(whole), whole)
+    job = posttrain.open_job(settled(whole), whole)
     model = sparse_jax.load(run_folder(whole) / results.EXPORTED, mesh=job.mesh)
     again = posttrain.compare(job.base, model, job.validation, job.mesh)
     assert again.ratio("open_edges", "pairs").estimate == result["edges"]["estimate"]
@@ -115,7 +115,7 @@ def test_the_control_can_be_the_model_of_the_next_run(whole, tmp_path):
     """What is exported is dense, and has the loss that the control was measured with."""
     folder = control_folder(whole)
     config = dataclasses.replace(settled(whole), model=str(folder / results.EXPORTED))
-    job = open_job(config, tmp_path)
+    job = posttrain.open_job(config, tmp_path)
     tokens_WS = np.concatenate(
         [job.validation.at(k)["tokens"] for k in range(job.validation.per_epoch)]
     )
@@ -147,10 +147,6 @@ def test_legible_heads_carry_much_by_few_edges():
     assert patterns.legible(two, counts, np.array([10, 10])) == [(0, 2), (1, 0)]
 
 
-def open_job(config, folder):
-    return posttrain.open_job(config, posttrain.open_model(config), folder)
-
-
 def settled(folder):
     return launch.freeze(runs_config(folder), PosttrainConfig)
 
@@ -170,7 +166,7 @@ def test_adapters_over_the_base_are_the_exported_weights_to_the_bit(whole, base)
 
 def test_the_base_is_as_it_was(whole, base):
     """By its hash, in the file and in memory."""
-    job = open_job(settled(whole), whole)
+    job = posttrain.open_job(settled(whole), whole)
     assert job.base.sha256 == runs.read_json(whole / posttrain.SUMMARY)["model_sha256"]
     before = {path: digest_of(leaf) for path, leaf in by_path(job.base.params).items()}
     shutil.copytree(whole / DATA, whole.parent / "other" / DATA)

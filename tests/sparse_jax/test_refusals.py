@@ -50,7 +50,8 @@ def test_a_setting_that_does_not_fit_claims_no_folder(case, base, text, tmp_path
     config.update(changes)
     with pytest.raises(error, match=said):
         command(config, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+    left = [item.name for item in (tmp_path / "run").iterdir() if item.name[0] != "."]
+    assert left == [runs.LOG_NAME]
     check_free(base, text, tmp_path / "run")
 
 
