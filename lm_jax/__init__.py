@@ -1,10 +1,10 @@
 """The decoder that the three libraries share: layers, sites and edits, weights, decoding."""
 
-from lm_jax import params
-from lm_jax.attention import Attend, PerLayer, fused, register_fused, softmax
-from lm_jax.config import DecoderConfig, LinearScaling, Llama3Scaling, Rope
-from lm_jax.decode import Sampling, generate
-from lm_jax.decoder import (
+from lm_jax.model import params
+from lm_jax.model.attention import Attend, PerLayer, fused, register_fused, softmax
+from lm_jax.model.config import DecoderConfig, LinearScaling, Llama3Scaling, Rope
+from lm_jax.model.decode import Sampling, generate
+from lm_jax.model.decoder import (
     Cache,
     Output,
     count_params,
@@ -13,10 +13,11 @@ from lm_jax.decoder import (
     init_params,
     param_spec,
 )
-from lm_jax.edits import Add, Chain, Freeze, OneLayer, Replace, Scale
-from lm_jax.hf.load import Pretrained, load_pretrained, save_pretrained
-from lm_jax.params import ParamSpec
-from lm_jax.sites import SITES, keep
+from lm_jax.model.edits import Add, Chain, Freeze, OneLayer, Replace, Scale
+from lm_jax.model.params import ParamSpec
+from lm_jax.model.sites import SITES, keep
+from lm_jax.weights.load import Pretrained, load_pretrained
+from lm_jax.weights.save import save_pretrained
 
 __all__ = [
     "SITES",

@@ -22,9 +22,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import lm_jax
-from lm_jax import launch, runs, sharding
-from lm_jax.hf.load import resolve
-from lm_jax.report import write
+from lm_jax.parallel import sharding
+from lm_jax.run import cli
+from lm_jax.run.files import read_json, replace_file, write_json, write_text
+from lm_jax.run.plain import canonical_json, config_hash, from_plain
+from lm_jax.run.provenance import PROVENANCE_FILE, collect_provenance, record_provenance
+from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
+from lm_jax.weights.load import resolve
 from polyattn_jax import console, head_sets, report, schema, stages, summary, wording
 from polyattn_jax.columns import columns
 from polyattn_jax.config import AuditConfig
@@ -46,9 +50,9 @@ def load(config: AuditConfig) -> Subject:
 
 def fingerprint(subject: Subject, suites: dict[str, Suite]) -> str:
     """A hash of all that decides the rows."""
-    return launch.config_hash(
+    return config_hash(
         {
-            "config": launch.canonical_json(subject.config),
+            "config": canonical_json(subject.config),
             "model": subject.model.sha256,
             "suites": {name: suite.sha256 for name, suite in suites.items()},
         }
@@ -59,16 +63,16 @@ def run(subject: Subject, folder: Path) -> dict[str, Any]:
     """Runs or resumes every stage in an open work folder and returns the summary."""
     config = subject.config
     suites = stages.build_suites(subject)
-    runs.record_provenance(
+    record_provenance(
         folder,
-        runs.provenance(
+        collect_provenance(
             seeds={"audit": config.seed},
             dtype=config.dtype,
             data={"model": subject.model.sha256} | {n: s.sha256 for n, s in suites.items()},
             tokenizer=subject.tokenizer.sha256,
         ),
     )
-    runs.write_json(folder / "suites.json", {name: dict(s.manifest) for name, s in suites.items()})
+    write_json(folder / "suites.json", {name: dict(s.manifest) for name, s in suites.items()})
     shape = (subject.model.cfg.num_layers, subject.model.cfg.num_heads)
     swept = suites[f"niah_{config.sweep_length}"]
     with stages.open_stores(folder, fingerprint(subject, suites), config.degrees) as stores:
@@ -91,7 +95,7 @@ def run(subject: Subject, folder: Path) -> dict[str, Any]:
             stages.answer(subject, stores, cells, {f"niah_{config.sweep_length}": short})
         rows, answers = stores.rows.read(), stores.answers.read()
         losses, features = stores.losses.read(), stores.features.read()
-    calibrated = runs.read_json(folder / "calibration.json")
+    calibrated = read_json(folder / "calibration.json")
     found, by_head = summary.summarise(rows, answers, losses, features, calibrated, config, shape)
     found["model_sha256"] = subject.model.sha256
     found["family"] = subject.model.cfg.family
@@ -104,39 +108,39 @@ def run(subject: Subject, folder: Path) -> dict[str, Any]:
     for name, table in tables.items():
         tagged = schema.tagged(table, wording.model_name(found), found["provenance"])
         write_table(folder / f"{name}.parquet", tagged)
-    runs.write_json(folder / "summary.json", found)
-    write(folder / REPORT, report.build(found, rows, by_head, provenance=found["provenance"]))
+    write_json(folder / "summary.json", found)
+    write_text(folder / REPORT, report.build(found, rows, by_head, provenance=found["provenance"]))
     return found
 
 
 def provenance(subject: Subject, folder: Path) -> dict[str, Any]:
     """What every result file says of its origin: `provenance.json` and the hash of the settings."""
-    recorded = runs.read_json(folder / runs.PROVENANCE)
-    return recorded | {"config_hash": launch.config_hash(subject.config)}
+    recorded = read_json(folder / PROVENANCE_FILE)
+    return recorded | {"config_hash": config_hash(subject.config)}
 
 
 def write_table(path: Path, table: pa.Table) -> None:
     """Writes one parquet file, whole or not at all."""
-    with runs.replace_file(path) as file:
+    with replace_file(path) as file:
         pq.write_table(table, file, compression="zstd", write_page_checksum=True)
 
 
-def main(arguments: launch.Arguments) -> None:
+def main(arguments: cli.Arguments) -> None:
     """The command."""
-    config = launch.freeze(arguments.config, AuditConfig)
+    config = from_plain(arguments.config, AuditConfig)
     # A mistyped path must not claim the work folder, nor a model be loaded for faulty prompts.
     resolve(config.model)
     if config.prompts:
         read_jsonl(config.prompts)
-    with runs.open_workdir(arguments.folder, arguments.config, resume=arguments.resume) as work:
-        if done := runs.finished(work.path):
+    with open_workdir(arguments.folder, arguments.config, resume=arguments.resume) as work:
+        if done := finish_time(work.path):
             print(f"finished {done}")
         else:
             run(load(config), work.path)
-            runs.mark_finished(work.path)
-        found = runs.read_json(work.path / "summary.json")
+            mark_finished(work.path)
+        found = read_json(work.path / "summary.json")
         console.print_summary(found, report=work.path / REPORT)
 
 
 if __name__ == "__main__":
-    launch.app(main, config="configs/polyattn/smollm2.py")
+    cli.app(main, config="configs/polyattn/smollm2.py")

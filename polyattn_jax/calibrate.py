@@ -33,8 +33,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lm_jax import attention
 from lm_jax.errors import BadInputError, CorruptError, UsageError
+from lm_jax.model import attention
 
 CALIBRATION_TEXTS_SHA256 = "e5df7fb61fb5c75f55614091449dd88d21206c60faf03112dadbaa1eec4f3028"
 

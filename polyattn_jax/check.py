@@ -30,8 +30,13 @@ from typing import Any
 
 from absl import flags
 
-from lm_jax import launch, runs, stats
+from lm_jax import statistics
 from lm_jax.errors import EXIT_FINISHED, EXIT_NO_GO, EXIT_UNDECIDED, UsageError
+from lm_jax.run import cli
+from lm_jax.run.files import read_json, write_json
+from lm_jax.run.plain import from_plain
+from lm_jax.run.provenance import collect_provenance, record_provenance
+from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
 from polyattn_jax import audit, concentration, decision, stages, summary, wording
 from polyattn_jax.columns import Columns, columns, where
 from polyattn_jax.config import AuditConfig
@@ -93,7 +98,7 @@ def config_from_flags() -> AuditConfig:
         "ablation_recipe": recipe,
         "top_heads": _TOP_HEADS.value,
     }
-    return launch.freeze(settings, AuditConfig)
+    return from_plain(settings, AuditConfig)
 
 
 def run(subject: Subject, folder: Path) -> dict[str, Any]:
@@ -104,9 +109,9 @@ def run(subject: Subject, folder: Path) -> dict[str, Any]:
     probe = f"niah_{config.sweep_length}"
     built = stages.build_suites(subject)
     suites = {name: built[name] for name in (probe, "induction", stages.PROMPTS) if name in built}
-    runs.record_provenance(
+    record_provenance(
         folder,
-        runs.provenance(
+        collect_provenance(
             seeds={"check": config.seed},
             dtype=config.dtype,
             data={"model": subject.model.sha256} | {n: s.sha256 for n, s in suites.items()},
@@ -180,7 +185,7 @@ def answered(
 
 def row_findings(
     subject: Subject, rows: Columns, degree: float, *, at_zero: bool
-) -> tuple[dict[str, stats.Interval | None], dict[str, Any] | None]:
+) -> tuple[dict[str, statistics.Interval | None], dict[str, Any] | None]:
     """The shares of needle rows that are safe (`SHARES`), and what the recipe loses and sharpens.
 
     Rows were measured at b = 0 and at one other bias: the recipe's own, or b_auto where the recipe
@@ -199,7 +204,7 @@ def row_findings(
     return dict(zip(SHARES, shares, strict=True)), against
 
 
-def _complement(safe: stats.Interval | None) -> dict[str, float] | None:
+def _complement(safe: statistics.Interval | None) -> dict[str, float] | None:
     """The share of rows that are not safe, from the share of those that are."""
     if safe is None:
         return None
@@ -320,22 +325,22 @@ def _folder(workdir: Path | None) -> Iterator[Path]:
         yield Path(made)
 
 
-def main(arguments: launch.Arguments) -> int:
+def main(arguments: cli.Arguments) -> int:
     """The command."""
     config = config_from_flags()
     if config.prompts:
         read_jsonl(config.prompts)
     with (
         _folder(arguments.workdir) as folder,
-        runs.open_workdir(folder, config, resume=arguments.resume) as work,
+        open_workdir(folder, config, resume=arguments.resume) as work,
     ):
-        if not runs.finished(work.path):
-            runs.write_json(work.path / RESULT, run(audit.load(config), work.path))
-            runs.mark_finished(work.path)
-        found = runs.read_json(work.path / RESULT)
+        if not finish_time(work.path):
+            write_json(work.path / RESULT, run(audit.load(config), work.path))
+            mark_finished(work.path)
+        found = read_json(work.path / RESULT)
     print(table(found))
     return EXIT_CODES[found["verdict"]]
 
 
 if __name__ == "__main__":
-    launch.app(main, workdir_required=False)
+    cli.app(main, workdir_required=False)

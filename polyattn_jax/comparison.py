@@ -12,7 +12,7 @@ from markupsafe import Markup
 from lm_jax import assets, report
 from lm_jax.report import Cell, Section, cell, compared, section, table
 from lm_jax.report.markup import number
-from lm_jax.stats import Interval, minimum_detectable_effect
+from lm_jax.statistics import Interval, minimum_detectable_effect
 from polyattn_jax import comparability, decision, head_types, paper, wording
 from polyattn_jax.paper import PaperModel
 from polyattn_jax.sections import suite_cell
@@ -262,7 +262,7 @@ def _sweep_tables() -> tuple[Markup, Markup]:
 def differences(summary: Summary) -> Section:
     """What differs from the paper, so that nobody compares unlike numbers."""
     c = summary["config"]
-    asset = assets.manifest().get(summary["model"])
+    asset = assets.entries().get(summary["model"])
     weights = ", ".join(summary.get("weights", ())) or "not recorded"
     shape = f"{number(summary['layers'])} layers of {number(summary['heads'])} heads"
     random = (

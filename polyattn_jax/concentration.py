@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lm_jax import stats
+from lm_jax import statistics
 from polyattn_jax.columns import Columns, degrees, take, where
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.diagnostic import (
@@ -90,7 +90,7 @@ def share(
     prompts: np.ndarray,
     config: AuditConfig,
     span: tuple[float, float] = (0.0, 1.0),
-) -> stats.Interval:
+) -> statistics.Interval:
     """The mean of `values` (one per row), with an interval that resamples prompts.
 
     Where all rows are of one prompt nothing is known of other prompts: the interval is `span`, the
@@ -99,20 +99,22 @@ def share(
     """
     n = len(set(prompts))
     if n == 1:
-        return stats.Interval(float(values.mean()), *span, 1)
+        return statistics.Interval(float(values.mean()), *span, 1)
     if span == (0.0, 1.0) and values.min() == values.max() and values[0] in (0.0, 1.0):
-        return stats.wilson(n * int(values[0]), n)
-    return stats.clustered_bootstrap(values, prompts, resamples=config.resamples, seed=config.seed)
+        return statistics.wilson(n * int(values[0]), n)
+    return statistics.clustered_bootstrap(
+        values, prompts, resamples=config.resamples, seed=config.seed
+    )
 
 
-def decided_share(members: Rows, prompts: np.ndarray, config: AuditConfig) -> stats.Interval:
+def decided_share(members: Rows, prompts: np.ndarray, config: AuditConfig) -> statistics.Interval:
     """The share of rows that are members; undecided ones widen the interval at both ends."""
     made = share(members.computed.astype(float), prompts, config)
     if not members.undecided.any():
         return made
     low = share(members.sure.astype(float), prompts, config).low
     high = share(members.possible.astype(float), prompts, config).high
-    return stats.Interval(made.estimate, low, high, made.n)
+    return statistics.Interval(made.estimate, low, high, made.n)
 
 
 def cells(rows: Columns) -> list[tuple[str, str]]:
@@ -180,7 +182,7 @@ def safe_fraction(
     kind: str,
     config: AuditConfig,
     heads: np.ndarray | None,
-) -> stats.Interval | None:
+) -> statistics.Interval | None:
     """Share of active rows with S_p < 1, over all heads or the given flat head numbers.
 
     A `degree` of None is softmax, read on the same active rows. None where the degree is none of
@@ -231,7 +233,7 @@ def _compared(
     lost, sharpened = ~spread & missed, spread & ~missed
     sharp = ~spread.computed
 
-    def difference(first: np.ndarray, second: np.ndarray) -> stats.Interval:
+    def difference(first: np.ndarray, second: np.ndarray) -> statistics.Interval:
         return share(first.astype(float) - second, prompts, config, (-1.0, 1.0))
 
     balance = difference(lost.computed, sharpened.computed)
@@ -241,7 +243,7 @@ def _compared(
             difference(lost.sure, sharpened.possible).low,
             difference(lost.possible, sharpened.sure).high,
         )
-        balance = stats.Interval(balance.estimate, *ends, balance.n)
+        balance = statistics.Interval(balance.estimate, *ends, balance.n)
     of_sharp = None
     if sharp.any():
         part = Rows(*(member[sharp] for member in missed))
@@ -260,10 +262,12 @@ def _compared(
     }
 
 
-def _median(values: np.ndarray, prompts: np.ndarray, config: AuditConfig) -> stats.Interval:
+def _median(values: np.ndarray, prompts: np.ndarray, config: AuditConfig) -> statistics.Interval:
     """The median with an interval that resamples prompts; the whole range for a single prompt."""
     if len(set(prompts)) == 1:
-        return stats.Interval(float(np.median(values)), float(values.min()), float(values.max()), 1)
-    return stats.clustered_bootstrap(
+        return statistics.Interval(
+            float(np.median(values)), float(values.min()), float(values.max()), 1
+        )
+    return statistics.clustered_bootstrap(
         values, prompts, np.median, resamples=config.resamples, seed=config.seed
     )

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lm_jax.report.markup import clean
-from lm_jax.stats import Interval
+from lm_jax.statistics import Interval
 from polyattn_jax import sharpness, wording
 from polyattn_jax.wording import Entry, Summary, finite
 

@@ -9,11 +9,12 @@ the prompts that each of the two answers rightly, paired, one of three holds:
     undecided   neither, or softmax itself is not shown to solve the probe (its Wilson interval
                 reaches below one half), so that keeping its accuracy would say nothing
 
-The interval is Tango's score interval (Statistics in Medicine 1998; `lm_jax.stats.paired_change`).
-Both of its tails are tests, so that at a true loss of exactly the tolerance a recipe "preserves"
-with a chance of about (1 - level) / 2: enumerated, at most 3 % for 40, 73, 100 and 200 prompts,
-a tolerance of 0.05 and a level of 0.95 (tests/polyattn_jax/test_decision.py). Nothing is compared
-after rounding. In an audit a verdict is "undecided" unless the controls hold (`unmet_controls`).
+The interval is Tango's score interval (Statistics in Medicine 1998;
+`lm_jax.statistics.paired_change`). Both of its tails are tests, so that at a true loss of exactly
+the tolerance a recipe "preserves" with a chance of about (1 - level) / 2: enumerated, at most 3 %
+for 40, 73, 100 and 200 prompts, a tolerance of 0.05 and a level of 0.95
+(tests/polyattn_jax/test_decision.py). Nothing is compared after rounding. In an audit a verdict is
+"undecided" unless the controls hold (`unmet_controls`).
 """
 
 import bisect
@@ -27,7 +28,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from lm_jax import stats
+from lm_jax import statistics
 from lm_jax.errors import UsageError
 from polyattn_jax import head_sets
 
@@ -71,7 +72,7 @@ def verdict(
     for field, value in (("tolerance", tolerance), ("level", level)):
         if not 0 < value < 1:
             raise UsageError(f"verdict: {field}={value!r} must lie between 0 and 1, both excluded")
-    paired = stats.mcnemar(softmax_right, recipe_right, level)
+    paired = statistics.mcnemar(softmax_right, recipe_right, level)
     change = paired.delta
     # Decimal as it was written: 0.05 of 20 prompts is one prompt.
     allowed = fractions.Fraction(repr(float(tolerance))) * change.n
@@ -88,7 +89,7 @@ def verdict(
 
 def solves(right: int, n: int, level: float = 0.95) -> bool:
     """Whether `right` of `n` prompts show an accuracy of one half or more (Wilson interval)."""
-    return stats.wilson(right, n, level).low >= 0.5
+    return statistics.wilson(right, n, level).low >= 0.5
 
 
 def unmet_controls(found: Mapping[str, Any], suite: str) -> list[str]:
@@ -156,8 +157,8 @@ def detectable_loss(
 def explained(
     entry: Mapping[str, Any],
     base: Mapping[str, Any],
-    safe: stats.Interval | None,
-    top_safe: stats.Interval | None,
+    safe: statistics.Interval | None,
+    top_safe: statistics.Interval | None,
     *,
     unmeasured: str,
     tolerance: float,

@@ -16,12 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kernels.attention.visibility import Visibility
 from kernels.row_map_attention import maps
 from kernels.score_stats.api import score_stats
-from kernels.visibility import Visibility
-from lm_jax.attention import Bound, by_row_map, fused, register_fused, softmax
 from lm_jax.errors import UsageError
-from lm_jax.layers import softcap
+from lm_jax.model.attention import Bound, by_row_map, fused, register_fused, softmax
+from lm_jax.model.layers import softcap
 from polyattn_jax.diagnostic import RowStats
 from polyattn_jax.head_types import HeadProbe
 from polyattn_jax.probe import Probe, reports

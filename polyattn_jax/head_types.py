@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lm_jax.attention import softmax
+from lm_jax.model.attention import softmax
 from polyattn_jax.columns import Columns
 
 PROMPTS = 80  # as many as in the paper, where there are so many

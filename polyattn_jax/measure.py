@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lm_jax import attention as lm_attention
-from lm_jax.config import DecoderConfig
-from lm_jax.decoder import forward
+from lm_jax.model import attention as lm_attention
+from lm_jax.model.config import DecoderConfig
+from lm_jax.model.decoder import forward
 from polyattn_jax.calibrate import MassBelow, mass_below
 from polyattn_jax.diagnostic import RowStats
 from polyattn_jax.fused import by_kernels

@@ -18,8 +18,8 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 
-from lm_jax.attention import attention, register_fused, softmax
-from lm_jax.sites import Scope
+from lm_jax.model.attention import attention, register_fused, softmax
+from lm_jax.model.sites import Scope
 from polyattn_jax import row_maps
 from polyattn_jax.diagnostic import RowStats, row_stats
 

@@ -1,7 +1,7 @@
 """The report of an audit: one offline HTML page that reads like a paper's supplement.
 
     html = build(summary, rows, by_head, provenance=provenance)
-    lm_jax.report.write(folder / "report.html", html)
+    lm_jax.run.files.write_text(folder / "report.html", html)
 
 Every number comes from the summary, and the figures from the rows and heads behind it; nothing is
 measured here. The controls stand first, because without them nothing else means anything.
@@ -74,7 +74,7 @@ def build(
       summary: of `summary.summarise`, or as read back from `summary.json`.
       rows: the table of `rows.parquet`.
       by_head: the columns of `heads.parquet`.
-      provenance: of `runs.record_provenance`.
+      provenance: of `record_provenance`.
     """
     model = paper.match(summary["model"])
     held, said = wording.controls(summary), wording.overall(summary)

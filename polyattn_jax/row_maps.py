@@ -25,8 +25,8 @@ import jax
 import jax.numpy as jnp
 
 from kernels.row_map_attention import maps
-from lm_jax import attention
 from lm_jax.errors import UsageError, nearest
+from lm_jax.model import attention
 
 Bias = jax.Array | float
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from lm_jax import report
 from lm_jax.report import Cell, Column, Section, cell, rate, section, table
 from lm_jax.report.markup import number
-from lm_jax.stats import Interval, wilson
+from lm_jax.statistics import Interval, wilson
 from polyattn_jax import figures, head_sets, paper, sharpness, wording
 from polyattn_jax.summary import as_dict
 from polyattn_jax.wording import Summary, finite, interval, suite_label

@@ -1,6 +1,6 @@
 """What a degree does to the rows that softmax concentrates, in words that follow the numbers."""
 
-from lm_jax.stats import Interval
+from lm_jax.statistics import Interval
 from polyattn_jax import wording
 from polyattn_jax.row_maps import parse_recipe
 from polyattn_jax.wording import Entry, Summary

@@ -20,11 +20,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lm_jax import corpora, launch, progress, runs, sharding
 from lm_jax.errors import BadInputError
-from lm_jax.hf.load import Pretrained
-from lm_jax.hf.tokenizer import Tokenizer
-from lm_jax.rows import RowStore
+from lm_jax.parallel import sharding
+from lm_jax.run import progress, stop
+from lm_jax.run.files import read_json, write_json
+from lm_jax.run.rows import RowStore
+from lm_jax.text import corpora
+from lm_jax.text.tokenizer import Tokenizer
+from lm_jax.weights.load import Pretrained
 from polyattn_jax import calibrate, head_sets, head_types, measure
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.row_maps import SOFTMAX, Recipe, RowMap, parse_recipe, resolve_bias
@@ -183,7 +186,7 @@ def calibrated(subject: Subject, folder: Path) -> calibrate.Calibration:
     """b_auto of the model, from `calibration.json` where an earlier start has left it."""
     path = folder / "calibration.json"
     if path.exists():
-        found = runs.read_json(path)
+        found = read_json(path)
         return calibrate.Calibration(
             **found | {"curve": tuple(calibrate.AtLength(**one) for one in found["curve"])}
         )
@@ -199,7 +202,7 @@ def calibrated(subject: Subject, folder: Path) -> calibrate.Calibration:
         def mass(thresholds: np.ndarray) -> calibrate.MassBelow:
             found = []
             for tokens_BT in groups:
-                launch.check_stop("during calibration")
+                stop.check("during calibration")
                 measured = measure.mass(
                     subject.model.params,
                     tokens_BT,
@@ -222,7 +225,7 @@ def calibrated(subject: Subject, folder: Path) -> calibrate.Calibration:
             resamples=c.resamples,
             seed=c.seed,
         )
-    runs.write_json(path, dataclasses.asdict(result))
+    write_json(path, dataclasses.asdict(result))
     return result
 
 
@@ -432,7 +435,7 @@ def _run_units(
     todo = [item for item in plan if item[0] not in store]
     with progress.track(stage, len(plan), unit="batches", done=len(plan) - len(todo)) as advance:
         for unit, name, batch in todo:
-            launch.check_stop(f"during {stage}")
+            stop.check(f"during {stage}")
             store.append(unit, work(name, batch))
             advance()
     store.flush()

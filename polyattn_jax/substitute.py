@@ -12,8 +12,8 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 
-from lm_jax.attention import PerLayer, softmax
 from lm_jax.errors import UsageError
+from lm_jax.model.attention import PerLayer, softmax
 from polyattn_jax.row_maps import RowMap, parse_recipe, resolve_bias
 
 

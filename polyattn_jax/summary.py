@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lm_jax import stats
+from lm_jax import statistics
 from polyattn_jax import decision, head_sets, head_types
 from polyattn_jax.columns import Columns, columns, degrees, take, where
 from polyattn_jax.concentration import (
@@ -32,7 +32,7 @@ from polyattn_jax.row_maps import SOFTMAX
 EPSILON = 1e-6
 
 
-def as_dict(interval: stats.Interval) -> dict[str, float]:
+def as_dict(interval: statistics.Interval) -> dict[str, float]:
     """An interval as JSON."""
     return dataclasses.asdict(interval)
 
@@ -130,10 +130,10 @@ def ranking(by_head: Columns) -> np.ndarray:
 # Answers
 
 
-def accuracy(answers: Columns) -> stats.Interval:
+def accuracy(answers: Columns) -> statistics.Interval:
     """Share of prompts whose greedy next token is the target, with its Wilson interval."""
     correct = answers["predicted"] == answers["target"]
-    return stats.wilson(int(correct.sum()), len(correct))
+    return statistics.wilson(int(correct.sum()), len(correct))
 
 
 def controls(answers: Columns, losses: Columns, config: AuditConfig) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import re
 from typing import Any, Literal, NamedTuple
 
-from lm_jax import assets, stats
+from lm_jax import assets, statistics
 from polyattn_jax import decision, head_sets
 from polyattn_jax.row_maps import RECIPES, SOFTMAX
 
@@ -34,10 +34,10 @@ def finite(value: Any) -> float:
     return math.nan if value is None else float(value)
 
 
-def interval(entry: Entry) -> stats.Interval:
+def interval(entry: Entry) -> statistics.Interval:
     """An interval as the summary holds it."""
     estimate, low, high = (finite(entry[name]) for name in ("estimate", "low", "high"))
-    return stats.Interval(estimate, low, high, entry["n"])
+    return statistics.Interval(estimate, low, high, entry["n"])
 
 
 def counted(accuracy: Entry) -> str:
@@ -57,7 +57,7 @@ def ends(accuracy: Entry) -> str:
 
 def model_name(summary: Summary) -> str:
     """The model by its own name: of the manifest, or of its folder or file."""
-    asset = assets.manifest().get(summary["model"])
+    asset = assets.entries().get(summary["model"])
     if asset is not None:
         return re.split("[,:]", asset.description)[0]
     return Path(summary["model"]).name or summary["model"]

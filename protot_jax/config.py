@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
-from lm_jax.config_files import in_mode
 from lm_jax.errors import UsageError, nearest
-from lm_jax.settings import freeze, plain
-from lm_jax.train.prepare import SPLITS, CorpusSettings
+from lm_jax.run.config_files import in_mode
+from lm_jax.run.plain import from_plain, to_plain
+from lm_jax.text.preparation import SPLITS, CorpusSettings
 from protot_jax.mixer import Prototypes
 from protot_jax.models import MODELS
 
@@ -140,7 +140,7 @@ def with_fields(config: PretrainConfig, changes: Mapping[str, Any]) -> PretrainC
     Raises:
       UsageError: there is no such field, or it cannot have that value.
     """
-    tree = plain(config)
+    tree = to_plain(config)
     for name, value in changes.items():
         *parents, last = name.split(".")
         section = tree
@@ -149,4 +149,4 @@ def with_fields(config: PretrainConfig, changes: Mapping[str, Any]) -> PretrainC
             if not isinstance(section, dict):
                 raise UsageError(f"{parent} in {name!r} is no section of the settings")
         section[last] = value
-    return freeze(tree, PretrainConfig)
+    return from_plain(tree, PretrainConfig)

@@ -5,8 +5,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lm_jax.layers import add_axes
-from lm_jax.params import Initializer, ParamSpec
+from lm_jax.model.layers import add_axes
+from lm_jax.model.params import Initializer, ParamSpec
 
 
 def taps_spec(taps: int, shape: tuple[int, ...], axes: str) -> ParamSpec:

@@ -2,8 +2,8 @@
 
     python -m protot_jax.count --config=configs/protot/throughput.py
 
-What is counted, and what is left out, `lm_jax.flops` says; attention is counted over all T x T
-pairs, though causality masks half of them.
+What is counted, and what is left out, `lm_jax.model.flops` says; attention is counted over all
+T x T pairs, though causality masks half of them.
 
 The numbers of Table 13 of the Prototype Transformer's paper fit these terms: ours are 0.23 % above
 for ProtoT, 0.12 % below for LLaMA and 0.41 % above for Mamba. Its caption says forward and
@@ -35,11 +35,12 @@ and 2 * D V for the logits. Letters are those of the mixers' parameters.
 from collections.abc import Sequence
 import dataclasses
 
-from lm_jax import launch
-from lm_jax.config import DecoderConfig
-from lm_jax.decoder import count_params
 from lm_jax.errors import UsageError, nearest
-from lm_jax.flops import Flops, forward_flops
+from lm_jax.model.config import DecoderConfig
+from lm_jax.model.decoder import count_params
+from lm_jax.model.flops import Flops, forward_flops
+from lm_jax.run import cli
+from lm_jax.run.plain import from_plain
 from protot_jax.mixer import PrototypeMixer
 from protot_jax.models import MODELS, make
 
@@ -146,11 +147,11 @@ def table(config: CountConfig, counts: Sequence[Count]) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: launch.Arguments) -> None:
+def main(arguments: cli.Arguments) -> None:
     """The command."""
-    config = launch.freeze(arguments.config, CountConfig)
+    config = from_plain(arguments.config, CountConfig)
     print(table(config, count(config)))
 
 
 if __name__ == "__main__":
-    launch.app(main, config="configs/protot/throughput.py", workdir_required=False)
+    cli.app(main, config="configs/protot/throughput.py", workdir_required=False)

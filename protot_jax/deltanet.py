@@ -19,11 +19,11 @@ import jax
 import jax.numpy as jnp
 
 from kernels.delta_rule.api import delta_rule
-from lm_jax.config import DecoderConfig
-from lm_jax.layers import add_axes, project
-from lm_jax.mixers import Layer
-from lm_jax.params import ParamSpec, ParamTree, constant
-from lm_jax.shards import by_shard
+from lm_jax.model.config import DecoderConfig
+from lm_jax.model.layers import add_axes, project
+from lm_jax.model.mixers import Layer
+from lm_jax.model.params import ParamSpec, ParamTree, constant
+from lm_jax.parallel.kernels import shard_kernel
 from protot_jax.convolution import causal_convolution, taps_spec
 
 # Added to the squared length of a query or key, so that none divides by zero.
@@ -95,7 +95,7 @@ class DeltaNetMixer:
                 q_BTNH, k_BTNH, v_BTNH, beta_BTN, initial_state=state_BNHX, return_state=True
             )
 
-        o_BTNH, state = by_shard(
+        o_BTNH, state = shard_kernel(
             rule,
             (_unit(made["q"]), _unit(made["k"]), made["v"], beta_BTN, before["state"]),
             ("BTNH", "BTNH", "BTNH", "BTN", "BNHX"),

@@ -18,9 +18,9 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 
-from lm_jax.edits import Chain, OneLayer
 from lm_jax.errors import UsageError, nearest
-from lm_jax.params import ParamTree
+from lm_jax.model.edits import Chain, OneLayer
+from lm_jax.model.params import ParamTree
 
 MODES: Mapping[str, tuple[str, float]] = {
     "mask_write": ("mixer.write_logits", -jnp.inf),

@@ -20,8 +20,8 @@ from absl import flags
 import jax
 from tokenizers.decoders import DecodeStream
 
-from lm_jax import launch
-from lm_jax.decode import Sampling, stream
+from lm_jax.model.decode import Sampling, stream
+from lm_jax.run import cli, stop
 from protot_jax import edits, run_flags
 from protot_jax.trained import TrainedModel
 
@@ -77,7 +77,7 @@ def text(
             yield piece
 
 
-def main(arguments: launch.Arguments) -> None:
+def main(arguments: cli.Arguments) -> None:
     """The command."""
     del arguments
     sampling = Sampling(_TEMPERATURE.value, _TOP_K.value, _TOP_P.value)
@@ -97,10 +97,10 @@ def main(arguments: launch.Arguments) -> None:
     for piece in itertools.islice(pieces, _TOKENS.value or None):
         sys.stdout.write(piece)
         sys.stdout.flush()
-        if launch.stop_requested():
+        if stop.requested():
             break
     sys.stdout.write("\n")
 
 
 if __name__ == "__main__":
-    launch.app(main, workdir_required=False)
+    cli.app(main, workdir_required=False)

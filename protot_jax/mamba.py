@@ -21,11 +21,11 @@ import jax
 import jax.numpy as jnp
 
 from kernels.selective_scan.api import selective_scan
-from lm_jax.config import DecoderConfig
-from lm_jax.layers import add_axes, project
-from lm_jax.mixers import Layer
-from lm_jax.params import Initializer, ParamSpec, ParamTree, constant
-from lm_jax.shards import by_shard
+from lm_jax.model.config import DecoderConfig
+from lm_jax.model.layers import add_axes, project
+from lm_jax.model.mixers import Layer
+from lm_jax.model.params import Initializer, ParamSpec, ParamTree, constant
+from lm_jax.parallel.kernels import shard_kernel
 from protot_jax.convolution import causal_convolution, taps_spec, uniform
 
 # The range that a channel's step size starts in, as in the released Mamba.
@@ -127,7 +127,7 @@ class MambaMixer:
                 return_state=True,
             )
 
-        y_BTI, state = by_shard(
+        y_BTI, state = shard_kernel(
             scan,
             (
                 u_BTI,

@@ -23,11 +23,11 @@ import jax.numpy as jnp
 
 from kernels.prefix_mean.api import prefix_mean
 from kernels.prefix_mean.state import State
-from lm_jax.config import DecoderConfig
-from lm_jax.layers import project
-from lm_jax.mixers import Layer
-from lm_jax.params import ParamSpec, ParamTree, by_layer, constant
-from lm_jax.shards import by_shard
+from lm_jax.model.config import DecoderConfig
+from lm_jax.model.layers import project
+from lm_jax.model.mixers import Layer
+from lm_jax.model.params import ParamSpec, ParamTree, by_layer, constant
+from lm_jax.parallel.kernels import shard_kernel
 from protot_jax.convolution import causal_convolution, taps_spec
 
 MEMORY = frozenset({"mixer.memory"})
@@ -156,7 +156,7 @@ class PrototypeMixer(Prototypes):
             return (made[0], tuple(made[1])) if cached else (made, None)
 
         state_axes = ("BRE", "BR") if cached else ""
-        out_BTE, after = by_shard(
+        out_BTE, after = shard_kernel(
             prefix,
             (write_BTR, mixed_BTE, decay_R, scaled_BTR, before and tuple(before)),
             ("BTR", "BTE", "R", "BTR", state_axes),

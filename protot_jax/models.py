@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lm_jax.config import DecoderConfig, Rope
-from lm_jax.decoder import count_params
 from lm_jax.errors import UsageError, nearest
-from lm_jax.mixers import AttentionMixer, Mixer
+from lm_jax.model.config import DecoderConfig, Rope
+from lm_jax.model.decoder import count_params
+from lm_jax.model.mixers import AttentionMixer, Mixer
 from lm_jax.train.objective import PAD
 from protot_jax.deltanet import DeltaNetMixer
 from protot_jax.mamba import MambaMixer

@@ -2,7 +2,7 @@
 
     python -m protot_jax.pretrain --config=configs/protot/default.py --workdir=runs/protot
 
-1. The corpus is fetched, tokenized and split once (`lm_jax.train.prepare`).
+1. The corpus is fetched, tokenized and split once (`lm_jax.text.preparation`).
 2. Each seed trains in a folder of its own, from its last checkpoint if there is one.
 3. The weights of lowest validation perplexity are evaluated on validation and test text, and so are
    the last ones, where they are others. Perplexity is weighted by token; that of the unigram model
@@ -28,18 +28,24 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from lm_jax import launch, processes, runs, sharding
-from lm_jax.decoder import count_params
-from lm_jax.flops import forward_flops
-from lm_jax.params import ParamSpec, ParamTree
-from lm_jax.train import checkpoints, optim
+from lm_jax.checkpoint import manager
+from lm_jax.model.decoder import count_params
+from lm_jax.model.flops import forward_flops
+from lm_jax.model.params import ParamSpec, ParamTree
+from lm_jax.parallel import sharding
+from lm_jax.run import cli, processes
+from lm_jax.run.files import read_json, write_json
+from lm_jax.run.plain import from_plain
+from lm_jax.run.provenance import collect_provenance, record_provenance
+from lm_jax.run.workdir import Resume, finish_time, mark_finished
+from lm_jax.text.examples import Batches, Examples, OnePass
+from lm_jax.text.preparation import prepare_corpus
+from lm_jax.train import optim
 from lm_jax.train.config import MAY_CHANGE, TrainConfig, Upkeep
-from lm_jax.train.data import Batches, Examples, OnePass
 from lm_jax.train.evaluate import Evaluation, evaluate
 from lm_jax.train.loop import Trained, train
 from lm_jax.train.metrics import METRICS
 from lm_jax.train.objective import LanguageModelling, is_cast
-from lm_jax.train.prepare import prepare_corpus
 from lm_jax.train.step import make_eval_step
 from protot_jax.config import PretrainConfig
 from protot_jax.mixer import PrototypeMixer
@@ -135,7 +141,7 @@ def train_seed(config: PretrainConfig, data: Data, folder: Path, seed: int) -> d
     last = best = evaluated(trained.state.params)
     if best_step is not None and best_step != last_step:
         wanted = sharding.abstract(objective.spec, mesh=mesh)
-        best = evaluated(checkpoints.load_params(trained.checkpoints, best_step, wanted))
+        best = evaluated(manager.load_params(trained.checkpoints, best_step, wanted))
     return {
         "seed": seed,
         "steps": last_step,
@@ -155,13 +161,13 @@ def run(config: PretrainConfig, folder: Path) -> dict[str, Any]:
     """Runs or resumes every seed in an open work folder and returns the summary."""
     data = load_data(config, folder / DATA)
     manifest = data.prepared.manifest
-    origin = runs.provenance(
+    origin = collect_provenance(
         seeds={f"run {i}": seed for i, seed in enumerate(config.seeds)},
         dtype=config.dtype,
         data={"documents": manifest["documents_sha256"]} | dict(manifest["sources"]),
         tokenizer=manifest["tokenizer_sha256"],
     )
-    processes.on_first(lambda: runs.record_provenance(folder, origin))
+    processes.on_first(lambda: record_provenance(folder, origin))
     cfg, mixer = model(config, manifest["vocab_size"])
     unused = mixer.unused(cfg) if isinstance(mixer, PrototypeMixer) else 0
     found = [train_seed(config, data, seed_folder(folder, seed), seed) for seed in config.seeds]
@@ -196,8 +202,8 @@ def run(config: PretrainConfig, folder: Path) -> dict[str, Any]:
 
 
 def _conclude(folder: Path, summary: dict[str, Any]) -> None:
-    runs.write_json(folder / SUMMARY, summary)
-    runs.mark_finished(folder)
+    write_json(folder / SUMMARY, summary)
+    mark_finished(folder)
 
 
 def told(summary: dict[str, Any]) -> str:
@@ -232,38 +238,40 @@ def told(summary: dict[str, Any]) -> str:
 
 
 def run_in(
-    config: ConfigDict, folder: Path, *, resume: launch.Resume = "auto", data: Path | None = None
+    config: ConfigDict, folder: Path, *, resume: Resume = "auto", data: Path | None = None
 ) -> dict[str, Any]:
     """Runs or resumes in a work folder, unless it is finished; prints and returns the summary.
 
     Args:
       config: of `PretrainConfig`.
       folder: the work folder, made if need be.
-      resume: as `runs.open_workdir` takes it.
+      resume: as `open_workdir` takes it.
       data: a prepared corpus to share with other runs, made if need be; None prepares one within
         the folder. The folder links to it, so the two move together or not at all.
     """
-    settled = launch.freeze(config, PretrainConfig)
-    with processes.open_workdir(folder, config, resume=resume, may_change=MAY_CHANGE) as workdir:
+    settled = from_plain(config, PretrainConfig)
+    with processes.open_shared_workdir(
+        folder, config, resume=resume, may_change=MAY_CHANGE
+    ) as workdir:
         link = workdir / DATA
         if data is not None and processes.on_first(lambda: not link.exists()):
             data.parent.mkdir(parents=True, exist_ok=True)
             prepare_corpus(data, settled.corpus)
             at = os.path.relpath(data, workdir)
             processes.on_first(lambda: link.symlink_to(at, target_is_directory=True))
-        done = runs.finished(workdir)
+        done = finish_time(workdir)
         if not done:
             run(settled, workdir)
-        summary = runs.read_json(workdir / SUMMARY)
+        summary = read_json(workdir / SUMMARY)
     if processes.is_first():
         print(*[f"finished {done}"] * bool(done), told(summary), sep="\n")
     return summary
 
 
-def main(arguments: launch.Arguments) -> None:
+def main(arguments: cli.Arguments) -> None:
     """The command."""
     run_in(cast(ConfigDict, arguments.config), arguments.folder, resume=arguments.resume)
 
 
 if __name__ == "__main__":
-    launch.app(main, config="configs/protot/default.py", distributed=True, training=True)
+    cli.app(main, config="configs/protot/default.py", distributed=True, training=True)

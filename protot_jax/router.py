@@ -23,10 +23,12 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 import numpy as np
 
-from lm_jax import sharding, shards, sites
-from lm_jax.config import DecoderConfig
-from lm_jax.decoder import forward, param_spec
-from lm_jax.params import ParamTree
+from lm_jax.model import sites
+from lm_jax.model.config import DecoderConfig
+from lm_jax.model.decoder import forward, param_spec
+from lm_jax.model.params import ParamTree
+from lm_jax.parallel import sharding
+from lm_jax.parallel.kernels import under_mesh
 from lm_jax.train.evaluate import Batches
 from lm_jax.train.loop import Measure
 from lm_jax.train.objective import PAD
@@ -48,7 +50,7 @@ def router_statistics(
     A batch is reduced on the device, so that gates of one batch are held at a time.
     """
     look = jax.jit(
-        shards.on_mesh(functools.partial(_sums, cfg=cfg, mixer=mixer), mesh),
+        under_mesh(functools.partial(_sums, cfg=cfg, mixer=mixer), mesh),
         in_shardings=(
             sharding.param_shardings(mesh, param_spec(cfg, mixer)),
             sharding.batch_sharding(mesh),

@@ -37,8 +37,11 @@ from ml_collections import ConfigDict
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lm_jax import launch, runs, settings
 from lm_jax.errors import DivergedError, UsageError
+from lm_jax.run import cli, stop
+from lm_jax.run.files import read_json, replace_file, write_json
+from lm_jax.run.plain import config_hash, from_plain
+from lm_jax.run.workdir import open_workdir
 from protot_jax import pretrain
 from protot_jax.config import PretrainConfig, with_fields
 from protot_jax.search_space import (
@@ -104,7 +107,7 @@ def run(config: SearchConfig, folder: Path, measure: Measure = train) -> dict[st
     (folder / TRIALS).mkdir(exist_ok=True)
     records: list[Record] = []
     while sum(record["status"] != REFUSED for record in records) < config.trials:
-        launch.check_stop(f"before trial {len(records)}")
+        stop.check(f"before trial {len(records)}")
         records.append(_trial(config, folder, records, measure))
     done = [record for record in records if record["status"] == DONE]
     best = min(done, key=lambda record: record["perplexity"], default=None)
@@ -115,9 +118,9 @@ def run(config: SearchConfig, folder: Path, measure: Measure = train) -> dict[st
         "flags": best and flags(best["drawn"]),
         "trials": records,
     }
-    with runs.replace_file(folder / ROWS) as file:
+    with replace_file(folder / ROWS) as file:
         pq.write_table(pa.Table.from_pylist(list(_rows(records)), SCHEMA), file)
-    runs.write_json(folder / REPORT, report)
+    write_json(folder / REPORT, report)
     if best is None:
         first = next(record for record in records if record["status"] == DIVERGED)
         raise DivergedError(
@@ -136,7 +139,7 @@ def _trial(
     path = place.with_suffix(".json")
     record: Record
     if path.exists():
-        record = runs.read_json(path)
+        record = read_json(path)
         _check_own(config, record, path)
     else:
         drawn = propose(config, before)
@@ -147,16 +150,16 @@ def _trial(
             "status": RUNNING,
             "drawn": drawn,
             "flops": cost,
-            "config_hash": settings.config_hash(own),
+            "config_hash": config_hash(own),
         }
         if 0 < config.most_flops < cost:
             reason = f"{cost:.3g} FLOPs forward, above config.most_flops = {config.most_flops:.3g}"
             record |= {"status": REFUSED, "reason": reason}
-        runs.write_json(path, record)
+        write_json(path, record)
     if record["status"] == RUNNING:
         print(f"trial {number}: {flags(record['drawn'])}", flush=True)
         record |= _outcome(with_fields(config.base, record["drawn"]), place, measure)
-        runs.write_json(path, record)
+        write_json(path, record)
     return record
 
 
@@ -177,7 +180,7 @@ def _check_own(config: SearchConfig, record: Record, path: Path) -> None:
     low, high = config.learning_rate
     inside = drawn.keys() == {"learning_rate", *values} and low <= drawn["learning_rate"] <= high
     inside = inside and all(drawn[name] in choices for name, choices in values.items())
-    if not inside or record["config_hash"] != settings.config_hash(with_fields(config.base, drawn)):
+    if not inside or record["config_hash"] != config_hash(with_fields(config.base, drawn)):
         raise UsageError(
             f"{path} is a trial of another search; go on with its settings, or choose another "
             "--workdir"
@@ -213,13 +216,13 @@ def told(report: Mapping[str, Any]) -> str:
     return "\n".join([*lines, f"best: {report['flags']}"])
 
 
-def main(arguments: launch.Arguments) -> None:
+def main(arguments: cli.Arguments) -> None:
     """The command."""
-    config = launch.freeze(arguments.config, SearchConfig)
+    config = from_plain(arguments.config, SearchConfig)
     check(config)
-    with runs.open_workdir(arguments.folder, arguments.config, resume=arguments.resume) as workdir:
+    with open_workdir(arguments.folder, arguments.config, resume=arguments.resume) as workdir:
         print(told(run(config, workdir.path)))
 
 
 if __name__ == "__main__":
-    launch.app(main, config="configs/protot/search.py", training=True)
+    cli.app(main, config="configs/protot/search.py", training=True)

@@ -5,7 +5,7 @@ import dataclasses
 import math
 
 from lm_jax.errors import UsageError
-from lm_jax.stats import student_interval
+from lm_jax.statistics import student_interval
 
 # Of two runs Student's interval is 6 times as long as their distance apart, and says nothing.
 LEAST = 3

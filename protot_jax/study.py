@@ -27,8 +27,11 @@ from ml_collections import ConfigDict
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lm_jax import launch, runs, settings
 from lm_jax.errors import UsageError, nearest
+from lm_jax.run import cli
+from lm_jax.run.files import read_json, replace_file, write_json
+from lm_jax.run.plain import config_hash, from_plain
+from lm_jax.run.workdir import finish_time, open_workdir
 from lm_jax.train.metrics import METRICS
 from protot_jax import pretrain
 from protot_jax.seeds import OverSeeds, over_seeds
@@ -70,7 +73,7 @@ def run(config: StudyConfig, folder: Path, only: Sequence[str] | None = None) ->
         if only and variant.name not in only:
             continue
         for place, settled in each_run(config, variant):
-            digest = settings.config_hash(settled.corpus)[:12]
+            digest = config_hash(settled.corpus)[:12]
             (folder / place).parent.mkdir(parents=True, exist_ok=True)
             pretrain.run_in(
                 ConfigDict(dataclasses.asdict(settled)),
@@ -78,23 +81,23 @@ def run(config: StudyConfig, folder: Path, only: Sequence[str] | None = None) ->
                 data=folder / "data" / digest,
             )
     rows = list(_rows(config, folder))
-    with runs.replace_file(folder / ROWS) as file:
+    with replace_file(folder / ROWS) as file:
         pq.write_table(pa.Table.from_pylist(rows, SCHEMA), file)
     table = {
         "table": config.table,
         "paper_split": config.paper_split,
         "rows": tabled(config, rows),
     }
-    runs.write_json(folder / TABLE, table)
+    write_json(folder / TABLE, table)
     return table
 
 
 def _rows(config: StudyConfig, folder: Path) -> Iterator[dict[str, Any]]:
     for variant in config.variants:
         for place, settled in each_run(config, variant):
-            if not runs.finished(folder / place):
+            if not finish_time(folder / place):
                 continue
-            summary = runs.read_json(folder / place / pretrain.SUMMARY)
+            summary = read_json(folder / place / pretrain.SUMMARY)
             for found in summary["seeds"]:
                 metrics = pq.read_table(seed_folder(folder / place, found["seed"]) / METRICS)
                 seconds = metrics["seconds"].to_numpy()
@@ -169,12 +172,12 @@ def told(table: Mapping[str, Any]) -> str:
     return "\n".join([*lines, "The paper's numbers are of FineWeb-Edu and 16,000 tokens."])
 
 
-def main(arguments: launch.Arguments) -> None:
+def main(arguments: cli.Arguments) -> None:
     """The command."""
-    config = launch.freeze(arguments.config, StudyConfig)
-    with runs.open_workdir(arguments.folder, arguments.config, resume=arguments.resume) as workdir:
+    config = from_plain(arguments.config, StudyConfig)
+    with open_workdir(arguments.folder, arguments.config, resume=arguments.resume) as workdir:
         print(told(run(config, workdir.path, _ONLY.value)))
 
 
 if __name__ == "__main__":
-    launch.app(main, config="configs/protot/kernel_size.py", training=True)
+    cli.app(main, config="configs/protot/kernel_size.py", training=True)

@@ -11,9 +11,9 @@ from typing import Any, Literal, get_args
 
 from ml_collections import ConfigDict
 
-from lm_jax.config_files import in_mode
 from lm_jax.errors import UsageError
-from lm_jax.mixers import Mixer
+from lm_jax.model.mixers import Mixer
+from lm_jax.run.config_files import in_mode
 from protot_jax.config import PretrainConfig, smoke, with_fields
 from protot_jax.trained import model
 

@@ -13,15 +13,19 @@ from typing import Any
 
 from absl import logging
 
-from lm_jax import launch, runs, sharding
-from lm_jax.config import DecoderConfig
-from lm_jax.decoder import param_spec
+from lm_jax.checkpoint import manager
+from lm_jax.checkpoint.format import verify_checkpoint
 from lm_jax.errors import BadInputError, UsageError
-from lm_jax.hf.tokenizer import Tokenizer
-from lm_jax.mixers import Mixer
-from lm_jax.train import checkpoint, checkpoints
-from lm_jax.train.data import Examples
-from lm_jax.train.prepare import Prepared, prepare_corpus
+from lm_jax.model.config import DecoderConfig
+from lm_jax.model.decoder import param_spec
+from lm_jax.model.mixers import Mixer
+from lm_jax.parallel import sharding
+from lm_jax.run.files import read_json
+from lm_jax.run.plain import from_plain
+from lm_jax.run.workdir import CONFIG_FILE
+from lm_jax.text.examples import Examples
+from lm_jax.text.preparation import Prepared, prepare_corpus
+from lm_jax.text.tokenizer import Tokenizer
 from protot_jax import models
 from protot_jax.config import PretrainConfig
 from protot_jax.mixer import PrototypeMixer
@@ -137,21 +141,21 @@ def load_run(
       UsageError: a seed that the run does not have.
     """
     folder = Path(run)
-    if not (folder / runs.CONFIG).is_file():
-        raise BadInputError(f"{folder} is no run: it has no {runs.CONFIG}; name a work folder")
-    config = launch.freeze(runs.read_json(folder / runs.CONFIG), PretrainConfig)
+    if not (folder / CONFIG_FILE).is_file():
+        raise BadInputError(f"{folder} is no run: it has no {CONFIG_FILE}; name a work folder")
+    config = from_plain(read_json(folder / CONFIG_FILE), PretrainConfig)
     seed = config.seeds[0] if seed is None else seed
     if seed not in config.seeds:
         raise UsageError(f"seed = {seed} is none of {', '.join(map(str, config.seeds))}")
-    saved = seed_folder(folder, seed) / checkpoints.FOLDER
-    steps = checkpoints.saved_steps(saved)
+    saved = seed_folder(folder, seed) / manager.FOLDER
+    steps = manager.saved_steps(saved)
     if not steps:
         raise BadInputError(f"{saved} holds no checkpoint; start the run again to go on")
     step = steps[-1]
     if best:
-        notes = checkpoint.verify(checkpoints.step_folder(saved, step))["notes"]
+        notes = verify_checkpoint(manager.step_folder(saved, step))["notes"]
         step = notes["progress"].get("best_step") or step
     tokenizer = Tokenizer.from_folder(folder / DATA)
     cfg, mixer = model(config, tokenizer.vocab_size)
-    params = checkpoints.load_params(saved, step, sharding.abstract(param_spec(cfg, mixer)))
+    params = manager.load_params(saved, step, sharding.abstract(param_spec(cfg, mixer)))
     return TrainedModel(cfg, mixer, params, tokenizer, config, seed, step)

@@ -21,15 +21,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kernels import dispatch
+from kernels.attention.visibility import Visibility
+from kernels.core import dispatch
 from kernels.gated_attention import reference
 from kernels.gated_attention.api import gated_attention
 from kernels.gated_attention.config import MODES, Config
-from kernels.visibility import Visibility
-from lm_jax.attention import Bound, Fused, PerLayer, fused, register_fused
-from lm_jax.config import DecoderConfig
 from lm_jax.errors import UsageError, nearest
-from lm_jax.shards import by_shard
+from lm_jax.model.attention import Bound, Fused, PerLayer, fused, register_fused
+from lm_jax.model.config import DecoderConfig
+from lm_jax.parallel.kernels import shard_kernel
 
 NAME = "kernels"
 
@@ -178,7 +178,7 @@ def _kernel(
         )
         return made.out_BTNH, made.expected_edges_BN, made.open_edges_BN
 
-    out_BTNH, expected_BN, opened_BN = by_shard(
+    out_BTNH, expected_BN, opened_BN = shard_kernel(
         run,
         (q_BTNH, k_BSKH, v_BSKH, data["bias_N"], data["seed"], seen.window, segments, seen.start_B),
         ("BTNH", "BSKH", "BSKH", "N", "", "", ("BT", "BS") if segments else "", "B"),

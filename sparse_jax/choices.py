@@ -7,7 +7,7 @@ The work folder then holds
 
     scores/         the log-likelihood of every choice, under a hash of model and gates, so that
                     more questions or models of the same folder are not scored again
-    summary.json    what `lm_jax.multiple_choice.compare` returns, and the digests of the models
+    summary.json    what `multiple_choice.compare` returns, and the digests of the models
     report.html     the same as a page
 
 Sparse models answer with gates that open by rule. A killed run is started again with the same
@@ -26,14 +26,20 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 import numpy as np
 
-from lm_jax import launch, multiple_choice, report, runs
-from lm_jax.config_files import in_mode
-from lm_jax.decoder import forward
+from lm_jax import report
 from lm_jax.errors import BadInputError, UsageError, nearest
-from lm_jax.hf.load import Pretrained, load_pretrained
-from lm_jax.multiple_choice import TASKS, Question, Scorer
+from lm_jax.evaluate import multiple_choice
+from lm_jax.evaluate.multiple_choice import TASKS, Question, Scorer
+from lm_jax.model.decoder import forward
 from lm_jax.report import Column, section, table
-from lm_jax.stats import Interval
+from lm_jax.run import cli
+from lm_jax.run.config_files import in_mode
+from lm_jax.run.files import read_json, write_json, write_text
+from lm_jax.run.plain import from_plain
+from lm_jax.run.provenance import PROVENANCE_FILE, collect_provenance, record_provenance
+from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
+from lm_jax.statistics import Interval
+from lm_jax.weights.load import Pretrained, load_pretrained
 from sparse_jax import model as sparse_model
 from sparse_jax.model import SparseModel
 
@@ -48,7 +54,7 @@ class ChoicesConfig:
     Attributes:
       dense: a local folder, a .gguf file, or a name of the manifest.
       sparse: folders that `sparse_jax.posttrain` exported.
-      tasks: names of `lm_jax.multiple_choice.TASKS`.
+      tasks: names of `lm_jax.evaluate.multiple_choice.TASKS`.
       truthfulqa: a file of TruthfulQA, whose MC1 is then a further task.
       limit: the first so many questions of each task; 0 for all.
       batch_tokens: the most tokens in a batch, of which all logits are held at once.
@@ -113,8 +119,8 @@ def run(config: ChoicesConfig, folder: Path) -> dict[str, Any]:
     }
     models: dict[str, Pretrained | SparseModel] = {DENSE: dense, **sparse}
     digests = {name: _base(each).sha256 for name, each in models.items()}
-    origin = runs.provenance(seeds={}, dtype=config.dtype, data=digests)
-    runs.record_provenance(folder, origin)
+    origin = collect_provenance(seeds={}, dtype=config.dtype, data=digests)
+    record_provenance(folder, origin)
     with contextlib.ExitStack() as stack:
         scorers = {
             name: scorer(name, each, config, stack, folder / SCORES)
@@ -130,9 +136,9 @@ def run(config: ChoicesConfig, folder: Path) -> dict[str, Any]:
         "device": jax.devices()[0].device_kind,
         **compared,
     }
-    runs.write_json(folder / SUMMARY, summary)
-    page = build(summary, provenance=runs.read_json(folder / runs.PROVENANCE))
-    report.write(folder / REPORT, page)
+    write_json(folder / SUMMARY, summary)
+    page = build(summary, provenance=read_json(folder / PROVENANCE_FILE))
+    write_text(folder / REPORT, page)
     return summary
 
 
@@ -220,19 +226,19 @@ def _change(change: Mapping[str, Any]) -> str:
     return f"{middle:+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
-def main(arguments: launch.Arguments) -> None:
+def main(arguments: cli.Arguments) -> None:
     """The command."""
     config = cast(ConfigDict, arguments.config)
-    settled = launch.freeze(config, ChoicesConfig)
-    with runs.open_workdir(arguments.folder, config, resume=arguments.resume) as work:
-        done = runs.finished(work.path)
+    settled = from_plain(config, ChoicesConfig)
+    with open_workdir(arguments.folder, config, resume=arguments.resume) as work:
+        done = finish_time(work.path)
         if not done:
             run(settled, work.path)
-            runs.mark_finished(work.path)
-        summary = runs.read_json(work.path / SUMMARY)
+            mark_finished(work.path)
+        summary = read_json(work.path / SUMMARY)
         print(*[f"finished {done}"] * bool(done), multiple_choice.table(summary), sep="\n")
         print(f"report: {work.path / REPORT}")
 
 
 if __name__ == "__main__":
-    launch.app(main, config="configs/sparse/choices.py")
+    cli.app(main, config="configs/sparse/choices.py")

@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lm_jax import processes, runs, settings
 from lm_jax.errors import UsageError
+from lm_jax.run import processes
+from lm_jax.run.files import read_json, storage_error, write_json
+from lm_jax.run.plain import config_difference, to_plain
 
 RUN = "run.json"
 
@@ -38,28 +40,28 @@ def claim(
       UsageError: the folder holds another run.
       StorageError: it cannot be written.
     """
-    wanted = {"trained": settings.plain(trained), "shown": settings.plain(shown)}
+    wanted = {"trained": to_plain(trained), "shown": to_plain(shown)}
     return bool(processes.on_first(lambda: _claim(folder, wanted, result, force)))
 
 
 def _claim(folder: Path, wanted: dict[str, Any], result: str, force: bool) -> bool:
     file = folder / RUN
     if folder.exists() and any(folder.iterdir()):
-        stored = runs.read_json(file) if file.exists() else {"trained": {}, "shown": {}}
-        if changes := settings.difference(stored["trained"], wanted["trained"]):
+        stored = read_json(file) if file.exists() else {"trained": {}, "shown": {}}
+        if changes := config_difference(stored["trained"], wanted["trained"]):
             if not force:
                 raise UsageError(
                     f"{folder} holds a run with {', '.join(changes[:5])}; choose another "
                     "--workdir, or set that run aside with --resume=force"
                 )
             _set_aside(folder, changes)
-        elif settings.difference(stored["shown"], wanted["shown"]):
+        elif config_difference(stored["shown"], wanted["shown"]):
             (folder / result).unlink(missing_ok=True)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise runs.storage_error(folder, error) from error
-    runs.write_json(file, wanted)
+        raise storage_error(folder, error) from error
+    write_json(file, wanted)
     return (folder / result).exists()
 
 

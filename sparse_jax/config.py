@@ -12,10 +12,10 @@ from typing import Any, Literal
 from ml_collections import ConfigDict
 import numpy as np
 
-from lm_jax.config_files import in_mode
 from lm_jax.errors import UsageError
-from lm_jax.lora import LoraSettings
-from lm_jax.train.prepare import CorpusSettings
+from lm_jax.model.lora import LoraSettings
+from lm_jax.run.config_files import in_mode
+from lm_jax.text.preparation import CorpusSettings
 from sparse_jax.geco import Strength
 
 

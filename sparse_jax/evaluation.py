@@ -13,12 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lm_jax import sharding, shards, stats
-from lm_jax.decoder import forward
-from lm_jax.hf.load import Pretrained
-from lm_jax.stats import Interval
+from lm_jax import statistics
+from lm_jax.model.decoder import forward
+from lm_jax.parallel import sharding
+from lm_jax.parallel.kernels import under_mesh
+from lm_jax.statistics import Interval
 from lm_jax.train.evaluate import Batches, stop_between
 from lm_jax.train.objective import Cutting, next_token_or_void, nll
+from lm_jax.weights.load import Pretrained
 from sparse_jax.model import SparseModel
 
 WINDOWS_SCHEMA = pa.schema(
@@ -72,7 +74,7 @@ def difference(windows: pa.Table, others: pa.Table) -> Interval:
 
 def _ratio_interval(windows: pa.Table, above: np.ndarray, below: np.ndarray) -> Interval:
     rows = np.stack([above, below], 1)
-    return stats.clustered_bootstrap(rows, windows["document"].to_numpy(), _ratio, seed=0)
+    return statistics.clustered_bootstrap(rows, windows["document"].to_numpy(), _ratio, seed=0)
 
 
 def _ratio(rows: np.ndarray) -> float:
@@ -94,7 +96,7 @@ def compare(
       StoppedError: a stop was requested.
     """
     look = jax.jit(
-        shards.on_mesh(functools.partial(_look, dense, sparse, cutting), mesh),
+        under_mesh(functools.partial(_look, dense, sparse, cutting), mesh),
         in_shardings=(None, None, sharding.batch_sharding(mesh)),
         out_shardings=sharding.replicated(mesh),
     )

@@ -13,16 +13,20 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from lm_jax import lora, processes, runs, settings, sharding
-from lm_jax.decoder import param_spec
 from lm_jax.errors import BadInputError, UsageError
-from lm_jax.hf.load import OpenedModel, Pretrained, open_pretrained
+from lm_jax.model import lora
+from lm_jax.model.decoder import param_spec
+from lm_jax.parallel import sharding
+from lm_jax.run import processes
+from lm_jax.run.files import read_json, write_json
+from lm_jax.run.plain import config_difference, to_plain
+from lm_jax.text.examples import Batches, Examples, OnePass
+from lm_jax.text.preparation import Prepared, prepare_corpus
 from lm_jax.train.config import MAY_CHANGE
-from lm_jax.train.data import Batches, Examples, OnePass
 from lm_jax.train.evaluate import evaluate
 from lm_jax.train.objective import LanguageModelling, next_token_or_void
-from lm_jax.train.prepare import Prepared, prepare_corpus
 from lm_jax.train.step import check_batch, make_eval_step
+from lm_jax.weights.load import OpenedModel, Pretrained, open_pretrained
 from sparse_jax import claims, patterns
 from sparse_jax.config import PosttrainConfig
 
@@ -140,16 +144,16 @@ def dense_loss(job: Job) -> DenseLoss:
         look = make_eval_step(objective, job.mesh)
         found = evaluate(look, job.base.params, job.validation, job.mesh, stoppable=True)
         own = identity | {"loss": found.loss, "tokens": found.tokens}
-        processes.on_first(lambda: runs.write_json(file, own))
-    stored = runs.read_json(file)
+        processes.on_first(lambda: write_json(file, own))
+    stored = read_json(file)
     return DenseLoss(stored["loss"], stored["tokens"])
 
 
 def _is_stored(file: Path, identity: dict[str, str], job: Job) -> bool:
     if not file.exists():
         return False
-    stored = runs.read_json(file)
-    changes = settings.difference({name: stored.get(name) for name in identity}, identity)
+    stored = read_json(file)
+    changes = config_difference({name: stored.get(name) for name in identity}, identity)
     if not changes or job.force:
         return not changes
     remedy = "choose another --workdir, or begin again with --resume=force"
@@ -180,7 +184,7 @@ def bounds(config: PosttrainConfig, dense: float) -> list[float]:
 
 def claim_run(job: Job, folder: Path, *, seed: int, target: float | None, result: str) -> bool:
     """`claims.claim` for the run of a seed and a bound, which the control has none of."""
-    config = settings.plain(job.config)
+    config = to_plain(job.config)
     shown = {name: config.pop(name) for name in _SHOW_RUNS}
     # The model is known by its weights, wherever they are.
     for name in (*_CHOOSE_RUNS, *MAY_CHANGE, "model"):

@@ -18,13 +18,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lm_jax import runs
-from lm_jax.attention import PerLayer
-from lm_jax.config import DecoderConfig
-from lm_jax.decoder import Output, forward
 from lm_jax.errors import BadInputError, CorruptError
-from lm_jax.hf.folder import SINGLE
-from lm_jax.hf.load import Pretrained, load_pretrained, save_pretrained
+from lm_jax.model.attention import PerLayer
+from lm_jax.model.config import DecoderConfig
+from lm_jax.model.decoder import Output, forward
+from lm_jax.run.files import read_json, write_bytes, write_json
+from lm_jax.weights.load import Pretrained, load_pretrained
+from lm_jax.weights.safetensors import SINGLE
+from lm_jax.weights.save import save_pretrained
 from sparse_jax.attend import by_kernels, gated
 
 SPARSE = "sparse.json"
@@ -111,7 +112,7 @@ def save(
     """
     folder = Path(folder)
     save_pretrained(folder, model.cfg, model.params, model.tokenizer)
-    runs.write_bytes(folder / CARD, card(model.cfg, gates, numbers).encode())
+    write_bytes(folder / CARD, card(model.cfg, gates, numbers).encode())
     stored = dataclasses.replace(model, files=(folder / SINGLE,))
     note = {
         "format": _FORMAT,
@@ -122,7 +123,7 @@ def save(
         "renormalise": gates.renormalise,
         "numbers": dict(numbers),
     }
-    runs.write_json(folder / SPARSE, note)
+    write_json(folder / SPARSE, note)
 
 
 def load(
@@ -167,7 +168,7 @@ def read_note(folder: str | os.PathLike[str]) -> dict[str, Any]:
     file = Path(folder) / SPARSE
     if not file.is_file():
         raise BadInputError(f"{folder} has no {SPARSE}, so it is no sparse model; run posttrain")
-    note = runs.read_json(file)
+    note = read_json(file)
     if note.get("format") != _FORMAT:
         raise BadInputError(
             f"{file}: format {note.get('format')!r} is not {_FORMAT}; export it again"

@@ -7,8 +7,8 @@ training loop (`lm_jax.train.objective`):
 
 CE is the mean over tokens, E|A_l| the expected share of open edges among the visible pairs of layer
 l, over all its heads, and s the strength that `geco` moves so that CE stays at its target. The
-weights themselves are trained, or adapters over frozen ones (`lm_jax.lora`); the teacher of the
-divergence is the model that training began with, under its dense attention.
+weights themselves are trained, or adapters over frozen ones (`lm_jax.model.lora`); the teacher of
+the divergence is the model that training began with, under its dense attention.
 """
 
 import dataclasses
@@ -19,14 +19,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lm_jax import lora, settings
-from lm_jax import params as params_lib
-from lm_jax.config import DecoderConfig
-from lm_jax.decoder import Output, forward, param_spec
 from lm_jax.errors import UsageError
-from lm_jax.flops import Causal, forward_flops
-from lm_jax.mixers import ATTENTION
-from lm_jax.params import ParamTree, constant
+from lm_jax.model import lora
+from lm_jax.model import params as params_lib
+from lm_jax.model.config import DecoderConfig
+from lm_jax.model.decoder import Output, forward, param_spec
+from lm_jax.model.flops import Causal, forward_flops
+from lm_jax.model.mixers import ATTENTION
+from lm_jax.model.params import ParamTree, constant
+from lm_jax.run.plain import to_plain
 from lm_jax.train import losses
 from lm_jax.train.objective import (
     Cut,
@@ -110,7 +111,7 @@ class Sparsifying:
 
     def describe(self) -> dict[str, Any]:
         own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return settings.plain({"sparsifying": own | {"cutting": self.cutting.__qualname__}})
+        return to_plain({"sparsifying": own | {"cutting": self.cutting.__qualname__}})
 
     def start(self) -> Dual:
         return geco.init(self.dual)

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import lm_jax
-from lm_jax import sharding
 from lm_jax.errors import UsageError
-from lm_jax.hf.load import Pretrained
+from lm_jax.parallel import sharding
+from lm_jax.weights.load import Pretrained
 from sparse_jax.model import SparseModel
 
 PATTERN = "attn.pattern"

@@ -39,15 +39,20 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from lm_jax import launch, lora, processes, report, runs
-from lm_jax import params as params_lib
-from lm_jax.hf.load import Pretrained
-from lm_jax.params import ParamTree
-from lm_jax.stats import Interval
+from lm_jax.model import lora
+from lm_jax.model import params as params_lib
+from lm_jax.model.params import ParamTree
+from lm_jax.run import cli, processes
+from lm_jax.run.files import read_json, write_json, write_text
+from lm_jax.run.plain import from_plain
+from lm_jax.run.provenance import PROVENANCE_FILE, collect_provenance, record_provenance
+from lm_jax.run.workdir import finish_time, mark_finished
+from lm_jax.statistics import Interval
 from lm_jax.train.config import MAY_CHANGE, TrainConfig, Upkeep
 from lm_jax.train.evaluate import Evaluation
 from lm_jax.train.loop import Trained, train
 from lm_jax.train.metrics import METRICS
+from lm_jax.weights.load import Pretrained
 from sparse_jax import patterns, results
 from sparse_jax import report as pages
 from sparse_jax.config import PosttrainConfig
@@ -165,7 +170,7 @@ def train_target(job: Job, seed: int, target: float) -> dict[str, Any]:
     folder = seed_folder(job.folder, seed) / f"target_{target:.4f}"
     # The result is written last of all, after the export.
     if claim_run(job, folder, seed=seed, target=target, result=results.RESULT):
-        return runs.read_json(folder / results.RESULT)
+        return read_json(folder / results.RESULT)
     config, objective = job.config, objective_of(job, target)
     trained = train_once(job, folder, objective, seed)
     merged, found, rounding = compared(job, objective, trained)
@@ -189,14 +194,14 @@ def train_target(job: Job, seed: int, target: float) -> dict[str, Any]:
     shown = [patterns.look(job.base, merged, text, heads) for text in config.texts]
     adapters = None if config.full else trained.state.params[WEIGHTS]
     results.export(folder, config, merged, adapters, result, found, shown)
-    return runs.read_json(folder / results.RESULT)
+    return read_json(folder / results.RESULT)
 
 
 def train_control(job: Job, seed: int) -> dict[str, Any]:
     """Trains as every run does but with no edge ever closed; returns its numbers."""
     folder = seed_folder(job.folder, seed) / CONTROL
     if claim_run(job, folder, seed=seed, target=None, result=results.RESULT):
-        return runs.read_json(folder / results.RESULT)
+        return read_json(folder / results.RESULT)
     objective = dataclasses.replace(
         objective_of(job, 0.0),
         dual=GecoSettings.fixed(job.config.strength.least),
@@ -215,7 +220,7 @@ def train_control(job: Job, seed: int) -> dict[str, Any]:
         "rounding": rounding,
     }
     results.export_control(folder, merged, found, result)
-    return runs.read_json(folder / results.RESULT)
+    return read_json(folder / results.RESULT)
 
 
 def tokens_seen(folder: Path) -> int:
@@ -252,13 +257,13 @@ def run(config: PosttrainConfig, folder: Path, *, force: bool = False) -> dict[s
     """
     job = open_job(config, folder, force=force)
     manifest = job.prepared.manifest
-    origin = runs.provenance(
+    origin = collect_provenance(
         seeds={f"run {i}": seed for i, seed in enumerate(config.seeds)},
         dtype=config.dtype,
         data={"documents": manifest["documents_sha256"]} | dict(manifest["sources"]),
         tokenizer=manifest["tokenizer_sha256"],
     )
-    processes.on_first(lambda: runs.record_provenance(folder, origin))
+    processes.on_first(lambda: record_provenance(folder, origin))
     dense = dense_loss(job)
     targets = bounds(config, dense.loss)
     if processes.is_first():
@@ -292,31 +297,31 @@ def run(config: PosttrainConfig, folder: Path, *, force: bool = False) -> dict[s
 
 
 def _conclude(folder: Path, summary: dict[str, Any]) -> None:
-    runs.write_json(folder / SUMMARY, summary)
-    summary = runs.read_json(folder / SUMMARY)
+    write_json(folder / SUMMARY, summary)
+    summary = read_json(folder / SUMMARY)
     found = [pages.read(folder / run["folder"]) for run in summary["runs"]]
-    origin = runs.read_json(folder / runs.PROVENANCE)
-    report.write(folder / REPORT, pages.build(summary, found, provenance=origin))
-    runs.mark_finished(folder)
+    origin = read_json(folder / PROVENANCE_FILE)
+    write_text(folder / REPORT, pages.build(summary, found, provenance=origin))
+    mark_finished(folder)
 
 
-def main(arguments: launch.Arguments) -> None:
+def main(arguments: cli.Arguments) -> None:
     """The command."""
     config = cast(ConfigDict, arguments.config)
-    settled = launch.freeze(config, PosttrainConfig)
+    settled = from_plain(config, PosttrainConfig)
     force = arguments.resume == "force"
-    opened = processes.open_workdir(
+    opened = processes.open_shared_workdir(
         arguments.folder, config, resume=arguments.resume, may_change=MAY_CHANGE
     )
     with opened as folder:
         # By force, what is finished is looked through again: its weights may have been replaced.
-        done = None if force else runs.finished(folder)
+        done = None if force else finish_time(folder)
         if not done:
             run(settled, folder, force=force)
-        summary = runs.read_json(folder / SUMMARY)
+        summary = read_json(folder / SUMMARY)
     if processes.is_first():
         print(*[f"finished {done}"] * bool(done), format_summary(summary), sep="\n")
 
 
 if __name__ == "__main__":
-    launch.app(main, config="configs/sparse/smollm2.py", distributed=True, training=True)
+    cli.app(main, config="configs/sparse/smollm2.py", distributed=True, training=True)

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from lm_jax import report, runs
+from lm_jax import report
 from lm_jax.report import Column, Points, Section, Series, section, table
 from lm_jax.report.markup import Markup, number
-from lm_jax.stats import Interval
+from lm_jax.run.files import read_json
+from lm_jax.statistics import Interval
 from lm_jax.train.metrics import EVALUATIONS, METRICS
 from sparse_jax import results
 from sparse_jax.summary import ONE_RUN, format_rounding
@@ -58,11 +59,11 @@ class Run:
 def read(folder: Path) -> Run:
     """A run from its folder."""
     return Run(
-        runs.read_json(folder / results.RESULT),
+        read_json(folder / results.RESULT),
         pq.read_table(folder / METRICS).to_pydict(),
         pq.read_table(folder / EVALUATIONS).to_pylist(),
         pq.read_table(folder / results.EDGES).to_pydict(),
-        runs.read_json(folder / results.PATTERNS),
+        read_json(folder / results.PATTERNS),
     )
 
 

@@ -20,10 +20,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lm_jax import lora, processes, runs, sharding
-from lm_jax.hf.load import Pretrained, save_pretrained
-from lm_jax.params import ParamTree
-from lm_jax.stats import Interval
+from lm_jax.checkpoint.adapters import ADAPTER_FILE, save_adapters
+from lm_jax.model import lora
+from lm_jax.model.params import ParamTree
+from lm_jax.parallel import sharding
+from lm_jax.run import processes
+from lm_jax.run.files import replace_file, write_json
+from lm_jax.statistics import Interval
+from lm_jax.weights.load import Pretrained
+from lm_jax.weights.save import save_pretrained
 from sparse_jax import model as sparse_model
 from sparse_jax.config import PosttrainConfig
 from sparse_jax.evaluation import Compared
@@ -97,8 +102,8 @@ def export(
         # What a killed export left.
         shutil.rmtree(folder / EXPORTED, ignore_errors=True)
         if own is not None:
-            lora.save(folder / lora.ADAPTER, own, config.adapters, base_sha256=whole.sha256)
-        runs.write_json(folder / PATTERNS, shown)
+            save_adapters(folder / ADAPTER_FILE, own, config.adapters, base_sha256=whole.sha256)
+        write_json(folder / PATTERNS, shown)
         sparse_model.save(folder / EXPORTED, whole, merged.gates, card)
         record(folder, found, result)
 
@@ -122,9 +127,9 @@ def export_control(
 def record(folder: Path, found: Compared, result: dict[str, Any]) -> None:
     """Writes an evaluation, and last of all the numbers."""
     for name, table in ((EDGES, edges_table(found)), (WINDOWS, found.windows)):
-        with runs.replace_file(folder / name) as file:
+        with replace_file(folder / name) as file:
             pq.write_table(table, file)
-    runs.write_json(folder / RESULT, result)
+    write_json(folder / RESULT, result)
 
 
 def _with_ends(interval: Interval, form: str) -> str:

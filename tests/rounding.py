@@ -1,7 +1,7 @@
 """Comparisons of float32 results with float64, entry by entry within what rounding can do.
 
-The bounds come out of the formula (`kernels/error_bound.py`), not out of trying, and so hold on
-processors that add in another order or have no fused multiply-add.
+The bounds come out of the formula (`kernels/rounding/error_bound.py`), not out of trying, and so
+hold on processors that add in another order or have no fused multiply-add.
 """
 
 from collections.abc import Callable
@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from kernels import cases, error_bound
-from kernels.error_model import Arithmetic
+from kernels.core import cases
+from kernels.rounding import error_bound
+from kernels.rounding.error_model import Arithmetic
 
 RANDOM_ERRORS = Arithmetic(statistical=True)
 

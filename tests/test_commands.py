@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lm_jax import launch
+from lm_jax.run import cli
 
 ROOT = Path(__file__).parents[1]
 LIBRARIES = ("lm_jax", "polyattn_jax", "protot_jax", "sparse_jax")
@@ -58,7 +58,7 @@ def test_training_commands_and_no_others_take_a_range_of_steps_to_trace(name, tm
     main = importlib.import_module(module).main
     # A range that cannot be, so that nothing is started.
     argv = [name, f"--workdir={tmp_path / 'run'}", "--profile=2:1"]
-    assert launch.run(main, argv, **options) == 2
+    assert cli.run(main, argv, **options) == 2
     wanted = "--profile=2:1 is not FIRST:LAST" if name in TRAINING else "--profile is not a flag"
     assert wanted in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

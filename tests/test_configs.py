@@ -14,7 +14,7 @@ from typing import Any
 from ml_collections import config_dict
 import pytest
 
-from lm_jax import launch
+from lm_jax.run.config_files import load_config
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "configs").rglob("*.py"))
@@ -49,7 +49,7 @@ def test_a_config_opens_with_the_command_that_launches_it(path):
 @every_config
 @pytest.mark.parametrize("mode", ["", "smoke"])
 def test_each_mode_gives_a_locked_config_whose_fields_can_all_be_overridden(path, mode):
-    config = launch.load_config(str(ROOT / path) + (f":{mode}" if mode else ""))
+    config = load_config(str(ROOT / path) + (f":{mode}" if mode else ""))
     assert list(fields(config)), "the config is empty"
     assert not_overridable(config) == []
     with pytest.raises(AttributeError, match="no_such_field"):
@@ -58,7 +58,7 @@ def test_each_mode_gives_a_locked_config_whose_fields_can_all_be_overridden(path
 
 @every_config
 def test_the_smoke_mode_is_another_run_of_the_same_fields(path):
-    full, smoke = (launch.load_config(f"{ROOT / path}{mode}") for mode in ("", ":smoke"))
+    full, smoke = (load_config(f"{ROOT / path}{mode}") for mode in ("", ":smoke"))
     assert {name for name, _ in fields(full)} == {name for name, _ in fields(smoke)}
     assert full != smoke
 

@@ -41,7 +41,7 @@ def other_package(tmp_path):
 
 LOAD = """
     import importlib.metadata, sys
-    from lm_jax.hf.compat import transformers
+    from lm_jax.weights.compat import transformers
 
     library = transformers()
     config = library.AutoConfig.for_model(
@@ -78,7 +78,7 @@ def test_without_the_switch_no_model_loads(other_package):
 
 def test_the_probe_is_left_alone_without_the_other_package():
     source = """
-        from lm_jax.hf.compat import transformers
+        from lm_jax.weights.compat import transformers
         probe = transformers().utils.import_utils.is_kernels_available
         print(probe.__module__, probe())
     """

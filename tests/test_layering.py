@@ -1,10 +1,13 @@
 """Who may import whom: kernels <- lm_jax <- the three libraries <- configs, tools, tests.
 
-The imports are read from the source (`ast`), so no module is run. `import_module("name")` counts.
+Inside lm_jax the packages have an order too (`PACKAGE_MAY_IMPORT`), and no two modules anywhere
+import each other, directly or around a corner. The imports are read from the source (`ast`), those
+inside functions as well, so no module is run. `import_module("name")` counts.
 """
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
+import graphlib
 from pathlib import Path
 import sys
 from typing import NamedTuple
@@ -24,19 +27,41 @@ MAY_IMPORT = {
     "tools": HOUSE - {"tests"},
     "tests": HOUSE,
 }
+# The same inside lm_jax, for its packages and the modules beside them.
+PACKAGE_MAY_IMPORT = {
+    "errors": set(),
+    "statistics": {"errors"},
+    "model": {"errors"},
+    "run": {"errors"},
+    "report": {"errors", "statistics"},
+    "parallel": {"errors", "model"},
+    "assets": {"errors", "run"},
+    "text": {"errors", "run", "assets"},
+    "checkpoint": {"errors", "run", "model", "parallel"},
+    "weights": {"errors", "run", "model", "parallel", "assets", "text", "checkpoint"},
+}
+PACKAGE_MAY_IMPORT["train"] = {*PACKAGE_MAY_IMPORT["weights"], "weights"}
+PACKAGE_MAY_IMPORT["evaluate"] = {*PACKAGE_MAY_IMPORT["train"], "train", "statistics"}
+# The front end of commands: it traces training steps, and only commands and tests import it.
+CLI = "lm_jax.run.cli"
+CLI_MAY_IMPORT = {"errors", "run", "train"}
 KERNELS_MAY_IMPORT = {"jax", "jax_triton", "numpy", *sys.stdlib_module_names}
 # jax_triton raises on import where there is no GPU; the others are slow and may be absent.
 ONLY_IN_FUNCTIONS = {"datasets", "jax_triton", "lm_eval", "optuna", "torch", "transformers"}
-TORCH_FOLDERS = ("lm_jax/hf/", "tools/", "tests/")
-TRANSFORMERS_FILES = ("lm_jax/hf/compat.py", "tests/")
+TORCH_FOLDERS = ("lm_jax/weights/", "tools/", "tests/")
+TRANSFORMERS_FILES = ("lm_jax/weights/compat.py", "tests/")
 
 
 class Import(NamedTuple):
-    """`name` is the full dotted module; `deferred` tells an import inside a function."""
+    """`name` is the full dotted module; `deferred` tells an import inside a function.
+
+    `member` is `module.name` for one name out of `from module import name`, which may be a module.
+    """
 
     name: str
     line: int
     deferred: bool
+    member: str | None = None
 
 
 def imports(source: str, path: str) -> Iterator[Import]:
@@ -52,7 +77,8 @@ def imports(source: str, path: str) -> Iterator[Import]:
                 case ast.ImportFrom():
                     base = package[: len(package) - child.level + 1] if child.level else []
                     name = ".".join([*base, *([child.module] if child.module else [])])
-                    yield Import(name, child.lineno, deferred)
+                    for alias in child.names:
+                        yield Import(name, child.lineno, deferred, f"{name}.{alias.name}")
                 case ast.Call(
                     func=ast.Name(id="import_module" | "__import__")
                     | ast.Attribute(attr="import_module"),
@@ -65,11 +91,61 @@ def imports(source: str, path: str) -> Iterator[Import]:
     yield from walk(ast.parse(source), False)
 
 
+def module_of(path: str) -> str:
+    """The dotted name of the file `path`."""
+    parts = path.removesuffix(".py").split("/")
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def resolved(name: str, modules: Collection[str]) -> str:
+    """The longest prefix of `name`, as `from a import b` gives `a.b`, that is a module."""
+    while name not in modules and "." in name:
+        name = name.rpartition(".")[0]
+    return name
+
+
+def import_graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
+    """Module -> the modules among `sources` (path -> source) that it imports."""
+    modules = {module_of(path) for path in sources}
+    graph: dict[str, set[str]] = {}
+    for path, source in sources.items():
+        named = {resolved(each.member or each.name, modules) for each in imports(source, path)}
+        graph[module_of(path)] = (named & modules) - {module_of(path)}
+    return graph
+
+
+def cycle(graph: Mapping[str, set[str]]) -> list[str]:
+    """The modules of one import cycle, in order; empty if there is none."""
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1]
+    return []
+
+
+def package_violations(source: str, path: str, modules: Collection[str]) -> list[str]:
+    """One line for each import in a file of lm_jax that goes against the order of its packages."""
+    module = module_of(path)
+    package = module.split(".")[1] if "." in module else None
+    if package is None:
+        return []
+    allowed = CLI_MAY_IMPORT if module == CLI else PACKAGE_MAY_IMPORT[package] | {package}
+    found = []
+    for each in imports(source, path):
+        name = resolved(each.member or each.name, modules)
+        if name.startswith("lm_jax.") and name.split(".")[1] not in allowed:
+            found.append(f"{path}:{each.line}: {name}: lm_jax.{package} may not import it")
+        if name == CLI:
+            found.append(f"{path}:{each.line}: {name}: only commands import it")
+    return found
+
+
 def violations(source: str, path: str) -> list[str]:
     """One line for each import in the file `path` (relative to the root) that breaks the rule."""
     folder = path.split("/")[0]
     found = []
-    for name, line, deferred in imports(source, path):
+    # One line of `from a import b, c` counts once.
+    for name, line, deferred in dict.fromkeys(each[:3] for each in imports(source, path)):
         top = name.split(".")[0]
         where = f"{path}:{line}: {name}"
         if top in HOUSE - {folder} - MAY_IMPORT[folder]:
@@ -81,7 +157,7 @@ def violations(source: str, path: str) -> list[str]:
         if top == "torch" and not path.startswith(TORCH_FOLDERS):
             found.append(f"{where}: only in {', '.join(TORCH_FOLDERS)}")
         if top == "transformers" and not path.startswith(TRANSFORMERS_FILES):
-            found.append(f"{where}: call lm_jax.hf.compat.transformers() instead")
+            found.append(f"{where}: call lm_jax.weights.compat.transformers() instead")
     return found
 
 
@@ -96,6 +172,69 @@ def test_the_house_keeps_the_import_rule(folder):
     assert not found, "\n".join(found)
 
 
+def sources() -> dict[str, str]:
+    """Path -> source of every module outside tests."""
+    return {
+        file.relative_to(ROOT).as_posix(): file.read_text("utf-8")
+        for folder in sorted(HOUSE - {"tests"})
+        for file in sorted((ROOT / folder).rglob("*.py"))
+    }
+
+
+def test_no_two_modules_import_each_other():
+    assert not cycle(import_graph(sources()))
+
+
+def test_the_packages_of_lm_jax_keep_their_order():
+    held = sources()
+    modules = {module_of(path) for path in held}
+    assert {name.split(".")[1] for name in modules if name.startswith("lm_jax.")} == set(
+        PACKAGE_MAY_IMPORT
+    )
+    found = [
+        line
+        for path, source in held.items()
+        if path.startswith("lm_jax/")
+        for line in package_violations(source, path, modules)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_the_command_line_is_imported_by_commands_alone():
+    graph, held = import_graph(sources()), sources()
+    users = {path for path in held if CLI in graph[module_of(path)]}
+    assert users
+    assert not {path for path in users if '__name__ == "__main__"' not in held[path]}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("from lm_jax.model import b", "from lm_jax.model.a import x"),
+        ("def f():\n    import lm_jax.model.b", "import lm_jax.model.a as a"),
+        ("import lm_jax.model.b", "import importlib as i; i.import_module('lm_jax.model.a')"),
+    ],
+)
+def test_a_made_cycle_is_found(first, second):
+    made = {"lm_jax/model/a.py": first, "lm_jax/model/b.py": second, "lm_jax/c.py": first}
+    assert set(cycle(import_graph(made))) == {"lm_jax.model.a", "lm_jax.model.b"}
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "complaint"),
+    [
+        ("lm_jax/model/a.py", "from lm_jax.run import files", "lm_jax.model may not import it"),
+        ("lm_jax/model/a.py", "def f():\n    import lm_jax.run.cli", "only commands import it"),
+        ("lm_jax/checkpoint/a.py", "from lm_jax.train.state import X", "checkpoint may not"),
+        ("lm_jax/report/a.py", "from lm_jax.run.files import write_text", "report may not"),
+        ("lm_jax/run/files.py", "from lm_jax.model import params", "lm_jax.run may not import it"),
+    ],
+)
+def test_a_made_upward_import_is_found(path, source, complaint):
+    held = {"lm_jax.run.files", "lm_jax.run.cli", "lm_jax.train.state", "lm_jax.model.params"}
+    assert complaint in " ".join(package_violations(source, path, held))
+
+
 def test_kernels_opens_with_the_standard_library_alone():
     path = "kernels/__init__.py"
     names = {each.name.split(".")[0] for each in imports((ROOT / path).read_text("utf-8"), path)}
@@ -106,7 +245,7 @@ def test_kernels_opens_with_the_standard_library_alone():
     ("path", "source", "complaint"),
     [
         ("kernels/a.py", "import scipy", "only jax and numpy"),
-        ("kernels/op/a.py", "def f():\n    import lm_jax.config", "may not import lm_jax"),
+        ("kernels/op/a.py", "def f():\n    import lm_jax.model.config", "may not import lm_jax"),
         ("lm_jax/a.py", "from polyattn_jax import audit", "may not import polyattn_jax"),
         ("lm_jax/a.py", "import importlib as i; i.import_module('tools.fetch')", "tools"),
         ("sparse_jax/a.py", "def f():\n    from protot_jax.x import y", "protot_jax"),
@@ -115,8 +254,8 @@ def test_kernels_opens_with_the_standard_library_alone():
         ("tools/a.py", "import torch", "only inside a function"),
         ("tests/a.py", "class A:\n    import transformers", "only inside a function"),
         ("tests/a.py", "if TYPE_CHECKING:\n    import torch", "only inside a function"),
-        ("lm_jax/decode.py", "def f():\n    import torch.nn", "only in lm_jax/hf/"),
-        ("lm_jax/hf/llama.py", "def f():\n    import transformers", "compat.transformers()"),
+        ("lm_jax/model/decode.py", "def f():\n    import torch.nn", "only in lm_jax/weights/"),
+        ("lm_jax/weights/llama.py", "def f():\n    import transformers", "compat.transformers()"),
         ("kernels/op/pallas.py", "import jax_triton", "only inside a function"),
     ],
 )
@@ -131,8 +270,11 @@ def test_a_broken_rule_is_found(path, source, complaint):
     [
         ("kernels/op/api.py", "from . import reference\nfrom ..dispatch import pick\nimport jax"),
         ("kernels/op/pallas.py", "def f():\n    import jax_triton"),
-        ("lm_jax/hf/a.py", "from kernels import prefix_mean\nasync def f():\n    import torch"),
-        ("lm_jax/hf/compat.py", "def transformers():\n    import transformers"),
+        (
+            "lm_jax/weights/a.py",
+            "from kernels import prefix_mean\nasync def f():\n    import torch",
+        ),
+        ("lm_jax/weights/compat.py", "def transformers():\n    import transformers"),
         ("tests/lm_jax/a.py", "f = lambda: __import__('torch')"),
         ("tools/a.py", "import polyattn_jax, sparse_jax.x"),
     ],

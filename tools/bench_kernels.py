@@ -20,7 +20,7 @@ from typing import Any
 
 import jax
 
-from kernels.cases import OPS
+from kernels.core.cases import OPS
 from tools.bench import races, timing
 
 PACKAGES = ("jax", "jaxlib", "numpy", "jax-triton", "torch", "triton", "fla")

@@ -27,13 +27,15 @@ import jax.numpy as jnp
 import numpy as np
 
 import lm_jax
-from lm_jax import lora, runs, sharding
-from lm_jax import params as params_lib
-from lm_jax.config import DecoderConfig, Rope
-from lm_jax.decoder import param_spec
 from lm_jax.errors import Refusal
-from lm_jax.lora import LoraSettings
-from lm_jax.params import ParamTree
+from lm_jax.model import lora
+from lm_jax.model import params as params_lib
+from lm_jax.model.config import DecoderConfig, Rope
+from lm_jax.model.decoder import param_spec
+from lm_jax.model.lora import LoraSettings
+from lm_jax.model.params import ParamTree
+from lm_jax.parallel import sharding
+from lm_jax.run.files import write_json
 from lm_jax.train import losses, optim
 from lm_jax.train.config import TrainConfig
 from lm_jax.train.objective import Numbers
@@ -209,7 +211,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if not found["step"]:
                 return 1
         if chosen.json:
-            runs.write_json(chosen.json, found)
+            write_json(chosen.json, found)
     except Refusal as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -33,9 +33,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import lm_jax
-from lm_jax import launch, runs, sharding
-from lm_jax.decoder import init_cache
 from lm_jax.errors import Refusal, UsageError
+from lm_jax.model.decoder import init_cache
+from lm_jax.parallel import sharding
+from lm_jax.run.config_files import load_config
+from lm_jax.run.files import write_json
+from lm_jax.run.plain import from_plain
 from lm_jax.train import optim
 from lm_jax.train.config import TrainConfig
 from lm_jax.train.objective import LanguageModelling, token_loss
@@ -292,11 +295,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if chosen.against and (lacking := torch_llama.missing()):
             raise UsageError(f"--against={chosen.against}: {lacking}")
-        settings = launch.load_config(chosen.config)
+        settings = load_config(chosen.config)
         with settings.unlocked():
             settings.batch_size = chosen.batch or settings.batch_size
             settings.dtype = chosen.dtype or settings.dtype
-        config = launch.freeze(settings, PretrainConfig)
+        config = from_plain(settings, PretrainConfig)
         if chosen.against and config.dtype != "float32":
             raise UsageError(f"--against={chosen.against} compares in float32: add --dtype float32")
         found: dict[str, Any] = {"conditions": conditions(PACKAGES)}
@@ -318,7 +321,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if found["decode"] is None:
                 return 1
         if chosen.json:
-            runs.write_json(chosen.json, found)
+            write_json(chosen.json, found)
     except Refusal as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -18,7 +18,7 @@ import sys
 import jax
 import numpy as np
 
-from kernels import cases, dispatch
+from kernels.core import cases, dispatch
 from tools.bench import races, timing
 
 

@@ -28,8 +28,12 @@ import optax
 
 from kernels.prefix_mean.api import prefix_mean
 import lm_jax
-from lm_jax import launch, runs, sites, stats
+from lm_jax import statistics
 from lm_jax.errors import Refusal
+from lm_jax.model import sites
+from lm_jax.run.config_files import load_config
+from lm_jax.run.files import write_json
+from lm_jax.run.plain import from_plain
 from protot_jax import pretrain, released, trained
 from protot_jax.concepts.measures import half_life
 from protot_jax.config import PretrainConfig
@@ -47,7 +51,7 @@ RESULT = "comparison.json"
 
 def train(folder: Path, mode: str, context: int, arithmetic: str) -> None:
     """Trains one of the settings in a folder of its own, or finds it trained there."""
-    config = launch.load_config(f"{CONFIG}{mode}")
+    config = load_config(f"{CONFIG}{mode}")
     with config.unlocked():
         # As many tokens in a batch at every context.
         tokens = config.batch_size * config.context
@@ -165,7 +169,9 @@ def compare(folder: Path, context: int, seeds: Sequence[int]) -> list[dict[str, 
 def _difference(delta_NT: np.ndarray) -> dict[str, Any]:
     rows = np.arange(len(delta_NT))
     bins = np.array_split(delta_NT, BINS, axis=1)
-    each = [stats.clustered_bootstrap(part.mean(1), rows, seed=0) for part in (delta_NT, *bins)]
+    each = [
+        statistics.clustered_bootstrap(part.mean(1), rows, seed=0) for part in (delta_NT, *bins)
+    ]
     whole, *parts = (dataclasses.asdict(interval) for interval in each)
     return {"whole": whole, "by_position": parts}
 
@@ -209,10 +215,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         for context in contexts:
             for arithmetic in ARITHMETICS:
                 train(chosen.workdir, mode, context, arithmetic)
-        seeds = launch.freeze(launch.load_config(f"{CONFIG}{mode}"), PretrainConfig).seeds
+        seeds = from_plain(load_config(f"{CONFIG}{mode}"), PretrainConfig).seeds
         entries = [each for context in contexts for each in compare(chosen.workdir, context, seeds)]
         packages = ("jax", "jaxlib", "numpy")
-        runs.write_json(
+        write_json(
             chosen.workdir / RESULT, {"conditions": conditions(packages), "entries": entries}
         )
     except Refusal as error:

@@ -20,7 +20,7 @@ from typing import NoReturn
 
 import jax
 
-from kernels import cases
+from kernels.core import cases
 from lm_jax.errors import EXIT_FINISHED, EXIT_NO_GO, Refusal, UsageError, nearest
 from tools.gpu_code import budgets, target
 

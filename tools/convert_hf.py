@@ -27,10 +27,12 @@ from rich.console import Console
 from rich.table import Table
 
 import lm_jax
-from lm_jax import folders, runs, sharding
+from lm_jax.checkpoint.format import save_checkpoint
 from lm_jax.errors import Refusal, UsageError
-from lm_jax.hf.load import CONFIG
-from lm_jax.train import checkpoint
+from lm_jax.parallel import sharding
+from lm_jax.run.files import check_new, write_json
+from lm_jax.run.provenance import collect_provenance
+from lm_jax.weights.load import CONFIG
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
@@ -53,16 +55,16 @@ def convert(
       BadInputError: the source cannot be used (`load_pretrained`), or `out` exists.
       StorageError: `out` cannot be written.
     """
-    folders.check_new(out)
+    check_new(out)
     model = lm_jax.load_pretrained(source, dtype=dtype, mesh=mesh)
     tokenizer = model.tokenizer
 
     def beside(folder: Path) -> None:
-        runs.write_json(folder / CONFIG, dataclasses.asdict(model.cfg))
+        write_json(folder / CONFIG, dataclasses.asdict(model.cfg))
         if tokenizer is not None:
             tokenizer.save(folder)
 
-    made_from = runs.provenance(
+    made_from = collect_provenance(
         dtype=str(jnp.dtype(dtype)),
         data={"weights": model.sha256},
         tokenizer=None if tokenizer is None else tokenizer.sha256,
@@ -72,7 +74,7 @@ def convert(
         "mesh": mesh and dict(mesh.shape),
         "provenance": made_from,
     }
-    return checkpoint.save_checkpoint(out, model.params, notes=notes, beside=beside)
+    return save_checkpoint(out, model.params, notes=notes, beside=beside)
 
 
 def show(out: Path, manifest: dict[str, Any]) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 from markupsafe import Markup
 import numpy as np
 
-from lm_jax import runs
 from lm_jax.report import canvas, marks
 from lm_jax.report.canvas import HEIGHT, WIDTH, Canvas
 from lm_jax.report.markup import element
+from lm_jax.run.files import write_bytes
 
 DOCS = Path(__file__).parents[1] / "docs"
 # Errors below this are drawn here: float32 holds 1 to within 6e-8, and zero has no logarithm.
@@ -120,7 +120,7 @@ def main() -> None:
     data = json.loads((DOCS / "data" / "released_decay_error.json").read_text("utf-8"))
     path = DOCS / "figures" / "released_decay_error.svg"
     path.parent.mkdir(exist_ok=True)
-    runs.write_bytes(path, f"{decay_error(data)}\n".encode())
+    write_bytes(path, f"{decay_error(data)}\n".encode())
     print(f"wrote {path}")
 
 

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lm_jax import assets
-from lm_jax.asset_manifest import Asset
+from lm_jax.assets.manifest import Asset
 from lm_jax.errors import Refusal, UsageError
 
 
@@ -84,7 +84,7 @@ def show_list() -> None:
     console = Console()
     table = Table("name", "download", "cached", "what", "licence: package; data")
     table.columns[3].overflow = "fold"
-    for name, asset in assets.manifest().items():
+    for name, asset in assets.entries().items():
         size = f"{asset.download_size / 1e6:.1f} MB"
         there = "yes" if assets.cached(name) else "no"
         licence = f"{asset.package_licence}; {asset.data_licence}"
@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.list:
         show_list()
     elif arguments.verify:
-        for name in arguments.names or filter(assets.cached, assets.manifest()):
+        for name in arguments.names or filter(assets.cached, assets.entries()):
             print(f"{name}: every sha256 is right in {assets.verify(name)}")
     elif not arguments.names:
         raise UsageError("name at least one asset, or --list")

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 
-from kernels import tuning
+from kernels.core import tuning
 
 # Share of the budget, and whether the session goes on after the step has failed.
 STEPS = (("check_kernels", 0.3, False), ("tune_kernels", 0.35, True), ("bench_kernels", 0.35, True))

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from lm_jax import runs
+from lm_jax.run.files import write_json
 
 GOLDEN = Path(__file__).parent.parent / "tests" / "golden"
 TEXT = (
@@ -140,7 +140,7 @@ def reference(case: str) -> Any:
     """The torch model of a case: every weight random, norms and biases included."""
     import torch
 
-    from lm_jax.hf.compat import transformers
+    from lm_jax.weights.compat import transformers
 
     family, settings = CASES[case]
     config_class, model_class = (getattr(transformers(), name) for name in _CLASSES[family])
@@ -178,7 +178,7 @@ def hidden_and_logits(model: Any, tokens_BT: np.ndarray) -> tuple[np.ndarray, np
 def real_reference(model: Any) -> Any:
     """The torch model of what `load_pretrained` gave, by way of the folder that we save."""
     import lm_jax
-    from lm_jax.hf.compat import transformers
+    from lm_jax.weights.compat import transformers
 
     with tempfile.TemporaryDirectory() as folder:
         lm_jax.save_pretrained(Path(folder) / "model", model.cfg, model.params)
@@ -204,7 +204,7 @@ def write_real(name: str) -> None:
         values = [round(float(x), 5) for x in logits[0, position, top]]
         rows.append({"position": position, "top_ids": top.tolist(), "logits": values})
     expected = {"weights_sha256": model.sha256, "text": TEXT, "ids": ids, "rows": rows}
-    runs.write_json(GOLDEN / f"{name}_real.json", expected)
+    write_json(GOLDEN / f"{name}_real.json", expected)
 
 
 def main() -> None:

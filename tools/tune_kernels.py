@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels import cases, dispatch, tuning
+from kernels.core import cases, dispatch, tuning
 from tools.bench import contenders, timing
 
 PACKAGES = ("jax", "jaxlib", "numpy")

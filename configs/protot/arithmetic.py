@@ -9,7 +9,7 @@ compares. Documents are long here, so that a long context is one text and not se
 
 from ml_collections import ConfigDict
 
-from lm_jax.train.prepare import CorpusSettings
+from lm_jax.text.preparation import CorpusSettings
 from protot_jax.config import experiment
 from protot_jax.mixer import Prototypes
 

@@ -10,7 +10,7 @@ articles, is smaller.
 
 from ml_collections import ConfigDict
 
-from lm_jax.train.prepare import CorpusSettings
+from lm_jax.text.preparation import CorpusSettings
 from protot_jax.config import experiment
 
 

@@ -8,7 +8,7 @@ ours have one. `--config.base.arithmetic=released` trains ProtoT with the releas
 
 from ml_collections import ConfigDict
 
-from lm_jax.train.prepare import CorpusSettings
+from lm_jax.text.preparation import CorpusSettings
 from protot_jax.study_config import Variant, study
 
 CONTEXTS = (256, 512, 1024, 2048)

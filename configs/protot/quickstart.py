@@ -8,7 +8,7 @@ row is the beginning of a document of some 340 tokens, as `protot_jax.concepts` 
 
 from ml_collections import ConfigDict
 
-from lm_jax.train.prepare import CorpusSettings
+from lm_jax.text.preparation import CorpusSettings
 from protot_jax.config import experiment
 from protot_jax.mixer import Prototypes
 

@@ -8,7 +8,7 @@ trains on 4.6 M an epoch.
 
 from ml_collections import ConfigDict
 
-from lm_jax.train.prepare import CorpusSettings
+from lm_jax.text.preparation import CorpusSettings
 from protot_jax.config import experiment
 
 

@@ -7,7 +7,7 @@ Half the paper's vocabulary and one seed.
 
 from ml_collections import ConfigDict
 
-from lm_jax.train.prepare import CorpusSettings
+from lm_jax.text.preparation import CorpusSettings
 from protot_jax.config import experiment
 
 

@@ -11,7 +11,7 @@ billion tokens in all. It was not run.
 
 from ml_collections import ConfigDict
 
-from lm_jax.train.prepare import CorpusSettings
+from lm_jax.text.preparation import CorpusSettings
 from sparse_jax.config import experiment
 from sparse_jax.geco import Strength
 

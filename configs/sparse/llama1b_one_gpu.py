@@ -10,7 +10,7 @@ alpha to rank on a sixth of its rank, and the run sees a hundredth of its tokens
 
 from ml_collections import ConfigDict
 
-from lm_jax.lora import LoraSettings
+from lm_jax.model.lora import LoraSettings
 from sparse_jax.config import experiment
 
 

@@ -11,8 +11,8 @@ all. Its "fc_in, fc_out" are all three matrices of the gated MLP here. It was no
 
 from ml_collections import ConfigDict
 
-from lm_jax.lora import LoraSettings
-from lm_jax.train.prepare import CorpusSettings
+from lm_jax.model.lora import LoraSettings
+from lm_jax.text.preparation import CorpusSettings
 from sparse_jax.config import experiment
 from sparse_jax.geco import Strength
 

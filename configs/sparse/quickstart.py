@@ -10,8 +10,8 @@ processors left 18.1 and 21.5 % of edges open, 0.030 and 0.043 nats below the de
 
 from ml_collections import ConfigDict
 
-from lm_jax.lora import LoraSettings
-from lm_jax.train.prepare import CorpusSettings
+from lm_jax.model.lora import LoraSettings
+from lm_jax.text.preparation import CorpusSettings
 from sparse_jax.config import experiment
 from sparse_jax.geco import Strength
 

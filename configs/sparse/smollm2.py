@@ -10,7 +10,7 @@ its control, as many updates with every gate open, 30; `--noconfig.control` leav
 
 from ml_collections import ConfigDict
 
-from lm_jax.train.prepare import CorpusSettings
+from lm_jax.text.preparation import CorpusSettings
 from sparse_jax.config import SMALL_MODEL, experiment
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kernels import dispatch, shapes
+from kernels.core import dispatch, shapes
 from kernels.delta_rule import reference, xla
 
 OP = "delta_rule"

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from kernels import dispatch, shapes
+from kernels.attention.visibility import visibility
+from kernels.core import dispatch, shapes
 from kernels.gated_attention import pallas_plan
 from kernels.gated_attention.config import MODES, Config
 from kernels.gated_attention.edges import EdgeList, edge_list
-from kernels.visibility import visibility
 
 OP = "gated_attention"
 

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from kernels.cases import Arrays, Case, Suite
+from kernels.core.cases import Arrays, Case, Suite
 from kernels.gated_attention.api import gated_attention
 
 GPU = frozenset({"gpu"})

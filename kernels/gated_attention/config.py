@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from kernels import dispatch
+from kernels.core import dispatch
 
 # How A is made from the gate logit e: drawn, 1[e > 0], sigma(e), or 1.
 MODES = ("sample", "threshold", "expected", "open")

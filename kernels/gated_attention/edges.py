@@ -10,10 +10,10 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from kernels import dispatch, noise
+from kernels.attention.visibility import Visibility
+from kernels.core import dispatch, noise
 from kernels.gated_attention import tile
 from kernels.gated_attention.config import Config
-from kernels.visibility import Visibility
 
 # Queries of a block; a block holds this many times S scores.
 _QUERIES = 128

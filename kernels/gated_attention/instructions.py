@@ -6,9 +6,9 @@ of an exact exponential, and it is the same in both passes.
 
 import jax
 
+from kernels.core.ptx import elementwise
 from kernels.gated_attention import tile
 from kernels.gated_attention.config import Config
-from kernels.ptx import elementwise
 
 
 def functions(config: Config) -> tile.Intrinsics:

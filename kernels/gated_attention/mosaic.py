@@ -1,7 +1,8 @@
 """Bernoulli-gated attention on a Hopper GPU: the forward kernel, by Pallas' Mosaic lowering.
 
 The mathematics and the results of `pallas`, for the calls that training makes most, in the schedule
-of `kernels.mosaic_attention`: a warpgroup may multiply while another draws and counts gates.
+of `kernels.attention.mosaic_pipeline`: a warpgroup may multiply while another draws and counts
+gates.
 
 The gate takes one comparison. With m in [1, 2) the number whose mantissa is the noise, u is
 m - (1 - 2^-24), so the gate is open, u > 1 - sigma, where m + sigma > 2 - 2^-24. That bound is half
@@ -17,19 +18,20 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from kernels import dispatch, mosaic_attention, noise
+from kernels.attention import mosaic_pipeline
+from kernels.attention.mosaic_pipeline import along
+from kernels.attention.visibility import Visibility
+from kernels.core import dispatch, noise
 from kernels.gated_attention import pallas_vjp, tile
 from kernels.gated_attention.config import Config
 from kernels.gated_attention.pallas_plan import OP
-from kernels.mosaic_attention import along
-from kernels.visibility import Visibility
 
 
 def lacks(config: Config, q_BTNH: jax.Array, k_BSKH: jax.Array, visibility: Visibility) -> str:
     """Why the kernel does not serve a call; empty if it does."""
     if config.gate_scale is not None or config.soft_cap is not None or config.renormalise:
         return "has no gate_scale, soft_cap or renormalise; pass implementation=None"
-    return mosaic_attention.lacks(config.target, q_BTNH, k_BSKH, visibility)
+    return mosaic_pipeline.lacks(config.target, q_BTNH, k_BSKH, visibility)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -49,10 +51,10 @@ def run(
 
 def _forward(config, q_BTNH, k_BSKH, v_BSKH, bias_N, seed, origin, visibility):
     words_3 = jnp.stack([jnp.asarray(x).astype(jnp.uint32) for x in (seed, origin[0], origin[1])])
-    operation = mosaic_attention.Operation(
+    operation = mosaic_pipeline.Operation(
         f"{OP}_forward", numbers=3, stream=functools.partial(_stream, config)
     )
-    out_BTNH, (lse_BNT, expected_BNT, opened_BNT) = mosaic_attention.forward(
+    out_BTNH, (lse_BNT, expected_BNT, opened_BNT) = mosaic_pipeline.forward(
         operation, config.target, (words_3, bias_N), q_BTNH, k_BSKH, v_BSKH, visibility
     )
     opened_BN = opened_BNT.astype(jnp.int32).sum(-1)
@@ -60,8 +62,8 @@ def _forward(config, q_BTNH, k_BSKH, v_BSKH, bias_N, seed, origin, visibility):
 
 
 def _stream(
-    config: Config, place: mosaic_attention.Place, words_3, bias_N
-) -> mosaic_attention.Stream:
+    config: Config, place: mosaic_pipeline.Place, words_3, bias_N
+) -> mosaic_pipeline.Stream:
     bias = bias_N[place.head]
     batch = place.batch.astype(jnp.uint32) + words_3[1]
     head = place.head.astype(jnp.uint32) + words_3[2]
@@ -70,7 +72,7 @@ def _stream(
     def absorb(rows: tile.Rows, raw_XY: jax.Array, key_Y: jax.Array):
         return _absorb(config, rows, raw_XY, bias, word_X, key_Y)
 
-    return mosaic_attention.Stream(tile.no_rows(place.query_X.shape), absorb, _finish)
+    return mosaic_pipeline.Stream(tile.no_rows(place.query_X.shape), absorb, _finish)
 
 
 def _finish(rows: tile.Rows) -> tuple[jax.Array, tuple[jax.Array, ...]]:
@@ -121,7 +123,7 @@ def _reciprocal(config: Config, x_XY: jax.Array) -> jax.Array:
     """1 / x by the instruction for it: Mosaic divides exactly, in many."""
     if config.target.interpret:
         return 1.0 / x_XY
-    return mosaic_attention.instruction("rcp.approx.ftz.f32", x_XY)
+    return mosaic_pipeline.instruction("rcp.approx.ftz.f32", x_XY)
 
 
 def _run_forward(config, q, k, v, bias_N, seed, origin, visibility):

@@ -20,12 +20,12 @@ from jax import lax
 from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
-from kernels import attention_tiles as tiles
-from kernels import dispatch, noise
+from kernels.attention import tiles
+from kernels.attention.visibility import Visibility
+from kernels.core import dispatch, noise
 from kernels.gated_attention import instructions, pallas_plan, pallas_vjp, tile
 from kernels.gated_attention.config import Config
 from kernels.gated_attention.pallas_plan import OP, Inputs, Plan
-from kernels.visibility import Visibility
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

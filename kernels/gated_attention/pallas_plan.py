@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from kernels import dispatch, noise, tuning
-from kernels.attention_tiles import Tiling, operands, side
+from kernels.attention.tiles import Tiling, operands, side
+from kernels.attention.visibility import Visibility
+from kernels.core import dispatch, noise, tuning
 from kernels.gated_attention.config import Config
-from kernels.visibility import Visibility
 
 OP = "gated_attention"
 KERNELS = ("forward", "queries", "keys")

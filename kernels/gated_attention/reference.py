@@ -9,10 +9,10 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from kernels import noise
+from kernels.attention.visibility import Visibility
+from kernels.core import noise
 from kernels.gated_attention import tile
 from kernels.gated_attention.config import Config
-from kernels.visibility import Visibility
 
 
 def run(

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from kernels import noise
+from kernels.core import noise
 from kernels.gated_attention.config import Config
 
 LOG2_E = math.log2(math.e)

@@ -20,10 +20,10 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from kernels import dispatch, noise
+from kernels.attention.visibility import Visibility, key_blocks
+from kernels.core import dispatch, noise
 from kernels.gated_attention import tile
 from kernels.gated_attention.config import Config
-from kernels.visibility import Visibility, key_blocks
 
 # Of one tile of scores, in elements: some temporaries of that size then stay in a CPU's cache.
 _TILE = 1 << 18

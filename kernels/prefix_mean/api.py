@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kernels import dispatch, shapes
+from kernels.core import dispatch, shapes
 from kernels.prefix_mean import pallas, reference, sharded, xla
 from kernels.prefix_mean.config import Config
 from kernels.prefix_mean.state import LogState, State, empty_state

@@ -11,7 +11,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from kernels.cases import Arrays, Case
+from kernels.core.cases import Arrays, Case
 from kernels.prefix_mean.state import MASS_FLOOR, State, empty_state
 
 

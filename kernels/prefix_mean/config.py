@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from kernels import dispatch
+from kernels.core import dispatch
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from kernels import dispatch
+from kernels.core import dispatch
 from kernels.prefix_mean import segments, tile
 from kernels.prefix_mean.config import Config
 from kernels.prefix_mean.segments import Plan

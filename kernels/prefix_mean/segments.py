@@ -21,7 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 import jax.numpy as jnp
 
-from kernels import dispatch, tuning
+from kernels.core import dispatch, tuning
 from kernels.prefix_mean import tile
 from kernels.prefix_mean.state import State, log_of_decay
 

@@ -41,7 +41,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from kernels import dispatch
+from kernels.core import dispatch
 from kernels.prefix_mean.state import MASS_FLOOR
 
 

@@ -21,7 +21,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from kernels import dispatch
+from kernels.core import dispatch
 from kernels.prefix_mean import linear_chunk, log_chunk
 from kernels.prefix_mean.config import Config
 

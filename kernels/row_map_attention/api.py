@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from kernels import dispatch, shapes, tuning
+from kernels.attention.visibility import visibility
+from kernels.core import dispatch, shapes, tuning
 from kernels.row_map_attention import pallas_plan, pallas_vjp, reference, xla
 from kernels.row_map_attention.config import Call, Config, heuristic, tiles_of
 from kernels.row_map_attention.maps import OP, RowMap
-from kernels.visibility import visibility
 
 
 class RowMapAttention(NamedTuple):

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from kernels.cases import Arrays, Case, Suite
+from kernels.core.cases import Arrays, Case, Suite
 from kernels.row_map_attention import maps
 from kernels.row_map_attention.api import row_map_attention
 

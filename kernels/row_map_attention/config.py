@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from kernels.dispatch import Target
+from kernels.attention.visibility import Visibility
+from kernels.core.dispatch import Target
 from kernels.row_map_attention.maps import RowMap
-from kernels.visibility import Visibility
 
 
 class Call(NamedTuple):

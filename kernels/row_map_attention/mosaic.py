@@ -1,7 +1,7 @@
 """Attention by a row map on a Hopper GPU: the forward kernel, by Pallas' Mosaic lowering.
 
 The mathematics and the results of `pallas`, for the calls that training makes most: the centres and
-weights of `tile` in the schedule of `kernels.mosaic_attention`.
+weights of `tile` in the schedule of `kernels.attention.mosaic_pipeline`.
 
 Never chosen by itself: its interpreted results and its machine code are tested, and no GPU has run
 it. The gradients are made by the kernels of `pallas_vjp`.
@@ -13,8 +13,9 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from kernels import dispatch, mosaic_attention
-from kernels.mosaic_attention import along
+from kernels.attention import mosaic_pipeline
+from kernels.attention.mosaic_pipeline import along
+from kernels.core import dispatch
 from kernels.row_map_attention import tile
 from kernels.row_map_attention.config import Call, Config, Rows
 from kernels.row_map_attention.maps import OP
@@ -24,17 +25,17 @@ def lacks(target: dispatch.Target, soft_cap: float | None, call: Call) -> str:
     """Why the kernel does not serve a call; empty if it does."""
     if soft_cap is not None or call.heads_N is not None:
         return "has no soft_cap or heads; pass implementation=None"
-    return mosaic_attention.lacks(target, call.q_BTNH, call.k_BSKH, call.seen)
+    return mosaic_pipeline.lacks(target, call.q_BTNH, call.k_BSKH, call.seen)
 
 
 def forward(config: Config, call: Call, visible_BT: jax.Array) -> tuple[jax.Array, Rows]:
     """As `xla.forward`."""
     # The schedule counts them where it masks.
     del visible_BT
-    operation = mosaic_attention.Operation(
+    operation = mosaic_pipeline.Operation(
         f"{OP}_forward", numbers=len(Rows._fields), stream=functools.partial(_stream, config)
     )
-    out_BTNH, numbers = mosaic_attention.forward(
+    out_BTNH, numbers = mosaic_pipeline.forward(
         operation,
         config.target,
         (call.bias_N,),
@@ -46,7 +47,7 @@ def forward(config: Config, call: Call, visible_BT: jax.Array) -> tuple[jax.Arra
     return out_BTNH, Rows(*numbers)
 
 
-def _stream(config: Config, place: mosaic_attention.Place, bias_N) -> mosaic_attention.Stream:
+def _stream(config: Config, place: mosaic_pipeline.Place, bias_N) -> mosaic_pipeline.Stream:
     row_map, bias = config.row_map, bias_N[place.head]
     visible_X = place.visible_X.astype(jnp.float32)
     zero_X = jnp.zeros_like(visible_X)
@@ -60,7 +61,7 @@ def _stream(config: Config, place: mosaic_attention.Place, bias_N) -> mosaic_att
         scale_X, pivot_X, factor_X = tile.closed(row_map, centre_X, total_X, visible_X)
         return scale_X, (pivot_X, factor_X)
 
-    return mosaic_attention.Stream((tile.first_centre(row_map, visible_X), zero_X), absorb, finish)
+    return mosaic_pipeline.Stream((tile.first_centre(row_map, visible_X), zero_X), absorb, finish)
 
 
 def _absorb(config: Config, rows, raw_XY: jax.Array, bias: jax.Array):
@@ -84,8 +85,8 @@ def _elementary(config: Config) -> tile.Elementary:
 
 _INSTRUCTIONS = dataclasses.replace(
     tile.EXACT,
-    log2=functools.partial(mosaic_attention.instruction, "lg2.approx.ftz.f32"),
-    reciprocal=functools.partial(mosaic_attention.instruction, "rcp.approx.ftz.f32"),
+    log2=functools.partial(mosaic_pipeline.instruction, "lg2.approx.ftz.f32"),
+    reciprocal=functools.partial(mosaic_pipeline.instruction, "rcp.approx.ftz.f32"),
     # Saturates to [0, 1], and makes 0 of the NaN of a hidden key.
-    share=lambda u, pivot: mosaic_attention.instruction("cvt.sat.f32.f32", tile.folded(u, pivot)),
+    share=lambda u, pivot: mosaic_pipeline.instruction("cvt.sat.f32.f32", tile.folded(u, pivot)),
 )

@@ -18,8 +18,8 @@ import jax
 from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
-from kernels import attention_tiles as tiles
-from kernels import dispatch
+from kernels.attention import tiles
+from kernels.core import dispatch
 from kernels.row_map_attention import pallas_plan, tile
 from kernels.row_map_attention.config import Call, Config, Rows
 from kernels.row_map_attention.maps import OP, RowMap

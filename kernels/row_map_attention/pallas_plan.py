@@ -8,8 +8,8 @@ import jax
 from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
-from kernels.attention_tiles import Tiling, entries, operands
-from kernels.ptx import elementwise
+from kernels.attention.tiles import Tiling, entries, operands
+from kernels.core.ptx import elementwise
 from kernels.row_map_attention import tile
 from kernels.row_map_attention.config import Call, Config, Tiles
 from kernels.row_map_attention.maps import SOFTMAX, RowMap

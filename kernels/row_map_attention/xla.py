@@ -14,11 +14,11 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from kernels import dispatch
+from kernels.attention.visibility import Visibility
+from kernels.core import dispatch
 from kernels.row_map_attention import tile
 from kernels.row_map_attention.config import Call, Config, Rows
 from kernels.row_map_attention.maps import SOFTMAX, RowMap
-from kernels.visibility import Visibility
 
 # Scores of one block; more does not run faster, and a smaller block makes thinner products.
 BLOCK_ELEMENTS = 2**21

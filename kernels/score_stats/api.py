@@ -17,10 +17,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kernels import dispatch, shapes
+from kernels.attention.visibility import visibility
+from kernels.core import dispatch, shapes
 from kernels.score_stats import pallas, reference, xla
 from kernels.score_stats.config import Config, ScoreStats
-from kernels.visibility import visibility
 
 OP = "score_stats"
 
@@ -61,7 +61,8 @@ def score_stats(
       cap: static, tau > 0.
       scale: static; None is 1 / sqrt(H).
       soft_cap: static; scores become `soft_cap * tanh(score / soft_cap)` before the bias.
-      causal, window, segment_ids, start: which keys a query sees, as in `kernels.visibility`.
+      causal, window, segment_ids, start: which keys a query sees, as in
+        `kernels.attention.visibility`.
       blocks: (queries, keys) of a tile, powers of two; None chooses. No result depends on it but
         for the rounding of a sum.
       implementation: "reference", "xla", "pallas", or None for the best that runs here.

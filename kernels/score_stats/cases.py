@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kernels.cases import Arrays, Case, Suite
+from kernels.core.cases import Arrays, Case, Suite
 from kernels.score_stats.api import score_stats
 
 TEST = frozenset({"test"})

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import jax
 
-from kernels import dispatch
+from kernels.core import dispatch
 
 
 class Status(enum.IntEnum):

@@ -16,12 +16,12 @@ from jax import lax
 from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
-from kernels import attention_tiles as tiles
-from kernels import dispatch, ptx, tuning
-from kernels.attention_tiles import Tiling
+from kernels.attention import tiles
+from kernels.attention.tiles import Tiling
+from kernels.attention.visibility import Visibility
+from kernels.core import dispatch, ptx, tuning
 from kernels.score_stats import tile
 from kernels.score_stats.config import Config, ScoreStats
-from kernels.visibility import Visibility
 
 # Biases of one kernel: each holds a count and a sum per degree in registers.
 _BIASES = 4

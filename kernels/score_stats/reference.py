@@ -8,8 +8,8 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
+from kernels.attention.visibility import Visibility
 from kernels.score_stats.config import Config, ScoreStats, Status
-from kernels.visibility import Visibility
 
 
 def run(

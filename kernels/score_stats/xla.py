@@ -13,10 +13,10 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels import dispatch
+from kernels.attention.visibility import Visibility, key_blocks
+from kernels.core import dispatch
 from kernels.score_stats import tile
 from kernels.score_stats.config import Config, ScoreStats
-from kernels.visibility import Visibility, key_blocks
 
 # Elements: of the scores that are kept, at most about 16 MiB unless one row is longer; and of one
 # tile, small enough for a core's cache and large enough to be worth a loop's turn.

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kernels import dispatch, shapes
+from kernels.core import dispatch, shapes
 from kernels.selective_scan import reference, xla
 
 OP = "selective_scan"

@@ -28,7 +28,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from kernels import dispatch
+from kernels.core import dispatch
 from kernels.selective_scan import reference
 
 SHORTEST_CHUNK = 16

@@ -17,7 +17,6 @@ from lm_jax.report.page import (
     section,
     slug,
     verdict,
-    write,
 )
 from lm_jax.report.plots import Note, Points, Series, curves, scatter
 from lm_jax.report.tables import Cell, Column, cell, compared, rate, table
@@ -49,5 +48,4 @@ __all__ = [
     "table",
     "verdict",
     "words",
-    "write",
 ]

@@ -10,13 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import functools
 import hashlib
 import importlib.resources
-import os
 import re
 from typing import Any, Literal, NamedTuple
 
 from markupsafe import Markup
 
-from lm_jax import runs
 from lm_jax.errors import UsageError
 from lm_jax.report.markup import ENVIRONMENT, check_tone, element, number
 
@@ -127,11 +125,6 @@ def page(
     )
 
 
-def write(path: str | os.PathLike[str], html: str) -> None:
-    """Writes a page whole or not at all; raises `StorageError` when the disk does not take it."""
-    runs.write_bytes(path, html.encode())
-
-
 def verdict(
     text: str, *reasons: str | Markup, tone: Literal["none", "good", "warn", "bad"] = "none"
 ) -> Markup:
@@ -159,7 +152,7 @@ def key_values(items: Mapping[str, object]) -> Markup:
 
 
 def facts(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """The provenance of a run (`runs.record_provenance`) with each of its lists on one line."""
+    """The provenance of a run (`record_provenance`) with each of its lists on one line."""
     shown = dict(provenance)
     restarts = shown.pop("restarts", None) or []
     for group in ("packages", "device"):

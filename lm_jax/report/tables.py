@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from lm_jax.errors import UsageError
 from lm_jax.report.markup import ENVIRONMENT, check_tone, is_number, number
-from lm_jax.stats import Interval
+from lm_jax.statistics import Interval
 
 ALIGNMENTS = ("left", "right", "center")
 SIGNS = {"good": "✓", "warn": "≈", "bad": "✗", "none": ""}

@@ -14,9 +14,10 @@ import jax
 from jax.sharding import Mesh
 import numpy as np
 
-from lm_jax import launch, processes, sharding
 from lm_jax.errors import BadInputError
-from lm_jax.params import ParamTree
+from lm_jax.model.params import ParamTree
+from lm_jax.parallel import sharding
+from lm_jax.run import processes, stop
 from lm_jax.train.step import EvalStep
 
 
@@ -118,7 +119,7 @@ def stop_between(done: int, total: int) -> None:
       StoppedError: it was. Every process must call this.
     """
     if done < total and processes.share_stop():
-        launch.check_stop(f"after batch {done} of {total} of an evaluation")
+        stop.check(f"after batch {done} of {total} of an evaluation")
 
 
 def _wide(x: Any) -> np.ndarray:

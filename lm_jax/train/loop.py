@@ -10,7 +10,7 @@ Step k trains on batch k and draws from key k, and the state is saved whole. So 
 killed anywhere and started again ends in the same parameters, bit for bit, on the same mesh, in one
 process or in several (`processes.py`).
 
-What it leaves in the run's folder, beside its checkpoints (`checkpoints.py`):
+What it leaves in the run's folder, beside its checkpoints (`checkpoint.manager`):
 
     steps/, evaluations/          the rows so far, and in the end metrics.parquet and
                                   evaluations.parquet (`metrics.py`)
@@ -30,11 +30,17 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from lm_jax import launch, processes, progress, runs, settings, sharding
+from lm_jax.checkpoint import manager
 from lm_jax.errors import DivergedError
-from lm_jax.flops import CONVENTIONS
-from lm_jax.params import ParamTree
-from lm_jax.train import checkpoints, optim, profiling
+from lm_jax.model.flops import CONVENTIONS
+from lm_jax.model.params import ParamTree
+from lm_jax.parallel import sharding
+from lm_jax.run import processes, progress
+from lm_jax.run import stop as stop_flag
+from lm_jax.run.files import storage_error
+from lm_jax.run.plain import config_hash, to_plain
+from lm_jax.run.provenance import collect_provenance
+from lm_jax.train import optim, profiling
 from lm_jax.train.config import TrainConfig, Upkeep
 from lm_jax.train.evaluate import Batches, Evaluation, evaluate
 from lm_jax.train.metrics import Ledger
@@ -107,7 +113,7 @@ def train(
     """Trains, or goes on training, in the folder of a run.
 
     Args:
-      folder: an open work folder (`runs.open_workdir`), or one below it; made if need be.
+      folder: an open work folder (`open_workdir`), or one below it; made if need be.
       objective: what is minimised, and of what.
       config: what decides the numbers.
       batches: to train on; batch k is the one of step k. Of several processes, each gives its own
@@ -136,21 +142,21 @@ def train(
     rows, columns = batches.at(0)["tokens"].shape
     rows *= sharding.batch_share(mesh)[1]
     check_batch(rows, config.accumulate, mesh)
-    identity = checkpoints.Identity(
-        config=objective.describe() | {"train": settings.plain(config), "seed": seed},
+    identity = manager.Identity(
+        config=objective.describe() | {"train": to_plain(config), "seed": seed},
         fingerprint=batches.fingerprint,
-        mesh=checkpoints.mesh_sizes(mesh),
-        packages=runs.provenance()["packages"],
+        mesh=manager.mesh_sizes(mesh),
+        packages=collect_provenance()["packages"],
         base_sha256=base_sha256,
     )
-    saved = folder / checkpoints.FOLDER
+    saved = folder / manager.FOLDER
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
-        raise runs.storage_error(folder, error) from error
+        raise storage_error(folder, error) from error
     spec, extra = objective.spec, objective.start()
     optimizer, window = optim.adamw(spec, config, decays), loss_window(config)
-    restored = checkpoints.restore(
+    restored = manager.restore(
         saved,
         abstract_state(mesh, spec, optimizer, window=window, extra=extra),
         identity,
@@ -171,8 +177,8 @@ def train(
     update = make_train_step(objective, mesh, config, decays=decays)
     look = make_eval_step(objective, mesh)
     eval_every = config.eval_every or batches.per_epoch
-    bound_to = settings.config_hash({"run": identity.config, "data": identity.fingerprint})
-    save = functools.partial(checkpoints.save, saved, identity=identity, keep=upkeep.keep)
+    bound_to = config_hash({"run": identity.config, "data": identity.fingerprint})
+    save = functools.partial(manager.save, saved, identity=identity, keep=upkeep.keep)
     throughput = Throughput(
         {each: objective.flops(rows, columns, each) for each in CONVENTIONS},
         peak(objective.dtype, tuple(mesh.devices.flat)) if writes else None,
@@ -228,6 +234,6 @@ def train(
             if on_step is not None:
                 on_step(step)
             if stop:
-                launch.check_stop(f"after step {step}, saved in {saved}")
+                stop_flag.check(f"after step {step}, saved in {saved}")
         processes.on_first(ledger.merge)
     return Trained(state, history, saved)

@@ -21,9 +21,10 @@ from jax.custom_derivatives import CustomVJPPrimal
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from lm_jax import layers, shards
-from lm_jax.config import DecoderConfig
-from lm_jax.params import ParamTree
+from lm_jax.model import layers
+from lm_jax.model.config import DecoderConfig
+from lm_jax.model.params import ParamTree
+from lm_jax.parallel.kernels import SplitAxes, split_axes
 
 # On each device. On a CPU half as many take 5 % longer, and twice as many the memory.
 CHUNK_TOKENS = 1_024
@@ -89,7 +90,7 @@ def summed(
     """
     setting = _Setting(cfg.logit_softcap, distill, temperature)
     w_VD = layers.unembedding(model.params, cfg)
-    places = shards.places({"B": target_BT.shape[0], "V": w_VD.shape[0]})
+    places = split_axes({"B": target_BT.shape[0], "V": w_VD.shape[0]})
     teacher_hidden, teacher_VD = None, None
     if teacher is not None:
         teacher = lax.stop_gradient(teacher)
@@ -106,7 +107,7 @@ def summed(
 def token_nll(model: Predictor, target_BT: jax.Array, cfg: DecoderConfig) -> jax.Array:
     """-log p of every target, float32 `[B, T]`, in nats."""
     w_VD = layers.unembedding(model.params, cfg)
-    places = shards.places({"B": target_BT.shape[0], "V": w_VD.shape[0]})
+    places = split_axes({"B": target_BT.shape[0], "V": w_VD.shape[0]})
     w_VD = _gathered(w_VD, places)
 
     @jax.checkpoint
@@ -122,7 +123,7 @@ def token_nll(model: Predictor, target_BT: jax.Array, cfg: DecoderConfig) -> jax
 # Chunks
 
 
-def _ways(places: shards.Places) -> int:
+def _ways(places: SplitAxes) -> int:
     """In how many parts the mesh splits the rows."""
     sizes = dict(jax.sharding.get_abstract_mesh().shape)
     ways = 1
@@ -131,7 +132,7 @@ def _ways(places: shards.Places) -> int:
     return ways
 
 
-def _cut(x_BT: jax.Array, places: shards.Places) -> jax.Array:
+def _cut(x_BT: jax.Array, places: SplitAxes) -> jax.Array:
     """`[chunks, W, C, ...]` from `[B, T, ...]`; zeros fill the last chunk."""
     ways = _ways(places)
     x_WX = x_BT.reshape(ways, -1, *x_BT.shape[2:])
@@ -151,12 +152,12 @@ def _joined(x_nWC: jax.Array, tokens: int) -> jax.Array:
     return x_WX[:, : tokens // ways].reshape(tokens, *x_nWC.shape[3:])
 
 
-def _gathered(w_VD: jax.Array, places: shards.Places) -> jax.Array:
+def _gathered(w_VD: jax.Array, places: SplitAxes) -> jax.Array:
     """Whole along D before the first chunk, or each chunk would gather it."""
     return _placed(w_VD, places, "V", None)
 
 
-def _placed(x: jax.Array, places: shards.Places, *letters: str | None) -> jax.Array:
+def _placed(x: jax.Array, places: SplitAxes, *letters: str | None) -> jax.Array:
     """`x` split along the axes with a letter, on a mesh that splits anything."""
     if not places:
         return x

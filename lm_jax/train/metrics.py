@@ -21,9 +21,10 @@ import jax
 import pyarrow as pa
 from tensorboardX import SummaryWriter
 
-from lm_jax import processes, rows, runs
+from lm_jax.checkpoint import manager
 from lm_jax.errors import DivergedError
-from lm_jax.train import checkpoints
+from lm_jax.run import processes, rows
+from lm_jax.run.files import write_json
 from lm_jax.train.evaluate import Evaluation
 from lm_jax.train.throughput import RATES, Throughput, format_rates
 
@@ -210,12 +211,12 @@ class Ledger:
     def _diverged(self, step: int, metrics: Mapping[str, Any], document_B: Any) -> DivergedError:
         # Every process has found the same number, and saw rows of its own.
         documents = list(dict.fromkeys(processes.gather(document_B).tolist()))
-        steps = checkpoints.saved_steps(self._saved)
-        good = str(checkpoints.step_folder(self._saved, steps[-1])) if steps else "none"
+        steps = manager.saved_steps(self._saved)
+        good = str(manager.step_folder(self._saved, steps[-1])) if steps else "none"
         numbers = {"loss": float(metrics["loss"]), "grad_norm": float(metrics["grad_norm"])}
         if self._writes:
             where = {"step": step, "batch": step - 1, "documents": documents, "last_good": good}
-            runs.write_json(self._folder / DIVERGED, where | numbers)
+            write_json(self._folder / DIVERGED, where | numbers)
         shown = ", ".join(map(str, documents[:_SHOWN_DOCUMENTS]))
         more = f" and {len(documents) - _SHOWN_DOCUMENTS} more"
         return DivergedError(

@@ -18,17 +18,17 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from lm_jax import params as params_lib
-from lm_jax import settings
-from lm_jax.attention import Attend, Fused, fused, softmax
-from lm_jax.config import DecoderConfig
-from lm_jax.decoder import Output, forward, param_spec
 from lm_jax.errors import UsageError
-from lm_jax.flops import Causal, forward_flops
-from lm_jax.mixers import ATTENTION, AttentionMixer, Mixer
-from lm_jax.params import ParamSpec, ParamTree
+from lm_jax.model import params as params_lib
+from lm_jax.model.attention import Attend, Fused, fused, softmax
+from lm_jax.model.config import DecoderConfig
+from lm_jax.model.decoder import Output, forward, param_spec
+from lm_jax.model.flops import Causal, forward_flops
+from lm_jax.model.mixers import ATTENTION, AttentionMixer, Mixer
+from lm_jax.model.params import ParamSpec, ParamTree
+from lm_jax.run.plain import to_plain
+from lm_jax.text.examples import VOID
 from lm_jax.train import losses, optim
-from lm_jax.train.data import VOID
 
 # What rows are filled up with where the tokenizer has an id for that.
 PAD = 0
@@ -231,7 +231,7 @@ class LanguageModelling:
 
     def describe(self) -> dict[str, Any]:
         return {
-            "model": settings.plain(self.cfg),
+            "model": to_plain(self.cfg),
             "mixer": described(self.mixer),
             "language_modelling": {"dtype": self.dtype, "dropout": self.dropout},
         } | ({} if self.cutting is next_token else {"cutting": self.cutting.__qualname__})
@@ -296,4 +296,4 @@ def described(mixer: Mixer) -> dict[str, Any]:
         else value
         for name, value in fields.items()
     }
-    return settings.plain({"class": type(mixer).__qualname__} | named)
+    return to_plain({"class": type(mixer).__qualname__} | named)

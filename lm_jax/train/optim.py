@@ -10,8 +10,8 @@ from collections.abc import Callable
 import jax
 import optax
 
-from lm_jax import params as params_lib
-from lm_jax.params import ParamSpec, ParamTree
+from lm_jax.model import params as params_lib
+from lm_jax.model.params import ParamSpec, ParamTree
 from lm_jax.train.config import TrainConfig
 
 Choice = Callable[[str, ParamSpec], bool]

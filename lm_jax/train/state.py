@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 import optax
 
-from lm_jax import params as params_lib
-from lm_jax import sharding
-from lm_jax.params import ParamTree
+from lm_jax.model import params as params_lib
+from lm_jax.model.params import ParamTree
+from lm_jax.parallel import sharding
 from lm_jax.train import optim
 
 

@@ -14,9 +14,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import optax
 
-from lm_jax import sharding, shards
 from lm_jax.errors import UsageError
-from lm_jax.params import ParamTree
+from lm_jax.model.params import ParamTree
+from lm_jax.parallel import sharding
+from lm_jax.parallel.kernels import under_mesh
 from lm_jax.train import optim
 from lm_jax.train.config import TrainConfig
 from lm_jax.train.objective import Numbers, Objective
@@ -135,7 +136,7 @@ def make_train_step(
         return TrainState(state.step + 1, params, opt_state, losses_W, extra), metrics
 
     return jax.jit(
-        shards.on_mesh(step, mesh),
+        under_mesh(step, mesh),
         in_shardings=(state_places, None, sharding.batch_sharding(mesh), everywhere),
         out_shardings=(state_places, everywhere),
         donate_argnums=0,
@@ -146,7 +147,7 @@ def make_train_step(
 def make_eval_step(objective: Objective, mesh: Mesh) -> EvalStep:
     """Compiles `step(params, frozen, tokens_BS)`: the sums of `objective.evaluate`."""
     return jax.jit(
-        shards.on_mesh(objective.evaluate, mesh),
+        under_mesh(objective.evaluate, mesh),
         in_shardings=(
             sharding.param_shardings(mesh, objective.spec),
             None,

@@ -3,7 +3,7 @@
 Model FLOPs are those that the mathematics of an update needs, forward and backward, with two
 operations to a multiply-add; a forward pass that is computed again to save memory does not count.
 All places of a batch count, padding too, because they are computed. For causal attention both
-conventions are given (`lm_jax.flops`): the full square, and the triangle of visible pairs.
+conventions are given (`lm_jax.model.flops`): the full square, and the triangle of visible pairs.
 
 The peak of a known GPU is that of its data sheet for dense products, in float32 with TF32, which is
 what JAX multiplies float32 in by default there. Of any other device it is measured: the rate of the
@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lm_jax.flops import CONVENTIONS, Causal
+from lm_jax.model.flops import CONVENTIONS, Causal
 
 # Dense TFLOP/s of bfloat16 with float32 accumulation, and of TF32. NVIDIA's data sheets of each;
 # where they print rates "with sparsity" these are half of those. The first name that fits counts.

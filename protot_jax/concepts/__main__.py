@@ -20,9 +20,12 @@ from typing import Any, cast
 from absl import flags
 import numpy as np
 
-from lm_jax import launch, manifests, runs
-from lm_jax.train.data import Examples
-from lm_jax.train.prepare import SPLITS, open_prepared
+from lm_jax.run import cli
+from lm_jax.run.files import file_digest, read_json, write_bytes, write_json
+from lm_jax.run.provenance import PROVENANCE_FILE, collect_provenance, record_provenance
+from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
+from lm_jax.text.examples import Examples
+from lm_jax.text.preparation import SPLITS, open_prepared
 from protot_jax import run_flags
 from protot_jax.concepts import collect, judge, page, twin
 from protot_jax.concepts.ranking import RankBy
@@ -83,9 +86,9 @@ def report(
         context=settings.length - 1,
         mode="truncate",
     )
-    runs.record_provenance(
+    record_provenance(
         folder,
-        runs.provenance(
+        collect_provenance(
             seeds={"run": model.seed, "analysis": settings.seed},
             dtype="float32",
             data={"documents": examples.prepared.manifest["documents_sha256"]},
@@ -97,9 +100,9 @@ def report(
         model, examples, activations, texts=settings.texts, batch_size=batch_size
     )
     made = twin.make(model, texts, activations, settings, judge)
-    runs.write_json(folder / TWIN, made)
-    provenance = runs.read_json(folder / runs.PROVENANCE)
-    runs.write_bytes(folder / PAGE, page.render(made, provenance=provenance).encode())
+    write_json(folder / TWIN, made)
+    provenance = read_json(folder / PROVENANCE_FILE)
+    write_bytes(folder / PAGE, page.render(made, provenance=provenance).encode())
     return made
 
 
@@ -163,7 +166,7 @@ def settings_from_flags() -> twin.Settings:
     )
 
 
-def main(arguments: launch.Arguments) -> None:
+def main(arguments: cli.Arguments) -> None:
     """The command."""
     model, run = run_flags.load(), run_flags.run_folder()
     # A model without prototypes is refused before any work.
@@ -178,20 +181,20 @@ def main(arguments: launch.Arguments) -> None:
         "step": model.step,
         "judge": named,
         # A file that has grown makes another report.
-        "answers": manifests.file_digest(Path(place))["sha256"] if kind == "cached" else "",
+        "answers": file_digest(Path(place))["sha256"] if kind == "cached" else "",
         "analysis": settings,
     }
-    with runs.open_workdir(folder, config, resume=arguments.resume) as work:
-        if done := runs.finished(work.path):
+    with open_workdir(folder, config, resume=arguments.resume) as work:
+        if done := finish_time(work.path):
             print(f"finished {done}")
         else:
             report(model, run / DATA, work.path, settings, judged, batch_size=_BATCH.value)
-            runs.mark_finished(work.path)
+            mark_finished(work.path)
             if isinstance(judged, judge.PromptedJudge):
                 print(judged.summary())
-        print(told(runs.read_json(work.path / TWIN)))
+        print(told(read_json(work.path / TWIN)))
         print(work.path / PAGE)
 
 
 if __name__ == "__main__":
-    launch.app(main, workdir_required=False)
+    cli.app(main, workdir_required=False)

@@ -13,8 +13,8 @@ from typing import Any
 
 from absl import logging
 
-from lm_jax import runs
 from lm_jax.errors import BadInputError
+from lm_jax.run.files import storage_error, write_bytes
 
 
 class Answers:
@@ -49,7 +49,7 @@ class Answers:
     def add(self, text: str, answer: str, *, judge: str) -> None:
         """Writes an answer to the disk before it returns."""
         if self._mended is not None:
-            runs.write_bytes(self.file, self._mended)
+            write_bytes(self.file, self._mended)
             self._mended = None
         entry = {"prompt_sha256": digest(text), "judge": judge, "prompt": text, "answer": answer}
         append(self.file, entry)
@@ -68,7 +68,7 @@ def append(file: Path, entry: Mapping[str, Any]) -> None:
             opened.flush()
             os.fsync(opened.fileno())
     except OSError as error:
-        raise runs.storage_error(file, error) from error
+        raise storage_error(file, error) from error
 
 
 def digest(text: str) -> str:

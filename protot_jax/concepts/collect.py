@@ -28,15 +28,17 @@ import optax
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lm_jax import launch, progress, runs, sites
-from lm_jax.config import DecoderConfig
-from lm_jax.decoder import forward
 from lm_jax.errors import BadInputError
-from lm_jax.hf.tokenizer import Tokenizer
-from lm_jax.mixers import Mixer
-from lm_jax.params import ParamTree
-from lm_jax.train.data import Examples, OnePass
-from lm_jax.train.tokenizer import BOS, END_OF_TEXT, EOS, PAD
+from lm_jax.model import sites
+from lm_jax.model.config import DecoderConfig
+from lm_jax.model.decoder import forward
+from lm_jax.model.mixers import Mixer
+from lm_jax.model.params import ParamTree
+from lm_jax.run import progress, stop
+from lm_jax.run.files import replace_file
+from lm_jax.text.examples import Examples, OnePass
+from lm_jax.text.tokenizer import Tokenizer
+from lm_jax.text.tokenizer_training import BOS, END_OF_TEXT, EOS, PAD
 from protot_jax.trained import TrainedModel
 
 ACTIVATIONS = "activations.parquet"
@@ -99,12 +101,12 @@ def collect(
     found: list[Texts] = []
     count = 0
     with (
-        runs.replace_file(path) as file,
+        replace_file(path) as file,
         pq.ParquetWriter(file, schema, compression="zstd", compression_level=1) as writer,
         progress.track("read", min(texts, examples.count), unit="texts") as advance,
     ):
         for part in _long_enough(examples, marks(model.tokenizer), texts, batch_size):
-            launch.check_stop("while reading texts")
+            stop.check("while reading texts")
             n = len(part.token_NT)
             tokens_BT = np.pad(part.token_NT, ((0, batch_size - n), (0, 0)))
             loss_BT, gates = jax.device_get(

@@ -25,11 +25,11 @@ from absl import logging
 import jax
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from lm_jax import launch
-from lm_jax.decode import Sampling, generate
 from lm_jax.errors import BadInputError, UsageError, nearest
-from lm_jax.hf.load import load_pretrained
-from lm_jax.hf.tokenizer import Tokenizer
+from lm_jax.model.decode import Sampling, generate
+from lm_jax.run import stop as stop_flag
+from lm_jax.text.tokenizer import Tokenizer
+from lm_jax.weights.load import load_pretrained
 from protot_jax.concepts.answers import Answers, append, digest
 
 KINDS = ("null", "cached:FILE", "local:FOLDER")
@@ -200,7 +200,7 @@ def local(
         known = stored.find(text, judge=name) if stored else None
         if known is not None:
             return known
-        launch.check_stop("while asking the judge")
+        stop_flag.check("while asking the judge")
         # A key of its own for every prompt, so that the order of asking does not matter.
         key = jax.random.key(int(digest(text)[:8], 16))
         (made,) = generate(

@@ -147,7 +147,7 @@ def _cohens_d(
         quartile_SR = _quartiles(half_life_SQ[:, member_R])
         first_SQ[:, member_R], last_SQ[:, member_R] = quartile_SR == 0, quartile_SR == 3
         score_SQ[:, member_R] -= score_SQ[:, member_R].mean(1, keepdims=True)
-    # `lm_jax.stats.cohens_d` takes one pair at a time, and this is thousands of them.
+    # `lm_jax.statistics.cohens_d` takes one pair at a time, and this is thousands of them.
     count_2S = np.sum([first_SQ, last_SQ], axis=2)
     with np.errstate(invalid="ignore", divide="ignore"):
         mean_2S = np.sum([score_SQ * first_SQ, score_SQ * last_SQ], axis=2) / count_2S

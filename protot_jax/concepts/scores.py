@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from lm_jax.stats import Interval, clustered_bootstrap
+from lm_jax.statistics import Interval, clustered_bootstrap
 from protot_jax.concepts.judge import SCORES
 
 RESAMPLES = 2000

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from tokenizers.decoders import DecodeStream
 
-from lm_jax.hf.tokenizer import Tokenizer
+from lm_jax.text.tokenizer import Tokenizer
 from protot_jax.concepts.collect import Texts
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from lm_jax import launch, progress
-from lm_jax.decoder import count_params
+from lm_jax.model.decoder import count_params
+from lm_jax.run import progress, stop
 from protot_jax.concepts import lag, locality, measures, ranking, resampling, schema
 from protot_jax.concepts.collect import GATES, Texts, gates_of_layer
 from protot_jax.concepts.judge import Judge, NullJudge
@@ -74,7 +74,7 @@ def make(
     layers, prototypes, lags, repetitions, baseline = [], [], [], [], []
     with progress.track("analyse", model.cfg.num_layers, unit="layers") as advance:
         for layer in range(model.cfg.num_layers):
-            launch.check_stop("while analysing gates")
+            stop.check("while analysing gates")
             gates = {gate: gates_of_layer(activations, texts, gate, layer) for gate in GATES}
             found, repetition_SR = _prototypes(model, layer, gates, texts, settings, shown, half_SN)
             repetitions.append(repetition_SR)

@@ -30,9 +30,19 @@ from typing import Any
 from absl import flags
 import pyarrow.parquet as pq
 
-from lm_jax import launch, manifests, runs
 from lm_jax.errors import UsageError
-from lm_jax.report import slug, write
+from lm_jax.report import slug
+from lm_jax.run import cli
+from lm_jax.run.files import (
+    file_digest,
+    read_json,
+    replace_file,
+    storage_error,
+    write_json,
+    write_text,
+)
+from lm_jax.run.provenance import PROVENANCE_FILE, collect_provenance, record_provenance
+from lm_jax.run.workdir import Resume, finish_time, mark_finished, open_workdir
 from protot_jax import run_flags
 from protot_jax.intervene import experiment, family, report, wording
 from protot_jax.intervene.experiment import Settings, Subject
@@ -86,7 +96,7 @@ def sentences_from_flags(concept: str | None) -> tuple[list[Sentence], str, str]
     if _SENTENCES.value:
         path = Path(_SENTENCES.value)
         found = read(path, concept=concept)
-        return found, path.name, manifests.file_digest(path)["sha256"]
+        return found, path.name, file_digest(path)["sha256"]
     if concept is None:
         raise UsageError("there are no sentences; give --concept=NAME or --sentences=FILE")
     return shipped(concept), "shipped", shipped_digest()
@@ -143,7 +153,7 @@ def interventions_folder(run: Path) -> Path:
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
-        raise runs.storage_error(folder, error) from error
+        raise storage_error(folder, error) from error
     return folder
 
 
@@ -182,7 +192,7 @@ def _columns(*cells: str) -> str:
     return f"  {first:<20}{second:>26}{third:>12}{fourth:>26}".rstrip()
 
 
-def main(arguments: launch.Arguments) -> None:
+def main(arguments: cli.Arguments) -> None:
     """The command."""
     run = run_flags.run_folder()
     concepts: list[str | None] = list(dict.fromkeys(_CONCEPT.value)) or [None]
@@ -214,24 +224,24 @@ def main(arguments: launch.Arguments) -> None:
 
 
 def several(
-    subjects: list[Subject], run: Path, jobs: list[Job], folder: Path, resume: launch.Resume
+    subjects: list[Subject], run: Path, jobs: list[Job], folder: Path, resume: Resume
 ) -> None:
     """Measures concepts one after the other, each in a folder of its own, and compares them."""
     config = {"concepts": [job.settings.concept for job in jobs], "settings": jobs[0].settings}
-    with runs.open_workdir(folder, config, resume=resume) as work:
+    with open_workdir(folder, config, resume=resume) as work:
         results, page = [], work.path
         for job in jobs:
             own = work.path / slug(str(job.settings.concept))
             found, page = one(subjects, run, job, own, resume)
             print(page)
             results.append(found)
-        if not runs.finished(work.path):
+        if not finish_time(work.path):
             compared = family.compare(results)
-            runs.write_json(work.path / COMPARISON, compared)
-            provenance = runs.read_json(page.parent / runs.PROVENANCE)
-            write(work.path / COMPARISON_PAGE, family.page(compared, provenance=provenance))
-            runs.mark_finished(work.path)
-        heads, *rows = family.format_rows(runs.read_json(work.path / COMPARISON))
+            write_json(work.path / COMPARISON, compared)
+            provenance = read_json(page.parent / PROVENANCE_FILE)
+            write_text(work.path / COMPARISON_PAGE, family.page(compared, provenance=provenance))
+            mark_finished(work.path)
+        heads, *rows = family.format_rows(read_json(work.path / COMPARISON))
         widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
         for row in (heads, *rows):
             cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
@@ -240,16 +250,16 @@ def several(
 
 
 def one(
-    subjects: list[Subject], run: Path, job: Job, folder: Path, resume: launch.Resume
+    subjects: list[Subject], run: Path, job: Job, folder: Path, resume: Resume
 ) -> tuple[dict[str, Any], Path]:
     """The result of one concept, measured or from a finished folder, and its page."""
-    with runs.open_workdir(folder, job.settings, resume=resume) as work:
-        if done := runs.finished(work.path):
+    with open_workdir(folder, job.settings, resume=resume) as work:
+        if done := finish_time(work.path):
             print(f"finished {done}")
         else:
             make(subjects, run, job, work.path)
-            runs.mark_finished(work.path)
-        return runs.read_json(work.path / RESULT), work.path / PAGE
+            mark_finished(work.path)
+        return read_json(work.path / RESULT), work.path / PAGE
 
 
 def make(
@@ -261,9 +271,9 @@ def make(
     """Measures, and writes the three files into an open work folder."""
     data = experiment.prepared(run, subjects[0])
     subjects[0].model.warn_of_packing()
-    runs.record_provenance(
+    record_provenance(
         folder,
-        runs.provenance(
+        collect_provenance(
             seeds={"reinitialise": job.settings.reinit_seed},
             dtype="float32",
             data={
@@ -274,15 +284,13 @@ def make(
         ),
     )
     found, rows = experiment.perform(subjects, data, job.sentences, job.settings)
-    with runs.replace_file(folder / ROWS) as file:
+    with replace_file(folder / ROWS) as file:
         pq.write_table(rows, file, write_page_checksum=True, compression="zstd")
-    runs.write_json(folder / RESULT, found)
+    write_json(folder / RESULT, found)
     # What a reader of the file finds, and not what was in memory.
-    page = report.build(
-        runs.read_json(folder / RESULT), provenance=runs.read_json(folder / runs.PROVENANCE)
-    )
-    write(folder / PAGE, page)
+    page = report.build(read_json(folder / RESULT), provenance=read_json(folder / PROVENANCE_FILE))
+    write_text(folder / PAGE, page)
 
 
 if __name__ == "__main__":
-    launch.app(main, workdir_required=False)
+    cli.app(main, workdir_required=False)

@@ -25,12 +25,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import lm_jax
-from lm_jax import launch, stats
-from lm_jax.config import DecoderConfig
+from lm_jax import statistics
 from lm_jax.errors import UsageError
-from lm_jax.mixers import Mixer
-from lm_jax.params import ParamTree
-from lm_jax.stats import Interval
+from lm_jax.model.config import DecoderConfig
+from lm_jax.model.mixers import Mixer
+from lm_jax.model.params import ParamTree
+from lm_jax.run import stop
+from lm_jax.statistics import Interval
 from lm_jax.train.objective import PAD
 from protot_jax import edits
 from protot_jax.intervene.sentences import Cases, Sentence, locate
@@ -176,7 +177,7 @@ def measure(
     chosen = (layer, prototype)
 
     def read(tokens_NS: np.ndarray, mode: str | None, at: tuple[int, int], draw: int) -> np.ndarray:
-        launch.check_stop("while intervening")
+        stop.check("while intervening")
         params = model.params
         if mode == REINITIALISE:
             # Arrays, because an index that is a Python number would be compiled in.
@@ -261,7 +262,7 @@ def _text_change(
     change = {}
     for mode, total in sums.items():
         mean = total / (draws if mode == REINITIALISE else 1)
-        found = stats.clustered_bootstrap(mean, row_of_token, seed=seed)
+        found = statistics.clustered_bootstrap(mean, row_of_token, seed=seed)
         estimate, low, high = (
             float(100.0 * np.expm1(end)) for end in (found.estimate, found.low, found.high)
         )

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from lm_jax import progress
 from lm_jax.errors import BadInputError, UsageError
-from lm_jax.train.data import Examples
-from lm_jax.train.prepare import Prepared, open_prepared
+from lm_jax.run import progress
+from lm_jax.text.examples import Examples
+from lm_jax.text.preparation import Prepared, open_prepared
 from protot_jax.edits import check
 from protot_jax.intervene import effects, gates, matching, schema, summary
 from protot_jax.intervene.sentences import Sentence

@@ -19,11 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import lm_jax
-from lm_jax.config import DecoderConfig
 from lm_jax.errors import BadInputError
-from lm_jax.mixers import Mixer
-from lm_jax.params import ParamTree
-from lm_jax.train.data import Examples
+from lm_jax.model.config import DecoderConfig
+from lm_jax.model.mixers import Mixer
+from lm_jax.model.params import ParamTree
+from lm_jax.text.examples import Examples
 from lm_jax.train.objective import PAD
 from protot_jax.intervene.sentences import word_ids
 from protot_jax.trained import TrainedModel

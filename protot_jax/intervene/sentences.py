@@ -24,8 +24,8 @@ import re
 import numpy as np
 
 from lm_jax.errors import BadInputError, UsageError, nearest
-from lm_jax.hf.tokenizer import Tokenizer
-from lm_jax.train.tokenizer import UNKNOWN
+from lm_jax.text.tokenizer import Tokenizer
+from lm_jax.text.tokenizer_training import UNKNOWN
 
 FIELDS = ("concept", "target", "text")
 _SHIPPED = "sentences.jsonl"

@@ -7,28 +7,31 @@ lists, the report among it. A killed study is started again with the same comman
 same numbers.
 """
 
-from lm_jax import launch, runs
+from lm_jax.run import cli
+from lm_jax.run.files import read_json
+from lm_jax.run.plain import from_plain
+from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
 from lm_jax.train.config import MAY_CHANGE
 from sparse_jax.addition import report, study
 from sparse_jax.addition.config import AdditionConfig
 
 
-def main(arguments: launch.Arguments) -> None:
+def main(arguments: cli.Arguments) -> None:
     """The command."""
-    config = launch.freeze(arguments.config, AdditionConfig)
+    config = from_plain(arguments.config, AdditionConfig)
     force = arguments.resume == "force"
-    opened = runs.open_workdir(
+    opened = open_workdir(
         arguments.folder, arguments.config, resume=arguments.resume, may_change=MAY_CHANGE
     )
     with opened as work:
-        done = runs.finished(work.path)
+        done = finish_time(work.path)
         if not done:
             study.run(config, work.path, force=force)
-            runs.mark_finished(work.path)
-        summary = runs.read_json(work.path / study.SUMMARY)
+            mark_finished(work.path)
+        summary = read_json(work.path / study.SUMMARY)
         print(*[f"finished {done}"] * bool(done), *report.findings(summary), sep="\n")
         print(f"report: {work.path / study.REPORT}")
 
 
 if __name__ == "__main__":
-    launch.app(main, config="configs/sparse/addition.py", training=True)
+    cli.app(main, config="configs/sparse/addition.py", training=True)

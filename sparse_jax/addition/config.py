@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
-from lm_jax.config_files import in_mode
 from lm_jax.errors import UsageError
+from lm_jax.run.config_files import in_mode
 from lm_jax.train.config import TrainConfig
 from sparse_jax.addition import problems
 from sparse_jax.geco import GecoSettings

@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lm_jax import sites
-from lm_jax.attention import softmax
-from lm_jax.config import DecoderConfig
-from lm_jax.decoder import forward
-from lm_jax.edits import Scale
+from lm_jax.model import sites
+from lm_jax.model.attention import softmax
+from lm_jax.model.config import DecoderConfig
+from lm_jax.model.decoder import forward
+from lm_jax.model.edits import Scale
 from sparse_jax.addition import problems
 from sparse_jax.attend import gated
 

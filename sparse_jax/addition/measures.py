@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from lm_jax import stats
-from lm_jax.stats import Interval
+from lm_jax import statistics
+from lm_jax.statistics import Interval
 from sparse_jax.addition import problems
 from sparse_jax.addition.looking import Look, Seen
 
@@ -32,12 +32,12 @@ SLIGHT = 0.01
 
 def rate(hits: ArrayLike) -> dict[str, Any]:
     """A share of truths with its Wilson interval."""
-    return _plain(stats.wilson(int(np.count_nonzero(hits)), np.size(hits)))
+    return _plain(statistics.wilson(int(np.count_nonzero(hits)), np.size(hits)))
 
 
 def mean(values_P: np.ndarray, seed: int) -> dict[str, Any]:
     """A mean over problems with its bootstrap interval."""
-    found = stats.clustered_bootstrap(values_P, np.arange(len(values_P)), seed=seed)
+    found = statistics.clustered_bootstrap(values_P, np.arange(len(values_P)), seed=seed)
     return _plain(found)
 
 

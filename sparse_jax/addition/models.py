@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from jax.sharding import Mesh
 import numpy as np
 
-from lm_jax import sharding
-from lm_jax.config import DecoderConfig
+from lm_jax.model.config import DecoderConfig
+from lm_jax.parallel import sharding
 from lm_jax.train.config import TrainConfig, Upkeep
 from lm_jax.train.loop import Measure, Trained, train
 from lm_jax.train.objective import LanguageModelling, Objective

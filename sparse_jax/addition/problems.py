@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lm_jax.errors import BadInputError, UsageError
-from lm_jax.train.data import epoch_order, order_name, shuffled
+from lm_jax.text.examples import epoch_order, order_name, shuffled
 from lm_jax.train.objective import PAD, Cut
 
 SYMBOLS = "0123456789+=?"
@@ -120,7 +120,7 @@ def cut(tokens_BS: jax.Array) -> Cut:
 
 
 class Batches:
-    """The endless sequence of shuffled batches, as `lm_jax.train.data.Batches` draws them.
+    """The endless sequence of shuffled batches, as `lm_jax.text.examples.Batches` draws them.
 
     Attributes:
       fingerprint: names all that decides the batches.

@@ -35,7 +35,7 @@ def build(
       summary: of `study.run`, as read back from `summary.json`.
       evaluations: of each model of the first seed, columns by name and `step`.
       drawn: of each model of the first seed, the sums to draw.
-      provenance: of `runs.record_provenance`.
+      provenance: of `record_provenance`.
     """
     first = summary["seeds"][0]
     parts = (

@@ -22,9 +22,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from lm_jax import runs, settings, sharding
-from lm_jax.decoder import count_params
-from lm_jax.report import write
+from lm_jax.model.decoder import count_params
+from lm_jax.parallel import sharding
+from lm_jax.run.files import read_json, replace_file, write_json, write_text
+from lm_jax.run.plain import to_plain
+from lm_jax.run.provenance import PROVENANCE_FILE, collect_provenance, record_provenance
 from lm_jax.train.config import MAY_CHANGE
 from lm_jax.train.metrics import EVALUATIONS, METRICS
 from sparse_jax.addition import measures, models, problems, report
@@ -53,7 +55,7 @@ def run(config: AdditionConfig, folder: Path, *, force: bool = False) -> dict[st
     """
     drawn = tuple(problems.number(text) for text in config.drawn)
     splits = {seed: problems.split(config.held_out, seed, drawn) for seed in config.seeds}
-    origin = runs.provenance(
+    origin = collect_provenance(
         seeds={f"study {i}": seed for i, seed in enumerate(config.seeds)},
         dtype="float32",
         data={
@@ -62,24 +64,24 @@ def run(config: AdditionConfig, folder: Path, *, force: bool = False) -> dict[st
             for part, numbers_P in zip(("trained", "held out"), split, strict=True)
         },
     )
-    runs.record_provenance(folder, origin)
+    record_provenance(folder, origin)
     studied = [run_seed(config, folder, seed, splits[seed], drawn, force) for seed in config.seeds]
     found = [each.summary for each in studied]
     summary = {
-        "config": settings.plain(config),
+        "config": to_plain(config),
         "seeds": found,
         "between_seeds": report.between_seeds(found),
         "device": jax.devices()[0].device_kind,
     }
-    runs.write_json(folder / SUMMARY, summary)
-    summary = runs.read_json(folder / SUMMARY)
+    write_json(folder / SUMMARY, summary)
+    summary = read_json(folder / SUMMARY)
     page = report.build(
         summary,
         studied[0].evaluations,
         studied[0].drawn,
-        provenance=runs.read_json(folder / runs.PROVENANCE),
+        provenance=read_json(folder / PROVENANCE_FILE),
     )
-    write(folder / REPORT, page)
+    write_text(folder / REPORT, page)
     return summary
 
 
@@ -93,7 +95,7 @@ def run_seed(
 ) -> Studied:
     """Trains both models of one seed, or goes on with them, and measures them."""
     (trained, held_out), folder = split, folder / f"seed_{seed}"
-    kept = settings.plain(config)
+    kept = to_plain(config)
     # Another choice of sums to draw may hold out others, which the digest tells.
     for name in ("seeds", "drawn", *MAY_CHANGE):
         kept.pop(name, None)
@@ -113,7 +115,7 @@ def run_seed(
         found[job.name] |= _training(folder / job.name)
     summary = {
         "seed": seed,
-        "config": settings.plain(config),
+        "config": to_plain(config),
         "parameters": count_params(models.decoder(config)),
         "sums": {
             "trained": len(trained),
@@ -123,11 +125,11 @@ def run_seed(
         "models": found,
     }
     table = pa.concat_tables(_rows(name, own, held_out) for name, own in seen.items())
-    with runs.replace_file(folder / SUMS) as file:
+    with replace_file(folder / SUMS) as file:
         pq.write_table(table, file, compression="zstd", write_page_checksum=True)
-    runs.write_json(folder / SUMMARY, summary)
+    write_json(folder / SUMMARY, summary)
     return Studied(
-        runs.read_json(folder / SUMMARY),
+        read_json(folder / SUMMARY),
         {name: evaluations(folder / name) for name in seen},
         {name: [_one(own, held_out, number) for number in drawn] for name, own in seen.items()},
     )

@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kernels import cases
-from kernels.error_bound import COMPILED_QUICKLY
+from kernels.core import cases
+from kernels.rounding.error_bound import COMPILED_QUICKLY
 from tests import rounding
 
 _PROGRAMS: dict[Any, Callable] = {}

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from scipy import linalg
 
-from kernels import cases, delta_rule
+from kernels import delta_rule
+from kernels.core import cases
 from kernels.delta_rule import xla
 from tests import rounding
 from tests.kernels import comparison

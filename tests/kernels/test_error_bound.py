@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from scipy import linalg
 
-from kernels import cases, error_bound
-from kernels.error_model import Arithmetic
+from kernels.core import cases
+from kernels.rounding import error_bound
+from kernels.rounding.error_model import Arithmetic
 from tests import rounding
 
 U = 2.0**-24

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels import dispatch, gated_attention, noise
-from kernels.visibility import visibility
-from lm_jax.attention import softmax
+from kernels import gated_attention
+from kernels.attention.visibility import visibility
+from kernels.core import dispatch, noise
+from lm_jax.model.attention import softmax
 from tests import rounding
 
 SEED = 7

@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from kernels import cases, dispatch
+from kernels.core import cases, dispatch
 from tests.kernels import comparison
 
 SUITE = cases.suite("gated_attention")

@@ -12,10 +12,11 @@ from jax.sharding import PartitionSpec
 import numpy as np
 import pytest
 
-from kernels import dispatch, gated_attention, noise
+from kernels import gated_attention
+from kernels.attention.visibility import visibility
+from kernels.core import dispatch, noise
 from kernels.gated_attention import tile, xla
 from kernels.gated_attention.config import Config
-from kernels.visibility import visibility
 from tests import rounding
 
 B, T, N, K, H = 4, 64, 4, 2, 64

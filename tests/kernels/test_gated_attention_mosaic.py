@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels import cases, dispatch, noise
+from kernels.attention.visibility import visibility
+from kernels.core import cases, dispatch, noise
 from kernels.gated_attention import mosaic, reference, tile
 from kernels.gated_attention.config import MODES, Config
-from kernels.visibility import visibility
 from tests import rounding
 from tests.kernels import comparison, mosaic_code
 from tools.gpu_code import target

@@ -13,10 +13,11 @@ from jax.sharding import PartitionSpec
 import numpy as np
 import pytest
 
-from kernels import dispatch, gated_attention, tuning
+from kernels import gated_attention
+from kernels.attention.visibility import visibility
+from kernels.core import dispatch, tuning
 from kernels.gated_attention import pallas, pallas_plan
 from kernels.gated_attention.config import Config
-from kernels.visibility import visibility
 from tests import rounding
 
 SEED = 5

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from kernels import cases, dispatch, prefix_mean
+from kernels import prefix_mean
+from kernels.core import cases, dispatch
 from kernels.prefix_mean import baselines
 from kernels.prefix_mean.state import LogState, State, empty_state, join, stretch
 from tests import rounding

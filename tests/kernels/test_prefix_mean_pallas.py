@@ -9,7 +9,7 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 import numpy as np
 import pytest
 
-from kernels import cases, dispatch, tuning
+from kernels.core import cases, dispatch, tuning
 from kernels.prefix_mean import pallas
 from kernels.prefix_mean.config import Config
 from tests import rounding

@@ -11,7 +11,8 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
-from kernels import cases, prefix_mean
+from kernels import prefix_mean
+from kernels.core import cases
 from kernels.prefix_mean import baselines, linear_chunk, xla
 from kernels.prefix_mean.state import LogState, State
 from tests import rounding

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels import cases, dispatch, row_map_attention
+from kernels import row_map_attention
+from kernels.core import cases, dispatch
 from kernels.row_map_attention import maps, reference, xla
 from polyattn_jax import row_maps
 from polyattn_jax.substitute import Switch

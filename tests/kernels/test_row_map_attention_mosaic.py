@@ -13,12 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels import cases, dispatch, mosaic_attention
+from kernels.attention import mosaic_pipeline
+from kernels.attention.visibility import visibility
+from kernels.core import cases, dispatch
 from kernels.row_map_attention import maps, mosaic, reference, tile
 from kernels.row_map_attention.api import row_map_attention
 from kernels.row_map_attention.cases import MAPS
 from kernels.row_map_attention.config import Call, Config, Tiles
-from kernels.visibility import visibility
 from tests import rounding
 from tests.kernels import comparison, mosaic_code
 from tools.gpu_code import target
@@ -60,7 +61,7 @@ def test_a_stream_of_tiles_is_the_row(name, size):
     raw_XY, v_YH = size * jax.random.normal(keys[0], (X, Y)), jax.random.normal(keys[1], (Y, 5))
     query_X, key_Y = jnp.arange(X) + 60, jnp.arange(Y)
     seen_XY = key_Y[None] <= query_X[:, None]
-    place = mosaic_attention.Place(jnp.int32(0), 1, query_X, query_X + 1)
+    place = mosaic_pipeline.Place(jnp.int32(0), 1, query_X, query_X + 1)
     # Two standard deviations of the scores: some rows have an active key, and some none.
     bias_N = jnp.array([9.0, -0.25 * size])
 

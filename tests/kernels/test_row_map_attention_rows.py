@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels import dispatch, row_map_attention, tuning
+from kernels import row_map_attention
+from kernels.attention.visibility import visibility
+from kernels.core import dispatch, tuning
 from kernels.row_map_attention import maps, reference, tile
 from kernels.row_map_attention.cases import MAPS
-from kernels.visibility import visibility
 from tests import rounding
 
 ROWS, KEYS = 6, 24

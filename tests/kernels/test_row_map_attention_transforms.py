@@ -10,7 +10,8 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
-from kernels import dispatch, row_map_attention
+from kernels import row_map_attention
+from kernels.core import dispatch
 from kernels.row_map_attention import maps
 from tests import rounding
 

@@ -11,10 +11,10 @@ import jax
 import numpy as np
 import pytest
 
-from kernels import cases, dispatch
+from kernels.attention.visibility import visibility
+from kernels.core import cases, dispatch
 from kernels.score_stats import config
 from kernels.score_stats.api import score_stats
-from kernels.visibility import visibility
 from polyattn_jax.diagnostic import RowStats, Status, relative_error_bound, row_stats
 from tests.kernels import comparison
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels import dispatch
+from kernels.core import dispatch
 from kernels.score_stats import tile
 from kernels.score_stats.config import Config
 from polyattn_jax.diagnostic import relative_error_bound

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels import dispatch
+from kernels.core import dispatch
 from kernels.score_stats import config
 from kernels.score_stats.api import score_stats
 from polyattn_jax.diagnostic import relative_error_bound

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels import cases, dispatch, selective_scan
+from kernels import selective_scan
+from kernels.core import cases, dispatch
 from kernels.selective_scan import xla
 from tests import rounding
 from tests.kernels import comparison

@@ -1,7 +1,7 @@
 """Data sets are made of few words, tokenizers of few merges; models are copies of golden ones."""
 
-from tests.lm_jax.golden_copies import copy
-from tests.lm_jax.made_corpus import folder, prepared, tokenizer
-from tests.lm_jax.made_tokenizers import sentencepiece, smollm
+from tests.lm_jax.text.synthetic_corpus import folder, prepared, tokenizer
+from tests.lm_jax.text.synthetic_tokenizers import sentencepiece, smollm
+from tests.lm_jax.weights.golden_copies import copy
 
 __all__ = ["copy", "folder", "prepared", "sentencepiece", "smollm", "tokenizer"]

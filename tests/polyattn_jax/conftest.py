@@ -23,8 +23,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
 import lm_jax
-from lm_jax import launch
-from lm_jax.hf.tokenizer import Tokenizer
+from lm_jax.run import cli
+from lm_jax.text.tokenizer import Tokenizer
 from polyattn_jax import audit, calibrate, check, suites
 from polyattn_jax.suites.niah import CUE, HARMLESS
 from tests.polyattn_jax import made_report
@@ -160,11 +160,11 @@ class Outcome:
 Command = Callable[..., Outcome]
 
 
-def run(main: launch.Main, argv: list[str], **options: Any) -> Outcome:
+def run(main: cli.Main, argv: list[str], **options: Any) -> Outcome:
     """Runs a command in this process."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = launch.run(main, ["command", *argv], **options)
+        code = cli.run(main, ["command", *argv], **options)
     return Outcome(code, out.getvalue(), err.getvalue().splitlines())
 
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lm_jax import runs
 from lm_jax.errors import BadInputError
+from lm_jax.run.files import read_json
 from polyattn_jax import audit, head_sets, measure, schema
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.diagnostic import Status
@@ -296,7 +296,7 @@ def assert_same_audit(audited, expected_rows, expected_answers, bias_limits):
 
     def check(folder):
         low, high = bias_limits
-        assert low <= runs.read_json(folder / "calibration.json")["bias"] <= high
+        assert low <= read_json(folder / "calibration.json")["bias"] <= high
         ours, theirs = by_key(table(folder)), by_key(table(audited))
         for name in (*KEY, "head_type"):
             np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)

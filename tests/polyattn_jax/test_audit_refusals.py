@@ -6,7 +6,7 @@ import shutil
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from lm_jax import runs
+from lm_jax.run.workdir import open_workdir
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_model_that_cannot_be_used(run_audit, tmp_path, copied, spoil, words):
 
 
 def test_a_folder_that_another_run_uses(run_audit, tmp_path):
-    with runs.open_workdir(tmp_path / "run", {"any": "config"}):
+    with open_workdir(tmp_path / "run", {"any": "config"}):
         outcome = run_audit(tmp_path / "run")
     assert (outcome.code, len(outcome.err)) == (6, 1)
     assert "is in use by process" in outcome.err[0]

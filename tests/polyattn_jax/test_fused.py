@@ -78,7 +78,7 @@ def test_one_recipe_everywhere_also_while_decoding(params, tokens_BT):
     wanted = rounding.expected(lambda: forward(params, tokens_BT, cfg=CFG, attend=attend).logits)
     found = forward(params, tokens_BT, cfg=CFG, attend=by_kernels(attend)).logits
     rounding.assert_within(found, wanted)
-    cache = lm_jax.decoder.init_cache(CFG, B, T + 5)
+    cache = lm_jax.model.decoder.init_cache(CFG, B, T + 5)
     steps = []
     for t in range(0, T, 12):
         out = forward(

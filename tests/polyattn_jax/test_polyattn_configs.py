@@ -10,8 +10,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from lm_jax import launch
 from lm_jax.errors import UsageError
+from lm_jax.run.config_files import load_config
+from lm_jax.run.plain import from_plain
 from polyattn_jax import audit
 from polyattn_jax.config import MODES, AuditConfig
 from tests.polyattn_jax import audit_oracle
@@ -57,9 +58,7 @@ def test_the_rows_of_a_gpt_2_equal_a_float64_oracle(run_smoke, toys, haystack, t
     """Learned positions, biases and LayerNorm are in the scores that are diagnosed."""
     outcome = run_smoke("smollm2.py", toys["gpt2"], tmp_path / "run")
     assert outcome.code == 0, outcome.err
-    smoke = launch.freeze(
-        launch.load_config(f"{ROOT}/configs/polyattn/smollm2.py:smoke"), AuditConfig
-    )
+    smoke = from_plain(load_config(f"{ROOT}/configs/polyattn/smollm2.py:smoke"), AuditConfig)
     changed = dataclasses.replace(smoke, model=str(toys["gpt2"]), haystack=str(haystack))
     subject = audit.load(changed)
     cfg = subject.model.cfg
@@ -76,11 +75,11 @@ def test_the_rows_of_a_gpt_2_equal_a_float64_oracle(run_smoke, toys, haystack, t
 @pytest.mark.parametrize("mode", sorted(MODES))
 def test_every_mode_is_an_audit_of_the_14_recipes_or_fewer(name, mode):
     spec = str(ROOT / "configs" / "polyattn" / name) + (f":{mode}" if mode else "")
-    config = launch.freeze(launch.load_config(spec), AuditConfig)
+    config = from_plain(load_config(spec), AuditConfig)
     assert len(config.recipes) == (1 if mode == "smoke" else 14)
     assert (config.niah_n == 200) == (mode == "")
 
 
 def test_an_unknown_mode_is_refused():
     with pytest.raises(UsageError, match="mode 'smoked' is not one of an audit; did you mean 'smo"):
-        launch.load_config(f"{ROOT}/configs/polyattn/smollm2.py:smoked")
+        load_config(f"{ROOT}/configs/polyattn/smollm2.py:smoked")

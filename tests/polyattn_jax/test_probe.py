@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels.visibility import visibility
+from kernels.attention.visibility import visibility
 import lm_jax
-from lm_jax.attention import attention
-from lm_jax.sites import Scope
+from lm_jax.model.attention import attention
+from lm_jax.model.sites import Scope
 from polyattn_jax import measure, probe, row_maps
 from polyattn_jax.diagnostic import softmax_error_bound
 from polyattn_jax.fused import NAME as KERNELS

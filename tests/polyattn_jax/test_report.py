@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lm_jax import runs
 from lm_jax.report.markup import number
-from lm_jax.stats import wilson
+from lm_jax.run.files import read_json, write_json
+from lm_jax.statistics import wilson
 from polyattn_jax import figures, wording
 from polyattn_jax.columns import columns
 from polyattn_jax.diagnostic import Status
@@ -198,10 +198,10 @@ def test_absent_parts_leave_a_valid_page():
 
 def test_a_summary_read_back_from_json_gives_the_same_page(finding, tmp_path):
     found, rows, by_head = finding
-    runs.write_json(tmp_path / "summary.json", found)
+    write_json(tmp_path / "summary.json", found)
     pq.write_table(pa.table(by_head), tmp_path / "heads.parquet")
     heads = columns(pq.read_table(tmp_path / "heads.parquet"))
-    assert build(runs.read_json(tmp_path / "summary.json"), rows, heads) == build(*finding)
+    assert build(read_json(tmp_path / "summary.json"), rows, heads) == build(*finding)
 
 
 def test_hostile_text_stays_text(finding):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import lm_jax
-from lm_jax.attention import as_pytree
 from lm_jax.errors import UsageError
+from lm_jax.model.attention import as_pytree
 from polyattn_jax import measure, row_maps
 from polyattn_jax.diagnostic import relative_error_bound, softmax_error_bound
 from polyattn_jax.row_maps import RECIPES

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from lm_jax import assets, corpora
+from lm_jax import assets
 from lm_jax.errors import BadInputError
+from lm_jax.text import corpora
 from polyattn_jax import suites
 from polyattn_jax.suites import haystack as haystack_lib
 from polyattn_jax.suites import prompts as prompts_lib
@@ -229,7 +230,7 @@ def test_fit_is_exact_and_finds_every_small_sum(lengths, need, seed):
 
 @pytest.mark.real("smollm2", "wiki")
 def test_real_tokenizer_takes_every_shipped_noun_and_every_length():
-    from lm_jax.hf.tokenizer import Tokenizer
+    from lm_jax.text.tokenizer import Tokenizer
 
     weights = assets.path("smollm2", assets.models()["smollm2"])
     tokenizer = Tokenizer.from_gguf(weights)

@@ -6,7 +6,7 @@ from ml_collections import ConfigDict
 import numpy as np
 import pytest
 
-from lm_jax import launch
+from lm_jax.run import cli
 from lm_jax.train import loop
 from protot_jax import pretrain
 from protot_jax.config import experiment
@@ -61,4 +61,4 @@ def settings(text, **changed) -> ConfigDict:
 
 def command(config, folder):
     """Runs `main` as the command line does, with a config that is already made."""
-    return pretrain.main(launch.Arguments(config, folder))
+    return pretrain.main(cli.Arguments(config, folder))

@@ -7,9 +7,11 @@ import sys
 
 import pytest
 
-from lm_jax import launch
 from lm_jax.errors import UsageError
-from lm_jax.train.prepare import prepare_corpus
+from lm_jax.run import cli
+from lm_jax.run.config_files import load_config
+from lm_jax.run.plain import from_plain
+from lm_jax.text.preparation import prepare_corpus
 from protot_jax import pretrain, study, study_config, trained
 from protot_jax.config import PretrainConfig
 from protot_jax.seeds import over_seeds
@@ -35,7 +37,7 @@ RUNS = sorted(FILES.keys() - OTHERS - STUDIES)
 @pytest.mark.parametrize("name", RUNS)
 def test_the_smoke_mode_of_a_run_runs(name, tmp_path, capsys):
     argv = ["pretrain", f"--config={FILES[name]}:smoke", f"--workdir={tmp_path / 'run'}"]
-    assert launch.run(pretrain.main, argv, config=FILES["default"]) == 0
+    assert cli.run(pretrain.main, argv, config=FILES["default"]) == 0
     assert "protot: validation perplexity" in capsys.readouterr().out
 
 
@@ -56,7 +58,7 @@ SMOKE_ROWS = {
 @pytest.mark.parametrize("name", sorted(STUDIES))
 def test_the_smoke_mode_of_a_study_keeps_what_the_study_varies(name):
     whole, small = (
-        launch.freeze(launch.load_config(FILES[name] + mode), study_config.StudyConfig)
+        from_plain(load_config(FILES[name] + mode), study_config.StudyConfig)
         for mode in ("", ":smoke")
     )
     assert [variant.name for variant in small.variants] == SMOKE_ROWS[name]
@@ -97,7 +99,7 @@ def test_the_smoke_mode_of_a_study_runs(name, tmp_path):
 
 
 def _study(text):
-    base = launch.freeze(settings(text, max_steps=2, eval_every=1), PretrainConfig)
+    base = from_plain(settings(text, max_steps=2, eval_every=1), PretrainConfig)
     variants = (
         study_config.Variant("two", ("prototypes.num_prototypes=2",), (1e-3,), paper=98.5),
         study_config.Variant("llama", ("model=llama", "dropout=0.0")),
@@ -188,7 +190,7 @@ def test_a_study_says_which_variant_is_wrong(text):
 
 def test_a_shared_corpus_of_other_settings_is_refused(text, tmp_path):
     config = settings(text, max_steps=1)
-    prepare_corpus(tmp_path / "data", launch.freeze(config, PretrainConfig).corpus)
+    prepare_corpus(tmp_path / "data", from_plain(config, PretrainConfig).corpus)
     config.corpus.words = 59
     with pytest.raises(UsageError, match=r"words = 60, not 59"):
         pretrain.run_in(config, tmp_path / "b", data=tmp_path / "data")

@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import pytest
 
 import lm_jax
-from lm_jax import launch
 from lm_jax.errors import UsageError
-from lm_jax.flops import forward_flops
+from lm_jax.model.flops import forward_flops
+from lm_jax.run import cli
+from lm_jax.run.config_files import load_config
+from lm_jax.run.plain import from_plain
 from protot_jax import count, models
 from tests.traced import products
 
@@ -26,9 +28,9 @@ FLOPS = {"protot": 41_583e5, "llama": 49_341.5e5, "mamba": 34_734.9e5}
 
 
 def counts(**changed):
-    config = launch.load_config(THROUGHPUT)
+    config = load_config(THROUGHPUT)
     config.update(changed)
-    found = count.count(launch.freeze(config, count.CountConfig))
+    found = count.count(from_plain(config, count.CountConfig))
     return {each.name: each for each in found}
 
 
@@ -91,7 +93,7 @@ def test_the_formulae_hold_every_product_of_the_traced_model(name, monkeypatch):
 
 
 def test_the_command_prints_every_model(capsys):
-    assert launch.run(count.main, ["count"], config=THROUGHPUT, workdir_required=False) == 0
+    assert cli.run(count.main, ["count"], config=THROUGHPUT, workdir_required=False) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 100
     cells = {line.split()[0]: line.split() for line in lines[4:]}
@@ -106,7 +108,7 @@ def test_the_command_prints_every_model(capsys):
 def test_the_smoke_mode_runs(capsys):
     argv = ["count", "--config.num_layers=3"]
     smoke = f"{THROUGHPUT}:smoke"
-    assert launch.run(count.main, argv, config=smoke, workdir_required=False) == 0
+    assert cli.run(count.main, argv, config=smoke, workdir_required=False) == 0
     assert "width 32, 3 layers" in capsys.readouterr().out
 
 
@@ -128,7 +130,7 @@ def test_the_smoke_mode_runs(capsys):
 )
 def test_what_cannot_be_counted_is_one_line(argument, words, capsys):
     argv = ["count", argument]
-    assert launch.run(count.main, argv, config=THROUGHPUT, workdir_required=False) == 2
+    assert cli.run(count.main, argv, config=THROUGHPUT, workdir_required=False) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert words in line
 

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 import lm_jax
-from lm_jax import decode, launch
+from lm_jax.checkpoint import manager
 from lm_jax.errors import BadInputError, CorruptError, UsageError
-from lm_jax.train import checkpoints
-from lm_jax.train.tokenizer import BOS, SPECIAL, UNKNOWN
+from lm_jax.model import decode
+from lm_jax.run import cli
+from lm_jax.text.tokenizer_training import BOS, SPECIAL, UNKNOWN
 import protot_jax
 from protot_jax import edits, generate, run_flags, trained
 from tests import rounding
@@ -82,8 +83,8 @@ def test_what_is_no_run_is_refused(run, tmp_path):
 def test_a_flipped_bit_is_named(run, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
-    saved = trained.seed_folder(copy, 1) / checkpoints.FOLDER
-    arrays = checkpoints.step_folder(saved, 4) / "arrays"
+    saved = trained.seed_folder(copy, 1) / manager.FOLDER
+    arrays = manager.step_folder(saved, 4) / "arrays"
     victim = max((f for f in arrays.rglob("*") if f.is_file()), key=lambda f: f.stat().st_size)
     data = bytearray(victim.read_bytes())
     data[len(data) // 2] ^= 1
@@ -132,13 +133,13 @@ def test_a_llama_run_is_continued_up_to_its_context(run):
 
 def test_the_command_continues_the_prompt(run, capsys):
     argv = ["generate", f"--run={run}", "--prompt=the people", "--tokens=12", "--draw_seed=3"]
-    assert launch.run(generate.main, argv, workdir_required=False) == 0
+    assert cli.run(generate.main, argv, workdir_required=False) == 0
     first = capsys.readouterr().out
     assert first.startswith("the people")
     assert len(first.split()) > 3
-    assert launch.run(generate.main, argv, workdir_required=False) == 0
+    assert cli.run(generate.main, argv, workdir_required=False) == 0
     assert capsys.readouterr().out == first
-    assert launch.run(generate.main, ["generate"], workdir_required=False) == 2
+    assert cli.run(generate.main, ["generate"], workdir_required=False) == 2
     assert "--run is missing" in capsys.readouterr().err
 
 
@@ -188,7 +189,7 @@ def test_the_command_closes_prototypes_and_refuses_those_that_are_none(run, caps
     argv = ["generate", f"--run={run}", "--prompt=the people", "--tokens=12", "--temperature=0"]
     said = {}
     for given in ("L0P1", "L0 P1:zero_write"):
-        assert launch.run(generate.main, [*argv, f"--edit={given}"], workdir_required=False) == 0
+        assert cli.run(generate.main, [*argv, f"--edit={given}"], workdir_required=False) == 0
         said[given] = capsys.readouterr().out
     assert len(set(said.values())) == 1
     for given, message in (
@@ -197,5 +198,5 @@ def test_the_command_closes_prototypes_and_refuses_those_that_are_none(run, caps
         ("L9P1", r"layer = 9 is outside"),
         ("L0P99", r"prototype = 99 is outside"),
     ):
-        assert launch.run(generate.main, [*argv, f"--edit={given}"], workdir_required=False) == 2
+        assert cli.run(generate.main, [*argv, f"--edit={given}"], workdir_required=False) == 2
         assert message in capsys.readouterr().err

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import lm_jax
-from lm_jax.mixers import Layer
-from lm_jax.sites import Scope
+from lm_jax.model.mixers import Layer
+from lm_jax.model.sites import Scope
 from protot_jax.mamba import MambaMixer
 from tests import rounding, tiny
 
@@ -96,7 +96,7 @@ def test_it_starts_as_the_paper_says():
 def test_logits_are_those_of_transformers():
     import torch
 
-    from lm_jax.hf.compat import transformers
+    from lm_jax.weights.compat import transformers
 
     library = transformers()
     torch.manual_seed(0)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import lm_jax
-from lm_jax import sharding, shards
+from lm_jax.parallel import sharding
+from lm_jax.parallel.kernels import under_mesh
 from protot_jax.deltanet import DeltaNetMixer
 from protot_jax.mamba import MambaMixer
 from protot_jax.mixer import PrototypeMixer
@@ -35,7 +36,7 @@ def test_loss_and_gradients_are_those_of_one_device(mixer):
     differentiate = jax.value_and_grad(loss)
     mesh = sharding.make_mesh(data=2, tensor=2)
     places = (sharding.param_shardings(mesh, spec), sharding.batch_sharding(mesh))
-    lowered = jax.jit(shards.on_mesh(differentiate, mesh), in_shardings=places)
+    lowered = jax.jit(under_mesh(differentiate, mesh), in_shardings=places)
     assert "shard_map" in str(jax.make_jaxpr(lowered)(params, TOKENS_BT))
     got = lowered(jax.device_put(params, places[0]), sharding.shard_batch(mesh, TOKENS_BT))
     rounding.assert_within(got, rounding.expected(differentiate, params, TOKENS_BT))

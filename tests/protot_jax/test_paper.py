@@ -5,7 +5,8 @@ Prototype Transformer, Table 1, appendix A.2, appendix A.7 (Tables 15 to 20).
 
 import pytest
 
-from lm_jax import launch
+from lm_jax.run.config_files import load_config
+from lm_jax.run.plain import from_plain
 from protot_jax import study_config, trained
 from protot_jax.config import PretrainConfig
 from protot_jax.search_space import SearchConfig
@@ -160,7 +161,7 @@ PROTOTYPES = {
 
 
 def load(name, kind):
-    return launch.freeze(launch.load_config(f"configs/protot/{name}.py"), kind)
+    return from_plain(load_config(f"configs/protot/{name}.py"), kind)
 
 
 def check_run(own, changed):

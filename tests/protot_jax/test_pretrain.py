@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 
 import lm_jax
-from lm_jax import launch, runs
+from lm_jax.checkpoint import manager
+from lm_jax.checkpoint.format import MANIFEST
 from lm_jax.errors import CorruptError, UsageError
-from lm_jax.flops import forward_flops
-from lm_jax.train import checkpoint, checkpoints, optim, step
-from lm_jax.train.data import Batches, Examples
+from lm_jax.model.flops import forward_flops
+from lm_jax.run.plain import from_plain
+from lm_jax.run.workdir import FINISHED_FILE
+from lm_jax.text.examples import Batches, Examples
+from lm_jax.train import optim, step
 from protot_jax import models, pretrain, trained
 from protot_jax.config import PretrainConfig
 from tests.protot_jax.small_runs import command, settings
@@ -55,17 +58,17 @@ def test_fields_that_keep_a_run_alive_reach_the_loop(text, tmp_path):
     """The losses that spikes are compared with are stored; a damaged checkpoint can be passed."""
     config, folder = settings(text, skip_sigma=4.0), tmp_path / "run"
     command(config, folder)
-    saved = trained.seed_folder(folder, 234) / checkpoints.FOLDER
-    newest = checkpoints.step_folder(saved, 4)
-    manifest = json.loads((newest / checkpoint.MANIFEST).read_text("utf-8"))
+    saved = trained.seed_folder(folder, 234) / manager.FOLDER
+    newest = manager.step_folder(saved, 4)
+    manifest = json.loads((newest / MANIFEST).read_text("utf-8"))
     assert manifest["arrays"]["losses_W"]["shape"] == [step.LOSS_WINDOW]
-    (newest / checkpoint.MANIFEST).write_text("{}")
-    (folder / runs.FINISHED).unlink()
+    (newest / MANIFEST).write_text("{}")
+    (folder / FINISHED_FILE).unlink()
     with pytest.raises(CorruptError, match=r"give --config\.allow_fallback to go on from step_0*2"):
         command(config, folder)
     config.update({"allow_fallback": True, "mesh": (1, -1, 1)})
     command(config, folder)
-    assert checkpoints.saved_steps(saved) == [2, 4]
+    assert manager.saved_steps(saved) == [2, 4]
 
 
 def test_a_run_trains_on_as_many_documents_as_it_is_told(text, tmp_path):
@@ -80,7 +83,7 @@ def test_a_run_trains_on_as_many_documents_as_it_is_told(text, tmp_path):
     assert summary["corpus"]["documents_used"] == used
     assert summary["corpus"]["training_examples"] == 20
     assert summary["corpus"]["splits"]["train"]["documents"] > 60
-    frozen = launch.freeze(config, PretrainConfig)
+    frozen = from_plain(config, PretrainConfig)
     data = trained.load_data(frozen, tmp_path / "run" / "data")
     seen = np.concatenate([Batches(data.train, batch_size=8).at(k)["document"] for k in range(5)])
     assert sorted(seen.tolist()) == sorted([*range(20), *range(20)])
@@ -96,7 +99,7 @@ def test_a_run_trains_on_as_many_documents_as_it_is_told(text, tmp_path):
 
 
 def test_unigram_perplexity_is_that_of_the_counts(text, tmp_path):
-    config = launch.freeze(settings(text), PretrainConfig)
+    config = from_plain(settings(text), PretrainConfig)
     data = trained.load_data(config, tmp_path / "data")
 
     def tokens(examples: Examples):

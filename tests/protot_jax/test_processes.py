@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from lm_jax import runs
-from lm_jax.params import by_path
-from lm_jax.train.checkpoints import FOLDER, saved_steps, step_folder
+from lm_jax.checkpoint.manager import FOLDER, saved_steps, step_folder
+from lm_jax.model.params import by_path
+from lm_jax.run.files import read_json
 from lm_jax.train.metrics import TIMING
 from protot_jax import trained
-from tests.lm_jax.pairs import LIMIT, end, launch, launch_pair
+from tests.lm_jax.weights.parity_pairs import LIMIT, end, launch, launch_pair
 
 pytestmark = pytest.mark.slow
 COMMAND = "protot_jax.pretrain"
@@ -107,7 +107,7 @@ def test_killed_ten_times_it_ends_in_the_parameters_of_an_uninterrupted_run(
     assert codes == [0] * count, errs
     assert_equal_runs(folder, alone)
     saved = trained.seed_folder(folder, 234) / FOLDER
-    notes = runs.read_json(step_folder(saved, STEPS) / "MANIFEST.json")["notes"]
+    notes = read_json(step_folder(saved, STEPS) / "MANIFEST.json")["notes"]
     assert " order=grain:" in notes["fingerprint"]
 
 
@@ -124,7 +124,7 @@ def assert_equal_runs(folder, alone):
             table.select([c for c in table.column_names if c not in TIMING]) for table in tables
         )
         assert found.equals(want), name
-    assert runs.read_json(folder / "summary.json") == runs.read_json(alone / "summary.json")
+    assert read_json(folder / "summary.json") == read_json(alone / "summary.json")
 
 
 def test_what_process_0_refuses_is_refused_by_all(config, alone):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import lm_jax
-from lm_jax.mixers import Layer
-from lm_jax.sites import Scope
+from lm_jax.model.mixers import Layer
+from lm_jax.model.sites import Scope
 from protot_jax.deltanet import DeltaNetMixer
 from protot_jax.mamba import MambaMixer
 from tests import rounding, tiny

@@ -10,10 +10,11 @@ import pytest
 
 from kernels import prefix_mean
 import lm_jax
-from lm_jax import launch
 from lm_jax.errors import UsageError
-from lm_jax.mixers import Layer
-from lm_jax.sites import Scope
+from lm_jax.model.mixers import Layer
+from lm_jax.model.sites import Scope
+from lm_jax.run.config_files import load_config
+from lm_jax.run.plain import from_plain
 from protot_jax import study_config
 from protot_jax.config import PretrainConfig
 from protot_jax.released import released_prefix_mean
@@ -67,9 +68,7 @@ def test_without_the_mass_it_sums_as_the_exact_one():
 
 def test_the_no_mass_row_of_table_18_reads_the_released_moving_average():
     """Weights (1 - beta) beta^(i-1-j): of values of 1 and even gates nearly 1 after long."""
-    table = launch.freeze(
-        launch.load_config("configs/protot/mass_and_rank.py"), study_config.StudyConfig
-    )
+    table = from_plain(load_config("configs/protot/mass_and_rank.py"), study_config.StudyConfig)
     (variant,) = (v for v in table.variants if v.name == "no_mass_normalisation")
     own = study_config.changed(table.base, variant)
     cfg, mixer = model(dataclasses.replace(own, hidden_size=16, num_layers=3), 20)
@@ -120,7 +119,7 @@ def test_its_gradients_are_finite_where_everything_is_forgotten():
 
 
 def test_it_decodes_nothing(text):
-    config = launch.freeze(settings(text, arithmetic="released"), PretrainConfig)
+    config = from_plain(settings(text, arithmetic="released"), PretrainConfig)
     _, mixer = model(config, 100)
     assert mixer.prefix is released_prefix_mean
     with pytest.raises(UsageError, match="exact prefix mean"):

@@ -8,8 +8,8 @@ import pytest
 from scipy.spatial.distance import jensenshannon
 
 import lm_jax
-from lm_jax import sharding
-from lm_jax.train.data import OnePass
+from lm_jax.parallel import sharding
+from lm_jax.text.examples import OnePass
 from lm_jax.train.metrics import EVALUATIONS
 import protot_jax
 from protot_jax import router, trained
@@ -32,7 +32,7 @@ def _model():
 
 
 class Rows:
-    """Rows `[N, T]` in batches, as `lm_jax.train.data.OnePass` gives them."""
+    """Rows `[N, T]` in batches, as `lm_jax.text.examples.OnePass` gives them."""
 
     fingerprint = "rows"
 
@@ -53,7 +53,9 @@ def _statistics(cfg, mixer, tokens_NT, *, batch_size):
 def formulas(cfg, mixer, tokens_NT):
     """What depends on gates, `[L]` by name, as a function of the parameters; and the records."""
     valid_NT = jnp.asarray(tokens_NT != 0)
-    keep = dict.fromkeys(("mixer.write", "mixer.read", "mixer.write_logits"), lm_jax.sites.keep)
+    keep = dict.fromkeys(
+        ("mixer.write", "mixer.read", "mixer.write_logits"), lm_jax.model.sites.keep
+    )
 
     def run(params):
         tokens = jnp.asarray(tokens_NT)
@@ -156,7 +158,7 @@ def test_a_prototype_that_fires_only_in_the_last_row_is_not_dead():
     own["write_tau"] = jnp.full_like(own["write_tau"], 1e-3)
     tokens = np.arange(1, 20)
     forward = lm_jax.forward(
-        params, tokens[None], cfg, mixer=mixer, record={"mixer.write": lm_jax.sites.keep}
+        params, tokens[None], cfg, mixer=mixer, record={"mixer.write": lm_jax.model.sites.keep}
     )
     wins_T = np.asarray(forward.records["mixer.write"])[0, 0].argmax(-1)
     rare = np.bincount(wins_T, minlength=5)

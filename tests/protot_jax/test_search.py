@@ -13,8 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from scipy import stats
 
-from lm_jax import launch, runs
 from lm_jax.errors import DivergedError, StoppedError, UsageError
+from lm_jax.run import cli, stop
+from lm_jax.run.files import read_json
+from lm_jax.run.workdir import CONFIG_FILE
 from protot_jax import pretrain, search, search_space
 from protot_jax.config import PretrainConfig
 from protot_jax.search_space import SearchConfig, propose
@@ -152,7 +154,7 @@ def test_a_search_in_which_all_diverge_is_an_error_that_leaves_its_report(tmp_pa
 
     with pytest.raises(DivergedError, match=r"all 3 trials diverged, trial 0 with: step 1 has .*"):
         searched(tmp_path, nan, trials=3)
-    report = runs.read_json(tmp_path / search.REPORT)
+    report = read_json(tmp_path / search.REPORT)
     assert report["best"] is None and report["flags"] is None
     assert [t["status"] for t in report["trials"]] == [search.DIVERGED] * 3
 
@@ -203,7 +205,7 @@ def test_a_folder_of_another_search_is_refused(tmp_path):
 
 
 def test_a_stop_ends_the_search_between_trials(tmp_path, monkeypatch):
-    monkeypatch.setattr(launch, "stop_requested", lambda: True)
+    monkeypatch.setattr(stop, "requested", lambda: True)
     with pytest.raises(StoppedError, match="before trial 0"):
         searched(tmp_path)
 
@@ -260,7 +262,7 @@ def test_a_sampler_that_is_not_installed_is_named_before_anything_is_made(
     for name in (*absent, "optuna"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     argv = ["search", f"--config={FULL}", f"--workdir={tmp_path / 'run'}"]
-    assert launch.run(search.main, argv, config=FULL) == UsageError.exit_code
+    assert cli.run(search.main, argv, config=FULL) == UsageError.exit_code
     said = capsys.readouterr().err
     assert "lacks optuna_integration, botorch, torch; pip install" in said
     assert "or choose --config.sampler=tpe" in said and said.count("\n") == 1
@@ -322,13 +324,13 @@ def test_the_smoke_mode_trains_resumes_and_hands_its_best_to_pretrain(text, tmp_
     corpus = {"source": text, "unit": "document", "vocab_size": 60, "splits": "(0.7, 0.15, 0.15)"}
     argv = ["search", f"--config={FULL}:smoke", f"--workdir={place}"]
     argv += [f"--config.base.corpus.{name}={value}" for name, value in corpus.items()]
-    assert launch.run(search.main, [*argv, "--profile=2:2"], config=FULL, training=True) == 0
+    assert cli.run(search.main, [*argv, "--profile=2:2"], config=FULL, training=True) == 0
     said = capsys.readouterr().out
-    report = runs.read_json(place / search.REPORT)
+    report = read_json(place / search.REPORT)
     assert len(report["trials"]) == 2 and f"best: {report['flags']}" in said
     for trial in report["trials"]:
         folder = place / "trials" / f"{trial['trial']:03}"
-        summary = runs.read_json(folder / pretrain.SUMMARY)
+        summary = read_json(folder / pretrain.SUMMARY)
         best = [found["best"]["validation_perplexity"] for found in summary["seeds"]]
         assert trial["seed_perplexities"] == best and trial["perplexity"] == np.mean(best)
         assert (folder / "data").resolve() == place / "data"
@@ -337,16 +339,16 @@ def test_the_smoke_mode_trains_resumes_and_hands_its_best_to_pretrain(text, tmp_
         # The tokenizer found fewer tokens than it was allowed.
         assert trial["flops"] >= summary["forward_flops_per_example"]
     # The flags that are told, on the settings that were searched from, are the best trial.
-    base = runs.read_json(place / runs.CONFIG)["base"]
+    base = read_json(place / CONFIG_FILE)["base"]
     for flag in shlex.split(report["flags"]):
         name, _, value = flag.removeprefix("--config.").partition("=")
         base[name] = json.loads(value)
     best = place / "trials" / f"{report['best']['trial']:03}"
-    assert runs.read_json(best / runs.CONFIG) == base
+    assert read_json(best / CONFIG_FILE) == base
     # The same command finds it finished, and trains nothing.
     before = {path: path.stat().st_mtime_ns for path in (place / "trials").rglob("*.parquet")}
     written = (place / search.REPORT).read_bytes()
-    assert launch.run(search.main, argv, config=FULL) == 0
+    assert cli.run(search.main, argv, config=FULL) == 0
     assert (place / search.REPORT).read_bytes() == written
     assert before == {
         path: path.stat().st_mtime_ns for path in (place / "trials").rglob("*.parquet")

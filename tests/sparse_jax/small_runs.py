@@ -7,12 +7,13 @@ import jax
 from ml_collections import ConfigDict
 
 import lm_jax
-from lm_jax import launch, runs
-from lm_jax.train.tokenizer import train_tokenizer
+from lm_jax.run import cli
+from lm_jax.run.files import read_json
+from lm_jax.text.tokenizer_training import train_tokenizer
 from sparse_jax import posttrain
 from sparse_jax.config import PosttrainConfig
 from tests import tiny
-from tests.lm_jax.made_corpus import texts
+from tests.lm_jax.text.synthetic_corpus import texts
 from tools import make_goldens
 
 
@@ -72,7 +73,7 @@ def run_folder(folder):
 
 def runs_config(folder):
     """The config of a run as its command had it."""
-    stored = runs.read_json(folder / "config.json")
+    stored = read_json(folder / "config.json")
     config = ConfigDict(dataclasses.asdict(PosttrainConfig()))
     tuples = {name for name, value in config.items() if isinstance(value, tuple)}
     for name, value in stored.items():
@@ -86,4 +87,4 @@ def runs_config(folder):
 
 def command(config, folder, **options):
     """The command, with a config that is already made."""
-    return posttrain.main(launch.Arguments(config, folder, **options))
+    return posttrain.main(cli.Arguments(config, folder, **options))

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from scipy import special
 
-from kernels import dispatch, noise
+from kernels.core import dispatch, noise
 from kernels.gated_attention.api import gated_attention
 import lm_jax
-from lm_jax import sharding, shards
-from lm_jax.attention import as_pytree, bind
 from lm_jax.errors import UsageError
+from lm_jax.model.attention import as_pytree, bind
+from lm_jax.parallel import sharding
+from lm_jax.parallel.kernels import under_mesh
 from sparse_jax import attend as attend_module
 from sparse_jax.attend import Gated, by_kernels, gated
 from tests import rounding, tiny
@@ -120,7 +121,7 @@ def test_on_a_mesh_the_kernel_draws_the_gates_of_the_whole(family, monkeypatch):
 
     monkeypatch.setattr(attend_module, "gated_attention", noted)
     with dispatch.on(dispatch.INTERPRETER):
-        on_mesh = shards.on_mesh(functools.partial(forward, attend=by_kernels(attend)), mesh)
+        on_mesh = under_mesh(functools.partial(forward, attend=by_kernels(attend)), mesh)
         other = jax.jit(on_mesh, in_shardings=places)(params, tokens_BT)
     assert set(shapes) == {(1, T, 2, cfg.head_dim)}
     rounding.assert_within(other, wanted)

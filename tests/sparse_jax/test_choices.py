@@ -8,14 +8,18 @@ import numpy as np
 import pytest
 
 import lm_jax
-from lm_jax import launch, multiple_choice, runs
 from lm_jax.errors import BadInputError, UsageError
-from lm_jax.train.tokenizer import train_tokenizer
+from lm_jax.evaluate import multiple_choice
+from lm_jax.run import cli
+from lm_jax.run.files import read_json
+from lm_jax.run.plain import from_plain
+from lm_jax.run.workdir import FINISHED_FILE
+from lm_jax.text.tokenizer_training import train_tokenizer
 from sparse_jax import choices
 from sparse_jax import model as sparse_model
 from sparse_jax.choices import DENSE, TRUTHFULQA, ChoicesConfig
 from tests import tiny
-from tests.lm_jax.made_corpus import texts
+from tests.lm_jax.text.synthetic_corpus import texts
 
 COUNT = 24
 
@@ -56,8 +60,8 @@ def config_of(folders, *sparse, **changes):
 
 
 def command(config, folder):
-    choices.main(launch.Arguments(config, folder))
-    return runs.read_json(folder / choices.SUMMARY)
+    choices.main(cli.Arguments(config, folder))
+    return read_json(folder / choices.SUMMARY)
 
 
 def test_open_gates_answer_as_the_dense_model_and_closed_ones_otherwise(folders, tmp_path, capsys):
@@ -96,7 +100,7 @@ def test_open_gates_answer_as_the_dense_model_and_closed_ones_otherwise(folders,
 
 def test_what_is_scored_is_not_scored_again(folders, tmp_path, monkeypatch):
     first = command(config_of(folders, "open", limit=6), tmp_path / "run")
-    (tmp_path / "run" / runs.FINISHED).unlink()
+    (tmp_path / "run" / FINISHED_FILE).unlink()
     calls = []
     real = choices._logits
 
@@ -120,5 +124,5 @@ def test_what_cannot_be_asked_is_refused(folders, tmp_path):
         ChoicesConfig(sparse=("dense",))
     with pytest.raises(BadInputError, match=r"no sparse\.json"):
         command(config_of(folders, "dense"), tmp_path / "run")
-    smoke = launch.freeze(choices.experiment("smoke"), ChoicesConfig)
+    smoke = from_plain(choices.experiment("smoke"), ChoicesConfig)
     assert smoke.limit == 2 and isinstance(choices.experiment(""), ConfigDict)

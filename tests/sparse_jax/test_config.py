@@ -6,9 +6,10 @@ import re
 
 import pytest
 
-from lm_jax import launch
 from lm_jax.errors import UsageError
-from lm_jax.train.prepare import CorpusSettings
+from lm_jax.run import cli
+from lm_jax.run.config_files import load_config
+from lm_jax.text.preparation import CorpusSettings
 from sparse_jax import posttrain
 from sparse_jax.addition.config import AdditionConfig
 from sparse_jax.choices import ChoicesConfig
@@ -93,7 +94,7 @@ def test_the_command_refuses_before_it_looks_for_the_model(tmp_path, capsys):
         "--config.learning_rate=-1",
         "--config.temperature=0",
     ]
-    assert launch.run(posttrain.main, argv, config=str(CONFIG)) == 2
+    assert cli.run(posttrain.main, argv, config=str(CONFIG)) == 2
     said = capsys.readouterr().err
     assert "config.temperature = 0.0 must be above 0; config.learning_rate = -1.0" in said
     assert not (tmp_path / "run").exists()
@@ -110,7 +111,7 @@ def test_smoke_keeps_what_a_recipe_is_told_by():
 @pytest.mark.parametrize(("recipe", "batch", "steps"), [("gpt2", 256, 1.2e6), ("olmo7b", 16, 4e5)])
 def test_both_recipes_read_the_batch_of_table_2_alike(recipe, batch, steps):
     """What is accumulated, four times an update."""
-    config = launch.load_config(str(ROOT / "configs" / "sparse" / f"{recipe}.py"))
+    config = load_config(str(ROOT / "configs" / "sparse" / f"{recipe}.py"))
     assert (config.batch_size, config.accumulate, config.steps) == (4 * batch, 4, steps)
 
 

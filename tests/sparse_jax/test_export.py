@@ -7,9 +7,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import lm_jax
-from lm_jax import lora, runs
-from lm_jax.params import by_path
-from lm_jax.train.checkpoints import FOLDER
+from lm_jax.checkpoint.adapters import ADAPTER_FILE, load_adapters
+from lm_jax.checkpoint.manager import FOLDER
+from lm_jax.model.params import by_path
+from lm_jax.run.files import read_json
 from lm_jax.train.metrics import EVALUATIONS
 import sparse_jax
 from sparse_jax import posttrain, results
@@ -36,7 +37,7 @@ def last_validation_loss(folder):
 def updates_of(folder, base):
     """The adapted weights in bfloat16, and their updates in float64, by path."""
     dense = lm_jax.load_pretrained(base, dtype=jnp.bfloat16)
-    adapters, how = lora.load(folder / lora.ADAPTER, base_sha256=dense.sha256)
+    adapters, how = load_adapters(folder / ADAPTER_FILE, base_sha256=dense.sha256)
     leaves, weights = by_path(adapters), by_path(dense.params)
     for path in {name.rpartition("/")[0] for name in leaves}:
         down, up = (np.asarray(leaves[f"{path}/{name}"], np.float64) for name in ("down", "up"))
@@ -58,7 +59,7 @@ def test_over_bfloat16_the_export_is_rounded_once_and_tells_the_cost(rounded, ba
         whole += np.sum(update**2)
         sizes += np.sum((np.abs(weight.astype(np.float64)) + np.abs(update)) ** 2)
         count += weight.size
-    found = runs.read_json(folder / results.RESULT)
+    found = read_json(folder / results.RESULT)
     rounding = found["rounding"]
     assert rounding["dtype"] == "bfloat16"
     want = np.sqrt(lost / whole)
@@ -77,7 +78,7 @@ def test_the_cost_is_printed_and_a_float32_export_has_none_without_training_agai
     rounded, base, text, tmp_path, capsys
 ):
     folder = run_folder(rounded)
-    before = runs.read_json(folder / results.RESULT)
+    before = read_json(folder / results.RESULT)
     share = f"rounding takes {before['rounding']['update_lost']:.1%} of the update"
     assert share in (rounded / posttrain.REPORT).read_text("utf-8")
     config = settings(base, text, dtype="bfloat16", steps=4, eval_every=4, learning_rate=2e-3)
@@ -89,7 +90,7 @@ def test_the_cost_is_printed_and_a_float32_export_has_none_without_training_agai
     command(config, rounded, resume="force")
     assert "rounding takes" not in capsys.readouterr().out
     assert {file: file.stat().st_mtime_ns for file in (folder / FOLDER).rglob("*")} == saved
-    after = runs.read_json(folder / results.RESULT)
+    after = read_json(folder / results.RESULT)
     assert after["rounding"]["dtype"] == "float32"
     assert after["rounding"]["update_lost"] == 0.0
     assert after["rounding"]["loss_before"] == before["rounding"]["loss_before"]
@@ -112,7 +113,7 @@ def test_renormalised_weights_are_trained_evaluated_and_exported(base, text, tmp
     changes = {"steps": 4, "eval_every": 4, "renormalise": True}
     command(settings(base, text, **changes), tmp_path / "run")
     folder = run_folder(tmp_path / "run")
-    found = runs.read_json(folder / results.RESULT)
+    found = read_json(folder / results.RESULT)
     # Training evaluates its own objective, the end the exported model.
     assert found["loss"]["estimate"] == pytest.approx(last_validation_loss(folder), rel=1e-5)
     model = sparse_jax.load(folder / results.EXPORTED)

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import pytest
 
 import lm_jax
-from lm_jax import params as params_lib
-from lm_jax.flops import forward_flops
-from lm_jax.lora import LoraSettings
-from lm_jax.mixers import ATTENTION
+from lm_jax.model import params as params_lib
+from lm_jax.model.flops import forward_flops
+from lm_jax.model.lora import LoraSettings
+from lm_jax.model.mixers import ATTENTION
 from sparse_jax.geco import GecoSettings
 from sparse_jax.objective import Sparsifying
 from tests import tiny

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from scipy import special
 
-from kernels import error_bound
+from kernels.rounding import error_bound
 import lm_jax
-from lm_jax import lora, sharding
-from lm_jax import params as params_lib
 from lm_jax.errors import UsageError
+from lm_jax.model import lora
+from lm_jax.model import params as params_lib
+from lm_jax.parallel import sharding
 from lm_jax.train import optim, state, step
 from lm_jax.train.config import TrainConfig
 from lm_jax.train.objective import next_token_or_void, nll

@@ -4,12 +4,12 @@ import jax
 import numpy as np
 
 import lm_jax
-from lm_jax.hf.tokenizer import Tokenizer
+from lm_jax.text.tokenizer import Tokenizer
 from sparse_jax import patterns
 from sparse_jax.model import Gates, SparseModel
 from tests import tiny
-from tests.lm_jax import made_tokenizers
-from tests.lm_jax.made_tokenizers import BOS, EOS
+from tests.lm_jax.text import synthetic_tokenizers
+from tests.lm_jax.text.synthetic_tokenizers import BOS, EOS
 
 
 def shown(tokenizer, text):
@@ -20,7 +20,7 @@ def shown(tokenizer, text):
 
 
 def test_a_text_speaks_no_special_token():
-    tokenizer = Tokenizer(made_tokenizers.trained("smollm"), bos_id=0, eos_id=1)
+    tokenizer = Tokenizer(synthetic_tokenizers.trained("smollm"), bos_id=0, eos_id=1)
     text = f"the year{EOS} and {BOS}again"
     assert {0, 1} < set(tokenizer.encode(text))
     found = shown(tokenizer, text)

@@ -17,10 +17,15 @@ import pyarrow.parquet as pq
 import pytest
 
 import lm_jax
-from lm_jax import launch, lora, runs
+from lm_jax.checkpoint.adapters import ADAPTER_FILE, load_adapters
+from lm_jax.checkpoint.manager import FOLDER, saved_steps
 from lm_jax.errors import BadInputError, CorruptError, DivergedError, UsageError
-from lm_jax.params import by_path
-from lm_jax.train.checkpoints import FOLDER, saved_steps
+from lm_jax.model import lora
+from lm_jax.model.params import by_path
+from lm_jax.run import cli
+from lm_jax.run.config_files import load_config
+from lm_jax.run.files import read_json, write_json
+from lm_jax.run.plain import from_plain
 from lm_jax.train.metrics import TIMING
 from lm_jax.train.objective import next_token_or_void, nll
 import sparse_jax
@@ -29,7 +34,7 @@ from sparse_jax import patterns, posttrain, results
 from sparse_jax.config import PosttrainConfig
 from sparse_jax.job import DATA
 from tests import rounding
-from tests.lm_jax import tiny_training
+from tests.lm_jax.train import tiny_training
 from tests.sparse_jax.small_runs import (
     command,
     golden_base,
@@ -62,7 +67,7 @@ def test_edges_close_and_what_is_exported_is_what_was_measured(whole, base, caps
     table = pq.read_table(run_folder(whole) / "metrics.parquet").to_pydict()
     assert table["edges"][-1] < 0.8 * table["edges"][0]
     assert len(set(table["strength"])) > 1
-    result = runs.read_json(run_folder(whole) / results.RESULT)
+    result = read_json(run_folder(whole) / results.RESULT)
     job = posttrain.open_job(settled(whole), whole)
     model = sparse_jax.load(run_folder(whole) / results.EXPORTED, mesh=job.mesh)
     again = posttrain.compare(job.base, model, job.validation, job.mesh)
@@ -77,7 +82,7 @@ def test_edges_close_and_what_is_exported_is_what_was_measured(whole, base, caps
     assert f"{result['edges']['estimate']:.2%}" in card
     page = (whole / posttrain.REPORT).read_text("utf-8")
     assert f"{result['edges']['estimate']:.2%} of attention edges stay open" in page
-    (shown,) = runs.read_json(run_folder(whole) / results.PATTERNS)
+    (shown,) = read_json(run_folder(whole) / results.PATTERNS)
     drawn = {f"Layer {head['layer']}, head {head['head']}" for head in shown["heads"]}
     assert set(re.findall(r"(Layer \d, head \d): before", page)) == drawn and len(drawn) == 2
     command(runs_config(whole), whole)
@@ -87,7 +92,7 @@ def test_edges_close_and_what_is_exported_is_what_was_measured(whole, base, caps
 
 
 def test_the_control_learns_the_text_and_closes_no_edge(whole, capsys):
-    summary = runs.read_json(whole / posttrain.SUMMARY)
+    summary = read_json(whole / posttrain.SUMMARY)
     control, sparse = (
         pq.read_table(folder / results.WINDOWS).to_pydict()
         for folder in (control_folder(whole), run_folder(whole))
@@ -126,7 +131,7 @@ def test_the_control_can_be_the_model_of_the_next_run(whole, tmp_path):
         return nll(output, params, job.base.cfg, cut).sum() / cut.counted_BT.sum()
 
     wanted = rounding.expected(loss, jax.device_get(job.base.params))
-    measured = runs.read_json(folder / results.RESULT)["loss"]["estimate"]
+    measured = read_json(folder / results.RESULT)["loss"]["estimate"]
     rounding.assert_within(measured, wanted)
     rounding.assert_within(posttrain.dense_loss(job).loss, wanted)
 
@@ -148,12 +153,12 @@ def test_legible_heads_carry_much_by_few_edges():
 
 
 def settled(folder):
-    return launch.freeze(runs_config(folder), PosttrainConfig)
+    return from_plain(runs_config(folder), PosttrainConfig)
 
 
 def test_adapters_over_the_base_are_the_exported_weights_to_the_bit(whole, base):
     dense = lm_jax.load_pretrained(base)
-    adapters, how = lora.load(run_folder(whole) / lora.ADAPTER, base_sha256=dense.sha256)
+    adapters, how = load_adapters(run_folder(whole) / ADAPTER_FILE, base_sha256=dense.sha256)
     merged = by_path(jax.jit(lambda p, a: lora.merge(p, a, how))(dense.params, adapters))
     stored = by_path(sparse_jax.load(run_folder(whole) / results.EXPORTED).params)
     assert merged.keys() == stored.keys()
@@ -167,7 +172,7 @@ def test_adapters_over_the_base_are_the_exported_weights_to_the_bit(whole, base)
 def test_the_base_is_as_it_was(whole, base):
     """By its hash, in the file and in memory."""
     job = posttrain.open_job(settled(whole), whole)
-    assert job.base.sha256 == runs.read_json(whole / posttrain.SUMMARY)["model_sha256"]
+    assert job.base.sha256 == read_json(whole / posttrain.SUMMARY)["model_sha256"]
     before = {path: digest_of(leaf) for path, leaf in by_path(job.base.params).items()}
     shutil.copytree(whole / DATA, whole.parent / "other" / DATA)
     other = dataclasses.replace(job, folder=whole.parent / "other")
@@ -203,7 +208,8 @@ def test_killed_twice_it_ends_in_the_same_parameters_and_dual(whole, base, text,
     )
     own = lm_jax.load_pretrained(base).sha256
     adapters = [
-        lora.load(run_folder(each) / lora.ADAPTER, base_sha256=own)[0] for each in (folder, whole)
+        load_adapters(run_folder(each) / ADAPTER_FILE, base_sha256=own)[0]
+        for each in (folder, whole)
     ]
     tiny_training.assert_bitwise(*adapters)
     for name in (results.RESULT, f"{results.EXPORTED}/model.safetensors"):
@@ -220,7 +226,7 @@ def test_all_weights_can_be_trained_and_biases_with_them(base, text, tmp_path):
     config = settings(base, text, **changes, steps=4, eval_every=4, learning_rate=1e-3)
     command(config, tmp_path / "run")
     folder = run_folder(tmp_path / "run")
-    assert not (folder / lora.ADAPTER).exists()
+    assert not (folder / ADAPTER_FILE).exists()
     model = sparse_jax.load(folder / results.EXPORTED)
     assert model.gates.bias_LN.shape == (2, 2)
     moved_LN = np.abs(model.gates.bias_LN - 0.25)
@@ -233,7 +239,7 @@ def test_all_weights_can_be_trained_and_biases_with_them(base, text, tmp_path):
 def test_a_frontier_is_a_run_for_each_slack(base, text, tmp_path):
     config = settings(base, text, slacks=(0.0, 4.0), steps=6, eval_every=6)
     command(config, tmp_path / "run")
-    found = runs.read_json(tmp_path / "run" / posttrain.SUMMARY)
+    found = read_json(tmp_path / "run" / posttrain.SUMMARY)
     tight, loose = found["runs"]
     assert [tight["target"], loose["target"]] == [found["dense_loss"], found["dense_loss"] + 4.0]
     assert loose["strength"] > tight["strength"]
@@ -250,7 +256,7 @@ FILES = {
 @pytest.mark.parametrize("file", FILES.values(), ids=FILES)
 def test_every_config_is_one_of_post_training(file):
     for mode in ("", ":smoke"):
-        config = launch.freeze(launch.load_config(f"{file}{mode}"), PosttrainConfig)
+        config = from_plain(load_config(f"{file}{mode}"), PosttrainConfig)
         assert config.steps == 2 or not mode
 
 
@@ -270,22 +276,22 @@ def test_the_smoke_mode_runs_on_its_family_in_the_shape_of_its_recipe(name, text
     changes = [f"--config.model={model}", f"--config.corpus.source={text}"]
     argv = ["posttrain", f"--config={file}:smoke", f"--workdir={tmp_path / 'run'}", *changes]
     config = f"{file}:smoke"
-    assert launch.run(posttrain.main, argv, config=config, distributed=True) == 0
+    assert cli.run(posttrain.main, argv, config=config, distributed=True) == 0
     assert "% of edges open" in capsys.readouterr().out
     folder = run_folder(tmp_path / "run")
     exported = sparse_jax.load(folder / results.EXPORTED)
     assert exported.numbers["steps"] == 2
     assert exported.cfg == lm_jax.load_pretrained(model).cfg
 
-    recipe = launch.freeze(launch.load_config(str(file)), PosttrainConfig)
-    notes = runs.read_json(folder / FOLDER / "step_000002" / "MANIFEST.json")["notes"]
+    recipe = from_plain(load_config(str(file)), PosttrainConfig)
+    notes = read_json(folder / FOLDER / "step_000002" / "MANIFEST.json")["notes"]
     assert notes["config"]["train"]["accumulate"] == recipe.accumulate
     ways = {"data": 4, "fsdp": 4 if recipe.mesh[1] > 1 else 1, "tensor": 1}
     assert notes["mesh"] == ways | {"data": 16 // ways["fsdp"] // 4}
     # A recipe with a target keeps to it, 15 nats higher in the smoke mode, and one with a slack to
     # that above the dense loss.
-    dense = runs.read_json(tmp_path / "run" / posttrain.SUMMARY)["dense_loss"]
-    found = runs.read_json(folder / results.RESULT)
+    dense = read_json(tmp_path / "run" / posttrain.SUMMARY)["dense_loss"]
+    found = read_json(folder / results.RESULT)
     wanted = [bound + 15.0 for bound in recipe.targets] or [dense + recipe.slacks[0]]
     assert found["target"] == wanted[0]
     # Evaluated by two programs, in bfloat16 at the coarsest: one unit roundoff of the loss.
@@ -321,14 +327,14 @@ def exported(whole, tmp_path):
 
 
 def test_gates_of_another_model_are_refused(exported):
-    note = runs.read_json(exported / sparse_model.SPARSE)
+    note = read_json(exported / sparse_model.SPARSE)
     for changes, error, said in (
         ({"family": "gpt2"}, BadInputError, "family gpt2"),
         ({"gate_bias": [[0.0]]}, BadInputError, r"\(1, 1\)"),
         ({"weights_sha256": "0"}, CorruptError, "copy the folder whole"),
         ({"format": 9}, BadInputError, "format 9"),
     ):
-        runs.write_json(exported / sparse_model.SPARSE, note | changes)
+        write_json(exported / sparse_model.SPARSE, note | changes)
         with pytest.raises(error, match=said):
             sparse_jax.load(exported)
     (exported / sparse_model.SPARSE).unlink()

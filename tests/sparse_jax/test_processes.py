@@ -7,11 +7,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from lm_jax import lora, runs
-from lm_jax.params import by_path
+from lm_jax.checkpoint.adapters import ADAPTER_FILE, load_adapters
+from lm_jax.model.params import by_path
+from lm_jax.run.files import read_json
 import sparse_jax
 from sparse_jax import posttrain, results
-from tests.lm_jax.pairs import end, launch, launch_pair
+from tests.lm_jax.weights.parity_pairs import end, launch, launch_pair
 from tests.sparse_jax.small_runs import made_base, made_text, run_folder
 
 pytestmark = pytest.mark.slow
@@ -50,18 +51,19 @@ def test_two_processes_end_with_what_one_does(config, tmp_path):
         for table in (results.EDGES, results.WINDOWS):
             one, two = (pq.read_table(folder / name / table) for folder in (alone, pair))
             assert one.equals(two), (name, table)
-    own = runs.read_json(alone / posttrain.SUMMARY)["model_sha256"]
+    own = read_json(alone / posttrain.SUMMARY)["model_sha256"]
     one, two = (
-        lora.load(run_folder(folder) / lora.ADAPTER, base_sha256=own)[0] for folder in (alone, pair)
+        load_adapters(run_folder(folder) / ADAPTER_FILE, base_sha256=own)[0]
+        for folder in (alone, pair)
     )
     found, want = (by_path(jax.tree.map(np.asarray, each)) for each in (two, one))
     for path, value in want.items():
         np.testing.assert_array_equal(found[path], value, err_msg=path)
     names = (results.PATTERNS, results.RESULT)
     for name in names:
-        one, two = (runs.read_json(run_folder(folder) / name) for folder in (alone, pair))
+        one, two = (read_json(run_folder(folder) / name) for folder in (alone, pair))
         assert one == two, name
-    one, two = (runs.read_json(folder / posttrain.SUMMARY) for folder in (alone, pair))
+    one, two = (read_json(folder / posttrain.SUMMARY) for folder in (alone, pair))
     assert one == two
     model = sparse_jax.load(run_folder(pair) / results.EXPORTED)
     assert model.numbers["steps"] == two["runs"][0]["steps"]

@@ -4,9 +4,10 @@ import shutil
 
 import pytest
 
-from lm_jax import runs
 from lm_jax.errors import BadInputError, UsageError
-from lm_jax.hf import load
+from lm_jax.run.files import write_json
+from lm_jax.run.workdir import LOG_NAME, mark_finished
+from lm_jax.weights import load
 from sparse_jax import posttrain
 from sparse_jax.job import DATA
 from tests.sparse_jax.small_runs import command, settings
@@ -51,7 +52,7 @@ def test_a_setting_that_does_not_fit_claims_no_folder(case, base, text, tmp_path
     with pytest.raises(error, match=said):
         command(config, tmp_path / "run")
     left = [item.name for item in (tmp_path / "run").iterdir() if item.name[0] != "."]
-    assert left == [runs.LOG_NAME]
+    assert left == [LOG_NAME]
     check_free(base, text, tmp_path / "run")
 
 
@@ -80,8 +81,8 @@ def test_prepared_data_are_used_where_the_corpus_is_gone(base, text, tmp_path):
 def test_a_finished_run_is_shown_without_its_model(base, text, tmp_path, capsys, monkeypatch):
     folder, model = tmp_path / "run", shutil.copytree(base, tmp_path / "model")
     check_free(model, text, folder)
-    runs.write_json(folder / posttrain.SUMMARY, {"edges": "3 % of edges open"})
-    runs.mark_finished(folder)
+    write_json(folder / posttrain.SUMMARY, {"edges": "3 % of edges open"})
+    mark_finished(folder)
     monkeypatch.setattr(posttrain, "format_summary", lambda summary: summary["edges"])
     shutil.rmtree(model)
     command(settings(model, text), folder)

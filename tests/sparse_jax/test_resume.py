@@ -8,10 +8,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import lm_jax
-from lm_jax import launch, runs, sharding
+from lm_jax.checkpoint.format import MANIFEST
+from lm_jax.checkpoint.manager import FOLDER, saved_steps, step_folder
 from lm_jax.errors import BadInputError, CorruptError, StoppedError, UsageError
-from lm_jax.train.checkpoint import MANIFEST
-from lm_jax.train.checkpoints import FOLDER, saved_steps, step_folder
+from lm_jax.parallel import sharding
+from lm_jax.run import cli, stop
+from lm_jax.run.files import read_json
 from lm_jax.train.step import LOSS_WINDOW
 from sparse_jax import job as jobs
 from sparse_jax import posttrain, results
@@ -26,19 +28,19 @@ def stop_at(monkeypatch):
     def arrange(step):
         def on_step(now):
             if now == step:
-                launch.request_stop()
+                stop.request()
 
         monkeypatch.setattr(
             posttrain, "train", lambda *given, **named: train(*given, **named, on_step=on_step)
         )
 
     yield arrange
-    launch._stop.clear()
+    cli._stop.clear()
 
 
 def start_again(monkeypatch):
     monkeypatch.undo()
-    launch._stop.clear()
+    cli._stop.clear()
 
 
 @pytest.fixture
@@ -57,7 +59,7 @@ def losses(folder):
 
 
 def summary_of(folder):
-    return runs.read_json(folder / posttrain.SUMMARY)
+    return read_json(folder / posttrain.SUMMARY)
 
 
 def test_stopped_on_four_devices_it_goes_on_with_two_and_another_mesh(
@@ -69,7 +71,7 @@ def test_stopped_on_four_devices_it_goes_on_with_two_and_another_mesh(
         command(settings(base, text), folder)
     before = (folder / jobs.DENSE).read_bytes()
     (manifest,) = run_folder(folder).glob("checkpoints/step_000007/MANIFEST.json")
-    assert runs.read_json(manifest)["notes"]["mesh"] == {"data": 2, "fsdp": 2, "tensor": 1}
+    assert read_json(manifest)["notes"]["mesh"] == {"data": 2, "fsdp": 2, "tensor": 1}
 
     start_again(monkeypatch)
     make_mesh = sharding.make_mesh
@@ -85,7 +87,7 @@ def test_stopped_on_four_devices_it_goes_on_with_two_and_another_mesh(
     assert (folder / jobs.DENSE).read_bytes() == before
     (run,) = summary_of(folder)["runs"]
     assert (run["steps"], len(losses(folder))) == (12, 12)
-    assert run["target"] == runs.read_json(folder / jobs.DENSE)["loss"] + 0.05
+    assert run["target"] == read_json(folder / jobs.DENSE)["loss"] + 0.05
 
 
 @pytest.mark.parametrize("bound", [{}, {"targets": (6.0,)}], ids=["slack", "target"])
@@ -149,7 +151,7 @@ def test_by_force_another_config_is_trained_and_its_numbers_are_reported(
     found = losses_in(folder / run["folder"])
     assert found[0] == first[0] and not np.array_equal(found, first[:4])
     assert np.array_equal(losses_in(folder / f"{run['folder']}.replaced_1"), first)
-    assert runs.read_json(folder / run["folder"] / results.RESULT)["steps"] == 4
+    assert read_json(folder / run["folder"] / results.RESULT)["steps"] == 4
 
 
 def run_folder_name(folder):
@@ -168,12 +170,12 @@ def test_by_force_other_texts_are_shown_without_training_again(base, text, tmp_p
     command(config, folder)
     own = run_folder(folder)
     saved = {file: file.stat().st_mtime_ns for file in (own / FOLDER).rglob("*")}
-    before = runs.read_json(own / results.RESULT)
+    before = read_json(own / results.RESULT)
     config.texts = ("three boats on the way home",)
     command(config, folder, resume="force")
     assert {file: file.stat().st_mtime_ns for file in (own / FOLDER).rglob("*")} == saved
-    assert runs.read_json(own / results.RESULT) == before
-    (shown,) = runs.read_json(own / results.PATTERNS)
+    assert read_json(own / results.RESULT) == before
+    (shown,) = read_json(own / results.PATTERNS)
     assert shown["text"].strip() == "three boats on the way home"
     assert not list(folder.glob("seed_*/*.replaced_*"))
 
@@ -185,7 +187,7 @@ def test_a_stop_is_heard_during(phase, base, text, tmp_path, monkeypatch, capsys
     evaluate = getattr(module, name)
 
     def interrupted(*given, **named):
-        launch.request_stop()
+        stop.request()
         return evaluate(*given, **named)
 
     def main(arguments):
@@ -193,12 +195,12 @@ def test_a_stop_is_heard_during(phase, base, text, tmp_path, monkeypatch, capsys
         command(config, folder)
 
     monkeypatch.setattr(module, name, interrupted)
-    assert launch.run(main, ["posttrain"], workdir_required=False) == 75
+    assert cli.run(main, ["posttrain"], workdir_required=False) == 75
     assert "stopped on request after batch 1 of" in capsys.readouterr().err
     assert not list(folder.glob("seed_*/target_*/result.json"))
     assert (folder / jobs.DENSE).exists() == (phase == "the last comparison")
     monkeypatch.undo()
-    assert launch.run(main, ["posttrain"], workdir_required=False) == 0
+    assert cli.run(main, ["posttrain"], workdir_required=False) == 0
     assert summary_of(folder)["runs"][0]["steps"] == 4
 
 
@@ -211,7 +213,7 @@ def test_fields_that_keep_a_run_alive_reach_the_loop(base, text, tmp_path, stop_
     start_again(monkeypatch)
     saved = run_folder(folder) / FOLDER
     manifest = step_folder(saved, saved_steps(saved)[-1]) / MANIFEST
-    assert runs.read_json(manifest)["arrays"]["losses_W"]["shape"] == [LOSS_WINDOW]
+    assert read_json(manifest)["arrays"]["losses_W"]["shape"] == [LOSS_WINDOW]
     manifest.write_text("{}")
     with pytest.raises(CorruptError, match=r"give --config\.allow_fallback to go on from step_0*4"):
         command(config, folder)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lm_jax import runs
+from lm_jax.run.files import read_json
 from sparse_jax import posttrain
 from sparse_jax.summary import Spread, by_bound, spread
 from tests.sparse_jax.small_runs import command, settings
@@ -36,7 +36,7 @@ def test_two_seeds_are_two_runs_with_their_controls(base, text, tmp_path, capsys
     folder = tmp_path / "run"
     config = settings(base, text, seeds=(1, 2), control=True, steps=4, eval_every=4)
     command(config, folder)
-    found = runs.read_json(folder / posttrain.SUMMARY)
+    found = read_json(folder / posttrain.SUMMARY)
     first, second = found["runs"]
     assert [first["folder"][:7], second["folder"][:7]] == ["seed_1/", "seed_2/"]
     assert [control["seed"] for control in found["controls"]] == [1, 2]

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from kernels import cases
+from kernels.core import cases
 from tools.bench import contenders, rival_fla
 
 SUITE = cases.suite("prefix_mean")

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from kernels import cases
+from kernels.core import cases
 from tools import bench_kernels
 from tools.bench import contenders, races, timing
 

@@ -9,8 +9,9 @@ import optax
 import pytest
 
 import lm_jax
-from lm_jax import launch
-from lm_jax.decoder import param_spec
+from lm_jax.model.decoder import param_spec
+from lm_jax.run.config_files import load_config
+from lm_jax.run.plain import from_plain
 from lm_jax.train import optim
 from lm_jax.train.objective import token_loss
 from protot_jax.config import PretrainConfig
@@ -90,7 +91,7 @@ def test_torch_is_timed_from_our_weights(tmp_path):
 @pytest.mark.torch
 def test_updates_of_torch_are_those_of_our_optimizer():
     """The loss falls alike from the same weights, over six updates."""
-    config = launch.freeze(launch.load_config("configs/protot/default.py:smoke"), PretrainConfig)
+    config = from_plain(load_config("configs/protot/default.py:smoke"), PretrainConfig)
     cfg, mixer = bench_train.built("llama", config)
     params = lm_jax.init_params(jax.random.key(0), cfg, mixer=mixer)
     tokens_BS = bench_train.drawn(config, cfg.vocab_size)

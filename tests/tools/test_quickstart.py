@@ -2,7 +2,8 @@
 
 import importlib.util
 
-from lm_jax import asset_manifest, launch
+from lm_jax.assets import manifest
+from lm_jax.run.config_files import load_config
 from tools import quickstart
 
 
@@ -12,7 +13,7 @@ def test_every_command_of_the_first_run_is_one():
         for flag in flags:
             name, _, value = flag.partition("=")
             if name == "--config":
-                assert launch.load_config(value)
+                assert load_config(value)
     # Each report lies in the folder that a command before it was told to write.
     folders = [flag.partition("=")[2] for command in quickstart.COMMANDS for flag in command[1:]]
     assert all(
@@ -21,4 +22,4 @@ def test_every_command_of_the_first_run_is_one():
 
 
 def test_what_it_fetches_is_pinned():
-    assert set(quickstart.ASSETS) <= set(asset_manifest.MANIFEST.keys())
+    assert set(quickstart.ASSETS) <= set(manifest.MANIFEST.keys())

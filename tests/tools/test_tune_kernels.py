@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from kernels import cases, dispatch, tuning
+from kernels.core import cases, dispatch, tuning
 from tools import tune_kernels
 
 H200 = dispatch.Target("gpu", "NVIDIA H200")

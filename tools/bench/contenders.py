@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels import cases
+from kernels.core import cases
 from kernels.prefix_mean import baselines
 from tools.bench import rival_fla, timing
 

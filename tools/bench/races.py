@@ -13,7 +13,7 @@ import statistics
 
 import jax
 
-from kernels import cases
+from kernels.core import cases
 from tools.bench import contenders, timing
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from kernels import cases
+from kernels.core import cases
 from kernels.prefix_mean.state import MASS_FLOOR
 from tools.bench import timing
 

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 import lm_jax
-from lm_jax.config import DecoderConfig
+from lm_jax.model.config import DecoderConfig
 from lm_jax.train.config import TrainConfig
 
 INSTALL = "pip install torch==2.13.0 (Linux without a GPU: from PyTorch's index of CPU builds)"
@@ -79,7 +79,7 @@ def as_torch(cfg: DecoderConfig, params: Any) -> Any:
     """The model of `transformers` with these weights, in float32."""
     import torch
 
-    from lm_jax.hf.compat import transformers
+    from lm_jax.weights.compat import transformers
 
     transformers().utils.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as folder:

@@ -21,7 +21,7 @@ class ScoreRows:
     def __init__(self, model: Any, degrees: Sequence[int], biases: Sequence[float]) -> None:
         import torch
 
-        from lm_jax.hf.compat import transformers
+        from lm_jax.weights.compat import transformers
 
         library = transformers()
         fused = library.AttentionInterface()["sdpa"]

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from kernels import cases
+from kernels.core import cases
 from tools.gpu_code import machine_code, target
 
 KERNELS = Path(cases.__file__).parent

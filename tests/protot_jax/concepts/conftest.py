@@ -5,10 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lm_jax import launch, runs, settings
-from lm_jax.decoder import param_spec
-from lm_jax.params import abstract
-from lm_jax.train import checkpoints
+from lm_jax.checkpoint import manager
+from lm_jax.model.decoder import param_spec
+from lm_jax.model.params import abstract
+from lm_jax.run.files import write_json
+from lm_jax.run.plain import from_plain, to_plain
+from lm_jax.run.workdir import CONFIG_FILE
 from lm_jax.train.state import TrainState
 from protot_jax.config import PretrainConfig
 from protot_jax.trained import DATA, load_data, model, seed_folder
@@ -23,12 +25,12 @@ def save_untrained(config, folder):
     Compiling their initialisation, or a training step, would take longer than all that is tested
     here. Decays are drawn too, for those of a new model are all alike.
     """
-    frozen = launch.freeze(config, PretrainConfig)
+    frozen = from_plain(config, PretrainConfig)
     folder.mkdir()
-    runs.write_json(folder / runs.CONFIG, settings.plain(config))
+    write_json(folder / CONFIG_FILE, to_plain(config))
     data = load_data(frozen, folder / DATA)
     cfg, mixer = model(frozen, data.prepared.tokenizer.vocab_size)
-    identity = checkpoints.Identity({}, "none", {}, {})
+    identity = manager.Identity({}, "none", {}, {})
     for seed in frozen.seeds:
         rng = np.random.default_rng(seed)
         params = jax.tree.map(
@@ -38,8 +40,8 @@ def save_untrained(config, folder):
         # Near 0 it would open one gate and shut all others.
         mixing = params["blocks"]["mixer"]
         mixing |= {tau: jnp.ones(cfg.num_layers) for tau in TEMPERATURES if tau in mixing}
-        checkpoints.save(
-            seed_folder(folder, seed) / checkpoints.FOLDER,
+        manager.save(
+            seed_folder(folder, seed) / manager.FOLDER,
             TrainState(jnp.int32(4), params, (), None),
             identity=identity,
             progress={},

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import lm_jax
-from lm_jax import sites
+from lm_jax.model import sites
 from protot_jax.concepts import collect
 from tests import rounding
 

@@ -5,8 +5,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from lm_jax.errors import BadInputError
-from lm_jax.train.data import Examples
-from lm_jax.train.prepare import open_prepared, prepare
+from lm_jax.text.examples import Examples
+from lm_jax.text.preparation import open_prepared, prepare
 import protot_jax
 from protot_jax.concepts import collect, shown
 from tests import rounding

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from lm_jax import launch
-from lm_jax.train.data import Examples
-from lm_jax.train.prepare import open_prepared
+from lm_jax.run import cli
+from lm_jax.text.examples import Examples
+from lm_jax.text.preparation import open_prepared
 import protot_jax
 from protot_jax.concepts import __main__ as command
 from protot_jax.concepts import collect, lag, measures, twin
@@ -45,7 +45,7 @@ class Recorder:
 
 
 def launched(*flags):
-    return launch.run(command.main, ["concepts", *flags], workdir_required=False)
+    return cli.run(command.main, ["concepts", *flags], workdir_required=False)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 import lm_jax
 from lm_jax.errors import BadInputError, UsageError
-from lm_jax.hf.tokenizer import Tokenizer
+from lm_jax.text.tokenizer import Tokenizer
 from protot_jax.concepts import judge, scores
 from protot_jax.concepts.answers import Answers, digest
 from tests import tiny

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lm_jax import stats as our_stats
+from lm_jax import statistics as our_stats
 from protot_jax.concepts import measures, resampling
 
 

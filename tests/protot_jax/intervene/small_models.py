@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import lm_jax
-from lm_jax.train.tokenizer import train_tokenizer
+from lm_jax.text.tokenizer_training import train_tokenizer
 import protot_jax
 from protot_jax import models
 from protot_jax.config import PretrainConfig

@@ -7,7 +7,7 @@ import jsonschema
 import pyarrow.parquet as pq
 import pytest
 
-from lm_jax import launch
+from lm_jax.run import cli
 import protot_jax
 from protot_jax.intervene import __main__ as command
 from protot_jax.intervene import report, schema
@@ -31,7 +31,7 @@ def file(tmp_path_factory):
 
 
 def start(*arguments) -> int:
-    return launch.run(command.main, ["intervene", *arguments], workdir_required=False)
+    return cli.run(command.main, ["intervene", *arguments], workdir_required=False)
 
 
 @pytest.fixture(scope="module")

@@ -354,6 +354,6 @@ def test_what_cannot_be_measured_is_refused(model):
         intervene.measure(model, given, **AT, text_NS=np.ones((1, 9), np.int32))
     with pytest.raises(BadInputError, match="there is no sentence"):
         intervene.measure(model, [], **AT)
-    other = dataclasses.replace(model, mixer=lm_jax.mixers.ATTENTION)
+    other = dataclasses.replace(model, mixer=lm_jax.model.mixers.ATTENTION)
     with pytest.raises(UsageError, match="has no prototypes"):
         intervene.measure(other, given, **AT)

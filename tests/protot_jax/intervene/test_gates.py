@@ -10,7 +10,7 @@ from scipy import stats
 
 import lm_jax
 from lm_jax.errors import BadInputError
-from lm_jax.stats import cohens_d
+from lm_jax.statistics import cohens_d
 from protot_jax import intervene
 from protot_jax.edits import MODES
 from protot_jax.intervene import effects, matching

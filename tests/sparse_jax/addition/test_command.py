@@ -9,9 +9,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from lm_jax import launch
-from lm_jax import params as params_lib
 from lm_jax.errors import UsageError
+from lm_jax.model import params as params_lib
+from lm_jax.run import cli
+from lm_jax.run import stop as stop_flag
+from lm_jax.run.plain import from_plain
 from lm_jax.train import loop
 from sparse_jax.addition import models, problems, report, study
 from sparse_jax.addition.__main__ import main
@@ -22,7 +24,7 @@ CONFIG = "configs/sparse/addition.py:smoke"
 
 
 def command(folder) -> int:
-    return launch.run(main, ["addition", f"--workdir={folder}"], config=CONFIG)
+    return cli.run(main, ["addition", f"--workdir={folder}"], config=CONFIG)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +91,7 @@ def test_a_stopped_study_goes_on_to_the_same_numbers(finished, tmp_path, monkeyp
     def stopped(folder, *given, **named):
         def stop(step):
             if folder.name == "sparse" and step == 4:
-                launch.request_stop()
+                stop_flag.request()
 
         return train(folder, *given, **named, on_step=stop)
 
@@ -113,7 +115,7 @@ def test_seeds_stand_beside_each_other_and_one_that_is_there_is_not_trained_agai
     folder = shutil.copytree(finished, tmp_path / "run")
     saved = {file: file.stat().st_mtime_ns for file in folder.rglob("checkpoints/*")}
     argv = ["addition", f"--workdir={folder}", "--config.seeds=(0, 5)", "--resume=force"]
-    assert launch.run(main, argv, config=CONFIG) == 0
+    assert cli.run(main, argv, config=CONFIG) == 0
     assert {file: file.stat().st_mtime_ns for file in saved} == saved
     summary = json.loads((folder / study.SUMMARY).read_text("utf-8"))
     first, second = summary["seeds"]
@@ -139,7 +141,7 @@ def test_seeds_stand_beside_each_other_and_one_that_is_there_is_not_trained_agai
 
 
 def test_a_look_sees_the_gates_that_the_kernels_count():
-    config = launch.freeze(experiment("smoke", bias=0.0), AdditionConfig)
+    config = from_plain(experiment("smoke", bias=0.0), AdditionConfig)
     _, sparse = models.jobs(config)
     drawn = params_lib.init(jax.random.key(0), sparse.objective.spec)
     # Larger than drawn, so that scores spread over both signs.

@@ -1,0 +1,1 @@
+"""What every operation uses: dispatch, tuned tiles, shape checks, noise and test cases."""

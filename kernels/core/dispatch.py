@@ -1,0 +1,166 @@
+"""Which implementation of an operation runs, and how a Pallas kernel is called on this jax.
+
+Every operation offers some of `IMPLEMENTATIONS`. A named one runs or raises; None takes the first
+of the operation's list that runs on the target, so a GPU falls back to XLA where a kernel does not
+serve the shape. The choice is made when the operation is traced, for the `Target` of that moment:
+the default backend, or the one named by `on`. A function that `jax.jit` has already traced keeps
+its choice.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+import contextvars
+import dataclasses
+import difflib
+from typing import Any
+
+import jax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plt
+
+IMPLEMENTATIONS = ("reference", "xla", "pallas")
+
+
+class UnavailableError(NotImplementedError):
+    """An implementation that was named, and does not run on this target or for these arguments."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What an operation is traced for; `device_kind` is JAX's name of the device.
+
+    With `interpret` a Pallas kernel is run by JAX's interpreter, on any platform.
+    """
+
+    platform: str
+    device_kind: str
+    interpret: bool = False
+
+
+INTERPRETER = Target("cpu", "interpreter", interpret=True)
+
+_TARGET: contextvars.ContextVar[Target | None] = contextvars.ContextVar("target", default=None)
+
+
+def target() -> Target:
+    """The target named by `on`, else the first device of the default backend."""
+    named = _TARGET.get()
+    if named is not None:
+        return named
+    device = jax.devices()[0]
+    return Target(device.platform, device.device_kind)
+
+
+@contextlib.contextmanager
+def on(target: Target) -> Iterator[None]:
+    """Traces the operations of its block for `target`.
+
+    `on(INTERPRETER)` tests kernels without a GPU; a GPU target compiles for one that is not here.
+    """
+    token = _TARGET.set(target)
+    try:
+        yield
+    finally:
+        _TARGET.reset(token)
+
+
+def lacks_gpu(target: Target) -> str:
+    """Why no Pallas kernel of ours runs on `target`; empty if one can."""
+    if target.interpret or target.platform in ("gpu", "cuda"):
+        return ""
+    return (
+        f"needs an NVIDIA GPU and this is {target.platform}; "
+        "trace it under kernels.core.dispatch.on(INTERPRETER) to run it slowly here"
+    )
+
+
+def choose(op: str, wanted: str | None, reasons: Mapping[str, str]) -> str:
+    """The implementation of `op` to run.
+
+    Args:
+      wanted: a name of `IMPLEMENTATIONS`, or None for the first that runs.
+      reasons: for each implementation, in order of preference, why it cannot run; empty if it can.
+
+    Raises:
+      ValueError: `wanted` is no implementation of `op`.
+      UnavailableError: the named one cannot run, or none can; every reason is given.
+    """
+    if wanted is None:
+        for name, reason in reasons.items():
+            if not reason:
+                return name
+        told = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        raise UnavailableError(f"{op}: no implementation runs here: {told}")
+    if wanted not in reasons:
+        close = difflib.get_close_matches(str(wanted), reasons, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"{op}: implementation={wanted!r} is none of {', '.join(reasons)}{hint}")
+    if reasons[wanted]:
+        raise UnavailableError(f"{op}: implementation={wanted!r} {reasons[wanted]}")
+    return wanted
+
+
+def first_order(op: str, tree: Any) -> Any:
+    """`tree` unchanged, in a hand-written backward pass: to differentiate that pass raises.
+
+    Raises:
+      NotImplementedError: when a second derivative is taken, with the remedy.
+    """
+
+    @jax.custom_jvp
+    def same(leaf: jax.Array) -> jax.Array:
+        return leaf
+
+    @same.defjvp
+    def refuse(primals, tangents):
+        raise NotImplementedError(
+            f"{op}: its fast implementations have first derivatives in reverse mode alone; "
+            "pass implementation='reference' for second derivatives"
+        )
+
+    return jax.tree.map(same, tree)
+
+
+def exact_dot(dtype: Any) -> jax.lax.Precision | None:
+    """The precision of a product of `dtype` operands: float32 is never rounded to TF32 or bf16."""
+    return jax.lax.Precision.HIGHEST if dtype == jax.numpy.float32 else None
+
+
+def triton_call(
+    kernel: Any,
+    *,
+    target: Target,
+    name: str,
+    grid: tuple[int, ...],
+    in_specs: Sequence[Any],
+    out_specs: Any,
+    out_shape: Any,
+    num_warps: int,
+    num_stages: int,
+    input_output_aliases: Mapping[int, int] | None = None,
+    tile: tuple[int, int] | None = None,
+) -> Any:
+    """`pl.pallas_call` through Pallas' Triton lowering.
+
+    The compiler parameters decide the lowering, and what their absence means changed between jax
+    0.10 and 0.11, so they are always passed.
+
+    Args:
+      name: `<op>_<pass>`, as a profile shows it.
+      in_specs: for each argument a `pl.BlockSpec`, or a tree of them as the argument is.
+      tile: elements of one turn of the main loop, as rows and columns. It becomes the end of the
+        name, `_m64_n64`, from which `tools/compile_kernels.py` counts instructions of an element.
+    """
+    if tile is not None:
+        name = f"{name}_m{tile[0]}_n{tile[1]}"
+    return pl.pallas_call(
+        kernel,
+        out_shape=out_shape,
+        grid=grid,
+        in_specs=in_specs,
+        out_specs=out_specs,
+        compiler_params=plt.CompilerParams(num_warps=num_warps, num_stages=num_stages),
+        interpret=target.interpret,
+        name=name,
+        input_output_aliases=dict(input_output_aliases or {}),
+    )

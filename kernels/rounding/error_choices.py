@@ -1,0 +1,141 @@
+"""Rules for what is compared and chosen: where rounding may turn a choice, both ways count.
+
+    x < y          in doubt where the sides are nearer than their errors together
+    where c, a, b  the error of what is chosen, and |a - b| as well where c is in doubt
+    argmax         an infinite error where another entry may be the largest
+    max            the larger error
+
+`not`, `and` and `or` are in doubt where no side that is sure decides them.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from kernels.rounding.error_model import Arithmetic, Pair, Rule, bind, error_of
+
+
+def _extreme(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
+    x, y = operands
+    value = bind(eqn, [x.value, y.value])
+    if x.error is None and y.error is None:
+        return Pair(value)
+    return Pair(value, jnp.maximum(error_of(x), error_of(y)))
+
+
+def _clamped(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
+    return Pair(bind(eqn, [x.value for x in operands]), operands[1].error)
+
+
+def _signed(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
+    (x,) = operands
+    value = bind(eqn, [x.value])
+    if x.error is None:
+        return Pair(value)
+    return Pair(value, jnp.where((jnp.abs(x.value) <= x.error) & (x.error > 0), 2.0, 0.0))
+
+
+def _extreme_of(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
+    (x,) = operands
+    value = bind(eqn, [x.value])
+    if x.error is None:
+        return Pair(value)
+    ends = [bind(eqn, [x.value + x.error]) - value, value - bind(eqn, [x.value - x.error])]
+    return Pair(value, jnp.where(jnp.isfinite(value), jnp.maximum(*ends), 0.0))
+
+
+def _where_largest(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
+    """The index, with an infinite error where another entry may be the extreme one."""
+    (x,) = operands
+    value = bind(eqn, [x.value])
+    if x.error is None:
+        return Pair(value)
+    (axis,) = eqn.params["axes"]
+    sign = 1.0 if eqn.primitive.name == "argmax" else -1.0
+    own = jax.nn.one_hot(value, x.value.shape[axis], dtype=jnp.bool_, axis=axis)
+    least = jnp.sum(jnp.where(own, sign * x.value - x.error, 0.0), axis)
+    other = jnp.max(jnp.where(own, -jnp.inf, sign * x.value + x.error), axis)
+    return Pair(value, jnp.where(other >= least, jnp.inf, 0.0))
+
+
+def _selected(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
+    which, *choices = operands
+    value = bind(eqn, [pair.value for pair in operands])
+    if all(pair.error is None for pair in operands):
+        return Pair(value)
+    errors = [error_of(pair) for pair in choices]
+    error = bind(eqn, [which.value, *errors])
+    if which.error is not None:
+        boolean = errors[0].dtype == jnp.bool_
+        for choice, its_error in zip(choices, errors, strict=True):
+            if boolean:
+                error |= which.error & (its_error | (choice.value != value))
+            else:
+                same = choice.value == value
+                apart = jnp.where(same, 0.0, jnp.abs(choice.value - value)) + its_error
+                error = jnp.where(which.error, jnp.maximum(error, apart), error)
+    return Pair(value, error)
+
+
+def _compared(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
+    x, y = operands
+    value = bind(eqn, [x.value, y.value])
+    # x != x asks for NaN.
+    if (x.error is None and y.error is None) or eqn.invars[0] is eqn.invars[1]:
+        return Pair(value)
+    if x.value.dtype == jnp.bool_:
+        return Pair(value, error_of(x) | error_of(y))
+    reach = error_of(x) + error_of(y)
+    same = x.value == y.value
+    apart = jnp.where(same, 0.0, jnp.abs(1.0 * x.value - y.value))
+    return Pair(value, (apart <= reach) & (reach > 0))
+
+
+def _and(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
+    return _decided_by(False, eqn, operands)
+
+
+def _or(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
+    return _decided_by(True, eqn, operands)
+
+
+def _decided_by(decisive: bool, eqn: Any, operands: list[Pair]) -> Pair:
+    x, y = operands
+    value = bind(eqn, [x.value, y.value])
+    if x.error is None and y.error is None:
+        return Pair(value)
+    # One side decides where it surely is False for `and`, True for `or`.
+    sure = [(pair.value == decisive) & ~error_of(pair) for pair in operands]
+    return Pair(value, (error_of(x) | error_of(y)) & ~sure[0] & ~sure[1])
+
+
+def _any_or_all(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
+    (x,) = operands
+    value = bind(eqn, [x.value])
+    if x.error is None:
+        return Pair(value)
+    decisive = eqn.primitive.name == "reduce_or"
+    axes = eqn.params["axes"]
+    sure = jnp.any((x.value == decisive) & ~x.error, axes)
+    return Pair(value, jnp.any(x.error, axes) & ~sure)
+
+
+def _finite(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
+    """Taken as sure: what overflows in float32 alone is off by more than any bound."""
+    return Pair(bind(eqn, [operands[0].value]))
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(("max", "min"), _extreme),
+    **dict.fromkeys(("reduce_max", "reduce_min", "cummax", "cummin"), _extreme_of),
+    **dict.fromkeys(("argmax", "argmin"), _where_largest),
+    **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), _compared),
+    **dict.fromkeys(("reduce_or", "reduce_and"), _any_or_all),
+    "clamp": _clamped,
+    "is_finite": _finite,
+    "sign": _signed,
+    "select_n": _selected,
+    "and": _and,
+    "or": _or,
+}

@@ -1,0 +1,1 @@
+"""Checkpoints: the verified folder (`format`), those of a training run (`manager`), adapters."""

@@ -1,0 +1,208 @@
+"""Checkpoints that are known to be whole: orbax arrays under a manifest of digests.
+
+Orbax commits a save in one step, but does not notice a flipped bit in what it stored. So a
+checkpoint is a folder that counts only when its MANIFEST.json, written last, agrees with every
+file:
+
+    arrays/          the parameters, as orbax v1 stores them, in the sharding they had
+    ...              what the caller adds: a config, a tokenizer
+    MANIFEST.json    every file with size and sha256, every array with shape and dtype, the caller's
+                     notes, and a digest of the manifest itself
+
+The folder is drafted beside its name, synced and renamed (`new_folder`).
+"""
+
+from collections.abc import Callable, Mapping
+import contextlib
+import json
+import math
+import os
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from lm_jax.errors import BadInputError, CorruptError
+from lm_jax.model import params as params_lib
+from lm_jax.run import processes
+from lm_jax.run.files import content_digest, draft_of, file_digest, new_folder, write_json
+
+MANIFEST = "MANIFEST.json"
+ARRAYS = "arrays"
+_FORMAT = 1
+
+
+def save_checkpoint(
+    path: str | os.PathLike[str],
+    params: Mapping[str, Any],
+    *,
+    notes: Mapping[str, Any] | None = None,
+    beside: Callable[[Path], None] | None = None,
+) -> dict[str, Any]:
+    """Writes a new folder with `params` and returns its manifest.
+
+    Args:
+      path: the folder, which must not exist; its parents are made.
+      params: nested dicts of arrays.
+      notes: JSON to keep in the manifest: versions, hashes of the source, the mesh.
+      beside: writes further files into the folder it is given; they are in the manifest as well.
+
+    Raises:
+      BadInputError: `path` exists.
+      StorageError: the folder cannot be written; `path` is then not there.
+    """
+    from orbax.checkpoint import v1 as ocp
+
+    path = Path(path).absolute()
+    arrays = {
+        name: {"shape": list(leaf.shape), "dtype": str(leaf.dtype)}
+        for name, leaf in params_lib.by_path(params).items()
+    }
+    state: Any = dict(params)
+    draft = draft_of(path)
+
+    def complete() -> None:
+        if beside is not None:
+            beside(draft)
+        manifest = {
+            "format": _FORMAT,
+            "notes": dict(notes or {}),
+            "parameters": sum(math.prod(entry["shape"]) for entry in arrays.values()),
+            "arrays": arrays,
+            "files": {
+                file.relative_to(draft).as_posix(): file_digest(file)
+                for file in sorted(draft.rglob("*"))
+                if file.is_file()
+            },
+        }
+        write_json(draft / MANIFEST, manifest | {"sha256": content_digest(manifest)})
+        drafted.close()
+
+    # Process 0 makes the folder and gives it its name; the arrays are written by all.
+    with contextlib.ExitStack() as drafted:
+        processes.enter_on_first(drafted, new_folder(path))
+        ocp.save(str(draft / ARRAYS), state)
+        processes.on_first(complete)
+    return read_manifest(path / MANIFEST)
+
+
+def verify_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Compares every file with the manifest, and returns the manifest.
+
+    Raises:
+      BadInputError: if there is no manifest.
+      CorruptError: naming the first file that is missing, truncated or changed.
+    """
+    folder = Path(path)
+    if not (folder / MANIFEST).is_file():
+        raise BadInputError(
+            f"{folder} has no {MANIFEST}, so it is no whole checkpoint; name one, or save it again"
+        )
+    manifest = read_manifest(folder / MANIFEST)
+    stated = manifest.pop("sha256", None) if isinstance(manifest, dict) else None
+    if stated != content_digest(manifest):
+        raise _corrupt(folder / MANIFEST, "does not match its own digest")
+    if manifest.get("format") != _FORMAT:
+        raise BadInputError(
+            f"{folder / MANIFEST}: format {manifest.get('format')} is not {_FORMAT}; convert the "
+            "model again with this version"
+        )
+    for name, entry in manifest["files"].items():
+        file = folder / name
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise _corrupt(folder / MANIFEST, f"names a file outside the folder, {name}")
+        if not file.is_file():
+            raise _corrupt(file, "is missing")
+        if file.stat().st_size != entry["size"]:
+            raise _corrupt(file, f"has {file.stat().st_size} bytes, not {entry['size']}")
+        if file_digest(file) != entry:
+            raise _corrupt(file, "does not match its sha256")
+    return manifest
+
+
+def load_checkpoint(
+    path: str | os.PathLike[str], target: Any, *, cast: bool = False
+) -> dict[str, Any]:
+    """Loads verified parameters into the shapes, dtypes and shardings of `target`.
+
+    Args:
+      path: a folder of `save_checkpoint`.
+      target: a tree of `jax.ShapeDtypeStruct`, as `sharding.abstract` makes.
+      cast: convert to the dtypes of `target`; else another dtype is refused.
+
+    Raises:
+      BadInputError: no checkpoint is there, or it does not hold what `target` asks for (all
+        listed).
+      CorruptError: a file does not match the manifest.
+    """
+    return load_arrays(Path(path), verify_checkpoint(path), target, cast=cast)
+
+
+def load_arrays(
+    path: Path,
+    manifest: Mapping[str, Any],
+    target: Any,
+    *,
+    cast: bool = False,
+    part: str | None = None,
+) -> dict[str, Any]:
+    """`load_checkpoint` for a folder that was verified to have this manifest.
+
+    `part` names the top entry of the stored tree that `target` stands for; no other is read.
+    """
+    from orbax.checkpoint import v1 as ocp
+
+    stored, tree, context = manifest["arrays"], target, ocp.Context()
+    if part is not None:
+        head = f"{part}/"
+        stored = {
+            name.removeprefix(head): entry
+            for name, entry in stored.items()
+            if name.startswith(head)
+        }
+        tree = {part: target}
+        context.pytree.loading.partial_load = True
+    _check_arrays(path, stored, params_lib.by_path(target), cast)
+    with context:
+        loaded: Any = ocp.load(str(path.absolute() / ARRAYS), tree)
+    return loaded if part is None else loaded[part]
+
+
+def _check_arrays(
+    path: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any], cast: bool
+) -> None:
+    """Orbax would convert dtypes without a word, and words its other refusals over many lines."""
+    problems = [f"missing {name}" for name in wanted if name not in stored]
+    problems += [f"unused {name}" for name in stored if name not in wanted]
+    for name in wanted.keys() & stored.keys():
+        shape, dtype = tuple(stored[name]["shape"]), stored[name]["dtype"]
+        if shape != wanted[name].shape:
+            problems.append(f"{name} has shape {shape}, not {wanted[name].shape}")
+        if dtype != str(wanted[name].dtype) and not cast:
+            problems.append(
+                f"{name} is {dtype}, not {wanted[name].dtype}; pass cast=True to convert"
+            )
+    if problems:
+        shown = "; ".join(sorted(problems)[:20])
+        raise BadInputError(
+            f"{path} does not hold the parameters asked for ({len(problems)} differences): {shown}"
+        )
+
+
+def array_files(path: Path, manifest: Mapping[str, Any]) -> tuple[Path, ...]:
+    """The files that hold the parameters."""
+    return tuple(path / name for name in manifest["files"] if name.startswith(f"{ARRAYS}/"))
+
+
+def read_manifest(path: Path) -> Any:
+    """JSON of a checkpoint's folder.
+
+    Raises:
+      CorruptError: if it is none.
+    """
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as error:
+        raise _corrupt(path, f"is not JSON ({error})") from error
+
+
+def _corrupt(file: Path, what: str) -> CorruptError:
+    return CorruptError(f"{file} {what}; restore the checkpoint from a copy, or make it again")

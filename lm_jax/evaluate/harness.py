@@ -1,0 +1,161 @@
+"""A model class of EleutherAI's lm-evaluation-harness over any function from tokens to logits.
+
+`pip install 'interpretable-attention-jax[eval]'` brings the harness, which is imported inside these
+functions alone.
+
+    model(scorer)                a model that `lm_eval.simple_evaluate` and `lm_eval.evaluate` take
+    evaluate(scorer, questions)  our questions through the harness, without network or remote code
+
+The harness makes the requests, picks the answers and takes the means; tokens and log-likelihoods
+are those of `likelihood`, with its cache. The harness's own cache (`use_cache`) is pickle in SQLite
+and knows requests but no models: leave it off.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import importlib.resources
+import importlib.util
+from typing import Any
+
+from lm_jax.errors import UsageError
+from lm_jax.evaluate.multiple_choice.comparison import DELIMITER, METRICS
+from lm_jax.evaluate.multiple_choice.likelihood import Pair, Scorer, encode, pair, score
+from lm_jax.evaluate.multiple_choice.questions import Question
+
+_SPLIT = "questions"
+
+
+def model(scorer: Scorer) -> Any:
+    """A `lm_eval.api.model.TemplateLM` that scores continuations and generates nothing.
+
+    Raises:
+      UsageError: the harness is not installed; and from the model, for a request to generate or
+        for the perplexity of whole texts.
+    """
+    _require()
+    from lm_eval.api.model import TemplateLM
+
+    class Decoder(TemplateLM):
+        """Multiple choice needs `_encode_pair` and `_loglikelihood_tokens` alone."""
+
+        @property
+        def eot_token_id(self) -> int:
+            return _end(scorer)
+
+        @property
+        def prefix_token_id(self) -> int:
+            begin = scorer.tokenizer.bos_id
+            return self.eot_token_id if begin is None else begin
+
+        def tok_encode(
+            self, string: str, add_special_tokens: bool | None = None, **options: Any
+        ) -> list[int]:
+            return encode(scorer.tokenizer, string, begin=add_special_tokens is not False)
+
+        def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+            made = pair(scorer.tokenizer, context, continuation)
+            return list(made.context), list(made.continuation)
+
+        def _loglikelihood_tokens(
+            self, requests: Sequence[Any], disable_tqdm: bool = False, **options: Any
+        ) -> list[tuple[float, bool]]:
+            pairs = [Pair(tuple(context), tuple(choice)) for _, context, choice in requests]
+            return [tuple(made) for made in score(scorer, pairs, quiet=disable_tqdm)]
+
+        def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
+            raise UsageError(
+                "this model scores choices only; for the perplexity of texts use "
+                "lm_jax.train.evaluate"
+            )
+
+        def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
+            raise UsageError("this model scores choices only; to generate use lm_jax.generate")
+
+    return Decoder()
+
+
+def evaluate(
+    scorer: Scorer, questions: Mapping[str, Sequence[Question]]
+) -> dict[str, dict[str, float]]:
+    """`acc` and `acc_norm` of every task, as the harness computes them.
+
+    Raises:
+      UsageError: the harness is not installed, or a task has no questions.
+      BadInputError: as from `likelihood.score`.
+    """
+    _require()
+    from lm_eval import evaluator
+    from lm_eval.api.task import ConfigurableTask
+
+    tasks = {
+        task: ConfigurableTask(config=_config(task, asked)) for task, asked in questions.items()
+    }
+    found = evaluator.evaluate(
+        model(scorer),
+        {"tasks": tasks, "groups": {}, "group_map": {}},
+        bootstrap_iters=0,
+        log_samples=False,
+    )
+    return {
+        task: {metric: float(found["results"][task][f"{metric},none"]) for metric in METRICS}
+        for task in questions
+    }
+
+
+def truthfulqa_preset() -> str:
+    """The six answered questions that stand before every question in the harness's TruthfulQA.
+
+    Raises:
+      UsageError: the harness is not installed, or its task is not laid out as in 0.4.13.
+    """
+    _require()
+    import jinja2
+    import yaml
+
+    file = importlib.resources.files("lm_eval") / "tasks" / "truthfulqa" / "truthfulqa_mc1.yaml"
+    prompt = yaml.safe_load(file.read_text(encoding="utf-8"))["doc_to_text"]
+    mark = "the question"
+    before, found, _ = jinja2.Template(prompt).render(question=mark).partition(f"\n\nQ: {mark}\nA:")
+    if not found:
+        raise UsageError(f"{file} has another prompt; install lm-eval 0.4.13, or give the preset")
+    return before.strip()
+
+
+def _require() -> None:
+    if importlib.util.find_spec("lm_eval") is None:
+        raise UsageError(
+            "the lm-evaluation-harness is not installed; run: "
+            "pip install 'interpretable-attention-jax[eval]'"
+        )
+
+
+def _end(scorer: Scorer) -> int:
+    tokenizer = scorer.tokenizer
+    end = tokenizer.bos_id if tokenizer.eos_id is None else tokenizer.eos_id
+    if end is None:
+        raise UsageError("the tokenizer has no token that ends or begins a text; give a context")
+    return end
+
+
+def _config(task: str, questions: Sequence[Question]) -> dict[str, Any]:
+    import datasets
+
+    if not questions:
+        raise UsageError(f"task {task} has no questions; give one or more")
+    rows = [dataclasses.asdict(question) for question in questions]
+    return {
+        "task": task,
+        # A function in place of a name of the hub: nothing is looked up, nothing written.
+        "custom_dataset": lambda **_: {_SPLIT: datasets.Dataset.from_list(rows)},
+        "test_split": _SPLIT,
+        "output_type": "multiple_choice",
+        "doc_to_text": lambda row: row["context"],
+        "doc_to_choice": lambda row: row["choices"],
+        "doc_to_target": lambda row: row["gold"],
+        "target_delimiter": DELIMITER,
+        "num_fewshot": 0,
+        "metric_list": [
+            {"metric": metric, "aggregation": "mean", "higher_is_better": True}
+            for metric in METRICS
+        ],
+    }

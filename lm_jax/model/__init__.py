@@ -1,0 +1,1 @@
+"""The decoder: config, parameters, layers, mixers, sites, edits, decoding. No input or output."""

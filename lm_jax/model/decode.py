@@ -1,0 +1,263 @@
+"""Generation with a cache: greedy or sampled, prompts of unequal length in one batch.
+
+Prompts are read in one pass. For attention they are padded on the right: the cache keeps a length
+per row, so a row's first new token is written over its first padding slot and padding is never
+attended to. For a recurrent mixer they are padded on the left, where an empty state meets padding
+that it does not take up.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+import functools
+import itertools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lm_jax.errors import BadInputError, UsageError
+from lm_jax.model import decoder
+from lm_jax.model.attention import Attend, Fused, PerLayer, as_pytree, softmax
+from lm_jax.model.config import DecoderConfig
+from lm_jax.model.mixers import ATTENTION, Mixer
+from lm_jax.model.params import ParamTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How a token is drawn from logits.
+
+    `temperature` 0 is greedy. `top_k` keeps the k largest logits (0: all); `top_p` then keeps the
+    smallest set of most probable tokens whose mass reaches p (1: all; Holtzman et al., 2020). Ties
+    at the edge are kept.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0.0):
+            raise UsageError(f"temperature = {self.temperature} must be 0 (greedy) or more")
+        if self.top_k < 0:
+            raise UsageError(f"top_k = {self.top_k} must be 0 (all) or more")
+        if not 0.0 < self.top_p <= 1.0:
+            raise UsageError(f"top_p = {self.top_p} must be in (0, 1]")
+
+
+def filter_logits(logits_BV: jax.Array, sampling: Sampling) -> jax.Array:
+    """Logits divided by the temperature, -inf where top-k or top-p leaves a token out."""
+    # From the largest down, so that a tiny temperature does not overflow.
+    logits_BV = (logits_BV - logits_BV.max(-1, keepdims=True)) / sampling.temperature
+    if sampling.top_k:
+        k = min(sampling.top_k, logits_BV.shape[-1])
+        edge = jax.lax.top_k(logits_BV, k)[0][:, -1:]
+        logits_BV = jnp.where(logits_BV >= edge, logits_BV, -jnp.inf)
+    if sampling.top_p < 1.0:
+        sorted_BV = -jnp.sort(-logits_BV, axis=-1)
+        probs_BV = jax.nn.softmax(sorted_BV, axis=-1)
+        # A token stays while the mass of the tokens before it has not reached p.
+        before_BV = jnp.cumsum(probs_BV, axis=-1) - probs_BV
+        stays = before_BV < sampling.top_p
+        edge = jnp.where(stays, sorted_BV, jnp.inf).min(-1, keepdims=True)
+        logits_BV = jnp.where(logits_BV >= edge, logits_BV, -jnp.inf)
+    return logits_BV
+
+
+def sample(key: jax.Array, logits_BV: jax.Array, sampling: Sampling) -> jax.Array:
+    """One token id per row."""
+    if sampling.temperature == 0.0:
+        return logits_BV.argmax(-1).astype(jnp.int32)
+    filtered = filter_logits(logits_BV, sampling)
+    return jax.random.categorical(key, filtered, axis=-1).astype(jnp.int32)
+
+
+def pad_prompts(
+    prompts: Sequence[Sequence[int]], cfg: DecoderConfig, *, left: bool = False
+) -> tuple[np.ndarray, ...]:
+    """Token ids `[B, T]` padded with 0 on the right, or on the left, and lengths `[B]`.
+
+    Raises:
+      BadInputError: for no prompt, an empty one, or an id outside the vocabulary.
+    """
+    if not prompts or any(len(p) == 0 for p in prompts):
+        raise BadInputError("prompts: give at least one prompt, each of at least one token")
+    lengths_B = np.array([len(p) for p in prompts], np.int32)
+    tokens_BT = np.zeros((len(prompts), lengths_B.max()), np.int32)
+    for row, prompt in zip(tokens_BT, prompts, strict=True):
+        row[slice(-len(prompt), None) if left else slice(len(prompt))] = prompt
+    if tokens_BT.min() < 0 or tokens_BT.max() >= cfg.vocab_size:
+        raise BadInputError(
+            f"prompts: a token id is outside 0..{cfg.vocab_size - 1}; wrong tokenizer?"
+        )
+    return tokens_BT, lengths_B
+
+
+def generate(
+    params: ParamTree,
+    prompts: Sequence[Sequence[int]],
+    cfg: DecoderConfig,
+    *,
+    max_new_tokens: int,
+    sampling: Sampling = Sampling(),
+    key: jax.Array | None = None,
+    stop_id: int | None = None,
+    attend: Attend | Fused | PerLayer = softmax,
+    mixer: Mixer = ATTENTION,
+    edits: Mapping[str, Any] | None = None,
+) -> list[list[int]]:
+    """Continues each prompt by up to `max_new_tokens`, ending a row after `stop_id`.
+
+    Returns the new ids of every row, `stop_id` included. Compiles once for each pair of longest
+    prompt and `max_new_tokens`. `edits` are those of `lm_jax.forward`, the same at every position:
+    leaves have length 1 along T.
+
+    Raises:
+      BadInputError: if a prompt is empty, holds an unknown id, or would outgrow `cfg.max_length`.
+      UsageError: if sampling is asked for without a key, or `stop_id` is no id.
+    """
+    if max_new_tokens < 1:
+        raise UsageError(f"max_new_tokens = {max_new_tokens} must be at least 1")
+    if key is None and sampling.temperature > 0.0:
+        raise UsageError("key: sampling needs a random key")
+    if stop_id is not None and not 0 <= stop_id < cfg.vocab_size:
+        raise UsageError(f"stop_id = {stop_id} is outside 0..{cfg.vocab_size - 1}")
+    tokens_BT, lengths_B = pad_prompts(prompts, cfg, left=mixer.recurrent)
+    longest = int(lengths_B.max()) + max_new_tokens
+    if longest > cfg.max_length and not mixer.recurrent:
+        raise BadInputError(
+            f"prompt of {lengths_B.max()} tokens + max_new_tokens = {max_new_tokens} exceeds the "
+            f"model's context of {cfg.max_length}; shorten one of them"
+        )
+    made_BT = _generate(
+        params,
+        tokens_BT,
+        lengths_B,
+        jax.random.key(0) if key is None else key,
+        as_pytree(attend),
+        edits,
+        # No token has this id, so nothing stops a row.
+        np.int32(-1 if stop_id is None else stop_id),
+        cfg=cfg,
+        max_new_tokens=max_new_tokens,
+        sampling=sampling,
+        mixer=mixer,
+    )
+    return [_until(row, stop_id) for row in np.asarray(made_BT).tolist()]
+
+
+def stream(
+    params: ParamTree,
+    prompt: Sequence[int],
+    cfg: DecoderConfig,
+    *,
+    mixer: Mixer,
+    sampling: Sampling = Sampling(),
+    key: jax.Array | None = None,
+    stop_id: int | None = None,
+    edits: Mapping[str, Any] | None = None,
+) -> Iterator[int]:
+    """Continues one prompt, one token at a time, under the `edits` of `generate`.
+
+    A recurrent mixer goes on without end in constant memory. One that keeps every position has a
+    cache for the model's context, `cfg.max_length`, and ends where prompt and new ids fill it.
+
+    Yields the new ids one by one, up to `stop_id`, which is not yielded. Compiles once for each
+    length of prompt.
+
+    Raises:
+      BadInputError: an empty prompt, an unknown id, or a prompt that fills the context.
+      UsageError: sampling is asked for without a key.
+    """
+    if not mixer.recurrent and len(prompt) >= cfg.max_length:
+        raise BadInputError(
+            f"prompt of {len(prompt)} tokens leaves no place in the model's context of "
+            f"{cfg.max_length}; shorten it"
+        )
+    if key is None and sampling.temperature > 0.0:
+        raise UsageError("key: sampling needs a random key")
+    key = jax.random.key(0) if key is None else key
+    tokens_BT, _ = pad_prompts([prompt], cfg)
+    dtype = jax.tree.leaves(params["embed"])[0].dtype
+    cache = decoder.init_cache(cfg, 1, cfg.max_length, dtype=dtype, mixer=mixer)
+    counts = itertools.count() if mixer.recurrent else range(cfg.max_length - len(prompt))
+    for count in counts:
+        next_B, cache = _next(
+            params,
+            cache,
+            tokens_BT,
+            jax.random.fold_in(key, count),
+            edits,
+            cfg=cfg,
+            sampling=sampling,
+            mixer=mixer,
+        )
+        token = int(next_B[0])
+        if token == stop_id:
+            return
+        yield token
+        tokens_BT = next_B[:, None]
+
+
+@functools.partial(jax.jit, static_argnames=("cfg", "sampling", "mixer"))
+def _next(params, cache, tokens_BT, key, edits, *, cfg, sampling, mixer):
+    last_B1 = jnp.full((1, 1), tokens_BT.shape[1] - 1)
+    out = decoder.forward(
+        params, tokens_BT, cfg, cache=cache, mixer=mixer, logits_at=last_B1, edits=edits
+    )
+    return sample(key, out.logits[:, 0], sampling), out.cache
+
+
+def _until(row: list[int], stop_id: int | None) -> list[int]:
+    return row[: row.index(stop_id) + 1] if stop_id in row else row
+
+
+@functools.partial(jax.jit, static_argnames=("cfg", "max_new_tokens", "sampling", "mixer"))
+def _generate(
+    params,
+    tokens_BT,
+    lengths_B,
+    key,
+    attend,
+    edits,
+    stop_id,
+    *,
+    cfg,
+    max_new_tokens,
+    sampling,
+    mixer,
+):
+    B, T = tokens_BT.shape
+    dtype = jax.tree.leaves(params["embed"])[0].dtype
+    cache = decoder.init_cache(cfg, B, T + max_new_tokens, dtype=dtype, mixer=mixer)
+    run = functools.partial(
+        decoder.forward, params, cfg=cfg, attend=attend, mixer=mixer, edits=edits
+    )
+    if mixer.recurrent:
+        valid_BT = jnp.arange(T)[None] >= T - lengths_B[:, None]
+        last_B1 = jnp.full((B, 1), T - 1)
+        out: Any = run(tokens_BT, cache=cache, logits_at=last_B1, valid_BT=valid_BT)
+        cache = out.cache
+    else:
+        out: Any = run(tokens_BT, cache=cache, logits_at=lengths_B[:, None] - 1)
+        # The next token of a row takes the place of its first padding.
+        cache = out.cache.replace(length_B=lengths_B)
+    keys = jax.random.split(key, max_new_tokens)
+    first_B = sample(keys[0], out.logits[:, 0], sampling)
+
+    def going(state):
+        count, _, _, _, done_B = state
+        return (count < max_new_tokens) & ~done_B.all()
+
+    def extend(state):
+        count, cache, last_B, made_BT, done_B = state
+        out = run(last_B[:, None], cache=cache)
+        next_B = sample(keys[count], out.logits[:, 0], sampling)
+        made_BT = made_BT.at[:, count].set(next_B)
+        return count + 1, out.cache, next_B, made_BT, done_B | (next_B == stop_id)
+
+    made_BT = jnp.zeros((B, max_new_tokens), jnp.int32).at[:, 0].set(first_B)
+    state = (1, cache, first_B, made_BT, first_B == stop_id)
+    return jax.lax.while_loop(going, extend, state)[3]

@@ -1,0 +1,294 @@
+"""The decoder: embedding, L blocks over stacked parameters, last norm, logits.
+
+    x = embed(tokens)
+    for each layer:
+        x = x + mixer(norm1(x))          with `post_norms`: x + norm(mixer(norm1(x)))
+        x = x + mlp(norm2(x))            with `parallel_residual`: both read the same x
+    logits = unembed(norm(x))
+
+Parameters of all layers are stacked on a leading axis L and scanned; edits, reducers and attends go
+through the same scan as data. `unroll=True` runs the same layers as a Python loop.
+"""
+
+from collections.abc import Mapping
+import functools
+from typing import Any
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lm_jax.errors import UsageError
+from lm_jax.model import layers, sites
+from lm_jax.model import params as params_lib
+from lm_jax.model.attention import Attend, Fused, PerLayer, bind, layer_data, softmax
+from lm_jax.model.config import DecoderConfig
+from lm_jax.model.edits import OneLayer
+from lm_jax.model.layers import Dropout
+from lm_jax.model.mixers import ATTENTION, Layer, Mixer
+from lm_jax.model.params import ParamSpec, ParamTree
+
+NO_WINDOW = np.int32(2**30)
+
+
+@struct.dataclass
+class Cache:
+    """Decoding state: the mixers' caches, stacked over L, and how many positions each row holds."""
+
+    layers: Any
+    length_B: jax.Array
+
+
+@struct.dataclass
+class Output:
+    """Logits `[B, T, V]` in float32, what `record` asked for, mixers' extra outputs, the cache.
+
+    `hidden` is what the logits are read from, `[B, T, D]` after the last norm; a compiled program
+    that uses it in place of `logits` (`lm_jax.train.losses`) does not compute them. `records` and
+    `aux` of sites inside a layer carry a leading axis L.
+    """
+
+    logits: jax.Array
+    hidden: jax.Array
+    records: dict[str, Any]
+    aux: dict[str, Any]
+    cache: Cache | None
+
+
+def param_spec(cfg: DecoderConfig, mixer: Mixer = ATTENTION) -> dict[str, Any]:
+    """The declaration of every parameter of a decoder."""
+    block: dict[str, Any] = {
+        "ln1": layers.norm_spec(cfg),
+        "mixer": mixer.spec(cfg),
+    }
+    if cfg.post_norms:
+        block["ln1_post"] = layers.norm_spec(cfg)
+    if cfg.mlp_size:
+        block |= {"ln2": layers.norm_spec(cfg), "mlp": layers.mlp_spec(cfg)}
+        if cfg.post_norms:
+            block["ln2_post"] = layers.norm_spec(cfg)
+    spec = {
+        "embed": layers.embed_spec(cfg),
+        "blocks": params_lib.tree_map(lambda s: s.stacked(cfg.num_layers), _filled(block)),
+        **_filled({"final": layers.norm_spec(cfg)}),
+    }
+    if not cfg.tie_embeddings:
+        spec["unembed"] = ParamSpec((cfg.hidden_size, cfg.vocab_size), "DV")
+    return spec
+
+
+def _filled(parts: dict[str, Any]) -> dict[str, Any]:
+    """The parts that have parameters: a tree made of paths has no others."""
+    return {name: part for name, part in parts.items() if part}
+
+
+def init_params(
+    key: jax.Array, cfg: DecoderConfig, *, dtype: Any = jnp.float32, mixer: Mixer = ATTENTION
+) -> dict[str, Any]:
+    """Random parameters for `cfg`."""
+    return params_lib.init(key, param_spec(cfg, mixer), dtype)
+
+
+def count_params(cfg: DecoderConfig, *, mixer: Mixer = ATTENTION) -> int:
+    """How many scalars a decoder of this config has; a tied embedding counts once."""
+    return params_lib.count(param_spec(cfg, mixer))
+
+
+def init_cache(
+    cfg: DecoderConfig,
+    batch: int,
+    length: int,
+    *,
+    dtype: Any = jnp.float32,
+    mixer: Mixer = ATTENTION,
+) -> Cache:
+    """An empty cache for `batch` rows of up to `length` positions."""
+    one = jax.eval_shape(lambda: mixer.init_cache(cfg, batch, length, dtype))
+    stacked = jax.tree.map(lambda a: jnp.zeros((cfg.num_layers, *a.shape), a.dtype), one)
+    return Cache(layers=stacked, length_B=jnp.zeros((batch,), jnp.int32))
+
+
+def forward(
+    params: ParamTree,
+    tokens_BT: jax.Array,
+    cfg: DecoderConfig,
+    *,
+    edits: Mapping[str, Any] | None = None,
+    record: Mapping[str, sites.Reducer] | None = None,
+    attend: Attend | Fused | PerLayer = softmax,
+    rng: jax.Array | None = None,
+    cache: Cache | None = None,
+    mixer: Mixer = ATTENTION,
+    valid_BT: jax.Array | None = None,
+    dropout: float = 0.0,
+    logits_at: jax.Array | None = None,
+    unroll: bool = False,
+    remat: bool = False,
+) -> Output:
+    """Runs the decoder on token ids `[B, T]`.
+
+    Rows shorter than T are padded on the right: causality keeps padding out of every earlier
+    position. With a cache the tokens continue what it holds, row by row.
+
+    Args:
+      params: the tree of `param_spec(cfg)`.
+      tokens_BT: ids; one outside the vocabulary gives NaN, never another token's row.
+      cfg: the static description of the model.
+      edits: site name -> edit (`edits.py`), leaves with a leading L for sites of a layer.
+      record: site name -> reducer, run inside the layer; `sites.keep` records the site whole.
+      attend: the row map (`attention.py`).
+      rng: key for mixers that draw and for dropout; each layer gets its own.
+      cache: from `init_cache`, or None.
+      mixer: the token mixer of every block.
+      valid_BT: false where a token is padding, which a recurrent mixer then does not take up; None
+        means none is. Attention needs no such mask.
+      dropout: the share dropped after the embedding, in the MLP's hidden units and from each
+        addition to the residual stream; needs `rng`.
+      logits_at: positions `[B, Q]` to compute logits at (indices into T); None means all.
+      unroll: a Python loop over layers in place of `lax.scan`.
+      remat: keeps only the residual stream of each layer for the backward pass.
+
+    Raises:
+      UsageError: for an unknown site, one this model does not have, a misshapen edit, or a fused
+        kernel named while a score site is touched.
+    """
+    edits, record = dict(edits or {}), dict(record or {})
+    sites.check_names(edits, "edits")
+    sites.check_names(record, "record")
+    for name, edit in edits.items():
+        if isinstance(edit, OneLayer):
+            edits[name] = edit = edit.stacked(cfg.num_layers)
+        sites.check_edit(name, edit, cfg.num_layers)
+    if dropout and rng is None:
+        raise UsageError(f"dropout = {dropout} needs a random key; pass rng, or dropout=0")
+    outer = sites.Scope(edits, record)
+
+    T = tokens_BT.shape[1]
+    start_B1 = 0 if cache is None else cache.length_B[:, None]
+    positions_BT = jnp.broadcast_to(start_B1 + jnp.arange(T)[None], tokens_BT.shape)
+    x_BTD = layers.embed(params["embed"], tokens_BT, positions_BT, cfg)
+    x_BTD = outer("embed", Dropout(dropout, rng)(x_BTD, "embed"))
+
+    run_layer = functools.partial(
+        _layer,
+        cfg=cfg,
+        mixer=mixer,
+        record=record,
+        attend=attend,
+        positions_BT=positions_BT,
+        valid_BT=valid_BT,
+        dropout=dropout,
+    )
+    per_layer = {
+        "params": params["blocks"],
+        "edits": {name: e for name, e in edits.items() if sites.SITES[name].per_layer},
+        "attend": layer_data(attend),
+        "cache": None if cache is None else cache.layers,
+        "rng": None if rng is None else jax.random.split(rng, cfg.num_layers),
+        "kind": _layer_kinds(cfg),
+        "index": np.arange(cfg.num_layers, dtype=np.int32),
+    }
+    run_stack = _unrolled if unroll else _scanned
+    x_BTD, made = run_stack(run_layer, x_BTD, per_layer, outer.seen, remat)
+
+    if logits_at is not None:
+        x_BTD = jnp.take_along_axis(x_BTD, logits_at[:, :, None], axis=1)
+    x_BTD = layers.norm(params.get("final", {}), x_BTD, cfg, outer, "final")
+    logits = layers.unembed(params, x_BTD, cfg)
+    sites.check_seen(edits, record, outer.seen)
+    if cache is not None:
+        cache = Cache(layers=made["cache"], length_B=cache.length_B + T)
+    return Output(logits, x_BTD, outer.records | made["records"], made["aux"], cache)
+
+
+def _layer_kinds(cfg: DecoderConfig) -> dict[str, np.ndarray] | None:
+    """What differs between layers of one stack: the window, and whether positions are local."""
+    if not any(cfg.layer_windows):
+        return None
+    return {
+        "window": np.array([w or NO_WINDOW for w in cfg.layer_windows], np.int32),
+        "local": np.array([w is not None for w in cfg.layer_windows]),
+    }
+
+
+def _scanned(run_layer, x_BTD, per_layer, seen, remat):
+    def layer(x_BTD, given):
+        return run_layer(x_BTD, given, seen)
+
+    return jax.lax.scan(jax.checkpoint(layer) if remat else layer, x_BTD, per_layer)
+
+
+def _unrolled(run_layer, x_BTD, per_layer, seen, remat):
+    def layer(x_BTD, given):
+        return run_layer(x_BTD, given, seen)
+
+    made = []
+    for i in range(jax.tree.leaves(per_layer)[0].shape[0]):
+        given = jax.tree.map(lambda a, i=i: a[i], per_layer)
+        x_BTD, out = (jax.checkpoint(layer) if remat else layer)(x_BTD, given)
+        made.append(out)
+    return x_BTD, jax.tree.map(lambda *leaves: jnp.stack(leaves), *made)
+
+
+def _layer(x_BTD, given, seen, *, cfg, mixer, record, attend, positions_BT, valid_BT, dropout):
+    """One block; returns the residual stream and what the layer made."""
+    scope = sites.Scope(given["edits"], record, seen=seen)
+    p, kind = given["params"], given["kind"]
+    drop = Dropout(dropout, given["rng"])
+    layer = Layer(
+        positions_BT=positions_BT,
+        scope=scope,
+        attend=bind(attend, given["attend"]),
+        rope=_rope_tables(cfg, positions_BT, kind),
+        window=None if kind is None else kind["window"],
+        rng=given["rng"],
+        index=given["index"],
+        valid_BT=valid_BT,
+        dropout=drop,
+    )
+
+    x_BTD = scope("resid_pre", x_BTD)
+    h_BTD = _norm(p.get("ln1", {}), x_BTD, cfg, scope, "ln1")
+    decoding = given["cache"] is not None and x_BTD.shape[1] == 1
+    mix = mixer.step if decoding else mixer.apply
+    with jax.named_scope("mixer"):
+        mixed_BTD, cache = mix(p["mixer"], h_BTD, cfg, layer, given["cache"])
+    if cfg.post_norms:
+        mixed_BTD = layers.norm(p.get("ln1_post", {}), mixed_BTD, cfg, scope, "ln1_post")
+    mixed_BTD = scope("attn.out", drop(mixed_BTD, "attn.out"))
+
+    mid_BTD = x_BTD if cfg.parallel_residual else scope("resid_mid", x_BTD + mixed_BTD)
+    added_BTD = mixed_BTD if cfg.parallel_residual else None
+    if cfg.mlp_size:
+        run_mlp = functools.partial(_mlp, cfg=cfg, drop=drop)
+        hidden_BTD = layers.rematerialised(run_mlp, scope, p, mid_BTD)
+        added_BTD = hidden_BTD if added_BTD is None else hidden_BTD + added_BTD
+    x_BTD = scope("resid_post", mid_BTD if added_BTD is None else mid_BTD + added_BTD)
+    return x_BTD, {"records": scope.records, "aux": scope.aux, "cache": cache}
+
+
+def _norm(p, x_BTD, cfg, scope, site):
+    """A norm, of whose inner arrays a backward pass keeps none."""
+    return layers.rematerialised(
+        lambda scope, p, x_BTD: layers.norm(p, x_BTD, cfg, scope, site), scope, p, x_BTD
+    )
+
+
+def _mlp(scope, p, x_BTD, *, cfg, drop):
+    """What the MLP adds to the residual stream."""
+    h_BTD = layers.norm(p.get("ln2", {}), x_BTD, cfg, scope, "ln2")
+    hidden_BTD = layers.mlp(p["mlp"], h_BTD, cfg, scope, drop)
+    if cfg.post_norms:
+        hidden_BTD = layers.norm(p.get("ln2_post", {}), hidden_BTD, cfg, scope, "ln2_post")
+    return scope("mlp.out", drop(hidden_BTD, "mlp.out"))
+
+
+def _rope_tables(cfg, positions_BT, kind):
+    if cfg.rope is None:
+        return None
+    tables = layers.rope_tables(cfg.rope, cfg.rotary_width(cfg.rope), positions_BT)
+    if cfg.local_rope is None or kind is None:
+        return tables
+    local = layers.rope_tables(cfg.local_rope, cfg.rotary_width(cfg.local_rope), positions_BT)
+    return jax.tree.map(lambda near, far: jnp.where(kind["local"], near, far), local, tables)

@@ -1,0 +1,68 @@
+"""Floating-point operations of a decoder's forward pass, by where they are spent.
+
+A multiplication counts one and an addition counts one. Counted are products with weights, scores
+and weighted sums of attention, convolutions, recurrences and logits. Left out, as small beside
+these, are embedding lookups, norms, softmax, activations, rotations, gates and residual additions.
+
+Two conventions for causal attention are in use, and both are offered by name:
+
+    square      every query meets all T keys, though the mask hides about half of them: what PaLM
+                (Chowdhery et al. 2022, appendix B) and most reports of utilisation count
+    triangle    a query meets the keys that it may see alone: itself and those before it, within its
+                window; what a kernel that skips hidden keys computes
+"""
+
+import dataclasses
+from typing import Literal
+
+from lm_jax.model.config import DecoderConfig
+from lm_jax.model.mixers import Mixer
+
+Causal = Literal["square", "triangle"]
+CONVENTIONS: tuple[Causal, ...] = ("square", "triangle")
+
+
+@dataclasses.dataclass(frozen=True)
+class Flops:
+    """Forward FLOPs of one sequence.
+
+    Attributes:
+      projections: products of the mixers with weights.
+      mixing: the mixers' other operations: scores and weighted sums, or a recurrence.
+      mlp: the MLPs.
+      logits: the product with the unembedding.
+    """
+
+    projections: int
+    mixing: int
+    mlp: int
+    logits: int
+
+    @property
+    def mixer(self) -> int:
+        """All of the mixers."""
+        return self.projections + self.mixing
+
+    @property
+    def weights(self) -> int:
+        """All products with weights."""
+        return self.projections + self.mlp + self.logits
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.weights + self.mixing
+
+
+def forward_flops(
+    cfg: DecoderConfig, mixer: Mixer, tokens: int, *, causal: Causal = "square"
+) -> Flops:
+    """Forward FLOPs of one sequence of `tokens`."""
+    projections, mixing = mixer.flops(cfg, tokens, causal)
+    matrices = 3 if cfg.gated_mlp else 2
+    return Flops(
+        projections=projections,
+        mixing=mixing,
+        mlp=tokens * cfg.num_layers * 2 * matrices * cfg.hidden_size * cfg.mlp_size,
+        logits=tokens * 2 * cfg.hidden_size * cfg.vocab_size,
+    )

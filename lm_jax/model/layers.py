@@ -1,0 +1,291 @@
+"""The layers every family is made of, as functions of arrays.
+
+Matrix products run in the dtype of the parameters; norms, rotations, scores and softmax run in
+float32. Each reciprocal scale of a norm is a site, so that it can be read or frozen.
+"""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+import functools
+import math
+from typing import Any
+import zlib
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+import jax.numpy as jnp
+import numpy as np
+
+from kernels.core import noise
+from lm_jax.model.config import DecoderConfig, LinearScaling, Llama3Scaling, Rope
+from lm_jax.model.lora import Adapted
+from lm_jax.model.params import Initializer, ParamSpec, ParamTree, constant, zeros
+from lm_jax.model.sites import Scope
+
+ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "relu": jax.nn.relu,
+}
+
+
+# What `rematerialised` keeps of a block.
+PRODUCT = "product"
+
+
+def project(
+    equation: str, x: jax.Array, w: jax.Array | Adapted, bias: jax.Array | None = None
+) -> jax.Array:
+    """`einsum(equation, x, w)` plus a bias over the trailing axes; every weight product is one.
+
+    The last axes of `x` are summed over with the first of `w`.
+    """
+    inputs, _ = equation.split("->")
+    axes_x, axes_w = inputs.split(",")
+    summed = sum(letter in axes_x for letter in axes_w)
+    if isinstance(w, Adapted):
+        update = _matrix_product(_matrix_product(x, w.down, summed), w.up, 1)
+        y = _matrix_product(x, w.weight, summed) + w.strength * update
+    else:
+        y = _matrix_product(x, w, summed)
+    y = y if bias is None else y + add_axes(bias, y.ndim)
+    return checkpoint_name(y, PRODUCT)
+
+
+# Of two matrices, and not of arrays with several token axes: of those XLA's CPU compiler transposes
+# the gradient for the product with x, entry by entry and fused with all that computes it. What is
+# kept for the backward pass is x as it came, not a second array in the form of a matrix.
+@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=2)
+def _matrix_product(x: jax.Array, w: jax.Array, summed: int) -> jax.Array:
+    rows, columns = math.prod(w.shape[:summed]), w.shape[summed:]
+    y = x.reshape(-1, rows) @ w.reshape(rows, -1)
+    return y.reshape(*x.shape[: x.ndim - summed], *columns)
+
+
+def rematerialised(block: Callable[..., Any], scope: Scope, *args: Any) -> Any:
+    """`block(scope, *args)`, of which a backward pass keeps `args` and weight products alone.
+
+    Everything else in it is cheap to compute again, and much to store.
+    """
+
+    def pure(*args: Any) -> tuple[Any, Any]:
+        inner = Scope(scope.edits, scope.record, seen=scope.seen)
+        return block(inner, *args), (inner.records, inner.aux)
+
+    keep = jax.checkpoint_policies.save_only_these_names(PRODUCT)
+    made, (records, aux) = jax.checkpoint(pure, prevent_cse=False, policy=keep)(*args)
+    scope.records |= records
+    scope.aux |= aux
+    return made
+
+
+def add_axes(x: jax.Array, ndim: int) -> jax.Array:
+    """`x` with leading axes of length one, up to `ndim`."""
+    return x.reshape((1,) * (ndim - x.ndim) + x.shape)
+
+
+def softcap(x: jax.Array, cap: float | None) -> jax.Array:
+    """`cap * tanh(x / cap)`; `None` leaves `x` alone."""
+    return x if cap is None else cap * jnp.tanh(x / cap)
+
+
+# Dropout
+
+
+@dataclasses.dataclass(frozen=True)
+class Dropout:
+    """Zeroes a share `rate` of what passes and scales the rest; does nothing without a key.
+
+    Srivastava et al., 2014, in the inverted form. Each name draws for itself. Whether an entry is
+    kept is a function of key, name and the place of the entry in the whole array
+    (`kernels.core.noise`), with a probability exact to 2^-32: the same on every mesh.
+    """
+
+    rate: float = 0.0
+    key: jax.Array | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is dropped."""
+        return self.key is not None and self.rate > 0.0
+
+    @jax.named_scope("dropout")
+    def __call__(self, x: jax.Array, name: str) -> jax.Array:
+        if self.key is None or not self.active:
+            return x
+        key = jax.random.fold_in(self.key, zlib.crc32(name.encode()))
+        least = jnp.uint32(min(round(self.rate * 2**32), 2**32 - 1))
+        kept = _bits(jax.random.bits(key, (2,), jnp.uint32), x.shape) >= least
+        return jnp.where(kept, x / (1.0 - self.rate), 0.0).astype(x.dtype)
+
+
+def _bits(seed_2: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """32 random bits (uint32) for every entry of an array of at least two axes."""
+    *counters, query, key = (
+        jax.lax.broadcasted_iota(jnp.uint32, (1,) * i + (size,) + (1,) * (len(shape) - i - 1), i)
+        for i, size in enumerate(shape)
+    )
+    batch = jnp.zeros((1,) * len(shape), jnp.uint32)
+    for counter, size in zip(counters, shape, strict=False):
+        batch = batch * jnp.uint32(size) + counter
+    return noise.bits(noise.stream(seed_2[0], batch, seed_2[1]), query, key)
+
+
+NO_DROPOUT = Dropout()
+
+# Norms
+
+
+def norm_spec(cfg: DecoderConfig) -> ParamTree:
+    """The scale, and for layer norm the bias, over D; nothing for norms without weights."""
+    if not cfg.norm_weights:
+        return {}
+    spec = {"scale": constant(1.0 - cfg.norm_offset, (cfg.hidden_size,), "D")}
+    if cfg.norm == "layer":
+        spec["bias"] = zeros((cfg.hidden_size,), "D")
+    return spec
+
+
+def norm(p: ParamTree, x: jax.Array, cfg: DecoderConfig, scope: Scope, site: str) -> jax.Array:
+    """RMS or layer norm over the last axis, in float32, returned in the dtype of `x`.
+
+    The site `<site>.scale` is the divisor sqrt(mean square + eps), of length one on the last axis.
+    """
+    # The two barriers keep XLA from fusing (and so rounding) differently when an edit stands before
+    # the norm or on its divisor: an edit that changes nothing then changes no bit.
+    h = jax.lax.optimization_barrier(x).astype(jnp.float32)
+    # The norms of single heads have a scale alone, and leave the mean in.
+    if cfg.norm == "layer" and ("bias" in p or not p):
+        h = h - h.mean(-1, keepdims=True)
+    divisor = jnp.sqrt(jnp.mean(h * h, -1, keepdims=True) + cfg.norm_eps)
+    divisor = jax.lax.optimization_barrier(scope(site + ".scale", divisor))
+    y = h / divisor
+    if "scale" in p:
+        y = y * add_axes(p["scale"].astype(jnp.float32) + cfg.norm_offset, x.ndim)
+    if "bias" in p:
+        y = y + add_axes(p["bias"].astype(jnp.float32), x.ndim)
+    return y.astype(x.dtype)
+
+
+# Rotary positions
+
+
+def inverse_frequencies(rope: Rope, width: int) -> np.ndarray:
+    """Radians per position for each rotated pair, float32 [width / 2] (Su et al., 2021, eq. 15)."""
+    freq = 1.0 / rope.theta ** (np.arange(0, width, 2, dtype=np.float64) / width)
+    match rope.scaling:
+        case LinearScaling(factor=factor):
+            freq = freq / factor
+        case Llama3Scaling() as s:
+            wavelength = 2 * math.pi / freq
+            ramp = (s.original_length / wavelength - s.low_freq_factor) / (
+                s.high_freq_factor - s.low_freq_factor
+            )
+            keep = np.clip(ramp, 0.0, 1.0)
+            freq = keep * freq + (1 - keep) * freq / s.factor
+    return freq.astype(np.float32)
+
+
+def rope_tables(rope: Rope, width: int, positions_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Cosine and sine of every position's angles, float32 `[B, T, width / 2]`."""
+    angle = positions_BT.astype(jnp.float32)[..., None] * add_axes(
+        jnp.asarray(inverse_frequencies(rope, width)), 3
+    )
+    return jnp.cos(angle), jnp.sin(angle)
+
+
+def rotate(x_BTNH: jax.Array, tables: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Rotates coordinate pairs (i, i + width / 2) of the first `width` coordinates of each head."""
+    cos, sin = (t[:, :, None, :] for t in tables)
+    half = cos.shape[-1]
+    x = x_BTNH.astype(jnp.float32)
+    a, b, rest = x[..., :half], x[..., half : 2 * half], x_BTNH[..., 2 * half :]
+    turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x_BTNH.dtype)
+    return jnp.concatenate([turned, rest], -1) if rest.shape[-1] else turned
+
+
+# MLP
+
+
+def mlp_spec(cfg: DecoderConfig) -> ParamTree:
+    """`up`, `down` and, for gated families, `gate`; biases where the config has them."""
+    D, F = cfg.hidden_size, cfg.mlp_size
+    spec: dict[str, Any] = {"up": ParamSpec((D, F), "DF"), "down": ParamSpec((F, D), "FD")}
+    if cfg.gated_mlp:
+        spec["gate"] = ParamSpec((D, F), "DF")
+    if cfg.mlp_bias:
+        spec |= {"up_bias": zeros((F,), "F"), "down_bias": zeros((D,), "D")}
+        if cfg.gated_mlp:
+            spec["gate_bias"] = zeros((F,), "F")
+    return spec
+
+
+@jax.named_scope("mlp")
+def mlp(
+    p: ParamTree,
+    x_BTD: jax.Array,
+    cfg: DecoderConfig,
+    scope: Scope,
+    dropout: Dropout = NO_DROPOUT,
+) -> jax.Array:
+    """`down(act(gate(x)) * up(x))`, or `down(act(up(x)))` without a gate."""
+    x_BTD = scope("mlp.in", x_BTD)
+    act = ACTIVATIONS[cfg.activation]
+    h_BTF = project("BTD,DF->BTF", x_BTD, p["up"], p.get("up_bias"))
+    if cfg.gated_mlp:
+        h_BTF = act(project("BTD,DF->BTF", x_BTD, p["gate"], p.get("gate_bias"))) * h_BTF
+    else:
+        h_BTF = act(h_BTF)
+    h_BTF = scope("mlp.post", dropout(h_BTF, "mlp.post"))
+    return project("BTF,FD->BTD", h_BTF, p["down"], p.get("down_bias"))
+
+
+# Embedding
+
+
+def embed_spec(cfg: DecoderConfig) -> ParamTree:
+    """Token embedding and, without rotary positions, a learned embedding of `max_length` P."""
+    tokens = ParamSpec((cfg.vocab_size, cfg.hidden_size), "VD")
+    if cfg.pad_id is not None:
+        tokens = dataclasses.replace(tokens, init=_with_zero_row(tokens.init, cfg.pad_id))
+    spec = {"tokens": tokens}
+    if cfg.rope is None:
+        spec["positions"] = ParamSpec((cfg.max_length, cfg.hidden_size), "PD")
+    return spec
+
+
+def _with_zero_row(init: Initializer, row: int) -> Initializer:
+    return lambda key, shape, dtype: init(key, shape, dtype).at[row].set(0)
+
+
+@jax.named_scope("embed")
+def embed(
+    p: ParamTree, tokens_BT: jax.Array, positions_BT: jax.Array, cfg: DecoderConfig
+) -> jax.Array:
+    """Rows of the embedding; ids or positions out of range give NaN rows, never another row's."""
+    x_BTD = rows(p["tokens"], tokens_BT)
+    if cfg.embed_scale != 1.0:
+        # The factor is rounded to the weights' dtype first, as the released Gemma code does.
+        x_BTD = x_BTD * jnp.asarray(cfg.embed_scale, x_BTD.dtype)
+    if cfg.rope is None:
+        x_BTD = x_BTD + rows(p["positions"], positions_BT)
+    return x_BTD
+
+
+def rows(table_VD: jax.Array, index_BT: jax.Array) -> jax.Array:
+    """`table[index]`, NaN where the index is out of range."""
+    return table_VD.at[index_BT].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+
+
+@jax.named_scope("logits")
+def unembed(params: ParamTree, x_BTD: jax.Array, cfg: DecoderConfig) -> jax.Array:
+    """Logits in float32 `[B, T, V]`."""
+    w_VD = unembedding(params, cfg)
+    logits = jnp.einsum("BTD,VD->BTV", x_BTD, w_VD, preferred_element_type=jnp.float32)
+    return softcap(logits, cfg.logit_softcap)
+
+
+def unembedding(params: ParamTree, cfg: DecoderConfig) -> jax.Array:
+    """What logits are read through, `[V, D]`: the token embedding where it is tied."""
+    return params["embed"]["tokens"] if cfg.tie_embeddings else params["unembed"].T

@@ -1,0 +1,176 @@
+"""Token mixers: what a block does between its two norms.
+
+A `Mixer` declares its parameters, mixes a whole sequence, and carries a cache for decoding. The
+decoder knows nothing else about it, so attention, prototypes, Mamba and DeltaNet share everything
+around it.
+"""
+
+import dataclasses
+from typing import Any, ClassVar, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from kernels.attention.visibility import visibility
+from lm_jax.model.attention import Attend, Fused, attention
+from lm_jax.model.config import DecoderConfig
+from lm_jax.model.layers import NO_DROPOUT, Dropout, norm, project, rotate
+from lm_jax.model.params import ParamSpec, ParamTree, constant, zeros
+from lm_jax.model.sites import Scope
+
+RopeTables = tuple[jax.Array, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """What a mixer is told about the layer it runs in; lives while the layer is traced.
+
+    `positions_BT` are absolute and ascend by one; `window` is None, or a scalar that may be traced,
+    as `index`, the number of the layer, is. `valid_BT` is false where a token is padding.
+    """
+
+    positions_BT: jax.Array
+    scope: Scope
+    attend: Attend | Fused
+    rope: RopeTables | None = None
+    window: jax.Array | None = None
+    rng: jax.Array | None = None
+    index: jax.Array | int = 0
+    valid_BT: jax.Array | None = None
+    dropout: Dropout = NO_DROPOUT
+
+
+class Mixer(Protocol):
+    """A token mixer; `cache` is None outside decoding.
+
+    A `recurrent` one keeps a state of one size, has no position and no longest context, and must be
+    told which tokens are padding (`Layer.valid_BT`).
+    """
+
+    recurrent: ClassVar[bool]
+
+    def spec(self, cfg: DecoderConfig) -> ParamTree:
+        """The parameters of one layer."""
+        ...
+
+    def init_cache(self, cfg: DecoderConfig, batch: int, length: int, dtype: Any) -> Any:
+        """An empty cache of one layer for `length` positions."""
+        ...
+
+    def flops(self, cfg: DecoderConfig, tokens: int, causal: str) -> tuple[int, int]:
+        """FLOPs of all layers on one sequence: products with weights, and what else there is.
+
+        `causal` is the convention for attention, as `lm_jax.model.flops` names them.
+        """
+        ...
+
+    def apply(
+        self, p: ParamTree, x_BTD: jax.Array, cfg: DecoderConfig, layer: Layer, cache: Any
+    ) -> tuple[jax.Array, Any]:
+        """Mixes T positions that follow what the cache holds; returns `out_BTD` and the cache."""
+        ...
+
+    def step(
+        self, p: ParamTree, x_BTD: jax.Array, cfg: DecoderConfig, layer: Layer, cache: Any
+    ) -> tuple[jax.Array, Any]:
+        """`apply` for T = 1 with a cache, where a recurrence is cheaper than the parallel form."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionMixer:
+    """Multi-head attention with grouped keys, rotary positions and per-head norms as configured.
+
+    `pattern_dropout` also drops weights of the pattern where the forward pass has dropout.
+    """
+
+    pattern_dropout: bool = False
+    recurrent: ClassVar[bool] = False
+
+    def spec(self, cfg: DecoderConfig) -> ParamTree:
+        D, N, K, H = cfg.hidden_size, cfg.num_heads, cfg.num_kv_heads, cfg.head_dim
+        spec: dict[str, Any] = {
+            "q": ParamSpec((D, N, H), "DNH"),
+            "k": ParamSpec((D, K, H), "DKH"),
+            "v": ParamSpec((D, K, H), "DKH"),
+            "o": ParamSpec((N, H, D), "NHD"),
+        }
+        if cfg.qkv_bias:
+            spec |= {
+                "q_bias": zeros((N, H), "NH"),
+                "k_bias": zeros((K, H), "KH"),
+                "v_bias": zeros((K, H), "KH"),
+            }
+        if cfg.out_bias:
+            spec["o_bias"] = zeros((D,), "D")
+        if cfg.qk_norm:
+            head_scale = {"scale": constant(1.0 - cfg.norm_offset, (H,), "H")}
+            spec |= {"q_norm": head_scale, "k_norm": head_scale}
+        return spec
+
+    def init_cache(self, cfg: DecoderConfig, batch: int, length: int, dtype: Any) -> Any:
+        shape = (batch, length, cfg.num_kv_heads, cfg.head_dim)
+        return {"k": jnp.zeros(shape, dtype), "v": jnp.zeros(shape, dtype)}
+
+    def flops(self, cfg: DecoderConfig, tokens: int, causal: str) -> tuple[int, int]:
+        D, N, K, H = cfg.hidden_size, cfg.num_heads, cfg.num_kv_heads, cfg.head_dim
+        projections = cfg.num_layers * tokens * 2 * (2 * N + 2 * K) * D * H
+        pairs = cfg.num_layers * tokens * tokens
+        if causal == "triangle":
+            pairs = sum(_visible_pairs(tokens, window) for window in cfg.layer_windows)
+        return projections, 2 * 2 * N * H * pairs
+
+    def apply(
+        self, p: ParamTree, x_BTD: jax.Array, cfg: DecoderConfig, layer: Layer, cache: Any
+    ) -> tuple[jax.Array, Any]:
+        scope, positions_BT = layer.scope, layer.positions_BT
+        q_BTNH = scope("attn.q", project("BTD,DNH->BTNH", x_BTD, p["q"], p.get("q_bias")))
+        k_BSKH = scope("attn.k", project("BTD,DKH->BTKH", x_BTD, p["k"], p.get("k_bias")))
+        v_BSKH = scope("attn.v", project("BTD,DKH->BTKH", x_BTD, p["v"], p.get("v_bias")))
+        if cfg.qk_norm:
+            q_BTNH = norm(p["q_norm"], q_BTNH, cfg, scope, "attn.q_norm")
+            k_BSKH = norm(p["k_norm"], k_BSKH, cfg, scope, "attn.k_norm")
+        if layer.rope is not None:
+            q_BTNH, k_BSKH = rotate(q_BTNH, layer.rope), rotate(k_BSKH, layer.rope)
+        q_BTNH, k_BSKH = scope("attn.rot_q", q_BTNH), scope("attn.rot_k", k_BSKH)
+
+        if cache is not None:
+            rows_B1 = jnp.arange(positions_BT.shape[0])[:, None]
+            cache = {
+                name: cache[name].at[rows_B1, positions_BT].set(new, mode="drop")
+                for name, new in (("k", k_BSKH), ("v", v_BSKH))
+            }
+            k_BSKH, v_BSKH = cache["k"], cache["v"]
+        B, T = positions_BT.shape
+        # Slots of a cache that are not yet written lie after every query: causality hides them.
+        seen = visibility(
+            "attention",
+            *(B, T, k_BSKH.shape[1]),
+            causal=True,
+            window=layer.window,
+            segment_ids=None,
+            start=0 if cache is None else positions_BT[:, 0],
+        )
+        z_BTNH = attention(
+            q_BTNH,
+            k_BSKH,
+            v_BSKH,
+            seen,
+            attend=layer.attend,
+            scale=cfg.scale,
+            cap=cfg.score_softcap,
+            scope=scope,
+            dropout=layer.dropout if self.pattern_dropout else NO_DROPOUT,
+        )
+        return project("BTNH,NHD->BTD", z_BTNH, p["o"], p.get("o_bias")), cache
+
+    step = apply
+
+
+def _visible_pairs(tokens: int, window: int | None) -> int:
+    """Pairs of a query and a key that is not after it, nor more than its window before it."""
+    reach = min(tokens, window or tokens)
+    return reach * (reach + 1) // 2 + (tokens - reach) * reach
+
+
+ATTENTION: Mixer = AttentionMixer()

@@ -1,0 +1,1 @@
+"""Commands and their work folders: flags, configs, durable files, several processes, stopping."""

@@ -1,0 +1,280 @@
+"""How a command starts and how it ends: flags, config, stop signals, exit codes.
+
+A command module is a thin `main` and one line:
+
+    def main(arguments: cli.Arguments) -> int | None:
+        config = from_plain(arguments.config, AuditConfig)
+        with open_workdir(arguments.workdir, arguments.config, resume=arguments.resume) as run:
+            ...
+
+    if __name__ == "__main__":
+        cli.app(main, config="configs/polyattn/smollm2.py")
+
+`python -m package.command --config=configs/x.py:mode --workdir=runs/x --config.model.width=12`
+
+1. parses the flags of absl and the overrides of `ml_collections.config_flags`; what is left over is
+   refused, because ml_collections ignores `config.lr=3` (no dashes) without a word;
+2. runs `main`; the first SIGINT or SIGTERM only requests a stop (`lm_jax.run.stop`), so that a loop
+   can save; a second SIGINT kills the process at once, even inside compiled code;
+3. turns every `Refusal` (lm_jax/errors.py) into one line on standard error, `error: what, where,
+   what to do`, and its exit code. The traceback goes to the run's `log.txt`, or with `--debug` (or
+   LM_JAX_DEBUG set) to standard error. Any other exception exits 1 and always leaves its traceback.
+
+A config file is Python and runs: name only files you trust, never one out of a downloaded model.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import os
+from pathlib import Path
+import sys
+import traceback
+from typing import Any, NoReturn, cast
+
+from absl import flags
+from ml_collections import config_dict
+
+from lm_jax.errors import (
+    Refusal,
+    StoppedError,
+    StorageError,
+    UsageError,
+    WorkdirInUseError,
+    nearest,
+)
+from lm_jax.run import compilation, config_files, stop
+from lm_jax.run.config_files import load_config
+from lm_jax.run.files import STORAGE_ERRNOS, STORAGE_REMEDY
+from lm_jax.run.plain import to_plain
+from lm_jax.run.workdir import LOG_FILE, Resume
+from lm_jax.train import profiling
+
+_EXIT_FAULT = 1
+_EXIT_INTERRUPTED = 130
+_COMMON_FLAGS = (
+    *("config", "workdir", "resume", "profile", "compilation_cache", "debug"),
+    *("coordinator", "processes", "process"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """What the command line gave: the locked config, the work folder, and how to resume in it.
+
+    `config` is None for a command without one, `workdir` where it may be left out and was.
+    `resume` is "auto", "force" or "never", as `open_workdir` takes it; `profile` the steps of
+    a training command to trace; `compilation_cache` as `compilation.cache` takes it.
+    """
+
+    config: config_dict.ConfigDict | None
+    workdir: Path | None
+    resume: Resume = "auto"
+    profile: profiling.Request | None = None
+    compilation_cache: str | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The work folder of a command that cannot do without one.
+
+        Raises:
+          UsageError: if none was given.
+        """
+        if self.workdir is None:
+            raise UsageError("--workdir is missing; name the folder that the run is to write")
+        return self.workdir
+
+
+Main = Callable[[Arguments], int | None]
+
+
+def app(
+    main: Main,
+    *,
+    config: str | None = None,
+    workdir_required: bool = True,
+    distributed: bool = False,
+    training: bool = False,
+) -> NoReturn:
+    """Runs `main` on the command line and exits the process with its exit code."""
+    asked = {
+        "workdir_required": workdir_required,
+        "distributed": distributed,
+        "training": training,
+    }
+    sys.exit(run(main, sys.argv, config=config, **asked))
+
+
+def run(
+    main: Main,
+    argv: Sequence[str],
+    *,
+    config: str | None = None,
+    workdir_required: bool = True,
+    distributed: bool = False,
+    training: bool = False,
+) -> int:
+    """Runs `main` on `argv` (program name first) and returns the exit code; raises nothing.
+
+    `config` is the default of `--config` (`path` or `path:mode`); without it the command has no
+    `--config`. The command's own absl flags, defined in its module, are parsed as well. A command
+    that is `distributed` can be one of several processes (`processes.join`). One that is `training`
+    can trace some of its steps (`train.profiling`).
+    """
+    debug = "--debug" in argv or bool(os.environ.get("LM_JAX_DEBUG"))
+    workdir = None
+    try:
+        arguments = _parse(main, argv, config, workdir_required, distributed, training)
+        if arguments is None:
+            return 0
+        workdir = arguments.workdir
+        compiled = compilation.cache(arguments.compilation_cache, by_source=bool(arguments.profile))
+        with stop.signals_as_requests(), compiled, profiling.request(arguments.profile):
+            return main(arguments) or 0
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return _EXIT_INTERRUPTED
+    except Refusal as error:
+        # These two say all there is to say, and the folder may belong to another run.
+        if not isinstance(error, UsageError | WorkdirInUseError):
+            _log_traceback(workdir)
+        return _refuse(error, debug)
+    except Exception as error:
+        log = _log_traceback(workdir)
+        if isinstance(error, OSError) and error.errno in STORAGE_ERRNOS:
+            place = error.filename or workdir or "an unnamed file"
+            return _refuse(StorageError(f"{place}: {error.strerror}; {STORAGE_REMEDY}"), debug)
+        if log is None or debug:
+            traceback.print_exc()
+        where = f"traceback in {log}" if log else "traceback above"
+        text = f"{type(error).__name__}: {error}"
+        print(f"error: {_one_line(text)[:500]}; {where}", file=sys.stderr)
+        return _EXIT_FAULT
+
+
+def _refuse(error: Refusal, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    head = "stopped" if isinstance(error, StoppedError) else "error"
+    print(f"{head}: {_one_line(str(error))}", file=sys.stderr)
+    return error.exit_code
+
+
+def _one_line(text: str) -> str:
+    # Terminal control characters in a file name or prompt must not reach the terminal.
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def _log_traceback(workdir: Path | None) -> Path | None:
+    """Appends the exception in flight to the run's log, and says where; None if that cannot be."""
+    log = workdir and workdir / LOG_FILE
+    if not log or not log.is_file():
+        return None
+    try:
+        with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(traceback.format_exc())
+    except OSError:
+        # The full disk that is being reported; the caller then prints the traceback.
+        return None
+    return log
+
+
+def _parse(
+    main: Main,
+    argv: Sequence[str],
+    default_config: str | None,
+    workdir_required: bool,
+    distributed: bool,
+    training: bool,
+) -> Arguments | None:
+    """Parses in two passes, because the flags of the second depend on the config of the first."""
+    own = flags.FlagValues()
+    own.set_gnu_getopt(True)
+    spec = None
+    if default_config is not None:
+        spec = flags.DEFINE_string("config", default_config, "config file, or file:mode", own)
+    workdir = flags.DEFINE_string(
+        "workdir", None, "folder of this run; the same one again resumes", own
+    )
+    resume = flags.DEFINE_enum(
+        "resume",
+        "auto",
+        ["auto", "force", "never"],
+        "auto: go on if the config is the same; force: even if not; never: only a new folder",
+        own,
+    )
+    if distributed:
+        flags.DEFINE_string("coordinator", None, "host:port of process 0 of several, or auto", own)
+        flags.DEFINE_integer("processes", None, "how many processes there are", flag_values=own)
+        flags.DEFINE_integer("process", None, "which of them this is, from 0", flag_values=own)
+    profile = None
+    if training:
+        profile = flags.DEFINE_string("profile", None, "FIRST:LAST, steps to trace", own)
+    cache = flags.DEFINE_string(
+        "compilation_cache", None, "folder of compiled programs, or off; default the user's", own
+    )
+    flags.DEFINE_boolean("debug", False, "print tracebacks", own)
+    flags.DEFINE_boolean("help", False, "show this help", own, short_name="?")
+    own.append_flag_values(flags.FLAGS)
+    # A second run in one process must not inherit the first one's values.
+    for flag in flags.FLAGS.get_key_flags_for_module(sys.modules[main.__module__]):
+        flag.unparse()
+    try:
+        rest = own(argv, known_only=True)
+        config = None if spec is None else load_config(spec.value)
+        if own["help"].value:
+            print(_help(main, own, config))
+            return None
+        rest = config_files.override(config, rest)
+    except flags.UnrecognizedFlagError as error:
+        raise UsageError(
+            f"--{error.flagname} is not a flag of this command{nearest(error.flagname, own)}"
+        ) from error
+    # The last two come from an index that does not fit, as in `--config.names[9]=a`.
+    except (flags.Error, ValueError, LookupError, TypeError) as error:
+        if isinstance(error, Refusal):
+            raise
+        raise UsageError(f"{error}; --help lists the flags") from error
+    if len(rest) > 1:
+        name = rest[1].partition("=")[0]
+        raise UsageError(f"{rest[1]!r} is not a flag; arguments are written --{name}=VALUE")
+    if config is not None:
+        to_plain(config)
+    flags.FLAGS.mark_as_parsed()
+    if workdir_required and not workdir.value:
+        raise UsageError("--workdir is missing; name the folder this run may write")
+    folder = Path(workdir.value) if workdir.value else None
+    traced = None if profile is None else profiling.parse(profile.value)
+    if distributed:
+        _join(own)
+    return Arguments(config, folder, cast(Resume, resume.value), traced, cache.value)
+
+
+def _join(own: flags.FlagValues) -> None:
+    coordinator, count, index = (own[n].value for n in ("coordinator", "processes", "process"))
+    if coordinator:
+        # Imported here, because a command of one process may have no use for JAX.
+        from lm_jax.run import processes
+
+        processes.join(coordinator, count, index)
+    elif (count, index) != (None, None):
+        raise UsageError("--processes and --process need --coordinator, host:port of process 0")
+
+
+def _help(main: Main, own: flags.FlagValues, config: config_dict.ConfigDict | None) -> str:
+    module = sys.modules[main.__module__]
+    lines = [(module.__doc__ or "").strip(), "", "Flags:"]
+    command_flags = flags.FLAGS.get_key_flags_for_module(module)
+    common_flags = [own[name] for name in _COMMON_FLAGS if name in own]
+    lines += [f"  --{f.name}={f.default}  ({f.help})" for f in [*common_flags, *command_flags]]
+    if config is not None:
+        lines += ["", f"Fields of {own['config'].value}:"]
+        lines += [
+            f"  --config.{name}={_show(value)}" for name, value in config_files.fields(config)
+        ]
+    return "\n".join(lines)
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, config_dict.FieldReference):
+        return f"<{value.get_type().__name__}>"
+    return repr(value)

@@ -1,0 +1,182 @@
+"""Files and folders that are on disk whole or not at all, and the digests that say which they are.
+
+A file or folder is written under a temporary name beside its own, synced, and renamed, and then
+its parent is synced (`replace_file`, `new_folder`). So a process can be killed anywhere: what has
+its name is whole. What is left under a temporary name, `.<name>.tmp`, may be removed.
+"""
+
+from collections.abc import Generator, Iterator, Mapping
+import contextlib
+import dataclasses
+import errno
+import hashlib
+import json
+import math
+import os
+from pathlib import Path
+import shutil
+import stat
+from typing import Any, BinaryIO
+
+from lm_jax.errors import BadInputError, CorruptError, Refusal, StorageError
+
+STORAGE_ERRNOS = frozenset(
+    getattr(errno, name)
+    for name in ("ENOSPC", "EDQUOT", "EROFS", "EACCES", "EPERM", "EFBIG", "EIO")
+    if hasattr(errno, name)
+)
+STORAGE_REMEDY = "free space or change permissions there, or choose another --workdir"
+
+
+@contextlib.contextmanager
+def replace_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Opens a binary file that takes the name `path`, in one step, once it is whole and on disk.
+
+    Raises:
+      StorageError: a write failed; `path` is as it was and the temporary file is gone.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync_path(path.parent)
+    except BaseException as error:
+        # The error in flight matters more than a temporary file that a full disk will not give up.
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and not isinstance(error, Refusal):
+            raise storage_error(path, error) from error
+        raise
+
+
+def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
+    """Writes a file whole or not at all (`replace_file`)."""
+    with replace_file(path) as file:
+        file.write(data)
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Writes a UTF-8 file whole or not at all (`replace_file`)."""
+    write_bytes(path, text.encode())
+
+
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
+    """Writes `value` as JSON, whole or not at all.
+
+    JSON has no word for a number that is not finite: NaN is written as null, the infinities as the
+    strings "inf" and "-inf". Arrays and their scalars become lists and numbers.
+    """
+    text = json.dumps(_jsonable(value), indent=2, allow_nan=False)
+    write_text(path, f"{text}\n")
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """Reads a JSON file; raises `CorruptError` if it is none."""
+    try:
+        return json.loads(Path(path).read_bytes())
+    except ValueError as error:
+        raise CorruptError(
+            f"{path} is not JSON ({error}); restore it, or start again in another --workdir"
+        ) from error
+
+
+@contextlib.contextmanager
+def new_folder(path: str | os.PathLike[str]) -> Generator[Path]:
+    """Yields an empty draft that takes the name `path`, in one step, when the block has ended.
+
+    The draft is `.<name>.tmp` in the same parent. One that a killed process left is removed first;
+    it is also removed if the block raises. Its files become as readable as the umask allows.
+
+    Raises:
+      BadInputError: `path` exists.
+      StorageError: the folder cannot be written; `path` is then not there.
+    """
+    path = Path(path).absolute()
+    check_new(path)
+    draft = draft_of(path)
+    try:
+        if draft.exists():
+            shutil.rmtree(draft)
+        draft.mkdir(parents=True)
+        yield draft
+        _open_modes(draft)
+        _sync_tree(draft)
+        draft.rename(path)
+        _sync_path(path.parent)
+    except BaseException as error:
+        # The error in flight matters more than a draft that a full disk will not give up.
+        shutil.rmtree(draft, ignore_errors=True)
+        if isinstance(error, OSError) and not isinstance(error, Refusal):
+            raise storage_error(path, error) from error
+        raise
+
+
+def draft_of(path: Path) -> Path:
+    """Where the folder that is to be at `path` is written."""
+    return path.with_name(f".{path.name}.tmp")
+
+
+def check_new(path: str | os.PathLike[str]) -> None:
+    """Raises `BadInputError` if anything is at `path`; for use before a long computation."""
+    if os.path.lexists(path):
+        raise BadInputError(f"{path} exists; name a folder that does not, or remove it")
+
+
+def _open_modes(folder: Path) -> None:
+    """Gives files the mode that `open` would: safetensors makes its own readable by one user."""
+    # The umask cannot be asked for without setting it; the folder was made under it.
+    mode = folder.stat().st_mode & 0o666
+    for below in folder.rglob("*"):
+        if below.is_file() and stat.S_IMODE(below.stat().st_mode) != mode:
+            below.chmod(mode)
+
+
+def _sync_tree(folder: Path) -> None:
+    for below in folder.rglob("*"):
+        _sync_path(below)
+    _sync_path(folder)
+
+
+def _sync_path(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def file_digest(file: Path) -> dict[str, Any]:
+    """The size in bytes and the sha256 of a file, as a manifest holds them."""
+    with file.open("rb") as opened:
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    return {"size": file.stat().st_size, "sha256": digest}
+
+
+def content_digest(manifest: Any) -> str:
+    """The sha256 of a manifest without its own entry of that name."""
+    return hashlib.sha256(
+        json.dumps(manifest, sort_keys=True, allow_nan=False).encode()
+    ).hexdigest()
+
+
+def storage_error(path: Path, error: OSError) -> StorageError:
+    """Returns the refusal that says why `path` cannot be written, and what to do."""
+    return StorageError(f"{path} cannot be written ({error.strerror or error}); {STORAGE_REMEDY}")
+
+
+def _jsonable(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _jsonable(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_jsonable(item) for item in value]
+    if hasattr(value, "tolist"):
+        return _jsonable(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    return str(value) if isinstance(value, os.PathLike) else value

@@ -1,0 +1,235 @@
+"""The folder of one run: locked, tied to one config, and never holding half a file.
+
+`open_workdir` is called before any computation. It makes the folder, takes its lock, and compares
+`config.json` with the config at hand: the same command again goes on where it stopped, another
+config is refused. What a run leaves behind:
+
+    config.json       the settings, written first
+    provenance.json   code, packages, device, seeds and hashes; one entry more for every restart
+    log.txt           everything logged, and the tracebacks of errors
+    finished.json     there only once everything else is written
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+import contextlib
+import dataclasses
+import logging
+import os
+from pathlib import Path
+import socket
+import sys
+from typing import Any, Literal
+
+import filelock
+
+from lm_jax.errors import (
+    BadInputError,
+    Refusal,
+    StorageError,
+    UsageError,
+    WorkdirInUseError,
+)
+from lm_jax.run.files import read_json, storage_error, write_json
+from lm_jax.run.plain import config_difference, to_plain
+from lm_jax.run.provenance import PROVENANCE_FILE, utc_now
+
+CONFIG_FILE = "config.json"
+FINISHED_FILE = "finished.json"
+LOG_FILE = "log.txt"
+Resume = Literal["auto", "force", "never"]
+_LOCK = ".lock"
+_HOLDER = ".holder.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Workdir:
+    """An open work folder: its absolute path, and whether an earlier start left results in it."""
+
+    path: Path
+    resumed: bool
+
+
+@contextlib.contextmanager
+def open_workdir(
+    path: str | os.PathLike[str],
+    config: Any,
+    *,
+    resume: Resume = "auto",
+    may_change: Collection[str] = (),
+) -> Iterator[Workdir]:
+    """Locks the work folder of one run for as long as the context lasts.
+
+    The lock is the kernel's, so a killed holder leaves none behind. Inside the context, everything
+    logged from INFO upwards goes to `log.txt`.
+
+    Args:
+      path: a relative one is made with its parents; an absolute one must have its parent there, so
+        that a folder on a volume that is not mounted is refused, not made on the system disk.
+      config: a ConfigDict, mapping or dataclass of plain settings.
+      resume: "auto" goes on in a folder with the same config; "force" also with another one, which
+        then replaces `config.json` and takes back `finished.json`; "never" wants a new folder.
+      may_change: fields at the top of the config in which another one is the same run.
+
+    A first start that ends in a refusal of its input (`UsageError`, `BadInputError`) before it made
+    anything leaves its log alone, and the folder to the corrected command.
+
+    Raises:
+      UsageError: another config is there, or files that are no run, or `resume` forbids it.
+      WorkdirInUseError: another process holds the folder.
+      StorageError: the folder cannot be made or written.
+      CorruptError: `config.json` is not JSON.
+    """
+    folder = Path(path).expanduser()
+    settings = to_plain(config)
+    _make(folder)
+    folder = folder.absolute()
+    with _locked(folder):
+        for leftover in folder.glob(".*.tmp"):
+            leftover.unlink()
+        changes = _compare_config(folder, settings, resume, may_change)
+        start = utc_now()
+        holder = {"pid": os.getpid(), "host": socket.gethostname(), "start": start}
+        write_json(folder / _HOLDER, holder)
+        if changes:
+            (folder / FINISHED_FILE).unlink(missing_ok=True)
+        write_json(folder / CONFIG_FILE, settings)
+        try:
+            with logging_to(folder / LOG_FILE):
+                log = logging.getLogger(__name__)
+                log.info("%s at %s", "started" if changes is None else "resumed", start)
+                for change in changes or ():
+                    log.warning("resumed by force: the stored %s", change)
+                yield Workdir(folder, resumed=changes is not None)
+        except (UsageError, BadInputError):
+            if changes is None:
+                _withdraw(folder)
+            raise
+
+
+def _withdraw(folder: Path) -> None:
+    """Takes back a first start that made nothing but its log: a typo claims no folder."""
+    made = {item.name for item in folder.iterdir() if item.name[0] != "."}
+    if made <= {CONFIG_FILE, PROVENANCE_FILE, LOG_FILE}:
+        for name in made - {LOG_FILE}:
+            (folder / name).unlink()
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    lock = filelock.FileLock(folder / _LOCK, blocking=False)
+    try:
+        lock.acquire()
+    except filelock.Timeout as error:
+        raise WorkdirInUseError(
+            f"{folder} is in use by {_holder(folder)}; wait for it or choose another --workdir"
+        ) from error
+    except OSError as error:
+        raise storage_error(folder, error) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _make(folder: Path) -> None:
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise UsageError(f"--workdir={folder} is a file; name a folder")
+        if folder.is_absolute() and not folder.parent.is_dir():
+            raise StorageError(
+                f"{folder} cannot be made, as {folder.parent} is not there; make that folder "
+                "first, or choose another --workdir"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+    except Refusal:
+        raise
+    except OSError as error:
+        raise storage_error(folder, error) from error
+
+
+def _holder(folder: Path) -> str:
+    try:
+        holder = read_json(folder / _HOLDER)
+    except FileNotFoundError:
+        return "another process, which has just started"
+    return "process {pid} on {host}, started {start}".format(**holder)
+
+
+def _compare_config(
+    folder: Path, settings: Any, resume: str, may_change: Collection[str]
+) -> list[str] | None:
+    """Returns how the stored config differs, None in a new folder; refuses what may not go on."""
+    if not (folder / CONFIG_FILE).exists():
+        # A log alone is that of a first start that was refused.
+        names = {item.name for item in folder.iterdir() if item.name[0] != "."}
+        others = sorted(names - {LOG_FILE})
+        if others:
+            raise UsageError(
+                f"{folder} holds {others[0]!r} but no {CONFIG_FILE}, so it is not the folder of a "
+                "run; choose a new --workdir"
+            )
+        return None
+    if resume == "never":
+        raise UsageError(f"{folder} holds a run already; choose a new --workdir, or --resume=auto")
+    stored = read_json(folder / CONFIG_FILE)
+    phrases = config_difference(*(_without(config, may_change) for config in (stored, settings)))
+    if phrases and resume == "auto":
+        shown = ", ".join(phrases[:5]) + (f" and {len(phrases) - 5} more" if phrases[5:] else "")
+        raise UsageError(
+            f"{folder} holds a run with {shown}; choose another --workdir, or --resume=force"
+        )
+    return phrases
+
+
+def _without(config: Any, names: Collection[str]) -> Any:
+    if not isinstance(config, Mapping):
+        return config
+    return {name: value for name, value in config.items() if name not in names}
+
+
+class _LogFile(logging.FileHandler):
+    """A log file whose failure to be written stops the run, where logging would print and go on."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exception()
+        if isinstance(error, OSError):
+            raise storage_error(Path(self.baseFilename), error) from error
+        super().handleError(record)
+
+
+@contextlib.contextmanager
+def logging_to(path: Path) -> Iterator[None]:
+    """Appends everything logged from INFO upwards to a file, for as long as the context lasts.
+
+    Of absl, which orbax writes a page to for every checkpoint, only warnings.
+
+    Raises:
+      StorageError: it cannot be written.
+    """
+    try:
+        handler = _LogFile(path, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise storage_error(path, error) from error
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.addFilter(lambda entry: entry.name != "absl" or entry.levelno >= logging.WARNING)
+    root = logging.getLogger()
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(min(level, logging.INFO) or logging.INFO)
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+        root.removeHandler(handler)
+        handler.close()
+
+
+def mark_finished(folder: Path) -> None:
+    """Writes the marker of a finished run; call it when every other file is written."""
+    write_json(folder / FINISHED_FILE, {"finished": utc_now()})
+
+
+def finish_time(folder: str | os.PathLike[str]) -> str | None:
+    """Returns when (ISO 8601, UTC) the run in `folder` finished, or None if it has not."""
+    path = Path(folder) / FINISHED_FILE
+    return read_json(path)["finished"] if path.exists() else None

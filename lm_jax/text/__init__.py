@@ -1,0 +1,1 @@
+"""Text to tokens: tokenizers, corpora, their preparation, examples and batches."""

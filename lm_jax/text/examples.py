@@ -1,0 +1,406 @@
+"""Batches of a prepared split: a pure function of the data, the seed and one number.
+
+    examples = Examples(open_prepared(folder), "train", context=256)
+    batches = Batches(examples, batch_size=32, seed=0)
+    batches.at(k)
+
+Batch k is the same array whoever asks for it and whenever. A run is resumed by going on at its next
+k, with any number of processes, and no state of an iterator is kept. There are three ways to make
+examples of `context + 1` ids (inputs and, one further on, targets):
+
+    truncate   one example is the beginning of one document, filled up with zeros (`<pad>`), which
+               the loss leaves out; the rest of a long document is not used. As the Prototype
+               Transformer was trained.
+    pack       the documents of an epoch are joined in its order and cut into rows; only the last
+               row of an epoch, if it is not full, is not used.
+    window     every document is cut into rows of its own; the last id of one is also the first
+               of the next, so that every id is a target once. The last row is filled up with -1,
+               because to a pretrained model every id may be text.
+
+The examples of all epochs form one endless sequence, and batch k holds its places k B to k B + B-1.
+So every example occurs once per epoch, also where B does not divide their number. An epoch's order
+permutes the examples one by one, so that a batch does not come out of one long document; only where
+documents are joined it permutes those. The order is that of grain's `MapDataset.shuffle`, which
+computes the example at any place from the seed, the epoch and the place alone (a small block cipher
+that permutes the numbers below `count`). So a batch costs the same however many examples there are,
+and nothing is read ahead of it.
+"""
+
+import functools
+import hashlib
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+
+from lm_jax.errors import BadInputError, CorruptError, UsageError
+from lm_jax.text.preparation import SPLITS, Prepared, records_file
+from lm_jax.text.tokenizer_training import PAD
+
+if TYPE_CHECKING:
+    import grain
+
+# In the place of an id where there is none.
+VOID = -1
+Mode = Literal["truncate", "pack", "window"]
+Batch = dict[str, np.ndarray]
+
+
+class Examples:
+    """Rows of `context + 1` ids out of one split, read when they are asked for.
+
+    Attributes:
+      count: examples in an epoch.
+      truncated: documents of which a part is not used; 0 but for "truncate".
+      unused_tokens: ids that no example of an epoch holds.
+      fill: what stands in a row where there is no id.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        split: str = "train",
+        *,
+        context: int,
+        mode: Mode = "truncate",
+        limit: int | None = None,
+        vocab_size: int | None = None,
+    ) -> None:
+        """Opens a split.
+
+        Args:
+          prepared: as from `prepare.open_prepared`.
+          split: "train", "validation" or "test".
+          context: ids that the model sees at once.
+          mode: see the head of this file.
+          limit: use only so many documents, the first of the split.
+          vocab_size: of the model, if it is to be compared with the data's.
+
+        Raises:
+          UsageError: for a split, context, mode or limit that cannot be.
+          BadInputError: the split holds nothing to read, or the model has fewer tokens than the
+            data, or `truncate` would fill up with an id that is not padding.
+        """
+        if split not in SPLITS:
+            raise UsageError(f"split = {split!r} is not one of {', '.join(SPLITS)}")
+        if mode not in get_args(Mode):
+            raise UsageError(f"mode = {mode!r} is not one of {', '.join(get_args(Mode))}")
+        if context < 1 or (limit is not None and limit < 1):
+            raise UsageError(f"context = {context} and limit = {limit} must be positive")
+        found = prepared.manifest["vocab_size"]
+        if vocab_size is not None and vocab_size < found:
+            raise BadInputError(
+                f"{prepared.folder} has ids up to {found - 1}, and the model a vocabulary of "
+                f"{vocab_size}; give the model vocab_size={found}, or prepare other data"
+            )
+        if mode == "truncate" and prepared.tokenizer.token(0) != PAD:
+            raise BadInputError(
+                f"{prepared.folder}: id 0 is {prepared.tokenizer.token(0)!r}, not {PAD!r}, so rows "
+                "cannot be filled up with it; use mode='window' or 'pack'"
+            )
+        self.prepared, self.split, self.mode, self.limit = prepared, split, mode, limit
+        self.width = context + 1
+        self.fill = VOID if mode == "window" else 0
+        self._file = prepared.folder / records_file(split)
+        self._lengths = self._read_lengths()[:limit].astype(np.int64)
+        total = int(self._lengths.sum())
+        self.truncated = self.unused_tokens = 0
+        if mode == "truncate":
+            over = np.maximum(self._lengths - self.width, 0)
+            self._extents = np.ones_like(self._lengths)
+            self.truncated, self.unused_tokens = int((over > 0).sum()), int(over.sum())
+        elif mode == "pack":
+            self._extents = self._lengths
+            self.unused_tokens = total % self.width
+        else:
+            # Of a single id nothing is predicted.
+            self._extents = -(-(self._lengths - 1) // context)
+            self.unused_tokens = int((self._lengths == 1).sum())
+        # What of an epoch a document takes up: ids where they are joined, or rows of its own.
+        taken = int(self._extents.sum())
+        self.count = taken // self.width if mode == "pack" else taken
+        if not self.count:
+            raise BadInputError(
+                f"{self._file} holds {total} tokens in {len(self._lengths)} documents, not one "
+                f"example of {self.width}; prepare more documents"
+            )
+
+    @property
+    def documents(self) -> int:
+        """How many documents are used."""
+        return len(self._lengths)
+
+    def ends(self, order: np.ndarray) -> np.ndarray:
+        """Where each document ends, in ids, if all are joined in this order."""
+        return np.cumsum(self._lengths[order])
+
+    @functools.cached_property
+    def _stored(self) -> tuple[np.ndarray, np.ndarray]:
+        """The documents as they are stored, and where each ends: in ids if joined, else in rows."""
+        return np.arange(self.documents), np.cumsum(self._extents)
+
+    def read(
+        self, places: np.ndarray, order: np.ndarray | None = None, *, ends: np.ndarray | None = None
+    ) -> Batch:
+        """Examples by their places.
+
+        Args:
+          places: int [n], each below `count`: of the examples as they are stored, or for "pack" of
+            the rows of an epoch whose documents are joined in `order`.
+          order: for "pack", a permutation of the documents; as they are stored if None.
+          ends: `ends(order)`, for a caller that reads often in one order.
+
+        Returns:
+          "tokens", int32 [n, context + 1]; and "document", int64 [n], the number in the split of
+          the document at the first id of the row.
+
+        Raises:
+          UsageError: an order for examples that are not joined.
+          BadInputError: a record cannot be read, or an id in it is not in the vocabulary.
+          CorruptError: a record has not the length it was written with.
+        """
+        tokens = np.full((len(places), self.width), self.fill, np.int32)
+        if order is None:
+            order, ends = self._stored
+        elif self.mode != "pack":
+            raise UsageError(f"mode = {self.mode!r} joins no documents; leave `order` out")
+        elif ends is None:
+            ends = self.ends(order)
+        if self.mode != "pack":
+            numbers = np.searchsorted(ends, places, side="right")
+            starts = (places - ends[numbers] + self._extents[numbers]) * (self.width - 1)
+            for row, start, ids in zip(tokens, starts, self._records(numbers), strict=True):
+                kept = ids[start : start + self.width]
+                row[: len(kept)] = kept
+            return {"tokens": tokens, "document": numbers.astype(np.int64)}
+        starts = places * self.width
+        firsts = np.searchsorted(ends, starts, side="right")
+        lasts = np.searchsorted(ends, starts + self.width - 1, side="right")
+        for row, start, first, last in zip(tokens, starts, firsts, lasts, strict=True):
+            inside = order[first : last + 1]
+            skipped = start - (ends[first] - self._lengths[order[first]])
+            row[:] = np.concatenate(self._records(inside))[skipped : skipped + self.width]
+        return {"tokens": tokens, "document": order[firsts].astype(np.int64)}
+
+    def _read_lengths(self) -> np.ndarray:
+        file = self.prepared.folder / f"{self.split}-lengths.npy"
+        lengths = np.load(file, allow_pickle=False)
+        if (stored := self._reader.num_records()) != len(lengths):
+            raise CorruptError(
+                f"{self._file} holds {stored} records, and {file.name} the lengths of "
+                f"{len(lengths)}; remove the folder and prepare the data again"
+            )
+        return lengths
+
+    @functools.cached_property
+    def _reader(self) -> Any:
+        from array_record.python.array_record_module import ArrayRecordReader
+
+        try:
+            # Reading ahead serves a scan, and these reads jump.
+            return ArrayRecordReader(str(self._file), "readahead_buffer_size:0,max_parallelism:0")
+        except RuntimeError as error:
+            raise self._unreadable(error) from error
+
+    def _records(self, numbers: np.ndarray) -> list[np.ndarray]:
+        """The ids of documents, checked."""
+        try:
+            records = self._reader.read(numbers.tolist())
+        except RuntimeError as error:
+            raise self._unreadable(error) from error
+        result = []
+        for number, record in zip(numbers.tolist(), records, strict=True):
+            if len(record) != self._lengths[number] * self.prepared.dtype.itemsize:
+                raise CorruptError(
+                    f"{self._file}: record {number} has {len(record)} bytes, not "
+                    f"{self._lengths[number]} ids; remove the folder and prepare the data again"
+                )
+            ids = np.frombuffer(record, self.prepared.dtype)
+            if ids.max() >= self.prepared.manifest["vocab_size"]:
+                raise BadInputError(
+                    f"{self._file}: record {number} has the id {ids.max()}, and the vocabulary "
+                    f"{self.prepared.manifest['vocab_size']} tokens; prepare the data again"
+                )
+            result.append(ids)
+        return result
+
+    def _unreadable(self, error: RuntimeError) -> BadInputError:
+        reason = str(error).splitlines()[0]
+        return BadInputError(
+            f"{self._file} cannot be read ({reason}); remove the folder and prepare the data again"
+        )
+
+
+class Batches:
+    """The endless sequence of shuffled batches, for training.
+
+    Attributes:
+      fingerprint: names all that decides the batches of all processes together, in words
+        `name=value`. A checkpoint keeps it, and is refused to a run with another one.
+      per_epoch: whole batches in an epoch.
+    """
+
+    def __init__(
+        self,
+        examples: Examples,
+        *,
+        batch_size: int,
+        seed: int = 0,
+        process_index: int = 0,
+        process_count: int = 1,
+    ) -> None:
+        """By default `at` gives whole batches; a process can have its block of rows alone.
+
+        Args:
+          examples: of which split.
+          batch_size: of all processes together.
+          seed: of the order.
+          process_index: which block,
+          process_count: out of how many.
+
+        Raises:
+          UsageError: for a size or seed that cannot be, or that the processes cannot share evenly.
+          BadInputError: the split has fewer examples than one batch.
+        """
+        if not 0 <= seed < 2**64:
+            raise UsageError(f"seed = {seed} must be in 0..2^64 - 1")
+        self._rows = _share(batch_size, process_index, process_count)
+        if examples.count < batch_size:
+            raise BadInputError(
+                f"{examples.prepared.folder}: {examples.split} has {examples.count} examples, "
+                f"fewer than one batch of {batch_size}; give a smaller batch or more documents"
+            )
+        self._examples, self._batch_size = examples, batch_size
+        self.fingerprint = _fingerprint(examples, batch_size, seed)
+        self.per_epoch = examples.count // batch_size
+        self._numbers = shuffled(examples.count, seed).batch(batch_size)
+
+        # What a row of joined documents holds depends on all before it. A batch may lie across two
+        # epochs.
+        @functools.lru_cache(maxsize=2)
+        def joined(epoch: int) -> tuple[np.ndarray, np.ndarray]:
+            order = epoch_order(examples.documents, seed, epoch)
+            return order, examples.ends(order)
+
+        self._joined = joined
+
+    def at(self, k: int) -> Batch:
+        """Batch k = 0, 1, ... of all epochs, as `Examples.read` returns it.
+
+        Raises:
+          UsageError: k is negative.
+          BadInputError, CorruptError: as `Examples.read`.
+        """
+        if k < 0:
+            raise UsageError(f"batch {k} is before the first, which is 0")
+        if self._examples.mode != "pack":
+            return self._examples.read(np.asarray(self._numbers[k])[self._rows])
+        places = k * self._batch_size + self._rows
+        epochs, places = np.divmod(places, self._examples.count)
+        parts = []
+        for epoch in np.unique(epochs).tolist():
+            order, ends = self._joined(epoch)
+            parts.append(self._examples.read(places[epochs == epoch], order, ends=ends))
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+class OnePass:
+    """Every example once, in the order in which they are stored, for evaluation.
+
+    The last batch is filled up with rows of `Examples.fill`, whose "document" is -1, so that all
+    batches, on all processes, have one shape. There are `per_epoch` of them.
+    """
+
+    def __init__(
+        self,
+        examples: Examples,
+        *,
+        batch_size: int,
+        process_index: int = 0,
+        process_count: int = 1,
+    ) -> None:
+        """As `Batches`, but a split may be smaller than a batch."""
+        self._rows = _share(batch_size, process_index, process_count)
+        self._examples, self._batch_size = examples, batch_size
+        self.fingerprint = _fingerprint(examples, batch_size, None)
+        self.per_epoch = -(-examples.count // batch_size)
+
+    def at(self, k: int) -> Batch:
+        """Batch k of 0..per_epoch-1, as `Examples.read` returns it.
+
+        Raises:
+          UsageError: there is no batch k.
+          BadInputError, CorruptError: as `Examples.read`.
+        """
+        if not 0 <= k < self.per_epoch:
+            raise UsageError(f"batch {k} is not one of the {self.per_epoch} of this pass")
+        places = k * self._batch_size + self._rows
+        inside = places[places < self._examples.count]
+        found = self._examples.read(inside)
+        missing = len(places) - len(found["document"])
+        return {
+            "tokens": np.pad(
+                found["tokens"],
+                ((0, missing), (0, 0)),
+                constant_values=self._examples.fill,
+            ),
+            "document": np.pad(found["document"], (0, missing), constant_values=-1),
+        }
+
+
+def shuffled(count: int, seed: int) -> "grain.MapDataset[int]":
+    """The numbers 0..count-1 without end, in an order of its own in every epoch.
+
+    Element i is a pure function of the three numbers (count, seed, i), and costs the same whatever
+    they are.
+    """
+    # Takes most of a second to import, and only training needs it.
+    import grain
+
+    return grain.MapDataset.range(count).seed(seed).shuffle().repeat()
+
+
+def epoch_order(count: int, seed: int, epoch: int) -> np.ndarray:
+    """The whole order of one epoch of `shuffled`: a permutation of 0..count-1."""
+    return np.asarray(shuffled(count, seed).batch(count)[epoch])
+
+
+@functools.cache
+def order_name() -> str:
+    """Stands in a fingerprint for the algorithm that shuffles.
+
+    A sample of what it gives is part of it, because grain promises no order across its versions.
+    """
+    sample = epoch_order(1009, seed=0, epoch=1).astype("<i8")
+    return f"grain:{hashlib.sha256(sample.tobytes()).hexdigest()[:8]}"
+
+
+def _share(batch_size: int, process_index: int, process_count: int) -> np.ndarray:
+    """The rows of a batch that belong to one process."""
+    if batch_size < 1:
+        raise UsageError(f"batch_size = {batch_size} must be positive")
+    if process_count < 1 or batch_size % process_count or not 0 <= process_index < process_count:
+        raise UsageError(
+            f"process {process_index} of {process_count} cannot have an even share of a batch of "
+            f"{batch_size}; choose a batch size that the number of processes divides"
+        )
+    rows = batch_size // process_count
+    return np.arange(process_index * rows, (process_index + 1) * rows)
+
+
+def _fingerprint(examples: Examples, batch_size: int, seed: int | None) -> str:
+    manifest = examples.prepared.manifest
+    names = (records_file(examples.split), f"{examples.split}-lengths.npy")
+    data = "".join(manifest["files"][name]["sha256"] for name in names)
+    parts = {
+        "data": hashlib.sha256(data.encode()).hexdigest()[:16],
+        "tokenizer": manifest["tokenizer_sha256"][:16],
+        "split": examples.split,
+        "limit": examples.limit,
+        "context": examples.width - 1,
+        "mode": examples.mode,
+        "batch_size": batch_size,
+        "seed": seed,
+    }
+    if seed is not None:
+        parts["order"] = order_name()
+    return " ".join(f"{name}={value}" for name, value in parts.items())

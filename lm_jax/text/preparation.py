@@ -1,0 +1,373 @@
+"""From documents to files of token ids: done once, checked every time it is opened.
+
+A prepared folder holds, for each split,
+
+    <split>-00000-of-00001.array_record   one record per document: its ids, little-endian
+    <split>-lengths.npy                   uint32 [documents], the ids in each record
+    tokenizer.json                        what the ids mean (and tokenizer_config.json)
+    manifest.json                         every file with size and sha256, counts per split, what
+                                          was left out and why, the sources; written last
+
+A document is what the tokenizer makes of its text, and then the end-of-text token. Which split it
+goes to is decided by a hash of its text and the seed alone, so that the order of a source, or more
+documents in it, moves none of the others. ArrayRecord is read at any place without reading what is
+before it; its own checksums cover what is read, ours cover the files.
+
+The folder is drafted beside its name, synced and renamed (`new_folder`): it is there whole
+or not at all.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+import contextlib
+import dataclasses
+import hashlib
+import math
+import os
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import filelock
+import numpy as np
+
+from lm_jax.errors import BadInputError, CorruptError, StorageError, UsageError
+from lm_jax.run import stop
+from lm_jax.run.files import (
+    STORAGE_REMEDY,
+    check_new,
+    content_digest,
+    file_digest,
+    new_folder,
+    read_json,
+    replace_file,
+    storage_error,
+    write_json,
+)
+from lm_jax.run.plain import config_difference, to_plain
+from lm_jax.text import corpora
+from lm_jax.text.tokenizer import Tokenizer
+from lm_jax.text.tokenizer_training import END_OF_TEXT, train_tokenizer
+
+MANIFEST = "manifest.json"
+SPLITS = ("train", "validation", "test")
+_FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A folder whose every file agreed with its manifest when it was opened."""
+
+    folder: Path
+    manifest: Mapping[str, Any]
+    tokenizer: Tokenizer
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of the ids in a record."""
+        return np.dtype(self.manifest["dtype"])
+
+
+@dataclasses.dataclass(frozen=True)
+class CorpusSettings:
+    """All that decides the contents of a prepared folder; see `corpora.documents` and `prepare`.
+
+    The default corpus is 249 long speeches, so its documents are cut at paragraphs. Neighbours of
+    one speech may then lie in different splits. The paper's corpus is read with unit "document".
+    `max_tokens` 0 reads it all.
+    """
+
+    source: str = "sotu"
+    unit: corpora.Unit = "paragraph"
+    words: int = 600
+    field: str = "text"
+    vocab_size: int = 16_000
+    splits: tuple[float, float, float] = (0.94, 0.05, 0.01)
+    max_tokens: int = 0
+    seed: int = 0
+
+
+def prepare(
+    documents: Iterable[corpora.Document],
+    tokenizer: Tokenizer,
+    folder: str | os.PathLike[str],
+    *,
+    splits: Sequence[float] = (0.94, 0.05, 0.01),
+    seed: int,
+    longest: int = 1_000_000,
+    max_tokens: int | None = None,
+    sources: Mapping[str, str] | None = None,
+    notes: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Tokenizes documents into a new folder, and returns its manifest.
+
+    Args:
+      documents: as from `corpora.documents`; those that cannot be used are counted and left out
+        (`corpora.usable`), and so are those of which the tokenizer makes no ids ("no tokens").
+      tokenizer: its special tokens are added, but never read out of the text.
+      folder: must not exist.
+      splits: the shares of train, validation and test; they sum to 1.
+      seed: another one gives other splits.
+      longest: a document of more characters is left out.
+      max_tokens: no further document is read once all splits together have that many ids.
+      sources: sha256 by file name, for the manifest (`corpora.hashes`).
+      notes: JSON to keep in the manifest, such as the settings that led here.
+
+    Raises:
+      UsageError: for shares or a seed that cannot be.
+      BadInputError: `folder` exists, or a split that is to have documents got none.
+      StorageError: the folder cannot be written; it is then not there.
+      StoppedError: the command was asked to stop; nothing is kept.
+    """
+    _check_shares(splits)
+    if not 0 <= seed < 2**64:
+        raise UsageError(f"seed = {seed} must be in 0..2^64 - 1")
+    folder = Path(folder)
+    check_new(folder)
+    dtype = np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<u4")
+    end = tokenizer.backend.token_to_id(END_OF_TEXT)
+    # A tokenizer from elsewhere has no end-of-text token but EOS, and seldom adds it by itself.
+    end = tokenizer.eos_id if end is None else end
+    skips: Counter[str] = Counter()
+    lengths: dict[str, list[int]] = {split: [] for split in SPLITS}
+    total, digest = 0, hashlib.sha256()
+    with new_folder(folder) as draft, _writers(draft, folder) as write:
+        for _, text in corpora.usable(documents, skips, longest=longest):
+            stop.check("while preparing data")
+            ids = tokenizer.encode(text, split_special_tokens=True)
+            if not ids:
+                skips["no tokens"] += 1
+                continue
+            if end is not None and ids[-1] != end:
+                ids.append(end)
+            data = text.encode()
+            digest.update(hashlib.sha256(data).digest())
+            split = _split(data, splits, seed)
+            write(split, np.asarray(ids, dtype).tobytes())
+            lengths[split].append(len(ids))
+            total += len(ids)
+            if max_tokens is not None and total >= max_tokens:
+                break
+        _check_filled(lengths, splits, skips)
+        for split in SPLITS:
+            with replace_file(draft / f"{split}-lengths.npy") as file:
+                np.save(file, np.asarray(lengths[split], np.uint32))
+        write.close()
+        tokenizer.save(draft)
+        manifest = {
+            "format": _FORMAT,
+            "dtype": dtype.str,
+            "vocab_size": tokenizer.vocab_size,
+            "tokenizer_sha256": tokenizer.sha256,
+            "seed": seed,
+            "splits": {
+                split: {"share": share, "documents": len(counts), "tokens": sum(counts)}
+                for (split, counts), share in zip(lengths.items(), splits, strict=True)
+            },
+            "skipped": dict(sorted(skips.items())),
+            "sources": dict(sources or {}),
+            "documents_sha256": digest.hexdigest(),
+            "notes": dict(notes or {}),
+            "files": {file.name: file_digest(file) for file in sorted(draft.iterdir())},
+        }
+        write_json(draft / MANIFEST, manifest | {"sha256": content_digest(manifest)})
+    return read_json(folder / MANIFEST)
+
+
+def open_prepared(
+    folder: str | os.PathLike[str], *, tokenizer: Tokenizer | None = None
+) -> Prepared:
+    """Opens a folder of `prepare` after comparing every file with the manifest.
+
+    Args:
+      folder: to open.
+      tokenizer: the one that the reader goes by, if it has one of its own.
+
+    Raises:
+      BadInputError: there is no manifest, or the ids are of another tokenizer.
+      CorruptError: naming the first file that is missing, truncated or changed.
+    """
+    folder = Path(folder)
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise BadInputError(f"{folder} has no {MANIFEST}, so it is no prepared data; prepare it")
+    manifest = read_json(path)
+    stated = manifest.pop("sha256", None) if isinstance(manifest, dict) else None
+    if stated != content_digest(manifest):
+        raise _corrupt(path, "does not match its own digest")
+    if manifest.get("format") != _FORMAT:
+        raise BadInputError(
+            f"{path}: format {manifest.get('format')} is not {_FORMAT}; prepare the data again "
+            "with this version"
+        )
+    for name, entry in manifest["files"].items():
+        if PurePosixPath(name).name != name:
+            raise _corrupt(path, f"names a file outside the folder, {name!r}")
+        if not (folder / name).is_file():
+            raise _corrupt(folder / name, "is missing")
+        if file_digest(folder / name) != entry:
+            raise _corrupt(folder / name, "does not match its size and sha256 in the manifest")
+    own = Tokenizer.from_folder(folder)
+    for other in (own, tokenizer):
+        if other is not None and other.sha256 != manifest["tokenizer_sha256"]:
+            raise BadInputError(
+                f"{folder} was prepared with tokenizer {manifest['tokenizer_sha256'][:12]}, not "
+                f"{other.sha256[:12]}; prepare the data with the tokenizer of the model"
+            )
+    return Prepared(folder, manifest, own)
+
+
+def prepare_corpus(
+    folder: str | os.PathLike[str],
+    corpus: CorpusSettings,
+    *,
+    tokenizer: Tokenizer | None = None,
+) -> Prepared:
+    """Opens `folder` if it was prepared with these settings, else trains a tokenizer and prepares.
+
+    Several processes may call it at once: one prepares, the others wait and open.
+
+    Args:
+      folder: the prepared folder, there or not.
+      corpus: what to prepare.
+      tokenizer: to use in place of one trained on the documents.
+
+    Raises:
+      UsageError: `folder` was prepared with other settings.
+      BadInputError, CorruptError, StorageError: as `prepare` and `open_prepared`.
+    """
+    folder = Path(folder)
+    with _locked(folder):
+        if not (folder / MANIFEST).is_file():
+            # Refused before the long part.
+            check_new(folder)
+            own = tokenizer or train_tokenizer(
+                (text for _, text in corpora.usable(_documents(corpus), Counter())),
+                vocab_size=corpus.vocab_size,
+            )
+            prepare(
+                _documents(corpus),
+                own,
+                folder,
+                splits=corpus.splits,
+                seed=corpus.seed,
+                max_tokens=corpus.max_tokens or None,
+                sources=corpora.hashes(corpus.source),
+                notes={"corpus": dataclasses.asdict(corpus)},
+            )
+    prepared = open_prepared(folder, tokenizer=tokenizer)
+    stored = prepared.manifest["notes"].get("corpus", {})
+    if changes := config_difference(stored, to_plain(corpus)):
+        raise UsageError(
+            f"{folder} was prepared with {', '.join(changes)}; name another folder, or remove it"
+        )
+    return prepared
+
+
+class _Writers:
+    """One ArrayRecord file per split in `draft`; `folder` is how a failure names the place."""
+
+    def __init__(self, draft: Path, folder: Path):
+        from array_record.python.array_record_module import ArrayRecordWriter
+
+        self._folder = folder
+        with self._storage_errors():
+            # One record per chunk, so that reading one document decompresses no other.
+            self._open = {
+                split: ArrayRecordWriter(str(draft / records_file(split)), "group_size:1")
+                for split in SPLITS
+            }
+
+    def __call__(self, split: str, record: bytes) -> None:
+        with self._storage_errors():
+            self._open[split].write(record)
+
+    def close(self) -> None:
+        while self._open:
+            with self._storage_errors():
+                self._open.popitem()[1].close()
+
+    @contextlib.contextmanager
+    def _storage_errors(self) -> Iterator[None]:
+        try:
+            yield
+        # What the package raises for a full disk, and often no earlier than on closing.
+        except RuntimeError as error:
+            raise StorageError(
+                f"{self._folder} cannot be written ({error}); {STORAGE_REMEDY}"
+            ) from error
+
+
+@contextlib.contextmanager
+def _writers(draft: Path, folder: Path) -> Iterator[_Writers]:
+    writers = _Writers(draft, folder)
+    try:
+        yield writers
+    except BaseException:
+        # Its threads must not write on into a draft that is being removed. The error in flight
+        # matters more than one of closing.
+        with contextlib.suppress(StorageError):
+            writers.close()
+        raise
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(folder.with_name(f".{folder.name}.lock"))
+        lock.acquire()
+    except OSError as error:
+        raise storage_error(folder, error) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def records_file(split: str) -> str:
+    """The name of a split's ArrayRecord file."""
+    return f"{split}-00000-of-00001.array_record"
+
+
+def _documents(corpus: CorpusSettings) -> Iterator[corpora.Document]:
+    return corpora.documents(
+        corpus.source, unit=corpus.unit, words=corpus.words, field=corpus.field
+    )
+
+
+def _split(data: bytes, splits: Sequence[float], seed: int) -> str:
+    """The split of a document, from a number in [0, 1) that is a hash of its text."""
+    digest = hashlib.blake2b(data, digest_size=8, key=seed.to_bytes(8, "little")).digest()
+    point = int.from_bytes(digest, "little") / 2**64
+    for split, share in zip(SPLITS, splits, strict=True):
+        if point < share:
+            return split
+        point -= share
+    # Rounding of the shares may leave a sliver at the end.
+    return max(zip(splits, SPLITS, strict=True))[1]
+
+
+def _check_shares(splits: Sequence[float]) -> None:
+    if len(splits) != len(SPLITS) or min(splits) < 0 or not math.isclose(sum(splits), 1.0):
+        raise UsageError(
+            f"splits = {tuple(splits)} must be three shares, of {', '.join(SPLITS)}, none "
+            "negative, with sum 1"
+        )
+
+
+def _check_filled(
+    lengths: Mapping[str, list[int]], splits: Sequence[float], skips: Mapping[str, int]
+) -> None:
+    empty = [
+        split for split, share in zip(SPLITS, splits, strict=True) if share and not lengths[split]
+    ]
+    if empty:
+        skipped = ", ".join(f"{count} {reason}" for reason, count in sorted(skips.items()))
+        raise BadInputError(
+            f"{', '.join(empty)} got none of {sum(map(len, lengths.values()))} documents (left "
+            f"out: {skipped or 'none'}); give more documents, or a share of 0 for that split"
+        )
+
+
+def _corrupt(file: Path, what: str) -> CorruptError:
+    return CorruptError(f"{file} {what}; remove the folder and prepare the data again")

@@ -1,0 +1,392 @@
+"""Tokenizers without torch or transformers: a thin frozen class around `tokenizers.Tokenizer`.
+
+Two sources. A Hugging Face folder has tokenizer.json, which is read as it is. A GGUF file has only
+the vocabulary and some flags, from which the pipeline is built by the file's own fields:
+
+  * `tokenizer.ggml.model = gpt2`, byte-level BPE (Radford et al. 2019): vocabulary and merges are
+    in the file; how text is split before merging goes by `tokenizer.ggml.pre`. SmolLM2 splits off
+    every digit by itself, which the GGUF reader of transformers 5.23 leaves out.
+  * `tokenizer.ggml.model = llama`, SentencePiece BPE (Kudo and Richardson 2018) with byte fallback:
+    the file has no merges. SentencePiece joins the neighbouring pair whose piece scores best, so
+    the merges are all splits of each piece into two pieces, best piece first.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+import functools
+import hashlib
+import json
+from pathlib import Path
+import threading
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+
+from lm_jax.errors import BadInputError, nearest
+from lm_jax.run.files import storage_error, write_bytes, write_json
+from lm_jax.text.gguf_reader import open_gguf
+
+# Kinds of tokens in `tokenizer.ggml.token_type`.
+_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
+
+_LLAMA3_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+# `tokenizer.ggml.pre` to the rules that come before byte-level BPE with its own regex (True) or
+# without one (False). A rule that is not listed is refused: a guess would shift ids unseen.
+_SPLITS: Mapping[str, tuple[list[pre_tokenizers.PreTokenizer], bool]] = {
+    "gpt-2": ([], True),
+    "smollm": ([pre_tokenizers.Digits(individual_digits=True)], True),
+    "llama-bpe": (
+        [pre_tokenizers.Split(tokenizers.Regex(_LLAMA3_SPLIT), behavior="isolated")],
+        False,
+    ),
+}
+
+# One backend may be shared by threads, and its handling of special tokens is a switch on it.
+_switch = threading.Lock()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tokenizer:
+    """Text to ids and back. `bos_id`, `eos_id`, `chat_template` are None where there is none."""
+
+    backend: tokenizers.Tokenizer
+    bos_id: int | None = None
+    eos_id: int | None = None
+    chat_template: str | None = None
+
+    @classmethod
+    def from_folder(cls, path: str | Path) -> "Tokenizer":
+        """The tokenizer of a local Hugging Face folder.
+
+        Special ids come from tokenizer_config.json, else special_tokens_map.json, else config.json.
+        Truncation and padding that tokenizer.json may ask for are switched off.
+
+        Raises:
+          BadInputError: for no or unreadable tokenizer.json, or a special token that it lacks.
+        """
+        folder = Path(path)
+        file = folder / "tokenizer.json"
+        if not file.is_file():
+            raise BadInputError(
+                f"{folder}: no tokenizer.json; save one there with "
+                "transformers.AutoTokenizer.from_pretrained(...).save_pretrained(folder)"
+            )
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # the package raises bare Exception for a malformed file
+            raise BadInputError(f"{file}: not a readable tokenizer ({error})") from error
+        backend.no_truncation()
+        backend.no_padding()
+        config = _read_json(folder / "tokenizer_config.json")
+        special = {kind: _special_id(folder, backend, config, kind) for kind in ("bos", "eos")}
+        _check_ids(special, backend.get_vocab_size(), folder)
+        tokenizer = cls(backend, special["bos"], special["eos"], _chat_template(folder, config))
+        _apply_flags(tokenizer, config.get("add_bos_token"), config.get("add_eos_token"))
+        return tokenizer
+
+    @classmethod
+    def from_gguf(cls, source: Any) -> "Tokenizer":
+        """The tokenizer in a GGUF file, given as a path or an open `gguf.GGUFReader`.
+
+        Raises:
+          BadInputError: for an unreadable file, a missing field, or a kind of tokenizer or
+            splitting rule that is not among the supported ones.
+        """
+        reader = open_gguf(source) if isinstance(source, str | Path) else source
+        fields = _Fields(reader)
+        kind = fields("model")
+        if kind not in _BUILDERS:
+            raise BadInputError(
+                f"GGUF: tokenizer.ggml.model = {kind!r} is not supported"
+                f"{nearest(str(kind), _BUILDERS)}; use the Hugging Face folder of the model"
+            )
+        backend = _BUILDERS[kind](fields)
+        special = {name: fields(f"{name}_token_id", None) for name in ("bos", "eos")}
+        _check_ids(special, backend.get_vocab_size(), "GGUF")
+        template = reader.fields.get("tokenizer.chat_template")
+        tokenizer = cls(
+            backend, special["bos"], special["eos"], template.contents() if template else None
+        )
+        # SentencePiece models and Llama 3 begin with BOS unless the file says otherwise.
+        bos_default = kind == "llama" or fields("pre") == "llama-bpe"
+        _apply_flags(
+            tokenizer, fields("add_bos_token", bos_default), fields("add_eos_token", False)
+        )
+        return tokenizer
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included; ids lie in 0..vocab_size-1."""
+        return self.backend.get_vocab_size()
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """Digest of the canonical tokenizer json; equal after `save` and `from_folder`."""
+        return hashlib.sha256(self.backend.to_str().encode()).hexdigest()
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False
+    ) -> list[int]:
+        """Ids of a text.
+
+        Args:
+          text: any text without lone surrogates.
+          add_special_tokens: put BOS or EOS around it where the model was trained with them.
+          split_special_tokens: treat special-token strings inside `text` as plain text. Use it for
+            text from outside, where `<|endoftext|>` must not become the token of that name.
+
+        Raises:
+          BadInputError: for a lone surrogate, which no UTF-8 text contains.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise BadInputError(
+                f"text: lone surrogate {text[error.start]!a} at character {error.start}; "
+                "read the file as UTF-8"
+            ) from error
+        with _switch:
+            self.backend.encode_special_tokens = split_special_tokens
+            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
+        """Text of ids.
+
+        Raises:
+          BadInputError: for an id outside the vocabulary (the package would drop it).
+        """
+        ids = [int(i) for i in ids]
+        for i in ids:
+            self.token(i)
+        return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def token(self, i: int) -> str:
+        """The token of an id as the vocabulary spells it.
+
+        Raises:
+          BadInputError: for an id outside the vocabulary.
+        """
+        token = self.backend.id_to_token(int(i)) if i >= 0 else None
+        if token is None:
+            raise BadInputError(
+                f"token id {i} is not in the vocabulary of {self.vocab_size} tokens"
+            )
+        return token
+
+    def save(self, folder: str | Path) -> None:
+        """Writes tokenizer.json and tokenizer_config.json for `transformers.AutoTokenizer`.
+
+        Raises:
+          StorageError: if the folder cannot be written.
+        """
+        config: dict[str, Any] = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+        }
+        for kind, i in (("bos_token", self.bos_id), ("eos_token", self.eos_id)):
+            # transformers invents `<s>` and `</s>` for a name that is absent, but takes null.
+            config[kind] = None if i is None else self.token(i)
+        if self.chat_template is not None:
+            config["chat_template"] = self.chat_template
+        folder = Path(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise storage_error(folder, error) from error
+        write_bytes(folder / "tokenizer.json", self.backend.to_str(pretty=True).encode())
+        write_json(folder / "tokenizer_config.json", config)
+
+
+class _Fields:
+    """`tokenizer.ggml.*` of one file."""
+
+    def __init__(self, reader: Any):
+        self._fields = reader.fields
+
+    def __call__(self, key: str, *default: Any) -> Any:
+        field = self._fields.get(f"tokenizer.ggml.{key}")
+        if field is None and not default:
+            raise BadInputError(
+                f"GGUF: no field tokenizer.ggml.{key}; use the Hugging Face folder of the model"
+            )
+        return default[0] if field is None else field.contents()
+
+
+def _byte_level_bpe(fields: _Fields) -> tokenizers.Tokenizer:
+    name = fields("pre")
+    if name not in _SPLITS:
+        raise BadInputError(
+            f"GGUF: tokenizer.ggml.pre = {name!r} is not supported{nearest(str(name), _SPLITS)}; "
+            "use the Hugging Face folder of the model"
+        )
+    rules, use_regex = _SPLITS[name]
+    tokens, kinds = fields("tokens"), fields("token_type")
+    merges = [tuple(merge.split(" ")) for merge in fields("merges")]
+    # Llama 3 has tokens that its merges do not reach, and takes a whole word that is a token.
+    backend = _bpe(tokens, merges, ignore_merges=name == "llama-bpe")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*rules, byte_level])
+    backend.decoder = decoders.ByteLevel()
+    _add_tokens(backend, tokens, kinds)
+    return backend
+
+
+def _sentencepiece_bpe(fields: _Fields) -> tokenizers.Tokenizer:
+    if fields("add_space_prefix", True):
+        raise BadInputError(
+            "GGUF: tokenizer.ggml.add_space_prefix = true is not supported; "
+            "use the Hugging Face folder of the model"
+        )
+    kinds, scores = fields("token_type"), fields("scores")
+    # Runs of spaces are stored as spaces, though text is merged after they became U+2581.
+    tokens = [
+        token.replace(" ", "▁") if kind == _USER_DEFINED else token
+        for token, kind in zip(fields("tokens"), kinds, strict=True)
+    ]
+    if missing := {f"<0x{byte:02X}>" for byte in range(256)} - set(tokens):
+        raise BadInputError(
+            f"GGUF: tokenizer.ggml.tokens lacks {len(missing)} of the byte tokens, such as "
+            f"{min(missing)}; a vocabulary without byte fallback is not supported"
+        )
+    unknown = tokens[fields("unknown_token_id")]
+    merges = _merges_from_scores(tokens, kinds, scores)
+    backend = _bpe(tokens, merges, fuse_unk=True, byte_fallback=True, unk_token=unknown)
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    # Runs of spaces come about by merging; as added tokens they would match a literal U+2581.
+    merged = [_NORMAL if "▁" in token else kind for token, kind in zip(tokens, kinds, strict=True)]
+    _add_tokens(backend, tokens, merged)
+    return backend
+
+
+_BUILDERS = {"gpt2": _byte_level_bpe, "llama": _sentencepiece_bpe}
+
+
+def _merges_from_scores(
+    tokens: Sequence[str], kinds: Sequence[int], scores: Sequence[float]
+) -> list[tuple[str, str]]:
+    """Every split of a piece into two pieces, best piece first, user-defined pieces before all.
+
+    Control and byte pieces take no part, so that no merge can build one out of plain text.
+    """
+    ranked = [i for i, kind in enumerate(kinds) if kind in (_NORMAL, _USER_DEFINED)]
+    pieces = {tokens[i] for i in ranked}
+    ranked.sort(key=lambda i: (kinds[i] != _USER_DEFINED, -scores[i], i))
+    merges = []
+    for piece in (tokens[i] for i in ranked):
+        halves = ((piece[:cut], piece[cut:]) for cut in range(1, len(piece)))
+        merges.extend(pair for pair in halves if pair[0] in pieces and pair[1] in pieces)
+    return merges
+
+
+def _bpe(tokens: Sequence[str], merges: list, **options: Any) -> tokenizers.Tokenizer:
+    vocab = {token: i for i, token in enumerate(tokens)}
+    if len(vocab) != len(tokens):
+        raise BadInputError(
+            f"GGUF: tokenizer.ggml.tokens has {len(tokens) - len(vocab)} tokens twice; "
+            "convert the model again"
+        )
+    # The package panics, past every `except Exception`, on a merge that makes no token.
+    unfit = [pair for pair in merges if len(pair) != 2 or "".join(pair) not in vocab]
+    if unfit:
+        raise BadInputError(
+            f"GGUF: tokenizer.ggml.merges has {len(unfit)} entries that make no token, such as "
+            f"{' '.join(unfit[0])!r}; convert the model again"
+        )
+    try:
+        return tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, **options))
+    except Exception as error:  # the package raises bare Exception for a merge out of vocabulary
+        raise BadInputError(
+            f"GGUF: tokenizer.ggml.merges do not fit the tokens ({error}); convert the model again"
+        ) from error
+
+
+def _add_tokens(backend: tokenizers.Tokenizer, tokens: Sequence[str], kinds: Sequence[int]) -> None:
+    """Makes control tokens special, and user-defined ones whole."""
+    for kind, add in ((_CONTROL, backend.add_special_tokens), (_USER_DEFINED, backend.add_tokens)):
+        add(
+            [
+                AddedToken(token, special=kind == _CONTROL, normalized=False)
+                for token, its_kind in zip(tokens, kinds, strict=True)
+                if its_kind == kind
+            ]
+        )
+
+
+def _apply_flags(tokenizer: Tokenizer, add_bos: bool | None, add_eos: bool | None) -> None:
+    """Puts BOS and EOS around texts as the flags say; None leaves that end as it is."""
+    if add_bos is None and add_eos is None:
+        return
+    backend, text = tokenizer.backend, "a"
+    ids, bare = (backend.encode(text, add_special_tokens=add).ids for add in (True, False))
+    before = _wanted(tokenizer.bos_id, add_bos, ids[0])
+    after = _wanted(tokenizer.eos_id, add_eos, ids[-1])
+    if ids == [*before, *bare, *after]:
+        return
+    names = {i: tokenizer.token(i) for i in (*before, *after)}
+    start, end = [names[i] for i in before], [names[i] for i in after]
+    backend.post_processor = processors.TemplateProcessing(
+        single=[*start, "$A", *end],
+        pair=[*start, "$A", *end, *start, "$B:1", *end],
+        special_tokens=[(name, i) for i, name in names.items()],
+    )
+
+
+def _wanted(i: int | None, flag: bool | None, present: int) -> list[int]:
+    """The special id for one end of a text, or none; a flag of None keeps what is there."""
+    wanted = present == i if flag is None else flag
+    return [i] if wanted and i is not None else []
+
+
+def _special_id(
+    folder: Path, backend: tokenizers.Tokenizer, config: Mapping[str, Any], kind: str
+) -> int | None:
+    key = f"{kind}_token"
+    named = config.get(key) or _read_json(folder / "special_tokens_map.json").get(key)
+    if not named:
+        listed = _read_json(folder / "config.json").get(f"{key}_id")
+        # Several models list more than one EOS, the main one first.
+        return listed[0] if isinstance(listed, list) else listed
+    token = named["content"] if isinstance(named, Mapping) else named
+    i = backend.token_to_id(token)
+    if i is None:
+        raise BadInputError(
+            f"{folder}: {key} {token!r} is not in tokenizer.json; take both files from one model"
+        )
+    return i
+
+
+def _check_ids(special: Mapping[str, int | None], vocab_size: int, where: Any) -> None:
+    for kind, i in special.items():
+        if i is not None and not 0 <= i < vocab_size:
+            raise BadInputError(f"{where}: {kind}_token_id {i} is outside 0..{vocab_size - 1}")
+
+
+def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        template = {t["name"]: t["template"] for t in template}.get("default")
+    return template
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """A json object, empty where there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise BadInputError(f"{path} is not readable JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise BadInputError(f"{path} is not a JSON object")
+    return data

@@ -1,0 +1,1 @@
+"""Training: objective, optimizer, step, loop, metrics, profiling."""

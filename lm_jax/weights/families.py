@@ -1,0 +1,12 @@
+"""The families of pretrained decoders, each a table of tensors read both ways."""
+
+from collections.abc import Mapping
+
+from lm_jax.weights import table
+from lm_jax.weights.gemma import GEMMA3
+from lm_jax.weights.gpt2 import GPT2
+from lm_jax.weights.gpt_neox import GPT_NEOX
+from lm_jax.weights.llama import LLAMA
+from lm_jax.weights.olmo import OLMO
+
+FAMILIES: Mapping[str, table.Family] = {f.name: f for f in (LLAMA, GPT2, GPT_NEOX, GEMMA3, OLMO)}

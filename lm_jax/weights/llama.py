@@ -1,0 +1,94 @@
+"""Llama 1 to 3.2 and models of the same arithmetic (SmolLM2)."""
+
+from typing import Any
+
+from lm_jax.model.config import DecoderConfig
+from lm_jax.weights.table import (
+    LLAMA_FIELDS,
+    Entry,
+    Family,
+    Tables,
+    read_activation,
+    read_fields,
+    read_rope,
+    write_activation,
+    write_fields,
+    write_rope,
+)
+
+
+def read_config(hf: Any) -> DecoderConfig:
+    return DecoderConfig(
+        family="llama",
+        **read_fields(hf, LLAMA_FIELDS),
+        activation=read_activation(hf.hidden_act, "hidden_act"),
+        mlp_bias=hf.mlp_bias,
+        rope=read_rope(hf.rope_parameters),
+    )
+
+
+def write_config(cfg: DecoderConfig) -> dict[str, Any]:
+    return {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        **write_fields(cfg, LLAMA_FIELDS),
+        "hidden_act": write_activation(cfg.activation),
+        "mlp_bias": cfg.mlp_bias,
+        "rope_parameters": write_rope(cfg.rope),
+    }
+
+
+def attention_entries(t: Tables, cfg: DecoderConfig, prefix: str) -> list[Entry]:
+    """Separate q, k, v, o projections, as most families after GPT-2 store them."""
+    at, ours = prefix + "self_attn.", "blocks/mixer/"
+    entries = [t.linear(f"{at}{n}_proj.weight", ours + n) for n in "qkv"]
+    entries.append(t.linear(f"{at}o_proj.weight", ours + "o", inputs=2))
+    if cfg.qkv_bias:
+        entries += [t.flat(f"{at}{n}_proj.bias", f"{ours}{n}_bias") for n in "qkv"]
+    if cfg.out_bias:
+        entries.append(t.same(f"{at}o_proj.bias", ours + "o_bias"))
+    return entries
+
+
+def gated_mlp_entries(t: Tables, cfg: DecoderConfig, prefix: str) -> list[Entry]:
+    """`gate_proj`, `up_proj`, `down_proj`."""
+    entries = []
+    for n in ("gate", "up", "down"):
+        entries.append(t.linear(f"{prefix}mlp.{n}_proj.weight", f"blocks/mlp/{n}"))
+        if cfg.mlp_bias:
+            entries.append(t.same(f"{prefix}mlp.{n}_proj.bias", f"blocks/mlp/{n}_bias"))
+    return entries
+
+
+def embedding_entries(t: Tables, cfg: DecoderConfig) -> list[Entry]:
+    """Token embedding, last norm, and the head where it is not tied."""
+    entries = [
+        t.same("model.embed_tokens.weight", "embed/tokens"),
+        t.same("model.norm.weight", "final/scale"),
+    ]
+    if not cfg.tie_embeddings:
+        entries.append(t.linear("lm_head.weight", "unembed"))
+    return entries
+
+
+def entries(cfg: DecoderConfig) -> list[Entry]:
+    t, block = Tables(cfg), "model.layers.{l}."
+    return [
+        *embedding_entries(t, cfg),
+        t.same(block + "input_layernorm.weight", "blocks/ln1/scale"),
+        t.same(block + "post_attention_layernorm.weight", "blocks/ln2/scale"),
+        *attention_entries(t, cfg, block),
+        *gated_mlp_entries(t, cfg, block),
+    ]
+
+
+LLAMA = Family(
+    name="llama",
+    architecture="LlamaForCausalLM",
+    prefix="model.",
+    head="lm_head.weight",
+    read_config=read_config,
+    write_config=write_config,
+    entries=entries,
+    ignored=(r".*rotary_emb\.inv_freq",),
+)

@@ -1,0 +1,278 @@
+"""Pretrained weights: Hugging Face folders, GGUF files, our checkpoints, manifest names.
+
+1. Read the config and find the family (`FAMILIES`).
+2. List the checkpoint's tensors, shapes only, and check them against the family's table: one
+   error names every difference. Nothing is ever filled with random values.
+3. Read one tensor at a time, turn it to our layout, and write it into its place of the stacked,
+   already sharded parameter: at no time is more than one tensor held beside the parameters.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+import hashlib
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lm_jax.checkpoint.format import (
+    ARRAYS,
+    MANIFEST,
+    array_files,
+    load_arrays,
+    read_manifest,
+    verify_checkpoint,
+)
+from lm_jax.errors import BadInputError, UsageError, nearest
+from lm_jax.model import decoder
+from lm_jax.model import params as params_lib
+from lm_jax.model.config import DecoderConfig
+from lm_jax.model.params import ParamSpec
+from lm_jax.parallel import sharding
+from lm_jax.run.plain import from_plain
+from lm_jax.text.tokenizer import Tokenizer
+from lm_jax.weights import table
+from lm_jax.weights.families import FAMILIES
+
+CONFIG = "config.json"
+
+
+class Source(Protocol):
+    """Where tensors come from: names as the family's table has them, shapes, and a reader."""
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every stored tensor."""
+        ...
+
+    def read(self, name: str) -> np.ndarray:
+        """One tensor, whole."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Pretrained:
+    """A loaded model; `tokenizer` is None where the folder has none, `files` hold the weights."""
+
+    cfg: DecoderConfig
+    params: dict[str, Any]
+    tokenizer: Tokenizer | None
+    files: tuple[Path, ...]
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """Digest over the weight files, in order of their names."""
+        total = hashlib.sha256()
+        for path in sorted(self.files):
+            with path.open("rb") as file:
+                total.update(hashlib.file_digest(file, "sha256").digest())
+        return total.hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenedModel:
+    """A model whose config and tokenizer are read and whose weights are not; `files` hold those.
+
+    `read_params` takes the dtype and mesh of `load` and reads the parameters.
+    """
+
+    cfg: DecoderConfig
+    tokenizer: Tokenizer | None
+    files: tuple[Path, ...]
+    read_params: Callable[..., dict[str, Any]]
+
+    def load(
+        self, *, dtype: Any = jnp.float32, mesh: jax.sharding.Mesh | None = None
+    ) -> Pretrained:
+        """Reads the weights; arguments and errors as of `load_pretrained`."""
+        if jnp.dtype(dtype) not in (jnp.float32, jnp.bfloat16):
+            raise UsageError(
+                f"dtype = {jnp.dtype(dtype)} is not supported; give float32 or bfloat16"
+            )
+        params = self.read_params(dtype=dtype, mesh=mesh)
+        return Pretrained(self.cfg, params, self.tokenizer, self.files)
+
+
+def load_pretrained(
+    source: str | Path,
+    *,
+    dtype: Any = jnp.float32,
+    mesh: jax.sharding.Mesh | None = None,
+) -> Pretrained:
+    """Loads a model.
+
+    Args:
+      source: a Hugging Face folder, a `.gguf` file, a folder made by `tools/convert_hf.py`, or a
+        name of the manifest (`assets.py`).
+      dtype: of the parameters, float32 or bfloat16.
+      mesh: where to put them, sharded by `sharding.RULES`; None is the default device.
+
+    Raises:
+      BadInputError: if there is no such source, its family or a setting is not supported, or any
+        tensor is missing, unused, misshapen or not finite (all listed at once).
+      CorruptError: if a converted folder does not match its manifest.
+      UsageError: for another dtype.
+    """
+    return open_pretrained(source).load(dtype=dtype, mesh=mesh)
+
+
+def open_pretrained(source: str | Path) -> OpenedModel:
+    """Reads config and tokenizer of a model, so that they can be checked before its weights.
+
+    Args:
+      source: as of `load_pretrained`.
+
+    Raises:
+      BadInputError: if there is no such source, its family or a setting is not supported, or its
+        tokenizer has more ids than its embedding.
+      CorruptError: if a converted folder does not match its manifest.
+    """
+    path = resolve(source)
+    if (path / MANIFEST).exists() or (path / ARRAYS).is_dir():
+        opened = _open_converted(path)
+    elif path.is_dir():
+        opened = _open_folder(path)
+    elif path.suffix == ".gguf":
+        opened = _open_gguf(path)
+    else:
+        raise BadInputError(f"{path} is neither a Hugging Face folder nor a .gguf file; name one")
+    _check_tokenizer(path, opened.tokenizer, opened.cfg)
+    return opened
+
+
+def _open_folder(path: Path) -> OpenedModel:
+    from lm_jax.weights.safetensors import SafetensorsSource, read_hf_config
+
+    hf_config = read_hf_config(path, FAMILIES)
+    family = FAMILIES[hf_config.model_type]
+    weights = SafetensorsSource(path, family)
+    cfg = family.read_config(hf_config)
+    read = functools.partial(load_params, weights, cfg)
+    return OpenedModel(cfg, _tokenizer_in(path), weights.files, read)
+
+
+def _open_gguf(path: Path) -> OpenedModel:
+    from lm_jax.weights.gguf import GGUFSource
+
+    weights = GGUFSource(path)
+    read = functools.partial(load_params, weights, weights.cfg)
+    return OpenedModel(weights.cfg, weights.tokenizer(), (path,), read)
+
+
+def _open_converted(path: Path) -> OpenedModel:
+    manifest = verify_checkpoint(path)
+    stored = read_manifest(path / CONFIG)
+    try:
+        cfg = from_plain(stored, DecoderConfig)
+    except UsageError as error:
+        raise BadInputError(f"{path / CONFIG}: {error}; convert the model again") from error
+
+    def read(*, dtype: Any, mesh: jax.sharding.Mesh | None) -> dict[str, Any]:
+        target = sharding.abstract(decoder.param_spec(cfg), dtype, mesh)
+        return load_arrays(path, manifest, target, cast=True)
+
+    return OpenedModel(cfg, _tokenizer_in(path), array_files(path, manifest), read)
+
+
+def _tokenizer_in(path: Path) -> Tokenizer | None:
+    return Tokenizer.from_folder(path) if (path / "tokenizer.json").exists() else None
+
+
+def _check_tokenizer(path: Path, tokenizer: Tokenizer | None, cfg: DecoderConfig) -> None:
+    if tokenizer is None:
+        return
+    # A vocabulary may have holes: the largest id counts, not the number of tokens.
+    largest = max(tokenizer.backend.get_vocab(with_added_tokens=True).values())
+    if largest >= cfg.vocab_size:
+        raise BadInputError(
+            f"{path}: the tokenizer has ids up to {largest}, but the embedding only "
+            f"{cfg.vocab_size} rows; use the tokenizer that belongs to these weights"
+        )
+
+
+def resolve(source: str | Path) -> Path:
+    """A path as it is; a manifest name as the file or folder it was fetched to."""
+    path = Path(source)
+    if path.exists():
+        return path
+    from lm_jax import assets
+
+    known = assets.models()
+    if str(source) in known:
+        return assets.path(str(source), known[str(source)])
+    raise BadInputError(
+        f"model {str(source)!r}: no such file or folder, and no such name in the manifest"
+        f"{nearest(str(source), known)}"
+    )
+
+
+def load_params(
+    source: Source,
+    cfg: DecoderConfig,
+    *,
+    dtype: Any = jnp.float32,
+    mesh: jax.sharding.Mesh | None = None,
+) -> dict[str, Any]:
+    """Fills the parameters of `cfg` from a source; see `load_pretrained` for what it raises."""
+    family = FAMILIES[cfg.family]
+    entries = family.entries(cfg)
+    _check_source(source, entries, cfg, family)
+
+    specs = dict(params_lib.leaves(decoder.param_spec(cfg)))
+    filled: dict[str, jax.Array] = {}
+    bad: list[str] = []
+    for entry in entries:
+        for layer, name in enumerate(table.names(entry, cfg.num_layers)):
+            tensor = source.read(name)
+            if not np.isfinite(tensor).all():
+                bad.append(name)
+            for path, value in zip(entry.params, entry.read(tensor), strict=True):
+                value = np.ascontiguousarray(value, dtype)
+                spec = specs[path]
+                if not entry.per_layer:
+                    filled[path] = _put(value, mesh, spec)
+                    continue
+                place = None if mesh is None else sharding.named(mesh, spec)
+                if layer == 0:
+                    filled[path] = jnp.zeros(spec.shape, dtype, device=place)
+                value = _put(value, mesh, ParamSpec(spec.shape[1:], spec.axes[1:]))
+                filled[path] = _write_layer(filled[path], value, layer, place)
+    if bad:
+        raise BadInputError(
+            f"checkpoint has NaN or infinite weights in: {', '.join(bad)}; download it again"
+        )
+    return params_lib.tree_from_paths(filled)
+
+
+def _check_source(
+    source: Source, entries: list[table.Entry], cfg: DecoderConfig, family: table.Family
+) -> None:
+    """Checks the names and shapes of a source; a stored copy of the tied embedding is let pass."""
+    shapes = source.shapes()
+    embedding = next(entry.name for entry in entries if entry.params == ("embed/tokens",))
+    tied = cfg.tie_embeddings and shapes.get(family.head) == shapes.get(embedding, ())
+    if tied:
+        del shapes[family.head]
+    table.check(entries, cfg, shapes)
+    if tied and not np.array_equal(source.read(family.head), source.read(embedding)):
+        raise BadInputError(
+            f"config.json says tie_word_embeddings, but {family.head} differs from {embedding}; "
+            "set tie_word_embeddings to false"
+        )
+
+
+def _put(value: np.ndarray, mesh: jax.sharding.Mesh | None, spec: ParamSpec) -> jax.Array:
+    """The array where `spec` says; every device gets only its own part."""
+    if mesh is None:
+        return jax.device_put(value)
+    return jax.make_array_from_callback(
+        value.shape, sharding.named(mesh, spec), lambda index: value[index]
+    )
+
+
+@functools.partial(jax.jit, static_argnames="place", donate_argnums=0)
+def _write_layer(stack, value, layer, place):
+    stack = jax.lax.dynamic_update_index_in_dim(stack, value, layer, 0)
+    return stack if place is None else jax.lax.with_sharding_constraint(stack, place)

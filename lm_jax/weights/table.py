@@ -1,0 +1,293 @@
+"""Weight maps as tables: which checkpoint tensor fills which parameters, in both directions.
+
+An `Entry` is one checkpoint tensor; `{l}` in its name stands for the layer. `read` takes the
+tensor to the parameters it fills (one layer of each) and `write` is its inverse. A `Family` is a
+reader and a writer of configs and a table; nothing about a family lives anywhere else.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import math
+import re
+from typing import Any
+
+import numpy as np
+
+from lm_jax.errors import BadInputError, nearest
+from lm_jax.model import decoder
+from lm_jax.model import params as params_lib
+from lm_jax.model.config import DecoderConfig, LinearScaling, Llama3Scaling, Rope
+from lm_jax.model.params import ParamSpec
+
+Read = Callable[[np.ndarray], tuple[np.ndarray, ...]]
+Write = Callable[..., np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One checkpoint tensor of shape `shape` and the parameters, by path, that it fills."""
+
+    name: str
+    params: tuple[str, ...]
+    shape: tuple[int, ...]
+    read: Read
+    write: Write
+
+    @property
+    def per_layer(self) -> bool:
+        return "{l}" in self.name
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """A kind of checkpoint.
+
+    `read_config` takes a transformers config; `write_config` gives the content of config.json.
+    `prefix` opens every name but that of the output head; files saved from the bare model lack it.
+    `ignored` are regular expressions of stored buffers that are not weights.
+    """
+
+    name: str
+    architecture: str
+    prefix: str
+    head: str
+    read_config: Callable[[Any], DecoderConfig]
+    write_config: Callable[[DecoderConfig], dict[str, Any]]
+    entries: Callable[[DecoderConfig], list[Entry]]
+    ignored: Sequence[str] = ()
+
+    def ignores(self, name: str) -> bool:
+        """True for the name of a stored buffer that is no weight."""
+        return any(re.fullmatch(pattern, name) for pattern in self.ignored)
+
+
+class Tables:
+    """Makes entries for one config; shapes come from the parameter declaration alone."""
+
+    def __init__(self, cfg: DecoderConfig):
+        self.specs = dict(params_lib.leaves(decoder.param_spec(cfg)))
+
+    def one_layer(self, path: str) -> tuple[int, ...]:
+        """The shape of a parameter, without its layer axis."""
+        spec: ParamSpec = self.specs[path]
+        return spec.shape[1:] if spec.axes.startswith("L") else spec.shape
+
+    def same(self, name: str, path: str) -> Entry:
+        """A tensor stored as we store it."""
+        return Entry(name, (path,), self.one_layer(path), lambda w: (w,), lambda a: a)
+
+    def layer_norm(self, name: str, path: str) -> list[Entry]:
+        """A norm with weight and bias."""
+        return [
+            self.same(name + ".weight", path + "/scale"),
+            self.same(name + ".bias", path + "/bias"),
+        ]
+
+    def flat(self, name: str, path: str) -> Entry:
+        """A vector stored flat that we split in heads."""
+        shape = self.one_layer(path)
+        return Entry(
+            name, (path,), (math.prod(shape),), lambda w: (w.reshape(shape),), lambda a: a.ravel()
+        )
+
+    def linear(self, name: str, path: str, *, inputs: int = 1, transposed: bool = True) -> Entry:
+        """A matrix, stored [out, in] (or [in, out]) where we hold `inputs` input axes first."""
+        shape = self.one_layer(path)
+        size_in, size_out = math.prod(shape[:inputs]), math.prod(shape[inputs:])
+        if transposed:
+            return Entry(
+                name,
+                (path,),
+                (size_out, size_in),
+                lambda w: (w.T.reshape(shape),),
+                lambda a: a.reshape(size_in, size_out).T,
+            )
+        return Entry(
+            name,
+            (path,),
+            (size_in, size_out),
+            lambda w: (w.reshape(shape),),
+            lambda a: a.reshape(size_in, size_out),
+        )
+
+
+def check(
+    entries: Sequence[Entry],
+    cfg: DecoderConfig,
+    shapes: Mapping[str, tuple[int, ...]],
+) -> None:
+    """Raises unless the table and the checkpoint cover each other exactly.
+
+    Args:
+      entries: the family's table for `cfg`.
+      cfg: the model that is to be filled.
+      shapes: the shape of every weight in the checkpoint.
+
+    Raises:
+      BadInputError: listing every missing, unused, misshapen tensor at once, and every parameter
+        that the table fills twice or not at all.
+    """
+    problems = []
+    filled: list[str] = [path for entry in entries for path in entry.params]
+    declared = {path for path, _ in params_lib.leaves(decoder.param_spec(cfg))}
+    problems += [f"{path} filled twice" for path in sorted(set(filled)) if filled.count(path) > 1]
+    problems += [f"{path} filled by nothing" for path in sorted(declared - set(filled))]
+    problems += [f"{path} is no parameter" for path in sorted(set(filled) - declared)]
+    wanted = {name: entry.shape for entry in entries for name in names(entry, cfg.num_layers)}
+    problems += [f"missing {name}" for name in wanted if name not in shapes]
+    problems += [f"unused {name} {shapes[name]}" for name in shapes if name not in wanted]
+    problems += [
+        f"{name} has shape {shapes[name]}, not {shape}"
+        for name, shape in wanted.items()
+        if name in shapes and shapes[name] != shape
+    ]
+    if problems:
+        shown = "; ".join(problems[:20]) + (
+            f"; and {len(problems) - 20} more" if len(problems) > 20 else ""
+        )
+        raise BadInputError(
+            f"checkpoint does not fit its config ({len(problems)} differences): {shown}; take "
+            "weights and config of one model"
+        )
+
+
+def names(entry: Entry, num_layers: int) -> list[str]:
+    """The checkpoint names of an entry, one per layer."""
+    if not entry.per_layer:
+        return [entry.name]
+    return [entry.name.replace("{l}", str(layer)) for layer in range(num_layers)]
+
+
+# Our fields and their names in the configs of most families after GPT-2.
+COMMON_FIELDS = {
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "hidden_size": "hidden_size",
+    "mlp_size": "intermediate_size",
+    "vocab_size": "vocab_size",
+    "max_length": "max_position_embeddings",
+    "qkv_bias": "attention_bias",
+    "out_bias": "attention_bias",
+    "tie_embeddings": "tie_word_embeddings",
+}
+# Those of families that descend from Llama have these as well.
+LLAMA_FIELDS = COMMON_FIELDS | {
+    "num_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "norm_eps": "rms_norm_eps",
+}
+
+
+def read_fields(hf: Any, fields: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of a `DecoderConfig` that a transformers config holds under other names."""
+    return {ours: getattr(hf, theirs) for ours, theirs in fields.items()}
+
+
+def write_fields(cfg: DecoderConfig, fields: Mapping[str, str]) -> dict[str, Any]:
+    """The inverse of `read_fields`."""
+    return {theirs: getattr(cfg, ours) for ours, theirs in fields.items()}
+
+
+def read_rope(
+    parameters: Mapping[str, Any], where: str = "rope_parameters", *, partial: bool = False
+) -> Rope:
+    """A transformers `rope_parameters` dict as a `Rope`.
+
+    `partial` says that the family rotates only a part of each head where `partial_rotary_factor`
+    is below one; the others have no such part.
+
+    Raises:
+      BadInputError: for a kind of scaling that is not supported, or a number that is missing.
+    """
+
+    def number(key: str, *default: float) -> float:
+        value = parameters.get(key, *default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+            raise BadInputError(f"config.json: {where}.{key} = {value!r} must be a positive number")
+        return float(value)
+
+    kind = parameters.get("rope_type", "default")
+    scaling: Llama3Scaling | LinearScaling | None
+    match kind:
+        case "default":
+            scaling = None
+        case "linear":
+            scaling = LinearScaling(number("factor"))
+        case "llama3":
+            scaling = Llama3Scaling(
+                factor=number("factor"),
+                low_freq_factor=number("low_freq_factor"),
+                high_freq_factor=number("high_freq_factor"),
+                original_length=int(number("original_max_position_embeddings")),
+            )
+        case _:
+            raise BadInputError(
+                f"config.json: {where}.rope_type = {kind!r} is not supported"
+                f"{nearest(str(kind), ('default', 'linear', 'llama3'))}"
+            )
+    fraction = number("partial_rotary_factor", 1.0)
+    if fraction != 1.0 and not partial:
+        raise BadInputError(
+            f"config.json: {where}.partial_rotary_factor = {fraction} is not supported in this "
+            "family (only 1.0 is)"
+        )
+    return Rope(theta=number("rope_theta"), fraction=fraction, scaling=scaling)
+
+
+def write_rope(rope: Rope | None) -> dict[str, Any]:
+    """The inverse of `read_rope`.
+
+    Raises:
+      BadInputError: if there is none, for a family whose positions are rotary.
+    """
+    if rope is None:
+        raise BadInputError("cfg.rope = None: this family has rotary positions; give it a Rope")
+    out: dict[str, Any] = {"rope_theta": rope.theta, "rope_type": "default"}
+    if rope.fraction != 1.0:
+        out["partial_rotary_factor"] = rope.fraction
+    match rope.scaling:
+        case LinearScaling(factor=factor):
+            out |= {"rope_type": "linear", "factor": factor}
+        case Llama3Scaling() as s:
+            out |= {
+                "rope_type": "llama3",
+                "factor": s.factor,
+                "low_freq_factor": s.low_freq_factor,
+                "high_freq_factor": s.high_freq_factor,
+                "original_max_position_embeddings": s.original_length,
+            }
+    return out
+
+
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+
+
+def read_activation(name: str, field: str) -> Any:
+    """Our name of a transformers activation, or a refusal."""
+    if name not in ACTIVATIONS:
+        raise BadInputError(
+            f"config.json: {field} = {name!r} is not supported{nearest(name, ACTIVATIONS)}"
+        )
+    return ACTIVATIONS[name]
+
+
+def write_activation(name: str) -> str:
+    """The transformers name of our activation."""
+    return {"gelu_tanh": "gelu_pytorch_tanh"}.get(name, name)
+
+
+def refuse(config: Any, **unsupported: Any) -> None:
+    """Raises if any named field of a transformers config is not one of the values given for it."""
+    for field, allowed in unsupported.items():
+        value = getattr(config, field, allowed[0])
+        if value not in allowed:
+            raise BadInputError(
+                f"config.json: {field} = {value!r} is not supported (only {allowed[0]!r} is)"
+            )

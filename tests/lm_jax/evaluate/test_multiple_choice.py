@@ -1,0 +1,381 @@
+"""Log-likelihoods against one pass each, accuracies by hand, a cache that tells models apart."""
+
+import dataclasses
+import functools
+import gzip
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from lm_jax.errors import BadInputError, StorageError, UsageError
+from lm_jax.evaluate.multiple_choice import (
+    TASKS,
+    Question,
+    Scorer,
+    compare,
+    comparison,
+    likelihood,
+    open_cache,
+    questions,
+    read,
+    table,
+)
+from tests import rounding
+from tests.lm_jax.evaluate import tiny_choices
+from tests.lm_jax.evaluate.tiny_choices import QUESTIONS
+
+
+def pairs(scorer):
+    return [
+        likelihood.pair(scorer.tokenizer, question.context, f" {choice}")
+        for question in QUESTIONS
+        for choice in question.choices
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """The score of every fourth pair by a forward pass of its own, without padding."""
+    scorer = tiny_choices.scorer()
+
+    def score(ids, count):
+        log_probs_TV = jax.nn.log_softmax(scorer.logits(ids[None, :-1])[0, -count:])
+        of_target_T = jnp.take_along_axis(log_probs_TV, ids[-count:, None], axis=1)
+        return of_target_T.sum(), (log_probs_TV.argmax(-1) == ids[-count:]).all()
+
+    return [
+        rounding.expected(
+            functools.partial(score, count=len(each.continuation)),
+            jnp.array((each.context + each.continuation)[-65:]),
+        )
+        for each in pairs(scorer)[::4]
+    ]
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 100, 1024])
+def test_scores_are_those_of_a_pass_for_each_pair(alone, batch_tokens):
+    scorer = tiny_choices.scorer(batch_tokens=batch_tokens)
+    made = pairs(scorer)
+    assert sum(likelihood.is_cut(scorer, each) for each in made) == 2
+    scores = likelihood.score(scorer, made)
+    for found, wanted in zip(scores[::4], alone, strict=True):
+        rounding.assert_within((found.log_likelihood, found.greedy), wanted)
+
+
+def test_greedy_is_what_the_model_would_say():
+    tokenizer = tiny_choices.tokenizer()
+    (the,) = tokenizer.encode(" the")
+    logits_V = np.zeros(tokenizer.vocab_size, np.float32)
+    logits_V[the] = 3.0
+    scorer = Scorer(tiny_choices.unigram_logits(logits_V), tokenizer, max_length=64)
+    asked = [likelihood.pair(tokenizer, "on", text) for text in (" the", " the the", " the cat")]
+    found = likelihood.score(scorer, asked)
+    assert [each.greedy for each in found] == [True, True, False]
+    of_the = 3.0 - np.log(np.exp(3.0) + logits_V.size - 1)
+    wanted = rounding.expected(lambda x: 2 * jax.nn.log_softmax(x)[the], jnp.asarray(logits_V))
+    assert wanted.values == pytest.approx(2 * of_the, rel=1e-12)
+    rounding.assert_within(found[1].log_likelihood, wanted)
+
+
+def test_shapes_are_few_and_a_mesh_divides_them():
+    shapes = []
+
+    def logits(tokens_BT):
+        shapes.append(tokens_BT.shape)
+        return np.zeros((*tokens_BT.shape, 300), np.float32)
+
+    scorer = dataclasses.replace(tiny_choices.scorer(batch_tokens=512), logits=logits)
+    likelihood.score(scorer, pairs(scorer))
+    assert shapes == [(8, 64), (16, 32)]
+
+
+def test_equal_pairs_are_scored_once():
+    scorer = tiny_choices.scorer()
+    rows = []
+
+    def logits(tokens_BT):
+        rows.extend(tokens_BT.any(1))
+        return scorer.logits(tokens_BT)
+
+    made = pairs(scorer)
+    twice = likelihood.score(dataclasses.replace(scorer, logits=logits), made + made)
+    assert sum(rows) == len(made)
+    assert twice[: len(made)] == twice[len(made) :] == likelihood.score(scorer, made)
+
+
+def test_a_pair_is_tokenised_as_one_text():
+    tokenizer = tiny_choices.tokenizer()
+    made = likelihood.pair(tokenizer, "the cat sat on", " the mat")
+    assert made.context + made.continuation == tuple(tokenizer.encode("the cat sat on the mat"))
+    assert tokenizer.decode(made.continuation) == " the mat"
+    # The space is part of the token of the next word.
+    assert likelihood.pair(tokenizer, "the cat sat on ", "the mat") == made
+
+
+def test_text_cannot_name_a_special_token():
+    tokenizer = tiny_choices.tokenizer()
+    made = likelihood.pair(tokenizer, f"a {tiny_choices.BEGIN}", f" b {tiny_choices.END}")
+    assert not {0, 1} & set(made.context + made.continuation)
+
+
+@pytest.mark.parametrize("template", ["<s> $A", "<s> $A </s>"])
+def test_begin_of_text_stands_first_where_the_model_has_it(template):
+    begins = tiny_choices.tokenizer(template=template)
+    plain = likelihood.pair(tiny_choices.tokenizer(), "the cat", " sat")
+    made = likelihood.pair(begins, "the cat", " sat")
+    assert made == ((0, *plain.context), plain.continuation)
+    assert likelihood.pair(begins, "", "the cat").context == (0,)
+    assert likelihood.pair(tiny_choices.tokenizer(), "", "the cat").context == (0,)
+
+
+@pytest.mark.parametrize(
+    ("special", "context", "continuation", "message"),
+    [
+        (False, "", "the cat", "no token to begin with"),
+        (True, "the cat", "", "adds no token"),
+        (True, "the cat", "\ud800", "lone surrogate"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused(special, context, continuation, message):
+    with pytest.raises(BadInputError, match=message):
+        likelihood.pair(tiny_choices.tokenizer(special=special), context, continuation)
+
+
+def test_a_model_that_cannot_answer_is_refused():
+    scorer = tiny_choices.scorer()
+    long = likelihood.pair(scorer.tokenizer, "a", " 42" * 40)
+    with pytest.raises(BadInputError, match="longer than the 64 that the model reads"):
+        likelihood.score(scorer, [long])
+    nan = tiny_choices.unigram_logits(np.full(scorer.tokenizer.vocab_size, np.nan, np.float32))
+    with pytest.raises(BadInputError, match="not numbers"):
+        likelihood.score(dataclasses.replace(scorer, logits=nan), pairs(scorer)[:1])
+
+
+def indifferent() -> Scorer:
+    """To it all tokens are equally likely, so that a choice costs its number of tokens."""
+    tokenizer = tiny_choices.tokenizer()
+    zeros = np.zeros(tokenizer.vocab_size, np.float32)
+    return Scorer(tiny_choices.unigram_logits(zeros), tokenizer, max_length=64)
+
+
+def test_accuracies_by_hand():
+    scorer = indifferent()
+    # In tokens and characters: " the" 1, 3; " the mat" 2, 7; " zzz" 4, 3.
+    asked = [
+        Question("short", "on", ("the", "the mat", "zzz"), 0),
+        Question("long", "on", ("the", "the mat", "zzz"), 1),
+        Question("odd", "on", ("zzz", "the"), 0),
+    ]
+    made = comparison.answers(scorer, asked)
+    cost = -np.log(scorer.tokenizer.vocab_size)
+    # Exponentials of 0 are 1 and their sum is exact: a logarithm of 4 units and a sum of four.
+    rtol = (4 + 4) * 2.0**-24
+    np.testing.assert_allclose(made.log_likelihoods[0], [cost, 2 * cost, 4 * cost], rtol=rtol)
+    assert made.correct["acc"].tolist() == [True, False, False]
+    # 2 tokens for 7 characters are fewer than 1 for 3.
+    assert made.correct["acc_norm"].tolist() == [False, True, False]
+    assert made.cut == 0
+
+
+def test_two_models_are_compared_on_the_same_questions():
+    dense, sparse = tiny_choices.scorer(seed=1), tiny_choices.scorer(seed=2)
+    result = compare({"dense": dense, "sparse": sparse}, {"made": QUESTIONS, "two": QUESTIONS[:2]})
+    made = result["tasks"]["made"]
+    first, second = (comparison.answers(each, QUESTIONS).correct["acc"] for each in (dense, sparse))
+    of_metric = made["metrics"]["acc"]
+    assert made["n"] == of_metric["accuracy"]["dense"]["n"] == len(QUESTIONS)
+    assert made["chance"] == pytest.approx((4 / 2 + 2 / 3 + 1 / 4) / 7)
+    assert made["cut"] == {"dense": 1, "sparse": 1}
+    assert of_metric["accuracy"]["dense"]["estimate"] == first.mean()
+    assert of_metric["accuracy"]["sparse"]["estimate"] == second.mean()
+    paired = of_metric["paired"]["sparse"]
+    assert paired["lost"] == (first & ~second).sum()
+    assert paired["gained"] == (second & ~first).sum()
+    assert paired["change"]["estimate"] == pytest.approx(second.mean() - first.mean())
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+    assert made["sha256"] != result["tasks"]["two"]["sha256"]
+
+
+def test_a_model_beside_itself_changes_nothing():
+    scorer = tiny_choices.scorer()
+    result = compare({"dense": scorer, "sparse": scorer}, {"made": QUESTIONS})
+    for of_metric in result["tasks"]["made"]["metrics"].values():
+        paired = of_metric["paired"]["sparse"]
+        assert (paired["lost"], paired["gained"], paired["p_value"]) == (0, 0, 1.0)
+        assert paired["change"]["low"] < 0 < paired["change"]["high"]
+
+
+def test_the_table_has_a_row_for_each_model_and_metric():
+    asked = [Question(str(i), "on", ("the", "zzz"), int(i < 3)) for i in range(10)]
+    alone = table(compare({"dense": indifferent()}, {"made": asked}))
+    head, rule, *rows = alone.splitlines()
+    assert "| 95 % interval |" in head
+    assert head.count("|") == rule.count("|") == rows[0].count("|")
+    assert rows[0] == "| made | 10 | 50.0 | acc | dense | 70.0 | 39.7 to 89.2 |  |  |"
+    assert len(rows) == 2
+    both = table(compare({"dense": indifferent(), "sparse": indifferent()}, {"made": asked}))
+    assert len(both.splitlines()) == 6
+    assert "| sparse | 70.0 | 39.7 to 89.2 | +0.0 (-27.8 to 27.8) | 1 |" in both
+
+
+@pytest.mark.parametrize(
+    ("models", "tasks", "message"),
+    [
+        ({}, {"made": QUESTIONS}, "one model or more"),
+        ({"dense": None}, {}, "one task or more"),
+        ({"dense": None}, {"made": []}, "no questions"),
+    ],
+)
+def test_nothing_to_compare_is_refused(models, tasks, message):
+    with pytest.raises(UsageError, match=message):
+        compare(models, tasks)
+
+
+def test_the_cache_tells_models_and_settings_apart(tmp_path):
+    calls = []
+
+    def counted(seed):
+        scorer = tiny_choices.scorer(seed)
+
+        def logits(tokens_BT):
+            calls.append(seed)
+            return scorer.logits(tokens_BT)
+
+        return dataclasses.replace(scorer, logits=logits)
+
+    def answers(seed, settings):
+        with open_cache(tmp_path / "cache", model=f"{seed:064x}", settings=settings) as cache:
+            scorer = dataclasses.replace(counted(seed), cache=cache)
+            return comparison.answers(scorer, QUESTIONS).log_likelihoods
+
+    first, second = answers(1, {"dtype": "float32"}), answers(2, {"dtype": "float32"})
+    assert first != second
+    assert first == comparison.answers(tiny_choices.scorer(1), QUESTIONS).log_likelihoods
+    assert second == comparison.answers(tiny_choices.scorer(2), QUESTIONS).log_likelihoods
+    calls.clear()
+    assert answers(1, {"dtype": "float32"}) == first
+    assert calls == []
+    assert answers(1, {"dtype": "bfloat16"}) == first
+    assert set(calls) == {1}
+
+
+def test_a_killed_run_goes_on(tmp_path):
+    whole = tiny_choices.scorer(batch_tokens=64)
+    calls = []
+
+    def dies(tokens_BT):
+        calls.append(tokens_BT.shape)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return whole.logits(tokens_BT)
+
+    def answers(logits):
+        with open_cache(tmp_path, model="0" * 64, settings={}) as cache:
+            scorer = dataclasses.replace(whole, logits=logits, cache=cache)
+            return comparison.answers(scorer, QUESTIONS)
+
+    with pytest.raises(KeyboardInterrupt):
+        answers(dies)
+    resumed = answers(dies)
+    total = len(calls)
+    calls.clear()
+    comparison.answers(
+        dataclasses.replace(whole, logits=lambda t: calls.append(0) or whole.logits(t)), QUESTIONS
+    )
+    # The third batch alone was done twice.
+    assert total == len(calls) + 1
+    assert resumed.log_likelihoods == comparison.answers(whole, QUESTIONS).log_likelihoods
+
+
+def test_a_cache_that_cannot_be_made_is_named(tmp_path):
+    with pytest.raises(StorageError, match="nowhere"):
+        open_cache(tmp_path / "nowhere" / "cache", model="0" * 64, settings={})
+
+
+@pytest.mark.parametrize(
+    ("choices", "gold", "message"),
+    [
+        (("one",), 0, "two or more"),
+        (("one", ""), 0, "none empty"),
+        (("one", "two"), 2, "count from 0"),
+    ],
+)
+def test_a_question_has_choices_and_a_right_one(choices, gold, message):
+    with pytest.raises(BadInputError, match=f"question 7: .*{message}"):
+        Question("7", "why", choices, gold)
+
+
+@pytest.fixture
+def mc(tmp_path, monkeypatch):
+    """An asset of two questions a task, laid out as the real one is."""
+    labelled = {"text": ["a", "b", "c"], "label": ["1", "2", "3"]}
+    arc = {"id": "x", "question": "q", "choices": labelled, "answerKey": "3"}
+    book = {"id": "y", "question_stem": "s", "choices": labelled, "answerKey": "1"}
+    piqa = {"goal": "g", "sol1": "one ", "sol2": "two", "label": 1}
+    for member, row in (("arc_easy", arc), ("openbookqa", book), ("piqa", piqa)):
+        rows = pa.Table.from_pylist([row, row | {"id": "z"}] if "id" in row else [row, row])
+        file = tmp_path / member / "validation.arrow"
+        file.parent.mkdir()
+        with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, rows.schema) as writer:
+            writer.write_table(rows)
+    lines = [
+        {"doc": {"id": i, "query": f"Question: {i}?\nAnswer:", "choices": ["a", "b"], "gold": 1}}
+        for i in ("u", "u", "v", "u", "v")
+    ]
+    for task in ("arc_easy", "openbookqa"):
+        with gzip.open(tmp_path / task / "test_5shot.jsonl.gz", "wt", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+    monkeypatch.setattr(questions.assets, "path", lambda name, member: tmp_path / member)
+
+
+@pytest.mark.usefixtures("mc")
+def test_questions_of_the_asset():
+    assert read("arc_easy") == [
+        Question("u", "Question: u?\nAnswer:", ("a", "b"), 1),
+        Question("v", "Question: v?\nAnswer:", ("a", "b"), 1),
+    ]
+    assert read("openbookqa", limit=1) == [Question("u", "u?", ("a", "b"), 1)]
+    assert read("piqa")[0] == Question("0", "Question: g\nAnswer:", ("one ", "two"), 1)
+    arc = Question("x", "Question: q\nAnswer:", ("a", "b", "c"), 2)
+    assert read("arc_easy", split="validation")[0] == arc
+    book = Question("y", "s", ("a", "b", "c"), 0)
+    assert read("openbookqa", split="validation")[0] == book
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "message"),
+    [
+        ("arc_eazy", {}, "did you mean 'arc_easy'"),
+        ("piqa", {"split": "test"}, "no split 'test'"),
+        ("piqa", {"limit": 0}, "limit = 0"),
+    ],
+)
+def test_questions_that_are_not_there(task, options, message):
+    with pytest.raises(UsageError, match=message):
+        read(task, **options)
+
+
+@pytest.mark.real("mc")
+def test_questions_as_published():
+    found = {
+        (task, split): read(task, split=split) for task in TASKS for split in TASKS[task].splits
+    }
+    assert {key: len(asked) for key, asked in found.items()} == {
+        ("arc_easy", "test"): 2_376,
+        ("arc_easy", "validation"): 570,
+        ("piqa", "validation"): 1_838,
+        ("openbookqa", "test"): 500,
+        ("openbookqa", "validation"): 500,
+    }
+    for asked in found.values():
+        assert len({question.id for question in asked}) == len(asked)
+    (arc, *_), (book, *_) = found["arc_easy", "test"], found["openbookqa", "test"]
+    assert arc.context.startswith("Question: Which statement best explains why photosynthesis")
+    assert arc.context.endswith("\nAnswer:")
+    assert arc.choices[arc.gold] == "Sunlight is the source of energy for nearly all ecosystems."
+    assert book.context.startswith("A person wants to start saving money")
+    assert book.choices[book.gold] == "quit eating lunch out"

@@ -1,0 +1,199 @@
+"""Tokenizers against those they were made from, against definitions, and against transformers."""
+
+import itertools
+import json
+from pathlib import Path
+
+import hypothesis
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+
+from lm_jax import assets
+from lm_jax.errors import BadInputError
+from lm_jax.text import corpora
+from lm_jax.text.tokenizer import Tokenizer
+from lm_jax.weights.compat import transformers
+from tests.lm_jax.text.synthetic_tokenizers import (
+    ODD,
+    TEXT,
+    byte_level_fields,
+    sentencepiece_fields,
+    trained,
+    write_gguf,
+)
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "tokenizer_smollm2.json"
+
+
+def sentencepiece_oracle(text: str, fields: dict) -> list[int]:
+    """SentencePiece BPE by its definition: join the best neighbours until none is a piece."""
+    rank = {
+        token.replace(" ", "▁"): (kind == 4, score, -i)
+        for i, (token, kind, score) in enumerate(
+            zip(fields["tokens"], fields["token_type"], fields["scores"], strict=True)
+        )
+        if kind in (1, 4)
+    }
+    ids = {token.replace(" ", "▁"): i for i, token in enumerate(fields["tokens"])}
+    parts = list(text.replace(" ", "▁"))
+    while True:
+        joined = [a + b for a, b in itertools.pairwise(parts)]
+        best = max((rank[j] for j in joined if j in rank), default=None)
+        if best is None:
+            break
+        at = next(i for i, j in enumerate(joined) if j in rank and rank[j] == best)
+        parts[at : at + 2] = [joined[at]]
+    out = []
+    for part in parts:
+        out += [ids[part]] if part in rank else [ids[f"<0x{b:02X}>"] for b in part.encode()]
+    return out
+
+
+@pytest.fixture(scope="module", params=["gpt-2", "smollm", "llama-bpe"])
+def pair(request, tmp_path_factory):
+    """What was trained, and what is rebuilt from its GGUF fields."""
+    backend = trained(request.param)
+    path = tmp_path_factory.mktemp("gguf") / "m.gguf"
+    write_gguf(path, byte_level_fields(backend, request.param))
+    return backend, Tokenizer.from_gguf(path)
+
+
+def test_rebuilt_from_gguf_gives_the_ids_of_the_original(pair):
+    original, rebuilt = pair
+    assert (rebuilt.vocab_size, rebuilt.bos_id, rebuilt.eos_id) == (300, 0, 1)
+    for text in [TEXT, *ODD]:
+        assert rebuilt.encode(text) == original.encode(text).ids
+        assert rebuilt.decode(rebuilt.encode(text)) == text
+
+
+@hypothesis.given(st.text(st.characters(codec="utf-8")))
+def test_byte_level_round_trip_is_exact(smollm, text):
+    assert smollm.decode(smollm.encode(text)) == text
+    assert smollm.decode(smollm.encode(text, split_special_tokens=True)) == text
+
+
+def test_the_digit_rule(smollm):
+    assert [smollm.token(i) for i in smollm.encode("1732 12")] == [*"1732", "Ġ", "1", "2"]
+
+
+def test_sentencepiece_by_its_definition(sentencepiece):
+    fields = sentencepiece_fields()
+    for text in [
+        "the theme",
+        "other thesis then",
+        "this is: 12 21",
+        "ththethe",
+        "é🙂\0 then",
+        "  i",
+    ]:
+        assert sentencepiece.encode(text) == [2, *sentencepiece_oracle(text, fields)]
+        assert sentencepiece.decode(sentencepiece.encode(text)) == "<bos>" + text
+
+
+@hypothesis.given(st.text("the isno  1:é", max_size=30))
+def test_sentencepiece_by_its_definition_on_any_text(sentencepiece, text):
+    # Longer runs of spaces than the vocabulary has are cut by SentencePiece from the left.
+    text = text.replace("   ", "  ")
+    expected = sentencepiece_oracle(text, sentencepiece_fields())
+    assert sentencepiece.encode(text, add_special_tokens=False) == expected
+
+
+def test_user_defined_pieces_stay_whole_and_are_not_special(sentencepiece):
+    tokens = [sentencepiece.token(i) for i in sentencepiece.encode("then\n\n\n<user>the  the")]
+    assert tokens == ["<bos>", "the", "n", "\n\n", "\n", "<user>", "the", "▁▁", "the"]
+    ids = sentencepiece.encode("<user>")
+    assert sentencepiece.encode("<user>", split_special_tokens=True) == ids
+    assert sentencepiece.decode(ids, skip_special_tokens=True) == "<user>"
+
+
+def test_no_merge_builds_a_control_token_from_text(sentencepiece):
+    # `<b` + `os>` spells the control token, and both are pieces.
+    ids = sentencepiece.encode("<bos>", add_special_tokens=False, split_special_tokens=True)
+    assert 2 not in ids
+    assert sentencepiece.decode(ids) == "<bos>"
+    assert sentencepiece.encode("<bos>", add_special_tokens=False) == [2]
+
+
+@pytest.mark.parametrize("name", ["smollm", "sentencepiece"])
+def test_special_strings_in_untrusted_text(name, request):
+    tokenizer = request.getfixturevalue(name)
+    special = {tokenizer.bos_id, tokenizer.eos_id}
+    text = f"a{tokenizer.token(tokenizer.eos_id)}b"
+    plain = tokenizer.encode(text, split_special_tokens=True, add_special_tokens=False)
+    assert not special & set(plain)
+    assert tokenizer.decode(plain) == text
+    # The switch holds for one call.
+    assert tokenizer.eos_id in tokenizer.encode(text)
+
+
+def test_lone_surrogate(smollm):
+    with pytest.raises(BadInputError, match=r"surrogate '\\ud800' at character 1"):
+        smollm.encode("a\ud800b")
+
+
+@pytest.mark.parametrize("i", [-1, 300])
+def test_ids_outside_the_vocabulary(smollm, i):
+    with pytest.raises(BadInputError, match=f"token id {i} is not in the vocabulary of 300"):
+        smollm.decode([5, i])
+    with pytest.raises(BadInputError, match=f"token id {i}"):
+        smollm.token(i)
+
+
+def test_numpy_ids_decode(smollm):
+    assert smollm.decode(np.asarray(smollm.encode("the year"), np.int32)) == "the year"
+
+
+@pytest.fixture(scope="module")
+def real_smollm2() -> Tokenizer:
+    return Tokenizer.from_gguf(assets.path("smollm2", assets.models()["smollm2"]))
+
+
+@pytest.mark.real("smollm2")
+def test_smollm2_golden(real_smollm2):
+    golden = json.loads(GOLDEN.read_text())
+    assert real_smollm2.sha256 == golden["tokenizer_sha256"]
+    assert len(golden["rows"]) == 20
+    for row in golden["rows"]:
+        assert real_smollm2.encode(row["text"]) == row["ids"]
+        assert real_smollm2.decode(row["ids"]) == row["text"]
+
+
+@pytest.mark.real("smollm2", "sotu", "nouns")
+def test_smollm2_on_real_text(real_smollm2):
+    text = "".join(text for _, text in corpora.speeches())[:300_000]
+    ids = real_smollm2.encode(text)
+    assert real_smollm2.decode(ids) == text
+    tokens = [real_smollm2.token(i) for i in real_smollm2.encode("In 1732,  2 words")]
+    assert tokens == ["In", "Ġ", "1", "7", "3", "2", ",", "ĠĠ", "2", "Ġwords"]
+    one_token = sum(len(real_smollm2.encode(f" {noun}")) == 1 for noun in corpora.nouns())
+    assert one_token == 4577
+
+
+def without_digits(text: str) -> str:
+    return "".join(c for c in text if not c.isnumeric())
+
+
+@pytest.mark.torch
+@pytest.mark.real("smollm2", "wiki")
+def test_smollm2_equals_transformers_where_no_digit_is(real_smollm2):
+    path = assets.path("smollm2", assets.models()["smollm2"])
+    theirs = transformers().AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    assert theirs.chat_template == real_smollm2.chat_template
+    for _, paragraph in zip(range(500), corpora.wikipedia(), strict=False):
+        text = without_digits(paragraph)
+        assert theirs(text)["input_ids"] == real_smollm2.encode(text)
+
+
+@pytest.mark.torch
+@pytest.mark.real("gemma3_270m", "wiki")
+def test_gemma_equals_transformers(tmp_path):
+    path = assets.path("gemma3_270m", assets.models()["gemma3_270m"])
+    ours = Tokenizer.from_gguf(path)
+    theirs = transformers().AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    assert (ours.vocab_size, ours.bos_id, ours.eos_id) == (262_144, 2, 1)
+    paragraphs = [p for _, p in zip(range(500), corpora.wikipedia(), strict=False)]
+    for text in [*paragraphs, *ODD, " " * 40 + "x", "a\n\n\n\t\tb   1732 <bos> c"]:
+        assert ours.encode(text) == theirs(text)["input_ids"]
+    for text in paragraphs:
+        assert ours.decode(ours.encode(text, add_special_tokens=False)) == text

@@ -1,0 +1,404 @@
+"""A run that was killed anywhere ends as if it had not been; one that goes wrong says where."""
+
+import dataclasses
+import itertools
+import json
+import logging
+import os
+from pathlib import Path
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from lm_jax.checkpoint import manager
+from lm_jax.errors import BadInputError, CorruptError, DivergedError, UsageError
+from lm_jax.model.flops import CONVENTIONS
+from lm_jax.model.mixers import AttentionMixer
+from lm_jax.parallel import sharding
+from lm_jax.run import cli
+from lm_jax.run.files import read_json
+from lm_jax.train import loop, optim
+from lm_jax.train.config import Upkeep
+from lm_jax.train.metrics import DIVERGED, EVALUATIONS, METRICS, TIMING
+from lm_jax.train.state import state_shardings
+from lm_jax.train.throughput import RATES, format_rates, measured_peak
+from tests import rounding
+from tests.lm_jax.train import tiny_training as tiny
+
+UPKEEP = Upkeep(log_every=3, save_every=4)
+
+
+def train(
+    folder,
+    *,
+    objective=tiny.OBJECTIVE,
+    config=tiny.CONFIG,
+    batches=tiny.BATCHES,
+    upkeep=UPKEEP,
+    **options,
+):
+    given = {
+        "validation": tiny.VALIDATION,
+        "seed": tiny.SEED,
+        "mesh": tiny.mesh(4),
+        "params": tiny.initial_params(),
+    } | options
+    return loop.train(folder, objective, config, batches, upkeep=upkeep, **given)
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """The run that nothing interrupts, and its folder."""
+    folder = tmp_path_factory.mktemp("straight") / "run"
+    return train(folder), folder
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: nothing on the way may catch it."""
+
+
+def kill_at(step):
+    def on_step(now):
+        if now == step:
+            raise Killed
+
+    return on_step
+
+
+def metrics(folder):
+    table = pq.read_table(folder / METRICS)
+    return {name: table[name].to_pylist() for name in table.column_names if name not in TIMING}
+
+
+def evaluations(folder):
+    return pq.read_table(folder / EVALUATIONS).to_pylist()
+
+
+def test_rows_and_checkpoints_of_a_run(straight):
+    trained, folder = straight
+    rows = metrics(folder)
+    assert rows["step"] == list(range(1, 13))
+    assert rows["loss"][-1] < rows["loss"][0]
+    assert rows["tokens"] == [
+        int((tiny.BATCHES.at(k)["tokens"][:, 1:] != 0).sum()) for k in range(12)
+    ]
+    # The peak times a cosine of 0 and two constants, in float32.
+    assert rows["learning_rate"][0] == pytest.approx(tiny.CONFIG.learning_rate, rel=8 * tiny.U)
+    found = evaluations(folder)
+    assert [(row["step"], row["name"].split("/")[1]) for row in found] == list(
+        itertools.product((6, 12), ("perplexity", "batch_mean_perplexity"))
+    )
+    assert trained.history.best_step == 12
+    assert trained.history.best == pytest.approx(np.log(found[2]["value"]), rel=1e-12)
+    assert int(trained.state.step) == 12
+    assert manager.saved_steps(trained.checkpoints) == [8, 12]
+
+
+def test_killed_at_random_steps_it_ends_in_the_same_bits(straight, tmp_path):
+    folder = tmp_path / "run"
+    for step in sorted(random.Random(0).sample(range(1, 12), 3)):
+        with pytest.raises(Killed):
+            train(folder, on_step=kill_at(step))
+    trained = train(folder)
+    tiny.assert_bitwise(trained.state, straight[0].state)
+    assert trained.history == straight[0].history
+    assert metrics(folder) == metrics(straight[1])
+    assert evaluations(folder) == evaluations(straight[1])
+
+
+def test_a_run_on_one_device_takes_the_steps_of_four(straight, tmp_path):
+    """From the same state, at every step: the loss under the same dropout, and its gradient.
+
+    Two whole runs drift apart: Adam makes a step of the rate's length out of rounding where the
+    gradient is nothing else.
+    """
+    key = jax.random.split(jax.random.key(tiny.SEED))[1]
+    tokens_KBS = np.stack([tiny.BATCHES.at(k)["tokens"] for k in range(tiny.CONFIG.steps)])
+    found, given = {1: [], 4: []}, []
+    state = jax.device_get(tiny.fresh_state(tiny.mesh(4)))
+    for tokens_BS in tokens_KBS:
+        given.append((state.params, state.opt_state[0].mu))
+        for ways, rows in found.items():
+            mesh = tiny.mesh(ways)
+            places = state_shardings(mesh, tiny.SPEC, optim.adamw(tiny.SPEC, tiny.CONFIG))
+            update = loop.make_train_step(tiny.OBJECTIVE, mesh, tiny.CONFIG, decays=optim.is_weight)
+            batch = sharding.shard_batch(mesh, tokens_BS)
+            after, row = jax.device_get(update(jax.device_put(state, places), (), batch, key))
+            rows.append((row["loss"], after.opt_state[0].mu))
+        state = after
+    train(tmp_path / "run", mesh=tiny.mesh(1))
+    one, four = metrics(tmp_path / "run"), metrics(straight[1])
+    assert one["tokens"] == four["tokens"]
+    assert one["loss"][0] == found[1][0][0]
+    assert four["loss"] == [loss for loss, _ in found[4]]
+
+    def step(params, moment, tokens_BS, k):
+        """The loss, and what becomes of the first moment."""
+        totals, rng = tiny.OBJECTIVE.totals(tokens_BS), jax.random.fold_in(key, k)
+        loss, gradient = jax.value_and_grad(
+            lambda params: tiny.OBJECTIVE.shares(params, (), None, tokens_BS, totals, rng)[0]
+        )(params)
+        return loss, jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, moment, gradient)
+
+    wanted = rounding.expected(
+        lambda *stacked: jax.lax.map(lambda each: step(*each), stacked),
+        *jax.tree.map(lambda *leaves: np.stack(leaves), *given),
+        *(tokens_KBS, np.arange(len(tokens_KBS))),
+    )
+    for rows in found.values():
+        rounding.assert_within(jax.tree.map(lambda *leaves: np.stack(leaves), *rows), wanted)
+
+
+def test_dropout_is_drawn_anew_for_every_step_and_seed():
+    mesh = tiny.mesh(4)
+    update = loop.make_train_step(tiny.OBJECTIVE, mesh, tiny.CONFIG, decays=optim.is_weight)
+    tokens_BS = sharding.shard_batch(mesh, tiny.BATCHES.at(0)["tokens"])
+
+    def loss(step, seed):
+        state = tiny.fresh_state(mesh)
+        now = jax.device_put(np.int32(step), sharding.replicated(mesh))
+        _, metrics = update(state.replace(step=now), (), tokens_BS, jax.random.key(seed))
+        return float(metrics["loss"])
+
+    assert loss(3, 0) == loss(3, 0)
+    assert len({loss(3, 0), loss(4, 0), loss(3, 1)}) == 3
+
+
+def test_a_finished_run_trains_no_further(straight, tmp_path):
+    trained, folder = straight
+    before = {path: path.stat().st_mtime_ns for path in trained.checkpoints.rglob("*")}
+    again = train(folder, on_step=kill_at(13))
+    tiny.assert_bitwise(again.state, trained.state)
+    assert {path: path.stat().st_mtime_ns for path in trained.checkpoints.rglob("*")} == before
+
+
+# After step 6 there is an evaluation; the signal comes while the step before is being finished.
+@pytest.mark.parametrize("when", [5, 6])
+def test_a_sigterm_saves_and_the_same_command_goes_on_from_there(straight, tmp_path, capsys, when):
+    folder, found = tmp_path / "run", []
+
+    def command(signal_at):
+        def on_step(now):
+            if now == signal_at:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        def main(arguments):
+            del arguments
+            found.append(train(folder, on_step=on_step))
+
+        return cli.run(main, ["train"], workdir_required=False)
+
+    assert command(when - 1) == 75
+    assert f"stopped on request after step {when}, saved in {folder}" in capsys.readouterr().err
+    assert manager.saved_steps(folder / "checkpoints")[-1] == when
+    assert command(None) == 0
+    tiny.assert_bitwise(found[0].state, straight[0].state)
+
+
+def test_a_sigterm_ends_an_evaluation_that_has_nothing_to_save(capsys):
+    """Between two batches, and not once it is at its end."""
+    mesh, read = tiny.mesh(4), []
+
+    class Signalled(tiny.FakeBatches):
+        def at(self, k):
+            read.append(k)
+            if k == self.per_epoch - 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().at(k)
+
+    def main(arguments):
+        del arguments
+        look = loop.make_eval_step(tiny.OBJECTIVE, mesh)
+        params = tiny.initial_params()
+        loop.evaluate(look, params, Signalled(per_epoch=5), mesh, stoppable=True)
+
+    assert cli.run(main, ["evaluate"], workdir_required=False) == 75
+    assert read == [0, 1, 2]
+    assert "stopped on request after batch 3 of 5 of an evaluation" in capsys.readouterr().err
+
+
+def test_a_batch_that_is_not_finite_stops_before_the_next_save_with_its_documents(tmp_path):
+    folder = tmp_path / "run"
+    with pytest.raises(DivergedError) as caught:
+        train(folder, batches=tiny.FakeBatches(bad=(6,)))
+    assert caught.value.exit_code == 4
+    said = str(caught.value)
+    assert "step 7 has loss nan" in said
+    assert "documents 48, 49, 50, 51, 52, 53, 54, 55 (" in said
+    assert str(folder / "checkpoints" / "step_000006") in said
+    assert manager.saved_steps(folder / "checkpoints") == [4, 6]
+    noted = json.loads((folder / DIVERGED).read_text())
+    assert (noted["step"], noted["batch"], noted["loss"]) == (7, 6, None)
+    assert noted["documents"] == list(range(48, 56))
+    # The data was mended: the same folder goes on from the last good checkpoint.
+    tiny_end = train(folder)
+    assert int(tiny_end.state.step) == 12
+    assert np.isfinite(metrics(folder)["loss"]).all()
+
+
+def test_it_stops_at_the_first_evaluation_that_rises(tmp_path):
+    class Unlike(tiny.FakeBatches):
+        """Counts down, which a model that learns to count up fits worse and worse."""
+
+        def at(self, k):
+            batch = super().at(k)
+            tokens_BS = np.where(batch["tokens"] > 0, 32 - batch["tokens"], 0)
+            return batch | {"tokens": tokens_BS.astype(np.int32)}
+
+    config = dataclasses.replace(tiny.CONFIG, eval_every=4, early_stop=True, steps=60)
+    config = dataclasses.replace(config, learning_rate=1e-2)
+    validation = Unlike(per_epoch=2)
+    trained = train(tmp_path / "run", config=config, validation=validation)
+    found = [
+        row["value"] for row in evaluations(tmp_path / "run") if row["name"].endswith("/perplexity")
+    ]
+    assert trained.history.stopped_early
+    assert int(trained.state.step) == 4 * len(found) < 60
+    assert found[-1] > found[-2]
+    assert all(later <= earlier for earlier, later in itertools.pairwise(found[:-1]))
+    assert trained.history.best_step in manager.saved_steps(trained.checkpoints)
+    # Started again, it stays stopped.
+    again = train(
+        tmp_path / "run", config=config, validation=validation, on_step=kill_at(1_000_000)
+    )
+    tiny.assert_bitwise(again.state, trained.state)
+
+
+def test_a_run_of_other_settings_data_or_seed_is_refused(straight):
+    folder = straight[1]
+    longer = dataclasses.replace(tiny.CONFIG, steps=13)
+    with pytest.raises(UsageError, match=r"config\.train\.steps = 12, not 13"):
+        train(folder, config=longer)
+    with pytest.raises(UsageError, match=r"config\.seed = 234, not 1"):
+        train(folder, seed=1)
+    with pytest.raises(UsageError, match="data fake, not other"):
+        train(folder, batches=tiny.FakeBatches(fingerprint="other"))
+    with pytest.raises(UsageError, match=r"data without order=x:1; .* in another order, so choose"):
+        train(folder, batches=tiny.FakeBatches(fingerprint="fake order=x:1"))
+    other = dataclasses.replace(tiny.OBJECTIVE, mixer=AttentionMixer(pattern_dropout=True))
+    with pytest.raises(UsageError, match=r"mixer\.pattern_dropout = false, not true"):
+        train(folder, objective=other)
+    with pytest.raises(UsageError, match=r"dropout = 0\.1, not 0\.2"):
+        train(folder, objective=dataclasses.replace(tiny.OBJECTIVE, dropout=0.2))
+    with pytest.raises(BadInputError, match="was trained over base weights of sha256 none, and"):
+        train(folder, base_sha256="c" * 64)
+    with pytest.raises(UsageError, match="batch of 6 does not divide"):
+        train(folder, batches=tiny.FakeBatches(rows=6))
+
+
+def test_a_flipped_checkpoint_is_named_and_one_step_back_ends_in_the_same_bits(straight, tmp_path):
+    folder = tmp_path / "run"
+    with pytest.raises(Killed):
+        train(folder, on_step=kill_at(9))
+    arrays = folder / "checkpoints" / "step_000008" / "arrays"
+    file = max((p for p in arrays.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 3] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(CorruptError, match=file.name):
+        train(folder)
+    trained = train(folder, upkeep=dataclasses.replace(UPKEEP, allow_fallback=True))
+    tiny.assert_bitwise(trained.state, straight[0].state)
+
+
+def test_further_numbers_of_an_evaluation_are_kept(tmp_path):
+    def measure(params, step, found):
+        return {
+            "router/gini": 0.25 * step,
+            "tokens": found.tokens,
+            "norm": float(np.asarray(params["final"]["scale"]).sum()),
+        }
+
+    train(tmp_path / "run", measure=measure)
+    rows = {(row["step"], row["name"]): row["value"] for row in evaluations(tmp_path / "run")}
+    assert rows[6, "router/gini"] == 1.5
+    assert rows[12, "router/gini"] == 3.0
+    assert rows[6, "norm"] > 0
+
+
+def test_progress_and_rates_are_logged(tmp_path, capsys, caplog):
+    caplog.set_level(logging.INFO)
+    train(tmp_path / "run", mesh=tiny.mesh())
+    rows = pq.read_table(tmp_path / "run" / METRICS).to_pylist()
+    flops = {each: tiny.OBJECTIVE.flops(8, 12, each) for each in CONVENTIONS}
+    for row in rows:
+        assert row["tokens_per_second"] == pytest.approx(row["tokens"] / row["seconds"])
+        for name in CONVENTIONS:
+            rate = row[f"flops_per_second_{name}"]
+            assert rate == pytest.approx(flops[name] / row["seconds"])
+            share = rate / measured_peak("float32")
+            assert row[f"peak_share_{name}"] == pytest.approx(share)
+        assert row["peak_share_triangle"] < row["peak_share_square"] < 1
+    # Of the steps that were settled together, here three.
+    pace = {name: rows[2][name] for name in RATES}
+    pace["tokens_per_second"] = sum(row["tokens"] for row in rows[:3]) / (3 * rows[0]["seconds"])
+    line = f"loss {rows[2]['loss']:.4f}, gradient norm {rows[2]['grad_norm']:.3g}, "
+    assert f"step 3: {line}{format_rates(pace)}" in caplog.text
+    shown = capsys.readouterr().err.splitlines()[-1]
+    assert "train: 12/12 steps, " in shown and f"left, loss {rows[11]['loss']:.4f}, " in shown
+    assert "tokens/s, " in shown and "of peak (visible pairs alone: " in shown
+
+
+@pytest.mark.slow
+def test_kill_minus_nine_at_random_times_ends_in_the_same_bits(tmp_path):
+    """A real process, killed by the kernel while it computes or saves."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from lm_jax.run.workdir import open_workdir\n"
+        "from tests.lm_jax import test_train_loop as t\n"
+        "from lm_jax.train.config import Upkeep\n"
+        "with open_workdir(sys.argv[1], {}) as run:\n"
+        "    t.train(run.path / 'train', upkeep=Upkeep(log_every=1, save_every=1))\n"
+    )
+    root = Path(__file__).parents[3]
+
+    def start(folder):
+        return subprocess.Popen(
+            [sys.executable, script, folder],
+            cwd=root,
+            env=os.environ | {"PYTHONPATH": str(root)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    assert start(tmp_path / "whole").wait(300) == 0
+    killed, draw = tmp_path / "killed", random.Random(1)
+    saved = killed / "train" / "checkpoints"
+    for target, during_save in zip(range(1, 11), itertools.cycle((False, True))):
+        process = start(killed)
+        while max(manager.saved_steps(saved), default=0) < target:
+            assert process.poll() is None, "it ended before it was killed"
+            time.sleep(0.005)
+        while during_save and not any(saved.glob(".step_*.tmp")):
+            assert process.poll() is None, "it ended before it was killed"
+        time.sleep(0.0 if during_save else draw.uniform(0.0, 0.05))
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    assert start(killed).wait(300) == 0
+    assert not any(saved.glob(".*"))
+
+    def last(folder):
+        mesh, spec = tiny.mesh(4), tiny.SPEC
+        optimizer = optim.adamw(spec, tiny.CONFIG)
+        where = folder / "train" / "checkpoints"
+        manifest = json.loads((where / "step_000012" / "MANIFEST.json").read_text())
+        notes = manifest["notes"]
+        identity = manager.Identity(
+            **{field.name: notes[field.name] for field in dataclasses.fields(manager.Identity)}
+        )
+        target = loop.abstract_state(mesh, spec, optimizer)
+        return manager.restore(where, target, identity).state
+
+    tiny.assert_bitwise(last(killed), last(tmp_path / "whole"))
+    assert metrics(killed / "train") == metrics(tmp_path / "whole" / "train")
+    assert read_json(killed / "config.json") == {}
+    assert jax.device_count() == 4

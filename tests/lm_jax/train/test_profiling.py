@@ -1,0 +1,212 @@
+"""A trace holds the steps that were asked for, with the parts of the model by name."""
+
+import gzip
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from lm_jax.errors import UsageError
+from lm_jax.run import cli
+from lm_jax.train import loop, profiling
+from lm_jax.train.config import Upkeep
+from lm_jax.train.profiling import SCOPES, Request
+from tests.lm_jax.train import tiny_training as tiny
+
+
+def train(folder, *, steps=None, **options):
+    given = {"seed": tiny.SEED, "mesh": tiny.mesh(), "params": tiny.initial_params()} | options
+    upkeep = Upkeep(log_every=3, save_every=4)
+    with profiling.request(steps):
+        return loop.train(folder, tiny.OBJECTIVE, tiny.CONFIG, tiny.BATCHES, upkeep=upkeep, **given)
+
+
+def opened(folder):
+    (file,) = folder.glob("*.trace.json.gz")
+    with gzip.open(file, "rt") as trace:
+        return json.load(trace)["traceEvents"]
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("traced") / "run"
+    return train(folder, steps=Request(3, 5)), folder / "profile/plugins/profile/steps_3_5"
+
+
+def test_a_trace_holds_its_steps_and_every_part_of_the_model(traced):
+    events = opened(traced[1])
+    steps = [e["args"]["step_num"] for e in events if e.get("name") == "train"]
+    assert steps == ["3", "4", "5"]
+    parts = {e["args"]["scope"] for e in events if "hlo_op" in e.get("args", {})}
+    assert parts >= set(SCOPES)
+    backward = {e["args"]["scope"] for e in events if e.get("args", {}).get("pass") == "backward"}
+    # The gradient by the logits is made in the forward pass.
+    assert backward >= {"mixer", "attention", "mlp"} and "optimizer" not in backward
+    assert any(e["name"].startswith("mlp: ") for e in events if "name" in e)
+
+
+def test_the_file_for_xprof_holds_the_same_steps(traced):
+    (file,) = traced[1].glob("*.xplane.pb")
+    planes = jax.profiler.ProfileData.from_file(str(file)).planes
+    events = [event for plane in planes for line in plane.lines for event in line.events]
+    steps = [dict(event.stats)["step_num"] for event in events if event.name == "train"]
+    assert sorted(map(int, steps)) == [3, 4, 5]
+
+
+def test_a_traced_run_ends_in_the_same_bits(traced, tmp_path):
+    tiny.assert_bitwise(traced[0].state, train(tmp_path / "run").state)
+
+
+def test_the_seconds_of_each_part_are_written_and_told(tmp_path, capsys):
+    train(tmp_path / "run", steps=Request(2, 2))
+    folder = tmp_path / "run/profile/plugins/profile/steps_2_2"
+    summary = json.loads((folder / profiling.SUMMARY).read_text())
+    assert summary["steps"] == 1
+    (step,) = (own for name, own in summary["seconds"].items() if name.startswith("jit_step"))
+    seconds = {scope: sum(own.values()) for scope, own in step.items()}
+    assert list(seconds) == [*SCOPES, "other"] and min(seconds.values()) > 0
+    largest, total = max(seconds, key=seconds.__getitem__), sum(seconds.values())
+    told = f"{total:.3g} s in a step: {largest} {seconds[largest] / total:.1%}, "
+    error = capsys.readouterr().err
+    assert f"profile: {folder}\n" in error and told in error
+
+
+def test_operations_are_named_after_the_innermost_scope():
+    @jax.named_scope("mlp")
+    def mlp(x, w):
+        return jnp.tanh(x @ w)
+
+    # A function of the name of a scope is none.
+    @jax.jit
+    def loss(x, w):
+        with jax.named_scope("mixer"), jax.named_scope("unknown"):
+            x = jax.lax.fori_loop(0, 3, lambda i, x: jnp.sin(x @ w), x)
+        return jnp.sum(mlp(x, w) @ w)
+
+    x = jnp.ones((24, 24))
+    compiled = jax.jit(jax.grad(loss, argnums=1)).lower(x, x).compile()
+    program = profiling.operations(compiled.as_text())
+    found = {(each.scope, each.backward) for each in program.values()}
+    assert found >= {("mixer", False), ("mlp", False), ("mlp", True), ("other", False)}
+    assert not any(scope in ("loss", "unknown") for scope, _ in found)
+
+
+def test_time_within_an_operation_is_counted_once(tmp_path):
+    def event(op, start, duration, thread=1):
+        given = {"hlo_op": op, "hlo_module": "jit_step", "run_id": "7"}
+        timed = {"ph": "X", "pid": 1, "tid": thread, "ts": start, "dur": duration}
+        return timed | {"name": op, "args": given}
+
+    hlo = """
+HloModule jit_step
+
+%body (p: f32[2]) -> f32[2] {
+  %copy.1 = f32[2]{0} copy(%p)
+  ROOT %dot.1 = f32[2]{0} dot(%copy.1), metadata={op_name="jit(step)/mixer/attention/dot"}
+}
+
+%fused (x: f32[2]) -> f32[2] {
+  %dot.2 = f32[2]{0} dot(%x, %x), metadata={op_name="jit(step)/transpose(jvp(mlp))/dot"}
+  ROOT %add.2 = f32[2]{0} add(%dot.2, %x), metadata={op_name="jit(step)/loss/add"}
+}
+
+ENTRY %main () -> f32[2] {
+  %while.1 = (s32[], f32[2]{0}) while(%t), body=%body, metadata={op_name="jit(step)/mixer/while"}
+  %fusion.2 = f32[2]{0} fusion(%x), kind=kOutput, calls=%fused
+  ROOT %add.3 = f32[2]{0} add(%x, %x)
+}
+"""
+    events = [
+        event("while.1", 0, 100),
+        event("copy.1", 10, 5),
+        event("dot.1", 20, 60),
+        # On a thread of its own, with another operation within it.
+        event("fusion.2", 30, 40, thread=2),
+        event("add.3", 40, 10, thread=2),
+        {"ph": "M", "name": "thread_name"},
+    ]
+    file = tmp_path / "host.trace.json.gz"
+    with gzip.open(file, "wt") as written:
+        json.dump({"traceEvents": events, "metadata": {}}, written)
+    programs = {"jit_step": [{}, profiling.operations(hlo)]}
+    seconds = profiling.name_operations(tmp_path, programs, steps=2)
+    nothing = {"forward": 0.0, "backward": 0.0}
+    assert list(seconds) == ["jit_step 2"]
+    assert seconds["jit_step 2"] == dict.fromkeys((*SCOPES, "other"), nothing) | {
+        "mixer": {"forward": 2.5e-6, "backward": 0.0},
+        "attention": {"forward": 30e-6, "backward": 0.0},
+        "mlp": {"forward": 0.0, "backward": 15e-6},
+        "other": {"forward": 5e-6, "backward": 0.0},
+    }
+    named = [e["name"] for e in opened(tmp_path)]
+    assert named[:2] == ["mixer: while.1", "mixer: copy.1"] and named[-1] == "thread_name"
+
+
+@pytest.mark.parametrize("text", ["3", "3:", "0:4", "5:4", "-1:4", "a:b", "1:2:3", "1.0:2", ""])
+def test_a_range_that_cannot_be_is_refused(text):
+    with pytest.raises(UsageError, match=f"--profile={text} is not FIRST:LAST"):
+        profiling.parse(text)
+
+
+def test_steps_that_do_not_come_are_refused(traced, tmp_path):
+    with pytest.raises(UsageError, match="--profile=11:13: the last step is 12"):
+        train(tmp_path / "run", steps=Request(11, 13))
+    # The finished run of the fixture makes no more steps.
+    folder = traced[1].parents[3]
+    with pytest.raises(UsageError, match="--profile=3:5: nothing was traced"):
+        train(folder, steps=Request(3, 5))
+
+    def stop(step):
+        if step == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "run", on_step=stop)
+    with pytest.raises(UsageError, match="--profile=3:5: 4 of 12 steps are done"):
+        train(tmp_path / "run", steps=Request(3, 5))
+    train(tmp_path / "run", steps=Request(5, 5))
+    assert (tmp_path / "run/profile/plugins/profile/steps_5_5").is_dir()
+
+
+def test_a_loop_that_ends_within_the_steps_keeps_what_there_is(tmp_path, capsys):
+    with (
+        profiling.request(Request(2, 9)),
+        profiling.Tracer(tmp_path, done=0, total=9) as tracer,
+    ):
+        for number in (1, 2, 3):
+            with tracer.step(number):
+                jax.block_until_ready(jnp.ones(3) + number)
+            tracer.after(number)
+    folder = tmp_path / "profile/plugins/profile/steps_2_9"
+    assert json.loads((folder / profiling.SUMMARY).read_text())["steps"] == 2
+    assert f"profile: {folder}\n" in capsys.readouterr().err
+
+
+def test_another_process_leaves_the_trace_to_the_first(tmp_path):
+    with (
+        profiling.request(Request(1, 2)),
+        profiling.Tracer(tmp_path, done=0, total=2, writes=False) as tracer,
+    ):
+        for number in (1, 2):
+            with tracer.step(number):
+                pass
+            tracer.after(number)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_flag_is_of_training_commands_alone(tmp_path, capsys):
+    seen = []
+
+    def main(arguments):
+        seen.append((arguments.profile, profiling.requested()))
+
+    argv = ["prog", f"--workdir={tmp_path}", "--profile=2:4"]
+    # This main trains nothing, which is refused at its end.
+    assert cli.run(main, argv, training=True) == 2
+    assert seen == [(Request(2, 4), Request(2, 4))] and profiling.requested() is None
+    assert "nothing was traced" in capsys.readouterr().err
+    assert cli.run(main, [*argv[:2], "--profile=4:2"], training=True) == 2
+    assert cli.run(main, argv) == 2
+    assert "--profile is not a flag" in capsys.readouterr().err
+    assert len(seen) == 1

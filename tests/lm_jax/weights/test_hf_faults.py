@@ -1,0 +1,217 @@
+"""Folders that are damaged or of another model are refused, and say what to do."""
+
+import shutil
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import tokenizers
+
+import lm_jax
+from lm_jax.errors import BadInputError, UsageError
+from lm_jax.text.tokenizer import Tokenizer
+from tests.lm_jax.weights.golden_copies import (
+    CONFIG,
+    UP,
+    WEIGHTS,
+    change_config,
+    change_weights,
+    refused,
+)
+from tools import make_goldens
+
+# Files that are not what their name says
+
+
+def header(text):
+    return len(text).to_bytes(8, "little") + text
+
+
+@pytest.mark.parametrize(
+    ("damage", "hint"),
+    [
+        (lambda b: b[:-100], "download it again"),
+        (lambda b: b[:40], "download it again"),
+        (lambda b: b"", "download it again"),
+        (lambda b: b + bytes(64), "download it again"),
+        (lambda b: header(b"{not json") + b[2000:], "download it again"),
+        (lambda b: b"\xff" * 8 + b[8:], "download it again"),
+        (lambda b: b"<!DOCTYPE html><title>404</title>", "HTML page"),
+        (lambda b: b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
+    ],
+    ids=["cut", "half a header", "empty", "padded", "bad json", "huge header", "html", "lfs"],
+)
+def test_damaged_weights(copy, damage, hint):
+    folder = copy()
+    (folder / WEIGHTS).write_bytes(damage((folder / WEIGHTS).read_bytes()))
+    refused(folder, str(folder / WEIGHTS), hint)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '"text"', "\x00"])
+def test_config_that_is_no_json_object(copy, content):
+    folder = copy()
+    (folder / CONFIG).write_text(content)
+    refused(folder, str(folder / CONFIG), "download it again")
+
+
+def test_no_config_no_weights_no_folder(copy, tmp_path):
+    folder = copy()
+    (folder / WEIGHTS).unlink()
+    refused(folder, "neither model.safetensors nor")
+    (folder / CONFIG).unlink()
+    refused(folder, "config.json is missing")
+    refused(folder / "absent", "no such file or folder")
+    refused("smolm2", "did you mean 'smollm2'?")
+    (tmp_path / "weights.bin").write_bytes(b"")
+    refused(tmp_path / "weights.bin", "neither a Hugging Face folder nor")
+
+
+# Weights of another model
+
+
+def test_another_family(copy):
+    folder = copy()
+    shutil.copy(make_goldens.GOLDEN / "gemma3" / CONFIG, folder / CONFIG)
+    refused(folder, "missing model.layers.0.self_attn.q_norm.weight", "take weights and config")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"num_hidden_layers": 4}, ("9 differences", "missing model.layers.3.mlp.up_proj.weight")),
+        ({"num_hidden_layers": 2}, ("9 differences", "unused model.layers.2.mlp.up_proj.weight")),
+        ({"num_hidden_layers": -1}, ("num_layers = -1 must be a positive integer",)),
+        ({"hidden_size": 32}, ("lm_head.weight has shape (48, 24), not (48, 32)", "and 10 more")),
+        ({"num_attention_heads": 8}, ("self_attn.q_proj.weight has shape (24, 24), not (48, 24)",)),
+        ({"num_key_value_heads": 3}, ("num_heads = 4 is not a multiple of num_kv_heads = 3",)),
+        ({"vocab_size": 47}, ("model.embed_tokens.weight has shape (48, 24), not (47, 24)",)),
+        ({"hidden_size": "wide"}, ("config.json", "hidden_size")),
+        ({"attention_bias": True}, ("missing model.layers.0.self_attn.q_proj.bias",)),
+    ],
+)
+def test_config_of_another_size(copy, fields, words):
+    folder = copy()
+    change_config(folder, **fields)
+    refused(folder, *words)
+
+
+def test_all_differences_are_listed_at_once(copy):
+    folder = copy()
+
+    def change(tensors):
+        del tensors["model.norm.weight"]
+        tensors["model.layers.0.extra"] = np.zeros(3, np.float32)
+        tensors[UP] = tensors[UP].T.copy()
+
+    change_weights(folder, change)
+    refused(
+        folder,
+        "3 differences",
+        "missing model.norm.weight",
+        "unused model.layers.0.extra (3,)",
+        f"{UP} has shape (24, 40), not (40, 24)",
+    )
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_weights_that_are_not_finite(copy, value):
+    folder = copy()
+
+    def change(tensors):
+        tensors[UP][3, 2] = value
+        tensors["lm_head.weight"][0, 0] = value
+
+    change_weights(folder, change)
+    refused(folder, "NaN or infinite", UP, "lm_head.weight")
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, ml_dtypes.float8_e4m3fn])
+def test_quantised_tensors(copy, dtype):
+    folder = copy()
+    change_weights(folder, lambda tensors: tensors.update({UP: tensors[UP].astype(dtype)}))
+    refused(folder, UP, "quantised weights cannot be read")
+
+
+# Settings that the decoder does not have
+
+
+@pytest.mark.parametrize(
+    ("case", "fields", "words"),
+    [
+        (
+            "llama_mqa",
+            {"model_type": "mamba"},
+            ("'mamba'", "gemma3_text, gpt2, gpt_neox, llama, olmo"),
+        ),
+        ("llama_mqa", {"model_type": None}, ("model_type = None",)),
+        ("olmo", {"clip_qkv": 8.0}, ("clip_qkv = 8.0", "OLMo-7B-hf")),
+        ("llama_mqa", {"hidden_act": "silo"}, ("hidden_act", "did you mean 'silu'?")),
+        ("gpt2", {"activation_function": "quick_gelu"}, ("activation_function", "'quick_gelu'")),
+        ("gpt2", {"scale_attn_weights": False}, ("scale_attn_weights = False",)),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, ("scale_attn_by_inverse_layer_idx",)),
+        ("gpt2", {"add_cross_attention": True}, ("add_cross_attention = True",)),
+        ("gemma3", {"use_bidirectional_attention": True}, ("use_bidirectional_attention",)),
+        ("gemma3", {"attn_logit_softcapping": 50.0}, ("attn_logit_softcapping = 50.0",)),
+        ("llama_mqa", {"quantization_config": {"quant_method": "gptq"}}, ("quantised", "GGUF")),
+        ("llama_mqa", {"auto_map": {"AutoConfig": "x.Y"}}, ("auto_map", "run code")),
+    ],
+)
+def test_unsupported_setting(copy, case, fields, words):
+    folder = copy(case)
+    change_config(folder, **fields)
+    refused(folder, "config.json", *words)
+
+
+@pytest.mark.parametrize(
+    ("rope", "words"),
+    [
+        ({"rope_type": "yarn", "factor": 2.0}, ("rope_type = 'yarn'", "known: default, linear")),
+        ({"rope_type": "lama3", "factor": 2.0}, ("did you mean 'llama3'?",)),
+        ({"rope_type": "linear"}, ("rope_parameters.factor = None",)),
+        ({"rope_type": "linear", "factor": -1.0}, ("rope_parameters.factor = -1.0",)),
+        ({"rope_type": "llama3", "factor": 8.0}, ("rope_parameters.low_freq_factor = None",)),
+        ({"rope_theta": "1e4"}, ("rope_theta = '1e4'",)),
+        ({"partial_rotary_factor": 0.5}, ("partial_rotary_factor = 0.5",)),
+    ],
+)
+def test_unsupported_rope(rope, words):
+    from lm_jax.weights import table
+
+    with pytest.raises(BadInputError) as caught:
+        table.read_rope({"rope_theta": 1e4} | rope)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_unsupported_rope_in_a_folder(copy):
+    folder = copy()
+    change_config(folder, rope_parameters={"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4})
+    refused(folder, "config.json: rope_parameters.rope_type = 'yarn' is not supported")
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.int32])
+def test_another_dtype(dtype):
+    with pytest.raises(UsageError, match="give float32 or bfloat16"):
+        lm_jax.load_pretrained(make_goldens.GOLDEN / "llama_mqa", dtype=dtype)
+
+
+# Tokenizers
+
+
+def word_level(ids):
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({f"w{i}": i for i in ids}, unk_token=f"w{min(ids)}")
+    )
+    return Tokenizer(backend)
+
+
+def test_a_tokenizer_with_ids_beyond_the_embedding(copy):
+    folder = copy()
+    word_level(range(48)).save(folder)
+    assert lm_jax.load_pretrained(folder).tokenizer.vocab_size == 48
+    word_level(range(49)).save(folder)
+    refused(folder, "ids up to 48", "48 rows")
+    # Fewer tokens than rows, yet one of them without a row.
+    word_level([0, 1, 2, 60]).save(folder)
+    refused(folder, "ids up to 60")
