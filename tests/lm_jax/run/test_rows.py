@@ -115,21 +115,29 @@ def write(name):
             store.merge(workdir.path / "rows.parquet")
 
 def fork(name):
+    reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
+        os.dup2(writing, 1)
         write(name)
         os._exit(0)
-    return child
+    os.close(writing)
+    return child, os.fdopen(reading)
 
-delay = random.Random(3)
+chance = random.Random(3)
 for start in range(5):
-    child = fork("killed")
-    time.sleep(delay.uniform(0.02, 0.15))
+    child, lines = fork("killed")
+    # So many units, and then anywhere in what follows: a loaded machine changes nothing.
+    for _ in range(chance.randint(6, 25)):
+        print(lines.readline(), end="")
+    time.sleep(chance.uniform(0.0, 0.005))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    print("kill", start, flush=True)
+    print(lines.read() + f"kill {start}", flush=True)
 for name in ("killed", "whole"):
-    assert os.waitpid(fork(name), 0)[1] == 0
+    child, lines = fork(name)
+    print(lines.read(), end="")
+    assert os.waitpid(child, 0)[1] == 0
 """
 
 
