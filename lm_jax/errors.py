@@ -12,49 +12,49 @@ EXIT_NO_GO = 10
 EXIT_UNDECIDED = 11
 
 
-class Refusal(Exception):
+class UserError(Exception):
     """An error whose message is one sentence that names the field and the remedy."""
 
     exit_code = 1
 
 
-class UsageError(Refusal, ValueError):
+class UsageError(UserError, ValueError):
     """A flag, config field or argument that cannot be used."""
 
     exit_code = 2
 
 
-class BadInputError(Refusal, ValueError):
+class BadInputError(UserError, ValueError):
     """A model, tokenizer, prompt or data file that cannot be used."""
 
     exit_code = 3
 
 
-class DivergedError(Refusal, ArithmeticError):
+class DivergedError(UserError, ArithmeticError):
     """A run whose loss or state is no longer finite."""
 
     exit_code = 4
 
 
-class StorageError(Refusal, OSError):
+class StorageError(UserError, OSError):
     """A write that failed: disk full, no permission, a folder that is not there."""
 
     exit_code = 5
 
 
-class WorkdirInUseError(Refusal, RuntimeError):
+class WorkdirInUseError(UserError, RuntimeError):
     """A work folder that another process holds."""
 
     exit_code = 6
 
 
-class CorruptError(Refusal, RuntimeError):
+class CorruptError(UserError, RuntimeError):
     """A stored result or checkpoint that does not match its manifest."""
 
     exit_code = 7
 
 
-class StoppedError(Refusal, RuntimeError):
+class StoppedError(UserError, RuntimeError):
     """A run that was asked to stop and has saved its state."""
 
     exit_code = 75

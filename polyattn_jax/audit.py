@@ -29,26 +29,26 @@ from lm_jax.run.plain import canonical_json, config_hash, from_plain
 from lm_jax.run.provenance import PROVENANCE_FILE, collect_provenance, record_provenance
 from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
 from lm_jax.weights.load import resolve
-from polyattn_jax import console, head_sets, report, schema, stages, summary, wording
+from polyattn_jax import console, head_sets, report, report_text, schema, stages, summary
 from polyattn_jax.columns import columns
 from polyattn_jax.config import AuditConfig
-from polyattn_jax.stages import Subject
+from polyattn_jax.stages import AuditedModel
 from polyattn_jax.suites import Suite, read_jsonl
 
 REPORT = "report.html"
 
 
-def load(config: AuditConfig) -> Subject:
+def load(config: AuditConfig) -> AuditedModel:
     """The model on its device or mesh."""
     mesh = None
     if config.mesh != (1, 1, 1):
         data, fsdp, tensor = config.mesh
         mesh = sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor)
     model = lm_jax.load_pretrained(config.model, dtype=jnp.dtype(config.dtype), mesh=mesh)
-    return Subject(model, mesh, config)
+    return AuditedModel(model, mesh, config)
 
 
-def fingerprint(subject: Subject, suites: dict[str, Suite]) -> str:
+def fingerprint(subject: AuditedModel, suites: dict[str, Suite]) -> str:
     """A hash of all that decides the rows."""
     return config_hash(
         {
@@ -59,7 +59,7 @@ def fingerprint(subject: Subject, suites: dict[str, Suite]) -> str:
     )
 
 
-def run(subject: Subject, folder: Path) -> dict[str, Any]:
+def run(subject: AuditedModel, folder: Path) -> dict[str, Any]:
     """Runs or resumes every stage in an open work folder and returns the summary."""
     config = subject.config
     suites = stages.build_suites(subject)
@@ -80,40 +80,42 @@ def run(subject: Subject, folder: Path) -> dict[str, Any]:
         stages.control(subject, stores, suites)
         stages.diagnose(subject, stores, suites, stages.biases(config, calibration.bias))
         stages.head_features(subject, stores, suites)
-        sweep = stages.sweep_cells(subject, calibration.bias)
-        stages.answer(subject, stores, sweep, {f"niah_{config.sweep_length}": swept})
+        sweep = stages.sweep_conditions(subject, calibration.bias)
+        stages.evaluate(subject, stores, sweep, {f"niah_{config.sweep_length}": swept})
         if stages.PROMPTS in suites:
-            cells = stages.sweep_cells(subject, calibration.bias, stages.PROMPTS)
-            stages.answer(subject, stores, cells, {stages.PROMPTS: suites[stages.PROMPTS]})
+            cells = stages.sweep_conditions(subject, calibration.bias, stages.PROMPTS)
+            stages.evaluate(subject, stores, cells, {stages.PROMPTS: suites[stages.PROMPTS]})
         sets = {}
         if config.ablation_heads:
             by_head = summary.heads(columns(stores.rows.read()), shape)
             ranking = summary.ranking(by_head)
             sets = head_sets.draw(ranking, config.ablation_heads, config.ablation_draws)
-            cells = stages.ablation_cells(subject, calibration.bias, sets)
+            cells = stages.ablation_conditions(subject, calibration.bias, sets)
             short = stages.first_prompts(swept, config.ablation_n)
-            stages.answer(subject, stores, cells, {f"niah_{config.sweep_length}": short})
+            stages.evaluate(subject, stores, cells, {f"niah_{config.sweep_length}": short})
         rows, answers = stores.rows.read(), stores.answers.read()
         losses, features = stores.losses.read(), stores.features.read()
     calibrated = read_json(folder / "calibration.json")
-    found, by_head = summary.summarise(rows, answers, losses, features, calibrated, config, shape)
-    found["model_sha256"] = subject.model.sha256
-    found["family"] = subject.model.cfg.family
-    found["weights"] = [path.name for path in subject.model.files]
-    found["provenance"] = provenance(subject, folder)
+    result, by_head = summary.summarise(rows, answers, losses, features, calibrated, config, shape)
+    result["model_sha256"] = subject.model.sha256
+    result["family"] = subject.model.cfg.family
+    result["weights"] = [path.name for path in subject.model.files]
+    result["provenance"] = provenance(subject, folder)
     rows = summary.with_head_types(rows, by_head)
     tables = {"rows": rows, "answers": answers, "heads": pa.table(by_head)}
     if sets:
         tables["head_sets"] = head_sets.table(sets, shape)
     for name, table in tables.items():
-        tagged = schema.tagged(table, wording.model_name(found), found["provenance"])
+        tagged = schema.tagged(table, report_text.model_name(result), result["provenance"])
         write_table(folder / f"{name}.parquet", tagged)
-    write_json(folder / "summary.json", found)
-    write_text(folder / REPORT, report.build(found, rows, by_head, provenance=found["provenance"]))
-    return found
+    write_json(folder / "summary.json", result)
+    write_text(
+        folder / REPORT, report.build(result, rows, by_head, provenance=result["provenance"])
+    )
+    return result
 
 
-def provenance(subject: Subject, folder: Path) -> dict[str, Any]:
+def provenance(subject: AuditedModel, folder: Path) -> dict[str, Any]:
     """What every result file says of its origin: `provenance.json` and the hash of the settings."""
     recorded = read_json(folder / PROVENANCE_FILE)
     return recorded | {"config_hash": config_hash(subject.config)}
@@ -138,8 +140,8 @@ def main(arguments: cli.Arguments) -> None:
         else:
             run(load(config), work.path)
             mark_finished(work.path)
-        found = read_json(work.path / "summary.json")
-        console.print_summary(found, report=work.path / REPORT)
+        result = read_json(work.path / "summary.json")
+        console.print_summary(result, report=work.path / REPORT)
 
 
 if __name__ == "__main__":

@@ -338,10 +338,10 @@ def calibration_texts() -> dict[str, str]:
     folder = resources.files("polyattn_jax").joinpath("data/calibration")
     files = sorted((f for f in folder.iterdir() if f.name.endswith(".txt")), key=lambda f: f.name)
     raw = {file.name: file.read_bytes() for file in files}
-    found = hashlib.sha256(b"".join(n.encode() + b"\0" + raw[n] for n in raw)).hexdigest()
-    if found != CALIBRATION_TEXTS_SHA256:
+    result = hashlib.sha256(b"".join(n.encode() + b"\0" + raw[n] for n in raw)).hexdigest()
+    if result != CALIBRATION_TEXTS_SHA256:
         raise CorruptError(
-            f"polyattn_jax/data/calibration: sha256 {found[:12]} is not the shipped "
+            f"polyattn_jax/data/calibration: sha256 {result[:12]} is not the shipped "
             f"{CALIBRATION_TEXTS_SHA256[:12]}; reinstall the package"
         )
     return {name.removesuffix(".txt"): text.decode("ascii") for name, text in raw.items()}

@@ -37,11 +37,11 @@ from lm_jax.run.files import read_json, write_json
 from lm_jax.run.plain import from_plain
 from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
-from polyattn_jax import audit, concentration, decision, stages, summary, wording
+from polyattn_jax import audit, concentration, decision, report_text, stages, summary
 from polyattn_jax.columns import Columns, columns, where
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.row_maps import SOFTMAX, parse_recipe, resolve_bias
-from polyattn_jax.stages import Subject
+from polyattn_jax.stages import AuditedModel
 from polyattn_jax.suites import Suite, read_jsonl
 
 RESULT = "check.json"
@@ -101,7 +101,7 @@ def config_from_flags() -> AuditConfig:
     return from_plain(settings, AuditConfig)
 
 
-def run(subject: Subject, folder: Path) -> dict[str, Any]:
+def run(subject: AuditedModel, folder: Path) -> dict[str, Any]:
     """Runs or resumes a check in an open work folder and returns what `table` prints."""
     config = subject.config
     recipe = parse_recipe(config.recipes[0])
@@ -168,23 +168,23 @@ def run(subject: Subject, folder: Path) -> dict[str, Any]:
 
 
 def answered(
-    subject: Subject,
-    stores: stages.Stores,
+    subject: AuditedModel,
+    stores: stages.ResultStores,
     suites: dict[str, Suite],
     name: str,
     b_auto: float | None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Runs or resumes the answers to one suite; those of softmax and of the recipe, in numbers."""
     stage = stages.PROMPTS if name == stages.PROMPTS else "sweep"
-    cells = stages.sweep_cells(subject, b_auto, stage)
-    stages.answer(subject, stores, cells, {name: suites[name]})
-    found = summary.behaviour(columns(stores.answers.read()), stage, subject.config)
-    by_cell = {entry["cell"]: entry for entry in found}
+    cells = stages.sweep_conditions(subject, b_auto, stage)
+    stages.evaluate(subject, stores, cells, {name: suites[name]})
+    result = summary.behaviour(columns(stores.answers.read()), stage, subject.config)
+    by_cell = {entry["cell"]: entry for entry in result}
     return by_cell[SOFTMAX.name], by_cell[cells[-1].name]
 
 
 def row_findings(
-    subject: Subject, rows: Columns, degree: float, *, at_zero: bool
+    subject: AuditedModel, rows: Columns, degree: float, *, at_zero: bool
 ) -> tuple[dict[str, statistics.Interval | None], dict[str, Any] | None]:
     """The shares of needle rows that are safe (`SHARES`), and what the recipe loses and sharpens.
 
@@ -212,50 +212,50 @@ def _complement(safe: statistics.Interval | None) -> dict[str, float] | None:
     return {"estimate": 1.0 - safe.estimate, **ends, "n": safe.n}
 
 
-def table(found: dict[str, Any]) -> str:
+def table(result: dict[str, Any]) -> str:
     """What a check found, as plain text of at most 80 columns."""
-    head = f"{found['recipe']} in every head of {found['model']}"
+    head = f"{result['recipe']} in every head of {result['model']}"
     lines = [*textwrap.wrap(head, WIDTH), ""]
-    if not found["measured"]:
+    if not result["measured"]:
         text = "S_p was not measured: it is defined for relu recipes, r^p / sum r^p."
         lines += textwrap.wrap(text, WIDTH)
     else:
-        lines += _row_lines(found)
-    probe = f"needle found, {found['length']} tokens"
+        lines += _row_lines(result)
+    probe = f"needle found, {result['length']} tokens"
     lines += [
         "",
         _columns(probe, "share", "95 % interval", "prompts"),
-        _share("  softmax", found["softmax"]),
-        _share("  the recipe", found["substituted"]),
-        _share("  change (paired)", found["delta"]),
+        _share("  softmax", result["softmax"]),
+        _share("  the recipe", result["substituted"]),
+        _share("  change (paired)", result["delta"]),
         "",
-        *_prompt_lines(found["prompts"]),
-        _columns("prompts that could be lost", f"{found['could_decide']}"),
-        _columns("prompts lost, won", f"{found['lost']}, {found['won']}"),
-        _columns("preserve takes, none being lost", f"{found['least_prompts']}"),
-        _columns("McNemar, exact, two-sided", f"p = {found['p_value']:.2g}"),
-        _columns("dead rows per prompt", f"{found['dead_rows_per_prompt']:.1f}"),
-        *_bias_lines(found),
+        *_prompt_lines(result["prompts"]),
+        _columns("prompts that could be lost", f"{result['could_decide']}"),
+        _columns("prompts lost, won", f"{result['lost']}, {result['won']}"),
+        _columns("preserve takes, none being lost", f"{result['least_prompts']}"),
+        _columns("McNemar, exact, two-sided", f"p = {result['p_value']:.2g}"),
+        _columns("dead rows per prompt", f"{result['dead_rows_per_prompt']:.1f}"),
+        *_bias_lines(result),
         "",
     ]
     for label, text in (
-        ("verdict", found["verdict"].upper()),
-        ("reason", found["reason"]),
-        ("next", found["next"]),
+        ("verdict", result["verdict"].upper()),
+        ("reason", result["reason"]),
+        ("next", result["next"]),
     ):
         indent = " " * 10
         lines += textwrap.wrap(text, WIDTH, initial_indent=f"{label:10}", subsequent_indent=indent)
     return "\n".join(lines)
 
 
-def _row_lines(found: dict[str, Any]) -> list[str]:
+def _row_lines(result: dict[str, Any]) -> list[str]:
     """Unsafe rows under the recipe and under softmax, and where the two differ."""
-    unsafe, against = found["unsafe"], found["against_softmax"]
+    unsafe, against = result["unsafe"], result["against_softmax"]
     lines = [
-        _columns(f"rows with S_{found['degree']:g} >= 1", "share", "95 % interval", "prompts"),
+        _columns(f"rows with S_{result['degree']:g} >= 1", "share", "95 % interval", "prompts"),
         _share("  all heads", unsafe["recipe"]),
         _share("    softmax on the same rows", unsafe["softmax"]),
-        _share(f"  the {found['heads']} heads of greatest S_2", unsafe["recipe_top"]),
+        _share(f"  the {result['heads']} heads of greatest S_2", unsafe["recipe_top"]),
         _share("    softmax in the same heads", unsafe["softmax_top"]),
     ]
     if against is None:
@@ -272,15 +272,15 @@ def _row_lines(found: dict[str, Any]) -> list[str]:
     ]
 
 
-def _bias_lines(found: dict[str, Any]) -> list[str]:
+def _bias_lines(result: dict[str, Any]) -> list[str]:
     """The bias, and where it was calibrated its interval and what it would be at other lengths."""
-    calibration = found["calibration"]
-    if parse_recipe(found["recipe"]).bias != "auto":
-        return [_columns("bias", f"{found['bias']:g}")]
-    bias, _, ends = wording.b_auto(calibration).partition(" ")
+    calibration = result["calibration"]
+    if parse_recipe(result["recipe"]).bias != "auto":
+        return [_columns("bias", f"{result['bias']:g}")]
+    bias, _, ends = report_text.b_auto(calibration).partition(" ")
     ends = ends.strip("[]").replace(", ", " to ")
     lines = [_columns("b_auto", bias, ends, f"{calibration['texts']} texts")]
-    text = f"b_auto is {wording.b_auto_by_length(calibration)}"
+    text = f"b_auto is {report_text.b_auto_by_length(calibration)}"
     return [*lines, *textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  ")]
 
 
@@ -337,9 +337,9 @@ def main(arguments: cli.Arguments) -> int:
         if not finish_time(work.path):
             write_json(work.path / RESULT, run(audit.load(config), work.path))
             mark_finished(work.path)
-        found = read_json(work.path / RESULT)
-    print(table(found))
-    return EXIT_CODES[found["verdict"]]
+        result = read_json(work.path / RESULT)
+    print(table(result))
+    return EXIT_CODES[result["verdict"]]
 
 
 if __name__ == "__main__":

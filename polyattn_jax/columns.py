@@ -18,8 +18,8 @@ def columns(table: pa.Table) -> Columns:
 
 def degrees(c: Columns) -> tuple[int | float, ...]:
     """The degrees p whose S_p the rows hold, ascending; an int where p is whole."""
-    found = [name.removeprefix("s_") for name in c if _S_P.fullmatch(name)]
-    return tuple(sorted(float(p) if "." in p else int(p) for p in found))
+    results = [name.removeprefix("s_") for name in c if _S_P.fullmatch(name)]
+    return tuple(sorted(float(p) if "." in p else int(p) for p in results))
 
 
 def where(c: Columns, **equal: Any) -> Columns:

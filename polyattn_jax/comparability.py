@@ -6,9 +6,9 @@ at b_auto the calibration is held to the same bound on its length.
 """
 
 from lm_jax.report.markup import number
-from polyattn_jax import paper, wording
+from polyattn_jax import paper, report_text
 from polyattn_jax.paper import PaperModel
-from polyattn_jax.wording import Summary
+from polyattn_jax.report_text import Summary
 
 LENGTH_BOUND, PROMPT_SHARE = 0.1, 0.5
 
@@ -23,13 +23,13 @@ def obstacles(
       prompts: ours and theirs; ours may be half as many.
       what: what has that length.
     """
-    found = []
+    results = []
     ours, theirs = length
     if abs(ours - theirs) > LENGTH_BOUND * theirs:
-        found.append(f"{what} of {number(ours)} tokens (paper: {number(theirs)})")
+        results.append(f"{what} of {number(ours)} tokens (paper: {number(theirs)})")
     if prompts is not None and prompts[0] < PROMPT_SHARE * prompts[1]:
-        found.append(f"{number(prompts[0])} prompts (paper: {number(prompts[1])})")
-    return found
+        results.append(f"{number(prompts[0])} prompts (paper: {number(prompts[1])})")
+    return results
 
 
 def model_obstacles(summary: Summary, model: PaperModel) -> list[str]:
@@ -50,7 +50,7 @@ def calibration_obstacles(summary: Summary) -> list[str]:
 
 def needle_obstacles(summary: Summary, model: PaperModel) -> list[str]:
     """As `obstacles`, of the needle sweep."""
-    ours = wording.softmax_of(summary["sweep"])["accuracy"]["n"]
+    ours = report_text.softmax_of(summary["sweep"])["accuracy"]["n"]
     length = summary["config"]["sweep_length"], paper.NEEDLE_LENGTH
     return model_obstacles(summary, model) + obstacles(length, (ours, paper.PROMPTS))
 
@@ -60,5 +60,5 @@ def prevalence_obstacles(
 ) -> list[str]:
     """As `obstacles`, of the unsafe rows of one suite and bias."""
     length = summary["config"][f"{row.suite}_length"], row.length
-    found = model_obstacles(summary, model) + obstacles(length, (prompts, paper.PROMPTS))
-    return found + calibration_obstacles(summary) * (row.bias_kind == "auto")
+    result = model_obstacles(summary, model) + obstacles(length, (prompts, paper.PROMPTS))
+    return result + calibration_obstacles(summary) * (row.bias_kind == "auto")

@@ -13,10 +13,10 @@ from lm_jax import assets, report
 from lm_jax.report import Cell, Section, cell, compared, section, table
 from lm_jax.report.markup import number
 from lm_jax.statistics import Interval, minimum_detectable_effect
-from polyattn_jax import comparability, decision, head_types, paper, wording
+from polyattn_jax import comparability, decision, head_types, paper, report_text
 from polyattn_jax.paper import PaperModel
+from polyattn_jax.report_text import Summary, finite, interval, suite_label
 from polyattn_jax.sections import suite_cell
-from polyattn_jax.wording import Summary, finite, interval, suite_label
 
 PAPER = "“When Does Polynomial Attention Concentrate?”"
 
@@ -30,7 +30,7 @@ def _not_comparable(reasons: Sequence[str]) -> str:
     return f"not comparable: {', '.join(reasons)}" if reasons else ""
 
 
-def beside_paper(summary: Summary, model: PaperModel | None) -> Section:
+def paper_comparison(summary: Summary, model: PaperModel | None) -> Section:
     """Our numbers beside those of the same model, or of the nearest one."""
     title = "Paper: how do its numbers compare?"
     if model is not None:
@@ -44,7 +44,7 @@ def beside_paper(summary: Summary, model: PaperModel | None) -> Section:
             *_tables(summary, model, judged=True),
             report.details("The paper's sweeps on its four models", *_sweep_tables()),
         )
-    name, near = wording.model_name(summary), paper.nearest(summary.get("family"))
+    name, near = report_text.model_name(summary), paper.nearest(summary.get("family"))
     if near is None:
         intro = (
             f"{name} is not one of the four models of {PAPER}, and none of them is of its "
@@ -91,7 +91,7 @@ def _beside(
 
 def _prevalence(summary: Summary, model: PaperModel, whose: str, judged: bool) -> list[Markup]:
     rates, medians, remarks = [], [], []
-    for entry in wording.by_suite(summary["prevalence"]):
+    for entry in report_text.by_suite(summary["prevalence"]):
         length = summary["config"].get(f"{entry['suite']}_length")
         row = length and model.prevalence_at(entry["suite"], entry["bias_kind"], length)
         if not row:
@@ -159,15 +159,15 @@ def _needle(summary: Summary, model: PaperModel, whose: str, judged: bool) -> Ma
     reasons = comparability.needle_obstacles(summary, model)
     calibrated = comparability.calibration_obstacles(summary)
     lines = []
-    for entry in wording.by_recipe(summary["sweep"]):
+    for entry in report_text.by_recipe(summary["sweep"]):
         accuracy = model.needle_accuracy(entry["recipe"])
-        found = interval(entry["accuracy"])
+        result = interval(entry["accuracy"])
         if accuracy is None:
             lines.append([entry["recipe"], cell(None)])
             continue
         unlike = reasons or (calibrated if entry["recipe"].endswith("bauto") else [])
         same = judged and not unlike
-        ours = _beside(found, accuracy / 100, judged=same, tolerance=0.07, scale=100.0)
+        ours = _beside(result, accuracy / 100, judged=same, tolerance=0.07, scale=100.0)
         lines.append([entry["recipe"], ours])
     why = _not_comparable(reasons)
     if not why and calibrated:
@@ -182,10 +182,10 @@ def _needle(summary: Summary, model: PaperModel, whose: str, judged: bool) -> Ma
 
 
 def _bound(summary: Summary, model: PaperModel, whose: str, judged: bool) -> Markup:
-    found = summary["calibration"]
-    low, high = finite(found["low"]), finite(found["high"])
-    bias = Interval(finite(found["bias"]), low, high, found["texts"])
-    places = len(wording.b_auto(found, ends=False).partition(".")[2])
+    result = summary["calibration"]
+    low, high = finite(result["low"]), finite(result["high"])
+    bias = Interval(finite(result["bias"]), low, high, result["texts"])
+    places = len(report_text.b_auto(result, ends=False).partition(".")[2])
     row = next(r for r in model.prevalence if (r.suite, r.bias_kind) == ("induction", "zero"))
     rows = row.medians.rows if row.medians else 0
     prompts = summary["config"]["induction_n"]
@@ -202,8 +202,8 @@ def _bound(summary: Summary, model: PaperModel, whose: str, judged: bool) -> Mar
     }
     lines: list[list[object]] = [["b_auto", calibrated, "Appendix J"]]
     for p, agree in model.bound.agree.items():
-        found = interval(ours[p]["agree"]) if p in ours and ours[p]["agree"] else None
-        both = _beside(found, agree, judged=judged and not unlike, tolerance=0.05, scale=100.0)
+        result = interval(ours[p]["agree"]) if p in ours and ours[p]["agree"] else None
+        both = _beside(result, agree, judged=judged and not unlike, tolerance=0.05, scale=100.0)
         lines.append([f"bound agrees at p = {p}, %", both, "Table 8"])
     for name, theirs in (
         ("false_negative", model.bound.false_negative),
@@ -273,7 +273,8 @@ def differences(summary: Summary) -> Section:
     lines: Sequence[tuple[str, str, str]] = (
         (
             "Model",
-            f"{asset.description if asset else wording.model_name(summary)} ({shape}; {weights})",
+            f"{asset.description if asset else report_text.model_name(summary)} "
+            f"({shape}; {weights})",
             "Llama-3.2-1B, Qwen3-1.7B, Gemma-4-E2B, Pythia-1.4b",
         ),
         (
@@ -353,7 +354,7 @@ def differences(summary: Summary) -> Section:
 
 
 def _power(summary: Summary) -> str:
-    n = wording.softmax_of(summary["sweep"])["accuracy"]["n"]
+    n = report_text.softmax_of(summary["sweep"])["accuracy"]["n"]
     loss = decision.detectable_loss(n, summary["config"]["tolerance"])
     if loss is None:
         return f"none: {number(n)} prompts are too few for “no-go”"

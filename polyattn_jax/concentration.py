@@ -128,7 +128,7 @@ def prevalence(rows: Columns, config: AuditConfig) -> list[dict[str, Any]]:
     `softmax` is the unsafe rate of softmax on these rows, `undecided` counts those that the error
     bound leaves open.
     """
-    found = []
+    results = []
     for suite, kind in cells(rows):
         c = where(rows, suite=suite, bias_kind=kind, target="argmax")
         active = c["status"] == Status.ACTIVE
@@ -164,8 +164,8 @@ def prevalence(rows: Columns, config: AuditConfig) -> list[dict[str, Any]]:
             entry["softmax"] = rates.pop("softmax")
             entry["unsafe"] = rates
             entry["ties"] = {str(p): int(np.sum(a[f"s_{p}"] == 1.0)) for p in degrees(a)}
-        found.append(entry)
-    return found
+        results.append(entry)
+    return results
 
 
 def of_heads(c: Columns, heads: np.ndarray | None, width: int) -> Columns:
@@ -211,7 +211,7 @@ def against_softmax(rows: Columns, config: AuditConfig) -> list[dict[str, Any]]:
         change_90              its 90 % quantile, a number
         undecided              count of rows that the error bounds leave open
     """
-    found = []
+    results = []
     for suite, kind in cells(rows):
         c = where(rows, suite=suite, bias_kind=kind, target="argmax")
         c = take(c, np.isin(c["status"], (Status.ACTIVE, Status.DEAD, Status.SATURATED)))
@@ -219,11 +219,11 @@ def against_softmax(rows: Columns, config: AuditConfig) -> list[dict[str, Any]]:
             continue
         spread = softmax_unsafe(c)
         for p in degrees(c):
-            found.append(
+            results.append(
                 {"suite": suite, "bias_kind": kind, "p": p, "rows": len(c["status"])}
                 | _compared(c, spread, unsafe(c, p), c[f"change_{p}"], config)
             )
-    return found
+    return results
 
 
 def _compared(

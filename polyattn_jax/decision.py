@@ -92,7 +92,7 @@ def solves(right: int, n: int, level: float = 0.95) -> bool:
     return statistics.wilson(right, n, level).low >= 0.5
 
 
-def unmet_controls(found: Mapping[str, Any], suite: str) -> list[str]:
+def unmet_controls(result: Mapping[str, Any], suite: str) -> list[str]:
     """The controls of an audit that softmax is not shown to meet, in words; none where all hold.
 
     Softmax must solve the needle probe, find the needle less often where it was left out (Wilson
@@ -100,11 +100,11 @@ def unmet_controls(found: Mapping[str, Any], suite: str) -> list[str]:
     the second.
 
     Args:
-      found: of `summary.controls`.
+      result: of `summary.controls`.
       suite: needle suite of the sweep.
     """
-    given, without = found["accuracy"][suite], found["accuracy"].get("control")
-    first, second = (found[name]["loss"]["estimate"] for name in ("first_copy", "second_copy"))
+    given, without = result["accuracy"][suite], result["accuracy"].get("control")
+    first, second = (result[name]["loss"]["estimate"] for name in ("first_copy", "second_copy"))
     counted = f"{head_sets.right(given)} of {given['n']}"
     unmet = []
     if not solves(head_sets.right(given), given["n"]):

@@ -21,7 +21,7 @@ from polyattn_jax.diagnostic import Status
 from polyattn_jax.head_sets import groups as head_set_groups
 from polyattn_jax.head_types import TYPES, UNKNOWN
 from polyattn_jax.paper import PaperModel
-from polyattn_jax.wording import interval, softmax_of
+from polyattn_jax.report_text import interval, softmax_of
 
 # More points than this add bytes to the page and nothing to the picture.
 MOST_ROWS = 2000
@@ -104,8 +104,10 @@ def lost_and_sharpened(entries: Sequence[Mapping[str, Any]], *, where: str, top:
         ("lost", "lost: only softmax concentrates"),
         ("sharpened", "sharpened: only rᵖ does"),
     ):
-        found = [interval(entry[name]) for entry in entries]
-        parts = ([100 * getattr(one, end) for one in found] for end in ("estimate", "low", "high"))
+        results = [interval(entry[name]) for entry in entries]
+        parts = (
+            [100 * getattr(one, end) for one in results] for end in ("estimate", "low", "high")
+        )
         series.append(report.Series(label, degrees, *parts))
     sharp = [100 * entry["concentrated"] / entry["rows"] for entry in entries]
     series.append(report.Series("all that softmax concentrates", degrees, sharp))
@@ -189,9 +191,9 @@ def accuracy_bars(sweep: Sequence[Mapping[str, Any]], model: PaperModel | None, 
     """Accuracy of every recipe with its Wilson interval, and the paper's where it has the model."""
     rows = []
     for entry in sweep:
-        found = interval(entry["accuracy"])
+        result = interval(entry["accuracy"])
         reference = model.needle_accuracy(entry["recipe"]) if model else None
-        ends = 100 * found.estimate, 100 * found.low, 100 * found.high
+        ends = 100 * result.estimate, 100 * result.low, 100 * result.high
         rows.append(report.Bar(entry["recipe"], *ends, reference))
     return report.bars(
         rows,
@@ -210,10 +212,10 @@ def ablation_curves(ablation: Sequence[Mapping[str, Any]], *, caption: str) -> M
     """Accuracy against the number of replaced heads: top, bottom, and the range of random sets."""
     series, groups = [], head_set_groups(ablation)
     for kind, cells in groups.items():
-        found = [[100 * e["accuracy"]["estimate"] for e in own] for own in cells.values()]
-        sizes, middle = list(cells), [float(np.mean(own)) for own in found]
+        results = [[100 * e["accuracy"]["estimate"] for e in own] for own in cells.values()]
+        sizes, middle = list(cells), [float(np.mean(own)) for own in results]
         if kind == "random":
-            ends = [min(own) for own in found], [max(own) for own in found]
+            ends = [min(own) for own in results], [max(own) for own in results]
             series.append(report.Series("random K: mean and range", sizes, middle, *ends))
         else:
             label = f"{kind} K: {'highest' if kind == 'top' else 'lowest'} S₂"

@@ -20,13 +20,13 @@ from kernels.attention.visibility import Visibility
 from kernels.row_map_attention import maps
 from kernels.score_stats.api import score_stats
 from lm_jax.errors import UsageError
-from lm_jax.model.attention import Bound, by_row_map, fused, register_fused, softmax
+from lm_jax.model.attention import LayerAttend, by_row_map, fused, register_fused, softmax
 from lm_jax.model.layers import softcap
 from polyattn_jax.diagnostic import RowStats
 from polyattn_jax.head_types import HeadProbe
 from polyattn_jax.probe import Probe, reports
 from polyattn_jax.row_maps import RowMap
-from polyattn_jax.substitute import Everywhere, Switch
+from polyattn_jax.substitute import GlobalRowMap, PerHeadRowMap
 
 NAME = "kernels"
 _HEAD_PROBE_QUERIES = 64
@@ -50,12 +50,14 @@ def _kernel_of(row_map: RowMap) -> maps.RowMap:
     return row_map.kernel
 
 
-def _everywhere(attend: Everywhere, q, k, v, *, seen: Visibility, scale: float, cap: float | None):
+def _everywhere(
+    attend: GlobalRowMap, q, k, v, *, seen: Visibility, scale: float, cap: float | None
+):
     row_map, given = _kernel_of(attend.map), {"seen": seen, "scale": scale, "cap": cap}
     return by_row_map(row_map, q, k, v, bias=attend.bias, **given).out_BTNH
 
 
-def _switch(attend: Bound, q, k, v, *, seen: Visibility, scale: float, cap: float | None):
+def _switch(attend: LayerAttend, q, k, v, *, seen: Visibility, scale: float, cap: float | None):
     data = attend.data
     # Padding queries see nothing, so none of their rows counts as dead.
     seen = dataclasses.replace(
@@ -145,7 +147,7 @@ def _scores(queries_BQ, q_BQNH, k, seen, scale, cap) -> jax.Array:
     return jnp.where(seen_BQS[:, None], scores_BNQS, -jnp.inf)
 
 
-register_fused(Everywhere, NAME, _everywhere)
-register_fused(Switch, NAME, _switch)
+register_fused(GlobalRowMap, NAME, _everywhere)
+register_fused(PerHeadRowMap, NAME, _switch)
 register_fused(Probe, NAME, _probe)
 register_fused(HeadProbe, NAME, _head_probe)

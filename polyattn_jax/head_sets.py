@@ -96,12 +96,12 @@ def read(path: Path, shape: tuple[int, int]) -> dict[str, np.ndarray]:
 
 def groups(ablation: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, list[Mapping[str, Any]]]]:
     """The cells of an ablation by kind of head set, then by its size K, ascending."""
-    found: dict[str, dict[int, list[Mapping[str, Any]]]] = {"top": {}, "bottom": {}, "random": {}}
+    results: dict[str, dict[int, list[Mapping[str, Any]]]] = {"top": {}, "bottom": {}, "random": {}}
     for entry in ablation:
         if _CELL.fullmatch(entry["cell"]):
             group, size, _ = _parsed(entry["cell"])
-            found[group].setdefault(size, []).append(entry)
-    return {kind: dict(sorted(cells.items())) for kind, cells in found.items()}
+            results[group].setdefault(size, []).append(entry)
+    return {kind: dict(sorted(cells.items())) for kind, cells in results.items()}
 
 
 def decisiveness(ablation: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -111,12 +111,12 @@ def decisiveness(ablation: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     `beaten`, the draws that the top set is strictly worse than; `decisive`, whether these are all,
     None where fewer than 19 were drawn.
     """
-    by_group, found = groups(ablation), []
+    by_group, result = groups(ablation), []
     for size, (top,) in by_group["top"].items():
         (bottom,) = by_group["bottom"][size]
         drawn = [right(entry["accuracy"]) for entry in by_group["random"].get(size, [])]
         beaten = sum(right(top["accuracy"]) < count for count in drawn)
-        found.append(
+        result.append(
             {
                 "size": size,
                 "n": top["accuracy"]["n"],
@@ -127,7 +127,7 @@ def decisiveness(ablation: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 "decisive": beaten == len(drawn) if len(drawn) >= FEWEST_DRAWS else None,
             }
         )
-    return found
+    return result
 
 
 def right(accuracy: Mapping[str, Any]) -> int:

@@ -68,11 +68,11 @@ class HeadProbe:
 def successors(tokens: Sequence[int]) -> np.ndarray:
     """For each token the place after its latest earlier occurrence, -1 where it is new."""
     places: dict[int, int] = {}
-    found = []
+    results = []
     for place, token in enumerate(tokens):
-        found.append(places.get(token, -1))
+        results.append(places.get(token, -1))
         places[token] = place + 1
-    return np.array(found, np.int32)
+    return np.array(results, np.int32)
 
 
 def averages(features: Columns | None, shape: tuple[int, int]) -> Columns:

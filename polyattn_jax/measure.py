@@ -77,7 +77,7 @@ def head_features(
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "maps", "fused"))
-def answer(
+def evaluate(
     params: Any,
     tokens_BT: jax.Array,
     lengths_B: jax.Array,

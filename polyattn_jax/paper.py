@@ -54,7 +54,7 @@ class Prevalence:
 
 
 @dataclasses.dataclass(frozen=True)
-class Bound:
+class PaperInterval:
     """One row of Table 8: agreement (0..1) by degree, false negatives and positives at p = 2."""
 
     agree: Mapping[int, float]
@@ -73,7 +73,7 @@ class PaperModel:
     heads: int
     b_auto: float
     prevalence: tuple[Prevalence, ...]
-    bound: Bound
+    bound: PaperInterval
     needle: Mapping[str, float]
     literary: Mapping[str, float]
 
@@ -184,18 +184,18 @@ _TABLE_3 = {
 
 
 def _prevalence(key: str) -> tuple[Prevalence, ...]:
-    found = []
+    results = []
     for suite, (rows, p2, rho, active, s_2, dead, p4, p8) in _TABLE_10[key].items():
         remarks = (_DEAD,) * bool(dead)
         medians = RowMedians(1000 * rows, rho, active, s_2, dead)
-        found.append(Prevalence(suite, "zero", 4096, {2: p2, 4: p4, 8: p8}, medians, remarks))
+        results.append(Prevalence(suite, "zero", 4096, {2: p2, 4: p4, 8: p8}, medians, remarks))
     for suite, (rows, p2, rho, active, s_2, dead) in _TABLE_11[key].items():
         remarks = (_BIAS,) * (key == "gemma") + (_DEAD,) * bool(dead)
         medians = RowMedians(1000 * rows, rho, active, s_2, dead)
-        found.append(Prevalence(suite, "auto", 4096, {2: p2}, medians, remarks))
+        results.append(Prevalence(suite, "auto", 4096, {2: p2}, medians, remarks))
     for suite, p2 in _IN_DISTRIBUTION.get(key, {}).items():
-        found.append(Prevalence(suite, "zero", 1024, {2: p2}))
-    return tuple(found)
+        results.append(Prevalence(suite, "zero", 1024, {2: p2}))
+    return tuple(results)
 
 
 def _model(
@@ -215,7 +215,7 @@ def _model(
         heads=shape[1],
         b_auto=b_auto,
         prevalence=_prevalence(key),
-        bound=Bound(dict(zip(DEGREES, agree, strict=True)), int(negative), int(positive)),
+        bound=PaperInterval(dict(zip(DEGREES, agree, strict=True)), int(negative), int(positive)),
         needle=dict(zip(RECIPES, _TABLE_3[key], strict=True)),
         literary=dict(zip(RECIPES, _TABLE_2[key], strict=True)),
     )

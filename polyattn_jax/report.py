@@ -21,11 +21,11 @@ from polyattn_jax import (
     comparison,
     figures,
     paper,
+    report_text,
     row_sections,
     sections,
-    wording,
 )
-from polyattn_jax.wording import Summary, finite, interval, suite_label
+from polyattn_jax.report_text import Summary, finite, interval, suite_label
 
 _SINGLE = ("least", "most")
 
@@ -77,8 +77,12 @@ def build(
       provenance: of `record_provenance`.
     """
     model = paper.match(summary["model"])
-    held, said = wording.controls(summary), wording.overall(summary)
-    texts = (wording.in_part(summary), wording.resolution(summary), wording.next_step(summary))
+    held, said = report_text.controls(summary), report_text.overall(summary)
+    texts = (
+        report_text.in_part(summary),
+        report_text.resolution(summary),
+        report_text.next_step(summary),
+    )
     beside = [text for text in texts if text]
     parts = (
         controls(summary),
@@ -93,12 +97,12 @@ def build(
         row_sections.against_softmax(summary, by_head),
         row_sections.degrees(summary, rows),
         row_sections.head_types(summary, by_head),
-        comparison.beside_paper(summary, model),
+        comparison.paper_comparison(summary, model),
         comparison.differences(summary),
         terms(),
     )
     return report.page(
-        f"Can polynomial attention replace softmax in {wording.model_name(summary)}?",
+        f"Can polynomial attention replace softmax in {report_text.model_name(summary)}?",
         [part for part in parts if part is not None],
         provenance=report.facts(provenance) | {name: summary[name] for name in ("rows", "answers")},
         lead=[
@@ -110,14 +114,14 @@ def build(
 
 def controls(summary: Summary) -> Section:
     """Softmax with and without the needle, and the loss on the second copy of random tokens."""
-    found, config = summary["controls"], summary["config"]
+    result, config = summary["controls"], summary["config"]
     probes = [
         [
             suite_label(suite, config),
-            wording.counted(accuracy),
+            report_text.counted(accuracy),
             sections.percent(interval(accuracy)),
         ]
-        for suite, accuracy in sorted(found["accuracy"].items(), key=_control_place)
+        for suite, accuracy in sorted(result["accuracy"].items(), key=_control_place)
     ]
     copies = [
         [
@@ -126,7 +130,7 @@ def controls(summary: Summary) -> Section:
             sections.percent(interval(own["top_1"])),
             own["tokens"],
         ]
-        for name, own in (("first", found["first_copy"]), ("second", found["second_copy"]))
+        for name, own in (("first", result["first_copy"]), ("second", result["second_copy"]))
     ]
     return section(
         "Controls: does the model do the task at all?",
@@ -139,7 +143,7 @@ def controls(summary: Summary) -> Section:
                 ["Probe", "Right", "Accuracy, % [95 % interval]"],
                 probes,
                 caption="Needle probe with softmax; Wilson intervals.",
-                n=_each(entry["n"] for entry in found["accuracy"].values()),
+                n=_each(entry["n"] for entry in result["accuracy"].values()),
             ),
             table(
                 [
@@ -150,18 +154,18 @@ def controls(summary: Summary) -> Section:
                 ],
                 copies,
                 caption="Random tokens written twice; 95 % bootstrap over prompts.",
-                n=_each([found["first_copy"]["loss"]["n"]]).removesuffix(" per row"),
+                n=_each([result["first_copy"]["loss"]["n"]]).removesuffix(" per row"),
             ),
         ),
     )
 
 
 def _intervals(summary: Summary) -> str:
-    found = summary["controls"]["accuracy"]
-    given = found[f"niah_{summary['config']['sweep_length']}"]
-    text = f"95 % Wilson intervals: {wording.ends(given)} with the needle"
-    if "control" in found:
-        text += f", {wording.ends(found['control'])} without"
+    result = summary["controls"]["accuracy"]
+    given = result[f"niah_{summary['config']['sweep_length']}"]
+    text = f"95 % Wilson intervals: {report_text.ends(given)} with the needle"
+    if "control" in result:
+        text += f", {report_text.ends(result['control'])} without"
     return f"{text}. Nothing below means anything unless this holds."
 
 
@@ -172,25 +176,25 @@ def _control_place(item: tuple[str, Any]) -> tuple[bool, int]:
 
 def calibration(summary: Summary) -> Section:
     """b_auto, the mass that lies below its threshold, and its dependence on length and text."""
-    found, config = summary["calibration"], summary["config"]
-    lost = f"{finite(found['mass']):.4%}".replace("%", " %")
-    texts = f"{number(found['texts'])} texts"
+    result, config = summary["calibration"], summary["config"]
+    lost = f"{finite(result['mass']):.4%}".replace("%", " %")
+    texts = f"{number(result['texts'])} texts"
     return section(
         "Calibration: which scores count as zero?",
         "A polynomial map sets all scores below −b to zero. The calibrated bias b_auto is the "
         "smallest one that leaves little softmax mass there: one number for the whole model, which "
         "depends on the length of what is read and on the text. At other lengths it would be "
-        f"{wording.b_auto_by_length(found).replace('-', '−')}.",
+        f"{report_text.b_auto_by_length(result).replace('-', '−')}.",
         table(
             ["b_auto", "Length", "Mass below −b_auto", "Allowed", "Rows", "Passes"],
             [
                 [
-                    Cell(wording.b_auto(found).replace("-", "−"), numeric=True),
-                    found["length"],
+                    Cell(report_text.b_auto(result).replace("-", "−"), numeric=True),
+                    result["length"],
                     Cell(lost, numeric=True),
                     Cell(f"{config['budget']:.0%}".replace("%", " %"), numeric=True),
-                    found["rows"],
-                    found["passes"],
+                    result["rows"],
+                    result["passes"],
                 ]
             ],
             caption="b_auto is solved exactly on all texts together; summary.json holds every "
@@ -198,7 +202,7 @@ def calibration(summary: Summary) -> Section:
             "of each text. Rows: of all layers, heads and texts.",
             n=texts,
         ),
-        figures.calibration_curve(found, n=texts),
+        figures.calibration_curve(result, n=texts),
         report.details(
             "The same as a table",
             table(
@@ -206,13 +210,13 @@ def calibration(summary: Summary) -> Section:
                 [
                     [
                         one["length"],
-                        Cell(wording.b_auto(one).replace("-", "−"), numeric=True),
+                        Cell(report_text.b_auto(one).replace("-", "−"), numeric=True),
                         Cell(_single_texts(one).replace("-", "−"), numeric=True),
                     ]
-                    for one in found["curve"]
+                    for one in result["curve"]
                 ],
                 caption="b_auto of the first tokens of the same texts, read off a grid of step "
-                f"{number(finite(found['step']))}.",
+                f"{number(finite(result['step']))}.",
                 n=texts,
             ),
         ),
@@ -220,7 +224,7 @@ def calibration(summary: Summary) -> Section:
 
 
 def _single_texts(one: Mapping[str, Any]) -> str:
-    least, most = (wording.b_auto({**one, "bias": one[end]}, ends=False) for end in _SINGLE)
+    least, most = (report_text.b_auto({**one, "bias": one[end]}, ends=False) for end in _SINGLE)
     return f"{least} to {most}"
 
 

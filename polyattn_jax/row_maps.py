@@ -245,14 +245,14 @@ def parse_recipe(text: str) -> Recipe:
         raise UsageError(f"recipe {text!r}: no recipe or kind {kind!r}{hint}")
     build, defaults = _KINDS[kind]
     values = dict(defaults)
-    seen = set()
+    visited = set()
     for option in filter(None, options.split(",")):
         key, equals, value = (part.strip() for part in option.partition("="))
         if key not in defaults:
             raise UsageError(f"recipe {text!r}: {kind} has no option {key!r}{_hint(key, defaults)}")
-        if not equals or key in seen:
+        if not equals or key in visited:
             raise UsageError(f"recipe {text!r}: write {key}=<value> once")
-        seen.add(key)
+        visited.add(key)
         values[key] = _value(text, kind, key, value)
     missing = [key for key, value in values.items() if value is None]
     if missing:

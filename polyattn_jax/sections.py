@@ -10,9 +10,9 @@ from lm_jax import report
 from lm_jax.report import Cell, Column, Section, cell, rate, section, table
 from lm_jax.report.markup import number
 from lm_jax.statistics import Interval, wilson
-from polyattn_jax import figures, head_sets, paper, sharpness, wording
+from polyattn_jax import figures, head_sets, paper, report_text, sharpness
+from polyattn_jax.report_text import Summary, finite, interval, suite_label
 from polyattn_jax.summary import as_dict
-from polyattn_jax.wording import Summary, finite, interval, suite_label
 
 _ENDS = ("top", "bottom")
 
@@ -22,8 +22,8 @@ FEW_PROMPTS = 30
 
 def substitution(summary: Summary, model: paper.PaperModel | None) -> Section:
     """The sweep: every recipe in all heads, on the same prompts as softmax."""
-    config, sweep = summary["config"], wording.by_recipe(summary["sweep"])
-    base = wording.softmax_of(sweep)
+    config, sweep = summary["config"], report_text.by_recipe(summary["sweep"])
+    base = report_text.softmax_of(sweep)
     n = f"{number(base['accuracy']['n'])} prompts"
     total = summary["layers"] * summary["heads"] * config["sweep_length"]
     verdicts = {v["recipe"]: v for v in summary["verdicts"]}
@@ -85,7 +85,7 @@ def substitution(summary: Summary, model: paper.PaperModel | None) -> Section:
 
 
 def _sweep_row(
-    entry: wording.Entry, verdict: wording.Entry | None, control: Interval | None
+    entry: report_text.Entry, verdict: report_text.Entry | None, control: Interval | None
 ) -> list[object]:
     rank = finite(entry["median_rank"])
     numbers = (
@@ -114,8 +114,8 @@ def own_prompts(summary: Summary) -> Section | None:
     """The prompts of the user: every recipe in all heads, each with its own verdict."""
     if not summary["prompts"]:
         return None
-    cells = wording.by_recipe(summary["prompts"])
-    base = wording.softmax_of(cells)
+    cells = report_text.by_recipe(summary["prompts"])
+    base = report_text.softmax_of(cells)
     lines = []
     for entry in cells:
         accuracy = stacked(interval(entry["accuracy"]))
@@ -149,7 +149,9 @@ def ablation(summary: Summary) -> Section | None:
     if not summary["ablation"]:
         return None
     config = summary["config"]
-    rows = [_ablation_row(wording.softmax_of(summary["ablation"]), "none: softmax everywhere", 0)]
+    rows = [
+        _ablation_row(report_text.softmax_of(summary["ablation"]), "none: softmax everywhere", 0)
+    ]
     for kind, cells in head_sets.groups(summary["ablation"]).items():
         for size, entries in cells.items():
             for draw, entry in enumerate(entries):
@@ -164,7 +166,7 @@ def ablation(summary: Summary) -> Section | None:
         "the task hangs on; random sets of the same size show what K heads cost by themselves. "
         "After the paper the ranking is decisive at K if the highest are worse than every random "
         "set: a flag for each K, no test, and not corrected for their number.",
-        wording.in_part(summary),
+        report_text.in_part(summary),
         table(
             ["K", "Highest S₂", "Lowest S₂", "Random, worst to best", "Worse than", "Decisive"],
             [_decisive_row(entry) for entry in summary["decisiveness"]],
@@ -192,10 +194,12 @@ def ablation(summary: Summary) -> Section | None:
     )
 
 
-def _decisive_row(entry: wording.Entry) -> list[object]:
+def _decisive_row(entry: report_text.Entry) -> list[object]:
     n, drawn = entry["n"], sorted(entry["random"])
     flag = {None: "too few draws", True: "yes", False: "no"}[entry["decisive"]]
-    ends = [cell(entry[end], note=wording.ends(as_dict(wilson(entry[end], n)))) for end in _ENDS]
+    ends = [
+        cell(entry[end], note=report_text.ends(as_dict(wilson(entry[end], n)))) for end in _ENDS
+    ]
     return [
         entry["size"],
         *ends,
@@ -205,7 +209,7 @@ def _decisive_row(entry: wording.Entry) -> list[object]:
     ]
 
 
-def _ablation_row(entry: wording.Entry, which: str, size: int) -> list[object]:
+def _ablation_row(entry: report_text.Entry, which: str, size: int) -> list[object]:
     return [
         which,
         size,
@@ -216,24 +220,26 @@ def _ablation_row(entry: wording.Entry, which: str, size: int) -> list[object]:
     ]
 
 
-def percent(found: Interval, *, signed: bool = False) -> Cell:
+def percent(result: Interval, *, signed: bool = False) -> Cell:
     """A share with its interval in one line, in percent; the n stands elsewhere."""
-    return Cell(rate(found, spec="+.1f" if signed else ".1f").text, numeric=True)
+    return Cell(rate(result, spec="+.1f" if signed else ".1f").text, numeric=True)
 
 
-def stacked(found: Interval, *, signed: bool = False) -> Cell:
+def stacked(result: Interval, *, signed: bool = False) -> Cell:
     """A share in percent with its interval under it, for tables of many columns."""
     spec = "+.1f" if signed else ".1f"
-    low, high = (number(100 * end, spec) for end in (found.low, found.high))
-    return cell(100 * found.estimate, spec=spec, note=f"[{low}, {high}]")
+    low, high = (number(100 * end, spec) for end in (result.low, result.high))
+    return cell(100 * result.estimate, spec=spec, note=f"[{low}, {high}]")
 
 
-def suite_cell(entry: wording.Entry, config: wording.Entry) -> Cell:
+def suite_cell(entry: report_text.Entry, config: report_text.Entry) -> Cell:
     """A suite with the length of its prompts and the bias under it."""
-    tokens = wording.suite_tokens(entry["suite"], config)
-    bias = wording.bias_label(entry["bias_kind"])
-    return cell(wording.suite_name(entry["suite"]), note=", ".join(filter(None, (tokens, bias))))
+    tokens = report_text.suite_tokens(entry["suite"], config)
+    bias = report_text.bias_label(entry["bias_kind"])
+    return cell(
+        report_text.suite_name(entry["suite"]), note=", ".join(filter(None, (tokens, bias)))
+    )
 
 
 def _verdict(verdict: str) -> Cell:
-    return cell(verdict, tone=wording.TONES[verdict])
+    return cell(verdict, tone=report_text.TONES[verdict])

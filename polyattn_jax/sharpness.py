@@ -1,9 +1,9 @@
 """What a degree does to the rows that softmax concentrates, in words that follow the numbers."""
 
 from lm_jax.statistics import Interval
-from polyattn_jax import wording
+from polyattn_jax import report_text
+from polyattn_jax.report_text import Entry, Summary
 from polyattn_jax.row_maps import parse_recipe
-from polyattn_jax.wording import Entry, Summary
 
 
 def entries(summary: Summary, kind: str) -> list[Entry]:
@@ -19,8 +19,8 @@ def of_recipe(summary: Summary, recipe: str) -> Entry | None:
     parsed = by_name.get(recipe)
     if parsed is None:
         return None
-    found = entries(summary, parsed.bias_kind)
-    return next((entry for entry in found if entry["p"] == parsed.degree), None)
+    result = entries(summary, parsed.bias_kind)
+    return next((entry for entry in result if entry["p"] == parsed.degree), None)
 
 
 def softmax_safe(summary: Summary) -> Interval | None:
@@ -28,7 +28,7 @@ def softmax_safe(summary: Summary) -> Interval | None:
     probe = f"niah_{summary['config']['sweep_length']}", "auto"
     for entry in summary["prevalence"]:
         if (entry["suite"], entry["bias_kind"]) == probe and entry["softmax"]:
-            unsafe = wording.interval(entry["softmax"])
+            unsafe = report_text.interval(entry["softmax"])
             return Interval(1 - unsafe.estimate, 1 - unsafe.high, 1 - unsafe.low, unsafe.n)
     return None
 
@@ -38,34 +38,34 @@ def sentence(summary: Summary) -> str:
 
     A degree blurs or sharpens where the interval of its balance lies on one side of 0.
     """
-    found = entries(summary, "auto")
-    if not found:
+    result = entries(summary, "auto")
+    if not result:
         return ""
-    first, config = found[0], summary["config"]
+    first, config = result[0], summary["config"]
     spread = 100 * (1 - first["concentrated"] / first["rows"])
-    suite = wording.suite_label(first["suite"], config)
+    suite = report_text.suite_label(first["suite"], config)
     text = (
         f"Softmax itself lets the other keys outweigh the best one in {spread:.1f} % of the "
         f"{first['rows']:,} rows ({suite}), so an unsafe row is not a fault of the recipe by "
         "itself."
     )
     groups = {
-        "more rows than softmax": [e["p"] for e in found if e["balance"]["low"] > 0],
+        "more rows than softmax": [e["p"] for e in result if e["balance"]["low"] > 0],
         "as many as softmax, within the interval,": [
-            e["p"] for e in found if e["balance"]["low"] <= 0 <= e["balance"]["high"]
+            e["p"] for e in result if e["balance"]["low"] <= 0 <= e["balance"]["high"]
         ],
-        "fewer than softmax": [e["p"] for e in found if e["balance"]["high"] < 0],
+        "fewer than softmax": [e["p"] for e in result if e["balance"]["high"] < 0],
     }
     parts = [f"{name} at p = {_listed(degrees)}" for name, degrees in groups.items() if degrees]
     text += f" At b_auto rᵖ spreads {', '.join(parts)}."
     lost = [
         f"{100 * e['lost_of_concentrated']['estimate']:.1f} % (p = {e['p']})"
-        for e in found
+        for e in result
         if e["lost_of_concentrated"]
     ]
     if lost:
         text += f" Of the rows that softmax concentrates it loses {_listed(lost)}."
-    moved = [f"{100 * e['change']['estimate']:.0f} % (p = {e['p']})" for e in found]
+    moved = [f"{100 * e['change']['estimate']:.0f} % (p = {e['p']})" for e in result]
     return f"{text} Half of the rows see their head's output change by more than {_listed(moved)}."
 
 

@@ -48,7 +48,7 @@ PROMPTS = "prompts"
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell:
+class Condition:
     """One way to run the model: a recipe in some heads."""
 
     stage: str
@@ -59,7 +59,7 @@ class Cell:
 
 
 @dataclasses.dataclass(frozen=True)
-class Stores:
+class ResultStores:
     """Where the rows go."""
 
     rows: RowStore
@@ -69,7 +69,9 @@ class Stores:
 
 
 @contextlib.contextmanager
-def open_stores(folder: Path, fingerprint: str, degrees: Sequence[int | float]) -> Iterator[Stores]:
+def open_stores(
+    folder: Path, fingerprint: str, degrees: Sequence[int | float]
+) -> Iterator[ResultStores]:
     """Opens the three stores of a work folder; rows have an S_p of each degree."""
     with (
         RowStore(folder / "rows", rows_schema(degrees), fingerprint) as rows,
@@ -77,11 +79,11 @@ def open_stores(folder: Path, fingerprint: str, degrees: Sequence[int | float]) 
         RowStore(folder / "losses", LOSSES, fingerprint) as losses,
         RowStore(folder / "features", FEATURES, fingerprint) as features,
     ):
-        yield Stores(rows, answers, losses, features)
+        yield ResultStores(rows, answers, losses, features)
 
 
 @dataclasses.dataclass(frozen=True)
-class Subject:
+class AuditedModel:
     """The model under audit, where its arrays live, and the settings."""
 
     model: Pretrained
@@ -145,7 +147,7 @@ def haystack(name: str) -> str:
         ) from error
 
 
-def build_suites(subject: Subject) -> dict[str, Suite]:
+def build_suites(subject: AuditedModel) -> dict[str, Suite]:
     """Every suite of the audit by name; each passes its prompt audit or raises."""
     c, tokenizer = subject.config, subject.tokenizer
     longest = subject.model.cfg.max_length
@@ -182,13 +184,13 @@ def diagnosed(suites: dict[str, Suite]) -> dict[str, Suite]:
 # Stages
 
 
-def calibrated(subject: Subject, folder: Path) -> calibrate.Calibration:
+def calibrated(subject: AuditedModel, folder: Path) -> calibrate.Calibration:
     """b_auto of the model, from `calibration.json` where an earlier start has left it."""
     path = folder / "calibration.json"
     if path.exists():
-        found = read_json(path)
+        results = read_json(path)
         return calibrate.Calibration(
-            **found | {"curve": tuple(calibrate.AtLength(**one) for one in found["curve"])}
+            **results | {"curve": tuple(calibrate.AtLength(**one) for one in results["curve"])}
         )
     c = subject.config
     texts_UT, lengths = calibration_tokens(subject)
@@ -200,7 +202,7 @@ def calibrated(subject: Subject, folder: Path) -> calibrate.Calibration:
     with progress.track("calibrate b_auto", 4 * len(groups), unit="texts") as advance:
 
         def mass(thresholds: np.ndarray) -> calibrate.MassBelow:
-            found = []
+            results = []
             for tokens_BT in groups:
                 stop.check("during calibration")
                 measured = measure.mass(
@@ -210,11 +212,11 @@ def calibrated(subject: Subject, folder: Path) -> calibrate.Calibration:
                     lengths=lengths,
                     cfg=subject.model.cfg,
                 )
-                found.append(jax.tree.map(np.asarray, measured))
+                results.append(jax.tree.map(np.asarray, measured))
                 advance()
             return calibrate.MassBelow(
-                np.concatenate([one.total_M for one in found], axis=1)[:, :texts],
-                np.concatenate([one.rows for one in found], axis=1)[:, :texts],
+                np.concatenate([one.total_M for one in results], axis=1)[:, :texts],
+                np.concatenate([one.rows for one in results], axis=1)[:, :texts],
             )
 
         result = calibrate.calibrate_texts(
@@ -229,7 +231,7 @@ def calibrated(subject: Subject, folder: Path) -> calibrate.Calibration:
     return result
 
 
-def calibration_tokens(subject: Subject) -> tuple[np.ndarray, tuple[int, ...]]:
+def calibration_tokens(subject: AuditedModel) -> tuple[np.ndarray, tuple[int, ...]]:
     """The shipped texts as tokens `[U, T]`, and the lengths at which b_auto is read.
 
     The lengths are that of the calibration, an eighth, a quarter and a half of it, and those of the
@@ -266,7 +268,10 @@ def biases(config: AuditConfig, b_auto: float) -> dict[str, float]:
 
 
 def diagnose(
-    subject: Subject, stores: Stores, suites: dict[str, Suite], by_kind: Mapping[str, float]
+    subject: AuditedModel,
+    stores: ResultStores,
+    suites: dict[str, Suite],
+    by_kind: Mapping[str, float],
 ) -> None:
     """Row statistics at the query positions of every diagnosed suite, at each of the biases."""
     biases = jnp.asarray(list(by_kind.values()), jnp.float32)
@@ -286,7 +291,7 @@ def diagnose(
     _run_units(subject, stores.rows, "diagnose", diagnosed(suites), work)
 
 
-def head_features(subject: Subject, stores: Stores, suites: dict[str, Suite]) -> None:
+def head_features(subject: AuditedModel, stores: ResultStores, suites: dict[str, Suite]) -> None:
     """The features of the head types on the first induction prompts; nothing where they are out."""
     if "induction" not in suites:
         return
@@ -321,12 +326,12 @@ def head_features(subject: Subject, stores: Stores, suites: dict[str, Suite]) ->
     _run_units(subject, stores.features, "head types", {"induction": first}, work)
 
 
-def control(subject: Subject, stores: Stores, suites: dict[str, Suite]) -> None:
+def control(subject: AuditedModel, stores: ResultStores, suites: dict[str, Suite]) -> None:
     """Softmax on every needle suite and on the control; losses on repeated tokens."""
     heads = np.zeros((subject.model.cfg.num_layers, subject.model.cfg.num_heads), bool)
-    cell = Cell("control", SOFTMAX.name, SOFTMAX, 0.0, heads)
+    cell = Condition("control", SOFTMAX.name, SOFTMAX, 0.0, heads)
     chosen = {k: s for k, s in suites.items() if k.startswith("niah") or k == "control"}
-    answer(subject, stores, [cell], chosen)
+    evaluate(subject, stores, [cell], chosen)
 
     def work(_name: str, batch: Batch) -> dict[str, np.ndarray]:
         loss_BQ, correct_BQ = measure.losses(
@@ -349,10 +354,10 @@ def control(subject: Subject, stores: Stores, suites: dict[str, Suite]) -> None:
     _run_units(subject, stores.losses, "losses", {"repeated": suites["repeated"]}, work)
 
 
-def answer(
-    subject: Subject,
-    stores: Stores,
-    cells: Sequence[Cell],
+def evaluate(
+    subject: AuditedModel,
+    stores: ResultStores,
+    cells: Sequence[Condition],
     suites: dict[str, Suite],
 ) -> None:
     """The model's next token on every prompt, in every cell of one stage."""
@@ -363,7 +368,7 @@ def answer(
 
     def work(key: str, batch: Batch) -> dict[str, np.ndarray]:
         cell, suite = by_name[key]
-        made = measure.answer(
+        made = measure.evaluate(
             subject.model.params,
             *subject.put(batch.tokens_BT, batch.lengths_B, batch.target_B),
             jnp.int32(maps.index(cell.recipe.map)),
@@ -396,20 +401,24 @@ def answer(
     _run_units(subject, stores.answers, stage, todo, work)
 
 
-def sweep_cells(subject: Subject, b_auto: float | None, stage: str = "sweep") -> list[Cell]:
+def sweep_conditions(
+    subject: AuditedModel, b_auto: float | None, stage: str = "sweep"
+) -> list[Condition]:
     """Softmax and every recipe of the config, in all heads; None will do where none has b=auto."""
     everywhere = np.ones((subject.model.cfg.num_layers, subject.model.cfg.num_heads), bool)
     recipes = [SOFTMAX, *(parse_recipe(text) for text in subject.config.recipes)]
-    return [Cell(stage, r.name, r, resolve_bias(r, b_auto), everywhere) for r in recipes]
+    return [Condition(stage, r.name, r, resolve_bias(r, b_auto), everywhere) for r in recipes]
 
 
-def ablation_cells(subject: Subject, b_auto: float, sets: dict[str, np.ndarray]) -> list[Cell]:
+def ablation_conditions(
+    subject: AuditedModel, b_auto: float, sets: dict[str, np.ndarray]
+) -> list[Condition]:
     """The ablation's recipe in no head and in each of the head sets (`head_sets.draw`)."""
     recipe = parse_recipe(subject.config.ablation_recipe)
     bias = resolve_bias(recipe, b_auto)
     shape = (subject.model.cfg.num_layers, subject.model.cfg.num_heads)
     return [
-        Cell("ablation", name, recipe, bias, head_sets.mask(flat, shape))
+        Condition("ablation", name, recipe, bias, head_sets.mask(flat, shape))
         for name, flat in {SOFTMAX.name: np.empty(0, int), **sets}.items()
     ]
 
@@ -420,7 +429,7 @@ def first_prompts(suite: Suite, n: int) -> Suite:
 
 
 def _run_units(
-    subject: Subject,
+    subject: AuditedModel,
     store: RowStore,
     stage: str,
     suites: dict[str, Suite],

@@ -18,7 +18,7 @@ from polyattn_jax.row_maps import RowMap, parse_recipe, resolve_bias
 
 
 @struct.dataclass
-class Everywhere:
+class GlobalRowMap:
     """An attend that uses one row map in every layer and head; `bias` is a traced scalar."""
 
     map: RowMap = struct.field(pytree_node=False)
@@ -28,7 +28,7 @@ class Everywhere:
         return self.map(scores_BNTS, self.bias)
 
 
-def recipe(text: str, *, bias: float | None = None) -> Everywhere:
+def recipe(text: str, *, bias: float | None = None) -> GlobalRowMap:
     """An attend from a recipe such as `relu:p=4,b=auto`, to be passed to `lm_jax.forward`.
 
     Args:
@@ -39,11 +39,11 @@ def recipe(text: str, *, bias: float | None = None) -> Everywhere:
       UsageError: for a recipe that cannot be read, or `b=auto` without a bias.
     """
     parsed = parse_recipe(text)
-    return Everywhere(parsed.map, resolve_bias(parsed, bias))
+    return GlobalRowMap(parsed.map, resolve_bias(parsed, bias))
 
 
 @dataclasses.dataclass(frozen=True)
-class Switch:
+class PerHeadRowMap:
     """Replaces the softmax of chosen heads by one of `maps`; counts the rows that die of it.
 
     A dead row has keys but no weight; its output is zero. `data` of one layer holds `index` (which
@@ -86,4 +86,4 @@ def substitute(
         "heads_N": heads_LN,
         "valid_BT": jnp.broadcast_to(valid_BT, (L, *valid_BT.shape)),
     }
-    return PerLayer(Switch(tuple(maps)), data)
+    return PerLayer(PerHeadRowMap(tuple(maps)), data)

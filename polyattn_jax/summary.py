@@ -48,7 +48,7 @@ def bound(rows: Columns, config: AuditConfig) -> list[dict[str, Any]]:
     open whether they are safe are in none of these counts but in `undecided`; the interval of
     `agree` allows for both. The p* of a row counts as computed.
     """
-    found = []
+    results = []
     for suite, kind in cells(rows):
         c = where(rows, suite=suite, bias_kind=kind, target="argmax", status=int(Status.ACTIVE))
         for p in degrees(c):
@@ -57,7 +57,7 @@ def bound(rows: Columns, config: AuditConfig) -> list[dict[str, Any]]:
                 *(np.where(predicted, *both) for both in zip(~missed, missed, strict=True))
             )
             beyond = unsafe(c, p, EPSILON)
-            found.append(
+            results.append(
                 {
                     "suite": suite,
                     "bias_kind": kind,
@@ -72,7 +72,7 @@ def bound(rows: Columns, config: AuditConfig) -> list[dict[str, Any]]:
                     "undecided": int(missed.undecided.sum()),
                 }
             )
-    return found
+    return results
 
 
 def heads(rows: Columns, shape: tuple[int, int], features: Columns | None = None) -> Columns:
@@ -163,14 +163,14 @@ def behaviour(
     """
     c = where(answers, stage=stage)
     base = _by_prompt(where(c, cell=SOFTMAX.name))
-    found = []
+    results = []
     for name in dict.fromkeys(c["cell"]):
         own = where(c, cell=name)
         correct = _by_prompt(own)
         before, after = ([right[k] for k in base] for right in (base, correct))
         decided = decision.verdict(before, after, tolerance=config.tolerance)
         lost = sum(was and not now for was, now in zip(before, after, strict=True))
-        found.append(
+        results.append(
             {
                 "cell": name,
                 "recipe": str(own["recipe"][0]),
@@ -192,7 +192,7 @@ def behaviour(
                 "dead_rows_per_prompt": float(own["dead_rows"].mean()),
             }
         )
-    return found
+    return results
 
 
 def _by_prompt(answers: Columns) -> dict[tuple[str, str], bool]:
@@ -211,7 +211,7 @@ def verdicts(
     """One verdict per recipe of the sweep."""
     base = next(entry for entry in swept if entry["cell"] == SOFTMAX.name)
     top, suite = ranking(by_head)[: config.top_heads], f"niah_{config.sweep_length}"
-    found = []
+    results = []
     for entry in swept:
         if entry is base:
             continue
@@ -221,7 +221,7 @@ def verdicts(
             args = (rows, suite, recipe.degree, recipe.bias_kind, config)
             safe, top_safe = safe_fraction(*args, None), safe_fraction(*args, top)
             unmeasured = "no row has an active key"
-        found.append(
+        results.append(
             decision.explained(
                 entry,
                 base,
@@ -233,7 +233,7 @@ def verdicts(
                 unmet=unmet,
             )
         )
-    return found
+    return results
 
 
 def summarise(

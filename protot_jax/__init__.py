@@ -7,16 +7,16 @@ from protot_jax.deltanet import DeltaNetMixer
 from protot_jax.edits import edit, reinitialise
 from protot_jax.mamba import MambaMixer
 from protot_jax.mixer import PrototypeMixer
-from protot_jax.models import make
-from protot_jax.trained import TrainedModel, load_run
+from protot_jax.models import build_model
+from protot_jax.saved_run import TrainedModel, load_run
 
 __all__ = [
     "DeltaNetMixer",
     "MambaMixer",
     "PrototypeMixer",
     "TrainedModel",
+    "build_model",
     "edit",
     "load_run",
-    "make",
     "reinitialise",
 ]

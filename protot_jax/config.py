@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from lm_jax.errors import UsageError, nearest
 from lm_jax.run.config_files import in_mode
 from lm_jax.run.plain import from_plain, to_plain
-from lm_jax.text.preparation import SPLITS, CorpusSettings
+from lm_jax.text.preparation import SPLITS, CorpusConfig
 from protot_jax.mixer import Prototypes
 from protot_jax.models import MODELS
 
@@ -59,7 +59,7 @@ class PretrainConfig:
     tie_embeddings: bool = True
     prototypes: Prototypes = dataclasses.field(default_factory=Prototypes)
     arithmetic: Literal["exact", "released"] = "exact"
-    corpus: CorpusSettings = dataclasses.field(default_factory=CorpusSettings)
+    corpus: CorpusConfig = dataclasses.field(default_factory=CorpusConfig)
     examples: Literal["truncate", "pack"] = "truncate"
     train_documents: int = 0
     validation_documents: int = 20_000
@@ -105,7 +105,7 @@ _SMOKE: Mapping[str, Any] = {
     "hidden_size": 32,
     "num_layers": 2,
     "context": 32,
-    "corpus": CorpusSettings(vocab_size=500, words=60, max_tokens=20_000),
+    "corpus": CorpusConfig(vocab_size=500, words=60, max_tokens=20_000),
     "validation_documents": 16,
     "test_documents": 16,
     "batch_size": 8,

@@ -42,7 +42,7 @@ from lm_jax.model.flops import Flops, forward_flops
 from lm_jax.run import cli
 from lm_jax.run.plain import from_plain
 from protot_jax.mixer import PrototypeMixer
-from protot_jax.models import MODELS, make
+from protot_jax.models import MODELS, build_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +98,7 @@ def count(config: CountConfig) -> list[Count]:
     """Counts every model of the config."""
     counts = []
     for name in config.models:
-        cfg, mixer = make(
+        cfg, mixer = build_model(
             name,
             hidden_size=config.hidden_size,
             num_layers=config.num_layers,
@@ -108,8 +108,8 @@ def count(config: CountConfig) -> list[Count]:
         )
         parameters = count_params(cfg, mixer=mixer)
         unused = mixer.unused(cfg) if isinstance(mixer, PrototypeMixer) else 0
-        found = forward_flops(cfg, mixer, config.context)
-        counts.append(Count(name, cfg, parameters, parameters - unused, found))
+        result = forward_flops(cfg, mixer, config.context)
+        counts.append(Count(name, cfg, parameters, parameters - unused, result))
     return counts
 
 

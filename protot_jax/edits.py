@@ -64,10 +64,10 @@ def parse(text: str) -> tuple[int, int, str]:
       UsageError: another form, or an unknown mode.
     """
     place, _, mode = text.partition(":")
-    found = re.fullmatch(r"L(\d+) ?P(\d+)", place)
-    if not found:
+    result = re.fullmatch(r"L(\d+) ?P(\d+)", place)
+    if not result:
         raise UsageError(f"edit = {text!r} is not of the form L2P5 or L2P5:mask_write")
-    return int(found[1]), int(found[2]), _known(mode or "zero_write")
+    return int(result[1]), int(result[2]), _known(mode or "zero_write")
 
 
 def _known(mode: str) -> str:

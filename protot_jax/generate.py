@@ -8,7 +8,7 @@ not say how its samples were drawn: the temperature, top-k and top-p here are ou
 `--temperature=0` is greedy.
 
 `--edit=L2P5` (once for each) continues the text with prototype 5 of layer 2 closed, as
-`protot_jax.intervene` does; with the same `--draw_seed`, what differs is the prototype's doing.
+`protot_jax.interventions` does; with the same `--draw_seed`, what differs is the prototype's doing.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ from tokenizers.decoders import DecodeStream
 from lm_jax.model.decode import Sampling, stream
 from lm_jax.run import cli, stop
 from protot_jax import edits, run_flags
-from protot_jax.trained import TrainedModel
+from protot_jax.saved_run import TrainedModel
 
 _PROMPT = flags.DEFINE_string("prompt", "", "text to continue; empty begins a document")
 _TOKENS = flags.DEFINE_integer("tokens", 100, "how many to add; 0 for no end", lower_bound=0)

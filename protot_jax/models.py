@@ -69,7 +69,7 @@ MODELS: Mapping[str, Model] = {
 }
 
 
-def make(
+def build_model(
     name: str,
     *,
     hidden_size: int,

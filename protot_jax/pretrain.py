@@ -41,17 +41,17 @@ from lm_jax.run.workdir import Resume, finish_time, mark_finished
 from lm_jax.text.examples import Batches, Examples, OnePass
 from lm_jax.text.preparation import prepare_corpus
 from lm_jax.train import optim
-from lm_jax.train.config import MAY_CHANGE, TrainConfig, Upkeep
+from lm_jax.train.config import MAY_CHANGE, CheckpointPolicy, TrainConfig
 from lm_jax.train.evaluate import Evaluation, evaluate
-from lm_jax.train.loop import Trained, train
+from lm_jax.train.loop import TrainResult, train
 from lm_jax.train.metrics import METRICS
 from lm_jax.train.objective import LanguageModelling, is_cast
 from lm_jax.train.step import make_eval_step
 from protot_jax.config import PretrainConfig
 from protot_jax.mixer import PrototypeMixer
 from protot_jax.router import router_statistics
+from protot_jax.saved_run import DATA, Data, load_data, model, seed_folder
 from protot_jax.seeds import OverSeeds, over_seeds
-from protot_jax.trained import DATA, Data, load_data, model, seed_folder
 
 SUMMARY = "summary.json"
 
@@ -116,7 +116,7 @@ def train_seed(config: PretrainConfig, data: Data, folder: Path, seed: int) -> d
     objective = LanguageModelling(
         cfg, mixer, dtype=config.dtype, dropout=config.dropout, casts=casts
     )
-    trained: Trained = train(
+    trained: TrainResult = train(
         folder,
         objective,
         settings,
@@ -124,7 +124,7 @@ def train_seed(config: PretrainConfig, data: Data, folder: Path, seed: int) -> d
         validation,
         seed=seed,
         mesh=mesh,
-        upkeep=Upkeep(allow_fallback=config.allow_fallback),
+        upkeep=CheckpointPolicy(allow_fallback=config.allow_fallback),
         decays=decays,
         # What else every evaluation writes down.
         measure=router_statistics(cfg, mixer, validation, mesh)
@@ -153,8 +153,8 @@ def train_seed(config: PretrainConfig, data: Data, folder: Path, seed: int) -> d
     }
 
 
-def _perplexities(found: Mapping[str, Evaluation]) -> dict[str, float]:
-    return {f"{name}_perplexity": each.perplexity for name, each in found.items()}
+def _perplexities(result: Mapping[str, Evaluation]) -> dict[str, float]:
+    return {f"{name}_perplexity": each.perplexity for name, each in result.items()}
 
 
 def run(config: PretrainConfig, folder: Path) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def run(config: PretrainConfig, folder: Path) -> dict[str, Any]:
     processes.on_first(lambda: record_provenance(folder, origin))
     cfg, mixer = model(config, manifest["vocab_size"])
     unused = mixer.unused(cfg) if isinstance(mixer, PrototypeMixer) else 0
-    found = [train_seed(config, data, seed_folder(folder, seed), seed) for seed in config.seeds]
+    results = [train_seed(config, data, seed_folder(folder, seed), seed) for seed in config.seeds]
     summary = {
         "model": config.model,
         "parameters": count_params(cfg, mixer=mixer),
@@ -194,7 +194,7 @@ def run(config: PretrainConfig, folder: Path) -> dict[str, Any]:
             "unused_tokens": data.train.unused_tokens,
         },
         "unigram_perplexity": unigram_perplexity(data.train, data.validation),
-        "seeds": found,
+        "seeds": results,
         "device": jax.devices()[0].device_kind,
     }
     processes.on_first(lambda: _conclude(folder, summary))
@@ -206,7 +206,7 @@ def _conclude(folder: Path, summary: dict[str, Any]) -> None:
     mark_finished(folder)
 
 
-def told(summary: dict[str, Any]) -> str:
+def format_summary(summary: dict[str, Any]) -> str:
     """The summary for a terminal: perplexities of the best and the last weights, and their n."""
     seeds = summary["seeds"]
 
@@ -264,7 +264,7 @@ def run_in(
             run(settled, workdir)
         summary = read_json(workdir / SUMMARY)
     if processes.is_first():
-        print(*[f"finished {done}"] * bool(done), told(summary), sep="\n")
+        print(*[f"finished {done}"] * bool(done), format_summary(summary), sep="\n")
     return summary
 
 

@@ -64,12 +64,12 @@ def router_statistics(
             look(params, sharding.shard_batch(mesh, batches.at(k)["tokens"]))
             for k in range(batches.per_epoch)
         ]
-        found = _joined(sharding.fetch(parts))
+        result = _joined(sharding.fetch(parts))
         own = sharding.fetch(params["blocks"]["mixer"])
         numbers = {}
         for layer in range(cfg.num_layers):
             scalars = {name: own[name][layer] for name in _SCALARS}
-            layer_sums = {name: x if name == "tokens" else x[layer] for name, x in found.items()}
+            layer_sums = {name: x if name == "tokens" else x[layer] for name, x in result.items()}
             values = scalars | _of_layer(layer_sums, own["decay_logit"][layer])
             values["value_norm"] = np.linalg.norm(own["value"][layer])
             values["prototype_norm"] = np.linalg.norm(own["prototypes"][layer], axis=-1).mean()
@@ -131,39 +131,39 @@ def _masses(write_LBTR: jax.Array, decay_LR: jax.Array) -> jax.Array:
 def _joined(parts: Sequence[Sums]) -> dict[str, np.ndarray]:
     """The sums over all batches, in float64; `logit_std` from means and squares about them."""
     stacked = {name: np.stack([part[name] for part in parts]) for name in parts[0]}
-    found = {
+    results = {
         name: x.max(0) if name.endswith("_largest") else x.sum(0, dtype=np.float64)
         for name, x in stacked.items()
     }
     size_K1 = stacked["tokens"][:, None].astype(np.float64)
-    R = found["write_share"].shape[1]
+    R = results["write_share"].shape[1]
     for name in _GATES:
         mean_KL = stacked[f"{name}_logit_mean"].astype(np.float64)
         mean_L = (size_K1 * mean_KL).sum(0) / size_K1.sum()
         between_L = (R * size_K1 * (mean_KL - mean_L[None]) ** 2).sum(0)
-        squares_L = found[f"{name}_logit_squares"] + between_L
-        found[f"{name}_logit_std"] = np.sqrt(squares_L / (R * size_K1.sum()))
-    return found
+        squares_L = results[f"{name}_logit_squares"] + between_L
+        results[f"{name}_logit_std"] = np.sqrt(squares_L / (R * size_K1.sum()))
+    return results
 
 
-def _of_layer(found: Mapping[str, np.ndarray], decay_logit_R: np.ndarray) -> dict[str, Any]:
+def _of_layer(result: Mapping[str, np.ndarray], decay_logit_R: np.ndarray) -> dict[str, Any]:
     half_life_R = measures.half_life(decay_logit_R)
-    tokens = found["tokens"]
+    tokens = result["tokens"]
     values = {
         "half_life_min": half_life_R.min(),
         "half_life_median": np.median(half_life_R),
         "half_life_max": half_life_R.max(),
-        "js_read_write": found["js_read_write"] / tokens,
-        "mass": found["mass"] / tokens,
+        "js_read_write": result["js_read_write"] / tokens,
+        "mass": result["mass"] / tokens,
     }
     for name in _GATES:
-        share_R = found[f"{name}_share"]
+        share_R = result[f"{name}_share"]
         values |= {
             f"{name}_gini": measures.gini(share_R),
             f"{name}_max_share": share_R.max() / share_R.sum(),
-            f"{name}_top_1": found[f"{name}_top_1"] / tokens,
-            f"{name}_dead": (found[f"{name}_largest"] < measures.ACTIVE).sum(),
-            f"{name}_logit_std": found[f"{name}_logit_std"],
+            f"{name}_top_1": result[f"{name}_top_1"] / tokens,
+            f"{name}_dead": (result[f"{name}_largest"] < measures.ACTIVE).sum(),
+            f"{name}_logit_std": result[f"{name}_logit_std"],
         }
     return values
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from absl import flags
 
 from lm_jax.errors import UsageError
-from protot_jax.trained import TrainedModel, load_run
+from protot_jax.saved_run import TrainedModel, load_run
 
 RUN = flags.DEFINE_string("run", None, "work folder of a pretraining run")
 CHECKPOINT = flags.DEFINE_enum(
     "checkpoint", "best", ["best", "last"], "of lowest validation perplexity, or the last one"
 )
-SEED_OF_RUN = flags.DEFINE_integer("seed_of_run", None, "which of the run's seeds; default first")
+RUN_SEED = flags.DEFINE_integer("run_seed", None, "which of the run's seeds; default first")
 
 
 def run_folder() -> Path:
@@ -36,4 +36,4 @@ def load() -> TrainedModel:
       UsageError: no run is named, or a seed that it does not have.
       BadInputError, CorruptError: as `load_run`.
     """
-    return load_run(run_folder(), seed=SEED_OF_RUN.value, best=CHECKPOINT.value == "best")
+    return load_run(run_folder(), seed=RUN_SEED.value, best=CHECKPOINT.value == "best")

@@ -44,6 +44,7 @@ from lm_jax.run.plain import config_hash, from_plain
 from lm_jax.run.workdir import open_workdir
 from protot_jax import pretrain
 from protot_jax.config import PretrainConfig, with_fields
+from protot_jax.saved_run import DATA, validation_perplexity
 from protot_jax.search_space import (
     DIVERGED,
     DONE,
@@ -56,7 +57,6 @@ from protot_jax.search_space import (
     propose,
 )
 from protot_jax.seeds import over_seeds
-from protot_jax.trained import DATA, validation_perplexity
 
 REPORT, ROWS, TRIALS = "search.json", "search.parquet", "trials"
 SCHEMA = pa.schema(
@@ -88,7 +88,7 @@ def train(config: PretrainConfig, folder: Path) -> list[float]:
     )
     # Every seed compiles programs of its own, which no other calls: gigabytes, over a search.
     jax.clear_caches()
-    return [validation_perplexity(found) for found in summary["seeds"]]
+    return [validation_perplexity(result) for result in summary["seeds"]]
 
 
 def run(config: SearchConfig, folder: Path, measure: Measure = train) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def flags(drawn: Mapping[str, Any]) -> str:
     return shlex.join(f"--config.{name}={value}" for name, value in drawn.items())
 
 
-def told(report: Mapping[str, Any]) -> str:
+def format_report(report: Mapping[str, Any]) -> str:
     """The best trials for a terminal."""
     ended = {status: [] for status in (DONE, DIVERGED, REFUSED)}
     for record in report["trials"]:
@@ -211,8 +211,8 @@ def told(report: Mapping[str, Any]) -> str:
         "lowest validation perplexity, mean over seeds:",
     ]
     for record in ranked[:_SHOWN]:
-        found = over_seeds(record["seed_perplexities"])
-        lines.append(f"{record['trial']:5}  {found!s:58}  {flags(record['drawn'])}")
+        result = over_seeds(record["seed_perplexities"])
+        lines.append(f"{record['trial']:5}  {result!s:58}  {flags(record['drawn'])}")
     return "\n".join([*lines, f"best: {report['flags']}"])
 
 
@@ -221,7 +221,7 @@ def main(arguments: cli.Arguments) -> None:
     config = from_plain(arguments.config, SearchConfig)
     check(config)
     with open_workdir(arguments.folder, arguments.config, resume=arguments.resume) as workdir:
-        print(told(run(config, workdir.path)))
+        print(format_report(run(config, workdir.path)))
 
 
 if __name__ == "__main__":

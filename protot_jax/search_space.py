@@ -27,7 +27,7 @@ from lm_jax.parallel import sharding
 from lm_jax.run.config_files import in_mode
 from lm_jax.train.step import check_batch
 from protot_jax.config import PretrainConfig, smoke, with_fields
-from protot_jax.trained import model
+from protot_jax.saved_run import model
 
 # Perplexities on other tokens, or of other seeds, do not compare.
 _SAME_IN_ALL = ("corpus", "context", "examples", "validation_documents", "seeds")

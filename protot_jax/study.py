@@ -34,9 +34,9 @@ from lm_jax.run.plain import config_hash, from_plain
 from lm_jax.run.workdir import finish_time, open_workdir
 from lm_jax.train.metrics import METRICS
 from protot_jax import pretrain
+from protot_jax.saved_run import seed_folder
 from protot_jax.seeds import OverSeeds, over_seeds
 from protot_jax.study_config import SPLITS, StudyConfig, each_run
-from protot_jax.trained import seed_folder
 
 _ONLY = flags.DEFINE_list("only", None, "variants to train now, by name; all by default")
 TABLE, ROWS = "study.json", "study.parquet"
@@ -98,19 +98,19 @@ def _rows(config: StudyConfig, folder: Path) -> Iterator[dict[str, Any]]:
             if not finish_time(folder / place):
                 continue
             summary = read_json(folder / place / pretrain.SUMMARY)
-            for found in summary["seeds"]:
-                metrics = pq.read_table(seed_folder(folder / place, found["seed"]) / METRICS)
+            for result in summary["seeds"]:
+                metrics = pq.read_table(seed_folder(folder / place, result["seed"]) / METRICS)
                 seconds = metrics["seconds"].to_numpy()
-                own = {name: found[name] for name in SCHEMA.names if name in found}
+                own = {name: result[name] for name in SCHEMA.names if name in result}
                 for split in SPLITS:
                     name = f"{split}_perplexity"
                     # JSON has no infinity, which is written as a word.
-                    own[name] = float(found["best"][name])
-                    own[f"last_{name}"] = float(found["last"][name])
+                    own[name] = float(result["best"][name])
+                    own[f"last_{name}"] = float(result["last"][name])
                 yield own | {
                     "variant": variant.name,
                     "learning_rate": settled.learning_rate,
-                    "best_step": found["best"]["step"],
+                    "best_step": result["best"]["step"],
                     # The first steps compile, and the median is of no single pause.
                     "steps_per_second": 1.0 / statistics.median(seconds),
                 }
@@ -127,8 +127,8 @@ def tabled(config: StudyConfig, rows: Sequence[Mapping[str, Any]]) -> list[dict[
         if not by_rate:
             continue
         means = {
-            rate: statistics.mean(row["validation_perplexity"] for row in found)
-            for rate, found in by_rate.items()
+            rate: statistics.mean(row["validation_perplexity"] for row in result)
+            for rate, result in by_rate.items()
         }
         rate = min(means, key=means.__getitem__)
         best = by_rate[rate]
@@ -151,7 +151,7 @@ def tabled(config: StudyConfig, rows: Sequence[Mapping[str, Any]]) -> list[dict[
     return table
 
 
-def told(table: Mapping[str, Any]) -> str:
+def format_table(table: Mapping[str, Any]) -> str:
     """The table for a terminal, the paper's number in the line of the text that it is of."""
     lines = [
         f"{table['table']}: perplexity of the weights of lowest validation perplexity",
@@ -176,7 +176,7 @@ def main(arguments: cli.Arguments) -> None:
     """The command."""
     config = from_plain(arguments.config, StudyConfig)
     with open_workdir(arguments.folder, arguments.config, resume=arguments.resume) as workdir:
-        print(told(run(config, workdir.path, _ONLY.value)))
+        print(format_table(run(config, workdir.path, _ONLY.value)))
 
 
 if __name__ == "__main__":

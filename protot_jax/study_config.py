@@ -15,7 +15,7 @@ from lm_jax.errors import UsageError
 from lm_jax.model.mixers import Mixer
 from lm_jax.run.config_files import in_mode
 from protot_jax.config import PretrainConfig, smoke, with_fields
-from protot_jax.trained import model
+from protot_jax.saved_run import model
 
 Split = Literal["validation", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)

@@ -27,7 +27,7 @@ from kernels.gated_attention import reference
 from kernels.gated_attention.api import gated_attention
 from kernels.gated_attention.config import MODES, Config
 from lm_jax.errors import UsageError, nearest
-from lm_jax.model.attention import Bound, Fused, PerLayer, fused, register_fused
+from lm_jax.model.attention import Fused, LayerAttend, PerLayer, fused, register_fused
 from lm_jax.model.config import DecoderConfig
 from lm_jax.parallel.kernels import shard_kernel
 
@@ -117,8 +117,8 @@ def gated(
     if mode not in MODES:
         raise UsageError(f"mode = {mode!r} is no mode of a gate{nearest(mode, MODES)}")
     if (key is not None) != (mode == "sample"):
-        told = "needs a key to draw gates from" if key is None else "draws nothing; leave key out"
-        raise UsageError(f"gated: mode {mode!r} {told}")
+        text = "needs a key to draw gates from" if key is None else "draws nothing; leave key out"
+        raise UsageError(f"gated: mode {mode!r} {text}")
     L, N = cfg.num_layers, cfg.num_heads
     bias = jnp.asarray(bias, jnp.float32)
     if bias.shape not in ((), (L, N)):
@@ -142,7 +142,7 @@ def by_kernels(attend: PerLayer) -> Fused:
 
 
 def _kernel(
-    attend: Bound,
+    attend: LayerAttend,
     q_BTNH: jax.Array,
     k_BSKH: jax.Array,
     v_BSKH: jax.Array,

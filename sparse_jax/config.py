@@ -13,9 +13,9 @@ from ml_collections import ConfigDict
 import numpy as np
 
 from lm_jax.errors import UsageError
-from lm_jax.model.lora import LoraSettings
+from lm_jax.model.lora import LoraConfig
 from lm_jax.run.config_files import in_mode
-from lm_jax.text.preparation import CorpusSettings
+from lm_jax.text.preparation import CorpusConfig
 from sparse_jax.geco import Strength
 
 
@@ -66,15 +66,15 @@ class PosttrainConfig:
     """
 
     model: str = "smollm2"
-    corpus: CorpusSettings = dataclasses.field(
-        default_factory=lambda: CorpusSettings("wiki", "document", splits=(0.97, 0.03, 0.0))
+    corpus: CorpusConfig = dataclasses.field(
+        default_factory=lambda: CorpusConfig("wiki", "document", splits=(0.97, 0.03, 0.0))
     )
     context: int = 64
     validation_documents: int = 200
     slacks: tuple[float, ...] = (0.05,)
     targets: tuple[float, ...] = ()
     strength: Strength = dataclasses.field(default_factory=Strength)
-    adapters: LoraSettings = dataclasses.field(default_factory=LoraSettings)
+    adapters: LoraConfig = dataclasses.field(default_factory=LoraConfig)
     full: bool = False
     bias: float = 0.0
     learn_bias: bool = False
@@ -167,7 +167,7 @@ def _bounds(bounds: Sequence[float], *, least: float) -> bool:
 SMALL_MODEL: Mapping[str, Any] = {
     "slacks": (0.04,),
     "strength": Strength(dual_rate=0.1, decay=0.9, start=0.3),
-    "adapters": LoraSettings(rank=8, alpha=16.0),
+    "adapters": LoraConfig(rank=8, alpha=16.0),
     "distill": 0.0,
     "batch_size": 8,
     "steps": 400,

@@ -19,7 +19,7 @@ from lm_jax.parallel import sharding
 from lm_jax.parallel.kernels import under_mesh
 from lm_jax.statistics import Interval
 from lm_jax.train.evaluate import Batches, stop_between
-from lm_jax.train.objective import Cutting, next_token_or_void, nll
+from lm_jax.train.objective import MakeBatch, ignore_index_batch, nll
 from lm_jax.weights.load import Pretrained
 from sparse_jax.model import SparseModel
 
@@ -88,7 +88,7 @@ def compare(
     batches: Batches,
     mesh: jax.sharding.Mesh,
     *,
-    cutting: Cutting = next_token_or_void,
+    make_batch: MakeBatch = ignore_index_batch,
 ) -> Compared:
     """Evaluates both models, in the dtypes of their parameters, on one pass of `batches`.
 
@@ -96,7 +96,7 @@ def compare(
       StoppedError: a stop was requested.
     """
     look = jax.jit(
-        under_mesh(functools.partial(_look, dense, sparse, cutting), mesh),
+        under_mesh(functools.partial(_look, dense, sparse, make_batch), mesh),
         in_shardings=(None, None, sharding.batch_sharding(mesh)),
         out_shardings=sharding.replicated(mesh),
     )
@@ -134,18 +134,18 @@ def compare(
 def _look(
     dense: Pretrained,
     sparse: SparseModel,
-    cutting: Cutting,
+    make_batch: MakeBatch,
     dense_params: Any,
     sparse_params: Any,
     tokens_BS: jax.Array,
 ) -> dict[str, jax.Array]:
-    cut = cutting(tokens_BS)
-    gated = sparse.with_params(sparse_params).forward(cut.read_BT, valid_BT=cut.valid_BT)
-    plain = forward(dense_params, cut.read_BT, dense.cfg)
+    batch = make_batch(tokens_BS)
+    gated = sparse.with_params(sparse_params).forward(batch.input_BT, valid_BT=batch.input_mask_BT)
+    plain = forward(dense_params, batch.input_BT, dense.cfg)
     return {
-        "dense_nll": nll(plain, dense_params, dense.cfg, cut),
-        "sparse_nll": nll(gated, sparse_params, sparse.cfg, cut),
-        "tokens": cut.counted_BT.sum(1),
+        "dense_nll": nll(plain, dense_params, dense.cfg, batch),
+        "sparse_nll": nll(gated, sparse_params, sparse.cfg, batch),
+        "tokens": batch.loss_mask_BT.sum(1),
         "open_BLN": gated.aux["open_edges_BN"].swapaxes(0, 1),
         "pairs_BL": gated.aux["pairs_B"].T,
     }

@@ -66,7 +66,7 @@ class Strength:
 
 
 @dataclasses.dataclass(frozen=True)
-class GecoSettings(Strength):
+class GecoConfig(Strength):
     """The dual update; `target` is tau, in nats per token."""
 
     target: float = dataclasses.field(kw_only=True)
@@ -75,7 +75,7 @@ class GecoSettings(Strength):
         return {"target": (math.isfinite(self.target), "finite")} | super()._wanted()
 
     @classmethod
-    def fixed(cls, strength: float) -> "GecoSettings":
+    def fixed(cls, strength: float) -> "GecoConfig":
         """A strength that stays as it is, whatever the loss."""
         return cls(target=0.0, start=strength, least=strength, most=strength)
 
@@ -99,13 +99,13 @@ class Dual:
         return self.sum / self.weight
 
 
-def init(settings: GecoSettings) -> Dual:
+def init(settings: GecoConfig) -> Dual:
     """The dual before the first step."""
     zero = jnp.zeros((), jnp.float32)
     return Dual(jnp.asarray(math.log(settings.start), jnp.float32), zero, zero)
 
 
-def update(dual: Dual, loss: jax.Array, settings: GecoSettings) -> Dual:
+def update(dual: Dual, loss: jax.Array, settings: GecoConfig) -> Dual:
     """The dual after a step whose batch had this loss, in nats per token.
 
     A loss that is not finite makes the dual so, and the loop stops at it.

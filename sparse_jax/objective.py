@@ -30,18 +30,18 @@ from lm_jax.model.params import ParamTree, constant
 from lm_jax.run.plain import to_plain
 from lm_jax.train import losses
 from lm_jax.train.objective import (
-    Cut,
-    Cutting,
+    LMBatch,
+    MakeBatch,
     Numbers,
     cast_params,
     dtype_problems,
-    next_token_or_void,
+    ignore_index_batch,
+    input_length,
     nll,
-    places,
 )
 from sparse_jax import geco
 from sparse_jax.attend import by_kernels, gated
-from sparse_jax.geco import Dual, GecoSettings
+from sparse_jax.geco import Dual, GecoConfig
 
 WEIGHTS, GATE_BIAS = "weights", "gate_bias"
 
@@ -68,15 +68,15 @@ class Sparsifying:
       temperature: T of both distributions in it.
       dtype: of the computation.
       remat: keep only the residual stream of each layer for the backward pass.
-      cutting: what is read of a row and what predicted.
+      make_batch: rows of ids to inputs, targets and masks.
 
     Raises:
       UsageError: for a weight, temperature or dtype that cannot be.
     """
 
     cfg: DecoderConfig
-    dual: GecoSettings
-    adapters: lora.LoraSettings | None = None
+    dual: GecoConfig
+    adapters: lora.LoraConfig | None = None
     bias: float = 0.0
     learn_bias: bool = False
     raw_gate: bool = False
@@ -85,7 +85,7 @@ class Sparsifying:
     temperature: float = 1.0
     dtype: str = "float32"
     remat: bool = False
-    cutting: Cutting = next_token_or_void
+    make_batch: MakeBatch = ignore_index_batch
     columns: tuple[str, ...] = ("edges", "divergence", "strength")
 
     def __post_init__(self) -> None:
@@ -109,49 +109,54 @@ class Sparsifying:
             spec[GATE_BIAS] = constant(self.bias, shape, "LN")
         return spec
 
-    def describe(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return to_plain({"sparsifying": own | {"cutting": self.cutting.__qualname__}})
+        return to_plain({"sparsifying": own | {"batch": self.make_batch.__qualname__}})
 
-    def start(self) -> Dual:
+    def init_state(self) -> Dual:
         return geco.init(self.dual)
 
-    def totals(self, tokens_BS: jax.Array) -> Numbers:
-        cut = self.cutting(tokens_BS)
-        T = cut.read_BT.shape[1]
+    def normalizers(self, tokens_BS: jax.Array) -> Numbers:
+        batch = self.make_batch(tokens_BS)
+        T = batch.input_BT.shape[1]
         # Query t sees t + 1 keys, or as many as its window has; padding stands at the end of a row.
         window_L1 = np.array([w or T for w in self.cfg.layer_windows])[:, None]
         seen_LT = jnp.asarray(np.minimum(np.arange(1, T + 1), window_L1))
         return {
-            "tokens": jnp.maximum(jnp.sum(cut.counted_BT), 1),
-            "pairs": jnp.maximum(seen_LT @ cut.valid_BT.sum(0), 1),
+            "tokens": jnp.maximum(jnp.sum(batch.loss_mask_BT), 1),
+            "pairs": jnp.maximum(seen_LT @ batch.input_mask_BT.sum(0), 1),
         }
 
-    def shares(
+    def loss_terms(
         self,
         params: ParamTree,
         frozen: Any,
-        extra: Dual,
+        aux_state: Dual,
         tokens_BS: jax.Array,
-        totals: Numbers,
+        normalizers: Numbers,
         rng: jax.Array,
     ) -> tuple[jax.Array, Numbers]:
-        cut = self.cutting(tokens_BS)
-        output = self.run(params, frozen, cut, mode="sample", key=rng)
-        sums = self._sums(output, params, frozen, cut)
-        loss, divergence = sums.loss / totals["tokens"], sums.divergence / totals["tokens"]
-        share_L = output.aux["expected_edges_BN"].sum((1, 2)) / (
-            totals["pairs"] * self.cfg.num_heads
+        batch = self.make_batch(tokens_BS)
+        output = self.run(params, frozen, batch, mode="sample", key=rng)
+        sums = self._sums(output, params, frozen, batch)
+        loss, divergence = (
+            sums.loss / normalizers["tokens"],
+            sums.divergence / normalizers["tokens"],
         )
-        minimised = geco.lagrangian(sums.minimised / totals["tokens"], share_L.sum(), extra)
+        share_L = output.aux["expected_edges_BN"].sum((1, 2)) / (
+            normalizers["pairs"] * self.cfg.num_heads
+        )
+        minimised = geco.lagrangian(
+            sums.minimised / normalizers["tokens"], share_L.sum(), aux_state
+        )
         return minimised, {"loss": loss, "edges": share_L.mean(), "divergence": divergence}
 
-    def update(self, extra: Dual, metrics: Numbers) -> tuple[Dual, Numbers]:
-        after = geco.update(extra, metrics["loss"], self.dual)
-        return after, {"strength": extra.strength}
+    def update(self, aux_state: Dual, metrics: Numbers) -> tuple[Dual, Numbers]:
+        after = geco.update(aux_state, metrics["loss"], self.dual)
+        return after, {"strength": aux_state.strength}
 
     def flops(self, rows: int, columns: int, causal: Causal) -> int:
-        read = places(self.cutting, rows, columns)
+        read = input_length(self.make_batch, rows, columns)
         forward = forward_flops(self.cfg, ATTENTION, read, causal=causal)
         teacher = forward.total if self.distill else 0
         if self.adapters is None:
@@ -161,11 +166,11 @@ class Sparsifying:
         return rows * (2 * forward.weights + 3 * forward.mixing + adapted + teacher)
 
     def evaluate(self, params: ParamTree, frozen: Any, tokens_BS: jax.Array) -> Numbers:
-        cut = self.cutting(tokens_BS)
-        output = self.run(params, frozen, cut, mode="threshold")
+        batch = self.make_batch(tokens_BS)
+        output = self.run(params, frozen, batch, mode="threshold")
         return {
-            "loss": nll(output, self._weights(params, frozen), self.cfg, cut).sum(),
-            "tokens": cut.counted_BT.sum(),
+            "loss": nll(output, self._weights(params, frozen), self.cfg, batch).sum(),
+            "tokens": batch.loss_mask_BT.sum(),
             "open_edges": output.aux["open_edges_BN"].sum(1),
             "pairs": output.aux["pairs_B"].sum(1),
         }
@@ -174,7 +179,7 @@ class Sparsifying:
         self,
         params: ParamTree,
         frozen: Any,
-        cut: Cut,
+        batch: LMBatch,
         *,
         mode: str,
         key: jax.Array | None = None,
@@ -185,7 +190,7 @@ class Sparsifying:
         Args:
           params: what is trained, as `spec` declares.
           frozen: the dense model, or ().
-          cut: what is read.
+          batch: what is read.
           mode: of the gates, as `attend.gated` has them.
           key: draws the gates in mode "sample".
           **forwarded: further arguments of `forward`; what touches scores needs `attend` to be the
@@ -197,12 +202,17 @@ class Sparsifying:
             mode=mode,
             key=key,
             bias=params.get(GATE_BIAS, self.bias),
-            valid_BT=cut.valid_BT,
+            valid_BT=batch.input_mask_BT,
             raw_gate=self.raw_gate,
             renormalise=self.renormalise,
         )
         return forward(
-            weights, cut.read_BT, self.cfg, attend=by_kernels(attend), remat=self.remat, **forwarded
+            weights,
+            batch.input_BT,
+            self.cfg,
+            attend=by_kernels(attend),
+            remat=self.remat,
+            **forwarded,
         )
 
     def _weights(self, params: ParamTree, frozen: Any) -> Any:
@@ -212,16 +222,16 @@ class Sparsifying:
         low = jax.tree.map(lambda x: x.astype(self.dtype), params[WEIGHTS])
         return lora.attach(self._low(frozen), low, self.adapters)
 
-    def _sums(self, output: Output, params: ParamTree, frozen: Any, cut: Cut) -> losses.Sums:
-        """Of the tokens of `cut`; the teacher is the dense model."""
+    def _sums(self, output: Output, params: ParamTree, frozen: Any, batch: LMBatch) -> losses.Sums:
+        """Of the tokens of `batch`; the teacher is the dense model."""
         teacher = None
         if self.distill:
             dense = self._low(frozen)
-            teacher = losses.Predictor(forward(dense, cut.read_BT, self.cfg).hidden, dense)
+            teacher = losses.Predictor(forward(dense, batch.input_BT, self.cfg).hidden, dense)
         return losses.summed(
             losses.Predictor(output.hidden, self._weights(params, frozen)),
-            cut.target_BT,
-            cut.counted_BT,
+            batch.target_BT,
+            batch.loss_mask_BT,
             self.cfg,
             teacher=teacher,
             distill=self.distill,

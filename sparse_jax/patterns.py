@@ -61,17 +61,19 @@ def named(heads: Sequence[str], layers: int, count: int) -> list[Choice]:
     Raises:
       UsageError: the model has no such head.
     """
-    found = [(int(layer), int(head)) for layer, head in (name.split(".") for name in heads)]
-    for name, (layer, head) in zip(heads, found, strict=True):
+    results = [(int(layer), int(head)) for layer, head in (name.split(".") for name in heads)]
+    for name, (layer, head) in zip(heads, results, strict=True):
         if layer >= layers or head >= count:
             raise UsageError(
                 f"config.heads has {name}, and the model has layers 0 to {layers - 1} with heads 0 "
                 f"to {count - 1}"
             )
-    return found
+    return results
 
 
-def look(dense: Pretrained, sparse: SparseModel, text: str, heads: Sequence[Choice] = ()) -> Shown:
+def trace_patterns(
+    dense: Pretrained, sparse: SparseModel, text: str, heads: Sequence[Choice] = ()
+) -> Shown:
     """The patterns of both models on the beginning of a text, in these heads or `legible` ones."""
     tokenizer = dense.tokenizer
     assert tokenizer is not None, "post-training refuses a model without one"

@@ -48,30 +48,30 @@ from lm_jax.run.plain import from_plain
 from lm_jax.run.provenance import PROVENANCE_FILE, collect_provenance, record_provenance
 from lm_jax.run.workdir import finish_time, mark_finished
 from lm_jax.statistics import Interval
-from lm_jax.train.config import MAY_CHANGE, TrainConfig, Upkeep
+from lm_jax.train.config import MAY_CHANGE, CheckpointPolicy, TrainConfig
 from lm_jax.train.evaluate import Evaluation
-from lm_jax.train.loop import Trained, train
+from lm_jax.train.loop import TrainResult, train
 from lm_jax.train.metrics import METRICS
 from lm_jax.weights.load import Pretrained
-from sparse_jax import patterns, results
+from sparse_jax import export, patterns
 from sparse_jax import report as pages
 from sparse_jax.config import PosttrainConfig
 from sparse_jax.evaluation import Compared, compare, difference
-from sparse_jax.geco import GecoSettings
-from sparse_jax.job import Job, bounds, claim_run, dense_loss, open_job
+from sparse_jax.geco import GecoConfig
 from sparse_jax.model import SparseModel
 from sparse_jax.objective import GATE_BIAS, WEIGHTS, Sparsifying
 from sparse_jax.summary import by_bound, format_summary
+from sparse_jax.task import Task, bounds, claim_run, dense_loss, open_task
 
 CONTROL, SUMMARY, REPORT = "control", "summary.json", "report.html"
 # As the bias of a gate's logit: open whatever is drawn, and without a gradient.
 _ALWAYS_OPEN = 1e6
 
 
-def objective_of(job: Job, target: float) -> Sparsifying:
+def objective_of(job: Task, target: float) -> Sparsifying:
     """What one run minimises."""
     config = job.config
-    dual = GecoSettings(target=target, **dataclasses.asdict(config.strength))
+    dual = GecoConfig(target=target, **dataclasses.asdict(config.strength))
     return Sparsifying(
         job.base.cfg,
         dual,
@@ -87,7 +87,7 @@ def objective_of(job: Job, target: float) -> Sparsifying:
     )
 
 
-def start(objective: Sparsifying, job: Job) -> ParamTree:
+def start(objective: Sparsifying, job: Task) -> ParamTree:
     """All weights as training finds them, and gates with the bias of the config."""
     params: dict[str, Any] = {WEIGHTS: job.base.params}
     if objective.learn_bias:
@@ -96,7 +96,7 @@ def start(objective: Sparsifying, job: Job) -> ParamTree:
     return params
 
 
-def train_once(job: Job, folder: Path, objective: Sparsifying, seed: int) -> Trained:
+def train_once(job: Task, folder: Path, objective: Sparsifying, seed: int) -> TrainResult:
     """Trains to the end, from the last checkpoint in `folder`."""
     config = job.config
     settings = TrainConfig(
@@ -121,7 +121,7 @@ def train_once(job: Job, folder: Path, objective: Sparsifying, seed: int) -> Tra
         mesh=job.mesh,
         frozen=job.base.params if needs_dense else (),
         base_sha256=job.base.sha256,
-        upkeep=Upkeep(
+        upkeep=CheckpointPolicy(
             save_every=config.save_every, log_every=10, allow_fallback=config.allow_fallback
         ),
         # Adapters are drawn; weights begin as they are.
@@ -131,7 +131,7 @@ def train_once(job: Job, folder: Path, objective: Sparsifying, seed: int) -> Tra
 
 
 def compared(
-    job: Job, objective: Sparsifying, trained: Trained
+    job: Task, objective: Sparsifying, trained: TrainResult
 ) -> tuple[SparseModel, Compared, dict[str, Any] | None]:
     """The model that a run makes, its evaluation beside the dense one, and the cost of rounding.
 
@@ -141,19 +141,19 @@ def compared(
     """
     wide = jnp.dtype(jnp.float32) if job.config.export_dtype == "float32" else None
     params = trained.state.params
-    merged = results.merge(job.base, objective, params, dtype=wide)
+    merged = export.merge(job.base, objective, params, dtype=wide)
     dense = job.base if wide is None else _in_dtype(job.base, wide)
-    found = compare(dense, merged, job.validation, job.mesh)
+    result = compare(dense, merged, job.validation, job.mesh)
     if objective.adapters is None:
-        return merged, found, None
+        return merged, result, None
     lost = jax.jit(functools.partial(lora.rounding, settings=objective.adapters, dtype=wide))
     rounding = {
         "dtype": str(wide or jnp.dtype(job.config.dtype)),
         "update_lost": float(lost(job.base.params, params[WEIGHTS])),
         "loss_before": trained.history.last,
-        "loss_after": found.ratio("sparse_nll", "tokens").estimate,
+        "loss_after": result.ratio("sparse_nll", "tokens").estimate,
     }
-    return merged, found, rounding
+    return merged, result, rounding
 
 
 def _in_dtype(base: Pretrained, dtype: Any) -> Pretrained:
@@ -165,62 +165,62 @@ def seed_folder(folder: Path, seed: int) -> Path:
     return folder / f"seed_{seed}"
 
 
-def train_target(job: Job, seed: int, target: float) -> dict[str, Any]:
+def train_target(job: Task, seed: int, target: float) -> dict[str, Any]:
     """Trains under one bound to the end, evaluates and exports the result; returns its numbers."""
     folder = seed_folder(job.folder, seed) / f"target_{target:.4f}"
     # The result is written last of all, after the export.
-    if claim_run(job, folder, seed=seed, target=target, result=results.RESULT):
-        return read_json(folder / results.RESULT)
+    if claim_run(job, folder, seed=seed, target=target, result=export.RESULT):
+        return read_json(folder / export.RESULT)
     config, objective = job.config, objective_of(job, target)
     trained = train_once(job, folder, objective, seed)
-    merged, found, rounding = compared(job, objective, trained)
+    merged, findings, rounding = compared(job, objective, trained)
     result = {
         "seed": seed,
         "target": target,
         "folder": folder.relative_to(job.folder).as_posix(),
-        "loss": found.ratio("sparse_nll", "tokens"),
-        "dense_loss": found.ratio("dense_nll", "tokens"),
-        "difference": found.difference,
-        "edges": found.ratio("open_edges", "pairs"),
-        "open_edges_per_head": float(found.open_LN.mean()) / found.windows.num_rows,
-        "windows": found.windows.num_rows,
-        "validation_tokens": pc.sum(found.windows["tokens"]).as_py(),
-        "strength": float(trained.state.extra.strength),
+        "loss": findings.ratio("sparse_nll", "tokens"),
+        "dense_loss": findings.ratio("dense_nll", "tokens"),
+        "difference": findings.difference,
+        "edges": findings.ratio("open_edges", "pairs"),
+        "open_edges_per_head": float(findings.open_LN.mean()) / findings.windows.num_rows,
+        "windows": findings.windows.num_rows,
+        "validation_tokens": pc.sum(findings.windows["tokens"]).as_py(),
+        "strength": float(trained.state.aux_state.strength),
         "steps": int(trained.state.step),
         "tokens_seen": tokens_seen(folder),
         "rounding": rounding,
     }
     heads = patterns.named(config.heads, job.base.cfg.num_layers, job.base.cfg.num_heads)
-    shown = [patterns.look(job.base, merged, text, heads) for text in config.texts]
+    shown = [patterns.trace_patterns(job.base, merged, text, heads) for text in config.texts]
     adapters = None if config.full else trained.state.params[WEIGHTS]
-    results.export(folder, config, merged, adapters, result, found, shown)
-    return read_json(folder / results.RESULT)
+    export.export(folder, config, merged, adapters, result, findings, shown)
+    return read_json(folder / export.RESULT)
 
 
-def train_control(job: Job, seed: int) -> dict[str, Any]:
+def train_control(job: Task, seed: int) -> dict[str, Any]:
     """Trains as every run does but with no edge ever closed; returns its numbers."""
     folder = seed_folder(job.folder, seed) / CONTROL
-    if claim_run(job, folder, seed=seed, target=None, result=results.RESULT):
-        return read_json(folder / results.RESULT)
+    if claim_run(job, folder, seed=seed, target=None, result=export.RESULT):
+        return read_json(folder / export.RESULT)
     objective = dataclasses.replace(
         objective_of(job, 0.0),
-        dual=GecoSettings.fixed(job.config.strength.least),
+        dual=GecoConfig.fixed(job.config.strength.least),
         bias=_ALWAYS_OPEN,
         learn_bias=False,
     )
     trained = train_once(job, folder, objective, seed)
-    merged, found, rounding = compared(job, objective, trained)
+    merged, findings, rounding = compared(job, objective, trained)
     result = {
         "seed": seed,
         "folder": folder.relative_to(job.folder).as_posix(),
-        "loss": found.ratio("sparse_nll", "tokens"),
-        "difference": found.difference,
+        "loss": findings.ratio("sparse_nll", "tokens"),
+        "difference": findings.difference,
         "steps": int(trained.state.step),
         "tokens_seen": tokens_seen(folder),
         "rounding": rounding,
     }
-    results.export_control(folder, merged, found, result)
-    return read_json(folder / results.RESULT)
+    export.export_control(folder, merged, findings, result)
+    return read_json(folder / export.RESULT)
 
 
 def tokens_seen(folder: Path) -> int:
@@ -228,23 +228,23 @@ def tokens_seen(folder: Path) -> int:
     return int(pc.sum(pq.read_table(folder / METRICS)["tokens"]).as_py())
 
 
-def over_control(job: Job, result: dict[str, Any]) -> Interval:
+def over_control(job: Task, result: dict[str, Any]) -> Interval:
     """The loss of one run over that of its seed's control, on the same windows."""
     control = seed_folder(job.folder, result["seed"]) / CONTROL
     tables = (
-        pq.read_table(folder / results.WINDOWS)
+        pq.read_table(folder / export.WINDOWS)
         for folder in (job.folder / result["folder"], control)
     )
     return difference(*tables)
 
 
-def edges_in_all(params: ParamTree, step: int, found: Evaluation) -> dict[str, float]:
+def edges_in_all(params: ParamTree, step: int, result: Evaluation) -> dict[str, float]:
     """The share of open edges in an evaluation, as the mean over layers and as they are counted."""
     del params, step
-    open_LN, pairs_L = found.sums["open_edges"], found.sums["pairs"]
+    open_LN, pairs_L = result.sums["open_edges"], result.sums["pairs"]
     share_L = open_LN.mean(1) / pairs_L
     return {
-        "validation/loss": found.loss,
+        "validation/loss": result.loss,
         "validation/edges": float(open_LN.sum() / (pairs_L.sum() * open_LN.shape[1])),
         "validation/edges_layer_mean": float(share_L.mean()),
     }
@@ -255,7 +255,7 @@ def run(config: PosttrainConfig, folder: Path, *, force: bool = False) -> dict[s
 
     With `force`, what the folder holds of other settings or weights is set aside and trained again.
     """
-    job = open_job(config, folder, force=force)
+    job = open_task(config, folder, force=force)
     manifest = job.prepared.manifest
     origin = collect_provenance(
         seeds={f"run {i}": seed for i, seed in enumerate(config.seeds)},
@@ -269,14 +269,14 @@ def run(config: PosttrainConfig, folder: Path, *, force: bool = False) -> dict[s
     if processes.is_first():
         shown = ", ".join(f"{target:.4f}" for target in targets)
         print(f"dense {dense.loss:.4f} nats per token on {dense.tokens:,} tokens; target {shown}")
-    found, controls = [], []
+    result, controls = [], []
     for seed in config.seeds:
         of_seed = [train_target(job, seed, target) for target in targets]
         if config.control:
             controls.append(train_control(job, seed))
         for each in of_seed:
             more = dataclasses.asdict(over_control(job, each)) if config.control else None
-            found.append(each | {"over_control": more})
+            result.append(each | {"over_control": more})
     summary = {
         "model": config.model,
         "model_sha256": job.base.sha256,
@@ -287,8 +287,8 @@ def run(config: PosttrainConfig, folder: Path, *, force: bool = False) -> dict[s
         "dense_loss": dense.loss,
         "validation_tokens": dense.tokens,
         "seeds": config.seeds,
-        "bounds": by_bound(found, dense.loss),
-        "runs": found,
+        "bounds": by_bound(result, dense.loss),
+        "runs": result,
         "controls": controls,
         "device": jax.devices()[0].device_kind,
     }
@@ -299,9 +299,9 @@ def run(config: PosttrainConfig, folder: Path, *, force: bool = False) -> dict[s
 def _conclude(folder: Path, summary: dict[str, Any]) -> None:
     write_json(folder / SUMMARY, summary)
     summary = read_json(folder / SUMMARY)
-    found = [pages.read(folder / run["folder"]) for run in summary["runs"]]
+    results = [pages.read(folder / run["folder"]) for run in summary["runs"]]
     origin = read_json(folder / PROVENANCE_FILE)
-    write_text(folder / REPORT, pages.build(summary, found, provenance=origin))
+    write_text(folder / REPORT, pages.build(summary, results, provenance=origin))
     mark_finished(folder)
 
 

@@ -17,7 +17,7 @@ from lm_jax.report.markup import Markup, number
 from lm_jax.run.files import read_json
 from lm_jax.statistics import Interval
 from lm_jax.train.metrics import EVALUATIONS, METRICS
-from sparse_jax import results
+from sparse_jax import export
 from sparse_jax.summary import ONE_RUN, format_rounding
 
 Found = Mapping[str, Any]
@@ -59,18 +59,18 @@ class Run:
 def read(folder: Path) -> Run:
     """A run from its folder."""
     return Run(
-        read_json(folder / results.RESULT),
+        read_json(folder / export.RESULT),
         pq.read_table(folder / METRICS).to_pydict(),
         pq.read_table(folder / EVALUATIONS).to_pylist(),
-        pq.read_table(folder / results.EDGES).to_pydict(),
-        read_json(folder / results.PATTERNS),
+        pq.read_table(folder / export.EDGES).to_pydict(),
+        read_json(folder / export.PATTERNS),
     )
 
 
-def build(summary: Found, found: Sequence[Run], *, provenance: Mapping[str, Any]) -> str:
+def build(summary: Found, result: Sequence[Run], *, provenance: Mapping[str, Any]) -> str:
     """The whole page; of several seeds, the first one's runs are shown in detail."""
-    parts = [outcome(summary), over_seeds(summary), frontier(summary, found)]
-    for run in found:
+    parts = [outcome(summary), over_seeds(summary), frontier(summary, result)]
+    for run in result:
         if run.result["seed"] == summary["seeds"][0]:
             parts += [training(run, summary), by_head(run), attention(run)]
     parts += [paper(summary), section("Terms", report.key_values(TERMS))]
@@ -78,11 +78,11 @@ def build(summary: Found, found: Sequence[Run], *, provenance: Mapping[str, Any]
         f"Sparse attention: {Path(summary['model']).name}",
         [part for part in parts if part is not None],
         provenance=report.facts(provenance),
-        lead=[answer(summary)],
+        lead=[conclusion(summary)],
     )
 
 
-def answer(summary: Found) -> Markup:
+def conclusion(summary: Found) -> Markup:
     """The sparsest bound that is kept, or that none is; means over seeds."""
     kept = [bound for bound in summary["bounds"] if bound["loss"]["mean"] <= bound["target"]]
     best = min(kept or summary["bounds"], key=lambda bound: bound["edges"]["mean"])
@@ -200,10 +200,10 @@ def over_seeds(summary: Found) -> Section:
     )
 
 
-def frontier(summary: Found, found: Sequence[Run]) -> Section | None:
+def frontier(summary: Found, result: Sequence[Run]) -> Section | None:
     """Loss against edges: every evaluation of every run, and their ends."""
     trails = []
-    for run in found:
+    for run in result:
         steps, loss = run.evaluated("validation/loss")
         _, edges = run.evaluated("validation/edges")
         over = np.subtract(loss, summary["dense_loss"])

@@ -33,16 +33,16 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(statistics.fmean(values), min(values), max(values), len(values))
 
 
-def by_bound(found: Sequence[Found], dense: float) -> list[dict[str, Any]]:
+def by_bound(result: Sequence[Found], dense: float) -> list[dict[str, Any]]:
     """Every bound with its share of edges and its losses over all seeds.
 
     Args:
-      found: numbers of runs, in order of seeds, each with all bounds in one order.
+      result: numbers of runs, in order of seeds, each with all bounds in one order.
       dense: loss of the dense model.
     """
     rows = []
-    for target in dict.fromkeys(run["target"] for run in found):
-        own = [run for run in found if run["target"] == target]
+    for target in dict.fromkeys(run["target"] for run in result):
+        own = [run for run in result if run["target"] == target]
         controlled = all(run["over_control"] is not None for run in own)
         rows.append(
             {
@@ -56,8 +56,8 @@ def by_bound(found: Sequence[Found], dense: float) -> list[dict[str, Any]]:
     return rows
 
 
-def _over(found: Sequence[Found], name: str) -> Spread:
-    return spread([run[name]["estimate"] for run in found])
+def _over(result: Sequence[Found], name: str) -> Spread:
+    return spread([run[name]["estimate"] for run in result])
 
 
 def format_summary(summary: Found) -> str:

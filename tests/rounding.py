@@ -43,13 +43,13 @@ def assert_same(got: Any, want: Any, wanted: Expected, message: str = "") -> Non
 
 
 def _check(got: Any, want: Any, bounds: Any, message: str) -> None:
-    found = jax.tree_util.tree_map_with_path(
+    result = jax.tree_util.tree_map_with_path(
         lambda path, *given: cases.deviation(jax.tree_util.keystr(path), *given), got, want, bounds
     )
-    found = jax.tree.leaves(found, is_leaf=lambda x: isinstance(x, cases.Deviation))
-    assert found, "nothing was compared"
+    result = jax.tree.leaves(result, is_leaf=lambda x: isinstance(x, cases.Deviation))
+    assert result, "nothing was compared"
     for bound in jax.tree.leaves(bounds):
         assert not np.size(bound) or not np.isinf(bound).all(), "a bound is infinite everywhere"
-    red = [each for each in found if not each.ok]
+    red = [each for each in result if not each.ok]
     assert not red, f"{message}: {red}"
-    assert all(np.isfinite(each.error) for each in found), found
+    assert all(np.isfinite(each.error) for each in result), result

@@ -24,14 +24,14 @@ OTHERS = {
     "protot_jax.concepts",
     "protot_jax.count",
     "protot_jax.generate",
-    "protot_jax.intervene",
-    "sparse_jax.choices",
+    "protot_jax.interventions",
+    "sparse_jax.multiple_choice",
 }
 
 
 def commands():
     """Every command by its name: its module, and the keywords of its call of `launch.app`."""
-    found = {}
+    results = {}
     for library in LIBRARIES:
         for file in (ROOT / library).rglob("*.py"):
             for node in ast.parse(file.read_text("utf-8")).body:
@@ -40,8 +40,8 @@ def commands():
                 (call,) = (each.value for each in node.body)
                 module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
                 options = {each.arg: ast.literal_eval(each.value) for each in call.keywords}
-                found[module.removesuffix(".__main__")] = (module, options)
-    return found
+                results[module.removesuffix(".__main__")] = (module, options)
+    return results
 
 
 COMMANDS = commands()

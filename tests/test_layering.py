@@ -130,46 +130,46 @@ def package_violations(source: str, path: str, modules: Collection[str]) -> list
     if package is None:
         return []
     allowed = CLI_MAY_IMPORT if module == CLI else PACKAGE_MAY_IMPORT[package] | {package}
-    found = []
+    results = []
     for each in imports(source, path):
         name = resolved(each.member or each.name, modules)
         if name.startswith("lm_jax.") and name.split(".")[1] not in allowed:
-            found.append(f"{path}:{each.line}: {name}: lm_jax.{package} may not import it")
+            results.append(f"{path}:{each.line}: {name}: lm_jax.{package} may not import it")
         if name == CLI:
-            found.append(f"{path}:{each.line}: {name}: only commands import it")
-    return found
+            results.append(f"{path}:{each.line}: {name}: only commands import it")
+    return results
 
 
 def violations(source: str, path: str) -> list[str]:
     """One line for each import in the file `path` (relative to the root) that breaks the rule."""
     folder = path.split("/")[0]
-    found = []
+    results = []
     # One line of `from a import b, c` counts once.
     for name, line, deferred in dict.fromkeys(each[:3] for each in imports(source, path)):
         top = name.split(".")[0]
         where = f"{path}:{line}: {name}"
         if top in HOUSE - {folder} - MAY_IMPORT[folder]:
-            found.append(f"{where}: {folder} may not import {top}")
+            results.append(f"{where}: {folder} may not import {top}")
         if folder == "kernels" and top not in KERNELS_MAY_IMPORT | HOUSE:
-            found.append(f"{where}: kernels imports only jax and numpy")
+            results.append(f"{where}: kernels imports only jax and numpy")
         if top in ONLY_IN_FUNCTIONS and not deferred:
-            found.append(f"{where}: only inside a function")
+            results.append(f"{where}: only inside a function")
         if top == "torch" and not path.startswith(TORCH_FOLDERS):
-            found.append(f"{where}: only in {', '.join(TORCH_FOLDERS)}")
+            results.append(f"{where}: only in {', '.join(TORCH_FOLDERS)}")
         if top == "transformers" and not path.startswith(TRANSFORMERS_FILES):
-            found.append(f"{where}: call lm_jax.weights.compat.transformers() instead")
-    return found
+            results.append(f"{where}: call lm_jax.weights.compat.transformers() instead")
+    return results
 
 
 @pytest.mark.parametrize("folder", sorted(HOUSE))
 def test_the_house_keeps_the_import_rule(folder):
     files = sorted((ROOT / folder).rglob("*.py"))
     assert files, f"{folder} holds no Python file"
-    found = []
+    results = []
     for file in files:
         path = file.relative_to(ROOT).as_posix()
-        found += violations(file.read_text("utf-8"), path)
-    assert not found, "\n".join(found)
+        results += violations(file.read_text("utf-8"), path)
+    assert not results, "\n".join(results)
 
 
 def sources() -> dict[str, str]:
@@ -191,13 +191,13 @@ def test_the_packages_of_lm_jax_keep_their_order():
     assert {name.split(".")[1] for name in modules if name.startswith("lm_jax.")} == set(
         PACKAGE_MAY_IMPORT
     )
-    found = [
+    results = [
         line
         for path, source in held.items()
         if path.startswith("lm_jax/")
         for line in package_violations(source, path, modules)
     ]
-    assert not found, "\n".join(found)
+    assert not results, "\n".join(results)
 
 
 def test_the_command_line_is_imported_by_commands_alone():
@@ -260,9 +260,9 @@ def test_kernels_opens_with_the_standard_library_alone():
     ],
 )
 def test_a_broken_rule_is_found(path, source, complaint):
-    found = violations(source, path)
-    assert len(found) == 1
-    assert complaint in found[0]
+    result = violations(source, path)
+    assert len(result) == 1
+    assert complaint in result[0]
 
 
 @pytest.mark.parametrize(

@@ -54,12 +54,12 @@ def test_transformers_comes_without_extras_and_kernels_not_at_all():
 def pins(lock: str) -> dict[str, set[str]]:
     """Package -> the versions that requirements/`lock`.txt pins, one for each Python."""
     text = (ROOT / "requirements" / f"{lock}.txt").read_text("utf-8")
-    found: dict[str, set[str]] = {}
+    results: dict[str, set[str]] = {}
     for block in re.split(r"\n(?=\S)", text.strip()):
         name, version = re.match(r"([\w.-]+)==([\w.+!]+)", block).groups()
         assert re.search(r"--hash=sha256:[0-9a-f]{64}", block), f"{lock}: {name} has no hash"
-        found.setdefault(canonicalize_name(name), set()).add(version)
-    return found
+        results.setdefault(canonicalize_name(name), set()).add(version)
+    return results
 
 
 @pytest.mark.parametrize("lock", LOCKS)

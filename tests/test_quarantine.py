@@ -35,13 +35,13 @@ def rows(table: str) -> Iterator[tuple[str, str, str]]:
 
 
 def test_every_skip_has_its_row_and_every_row_its_skip():
-    found = Counter()
+    result = Counter()
     for file in sorted(TESTS.rglob("*.py")):
         path = file.relative_to(TESTS.parent).as_posix()
         if file != Path(__file__):
-            found.update(skips(file.read_text("utf-8"), path))
+            result.update(skips(file.read_text("utf-8"), path))
     listed = list(rows((TESTS / "QUARANTINE.md").read_text("utf-8")))
-    assert Counter((place, kind) for place, kind, _ in listed) == found
+    assert Counter((place, kind) for place, kind, _ in listed) == result
     assert all(reason for *_, reason in listed)
 
 

@@ -32,7 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import lm_jax
-from lm_jax.errors import BadInputError, Refusal
+from lm_jax.errors import BadInputError, UserError
 from polyattn_jax import calibrate, measure
 from polyattn_jax.diagnostic import relative_error_bound, row_stats
 from polyattn_jax.probe import DEGREES
@@ -77,14 +77,14 @@ def prompts(model: lm_jax.Pretrained, count: int, length: int) -> list[np.ndarra
     """Pieces of `length` tokens of the calibration texts, each a batch of one."""
     if model.tokenizer is None:
         raise BadInputError("--model has no tokenizer.json; name a model that has one")
-    found: list[np.ndarray] = []
+    results: list[np.ndarray] = []
     for text in calibrate.calibration_texts().values():
         ids = np.asarray(model.tokenizer.encode(text), np.int32)[None]
         starts = range(0, ids.shape[1] - length + 1, length)
-        found += [ids[:, start : start + length] for start in starts]
-        if len(found) >= count:
-            return found[:count]
-    raise BadInputError(f"the calibration texts make {len(found)} prompts of {length} tokens")
+        results += [ids[:, start : start + length] for start in starts]
+        if len(results) >= count:
+            return results[:count]
+    raise BadInputError(f"the calibration texts make {len(results)} prompts of {length} tokens")
 
 
 def show(label: str, first: Sequence[float], second: Sequence[float], names: Sequence[str]) -> None:
@@ -162,8 +162,8 @@ def against_hooks(model: lm_jax.Pretrained, count: int, length: int, repeats: in
         return [theirs(batch)[0] for batch in theirs_in]
 
     worst = 0.0
-    for found, expected in zip(run_ours(), run_theirs(), strict=True):
-        stats = found.rows["argmax"]
+    for result, expected in zip(run_ours(), run_theirs(), strict=True):
+        stats = result.rows["argmax"]
         near = np.asarray(stats.r_star)[..., 0] > LEAST_TARGET
         mass = np.asarray(stats.target_mass)[..., 0, :]
         worst = max(worst, float(np.abs(mass - 1 / (1 + expected.numpy()))[near].max()))
@@ -177,7 +177,7 @@ def against_hooks(model: lm_jax.Pretrained, count: int, length: int, repeats: in
 
 
 def diagnosing_error(
-    model: lm_jax.Pretrained, tokens_BT: jax.Array, found: measure.Diagnosis
+    model: lm_jax.Pretrained, tokens_BT: jax.Array, result: measure.Diagnosis
 ) -> float:
     """Largest error of S_p against float64 on the recorded rows, as a multiple of its bound."""
     record = {"attn.scores": lambda scores_BNTS: scores_BNTS[:, :, -1:]}
@@ -186,7 +186,7 @@ def diagnosing_error(
     )(model.params)
     rows_LBNQS = np.asarray(recorded["attn.scores"], np.float64)
     exact = row_stats(rows_LBNQS, degrees=DEGREES)
-    computed = np.asarray(found.rows["argmax"].s_p)[:, 0]
+    computed = np.asarray(result.rows["argmax"].s_p)[:, 0]
     active = exact.status == 1
     # The rows are recorded by another program, whose scores differ in their last bits.
     slack = 1e-4
@@ -279,8 +279,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(peak_of(given.peak_of, given.model, given.memory_length))
             return 0
         model = lm_jax.load_pretrained(given.model)
-        told = ", ".join(f"{key} {value}" for key, value in conditions(PACKAGES).items())
-        print(f"{given.model}, float32, {told}\n")
+        text = ", ".join(f"{key} {value}" for key, value in conditions(PACKAGES).items())
+        print(f"{given.model}, float32, {text}\n")
         good = against_torch(model, given.length, given.repeats)
         many = given.prompts, given.prompt_length
         good = against_hooks(model, *many, given.repeats) and good
@@ -289,7 +289,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         process_memory(given.model, given.memory_length)
         print(f"\nload average at the end {os.getloadavg()[0]:.1f}")
         return 0 if good else 1
-    except Refusal as error:
+    except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
 

@@ -27,12 +27,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import lm_jax
-from lm_jax.errors import Refusal
+from lm_jax.errors import UserError
 from lm_jax.model import lora
 from lm_jax.model import params as params_lib
 from lm_jax.model.config import DecoderConfig, Rope
 from lm_jax.model.decoder import param_spec
-from lm_jax.model.lora import LoraSettings
+from lm_jax.model.lora import LoraConfig
 from lm_jax.model.params import ParamTree
 from lm_jax.parallel import sharding
 from lm_jax.run.files import write_json
@@ -41,7 +41,7 @@ from lm_jax.train.config import TrainConfig
 from lm_jax.train.objective import Numbers
 from lm_jax.train.state import init_state
 from lm_jax.train.step import make_train_step
-from sparse_jax.geco import GecoSettings
+from sparse_jax.geco import GecoConfig
 from sparse_jax.objective import WEIGHTS, Sparsifying
 from tools.bench.timing import PROFILE, conditions, in_turns, profiled, ratio
 from tools.gpu_code import target
@@ -58,7 +58,7 @@ SHAPE = DecoderConfig(
     rope=Rope(theta=100_000.0),
     tie_embeddings=True,
 )
-STRENGTH = GecoSettings.fixed(1.0)
+STRENGTH = GecoConfig.fixed(1.0)
 # Of losses, between two orders of summation in float32.
 TOLERANCE = 1e-5
 
@@ -67,31 +67,31 @@ TOLERANCE = 1e-5
 class Dense(Sparsifying):
     """The same job under dense attention."""
 
-    def shares(
+    def loss_terms(
         self,
         params: ParamTree,
         frozen: Any,
-        extra: Any,
+        aux_state: Any,
         tokens_BS: jax.Array,
-        totals: Numbers,
+        normalizers: Numbers,
         rng: jax.Array,
     ) -> tuple[jax.Array, Numbers]:
         del rng
-        cut = self.cutting(tokens_BS)
+        batch = self.make_batch(tokens_BS)
         assert self.adapters is not None, "both jobs train adapters"
         low = jax.tree.map(lambda x: x.astype(self.dtype), params[WEIGHTS])
         laid = lora.attach(frozen, low, self.adapters)
-        output = lm_jax.forward(laid, cut.read_BT, self.cfg, remat=self.remat)
+        output = lm_jax.forward(laid, batch.input_BT, self.cfg, remat=self.remat)
         model = losses.Predictor(output.hidden, laid)
-        sums = losses.summed(model, cut.target_BT, cut.counted_BT, self.cfg)
-        loss = sums.minimised / totals["tokens"]
+        sums = losses.summed(model, batch.target_BT, batch.loss_mask_BT, self.cfg)
+        loss = sums.minimised / normalizers["tokens"]
         zero = jnp.zeros(())
         return loss, {"loss": loss, "edges": zero, "divergence": zero}
 
 
 def jobs(cfg: DecoderConfig, dtype: str, **options: Any) -> tuple[Dense, Sparsifying]:
     """The dense job and the gated one."""
-    adapters = LoraSettings(rank=16, alpha=32.0)
+    adapters = LoraConfig(rank=16, alpha=32.0)
     make = functools.partial(
         Dense, cfg, STRENGTH, adapters=adapters, distill=0.0, dtype=dtype, **options
     )
@@ -109,7 +109,9 @@ class Step:
         self._frozen, self._key = frozen, jax.random.key(1)
         self._tokens = sharding.shard_batch(mesh, tokens_BS)
         optimizer = optim.adamw(job.spec, settings)
-        self.state = init_state(jax.random.key(0), mesh, job.spec, optimizer, extra=job.start())
+        self.state = init_state(
+            jax.random.key(0), mesh, job.spec, optimizer, aux_state=job.init_state()
+        )
         step = make_train_step(job, mesh, settings)
         donating = jax.jit(step, donate_argnums=0)
         self._step = donating.lower(self.state, frozen, self._tokens, self._key).compile()
@@ -133,8 +135,8 @@ def open_difference(cfg: DecoderConfig, frozen: Any, tokens_BS: np.ndarray) -> f
     params = params_lib.init(jax.random.key(0), dense.spec)
     tokens = jnp.asarray(tokens_BS)
     losses = [
-        jax.jit(job.shares)(
-            params, frozen, job.start(), tokens, job.totals(tokens), jax.random.key(1)
+        jax.jit(job.loss_terms)(
+            params, frozen, job.init_state(), tokens, job.normalizers(tokens), jax.random.key(1)
         )[1]["loss"]
         for job in (dense, gated)
     ]
@@ -166,26 +168,26 @@ def compiled(cfg: DecoderConfig, lengths: Sequence[int], batch: int) -> dict[str
     _, gated = jobs(cfg, "bfloat16", remat=True)
     frozen = params_lib.abstract(param_spec(cfg), jnp.bfloat16)
     params = params_lib.abstract(gated.spec)
-    found: dict[str, int] = {}
+    results: dict[str, int] = {}
     for length in lengths:
 
         def run(params: Any, frozen: Any, tokens_BS: jax.Array, seed: jax.Array) -> Any:
-            key, totals = jax.random.key(seed), gated.totals(tokens_BS)
-            differentiate = jax.value_and_grad(gated.shares, has_aux=True)
-            return differentiate(params, frozen, gated.start(), tokens_BS, totals, key)
+            key, normalizers = jax.random.key(seed), gated.normalizers(tokens_BS)
+            differentiate = jax.value_and_grad(gated.loss_terms, has_aux=True)
+            return differentiate(params, frozen, gated.init_state(), tokens_BS, normalizers, key)
 
         tokens = jax.ShapeDtypeStruct((batch, length + 1), jnp.int32)
         seed = jax.ShapeDtypeStruct((), jnp.uint32)
         with tempfile.TemporaryDirectory() as dump:
             program = target.compile_(run, params, frozen, tokens, seed, dump=Path(dump))
         analysis: Any = program.memory_analysis()
-        found[str(length)] = analysis.temp_size_in_bytes
-        first = found[str(lengths[0])] * length / lengths[0]
+        results[str(length)] = analysis.temp_size_in_bytes
+        first = results[str(lengths[0])] * length / lengths[0]
         print(
-            f"  {length:7,} tokens  {found[str(length)] / 2**20:8.1f} MiB temporary, "
-            f"{found[str(length)] / first:.2f} of linear growth"
+            f"  {length:7,} tokens  {results[str(length)] / 2**20:8.1f} MiB temporary, "
+            f"{results[str(length)] / first:.2f} of linear growth"
         )
-    return found
+    return results
 
 
 @profiled
@@ -203,16 +205,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(argv)
     cfg = dataclasses.replace(SHAPE, num_layers=chosen.layers)
     try:
-        found: dict[str, Any] = {"conditions": conditions(("jax", "jaxlib", "numpy"))}
+        results: dict[str, Any] = {"conditions": conditions(("jax", "jaxlib", "numpy"))}
         if chosen.compiled:
-            found["compiled"] = compiled(cfg, chosen.lengths, chosen.batch)
+            results["compiled"] = compiled(cfg, chosen.lengths, chosen.batch)
         else:
-            found["step"] = bench(cfg, chosen.length, chosen.batch, chosen.dtype, chosen.repeats)
-            if not found["step"]:
+            results["step"] = bench(cfg, chosen.length, chosen.batch, chosen.dtype, chosen.repeats)
+            if not results["step"]:
                 return 1
         if chosen.json:
-            write_json(chosen.json, found)
-    except Refusal as error:
+            write_json(chosen.json, results)
+    except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     return 0

@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import lm_jax
-from lm_jax.errors import Refusal, UsageError
+from lm_jax.errors import UsageError, UserError
 from lm_jax.model.decoder import init_cache
 from lm_jax.parallel import sharding
 from lm_jax.run.config_files import load_config
@@ -46,7 +46,7 @@ from lm_jax.train.state import init_state
 from lm_jax.train.step import make_eval_step, make_train_step
 from protot_jax import models, pretrain
 from protot_jax.config import PretrainConfig
-from protot_jax.trained import model
+from protot_jax.saved_run import model
 from tools.bench import torch_llama
 from tools.bench.timing import PROFILE, Pass, conditions, in_turns, profiled, ratio
 
@@ -57,7 +57,7 @@ CHUNK = 8_192
 PACKAGES = ("jax", "jaxlib", "numpy", "torch", "transformers")
 SETTINGS = TrainConfig(steps=1_000, learning_rate=1e-3)
 # Seconds of rest before each run, where torch's idle threads would spin on our cores, and of steps
-# that do not count: at least one, for the first after another contender's took up to 1.4 times as
+# that do not count: at least one, for the first after another program's took up to 1.4 times as
 # long.
 PAUSE, SETTLE = 0.5, 0.1
 
@@ -92,7 +92,7 @@ class Step:
 
 
 def drawn(config: PretrainConfig, vocab_size: int) -> np.ndarray:
-    """The batch of every contender: random ids, int32 `[B, T + 1]`."""
+    """The batch of every program: random ids, int32 `[B, T + 1]`."""
     shape = (config.batch_size, config.context + 1)
     return np.random.default_rng(0).integers(1, vocab_size, shape, np.int32)
 
@@ -181,10 +181,10 @@ def bench_steps(
                 print(f"{label}: an untrained loss of {step.loss:.3f}, not about {step.guess:.3f}")
                 return None
     if against:
-        rivals = torch_steps(config)
-        if rivals is None:
+        baselines = torch_steps(config)
+        if baselines is None:
             return None
-        steps |= rivals
+        steps |= baselines
     labels, first = list(steps), next(iter(steps))
     runs = in_turns(list(steps.values()), repeats, PAUSE if against else 0.0, SETTLE)
     seconds = dict(zip(labels, runs, strict=True))
@@ -214,21 +214,21 @@ def torch_steps(config: PretrainConfig) -> dict[str, torch_llama.TorchStep] | No
     tokens_BS = drawn(config, cfg.vocab_size)
     total, count = jax.jit(token_loss, static_argnums=(2, 3))(params, tokens_BS, cfg, mixer)
     ours = float(total) / int(count)
-    rivals = {}
+    baselines = {}
     for label, compiled in (("torch llama", False), ("torch.compile llama", True)):
         step = torch_llama.TorchStep(cfg, params, tokens_BS, SETTINGS, compiled=compiled)
         if abs(step.loss - ours) > TOLERANCE * ours:
             print(f"{label}: loss {step.loss:.6f} on the weights that give ours {ours:.6f}")
             return None
-        rivals[label] = step
-    return rivals
+        baselines[label] = step
+    return baselines
 
 
 def bench_forward(
     names: Sequence[str], config: PretrainConfig, lengths: Sequence[int], repeats: int
 ) -> dict[str, Any]:
     """Forward passes at batch 1 in turns."""
-    found = {}
+    results = {}
     print(f"forward at batch 1, {config.dtype}; ratios are the model's time over ProtoT's")
     for length in lengths:
         seconds = dict(
@@ -238,14 +238,14 @@ def bench_forward(
                 strict=True,
             )
         )
-        found[str(length)] = seconds
+        results[str(length)] = seconds
         ratios = "  ".join(
             f"{name} {ratio(seconds[name], seconds['protot'])}" for name in names[1:]
         )
         print(
             f"  {length:7,} tokens  protot {statistics.median(seconds['protot']):8.3f} s  {ratios}"
         )
-    return found
+    return results
 
 
 def bench_decode(
@@ -283,7 +283,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, help="instead of the config's")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="instead of the config's")
     parser.add_argument("--dropout", type=float, nargs="+", help="rates, instead of the config's")
-    parser.add_argument("--against", choices=("torch",), help="a rival beside the models")
+    parser.add_argument("--against", choices=("torch",), help="a baseline beside the models")
     parser.add_argument("--lengths", type=int, nargs="*", default=[2_048, 4_096, 8_192])
     parser.add_argument("--prompts", type=int, nargs="*", default=[1_024, 16_384, 131_072])
     parser.add_argument("--decoded", type=int, default=100, help="tokens decoded in a turn")
@@ -302,27 +302,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = from_plain(settings, PretrainConfig)
         if chosen.against and config.dtype != "float32":
             raise UsageError(f"--against={chosen.against} compares in float32: add --dtype float32")
-        found: dict[str, Any] = {"conditions": conditions(PACKAGES)}
-        for name, value in found["conditions"].items():
+        results: dict[str, Any] = {"conditions": conditions(PACKAGES)}
+        for name, value in results["conditions"].items():
             print(f"{name}: {value}")
-        found["step"] = bench_steps(
+        results["step"] = bench_steps(
             names,
             config,
             chosen.repeats,
             rates=chosen.dropout or [config.dropout],
             against=chosen.against,
         )
-        if found["step"] is None:
+        if results["step"] is None:
             return 1
         if chosen.lengths:
-            found["forward"] = bench_forward(names, config, chosen.lengths, chosen.repeats)
+            results["forward"] = bench_forward(names, config, chosen.lengths, chosen.repeats)
         if chosen.prompts:
-            found["decode"] = bench_decode(config, chosen.prompts, chosen.decoded, chosen.repeats)
-            if found["decode"] is None:
+            results["decode"] = bench_decode(config, chosen.prompts, chosen.decoded, chosen.repeats)
+            if results["decode"] is None:
                 return 1
         if chosen.json:
-            write_json(chosen.json, found)
-    except Refusal as error:
+            write_json(chosen.json, results)
+    except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     return 0

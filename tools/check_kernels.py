@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from kernels.core import cases, dispatch
-from tools.bench import races, timing
+from tools.bench import benchmarks, timing
 
 
 def repeats_itself(suite: cases.Suite, case: cases.Case, implementation: str) -> bool:
@@ -36,7 +36,7 @@ def check(op: str, implementation: str, longest: int) -> list[dict]:
     suite = cases.suite(op)
     rows = []
     for case in {c.name: c for use in ("test", "gpu") for c in suite.using(use)}.values():
-        cut = races.judged(case, longest)
+        cut = benchmarks.judged(case, longest)
         deviations = cases.compare(suite, cut, implementation)
         same = repeats_itself(suite, cut, implementation)
         rows.append(
@@ -51,9 +51,9 @@ def check(op: str, implementation: str, longest: int) -> list[dict]:
         )
         worst = max(deviations, key=lambda each: each.share)
         verdict = "green" if rows[-1]["green"] else "RED  "
-        told = f"worst {worst.name} {worst.error:.1e}, {worst.share:.2f} of its bound"
+        text = f"worst {worst.name} {worst.error:.1e}, {worst.share:.2f} of its bound"
         print(
-            f"{verdict} {op} {case.name}: {told}{'' if same else ', not deterministic'}", flush=True
+            f"{verdict} {op} {case.name}: {text}{'' if same else ', not deterministic'}", flush=True
         )
     return rows
 
@@ -68,7 +68,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="writes conditions and deviations there")
     given = parser.parse_args(argv)
     pallas = given.implementation == "pallas"
-    if pallas and not given.interpret and (reason := dispatch.lacks_gpu(dispatch.target())):
+    if (
+        pallas
+        and not given.interpret
+        and (reason := dispatch.unsupported_reason(dispatch.target()))
+    ):
         parser.error(f"{reason.partition(';')[0]}; pass --interpret to run them slowly here")
     rows = []
     chosen = dispatch.on(dispatch.INTERPRETER) if given.interpret else contextlib.nullcontext()
@@ -80,8 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 continue
             rows += check(op, given.implementation, given.longest)
     if given.json:
-        found = {"conditions": timing.conditions(("jax", "jaxlib", "numpy")), "rows": rows}
-        given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        results = {"conditions": timing.conditions(("jax", "jaxlib", "numpy")), "rows": rows}
+        given.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     red = sum(not row["green"] for row in rows)
     print(f"\n{len(rows)} cases, {red} red")
     return 1 if red else 0

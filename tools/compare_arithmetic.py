@@ -3,8 +3,8 @@
     python -m tools.compare_arithmetic --workdir=runs/arithmetic
 
 1. Trains configs/protot/arithmetic.py at each context with the exact prefix mean and with the
-   arithmetic of the authors' released code (`protot_jax.released`), every seed of the config; runs
-   that are there already are not trained again.
+   arithmetic of the authors' released code (`protot_jax.reference_code`), every seed of the config;
+   runs that are there already are not trained again.
 2. Evaluates every model with both arithmetics on the same validation rows, in intervals over rows:
    what training with it costs, and what it does to a model trained without it.
 3. Measures where it forgets: the share of the read gates that falls on prototypes whose discount
@@ -29,12 +29,12 @@ import optax
 from kernels.prefix_mean.api import prefix_mean
 import lm_jax
 from lm_jax import statistics
-from lm_jax.errors import Refusal
+from lm_jax.errors import UserError
 from lm_jax.model import sites
 from lm_jax.run.config_files import load_config
 from lm_jax.run.files import write_json
 from lm_jax.run.plain import from_plain
-from protot_jax import pretrain, released, trained
+from protot_jax import pretrain, reference_code, saved_run
 from protot_jax.concepts.measures import half_life
 from protot_jax.config import PretrainConfig
 from tools.bench.timing import conditions
@@ -71,9 +71,9 @@ class Measured:
     clamped_T: np.ndarray
 
 
-def measure(model: trained.TrainedModel, tokens_NS: np.ndarray) -> Measured:
+def measure(model: saved_run.TrainedModel, tokens_NS: np.ndarray) -> Measured:
     """Both arithmetics on the same rows."""
-    prefixes = {"exact": prefix_mean, "released": released.released_prefix_mean}
+    prefixes = {"exact": prefix_mean, "released": reference_code.released_prefix_mean}
     losses = {}
     for name, prefix in prefixes.items():
         mixer = dataclasses.replace(model.prototypes, prefix=prefix)
@@ -86,8 +86,8 @@ def measure(model: trained.TrainedModel, tokens_NS: np.ndarray) -> Measured:
         )
     )
     decay_LR = jax.nn.sigmoid(model.params["blocks"]["mixer"]["decay_logit"])
-    found = [forgotten(gates(model.params, rows), decay_LR) for rows in _parts(tokens_NS)[:ROWS]]
-    undiscounted_T, clamped_T = (np.mean(shares, 0) for shares in zip(*found, strict=True))
+    results = [forgotten(gates(model.params, rows), decay_LR) for rows in _parts(tokens_NS)[:ROWS]]
+    undiscounted_T, clamped_T = (np.mean(shares, 0) for shares in zip(*results, strict=True))
     return Measured(losses, undiscounted_T, clamped_T)
 
 
@@ -111,10 +111,10 @@ def forgotten(gates: Mapping[str, jax.Array], decay_LR: jax.Array) -> tuple[jax.
     T = write_LBTR.shape[2]
     decay_L11R = decay_LR[:, None, None]
     power_L1TR = decay_L11R ** jnp.arange(T, dtype=jnp.float32)[None, None, :, None]
-    summed = jnp.cumsum(write_LBTR / (power_L1TR + released.EPSILON), axis=2)
+    summed = jnp.cumsum(write_LBTR / (power_L1TR + reference_code.EPSILON), axis=2)
     mass_LBTR = (1.0 - decay_L11R) * power_L1TR * summed
-    lost = power_L1TR[:, :, :-1] < released.EPSILON
-    clamped = mass_LBTR[:, :, :-1] < released.LEAST_MASS
+    lost = power_L1TR[:, :, :-1] < reference_code.EPSILON
+    clamped = mass_LBTR[:, :, :-1] < reference_code.LEAST_MASS
 
     def share(where: jax.Array) -> jax.Array:
         shares_T = jnp.sum(jnp.where(where, read_LBTR[:, :, 1:], 0.0), -1).mean((0, 1))
@@ -125,20 +125,20 @@ def forgotten(gates: Mapping[str, jax.Array], decay_LR: jax.Array) -> tuple[jax.
 
 def compare(folder: Path, context: int, seeds: Sequence[int]) -> list[dict[str, Any]]:
     """The numbers of one context, an entry per seed."""
-    found = []
+    results = []
     for seed in seeds:
         # The last weights, so that all are compared after the same number of updates.
         models = {
-            name: trained.load_run(folder / f"{context}_{name}", seed=seed, best=False)
+            name: saved_run.load_run(folder / f"{context}_{name}", seed=seed, best=False)
             for name in ARITHMETICS
         }
-        run = folder / f"{context}_exact" / trained.DATA
-        validation = trained.load_data(models["exact"].config, run).validation
+        run = folder / f"{context}_exact" / saved_run.DATA
+        validation = saved_run.load_data(models["exact"].config, run).validation
         tokens_NS = validation.read(np.arange(validation.count))["tokens"]
         measured = {name: measure(model, tokens_NS) for name, model in models.items()}
         own = {name: measured[name].losses[name] for name in ARITHMETICS}
         swapped = measured["exact"].losses["released"]
-        found.append(
+        results.append(
             {
                 "context": context,
                 "seed": seed,
@@ -163,7 +163,7 @@ def compare(folder: Path, context: int, seeds: Sequence[int]) -> list[dict[str, 
                 },
             }
         )
-    return found
+    return results
 
 
 def _difference(delta_NT: np.ndarray) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def _binned(share_T: np.ndarray) -> list[float]:
     return [float(part.mean()) for part in np.array_split(share_T, BINS)]
 
 
-def told(entries: Sequence[Mapping[str, Any]]) -> str:
+def format_entries(entries: Sequence[Mapping[str, Any]]) -> str:
     """The table for a terminal."""
     lines = [
         "context  seed  perplexity exact  released  loss difference [95 % over rows]  "
@@ -221,10 +221,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_json(
             chosen.workdir / RESULT, {"conditions": conditions(packages), "entries": entries}
         )
-    except Refusal as error:
+    except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    print(told(entries))
+    print(format_entries(entries))
     return 0
 
 

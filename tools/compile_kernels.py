@@ -21,7 +21,7 @@ from typing import NoReturn
 import jax
 
 from kernels.core import cases
-from lm_jax.errors import EXIT_FINISHED, EXIT_NO_GO, Refusal, UsageError, nearest
+from lm_jax.errors import EXIT_FINISHED, EXIT_NO_GO, UsageError, UserError, nearest
 from tools.gpu_code import budgets, target
 
 _COLUMNS = (
@@ -92,12 +92,12 @@ def run(arguments: argparse.Namespace) -> int:
     measured: dict[str, list[budgets.Measured]] = {}
     for suite, case in selected(arguments.op, arguments.case):
         try:
-            found = budgets.measure(suite, case)
+            result = budgets.measure(suite, case)
         except target.NotCompiledError as error:
             wrong.append(str(error))
             continue
-        print(table(found), flush=True)
-        measured.setdefault(suite.op, []).append(found)
+        print(table(result), flush=True)
+        measured.setdefault(suite.op, []).append(result)
     for op, own in measured.items():
         if arguments.write:
             budgets.write(op, own)
@@ -124,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     jax.config.update("jax_platforms", "cpu")
     try:
         return run(parser.parse_args(argv))
-    except Refusal as error:
+    except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
 

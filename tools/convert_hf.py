@@ -28,7 +28,7 @@ from rich.table import Table
 
 import lm_jax
 from lm_jax.checkpoint.format import save_checkpoint
-from lm_jax.errors import Refusal, UsageError
+from lm_jax.errors import UsageError, UserError
 from lm_jax.parallel import sharding
 from lm_jax.run.files import check_new, write_json
 from lm_jax.run.provenance import collect_provenance
@@ -122,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         manifest = convert(
             arguments.source, arguments.out, dtype=DTYPES[arguments.dtype], mesh=mesh
         )
-    except Refusal as error:
+    except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     show(arguments.out, manifest)

@@ -25,7 +25,7 @@ from rich.table import Table
 
 from lm_jax import assets
 from lm_jax.assets.manifest import Asset
-from lm_jax.errors import Refusal, UsageError
+from lm_jax.errors import UsageError, UserError
 
 
 class _Parser(argparse.ArgumentParser):
@@ -132,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--accept-terms", action="store_true", help="accept the terms of use")
     try:
         run(parser.parse_args(argv))
-    except Refusal as error:
+    except UserError as error:
         for note in getattr(error, "__notes__", ()):
             print(note, file=sys.stderr)
         print(f"error: {error}", file=sys.stderr)

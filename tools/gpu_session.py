@@ -4,7 +4,7 @@
 
 1. check_kernels   every kernel against its reference on this device; if red, nothing is timed
 2. tune_kernels    tile sizes, into kernels/tuned/<device>.json
-3. bench_kernels   speed against the bars and rivals of docs/kernels.md
+3. bench_kernels   speed against the bars and baselines of docs/kernels.md
 
 Each step is a process of its own with its share of the time; what it printed and measured is left
 in the folder, and the tables are copied there too. Commit the JSON files with the device, versions

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 
-from lm_jax.errors import Refusal
+from lm_jax.errors import UserError
 
 ASSETS = ("smollm2", "wiki", "sotu")
 AUDIT, SPEECHES, SPARSE = "runs/quickstart", "runs/speeches", "runs/sparse_quickstart"
@@ -55,7 +55,7 @@ def main() -> int:
     try:
         for name in ASSETS:
             assets.fetch(name)
-    except Refusal as error:
+    except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     for command in COMMANDS:

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kernels.core import cases, dispatch, tuning
-from tools.bench import contenders, timing
+from tools.bench import baselines, timing
 
 PACKAGES = ("jax", "jaxlib", "numpy")
 # Two tile sizes round differently; anything beyond is a fault of one of them.
@@ -33,10 +33,10 @@ AGREEMENT = {"float32": 1e-5, "bfloat16": 2e-2}
 
 def workloads(suite: cases.Suite) -> dict[str, cases.Case]:
     """The workloads to tune by their buckets; none where there are no tiles to choose."""
-    found: dict[str, cases.Case] = {}
+    results: dict[str, cases.Case] = {}
     for case in suite.using("gpu") if suite.tiles else ():
-        found.setdefault(tuning.bucket(case.sizes, case.dtype), case)
-    return found
+        results.setdefault(tuning.bucket(case.sizes, case.dtype), case)
+    return results
 
 
 def combinations(choices: Mapping[str, Sequence[int]]) -> Iterator[dict[str, int]]:
@@ -57,7 +57,7 @@ def tune(
       ArithmeticError: two combinations disagree by more than rounding.
     """
     arrays = suite.make(case, jax.random.key(0))
-    ours = contenders.ours(suite.op, "pallas")
+    ours = baselines.ours(suite.op, "pallas")
     seconds: dict[str, list[float]] = {}
     refused: dict[str, str] = {}
     expected: Any = None
@@ -68,7 +68,7 @@ def tune(
             if label in seconds:
                 continue
             # A function of its own each time: what jax.jit has traced keeps its tiles.
-            fn, arguments = contenders.gradient(ours, suite, case, arrays)
+            fn, arguments = baselines.gradient(ours, suite, case, arrays)
             with dispatch.on(target), tuning.trying(suite.op, tiles):
                 try:
                     run, _ = timing.program(fn, arguments, copies)
@@ -106,10 +106,10 @@ def _check(suite: cases.Suite, case: cases.Case, label: str, made: Any, expected
             )
 
 
-def write(path: Path, conditions: Mapping[str, str], found: Mapping[str, Any]) -> None:
+def write(path: Path, conditions: Mapping[str, str], result: Mapping[str, Any]) -> None:
     """Merges the tiles found into the device's table."""
     old = json.loads(path.read_text("utf-8")) if path.exists() else {"tiles": {}, "timings": {}}
-    for op, by_bucket in found.items():
+    for op, by_bucket in result.items():
         tiles = {bucket: each["tiles"] for bucket, each in by_bucket.items() if each["tiles"]}
         old["tiles"][op] = old["tiles"].get(op, {}) | tiles
         old["timings"][op] = old["timings"].get(op, {}) | {
@@ -127,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tables", type=Path, default=tuning.TABLES, help="where the table is")
     given = parser.parse_args(argv)
     target = dispatch.target()
-    if reason := dispatch.lacks_gpu(target):
+    if reason := dispatch.unsupported_reason(target):
         parser.error(f"tuning {reason.partition(';')[0]}")
     path = given.tables / f"{tuning.device_key(target.device_kind)}.json"
     conditions = timing.conditions(PACKAGES)
@@ -137,8 +137,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             made = tune(suite, case, target, given.repeats, copies=5)
             write(path, conditions, {op: {bucket: made}})
             best = min(statistics.median(each) for each in made["seconds"].values())
-            told = made["tiles"] or "the heuristic"
-            print(f"{op} {case.name}: {told}, {1e6 * best:,.0f} us", flush=True)
+            text = made["tiles"] or "the heuristic"
+            print(f"{op} {case.name}: {text}, {1e6 * best:,.0f} us", flush=True)
     print(f"wrote {path}")
     return 0
 

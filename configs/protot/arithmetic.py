@@ -9,7 +9,7 @@ compares. Documents are long here, so that a long context is one text and not se
 
 from ml_collections import ConfigDict
 
-from lm_jax.text.preparation import CorpusSettings
+from lm_jax.text.preparation import CorpusConfig
 from protot_jax.config import experiment
 from protot_jax.mixer import Prototypes
 
@@ -22,7 +22,7 @@ def get_config(mode: str = "") -> ConfigDict:
         num_layers=4,
         context=256,
         prototypes=Prototypes(num_prototypes=16),
-        corpus=CorpusSettings(vocab_size=2_000, words=2_500),
+        corpus=CorpusConfig(vocab_size=2_000, words=2_500),
         examples="pack",
         validation_documents=40,
         test_documents=40,

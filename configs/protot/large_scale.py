@@ -10,7 +10,7 @@ articles, is smaller.
 
 from ml_collections import ConfigDict
 
-from lm_jax.text.preparation import CorpusSettings
+from lm_jax.text.preparation import CorpusConfig
 from protot_jax.config import experiment
 
 
@@ -21,5 +21,5 @@ def get_config(mode: str = "") -> ConfigDict:
         hidden_size=512,
         num_layers=12,
         context=512,
-        corpus=CorpusSettings(source="wiki", unit="document"),
+        corpus=CorpusConfig(source="wiki", unit="document"),
     )

@@ -8,7 +8,7 @@ ours have one. `--config.base.arithmetic=released` trains ProtoT with the releas
 
 from ml_collections import ConfigDict
 
-from lm_jax.text.preparation import CorpusSettings
+from lm_jax.text.preparation import CorpusConfig
 from protot_jax.study_config import Variant, study
 
 CONTEXTS = (256, 512, 1024, 2048)
@@ -40,5 +40,5 @@ def get_config(mode: str = "") -> ConfigDict:
         train_documents=18_000,
         validation_documents=4_000,
         paper_split="test",
-        corpus=CorpusSettings(words=2_500),
+        corpus=CorpusConfig(words=2_500),
     )

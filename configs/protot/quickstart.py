@@ -8,7 +8,7 @@ row is the beginning of a document of some 340 tokens, as `protot_jax.concepts` 
 
 from ml_collections import ConfigDict
 
-from lm_jax.text.preparation import CorpusSettings
+from lm_jax.text.preparation import CorpusConfig
 from protot_jax.config import experiment
 from protot_jax.mixer import Prototypes
 
@@ -21,7 +21,7 @@ def get_config(mode: str = "") -> ConfigDict:
         num_layers=4,
         context=128,
         prototypes=Prototypes(num_prototypes=16),
-        corpus=CorpusSettings(vocab_size=4_000, words=300),
+        corpus=CorpusConfig(vocab_size=4_000, words=300),
         validation_documents=150,
         batch_size=16,
         epochs=2,

@@ -8,7 +8,7 @@ trains on 4.6 M an epoch.
 
 from ml_collections import ConfigDict
 
-from lm_jax.text.preparation import CorpusSettings
+from lm_jax.text.preparation import CorpusConfig
 from protot_jax.config import experiment
 
 
@@ -17,7 +17,7 @@ def get_config(mode: str = "") -> ConfigDict:
     return experiment(
         mode,
         # About as many tokens as the context holds.
-        corpus=CorpusSettings(vocab_size=8_000, words=250),
+        corpus=CorpusConfig(vocab_size=8_000, words=250),
         validation_documents=400,
         batch_size=16,
         epochs=3,

@@ -7,7 +7,7 @@ Half the paper's vocabulary and one seed.
 
 from ml_collections import ConfigDict
 
-from lm_jax.text.preparation import CorpusSettings
+from lm_jax.text.preparation import CorpusConfig
 from protot_jax.config import experiment
 
 
@@ -15,7 +15,7 @@ def get_config(mode: str = "") -> ConfigDict:
     """The settings of `protot_jax.config.PretrainConfig`."""
     return experiment(
         mode,
-        corpus=CorpusSettings(source="wiki", unit="document", vocab_size=8_000),
+        corpus=CorpusConfig(source="wiki", unit="document", vocab_size=8_000),
         # An introduction fills half a row, so they are joined, and the state runs on through them.
         examples="pack",
         validation_documents=200,

@@ -11,7 +11,7 @@ billion tokens in all. It was not run.
 
 from ml_collections import ConfigDict
 
-from lm_jax.text.preparation import CorpusSettings
+from lm_jax.text.preparation import CorpusConfig
 from sparse_jax.config import experiment
 from sparse_jax.geco import Strength
 
@@ -21,7 +21,7 @@ def get_config(mode: str = "") -> ConfigDict:
     return experiment(
         mode,
         model="gpt2",
-        corpus=CorpusSettings("openwebtext", "document", splits=(0.999, 0.001, 0.0)),
+        corpus=CorpusConfig("openwebtext", "document", splits=(0.999, 0.001, 0.0)),
         context=64,
         validation_documents=2_000,
         # The dense model reaches 3.48.

@@ -10,7 +10,7 @@ alpha to rank on a sixth of its rank, and the run sees a hundredth of its tokens
 
 from ml_collections import ConfigDict
 
-from lm_jax.model.lora import LoraSettings
+from lm_jax.model.lora import LoraConfig
 from sparse_jax.config import experiment
 
 
@@ -20,7 +20,7 @@ def get_config(mode: str = "") -> ConfigDict:
         mode,
         model="Llama-3.2-1B",
         context=512,
-        adapters=LoraSettings(rank=64, alpha=128.0),
+        adapters=LoraConfig(rank=64, alpha=128.0),
         batch_size=16,
         accumulate=4,
         steps=4_000,

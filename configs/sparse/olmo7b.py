@@ -11,8 +11,8 @@ all. Its "fc_in, fc_out" are all three matrices of the gated MLP here. It was no
 
 from ml_collections import ConfigDict
 
-from lm_jax.model.lora import LoraSettings
-from lm_jax.text.preparation import CorpusSettings
+from lm_jax.model.lora import LoraConfig
+from lm_jax.text.preparation import CorpusConfig
 from sparse_jax.config import experiment
 from sparse_jax.geco import Strength
 
@@ -22,13 +22,13 @@ def get_config(mode: str = "") -> ConfigDict:
     return experiment(
         mode,
         model="OLMo-7B-hf",
-        corpus=CorpusSettings("dolma", "document", splits=(0.9999, 0.0001, 0.0)),
+        corpus=CorpusConfig("dolma", "document", splits=(0.9999, 0.0001, 0.0)),
         context=512,
         validation_documents=1_000,
         # The dense model reaches 2.24.
         targets=(2.29,),
         strength=Strength(dual_rate=0.01),
-        adapters=LoraSettings(
+        adapters=LoraConfig(
             rank=400, alpha=800.0, targets=("q", "k", "v", "o", "gate", "up", "down")
         ),
         batch_size=64,

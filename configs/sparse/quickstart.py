@@ -10,8 +10,8 @@ processors left 18.1 and 21.5 % of edges open, 0.030 and 0.043 nats below the de
 
 from ml_collections import ConfigDict
 
-from lm_jax.model.lora import LoraSettings
-from lm_jax.text.preparation import CorpusSettings
+from lm_jax.model.lora import LoraConfig
+from lm_jax.text.preparation import CorpusConfig
 from sparse_jax.config import experiment
 from sparse_jax.geco import Strength
 
@@ -20,10 +20,10 @@ def get_config(mode: str = "") -> ConfigDict:
     """The settings of `sparse_jax.config.PosttrainConfig`."""
     return experiment(
         mode,
-        corpus=CorpusSettings("wiki", "document", splits=(0.95, 0.05, 0.0), max_tokens=100_000),
+        corpus=CorpusConfig("wiki", "document", splits=(0.95, 0.05, 0.0), max_tokens=100_000),
         validation_documents=25,
         strength=Strength(dual_rate=0.1, decay=0.8, start=0.3),
-        adapters=LoraSettings(rank=8, alpha=16.0),
+        adapters=LoraConfig(rank=8, alpha=16.0),
         distill=0.0,
         batch_size=4,
         steps=80,

@@ -10,7 +10,7 @@ its control, as many updates with every gate open, 30; `--noconfig.control` leav
 
 from ml_collections import ConfigDict
 
-from lm_jax.text.preparation import CorpusSettings
+from lm_jax.text.preparation import CorpusConfig
 from sparse_jax.config import SMALL_MODEL, experiment
 
 
@@ -19,7 +19,7 @@ def get_config(mode: str = "") -> ConfigDict:
     return experiment(
         mode,
         **SMALL_MODEL,
-        corpus=CorpusSettings("wiki", "document", splits=(0.97, 0.03, 0.0), max_tokens=600_000),
+        corpus=CorpusConfig("wiki", "document", splits=(0.97, 0.03, 0.0), max_tokens=600_000),
         validation_documents=120,
         control=True,
     )

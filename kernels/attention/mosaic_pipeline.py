@@ -131,7 +131,7 @@ class _Ring(NamedTuple):
     free: Any
 
 
-def lacks(
+def unsupported_reason(
     target: dispatch.Target, q_BTNH: jax.Array, k_BSKH: jax.Array, visibility: Visibility
 ) -> str:
     """Why the schedule does not serve a call, whatever the operation; empty if it does."""

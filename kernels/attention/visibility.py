@@ -123,8 +123,8 @@ def visibility(
                 f"{op}: segment_ids is one array but T = {T} and S = {S}; "
                 "pass a pair (segments_BT, segments_BS)"
             )
-        found = shapes.sizes(op, segment_ids_BT=pair[0]) | shapes.sizes(op, segment_ids_BS=pair[1])
-        for letter, size in found.items():
+        result = shapes.sizes(op, segment_ids_BT=pair[0]) | shapes.sizes(op, segment_ids_BS=pair[1])
+        for letter, size in result.items():
             if size != expected[letter]:
                 raise ValueError(f"{op}: segment_ids has {letter} = {size}, not {expected[letter]}")
     segments = [None if each is None else jnp.asarray(each, jnp.int32) for each in pair]

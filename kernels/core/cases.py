@@ -187,14 +187,14 @@ def compare(suite: Suite, case: Case, implementation: str | None, seed: int = 0)
 
 def judged(got: Arrays, expected: Expected) -> list[Deviation]:
     """The deviation of every array that is expected, in the dtype in which it came."""
-    found = []
+    results = []
     for name, want in expected.values.items():
         bound = expected.bounds[name]
         if jnp.issubdtype(got[name].dtype, jnp.floating):
             stored = np.where(np.isfinite(want), np.abs(want), 0.0)
             bound = bound + _unit(got[name].dtype) * stored
-        found.append(deviation(name, got[name], want, bound))
-    return found
+        results.append(deviation(name, got[name], want, bound))
+    return results
 
 
 def deviation(name: str, got: Any, want: Any, bound: Any) -> Deviation:

@@ -64,7 +64,7 @@ def on(target: Target) -> Iterator[None]:
         _TARGET.reset(token)
 
 
-def lacks_gpu(target: Target) -> str:
+def unsupported_reason(target: Target) -> str:
     """Why no Pallas kernel of ours runs on `target`; empty if one can."""
     if target.interpret or target.platform in ("gpu", "cuda"):
         return ""
@@ -89,8 +89,8 @@ def choose(op: str, wanted: str | None, reasons: Mapping[str, str]) -> str:
         for name, reason in reasons.items():
             if not reason:
                 return name
-        told = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-        raise UnavailableError(f"{op}: no implementation runs here: {told}")
+        text = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        raise UnavailableError(f"{op}: no implementation runs here: {text}")
     if wanted not in reasons:
         close = difflib.get_close_matches(str(wanted), reasons, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""

@@ -15,7 +15,7 @@ def sizes(op: str, **arrays: Any) -> dict[str, int]:
     Raises:
       ValueError: an array has another rank than letters, or a letter has two sizes.
     """
-    found: dict[str, tuple[int, str]] = {}
+    results: dict[str, tuple[int, str]] = {}
     for argument, array in arrays.items():
         if array is None:
             continue
@@ -24,13 +24,13 @@ def sizes(op: str, **arrays: Any) -> dict[str, int]:
         if len(shape) != len(letters):
             raise ValueError(f"{op}: {name} has shape {shape}; expected [{', '.join(letters)}]")
         for letter, size in zip(letters, shape, strict=True):
-            first = found.setdefault(letter, (size, name))
+            first = results.setdefault(letter, (size, name))
             if first[0] != size:
                 raise ValueError(
                     f"{op}: {name} has {letter} = {size} (shape {shape}, [{', '.join(letters)}]) "
                     f"but {first[1]} has {letter} = {first[0]}"
                 )
-    return {letter: size for letter, (size, _) in found.items()}
+    return {letter: size for letter, (size, _) in results.items()}
 
 
 def floating(
@@ -44,5 +44,5 @@ def floating(
     allowed = [jnp.dtype(choice) for choice in choices]
     for name, array in arrays.items():
         if array is not None and array.dtype not in allowed:
-            told = " or ".join(str(each) for each in allowed)
-            raise TypeError(f"{op}: {name} is {array.dtype}; cast it to {told}")
+            text = " or ".join(str(each) for each in allowed)
+            raise TypeError(f"{op}: {name} is {array.dtype}; cast it to {text}")

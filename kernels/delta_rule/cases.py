@@ -8,8 +8,8 @@ from kernels.delta_rule.api import delta_rule
 
 
 def _case(B: int, T: int, N: int, H: int, E: int, dtype: str, uses, **options) -> Case:
-    told = "".join(f"_{name}{value}" for name, value in options.items())
-    name = f"b{B}_t{T}_n{N}_h{H}_e{E}_{dtype}{told}"
+    text = "".join(f"_{name}{value}" for name, value in options.items())
+    name = f"b{B}_t{T}_n{N}_h{H}_e{E}_{dtype}{text}"
     sizes = {"B": B, "T": T, "N": N, "H": H, "E": E}
     return Case(name, sizes, dtype, options, frozenset(uses))
 

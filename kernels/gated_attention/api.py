@@ -134,14 +134,16 @@ def gated_attention(
     )
 
     reasons = {
-        "pallas": dispatch.lacks_gpu(target) or pallas_plan.lacks(config, H),
+        "pallas": dispatch.unsupported_reason(target) or pallas_plan.unsupported_reason(config, H),
         "xla": "",
         "reference": "",
     }
     if implementation == "mosaic":
         # Never chosen by itself, and its lowering is imported by those alone who name it.
         mosaic = importlib.import_module(f"kernels.{OP}.mosaic")
-        reasons["mosaic"] = dispatch.lacks_gpu(target) or mosaic.lacks(config, q_BTNH, k_BSKH, seen)
+        reasons["mosaic"] = dispatch.unsupported_reason(target) or mosaic.lacks(
+            config, q_BTNH, k_BSKH, seen
+        )
     chosen = dispatch.choose(OP, implementation, reasons)
     run = importlib.import_module(f"kernels.{OP}.{chosen}").run
     out_BTNH, expected_BN, opened_BN = run(
@@ -179,8 +181,8 @@ def _check(q_BTNH, k_BSKH, v_BSKH, size, mode, scale, soft_cap, edge_capacity) -
 def _seed(mode: str, seed: jax.Array | int | None) -> jax.Array:
     """The seed as a uint32 scalar; 0 where none is used."""
     if (seed is not None) != (mode == "sample"):
-        told = "needs a seed" if seed is None else "draws nothing; pass seed=None"
-        raise ValueError(f"{OP}: mode={mode!r} {told}")
+        text = "needs a seed" if seed is None else "draws nothing; pass seed=None"
+        raise ValueError(f"{OP}: mode={mode!r} {text}")
     if seed is None:
         return jnp.uint32(0)
     if isinstance(seed, int):

@@ -24,10 +24,10 @@ _OPTIONS = (
 
 def _case(B: int, T: int, N: int, H: int, dtype: str, uses, *, S=None, K=None, **options) -> Case:
     S, K = S or T, K or N
-    told = "".join(
+    text = "".join(
         f"_{option}" if given is True else f"_{option}_{given}" for option, given in options.items()
     )
-    name = f"b{B}_t{T}_s{S}_n{N}_k{K}_h{H}_{dtype}{told}"
+    name = f"b{B}_t{T}_s{S}_n{N}_k{K}_h{H}_{dtype}{text}"
     sizes = {"B": B, "T": T, "S": S, "N": N, "K": K, "H": H}
     return Case(name, sizes, dtype, options, frozenset(uses))
 
@@ -84,7 +84,7 @@ def call(case: Case, arrays: Arrays, implementation: str | None) -> dict[str, ja
     """Every output; in mode "sample" the seed is 7."""
     options = {name: case.options[name] for name in _OPTIONS if name in case.options}
     sampled = options.get("mode", "sample") == "sample"
-    found = gated_attention(
+    result = gated_attention(
         arrays["q"],
         arrays["k"],
         arrays["v"],
@@ -95,9 +95,9 @@ def call(case: Case, arrays: Arrays, implementation: str | None) -> dict[str, ja
         **options,
     )
     return {
-        "out": found.out_BTNH,
-        "expected_edges": found.expected_edges_BN,
-        "open_edges": found.open_edges_BN,
+        "out": result.out_BTNH,
+        "expected_edges": result.expected_edges_BN,
+        "open_edges": result.open_edges_BN,
     }
 
 

@@ -92,8 +92,8 @@ def edge_list(
         total_X = weight_XS.sum(-1) if config.renormalise else rows.total
         return is_open_XS, weight_XS / jnp.where(total_X == 0.0, 1.0, total_X)[:, None]
 
-    def step(found, index):
-        held_rows, held_keys, held_weights, count = found
+    def step(result, index):
+        held_rows, held_keys, held_weights, count = result
         bn, i = lax.div(index, jnp.int32(blocks)), lax.rem(index, jnp.int32(blocks))
         b, n = lax.div(bn, jnp.int32(N)), lax.rem(bn, jnp.int32(N))
         is_open_XS, weight_XS = block_weights(b, n, i)

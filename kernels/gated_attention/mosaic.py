@@ -27,11 +27,13 @@ from kernels.gated_attention.config import Config
 from kernels.gated_attention.pallas_plan import OP
 
 
-def lacks(config: Config, q_BTNH: jax.Array, k_BSKH: jax.Array, visibility: Visibility) -> str:
+def unsupported_reason(
+    config: Config, q_BTNH: jax.Array, k_BSKH: jax.Array, visibility: Visibility
+) -> str:
     """Why the kernel does not serve a call; empty if it does."""
     if config.gate_scale is not None or config.soft_cap is not None or config.renormalise:
         return "has no gate_scale, soft_cap or renormalise; pass implementation=None"
-    return mosaic_pipeline.lacks(config.target, q_BTNH, k_BSKH, visibility)
+    return mosaic_pipeline.unsupported_reason(config.target, q_BTNH, k_BSKH, visibility)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -58,7 +58,7 @@ class Inputs(NamedTuple):
     v_BSKH: Any
 
 
-def lacks(config: Config, H: int) -> str:
+def unsupported_reason(config: Config, H: int) -> str:
     """Why the kernels do not serve a call; empty if they do."""
     if config.renormalise:
         return "has no renormalise=True; pass implementation='xla'"

@@ -209,8 +209,8 @@ def _forward(config, q_BTNH, k_BSKH, v_BSKH, bias_N, seed, origin, visibility):
         if config.renormalise:
             out_BKGXH = out_BKGXH / jnp.where(mass_BKGX == 0.0, 1.0, mass_BKGX)[..., None]
         expected, opened = sums
-        found = rows.opened.astype(jnp.int32).sum(-1, dtype=jnp.int32)
-        sums = (expected + rows.expected.sum(-1), opened + found)
+        result = rows.opened.astype(jnp.int32).sum(-1, dtype=jnp.int32)
+        sums = (expected + rows.expected.sum(-1), opened + result)
         return sums, (out_BKGXH.astype(v_BSKH.dtype), _Saved(lse_BKGX, mass_BKGX))
 
     zeros = (jnp.zeros((B, K, G), jnp.float32), jnp.zeros((B, K, G), jnp.int32))

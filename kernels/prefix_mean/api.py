@@ -97,8 +97,8 @@ def prefix_mean(
         )
     config = Config(mass_normalisation, log_write, dispatch.target())
     reasons = {
-        "pallas": dispatch.lacks_gpu(config.target)
-        or pallas.unsupported(config, size, value_BTE.dtype),
+        "pallas": dispatch.unsupported_reason(config.target)
+        or pallas.unsupported_reason(config, size, value_BTE.dtype),
         "xla": "",
         "reference": "",
     }

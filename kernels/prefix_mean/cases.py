@@ -11,8 +11,8 @@ GPU = frozenset({"gpu", "budget"})
 
 
 def _case(B: int, T: int, R: int, E: int, dtype: str, uses, **options) -> Case:
-    told = "".join(f"_{value if name == 'gates' else name}" for name, value in options.items())
-    name = f"b{B}_t{T}_r{R}_e{E}_{dtype}{told}"
+    text = "".join(f"_{value if name == 'gates' else name}" for name, value in options.items())
+    name = f"b{B}_t{T}_r{R}_e{E}_{dtype}{text}"
     return Case(name, {"B": B, "T": T, "R": R, "E": E}, dtype, options, frozenset(uses))
 
 

@@ -25,7 +25,7 @@ from kernels.prefix_mean.segments import Plan
 from kernels.prefix_mean.state import State
 
 
-def unsupported(config: Config, sizes: dict[str, int], dtype: Any) -> str:
+def unsupported_reason(config: Config, sizes: dict[str, int], dtype: Any) -> str:
     """Why the kernels do not serve a call; empty if they do."""
     del dtype  # float32 and bfloat16 are both served, and the public function admits no other.
     if config.log_write:

@@ -99,14 +99,16 @@ def row_map_attention(
     call = Call(q_BTNH, k_BSKH, v_BSKH, bias_N, heads, seen)
     target = dispatch.target()
     reasons = {
-        "pallas": dispatch.lacks_gpu(target) or pallas_plan.lacks(H),
+        "pallas": dispatch.unsupported_reason(target) or pallas_plan.unsupported_reason(H),
         "xla": "",
         "reference": "",
     }
     if implementation == "mosaic":
         # Never chosen by itself, and its lowering is imported by those alone who name it.
         mosaic = importlib.import_module(f"kernels.{OP}.mosaic")
-        reasons["mosaic"] = dispatch.lacks_gpu(target) or mosaic.lacks(target, soft_cap, call)
+        reasons["mosaic"] = dispatch.unsupported_reason(target) or mosaic.lacks(
+            target, soft_cap, call
+        )
     name = dispatch.choose(OP, implementation, reasons)
     entries = tuning.tiles(OP, target.device_kind, size, q_BTNH.dtype, heuristic(H, q_BTNH.dtype))
     config = Config(

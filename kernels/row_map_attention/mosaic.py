@@ -21,11 +21,11 @@ from kernels.row_map_attention.config import Call, Config, Rows
 from kernels.row_map_attention.maps import OP
 
 
-def lacks(target: dispatch.Target, soft_cap: float | None, call: Call) -> str:
+def unsupported_reason(target: dispatch.Target, soft_cap: float | None, call: Call) -> str:
     """Why the kernel does not serve a call; empty if it does."""
     if soft_cap is not None or call.heads_N is not None:
         return "has no soft_cap or heads; pass implementation=None"
-    return mosaic_pipeline.lacks(target, call.q_BTNH, call.k_BSKH, call.seen)
+    return mosaic_pipeline.unsupported_reason(target, call.q_BTNH, call.k_BSKH, call.seen)
 
 
 def forward(config: Config, call: Call, visible_BT: jax.Array) -> tuple[jax.Array, Rows]:

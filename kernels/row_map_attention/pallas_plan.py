@@ -17,10 +17,10 @@ from kernels.row_map_attention.maps import SOFTMAX, RowMap
 WIDTHS = (16, 32, 64, 128, 256)
 
 
-def lacks(H: int) -> str:
+def unsupported_reason(H: int) -> str:
     """Why the kernels do not serve heads of width H; empty if they do."""
-    told = ", ".join(map(str, WIDTHS))
-    return "" if H in WIDTHS else f"serves head widths {told} and this is {H}; pass 'xla'"
+    text = ", ".join(map(str, WIDTHS))
+    return "" if H in WIDTHS else f"serves head widths {text} and this is {H}; pass 'xla'"
 
 
 @dataclasses.dataclass(frozen=True)

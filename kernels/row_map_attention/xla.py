@@ -68,8 +68,8 @@ def forward(config: Config, call: Call, visible_BT: jax.Array) -> tuple[jax.Arra
 
         return lax.map(one_block, (span.numbers(), q_IBKGCH[span.within()]))
 
-    found = [one_span(span) for span in spans]
-    out, pivot, factor = (jnp.concatenate(parts) for parts in zip(*found, strict=True))
+    results = [one_span(span) for span in spans]
+    out, pivot, factor = (jnp.concatenate(parts) for parts in zip(*results, strict=True))
     rows = (x.transpose(1, 2, 3, 0, 4).reshape(B, N, -1)[:, :, :T] for x in (pivot, factor))
     return _whole(out, T), Rows(*rows)
 

@@ -29,12 +29,12 @@ def _case(
 ) -> Case:
     options = {"integers": True, **(options or {})}
     named: dict[str, int] = dict(zip("BTSNKH", sizes, strict=True))
-    told = [f"{letter.lower()}{size}" for letter, size in named.items()]
-    told += [name for name in options if name != "integers"]
+    lines = [f"{letter.lower()}{size}" for letter, size in named.items()]
+    lines += [name for name in options if name != "integers"]
     # Registers are held for each bias and degree, so tiles are looked up by their numbers too.
     named["X"] = len(options.get("biases", (0.0,)))
     named["P"] = len(options.get("degrees", (2, 4, 8, 16)))
-    return Case("_".join([*told, dtype]), named, dtype, options, uses)
+    return Case("_".join([*lines, dtype]), named, dtype, options, uses)
 
 
 def _timed(sizes: tuple[int, ...], uses: frozenset[str], dtype: str, biases: int = 1) -> Case:

@@ -45,7 +45,7 @@ class _Inputs(NamedTuple):
 
 def unavailable(config: Config, sizes: Mapping[str, int]) -> str:
     """Why the kernel does not run for this call; empty if it does."""
-    lacking = dispatch.lacks_gpu(config.target)
+    lacking = dispatch.unsupported_reason(config.target)
     if lacking:
         return lacking
     H = sizes["H"]
@@ -65,7 +65,7 @@ def run(
     visible: Visibility,
 ) -> ScoreStats:
     """The statistics at each bias, `[X, B, T, N]`; see `api.score_stats`."""
-    found = []
+    results = []
     for first in range(0, bias_X.shape[0], _BIASES):
         inputs = _Inputs(
             **tiles.operands(visible),
@@ -74,10 +74,10 @@ def run(
             q_BTNH=q_BTNH,
             k_BSKH=k_BSKH,
         )
-        found.append(_call(config, inputs, visible.causal))
-    top, argmax, star, rival = found[0][:4]
-    active = jnp.concatenate([each.active for each in found])
-    sums = jnp.concatenate([each.sums for each in found], axis=1)
+        results.append(_call(config, inputs, visible.causal))
+    top, argmax, star, rival = results[0][:4]
+    active = jnp.concatenate([each.active for each in results])
+    sums = jnp.concatenate([each.sums for each in results], axis=1)
     by_head = tile.Found(top, argmax, star, rival, active, sums)
     by_position = tile.Found(*(x.swapaxes(-1, -2) for x in by_head))
     S = k_BSKH.shape[1]
@@ -131,7 +131,7 @@ def _call(config: Config, inputs: _Inputs, causal: bool) -> tile.Found:
         return jax.ShapeDtypeStruct((*lead, B, N, T), dtype)
 
     one = row_spec()
-    found = dispatch.triton_call(
+    result = dispatch.triton_call(
         functools.partial(_kernel, config, tiling),
         target=config.target,
         name="score_stats_forward",
@@ -150,7 +150,7 @@ def _call(config: Config, inputs: _Inputs, causal: bool) -> tile.Found:
         num_warps=chosen["warps"],
         num_stages=chosen["stages"],
     )(inputs)
-    return tile.Found(*found)
+    return tile.Found(*result)
 
 
 def _kernel(config: Config, tiling: Tiling, inputs: _Inputs, *outputs: Any) -> None:
@@ -201,8 +201,8 @@ def _kernel(config: Config, tiling: Tiling, inputs: _Inputs, *outputs: Any) -> N
         is_target = None if target_Q1 is None else keys(j) == target_Q1
         return tile.raise_peak(peak, scores(j, masked), j, is_target)
 
-    found = tiles.walk(ranges, first_loop, tile.no_peak((Q, Y), target_Q1 is not None))
-    top_Q, argmax_Q, star_Q = tile.peak(found)
+    result = tiles.walk(ranges, first_loop, tile.no_peak((Q, Y), target_Q1 is not None))
+    top_Q, argmax_Q, star_Q = tile.peak(result)
     at_Q1 = argmax_Q[:, None] if target_Q1 is None else target_Q1
     biases = [inputs.bias_X[x] for x in range(inputs.bias_X.shape[0])]
     reciprocal = _divide if config.target.interpret else _exact_reciprocal

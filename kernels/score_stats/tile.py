@@ -153,20 +153,20 @@ def distractors(
 def powers(x: jax.Array, degrees: tuple[float, ...]) -> list[jax.Array]:
     """x^p of x >= 0 for each degree: whole ones by squarings that they share."""
     squarings = [x]
-    found = []
+    results = []
     for p in degrees:
         if not isinstance(p, int):
-            found.append(x**p)
+            results.append(x**p)
             continue
         while len(squarings) < p.bit_length():
             squarings.append(squarings[-1] * squarings[-1])
         factors = [each for bit, each in enumerate(squarings) if p >> bit & 1]
-        found.append(functools.reduce(operator.mul, factors))
-    return found
+        results.append(functools.reduce(operator.mul, factors))
+    return results
 
 
 def finish(
-    config: Config, found: Found, bias: jax.Array, target: jax.Array | None, S: int
+    config: Config, result: Found, bias: jax.Array, target: jax.Array | None, S: int
 ) -> ScoreStats:
     """The statistics of the rows, `[X, ...]`.
 
@@ -174,7 +174,7 @@ def finish(
       bias: `[X]` with an axis of size 1 for each of a row's.
       target: key indices `[...]`, or None for the argmax.
     """
-    top, star, rival = found.top[None], found.star[None], found.rival[None]
+    top, star, rival = result.top[None], result.star[None], result.rival[None]
     u_top, u_star = top + bias, star + bias
     r_star = clipped(config, u_star)
 
@@ -187,8 +187,8 @@ def finish(
     unread = empty | invalid
     live = ~unread & (r_star >= _SMALLEST)
 
-    s_p = jnp.where(live[..., None], jnp.moveaxis(found.sums, 0, -1), jnp.inf)
-    active = jnp.where(live, found.active, 0)
+    s_p = jnp.where(live[..., None], jnp.moveaxis(result.sums, 0, -1), jnp.inf)
+    active = jnp.where(live, result.active, 0)
     margin = jnp.where(unread, 0.0, star - rival)
     rho = jnp.where(live, margin / jnp.where(live, u_star, 1.0), 0.0)
     # With a distractor above the threshold rho < 1, but rounding can reach 1.
@@ -205,7 +205,7 @@ def finish(
         margin=margin,
         relative_margin=rho,
         active=active,
-        argmax=jnp.where(unread, -1, found.argmax[None]).astype(jnp.int32),
+        argmax=jnp.where(unread, -1, result.argmax[None]).astype(jnp.int32),
         status=status.astype(jnp.int32),
         u_star=jnp.where(unread, 0.0, u_star),
         r_star=jnp.where(live, r_star, 0.0),

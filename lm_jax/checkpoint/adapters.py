@@ -10,7 +10,7 @@ import numpy as np
 
 from lm_jax.errors import BadInputError, CorruptError
 from lm_jax.model import params as params_lib
-from lm_jax.model.lora import LoraSettings
+from lm_jax.model.lora import LoraConfig
 from lm_jax.model.params import ParamTree
 from lm_jax.run.files import write_bytes
 
@@ -21,7 +21,7 @@ _FORMAT = "lm_jax.lora 1"
 def save_adapters(
     path: str | os.PathLike[str],
     adapters: ParamTree,
-    settings: LoraSettings,
+    settings: LoraConfig,
     *,
     base_sha256: str,
 ) -> None:
@@ -46,7 +46,7 @@ def save_adapters(
 
 def load_adapters(
     path: str | os.PathLike[str], *, base_sha256: str
-) -> tuple[dict[str, Any], LoraSettings]:
+) -> tuple[dict[str, Any], LoraConfig]:
     """Reads adapters that were trained on the base of this digest (`Pretrained.sha256`).
 
     Raises:
@@ -75,4 +75,4 @@ def load_adapters(
         )
     settings = json.loads(metadata["settings"])
     settings["targets"] = tuple(settings["targets"])
-    return params_lib.tree_from_paths(tensors), LoraSettings(**settings)
+    return params_lib.tree_from_paths(tensors), LoraConfig(**settings)

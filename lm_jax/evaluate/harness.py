@@ -90,14 +90,14 @@ def evaluate(
     tasks = {
         task: ConfigurableTask(config=_config(task, asked)) for task, asked in questions.items()
     }
-    found = evaluator.evaluate(
+    result = evaluator.evaluate(
         model(scorer),
         {"tasks": tasks, "groups": {}, "group_map": {}},
         bootstrap_iters=0,
         log_samples=False,
     )
     return {
-        task: {metric: float(found["results"][task][f"{metric},none"]) for metric in METRICS}
+        task: {metric: float(result["results"][task][f"{metric},none"]) for metric in METRICS}
         for task in questions
     }
 
@@ -115,8 +115,10 @@ def truthfulqa_preset() -> str:
     file = importlib.resources.files("lm_eval") / "tasks" / "truthfulqa" / "truthfulqa_mc1.yaml"
     prompt = yaml.safe_load(file.read_text(encoding="utf-8"))["doc_to_text"]
     mark = "the question"
-    before, found, _ = jinja2.Template(prompt).render(question=mark).partition(f"\n\nQ: {mark}\nA:")
-    if not found:
+    before, result, _ = (
+        jinja2.Template(prompt).render(question=mark).partition(f"\n\nQ: {mark}\nA:")
+    )
+    if not result:
         raise UsageError(f"{file} has another prompt; install lm-eval 0.4.13, or give the preset")
     return before.strip()
 

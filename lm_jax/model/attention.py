@@ -82,7 +82,7 @@ def fused(attend: Any, implementation: str) -> Fused:
 
 
 def _kernels_of(attend: Any) -> dict[str, FusedKernel]:
-    if isinstance(attend, PerLayer | Bound):
+    if isinstance(attend, PerLayer | LayerAttend):
         attend = attend.fn
     if isinstance(attend, jax.tree_util.Partial):
         attend = attend.func
@@ -199,7 +199,7 @@ register_fused(softmax, "kernels", _kernel_softmax)
 
 
 @struct.dataclass
-class Bound:
+class LayerAttend:
     """A `PerLayer` attend with the data of one layer."""
 
     fn: Any = struct.field(pytree_node=False)
@@ -216,8 +216,8 @@ def layer_data(attend: Any) -> Any:
     return attend.data if isinstance(attend, PerLayer) else None
 
 
-def bind(attend: Any, data: Any) -> Any:
+def for_layer(attend: Any, data: Any) -> Any:
     """The attend of one layer, given that layer's slice of `layer_data`."""
     if isinstance(attend, Fused):
-        return dataclasses.replace(attend, attend=bind(attend.attend, data))
-    return Bound(attend.fn, data) if isinstance(attend, PerLayer) else attend
+        return dataclasses.replace(attend, attend=for_layer(attend.attend, data))
+    return LayerAttend(attend.fn, data) if isinstance(attend, PerLayer) else attend

@@ -22,7 +22,7 @@ import numpy as np
 from lm_jax.errors import UsageError
 from lm_jax.model import layers, sites
 from lm_jax.model import params as params_lib
-from lm_jax.model.attention import Attend, Fused, PerLayer, bind, layer_data, softmax
+from lm_jax.model.attention import Attend, Fused, PerLayer, for_layer, layer_data, softmax
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.edits import OneLayer
 from lm_jax.model.layers import Dropout
@@ -190,16 +190,18 @@ def forward(
         "index": np.arange(cfg.num_layers, dtype=np.int32),
     }
     run_stack = _unrolled if unroll else _scanned
-    x_BTD, made = run_stack(run_layer, x_BTD, per_layer, outer.seen, remat)
+    x_BTD, layer_outputs = run_stack(run_layer, x_BTD, per_layer, outer.visited, remat)
 
     if logits_at is not None:
         x_BTD = jnp.take_along_axis(x_BTD, logits_at[:, :, None], axis=1)
     x_BTD = layers.norm(params.get("final", {}), x_BTD, cfg, outer, "final")
     logits = layers.unembed(params, x_BTD, cfg)
-    sites.check_seen(edits, record, outer.seen)
+    sites.check_visited(edits, record, outer.visited)
     if cache is not None:
-        cache = Cache(layers=made["cache"], length_B=cache.length_B + T)
-    return Output(logits, x_BTD, outer.records | made["records"], made["aux"], cache)
+        cache = Cache(layers=layer_outputs["cache"], length_B=cache.length_B + T)
+    return Output(
+        logits, x_BTD, outer.records | layer_outputs["records"], layer_outputs["aux"], cache
+    )
 
 
 def _layer_kinds(cfg: DecoderConfig) -> dict[str, np.ndarray] | None:
@@ -212,48 +214,50 @@ def _layer_kinds(cfg: DecoderConfig) -> dict[str, np.ndarray] | None:
     }
 
 
-def _scanned(run_layer, x_BTD, per_layer, seen, remat):
-    def layer(x_BTD, given):
-        return run_layer(x_BTD, given, seen)
+def _scanned(run_layer, x_BTD, per_layer, visited, remat):
+    def layer(x_BTD, layer_inputs):
+        return run_layer(x_BTD, layer_inputs, visited)
 
     return jax.lax.scan(jax.checkpoint(layer) if remat else layer, x_BTD, per_layer)
 
 
-def _unrolled(run_layer, x_BTD, per_layer, seen, remat):
-    def layer(x_BTD, given):
-        return run_layer(x_BTD, given, seen)
+def _unrolled(run_layer, x_BTD, per_layer, visited, remat):
+    def layer(x_BTD, layer_inputs):
+        return run_layer(x_BTD, layer_inputs, visited)
 
-    made = []
+    layer_outputs = []
     for i in range(jax.tree.leaves(per_layer)[0].shape[0]):
-        given = jax.tree.map(lambda a, i=i: a[i], per_layer)
-        x_BTD, out = (jax.checkpoint(layer) if remat else layer)(x_BTD, given)
-        made.append(out)
-    return x_BTD, jax.tree.map(lambda *leaves: jnp.stack(leaves), *made)
+        layer_inputs = jax.tree.map(lambda a, i=i: a[i], per_layer)
+        x_BTD, out = (jax.checkpoint(layer) if remat else layer)(x_BTD, layer_inputs)
+        layer_outputs.append(out)
+    return x_BTD, jax.tree.map(lambda *leaves: jnp.stack(leaves), *layer_outputs)
 
 
-def _layer(x_BTD, given, seen, *, cfg, mixer, record, attend, positions_BT, valid_BT, dropout):
-    """One block; returns the residual stream and what the layer made."""
-    scope = sites.Scope(given["edits"], record, seen=seen)
-    p, kind = given["params"], given["kind"]
-    drop = Dropout(dropout, given["rng"])
+def _layer(
+    x_BTD, layer_inputs, visited, *, cfg, mixer, record, attend, positions_BT, valid_BT, dropout
+):
+    """One block; returns the residual stream and the outputs of the layer."""
+    scope = sites.Scope(layer_inputs["edits"], record, visited=visited)
+    p, kind = layer_inputs["params"], layer_inputs["kind"]
+    drop = Dropout(dropout, layer_inputs["rng"])
     layer = Layer(
         positions_BT=positions_BT,
         scope=scope,
-        attend=bind(attend, given["attend"]),
+        attend=for_layer(attend, layer_inputs["attend"]),
         rope=_rope_tables(cfg, positions_BT, kind),
         window=None if kind is None else kind["window"],
-        rng=given["rng"],
-        index=given["index"],
+        rng=layer_inputs["rng"],
+        index=layer_inputs["index"],
         valid_BT=valid_BT,
         dropout=drop,
     )
 
     x_BTD = scope("resid_pre", x_BTD)
     h_BTD = _norm(p.get("ln1", {}), x_BTD, cfg, scope, "ln1")
-    decoding = given["cache"] is not None and x_BTD.shape[1] == 1
+    decoding = layer_inputs["cache"] is not None and x_BTD.shape[1] == 1
     mix = mixer.step if decoding else mixer.apply
     with jax.named_scope("mixer"):
-        mixed_BTD, cache = mix(p["mixer"], h_BTD, cfg, layer, given["cache"])
+        mixed_BTD, cache = mix(p["mixer"], h_BTD, cfg, layer, layer_inputs["cache"])
     if cfg.post_norms:
         mixed_BTD = layers.norm(p.get("ln1_post", {}), mixed_BTD, cfg, scope, "ln1_post")
     mixed_BTD = scope("attn.out", drop(mixed_BTD, "attn.out"))

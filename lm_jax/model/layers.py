@@ -70,7 +70,7 @@ def rematerialised(block: Callable[..., Any], scope: Scope, *args: Any) -> Any:
     """
 
     def pure(*args: Any) -> tuple[Any, Any]:
-        inner = Scope(scope.edits, scope.record, seen=scope.seen)
+        inner = Scope(scope.edits, scope.record, visited=scope.visited)
         return block(inner, *args), (inner.records, inner.aux)
 
     keep = jax.checkpoint_policies.save_only_these_names(PRODUCT)

@@ -39,7 +39,7 @@ class Adapted:
 
 
 @dataclasses.dataclass(frozen=True)
-class LoraSettings:
+class LoraConfig:
     """Which weights are adapted, and how.
 
     Attributes:
@@ -72,7 +72,7 @@ class LoraSettings:
         return self.alpha / self.rank
 
 
-def adapter_spec(spec: ParamTree, settings: LoraSettings) -> dict[str, Any]:
+def adapter_spec(spec: ParamTree, settings: LoraConfig) -> dict[str, Any]:
     """Declares `down` and `up` for every weight in the blocks that a target names.
 
     Raises:
@@ -81,11 +81,11 @@ def adapter_spec(spec: ParamTree, settings: LoraSettings) -> dict[str, Any]:
     weights = dict(_weights(spec))
     chosen: dict[str, ParamSpec] = {}
     for target in settings.targets:
-        found = [path for path in weights if _matches(path, target)]
-        if not found:
+        results = [path for path in weights if _matches(path, target)]
+        if not results:
             names = sorted({path.rpartition("/")[2] for path in weights})
             raise UsageError(f"LoRA: no weight matches {target!r}{nearest(target, names)}")
-        chosen |= {path: weights[path] for path in found}
+        chosen |= {path: weights[path] for path in results}
     made: dict[str, ParamSpec] = {}
     for path, weight in chosen.items():
         inputs = _inputs(weight)
@@ -130,7 +130,7 @@ def _uniform(width: int) -> params_lib.Initializer:
     return init
 
 
-def attach(params: ParamTree, adapters: ParamTree, settings: LoraSettings) -> dict[str, Any]:
+def attach(params: ParamTree, adapters: ParamTree, settings: LoraConfig) -> dict[str, Any]:
     """`params` with every adapted weight and its update as one `Adapted`.
 
     Raises:
@@ -140,7 +140,7 @@ def attach(params: ParamTree, adapters: ParamTree, settings: LoraSettings) -> di
 
 
 def merge(
-    params: ParamTree, adapters: ParamTree, settings: LoraSettings, *, dtype: Any = None
+    params: ParamTree, adapters: ParamTree, settings: LoraConfig, *, dtype: Any = None
 ) -> dict[str, Any]:
     """The weights with their updates added in float32, then rounded once.
 
@@ -159,7 +159,7 @@ def merge(
 
 
 def rounding(
-    params: ParamTree, adapters: ParamTree, settings: LoraSettings, *, dtype: Any = None
+    params: ParamTree, adapters: ParamTree, settings: LoraConfig, *, dtype: Any = None
 ) -> jax.Array:
     """The share of the update that `merge` into this dtype rounds away, of its Euclidean norm.
 
@@ -179,7 +179,7 @@ def rounding(
 
 
 def _over(
-    params: ParamTree, adapters: ParamTree, settings: LoraSettings, join: Callable[..., Any]
+    params: ParamTree, adapters: ParamTree, settings: LoraConfig, join: Callable[..., Any]
 ) -> dict[str, Any]:
     """`params`, with `join(weight, down, up, strength)` in place of every adapted weight."""
     pairs = _pairs(params, adapters)

@@ -93,7 +93,7 @@ def check_edit(name: str, edit: Any, num_layers: int) -> None:
 class Scope:
     """The edits and reducers in force in one layer, and what was recorded and passed there.
 
-    Lives only while a layer is traced. `seen` lets the decoder refuse a site that the model does
+    Lives only while a layer is traced. `visited` lets the decoder refuse a site that the model does
     not have: an edit is never ignored in silence.
     """
 
@@ -101,7 +101,7 @@ class Scope:
     record: Mapping[str, Reducer]
     records: dict[str, Any] = dataclasses.field(default_factory=dict)
     aux: dict[str, Any] = dataclasses.field(default_factory=dict)
-    seen: set[str] = dataclasses.field(default_factory=set)
+    visited: set[str] = dataclasses.field(default_factory=set)
 
     def touches(self, names: frozenset[str]) -> bool:
         """Whether any of `names` is edited or recorded."""
@@ -115,7 +115,7 @@ class Scope:
 
     def edit(self, name: str, x: jax.Array) -> jax.Array:
         """The edit alone."""
-        self.seen.add(name)
+        self.visited.add(name)
         return _apply(name, self.edits[name], x) if name in self.edits else x
 
     def observe(self, name: str, x: jax.Array) -> None:
@@ -143,11 +143,11 @@ def keep(x: jax.Array) -> jax.Array:
     return x
 
 
-def check_seen(edits: Mapping[str, Any], record: Mapping[str, Any], seen: set[str]) -> None:
+def check_visited(edits: Mapping[str, Any], record: Mapping[str, Any], visited: set[str]) -> None:
     """Raises for a known site that this model never passed through."""
     for role, names in (("edits", edits), ("record", record)):
         for name in names:
-            if name not in seen:
+            if name not in visited:
                 raise UsageError(
-                    f"{role}: this model has no site {name!r}; it has: {', '.join(sorted(seen))}"
+                    f"{role}: this model has no site {name!r}; it has: {', '.join(sorted(visited))}"
                 )

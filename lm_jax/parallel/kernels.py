@@ -91,9 +91,9 @@ def split_axes(sizes: Mapping[str, int]) -> SplitAxes:
     if not ours or any(kind != AxisType.Auto for kind in mesh.axis_types):
         return {}
     groups = {sharding.BATCH[0]: "B", ("tensor",): "".join(sizes).replace("B", "")}
-    found: dict[str, tuple[str, ...]] = {}
+    results: dict[str, tuple[str, ...]] = {}
     for names, letters in groups.items():
         ways = math.prod(mesh.shape[name] for name in names)
         if ways > 1 and all(sizes[letter] % ways == 0 for letter in letters):
-            found |= dict.fromkeys(letters, names)
-    return found
+            results |= dict.fromkeys(letters, names)
+    return results

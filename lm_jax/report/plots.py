@@ -224,8 +224,8 @@ def _omitted(area: Canvas, traces: Sequence[_Trace], notes: Sequence[Note], *rem
     beyond = f"{number(outside)} outside the axes." if outside else ""
     lost = [note.text for note in notes if not area.inside(note.x, note.y)]
     unread = f"Notes outside the axes: {', '.join(lost)}." if lost else ""
-    told = surface.omission(hidden, log=log_x or log_y), beyond, *remarks, unread
-    return " ".join(filter(None, told))
+    text = surface.omission(hidden, log=log_x or log_y), beyond, *remarks, unread
+    return " ".join(filter(None, text))
 
 
 def _nothing(area: Canvas, traces: Sequence[_Trace]) -> list[Markup]:

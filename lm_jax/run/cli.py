@@ -35,10 +35,10 @@ from absl import flags
 from ml_collections import config_dict
 
 from lm_jax.errors import (
-    Refusal,
     StoppedError,
     StorageError,
     UsageError,
+    UserError,
     WorkdirInUseError,
     nearest,
 )
@@ -133,7 +133,7 @@ def run(
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
         return _EXIT_INTERRUPTED
-    except Refusal as error:
+    except UserError as error:
         # These two say all there is to say, and the folder may belong to another run.
         if not isinstance(error, UsageError | WorkdirInUseError):
             _log_traceback(workdir)
@@ -151,7 +151,7 @@ def run(
         return _EXIT_FAULT
 
 
-def _refuse(error: Refusal, debug: bool) -> int:
+def _refuse(error: UserError, debug: bool) -> int:
     if debug:
         traceback.print_exc()
     head = "stopped" if isinstance(error, StoppedError) else "error"
@@ -231,7 +231,7 @@ def _parse(
         ) from error
     # The last two come from an index that does not fit, as in `--config.names[9]=a`.
     except (flags.Error, ValueError, LookupError, TypeError) as error:
-        if isinstance(error, Refusal):
+        if isinstance(error, UserError):
             raise
         raise UsageError(f"{error}; --help lists the flags") from error
     if len(rest) > 1:

@@ -96,8 +96,8 @@ def prune(folder: Path, limit: int) -> None:
     entries = []
     for entry in os.scandir(folder):
         if entry.is_file() and entry.name.endswith("-cache"):
-            found = entry.stat()
-            entries.append((max(found.st_atime, found.st_mtime), found.st_size, entry.path))
+            result = entry.stat()
+            entries.append((max(result.st_atime, result.st_mtime), result.st_size, entry.path))
     total = sum(size for _, size, _ in entries)
     for _, size, path in sorted(entries):
         if total <= limit:
@@ -144,12 +144,12 @@ def _mending(folder: Path) -> Iterator[None]:
         show = warnings.showwarning
 
         def mend(message: Warning | str, *rest: Any, **named: Any) -> None:
-            found = _UNREADABLE.match(str(message))
-            if found is None:
+            result = _UNREADABLE.match(str(message))
+            if result is None:
                 show(message, *rest, **named)
                 return
             _log.info("%s", message)
-            for damaged in folder.glob(f"{glob.escape(found[1])}-*-cache"):
+            for damaged in folder.glob(f"{glob.escape(result[1])}-*-cache"):
                 with contextlib.suppress(OSError):
                     damaged.unlink()
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from absl import flags
 from ml_collections import config_dict, config_flags
 
-from lm_jax.errors import Refusal, UsageError, nearest
+from lm_jax.errors import UsageError, UserError, nearest
 
 Settings = TypeVar("Settings")
 
@@ -106,7 +106,7 @@ def load_config(spec: str) -> config_dict.ConfigDict:
     try:
         loader.exec_module(module)
         config = module.get_config(*([mode] if mode else []))
-    except Refusal:
+    except UserError:
         raise
     except Exception as error:
         raise UsageError(

@@ -18,7 +18,7 @@ import shutil
 import stat
 from typing import Any, BinaryIO
 
-from lm_jax.errors import BadInputError, CorruptError, Refusal, StorageError
+from lm_jax.errors import BadInputError, CorruptError, StorageError, UserError
 
 STORAGE_ERRNOS = frozenset(
     getattr(errno, name)
@@ -48,7 +48,7 @@ def replace_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         # The error in flight matters more than a temporary file that a full disk will not give up.
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and not isinstance(error, Refusal):
+        if isinstance(error, OSError) and not isinstance(error, UserError):
             raise storage_error(path, error) from error
         raise
 
@@ -110,7 +110,7 @@ def new_folder(path: str | os.PathLike[str]) -> Generator[Path]:
     except BaseException as error:
         # The error in flight matters more than a draft that a full disk will not give up.
         shutil.rmtree(draft, ignore_errors=True)
-        if isinstance(error, OSError) and not isinstance(error, Refusal):
+        if isinstance(error, OSError) and not isinstance(error, UserError):
             raise storage_error(path, error) from error
         raise
 

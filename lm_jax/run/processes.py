@@ -25,7 +25,7 @@ import jax
 from jax.experimental import multihost_utils
 import numpy as np
 
-from lm_jax.errors import Refusal, UsageError
+from lm_jax.errors import UsageError, UserError
 from lm_jax.run import stop
 from lm_jax.run.workdir import Resume, logging_to, open_workdir
 
@@ -39,7 +39,7 @@ _PATIENCE = {
 }
 
 
-class ElsewhereError(Refusal, RuntimeError):
+class ElsewhereError(UserError, RuntimeError):
     """A refusal of process 0, in the others; it has the exit code of that one."""
 
     def __init__(self, exit_code: int) -> None:
@@ -120,7 +120,7 @@ def on_first(action: Callable[[], int | None]) -> int:
     try:
         number = action() or 0
     except BaseException as error:
-        exit_code = error.exit_code if isinstance(error, Refusal) else 1
+        exit_code = error.exit_code if isinstance(error, UserError) else 1
         multihost_utils.broadcast_one_to_all(np.array([exit_code, 0], np.int32))
         raise
     multihost_utils.broadcast_one_to_all(np.array([0, number], np.int32))

@@ -22,13 +22,7 @@ from typing import Any, Literal
 
 import filelock
 
-from lm_jax.errors import (
-    BadInputError,
-    Refusal,
-    StorageError,
-    UsageError,
-    WorkdirInUseError,
-)
+from lm_jax.errors import BadInputError, StorageError, UsageError, UserError, WorkdirInUseError
 from lm_jax.run.files import read_json, storage_error, write_json
 from lm_jax.run.plain import config_difference, to_plain
 from lm_jax.run.provenance import PROVENANCE_FILE, utc_now
@@ -141,7 +135,7 @@ def _make(folder: Path) -> None:
                 "first, or choose another --workdir"
             )
         folder.mkdir(parents=True, exist_ok=True)
-    except Refusal:
+    except UserError:
         raise
     except OSError as error:
         raise storage_error(folder, error) from error

@@ -61,8 +61,8 @@ def documents(
         raise UsageError(f"unit = {unit!r} is not known; choose 'document' or 'paragraph'")
     if words < 1:
         raise UsageError(f"words = {words} must be positive")
-    found = _whole_documents(str(source), field)
-    return found if unit == "document" else _paragraphs(found, words)
+    result = _whole_documents(str(source), field)
+    return result if unit == "document" else _paragraphs(result, words)
 
 
 def hashes(source: str | Path) -> dict[str, str]:
@@ -83,28 +83,28 @@ def hashes(source: str | Path) -> dict[str, str]:
 
 
 def usable(
-    found: Iterable[Document], skips: Counter[str], *, longest: int = 1_000_000
+    result: Iterable[Document], skips: Counter[str], *, longest: int = 1_000_000
 ) -> Iterator[tuple[str, str]]:
     """The documents that can be trained on, each text once; the others are counted by reason.
 
     Args:
-      found: as from `documents`.
+      result: as from `documents`.
       skips: counts up "unreadable" (no UTF-8, or no line of JSON with the field), "empty" (nothing
         but white space), "long" and "duplicate".
       longest: a document of more characters is left out as "long".
     """
-    seen = set()
-    for name, text in found:
+    visited = set()
+    for name, text in result:
         if isinstance(text, bytes) or not _is_unicode(text):
             skips["unreadable"] += 1
         elif not text.strip():
             skips["empty"] += 1
         elif len(text) > longest:
             skips["long"] += 1
-        elif (digest := hashlib.sha256(text.encode()).digest()) in seen:
+        elif (digest := hashlib.sha256(text.encode()).digest()) in visited:
             skips["duplicate"] += 1
         else:
-            seen.add(digest)
+            visited.add(digest)
             yield name, text
 
 
@@ -121,11 +121,11 @@ def wikipedia() -> Iterator[str]:
     one article serves several questions; 54 titles come in two versions, of which the first stays.
     """
     questions = json.loads(assets.path("wiki", "hotpotqa.json").read_text(encoding="utf-8"))
-    seen = set()
+    visited = set()
     for question in questions:
         for title, sentences in question["context"]:
-            if title not in seen:
-                seen.add(title)
+            if title not in visited:
+                visited.add(title)
                 yield "".join(sentences)
 
 
@@ -299,8 +299,8 @@ def _plain(wikitext: str) -> str:
     return text.strip()
 
 
-def _paragraphs(found: Iterator[Document], words: int) -> Iterator[Document]:
-    for name, text in found:
+def _paragraphs(result: Iterator[Document], words: int) -> Iterator[Document]:
+    for name, text in result:
         if isinstance(text, bytes):
             yield name, text
             continue

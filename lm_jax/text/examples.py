@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import grain
 
 # In the place of an id where there is none.
-VOID = -1
+IGNORE_INDEX = -1
 Mode = Literal["truncate", "pack", "window"]
 Batch = dict[str, np.ndarray]
 
@@ -86,11 +86,11 @@ class Examples:
             raise UsageError(f"mode = {mode!r} is not one of {', '.join(get_args(Mode))}")
         if context < 1 or (limit is not None and limit < 1):
             raise UsageError(f"context = {context} and limit = {limit} must be positive")
-        found = prepared.manifest["vocab_size"]
-        if vocab_size is not None and vocab_size < found:
+        result = prepared.manifest["vocab_size"]
+        if vocab_size is not None and vocab_size < result:
             raise BadInputError(
-                f"{prepared.folder} has ids up to {found - 1}, and the model a vocabulary of "
-                f"{vocab_size}; give the model vocab_size={found}, or prepare other data"
+                f"{prepared.folder} has ids up to {result - 1}, and the model a vocabulary of "
+                f"{vocab_size}; give the model vocab_size={result}, or prepare other data"
             )
         if mode == "truncate" and prepared.tokenizer.token(0) != PAD:
             raise BadInputError(
@@ -99,7 +99,7 @@ class Examples:
             )
         self.prepared, self.split, self.mode, self.limit = prepared, split, mode, limit
         self.width = context + 1
-        self.fill = VOID if mode == "window" else 0
+        self.fill = IGNORE_INDEX if mode == "window" else 0
         self._file = prepared.folder / records_file(split)
         self._lengths = self._read_lengths()[:limit].astype(np.int64)
         total = int(self._lengths.sum())
@@ -335,15 +335,15 @@ class OnePass:
             raise UsageError(f"batch {k} is not one of the {self.per_epoch} of this pass")
         places = k * self._batch_size + self._rows
         inside = places[places < self._examples.count]
-        found = self._examples.read(inside)
-        missing = len(places) - len(found["document"])
+        result = self._examples.read(inside)
+        missing = len(places) - len(result["document"])
         return {
             "tokens": np.pad(
-                found["tokens"],
+                result["tokens"],
                 ((0, missing), (0, 0)),
                 constant_values=self._examples.fill,
             ),
-            "document": np.pad(found["document"], (0, missing), constant_values=-1),
+            "document": np.pad(result["document"], (0, missing), constant_values=-1),
         }
 
 

@@ -68,7 +68,7 @@ class Prepared:
 
 
 @dataclasses.dataclass(frozen=True)
-class CorpusSettings:
+class CorpusConfig:
     """All that decides the contents of a prepared folder; see `corpora.documents` and `prepare`.
 
     The default corpus is 249 long speeches, so its documents are cut at paragraphs. Neighbours of
@@ -218,7 +218,7 @@ def open_prepared(
 
 def prepare_corpus(
     folder: str | os.PathLike[str],
-    corpus: CorpusSettings,
+    corpus: CorpusConfig,
     *,
     tokenizer: Tokenizer | None = None,
 ) -> Prepared:
@@ -329,7 +329,7 @@ def records_file(split: str) -> str:
     return f"{split}-00000-of-00001.array_record"
 
 
-def _documents(corpus: CorpusSettings) -> Iterator[corpora.Document]:
+def _documents(corpus: CorpusConfig) -> Iterator[corpora.Document]:
     return corpora.documents(
         corpus.source, unit=corpus.unit, words=corpus.words, field=corpus.field
     )

@@ -58,7 +58,7 @@ class TrainConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Upkeep:
+class CheckpointPolicy:
     """How often a run logs and saves.
 
     Attributes:

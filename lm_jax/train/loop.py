@@ -41,9 +41,9 @@ from lm_jax.run.files import storage_error
 from lm_jax.run.plain import config_hash, to_plain
 from lm_jax.run.provenance import collect_provenance
 from lm_jax.train import optim, profiling
-from lm_jax.train.config import TrainConfig, Upkeep
+from lm_jax.train.config import CheckpointPolicy, TrainConfig
 from lm_jax.train.evaluate import Batches, Evaluation, evaluate
-from lm_jax.train.metrics import Ledger
+from lm_jax.train.metrics import MetricWriter
 from lm_jax.train.objective import Objective
 from lm_jax.train.state import TrainState, abstract_state, init_state
 from lm_jax.train.step import (
@@ -60,7 +60,7 @@ Measure = Callable[[ParamTree, int, Evaluation], Mapping[str, float]]
 
 
 @dataclasses.dataclass(frozen=True)
-class History:
+class EvalHistory:
     """What is known of the run besides its state; goes into every checkpoint.
 
     `last` and `best` are losses per token of the evaluations so far, `best_step` the step of the
@@ -72,11 +72,11 @@ class History:
     best_step: int | None = None
     stopped_early: bool = False
 
-    def with_loss(self, loss: float, step: int, *, early_stop: bool) -> "History":
+    def with_loss(self, loss: float, step: int, *, early_stop: bool) -> "EvalHistory":
         """The history after one more evaluation."""
         rose = self.last is not None and loss > self.last
         better = self.best is None or loss < self.best
-        return History(
+        return EvalHistory(
             last=loss,
             best=loss if better else self.best,
             best_step=step if better else self.best_step,
@@ -85,11 +85,11 @@ class History:
 
 
 @dataclasses.dataclass(frozen=True)
-class Trained:
+class TrainResult:
     """The state after the last step, and where its checkpoints are."""
 
     state: TrainState
-    history: History
+    history: EvalHistory
     checkpoints: Path
 
 
@@ -104,12 +104,12 @@ def train(
     mesh: Mesh,
     frozen: Any = (),
     base_sha256: str | None = None,
-    upkeep: Upkeep | None = None,
+    upkeep: CheckpointPolicy | None = None,
     params: ParamTree | None = None,
     decays: optim.Choice = optim.is_weight,
     measure: Measure | None = None,
     on_step: Callable[[int], None] | None = None,
-) -> Trained:
+) -> TrainResult:
     """Trains, or goes on training, in the folder of a run.
 
     Args:
@@ -138,12 +138,12 @@ def train(
       BadInputError: the folder holds a run over other weights.
       StorageError: a file could not be written.
     """
-    upkeep = upkeep or Upkeep()
+    upkeep = upkeep or CheckpointPolicy()
     rows, columns = batches.at(0)["tokens"].shape
     rows *= sharding.batch_share(mesh)[1]
     check_batch(rows, config.accumulate, mesh)
     identity = manager.Identity(
-        config=objective.describe() | {"train": to_plain(config), "seed": seed},
+        config=objective.metadata() | {"train": to_plain(config), "seed": seed},
         fingerprint=batches.fingerprint,
         mesh=manager.mesh_sizes(mesh),
         packages=collect_provenance()["packages"],
@@ -154,22 +154,22 @@ def train(
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise storage_error(folder, error) from error
-    spec, extra = objective.spec, objective.start()
+    spec, aux_state = objective.spec, objective.init_state()
     optimizer, window = optim.adamw(spec, config, decays), loss_window(config)
     restored = manager.restore(
         saved,
-        abstract_state(mesh, spec, optimizer, window=window, extra=extra),
+        abstract_state(mesh, spec, optimizer, window=window, aux_state=aux_state),
         identity,
         allow_fallback=upkeep.allow_fallback,
     )
     init_key, step_key = jax.random.split(jax.random.key(seed))
     if restored is None:
         state = init_state(
-            init_key, mesh, spec, optimizer, window=window, extra=extra, params=params
+            init_key, mesh, spec, optimizer, window=window, aux_state=aux_state, params=params
         )
-        history = History()
+        history = EvalHistory()
     else:
-        state, history = restored.state, History(**restored.notes["progress"])
+        state, history = restored.state, EvalHistory(**restored.notes["progress"])
         _log.info("going on from step %d", int(state.step))
     first = step = int(state.step)
     writes, alone = processes.is_first(), jax.process_count() == 1
@@ -187,7 +187,7 @@ def train(
     with (
         profiling.Tracer(folder, done=first, total=config.steps, writes=writes) as tracer,
         progress.track("train", config.steps, done=first, quiet=not writes) as advance,
-        Ledger(
+        MetricWriter(
             folder,
             saved,
             fingerprint=bound_to,
@@ -217,15 +217,15 @@ def train(
             if saves or logs:
                 ledger.settle()
             if validation is not None and evaluates:
-                found = evaluate(look, state.params, validation, mesh, frozen=frozen)
-                if not math.isfinite(found.loss):
+                result = evaluate(look, state.params, validation, mesh, frozen=frozen)
+                if not math.isfinite(result.loss):
                     raise DivergedError(
-                        f"the validation loss after step {step} is {found.loss}, so nothing was "
+                        f"the validation loss after step {step} is {result.loss}, so nothing was "
                         f"saved; the checkpoints before it are in {saved}"
                     )
-                extra = {} if measure is None else measure(state.params, step, found)
-                ledger.evaluated(step, found, extra)
-                history = history.with_loss(found.loss, step, early_stop=config.early_stop)
+                measured = {} if measure is None else measure(state.params, step, result)
+                ledger.evaluated(step, result, measured)
+                history = history.with_loss(result.loss, step, early_stop=config.early_stop)
             if saves:
                 # Rows first: a row is then missing from no step that a checkpoint has passed.
                 ledger.flush()
@@ -236,4 +236,4 @@ def train(
             if stop:
                 stop_flag.check(f"after step {step}, saved in {saved}")
         processes.on_first(ledger.merge)
-    return Trained(state, history, saved)
+    return TrainResult(state, history, saved)

@@ -59,7 +59,7 @@ class _Given(NamedTuple):
     """What belongs to the tokens of a chunk; W counts the devices that the rows are split over."""
 
     target_WC: jax.Array
-    counted_WC: jax.Array
+    loss_mask_WC: jax.Array
     teacher_WCD: jax.Array | None
 
 
@@ -67,7 +67,7 @@ class _Given(NamedTuple):
 def summed(
     model: Predictor,
     target_BT: jax.Array,
-    counted_BT: jax.Array,
+    loss_mask_BT: jax.Array,
     cfg: DecoderConfig,
     *,
     teacher: Predictor | None = None,
@@ -82,7 +82,7 @@ def summed(
     Args:
       model: what is trained.
       target_BT: the token to predict at each place.
-      counted_BT: false at places that are left out.
+      loss_mask_BT: false at places that are left out.
       cfg: of the model, and of its teacher.
       teacher: whose distribution p the divergence T^2 KL(p || q) starts from; no gradient.
       distill: its weight in `minimised`.
@@ -97,7 +97,7 @@ def summed(
         teacher_hidden = teacher.hidden_BTD
         teacher_VD = _gathered(layers.unembedding(teacher.params, cfg), places)
     cut = functools.partial(_cut, places=places)
-    given = jax.tree.map(cut, _Given(target_BT, counted_BT, teacher_hidden))
+    given = jax.tree.map(cut, _Given(target_BT, loss_mask_BT, teacher_hidden))
     hidden_nWCD, w_VD = cut(model.hidden_BTD), _gathered(w_VD, places)
     minimised, parts = _summed(setting, hidden_nWCD, w_VD, given, teacher_VD)
     return Sums(minimised, *lax.stop_gradient(parts))
@@ -184,7 +184,7 @@ def _summed(
 
 
 def _totals(setting: _Setting, given: _Given, parts: Any) -> Any:
-    loss, divergence = (jnp.sum(jnp.where(given.counted_WC, x, 0.0)) for x in parts)
+    loss, divergence = (jnp.sum(jnp.where(given.loss_mask_WC, x, 0.0)) for x in parts)
     return loss + setting.distill * divergence, (loss, divergence)
 
 
@@ -243,7 +243,7 @@ def _one_chunk(
         p, q = jnp.exp(log_p), jnp.exp(log_q)
         divergence_WC = T**2 * jnp.sum(p * (log_p - log_q), axis=-1)
         d_WCV += setting.distill * T * (q - p)
-    d_WCV = jnp.where(given.counted_WC[..., None], d_WCV, 0.0)
+    d_WCV = jnp.where(given.loss_mask_WC[..., None], d_WCV, 0.0)
     if cap is not None:
         d_WCV *= 1.0 - jnp.square(logits_WCV / cap)
     return (loss_WC, divergence_WC), d_WCV

@@ -74,7 +74,7 @@ class Events:
         self._writer.close()
 
 
-class Ledger:
+class MetricWriter:
     """The metrics of the steps since the last look, left on the device so that nothing waits."""
 
     def __init__(
@@ -133,22 +133,22 @@ class Ledger:
         """Leaves the time since the last look out of the rate: it went into something else."""
         self._since = time.monotonic()
 
-    def evaluated(self, step: int, found: Evaluation, extra: Mapping[str, float]) -> None:
+    def evaluated(self, step: int, result: Evaluation, extra: Mapping[str, float]) -> None:
         """Writes what an evaluation found, and further numbers by name."""
         if not self._writes:
             return
         values = {
-            "validation/perplexity": found.perplexity,
-            "validation/batch_mean_perplexity": found.batch_mean_perplexity,
+            "validation/perplexity": result.perplexity,
+            "validation/batch_mean_perplexity": result.batch_mean_perplexity,
         } | dict(extra)
-        _log.info("step %d: validation perplexity %.3f", step, found.perplexity)
+        _log.info("step %d: validation perplexity %.3f", step, result.perplexity)
         if ("evaluation", step) in self._evaluations:
             return
         columns = {
             "step": [step] * len(values),
             "name": list(values),
             "value": [float(value) for value in values.values()],
-            "n": [found.tokens] * len(values),
+            "n": [result.tokens] * len(values),
         }
         self._evaluations.append(("evaluation", step), columns)
         self._events.add(step, values)
@@ -174,15 +174,15 @@ class Ledger:
         """
         if not self._pending:
             return
-        found = [
+        results = [
             (step, jax.device_get(metrics), document_B)
             for step, metrics, document_B in self._pending
         ]
         self._pending.clear()
         now = time.monotonic()
-        seconds, self._since = (now - self._since) / len(found), now
+        seconds, self._since = (now - self._since) / len(results), now
         tokens = 0
-        for step, metrics, document_B in found:
+        for step, metrics, document_B in results:
             if not metrics["finite"]:
                 raise self._diverged(step, metrics, document_B)
             tokens += int(metrics["tokens"])
@@ -202,11 +202,11 @@ class Ledger:
                 self._steps.append(("step", step), {name: [value] for name, value in row.items()})
                 shown = (*_SHOWN, *self._columns)
                 self._events.add(step, {f"train/{name}": row[name] for name in shown})
-        step, metrics, _ = found[-1]
-        pace = self._throughput.rates(tokens, seconds * len(found), len(found))
-        loss, told = f"loss {metrics['loss']:.4f}", format_rates(pace)
-        self._advance(len(found), f"{loss}, {told}")
-        _log.info("step %d: %s, gradient norm %.3g, %s", step, loss, metrics["grad_norm"], told)
+        step, metrics, _ = results[-1]
+        pace = self._throughput.rates(tokens, seconds * len(results), len(results))
+        loss, text = f"loss {metrics['loss']:.4f}", format_rates(pace)
+        self._advance(len(results), f"{loss}, {text}")
+        _log.info("step %d: %s, gradient norm %.3g, %s", step, loss, metrics["grad_norm"], text)
 
     def _diverged(self, step: int, metrics: Mapping[str, Any], document_B: Any) -> DivergedError:
         # Every process has found the same number, and saw rows of its own.

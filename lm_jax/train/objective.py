@@ -1,14 +1,15 @@
-"""What a training step minimises: an `Objective`, of which language modelling is one.
+"""Training objectives: the loss that a step minimises, and the language modelling objective.
 
 An objective is hashable, because a step is compiled once for all equal ones. A step gives it
 
-    params    what is trained, in float32, as its `spec` declares
-    frozen    what is not: the weights under adapters, a teacher; () where there is nothing
-    extra     a small state that goes from step to step and into checkpoints, such as a dual
-              variable; None where there is none
+    params       trained parameters in float32, as its `spec` declares
+    frozen       parameters that are not trained: the weights under adapters, a teacher; () if none
+    aux_state    a small state carried from step to step and into checkpoints, such as a dual
+                 variable; None if there is none
 
-A batch may be cut into micro-batches. A loss is therefore returned as a share: what a micro-batch
-adds to the number of the whole batch, whose `totals` are counted before.
+Gradient accumulation splits a batch into micro-batches. A loss is therefore returned as a term:
+what a micro-batch adds to the mean over the whole batch, whose `normalizers` (counts of tokens) are
+computed first.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +28,7 @@ from lm_jax.model.flops import Causal, forward_flops
 from lm_jax.model.mixers import ATTENTION, AttentionMixer, Mixer
 from lm_jax.model.params import ParamSpec, ParamTree
 from lm_jax.run.plain import to_plain
-from lm_jax.text.examples import VOID
+from lm_jax.text.examples import IGNORE_INDEX
 from lm_jax.train import losses, optim
 
 # What rows are filled up with where the tokenizer has an id for that.
@@ -36,90 +37,95 @@ PAD = 0
 Numbers = Mapping[str, jax.Array]
 
 
-class Cut(NamedTuple):
-    """What is read of a batch of rows, and what is to be predicted at each of its places."""
+class LMBatch(NamedTuple):
+    """Model inputs, next-token targets and masks of one batch, each `[B, T]`.
 
-    read_BT: jax.Array
-    valid_BT: jax.Array
+    `input_mask_BT` is false at padding, `loss_mask_BT` at targets that the loss leaves out.
+    """
+
+    input_BT: jax.Array
+    input_mask_BT: jax.Array
     target_BT: jax.Array
-    counted_BT: jax.Array
+    loss_mask_BT: jax.Array
 
 
-Cutting = Callable[[jax.Array], Cut]
+MakeBatch = Callable[[jax.Array], LMBatch]
 
 
-def next_token(tokens_BS: jax.Array) -> Cut:
-    """Each of `[:, 1:]` is predicted from what stands before it; rows are filled with `PAD`."""
-    read_BT, target_BT = tokens_BS[:, :-1], tokens_BS[:, 1:]
-    return Cut(read_BT, read_BT != PAD, target_BT, target_BT != PAD)
+def next_token_batch(tokens_BS: jax.Array, *, padding: int = PAD) -> LMBatch:
+    """Inputs `[:, :-1]` and targets `[:, 1:]` of rows filled up with the id `padding`."""
+    held_BS = tokens_BS != padding
+    # An id that no embedding has is read as token 0, which every mask leaves out.
+    tokens_BS = jnp.where(held_BS, tokens_BS, 0) if padding < 0 else tokens_BS
+    return LMBatch(tokens_BS[:, :-1], held_BS[:, :-1], tokens_BS[:, 1:], held_BS[:, 1:])
 
 
-def next_token_or_void(tokens_BS: jax.Array) -> Cut:
-    """As `next_token`, of rows that are filled with `VOID`."""
-    held_BS = tokens_BS != VOID
-    tokens_BS = jnp.where(held_BS, tokens_BS, 0)
-    return Cut(tokens_BS[:, :-1], held_BS[:, :-1], tokens_BS[:, 1:], held_BS[:, 1:])
+def ignore_index_batch(tokens_BS: jax.Array) -> LMBatch:
+    """`next_token_batch` of rows filled up with `IGNORE_INDEX`, for tokenizers without padding."""
+    return next_token_batch(tokens_BS, padding=IGNORE_INDEX)
 
 
-def places(cutting: Cutting, rows: int, columns: int) -> int:
-    """How many places of each row a model reads."""
-    return jax.eval_shape(cutting, jax.ShapeDtypeStruct((rows, columns), "int32")).read_BT.shape[1]
+def input_length(make_batch: MakeBatch, rows: int, columns: int) -> int:
+    """The number of tokens of each row that the model reads."""
+    return jax.eval_shape(
+        make_batch, jax.ShapeDtypeStruct((rows, columns), "int32")
+    ).input_BT.shape[1]
 
 
-def nll(output: Output, params: ParamTree, cfg: DecoderConfig, cut: Cut) -> jax.Array:
-    """The sum of -log p over the places of each row that count, float32 `[B]`, in nats.
+def nll(output: Output, params: ParamTree, cfg: DecoderConfig, batch: LMBatch) -> jax.Array:
+    """The negative log likelihood of each row's targets, float32 `[B]`, in nats.
 
-    `output` and `params` are those of the forward pass over `cut`.
+    `output` and `params` are those of the forward pass over `batch`.
     """
     model = losses.Predictor(output.hidden, params)
-    loss_BT = losses.token_nll(model, cut.target_BT, cfg)
-    return jnp.sum(jnp.where(cut.counted_BT, loss_BT, 0.0), axis=1)
+    loss_BT = losses.token_nll(model, batch.target_BT, cfg)
+    return jnp.sum(jnp.where(batch.loss_mask_BT, loss_BT, 0.0), axis=1)
 
 
 class Objective(Protocol):
-    """What `step.make_train_step` and `loop.train` are told of the job."""
+    """The interface of a training objective to `step.make_train_step` and `loop.train`."""
 
     @property
     def spec(self) -> ParamTree:
-        """The declaration of what is trained."""
+        """The declaration of the trained parameters."""
         ...
 
     @property
     def dtype(self) -> str:
-        """What is computed in: "float32" or "bfloat16"."""
+        """The dtype of the computation: "float32" or "bfloat16"."""
         ...
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of the metrics of a step besides those that every job has."""
+        """The names of the objective's own metrics of a step."""
         ...
 
-    def describe(self) -> dict[str, Any]:
-        """Plain settings, to which a run's checkpoints are bound."""
+    def metadata(self) -> dict[str, Any]:
+        """Plain settings of the objective, to which a run's checkpoints are bound."""
         ...
 
-    def start(self) -> Any:
-        """The extra state before the first step."""
+    def init_state(self) -> Any:
+        """The auxiliary state before the first step."""
         ...
 
-    def totals(self, tokens_BS: jax.Array) -> Numbers:
-        """What the shares of a whole batch are divided by, none of them 0."""
+    def normalizers(self, tokens_BS: jax.Array) -> Numbers:
+        """The counts that the loss terms of a whole batch are divided by, none of them 0."""
         ...
 
-    def shares(
+    def loss_terms(
         self,
         params: ParamTree,
         frozen: Any,
-        extra: Any,
+        aux_state: Any,
         tokens_BS: jax.Array,
-        totals: Numbers,
+        normalizers: Numbers,
         rng: jax.Array,
     ) -> tuple[jax.Array, Numbers]:
-        """The shares of what is minimised, and of `loss` (nats per token) and `columns`."""
+        """A micro-batch's term of the minimised loss, of `loss` (nats per token) and `columns`."""
         ...
 
-    def update(self, extra: Any, metrics: Numbers) -> tuple[Any, Numbers]:
-        """The extra state after a step with these metrics, and the `columns` that are no shares."""
+    def update(self, aux_state: Any, metrics: Numbers) -> tuple[Any, Numbers]:
+        """The auxiliary state after a step with these metrics, and the `columns` it computes."""
         ...
 
     def flops(self, rows: int, columns: int, causal: Causal) -> int:
@@ -159,7 +165,7 @@ def token_loss(
     cfg: DecoderConfig,
     mixer: Mixer,
     *,
-    cutting: Cutting = next_token,
+    make_batch: MakeBatch = next_token_batch,
     dropout: float = 0.0,
     rng: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
@@ -170,24 +176,24 @@ def token_loss(
       tokens_BS: rows of ids.
       cfg: the model.
       mixer: its token mixer.
-      cutting: what is read of a row and what predicted.
+      make_batch: rows of ids to inputs, targets and masks.
       dropout: the rate.
       rng: key for dropout and for mixers that draw.
     """
-    cut = cutting(tokens_BS)
+    batch = make_batch(tokens_BS)
     output = forward(
         params,
-        cut.read_BT,
+        batch.input_BT,
         cfg,
         mixer=mixer,
         attend=_attend(mixer, dropout),
         dropout=dropout,
         rng=rng,
-        valid_BT=cut.valid_BT,
+        valid_BT=batch.input_mask_BT,
     )
     model = losses.Predictor(output.hidden, params)
-    sums = losses.summed(model, cut.target_BT, cut.counted_BT, cfg)
-    return sums.minimised, jnp.sum(cut.counted_BT)
+    sums = losses.summed(model, batch.target_BT, batch.loss_mask_BT, cfg)
+    return sums.minimised, jnp.sum(batch.loss_mask_BT)
 
 
 def _attend(mixer: Mixer, dropout: float) -> Attend | Fused:
@@ -214,7 +220,7 @@ class LanguageModelling:
     dtype: str = "float32"
     dropout: float = 0.0
     casts: optim.Choice = is_cast
-    cutting: Cutting = next_token
+    make_batch: MakeBatch = next_token_batch
     columns: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -229,55 +235,59 @@ class LanguageModelling:
     def spec(self) -> ParamTree:
         return param_spec(self.cfg, self.mixer)
 
-    def describe(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         return {
             "model": to_plain(self.cfg),
-            "mixer": described(self.mixer),
+            "mixer": mixer_metadata(self.mixer),
             "language_modelling": {"dtype": self.dtype, "dropout": self.dropout},
-        } | ({} if self.cutting is next_token else {"cutting": self.cutting.__qualname__})
+        } | (
+            {}
+            if self.make_batch is next_token_batch
+            else {"make_batch": self.make_batch.__qualname__}
+        )
 
-    def start(self) -> None:
+    def init_state(self) -> None:
         return None
 
-    def totals(self, tokens_BS: jax.Array) -> Numbers:
+    def normalizers(self, tokens_BS: jax.Array) -> Numbers:
         # A batch of padding alone has a loss of zero, not of 0 / 0.
-        return {"tokens": jnp.maximum(jnp.sum(self.cutting(tokens_BS).counted_BT), 1)}
+        return {"tokens": jnp.maximum(jnp.sum(self.make_batch(tokens_BS).loss_mask_BT), 1)}
 
-    def shares(
+    def loss_terms(
         self,
         params: ParamTree,
         frozen: Any,
-        extra: Any,
+        aux_state: Any,
         tokens_BS: jax.Array,
-        totals: Numbers,
+        normalizers: Numbers,
         rng: jax.Array,
     ) -> tuple[jax.Array, Numbers]:
-        del frozen, extra
+        del frozen, aux_state
         total, _ = token_loss(
             self._low(params),
             tokens_BS,
             self.cfg,
             self.mixer,
-            cutting=self.cutting,
+            make_batch=self.make_batch,
             dropout=self.dropout,
             rng=rng,
         )
-        loss = total / totals["tokens"]
+        loss = total / normalizers["tokens"]
         return loss, {"loss": loss}
 
-    def update(self, extra: Any, metrics: Numbers) -> tuple[Any, Numbers]:
+    def update(self, aux_state: Any, metrics: Numbers) -> tuple[Any, Numbers]:
         del metrics
-        return extra, {}
+        return aux_state, {}
 
     def flops(self, rows: int, columns: int, causal: Causal) -> int:
-        read = places(self.cutting, rows, columns)
+        read = input_length(self.make_batch, rows, columns)
         # The gradient of a product is two products, by either factor.
         return 3 * rows * forward_flops(self.cfg, self.mixer, read, causal=causal).total
 
     def evaluate(self, params: ParamTree, frozen: Any, tokens_BS: jax.Array) -> Numbers:
         del frozen
         total, count = token_loss(
-            self._low(params), tokens_BS, self.cfg, self.mixer, cutting=self.cutting
+            self._low(params), tokens_BS, self.cfg, self.mixer, make_batch=self.make_batch
         )
         return {"loss": total, "tokens": count}
 
@@ -285,7 +295,7 @@ class LanguageModelling:
         return cast_params(params, self.spec, self.dtype, self.casts)
 
 
-def described(mixer: Mixer) -> dict[str, Any]:
+def mixer_metadata(mixer: Mixer) -> dict[str, Any]:
     """A mixer as plain settings: its class and its fields, a function by its full name."""
     fields: dict[str, Any] = {}
     if dataclasses.is_dataclass(mixer):

@@ -94,12 +94,12 @@ def parse(text: str | None, folder: Path | None = None) -> Request | None:
     """
     if text is None:
         return None
-    found = re.fullmatch(r"(\d{1,12}):(\d{1,12})", text)
-    if not found or not 1 <= int(found[1]) <= int(found[2]):
+    result = re.fullmatch(r"(\d{1,12}):(\d{1,12})", text)
+    if not result or not 1 <= int(result[1]) <= int(result[2]):
         raise UsageError(
             f"--profile={text} is not FIRST:LAST, two step numbers from 1 on; write --profile=20:24"
         )
-    return Request(int(found[1]), int(found[2]), folder)
+    return Request(int(result[1]), int(result[2]), folder)
 
 
 @contextlib.contextmanager
@@ -265,7 +265,7 @@ def operations(hlo: str) -> Program:
     A fusion that has no name of its own belongs where its products do, or its result. What the
     compiler added, such as the copies in a loop, belongs where the loop does.
     """
-    found: dict[str, _Instruction] = {}
+    results: dict[str, _Instruction] = {}
     computation = ""
     for line in hlo.splitlines():
         if header := _COMPUTATION.match(line):
@@ -273,12 +273,12 @@ def operations(hlo: str) -> Program:
         elif matched := _INSTRUCTION.match(line):
             source = _SOURCE.search(line)
             scope, backward = _scope(source[1]) if source else (OTHER, False)
-            found[matched[1]] = _Instruction(
+            results[matched[1]] = _Instruction(
                 matched[2], computation, tuple(_CALLED.findall(line)), scope, backward
             )
-    caller = {called: name for name, each in found.items() for called in each.calls}
+    caller = {called: name for name, each in results.items() for called in each.calls}
     inside: dict[str, list[_Instruction]] = {}
-    for each in found.values():
+    for each in results.values():
         inside.setdefault(each.computation, []).append(each)
 
     def owner(each: _Instruction) -> _Instruction:
@@ -288,13 +288,13 @@ def operations(hlo: str) -> Program:
             named = (part for part in (*products, *reversed(fused)) if part.scope != OTHER)
             each = next(named, each)
         if each.scope == OTHER and each.computation in caller:
-            outer = owner(found[caller[each.computation]])
+            outer = owner(results[caller[each.computation]])
             return dataclasses.replace(outer, backward=each.backward or outer.backward)
         return each
 
     return {
         name: Operation(own.scope, own.backward, each.kind in _CONTROL)
-        for name, each in found.items()
+        for name, each in results.items()
         for own in [owner(each)]
     }
 
@@ -302,7 +302,7 @@ def operations(hlo: str) -> Program:
 def _scope(path: str) -> tuple[str, bool]:
     """The innermost of `SCOPES` in the path of an operation, and whether it is a gradient's."""
     components = path.split("/")
-    parts = [found[1] for part in components if (found := _COMPONENT.fullmatch(part))]
+    parts = [result[1] for part in components if (result := _COMPONENT.fullmatch(part))]
     scope = next((part for part in reversed(parts) if part in SCOPES), OTHER)
     return scope, any(part.startswith("transpose(") for part in components)
 
@@ -311,11 +311,11 @@ def _programs() -> dict[str, list[Program]]:
     """All that is compiled in this process, by the name of the module."""
     import jax
 
-    found: dict[str, list[Program]] = {}
+    results: dict[str, list[Program]] = {}
     for executable in jax.devices()[0].client.live_executables():
         for module in executable.hlo_modules():
-            found.setdefault(module.name, []).append(operations(module.to_string()))
-    return found
+            results.setdefault(module.name, []).append(operations(module.to_string()))
+    return results
 
 
 def name_operations(

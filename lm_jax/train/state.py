@@ -32,7 +32,7 @@ class TrainState:
     params: Any
     opt_state: Any
     losses_W: Any = None
-    extra: Any = None
+    aux_state: Any = None
 
 
 def state_shardings(
@@ -41,13 +41,13 @@ def state_shardings(
     optimizer: optax.GradientTransformation,
     *,
     window: int = 0,
-    extra: Any = None,
+    aux_state: Any = None,
 ) -> TrainState:
     """The sharding of every leaf: moments lie with their parameters, scalars everywhere."""
     everywhere = sharding.replicated(mesh)
     placed = sharding.param_shardings(mesh, spec)
     moments = optim.moment_shardings(optimizer, params_lib.abstract(spec), placed, everywhere)
-    own = jax.tree.map(lambda _: everywhere, extra)
+    own = jax.tree.map(lambda _: everywhere, aux_state)
     return TrainState(everywhere, placed, moments, everywhere if window else None, own)
 
 
@@ -57,27 +57,27 @@ def abstract_state(
     optimizer: optax.GradientTransformation,
     *,
     window: int = 0,
-    extra: Any = None,
+    aux_state: Any = None,
 ) -> TrainState:
     """The state as `jax.ShapeDtypeStruct` with shardings, into which a checkpoint is loaded."""
-    start = functools.partial(_start, optimizer=optimizer, window=window, extra=extra)
+    start = functools.partial(_start, optimizer=optimizer, window=window, aux_state=aux_state)
     state = jax.eval_shape(start, params_lib.abstract(spec))
     return jax.tree.map(
         lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
         state,
-        state_shardings(mesh, spec, optimizer, window=window, extra=extra),
+        state_shardings(mesh, spec, optimizer, window=window, aux_state=aux_state),
     )
 
 
 def _start(
-    params: ParamTree, *, optimizer: optax.GradientTransformation, window: int, extra: Any
+    params: ParamTree, *, optimizer: optax.GradientTransformation, window: int, aux_state: Any
 ) -> TrainState:
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
         opt_state=optimizer.init(params),
         losses_W=jnp.full((window,), jnp.nan) if window else None,
-        extra=extra,
+        aux_state=aux_state,
     )
 
 
@@ -88,7 +88,7 @@ def init_state(
     optimizer: optax.GradientTransformation,
     *,
     window: int = 0,
-    extra: Any = None,
+    aux_state: Any = None,
     params: ParamTree | None = None,
 ) -> TrainState:
     """The state before the first step, made in place: no device ever holds it whole.
@@ -99,11 +99,11 @@ def init_state(
       spec: the declaration of the parameters.
       optimizer: whose moments are made.
       window: how many losses it remembers.
-      extra: the objective's own state, before the first step.
+      aux_state: the objective's own state, before the first step.
       params: trained parameters to begin with, in place of drawn ones.
     """
-    start = functools.partial(_start, optimizer=optimizer, window=window, extra=extra)
-    shardings = state_shardings(mesh, spec, optimizer, window=window, extra=extra)
+    start = functools.partial(_start, optimizer=optimizer, window=window, aux_state=aux_state)
+    shardings = state_shardings(mesh, spec, optimizer, window=window, aux_state=aux_state)
     if params is None:
         drawn = jax.jit(lambda key: start(params_lib.init(key, spec)), out_shardings=shardings)
         return drawn(key)

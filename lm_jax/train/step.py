@@ -1,8 +1,8 @@
 """One update: loss and gradient of a global batch, then the optimizer.
 
 What is minimised is the `Objective`'s. With accumulation every micro-batch adds its share, divided
-by the totals of the whole batch, so that the update is that of the batch in one piece (a mean of
-micro-batch means would weight a token of a short row more).
+by the normalizers of the whole batch, so that the update is that of the batch in one piece (a mean
+of micro-batch means would weight a token of a short row more).
 """
 
 from collections.abc import Callable
@@ -75,19 +75,19 @@ def make_train_step(
     optimizer = optim.adamw(spec, config, decays)
     schedule = optim.cosine_schedule(config)
     state_places = state_shardings(
-        mesh, spec, optimizer, window=loss_window(config), extra=objective.start()
+        mesh, spec, optimizer, window=loss_window(config), aux_state=objective.init_state()
     )
     everywhere = sharding.replicated(mesh)
     micro_place = NamedSharding(mesh, PartitionSpec(None, *sharding.BATCH))
-    differentiate = jax.value_and_grad(objective.shares, has_aux=True)
+    differentiate = jax.value_and_grad(objective.loss_terms, has_aux=True)
 
-    def shares_and_gradient(params, frozen, extra, tokens_BS, rng):
-        totals = objective.totals(tokens_BS)
+    def terms_and_gradient(params, frozen, aux_state, tokens_BS, rng):
+        normalizers = objective.normalizers(tokens_BS)
         if config.accumulate == 1:
-            return differentiate(params, frozen, extra, tokens_BS, totals, rng)
+            return differentiate(params, frozen, aux_state, tokens_BS, normalizers, rng)
 
         def one(tokens_BS, rng):
-            return differentiate(params, frozen, extra, tokens_BS, totals, rng)
+            return differentiate(params, frozen, aux_state, tokens_BS, normalizers, rng)
 
         def add(sums, given):
             return jax.tree.map(jnp.add, sums, one(*given)), None
@@ -104,8 +104,8 @@ def make_train_step(
         state: TrainState, frozen: Any, tokens_BS: jax.Array, key: jax.Array
     ) -> tuple[TrainState, Metrics]:
         rng = jax.random.fold_in(key, state.step)
-        (minimised, parts), grads = shares_and_gradient(
-            state.params, frozen, state.extra, tokens_BS, rng
+        (minimised, parts), grads = terms_and_gradient(
+            state.params, frozen, state.aux_state, tokens_BS, rng
         )
         with jax.named_scope("optimizer"):
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
@@ -114,26 +114,26 @@ def make_train_step(
         # A skipped update is none: the schedule waits for it too.
         taken = optax.tree.get_all_with_path(state.opt_state, "count")[0][1]
         metrics: Metrics = dict(parts) | {
-            "tokens": objective.totals(tokens_BS)["tokens"],
+            "tokens": objective.normalizers(tokens_BS)["tokens"],
             "grad_norm": grad_norm,
             "learning_rate": jnp.asarray(schedule(taken)),
             "finite": jnp.isfinite(minimised) & jnp.isfinite(grad_norm),
             "skipped": jnp.zeros((), bool),
         }
-        extra, columns = objective.update(state.extra, metrics)
+        aux_state, columns = objective.update(state.aux_state, metrics)
         metrics |= columns
         losses_W = state.losses_W
         if config.skip_sigma is not None:
             loss = metrics["loss"]
             metrics["skipped"] = skipped = is_spike(loss, losses_W, config.skip_sigma)
-            params, opt_state, extra = jax.tree.map(
+            params, opt_state, aux_state = jax.tree.map(
                 lambda new, old: jnp.where(skipped, old, new),
-                (params, opt_state, extra),
-                (state.params, state.opt_state, state.extra),
+                (params, opt_state, aux_state),
+                (state.params, state.opt_state, state.aux_state),
             )
             # Spikes enter as well: a loss that rose for good is then no spike for long.
             losses_W = losses_W.at[state.step % LOSS_WINDOW].set(loss)
-        return TrainState(state.step + 1, params, opt_state, losses_W, extra), metrics
+        return TrainState(state.step + 1, params, opt_state, losses_W, aux_state), metrics
 
     return jax.jit(
         under_mesh(step, mesh),

@@ -105,12 +105,12 @@ class Throughput:
     def rates(self, tokens: float, seconds: float, steps: int = 1) -> dict[str, float]:
         """The columns `RATES` of `steps` updates that took `seconds` and predicted `tokens`."""
         per_second = 1.0 / seconds if seconds > 0 else math.nan
-        found = {"tokens_per_second": tokens * per_second}
+        results = {"tokens_per_second": tokens * per_second}
         for convention in CONVENTIONS:
             flops = steps * self.flops[convention] * per_second
-            found[f"flops_per_second_{convention}"] = flops
-            found[f"peak_share_{convention}"] = flops / self.peak.flops if self.peak else math.nan
-        return found
+            results[f"flops_per_second_{convention}"] = flops
+            results[f"peak_share_{convention}"] = flops / self.peak.flops if self.peak else math.nan
+        return results
 
 
 RATES = tuple(Throughput(dict.fromkeys(CONVENTIONS, 0.0), None).rates(0.0, 1.0))
@@ -121,8 +121,8 @@ def format_rates(rates: Mapping[str, Any]) -> str:
     square, triangle = (
         _share(rates[f"flops_per_second_{c}"], rates[f"peak_share_{c}"]) for c in CONVENTIONS
     )
-    told = square if square == triangle else f"{square} (visible pairs alone: {triangle})"
-    return f"{rates['tokens_per_second']:,.0f} tokens/s, {told}"
+    text = square if square == triangle else f"{square} (visible pairs alone: {triangle})"
+    return f"{rates['tokens_per_second']:,.0f} tokens/s, {text}"
 
 
 def _share(flops: float, share: float) -> str:

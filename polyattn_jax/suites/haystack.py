@@ -67,8 +67,8 @@ class Pool:
 
     def without(self, word: str, ids: Iterable[int]) -> np.ndarray:
         """Returns the indices of sentences that hold neither the word, in any case, nor a token."""
-        found = [self._holders.get(item, set()) for item in (word.casefold(), *ids)]
-        barred = set().union(*found)
+        results = [self._holders.get(item, set()) for item in (word.casefold(), *ids)]
+        barred = set().union(*results)
         return np.array([i for i in range(len(self.sentences)) if i not in barred], int)
 
 

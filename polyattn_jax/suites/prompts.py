@@ -239,11 +239,11 @@ def audit_prompts(
     ]
     if not isinstance(vocabulary, int):
         checks.append(lambda p: _text_fault(p, vocabulary, plant))
-    seen = set()
+    visited = set()
     for prompt in prompts:
-        if prompt.id in seen:
+        if prompt.id in visited:
             raise BadInputError(f"suite {name!r}: prompt id {prompt.id!r} occurs twice: rename one")
-        seen.add(prompt.id)
+        visited.add(prompt.id)
         for check in checks:
             if fault := check(prompt):
                 raise BadInputError(f"suite {name!r}, prompt {prompt.id!r}: {fault}")

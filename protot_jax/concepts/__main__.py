@@ -27,9 +27,9 @@ from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
 from lm_jax.text.examples import Examples
 from lm_jax.text.preparation import SPLITS, open_prepared
 from protot_jax import run_flags
-from protot_jax.concepts import collect, judge, page, twin
+from protot_jax.concepts import collect, judge, page, report_data
 from protot_jax.concepts.ranking import RankBy
-from protot_jax.trained import DATA, TrainedModel
+from protot_jax.saved_run import DATA, TrainedModel
 
 FOLDER = "concepts"
 TWIN = "concepts.json"
@@ -57,7 +57,7 @@ def report(
     model: TrainedModel,
     data: Path,
     folder: Path,
-    settings: twin.Settings,
+    settings: report_data.ConceptConfig,
     judge: judge.Judge,
     *,
     batch_size: int = 64,
@@ -99,14 +99,14 @@ def report(
     texts = collect.collect(
         model, examples, activations, texts=settings.texts, batch_size=batch_size
     )
-    made = twin.make(model, texts, activations, settings, judge)
+    made = report_data.build_report_data(model, texts, activations, settings, judge)
     write_json(folder / TWIN, made)
     provenance = read_json(folder / PROVENANCE_FILE)
     write_bytes(folder / PAGE, page.render(made, provenance=provenance).encode())
     return made
 
 
-def told(made: dict[str, Any]) -> str:
+def format_report(made: dict[str, Any]) -> str:
     """The report in a few lines, for a terminal."""
     model, settings = made["model"], made["settings"]
     half_lives = [each["half_life"] or float("inf") for each in made["prototypes"]]
@@ -142,20 +142,20 @@ def told(made: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _tested(found: dict[str, Any]) -> str:
-    counts = f"{found['prototypes']} prototypes, {found['texts']:,} texts"
-    if found["value"] is None:
+def _tested(result: dict[str, Any]) -> str:
+    counts = f"{result['prototypes']} prototypes, {result['texts']:,} texts"
+    if result["value"] is None:
         return f"none ({counts})"
     value, p, low, high = (
-        "?" if found[name] is None else f"{found[name]:.3f}"
+        "?" if result[name] is None else f"{result[name]:.3f}"
         for name in ("value", "p", "low", "high")
     )
     return f"{value} ({low} to {high}, p {p}; {counts})"
 
 
-def settings_from_flags() -> twin.Settings:
+def settings_from_flags() -> report_data.ConceptConfig:
     """The flags as the settings of one analysis."""
-    return twin.Settings(
+    return report_data.ConceptConfig(
         split=_SPLIT.value,
         texts=_TEXTS.value,
         length=_LENGTH.value,
@@ -173,7 +173,7 @@ def main(arguments: cli.Arguments) -> None:
     _ = model.prototypes
     settings, named = settings_from_flags(), _JUDGE.value
     folder = arguments.workdir or run / FOLDER
-    judged = judge.make(named, answers=folder / ANSWERS)
+    judged = judge.build_judge(named, answers=folder / ANSWERS)
     kind, _, place = named.partition(":")
     config = {
         "run": str(run),
@@ -192,7 +192,7 @@ def main(arguments: cli.Arguments) -> None:
             mark_finished(work.path)
             if isinstance(judged, judge.PromptedJudge):
                 print(judged.summary())
-        print(told(read_json(work.path / TWIN)))
+        print(format_report(read_json(work.path / TWIN)))
         print(work.path / PAGE)
 
 

@@ -39,7 +39,7 @@ from lm_jax.run.files import replace_file
 from lm_jax.text.examples import Examples, OnePass
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.text.tokenizer_training import BOS, END_OF_TEXT, EOS, PAD
-from protot_jax.trained import TrainedModel
+from protot_jax.saved_run import TrainedModel
 
 ACTIVATIONS = "activations.parquet"
 # A shorter beginning says little about a concept; as the released code.
@@ -54,13 +54,13 @@ class Texts:
     Attributes:
       document_N: number of the document in its split.
       token_NT: ids, 0 behind the end.
-      counted_NT: true for tokens that statistics count: no padding, no marks.
+      token_mask_NT: true for tokens that statistics count: no padding, no marks.
       loss_NT: nats; NaN where nothing was predicted.
     """
 
     document_N: np.ndarray
     token_NT: np.ndarray
-    counted_NT: np.ndarray
+    token_mask_NT: np.ndarray
     loss_NT: np.ndarray
 
     @property
@@ -70,7 +70,7 @@ class Texts:
 
     def perplexity(self, text: int | slice) -> float:
         """exp of the mean loss over the counted tokens that were predicted."""
-        losses = self.loss_NT[text][self.counted_NT[text]]
+        losses = self.loss_NT[text][self.token_mask_NT[text]]
         return float(np.exp(np.nanmean(losses)))
 
 
@@ -98,7 +98,7 @@ def collect(
       StoppedError: the command was asked to stop; nothing is kept.
     """
     schema = _schema(model.cfg.num_layers, model.prototypes.num_prototypes)
-    found: list[Texts] = []
+    results: list[Texts] = []
     count = 0
     with (
         replace_file(path) as file,
@@ -114,16 +114,16 @@ def collect(
             )
             part.loss_NT[:, 1:] = np.where(part.read_NT[:, 1:], loss_BT[:n], np.nan)
             writer.write_table(_rows(part, count, gates, schema))
-            found.append(part)
+            results.append(part)
             count += n
             advance(n)
-        if not found:
+        if not results:
             raise BadInputError(
                 f"{examples.prepared.folder}: no document of {examples.split} has {LEAST} tokens "
                 "in its beginning; give longer documents, or another split"
             )
     fields = (field.name for field in dataclasses.fields(Texts))
-    return Texts(*(np.concatenate([getattr(part, name) for part in found]) for name in fields))
+    return Texts(*(np.concatenate([getattr(part, name) for part in results]) for name in fields))
 
 
 def gates_of_layer(path: str | os.PathLike[str], texts: Texts, gate: str, layer: int) -> np.ndarray:
@@ -150,13 +150,13 @@ def _long_enough(
     batches = OnePass(examples, batch_size=batch_size)
     for k in range(batches.per_epoch):
         batch = batches.at(k)
-        counted_NT = ~np.isin(batch["tokens"], marks)
-        kept = np.flatnonzero(counted_NT.sum(1) >= LEAST)[:texts]
+        token_mask_NT = ~np.isin(batch["tokens"], marks)
+        kept = np.flatnonzero(token_mask_NT.sum(1) >= LEAST)[:texts]
         texts -= len(kept)
         if len(kept):
             token_NT = batch["tokens"][kept]
             losses_NT = np.full(token_NT.shape, np.nan, np.float32)
-            yield Texts(batch["document"][kept], token_NT, counted_NT[kept], losses_NT)
+            yield Texts(batch["document"][kept], token_NT, token_mask_NT[kept], losses_NT)
         if not texts:
             return
 
@@ -201,7 +201,7 @@ def _rows(part: Texts, first: int, gates: dict[str, np.ndarray], schema: pa.Sche
         pa.array(part.document_N[row]),
         pa.array(position, pa.int32()),
         pa.array(part.token_NT[read_NT]),
-        pa.array(~part.counted_NT[read_NT]),
+        pa.array(~part.token_mask_NT[read_NT]),
         pa.array(part.loss_NT[read_NT], from_pandas=True),
     ]
     for gates_BTR in (gates[gate][layer] for layer in range(len(gates["write"])) for gate in GATES):

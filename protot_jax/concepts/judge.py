@@ -128,7 +128,7 @@ class PromptedJudge:
         )
 
 
-def make(name: str, *, answers: str | os.PathLike[str] | None = None) -> Judge:
+def build_judge(name: str, *, answers: str | os.PathLike[str] | None = None) -> Judge:
     """The judge of that name.
 
     Args:
@@ -273,7 +273,7 @@ def parse(answer: str) -> dict[str, Any]:
 
 def _objects(answer: str) -> list[dict[str, Any]]:
     """The JSON objects of a text that are in no other; none where a brace belongs to no object."""
-    found, decoder = [], json.JSONDecoder()
+    result, decoder = [], json.JSONDecoder()
     start = answer.find("{")
     while start >= 0:
         try:
@@ -281,9 +281,9 @@ def _objects(answer: str) -> list[dict[str, Any]]:
         except ValueError:
             # What is inside a broken object is not the answer.
             return []
-        found.append(label)
+        result.append(label)
         start = answer.find("{", stop)
-    return found
+    return result
 
 
 def _strongest(gates: Sequence[float]) -> set[int]:
@@ -322,8 +322,8 @@ def _frame(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     framed = environment.from_string(tokenizer.chat_template).render(
         messages=[{"role": "user", "content": place}], add_generation_prompt=True, **special
     )
-    before, found, after = framed.partition(place)
-    if not found:
+    before, result, after = framed.partition(place)
+    if not result:
         raise BadInputError(
             "the model's chat template leaves out the message; use a model that takes one"
         )

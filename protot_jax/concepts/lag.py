@@ -65,12 +65,12 @@ class LagTests:
     own_lead: Tested
 
 
-def of_layer(write_NTR: np.ndarray, read_NTR: np.ndarray, counted_NT: np.ndarray) -> LayerLag:
+def of_layer(write_NTR: np.ndarray, read_NTR: np.ndarray, token_mask_NT: np.ndarray) -> LayerLag:
     """Correlations of one layer's gates; tokens that do not count make no pairs."""
-    write_NTR, read_NTR = (_centred(gate, counted_NT) for gate in (write_NTR, read_NTR))
+    write_NTR, read_NTR = (_centred(gate, token_mask_NT) for gate in (write_NTR, read_NTR))
     correlations, sums = {}, {}
     for k in LAGS:
-        pairs = _pairs(write_NTR, read_NTR, counted_NT, k)
+        pairs = _pairs(write_NTR, read_NTR, token_mask_NT, k)
         correlations[k] = _correlations(*pairs)
         if k in (-1, 0):
             sums[k] = _sums(*pairs)
@@ -162,20 +162,20 @@ def _own_lead(leads: Sequence[np.ndarray], texts: int, permutations: int, seed: 
     return Tested(value, float(quotients[at]), float(quotients[-1 - at]), p, Q, texts)
 
 
-def _centred(gate_NTR: np.ndarray, counted_NT: np.ndarray) -> np.ndarray:
+def _centred(gate_NTR: np.ndarray, token_mask_NT: np.ndarray) -> np.ndarray:
     """Deviation from the text's mean, 0 where a token does not count."""
-    counted_NT1 = counted_NT[..., None].astype(gate_NTR.dtype)
+    counted_NT1 = token_mask_NT[..., None].astype(gate_NTR.dtype)
     sums_N1R = (gate_NTR * counted_NT1).sum(1, keepdims=True)
     return (gate_NTR - sums_N1R / counted_NT1.sum(1, keepdims=True)) * counted_NT1
 
 
 def _pairs(
-    write_NTR: np.ndarray, read_NTR: np.ndarray, counted_NT: np.ndarray, k: int
+    write_NTR: np.ndarray, read_NTR: np.ndarray, token_mask_NT: np.ndarray, k: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Write gates, and read gates k tokens later; 0 where one of the two does not count."""
-    T = counted_NT.shape[1]
+    T = token_mask_NT.shape[1]
     at, read_at = slice(max(0, -k), T - max(0, k)), slice(max(0, k), T - max(0, -k))
-    both_NT1 = (counted_NT[:, at] & counted_NT[:, read_at])[..., None]
+    both_NT1 = (token_mask_NT[:, at] & token_mask_NT[:, read_at])[..., None]
     return write_NTR[:, at] * both_NT1, read_NTR[:, read_at] * both_NT1
 
 

@@ -75,10 +75,10 @@ def of_prototypes(
     """
     shuffled_M = np.random.default_rng(seed).permutation(token_M)
     top_M = gate_MR.argmax(1)
-    found = []
+    results = []
     for r, gate_M in enumerate(gate_MR.T):
         mean, largest = float(gate_M.mean(dtype=np.float64)), float(gate_M.max())
-        found.append(
+        results.append(
             {
                 "mean": mean,
                 "max": largest,
@@ -89,7 +89,7 @@ def of_prototypes(
                 "active": float((gate_M >= ACTIVE).mean()),
             }
         )
-    return found
+    return results
 
 
 def of_layer(
@@ -121,16 +121,16 @@ def of_layer(
         for columns in (of_tokens.values(), gate_MR.T)
     )
     tokens_N = np.bincount(text_M, minlength=N)
-    found = dict(zip(of_tokens, resampling.means(sums_NF, tokens_N, counts_SN), strict=True))
+    result = dict(zip(of_tokens, resampling.means(sums_NF, tokens_N, counts_SN), strict=True))
     share_R, share_SR = (
         use / use.sum(-1, keepdims=True) for use in (use_NR.sum(0), counts_SN @ use_NR)
     )
     ginis_S = gini(share_SR)
-    found["usage_gini"] = (float(gini(share_R)), *resampling.percentiles(ginis_S))
-    found["max_share"] = (float(share_R.max()), *resampling.percentiles(share_SR.max(1)))
+    result["usage_gini"] = (float(gini(share_R)), *resampling.percentiles(ginis_S))
+    result["max_share"] = (float(share_R.max()), *resampling.percentiles(share_SR.max(1)))
     return {
-        **{name: value for name, (value, _, _) in found.items()},
-        "intervals": {name: ends for name, (_, *ends) in found.items()},
+        **{name: value for name, (value, _, _) in result.items()},
+        "intervals": {name: ends for name, (_, *ends) in result.items()},
         **{
             name: float(np.mean([each[name] for each in prototypes]))
             for name in ("mutual_information", "mutual_information_by_chance")

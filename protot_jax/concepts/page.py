@@ -61,7 +61,7 @@ def render(twin: Twin, *, provenance: Mapping[str, object] | None = None) -> str
       twin: as `schema.SCHEMA` describes it.
       provenance: commit, versions and the like; the twin's model and settings are always told.
     """
-    told = {"model": twin["model"], "settings": twin["settings"], **(provenance or {})}
+    lines = {"model": twin["model"], "settings": twin["settings"], **(provenance or {})}
     parts = [
         explorer(twin),
         sections.half_lives(twin),
@@ -73,7 +73,7 @@ def render(twin: Twin, *, provenance: Mapping[str, object] | None = None) -> str
     return report.page(
         "What the prototypes of a language model hold",
         parts,
-        provenance=told,
+        provenance=lines,
         lead=_lead(twin),
         script=_script(),
         style=_asset("page.css"),

@@ -30,10 +30,10 @@ class TopToken:
     count: int
 
 
-def text_scores(gate_NTR: np.ndarray, counted_NT: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def text_scores(gate_NTR: np.ndarray, token_mask_NT: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and sum of each gate over the counted tokens of each text, `[N, R]`."""
-    sum_NR = np.einsum("NTR,NT->NR", gate_NTR, counted_NT.astype(gate_NTR.dtype))
-    return sum_NR / counted_NT.sum(1)[:, None], sum_NR
+    sum_NR = np.einsum("NTR,NT->NR", gate_NTR, token_mask_NT.astype(gate_NTR.dtype))
+    return sum_NR / token_mask_NT.sum(1)[:, None], sum_NR
 
 
 def top_texts(score_N: np.ndarray, top: int) -> np.ndarray:
@@ -63,17 +63,19 @@ def top_tokens(
 
 
 def repetition(
-    token_NT: np.ndarray, gate_NT: np.ndarray, counted_NT: np.ndarray, texts: Iterable[int]
+    token_NT: np.ndarray, gate_NT: np.ndarray, token_mask_NT: np.ndarray, texts: Iterable[int]
 ) -> float:
     """1 - unique / all of the most activating tokens in `texts` (see the head of this file)."""
-    tokens = [token for text in texts for token in _strongest(token_NT, gate_NT, counted_NT, text)]
+    tokens = [
+        token for text in texts for token in _strongest(token_NT, gate_NT, token_mask_NT, text)
+    ]
     return 1 - len(set(tokens)) / len(tokens)
 
 
 def repetition_of_samples(
     token_NT: np.ndarray,
     gate_NT: np.ndarray,
-    counted_NT: np.ndarray,
+    token_mask_NT: np.ndarray,
     score_N: np.ndarray,
     top: int,
     included_SN: np.ndarray,
@@ -83,7 +85,7 @@ def repetition_of_samples(
     Args:
       token_NT: ids.
       gate_NT: the prototype's write gate.
-      counted_NT: tokens that count.
+      token_mask_NT: tokens that count.
       score_N: of each text, by which top texts are chosen.
       top: how many.
       included_SN: which texts are in each sample; at least one.
@@ -96,7 +98,7 @@ def repetition_of_samples(
     order_C = order_N[:depth]
     included_SC = included_SN[:, order_C]
     chosen_SC = included_SC & (included_SC.cumsum(1) <= top)
-    tokens = [_strongest(token_NT, gate_NT, counted_NT, text) for text in order_C]
+    tokens = [_strongest(token_NT, gate_NT, token_mask_NT, text) for text in order_C]
     count_C = np.array(list(map(len, tokens)))
     id_U, place_M = np.unique(np.concatenate(tokens), return_inverse=True)
     holds_CU = np.zeros((len(order_C), len(id_U)), np.float32)
@@ -106,9 +108,9 @@ def repetition_of_samples(
 
 
 def _strongest(
-    token_NT: np.ndarray, gate_NT: np.ndarray, counted_NT: np.ndarray, text: int
+    token_NT: np.ndarray, gate_NT: np.ndarray, token_mask_NT: np.ndarray, text: int
 ) -> list[int]:
     """The tokens of highest gate in a text."""
-    token_M = token_NT[text][counted_NT[text]]
-    gate_M = gate_NT[text][counted_NT[text]]
+    token_M = token_NT[text][token_mask_NT[text]]
+    gate_M = gate_NT[text][token_mask_NT[text]]
     return token_M[top_texts(gate_M, PER_TEXT)].tolist()

@@ -54,7 +54,7 @@ def lead(twin: Mapping[str, Any], *, seed: int = 0) -> dict[str, Interval | None
 
 
 def _difference(ours: np.ndarray, random: np.ndarray, seed: int) -> Interval:
-    found = stats.bootstrap(
+    result = stats.bootstrap(
         (ours, random),
         lambda x, y, axis: x.mean(axis) - y.mean(axis),
         n_resamples=RESAMPLES,
@@ -62,7 +62,7 @@ def _difference(ours: np.ndarray, random: np.ndarray, seed: int) -> Interval:
         rng=np.random.default_rng(seed),
     ).confidence_interval
     value = float(ours.mean() - random.mean())
-    return Interval(value, float(found.low), float(found.high), ours.size)
+    return Interval(value, float(result.low), float(result.high), ours.size)
 
 
 def _group(name: str, members: Sequence[Mapping[str, Any]], seed: int) -> Scores:

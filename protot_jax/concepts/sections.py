@@ -35,10 +35,10 @@ def half_lives(twin: Twin) -> Section:
         )
         for one in twin["layers"]
     ]
-    found = twin["half_life_repetition"]
+    result = twin["half_life_repetition"]
     quartiles = zip(
         ("shortest quarter", "second", "third", "longest quarter"),
-        found["quartiles"],
+        result["quartiles"],
         strict=True,
     )
     remark = (
@@ -77,10 +77,10 @@ def half_lives(twin: Twin) -> Section:
             [
                 [
                     "Spearman",
-                    found["overall_spearman"],
+                    result["overall_spearman"],
                     "−0.219 (p 8 × 10⁻¹⁰)",
                 ],
-                ["Cohen's d", found["overall_cohens_d"], "0.825"],
+                ["Cohen's d", result["overall_cohens_d"], "0.825"],
             ],
             caption="Half-life against repetition over all prototypes, as the paper has it: rank "
             "correlation, and difference of the shortest from the longest quarter. Both may go "
@@ -90,8 +90,8 @@ def half_lives(twin: Twin) -> Section:
         ),
         _tests(
             [
-                ("Spearman", found["spearman"]),
-                ("Cohen's d", found["cohens_d"]),
+                ("Spearman", result["spearman"]),
+                ("Cohen's d", result["cohens_d"]),
             ],
             "Half-life against repetition among the prototypes of a layer: correlation of their "
             "ranks in the layer, and difference of its shortest from its longest quarter in "
@@ -107,7 +107,7 @@ def reading_first(twin: Twin) -> Section:
     lag = twin["lag"]
     peaks = [p["lag"] for p in twin["prototypes"] if p["lag"] is not None]
     share = lag["peaks_one_before"]
-    told = (
+    text = (
         "No prototype varies enough to have a peak."
         if share is None
         else f"For {share:.0%} of them the peak is one token before writing."
@@ -121,7 +121,7 @@ def reading_first(twin: Twin) -> Section:
         "Does reading come before writing?",
         "The paper sees reading peak one step before writing in the texts that it shows. Here the "
         "correlation of read gate with write gate is taken at each lag, for every prototype and "
-        f"over all analysed texts. {told}{left_out}",
+        f"over all analysed texts. {text}{left_out}",
         report.grid(
             report.curves(
                 [Series("mean over prototypes", lag["lags"], _floats(lag["mean"]))],
@@ -214,18 +214,18 @@ def layers(twin: Twin) -> Section:
 
 def _by_layer(twin: Twin, gate: str, field: str) -> Series:
     """One statistic of one kind of gate over depth, with its band where it has one."""
-    found = [one[gate] for one in twin["layers"]]
-    ends = [one["intervals"].get(field, (None, None)) for one in found]
+    results = [one[gate] for one in twin["layers"]]
+    ends = [one["intervals"].get(field, (None, None)) for one in results]
     low, high = (_floats(end) for end in zip(*ends, strict=True))
     band = (low, high) if np.isfinite(low).all() else ()
     depth = [one["layer"] for one in twin["layers"]]
-    return Series(gate, depth, _floats([one[field] for one in found]), *band)
+    return Series(gate, depth, _floats([one[field] for one in results]), *band)
 
 
-def _of_layer(found: Mapping[str, Any], field: str) -> report.Cell:
+def _of_layer(result: Mapping[str, Any], field: str) -> report.Cell:
     """A value with its interval below, if it has one."""
-    ends = found["intervals"].get(field)
-    return cell(found[field], note=f"[{number(ends[0])}, {number(ends[1])}]" if ends else "")
+    ends = result["intervals"].get(field)
+    return cell(result[field], note=f"[{number(ends[0])}, {number(ends[1])}]" if ends else "")
 
 
 def labels(twin: Twin) -> Section:
@@ -286,10 +286,12 @@ def labels(twin: Twin) -> Section:
 
 def _tests(rows: Sequence[tuple[str, Mapping[str, Any]]], caption: str) -> Markup:
     cells = []
-    for name, found in rows:
-        ends = "" if found["low"] is None else f"[{number(found['low'])}, {number(found['high'])}]"
-        counts = [found[unit] for unit in ("prototypes", "texts")]
-        cells.append([name, cell(found["value"], note=ends), number(found["p"]), *counts])
+    for name, result in rows:
+        ends = (
+            "" if result["low"] is None else f"[{number(result['low'])}, {number(result['high'])}]"
+        )
+        counts = [result[unit] for unit in ("prototypes", "texts")]
+        cells.append([name, cell(result["value"], note=ends), number(result["p"]), *counts])
     heads = ["Test", "Value [95 %]", "p", "Prototypes", "Texts"]
     return table(heads, cells, caption=caption, align=["left", *["right"] * 4])
 

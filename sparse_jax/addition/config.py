@@ -10,7 +10,7 @@ from lm_jax.errors import UsageError
 from lm_jax.run.config_files import in_mode
 from lm_jax.train.config import TrainConfig
 from sparse_jax.addition import problems
-from sparse_jax.geco import GecoSettings
+from sparse_jax.geco import GecoConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,18 +87,18 @@ class AdditionConfig:
                 "different numbers in 0..2^32 - 1, one or more",
             ),
         }
-        found = [
+        results = [
             f"config.{name} = {getattr(self, name)} must be {what}"
             for name, (holds, what) in wanted.items()
             if not holds
         ]
-        if found:
-            raise UsageError("; ".join(found))
+        if results:
+            raise UsageError("; ".join(results))
 
     @property
-    def dual(self) -> GecoSettings:
+    def dual(self) -> GecoConfig:
         """The strength, which stays what it is."""
-        return GecoSettings.fixed(self.strength)
+        return GecoConfig.fixed(self.strength)
 
     def training(self, steps: int, learning_rate: float, weight_decay: float) -> TrainConfig:
         """The training of one of the two models."""

@@ -70,13 +70,13 @@ def edges(drawn: Drawn) -> list[Edge]:
     ]
 
 
-def told(found: list[Edge]) -> list[str]:
+def format_edges(result: list[Edge]) -> list[str]:
     """The edges in words, a sentence for each layer and place that reads."""
     sentences = []
-    for layer, reader in sorted({(edge.layer, edge.reader) for edge in found}):
+    for layer, reader in sorted({(edge.layer, edge.reader) for edge in result}):
         read = [
             f"{'itself' if e.source == reader else f'the {NAMES[e.source]}'} ({e.weight:.2f})"
-            for e in found
+            for e in result
             if (e.layer, e.reader) == (layer, reader)
         ]
         sentences.append(f"Layer {layer}: the {NAMES[reader]} reads {', '.join(read)}.")
@@ -85,22 +85,24 @@ def told(found: list[Edge]) -> list[str]:
 
 def layer_graph(drawn: Drawn, *, title: str) -> Markup:
     """The figure of one sum in one model; `title` stands first in its caption."""
-    found, answer_A = edges(drawn), drawn.answer_A
+    result, answer_A = edges(drawn), drawn.answer_A
     layers, T = drawn.open_LTS.shape[:2]
     row_S = problems.rows(np.array([drawn.problem]))[0]
     asked, wanted_A = problems.decode(row_S[:T]), row_S[problems.READ :]
     right = bool((answer_A == wanted_A).all())
     base = _TOP + layers * _ROW
-    sentences = told(found) if len(found) <= _MOST_TOLD else [f"{len(found)} edges, too many."]
+    sentences = (
+        format_edges(result) if len(result) <= _MOST_TOLD else [f"{len(result)} edges, too many."]
+    )
     verdict = "right" if right else f"wrong, it is {problems.decode(wanted_A)}"
     caption = (
         f"{title}: {problems.written(drawn.problem)}{problems.decode(answer_A)} ({verdict}), "
-        f"{number(len(found))} open edges."
+        f"{number(len(result))} open edges."
     )
     return surface.figure(
         element("title", None, caption),
         element("desc", None, " ".join(sentences) or "No edge is open."),
-        *(_line(edge, base) for edge in found),
+        *(_line(edge, base) for edge in result),
         *(
             element("circle", {"class": "node", "cx": _x(t), "cy": _y(layer, base), "r": 3.2})
             for layer in range(layers)

@@ -23,7 +23,7 @@ from scipy import special
 from lm_jax import statistics
 from lm_jax.statistics import Interval
 from sparse_jax.addition import problems
-from sparse_jax.addition.looking import Look, Seen
+from sparse_jax.addition.attention_trace import AttentionTrace, Trace
 
 PLACES = ("ones", "tens", "hundreds")
 # A dense edge below this weight is as good as closed.
@@ -37,8 +37,8 @@ def rate(hits: ArrayLike) -> dict[str, Any]:
 
 def mean(values_P: np.ndarray, seed: int) -> dict[str, Any]:
     """A mean over problems with its bootstrap interval."""
-    found = statistics.clustered_bootstrap(values_P, np.arange(len(values_P)), seed=seed)
-    return _plain(found)
+    result = statistics.clustered_bootstrap(values_P, np.arange(len(values_P)), seed=seed)
+    return _plain(result)
 
 
 def interval(given: Mapping[str, Any]) -> Interval:
@@ -46,7 +46,7 @@ def interval(given: Mapping[str, Any]) -> Interval:
     return Interval(**given)
 
 
-def accuracy(seen: Seen, numbers_P: np.ndarray) -> dict[str, Any]:
+def accuracy(seen: AttentionTrace, numbers_P: np.ndarray) -> dict[str, Any]:
     """The share of exact sums, of all problems and by their number of carries."""
     times_P = problems.carries(numbers_P)
     by_carries = {
@@ -55,7 +55,7 @@ def accuracy(seen: Seen, numbers_P: np.ndarray) -> dict[str, Any]:
     return {"all": rate(seen.exact_P), "by_carries": by_carries}
 
 
-def edges(seen: Seen, seed: int) -> dict[str, Any]:
+def edges(seen: AttentionTrace, seed: int) -> dict[str, Any]:
     """Open edges of a sum: in all layers, in each, and those of a weight that is not slight."""
     heavy_LP = (seen.pattern_LPTS >= SLIGHT).sum((2, 3))
     T = seen.pattern_LPTS.shape[2]
@@ -67,19 +67,19 @@ def edges(seen: Seen, seed: int) -> dict[str, Any]:
     }
 
 
-def operands(seen: Seen, layer: int) -> list[dict[str, Any]]:
+def operands(seen: AttentionTrace, layer: int) -> list[dict[str, Any]]:
     """How often the ones and the tens of the answer attend to their digits in a layer.
 
     `reached` is how often both have some path of open edges to the digit, through whatever places.
     """
-    found = []
+    results = []
     for place, sources in enumerate(problems.OPERANDS):
         at = problems.ANSWERS[place]
         open_PS = seen.open_LPTS[layer, :, at, : at + 1]
         count_P = open_PS.sum(1)
         hits_P = open_PS[:, sources]
         weight_PS = seen.pattern_LPTS[layer, :, at, : at + 1]
-        found.append(
+        results.append(
             {
                 "place": PLACES[place],
                 "layer": layer,
@@ -92,13 +92,13 @@ def operands(seen: Seen, layer: int) -> list[dict[str, Any]]:
                 "weight": float(weight_PS[:, sources].sum() / max(weight_PS.sum(), 1e-9)),
             }
         )
-    return found
+    return results
 
 
-def carry(seen: Seen, numbers_P: np.ndarray, layer: int) -> list[dict[str, Any]]:
+def carry(seen: AttentionTrace, numbers_P: np.ndarray, layer: int) -> list[dict[str, Any]]:
     """How often the tens and the hundreds attend to a carry in a layer, by whether there is one."""
     carried_PD = problems.carried(numbers_P)
-    found = []
+    results = []
     for place in (1, 2):
         at = problems.ANSWERS[place]
         held_PS = holders(seen.open_LPTS[:layer], problems.OPERANDS[place - 1])[:, : at + 1]
@@ -110,7 +110,7 @@ def carry(seen: Seen, numbers_P: np.ndarray, layer: int) -> list[dict[str, Any]]
         for needed in (True, False):
             these = carried_PD[:, place] == needed
             if these.any():
-                found.append(
+                results.append(
                     {
                         "place": PLACES[place],
                         "layer": layer,
@@ -119,7 +119,7 @@ def carry(seen: Seen, numbers_P: np.ndarray, layer: int) -> list[dict[str, Any]]
                         "by_chance": float(chance_P[these].mean()),
                     }
                 )
-    return found
+    return results
 
 
 def holders(open_LPTS: np.ndarray, sources: Sequence[int]) -> np.ndarray:
@@ -136,18 +136,18 @@ def holders(open_LPTS: np.ndarray, sources: Sequence[int]) -> np.ndarray:
 
 
 def without_a_layer(
-    look: Look, weights: Mapping[str, Any], numbers_P: np.ndarray, seen: Seen
+    look: Trace, weights: Mapping[str, Any], numbers_P: np.ndarray, seen: AttentionTrace
 ) -> list[dict[str, Any]]:
     """Exact sums when all edges of one layer are closed, for every layer: are they needed?"""
     L, _, T = seen.pattern_LPTS.shape[:3]
     tokens_PS = problems.rows(numbers_P)
-    found = []
+    results = []
     for layer in range(L):
         kept_LTS = np.ones((L, T, T), np.float32)
         kept_LTS[layer] = 0
         closed = look(weights, tokens_PS, kept_LTS=kept_LTS)
-        found.append({"layer": layer, "exact": rate(closed.exact_P)})
-    return found
+        results.append({"layer": layer, "exact": rate(closed.exact_P)})
+    return results
 
 
 def _reached(open_LPTS: np.ndarray, sources: Sequence[int], at: int) -> np.ndarray:
@@ -166,5 +166,5 @@ def _none_drawn(drawn: np.ndarray, among: int, unwanted: np.ndarray) -> np.ndarr
     return np.asarray(special.comb(among - unwanted, drawn) / special.comb(among, drawn))
 
 
-def _plain(found: Interval) -> dict[str, Any]:
-    return {"estimate": found.estimate, "low": found.low, "high": found.high, "n": found.n}
+def _plain(result: Interval) -> dict[str, Any]:
+    return {"estimate": result.estimate, "low": result.low, "high": result.high, "n": result.n}

@@ -18,12 +18,12 @@ import numpy as np
 
 from lm_jax.model.config import DecoderConfig
 from lm_jax.parallel import sharding
-from lm_jax.train.config import TrainConfig, Upkeep
-from lm_jax.train.loop import Measure, Trained, train
+from lm_jax.train.config import CheckpointPolicy, TrainConfig
+from lm_jax.train.loop import Measure, TrainResult, train
 from lm_jax.train.objective import LanguageModelling, Objective
 from sparse_jax.addition import problems
+from sparse_jax.addition.attention_trace import Trace, tracer
 from sparse_jax.addition.config import AdditionConfig
-from sparse_jax.addition.looking import Look, looking
 from sparse_jax.objective import WEIGHTS, Sparsifying
 
 DENSE, SPARSE = "dense", "sparse"
@@ -31,13 +31,13 @@ EXACT = "validation/exact_sums"
 OPEN = "validation/open_edges"
 
 
-class Job(NamedTuple):
+class Task(NamedTuple):
     """One of the two models: what it minimises, how it is trained and looked at."""
 
     name: str
     objective: Objective
     training: TrainConfig
-    look: Look
+    look: Trace
 
     def weights(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
         """The weights of the decoder, of what is trained."""
@@ -64,21 +64,23 @@ def decoder(config: AdditionConfig) -> DecoderConfig:
     )
 
 
-def jobs(config: AdditionConfig) -> tuple[Job, Job]:
+def tasks(config: AdditionConfig) -> tuple[Task, Task]:
     """The dense model and the sparse one."""
     cfg = decoder(config)
-    dense = LanguageModelling(cfg, cutting=problems.cut)
-    sparse = Sparsifying(cfg, dual=config.dual, bias=config.bias, distill=0.0, cutting=problems.cut)
+    dense = LanguageModelling(cfg, make_batch=problems.answer_batch)
+    sparse = Sparsifying(
+        cfg, dual=config.dual, bias=config.bias, distill=0.0, make_batch=problems.answer_batch
+    )
     densely = config.training(config.dense_steps, config.dense_rate, config.dense_decay)
     sparsely = config.training(config.sparse_steps, config.sparse_rate, config.sparse_decay)
     return (
-        Job(DENSE, dense, densely, looking(cfg)),
-        Job(SPARSE, sparse, sparsely, looking(cfg, bias=config.bias)),
+        Task(DENSE, dense, densely, tracer(cfg)),
+        Task(SPARSE, sparse, sparsely, tracer(cfg, bias=config.bias)),
     )
 
 
 def train_model(
-    job: Job,
+    job: Task,
     config: AdditionConfig,
     folder: Path,
     trained: np.ndarray,
@@ -87,7 +89,7 @@ def train_model(
     *,
     seed: int,
     begin: Mapping[str, Any] | None = None,
-) -> Trained:
+) -> TrainResult:
     """Trains, or goes on training, one model in a folder of its own.
 
     Args:
@@ -112,7 +114,7 @@ def train_model(
         problems.OnePass(held_out, batch_size=_even(len(held_out), mesh)),
         seed=seed,
         mesh=mesh,
-        upkeep=Upkeep(allow_fallback=config.allow_fallback),
+        upkeep=CheckpointPolicy(allow_fallback=config.allow_fallback),
         params=None if begin is None else job.params(begin),
         measure=_measure(job, held_out),
     )
@@ -124,11 +126,11 @@ def _even(count: int, mesh: Mesh) -> int:
     return -(-count // ways) * ways
 
 
-def _measure(job: Job, held_out: np.ndarray) -> Measure:
+def _measure(job: Task, held_out: np.ndarray) -> Measure:
     tokens_PS = problems.rows(held_out)
 
-    def measure(params: Mapping[str, Any], step: int, found: object) -> dict[str, float]:
-        del step, found
+    def measure(params: Mapping[str, Any], step: int, result: object) -> dict[str, float]:
+        del step, result
         seen = job.look(job.weights(sharding.fetch(params)), tokens_PS)
         return {EXACT: float(seen.exact_P.mean()), OPEN: float(seen.edges_LP.sum(0).mean())}
 

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from lm_jax.errors import BadInputError, UsageError
 from lm_jax.text.examples import epoch_order, order_name, shuffled
-from lm_jax.train.objective import PAD, Cut
+from lm_jax.train.objective import PAD, LMBatch
 
 SYMBOLS = "0123456789+=?"
 # Id 0 is padding, which no symbol has.
@@ -112,11 +112,11 @@ def digest(numbers_P: np.ndarray) -> str:
     return hashlib.sha256(np.asarray(numbers_P, "<i8").tobytes()).hexdigest()
 
 
-def cut(tokens_BS: jax.Array) -> Cut:
+def answer_batch(tokens_BS: jax.Array) -> LMBatch:
     """Reads the problem, and predicts each digit of the answer at its question mark."""
-    read_BT, answer_BA = tokens_BS[:, :READ], tokens_BS[:, READ:]
+    input_BT, answer_BA = tokens_BS[:, :READ], tokens_BS[:, READ:]
     target_BT = jnp.pad(answer_BA, ((0, 0), (FIRST_ANSWER, 0)))
-    return Cut(read_BT, read_BT != PAD, target_BT, target_BT != PAD)
+    return LMBatch(input_BT, input_BT != PAD, target_BT, target_BT != PAD)
 
 
 class Batches:

@@ -64,16 +64,16 @@ def build(
     )
 
 
-def between_seeds(found: Sequence[Summary]) -> dict[str, dict[str, Spread]]:
+def between_seeds(result: Sequence[Summary]) -> dict[str, dict[str, Spread]]:
     """Exact sums, as a share, and open edges of a sum of each model, over seeds."""
     return {
         name: {
             "exact": spread(
-                [each["models"][name]["accuracy"]["all"]["estimate"] for each in found]
+                [each["models"][name]["accuracy"]["all"]["estimate"] for each in result]
             ),
-            "edges": spread([each["models"][name]["edges"]["all"]["estimate"] for each in found]),
+            "edges": spread([each["models"][name]["edges"]["all"]["estimate"] for each in result]),
         }
-        for name in found[0]["models"]
+        for name in result[0]["models"]
     }
 
 
@@ -115,8 +115,8 @@ def _told_between(summary: Mapping[str, Any]) -> str:
     )
 
 
-def _range(found: Mapping[str, Any]) -> str:
-    return f"{found['mean']:.1%} ({found['least']:.1%} to {found['most']:.1%})"
+def _range(result: Mapping[str, Any]) -> str:
+    return f"{result['mean']:.1%} ({result['least']:.1%} to {result['most']:.1%})"
 
 
 def findings(summary: Mapping[str, Any]) -> list[str]:
@@ -179,8 +179,8 @@ def _operands_told(summary: Summary) -> str:
         f"{one['both_by_chance']:.1%})"
         for one in summary["models"][SPARSE]["operands"]
     ]
-    told = "In layer 0 the sparse model's digits attend to both of their operands: "
-    return _spaced(told + ", ".join(shares) + ".")
+    text = "In layer 0 the sparse model's digits attend to both of their operands: "
+    return _spaced(text + ", ".join(shares) + ".")
 
 
 def _carry_told(summary: Summary) -> str:
@@ -193,8 +193,8 @@ def _carry_told(summary: Summary) -> str:
         f"{tens.get((layer, True), '–')} ({tens.get((layer, False), '–')}) in layer {layer}"
         for layer in range(summary["config"]["num_layers"])
     ]
-    told = "Its tens attend to where a carry can be told from, in sums with a carry (and without): "
-    return _spaced(told + ", ".join(shares) + ".")
+    text = "Its tens attend to where a carry can be told from, in sums with a carry (and without): "
+    return _spaced(text + ", ".join(shares) + ".")
 
 
 def _spaced(text: str) -> str:

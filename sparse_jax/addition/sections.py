@@ -87,7 +87,7 @@ def graphs(drawn: Mapping[str, Sequence[Drawn]]) -> Section:
     parts = []
     for dense, sparse in zip(drawn[DENSE], drawn[SPARSE], strict=True):
         times = int(problems.carries(np.array([dense.problem]))[0])
-        found = graph.told(graph.edges(sparse))
+        result = graph.format_edges(graph.edges(sparse))
         title = problems.written(dense.problem).rstrip("=")
         parts.append(
             report.grid(
@@ -97,7 +97,7 @@ def graphs(drawn: Mapping[str, Sequence[Drawn]]) -> Section:
                 )
             )
         )
-        parts.append(report.details(f"{title}: the sparse edges in words", *(found or ["None."])))
+        parts.append(report.details(f"{title}: the sparse edges in words", *(result or ["None."])))
     return section(
         "The graph of a sum",
         "The problem is at the bottom, the answer on top; an arc marks a carry. A line is an open "
@@ -111,14 +111,14 @@ def edges(summary: Summary) -> Section:
     """Edges per sum, all and by layer."""
     rows = []
     for name, own in summary["models"].items():
-        found = own["edges"]
+        result = own["edges"]
         rows.append(
             [
                 name,
-                _mean(found["all"]),
-                cell(100 * found["all"]["estimate"] / found["possible"], spec=".1f"),
-                _mean(found["heavy"]),
-                *(_mean(layer) for layer in found["by_layer"]),
+                _mean(result["all"]),
+                cell(100 * result["all"]["estimate"] / result["possible"], spec=".1f"),
+                _mean(result["heavy"]),
+                *(_mean(layer) for layer in result["by_layer"]),
             ]
         )
     layers = [f"Layer {layer}" for layer in range(summary["config"]["num_layers"])]
@@ -180,13 +180,13 @@ def digits(summary: Summary) -> Section:
 
 def carries(summary: Summary) -> Section:
     """How often the tens and hundreds attend to a carry, layer by layer."""
-    found = {
+    results = {
         (one["layer"], one["place"], one["carry"]): one
         for one in summary["models"][SPARSE]["carry"]
     }
     kinds = [(place, carry) for place in measures.PLACES[1:] for carry in (True, False)]
     rows = [
-        [f"{layer}", *(_attends(found.get((layer, *kind))) for kind in kinds)]
+        [f"{layer}", *(_attends(results.get((layer, *kind))) for kind in kinds)]
         for layer in range(summary["config"]["num_layers"])
     ]
     heads = [f"{place.title()}, {'a' if carry else 'no'} carry, %" for place, carry in kinds]
@@ -238,8 +238,8 @@ def _attends(one: Mapping[str, Any] | None) -> Cell:
 
 
 def _beside_chance(given: Mapping[str, Any], chance: float) -> Cell:
-    found = rate(measures.interval(given))
-    return found._replace(note=f"by chance {100 * chance:.1f} · {found.note}")
+    result = rate(measures.interval(given))
+    return result._replace(note=f"by chance {100 * chance:.1f} · {result.note}")
 
 
 def _mean(given: Mapping[str, Any]) -> Cell:

@@ -30,10 +30,10 @@ from lm_jax.run.provenance import PROVENANCE_FILE, collect_provenance, record_pr
 from lm_jax.train.config import MAY_CHANGE
 from lm_jax.train.metrics import EVALUATIONS, METRICS
 from sparse_jax.addition import measures, models, problems, report
+from sparse_jax.addition.attention_trace import AttentionTrace
 from sparse_jax.addition.config import AdditionConfig
 from sparse_jax.addition.graph import Drawn
-from sparse_jax.addition.looking import Seen
-from sparse_jax.addition.models import DENSE, SPARSE, Job
+from sparse_jax.addition.models import DENSE, SPARSE, Task
 from sparse_jax.claims import claim
 
 SUMS, SUMMARY, REPORT = "sums.parquet", "summary.json", "report.html"
@@ -66,11 +66,11 @@ def run(config: AdditionConfig, folder: Path, *, force: bool = False) -> dict[st
     )
     record_provenance(folder, origin)
     studied = [run_seed(config, folder, seed, splits[seed], drawn, force) for seed in config.seeds]
-    found = [each.summary for each in studied]
+    results = [each.summary for each in studied]
     summary = {
         "config": to_plain(config),
-        "seeds": found,
-        "between_seeds": report.between_seeds(found),
+        "seeds": results,
+        "between_seeds": report.between_seeds(results),
         "device": jax.devices()[0].device_kind,
     }
     write_json(folder / SUMMARY, summary)
@@ -102,8 +102,8 @@ def run_seed(
     bound = {"seed": seed, "data": problems.digest(trained), "held out": problems.digest(held_out)}
     claim(folder, trained=bound | kept, shown={}, result=SUMMARY, force=force)
     mesh = sharding.make_mesh(data=-1)
-    found, seen, begin = {}, {}, None
-    for job in models.jobs(config):
+    result, seen, begin = {}, {}, None
+    for job in models.tasks(config):
         own = models.train_model(
             job, config, folder / job.name, trained, held_out, mesh, seed=seed, begin=begin
         )
@@ -111,8 +111,8 @@ def run_seed(
         # The dense model comes first.
         begin = weights if config.begin == DENSE else None
         seen[job.name] = job.look(weights, problems.rows(held_out))
-        found[job.name] = measured(job, seen[job.name], weights, held_out, seed)
-        found[job.name] |= _training(folder / job.name)
+        result[job.name] = measured(job, seen[job.name], weights, held_out, seed)
+        result[job.name] |= _training(folder / job.name)
     summary = {
         "seed": seed,
         "config": to_plain(config),
@@ -122,7 +122,7 @@ def run_seed(
             "held_out": len(held_out),
             "held_out_by_carries": np.bincount(problems.carries(held_out), minlength=3).tolist(),
         },
-        "models": found,
+        "models": result,
     }
     table = pa.concat_tables(_rows(name, own, held_out) for name, own in seen.items())
     with replace_file(folder / SUMS) as file:
@@ -136,11 +136,11 @@ def run_seed(
 
 
 def measured(
-    job: Job, seen: Seen, weights: Any, numbers_P: np.ndarray, seed: int
+    job: Task, seen: AttentionTrace, weights: Any, numbers_P: np.ndarray, seed: int
 ) -> dict[str, Any]:
     """What a pass over the held-out sums says of one model."""
     layers = range(len(seen.edges_LP))
-    found = {
+    results = {
         "accuracy": measures.accuracy(seen, numbers_P),
         "edges": measures.edges(seen, seed),
         "operands": measures.operands(seen, 0),
@@ -148,17 +148,19 @@ def measured(
     }
     if job.name == SPARSE:
         # In the dense model every edge is open, and so is each of these.
-        found["carry"] = [one for layer in layers for one in measures.carry(seen, numbers_P, layer)]
-    return found
+        results["carry"] = [
+            one for layer in layers for one in measures.carry(seen, numbers_P, layer)
+        ]
+    return results
 
 
 def evaluations(folder: Path) -> dict[str, list[float]]:
     """The numbers of a model's evaluations by name, and `step`, in the order of the steps."""
     table = pq.read_table(folder / EVALUATIONS)
-    found: dict[str, list[float]] = {}
+    results: dict[str, list[float]] = {}
     for row in sorted(table.to_pylist(), key=lambda row: row["step"]):
-        found.setdefault(row["name"], []).append(row["value"])
-    return {"step": pc.unique(table["step"]).sort().to_pylist()} | found
+        results.setdefault(row["name"], []).append(row["value"])
+    return {"step": pc.unique(table["step"]).sort().to_pylist()} | results
 
 
 def _training(folder: Path) -> dict[str, Any]:
@@ -166,7 +168,7 @@ def _training(folder: Path) -> dict[str, Any]:
     return {"steps": len(steps), "training_seconds": float(pc.sum(steps["seconds"]).as_py())}
 
 
-def _rows(name: str, seen: Seen, numbers_P: np.ndarray) -> pa.Table:
+def _rows(name: str, seen: AttentionTrace, numbers_P: np.ndarray) -> pa.Table:
     columns = {
         "model": [name] * len(numbers_P),
         "sum": [problems.written(number).rstrip("=") for number in numbers_P.tolist()],
@@ -178,6 +180,6 @@ def _rows(name: str, seen: Seen, numbers_P: np.ndarray) -> pa.Table:
     return pa.table(columns | by_layer)
 
 
-def _one(seen: Seen, numbers_P: np.ndarray, number: int) -> Drawn:
+def _one(seen: AttentionTrace, numbers_P: np.ndarray, number: int) -> Drawn:
     at = int(np.flatnonzero(numbers_P == number)[0])
     return Drawn(number, seen.open_LPTS[:, at], seen.pattern_LPTS[:, at], seen.answer_PA[at])

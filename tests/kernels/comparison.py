@@ -73,8 +73,8 @@ def of_bfloat16_weights(
 
     signed = cases.widened((v, d_out))
     stacked = jax.tree.map(lambda x: jnp.stack([x, jnp.abs(x)]), signed)
-    found = rounding.expected(lambda x: jax.lax.map(both, x), stacked)
+    result = rounding.expected(lambda x: jax.lax.map(both, x), stacked)
     # A result is rounded as it is, not as it should be.
     unit = 2.0**-8 * (1 + 2.0**-7)
-    bounds = jax.tree.map(lambda x, b: b[0] + unit * (x[1] + abs(x[0])), *found)
-    return rounding.Expected(jax.tree.map(lambda x: x[0], found.values), bounds)
+    bounds = jax.tree.map(lambda x, b: b[0] + unit * (x[1] + abs(x[0])), *result)
+    return rounding.Expected(jax.tree.map(lambda x: x[0], result.values), bounds)

@@ -35,8 +35,8 @@ def compiled(run: Callable[..., Any], *arguments: Any, H: int, folder: Path) -> 
     (name,) = re.findall(r"\.entry (\w+)", ptx.read_text("utf-8"))
     cubin = str(folder / "kernel.cubin")
     ptxas = [target.program("ptxas"), "-v", f"-arch={target.ARCHITECTURE}", str(ptx), "-o", cubin]
-    told = subprocess.run(ptxas, check=True, capture_output=True, text=True).stderr
-    (spills,) = re.findall(r"\d+ bytes spill stores, \d+ bytes spill loads", told)
+    text = subprocess.run(ptxas, check=True, capture_output=True, text=True).stderr
+    (spills,) = re.findall(r"\d+ bytes spill stores, \d+ bytes spill loads", text)
 
     nvdisasm = [target.program("nvdisasm"), "-c", cubin]
     listing = subprocess.run(nvdisasm, check=True, capture_output=True, text=True).stdout

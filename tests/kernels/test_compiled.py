@@ -16,8 +16,8 @@ from tools.gpu_code import budgets
 )
 def test_a_case_keeps_its_budget(suite, case):
     measured = budgets.measure(suite, case)
-    found = budgets.complaints(measured, budgets.read(suite.op).get(case.name))
-    assert not found, "\n".join(found)
+    result = budgets.complaints(measured, budgets.read(suite.op).get(case.name))
+    assert not result, "\n".join(result)
 
 
 @pytest.mark.parametrize("op", budgets.operations())

@@ -104,8 +104,8 @@ def test_gradients_of_the_reference_equal_finite_differences():
 
 @pytest.mark.parametrize("case", SUITE.using("test"), ids=lambda case: case.name)
 def test_value_and_gradients_equal_the_reference(case):
-    found = comparison.deviations(SUITE, case, "xla")
-    assert all(each.ok for each in found), found
+    result = comparison.deviations(SUITE, case, "xla")
+    assert all(each.ok for each in result), result
 
 
 def test_the_longest_chunk_changes_nothing():
@@ -138,12 +138,12 @@ def test_values_under_orthonormal_keys_are_stored_exactly(implementation):
         )
         return {"state": state_BNHE, "read": read_BTNE, "after": after_BNHE}
 
-    found = jax.jit(run, static_argnums=1)(v_BTNE, implementation)
+    result = jax.jit(run, static_argnums=1)(v_BTNE, implementation)
     stored = (k_TH.T @ np.float64(v_TE))[None, None]
     wanted = rounding.expected(lambda v_BTNE: run(v_BTNE, "reference"), v_BTNE)
     values = {"state": stored, "read": np.float64(v_BTNE), "after": stored}
-    rounding.assert_within(found, wanted._replace(values=values))
-    np.testing.assert_array_equal(found["after"], found["state"])
+    rounding.assert_within(result, wanted._replace(values=values))
+    np.testing.assert_array_equal(result["after"], result["state"])
 
 
 @both
@@ -175,8 +175,8 @@ def test_one_key_written_again_and_again(implementation):
 
     held_BT = 1.0 - (1.0 - beta_B[:, None]) ** np.arange(1, T + 1)[None]
     wanted = rounding.expected(lambda beta_BTN: run(beta_BTN, "reference"), beta_BTN)
-    found = jax.jit(run, static_argnums=1)(beta_BTN, implementation)
-    rounding.assert_within(found, wanted._replace(values=held_BT[..., None, None]))
+    result = jax.jit(run, static_argnums=1)(beta_BTN, implementation)
+    rounding.assert_within(result, wanted._replace(values=held_BT[..., None, None]))
 
 
 def test_reflections_keep_the_length_of_the_memory():
@@ -208,12 +208,12 @@ def test_no_output_depends_on_a_later_input():
 @pytest.mark.parametrize("prompt", [1, 77])
 def test_prompt_then_single_steps_equals_the_parallel_form(prompt):
     arrays = small()
-    found = JITTED(head(arrays, slice(0, prompt)))
-    out = [found["out"]]
+    result = JITTED(head(arrays, slice(0, prompt)))
+    out = [result["out"]]
     for t in range(prompt, 100):
-        found = JITTED(head(arrays, slice(t, t + 1)) | {"state": found["end"]})
-        out.append(found["out"])
-    whole = {"out": jnp.concatenate(out, 1), "end": found["end"]}
+        result = JITTED(head(arrays, slice(t, t + 1)) | {"state": result["end"]})
+        out.append(result["out"])
+    whole = {"out": jnp.concatenate(out, 1), "end": result["end"]}
     rounding.assert_within(whole, values_wanted())
 
 
@@ -231,9 +231,9 @@ def test_a_chunked_prompt_has_the_values_and_gradients_of_the_whole():
 
 def largest(jaxpr):
     """The size of the largest array that a jaxpr, or one within it, computes."""
-    found = max((out.aval.size for eqn in jaxpr.eqns for out in eqn.outvars), default=0)
+    result = max((out.aval.size for eqn in jaxpr.eqns for out in eqn.outvars), default=0)
     within = (sub for eqn in jaxpr.eqns for sub in jax.extend.core.jaxprs_in_params(eqn.params))
-    return max([found, *map(largest, within)])
+    return max([result, *map(largest, within)])
 
 
 def test_no_memory_of_every_step_is_kept():
@@ -289,16 +289,16 @@ def test_second_derivatives_equal_the_references():
         return jax.grad(lambda beta: slope(beta).sum())(beta)
 
     wanted = rounding.expected(functools.partial(curvature, REFERENCE), arrays["beta"])
-    found = jax.jit(curvature, static_argnums=0)(XLA, arrays["beta"])
-    rounding.assert_within(found, wanted)
+    result = jax.jit(curvature, static_argnums=0)(XLA, arrays["beta"])
+    rounding.assert_within(result, wanted)
 
 
 def test_outputs_keep_the_dtype_of_v_and_the_state_is_float32():
     arrays = small()
     arrays |= {name: arrays[name].astype(jnp.bfloat16) for name in ("q", "k", "v")}
-    found = jax.eval_shape(XLA, arrays)
-    assert found["out"].dtype == jnp.bfloat16
-    assert found["end"].dtype == jnp.float32
+    result = jax.eval_shape(XLA, arrays)
+    assert result["out"].dtype == jnp.bfloat16
+    assert result["end"].dtype == jnp.float32
 
 
 def test_the_default_scale_is_one_over_the_root_of_the_key_width():
@@ -310,7 +310,7 @@ def test_the_default_scale_is_one_over_the_root_of_the_key_width():
 
 
 @pytest.mark.parametrize(
-    ("changed", "error", "told"),
+    ("changed", "error", "text"),
     [
         ({"q": jnp.zeros((2, 100, 6))}, ValueError, r"delta_rule: q has shape \(2, 100, 6\)"),
         ({"v": jnp.zeros((2, 99, 2, 4))}, ValueError, "delta_rule: v has T = 99"),
@@ -321,8 +321,8 @@ def test_the_default_scale_is_one_over_the_root_of_the_key_width():
         ({"state": jnp.zeros((2, 2, 6, 4), jnp.bfloat16)}, TypeError, "initial_state is bfloat16"),
     ],
 )
-def test_an_error_names_the_argument(changed, error, told):
-    with pytest.raises(error, match=told):
+def test_an_error_names_the_argument(changed, error, text):
+    with pytest.raises(error, match=text):
         XLA(small() | changed)
 
 

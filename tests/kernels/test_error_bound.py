@@ -187,7 +187,7 @@ def test_the_worst_case_is_above_what_is_likely():
 
 
 def test_a_nan_and_another_shape_are_no_agreement():
-    found = cases.deviation("x", np.array([np.nan, 1.0]), np.ones(2), np.ones(2))
-    assert found.share == np.inf and not found.ok
+    result = cases.deviation("x", np.array([np.nan, 1.0]), np.ones(2), np.ones(2))
+    assert result.share == np.inf and not result.ok
     with pytest.raises(ValueError, match="shapes"):
         cases.deviation("x", np.ones(3), np.ones(2), np.ones(2))

@@ -15,8 +15,8 @@ SUITE = cases.suite("gated_attention")
 def test_value_and_gradients_equal_the_reference(case, implementation):
     interpreted = implementation == "pallas"
     with dispatch.on(dispatch.INTERPRETER) if interpreted else contextlib.nullcontext():
-        found = comparison.deviations(SUITE, case, implementation)
-    assert all(each.ok for each in found), found
+        result = comparison.deviations(SUITE, case, implementation)
+    assert all(each.ok for each in result), result
 
 
 @pytest.mark.parametrize("mode", ["sample", "expected"])
@@ -25,5 +25,5 @@ def test_renormalised_value_and_gradients_equal_the_reference(mode):
     case = cases.Case(
         "renormalise", {"B": 2, "T": 70, "S": 70, "N": 4, "K": 2, "H": 16}, "float32", options
     )
-    found = cases.compare(SUITE, case, "xla")
-    assert all(each.ok for each in found), found
+    result = cases.compare(SUITE, case, "xla")
+    assert all(each.ok for each in result), result

@@ -123,8 +123,8 @@ def test_a_gate_and_its_slopes_are_those_of_logistic_noise():
     bits = noise.bits(noise.stream(jnp.uint32(0), 0, 0), jnp.arange(len(e))[:, None], 0)
 
     def gates(e):
-        found = tile.gate(config, e * tile.LOG2_E, bits)
-        return found.probability, found.slope, found.probability_slope
+        result = tile.gate(config, e * tile.LOG2_E, bits)
+        return result.probability, result.slope, result.probability_slope
 
     e64, u = np.float64(e), np.asarray(noise.uniform(bits), np.float64)
     drawn = e64 + np.log(u) - np.log1p(-u)

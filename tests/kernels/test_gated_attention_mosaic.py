@@ -102,14 +102,14 @@ def test_what_it_does_not_serve_is_told(reason):
     options = dict(options)
     dtype, S = options.pop("dtype", jnp.bfloat16), options.get("S", T)
     q, k = (jax.ShapeDtypeStruct((1, rows, 2, H), dtype) for rows in (T, S))
-    assert reason in mosaic.lacks(config, q, k, _seen(T=T, **options))
+    assert reason in mosaic.unsupported_reason(config, q, k, _seen(T=T, **options))
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": False}, {"window": 7}])
 @pytest.mark.parametrize("H", [64, 128])
 def test_what_it_serves_has_no_reason(H, options):
     q = jax.ShapeDtypeStruct((1, 256, 2, H), jnp.bfloat16)
-    assert not mosaic.lacks(_config(on=H200), q, q, _seen(T=256, **options))
+    assert not mosaic.unsupported_reason(_config(on=H200), q, q, _seen(T=256, **options))
 
 
 @pytest.mark.skipif(

@@ -103,11 +103,11 @@ def _maps(blocks: tuple[int, int] | None) -> tuple[np.ndarray, ...]:
     @jax.jit
     def run(q, k, bias):
         def call(v):
-            found = pallas.run(config, q, k, v, bias, jnp.uint32(SEED), jnp.zeros(2, int), seen)
-            return found[0], found
+            result = pallas.run(config, q, k, v, bias, jnp.uint32(SEED), jnp.zeros(2, int), seen)
+            return result[0], result
 
-        _, pull, found = jax.vjp(call, identity, has_aux=True)
-        return found[0], pull(identity)[0], found[2]
+        _, pull, result = jax.vjp(call, identity, has_aux=True)
+        return result[0], pull(identity)[0], result[2]
 
     out_BTNS, d_v_BSNT, opened_BN = run(q, k, bias)
     return np.asarray(out_BTNS), np.asarray(d_v_BSNT).swapaxes(1, 3), np.asarray(opened_BN)
@@ -161,9 +161,9 @@ def test_one_program_serves_every_window_and_the_largest_hides_nothing():
     fast, slow = jax.jit(run), functools.partial(run, implementation="reference")
     for window in (1, 33, 2**31 - 1):
         given = jnp.int32(window), *arrays
-        found = fast(*given)
-        rounding.assert_within(found, rounding.expected(slow, *given))
-    rounding.assert_within(found, _wanted(*arrays))
+        result = fast(*given)
+        rounding.assert_within(result, rounding.expected(slow, *given))
+    rounding.assert_within(result, _wanted(*arrays))
 
 
 def test_a_tile_without_an_open_gate_reads_no_values():
@@ -255,8 +255,8 @@ def test_a_short_call_takes_small_tiles_and_no_more_warps_than_they_feed():
 
     def plan(kernel, T, S, dtype=jnp.bfloat16, H=64):
         q, k = (jax.ShapeDtypeStruct((1, length, 1, H), dtype) for length in (T, S))
-        found = pallas_plan.plan(config, True, q, k, kernel)
-        return found.X, found.Y, found.warps
+        result = pallas_plan.plan(config, True, q, k, kernel)
+        return result.X, result.Y, result.warps
 
     assert plan("forward", 2048, 2048) == (64, 64, 4)
     assert plan("forward", 1, 2048) == (16, 64, 1)

@@ -75,8 +75,8 @@ def _compared(case: cases.Case):
 @pytest.mark.optimised
 @pytest.mark.parametrize("case", [_compared(case) for case in SUITE.using("test")])
 def test_value_and_gradients_equal_the_reference(case):
-    found = comparison.deviations(SUITE, case, "xla")
-    assert all(each.ok for each in found), found
+    result = comparison.deviations(SUITE, case, "xla")
+    assert all(each.ok for each in result), result
 
 
 @pytest.mark.parametrize("form", [baselines.materialised, baselines.associative])
@@ -118,8 +118,8 @@ def test_prefill_and_decoding_equal_the_parallel_form(implementation, log_write)
         parts = [arrays[name][:, start:stop] for name in names]
         out_BTE, state = run(parts, arrays["decay"], state)
         outs.append(out_BTE)
-    found = {"out": jnp.concatenate(outs, 1), "total": state[0], "mass": state[1]}
-    rounding.assert_within(found, rounding.expected(functools.partial(_oracle, case), arrays))
+    results = {"out": jnp.concatenate(outs, 1), "total": state[0], "mass": state[1]}
+    rounding.assert_within(results, rounding.expected(functools.partial(_oracle, case), arrays))
 
 
 @pytest.mark.parametrize("log_write", [False, True])
@@ -154,7 +154,7 @@ def _call(**changes):
 
 
 @pytest.mark.parametrize(
-    ("error", "told", "changes"),
+    ("error", "text", "changes"),
     [
         (ValueError, r"read has R = 5 .* but write has R = 4", {"read_BTR": jnp.ones((2, 5, 5))}),
         (ValueError, r"decay has shape \(4, 1\); expected \[R\]", {"decay_R": jnp.ones((4, 1))}),
@@ -194,10 +194,10 @@ def _call(**changes):
         (dispatch.UnavailableError, "needs an NVIDIA GPU", {"implementation": "pallas"}),
     ],
 )
-def test_errors_name_the_field_and_the_remedy(error, told, changes):
-    with pytest.raises(error, match=told) as found:
+def test_errors_name_the_field_and_the_remedy(error, text, changes):
+    with pytest.raises(error, match=text) as result:
         _call(**changes)
-    assert str(found.value).startswith("prefix_mean: ")
+    assert str(result.value).startswith("prefix_mean: ")
 
 
 def test_the_log_state_is_asked_for_by_name():

@@ -171,8 +171,8 @@ def test_log_gates_of_any_size_are_exact(implementation):
     assert not np.asarray(linear).any()
     assert np.asarray(_run((*arrays[:3], only), implementation, log_write=True))[:, 1:].all()
     cotangent = jax.random.normal(jax.random.key(2), value.shape)
-    found = _gradients(arrays, cotangent, implementation, log_write=True)
-    rounding.assert_within(found, _quadratic_gradients(arrays, cotangent))
+    result = _gradients(arrays, cotangent, implementation, log_write=True)
+    rounding.assert_within(result, _quadratic_gradients(arrays, cotangent))
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -186,8 +186,8 @@ def test_log_gates_may_be_empty(implementation):
         wanted, d_wanted = _quadratic(arrays), _quadratic_gradients(arrays, cotangent)
         rounding.assert_within(_run(arrays, implementation, log_write=True), wanted)
         rounding.assert_within(_run((gates, *arrays[1:]), implementation), wanted)
-        found = _gradients(arrays, cotangent, implementation, log_write=True)
-        rounding.assert_within(found, d_wanted)
+        result = _gradients(arrays, cotangent, implementation, log_write=True)
+        rounding.assert_within(result, d_wanted)
         d_gates, *others = _gradients((gates, *arrays[1:]), cotangent, implementation)
         rounding.assert_within((gates * d_gates, *others), d_wanted)
 

@@ -26,7 +26,7 @@ SMALL_TILES = {"segment": 32, "backward_segment": 32}
 def _compared(case: cases.Case) -> list:
     """The parameters of a comparison; none where the kernels do not serve the case."""
     config = Config(True, case.options.get("log_write", False), dispatch.INTERPRETER)
-    if pallas.unsupported(config, dict(case.sizes), case.dtype):
+    if pallas.unsupported_reason(config, dict(case.sizes), case.dtype):
         return []
     # Each takes seven seconds to compile, and the rest go through every line of the kernels.
     further = case.sizes["T"] in (2, 63, 64) or case.sizes["R"] == 64
@@ -69,8 +69,8 @@ def _small_wanted() -> rounding.Expected:
 @pytest.mark.parametrize("case", [each for case in SUITE.using("test") for each in _compared(case)])
 def test_value_and_gradients_equal_the_reference(case):
     with dispatch.on(dispatch.INTERPRETER):
-        found = comparison.deviations(SUITE, case, "pallas")
-    assert all(each.ok for each in found), found
+        result = comparison.deviations(SUITE, case, "pallas")
+    assert all(each.ok for each in result), result
 
 
 def test_what_the_tests_below_compare_with_equals_the_reference():
@@ -180,7 +180,7 @@ def test_one_segment_whose_state_is_unused_is_one_launch(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "told"),
+    ("sizes", "text"),
     [
         ({"R": 24, "E": 64}, "R = 24"),
         ({"R": 32, "E": 512}, "E = 512"),
@@ -188,9 +188,9 @@ def test_one_segment_whose_state_is_unused_is_one_launch(tmp_path):
         ({"R": 32, "E": 64}, ""),
     ],
 )
-def test_sizes_that_are_not_served_are_named(sizes, told):
-    reason = pallas.unsupported(CONFIG, {"B": 1, "T": 7, **sizes}, jnp.float32)
-    assert told in reason and bool(reason) == bool(told)
+def test_sizes_that_are_not_served_are_named(sizes, text):
+    reason = pallas.unsupported_reason(CONFIG, {"B": 1, "T": 7, **sizes}, jnp.float32)
+    assert text in reason and bool(reason) == bool(text)
 
 
 def test_traces_with_64_bit_types_on():

@@ -32,8 +32,8 @@ def test_the_released_arithmetic_is_right_for_twenty_half_lives():
     T, decay_R = 60, np.exp2(-1.0 / np.array([3.0, 30.0]))
     drawn = (rng.random((2, T, 2)), rng.standard_normal((2, T, 3)), decay_R, rng.random((2, T, 2)))
     write, value, decay, read = (np.float64(np.float32(x)) for x in drawn)
-    found = released_prefix_mean.released(write, value, decay, read)
-    error = np.abs(found - oracle.filtered(write, value, decay, read))
+    result = released_prefix_mean.released(write, value, decay, read)
+    error = np.abs(result - oracle.filtered(write, value, decay, read))
     # Two sums of T terms, a dozen other operations, and the 1e-12 that is added to 2^-20 or more.
     bound = (2 * T + 12) * 2**-24 + 2 * 1e-12 * 2**20
     assert (error <= bound * oracle.filtered(write, np.abs(value), decay, read)).all()

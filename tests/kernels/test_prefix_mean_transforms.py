@@ -173,12 +173,12 @@ def test_the_reference_has_second_derivatives():
 
 def _sizes(jaxpr) -> list[tuple[int, str]]:
     """The element count of every intermediate array, through inner jaxprs."""
-    found = []
+    results = []
     for equation in jaxpr.eqns:
-        found += [(v.aval.size, equation.primitive.name) for v in equation.outvars]
+        results += [(v.aval.size, equation.primitive.name) for v in equation.outvars]
         for inner in core.jaxprs_in_params(equation.params):
-            found += _sizes(inner)
-    return found
+            results += _sizes(inner)
+    return results
 
 
 @pytest.mark.parametrize("log_write", [False, True])

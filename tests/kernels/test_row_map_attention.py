@@ -12,7 +12,7 @@ from kernels import row_map_attention
 from kernels.core import cases, dispatch
 from kernels.row_map_attention import maps, reference, xla
 from polyattn_jax import row_maps
-from polyattn_jax.substitute import Switch
+from polyattn_jax.substitute import PerHeadRowMap
 from tests import rounding
 from tests.kernels import comparison
 
@@ -53,8 +53,8 @@ def running(implementation):
 @pytest.mark.parametrize("case", SUITE.using("test"), ids=lambda case: case.name)
 def test_value_and_gradients_equal_the_reference(case, implementation):
     with running(implementation):
-        found = comparison.deviations(SUITE, case, implementation)
-    assert all(each.ok for each in found), found
+        result = comparison.deviations(SUITE, case, implementation)
+    assert all(each.ok for each in result), result
 
 
 def test_no_suite_case_is_without_a_dead_row_where_it_says_so():
@@ -99,8 +99,8 @@ def test_reference_is_the_row_map_of_the_scores(name):
 
     given = q_BTNH, bias_N
     wanted = rounding.expected(functools.partial(values_and_gradients, by_row_map), *given)
-    found = jax.jit(functools.partial(values_and_gradients, by_attention))(*given)
-    rounding.assert_within(found, wanted)
+    result = jax.jit(functools.partial(values_and_gradients, by_attention))(*given)
+    rounding.assert_within(result, wanted)
 
 
 @pytest.mark.parametrize("name", MAPS)
@@ -154,7 +154,7 @@ def test_heads_and_dead_rows_are_those_of_the_substitution(implementation):
     def substituted(q_BTNH, k_BSKH, v_BSKH):
         scores = 0.25 * jnp.einsum("BTNH,BSNH->BNTS", q_BTNH, k_BSKH, precision="highest")
         scores = jnp.where(mask_BTS[:, None], scores, -jnp.inf)
-        pattern, aux = Switch((row_maps.relu_power(4),))(scores, data)
+        pattern, aux = PerHeadRowMap((row_maps.relu_power(4),))(scores, data)
         out = jnp.einsum("BNTS,BSNH->BTNH", pattern, v_BSKH, precision="highest")
         return jnp.where(valid_BT[:, :, None, None], out, 0.0), aux["dead_rows_B"]
 
@@ -185,5 +185,5 @@ def test_xla_spans_and_blocks_change_nothing(monkeypatch):
     monkeypatch.setattr(xla, "SMALLEST_BLOCK", 8)
     monkeypatch.setattr(xla, "BLOCK_ELEMENTS", 8 * 2 * 4 * 65)
     run = cases.outputs_and_gradients(SUITE, case, "xla")
-    found = cases.judged(jax.jit(run)(arrays, cotangents), wanted)
-    assert all(each.ok for each in found), found
+    result = cases.judged(jax.jit(run)(arrays, cotangents), wanted)
+    assert all(each.ok for each in result), result

@@ -81,8 +81,8 @@ def test_a_stream_of_tiles_is_the_row(name, size):
     wanted = rounding.expected(rows_of_reference, raw_XY, v_YH)
     u_XY, _ = tile.logits(config.row_map, raw_XY, bias_N[1], config.scale, None)
     pattern_XY = tile.weight(config.row_map, u_XY.hidden(seen_XY), pivot_X[:, None])
-    found = sum_XH * scale_X[:, None], pattern_XY * factor_X[:, None]
-    rounding.assert_within(found, wanted)
+    result = sum_XH * scale_X[:, None], pattern_XY * factor_X[:, None]
+    rounding.assert_within(result, wanted)
     live_X = wanted.values[1].any(1)
     assert live_X.all() or (name.startswith("relu") and live_X.sum() > X // 2)
 
@@ -153,7 +153,7 @@ def test_what_it_serves_has_no_reason(H, options):
     q = jnp.zeros((1, 256, 2, H), jnp.bfloat16)
     given = {"causal": True, "window": None, "segment_ids": None, "start": None} | options
     seen = visibility("row_map_attention", 1, 256, 256, **given)
-    assert not mosaic.lacks(H200, None, Call(q, q, q, jnp.zeros(2), None, seen))
+    assert not mosaic.unsupported_reason(H200, None, Call(q, q, q, jnp.zeros(2), None, seen))
 
 
 @pytest.mark.skipif(

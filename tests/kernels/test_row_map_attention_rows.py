@@ -91,13 +91,13 @@ def test_gradient_by_the_bias_takes_out_the_rounding_of_the_mean(row_map, bias):
     centre = tile.moved(row_map, tile.first_centre(row_map, jnp.ones(ROWS)), u.largest(1))
     total = tile.weight(row_map, u, tile.pivot(row_map, centre)[:, None]).sum(1)
     _, pivot, factor = tile.closed(row_map, centre, total, jnp.ones(ROWS))
-    found = tile.weight_and_slope(row_map, u, pivot[:, None])
+    result = tile.weight_and_slope(row_map, u, pivot[:, None])
     slope = tile.row_slope(row_map, pivot, factor)
 
     def gradients(error):
         centred_g = g - (pattern * g).sum(1, keepdims=True) - error
-        by_score = found.slope * centred_g
-        terms = tile.bias_terms(row_map, found, centred_g, by_score)
+        by_score = result.slope * centred_g
+        terms = tile.bias_terms(row_map, result, centred_g, by_score)
         assert len(terms) == tile.sums_for_bias(row_map)
         return slope * tile.bias_gradient(*(x.sum(1) for x in terms)), slope * by_score.sum(1)
 

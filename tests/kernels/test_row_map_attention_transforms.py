@@ -48,8 +48,8 @@ def test_vmap_over_everything_that_is_data(implementation):
 
     given = scales, biases, heads
     wanted = rounding.expected(jax.vmap(functools.partial(one, "reference")), *given)
-    found = jax.jit(jax.vmap(functools.partial(one, implementation)))(*given)
-    rounding.assert_within(found, wanted)
+    result = jax.jit(jax.vmap(functools.partial(one, implementation)))(*given)
+    rounding.assert_within(result, wanted)
 
 
 @FAST
@@ -134,7 +134,7 @@ def test_a_constant_bias_and_a_scalar_one_are_a_bias_of_every_head():
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "told"),
+    ("change", "error", "text"),
     [
         ({"row_map": "relu"}, TypeError, "row_map is a str; make one with"),
         ({"q": jnp.zeros((2, 5, 3, 16))}, ValueError, "N = 3 heads, .* no multiple of the K = 2"),
@@ -157,11 +157,11 @@ def test_a_constant_bias_and_a_scalar_one_are_a_bias_of_every_head():
         ({"implementation": "pallas"}, dispatch.UnavailableError, "needs an NVIDIA GPU"),
     ],
 )
-def test_refusals_name_what_was_found_and_the_remedy(change, error, told):
+def test_refusals_name_what_was_found_and_the_remedy(change, error, text):
     q, k, v, bias = sample(T=5)
     arguments = {"q": q, "k": k, "v": v, "bias": bias, "row_map": RELU} | change
     q, k, v = (arguments.pop(name) for name in "qkv")
-    with pytest.raises(error, match=f"row_map_attention: .*{told}"):
+    with pytest.raises(error, match=f"row_map_attention: .*{text}"):
         row_map_attention(q, k, v, **arguments)
 
 

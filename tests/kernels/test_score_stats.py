@@ -87,8 +87,8 @@ def _rows(case, arrays, z, mask):
 @pytest.mark.parametrize("implementation", ALL)
 @pytest.mark.parametrize("case", SUITE.using("test"), ids=_named)
 def test_every_field_equals_the_reference(case, implementation):
-    found = comparison.deviations(SUITE, case, implementation)
-    assert all(each.ok for each in found), found
+    result = comparison.deviations(SUITE, case, implementation)
+    assert all(each.ok for each in result), result
 
 
 @pytest.mark.parametrize("case", SUITE.using("test"), ids=_named)

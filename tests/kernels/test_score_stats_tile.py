@@ -80,8 +80,8 @@ def test_sums_over_tiles_are_those_of_the_row(cap):
     for j in range(z.shape[1] // Y):
         is_target = j * Y + np.arange(Y)[None] == target[:, None]
         rivals = tile.rivals(jnp.asarray(z[:, j * Y :][:, :Y]), jnp.asarray(is_target))
-        found = tile.distractors(config, rivals, jnp.asarray(star), bias, *weight)
-        total = found if total is None else jax.tree.map(jnp.add, total, found)
+        result = tile.distractors(config, rivals, jnp.asarray(star), bias, *weight)
+        total = result if total is None else jax.tree.map(jnp.add, total, result)
     r = np.clip(z.astype(np.float64) + 0.75, 0, cap)
     np.put_along_axis(rival := r.copy(), target[:, None], 0.0, axis=1)
     r_star = np.take_along_axis(r, target[:, None], axis=1)

@@ -168,7 +168,7 @@ def test_a_derivative_is_refused_and_stop_gradient_allowed(implementation):
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "told"),
+    ("options", "error", "text"),
     [
         ({"degrees": ()}, ValueError, "degrees is"),
         ({"degrees": (2, 0)}, ValueError, "degrees is"),
@@ -180,22 +180,22 @@ def test_a_derivative_is_refused_and_stop_gradient_allowed(implementation):
         ({"implementation": "pallas", "blocks": (48, 64)}, dispatch.UnavailableError, "powers of"),
     ],
 )
-def test_what_does_not_fit_is_refused(options, error, told):
+def test_what_does_not_fit_is_refused(options, error, text):
     q, k = _integers(T=2, S=2)
-    with pytest.raises(error, match=f"score_stats: .*{told}"):
+    with pytest.raises(error, match=f"score_stats: .*{text}"):
         score_stats(q, k, **options)
 
 
 @pytest.mark.parametrize(
-    ("q", "k", "error", "told"),
+    ("q", "k", "error", "text"),
     [
         ((1, 2, 3, 16), (1, 2, 2, 16), ValueError, "N = 3"),
         ((1, 2, 2, 16), (1, 0, 2, 16), ValueError, "S = 0"),
         ((1, 2, 2, 16), (1, 2, 2, 8), ValueError, "H = 8"),
     ],
 )
-def test_shapes_that_do_not_fit_are_refused(q, k, error, told):
-    with pytest.raises(error, match=f"score_stats: .*{told}"):
+def test_shapes_that_do_not_fit_are_refused(q, k, error, text):
+    with pytest.raises(error, match=f"score_stats: .*{text}"):
         score_stats(jnp.zeros(q), jnp.zeros(k))
 
 

@@ -98,8 +98,8 @@ def test_gradients_of_the_reference_equal_finite_differences():
 
 @pytest.mark.parametrize("case", SUITE.using("test"), ids=lambda case: case.name)
 def test_value_and_gradients_equal_the_reference(case):
-    found = comparison.deviations(SUITE, case, "xla")
-    assert all(each.ok for each in found), found
+    result = comparison.deviations(SUITE, case, "xla")
+    assert all(each.ok for each in result), result
 
 
 def test_chunk_and_unroll_change_nothing():
@@ -180,13 +180,13 @@ def test_no_output_depends_on_a_later_input():
 @pytest.mark.parametrize("prompt", [1, 33])
 def test_prompt_then_single_steps_equals_the_parallel_form(prompt):
     arrays = small()
-    found = JITTED(head(arrays, slice(0, prompt)))
-    y = [found["y"]]
+    result = JITTED(head(arrays, slice(0, prompt)))
+    y = [result["y"]]
     for t in range(prompt, 40):
-        now = head(arrays, slice(t, t + 1)) | {"state": found["end"]}
-        found = JITTED(now)
-        y.append(found["y"])
-    rounding.assert_within({"y": jnp.concatenate(y, 1), "end": found["end"]}, values_wanted())
+        now = head(arrays, slice(t, t + 1)) | {"state": result["end"]}
+        result = JITTED(now)
+        y.append(result["y"])
+    rounding.assert_within({"y": jnp.concatenate(y, 1), "end": result["end"]}, values_wanted())
 
 
 def test_a_chunked_prompt_has_the_values_and_gradients_of_the_whole():
@@ -203,9 +203,9 @@ def test_a_chunked_prompt_has_the_values_and_gradients_of_the_whole():
 
 def largest(jaxpr):
     """The size of the largest array that a jaxpr, or one within it, computes."""
-    found = max((out.aval.size for eqn in jaxpr.eqns for out in eqn.outvars), default=0)
+    result = max((out.aval.size for eqn in jaxpr.eqns for out in eqn.outvars), default=0)
     within = (sub for eqn in jaxpr.eqns for sub in jax.extend.core.jaxprs_in_params(eqn.params))
-    return max([found, *map(largest, within)])
+    return max([result, *map(largest, within)])
 
 
 def test_no_state_of_the_whole_sequence_is_kept():
@@ -259,9 +259,9 @@ def test_outputs_keep_the_dtype_of_u_and_the_state_is_float32():
         k: v if k in ("A", "D", "state") else v.astype("bfloat16") for k, v in small().items()
     }
     arrays["delta"] = arrays["delta"].astype(jnp.float32)
-    found = jax.eval_shape(XLA, arrays)
-    assert found["y"].dtype == jnp.bfloat16
-    assert found["end"].dtype == jnp.float32
+    result = jax.eval_shape(XLA, arrays)
+    assert result["y"].dtype == jnp.bfloat16
+    assert result["end"].dtype == jnp.float32
     gradients = jax.eval_shape(jax.grad(lambda a: XLA(a)["y"].astype("float32").sum()), arrays)
     assert jax.tree.map(lambda x: x.dtype, gradients) == jax.tree.map(lambda x: x.dtype, arrays)
 
@@ -279,7 +279,7 @@ def test_second_derivatives_are_the_references_alone():
 
 
 @pytest.mark.parametrize(
-    ("changed", "error", "told"),
+    ("changed", "error", "text"),
     [
         ({"u": jnp.zeros((2, 40))}, ValueError, r"selective_scan: u has shape \(2, 40\)"),
         ({"B": jnp.zeros((2, 39, 4))}, ValueError, "selective_scan: B has T = 39"),
@@ -289,8 +289,8 @@ def test_second_derivatives_are_the_references_alone():
         ({"A": jnp.zeros((6, 4), jnp.bfloat16)}, TypeError, "A is bfloat16; cast it to float32$"),
     ],
 )
-def test_an_error_names_the_argument(changed, error, told):
-    with pytest.raises(error, match=told):
+def test_an_error_names_the_argument(changed, error, text):
+    with pytest.raises(error, match=text):
         XLA(small() | changed)
 
 

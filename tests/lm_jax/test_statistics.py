@@ -22,10 +22,10 @@ def _wilson_formula(successes, n, z):
 @pytest.mark.parametrize("confidence", [0.8, 0.95, 0.99])
 @pytest.mark.parametrize(("successes", "n"), [(0, 200), (200, 200), (156, 200), (1, 3), (7, 50)])
 def test_wilson_is_the_closed_form(successes, n, confidence):
-    found = statistics.wilson(successes, n, confidence)
+    result = statistics.wilson(successes, n, confidence)
     low, high = _wilson_formula(successes, n, oracle.norm.ppf((1 + confidence) / 2))
-    assert (found.estimate, found.n) == (successes / n, n)
-    np.testing.assert_allclose((found.low, found.high), (low, high), atol=1e-12)
+    assert (result.estimate, result.n) == (successes / n, n)
+    np.testing.assert_allclose((result.low, result.high), (low, high), atol=1e-12)
 
 
 def test_wilson_gives_the_bounds_that_the_paper_quotes():
@@ -55,12 +55,12 @@ def test_wilson_refuses_what_is_no_count(successes, n, named):
 
 def test_bootstrap_of_a_mean_agrees_with_scipy_when_each_row_is_its_own_cluster():
     values = np.random.default_rng(0).normal(size=80)
-    found = statistics.clustered_bootstrap(values, np.arange(80), resamples=4000, seed=1)
+    result = statistics.clustered_bootstrap(values, np.arange(80), resamples=4000, seed=1)
     plain = oracle.bootstrap(
         (values,), np.mean, n_resamples=4000, method="percentile", rng=2
     ).confidence_interval
-    np.testing.assert_allclose((found.low, found.high), plain, atol=0.02)
-    assert found.estimate == values.mean()
+    np.testing.assert_allclose((result.low, result.high), plain, atol=0.02)
+    assert result.estimate == values.mean()
 
 
 def test_bootstrap_sees_that_repeated_rows_add_no_information():
@@ -125,22 +125,22 @@ def test_bootstrap_names_the_field_it_cannot_use(values, clusters, named):
 def test_mcnemar_is_the_exact_binomial_test_on_discordant_pairs():
     before = np.repeat([1, 1, 0, 0], [100, 12, 3, 85])
     after = np.repeat([1, 0, 1, 0], [100, 12, 3, 85])
-    found = statistics.mcnemar(before, after)
+    result = statistics.mcnemar(before, after)
     tail = sum(math.comb(15, k) for k in range(4)) / 2**15
-    assert (found.b, found.c, found.delta.n) == (12, 3, 200)
-    assert found.p_value == pytest.approx(2 * tail, rel=1e-12)
-    assert found.delta.estimate == pytest.approx(-9 / 200)
+    assert (result.b, result.c, result.delta.n) == (12, 3, 200)
+    assert result.p_value == pytest.approx(2 * tail, rel=1e-12)
+    assert result.delta.estimate == pytest.approx(-9 / 200)
     mirrored = statistics.mcnemar(after, before)
-    assert mirrored.p_value == found.p_value
-    assert mirrored.delta.low == pytest.approx(-found.delta.high)
+    assert mirrored.p_value == result.p_value
+    assert mirrored.delta.low == pytest.approx(-result.delta.high)
 
 
 def test_mcnemar_without_discordant_pairs_keeps_an_interval():
-    found = statistics.mcnemar(np.ones(200), np.ones(200, bool))
-    assert (found.p_value, found.delta.estimate) == (1.0, 0.0)
+    result = statistics.mcnemar(np.ones(200), np.ones(200, bool))
+    assert (result.p_value, result.delta.estimate) == (1.0, 0.0)
     z = oracle.norm.ppf(0.975)
-    assert found.delta.high == pytest.approx(z**2 / (200 + z**2))
-    assert found.delta.low == -found.delta.high
+    assert result.delta.high == pytest.approx(z**2 / (200 + z**2))
+    assert result.delta.low == -result.delta.high
 
 
 def score_of_a_change(lost, won, n, change):
@@ -160,10 +160,10 @@ def score_of_a_change(lost, won, n, change):
 
 @pytest.mark.parametrize(("lost", "won", "n"), [(7, 1, 21), (1, 0, 40), (3, 3, 20), (0, 5, 100)])
 def test_interval_of_a_paired_change_holds_what_the_score_test_does_not_reject(lost, won, n):
-    found, z = statistics.paired_change(lost, won, n), oracle.norm.ppf(0.975)
-    assert score_of_a_change(lost, won, n, found.low) == pytest.approx(z, rel=1e-4)
-    assert score_of_a_change(lost, won, n, found.high) == pytest.approx(-z, rel=1e-4)
-    assert found.low < (won - lost) / n < found.high
+    result, z = statistics.paired_change(lost, won, n), oracle.norm.ppf(0.975)
+    assert score_of_a_change(lost, won, n, result.low) == pytest.approx(z, rel=1e-4)
+    assert score_of_a_change(lost, won, n, result.high) == pytest.approx(-z, rel=1e-4)
+    assert result.low < (won - lost) / n < result.high
 
 
 def outcomes(n):
@@ -230,19 +230,19 @@ def test_effects_that_no_change_can_reach_are_nan():
 
 def test_median_interval_is_made_of_the_order_statistics_of_the_binomial():
     values = np.random.default_rng(0).permutation(np.arange(100.0))
-    found = statistics.median_interval(values)
+    result = statistics.median_interval(values)
     # 40 is the greatest k with P(Binomial(100, 1/2) < k) <= 0.025
-    assert (found.estimate, found.low, found.high) == (49.5, 39.0, 60.0)
+    assert (result.estimate, result.low, result.high) == (49.5, 39.0, 60.0)
     with pytest.raises(UsageError, match="5 values have no"):
         statistics.median_interval(np.arange(5))
 
 
 def test_student_interval_is_that_of_scipy_and_covers_the_mean_of_three_values():
     values = [3.0, 4.5, 4.0]
-    found = statistics.student_interval(values, 0.9)
+    result = statistics.student_interval(values, 0.9)
     want = oracle.ttest_1samp(values, 0.0).confidence_interval(0.9)
-    np.testing.assert_allclose((found.low, found.high), (want.low, want.high), rtol=1e-12)
-    assert (found.estimate, found.n) == (pytest.approx(11.5 / 3), 3)
+    np.testing.assert_allclose((result.low, result.high), (want.low, want.high), rtol=1e-12)
+    assert (result.estimate, result.n) == (pytest.approx(11.5 / 3), 3)
     drawn = np.random.default_rng(0).normal(5.0, 2.0, (2_000, 3))
     covered = np.mean([5.0 in statistics.student_interval(row) for row in drawn])
     # Binomial: 0.95 within 4 standard deviations of 2,000 draws.

@@ -37,7 +37,7 @@ class Row(NamedTuple):
     pattern_errors_S: np.ndarray
 
 
-def rows_of(subject: stages.Subject, suite: str) -> dict[tuple[str, int, int], Row]:
+def rows_of(subject: stages.AuditedModel, suite: str) -> dict[tuple[str, int, int], Row]:
     """The row of the last query by prompt, layer and head."""
     prompts = stages.build_suites(subject)[suite].prompts
     tokens_BT = jnp.asarray([prompt.tokens for prompt in prompts])
@@ -125,41 +125,41 @@ def is_argmax(row: Row, key: int) -> bool:
     return bool((row.scores_S + row.errors_S)[key] >= (row.scores_S - row.errors_S).max())
 
 
-def assert_row(found: dict[str, Any], row: Row) -> bool:
+def assert_row(result: dict[str, Any], row: Row) -> bool:
     """Asserts that a line of `rows.parquet` lies within its limits; whether its status is sure."""
-    target = found["argmax"] if found["target"] == "argmax" else found["answer"]
-    ends = limits(row, found["bias"], target)
-    if found["answer"] >= 0:
-        ends["on_answer"] = _entry(row, found["answer"])
+    target = result["argmax"] if result["target"] == "argmax" else result["answer"]
+    ends = limits(row, result["bias"], target)
+    if result["answer"] >= 0:
+        ends["on_answer"] = _entry(row, result["answer"])
     for name, (low, high) in ends.items():
         # Above the largest float32 there is infinity alone.
-        value = min(found[name], HUGE)
-        assert min(low, HUGE) <= value <= high, (name, low, high, found)
-    assert is_argmax(row, found["argmax"])
-    assert is_argmax(row, found["query"] - found["distance"])
-    assert found["r_star"] == (found["u_star"] if found["status"] == Status.ACTIVE else 0.0)
+        value = min(result[name], HUGE)
+        assert min(low, HUGE) <= value <= high, (name, low, high, result)
+    assert is_argmax(row, result["argmax"])
+    assert is_argmax(row, result["query"] - result["distance"])
+    assert result["r_star"] == (result["u_star"] if result["status"] == Status.ACTIVE else 0.0)
     low, high = ends["u_star"]
     possible = {Status.ACTIVE} if low > 0 else {Status.DEAD}
     if low <= 0 < high:
         possible = {Status.ACTIVE, Status.DEAD}
-    assert found["status"] in possible
-    assert_degree(found)
+    assert result["status"] in possible
+    assert_degree(result)
     return len(possible) == 1
 
 
-def assert_degree(found: dict[str, Any]) -> None:
+def assert_degree(result: dict[str, Any]) -> None:
     """p* = log A / -log(1 - rho) of the row's own A and rho."""
-    active, rho = found["active"], found["relative_margin"]
-    if found["status"] != Status.ACTIVE:
+    active, rho = result["active"], result["relative_margin"]
+    if result["status"] != Status.ACTIVE:
         return
     if active < 2 and rho >= 0:
-        assert found["p_star"] == 0.0
+        assert result["p_star"] == 0.0
     elif rho <= 0:
-        assert found["p_star"] == np.inf
+        assert result["p_star"] == np.inf
     else:
         # Two logarithms within 8 ulp each, and a quotient.
         want = np.log(active) / -np.log1p(-np.float64(rho))
-        np.testing.assert_allclose(found["p_star"], want, rtol=35 * U)
+        np.testing.assert_allclose(result["p_star"], want, rtol=35 * U)
 
 
 class Cell(NamedTuple):
@@ -173,7 +173,7 @@ class Cell(NamedTuple):
 class Answers:
     """What `measure.answer` gives on a suite in each of some cells; asked twice, computed once."""
 
-    def __init__(self, subject: stages.Subject):
+    def __init__(self, subject: stages.AuditedModel):
         self.subject = subject
         self.shape = subject.model.cfg.num_layers, subject.model.cfg.num_heads
         self.expected = functools.cache(self._expected)
@@ -187,7 +187,7 @@ class Answers:
         recipes = [parse_recipe(cell.recipe) for cell in cells]
         maps = tuple(dict.fromkeys(recipe.map for recipe in recipes))
         run = functools.partial(
-            measure.answer,
+            measure.evaluate,
             self.subject.model.params,
             jnp.asarray(batch.tokens_BT),
             jnp.asarray(batch.lengths_B),
@@ -221,11 +221,11 @@ class Answers:
             prompt = np.array([ids.index(row["prompt"]) for row in rows])
             for name in ("predicted", "loss"):
                 wanted = rounding.Expected(values[name][cell, prompt], bounds[name][cell, prompt])
-                found = np.array([row[name] for row in rows])
-                rounding.assert_within(found, wanted, f"{suite} {name}")
+                result = np.array([row[name] for row in rows])
+                rounding.assert_within(result, wanted, f"{suite} {name}")
 
 
-def bias_limits(subject: stages.Subject) -> tuple[float, float]:
+def bias_limits(subject: stages.AuditedModel) -> tuple[float, float]:
     """Between which numbers b_auto lies where scores and masses are rounded.
 
     Scores that are off by e at most move the mass below t to that below t +- e, and each weight by

@@ -27,8 +27,8 @@ from lm_jax.run import cli
 from lm_jax.text.tokenizer import Tokenizer
 from polyattn_jax import audit, calibrate, check, suites
 from polyattn_jax.suites.niah import CUE, HARMLESS
-from tests.polyattn_jax import made_report
-from tests.polyattn_jax.made_suites import VOCABULARY, WordTokenizer
+from tests.polyattn_jax import synthetic_report
+from tests.polyattn_jax.synthetic_suites import VOCABULARY, WordTokenizer
 
 ROOT = Path(__file__).parents[2]
 FRAME = re.findall(r"\w+|\.", " ".join([CUE, *HARMLESS]))
@@ -283,4 +283,4 @@ def run_smoke(haystack: Path) -> Command:
 @pytest.fixture(scope="module")
 def finding() -> tuple[dict[str, Any], Any, Any]:
     """Summary, rows and heads of the audit that `made_report` makes."""
-    return made_report.audit()
+    return synthetic_report.audit()

@@ -119,16 +119,16 @@ def test_rows_equal_a_float64_oracle_within_its_limits(audited, expected_rows, s
     sure = [audit_oracle.assert_row(row, expected[place_of(row)]) for row in rows]
     assert np.mean(sure) > 0.99
     for kind in ("argmax", "answer"):
-        found = [row for row in rows if row["target"] == kind]
-        assert len(found) == L * N * 2 * PROMPTS[suite]
-        assert all(row["argmax" if kind == "argmax" else "answer"] >= 0 for row in found)
+        results = [row for row in rows if row["target"] == kind]
+        assert len(results) == L * N * 2 * PROMPTS[suite]
+        assert all(row["argmax" if kind == "argmax" else "answer"] >= 0 for row in results)
     assert any(row["u_star"] < -0.1 for row in rows)
 
 
 def test_the_summary_can_be_computed_from_the_parquet_files(audited):
-    found, rows = summary_of(audited), by_key(table(audited))
+    result, rows = summary_of(audited), by_key(table(audited))
     # Unsafe rates, over argmax rows that are active.
-    for entry in found["prevalence"]:
+    for entry in result["prevalence"]:
         own = (
             (rows["suite"] == entry["suite"])
             & (rows["bias_kind"] == entry["bias_kind"])
@@ -160,7 +160,7 @@ def test_the_summary_can_be_computed_from_the_parquet_files(audited):
         if a["stage"] != "control"
     }
     for stage in ("sweep", "ablation"):
-        for entry in found[stage]:
+        for entry in result[stage]:
             mine = {p: ok for (s, c, p), ok in right.items() if (s, c) == (stage, entry["cell"])}
             lost = [p for p, ok in mine.items() if not ok and right[stage, "softmax", p]]
             assert entry["accuracy"]["n"] == len(mine)
@@ -169,10 +169,10 @@ def test_the_summary_can_be_computed_from_the_parquet_files(audited):
 
 
 def test_what_is_known_of_the_tiny_model_is_found(audited):
-    found = summary_of(audited)
-    accuracy = found["controls"]["accuracy"]
+    result = summary_of(audited)
+    accuracy = result["controls"]["accuracy"]
     assert (accuracy["niah_64"]["estimate"], accuracy["control"]["estimate"]) == (1.0, 0.0)
-    sweep = {entry["recipe"]: entry for entry in found["sweep"]}
+    sweep = {entry["recipe"]: entry for entry in result["sweep"]}
     assert (sweep["relu_p4_b0"]["lost"], sweep["relu_p4_b0"]["verdict"]) == (0, "undecided")
     by_head = {(h["layer"], h["head"]): h for h in table(audited, "heads").to_pylist()}
     needle = [
@@ -190,12 +190,12 @@ def test_recipes_of_other_degrees_and_biases_get_their_own_safe_share(run_audit,
     recipes = ("relu:p=3,b=1", "relu:p=2.5,b=auto", "sigmoid:b=1", "relu_p4_b0")
     outcome = run_audit(tmp_path / "run", f"--config.recipes={recipes}")
     assert outcome.code == 0, outcome.err
-    found, rows = summary_of(tmp_path / "run"), by_key(table(tmp_path / "run"))
-    assert found["degrees"] == [2, 2.5, 3, 4, 8, 16]
+    result, rows = summary_of(tmp_path / "run"), by_key(table(tmp_path / "run"))
+    assert result["degrees"] == [2, 2.5, 3, 4, 8, 16]
     assert set(rows["bias_kind"]) == {"zero", "auto", "1"}
     needle = (rows["suite"] == "niah_64") & (rows["target"] == "argmax")
     needle &= rows["status"] == Status.ACTIVE
-    shares = {v["recipe"]: v["safe"] for v in found["verdicts"]}
+    shares = {v["recipe"]: v["safe"] for v in result["verdicts"]}
     for recipe, kind, p in (("relu_p3_b1", "1", "3"), ("relu_p2.5_bauto", "auto", "2.5")):
         own = needle & (rows["bias_kind"] == kind)
         assert own.any()
@@ -252,9 +252,9 @@ def test_own_prompts_are_one_more_suite(run_audit, prompts_file, tmp_path):
         f"--config.recipes=('relu_p4_b0', {hopeless!r})",
     )
     assert outcome.code == 0, outcome.err
-    found = summary_of(tmp_path / "run")
-    cells = {entry["cell"]: entry for entry in found["prompts"]}
-    assert [*cells] == [entry["cell"] for entry in found["sweep"]]
+    result = summary_of(tmp_path / "run")
+    cells = {entry["cell"]: entry for entry in result["prompts"]}
+    assert [*cells] == [entry["cell"] for entry in result["sweep"]]
     answers = [
         row for row in table(tmp_path / "run", "answers").to_pylist() if row["stage"] == "prompts"
     ]
@@ -266,11 +266,11 @@ def test_own_prompts_are_one_more_suite(run_audit, prompts_file, tmp_path):
         )
     assert cells["softmax"]["accuracy"]["estimate"] == 1.0
     # The tiny model has no induction, which decides nothing of these prompts.
-    (unmet,) = found["controls"]["unmet"]
+    (unmet,) = result["controls"]["unmet"]
     assert "does not fall to half" in unmet
-    assert {entry["verdict"] for entry in found["sweep"]} == {"undecided"}
+    assert {entry["verdict"] for entry in result["sweep"]} == {"undecided"}
     assert cells[parse_recipe(hopeless).name]["verdict"] == "no-go"
-    assert {e["suite"] for e in found["prevalence"]} == {*PROMPTS, "prompts"}
+    assert {e["suite"] for e in result["prevalence"]} == {*PROMPTS, "prompts"}
     # The answer's key is where the noun stands.
     rows = [r for r in table(tmp_path / "run").to_pylist() if r["suite"] == "prompts"]
     assert {r["answer"] for r in rows} == {4}

@@ -78,8 +78,8 @@ def test_layers_reduced_in_jax_give_the_same_bias_in_few_passes(num_thresholds):
 def below(scores_TS, thresholds_M):
     """`mass_below` of one head of one text, all of its rows."""
     scores_BNTS = jnp.asarray(scores_TS)[None, None]
-    found = calibrate.mass_below(scores_BNTS, jnp.asarray(thresholds_M), (scores_BNTS.shape[2],))
-    return MassBelow(found.total_M[0, 0], found.rows[0, 0])
+    result = calibrate.mass_below(scores_BNTS, jnp.asarray(thresholds_M), (scores_BNTS.shape[2],))
+    return MassBelow(result.total_M[0, 0], result.rows[0, 0])
 
 
 def test_mass_below_is_strict_and_skips_rows_without_keys():
@@ -151,15 +151,15 @@ def measure_of(scores_UNTS, calls=None):
     def measure(thresholds):
         if calls is not None:
             calls.append(len(thresholds))
-        found = [
+        results = [
             [
                 [numpy_measure(layer[:, :length])(thresholds) for length in LENGTHS]
                 for layer in np.split(text, (1,))
             ]
             for text in scores_UNTS
         ]
-        total = np.array([[[m.total_M for m in layer] for layer in text] for text in found])
-        rows = np.array([[[m.rows for m in layer] for layer in text] for text in found])
+        total = np.array([[[m.total_M for m in layer] for layer in text] for text in results])
+        rows = np.array([[[m.rows for m in layer] for layer in text] for text in results])
         return MassBelow(total.swapaxes(0, 1), rows.swapaxes(0, 1))
 
     return measure

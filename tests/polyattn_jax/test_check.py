@@ -73,23 +73,23 @@ def test_a_hopeless_recipe_is_shown_with_intervals_and_a_paired_test(run_check, 
     assert shown["of all that it concentrates"][0] == "100.0"
     assert shown["only the recipe does: sharpened"][0] == "0.0"
     assert shown["median change of a head's output"][0] == "100.0"
-    found = json.loads((tmp_path / "run" / "check.json").read_text())
-    assert (found["verdict"], found["lost"]) == ("no-go", PROMPTS)
-    assert set(found["unsafe"].values()) == {None}
+    result = json.loads((tmp_path / "run" / "check.json").read_text())
+    assert (result["verdict"], result["lost"]) == ("no-go", PROMPTS)
+    assert set(result["unsafe"].values()) == {None}
     recorded = json.loads((tmp_path / "run" / "provenance.json").read_text())
-    assert found["provenance"].pop("config_hash") and found["provenance"] == recorded
+    assert result["provenance"].pop("config_hash") and result["provenance"] == recorded
 
 
 def test_unsafe_rows_are_those_of_the_audit(run_check, audited, tmp_path):
     outcome = run_check("--recipe=relu:p=4,b=auto", f"--workdir={tmp_path / 'run'}")
-    found = json.loads((tmp_path / "run" / "check.json").read_text())
+    result = json.loads((tmp_path / "run" / "check.json").read_text())
     summary = json.loads((audited / "summary.json").read_text())
     (audit,) = (v for v in summary["verdicts"] if v["recipe"] == "relu_p4_bauto")
-    assert found["bias"] == pytest.approx(summary["calibration"]["bias"])
-    assert found["calibration"]["length"] == summary["calibration"]["length"] == 64
+    assert result["bias"] == pytest.approx(summary["calibration"]["bias"])
+    assert result["calibration"]["length"] == summary["calibration"]["length"] == 64
     assert fields(outcome.out)["b_auto"][-2:] == ["8", "texts"]
     assert "b_auto is " in outcome.out and " at 64" in outcome.out
-    unsafe = found["unsafe"]["recipe"]
+    unsafe = result["unsafe"]["recipe"]
     assert unsafe["estimate"] == pytest.approx(1 - audit["safe"]["estimate"])
     assert unsafe["low"] == pytest.approx(1 - audit["safe"]["high"])
     assert unsafe["low"] <= unsafe["estimate"] <= unsafe["high"]
@@ -98,9 +98,9 @@ def test_unsafe_rows_are_those_of_the_audit(run_check, audited, tmp_path):
         for entry in summary["against_softmax"]
         if (entry["suite"], entry["bias_kind"], entry["p"]) == ("niah_64", "auto", 4)
     )
-    assert set(found["against_softmax"]) == set(against)
+    assert set(result["against_softmax"]) == set(against)
     for name, value in against.items():
-        ours = found["against_softmax"][name]
+        ours = result["against_softmax"][name]
         if isinstance(value, dict):
             # The two resample another number of times.
             ours, value = ours["estimate"], value["estimate"]
@@ -110,7 +110,7 @@ def test_unsafe_rows_are_those_of_the_audit(run_check, audited, tmp_path):
         for entry in summary["prevalence"]
         if (entry["suite"], entry["bias_kind"]) == ("niah_64", "auto")
     )
-    assert found["unsafe"]["softmax"]["estimate"] == pytest.approx(rows["softmax"]["estimate"])
+    assert result["unsafe"]["softmax"]["estimate"] == pytest.approx(rows["softmax"]["estimate"])
 
 
 def test_a_recipe_with_its_own_bias_is_measured_at_that_bias(run_check, tmp_path):

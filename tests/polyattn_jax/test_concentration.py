@@ -69,10 +69,10 @@ def test_lost_and_sharpened_rows_are_those_of_float64(made):
     rows, sums = made
     assert (rows["status"] == Status.DEAD).sum() > 50
     soft = sums[:, 4] >= 1
-    found = {entry["p"]: entry for entry in concentration.against_softmax(rows, CONFIG)}
-    assert sorted(found) == sorted(DEGREES)
+    results = {entry["p"]: entry for entry in concentration.against_softmax(rows, CONFIG)}
+    assert sorted(results) == sorted(DEGREES)
     for i, p in enumerate(DEGREES):
-        unsafe, entry = sums[:, i] >= 1, found[p]
+        unsafe, entry = sums[:, i] >= 1, results[p]
         assert entry["rows"] == len(rows["prompt"])
         assert entry["undecided"] == 0
         assert entry["concentrated"] == (~soft).sum()
@@ -85,8 +85,8 @@ def test_lost_and_sharpened_rows_are_those_of_float64(made):
         for name in ("lost", "sharpened", "balance"):
             assert entry[name]["low"] <= entry[name]["estimate"] <= entry[name]["high"]
             assert entry[name]["n"] == PROMPTS
-    assert all(found[p]["lost"]["estimate"] > 0 for p in DEGREES)
-    assert found[16]["sharpened"]["estimate"] > 0
+    assert all(results[p]["lost"]["estimate"] > 0 for p in DEGREES)
+    assert results[16]["sharpened"]["estimate"] > 0
 
 
 def test_prevalence_shows_softmax_on_the_same_active_rows(made):
@@ -120,14 +120,14 @@ def test_rows_within_the_error_bound_are_undecided_and_widen_the_interval_only()
     np.testing.assert_array_equal(members.undecided, near)
     np.testing.assert_array_equal(members.sure, offsets >= 0.3)
     np.testing.assert_array_equal(members.possible, (offsets >= 0.3) | near)
-    found = concentration.decided_share(members, rows["prompt"], CONFIG)
-    assert found.estimate == members.computed.mean()
+    result = concentration.decided_share(members, rows["prompt"], CONFIG)
+    assert result.estimate == members.computed.mean()
     sure, possible = (
         concentration.share(part.astype(float), rows["prompt"], CONFIG)
         for part in (members.sure, members.possible)
     )
-    assert (found.low, found.high) == (sure.low, possible.high)
-    assert found.high - found.low > max(sure.high - sure.low, possible.high - possible.low)
+    assert (result.low, result.high) == (sure.low, possible.high)
+    assert result.high - result.low > max(sure.high - sure.low, possible.high - possible.low)
     (entry,) = concentration.prevalence(rows, CONFIG)
     assert entry["undecided"]["2"] == near.sum()
     compared = next(e for e in concentration.against_softmax(rows, CONFIG) if e["p"] == 2)
@@ -224,7 +224,7 @@ def test_rows_that_no_prompt_gives_are_left_out(made):
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_a_share_without_exception_keeps_a_width(value):
     """A bootstrap of equal values has none: of 20 prompts the interval is that of 0 or 20 of 20."""
-    found = concentration.share(np.full(60, value), np.repeat(np.arange(20), 3), CONFIG)
+    result = concentration.share(np.full(60, value), np.repeat(np.arange(20), 3), CONFIG)
     low, high = oracle.binomtest(int(20 * value), 20).proportion_ci(method="wilson")
-    assert (found.estimate, found.n) == (value, 20)
-    assert (found.low, found.high) == pytest.approx((low, high))
+    assert (result.estimate, result.n) == (value, 20)
+    assert (result.low, result.high) == pytest.approx((low, high))

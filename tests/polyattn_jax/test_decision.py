@@ -73,7 +73,7 @@ def controls(given, without=(0, 50), losses=(12.5, 1.25)):
 
 
 @pytest.mark.parametrize(
-    ("found", "unmet"),
+    ("result", "unmet"),
     [
         (controls((20, 20)), []),
         (controls((7, 7), (0, 3)), []),
@@ -93,8 +93,8 @@ def controls(given, without=(0, 50), losses=(12.5, 1.25)):
         (controls((3, 20), (3, 20), (12.5, 13.0)), ["solves", "left out", "half"]),
     ],
 )
-def test_the_controls_that_are_not_met_are_named(found, unmet):
-    words = decision.unmet_controls(found, "niah_64")
+def test_the_controls_that_are_not_met_are_named(result, unmet):
+    words = decision.unmet_controls(result, "niah_64")
     assert len(words) == len(unmet)
     assert all(part in text for part, text in zip(unmet, words, strict=True))
 
@@ -103,20 +103,20 @@ def test_the_controls_that_are_not_met_are_named(found, unmet):
 def test_a_loss_of_exactly_the_tolerance_is_not_beyond_it(tolerance):
     n = 100
     at = round(tolerance * n)
-    found = polyattn_jax.verdict(*outcomes(at, 0, n - at), tolerance=tolerance)
+    result = polyattn_jax.verdict(*outcomes(at, 0, n - at), tolerance=tolerance)
     # in floats 0.07 * 100 is above 7 and 1 - 0.71 below 0.29
-    assert (found.p < 0.05, found.name) == (True, "undecided")
+    assert (result.p < 0.05, result.name) == (True, "undecided")
     assert name_of(at + 1, 0, n - at - 1, tolerance=tolerance) == "no-go"
 
 
 def test_a_verdict_holds_the_paired_change():
-    found = polyattn_jax.verdict(*outcomes(7, 1, 12, 1))
-    assert found.change == -6 / 21
-    assert found.p == pytest.approx(oracle.binomtest(7, 8).pvalue)
+    result = polyattn_jax.verdict(*outcomes(7, 1, 12, 1))
+    assert result.change == -6 / 21
+    assert result.p == pytest.approx(oracle.binomtest(7, 8).pvalue)
     # Tango's interval of this table in Fagerland, Lydersen and Laake, Statistics in Medicine 2014
-    assert (round(found.low, 3), round(found.high, 3)) == (-0.517, -0.026)
+    assert (round(result.low, 3), round(result.high, 3)) == (-0.517, -0.026)
     wider = polyattn_jax.verdict(*outcomes(7, 1, 12, 1), level=0.99)
-    assert wider.low < found.low and wider.high > found.high
+    assert wider.low < result.low and wider.high > result.high
 
 
 def test_more_losses_never_make_a_verdict_better():

@@ -12,7 +12,7 @@ from lm_jax.errors import UsageError
 from polyattn_jax import measure, row_maps
 from polyattn_jax.fused import by_kernels
 from polyattn_jax.row_maps import RECIPES, RowMap
-from polyattn_jax.substitute import Everywhere, recipe
+from polyattn_jax.substitute import GlobalRowMap, recipe
 from tests import rounding
 
 L, N, B, T = 2, 4, 2, 37
@@ -59,7 +59,7 @@ def test_answers_under_every_map_of_the_paper_are_the_same(params, tokens_BT):
     lengths_B = jnp.array([T, 23])
     heads_LN = jnp.array([[True, False, True, True], [False, True, True, False]])
     run = functools.partial(
-        measure.answer, params, tokens_BT, lengths_B, jnp.array([3, 5]), cfg=CFG, maps=MAPS
+        measure.evaluate, params, tokens_BT, lengths_B, jnp.array([3, 5]), cfg=CFG, maps=MAPS
     )
     assert len(MAPS) == 10
     every = functools.partial(jax.vmap(run, (0, None, None)), jnp.arange(len(MAPS)))
@@ -76,8 +76,8 @@ def test_one_recipe_everywhere_also_while_decoding(params, tokens_BT):
     attend = recipe("relu:p=4", bias=None)
     forward = jax.jit(lm_jax.forward, static_argnames="cfg")
     wanted = rounding.expected(lambda: forward(params, tokens_BT, cfg=CFG, attend=attend).logits)
-    found = forward(params, tokens_BT, cfg=CFG, attend=by_kernels(attend)).logits
-    rounding.assert_within(found, wanted)
+    result = forward(params, tokens_BT, cfg=CFG, attend=by_kernels(attend)).logits
+    rounding.assert_within(result, wanted)
     cache = lm_jax.model.decoder.init_cache(CFG, B, T + 5)
     steps = []
     for t in range(0, T, 12):
@@ -103,7 +103,7 @@ def test_no_score_matrix_is_formed(params, tokens_BT):
 def test_what_no_kernel_knows_is_refused(params, tokens_BT):
     own = RowMap("own", lambda z, b: jax.nn.softmax(z + b, axis=-1))
     with pytest.raises(UsageError, match="does not know the row map 'own'"):
-        lm_jax.forward(params, tokens_BT, CFG, attend=by_kernels(Everywhere(own, 0.0)))
+        lm_jax.forward(params, tokens_BT, CFG, attend=by_kernels(GlobalRowMap(own, 0.0)))
     with pytest.raises(UsageError, match="no kernel 'kernels' for"):
         by_kernels(jax.nn.softmax)
     with pytest.raises(UsageError, match="forms no scores"):

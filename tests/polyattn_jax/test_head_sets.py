@@ -32,10 +32,10 @@ def ablation(top, bottom, drawn, size=40):
     ],
 )
 def test_decisive_is_strictly_worse_than_every_draw(top, drawn, beaten, decisive):
-    (found,) = head_sets.decisiveness(ablation(top, 0.0, drawn))
-    assert (found["beaten"], found["decisive"]) == (beaten, decisive)
-    assert (found["size"], found["n"], found["bottom"]) == (40, PROMPTS, PROMPTS)
-    assert found["random"] == [round(2 * (100 + change)) for change in drawn]
+    (result,) = head_sets.decisiveness(ablation(top, 0.0, drawn))
+    assert (result["beaten"], result["decisive"]) == (beaten, decisive)
+    assert (result["size"], result["n"], result["bottom"]) == (40, PROMPTS, PROMPTS)
+    assert result["random"] == [round(2 * (100 + change)) for change in drawn]
 
 
 def test_the_fewest_draws_hold_chance_at_one_in_twenty():

@@ -126,11 +126,11 @@ def test_heads_of_an_audit_are_averages_over_whole_prompts(audited, tiny):
 
     heads = pq.read_table(audited / "heads.parquet").to_pylist()
     heads.sort(key=lambda head: (head["layer"], head["head"]))
-    found = {
+    results = {
         name: np.reshape([head[name] for head in heads], (model.cfg.num_layers, -1))
         for name in ("sink", "induction")
     }
-    rounding.assert_within(found, rounding.expected(averages))
+    rounding.assert_within(results, rounding.expected(averages))
     for head in heads:
         assert head["prompts"] == 4
         assert head["type"] == head_types.head_type(head)

@@ -68,5 +68,5 @@ def test_pythia_is_compared_at_the_nearer_of_its_two_lengths():
     ],
 )
 def test_only_the_papers_own_weights_are_taken_for_its_models(model, name):
-    found = paper.match(model)
-    assert (found.name if found else None) == name
+    result = paper.match(model)
+    assert (result.name if result else None) == name

@@ -65,14 +65,14 @@ def test_control_and_change_of_the_output_match_float64(implementation):
     attend = lm_jax.fused(asked, implementation)
     options = {"scale": H**-0.5, "cap": CAP, "scope": scope}
     attention(*map(jnp.asarray, (q, k, v)), seen, attend=attend, **options)
-    found = jax.tree.map(np.asarray, scope.aux)
+    result = jax.tree.map(np.asarray, scope.aux)
     dead = 0
     for b, i, n in np.ndindex(B, 2, N):
         t, answer = queries_BQ[b, i], answers_BQ[b, i]
         z, error = float64_scores(q, k, b, n, t)
         first = t + 1 - len(z)
         for name, at in (("argmax", z.argmax()), ("answer", answer - first)):
-            got = found["softmax"][name][b, n, i]
+            got = result["softmax"][name][b, n, i]
             if answer < 0 and name == "answer":
                 assert got == np.inf
                 continue
@@ -97,7 +97,7 @@ def test_control_and_change_of_the_output_match_float64(implementation):
                 weights = 2 * error * (1 + p * len(z) / r_star if r_star else 1)
                 weights += (7 * p + 50 + 4 * len(z) + H) * U
                 atol = weights * size * (1 + want) / np.linalg.norm(out)
-                np.testing.assert_allclose(found["change"][x, b, n, i, d], want, atol=atol)
+                np.testing.assert_allclose(result["change"][x, b, n, i, d], want, atol=atol)
                 if r_star == 0:
                     np.testing.assert_allclose(want, 1.0)
     assert dead > 0
@@ -154,7 +154,7 @@ def test_the_change_is_that_of_a_substitution_in_this_head_alone(params, tokens_
 
     # Operation by operation every run sees the same inputs to the last bit.
     with jax.disable_jit():
-        found = measure.diagnose(
+        result = measure.diagnose(
             params, tokens_BT, queries_BQ, nowhere, jnp.asarray(BIASES), cfg=CFG
         )
         plain = outputs(0, 0.0, jnp.zeros((L, N), bool))
@@ -167,7 +167,7 @@ def test_the_change_is_that_of_a_substitution_in_this_head_alone(params, tokens_
             want = np.linalg.norm(z - base, axis=-1) / norm
             # Sums over T keys, once with softmax and once with the recipe, in another order.
             atol = 4 * (T + H) * U * size * np.sqrt(H) * (1 + want) / norm
-            got = np.asarray(found.change[layer, i, :, head, 0, j])
+            got = np.asarray(result.change[layer, i, :, head, 0, j])
             assert (np.abs(got - want) <= atol).all()
             assert want.max() > 0.05
 

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 from lm_jax.report.markup import number
 from lm_jax.run.files import read_json, write_json
 from lm_jax.statistics import wilson
-from polyattn_jax import figures, wording
+from polyattn_jax import figures, report_text
 from polyattn_jax.columns import columns
 from polyattn_jax.diagnostic import Status
-from tests.polyattn_jax.made_report import (
+from tests.polyattn_jax.synthetic_report import (
     CALIBRATION,
     CORRECT,
     PROMPTS,
@@ -34,10 +34,10 @@ HOSTILE = "</script><img src=x onerror=alert(1)>\x1b[31m{{ 7 * 7 }} ]]> & [red]x
 
 
 def test_the_tables_hold_the_numbers_of_the_summary(finding):
-    found, tree = finding[0], parsed(build(*finding))
+    result, tree = finding[0], parsed(build(*finding))
     swept = {row[0].split("b = ")[0]: row for row in lines(tree, "Needle probe at 64 tokens")}
-    verdicts = {v["recipe"]: v for v in found["verdicts"]}
-    for entry in found["sweep"]:
+    verdicts = {v["recipe"]: v for v in result["verdicts"]}
+    for entry in result["sweep"]:
         row, accuracy = swept[entry["recipe"]], entry["accuracy"]
         low, high = percent(accuracy["low"]), percent(accuracy["high"])
         assert row[2] == f"{percent(accuracy['estimate'])}[{low}, {high}]"
@@ -45,7 +45,7 @@ def test_the_tables_hold_the_numbers_of_the_summary(finding):
         if entry["recipe"] == "softmax":
             control = next(
                 e["softmax"]
-                for e in found["prevalence"]
+                for e in result["prevalence"]
                 if (e["suite"], e["bias_kind"]) == ("niah_64", "auto")
             )
             assert row[8].split("[")[0] == percent(1 - control["estimate"])
@@ -56,8 +56,11 @@ def test_the_tables_hold_the_numbers_of_the_summary(finding):
             safe = verdict["safe"]
             assert row[8].split("[")[0] == (percent(safe["estimate"]) if safe else "–")
     unsafe = {row[0]: row for row in lines(tree, "Unsafe share")}
-    for entry in found["prevalence"]:
-        name, tokens = wording.suite_name(entry["suite"]), 1024 if "1024" in entry["suite"] else 64
+    for entry in result["prevalence"]:
+        name, tokens = (
+            report_text.suite_name(entry["suite"]),
+            1024 if "1024" in entry["suite"] else 64,
+        )
         bias = "b = 0" if entry["bias_kind"] == "zero" else "b_auto"
         row = unsafe[f"{name}{tokens:,} tokens, {bias}"]
         shares = [entry["softmax"], *entry["unsafe"].values()]
@@ -69,10 +72,10 @@ def test_the_tables_hold_the_numbers_of_the_summary(finding):
     reasons = {row[0]: row[2] for row in lines(tree, "Reasons and next steps")}
     assert list(reasons) == ["relu_p4_b0, relu_p8_bauto", "relu_p4_bauto, sigmoid_b0"]
     assert reasons["relu_p4_b0, relu_p8_bauto"].startswith("the loss is larger than 5 points; part")
-    bound = [e for e in found["bound"] if e["suite"] != "induction"]
+    bound = [e for e in result["bound"] if e["suite"] != "induction"]
     counted = [
         [str(e["p"]), percent(e["agree"]["estimate"]), *(str(e[name]) for name in COUNTS)]
-        for e in wording.by_suite(bound)
+        for e in report_text.by_suite(bound)
     ]
     folded = [d for d in tree.iter("details") if "other suites" in text_of(d.find("summary"))]
     shown = [[cell.split("[")[0] for cell in row] for row in lines(folded[1], "Predicted")]
@@ -80,14 +83,14 @@ def test_the_tables_hold_the_numbers_of_the_summary(finding):
 
 
 def test_the_comparison_with_softmax_holds_the_numbers_of_the_summary(finding):
-    found, tree = finding[0], parsed(build(*finding))
+    result, tree = finding[0], parsed(build(*finding))
     shown = [
         [text_of(cell) for cell in row]
         for figure in tree.iter("figure")
         if text_of(figure.find("figcaption")).startswith("rᵖ against softmax")
         for row in figure.find(".//tbody")
     ]
-    entries = wording.by_suite(found["against_softmax"])
+    entries = report_text.by_suite(result["against_softmax"])
     # The suite of the sweep comes first, the others are folded.
     ordered = [e for e in entries if e["suite"] == "niah_64"]
     ordered += [e for e in entries if e["suite"] != "niah_64"]
@@ -104,7 +107,7 @@ def test_the_comparison_with_softmax_holds_the_numbers_of_the_summary(finding):
 
 
 def test_b_auto_is_shown_with_the_digits_that_it_has(finding):
-    found, tree = finding[0], parsed(build(*finding))
+    result, tree = finding[0], parsed(build(*finding))
     (row,) = lines(tree, "b_auto is solved exactly")
     assert row[:2] == ["1.50 [1.31, 1.67]", "64"]
     assert [row[:3] for row in lines(tree, "b_auto of the first tokens of the same texts")] == [
@@ -112,14 +115,16 @@ def test_b_auto_is_shown_with_the_digits_that_it_has(finding):
         ["64", "1.50 [1.31, 1.67]", "1.10 to 1.90"],
     ]
     assert "At other lengths it would be 0.75 at 16 tokens, 1.50 at 64." in text_of(tree)
-    assert "b_auto = 1.50 [1.31, 1.67] (95 % over 8 texts of 64" in " ".join(printed(found).split())
+    assert "b_auto = 1.50 [1.31, 1.67] (95 % over 8 texts of 64" in " ".join(
+        printed(result).split()
+    )
     for half, text in ((0.012, "1.501 [1.489, 1.513]"), (0.4, "1.50 ["), (2.0, "1.5 [")):
         ends = {"low": 1.5012345 - half, "high": 1.5012345 + half}
-        assert wording.b_auto(CALIBRATION | ends).startswith(text)
+        assert report_text.b_auto(CALIBRATION | ends).startswith(text)
 
 
 def test_head_types_are_counted_at_both_ends_and_say_what_was_averaged(finding):
-    found, _, by_head = finding
+    result, _, by_head = finding
     kinds = ["sink", "sink", "induction", "local", "diffuse", "diffuse"]
     # the sixth has a weight of 0.3 on the first key and 0.5 on the planted one, no more
     assert list(by_head["type"]) == kinds
@@ -128,15 +133,15 @@ def test_head_types_are_counted_at_both_ends_and_say_what_was_averaged(finding):
     for kind in ("sink", "induction", "local", "diffuse"):
         ends = ranked[:2].count(kind), ranked[-2:].count(kind)
         assert shown[kind] == [str(kinds.count(kind)), *map(str, ends)]
-        assert found["head_types"]["top"][kind] == ends[0]
+        assert result["head_types"]["top"][kind] == ends[0]
     text = text_of(parsed(build(*finding)))
     assert "averages over all query rows of 2 induction prompts of 64 tokens" in text
 
 
 def test_the_certified_tie_is_a_false_negative_only_without_tolerance(finding):
-    found, rows, _ = finding
+    result, rows, _ = finding
     entry = next(
-        e for e in found["bound"] if (e["suite"], e["bias_kind"], e["p"]) == ("niah_64", "zero", 2)
+        e for e in result["bound"] if (e["suite"], e["bias_kind"], e["p"]) == ("niah_64", "zero", 2)
     )
     assert (entry["false_negative"], entry["false_negative_eps"]) == (1, 0)
     columns = figures.argmax_rows(rows, "niah_64", "zero")
@@ -168,9 +173,9 @@ def test_the_ablation_is_told_at_every_size_with_the_flag_of_the_paper():
     sets |= {f"random-1-{seed}": 9 + (seed > 0) for seed in range(20)}
     sets |= {f"random-2-{seed}": 2 + seed // 2 for seed in range(20)}
     finding = audit(dataclasses.replace(SETTINGS, ablation_draws=20), CORRECT, sets)
-    told = wording.in_part(finding[0])
-    assert "K = 1: highest S₂ 9, lowest 8, random 9 to 10; K = 2: highest S₂ 1" in told
-    assert "19 of 20 at K = 1 (not decisive), 20 of 20 at K = 2 (decisive)" in told
+    text = report_text.in_part(finding[0])
+    assert "K = 1: highest S₂ 9, lowest 8, random 9 to 10; K = 2: highest S₂ 1" in text
+    assert "19 of 20 at K = 1 (not decisive), 20 of 20 at K = 2 (decisive)" in text
     rows = lines(parsed(build(*finding)), "Prompts answered with the recipe in K heads")
     assert [(row[0], row[3], row[4], row[5]) for row in rows] == [
         ("1", "9 to 10", "19 of 20", "no"),
@@ -185,11 +190,11 @@ def test_absent_parts_leave_a_valid_page():
     rows = diagnosed_rows(suites=("niah_64",))
     dead = pa.array(np.full(rows.num_rows, Status.DEAD), pa.int8())
     rows = rows.set_column(rows.column_names.index("status"), "status", dead)
-    found, rows, by_head = audit(config, {"softmax": 12, "sigmoid_b0": 0}, {}, rows, second=np.nan)
+    result, rows, by_head = audit(config, {"softmax": 12, "sigmoid_b0": 0}, {}, rows, second=np.nan)
     assert np.isinf(by_head["s_2"]).all()
     assert np.isnan(by_head["relative_margin"]).all()
     assert set(by_head["type"]) == {"unknown"} and np.isnan(by_head["induction"]).all()
-    tree = parsed(build(found, rows, by_head))
+    tree = parsed(build(result, rows, by_head))
     titles = [text_of(title) for title in tree.iter("h2")]
     assert not any(title.startswith(("Ablation", "Head types")) for title in titles)
     assert "nothing to show" in text_of(tree)
@@ -197,21 +202,21 @@ def test_absent_parts_leave_a_valid_page():
 
 
 def test_a_summary_read_back_from_json_gives_the_same_page(finding, tmp_path):
-    found, rows, by_head = finding
-    write_json(tmp_path / "summary.json", found)
+    result, rows, by_head = finding
+    write_json(tmp_path / "summary.json", result)
     pq.write_table(pa.table(by_head), tmp_path / "heads.parquet")
     heads = columns(pq.read_table(tmp_path / "heads.parquet"))
     assert build(read_json(tmp_path / "summary.json"), rows, heads) == build(*finding)
 
 
 def test_hostile_text_stays_text(finding):
-    found, rows, by_head = copy.deepcopy(finding)
-    found["model"] = found["weights"][0] = HOSTILE
-    found["verdicts"][0]["finding"] = HOSTILE
-    place = next(i for i, e in enumerate(found["sweep"]) if e["recipe"] == "relu_p4_b0")
-    found["sweep"][place]["recipe"] = found["sweep"][place]["cell"] = HOSTILE
-    found["ranking_suite"] = found["config"]["haystack"] = HOSTILE
-    tree = parsed(build(found, rows, by_head, command=HOSTILE))
+    result, rows, by_head = copy.deepcopy(finding)
+    result["model"] = result["weights"][0] = HOSTILE
+    result["verdicts"][0]["finding"] = HOSTILE
+    place = next(i for i, e in enumerate(result["sweep"]) if e["recipe"] == "relu_p4_b0")
+    result["sweep"][place]["recipe"] = result["sweep"][place]["cell"] = HOSTILE
+    result["ranking_suite"] = result["config"]["haystack"] = HOSTILE
+    tree = parsed(build(result, rows, by_head, command=HOSTILE))
     assert not {"script", "img", "x"} & {node.tag for node in tree.iter()}
     assert "onerror=alert(1)>" in text_of(tree.find("header"))
     assert "{{ 7 * 7 }}" in text_of(tree.find("footer"))

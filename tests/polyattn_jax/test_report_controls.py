@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from polyattn_jax import wording
-from tests.polyattn_jax.made_report import (
+from polyattn_jax import report_text
+from tests.polyattn_jax.synthetic_report import (
     ABLATION,
     PROMPTS,
     SETTINGS,
@@ -23,19 +23,19 @@ RIGHT = {"softmax": PROMPTS, "relu_p4_b0": PROMPTS, "sigmoid_b0": 0}
 SETS = ABLATION | {"top-2": 0, "bottom-2": PROMPTS}
 
 
-def verdicts(found, stage="sweep"):
-    return {entry["cell"]: entry["verdict"] for entry in found[stage]}
+def verdicts(result, stage="sweep"):
+    return {entry["cell"]: entry["verdict"] for entry in result[stage]}
 
 
 def test_where_the_controls_hold_the_prompts_decide():
-    found, _, _ = audit(TOLERANT, RIGHT, SETS)
-    assert found["controls"]["unmet"] == []
-    assert verdicts(found) == {"softmax": "preserve", "relu_p4_b0": "preserve"} | {
+    result, _, _ = audit(TOLERANT, RIGHT, SETS)
+    assert result["controls"]["unmet"] == []
+    assert verdicts(result) == {"softmax": "preserve", "relu_p4_b0": "preserve"} | {
         "sigmoid_b0": "no-go"
     }
-    sets = verdicts(found, "ablation")
+    sets = verdicts(result, "ablation")
     assert (sets["top-2"], sets["bottom-2"]) == ("no-go", "preserve")
-    assert wording.controls(found).text.startswith("The controls hold")
+    assert report_text.controls(result).text.startswith("The controls hold")
 
 
 @pytest.mark.parametrize(
@@ -53,30 +53,30 @@ def test_where_the_controls_hold_the_prompts_decide():
     ids=["found where it was left out", "no drop of loss"],
 )
 def test_where_a_control_fails_every_verdict_is_undecided_and_says_so(changes, reason):
-    found, rows, by_head = audit(TOLERANT, RIGHT, SETS, **changes)
+    result, rows, by_head = audit(TOLERANT, RIGHT, SETS, **changes)
     for stage in ("sweep", "ablation"):
-        assert {*verdicts(found, stage).values()} == {"undecided"}
-    for decided in found["verdicts"]:
+        assert {*verdicts(result, stage).values()} == {"undecided"}
+    for decided in result["verdicts"]:
         assert decided["verdict"] == "undecided"
         assert decided["reason"].startswith("the controls are not shown to hold: ")
         assert reason in decided["reason"]
         assert "make the controls hold" in decided["next"]
     # the measured change is still there
-    assert {e["cell"]: e["delta"]["estimate"] for e in found["sweep"]}["sigmoid_b0"] == -1
-    said = wording.overall(found)
+    assert {e["cell"]: e["delta"]["estimate"] for e in result["sweep"]}["sigmoid_b0"] == -1
+    said = report_text.overall(result)
     assert (
         said.tone == "warn"
         and said.text.startswith("No verdict on Other-1B")
         and reason in said.text
     )
-    tree = parsed(build(found, rows, by_head))
+    tree = parsed(build(result, rows, by_head))
     header = text_of(tree.find("header"))
     assert "The controls do not hold" in header and "can replace softmax" not in header
     swept = [row[1].split()[-1] for row in lines(tree, "Needle probe at 64 tokens")]
     assert swept == ["baseline", "undecided", "undecided"]
     (because,) = lines(tree, "Reasons and next steps")
     assert "the controls are not shown to hold" in because[2]
-    console = printed(found).split("\n")
+    console = printed(result).split("\n")
     shown = {line.split()[0]: line.split()[-1] for line in console if line.startswith(tuple(RIGHT))}
     assert shown["relu_p4_b0"] == shown["sigmoid_b0"] == "undecided"
     assert console[0].startswith("The controls do not hold")

@@ -50,8 +50,8 @@ def test_a_proof_that_takes_the_scores_as_exact_says_so(finding):
     page = text_of(parsed(build(*finding)))
     assert page.count("proved error bound") == page.count("given the float32 scores") > 0
     assert "Sₚ in float32 with a proved error bound" not in page
-    found, rows, by_head = copy.deepcopy(finding)
-    for entry in found["prevalence"]:
+    result, rows, by_head = copy.deepcopy(finding)
+    for entry in result["prevalence"]:
         entry["undecided"] = dict.fromkeys(entry["undecided"], 0)
-    decided = text_of(parsed(build(found, rows, by_head)))
+    decided = text_of(parsed(build(result, rows, by_head)))
     assert "Given the float32 scores, the proved error bound decides every S." in decided

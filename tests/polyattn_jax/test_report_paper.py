@@ -4,21 +4,21 @@ import copy
 
 import pytest
 
-from tests.polyattn_jax.made_report import build, lines, parsed, text_of
+from tests.polyattn_jax.synthetic_report import build, lines, parsed, text_of
 
 
-def like_the_paper(found, **changes):
+def like_the_paper(result, **changes):
     """A summary with the paper's model, lengths and numbers of prompts, but for `changes`."""
-    found = copy.deepcopy(found) | {"model": "models/Llama-3.2-1B", "layers": 16, "heads": 32}
+    result = copy.deepcopy(result) | {"model": "models/Llama-3.2-1B", "layers": 16, "heads": 32}
     lengths = {"induction_length": 4096, "mqar_length": 4096, "sweep_length": 1536}
-    found["config"] |= lengths | {"induction_n": 200} | changes
-    found["calibration"]["length"] = changes.get("calibration_length", 1024)
-    found["controls"]["accuracy"]["niah_1536"] = found["controls"]["accuracy"]["niah_64"]
-    for entry in found["sweep"]:
+    result["config"] |= lengths | {"induction_n": 200} | changes
+    result["calibration"]["length"] = changes.get("calibration_length", 1024)
+    result["controls"]["accuracy"]["niah_1536"] = result["controls"]["accuracy"]["niah_64"]
+    for entry in result["sweep"]:
         entry["accuracy"]["n"] = 200
-    for entry in found["prevalence"]:
+    for entry in result["prevalence"]:
         entry["prompts"] = 200
-    return found
+    return result
 
 
 def judged(tree, caption):
@@ -27,8 +27,8 @@ def judged(tree, caption):
 
 
 def test_a_model_of_the_paper_is_judged_where_length_and_prompts_agree(finding):
-    found, rows, by_head = finding
-    tree = parsed(build(like_the_paper(found), rows, by_head))
+    result, rows, by_head = finding
+    tree = parsed(build(like_the_paper(result), rows, by_head))
     needle = {row[0]: row[1] for row in lines(tree, "Needle probe, ours")}
     assert needle["relu_p4_bauto"].startswith("✓ 100.0")
     assert "paper 100.0 ± 7.0" in needle["relu_p4_bauto"]
@@ -77,15 +77,15 @@ def test_a_model_of_the_paper_is_judged_where_length_and_prompts_agree(finding):
     ],
 )
 def test_unlike_numbers_are_not_judged_and_say_why(finding, changes, caption, line, reason):
-    found, rows, by_head = finding
-    tree = parsed(build(like_the_paper(found, **changes), rows, by_head))
+    result, rows, by_head = finding
+    tree = parsed(build(like_the_paper(result, **changes), rows, by_head))
     assert judged(tree, caption)[line][0][0] not in "✓≈✗"
     assert reason in text_of(tree)
 
 
 def test_few_short_prompts_of_a_model_of_the_paper_are_not_judged(finding):
-    found, rows, by_head = finding
-    tree = parsed(build(found | {"model": "models/Llama-3.2-1B"}, rows, by_head))
+    result, rows, by_head = finding
+    tree = parsed(build(result | {"model": "models/Llama-3.2-1B"}, rows, by_head))
     for caption in ("Needle probe, ours", "Unsafe rows, ours", "Calibration and bound"):
         marks = [text for row in lines(tree, caption) for text in row if text[:1] in "✓≈✗" and text]
         assert marks == []
@@ -97,8 +97,8 @@ def test_few_short_prompts_of_a_model_of_the_paper_are_not_judged(finding):
 
 
 def test_another_model_is_not_judged_and_one_without_kin_is_told_so(finding):
-    found, rows, by_head = finding
+    result, rows, by_head = finding
     needle = lines(parsed(build(*finding)), "Needle probe, ours")
     assert [cell for _, cell in needle if cell[0] in "✓≈✗"] == []
-    page = text_of(parsed(build(found | {"family": "gpt2"}, rows, by_head)))
+    page = text_of(parsed(build(result | {"family": "gpt2"}, rows, by_head)))
     assert "none of them is of its architecture" in page

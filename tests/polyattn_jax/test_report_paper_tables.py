@@ -30,8 +30,8 @@ relu_p2_over_sqrtL -74.5 -79.0 -71.0 -77.5
     ids=["near", "without kin", "of the paper"],
 )
 def test_the_literary_sweep_is_the_paper_s_and_stands_beside_none_of_ours(changes):
-    found, rows, by_head = audit()
-    tree = parsed(build(found | changes, rows, by_head))
+    result, rows, by_head = audit()
+    tree = parsed(build(result | changes, rows, by_head))
     caption = "The paper's Table 2"
     expected = [row.replace("-", "−").split() for row in LITERARY.strip().splitlines()]
     assert lines(tree, caption) == expected

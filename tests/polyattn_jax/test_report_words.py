@@ -10,9 +10,9 @@ import pyarrow.compute as pc
 import pytest
 from rich.console import Console
 
-from polyattn_jax import console, sharpness, wording
+from polyattn_jax import console, report_text, sharpness
 from polyattn_jax.diagnostic import Status
-from tests.polyattn_jax.made_report import (
+from tests.polyattn_jax.synthetic_report import (
     CORRECT,
     SETTINGS,
     audit,
@@ -39,12 +39,12 @@ def test_the_words_on_sharpness_follow_the_numbers(s_p, softmax, says):
         rows = rows.set_column(rows.column_names.index(name), name, column)
     status = pa.array(np.full(rows.num_rows, Status.ACTIVE, np.int8))
     rows = rows.set_column(rows.column_names.index("status"), "status", status)
-    found = audit(rows=rows)[0]
-    text = sharpness.sentence(found)
+    result = audit(rows=rows)[0]
+    text = sharpness.sentence(result)
     assert says in text
     assert f"outweigh the best one in {100 * (softmax > 1):.1f} % of the" in text
     assert ("softmax concentrates it loses" in text) == (softmax < 1)
-    for entry in sharpness.entries(found, "auto"):
+    for entry in sharpness.entries(result, "auto"):
         moved = f"{100 * entry['change']['estimate']:.0f} % (p = {entry['p']})"
         assert moved in text.split("head's output change by more than")[1]
     # An unsafe share by itself says nothing of the recipe.
@@ -58,19 +58,19 @@ def test_a_recipe_finds_its_own_comparison_with_softmax():
     kind = pa.array(["0.25"] * own.num_rows)
     own = own.set_column(own.column_names.index("bias_kind"), "bias_kind", kind)
     correct = CORRECT | {"relu_p8_b0.25": 3}
-    found = audit(config, correct, rows=pa.concat_tables([rows, own]))[0]
+    result = audit(config, correct, rows=pa.concat_tables([rows, own]))[0]
     for recipe, kind, p in (
         ("relu_p4_b0", "zero", 4),
         ("relu_p4_bauto", "auto", 4),
         ("relu_p8_b0.25", "0.25", 8),
     ):
-        entry = sharpness.of_recipe(found, recipe)
+        entry = sharpness.of_recipe(result, recipe)
         assert (entry["suite"], entry["bias_kind"], entry["p"]) == ("niah_64", kind, p)
-    assert sharpness.of_recipe(found, "sigmoid_b0") is None
-    verdict = next(v for v in found["verdicts"] if v["recipe"] == "relu_p8_b0.25")
+    assert sharpness.of_recipe(result, "sigmoid_b0") is None
+    verdict = next(v for v in result["verdicts"] if v["recipe"] == "relu_p8_b0.25")
     assert verdict["safe"] is not None
-    row = next(line for line in printed(found).splitlines() if line.startswith("relu_p8_b0.25"))
-    against = sharpness.of_recipe(found, "relu_p8_b0.25")
+    row = next(line for line in printed(result).splitlines() if line.startswith("relu_p8_b0.25"))
+    against = sharpness.of_recipe(result, "relu_p8_b0.25")
     shares = [f"{100 * against[name]['estimate']:.1f}" for name in ("lost", "sharpened")]
     assert row.split()[-3:-1] == shares
 
@@ -97,18 +97,18 @@ def test_a_recipe_finds_its_own_comparison_with_softmax():
     ],
 )
 def test_the_overall_sentence(correct, tone, part):
-    found = wording.overall(audit(correct=correct)[0])
-    assert found.tone == tone
-    assert part in found.text
+    result = report_text.overall(audit(correct=correct)[0])
+    assert result.tone == tone
+    assert part in result.text
 
 
 def test_one_recipe_that_preserves_is_the_answer():
-    found, _, _ = audit(correct={"softmax": 12, "relu_p4_b0": 12, "sigmoid_b0": 0})
+    result, _, _ = audit(correct={"softmax": 12, "relu_p4_b0": 12, "sigmoid_b0": 0})
     tolerant = audit(
         dataclasses.replace(SETTINGS, tolerance=0.3), {"softmax": 12, "relu_p4_b0": 12}
     )[0]
-    assert wording.overall(found).tone == "warn"
-    said = wording.overall(tolerant)
+    assert report_text.overall(result).tone == "warn"
+    said = report_text.overall(tolerant)
     assert said.tone == "good"
     assert "The recipe tried can replace softmax" in said.text
     assert "lose less than 30 points" in said.text
@@ -125,12 +125,12 @@ def test_one_recipe_that_preserves_is_the_answer():
     ],
 )
 def test_a_verdict_gives_the_reason_that_holds(softmax, right, recipe, verdict, reason):
-    found = audit(correct={"softmax": softmax, recipe: right})[0]
-    (decided,) = found["verdicts"]
+    result = audit(correct={"softmax": softmax, recipe: right})[0]
+    (decided,) = result["verdicts"]
     assert decided["verdict"] == verdict
     assert reason in decided["reason"]
     assert decided["could_decide"] == softmax
-    (entry,) = (e for e in found["sweep"] if e["recipe"] == recipe)
+    (entry,) = (e for e in result["sweep"] if e["recipe"] == recipe)
     assert entry["verdict"] == verdict
 
 
@@ -145,26 +145,26 @@ def test_the_next_step_names_the_ablation_only_where_there_is_one():
 
 
 def test_the_console_fits_and_holds_every_verdict(finding):
-    found = finding[0]
-    piped = printed(found)
+    result = finding[0]
+    piped = printed(result)
     assert max(map(len, piped.splitlines())) <= 100
     assert "\x1b" not in piped
-    for v in found["verdicts"]:
+    for v in result["verdicts"]:
         row = next(line for line in piped.splitlines() if line.startswith(v["recipe"]))
         assert row.split()[-1] == v["verdict"]
     assert piped.splitlines()[0].startswith("The controls hold")
     assert piped.splitlines()[-1] == "report: runs/x/report.html"
-    terminal = printed(found, force_terminal=True, width=80, no_color=True)
+    terminal = printed(result, force_terminal=True, width=80, no_color=True)
     plain = re.sub(r"\x1b\[[0-9;]*m", "", terminal)
     assert max(map(len, plain.splitlines())) <= 80
     assert "relu_p4_bauto" in plain
 
 
 def test_the_console_prints_text_as_text_in_any_encoding(finding):
-    found = dict(finding[0], model="models/[red]x\x1b[31m漢")
+    result = dict(finding[0], model="models/[red]x\x1b[31m漢")
     buffer = io.BytesIO()
     file = io.TextIOWrapper(buffer, encoding="ascii")
-    console.print_summary(found, console=Console(file=file))
+    console.print_summary(result, console=Console(file=file))
     file.flush()
     shown = buffer.getvalue().decode("ascii")
     assert "[red]x" in shown

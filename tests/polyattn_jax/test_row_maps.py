@@ -104,8 +104,8 @@ def test_masked_keys_change_nothing_and_get_no_weight_and_no_gradient(name):
     masked = jnp.where(np.isin(np.arange(12), kept), z, -INF)
     full = row_map(masked, 0.5)
     wanted = rounding.expected(row_map, z[:, kept], 0.5)
-    for found in (full[:, kept], row_map(z[:, kept], 0.5)):
-        rounding.assert_within(found, wanted)
+    for result in (full[:, kept], row_map(z[:, kept], 0.5)):
+        rounding.assert_within(result, wanted)
     others = np.delete(np.arange(12), kept)
     assert not np.any(full[:, others])
     grad = jax.grad(lambda z: (row_map(z, 0.5) ** 2).sum())(masked)

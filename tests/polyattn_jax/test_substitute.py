@@ -14,7 +14,7 @@ from lm_jax.model.attention import as_pytree
 from polyattn_jax import measure, row_maps
 from polyattn_jax.diagnostic import relative_error_bound, softmax_error_bound
 from polyattn_jax.row_maps import RECIPES
-from polyattn_jax.substitute import Switch, recipe, substitute
+from polyattn_jax.substitute import PerHeadRowMap, recipe, substitute
 from tests import rounding
 
 L, N, B, T = 3, 4, 2, 9
@@ -140,7 +140,7 @@ def test_rows_that_die_are_counted_and_write_zeros(params, tokens_BT):
     assert not np.asarray(out.records["attn.z"]).any()
     # Padding is no row of the prompt, so that its dead rows do not count.
     np.testing.assert_array_equal(out.aux["dead_rows_B"], np.tile(N * lengths_B, (L, 1)))
-    dead = measure.answer(
+    dead = measure.evaluate(
         params,
         tokens_BT,
         jnp.asarray(lengths_B),
@@ -164,7 +164,7 @@ def test_dead_rows_of_a_case_made_by_hand():
         "heads_N": jnp.array([True, False]),
         "valid_BT": jnp.ones((1, 3), bool),
     }
-    pattern_BNTS, aux = Switch((row_maps.relu_power(2.0),))(scores_BNTS, data)
+    pattern_BNTS, aux = PerHeadRowMap((row_maps.relu_power(2.0),))(scores_BNTS, data)
     # Shifted by 0.5 the first two rows have no positive score; the third has 1 and 3.
     bound = relative_error_bound(2, 3) + 2 * 2**-24
     want = [[0, 0, 0], [0, 0, 0], [0, 0.1, 0.9]]
@@ -177,7 +177,7 @@ def test_dead_rows_of_a_case_made_by_hand():
 def test_a_sweep_over_recipes_biases_and_heads_compiles_once_per_shape(params, tokens_BT):
     def answer(tokens_BT, index, bias, heads_LN):
         size, length = tokens_BT.shape
-        return measure.answer(
+        return measure.evaluate(
             params,
             tokens_BT,
             jnp.full(size, length),
@@ -189,7 +189,7 @@ def test_a_sweep_over_recipes_biases_and_heads_compiles_once_per_shape(params, t
             maps=MAPS,
         )["loss"]
 
-    before = measure.answer._cache_size()
+    before = measure.evaluate._cache_size()
     losses = {
         np.asarray(answer(tokens_BT[:, :7], index, bias, heads_LN)).tobytes()
         for index in (1, 2, 3)
@@ -197,9 +197,9 @@ def test_a_sweep_over_recipes_biases_and_heads_compiles_once_per_shape(params, t
         for heads_LN in (~NO_HEADS, one_head(0, 0), one_head(2, 3))
     }
     assert len(losses) == 3 * 2 * 3
-    assert measure.answer._cache_size() == before + 1
+    assert measure.evaluate._cache_size() == before + 1
     answer(tokens_BT[:1, :7], 1, 0.0, NO_HEADS)
-    assert measure.answer._cache_size() == before + 2
+    assert measure.evaluate._cache_size() == before + 2
 
 
 def test_what_cannot_be_substituted_is_refused():

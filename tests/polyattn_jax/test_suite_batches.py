@@ -7,7 +7,7 @@ import pytest
 
 from lm_jax.errors import UsageError
 from polyattn_jax import suites
-from tests.polyattn_jax.made_suites import HAYSTACK, VOCABULARY, WordTokenizer, build
+from tests.polyattn_jax.synthetic_suites import HAYSTACK, VOCABULARY, WordTokenizer, build
 
 
 @given(
@@ -18,7 +18,7 @@ def test_batches_hold_every_prompt_once_and_have_few_shapes(count, size, buckets
         WordTokenizer(VOCABULARY), haystack=HAYSTACK, pad=4, n=count, queries=3, depth=1.0
     )
     longest = max(len(prompt.tokens) for prompt in suite.prompts)
-    found = set()
+    result = set()
     for batch in suites.batches(suite, size, buckets=buckets):
         length = batch.tokens_BT.shape[1]
         assert batch.tokens_BT.shape[0] == size == len(batch.ids)
@@ -40,10 +40,10 @@ def test_batches_hold_every_prompt_once_and_have_few_shapes(count, size, buckets
             expected = [answer if answer <= q else -1 for q in prompt.query_positions]
             assert batch.answer_position_BQ[row].tolist() == expected
             if batch.valid_B[row]:
-                assert prompt.id not in found
-                found.add(prompt.id)
+                assert prompt.id not in result
+                result.add(prompt.id)
         assert batch.valid_B[0]
-    assert len(found) == count
+    assert len(result) == count
 
 
 def test_batches_carry_one_target_for_each_query():

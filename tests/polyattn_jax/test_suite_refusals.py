@@ -9,7 +9,7 @@ import pytest
 from lm_jax.errors import BadInputError, UsageError
 from polyattn_jax import suites
 from polyattn_jax.suites import prompts as prompts_lib
-from tests.polyattn_jax.made_suites import HAYSTACK, VOCABULARY, WordTokenizer
+from tests.polyattn_jax.synthetic_suites import HAYSTACK, VOCABULARY, WordTokenizer
 
 
 def tampered(suite, **changes):

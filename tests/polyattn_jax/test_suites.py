@@ -15,13 +15,7 @@ from lm_jax.text import corpora
 from polyattn_jax import suites
 from polyattn_jax.suites import haystack as haystack_lib
 from polyattn_jax.suites import prompts as prompts_lib
-from tests.polyattn_jax.made_suites import (
-    HAYSTACK,
-    NOUNS,
-    VOCABULARY,
-    WordTokenizer,
-    build,
-)
+from tests.polyattn_jax.synthetic_suites import HAYSTACK, NOUNS, VOCABULARY, WordTokenizer, build
 
 # The fingerprints of the suites as this file builds them. One that changes changes every published
 # result: prompts are no longer those that were measured.

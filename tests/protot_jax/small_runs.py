@@ -40,8 +40,8 @@ def run(text, tmp_path_factory):
     added = iter((9.0, 0.0, 0.0, 9.0))
 
     def evaluate(*args, **kwargs):
-        found = loop_evaluate(*args, **kwargs)
-        return dataclasses.replace(found, loss=found.loss + next(added))
+        result = loop_evaluate(*args, **kwargs)
+        return dataclasses.replace(result, loss=result.loss + next(added))
 
     loop_evaluate = loop.evaluate
     with pytest.MonkeyPatch.context() as patch:

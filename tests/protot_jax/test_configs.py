@@ -12,7 +12,7 @@ from lm_jax.run import cli
 from lm_jax.run.config_files import load_config
 from lm_jax.run.plain import from_plain
 from lm_jax.text.preparation import prepare_corpus
-from protot_jax import pretrain, study, study_config, trained
+from protot_jax import pretrain, saved_run, study, study_config
 from protot_jax.config import PretrainConfig
 from protot_jax.seeds import over_seeds
 from tests.protot_jax.small_runs import settings
@@ -65,10 +65,10 @@ def test_the_smoke_mode_of_a_study_keeps_what_the_study_varies(name):
 
     def mixers(config):
         runs = [own for v in config.variants for _, own in study_config.each_run(config, v)]
-        return {trained.model(own, own.corpus.vocab_size)[1] for own in runs}, runs
+        return {saved_run.model(own, own.corpus.vocab_size)[1] for own in runs}, runs
 
-    (wanted, _), (found, runs) = mixers(whole), mixers(small)
-    assert found == wanted
+    (wanted, _), (result, runs) = mixers(whole), mixers(small)
+    assert result == wanted
     # Contexts are an eighth of those of the study.
     assert {own.context for own in runs} == ({256} if name == "long_context" else {32})
     assert {own.max_steps for own in runs} == {2}
@@ -108,7 +108,7 @@ def _study(text):
 
 
 def test_a_row_is_the_variant_at_its_best_rate_with_an_interval_over_seeds():
-    found = {0.1: (8.0, 6.0, 7.0), 0.2: (5.0, 6.0, 5.5), 0.3: (4.0, 9.0, 5.0)}
+    results = {0.1: (8.0, 6.0, 7.0), 0.2: (5.0, 6.0, 5.5), 0.3: (4.0, 9.0, 5.0)}
     rows = [
         {
             "variant": "two",
@@ -120,7 +120,7 @@ def test_a_row_is_the_variant_at_its_best_rate_with_an_interval_over_seeds():
             "tokens_seen": 10,
             "steps_per_second": 2.0,
         }
-        for rate, perplexities in found.items()
+        for rate, perplexities in results.items()
         for perplexity in perplexities
     ]
     variants = (study_config.Variant("two", paper=7.0), study_config.Variant("untrained"))
@@ -132,11 +132,13 @@ def test_a_row_is_the_variant_at_its_best_rate_with_an_interval_over_seeds():
     own = {"mean": 5.5, "low": 5.5 - reach, "high": 5.5 + reach, "lowest": 5.0, "highest": 6.0}
     assert row["perplexity"]["validation"] == pytest.approx(own | {"n": 3})
     assert row["perplexity"]["test"]["mean"] == pytest.approx(15.5)
-    told = study.told({"table": "Table 0", "paper_split": "test", "rows": table}).splitlines()
+    text = study.format_table(
+        {"table": "Table 0", "paper_split": "test", "rows": table}
+    ).splitlines()
     # The paper's number is of test text here, and is printed with ours of that text.
-    assert "5.50 (95 % 4.26 to 6.74, seeds 5.00 to 6.00, n = 3)" in told[2]
-    assert "validation" in told[2] and not told[2].endswith(" 7.0")
-    assert "15.50" in told[3] and told[3].endswith(" 7.0")
+    assert "5.50 (95 % 4.26 to 6.74, seeds 5.00 to 6.00, n = 3)" in text[2]
+    assert "validation" in text[2] and not text[2].endswith(" 7.0")
+    assert "15.50" in text[3] and text[3].endswith(" 7.0")
 
 
 def test_a_mean_over_seeds_says_what_it_rests_on():
@@ -162,7 +164,7 @@ def test_a_study_goes_on_where_it_was_and_can_be_moved(text, tmp_path):
     assert (row["rates_tried"], row["paper"]) == (1, 98.5)
     # One corpus serves all runs, through a link that moves with the folder.
     moved = tmp_path.rename(tmp_path.with_name("moved"))
-    assert trained.load_run(moved / "two/lr_0.001").step == 2
+    assert saved_run.load_run(moved / "two/lr_0.001").step == 2
     checkpoints = moved / "two/lr_0.001/seed_234/checkpoints"
     before = {path: path.stat().st_mtime_ns for path in checkpoints.rglob("*")}
     second = study.run(config, moved)

@@ -30,15 +30,15 @@ FLOPS = {"protot": 41_583e5, "llama": 49_341.5e5, "mamba": 34_734.9e5}
 def counts(**changed):
     config = load_config(THROUGHPUT)
     config.update(changed)
-    found = count.count(from_plain(config, count.CountConfig))
-    return {each.name: each for each in found}
+    result = count.count(from_plain(config, count.CountConfig))
+    return {each.name: each for each in result}
 
 
 def test_parameters_of_table_13():
-    found = counts()
-    assert {name: found[name].parameters for name in PARAMETERS} == PARAMETERS
-    assert found["protot"].in_use == 12_205_266 - (256**2 + 1 + 4 * 5 * 128)
-    assert all(each.in_use == each.parameters for name, each in found.items() if name != "protot")
+    result = counts()
+    assert {name: result[name].parameters for name in PARAMETERS} == PARAMETERS
+    assert result["protot"].in_use == 12_205_266 - (256**2 + 1 + 4 * 5 * 128)
+    assert all(each.in_use == each.parameters for name, each in result.items() if name != "protot")
     assert counts(tied=("protot", "mamba"))["protot"].parameters == 8_109_266
 
 
@@ -48,8 +48,8 @@ def test_flops_of_table_13(name):
 
 
 def test_the_matched_mamba_is_level_with_protot():
-    found = counts()
-    ours, protot = found["mamba_ffn"], found["protot"]
+    result = counts()
+    ours, protot = result["mamba_ffn"], result["protot"]
     assert ours.parameters == pytest.approx(protot.parameters, rel=0.005)
     assert ours.flops.total == pytest.approx(protot.flops.total, rel=0.01)
 
@@ -79,7 +79,7 @@ def test_the_formulae_hold_every_product_of_the_traced_model(name, monkeypatch):
     if name == "protot":
         options["prefix"] = lambda w, v, beta, g, **options: v
     shape = {"hidden_size": 48, "num_layers": 3, "vocab_size": 100, "context": 20}
-    cfg, mixer = models.make(name, **shape, tie_embeddings=False, **options)
+    cfg, mixer = models.build_model(name, **shape, tie_embeddings=False, **options)
     params = lm_jax.params.abstract(lm_jax.param_spec(cfg, mixer))
     tokens_BT = jax.ShapeDtypeStruct((1, 20), jnp.int32)
     traced = jax.make_jaxpr(lambda p, t: lm_jax.forward(p, t, cfg, mixer=mixer).logits)(
@@ -137,13 +137,13 @@ def test_what_cannot_be_counted_is_one_line(argument, words, capsys):
 
 def test_models_are_made_with_the_options_of_their_mixer():
     shape = {"hidden_size": 64, "num_layers": 2, "vocab_size": 50, "context": 8}
-    cfg, mixer = models.make("protot", **shape, tie_embeddings=True, num_prototypes=5)
+    cfg, mixer = models.build_model("protot", **shape, tie_embeddings=True, num_prototypes=5)
     assert mixer.num_prototypes == 5
     assert (cfg.norm_eps, cfg.max_length, cfg.tie_embeddings) == (2**-23, 8, True)
-    cfg, mixer = models.make("llama", **shape, tie_embeddings=False)
+    cfg, mixer = models.build_model("llama", **shape, tie_embeddings=False)
     assert mixer.pattern_dropout and (cfg.num_heads, cfg.num_kv_heads, cfg.head_dim) == (4, 4, 16)
     assert (cfg.norm_eps, cfg.rope.theta, cfg.mlp_size) == (1e-6, 1e4, 160)
     with pytest.raises(UsageError, match="no model 'mamba2'; did you mean 'mamba'"):
-        models.make("mamba2", **shape, tie_embeddings=True)
+        models.build_model("mamba2", **shape, tie_embeddings=True)
     with pytest.raises(UsageError, match="no option 'prototypes'; did you mean 'num_prototypes'"):
-        models.make("protot", **shape, tie_embeddings=True, prototypes=5)
+        models.build_model("protot", **shape, tie_embeddings=True, prototypes=5)

@@ -65,8 +65,8 @@ def test_mixer_is_the_equations(cfg, mixer):
 
     p = lm_jax.params.tree_map(draw, mixer.spec(cfg))
     x_BTD = jnp.asarray(rng.normal(size=(2, 11, 16)), jnp.float32)
-    told = Layer(jnp.zeros((2, 11), jnp.int32), Scope({}, {}), lm_jax.softmax)
-    apply = jax.jit(lambda p, x: mixer.apply(p, x, cfg, told, None)[0])
+    text = Layer(jnp.zeros((2, 11), jnp.int32), Scope({}, {}), lm_jax.softmax)
+    apply = jax.jit(lambda p, x: mixer.apply(p, x, cfg, text, None)[0])
     exact = rounding.expected(apply, p, x_BTD)
     rounding.assert_within(apply(p, x_BTD), exact)
     want_BTD = equations(mixer, cfg, p, x_BTD)
@@ -97,10 +97,10 @@ def test_a_key_written_again_holds_its_last_value():
     for t, hot in enumerate(steps):
         x_BTD[0, t, list(hot)] = 1.0
         x_BTD[0, t, 4] = 1.0 if 4 in hot else -1.0
-    told = Layer(jnp.zeros((1, 5), jnp.int32), Scope({}, {}), lm_jax.softmax)
+    text = Layer(jnp.zeros((1, 5), jnp.int32), Scope({}, {}), lm_jax.softmax)
 
     def apply(p, x_BTD):
-        return mixer.apply(p, x_BTD, cfg, told, None)[0]
+        return mixer.apply(p, x_BTD, cfg, text, None)[0]
 
     exact = rounding.expected(apply, p, x_BTD)
     rounding.assert_within(apply(p, jnp.asarray(x_BTD)), exact)

@@ -19,7 +19,7 @@ from lm_jax.model import decode
 from lm_jax.run import cli
 from lm_jax.text.tokenizer_training import BOS, SPECIAL, UNKNOWN
 import protot_jax
-from protot_jax import edits, generate, run_flags, trained
+from protot_jax import edits, generate, run_flags, saved_run
 from tests import rounding
 
 
@@ -52,49 +52,49 @@ def test_a_run_gives_the_weights_that_its_summary_reports(run):
     models, rows = [], []
     for seed, best_step, reported in zip((1, 2), (4, 2), summary["seeds"], strict=True):
         for best, step in ((True, best_step), (False, 4)):
-            model = protot_jax.load_run(run, seed=seed, **({} if best else {"best": False}))
+            model = protot_jax.saved_run(run, seed=seed, **({} if best else {"best": False}))
             own = reported["best" if best else "last"]
             assert (model.seed, model.step, own["step"]) == (seed, step, step)
             models.append(model)
             rows.append(own)
-    data = trained.load_data(models[0].config, run / "data")
+    data = saved_run.load_data(models[0].config, run / "data")
     wanted = perplexities(models, (data.validation, data.test))
-    found = {name: np.array([own[name] for own in rows]) for name in wanted.values}
-    rounding.assert_within(found, wanted)
+    results = {name: np.array([own[name] for own in rows]) for name in wanted.values}
+    rounding.assert_within(results, wanted)
     # The two of seed 2 differ by more than what is compared.
     for name, bound_K in wanted.bounds.items():
-        assert abs(found[name][2] - found[name][3]) > bound_K[2] + bound_K[3]
+        assert abs(results[name][2] - results[name][3]) > bound_K[2] + bound_K[3]
 
 
 def test_commands_read_the_best_weights_unless_told_otherwise(run):
     for given, step in (((), 2), (("--checkpoint=last",), 4)):
         with flagsaver.flagsaver():
-            flags.FLAGS(["test", f"--run={run}", "--seed_of_run=2", *given])
+            flags.FLAGS(["test", f"--run={run}", "--run_seed=2", *given])
             assert run_flags.load().step == step
 
 
 def test_what_is_no_run_is_refused(run, tmp_path):
     with pytest.raises(BadInputError, match=r"is no run: it has no config\.json"):
-        protot_jax.load_run(tmp_path)
+        protot_jax.saved_run(tmp_path)
     with pytest.raises(UsageError, match="seed = 3 is none of 1, 2"):
-        protot_jax.load_run(run, seed=3)
+        protot_jax.saved_run(run, seed=3)
 
 
 def test_a_flipped_bit_is_named(run, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
-    saved = trained.seed_folder(copy, 1) / manager.FOLDER
+    saved = saved_run.seed_folder(copy, 1) / manager.FOLDER
     arrays = manager.step_folder(saved, 4) / "arrays"
     victim = max((f for f in arrays.rglob("*") if f.is_file()), key=lambda f: f.stat().st_size)
     data = bytearray(victim.read_bytes())
     data[len(data) // 2] ^= 1
     victim.write_bytes(data)
     with pytest.raises(CorruptError, match=victim.name):
-        protot_jax.load_run(copy)
+        protot_jax.saved_run(copy)
 
 
 def test_a_stream_is_what_generate_gives_and_its_cache_does_not_grow(run):
-    model = protot_jax.load_run(run)
+    model = protot_jax.saved_run(run)
     prompt = model.tokenizer.encode("the people of the town")
     arguments = {"mixer": model.mixer, "sampling": decode.Sampling()}
     endless = decode.stream(model.params, prompt, model.cfg, **arguments)
@@ -109,9 +109,9 @@ def test_a_stream_is_what_generate_gives_and_its_cache_does_not_grow(run):
 
 def test_a_llama_run_is_continued_up_to_its_context(run):
     """Token by token with a cache, as `generate` does in one program."""
-    model = protot_jax.load_run(run)
+    model = protot_jax.saved_run(run)
     config = dataclasses.replace(model.config, model="llama", tie_embeddings=False)
-    cfg, mixer = trained.model(config, 60)
+    cfg, mixer = saved_run.model(config, 60)
     # Large weights, so that what is attended to changes the next token.
     params = jax.tree.map(lambda x: 10 * x, lm_jax.init_params(jax.random.key(3), cfg, mixer=mixer))
     llama = dataclasses.replace(model, cfg=cfg, mixer=mixer, params=params)
@@ -145,7 +145,7 @@ def test_the_command_continues_the_prompt(run, capsys):
 
 def test_a_prompt_speaks_no_special_token(run, monkeypatch):
     """The name of one in a prompt is read as its letters, or as unknown where there are none."""
-    model = protot_jax.load_run(run)
+    model = protot_jax.saved_run(run)
     read = []
 
     def stream(params, ids, *args, **options):
@@ -165,7 +165,7 @@ def test_a_prompt_speaks_no_special_token(run, monkeypatch):
 
 def test_with_a_prototype_closed_the_tokens_are_those_of_edited_forwards(run):
     """Step by step over the whole text so far, without a cache."""
-    model = protot_jax.load_run(run)
+    model = protot_jax.saved_run(run)
     # Large weights, so that a closed prototype changes the next token.
     drawn = lm_jax.init_params(jax.random.key(3), model.cfg, mixer=model.mixer)
     params = jax.tree.map(lambda x: 10 * x, drawn)

@@ -55,8 +55,8 @@ def test_mixer_is_the_equations(mixer):
         for name, spec in lm_jax.params.leaves(mixer.spec(CFG))
     }
     x_BTD = jnp.asarray(rng.normal(size=(2, 11, 16)), jnp.float32)
-    told = Layer(jnp.zeros((2, 11), jnp.int32), Scope({}, {}), lm_jax.softmax)
-    apply = jax.jit(lambda p, x: mixer.apply(p, x, CFG, told, None)[0])
+    text = Layer(jnp.zeros((2, 11), jnp.int32), Scope({}, {}), lm_jax.softmax)
+    apply = jax.jit(lambda p, x: mixer.apply(p, x, CFG, text, None)[0])
     exact = rounding.expected(apply, p, x_BTD)
     rounding.assert_within(apply(p, x_BTD), exact)
     want_BTD = equations(mixer, p, x_BTD)

@@ -38,14 +38,14 @@ def block(mixer, layer, seed=0, spread=True):
 
 
 def apply(mixer, p, x_BTD, layer, valid_BT=None, cache=None, edits=None):
-    told = Layer(
+    text = Layer(
         positions_BT=jnp.zeros(x_BTD.shape[:2], jnp.int32),
         scope=Scope(edits or {}, {}),
         attend=lm_jax.softmax,
         index=layer,
         valid_BT=valid_BT,
     )
-    return mixer.apply(p, x_BTD, CFG, told, cache)
+    return mixer.apply(p, x_BTD, CFG, text, cache)
 
 
 def equations(mixer, p, x_BTD, layer):

@@ -26,9 +26,9 @@ def test_the_pad_row_starts_at_zero_and_has_no_gradient_as_an_input(name, tied):
 
     tokens_BS = jnp.asarray([[3, 7, 1, 0, 0, 0], [5, 2, 9, 4, 11, 6]], jnp.int32)
     objective = LanguageModelling(cfg, mixer)
-    totals = objective.totals(tokens_BS)
+    normalizers = objective.normalizers(tokens_BS)
     gradient = jax.grad(
-        lambda p: objective.shares(p, (), None, tokens_BS, totals, jax.random.key(1))[0]
+        lambda p: objective.loss_terms(p, (), None, tokens_BS, normalizers, jax.random.key(1))[0]
     )(params)
     row_D = np.asarray(gradient["embed"]["tokens"])[0]
     # Tied, it is also the output row of a class that is never the target, and learns to be none.

@@ -7,7 +7,7 @@ import pytest
 
 from lm_jax.run.config_files import load_config
 from lm_jax.run.plain import from_plain
-from protot_jax import study_config, trained
+from protot_jax import saved_run, study_config
 from protot_jax.config import PretrainConfig
 from protot_jax.search_space import SearchConfig
 
@@ -183,12 +183,12 @@ def test_a_study_is_the_table_of_the_paper(name):
     assert len(table.variants) == len(rows)
     for variant, (model, rates, perplexity, changed) in zip(table.variants, rows, strict=True):
         assert variant.paper == perplexity
-        found = [own for _, own in study_config.each_run(table, variant)]
-        assert tuple(own.learning_rate for own in found) == rates
-        for own in found:
+        results = [own for _, own in study_config.each_run(table, variant)]
+        assert tuple(own.learning_rate for own in results) == rates
+        for own in results:
             shared = {"seeds": seeds, "epochs": epochs, "learning_rate": own.learning_rate}
             check_run(own, shared | {"model": model} | changed)
-            cfg, _ = trained.model(own, own.corpus.vocab_size)
+            cfg, _ = saved_run.model(own, own.corpus.vocab_size)
             assert (cfg.num_layers, cfg.hidden_size) == (6, 256)
             assert (cfg.mlp_size, cfg.max_length) == (0 if model == "mamba" else 688, own.context)
 
@@ -208,9 +208,9 @@ SIZES = {
 @pytest.mark.parametrize("name", SIZES)
 def test_a_run_builds_a_model_of_this_size(name):
     own = load(name, PretrainConfig)
-    cfg, mixer = trained.model(own, own.corpus.vocab_size)
-    found = (cfg.num_layers, cfg.hidden_size, cfg.mlp_size, cfg.vocab_size)
-    assert (*found, mixer.num_prototypes, cfg.max_length) == SIZES[name]
+    cfg, mixer = saved_run.model(own, own.corpus.vocab_size)
+    result = (cfg.num_layers, cfg.hidden_size, cfg.mlp_size, cfg.vocab_size)
+    assert (*result, mixer.num_prototypes, cfg.max_length) == SIZES[name]
 
 
 def test_the_default_run_is_the_default_column_of_table_1():

@@ -16,7 +16,7 @@ from lm_jax.run.plain import from_plain
 from lm_jax.run.workdir import FINISHED_FILE
 from lm_jax.text.examples import Batches, Examples
 from lm_jax.train import optim, step
-from protot_jax import models, pretrain, trained
+from protot_jax import models, pretrain, saved_run
 from protot_jax.config import PretrainConfig
 from tests.protot_jax.small_runs import command, settings
 
@@ -33,7 +33,7 @@ def test_every_model_trains_and_tells_what_its_numbers_rest_on(name, text, tmp_p
     # A model that knows nothing has the perplexity of its vocabulary.
     assert 1.0 < seed["last"]["validation_perplexity"] < 1.3 * 60
     assert summary["unigram_perplexity"] < 30
-    model = trained.load_run(tmp_path / "run")
+    model = saved_run.load_run(tmp_path / "run")
     assert summary["forward_flops_per_example"] == forward_flops(model.cfg, model.mixer, 32).total
     assert summary["corpus"]["splits"]["train"]["documents"] > 60
     printed = capsys.readouterr().out
@@ -58,7 +58,7 @@ def test_fields_that_keep_a_run_alive_reach_the_loop(text, tmp_path):
     """The losses that spikes are compared with are stored; a damaged checkpoint can be passed."""
     config, folder = settings(text, skip_sigma=4.0), tmp_path / "run"
     command(config, folder)
-    saved = trained.seed_folder(folder, 234) / manager.FOLDER
+    saved = saved_run.seed_folder(folder, 234) / manager.FOLDER
     newest = manager.step_folder(saved, 4)
     manifest = json.loads((newest / MANIFEST).read_text("utf-8"))
     assert manifest["arrays"]["losses_W"]["shape"] == [step.LOSS_WINDOW]
@@ -84,15 +84,15 @@ def test_a_run_trains_on_as_many_documents_as_it_is_told(text, tmp_path):
     assert summary["corpus"]["training_examples"] == 20
     assert summary["corpus"]["splits"]["train"]["documents"] > 60
     frozen = from_plain(config, PretrainConfig)
-    data = trained.load_data(frozen, tmp_path / "run" / "data")
+    data = saved_run.load_data(frozen, tmp_path / "run" / "data")
     seen = np.concatenate([Batches(data.train, batch_size=8).at(k)["document"] for k in range(5)])
     assert sorted(seen.tolist()) == sorted([*range(20), *range(20)])
-    whole = trained.load_data(
+    whole = saved_run.load_data(
         dataclasses.replace(frozen, train_documents=0), tmp_path / "run" / "data"
     )
     fingerprints = {Batches(each.train, batch_size=8).fingerprint for each in (data, whole)}
     assert len(fingerprints) == 2 and whole.train.documents > 60
-    checkpoints_of = trained.seed_folder(tmp_path / "run", 234)
+    checkpoints_of = saved_run.seed_folder(tmp_path / "run", 234)
     assert "limit=20" in (next(checkpoints_of.rglob("MANIFEST.json"))).read_text("utf-8")
     with pytest.raises(UsageError, match="train_documents = -1 must be at least 0"):
         PretrainConfig(train_documents=-1)
@@ -100,7 +100,7 @@ def test_a_run_trains_on_as_many_documents_as_it_is_told(text, tmp_path):
 
 def test_unigram_perplexity_is_that_of_the_counts(text, tmp_path):
     config = from_plain(settings(text), PretrainConfig)
-    data = trained.load_data(config, tmp_path / "data")
+    data = saved_run.load_data(config, tmp_path / "data")
 
     def tokens(examples: Examples):
         rows = examples.read(np.arange(examples.count))["tokens"]
@@ -120,7 +120,7 @@ def test_unigram_perplexity_is_that_of_the_counts(text, tmp_path):
 def test_groups_of_weight_decay(name):
     """Table E20: matrices alone, and neither prototypes nor what makes Mamba's steps."""
     config = PretrainConfig(model=name, hidden_size=32, num_layers=2)
-    cfg, mixer = trained.model(config, 100)
+    cfg, mixer = saved_run.model(config, 100)
     chosen = optim.choose(pretrain.decays, lm_jax.param_spec(cfg, mixer))
     kept = {path for path, decayed in chosen.items() if not decayed}
     norms = {"final/scale", "blocks/ln1/scale"} | ({"blocks/ln2/scale"} if cfg.mlp_size else set())
@@ -163,7 +163,7 @@ def summary_of(*seeds):
 
 def test_the_terminal_is_told_the_best_weights_with_an_interval_over_seeds():
     pairs = [((2, 11.0, 14.0), (4, 13.0, 15.0)), ((4, 12.0, 13.0),) * 2, ((4, 13.0, 12.0),) * 2]
-    said = pretrain.told(summary_of(*pairs))
+    said = pretrain.format_summary(summary_of(*pairs))
     # Student: 12 or 13 -+ 4.3027 x 1 / sqrt(3), and 12.67 -+ 4.3027 x 0.5774 / sqrt(3).
     best = "validation perplexity 12.00 (95 % 9.52 to 14.48, seeds 11.00 to 13.00, n = 3)"
     assert best in said
@@ -171,6 +171,6 @@ def test_the_terminal_is_told_the_best_weights_with_an_interval_over_seeds():
     assert "unigram model 36.0, 3.00 times" in said
     last = "validation 12.67 (95 % 11.23 to 14.10, seeds 12.00 to 13.00, n = 3)"
     assert f"of the last weights: {last}" in said and "3 seeds" in said
-    alike = pretrain.told(summary_of(*[((4, 12.0, 13.0),) * 2]))
+    alike = pretrain.format_summary(summary_of(*[((4, 12.0, 13.0),) * 2]))
     assert "of the last weights" not in alike
     assert "validation perplexity 12.00 (one run)" in alike and "1 seed" in alike

@@ -14,7 +14,7 @@ from lm_jax.checkpoint.manager import FOLDER, saved_steps, step_folder
 from lm_jax.model.params import by_path
 from lm_jax.run.files import read_json
 from lm_jax.train.metrics import TIMING
-from protot_jax import trained
+from protot_jax import saved_run
 from tests.lm_jax.weights.parity_pairs import LIMIT, end, launch, launch_pair
 
 pytestmark = pytest.mark.slow
@@ -44,7 +44,7 @@ def config(text, tmp_path_factory):
 
 def next_checkpoint(folder):
     """Returns when there is one more than now."""
-    saved = trained.seed_folder(folder, 234) / FOLDER
+    saved = saved_run.seed_folder(folder, 234) / FOLDER
     last, until = max(saved_steps(saved), default=0), time.monotonic() + LIMIT
     while max(saved_steps(saved), default=0) <= last:
         assert time.monotonic() < until, "no checkpoint came"
@@ -106,24 +106,26 @@ def test_killed_ten_times_it_ends_in_the_parameters_of_an_uninterrupted_run(
     codes, _, errs = end(start())
     assert codes == [0] * count, errs
     assert_equal_runs(folder, alone)
-    saved = trained.seed_folder(folder, 234) / FOLDER
+    saved = saved_run.seed_folder(folder, 234) / FOLDER
     notes = read_json(step_folder(saved, STEPS) / "MANIFEST.json")["notes"]
     assert " order=grain:" in notes["fingerprint"]
 
 
 def assert_equal_runs(folder, alone):
     """The same parameters to the last bit, the same rows, the same summary."""
-    pair = [trained.load_run(each, best=False).params for each in (folder, alone)]
-    found, want = (by_path(jax.tree.map(np.asarray, params)) for params in pair)
-    assert found.keys() == want.keys()
+    pair = [saved_run.load_run(each, best=False).params for each in (folder, alone)]
+    result, want = (by_path(jax.tree.map(np.asarray, params)) for params in pair)
+    assert result.keys() == want.keys()
     for path, value in want.items():
-        np.testing.assert_array_equal(found[path], value, err_msg=path)
+        np.testing.assert_array_equal(result[path], value, err_msg=path)
     for name in ("metrics.parquet", "evaluations.parquet"):
-        tables = [pq.read_table(trained.seed_folder(each, 234) / name) for each in (folder, alone)]
-        found, want = (
+        tables = [
+            pq.read_table(saved_run.seed_folder(each, 234) / name) for each in (folder, alone)
+        ]
+        result, want = (
             table.select([c for c in table.column_names if c not in TIMING]) for table in tables
         )
-        assert found.equals(want), name
+        assert result.equals(want), name
     assert read_json(folder / "summary.json") == read_json(alone / "summary.json")
 
 

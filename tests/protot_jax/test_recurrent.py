@@ -46,13 +46,13 @@ compiled = functools.partial(jax.jit, static_argnames=("cfg", "mixer"))
 
 @compiled
 def apply(cfg, mixer, p, x_BTD, valid_BT=None, cache=None):
-    told = Layer(
+    text = Layer(
         positions_BT=jnp.zeros(x_BTD.shape[:2], jnp.int32),
         scope=Scope({}, {}),
         attend=lm_jax.softmax,
         valid_BT=valid_BT,
     )
-    return mixer.apply(p, x_BTD, cfg, told, cache)
+    return mixer.apply(p, x_BTD, cfg, text, cache)
 
 
 @every_model

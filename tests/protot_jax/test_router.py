@@ -12,7 +12,7 @@ from lm_jax.parallel import sharding
 from lm_jax.text.examples import OnePass
 from lm_jax.train.metrics import EVALUATIONS
 import protot_jax
-from protot_jax import router, trained
+from protot_jax import router, saved_run
 from tests import rounding
 
 U = 2.0**-24
@@ -83,7 +83,7 @@ def formulas(cfg, mixer, tokens_NT):
         logits_LNTR = records["mixer.write_logits"]
         centre_L = mean(logits_LNTR.mean(3))
         squares_L = mean(((logits_LNTR - centre_L[:, None, None, None]) ** 2).mean(3))
-        found = {
+        results = {
             "mass": mean(jnp.moveaxis(total_TLNR, 0, 2).mean(3)),
             "js_read_write": mean(divergence_LNT),
             "read_top_1": mean(read_LNTR.max(3)),
@@ -91,7 +91,7 @@ def formulas(cfg, mixer, tokens_NT):
             "write_max_share": share_LR.max(1),
             "write_logit_std": jnp.sqrt(squares_L),
         }
-        return found, records
+        return results, records
 
     return run
 
@@ -101,7 +101,7 @@ def test_statistics_are_those_of_a_loop_over_tokens():
     tokens_NT = np.random.default_rng(0).integers(1, 20, (3, 9))
     tokens_NT[1, 6:] = 0
     # Two batches, of which the second is filled up with a row of padding.
-    found = _statistics(cfg, mixer, tokens_NT, batch_size=2)(params, 0)
+    result = _statistics(cfg, mixer, tokens_NT, batch_size=2)(params, 0)
     (exact, records), (bounds, off) = rounding.expected(formulas(cfg, mixer, tokens_NT), params)
     own = params["blocks"]["mixer"]
     for layer in range(2):
@@ -131,23 +131,23 @@ def test_statistics_are_those_of_a_loop_over_tokens():
             # Both in float64; scipy's divergence is a difference of logarithms.
             np.testing.assert_allclose(exact[name][layer], value, rtol=1e-12, atol=1e-15)
             wanted = rounding.Expected(exact[name][layer], bounds[name][layer])
-            rounding.assert_within(found[f"layer_{layer}/{name}"], wanted, name)
-        assert found[f"layer_{layer}/write_dead"] == 0
+            rounding.assert_within(result[f"layer_{layer}/{name}"], wanted, name)
+        assert result[f"layer_{layer}/write_dead"] == 0
         # As they are made: numbers, and vectors of length 1 in float32, of 16 entries.
-        assert found[f"layer_{layer}/alpha"] == 1.0
-        assert found[f"layer_{layer}/write_tau"] == (3.0 if layer == 0 else 1.0)
-        assert found[f"layer_{layer}/prototype_norm"] == pytest.approx(1.0, rel=40 * U)
+        assert result[f"layer_{layer}/alpha"] == 1.0
+        assert result[f"layer_{layer}/write_tau"] == (3.0 if layer == 0 else 1.0)
+        assert result[f"layer_{layer}/prototype_norm"] == pytest.approx(1.0, rel=40 * U)
         # A logarithm of 0.9 and 0.1, and their difference.
         half_life = np.log(0.5) / np.log(0.9)
-        assert found[f"layer_{layer}/half_life_median"] == pytest.approx(half_life, rel=16 * U)
+        assert result[f"layer_{layer}/half_life_median"] == pytest.approx(half_life, rel=16 * U)
         value = np.float64(own["value"][layer])
         norm = np.sqrt(np.square(value).sum())
-        assert found[f"layer_{layer}/value_norm"] == pytest.approx(norm, rel=value.size * U)
+        assert result[f"layer_{layer}/value_norm"] == pytest.approx(norm, rel=value.size * U)
     # The first layer reads with its write gate. Computed twice, the two may be apart by their
     # rounding, whose square the divergence is, and it rounds by so much of that a few times.
     write, its_off = (each["mixer.write"][0][tokens_NT != 0] for each in (records, off))
     apart = 2 * (its_off / write).max()
-    assert 0 <= found["layer_0/js_read_write"] <= apart * (apart + 16 * U)
+    assert 0 <= result["layer_0/js_read_write"] <= apart * (apart + 16 * U)
 
 
 def test_a_prototype_that_fires_only_in_the_last_row_is_not_dead():
@@ -166,10 +166,10 @@ def test_a_prototype_that_fires_only_in_the_last_row_is_not_dead():
     tokens_NT = np.random.default_rng(0).choice(tokens[wins_T != rare], (40, 9))
     without = _statistics(cfg, mixer, tokens_NT, batch_size=8)(params, 0)
     tokens_NT[-1, 4] = tokens[wins_T == rare][0]
-    found = _statistics(cfg, mixer, tokens_NT, batch_size=8)(params, 0)
+    result = _statistics(cfg, mixer, tokens_NT, batch_size=8)(params, 0)
     name = "layer_0/write_dead"
-    assert found[name] == 5 - len(set(wins_T.tolist()))
-    assert without[name] == found[name] + 1
+    assert result[name] == 5 - len(set(wins_T.tolist()))
+    assert without[name] == result[name] + 1
 
 
 def test_disjoint_gates_are_ln_2_apart():
@@ -184,10 +184,10 @@ def test_a_run_writes_them_at_every_evaluation_and_as_events(run):
     rows = pq.read_table(folder / EVALUATIONS).to_pylist()
     taus = [(row["step"], row["value"]) for row in rows if row["name"] == "layer_0/write_tau"]
     assert [step for step, _ in taus] == [2, 4]
-    model = protot_jax.load_run(run, best=False)
+    model = protot_jax.saved_run(run, best=False)
     assert taus[-1][1] == float(model.params["blocks"]["mixer"]["write_tau"][0])
     # Of every validation row, of which there is more than one batch.
-    data = trained.load_data(model.config, run / "data")
+    data = saved_run.load_data(model.config, run / "data")
     ways, fsdp, tensor = model.config.mesh
     mesh = sharding.make_mesh(data=ways, fsdp=fsdp, tensor=tensor)
     whole = OnePass(data.validation, batch_size=model.config.batch_size)

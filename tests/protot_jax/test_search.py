@@ -94,14 +94,14 @@ class Killed(BaseException):
 def test_a_search_killed_at_every_trial_ends_as_one_that_was_not(tmp_path, sampler):
     asked = {"sampler": sampler, "trials": 9, "random_trials": 4}
     whole = searched(tmp_path / "whole", **asked)
-    seen = set()
+    visited = set()
 
     def killed_first(config, folder):
-        if folder.name in seen:
+        if folder.name in visited:
             return bowl(config, folder)
-        seen.add(folder.name)
+        visited.add(folder.name)
         # The second half is killed before the draw was on disk, in the midst of its writing.
-        if len(seen) > 5:
+        if len(visited) > 5:
             record = folder.with_suffix(".json")
             record.rename(record.with_name(f".{record.name}.tmp"))
         raise Killed
@@ -175,7 +175,7 @@ def test_models_above_the_limit_of_flops_are_not_trained_and_count_for_nothing(t
     assert refused and {t["drawn"]["hidden_size"] for t in refused} == {256}
     assert len(done) == len(trained) == 12 and {t["drawn"]["hidden_size"] for t in done} == {64}
     assert max(t["flops"] for t in done) == limit < min(t["flops"] for t in refused)
-    assert f"{len(refused)} were above the limit" in search.told(report)
+    assert f"{len(refused)} were above the limit" in search.format_report(report)
     choices = json.loads(pq.read_table(tmp_path / search.ROWS)["choices"][0].as_py())
     assert choices.keys() == {"hidden_size", "num_layers"}
 
@@ -184,7 +184,7 @@ def test_the_report_tells_the_ten_best_and_the_flags_to_paste(tmp_path):
     report = searched(tmp_path, trials=12, random_trials=12)
     values = [t["perplexity"] for t in report["trials"]]
     assert report["best"]["perplexity"] == min(values)
-    *lines, last = search.told(report).splitlines()
+    *lines, last = search.format_report(report).splitlines()
     assert len(lines) == 2 + 10
     assert f"seeds {min(values) - 1:.2f} to {min(values) + 1:.2f}, n = 3)" in lines[2]
     rate, size = (report["best"]["drawn"][name] for name in ("learning_rate", "batch_size"))
@@ -254,10 +254,10 @@ def test_what_would_fail_in_the_midst_is_refused_before_the_start(changes, said)
 def test_a_sampler_that_is_not_installed_is_named_before_anything_is_made(
     tmp_path, monkeypatch, capsys
 ):
-    found = importlib.util.find_spec
+    result = importlib.util.find_spec
     absent = {"botorch", "optuna_integration", "torch"}
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name in absent else found(name)
+        importlib.util, "find_spec", lambda name: None if name in absent else result(name)
     )
     for name in (*absent, "optuna"):
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -331,7 +331,7 @@ def test_the_smoke_mode_trains_resumes_and_hands_its_best_to_pretrain(text, tmp_
     for trial in report["trials"]:
         folder = place / "trials" / f"{trial['trial']:03}"
         summary = read_json(folder / pretrain.SUMMARY)
-        best = [found["best"]["validation_perplexity"] for found in summary["seeds"]]
+        best = [result["best"]["validation_perplexity"] for result in summary["seeds"]]
         assert trial["seed_perplexities"] == best and trial["perplexity"] == np.mean(best)
         assert (folder / "data").resolve() == place / "data"
         traces = list(folder.glob("seed_*/profile/plugins/profile/steps_2_2/scopes.json"))

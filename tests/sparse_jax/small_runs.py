@@ -67,8 +67,8 @@ def settings(base, text, **changes):
 
 
 def run_folder(folder):
-    (found,) = Path(folder).glob("seed_*/target_*")
-    return found
+    (result,) = Path(folder).glob("seed_*/target_*")
+    return result
 
 
 def runs_config(folder):

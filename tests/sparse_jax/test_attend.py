@@ -14,7 +14,7 @@ from kernels.core import dispatch, noise
 from kernels.gated_attention.api import gated_attention
 import lm_jax
 from lm_jax.errors import UsageError
-from lm_jax.model.attention import as_pytree, bind
+from lm_jax.model.attention import as_pytree, for_layer
 from lm_jax.parallel import sharding
 from lm_jax.parallel.kernels import under_mesh
 from sparse_jax import attend as attend_module
@@ -52,10 +52,11 @@ def test_all_gates_open_is_the_dense_model_to_the_bit(cfg):
         gated(cfg, mode="threshold", bias=1e4),
         gated(cfg, mode="sample", key=KEY, bias=1e4),
     ):
-        found = run(cfg, attend)
-        np.testing.assert_array_equal(found.logits, dense.logits)
+        result = run(cfg, attend)
+        np.testing.assert_array_equal(result.logits, dense.logits)
         np.testing.assert_array_equal(
-            found.aux["open_edges_BN"], np.broadcast_to(found.aux["pairs_B"][..., None], (2, B, 4))
+            result.aux["open_edges_BN"],
+            np.broadcast_to(result.aux["pairs_B"][..., None], (2, B, 4)),
         )
 
 
@@ -205,7 +206,7 @@ def test_the_gradient_is_straight_through_the_relaxed_gate():
 def drawn(attend, layer):
     """Which gates of one layer are open where every logit is zero."""
     data = jax.tree.map(lambda x: x[layer], attend.data)
-    return np.asarray(bind(attend, data)(jnp.zeros((1, 4, 12, 12)))[0]) > 0
+    return np.asarray(for_layer(attend, data)(jnp.zeros((1, 4, 12, 12)))[0]) > 0
 
 
 def test_layers_and_keys_draw_for_themselves():

@@ -9,11 +9,11 @@ import pytest
 from lm_jax.errors import UsageError
 from lm_jax.run import cli
 from lm_jax.run.config_files import load_config
-from lm_jax.text.preparation import CorpusSettings
+from lm_jax.text.preparation import CorpusConfig
 from sparse_jax import posttrain
 from sparse_jax.addition.config import AdditionConfig
-from sparse_jax.choices import ChoicesConfig
 from sparse_jax.config import PosttrainConfig, smoke
+from sparse_jax.multiple_choice import MultipleChoiceConfig
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "configs" / "sparse" / "smollm2.py"
@@ -49,7 +49,7 @@ OTHERS = {
     ),
     "head": ({"heads": ("3",)}, "config.heads has '3'; write layer.head"),
     "splits": (
-        {"corpus": CorpusSettings(splits=(1.0, 0.0, 0.0))},
+        {"corpus": CorpusConfig(splits=(1.0, 0.0, 0.0))},
         "config.corpus.splits = (1.0, 0.0, 0.0) must give training and validation a share",
     ),
 }
@@ -160,4 +160,4 @@ def test_every_number_of_the_addition_is_checked():
 )
 def test_a_field_of_multiple_choice_is_refused_by_its_name(changes, said):
     with pytest.raises(UsageError, match=re.escape(said)):
-        ChoicesConfig(**changes)
+        MultipleChoiceConfig(**changes)

@@ -13,7 +13,7 @@ from lm_jax.model.params import by_path
 from lm_jax.run.files import read_json
 from lm_jax.train.metrics import EVALUATIONS
 import sparse_jax
-from sparse_jax import posttrain, results
+from sparse_jax import export, posttrain
 from sparse_jax.summary import format_rounding
 from tests.sparse_jax.small_runs import command, run_folder, settings
 
@@ -47,7 +47,7 @@ def updates_of(folder, base):
 
 def test_over_bfloat16_the_export_is_rounded_once_and_tells_the_cost(rounded, base):
     folder = run_folder(rounded)
-    stored = by_path(sparse_jax.load(folder / results.EXPORTED, dtype=jnp.bfloat16).params)
+    stored = by_path(sparse_jax.load(folder / export.EXPORTED, dtype=jnp.bfloat16).params)
     lost = whole = sizes = 0.0
     count = 0
     for path, weight, update in updates_of(folder, base):
@@ -59,8 +59,8 @@ def test_over_bfloat16_the_export_is_rounded_once_and_tells_the_cost(rounded, ba
         whole += np.sum(update**2)
         sizes += np.sum((np.abs(weight.astype(np.float64)) + np.abs(update)) ** 2)
         count += weight.size
-    found = read_json(folder / results.RESULT)
-    rounding = found["rounding"]
+    result = read_json(folder / export.RESULT)
+    rounding = result["rounding"]
     assert rounding["dtype"] == "bfloat16"
     want = np.sqrt(lost / whole)
     # What is lost is told from a float32 sum of weight and update, off by 4 units of both; then two
@@ -70,7 +70,7 @@ def test_over_bfloat16_the_export_is_rounded_once_and_tells_the_cost(rounded, ba
     assert rounding["update_lost"] > 0.02
     # Before: with the adapters apart, as the curve of training. After: what is exported.
     assert rounding["loss_before"] == last_validation_loss(folder)
-    assert rounding["loss_after"] == found["loss"]["estimate"]
+    assert rounding["loss_after"] == result["loss"]["estimate"]
     assert rounding["loss_before"] != rounding["loss_after"]
 
 
@@ -78,7 +78,7 @@ def test_the_cost_is_printed_and_a_float32_export_has_none_without_training_agai
     rounded, base, text, tmp_path, capsys
 ):
     folder = run_folder(rounded)
-    before = read_json(folder / results.RESULT)
+    before = read_json(folder / export.RESULT)
     share = f"rounding takes {before['rounding']['update_lost']:.1%} of the update"
     assert share in (rounded / posttrain.REPORT).read_text("utf-8")
     config = settings(base, text, dtype="bfloat16", steps=4, eval_every=4, learning_rate=2e-3)
@@ -90,11 +90,11 @@ def test_the_cost_is_printed_and_a_float32_export_has_none_without_training_agai
     command(config, rounded, resume="force")
     assert "rounding takes" not in capsys.readouterr().out
     assert {file: file.stat().st_mtime_ns for file in (folder / FOLDER).rglob("*")} == saved
-    after = read_json(folder / results.RESULT)
+    after = read_json(folder / export.RESULT)
     assert after["rounding"]["dtype"] == "float32"
     assert after["rounding"]["update_lost"] == 0.0
     assert after["rounding"]["loss_before"] == before["rounding"]["loss_before"]
-    exported = sparse_jax.load(folder / results.EXPORTED)
+    exported = sparse_jax.load(folder / export.EXPORTED)
     stored = by_path(exported.params)
     for path, weight, update in updates_of(folder, base):
         exact = weight.astype(np.float64) + update
@@ -113,10 +113,10 @@ def test_renormalised_weights_are_trained_evaluated_and_exported(base, text, tmp
     changes = {"steps": 4, "eval_every": 4, "renormalise": True}
     command(settings(base, text, **changes), tmp_path / "run")
     folder = run_folder(tmp_path / "run")
-    found = read_json(folder / results.RESULT)
+    result = read_json(folder / export.RESULT)
     # Training evaluates its own objective, the end the exported model.
-    assert found["loss"]["estimate"] == pytest.approx(last_validation_loss(folder), rel=1e-5)
-    model = sparse_jax.load(folder / results.EXPORTED)
+    assert result["loss"]["estimate"] == pytest.approx(last_validation_loss(folder), rel=1e-5)
+    model = sparse_jax.load(folder / export.EXPORTED)
     assert model.gates.renormalise
     tokens_BT = jax.random.randint(jax.random.key(0), (2, 16), 5, 60)
     made = model.forward(tokens_BT, record={"attn.pattern": lm_jax.keep})
@@ -124,5 +124,5 @@ def test_renormalised_weights_are_trained_evaluated_and_exported(base, text, tmp
     is_open = sum_LBNT > 0
     assert 0.1 < is_open.mean() < 1.0
     np.testing.assert_allclose(sum_LBNT[is_open], 1.0, rtol=16 * 2.0**-23)
-    card = (folder / results.EXPORTED / "README.md").read_text("utf-8")
+    card = (folder / export.EXPORTED / "README.md").read_text("utf-8")
     assert "the weights of the open ones are divided by their sum" in card

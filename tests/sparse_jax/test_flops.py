@@ -7,28 +7,28 @@ import pytest
 import lm_jax
 from lm_jax.model import params as params_lib
 from lm_jax.model.flops import forward_flops
-from lm_jax.model.lora import LoraSettings
+from lm_jax.model.lora import LoraConfig
 from lm_jax.model.mixers import ATTENTION
-from sparse_jax.geco import GecoSettings
+from sparse_jax.geco import GecoConfig
 from sparse_jax.objective import Sparsifying
 from tests import tiny
 from tests.traced import used_products
 from tools.bench_posttrain import Dense
 
 CFG = tiny.decoder(vocab_size=32, max_length=16)
-LORA = LoraSettings(rank=2, alpha=4.0, targets=("q", "k", "v", "o"))
-FIXED = GecoSettings.fixed(1.0)
+LORA = LoraConfig(rank=2, alpha=4.0, targets=("q", "k", "v", "o"))
+FIXED = GecoConfig.fixed(1.0)
 ROWS, T = 3, 12
 
 
 def test_an_update_of_adapters_holds_every_product_of_loss_and_gradient():
     objective = Dense(CFG, FIXED, adapters=LORA, distill=0.0)
     tokens_BS = jnp.ones((ROWS, T + 1), jnp.int32)
-    totals = objective.totals(tokens_BS)
+    normalizers = objective.normalizers(tokens_BS)
 
     def loss(params, frozen):
-        dual, rng = objective.start(), jax.random.key(0)
-        return objective.shares(params, frozen, dual, tokens_BS, totals, rng)[0]
+        dual, rng = objective.init_state(), jax.random.key(0)
+        return objective.loss_terms(params, frozen, dual, tokens_BS, normalizers, rng)[0]
 
     frozen = params_lib.abstract(lm_jax.param_spec(CFG))
     traced = jax.make_jaxpr(jax.value_and_grad(loss))(params_lib.abstract(objective.spec), frozen)

@@ -10,7 +10,7 @@ import pytest
 
 from lm_jax.errors import UsageError
 from sparse_jax import geco
-from sparse_jax.geco import GecoSettings
+from sparse_jax.geco import GecoConfig
 
 U = 2.0**-24
 
@@ -63,7 +63,7 @@ def how_far(settings):
 @pytest.mark.parametrize("target", [0.05, 0.3, 2.0])
 @pytest.mark.parametrize("decay", [0.0, 0.9])
 def test_it_converges_to_the_known_multiplier(target, decay):
-    settings = GecoSettings(target=target, dual_rate=0.05, decay=decay)
+    settings = GecoConfig(target=target, dual_rate=0.05, decay=decay)
     (x, dual), _ = descend(settings, 6000)
     of_x, of_strength, of_average = how_far(settings)
     assert float(x) == pytest.approx(-math.log(target), abs=of_x)
@@ -73,7 +73,7 @@ def test_it_converges_to_the_known_multiplier(target, decay):
 
 
 def test_it_recovers_from_a_spike_of_the_loss():
-    settings = GecoSettings(target=0.3, dual_rate=0.05, decay=0.9)
+    settings = GecoConfig(target=0.3, dual_rate=0.05, decay=0.9)
     (_, dual), (strength_K, loss_K) = descend(settings, 6000, spike=3000)
     # The exponential of ln s has 4 units more.
     rounding = how_far(settings)[1] + 4 * U
@@ -89,7 +89,7 @@ def test_it_recovers_from_a_spike_of_the_loss():
 
 
 def test_the_average_is_free_of_its_start():
-    settings = GecoSettings(target=1.0, decay=0.99)
+    settings = GecoConfig(target=1.0, decay=0.99)
     dual = geco.init(settings)
     assert math.isnan(float(dual.average))
     losses = [3.0, 5.0, 4.0]
@@ -102,7 +102,7 @@ def test_the_average_is_free_of_its_start():
 
 
 def test_strength_rises_with_loss_to_spare_and_stays_in_its_bounds():
-    settings = GecoSettings(target=2.0, dual_rate=1.0, decay=0.0, least=0.5, most=1.5, longest=10.0)
+    settings = GecoConfig(target=2.0, dual_rate=1.0, decay=0.0, least=0.5, most=1.5, longest=10.0)
     push = functools.partial(geco.update, settings=settings)
     loss = np.float32(1.9)
     dual = push(geco.init(settings), jnp.float32(loss))
@@ -116,7 +116,7 @@ def test_strength_rises_with_loss_to_spare_and_stays_in_its_bounds():
 
 
 def test_the_strength_is_a_constant_to_the_parameters():
-    dual = geco.init(GecoSettings(target=1.0, start=3.0))
+    dual = geco.init(GecoConfig(target=1.0, start=3.0))
 
     def of(dual):
         return geco.lagrangian(jnp.float32(1.0), jnp.float32(2.0), dual)
@@ -127,13 +127,13 @@ def test_the_strength_is_a_constant_to_the_parameters():
 
 
 def test_a_loss_that_is_not_finite_is_not_hidden():
-    settings = GecoSettings(target=1.0)
+    settings = GecoConfig(target=1.0)
     dual = geco.update(geco.init(settings), jnp.float32(jnp.nan), settings)
     assert math.isnan(float(dual.strength))
 
 
 def test_settings_that_cannot_be():
     with pytest.raises(UsageError, match=r"target = nan must be finite; dual_rate = 0"):
-        GecoSettings(target=math.nan, dual_rate=0)
+        GecoConfig(target=math.nan, dual_rate=0)
     with pytest.raises(UsageError, match=r"start = 1\.0 must be between least and most"):
-        GecoSettings(target=1.0, least=2.0)
+        GecoConfig(target=1.0, least=2.0)

@@ -18,16 +18,16 @@ from lm_jax.model import params as params_lib
 from lm_jax.parallel import sharding
 from lm_jax.train import optim, state, step
 from lm_jax.train.config import TrainConfig
-from lm_jax.train.objective import next_token_or_void, nll
+from lm_jax.train.objective import ignore_index_batch, nll
 from sparse_jax.attend import gated
-from sparse_jax.geco import GecoSettings
+from sparse_jax.geco import GecoConfig
 from sparse_jax.objective import Sparsifying
 from tests import rounding, tiny
 
 U = 2.0**-24
 CFG = tiny.decoder(vocab_size=32, max_length=16, windows=(5, None))
-LORA = lora.LoraSettings(rank=2, alpha=4.0, targets=("q", "k", "v", "o"))
-FIXED = GecoSettings.fixed(0.7)
+LORA = lora.LoraConfig(rank=2, alpha=4.0, targets=("q", "k", "v", "o"))
+FIXED = GecoConfig.fixed(0.7)
 KEY = jax.random.key(3)
 
 
@@ -48,27 +48,27 @@ def rows():
 
 
 def forward(attend=lm_jax.softmax, **options):
-    read_BT = next_token_or_void(rows()).read_BT
+    input_BT = ignore_index_batch(rows()).input_BT
     run = functools.partial(lm_jax.forward, cfg=CFG, attend=attend, **options)
-    return jax.jit(run)(dense(), read_BT)
+    return jax.jit(run)(dense(), input_BT)
 
 
 @functools.cache
 def dense_loss():
     """Nats per token of the dense model, and how far float32 may be off."""
-    cut = next_token_or_void(rows())
+    batch = ignore_index_batch(rows())
 
     def loss(params):
-        output = lm_jax.forward(params, cut.read_BT, CFG)
-        return nll(output, params, CFG, cut).sum() / cut.counted_BT.sum()
+        output = lm_jax.forward(params, batch.input_BT, CFG)
+        return nll(output, params, CFG, batch).sum() / batch.loss_mask_BT.sum()
 
     return rounding.expected(loss, dense())
 
 
-def shares(objective, params, *, strength=0.7):
-    dual = dataclasses.replace(objective.start(), log_strength=jnp.log(jnp.float32(strength)))
-    totals = objective.totals(rows())
-    return jax.jit(objective.shares)(params, dense(), dual, rows(), totals, KEY)
+def loss_terms(objective, params, *, strength=0.7):
+    dual = dataclasses.replace(objective.init_state(), log_strength=jnp.log(jnp.float32(strength)))
+    normalizers = objective.normalizers(rows())
+    return jax.jit(objective.loss_terms)(params, dense(), dual, rows(), normalizers, KEY)
 
 
 def drawn(objective):
@@ -79,7 +79,7 @@ def drawn(objective):
 def test_with_all_gates_open_it_is_the_dense_loss_and_the_whole_penalty(adapters):
     objective = Sparsifying(CFG, FIXED, adapters=adapters, bias=1e4)
     params = {"weights": dense()} if adapters is None else drawn(objective)
-    minimised, parts = shares(objective, params)
+    minimised, parts = loss_terms(objective, params)
     loss = dense_loss()
     rounding.assert_within(parts["loss"], loss)
     # Probabilities of one and whole counts.
@@ -93,33 +93,33 @@ def test_with_all_gates_open_it_is_the_dense_loss_and_the_whole_penalty(adapters
 
 def test_edges_are_the_mean_over_layers_of_the_share_of_visible_pairs():
     objective = Sparsifying(CFG, FIXED, adapters=LORA, bias=-0.5)
-    _, parts = shares(objective, drawn(objective))
-    cut = next_token_or_void(rows())
-    attend = gated(CFG, mode="sample", key=KEY, bias=-0.5, valid_BT=cut.valid_BT)
+    _, parts = loss_terms(objective, drawn(objective))
+    batch = ignore_index_batch(rows())
+    attend = gated(CFG, mode="sample", key=KEY, bias=-0.5, valid_BT=batch.input_mask_BT)
     aux = forward(attend).aux
     share_L = aux["expected_edges_BN"].sum((1, 2)) / (CFG.num_heads * aux["pairs_B"].sum(1))
     # Sums of 1,248 positive terms at most (8 rows, 2 heads, 78 pairs), in two orders.
     slack = error_bound.DEVIATIONS * math.sqrt(2 * 1_248) * U
     assert float(parts["edges"]) == pytest.approx(float(share_L.mean()), rel=slack)
-    np.testing.assert_array_equal(objective.totals(rows())["pairs"], aux["pairs_B"].sum(1))
+    np.testing.assert_array_equal(objective.normalizers(rows())["pairs"], aux["pairs_B"].sum(1))
     # Query t of the first layer sees at most five keys.
-    length_B = np.asarray(cut.valid_BT.sum(1))
+    length_B = np.asarray(batch.input_mask_BT.sum(1))
     seen = sum(min(t + 1, 5) for n in length_B for t in range(n))
-    assert int(objective.totals(rows())["pairs"][0]) == seen
+    assert int(objective.normalizers(rows())["pairs"][0]) == seen
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
 def test_the_divergence_from_the_dense_model_against_float64(temperature):
     options = {"adapters": LORA, "bias": -0.5, "distill": 1.5, "temperature": temperature}
     objective = Sparsifying(CFG, FIXED, **options)
-    minimised, parts = shares(objective, drawn(objective))
-    cut = next_token_or_void(rows())
-    attend = gated(CFG, mode="sample", key=KEY, bias=-0.5, valid_BT=cut.valid_BT)
+    minimised, parts = loss_terms(objective, drawn(objective))
+    batch = ignore_index_batch(rows())
+    attend = gated(CFG, mode="sample", key=KEY, bias=-0.5, valid_BT=batch.input_mask_BT)
     log_p, log_q = (
         special.log_softmax(np.asarray(logits, np.float64) / temperature, axis=-1)
         for logits in (forward().logits, forward(attend).logits)
     )
-    kl_BT = (np.exp(log_p) * (log_p - log_q)).sum(-1)[np.asarray(cut.counted_BT)]
+    kl_BT = (np.exp(log_p) * (log_p - log_q)).sum(-1)[np.asarray(batch.loss_mask_BT)]
     assert float(parts["divergence"]) == pytest.approx(temperature**2 * kl_BT.mean(), rel=1e-4)
     terms = (parts["loss"], 0.7 * 2 * parts["edges"], 1.5 * parts["divergence"])
     # Sums of positive terms: at most eight roundings on either way.
@@ -128,33 +128,35 @@ def test_the_divergence_from_the_dense_model_against_float64(temperature):
 
 def test_the_teacher_is_left_out_where_it_has_no_weight():
     objective = Sparsifying(CFG, FIXED, distill=0.0)
-    totals = objective.totals(rows())
-    args = ({"weights": dense()}, (), objective.start(), rows(), totals, KEY)
-    assert float(jax.jit(objective.shares)(*args)[1]["divergence"]) == 0.0
+    normalizers = objective.normalizers(rows())
+    args = ({"weights": dense()}, (), objective.init_state(), rows(), normalizers, KEY)
+    assert float(jax.jit(objective.loss_terms)(*args)[1]["divergence"]) == 0.0
 
 
 def test_an_evaluation_counts_the_open_edges_of_the_patterns():
     objective = Sparsifying(CFG, FIXED, adapters=LORA, bias=-0.3)
-    found = jax.jit(objective.evaluate)(drawn(objective), dense(), rows())
-    cut = next_token_or_void(rows())
-    attend = gated(CFG, mode="threshold", bias=-0.3, valid_BT=cut.valid_BT)
+    result = jax.jit(objective.evaluate)(drawn(objective), dense(), rows())
+    batch = ignore_index_batch(rows())
+    attend = gated(CFG, mode="threshold", bias=-0.3, valid_BT=batch.input_mask_BT)
     output = forward(attend, record={"attn.pattern": lm_jax.keep})
     pattern_LBNTS = np.asarray(output.records["attn.pattern"])
     open_LN = (pattern_LBNTS > 0).sum((1, 3, 4))
-    np.testing.assert_array_equal(found["open_edges"], open_LN)
-    assert 0 < open_LN.sum() < 2 * int(found["pairs"].sum())
+    np.testing.assert_array_equal(result["open_edges"], open_LN)
+    assert 0 < open_LN.sum() < 2 * int(result["pairs"].sum())
 
 
 def updated(objective, mesh, accumulate=1):
     config = TrainConfig(steps=3, learning_rate=1e-2, warmup=0.0, accumulate=accumulate)
     optimizer = optim.adamw(objective.spec, config)
-    made = state.init_state(jax.random.key(7), mesh, objective.spec, optimizer, extra=FIXED_START)
+    made = state.init_state(
+        jax.random.key(7), mesh, objective.spec, optimizer, aux_state=FIXED_START
+    )
     update = step.make_train_step(objective, mesh, config)
     frozen = jax.device_put(dense(), sharding.param_shardings(mesh, lm_jax.param_spec(CFG)))
     return update(made, frozen, sharding.shard_batch(mesh, np.asarray(rows())), KEY)
 
 
-FIXED_START = Sparsifying(CFG, FIXED).start()
+FIXED_START = Sparsifying(CFG, FIXED).init_state()
 
 
 def one_device():
@@ -195,10 +197,10 @@ def test_a_learned_bias_learns_by_head_and_no_decay_reaches_it():
 def test_a_fixed_strength_stays_and_a_bound_moves_it():
     metrics = {"loss": jnp.float32(9.0)}
     objective = Sparsifying(CFG, FIXED)
-    dual, columns = objective.update(objective.start(), metrics)
+    dual, columns = objective.update(objective.init_state(), metrics)
     assert float(columns["strength"]) == float(dual.strength) == pytest.approx(0.7)
-    objective = Sparsifying(CFG, GecoSettings(target=3.0, dual_rate=0.01, decay=0.0))
-    dual, columns = objective.update(objective.start(), metrics)
+    objective = Sparsifying(CFG, GecoConfig(target=3.0, dual_rate=0.01, decay=0.0))
+    dual, columns = objective.update(objective.init_state(), metrics)
     assert float(columns["strength"]) == 1.0
     assert float(dual.log_strength) == pytest.approx(-0.06)
 
@@ -207,4 +209,4 @@ def test_what_cannot_be():
     with pytest.raises(UsageError, match=r"distill = -1.*temperature = 0.*dtype = 'half'"):
         Sparsifying(CFG, FIXED, distill=-1, temperature=0, dtype="half")
     with pytest.raises(UsageError, match="no weight matches 'qq'"):
-        _ = Sparsifying(CFG, FIXED, adapters=lora.LoraSettings(targets=("qq",))).spec
+        _ = Sparsifying(CFG, FIXED, adapters=lora.LoraConfig(targets=("qq",))).spec

@@ -27,12 +27,12 @@ from lm_jax.run.config_files import load_config
 from lm_jax.run.files import read_json, write_json
 from lm_jax.run.plain import from_plain
 from lm_jax.train.metrics import TIMING
-from lm_jax.train.objective import next_token_or_void, nll
+from lm_jax.train.objective import ignore_index_batch, nll
 import sparse_jax
+from sparse_jax import export, patterns, posttrain
 from sparse_jax import model as sparse_model
-from sparse_jax import patterns, posttrain, results
 from sparse_jax.config import PosttrainConfig
-from sparse_jax.job import DATA
+from sparse_jax.task import DATA
 from tests import rounding
 from tests.lm_jax.train import tiny_training
 from tests.sparse_jax.small_runs import (
@@ -67,22 +67,22 @@ def test_edges_close_and_what_is_exported_is_what_was_measured(whole, base, caps
     table = pq.read_table(run_folder(whole) / "metrics.parquet").to_pydict()
     assert table["edges"][-1] < 0.8 * table["edges"][0]
     assert len(set(table["strength"])) > 1
-    result = read_json(run_folder(whole) / results.RESULT)
+    result = read_json(run_folder(whole) / export.RESULT)
     job = posttrain.open_job(settled(whole), whole)
-    model = sparse_jax.load(run_folder(whole) / results.EXPORTED, mesh=job.mesh)
+    model = sparse_jax.load(run_folder(whole) / export.EXPORTED, mesh=job.mesh)
     again = posttrain.compare(job.base, model, job.validation, job.mesh)
     assert again.ratio("open_edges", "pairs").estimate == result["edges"]["estimate"]
     assert again.difference.estimate == result["difference"]["estimate"]
-    edges = pq.read_table(run_folder(whole) / results.EDGES).to_pydict()
+    edges = pq.read_table(run_folder(whole) / export.EDGES).to_pydict()
     assert sum(edges["open"]) / sum(edges["pairs"]) == result["edges"]["estimate"]
-    windows = pq.read_table(run_folder(whole) / results.WINDOWS).to_pydict()
+    windows = pq.read_table(run_folder(whole) / export.WINDOWS).to_pydict()
     assert sum(windows["open_edges"]) == sum(edges["open"])
     assert sum(windows["pairs"]) == sum(edges["pairs"])
-    card = (run_folder(whole) / results.EXPORTED / "README.md").read_text()
+    card = (run_folder(whole) / export.EXPORTED / "README.md").read_text()
     assert f"{result['edges']['estimate']:.2%}" in card
     page = (whole / posttrain.REPORT).read_text("utf-8")
     assert f"{result['edges']['estimate']:.2%} of attention edges stay open" in page
-    (shown,) = read_json(run_folder(whole) / results.PATTERNS)
+    (shown,) = read_json(run_folder(whole) / export.PATTERNS)
     drawn = {f"Layer {head['layer']}, head {head['head']}" for head in shown["heads"]}
     assert set(re.findall(r"(Layer \d, head \d): before", page)) == drawn and len(drawn) == 2
     command(runs_config(whole), whole)
@@ -94,7 +94,7 @@ def test_edges_close_and_what_is_exported_is_what_was_measured(whole, base, caps
 def test_the_control_learns_the_text_and_closes_no_edge(whole, capsys):
     summary = read_json(whole / posttrain.SUMMARY)
     control, sparse = (
-        pq.read_table(folder / results.WINDOWS).to_pydict()
+        pq.read_table(folder / export.WINDOWS).to_pydict()
         for folder in (control_folder(whole), run_folder(whole))
     )
     assert control["open_edges"] == control["pairs"] == sparse["pairs"]
@@ -104,8 +104,8 @@ def test_the_control_learns_the_text_and_closes_no_edge(whole, capsys):
     # Sums in float64 over as many windows.
     size = (sum(sparse["sparse_nll"]) + sum(control["sparse_nll"])) / tokens
     rounding_of_sums = 2 * len(sparse["tokens"]) * 2.0**-53 * size
-    found = summary["runs"][0]["over_control"]["estimate"]
-    assert found == pytest.approx(over, rel=0, abs=rounding_of_sums)
+    result = summary["runs"][0]["over_control"]["estimate"]
+    assert result == pytest.approx(over, rel=0, abs=rounding_of_sums)
     less = summary["controls"][0]["difference"]
     assert less["high"] < 0
     table = pq.read_table(control_folder(whole) / "metrics.parquet").to_pydict()
@@ -119,19 +119,19 @@ def test_the_control_learns_the_text_and_closes_no_edge(whole, capsys):
 def test_the_control_can_be_the_model_of_the_next_run(whole, tmp_path):
     """What is exported is dense, and has the loss that the control was measured with."""
     folder = control_folder(whole)
-    config = dataclasses.replace(settled(whole), model=str(folder / results.EXPORTED))
+    config = dataclasses.replace(settled(whole), model=str(folder / export.EXPORTED))
     job = posttrain.open_job(config, tmp_path)
     tokens_WS = np.concatenate(
         [job.validation.at(k)["tokens"] for k in range(job.validation.per_epoch)]
     )
 
     def loss(params):
-        cut = next_token_or_void(jnp.asarray(tokens_WS))
-        output = lm_jax.forward(params, cut.read_BT, job.base.cfg)
-        return nll(output, params, job.base.cfg, cut).sum() / cut.counted_BT.sum()
+        batch = ignore_index_batch(jnp.asarray(tokens_WS))
+        output = lm_jax.forward(params, batch.input_BT, job.base.cfg)
+        return nll(output, params, job.base.cfg, batch).sum() / batch.loss_mask_BT.sum()
 
     wanted = rounding.expected(loss, jax.device_get(job.base.params))
-    measured = read_json(folder / results.RESULT)["loss"]["estimate"]
+    measured = read_json(folder / export.RESULT)["loss"]["estimate"]
     rounding.assert_within(measured, wanted)
     rounding.assert_within(posttrain.dense_loss(job).loss, wanted)
 
@@ -160,7 +160,7 @@ def test_adapters_over_the_base_are_the_exported_weights_to_the_bit(whole, base)
     dense = lm_jax.load_pretrained(base)
     adapters, how = load_adapters(run_folder(whole) / ADAPTER_FILE, base_sha256=dense.sha256)
     merged = by_path(jax.jit(lambda p, a: lora.merge(p, a, how))(dense.params, adapters))
-    stored = by_path(sparse_jax.load(run_folder(whole) / results.EXPORTED).params)
+    stored = by_path(sparse_jax.load(run_folder(whole) / export.EXPORTED).params)
     assert merged.keys() == stored.keys()
     for path, leaf in merged.items():
         np.testing.assert_array_equal(leaf, stored[path], err_msg=path)
@@ -212,13 +212,13 @@ def test_killed_twice_it_ends_in_the_same_parameters_and_dual(whole, base, text,
         for each in (folder, whole)
     ]
     tiny_training.assert_bitwise(*adapters)
-    for name in (results.RESULT, f"{results.EXPORTED}/model.safetensors"):
+    for name in (export.RESULT, f"{export.EXPORTED}/model.safetensors"):
         assert digest(run_folder(folder) / name) == digest(run_folder(whole) / name), name
-    found, want = (
+    result, want = (
         pq.read_table(run_folder(each) / "metrics.parquet").drop_columns(list(TIMING))
         for each in (folder, whole)
     )
-    assert found.equals(want)
+    assert result.equals(want)
 
 
 def test_all_weights_can_be_trained_and_biases_with_them(base, text, tmp_path):
@@ -227,7 +227,7 @@ def test_all_weights_can_be_trained_and_biases_with_them(base, text, tmp_path):
     command(config, tmp_path / "run")
     folder = run_folder(tmp_path / "run")
     assert not (folder / ADAPTER_FILE).exists()
-    model = sparse_jax.load(folder / results.EXPORTED)
+    model = sparse_jax.load(folder / export.EXPORTED)
     assert model.gates.bias_LN.shape == (2, 2)
     moved_LN = np.abs(model.gates.bias_LN - 0.25)
     assert moved_LN.min() > 0 and moved_LN.max() < 4e-3
@@ -239,9 +239,9 @@ def test_all_weights_can_be_trained_and_biases_with_them(base, text, tmp_path):
 def test_a_frontier_is_a_run_for_each_slack(base, text, tmp_path):
     config = settings(base, text, slacks=(0.0, 4.0), steps=6, eval_every=6)
     command(config, tmp_path / "run")
-    found = read_json(tmp_path / "run" / posttrain.SUMMARY)
-    tight, loose = found["runs"]
-    assert [tight["target"], loose["target"]] == [found["dense_loss"], found["dense_loss"] + 4.0]
+    result = read_json(tmp_path / "run" / posttrain.SUMMARY)
+    tight, loose = result["runs"]
+    assert [tight["target"], loose["target"]] == [result["dense_loss"], result["dense_loss"] + 4.0]
     assert loose["strength"] > tight["strength"]
     assert len(list((tmp_path / "run").glob("seed_*/target_*/model/sparse.json"))) == 2
 
@@ -279,7 +279,7 @@ def test_the_smoke_mode_runs_on_its_family_in_the_shape_of_its_recipe(name, text
     assert cli.run(posttrain.main, argv, config=config, distributed=True) == 0
     assert "% of edges open" in capsys.readouterr().out
     folder = run_folder(tmp_path / "run")
-    exported = sparse_jax.load(folder / results.EXPORTED)
+    exported = sparse_jax.load(folder / export.EXPORTED)
     assert exported.numbers["steps"] == 2
     assert exported.cfg == lm_jax.load_pretrained(model).cfg
 
@@ -291,11 +291,11 @@ def test_the_smoke_mode_runs_on_its_family_in_the_shape_of_its_recipe(name, text
     # A recipe with a target keeps to it, 15 nats higher in the smoke mode, and one with a slack to
     # that above the dense loss.
     dense = read_json(tmp_path / "run" / posttrain.SUMMARY)["dense_loss"]
-    found = read_json(folder / results.RESULT)
+    result = read_json(folder / export.RESULT)
     wanted = [bound + 15.0 for bound in recipe.targets] or [dense + recipe.slacks[0]]
-    assert found["target"] == wanted[0]
+    assert result["target"] == wanted[0]
     # Evaluated by two programs, in bfloat16 at the coarsest: one unit roundoff of the loss.
-    assert found["dense_loss"]["estimate"] == pytest.approx(dense, rel=2.0**-8)
+    assert result["dense_loss"]["estimate"] == pytest.approx(dense, rel=2.0**-8)
 
 
 REFUSED = {
@@ -317,13 +317,13 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_its_checkpoints(base, 
     with pytest.raises(DivergedError, match=r"step \d has loss|the validation loss after step \d"):
         command(config, tmp_path / "run")
     folder = run_folder(tmp_path / "run")
-    assert saved_steps(folder / FOLDER) and not (folder / results.RESULT).exists()
+    assert saved_steps(folder / FOLDER) and not (folder / export.RESULT).exists()
     assert not (tmp_path / "run" / posttrain.SUMMARY).exists()
 
 
 @pytest.fixture
 def exported(whole, tmp_path):
-    return Path(shutil.copytree(run_folder(whole) / results.EXPORTED, tmp_path / "model"))
+    return Path(shutil.copytree(run_folder(whole) / export.EXPORTED, tmp_path / "model"))
 
 
 def test_gates_of_another_model_are_refused(exported):

@@ -11,7 +11,7 @@ from lm_jax.checkpoint.adapters import ADAPTER_FILE, load_adapters
 from lm_jax.model.params import by_path
 from lm_jax.run.files import read_json
 import sparse_jax
-from sparse_jax import posttrain, results
+from sparse_jax import export, posttrain
 from tests.lm_jax.weights.parity_pairs import end, launch, launch_pair
 from tests.sparse_jax.small_runs import made_base, made_text, run_folder
 
@@ -48,7 +48,7 @@ def test_two_processes_end_with_what_one_does(config, tmp_path):
 
     target = run_folder(alone).relative_to(alone)
     for name in (target, target.with_name(posttrain.CONTROL)):
-        for table in (results.EDGES, results.WINDOWS):
+        for table in (export.EDGES, export.WINDOWS):
             one, two = (pq.read_table(folder / name / table) for folder in (alone, pair))
             assert one.equals(two), (name, table)
     own = read_json(alone / posttrain.SUMMARY)["model_sha256"]
@@ -56,14 +56,14 @@ def test_two_processes_end_with_what_one_does(config, tmp_path):
         load_adapters(run_folder(folder) / ADAPTER_FILE, base_sha256=own)[0]
         for folder in (alone, pair)
     )
-    found, want = (by_path(jax.tree.map(np.asarray, each)) for each in (two, one))
+    result, want = (by_path(jax.tree.map(np.asarray, each)) for each in (two, one))
     for path, value in want.items():
-        np.testing.assert_array_equal(found[path], value, err_msg=path)
-    names = (results.PATTERNS, results.RESULT)
+        np.testing.assert_array_equal(result[path], value, err_msg=path)
+    names = (export.PATTERNS, export.RESULT)
     for name in names:
         one, two = (read_json(run_folder(folder) / name) for folder in (alone, pair))
         assert one == two, name
     one, two = (read_json(folder / posttrain.SUMMARY) for folder in (alone, pair))
     assert one == two
-    model = sparse_jax.load(run_folder(pair) / results.EXPORTED)
+    model = sparse_jax.load(run_folder(pair) / export.EXPORTED)
     assert model.numbers["steps"] == two["runs"][0]["steps"]

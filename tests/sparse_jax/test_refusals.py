@@ -9,7 +9,7 @@ from lm_jax.run.files import write_json
 from lm_jax.run.workdir import LOG_NAME, mark_finished
 from lm_jax.weights import load
 from sparse_jax import posttrain
-from sparse_jax.job import DATA
+from sparse_jax.task import DATA
 from tests.sparse_jax.small_runs import command, settings
 
 REFUSED = {

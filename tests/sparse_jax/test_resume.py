@@ -15,8 +15,8 @@ from lm_jax.parallel import sharding
 from lm_jax.run import cli, stop
 from lm_jax.run.files import read_json
 from lm_jax.train.step import LOSS_WINDOW
-from sparse_jax import job as jobs
-from sparse_jax import posttrain, results
+from sparse_jax import export, posttrain
+from sparse_jax import task as jobs
 from tests.sparse_jax.small_runs import command, made_base, run_folder, settings
 
 
@@ -123,7 +123,7 @@ def test_by_force_other_weights_are_trained_from_the_start_and_compared_with_the
     assert after["model_sha256"] != before["model_sha256"]
     for name in ("seed_234/target_6.0000", "seed_234/control"):
         table, old = (
-            pq.read_table(folder / each / results.WINDOWS)["dense_nll"].to_numpy()
+            pq.read_table(folder / each / export.WINDOWS)["dense_nll"].to_numpy()
             for each in (name, f"{name}.replaced_1")
         )
         assert table.sum() / after["validation_tokens"] == pytest.approx(after["dense_loss"])
@@ -148,10 +148,10 @@ def test_by_force_another_config_is_trained_and_its_numbers_are_reported(
     (run,) = summary_of(folder)["runs"]
     assert (run["steps"], len(losses_in(folder / run["folder"]))) == (4, 4)
     # The same first step, and then another rate.
-    found = losses_in(folder / run["folder"])
-    assert found[0] == first[0] and not np.array_equal(found, first[:4])
+    result = losses_in(folder / run["folder"])
+    assert result[0] == first[0] and not np.array_equal(result, first[:4])
     assert np.array_equal(losses_in(folder / f"{run['folder']}.replaced_1"), first)
-    assert read_json(folder / run["folder"] / results.RESULT)["steps"] == 4
+    assert read_json(folder / run["folder"] / export.RESULT)["steps"] == 4
 
 
 def run_folder_name(folder):
@@ -170,12 +170,12 @@ def test_by_force_other_texts_are_shown_without_training_again(base, text, tmp_p
     command(config, folder)
     own = run_folder(folder)
     saved = {file: file.stat().st_mtime_ns for file in (own / FOLDER).rglob("*")}
-    before = read_json(own / results.RESULT)
+    before = read_json(own / export.RESULT)
     config.texts = ("three boats on the way home",)
     command(config, folder, resume="force")
     assert {file: file.stat().st_mtime_ns for file in (own / FOLDER).rglob("*")} == saved
-    assert read_json(own / results.RESULT) == before
-    (shown,) = read_json(own / results.PATTERNS)
+    assert read_json(own / export.RESULT) == before
+    (shown,) = read_json(own / export.PATTERNS)
     assert shown["text"].strip() == "three boats on the way home"
     assert not list(folder.glob("seed_*/*.replaced_*"))
 

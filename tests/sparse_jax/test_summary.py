@@ -16,13 +16,13 @@ def test_the_spread_is_the_mean_and_the_ends():
 def test_runs_are_gathered_by_their_bound():
     def run(seed, target, edges, over):
         numbers = {"edges": edges, "loss": target, "difference": target - 3.0}
-        told = {name: {"estimate": value} for name, value in numbers.items()}
+        lines = {name: {"estimate": value} for name, value in numbers.items()}
         control = None if over is None else {"estimate": over}
-        return told | {"seed": seed, "target": target, "over_control": control}
+        return lines | {"seed": seed, "target": target, "over_control": control}
 
-    found = [run(1, 3.1, 0.2, 0.5), run(1, 3.5, 0.1, 0.6), run(2, 3.1, 0.4, 0.7)]
-    found.append(run(2, 3.5, 0.3, None))
-    tight, loose = by_bound(found, 3.0)
+    results = [run(1, 3.1, 0.2, 0.5), run(1, 3.5, 0.1, 0.6), run(2, 3.1, 0.4, 0.7)]
+    results.append(run(2, 3.5, 0.3, None))
+    tight, loose = by_bound(results, 3.0)
     assert (tight["target"], tight["seeds"], loose["target"]) == (3.1, [1, 2], 3.5)
     assert tight["slack"] == pytest.approx(0.1)
     assert tight["edges"] == Spread(mean=pytest.approx(0.3), least=0.2, most=0.4, n=2)
@@ -36,19 +36,19 @@ def test_two_seeds_are_two_runs_with_their_controls(base, text, tmp_path, capsys
     folder = tmp_path / "run"
     config = settings(base, text, seeds=(1, 2), control=True, steps=4, eval_every=4)
     command(config, folder)
-    found = read_json(folder / posttrain.SUMMARY)
-    first, second = found["runs"]
+    result = read_json(folder / posttrain.SUMMARY)
+    first, second = result["runs"]
     assert [first["folder"][:7], second["folder"][:7]] == ["seed_1/", "seed_2/"]
-    assert [control["seed"] for control in found["controls"]] == [1, 2]
+    assert [control["seed"] for control in result["controls"]] == [1, 2]
     shares = [run["edges"]["estimate"] for run in (first, second)]
     assert shares[0] != shares[1]
-    (bound,) = found["bounds"]
+    (bound,) = result["bounds"]
     assert (bound["edges"]["least"], bound["edges"]["most"]) == (min(shares), max(shares))
     assert bound["edges"]["mean"] == pytest.approx(sum(shares) / 2, rel=1e-12)
     more = [run["over_control"]["estimate"] for run in (first, second)]
     assert bound["over_control"]["mean"] == pytest.approx(sum(more) / 2, rel=1e-12)
     # Each beside the control of its own seed.
-    for run, control in zip((first, second), found["controls"], strict=True):
+    for run, control in zip((first, second), result["controls"], strict=True):
         own = run["loss"]["estimate"] - control["loss"]["estimate"]
         assert run["over_control"]["estimate"] == pytest.approx(own, rel=1e-6)
 

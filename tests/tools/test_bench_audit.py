@@ -46,9 +46,9 @@ def test_the_diagnosing_forward_is_timed_once_it_agrees_with_float64(model, caps
 def test_wrong_statistics_print_no_ratio(model, capsys, monkeypatch):
     @functools.wraps(measure.diagnose)
     def wrong(*arguments, diagnose=measure.diagnose, **options):
-        found = diagnose(*arguments, **options)
-        stats = found.rows["argmax"]
-        return found._replace(rows={"argmax": stats.replace(s_p=1.01 * stats.s_p)})
+        result = diagnose(*arguments, **options)
+        stats = result.rows["argmax"]
+        return result._replace(rows={"argmax": stats.replace(s_p=1.01 * stats.s_p)})
 
     monkeypatch.setattr(measure, "diagnose", wrong)
     assert not bench_audit.diagnosing(model, length=33, repeats=2)
@@ -76,9 +76,9 @@ def test_a_hooked_torch_model_tells_the_same_s_p(model, capsys):
 
 @pytest.mark.torch
 def test_other_s_p_than_torch_prints_no_ratio(model, capsys, monkeypatch):
-    told = torch_scores.ScoreRows.__call__
+    text = torch_scores.ScoreRows.__call__
     monkeypatch.setattr(
-        torch_scores.ScoreRows, "__call__", lambda self, tokens: (2 * told(self, tokens)[0], None)
+        torch_scores.ScoreRows, "__call__", lambda self, tokens: (2 * text(self, tokens)[0], None)
     )
     assert not bench_audit.against_hooks(model, count=3, length=17, repeats=2)
     out = capsys.readouterr().out

@@ -5,28 +5,28 @@ import numpy as np
 import pytest
 
 from kernels.core import cases
-from tools.bench import contenders, rival_fla
+from tools.bench import baseline_fla, baselines
 
 SUITE = cases.suite("prefix_mean")
 
 
 def hgrn(x_BTD, g_BTD):
     """h_t = exp(g_t) h_{t-1} + x_t."""
-    h_BD, found = np.zeros_like(x_BTD[:, 0]), []
+    h_BD, result = np.zeros_like(x_BTD[:, 0]), []
     for t in range(x_BTD.shape[1]):
         h_BD = np.exp(g_BTD[:, t]) * h_BD + x_BTD[:, t]
-        found.append(h_BD)
-    return np.stack(found, 1)
+        result.append(h_BD)
+    return np.stack(result, 1)
 
 
 def gated_linear_attention(q_BTK, k_BTK, v_BTE, g_BTK):
     """S_t = diag(exp g_t) S_{t-1} + k_t v_t^T, o_t = q_t S_t."""
-    S_BKE, found = np.zeros((*k_BTK[:, 0].shape, v_BTE.shape[-1])), []
+    S_BKE, result = np.zeros((*k_BTK[:, 0].shape, v_BTE.shape[-1])), []
     for t in range(k_BTK.shape[1]):
         added = k_BTK[:, t, :, None] * v_BTE[:, t, None, :]
         S_BKE = np.exp(g_BTK[:, t, :, None]) * S_BKE + added
-        found.append(np.einsum("BK,BKE->BE", q_BTK[:, t], S_BKE))
-    return np.stack(found, 1)
+        result.append(np.einsum("BK,BKE->BE", q_BTK[:, t], S_BKE))
+    return np.stack(result, 1)
 
 
 @pytest.mark.parametrize("T", [1, 2, 65])
@@ -36,14 +36,14 @@ def test_the_mapped_arrays_give_the_prefix_mean(T, gates):
     arrays = SUITE.make(case, jax.random.key(1))
     want = np.asarray(SUITE.call(case, arrays, "reference")["out"])
     given = (np.asarray(arrays[name], np.float64) for name in ("write", "value", "decay", "read"))
-    got = gated_linear_attention(*rival_fla.mapped(np, hgrn, *given))
+    got = gated_linear_attention(*baseline_fla.mapped(np, hgrn, *given))
     assert cases.relative_error(got, want) < 1e-5
 
 
 def test_without_the_library_it_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(rival_fla.importlib.util, "find_spec", lambda name: None)
-    assert contenders.OUTSIDE["fla"].missing() == (
+    monkeypatch.setattr(baseline_fla.importlib.util, "find_spec", lambda name: None)
+    assert baselines.OUTSIDE["fla"].missing() == (
         "torch and fla not installed; pip install torch flash-linear-attention"
     )
-    monkeypatch.setattr(rival_fla.importlib.util, "find_spec", lambda name: name)
-    assert contenders.OUTSIDE["fla"].missing() == ""
+    monkeypatch.setattr(baseline_fla.importlib.util, "find_spec", lambda name: name)
+    assert baselines.OUTSIDE["fla"].missing() == ""

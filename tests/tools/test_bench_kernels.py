@@ -9,11 +9,11 @@ import pytest
 
 from kernels.core import cases
 from tools import bench_kernels
-from tools.bench import contenders, races, timing
+from tools.bench import baselines, benchmarks, timing
 
 
 def toy(error: float = 0.0) -> cases.Suite:
-    """A product; its "xla" implementation is wrong by `error`, its rival stores every product."""
+    """A product; its "xla" implementation is wrong by `error`, its baseline stores all products."""
 
     def call(case, arrays, implementation):
         del case
@@ -38,12 +38,12 @@ def stored(_case, arrays):
 def benched(monkeypatch, capsys):
     def run(suite, *arguments, **bars):
         monkeypatch.setattr(cases, "suite", lambda op: suite)
-        monkeypatch.setattr(contenders, "RIVALS", {"stored": lambda op: stored})
+        monkeypatch.setattr(baselines, "BASELINES", {"stored": lambda op: stored})
         rows = [
-            races.Race("prefix_mean", "one", what, "stored", "xla", **bars)
+            benchmarks.Benchmark("prefix_mean", "one", what, "stored", "xla", **bars)
             for what in ("forward", "gradient", "backward")
         ]
-        monkeypatch.setattr(races, "of", lambda device: rows)
+        monkeypatch.setattr(benchmarks, "for_device", lambda device: rows)
         code = bench_kernels.main(["--device=cpu", "--repeats=2", *arguments])
         return code, capsys.readouterr().out
 
@@ -81,8 +81,8 @@ def test_a_rival_that_is_not_installed_is_left_out_and_reaches_nothing(benched, 
     def never(*_):
         raise AssertionError("must not be built")
 
-    outside = {"stored": contenders.Outside(lambda: "glue not installed; pip install glue", never)}
-    monkeypatch.setattr(contenders, "OUTSIDE", outside)
+    outside = {"stored": baselines.Outside(lambda: "glue not installed; pip install glue", never)}
+    monkeypatch.setattr(baselines, "OUTSIDE", outside)
     code, out = benched(toy(), speed=1e-9)
     assert code == 0
     assert out.count("not run: glue not installed; pip install glue") == 3
@@ -97,8 +97,8 @@ def test_a_rival_that_is_no_jax_program_is_timed_in_the_same_turns(benched, monk
         made.append((what, suite.op, case.name, sorted(arrays), copies))
         return lambda: None, 1 << 20
 
-    outside = {"stored": contenders.Outside(lambda: "", program)}
-    monkeypatch.setattr(contenders, "OUTSIDE", outside)
+    outside = {"stored": baselines.Outside(lambda: "", program)}
+    monkeypatch.setattr(baselines, "OUTSIDE", outside)
     code, out = benched(toy(), time=1e12)
     assert code == 0 and out.count("reached  time") == 3
     passes = ["forward", "gradient", "gradient", "forward"]
@@ -108,7 +108,7 @@ def test_a_rival_that_is_no_jax_program_is_timed_in_the_same_turns(benched, monk
 def test_a_gradient_is_timed_with_the_outputs_it_belongs_to():
     suite = toy()
     arrays = suite.make(suite.cases[0], jax.random.key(0))
-    run, arguments = contenders.gradient(stored, suite, suite.cases[0], arrays)
+    run, arguments = baselines.gradient(stored, suite, suite.cases[0], arrays)
     assert sorted(run(*arguments)) == ["d_x", "out"]
 
 
@@ -119,20 +119,22 @@ def test_the_device_must_be_the_one_that_runs(capsys):
 
 
 def test_every_row_names_a_case_and_a_rival():
-    rows = [race for device in ("cpu", "gpu") for race in races.of(device)]
-    assert len({race.label for race in rows}) == len(rows)
-    for race in rows:
-        assert cases.suite(race.op).named(race.case).name == race.case
-        assert (race.rival in contenders.RIVALS) != (race.rival in contenders.OUTSIDE)
-        bars = (race.speed, race.time, race.microseconds, race.memory)
-        assert any(bar is not None for bar in bars), race.label
+    rows = [benchmark for device in ("cpu", "gpu") for benchmark in benchmarks.for_device(device)]
+    assert len({benchmark.label for benchmark in rows}) == len(rows)
+    for benchmark in rows:
+        assert cases.suite(benchmark.op).named(benchmark.case).name == benchmark.case
+        assert (benchmark.baseline in baselines.BASELINES) != (
+            benchmark.baseline in baselines.OUTSIDE
+        )
+        bars = (benchmark.speed, benchmark.time, benchmark.microseconds, benchmark.memory)
+        assert any(bar is not None for bar in bars), benchmark.label
 
 
 def test_a_large_case_is_cut_for_the_comparison_and_a_small_one_is_not():
     large = cases.Case("large", {"B": 32, "T": 4096, "S": 4096, "H": 64})
-    assert races.judged(large, 512).sizes == {"B": 2, "T": 512, "S": 512, "H": 64}
+    assert benchmarks.judged(large, 512).sizes == {"B": 2, "T": 512, "S": 512, "H": 64}
     small = cases.Case("small", {"B": 8, "T": 256})
-    assert races.judged(small, 512).sizes == small.sizes
+    assert benchmarks.judged(small, 512).sizes == small.sizes
 
 
 def test_copies_in_one_program_have_arguments_of_their_own():
@@ -145,7 +147,7 @@ def test_copies_in_one_program_have_arguments_of_their_own():
 def test_each_run_settles_before_it_counts(monkeypatch):
     clock, calls = [0.0], []
 
-    def contender(name, seconds):
+    def program(name, seconds):
         def run():
             calls.append(name)
             # The first run after another's is slower.
@@ -154,7 +156,7 @@ def test_each_run_settles_before_it_counts(monkeypatch):
         return run
 
     monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
-    runs = [contender("short", 1.0), contender("long", 10.0)]
+    runs = [program("short", 1.0), program("long", 10.0)]
     assert timing.in_turns(runs, 2) == [[3.0, 3.0], [30.0, 30.0]]
     calls.clear()
     assert timing.in_turns(runs, 2, settle=4.0) == [[1.0, 1.0], [10.0, 10.0]]
@@ -163,5 +165,5 @@ def test_each_run_settles_before_it_counts(monkeypatch):
 
 
 def test_the_ratio_is_taken_turn_by_turn():
-    found = timing.ratio([2.0, 9.0, 4.0], [1.0, 3.0, 4.0])
-    assert (found.median, found.low, found.high) == (2.0, 1.0, 3.0)
+    result = timing.ratio([2.0, 9.0, 4.0], [1.0, 3.0, 4.0])
+    assert (result.median, result.low, result.high) == (2.0, 1.0, 3.0)

@@ -27,11 +27,11 @@ def test_rates_are_timed_in_turns(tmp_path, capsys):
     argv = [*STEPS, "--models", "protot", "--dropout", "0", "0.1", f"--json={raw}"]
     assert bench_train.main(argv) == 0
     labels = ["protot, dropout 0", "protot, dropout 0.1"]
-    found = json.loads(raw.read_text())["step"]
-    assert list(found["seconds"]) == list(found["temporary_bytes"]) == labels
-    assert all(len(series) == 2 and min(series) > 0 for series in found["seconds"].values())
+    result = json.loads(raw.read_text())["step"]
+    assert list(result["seconds"]) == list(result["temporary_bytes"]) == labels
+    assert all(len(series) == 2 and min(series) > 0 for series in result["seconds"].values())
     # What is dropped is drawn again for the gradient or kept: never for nothing.
-    memory = found["temporary_bytes"]
+    memory = result["temporary_bytes"]
     assert memory["protot, dropout 0.1"] > memory["protot, dropout 0"]
     printed = capsys.readouterr().out
     assert "ratios are over protot, dropout 0" in printed
@@ -43,9 +43,9 @@ def test_prefill_and_decoding_follow(tmp_path, capsys):
     raw = tmp_path / "raw.json"
     argv = [*SMALL, "--models", "protot", "--lengths", "16", "32", "--prompts", "8", "64"]
     assert bench_train.main([*argv, "--decoded=3", f"--json={raw}"]) == 0
-    found = json.loads(raw.read_text())
-    assert list(found["forward"]) == ["16", "32"]
-    sizes = found["decode"]["cache_bytes"]
+    result = json.loads(raw.read_text())
+    assert list(result["forward"]) == ["16", "32"]
+    sizes = result["decode"]["cache_bytes"]
     assert sizes["8"] == sizes["64"]
     assert "decoding at batch 1, 3 tokens after each prompt" in capsys.readouterr().out
 

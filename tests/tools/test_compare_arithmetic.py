@@ -30,9 +30,9 @@ def test_it_runs_whole_and_finds_no_difference_in_rows_that_forget_nothing(tmp_p
     argv = ["--workdir", str(tmp_path / "runs"), "--smoke"]
     assert compare_arithmetic.main(argv) == 0
     assert "1 seed" in capsys.readouterr().out
-    found = compare_arithmetic.runs.read_json(tmp_path / "runs" / compare_arithmetic.RESULT)
-    assert [entry["context"] for entry in found["entries"]] == [32]
-    for entry in found["entries"]:
+    result = compare_arithmetic.runs.read_json(tmp_path / "runs" / compare_arithmetic.RESULT)
+    assert [entry["context"] for entry in result["entries"]] == [32]
+    for entry in result["entries"]:
         # 32 steps are five half-lives of a new prototype.
         assert entry["undiscounted"] == entry["clamped"] == [0.0] * compare_arithmetic.BINS
         assert abs(entry["swapped_in"]["whole"]["estimate"]) < 1e-5

@@ -12,8 +12,8 @@ DATA = json.loads((draw_figures.DOCS / "data" / "released_decay_error.json").rea
 
 def paths(svg, colour):
     """The points `[n, 2]` of every stroke of a colour, in the order drawn."""
-    found = re.findall(rf'<path class="line {colour} d\d" d="M([-\d., ]+)"', svg)
-    return [np.array([point.split(",") for point in each.split()], float) for each in found]
+    result = re.findall(rf'<path class="line {colour} d\d" d="M([-\d., ]+)"', svg)
+    return [np.array([point.split(",") for point in each.split()], float) for each in result]
 
 
 def test_the_committed_figure_is_drawn_from_its_data():

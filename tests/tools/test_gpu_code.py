@@ -164,8 +164,8 @@ def test_figures_keep_their_own_budget_and_miss_a_lower_one(measured):
 
     registers = measured.kernels[0].registers
     allowed["kernels"]["product"]["registers"] = registers - 1
-    (found,) = budgets.complaints(measured, allowed)
-    assert found == (
+    (result,) = budgets.complaints(measured, allowed)
+    assert result == (
         f"toy m256: kernel product: registers is {registers}, over its budget of {registers - 1}; "
         "if intended: python -m tools.compile_kernels --op toy --case m256 --write"
     )
@@ -223,9 +223,9 @@ def test_a_budget_is_the_figure_and_the_stated_slack():
     ],
 )
 def test_a_figure_out_of_its_budget_is_one_sentence(changes, complaint):
-    (found,) = budgets.complaints(of(**changes), budgets.budget(of()))
-    assert found.startswith("toy m256: kernel forward") and complaint in found
-    assert "python -m tools.compile_kernels --op toy --case m256 --write" in found
+    (result,) = budgets.complaints(of(**changes), budgets.budget(of()))
+    assert result.startswith("toy m256: kernel forward") and complaint in result
+    assert "python -m tools.compile_kernels --op toy --case m256 --write" in result
 
 
 def test_a_kernel_or_case_without_budget_and_one_that_is_gone_are_told():

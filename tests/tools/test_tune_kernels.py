@@ -64,8 +64,8 @@ def test_the_table_is_merged_and_read_back(tmp_path, monkeypatch):
     monkeypatch.setattr(tuning, "TABLES", tmp_path)
     tuning.table.cache_clear()
     for bucket, width in (("float32 B4", 2), ("float32 B8", 4)):
-        found = {"toy": {bucket: {"tiles": {"width": width}, "seconds": {}, "refused": {}}}}
-        tune_kernels.write(path, {"device": "Some GPU"}, found)
+        results = {"toy": {bucket: {"tiles": {"width": width}, "seconds": {}, "refused": {}}}}
+        tune_kernels.write(path, {"device": "Some GPU"}, results)
     heuristic = {"width": 1, "depth": 3}
     for size, width in ((3, 2), (4, 2), (5, 4), (9, 1)):
         tiles = tuning.tiles("toy", "Some GPU", {"B": size}, jnp.dtype("float32"), heuristic)

@@ -1,1 +1,1 @@
-"""What the benchmarks share: timing in turns, conditions of a run, contenders and their bars."""
+"""What the benchmarks share: timing in turns, conditions of a run, programs and their bars."""

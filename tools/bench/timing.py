@@ -24,7 +24,7 @@ from typing import Any
 
 import jax
 
-from lm_jax.errors import Refusal
+from lm_jax.errors import UserError
 from lm_jax.train import profiling
 
 Pass = Callable[[], Any]
@@ -80,7 +80,7 @@ def profiled(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
         try:
             with profiling.request(profiling.parse(given.profile, folder)):
                 return main(argv)
-        except Refusal as error:
+        except UserError as error:
             print(f"error: {error}", file=sys.stderr)
             return error.exit_code
 
@@ -129,7 +129,7 @@ def program(
 
 def conditions(packages: Sequence[str]) -> dict[str, str]:
     """What the numbers hold for: versions, device, driver, load, date, commit."""
-    found = {
+    results = {
         package: importlib.metadata.version(package)
         for package in packages
         if importlib.util.find_spec(package.replace("-", "_"))
@@ -146,5 +146,5 @@ def conditions(packages: Sequence[str]) -> dict[str, str]:
         "python": platform.python_version(),
         "cores": str(os.cpu_count()),
         "load": " ".join(f"{value:.1f}" for value in os.getloadavg()),
-        **found,
+        **results,
     }

@@ -81,15 +81,15 @@ def measure(suite: cases.Suite, case: cases.Case) -> Measured:
 
 def figures(kernel: machine_code.Kernel) -> Figures:
     """What a budget holds of a kernel: instructions of an element, of a turn without a tile."""
-    found: Figures = {
+    results: Figures = {
         "registers": kernel.registers,
         "spill_bytes": kernel.spill_bytes,
         "shared_bytes": kernel.shared_bytes,
         "tensor_cores": kernel.tensor_cores,
     }
     if kernel.instructions_per_element is None:
-        return found | {"loop_instructions": kernel.loop_instructions}
-    return found | {"instructions_per_element": kernel.instructions_per_element}
+        return results | {"loop_instructions": kernel.loop_instructions}
+    return results | {"instructions_per_element": kernel.instructions_per_element}
 
 
 def budget(measured: Measured) -> Figures:
@@ -116,32 +116,32 @@ def _complaints(measured: Measured, allowed: Figures | None) -> Iterator[str]:
         return
     whole = {"temporary_bytes": measured.temporary_bytes}
     yield from _compare(where, whole, allowed, write)
-    found = {kernel.name: figures(kernel) for kernel in measured.kernels}
-    for name in sorted(found.keys() | allowed["kernels"].keys()):
+    results = {kernel.name: figures(kernel) for kernel in measured.kernels}
+    for name in sorted(results.keys() | allowed["kernels"].keys()):
         if name not in allowed["kernels"]:
             yield f"{where}: kernel {name} has no budget; write it with: {write}"
-        elif name not in found:
+        elif name not in results:
             yield f"{where}: kernel {name} has a budget and is gone; write again with: {write}"
         else:
             yield from _compare(
-                f"{where}: kernel {name}", found[name], allowed["kernels"][name], write
+                f"{where}: kernel {name}", results[name], allowed["kernels"][name], write
             )
 
 
-def _compare(where: str, found: Figures, allowed: Figures, write: str) -> Iterator[str]:
-    for name, value in found.items():
+def _compare(where: str, result: Figures, allowed: Figures, write: str) -> Iterator[str]:
+    for name, value in result.items():
         limit = allowed.get(name)
-        told = f"{value:.1f}" if isinstance(value, float) else value
+        text = f"{value:.1f}" if isinstance(value, float) else value
         if limit is None:
             yield f"{where} has no budget for {name}; write it with: {write}"
         elif isinstance(limit, str):
             if value != limit:
-                yield f"{where}: {name} is {told}, its budget {limit}; if intended: {write}"
+                yield f"{where}: {name} is {text}, its budget {limit}; if intended: {write}"
         elif value > limit:
-            yield f"{where}: {name} is {told}, over its budget of {limit}; if intended: {write}"
+            yield f"{where}: {name} is {text}, over its budget of {limit}; if intended: {write}"
         elif value < limit / 2:
             yield (
-                f"{where}: {name} is {told}, under half its budget of {limit}, which is stale; "
+                f"{where}: {name} is {text}, under half its budget of {limit}, which is stale; "
                 f"keep the gain with: {write}"
             )
 

@@ -78,27 +78,27 @@ def kernels(dump: Path) -> list[Kernel]:
     for path in dump.glob("*.ptx"):
         for name in re.findall(r"\.visible \.entry (\w+)", path.read_text("utf-8")):
             ptx[name] = path
-    found = []
+    results = []
     for name, launch in launches.items():
         # XLA tells two programs of one name apart by a number.
         if re.sub(r"__\d+$", "", name) in called:
-            found.append(_kernel(name, int(launch["threads"]), int(launch["shared"]), ptx[name]))
+            results.append(_kernel(name, int(launch["threads"]), int(launch["shared"]), ptx[name]))
     if lost := called - {re.sub(r"__\d+$", "", name) for name in launches}:
         raise LookupError(f"{dump}: no launch of {', '.join(sorted(lost))}")
-    return sorted(found, key=lambda kernel: kernel.name)
+    return sorted(results, key=lambda kernel: kernel.name)
 
 
 def _kernel(name: str, threads: int, shared: int, ptx: Path) -> Kernel:
     with tempfile.TemporaryDirectory() as folder:
         cubin = str(Path(folder) / "kernel.cubin")
         command = [target.program("ptxas"), "-v", f"-arch={target.ARCHITECTURE}", str(ptx)]
-        told = _run([*command, "-o", cubin]).stderr
+        text = _run([*command, "-o", cubin]).stderr
         listing = _run([target.program("nvdisasm"), "-c", cubin]).stdout
     # The figures of a kernel follow its name; those of another entry may come before.
-    own = told.split(f"Function properties for {name}\n", 1)[1]
+    own = text.split(f"Function properties for {name}\n", 1)[1]
     spills, registers = _SPILLS.search(own), _REGISTERS.search(own)
     if spills is None or registers is None:
-        raise LookupError(f"ptxas tells no spills or registers of {name}: {told}")
+        raise LookupError(f"ptxas tells no spills or registers of {name}: {text}")
     body = instructions(listing, name)
     used = {each.mnemonic for each in body}
     tile = _TILE.search(name)
@@ -124,7 +124,7 @@ class Instruction(NamedTuple):
 
 def instructions(listing: str, name: str) -> list[Instruction]:
     """The instructions of the function `name` in the output of `nvdisasm -c`, without padding."""
-    found: list[Instruction] = []
+    results: list[Instruction] = []
     inside, labels = False, ()
     for line in listing.splitlines():
         if line.startswith(".text."):
@@ -135,9 +135,9 @@ def instructions(listing: str, name: str) -> list[Instruction]:
             mnemonic = m[1].split(".")[0]
             to = _BRANCH.search(m[2]) if mnemonic == "BRA" else None
             if mnemonic != "NOP":
-                found.append(Instruction(labels, mnemonic, to[1] if to else ""))
+                results.append(Instruction(labels, mnemonic, to[1] if to else ""))
                 labels = ()
-    return found
+    return results
 
 
 def main_loop(body: list[Instruction]) -> list[Instruction]:

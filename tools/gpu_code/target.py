@@ -63,9 +63,9 @@ class NotCompiledError(Exception):
 def lacking() -> str:
     """What is missing here to compile and to read the result, with the remedy; empty if nothing."""
     if jax.__version_info__[:2] != READS_PTX_OF:
-        told = ".".join(map(str, READS_PTX_OF))
+        text = ".".join(map(str, READS_PTX_OF))
         return (
-            f"needs jax {told}, the last that writes PTX, and this is {jax.__version__}: use a "
+            f"needs jax {text}, the last that writes PTX, and this is {jax.__version__}: use a "
             "Python 3.11 environment"
         )
     versions = {name: _version(name) for name in (*_PLUGINS, *_PROGRAMS.values())}

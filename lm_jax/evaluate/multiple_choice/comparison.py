@@ -134,10 +134,10 @@ def _correct(
     questions: Sequence[Question], log_likelihoods: Sequence[Sequence[float]]
 ) -> dict[str, np.ndarray]:
     correct = {metric: np.zeros(len(questions), bool) for metric in METRICS}
-    for i, (question, found) in enumerate(zip(questions, log_likelihoods, strict=True)):
+    for i, (question, result) in enumerate(zip(questions, log_likelihoods, strict=True)):
         lengths = np.array([len(choice) for choice in question.choices])
-        correct["acc"][i] = np.argmax(found) == question.gold
-        correct["acc_norm"][i] = np.argmax(np.asarray(found) / lengths) == question.gold
+        correct["acc"][i] = np.argmax(result) == question.gold
+        correct["acc_norm"][i] = np.argmax(np.asarray(result) / lengths) == question.gold
     return correct
 
 

@@ -95,11 +95,11 @@ def read(task: str, *, split: str | None = None, limit: int | None = None) -> li
     if limit is not None and limit < 1:
         raise UsageError(f"limit = {limit}; give 1 or more, or None for all")
     rows = _from_arrow if splits[split].endswith(".arrow") else _from_requests
-    found = [
+    results = [
         Question(name, f"{prompt[0]}{stem}{prompt[1]}", choices, gold)
         for name, stem, choices, gold in rows(splits[split])
     ]
-    return found[:limit]
+    return results[:limit]
 
 
 _Row = tuple[str, str, tuple[str, ...], int]
@@ -121,10 +121,10 @@ def _from_arrow(member: str) -> Iterator[_Row]:
 def _from_requests(member: str) -> Iterator[_Row]:
     """One row for each question, of which the file has two prompts for every choice."""
     before, after = _QUESTION
-    seen = set()
+    visited = set()
     with gzip.open(assets.path("mc", member), "rt", encoding="utf-8") as file:
         for doc in (json.loads(line)["doc"] for line in file):
-            if doc["id"] not in seen:
-                seen.add(doc["id"])
+            if doc["id"] not in visited:
+                visited.add(doc["id"])
                 stem = doc["query"].removeprefix(before).removesuffix(after)
                 yield doc["id"], stem, tuple(doc["choices"]), doc["gold"]

@@ -57,7 +57,7 @@ def truthfulqa(path: str | Path, *, preset: str = "", limit: int | None = None) 
     if not rows:
         raise BadInputError(f"{file} holds no question; name a file of TruthfulQA")
     before = f"{preset}\n\nQ: " if preset else "Q: "
-    found = []
+    results = []
     for i, (question, answers) in enumerate(rows):
         true = [n for n, (_, label) in enumerate(answers) if label == 1]
         if len(true) != 1:
@@ -65,8 +65,10 @@ def truthfulqa(path: str | Path, *, preset: str = "", limit: int | None = None) 
                 f"{file}, row {i}: {len(true)} answers are labelled 1; MC1 has one true answer"
             )
         choices = tuple(answer for answer, _ in answers)
-        found.append(Question(f"{file.name}, row {i}", f"{before}{question}\nA:", choices, true[0]))
-    return found[:limit]
+        results.append(
+            Question(f"{file.name}, row {i}", f"{before}{question}\nA:", choices, true[0])
+        )
+    return results[:limit]
 
 
 _Answers = list[tuple[str, int]]

@@ -325,16 +325,16 @@ def test_a_full_disk_is_said_before_pip_starts(wheels, monkeypatch):
 def test_two_fetches_at_once_share_the_work(wheels, capfd):
     folder = store._folder(entries()["tiny"])
     folder.parent.mkdir(parents=True)
-    found = []
+    results = []
     other = threading.Thread(
-        target=lambda: found.append(assets.fetch("tiny", source=wheels, progress=True))
+        target=lambda: results.append(assets.fetch("tiny", source=wheels, progress=True))
     )
     with filelock.FileLock(folder.with_name(f"{folder.name}.lock")):
         other.start()
         other.join(0.3)
         assert other.is_alive()
     other.join(30)
-    assert found == [folder]
+    assert results == [folder]
     assert "waiting for another process" in capfd.readouterr().err
 
 

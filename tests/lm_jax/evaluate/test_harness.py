@@ -12,8 +12,8 @@ import yaml
 from lm_jax.errors import UsageError
 from lm_jax.evaluate.multiple_choice import TASKS, compare, harness, open_cache
 from lm_jax.evaluate.multiple_choice.comparison import DELIMITER, METRICS
-from tests.lm_jax.evaluate import tiny_choices
-from tests.lm_jax.evaluate.tiny_choices import QUESTIONS
+from tests.lm_jax.evaluate import tiny_multiple_choice
+from tests.lm_jax.evaluate.tiny_multiple_choice import QUESTIONS
 
 
 @pytest.fixture(scope="module")
@@ -26,19 +26,21 @@ def lm_eval():
 @pytest.mark.parametrize("template", ["$A", "<s> $A", "<s> $A </s>"])
 def test_the_harness_finds_our_accuracies(template):
     questions = {"made": QUESTIONS, "last": QUESTIONS[3:]}
-    found = []
+    results = []
     for seed in range(3):
-        scorer = tiny_choices.scorer(seed, tokenizer=tiny_choices.tokenizer(template=template))
+        scorer = tiny_multiple_choice.scorer(
+            seed, tokenizer=tiny_multiple_choice.tokenizer(template=template)
+        )
         ours = compare({"dense": scorer}, questions)["tasks"]
-        found.append(harness.evaluate(scorer, questions))
-        assert found[-1] == {
+        results.append(harness.evaluate(scorer, questions))
+        assert results[-1] == {
             task: {
                 metric: pytest.approx(of_metric["accuracy"]["dense"]["estimate"])
                 for metric, of_metric in of_task["metrics"].items()
             }
             for task, of_task in ours.items()
         }
-    assert len({str(each) for each in found}) > 1
+    assert len({str(each) for each in results}) > 1
 
 
 @pytest.mark.slow
@@ -46,7 +48,9 @@ def test_the_harness_splits_tokens_as_we_do(lm_eval):
     from lm_eval.api.model import TemplateLM
 
     for template in ("$A", "<s> $A"):
-        scorer = tiny_choices.scorer(tokenizer=tiny_choices.tokenizer(template=template))
+        scorer = tiny_multiple_choice.scorer(
+            tokenizer=tiny_multiple_choice.tokenizer(template=template)
+        )
         ours = harness.model(scorer)
         for context, continuation in [("the cat sat ", "on"), ("the cat", " sat"), ("a\n", "b")]:
             theirs = TemplateLM._encode_pair(ours, context, continuation)
@@ -56,25 +60,25 @@ def test_the_harness_splits_tokens_as_we_do(lm_eval):
 @pytest.mark.slow
 @pytest.mark.usefixtures("lm_eval")
 def test_the_harness_and_we_share_a_cache(tmp_path):
-    scorer = tiny_choices.scorer()
+    scorer = tiny_multiple_choice.scorer()
     with open_cache(tmp_path, model="0" * 64, settings={}) as cache:
         kept = dataclasses.replace(scorer, cache=cache)
         ours = compare({"dense": kept}, {"made": QUESTIONS})["tasks"]["made"]["metrics"]
         silent = dataclasses.replace(kept, logits=lambda _: pytest.fail("the model was asked"))
-        found = harness.evaluate(silent, {"made": QUESTIONS})["made"]
-    assert found["acc"] == pytest.approx(ours["acc"]["accuracy"]["dense"]["estimate"])
+        result = harness.evaluate(silent, {"made": QUESTIONS})["made"]
+    assert result["acc"] == pytest.approx(ours["acc"]["accuracy"]["dense"]["estimate"])
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("lm_eval")
 def test_what_is_no_multiple_choice_is_refused():
-    model = harness.model(tiny_choices.scorer())
+    model = harness.model(tiny_multiple_choice.scorer())
     with pytest.raises(UsageError, match=r"lm_jax\.generate"):
         model.generate_until([])
     with pytest.raises(UsageError, match=r"lm_jax\.train\.evaluate"):
         model.loglikelihood_rolling([])
     with pytest.raises(UsageError, match="made has no questions"):
-        harness.evaluate(tiny_choices.scorer(), {"made": []})
+        harness.evaluate(tiny_multiple_choice.scorer(), {"made": []})
 
 
 @pytest.mark.slow

@@ -25,8 +25,8 @@ from lm_jax.evaluate.multiple_choice import (
     table,
 )
 from tests import rounding
-from tests.lm_jax.evaluate import tiny_choices
-from tests.lm_jax.evaluate.tiny_choices import QUESTIONS
+from tests.lm_jax.evaluate import tiny_multiple_choice
+from tests.lm_jax.evaluate.tiny_multiple_choice import QUESTIONS
 
 
 def pairs(scorer):
@@ -40,7 +40,7 @@ def pairs(scorer):
 @pytest.fixture(scope="module")
 def alone():
     """The score of every fourth pair by a forward pass of its own, without padding."""
-    scorer = tiny_choices.scorer()
+    scorer = tiny_multiple_choice.scorer()
 
     def score(ids, count):
         log_probs_TV = jax.nn.log_softmax(scorer.logits(ids[None, :-1])[0, -count:])
@@ -58,27 +58,27 @@ def alone():
 
 @pytest.mark.parametrize("batch_tokens", [1, 100, 1024])
 def test_scores_are_those_of_a_pass_for_each_pair(alone, batch_tokens):
-    scorer = tiny_choices.scorer(batch_tokens=batch_tokens)
+    scorer = tiny_multiple_choice.scorer(batch_tokens=batch_tokens)
     made = pairs(scorer)
     assert sum(likelihood.is_cut(scorer, each) for each in made) == 2
     scores = likelihood.score(scorer, made)
-    for found, wanted in zip(scores[::4], alone, strict=True):
-        rounding.assert_within((found.log_likelihood, found.greedy), wanted)
+    for result, wanted in zip(scores[::4], alone, strict=True):
+        rounding.assert_within((result.log_likelihood, result.greedy), wanted)
 
 
 def test_greedy_is_what_the_model_would_say():
-    tokenizer = tiny_choices.tokenizer()
+    tokenizer = tiny_multiple_choice.tokenizer()
     (the,) = tokenizer.encode(" the")
     logits_V = np.zeros(tokenizer.vocab_size, np.float32)
     logits_V[the] = 3.0
-    scorer = Scorer(tiny_choices.unigram_logits(logits_V), tokenizer, max_length=64)
+    scorer = Scorer(tiny_multiple_choice.unigram_logits(logits_V), tokenizer, max_length=64)
     asked = [likelihood.pair(tokenizer, "on", text) for text in (" the", " the the", " the cat")]
-    found = likelihood.score(scorer, asked)
-    assert [each.greedy for each in found] == [True, True, False]
+    result = likelihood.score(scorer, asked)
+    assert [each.greedy for each in result] == [True, True, False]
     of_the = 3.0 - np.log(np.exp(3.0) + logits_V.size - 1)
     wanted = rounding.expected(lambda x: 2 * jax.nn.log_softmax(x)[the], jnp.asarray(logits_V))
     assert wanted.values == pytest.approx(2 * of_the, rel=1e-12)
-    rounding.assert_within(found[1].log_likelihood, wanted)
+    rounding.assert_within(result[1].log_likelihood, wanted)
 
 
 def test_shapes_are_few_and_a_mesh_divides_them():
@@ -88,13 +88,13 @@ def test_shapes_are_few_and_a_mesh_divides_them():
         shapes.append(tokens_BT.shape)
         return np.zeros((*tokens_BT.shape, 300), np.float32)
 
-    scorer = dataclasses.replace(tiny_choices.scorer(batch_tokens=512), logits=logits)
+    scorer = dataclasses.replace(tiny_multiple_choice.scorer(batch_tokens=512), logits=logits)
     likelihood.score(scorer, pairs(scorer))
     assert shapes == [(8, 64), (16, 32)]
 
 
 def test_equal_pairs_are_scored_once():
-    scorer = tiny_choices.scorer()
+    scorer = tiny_multiple_choice.scorer()
     rows = []
 
     def logits(tokens_BT):
@@ -108,7 +108,7 @@ def test_equal_pairs_are_scored_once():
 
 
 def test_a_pair_is_tokenised_as_one_text():
-    tokenizer = tiny_choices.tokenizer()
+    tokenizer = tiny_multiple_choice.tokenizer()
     made = likelihood.pair(tokenizer, "the cat sat on", " the mat")
     assert made.context + made.continuation == tuple(tokenizer.encode("the cat sat on the mat"))
     assert tokenizer.decode(made.continuation) == " the mat"
@@ -117,19 +117,21 @@ def test_a_pair_is_tokenised_as_one_text():
 
 
 def test_text_cannot_name_a_special_token():
-    tokenizer = tiny_choices.tokenizer()
-    made = likelihood.pair(tokenizer, f"a {tiny_choices.BEGIN}", f" b {tiny_choices.END}")
+    tokenizer = tiny_multiple_choice.tokenizer()
+    made = likelihood.pair(
+        tokenizer, f"a {tiny_multiple_choice.BEGIN}", f" b {tiny_multiple_choice.END}"
+    )
     assert not {0, 1} & set(made.context + made.continuation)
 
 
 @pytest.mark.parametrize("template", ["<s> $A", "<s> $A </s>"])
 def test_begin_of_text_stands_first_where_the_model_has_it(template):
-    begins = tiny_choices.tokenizer(template=template)
-    plain = likelihood.pair(tiny_choices.tokenizer(), "the cat", " sat")
+    begins = tiny_multiple_choice.tokenizer(template=template)
+    plain = likelihood.pair(tiny_multiple_choice.tokenizer(), "the cat", " sat")
     made = likelihood.pair(begins, "the cat", " sat")
     assert made == ((0, *plain.context), plain.continuation)
     assert likelihood.pair(begins, "", "the cat").context == (0,)
-    assert likelihood.pair(tiny_choices.tokenizer(), "", "the cat").context == (0,)
+    assert likelihood.pair(tiny_multiple_choice.tokenizer(), "", "the cat").context == (0,)
 
 
 @pytest.mark.parametrize(
@@ -142,24 +144,26 @@ def test_begin_of_text_stands_first_where_the_model_has_it(template):
 )
 def test_what_cannot_be_scored_is_refused(special, context, continuation, message):
     with pytest.raises(BadInputError, match=message):
-        likelihood.pair(tiny_choices.tokenizer(special=special), context, continuation)
+        likelihood.pair(tiny_multiple_choice.tokenizer(special=special), context, continuation)
 
 
 def test_a_model_that_cannot_answer_is_refused():
-    scorer = tiny_choices.scorer()
+    scorer = tiny_multiple_choice.scorer()
     long = likelihood.pair(scorer.tokenizer, "a", " 42" * 40)
     with pytest.raises(BadInputError, match="longer than the 64 that the model reads"):
         likelihood.score(scorer, [long])
-    nan = tiny_choices.unigram_logits(np.full(scorer.tokenizer.vocab_size, np.nan, np.float32))
+    nan = tiny_multiple_choice.unigram_logits(
+        np.full(scorer.tokenizer.vocab_size, np.nan, np.float32)
+    )
     with pytest.raises(BadInputError, match="not numbers"):
         likelihood.score(dataclasses.replace(scorer, logits=nan), pairs(scorer)[:1])
 
 
 def indifferent() -> Scorer:
     """To it all tokens are equally likely, so that a choice costs its number of tokens."""
-    tokenizer = tiny_choices.tokenizer()
+    tokenizer = tiny_multiple_choice.tokenizer()
     zeros = np.zeros(tokenizer.vocab_size, np.float32)
-    return Scorer(tiny_choices.unigram_logits(zeros), tokenizer, max_length=64)
+    return Scorer(tiny_multiple_choice.unigram_logits(zeros), tokenizer, max_length=64)
 
 
 def test_accuracies_by_hand():
@@ -182,7 +186,7 @@ def test_accuracies_by_hand():
 
 
 def test_two_models_are_compared_on_the_same_questions():
-    dense, sparse = tiny_choices.scorer(seed=1), tiny_choices.scorer(seed=2)
+    dense, sparse = tiny_multiple_choice.scorer(seed=1), tiny_multiple_choice.scorer(seed=2)
     result = compare({"dense": dense, "sparse": sparse}, {"made": QUESTIONS, "two": QUESTIONS[:2]})
     made = result["tasks"]["made"]
     first, second = (comparison.answers(each, QUESTIONS).correct["acc"] for each in (dense, sparse))
@@ -201,7 +205,7 @@ def test_two_models_are_compared_on_the_same_questions():
 
 
 def test_a_model_beside_itself_changes_nothing():
-    scorer = tiny_choices.scorer()
+    scorer = tiny_multiple_choice.scorer()
     result = compare({"dense": scorer, "sparse": scorer}, {"made": QUESTIONS})
     for of_metric in result["tasks"]["made"]["metrics"].values():
         paired = of_metric["paired"]["sparse"]
@@ -239,7 +243,7 @@ def test_the_cache_tells_models_and_settings_apart(tmp_path):
     calls = []
 
     def counted(seed):
-        scorer = tiny_choices.scorer(seed)
+        scorer = tiny_multiple_choice.scorer(seed)
 
         def logits(tokens_BT):
             calls.append(seed)
@@ -254,8 +258,8 @@ def test_the_cache_tells_models_and_settings_apart(tmp_path):
 
     first, second = answers(1, {"dtype": "float32"}), answers(2, {"dtype": "float32"})
     assert first != second
-    assert first == comparison.answers(tiny_choices.scorer(1), QUESTIONS).log_likelihoods
-    assert second == comparison.answers(tiny_choices.scorer(2), QUESTIONS).log_likelihoods
+    assert first == comparison.answers(tiny_multiple_choice.scorer(1), QUESTIONS).log_likelihoods
+    assert second == comparison.answers(tiny_multiple_choice.scorer(2), QUESTIONS).log_likelihoods
     calls.clear()
     assert answers(1, {"dtype": "float32"}) == first
     assert calls == []
@@ -264,7 +268,7 @@ def test_the_cache_tells_models_and_settings_apart(tmp_path):
 
 
 def test_a_killed_run_goes_on(tmp_path):
-    whole = tiny_choices.scorer(batch_tokens=64)
+    whole = tiny_multiple_choice.scorer(batch_tokens=64)
     calls = []
 
     def dies(tokens_BT):
@@ -361,19 +365,19 @@ def test_questions_that_are_not_there(task, options, message):
 
 @pytest.mark.real("mc")
 def test_questions_as_published():
-    found = {
+    results = {
         (task, split): read(task, split=split) for task in TASKS for split in TASKS[task].splits
     }
-    assert {key: len(asked) for key, asked in found.items()} == {
+    assert {key: len(asked) for key, asked in results.items()} == {
         ("arc_easy", "test"): 2_376,
         ("arc_easy", "validation"): 570,
         ("piqa", "validation"): 1_838,
         ("openbookqa", "test"): 500,
         ("openbookqa", "validation"): 500,
     }
-    for asked in found.values():
+    for asked in results.values():
         assert len({question.id for question in asked}) == len(asked)
-    (arc, *_), (book, *_) = found["arc_easy", "test"], found["openbookqa", "test"]
+    (arc, *_), (book, *_) = results["arc_easy", "test"], results["openbookqa", "test"]
     assert arc.context.startswith("Question: Which statement best explains why photosynthesis")
     assert arc.context.endswith("\nAnswer:")
     assert arc.choices[arc.gold] == "Sunlight is the source of energy for nearly all ecosystems."

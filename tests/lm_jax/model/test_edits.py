@@ -89,10 +89,10 @@ def test_every_layer_patch_in_one_call_equals_a_layer_by_layer_oracle(site):
         over_heads = jax.vmap(one, (None, 0))
         return jax.vmap(over_heads, (0, None))(jnp.arange(CFG.num_layers), jnp.arange(heads))
 
-    found = jax.jit(grid)(params, corrupt, value)
+    result = jax.jit(grid)(params, corrupt, value)
     assert len(traces) == 1
     exact = rounding.expected(grid, params, corrupt, value)
-    rounding.assert_within(found, exact)
+    rounding.assert_within(result, exact)
     base = lm_jax.forward(params, corrupt, CFG).logits[:, -1]
     for layer in range(CFG.num_layers):
         for head in range(heads):

@@ -36,8 +36,8 @@ def test_an_update_holds_every_product_of_loss_and_gradient():
     tokens_BS = jnp.asarray(tiny_training.BATCHES.at(0)["tokens"])
 
     def loss(params):
-        totals = objective.totals(tokens_BS)
-        return objective.shares(params, (), None, tokens_BS, totals, jax.random.key(0))[0]
+        normalizers = objective.normalizers(tokens_BS)
+        return objective.loss_terms(params, (), None, tokens_BS, normalizers, jax.random.key(0))[0]
 
     traced = jax.make_jaxpr(jax.value_and_grad(loss))(params)
     assert used_products(traced.jaxpr) == objective.flops(*tokens_BS.shape, "square")

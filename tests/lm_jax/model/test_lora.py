@@ -15,7 +15,7 @@ from lm_jax.model import params as params_lib
 from tests import rounding, tiny
 
 U = 2.0**-24
-SETTINGS = lora.LoraSettings(rank=3, alpha=6.0)
+SETTINGS = lora.LoraConfig(rank=3, alpha=6.0)
 FAMILIES = {
     "llama": tiny.decoder(vocab_size=32, max_length=16, num_heads=4, num_kv_heads=2),
     "gpt2": tiny.decoder(vocab_size=32, max_length=16, **tiny.GPT2),
@@ -47,8 +47,8 @@ def logits(params, cfg):
 @pytest.mark.parametrize("cfg", FAMILIES.values(), ids=FAMILIES)
 def test_a_fresh_adapter_changes_no_bit(cfg):
     params, adapters = made(cfg, up=False)
-    found = jax.jit(lambda p: logits(p, cfg))(lora.attach(params, adapters, SETTINGS))
-    np.testing.assert_array_equal(found, jax.jit(lambda p: logits(p, cfg))(params))
+    result = jax.jit(lambda p: logits(p, cfg))(lora.attach(params, adapters, SETTINGS))
+    np.testing.assert_array_equal(result, jax.jit(lambda p: logits(p, cfg))(params))
 
 
 @pytest.mark.parametrize("cfg", FAMILIES.values(), ids=FAMILIES)
@@ -113,7 +113,7 @@ def test_rounding_takes_the_whole_of_an_update_below_half_a_spacing():
 
     def share(update):
         pair = {"down": np.ones((1, 1, 1), np.float32), "up": np.full((1, 1, 1, 2), update)}
-        settings = lora.LoraSettings(rank=1, alpha=1.0)
+        settings = lora.LoraConfig(rank=1, alpha=1.0)
         return float(lora.rounding(params, {"blocks": {"mixer": {"q": pair}}}, settings))
 
     assert [share(x) for x in (0.0, 2.0**-9, 2.0**-8, 2.0**-7)] == [0, 1, 1, 0]
@@ -167,11 +167,11 @@ def test_a_saved_adapter_comes_back_bitwise_and_only_over_its_base(tmp_path):
     _, adapters = made(FAMILIES["llama"])
     path = tmp_path / ADAPTER_FILE
     save_adapters(path, adapters, SETTINGS, base_sha256="a" * 64)
-    found, settings = load_adapters(path, base_sha256="a" * 64)
+    result, settings = load_adapters(path, base_sha256="a" * 64)
     assert settings == SETTINGS
     want = params_lib.by_path(adapters)
-    assert params_lib.by_path(found).keys() == want.keys()
-    for name, leaf in params_lib.by_path(found).items():
+    assert params_lib.by_path(result).keys() == want.keys()
+    for name, leaf in params_lib.by_path(result).items():
         np.testing.assert_array_equal(leaf, want[name], err_msg=name)
     with pytest.raises(BadInputError, match="trained on the base aaaaaaaaaaaa, not bbbbbbbbbbbb"):
         load_adapters(path, base_sha256="b" * 64)
@@ -183,11 +183,11 @@ def test_a_saved_adapter_comes_back_bitwise_and_only_over_its_base(tmp_path):
         load_adapters(path, base_sha256="a" * 64)
     other = tiny.decoder(vocab_size=32, max_length=16, num_heads=2)
     with pytest.raises(BadInputError, match=r"adapter of blocks/mixer/\w+ gives"):
-        lora.attach(lm_jax.init_params(jax.random.key(0), other), found, settings)
+        lora.attach(lm_jax.init_params(jax.random.key(0), other), result, settings)
 
 
 def test_settings_that_cannot_be():
     with pytest.raises(UsageError, match="rank = 0 must be at least 1; alpha = -1"):
-        lora.LoraSettings(rank=0, alpha=-1.0)
+        lora.LoraConfig(rank=0, alpha=-1.0)
     with pytest.raises(UsageError, match="targets must name"):
-        lora.LoraSettings(targets=())
+        lora.LoraConfig(targets=())

@@ -203,7 +203,7 @@ def test_points_stand_where_the_ticks_say(log):
     part = report.scatter(
         [report.Points("a", x, y)], caption="c", x_label="x", y_label="y", log_x=log, log_y=log
     )
-    found = []
+    results = []
     for anchor, axis in (("middle", 0), ("end", 1)):
         places, values = _axis(part, anchor)
         line = np.polyfit(places, np.log10(values) if log else values, 1)
@@ -212,9 +212,9 @@ def test_points_stand_where_the_ticks_say(log):
         ]
         # a disc is drawn from its left end, 3.4 units off its middle
         drawn = np.array([float(start[axis + 1]) for start in starts]) + (3.4 if axis == 0 else 0)
-        found.append(np.polyval(line, drawn))
+        results.append(np.polyval(line, drawn))
     expected = np.log10([x, y]) if log else np.array([x, y])
-    np.testing.assert_allclose(found, expected, atol=0.004 * np.ptp(expected, axis=1).max())
+    np.testing.assert_allclose(results, expected, atol=0.004 * np.ptp(expected, axis=1).max())
 
 
 def test_a_line_breaks_at_nan_and_its_count_is_told():
@@ -274,9 +274,9 @@ def test_boundary_labels_stand_over_the_places_where_the_curves_leave():
     )
     places, values = _axis(part, "middle")
     at = {node.text: float(node.get("x")) for node in _marks(part, "note")}
-    found = [np.polyval(np.polyfit(places, values, 1), at[f"p={p}"]) for p in (4, 8, 16)]
+    results = [np.polyval(np.polyfit(places, values, 1), at[f"p={p}"]) for p in (4, 8, 16)]
     # A (1 - rho)^p = 1 reaches A = 10^4 at rho = 1 - 10^(-4/p)
-    np.testing.assert_allclose(found, 1 - 10 ** (-4 / np.array([4, 8, 16])), atol=0.03)
+    np.testing.assert_allclose(results, 1 - 10 ** (-4 / np.array([4, 8, 16])), atol=0.03)
 
 
 def test_histogram_bars_are_the_counts():

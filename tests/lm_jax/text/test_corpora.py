@@ -76,14 +76,14 @@ def test_a_document_of_a_folder_has_its_place_as_its_name(tmp_path):
 
     source = write_corpus(tmp_path / "corpus", count=2)
     pq.write_table(pa.table({"text": ["one", None, "two"], "url": ["u"] * 3}), source / "d.parquet")
-    found = dict(corpora.documents(source))
-    assert list(found) == [
+    result = dict(corpora.documents(source))
+    assert list(result) == [
         *(f"a.jsonl:{i}" for i in range(1, 5)),
         "b.txt",
         "c.txt",
         *(f"d.parquet:{i}" for i in range(3)),
     ]
-    assert (found["d.parquet:0"], found["d.parquet:1"], found["c.txt"]) == ("one", "", b"\xff")
+    assert (result["d.parquet:0"], result["d.parquet:1"], result["c.txt"]) == ("one", "", b"\xff")
     assert dict(corpora.documents(source / "d.parquet", field="url"))["d.parquet:2"] == "u"
 
 
@@ -109,9 +109,9 @@ def test_compressed_lines_are_read_as_plain_ones(name, tmp_path):
     data = "\n".join([*LINES, "no json", '{"text": "é"}']).encode()
     plain.write_bytes(data)
     packed.write_bytes(compressed(data, packed.suffix, tmp_path))
-    found = list(corpora.documents(tmp_path / "in"))
-    assert found == [(f"{name}:{i}", text) for i, (_, text) in enumerate(read(plain), start=1)]
-    assert found[-2:] == [(f"{name}:5001", b"no json\n"), (f"{name}:5002", "é")]
+    result = list(corpora.documents(tmp_path / "in"))
+    assert result == [(f"{name}:{i}", text) for i, (_, text) in enumerate(read(plain), start=1)]
+    assert result[-2:] == [(f"{name}:5001", b"no json\n"), (f"{name}:5002", "é")]
     assert corpora.hashes(packed) == {name: hashlib.sha256(packed.read_bytes()).hexdigest()}
 
 

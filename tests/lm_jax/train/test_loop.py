@@ -25,14 +25,14 @@ from lm_jax.parallel import sharding
 from lm_jax.run import cli
 from lm_jax.run.files import read_json
 from lm_jax.train import loop, optim
-from lm_jax.train.config import Upkeep
+from lm_jax.train.config import CheckpointPolicy
 from lm_jax.train.metrics import DIVERGED, EVALUATIONS, METRICS, TIMING
 from lm_jax.train.state import state_shardings
 from lm_jax.train.throughput import RATES, format_rates, measured_peak
 from tests import rounding
 from tests.lm_jax.train import tiny_training as tiny
 
-UPKEEP = Upkeep(log_every=3, save_every=4)
+UPKEEP = CheckpointPolicy(log_every=3, save_every=4)
 
 
 def train(
@@ -91,12 +91,12 @@ def test_rows_and_checkpoints_of_a_run(straight):
     ]
     # The peak times a cosine of 0 and two constants, in float32.
     assert rows["learning_rate"][0] == pytest.approx(tiny.CONFIG.learning_rate, rel=8 * tiny.U)
-    found = evaluations(folder)
-    assert [(row["step"], row["name"].split("/")[1]) for row in found] == list(
+    result = evaluations(folder)
+    assert [(row["step"], row["name"].split("/")[1]) for row in result] == list(
         itertools.product((6, 12), ("perplexity", "batch_mean_perplexity"))
     )
     assert trained.history.best_step == 12
-    assert trained.history.best == pytest.approx(np.log(found[2]["value"]), rel=1e-12)
+    assert trained.history.best == pytest.approx(np.log(result[2]["value"]), rel=1e-12)
     assert int(trained.state.step) == 12
     assert manager.saved_steps(trained.checkpoints) == [8, 12]
 
@@ -121,11 +121,11 @@ def test_a_run_on_one_device_takes_the_steps_of_four(straight, tmp_path):
     """
     key = jax.random.split(jax.random.key(tiny.SEED))[1]
     tokens_KBS = np.stack([tiny.BATCHES.at(k)["tokens"] for k in range(tiny.CONFIG.steps)])
-    found, given = {1: [], 4: []}, []
+    result, given = {1: [], 4: []}, []
     state = jax.device_get(tiny.fresh_state(tiny.mesh(4)))
     for tokens_BS in tokens_KBS:
         given.append((state.params, state.opt_state[0].mu))
-        for ways, rows in found.items():
+        for ways, rows in result.items():
             mesh = tiny.mesh(ways)
             places = state_shardings(mesh, tiny.SPEC, optim.adamw(tiny.SPEC, tiny.CONFIG))
             update = loop.make_train_step(tiny.OBJECTIVE, mesh, tiny.CONFIG, decays=optim.is_weight)
@@ -136,14 +136,16 @@ def test_a_run_on_one_device_takes_the_steps_of_four(straight, tmp_path):
     train(tmp_path / "run", mesh=tiny.mesh(1))
     one, four = metrics(tmp_path / "run"), metrics(straight[1])
     assert one["tokens"] == four["tokens"]
-    assert one["loss"][0] == found[1][0][0]
-    assert four["loss"] == [loss for loss, _ in found[4]]
+    assert one["loss"][0] == result[1][0][0]
+    assert four["loss"] == [loss for loss, _ in result[4]]
 
     def step(params, moment, tokens_BS, k):
         """The loss, and what becomes of the first moment."""
-        totals, rng = tiny.OBJECTIVE.totals(tokens_BS), jax.random.fold_in(key, k)
+        normalizers, rng = tiny.OBJECTIVE.normalizers(tokens_BS), jax.random.fold_in(key, k)
         loss, gradient = jax.value_and_grad(
-            lambda params: tiny.OBJECTIVE.shares(params, (), None, tokens_BS, totals, rng)[0]
+            lambda params: tiny.OBJECTIVE.loss_terms(params, (), None, tokens_BS, normalizers, rng)[
+                0
+            ]
         )(params)
         return loss, jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, moment, gradient)
 
@@ -152,7 +154,7 @@ def test_a_run_on_one_device_takes_the_steps_of_four(straight, tmp_path):
         *jax.tree.map(lambda *leaves: np.stack(leaves), *given),
         *(tokens_KBS, np.arange(len(tokens_KBS))),
     )
-    for rows in found.values():
+    for rows in result.values():
         rounding.assert_within(jax.tree.map(lambda *leaves: np.stack(leaves), *rows), wanted)
 
 
@@ -182,7 +184,7 @@ def test_a_finished_run_trains_no_further(straight, tmp_path):
 # After step 6 there is an evaluation; the signal comes while the step before is being finished.
 @pytest.mark.parametrize("when", [5, 6])
 def test_a_sigterm_saves_and_the_same_command_goes_on_from_there(straight, tmp_path, capsys, when):
-    folder, found = tmp_path / "run", []
+    folder, result = tmp_path / "run", []
 
     def command(signal_at):
         def on_step(now):
@@ -191,7 +193,7 @@ def test_a_sigterm_saves_and_the_same_command_goes_on_from_there(straight, tmp_p
 
         def main(arguments):
             del arguments
-            found.append(train(folder, on_step=on_step))
+            result.append(train(folder, on_step=on_step))
 
         return cli.run(main, ["train"], workdir_required=False)
 
@@ -199,7 +201,7 @@ def test_a_sigterm_saves_and_the_same_command_goes_on_from_there(straight, tmp_p
     assert f"stopped on request after step {when}, saved in {folder}" in capsys.readouterr().err
     assert manager.saved_steps(folder / "checkpoints")[-1] == when
     assert command(None) == 0
-    tiny.assert_bitwise(found[0].state, straight[0].state)
+    tiny.assert_bitwise(result[0].state, straight[0].state)
 
 
 def test_a_sigterm_ends_an_evaluation_that_has_nothing_to_save(capsys):
@@ -256,13 +258,13 @@ def test_it_stops_at_the_first_evaluation_that_rises(tmp_path):
     config = dataclasses.replace(config, learning_rate=1e-2)
     validation = Unlike(per_epoch=2)
     trained = train(tmp_path / "run", config=config, validation=validation)
-    found = [
+    results = [
         row["value"] for row in evaluations(tmp_path / "run") if row["name"].endswith("/perplexity")
     ]
     assert trained.history.stopped_early
-    assert int(trained.state.step) == 4 * len(found) < 60
-    assert found[-1] > found[-2]
-    assert all(later <= earlier for earlier, later in itertools.pairwise(found[:-1]))
+    assert int(trained.state.step) == 4 * len(results) < 60
+    assert results[-1] > results[-2]
+    assert all(later <= earlier for earlier, later in itertools.pairwise(results[:-1]))
     assert trained.history.best_step in manager.saved_steps(trained.checkpoints)
     # Started again, it stays stopped.
     again = train(
@@ -309,10 +311,10 @@ def test_a_flipped_checkpoint_is_named_and_one_step_back_ends_in_the_same_bits(s
 
 
 def test_further_numbers_of_an_evaluation_are_kept(tmp_path):
-    def measure(params, step, found):
+    def measure(params, step, result):
         return {
             "router/gini": 0.25 * step,
-            "tokens": found.tokens,
+            "tokens": result.tokens,
             "norm": float(np.asarray(params["final"]["scale"]).sum()),
         }
 

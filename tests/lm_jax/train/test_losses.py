@@ -45,13 +45,13 @@ def drawn():
         for shape in ((B, T, D), (V, D), (B, T, D), (V, D))
     ]
     target_BT = rng.integers(0, V, (B, T)).astype(np.int32)
-    counted_BT = np.arange(T) < rng.integers(2, T + 1, (B, 1))
-    return *map(jnp.asarray, arrays), jnp.asarray(target_BT), jnp.asarray(counted_BT)
+    loss_mask_BT = np.arange(T) < rng.integers(2, T + 1, (B, 1))
+    return *map(jnp.asarray, arrays), jnp.asarray(target_BT), jnp.asarray(loss_mask_BT)
 
 
 def whole(cap, distill, temperature, hidden_BTD, w_VD, teacher_BTD, teacher_VD):
     """The definition: every logit at once."""
-    *_, target_BT, counted_BT = drawn()
+    *_, target_BT, loss_mask_BT = drawn()
 
     def logits(hidden_BTD, w_VD):
         z = jnp.einsum("BTD,VD->BTV", hidden_BTD, w_VD)
@@ -63,17 +63,17 @@ def whole(cap, distill, temperature, hidden_BTD, w_VD, teacher_BTD, teacher_VD):
     log_p = jax.nn.log_softmax(logits(teacher_BTD, teacher_VD) / temperature)
     log_q = jax.nn.log_softmax(z / temperature)
     kl_BT = temperature**2 * (jnp.exp(log_p) * (log_p - log_q)).sum(-1)
-    loss, divergence = (jnp.where(counted_BT, x, 0.0).sum() for x in (loss_BT, kl_BT))
+    loss, divergence = (jnp.where(loss_mask_BT, x, 0.0).sum() for x in (loss_BT, kl_BT))
     return loss + distill * divergence, (loss, divergence)
 
 
 def chunked(cfg, distill, temperature, hidden_BTD, w_VD, teacher_BTD, teacher_VD):
-    *_, target_BT, counted_BT = drawn()
+    *_, target_BT, loss_mask_BT = drawn()
     teacher = losses.Predictor(teacher_BTD, tree(teacher_VD, cfg.tie_embeddings))
     made = losses.summed(
         losses.Predictor(hidden_BTD, tree(w_VD, cfg.tie_embeddings)),
         target_BT,
-        counted_BT,
+        loss_mask_BT,
         cfg,
         teacher=teacher if distill else None,
         distill=distill,
@@ -121,9 +121,9 @@ def test_each_product_is_made_once_and_none_for_a_frozen_unembedding():
 
 def largest(jaxpr):
     """Elements of the largest array that a traced function makes."""
-    found = max((out.aval.size for eqn in jaxpr.eqns for out in eqn.outvars), default=0)
+    result = max((out.aval.size for eqn in jaxpr.eqns for out in eqn.outvars), default=0)
     within = (sub for eqn in jaxpr.eqns for sub in jax.extend.core.jaxprs_in_params(eqn.params))
-    return max(found, *map(largest, within), 0)
+    return max(result, *map(largest, within), 0)
 
 
 def test_the_logits_of_a_batch_never_exist(monkeypatch):
@@ -190,8 +190,8 @@ def test_in_bfloat16_products_round_their_operands_alone():
     unit = 2.0**-8
     hidden_XD, w_VD = (np.asarray(x, np.float64).reshape(-1, D) for x in wide[:2])
     p_XV = special.softmax(hidden_XD @ w_VD.T, axis=-1)
-    target_BT, counted_BT = drawn()[4:]
-    d_XV = np.where(np.ravel(counted_BT)[:, None], p_XV - np.eye(V)[np.ravel(target_BT)], 0.0)
+    target_BT, loss_mask_BT = drawn()[4:]
+    d_XV = np.where(np.ravel(loss_mask_BT)[:, None], p_XV - np.eye(V)[np.ravel(target_BT)], 0.0)
     absolute = (np.abs(d_XV) @ np.abs(w_VD)).reshape(B, T, D), np.abs(d_XV).T @ np.abs(hidden_XD)
     for made, exact, terms in zip((d_hidden, d_w), wanted.values[1], absolute, strict=True):
         # One rounding of each term, one of the sum, and one after it is scaled.

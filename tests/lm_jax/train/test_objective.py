@@ -15,13 +15,13 @@ from lm_jax.model import lora
 from lm_jax.model import params as params_lib
 from lm_jax.model.decoder import forward
 from lm_jax.train import loop, optim, step
-from lm_jax.train.config import TrainConfig, Upkeep
+from lm_jax.train.config import CheckpointPolicy, TrainConfig
 from lm_jax.train.objective import LanguageModelling, token_loss
 from lm_jax.train.state import init_state
 from tests import rounding
 from tests.lm_jax.train import tiny_training as tiny
 
-SETTINGS = lora.LoraSettings(rank=2, alpha=4.0)
+SETTINGS = lora.LoraConfig(rank=2, alpha=4.0)
 CONFIG = TrainConfig(steps=6, learning_rate=1e-2, eval_every=3, early_stop=False)
 
 
@@ -43,18 +43,18 @@ class Adapting(LanguageModelling):
     def spec(self):
         return lora.adapter_spec(tiny.SPEC, SETTINGS)
 
-    def start(self):
+    def init_state(self):
         return Seen(jnp.zeros(()), jnp.zeros(()))
 
-    def shares(self, params, frozen, extra, tokens_BS, totals, rng):
+    def loss_terms(self, params, frozen, aux_state, tokens_BS, normalizers, rng):
         del rng
         laid = lora.attach(frozen, params, SETTINGS)
-        loss = token_loss(laid, tokens_BS, self.cfg, self.mixer)[0] / totals["tokens"]
-        return loss, {"loss": loss, "pulled": loss * extra.updates}
+        loss = token_loss(laid, tokens_BS, self.cfg, self.mixer)[0] / normalizers["tokens"]
+        return loss, {"loss": loss, "pulled": loss * aux_state.updates}
 
-    def update(self, extra, metrics):
-        after = Seen(extra.updates + 1, extra.losses + metrics["loss"])
-        return after, {"updates": extra.updates}
+    def update(self, aux_state, metrics):
+        after = Seen(aux_state.updates + 1, aux_state.losses + metrics["loss"])
+        return after, {"updates": aux_state.updates}
 
     def evaluate(self, params, frozen, tokens_BS):
         laid = lora.attach(frozen, params, SETTINGS)
@@ -75,7 +75,7 @@ def train(folder, **options):
         seed=1,
         mesh=tiny.mesh(),
         frozen=tiny.initial_params(),
-        upkeep=Upkeep(log_every=2, save_every=2),
+        upkeep=CheckpointPolicy(log_every=2, save_every=2),
         **options,
     )
 
@@ -95,10 +95,10 @@ def test_its_state_and_metrics_are_kept_and_resumed_to_the_bit(tmp_path):
     losses = np.array(table["loss"], np.float32)
     np.testing.assert_array_equal(table["pulled"], losses * np.arange(6, dtype=np.float32))
     assert table["updates"] == list(range(6))
-    extra = trained.state.extra
-    assert float(extra.updates) == 6
+    aux_state = trained.state.aux_state
+    assert float(aux_state.updates) == 6
     # One after the other, each sum in float32.
-    assert float(extra.losses) == np.cumsum(losses)[-1]
+    assert float(aux_state.losses) == np.cumsum(losses)[-1]
     # It learns, and what it evaluates is the adapted model.
     first, last = (
         row["value"]
@@ -114,13 +114,13 @@ def test_its_state_and_metrics_are_kept_and_resumed_to_the_bit(tmp_path):
 
 def test_micro_batches_add_up_to_the_batch():
     """Gradients, metrics and the extra state of four micro-batches are those of the whole."""
-    mesh, extra = tiny.mesh(), Seen(jnp.ones(()), jnp.ones(()))
+    mesh, aux_state = tiny.mesh(), Seen(jnp.ones(()), jnp.ones(()))
     tokens_BS = jnp.asarray(tiny.BATCHES.at(0)["tokens"])
     target_BT = tokens_BS[:, 1:]
 
     def started(config):
         optimizer = optim.adamw(OBJECTIVE.spec, config)
-        return init_state(jax.random.key(0), mesh, OBJECTIVE.spec, optimizer, extra=extra)
+        return init_state(jax.random.key(0), mesh, OBJECTIVE.spec, optimizer, aux_state=aux_state)
 
     def mean(adapters, frozen):
         laid = lora.attach(frozen, adapters, SETTINGS)
@@ -139,7 +139,7 @@ def test_micro_batches_add_up_to_the_batch():
         tiny.assert_is_the_update_of(after, metrics, wanted, before, OBJECTIVE.spec, config)
         # Times the one update before, and added to the one of its loss.
         assert float(metrics["pulled"]) == float(metrics["loss"])
-        assert float(after.extra.losses) == np.float32(1) + np.float32(metrics["loss"])
+        assert float(after.aux_state.losses) == np.float32(1) + np.float32(metrics["loss"])
 
 
 def test_the_first_update_moves_the_second_factor_alone():
@@ -147,7 +147,7 @@ def test_the_first_update_moves_the_second_factor_alone():
     mesh = tiny.mesh()
     config = dataclasses.replace(CONFIG, warmup=0.0, weight_decay=0.0)
     draw = functools.partial(init_state, jax.random.key(0), mesh, OBJECTIVE.spec)
-    state = draw(optim.adamw(OBJECTIVE.spec, config), extra=OBJECTIVE.start())
+    state = draw(optim.adamw(OBJECTIVE.spec, config), aux_state=OBJECTIVE.init_state())
     before = jax.tree.map(np.asarray, params_lib.by_path(state.params))
     tokens_BS = jnp.asarray(tiny.BATCHES.at(0)["tokens"])
     update = step.make_train_step(OBJECTIVE, mesh, config)

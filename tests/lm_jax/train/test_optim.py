@@ -14,7 +14,7 @@ from lm_jax.errors import UsageError
 from lm_jax.model import params as params_lib
 from lm_jax.model.params import ParamSpec
 from lm_jax.train import optim
-from lm_jax.train.config import TrainConfig, Upkeep
+from lm_jax.train.config import CheckpointPolicy, TrainConfig
 
 SPEC = {
     "embed": ParamSpec((5, 4), "VD"),
@@ -104,4 +104,4 @@ def test_every_bad_field_is_named():
     with pytest.raises(UsageError, match=r"steps = 0 .*; learning_rate = -1.0 .*; eval_every = -1"):
         TrainConfig(steps=0, learning_rate=-1.0, eval_every=-1)
     with pytest.raises(UsageError, match=r"log_every = 0 must be at least 1; keep = 0"):
-        Upkeep(log_every=0, keep=0)
+        CheckpointPolicy(log_every=0, keep=0)

@@ -10,14 +10,14 @@ import pytest
 from lm_jax.errors import UsageError
 from lm_jax.run import cli
 from lm_jax.train import loop, profiling
-from lm_jax.train.config import Upkeep
+from lm_jax.train.config import CheckpointPolicy
 from lm_jax.train.profiling import SCOPES, Request
 from tests.lm_jax.train import tiny_training as tiny
 
 
 def train(folder, *, steps=None, **options):
     given = {"seed": tiny.SEED, "mesh": tiny.mesh(), "params": tiny.initial_params()} | options
-    upkeep = Upkeep(log_every=3, save_every=4)
+    upkeep = CheckpointPolicy(log_every=3, save_every=4)
     with profiling.request(steps):
         return loop.train(folder, tiny.OBJECTIVE, tiny.CONFIG, tiny.BATCHES, upkeep=upkeep, **given)
 
@@ -67,9 +67,9 @@ def test_the_seconds_of_each_part_are_written_and_told(tmp_path, capsys):
     seconds = {scope: sum(own.values()) for scope, own in step.items()}
     assert list(seconds) == [*SCOPES, "other"] and min(seconds.values()) > 0
     largest, total = max(seconds, key=seconds.__getitem__), sum(seconds.values())
-    told = f"{total:.3g} s in a step: {largest} {seconds[largest] / total:.1%}, "
+    text = f"{total:.3g} s in a step: {largest} {seconds[largest] / total:.1%}, "
     error = capsys.readouterr().err
-    assert f"profile: {folder}\n" in error and told in error
+    assert f"profile: {folder}\n" in error and text in error
 
 
 def test_operations_are_named_after_the_innermost_scope():
@@ -87,9 +87,9 @@ def test_operations_are_named_after_the_innermost_scope():
     x = jnp.ones((24, 24))
     compiled = jax.jit(jax.grad(loss, argnums=1)).lower(x, x).compile()
     program = profiling.operations(compiled.as_text())
-    found = {(each.scope, each.backward) for each in program.values()}
-    assert found >= {("mixer", False), ("mlp", False), ("mlp", True), ("other", False)}
-    assert not any(scope in ("loss", "unknown") for scope, _ in found)
+    result = {(each.scope, each.backward) for each in program.values()}
+    assert result >= {("mixer", False), ("mlp", False), ("mlp", True), ("other", False)}
+    assert not any(scope in ("loss", "unknown") for scope, _ in result)
 
 
 def test_time_within_an_operation_is_counted_once(tmp_path):

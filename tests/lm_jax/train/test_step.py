@@ -177,12 +177,12 @@ def test_perplexity_weights_tokens_and_says_what_batches_would_give(reference):
     exact = [rounding.expected(reference, params, jnp.asarray(batch)) for batch in batches]
     (a, b), (n, m) = (float(each.values) for each in exact), map(count, batches)
     assert n != m
-    found = evaluate(look, params, tiny.VALIDATION, mesh)
-    assert found.tokens == n + m
+    result = evaluate(look, params, tiny.VALIDATION, mesh)
+    assert result.tokens == n + m
     # An exponential is off by as much of itself as what it is of.
     off = sum(float(each.bounds) for each in exact) / min(n, m) + 8 * tiny.U * math.log(32)
-    assert found.perplexity == pytest.approx(math.exp((a + b) / (n + m)), rel=off)
-    assert found.batch_mean_perplexity == pytest.approx(math.exp((a / n + b / m) / 2), rel=off)
+    assert result.perplexity == pytest.approx(math.exp((a + b) / (n + m)), rel=off)
+    assert result.batch_mean_perplexity == pytest.approx(math.exp((a / n + b / m) / 2), rel=off)
 
     class Empty(tiny.FakeBatches):
         def at(self, k):

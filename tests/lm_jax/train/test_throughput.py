@@ -29,9 +29,9 @@ def gpu(kind):
 )
 def test_a_known_gpu_has_the_peak_of_its_data_sheet(kind, dtype, teraflops, monkeypatch):
     monkeypatch.setattr(throughput, "measured_peak", lambda dtype: 7e12)
-    found = peak(dtype, (gpu(kind),) * 8)
-    assert found.flops == pytest.approx(8e12 * (teraflops or 7.0))
-    assert ("measured" in found.source) == (teraflops is None)
+    result = peak(dtype, (gpu(kind),) * 8)
+    assert result.flops == pytest.approx(8e12 * (teraflops or 7.0))
+    assert ("measured" in result.source) == (teraflops is None)
 
 
 def test_exact_float32_is_measured_and_a_cpu_counts_once(monkeypatch):
@@ -56,22 +56,22 @@ def test_the_measured_peak_is_that_of_the_fastest_product(monkeypatch):
 
 def test_rates_are_of_all_steps_of_their_seconds():
     flops = {"square": 4e12, "triangle": 3e12}
-    found = Throughput(flops, Peak(10e12, "made")).rates(tokens=600, seconds=2.0, steps=3)
-    assert found == {
+    result = Throughput(flops, Peak(10e12, "made")).rates(tokens=600, seconds=2.0, steps=3)
+    assert result == {
         "tokens_per_second": 300.0,
         "flops_per_second_square": 6e12,
         "peak_share_square": 0.6,
         "flops_per_second_triangle": 4.5e12,
         "peak_share_triangle": 0.45,
     }
-    assert tuple(found) == RATES
-    assert format_rates(found) == (
+    assert tuple(result) == RATES
+    assert format_rates(result) == (
         "300 tokens/s, 6 TFLOP/s = 60.0% of peak (visible pairs alone: 4.5 TFLOP/s = 45.0% of peak)"
     )
 
 
 def test_without_a_peak_or_attention_less_is_said():
-    found = Throughput({"square": 2e9, "triangle": 2e9}, None).rates(10, 4.0)
-    assert math.isnan(found["peak_share_square"])
-    assert format_rates(found) == "2 tokens/s, 500 MFLOP/s"
+    result = Throughput({"square": 2e9, "triangle": 2e9}, None).rates(10, 4.0)
+    assert math.isnan(result["peak_share_square"])
+    assert format_rates(result) == "2 tokens/s, 500 MFLOP/s"
     assert math.isnan(Throughput({"square": 1, "triangle": 1}, None).rates(1, 0.0)[RATES[0]])

@@ -13,7 +13,7 @@ from lm_jax.run.plain import from_plain, to_plain
 from lm_jax.run.workdir import CONFIG_FILE
 from lm_jax.train.state import TrainState
 from protot_jax.config import PretrainConfig
-from protot_jax.trained import DATA, load_data, model, seed_folder
+from protot_jax.saved_run import DATA, load_data, model, seed_folder
 from tests.protot_jax import small_runs
 
 TEMPERATURES = ("write_tau", "read_tau")

@@ -8,14 +8,15 @@ from lm_jax.errors import BadInputError
 from lm_jax.text.examples import Examples
 from lm_jax.text.preparation import open_prepared, prepare
 import protot_jax
-from protot_jax.concepts import collect, shown
+from protot_jax.concepts import collect
+from protot_jax.concepts import examples as shown
 from tests import rounding
 from tests.protot_jax.concepts import stored
 
 
 @pytest.fixture(scope="module")
 def model(run):
-    return protot_jax.load_run(run)
+    return protot_jax.saved_run(run)
 
 
 def examples(run, length=16, split="validation"):
@@ -42,8 +43,8 @@ def test_gates_and_losses_are_those_of_a_text_by_itself(run, model, collected):
         gates = {gate: x[:, text, : len(ids)][:, None] for gate, x in kept.items()}
         rounding.assert_within((loss_BT, gates), wanted)
         assert not any(x[:, text, len(ids) :].any() for x in kept.values())
-        counted_BT = texts.counted_NT[text, 1 : len(ids)][None]
-        of_counted = stored.perplexity(*(each[0][counted_BT] for each in wanted))
+        loss_mask_BT = texts.token_mask_NT[text, 1 : len(ids)][None]
+        of_counted = stored.perplexity(*(each[0][loss_mask_BT] for each in wanted))
         rounding.assert_within(texts.perplexity(text), of_counted)
 
 
@@ -85,12 +86,12 @@ def test_marks_and_padding_do_not_count_and_short_documents_are_left_out(run, mo
     texts = collect.collect(model, few, tmp_path / "a.parquet", texts=9, batch_size=2)
     words = [
         "".join(shown.words(model.tokenizer, ids[counted]).words)
-        for ids, counted in zip(texts.token_NT, texts.counted_NT, strict=True)
+        for ids, counted in zip(texts.token_NT, texts.token_mask_NT, strict=True)
     ]
     assert words == documents[1:]
     assert texts.document_N.tolist() == [1, 2]
     # `<bos>` before, `<eos>` and `<eot>` behind.
-    assert (texts.read_NT.sum(1) - texts.counted_NT.sum(1)).tolist() == [3, 3]
+    assert (texts.read_NT.sum(1) - texts.token_mask_NT.sum(1)).tolist() == [3, 3]
 
     shorter = Examples(open_prepared(tmp_path / "data"), "train", context=31, limit=1)
     with pytest.raises(BadInputError, match="no document of train has 5 tokens"):

@@ -15,7 +15,7 @@ from lm_jax.text.examples import Examples
 from lm_jax.text.preparation import open_prepared
 import protot_jax
 from protot_jax.concepts import __main__ as command
-from protot_jax.concepts import collect, lag, measures, twin
+from protot_jax.concepts import collect, lag, measures, report_data
 from protot_jax.concepts.schema import SCHEMA
 from tests import rounding
 from tests.protot_jax.concepts import stored
@@ -91,7 +91,7 @@ def test_the_first_layer_takes_no_part_in_the_lag_test(reported):
 
 def collected(run, folder):
     """The model, and the texts of the reports."""
-    model = protot_jax.load_run(run)
+    model = protot_jax.saved_run(run)
     data = Examples(open_prepared(run / "data"), "validation", context=15)
     path = folder / "again.parquet"
     return model, collect.collect(model, data, path, texts=4_000, batch_size=64)
@@ -104,16 +104,16 @@ def test_numbers_of_the_report_follow_from_the_stored_gates(run, reported, tmp_p
         collect.gates_of_layer(folder / collect.ACTIVATIONS, texts, gate, 1)
         for gate in collect.GATES
     )
-    counted_NT = texts.counted_NT
+    token_mask_NT = texts.token_mask_NT
     assert made["settings"]["texts"] == len(write_NTR)
-    assert made["settings"]["tokens"] == counted_NT.sum()
+    assert made["settings"]["tokens"] == token_mask_NT.sum()
     entries = [each for each in made["prototypes"] if each["layer"] == 1]
     logit_R = np.float64(model.params["blocks"]["mixer"]["decay_logit"][1])
     for r, entry in enumerate(entries):
         # Of numbers in float16 float64 makes exact sums, in whatever order.
         means = [
             gate[counted].mean(dtype=np.float64)
-            for gate, counted in zip(write_NTR[..., r], counted_NT, strict=True)
+            for gate, counted in zip(write_NTR[..., r], token_mask_NT, strict=True)
         ]
         best = np.argsort(-np.array(means), kind="stable")[:3]
         shown = [made["texts"][top["text"]]["document"] for top in entry["top_texts"]]
@@ -130,18 +130,18 @@ def test_numbers_of_the_report_follow_from_the_stored_gates(run, reported, tmp_p
         ]
         # Printed with five digits, after four operations a step on numbers below 1.
         assert entry["top_texts"][0]["memory"] == pytest.approx(
-            np.array(memory)[counted_NT[best[0]]], rel=0, abs=0.5e-5 + 16 * 4 * U
+            np.array(memory)[token_mask_NT[best[0]]], rel=0, abs=0.5e-5 + 16 * 4 * U
         )
-        gate_M = write_NTR[counted_NT][:, r]
+        gate_M = write_NTR[token_mask_NT][:, r]
         assert entry["write"]["mean"] == gate_M.mean(dtype=np.float64)
-        found = measures.mutual_information(texts.token_NT[counted_NT], gate_M)
-        assert entry["write"]["mutual_information"] == found
+        result = measures.mutual_information(texts.token_NT[token_mask_NT], gate_M)
+        assert entry["write"]["mutual_information"] == result
     layer = made["layers"][1]
     # The same numbers in float64, added in another order.
     assert layer["read"]["gini"] == pytest.approx(
-        measures.gini(read_NTR[counted_NT]).mean(), rel=counted_NT.sum() * 2.0**-52
+        measures.gini(read_NTR[token_mask_NT]).mean(), rel=token_mask_NT.sum() * 2.0**-52
     )
-    of_layer = lag.of_layer(write_NTR, read_NTR, counted_NT)
+    of_layer = lag.of_layer(write_NTR, read_NTR, token_mask_NT)
     correlations = [each["cross_correlation"] for each in entries]
     np.testing.assert_array_equal(correlations, of_layer.correlation_RK)
     # The headline numbers are of these gates, and of layers kept apart.
@@ -167,18 +167,18 @@ def test_numbers_of_the_report_follow_from_the_stored_gates(run, reported, tmp_p
 
 
 def test_a_judge_sees_words_and_also_random_texts(run, tmp_path, caplog):
-    model = protot_jax.load_run(run)
+    model = protot_jax.saved_run(run)
     # Of joined documents, which the command says.
     model = dataclasses.replace(model, config=dataclasses.replace(model.config, examples="pack"))
     recorder = Recorder()
-    settings = twin.Settings(length=16, top=2, resamples=99)
+    settings = report_data.ConceptConfig(length=16, top=2, resamples=99)
     made = command.report(model, run / "data", tmp_path, settings, recorder)
     assert "trained on documents joined into rows" in caplog.text
     jsonschema.validate(made, SCHEMA)
     assert made["settings"]["judge"] == "recorder"
     assert all(each["label"] == LABEL for each in made["prototypes"])
-    assert len(made["baseline"]) == twin.BASELINE_DRAWS
-    assert len(recorder.shown) == 8 + twin.BASELINE_DRAWS
+    assert len(made["baseline"]) == report_data.BASELINE_DRAWS
+    assert len(recorder.shown) == 8 + report_data.BASELINE_DRAWS
     for words, gates in recorder.shown[0]:
         assert len(words) == len(gates)
         assert "".join(words) in ["".join(text["words"]) for text in made["texts"]]
@@ -195,14 +195,14 @@ def test_texts_in_other_batches_give_the_same_numbers(run, reported, tmp_path):
     assert again["settings"] == made["settings"]
     model, texts = collected(run, tmp_path)
     wanted = stored.expected(model, texts.token_NT)
-    counted_NT = texts.counted_NT[:, 1:]
-    perplexity = stored.perplexity(*(each[0][counted_NT] for each in wanted))
+    token_mask_NT = texts.token_mask_NT[:, 1:]
+    perplexity = stored.perplexity(*(each[0][token_mask_NT] for each in wanted))
     for report, path in ((made, folder), (again, tmp_path / "b")):
         rounding.assert_within(report["model"]["perplexity"], perplexity)
         gates = stored.gates(path / collect.ACTIVATIONS, texts, model.cfg.num_layers)
         rounding.assert_within(gates, rounding.Expected(*(each[1] for each in wanted)))
         for entry, gate in itertools.product(report["prototypes"], collect.GATES):
-            gate_M = gates[gate][entry["layer"], texts.counted_NT, entry["prototype"]]
+            gate_M = gates[gate][entry["layer"], texts.token_mask_NT, entry["prototype"]]
             assert entry[gate]["mean"] == gate_M.mean(dtype=np.float64)
 
 
@@ -222,9 +222,9 @@ def test_answers_that_were_filled_in_make_another_report(run, tmp_path, capsys):
     answers.touch()
     flags = (f"--run={run}", f"--workdir={folder}", f"--judge=cached:{answers}", "--text_length=16")
     assert launched(*flags) == 0
-    told = capsys.readouterr().out
+    text = capsys.readouterr().out
     prompts = (tmp_path / "answers.jsonl.missing").read_text("utf-8").splitlines()
-    assert "labelled 0 of 18" in told
+    assert "labelled 0 of 18" in text
     lines = [json.loads(line) | {"answer": json.dumps(LABEL)} for line in prompts]
     answers.write_text("".join(f"{json.dumps(line)}\n" for line in lines), "utf-8")
     assert launched(*flags) == 2
@@ -238,24 +238,24 @@ def test_answers_that_were_filled_in_make_another_report(run, tmp_path, capsys):
 
 def test_a_seed_of_the_run_can_be_chosen(run, tmp_path, capsys):
     flags = (f"--workdir={tmp_path / 'two'}", "--texts=5", "--text_length=16", "--rank_by=sum")
-    assert launched(f"--run={run}", "--seed_of_run=2", *flags) == 0
-    told = capsys.readouterr().out
-    assert "5 texts of the validation split" in told
+    assert launched(f"--run={run}", "--run_seed=2", *flags) == 0
+    text = capsys.readouterr().out
+    assert "5 texts of the validation split" in text
     made = json.loads((tmp_path / "two" / "concepts.json").read_text("utf-8"))
     assert (made["model"]["seed"], made["settings"]["rank_by"]) == (2, "sum")
     # A statistic is told with the interval and the p of its own hypothesis.
     lag = made["lag"]
-    for about, found in (
+    for about, result in (
         ("lead over lag 0: ", lag["lead"]),
         ("neighbours' reads: ", lag["own_lead"]),
         ("within layers: Spearman ", made["half_life_repetition"]["spearman"]),
     ):
-        (line,) = [line for line in told.splitlines() if about in line]
+        (line,) = [line for line in text.splitlines() if about in line]
         value, low, high, p = (
-            "?" if found[name] is None else f"{found[name]:.3f}"
+            "?" if result[name] is None else f"{result[name]:.3f}"
             for name in ("value", "low", "high", "p")
         )
-        counts = f"{found['prototypes']} prototypes, 5 texts"
+        counts = f"{result['prototypes']} prototypes, 5 texts"
         assert line.endswith(f"{about}{value} ({low} to {high}, p {p}; {counts})")
 
 
@@ -264,7 +264,7 @@ def test_a_seed_of_the_run_can_be_chosen(run, tmp_path, capsys):
     [
         ([], 2, "--run is missing"),
         (["--run=nowhere"], 3, "is no run"),
-        (["--run={run}", "--seed_of_run=3"], 2, "seed = 3 is none of 1, 2"),
+        (["--run={run}", "--run_seed=3"], 2, "seed = 3 is none of 1, 2"),
         (["--run={run}", "--judge=oracle"], 2, "judge = 'oracle' is unknown"),
         (["--run={run}", "--text_length=5"], 2, "text_length"),
     ],

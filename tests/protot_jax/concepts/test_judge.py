@@ -15,7 +15,7 @@ from lm_jax.text.tokenizer import Tokenizer
 from protot_jax.concepts import judge, scores
 from protot_jax.concepts.answers import Answers, digest
 from tests import tiny
-from tests.protot_jax.concepts import twins
+from tests.protot_jax.concepts import synthetic_report
 
 SHOWN = [
     (["in", " 1861", " until", " 1865", " war\n"], [0.1, 0.9, 0.3, 0.8, 0.0]),
@@ -104,8 +104,8 @@ def test_a_judge_counts_what_gave_no_label(caplog):
     replies = iter([ANSWER, None, "I would say dates."])
     own = judge.PromptedJudge("mine", lambda asked: next(replies))
     with caplog.at_level(logging.WARNING):
-        found = [own.label(SHOWN) for _ in range(3)]
-    assert found == [LABEL, None, None]
+        results = [own.label(SHOWN) for _ in range(3)]
+    assert results == [LABEL, None, None]
     assert (own.asked, own.unanswered, own.unreadable) == (3, 1, 1)
     assert own.summary().startswith("mine labelled 1 of 3: 1 had no answer, 1 answers were not")
     assert "I would say dates." in caplog.text
@@ -114,7 +114,7 @@ def test_a_judge_counts_what_gave_no_label(caplog):
 
 
 def test_the_null_judge_says_nothing():
-    null = judge.make("null")
+    null = judge.build_judge("null")
     assert null.name == "null" and null.label(SHOWN) is None
 
 
@@ -130,15 +130,15 @@ def test_the_null_judge_says_nothing():
 )
 def test_an_unknown_judge_is_refused_with_the_nearest(name, match):
     with pytest.raises(UsageError, match=match):
-        judge.make(name)
+        judge.build_judge(name)
 
 
 def test_answers_come_back_from_their_file_and_missing_prompts_are_listed(tmp_path):
     file = tmp_path / "answers.jsonl"
     with pytest.raises(BadInputError, match="no file of answers"):
-        judge.make(f"cached:{file}")
+        judge.build_judge(f"cached:{file}")
     file.touch()
-    first = judge.make(f"cached:{file}")
+    first = judge.build_judge(f"cached:{file}")
     assert first.label(SHOWN) is None
     assert (first.asked, first.unanswered) == (1, 1)
     # Whoever answers the listed prompts needs nothing else.
@@ -147,7 +147,7 @@ def test_answers_come_back_from_their_file_and_missing_prompts_are_listed(tmp_pa
     assert asked["prompt"] == judge.prompt(SHOWN)
     reply = {"prompt_sha256": asked["prompt_sha256"], "answer": ANSWER}
     file.write_text(json.dumps(reply), "utf-8")
-    second = judge.make(f"cached:{file}")
+    second = judge.build_judge(f"cached:{file}")
     assert second.name == "cached:answers.jsonl"
     assert second.label(SHOWN) == LABEL
     assert not (tmp_path / "answers.jsonl.missing").exists()
@@ -221,7 +221,7 @@ def test_a_local_model_is_asked_and_its_answers_are_kept(folder, tmp_path):
     assert (made.asked, made.unanswered, made.unreadable) == (1, 0, 1)
     stored = Answers(file).find(judge.prompt(SHOWN), judge=made.name)
     assert stored is not None
-    assert judge.make(f"cached:{file}").ask(judge.prompt(SHOWN)) == stored
+    assert judge.build_judge(f"cached:{file}").ask(judge.prompt(SHOWN)) == stored
 
 
 def test_a_local_model_sees_its_template_with_the_message_as_plain_text(
@@ -237,7 +237,7 @@ def test_a_local_model_sees_its_template_with_the_message_as_plain_text(
         return [[*tokenizer.encode(f"{ANSWER}{'' if chat else ' and so on'}"), tokenizer.eos_id]]
 
     monkeypatch.setattr(judge, "generate", generate)
-    made = judge.make(f"local:{folder}", answers=tmp_path / "answers.jsonl")
+    made = judge.build_judge(f"local:{folder}", answers=tmp_path / "answers.jsonl")
     hostile = [([" <|end|>", " peace"], [0.9, 0.1])]
     assert made.label(hostile) == LABEL
     (ids,) = calls
@@ -251,7 +251,7 @@ def test_a_local_model_sees_its_template_with_the_message_as_plain_text(
         assert text.startswith("<|start|>") and text.endswith("JSON: ")
     assert ids.count(257) == int(chat)
     # The same weights are not asked the same thing twice, even by a run that starts again.
-    again = judge.make(f"local:{folder}", answers=tmp_path / "answers.jsonl")
+    again = judge.build_judge(f"local:{folder}", answers=tmp_path / "answers.jsonl")
     assert again.label(hostile) == LABEL
     assert len(calls) == 1
 
@@ -265,10 +265,10 @@ def test_a_template_that_swallows_the_message_is_refused(tmp_path):
 
 
 def test_intervals_by_layer_hold_the_mean_and_grow_with_doubt():
-    twin = twins.make(2, 9)
-    found = {one.group: one for one in scores.by_layer(twin)}
-    assert list(found) == ["layer 0", "layer 1", "all layers", "random texts"]
-    for group in found.values():
+    twin = synthetic_report.make(2, 9)
+    results = {one.group: one for one in scores.by_layer(twin)}
+    assert list(results) == ["layer 0", "layer 1", "all layers", "random texts"]
+    for group in results.values():
         members = (
             twin["baseline"]
             if group.group == "random texts"
@@ -285,25 +285,25 @@ def test_intervals_by_layer_hold_the_mean_and_grow_with_doubt():
             assert interval.estimate == pytest.approx(np.mean(values)) and interval.n == len(values)
             assert min(values) <= interval.low < interval.estimate < interval.high <= max(values)
     widths = [
-        found[name].intervals["coverage"].high - found[name].intervals["coverage"].low
+        results[name].intervals["coverage"].high - results[name].intervals["coverage"].low
         for name in ("all layers", "layer 0")
     ]
     assert widths[0] < widths[1]
 
 
 def test_the_lead_over_random_texts_is_a_difference_of_means():
-    twin = twins.make(2, 9)
+    twin = synthetic_report.make(2, 9)
     for one in twin["prototypes"]:
         if one["label"]:
             one["label"]["coverage"] = 9
     for i, one in enumerate(twin["baseline"]):
         one["label"]["coverage"] = 3 + i % 2
-    found = scores.lead(twin)["coverage"]
-    assert found.estimate == pytest.approx(5.5)
-    assert 5.0 < found.low < 5.5 < found.high < 6.0
+    result = scores.lead(twin)["coverage"]
+    assert result.estimate == pytest.approx(5.5)
+    assert 5.0 < result.low < 5.5 < result.high < 6.0
 
 
 def test_too_few_labels_have_no_interval():
-    twin = twins.make(1, 4, judge="null")
+    twin = synthetic_report.make(1, 4, judge="null")
     assert [one.intervals["themes"] for one in scores.by_layer(twin)] == [None, None]
     assert scores.lead(twin) == dict.fromkeys(judge.SCORES)

@@ -22,19 +22,19 @@ def test_a_falling_repetition_is_found_with_its_quartiles():
     layer_Q = np.repeat([0, 1], 20)
     half_life_Q = np.tile(np.linspace(1, 30, 20), 2) + 0.5 * layer_Q
     repetition_Q = 0.6 - 0.01 * half_life_Q + 0.02 * rng.normal(size=40)
-    found = run(half_life_Q, repetition_Q, layer_Q, noise=0.01)
-    assert found.spearman.value < -0.9
+    result = run(half_life_Q, repetition_Q, layer_Q, noise=0.01)
+    assert result.spearman.value < -0.9
     # Two-sided, and no permutation comes near.
-    assert found.spearman.p == pytest.approx(2 / 200)
-    assert found.spearman.low < found.spearman.value < found.spearman.high < -0.7
-    assert (found.spearman.prototypes, found.spearman.texts) == (40, 100)
+    assert result.spearman.p == pytest.approx(2 / 200)
+    assert result.spearman.low < result.spearman.value < result.spearman.high < -0.7
+    assert (result.spearman.prototypes, result.spearman.texts) == (40, 100)
     order = np.argsort(half_life_Q)
-    assert found.quartiles == pytest.approx(
+    assert result.quartiles == pytest.approx(
         [repetition_Q[order[start : start + 10]].mean() for start in range(0, 40, 10)]
     )
-    assert found.cohens_d.value > 3
-    assert found.cohens_d.p == pytest.approx(2 / 200)
-    assert 1 < found.cohens_d.low < found.cohens_d.value
+    assert result.cohens_d.value > 3
+    assert result.cohens_d.p == pytest.approx(2 / 200)
+    assert 1 < result.cohens_d.low < result.cohens_d.value
 
 
 def with_a_trend(rng, size=32):
@@ -46,25 +46,25 @@ def with_a_trend(rng, size=32):
 
 def test_a_trend_over_layers_is_no_relation():
     half_life_Q, repetition_Q, layer_Q = with_a_trend(np.random.default_rng(0))
-    found = run(half_life_Q, repetition_Q, layer_Q, noise=0.02)
+    result = run(half_life_Q, repetition_Q, layer_Q, noise=0.02)
     # What exchanging prototypes of all layers takes for one.
     assert stats.spearmanr(half_life_Q, repetition_Q).pvalue < 1e-6
-    assert found.overall_spearman < -0.4
-    assert found.overall_cohens_d > 1
-    assert abs(found.spearman.value) < 0.15
-    assert found.spearman.p > 0.1
-    assert found.spearman.low < 0 < found.spearman.high
-    assert found.cohens_d.p > 0.1
-    assert found.cohens_d.low < 0 < found.cohens_d.high
+    assert result.overall_spearman < -0.4
+    assert result.overall_cohens_d > 1
+    assert abs(result.spearman.value) < 0.15
+    assert result.spearman.p > 0.1
+    assert result.spearman.low < 0 < result.spearman.high
+    assert result.cohens_d.p > 0.1
+    assert result.cohens_d.low < 0 < result.cohens_d.high
 
 
 def test_p_is_uniform_where_depth_alone_relates_them():
     ps, covered = [], 0
     for seed in range(250):
         made = with_a_trend(np.random.default_rng(seed), size=12)
-        found = run(*made, samples=99, seed=seed).spearman
-        ps.append(found.p)
-        covered += found.low <= 0 <= found.high
+        result = run(*made, samples=99, seed=seed).spearman
+        ps.append(result.p)
+        covered += result.low <= 0 <= result.high
     # 99.9 % binomial limits of 250 tests.
     for level in (0.1, 0.5):
         low, high = stats.binom(250, level).ppf([0.0005, 0.9995])
@@ -76,7 +76,7 @@ def test_p_is_the_share_of_all_exchanges_within_layers():
     rng = np.random.default_rng(3)
     layer_Q = np.array([0, 0, 0, 1, 1, 1, 1])
     half_life_Q, repetition_Q = rng.random(7), rng.random(7).round(1)
-    found = run(half_life_Q, repetition_Q, layer_Q, samples=5_000).spearman
+    result = run(half_life_Q, repetition_Q, layer_Q, samples=5_000).spearman
 
     def within(repetition_Q):
         ranks = [
@@ -99,29 +99,29 @@ def test_p_is_the_share_of_all_exchanges_within_layers():
         ]
     )
     assert len(null) == 144
-    assert found.value == pytest.approx(within(repetition_Q))
-    tails = [(null >= found.value - 1e-9).mean(), (null <= found.value + 1e-9).mean()]
+    assert result.value == pytest.approx(within(repetition_Q))
+    tails = [(null >= result.value - 1e-9).mean(), (null <= result.value + 1e-9).mean()]
     exact = min(1.0, 2 * min(tails))
     assert 0.05 < exact < 1
     # Three standard errors of twice a share of 5,000.
     error = 2 * np.sqrt(exact / 2 * (1 - exact / 2) / 5_000)
-    assert found.p == pytest.approx(exact, abs=3 * error + 4e-4)
+    assert result.p == pytest.approx(exact, abs=3 * error + 4e-4)
 
 
 def test_one_layer_gives_the_correlation_of_scipy():
     rng = np.random.default_rng(1)
     half_life_Q = rng.random(60)
     repetition_Q = np.round(rng.random(60) - 0.1 * half_life_Q, 1)
-    found = run(half_life_Q, repetition_Q, np.zeros(60, int))
+    result = run(half_life_Q, repetition_Q, np.zeros(60, int))
     expected = stats.spearmanr(half_life_Q, repetition_Q).statistic
-    assert found.spearman.value == pytest.approx(expected, rel=1e-12)
-    assert found.overall_spearman == pytest.approx(expected, rel=1e-12)
+    assert result.spearman.value == pytest.approx(expected, rel=1e-12)
+    assert result.overall_spearman == pytest.approx(expected, rel=1e-12)
     edges = np.quantile(half_life_Q, [0.25, 0.75])
     groups = repetition_Q[half_life_Q <= edges[0]], repetition_Q[half_life_Q > edges[1]]
     pooled = np.sqrt(sum(group.var() * 15 for group in groups) / 28)
     d = (groups[0].mean() - groups[1].mean()) / pooled
-    assert found.cohens_d.value == pytest.approx(d)
-    assert found.overall_cohens_d == pytest.approx(d)
+    assert result.cohens_d.value == pytest.approx(d)
+    assert result.overall_cohens_d == pytest.approx(d)
 
 
 def test_the_interval_widens_with_the_noise_of_texts():
@@ -139,8 +139,8 @@ def test_the_interval_widens_with_the_noise_of_texts():
 @pytest.mark.parametrize("size", [0, 3, 12])
 def test_what_cannot_be_computed_is_nan(size):
     layer_Q = np.arange(size) % 2
-    found = run(np.full(size, 6.58), np.full(size, 0.5), layer_Q, samples=99)
-    for one in (found.spearman, found.cohens_d):
+    result = run(np.full(size, 6.58), np.full(size, 0.5), layer_Q, samples=99)
+    for one in (result.spearman, result.cohens_d):
         assert np.isnan([one.value, one.low, one.high, one.p]).all()
         assert one.prototypes == size
-    assert np.isnan([found.overall_spearman, found.overall_cohens_d]).all()
+    assert np.isnan([result.overall_spearman, result.overall_cohens_d]).all()

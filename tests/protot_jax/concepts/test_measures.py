@@ -39,25 +39,25 @@ def test_even_and_single_gates_have_the_extreme_values(row, l1, gini, entropy):
 
 def test_half_life_halves_also_where_the_decay_rounds_to_one():
     decays = np.array([0.1, 0.9, 0.99])
-    found = measures.half_life(np.log(decays / (1 - decays)))
-    np.testing.assert_allclose(decays**found, 0.5, rtol=1e-12)
+    result = measures.half_life(np.log(decays / (1 - decays)))
+    np.testing.assert_allclose(decays**result, 0.5, rtol=1e-12)
     # 1 - sigmoid(20) = exp(-20), of which float32 knows nothing.
     assert measures.half_life(np.array(20.0)) == pytest.approx(np.log(2) * np.exp(20), rel=1e-6)
 
 
 def test_a_gate_that_the_token_decides_has_the_entropy_of_the_token():
     token_M = np.tile(np.arange(10), 300)
-    found = measures.mutual_information(token_M, token_M / 10)
+    result = measures.mutual_information(token_M, token_M / 10)
     # Ten cells in each of the three tables: one correction remains.
-    assert found == pytest.approx(np.log(10) + 9 / (2 * len(token_M)), rel=1e-12)
+    assert result == pytest.approx(np.log(10) + 9 / (2 * len(token_M)), rel=1e-12)
 
 
 def test_the_correction_takes_the_bias_off_an_independent_gate():
     rng = np.random.default_rng(1)
-    found, plain = [], []
+    result, plain = [], []
     for _ in range(40):
         token_M, gate_M = rng.integers(20, size=4_000), rng.random(4_000)
-        found.append(measures.mutual_information(token_M, gate_M))
+        result.append(measures.mutual_information(token_M, gate_M))
         bins = np.argsort(np.argsort(gate_M)) * 10 // 4_000
         counts = stats.contingency.crosstab(token_M, bins).count
         plain.append(
@@ -67,7 +67,7 @@ def test_the_correction_takes_the_bias_off_an_independent_gate():
         )
     # 19 x 9 degrees of freedom over 2 x 4,000 tokens.
     assert np.mean(plain) == pytest.approx(19 * 9 / 8_000, rel=0.05)
-    assert abs(np.mean(found)) < 0.0005
+    assert abs(np.mean(result)) < 0.0005
 
 
 def test_chance_shows_what_rare_tokens_still_give():
@@ -76,10 +76,10 @@ def test_chance_shows_what_rare_tokens_still_give():
     token_M, gate_MR = rng.integers(400, size=2_000), rng.dirichlet(np.ones(3), 2_000)
     entries = measures.of_prototypes(gate_MR, token_M)
     counts_SN = resampling.bootstrap_counts(20, 99, seed=0)
-    found = measures.of_layer(gate_MR, np.arange(2_000) // 100, entries, counts_SN)
-    assert found["mutual_information"] > 0.2
-    assert found["mutual_information_by_chance"] == pytest.approx(
-        found["mutual_information"], abs=0.03
+    result = measures.of_layer(gate_MR, np.arange(2_000) // 100, entries, counts_SN)
+    assert result["mutual_information"] > 0.2
+    assert result["mutual_information_by_chance"] == pytest.approx(
+        result["mutual_information"], abs=0.03
     )
     # A gate that the token decides is far above its own chance.
     (tied,) = measures.of_prototypes(token_M[:, None] / 400, token_M)
@@ -126,7 +126,7 @@ def test_intervals_of_router_health_are_bootstraps_over_texts():
         text_M
     ]
     counts_SN = resampling.bootstrap_counts(80, 1_000, seed=0)
-    found = measures.of_layer(gate_MR, text_M, measures.of_prototypes(gate_MR, text_M), counts_SN)
+    result = measures.of_layer(gate_MR, text_M, measures.of_prototypes(gate_MR, text_M), counts_SN)
     token_values = {
         "l1_ratio": measures.l1_ratio(gate_MR),
         "entropy": measures.entropy(gate_MR),
@@ -134,10 +134,12 @@ def test_intervals_of_router_health_are_bootstraps_over_texts():
     }
     for name, values_M in token_values.items():
         wanted = our_stats.clustered_bootstrap(values_M, text_M, seed=1)
-        assert found[name] == pytest.approx(wanted.estimate)
+        assert result[name] == pytest.approx(wanted.estimate)
         width = wanted.high - wanted.low
         # Two bootstraps of a thousand samples agree to a few percent of their width.
-        assert found["intervals"][name] == pytest.approx([wanted.low, wanted.high], abs=0.1 * width)
+        assert result["intervals"][name] == pytest.approx(
+            [wanted.low, wanted.high], abs=0.1 * width
+        )
         alone = our_stats.clustered_bootstrap(values_M, np.arange(len(text_M)), seed=1)
         assert width > 1.5 * (alone.high - alone.low)
     # Statistics of shares, by drawing texts in a loop.
@@ -146,4 +148,4 @@ def test_intervals_of_router_health_are_bootstraps_over_texts():
         share_R = gate_MR[np.repeat(np.arange(len(text_M)), count_N[text_M].astype(int))].sum(0)
         drawn.append((measures.gini(share_R), share_R.max() / share_R.sum()))
     for name, values_S in zip(("usage_gini", "max_share"), np.transpose(drawn), strict=True):
-        assert found["intervals"][name] == pytest.approx(np.quantile(values_S, [0.025, 0.975]))
+        assert result["intervals"][name] == pytest.approx(np.quantile(values_S, [0.025, 0.975]))

@@ -13,7 +13,7 @@ import pytest
 from lm_jax.report.markup import number
 import protot_jax
 from protot_jax.concepts import page, schema
-from tests.protot_jax.concepts import twins
+from tests.protot_jax.concepts import synthetic_report
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
@@ -45,7 +45,7 @@ class _Reader(html.parser.HTMLParser):
 
 @pytest.mark.parametrize("options", [{}, {"hostile": True}, {"judge": "null"}, {"layers": 1}])
 def test_the_page_holds_the_twin_as_it_is(options):
-    twin = twins.make(**options)
+    twin = synthetic_report.make(**options)
     jsonschema.validate(twin, schema.SCHEMA)
     reader = _Reader(page.render(twin))
     (held,) = [code for attrs, code in reader.scripts if attrs.get("type") == "application/json"]
@@ -54,18 +54,21 @@ def test_the_page_holds_the_twin_as_it_is(options):
 
 
 def test_foreign_text_is_never_markup():
-    plain, hostile = _Reader(page.render(twins.make())), page.render(twins.make(hostile=True))
+    plain, hostile = (
+        _Reader(page.render(synthetic_report.make())),
+        page.render(synthetic_report.make(hostile=True)),
+    )
     reader = _Reader(hostile)
     hostile.encode()
     assert {tag for tag, _ in reader.tags} == {tag for tag, _ in plain.tags}
     assert len(reader.scripts) == 2
     assert not [a for _, attrs in reader.tags for a in attrs if a.startswith("on")]
     # The name of the corpus is told, as text.
-    assert f"trained on {twins.HOSTILE[1]} (" in reader.text
+    assert f"trained on {synthetic_report.HOSTILE[1]} (" in reader.text
 
 
 def test_the_page_asks_for_nothing_outside_itself():
-    text = page.render(twins.make())
+    text = page.render(synthetic_report.make())
     reader = _Reader(text)
     (policy,) = [a["content"] for _, a in reader.tags if "http-equiv" in a]
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
@@ -84,20 +87,20 @@ def test_the_page_asks_for_nothing_outside_itself():
 
 def test_a_page_of_the_default_model_stays_small():
     # As many texts as prototypes could show, if no two shared one.
-    twin = twins.make(6, 32, texts=1920, length=32, top=10)
+    twin = synthetic_report.make(6, 32, texts=1920, length=32, top=10)
     assert len(page.render(twin).encode()) < 5e6
 
 
 def test_statistics_are_told_with_their_intervals():
-    text = _Reader(page.render(twins.make())).text
+    text = _Reader(page.render(synthetic_report.make())).text
     tests = (
         "−0.219[−0.310, −0.120]",
         "0.825[0.400, 1.20]",
         "0.140[0.100, 0.180]",
         "0.0210[−0.0300, 0.0700]",
     )
-    for told in tests:
-        assert told in text
+    for phrase in tests:
+        assert phrase in text
     # Depth is part of the paper's numbers, which have no test.
     assert re.search(r"−0\.457\s+−0\.219 \(p 8", text)
     assert "For 62% of them the peak is one token before writing." in text
@@ -106,7 +109,7 @@ def test_statistics_are_told_with_their_intervals():
 
 
 def test_what_is_not_there_is_said_in_words():
-    twin = twins.make(judge="null")
+    twin = synthetic_report.make(judge="null")
     twin["half_life_repetition"]["spearman"].update(value=None, p=None, low=None, high=None)
     twin["lag"].update(mean=[None] * 11, peaks_one_before=None)
     for p in twin["prototypes"]:
@@ -115,7 +118,7 @@ def test_what_is_not_there_is_said_in_words():
     assert "made without a judge" in text
     assert "No prototype varies enough to have a peak." in text
     assert "8 have none that is finite" in text
-    unread = twins.make()
+    unread = synthetic_report.make()
     for p in unread["prototypes"]:
         p["label"] = None
     assert "gave no answer that could be read" in _Reader(page.render(unread)).text
@@ -123,10 +126,10 @@ def test_what_is_not_there_is_said_in_words():
 
 @pytest.fixture(scope="module")
 def chromium():
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if found is None:
+    result = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if result is None:
         pytest.skip(f"none of {', '.join(BROWSERS)} is installed")
-    return found
+    return result
 
 
 def browse(chromium, folder: Path, twin, steps: str, *, hash_: str = "", width: int = 1280):
@@ -185,15 +188,15 @@ document.querySelector("iframe").addEventListener("load", async (event) => {{
     assert console == []
     out = re.search(r'<pre id="out">(.*?)</pre>', ran.stdout, re.DOTALL)
     assert out is not None, ran.stdout[:2000]
-    found = json.loads(html.unescape(out[1]))
-    assert not (isinstance(found, dict) and "error" in found), found
-    return found
+    result = json.loads(html.unescape(out[1]))
+    assert not (isinstance(result, dict) and "error" in result), result
+    return result
 
 
 @pytest.mark.slow
 def test_a_link_opens_the_prototype_that_it_names(chromium, tmp_path):
-    twin = twins.make()
-    found = browse(
+    twin = synthetic_report.make()
+    result = browse(
         chromium,
         tmp_path,
         twin,
@@ -220,22 +223,22 @@ def test_a_link_opens_the_prototype_that_it_names(chromium, tmp_path):
         hash_="#layer=1&prototype=2",
     )
     (p,) = [p for p in twin["prototypes"] if (p["layer"], p["prototype"]) == (1, 2)]
-    assert found["title"] == "Layer 1, prototype 2"
-    assert found["badge"] == f"half-life {number(p['half_life'])} tokens"
-    assert len(found["pressed"]) == 1 and found["pressed"][0].startswith("Layer 1, prototype 2: ")
+    assert result["title"] == "Layer 1, prototype 2"
+    assert result["badge"] == f"half-life {number(p['half_life'])} tokens"
+    assert len(result["pressed"]) == 1 and result["pressed"][0].startswith("Layer 1, prototype 2: ")
     value, chance = (
         p["write"][name] for name in ("mutual_information", "mutual_information_by_chance")
     )
-    assert found["information"].endswith(
+    assert result["information"].endswith(
         f"above chance (nats) {number(value - chance)} ({number(value)}, by chance "
         f"{number(chance)})"
     )
-    assert found["count"] == "All 8 prototypes"
-    assert found["theme"] == p["label"]["theme"]
+    assert result["count"] == "All 8 prototypes"
+    assert result["theme"] == p["label"]["theme"]
     shown = p["top_texts"][0]
     text = twin["texts"][shown["text"]]
-    assert found["words"] == [word.strip() for word in text["words"]]
-    assert found["line"] == "".join(text["words"])
+    assert result["words"] == [word.strip() for word in text["words"]]
+    assert result["line"] == "".join(text["words"])
     # A word has the mean of its tokens.
     means = [
         sum(pair) / len(pair)
@@ -244,17 +247,17 @@ def test_a_link_opens_the_prototype_that_it_names(chromium, tmp_path):
             pair := [w for w, at in zip(shown["write"], text["word_of"], strict=True) if at == word]
         )
     ]
-    told = [re.search(r": write (.+) · read (.+) · memory (.+)", one)[1] for one in found["told"]]
-    assert told == [number(mean) for mean in means]
+    lines = [re.search(r": write (.+) · read (.+) · memory (.+)", one)[1] for one in result["told"]]
+    assert lines == [number(mean) for mean in means]
     low, high = min(means), max(means)
-    assert found["strength"] == pytest.approx([(m - low) / (high - low) for m in means], abs=1e-6)
-    assert found["curves"] == 3
-    assert found["lags"] == [
+    assert result["strength"] == pytest.approx([(m - low) / (high - low) for m in means], abs=1e-6)
+    assert result["curves"] == 3
+    assert result["lags"] == [
         f"lag {number(lag)}: {number(value)}"
         for lag, value in zip(twin["lag"]["lags"], p["cross_correlation"], strict=True)
     ]
     # The edit that the page names is one.
-    assert list(eval(found["edit"], {"protot_jax": protot_jax})) == ["mixer.write_logits"]
+    assert list(eval(result["edit"], {"protot_jax": protot_jax})) == ["mixer.write_logits"]
 
 
 @pytest.mark.slow
@@ -269,24 +272,24 @@ def test_a_link_opens_the_prototype_that_it_names(chromium, tmp_path):
     ],
 )
 def test_it_says_how_reading_goes_with_writing(chromium, tmp_path, lag, layer, said):
-    twin = twins.make()
+    twin = synthetic_report.make()
     for p in twin["prototypes"]:
         p["lag"] = lag
-    found = browse(
+    result = browse(
         chromium,
         tmp_path,
         twin,
         """return all("#opened .beside p").map((p) => p.textContent);""",
         hash_=f"#layer={layer}&prototype=1",
     )
-    assert any(said in text for text in found)
+    assert any(said in text for text in result)
 
 
 @pytest.mark.slow
 def test_searching_filtering_and_choosing_show_what_they_say(chromium, tmp_path):
-    twin = twins.make()
+    twin = synthetic_report.make()
     twin["prototypes"][5]["top_tokens"][0]["token"] = "Zebra"
-    found = browse(
+    result = browse(
         chromium,
         tmp_path,
         twin,
@@ -328,36 +331,36 @@ def test_searching_filtering_and_choosing_show_what_they_say(chromium, tmp_path)
         f"L{p['layer']} P{p['prototype']}": p["half_life"] or float("inf")
         for p in twin["prototypes"]
     }
-    assert found["search"] == ["1 of 8 prototypes match", ["L1 P1"]]
-    assert found["where"] == " in a top token"
-    assert found["nothing"][:2] == ["0 of 8 prototypes match", []]
-    assert found["nothing"][2].startswith("No prototype matches.")
+    assert result["search"] == ["1 of 8 prototypes match", ["L1 P1"]]
+    assert result["where"] == " in a top token"
+    assert result["nothing"][:2] == ["0 of 8 prototypes match", []]
+    assert result["nothing"][2].startswith("No prototype matches.")
     # Sorted by the number that colours the map, none last.
     finite = {name: life for name, life in lives.items() if life < float("inf")}
-    assert found["reset"][0] == "All 8 prototypes"
-    assert found["reset"][1][:6] == sorted(finite, key=lambda name: -finite[name])
-    assert found["alive"] == "6 of 8 prototypes match"
-    assert set(found["labelled"][1]) == {f"L1 P{p['prototype']}" for p in labelled}
-    assert set(found["low"][1]) == {name for name, life in lives.items() if life >= 5}
-    assert set(found["both"][1]) == {name for name, life in lives.items() if 5 <= life <= 9}
-    assert found["clicked"] == ["#layer=1&prototype=2", "Layer 1, prototype 2"]
+    assert result["reset"][0] == "All 8 prototypes"
+    assert result["reset"][1][:6] == sorted(finite, key=lambda name: -finite[name])
+    assert result["alive"] == "6 of 8 prototypes match"
+    assert set(result["labelled"][1]) == {f"L1 P{p['prototype']}" for p in labelled}
+    assert set(result["low"][1]) == {name for name, life in lives.items() if life >= 5}
+    assert set(result["both"][1]) == {name for name, life in lives.items() if 5 <= life <= 9}
+    assert result["clicked"] == ["#layer=1&prototype=2", "Layer 1, prototype 2"]
     shown = twin["prototypes"][6]["top_texts"][0]
     text = twin["texts"][shown["text"]]
-    assert found["absolute"][0] == pytest.approx(
+    assert result["absolute"][0] == pytest.approx(
         sum(shown["memory"][: text["word_of"].count(0)]) / text["word_of"].count(0), abs=1e-6
     )
-    hidden, tip = found["tip"]
+    hidden, tip = result["tip"]
     assert not hidden and tip.startswith(f"{text['words'][1].strip()}: write ")
-    assert found["readout"].startswith("Token 0, ")
-    assert "no layer 9 with a prototype 9" in found["absent"]
+    assert result["readout"].startswith("Token 0, ")
+    assert "no layer 9 with a prototype 9" in result["absent"]
 
 
 @pytest.mark.slow
 def test_hostile_text_is_shown_and_does_nothing(chromium, tmp_path):
-    found = browse(
+    result = browse(
         chromium,
         tmp_path,
-        twins.make(hostile=True),
+        synthetic_report.make(hostile=True),
         """
         return {
           theme: $("#opened .label strong").textContent,
@@ -367,16 +370,16 @@ def test_hostile_text_is_shown_and_does_nothing(chromium, tmp_path):
         };""",
         hash_="#layer=0&prototype=0",
     )
-    assert found["theme"] == twins.HOSTILE[0] + twins.HOSTILE[1]
-    assert twins.HOSTILE[0] in found["tokens"]
-    assert (found["made"], found["scripts"]) == (0, 2)
+    assert result["theme"] == synthetic_report.HOSTILE[0] + synthetic_report.HOSTILE[1]
+    assert synthetic_report.HOSTILE[0] in result["tokens"]
+    assert (result["made"], result["scripts"]) == (0, 2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [400, 1280])
 def test_nothing_is_wider_than_the_screen(chromium, tmp_path, width):
-    twin = twins.make(2, 32, length=120, hostile=True)
-    found = browse(
+    twin = synthetic_report.make(2, 32, length=120, hostile=True)
+    result = browse(
         chromium,
         tmp_path,
         twin,
@@ -390,5 +393,5 @@ def test_nothing_is_wider_than_the_screen(chromium, tmp_path, width):
         return wide;""",
         width=width,
     )
-    assert [scrolled for _, scrolled in found] == [client for client, _ in found]
-    assert all(width - 20 <= client <= width for client, _ in found)
+    assert [scrolled for _, scrolled in result] == [client for client, _ in result]
+    assert all(width - 20 <= client <= width for client, _ in result)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from sparse_jax.addition import problems
-from sparse_jax.addition.looking import Seen
+from sparse_jax.addition.attention_trace import AttentionTrace
 
 T = problems.READ
 
@@ -16,11 +16,11 @@ def pattern(*edges: tuple[int, int, int], layers: int = 2, weight: float = 0.25)
     return pattern_LTS
 
 
-def seen(*patterns: np.ndarray, exact: bool = True) -> Seen:
+def seen(*patterns: np.ndarray, exact: bool = True) -> AttentionTrace:
     """A pass over one sum per pattern."""
     pattern_LPTS = np.stack(patterns, axis=1)
     count = len(patterns)
-    return Seen(
+    return AttentionTrace(
         answer_PA=np.ones((count, problems.ANSWERED), int),
         exact_P=np.full(count, exact),
         pattern_LPTS=pattern_LPTS,

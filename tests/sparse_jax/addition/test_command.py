@@ -100,13 +100,13 @@ def test_a_stopped_study_goes_on_to_the_same_numbers(finished, tmp_path, monkeyp
     assert command(folder) == 75
     monkeypatch.setattr(models, "train", train)
     assert command(folder) == 0
-    found, whole = (
+    result, whole = (
         json.loads((place / study.SUMMARY).read_text("utf-8")) for place in (folder, finished)
     )
-    for summary in (found, whole):
+    for summary in (result, whole):
         for own in summary["seeds"][0]["models"].values():
             del own["training_seconds"]
-    assert found == whole
+    assert result == whole
 
 
 def test_seeds_stand_beside_each_other_and_one_that_is_there_is_not_trained_again(
@@ -129,12 +129,12 @@ def test_seeds_stand_beside_each_other_and_one_that_is_there_is_not_trained_agai
     for each, edges, exact in ((first, 40.0, 0.75), (second, 48.0, 1.0)):
         each["models"]["sparse"]["edges"]["all"]["estimate"] = edges
         each["models"]["sparse"]["accuracy"]["all"]["estimate"] = exact
-    found = report.between_seeds([first, second])
-    assert found["sparse"]["edges"] == Spread(mean=44.0, least=40.0, most=48.0, n=2)
-    summary["between_seeds"] = json.loads(json.dumps(found, default=dataclasses.asdict))
-    told = " ".join(report.findings(summary))
-    assert "87.5 % (75.0 % to 100.0 %) sparse" in told
-    assert "open edges of a sum 44.0 (40.0 to 48.0)" in told
+    result = report.between_seeds([first, second])
+    assert result["sparse"]["edges"] == Spread(mean=44.0, least=40.0, most=48.0, n=2)
+    summary["between_seeds"] = json.loads(json.dumps(result, default=dataclasses.asdict))
+    text = " ".join(report.findings(summary))
+    assert "87.5 % (75.0 % to 100.0 %) sparse" in text
+    assert "open edges of a sum 44.0 (40.0 to 48.0)" in text
     printed = capsys.readouterr().out
     assert "Over 2 seeds, mean and range" in printed
     assert "Over 2 seeds, mean and range" in (folder / study.REPORT).read_text("utf-8")
@@ -142,7 +142,7 @@ def test_seeds_stand_beside_each_other_and_one_that_is_there_is_not_trained_agai
 
 def test_a_look_sees_the_gates_that_the_kernels_count():
     config = from_plain(experiment("smoke", bias=0.0), AdditionConfig)
-    _, sparse = models.jobs(config)
+    _, sparse = models.tasks(config)
     drawn = params_lib.init(jax.random.key(0), sparse.objective.spec)
     # Larger than drawn, so that scores spread over both signs.
     params = jax.tree.map(lambda x: 20.0 * x, drawn)

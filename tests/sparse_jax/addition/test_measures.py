@@ -14,12 +14,12 @@ NO_CARRY, TENS_CARRY = 5321, 3628
 
 def test_edges_are_counted_by_layer_and_in_all():
     two = pattern((0, ONES, 1), (0, ONES, 4), (1, TENS, 4))
-    found = measures.edges(seen(two, two, pattern((0, ONES, 1), weight=0.001)), seed=0)
-    assert found["all"]["estimate"] == pytest.approx((3 + 3 + 1) / 3)
-    assert [layer["estimate"] for layer in found["by_layer"]] == pytest.approx([5 / 3, 2 / 3])
-    assert found["heavy"]["estimate"] == pytest.approx(2)
-    assert found["all"]["n"] == 3
-    assert found["possible"] == 2 * 66
+    result = measures.edges(seen(two, two, pattern((0, ONES, 1), weight=0.001)), seed=0)
+    assert result["all"]["estimate"] == pytest.approx((3 + 3 + 1) / 3)
+    assert [layer["estimate"] for layer in result["by_layer"]] == pytest.approx([5 / 3, 2 / 3])
+    assert result["heavy"]["estimate"] == pytest.approx(2)
+    assert result["all"]["n"] == 3
+    assert result["possible"] == 2 * 66
 
 
 def test_digits_that_attend_to_their_operands():
@@ -67,22 +67,22 @@ def test_a_carry_is_read_from_a_lower_digit_or_from_who_has_read_it():
     elsewhere = pattern((0, 5, 0), (1, TENS, 5))
     itself = pattern((0, TENS, 1), (1, TENS, TENS))
     numbers = np.array([TENS_CARRY] * 4 + [NO_CARRY])
-    found = seen(direct, relayed, elsewhere, itself, pattern())
-    by = {(one["place"], one["carry"]): one for one in measures.carry(found, numbers, 1)}
+    result = seen(direct, relayed, elsewhere, itself, pattern())
+    by = {(one["place"], one["carry"]): one for one in measures.carry(result, numbers, 1)}
     assert set(by) == {("tens", True), ("tens", False), ("hundreds", False)}
     assert by["tens", True]["attends"] == measures.rate(np.array([1, 1, 0, 0]))
     assert by["tens", False]["attends"]["estimate"] == 0
     # One edge among ten places, of which two hold the ones, or three where one was told.
     assert by["tens", True]["by_chance"] == pytest.approx((2 + 3 + 2 + 2) / 4 / 10)
     assert by["tens", False]["by_chance"] == 0
-    first = {(one["place"], one["carry"]): one for one in measures.carry(found, numbers, 0)}
+    first = {(one["place"], one["carry"]): one for one in measures.carry(result, numbers, 0)}
     assert first["tens", True]["attends"]["estimate"] == 0.25
 
 
 def test_accuracy_by_carries():
-    found = seen(*[pattern()] * 3)
-    found.exact_P[2] = False
-    accuracy = measures.accuracy(found, np.array([NO_CARRY, TENS_CARRY, TENS_CARRY]))
+    result = seen(*[pattern()] * 3)
+    result.exact_P[2] = False
+    accuracy = measures.accuracy(result, np.array([NO_CARRY, TENS_CARRY, TENS_CARRY]))
     assert accuracy["all"]["estimate"] == pytest.approx(2 / 3)
     assert {times: one["n"] for times, one in accuracy["by_carries"].items()} == {"0": 1, "1": 2}
 

@@ -11,11 +11,11 @@ ALL = np.arange(problems.COUNT)
 
 def columns(first: int, second: int) -> list[int]:
     """The carry into ones, tens and hundreds, by adding column for column."""
-    carry, found = 0, []
+    carry, result = 0, []
     for place in (1, 10, 100):
-        found.append(carry)
+        result.append(carry)
         carry = (first // place % 10 + second // place % 10 + carry) // 10
-    return found
+    return result
 
 
 def test_a_row_is_the_problem_and_its_sum():
@@ -69,12 +69,12 @@ def test_a_split_is_disjoint_complete_and_seeded():
 def test_the_answer_is_predicted_where_it_is_asked():
     rows = problems.rows(np.array([3628]))
     filled = np.concatenate([rows, np.zeros_like(rows)])
-    cut = problems.cut(filled)
-    assert cut.read_BT.shape == (2, 11)
-    np.testing.assert_array_equal(cut.read_BT[0], rows[0, :11])
-    assert cut.target_BT.tolist() == [[0] * 6 + [1, 1, 1, 7, 5], [0] * 11]
-    assert cut.counted_BT.tolist() == [[False] * 6 + [True] * 5, [False] * 11]
-    assert cut.valid_BT.tolist() == [[True] * 11, [False] * 11]
+    batch = problems.answer_batch(filled)
+    assert batch.input_BT.shape == (2, 11)
+    np.testing.assert_array_equal(batch.input_BT[0], rows[0, :11])
+    assert batch.target_BT.tolist() == [[0] * 6 + [1, 1, 1, 7, 5], [0] * 11]
+    assert batch.loss_mask_BT.tolist() == [[False] * 6 + [True] * 5, [False] * 11]
+    assert batch.input_mask_BT.tolist() == [[True] * 11, [False] * 11]
 
 
 def test_an_epoch_has_every_problem_once_in_an_order_of_its_own():

@@ -1,0 +1,32 @@
+"""Interventions on single prototypes: what disturbing one does to the words it is to stand for.
+
+Prototype Transformer, appendix A.3. The command is `python -m protot_jax.interventions`.
+
+    from protot_jax import intervene, load_run
+
+    model = load_run("runs/speeches")
+    found = intervene.measure(model, intervene.shipped("war"), layer=2, prototype=5)
+    found.change("mask_write")[2, 5, 0]     # percent, one number per sentence
+"""
+
+from protot_jax.interventions.effects import MODES, Measured, measure
+from protot_jax.interventions.gates import TextGates, over_text, sample
+from protot_jax.interventions.matching import Match, match, similarities
+from protot_jax.interventions.sentences import Cases, Sentence, locate, read, shipped
+
+__all__ = [
+    "MODES",
+    "Cases",
+    "Match",
+    "Measured",
+    "Sentence",
+    "TextGates",
+    "locate",
+    "match",
+    "measure",
+    "over_text",
+    "read",
+    "sample",
+    "shipped",
+    "similarities",
+]

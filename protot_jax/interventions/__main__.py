@@ -1,0 +1,296 @@
+"""Disturbs one prototype of a trained model and measures what it does to the words it stands for.
+
+    python -m protot_jax.interventions --run=runs/speeches --concept=war python -m
+    protot_jax.interventions --run=runs/speeches --concept=war,Congress,Treasury,Mexico python -m
+    protot_jax.interventions --run=runs/speeches --sentences=mine.tsv --layer=2 --prototype=5
+
+After Prototype Transformer, appendix A.3. Without `--layer` and `--prototype` the prototype is the
+one that most specifically writes the words (`--words`, by default the targets of the sentences).
+Every other prototype is put through the same, and other seeds of the run (or `--other_runs`) are
+searched for the same prototype. Into `--workdir`, by default a folder below `interventions` of the
+run, it writes
+
+    intervention.json       every number of the report (`schema.py`)
+    interventions.parquet   a row for each sentence, prototype, intervention and draw
+    intervention.html       the report, one offline file
+
+Several concepts at once each have a folder in it, and `comparison.json` and `comparison.html` have
+their effects side by side, with p corrected for their number.
+
+The concepts that come with sentences are women and girls, COVID, New Zealand, mental health (those
+of the paper), and war, Congress, Treasury, Mexico (for the messages of US presidents). A file of
+sentences is .jsonl or .tsv, with concept, target and text.
+"""
+
+import dataclasses
+from pathlib import Path
+import textwrap
+from typing import Any
+
+from absl import flags
+import pyarrow.parquet as pq
+
+from lm_jax.errors import UsageError
+from lm_jax.report import slug
+from lm_jax.run import cli
+from lm_jax.run.files import (
+    file_digest,
+    read_json,
+    replace_file,
+    storage_error,
+    write_json,
+    write_text,
+)
+from lm_jax.run.provenance import PROVENANCE_FILE, collect_provenance, record_provenance
+from lm_jax.run.workdir import Resume, finish_time, mark_finished, open_workdir
+from protot_jax import run_flags
+from protot_jax.interventions import experiment, family, report, report_text
+from protot_jax.interventions.experiment import InterventionConfig, SubjectModel
+from protot_jax.interventions.sentences import Sentence, read, shipped, shipped_digest
+
+FOLDER = "interventions"
+RESULT = "intervention.json"
+ROWS = "interventions.parquet"
+PAGE = "intervention.html"
+COMPARISON = "comparison.json"
+COMPARISON_PAGE = "comparison.html"
+WIDTH = 100
+
+flags.adopt_module_key_flags(run_flags)
+_CONCEPT = flags.DEFINE_list("concept", [], "whose sentences, one or several; see above")
+_SENTENCES = flags.DEFINE_string("sentences", None, "a .jsonl or .tsv file; default the package's")
+_WORDS = flags.DEFINE_list("words", [], "find the prototype that writes these; default the targets")
+_LAYER = flags.DEFINE_integer("layer", None, "of a given prototype, from 0 on", lower_bound=0)
+_PROTOTYPE = flags.DEFINE_integer("prototype", None, "number in its layer, from 0", lower_bound=0)
+_DRAWS = flags.DEFINE_integer("reinit_draws", 20, "new vectors of the prototype", lower_bound=1)
+_CONTROL_DRAWS = flags.DEFINE_integer("control_draws", 5, "of each other one", lower_bound=1)
+_REINIT_SEED = flags.DEFINE_integer("reinit_seed", 0, "of new vectors and samples", lower_bound=0)
+_CONTROLS = flags.DEFINE_boolean("controls", True, "measure every other prototype as well")
+_LEAST = flags.DEFINE_float("least_probability", 0.01, "exclude targets below it", lower_bound=0.0)
+_ALL_SUBTOKENS = flags.DEFINE_boolean("all_subtokens", False, "of the target, not the first alone")
+_GATE_ROWS = flags.DEFINE_integer(
+    "gate_rows", 512, "validation rows for ranking and matching", lower_bound=1
+)
+_PERPLEXITY_ROWS = flags.DEFINE_integer(
+    "perplexity_rows", 32, "validation rows for perplexity; 0 for none", lower_bound=0
+)
+_MATCH_SEEDS = flags.DEFINE_boolean("match_seeds", True, "repeat in the run's other seeds")
+_OTHER_RUNS = flags.DEFINE_list("other_runs", [], "repeat in all seeds of these runs")
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """The sentences of one concept, and the settings of its intervention."""
+
+    sentences: list[Sentence]
+    settings: InterventionConfig
+
+
+def sentences_from_flags(concept: str | None) -> tuple[list[Sentence], str, str]:
+    """The sentences of a concept, the name of where they are from, and its sha256.
+
+    Raises:
+      UsageError: neither a file nor a concept is named, or an unknown one.
+      BadInputError: the file cannot be used.
+    """
+    if _SENTENCES.value:
+        path = Path(_SENTENCES.value)
+        result = read(path, concept=concept)
+        return result, path.name, file_digest(path)["sha256"]
+    if concept is None:
+        raise UsageError("there are no sentences; give --concept=NAME or --sentences=FILE")
+    return shipped(concept), "shipped", shipped_digest()
+
+
+def settings_from_flags(
+    subjects: list[SubjectModel],
+    sentences: list[Sentence],
+    source: str,
+    digest: str,
+    concept: str | None,
+    together: tuple[str, ...],
+) -> InterventionConfig:
+    """The flags as the settings of one intervention.
+
+    Raises:
+      UsageError: for a layer without a prototype, or the other way round.
+    """
+    words = _WORDS.value
+    if not words and _LAYER.value is None:
+        words = list(dict.fromkeys(sentence.target for sentence in sentences))
+    return InterventionConfig(
+        models=tuple(map(str, subjects)),
+        sentences=source,
+        sentences_sha256=digest,
+        concept=concept,
+        together=together,
+        words=tuple(words),
+        layer=_LAYER.value,
+        prototype=_PROTOTYPE.value,
+        least_probability=_LEAST.value,
+        all_subtokens=_ALL_SUBTOKENS.value,
+        draws=_DRAWS.value,
+        control_draws=min(_CONTROL_DRAWS.value, _DRAWS.value),
+        controls=_CONTROLS.value,
+        reinit_seed=_REINIT_SEED.value,
+        gate_rows=_GATE_ROWS.value,
+        perplexity_rows=_PERPLEXITY_ROWS.value,
+    )
+
+
+def default_folder(run: Path, settings: InterventionConfig) -> Path:
+    """Where a result goes that no folder is named for; its parents are made."""
+    about = settings.concept or (
+        " ".join(settings.words) if settings.layer is None else Path(settings.sentences).stem
+    )
+    place = "" if settings.layer is None else f" l{settings.layer} p{settings.prototype}"
+    return interventions_folder(run) / slug(about + place)
+
+
+def interventions_folder(run: Path) -> Path:
+    """The folder of the run that results go to, made if it is not there."""
+    folder = run / FOLDER
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise storage_error(folder, error) from error
+    return folder
+
+
+def format_result(result: dict[str, Any]) -> str:
+    """The finding for a terminal."""
+    lines = textwrap.wrap(report_text.conclusion(result)[0], WIDTH)
+    for seed in result["seeds"]:
+        head = f"{seed['run']}, seed {seed['seed']}: {report_text.name(seed)}"
+        if match := seed["match"]:
+            head += (
+                f", matched with correlation {match['similarity']:.2f} (median pair "
+                f"{match['median']:.2f}; percentile {match['percentile']:.0f} of different "
+                f"prototypes, p {match['p_value']:.3f})"
+            )
+        if seed["ranking"]:
+            head += f", number {seed['place']} by the words"
+        lines += ["", head, _columns("", "targets [95 %]", "p", "validation perplexity")]
+        for one in seed["modes"]:
+            control = one["control"]
+            lines.append(
+                _columns(
+                    report_text.LABELS[one["mode"]],
+                    report_text.percent(one["effect"]),
+                    f"{control['p']:.2g}" if control else "–",
+                    report_text.percent(one["text_perplexity"] or {"mean": None}),
+                )
+            )
+    if skipped := result["skipped"]:
+        lines += ["", f"{report_text.count(len(skipped), 'sentence')} left out:"]
+        lines += [f"  {one['where']}: {one['reason']}" for one in skipped[:5]]
+    return "\n".join(lines)
+
+
+def _columns(*cells: str) -> str:
+    first, second, third, fourth = cells
+    return f"  {first:<20}{second:>26}{third:>12}{fourth:>26}".rstrip()
+
+
+def main(arguments: cli.Arguments) -> None:
+    """The command."""
+    run = run_flags.run_folder()
+    concepts: list[str | None] = list(dict.fromkeys(_CONCEPT.value)) or [None]
+    if _WORDS.value and concepts[1:]:
+        raise UsageError("--words finds the prototype of one concept; leave it out for several")
+    # Names that are wrong are refused before a model is loaded.
+    given = [sentences_from_flags(concept) for concept in concepts]
+    subjects = experiment.load_subject_models(
+        run,
+        other_runs=[Path(other) for other in _OTHER_RUNS.value],
+        seed=run_flags.RUN_SEED.value,
+        best=run_flags.CHECKPOINT.value == "best",
+        match_seeds=_MATCH_SEEDS.value,
+    )
+    together = tuple(filter(None, concepts)) if concepts[1:] else ()
+    jobs = [
+        Task(of_concept[0], settings_from_flags(subjects, *of_concept, concept, together))
+        for concept, of_concept in zip(concepts, given, strict=True)
+    ]
+    if not together:
+        (job,) = jobs
+        folder = arguments.workdir or default_folder(run, job.settings)
+        result, page = one(subjects, run, job, folder, arguments.resume)
+        print(format_result(result))
+        print(page)
+        return
+    folder = arguments.workdir or interventions_folder(run) / slug(" ".join(together))
+    several(subjects, run, jobs, folder, arguments.resume)
+
+
+def several(
+    subjects: list[SubjectModel], run: Path, jobs: list[Task], folder: Path, resume: Resume
+) -> None:
+    """Measures concepts one after the other, each in a folder of its own, and compares them."""
+    config = {"concepts": [job.settings.concept for job in jobs], "settings": jobs[0].settings}
+    with open_workdir(folder, config, resume=resume) as work:
+        results, page = [], work.path
+        for job in jobs:
+            own = work.path / slug(str(job.settings.concept))
+            result, page = one(subjects, run, job, own, resume)
+            print(page)
+            results.append(result)
+        if not finish_time(work.path):
+            compared = family.compare(results)
+            write_json(work.path / COMPARISON, compared)
+            provenance = read_json(page.parent / PROVENANCE_FILE)
+            write_text(work.path / COMPARISON_PAGE, family.page(compared, provenance=provenance))
+            mark_finished(work.path)
+        heads, *rows = family.format_rows(read_json(work.path / COMPARISON))
+        widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+        for row in (heads, *rows):
+            cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            print("  ".join(cells).rstrip())
+        print(work.path / COMPARISON_PAGE)
+
+
+def one(
+    subjects: list[SubjectModel], run: Path, job: Task, folder: Path, resume: Resume
+) -> tuple[dict[str, Any], Path]:
+    """The result of one concept, measured or from a finished folder, and its page."""
+    with open_workdir(folder, job.settings, resume=resume) as work:
+        if done := finish_time(work.path):
+            print(f"finished {done}")
+        else:
+            make(subjects, run, job, work.path)
+            mark_finished(work.path)
+        return read_json(work.path / RESULT), work.path / PAGE
+
+
+def make(
+    subjects: list[SubjectModel],
+    run: Path,
+    job: Task,
+    folder: Path,
+) -> None:
+    """Measures, and writes the three files into an open work folder."""
+    data = experiment.prepared(run, subjects[0])
+    subjects[0].model.warn_of_packing()
+    record_provenance(
+        folder,
+        collect_provenance(
+            seeds={"reinitialise": job.settings.reinit_seed},
+            dtype="float32",
+            data={
+                "documents": data.manifest["documents_sha256"],
+                "sentences": job.settings.sentences_sha256,
+            },
+            tokenizer=subjects[0].model.tokenizer.sha256,
+        ),
+    )
+    result, rows = experiment.perform(subjects, data, job.sentences, job.settings)
+    with replace_file(folder / ROWS) as file:
+        pq.write_table(rows, file, write_page_checksum=True, compression="zstd")
+    write_json(folder / RESULT, result)
+    # What a reader of the file finds, and not what was in memory.
+    page = report.build(read_json(folder / RESULT), provenance=read_json(folder / PROVENANCE_FILE))
+    write_text(folder / PAGE, page)
+
+
+if __name__ == "__main__":
+    cli.app(main, workdir_required=False)

@@ -1,0 +1,270 @@
+"""What disturbing one prototype does to the probability of target words, and to text at large.
+
+Prototype Transformer, appendix A.3. A sentence's target has probability p under the trained model
+and p' under an intervention; reported is the relative change, 100 (p' / p - 1) percent. Where p is
+below `least` (the paper's 1 %), the sentence is excluded and counted.
+
+1. The interventions are the four of `edits.MODES`, and `reinitialise`: the prototype's vector drawn
+   anew, several times, with one set of vectors for all prototypes.
+2. Every other prototype of the model is put through the same: the distribution in which the effect
+   of the chosen one is to be seen (the paper compares with a single other prototype).
+3. Beside the targets stand the perplexity of the sentences themselves, and that of some text.
+
+Layer, prototype and intervention are data, and so is having none: all are one compiled program, and
+an intervention that changes no gate gives the same bits as the trained model.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import dataclasses
+import functools
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import lm_jax
+from lm_jax import statistics
+from lm_jax.errors import UsageError
+from lm_jax.model.config import DecoderConfig
+from lm_jax.model.mixers import Mixer
+from lm_jax.model.params import ParamTree
+from lm_jax.run import stop
+from lm_jax.statistics import Interval
+from lm_jax.train.objective import PAD
+from protot_jax import edits
+from protot_jax.interventions.sentences import Cases, Sentence, locate
+from protot_jax.saved_run import TrainedModel
+
+REINITIALISE = "reinitialise"
+MODES = (REINITIALISE, *edits.MODES)
+# Logits of so many rows of text are held at once.
+_ROWS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class TextChange:
+    """Perplexity of a sample of text, and its relative change in percent by mode.
+
+    The interval is a bootstrap over rows, of the mean over draws.
+    """
+
+    perplexity: float
+    tokens: int
+    change: Mapping[str, Interval]
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """Target probabilities of N sentences under every intervention, and losses in nats per token.
+
+    Attributes:
+      layer, prototype: the chosen one.
+      cases: the sentences.
+      least: sentences with a lower baseline are excluded.
+      baseline_N, baseline_loss_N: of the trained model.
+      probability, loss: by mode `[L, R, draws, N]`, with one draw but for `reinitialise`; NaN where
+        nothing was measured.
+      control_draws: how many draws the other prototypes have.
+      text: None without a sample of text.
+    """
+
+    layer: int
+    prototype: int
+    cases: Cases
+    least: float
+    baseline_N: np.ndarray
+    baseline_loss_N: np.ndarray
+    probability: Mapping[str, np.ndarray]
+    loss: Mapping[str, np.ndarray]
+    control_draws: int
+    text: TextChange | None
+
+    @property
+    def kept_N(self) -> np.ndarray:
+        """Which sentences are not excluded."""
+        return self.baseline_N >= self.least
+
+    def change(self, mode: str) -> np.ndarray:
+        """Relative change of the target's probability in percent, `[L, R, draws, N]`."""
+        return 100.0 * (self.probability[mode] / self.baseline_N - 1.0)
+
+    def perplexity_change(self, mode: str) -> np.ndarray:
+        """Relative change of the sentence's perplexity in percent, `[L, R, draws, N]`."""
+        return 100.0 * np.expm1(self.loss[mode] - self.baseline_loss_N)
+
+    def effects(self, mode: str) -> np.ndarray:
+        """Mean change over kept sentences, `[L, R]`; over as many draws for one as for another."""
+        return self.change(mode)[:, :, : self.control_draws, self.kept_N].mean((2, 3))
+
+
+@functools.partial(jax.jit, static_argnames=("cfg", "mixer"))
+def token_log_probs(
+    params: ParamTree,
+    tokens_NS: jax.Array,
+    edits: Mapping[str, Any],
+    *,
+    cfg: DecoderConfig,
+    mixer: Mixer,
+) -> jax.Array:
+    """log p of each token given those before it, `[N, S - 1]`; of no meaning at padding."""
+    read_NT, target_NT = tokens_NS[:, :-1], tokens_NS[:, 1:]
+    output = lm_jax.forward(params, read_NT, cfg, mixer=mixer, edits=edits, valid_BT=read_NT != PAD)
+    log_p_NTV = jax.nn.log_softmax(output.logits)
+    return jnp.take_along_axis(log_p_NTV, target_NT[..., None], axis=-1)[..., 0]
+
+
+def switched(mode: str | None, layer: int = 0, prototype: int = 0) -> dict[str, Any]:
+    """The edits of all modes, of which `mode` is on in `layer` and the others in none."""
+    result = {}
+    for name in edits.MODES:
+        for site, one in edits.edit(layer=0, prototype=int(prototype), mode=name).items():
+            result[site] = one.replace(layer=np.int32(layer if name == mode else -1))
+    return result
+
+
+def measure(
+    model: TrainedModel,
+    sentences: Sequence[Sentence],
+    *,
+    layer: int,
+    prototype: int,
+    draws: int = 20,
+    controls: bool = True,
+    control_draws: int = 5,
+    least: float = 0.01,
+    all_subtokens: bool = False,
+    seed: int = 0,
+    text_NS: np.ndarray | None = None,
+    advance: Callable[[int], None] = lambda count: None,
+) -> Measured:
+    """Puts one prototype, and then all others, through every intervention.
+
+    Args:
+      model: from `load_run`; it is computed in the dtype of its parameters.
+      sentences: with their targets.
+      layer: of the chosen prototype.
+      prototype: its number in the layer.
+      draws: re-initialisations of the chosen prototype.
+      controls: whether the others are measured as well; not if no sentence is kept.
+      control_draws: re-initialisations of each of them; the chosen one's first so many are what is
+        compared with theirs.
+      least: the lowest baseline probability that is kept.
+      all_subtokens: the probability is that of all tokens of the target, not of the first.
+      seed: of the draws.
+      text_NS: two rows of ids or more, 0 where there is none, whose perplexity is to stand beside.
+      advance: told how many more of the `count_steps` evaluations are done.
+
+    Raises:
+      UsageError: the model has no prototypes, or not that one, or a number that cannot be.
+      BadInputError: no sentence can be used.
+      StoppedError: the command was asked to stop.
+    """
+    R = model.prototypes.num_prototypes
+    edits.check(model.params, layer=layer, prototype=prototype)
+    if draws < 1 or not 1 <= control_draws <= draws:
+        raise UsageError(
+            f"draws = {draws} and control_draws = {control_draws} must be 1 or more, and not more "
+            "for the controls"
+        )
+    if not 0.0 <= least < 1.0:
+        raise UsageError(f"least probability {least} must be from 0 up to 1")
+    if text_NS is not None and len(text_NS) < 2:
+        raise UsageError(f"{len(text_NS)} rows of text give no interval; sample 2 or more, or none")
+    cases = locate(sentences, model.tokenizer, all_subtokens=all_subtokens)
+    keys = jax.random.split(jax.random.key(seed), draws)
+    chosen = (layer, prototype)
+
+    def read(tokens_NS: np.ndarray, mode: str | None, at: tuple[int, int], draw: int) -> np.ndarray:
+        stop.check("while intervening")
+        params = model.params
+        if mode == REINITIALISE:
+            # Arrays, because an index that is a Python number would be compiled in.
+            row, column = (jnp.int32(index) for index in at)
+            params = edits.reinitialise(params, keys[draw], layer=row, prototype=column)
+        given = switched(mode, *at)
+        made = token_log_probs(params, tokens_NS, given, cfg=model.cfg, mixer=model.mixer)
+        return np.asarray(made, np.float64)
+
+    def of_sentences(mode: str | None, at: tuple[int, int], draw: int):
+        log_p_NT = read(cases.tokens_NS, mode, at, draw)
+        real_NT = cases.tokens_NS[:, 1:] != PAD
+        loss_N = -np.where(real_NT, log_p_NT, 0.0).sum(1) / real_NT.sum(1)
+        return np.exp(np.where(cases.target_NT, log_p_NT, 0.0).sum(1)), loss_N
+
+    L, N = model.cfg.num_layers, len(cases.sentences)
+    baseline_N, baseline_loss_N = of_sentences(None, chosen, 0)
+    sizes = {mode: (L, R, draws if mode == REINITIALISE else 1, N) for mode in MODES}
+    probability = {mode: np.full(size, np.nan) for mode, size in sizes.items()}
+    loss = {mode: np.full(size, np.nan) for mode, size in sizes.items()}
+    others = []
+    if controls:
+        others = [other for other in itertools.product(range(L), range(R)) if other != chosen]
+    if not (baseline_N >= least).any():
+        advance(len(others) * len(list(plan(control_draws))))
+        others = []
+    for at in (chosen, *others):
+        for mode, draw in plan(draws if at == chosen else control_draws):
+            probability[mode][*at, draw], loss[mode][*at, draw] = of_sentences(mode, at, draw)
+            advance(1)
+
+    text = None
+    if text_NS is not None:
+        text = _text_change(text_NS, functools.partial(read, at=chosen), draws, seed, advance)
+    return Measured(
+        layer=layer,
+        prototype=prototype,
+        cases=cases,
+        least=least,
+        baseline_N=baseline_N,
+        baseline_loss_N=baseline_loss_N,
+        probability=probability,
+        loss=loss,
+        control_draws=control_draws,
+        text=text,
+    )
+
+
+def plan(draws: int) -> Iterator[tuple[str, int]]:
+    """Every mode with its draws."""
+    for mode in MODES:
+        yield from ((mode, draw) for draw in range(draws if mode == REINITIALISE else 1))
+
+
+def count_steps(
+    model: TrainedModel, *, draws: int, control_draws: int, controls: bool, text: bool
+) -> int:
+    """The evaluations of `measure`."""
+    edited = len(edits.MODES)
+    others = model.cfg.num_layers * model.prototypes.num_prototypes - 1 if controls else 0
+    return (1 + text) * (edited + draws) + others * (edited + control_draws)
+
+
+def _text_change(
+    text_NS: np.ndarray, read: Callable[..., np.ndarray], draws: int, seed: int, advance
+) -> TextChange:
+    missing = -len(text_NS) % _ROWS
+    blocks = np.split(np.pad(text_NS, ((0, missing), (0, 0))), (len(text_NS) + missing) // _ROWS)
+    real_NT = text_NS[:, 1:] != PAD
+    row_of_token = np.nonzero(real_NT)[0]
+
+    def losses(mode: str | None, draw: int) -> np.ndarray:
+        """In nats, of every token that is not padding."""
+        log_p_NT = np.concatenate([read(block, mode=mode, draw=draw) for block in blocks])
+        return -log_p_NT[: len(text_NS)][real_NT]
+
+    before = losses(None, 0)
+    sums = {mode: np.zeros_like(before) for mode in MODES}
+    for mode, draw in plan(draws):
+        sums[mode] += losses(mode, draw) - before
+        advance(1)
+    change = {}
+    for mode, total in sums.items():
+        mean = total / (draws if mode == REINITIALISE else 1)
+        result = statistics.clustered_bootstrap(mean, row_of_token, seed=seed)
+        estimate, low, high = (
+            float(100.0 * np.expm1(end)) for end in (result.estimate, result.low, result.high)
+        )
+        change[mode] = Interval(estimate, low, high, result.n)
+    return TextChange(float(np.exp(before.mean())), before.size, change)

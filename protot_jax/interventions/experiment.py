@@ -1,0 +1,248 @@
+"""One intervention from end to end: find the prototype, measure it, and do the same in other seeds.
+
+1. Write gates over validation text, for every model that takes part (`gates.py`).
+2. The prototype is the one given, or the first in the ranking by words.
+3. In other seeds it is the one that the matching assigns to it (`matching.py`).
+4. Each is measured with its controls (`effects.py`), and the numbers are put together.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from lm_jax.errors import BadInputError, UsageError
+from lm_jax.run import progress
+from lm_jax.text.examples import Examples
+from lm_jax.text.preparation import Prepared, open_prepared
+from protot_jax.edits import check
+from protot_jax.interventions import effects, gates, matching, schema, summary
+from protot_jax.interventions.sentences import Sentence
+from protot_jax.saved_run import DATA, TrainedModel, load_run
+
+VALIDATION = "validation"
+
+
+@dataclasses.dataclass(frozen=True)
+class InterventionConfig:
+    """All that decides the numbers; kept in `config.json`.
+
+    Attributes:
+      models: name, seed and step of each, the one to disturb first.
+      sentences: "shipped", or the name of a file, and its sha256.
+      concept: whose sentences; None for all of the file.
+      together: the concepts that are tested at once, this one among them; none for one alone.
+      words: to rank prototypes by; none for a prototype that is given.
+      layer, prototype: the given one; None to take the first by the words.
+      least_probability: targets below it are excluded.
+      all_subtokens: a target is all tokens of the word.
+      draws, control_draws, reinit_seed: of new vectors.
+      controls: whether all other prototypes are measured.
+      gate_rows: of validation text, for ranking and matching.
+      perplexity_rows: of validation text, whose perplexity is measured; 0 for none.
+    """
+
+    models: tuple[str, ...]
+    sentences: str
+    sentences_sha256: str
+    concept: str | None
+    words: tuple[str, ...]
+    layer: int | None
+    prototype: int | None
+    least_probability: float = 0.01
+    all_subtokens: bool = False
+    draws: int = 20
+    control_draws: int = 5
+    controls: bool = True
+    reinit_seed: int = 0
+    gate_rows: int = 512
+    perplexity_rows: int = 32
+    together: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if (self.layer is None) != (self.prototype is None):
+            raise UsageError("--layer and --prototype go together; give both, or none to find one")
+        if self.layer is None and not self.words:
+            raise UsageError("there is no word to find a prototype by; give --words")
+
+
+@dataclasses.dataclass(frozen=True)
+class SubjectModel:
+    """A model with the name of the run it is from."""
+
+    run: str
+    model: TrainedModel
+
+    def __str__(self) -> str:
+        return f"{self.run}, seed {self.model.seed}, step {self.model.step}"
+
+
+def load_subject_models(
+    run: Path,
+    *,
+    other_runs: Sequence[Path] = (),
+    seed: int | None = None,
+    best: bool = True,
+    match_seeds: bool = True,
+) -> list[SubjectModel]:
+    """The model to disturb, then those to match it with.
+
+    Args:
+      run: its work folder.
+      other_runs: all of their seeds are taken.
+      seed: of the model to disturb; None is the run's first.
+      best: the checkpoints of lowest validation perplexity; false for the last ones.
+      match_seeds: whether the run's other seeds are taken.
+
+    Raises:
+      BadInputError: a folder is no run with a checkpoint, or has another tokenizer.
+      UsageError: a run's model has no prototypes, or not this seed.
+    """
+    first = load_run(run, seed=seed, best=best)
+    others = [(run, other) for other in first.config.seeds if other != first.seed]
+    results = [SubjectModel(_name(run), first)]
+    wanted = others if match_seeds else []
+    for folder in other_runs:
+        own = load_run(folder, best=best)
+        wanted += [(folder, each) for each in own.config.seeds]
+    results += [
+        SubjectModel(_name(folder), load_run(folder, seed=s, best=best)) for folder, s in wanted
+    ]
+    for subject in results:
+        _ = subject.model.prototypes
+        if subject.model.tokenizer.sha256 != first.tokenizer.sha256:
+            raise BadInputError(
+                f"{subject.run} has another tokenizer than {results[0].run}, so their words cannot "
+                "be matched; name runs on the same prepared data"
+            )
+    return results
+
+
+def _name(run: Path) -> str:
+    return run.resolve().name
+
+
+def prepared(run: Path, subject: SubjectModel) -> Prepared:
+    """The prepared data of a run."""
+    return open_prepared(run / DATA, tokenizer=subject.model.tokenizer)
+
+
+def perform(
+    subjects: Sequence[SubjectModel],
+    data: Prepared,
+    sentences: Sequence[Sentence],
+    settings: InterventionConfig,
+) -> tuple[dict[str, Any], pa.Table]:
+    """What `intervention.json` and `interventions.parquet` hold.
+
+    Raises:
+      UsageError: the model has not the prototype.
+      BadInputError: no sentence can be used, or no word is there to find a prototype by.
+      StoppedError: the command was asked to stop.
+    """
+    first = subjects[0].model
+    if settings.layer is not None and settings.prototype is not None:
+        check(first.params, layer=settings.layer, prototype=settings.prototype)
+    config, mixer = first.config, first.prototypes
+    examples = Examples(data, VALIDATION, context=config.context, mode=config.examples)
+    text_NS = gates.sample(examples, settings.gate_rows, settings.reinit_seed)
+    perplexity_NS = None
+    if settings.perplexity_rows:
+        perplexity_NS = gates.sample(examples, settings.perplexity_rows, settings.reinit_seed)
+    read = [gates.over_text(one.model, text_NS, settings.words) for one in subjects]
+    if settings.layer is None or settings.prototype is None:
+        at = read[0].ranking[0].layer, read[0].ranking[0].prototype
+    else:
+        at = settings.layer, settings.prototype
+
+    steps = sum(
+        effects.count_steps(
+            one.model,
+            draws=settings.draws,
+            control_draws=settings.control_draws,
+            controls=settings.controls,
+            text=perplexity_NS is not None,
+        )
+        for one in subjects
+    )
+    findings, tables, skipped = [], [], []
+    with progress.track("intervening", steps, unit="forward passes") as advance:
+        for subject, own in zip(subjects, read, strict=True):
+            match = None
+            if findings:
+                match = matching.match(read[0], own, layer=at[0], prototype=at[1])
+            layer, prototype = at if match is None else (match.layer, match.prototype)
+            measured = _measure(
+                subject, sentences, settings, layer, prototype, perplexity_NS, advance
+            )
+            findings.append(
+                {
+                    "run": subject.run,
+                    "seed": subject.model.seed,
+                    "step": subject.model.step,
+                    "match": None if match is None else dataclasses.asdict(match),
+                    "place": summary.place(own.ranking, layer, prototype),
+                    "ranking": summary.first(own.ranking),
+                    **summary.of_seed(measured),
+                }
+            )
+            tables.append(summary.rows(measured, run=subject.run, seed=subject.model.seed))
+            # The tokenizer is one for all, and so is what it cannot find.
+            skipped = summary.skipped(measured)
+    result = {
+        "schema": schema.NAME,
+        "version": schema.VERSION,
+        "model": {
+            "corpus": config.corpus.source,
+            "layers": first.cfg.num_layers,
+            "prototypes": mixer.num_prototypes,
+            "hidden_size": first.cfg.hidden_size,
+            "vocab_size": first.cfg.vocab_size,
+            "shared_routing": mixer.shared_routing,
+        },
+        "settings": {
+            "concept": settings.concept,
+            "together": settings.together,
+            "words": settings.words,
+            "occurrences": dict(read[0].occurrences),
+            "found": settings.layer is None,
+            "shipped_sentences": settings.sentences == "shipped",
+            "all_subtokens": settings.all_subtokens,
+            "least_probability": settings.least_probability,
+            "draws": settings.draws,
+            "control_draws": settings.control_draws,
+            "reinit_seed": settings.reinit_seed,
+            "gate_tokens": int(np.count_nonzero(text_NS)),
+        },
+        "seeds": findings,
+        "skipped": skipped,
+    }
+    return result, pa.concat_tables(tables)
+
+
+def _measure(
+    subject: SubjectModel,
+    sentences: Sequence[Sentence],
+    settings: InterventionConfig,
+    layer: int,
+    prototype: int,
+    text_NS: np.ndarray | None,
+    advance: Callable[[int], None],
+) -> effects.Measured:
+    return effects.measure(
+        subject.model,
+        sentences,
+        layer=layer,
+        prototype=prototype,
+        draws=settings.draws,
+        controls=settings.controls,
+        control_draws=settings.control_draws,
+        least=settings.least_probability,
+        all_subtokens=settings.all_subtokens,
+        seed=settings.reinit_seed,
+        text_NS=text_NS,
+        advance=advance,
+    )

@@ -1,0 +1,113 @@
+"""Several concepts tested at once: their effects side by side, with p corrected for their number.
+
+Of four concepts without any effect, one in five times one or more has p below 0.05. Holm's method
+(Scandinavian Journal of Statistics, 1979) holds the probability of that at 0.05 whatever depends on
+what: the smallest p is multiplied by the number of concepts, the next by one less, and so on.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from lm_jax import report
+from lm_jax.report import cell, section, table
+from protot_jax.interventions import report_text, schema, summary
+from protot_jax.interventions.report_text import Found
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Adjusted p-values in the order given, each to be compared with the level of them all."""
+    order = np.argsort(p, kind="stable")
+    factors = np.arange(len(p), 0, -1)
+    adjusted = np.empty(len(p))
+    # A larger p must not come out below a smaller one.
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(np.asarray(p)[order] * factors))
+    return adjusted.tolist()
+
+
+def compare(result: Sequence[Found]) -> dict[str, Any]:
+    """What `comparison.json` holds, of the `intervention.json` of each concept.
+
+    A concept without kept sentences or without controls has no p, and is none of those tested.
+    """
+    rows: list[dict[str, Any]] = []
+    for one in result:
+        seed = one["seeds"][0]
+        ablation = report_text.by_mode(seed)[summary.ABLATION]
+        control = ablation["control"]
+        rows.append(
+            {
+                "concept": one["settings"]["concept"],
+                "layer": seed["layer"],
+                "prototype": seed["prototype"],
+                "effect": ablation["effect"],
+                "p": control and control["p"],
+                "least_p": control and min(1.0, 2 / (control["n"] + 1)),
+                "p_holm": None,
+                "specific": None,
+            }
+        )
+    tested = [row for row in rows if row["p"] is not None]
+    for row, p in zip(tested, holm([row["p"] for row in tested]), strict=True):
+        row |= {"p_holm": p, "specific": summary.specific(row["effect"], p)}
+    return {"schema": schema.COMPARISON_NAME, "version": schema.VERSION, "concepts": rows}
+
+
+def format_rows(result: Found) -> list[list[str]]:
+    """Heads and rows of the table, as text."""
+    heads = ["Concept", "Prototype", "Targets [95 %]", "Sentences", "p", "p, Holm", "Specific"]
+    rows = [
+        [
+            one["concept"],
+            report_text.name(one),
+            report_text.percent(one["effect"]),
+            report_text.cases(one["effect"]),
+            *("–" if one[p] is None else f"{one[p]:.3f}" for p in ("p", "p_holm")),
+            {True: "yes", False: "no", None: "–"}[one["specific"]],
+        ]
+        for one in result["concepts"]
+    ]
+    return [heads, *rows]
+
+
+def page(result: Found, *, provenance: Found) -> str:
+    """The page of `comparison.json`."""
+    heads, *rows = format_rows(result)
+    tested = sum(one["p"] is not None for one in result["concepts"])
+    specific = [one["concept"] for one in result["concepts"] if one["specific"]]
+    if not tested:
+        answer = "Either no target is probable enough, or no other prototype was measured."
+    elif specific:
+        answer = f"Specific among them: {', '.join(specific)}."
+    else:
+        answer = "None is specific."
+    least = tested * min((one["least_p"] for one in result["concepts"] if one["p"]), default=0.0)
+    if least > summary.LEVEL:
+        answer += (
+            f" None could be: with so few prototypes Holm's p of the first is {least:.2g} at least."
+        )
+    tone = "good" if specific else "warn"
+    return report.page(
+        "What single prototypes do for several concepts",
+        [
+            section(
+                "Effects with the write gate zeroed",
+                "Each concept has the prototype that most specifically writes its words, or the "
+                "one that was given. p is two-sided, of its effect among those of all other "
+                "prototypes on the same sentences; Holm's is corrected for all concepts. An effect "
+                "is specific if its interval is without 0 and Holm's p at most 0.05.",
+                table(
+                    heads,
+                    [[cell(value) for value in row] for row in rows],
+                    caption="Mean relative change of the targets' probability, with 95 % intervals "
+                    "over the sentences' texts.",
+                    n=f"{tested} concepts with a test",
+                ),
+            )
+        ],
+        provenance=report.facts(provenance),
+        lead=[
+            report.verdict(f"{report_text.count(tested, 'concept')} tested. {answer}", tone=tone)
+        ],
+    )

@@ -1,0 +1,343 @@
+"""The page of an intervention: the answer first, then every sentence, the controls and the paper.
+
+Every number comes from `intervention.json` (and the paper's from `paper.py`); nothing is measured
+here.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lm_jax import report
+from lm_jax.report import Cell, Column, Section, cell, section, table
+from lm_jax.report.markup import number
+from protot_jax.interventions import paper, report_text
+from protot_jax.interventions.report_text import Found
+from protot_jax.interventions.summary import ABLATION
+
+
+def build(result: Found, *, provenance: Mapping[str, Any]) -> str:
+    """The whole page, of `intervention.json` and the run's provenance."""
+    seed = result["seeds"][0]
+    text, tone = report_text.conclusion(result)
+    parts = [
+        prototype(result),
+        effects(result),
+        sentences(result),
+        controls(seed),
+        seeds(result),
+        paper_comparison(result),
+        section("Terms", report.key_values(report_text.TERMS)),
+    ]
+    return report.page(
+        f"What {report_text.name(seed)} does for {report_text.about(result)}",
+        [part for part in parts if part is not None],
+        provenance=report.facts(provenance),
+        lead=[report.verdict(text, *report_text.reasons(result), tone=tone)],
+    )
+
+
+def prototype(result: Found) -> Section:
+    """How the prototype was chosen, and the runners-up."""
+    seed, settings = result["seeds"][0], result["settings"]
+    own, words = report_text.name(seed), ", ".join(settings["words"])
+    if not seed["ranking"]:
+        return section("The prototype", f"{own} was given.")
+    occurrences = ", ".join(f"{word} {n} times" for word, n in settings["occurrences"].items())
+    chosen = (
+        f"{own} was found: of all prototypes it is the one that most specifically writes the "
+        f"words {words}."
+        if settings["found"]
+        else f"{own} was given; by how specifically they write the words {words} it is number "
+        f"{seed['place']} of all prototypes."
+    )
+    rows = [
+        [report_text.name(one), one["score"], 100 * one["on_words"], 100 * one["elsewhere"]]
+        for one in seed["ranking"]
+    ]
+    return section(
+        "The prototype",
+        f"{chosen} In {number(settings['gate_tokens'])} tokens of validation text: {occurrences}. "
+        "A high d with a small gate means that the prototype is specific, not that it writes much.",
+        table(
+            [
+                "Prototype",
+                Column("d", ".2f"),
+                Column("On the words, %", ".1f"),
+                Column("Elsewhere, %", ".1f"),
+            ],
+            rows,
+            caption="Prototypes by how specifically they write the words, and their mean write "
+            "gates.",
+        ),
+    )
+
+
+def effects(result: Found) -> Section:
+    """Targets, controls and perplexities, by intervention."""
+    seed, settings = result["seeds"][0], result["settings"]
+    rows = []
+    for one in seed["modes"]:
+        control = one["control"]
+        rows.append(
+            [
+                report_text.LABELS[one["mode"]],
+                _change(one["effect"]),
+                cell(control and control["percentile"], spec=".0f"),
+                cell(control and control["p"], spec=".3f"),
+                _change(one["sentence_perplexity"]),
+                _change(one["text_perplexity"]),
+            ]
+        )
+    text = ""
+    if seed["text"]:
+        text = (
+            f" The validation text has {number(seed['text']['tokens'])} tokens and perplexity "
+            f"{seed['text']['perplexity']:.1f}."
+        )
+    return section(
+        "Effect on the targets, beside the damage to everything else",
+        "An effect is specific if, with the write gate zeroed, its interval is without 0 and few "
+        "other prototypes change the targets as much. Beside it stands what the same does to text "
+        f"at large.{text}",
+        table(
+            [
+                "Intervention",
+                "Targets",
+                "Percentile among others",
+                "p, two-sided",
+                "Perplexity of the sentences",
+                "Perplexity of validation text",
+            ],
+            rows,
+            caption="Mean relative changes, and 95 % intervals over the texts of the sentences or "
+            "rows of text; "
+            f"{settings['draws']} draws of a new vector, of which {settings['control_draws']} are "
+            "compared with the others'.",
+            n=f"{report_text.cases(seed['modes'][0]['effect'])} kept, {seed['excluded']} excluded",
+        ),
+    )
+
+
+def sentences(result: Found) -> Section:
+    """The change of every target."""
+    seed = result["seeds"][0]
+    modes = report_text.by_mode(seed)
+    rows = []
+    for i, sentence in enumerate(seed["sentences"]):
+        changes = [
+            _change(modes[mode]["sentences"][i] if sentence["kept"] else None)
+            for mode in report_text.LABELS
+        ]
+        note = "" if sentence["kept"] else "excluded"
+        rows.append(
+            [
+                report_text.context(sentence["text"], sentence["target"]),
+                cell(100 * sentence["baseline"], spec=".2f", note=note),
+                *changes,
+            ]
+        )
+    return section(
+        "Sentence by sentence",
+        "The target stands in brackets. The interval of a new vector is over draws.",
+        table(
+            ["Sentence", "p, %", *report_text.LABELS.values()],
+            rows,
+            caption="Probability p of the target under the trained model, and its relative change.",
+            n=len(rows),
+        ),
+    )
+
+
+def controls(seed: Found) -> Section | None:
+    """The same intervention on every other prototype."""
+    ranked = [one for one in seed["modes"] if one["control"]]
+    if not ranked:
+        return None
+    own, drawn = report_text.name(seed), []
+    for one in ranked:
+        control = one["control"]
+        others = [
+            effect
+            for layer, row in enumerate(control["effects"])
+            for r, effect in enumerate(row)
+            if (layer, r) != (seed["layer"], seed["prototype"])
+        ]
+        drawn.append(
+            report.histogram(
+                others,
+                caption=f"{report_text.LABELS[one['mode']].capitalize()}: all other prototypes.",
+                x_label="mean change of the targets (%)",
+                y_label="prototypes (count)",
+                bins=24,
+                markers=[(control["chosen"], own)],
+            )
+        )
+    rows = [
+        [
+            report_text.LABELS[one["mode"]],
+            _percent(one["control"]["chosen"]),
+            _percent(one["control"]["mean"]),
+            " to ".join(report_text.signed(one["control"][end]) for end in ("low", "high")),
+            ", ".join(
+                f"{report_text.name(other)} ({report_text.signed(other['effect'])})"
+                for other in one["control"]["strongest"][:3]
+            ),
+        ]
+        for one in ranked
+    ]
+    return section(
+        "Controls: the same on every other prototype",
+        "If many prototypes lower the targets as much, the chosen one is not what the words depend "
+        "on. The paper compares with a single other prototype.",
+        table(
+            [
+                "Intervention",
+                report_text.name(seed),
+                "Others, mean",
+                "Middle 95 % of others",
+                "Greatest drops",
+            ],
+            rows,
+            caption="Mean change of the targets over kept sentences.",
+            n=f"{ranked[0]['control']['n']} other prototypes",
+        ),
+        report.grid(*drawn),
+    )
+
+
+def seeds(result: Found) -> Section | None:
+    """The matched prototypes of other seeds, and the same interventions there."""
+    first, *others = result["seeds"]
+    if not others:
+        return None
+    rows = [_seed_row(first, first["run"])]
+    matches = []
+    for seed in others:
+        rows.append(_seed_row(seed, first["run"]))
+        match = seed["match"]
+        matches.append(
+            [
+                report_text.model_name(seed, first["run"]),
+                report_text.name(seed),
+                _two(match["similarity"]),
+                _two(match["best"]),
+                _two(match["median"]),
+                _two(match["null_95"]),
+                cell(match["percentile"], spec=".0f"),
+                cell(match["p_value"], spec=".3f"),
+                cell(seed["place"]),
+            ]
+        )
+    return section(
+        "The same prototype in other seeds",
+        "Matched by the correlation of mean write gates over the tokens of the same validation "
+        "text, one to one over all prototypes. To be the same one, it must be more like its "
+        "partner than different prototypes are like one another: of each prototype of the two "
+        "models, the highest correlation with another of its own model.",
+        table(
+            [
+                "Model",
+                "Match",
+                "Correlation",
+                "Best of all",
+                "Median of pairs",
+                "Different ones, 95 %",
+                "Percentile",
+                "p",
+                "Place by words",
+            ],
+            matches,
+            caption=f"Partners of {report_text.name(first)}.",
+        ),
+        table(
+            [
+                "Model",
+                "Prototype",
+                "Kept",
+                *report_text.LABELS.values(),
+                "Percentile, write zeroed",
+            ],
+            rows,
+            caption="Mean change of the targets in percent [95 % over the sentences' texts].",
+        ),
+    )
+
+
+def _two(value: float) -> Cell:
+    return cell(value, spec=".2f")
+
+
+def _seed_row(seed: Found, run: str) -> list[object]:
+    modes = report_text.by_mode(seed)
+    control = modes[ABLATION]["control"]
+    return [
+        report_text.model_name(seed, run),
+        report_text.name(seed),
+        f"{seed['kept']} of {seed['kept'] + seed['excluded']}",
+        *(_change(modes[mode]["effect"]) for mode in report_text.LABELS),
+        cell(control and control["percentile"], spec=".0f"),
+    ]
+
+
+def paper_comparison(result: Found) -> Section | None:
+    """The paper's numbers for the same concept, and what differs."""
+    settings = result["settings"]
+    columns = paper.TABLES.get(settings["concept"] or "")
+    if columns is None:
+        return None
+    seed = result["seeds"][0]
+    modes = report_text.by_mode(seed)
+    baselines = [100 * one["baseline"] for one in seed["sentences"] if one["kept"]]
+    ours: list[object] = [
+        f"ours, {report_text.name(seed)}",
+        f"{seed['kept']} of {seed['kept'] + seed['excluded']}",
+        _span(baselines),
+        *(_change(modes[mode]["effect"]) for mode in paper.MODES),
+    ]
+    theirs: list[list[object]] = [
+        [
+            f"paper, {column.prototype} ({column.role})",
+            f"{len(column.rows)} of {column.sentences}",
+            _span([row.baseline for row in column.rows]),
+            *(_percent(column.mean(mode), _extremes(column, mode)) for mode in paper.MODES),
+        ]
+        for column in columns
+    ]
+    return section(
+        "Beside the paper",
+        f"Table {columns[0].table} of the paper has other sentences, another model trained on "
+        "another corpus, a prototype chosen by eye, a single draw of a new vector and no control "
+        "distribution. So the two agree in kind at most, and not in value: what can be compared is "
+        f"how large and how consistent a change is. {paper.REMARKS.get(settings['concept'], '')}",
+        table(
+            [
+                "Model and prototype",
+                "Sentences kept",
+                "Baseline, %",
+                *(report_text.LABELS[mode] for mode in paper.MODES),
+            ],
+            [ours, *theirs],
+            caption="Mean relative change of the targets' probability; under the paper's, its "
+            "least and greatest.",
+        ),
+    )
+
+
+def _percent(value: float | None, note: str = "") -> Cell:
+    return Cell("–" if value is None else f"{report_text.signed(value)} %", note, numeric=True)
+
+
+def _change(interval: Found | None) -> Cell:
+    """A mean with its interval below."""
+    if interval is None or interval["mean"] is None:
+        return _percent(None)
+    return _percent(interval["mean"], report_text.ends(interval))
+
+
+def _span(values: Sequence[float]) -> str:
+    return f"{min(values):.1f} to {max(values):.1f}" if values else "–"
+
+
+def _extremes(column: paper.Column, mode: str) -> str:
+    values = [getattr(row, mode) for row in column.rows]
+    return f"{report_text.signed(min(values))} to {report_text.signed(max(values))}"

@@ -1,0 +1,255 @@
+"""Sentences with a target word whose probability an intervention may change.
+
+Prototype Transformer, appendix A.3.1: the target is the last occurrence of the word in its
+sentence, and its probability is that of its first sub-token given all that stands before it. A file
+of sentences is UTF-8, with one sentence per line:
+
+    .jsonl   {"concept": "war", "target": "war", "text": "Congress alone can declare war."}
+    .tsv     concept, target and text with tabs between them, and these three words as first line
+
+The package's own `sentences.jsonl` has the four concepts of the paper, in sentences of ours, and
+four that occur in the messages of US presidents.
+"""
+
+from collections.abc import Iterator, Sequence
+import csv
+import dataclasses
+import hashlib
+import importlib.resources
+import json
+import os
+from pathlib import Path
+import re
+
+import numpy as np
+
+from lm_jax.errors import BadInputError, UsageError, nearest
+from lm_jax.text.tokenizer import Tokenizer
+from lm_jax.text.tokenizer_training import UNKNOWN
+
+FIELDS = ("concept", "target", "text")
+_SHIPPED = "sentences.jsonl"
+
+
+@dataclasses.dataclass(frozen=True)
+class Sentence:
+    """A sentence that holds the word `target`; `where` names it in an error: file and line."""
+
+    concept: str
+    target: str
+    text: str
+    where: str = "a sentence"
+
+
+@dataclasses.dataclass(frozen=True)
+class Skipped:
+    """A sentence that cannot be used, and why."""
+
+    sentence: Sentence
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Cases:
+    """Sentences as rows of ids, padded with 0 on the right.
+
+    Attributes:
+      sentences: N of them.
+      tokens_NS: int32, the start token first and no end token.
+      target_NT: true at the target's tokens among those to predict, `tokens_NS[:, 1:]`.
+      skipped: those that are no row.
+    """
+
+    sentences: tuple[Sentence, ...]
+    tokens_NS: np.ndarray
+    target_NT: np.ndarray
+    skipped: tuple[Skipped, ...]
+
+
+def shipped(concept: str) -> list[Sentence]:
+    """The package's sentences for one concept.
+
+    Raises:
+      UsageError: an unknown concept, with the known ones.
+    """
+    result = list(_from_jsonl(_shipped_bytes(), _SHIPPED))
+    chosen = [sentence for sentence in result if sentence.concept == concept]
+    if not chosen:
+        known = {sentence.concept for sentence in result}
+        raise UsageError(f"there are no shipped sentences for {concept!r}{nearest(concept, known)}")
+    return chosen
+
+
+def shipped_digest() -> str:
+    """sha256 of the package's sentences."""
+    return hashlib.sha256(_shipped_bytes()).hexdigest()
+
+
+def _shipped_bytes() -> bytes:
+    return importlib.resources.files("protot_jax.interventions").joinpath(_SHIPPED).read_bytes()
+
+
+def read(path: str | os.PathLike[str], *, concept: str | None = None) -> list[Sentence]:
+    """The sentences of a file, or those of one concept in it; blank lines are skipped.
+
+    Raises:
+      BadInputError: the file cannot be read, a line has not the three fields as text that is not
+        empty, or there is no sentence (of the concept) in it.
+    """
+    path = Path(path)
+    readers = {".jsonl": _from_jsonl, ".tsv": _from_tsv}
+    if path.suffix not in readers:
+        raise BadInputError(f"{path} is no .jsonl or .tsv file; write one sentence per line there")
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise BadInputError(f"{path}: {error.strerror}; give a readable file") from error
+    results = list(readers[path.suffix](data, path.name))
+    if concept is not None:
+        known = {sentence.concept for sentence in results}
+        results = [sentence for sentence in results if sentence.concept == concept]
+        if known and not results:
+            raise BadInputError(f"{path} has no concept {concept!r}{nearest(concept, known)}")
+    if not results:
+        raise BadInputError(f"{path} holds no sentence; write one per line")
+    return results
+
+
+def _from_jsonl(data: bytes, name: str) -> Iterator[Sentence]:
+    for where, line in _lines(data, name):
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise BadInputError(
+                f"{where}: not JSON ({error}); write one object per line"
+            ) from error
+        if not isinstance(row, dict) or set(row) != set(FIELDS):
+            raise BadInputError(f"{where}: not an object with the fields {', '.join(FIELDS)}")
+        yield _sentence([row[field] for field in FIELDS], where)
+
+
+def _from_tsv(data: bytes, name: str) -> Iterator[Sentence]:
+    for i, (where, line) in enumerate(_lines(data, name)):
+        (row,) = csv.reader([line], delimiter="\t", quoting=csv.QUOTE_NONE)
+        if i == 0:
+            if tuple(row) != FIELDS:
+                raise BadInputError(f"{where}: the first line must be {', '.join(FIELDS)}, by tabs")
+            continue
+        if len(row) != len(FIELDS):
+            raise BadInputError(
+                f"{where}: {len(row)} columns where {', '.join(FIELDS)} are three; use two tabs"
+            )
+        yield _sentence(row, where)
+
+
+def _lines(data: bytes, name: str) -> Iterator[tuple[str, str]]:
+    """File and line number of every line that is not blank, and its text."""
+    for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
+        where = f"{name}:{number}"
+        try:
+            text = line.decode("utf-8").rstrip("\r")
+        except UnicodeDecodeError as error:
+            raise BadInputError(
+                f"{where}: not UTF-8 at byte {error.start}; save it as UTF-8"
+            ) from error
+        if text.strip():
+            yield where, text
+
+
+def _sentence(values: Sequence[object], where: str) -> Sentence:
+    texts = []
+    for field, value in zip(FIELDS, values, strict=True):
+        if not isinstance(value, str) or not value.strip():
+            raise BadInputError(f"{where}: {field} is no text, or empty; write it there")
+        texts.append(value)
+    return Sentence(*texts, where=where)
+
+
+def locate(
+    sentences: Sequence[Sentence], tokenizer: Tokenizer, *, all_subtokens: bool = False
+) -> Cases:
+    """Finds every target among the tokens of its sentence, at its last occurrence.
+
+    A target is found as a whole word in any case. A sentence is skipped if it does not hold its
+    target, or the vocabulary does not hold the target.
+
+    Args:
+      sentences: at least one.
+      tokenizer: of the model.
+      all_subtokens: the target is all tokens of the word, not the first alone.
+
+    Raises:
+      BadInputError: no sentence is left; it says why of the first.
+    """
+    rows, spans, kept, skipped = [], [], [], []
+    for sentence in sentences:
+        result = _located(sentence, tokenizer)
+        if isinstance(result, str):
+            skipped.append(Skipped(sentence, result))
+            continue
+        ids, start, stop = result
+        rows.append(ids)
+        spans.append((start, stop if all_subtokens else start + 1))
+        kept.append(sentence)
+    if not kept:
+        if not skipped:
+            raise BadInputError("there is no sentence; give at least one")
+        first = skipped[0]
+        others = f" (and so on, {len(skipped)} sentences)" if skipped[1:] else ""
+        raise BadInputError(
+            f"{first.sentence.where}: {first.reason}{others}; give other sentences or targets"
+        )
+    S = max(map(len, rows))
+    tokens_NS = np.zeros((len(rows), S), np.int32)
+    target_NT = np.zeros((len(rows), S - 1), bool)
+    for n, (ids, (start, stop)) in enumerate(zip(rows, spans, strict=True)):
+        tokens_NS[n, : len(ids)] = ids
+        # Column t of the predictions is for token t + 1.
+        target_NT[n, start - 1 : stop - 1] = True
+    return Cases(tuple(kept), tokens_NS, target_NT, tuple(skipped))
+
+
+def _located(sentence: Sentence, tokenizer: Tokenizer) -> tuple[list[int], int, int] | str:
+    """Ids, and where the target begins and ends among them; or why there are none."""
+    places = occurrences(sentence.text, sentence.target)
+    if not places:
+        return f"{sentence.target!r} does not occur in the sentence"
+    ids = open_ids(tokenizer, sentence.text)
+    before = open_ids(tokenizer, sentence.text[: places[-1].start()].rstrip())
+    through = open_ids(tokenizer, sentence.text[: places[-1].end()])
+    start, stop = len(before), len(through)
+    if ids[:start] != before or ids[:stop] != through or start == stop:
+        return f"{sentence.target!r} is not cut off at the bounds of its tokens"
+    if not start:
+        return f"{sentence.target!r} has nothing before it that would predict it"
+    if tokenizer.backend.token_to_id(UNKNOWN) in ids[start:stop]:
+        return f"{sentence.target!r} is not in the vocabulary"
+    return ids, start, stop
+
+
+def occurrences(text: str, target: str) -> list[re.Match[str]]:
+    """Where the target is a whole word of the text, in any case."""
+    word = re.escape(target.strip())
+    return list(re.finditer(rf"(?<!\w){word}(?!\w)", text, re.IGNORECASE))
+
+
+def open_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Ids of a text that may go on: with its start token and no end token."""
+    ids = tokenizer.encode(text, split_special_tokens=True)
+    return ids[:-1] if len(ids) > 1 and ids[-1] == tokenizer.eos_id else ids
+
+
+def word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> list[list[int]]:
+    """The tokens of each word.
+
+    Raises:
+      BadInputError: naming a word that is not in the vocabulary.
+    """
+    unknown = tokenizer.backend.token_to_id(UNKNOWN)
+    results = []
+    for word in words:
+        ids = tokenizer.encode(word, add_special_tokens=False, split_special_tokens=True)
+        if not ids or unknown in ids:
+            raise BadInputError(f"the word {word!r} is not in the vocabulary; give another one")
+        results.append(ids)
+    return results

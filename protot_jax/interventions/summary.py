@@ -1,0 +1,216 @@
+"""The numbers of an intervention: `intervention.json`, and the rows of `interventions.parquet`.
+
+`schema.py` says what each field means.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from scipy import stats
+
+from protot_jax.interventions.effects import MODES, REINITIALISE, Measured
+from protot_jax.interventions.gates import Ranked
+from protot_jax.interventions.schema import ROWS
+from protot_jax.interventions.sentences import occurrences
+
+# The edit that takes the prototype's part away and hands nothing of it to the others.
+ABLATION = "zero_write"
+# Of the test among controls.
+LEVEL = 0.05
+# Of the ranking, and of the strongest controls.
+SHOWN = 10
+
+
+def mean_interval(values: np.ndarray) -> dict[str, Any]:
+    """Mean, Student's 95 % interval of it (None for one value, or none), and n."""
+    n = len(values)
+    return {"mean": float(values.mean()) if n else None, **_ends(values, np.arange(n)), "n": n}
+
+
+def clustered_interval(values: np.ndarray, clusters: np.ndarray) -> dict[str, Any]:
+    """Mean of values that are independent only if they are of different clusters.
+
+    Student's 95 % interval with the standard error of a ratio of sums over clusters (Cochran,
+    Sampling Techniques, 6.4) and one degree of freedom less than there are clusters. With one value
+    in each it is that of `mean_interval`. `n` counts the clusters, `sentences` the values.
+    """
+    results = {"mean": float(values.mean()) if len(values) else None, **_ends(values, clusters)}
+    return {**results, "n": len(np.unique(clusters)), "sentences": len(values)}
+
+
+def _ends(values: np.ndarray, clusters: np.ndarray) -> dict[str, float | None]:
+    _, place_N = np.unique(clusters, return_inverse=True)
+    n = place_N.max() + 1 if len(values) else 0
+    if n < 2:
+        return {"low": None, "high": None}
+    mean = float(values.mean())
+    deviations = np.bincount(place_N, values - mean)
+    error = np.sqrt(n / (n - 1) * np.square(deviations).sum()) / len(values)
+    reach = float(stats.t.ppf(0.975, n - 1) * error)
+    return {"low": mean - reach, "high": mean + reach}
+
+
+def sources(measured: Measured) -> np.ndarray:
+    """A number for each sentence, equal where the text is the same: targets of one text, as women
+    and girls, are not independent."""
+    texts = [sentence.text for sentence in measured.cases.sentences]
+    return np.unique(texts, return_inverse=True)[1]
+
+
+def of_mode(measured: Measured, mode: str) -> dict[str, Any]:
+    """Effect of one intervention, and where it stands among those on other prototypes."""
+    own = measured.layer, measured.prototype
+    kept_N = measured.kept_N
+    source_N = sources(measured)[kept_N]
+    change_DN = measured.change(mode)[own]
+    loss_DN = measured.perplexity_change(mode)[own]
+    text = None
+    if measured.text is not None:
+        result = measured.text.change[mode]
+        text = {"mean": result.estimate, "low": result.low, "high": result.high, "n": result.n}
+    return {
+        "mode": mode,
+        "effect": clustered_interval(change_DN.mean(0)[kept_N], source_N),
+        "sentences": [mean_interval(change_D) for change_D in change_DN.T],
+        "sentence_perplexity": clustered_interval(loss_DN.mean(0)[kept_N], source_N),
+        "text_perplexity": text,
+        "control": control(measured, mode),
+    }
+
+
+def control(measured: Measured, mode: str) -> dict[str, Any] | None:
+    """The chosen prototype's effect among those of all others; None if there is nothing to rank."""
+    if not measured.kept_N.any():
+        return None
+    effect_LR = measured.effects(mode)
+    own = measured.layer, measured.prototype
+    others = np.ones(effect_LR.shape, bool)
+    others[own] = False
+    others &= np.isfinite(effect_LR)
+    values, chosen = effect_LR[others], float(effect_LR[own])
+    if not values.size:
+        return None
+    as_low, as_high = int((values <= chosen).sum()), int((values >= chosen).sum())
+    strongest = sorted(zip(values.tolist(), np.argwhere(others).tolist(), strict=True))
+    return {
+        "chosen": chosen,
+        "percentile": float(stats.percentileofscore(values, chosen, kind="mean")),
+        "as_low": as_low,
+        "p": min(1.0, 2 * (1 + min(as_low, as_high)) / (1 + values.size)),
+        "n": int(values.size),
+        "mean": float(values.mean()),
+        "low": float(np.quantile(values, 0.025)),
+        "high": float(np.quantile(values, 0.975)),
+        "effects": effect_LR.tolist(),
+        "strongest": [
+            {"layer": layer, "prototype": prototype, "effect": effect}
+            for effect, (layer, prototype) in strongest[:SHOWN]
+        ],
+    }
+
+
+def specific(effect: Mapping[str, Any], p: float | None) -> bool | None:
+    """Whether a prototype does more to the targets than others: both must say so.
+
+    The interval of its effect is without 0, and p of its rank among the others at most 0.05. None
+    where one of the two is missing.
+    """
+    if effect["low"] is None or p is None:
+        return None
+    return not effect["low"] <= 0.0 <= effect["high"] and p <= LEVEL
+
+
+def _verdict(modes: Sequence[Mapping[str, Any]]) -> bool | None:
+    (one,) = (one for one in modes if one["mode"] == ABLATION)
+    return specific(one["effect"], one["control"] and one["control"]["p"])
+
+
+def of_seed(measured: Measured) -> dict[str, Any]:
+    """Everything measured on one model."""
+    kept_N = measured.kept_N
+    tokens_N = measured.cases.target_NT.sum(1)
+    text = measured.text
+    modes = [of_mode(measured, mode) for mode in MODES]
+    return {
+        "layer": measured.layer,
+        "prototype": measured.prototype,
+        "sentences": [
+            {
+                "concept": sentence.concept,
+                "target": sentence.target,
+                "text": sentence.text,
+                "where": sentence.where,
+                "earlier": len(occurrences(sentence.text, sentence.target)) - 1,
+                "target_tokens": int(tokens),
+                "baseline": float(baseline),
+                "perplexity": float(np.exp(loss)),
+                "kept": bool(kept),
+            }
+            for sentence, tokens, baseline, loss, kept in zip(
+                measured.cases.sentences,
+                tokens_N,
+                measured.baseline_N,
+                measured.baseline_loss_N,
+                kept_N,
+                strict=True,
+            )
+        ],
+        "kept": int(kept_N.sum()),
+        "excluded": int((~kept_N).sum()),
+        "text": None if text is None else {"perplexity": text.perplexity, "tokens": text.tokens},
+        "modes": modes,
+        "specific": _verdict(modes),
+    }
+
+
+def first(ranking: Sequence[Ranked]) -> list[dict[str, Any]]:
+    """The head of a ranking."""
+    return [dataclasses.asdict(one) for one in ranking[:SHOWN]]
+
+
+def place(ranking: Sequence[Ranked], layer: int, prototype: int) -> int | None:
+    """Where a prototype stands in a ranking, from 1 on; None without one."""
+    order = [(one.layer, one.prototype) for one in ranking]
+    return order.index((layer, prototype)) + 1 if order else None
+
+
+def skipped(measured: Measured) -> list[dict[str, str]]:
+    """The sentences that were no case, each with the reason."""
+    return [
+        {"where": one.sentence.where, "target": one.sentence.target, "reason": one.reason}
+        for one in measured.cases.skipped
+    ]
+
+
+def rows(measured: Measured, *, run: str, seed: int) -> pa.Table:
+    """A row for each sentence, prototype, intervention and draw that was measured."""
+    columns: dict[str, list[np.ndarray]] = {name: [] for name in ROWS.names}
+    sentences = measured.cases.sentences
+    for mode in MODES:
+        probability = measured.probability[mode]
+        layer, prototype, draw, n = np.nonzero(np.isfinite(probability))
+        at = layer, prototype, draw, n
+        made = {
+            "run": np.full(len(n), run),
+            "seed": np.full(len(n), seed),
+            "concept": np.array([s.concept for s in sentences])[n],
+            "target": np.array([s.target for s in sentences])[n],
+            "sentence": n,
+            "layer": layer,
+            "prototype": prototype,
+            "chosen": (layer == measured.layer) & (prototype == measured.prototype),
+            "mode": np.full(len(n), mode),
+            "draw": draw if mode == REINITIALISE else np.full(len(n), -1),
+            "kept": measured.kept_N[n],
+            "baseline": measured.baseline_N[n],
+            "probability": probability[at],
+            "change": measured.change(mode)[at],
+            "perplexity": np.exp(measured.loss[mode][at]),
+            "perplexity_change": measured.perplexity_change(mode)[at],
+        }
+        for name, column in made.items():
+            columns[name].append(column)
+    return pa.table({name: np.concatenate(parts) for name, parts in columns.items()}, schema=ROWS)

@@ -1,0 +1,161 @@
+"""A pretraining run as others find it: its model, its text, and what training left.
+
+The work folder holds `data/`, the prepared corpus, and per seed a folder of checkpoints. A model is
+made of the run's config alone, and its parameters come from a checkpoint.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+from absl import logging
+
+from lm_jax.checkpoint import manager
+from lm_jax.checkpoint.format import verify_checkpoint
+from lm_jax.errors import BadInputError, UsageError
+from lm_jax.model.config import DecoderConfig
+from lm_jax.model.decoder import param_spec
+from lm_jax.model.mixers import Mixer
+from lm_jax.parallel import sharding
+from lm_jax.run.files import read_json
+from lm_jax.run.plain import from_plain
+from lm_jax.run.workdir import CONFIG_FILE
+from lm_jax.text.examples import Examples
+from lm_jax.text.preparation import Prepared, prepare_corpus
+from lm_jax.text.tokenizer import Tokenizer
+from protot_jax import models
+from protot_jax.config import PretrainConfig
+from protot_jax.mixer import PrototypeMixer
+from protot_jax.reference_code import released_prefix_mean
+
+DATA = "data"
+
+
+def model(config: PretrainConfig, vocab_size: int) -> tuple[DecoderConfig, Mixer]:
+    """The decoder and the mixer that a config names."""
+    options: dict[str, Any] = {}
+    if config.model == "protot":
+        options |= dataclasses.asdict(config.prototypes)
+        if config.arithmetic == "released":
+            options["prefix"] = released_prefix_mean
+    elif config.model == "llama":
+        options["pattern_dropout"] = config.attention_dropout
+    return models.build_model(
+        config.model,
+        hidden_size=config.hidden_size,
+        num_layers=config.num_layers,
+        vocab_size=vocab_size,
+        context=config.context,
+        tie_embeddings=config.tie_embeddings,
+        **options,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """The three splits of a corpus as examples of one context."""
+
+    prepared: Prepared
+    train: Examples
+    validation: Examples
+    test: Examples
+
+
+def load_data(config: PretrainConfig, folder: Path) -> Data:
+    """Prepares the corpus in `folder`, or opens it there."""
+    prepared = prepare_corpus(folder, config.corpus)
+    split = functools.partial(Examples, prepared, context=config.context, mode=config.examples)
+    return Data(
+        prepared,
+        split("train", limit=config.train_documents or None),
+        split("validation", limit=config.validation_documents or None),
+        split("test", limit=config.test_documents or None),
+    )
+
+
+def seed_folder(folder: Path, seed: int) -> Path:
+    """Where the run in `folder` trains a seed."""
+    return folder / f"seed_{seed}"
+
+
+def validation_perplexity(summary: Mapping[str, Any]) -> float:
+    """The lowest validation perplexity of a seed, of its numbers in the summary of a run."""
+    # JSON has no infinity, which is written as a word.
+    return float(summary["best"]["validation_perplexity"])
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedModel:
+    """What a run left: the parameters of one checkpoint, after `step` updates, and their model."""
+
+    cfg: DecoderConfig
+    mixer: Mixer
+    params: dict[str, Any]
+    tokenizer: Tokenizer
+    config: PretrainConfig
+    seed: int
+    step: int
+
+    @property
+    def prototypes(self) -> PrototypeMixer:
+        """The mixer of a model that has prototypes.
+
+        Raises:
+          UsageError: it has none.
+        """
+        if not isinstance(self.mixer, PrototypeMixer):
+            raise UsageError(
+                f"the run trained {self.config.model!r}, which has no prototypes; name a run of "
+                "'protot'"
+            )
+        return self.mixer
+
+    def warn_of_packing(self) -> None:
+        """Logs that what reads the beginnings of texts reads what this model seldom saw."""
+        if self.config.examples == "pack":
+            logging.warning(
+                "this model was trained on documents joined into rows (config.examples = 'pack'); "
+                "it is read here at the beginnings of texts, of which it has seen few"
+            )
+
+
+def load_run(
+    run: str | os.PathLike[str],
+    *,
+    seed: int | None = None,
+    best: bool = True,
+) -> TrainedModel:
+    """Loads a model that `protot_jax.pretrain` trained, from its work folder.
+
+    Args:
+      run: the work folder.
+      seed: which of the run's seeds; None is the first.
+      best: the checkpoint with the lowest validation perplexity so far; false for the last one.
+
+    Raises:
+      BadInputError: the folder holds no such run, or no checkpoint yet.
+      CorruptError: a checkpoint or the tokenizer's folder is damaged.
+      UsageError: a seed that the run does not have.
+    """
+    folder = Path(run)
+    if not (folder / CONFIG_FILE).is_file():
+        raise BadInputError(f"{folder} is no run: it has no {CONFIG_FILE}; name a work folder")
+    config = from_plain(read_json(folder / CONFIG_FILE), PretrainConfig)
+    seed = config.seeds[0] if seed is None else seed
+    if seed not in config.seeds:
+        raise UsageError(f"seed = {seed} is none of {', '.join(map(str, config.seeds))}")
+    saved = seed_folder(folder, seed) / manager.FOLDER
+    steps = manager.saved_steps(saved)
+    if not steps:
+        raise BadInputError(f"{saved} holds no checkpoint; start the run again to go on")
+    step = steps[-1]
+    if best:
+        notes = verify_checkpoint(manager.step_folder(saved, step))["notes"]
+        step = notes["progress"].get("best_step") or step
+    tokenizer = Tokenizer.from_folder(folder / DATA)
+    cfg, mixer = model(config, tokenizer.vocab_size)
+    params = manager.load_params(saved, step, sharding.abstract(param_spec(cfg, mixer)))
+    return TrainedModel(cfg, mixer, params, tokenizer, config, seed, step)

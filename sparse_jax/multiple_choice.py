@@ -1,0 +1,245 @@
+"""Multiple choice by a dense model and by sparse ones, on the same questions.
+
+    python -m sparse_jax.multiple_choice --config=configs/sparse/multiple_choice.py \\
+        --workdir=runs/multiple_choice \\
+        --config.sparse="('runs/sparse/seed_234/target_3.7009/model',)" --config.limit=200
+
+The work folder then holds
+
+    scores/         the log-likelihood of every choice, under a hash of model and gates, so that
+                    more questions or models of the same folder are not scored again
+    summary.json    what `multiple_choice.compare` returns, and the digests of the models
+    report.html     the same as a page
+
+Sparse models answer with gates that open by rule. A killed run is started again with the same
+command.
+"""
+
+from collections.abc import Mapping, Sequence
+import contextlib
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+import numpy as np
+
+from lm_jax import report
+from lm_jax.errors import BadInputError, UsageError, nearest
+from lm_jax.evaluate import multiple_choice
+from lm_jax.evaluate.multiple_choice import TASKS, Question, Scorer
+from lm_jax.model.decoder import forward
+from lm_jax.report import Column, section, table
+from lm_jax.run import cli
+from lm_jax.run.config_files import in_mode
+from lm_jax.run.files import read_json, write_json, write_text
+from lm_jax.run.plain import from_plain
+from lm_jax.run.provenance import PROVENANCE_FILE, collect_provenance, record_provenance
+from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
+from lm_jax.statistics import Interval
+from lm_jax.weights.load import Pretrained, load_pretrained
+from sparse_jax import model as sparse_model
+from sparse_jax.model import SparseModel
+
+SCORES, SUMMARY, REPORT = "scores", "summary.json", "report.html"
+DENSE, TRUTHFULQA = "dense", "truthfulqa_mc1"
+
+
+@dataclasses.dataclass(frozen=True)
+class MultipleChoiceConfig:
+    """Everything that decides the result.
+
+    Attributes:
+      dense: a local folder, a .gguf file, or a name of the manifest.
+      sparse: folders that `sparse_jax.posttrain` exported.
+      tasks: names of `lm_jax.evaluate.multiple_choice.TASKS`.
+      truthfulqa: a file of TruthfulQA, whose MC1 is then a further task.
+      limit: the first so many questions of each task; 0 for all.
+      batch_tokens: the most tokens in a batch, of which all logits are held at once.
+      dtype: of the weights and of the computation.
+    """
+
+    dense: str = "smollm2"
+    sparse: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = tuple(TASKS)
+    truthfulqa: str = ""
+    limit: int = 500
+    batch_tokens: int = 1024
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"config.tasks has {task!r}{nearest(task, TASKS)}"
+            for task in self.tasks
+            if task not in TASKS
+        ]
+        if not self.tasks and not self.truthfulqa:
+            problems.append("config.tasks names no task, and config.truthfulqa no file; give one")
+        if len(set(self.tasks)) < len(self.tasks):
+            problems.append(f"config.tasks = {self.tasks} names a task twice; name each once")
+        if len(set(self.sparse)) < len(self.sparse):
+            problems.append(f"config.sparse = {self.sparse} names a folder twice; name each once")
+        if DENSE in self.sparse:
+            problems.append(
+                f"config.sparse has {DENSE!r}, as the dense model is called; write ./dense"
+            )
+        if self.limit < 0:
+            problems.append(f"config.limit = {self.limit} must be at least 0")
+        if self.batch_tokens < 1:
+            problems.append(f"config.batch_tokens = {self.batch_tokens} must be at least 1")
+        if problems:
+            raise UsageError("; ".join(problems))
+
+
+def experiment(mode: str, **settings: Any) -> ConfigDict:
+    """The `get_config(mode)` of a comparison: "smoke" asks two questions of each task."""
+    smoke = functools.partial(dataclasses.replace, limit=2)
+    return in_mode(mode, MultipleChoiceConfig(**settings), {"smoke": smoke}, of="multiple choice")
+
+
+def read_questions(config: MultipleChoiceConfig) -> dict[str, list[Question]]:
+    """The questions of every task."""
+    limit = config.limit or None
+    results = {task: multiple_choice.read(task, limit=limit) for task in config.tasks}
+    if config.truthfulqa:
+        results[TRUTHFULQA] = multiple_choice.truthfulqa(config.truthfulqa, limit=limit)
+    return results
+
+
+def run(config: MultipleChoiceConfig, folder: Path) -> dict[str, Any]:
+    """Scores what is not scored yet in an open work folder, and returns the summary."""
+    for path in config.sparse:
+        sparse_model.read_note(path)
+    questions = read_questions(config)
+    dense = load_pretrained(config.dense, dtype=jnp.dtype(config.dtype))
+    sparse = {
+        path: sparse_model.load(path, dtype=jnp.dtype(config.dtype)) for path in config.sparse
+    }
+    models: dict[str, Pretrained | SparseModel] = {DENSE: dense, **sparse}
+    digests = {name: _base(each).sha256 for name, each in models.items()}
+    origin = collect_provenance(seeds={}, dtype=config.dtype, data=digests)
+    record_provenance(folder, origin)
+    with contextlib.ExitStack() as stack:
+        scorers = {
+            name: scorer(name, each, config, stack, folder / SCORES)
+            for name, each in models.items()
+        }
+        compared = multiple_choice.compare(scorers, questions, quiet=False)
+    summary = {
+        "models": digests,
+        # As the cards of the models tell it.
+        "edges": {
+            path: each.numbers.get("open edges", "not recorded") for path, each in sparse.items()
+        },
+        "device": jax.devices()[0].device_kind,
+        **compared,
+    }
+    write_json(folder / SUMMARY, summary)
+    page = build(summary, provenance=read_json(folder / PROVENANCE_FILE))
+    write_text(folder / REPORT, page)
+    return summary
+
+
+def scorer(
+    name: str,
+    model: Pretrained | SparseModel,
+    config: MultipleChoiceConfig,
+    stack: contextlib.ExitStack,
+    scores: Path,
+) -> Scorer:
+    """A model as the scoring sees it, with its scores on disk while `stack` is open.
+
+    Raises:
+      BadInputError: it has no tokenizer.
+    """
+    base, settings = _base(model), {"dtype": config.dtype}
+    if base.tokenizer is None:
+        raise BadInputError(
+            f"the model {name} has no tokenizer; put its tokenizer.json beside the weights"
+        )
+    if isinstance(model, SparseModel):
+        gates = model.gates
+        settings |= {"gate_bias": gates.bias_LN.tolist(), "raw_gate": gates.raw_gate}
+        settings |= {"renormalise": gates.renormalise}
+    logits = jax.jit(functools.partial(_logits, model))
+    return Scorer(
+        logits=functools.partial(logits, base.params),
+        tokenizer=base.tokenizer,
+        max_length=base.cfg.max_length,
+        batch_tokens=config.batch_tokens,
+        cache=stack.enter_context(
+            multiple_choice.open_cache(scores, model=base.sha256, settings=settings)
+        ),
+    )
+
+
+def _logits(model: Pretrained | SparseModel, params: Any, tokens_BT: np.ndarray) -> jax.Array:
+    # Weights come as an argument: what a compiled program closes over becomes a part of it.
+    if isinstance(model, SparseModel):
+        return model.with_params(params).forward(jnp.asarray(tokens_BT)).logits
+    return forward(params, jnp.asarray(tokens_BT), model.cfg).logits
+
+
+def _base(model: Pretrained | SparseModel) -> Pretrained:
+    return model.base if isinstance(model, SparseModel) else model
+
+
+def build(summary: Mapping[str, Any], *, provenance: Mapping[str, Any]) -> str:
+    """The page: accuracies beside each other, with the change and the exact McNemar test."""
+    rows: list[Sequence[object]] = []
+    for task, of_task in summary["tasks"].items():
+        for metric, of_metric in of_task["metrics"].items():
+            for name, accuracy in of_metric["accuracy"].items():
+                paired = of_metric["paired"].get(name)
+                change = "" if paired is None else _change(paired["change"])
+                p_value = "" if paired is None else paired["p_value"]
+                chance = 100 * of_task["chance"]
+                shown = report.rate(Interval(**accuracy))
+                rows.append([task, metric, name, shown, chance, change, p_value])
+    counts = ", ".join(f"{task}: {each['n']}" for task, each in summary["tasks"].items())
+    columns = [
+        "Task",
+        "Metric",
+        "Model",
+        "Right, %",
+        Column("Chance, %", ".1f"),
+        "Change, points",
+        Column("p", ".2g"),
+    ]
+    parts = [
+        section(
+            "Accuracies",
+            "Under “acc” the likeliest choice counts, under “acc_norm” the likeliest by "
+            f"character. Intervals are at {summary['confidence']:.0%}; p is of the exact McNemar "
+            "test of single comparisons, not corrected for their number.",
+            table(columns, rows, caption="Models on the same questions.", n=counts),
+        ),
+        *[section("Open edges", report.key_values(summary["edges"]))] * bool(summary["edges"]),
+    ]
+    return report.page("Multiple choice", parts, provenance=report.facts(provenance))
+
+
+def _change(change: Mapping[str, Any]) -> str:
+    low, middle, high = (100 * change[name] for name in ("low", "estimate", "high"))
+    return f"{middle:+.1f} [{low:+.1f}, {high:+.1f}]"
+
+
+def main(arguments: cli.Arguments) -> None:
+    """The command."""
+    config = cast(ConfigDict, arguments.config)
+    settled = from_plain(config, MultipleChoiceConfig)
+    with open_workdir(arguments.folder, config, resume=arguments.resume) as work:
+        done = finish_time(work.path)
+        if not done:
+            run(settled, work.path)
+            mark_finished(work.path)
+        summary = read_json(work.path / SUMMARY)
+        print(*[f"finished {done}"] * bool(done), multiple_choice.table(summary), sep="\n")
+        print(f"report: {work.path / REPORT}")
+
+
+if __name__ == "__main__":
+    cli.app(main, config="configs/sparse/multiple_choice.py")

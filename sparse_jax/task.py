@@ -1,0 +1,201 @@
+"""What all runs of one post-training share: the model, its data, and the dense model's loss.
+
+    dense.json    that loss, written once: the bounds are counted from it
+
+A run that is started again reads the dense loss back. Evaluated anew, it may differ in its last
+bits on another mesh or device, and with it every bound.
+"""
+
+import dataclasses
+import functools
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from lm_jax.errors import BadInputError, UsageError
+from lm_jax.model import lora
+from lm_jax.model.decoder import param_spec
+from lm_jax.parallel import sharding
+from lm_jax.run import processes
+from lm_jax.run.files import read_json, write_json
+from lm_jax.run.plain import config_difference, to_plain
+from lm_jax.text.examples import Batches, Examples, OnePass
+from lm_jax.text.preparation import Prepared, prepare_corpus
+from lm_jax.train.config import MAY_CHANGE
+from lm_jax.train.evaluate import evaluate
+from lm_jax.train.objective import LanguageModelling, ignore_index_batch
+from lm_jax.train.step import check_batch, make_eval_step
+from lm_jax.weights.load import OpenedModel, Pretrained, open_pretrained
+from sparse_jax import claims, patterns
+from sparse_jax.config import PosttrainConfig
+
+DATA, DENSE = "data", "dense.json"
+# Which runs there are, but nothing of any one of them.
+_CHOOSE_RUNS = ("slacks", "targets", "seeds", "control")
+# What is made of a run at its end.
+_SHOW_RUNS = ("texts", "heads", "export_dtype")
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """The model, its data and the devices; `force` is `--resume=force`."""
+
+    config: PosttrainConfig
+    folder: Path
+    mesh: jax.sharding.Mesh
+    base: Pretrained
+    prepared: Prepared
+    examples: Examples
+    validation: OnePass
+    force: bool = False
+
+    def batches(self, seed: int) -> Batches:
+        """Those that a run of this seed is trained on."""
+        return Batches(self.examples, seed=seed, **_share(self.config, self.mesh))
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseLoss:
+    """Nats per token of the dense model on the validation windows, and how many tokens they are."""
+
+    loss: float
+    tokens: int
+
+
+def open_model(config: PosttrainConfig) -> OpenedModel:
+    """Reads what the model is, but no weights, and refuses what it cannot be trained to.
+
+    Raises:
+      UsageError: the batch does not divide over the devices, or the model has no such positions,
+        heads or weights to adapt.
+      BadInputError: there is no such model, or it has no tokenizer.
+    """
+    check_batch(config.batch_size, config.accumulate, _mesh(config))
+    model = open_pretrained(config.model)
+    if model.tokenizer is None:
+        raise BadInputError(
+            f"model {config.model!r} has no tokenizer; put its tokenizer.json beside the weights"
+        )
+    if config.context > model.cfg.max_length:
+        raise UsageError(
+            f"config.context = {config.context} is beyond the {model.cfg.max_length} positions of "
+            f"{config.model}; lower it"
+        )
+    patterns.named(config.heads, model.cfg.num_layers, model.cfg.num_heads)
+    if not config.full:
+        lora.adapter_spec(param_spec(model.cfg), config.adapters)
+    return model
+
+
+def open_task(config: PosttrainConfig, folder: Path, *, force: bool = False) -> Task:
+    """Prepares the data of the model, and loads its weights once nothing else can be refused.
+
+    Raises:
+      UsageError: as `open_model`.
+      BadInputError: as `open_model`; the corpus is not there, or has not one batch of windows.
+    """
+    mesh = _mesh(config)
+    model = open_model(config)
+    prepared = prepare_corpus(folder / DATA, config.corpus, tokenizer=model.tokenizer)
+    cut = functools.partial(
+        Examples, prepared, context=config.context, mode="window", vocab_size=model.cfg.vocab_size
+    )
+    examples = cut("train")
+    validation = OnePass(
+        cut("validation", limit=config.validation_documents), **_share(config, mesh)
+    )
+    # Refuses a corpus of less than one batch.
+    Batches(examples, seed=config.seeds[0], **_share(config, mesh))
+    # Trained weights are float32; frozen ones are only ever read in the dtype of the computation.
+    dtype = jnp.float32 if config.full else jnp.dtype(config.dtype)
+    base = model.load(dtype=dtype, mesh=mesh)
+    return Task(config, folder, mesh, base, prepared, examples, validation, force)
+
+
+def _mesh(config: PosttrainConfig) -> jax.sharding.Mesh:
+    data, fsdp, tensor = config.mesh
+    return sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor)
+
+
+def _share(config: PosttrainConfig, mesh: jax.sharding.Mesh) -> dict[str, int]:
+    index, count = sharding.batch_share(mesh)
+    return {"batch_size": config.batch_size, "process_index": index, "process_count": count}
+
+
+def dense_loss(job: Task) -> DenseLoss:
+    """The dense model's loss, from `dense.json` where an earlier start has left it.
+
+    Raises:
+      BadInputError: it is that of other weights.
+      UsageError: it is that of other windows or another dtype.
+      StoppedError: a stop was requested while the model was evaluated.
+    """
+    file = job.folder / DENSE
+    identity = {
+        "base_sha256": job.base.sha256,
+        "validation": job.validation.fingerprint,
+        "dtype": job.config.dtype,
+    }
+    if not processes.on_first(lambda: _is_stored(file, identity, job)):
+        objective = LanguageModelling(
+            job.base.cfg, dtype=job.config.dtype, make_batch=ignore_index_batch
+        )
+        look = make_eval_step(objective, job.mesh)
+        result = evaluate(look, job.base.params, job.validation, job.mesh, stoppable=True)
+        own = identity | {"loss": result.loss, "tokens": result.tokens}
+        processes.on_first(lambda: write_json(file, own))
+    stored = read_json(file)
+    return DenseLoss(stored["loss"], stored["tokens"])
+
+
+def _is_stored(file: Path, identity: dict[str, str], job: Task) -> bool:
+    if not file.exists():
+        return False
+    stored = read_json(file)
+    changes = config_difference({name: stored.get(name) for name in identity}, identity)
+    if not changes or job.force:
+        return not changes
+    remedy = "choose another --workdir, or begin again with --resume=force"
+    if stored.get("base_sha256") != identity["base_sha256"]:
+        raise BadInputError(
+            f"{job.config.model} has weights of sha256 {identity['base_sha256'][:12]}, and the "
+            f"runs in {file.parent} began with {str(stored.get('base_sha256'))[:12]}; put those "
+            f"back, {remedy}"
+        )
+    raise UsageError(f"{file} is of {', '.join(changes)}; {remedy}")
+
+
+def bounds(config: PosttrainConfig, dense: float) -> list[float]:
+    """The bound of each run of a seed, in nats per token.
+
+    Raises:
+      UsageError: one is below the dense model's loss.
+    """
+    if not config.targets:
+        return [dense + slack for slack in config.slacks]
+    if low := [target for target in config.targets if target < dense]:
+        raise UsageError(
+            f"config.targets has {low[0]:g} nats per token, and the dense model reaches "
+            f"{dense:.4f} on the same text; give targets above that, or --config.slacks"
+        )
+    return list(config.targets)
+
+
+def claim_run(job: Task, folder: Path, *, seed: int, target: float | None, result: str) -> bool:
+    """`claims.claim` for the run of a seed and a bound, which the control has none of."""
+    config = to_plain(job.config)
+    shown = {name: config.pop(name) for name in _SHOW_RUNS}
+    # The model is known by its weights, wherever they are.
+    for name in (*_CHOOSE_RUNS, *MAY_CHANGE, "model"):
+        config.pop(name)
+    trained = {
+        "seed": seed,
+        "target": target,
+        "base_sha256": job.base.sha256,
+        "data": job.batches(seed).fingerprint,
+        "validation": job.validation.fingerprint,
+    }
+    return claims.claim(
+        folder, trained=trained | config, shown=shown, result=result, force=job.force
+    )

@@ -1,0 +1,203 @@
+"""What an audit of six heads leaves behind, made from random rows, and its page taken apart."""
+
+import io
+from xml.etree import ElementTree
+
+import numpy as np
+import pyarrow as pa
+from rich.console import Console
+
+from lm_jax.report.markup import number
+from polyattn_jax import console, report, schema, summary
+from polyattn_jax.config import AuditConfig
+from polyattn_jax.diagnostic import Status, required_degree
+
+SHAPE = (3, 2)
+PROMPTS = 12
+SETTINGS = AuditConfig(
+    model="models/Other-1B",
+    niah_lengths=(64, 1024),
+    niah_n=PROMPTS,
+    induction_length=64,
+    mqar_length=64,
+    recipes=("relu_p4_b0", "relu_p4_bauto", "relu_p8_bauto", "sigmoid_b0"),
+    sweep_length=64,
+    ablation_heads=(1, 2),
+    ablation_draws=2,
+    top_heads=2,
+    resamples=100,
+)
+PROVENANCE = {"start": "2026-01-02", "packages": {"jax": "0.1"}, "git": None, "restarts": []}
+
+
+def diagnosed_rows(suites=("niah_64", "niah_1024", "induction", "mqar")):
+    """Random rows with the relations of real ones: S_p falls with p and p* suffices."""
+    rng = np.random.default_rng(0)
+    axes = (suites, range(PROMPTS), range(SHAPE[0]), range(SHAPE[1]), schema.BIASES)
+    suite, prompt, layer, head, kind = (
+        np.array([axis[i] for i in part])
+        for axis, part in zip(axes, np.indices([len(a) for a in axes]).reshape(5, -1), strict=True)
+    )
+    n = len(suite)
+    active, rho = rng.integers(0, 50, n), rng.uniform(0.01, 0.9, n)
+    degree = np.arange(2, 17)[:, None]
+    s = dict(zip(range(2, 17), active * (1 - rho) ** degree * rng.uniform(0.2, 1, n), strict=True))
+    given = {
+        "suite": suite,
+        "prompt": np.char.add("prompt-", prompt.astype(str)),
+        "layer": layer,
+        "head": head,
+        "bias_kind": kind,
+        "target": np.full(n, "argmax"),
+        "status": np.where(rng.uniform(size=n) < 0.05, Status.DEAD, Status.ACTIVE),
+        "active": active,
+        "relative_margin": rho,
+        "p_star": required_degree(active, rho),
+        **{f"s_{p}": s[p] for p in (2, 4, 8, 16)},
+        "query": np.full(n, 63),
+        "s_softmax": rng.uniform(0.2, 1.6, n),
+        **{f"change_{p}": rng.uniform(0.1, 1.0, n) for p in (2, 4, 8, 16)},
+        "sink": rng.uniform(0, 0.6, n),
+        "on_answer": rng.uniform(0, 0.2, n),
+        "distance": rng.integers(0, 60, n),
+    }
+    # one tie that the bound certifies: two equal keys and nothing else
+    given["active"][0], given["p_star"][0], given["status"][0] = 1, 0.0, Status.ACTIVE
+    for p in (2, 4, 8, 16):
+        given[f"s_{p}"][0] = 1.0
+    return table(given, schema.ROWS)
+
+
+def table(given, fields):
+    size = len(next(iter(given.values())))
+    columns = [
+        pa.array(given.get(f.name, [""] * size if f.type == pa.string() else np.zeros(size))).cast(
+            f.type
+        )
+        for f in fields
+    ]
+    return pa.Table.from_arrays(columns, schema=fields)
+
+
+def answers(correct, ablation, left_out):
+    """How many of the prompts each cell gets right, and softmax where the needle was left out."""
+    given = {name: [] for name in ("stage", "cell", "recipe", "heads", "suite", "prompt")}
+    given |= {name: [] for name in ("target", "predicted", "loss", "rank")}
+    control = {"niah_64": PROMPTS, "niah_1024": PROMPTS - 1, "control": left_out}
+    cells = [("control", "softmax", "softmax", suite, right) for suite, right in control.items()]
+    cells += [("sweep", name, name, "niah_64", right) for name, right in correct.items()]
+    recipe = SETTINGS.ablation_recipe
+    cells += [("ablation", name, recipe, "niah_64", right) for name, right in ablation.items()]
+    for stage, cell, recipe, suite, right in cells:
+        for i in range(PROMPTS):
+            row = {"stage": stage, "cell": cell, "recipe": recipe, "suite": suite, "heads": 6}
+            row |= {"prompt": f"prompt-{i}", "target": 5, "predicted": 5 if i < right else 7}
+            row |= {"loss": 1.0 + i, "rank": 0 if i < right else 3}
+            for name, value in row.items():
+                given[name].append(value)
+    return table(given, schema.ANSWERS)
+
+
+def head_features():
+    """Features of six heads on two prompts: two sinks, one induction, one local, two diffuse."""
+    rng = np.random.default_rng(1)
+    sink, induction = [0.9, 0.5, 0.1, 0.2, 0.0, 0.3], [0.0, 0.9, 0.7, 0.05, 0.2, 0.5]
+    distance = [50.0, 1.0, 30.0, 3.0, 3.0, 90.0]
+    shift = rng.uniform(-0.01, 0.01, 6)
+    return {
+        "prompt": ["prompt-0"] * 6 + ["prompt-1"] * 6,
+        "layer": [0, 0, 1, 1, 2, 2] * 2,
+        "head": [0, 1] * 6,
+        "sink": np.r_[sink + shift, sink - shift],
+        "induction": induction * 2,
+        "distance": distance * 2,
+        "entropy": [1.0] * 12,
+    }
+
+
+CURVE = [
+    {"length": 16, "bias": 0.75, "low": 0.61, "high": 0.9, "least": 0.5, "most": 1.12},
+    {"length": 64, "bias": 1.5, "low": 1.31, "high": 1.67, "least": 1.1, "most": 1.9},
+]
+CALIBRATION = {
+    "bias": 1.5012345,
+    "low": 1.31,
+    "high": 1.67,
+    "mass": 0.05,
+    "length": 64,
+    "texts": 8,
+    "rows": 5000,
+    "passes": 4,
+    "step": 0.004,
+    "curve": CURVE,
+}
+CORRECT = {
+    "softmax": 12,
+    "relu_p4_b0": 0,
+    "relu_p4_bauto": 12,
+    "relu_p8_bauto": 4,
+    "sigmoid_b0": 11,
+}
+ABLATION = {
+    "softmax": 12,
+    "top-1": 11,
+    "top-2": 1,
+    "bottom-1": 12,
+    "bottom-2": 12,
+    "random-1-0": 12,
+    "random-1-1": 12,
+    "random-2-0": 9,
+    "random-2-1": 5,
+}
+
+
+def audit(config=SETTINGS, correct=CORRECT, ablation=ABLATION, rows=None, second=1.25, left_out=0):
+    """What an audit leaves behind: summary, rows, heads."""
+    rows = diagnosed_rows() if rows is None else rows
+    losses = {"prompt": ["a", "a"], "copy": [1, 2], "loss": [12.5, second], "correct": [0.0, 0.75]}
+    result, by_head = summary.summarise(
+        rows,
+        answers(correct, ablation, left_out),
+        table(losses | {"tokens": [99, 99]}, schema.LOSSES),
+        table(head_features() if config.induction_n else {"prompt": []}, schema.FEATURES),
+        CALIBRATION,
+        config,
+        SHAPE,
+    )
+    return result | {"family": "llama", "weights": ["w.safetensors"]}, rows, by_head
+
+
+def build(result, rows, by_head, **provenance):
+    return report.build(result, rows, by_head, provenance=PROVENANCE | provenance)
+
+
+def parsed(html):
+    """The body as strict XML, which fails on anything unescaped or unclosed."""
+    body = html[html.index("<body>") : html.index("</body>") + len("</body>")]
+    return ElementTree.fromstring(body)
+
+
+def text_of(node):
+    return "".join(node.itertext())
+
+
+def lines(tree, caption):
+    """The rows, as lists of texts, of the one table whose caption begins so."""
+    (result,) = (
+        figure
+        for figure in tree.iter("figure")
+        if figure.get("class") == "table" and text_of(figure.find("figcaption")).startswith(caption)
+    )
+    return [[text_of(cell) for cell in row] for row in result.find(".//tbody")]
+
+
+def percent(value, spec=".1f"):
+    return number(100 * value, spec)
+
+
+def printed(result, **options):
+    file = io.StringIO()
+    console.print_summary(
+        result, report="runs/x/report.html", console=Console(file=file, **options)
+    )
+    return file.getvalue()

@@ -1,0 +1,196 @@
+"""The command finds a prototype, measures it in every seed, and writes what its schema says."""
+
+import html
+import json
+
+import jsonschema
+import pyarrow.parquet as pq
+import pytest
+
+from lm_jax.run import cli
+import protot_jax
+from protot_jax.interventions import __main__ as command
+from protot_jax.interventions import report, schema
+from protot_jax.interventions.effects import MODES
+
+FILE = (
+    '{"concept": "place", "target": "house", "text": "the people of the town met in a house"}\n'
+    '{"concept": "place", "target": "river", "text": "its people met in the river & <b>town</b>"}\n'
+    '{"concept": "place", "target": "river", "text": "a house of the town"}\n'
+)
+# Untrained models may think every target improbable.
+KEPT = "--least_probability=0"
+FAST = ("--reinit_draws=3", "--control_draws=1", "--perplexity_rows=8", "--gate_rows=16")
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("sentences") / "places.jsonl"
+    path.write_text(FILE, "utf-8")
+    return path
+
+
+def start(*arguments) -> int:
+    return cli.run(command.main, ["intervene", *arguments], workdir_required=False)
+
+
+@pytest.fixture(scope="module")
+def made(run, file):
+    """The folder of a prototype found in the first seed and matched in the second."""
+    assert start(f"--run={run}", f"--sentences={file}", "--concept=place", KEPT, *FAST) == 0
+    return run / "interventions" / "place"
+
+
+def test_the_best_weights_are_read(run, made):
+    result = json.loads((made / "intervention.json").read_text("utf-8"))
+    read, best, last = (
+        [one["step"] for one in result["seeds"]],
+        *(
+            [protot_jax.saved_run(run, seed=one["seed"], best=best).step for one in result["seeds"]]
+            for best in (True, False)
+        ),
+    )
+    assert read == best != last
+
+
+def test_the_result_is_what_its_schema_says(made):
+    result = json.loads((made / "intervention.json").read_text("utf-8"))
+    jsonschema.validate(result, schema.SCHEMA)
+    settings = result["settings"]
+    assert settings["found"] and not settings["shipped_sentences"]
+    assert settings["words"] == ["house", "river"]
+    first, second = result["seeds"]
+    assert (first["seed"], first["place"], second["seed"]) == (1, 1, 2)
+    assert first["match"] is None
+    assert second["match"]["layer"] == second["layer"]
+    top = first["ranking"][0]
+    assert (first["layer"], first["prototype"]) == (top["layer"], top["prototype"])
+    for seed in result["seeds"]:
+        assert [mode["mode"] for mode in seed["modes"]] == list(MODES)
+        assert seed["kept"] + seed["excluded"] == len(seed["sentences"]) == 2
+    assert [one["where"] for one in result["skipped"]] == ["places.jsonl:3"]
+
+
+def test_the_rows_are_all_that_was_measured(made):
+    result = json.loads((made / "intervention.json").read_text("utf-8"))
+    table = pq.read_table(made / "interventions.parquet")
+    assert table.schema.equals(schema.ROWS)
+    prototypes, sentences, seeds = 2 * 3, 2, 2
+    draws = (prototypes - 1) * (4 + 1) + (4 + 3)
+    assert table.num_rows == draws * sentences * seeds
+    frame = table.to_pylist()
+    first = result["seeds"][0]
+    for mode in first["modes"]:
+        for n in range(sentences):
+            own = [
+                row["change"]
+                for row in frame
+                if row["seed"] == 1
+                and row["chosen"]
+                and (row["mode"], row["sentence"]) == (mode["mode"], n)
+            ]
+            assert mode["sentences"][n]["mean"] == pytest.approx(sum(own) / len(own))
+
+
+def test_the_page_shows_the_numbers_and_no_markup_of_a_sentence(made):
+    page = (made / "intervention.html").read_text("utf-8")
+    result = json.loads((made / "intervention.json").read_text("utf-8"))
+    first = result["seeds"][0]
+    assert f"What L{first['layer']} P{first['prototype']} does for place" in page
+    assert "<b>" not in page
+    assert "src=" not in page and 'href="http' not in page
+    assert "places.jsonl:3" in page
+    assert "The same prototype in other seeds" in page
+    # A target that holds markup is shown as text.
+    hostile = json.loads(json.dumps(result))
+    hostile["seeds"][0]["sentences"][0] |= {"text": "a <b>x</b> house", "target": "house"}
+    assert html.escape("<b>x</b>") in report.build(hostile, provenance={})
+
+
+def test_a_finished_one_says_so_and_another_is_not_mixed_in(run, file, made, capsys):
+    before = (made / "intervention.json").read_bytes()
+    same = (f"--run={run}", f"--sentences={file}", "--concept=place", KEPT)
+    assert start(*same, *FAST) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("finished ")
+    assert "number 1 by the words" in out
+    assert (made / "intervention.json").read_bytes() == before
+    assert start(*same, *FAST, "--reinit_seed=9") == 2
+    assert "reinit_seed" in capsys.readouterr().err
+
+
+def test_several_concepts_are_compared(run, tmp_path, capsys):
+    file = tmp_path / "two.jsonl"
+    file.write_text(FILE.replace('"concept": "place"', '"concept": "other"', 1), "utf-8")
+    folder = tmp_path / "out"
+    same = (f"--run={run}", f"--sentences={file}", "--concept=place,other", f"--workdir={folder}")
+    arguments = (*same, "--nomatch_seeds", KEPT, *FAST)
+    assert start(*arguments) == 0
+    out = capsys.readouterr().out
+    compared = json.loads((folder / "comparison.json").read_text("utf-8"))
+    jsonschema.validate(compared, schema.COMPARISON)
+    assert [one["concept"] for one in compared["concepts"]] == ["place", "other"]
+    single = []
+    for one in compared["concepts"]:
+        result = json.loads((folder / one["concept"] / "intervention.json").read_text("utf-8"))
+        jsonschema.validate(result, schema.SCHEMA)
+        assert result["settings"]["together"] == ["place", "other"]
+        (mode,) = (m for m in result["seeds"][0]["modes"] if m["mode"] == "zero_write")
+        assert (one["effect"], one["p"]) == (mode["effect"], mode["control"]["p"])
+        single.append(one["p"])
+        assert f"{one['p_holm']:.3f}" in out
+        page = (folder / one["concept"] / "intervention.html").read_text("utf-8")
+        assert "2 concepts were tested at once" in page
+    assert sorted(one["p_holm"] for one in compared["concepts"])[0] == min(1, 2 * min(single))
+    assert "p, Holm" in (folder / "comparison.html").read_text("utf-8")
+    # The same again measures nothing.
+    assert start(*arguments) == 0
+    assert capsys.readouterr().out.count("finished ") == 2
+
+
+def test_a_given_prototype_beside_the_paper(run, tmp_path, capsys):
+    """All targets are too rare for this model, and the page says so beside the paper's numbers."""
+    text = "Our people and its house are good for the mental health of the town."
+    file = tmp_path / "own.tsv"
+    file.write_text(f"concept\ttarget\ttext\nmental health\tthe\t{text}\n", "utf-8")
+    folder = tmp_path / "out"
+    given = ("--layer=1", "--prototype=2", "--concept=mental health", "--least_probability=0.99")
+    arguments = (f"--run={run}", f"--sentences={file}", f"--workdir={folder}", *given, *FAST)
+    assert start(*arguments, "--nomatch_seeds", "--nocontrols") == 0
+    assert "Nothing can be said" in capsys.readouterr().out
+    result = json.loads((folder / "intervention.json").read_text("utf-8"))
+    jsonschema.validate(result, schema.SCHEMA)
+    assert len(result["seeds"]) == 1
+    assert result["seeds"][0]["modes"][0]["control"] is None
+    page = (folder / "intervention.html").read_text("utf-8")
+    assert "Table 9 of the paper" in page
+    assert "L6 P9" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ((), 2, "there are no sentences"),
+        (("--concept=wars",), 2, "did you mean 'war'"),
+        (("--concept=war,Congres",), 2, "did you mean 'Congress'"),
+        (
+            ("--concept=war,Congress", "--words=war"),
+            2,
+            "--words finds the prototype of one concept",
+        ),
+        (("--concept=war", "--layer=1"), 2, "--layer and --prototype go together"),
+        (("--concept=war", "--layer=1", "--prototype=3"), 2, r"prototype = 3 is outside 0..2"),
+        (("--concept=war", "--words=łóżko"), 3, "the word 'łóżko' is not in the vocabulary"),
+        (("--concept=war", "--run_seed=9"), 2, "seed = 9 is none of 1, 2"),
+        (("--sentences=none.tsv",), 3, "none.tsv: No such file"),
+    ],
+)
+def test_what_cannot_be_is_refused(run, tmp_path, capsys, arguments, code, message):
+    folder = f"--workdir={tmp_path / 'out'}"
+    assert start(f"--run={run}", folder, "--nomatch_seeds", *FAST, *arguments) == code
+    assert message in capsys.readouterr().err
+
+
+def test_a_run_is_needed(capsys):
+    assert start("--concept=war") == 2
+    assert "--run is missing" in capsys.readouterr().err

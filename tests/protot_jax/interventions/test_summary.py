@@ -1,0 +1,186 @@
+"""Intervals count texts and not sentences, and what is specific must have an effect."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from protot_jax.interventions import Sentence, family, measure, report_text, summary
+from protot_jax.interventions.effects import MODES
+from tests.protot_jax.interventions import small_models
+
+
+def test_one_value_a_cluster_gives_students_interval():
+    values = np.random.default_rng(0).normal(size=9)
+    low, high = stats.ttest_1samp(values, 0.0).confidence_interval()
+    result = summary.clustered_interval(values, np.arange(9))
+    assert (result["low"], result["high"]) == pytest.approx((low, high))
+    assert (result["n"], result["sentences"]) == (9, 9)
+    plain = summary.mean_interval(values)
+    assert (plain["mean"], plain["low"], plain["high"]) == pytest.approx((values.mean(), low, high))
+
+
+def test_clusters_of_one_size_are_as_their_means():
+    values = np.random.default_rng(1).normal(size=(7, 2))
+    low, high = stats.ttest_1samp(values.mean(1), 0.0).confidence_interval()
+    result = summary.clustered_interval(values.ravel(), np.repeat(np.arange(7), 2))
+    assert (result["low"], result["high"]) == pytest.approx((low, high))
+    assert (result["n"], result["sentences"]) == (7, 14)
+
+
+def test_intervals_over_pairs_of_one_text_cover_the_mean():
+    """Seven texts with two targets each, and one of them with a single one."""
+    clusters = np.repeat(np.arange(8), [2] * 7 + [1])
+    rng = np.random.default_rng(2)
+    covered = {"clustered": 0, "alone": 0}
+    for _ in range(1_000):
+        values = rng.normal(size=8)[clusters] + 0.3 * rng.normal(size=15)
+        for name, result in (
+            ("clustered", summary.clustered_interval(values, clusters)),
+            ("alone", summary.mean_interval(values)),
+        ):
+            covered[name] += result["low"] <= 0.0 <= result["high"]
+    # 99.9 % binomial limits; as 15 independent sentences, too few.
+    low, high = stats.binom(1_000, 0.95).ppf([0.0005, 0.9995])
+    assert low <= covered["clustered"] <= high
+    assert covered["alone"] < 900
+
+
+@pytest.mark.parametrize(("values", "mean"), [([], None), ([3.0], 3.0), ([1.0, 2.0], 1.5)])
+def test_one_text_has_no_interval(values, mean):
+    result = summary.clustered_interval(np.array(values), np.zeros(len(values), int))
+    assert result == {
+        "mean": mean,
+        "low": None,
+        "high": None,
+        "n": min(1, len(values)),
+        "sentences": len(values),
+    }
+
+
+def test_targets_of_one_text_are_one_cluster():
+    texts = ("the people of the town met in a house", "a river and the people who met in the town")
+    sentences = [
+        Sentence("place", target, text)
+        for text, targets in zip(texts, (("people", "house"), ("river", "town")), strict=True)
+        for target in targets
+    ]
+    result = measure(
+        small_models.drawn(), sentences, layer=1, prototype=2, draws=1, control_draws=1, least=0.0
+    )
+    for one in summary.of_seed(result)["modes"]:
+        for name in ("effect", "sentence_perplexity"):
+            assert (one[name]["n"], one[name]["sentences"]) == (2, 4)
+        by_text = result.change(one["mode"])[1, 2, :1].mean(0).reshape(2, 2).mean(1)
+        low, high = stats.ttest_1samp(by_text, 0.0).confidence_interval()
+        assert (one["effect"]["low"], one["effect"]["high"]) == pytest.approx((low, high))
+
+
+@pytest.fixture(scope="module")
+def seed():
+    """The carrier of the built model, whose ablation lowers every target."""
+    texts = ("a river and the people who met", "the river of its town who met", "a river who met")
+    sentences = [Sentence("", small_models.TARGET, text) for text in texts]
+    at = {"layer": 0, "prototype": small_models.CARRIER}
+    result = measure(small_models.built(), sentences, **at, draws=1, control_draws=1)
+    return summary.of_seed(result)
+
+
+def result(seed, **changed):
+    """An `intervention.json` of 64 prototypes, as far as its answer goes."""
+    own = copy.deepcopy(seed)
+    (one,) = (one for one in own["modes"] if one["mode"] == summary.ABLATION)
+    one["control"] |= {"n": 63, "as_low": 0, "p": 2 / 64}
+    for name, value in changed.items():
+        one[name] |= value
+    own["specific"] = summary.specific(one["effect"], one["control"]["p"])
+    settings = {"least_probability": 0.01, "together": [], "concept": "river", "words": []}
+    return {"seeds": [own], "settings": settings, "skipped": []}
+
+
+def test_the_carrier_is_specific_by_the_edit_that_ablates(seed):
+    assert summary.ABLATION == "zero_write"
+    (one,) = (one for one in seed["modes"] if one["mode"] == "zero_write")
+    assert one["effect"]["high"] < 0
+    assert one["control"]["as_low"] == 0
+    # Of four prototypes no rank is below 0.05.
+    assert one["control"]["p"] == 2 / 4
+    assert seed["specific"] is False
+    findings = result(seed)
+    assert findings["seeds"][0]["specific"] is True
+    text, tone = report_text.conclusion(findings)
+    assert tone == "good" and text.endswith("The effect is specific.")
+    assert "write gate zeroed" in text and "over 3 sentences;" in text
+
+
+@pytest.mark.parametrize(
+    ("changed", "specific", "said"),
+    [
+        # First of all by rank, and yet nothing that could not be nought.
+        ({"effect": {"mean": -0.1, "low": -0.5, "high": 0.3}}, False, "the interval holds 0"),
+        ({"control": {"as_low": 11, "p": 24 / 64}}, False, "others do as much"),
+        ({"effect": {"low": None, "high": None}}, None, "One text gives no interval"),
+    ],
+)
+def test_rank_alone_is_not_specific(seed, changed, specific, said):
+    findings = result(seed, **changed)
+    assert findings["seeds"][0]["specific"] is specific
+    text, tone = report_text.conclusion(findings)
+    assert tone == "warn" and said in text
+
+
+def test_masking_does_not_decide(seed):
+    findings = result(seed, effect={"mean": 0.0, "low": -0.1, "high": 0.1})
+    for one in findings["seeds"][0]["modes"]:
+        if one["mode"] != "zero_write":
+            assert one["mode"] in MODES
+            one["effect"] |= {"mean": -30.0, "low": -35.0, "high": -25.0}
+            one["control"] |= {"as_low": 0, "p": 2 / 64}
+    assert report_text.conclusion(findings)[1] == "warn"
+    # What masking does is told below.
+    assert any("−30.00 % [−35.00, −25.00]" in line for line in report_text.reasons(findings))
+
+
+def test_holm_by_hand():
+    # 0.01 x 4, 0.015 x 3 = 0.045, which is kept below by nothing, 0.03 x 2 = 0.06, and 0.9.
+    assert family.holm([0.9, 0.03, 0.01, 0.015]) == pytest.approx([0.9, 0.06, 0.04, 0.045])
+    # A later one is never below an earlier one, and none above 1.
+    assert family.holm([0.5, 0.02, 0.021]) == pytest.approx([0.5, 0.06, 0.06])
+    assert family.holm([0.7, 0.8]) == [1.0, 1.0]
+    assert family.holm([]) == []
+
+
+def test_several_nulls_are_seldom_rejected():
+    p_SC = np.random.default_rng(3).random((4_000, 4))
+    held = sum(min(family.holm(p_C)) <= 0.05 for p_C in p_SC)
+    low, high = stats.binom(4_000, 0.05).ppf([0.0005, 0.9995])
+    assert low - 30 <= held <= high
+    assert np.count_nonzero(p_SC.min(1) <= 0.05) > 600
+
+
+def test_several_concepts_have_p_corrected_for_their_number(seed):
+    results = [result(seed, control={"p": p, "n": 199}) for p in (0.03, 0.012, 0.2)]
+    nothing = result(seed)
+    (one,) = (one for one in nothing["seeds"][0]["modes"] if one["mode"] == "zero_write")
+    one |= {"control": None, "effect": summary.clustered_interval(np.array([]), np.array([]))}
+    for name, one in zip(("a", "b", "c", "d"), (*results, nothing), strict=True):
+        one["settings"] = {**one["settings"], "concept": name}
+    made = family.compare([*results, nothing])
+    assert json.loads(json.dumps(made)) == made
+    by_name = {one["concept"]: (one["p_holm"], one["specific"]) for one in made["concepts"]}
+    # Three are tested: 0.03 alone would have been specific.
+    assert by_name["a"] == (pytest.approx(0.06), False)
+    assert by_name["b"] == (pytest.approx(0.036), True)
+    assert by_name["c"] == (pytest.approx(0.2), False)
+    assert by_name["d"] == (None, None)
+    page = family.page(made, provenance={})
+    assert "3 concepts tested. Specific among them: b.</" in page
+    # Of 200 prototypes three can be specific; of 64 the first of two has 2 x 2 / 64 at least.
+    assert "None could be" not in page
+    few = family.compare([result(seed, control={"p": 0.2}), result(seed, control={"p": 0.03125})])
+    assert "None could be" in family.page(few, provenance={})
+    assert "p of the first is 0.062 at least" in family.page(few, provenance={})
+    none = family.page(family.compare([nothing]), provenance={})
+    assert "0 concepts tested. Either no target is probable enough" in none

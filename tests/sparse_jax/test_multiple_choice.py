@@ -1,0 +1,128 @@
+"""Dense and sparse models on the same questions: equal where no gate closes, and scored once."""
+
+import json
+
+import jax
+from ml_collections import ConfigDict
+import numpy as np
+import pytest
+
+import lm_jax
+from lm_jax.errors import BadInputError, UsageError
+from lm_jax.evaluate.multiple_choice import Scorer, compare, truthfulqa
+from lm_jax.run import cli
+from lm_jax.run.files import read_json
+from lm_jax.run.plain import from_plain
+from lm_jax.run.workdir import FINISHED_FILE
+from lm_jax.text.tokenizer_training import train_tokenizer
+from sparse_jax import model as sparse_model
+from sparse_jax import multiple_choice
+from sparse_jax.multiple_choice import DENSE, TRUTHFULQA, MultipleChoiceConfig
+from tests import tiny
+from tests.lm_jax.text.synthetic_corpus import texts
+
+COUNT = 24
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A dense model, itself with gates that are all open or all closed, and made questions."""
+    folder = tmp_path_factory.mktemp("models")
+    tokenizer = train_tokenizer((text for _, text in texts(60)), vocab_size=110)
+    cfg = tiny.decoder(vocab_size=tokenizer.vocab_size, max_length=64, family="llama")
+    params = jax.tree.map(lambda x: 3.0 * x, lm_jax.init_params(jax.random.key(0), cfg))
+    lm_jax.save_pretrained(folder / "dense", cfg, params, tokenizer)
+    base = lm_jax.load_pretrained(folder / "dense")
+    for name, bias in (("open", 1e6), ("closed", -1e6)):
+        gates = sparse_model.constant_gates(cfg, bias)
+        sparse_model.save(folder / name, base, gates, {"open edges": name})
+    words = sorted({word for _, text in texts(20) for word in text.split()})
+    rng = np.random.default_rng(0)
+    lines = []
+    for _ in range(COUNT):
+        one, two, three = (" ".join(rng.choice(words, 3)) for _ in range(3))
+        answers = {"choices": [two, three], "labels": [1, 0]}
+        lines.append(json.dumps({"question": one, "mc1_targets": answers}))
+    (folder / "mc.jsonl").write_text("\n".join(lines), "utf-8")
+    return folder
+
+
+def config_of(folders, *sparse, **changes):
+    settings = {
+        "dense": str(folders / "dense"),
+        "sparse": tuple(str(folders / name) for name in sparse),
+        "tasks": (),
+        "truthfulqa": str(folders / "mc.jsonl"),
+        "limit": 0,
+        "batch_tokens": 256,
+    }
+    return multiple_choice.experiment("", **settings | changes)
+
+
+def command(config, folder):
+    multiple_choice.main(cli.Arguments(config, folder))
+    return read_json(folder / multiple_choice.SUMMARY)
+
+
+def test_open_gates_answer_as_the_dense_model_and_closed_ones_otherwise(folders, tmp_path, capsys):
+    closed = str(folders / "closed")
+    summary = command(config_of(folders, "open", "closed"), tmp_path / "run")
+    task = summary["tasks"][TRUTHFULQA]
+    assert task["n"] == COUNT and task["chance"] == 0.5
+    accuracy = task["metrics"]["acc"]["accuracy"]
+    same = task["metrics"]["acc"]["paired"][str(folders / "open")]
+    assert accuracy[str(folders / "open")] == accuracy[DENSE]
+    assert (same["lost"], same["gained"], same["p_value"]) == (0, 0, 1.0)
+
+    # Without attention, computed anew: every choice by its tokens and their places alone.
+    dense = lm_jax.load_pretrained(folders / "dense")
+    read = truthfulqa(folders / "mc.jsonl")
+
+    def alone(tokens_BT):
+        def attend(scores_BNTS):
+            return 0.0 * jax.nn.softmax(scores_BNTS)
+
+        return lm_jax.forward(dense.params, tokens_BT, dense.cfg, attend=attend).logits
+
+    scorer = Scorer(jax.jit(alone), dense.tokenizer, 64, 256)
+    want = compare({"alone": scorer}, {"task": read})["tasks"]["task"]
+    result = accuracy[closed]["estimate"]
+    assert result == want["metrics"]["acc"]["accuracy"]["alone"]["estimate"]
+    paired = task["metrics"]["acc"]["paired"][closed]
+    assert paired["lost"] + paired["gained"] > 0
+
+    page = (tmp_path / "run" / multiple_choice.REPORT).read_text("utf-8")
+    assert f"{100 * result:.1f} [" in page
+    for name in ("open", "closed"):
+        assert f"<dt>{folders / name}</dt><dd>{name}</dd>" in page
+    assert "closed" in capsys.readouterr().out
+
+
+def test_what_is_scored_is_not_scored_again(folders, tmp_path, monkeypatch):
+    first = command(config_of(folders, "open", limit=6), tmp_path / "run")
+    (tmp_path / "run" / FINISHED_FILE).unlink()
+    calls = []
+    real = multiple_choice._logits
+
+    def counted(model, params, tokens_BT):
+        calls.append(type(model).__name__)
+        return real(model, params, tokens_BT)
+
+    monkeypatch.setattr(multiple_choice, "_logits", counted)
+    assert command(config_of(folders, "open", limit=6), tmp_path / "run") == first
+    assert calls == []
+
+
+def test_what_cannot_be_asked_is_refused(folders, tmp_path):
+    with pytest.raises(UsageError, match=r"'arc_esy'; did you mean 'arc_easy'.*limit = -1"):
+        MultipleChoiceConfig(tasks=("arc_esy",), limit=-1)
+    with pytest.raises(UsageError, match="names no task"):
+        MultipleChoiceConfig(tasks=())
+    with pytest.raises(UsageError, match="names a folder twice"):
+        MultipleChoiceConfig(sparse=("a", "b", "a"))
+    with pytest.raises(UsageError, match=r"write \./dense"):
+        MultipleChoiceConfig(sparse=("dense",))
+    with pytest.raises(BadInputError, match=r"no sparse\.json"):
+        command(config_of(folders, "dense"), tmp_path / "run")
+    smoke = from_plain(multiple_choice.experiment("smoke"), MultipleChoiceConfig)
+    assert smoke.limit == 2 and isinstance(multiple_choice.experiment(""), ConfigDict)

@@ -1,0 +1,151 @@
+"""flash-linear-attention as a baseline of `prefix_mean`: chunked gated linear attention in Triton.
+
+Yang et al., "Gated Linear Attention Transformers with Hardware-Efficient Training" (2024):
+S_t = diag(exp g_t) S_{t-1} + k_t v_t^T, o_t = q_t S_t. The prefix mean is that recurrence with one
+head of R keys and E values:
+
+1. It is strictly past: step t is given the write and the value of step t - 1, and the first none.
+2. What was written decays once before it is read: g = ln beta, k_t = beta w_{t-1}, so S_t = N_t.
+3. The mass D is the same recurrence on the writes alone, one number for each prototype. A value
+   channel of ones would give sum_r q_r D_r only, so it is a second call, of the library's `hgrn`.
+4. The division goes into the query, q = read / D.
+
+Forward and backward are by torch, captured as a CUDA graph, as ours are one compiled program. torch
+and the library are imported where they run alone; without them the benchmark is left out, and says
+so.
+"""
+
+from collections.abc import Callable
+import importlib.util
+import types
+from typing import Any
+
+import jax
+import numpy as np
+
+from kernels.core import cases
+from kernels.prefix_mean.state import MASS_FLOOR
+from tools.bench import timing
+
+INSTALL = "pip install torch flash-linear-attention"
+# Runs before the capture: Triton compiles and chooses its tiles in the first.
+_WARM_UP = 3
+# Rounding to bfloat16 of q = read / D, where the masses are small.
+_AGREEMENT = 5e-2
+
+
+def missing() -> str:
+    """What to install before this baseline can run; empty if nothing."""
+    lacking = [name for name in ("torch", "fla") if importlib.util.find_spec(name) is None]
+    return f"{' and '.join(lacking)} not installed; {INSTALL}" if lacking else ""
+
+
+def mapped(
+    xp: Any,
+    recurrence: Callable[[Any, Any], Any],
+    write_BTR: Any,
+    value_BTE: Any,
+    decay_R: Any,
+    read_BTR: Any,
+) -> tuple[Any, Any, Any, Any]:
+    """The arguments q, k, v and g, `[B, T, R]` or `[B, T, E]`, of gated linear attention.
+
+    Args:
+      xp: torch or numpy, whichever the arrays are of.
+      recurrence: `(x_BTR, g_BTR) -> h_BTR` with h_t = exp(g_t) h_{t-1} + x_t.
+    """
+    k_BTR = decay_R * _shifted(xp, write_BTR)
+    g_BTR = xp.broadcast_to(xp.log(decay_R), k_BTR.shape)
+    mass_BTR = recurrence(k_BTR, g_BTR)
+    held_BTR = mass_BTR > MASS_FLOOR
+    one = xp.ones_like(mass_BTR)
+    q_BTR = xp.where(held_BTR, read_BTR / xp.where(held_BTR, mass_BTR, one), 0 * one)
+    return q_BTR, k_BTR, _shifted(xp, value_BTE), g_BTR
+
+
+def _shifted(xp: Any, x_BTX: Any) -> Any:
+    return xp.concatenate((xp.zeros_like(x_BTX[:, :1]), x_BTX[:, :-1]), 1)
+
+
+def program(
+    what: str, suite: cases.Suite, case: cases.Case, arrays: cases.Arrays, copies: int
+) -> tuple[timing.Pass, int]:
+    """As `timing.program`: one run is `copies` calls, each on arrays of its own.
+
+    Args:
+      what: "forward", or "gradient" for forward and backward.
+
+    Raises:
+      ArithmeticError: the output is not that of `prefix_mean`.
+    """
+    torch = importlib.import_module("torch")
+    _check(torch, suite, case, arrays)
+    work = [_call(torch, what, arrays) for _ in range(copies)]
+
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    work[0]()
+    torch.cuda.synchronize()
+    memory = torch.cuda.max_memory_allocated() - before
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(_WARM_UP):
+            work[0]()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        # Kept, as our program returns every result.
+        made = [each() for each in work]
+
+    def run() -> Any:
+        graph.replay()
+        torch.cuda.synchronize()
+        return made
+
+    return run, memory
+
+
+def _call(torch: types.ModuleType, what: str, arrays: cases.Arrays) -> Callable[[], Any]:
+    names = ("write", "value", "decay", "read")
+    given = [_tensor(torch, arrays[name]) for name in names]
+    if what == "forward":
+        return lambda: _output(torch, *given)
+    moving = [x.requires_grad_() for x in given]
+    cotangent = torch.randn_like(given[1])
+    return lambda: torch.autograd.grad(_output(torch, *moving), moving, cotangent)
+
+
+def _output(torch: types.ModuleType, write_BTR, value_BTE, decay_R, read_BTR) -> Any:
+    gla = importlib.import_module("fla.ops.gla")
+    hgrn = importlib.import_module("fla.ops.hgrn")
+
+    def recurrence(x_BTR, g_BTR):
+        return hgrn.chunk_hgrn(x_BTR, g_BTR)[0]
+
+    q, k, v, g = mapped(torch, recurrence, write_BTR, value_BTE, decay_R, read_BTR)
+    dtype = value_BTE.dtype
+    q, k, v, g = (x[:, :, None] for x in (q.to(dtype), k.to(dtype), v, g))
+    return gla.chunk_gla(q, k, v, g, scale=1.0)[0][:, :, 0]
+
+
+def _tensor(torch: types.ModuleType, x: jax.Array) -> Any:
+    # numpy has no bfloat16 of its own; float32 holds every one.
+    tensor = torch.from_numpy(np.array(x.astype("float32"))).cuda()
+    return tensor.to(getattr(torch, str(x.dtype)))
+
+
+def _check(
+    torch: types.ModuleType, suite: cases.Suite, case: cases.Case, arrays: cases.Arrays
+) -> None:
+    given = [_tensor(torch, arrays[name]) for name in ("write", "value", "decay", "read")]
+    got = _output(torch, *given).float().cpu().numpy()
+    want = np.asarray(suite.call(case, arrays, "xla")["out"].astype("float32"))
+    error = cases.relative_error(got, want)
+    if not error <= _AGREEMENT:
+        raise ArithmeticError(
+            f"flash-linear-attention {case.name}: its output differs from that of prefix_mean by "
+            f"{error:.1e}; another version may define chunk_gla or chunk_hgrn otherwise"
+        )

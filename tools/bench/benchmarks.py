@@ -1,0 +1,257 @@
+"""Who runs against whom, on which workload, and the bar: the rows of `docs/kernels.md`.
+
+A benchmark first compares our implementation with the reference; where that is red no speed is
+printed. One whose baseline is not installed is not run, and reaches no bar and misses none. `speed`
+is the baseline's time over ours and must be at least the bar; `time` is ours over the baseline's
+and `microseconds` ours, both at most; `memory` is our temporaries over the baseline's, at most.
+"""
+
+from collections.abc import Iterator
+import dataclasses
+import math
+import statistics
+
+import jax
+
+from kernels.core import cases
+from tools.bench import baselines, timing
+
+
+@dataclasses.dataclass(frozen=True)
+class Benchmark:
+    """One row; `what` is "forward", "gradient" (forward and backward), or "backward": the
+    gradient's time less the forward's, turn by turn."""
+
+    op: str
+    case: str
+    what: str
+    baseline: str
+    implementation: str | None = None
+    speed: float | None = None
+    time: float | None = None
+    microseconds: float | None = None
+    memory: float | None = None
+
+    @property
+    def label(self) -> str:
+        """The row's name."""
+        return f"{self.op} {self.what}, {self.case}, against {self.baseline}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a benchmark measured; `deviations` alone where the comparison was red.
+
+    `missing` says what its baseline lacks to be run; then nothing was measured.
+    """
+
+    benchmark: Benchmark
+    deviations: list[cases.Deviation] = dataclasses.field(default_factory=list)
+    missing: str = ""
+    speed: timing.Ratio | None = None
+    time: timing.Ratio | None = None
+    ours_seconds: list[float] = dataclasses.field(default_factory=list)
+    baseline_seconds: list[float] = dataclasses.field(default_factory=list)
+    ours_bytes: int = 0
+    rival_bytes: int = 0
+
+    @property
+    def green(self) -> bool:
+        """Whether the values and gradients agreed with the reference."""
+        return all(each.ok for each in self.deviations)
+
+    @property
+    def memory(self) -> float:
+        """Our temporaries over the baseline's; 0 where neither has any."""
+        if not self.rival_bytes:
+            return math.inf if self.ours_bytes else 0.0
+        return self.ours_bytes / self.rival_bytes
+
+    def reached(self) -> dict[str, bool]:
+        """For each bar of the benchmark, whether it was reached."""
+        benchmark, result = self.benchmark, {}
+        if self.missing:
+            return result
+        if not self.green or self.speed is None or self.time is None:
+            return {"comparison": False}
+        if benchmark.speed is not None:
+            result["speed"] = self.speed.median >= benchmark.speed
+        if benchmark.time is not None:
+            result["time"] = self.time.median <= benchmark.time
+        if benchmark.microseconds is not None:
+            result["microseconds"] = (
+                1e6 * statistics.median(self.ours_seconds) <= benchmark.microseconds
+            )
+        if benchmark.memory is not None:
+            result["memory"] = self.memory <= benchmark.memory
+        return result
+
+
+def judged(case: cases.Case, longest: int) -> cases.Case:
+    """The case to compare on: the case itself, or cut where the reference would not fit.
+
+    The reference stores a state for every step, or a whole score matrix.
+    """
+    sizes = dict(case.sizes)
+    for letter in ("T", "S"):
+        if letter in sizes:
+            sizes[letter] = min(sizes[letter], longest)
+    if sizes != dict(case.sizes):
+        sizes["B"] = min(sizes["B"], 2)
+    return dataclasses.replace(case, sizes=sizes)
+
+
+def run(
+    benchmark: Benchmark, repeats: int, copies: int = 1, settle: float = 0.0, longest: int = 512
+) -> Result:
+    """Compares, then times in turns.
+
+    Args:
+      repeats: turns.
+      copies: calls in one program (`timing.program`); times are per call.
+      settle: seconds without counting before each run (`timing.in_turns`).
+      longest: the comparison's longest sequence.
+    """
+    outside = baselines.OUTSIDE.get(benchmark.baseline)
+    if outside is not None and (missing := outside.missing()):
+        return Result(benchmark, missing=missing)
+    suite = cases.suite(benchmark.op)
+    case = suite.named(benchmark.case)
+    deviations = cases.compare(suite, judged(case, longest), benchmark.implementation)
+    if not all(each.ok for each in deviations):
+        return Result(benchmark, deviations)
+
+    arrays = suite.make(case, jax.random.key(0))
+    seconds, memory = _measure(benchmark, suite, case, arrays, repeats, copies, settle)
+    return Result(
+        benchmark,
+        deviations,
+        speed=timing.ratio(seconds[1], seconds[0]),
+        time=timing.ratio(seconds[0], seconds[1]),
+        ours_seconds=seconds[0],
+        baseline_seconds=seconds[1],
+        ours_bytes=memory[0],
+        rival_bytes=memory[1],
+    )
+
+
+def _measure(
+    benchmark: Benchmark,
+    suite: cases.Suite,
+    case: cases.Case,
+    arrays: cases.Arrays,
+    repeats: int,
+    copies: int,
+    settle: float,
+) -> tuple[list[list[float]], list[int]]:
+    """Seconds per call and temporaries of ours and of the baseline."""
+    passes = ("gradient", "forward") if benchmark.what == "backward" else (benchmark.what,)
+    built = [
+        each for what in passes for each in _pair(what, benchmark, suite, case, arrays, copies)
+    ]
+    seconds = timing.in_turns([run for run, _ in built], repeats, settle=settle)
+    seconds = [[each / copies for each in series] for series in seconds]
+    if benchmark.what == "backward":
+        seconds = [
+            [max(g - f, 1e-9) for g, f in zip(seconds[i], seconds[i + 2], strict=True)]
+            for i in range(2)
+        ]
+    return seconds, [memory for _, memory in built[:2]]
+
+
+def _pair(
+    what: str,
+    benchmark: Benchmark,
+    suite: cases.Suite,
+    case: cases.Case,
+    arrays: cases.Arrays,
+    copies: int,
+) -> Iterator[tuple[timing.Pass, int]]:
+    """Our program of one pass, then the baseline's, as `timing.program` returns them."""
+    outside = baselines.OUTSIDE.get(benchmark.baseline)
+    both = [baselines.ours(benchmark.op, benchmark.implementation)]
+    if outside is None:
+        both.append(baselines.BASELINES[benchmark.baseline](benchmark.op))
+    for each in both:
+        if what == "forward":
+            timed = baselines.forward(each, case, arrays)
+        else:
+            timed = baselines.gradient(each, suite, case, arrays)
+        yield timing.program(*timed, copies=copies)
+    if outside is not None:
+        yield outside.program(what, suite, case, arrays, copies)
+
+
+def cpu() -> Iterator[Benchmark]:
+    """The rows for a CPU: the materialised form stores a state for every step."""
+    for case in ("b8_t256_r32_e128_float32", "b1_t4096_r32_e128_float32"):
+        baseline, implementation = "materialised", "xla"
+        yield Benchmark(
+            "prefix_mean", case, "forward", baseline, implementation, speed=25, memory=0.1
+        )
+        yield Benchmark(
+            "prefix_mean", case, "gradient", baseline, implementation, speed=18, memory=0.1
+        )
+
+
+# The forward and backward bars of kernels.md's roofline, in microseconds, on an H200.
+_FLOORS = {
+    "b32_t256_r32_e128_bfloat16": (10, 20),
+    "b32_t512_r32_e256_bfloat16": (18, 40),
+    "b1_t32768_r32_e256_bfloat16": (35, 75),
+    "b1_t131072_r32_e256_bfloat16": (130, 260),
+}
+
+# How many times as fast as chunked gated linear attention, which walks a sequence from end to end.
+_AGAINST_FLA = {
+    "b32_t256_r32_e128_bfloat16": 1.5,
+    "b32_t512_r32_e256_bfloat16": 1.5,
+    "b1_t32768_r32_e256_bfloat16": 5.0,
+    "b1_t131072_r32_e256_bfloat16": 5.0,
+}
+
+
+def gpu() -> Iterator[Benchmark]:
+    """The rows for an NVIDIA GPU; microseconds are for an H200."""
+    for case, (forward, backward) in _FLOORS.items():
+        for what, bar in (("forward", forward), ("backward", backward)):
+            yield Benchmark("prefix_mean", case, what, "xla", "pallas", microseconds=bar)
+    # As many tokens through attention of the same width, 512: E is half of the model's.
+    for T, bar in ((2048, 5), (8192, 18), (32_768, 70)):
+        case = f"b{32_768 // T}_t{T}_r32_e256_bfloat16"
+        yield Benchmark("prefix_mean", case, "forward", "cudnn_width_512", "pallas", speed=bar)
+    for case, bar in _AGAINST_FLA.items():
+        yield Benchmark("prefix_mean", case, "gradient", "fla", "pallas", speed=bar)
+    yield from _gated()
+    for case in _timed("row_map_attention"):
+        if case.name.endswith("_relu4_bfloat16"):
+            yield Benchmark("row_map_attention", case.name, "forward", "cudnn", "pallas", time=1.5)
+    for case in _timed("score_stats"):
+        if case.sizes["T"] == 8192 and "biases" not in case.options:
+            yield Benchmark("score_stats", case.name, "forward", "cudnn", "pallas", time=2.0)
+
+
+def _gated() -> Iterator[Benchmark]:
+    op, ours = "gated_attention", "pallas"
+    for case in _timed(op):
+        if case.options.get("mode") == "threshold":
+            yield Benchmark(op, case.name, "forward", "cudnn", ours, time=1.0)
+            continue
+        bar = {64: 2.0, 128: 1.7}[case.sizes["H"]]
+        yield Benchmark(op, case.name, "forward", "cudnn", ours, time=bar)
+        yield Benchmark(op, case.name, "backward", "cudnn", ours, time=2.7)
+        if case.sizes["T"] == 2048:
+            yield Benchmark(op, case.name, "gradient", "reference", ours, speed=5, memory=0.01)
+    # The paper's Fig. 10: about 7.5 times the naive form at T = 2048.
+    published = "b10_t2048_s2048_n10_k10_h10_float32"
+    yield Benchmark(op, published, "forward", "reference", ours, speed=7.5)
+
+
+def _timed(op: str) -> list[cases.Case]:
+    """The bfloat16 workloads of an operation that are timed on a GPU."""
+    return [case for case in cases.suite(op).using("gpu") if case.dtype == "bfloat16"]
+
+
+def for_device(device: str) -> list[Benchmark]:
+    """The rows of a device, "cpu" or "gpu"."""
+    return list({"cpu": cpu, "gpu": gpu}[device]())
