@@ -10,8 +10,9 @@ result is dense attention. The gradient is straight through sigma(e + noise), no
 logistic draw that opened or closed the gate.
 """
 
-import importlib
+from collections.abc import Callable, Mapping
 import math
+import types
 from typing import Any, NamedTuple
 
 import jax
@@ -19,11 +20,27 @@ import jax.numpy as jnp
 
 from kernels.attention.visibility import visibility
 from kernels.core import dispatch, shapes
-from kernels.gated_attention import pallas_plan
-from kernels.gated_attention.config import MODES, Config
+from kernels.gated_attention import pallas, pallas_plan, reference, xla
+from kernels.gated_attention.config import MODES, Call, Config
 from kernels.gated_attention.edges import EdgeList, edge_list
 
 OP = "gated_attention"
+
+
+def _mosaic() -> types.ModuleType:
+    """The kernel for Hopper, whose lowering is imported by those alone who name it."""
+    from kernels.gated_attention import mosaic
+
+    return mosaic
+
+
+# In order of preference; "mosaic" is never chosen by itself.
+IMPLEMENTATIONS: Mapping[str, Callable[[Config, Call], Any]] = {
+    "pallas": pallas.run,
+    "xla": xla.run,
+    "reference": reference.run,
+    "mosaic": lambda config, call: _mosaic().run(config, call),
+}
 
 
 class GatedAttention(NamedTuple):
@@ -115,43 +132,37 @@ def gated_attention(
     shapes.sizes(OP, q_BTNH=q_BTNH, k_BSKH=k_BSKH, v_BSKH=v_BSKH)
     B, T, N, H, S = (size[letter] for letter in "BTNHS")
     _check(q_BTNH, k_BSKH, v_BSKH, size, mode, scale, soft_cap, edge_capacity)
-    target = dispatch.target()
     config = Config(
         mode=mode,
         scale=1.0 / math.sqrt(H) if scale is None else float(scale),
-        target=target,
+        target=dispatch.target(),
         gate_scale=None if gate_scale is None else float(gate_scale),
         soft_cap=None if soft_cap is None else float(soft_cap),
         renormalise=renormalise,
     )
     if jnp.shape(gate_bias) not in ((), (N,)):
         raise ValueError(f"{OP}: gate_bias has shape {jnp.shape(gate_bias)}; pass a number or [N]")
-    bias_N = jnp.broadcast_to(jnp.asarray(gate_bias, jnp.float32), (N,))
-    word = _seed(mode, seed)
-    origin_2 = jnp.stack([jnp.asarray(each, jnp.int32) for each in origin])
-    seen = visibility(
-        OP, B, T, S, causal=causal, window=window, segment_ids=segment_ids, start=start
+    call = Call(
+        q_BTNH,
+        k_BSKH,
+        v_BSKH,
+        bias_N=jnp.broadcast_to(jnp.asarray(gate_bias, jnp.float32), (N,)),
+        seed=_seed(mode, seed),
+        origin_2=jnp.stack([jnp.asarray(each, jnp.int32) for each in origin]),
+        seen=visibility(
+            OP, B, T, S, causal=causal, window=window, segment_ids=segment_ids, start=start
+        ),
     )
-
     reasons = {
-        "pallas": dispatch.unsupported_reason(target) or pallas_plan.unsupported_reason(config, H),
+        "pallas": pallas_plan.unsupported_reason(config, call),
         "xla": "",
         "reference": "",
     }
     if implementation == "mosaic":
-        # Never chosen by itself, and its lowering is imported by those alone who name it.
-        mosaic = importlib.import_module(f"kernels.{OP}.mosaic")
-        reasons["mosaic"] = dispatch.unsupported_reason(target) or mosaic.lacks(
-            config, q_BTNH, k_BSKH, seen
-        )
-    chosen = dispatch.choose(OP, implementation, reasons)
-    run = importlib.import_module(f"kernels.{OP}.{chosen}").run
-    out_BTNH, expected_BN, opened_BN = run(
-        config, q_BTNH, k_BSKH, v_BSKH, bias_N, word, origin_2, seen
-    )
-    edges = None
-    if edge_capacity is not None:
-        edges = edge_list(config, q_BTNH, k_BSKH, bias_N, word, origin_2, seen, edge_capacity)
+        reasons["mosaic"] = _mosaic().unsupported_reason(config, call)
+    run = IMPLEMENTATIONS[dispatch.choose(OP, implementation, reasons)]
+    out_BTNH, expected_BN, opened_BN = run(config, call)
+    edges = None if edge_capacity is None else edge_list(config, call, edge_capacity)
     return GatedAttention(out_BTNH, expected_BN, opened_BN, edges)
 
 

@@ -1,11 +1,31 @@
-"""What is static in a call of `gated_attention`: hashable, and captured when the call is traced."""
+"""One call of `gated_attention`: its arrays, and what is static and captured when it is traced."""
 
 import dataclasses
+from typing import NamedTuple
 
+import jax
+
+from kernels.attention.visibility import Visibility
 from kernels.core import dispatch
 
 # How A is made from the gate logit e: drawn, 1[e > 0], sigma(e), or 1.
 MODES = ("sample", "threshold", "expected", "open")
+
+
+class Call(NamedTuple):
+    """The arrays of a call. Gradients are those of the first four.
+
+    `seed` is a uint32 scalar, and `origin_2` the global index of the first batch row and query
+    head, by which the noise is counted.
+    """
+
+    q_BTNH: jax.Array
+    k_BSKH: jax.Array
+    v_BSKH: jax.Array
+    bias_N: jax.Array
+    seed: jax.Array
+    origin_2: jax.Array
+    seen: Visibility
 
 
 @dataclasses.dataclass(frozen=True)

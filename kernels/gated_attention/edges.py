@@ -10,10 +10,9 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from kernels.attention.visibility import Visibility
 from kernels.core import dispatch, noise
 from kernels.gated_attention import tile
-from kernels.gated_attention.config import Config
+from kernels.gated_attention.config import Call, Config
 
 # Queries of a block; a block holds this many times S scores.
 _QUERIES = 128
@@ -41,25 +40,17 @@ class EdgeList(NamedTuple):
     overflow: jax.Array
 
 
-def edge_list(
-    config: Config,
-    q_BTNH: jax.Array,
-    k_BSKH: jax.Array,
-    bias_N: jax.Array,
-    seed: jax.Array,
-    origin: jax.Array,
-    visibility: Visibility,
-    capacity: int,
-) -> EdgeList:
+def edge_list(config: Config, call: Call, capacity: int) -> EdgeList:
     """The open edges of a call, from the same tile functions as its output; not differentiable."""
-    q_BTNH, k_BSKH, bias_N = lax.stop_gradient((q_BTNH, k_BSKH, bias_N))
+    q_BTNH, k_BSKH, _, bias_N = lax.stop_gradient(call[:4])
+    seen = call.seen
     B, T, N, H = q_BTNH.shape
     S, K = k_BSKH.shape[1:3]
     X = min(_QUERIES, T)
     blocks = -(-T // X)
     tail = blocks * X - T
     q_BIXNH = jnp.pad(q_BTNH, [(0, 0), (0, tail), (0, 0), (0, 0)]).reshape(B, blocks, X, N, H)
-    segments_BIX = visibility.query_segments_BT
+    segments_BIX = seen.query_segments_BT
     if segments_BIX is not None:
         segments_BIX = jnp.pad(segments_BIX, [(0, 0), (0, tail)]).reshape(B, blocks, X)
     key_1S = jnp.arange(S, dtype=jnp.int32)[None]
@@ -74,15 +65,15 @@ def edge_list(
             preferred_element_type=jnp.float32,
         )
         row_X1 = i * X + jnp.arange(X, dtype=jnp.int32)[:, None]
-        query_X1 = visibility.start_B[b] + row_X1
+        query_X1 = seen.start_B[b] + row_X1
         segments = (None, None)
-        if segments_BIX is not None and visibility.key_segments_BS is not None:
-            segments = (segments_BIX[b, i][:, None], visibility.key_segments_BS[b][None])
-        seen_XS = visibility.tile(query_X1, key_1S, *segments)
+        if segments_BIX is not None and seen.key_segments_BS is not None:
+            segments = (segments_BIX[b, i][:, None], seen.key_segments_BS[b][None])
+        seen_XS = seen.tile(query_X1, key_1S, *segments)
         seen_XS = row_X1 < T if seen_XS is None else seen_XS & (row_X1 < T)
         bits_XS = None
         if config.mode == "sample":
-            stream = noise.stream(seed, b + origin[0], n + origin[1])
+            stream = noise.stream(call.seed, b + call.origin_2[0], n + call.origin_2[1])
             bits_XS = noise.bits(stream, query_X1, key_1S)
         _, logit_XS = tile.logits(config, raw_XS, bias_N[n])
         is_open_XS = tile.gate(config, logit_XS, bits_XS).is_open & seen_XS

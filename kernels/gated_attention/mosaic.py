@@ -20,44 +20,35 @@ import jax.numpy as jnp
 
 from kernels.attention import mosaic_pipeline
 from kernels.attention.mosaic_pipeline import along
-from kernels.attention.visibility import Visibility
 from kernels.core import dispatch, noise
-from kernels.gated_attention import pallas_vjp, tile
-from kernels.gated_attention.config import Config
+from kernels.gated_attention import pallas_plan, pallas_vjp, tile
+from kernels.gated_attention.config import Call, Config
 from kernels.gated_attention.pallas_plan import OP
 
 
-def unsupported_reason(
-    config: Config, q_BTNH: jax.Array, k_BSKH: jax.Array, visibility: Visibility
-) -> str:
-    """Why the kernel does not serve a call; empty if it does."""
+def unsupported_reason(config: Config, call: Call) -> str:
+    """Why the kernel does not run for a call; empty if it does."""
+    if reason := dispatch.unsupported_reason(config.target):
+        return reason
     if config.gate_scale is not None or config.soft_cap is not None or config.renormalise:
         return "has no gate_scale, soft_cap or renormalise; pass implementation=None"
-    return mosaic_pipeline.unsupported_reason(config.target, q_BTNH, k_BSKH, visibility)
+    return mosaic_pipeline.unsupported_reason(config.target, call.q_BTNH, call.k_BSKH, call.seen)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def run(
-    config: Config,
-    q_BTNH: jax.Array,
-    k_BSKH: jax.Array,
-    v_BSKH: jax.Array,
-    bias_N: jax.Array,
-    seed: jax.Array,
-    origin: jax.Array,
-    visibility: Visibility,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """`out_BTNH`, `expected_BN` and `opened_BN`; see `api.gated_attention`."""
-    return _forward(config, q_BTNH, k_BSKH, v_BSKH, bias_N, seed, origin, visibility)[0]
-
-
-def _forward(config, q_BTNH, k_BSKH, v_BSKH, bias_N, seed, origin, visibility):
-    words_3 = jnp.stack([jnp.asarray(x).astype(jnp.uint32) for x in (seed, origin[0], origin[1])])
+def _forward(
+    config: Config, call: Call
+) -> tuple[tuple[jax.Array, jax.Array, jax.Array], jax.Array]:
     operation = mosaic_pipeline.Operation(
         f"{OP}_forward", numbers=3, stream=functools.partial(_stream, config)
     )
     out_BTNH, (lse_BNT, expected_BNT, opened_BNT) = mosaic_pipeline.forward(
-        operation, config.target, (words_3, bias_N), q_BTNH, k_BSKH, v_BSKH, visibility
+        operation,
+        config.target,
+        (pallas_plan.words(call), call.bias_N),
+        call.q_BTNH,
+        call.k_BSKH,
+        call.v_BSKH,
+        call.seen,
     )
     opened_BN = opened_BNT.astype(jnp.int32).sum(-1)
     return (out_BTNH, expected_BNT.sum(-1), opened_BN), lse_BNT
@@ -128,17 +119,4 @@ def _reciprocal(config: Config, x_XY: jax.Array) -> jax.Array:
     return mosaic_pipeline.instruction("rcp.approx.ftz.f32", x_XY)
 
 
-def _run_forward(config, q, k, v, bias_N, seed, origin, visibility):
-    # A second derivative meets the forward kernel first.
-    q, k, v, bias_N = dispatch.first_order(OP, (q, k, v, bias_N))
-    outputs, lse_BNT = _forward(config, q, k, v, bias_N, seed, origin, visibility)
-    return outputs, ((q, k, v, bias_N, outputs[0], lse_BNT), (seed, origin, visibility))
-
-
-def _run_backward(config, residuals, cotangents):
-    floats, integers = residuals
-    floats, cotangents = dispatch.first_order(OP, (floats, cotangents[:2]))
-    return (*pallas_vjp.backward(config, *floats, *integers, *cotangents), None, None, None)
-
-
-run.defvjp(_run_forward, _run_backward)
+run = pallas_vjp.differentiable(_forward)

@@ -21,33 +21,18 @@ from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
 from kernels.attention import tiles
-from kernels.attention.visibility import Visibility
 from kernels.core import dispatch, noise
 from kernels.gated_attention import instructions, pallas_plan, pallas_vjp, tile
-from kernels.gated_attention.config import Config
-from kernels.gated_attention.pallas_plan import OP, Inputs, Plan
+from kernels.gated_attention.config import Call, Config
+from kernels.gated_attention.pallas_plan import Inputs, Plan
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def run(
-    config: Config,
-    q_BTNH: jax.Array,
-    k_BSKH: jax.Array,
-    v_BSKH: jax.Array,
-    bias_N: jax.Array,
-    seed: jax.Array,
-    origin: jax.Array,
-    visibility: Visibility,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """`out_BTNH`, `expected_BN` and `opened_BN`; see `api.gated_attention`."""
-    arrays = (q_BTNH, k_BSKH, v_BSKH, bias_N, seed, origin)
-    return _forward(config, *arrays, visibility)[0]
-
-
-def _forward(config, q_BTNH, k_BSKH, v_BSKH, bias_N, seed, origin, visibility):
-    plan = pallas_plan.plan(config, visibility.causal, q_BTNH, k_BSKH, "forward")
-    inputs = pallas_plan.inputs(q_BTNH, k_BSKH, v_BSKH, bias_N, seed, origin, visibility)
-    B, T, N, _ = q_BTNH.shape
+def _forward(
+    config: Config, call: Call
+) -> tuple[tuple[jax.Array, jax.Array, jax.Array], jax.Array]:
+    plan = pallas_plan.plan(config, call, "forward")
+    inputs = pallas_plan.inputs(call)
+    B, T, N, _ = call.q_BTNH.shape
     layout = tiles.query_major(plan, B)
     rows_BTNH, rows_BNT = layout.blocks["BTNH"], layout.blocks["BNT"]
     tiles_BNI = pl.BlockSpec((None, None, 1), lambda n, i, b: (b, n, i))
@@ -60,7 +45,7 @@ def _forward(config, q_BTNH, k_BSKH, v_BSKH, bias_N, seed, origin, visibility):
         in_specs=(layout.specs(inputs),),
         out_specs=(rows_BTNH, rows_BNT, tiles_BNI, tiles_BNI),
         out_shape=(
-            jax.ShapeDtypeStruct(q_BTNH.shape, v_BSKH.dtype),
+            jax.ShapeDtypeStruct(call.q_BTNH.shape, call.v_BSKH.dtype),
             jax.ShapeDtypeStruct((B, N, T), jnp.float32),
             jax.ShapeDtypeStruct((B, N, plan.query_tiles), jnp.float32),
             jax.ShapeDtypeStruct((B, N, plan.query_tiles), jnp.int32),
@@ -121,17 +106,4 @@ def _kernel(plan: Plan, refs: Inputs, out_ref, lse_ref, expected_ref, opened_ref
     opened_ref[0] = jnp.sum(opened_X.astype(jnp.int32))
 
 
-def _run_forward(config, q, k, v, bias_N, seed, origin, visibility):
-    # A second derivative meets the forward kernel first.
-    q, k, v, bias_N = dispatch.first_order(OP, (q, k, v, bias_N))
-    outputs, lse_BNT = _forward(config, q, k, v, bias_N, seed, origin, visibility)
-    return outputs, ((q, k, v, bias_N, outputs[0], lse_BNT), (seed, origin, visibility))
-
-
-def _run_backward(config, residuals, cotangents):
-    floats, integers = residuals
-    floats, cotangents = dispatch.first_order(OP, (floats, cotangents[:2]))
-    return (*pallas_vjp.backward(config, *floats, *integers, *cotangents), None, None, None)
-
-
-run.defvjp(_run_forward, _run_backward)
+run = pallas_vjp.differentiable(_forward)

@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from kernels.attention.tiles import Tiling, operands, side
-from kernels.attention.visibility import Visibility
 from kernels.core import dispatch, noise, tuning
-from kernels.gated_attention.config import Config
+from kernels.gated_attention.config import Call, Config
 
 OP = "gated_attention"
 KERNELS = ("forward", "queries", "keys")
@@ -43,8 +42,7 @@ class Plan(Tiling):
 class Inputs(NamedTuple):
     """What every kernel reads: the arrays, their block specs, or the references to them.
 
-    `words_3` uint32 is the seed and the origin (batch, head) of the noise; the window and the
-    segments are None where the call has none.
+    The window and the segments are None where the call has none.
     """
 
     words_3: Any
@@ -58,24 +56,25 @@ class Inputs(NamedTuple):
     v_BSKH: Any
 
 
-def unsupported_reason(config: Config, H: int) -> str:
-    """Why the kernels do not serve a call; empty if they do."""
+def unsupported_reason(config: Config, call: Call) -> str:
+    """Why the kernels do not run for a call; empty if they do."""
+    if reason := dispatch.unsupported_reason(config.target):
+        return reason
     if config.renormalise:
         return "has no renormalise=True; pass implementation='xla'"
-    widest = max(_TENSOR_CORE_TILES)
+    H, widest = call.q_BTNH.shape[-1], max(_TENSOR_CORE_TILES)
     if widest < H:
         return f"serves heads up to {widest} wide and this is {H}; pass implementation='xla'"
     return ""
 
 
-def plan(config: Config, causal: bool, q_BTNH: jax.Array, k_BSKH: jax.Array, kernel: str) -> Plan:
+def plan(config: Config, call: Call, kernel: str) -> Plan:
     """The plan of one of `KERNELS`: the last two give the gradients of q, and of k and v."""
-    B, T, N, H = q_BTNH.shape
-    S, K = k_BSKH.shape[1:3]
+    B, T, N, H = call.q_BTNH.shape
+    S, K = call.k_BSKH.shape[1:3]
+    dtype = call.q_BTNH.dtype
     sizes = {"B": B, "T": T, "S": S, "N": N, "K": K, "H": H}
-    chosen = tuning.tiles(
-        OP, config.target.device_kind, sizes, q_BTNH.dtype, _heuristic(q_BTNH.dtype, H)
-    )
+    chosen = tuning.tiles(OP, config.target.device_kind, sizes, dtype, _heuristic(dtype, H))
     X, Y, warps, stages = (
         chosen[f"{kernel}_{what}"] for what in ("queries", "keys", "warps", "stages")
     )
@@ -84,7 +83,7 @@ def plan(config: Config, causal: bool, q_BTNH: jax.Array, k_BSKH: jax.Array, ker
     X, Y = min(X, side(T)), min(Y, side(S))
     # A short tile leaves nothing to do for some of its warps.
     warps = max(1, warps * (Y if kernel == "keys" else X) // own)
-    return Plan(causal, T, S, N, K, H, X, Y, config, warps, stages)
+    return Plan(call.seen.causal, T, S, N, K, H, X, Y, config, warps, stages)
 
 
 def _heuristic(dtype: Any, H: int) -> dict[str, int]:
@@ -97,25 +96,22 @@ def _heuristic(dtype: Any, H: int) -> dict[str, int]:
     }
 
 
-def inputs(
-    q_BTNH: jax.Array,
-    k_BSKH: jax.Array,
-    v_BSKH: jax.Array,
-    bias_N: jax.Array,
-    seed: jax.Array,
-    origin: jax.Array,
-    visibility: Visibility,
-) -> Inputs:
-    """The arrays of a call."""
-    words = [jnp.asarray(x).astype(jnp.uint32) for x in (seed, origin[0], origin[1])]
+def inputs(call: Call) -> Inputs:
+    """The arrays of a call, as the kernels read them."""
     return Inputs(
-        words_3=jnp.stack(words),
-        bias_N=bias_N,
-        **operands(visibility),
-        q_BTNH=q_BTNH,
-        k_BSKH=k_BSKH,
-        v_BSKH=v_BSKH,
+        words_3=words(call),
+        bias_N=call.bias_N,
+        **operands(call.seen),
+        q_BTNH=call.q_BTNH,
+        k_BSKH=call.k_BSKH,
+        v_BSKH=call.v_BSKH,
     )
+
+
+def words(call: Call) -> jax.Array:
+    """The seed and the origin (batch, head) of the noise, uint32 `[3]`."""
+    numbers = (call.seed, call.origin_2[0], call.origin_2[1])
+    return jnp.stack([jnp.asarray(x).astype(jnp.uint32) for x in numbers])
 
 
 def stream(refs: Inputs, b: jax.Array, n: jax.Array) -> jax.Array:

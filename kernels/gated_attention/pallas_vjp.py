@@ -12,6 +12,7 @@ array:
 delta_i = dout_i . out_i is one pass of XLA before them.
 """
 
+from collections.abc import Callable
 import functools
 from typing import Any, NamedTuple
 
@@ -21,11 +22,10 @@ from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
 from kernels.attention import tiles
-from kernels.attention.visibility import Visibility
 from kernels.core import dispatch, noise
 from kernels.gated_attention import instructions, pallas_plan, tile
-from kernels.gated_attention.config import Config
-from kernels.gated_attention.pallas_plan import Inputs, Plan
+from kernels.gated_attention.config import Call, Config
+from kernels.gated_attention.pallas_plan import OP, Inputs, Plan
 
 
 class Saved(NamedTuple):
@@ -38,17 +38,42 @@ class Saved(NamedTuple):
     d_expected_BN: Any
 
 
-def backward(
+def differentiable(forward: Callable[[Config, Call], Any]) -> Callable[[Config, Call], Any]:
+    """`run(config, call)` of a forward kernel, with the gradients of the kernels below.
+
+    Args:
+      forward: `(config, call) -> ((out_BTNH, expected_BN, opened_BN), lse_BNT)`.
+
+    Returns:
+      a function of that result without its log-sum-exp; see `api.gated_attention`.
+    """
+
+    @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+    def run(config: Config, call: Call) -> Any:
+        return forward(config, call)[0]
+
+    def run_forward(config: Config, call: Call) -> Any:
+        # A second derivative meets the forward kernel first.
+        call = Call._make((*dispatch.first_order(OP, call[:4]), *call[4:]))
+        outputs, lse_BNT = forward(config, call)
+        return outputs, (call, outputs[0], lse_BNT)
+
+    def run_backward(config: Config, residuals: Any, cotangents: Any) -> tuple[Call]:
+        call, *rows = residuals
+        floats, rows, cotangents = dispatch.first_order(OP, (call[:4], rows, cotangents[:2]))
+        gradients = _backward(config, Call._make((*floats, *call[4:])), *rows, *cotangents)
+        # None: no gradient.
+        return (Call._make((*gradients, *(None for _ in call[4:]))),)
+
+    run.defvjp(run_forward, run_backward)
+    return run
+
+
+def _backward(
     config: Config,
-    q_BTNH: jax.Array,
-    k_BSKH: jax.Array,
-    v_BSKH: jax.Array,
-    bias_N: jax.Array,
+    call: Call,
     out_BTNH: jax.Array,
     lse_BNT: jax.Array,
-    seed: jax.Array,
-    origin: jax.Array,
-    visibility: Visibility,
     d_out_BTNH: jax.Array,
     d_expected_BN: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
@@ -56,30 +81,29 @@ def backward(
     delta_BNT = jnp.einsum(
         "BTNH,BTNH->BNT", d_out_BTNH.astype(jnp.float32), out_BTNH.astype(jnp.float32)
     )
-    inputs = pallas_plan.inputs(q_BTNH, k_BSKH, v_BSKH, bias_N, seed, origin, visibility)
-    words_BNT = _words(config, lse_BNT.shape, seed, origin, visibility)
-    saved = Saved(d_out_BTNH.astype(v_BSKH.dtype), lse_BNT, delta_BNT, words_BNT, d_expected_BN)
-    d_q_BTNH, d_bias_BNT = _queries(config, visibility.causal, inputs, saved)
-    d_k_BSKH, d_v_BSKH = _keys(config, visibility.causal, inputs, saved)
+    inputs, words_BNT = pallas_plan.inputs(call), _words(config, call, lse_BNT.shape)
+    d_out_BTNH = d_out_BTNH.astype(call.v_BSKH.dtype)
+    saved = Saved(d_out_BTNH, lse_BNT, delta_BNT, words_BNT, d_expected_BN)
+    d_q_BTNH, d_bias_BNT = _queries(pallas_plan.plan(config, call, "queries"), inputs, saved)
+    d_k_BSKH, d_v_BSKH = _keys(pallas_plan.plan(config, call, "keys"), inputs, saved)
     return d_q_BTNH, d_k_BSKH, d_v_BSKH, d_bias_BNT.sum((0, 2))
 
 
-def _words(config, shape, seed, origin, visibility) -> jax.Array | None:
+def _words(config: Config, call: Call, shape: tuple[int, ...]) -> jax.Array | None:
     """The noise words of the queries: a transposed tile would mix one for every column it has."""
     if config.mode != "sample":
         return None
     b, n, t = (lax.broadcasted_iota(jnp.int32, shape, axis) for axis in range(3))
-    stream_BNT = noise.stream(seed, b + origin[0], n + origin[1])
-    return noise.row(stream_BNT, visibility.start_B[:, None, None] + t)
+    stream_BNT = noise.stream(call.seed, b + call.origin_2[0], n + call.origin_2[1])
+    return noise.row(stream_BNT, call.seen.start_B[:, None, None] + t)
 
 
-def _queries(config: Config, causal: bool, inputs: Inputs, saved: Saved) -> Any:
-    plan = pallas_plan.plan(config, causal, inputs.q_BTNH, inputs.k_BSKH, "queries")
+def _queries(plan: Plan, inputs: Inputs, saved: Saved) -> Any:
     layout = tiles.query_major(plan, inputs.q_BTNH.shape[0])
     q_BTNH, lse_BNT = inputs.q_BTNH, saved.lse_BNT
     return dispatch.triton_call(
         functools.partial(_queries_kernel, plan),
-        target=config.target,
+        target=plan.config.target,
         name="gated_attention_backward_queries",
         tile=(plan.X, plan.Y),
         grid=layout.grid,
@@ -139,13 +163,12 @@ def _queries_kernel(plan: Plan, refs: Inputs, saved: Saved, d_q_ref, d_bias_ref)
     tiles.store(d_bias_ref.at[...], d_bias_X, real_X)
 
 
-def _keys(config: Config, causal: bool, inputs: Inputs, saved: Saved) -> Any:
-    plan = pallas_plan.plan(config, causal, inputs.q_BTNH, inputs.k_BSKH, "keys")
+def _keys(plan: Plan, inputs: Inputs, saved: Saved) -> Any:
     layout = tiles.key_major(plan, inputs.q_BTNH.shape[0])
     of_keys = (inputs.k_BSKH, inputs.v_BSKH)
     return dispatch.triton_call(
         functools.partial(_keys_kernel, plan),
-        target=config.target,
+        target=plan.config.target,
         name="gated_attention_backward_keys",
         tile=(plan.X, plan.Y),
         grid=layout.grid,

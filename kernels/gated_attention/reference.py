@@ -9,31 +9,22 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from kernels.attention.visibility import Visibility
 from kernels.core import noise
 from kernels.gated_attention import tile
-from kernels.gated_attention.config import Config
+from kernels.gated_attention.config import Call, Config
 
 
-def run(
-    config: Config,
-    q_BTNH: jax.Array,
-    k_BSKH: jax.Array,
-    v_BSKH: jax.Array,
-    bias_N: jax.Array,
-    seed: jax.Array,
-    origin: jax.Array,
-    visibility: Visibility,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def run(config: Config, call: Call) -> tuple[jax.Array, jax.Array, jax.Array]:
     """`out_BTNH`, `expected_BN` and `opened_BN`, computed in float32; see `api.gated_attention`."""
+    q_BTNH, k_BSKH, v_BSKH, bias_N, seed, origin_2, seen = call
     B, T, N, _ = q_BTNH.shape
     S, K = k_BSKH.shape[1:3]
     k_BSNH, v_BSNH = (jnp.repeat(x.astype(jnp.float32), N // K, axis=2) for x in (k_BSKH, v_BSKH))
     raw_BNTS = jnp.einsum(
         "BTNH,BSNH->BNTS", q_BTNH.astype(jnp.float32), k_BSNH, precision="highest"
     )
-    seen_B1TS = visibility.mask_BTS(T, S)[:, None]
-    bits_BNTS = bits(B, T, N, S, seed, origin, visibility.start_B)
+    seen_B1TS = seen.mask_BTS(T, S)[:, None]
+    bits_BNTS = bits(B, T, N, S, seed, origin_2, seen.start_B)
     weight_BNTS, expected_BN, opened_BN = weights(config, raw_BNTS, bias_N, bits_BNTS, seen_B1TS)
     out_BTNH = jnp.einsum("BNTS,BSNH->BTNH", weight_BNTS, v_BSNH, precision="highest")
     return out_BTNH.astype(v_BSKH.dtype), expected_BN, opened_BN
@@ -83,11 +74,11 @@ def weights(
 
 
 def bits(
-    B: int, T: int, N: int, S: int, seed: jax.Array, origin: jax.Array, start_B: jax.Array
+    B: int, T: int, N: int, S: int, seed: jax.Array, origin_2: jax.Array, start_B: jax.Array
 ) -> jax.Array:
     """The random bits of every pair, uint32 `[B, N, T, S]`."""
-    batch_B111 = origin[0] + jnp.arange(B)[:, None, None, None]
-    head_1N11 = origin[1] + jnp.arange(N)[None, :, None, None]
+    batch_B111 = origin_2[0] + jnp.arange(B)[:, None, None, None]
+    head_1N11 = origin_2[1] + jnp.arange(N)[None, :, None, None]
     query_B1T1 = (start_B[:, None] + jnp.arange(T)[None])[:, None, :, None]
     key_111S = jnp.arange(S)[None, None, None, :]
     return noise.bits(noise.stream(seed, batch_B111, head_1N11), query_B1T1, key_111S)

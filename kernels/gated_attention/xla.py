@@ -23,36 +23,27 @@ import jax.numpy as jnp
 from kernels.attention.visibility import Visibility, key_blocks
 from kernels.core import dispatch, noise
 from kernels.gated_attention import tile
-from kernels.gated_attention.config import Config
+from kernels.gated_attention.config import Call, Config
 
 # Of one tile of scores, in elements: some temporaries of that size then stay in a CPU's cache.
 _TILE = 1 << 18
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def run(
-    config: Config,
-    q_BTNH: jax.Array,
-    k_BSKH: jax.Array,
-    v_BSKH: jax.Array,
-    bias_N: jax.Array,
-    seed: jax.Array,
-    origin: jax.Array,
-    visibility: Visibility,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def run(config: Config, call: Call) -> tuple[jax.Array, jax.Array, jax.Array]:
     """`out_BTNH`, `expected_BN` and `opened_BN`; see `api.gated_attention`."""
-    return _forward(config, q_BTNH, k_BSKH, v_BSKH, bias_N, seed, origin, visibility)[0]
+    return _forward(config, call)[0]
 
 
-class _Call(NamedTuple):
-    """The arguments of a call as its blocks read them; T and S are padded to whole blocks."""
+class _Padded(NamedTuple):
+    """The arrays of a call as its blocks read them; T and S are padded to whole blocks."""
 
     q_BKGTH: jax.Array
     k_BKSH: jax.Array
     v_BKSH: jax.Array
     bias_1KG11: jax.Array
     stream_BKG11: jax.Array
-    visibility: Visibility
+    seen: Visibility
 
 
 class _Saved(NamedTuple):
@@ -77,25 +68,24 @@ def _blocks(config: Config, B: int, N: int, T: int, S: int) -> tuple[int, int]:
     return X, min(Y, S)
 
 
-def _laid_out(q, k, v, bias_N, seed, origin, visibility, X, Y) -> _Call:
+def _laid_out(call: Call, X: int, Y: int) -> _Padded:
+    q, k, v, bias_N, seed, origin_2, seen = call
     B, _, N, _ = q.shape
     K = k.shape[2]
-    head_KG = jnp.arange(N, dtype=jnp.int32).reshape(K, N // K) + origin[1]
-    batch_B = jnp.arange(B, dtype=jnp.int32) + origin[0]
+    head_KG = jnp.arange(N, dtype=jnp.int32).reshape(K, N // K) + origin_2[1]
+    batch_B = jnp.arange(B, dtype=jnp.int32) + origin_2[0]
     stream_BKG = noise.stream(seed, batch_B[:, None, None], head_KG[None])
     segments = [
         None if ids is None else _padded(ids, block, -1)
-        for ids, block in ((visibility.query_segments_BT, X), (visibility.key_segments_BS, Y))
+        for ids, block in ((seen.query_segments_BT, X), (seen.key_segments_BS, Y))
     ]
-    return _Call(
+    return _Padded(
         q_BKGTH=_grouped(q, K, X),
         k_BKSH=_padded(k, Y).transpose(0, 2, 1, 3),
         v_BKSH=_padded(v, Y).transpose(0, 2, 1, 3),
         bias_1KG11=bias_N.reshape(1, K, N // K, 1, 1),
         stream_BKG11=stream_BKG[..., None, None],
-        visibility=dataclasses.replace(
-            visibility, query_segments_BT=segments[0], key_segments_BS=segments[1]
-        ),
+        seen=dataclasses.replace(seen, query_segments_BT=segments[0], key_segments_BS=segments[1]),
     )
 
 
@@ -138,9 +128,9 @@ def _product(equation: str, left: jax.Array, right: jax.Array) -> jax.Array:
     )
 
 
-def _bits_and_seen(config: Config, call: _Call, i, j, X: int, Y: int, T: int, S: int):
+def _bits_and_seen(config: Config, padded: _Padded, i, j, X: int, Y: int, T: int, S: int):
     """Noise of tile (i, j), None where none is drawn, and what of it is visible."""
-    seen_by = call.visibility
+    seen_by = padded.seen
     row_X = i * X + jnp.arange(X, dtype=jnp.int32)
     key_Y = j * Y + jnp.arange(Y, dtype=jnp.int32)
     query_B11X1 = (seen_by.start_B[:, None] + row_X[None])[:, None, None, :, None]
@@ -154,44 +144,44 @@ def _bits_and_seen(config: Config, call: _Call, i, j, X: int, Y: int, T: int, S:
             lax.dynamic_slice_in_dim(seen_by.key_segments_BS, j * Y, Y, 1)[:, None, None, None],
         )
     seen = seen_by.tile(query_B11X1, key_1111Y, *segments)
-    for padded, inside in (
+    for tail, inside in (
         (T % X, (row_X < T)[None, None, None, :, None]),
         (S % Y, key_1111Y < S),
     ):
-        if padded:
+        if tail:
             seen = inside if seen is None else seen & inside
     bits = None
     if config.mode == "sample":
-        bits = noise.bits(call.stream_BKG11, query_B11X1, key_1111Y)
+        bits = noise.bits(padded.stream_BKG11, query_B11X1, key_1111Y)
     return bits, seen
 
 
-def _range(visibility: Visibility, i, X: int, Y: int, S: int) -> tuple[jax.Array, jax.Array]:
+def _range(seen: Visibility, i, X: int, Y: int, S: int) -> tuple[jax.Array, jax.Array]:
     """The key blocks that some batch row of query block `i` can see."""
-    causal, window, start_B = visibility.causal, visibility.window, visibility.start_B
+    causal, window, start_B = seen.causal, seen.window, seen.start_B
     low, _ = key_blocks(causal, window, start_B.min() + i * X, X, S, Y)
     _, high = key_blocks(causal, window, start_B.max() + i * X, X, S, Y)
     return jnp.minimum(low, high), high
 
 
-def _forward(config, q_BTNH, k_BSKH, v_BSKH, bias_N, seed, origin, visibility):
-    B, T, N, H = q_BTNH.shape
-    S, K = k_BSKH.shape[1:3]
+def _forward(config: Config, call: Call):
+    B, T, N, H = call.q_BTNH.shape
+    S, K = call.k_BSKH.shape[1:3]
     G = N // K
     X, Y = _blocks(config, B, N, T, S)
-    call = _laid_out(q_BTNH, k_BSKH, v_BSKH, bias_N, seed, origin, visibility, X, Y)
+    padded = _laid_out(call, X, Y)
 
     def query_block(sums, i):
-        q_BKXH = _rows(call.q_BKGTH, i, X)
+        q_BKXH = _rows(padded.q_BKGTH, i, X)
 
         def key_block(j, carry):
             rows, mass_BKGX, sum_BKXH = carry
             k_BKYH, v_BKYH = (
-                lax.dynamic_slice_in_dim(x, j * Y, Y, 2) for x in (call.k_BKSH, call.v_BKSH)
+                lax.dynamic_slice_in_dim(x, j * Y, Y, 2) for x in (padded.k_BKSH, padded.v_BKSH)
             )
             raw = _product("BKXH,BKYH->BKXY", q_BKXH, k_BKYH).reshape(B, K, G, X, Y)
-            bits, seen = _bits_and_seen(config, call, i, j, X, Y, T, S)
-            rows, weight, decay = tile.absorb(config, rows, raw, call.bias_1KG11, bits, seen)
+            bits, seen = _bits_and_seen(config, padded, i, j, X, Y, T, S)
+            rows, weight, decay = tile.absorb(config, rows, raw, padded.bias_1KG11, bits, seen)
             mass_BKGX = mass_BKGX * decay + weight.sum(-1)
             added = _product("BKXY,BKYH->BKXH", weight.reshape(B, K, G * X, Y), v_BKYH)
             return rows, mass_BKGX, sum_BKXH * decay.reshape(B, K, G * X, 1) + added
@@ -202,7 +192,7 @@ def _forward(config, q_BTNH, k_BSKH, v_BSKH, bias_N, seed, origin, visibility):
             jnp.zeros((B, K, G * X, H), jnp.float32),
         )
         rows, mass_BKGX, sum_BKXH = lax.fori_loop(
-            *_range(call.visibility, i, X, Y, S), key_block, empty
+            *_range(padded.seen, i, X, Y, S), key_block, empty
         )
         out_BKGXH, lse_BKGX = tile.finish(rows, sum_BKXH.reshape(B, K, G, X, H))
         mass_BKGX = mass_BKGX / jnp.where(rows.total == 0.0, 1.0, rows.total)
@@ -211,7 +201,7 @@ def _forward(config, q_BTNH, k_BSKH, v_BSKH, bias_N, seed, origin, visibility):
         expected, opened = sums
         result = rows.opened.astype(jnp.int32).sum(-1, dtype=jnp.int32)
         sums = (expected + rows.expected.sum(-1), opened + result)
-        return sums, (out_BKGXH.astype(v_BSKH.dtype), _Saved(lse_BKGX, mass_BKGX))
+        return sums, (out_BKGXH.astype(call.v_BSKH.dtype), _Saved(lse_BKGX, mass_BKGX))
 
     zeros = (jnp.zeros((B, K, G), jnp.float32), jnp.zeros((B, K, G), jnp.int32))
     count = jnp.arange(-(-T // X), dtype=jnp.int32)
@@ -220,21 +210,22 @@ def _forward(config, q_BTNH, k_BSKH, v_BSKH, bias_N, seed, origin, visibility):
     return outputs, saved
 
 
-def _run_forward(config, q, k, v, bias_N, seed, origin, visibility):
-    outputs, saved = _forward(config, q, k, v, bias_N, seed, origin, visibility)
-    return outputs, (q, k, v, bias_N, outputs[0], saved, (seed, origin, visibility))
+def _run_forward(config, call):
+    outputs, saved = _forward(config, call)
+    return outputs, (call, outputs[0], saved)
 
 
 def _run_backward(config, residuals, cotangents):
-    *floats, (seed, origin, visibility) = residuals
-    q_BTNH, k_BSKH, v_BSKH, bias_N, out_BTNH, saved, d_out_BTNH, d_expected_BN = (
-        dispatch.first_order("gated_attention", (*floats, *cotangents[:2]))
+    call, *rows = residuals
+    floats, (out_BTNH, saved), (d_out_BTNH, d_expected_BN) = dispatch.first_order(
+        "gated_attention", (call[:4], rows, cotangents[:2])
     )
-    B, T, N, H = q_BTNH.shape
-    S, K = k_BSKH.shape[1:3]
+    call = Call._make((*floats, *call[4:]))
+    B, T, N, H = call.q_BTNH.shape
+    S, K = call.k_BSKH.shape[1:3]
     G = N // K
     X, Y = _blocks(config, B, N, T, S)
-    call = _laid_out(q_BTNH, k_BSKH, v_BSKH, bias_N, seed, origin, visibility, X, Y)
+    padded = _laid_out(call, X, Y)
     d_out_BKGTH = _grouped(d_out_BTNH, K, X)
     delta_BTN1 = jnp.einsum(
         "BTNH,BTNH->BTN", d_out_BTNH.astype(jnp.float32), out_BTNH.astype(jnp.float32)
@@ -244,7 +235,7 @@ def _run_backward(config, residuals, cotangents):
 
     def query_block(carry, block):
         i, saved = block
-        q_BKXH, d_out_BKXH = (_rows(x, i, X) for x in (call.q_BKGTH, d_out_BKGTH))
+        q_BKXH, d_out_BKXH = (_rows(x, i, X) for x in (padded.q_BKGTH, d_out_BKGTH))
         delta = lax.dynamic_slice_in_dim(delta_BKGT1, i * X, X, 3)
         lse = saved.lse_IBKGX[..., None]
         shift = jnp.zeros_like(delta)
@@ -259,15 +250,15 @@ def _run_backward(config, residuals, cotangents):
         def key_block(j, carry):
             d_q, d_k, d_v, d_bias = carry
             k_BKYH, v_BKYH = (
-                lax.dynamic_slice_in_dim(x, j * Y, Y, 2) for x in (call.k_BKSH, call.v_BKSH)
+                lax.dynamic_slice_in_dim(x, j * Y, Y, 2) for x in (padded.k_BKSH, padded.v_BKSH)
             )
             raw = _product("BKXH,BKYH->BKXY", q_BKXH, k_BKYH).reshape(B, K, G, X, Y)
             g = _product("BKXH,BKYH->BKXY", d_out_BKXH, v_BKYH).reshape(B, K, G, X, Y)
             if config.renormalise:
                 g -= shift
-            bits, seen = _bits_and_seen(config, call, i, j, X, Y, T, S)
+            bits, seen = _bits_and_seen(config, padded, i, j, X, Y, T, S)
             weight, d_gate, d_raw = tile.backward(
-                config, raw, call.bias_1KG11, bits, seen, lse, g, delta, d_expected_BKG11
+                config, raw, padded.bias_1KG11, bits, seen, lse, g, delta, d_expected_BKG11
             )
             weight, d_raw = (x.reshape(B, K, G * X, Y) for x in (weight, d_raw))
             d_q += _product("BKXY,BKYH->BKXH", d_raw, k_BKYH)
@@ -276,27 +267,24 @@ def _run_backward(config, residuals, cotangents):
             return d_q, d_k, d_v, d_bias + d_gate.sum((0, 3, 4))
 
         empty = jnp.zeros((B, K, G * X, H), jnp.float32)
-        d_q, *carry = lax.fori_loop(
-            *_range(call.visibility, i, X, Y, S), key_block, (empty, *carry)
-        )
+        d_q, *carry = lax.fori_loop(*_range(padded.seen, i, X, Y, S), key_block, (empty, *carry))
         d_q = (config.scale * d_q).reshape(B, K, G, X, H)
-        return tuple(carry), d_q.astype(q_BTNH.dtype)
+        return tuple(carry), d_q.astype(call.q_BTNH.dtype)
 
-    zeros = jnp.zeros(call.k_BKSH.shape, jnp.float32)
+    zeros = jnp.zeros(padded.k_BKSH.shape, jnp.float32)
     count = jnp.arange(-(-T // X), dtype=jnp.int32)
     (d_k, d_v, d_bias), d_q = lax.scan(
         query_block, (zeros, zeros, jnp.zeros((K, G), jnp.float32)), (count, saved)
     )
     d_k, d_v = (x[:, :, :S].transpose(0, 2, 1, 3) for x in (d_k, d_v))
-    return (
+    gradients = (
         _ungrouped(d_q, T),
-        (config.scale * d_k).astype(k_BSKH.dtype),
-        d_v.astype(v_BSKH.dtype),
+        (config.scale * d_k).astype(call.k_BSKH.dtype),
+        d_v.astype(call.v_BSKH.dtype),
         d_bias.reshape(N),
-        None,
-        None,
-        None,
     )
+    # None: no gradient.
+    return (Call._make((*gradients, *(None for _ in call[4:]))),)
 
 
 def _add_at(total_BKSH: jax.Array, block_BKYH: jax.Array, first: jax.Array) -> jax.Array:

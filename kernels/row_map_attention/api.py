@@ -10,9 +10,9 @@
 The fast implementations stream over the keys and form no matrix of scores, forward or backward.
 """
 
-import functools
-import importlib
+from collections.abc import Callable, Mapping
 import math
+import types
 from typing import Any, NamedTuple
 
 import jax
@@ -20,9 +20,25 @@ import jax.numpy as jnp
 
 from kernels.attention.visibility import visibility
 from kernels.core import dispatch, shapes, tuning
-from kernels.row_map_attention import pallas_plan, pallas_vjp, reference, xla
+from kernels.row_map_attention import pallas, pallas_plan, reference, xla
 from kernels.row_map_attention.config import Call, Config, heuristic, tiles_of
 from kernels.row_map_attention.maps import OP, RowMap
+
+
+def _mosaic() -> types.ModuleType:
+    """The kernel for Hopper, whose lowering is imported by those alone who name it."""
+    from kernels.row_map_attention import mosaic
+
+    return mosaic
+
+
+# In order of preference; "mosaic" is never chosen by itself.
+IMPLEMENTATIONS: Mapping[str, Callable[[Config, Call], Any]] = {
+    "pallas": pallas.run,
+    "xla": xla.run,
+    "reference": reference.run,
+    "mosaic": lambda config, call: _mosaic().run(config, call),
+}
 
 
 class RowMapAttention(NamedTuple):
@@ -98,18 +114,6 @@ def row_map_attention(
     bias_N = jnp.broadcast_to(jnp.asarray(bias, jnp.float32), (N,))
     call = Call(q_BTNH, k_BSKH, v_BSKH, bias_N, heads, seen)
     target = dispatch.target()
-    reasons = {
-        "pallas": dispatch.unsupported_reason(target) or pallas_plan.unsupported_reason(H),
-        "xla": "",
-        "reference": "",
-    }
-    if implementation == "mosaic":
-        # Never chosen by itself, and its lowering is imported by those alone who name it.
-        mosaic = importlib.import_module(f"kernels.{OP}.mosaic")
-        reasons["mosaic"] = dispatch.unsupported_reason(target) or mosaic.lacks(
-            target, soft_cap, call
-        )
-    name = dispatch.choose(OP, implementation, reasons)
     entries = tuning.tiles(OP, target.device_kind, size, q_BTNH.dtype, heuristic(H, q_BTNH.dtype))
     config = Config(
         row_map=row_map,
@@ -117,15 +121,20 @@ def row_map_attention(
         soft_cap=None if soft_cap is None else float(soft_cap),
         first=S - T if start is None else start if isinstance(start, int) else None,
         bias_moves=isinstance(bias, jax.Array),
-        implementation=name,
         target=target,
         forward=tiles_of(entries, "forward", T, S),
         dq=tiles_of(entries, "dq", T, S),
         dkv=tiles_of(entries, "dkv", T, S),
     )
-    run = reference.attend if name == "reference" else _fast
-    out_BTNH, dead_BN = run(config, call)
-    return RowMapAttention(out_BTNH.astype(v_BSKH.dtype), dead_BN)
+    reasons = {
+        "pallas": pallas_plan.unsupported_reason(config, call),
+        "xla": "",
+        "reference": "",
+    }
+    if implementation == "mosaic":
+        reasons["mosaic"] = _mosaic().unsupported_reason(config, call)
+    run = IMPLEMENTATIONS[dispatch.choose(OP, implementation, reasons)]
+    return RowMapAttention(*run(config, call))
 
 
 def _check(size, q, k, v, row_map, bias, heads, scale, soft_cap) -> None:
@@ -154,32 +163,3 @@ def _check(size, q, k, v, row_map, bias, heads, scale, soft_cap) -> None:
         raise ValueError(f"{OP}: scale is {scale}; pass a positive number, or None for H^-0.5")
     if soft_cap is not None and not 0 < soft_cap < math.inf:
         raise ValueError(f"{OP}: soft_cap is {soft_cap}; pass a positive number, or None for none")
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _fast(config: Config, call: Call) -> tuple[jax.Array, jax.Array]:
-    return _fast_forward(config, call)[0]
-
-
-def _fast_forward(config: Config, call: Call) -> tuple[tuple[jax.Array, jax.Array], Any]:
-    # A second derivative differentiates this function too.
-    q_BTNH, k_BSKH, v_BSKH, bias_N = dispatch.first_order(OP, call[:4])
-    call = call._replace(q_BTNH=q_BTNH, k_BSKH=k_BSKH, v_BSKH=v_BSKH, bias_N=bias_N)
-    visible_BT = call.seen.counts_BT(q_BTNH.shape[1], k_BSKH.shape[1])
-    run = importlib.import_module(f"kernels.{OP}.{config.implementation}").forward
-    out_BTNH, rows = run(config, call, visible_BT)
-    dead_BNT = (rows.factor_BNT == 0) & (visible_BT > 0)[:, None]
-    if call.heads_N is not None:
-        dead_BNT &= call.heads_N[None, :, None]
-    return (out_BTNH, dead_BNT.sum(-1, dtype=jnp.int32)), (call, out_BTNH, rows)
-
-
-def _fast_backward(config: Config, residuals: Any, cotangents: Any) -> tuple[Call]:
-    (call, out_BTNH, rows), d_out_BTNH = dispatch.first_order(OP, (residuals, cotangents[0]))
-    run = xla.backward if config.implementation == "xla" else pallas_vjp.backward
-    dq, dk, dv, d_bias = run(config, call, rows, out_BTNH, d_out_BTNH)
-    # None: no gradient.
-    return (call._replace(q_BTNH=dq, k_BSKH=dk, v_BSKH=dv, bias_N=d_bias, heads_N=None, seen=None),)
-
-
-_fast.defvjp(_fast_forward, _fast_backward)

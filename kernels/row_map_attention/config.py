@@ -1,4 +1,4 @@
-"""One call of `row_map_attention`: what is static, its kernels' specialisation, and its arrays."""
+"""One call of `row_map_attention`: its arrays, what is static, and the tiles of its kernels."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -13,7 +13,10 @@ from kernels.row_map_attention.maps import RowMap
 
 
 class Call(NamedTuple):
-    """The arrays of a call; `heads_N` is bool, or None for every head."""
+    """The arrays of a call. Gradients are those of the first four.
+
+    `heads_N` is bool, or None for every head.
+    """
 
     q_BTNH: jax.Array
     k_BSKH: jax.Array
@@ -54,7 +57,6 @@ class Config:
     soft_cap: float | None
     first: int | None
     bias_moves: bool
-    implementation: str
     target: Target
     forward: Tiles
     dq: Tiles

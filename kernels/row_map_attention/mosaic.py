@@ -16,16 +16,18 @@ import jax.numpy as jnp
 from kernels.attention import mosaic_pipeline
 from kernels.attention.mosaic_pipeline import along
 from kernels.core import dispatch
-from kernels.row_map_attention import tile
+from kernels.row_map_attention import pallas_vjp, streaming, tile
 from kernels.row_map_attention.config import Call, Config, Rows
 from kernels.row_map_attention.maps import OP
 
 
-def unsupported_reason(target: dispatch.Target, soft_cap: float | None, call: Call) -> str:
-    """Why the kernel does not serve a call; empty if it does."""
-    if soft_cap is not None or call.heads_N is not None:
+def unsupported_reason(config: Config, call: Call) -> str:
+    """Why the kernel does not run for a call; empty if it does."""
+    if reason := dispatch.unsupported_reason(config.target):
+        return reason
+    if config.soft_cap is not None or call.heads_N is not None:
         return "has no soft_cap or heads; pass implementation=None"
-    return mosaic_pipeline.unsupported_reason(target, call.q_BTNH, call.k_BSKH, call.seen)
+    return mosaic_pipeline.unsupported_reason(config.target, call.q_BTNH, call.k_BSKH, call.seen)
 
 
 def forward(config: Config, call: Call, visible_BT: jax.Array) -> tuple[jax.Array, Rows]:
@@ -90,3 +92,6 @@ _INSTRUCTIONS = dataclasses.replace(
     # Saturates to [0, 1], and makes 0 of the NaN of a hidden key.
     share=lambda u, pivot: mosaic_pipeline.instruction("cvt.sat.f32.f32", tile.folded(u, pivot)),
 )
+
+
+run = streaming.differentiable(forward, pallas_vjp.backward)

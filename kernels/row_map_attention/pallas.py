@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from kernels.attention import tiles
 from kernels.core import dispatch
-from kernels.row_map_attention import pallas_plan, tile
+from kernels.row_map_attention import pallas_plan, pallas_vjp, streaming, tile
 from kernels.row_map_attention.config import Call, Config, Rows
 from kernels.row_map_attention.maps import OP, RowMap
 from kernels.row_map_attention.pallas_plan import Inputs, Plan
@@ -100,3 +100,6 @@ def _program(
     tiles.store(out_ref.at[...], sum_XH * scale_X[:, None], real_XH)
     tiles.store(pivot_ref.at[...], pivot_X, real_X)
     tiles.store(factor_ref.at[...], factor_X, real_X)
+
+
+run = streaming.differentiable(forward, pallas_vjp.backward)

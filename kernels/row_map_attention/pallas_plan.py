@@ -9,6 +9,7 @@ from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
 from kernels.attention.tiles import Tiling, entries, operands
+from kernels.core import dispatch
 from kernels.core.ptx import elementwise
 from kernels.row_map_attention import tile
 from kernels.row_map_attention.config import Call, Config, Tiles
@@ -17,9 +18,11 @@ from kernels.row_map_attention.maps import SOFTMAX, RowMap
 WIDTHS = (16, 32, 64, 128, 256)
 
 
-def unsupported_reason(H: int) -> str:
-    """Why the kernels do not serve heads of width H; empty if they do."""
-    text = ", ".join(map(str, WIDTHS))
+def unsupported_reason(config: Config, call: Call) -> str:
+    """Why the kernels do not run for a call; empty if they do."""
+    if reason := dispatch.unsupported_reason(config.target):
+        return reason
+    H, text = call.q_BTNH.shape[-1], ", ".join(map(str, WIDTHS))
     return "" if H in WIDTHS else f"serves head widths {text} and this is {H}; pass 'xla'"
 
 

@@ -11,8 +11,8 @@ from kernels.row_map_attention.config import Call, Config
 from kernels.row_map_attention.maps import SOFTMAX, RowMap
 
 
-def attend(config: Config, call: Call) -> tuple[jax.Array, jax.Array]:
-    """`out_BTNH` in float32 and `dead_rows_BN`; see `api.row_map_attention`."""
+def run(config: Config, call: Call) -> tuple[jax.Array, jax.Array]:
+    """`out_BTNH` and `dead_rows_BN`, computed in float32; see `api.row_map_attention`."""
     q_BTNH, k_BSKH, v_BSKH, bias_N, heads_N, seen = call
     _, T, N, _ = q_BTNH.shape
     _, S, K, _ = k_BSKH.shape
@@ -33,7 +33,7 @@ def attend(config: Config, call: Call) -> tuple[jax.Array, jax.Array]:
         pattern_BNTS = jnp.where(heads_N[None, :, None, None], pattern_BNTS, softmax_BNTS)
         dead_BNT &= heads_N[None, :, None]
     out_BTNH = jnp.einsum("BNTS,BSNH->BTNH", pattern_BNTS, v_BSNH, precision="highest")
-    return out_BTNH, dead_BNT.sum(-1, dtype=jnp.int32)
+    return out_BTNH.astype(v_BSKH.dtype), dead_BNT.sum(-1, dtype=jnp.int32)
 
 
 def weights(row_map: RowMap, scores: jax.Array, bias: jax.Array, mask: jax.Array) -> jax.Array:

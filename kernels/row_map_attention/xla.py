@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from kernels.attention.visibility import Visibility
 from kernels.core import dispatch
-from kernels.row_map_attention import tile
+from kernels.row_map_attention import streaming, tile
 from kernels.row_map_attention.config import Call, Config, Rows
 from kernels.row_map_attention.maps import SOFTMAX, RowMap
 
@@ -245,3 +245,6 @@ def _product(letters: str, x: jax.Array, y: jax.Array) -> jax.Array:
     """An einsum with float32 sums; of float32 operands it is never rounded to TF32."""
     precision = dispatch.exact_dot(x.dtype)
     return jnp.einsum(letters, x, y, precision=precision, preferred_element_type=jnp.float32)
+
+
+run = streaming.differentiable(forward, backward)

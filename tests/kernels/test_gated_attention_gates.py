@@ -16,7 +16,7 @@ from kernels import gated_attention
 from kernels.attention.visibility import visibility
 from kernels.core import dispatch, noise
 from kernels.gated_attention import tile, xla
-from kernels.gated_attention.config import Config
+from kernels.gated_attention.config import Call, Config
 from tests import rounding
 
 B, T, N, K, H = 4, 64, 4, 2, 64
@@ -53,7 +53,7 @@ def test_every_tiling_draws_the_gates_of_the_reference(exact, gates, blocks):
     config = Config("sample", 1 / 8, dispatch.target(), blocks=blocks)
     seen = visibility("test", B, T, T, causal=True, window=None, segment_ids=None, start=None)
     rest = (jnp.zeros((N,)), jnp.uint32(5), jnp.zeros((2,), jnp.int32), seen)
-    out, _, opened = jax.jit(functools.partial(xla.run, config))(*exact, *rest)
+    out, _, opened = jax.jit(functools.partial(xla.run, config))(Call(*exact, *rest))
     np.testing.assert_array_equal(out > 0, gates)
     np.testing.assert_array_equal(opened, gates.sum((1, 3)))
 

@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from kernels import gated_attention
 from kernels.attention.visibility import visibility
 from kernels.core import cases, dispatch, noise
 from kernels.gated_attention import mosaic, reference, tile
-from kernels.gated_attention.config import MODES, Config
+from kernels.gated_attention.config import MODES, Call, Config
 from tests import rounding
 from tests.kernels import comparison, mosaic_code
 from tools.gpu_code import target
@@ -31,6 +32,11 @@ def _config(mode="sample", H=64, on=dispatch.INTERPRETER, **options):
 def _seen(B=1, T=128, S=None, **options):
     given = {"causal": True, "window": None, "segment_ids": None, "start": None} | options
     return visibility("gated_attention", B, T, S or T, **given)
+
+
+def _call(q, k, seen):
+    """A call of these queries, keys and visibility; the values are of the shape of the keys."""
+    return Call(q, k, k, jnp.zeros(q.shape[2]), jnp.uint32(0), jnp.zeros(2, jnp.int32), seen)
 
 
 def _inputs(B=1, T=256, N=2, K=1, H=64):
@@ -102,14 +108,14 @@ def test_what_it_does_not_serve_is_told(reason):
     options = dict(options)
     dtype, S = options.pop("dtype", jnp.bfloat16), options.get("S", T)
     q, k = (jax.ShapeDtypeStruct((1, rows, 2, H), dtype) for rows in (T, S))
-    assert reason in mosaic.unsupported_reason(config, q, k, _seen(T=T, **options))
+    assert reason in mosaic.unsupported_reason(config, _call(q, k, _seen(T=T, **options)))
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": False}, {"window": 7}])
 @pytest.mark.parametrize("H", [64, 128])
 def test_what_it_serves_has_no_reason(H, options):
     q = jax.ShapeDtypeStruct((1, 256, 2, H), jnp.bfloat16)
-    assert not mosaic.unsupported_reason(_config(on=H200), q, q, _seen(T=256, **options))
+    assert not mosaic.unsupported_reason(_config(on=H200), _call(q, q, _seen(T=256, **options)))
 
 
 @pytest.mark.skipif(
@@ -141,7 +147,7 @@ def test_value_and_gradients_interpreted_equal_the_reference(mode, B, T, N, K, H
 
     def outputs_and_gradients(run):
         def of_floats(*floats):
-            return run(config, *floats, *arrays[4:], seen)
+            return run(config, Call(*floats, *arrays[4:], seen))
 
         outputs, pull = jax.vjp(of_floats, *arrays[:4])
         return outputs, pull(cotangents)
@@ -149,10 +155,10 @@ def test_value_and_gradients_interpreted_equal_the_reference(mode, B, T, N, K, H
     q, k, _, bias = cases.widened(arrays[:4])
 
     def attend(v):
-        return reference.run(config, q, k, v, bias, *arrays[4:], seen)[0]
+        return reference.run(config, Call(q, k, v, bias, *arrays[4:], seen))[0]
 
     def expected_edges(q, k):
-        return reference.run(config, q, k, arrays[2], bias, *arrays[4:], seen)[1]
+        return reference.run(config, Call(q, k, arrays[2], bias, *arrays[4:], seen))[1]
 
     got, gradients = jax.jit(lambda: outputs_and_gradients(mosaic.run))()
     want, exact = jax.jit(lambda: outputs_and_gradients(reference.run))()
@@ -168,9 +174,26 @@ def _forward(H):
     q, k, v, *rest = jax.eval_shape(functools.partial(_inputs, 2, 2048, 4, 2, H))
 
     def run(*given):
-        return mosaic.run(_config(H=H, on=H200), *given, _seen(2, 2048))
+        return mosaic.run(_config(H=H, on=H200), Call(*given, _seen(2, 2048)))
 
     return run, (q, k, v, *rest)
+
+
+def test_the_public_function_runs_it_where_it_is_named_and_serves_the_call():
+    q, k, v, bias, seed, _ = jax.eval_shape(functools.partial(_inputs, 2, 2048, 4, 2, 64))
+
+    def run(q, k, v, bias, seed, **options):
+        return gated_attention(
+            q, k, v, gate_bias=bias, seed=seed, implementation="mosaic", **options
+        )[:3]
+
+    with dispatch.on(H200):
+        text = target.lower(run, q, k, v, bias, seed).as_text()
+        assert "mosaic_gpu" in text
+        with pytest.raises(dispatch.UnavailableError, match="'mosaic' has no gate_scale"):
+            jax.eval_shape(functools.partial(run, soft_cap=30.0), q, k, v, bias, seed)
+    with pytest.raises(dispatch.UnavailableError, match="needs an NVIDIA GPU and this is cpu"):
+        jax.eval_shape(run, q, k, v, bias, seed)
 
 
 def test_it_lowers_for_a_hopper_gpu():

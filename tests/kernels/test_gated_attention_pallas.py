@@ -17,7 +17,7 @@ from kernels import gated_attention
 from kernels.attention.visibility import visibility
 from kernels.core import dispatch, tuning
 from kernels.gated_attention import pallas, pallas_plan
-from kernels.gated_attention.config import Config
+from kernels.gated_attention.config import Call, Config
 from tests import rounding
 
 SEED = 5
@@ -102,11 +102,12 @@ def _maps(blocks: tuple[int, int] | None) -> tuple[np.ndarray, ...]:
 
     @jax.jit
     def run(q, k, bias):
-        def call(v):
-            result = pallas.run(config, q, k, v, bias, jnp.uint32(SEED), jnp.zeros(2, int), seen)
+        def outputs(v):
+            call = Call(q, k, v, bias, jnp.uint32(SEED), jnp.zeros(2, int), seen)
+            result = pallas.run(config, call)
             return result[0], result
 
-        _, pull, result = jax.vjp(call, identity, has_aux=True)
+        _, pull, result = jax.vjp(outputs, identity, has_aux=True)
         return result[0], pull(identity)[0], result[2]
 
     out_BTNS, d_v_BSNT, opened_BN = run(q, k, bias)
@@ -175,7 +176,7 @@ def test_a_tile_without_an_open_gate_reads_no_values():
     config = Config("threshold", 0.25, dispatch.INTERPRETER, blocks=blocks)
     seen = visibility("test", 1, 96, 96, causal=True, window=None, segment_ids=None, start=None)
     none = (jnp.zeros(1), jnp.uint32(0), jnp.zeros(2, int))
-    run = jax.jit(lambda q, k, v: pallas.run(config, q, k, v, *none, seen))
+    run = jax.jit(lambda q, k, v: pallas.run(config, Call(q, k, v, *none, seen)))
     got, want = run(q, k, poisoned), run(q, k, v)
     for mine, theirs in zip(got, want, strict=True):
         np.testing.assert_array_equal(mine, theirs)
@@ -255,7 +256,9 @@ def test_a_short_call_takes_small_tiles_and_no_more_warps_than_they_feed():
 
     def plan(kernel, T, S, dtype=jnp.bfloat16, H=64):
         q, k = (jax.ShapeDtypeStruct((1, length, 1, H), dtype) for length in (T, S))
-        result = pallas_plan.plan(config, True, q, k, kernel)
+        seen = visibility("test", 1, T, S, causal=True, window=None, segment_ids=None, start=None)
+        none = (jnp.zeros(1), jnp.uint32(0), jnp.zeros(2, int))
+        result = pallas_plan.plan(config, Call(q, k, k, *none, seen), kernel)
         return result.X, result.Y, result.warps
 
     assert plan("forward", 2048, 2048) == (64, 64, 4)

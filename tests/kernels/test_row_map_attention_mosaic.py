@@ -27,7 +27,7 @@ from tools.gpu_code import target
 H200, B200 = target.TARGET, dispatch.Target("gpu", "NVIDIA B200")
 
 
-def _config(row_map):
+def _config(row_map, on=dispatch.INTERPRETER):
     tiles = Tiles(64, 64, 4, 2)
     return Config(
         row_map=row_map,
@@ -35,8 +35,7 @@ def _config(row_map):
         soft_cap=None,
         first=0,
         bias_moves=True,
-        implementation="mosaic",
-        target=dispatch.INTERPRETER,
+        target=on,
         forward=tiles,
         dq=tiles,
         dkv=tiles,
@@ -153,7 +152,8 @@ def test_what_it_serves_has_no_reason(H, options):
     q = jnp.zeros((1, 256, 2, H), jnp.bfloat16)
     given = {"causal": True, "window": None, "segment_ids": None, "start": None} | options
     seen = visibility("row_map_attention", 1, 256, 256, **given)
-    assert not mosaic.unsupported_reason(H200, None, Call(q, q, q, jnp.zeros(2), None, seen))
+    call = Call(q, q, q, jnp.zeros(2), None, seen)
+    assert not mosaic.unsupported_reason(_config(maps.SOFTMAX, on=H200), call)
 
 
 @pytest.mark.skipif(
