@@ -1,23 +1,24 @@
 """A command's configuration as plain data: checked, hashed, compared, and frozen for the program.
 
-A config is an `ml_collections.ConfigDict` only between the command line and `main`. There `freeze`
-turns it into a frozen dataclass, typed and hashable, because a ConfigDict must not enter `jax.jit`.
-What is stored and compared is `canonical_json`: sorted keys, tuples and lists alike, no NaN (which
-ConfigDict's own `to_json` lets through, as invalid JSON).
+A config is an `ml_collections.ConfigDict` only between the command line and `main`. There
+`from_plain` turns it into a frozen dataclass, typed and hashable, because a ConfigDict must not
+enter `jax.jit`. What is stored and compared is `canonical_json`: sorted keys, tuples and lists
+alike, no NaN (which ConfigDict's own `to_json` lets through, as invalid JSON).
 """
 
 from collections.abc import Iterator, Mapping
 import dataclasses
+import functools
 import hashlib
 import json
 import math
-import types
 import typing
 from typing import Any, TypeVar
 
 from ml_collections import config_dict
 
-from lm_jax.errors import UsageError, nearest
+from lm_jax.errors import UsageError
+from lm_jax.run.results import InvalidError, members, parse_result
 
 T = TypeVar("T")
 _SCALARS = (bool, int, float, str)
@@ -70,7 +71,7 @@ def config_hash(config: Any) -> str:
 
 
 def plain_leaves(tree: Any, where: str = "config") -> Iterator[tuple[str, Any]]:
-    """Yields the dotted name and the value of every field of a tree made by `plain`."""
+    """Yields the dotted name and the value of every field of a tree made by `to_plain`."""
     if isinstance(tree, dict) and tree:
         for key, value in tree.items():
             yield from plain_leaves(value, f"{where}.{key}")
@@ -105,82 +106,29 @@ def from_plain(config: Any, cls: type[T]) -> T:
         type, or not finite.
       TypeError: an annotation of `cls` that is none of the above.
     """
-    problems: list[str] = []
-    value = _build(to_plain(config), cls, "config", problems)
-    if problems:
-        raise UsageError("; ".join(problems))
-    return value
+    tree = to_plain(config)
+    _check_annotation(cls, "config")
+    try:
+        return parse_result(tree, cls, "config")
+    except InvalidError as error:
+        # What a dataclass itself refuses has the type and the words that it chose.
+        if len(error.raised) == len(error.problems) == 1:
+            raise error.raised[0] from None
+        raise UsageError(str(error)) from error
 
 
-def _build(tree: Any, cls: type, where: str, problems: list[str]) -> Any:
-    if not isinstance(tree, dict):
-        problems.append(f"{where} = {tree!r}; give a section with the fields of {cls.__name__}")
-        return None
-    hints = typing.get_type_hints(cls)
-    fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
-    faults = [
-        f"{where}.{name} is not a field of {cls.__name__}{nearest(name, fields)}"
-        for name in sorted(tree.keys() - fields.keys())
-    ]
-    for name in [name for name in fields if name not in tree]:
-        optional = (fields[name].default, fields[name].default_factory)
-        if all(default is dataclasses.MISSING for default in optional):
-            faults.append(f"{where}.{name} is missing; give it a {_spell(hints[name])}")
-    values = {
-        name: _convert(tree[name], hints[name], f"{where}.{name}", faults)
-        for name in fields
-        if name in tree
-    }
-    problems.extend(faults)
-    return None if faults else cls(**values)
-
-
-def _convert(value: Any, kind: Any, where: str, problems: list[str]) -> Any:
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        return _choose(value, arguments, where, problems)
-    if origin is typing.Literal:
-        if not any(value == option and type(value) is type(option) for option in arguments):
-            hint = nearest(str(value), map(str, arguments))
-            problems.append(f"{where} = {value!r} is not one of the choices{hint}")
-        return value
-    if origin is tuple and isinstance(value, list):
-        if len(arguments) == 2 and arguments[1] is Ellipsis:
-            arguments = (arguments[0],) * len(value)
-        if len(arguments) == len(value):
-            pairs = zip(value, arguments, strict=True)
-            return tuple(
-                _convert(item, item_kind, f"{where}[{i}]", problems)
-                for i, (item, item_kind) in enumerate(pairs)
-            )
-    elif dataclasses.is_dataclass(kind):
-        return _build(value, kind, where, problems)
-    elif kind is float and type(value) is int:
-        return float(value)
-    elif kind is type(None) or kind in _SCALARS:
-        if type(value) is kind:
-            return value
-    elif origin is not tuple:
+@functools.cache
+def _check_annotation(kind: Any, where: str) -> None:
+    """Raises `TypeError` for what pydantic would read and a config cannot hold, such as a dict."""
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        for field in dataclasses.fields(kind):
+            if field.init:
+                _check_annotation(hints[field.name], f"{where}.{field.name}")
+    elif typing.get_origin(kind) is tuple or len(members(kind)) > 1:
+        for argument in typing.get_args(kind):
+            _check_annotation(argument, where)
+    elif typing.get_origin(kind) is not typing.Literal and (
+        kind not in (*_SCALARS, type(None), Ellipsis)
+    ):
         raise TypeError(f"{where} is annotated {kind}, which no config can hold")
-    problems.append(f"{where} = {value!r} ({type(value).__name__}); give a {_spell(kind)}")
-    return None
-
-
-def _choose(value: Any, kinds: tuple[Any, ...], where: str, problems: list[str]) -> Any:
-    """Converts to the first of `kinds` that `value` fits; one that is left speaks for itself."""
-    if value is None and type(None) in kinds:
-        return None
-    kinds = tuple(kind for kind in kinds if kind is not type(None))
-    if len(kinds) == 1:
-        return _convert(value, kinds[0], where, problems)
-    for kind in kinds:
-        faults: list[str] = []
-        converted = _convert(value, kind, where, faults)
-        if not faults:
-            return converted
-    problems.append(f"{where} = {value!r}; give a {' or a '.join(map(_spell, kinds))}")
-    return None
-
-
-def _spell(kind: Any) -> str:
-    return kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")

@@ -10,6 +10,7 @@ import pytest
 from lm_jax.errors import UsageError
 from lm_jax.run import cli
 from lm_jax.run.config_files import load_config
+from lm_jax.run.files import read_json
 from lm_jax.run.plain import from_plain
 from lm_jax.text.preparation import prepare_corpus
 from protot_jax import pretrain, saved_run, study, study_config
@@ -94,7 +95,7 @@ def test_the_smoke_mode_of_a_study_runs(name, tmp_path):
     for row in SMOKE_ROWS[name]:
         assert f"\n{row} " in ended.stdout
         (summary,) = (tmp_path / "w" / row).rglob("summary.json")
-        (seed,) = pretrain.runs.read_json(summary)["seeds"]
+        (seed,) = read_json(summary)["seeds"]
         assert seed["steps"] == 2
 
 
@@ -156,7 +157,7 @@ def test_a_study_goes_on_where_it_was_and_can_be_moved(text, tmp_path):
     config = _study(text)
     first = study.run(config, tmp_path, only=["two"])
     (row,) = first["rows"]
-    summary = pretrain.runs.read_json(tmp_path / "two/lr_0.001" / pretrain.SUMMARY)
+    summary = read_json(tmp_path / "two/lr_0.001" / pretrain.SUMMARY)
     best = summary["seeds"][0]["best"]
     for split in ("validation", "test"):
         own = row["perplexity"][split]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ml_collections import config_dict
 import pytest
 
-from lm_jax.errors import UsageError
+from lm_jax.errors import BadInputError, UsageError
 from lm_jax.run.plain import canonical_json, config_difference, config_hash, from_plain
 
 
@@ -97,6 +97,44 @@ def test_freeze_reports_every_fault_at_once():
     with pytest.raises(UsageError) as caught:
         from_plain(config, Experiment)
     assert all(name in str(caught.value) for name in ("lrr", "norm", "degrees"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Positive:
+    count: int
+
+    def __post_init__(self) -> None:
+        if self.count <= 0:
+            raise BadInputError(f"config.count = {self.count}; give a positive number")
+
+
+@dataclasses.dataclass(frozen=True)
+class Nested:
+    first: Positive
+    second: Positive | None = None
+    windows: tuple[int | None, ...] = ()
+
+
+def test_what_a_dataclass_refuses_itself_passes_through():
+    with pytest.raises(BadInputError, match=r"^config\.count = -1; give a positive number$"):
+        from_plain({"first": {"count": -1}}, Nested)
+    assert from_plain({"first": {"count": 1}, "windows": [None, 3]}, Nested) == Nested(
+        Positive(1), None, (None, 3)
+    )
+
+
+def test_what_a_dataclass_refuses_itself_stands_among_the_other_faults():
+    config = {"first": {"count": -1}, "second": {"count": "2"}, "windows": [None, 2.0]}
+    with pytest.raises(UsageError) as caught:
+        from_plain(config, Nested)
+    assert str(caught.value).split("; ") == [
+        "config.count = -1",
+        "give a positive number",
+        "config.second.count = '2' (str)",
+        "give a int",
+        "config.windows[1] = 2.0 (float)",
+        "give a int",
+    ]
 
 
 def test_an_annotation_that_no_config_can_hold_is_a_fault_of_the_program():
