@@ -14,7 +14,7 @@ from typing import Any
 from absl import logging
 
 from lm_jax.checkpoint import manager
-from lm_jax.checkpoint.format import verify_checkpoint
+from lm_jax.checkpoint.folder import verify_checkpoint
 from lm_jax.errors import BadInputError, UsageError
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import param_spec

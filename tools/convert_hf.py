@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 import lm_jax
-from lm_jax.checkpoint.format import save_checkpoint
+from lm_jax.checkpoint.folder import save_checkpoint
 from lm_jax.errors import UsageError, UserError
 from lm_jax.parallel import sharding
 from lm_jax.run.files import check_new, write_json

@@ -1,1 +1,1 @@
-"""Checkpoints: the verified folder (`format`), those of a training run (`manager`), adapters."""
+"""Checkpoints: the verified folder (`folder`), those of a training run (`manager`), adapters."""

@@ -1,6 +1,6 @@
 """The checkpoints of one training run: a folder per step, whole, verified, bound to its run.
 
-    checkpoints/step_000120/    arrays of the TrainState, MANIFEST.json (`format`)
+    checkpoints/step_000120/    arrays of the TrainState, MANIFEST.json (`folder`)
     checkpoints/step_000140/
 
 The manifest's notes hold what a run must agree with to go on (config, data), what it should (mesh,
@@ -23,10 +23,9 @@ from typing import Any, Protocol
 import jax
 from jax.sharding import Mesh
 
-from lm_jax.checkpoint.format import (
-    MANIFEST,
+from lm_jax.checkpoint.folder import (
     load_arrays,
-    read_manifest,
+    read_checkpoint_manifest,
     save_checkpoint,
     verify_checkpoint,
 )
@@ -161,7 +160,7 @@ def restore(
     if newest == _NONE:
         return None
     path = step_folder(folder, newest)
-    manifest = read_manifest(path / MANIFEST)
+    manifest = read_checkpoint_manifest(path)
     _check_identity(path, manifest["notes"], identity)
     wanted = params_lib.by_path(target)
     loaded = load_arrays(path, manifest, params_lib.tree_from_paths(wanted))

@@ -8,7 +8,7 @@ so that a fresh adapter changes nothing. Adapters are a tree of their own, decla
 parameters (`adapter_spec`), and laid over the frozen ones for a forward pass (`attach`); `merge`
 adds them in for good.
 
-    settings = LoraSettings(rank=16, alpha=32.0, targets=("q", "k", "v", "o"))
+    settings = LoraConfig(rank=16, alpha=32.0, targets=("q", "k", "v", "o"))
     adapters = lm_jax.params.init(key, adapter_spec(param_spec(cfg), settings))
     forward(attach(params, adapters, settings), tokens, cfg)
 """

@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 import os
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 import shutil
 import stat
 from typing import Any, BinaryIO
@@ -147,6 +147,95 @@ def _sync_path(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@dataclasses.dataclass(frozen=True)
+class ManifestFormat:
+    """What a kind of verified folder calls its manifest, and what to say where one is not whole.
+
+    Attributes:
+      name: file name of the manifest.
+      version: number in its field `format`.
+      content: what the folder holds, as in "a whole checkpoint".
+      remedy: what to do about a folder without a manifest.
+      outdated: what to do about one of another version.
+      damaged: what to do about a damaged one.
+    """
+
+    name: str
+    version: int
+    content: str
+    remedy: str
+    outdated: str
+    damaged: str
+
+    def corrupt(self, file: Path, what: str) -> CorruptError:
+        """The error that `file` is damaged."""
+        return CorruptError(f"{file} {what}; {self.damaged}")
+
+
+def write_manifest(folder: Path, kind: ManifestFormat, content: Mapping[str, Any]) -> None:
+    """Writes a folder's manifest: `content`, every file with size and sha256, its own digest.
+
+    Everything else must be in the folder before.
+    """
+    manifest = {
+        "format": kind.version,
+        **content,
+        "files": {
+            file.relative_to(folder).as_posix(): file_digest(file)
+            for file in sorted(folder.rglob("*"))
+            if file.is_file()
+        },
+    }
+    write_json(folder / kind.name, manifest | {"sha256": content_digest(manifest)})
+
+
+def read_manifest(folder: Path, kind: ManifestFormat) -> dict[str, Any]:
+    """A folder's manifest, compared with its own digest; the files are not read.
+
+    Raises:
+      BadInputError: there is no manifest, or one of another version.
+      CorruptError: it is damaged.
+    """
+    path = folder / kind.name
+    if not path.is_file():
+        raise BadInputError(
+            f"{folder} has no {kind.name}, so it is no {kind.content}; {kind.remedy}"
+        )
+    try:
+        manifest = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise kind.corrupt(path, f"is not JSON ({error})") from error
+    stated = manifest.pop("sha256", None) if isinstance(manifest, dict) else None
+    if stated != content_digest(manifest):
+        raise kind.corrupt(path, "does not match its own digest")
+    if manifest.get("format") != kind.version:
+        raise BadInputError(
+            f"{path}: format {manifest.get('format')} is not {kind.version}; {kind.outdated}"
+        )
+    return manifest
+
+
+def verify_manifest(folder: Path, kind: ManifestFormat) -> dict[str, Any]:
+    """Compares every file of a folder with its manifest, and returns the manifest.
+
+    Raises:
+      BadInputError: there is no manifest, or one of another version.
+      CorruptError: naming the first file that is missing, truncated or changed.
+    """
+    manifest = read_manifest(folder, kind)
+    for name, entry in manifest["files"].items():
+        file = folder / name
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise kind.corrupt(folder / kind.name, f"names a file outside the folder, {name}")
+        if not file.is_file():
+            raise kind.corrupt(file, "is missing")
+        if file.stat().st_size != entry["size"]:
+            raise kind.corrupt(file, f"has {file.stat().st_size} bytes, not {entry['size']}")
+        if file_digest(file) != entry:
+            raise kind.corrupt(file, "does not match its sha256")
+    return manifest
 
 
 def file_digest(file: Path) -> dict[str, Any]:

@@ -24,24 +24,24 @@ import dataclasses
 import hashlib
 import math
 import os
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import filelock
 import numpy as np
 
-from lm_jax.errors import BadInputError, CorruptError, StorageError, UsageError
+from lm_jax.errors import BadInputError, StorageError, UsageError
 from lm_jax.run import stop
 from lm_jax.run.files import (
     STORAGE_REMEDY,
+    ManifestFormat,
     check_new,
-    content_digest,
-    file_digest,
     new_folder,
-    read_json,
+    read_manifest,
     replace_file,
     storage_error,
-    write_json,
+    verify_manifest,
+    write_manifest,
 )
 from lm_jax.run.plain import config_difference, to_plain
 from lm_jax.text import corpora
@@ -50,7 +50,14 @@ from lm_jax.text.tokenizer_training import END_OF_TEXT, train_tokenizer
 
 MANIFEST = "manifest.json"
 SPLITS = ("train", "validation", "test")
-_FORMAT = 1
+_KIND = ManifestFormat(
+    name=MANIFEST,
+    version=1,
+    content="prepared data",
+    remedy="prepare it",
+    outdated="prepare the data again with this version",
+    damaged="remove the folder and prepare the data again",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,8 +160,7 @@ def prepare(
                 np.save(file, np.asarray(lengths[split], np.uint32))
         write.close()
         tokenizer.save(draft)
-        manifest = {
-            "format": _FORMAT,
+        content = {
             "dtype": dtype.str,
             "vocab_size": tokenizer.vocab_size,
             "tokenizer_sha256": tokenizer.sha256,
@@ -167,10 +173,9 @@ def prepare(
             "sources": dict(sources or {}),
             "documents_sha256": digest.hexdigest(),
             "notes": dict(notes or {}),
-            "files": {file.name: file_digest(file) for file in sorted(draft.iterdir())},
         }
-        write_json(draft / MANIFEST, manifest | {"sha256": content_digest(manifest)})
-    return read_json(folder / MANIFEST)
+        write_manifest(draft, _KIND, content)
+    return read_manifest(folder, _KIND)
 
 
 def open_prepared(
@@ -187,25 +192,7 @@ def open_prepared(
       CorruptError: naming the first file that is missing, truncated or changed.
     """
     folder = Path(folder)
-    path = folder / MANIFEST
-    if not path.is_file():
-        raise BadInputError(f"{folder} has no {MANIFEST}, so it is no prepared data; prepare it")
-    manifest = read_json(path)
-    stated = manifest.pop("sha256", None) if isinstance(manifest, dict) else None
-    if stated != content_digest(manifest):
-        raise _corrupt(path, "does not match its own digest")
-    if manifest.get("format") != _FORMAT:
-        raise BadInputError(
-            f"{path}: format {manifest.get('format')} is not {_FORMAT}; prepare the data again "
-            "with this version"
-        )
-    for name, entry in manifest["files"].items():
-        if PurePosixPath(name).name != name:
-            raise _corrupt(path, f"names a file outside the folder, {name!r}")
-        if not (folder / name).is_file():
-            raise _corrupt(folder / name, "is missing")
-        if file_digest(folder / name) != entry:
-            raise _corrupt(folder / name, "does not match its size and sha256 in the manifest")
+    manifest = verify_manifest(folder, _KIND)
     own = Tokenizer.from_folder(folder)
     for other in (own, tokenizer):
         if other is not None and other.sha256 != manifest["tokenizer_sha256"]:
@@ -367,7 +354,3 @@ def _check_filled(
             f"{', '.join(empty)} got none of {sum(map(len, lengths.values()))} documents (left "
             f"out: {skipped or 'none'}); give more documents, or a share of 0 for that split"
         )
-
-
-def _corrupt(file: Path, what: str) -> CorruptError:
-    return CorruptError(f"{file} {what}; remove the folder and prepare the data again")

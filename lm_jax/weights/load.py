@@ -18,12 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lm_jax.checkpoint.format import (
+from lm_jax.checkpoint.folder import (
     ARRAYS,
     MANIFEST,
     array_files,
     load_arrays,
-    read_manifest,
     verify_checkpoint,
 )
 from lm_jax.errors import BadInputError, UsageError, nearest
@@ -32,6 +31,7 @@ from lm_jax.model import params as params_lib
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.params import ParamSpec
 from lm_jax.parallel import sharding
+from lm_jax.run.files import read_json
 from lm_jax.run.plain import from_plain
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.weights import table
@@ -163,7 +163,7 @@ def _open_gguf(path: Path) -> OpenedModel:
 
 def _open_converted(path: Path) -> OpenedModel:
     manifest = verify_checkpoint(path)
-    stored = read_manifest(path / CONFIG)
+    stored = read_json(path / CONFIG)
     try:
         cfg = from_plain(stored, DecoderConfig)
     except UsageError as error:

@@ -9,7 +9,7 @@ import pytest
 
 import lm_jax
 from lm_jax.checkpoint import manager
-from lm_jax.checkpoint.format import MANIFEST
+from lm_jax.checkpoint.folder import MANIFEST
 from lm_jax.errors import CorruptError, UsageError
 from lm_jax.model.flops import forward_flops
 from lm_jax.run.plain import from_plain

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import lm_jax
-from lm_jax.checkpoint.format import MANIFEST
+from lm_jax.checkpoint.folder import MANIFEST
 from lm_jax.checkpoint.manager import FOLDER, saved_steps, step_folder
 from lm_jax.errors import BadInputError, CorruptError, StoppedError, UsageError
 from lm_jax.parallel import sharding

@@ -11,8 +11,7 @@ import pytest
 import tokenizers
 
 import lm_jax
-from lm_jax.checkpoint import format
-from lm_jax.checkpoint.format import MANIFEST, save_checkpoint, verify_checkpoint
+from lm_jax.checkpoint.folder import MANIFEST, save_checkpoint, verify_checkpoint
 from lm_jax.errors import BadInputError, CorruptError
 from lm_jax.parallel import sharding
 from lm_jax.text.tokenizer import Tokenizer
@@ -58,7 +57,7 @@ def test_config_and_tokenizer_are_read_before_any_weight(source, tmp_path, monke
 
     with monkeypatch.context() as patch:
         patch.setattr(load, "load_params", read)
-        patch.setattr(format, "load_arrays", read)
+        patch.setattr(load, "load_arrays", read)
         models = [load.open_pretrained(folder) for folder in (source, tmp_path / "out")]
     for model in models:
         assert model.cfg == whole.cfg and model.tokenizer.sha256 == whole.tokenizer.sha256

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import lm_jax
-from lm_jax.checkpoint.format import (
+from lm_jax.checkpoint.folder import (
     ARRAYS,
     MANIFEST,
     load_checkpoint,
@@ -107,7 +107,9 @@ def test_the_manifest_describes_the_folder(saved):
     files = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
     assert files == {*manifest["files"], MANIFEST}
     assert "readme" in files
-    assert verify_checkpoint(folder) | {"sha256": manifest["sha256"]} == manifest
+    assert verify_checkpoint(folder) == manifest
+    stored = json.loads((folder / MANIFEST).read_text())
+    assert stored == manifest | {"sha256": content_digest(manifest)}
 
 
 def test_twenty_flipped_bits_are_all_detected(damaged):

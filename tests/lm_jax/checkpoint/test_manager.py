@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import lm_jax
-from lm_jax.checkpoint import format, manager
-from lm_jax.checkpoint.format import MANIFEST
+from lm_jax.checkpoint import manager
+from lm_jax.checkpoint.folder import MANIFEST
 from lm_jax.errors import BadInputError, CorruptError, StorageError, UsageError
 from lm_jax.parallel import sharding
+from lm_jax.run import files
 from lm_jax.train import optim, state
 from tests.lm_jax.train import tiny_training as tiny
 
@@ -202,7 +203,7 @@ def test_a_failed_save_leaves_the_checkpoints_before_it(damaged, monkeypatch):
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(format, "file_digest", full)
+    monkeypatch.setattr(files, "file_digest", full)
     with pytest.raises(StorageError, match="No space left"):
         save(damaged, 12)
     monkeypatch.undo()

@@ -108,7 +108,7 @@ def test_a_flipped_bit_in_any_file_is_found_on_opening(copy):
             file.write_bytes(whole)
         if file.name != preparation.MANIFEST:
             file.write_bytes(whole[:-1])
-            with pytest.raises(CorruptError, match=f"{file.name} does not match its size"):
+            with pytest.raises(CorruptError, match=f"{file.name} has {len(whole) - 1} bytes, not"):
                 preparation.open_prepared(copy)
             file.unlink()
             with pytest.raises(CorruptError, match=f"{file.name} is missing"):
@@ -222,7 +222,7 @@ KILLED = """
             yield document
 
     corpora.documents = documents
-    corpus = preparation.CorpusSettings(source=sys.argv[1], vocab_size=100, splits=(1.0, 0.0, 0.0))
+    corpus = preparation.CorpusConfig(source=sys.argv[1], vocab_size=100, splits=(1.0, 0.0, 0.0))
     preparation.prepare_corpus(sys.argv[2], corpus)
 """
 

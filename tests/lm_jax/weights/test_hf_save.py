@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 import tokenizers
 
 import lm_jax
-from lm_jax.checkpoint.format import MANIFEST, save_checkpoint
+from lm_jax.checkpoint.folder import MANIFEST, save_checkpoint
 from lm_jax.errors import BadInputError, StorageError
 from lm_jax.run.files import new_folder, write_json
 from lm_jax.text.tokenizer import Tokenizer

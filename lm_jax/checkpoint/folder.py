@@ -14,20 +14,33 @@ The folder is drafted beside its name, synced and renamed (`new_folder`).
 
 from collections.abc import Callable, Mapping
 import contextlib
-import json
 import math
 import os
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
-from lm_jax.errors import BadInputError, CorruptError
+from lm_jax.errors import BadInputError
 from lm_jax.model import params as params_lib
 from lm_jax.run import processes
-from lm_jax.run.files import content_digest, draft_of, file_digest, new_folder, write_json
+from lm_jax.run.files import (
+    ManifestFormat,
+    draft_of,
+    new_folder,
+    read_manifest,
+    verify_manifest,
+    write_manifest,
+)
 
 MANIFEST = "MANIFEST.json"
 ARRAYS = "arrays"
-_FORMAT = 1
+_KIND = ManifestFormat(
+    name=MANIFEST,
+    version=1,
+    content="whole checkpoint",
+    remedy="name one, or save it again",
+    outdated="convert the model again with this version",
+    damaged="restore the checkpoint from a copy, or make it again",
+)
 
 
 def save_checkpoint(
@@ -62,18 +75,12 @@ def save_checkpoint(
     def complete() -> None:
         if beside is not None:
             beside(draft)
-        manifest = {
-            "format": _FORMAT,
+        content = {
             "notes": dict(notes or {}),
             "parameters": sum(math.prod(entry["shape"]) for entry in arrays.values()),
             "arrays": arrays,
-            "files": {
-                file.relative_to(draft).as_posix(): file_digest(file)
-                for file in sorted(draft.rglob("*"))
-                if file.is_file()
-            },
         }
-        write_json(draft / MANIFEST, manifest | {"sha256": content_digest(manifest)})
+        write_manifest(draft, _KIND, content)
         drafted.close()
 
     # Process 0 makes the folder and gives it its name; the arrays are written by all.
@@ -81,7 +88,12 @@ def save_checkpoint(
         processes.enter_on_first(drafted, new_folder(path))
         ocp.save(str(draft / ARRAYS), state)
         processes.on_first(complete)
-    return read_manifest(path / MANIFEST)
+    return read_checkpoint_manifest(path)
+
+
+def read_checkpoint_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The manifest of a checkpoint, whose files are not read; errors of `verify_checkpoint`."""
+    return read_manifest(Path(path), _KIND)
 
 
 def verify_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -91,31 +103,7 @@ def verify_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
       BadInputError: if there is no manifest.
       CorruptError: naming the first file that is missing, truncated or changed.
     """
-    folder = Path(path)
-    if not (folder / MANIFEST).is_file():
-        raise BadInputError(
-            f"{folder} has no {MANIFEST}, so it is no whole checkpoint; name one, or save it again"
-        )
-    manifest = read_manifest(folder / MANIFEST)
-    stated = manifest.pop("sha256", None) if isinstance(manifest, dict) else None
-    if stated != content_digest(manifest):
-        raise _corrupt(folder / MANIFEST, "does not match its own digest")
-    if manifest.get("format") != _FORMAT:
-        raise BadInputError(
-            f"{folder / MANIFEST}: format {manifest.get('format')} is not {_FORMAT}; convert the "
-            "model again with this version"
-        )
-    for name, entry in manifest["files"].items():
-        file = folder / name
-        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise _corrupt(folder / MANIFEST, f"names a file outside the folder, {name}")
-        if not file.is_file():
-            raise _corrupt(file, "is missing")
-        if file.stat().st_size != entry["size"]:
-            raise _corrupt(file, f"has {file.stat().st_size} bytes, not {entry['size']}")
-        if file_digest(file) != entry:
-            raise _corrupt(file, "does not match its sha256")
-    return manifest
+    return verify_manifest(Path(path), _KIND)
 
 
 def load_checkpoint(
@@ -190,19 +178,3 @@ def _check_arrays(
 def array_files(path: Path, manifest: Mapping[str, Any]) -> tuple[Path, ...]:
     """The files that hold the parameters."""
     return tuple(path / name for name in manifest["files"] if name.startswith(f"{ARRAYS}/"))
-
-
-def read_manifest(path: Path) -> Any:
-    """JSON of a checkpoint's folder.
-
-    Raises:
-      CorruptError: if it is none.
-    """
-    try:
-        return json.loads(path.read_bytes())
-    except ValueError as error:
-        raise _corrupt(path, f"is not JSON ({error})") from error
-
-
-def _corrupt(file: Path, what: str) -> CorruptError:
-    return CorruptError(f"{file} {what}; restore the checkpoint from a copy, or make it again")
