@@ -17,8 +17,6 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-Advance = Callable[[int], None]
-
 
 @contextlib.contextmanager
 def track(
