@@ -30,9 +30,10 @@ from lm_jax.run.provenance import PROVENANCE_FILE, collect_provenance, record_pr
 from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
 from lm_jax.weights.load import resolve
 from polyattn_jax import console, head_sets, report, report_text, schema, stages, summary
+from polyattn_jax.audit_suites import PROMPTS, build_suites, first_prompts
+from polyattn_jax.audited_model import AuditedModel
 from polyattn_jax.columns import columns
 from polyattn_jax.config import AuditConfig
-from polyattn_jax.stages import AuditedModel
 from polyattn_jax.suites import Suite, read_jsonl
 
 REPORT = "report.html"
@@ -48,59 +49,59 @@ def load(config: AuditConfig) -> AuditedModel:
     return AuditedModel(model, mesh, config)
 
 
-def fingerprint(subject: AuditedModel, suites: dict[str, Suite]) -> str:
+def fingerprint(audited: AuditedModel, suites: dict[str, Suite]) -> str:
     """A hash of all that decides the rows."""
     return config_hash(
         {
-            "config": canonical_json(subject.config),
-            "model": subject.model.sha256,
+            "config": canonical_json(audited.config),
+            "model": audited.model.sha256,
             "suites": {name: suite.sha256 for name, suite in suites.items()},
         }
     )
 
 
-def run(subject: AuditedModel, folder: Path) -> dict[str, Any]:
+def run(audited: AuditedModel, folder: Path) -> dict[str, Any]:
     """Runs or resumes every stage in an open work folder and returns the summary."""
-    config = subject.config
-    suites = stages.build_suites(subject)
+    config = audited.config
+    suites = build_suites(audited)
     record_provenance(
         folder,
         collect_provenance(
             seeds={"audit": config.seed},
             dtype=config.dtype,
-            data={"model": subject.model.sha256} | {n: s.sha256 for n, s in suites.items()},
-            tokenizer=subject.tokenizer.sha256,
+            data={"model": audited.model.sha256} | {n: s.sha256 for n, s in suites.items()},
+            tokenizer=audited.tokenizer.sha256,
         ),
     )
     write_json(folder / "suites.json", {name: dict(s.manifest) for name, s in suites.items()})
-    shape = (subject.model.cfg.num_layers, subject.model.cfg.num_heads)
+    shape = (audited.model.cfg.num_layers, audited.model.cfg.num_heads)
     swept = suites[f"niah_{config.sweep_length}"]
-    with stages.open_stores(folder, fingerprint(subject, suites), config.degrees) as stores:
-        calibration = stages.calibrated(subject, folder)
-        stages.control(subject, stores, suites)
-        stages.diagnose(subject, stores, suites, stages.biases(config, calibration.bias))
-        stages.head_features(subject, stores, suites)
-        sweep = stages.sweep_conditions(subject, calibration.bias)
-        stages.evaluate(subject, stores, sweep, {f"niah_{config.sweep_length}": swept})
-        if stages.PROMPTS in suites:
-            cells = stages.sweep_conditions(subject, calibration.bias, stages.PROMPTS)
-            stages.evaluate(subject, stores, cells, {stages.PROMPTS: suites[stages.PROMPTS]})
+    with stages.open_stores(folder, fingerprint(audited, suites), config.degrees) as stores:
+        calibration = stages.calibrated(audited, folder)
+        stages.control(audited, stores, suites)
+        stages.diagnose(audited, stores, suites, stages.biases(config, calibration.bias))
+        stages.head_features(audited, stores, suites)
+        sweep = stages.sweep_conditions(audited, calibration.bias)
+        stages.evaluate(audited, stores, sweep, {f"niah_{config.sweep_length}": swept})
+        if PROMPTS in suites:
+            conditions = stages.sweep_conditions(audited, calibration.bias, PROMPTS)
+            stages.evaluate(audited, stores, conditions, {PROMPTS: suites[PROMPTS]})
         sets = {}
         if config.ablation_heads:
             by_head = summary.heads(columns(stores.rows.read()), shape)
             ranking = summary.ranking(by_head)
             sets = head_sets.draw(ranking, config.ablation_heads, config.ablation_draws)
-            cells = stages.ablation_conditions(subject, calibration.bias, sets)
-            short = stages.first_prompts(swept, config.ablation_n)
-            stages.evaluate(subject, stores, cells, {f"niah_{config.sweep_length}": short})
+            conditions = stages.ablation_conditions(audited, calibration.bias, sets)
+            short = first_prompts(swept, config.ablation_n)
+            stages.evaluate(audited, stores, conditions, {f"niah_{config.sweep_length}": short})
         rows, answers = stores.rows.read(), stores.answers.read()
         losses, features = stores.losses.read(), stores.features.read()
     calibrated = read_json(folder / "calibration.json")
     result, by_head = summary.summarise(rows, answers, losses, features, calibrated, config, shape)
-    result["model_sha256"] = subject.model.sha256
-    result["family"] = subject.model.cfg.family
-    result["weights"] = [path.name for path in subject.model.files]
-    result["provenance"] = provenance(subject, folder)
+    result["model_sha256"] = audited.model.sha256
+    result["family"] = audited.model.cfg.family
+    result["weights"] = [path.name for path in audited.model.files]
+    result["provenance"] = provenance(audited, folder)
     rows = summary.with_head_types(rows, by_head)
     tables = {"rows": rows, "answers": answers, "heads": pa.table(by_head)}
     if sets:
@@ -115,10 +116,10 @@ def run(subject: AuditedModel, folder: Path) -> dict[str, Any]:
     return result
 
 
-def provenance(subject: AuditedModel, folder: Path) -> dict[str, Any]:
+def provenance(audited: AuditedModel, folder: Path) -> dict[str, Any]:
     """What every result file says of its origin: `provenance.json` and the hash of the settings."""
     recorded = read_json(folder / PROVENANCE_FILE)
-    return recorded | {"config_hash": config_hash(subject.config)}
+    return recorded | {"config_hash": config_hash(audited.config)}
 
 
 def write_table(path: Path, table: pa.Table) -> None:

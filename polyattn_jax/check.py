@@ -38,10 +38,11 @@ from lm_jax.run.plain import from_plain
 from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
 from polyattn_jax import audit, concentration, decision, report_text, stages, summary
+from polyattn_jax.audit_suites import PROMPTS, build_suites
+from polyattn_jax.audited_model import AuditedModel
 from polyattn_jax.columns import Columns, columns, where
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.row_maps import SOFTMAX, parse_recipe, resolve_bias
-from polyattn_jax.stages import AuditedModel
 from polyattn_jax.suites import Suite, read_jsonl
 
 RESULT = "check.json"
@@ -101,38 +102,38 @@ def config_from_flags() -> AuditConfig:
     return from_plain(settings, AuditConfig)
 
 
-def run(subject: AuditedModel, folder: Path) -> dict[str, Any]:
+def run(audited: AuditedModel, folder: Path) -> dict[str, Any]:
     """Runs or resumes a check in an open work folder and returns what `table` prints."""
-    config = subject.config
+    config = audited.config
     recipe = parse_recipe(config.recipes[0])
     degree = recipe.degree
     probe = f"niah_{config.sweep_length}"
-    built = stages.build_suites(subject)
-    suites = {name: built[name] for name in (probe, "induction", stages.PROMPTS) if name in built}
+    built = build_suites(audited)
+    suites = {name: built[name] for name in (probe, "induction", PROMPTS) if name in built}
     record_provenance(
         folder,
         collect_provenance(
             seeds={"check": config.seed},
             dtype=config.dtype,
-            data={"model": subject.model.sha256} | {n: s.sha256 for n, s in suites.items()},
-            tokenizer=subject.tokenizer.sha256,
+            data={"model": audited.model.sha256} | {n: s.sha256 for n, s in suites.items()},
+            tokenizer=audited.tokenizer.sha256,
         ),
     )
     calibration, b_auto, shares, against = None, None, dict.fromkeys(SHARES), None
-    with stages.open_stores(folder, audit.fingerprint(subject, suites), config.degrees) as stores:
+    with stages.open_stores(folder, audit.fingerprint(audited, suites), config.degrees) as stores:
         if recipe.bias == "auto" or (degree is not None and recipe.bias == 0.0):
-            calibration = stages.calibrated(subject, folder)
+            calibration = stages.calibrated(audited, folder)
             b_auto = calibration.bias
         bias = resolve_bias(recipe, b_auto)
         if degree is not None:
             measured = {"zero": 0.0, "auto": bias if b_auto is None else b_auto}
-            stages.diagnose(subject, stores, suites, measured)
+            stages.diagnose(audited, stores, suites, measured)
             rows = columns(stores.rows.read())
-            shares, against = row_findings(subject, rows, degree, at_zero=recipe.bias == 0.0)
-        base, entry = answered(subject, stores, suites, probe, b_auto)
+            shares, against = row_findings(audited, rows, degree, at_zero=recipe.bias == 0.0)
+        base, entry = answered(audited, stores, suites, probe, b_auto)
         own = None
         if config.prompts:
-            pair = answered(subject, stores, suites, stages.PROMPTS, b_auto)
+            pair = answered(audited, stores, suites, PROMPTS, b_auto)
             own = dict(zip(("softmax", "recipe"), pair, strict=True))
     decided = decision.explained(
         entry,
@@ -147,14 +148,14 @@ def run(subject: AuditedModel, folder: Path) -> dict[str, Any]:
     )
     return {
         "model": config.model,
-        "provenance": audit.provenance(subject, folder),
+        "provenance": audit.provenance(audited, folder),
         "recipe": recipe.spec,
         "degree": recipe.map.degree,
         "bias": bias,
         "calibration": dataclasses.asdict(calibration) if calibration is not None else None,
         "measured": degree is not None,
         "length": config.sweep_length,
-        "heads": min(config.top_heads, subject.model.cfg.num_layers * subject.model.cfg.num_heads),
+        "heads": min(config.top_heads, audited.model.cfg.num_layers * audited.model.cfg.num_heads),
         "unsafe": {name: _complement(safe) for name, safe in shares.items()},
         "against_softmax": against,
         "prompts": own,
@@ -168,23 +169,23 @@ def run(subject: AuditedModel, folder: Path) -> dict[str, Any]:
 
 
 def answered(
-    subject: AuditedModel,
+    audited: AuditedModel,
     stores: stages.ResultStores,
     suites: dict[str, Suite],
     name: str,
     b_auto: float | None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Runs or resumes the answers to one suite; those of softmax and of the recipe, in numbers."""
-    stage = stages.PROMPTS if name == stages.PROMPTS else "sweep"
-    cells = stages.sweep_conditions(subject, b_auto, stage)
-    stages.evaluate(subject, stores, cells, {name: suites[name]})
-    result = summary.behaviour(columns(stores.answers.read()), stage, subject.config)
+    stage = PROMPTS if name == PROMPTS else "sweep"
+    conditions = stages.sweep_conditions(audited, b_auto, stage)
+    stages.evaluate(audited, stores, conditions, {name: suites[name]})
+    result = summary.behaviour(columns(stores.answers.read()), stage, audited.config)
     by_cell = {entry["cell"]: entry for entry in result}
-    return by_cell[SOFTMAX.name], by_cell[cells[-1].name]
+    return by_cell[SOFTMAX.name], by_cell[conditions[-1].name]
 
 
 def row_findings(
-    subject: AuditedModel, rows: Columns, degree: float, *, at_zero: bool
+    audited: AuditedModel, rows: Columns, degree: float, *, at_zero: bool
 ) -> tuple[dict[str, statistics.Interval | None], dict[str, Any] | None]:
     """The shares of needle rows that are safe (`SHARES`), and what the recipe loses and sharpens.
 
@@ -192,7 +193,7 @@ def row_findings(
     has b = 0 (`at_zero`). Heads are ranked at the other one. A share is None where no row is
     active.
     """
-    config, cfg = subject.config, subject.model.cfg
+    config, cfg = audited.config, audited.model.cfg
     by_head = summary.heads(rows, (cfg.num_layers, cfg.num_heads))
     top = summary.ranking(by_head)[: config.top_heads]
     kind = "zero" if at_zero else "auto"

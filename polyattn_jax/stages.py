@@ -7,8 +7,8 @@
     5. sweep       every recipe in every head                          -> answer shards
     6. ablate      one recipe in the top, bottom and random K heads by median S_p
 
-A unit is one batch of prompts in one cell. A unit that is on disk is not done again, so the same
-command goes on where a killed one stopped.
+A unit is one batch of prompts under one condition. A unit that is on disk is not done again, so the
+same command goes on where a killed one stopped.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,30 +21,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm_jax.errors import BadInputError
-from lm_jax.parallel import sharding
 from lm_jax.run import progress, stop
 from lm_jax.run.files import read_json, write_json
 from lm_jax.run.rows import RowStore
-from lm_jax.text import corpora
-from lm_jax.text.tokenizer import Tokenizer
-from lm_jax.weights.load import Pretrained
 from polyattn_jax import calibrate, head_sets, head_types, measure
+from polyattn_jax.audit_suites import diagnosed, first_prompts
+from polyattn_jax.audited_model import AuditedModel
 from polyattn_jax.config import AuditConfig
-from polyattn_jax.row_maps import SOFTMAX, Recipe, RowMap, parse_recipe, resolve_bias
+from polyattn_jax.row_maps import SOFTMAX, Recipe, parse_recipe, resolve_bias
 from polyattn_jax.schema import ANSWERS, FEATURES, LOSSES, row_columns, rows_schema
 from polyattn_jax.suites import (
     Suite,
     batches,
-    induction,
-    load_jsonl,
-    mqar,
-    niah,
-    repeated_tokens,
 )
 from polyattn_jax.suites.batching import Batch
-
-# The suite and the stage of a user's own prompts.
-PROMPTS = "prompts"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,109 +72,7 @@ def open_stores(
         yield ResultStores(rows, answers, losses, features)
 
 
-@dataclasses.dataclass(frozen=True)
-class AuditedModel:
-    """The model under audit, where its arrays live, and the settings."""
-
-    model: Pretrained
-    mesh: jax.sharding.Mesh | None
-    config: AuditConfig
-
-    @property
-    def maps(self) -> tuple[RowMap, ...]:
-        """Every row map of the audit: one table for all stages, so each shape compiles once."""
-        c = self.config
-        recipes = [SOFTMAX, *(parse_recipe(r) for r in (*c.recipes, c.ablation_recipe))]
-        return tuple(dict.fromkeys(recipe.map for recipe in recipes))
-
-    @property
-    def fused(self) -> bool:
-        """Whether attention runs on `kernels`."""
-        if self.config.attention == "auto":
-            return self.mesh is None and jax.default_backend() == "gpu"
-        return self.config.attention == "kernels"
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer.
-
-        Raises:
-          BadInputError: if it came without one.
-        """
-        if self.model.tokenizer is None:
-            raise BadInputError(
-                f"config.model = {self.config.model!r} has no tokenizer.json; the suites need the "
-                "model's own"
-            )
-        return self.model.tokenizer
-
-    def put(self, *arrays: np.ndarray) -> list[jax.Array]:
-        """Arrays whose first axis is the batch, on the device or the mesh."""
-        if self.mesh is None:
-            return [jnp.asarray(a) for a in arrays]
-        return sharding.shard_batch(self.mesh, list(arrays))
-
-
-# Suites
-
-
-def haystack(name: str) -> str:
-    """The text that distractors are drawn from.
-
-    Raises:
-      BadInputError: if it is neither "essays" nor "speeches" nor a readable text file.
-    """
-    if name == "essays":
-        return corpora.essays()
-    if name == "speeches":
-        return "\n\n".join(text for _, text in corpora.speeches())
-    try:
-        return Path(name).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInputError(
-            f"config.haystack = {name!r} is neither 'essays' nor 'speeches' nor a readable UTF-8 "
-            f"file ({error})"
-        ) from error
-
-
-def build_suites(subject: AuditedModel) -> dict[str, Suite]:
-    """Every suite of the audit by name; each passes its prompt audit or raises."""
-    c, tokenizer = subject.config, subject.tokenizer
-    longest = subject.model.cfg.max_length
-    common = {"seed": c.seed, "max_length": longest}
-    text = haystack(c.haystack)
-    suites = {}
-    for length in c.niah_lengths:
-        suites[f"niah_{length}"] = niah(
-            tokenizer, haystack=text, length=length, n=c.niah_n, **common
-        )
-    suites["control"] = niah(
-        tokenizer, haystack=text, length=c.niah_lengths[0], n=c.control_n, needle=False, **common
-    )
-    if c.induction_n:
-        suites["induction"] = induction(
-            vocabulary=tokenizer, length=c.induction_length, n=c.induction_n, **common
-        )
-    if c.mqar_n:
-        suites["mqar"] = mqar(vocabulary=tokenizer, length=c.mqar_length, n=c.mqar_n, **common)
-    suites["repeated"] = repeated_tokens(
-        vocabulary=tokenizer, common=c.repeated_vocabulary, n=c.repeated_n, **common
-    )
-    if c.prompts:
-        suites[PROMPTS] = load_jsonl(c.prompts, tokenizer, max_length=longest)
-    return suites
-
-
-def diagnosed(suites: dict[str, Suite]) -> dict[str, Suite]:
-    """The suites whose rows are diagnosed."""
-    others = ("induction", "mqar", PROMPTS)
-    return {k: s for k, s in suites.items() if k.startswith("niah") or k in others}
-
-
-# Stages
-
-
-def calibrated(subject: AuditedModel, folder: Path) -> calibrate.Calibration:
+def calibrated(audited: AuditedModel, folder: Path) -> calibrate.Calibration:
     """b_auto of the model, from `calibration.json` where an earlier start has left it."""
     path = folder / "calibration.json"
     if path.exists():
@@ -192,13 +80,13 @@ def calibrated(subject: AuditedModel, folder: Path) -> calibrate.Calibration:
         return calibrate.Calibration(
             **results | {"curve": tuple(calibrate.AtLength(**one) for one in results["curve"])}
         )
-    c = subject.config
-    texts_UT, lengths = calibration_tokens(subject)
-    ways = 1 if subject.mesh is None else subject.mesh.shape["data"] * subject.mesh.shape["fsdp"]
+    c = audited.config
+    texts_UT, lengths = calibration_tokens(audited)
+    ways = 1 if audited.mesh is None else audited.mesh.shape["data"] * audited.mesh.shape["fsdp"]
     texts = len(texts_UT)
     # Devices of the batch axes get a text each; where texts run out, a repeat that is not counted.
     texts_UT = texts_UT[np.arange(-(-texts // ways) * ways) % texts]
-    groups = [subject.put(texts_UT[i : i + ways])[0] for i in range(0, len(texts_UT), ways)]
+    groups = [audited.put(texts_UT[i : i + ways])[0] for i in range(0, len(texts_UT), ways)]
     with progress.track("calibrate b_auto", 4 * len(groups), unit="texts") as advance:
 
         def mass(thresholds: np.ndarray) -> calibrate.MassBelow:
@@ -206,11 +94,11 @@ def calibrated(subject: AuditedModel, folder: Path) -> calibrate.Calibration:
             for tokens_BT in groups:
                 stop.check("during calibration")
                 measured = measure.mass(
-                    subject.model.params,
+                    audited.model.params,
                     tokens_BT,
                     jnp.asarray(thresholds),
                     lengths=lengths,
-                    cfg=subject.model.cfg,
+                    cfg=audited.model.cfg,
                 )
                 results.append(jax.tree.map(np.asarray, measured))
                 advance()
@@ -231,7 +119,7 @@ def calibrated(subject: AuditedModel, folder: Path) -> calibrate.Calibration:
     return result
 
 
-def calibration_tokens(subject: AuditedModel) -> tuple[np.ndarray, tuple[int, ...]]:
+def calibration_tokens(audited: AuditedModel) -> tuple[np.ndarray, tuple[int, ...]]:
     """The shipped texts as tokens `[U, T]`, and the lengths at which b_auto is read.
 
     The lengths are that of the calibration, an eighth, a quarter and a half of it, and those of the
@@ -240,23 +128,23 @@ def calibration_tokens(subject: AuditedModel) -> tuple[np.ndarray, tuple[int, ..
     Raises:
       BadInputError: for a calibration that is longer than the model's context or a text.
     """
-    c, longest = subject.config, subject.model.cfg.max_length
+    c, longest = audited.config, audited.model.cfg.max_length
     if c.calibrated_at > longest:
         raise BadInputError(
             f"config.calibration_length = {c.calibrated_at} is longer than the model's "
             f"context of {longest} tokens; lower it"
         )
-    ids = [subject.tokenizer.encode(text) for text in calibrate.calibration_texts().values()]
+    ids = [audited.tokenizer.encode(text) for text in calibrate.calibration_texts().values()]
     shortest = min(map(len, ids))
     if shortest < c.calibrated_at:
         raise BadInputError(
             f"config.calibration_length = {c.calibrated_at}, but the shortest calibration text has "
             f"{shortest} tokens in this tokenizer; set it to that or less"
         )
-    audited = [*c.niah_lengths]
-    audited += [c.induction_length] if c.induction_n else []
-    audited += [c.mqar_length] if c.mqar_n else []
-    wanted = {c.calibrated_at // part for part in (1, 2, 4, 8)} | set(audited)
+    audited_lengths = [*c.niah_lengths]
+    audited_lengths += [c.induction_length] if c.induction_n else []
+    audited_lengths += [c.mqar_length] if c.mqar_n else []
+    wanted = {c.calibrated_at // part for part in (1, 2, 4, 8)} | set(audited_lengths)
     lengths = tuple(sorted(n for n in wanted if 1 < n <= min(shortest, longest)))
     return np.array([one[: lengths[-1]] for one in ids], np.int32), lengths
 
@@ -268,7 +156,7 @@ def biases(config: AuditConfig, b_auto: float) -> dict[str, float]:
 
 
 def diagnose(
-    subject: AuditedModel,
+    audited: AuditedModel,
     stores: ResultStores,
     suites: dict[str, Suite],
     by_kind: Mapping[str, float],
@@ -278,24 +166,24 @@ def diagnose(
 
     def work(name: str, batch: Batch) -> dict[str, np.ndarray]:
         diagnosis = measure.diagnose(
-            subject.model.params,
-            *subject.put(batch.tokens_BT, batch.query_positions_BQ, batch.answer_position_BQ),
+            audited.model.params,
+            *audited.put(batch.tokens_BT, batch.query_positions_BQ, batch.answer_position_BQ),
             biases,
-            cfg=subject.model.cfg,
-            degrees=subject.config.degrees,
-            fused=subject.fused,
+            cfg=audited.model.cfg,
+            degrees=audited.config.degrees,
+            fused=audited.fused,
         )
-        windows = subject.model.cfg.layer_windows
-        return row_columns(name, batch, windows, diagnosis, by_kind, subject.config.degrees)
+        windows = audited.model.cfg.layer_windows
+        return row_columns(name, batch, windows, diagnosis, by_kind, audited.config.degrees)
 
-    _run_units(subject, stores.rows, "diagnose", diagnosed(suites), work)
+    _run_units(audited, stores.rows, "diagnose", diagnosed(suites), work)
 
 
-def head_features(subject: AuditedModel, stores: ResultStores, suites: dict[str, Suite]) -> None:
+def head_features(audited: AuditedModel, stores: ResultStores, suites: dict[str, Suite]) -> None:
     """The features of the head types on the first induction prompts; nothing where they are out."""
     if "induction" not in suites:
         return
-    shape = subject.model.cfg.num_layers, subject.model.cfg.num_heads
+    shape = audited.model.cfg.num_layers, audited.model.cfg.num_heads
 
     def work(_name: str, batch: Batch) -> dict[str, np.ndarray]:
         T = batch.tokens_BT.shape[1]
@@ -303,10 +191,10 @@ def head_features(subject: AuditedModel, stores: ResultStores, suites: dict[str,
         found_BT = np.stack([head_types.successors(row) for row in batch.tokens_BT])
         successors_BT = np.where(valid_BT, found_BT, -1).astype(np.int32)
         sums_LBN = measure.head_features(
-            subject.model.params,
-            *subject.put(batch.tokens_BT, successors_BT, valid_BT),
-            cfg=subject.model.cfg,
-            fused=subject.fused,
+            audited.model.params,
+            *audited.put(batch.tokens_BT, successors_BT, valid_BT),
+            cfg=audited.model.cfg,
+            fused=audited.fused,
         )
         rows_B = dict.fromkeys(head_types.FEATURES, batch.lengths_B)
         rows_B["induction"] = (successors_BT >= 0).sum(1)
@@ -323,21 +211,21 @@ def head_features(subject: AuditedModel, stores: ResultStores, suites: dict[str,
         }
 
     first = first_prompts(suites["induction"], head_types.PROMPTS)
-    _run_units(subject, stores.features, "head types", {"induction": first}, work)
+    _run_units(audited, stores.features, "head types", {"induction": first}, work)
 
 
-def control(subject: AuditedModel, stores: ResultStores, suites: dict[str, Suite]) -> None:
+def control(audited: AuditedModel, stores: ResultStores, suites: dict[str, Suite]) -> None:
     """Softmax on every needle suite and on the control; losses on repeated tokens."""
-    heads = np.zeros((subject.model.cfg.num_layers, subject.model.cfg.num_heads), bool)
+    heads = np.zeros((audited.model.cfg.num_layers, audited.model.cfg.num_heads), bool)
     cell = Condition("control", SOFTMAX.name, SOFTMAX, 0.0, heads)
     chosen = {k: s for k, s in suites.items() if k.startswith("niah") or k == "control"}
-    evaluate(subject, stores, [cell], chosen)
+    evaluate(audited, stores, [cell], chosen)
 
     def work(_name: str, batch: Batch) -> dict[str, np.ndarray]:
         loss_BQ, correct_BQ = measure.losses(
-            subject.model.params,
-            *subject.put(batch.tokens_BT, batch.query_positions_BQ, batch.target_BQ),
-            cfg=subject.model.cfg,
+            audited.model.params,
+            *audited.put(batch.tokens_BT, batch.query_positions_BQ, batch.target_BQ),
+            cfg=audited.model.cfg,
         )
         loss_BQ, correct_BQ = np.asarray(loss_BQ), np.asarray(correct_BQ)
         half = loss_BQ.shape[1] // 2
@@ -351,40 +239,42 @@ def control(subject: AuditedModel, stores: ResultStores, suites: dict[str, Suite
             "tokens": np.full(2 * len(valid), half),
         }
 
-    _run_units(subject, stores.losses, "losses", {"repeated": suites["repeated"]}, work)
+    _run_units(audited, stores.losses, "losses", {"repeated": suites["repeated"]}, work)
 
 
 def evaluate(
-    subject: AuditedModel,
+    audited: AuditedModel,
     stores: ResultStores,
-    cells: Sequence[Condition],
+    conditions: Sequence[Condition],
     suites: dict[str, Suite],
 ) -> None:
-    """The model's next token on every prompt, in every cell of one stage."""
-    maps = subject.maps
+    """The model's next token on every prompt, under every condition of one stage."""
+    maps = audited.maps
     by_name = {
-        f"{cell.stage}/{cell.name}/{name}": (cell, name) for cell in cells for name in suites
+        f"{condition.stage}/{condition.name}/{name}": (condition, name)
+        for condition in conditions
+        for name in suites
     }
 
     def work(key: str, batch: Batch) -> dict[str, np.ndarray]:
-        cell, suite = by_name[key]
-        made = measure.evaluate(
-            subject.model.params,
-            *subject.put(batch.tokens_BT, batch.lengths_B, batch.target_B),
-            jnp.int32(maps.index(cell.recipe.map)),
-            jnp.float32(cell.bias),
-            jnp.asarray(cell.heads_LN),
-            cfg=subject.model.cfg,
+        condition, suite = by_name[key]
+        predicted = measure.evaluate(
+            audited.model.params,
+            *audited.put(batch.tokens_BT, batch.lengths_B, batch.target_B),
+            jnp.int32(maps.index(condition.recipe.map)),
+            jnp.float32(condition.bias),
+            jnp.asarray(condition.heads_LN),
+            cfg=audited.model.cfg,
             maps=maps,
-            fused=subject.fused,
+            fused=audited.fused,
         )
         keep = batch.valid_B
         columns = {
-            "stage": cell.stage,
-            "cell": cell.name,
-            "recipe": cell.recipe.name,
-            "bias": cell.bias,
-            "heads": int(cell.heads_LN.sum()),
+            "stage": condition.stage,
+            "cell": condition.name,
+            "recipe": condition.recipe.name,
+            "bias": condition.bias,
+            "heads": int(condition.heads_LN.sum()),
             "suite": suite,
         }
         size = int(keep.sum())
@@ -393,43 +283,38 @@ def evaluate(
             "length": batch.lengths_B[keep],
             "prompt": np.array(batch.ids)[keep],
             "target": batch.target_B[keep],
-            **{name: np.asarray(value)[keep] for name, value in made.items()},
+            **{name: np.asarray(value)[keep] for name, value in predicted.items()},
         }
 
-    stage = cells[0].stage
+    stage = conditions[0].stage
     todo = {key: suites[name] for key, (_, name) in by_name.items()}
-    _run_units(subject, stores.answers, stage, todo, work)
+    _run_units(audited, stores.answers, stage, todo, work)
 
 
 def sweep_conditions(
-    subject: AuditedModel, b_auto: float | None, stage: str = "sweep"
+    audited: AuditedModel, b_auto: float | None, stage: str = "sweep"
 ) -> list[Condition]:
     """Softmax and every recipe of the config, in all heads; None will do where none has b=auto."""
-    everywhere = np.ones((subject.model.cfg.num_layers, subject.model.cfg.num_heads), bool)
-    recipes = [SOFTMAX, *(parse_recipe(text) for text in subject.config.recipes)]
+    everywhere = np.ones((audited.model.cfg.num_layers, audited.model.cfg.num_heads), bool)
+    recipes = [SOFTMAX, *(parse_recipe(text) for text in audited.config.recipes)]
     return [Condition(stage, r.name, r, resolve_bias(r, b_auto), everywhere) for r in recipes]
 
 
 def ablation_conditions(
-    subject: AuditedModel, b_auto: float, sets: dict[str, np.ndarray]
+    audited: AuditedModel, b_auto: float, sets: dict[str, np.ndarray]
 ) -> list[Condition]:
     """The ablation's recipe in no head and in each of the head sets (`head_sets.draw`)."""
-    recipe = parse_recipe(subject.config.ablation_recipe)
+    recipe = parse_recipe(audited.config.ablation_recipe)
     bias = resolve_bias(recipe, b_auto)
-    shape = (subject.model.cfg.num_layers, subject.model.cfg.num_heads)
+    shape = (audited.model.cfg.num_layers, audited.model.cfg.num_heads)
     return [
         Condition("ablation", name, recipe, bias, head_sets.mask(flat, shape))
         for name, flat in {SOFTMAX.name: np.empty(0, int), **sets}.items()
     ]
 
 
-def first_prompts(suite: Suite, n: int) -> Suite:
-    """The suite cut to its first prompts."""
-    return dataclasses.replace(suite, prompts=suite.prompts[:n])
-
-
 def _run_units(
-    subject: AuditedModel,
+    audited: AuditedModel,
     store: RowStore,
     stage: str,
     suites: dict[str, Suite],
@@ -439,7 +324,7 @@ def _run_units(
     plan = [
         ((stage, name, number), name, batch)
         for name, suite in suites.items()
-        for number, batch in enumerate(batches(suite, subject.config.batch_size))
+        for number, batch in enumerate(batches(suite, audited.config.batch_size))
     ]
     todo = [item for item in plan if item[0] not in store]
     with progress.track(stage, len(plan), unit="batches", done=len(plan) - len(todo)) as advance:

@@ -16,6 +16,8 @@ import pyarrow.parquet as pq
 
 import lm_jax
 from polyattn_jax import calibrate, head_sets, measure, stages
+from polyattn_jax.audit_suites import build_suites
+from polyattn_jax.audited_model import AuditedModel
 from polyattn_jax.diagnostic import Status, relative_error_bound, softmax_error_bound
 from polyattn_jax.row_maps import parse_recipe
 from polyattn_jax.suites import batches
@@ -37,15 +39,15 @@ class Row(NamedTuple):
     pattern_errors_S: np.ndarray
 
 
-def rows_of(subject: stages.AuditedModel, suite: str) -> dict[tuple[str, int, int], Row]:
+def rows_of(audited: AuditedModel, suite: str) -> dict[tuple[str, int, int], Row]:
     """The row of the last query by prompt, layer and head."""
-    prompts = stages.build_suites(subject)[suite].prompts
+    prompts = build_suites(audited)[suite].prompts
     tokens_BT = jnp.asarray([prompt.tokens for prompt in prompts])
 
     def last_rows() -> Any:
         record = dict.fromkeys(("attn.scores", "attn.pattern"), lambda x: x[..., -1, :])
         return lm_jax.forward(
-            subject.model.params, tokens_BT, subject.model.cfg, record=record
+            audited.model.params, tokens_BT, audited.model.cfg, record=record
         ).records
 
     values, bounds = rounding.expected(last_rows)
@@ -173,26 +175,26 @@ class Cell(NamedTuple):
 class Answers:
     """What `measure.answer` gives on a suite in each of some cells; asked twice, computed once."""
 
-    def __init__(self, subject: stages.AuditedModel):
-        self.subject = subject
-        self.shape = subject.model.cfg.num_layers, subject.model.cfg.num_heads
+    def __init__(self, audited: AuditedModel):
+        self.audited = audited
+        self.shape = audited.model.cfg.num_layers, audited.model.cfg.num_heads
         self.expected = functools.cache(self._expected)
 
     def _expected(
         self, suite: str, cells: tuple[Cell, ...]
     ) -> tuple[tuple[str, ...], rounding.Expected]:
         """The ids of the prompts, and arrays `[cell, prompt]`."""
-        made = stages.build_suites(self.subject)[suite]
+        made = build_suites(self.audited)[suite]
         (batch,) = batches(made, len(made.prompts))
         recipes = [parse_recipe(cell.recipe) for cell in cells]
         maps = tuple(dict.fromkeys(recipe.map for recipe in recipes))
         run = functools.partial(
             measure.evaluate,
-            self.subject.model.params,
+            self.audited.model.params,
             jnp.asarray(batch.tokens_BT),
             jnp.asarray(batch.lengths_B),
             jnp.asarray(batch.target_B),
-            cfg=self.subject.model.cfg,
+            cfg=self.audited.model.cfg,
             maps=maps,
         )
         index = jnp.asarray([maps.index(recipe.map) for recipe in recipes])
@@ -225,27 +227,27 @@ class Answers:
                 rounding.assert_within(result, wanted, f"{suite} {name}")
 
 
-def bias_limits(subject: stages.AuditedModel) -> tuple[float, float]:
+def bias_limits(audited: AuditedModel) -> tuple[float, float]:
     """Between which numbers b_auto lies where scores and masses are rounded.
 
     Scores that are off by e at most move the mass below t to that below t +- e, and each weight by
     less than e^2e; the budget is met by a mass that is off by as much.
     """
-    texts_UT, lengths = stages.calibration_tokens(subject)
-    at = subject.config.calibrated_at
+    texts_UT, lengths = stages.calibration_tokens(audited)
+    at = audited.config.calibrated_at
     assert lengths[-1] == at
 
     def scores() -> Any:
         record = {"attn.scores": lm_jax.keep}
         return lm_jax.forward(
-            subject.model.params, jnp.asarray(texts_UT), subject.model.cfg, record=record
+            audited.model.params, jnp.asarray(texts_UT), audited.model.cfg, record=record
         ).records["attn.scores"]
 
     scores_LBNTS, errors = rounding.expected(scores)
     e = errors[np.isfinite(scores_LBNTS)].max()
     # Sums over keys, thresholds, rows and heads, and the roundings of a weight.
     share = np.expm1(2 * e + (2 * at + 512 + 100) * U)
-    budget = subject.config.budget
+    budget = audited.config.budget
     return (
         calibrate.exact_bias(scores_LBNTS, budget=budget * (1 + share)) - e,
         calibrate.exact_bias(scores_LBNTS, budget=budget / (1 + share)) + e,

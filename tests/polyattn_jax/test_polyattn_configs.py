@@ -60,10 +60,10 @@ def test_the_rows_of_a_gpt_2_equal_a_float64_oracle(run_smoke, toys, haystack, t
     assert outcome.code == 0, outcome.err
     smoke = from_plain(load_config(f"{ROOT}/configs/polyattn/smollm2.py:smoke"), AuditConfig)
     changed = dataclasses.replace(smoke, model=str(toys["gpt2"]), haystack=str(haystack))
-    subject = audit.load(changed)
-    cfg = subject.model.cfg
+    audited = audit.load(changed)
+    cfg = audited.model.cfg
     assert (cfg.rope, cfg.norm, cfg.qkv_bias) == (None, "layer", True)
-    expected = {suite: audit_oracle.rows_of(subject, suite) for suite in SUITES}
+    expected = {suite: audit_oracle.rows_of(audited, suite) for suite in SUITES}
     rows = pq.read_table(tmp_path / "run" / "rows.parquet").to_pylist()
     assert {row["suite"] for row in rows} == {*SUITES}
     for row in rows:

@@ -1,0 +1,70 @@
+"""The prompt suites of an audit, built from its settings."""
+
+import dataclasses
+from pathlib import Path
+
+from lm_jax.errors import BadInputError
+from lm_jax.text import corpora
+from polyattn_jax.audited_model import AuditedModel
+from polyattn_jax.suites import Suite, induction, load_jsonl, mqar, niah, repeated_tokens
+
+# The suite and the stage of a user's own prompts.
+PROMPTS = "prompts"
+
+
+def haystack(name: str) -> str:
+    """The text that distractors are drawn from.
+
+    Raises:
+      BadInputError: if it is neither "essays" nor "speeches" nor a readable text file.
+    """
+    if name == "essays":
+        return corpora.essays()
+    if name == "speeches":
+        return "\n\n".join(text for _, text in corpora.speeches())
+    try:
+        return Path(name).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInputError(
+            f"config.haystack = {name!r} is neither 'essays' nor 'speeches' nor a readable UTF-8 "
+            f"file ({error})"
+        ) from error
+
+
+def build_suites(audited: AuditedModel) -> dict[str, Suite]:
+    """Every suite of the audit by name; each passes its prompt audit or raises."""
+    c, tokenizer = audited.config, audited.tokenizer
+    longest = audited.model.cfg.max_length
+    common = {"seed": c.seed, "max_length": longest}
+    text = haystack(c.haystack)
+    suites = {}
+    for length in c.niah_lengths:
+        suites[f"niah_{length}"] = niah(
+            tokenizer, haystack=text, length=length, n=c.niah_n, **common
+        )
+    suites["control"] = niah(
+        tokenizer, haystack=text, length=c.niah_lengths[0], n=c.control_n, needle=False, **common
+    )
+    if c.induction_n:
+        suites["induction"] = induction(
+            vocabulary=tokenizer, length=c.induction_length, n=c.induction_n, **common
+        )
+    if c.mqar_n:
+        suites["mqar"] = mqar(vocabulary=tokenizer, length=c.mqar_length, n=c.mqar_n, **common)
+    suites["repeated"] = repeated_tokens(
+        vocabulary=tokenizer, common=c.repeated_vocabulary, n=c.repeated_n, **common
+    )
+    if c.prompts:
+        suites[PROMPTS] = load_jsonl(c.prompts, tokenizer, max_length=longest)
+    return suites
+
+
+def diagnosed(suites: dict[str, Suite]) -> dict[str, Suite]:
+    """The suites whose rows are diagnosed."""
+    others = ("induction", "mqar", PROMPTS)
+    return {k: s for k, s in suites.items() if k.startswith("niah") or k in others}
+
+
+def first_prompts(suite: Suite, n: int) -> Suite:
+    """The suite cut to its first prompts."""
+    return dataclasses.replace(suite, prompts=suite.prompts[:n])
