@@ -111,7 +111,7 @@ class Sparsifying:
 
     def metadata(self) -> dict[str, Any]:
         own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return to_plain({"sparsifying": own | {"batch": self.make_batch.__qualname__}})
+        return to_plain({"sparsifying": own | {"make_batch": self.make_batch.__qualname__}})
 
     def init_state(self) -> Dual:
         return geco.init(self.dual)

@@ -52,7 +52,7 @@ def test_a_run_gives_the_weights_that_its_summary_reports(run):
     models, rows = [], []
     for seed, best_step, reported in zip((1, 2), (4, 2), summary["seeds"], strict=True):
         for best, step in ((True, best_step), (False, 4)):
-            model = protot_jax.saved_run(run, seed=seed, **({} if best else {"best": False}))
+            model = protot_jax.load_run(run, seed=seed, **({} if best else {"best": False}))
             own = reported["best" if best else "last"]
             assert (model.seed, model.step, own["step"]) == (seed, step, step)
             models.append(model)
@@ -75,9 +75,9 @@ def test_commands_read_the_best_weights_unless_told_otherwise(run):
 
 def test_what_is_no_run_is_refused(run, tmp_path):
     with pytest.raises(BadInputError, match=r"is no run: it has no config\.json"):
-        protot_jax.saved_run(tmp_path)
+        protot_jax.load_run(tmp_path)
     with pytest.raises(UsageError, match="seed = 3 is none of 1, 2"):
-        protot_jax.saved_run(run, seed=3)
+        protot_jax.load_run(run, seed=3)
 
 
 def test_a_flipped_bit_is_named(run, tmp_path):
@@ -90,11 +90,11 @@ def test_a_flipped_bit_is_named(run, tmp_path):
     data[len(data) // 2] ^= 1
     victim.write_bytes(data)
     with pytest.raises(CorruptError, match=victim.name):
-        protot_jax.saved_run(copy)
+        protot_jax.load_run(copy)
 
 
 def test_a_stream_is_what_generate_gives_and_its_cache_does_not_grow(run):
-    model = protot_jax.saved_run(run)
+    model = protot_jax.load_run(run)
     prompt = model.tokenizer.encode("the people of the town")
     arguments = {"mixer": model.mixer, "sampling": decode.Sampling()}
     endless = decode.stream(model.params, prompt, model.cfg, **arguments)
@@ -109,7 +109,7 @@ def test_a_stream_is_what_generate_gives_and_its_cache_does_not_grow(run):
 
 def test_a_llama_run_is_continued_up_to_its_context(run):
     """Token by token with a cache, as `generate` does in one program."""
-    model = protot_jax.saved_run(run)
+    model = protot_jax.load_run(run)
     config = dataclasses.replace(model.config, model="llama", tie_embeddings=False)
     cfg, mixer = saved_run.model(config, 60)
     # Large weights, so that what is attended to changes the next token.
@@ -145,7 +145,7 @@ def test_the_command_continues_the_prompt(run, capsys):
 
 def test_a_prompt_speaks_no_special_token(run, monkeypatch):
     """The name of one in a prompt is read as its letters, or as unknown where there are none."""
-    model = protot_jax.saved_run(run)
+    model = protot_jax.load_run(run)
     read = []
 
     def stream(params, ids, *args, **options):
@@ -165,7 +165,7 @@ def test_a_prompt_speaks_no_special_token(run, monkeypatch):
 
 def test_with_a_prototype_closed_the_tokens_are_those_of_edited_forwards(run):
     """Step by step over the whole text so far, without a cache."""
-    model = protot_jax.saved_run(run)
+    model = protot_jax.load_run(run)
     # Large weights, so that a closed prototype changes the next token.
     drawn = lm_jax.init_params(jax.random.key(3), model.cfg, mixer=model.mixer)
     params = jax.tree.map(lambda x: 10 * x, drawn)

@@ -15,7 +15,7 @@ from protot_jax import models
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("name", models.MODELS)
 def test_the_pad_row_starts_at_zero_and_has_no_gradient_as_an_input(name, tied):
-    cfg, mixer = protot_jax.make(
+    cfg, mixer = protot_jax.build_model(
         name, hidden_size=16, num_layers=2, vocab_size=12, context=8, tie_embeddings=tied
     )
     params = lm_jax.init_params(jax.random.key(0), cfg, mixer=mixer)

@@ -19,7 +19,7 @@ U = 2.0**-24
 
 
 def _model():
-    cfg, mixer = protot_jax.make(
+    cfg, mixer = protot_jax.build_model(
         "protot",
         hidden_size=16,
         num_layers=2,
@@ -184,7 +184,7 @@ def test_a_run_writes_them_at_every_evaluation_and_as_events(run):
     rows = pq.read_table(folder / EVALUATIONS).to_pylist()
     taus = [(row["step"], row["value"]) for row in rows if row["name"] == "layer_0/write_tau"]
     assert [step for step, _ in taus] == [2, 4]
-    model = protot_jax.saved_run(run, best=False)
+    model = protot_jax.load_run(run, best=False)
     assert taus[-1][1] == float(model.params["blocks"]["mixer"]["write_tau"][0])
     # Of every validation row, of which there is more than one batch.
     data = saved_run.load_data(model.config, run / "data")

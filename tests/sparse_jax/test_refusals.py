@@ -6,7 +6,7 @@ import pytest
 
 from lm_jax.errors import BadInputError, UsageError
 from lm_jax.run.files import write_json
-from lm_jax.run.workdir import LOG_NAME, mark_finished
+from lm_jax.run.workdir import LOG_FILE, mark_finished
 from lm_jax.weights import load
 from sparse_jax import posttrain
 from sparse_jax.task import DATA
@@ -52,7 +52,7 @@ def test_a_setting_that_does_not_fit_claims_no_folder(case, base, text, tmp_path
     with pytest.raises(error, match=said):
         command(config, tmp_path / "run")
     left = [item.name for item in (tmp_path / "run").iterdir() if item.name[0] != "."]
-    assert left == [LOG_NAME]
+    assert left == [LOG_FILE]
     check_free(base, text, tmp_path / "run")
 
 

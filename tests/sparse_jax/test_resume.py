@@ -35,12 +35,12 @@ def stop_at(monkeypatch):
         )
 
     yield arrange
-    cli._stop.clear()
+    stop._stop.clear()
 
 
 def start_again(monkeypatch):
     monkeypatch.undo()
-    cli._stop.clear()
+    stop._stop.clear()
 
 
 @pytest.fixture

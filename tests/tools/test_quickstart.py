@@ -2,7 +2,7 @@
 
 import importlib.util
 
-from lm_jax.assets import manifest
+from lm_jax.assets import entries
 from lm_jax.run.config_files import load_config
 from tools import quickstart
 
@@ -22,4 +22,4 @@ def test_every_command_of_the_first_run_is_one():
 
 
 def test_what_it_fetches_is_pinned():
-    assert set(quickstart.ASSETS) <= set(manifest.MANIFEST.keys())
+    assert set(quickstart.ASSETS) <= set(entries())

@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from lm_jax.errors import UsageError
-from lm_jax.evaluate.multiple_choice import TASKS, compare, harness, open_cache
+from lm_jax.evaluate import harness
+from lm_jax.evaluate.multiple_choice import TASKS, compare, open_cache
 from lm_jax.evaluate.multiple_choice.comparison import DELIMITER, METRICS
 from tests.lm_jax.evaluate import tiny_multiple_choice
 from tests.lm_jax.evaluate.tiny_multiple_choice import QUESTIONS

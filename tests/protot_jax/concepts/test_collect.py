@@ -16,7 +16,7 @@ from tests.protot_jax.concepts import stored
 
 @pytest.fixture(scope="module")
 def model(run):
-    return protot_jax.saved_run(run)
+    return protot_jax.load_run(run)
 
 
 def examples(run, length=16, split="validation"):

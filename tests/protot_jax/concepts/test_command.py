@@ -91,7 +91,7 @@ def test_the_first_layer_takes_no_part_in_the_lag_test(reported):
 
 def collected(run, folder):
     """The model, and the texts of the reports."""
-    model = protot_jax.saved_run(run)
+    model = protot_jax.load_run(run)
     data = Examples(open_prepared(run / "data"), "validation", context=15)
     path = folder / "again.parquet"
     return model, collect.collect(model, data, path, texts=4_000, batch_size=64)
@@ -167,7 +167,7 @@ def test_numbers_of_the_report_follow_from_the_stored_gates(run, reported, tmp_p
 
 
 def test_a_judge_sees_words_and_also_random_texts(run, tmp_path, caplog):
-    model = protot_jax.saved_run(run)
+    model = protot_jax.load_run(run)
     # Of joined documents, which the command says.
     model = dataclasses.replace(model, config=dataclasses.replace(model.config, examples="pack"))
     recorder = Recorder()

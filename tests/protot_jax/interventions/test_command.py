@@ -46,7 +46,7 @@ def test_the_best_weights_are_read(run, made):
     read, best, last = (
         [one["step"] for one in result["seeds"]],
         *(
-            [protot_jax.saved_run(run, seed=one["seed"], best=best).step for one in result["seeds"]]
+            [protot_jax.load_run(run, seed=one["seed"], best=best).step for one in result["seeds"]]
             for best in (True, False)
         ),
     )
