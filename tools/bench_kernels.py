@@ -20,7 +20,7 @@ from typing import Any
 
 import jax
 
-from kernels.core.cases import OPS
+from kernels.suites import SUITES
 from tools.bench import benchmarks, timing
 
 PACKAGES = ("jax", "jaxlib", "numpy", "jax-triton", "torch", "triton", "fla")
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__.partition("\n")[0], parents=[timing.PROFILE]
     )
     parser.add_argument("--device", choices=("cpu", "gpu"), required=True)
-    parser.add_argument("--op", choices=OPS, help="the rows of one operation")
+    parser.add_argument("--op", choices=SUITES, help="the rows of one operation")
     parser.add_argument("--repeats", type=int, default=15, help="turns of each pair")
     parser.add_argument(
         "--settle",

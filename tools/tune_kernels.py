@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kernels.core import cases, dispatch, tuning
+from kernels.suites import SUITES
 from tools.bench import baselines, timing
 
 PACKAGES = ("jax", "jaxlib", "numpy")
@@ -122,7 +123,7 @@ def write(path: Path, conditions: Mapping[str, str], result: Mapping[str, Any]) 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--op", choices=cases.OPS, help="one operation")
+    parser.add_argument("--op", choices=SUITES, help="one operation")
     parser.add_argument("--repeats", type=int, default=7, help="runs of each combination")
     parser.add_argument("--tables", type=Path, default=tuning.TABLES, help="where the table is")
     given = parser.parse_args(argv)
@@ -131,14 +132,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"tuning {reason.partition(';')[0]}")
     path = given.tables / f"{tuning.device_key(target.device_kind)}.json"
     conditions = timing.conditions(PACKAGES)
-    for op in [given.op] if given.op else cases.OPS:
-        suite = cases.suite(op)
+    for suite in [SUITES[given.op]] if given.op else SUITES.values():
         for bucket, case in workloads(suite).items():
             made = tune(suite, case, target, given.repeats, copies=5)
-            write(path, conditions, {op: {bucket: made}})
+            write(path, conditions, {suite.op: {bucket: made}})
             best = min(statistics.median(each) for each in made["seconds"].values())
             text = made["tiles"] or "the heuristic"
-            print(f"{op} {case.name}: {text}, {1e6 * best:,.0f} us", flush=True)
+            print(f"{suite.op} {case.name}: {text}, {1e6 * best:,.0f} us", flush=True)
     print(f"wrote {path}")
     return 0
 

@@ -1,15 +1,15 @@
 """Named workloads of an operation, and the comparison of its implementations on them.
 
 Each operation has one table, `SUITE` in its `cases.py`, and tests, benchmarks, tuning and the
-ahead-of-time compilation all read it. `compare` is the one judge: value and every gradient of an
-implementation against the reference in float64, on the same inputs and a random cotangent for every
-output. Each entry may be off by what rounding can make of it (`error_bound.py`), and by no more.
+ahead-of-time compilation all read it; `kernels.suites` holds them by name. `compare` is the one
+judge: value and every gradient of an implementation against the reference in float64, on the same
+inputs and a random cotangent for every output. Each entry may be off by what rounding can make of
+it (`error_bound.py`), and by no more.
 """
 
 from collections.abc import Callable, Mapping
 import dataclasses
 import difflib
-import importlib
 from typing import Any
 
 import jax
@@ -18,15 +18,6 @@ import numpy as np
 
 from kernels.rounding import error_bound
 from kernels.rounding.error_model import Arithmetic
-
-OPS = (
-    "prefix_mean",
-    "gated_attention",
-    "row_map_attention",
-    "score_stats",
-    "selective_scan",
-    "delta_rule",
-)
 
 Arrays = dict[str, jax.Array]
 
@@ -54,7 +45,7 @@ class Suite:
       make: `(case, key) -> arrays` by argument name.
       call: `(case, arrays, implementation) -> outputs`, a dict of arrays by output name.
       differentiable: the arguments whose gradients are compared.
-      implementations: those that the operation offers.
+      implementations: the names of the operation's table `IMPLEMENTATIONS`.
       tiles: the choices that tuning tries, by name of the tile, in groups: all combinations within
         a group, one group after the other.
     """
@@ -64,7 +55,7 @@ class Suite:
     make: Callable[[Case, jax.Array], Arrays]
     call: Callable[[Case, Arrays, str | None], dict[str, jax.Array]]
     differentiable: tuple[str, ...]
-    implementations: tuple[str, ...] = ("pallas", "xla", "reference")
+    implementations: tuple[str, ...]
     tiles: tuple[Mapping[str, tuple[int, ...]], ...] = ()
 
     def named(self, name: str) -> Case:
@@ -82,11 +73,6 @@ class Suite:
     def using(self, use: str) -> tuple[Case, ...]:
         """The cases with that use."""
         return tuple(case for case in self.cases if use in case.uses)
-
-
-def suite(op: str) -> Suite:
-    """The table of `op`, from `kernels/<op>/cases.py`."""
-    return importlib.import_module(f"kernels.{op}.cases").SUITE
 
 
 @dataclasses.dataclass(frozen=True)

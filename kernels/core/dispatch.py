@@ -1,10 +1,10 @@
 """Which implementation of an operation runs, and how a Pallas kernel is called on this jax.
 
-Every operation offers some of `IMPLEMENTATIONS`. A named one runs or raises; None takes the first
-of the operation's list that runs on the target, so a GPU falls back to XLA where a kernel does not
-serve the shape. The choice is made when the operation is traced, for the `Target` of that moment:
-the default backend, or the one named by `on`. A function that `jax.jit` has already traced keeps
-its choice.
+The `api` of an operation holds one table, `IMPLEMENTATIONS`, of functions `run(config, call)` by
+name. A named one runs or raises; None takes the first that runs on the target, so a GPU falls back
+to XLA where a kernel does not serve the shape. The choice is made when the operation is traced, for
+the `Target` of that moment: the default backend, or the one named by `on`. A function that
+`jax.jit` has already traced keeps its choice.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,8 +17,6 @@ from typing import Any
 import jax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
-
-IMPLEMENTATIONS = ("reference", "xla", "pallas")
 
 
 class UnavailableError(NotImplementedError):

@@ -9,6 +9,7 @@ over Sequence Length". With the state as a matrix S_t in R^{H x E} that maps key
 It serves the DeltaNet baseline of the Prototype Transformer paper.
 """
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -16,8 +17,15 @@ import jax.numpy as jnp
 
 from kernels.core import dispatch, shapes
 from kernels.delta_rule import reference, xla
+from kernels.delta_rule.config import Call, Config
 
 OP = "delta_rule"
+
+# In order of preference.
+IMPLEMENTATIONS: Mapping[str, Callable[[Config, Call], Any]] = {
+    "xla": xla.run,
+    "reference": reference.run,
+}
 
 
 def delta_rule(
@@ -73,8 +81,7 @@ def delta_rule(
         state_BNHE = jnp.zeros([size[letter] for letter in "BNHE"])
     scale = size["H"] ** -0.5 if scale is None else scale
 
-    chosen = dispatch.choose(OP, implementation, {"xla": "", "reference": ""})
-    run = {"reference": reference.delta_rule, "xla": xla.delta_rule}[chosen]
-    out_BTNE, state_BNHE = run(q_BTNH, k_BTNH, v_BTNE, beta_BTN, state_BNHE)
+    run = IMPLEMENTATIONS[dispatch.choose(OP, implementation, {"xla": "", "reference": ""})]
+    out_BTNE, state_BNHE = run(Config(), Call(q_BTNH, k_BTNH, v_BTNE, beta_BTN, state_BNHE))
     out_BTNE = (scale * out_BTNE).astype(v_BTNE.dtype)
     return (out_BTNE, state_BNHE) if return_state else out_BTNE

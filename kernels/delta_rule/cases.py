@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from kernels.core.cases import Arrays, Case, Suite
-from kernels.delta_rule.api import delta_rule
+from kernels.delta_rule.api import IMPLEMENTATIONS, delta_rule
 
 
 def _case(B: int, T: int, N: int, H: int, E: int, dtype: str, uses, **options) -> Case:
@@ -75,5 +75,5 @@ SUITE = Suite(
     make=make,
     call=call,
     differentiable=("q", "k", "v", "beta", "state"),
-    implementations=("xla", "reference"),
+    implementations=tuple(IMPLEMENTATIONS),
 )

@@ -8,16 +8,12 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from kernels.delta_rule.config import Call, Config
 
-def delta_rule(
-    q_BTNH: jax.Array,
-    k_BTNH: jax.Array,
-    v_BTNE: jax.Array,
-    beta_BTN: jax.Array,
-    state_BNHE: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
+
+def run(config: Config, call: Call) -> tuple[jax.Array, jax.Array]:
     """`out_BTNE` before its scale, and the memory after the last step, in float32."""
-    arrays = (q_BTNH, k_BTNH, v_BTNE, beta_BTN)
+    del config  # Nothing is cut.
 
     def step(S_BNHE, inputs):
         q_BNH, k_BNH, v_BNE, beta_BN = inputs
@@ -26,8 +22,8 @@ def delta_rule(
         S_BNHE += k_BNH[..., :, None] * change_BNE[..., None, :]
         return S_BNHE, _read(q_BNH, S_BNHE)
 
-    steps = tuple(x.astype(jnp.float32).swapaxes(0, 1) for x in arrays)
-    state_BNHE, out_TBNE = lax.scan(step, state_BNHE, steps)
+    steps = tuple(x.astype(jnp.float32).swapaxes(0, 1) for x in call[:4])
+    state_BNHE, out_TBNE = lax.scan(step, call.state_BNHE, steps)
     return out_TBNE.swapaxes(0, 1), state_BNHE
 
 

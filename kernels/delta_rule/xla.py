@@ -32,28 +32,20 @@ from jax import lax
 import jax.numpy as jnp
 
 from kernels.delta_rule import reference
-
-LONGEST_CHUNK = 64
+from kernels.delta_rule.config import Call, Config
 
 _einsum = functools.partial(jnp.einsum, precision="highest")
 
 
-def delta_rule(
-    q_BTNH: jax.Array,
-    k_BTNH: jax.Array,
-    v_BTNE: jax.Array,
-    beta_BTN: jax.Array,
-    state_BNHE: jax.Array,
-    longest_chunk: int = LONGEST_CHUNK,
-) -> tuple[jax.Array, jax.Array]:
-    """As `reference.delta_rule`, which runs where T = 1 leaves nothing to solve."""
-    T = q_BTNH.shape[1]
+def run(config: Config, call: Call) -> tuple[jax.Array, jax.Array]:
+    """As `reference.run`, which runs where T = 1 leaves nothing to solve."""
+    T = call.q_BTNH.shape[1]
     if T == 1:
-        return reference.delta_rule(q_BTNH, k_BTNH, v_BTNE, beta_BTN, state_BNHE)
+        return reference.run(config, call)
     # All chunks but equally long, so that little is filled.
-    C = math.ceil(T / math.ceil(T / longest_chunk))
-    chunks = tuple(_chunks(x, C) for x in (q_BTNH, k_BTNH, v_BTNE, beta_BTN[..., None]))
-    state_BNHE, out_ZBNCE = lax.scan(jax.checkpoint(_chunk), state_BNHE, chunks)
+    C = math.ceil(T / math.ceil(T / config.longest_chunk))
+    chunks = tuple(_chunks(x, C) for x in (*call[:3], call.beta_BTN[..., None]))
+    state_BNHE, out_ZBNCE = lax.scan(jax.checkpoint(_chunk), call.state_BNHE, chunks)
     Z, B, N, C, E = out_ZBNCE.shape
     out_BTNE = out_ZBNCE.transpose(1, 0, 3, 2, 4).reshape(B, Z * C, N, E)[:, :T]
     return out_BTNE, state_BNHE

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from kernels.core.cases import Arrays, Case, Suite
-from kernels.gated_attention.api import gated_attention
+from kernels.gated_attention.api import IMPLEMENTATIONS, gated_attention
 
 GPU = frozenset({"gpu"})
 BUDGET = frozenset({"gpu", "budget"})
@@ -107,6 +107,7 @@ SUITE = Suite(
     make=make,
     call=call,
     differentiable=("q", "k", "v", "gate_bias"),
+    implementations=tuple(IMPLEMENTATIONS),
     tiles=tuple(
         group
         for kernel, own, other in (

@@ -24,7 +24,7 @@ def materialised(
     *,
     mass_normalisation: bool = True,
 ) -> tuple[jax.Array, State]:
-    """As `xla.prefix_mean`: the recurrence stacks every state, and one product reads them."""
+    """As `reference.run`: the recurrence stacks every state, and one product reads them."""
     write_TBR, value_TBE = (x.astype(jnp.float32).swapaxes(0, 1) for x in (write_BTR, value_BTE))
 
     def step(carry: State, written: Any) -> tuple[State, State]:

@@ -13,40 +13,33 @@ backward pass (`pallas_vjp.py`) keeps nothing but the arguments. Under `jax.shar
 """
 
 import functools
-from typing import Any
 
 import jax
 from jax import lax
 import jax.numpy as jnp
 
+from kernels.core import dispatch
 from kernels.prefix_mean import pallas_vjp, segments, tile
-from kernels.prefix_mean.config import Config
+from kernels.prefix_mean.config import Call, Config
 from kernels.prefix_mean.segments import Plan
 from kernels.prefix_mean.state import State
 
 
-def unsupported_reason(config: Config, sizes: dict[str, int], dtype: Any) -> str:
-    """Why the kernels do not serve a call; empty if they do."""
-    del dtype  # float32 and bfloat16 are both served, and the public function admits no other.
-    if config.log_write:
-        return "does not serve log_write; use implementation='xla'"
-    for letter, most in (("R", 64), ("E", 256)):
-        size = sizes[letter]
+def unsupported_reason(config: Config, call: Call) -> str:
+    """Why the kernels do not run for a call; empty if they do."""
+    if reason := dispatch.unsupported_reason(config.target):
+        return reason
+    R, E = call.write_BTR.shape[-1], call.value_BTE.shape[-1]
+    for letter, size, most in (("R", R, 64), ("E", E, 256)):
         if size & (size - 1) or not 16 <= size <= most:
             return f"needs {letter} a power of two from 16 to {most}, and {letter} = {size}"
     return ""
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def prefix_mean(
-    config: Config,
-    write_BTR: jax.Array,
-    value_BTE: jax.Array,
-    decay_R: jax.Array,
-    read_BTR: jax.Array,
-    state: State,
-) -> tuple[jax.Array, State]:
+def run(config: Config, call: Call) -> tuple[jax.Array, State]:
     """`out_BTE` in the dtype of the values and the state after the last step; see `api`."""
+    write_BTR, value_BTE, decay_R, read_BTR, state = call
     B, T, E = value_BTE.shape
     sizes = {"B": B, "T": T, "R": decay_R.shape[0], "E": E}
     plan = segments.plan(config.target, sizes, value_BTE.dtype, backward=False)
@@ -110,9 +103,8 @@ def _output_kernel(
     lax.fori_loop(jnp.int32(0), segments.chunks(plan, left), step, (total_ref[...], mass_ref[...]))
 
 
-def _forward(config, write_BTR, value_BTE, decay_R, read_BTR, state):
-    arguments = (write_BTR, value_BTE, decay_R, read_BTR, state)
-    return prefix_mean(config, *arguments), arguments
+def _forward(config: Config, call: Call) -> tuple[tuple[jax.Array, State], Call]:
+    return run(config, call), call
 
 
-prefix_mean.defvjp(_forward, pallas_vjp.backward)
+run.defvjp(_forward, pallas_vjp.backward)

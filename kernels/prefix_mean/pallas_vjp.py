@@ -14,7 +14,6 @@ Two sweeps, because state and cotangent together do not fit the registers of a p
 """
 
 import functools
-from typing import Any
 
 import jax
 from jax import lax
@@ -22,15 +21,15 @@ import jax.numpy as jnp
 
 from kernels.core import dispatch
 from kernels.prefix_mean import segments, tile
-from kernels.prefix_mean.config import Config
+from kernels.prefix_mean.config import Call, Config
 from kernels.prefix_mean.segments import Plan
 from kernels.prefix_mean.state import State
 
 
-def backward(config: Config, arguments: Any, cotangents: tuple[jax.Array, State]) -> tuple:
-    """The cotangents of `(write_BTR, value_BTE, decay_R, read_BTR, state)`."""
-    arguments, cotangents = dispatch.first_order(segments.OP, (arguments, cotangents))
-    write_BTR, value_BTE, decay_R, read_BTR, state = arguments
+def backward(config: Config, call: Call, cotangents: tuple[jax.Array, State]) -> tuple[Call]:
+    """The cotangent of the call."""
+    call, cotangents = dispatch.first_order(segments.OP, (call, cotangents))
+    write_BTR, value_BTE, decay_R, read_BTR, state = call
     d_out_BTE, d_state = cotangents
     B, T, E = value_BTE.shape
     R = decay_R.shape[0]
@@ -87,7 +86,8 @@ def backward(config: Config, arguments: Any, cotangents: tuple[jax.Array, State]
         flux,
     )
     d_decay_R = jnp.sum(d_log_decay, axis=(0, 1, 2)) / decay_R
-    return d_write_BTR, d_value_BTE, d_decay_R, d_read_BTR, State(d_total[:, 0], d_mass[:, 0, 0])
+    d_state = State(d_total[:, 0], d_mass[:, 0, 0])
+    return (Call(d_write_BTR, d_value_BTE, d_decay_R, d_read_BTR, d_state),)
 
 
 def _read_kernel(

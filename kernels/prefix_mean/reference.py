@@ -7,8 +7,8 @@ and D, its mass:
 2. N becomes N + write * value, and D becomes D + write.
 3. Both decay.
 
-Without normalisation the output reads N itself. Log gates carry the mean and the logarithm of its
-mass. Differentiating stores a carry of size R E for every step.
+Without normalisation the output reads N itself. Differentiating stores a carry of size R E for
+every step.
 """
 
 import functools
@@ -18,28 +18,21 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from kernels.prefix_mean.config import Config
-from kernels.prefix_mean.state import MASS_FLOOR, LogState, State, log_add, log_of_decay, share
+from kernels.prefix_mean.config import Call, Config
+from kernels.prefix_mean.state import MASS_FLOOR, State
 
 
-def prefix_mean(
-    config: Config,
-    write_BTR: jax.Array,
-    value_BTE: jax.Array,
-    decay_R: jax.Array,
-    read_BTR: jax.Array,
-    state: Any,
-) -> tuple[jax.Array, Any]:
+def run(config: Config, call: Call) -> tuple[jax.Array, State]:
     """`out_BTE` and the state after the last step, in float32; see `api.prefix_mean`."""
-    arrays = (write_BTR, value_BTE, read_BTR)
+    arrays = (call.write_BTR, call.value_BTE, call.read_BTR)
     steps = tuple(x.astype(jnp.float32).swapaxes(0, 1) for x in arrays)
-    step = functools.partial(_log_mean if config.log_write else _sums, config, decay_R)
-    state, out_TBE = lax.scan(step, state, steps)
+    step = functools.partial(_step, config, call.decay_R)
+    state, out_TBE = lax.scan(step, call.state, steps)
     return out_TBE.swapaxes(0, 1), state
 
 
-def _sums(config, decay_R, state, step):
-    write_BR, value_BE, read_BR = step
+def _step(config: Config, decay_R: jax.Array, state: State, written: Any):
+    write_BR, value_BE, read_BR = written
     memory_BRE = state.total_BRE
     if config.mass_normalisation:
         held_BR = state.mass_BR > MASS_FLOOR
@@ -49,16 +42,6 @@ def _sums(config, decay_R, state, step):
     mass_BR = state.mass_BR + write_BR
     state = State(decay_R[None, :, None] * total_BRE, decay_R[None] * mass_BR)
     return state, _read(read_BR, memory_BRE)
-
-
-def _log_mean(config, decay_R, carry, step):
-    log_write_BR, value_BE, read_BR = step
-    mean_BRE, log_mass_BR = carry
-    out_BE = _read(read_BR, mean_BRE)
-    log_sum_BR = log_add(log_mass_BR, log_write_BR)
-    share_BR = share(log_write_BR, log_sum_BR)
-    mean_BRE += share_BR[..., None] * (value_BE[:, None, :] - mean_BRE)
-    return LogState(mean_BRE, log_sum_BR + log_of_decay(decay_R)[None]), out_BE
 
 
 def _read(read_BR: jax.Array, memory_BRE: jax.Array) -> jax.Array:

@@ -9,12 +9,10 @@ group, at most R E / 16 numbers a step. The backward walks the groups from the l
 with the cotangents of the state, and makes the states within a group anew.
 
 T = 1, a step of decoding, is one chunk of one step and costs one update of the state. The
-mathematics of a group is in `linear_chunk`, and for log gates, whose group is one chunk, in
-`log_chunk`.
+mathematics of a group is in `linear_chunk`.
 """
 
 import functools
-import types
 from typing import Any, NamedTuple
 
 import jax
@@ -22,8 +20,9 @@ from jax import lax
 import jax.numpy as jnp
 
 from kernels.core import dispatch
-from kernels.prefix_mean import linear_chunk, log_chunk
-from kernels.prefix_mean.config import Config
+from kernels.prefix_mean import linear_chunk
+from kernels.prefix_mean.config import Call, Config
+from kernels.prefix_mean.state import State
 
 # The fastest on a CPU of 8, 16 and 32, forward and backward.
 CHUNK = 16
@@ -49,73 +48,58 @@ class Stretch(NamedTuple):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def prefix_mean(
-    config: Config,
-    write_BTR: jax.Array,
-    value_BTE: jax.Array,
-    decay_R: jax.Array,
-    read_BTR: jax.Array,
-    state: Any,
-) -> tuple[jax.Array, Any]:
+def run(config: Config, call: Call) -> tuple[jax.Array, State]:
     """`out_BTE` and the state after the last step, in float32; see `api.prefix_mean`."""
-    return _run(config, write_BTR, value_BTE, decay_R, read_BTR, state, keep=False)[0]
+    return _run(config, call, keep=False)[0]
 
 
-def _run(config, write_BTR, value_BTE, decay_R, read_BTR, state, keep: bool):
+def _run(config: Config, call: Call, keep: bool):
     """The result, and if `keep` the states before the groups, stretch by stretch."""
-    chunk = _mathematics(config)
 
     def step(stretch, carry, k):
         out_BTE, state = carry
-        parts = stretch.cut(k, write_BTR, value_BTE, read_BTR)
-        out_BLE, after = chunk.forward(config, stretch.table, *parts, state)
+        write, value, read = stretch.cut(k, call.write_BTR, call.value_BTE, call.read_BTR)
+        out_BLE, after = linear_chunk.forward(config, stretch.table, write, value, read, state)
         return (stretch.put(k, out_BTE, out_BLE), after), state if keep else None
 
-    carry, befores = (jnp.zeros(value_BTE.shape, jnp.float32), state), []
-    for stretch in _stretches(config, write_BTR.shape, decay_R):
-        run = functools.partial(step, stretch)
-        carry, before = lax.scan(run, carry, jnp.arange(stretch.count))
+    carry, befores = (jnp.zeros(call.value_BTE.shape, jnp.float32), call.state), []
+    for stretch in _stretches(call.write_BTR.shape, call.decay_R):
+        carry, before = lax.scan(functools.partial(step, stretch), carry, jnp.arange(stretch.count))
         befores.append(before)
     return carry, befores
 
 
-def _mathematics(config: Config) -> types.ModuleType:
-    return log_chunk if config.log_write else linear_chunk
-
-
-def _stretches(config: Config, shape: tuple[int, ...], decay_R: jax.Array) -> list[Stretch]:
+def _stretches(shape: tuple[int, ...], decay_R: jax.Array) -> list[Stretch]:
     """Whole groups, a group of the chunks left, a shorter chunk of the steps left; any may miss."""
     B, T, _ = shape
-    chunk = _mathematics(config)
-    together = chunk.chunks_together(B)
+    together = linear_chunk.chunks_together(B)
     start, stretches = 0, []
     for C, n in ((CHUNK, together), (CHUNK, T // CHUNK % together), (T % CHUNK, 1)):
         count = (T - start) // (C * n) if C and n else 0
         if count:
-            stretches.append(Stretch(start, count, C * n, chunk.tables(C, decay_R)))
+            stretches.append(Stretch(start, count, C * n, linear_chunk.tables(C, decay_R)))
             start += count * C * n
     return stretches
 
 
-def _forward(config, write_BTR, value_BTE, decay_R, read_BTR, state):
-    result, befores = _run(config, write_BTR, value_BTE, decay_R, read_BTR, state, keep=True)
-    return result, (write_BTR, value_BTE, decay_R, read_BTR, befores)
+def _forward(config: Config, call: Call):
+    result, befores = _run(config, call, keep=True)
+    return result, (call[:4], befores)
 
 
-def _backward(config, saved, cotangents):
+def _backward(config: Config, saved: Any, cotangents: Any) -> tuple[Call]:
     saved, cotangents = dispatch.first_order("prefix_mean", (saved, cotangents))
-    write_BTR, value_BTE, decay_R, read_BTR, befores = saved
+    (write_BTR, value_BTE, decay_R, read_BTR), befores = saved
     d_out_BTE, d_state = cotangents
-    chunk = _mathematics(config)
     inputs = (write_BTR, value_BTE, read_BTR)
 
     def step(stretch, before, k, carry):
         gradients, d_log_decay_R, d_state = carry
         k = stretch.count - 1 - k
         state = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, k, 0, keepdims=False), before)
-        *parts, d_out_BLE = stretch.cut(k, *inputs, d_out_BTE)
-        d_write, d_value, d_log, d_read, d_state = chunk.backward(
-            config, stretch.table, *parts, state, d_out_BLE, d_state
+        write, value, read, d_out = stretch.cut(k, *inputs, d_out_BTE)
+        d_write, d_value, d_log, d_read, d_state = linear_chunk.backward(
+            config, stretch.table, write, value, read, state, d_out, d_state
         )
         parts = (d_write, d_value, d_read)
         gradients = tuple(stretch.put(k, *each) for each in zip(gradients, parts, strict=True))
@@ -123,12 +107,12 @@ def _backward(config, saved, cotangents):
 
     gradients = tuple(jnp.zeros_like(x) for x in inputs)
     carry = gradients, jnp.zeros(decay_R.shape, jnp.float32), d_state
-    stretches = _stretches(config, write_BTR.shape, decay_R)
+    stretches = _stretches(write_BTR.shape, decay_R)
     for stretch, before in reversed(list(zip(stretches, befores, strict=True))):
-        run = functools.partial(step, stretch, before)
-        carry = lax.fori_loop(0, stretch.count, run, carry)
+        turn = functools.partial(step, stretch, before)
+        carry = lax.fori_loop(0, stretch.count, turn, carry)
     (d_write_BTR, d_value_BTE, d_read_BTR), d_log_decay_R, d_state = carry
-    return d_write_BTR, d_value_BTE, d_log_decay_R / decay_R, d_read_BTR, d_state
+    return (Call(d_write_BTR, d_value_BTE, d_log_decay_R / decay_R, d_read_BTR, d_state),)
 
 
-prefix_mean.defvjp(_forward, _backward)
+run.defvjp(_forward, _backward)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from kernels.core.cases import Arrays, Case, Suite
 from kernels.row_map_attention import maps
-from kernels.row_map_attention.api import row_map_attention
+from kernels.row_map_attention.api import IMPLEMENTATIONS, row_map_attention
 
 GPU = frozenset({"gpu", "budget"})
 MAPS = {
@@ -115,6 +115,7 @@ SUITE = Suite(
     make=make,
     call=call,
     differentiable=("q", "k", "v", "bias"),
+    implementations=tuple(IMPLEMENTATIONS),
     tiles=tuple(
         group
         for kernel, own, other in (

@@ -10,7 +10,7 @@ its mass on the target, and S_p < 1 is the recall criterion (Remark 4.5). The de
 of `polyattn_jax.row_stats`, which takes the scores themselves; here they are never all formed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 import math
 from typing import Any
 
@@ -20,9 +20,16 @@ import jax.numpy as jnp
 from kernels.attention.visibility import visibility
 from kernels.core import dispatch, shapes
 from kernels.score_stats import pallas, reference, xla
-from kernels.score_stats.config import Config, ScoreStats
+from kernels.score_stats.config import Call, Config, ScoreStats
 
 OP = "score_stats"
+
+# In order of preference.
+IMPLEMENTATIONS: Mapping[str, Callable[[Config, Call], ScoreStats]] = {
+    "pallas": pallas.run,
+    "xla": xla.run,
+    "reference": reference.run,
+}
 
 
 def score_stats(
@@ -100,17 +107,17 @@ def score_stats(
         target=dispatch.target(),
         blocks=blocks,
     )
-    visible = visibility(
-        OP, B, T, S, causal=causal, window=window, segment_ids=segment_ids, start=start
-    )
-    target_BTN = None if target is None else _targets(target, B, T, N)
     bias_X = jnp.atleast_1d(jnp.asarray(bias, jnp.float32))
-    q_BTNH, k_BSKH, bias_X = _underived((q_BTNH, k_BSKH, bias_X))
-
-    reasons = {"pallas": pallas.unavailable(config, sizes), "xla": "", "reference": ""}
-    runs = {"pallas": pallas.run, "xla": xla.run, "reference": reference.run}
-    run = runs[dispatch.choose(OP, implementation, reasons)]
-    stats = run(config, q_BTNH, k_BSKH, bias_X, target_BTN, visible)
+    call = Call(
+        *_underived((q_BTNH, k_BSKH, bias_X)),
+        target_BTN=None if target is None else _targets(target, B, T, N),
+        seen=visibility(
+            OP, B, T, S, causal=causal, window=window, segment_ids=segment_ids, start=start
+        ),
+    )
+    reasons = {"pallas": pallas.unsupported_reason(config, call), "xla": "", "reference": ""}
+    run = IMPLEMENTATIONS[dispatch.choose(OP, implementation, reasons)]
+    stats = run(config, call)
     return stats if jnp.ndim(bias) else ScoreStats(*(x[0] for x in stats))
 
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from kernels.core.cases import Arrays, Case, Suite
-from kernels.score_stats.api import score_stats
+from kernels.score_stats.api import IMPLEMENTATIONS, score_stats
 
 TEST = frozenset({"test"})
 GPU = frozenset({"gpu", "budget"})
@@ -119,6 +119,7 @@ SUITE = Suite(
     make=make,
     call=call,
     differentiable=(),
+    implementations=tuple(IMPLEMENTATIONS),
     tiles=(
         {"queries": (32, 64, 128), "keys": (32, 64, 128), "warps": (4, 8)},
         {"stages": (1, 2, 3)},

@@ -1,4 +1,4 @@
-"""What is static in a call of `score_stats`, and what the call returns."""
+"""One call of `score_stats`: its arrays, what is static, and what it returns."""
 
 import dataclasses
 import enum
@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 
+from kernels.attention.visibility import Visibility
 from kernels.core import dispatch
 
 
@@ -36,6 +37,16 @@ class ScoreStats(NamedTuple):
     status: jax.Array  # int32: a Status
     u_star: jax.Array  # shifted target score u_* = z_* + b, whatever its sign; 0 where unread
     r_star: jax.Array  # clipped target score r_*
+
+
+class Call(NamedTuple):
+    """The arrays of a call; `target_BTN` is None for the argmax of every row."""
+
+    q_BTNH: jax.Array
+    k_BSKH: jax.Array
+    bias_X: jax.Array
+    target_BTN: jax.Array | None
+    seen: Visibility
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,10 +18,9 @@ import jax.numpy as jnp
 
 from kernels.attention import tiles
 from kernels.attention.tiles import Tiling
-from kernels.attention.visibility import Visibility
 from kernels.core import dispatch, ptx, tuning
 from kernels.score_stats import tile
-from kernels.score_stats.config import Config, ScoreStats
+from kernels.score_stats.config import Call, Config, ScoreStats
 
 # Biases of one kernel: each holds a count and a sum per degree in registers.
 _BIASES = 4
@@ -43,12 +42,11 @@ class _Inputs(NamedTuple):
     k_BSKH: Any
 
 
-def unavailable(config: Config, sizes: Mapping[str, int]) -> str:
-    """Why the kernel does not run for this call; empty if it does."""
-    lacking = dispatch.unsupported_reason(config.target)
-    if lacking:
-        return lacking
-    H = sizes["H"]
+def unsupported_reason(config: Config, call: Call) -> str:
+    """Why the kernel does not run for a call; empty if it does."""
+    if reason := dispatch.unsupported_reason(config.target):
+        return reason
+    H = call.q_BTNH.shape[-1]
     if H < 16 or H > 256 or H & (H - 1):
         return f"needs a head width of 16, 32, 64, 128 or 256, and H = {H}"
     if config.blocks is not None and any(size < 16 or size & (size - 1) for size in config.blocks):
@@ -56,25 +54,19 @@ def unavailable(config: Config, sizes: Mapping[str, int]) -> str:
     return ""
 
 
-def run(
-    config: Config,
-    q_BTNH: jax.Array,
-    k_BSKH: jax.Array,
-    bias_X: jax.Array,
-    target_BTN: jax.Array | None,
-    visible: Visibility,
-) -> ScoreStats:
+def run(config: Config, call: Call) -> ScoreStats:
     """The statistics at each bias, `[X, B, T, N]`; see `api.score_stats`."""
+    q_BTNH, k_BSKH, bias_X, target_BTN, seen = call
     results = []
     for first in range(0, bias_X.shape[0], _BIASES):
         inputs = _Inputs(
-            **tiles.operands(visible),
+            **tiles.operands(seen),
             bias_X=bias_X[first : first + _BIASES],
             target_BTN=target_BTN,
             q_BTNH=q_BTNH,
             k_BSKH=k_BSKH,
         )
-        results.append(_call(config, inputs, visible.causal))
+        results.append(_launch(config, inputs, seen.causal))
     top, argmax, star, rival = results[0][:4]
     active = jnp.concatenate([each.active for each in results])
     sums = jnp.concatenate([each.sums for each in results], axis=1)
@@ -99,7 +91,7 @@ def _tiles(config: Config, sizes: Mapping[str, int], dtype: Any) -> dict[str, in
     return chosen
 
 
-def _call(config: Config, inputs: _Inputs, causal: bool) -> tile.Found:
+def _launch(config: Config, inputs: _Inputs, causal: bool) -> tile.Found:
     """The kernel's outputs, `[..., B, N, T]`."""
     B, T, N, H = inputs.q_BTNH.shape
     S, K = inputs.k_BSKH.shape[1:3]

@@ -8,19 +8,12 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels.attention.visibility import Visibility
-from kernels.score_stats.config import Config, ScoreStats, Status
+from kernels.score_stats.config import Call, Config, ScoreStats, Status
 
 
-def run(
-    config: Config,
-    q_BTNH: jax.Array,
-    k_BSKH: jax.Array,
-    bias_X: jax.Array,
-    target_BTN: jax.Array | None,
-    visible: Visibility,
-) -> ScoreStats:
+def run(config: Config, call: Call) -> ScoreStats:
     """The statistics at each bias, `[X, B, T, N]`; see `api.score_stats`."""
+    q_BTNH, k_BSKH, bias_X, target_BTN, seen = call
     B, T, N, H = q_BTNH.shape
     S, K = k_BSKH.shape[1:3]
     z_BTKGS = jnp.einsum(
@@ -32,7 +25,7 @@ def run(
     z_BTNS = z_BTKGS.reshape(B, T, N, S) * config.scale
     if config.soft_cap is not None:
         z_BTNS = config.soft_cap * jnp.tanh(z_BTNS / config.soft_cap)
-    z_BTNS = jnp.where(visible.mask_BTS(T, S)[:, :, None, :], z_BTNS, -jnp.inf)
+    z_BTNS = jnp.where(seen.mask_BTS(T, S)[:, :, None, :], z_BTNS, -jnp.inf)
     return lax.map(lambda bias: _at_bias(config, z_BTNS, bias, target_BTN), bias_X)
 
 

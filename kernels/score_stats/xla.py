@@ -16,7 +16,7 @@ import numpy as np
 from kernels.attention.visibility import Visibility, key_blocks
 from kernels.core import dispatch
 from kernels.score_stats import tile
-from kernels.score_stats.config import Config, ScoreStats
+from kernels.score_stats.config import Call, Config, ScoreStats
 
 # Elements: of the scores that are kept, at most about 16 MiB unless one row is longer; and of one
 # tile, small enough for a core's cache and large enough to be worth a loop's turn.
@@ -35,29 +35,23 @@ class _BatchRow(NamedTuple):
     key_segments_S: Any
 
 
-def run(
-    config: Config,
-    q_BTNH: jax.Array,
-    k_BSKH: jax.Array,
-    bias_X: jax.Array,
-    target_BTN: jax.Array | None,
-    visible: Visibility,
-) -> ScoreStats:
+def run(config: Config, call: Call) -> ScoreStats:
     """The statistics at each bias, `[X, B, T, N]`; see `api.score_stats`."""
+    q_BTNH, k_BSKH, bias_X, target_BTN, seen = call
     B, T, N, _ = q_BTNH.shape
     S = k_BSKH.shape[1]
     together, Q, Y = _blocks(config, B, T, N, S)
     rows = _BatchRow(
         _padded(q_BTNH, Q),
         _padded(k_BSKH, Y),
-        visible.start_B,
+        seen.start_B,
         _padded(target_BTN, Q),
-        _padded(visible.query_segments_BT, Q),
-        _padded(visible.key_segments_BS, Y),
+        _padded(seen.query_segments_BT, Q),
+        _padded(seen.key_segments_BS, Y),
     )
 
     def whole_row(row: _BatchRow) -> tile.Found:
-        return _batch_row(config, row, bias_X, visible, (S, Q, Y))
+        return _batch_row(config, row, bias_X, seen, (S, Q, Y))
 
     result = lax.map(whole_row, rows, batch_size=together)
     result = tile.Found(*(_by_position(x, T) for x in result))
@@ -98,7 +92,7 @@ def _batch_row(
     config: Config,
     row: _BatchRow,
     bias_X: jax.Array,
-    visible: Visibility,
+    visibility: Visibility,
     sizes: tuple[int, int, int],
 ) -> tile.Found:
     """Both loops over the rows of one batch row, `[I, ..., K, G, Q]`."""
@@ -110,15 +104,16 @@ def _batch_row(
     count = row.q_TNH.shape[0] // Q
     # The same bounds for every batch row, and fixed ones for a single block of queries: if `vmap`
     # makes them differ, each turn of a loop selects between two copies of all that it carries.
-    first, last = visible.start_B.min(), visible.start_B.max()
+    first, last = visibility.start_B.min(), visibility.start_B.max()
 
     def query_block(block):
         i, q_QKGH, target_QKG = block
         q_KRH = q_QKGH.transpose(1, 2, 0, 3).reshape(K, G * Q, H)
         low, high = np.int32(0), np.int32(blocks)
         if count > 1:
-            low, _ = key_blocks(visible.causal, visible.window, first + i * Q, Q, S, Y)
-            _, high = key_blocks(visible.causal, visible.window, last + i * Q, Q, S, Y)
+            causal, window = visibility.causal, visibility.window
+            low, _ = key_blocks(causal, window, first + i * Q, Q, S, Y)
+            _, high = key_blocks(causal, window, last + i * Q, Q, S, Y)
         target_KGQ = None if target_QKG is None else target_QKG.transpose(1, 2, 0)
 
         def keys(j):
@@ -140,7 +135,7 @@ def _batch_row(
                     lax.dynamic_slice_in_dim(row.query_segments_T, i * Q, Q)[None, None, :, None],
                     lax.dynamic_slice_in_dim(row.key_segments_S, j * Y, Y)[None, None, None, :],
                 )
-            seen = visible.tile(query, keys(j), *segments)
+            seen = visibility.tile(query, keys(j), *segments)
             if S % Y:
                 inside = keys(j) < S
                 seen = inside if seen is None else seen & inside

@@ -10,6 +10,7 @@ Mamba; Eq. 4 of the paper has zero-order hold for both. It serves the Mamba base
 Prototype Transformer paper.
 """
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -17,8 +18,15 @@ import jax.numpy as jnp
 
 from kernels.core import dispatch, shapes
 from kernels.selective_scan import reference, xla
+from kernels.selective_scan.config import Call, Config, config_for
 
 OP = "selective_scan"
+
+# In order of preference.
+IMPLEMENTATIONS: Mapping[str, Callable[[Config, Call], Any]] = {
+    "xla": xla.run,
+    "reference": reference.run,
+}
 
 
 def selective_scan(
@@ -78,11 +86,11 @@ def selective_scan(
     if state_BIJ is None:
         state_BIJ = jnp.zeros((size["B"], size["I"], size["J"]))
 
-    chosen = dispatch.choose(OP, implementation, {"xla": "", "reference": ""})
-    run = {"reference": reference.selective_scan, "xla": xla.selective_scan}[chosen]
+    run = IMPLEMENTATIONS[dispatch.choose(OP, implementation, {"xla": "", "reference": ""})]
     # One cast for both uses: the gradient by u is then rounded to its dtype once.
     wide_BTI = u_BTI.astype(jnp.float32)
-    y_BTI, state_BIJ = run(wide_BTI, delta_BTI, A_IJ, B_BTJ, C_BTJ, state_BIJ)
+    config = config_for(size["T"], dispatch.target())
+    y_BTI, state_BIJ = run(config, Call(wide_BTI, delta_BTI, A_IJ, B_BTJ, C_BTJ, state_BIJ))
     if D_I is not None:
         y_BTI += D_I[None, None] * wide_BTI
     y_BTI = y_BTI.astype(u_BTI.dtype)

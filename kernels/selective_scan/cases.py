@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from kernels.core.cases import Arrays, Case, Suite
-from kernels.selective_scan.api import selective_scan
+from kernels.selective_scan.api import IMPLEMENTATIONS, selective_scan
 
 
 def _case(B: int, T: int, I: int, J: int, dtype: str, uses, **options) -> Case:  # noqa: E741
@@ -76,5 +76,5 @@ SUITE = Suite(
     make=make,
     call=call,
     differentiable=("u", "delta", "A", "B", "C", "D", "state"),
-    implementations=("xla", "reference"),
+    implementations=tuple(IMPLEMENTATIONS),
 )

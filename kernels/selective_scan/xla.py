@@ -22,7 +22,7 @@ States lie as [B, J, I]: the long axis is innermost, and a sum over J is a matri
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax import lax
@@ -30,48 +30,21 @@ import jax.numpy as jnp
 
 from kernels.core import dispatch
 from kernels.selective_scan import reference
-
-SHORTEST_CHUNK = 16
-# XLA for GPUs fuses unrolled steps into a few kernels, where a loop launches a few for every step.
-# On CPUs a launch costs nothing, and the larger fusions are slower.
-GPU_UNROLL = 16
+from kernels.selective_scan.config import Call, Config
 
 # Dots, for on a CPU the sum of a product over J takes several times as long.
 _over_J = functools.partial(jnp.einsum, "BJI,BJ->BI", precision="highest")
 _over_I = functools.partial(jnp.einsum, "BJI,BI->BJ", precision="highest")
 
 
-class Config(NamedTuple):
-    """Steps of a chunk, and how many of them are unrolled in the compiled loop."""
-
-    chunk: int
-    unroll: int
-
-
-def config_for(T: int, target: dispatch.Target) -> Config:
-    """Chunks of about the square root of T, all but equally long."""
-    longest = max(SHORTEST_CHUNK, 2 ** round(math.log2(T) / 2))
-    count = math.ceil(T / longest)
-    return Config(math.ceil(T / count), 1 if target.platform == "cpu" else GPU_UNROLL)
-
-
-def selective_scan(
-    u_BTI: jax.Array,
-    delta_BTI: jax.Array,
-    A_IJ: jax.Array,
-    B_BTJ: jax.Array,
-    C_BTJ: jax.Array,
-    state_BIJ: jax.Array,
-    config: Config | None = None,
-) -> tuple[jax.Array, jax.Array]:
-    """As `reference.selective_scan`, which runs where T = 1 leaves nothing to cut."""
-    arrays = (u_BTI, delta_BTI, B_BTJ, C_BTJ)
-    T = u_BTI.shape[1]
+def run(config: Config, call: Call) -> tuple[jax.Array, jax.Array]:
+    """As `reference.run`, which runs where T = 1 leaves nothing to cut."""
+    T = call.u_BTI.shape[1]
     if T == 1:
-        return reference.selective_scan(u_BTI, delta_BTI, A_IJ, B_BTJ, C_BTJ, state_BIJ)
-    config = config or config_for(T, dispatch.target())
+        return reference.run(config, call)
+    arrays = (call.u_BTI, call.delta_BTI, call.B_BTJ, call.C_BTJ)
     chunks = tuple(_chunks(x, config.chunk) for x in arrays)
-    y_ZCBI, state_BJI = _scan(config, chunks, A_IJ.T, state_BIJ.swapaxes(1, 2))
+    y_ZCBI, state_BJI = _scan(config, chunks, call.A_IJ.T, call.state_BIJ.swapaxes(1, 2))
     y_TBI = y_ZCBI.reshape(-1, *y_ZCBI.shape[2:])[:T]
     return y_TBI.swapaxes(0, 1), state_BJI.swapaxes(1, 2)
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from kernels.core import cases
 from kernels.rounding.error_bound import COMPILED_QUICKLY
+from kernels.suites import SUITES
 from tests import rounding
 
 _PROGRAMS: dict[Any, Callable] = {}
@@ -37,7 +38,7 @@ def result(function: Callable, *arguments: Any) -> Any:
 @functools.cache
 def expected(op: str, name: str) -> tuple[cases.Arrays, cases.Arrays, cases.Expected]:
     """The arrays of a case, its cotangents, and what `cases.expected` gives of them."""
-    suite = cases.suite(op)
+    suite = SUITES[op]
     case = suite.named(name)
     key_inputs, key_cotangents = jax.random.split(jax.random.key(0))
     arrays = suite.make(case, key_inputs)

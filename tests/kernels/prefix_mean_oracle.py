@@ -5,34 +5,36 @@ underflows. It is traced by `tests.rounding.expected`, for values and gradients 
 bounds. `filtered` is the pair of linear filters N and D by `scipy.signal`, for long sequences.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from scipy.signal import lfilter
 
 
-def quadratic(
-    write_BTR: jax.Array,
+def quadratic(write_BTR: jax.Array, *others: Any, **options: Any) -> dict[str, jax.Array]:
+    """`quadratic_of_logarithms` of gates that are given themselves."""
+    return quadratic_of_logarithms(jnp.log(write_BTR), *others, **options)
+
+
+def quadratic_of_logarithms(
+    log_write_BTR: jax.Array,
     value_BTE: jax.Array,
     decay_R: jax.Array,
     read_BTR: jax.Array,
     total_BRE: jax.Array | None = None,
     mass_BR: jax.Array | None = None,
     *,
-    log_write: bool = False,
     mass_normalisation: bool = True,
 ) -> dict[str, jax.Array]:
-    """The output, and N and D after the last step; with log gates the last mean and ln D.
+    """The output, and N and D after the last step.
 
-    The state before the first step, if there is one, is of the same kind and counts as a write at
-    step 0.
+    The state before the first step, if there is one, counts as a write at step 0.
     """
-    B, T, R = write_BTR.shape
-    log_write_BTR = write_BTR if log_write else jnp.log(write_BTR)
+    B, T, R = log_write_BTR.shape
     log_start_BR, start_BRE = jnp.full((B, R), -jnp.inf), jnp.zeros((B, R, value_BTE.shape[-1]))
-    if mass_BR is not None and log_write:
-        log_start_BR, start_BRE = mass_BR, total_BRE
-    elif mass_BR is not None:
+    if mass_BR is not None:
         log_start_BR, start_BRE = jnp.log(mass_BR), total_BRE / mass_BR[..., None]
     value_BTRE = jnp.repeat(value_BTE[:, :, None], R, 2)
     entry_BJRE = jnp.concatenate([start_BRE[:, None], value_BTRE], 1)
@@ -56,8 +58,8 @@ def quadratic(
     memory_BIRE = mean_BIRE if mass_normalisation else total_BIRE
     return {
         "out": jnp.einsum("BIR,BIRE->BIE", read_BTR, memory_BIRE[:, :T]),
-        "total": mean_BIRE[:, T] if log_write else total_BIRE[:, T],
-        "mass": log_mass_BIR[:, T] if log_write else jnp.exp(log_mass_BIR[:, T]),
+        "total": total_BIRE[:, T],
+        "mass": jnp.exp(log_mass_BIR[:, T]),
     }
 
 

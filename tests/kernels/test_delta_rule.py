@@ -14,10 +14,11 @@ from scipy import linalg
 from kernels import delta_rule
 from kernels.core import cases
 from kernels.delta_rule import xla
+from kernels.delta_rule.cases import SUITE
+from kernels.delta_rule.config import Call, Config
 from tests import rounding
 from tests.kernels import comparison
 
-SUITE = cases.suite("delta_rule")
 SMALL = cases.Case(
     "small", {"B": 2, "T": 100, "N": 2, "H": 6, "E": 4}, options={"initial_state": True}
 )
@@ -109,13 +110,13 @@ def test_value_and_gradients_equal_the_reference(case):
 
 
 def test_the_longest_chunk_changes_nothing():
-    for longest in (1, 7, xla.LONGEST_CHUNK, 128):
+    for config in (Config(1), Config(7), Config(), Config(128)):
 
-        def run(arrays, longest=longest):
-            out_BTNE, end_BNHE = xla.delta_rule(*(arrays[name] for name in NAMES), longest)
+        def run(arrays, config=config):
+            out_BTNE, end_BNHE = xla.run(config, Call(*(arrays[name] for name in NAMES)))
             return {"out": out_BTNE * 6**-0.5, "end": end_BNHE}
 
-        rounding.assert_within(gradients(run)(small()), gradients_wanted(), str(longest))
+        rounding.assert_within(gradients(run)(small()), gradients_wanted(), str(config))
 
 
 @both

@@ -5,9 +5,8 @@ import contextlib
 import pytest
 
 from kernels.core import cases, dispatch
+from kernels.gated_attention.cases import SUITE
 from tests.kernels import comparison
-
-SUITE = cases.suite("gated_attention")
 
 
 @pytest.mark.parametrize("implementation", ["reference", "xla", "pallas"])

@@ -10,12 +10,12 @@ import pytest
 from kernels import prefix_mean
 from kernels.core import cases, dispatch
 from kernels.prefix_mean import baselines
-from kernels.prefix_mean.state import LogState, State, empty_state, join, stretch
+from kernels.prefix_mean.cases import SUITE
+from kernels.prefix_mean.state import State, empty_state
 from tests import rounding
 from tests.kernels import comparison
 from tests.kernels import prefix_mean_oracle as oracle
 
-SUITE = cases.suite("prefix_mean")
 NAMES = ("write", "value", "decay", "read", "total", "mass")
 TINY = {"B": 2, "T": 19, "R": 4, "E": 3}
 
@@ -29,7 +29,6 @@ OPTIONS = (
     {},
     {"initial_state": True},
     {"mass_normalisation": False, "initial_state": True},
-    {"log_write": True},
     {"gates": "one_hot"},
 )
 
@@ -39,7 +38,7 @@ def _told(options) -> str:
 
 
 def _oracle(case: cases.Case, arrays: cases.Arrays) -> cases.Arrays:
-    named = {"log_write", "mass_normalisation"} & set(case.options)
+    named = {"mass_normalisation"} & set(case.options)
     return oracle.quadratic(
         *(arrays.get(name) for name in NAMES), **{name: case.options[name] for name in named}
     )
@@ -52,7 +51,7 @@ def test_the_recurrence_is_the_float64_formula(options):
     rounding.assert_within(jax.jit(lambda a: SUITE.call(case, a, "reference"))(arrays), wanted)
 
 
-@pytest.mark.parametrize("options", OPTIONS[:4], ids=_told)
+@pytest.mark.parametrize("options", OPTIONS[:3], ids=_told)
 def test_gradients_of_the_recurrence_are_those_of_the_float64_formula(options):
     case, arrays = _tiny(**options)
     cotangents = cases.cotangents(SUITE, case, arrays, jax.random.key(1))
@@ -90,11 +89,10 @@ def test_the_materialised_forms_are_right(form):
     )
 
 
-@pytest.mark.parametrize("log_write", [False, True])
 @pytest.mark.parametrize("implementation", ["reference", "xla"])
-def test_prefill_and_decoding_equal_the_parallel_form(implementation, log_write):
+def test_prefill_and_decoding_equal_the_parallel_form(implementation):
     """A prompt in two chunks, then token by token, carries the state of one long call."""
-    case, arrays = _tiny(log_write=log_write)
+    case, arrays = _tiny()
     names = ("write", "value", "read")
 
     @jax.jit
@@ -107,11 +105,10 @@ def test_prefill_and_decoding_equal_the_parallel_form(implementation, log_write)
             read,
             initial_state=state,
             return_state=True,
-            log_write=log_write,
             implementation=implementation,
         )
 
-    state = empty_state(2, 4, 3, log_write=log_write)
+    state = empty_state(2, 4, 3)
     outs = []
     edges = (0, 9, 17, 18, 19)
     for start, stop in itertools.pairwise(edges):
@@ -120,26 +117,6 @@ def test_prefill_and_decoding_equal_the_parallel_form(implementation, log_write)
         outs.append(out_BTE)
     results = {"out": jnp.concatenate(outs, 1), "total": state[0], "mass": state[1]}
     rounding.assert_within(results, rounding.expected(functools.partial(_oracle, case), arrays))
-
-
-@pytest.mark.parametrize("log_write", [False, True])
-def test_a_stretch_joins_what_came_before(log_write):
-    _, arrays = _tiny(log_write=log_write)
-    write, value, decay = (arrays[name] for name in ("write", "value", "decay"))
-
-    def whole(write, value, decay):
-        return stretch(write, value, decay, log_write=log_write)
-
-    @jax.jit
-    def joined(write, value, decay):
-        first, second = (whole(write[:, at], value[:, at], decay) for at in halves)
-        return join(first, second, decay, 11)
-
-    halves = slice(None, 8), slice(8, None)
-    wanted = rounding.expected(whole, write, value, decay)
-    rounding.assert_within(joined(write, value, decay), wanted)
-    with pytest.raises(TypeError, match="join got a State and a LogState"):
-        join(empty_state(1, 1, 1), empty_state(1, 1, 1, log_write=True), decay, 1)
 
 
 def _call(**changes):
@@ -172,16 +149,6 @@ def _call(**changes):
         ),
         (
             ValueError,
-            "log_write has no un-normalised form",
-            {"log_write": True, "mass_normalisation": False},
-        ),
-        (
-            ValueError,
-            "initial_state is a State; log_write=True needs a LogState",
-            {"log_write": True, "initial_state": empty_state(2, 4, 3)},
-        ),
-        (
-            ValueError,
             "state has E = 7",
             {"initial_state": State(jnp.zeros((2, 4, 7)), jnp.zeros((2, 4)))},
         ),
@@ -198,9 +165,3 @@ def test_errors_name_the_field_and_the_remedy(error, text, changes):
     with pytest.raises(error, match=text) as result:
         _call(**changes)
     assert str(result.value).startswith("prefix_mean: ")
-
-
-def test_the_log_state_is_asked_for_by_name():
-    state = LogState(jnp.zeros((2, 4, 3)), jnp.zeros((2, 4)))
-    with pytest.raises(ValueError, match="LogState; log_write=False needs a State"):
-        _call(initial_state=state)

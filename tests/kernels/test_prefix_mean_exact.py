@@ -31,15 +31,15 @@ def _float64(arrays):
     return [np.asarray(array, np.float64) for array in arrays]
 
 
-@functools.partial(jax.jit, static_argnames=("implementation", "log_write"))
-def _run(arrays, implementation, log_write=False):
-    return prefix_mean(*arrays, implementation=implementation, log_write=log_write)
+@functools.partial(jax.jit, static_argnames=("implementation",))
+def _run(arrays, implementation):
+    return prefix_mean(*arrays, implementation=implementation)
 
 
-@functools.partial(jax.jit, static_argnames=("implementation", "log_write"))
-def _gradients(arrays, cotangent, implementation, log_write=False):
+@functools.partial(jax.jit, static_argnames=("implementation",))
+def _gradients(arrays, cotangent, implementation):
     def run(*arrays):
-        return prefix_mean(*arrays, implementation=implementation, log_write=log_write)
+        return prefix_mean(*arrays, implementation=implementation)
 
     return jax.vjp(run, *arrays)[1](cotangent)
 
@@ -70,17 +70,9 @@ def test_131072_steps_for_half_lives_of_a_tenth_to_ten_thousand(r):
         rounding.assert_within(_run(arrays, implementation), wanted, implementation)
 
 
-def _quadratic(arrays):
-    """The output for log gates by the formula."""
-    return rounding.expected(_output_for_log_gates, *arrays)
-
-
-def _quadratic_gradients(arrays, cotangent):
-    return rounding.expected(lambda *a: jax.vjp(_output_for_log_gates, *a)[1](cotangent), *arrays)
-
-
-def _output_for_log_gates(*arrays):
-    return oracle.quadratic(*arrays, log_write=True)["out"]
+def _quadratic(*arrays):
+    """The output by the formula, of the logarithms of the gates."""
+    return oracle.quadratic_of_logarithms(*arrays)["out"]
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -88,19 +80,15 @@ def test_position_zero_reads_exactly_zero(implementation):
     assert not np.asarray(_run(_inputs(2, 40, 4, 3), implementation))[:, 0].any()
 
 
-@pytest.mark.parametrize("log_write", [False, True])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_an_output_depends_on_the_strict_past_alone(implementation, log_write):
+def test_an_output_depends_on_the_strict_past_alone(implementation):
     """By gradient: that of output i is zero for writes and values from i on, and not before."""
     write, value, decay, read = _inputs(1, 40, 4, 3, half_lives=(5.0, 50.0))
-    write = jnp.log(write) if log_write else write
 
     @jax.jit
     def jacobians(write, value):
         def run(write, value):
-            out = prefix_mean(
-                write, value, decay, read, log_write=log_write, implementation=implementation
-            )
+            out = prefix_mean(write, value, decay, read, implementation=implementation)
             return out[0].sum(-1)
 
         return jax.jacrev(run, argnums=(0, 1))(write, value)
@@ -129,7 +117,7 @@ def test_a_prototype_that_nothing_was_written_to_reads_zero(implementation):
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_a_mass_below_the_floor_reads_zero_and_log_gates_read_on(implementation):
+def test_a_mass_below_the_floor_reads_zero(implementation):
     """One write, then silence, at a half-life of half a step: the mass is 4^-i after i steps."""
     T, value = 80, jnp.ones((1, 80, 2))
     write = jnp.zeros((1, T, 1)).at[0, 0, 0].set(1.0)
@@ -139,10 +127,6 @@ def test_a_mass_below_the_floor_reads_zero_and_log_gates_read_on(implementation)
     # Powers of 4 are exact, and one is divided by itself, maybe as a reciprocal and a product.
     np.testing.assert_allclose(out[1 : last + 1], 1.0, rtol=2 * 2**-24)
     assert not out[last + 1 :].any()
-    arrays = (jnp.log(write), value, decay, read)
-    log_out = np.asarray(_run(arrays, implementation, log_write=True))
-    # The one share is e^(l - l) of a logarithm up to T ln 4, of which either l may be rounded.
-    np.testing.assert_allclose(log_out[0, 1:, 0], 1.0, rtol=2 * T * np.log(4) * 2**-24)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -156,40 +140,18 @@ def test_gradients_are_finite_around_the_floor(implementation):
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_log_gates_of_any_size_are_exact(implementation):
-    """Logits of scale 40 at a half-life of 0.5, where the gates themselves read zero."""
-    T, R = 70, 4
-    logits = 40.0 * jax.random.normal(jax.random.key(0), (1, T, R))
-    log_write = jax.nn.log_softmax(logits).at[:, :, 3].add(-120.0)
-    _, value, _, read = _inputs(1, T, R, 3)
-    arrays = (log_write, value, jnp.exp2(-1.0 / jnp.geomspace(0.5, 50.0, R)), read)
-    got = _run(arrays, implementation, log_write=True)
-    rounding.assert_within(got, _quadratic(arrays))
-    # exp(-120) is no float32: the linear form sees no write to prototype 3 at all.
-    only = jnp.zeros_like(read).at[:, :, 3].set(1.0)
-    linear = _run((jnp.exp(log_write), *arrays[1:3], only), implementation)
-    assert not np.asarray(linear).any()
-    assert np.asarray(_run((*arrays[:3], only), implementation, log_write=True))[:, 1:].all()
-    cotangent = jax.random.normal(jax.random.key(2), value.shape)
-    result = _gradients(arrays, cotangent, implementation, log_write=True)
-    rounding.assert_within(result, _quadratic_gradients(arrays, cotangent))
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_log_gates_may_be_empty(implementation):
-    """-inf for none: in the first steps, in a prototype throughout, everywhere."""
+def test_gates_may_be_zero(implementation):
+    """In the first steps, in a prototype throughout, everywhere."""
     write, value, decay, read = _inputs(1, 40, 4, 3)
     write = write.at[:, :20, 0].set(0.0).at[:, :, 1].set(0.0)
     cotangent = jax.random.normal(jax.random.key(1), value.shape)
     for gates in (write, jnp.zeros_like(write)):
         arrays = (jnp.log(gates), value, decay, read)
-        wanted, d_wanted = _quadratic(arrays), _quadratic_gradients(arrays, cotangent)
-        rounding.assert_within(_run(arrays, implementation, log_write=True), wanted)
-        rounding.assert_within(_run((gates, *arrays[1:]), implementation), wanted)
-        result = _gradients(arrays, cotangent, implementation, log_write=True)
-        rounding.assert_within(result, d_wanted)
+        run = functools.partial(_run, implementation=implementation)
+        rounding.assert_within(run((gates, *arrays[1:])), rounding.expected(_quadratic, *arrays))
+        wanted = rounding.expected(lambda *a: jax.vjp(_quadratic, *a)[1](cotangent), *arrays)
         d_gates, *others = _gradients((gates, *arrays[1:]), cotangent, implementation)
-        rounding.assert_within((gates * d_gates, *others), d_wanted)
+        rounding.assert_within((gates * d_gates, *others), wanted)
 
 
 def test_bfloat16_keeps_float32_masses_and_states():

@@ -11,26 +11,24 @@ import pytest
 
 from kernels.core import cases, dispatch, tuning
 from kernels.prefix_mean import pallas
-from kernels.prefix_mean.config import Config
+from kernels.prefix_mean.cases import SUITE
+from kernels.prefix_mean.config import Call, Config
+from kernels.prefix_mean.state import State
 from tests import rounding
 from tests.kernels import comparison
 from tools.gpu_code import target
 
-SUITE = cases.suite("prefix_mean")
-CONFIG = Config(mass_normalisation=True, log_write=False, target=dispatch.INTERPRETER)
+CONFIG = Config(mass_normalisation=True, target=dispatch.INTERPRETER)
 SMALL = cases.Case("small", {"B": 4, "T": 40, "R": 16, "E": 32}, "float32", {"initial_state": True})
 # Segments of two chunks, the last of each partial.
 SMALL_TILES = {"segment": 32, "backward_segment": 32}
 
 
-def _compared(case: cases.Case) -> list:
-    """The parameters of a comparison; none where the kernels do not serve the case."""
-    config = Config(True, case.options.get("log_write", False), dispatch.INTERPRETER)
-    if pallas.unsupported_reason(config, dict(case.sizes), case.dtype):
-        return []
+def _compared(case: cases.Case):
+    """The parameter of a comparison."""
     # Each takes seven seconds to compile, and the rest go through every line of the kernels.
     further = case.sizes["T"] in (2, 63, 64) or case.sizes["R"] == 64
-    return [pytest.param(case, id=case.name, marks=[pytest.mark.slow] if further else [])]
+    return pytest.param(case, id=case.name, marks=[pytest.mark.slow] if further else [])
 
 
 def _inputs(case: cases.Case) -> tuple[cases.Arrays, cases.Arrays]:
@@ -66,7 +64,7 @@ def _small_wanted() -> rounding.Expected:
     return _wanted(SMALL, *_inputs(SMALL))
 
 
-@pytest.mark.parametrize("case", [each for case in SUITE.using("test") for each in _compared(case)])
+@pytest.mark.parametrize("case", [_compared(case) for case in SUITE.using("test")])
 def test_value_and_gradients_equal_the_reference(case):
     with dispatch.on(dispatch.INTERPRETER):
         result = comparison.deviations(SUITE, case, "pallas")
@@ -189,7 +187,10 @@ def test_one_segment_whose_state_is_unused_is_one_launch(tmp_path):
     ],
 )
 def test_sizes_that_are_not_served_are_named(sizes, text):
-    reason = pallas.unsupported_reason(CONFIG, {"B": 1, "T": 7, **sizes}, jnp.float32)
+    case = cases.Case("sizes", {"B": 1, "T": 7, **sizes}, "float32", {"initial_state": True})
+    write, value, decay, read, total, mass = SUITE.make(case, jax.random.key(0)).values()
+    call = Call(write, value, decay, read, State(total, mass))
+    reason = pallas.unsupported_reason(CONFIG, call)
     assert text in reason and bool(reason) == bool(text)
 
 

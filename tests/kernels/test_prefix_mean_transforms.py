@@ -14,11 +14,11 @@ import pytest
 from kernels import prefix_mean
 from kernels.core import cases
 from kernels.prefix_mean import baselines, linear_chunk, xla
-from kernels.prefix_mean.state import LogState, State
+from kernels.prefix_mean.cases import SUITE
+from kernels.prefix_mean.state import State
 from tests import rounding
 from tests.kernels import prefix_mean_oracle as oracle
 
-SUITE = cases.suite("prefix_mean")
 CASE = cases.Case(
     "transforms",
     {"B": 4, "T": 48, "R": 4, "E": 8},
@@ -28,17 +28,14 @@ CASE = cases.Case(
 NAMES = ("write", "value", "decay", "read", "total", "mass")
 
 
-def _operation(arrays: cases.Arrays, **options) -> cases.Arrays:
-    log_write = options.get("log_write", False)
-    kind = LogState if log_write else State
+def _operation(arrays: cases.Arrays) -> cases.Arrays:
     out_BTE, state = prefix_mean(
         *(arrays[name] for name in NAMES[:4]),
-        initial_state=kind(arrays["total"], arrays["mass"]),
+        initial_state=State(arrays["total"], arrays["mass"]),
         return_state=True,
         implementation="xla",
-        **options,
     )
-    return {"out": out_BTE, "total": state[0], "mass": state[1]}
+    return {"out": out_BTE, "total": state.total_BRE, "mass": state.mass_BR}
 
 
 def _gradients(run, arrays, cotangents):
@@ -47,23 +44,18 @@ def _gradients(run, arrays, cotangents):
 
 
 @functools.cache
-def _inputs(log_write: bool = False) -> tuple[cases.Arrays, cases.Arrays]:
+def _inputs() -> tuple[cases.Arrays, cases.Arrays]:
     arrays = SUITE.make(CASE, jax.random.key(0))
-    if log_write:
-        mass = arrays["mass"]
-        arrays["total"] = arrays["total"] / mass[..., None]
-        arrays["mass"], arrays["write"] = jnp.log(mass), jnp.log(arrays["write"])
     return arrays, cases.cotangents(SUITE, CASE, arrays, jax.random.key(1))
 
 
-def _formula(arrays: cases.Arrays, **options) -> cases.Arrays:
-    return oracle.quadratic(*(arrays[name] for name in NAMES), **options)
+def _formula(arrays: cases.Arrays) -> cases.Arrays:
+    return oracle.quadratic(*(arrays[name] for name in NAMES))
 
 
 @functools.cache
-def _expected(log_write: bool = False) -> rounding.Expected:
-    run = functools.partial(_formula, log_write=log_write)
-    return rounding.expected(functools.partial(_gradients, run), *_inputs(log_write))
+def _expected() -> rounding.Expected:
+    return rounding.expected(functools.partial(_gradients, _formula), *_inputs())
 
 
 def test_checkpoint_changes_no_bit():
@@ -88,47 +80,17 @@ def test_vmap_over_everything_and_over_decays():
     rounding.assert_within(outs[1], wanted)
 
 
-def _mesh(axis: str) -> jax.sharding.Mesh:
-    return jax.make_mesh((4,), (axis,), axis_types=(AxisType.Auto,))
-
-
 def test_a_batch_sharded_over_devices():
     specs = {name: P("data") for name in NAMES} | {"decay": P()}
     sharded = jax.shard_map(
         _operation,
-        mesh=_mesh("data"),
+        mesh=jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,)),
         in_specs=(specs,),
         out_specs=P("data"),
         check_vma=False,
     )
     got = jax.jit(functools.partial(_gradients, sharded))(*_inputs())
     rounding.assert_within(got, _expected())
-
-
-@pytest.mark.parametrize("log_write", [False, True])
-def test_a_sequence_sharded_over_devices_equals_the_whole(log_write):
-    """Values and every gradient, those of the decay and of the first state included."""
-    specs = {name: P(None, "sequence") for name in ("write", "value", "read")}
-    specs |= {name: P() for name in ("decay", "total", "mass")}
-
-    def stretch_of_one_device(arrays):
-        made = _operation(arrays, log_write=log_write, axis_name="sequence")
-        # The last device's state is the whole sequence's.
-        return {name: x if name == "out" else x[None] for name, x in made.items()}
-
-    sharded = jax.shard_map(
-        stretch_of_one_device,
-        mesh=_mesh("sequence"),
-        in_specs=(specs,),
-        out_specs={"out": P(None, "sequence"), "total": P("sequence"), "mass": P("sequence")},
-        check_vma=False,
-    )
-
-    def run(arrays):
-        return {name: x if name == "out" else x[-1] for name, x in sharded(arrays).items()}
-
-    got = jax.jit(functools.partial(_gradients, run))(*_inputs(log_write))
-    rounding.assert_within(got, _expected(log_write))
 
 
 def test_export():
@@ -181,28 +143,25 @@ def _sizes(jaxpr) -> list[tuple[int, str]]:
     return results
 
 
-@pytest.mark.parametrize("log_write", [False, True])
 @pytest.mark.parametrize("T", [1, 64, 1000])
-def test_no_array_of_size_btre(T, log_write):
+def test_no_array_of_size_btre(T):
     """At B 2, R 32, E 64 even a [B, T, R, R] or [B, T, C, R] of all steps would be seen."""
     B, R, E = 2, 32, 64
     case = cases.Case("sizes", {"B": B, "T": T, "R": R, "E": E}, "float32", {"initial_state": True})
     arrays = jax.eval_shape(lambda key: SUITE.make(case, key), jax.random.key(0))
-    run = functools.partial(_operation, log_write=log_write)
-    both = functools.partial(_gradients, run)
-    forward = jax.make_jaxpr(run)(arrays)
-    gradient = jax.make_jaxpr(both)(arrays, jax.eval_shape(run, arrays))
+    both = functools.partial(_gradients, _operation)
+    forward = jax.make_jaxpr(_operation)(arrays)
+    gradient = jax.make_jaxpr(both)(arrays, jax.eval_shape(_operation, arrays))
     # The states of all chunks, the pairs of the chunks of one group, or an argument.
     chunks = B * -(-T // xla.CHUNK)
     states = chunks * R * E
-    group = B if log_write else min(chunks, linear_chunk.TOGETHER)
-    pairs = group * min(T, xla.CHUNK) * (min(T, xla.CHUNK) + log_write) * R
+    pairs = min(chunks, linear_chunk.TOGETHER) * min(T, xla.CHUNK) ** 2 * R
     for traced in (forward, gradient):
         largest = max(_sizes(traced.jaxpr))
         assert largest[0] <= max(states, pairs, B * T * E), largest
         assert T == 1 or largest[0] < B * T * R * E
     materialised = functools.partial(baselines.materialised_call, case)
-    if T > 1 and not log_write:
+    if T > 1:
         assert max(_sizes(jax.make_jaxpr(materialised)(arrays).jaxpr))[0] >= B * T * R * E
 
 

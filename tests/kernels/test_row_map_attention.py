@@ -11,12 +11,12 @@ import pytest
 from kernels import row_map_attention
 from kernels.core import cases, dispatch
 from kernels.row_map_attention import maps, reference, xla
+from kernels.row_map_attention.cases import SUITE
 from polyattn_jax import row_maps
 from polyattn_jax.substitute import PerHeadRowMap
 from tests import rounding
 from tests.kernels import comparison
 
-SUITE = cases.suite("row_map_attention")
 # What the 14 recipes of Table 2 are made of, and more degrees.
 MAPS = {
     "softmax": (maps.softmax(), row_maps.softmax),

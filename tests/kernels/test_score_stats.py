@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from kernels.attention.visibility import visibility
-from kernels.core import cases, dispatch
+from kernels.core import dispatch
 from kernels.score_stats import config
 from kernels.score_stats.api import score_stats
+from kernels.score_stats.cases import SUITE
 from polyattn_jax.diagnostic import RowStats, Status, relative_error_bound, row_stats
 from tests.kernels import comparison
 
-SUITE = cases.suite("score_stats")
 ALL = ("reference", "xla", "pallas")
 # Of scores that are equal, equal.
 EXACT = ("status", "active", "argmax")

@@ -1,5 +1,6 @@
 """`selective_scan`: the recurrence against float64, and the chunked form against the recurrence."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -13,10 +14,11 @@ import pytest
 from kernels import selective_scan
 from kernels.core import cases, dispatch
 from kernels.selective_scan import xla
+from kernels.selective_scan.cases import SUITE
+from kernels.selective_scan.config import GPU_UNROLL, Call, Config, config_for
 from tests import rounding
 from tests.kernels import comparison
 
-SUITE = cases.suite("selective_scan")
 SMALL = cases.Case("small", {"B": 2, "T": 40, "I": 6, "J": 4}, options={"initial_state": True})
 NAMES = ("u", "delta", "A", "B", "C", "D", "state")
 
@@ -103,19 +105,20 @@ def test_value_and_gradients_equal_the_reference(case):
 
 
 def test_chunk_and_unroll_change_nothing():
-    for config in (None, xla.Config(7, 4), xla.Config(64, 1)):
+    for config in (Config(7, 4), Config(64, 1)):
 
         def run(arrays, config=config):
             u, delta, A, B, C, D, state = (arrays[name] for name in NAMES)
-            y_BTI, end_BIJ = xla.selective_scan(u, delta, A, B, C, state, config)
+            y_BTI, end_BIJ = xla.run(config, Call(u, delta, A, B, C, state))
             return {"y": y_BTI + D[None, None] * u, "end": end_BIJ}
 
         rounding.assert_within(gradients(run)(small()), gradients_wanted(), str(config))
 
 
 def test_a_gpu_has_its_steps_unrolled():
-    gpu = xla.config_for(2048, dispatch.Target("gpu", "NVIDIA H200"))
-    assert gpu == xla.config_for(2048, dispatch.INTERPRETER)._replace(unroll=xla.GPU_UNROLL)
+    gpu = config_for(2048, dispatch.Target("gpu", "NVIDIA H200"))
+    cpu = config_for(2048, dispatch.INTERPRETER)
+    assert gpu == dataclasses.replace(cpu, unroll=GPU_UNROLL)
     arrays = small(T=64)
     with dispatch.on(dispatch.Target("gpu", "NVIDIA H200")):
         # A function of its own, or the one that was traced for a CPU would be taken.

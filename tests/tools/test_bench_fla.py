@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 
 from kernels.core import cases
+from kernels.prefix_mean.cases import SUITE
 from tools.bench import baseline_fla, baselines
-
-SUITE = cases.suite("prefix_mean")
 
 
 def hgrn(x_BTD, g_BTD):

@@ -22,6 +22,7 @@ SUITES = {
         make=lambda case, key: {},
         call=lambda case, arrays, implementation: {},
         differentiable=(),
+        implementations=("pallas", "reference"),
     )
     for op in ("mean", "scan")
 }
@@ -42,9 +43,8 @@ def house(monkeypatch, tmp_path):
 
     for op in SUITES:
         (tmp_path / op).mkdir()
-    monkeypatch.setattr(cases, "suite", SUITES.__getitem__)
+    monkeypatch.setattr(budgets, "SUITES", SUITES)
     monkeypatch.setattr(budgets, "KERNELS", tmp_path)
-    monkeypatch.setattr(budgets, "operations", lambda: tuple(SUITES))
     monkeypatch.setattr(budgets, "measure", measure)
     monkeypatch.setattr(target, "lacking", lambda: "")
     return state

@@ -83,6 +83,7 @@ def toy_suite(**options) -> cases.Suite:
         },
         call=call,
         differentiable=("a", "b"),
+        implementations=("pallas", "reference"),
     )
 
 

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import pytest
 
 from kernels.core import cases, dispatch, tuning
+from kernels.suites import SUITES
 from tools import tune_kernels
 
 H200 = dispatch.Target("gpu", "NVIDIA H200")
-TUNED = tuple(op for op in cases.OPS if cases.suite(op).tiles)
+TUNED = tuple(op for op, suite in SUITES.items() if suite.tiles)
 
 
 def toy(wrong: int | None = None) -> cases.Suite:
@@ -29,6 +30,7 @@ def toy(wrong: int | None = None) -> cases.Suite:
         make=lambda case, key: {"x": jax.random.normal(key, (case.sizes["B"],))},
         call=call,
         differentiable=("x",),
+        implementations=("pallas", "reference"),
         tiles=({"width": (2, 4)}, {"depth": (8,)}),
     )
 
@@ -36,7 +38,7 @@ def toy(wrong: int | None = None) -> cases.Suite:
 @pytest.fixture
 def tuned(monkeypatch):
     def tune(suite):
-        monkeypatch.setattr(cases, "suite", lambda op: suite)
+        monkeypatch.setitem(SUITES, suite.op, suite)
         return tune_kernels.tune(suite, suite.cases[0], dispatch.INTERPRETER, repeats=2)
 
     return tune
@@ -87,7 +89,7 @@ def test_without_a_gpu_it_says_so(capsys):
 @pytest.mark.parametrize("last", [False, True], ids=["first", "last"])
 @pytest.mark.parametrize(
     ("suite", "case"),
-    [(suite, case) for suite in map(cases.suite, TUNED) for case in suite.using("gpu")],
+    [(suite, case) for suite in map(SUITES.get, TUNED) for case in suite.using("gpu")],
     ids=lambda each: getattr(each, "op", getattr(each, "name", "")),
 )
 def test_an_operation_looks_up_what_tuning_writes(suite, case, last, monkeypatch):
@@ -114,10 +116,10 @@ def test_an_operation_looks_up_what_tuning_writes(suite, case, last, monkeypatch
 
 
 def test_every_operation_with_a_kernel_is_tuned_in_few_compilations():
-    with_kernels = {op for op in cases.OPS if "pallas" in cases.suite(op).implementations}
+    with_kernels = {op for op, suite in SUITES.items() if "pallas" in suite.implementations}
     assert set(TUNED) == with_kernels
     for op in TUNED:
-        groups = cases.suite(op).tiles
+        groups = SUITES[op].tiles
         tried = 1 + sum(len(list(tune_kernels.combinations(group))) for group in groups)
         assert tried <= 25, op
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from kernels.core import cases
 from kernels.prefix_mean import baselines
+from kernels.suites import SUITES
 from tools.bench import baseline_fla, timing
 
 Program = Callable[[cases.Case, cases.Arrays], dict[str, jax.Array]]
@@ -23,7 +24,7 @@ Timed = tuple[Callable[..., Any], tuple[Any, ...]]
 
 def ours(op: str, implementation: str | None) -> Program:
     """An implementation of the operation itself."""
-    suite = cases.suite(op)
+    suite = SUITES[op]
     return lambda case, arrays: suite.call(case, arrays, implementation)
 
 

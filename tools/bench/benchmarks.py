@@ -14,6 +14,7 @@ import statistics
 import jax
 
 from kernels.core import cases
+from kernels.suites import SUITES
 from tools.bench import baselines, timing
 
 
@@ -115,7 +116,7 @@ def run(
     outside = baselines.OUTSIDE.get(benchmark.baseline)
     if outside is not None and (missing := outside.missing()):
         return Result(benchmark, missing=missing)
-    suite = cases.suite(benchmark.op)
+    suite = SUITES[benchmark.op]
     case = suite.named(benchmark.case)
     deviations = cases.compare(suite, judged(case, longest), benchmark.implementation)
     if not all(each.ok for each in deviations):
@@ -249,7 +250,7 @@ def _gated() -> Iterator[Benchmark]:
 
 def _timed(op: str) -> list[cases.Case]:
     """The bfloat16 workloads of an operation that are timed on a GPU."""
-    return [case for case in cases.suite(op).using("gpu") if case.dtype == "bfloat16"]
+    return [case for case in SUITES[op].using("gpu") if case.dtype == "bfloat16"]
 
 
 def for_device(device: str) -> list[Benchmark]:

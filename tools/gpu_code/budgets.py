@@ -18,6 +18,7 @@ import jax
 
 import kernels
 from kernels.core import cases
+from kernels.suites import SUITES
 from tools.gpu_code import machine_code, target
 
 KERNELS = Path(kernels.__file__).parent
@@ -41,14 +42,14 @@ class Measured:
 
 def operations() -> tuple[str, ...]:
     """The operations that have a Pallas kernel."""
-    return tuple(op for op in cases.OPS if (KERNELS / op / "pallas.py").exists())
+    return tuple(op for op, suite in SUITES.items() if "pallas" in suite.implementations)
 
 
 def workloads(*ops: str) -> list[tuple[cases.Suite, cases.Case]]:
     """The cases with a budget, of these operations or of all."""
     return [
         (suite, case)
-        for suite in map(cases.suite, ops or operations())
+        for suite in (SUITES[op] for op in ops or operations())
         for case in suite.using("budget")
     ]
 
@@ -168,7 +169,7 @@ def read(op: str) -> Mapping[str, Figures]:
 
 def write(op: str, measured: list[Measured]) -> None:
     """Puts the cases' budgets into the file of `op`; entries of cases that are gone leave it."""
-    known = {case.name for case in cases.suite(op).using("budget")}
+    known = {case.name for case in SUITES[op].using("budget")}
     new = {each.case: budget(each) for each in measured}
     kept = {name: entry for name, entry in {**read(op), **new}.items() if name in known}
     text = {

@@ -1,0 +1,23 @@
+"""One call of `delta_rule`: its arrays, and how the fast path cuts it."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+
+
+class Call(NamedTuple):
+    """The arrays of a call; all have gradients."""
+
+    q_BTNH: jax.Array
+    k_BTNH: jax.Array
+    v_BTNE: jax.Array
+    beta_BTN: jax.Array
+    state_BNHE: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Steps of a chunk, at most."""
+
+    longest_chunk: int = 64

@@ -1,0 +1,40 @@
+"""One call of `selective_scan`: its arrays, and how the fast path cuts it."""
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import jax
+
+from kernels.core import dispatch
+
+SHORTEST_CHUNK = 16
+# XLA for GPUs fuses unrolled steps into a few kernels, where a loop launches a few for every step.
+# On CPUs a launch costs nothing, and the larger fusions are slower.
+GPU_UNROLL = 16
+
+
+class Call(NamedTuple):
+    """The arrays of a call, without the skip; all have gradients."""
+
+    u_BTI: jax.Array
+    delta_BTI: jax.Array
+    A_IJ: jax.Array
+    B_BTJ: jax.Array
+    C_BTJ: jax.Array
+    state_BIJ: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Steps of a chunk, and how many of them are unrolled in the compiled loop."""
+
+    chunk: int
+    unroll: int
+
+
+def config_for(T: int, target: dispatch.Target) -> Config:
+    """Chunks of about the square root of T, all but equally long."""
+    longest = max(SHORTEST_CHUNK, 2 ** round(math.log2(T) / 2))
+    count = math.ceil(T / longest)
+    return Config(math.ceil(T / count), 1 if target.platform == "cpu" else GPU_UNROLL)

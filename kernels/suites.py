@@ -1,0 +1,21 @@
+"""The workloads of every operation, by its name: what tests, benchmarks and tuning go through."""
+
+from kernels.core.cases import Suite
+from kernels.delta_rule.cases import SUITE as DELTA_RULE
+from kernels.gated_attention.cases import SUITE as GATED_ATTENTION
+from kernels.prefix_mean.cases import SUITE as PREFIX_MEAN
+from kernels.row_map_attention.cases import SUITE as ROW_MAP_ATTENTION
+from kernels.score_stats.cases import SUITE as SCORE_STATS
+from kernels.selective_scan.cases import SUITE as SELECTIVE_SCAN
+
+SUITES: dict[str, Suite] = {
+    suite.op: suite
+    for suite in (
+        PREFIX_MEAN,
+        GATED_ATTENTION,
+        ROW_MAP_ATTENTION,
+        SCORE_STATS,
+        SELECTIVE_SCAN,
+        DELTA_RULE,
+    )
+}
