@@ -1,6 +1,6 @@
-"""Refusals: errors a user can act on, each with the exit code of its kind.
+"""Errors that a user can act on, each with the exit code of its kind.
 
-A command turns a `Refusal` into one line on standard error (what, where, what to do) and its exit
+A command turns a `UserError` into one line on standard error (what, where, what to do) and its exit
 code; any other exception is a fault of ours and keeps its traceback.
 """
 

@@ -74,7 +74,7 @@ def clustered_bootstrap(
     confidence: float = 0.95,
     seed: int,
 ) -> Interval:
-    """Returns the percentile interval of `statistic` when whole clusters are drawn anew.
+    """Returns the percentile interval of `statistic` when whole clusters are resampled.
 
     `clusters` is 1-D and as long as `values`; rows of equal cluster id stay together. Only a
     `statistic` of one's own can read values of more than one axis, of which the first is the rows.

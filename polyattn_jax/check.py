@@ -15,7 +15,7 @@ probe. Whether softmax also finds a needle that was left out, and whether it gai
 come twice, only an audit asks; there these controls enter the verdict.
 
 The table goes to standard output, progress to standard error. The exit code is 0 for preserve, 10
-for no-go and 11 for undecided (`decision.verdict`). With `--workdir` a killed check goes on where
+for no-go and 11 for undecided (`decision.verdict`). With `--workdir` a killed check resumes where
 it stopped, and `check.json` holds the numbers; without it nothing is left behind.
 """
 

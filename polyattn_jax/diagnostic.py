@@ -213,7 +213,7 @@ def relative_error_bound(p: float, num_keys: int, dtype: Any = np.float32) -> fl
 def softmax_error_bound(num_keys: int, dtype: Any = np.float32) -> float:
     """As `relative_error_bound`, for S of softmax with the argmax as target, wherever S >= 1/2.
 
-    With u', quotients and library functions as there, and d_j = z_j - z_* <= 0:
+    With u', quotients and library functions as above, and d_j = z_j - z_* <= 0:
 
     1. The rounding of d_j to d_j (1 + e), |e| <= u', multiplies e^d_j by at most e^(|d_j| u'). The
        terms e^d_j / S are a distribution q over m <= n - 1 keys, and sum_j q_j |d_j| is its entropy

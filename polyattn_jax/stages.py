@@ -8,7 +8,7 @@
     6. ablate      one recipe in the top, bottom and random K heads by median S_p
 
 A unit is one batch of prompts under one condition. A unit that is on disk is not done again, so the
-same command goes on where a killed one stopped.
+same command resumes where a killed one stopped.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -49,7 +49,7 @@ class PretrainConfig:
       early_stop: end at the first evaluation whose perplexity rises, as the released code.
       seeds: one run after another; each draws parameters, order and dropout.
       mesh: sizes of the axes data, fsdp, tensor; one may be -1.
-      allow_fallback: where the newest checkpoint is damaged, go on from the one before it.
+      allow_fallback: where the newest checkpoint is damaged, continue from the one before it.
     """
 
     model: str = "protot"

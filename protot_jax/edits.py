@@ -1,4 +1,4 @@
-"""Edits of single prototypes: masked, silenced, or drawn anew.
+"""Edits of single prototypes: masked, silenced, or reinitialised.
 
 Prototype Transformer, appendix A.3. `mask_write` and `mask_read` set the logit of one prototype to
 minus infinity, so that its share goes to the others: what the released code does. `zero_write` and
@@ -106,7 +106,7 @@ def check(params: ParamTree, *, layer: int, prototype: int) -> None:
 def reinitialise(
     params: ParamTree, key: jax.Array, *, layer: int, prototype: int
 ) -> dict[str, Any]:
-    """Parameters with one prototype vector drawn anew, as N(0, 1 / D), not normalised.
+    """Parameters with one prototype vector reinitialised, as N(0, 1 / D), not normalised.
 
     That is how the released code re-initialises; the vectors of a new model have length 1.
 

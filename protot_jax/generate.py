@@ -2,7 +2,7 @@
 
     python -m protot_jax.generate --run=runs/speeches --prompt="the people of the united states"
 
-ProtoT, Mamba and DeltaNet need memory that does not grow; with `--tokens=0` they go on until
+ProtoT, Mamba and DeltaNet need memory that does not grow; with `--tokens=0` they continue until
 Ctrl-C. LLaMA keeps every position, and ends at the context that it was trained on. The paper does
 not say how its samples were drawn: the temperature, top-k and top-p here are ours, and
 `--temperature=0` is greedy.

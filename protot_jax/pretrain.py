@@ -124,7 +124,7 @@ def train_seed(config: PretrainConfig, data: Data, folder: Path, seed: int) -> d
         validation,
         seed=seed,
         mesh=mesh,
-        upkeep=CheckpointPolicy(allow_fallback=config.allow_fallback),
+        policy=CheckpointPolicy(allow_fallback=config.allow_fallback),
         decays=decays,
         # What else every evaluation writes down.
         measure=router_statistics(cfg, mixer, validation, mesh)

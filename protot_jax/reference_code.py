@@ -39,7 +39,7 @@ def released_prefix_mean(
     """
     if initial_state is not None:
         raise UsageError(
-            "the released arithmetic has no state to go on from; decode with the exact prefix mean"
+            "the released arithmetic keeps no state; decode with the exact prefix mean"
         )
     T = write_BTR.shape[1]
     f32 = jnp.float32

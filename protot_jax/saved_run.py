@@ -150,7 +150,7 @@ def load_run(
     saved = seed_folder(folder, seed) / manager.FOLDER
     steps = manager.saved_steps(saved)
     if not steps:
-        raise BadInputError(f"{saved} holds no checkpoint; start the run again to go on")
+        raise BadInputError(f"{saved} holds no checkpoint; start the run again to resume")
     step = steps[-1]
     if best:
         notes = verify_checkpoint(manager.step_folder(saved, step))["notes"]

@@ -7,10 +7,10 @@ logarithm, and batch sizes of 32, 64 and 128; the first 15 are drawn at random, 
 Optuna's BoTorchSampler (a Gaussian process, and the largest expected improvement under it). A
 trial's value is the mean over three seeds of the lowest validation perplexity.
 
-1. A trial is drawn from the trials before it alone (`search_space.propose`), and written down.
-2. It is trained. One that was cut off goes on from its checkpoint; what ended is not done again. So
+1. A trial is drawn from the trials before it alone (`search_space.propose`), and written down. 2.
+It is trained. One that was cut off continues from its checkpoint; what ended is not done again. So
    a search that is killed anywhere and started again ends with the same trials.
-3. One that diverges is written down with the reason, and the others go on. One over `most_flops`
+3. One that diverges is written down with the reason, and the others continue. One over `most_flops`
    is written down and not trained, and does not count towards `trials`.
 
 The work folder has
@@ -182,7 +182,7 @@ def _check_own(config: SearchConfig, record: Record, path: Path) -> None:
     inside = inside and all(drawn[name] in choices for name, choices in values.items())
     if not inside or record["config_hash"] != config_hash(with_fields(config.base, drawn)):
         raise UsageError(
-            f"{path} is a trial of another search; go on with its settings, or choose another "
+            f"{path} is a trial of another search; continue with its settings, or choose another "
             "--workdir"
         )
 

@@ -59,7 +59,7 @@ class PosttrainConfig:
       save_every: steps between checkpoints, besides one at each evaluation.
       seeds: one run for each and for each bound; a seed draws adapters, order and gates.
       mesh: sizes of the axes data, fsdp, tensor; one may be -1.
-      allow_fallback: where the newest checkpoint is damaged, go on from the one before it.
+      allow_fallback: where the newest checkpoint is damaged, continue from the one before it.
       texts: shown in the report with their attention before and after.
       heads: shown there, as "layer.head"; if there are none, some that few
         edges make legible (`patterns.legible`).

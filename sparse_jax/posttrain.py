@@ -121,7 +121,7 @@ def train_once(job: Task, folder: Path, objective: Sparsifying, seed: int) -> Tr
         mesh=job.mesh,
         frozen=job.base.params if needs_dense else (),
         base_sha256=job.base.sha256,
-        upkeep=CheckpointPolicy(
+        policy=CheckpointPolicy(
             save_every=config.save_every, log_every=10, allow_fallback=config.allow_fallback
         ),
         # Adapters are drawn; weights begin as they are.

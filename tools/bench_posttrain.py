@@ -101,7 +101,7 @@ def jobs(cfg: DecoderConfig, dtype: str, **options: Any) -> tuple[Dense, Sparsif
 
 
 class Step:
-    """A training step that goes on from its own result, as training does."""
+    """A training step that continues from its own result, as training does."""
 
     def __init__(self, job: Sparsifying, frozen: Any, tokens_BS: np.ndarray) -> None:
         mesh = sharding.make_mesh(devices=jax.devices()[:1])

@@ -63,7 +63,7 @@ PAUSE, SETTLE = 0.5, 0.1
 
 
 class Step:
-    """A training step that goes on from its own result, as training does."""
+    """A training step that continues from its own result, as training does."""
 
     def __init__(self, name: str, config: PretrainConfig) -> None:
         cfg, mixer = built(name, config)

@@ -2,7 +2,7 @@
 
     python -m protot_jax.study --config=configs/protot/layer0_routing.py --workdir=runs/routing
 
-Three epochs, one seed, as there; the routing itself is in each run's evaluations.parquet.
+Three epochs, one seed, as in the paper; the routing itself is in each run's evaluations.parquet.
 """
 
 from ml_collections import ConfigDict

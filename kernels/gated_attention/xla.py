@@ -6,7 +6,8 @@ FlashAttention-2 with the gates of `tile`:
    are rows of one matrix, so no key is copied per head.
 2. Forward: for each block of queries, the blocks of keys that it can see go through `tile.absorb`.
    The log-sum-exp of each row is all that is saved beside the arguments and the output.
-3. Backward: the same blocks again. Noise is drawn anew from its counters, so gates are those of the
+3. Backward: the same blocks again. Noise is computed again from its counters, so gates are those of
+the
    forward pass.
 
 Nothing of size T x S is formed: a block takes B N X Y floats.

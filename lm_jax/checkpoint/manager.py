@@ -3,7 +3,7 @@
     checkpoints/step_000120/    arrays of the TrainState, MANIFEST.json (`folder`)
     checkpoints/step_000140/
 
-The manifest's notes hold what a run must agree with to go on (config, data), what it should (mesh,
+The manifest's notes hold what a run must agree with to resume (config, data), what it should (mesh,
 versions), and what it needs besides arrays: the next batch, and how its evaluations went.
 
 A save is drafted, synced and renamed, so a killed one leaves a draft, which the next start removes.
@@ -185,7 +185,7 @@ def _newest(folder: Path, allow_fallback: bool) -> int:
         before = step_folder(folder, steps[-2])
         if not allow_fallback:
             raise CorruptError(
-                f"{error}; or give --config.allow_fallback to go on from {before.name}"
+                f"{error}; or give --config.allow_fallback to continue from {before.name}"
             ) from error
         _verify(before, steps[-2])
         aside = newest.with_name(f"{newest.name}.damaged")
@@ -257,6 +257,6 @@ def _check_identity(path: Path, stored: Mapping[str, Any], identity: Identity) -
     ]
     if changed:
         processes.note(
-            f"{path.name} was saved with {', '.join(changed)}: the run goes on, close to an "
+            f"{path.name} was saved with {', '.join(changed)}: the run continues, close to an "
             "uninterrupted one but not bit for bit"
         )

@@ -161,7 +161,7 @@ def stream(
 ) -> Iterator[int]:
     """Continues one prompt, one token at a time, under the `edits` of `generate`.
 
-    A recurrent mixer goes on without end in constant memory. One that keeps every position has a
+    A recurrent mixer continues without end in constant memory. One that keeps every position has a
     cache for the model's context, `cfg.max_length`, and ends where prompt and new ids fill it.
 
     Yields the new ids one by one, up to `stop_id`, which is not yielded. Compiles once for each

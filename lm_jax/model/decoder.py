@@ -273,7 +273,7 @@ def _layer(
 
 
 def _norm(p, x_BTD, cfg, scope, site):
-    """A norm, of whose inner arrays a backward pass keeps none."""
+    """A norm, none of whose inner arrays is kept for the backward pass."""
     return layers.rematerialised(
         lambda scope, p, x_BTD: layers.norm(p, x_BTD, cfg, scope, site), scope, p, x_BTD
     )

@@ -94,7 +94,7 @@ class Scope:
     """The edits and reducers in force in one layer, and what was recorded and passed there.
 
     Lives only while a layer is traced. `visited` lets the decoder refuse a site that the model does
-    not have: an edit is never ignored in silence.
+    not have: an edit is never ignored silently.
     """
 
     edits: Mapping[str, Any]

@@ -1,8 +1,8 @@
 """Kernels on a mesh: each device computes its own batch rows and heads.
 
 The compiler splits what it knows; to it a Pallas kernel is one opaque call, before which it gathers
-every argument whole on every device. So a mixer calls its kernel by `by_shard`, and what is
-compiled for a mesh is traced by `on_mesh`. Without a mesh, or on one device, both do nothing.
+every argument whole on every device. So a mixer calls its kernel by `shard_kernel`, and what is
+compiled for a mesh is traced by `under_mesh`. Without a mesh, or on one device, both do nothing.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ SplitAxes = Mapping[str, tuple[str, ...]]
 
 
 def under_mesh(fn: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
-    """`fn` as `jax.jit` is to have it: traced with the mesh that `by_shard` then finds."""
+    """`fn` as `jax.jit` is to have it: traced with the mesh that `shard_kernel` then finds."""
 
     @functools.wraps(fn)
     def traced(*args: Any) -> Any:
@@ -81,10 +81,10 @@ def shard_kernel(
 
 
 def split_axes(sizes: Mapping[str, int]) -> SplitAxes:
-    """The axes of the mesh, traced with `on_mesh`, that arrays of these sizes are split over.
+    """The axes of the mesh, traced with `under_mesh`, that arrays of these sizes are split over.
 
     A letter is missing where nothing splits it. Batch rows B go over data and fsdp, all others over
-    tensor, as in `by_shard`.
+    tensor, as in `shard_kernel`.
     """
     mesh = jax.sharding.get_abstract_mesh()
     ours = set(sharding.AXES) <= set(mesh.axis_names)

@@ -1,6 +1,6 @@
 """Line and scatter plots as inline SVG, each with a caption, axis titles and an n.
 
-What cannot be drawn is counted under the figure, never dropped in silence: a line breaks at NaN,
+What cannot be drawn is counted under the figure, never dropped silently: a line breaks at NaN,
 a log axis counts what is not positive, a fixed range counts what lies outside. A mark tells its
 values when the pointer rests on it.
 """

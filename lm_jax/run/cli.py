@@ -16,7 +16,7 @@ A command module is a thin `main` and one line:
    refused, because ml_collections ignores `config.lr=3` (no dashes) without a word;
 2. runs `main`; the first SIGINT or SIGTERM only requests a stop (`lm_jax.run.stop`), so that a loop
    can save; a second SIGINT kills the process at once, even inside compiled code;
-3. turns every `Refusal` (lm_jax/errors.py) into one line on standard error, `error: what, where,
+3. turns every `UserError` (lm_jax/errors.py) into one line on standard error, `error: what, where,
    what to do`, and its exit code. The traceback goes to the run's `log.txt`, or with `--debug` (or
    LM_JAX_DEBUG set) to standard error. Any other exception exits 1 and always leaves its traceback.
 
@@ -199,7 +199,7 @@ def _parse(
         "resume",
         "auto",
         ["auto", "force", "never"],
-        "auto: go on if the config is the same; force: even if not; never: only a new folder",
+        "auto: resume if the config is the same; force: even if not; never: only a new folder",
         own,
     )
     if distributed:

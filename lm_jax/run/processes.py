@@ -9,7 +9,7 @@ code where it refuses. A command that can do this takes three flags:
 
 or, under a launcher that JAX knows (Slurm, Open MPI, Kubernetes), `--coordinator=auto` alone. If a
 process dies, the runtime ends the others once it has missed it for 30 seconds, and at once if it
-is process 0; the same command, on all hosts, goes on.
+is process 0; the same command, on all hosts, resumes.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -169,7 +169,7 @@ def open_shared_workdir(
 
     Raises:
       ElsewhereError: process 0 could not open it.
-      UsageError, WorkdirInUseError, StorageError, CorruptError: as there.
+      UsageError, WorkdirInUseError, StorageError, CorruptError: as `open_workdir`.
     """
     with contextlib.ExitStack() as opening:
         enter_on_first(opening, open_workdir(path, config, resume=resume, may_change=may_change))

@@ -32,7 +32,7 @@ def check(where: str) -> None:
     `where` says how far the run came, as in "after step 120".
     """
     if requested():
-        raise StoppedError(f"stopped on request {where}; run the same command again to go on")
+        raise StoppedError(f"stopped on request {where}; run the same command again to resume")
 
 
 @contextlib.contextmanager

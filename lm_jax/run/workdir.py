@@ -1,7 +1,7 @@
 """The folder of one run: locked, tied to one config, and never holding half a file.
 
 `open_workdir` is called before any computation. It makes the folder, takes its lock, and compares
-`config.json` with the config at hand: the same command again goes on where it stopped, another
+`config.json` with the config at hand: the same command again resumes where it stopped, another
 config is refused. What a run leaves behind:
 
     config.json       the settings, written first
@@ -60,7 +60,7 @@ def open_workdir(
       path: a relative one is made with its parents; an absolute one must have its parent there, so
         that a folder on a volume that is not mounted is refused, not made on the system disk.
       config: a ConfigDict, mapping or dataclass of plain settings.
-      resume: "auto" goes on in a folder with the same config; "force" also with another one, which
+      resume: "auto" resumes in a folder with the same config; "force" also with another one, which
         then replaces `config.json` and takes back `finished.json`; "never" wants a new folder.
       may_change: fields at the top of the config in which another one is the same run.
 
@@ -152,7 +152,7 @@ def _holder(folder: Path) -> str:
 def _compare_config(
     folder: Path, settings: Any, resume: str, may_change: Collection[str]
 ) -> list[str] | None:
-    """Returns how the stored config differs, None in a new folder; refuses what may not go on."""
+    """Returns how the stored config differs, None in a new folder; refuses what may not resume."""
     if not (folder / CONFIG_FILE).exists():
         # A log alone is that of a first start that was refused.
         names = {item.name for item in folder.iterdir() if item.name[0] != "."}
@@ -182,7 +182,7 @@ def _without(config: Any, names: Collection[str]) -> Any:
 
 
 class _LogFile(logging.FileHandler):
-    """A log file whose failure to be written stops the run, where logging would print and go on."""
+    """A log file whose failure to be written stops the run, where logging would only print."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exception()

@@ -1,7 +1,7 @@
 """What decides the numbers of a training run, apart from the model, the data and the seed.
 
-A checkpoint is bound to a `TrainConfig`: a run goes on only under the same one. `Upkeep` may change
-between two starts of a run, because no number depends on it.
+A checkpoint is bound to a `TrainConfig`: a run resumes only under the same one. `CheckpointPolicy`
+may change between two starts of a run, because no number depends on it.
 """
 
 import dataclasses
@@ -65,7 +65,7 @@ class CheckpointPolicy:
       log_every: steps between two looks at the losses; a NaN is found by then.
       save_every: steps between checkpoints; every evaluation and the last step also make one.
       keep: how many of the last checkpoints stay; the best one stays as well.
-      allow_fallback: go on from the checkpoint before the newest one where that is damaged.
+      allow_fallback: continue from the checkpoint before the newest one where that is damaged.
 
     Raises:
       UsageError: listing every field that cannot be used.

@@ -22,7 +22,7 @@ from lm_jax.train.step import EvalStep
 
 
 class Batches(Protocol):
-    """Batches as a function of their number alone, so that a run goes on anywhere.
+    """Batches as a function of their number alone, so that a run can resume anywhere.
 
     `at(k)` gives host arrays: `tokens`, int32 `[B, context + 1]`, 0 where there is none, and
     `document`, int64 `[B]`. `fingerprint` stands for the data and their order.

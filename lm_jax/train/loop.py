@@ -104,13 +104,13 @@ def train(
     mesh: Mesh,
     frozen: Any = (),
     base_sha256: str | None = None,
-    upkeep: CheckpointPolicy | None = None,
+    policy: CheckpointPolicy | None = None,
     params: ParamTree | None = None,
     decays: optim.Choice = optim.is_weight,
     measure: Measure | None = None,
     on_step: Callable[[int], None] | None = None,
 ) -> TrainResult:
-    """Trains, or goes on training, in the folder of a run.
+    """Trains, or resumes training, in the folder of a run.
 
     Args:
       folder: an open work folder (`open_workdir`), or one below it; made if need be.
@@ -124,7 +124,7 @@ def train(
       frozen: what the objective needs besides what is trained, on the mesh.
       base_sha256: digest of `frozen`, or of the weights to begin with; checkpoints over other ones
         are refused.
-      upkeep: how often to log and save, by default as `Upkeep` says.
+      policy: how often to log and save, by default as `CheckpointPolicy` says.
       params: trained parameters to begin with, in place of drawn ones.
       decays: the parameters that weight decay shrinks.
       measure: `measure(params, step, found)`, further numbers by name for every evaluation.
@@ -138,7 +138,7 @@ def train(
       BadInputError: the folder holds a run over other weights.
       StorageError: a file could not be written.
     """
-    upkeep = upkeep or CheckpointPolicy()
+    policy = policy or CheckpointPolicy()
     rows, columns = batches.at(0)["tokens"].shape
     rows *= sharding.batch_share(mesh)[1]
     check_batch(rows, config.accumulate, mesh)
@@ -160,7 +160,7 @@ def train(
         saved,
         abstract_state(mesh, spec, optimizer, window=window, aux_state=aux_state),
         identity,
-        allow_fallback=upkeep.allow_fallback,
+        allow_fallback=policy.allow_fallback,
     )
     init_key, step_key = jax.random.split(jax.random.key(seed))
     if restored is None:
@@ -178,7 +178,7 @@ def train(
     look = make_eval_step(objective, mesh)
     eval_every = config.eval_every or batches.per_epoch
     bound_to = config_hash({"run": identity.config, "data": identity.fingerprint})
-    save = functools.partial(manager.save, saved, identity=identity, keep=upkeep.keep)
+    save = functools.partial(manager.save, saved, identity=identity, keep=policy.keep)
     throughput = Throughput(
         {each: objective.flops(rows, columns, each) for each in CONVENTIONS},
         peak(objective.dtype, tuple(mesh.devices.flat)) if writes else None,
@@ -196,7 +196,7 @@ def train(
             throughput=throughput,
             columns=objective.columns,
             writes=writes,
-        ) as ledger,
+        ) as writer,
     ):
         while step < config.steps and not history.stopped_early:
             with tracer.step(step + 1, before=state):
@@ -205,17 +205,17 @@ def train(
                 state, metrics = update(state, frozen, tokens_BS, step_key)
             step += 1
             tracer.after(step, made=state)
-            ledger.add(step, metrics, batch["document"])
+            writer.add(step, metrics, batch["document"])
 
             last = step == config.steps
             evaluates = validation is not None and (last or step % eval_every == 0)
-            saves = last or evaluates or step % upkeep.save_every == 0
-            logs = saves or step % upkeep.log_every == 0
+            saves = last or evaluates or step % policy.save_every == 0
+            logs = saves or step % policy.log_every == 0
             # Other processes are asked only where all wait for each other anyway.
             stop = (alone or logs) and processes.share_stop()
             saves = saves or stop
             if saves or logs:
-                ledger.settle()
+                writer.settle()
             if validation is not None and evaluates:
                 result = evaluate(look, state.params, validation, mesh, frozen=frozen)
                 if not math.isfinite(result.loss):
@@ -224,16 +224,16 @@ def train(
                         f"saved; the checkpoints before it are in {saved}"
                     )
                 measured = {} if measure is None else measure(state.params, step, result)
-                ledger.evaluated(step, result, measured)
+                writer.evaluated(step, result, measured)
                 history = history.with_loss(result.loss, step, early_stop=config.early_stop)
             if saves:
                 # Rows first: a row is then missing from no step that a checkpoint has passed.
-                ledger.flush()
+                writer.flush()
                 save(state, progress=dataclasses.asdict(history), best=history.best_step)
-                ledger.restart_clock()
+                writer.restart_clock()
             if on_step is not None:
                 on_step(step)
             if stop:
                 stop_flag.check(f"after step {step}, saved in {saved}")
-        processes.on_first(ledger.merge)
+        processes.on_first(writer.merge)
     return TrainResult(state, history, saved)

@@ -1,13 +1,13 @@
 """The numbers of a training run, on their way from the device to files.
 
-A step leaves its metrics on the device, and nothing waits for them until the ledger settles. Then
+A step leaves its metrics on the device, and nothing waits for them until the writer settles. Then
 every step is a row, and every number of an evaluation is one:
 
     steps/, evaluations/          the rows so far, as shards (`rows.RowStore`)
     metrics.parquet               one row per step (`STEP_SCHEMA`)
     evaluations.parquet           one row per number: step, name, value, n
     tensorboard/                  the same as events; steps after the last checkpoint of a killed
-                                  run are purged when it goes on
+                                  run are purged when it resumes
 """
 
 from collections.abc import Callable, Mapping

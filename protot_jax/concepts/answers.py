@@ -1,6 +1,6 @@
 """Answers of a judge, kept in a JSON-lines file under the SHA-256 of their exact prompt.
 
-With it a report is made again without asking anew, an interrupted run goes on where it stopped, and
+With it a report is made again without asking anew, an interrupted run resumes where it stopped, and
 answers that were made elsewhere are brought in.
 """
 

@@ -45,7 +45,7 @@ def by_layer(twin: Mapping[str, Any], *, seed: int = 0) -> list[Scores]:
 def lead(twin: Mapping[str, Any], *, seed: int = 0) -> dict[str, Interval | None]:
     """Mean score of the prototypes less that of the random texts; `n` counts the prototypes.
 
-    Both sides are drawn anew. None without a baseline, or with fewer than two labels on a side.
+    Both sides are resampled. None without a baseline, or with fewer than two labels on a side.
     """
     ours, random = _labels(twin["prototypes"]), _labels(twin["baseline"] or [])
     if min(len(ours), len(random)) < 2:

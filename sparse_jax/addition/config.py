@@ -39,7 +39,7 @@ class AdditionConfig:
       bias: of the gate logits: above 0, gates begin open.
       eval_every: steps between evaluations.
       seeds: one study for each, which draws the split, the weights, the order and the gates.
-      allow_fallback: where the newest checkpoint is damaged, go on from the one before it.
+      allow_fallback: where the newest checkpoint is damaged, continue from the one before it.
     """
 
     num_layers: int = 4

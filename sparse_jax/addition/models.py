@@ -90,7 +90,7 @@ def train_model(
     seed: int,
     begin: Mapping[str, Any] | None = None,
 ) -> TrainResult:
-    """Trains, or goes on training, one model in a folder of its own.
+    """Trains, or resumes training, one model in a folder of its own.
 
     Args:
       job: which of the two.
@@ -114,7 +114,7 @@ def train_model(
         problems.OnePass(held_out, batch_size=_even(len(held_out), mesh)),
         seed=seed,
         mesh=mesh,
-        upkeep=CheckpointPolicy(allow_fallback=config.allow_fallback),
+        policy=CheckpointPolicy(allow_fallback=config.allow_fallback),
         params=None if begin is None else job.params(begin),
         measure=_measure(job, held_out),
     )

@@ -93,7 +93,7 @@ def run_seed(
     drawn: tuple[int, ...],
     force: bool,
 ) -> Studied:
-    """Trains both models of one seed, or goes on with them, and measures them."""
+    """Trains both models of one seed, or resumes them, and measures them."""
     (trained, held_out), folder = split, folder / f"seed_{seed}"
     kept = to_plain(config)
     # Another choice of sums to draw may hold out others, which the digest tells.

@@ -64,7 +64,9 @@ def test_fields_that_keep_a_run_alive_reach_the_loop(text, tmp_path):
     assert manifest["arrays"]["losses_W"]["shape"] == [step.LOSS_WINDOW]
     (newest / MANIFEST).write_text("{}")
     (folder / FINISHED_FILE).unlink()
-    with pytest.raises(CorruptError, match=r"give --config\.allow_fallback to go on from step_0*2"):
+    with pytest.raises(
+        CorruptError, match=r"give --config\.allow_fallback to continue from step_0*2"
+    ):
         command(config, folder)
     config.update({"allow_fallback": True, "mesh": (1, -1, 1)})
     command(config, folder)

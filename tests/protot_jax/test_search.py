@@ -116,7 +116,7 @@ def test_a_search_killed_at_every_trial_ends_as_one_that_was_not(tmp_path, sampl
     assert starts == 10
     for name in (search.REPORT, search.ROWS):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    # Nothing is measured again, and more trials go on from those that are there.
+    # Nothing is measured again, and more trials continue from those that are there.
     assert searched(tmp_path / "killed", None, **asked) == whole
     longer = searched(tmp_path / "killed", **asked | {"trials": 12})
     assert longer["trials"][:9] == whole["trials"]

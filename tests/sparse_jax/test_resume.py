@@ -215,7 +215,9 @@ def test_fields_that_keep_a_run_alive_reach_the_loop(base, text, tmp_path, stop_
     manifest = step_folder(saved, saved_steps(saved)[-1]) / MANIFEST
     assert read_json(manifest)["arrays"]["losses_W"]["shape"] == [LOSS_WINDOW]
     manifest.write_text("{}")
-    with pytest.raises(CorruptError, match=r"give --config\.allow_fallback to go on from step_0*4"):
+    with pytest.raises(
+        CorruptError, match=r"give --config\.allow_fallback to continue from step_0*4"
+    ):
         command(config, folder)
     config.allow_fallback = True
     command(config, folder)

@@ -27,7 +27,7 @@ def missing() -> str:
 
 
 class TorchStep:
-    """A step that goes on from its own result.
+    """A step that continues from its own result.
 
     Attributes:
       loss: nats per token of the untrained model on the batch.

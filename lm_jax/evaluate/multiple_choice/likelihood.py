@@ -10,7 +10,7 @@
 
 Results can be kept in a folder, under a hash of the model and of all settings that decide its
 logits (`open_cache`). There a score is found by its tokens, so that other tasks, more questions
-and the harness share it, and a killed run goes on.
+and the harness share it, and a killed run resumes.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

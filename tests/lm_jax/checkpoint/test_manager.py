@@ -135,7 +135,7 @@ def test_damage_is_named_and_one_step_back_taken_only_where_allowed(damaged, how
         manager.restore(damaged, target(), IDENTITY)
     assert caught.value.exit_code == 7
     assert str(file.name) in str(caught.value)
-    assert "give --config.allow_fallback to go on from step_000004" in str(caught.value)
+    assert "give --config.allow_fallback to continue from step_000004" in str(caught.value)
     assert "\n" not in str(caught.value)
 
     with caplog.at_level(logging.WARNING):

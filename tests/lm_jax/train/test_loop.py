@@ -41,7 +41,7 @@ def train(
     objective=tiny.OBJECTIVE,
     config=tiny.CONFIG,
     batches=tiny.BATCHES,
-    upkeep=UPKEEP,
+    policy=UPKEEP,
     **options,
 ):
     given = {
@@ -50,7 +50,7 @@ def train(
         "mesh": tiny.mesh(4),
         "params": tiny.initial_params(),
     } | options
-    return loop.train(folder, objective, config, batches, upkeep=upkeep, **given)
+    return loop.train(folder, objective, config, batches, policy=policy, **given)
 
 
 @pytest.fixture(scope="module")
@@ -239,7 +239,7 @@ def test_a_batch_that_is_not_finite_stops_before_the_next_save_with_its_document
     noted = json.loads((folder / DIVERGED).read_text())
     assert (noted["step"], noted["batch"], noted["loss"]) == (7, 6, None)
     assert noted["documents"] == list(range(48, 56))
-    # The data was mended: the same folder goes on from the last good checkpoint.
+    # The data was mended: the same folder continues from the last good checkpoint.
     tiny_end = train(folder)
     assert int(tiny_end.state.step) == 12
     assert np.isfinite(metrics(folder)["loss"]).all()
@@ -306,7 +306,7 @@ def test_a_flipped_checkpoint_is_named_and_one_step_back_ends_in_the_same_bits(s
     file.write_bytes(data)
     with pytest.raises(CorruptError, match=file.name):
         train(folder)
-    trained = train(folder, upkeep=dataclasses.replace(UPKEEP, allow_fallback=True))
+    trained = train(folder, policy=dataclasses.replace(UPKEEP, allow_fallback=True))
     tiny.assert_bitwise(trained.state, straight[0].state)
 
 
@@ -357,9 +357,9 @@ def test_kill_minus_nine_at_random_times_ends_in_the_same_bits(tmp_path):
         "from pathlib import Path\n"
         "from lm_jax.run.workdir import open_workdir\n"
         "from tests.lm_jax import test_train_loop as t\n"
-        "from lm_jax.train.config import Upkeep\n"
+        "from lm_jax.train.config import CheckpointPolicy\n"
         "with open_workdir(sys.argv[1], {}) as run:\n"
-        "    t.train(run.path / 'train', upkeep=Upkeep(log_every=1, save_every=1))\n"
+        "    t.train(run.path / 'train', policy=CheckpointPolicy(log_every=1, save_every=1))\n"
     )
     root = Path(__file__).parents[3]
 

@@ -75,7 +75,7 @@ def train(folder, **options):
         seed=1,
         mesh=tiny.mesh(),
         frozen=tiny.initial_params(),
-        upkeep=CheckpointPolicy(log_every=2, save_every=2),
+        policy=CheckpointPolicy(log_every=2, save_every=2),
         **options,
     )
 

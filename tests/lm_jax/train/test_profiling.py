@@ -17,9 +17,9 @@ from tests.lm_jax.train import tiny_training as tiny
 
 def train(folder, *, steps=None, **options):
     given = {"seed": tiny.SEED, "mesh": tiny.mesh(), "params": tiny.initial_params()} | options
-    upkeep = CheckpointPolicy(log_every=3, save_every=4)
+    policy = CheckpointPolicy(log_every=3, save_every=4)
     with profiling.request(steps):
-        return loop.train(folder, tiny.OBJECTIVE, tiny.CONFIG, tiny.BATCHES, upkeep=upkeep, **given)
+        return loop.train(folder, tiny.OBJECTIVE, tiny.CONFIG, tiny.BATCHES, policy=policy, **given)
 
 
 def opened(folder):
