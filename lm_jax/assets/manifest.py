@@ -59,12 +59,12 @@ class Asset:
 
     @property
     def version(self) -> str:
-        """Of the package."""
+        """The version of the package."""
         return self.archives[0].version
 
     @property
     def download_size(self) -> int:
-        """Bytes of all wheels."""
+        """The size of all wheels in bytes."""
         return sum(archive.size for archive in self.archives)
 
 

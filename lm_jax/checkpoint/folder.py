@@ -1,4 +1,4 @@
-"""Checkpoints that are known to be whole: orbax arrays under a manifest of digests.
+"""A verified checkpoint folder: orbax arrays under a manifest of sha256 digests.
 
 Orbax commits a save in one step, but does not notice a flipped bit in what it stored. So a
 checkpoint is a folder that counts only when its MANIFEST.json, written last, agrees with every

@@ -1,4 +1,4 @@
-"""The checkpoints of one training run: a folder per step, whole, verified, bound to its run.
+"""Checkpoint manager of a training run: a folder per step, whole, verified, bound to its run.
 
     checkpoints/step_000120/    arrays of the TrainState, MANIFEST.json (`folder`)
     checkpoints/step_000140/
@@ -47,7 +47,7 @@ class Stepped(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """What a checkpoint is bound to.
+    """The settings, data and base weights that a checkpoint belongs to.
 
     `config` holds the plain settings that decide the numbers (model, optimizer, seed),
     `fingerprint` stands for the data, and `base_sha256` for the weights that adapters lie over or

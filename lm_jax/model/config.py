@@ -1,4 +1,4 @@
-"""What a decoder is: one frozen, hashable description that every family of weights maps onto.
+"""Decoder configuration: one frozen, hashable description that all families of weights map onto.
 
 A `DecoderConfig` holds only what changes the mathematics. It is a static argument of `jax.jit`;
 nothing in it is an array. Families (Llama, GPT-2, GPT-NeoX, Gemma 3) differ in these numbers alone:

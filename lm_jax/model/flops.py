@@ -40,17 +40,17 @@ class Flops:
 
     @property
     def mixer(self) -> int:
-        """All of the mixers."""
+        """FLOPs of all mixers."""
         return self.projections + self.mixing
 
     @property
     def weights(self) -> int:
-        """All products with weights."""
+        """FLOPs of all products with weights."""
         return self.projections + self.mlp + self.logits
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """All FLOPs."""
         return self.weights + self.mixing
 
 

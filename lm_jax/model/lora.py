@@ -40,7 +40,7 @@ class Adapted:
 
 @dataclasses.dataclass(frozen=True)
 class LoraConfig:
-    """Which weights are adapted, and how.
+    """LoRA configuration: the adapted weights, their rank and strength.
 
     Attributes:
       rank: r.

@@ -23,7 +23,7 @@ RopeTables = tuple[jax.Array, jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """What a mixer is told about the layer it runs in; lives while the layer is traced.
+    """The layer that a mixer runs in: sites, positions, masks, dropout; lives while it is traced.
 
     `positions_BT` are absolute and ascend by one; `window` is None, or a scalar that may be traced,
     as `index`, the number of the layer, is. `valid_BT` is false where a token is padding.

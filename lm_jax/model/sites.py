@@ -114,12 +114,12 @@ class Scope:
         return x
 
     def edit(self, name: str, x: jax.Array) -> jax.Array:
-        """The edit alone."""
+        """Applies the edit of the site alone."""
         self.visited.add(name)
         return _apply(name, self.edits[name], x) if name in self.edits else x
 
     def observe(self, name: str, x: jax.Array) -> None:
-        """The reducer alone."""
+        """Records the site alone."""
         if name in self.record:
             self.records[name] = self.record[name](x)
 

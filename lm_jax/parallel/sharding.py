@@ -1,4 +1,4 @@
-"""One mesh constructor and one table of rules: where each axis of each array lives.
+"""Device mesh and sharding rules: which mesh axis each axis of each array is split over.
 
 The mesh has the axes `data`, `fsdp` and `tensor`. A batch is split over data and fsdp. Parameters
 are split over fsdp along D (Zhao et al., 2023), over tensor along heads, MLP units and vocabulary

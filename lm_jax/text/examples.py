@@ -366,7 +366,7 @@ def epoch_order(count: int, seed: int, epoch: int) -> np.ndarray:
 
 @functools.cache
 def order_name() -> str:
-    """Stands in a fingerprint for the algorithm that shuffles.
+    """Name of the shuffling algorithm, for a fingerprint.
 
     A sample of what it gives is part of it, because grain promises no order across its versions.
     """

@@ -1,4 +1,4 @@
-"""From documents to files of token ids: done once, checked every time it is opened.
+"""Corpus preparation: documents tokenized once into files that are verified when opened.
 
 A prepared folder holds, for each split,
 
@@ -70,7 +70,7 @@ class Prepared:
 
     @property
     def dtype(self) -> np.dtype:
-        """Of the ids in a record."""
+        """The dtype of the ids in a record."""
         return np.dtype(self.manifest["dtype"])
 
 

@@ -1,4 +1,4 @@
-"""The 16k tokenizer that the Prototype Transformer was trained with, made from any documents.
+"""Training a BPE tokenizer: the 16k one of the Prototype Transformer, from any documents.
 
 Byte-pair encoding (Sennrich et al. 2016) over words that were made plain first, by `tokenizers`:
 

@@ -1,4 +1,4 @@
-"""What decides the numbers of a training run, apart from the model, the data and the seed.
+"""Training configuration: batch, optimizer, schedule, logging and checkpoints.
 
 A checkpoint is bound to a `TrainConfig`: a run resumes only under the same one. `CheckpointPolicy`
 may change between two starts of a run, because no number depends on it.

@@ -61,7 +61,7 @@ Measure = Callable[[ParamTree, int, Evaluation], Mapping[str, float]]
 
 @dataclasses.dataclass(frozen=True)
 class EvalHistory:
-    """What is known of the run besides its state; goes into every checkpoint.
+    """Evaluation history of a run, kept in every checkpoint.
 
     `last` and `best` are losses per token of the evaluations so far, `best_step` the step of the
     best.

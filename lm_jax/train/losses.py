@@ -74,7 +74,7 @@ def summed(
     distill: float = 0.0,
     temperature: float = 1.0,
 ) -> Sums:
-    """What next tokens cost, and how far the model is from a teacher.
+    """Cross entropy of the next tokens, and the divergence from a teacher.
 
     Differentiable once, by the hidden states and by the unembedding. Operands of products have
     their own dtype, sums are float32.

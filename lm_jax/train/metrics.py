@@ -1,4 +1,4 @@
-"""The numbers of a training run, on their way from the device to files.
+"""Training metrics: buffered on the device, written to parquet, the log and TensorBoard.
 
 A step leaves its metrics on the device, and nothing waits for them until the writer settles. Then
 every step is a row, and every number of an evaluation is one:
@@ -66,7 +66,7 @@ class Events:
             self._writer.add_scalar(name, value, step)
 
     def flush(self) -> None:
-        """Brings what was added to the disk."""
+        """Writes everything added so far to disk."""
         self._writer.flush()
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class Events:
 
 
 class MetricWriter:
-    """The metrics of the steps since the last look, left on the device so that nothing waits."""
+    """Buffers the metrics of steps on the device, so that none waits, and writes them to files."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class MetricWriter:
         self._events.add(step, values)
 
     def flush(self) -> None:
-        """Brings every row so far to the disk."""
+        """Writes every row so far to disk."""
         if not self._writes:
             return
         self._steps.flush()

@@ -36,7 +36,7 @@ def is_weight(path: str, spec: ParamSpec) -> bool:
 
 
 def choose(choice: Choice, spec: ParamTree) -> dict[str, bool]:
-    """The answers of a choice for every path of `spec`."""
+    """Whether a predicate selects each parameter of `spec`, by path."""
     return {path: choice(path, leaf) for path, leaf in params_lib.leaves(spec)}
 
 

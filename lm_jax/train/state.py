@@ -1,4 +1,4 @@
-"""All that a training run carries from step to step, and where it lies on the mesh.
+"""The training state: parameters, optimizer moments and counters, and their shardings.
 
 The state goes into and out of every step in the same pinned shardings. Without them the compiler
 may choose another layout after a restart, and a resumed run then differs in the last bits.

@@ -1,4 +1,4 @@
-"""One update: loss and gradient of a global batch, then the optimizer.
+"""Training step: loss and gradient of a global batch, then the optimizer.
 
 What is minimised is the `Objective`'s. With accumulation every micro-batch adds its share, divided
 by the normalizers of the whole batch, so that the update is that of the batch in one piece (a mean

@@ -1,4 +1,4 @@
-"""How fast a run trains: tokens/s, model FLOP/s, and their share of what its devices can do.
+"""Training throughput: tokens/s, model FLOP/s, and their share of the devices' peak.
 
 Model FLOPs are those that the mathematics of an update needs, forward and backward, with two
 operations to a multiply-add; a forward pass that is computed again to save memory does not count.
@@ -92,7 +92,7 @@ def measured_peak(dtype: str, size: int | None = None, repeats: int = 8) -> floa
 
 @dataclasses.dataclass(frozen=True)
 class Throughput:
-    """What turns seconds into rates.
+    """Converts seconds into rates: tokens/s and model FLOP/s.
 
     Attributes:
       flops: model FLOPs of one update, by convention.

@@ -30,7 +30,7 @@ METRICS = ("acc", "acc_norm")
 
 @dataclasses.dataclass(frozen=True)
 class Answers:
-    """What a model makes of questions, in their order.
+    """A model's scores and answers on questions, in their order.
 
     Attributes:
       log_likelihoods: of every choice, in nats.

@@ -50,7 +50,7 @@ class Pair(NamedTuple):
 
 
 class Score(NamedTuple):
-    """Of a continuation: its log-likelihood in nats, and whether greedy decoding would give it."""
+    """Log-likelihood of a continuation in nats, and whether greedy decoding would give it."""
 
     log_likelihood: float
     greedy: bool
@@ -58,7 +58,7 @@ class Score(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Scorer:
-    """A model as the scoring sees it.
+    """A model to score: function from tokens to logits, tokenizer, longest context and batch.
 
     Attributes:
       logits: from ids, int32 `[B, T]`, to logits `[B, T, V]`; causal, without chance, and compiled
@@ -130,7 +130,7 @@ def pair(tokenizer: Tokenizer, context: str, continuation: str) -> Pair:
 
 
 def encode(tokenizer: Tokenizer, text: str, *, begin: bool = True) -> list[int]:
-    """The ids of a text that goes on: with the model's begin-of-text token, if it has one."""
+    """The ids of an unfinished text: with the model's begin-of-text token, if it has one."""
     first = tokenizer.encode("")[:1] if begin else []
     ids = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
     return [*(first if first == [tokenizer.bos_id] else []), *ids]
