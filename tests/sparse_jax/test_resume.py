@@ -82,7 +82,7 @@ def test_stopped_on_four_devices_it_goes_on_with_two_and_another_mesh(
     monkeypatch.setattr(jobs, "evaluate", None)
     command(settings(base, text, mesh=(-1, 1, 1)), folder)
     captured = capsys.readouterr()
-    assert "step_000007 was saved with mesh fsdp = 2, not 1: the run goes on" in captured.err
+    assert "step_000007 was saved with mesh fsdp = 2, not 1: the run continues" in captured.err
     assert "not bit for bit" in captured.err
     assert (folder / jobs.DENSE).read_bytes() == before
     (run,) = summary_of(folder)["runs"]
