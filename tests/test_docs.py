@@ -1,5 +1,7 @@
-"""The documents say what the code does: schemas, and the README's Python runs."""
+"""The documents say what the code does: names, schemas, and the README's Python runs."""
 
+import importlib
+import importlib.util
 from pathlib import Path
 import re
 
@@ -32,3 +34,39 @@ def test_python_of_the_readme_runs():
     names: dict = {}
     exec(compile(block, "README.md", "exec"), names)
     assert names["out"].records["attn.pattern"].shape == (30, 1, 9, 5, 5)
+
+
+OURS = r"(?:lm_jax|protot_jax|sparse_jax|polyattn_jax|kernels|tools|iaj)"
+
+
+@pytest.mark.parametrize(
+    "document", ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+)
+def test_every_module_function_and_file_that_a_document_names_is_there(document):
+    text = (ROOT / document).read_text("utf-8")
+    for name in sorted(set(re.findall(rf"(?<![\w/-]){OURS}(?!\.md\b)(?:\.[A-Za-z_]\w*)+", text))):
+        assert exists(name), f"{document} names {name}"
+    files = rf"(?<![\w/])(?:{OURS}|configs|tests|docs)/[\w/.-]+\.(?:py|md|json|jsonl|toml|css)"
+    for name in sorted(set(re.findall(files, text))):
+        assert (ROOT / name).exists(), f"{document} names {name}"
+
+
+def exists(name: str) -> bool:
+    """Whether a dotted name is a module, or a member of one."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        module = ".".join(parts[:length])
+        try:
+            spec = importlib.util.find_spec(module)
+        except ModuleNotFoundError:
+            # What stands before the last dot is no package.
+            continue
+        if spec is None:
+            continue
+        member = importlib.import_module(module)
+        for part in parts[length:]:
+            if not hasattr(member, part):
+                return False
+            member = getattr(member, part)
+        return True
+    return False
