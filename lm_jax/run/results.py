@@ -188,7 +188,7 @@ def _documented(cls: type) -> tuple[str, str, dict[str, str]]:
 def _problem(tree: Any, cls: type, error: Any, where: str) -> str:
     """One of pydantic's errors as a phrase that names the place and the remedy."""
     place, kind, value = _locate(tree, cls, error["loc"], where)
-    last = error["loc"][-1] if error["loc"] else None
+    last = str(error["loc"][-1]) if error["loc"] else ""
     owner = _bare(kind)
     if dataclasses.is_dataclass(owner) and isinstance(value, dict):
         field = f"{place}.{last}".lstrip(".")
@@ -196,7 +196,7 @@ def _problem(tree: Any, cls: type, error: Any, where: str) -> str:
         if error["type"] == "missing":
             return f"{field} is missing; give it a {spell(hints[last])}"
         fields = [each.name for each in dataclasses.fields(owner) if each.init]
-        return f"{field} is not a field of {owner.__name__}{nearest(str(last), fields)}"
+        return f"{field} is not a field of {owner.__name__}{nearest(last, fields)}"
     text = repr(value)
     given = f"{place or 'it'} = {text if len(text) <= _SHOWN else f'{text[:_SHOWN]}…'}"
     if dataclasses.is_dataclass(owner):
