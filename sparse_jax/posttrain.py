@@ -68,12 +68,12 @@ CONTROL, SUMMARY, REPORT = "control", "summary.json", "report.html"
 _ALWAYS_OPEN = 1e6
 
 
-def objective_of(job: Task, target: float) -> Sparsifying:
+def objective_of(task: Task, target: float) -> Sparsifying:
     """What one run minimises."""
-    config = job.config
+    config = task.config
     dual = GecoConfig(target=target, **dataclasses.asdict(config.strength))
     return Sparsifying(
-        job.base.cfg,
+        task.base.cfg,
         dual,
         adapters=None if config.full else config.adapters,
         bias=config.bias,
@@ -87,18 +87,18 @@ def objective_of(job: Task, target: float) -> Sparsifying:
     )
 
 
-def start(objective: Sparsifying, job: Task) -> ParamTree:
+def start(objective: Sparsifying, task: Task) -> ParamTree:
     """All weights as training finds them, and gates with the bias of the config."""
-    params: dict[str, Any] = {WEIGHTS: job.base.params}
+    params: dict[str, Any] = {WEIGHTS: task.base.params}
     if objective.learn_bias:
-        shape = (job.base.cfg.num_layers, job.base.cfg.num_heads)
+        shape = (task.base.cfg.num_layers, task.base.cfg.num_heads)
         params[GATE_BIAS] = np.full(shape, objective.bias, np.float32)
     return params
 
 
-def train_once(job: Task, folder: Path, objective: Sparsifying, seed: int) -> TrainResult:
+def train_once(task: Task, folder: Path, objective: Sparsifying, seed: int) -> TrainResult:
     """Trains to the end, from the last checkpoint in `folder`."""
-    config = job.config
+    config = task.config
     settings = TrainConfig(
         steps=config.steps,
         learning_rate=config.learning_rate,
@@ -115,23 +115,23 @@ def train_once(job: Task, folder: Path, objective: Sparsifying, seed: int) -> Tr
         folder,
         objective,
         settings,
-        job.batches(seed),
-        job.validation,
+        task.batches(seed),
+        task.validation,
         seed=seed,
-        mesh=job.mesh,
-        frozen=job.base.params if needs_dense else (),
-        base_sha256=job.base.sha256,
+        mesh=task.mesh,
+        frozen=task.base.params if needs_dense else (),
+        base_sha256=task.base.sha256,
         policy=CheckpointPolicy(
             save_every=config.save_every, log_every=10, allow_fallback=config.allow_fallback
         ),
         # Adapters are drawn; weights begin as they are.
-        params=start(objective, job) if config.full else None,
+        params=start(objective, task) if config.full else None,
         measure=edges_in_all,
     )
 
 
 def compared(
-    job: Task, objective: Sparsifying, trained: TrainResult
+    task: Task, objective: Sparsifying, trained: TrainResult
 ) -> tuple[SparseModel, Compared, dict[str, Any] | None]:
     """The model that a run makes, its evaluation beside the dense one, and the cost of rounding.
 
@@ -139,17 +139,17 @@ def compared(
     it holds the share of the adapters' update that is lost (`lora.rounding`) and the loss in nats
     per token with the adapters apart and merged, on the same windows.
     """
-    wide = jnp.dtype(jnp.float32) if job.config.export_dtype == "float32" else None
+    wide = jnp.dtype(jnp.float32) if task.config.export_dtype == "float32" else None
     params = trained.state.params
-    merged = export.merge(job.base, objective, params, dtype=wide)
-    dense = job.base if wide is None else _in_dtype(job.base, wide)
-    result = compare(dense, merged, job.validation, job.mesh)
+    merged = export.merge(task.base, objective, params, dtype=wide)
+    dense = task.base if wide is None else _in_dtype(task.base, wide)
+    result = compare(dense, merged, task.validation, task.mesh)
     if objective.adapters is None:
         return merged, result, None
     lost = jax.jit(functools.partial(lora.rounding, settings=objective.adapters, dtype=wide))
     rounding = {
-        "dtype": str(wide or jnp.dtype(job.config.dtype)),
-        "update_lost": float(lost(job.base.params, params[WEIGHTS])),
+        "dtype": str(wide or jnp.dtype(task.config.dtype)),
+        "update_lost": float(lost(task.base.params, params[WEIGHTS])),
         "loss_before": trained.history.last,
         "loss_after": result.ratio("sparse_nll", "tokens").estimate,
     }
@@ -165,19 +165,19 @@ def seed_folder(folder: Path, seed: int) -> Path:
     return folder / f"seed_{seed}"
 
 
-def train_target(job: Task, seed: int, target: float) -> dict[str, Any]:
+def train_target(task: Task, seed: int, target: float) -> dict[str, Any]:
     """Trains under one bound to the end, evaluates and exports the result; returns its numbers."""
-    folder = seed_folder(job.folder, seed) / f"target_{target:.4f}"
+    folder = seed_folder(task.folder, seed) / f"target_{target:.4f}"
     # The result is written last of all, after the export.
-    if claim_run(job, folder, seed=seed, target=target, result=export.RESULT):
+    if claim_run(task, folder, seed=seed, target=target, result=export.RESULT):
         return read_json(folder / export.RESULT)
-    config, objective = job.config, objective_of(job, target)
-    trained = train_once(job, folder, objective, seed)
-    merged, findings, rounding = compared(job, objective, trained)
+    config, objective = task.config, objective_of(task, target)
+    trained = train_once(task, folder, objective, seed)
+    merged, findings, rounding = compared(task, objective, trained)
     result = {
         "seed": seed,
         "target": target,
-        "folder": folder.relative_to(job.folder).as_posix(),
+        "folder": folder.relative_to(task.folder).as_posix(),
         "loss": findings.ratio("sparse_nll", "tokens"),
         "dense_loss": findings.ratio("dense_nll", "tokens"),
         "difference": findings.difference,
@@ -190,29 +190,29 @@ def train_target(job: Task, seed: int, target: float) -> dict[str, Any]:
         "tokens_seen": tokens_seen(folder),
         "rounding": rounding,
     }
-    heads = patterns.named(config.heads, job.base.cfg.num_layers, job.base.cfg.num_heads)
-    shown = [patterns.trace_patterns(job.base, merged, text, heads) for text in config.texts]
+    heads = patterns.named(config.heads, task.base.cfg.num_layers, task.base.cfg.num_heads)
+    shown = [patterns.trace_patterns(task.base, merged, text, heads) for text in config.texts]
     adapters = None if config.full else trained.state.params[WEIGHTS]
     export.export(folder, config, merged, adapters, result, findings, shown)
     return read_json(folder / export.RESULT)
 
 
-def train_control(job: Task, seed: int) -> dict[str, Any]:
+def train_control(task: Task, seed: int) -> dict[str, Any]:
     """Trains as every run does but with no edge ever closed; returns its numbers."""
-    folder = seed_folder(job.folder, seed) / CONTROL
-    if claim_run(job, folder, seed=seed, target=None, result=export.RESULT):
+    folder = seed_folder(task.folder, seed) / CONTROL
+    if claim_run(task, folder, seed=seed, target=None, result=export.RESULT):
         return read_json(folder / export.RESULT)
     objective = dataclasses.replace(
-        objective_of(job, 0.0),
-        dual=GecoConfig.fixed(job.config.strength.least),
+        objective_of(task, 0.0),
+        dual=GecoConfig.fixed(task.config.strength.least),
         bias=_ALWAYS_OPEN,
         learn_bias=False,
     )
-    trained = train_once(job, folder, objective, seed)
-    merged, findings, rounding = compared(job, objective, trained)
+    trained = train_once(task, folder, objective, seed)
+    merged, findings, rounding = compared(task, objective, trained)
     result = {
         "seed": seed,
-        "folder": folder.relative_to(job.folder).as_posix(),
+        "folder": folder.relative_to(task.folder).as_posix(),
         "loss": findings.ratio("sparse_nll", "tokens"),
         "difference": findings.difference,
         "steps": int(trained.state.step),
@@ -228,12 +228,12 @@ def tokens_seen(folder: Path) -> int:
     return int(pc.sum(pq.read_table(folder / METRICS)["tokens"]).as_py())
 
 
-def over_control(job: Task, result: dict[str, Any]) -> Interval:
+def over_control(task: Task, result: dict[str, Any]) -> Interval:
     """The loss of one run over that of its seed's control, on the same windows."""
-    control = seed_folder(job.folder, result["seed"]) / CONTROL
+    control = seed_folder(task.folder, result["seed"]) / CONTROL
     tables = (
         pq.read_table(folder / export.WINDOWS)
-        for folder in (job.folder / result["folder"], control)
+        for folder in (task.folder / result["folder"], control)
     )
     return difference(*tables)
 
@@ -255,8 +255,8 @@ def run(config: PosttrainConfig, folder: Path, *, force: bool = False) -> dict[s
 
     With `force`, what the folder holds of other settings or weights is set aside and trained again.
     """
-    job = open_task(config, folder, force=force)
-    manifest = job.prepared.manifest
+    task = open_task(config, folder, force=force)
+    manifest = task.prepared.manifest
     origin = collect_provenance(
         seeds={f"run {i}": seed for i, seed in enumerate(config.seeds)},
         dtype=config.dtype,
@@ -264,26 +264,26 @@ def run(config: PosttrainConfig, folder: Path, *, force: bool = False) -> dict[s
         tokenizer=manifest["tokenizer_sha256"],
     )
     processes.on_first(lambda: record_provenance(folder, origin))
-    dense = dense_loss(job)
+    dense = dense_loss(task)
     targets = bounds(config, dense.loss)
     if processes.is_first():
         shown = ", ".join(f"{target:.4f}" for target in targets)
         print(f"dense {dense.loss:.4f} nats per token on {dense.tokens:,} tokens; target {shown}")
     result, controls = [], []
     for seed in config.seeds:
-        of_seed = [train_target(job, seed, target) for target in targets]
+        of_seed = [train_target(task, seed, target) for target in targets]
         if config.control:
-            controls.append(train_control(job, seed))
+            controls.append(train_control(task, seed))
         for each in of_seed:
-            more = dataclasses.asdict(over_control(job, each)) if config.control else None
+            more = dataclasses.asdict(over_control(task, each)) if config.control else None
             result.append(each | {"over_control": more})
     summary = {
         "model": config.model,
-        "model_sha256": job.base.sha256,
-        "family": job.base.cfg.family,
+        "model_sha256": task.base.sha256,
+        "family": task.base.cfg.family,
         "context": config.context,
         "corpus": {"source": config.corpus.source, "splits": manifest["splits"]},
-        "trained_parameters": params_lib.count(objective_of(job, targets[0]).spec),
+        "trained_parameters": params_lib.count(objective_of(task, targets[0]).spec),
         "dense_loss": dense.loss,
         "validation_tokens": dense.tokens,
         "seeds": config.seeds,

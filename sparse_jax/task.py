@@ -123,7 +123,7 @@ def _share(config: PosttrainConfig, mesh: jax.sharding.Mesh) -> dict[str, int]:
     return {"batch_size": config.batch_size, "process_index": index, "process_count": count}
 
 
-def dense_loss(job: Task) -> DenseLoss:
+def dense_loss(task: Task) -> DenseLoss:
     """The dense model's loss, from `dense.json` where an earlier start has left it.
 
     Raises:
@@ -131,35 +131,35 @@ def dense_loss(job: Task) -> DenseLoss:
       UsageError: it is that of other windows or another dtype.
       StoppedError: a stop was requested while the model was evaluated.
     """
-    file = job.folder / DENSE
+    file = task.folder / DENSE
     identity = {
-        "base_sha256": job.base.sha256,
-        "validation": job.validation.fingerprint,
-        "dtype": job.config.dtype,
+        "base_sha256": task.base.sha256,
+        "validation": task.validation.fingerprint,
+        "dtype": task.config.dtype,
     }
-    if not processes.on_first(lambda: _is_stored(file, identity, job)):
+    if not processes.on_first(lambda: _is_stored(file, identity, task)):
         objective = LanguageModelling(
-            job.base.cfg, dtype=job.config.dtype, make_batch=ignore_index_batch
+            task.base.cfg, dtype=task.config.dtype, make_batch=ignore_index_batch
         )
-        look = make_eval_step(objective, job.mesh)
-        result = evaluate(look, job.base.params, job.validation, job.mesh, stoppable=True)
+        look = make_eval_step(objective, task.mesh)
+        result = evaluate(look, task.base.params, task.validation, task.mesh, stoppable=True)
         own = identity | {"loss": result.loss, "tokens": result.tokens}
         processes.on_first(lambda: write_json(file, own))
     stored = read_json(file)
     return DenseLoss(stored["loss"], stored["tokens"])
 
 
-def _is_stored(file: Path, identity: dict[str, str], job: Task) -> bool:
+def _is_stored(file: Path, identity: dict[str, str], task: Task) -> bool:
     if not file.exists():
         return False
     stored = read_json(file)
     changes = config_difference({name: stored.get(name) for name in identity}, identity)
-    if not changes or job.force:
+    if not changes or task.force:
         return not changes
     remedy = "choose another --workdir, or begin again with --resume=force"
     if stored.get("base_sha256") != identity["base_sha256"]:
         raise BadInputError(
-            f"{job.config.model} has weights of sha256 {identity['base_sha256'][:12]}, and the "
+            f"{task.config.model} has weights of sha256 {identity['base_sha256'][:12]}, and the "
             f"runs in {file.parent} began with {str(stored.get('base_sha256'))[:12]}; put those "
             f"back, {remedy}"
         )
@@ -182,9 +182,9 @@ def bounds(config: PosttrainConfig, dense: float) -> list[float]:
     return list(config.targets)
 
 
-def claim_run(job: Task, folder: Path, *, seed: int, target: float | None, result: str) -> bool:
+def claim_run(task: Task, folder: Path, *, seed: int, target: float | None, result: str) -> bool:
     """`claims.claim` for the run of a seed and a bound, which the control has none of."""
-    config = to_plain(job.config)
+    config = to_plain(task.config)
     shown = {name: config.pop(name) for name in _SHOW_RUNS}
     # The model is known by its weights, wherever they are.
     for name in (*_CHOOSE_RUNS, *MAY_CHANGE, "model"):
@@ -192,10 +192,10 @@ def claim_run(job: Task, folder: Path, *, seed: int, target: float | None, resul
     trained = {
         "seed": seed,
         "target": target,
-        "base_sha256": job.base.sha256,
-        "data": job.batches(seed).fingerprint,
-        "validation": job.validation.fingerprint,
+        "base_sha256": task.base.sha256,
+        "data": task.batches(seed).fingerprint,
+        "validation": task.validation.fingerprint,
     }
     return claims.claim(
-        folder, trained=trained | config, shown=shown, result=result, force=job.force
+        folder, trained=trained | config, shown=shown, result=result, force=task.force
     )

@@ -65,7 +65,7 @@ TOLERANCE = 1e-5
 
 @dataclasses.dataclass(frozen=True)
 class Dense(Sparsifying):
-    """The same job under dense attention."""
+    """The same task under dense attention."""
 
     def loss_terms(
         self,
@@ -78,7 +78,7 @@ class Dense(Sparsifying):
     ) -> tuple[jax.Array, Numbers]:
         del rng
         batch = self.make_batch(tokens_BS)
-        assert self.adapters is not None, "both jobs train adapters"
+        assert self.adapters is not None, "both tasks train adapters"
         low = jax.tree.map(lambda x: x.astype(self.dtype), params[WEIGHTS])
         laid = lora.attach(frozen, low, self.adapters)
         output = lm_jax.forward(laid, batch.input_BT, self.cfg, remat=self.remat)
@@ -89,8 +89,8 @@ class Dense(Sparsifying):
         return loss, {"loss": loss, "edges": zero, "divergence": zero}
 
 
-def jobs(cfg: DecoderConfig, dtype: str, **options: Any) -> tuple[Dense, Sparsifying]:
-    """The dense job and the gated one."""
+def tasks(cfg: DecoderConfig, dtype: str, **options: Any) -> tuple[Dense, Sparsifying]:
+    """The dense task and the gated one."""
     adapters = LoraConfig(rank=16, alpha=32.0)
     make = functools.partial(
         Dense, cfg, STRENGTH, adapters=adapters, distill=0.0, dtype=dtype, **options
@@ -103,16 +103,16 @@ def jobs(cfg: DecoderConfig, dtype: str, **options: Any) -> tuple[Dense, Sparsif
 class Step:
     """A training step that continues from its own result, as training does."""
 
-    def __init__(self, job: Sparsifying, frozen: Any, tokens_BS: np.ndarray) -> None:
+    def __init__(self, task: Sparsifying, frozen: Any, tokens_BS: np.ndarray) -> None:
         mesh = sharding.make_mesh(devices=jax.devices()[:1])
         settings = TrainConfig(steps=1_000, learning_rate=1e-4)
         self._frozen, self._key = frozen, jax.random.key(1)
         self._tokens = sharding.shard_batch(mesh, tokens_BS)
-        optimizer = optim.adamw(job.spec, settings)
+        optimizer = optim.adamw(task.spec, settings)
         self.state = init_state(
-            jax.random.key(0), mesh, job.spec, optimizer, aux_state=job.init_state()
+            jax.random.key(0), mesh, task.spec, optimizer, aux_state=task.init_state()
         )
-        step = make_train_step(job, mesh, settings)
+        step = make_train_step(task, mesh, settings)
         donating = jax.jit(step, donate_argnums=0)
         self._step = donating.lower(self.state, frozen, self._tokens, self._key).compile()
         analysis: Any = self._step.memory_analysis()
@@ -131,14 +131,14 @@ def weights(cfg: DecoderConfig, dtype: str) -> Any:
 
 def open_difference(cfg: DecoderConfig, frozen: Any, tokens_BS: np.ndarray) -> float:
     """Gated loss with every gate open over dense loss, minus one."""
-    dense, gated = jobs(cfg, "float32", bias=1e4)
+    dense, gated = tasks(cfg, "float32", bias=1e4)
     params = params_lib.init(jax.random.key(0), dense.spec)
     tokens = jnp.asarray(tokens_BS)
     losses = [
-        jax.jit(job.loss_terms)(
-            params, frozen, job.init_state(), tokens, job.normalizers(tokens), jax.random.key(1)
+        jax.jit(task.loss_terms)(
+            params, frozen, task.init_state(), tokens, task.normalizers(tokens), jax.random.key(1)
         )[1]["loss"]
-        for job in (dense, gated)
+        for task in (dense, gated)
     ]
     return abs(float(losses[1] / losses[0]) - 1.0)
 
@@ -151,7 +151,7 @@ def bench(cfg: DecoderConfig, length: int, batch: int, dtype: str, repeats: int)
         print(f"with every gate open the loss is {off:.1e} from the dense one, not timed")
         return {}
     frozen = jax.tree.map(lambda x: x.astype(dtype), frozen)
-    steps = [Step(job, frozen, drawn) for job in jobs(cfg, dtype)]
+    steps = [Step(task, frozen, drawn) for task in tasks(cfg, dtype)]
     dense, gated = in_turns(steps, repeats)
     memory = [step.bytes for step in steps]
     print(
@@ -165,7 +165,7 @@ def bench(cfg: DecoderConfig, length: int, batch: int, dtype: str, repeats: int)
 
 def compiled(cfg: DecoderConfig, lengths: Sequence[int], batch: int) -> dict[str, Any]:
     """Temporary memory of loss and gradient on the target, by length, and its growth."""
-    _, gated = jobs(cfg, "bfloat16", remat=True)
+    _, gated = tasks(cfg, "bfloat16", remat=True)
     frozen = params_lib.abstract(param_spec(cfg), jnp.bfloat16)
     params = params_lib.abstract(gated.spec)
     results: dict[str, int] = {}

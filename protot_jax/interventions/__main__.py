@@ -208,31 +208,31 @@ def main(arguments: cli.Arguments) -> None:
         match_seeds=_MATCH_SEEDS.value,
     )
     together = tuple(filter(None, concepts)) if concepts[1:] else ()
-    jobs = [
+    tasks = [
         Task(of_concept[0], settings_from_flags(subjects, *of_concept, concept, together))
         for concept, of_concept in zip(concepts, given, strict=True)
     ]
     if not together:
-        (job,) = jobs
-        folder = arguments.workdir or default_folder(run, job.settings)
-        result, page = one(subjects, run, job, folder, arguments.resume)
+        (task,) = tasks
+        folder = arguments.workdir or default_folder(run, task.settings)
+        result, page = one(subjects, run, task, folder, arguments.resume)
         print(format_result(result))
         print(page)
         return
     folder = arguments.workdir or interventions_folder(run) / slug(" ".join(together))
-    several(subjects, run, jobs, folder, arguments.resume)
+    several(subjects, run, tasks, folder, arguments.resume)
 
 
 def several(
-    subjects: list[SubjectModel], run: Path, jobs: list[Task], folder: Path, resume: Resume
+    subjects: list[SubjectModel], run: Path, tasks: list[Task], folder: Path, resume: Resume
 ) -> None:
     """Measures concepts one after the other, each in a folder of its own, and compares them."""
-    config = {"concepts": [job.settings.concept for job in jobs], "settings": jobs[0].settings}
+    config = {"concepts": [task.settings.concept for task in tasks], "settings": tasks[0].settings}
     with open_workdir(folder, config, resume=resume) as work:
         results, page = [], work.path
-        for job in jobs:
-            own = work.path / slug(str(job.settings.concept))
-            result, page = one(subjects, run, job, own, resume)
+        for task in tasks:
+            own = work.path / slug(str(task.settings.concept))
+            result, page = one(subjects, run, task, own, resume)
             print(page)
             results.append(result)
         if not finish_time(work.path):
@@ -250,14 +250,14 @@ def several(
 
 
 def one(
-    subjects: list[SubjectModel], run: Path, job: Task, folder: Path, resume: Resume
+    subjects: list[SubjectModel], run: Path, task: Task, folder: Path, resume: Resume
 ) -> tuple[dict[str, Any], Path]:
     """The result of one concept, measured or from a finished folder, and its page."""
-    with open_workdir(folder, job.settings, resume=resume) as work:
+    with open_workdir(folder, task.settings, resume=resume) as work:
         if done := finish_time(work.path):
             print(f"finished {done}")
         else:
-            make(subjects, run, job, work.path)
+            make(subjects, run, task, work.path)
             mark_finished(work.path)
         return read_json(work.path / RESULT), work.path / PAGE
 
@@ -265,7 +265,7 @@ def one(
 def make(
     subjects: list[SubjectModel],
     run: Path,
-    job: Task,
+    task: Task,
     folder: Path,
 ) -> None:
     """Measures, and writes the three files into an open work folder."""
@@ -274,16 +274,16 @@ def make(
     record_provenance(
         folder,
         collect_provenance(
-            seeds={"reinitialise": job.settings.reinit_seed},
+            seeds={"reinitialise": task.settings.reinit_seed},
             dtype="float32",
             data={
                 "documents": data.manifest["documents_sha256"],
-                "sentences": job.settings.sentences_sha256,
+                "sentences": task.settings.sentences_sha256,
             },
             tokenizer=subjects[0].model.tokenizer.sha256,
         ),
     )
-    result, rows = experiment.perform(subjects, data, job.sentences, job.settings)
+    result, rows = experiment.perform(subjects, data, task.sentences, task.settings)
     with replace_file(folder / ROWS) as file:
         pq.write_table(rows, file, write_page_checksum=True, compression="zstd")
     write_json(folder / RESULT, result)

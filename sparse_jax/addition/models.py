@@ -80,7 +80,7 @@ def tasks(config: AdditionConfig) -> tuple[Task, Task]:
 
 
 def train_model(
-    job: Task,
+    task: Task,
     config: AdditionConfig,
     folder: Path,
     trained: np.ndarray,
@@ -93,7 +93,7 @@ def train_model(
     """Trains, or resumes training, one model in a folder of its own.
 
     Args:
-      job: which of the two.
+      task: which of the two.
       config: of the study.
       folder: made if need be.
       trained: the problems to train on.
@@ -108,15 +108,15 @@ def train_model(
     batch_size = config.batch_size
     return train(
         folder,
-        job.objective,
-        job.training,
+        task.objective,
+        task.training,
         problems.Batches(trained, batch_size=batch_size, seed=seed),
         problems.OnePass(held_out, batch_size=_even(len(held_out), mesh)),
         seed=seed,
         mesh=mesh,
         policy=CheckpointPolicy(allow_fallback=config.allow_fallback),
-        params=None if begin is None else job.params(begin),
-        measure=_measure(job, held_out),
+        params=None if begin is None else task.params(begin),
+        measure=_measure(task, held_out),
     )
 
 
@@ -126,12 +126,12 @@ def _even(count: int, mesh: Mesh) -> int:
     return -(-count // ways) * ways
 
 
-def _measure(job: Task, held_out: np.ndarray) -> Measure:
+def _measure(task: Task, held_out: np.ndarray) -> Measure:
     tokens_PS = problems.rows(held_out)
 
     def measure(params: Mapping[str, Any], step: int, result: object) -> dict[str, float]:
         del step, result
-        seen = job.look(job.weights(sharding.fetch(params)), tokens_PS)
+        seen = task.look(task.weights(sharding.fetch(params)), tokens_PS)
         return {EXACT: float(seen.exact_P.mean()), OPEN: float(seen.edges_LP.sum(0).mean())}
 
     return measure

@@ -103,16 +103,16 @@ def run_seed(
     claim(folder, trained=bound | kept, shown={}, result=SUMMARY, force=force)
     mesh = sharding.make_mesh(data=-1)
     result, seen, begin = {}, {}, None
-    for job in models.tasks(config):
+    for task in models.tasks(config):
         own = models.train_model(
-            job, config, folder / job.name, trained, held_out, mesh, seed=seed, begin=begin
+            task, config, folder / task.name, trained, held_out, mesh, seed=seed, begin=begin
         )
-        weights = job.weights(sharding.fetch(own.state.params))
+        weights = task.weights(sharding.fetch(own.state.params))
         # The dense model comes first.
         begin = weights if config.begin == DENSE else None
-        seen[job.name] = job.look(weights, problems.rows(held_out))
-        result[job.name] = measured(job, seen[job.name], weights, held_out, seed)
-        result[job.name] |= _training(folder / job.name)
+        seen[task.name] = task.look(weights, problems.rows(held_out))
+        result[task.name] = measured(task, seen[task.name], weights, held_out, seed)
+        result[task.name] |= _training(folder / task.name)
     summary = {
         "seed": seed,
         "config": to_plain(config),
@@ -136,7 +136,7 @@ def run_seed(
 
 
 def measured(
-    job: Task, seen: AttentionTrace, weights: Any, numbers_P: np.ndarray, seed: int
+    task: Task, seen: AttentionTrace, weights: Any, numbers_P: np.ndarray, seed: int
 ) -> dict[str, Any]:
     """What a pass over the held-out sums says of one model."""
     layers = range(len(seen.edges_LP))
@@ -144,9 +144,9 @@ def measured(
         "accuracy": measures.accuracy(seen, numbers_P),
         "edges": measures.edges(seen, seed),
         "operands": measures.operands(seen, 0),
-        "without": measures.without_a_layer(job.look, weights, numbers_P, seen),
+        "without": measures.without_a_layer(task.look, weights, numbers_P, seen),
     }
-    if job.name == SPARSE:
+    if task.name == SPARSE:
         # In the dense model every edge is open, and so is each of these.
         results["carry"] = [
             one for layer in layers for one in measures.carry(seen, numbers_P, layer)

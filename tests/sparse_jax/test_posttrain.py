@@ -68,9 +68,9 @@ def test_edges_close_and_what_is_exported_is_what_was_measured(whole, base, caps
     assert table["edges"][-1] < 0.8 * table["edges"][0]
     assert len(set(table["strength"])) > 1
     result = read_json(run_folder(whole) / export.RESULT)
-    job = posttrain.open_job(settled(whole), whole)
-    model = sparse_jax.load(run_folder(whole) / export.EXPORTED, mesh=job.mesh)
-    again = posttrain.compare(job.base, model, job.validation, job.mesh)
+    task = posttrain.open_task(settled(whole), whole)
+    model = sparse_jax.load(run_folder(whole) / export.EXPORTED, mesh=task.mesh)
+    again = posttrain.compare(task.base, model, task.validation, task.mesh)
     assert again.ratio("open_edges", "pairs").estimate == result["edges"]["estimate"]
     assert again.difference.estimate == result["difference"]["estimate"]
     edges = pq.read_table(run_folder(whole) / export.EDGES).to_pydict()
@@ -120,20 +120,20 @@ def test_the_control_can_be_the_model_of_the_next_run(whole, tmp_path):
     """What is exported is dense, and has the loss that the control was measured with."""
     folder = control_folder(whole)
     config = dataclasses.replace(settled(whole), model=str(folder / export.EXPORTED))
-    job = posttrain.open_job(config, tmp_path)
+    task = posttrain.open_task(config, tmp_path)
     tokens_WS = np.concatenate(
-        [job.validation.at(k)["tokens"] for k in range(job.validation.per_epoch)]
+        [task.validation.at(k)["tokens"] for k in range(task.validation.per_epoch)]
     )
 
     def loss(params):
         batch = ignore_index_batch(jnp.asarray(tokens_WS))
-        output = lm_jax.forward(params, batch.input_BT, job.base.cfg)
-        return nll(output, params, job.base.cfg, batch).sum() / batch.loss_mask_BT.sum()
+        output = lm_jax.forward(params, batch.input_BT, task.base.cfg)
+        return nll(output, params, task.base.cfg, batch).sum() / batch.loss_mask_BT.sum()
 
-    wanted = rounding.expected(loss, jax.device_get(job.base.params))
+    wanted = rounding.expected(loss, jax.device_get(task.base.params))
     measured = read_json(folder / export.RESULT)["loss"]["estimate"]
     rounding.assert_within(measured, wanted)
-    rounding.assert_within(posttrain.dense_loss(job).loss, wanted)
+    rounding.assert_within(posttrain.dense_loss(task).loss, wanted)
 
 
 def test_legible_heads_carry_much_by_few_edges():
@@ -171,13 +171,13 @@ def test_adapters_over_the_base_are_the_exported_weights_to_the_bit(whole, base)
 
 def test_the_base_is_as_it_was(whole, base):
     """By its hash, in the file and in memory."""
-    job = posttrain.open_job(settled(whole), whole)
-    assert job.base.sha256 == read_json(whole / posttrain.SUMMARY)["model_sha256"]
-    before = {path: digest_of(leaf) for path, leaf in by_path(job.base.params).items()}
+    task = posttrain.open_task(settled(whole), whole)
+    assert task.base.sha256 == read_json(whole / posttrain.SUMMARY)["model_sha256"]
+    before = {path: digest_of(leaf) for path, leaf in by_path(task.base.params).items()}
     shutil.copytree(whole / DATA, whole.parent / "other" / DATA)
-    other = dataclasses.replace(job, folder=whole.parent / "other")
+    other = dataclasses.replace(task, folder=whole.parent / "other")
     posttrain.train_target(other, 234, 3.0)
-    after = {path: digest_of(leaf) for path, leaf in by_path(job.base.params).items()}
+    after = {path: digest_of(leaf) for path, leaf in by_path(task.base.params).items()}
     assert after == before
 
 

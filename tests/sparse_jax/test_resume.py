@@ -16,7 +16,7 @@ from lm_jax.run import cli, stop
 from lm_jax.run.files import read_json
 from lm_jax.train.step import LOSS_WINDOW
 from sparse_jax import export, posttrain
-from sparse_jax import task as jobs
+from sparse_jax import task as task_module
 from tests.sparse_jax.small_runs import command, made_base, run_folder, settings
 
 
@@ -69,7 +69,7 @@ def test_stopped_on_four_devices_it_goes_on_with_two_and_another_mesh(
     stop_at(6)
     with pytest.raises(StoppedError, match="after step 7"):
         command(settings(base, text), folder)
-    before = (folder / jobs.DENSE).read_bytes()
+    before = (folder / task_module.DENSE).read_bytes()
     (manifest,) = run_folder(folder).glob("checkpoints/step_000007/MANIFEST.json")
     assert read_json(manifest)["notes"]["mesh"] == {"data": 2, "fsdp": 2, "tensor": 1}
 
@@ -79,15 +79,15 @@ def test_stopped_on_four_devices_it_goes_on_with_two_and_another_mesh(
         sharding, "make_mesh", lambda **ways: make_mesh(**ways, devices=jax.devices()[:2])
     )
     # Evaluated again, the dense model may have another last bit, and the run another bound.
-    monkeypatch.setattr(jobs, "evaluate", None)
+    monkeypatch.setattr(task_module, "evaluate", None)
     command(settings(base, text, mesh=(-1, 1, 1)), folder)
     captured = capsys.readouterr()
     assert "step_000007 was saved with mesh fsdp = 2, not 1: the run continues" in captured.err
     assert "not bit for bit" in captured.err
-    assert (folder / jobs.DENSE).read_bytes() == before
+    assert (folder / task_module.DENSE).read_bytes() == before
     (run,) = summary_of(folder)["runs"]
     assert (run["steps"], len(losses(folder))) == (12, 12)
-    assert run["target"] == read_json(folder / jobs.DENSE)["loss"] + 0.05
+    assert run["target"] == read_json(folder / task_module.DENSE)["loss"] + 0.05
 
 
 @pytest.mark.parametrize("bound", [{}, {"targets": (6.0,)}], ids=["slack", "target"])
@@ -183,7 +183,9 @@ def test_by_force_other_texts_are_shown_without_training_again(base, text, tmp_p
 @pytest.mark.parametrize("phase", ["the dense evaluation", "the last comparison"])
 def test_a_stop_is_heard_during(phase, base, text, tmp_path, monkeypatch, capsys):
     folder, config = tmp_path / "run", settings(base, text, steps=4, eval_every=4)
-    module, name = (jobs, "evaluate") if phase == "the dense evaluation" else (posttrain, "compare")
+    module, name = (
+        (task_module, "evaluate") if phase == "the dense evaluation" else (posttrain, "compare")
+    )
     evaluate = getattr(module, name)
 
     def interrupted(*given, **named):
@@ -198,7 +200,7 @@ def test_a_stop_is_heard_during(phase, base, text, tmp_path, monkeypatch, capsys
     assert cli.run(main, ["posttrain"], workdir_required=False) == 75
     assert "stopped on request after batch 1 of" in capsys.readouterr().err
     assert not list(folder.glob("seed_*/target_*/result.json"))
-    assert (folder / jobs.DENSE).exists() == (phase == "the last comparison")
+    assert (folder / task_module.DENSE).exists() == (phase == "the last comparison")
     monkeypatch.undo()
     assert cli.run(main, ["posttrain"], workdir_required=False) == 0
     assert summary_of(folder)["runs"][0]["steps"] == 4
