@@ -1,16 +1,9 @@
 """The row diagnostic S_p: how much mass a pointwise row map can put on the target key.
 
-From "When Does Polynomial Attention Concentrate?", section 3 and Appendix T. For a score row z, a
-bias b and a cap tau (infinite unless given),
-
-1. shift and clip: u_j = z_j + b, r_j = min(max(u_j, 0), tau);
-2. pick the target *: the argmax of z, or an answer key that the caller names;
-3. S_p = sum_{j != *} (r_j / r_*)^p; the target receives 1 / (1 + S_p) of the mass (Eq. 1, 3);
-4. for any other row map phi, S_phi = sum_{j != *} phi(z_j) / phi(z_*) (Appendix T).
-
-The ratio is taken before the power and the target is left out of the sum, never subtracted from
-it, so nothing cancels and no power of a large score is formed. `relative_error_bound` proves how
-far a computed S_p can be from the exact one, and `classify` decides only what that bound allows.
+From "When Does Polynomial Attention Concentrate?", section 3 and Appendix T. `row_stats` computes
+S_p by its definition (`kernels.score_stats.reference`) on scores that are given; the operation
+`kernels.score_stats` does so from queries and keys. `relative_error_bound` proves how far a
+computed S_p can be from the exact one, and `classify` decides only what that bound allows.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,24 +11,27 @@ import enum
 import math
 from typing import Any
 
-from flax import struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kernels.score_stats import reference
+from kernels.score_stats.config import RowStats, Status
 from lm_jax.errors import UsageError
 
 Array = jax.Array | np.ndarray
 
-
-class Status(enum.IntEnum):
-    """What a row is good for; the paper's counts are over ACTIVE rows (active-unsaturated)."""
-
-    DEAD = 0  # r_* = 0
-    ACTIVE = 1  # 0 < r_* and u_* below the cap
-    SATURATED = 2  # u_* at or above the cap
-    INVALID = 3  # a NaN or +inf among the shifted scores, or a target outside the row
-    EMPTY = 4  # every key is masked
+__all__ = [
+    "RowStats",
+    "Safety",
+    "Status",
+    "approximate_required_degree",
+    "classify",
+    "relative_error_bound",
+    "required_degree",
+    "row_stats",
+    "softmax_error_bound",
+]
 
 
 class Safety(enum.IntEnum):
@@ -45,26 +41,6 @@ class Safety(enum.IntEnum):
     UNSAFE = 1
     TIE = 2  # S_p = 1 exactly: the boundary rows of Appendix P
     UNDECIDED = 3  # closer to the boundary than the rounding error
-
-
-@struct.dataclass
-class RowStats:
-    """Statistics of score rows, one entry per row; `s_p` and `target_mass` add an axis of degrees.
-
-    Never NaN. Rows that are neither ACTIVE nor SATURATED hold s_p = inf, target_mass = 0,
-    relative_margin = 0 and active = 0; EMPTY and INVALID rows also margin = u_star = 0 and
-    argmax = -1.
-    """
-
-    s_p: Array
-    target_mass: Array
-    margin: Array  # Delta = z_* - max_{j != *} z_j; inf without a rival, negative off the argmax
-    relative_margin: Array  # rho = Delta / u_*; with degrees, rho < 1 exactly where active > 0
-    active: Array  # int32: how many distractors get weight
-    argmax: Array  # int32: the first key of greatest score
-    status: Array  # int32: a Status
-    u_star: Array  # shifted target score u_* = z_* + b, negative on most DEAD rows
-    r_star: Array  # clipped target score r_* (with a row map: the target's weight)
 
 
 def row_stats(
@@ -104,82 +80,15 @@ def row_stats(
         raise UsageError(f"scores: shape {scores.shape} has no keys; the last axis must be keys")
     if row_map is None and not (len(degrees) and all(0 < p < math.inf for p in degrees)):
         raise UsageError(f"degrees: {tuple(degrees)} must be one or more positive numbers")
-    # Overflow to inf and inf - inf are answered below by INVALID or by S_p = inf.
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        return _row_stats(xp, scores, mask, degrees, bias, target, row_map, cap)
-
-
-def _row_stats(xp, scores, mask, degrees, bias, target, row_map, cap) -> RowStats:
-    dtype = jnp.promote_types(scores.dtype, np.float32)
-    z = scores.astype(dtype)
+    z = scores.astype(jnp.promote_types(scores.dtype, np.float32))
     if mask is not None:
         z = xp.where(xp.broadcast_to(xp.asarray(mask), z.shape), z, -np.inf)
-    keep = z != -np.inf
-    b = xp.asarray(bias, dtype)
-    u = z + (xp.broadcast_to(b, z.shape) if b.ndim else b)
-
-    top = z.argmax(-1).astype(np.int32)
-    at = top if target is None else xp.broadcast_to(xp.asarray(target, np.int32), top.shape)
-    S = z.shape[-1]
-    keys = xp.arange(S, dtype=np.int32).reshape((1,) * (z.ndim - 1) + (S,))
-    here = keys == at[..., None]
-    rivals = keep & ~here
-
-    z_star = xp.where(here, z, -np.inf).max(-1)
-    u_star = xp.where(here, u, -np.inf).max(-1)
-    r = xp.clip(u, 0, cap)
-    if row_map is None:
-        weight, r_star = r, xp.clip(u_star, 0, cap)
-    else:
-        weight = xp.asarray(row_map(z, bias)).astype(dtype)
-        r_star = xp.where(here, weight, 0).sum(-1)
-
-    empty = ~keep.any(-1)
-    sound = ~keep | ((u < np.inf) & (weight < np.inf))
-    invalid = ~sound.all(-1) | (at < 0) | (at >= S)
-    live = ~(empty | invalid) & (r_star > 0)
-    counted = rivals & live[..., None] & (weight > 0)
-    # XLA divides by multiplying with the reciprocal, and x (1 / x) may be below 1: a tie is set.
-    tied = weight == r_star[..., None]
-    if row_map is None:
-        tied |= z == z_star[..., None]
-    ratio = xp.where(tied, 1, weight / xp.where(live, r_star, 1)[..., None])
-    ratio = xp.where(counted, ratio, 0)
-    powers = (1,) if row_map is not None else degrees
-    s_p = xp.stack([xp.where(live, _power(xp, ratio, p).sum(-1), np.inf) for p in powers], -1)
-
-    margin = xp.where(empty | invalid, 0, z_star - xp.where(rivals, z, -np.inf).max(-1))
-    positive = live & (u_star > 0)
-    rho = xp.where(positive, margin / xp.where(positive, u_star, 1), 0)
-    # With a distractor above the threshold rho < 1, but rounding can reach 1.
-    below_one = dtype.type(1 - np.finfo(dtype).epsneg)
-    rho = xp.where((rivals & (r > 0)).any(-1), xp.minimum(rho, below_one), rho)
-
-    status = xp.where(u_star >= cap, int(Status.SATURATED), int(Status.ACTIVE))
-    status = xp.where(r_star > 0, status, int(Status.DEAD))
-    status = xp.where(invalid, int(Status.INVALID), status)
-    status = xp.where(empty, int(Status.EMPTY), status)
-    return RowStats(
-        s_p=s_p,
-        target_mass=1 / (1 + s_p),
-        margin=margin,
-        relative_margin=rho,
-        active=counted.sum(-1, dtype=np.int32),
-        argmax=xp.where(empty | invalid, -1, top).astype(np.int32),
-        status=status.astype(np.int32),
-        u_star=xp.where(empty | invalid, 0, u_star),
-        r_star=xp.where(live, r_star, 0),
-    )
-
-
-def _power(xp, x, p):
-    """x^p for x >= 0: repeated squaring for an integer p, the library's power otherwise."""
-    if p != int(p):
-        return xp.power(x, x.dtype.type(p))
-    if p == 1:
-        return x
-    half = _power(xp, x, p // 2)
-    return half * half * x if p % 2 else half * half
+    # Overflow to inf and inf - inf are answered by INVALID or by S_p = inf.
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        weight = None
+        if row_map is not None:
+            degrees, weight = (1,), xp.asarray(row_map(z, bias)).astype(z.dtype)
+        return reference.row_stats(xp, z, bias, target, degrees=degrees, cap=cap, weight=weight)
 
 
 def relative_error_bound(p: float, num_keys: int, dtype: Any = np.float32) -> float:

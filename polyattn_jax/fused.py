@@ -128,10 +128,7 @@ def _stats(attend, q_BQNH, k, seen, scale, cap) -> dict[str, RowStats]:
     positions_BQ = seen.start_B[:, None] + attend.queries_BQ
     made = jax.vmap(at_query, in_axes=1, out_axes=4)(q_BQNH, positions_BQ, attend.answers_BQ)
     # [bias, B, 1, N, Q, ...] -> [bias, B, N, Q, ...]
-    return {
-        name: RowStats(**{field: x[:, :, 0] for field, x in stats._asdict().items()})
-        for name, stats in made.items()
-    }
+    return jax.tree.map(lambda x: x[:, :, 0], made)
 
 
 def _scores(queries_BQ, q_BQNH, k, seen, scale, cap) -> jax.Array:

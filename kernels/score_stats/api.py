@@ -20,12 +20,12 @@ import jax.numpy as jnp
 from kernels.attention.visibility import visibility
 from kernels.core import dispatch, shapes
 from kernels.score_stats import pallas, reference, xla
-from kernels.score_stats.config import Call, Config, ScoreStats
+from kernels.score_stats.config import Call, Config, RowStats
 
 OP = "score_stats"
 
 # In order of preference.
-IMPLEMENTATIONS: Mapping[str, Callable[[Config, Call], ScoreStats]] = {
+IMPLEMENTATIONS: Mapping[str, Callable[[Config, Call], RowStats]] = {
     "pallas": pallas.run,
     "xla": xla.run,
     "reference": reference.run,
@@ -48,7 +48,7 @@ def score_stats(
     start: jax.Array | int | None = None,
     blocks: tuple[int, int] | None = None,
     implementation: str | None = None,
-) -> ScoreStats:
+) -> RowStats:
     """The concentration statistics of the score row of every query and head.
 
     Scores are `scale * q.k` in float32 whatever the inputs, and so is all arithmetic on them. The
@@ -75,7 +75,7 @@ def score_stats(
       implementation: "reference", "xla", "pallas", or None for the best that runs here.
 
     Returns:
-      `ScoreStats` of arrays `[B, T, N]`, or `[X, B, T, N]` for several biases.
+      `RowStats` of arrays `[B, T, N]`, or `[X, B, T, N]` for several biases.
 
     Raises:
       ValueError: shapes that do not fit, an axis of size 0, or an option outside its range.
@@ -118,7 +118,7 @@ def score_stats(
     reasons = {"pallas": pallas.unsupported_reason(config, call), "xla": "", "reference": ""}
     run = IMPLEMENTATIONS[dispatch.choose(OP, implementation, reasons)]
     stats = run(config, call)
-    return stats if jnp.ndim(bias) else ScoreStats(*(x[0] for x in stats))
+    return stats if jnp.ndim(bias) else RowStats(*(x[0] for x in stats))
 
 
 def _targets(target: jax.Array, B: int, T: int, N: int) -> jax.Array:

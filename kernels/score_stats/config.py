@@ -5,38 +5,41 @@ import enum
 from typing import NamedTuple
 
 import jax
+import numpy as np
 
 from kernels.attention.visibility import Visibility
 from kernels.core import dispatch
 
+Array = jax.Array | np.ndarray
+
 
 class Status(enum.IntEnum):
-    """What a row is good for; the paper's counts are over ACTIVE rows."""
+    """What a row is good for; the paper's counts are over ACTIVE rows (active-unsaturated)."""
 
-    DEAD = 0  # r_* = 0
+    DEAD = 0  # r_* = 0, or below the smallest normal number, which may be flushed to 0
     ACTIVE = 1  # 0 < r_* and u_* below the cap
     SATURATED = 2  # u_* at or above the cap
     INVALID = 3  # a NaN or +inf among the shifted scores, or a target outside the row
-    EMPTY = 4  # no visible key
+    EMPTY = 4  # every key is masked
 
 
-class ScoreStats(NamedTuple):
-    """Statistics of score rows, `[B, T, N]`; `s_p` and `target_mass` add an axis of degrees.
+class RowStats(NamedTuple):
+    """Statistics of score rows, one entry per row; `s_p` and `target_mass` add an axis of degrees.
 
     Never NaN. Rows that are neither ACTIVE nor SATURATED hold s_p = inf, target_mass = 0,
     relative_margin = 0 and active = 0; EMPTY and INVALID rows also margin = u_star = 0 and
     argmax = -1.
     """
 
-    s_p: jax.Array
-    target_mass: jax.Array  # 1 / (1 + S_p)
-    margin: jax.Array  # Delta = z_* - max_{j != *} z_j; inf without a rival
-    relative_margin: jax.Array  # rho = Delta / u_*; below 1 exactly where active > 0
-    active: jax.Array  # int32: how many distractors get weight
-    argmax: jax.Array  # int32: the first key of greatest score, whatever the target
-    status: jax.Array  # int32: a Status
-    u_star: jax.Array  # shifted target score u_* = z_* + b, whatever its sign; 0 where unread
-    r_star: jax.Array  # clipped target score r_*
+    s_p: Array
+    target_mass: Array  # 1 / (1 + S_p)
+    margin: Array  # Delta = z_* - max_{j != *} z_j; inf without a rival, negative off the argmax
+    relative_margin: Array  # rho = Delta / u_*; with degrees, rho < 1 exactly where active > 0
+    active: Array  # int32: how many distractors get weight
+    argmax: Array  # int32: the first key of greatest score, whatever the target
+    status: Array  # int32: a Status
+    u_star: Array  # shifted target score u_* = z_* + b, whatever its sign
+    r_star: Array  # clipped target score r_* (with a row map: the target's weight)
 
 
 class Call(NamedTuple):

@@ -20,7 +20,7 @@ from kernels.attention import tiles
 from kernels.attention.tiles import Tiling
 from kernels.core import dispatch, ptx, tuning
 from kernels.score_stats import tile
-from kernels.score_stats.config import Call, Config, ScoreStats
+from kernels.score_stats.config import Call, Config, RowStats
 
 # Biases of one kernel: each holds a count and a sum per degree in registers.
 _BIASES = 4
@@ -54,7 +54,7 @@ def unsupported_reason(config: Config, call: Call) -> str:
     return ""
 
 
-def run(config: Config, call: Call) -> ScoreStats:
+def run(config: Config, call: Call) -> RowStats:
     """The statistics at each bias, `[X, B, T, N]`; see `api.score_stats`."""
     q_BTNH, k_BSKH, bias_X, target_BTN, seen = call
     results = []

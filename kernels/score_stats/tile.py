@@ -30,7 +30,7 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels.score_stats.config import Config, ScoreStats, Status
+from kernels.score_stats.config import Config, RowStats, Status
 
 # A smaller target weight counts as 0: a CPU or GPU may flush it, and it has no finite reciprocal.
 _SMALLEST = float(np.finfo(np.float32).tiny)
@@ -167,7 +167,7 @@ def powers(x: jax.Array, degrees: tuple[float, ...]) -> list[jax.Array]:
 
 def finish(
     config: Config, result: Found, bias: jax.Array, target: jax.Array | None, S: int
-) -> ScoreStats:
+) -> RowStats:
     """The statistics of the rows, `[X, ...]`.
 
     Args:
@@ -199,7 +199,7 @@ def finish(
     status = jnp.where(live, status, int(Status.DEAD))
     status = jnp.where(invalid, int(Status.INVALID), status)
     status = jnp.where(empty, int(Status.EMPTY), status)
-    return ScoreStats(
+    return RowStats(
         s_p=s_p,
         target_mass=1.0 / (1.0 + s_p),
         margin=margin,

@@ -16,7 +16,7 @@ import numpy as np
 from kernels.attention.visibility import Visibility, key_blocks
 from kernels.core import dispatch
 from kernels.score_stats import tile
-from kernels.score_stats.config import Call, Config, ScoreStats
+from kernels.score_stats.config import Call, Config, RowStats
 
 # Elements: of the scores that are kept, at most about 16 MiB unless one row is longer; and of one
 # tile, small enough for a core's cache and large enough to be worth a loop's turn.
@@ -35,7 +35,7 @@ class _BatchRow(NamedTuple):
     key_segments_S: Any
 
 
-def run(config: Config, call: Call) -> ScoreStats:
+def run(config: Config, call: Call) -> RowStats:
     """The statistics at each bias, `[X, B, T, N]`; see `api.score_stats`."""
     q_BTNH, k_BSKH, bias_X, target_BTN, seen = call
     B, T, N, _ = q_BTNH.shape

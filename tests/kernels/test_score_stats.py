@@ -1,7 +1,6 @@
-"""`score_stats`: every implementation against the reference, and that against `row_stats`.
+"""`score_stats`: every implementation against the reference, and that against the definition.
 
-`polyattn_jax.row_stats` takes whole rows of scores and is proved by its own tests; here it gets the
-rows of the same q.k, in float32 for the reference and in float64 for the error bound.
+The definition (`score_stats_oracle`) gets the rows of the same q.k in float64.
 """
 
 import functools
@@ -13,11 +12,12 @@ import pytest
 
 from kernels.attention.visibility import visibility
 from kernels.core import dispatch
-from kernels.score_stats import config
 from kernels.score_stats.api import score_stats
 from kernels.score_stats.cases import SUITE
-from polyattn_jax.diagnostic import RowStats, Status, relative_error_bound, row_stats
+from kernels.score_stats.config import RowStats, Status
+from polyattn_jax.diagnostic import relative_error_bound
 from tests.kernels import comparison
+from tests.kernels import score_stats_oracle as oracle
 
 ALL = ("reference", "xla", "pallas")
 # Of scores that are equal, equal.
@@ -70,14 +70,14 @@ def _scores(case, arrays, dtype):
 
 
 def _rows(case, arrays, z, mask):
-    """`row_stats` at each bias, stacked as the op stacks them."""
+    """The definition at each bias, stacked as the op stacks them."""
     target = arrays.get("target")
     if target is not None:
         target = np.asarray(target)
         target = target if target.ndim == 3 else target[..., None]
     options = {name: case.options[name] for name in ("degrees", "cap") if name in case.options}
     at = [
-        row_stats(z, mask=mask, bias=b, target=target, **options)
+        oracle.statistics(z, mask, bias=b, target=target, **options)
         for b in np.atleast_1d(np.asarray(arrays["bias"])).astype(z.dtype)
     ]
     stacked = jax.tree.map(lambda *x: np.stack(x), *at)
@@ -92,12 +92,12 @@ def test_every_field_equals_the_reference(case, implementation):
 
 
 @pytest.mark.parametrize("case", SUITE.using("test"), ids=_named)
-def test_the_reference_equals_row_stats_on_the_same_scores(case):
+def test_the_reference_equals_the_definition_on_the_same_scores(case):
     """In float64, where two ways to add up a score differ by a thousandth of 1e-9."""
     arrays, _, expected = comparison.expected(SUITE.op, case.name)
     got = _fields(case.name, "reference")
     want = _rows(case, arrays, *_scores(case, arrays, np.float64))
-    for name in config.ScoreStats._fields:
+    for name in RowStats._fields:
         wanted, value = getattr(want, name), expected.values[name]
         assert got[name].shape == wanted.shape, name
         if name in EXACT:
@@ -124,11 +124,6 @@ def test_s_p_is_within_the_proved_bound_of_its_value_in_float64(name, implementa
         assert sure.any()
         error = np.abs(got[..., i][sure] / want[..., i][sure] - 1)
         assert error.max() <= bound, (p, error.max(), bound)
-
-
-def test_fields_and_statuses_are_those_of_row_stats():
-    assert set(config.ScoreStats._fields) == set(RowStats.__dataclass_fields__)
-    assert {s.name: int(s) for s in config.Status} == {s.name: int(s) for s in Status}
 
 
 def _rows_of(scores_BS, H=16, **options):
@@ -189,7 +184,7 @@ SCORES = np.float32(
     ],
     ids=lambda x: "_".join(x) if isinstance(x, dict) else "",
 )
-def test_rows_of_every_status_are_those_of_row_stats(options, statuses, implementation):
+def test_rows_of_every_status_are_those_of_the_definition(options, statuses, implementation):
     arrays = {name: np.float32(x) for name, x in options.items() if name == "bias"}
     arrays |= {name: np.int32(x) for name, x in options.items() if name == "start"}
     if "target" in options:
@@ -200,13 +195,14 @@ def test_rows_of_every_status_are_those_of_row_stats(options, statuses, implemen
 
     def at(bias):
         target, cap = options.get("target"), options.get("cap", INF)
-        return row_stats(SCORES, mask=mask, bias=bias, target=target, cap=cap)
+        target = None if target is None else np.array(target)
+        return oracle.statistics(SCORES, mask, bias=bias, target=target, cap=cap)
 
-    want = at(np.float32(0))
+    want = at(0.0)
     if "bias" in arrays:
         want = jax.tree.map(lambda *x: np.stack(x), *map(at, arrays["bias"]))
     assert {Status(x) for x in np.unique(got.status)} == statuses
-    for name in config.ScoreStats._fields:
+    for name in RowStats._fields:
         rtol = relative_error_bound(16, 3)
         np.testing.assert_allclose(getattr(got, name), getattr(want, name), rtol=rtol, err_msg=name)
         assert not np.isnan(getattr(got, name)).any(), name

@@ -38,7 +38,7 @@ def _between(degree, k_BSKH):
 
 
 def _assert_equal(got, want, rtol=0.0):
-    for name in config.ScoreStats._fields:
+    for name in config.RowStats._fields:
         value, wanted = getattr(got, name), getattr(want, name)
         # Of scores that are equal, whole numbers are equal.
         exact = rtol == 0.0 or jnp.issubdtype(wanted.dtype, jnp.integer)
