@@ -70,7 +70,7 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
     JSON has no word for a number that is not finite: NaN is written as null, the infinities as the
     strings "inf" and "-inf". Arrays and their scalars become lists and numbers.
     """
-    text = json.dumps(_jsonable(value), indent=2, allow_nan=False)
+    text = json.dumps(to_jsonable(value), indent=2, allow_nan=False)
     write_text(path, f"{text}\n")
 
 
@@ -257,15 +257,16 @@ def storage_error(path: Path, error: OSError) -> StorageError:
     return StorageError(f"{path} cannot be written ({error.strerror or error}); {STORAGE_REMEDY}")
 
 
-def _jsonable(value: Any) -> Any:
+def to_jsonable(value: Any) -> Any:
+    """What `write_json` writes of `value`: dicts, lists and scalars that `json.dumps` takes."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _jsonable(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {f.name: to_jsonable(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): _jsonable(item) for key, item in value.items()}
+        return {str(key): to_jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_jsonable(item) for item in value]
+        return [to_jsonable(item) for item in value]
     if hasattr(value, "tolist"):
-        return _jsonable(value.tolist())
+        return to_jsonable(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else str(value)
     return str(value) if isinstance(value, os.PathLike) else value

@@ -190,6 +190,8 @@ def _problem(tree: Any, cls: type, error: Any, where: str) -> str:
     place, kind, value = _locate(tree, cls, error["loc"], where)
     last = str(error["loc"][-1]) if error["loc"] else ""
     owner = _bare(kind)
+    if error["type"] == "json_invalid":
+        return f"{place or 'it'} cannot be JSON: {error['ctx']['error']}"
     if dataclasses.is_dataclass(owner) and isinstance(value, dict):
         field = f"{place}.{last}".lstrip(".")
         hints = typing.get_type_hints(owner, include_extras=True)

@@ -6,7 +6,7 @@ After Prototype Transformer, section 5.1 and appendix A.8. Into `--workdir`, by 
 `concepts` of the run, it writes
 
     activations.parquet   every gate over the beginnings of documents (`collect.py`)
-    concepts.json         all statistics and the shown texts (`schema.py`)
+    concepts.json         all statistics and the shown texts (`results.py`)
     concepts.html         the same as a page, in one offline file
     answers.jsonl         what a local judge answered
 
@@ -14,8 +14,9 @@ After Prototype Transformer, section 5.1 and appendix A.8. Into `--workdir`, by 
 answers from a file. A command that was killed is given again; only answers are not asked anew.
 """
 
+import dataclasses
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from absl import flags
 import numpy as np
@@ -23,12 +24,14 @@ import numpy as np
 from lm_jax.run import cli
 from lm_jax.run.files import file_digest, read_json, write_bytes, write_json
 from lm_jax.run.provenance import PROVENANCE_FILE, collect_provenance, record_provenance
+from lm_jax.run.results import load_result
 from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
 from lm_jax.text.examples import Examples
 from lm_jax.text.preparation import SPLITS, open_prepared
 from protot_jax import run_flags
 from protot_jax.concepts import collect, judge, page, report_data
 from protot_jax.concepts.ranking import RankBy
+from protot_jax.concepts.results import ConceptReport, Statistic
 from protot_jax.saved_run import DATA, TrainedModel
 
 FOLDER = "concepts"
@@ -61,7 +64,7 @@ def report(
     judge: judge.Judge,
     *,
     batch_size: int = 64,
-) -> dict[str, Any]:
+) -> ConceptReport:
     """Writes the files into an open work folder, and returns the data of the report.
 
     Args:
@@ -106,15 +109,15 @@ def report(
     return made
 
 
-def format_report(made: dict[str, Any]) -> str:
+def format_report(made: ConceptReport) -> str:
     """The report in a few lines, for a terminal."""
-    model, settings = made["model"], made["settings"]
-    half_lives = [each["half_life"] or float("inf") for each in made["prototypes"]]
+    model, settings = made.model, made.settings
+    half_lives = [each.half_life or float("inf") for each in made.prototypes]
     quartiles = np.quantile(half_lives, [0.0, 0.25, 0.5, 0.75, 1.0], method="nearest")
     lines = [
-        f"{settings['texts']:,} texts of the {settings['split']} split, {settings['tokens']:,} "
-        f"tokens, perplexity {model['perplexity']:.1f}; {model['layers']} layers of "
-        f"{model['prototypes']} prototypes",
+        f"{settings.texts:,} texts of the {settings.split} split, {settings.tokens:,} "
+        f"tokens, perplexity {model.perplexity:.1f}; {model.layers} layers of "
+        f"{model.prototypes} prototypes",
         "half-life {:.2f} to {:.2f} to {:.2f} to {:.2f} to {:.2f} tokens by quartiles".format(
             *quartiles
         ),
@@ -123,32 +126,32 @@ def format_report(made: dict[str, Any]) -> str:
         "layer {layer} writes: top gate {top_1:.2f}, L1 ratio {l1_ratio:.1f}, Gini {gini:.2f}, "
         "entropy {entropy:.2f}, MI {mutual_information:.2f} (by chance "
         "{mutual_information_by_chance:.2f}), dead {dead}".format(
-            layer=layer["layer"], **layer["write"]
+            layer=layer.layer, **dataclasses.asdict(layer.write)
         )
-        for layer in made["layers"]
+        for layer in made.layers
     ]
-    lag, related = made["lag"], made["half_life_repetition"]
-    lines.append(f"read one token before write, lead over lag 0: {_tested(lag['lead'])}")
-    lines.append(f"the same less that of its neighbours' reads: {_tested(lag['own_lead'])}")
-    if lag["peaks_one_before"] is not None:
-        peak = max(zip(lag["mean"], lag["lags"], strict=True))[1]
+    lag, related = made.lag, made.half_life_repetition
+    lines.append(f"read one token before write, lead over lag 0: {_tested(lag.lead)}")
+    lines.append(f"the same less that of its neighbours' reads: {_tested(lag.own_lead)}")
+    if lag.peaks_one_before is not None:
+        peak = lag.lags[int(np.argmax(np.asarray(lag.mean, float)))]
         lines.append(
-            f"{lag['peaks_one_before']:.0%} of prototypes peak one token before write, the mean of "
+            f"{lag.peaks_one_before:.0%} of prototypes peak one token before write, the mean of "
             f"all at lag {peak:+d}"
         )
     lines.append(
-        f"half-life and token repetition, within layers: Spearman {_tested(related['spearman'])}"
+        f"half-life and token repetition, within layers: Spearman {_tested(related.spearman)}"
     )
     return "\n".join(lines)
 
 
-def _tested(result: dict[str, Any]) -> str:
-    counts = f"{result['prototypes']} prototypes, {result['texts']:,} texts"
-    if result["value"] is None:
+def _tested(result: Statistic) -> str:
+    counts = f"{result.prototypes} prototypes, {result.texts:,} texts"
+    if result.value is None:
         return f"none ({counts})"
     value, p, low, high = (
-        "?" if result[name] is None else f"{result[name]:.3f}"
-        for name in ("value", "p", "low", "high")
+        "?" if number is None else f"{number:.3f}"
+        for number in (result.value, result.p, result.low, result.high)
     )
     return f"{value} ({low} to {high}, p {p}; {counts})"
 
@@ -192,7 +195,7 @@ def main(arguments: cli.Arguments) -> None:
             mark_finished(work.path)
             if isinstance(judged, judge.PromptedJudge):
                 print(judged.summary())
-        print(format_report(read_json(work.path / TWIN)))
+        print(format_report(load_result(work.path / TWIN, ConceptReport)))
         print(work.path / PAGE)
 
 

@@ -1,14 +1,14 @@
 """The texts that a report shows, in the words that a person reads."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import dataclasses
-from typing import Any
 
 import numpy as np
 from tokenizers.decoders import DecodeStream
 
 from lm_jax.text.tokenizer import Tokenizer
 from protot_jax.concepts.collect import Texts
+from protot_jax.concepts.results import Text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,9 +19,9 @@ class Words:
     which word each token is of.
     """
 
-    tokens: list[str]
-    words: list[str]
-    word_of: list[int]
+    tokens: tuple[str, ...]
+    words: tuple[str, ...]
+    word_of: tuple[int, ...]
 
     def means(self, gate_T: np.ndarray) -> list[float]:
         """The mean over each word of a value per token."""
@@ -42,7 +42,8 @@ def words(tokenizer: Tokenizer, ids: Sequence[int]) -> Words:
         else:
             results[-1] += piece
         word_of.append(len(results) - 1)
-    return Words([spelled(tokenizer, token) for token in ids], results, word_of)
+    tokens = tuple(spelled(tokenizer, token) for token in ids)
+    return Words(tokens, tuple(results), tuple(word_of))
 
 
 def spelled(tokenizer: Tokenizer, token: int) -> str:
@@ -53,14 +54,14 @@ def spelled(tokenizer: Tokenizer, token: int) -> str:
 class Shown:
     """Texts of the report, each once, in the order in which they were asked for.
 
-    `entries` is the list `texts` of the schema.
+    `entries` are the `texts` of the report.
     """
 
     def __init__(self, tokenizer: Tokenizer, texts: Texts) -> None:
         self._tokenizer, self._texts = tokenizer, texts
         self._places: dict[int, int] = {}
         self._words: list[Words] = []
-        self.entries: list[dict[str, Any]] = []
+        self.entries: list[Text] = []
 
     def place(self, text: int) -> int:
         """The index in `entries` of the text of this number."""
@@ -70,19 +71,23 @@ class Shown:
             self._places[text] = len(self.entries)
             self._words.append(split)
             self.entries.append(
-                {
-                    "document": int(texts.document_N[text]),
-                    **dataclasses.asdict(split),
-                    "perplexity": texts.perplexity(text),
-                }
+                Text(
+                    document=int(texts.document_N[text]),
+                    tokens=split.tokens,
+                    words=split.words,
+                    word_of=split.word_of,
+                    perplexity=texts.perplexity(text),
+                )
             )
         return self._places[text]
 
-    def marked(self, shown: Sequence[Mapping[str, Any]]) -> list[tuple[list[str], list[float]]]:
+    def marked(
+        self, shown: Sequence[tuple[int, Sequence[float] | np.ndarray]]
+    ) -> list[tuple[tuple[str, ...], list[float]]]:
         """What a judge sees of some texts: their words, with the mean write gate of each.
 
         Args:
-          shown: `text`, an index in `entries`, and `write`, the gate of each of its tokens.
+          shown: of each an index in `entries`, and the write gate of each of its tokens.
         """
-        pairs = ((self._words[each["text"]], np.asarray(each["write"])) for each in shown)
+        pairs = ((self._words[text], np.asarray(write)) for text, write in shown)
         return [(split.words, split.means(write_T)) for split, write_T in pairs]

@@ -19,6 +19,7 @@ import json
 import math
 import os
 from pathlib import Path
+import re
 from typing import Any, Protocol
 
 from absl import logging
@@ -31,6 +32,7 @@ from lm_jax.run import stop as stop_flag
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.weights.load import load_pretrained
 from protot_jax.concepts.answers import Answers, append, digest
+from protot_jax.concepts.results import Label
 
 KINDS = ("null", "cached:FILE", "local:FOLDER")
 SCORES = ("disentanglement", "coverage", "themes")
@@ -42,6 +44,7 @@ MARKED = 0.2
 GREEDY = Sampling()
 # Prompts of a local model are brought to multiples of this many tokens.
 _LENGTH_STEP = 64
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 # The words of a text and their gates, in order.
 Shown = tuple[Sequence[str], Sequence[float]]
@@ -74,8 +77,8 @@ class Judge(Protocol):
         """Who judges, for the report."""
         ...
 
-    def label(self, shown: Sequence[Shown]) -> dict[str, Any] | None:
-        """A `label` of the schema for these texts, strongest first, or None."""
+    def label(self, shown: Sequence[Shown]) -> Label | None:
+        """The label of these texts, strongest first, or None."""
         ...
 
 
@@ -103,7 +106,7 @@ class PromptedJudge:
     unanswered: int = 0
     unreadable: int = 0
 
-    def label(self, shown: Sequence[Shown]) -> dict[str, Any] | None:
+    def label(self, shown: Sequence[Shown]) -> Label | None:
         """The parsed answer; None, counted and logged, where it lacks or does not parse."""
         if not shown:
             return None
@@ -238,7 +241,7 @@ def prompt(shown: Sequence[Shown]) -> str:
     return "\n".join([_RUBRIC.format(count=len(texts)), *texts])
 
 
-def parse(answer: str) -> dict[str, Any]:
+def parse(answer: str) -> Label:
     """The label that an answer holds: one JSON object, these fields, scores from 1 to 10.
 
     Words before and after the object, and a fence around it, are passed over.
@@ -259,7 +262,7 @@ def parse(answer: str) -> dict[str, Any]:
             f"answer {_cut(answer)} is not an object with {', '.join(sorted(wanted))}; ask again"
         )
     for field in ("theme", "explanation"):
-        if not isinstance(label[field], str) or not label[field].strip():
+        if not _is_text(label[field]):
             raise BadInputError(f"answer {_cut(answer)}: {field} must be a text; ask again")
     for field in SCORES:
         kind = int if field == "themes" else int | float
@@ -268,7 +271,12 @@ def parse(answer: str) -> dict[str, Any]:
             raise BadInputError(
                 f"answer {_cut(answer)}: {field} = {value!r} must be a number from 1 to 10"
             )
-    return label
+    return Label(**label)
+
+
+def _is_text(value: Any) -> bool:
+    """Whether a value is a text that is not blank, without the lone surrogates of broken JSON."""
+    return isinstance(value, str) and bool(value.strip()) and not _SURROGATE.search(value)
 
 
 def _objects(answer: str) -> list[dict[str, Any]]:

@@ -4,13 +4,13 @@ Prototype Transformer, appendix A.8, Eq. 3 to 6, and the router statistics of A.
 `gate_MR` holds M tokens of one layer; R prototypes share each token.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from scipy import special
 
 from protot_jax.concepts import resampling
+from protot_jax.concepts.results import LayerGate, LayerIntervals, PrototypeGate
 
 # A prototype takes part in a token from this gate on.
 ACTIVE = 0.01
@@ -68,8 +68,8 @@ def _entropy(counts: np.ndarray) -> float:
 
 def of_prototypes(
     gate_MR: np.ndarray, token_M: np.ndarray, *, seed: int = 0
-) -> list[dict[str, Any]]:
-    """The `write` or `read` entry of the schema for each prototype of a layer.
+) -> list[PrototypeGate]:
+    """Statistics of the write or read gate of each prototype of a layer.
 
     `seed` shuffles the tokens for the mutual information by chance.
     """
@@ -79,15 +79,15 @@ def of_prototypes(
     for r, gate_M in enumerate(gate_MR.T):
         mean, largest = float(gate_M.mean(dtype=np.float64)), float(gate_M.max())
         results.append(
-            {
-                "mean": mean,
-                "max": largest,
-                "peak_over_mean": largest / mean if mean else None,
-                "mutual_information": mutual_information(token_M, gate_M),
-                "mutual_information_by_chance": mutual_information(shuffled_M, gate_M),
-                "top_1": float((top_M == r).mean()),
-                "active": float((gate_M >= ACTIVE).mean()),
-            }
+            PrototypeGate(
+                mean=mean,
+                max=largest,
+                peak_over_mean=largest / mean if mean else None,
+                mutual_information=mutual_information(token_M, gate_M),
+                mutual_information_by_chance=mutual_information(shuffled_M, gate_M),
+                top_1=float((top_M == r).mean()),
+                active=float((gate_M >= ACTIVE).mean()),
+            )
         )
     return results
 
@@ -95,15 +95,15 @@ def of_prototypes(
 def of_layer(
     gate_MR: np.ndarray,
     text_M: np.ndarray,
-    prototypes: Sequence[Mapping[str, Any]],
+    prototypes: Sequence[PrototypeGate],
     counts_SN: np.ndarray,
-) -> dict[str, Any]:
-    """The `write` or `read` entry of the schema for a layer.
+) -> LayerGate:
+    """Statistics of the write or read gates of a layer.
 
     Args:
       gate_MR: of M tokens.
       text_M: the number of the text that each token is of.
-      prototypes: their entries.
+      prototypes: their own statistics.
       counts_SN: how often each text is in each bootstrap sample.
     """
     second_M, first_M = np.partition(gate_MR, -2, axis=1)[:, -2:].T
@@ -128,15 +128,15 @@ def of_layer(
     ginis_S = gini(share_SR)
     result["usage_gini"] = (float(gini(share_R)), *resampling.percentiles(ginis_S))
     result["max_share"] = (float(share_R.max()), *resampling.percentiles(share_SR.max(1)))
-    return {
+    return LayerGate(
         **{name: value for name, (value, _, _) in result.items()},
-        "intervals": {name: ends for name, (_, *ends) in result.items()},
+        intervals=LayerIntervals(**{name: (low, high) for name, (_, low, high) in result.items()}),
         **{
-            name: float(np.mean([each[name] for each in prototypes]))
+            name: float(np.mean([getattr(each, name) for each in prototypes]))
             for name in ("mutual_information", "mutual_information_by_chance")
         },
-        "dead": sum(each["active"] == 0 for each in prototypes),
-    }
+        dead=sum(each.active == 0 for each in prototypes),
+    )
 
 
 def memory(write_NT: np.ndarray, decay: float) -> np.ndarray:

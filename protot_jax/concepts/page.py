@@ -1,14 +1,15 @@
 """The concept report as one offline HTML file: an explorer of prototypes, and what they add up to.
 
-    write(folder / "concepts.html", render(twin))
+    write(folder / "concepts.html", render(result))
 
 After the paper's Figs. 3 to 6 and 10 to 14 (words coloured by gate, half-life badge), Fig. 3 right
-(write, read and memory over a text) and Figs. 15 to 18 (score cards). The page shows the twin
-(`schema.py`), which it holds whole, and measures nothing. `page.js` builds the explorer,
+(write, read and memory over a text) and Figs. 15 to 18 (score cards). The page shows a
+`results.ConceptReport`, which it holds whole, and measures nothing. `page.js` builds the explorer,
 `prototype.js` and `curves.js` what is open in it; `sections.py` makes the rest.
 """
 
 from collections.abc import Mapping
+import dataclasses
 import importlib.resources
 import json
 
@@ -17,8 +18,9 @@ from markupsafe import Markup
 from lm_jax import report
 from lm_jax.report import Section, section
 from lm_jax.report.markup import ENVIRONMENT, number
+from lm_jax.run.files import to_jsonable
 from protot_jax.concepts import sections
-from protot_jax.concepts.sections import Twin
+from protot_jax.concepts.results import ConceptReport
 
 _SCRIPTS = ("page.js", "prototype.js", "curves.js")
 # What could end a script element, in the only place where JSON can hold it: inside its strings.
@@ -54,56 +56,57 @@ TERMS = {
 }
 
 
-def render(twin: Twin, *, provenance: Mapping[str, object] | None = None) -> str:
+def render(result: ConceptReport, *, provenance: Mapping[str, object] | None = None) -> str:
     """The HTML text of the page.
 
     Args:
-      twin: as `schema.SCHEMA` describes it.
-      provenance: commit, versions and the like; the twin's model and settings are always told.
+      result: of one model.
+      provenance: commit, versions and the like; the model and the settings are always told.
     """
-    lines = {"model": twin["model"], "settings": twin["settings"], **(provenance or {})}
+    asked = {"model": result.model, "settings": result.settings}
+    lines = {name: dataclasses.asdict(of) for name, of in asked.items()} | dict(provenance or {})
     parts = [
-        explorer(twin),
-        sections.half_lives(twin),
-        sections.reading_first(twin),
-        sections.layers(twin),
-        sections.labels(twin),
+        explorer(result),
+        sections.half_lives(result),
+        sections.reading_first(result),
+        sections.layers(result),
+        sections.labels(result),
         section("Terms", report.key_values(TERMS)),
     ]
     return report.page(
         "What the prototypes of a language model hold",
         parts,
         provenance=lines,
-        lead=_lead(twin),
+        lead=_lead(result),
         script=_script(),
         style=_asset("page.css"),
     )
 
 
-def explorer(twin: Twin) -> Section:
-    """The interactive part, with the twin in it."""
+def explorer(result: ConceptReport) -> Section:
+    """The interactive part, with the data in it."""
     template = ENVIRONMENT.from_string(_asset("explorer.html.j2"))
     # ASCII alone, so that a lone surrogate of a broken text cannot make the page unwritable.
-    data = json.dumps(twin, allow_nan=False, separators=(",", ":")).translate(_ESCAPES)
+    data = json.dumps(to_jsonable(result), allow_nan=False, separators=(",", ":"))
     return section(
         "Explore the prototypes",
         "Choose a prototype in the map or the list. Its texts are coloured by how much each word "
         "writes to it; point at a word, or move to it with the keyboard, for its values. The "
         "address of the page names the open prototype and can be passed on.",
-        Markup(template.render(twin=Markup(data))),
+        Markup(template.render(data=Markup(data.translate(_ESCAPES)))),
     )
 
 
-def _lead(twin: Twin) -> list[str | Markup]:
-    model, settings = twin["model"], twin["settings"]
-    dead = sum(one["write"]["dead"] for one in twin["layers"])
+def _lead(result: ConceptReport) -> list[str | Markup]:
+    model, settings = result.model, result.settings
+    dead = sum(one.write.dead for one in result.layers)
     return [
-        f"A Prototype Transformer of {number(model['layers'])} layers with "
-        f"{number(model['prototypes'])} prototypes each and {number(model['parameters'])} "
-        f"parameters, trained on {model['corpus']} (seed {model['seed']}, step "
-        f"{number(model['step'])}). It was read over the beginnings of {number(settings['texts'])} "
-        f"{settings['split']} documents, up to {number(settings['length'])} tokens of each and "
-        f"{number(settings['tokens'])} in all, at a perplexity of {number(model['perplexity'])}. "
+        f"A Prototype Transformer of {number(model.layers)} layers with "
+        f"{number(model.prototypes)} prototypes each and {number(model.parameters)} "
+        f"parameters, trained on {model.corpus} (seed {model.seed}, step "
+        f"{number(model.step)}). It was read over the beginnings of {number(settings.texts)} "
+        f"{settings.split} documents, up to {number(settings.length)} tokens of each and "
+        f"{number(settings.tokens)} in all, at a perplexity of {number(model.perplexity)}. "
         + (f"{number(dead)} prototypes are dead." if dead else "No prototype is dead.")
     ]
 

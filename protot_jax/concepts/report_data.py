@@ -1,4 +1,4 @@
-"""The concept report as data: everything that `schema.SCHEMA` describes, from collected gates.
+"""The concept report as data (`results.ConceptReport`), from collected gates.
 
 One layer at a time is in memory (`collect.gates_of_layer`); what stays of it are its numbers and
 the gates of the texts that the report shows.
@@ -8,17 +8,27 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 import math
 import os
-from typing import Any
 
 import numpy as np
 from scipy import special
 
 from lm_jax.model.decoder import count_params
 from lm_jax.run import progress, stop
-from protot_jax.concepts import lag, locality, measures, ranking, resampling, schema
+from protot_jax.concepts import lag, locality, measures, ranking, resampling, results
 from protot_jax.concepts.collect import GATES, Texts, gates_of_layer
 from protot_jax.concepts.examples import Shown, spelled
 from protot_jax.concepts.judge import Judge, NullJudge
+from protot_jax.concepts.results import (
+    ConceptReport,
+    Layer,
+    Prototype,
+    PrototypeGate,
+    RandomTexts,
+    Settings,
+    SpelledToken,
+    Statistic,
+    TopText,
+)
 from protot_jax.saved_run import TrainedModel
 
 # Sets of random texts that a judge sees for comparison.
@@ -49,7 +59,7 @@ def build_report_data(
     activations: str | os.PathLike[str],
     settings: ConceptConfig,
     judge: Judge,
-) -> dict[str, Any]:
+) -> ConceptReport:
     """The report's data.
 
     Args:
@@ -71,7 +81,10 @@ def build_report_data(
     counts_SN = resampling.bootstrap_counts(N, settings.resamples, settings.seed)
     half_SN = resampling.half_samples(N, settings.resamples, settings.seed)
 
-    layers, prototypes, lags, repetitions, baseline = [], [], [], [], []
+    layers: list[Layer] = []
+    prototypes: list[Prototype] = []
+    baseline: list[RandomTexts] = []
+    lags, repetitions = [], []
     with progress.track("analyse", model.cfg.num_layers, unit="layers") as advance:
         for layer in range(model.cfg.num_layers):
             stop.check("while analysing gates")
@@ -83,58 +96,68 @@ def build_report_data(
             # The first layer then reads with its write gate.
             if layer or not mixer.shared_routing:
                 lags.append(lag.of_layer(gates["write"], gates["read"], texts.token_mask_NT))
-                _add_lags(result, lags[-1])
-            for each in result:
-                each["label"] = judge.label(shown.marked(each["top_texts"]))
+                result = _with_lags(result, lags[-1])
+            result = [
+                dataclasses.replace(
+                    each,
+                    label=judge.label(shown.marked([(t.text, t.write) for t in each.top_texts])),
+                )
+                for each in result
+            ]
             for r in (r for at, r in drawn if at == layer):
                 chosen = rng.choice(N, min(N, settings.top), replace=False)
                 random = [
-                    {
-                        "text": shown.place(int(text)),
-                        "write": gates["write"][text, texts.token_mask_NT[text], r],
-                    }
+                    (
+                        shown.place(int(text)),
+                        gates["write"][text, texts.token_mask_NT[text], r],
+                    )
                     for text in chosen
                 ]
                 label = judge.label(shown.marked(random))
-                baseline.append({"texts": [each["text"] for each in random], "label": label})
+                baseline.append(RandomTexts(tuple(text for text, _ in random), label))
             layers.append(_layer(layer, gates, texts, result, counts_SN))
             prototypes.extend(result)
             advance()
 
-    return {
-        "schema": schema.NAME,
-        "version": schema.VERSION,
-        "model": _model(model, texts),
-        "settings": {
-            **dataclasses.asdict(settings),
-            "texts": N,
-            "tokens": int(texts.token_mask_NT.sum()),
-            "judge": judge.name,
-        },
-        "texts": shown.entries,
-        "layers": layers,
-        "prototypes": prototypes,
-        "half_life_repetition": _locality(prototypes, np.hstack(repetitions), N, settings),
-        "lag": _lag(prototypes, lag.tests(lags, resamples=settings.resamples, seed=settings.seed)),
-        "baseline": baseline if draws else None,
-    }
+    return ConceptReport(
+        schema=results.NAME,
+        version=results.VERSION,
+        model=_model(model, texts),
+        settings=Settings(
+            split=settings.split,
+            texts=N,
+            length=settings.length,
+            top=settings.top,
+            rank_by=settings.rank_by,
+            resamples=settings.resamples,
+            seed=settings.seed,
+            tokens=int(texts.token_mask_NT.sum()),
+            judge=judge.name,
+        ),
+        texts=tuple(shown.entries),
+        layers=tuple(layers),
+        prototypes=tuple(prototypes),
+        half_life_repetition=_locality(prototypes, np.hstack(repetitions), N, settings),
+        lag=_lag(prototypes, lag.tests(lags, resamples=settings.resamples, seed=settings.seed)),
+        baseline=tuple(baseline) if draws else None,
+    )
 
 
-def _model(model: TrainedModel, texts: Texts) -> dict[str, Any]:
+def _model(model: TrainedModel, texts: Texts) -> results.Model:
     cfg, mixer = model.cfg, model.prototypes
-    return {
-        "seed": model.seed,
-        "step": model.step,
-        "layers": cfg.num_layers,
-        "prototypes": mixer.num_prototypes,
-        "hidden_size": cfg.hidden_size,
-        "context": cfg.max_length,
-        "vocab_size": cfg.vocab_size,
-        "parameters": count_params(cfg, mixer=mixer),
-        "shared_routing": mixer.shared_routing,
-        "corpus": model.config.corpus.source,
-        "perplexity": texts.perplexity(slice(None)),
-    }
+    return results.Model(
+        seed=model.seed,
+        step=model.step,
+        layers=cfg.num_layers,
+        prototypes=mixer.num_prototypes,
+        hidden_size=cfg.hidden_size,
+        context=cfg.max_length,
+        vocab_size=cfg.vocab_size,
+        parameters=count_params(cfg, mixer=mixer),
+        shared_routing=mixer.shared_routing,
+        corpus=model.config.corpus.source,
+        perplexity=texts.perplexity(slice(None)),
+    )
 
 
 def _prototypes(
@@ -145,7 +168,7 @@ def _prototypes(
     settings: ConceptConfig,
     shown: Shown,
     half_SN: np.ndarray,
-) -> tuple[list[dict[str, Any]], np.ndarray]:
+) -> tuple[list[Prototype], np.ndarray]:
     """The entries of a layer's prototypes, as yet without lags and labels.
 
     And their repetition in samples of the texts, `[S, R]`.
@@ -174,23 +197,25 @@ def _prototypes(
             ranking.repetition_of_samples(*gates_of_r, score_NR[:, r], settings.top, half_SN)
         )
         entries.append(
-            {
-                "layer": layer,
-                "prototype": r,
-                "decay": float(decay_R[r]),
-                "half_life": float(half_life_R[r]) if decay_R[r] < 1 else None,
-                "write": measured["write"][r],
-                "read": measured["read"][r],
-                "repetition": repeated,
-                "lag": None,
-                "cross_correlation": [None] * len(lag.LAGS),
-                "top_tokens": [
-                    {"token": spelled(model.tokenizer, token.id), **dataclasses.asdict(token)}
+            Prototype(
+                layer=layer,
+                prototype=r,
+                decay=float(decay_R[r]),
+                half_life=float(half_life_R[r]) if decay_R[r] < 1 else None,
+                write=measured["write"][r],
+                read=measured["read"][r],
+                repetition=repeated,
+                lag=None,
+                cross_correlation=(None,) * len(lag.LAGS),
+                top_tokens=tuple(
+                    SpelledToken(
+                        token=spelled(model.tokenizer, token.id), **dataclasses.asdict(token)
+                    )
                     for token in best_tokens[r]
-                ],
-                "top_texts": _shown(best, r, float(decay_R[r]), gates, texts, shown),
-                "label": None,
-            }
+                ),
+                top_texts=_shown(best, r, float(decay_R[r]), gates, texts, shown),
+                label=None,
+            )
         )
     return entries, np.stack(repetitions, axis=1)
 
@@ -202,8 +227,8 @@ def _shown(
     gates: Mapping[str, np.ndarray],
     texts: Texts,
     shown: Shown,
-) -> list[dict[str, Any]]:
-    """The `top_texts` entries of some texts for prototype r of a layer."""
+) -> tuple[TopText, ...]:
+    """Some texts with the gates of prototype r of a layer."""
     write_NT, read_NT = (gates[gate][chosen, :, r] for gate in GATES)
     memory_NT = measures.memory(write_NT, decay)
     entries = []
@@ -211,48 +236,55 @@ def _shown(
         counted_T = texts.token_mask_NT[text]
         write_T, read_T, memory_T = (x[n][counted_T] for x in (write_NT, read_NT, memory_NT))
         entries.append(
-            {
-                "text": shown.place(int(text)),
-                "mean": float(write_T.mean(dtype=np.float64)),
-                "sum": float(write_T.sum(dtype=np.float64)),
-                "write": _rounded(write_T),
-                "read": _rounded(read_T),
-                "memory": _rounded(memory_T),
-            }
+            TopText(
+                text=shown.place(int(text)),
+                mean=float(write_T.mean(dtype=np.float64)),
+                sum=float(write_T.sum(dtype=np.float64)),
+                write=_rounded(write_T),
+                read=_rounded(read_T),
+                memory=_rounded(memory_T),
+            )
         )
-    return entries
+    return tuple(entries)
 
 
-def _add_lags(result: list[dict[str, Any]], of_layer: lag.LayerLag) -> None:
-    for each, correlation_K in zip(result, of_layer.correlation_RK, strict=True):
-        each["cross_correlation"] = [_known(c) for c in correlation_K]
-        if np.isfinite(correlation_K).all():
-            each["lag"] = lag.LAGS[int(correlation_K.argmax())]
+def _with_lags(prototypes: Sequence[Prototype], of_layer: lag.LayerLag) -> list[Prototype]:
+    return [
+        dataclasses.replace(
+            each,
+            cross_correlation=tuple(map(_known, correlation_K)),
+            lag=lag.LAGS[int(correlation_K.argmax())] if np.isfinite(correlation_K).all() else None,
+        )
+        for each, correlation_K in zip(prototypes, of_layer.correlation_RK, strict=True)
+    ]
 
 
 def _layer(
     layer: int,
     gates: Mapping[str, np.ndarray],
     texts: Texts,
-    result: Sequence[Mapping[str, Any]],
+    prototypes: Sequence[Prototype],
     counts_SN: np.ndarray,
-) -> dict[str, Any]:
+) -> Layer:
     text_M = np.nonzero(texts.token_mask_NT)[0]
-    measured = {
-        gate: measures.of_layer(
-            gate_NTR[texts.token_mask_NT], text_M, [each[gate] for each in result], counts_SN
-        )
-        for gate, gate_NTR in gates.items()
-    }
-    return {"layer": layer, **measured}
+
+    def measured(gate: str, of_prototypes: list[PrototypeGate]) -> results.LayerGate:
+        gate_MR = gates[gate][texts.token_mask_NT]
+        return measures.of_layer(gate_MR, text_M, of_prototypes, counts_SN)
+
+    return Layer(
+        layer=layer,
+        write=measured("write", [each.write for each in prototypes]),
+        read=measured("read", [each.read for each in prototypes]),
+    )
 
 
 def _locality(
-    prototypes: list[dict[str, Any]], resampled_SQ: np.ndarray, texts: int, settings: ConceptConfig
-) -> dict[str, Any]:
-    known_Q = np.array([each["half_life"] is not None for each in prototypes])
+    prototypes: Sequence[Prototype], resampled_SQ: np.ndarray, texts: int, settings: ConceptConfig
+) -> results.Locality:
+    known_Q = np.array([each.half_life is not None for each in prototypes])
     half_life_Q, repetition_Q, layer_Q = (
-        np.array([each[name] for each in prototypes if each["half_life"] is not None])
+        np.array([getattr(each, name) for each in prototypes if each.half_life is not None])
         for name in ("half_life", "repetition", "layer")
     )
     result = locality.half_life_repetition(
@@ -263,36 +295,45 @@ def _locality(
         texts=texts,
         seed=settings.seed,
     )
-    return {
-        "spearman": _tested(result.spearman),
-        "cohens_d": _tested(result.cohens_d),
-        "overall_spearman": _known(result.overall_spearman),
-        "overall_cohens_d": _known(result.overall_cohens_d),
-        "quartiles": [_known(mean) for mean in result.quartiles],
-    }
+    return results.Locality(
+        spearman=_statistic(result.spearman),
+        cohens_d=_statistic(result.cohens_d),
+        overall_spearman=_known(result.overall_spearman),
+        overall_cohens_d=_known(result.overall_cohens_d),
+        quartiles=tuple(map(_known, result.quartiles)),
+    )
 
 
-def _lag(prototypes: list[dict[str, Any]], result: lag.LagTests) -> dict[str, Any]:
-    peaks = [each["lag"] for each in prototypes if each["lag"] is not None]
-    correlations = [each["cross_correlation"] for each in prototypes if each["lag"] is not None]
-    mean = np.mean(correlations, axis=0).tolist() if peaks else [None] * len(lag.LAGS)
-    return {
-        "lags": list(lag.LAGS),
-        "mean": mean,
-        "lead": _tested(result.lead),
-        "own_lead": _tested(result.own_lead),
-        "peaks_one_before": peaks.count(-1) / len(peaks) if peaks else None,
-    }
+def _lag(prototypes: Sequence[Prototype], result: lag.LagTests) -> results.Lag:
+    peaks = [each.lag for each in prototypes if each.lag is not None]
+    correlations = [each.cross_correlation for each in prototypes if each.lag is not None]
+    mean = (
+        np.mean(np.array(correlations, float), axis=0).tolist() if peaks else [None] * len(lag.LAGS)
+    )
+    return results.Lag(
+        lags=lag.LAGS,
+        mean=tuple(mean),
+        lead=_statistic(result.lead),
+        own_lead=_statistic(result.own_lead),
+        peaks_one_before=peaks.count(-1) / len(peaks) if peaks else None,
+    )
 
 
-def _tested(result: resampling.Tested) -> dict[str, Any]:
-    return {name: _known(value) for name, value in dataclasses.asdict(result).items()}
+def _statistic(result: resampling.Tested) -> Statistic:
+    return Statistic(
+        value=_known(result.value),
+        low=_known(result.low),
+        high=_known(result.high),
+        p=_known(result.p),
+        prototypes=result.prototypes,
+        texts=result.texts,
+    )
 
 
 def _known(value: float) -> float | None:
-    """What JSON can hold."""
-    return value if isinstance(value, int) else float(value) if math.isfinite(value) else None
+    """None for what is not finite, of which JSON has no numbers."""
+    return float(value) if math.isfinite(value) else None
 
 
-def _rounded(gate_T: np.ndarray) -> list[float]:
-    return np.round(gate_T.astype(np.float64), _DIGITS).tolist()
+def _rounded(gate_T: np.ndarray) -> tuple[float, ...]:
+    return tuple(np.round(gate_T.astype(np.float64), _DIGITS).tolist())

@@ -8,15 +8,16 @@ are, not how much on the judge.
 
 from collections.abc import Mapping, Sequence
 import dataclasses
-from typing import Any
 
 import numpy as np
 from scipy import stats
 
 from lm_jax.statistics import Interval, clustered_bootstrap
 from protot_jax.concepts.judge import SCORES
+from protot_jax.concepts.results import ConceptReport, Label, Prototype, RandomTexts
 
 RESAMPLES = 2000
+Labelled = Sequence[Prototype] | Sequence[RandomTexts]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,25 +30,24 @@ class Scores:
     intervals: Mapping[str, Interval | None]
 
 
-def by_layer(twin: Mapping[str, Any], *, seed: int = 0) -> list[Scores]:
+def by_layer(result: ConceptReport, *, seed: int = 0) -> list[Scores]:
     """Of every layer, of all layers together, and of the random texts where there are some."""
-    prototypes = twin["prototypes"]
-    groups = [
-        (f"layer {one['layer']}", [p for p in prototypes if p["layer"] == one["layer"]])
-        for one in twin["layers"]
+    groups: list[tuple[str, Labelled]] = [
+        (f"layer {one.layer}", [p for p in result.prototypes if p.layer == one.layer])
+        for one in result.layers
     ]
-    groups.append(("all layers", prototypes))
-    if twin["baseline"] is not None:
-        groups.append(("random texts", twin["baseline"]))
+    groups.append(("all layers", result.prototypes))
+    if result.baseline is not None:
+        groups.append(("random texts", result.baseline))
     return [_group(name, members, seed) for name, members in groups]
 
 
-def lead(twin: Mapping[str, Any], *, seed: int = 0) -> dict[str, Interval | None]:
+def lead(result: ConceptReport, *, seed: int = 0) -> dict[str, Interval | None]:
     """Mean score of the prototypes less that of the random texts; `n` counts the prototypes.
 
     Both sides are resampled. None without a baseline, or with fewer than two labels on a side.
     """
-    ours, random = _labels(twin["prototypes"]), _labels(twin["baseline"] or [])
+    ours, random = _labels(result.prototypes), _labels(result.baseline or ())
     if min(len(ours), len(random)) < 2:
         return dict.fromkeys(SCORES)
     return {score: _difference(_of(ours, score), _of(random, score), seed) for score in SCORES}
@@ -65,7 +65,7 @@ def _difference(ours: np.ndarray, random: np.ndarray, seed: int) -> Interval:
     return Interval(value, float(result.low), float(result.high), ours.size)
 
 
-def _group(name: str, members: Sequence[Mapping[str, Any]], seed: int) -> Scores:
+def _group(name: str, members: Labelled, seed: int) -> Scores:
     labels = _labels(members)
     intervals: dict[str, Interval | None] = dict.fromkeys(SCORES)
     if len(labels) > 1:
@@ -76,9 +76,9 @@ def _group(name: str, members: Sequence[Mapping[str, Any]], seed: int) -> Scores
     return Scores(name, len(members), len(labels), intervals)
 
 
-def _labels(members: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    return [one["label"] for one in members if one["label"] is not None]
+def _labels(members: Labelled) -> list[Label]:
+    return [one.label for one in members if one.label is not None]
 
 
-def _of(labels: Sequence[Mapping[str, Any]], score: str) -> np.ndarray:
-    return np.array([label[score] for label in labels], dtype=float)
+def _of(labels: Sequence[Label], score: str) -> np.ndarray:
+    return np.array([getattr(label, score) for label in labels], dtype=float)

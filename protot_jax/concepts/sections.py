@@ -1,12 +1,11 @@
-"""The parts of the concept page that stand still: figures and tables of what the twin adds up to.
+"""The parts of the concept page that stand still: figures and tables of all prototypes.
 
 After the paper's Fig. 7 and Table 21 (half-life against repetition), Fig. 3 right (reading before
 writing), Figs. 8 and 9 (gates by layer) and Fig. 2 (scores of a judge). Every function makes one
-section of a twin, as `schema.py` describes it.
+section of a `ConceptReport`.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from markupsafe import Markup
 import numpy as np
@@ -14,31 +13,31 @@ import numpy as np
 from lm_jax import report
 from lm_jax.report import Bar, Column, Points, Section, Series, cell, rate, section, table
 from lm_jax.report.markup import number
+from lm_jax.statistics import Interval
 from protot_jax.concepts import scores
 from protot_jax.concepts.judge import SCORES
+from protot_jax.concepts.results import ConceptReport, Layer, LayerGate, Prototype, Statistic
 
-Twin = Mapping[str, Any]
 
-
-def half_lives(twin: Twin) -> Section:
+def half_lives(result: ConceptReport) -> Section:
     """Their distribution, and whether prototypes of short memory hold fewer tokens."""
-    prototypes = twin["prototypes"]
-    lives = [p["half_life"] for p in prototypes if p["half_life"] is not None]
+    prototypes = result.prototypes
+    lives = [p.half_life for p in prototypes if p.half_life is not None]
     endless = len(prototypes) - len(lives)
-    both = [p for p in prototypes if p["half_life"] is not None and p["repetition"] is not None]
+    both = [p for p in prototypes if p.half_life is not None and p.repetition is not None]
     groups = [
         Points(
-            f"layer {one['layer']}",
-            [p["half_life"] for p in both if p["layer"] == one["layer"]],
-            [p["repetition"] for p in both if p["layer"] == one["layer"]],
-            [_point(p) for p in both if p["layer"] == one["layer"]],
+            f"layer {one.layer}",
+            _floats([p.half_life for p in both if p.layer == one.layer]),
+            _floats([p.repetition for p in both if p.layer == one.layer]),
+            [_point(p) for p in both if p.layer == one.layer],
         )
-        for one in twin["layers"]
+        for one in result.layers
     ]
-    result = twin["half_life_repetition"]
+    locality = result.half_life_repetition
     quartiles = zip(
         ("shortest quarter", "second", "third", "longest quarter"),
-        result["quartiles"],
+        locality.quartiles,
         strict=True,
     )
     remark = (
@@ -77,10 +76,10 @@ def half_lives(twin: Twin) -> Section:
             [
                 [
                     "Spearman",
-                    result["overall_spearman"],
+                    locality.overall_spearman,
                     "−0.219 (p 8 × 10⁻¹⁰)",
                 ],
-                ["Cohen's d", result["overall_cohens_d"], "0.825"],
+                ["Cohen's d", locality.overall_cohens_d, "0.825"],
             ],
             caption="Half-life against repetition over all prototypes, as the paper has it: rank "
             "correlation, and difference of the shortest from the longest quarter. Both may go "
@@ -90,23 +89,23 @@ def half_lives(twin: Twin) -> Section:
         ),
         _tests(
             [
-                ("Spearman", result["spearman"]),
-                ("Cohen's d", result["cohens_d"]),
+                ("Spearman", locality.spearman),
+                ("Cohen's d", locality.cohens_d),
             ],
             "Half-life against repetition among the prototypes of a layer: correlation of their "
             "ranks in the layer, and difference of its shortest from its longest quarter in "
             "repetition less the layer's mean. For p, repetition "
-            f"changes owners within layers ({number(twin['settings']['resamples'])} permutations); "
+            f"changes owners within layers ({number(result.settings.resamples)} permutations); "
             "an interval is over samples of half of the texts, and of prototypes within layers.",
         ),
     )
 
 
-def reading_first(twin: Twin) -> Section:
+def reading_first(result: ConceptReport) -> Section:
     """The test of "reading peaks one token before writing"."""
-    lag = twin["lag"]
-    peaks = [p["lag"] for p in twin["prototypes"] if p["lag"] is not None]
-    share = lag["peaks_one_before"]
+    lag = result.lag
+    peaks = [p.lag for p in result.prototypes if p.lag is not None]
+    share = lag.peaks_one_before
     text = (
         "No prototype varies enough to have a peak."
         if share is None
@@ -114,7 +113,7 @@ def reading_first(twin: Twin) -> Section:
     )
     left_out = (
         " The first layer is left out, for it reads with its write gate (shared routing)."
-        if twin["model"]["shared_routing"]
+        if result.model.shared_routing
         else ""
     )
     return section(
@@ -124,15 +123,15 @@ def reading_first(twin: Twin) -> Section:
         f"over all analysed texts. {text}{left_out}",
         report.grid(
             report.curves(
-                [Series("mean over prototypes", lag["lags"], _floats(lag["mean"]))],
+                [Series("mean over prototypes", lag.lags, _floats(lag.mean))],
                 caption="Correlation of the read gate with the write gate.",
                 x_label="lag of reading behind writing (tokens)",
                 y_label="correlation",
                 n=len(peaks),
-                x_ticks=lag["lags"],
+                x_ticks=lag.lags,
             ),
             report.bars(
-                [Bar(f"lag {number(at)}", peaks.count(at)) for at in lag["lags"]],
+                [Bar(f"lag {number(at)}", peaks.count(at)) for at in lag.lags],
                 caption="At which lag the correlation of a prototype peaks.",
                 x_label="prototypes (count)",
                 spec=".0f",
@@ -141,12 +140,12 @@ def reading_first(twin: Twin) -> Section:
         ),
         _tests(
             [
-                ("Lead", lag["lead"]),
-                ("Own lead", lag["own_lead"]),
+                ("Lead", lag.lead),
+                ("Own lead", lag.own_lead),
             ],
             "The lead is the mean correlation one token before writing, less that at the same "
             "token; its interval and p are a bootstrap over texts "
-            f"({number(twin['settings']['resamples'])} samples). The own lead is the lead less "
+            f"({number(result.settings.resamples)} samples). The own lead is the lead less "
             "that of the read gates of the layer's other prototypes: for its p the read gates of a "
             "layer change owners, and its interval holds the differences that this test does not "
             "reject. Both p are two-sided. The paper has neither: it shows texts.",
@@ -154,7 +153,7 @@ def reading_first(twin: Twin) -> Section:
     )
 
 
-def layers(twin: Twin) -> Section:
+def layers(result: ConceptReport) -> Section:
     """Gate statistics by depth, as curves and as numbers."""
     columns = {
         "l1_ratio": "L1 ratio",
@@ -169,7 +168,7 @@ def layers(twin: Twin) -> Section:
         "active": "Active",
         "dead": "Dead",
     }
-    depth = [one["layer"] for one in twin["layers"]]
+    depth = [one.layer for one in result.layers]
     drawn = {
         "l1_ratio": "L1 ratio",
         "gini": "Gini",
@@ -187,12 +186,12 @@ def layers(twin: Twin) -> Section:
         report.grid(
             *(
                 report.curves(
-                    [_by_layer(twin, gate, field) for gate in ("write", "read")],
+                    [_by_layer(result, gate, field) for gate in ("write", "read")],
                     caption=f"{name.partition(' (')[0]} by layer.",
                     x_label="layer",
                     y_label=name,
                     x_ticks=depth,
-                    n=f"{number(twin['settings']['tokens'])} tokens",
+                    n=f"{number(result.settings.tokens)} tokens",
                 )
                 for field, name in drawn.items()
             )
@@ -201,38 +200,44 @@ def layers(twin: Twin) -> Section:
             table(
                 ["Layer", *columns.values()],
                 [
-                    [one["layer"], *(_of_layer(one[gate], field) for field in columns)]
-                    for one in twin["layers"]
+                    [one.layer, *(_of_layer(_gate(one, gate), field) for field in columns)]
+                    for one in result.layers
                 ],
                 caption=f"{gate.capitalize()} gates.",
-                n=f"{number(twin['settings']['tokens'])} tokens",
+                n=f"{number(result.settings.tokens)} tokens",
             )
             for gate in ("write", "read")
         ),
     )
 
 
-def _by_layer(twin: Twin, gate: str, field: str) -> Series:
+def _by_layer(result: ConceptReport, gate: str, field: str) -> Series:
     """One statistic of one kind of gate over depth, with its band where it has one."""
-    results = [one[gate] for one in twin["layers"]]
-    ends = [one["intervals"].get(field, (None, None)) for one in results]
+    results = [_gate(one, gate) for one in result.layers]
+    ends = [getattr(one.intervals, field, (None, None)) for one in results]
     low, high = (_floats(end) for end in zip(*ends, strict=True))
     band = (low, high) if np.isfinite(low).all() else ()
-    depth = [one["layer"] for one in twin["layers"]]
-    return Series(gate, depth, _floats([one[field] for one in results]), *band)
+    depth = [one.layer for one in result.layers]
+    return Series(gate, depth, _floats([getattr(one, field) for one in results]), *band)
 
 
-def _of_layer(result: Mapping[str, Any], field: str) -> report.Cell:
+def _gate(layer: Layer, gate: str) -> LayerGate:
+    return layer.write if gate == "write" else layer.read
+
+
+def _of_layer(gate: LayerGate, field: str) -> report.Cell:
     """A value with its interval below, if it has one."""
-    ends = result["intervals"].get(field)
-    return cell(result[field], note=f"[{number(ends[0])}, {number(ends[1])}]" if ends else "")
+    ends = getattr(gate.intervals, field, None)
+    return cell(
+        getattr(gate, field), note=f"[{number(ends[0])}, {number(ends[1])}]" if ends else ""
+    )
 
 
-def labels(twin: Twin) -> Section:
+def labels(result: ConceptReport) -> Section:
     """Scores of the judge by layer, beside random texts."""
     title = "Themes and scores"
-    judge = twin["settings"]["judge"]
-    labelled = [p["label"] for p in twin["prototypes"] if p["label"] is not None]
+    judge = result.settings.judge
+    labelled = [p.label for p in result.prototypes if p.label is not None]
     if not labelled:
         why = (
             "This report was made without a judge, so that no prototype has a label. Name one "
@@ -241,21 +246,21 @@ def labels(twin: Twin) -> Section:
             else f"The judge {judge} gave no answer that could be read, so there are no labels."
         )
         return section(title, why)
-    without = len(twin["prototypes"]) - len(labelled)
+    without = len(result.prototypes) - len(labelled)
     rows = [
         [
             one.group,
             f"{number(one.labelled)} of {number(one.asked)}",
             *(_interval(one.intervals[score]) for score in SCORES),
         ]
-        for one in scores.by_layer(twin)
+        for one in scores.by_layer(result)
     ]
-    lead = [_interval(interval) for interval in scores.lead(twin).values()]
+    lead = [_interval(interval) for interval in scores.lead(result).values()]
     rows.append(["layers less random", "", *lead])
     beside = (
         "Random texts, shown to the same judge in the same way, say which scores it gives to "
         "nothing in particular."
-        if twin["baseline"]
+        if result.baseline
         else "There is no baseline of random texts for the scores to stand beside."
     )
     return section(
@@ -272,7 +277,7 @@ def labels(twin: Twin) -> Section:
         report.grid(
             *(
                 report.histogram(
-                    [label[score] for label in labelled],
+                    [getattr(label, score) for label in labelled],
                     caption=f"{score.capitalize()} of the prototypes.",
                     x_label="score",
                     y_label="prototypes (count)",
@@ -284,25 +289,23 @@ def labels(twin: Twin) -> Section:
     )
 
 
-def _tests(rows: Sequence[tuple[str, Mapping[str, Any]]], caption: str) -> Markup:
+def _tests(rows: Sequence[tuple[str, Statistic]], caption: str) -> Markup:
     cells = []
     for name, result in rows:
-        ends = (
-            "" if result["low"] is None else f"[{number(result['low'])}, {number(result['high'])}]"
-        )
-        counts = [result[unit] for unit in ("prototypes", "texts")]
-        cells.append([name, cell(result["value"], note=ends), number(result["p"]), *counts])
+        ends = "" if result.low is None else f"[{number(result.low)}, {number(result.high)}]"
+        value = cell(result.value, note=ends)
+        cells.append([name, value, number(result.p), result.prototypes, result.texts])
     heads = ["Test", "Value [95 %]", "p", "Prototypes", "Texts"]
     return table(heads, cells, caption=caption, align=["left", *["right"] * 4])
 
 
-def _interval(interval: Any) -> report.Cell:
+def _interval(interval: Interval | None) -> report.Cell:
     return cell(None) if interval is None else rate(interval, spec=".2f", scale=1.0)
 
 
-def _point(p: Mapping[str, Any]) -> str:
-    where = f"layer {p['layer']}, prototype {p['prototype']}"
-    return f"{where}: half-life {number(p['half_life'])}, repetition {number(p['repetition'])}"
+def _point(p: Prototype) -> str:
+    where = f"layer {p.layer}, prototype {p.prototype}"
+    return f"{where}: half-life {number(p.half_life)}, repetition {number(p.repetition)}"
 
 
 def _floats(values: Sequence[float | None]) -> np.ndarray:

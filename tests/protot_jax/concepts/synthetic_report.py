@@ -1,11 +1,13 @@
-"""Concept twins that no model made: valid by the schema, seeded, as small or large as asked."""
+"""Concept reports that no model made: valid by the schema, seeded, as small or large as asked."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 
-from protot_jax.concepts import schema
-from protot_jax.concepts.schema import RESAMPLED
+from lm_jax.run.results import parse_result
+from protot_jax.concepts import results
+from protot_jax.concepts.results import ConceptReport, LayerIntervals
 
 _SPEECH = """
 the people of a nation ask that its government keep faith with them and so we meet in this
@@ -18,7 +20,6 @@ HOSTILE = (
     "</script><script>alert(1)</script>",
     "<img src=x onerror=alert(1)>",
     "<!-- & &amp; \u2028",
-    "\ud800",
     "line\nend",
     "https://example.org/x.js",
 )
@@ -37,7 +38,7 @@ def make(
     hostile: bool = False,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """A twin.
+    """What `concepts.json` holds.
 
     The last prototype of every layer is dead and has no half-life; every third one has no label.
     `hostile` puts markup and worse into words, tokens, themes and the name of the corpus.
@@ -69,8 +70,8 @@ def make(
         for _ in range(8)
     ]
     return {
-        "schema": schema.NAME,
-        "version": schema.VERSION,
+        "schema": results.NAME,
+        "version": results.VERSION,
         "model": {
             "seed": seed,
             "step": 1200,
@@ -117,6 +118,11 @@ def make(
         },
         "baseline": None if judge == "null" else baseline,
     }
+
+
+def typed(made: dict[str, Any]) -> ConceptReport:
+    """What `make` returned as its dataclass."""
+    return parse_result(made, ConceptReport)
 
 
 def _short(value: float) -> float:
@@ -182,7 +188,7 @@ def _gate(rng: np.random.Generator, dead: bool) -> dict[str, Any]:
 
 def _layer_gate(rng: np.random.Generator, layer: int, layers: int) -> dict[str, Any]:
     depth = (layer + 1) / layers
-    results = {
+    means = {
         "l1_ratio": _short(4 + 8 * depth),
         "gini": _short(0.5 + 0.4 * depth),
         "entropy": _short(2.4 - depth),
@@ -196,9 +202,10 @@ def _layer_gate(rng: np.random.Generator, layer: int, layers: int) -> dict[str, 
         "dead": 1,
     }
     ends = {
-        name: [_short(0.95 * results[name]), _short(1.04 * results[name])] for name in RESAMPLED
+        each.name: [_short(0.95 * means[each.name]), _short(1.04 * means[each.name])]
+        for each in dataclasses.fields(LayerIntervals)
     }
-    return {**results, "intervals": ends}
+    return {**means, "intervals": ends}
 
 
 def _label(rng: np.random.Generator, theme: str) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def test_marks_and_padding_do_not_count_and_short_documents_are_left_out(run, mo
 def test_words_give_the_text_and_tokens_their_words(model):
     ids = model.tokenizer.encode("the people of a river town", add_special_tokens=False)
     split = shown.words(model.tokenizer, ids)
-    assert split.words == ["the", " people", " of", " a", " river", " town"]
+    assert split.words == ("the", " people", " of", " a", " river", " town")
     joined = [
         "".join(token for token, of in zip(split.tokens, split.word_of, strict=True) if of == word)
         for word in range(6)

@@ -1,5 +1,6 @@
 """The command from a run to its report, and what the report says, measured again."""
 
+import copy
 import dataclasses
 import itertools
 import json
@@ -10,17 +11,22 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
+from lm_jax.errors import CorruptError
 from lm_jax.run import cli
+from lm_jax.run.files import to_jsonable, write_json
+from lm_jax.run.results import json_schema, load_result
 from lm_jax.text.examples import Examples
 from lm_jax.text.preparation import open_prepared
 import protot_jax
 from protot_jax.concepts import __main__ as command
 from protot_jax.concepts import collect, lag, measures, report_data
-from protot_jax.concepts.schema import SCHEMA
+from protot_jax.concepts.results import ConceptReport, Label
 from tests import rounding
 from tests.protot_jax.concepts import stored
 
 U = 2.0**-24
+SCHEMA = json_schema(ConceptReport)
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 
 LABEL = {
     "theme": "towns",
@@ -41,7 +47,7 @@ class Recorder:
 
     def label(self, shown):
         self.shown.append(shown)
-        return LABEL
+        return Label(**LABEL)
 
 
 def launched(*flags):
@@ -76,6 +82,26 @@ def test_the_report_keeps_to_its_schema(reported):
         for top in each["top_texts"]:
             tokens = made["texts"][top["text"]]["tokens"]
             assert {len(top[name]) for name in ("write", "read", "memory")} == {len(tokens)}
+
+
+def test_the_report_is_read_back_as_it_was_written(reported, tmp_path):
+    folder, made = copy.deepcopy(reported)
+    report = load_result(folder / "concepts.json", ConceptReport)
+    write_json(tmp_path / "again.json", report)
+    assert (tmp_path / "again.json").read_bytes() == (folder / "concepts.json").read_bytes()
+    made["layers"][0]["write"]["gini"] = "high"
+    made["texts"][1]["word"] = made["texts"][1].pop("words")
+    made["version"] = 1
+    (tmp_path / "broken.json").write_text(json.dumps(made))
+    with pytest.raises(CorruptError) as caught:
+        load_result(tmp_path / "broken.json", ConceptReport)
+    places = ("layers[0].write.gini = 'high'", "texts[1].words is", "texts[1].word ", "version = 1")
+    assert all(place in str(caught.value) for place in places)
+    assert {".".join(map(str, error.path)) for error in VALIDATOR.iter_errors(made)} == {
+        "layers.0.write.gini",
+        "texts.1",
+        "version",
+    }
 
 
 def test_the_first_layer_takes_no_part_in_the_lag_test(reported):
@@ -172,7 +198,9 @@ def test_a_judge_sees_words_and_also_random_texts(run, tmp_path, caplog):
     model = dataclasses.replace(model, config=dataclasses.replace(model.config, examples="pack"))
     recorder = Recorder()
     settings = report_data.ConceptConfig(length=16, top=2, resamples=99)
-    made = command.report(model, run / "data", tmp_path, settings, recorder)
+    report = command.report(model, run / "data", tmp_path, settings, recorder)
+    assert load_result(tmp_path / "concepts.json", ConceptReport) == report
+    made = to_jsonable(report)
     assert "trained on documents joined into rows" in caplog.text
     jsonschema.validate(made, SCHEMA)
     assert made["settings"]["judge"] == "recorder"

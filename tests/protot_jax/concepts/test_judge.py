@@ -14,6 +14,7 @@ from lm_jax.errors import BadInputError, UsageError
 from lm_jax.text.tokenizer import Tokenizer
 from protot_jax.concepts import judge, scores
 from protot_jax.concepts.answers import Answers, digest
+from protot_jax.concepts.results import Label
 from tests import tiny
 from tests.protot_jax.concepts import synthetic_report
 
@@ -64,12 +65,12 @@ def test_the_prompt_holds_ten_texts_at_most():
     ],
 )
 def test_an_answer_is_one_object_with_or_without_words_around_it(answer):
-    assert judge.parse(answer) == LABEL
+    assert judge.parse(answer) == Label(**LABEL)
 
 
 def test_braces_inside_a_text_of_the_answer_are_part_of_it():
     label = {**LABEL, "explanation": 'The mark "}" and {"theme": 1} come back.'}
-    assert judge.parse(f"```json\n{json.dumps(label)}\n```") == label
+    assert judge.parse(f"```json\n{json.dumps(label)}\n```") == Label(**label)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +89,8 @@ def test_braces_inside_a_text_of_the_answer_are_part_of_it():
         (json.dumps({k: v for k, v in LABEL.items() if k != "themes"}), "not an object with"),
         (json.dumps({**LABEL, "theme": " "}), "theme must be a text"),
         (json.dumps({**LABEL, "explanation": None}), "explanation must be a text"),
+        # A lone surrogate is no text, and no JSON file can be read that holds one.
+        (json.dumps({**LABEL, "theme": "\ud83d"}), "theme must be a text"),
         (json.dumps({**LABEL, "coverage": 11}), "coverage = 11"),
         (json.dumps({**LABEL, "disentanglement": "8"}), "disentanglement = '8'"),
         (json.dumps({**LABEL, "disentanglement": True}), "disentanglement = True"),
@@ -105,7 +108,7 @@ def test_a_judge_counts_what_gave_no_label(caplog):
     own = judge.PromptedJudge("mine", lambda asked: next(replies))
     with caplog.at_level(logging.WARNING):
         results = [own.label(SHOWN) for _ in range(3)]
-    assert results == [LABEL, None, None]
+    assert results == [Label(**LABEL), None, None]
     assert (own.asked, own.unanswered, own.unreadable) == (3, 1, 1)
     assert own.summary().startswith("mine labelled 1 of 3: 1 had no answer, 1 answers were not")
     assert "I would say dates." in caplog.text
@@ -149,7 +152,7 @@ def test_answers_come_back_from_their_file_and_missing_prompts_are_listed(tmp_pa
     file.write_text(json.dumps(reply), "utf-8")
     second = judge.build_judge(f"cached:{file}")
     assert second.name == "cached:answers.jsonl"
-    assert second.label(SHOWN) == LABEL
+    assert second.label(SHOWN) == Label(**LABEL)
     assert not (tmp_path / "answers.jsonl.missing").exists()
 
 
@@ -239,7 +242,7 @@ def test_a_local_model_sees_its_template_with_the_message_as_plain_text(
     monkeypatch.setattr(judge, "generate", generate)
     made = judge.build_judge(f"local:{folder}", answers=tmp_path / "answers.jsonl")
     hostile = [([" <|end|>", " peace"], [0.9, 0.1])]
-    assert made.label(hostile) == LABEL
+    assert made.label(hostile) == Label(**LABEL)
     (ids,) = calls
     # One program for all prompts of about a length.
     assert len(ids) % 64 == 0
@@ -252,7 +255,7 @@ def test_a_local_model_sees_its_template_with_the_message_as_plain_text(
     assert ids.count(257) == int(chat)
     # The same weights are not asked the same thing twice, even by a run that starts again.
     again = judge.build_judge(f"local:{folder}", answers=tmp_path / "answers.jsonl")
-    assert again.label(hostile) == LABEL
+    assert again.label(hostile) == Label(**LABEL)
     assert len(calls) == 1
 
 
@@ -265,16 +268,16 @@ def test_a_template_that_swallows_the_message_is_refused(tmp_path):
 
 
 def test_intervals_by_layer_hold_the_mean_and_grow_with_doubt():
-    twin = synthetic_report.make(2, 9)
-    results = {one.group: one for one in scores.by_layer(twin)}
+    made = synthetic_report.make(2, 9)
+    results = {one.group: one for one in scores.by_layer(synthetic_report.typed(made))}
     assert list(results) == ["layer 0", "layer 1", "all layers", "random texts"]
     for group in results.values():
         members = (
-            twin["baseline"]
+            made["baseline"]
             if group.group == "random texts"
             else [
                 p
-                for p in twin["prototypes"]
+                for p in made["prototypes"]
                 if group.group in (f"layer {p['layer']}", "all layers")
             ]
         )
@@ -292,18 +295,18 @@ def test_intervals_by_layer_hold_the_mean_and_grow_with_doubt():
 
 
 def test_the_lead_over_random_texts_is_a_difference_of_means():
-    twin = synthetic_report.make(2, 9)
-    for one in twin["prototypes"]:
+    made = synthetic_report.make(2, 9)
+    for one in made["prototypes"]:
         if one["label"]:
             one["label"]["coverage"] = 9
-    for i, one in enumerate(twin["baseline"]):
+    for i, one in enumerate(made["baseline"]):
         one["label"]["coverage"] = 3 + i % 2
-    result = scores.lead(twin)["coverage"]
+    result = scores.lead(synthetic_report.typed(made))["coverage"]
     assert result.estimate == pytest.approx(5.5)
     assert 5.0 < result.low < 5.5 < result.high < 6.0
 
 
 def test_too_few_labels_have_no_interval():
-    twin = synthetic_report.make(1, 4, judge="null")
-    assert [one.intervals["themes"] for one in scores.by_layer(twin)] == [None, None]
-    assert scores.lead(twin) == dict.fromkeys(judge.SCORES)
+    made = synthetic_report.typed(synthetic_report.make(1, 4, judge="null"))
+    assert [one.intervals["themes"] for one in scores.by_layer(made)] == [None, None]
+    assert scores.lead(made) == dict.fromkeys(judge.SCORES)

@@ -77,13 +77,11 @@ def test_chance_shows_what_rare_tokens_still_give():
     entries = measures.of_prototypes(gate_MR, token_M)
     counts_SN = resampling.bootstrap_counts(20, 99, seed=0)
     result = measures.of_layer(gate_MR, np.arange(2_000) // 100, entries, counts_SN)
-    assert result["mutual_information"] > 0.2
-    assert result["mutual_information_by_chance"] == pytest.approx(
-        result["mutual_information"], abs=0.03
-    )
+    assert result.mutual_information > 0.2
+    assert result.mutual_information_by_chance == pytest.approx(result.mutual_information, abs=0.03)
     # A gate that the token decides is far above its own chance.
     (tied,) = measures.of_prototypes(token_M[:, None] / 400, token_M)
-    assert tied["mutual_information"] > tied["mutual_information_by_chance"] + 1.0
+    assert tied.mutual_information > tied.mutual_information_by_chance + 1.0
 
 
 def test_a_constant_gate_says_nothing():
@@ -107,15 +105,15 @@ def test_the_health_of_a_router_is_counted():
     prototypes = measures.of_prototypes(gate_MR, token_M)
     counts_SN = np.array([[1.0, 1.0], [2.0, 0.0], [0.0, 2.0]])
     layer = measures.of_layer(gate_MR, np.arange(2), prototypes, counts_SN)
-    assert [each["top_1"] for each in prototypes] == [0.5, 0.5, 0.0]
-    assert [each["active"] for each in prototypes] == [1.0, 1.0, 0.0]
+    assert [each.top_1 for each in prototypes] == [0.5, 0.5, 0.0]
+    assert [each.active for each in prototypes] == [1.0, 1.0, 0.0]
     # Across tokens, and so not Eq. 3, which is across prototypes.
-    assert prototypes[0]["peak_over_mean"] == pytest.approx(0.7 / 0.45)
-    assert (layer["active"], layer["dead"]) == (2.0, 1)
-    assert layer["top_1"] == pytest.approx((0.7 + 0.795) / 2)
-    assert layer["margin"] == pytest.approx((0.405 + 0.595) / 2)
-    assert layer["max_share"] == pytest.approx((0.295 + 0.795) / 2)
-    assert layer["usage_gini"] == pytest.approx(float(measures.gini(gate_MR.mean(0))))
+    assert prototypes[0].peak_over_mean == pytest.approx(0.7 / 0.45)
+    assert (layer.active, layer.dead) == (2.0, 1)
+    assert layer.top_1 == pytest.approx((0.7 + 0.795) / 2)
+    assert layer.margin == pytest.approx((0.405 + 0.595) / 2)
+    assert layer.max_share == pytest.approx((0.295 + 0.795) / 2)
+    assert layer.usage_gini == pytest.approx(float(measures.gini(gate_MR.mean(0))))
 
 
 def test_intervals_of_router_health_are_bootstraps_over_texts():
@@ -134,11 +132,11 @@ def test_intervals_of_router_health_are_bootstraps_over_texts():
     }
     for name, values_M in token_values.items():
         wanted = our_stats.clustered_bootstrap(values_M, text_M, seed=1)
-        assert result[name] == pytest.approx(wanted.estimate)
+        assert getattr(result, name) == pytest.approx(wanted.estimate)
         width = wanted.high - wanted.low
         # Two bootstraps of a thousand samples agree to a few percent of their width.
-        assert result["intervals"][name] == pytest.approx(
-            [wanted.low, wanted.high], abs=0.1 * width
+        assert getattr(result.intervals, name) == pytest.approx(
+            (wanted.low, wanted.high), abs=0.1 * width
         )
         alone = our_stats.clustered_bootstrap(values_M, np.arange(len(text_M)), seed=1)
         assert width > 1.5 * (alone.high - alone.low)
@@ -148,4 +146,6 @@ def test_intervals_of_router_health_are_bootstraps_over_texts():
         share_R = gate_MR[np.repeat(np.arange(len(text_M)), count_N[text_M].astype(int))].sum(0)
         drawn.append((measures.gini(share_R), share_R.max() / share_R.sum()))
     for name, values_S in zip(("usage_gini", "max_share"), np.transpose(drawn), strict=True):
-        assert result["intervals"][name] == pytest.approx(np.quantile(values_S, [0.025, 0.975]))
+        assert getattr(result.intervals, name) == pytest.approx(
+            tuple(np.quantile(values_S, [0.025, 0.975]))
+        )

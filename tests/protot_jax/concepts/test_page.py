@@ -1,5 +1,6 @@
-"""The concept page holds its twin unchanged, asks for nothing, runs no foreign text, and works."""
+"""The concept page holds its data unchanged, asks for nothing, runs no foreign text, and works."""
 
+import dataclasses
 import html.parser
 import json
 from pathlib import Path
@@ -11,8 +12,10 @@ import jsonschema
 import pytest
 
 from lm_jax.report.markup import number
+from lm_jax.run.results import json_schema
 import protot_jax
-from protot_jax.concepts import page, schema
+from protot_jax.concepts import page
+from protot_jax.concepts.results import ConceptReport
 from tests.protot_jax.concepts import synthetic_report
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -44,19 +47,19 @@ class _Reader(html.parser.HTMLParser):
 
 
 @pytest.mark.parametrize("options", [{}, {"hostile": True}, {"judge": "null"}, {"layers": 1}])
-def test_the_page_holds_the_twin_as_it_is(options):
-    twin = synthetic_report.make(**options)
-    jsonschema.validate(twin, schema.SCHEMA)
-    reader = _Reader(page.render(twin))
+def test_the_page_holds_the_data_as_it_is(options):
+    made = synthetic_report.make(**options)
+    jsonschema.validate(made, json_schema(ConceptReport))
+    reader = _Reader(page.render(synthetic_report.typed(made)))
     (held,) = [code for attrs, code in reader.scripts if attrs.get("type") == "application/json"]
-    assert json.loads(held) == twin
+    assert json.loads(held) == made
     assert not set("<>&") & set(held)
 
 
 def test_foreign_text_is_never_markup():
     plain, hostile = (
-        _Reader(page.render(synthetic_report.make())),
-        page.render(synthetic_report.make(hostile=True)),
+        _Reader(page.render(synthetic_report.typed(synthetic_report.make()))),
+        page.render(synthetic_report.typed(synthetic_report.make(hostile=True))),
     )
     reader = _Reader(hostile)
     hostile.encode()
@@ -67,8 +70,15 @@ def test_foreign_text_is_never_markup():
     assert f"trained on {synthetic_report.HOSTILE[1]} (" in reader.text
 
 
+def test_a_lone_surrogate_cannot_make_the_page_unwritable():
+    made = synthetic_report.typed(synthetic_report.make())
+    broken = dataclasses.replace(made.texts[0], words=("\ud800", *made.texts[0].words[1:]))
+    text = page.render(dataclasses.replace(made, texts=(broken, *made.texts[1:])))
+    assert b"\\ud800" in text.encode()
+
+
 def test_the_page_asks_for_nothing_outside_itself():
-    text = page.render(synthetic_report.make())
+    text = page.render(synthetic_report.typed(synthetic_report.make()))
     reader = _Reader(text)
     (policy,) = [a["content"] for _, a in reader.tags if "http-equiv" in a]
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
@@ -87,12 +97,12 @@ def test_the_page_asks_for_nothing_outside_itself():
 
 def test_a_page_of_the_default_model_stays_small():
     # As many texts as prototypes could show, if no two shared one.
-    twin = synthetic_report.make(6, 32, texts=1920, length=32, top=10)
-    assert len(page.render(twin).encode()) < 5e6
+    made = synthetic_report.make(6, 32, texts=1920, length=32, top=10)
+    assert len(page.render(synthetic_report.typed(made)).encode()) < 5e6
 
 
 def test_statistics_are_told_with_their_intervals():
-    text = _Reader(page.render(synthetic_report.make())).text
+    text = _Reader(page.render(synthetic_report.typed(synthetic_report.make()))).text
     tests = (
         "−0.219[−0.310, −0.120]",
         "0.825[0.400, 1.20]",
@@ -109,19 +119,20 @@ def test_statistics_are_told_with_their_intervals():
 
 
 def test_what_is_not_there_is_said_in_words():
-    twin = synthetic_report.make(judge="null")
-    twin["half_life_repetition"]["spearman"].update(value=None, p=None, low=None, high=None)
-    twin["lag"].update(mean=[None] * 11, peaks_one_before=None)
-    for p in twin["prototypes"]:
+    made = synthetic_report.make(judge="null")
+    made["half_life_repetition"]["spearman"].update(value=None, p=None, low=None, high=None)
+    made["lag"].update(mean=[None] * 11, peaks_one_before=None)
+    for p in made["prototypes"]:
         p.update(lag=None, half_life=None)
-    text = _Reader(page.render(twin)).text
+    text = _Reader(page.render(synthetic_report.typed(made))).text
     assert "made without a judge" in text
     assert "No prototype varies enough to have a peak." in text
     assert "8 have none that is finite" in text
     unread = synthetic_report.make()
     for p in unread["prototypes"]:
         p["label"] = None
-    assert "gave no answer that could be read" in _Reader(page.render(unread)).text
+    text = _Reader(page.render(synthetic_report.typed(unread))).text
+    assert "gave no answer that could be read" in text
 
 
 @pytest.fixture(scope="module")
@@ -132,12 +143,12 @@ def chromium():
     return result
 
 
-def browse(chromium, folder: Path, twin, steps: str, *, hash_: str = "", width: int = 1280):
+def browse(chromium, folder: Path, made, steps: str, *, hash_: str = "", width: int = 1280):
     """Opens the page in a frame of that width, and returns what the JavaScript `steps` return.
 
     `steps` is the body of a function of `page` (the frame's window) and `$` (its querySelector).
     """
-    (folder / "concepts.html").write_text(page.render(twin), "utf-8")
+    (folder / "concepts.html").write_text(page.render(synthetic_report.typed(made)), "utf-8")
     (folder / "drive.html").write_text(
         f"""<!DOCTYPE html><meta charset="utf-8"><body><pre id="out"></pre>
 <iframe src="concepts.html{hash_}" style="width:{width}px;height:900px;border:0"></iframe>
@@ -195,11 +206,11 @@ document.querySelector("iframe").addEventListener("load", async (event) => {{
 
 @pytest.mark.slow
 def test_a_link_opens_the_prototype_that_it_names(chromium, tmp_path):
-    twin = synthetic_report.make()
+    made = synthetic_report.make()
     result = browse(
         chromium,
         tmp_path,
-        twin,
+        made,
         """
         const measure = $("#measure");
         const named = [...measure.options].find((o) => o.text === "write: MI above chance (nats)");
@@ -222,7 +233,7 @@ def test_a_link_opens_the_prototype_that_it_names(chromium, tmp_path):
         };""",
         hash_="#layer=1&prototype=2",
     )
-    (p,) = [p for p in twin["prototypes"] if (p["layer"], p["prototype"]) == (1, 2)]
+    (p,) = [p for p in made["prototypes"] if (p["layer"], p["prototype"]) == (1, 2)]
     assert result["title"] == "Layer 1, prototype 2"
     assert result["badge"] == f"half-life {number(p['half_life'])} tokens"
     assert len(result["pressed"]) == 1 and result["pressed"][0].startswith("Layer 1, prototype 2: ")
@@ -236,7 +247,7 @@ def test_a_link_opens_the_prototype_that_it_names(chromium, tmp_path):
     assert result["count"] == "All 8 prototypes"
     assert result["theme"] == p["label"]["theme"]
     shown = p["top_texts"][0]
-    text = twin["texts"][shown["text"]]
+    text = made["texts"][shown["text"]]
     assert result["words"] == [word.strip() for word in text["words"]]
     assert result["line"] == "".join(text["words"])
     # A word has the mean of its tokens.
@@ -254,7 +265,7 @@ def test_a_link_opens_the_prototype_that_it_names(chromium, tmp_path):
     assert result["curves"] == 3
     assert result["lags"] == [
         f"lag {number(lag)}: {number(value)}"
-        for lag, value in zip(twin["lag"]["lags"], p["cross_correlation"], strict=True)
+        for lag, value in zip(made["lag"]["lags"], p["cross_correlation"], strict=True)
     ]
     # The edit that the page names is one.
     assert list(eval(result["edit"], {"protot_jax": protot_jax})) == ["mixer.write_logits"]
@@ -272,13 +283,13 @@ def test_a_link_opens_the_prototype_that_it_names(chromium, tmp_path):
     ],
 )
 def test_it_says_how_reading_goes_with_writing(chromium, tmp_path, lag, layer, said):
-    twin = synthetic_report.make()
-    for p in twin["prototypes"]:
+    made = synthetic_report.make()
+    for p in made["prototypes"]:
         p["lag"] = lag
     result = browse(
         chromium,
         tmp_path,
-        twin,
+        made,
         """return all("#opened .beside p").map((p) => p.textContent);""",
         hash_=f"#layer={layer}&prototype=1",
     )
@@ -287,12 +298,12 @@ def test_it_says_how_reading_goes_with_writing(chromium, tmp_path, lag, layer, s
 
 @pytest.mark.slow
 def test_searching_filtering_and_choosing_show_what_they_say(chromium, tmp_path):
-    twin = synthetic_report.make()
-    twin["prototypes"][5]["top_tokens"][0]["token"] = "Zebra"
+    made = synthetic_report.make()
+    made["prototypes"][5]["top_tokens"][0]["token"] = "Zebra"
     result = browse(
         chromium,
         tmp_path,
-        twin,
+        made,
         """
         const seen = () => [$("#count").textContent, all("#matches b").map((b) => b.textContent)];
         const form = $("#filters").elements;
@@ -326,10 +337,10 @@ def test_searching_filtering_and_choosing_show_what_they_say(chromium, tmp_path)
         steps.absent = $("#opened").textContent;
         return steps;""",
     )
-    labelled = [p for p in twin["prototypes"] if p["layer"] == 1 and p["label"]]
+    labelled = [p for p in made["prototypes"] if p["layer"] == 1 and p["label"]]
     lives = {
         f"L{p['layer']} P{p['prototype']}": p["half_life"] or float("inf")
-        for p in twin["prototypes"]
+        for p in made["prototypes"]
     }
     assert result["search"] == ["1 of 8 prototypes match", ["L1 P1"]]
     assert result["where"] == " in a top token"
@@ -344,8 +355,8 @@ def test_searching_filtering_and_choosing_show_what_they_say(chromium, tmp_path)
     assert set(result["low"][1]) == {name for name, life in lives.items() if life >= 5}
     assert set(result["both"][1]) == {name for name, life in lives.items() if 5 <= life <= 9}
     assert result["clicked"] == ["#layer=1&prototype=2", "Layer 1, prototype 2"]
-    shown = twin["prototypes"][6]["top_texts"][0]
-    text = twin["texts"][shown["text"]]
+    shown = made["prototypes"][6]["top_texts"][0]
+    text = made["texts"][shown["text"]]
     assert result["absolute"][0] == pytest.approx(
         sum(shown["memory"][: text["word_of"].count(0)]) / text["word_of"].count(0), abs=1e-6
     )
@@ -378,11 +389,11 @@ def test_hostile_text_is_shown_and_does_nothing(chromium, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [400, 1280])
 def test_nothing_is_wider_than_the_screen(chromium, tmp_path, width):
-    twin = synthetic_report.make(2, 32, length=120, hostile=True)
+    made = synthetic_report.make(2, 32, length=120, hostile=True)
     result = browse(
         chromium,
         tmp_path,
-        twin,
+        made,
         """
         const root = page.document.documentElement;
         const wide = [];

@@ -1,0 +1,309 @@
+"""Results of a concept report: the dataclasses of `concepts.json`, the data of its page.
+
+The page `concepts.html` shows this file and computes nothing that it does not hold. A reader
+refuses another version; a field that is added keeps the version, a change of meaning raises it.
+
+Lists that go by token have one entry per token of their text, by word one per word. The marks at
+the ends of a document (`<bos>`, `<eos>`, `<eot>`) are read by the model, but are in no text and no
+statistic here.
+"""
+
+import dataclasses
+from typing import Literal
+
+from lm_jax.run.results import Count, Share
+from protot_jax.concepts.ranking import RankBy
+
+NAME = "protot_jax.concepts"
+VERSION = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Statistic:
+    """A statistic, the 95 % interval and the two-sided p of one and the same hypothesis.
+
+    Null where it cannot be computed.
+
+    Attributes:
+      prototypes: how many it rests on.
+      texts: how many it rests on.
+    """
+
+    value: float | None
+    low: float | None
+    high: float | None
+    p: float | None
+    prototypes: Count
+    texts: Count
+
+
+@dataclasses.dataclass(frozen=True)
+class PrototypeGate:
+    """Statistics of one gate of a prototype over all analysed tokens.
+
+    Attributes:
+      peak_over_mean: largest over mean across tokens; null where it is never open. Eq. 3 is across
+        prototypes.
+      mutual_information: between token and gate in 10 quantile bins, in nats, Miller-Madow.
+      mutual_information_by_chance: what it is with the tokens shuffled.
+      top_1: share of tokens where this prototype has the largest gate.
+      active: share of tokens where its gate is >= 0.01.
+    """
+
+    mean: float
+    max: float
+    peak_over_mean: float | None
+    mutual_information: float | None
+    mutual_information_by_chance: float | None
+    top_1: float
+    active: float
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerIntervals:
+    """Ends of bootstraps over texts, 95 %."""
+
+    l1_ratio: tuple[float, float]
+    gini: tuple[float, float]
+    entropy: tuple[float, float]
+    top_1: tuple[float, float]
+    margin: tuple[float, float]
+    active: tuple[float, float]
+    usage_gini: tuple[float, float]
+    max_share: tuple[float, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerGate:
+    """Statistics of the write or read gates of a layer.
+
+    Attributes:
+      l1_ratio: mean over tokens of Eq. 3.
+      gini: mean over tokens of Eq. 4.
+      entropy: mean over tokens of Eq. 5, in nats.
+      top_1: mean over tokens of the largest gate.
+      margin: mean over tokens of its lead over the second.
+      active: mean number of prototypes with a gate >= 0.01.
+      usage_gini: Gini of the prototypes' shares of the writing, which is that of Table 15.
+      max_share: largest share of the writing.
+      mutual_information: mean over prototypes.
+      mutual_information_by_chance: mean over prototypes.
+      dead: how many prototypes never have a gate >= 0.01.
+    """
+
+    l1_ratio: float
+    gini: float
+    entropy: float
+    top_1: float
+    margin: float
+    active: float
+    usage_gini: float
+    max_share: float
+    intervals: LayerIntervals
+    mutual_information: float | None
+    mutual_information_by_chance: float | None
+    dead: Count
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """Both kinds of gates of a layer."""
+
+    layer: Count
+    write: LayerGate
+    read: LayerGate
+
+
+@dataclasses.dataclass(frozen=True)
+class Label:
+    """A judge's view of some texts; the scores are from 1 to 10."""
+
+    theme: str
+    disentanglement: float
+    coverage: float
+    themes: Count
+    explanation: str
+
+
+@dataclasses.dataclass(frozen=True)
+class SpelledToken:
+    """A token with the mean and the sum of a write gate over its occurrences."""
+
+    token: str
+    id: Count
+    mean: float
+    sum: float
+    count: Count
+
+
+@dataclasses.dataclass(frozen=True)
+class TopText:
+    """A text that a prototype writes, with the prototype's gates by token.
+
+    A word has the mean of its tokens.
+
+    Attributes:
+      text: an index into `texts`.
+      mean: of the write gate.
+      sum: of the write gate.
+      memory: how much of the recent writing went to the prototype, (1 - beta) sum_{j<i}
+        beta^(i-1-j) write_j: the discounted mean of its write gate strictly before a token, what
+        the next read finds.
+    """
+
+    text: Count
+    mean: float
+    sum: float
+    write: tuple[Share, ...]
+    read: tuple[Share, ...]
+    memory: tuple[Share, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Prototype:
+    """What is known of one prototype.
+
+    Attributes:
+      half_life: in tokens; null where the decay has rounded to 1.
+      repetition: 1 - unique / all of the tokens it writes most.
+      lag: where the cross-correlation peaks; below 0 reading comes before writing. Null in a first
+        layer with shared routing, and where a gate does not vary.
+      cross_correlation: of read with write at lags -5..5.
+      label: null without a judge, or without an answer that can be read.
+    """
+
+    layer: Count
+    prototype: Count
+    decay: float
+    half_life: float | None
+    write: PrototypeGate
+    read: PrototypeGate
+    repetition: float | None
+    lag: int | None
+    cross_correlation: tuple[float | None, ...]
+    top_tokens: tuple[SpelledToken, ...]
+    top_texts: tuple[TopText, ...]
+    label: Label | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """A shown text, in tokens and in words.
+
+    Attributes:
+      document: its number in the split.
+      words: joined by nothing they give the text.
+      word_of: which word each token is of.
+    """
+
+    document: Count
+    tokens: tuple[str, ...]
+    words: tuple[str, ...]
+    word_of: tuple[Count, ...]
+    perplexity: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Locality:
+    """The relation of half-life and repetition.
+
+    Attributes:
+      spearman: within layers, correlation of the ranks of half-life and repetition.
+      cohens_d: within layers, of the shortest against the longest quarter of half-lives.
+      overall_spearman: over all prototypes, whatever their layer, as Table 21: depth is part of it.
+      overall_cohens_d: likewise.
+      quartiles: mean repetition by quartile of half-life, short first.
+    """
+
+    spearman: Statistic
+    cohens_d: Statistic
+    overall_spearman: float | None
+    overall_cohens_d: float | None
+    quartiles: tuple[float | None, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Lag:
+    """Whether reading comes before writing.
+
+    Attributes:
+      mean: cross-correlation at each lag, averaged over prototypes.
+      lead: mean correlation at lag -1 less that at lag 0; bootstrap over texts.
+      own_lead: the same less its mean over the read gates of the layer's other prototypes; read
+        gates of a layer change owners.
+      peaks_one_before: share of prototypes whose peak is at lag -1.
+    """
+
+    lags: tuple[int, ...]
+    mean: tuple[float | None, ...]
+    lead: Statistic
+    own_lead: Statistic
+    peaks_one_before: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """The model whose prototypes they are.
+
+    Attributes:
+      perplexity: of the analysed texts themselves.
+    """
+
+    seed: Count
+    step: Count
+    layers: Count
+    prototypes: Count
+    hidden_size: Count
+    context: Count
+    vocab_size: Count
+    parameters: Count
+    shared_routing: bool
+    corpus: str
+    perplexity: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What was asked for, and how much text there was."""
+
+    split: str
+    texts: Count
+    length: Count
+    top: Count
+    rank_by: RankBy
+    resamples: Count
+    seed: Count
+    tokens: Count
+    judge: str
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomTexts:
+    """What a judge says of texts that were drawn at random.
+
+    Attributes:
+      texts: indices into `texts`.
+    """
+
+    texts: tuple[Count, ...]
+    label: Label | None
+
+
+@dataclasses.dataclass(frozen=True)
+class ConceptReport:
+    """Concept report of a Prototype Transformer.
+
+    Attributes:
+      baseline: the same judge over random texts in place of top texts; null without a judge.
+    """
+
+    schema: Literal["protot_jax.concepts"]
+    version: Literal[2]
+    model: Model
+    settings: Settings
+    texts: tuple[Text, ...]
+    layers: tuple[Layer, ...]
+    prototypes: tuple[Prototype, ...]
+    half_life_repetition: Locality
+    lag: Lag
+    baseline: tuple[RandomTexts, ...] | None
