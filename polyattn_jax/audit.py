@@ -146,4 +146,4 @@ def main(arguments: cli.Arguments) -> None:
 
 
 if __name__ == "__main__":
-    cli.app(main, config="configs/polyattn/smollm2.py")
+    cli.app(main, config="polyattn/smollm2")

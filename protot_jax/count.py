@@ -154,4 +154,4 @@ def main(arguments: cli.Arguments) -> None:
 
 
 if __name__ == "__main__":
-    cli.app(main, config="configs/protot/throughput.py", workdir_required=False)
+    cli.app(main, config="protot/throughput", workdir_required=False)

@@ -274,4 +274,4 @@ def main(arguments: cli.Arguments) -> None:
 
 
 if __name__ == "__main__":
-    cli.app(main, config="configs/protot/default.py", distributed=True, training=True)
+    cli.app(main, config="protot/default", distributed=True, training=True)

@@ -225,4 +225,4 @@ def main(arguments: cli.Arguments) -> None:
 
 
 if __name__ == "__main__":
-    cli.app(main, config="configs/protot/search.py", training=True)
+    cli.app(main, config="protot/search", training=True)

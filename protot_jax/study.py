@@ -180,4 +180,4 @@ def main(arguments: cli.Arguments) -> None:
 
 
 if __name__ == "__main__":
-    cli.app(main, config="configs/protot/kernel_size.py", training=True)
+    cli.app(main, config="protot/kernel_size", training=True)

@@ -324,4 +324,4 @@ def main(arguments: cli.Arguments) -> None:
 
 
 if __name__ == "__main__":
-    cli.app(main, config="configs/sparse/smollm2.py", distributed=True, training=True)
+    cli.app(main, config="sparse/smollm2", distributed=True, training=True)

@@ -6,7 +6,6 @@ collection fails (`empty_parameter_set_mark`).
 
 import ast
 from collections.abc import Iterator
-import importlib.util
 from pathlib import Path
 import re
 from typing import Any
@@ -14,11 +13,12 @@ from typing import Any
 from ml_collections import config_dict
 import pytest
 
+from iaj import commands
 from lm_jax.run.config_files import load_config
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "configs").rglob("*.py"))
-COMMAND = re.compile(r"python -m (?P<module>[\w.]+)(?: \\\n)?\s+--config=(?P<config>[^\s:`]+)")
+COMMAND = re.compile(r"^ *iaj (?P<words>\w+ \w+) --config=(?P<config>[^\s:`]+)", re.MULTILINE)
 
 every_config = pytest.mark.parametrize("path", CONFIGS)
 
@@ -41,9 +41,9 @@ def not_overridable(config: config_dict.ConfigDict) -> list[str]:
 def test_a_config_opens_with_the_command_that_launches_it(path):
     docstring = ast.get_docstring(ast.parse((ROOT / path).read_text("utf-8"))) or ""
     command = COMMAND.search(docstring)
-    assert command, "the docstring has no line `python -m MODULE --config=PATH ...`"
-    assert command["config"] == path
-    assert importlib.util.find_spec(command["module"]), f"no module {command['module']}"
+    assert command, "the docstring has no line `iaj LIBRARY COMMAND --config=NAME ...`"
+    assert f"configs/{command['config']}.py" == path
+    assert tuple(command["words"].split()) in commands.COMMANDS
 
 
 @every_config

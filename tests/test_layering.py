@@ -1,4 +1,4 @@
-"""Who may import whom: kernels <- lm_jax <- the three libraries <- configs, tools, tests.
+"""Who may import whom: kernels <- lm_jax <- the three libraries <- iaj, configs <- tools, tests.
 
 Inside lm_jax the packages have an order too (`PACKAGE_MAY_IMPORT`), and no two modules anywhere
 import each other, directly or around a corner. The imports are read from the source (`ast`), those
@@ -16,14 +16,15 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LIBRARIES = {"protot_jax", "sparse_jax", "polyattn_jax"}
-HOUSE = {"kernels", "lm_jax", *LIBRARIES, "configs", "tools", "tests"}
+HOUSE = {"kernels", "lm_jax", *LIBRARIES, "iaj", "configs", "tools", "tests"}
 
 # Folder -> the folders of the house that it may import besides itself.
 MAY_IMPORT = {
     "kernels": set(),
     "lm_jax": {"kernels"},
     **{library: {"kernels", "lm_jax"} for library in LIBRARIES},
-    "configs": HOUSE - {"tools", "tests"},
+    "iaj": {"kernels", "lm_jax", *LIBRARIES},
+    "configs": {"kernels", "lm_jax", *LIBRARIES},
     "tools": HOUSE - {"tests"},
     "tests": HOUSE,
 }
@@ -251,6 +252,8 @@ def test_kernels_opens_with_the_standard_library_alone():
         ("sparse_jax/a.py", "def f():\n    from protot_jax.x import y", "protot_jax"),
         ("polyattn_jax/a.py", "from tests.conftest import x", "may not import tests"),
         ("configs/polyattn/a.py", "import tools.fetch", "may not import tools"),
+        ("polyattn_jax/a.py", "def f():\n    from iaj import commands", "may not import iaj"),
+        ("iaj/a.py", "import tools.fetch", "may not import tools"),
         ("tools/a.py", "import torch", "only inside a function"),
         ("tests/a.py", "class A:\n    import transformers", "only inside a function"),
         ("tests/a.py", "if TYPE_CHECKING:\n    import torch", "only inside a function"),
@@ -276,7 +279,8 @@ def test_a_broken_rule_is_found(path, source, complaint):
         ),
         ("lm_jax/weights/compat.py", "def transformers():\n    import transformers"),
         ("tests/lm_jax/a.py", "f = lambda: __import__('torch')"),
-        ("tools/a.py", "import polyattn_jax, sparse_jax.x"),
+        ("tools/a.py", "import polyattn_jax, sparse_jax.x, iaj.fetch"),
+        ("iaj/a.py", "import polyattn_jax, protot_jax, lm_jax.run, kernels"),
     ],
 )
 def test_a_kept_rule_passes(path, source):

@@ -1,4 +1,4 @@
-"""What `pip install` brings: five packages with their data, and pinned requirements that agree."""
+"""What `pip install` brings: six packages, data, configs, and pinned requirements that agree."""
 
 from pathlib import Path
 import re
@@ -11,8 +11,8 @@ from packaging.utils import canonicalize_name
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = {"kernels", "lm_jax", "protot_jax", "sparse_jax", "polyattn_jax"}
-DATA_SUFFIXES = (".json", ".txt", ".j2", ".css", ".js")
+PACKAGES = {"kernels", "lm_jax", "protot_jax", "sparse_jax", "polyattn_jax", "iaj"}
+DATA_SUFFIXES = (".json", ".jsonl", ".txt", ".toml", ".j2", ".css", ".js", "py.typed")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 LOCKS = {"base": [], "dev": ["dev"], "eval": ["eval"], "hpo": ["hpo"]}
 
@@ -27,7 +27,7 @@ def wheel(tmp_path_factory):
         return archive.namelist()
 
 
-def test_the_wheel_holds_the_five_packages_and_nothing_else(wheel):
+def test_the_wheel_holds_the_packages_and_nothing_else(wheel):
     tops = {name.split("/")[0] for name in wheel}
     assert {top for top in tops if not top.endswith(".dist-info")} == PACKAGES
     assert not [name for name in wheel if "__pycache__" in name]
@@ -39,6 +39,10 @@ def test_the_wheel_holds_every_module_and_data_file(wheel):
         for package in PACKAGES
         for file in (ROOT / package).rglob("*")
         if file.name.endswith((".py", *DATA_SUFFIXES))
+    }
+    wanted |= {f"{package}/py.typed" for package in PACKAGES}
+    wanted |= {
+        f"lm_jax/{file.relative_to(ROOT).as_posix()}" for file in (ROOT / "configs").rglob("*.py")
     }
     assert wanted <= set(wheel)
 

@@ -1,7 +1,6 @@
 """The audit of Gemma-3-270M (base), real weights from the manifest.
 
-    python -m polyattn_jax.audit --config=configs/polyattn/gemma3_270m.py \
-        --workdir=runs/gemma3_270m
+    iaj polyattn audit --config=polyattn/gemma3_270m --workdir=runs/gemma3_270m
 
 Fetching the weights shows the Gemma Terms first. Of its 18 layers 15 see a window of 512 keys: at
 1024 tokens the rows of local and of global layers differ, and `rows.parquet` holds each row's

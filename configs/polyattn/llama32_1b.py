@@ -1,6 +1,6 @@
 """The audit of Llama-3.2-1B with the paper's settings, on a local folder of its weights.
 
-    python -m polyattn_jax.audit --config=configs/polyattn/llama32_1b.py --workdir=runs/llama32_1b
+    iaj polyattn audit --config=polyattn/llama32_1b --workdir=runs/llama32_1b
 
 The folder `weights/llama-3.2-1b` holds config.json, the safetensors and tokenizer.json as Hugging
 Face publishes them; `--config.model=FOLDER` names another. On eight GPUs add

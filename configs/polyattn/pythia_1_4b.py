@@ -1,6 +1,6 @@
 """The audit of Pythia-1.4b with the paper's settings, on a local folder of its weights.
 
-    python -m polyattn_jax.audit --config=configs/polyattn/pythia_1_4b.py --workdir=runs/pythia_1_4b
+    iaj polyattn audit --config=polyattn/pythia_1_4b --workdir=runs/pythia_1_4b
 
 The folder `weights/pythia-1.4b` holds config.json, the safetensors and tokenizer.json as Hugging
 Face publishes them; `--config.model=FOLDER` names another. On eight GPUs add

@@ -1,6 +1,6 @@
 """The audit of SmolLM2-135M-Instruct, real weights from the manifest.
 
-    python -m polyattn_jax.audit --config=configs/polyattn/smollm2.py --workdir=runs/smollm2
+    iaj polyattn audit --config=polyattn/smollm2 --workdir=runs/smollm2
 
 Modes: `:quickstart` ends within eight minutes on two CPU cores, `:smoke` within one. The numbers
 that were reached are in docs/polyattn.md.

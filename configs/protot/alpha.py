@@ -1,6 +1,6 @@
 """Table 17 of the Prototype Transformer's paper: the factor on the mixer's output at the start.
 
-python -m protot_jax.study --config=configs/protot/alpha.py --workdir=runs/alpha
+iaj protot study --config=protot/alpha --workdir=runs/alpha
 """
 
 from ml_collections import ConfigDict

@@ -1,6 +1,6 @@
 """A small ProtoT at two contexts, for the exact prefix mean and for the released arithmetic.
 
-    python -m protot_jax.pretrain --config=configs/protot/arithmetic.py --workdir=runs/exact
+    iaj protot pretrain --config=protot/arithmetic --workdir=runs/exact
 
 trains with the exact mean; `--config.arithmetic=released` with the other, and
 `python -m tools.compare_arithmetic --workdir=runs/arithmetic` with both at both contexts, and

@@ -1,6 +1,6 @@
 """ProtoT as the paper trains it, on the embedded corpus in place of FineWeb-Edu.
 
-    python -m protot_jax.pretrain --config=configs/protot/default.py --workdir=runs/protot
+    iaj protot pretrain --config=protot/default --workdir=runs/protot
 
 The settings of the column "default" of Table 1: 18,000 examples, the first 256 tokens of a document
 each (4.6 M tokens an epoch), for ten epochs at most. There the paper's ProtoT reaches a test

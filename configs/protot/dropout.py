@@ -1,6 +1,6 @@
 """Table 20 of the Prototype Transformer's paper: dropout, in every model.
 
-python -m protot_jax.study --config=configs/protot/dropout.py --workdir=runs/dropout
+iaj protot study --config=protot/dropout --workdir=runs/dropout
 """
 
 from ml_collections import ConfigDict

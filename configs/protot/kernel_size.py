@@ -1,6 +1,6 @@
 """Table 16 of the Prototype Transformer's paper: taps of the local convolution.
 
-python -m protot_jax.study --config=configs/protot/kernel_size.py --workdir=runs/kernel_size
+iaj protot study --config=protot/kernel_size --workdir=runs/kernel_size
 """
 
 from ml_collections import ConfigDict

@@ -1,6 +1,6 @@
 """ProtoT at the paper's large size: width 512, 12 layers, context 512.
 
-    python -m protot_jax.pretrain --config=configs/protot/large_scale.py --workdir=runs/large \
+    iaj protot pretrain --config=protot/large_scale --workdir=runs/large \\
         --config.corpus.source=fineweb_edu.parquet
 
 The paper's test perplexities on FineWeb-Edu (Table 1, 339,000 examples): ProtoT 29.5, LLaMA 25.8,

@@ -1,6 +1,6 @@
 """Table 15 of the Prototype Transformer's paper: what keeps the first layer's routing alive.
 
-    python -m protot_jax.study --config=configs/protot/layer0_routing.py --workdir=runs/routing
+    iaj protot study --config=protot/layer0_routing --workdir=runs/routing
 
 Three epochs, one seed, as in the paper; the routing itself is in each run's evaluations.parquet.
 """

@@ -1,6 +1,6 @@
 """Table 1 of the Prototype Transformer's paper: four models at four contexts.
 
-    python -m protot_jax.study --config=configs/protot/long_context.py --workdir=runs/contexts
+    iaj protot study --config=protot/long_context --workdir=runs/contexts
 
 The released configuration of this study has no learning rate schedule while the others do; all of
 ours have one. `--config.base.arithmetic=released` trains ProtoT with the released prefix mean.

@@ -1,6 +1,6 @@
 """Table 18 of the Prototype Transformer's paper: mass normalisation and values of low rank.
 
-python -m protot_jax.study --config=configs/protot/mass_and_rank.py --workdir=runs/mass_and_rank
+iaj protot study --config=protot/mass_and_rank --workdir=runs/mass_and_rank
 """
 
 from ml_collections import ConfigDict

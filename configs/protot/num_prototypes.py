@@ -1,6 +1,6 @@
 """Table 19 of the Prototype Transformer's paper: how many prototypes.
 
-python -m protot_jax.study --config=configs/protot/num_prototypes.py --workdir=runs/num_prototypes
+iaj protot study --config=protot/num_prototypes --workdir=runs/num_prototypes
 """
 
 from ml_collections import ConfigDict

@@ -1,6 +1,6 @@
 """A small ProtoT on the speeches of US presidents: minutes on two CPU cores.
 
-    python -m protot_jax.pretrain --config=configs/protot/quickstart.py --workdir=runs/speeches
+    iaj protot pretrain --config=protot/quickstart --workdir=runs/speeches
 
 It should reach a validation perplexity at least 2.5 times below that of the unigram model. Every
 row is the beginning of a document of some 340 tokens, as `protot_jax.concepts` reads them.

@@ -1,6 +1,6 @@
 """The search of the Prototype Transformer's paper: learning rate and batch size (section 4, A.2).
 
-    python -m protot_jax.search --config=configs/protot/search.py --workdir=runs/search
+    iaj protot search --config=protot/search --workdir=runs/search
 
 50 trials of three seeds each: days on two cores, hours on a GPU. `--config.sampler=tpe` does
 without torch. The paper found a batch size of 32 and rates of 2.0e-3 (ProtoT), 1.6e-3 (LLaMA),

@@ -1,6 +1,6 @@
 """ProtoT of the paper's size on the speeches of US presidents: hours on a laptop.
 
-    python -m protot_jax.pretrain --config=configs/protot/sotu_2h.py --workdir=runs/sotu_2h
+    iaj protot pretrain --config=protot/sotu_2h --workdir=runs/sotu_2h
 
 Half the paper's vocabulary and one seed: the corpus has 2.6 M tokens, and the paper's default model
 trains on 4.6 M an epoch.

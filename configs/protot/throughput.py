@@ -1,6 +1,6 @@
 """The shapes of Table 13 of the Prototype Transformer's paper: parameters and FLOPs of its models.
 
-    python -m protot_jax.count --config=configs/protot/throughput.py
+    iaj protot count --config=protot/throughput
 
 It should print the paper's parameters exactly (ProtoT 12,205,266; LLaMA 12,938,496; DeltaNet
 12,963,456; Mamba, alone with a tied embedding, 6,724,352) and its forward FLOPs of one sample of

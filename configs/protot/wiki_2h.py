@@ -1,6 +1,6 @@
 """ProtoT of the paper's size on introductions of Wikipedia articles: hours on a laptop.
 
-    python -m protot_jax.pretrain --config=configs/protot/wiki_2h.py --workdir=runs/wiki_2h
+    iaj protot pretrain --config=protot/wiki_2h --workdir=runs/wiki_2h
 
 Half the paper's vocabulary and one seed.
 """

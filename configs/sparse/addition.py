@@ -1,6 +1,6 @@
 """Two-digit addition by a dense and a sparse model: minutes on two CPU cores.
 
-    python -m sparse_jax.addition --config=configs/sparse/addition.py --workdir=runs/addition
+    iaj sparse addition --config=sparse/addition --workdir=runs/addition
 
 Both should answer at least 99 % of the held-out sums exactly.
 """

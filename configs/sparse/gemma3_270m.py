@@ -1,7 +1,7 @@
 """Gemma 3 270M with adapters: sliding windows in most layers, one key head for four queries.
 
-    python -m tools.fetch gemma3_270m --accept-terms
-    python -m sparse_jax.posttrain --config=configs/sparse/gemma3_270m.py --workdir=runs/gemma
+    iaj fetch gemma3_270m --accept-terms
+    iaj sparse posttrain --config=sparse/gemma3_270m --workdir=runs/gemma
 
 To reach: at most 20 % of edges open, within 0.05 nats per token of the dense model. Pairs beyond a
 window are no edges, and are not counted. Its vocabulary of 262,144 takes most of a step. It

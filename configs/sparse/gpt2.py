@@ -1,6 +1,6 @@
 """GPT-2 small with all weights trained, as Table 2 of the paper has it.
 
-    python -m sparse_jax.posttrain --config=configs/sparse/gpt2.py --workdir=runs/sparse_gpt2 \\
+    iaj sparse posttrain --config=sparse/gpt2 --workdir=runs/sparse_gpt2 \\
         --config.model=/path/to/gpt2 --config.corpus.source=/path/to/openwebtext
 
 Neither the weights nor OpenWebText are in a package registry: name local folders. The paper goes

@@ -1,6 +1,6 @@
 """Llama 3.2 1B with adapters on one GPU: the paper's OLMo recipe, scaled down.
 
-    python -m sparse_jax.posttrain --config=configs/sparse/llama1b_one_gpu.py \\
+    iaj sparse posttrain --config=sparse/llama1b_one_gpu \\
         --workdir=runs/sparse_llama --config.model=/path/to/Llama-3.2-1B
 
 Its weights are in no package registry: name a local folder. The adapters have the paper's ratio of

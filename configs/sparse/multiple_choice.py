@@ -1,10 +1,10 @@
 """Multiple choice: SmolLM2 dense, and the sparse models that are named on the command line.
 
-    python -m sparse_jax.multiple_choice --config=configs/sparse/multiple_choice.py \\
+    iaj sparse choices --config=sparse/multiple_choice \\
         --workdir=runs/multiple_choice \\
         --config.sparse="('runs/sparse/seed_234/target_3.7009/model',)"
 
-The questions come from `python -m tools.fetch mc`.
+The questions come from `iaj fetch mc`.
 """
 
 from ml_collections import ConfigDict

@@ -1,6 +1,6 @@
 """OLMo 7B with adapters on a node of eight GPUs, as Table 2 of the paper has it.
 
-    python -m sparse_jax.posttrain --config=configs/sparse/olmo7b.py --workdir=runs/sparse_olmo \\
+    iaj sparse posttrain --config=sparse/olmo7b --workdir=runs/sparse_olmo \\
         --config.model=/path/to/OLMo-7B-hf --config.corpus.source=/path/to/dolma
 
 Neither the weights nor Dolma are in a package registry: name local folders. The paper goes from

@@ -1,7 +1,6 @@
 """SmolLM2-135M for minutes: fewer edges at about the same loss, to see what the report looks like.
 
-    python -m sparse_jax.posttrain --config=configs/sparse/quickstart.py \\
-        --workdir=runs/sparse_quickstart
+    iaj sparse posttrain --config=sparse/quickstart --workdir=runs/sparse_quickstart
 
 Eighty updates on 17,000 tokens of Wikipedia, four minutes on two cores. One run on each of two
 processors left 18.1 and 21.5 % of edges open, 0.030 and 0.043 nats below the dense model's loss

@@ -1,6 +1,6 @@
 """SmolLM2-135M with adapters: most of its attention edges closed on two CPU cores.
 
-    python -m sparse_jax.posttrain --config=configs/sparse/smollm2.py --workdir=runs/sparse
+    iaj sparse posttrain --config=sparse/smollm2 --workdir=runs/sparse
 
 Reached by one run: 3.30 % of edges open, 0.049 nats per token over the dense model's loss on the
 same text (introductions of Wikipedia articles); docs/sparse.md says more. It took 27 minutes, and

@@ -1,6 +1,6 @@
 """SmolLM2-135M with adapters at four times the context of `smollm2.py`.
 
-    python -m sparse_jax.posttrain --config=configs/sparse/smollm2_256.py --workdir=runs/sparse_256
+    iaj sparse posttrain --config=sparse/smollm2_256 --workdir=runs/sparse_256
 
 To reach: at most 20 % of edges open, within 0.05 nats per token of the dense model. Introductions
 of Wikipedia articles have some 130 tokens, so most windows are not full; presidents' speeches fill

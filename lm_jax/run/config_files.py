@@ -1,5 +1,8 @@
 """Config files, which are Python, and the flags that change a field of what they return.
 
+`polyattn/smollm2` names a config that comes with the packages, and works in any folder; what ends
+in `.py` is the path of a file. Either may be followed by `:mode`.
+
 A config file runs when it is loaded: name only files you trust, never one out of a downloaded
 model.
 """
@@ -17,6 +20,7 @@ from ml_collections import config_dict, config_flags
 from lm_jax.errors import UsageError, UserError, nearest
 
 Settings = TypeVar("Settings")
+SHIPPED = "configs"
 
 
 def in_mode(
@@ -89,18 +93,55 @@ def fields(config: config_dict.ConfigDict) -> Iterator[tuple[str, Any]]:
             yield key, value
 
 
-def load_config(spec: str) -> config_dict.ConfigDict:
-    """Returns `get_config()` of a Python file, or `get_config(mode)` for `path:mode`, locked.
+def shipped_folder() -> Path:
+    """The folder of the configs that come with the packages.
+
+    A wheel holds them inside `lm_jax`, a checkout beside it.
+    """
+    package = Path(__file__).parents[1]
+    inside = package / SHIPPED
+    return inside if inside.is_dir() else package.parent / SHIPPED
+
+
+def shipped_names() -> list[str]:
+    """The names of these configs: `polyattn/smollm2`."""
+    folder = shipped_folder()
+    files = sorted(folder.rglob("*.py"))
+    return [file.relative_to(folder).with_suffix("").as_posix() for file in files]
+
+
+def find_config(name: str) -> Path:
+    """The file of a config, by its name or its path.
 
     Raises:
-      UsageError: no such file, no `get_config`, an exception inside it, or no ConfigDict returned.
+      UsageError: there is none; names the nearest.
+    """
+    path = Path(name)
+    if path.suffix == ".py":
+        if path.is_file():
+            return path
+        siblings = [str(sibling) for sibling in path.parent.glob("*.py")]
+        stem = path.with_suffix("").as_posix().removeprefix(f"{SHIPPED}/")
+        hint = nearest(name, siblings) if siblings else nearest(stem, shipped_names())
+        raise UsageError(f"--config={name}: there is no such file{hint}")
+    # Only one of these names: nothing like `../x` leads out of the folder.
+    if name not in (known := shipped_names()):
+        raise UsageError(
+            f"--config={name}: no config of this name comes with the packages, and a path ends in "
+            f".py{nearest(name, known)}"
+        )
+    return shipped_folder() / f"{name}.py"
+
+
+def load_config(spec: str) -> config_dict.ConfigDict:
+    """Returns `get_config()` of a config, or `get_config(mode)` for `name:mode`, locked.
+
+    Raises:
+      UsageError: no such config, no `get_config`, an exception inside it, or no ConfigDict
+        returned.
     """
     name, _, mode = spec.partition(":")
-    path = Path(name)
-    if not path.is_file():
-        siblings = [str(sibling) for sibling in path.parent.glob("*.py")]
-        hint = nearest(name, siblings) if siblings else "; run from the root of the checkout"
-        raise UsageError(f"--config={name}: there is no such file{hint}")
+    path = find_config(name)
     loader = importlib.machinery.SourceFileLoader(f"config_{path.stem}", str(path))
     module = types.ModuleType(loader.name)
     try:

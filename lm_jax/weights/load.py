@@ -104,7 +104,7 @@ def load_pretrained(
     """Loads a model.
 
     Args:
-      source: a Hugging Face folder, a `.gguf` file, a folder made by `tools/convert_hf.py`, or a
+      source: a Hugging Face folder, a `.gguf` file, a folder made by `iaj convert`, or a
         name of the manifest (`assets.py`).
       dtype: of the parameters, float32 or bfloat16.
       mesh: where to put them, sharded by `sharding.RULES`; None is the default device.

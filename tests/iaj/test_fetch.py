@@ -1,4 +1,4 @@
-"""`python -m tools.fetch`: exit codes, one-line refusals, terms. Nothing here reaches a network."""
+"""`iaj fetch`: exit codes, one-line refusals, terms. Nothing here reaches a network."""
 
 import hashlib
 import os
@@ -8,9 +8,9 @@ import zipfile
 
 import pytest
 
+from iaj import fetch
 from lm_jax import assets
 from lm_jax.assets import Archive, Asset, Member, entries
-from tools import fetch
 
 TERMS = (
     b"<html><nav>Home</nav><article><style>p {color: red}</style><h1>Terms</h1>"
@@ -124,7 +124,7 @@ def test_terms_without_a_terminal_are_shown_and_refused(wheel, capsys):
     assert fetch.main(["termed", "--from", str(wheel)]) == 2
     printed = capsys.readouterr()
     assert printed.out == "Terms\n\nBe kind & fair.\n"
-    assert printed.err.splitlines()[-1].endswith("python -m tools.fetch termed --accept-terms")
+    assert printed.err.splitlines()[-1].endswith("iaj fetch termed --accept-terms")
     assert assets.cached("termed") is None
 
 
@@ -143,8 +143,9 @@ def test_terms_are_asked_on_a_terminal(wheel, monkeypatch, answer, code):
     assert (assets.cached("termed") is not None) == (code == 0)
 
 
-def test_as_a_command():
-    command = [sys.executable, "-m", "tools.fetch", "smolm2"]
+@pytest.mark.parametrize(("form", "words"), [("iaj", ["fetch"]), ("tools.fetch", [])])
+def test_as_a_command(form, words):
+    command = [sys.executable, "-m", form, *words, "smolm2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr == (

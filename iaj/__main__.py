@@ -1,0 +1,62 @@
+"""Runs a command of this distribution: `iaj protot generate --run=runs/speeches`.
+
+The words name a module (`iaj.commands`), which is imported only then and run as `python -m MODULE`
+would run it, with the rest of the arguments.
+"""
+
+from collections.abc import Sequence
+import runpy
+import sys
+
+from iaj import commands
+
+_EXIT_USAGE = 2
+_EXIT_INTERRUPTED = 130
+
+
+def main() -> int:
+    """Runs the command that `sys.argv` names; returns an exit code, where the command does not."""
+    words: tuple[str, ...] = ()
+    rest = sys.argv[1:]
+    while words not in commands.COMMANDS:
+        if not rest or rest[0] in ("--help", "-h", "-?", "help"):
+            print(commands.help_text(words), file=sys.stdout if rest else sys.stderr)
+            return 0 if rest else _EXIT_USAGE
+        if rest[0] == "--version" and not words:
+            return _version()
+        if rest[0] not in commands.next_words(words):
+            return _unknown(words, rest[0])
+        words, rest = (*words, rest[0]), rest[1:]
+    return _run(words, rest)
+
+
+def _run(words: tuple[str, ...], rest: Sequence[str]) -> int:
+    sys.argv = [f"iaj {' '.join(words)}", *rest]
+    try:
+        runpy.run_module(commands.COMMANDS[words], run_name="__main__", alter_sys=True)
+    except KeyboardInterrupt:
+        # While the command's modules are being imported; it then handles signals itself.
+        print("error: interrupted", file=sys.stderr)
+        return _EXIT_INTERRUPTED
+    return 0
+
+
+def _version() -> int:
+    from importlib import metadata
+
+    print(f"interpretable-attention-jax {metadata.version('interpretable-attention-jax')}")
+    return 0
+
+
+def _unknown(words: tuple[str, ...], word: str) -> int:
+    # Imported here, as it brings jax along.
+    from lm_jax.errors import nearest
+
+    known = commands.next_words(words)
+    asked = " ".join(("iaj", *words, word))
+    print(f"error: {asked} is not a command{nearest(word, known)}", file=sys.stderr)
+    return _EXIT_USAGE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

