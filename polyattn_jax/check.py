@@ -19,7 +19,7 @@ for no-go and 11 for undecided (`decision.verdict`). With `--workdir` a killed c
 it stopped, and `check.json` holds the numbers; without it nothing is left behind.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import contextlib
 import dataclasses
 import itertools
@@ -36,6 +36,7 @@ from lm_jax.run import cli
 from lm_jax.run.files import read_json, write_json
 from lm_jax.run.plain import from_plain
 from lm_jax.run.provenance import collect_provenance, record_provenance
+from lm_jax.run.terminal import format_table
 from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
 from polyattn_jax import audit, concentration, decision, report_text, stages, summary
 from polyattn_jax.audit_suites import PROMPTS, build_suites
@@ -49,6 +50,8 @@ RESULT = "check.json"
 # Whose rows are safe: the recipe's or softmax's, over all heads or those of greatest S_2.
 SHARES = ("recipe", "recipe_top", "softmax", "softmax_top")
 WIDTH = 80
+# Label, value, interval and count; the last ones may be missing.
+Row = tuple[str, ...]
 EXIT_CODES = {"preserve": EXIT_FINISHED, "no-go": EXIT_NO_GO, "undecided": EXIT_UNDECIDED}
 # Induction ranks the heads and decides nothing.
 MOST_INDUCTION = 20
@@ -216,7 +219,7 @@ def _complement(safe: statistics.Interval | None) -> dict[str, float] | None:
 def table(result: dict[str, Any]) -> str:
     """What a check found, as plain text of at most 80 columns."""
     head = f"{result['recipe']} in every head of {result['model']}"
-    lines = [*textwrap.wrap(head, WIDTH), ""]
+    lines: list[str | Row] = [*textwrap.wrap(head, WIDTH), ""]
     if not result["measured"]:
         text = "S_p was not measured: it is defined for relu recipes, r^p / sum r^p."
         lines += textwrap.wrap(text, WIDTH)
@@ -225,17 +228,17 @@ def table(result: dict[str, Any]) -> str:
     probe = f"needle found, {result['length']} tokens"
     lines += [
         "",
-        _columns(probe, "share", "95 % interval", "prompts"),
+        (probe, "share", "95 % interval", "prompts"),
         _share("  softmax", result["softmax"]),
         _share("  the recipe", result["substituted"]),
         _share("  change (paired)", result["delta"]),
         "",
         *_prompt_lines(result["prompts"]),
-        _columns("prompts that could be lost", f"{result['could_decide']}"),
-        _columns("prompts lost, won", f"{result['lost']}, {result['won']}"),
-        _columns("preserve takes, none being lost", f"{result['least_prompts']}"),
-        _columns("McNemar, exact, two-sided", f"p = {result['p_value']:.2g}"),
-        _columns("dead rows per prompt", f"{result['dead_rows_per_prompt']:.1f}"),
+        ("prompts that could be lost", f"{result['could_decide']}"),
+        ("prompts lost, won", f"{result['lost']}, {result['won']}"),
+        ("preserve takes, none being lost", f"{result['least_prompts']}"),
+        ("McNemar, exact, two-sided", f"p = {result['p_value']:.2g}"),
+        ("dead rows per prompt", f"{result['dead_rows_per_prompt']:.1f}"),
         *_bias_lines(result),
         "",
     ]
@@ -246,14 +249,14 @@ def table(result: dict[str, Any]) -> str:
     ):
         indent = " " * 10
         lines += textwrap.wrap(text, WIDTH, initial_indent=f"{label:10}", subsequent_indent=indent)
-    return "\n".join(lines)
+    return "\n".join(_aligned(lines))
 
 
-def _row_lines(result: dict[str, Any]) -> list[str]:
+def _row_lines(result: dict[str, Any]) -> list[str | Row]:
     """Unsafe rows under the recipe and under softmax, and where the two differ."""
     unsafe, against = result["unsafe"], result["against_softmax"]
     lines = [
-        _columns(f"rows with S_{result['degree']:g} >= 1", "share", "95 % interval", "prompts"),
+        (f"rows with S_{result['degree']:g} >= 1", "share", "95 % interval", "prompts"),
         _share("  all heads", unsafe["recipe"]),
         _share("    softmax on the same rows", unsafe["softmax"]),
         _share(f"  the {result['heads']} heads of greatest S_2", unsafe["recipe_top"]),
@@ -264,56 +267,54 @@ def _row_lines(result: dict[str, Any]) -> list[str]:
     return [
         *lines,
         "",
-        _columns("against softmax, all rows", "share", "95 % interval", "prompts"),
+        ("against softmax, all rows", "share", "95 % interval", "prompts"),
         _share("  only softmax concentrates: lost", against["lost"]),
         _share("    of all that it concentrates", against["lost_of_concentrated"]),
         _share("  only the recipe does: sharpened", against["sharpened"]),
         _share("  median change of a head's output", against["change"]),
-        _columns("rows left open by rounding", f"{against['undecided']} of {against['rows']}"),
+        ("rows left open by rounding", f"{against['undecided']} of {against['rows']}"),
     ]
 
 
-def _bias_lines(result: dict[str, Any]) -> list[str]:
+def _bias_lines(result: dict[str, Any]) -> list[str | Row]:
     """The bias, and where it was calibrated its interval and what it would be at other lengths."""
     calibration = result["calibration"]
     if parse_recipe(result["recipe"]).bias != "auto":
-        return [_columns("bias", f"{result['bias']:g}")]
+        return [("bias", f"{result['bias']:g}")]
     bias, _, ends = report_text.b_auto(calibration).partition(" ")
     ends = ends.strip("[]").replace(", ", " to ")
-    lines = [_columns("b_auto", bias, ends, f"{calibration['texts']} texts")]
+    lines = [("b_auto", bias, ends, f"{calibration['texts']} texts")]
     text = f"b_auto is {report_text.b_auto_by_length(calibration)}"
     return [*lines, *textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  ")]
 
 
-def _prompt_lines(own: dict[str, Any] | None) -> list[str]:
+def _prompt_lines(own: dict[str, Any] | None) -> list[str | Row]:
     """The answers to one's own prompts, with a verdict that the exit code does not follow."""
     if own is None:
         return []
     return [
-        _columns("your prompts answered", "share", "95 % interval", "prompts"),
+        ("your prompts answered", "share", "95 % interval", "prompts"),
         _share("  with softmax", own["softmax"]["accuracy"]),
         _share("  with the recipe", own["recipe"]["accuracy"]),
         _share("  change on yours (paired)", own["recipe"]["delta"]),
-        _columns("verdict on your prompts alone", own["recipe"]["verdict"].upper()),
+        ("verdict on your prompts alone", own["recipe"]["verdict"].upper()),
         "",
     ]
 
 
-def _columns(*cells: str) -> str:
-    widths = (34, 12, 20, 9)
-    first, *rest = (
-        f"{c:<{w}}" if i == 0 else f"{c:>{w}}"
-        for i, (c, w) in enumerate(zip(cells, widths, strict=False))
-    )
-    return "".join([first, *rest])
-
-
-def _share(label: str, interval: dict[str, float] | None) -> str:
+def _share(label: str, interval: dict[str, float] | None) -> Row:
     if interval is None:
-        return _columns(label, "no such row")
+        return label, "no such row", "", ""
     percent = [f"{100 * interval[name]:.1f}" for name in ("estimate", "low", "high")]
     ends = f"{percent[1]} to {percent[2]} %"
-    return _columns(label, f"{percent[0]} %", ends, f"{interval['n']:.0f}")
+    return label, f"{percent[0]} %", ends, f"{interval['n']:.0f}"
+
+
+def _aligned(lines: Sequence[str | Row]) -> list[str]:
+    """The lines, those made of cells as one table."""
+    rows = [(*line, *[""] * (4 - len(line))) for line in lines if isinstance(line, tuple)]
+    table = iter(format_table(None, rows).splitlines())
+    return [next(table) if isinstance(line, tuple) else line for line in lines]
 
 
 @contextlib.contextmanager

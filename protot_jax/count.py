@@ -41,6 +41,7 @@ from lm_jax.model.decoder import count_params
 from lm_jax.model.flops import Flops, forward_flops
 from lm_jax.run import cli
 from lm_jax.run.plain import from_plain
+from lm_jax.run.terminal import format_table
 from protot_jax.mixer import PrototypeMixer
 from protot_jax.models import MODELS, build_model
 
@@ -121,7 +122,7 @@ COLUMNS = (
 
 def table(config: CountConfig, counts: Sequence[Count]) -> str:
     """The counts as lines of text, one model each."""
-    rows: list[tuple[str, ...]] = [COLUMNS]
+    rows: list[tuple[str, ...]] = []
     for each in counts:
         spent = each.flops
         rows.append(
@@ -134,16 +135,13 @@ def table(config: CountConfig, counts: Sequence[Count]) -> str:
                 *(f"{n / 1e6:,.1f}" for n in (spent.total, spent.mixer, spent.mlp, spent.logits)),
             )
         )
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     lines = [
         f"width {config.hidden_size:,}, {config.num_layers:,} layers, vocabulary "
         f"{config.vocab_size:,}",
         f"forward FLOPs of one sample of {config.context:,} tokens, two per multiply-add",
         "",
+        format_table(COLUMNS, rows),
     ]
-    for name, *numbers in rows:
-        cells = [text.rjust(width) for text, width in zip(numbers, widths[1:], strict=True)]
-        lines.append("  ".join([name.ljust(widths[0]), *cells]))
     return "\n".join(lines)
 
 

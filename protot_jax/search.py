@@ -38,7 +38,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lm_jax.errors import DivergedError, UsageError
-from lm_jax.run import cli, stop
+from lm_jax.run import cli, stop, terminal
 from lm_jax.run.files import read_json, replace_file, write_json
 from lm_jax.run.plain import config_hash, from_plain
 from lm_jax.run.workdir import open_workdir
@@ -210,9 +210,11 @@ def format_report(report: Mapping[str, Any]) -> str:
         "above the limit of FLOPs",
         "lowest validation perplexity, mean over seeds:",
     ]
-    for record in ranked[:_SHOWN]:
-        result = over_seeds(record["seed_perplexities"])
-        lines.append(f"{record['trial']:5}  {result!s:58}  {flags(record['drawn'])}")
+    shown = [
+        (str(one["trial"]), str(over_seeds(one["seed_perplexities"])), flags(one["drawn"]))
+        for one in ranked[:_SHOWN]
+    ]
+    lines.append(terminal.format_table(("trial", "mean over seeds", "flags"), shown, left=(1, 2)))
     return "\n".join([*lines, f"best: {report['flags']}"])
 
 

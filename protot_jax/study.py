@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lm_jax.errors import UsageError, nearest
-from lm_jax.run import cli
+from lm_jax.run import cli, terminal
 from lm_jax.run.files import read_json, replace_file, write_json
 from lm_jax.run.plain import config_hash, from_plain
 from lm_jax.run.workdir import finish_time, open_workdir
@@ -153,10 +153,7 @@ def tabled(config: StudyConfig, rows: Sequence[Mapping[str, Any]]) -> list[dict[
 
 def format_table(table: Mapping[str, Any]) -> str:
     """The table for a terminal, the paper's number in the line of the text that it is of."""
-    lines = [
-        f"{table['table']}: perplexity of the weights of lowest validation perplexity",
-        f"{'variant':24} {'text':10} {'mean over seeds':58} {'rate':>9} {'steps/s':>8}   paper",
-    ]
+    rows = []
     for row in table["rows"]:
         for split, values in row["perplexity"].items():
             own = row["paper"] if split == table["paper_split"] else None
@@ -165,11 +162,15 @@ def format_table(table: Mapping[str, Any]) -> str:
             if split == SPLITS[0]:
                 name, rate = row["variant"], f"{row['learning_rate']:.2g}"
                 speed = f"{row['steps_per_second']:.2f}"
-            lines.append(
-                f"{name:24} {split:10} {OverSeeds(**values)!s:58} {rate:>9} {speed:>8} "
-                f"{paper:>7}".rstrip()
-            )
-    return "\n".join([*lines, "The paper's numbers are of FineWeb-Edu and 16,000 tokens."])
+            rows.append((name, split, str(OverSeeds(**values)), rate, speed, paper))
+    columns = ("variant", "text", "mean over seeds", "rate", "steps/s", "paper")
+    return "\n".join(
+        [
+            f"{table['table']}: perplexity of the weights of lowest validation perplexity",
+            terminal.format_table(columns, rows, left=(0, 1, 2)),
+            "The paper's numbers are of FineWeb-Edu and 16,000 tokens.",
+        ]
+    )
 
 
 def main(arguments: cli.Arguments) -> None:

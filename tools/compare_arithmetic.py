@@ -31,6 +31,7 @@ import lm_jax
 from lm_jax import statistics
 from lm_jax.errors import UserError
 from lm_jax.model import sites
+from lm_jax.run import terminal
 from lm_jax.run.config_files import load_config
 from lm_jax.run.files import write_json
 from lm_jax.run.plain import from_plain
@@ -182,22 +183,31 @@ def _binned(share_T: np.ndarray) -> list[float]:
 
 def format_entries(entries: Sequence[Mapping[str, Any]]) -> str:
     """The table for a terminal."""
-    lines = [
-        "context  seed  perplexity exact  released  loss difference [95 % over rows]  "
-        "swapped in  reads undiscounted, clamped"
-    ]
+    columns = (
+        "context",
+        "seed",
+        "perplexity exact",
+        "released",
+        "loss difference [95 % over rows]",
+    )
+    columns += ("loss difference [95 % over rows]", "swapped in", "reads undiscounted", "clamped")
+    rows = []
     for entry in entries:
         perplexity, whole = entry["perplexity"], entry["trained_with_it"]["whole"]
         swap = entry["swapped_in"]["whole"]["estimate"]
-        lines.append(
-            f"{entry['context']:7}  {entry['seed']:4}  "
-            f"{perplexity['trained_exact_evaluated_exact']:16.2f}  "
-            f"{perplexity['trained_released_evaluated_released']:8.2f}  "
-            f"{whole['estimate']:+.4f} [{whole['low']:+.4f}, {whole['high']:+.4f}]".ljust(34)
-            + f"  {swap:+10.4f}  {np.mean(entry['undiscounted']):.3f}, "
-            f"{np.mean(entry['clamped']):.3f}"
+        rows.append(
+            (
+                str(entry["context"]),
+                str(entry["seed"]),
+                f"{perplexity['trained_exact_evaluated_exact']:.2f}",
+                f"{perplexity['trained_released_evaluated_released']:.2f}",
+                f"{whole['estimate']:+.4f} [{whole['low']:+.4f}, {whole['high']:+.4f}]",
+                f"{swap:+.4f}",
+                f"{np.mean(entry['undiscounted']):.3f}",
+                f"{np.mean(entry['clamped']):.3f}",
+            )
         )
-    return "\n".join(lines)
+    return terminal.format_table(columns, rows, left=())
 
 
 def main(argv: Sequence[str] | None = None) -> int:

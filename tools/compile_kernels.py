@@ -22,6 +22,7 @@ import jax
 
 from kernels.core import cases
 from lm_jax.errors import EXIT_FINISHED, EXIT_NO_GO, UsageError, UserError, nearest
+from lm_jax.run.terminal import format_table
 from tools.gpu_code import budgets, target
 
 _COLUMNS = (
@@ -77,12 +78,11 @@ def table(measured: budgets.Measured) -> str:
                 "-" if per_element is None else f"{per_element:.1f}",
             )
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
-    ]
+    heads, *cells = rows
     temporary = f"{measured.temporary_bytes / 2**20:.1f} MiB temporary"
-    return "\n".join([f"{measured.op} {measured.case}: {temporary}", *lines, ""])
+    return "\n".join(
+        [f"{measured.op} {measured.case}: {temporary}", format_table(heads, cells), ""]
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -32,7 +32,7 @@ import pyarrow.parquet as pq
 
 from lm_jax.errors import UsageError
 from lm_jax.report import slug
-from lm_jax.run import cli
+from lm_jax.run import cli, terminal
 from lm_jax.run.files import (
     file_digest,
     read_json,
@@ -242,10 +242,7 @@ def several(
             write_text(work.path / COMPARISON_PAGE, family.page(compared, provenance=provenance))
             mark_finished(work.path)
         heads, *rows = family.format_rows(read_json(work.path / COMPARISON))
-        widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-        for row in (heads, *rows):
-            cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            print("  ".join(cells).rstrip())
+        print(terminal.format_table(heads, rows, left=range(len(heads))))
         print(work.path / COMPARISON_PAGE)
 
 

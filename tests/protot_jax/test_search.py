@@ -185,8 +185,8 @@ def test_the_report_tells_the_ten_best_and_the_flags_to_paste(tmp_path):
     values = [t["perplexity"] for t in report["trials"]]
     assert report["best"]["perplexity"] == min(values)
     *lines, last = search.format_report(report).splitlines()
-    assert len(lines) == 2 + 10
-    assert f"seeds {min(values) - 1:.2f} to {min(values) + 1:.2f}, n = 3)" in lines[2]
+    assert len(lines) == 3 + 10
+    assert f"seeds {min(values) - 1:.2f} to {min(values) + 1:.2f}, n = 3)" in lines[3]
     rate, size = (report["best"]["drawn"][name] for name in ("learning_rate", "batch_size"))
     assert last == f"best: --config.learning_rate={rate} --config.batch_size={size}"
 
