@@ -255,7 +255,7 @@ def table(result: dict[str, Any]) -> str:
 def _row_lines(result: dict[str, Any]) -> list[str | Row]:
     """Unsafe rows under the recipe and under softmax, and where the two differ."""
     unsafe, against = result["unsafe"], result["against_softmax"]
-    lines = [
+    lines: list[str | Row] = [
         (f"rows with S_{result['degree']:g} >= 1", "share", "95 % interval", "prompts"),
         _share("  all heads", unsafe["recipe"]),
         _share("    softmax on the same rows", unsafe["softmax"]),
@@ -283,7 +283,7 @@ def _bias_lines(result: dict[str, Any]) -> list[str | Row]:
         return [("bias", f"{result['bias']:g}")]
     bias, _, ends = report_text.b_auto(calibration).partition(" ")
     ends = ends.strip("[]").replace(", ", " to ")
-    lines = [("b_auto", bias, ends, f"{calibration['texts']} texts")]
+    lines: list[str | Row] = [("b_auto", bias, ends, f"{calibration['texts']} texts")]
     text = f"b_auto is {report_text.b_auto_by_length(calibration)}"
     return [*lines, *textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  ")]
 
