@@ -16,12 +16,12 @@ case that does not compile.
 import argparse
 from collections.abc import Sequence
 import sys
-from typing import NoReturn
 
 import jax
 
+from iaj.parser import Parser, run_parsed
 from kernels.core import cases
-from lm_jax.errors import EXIT_FINISHED, EXIT_NO_GO, UsageError, UserError, nearest
+from lm_jax.errors import EXIT_FINISHED, EXIT_NO_GO, UsageError, nearest
 from lm_jax.run.terminal import format_table
 from tools.gpu_code import budgets, target
 
@@ -36,11 +36,6 @@ _COLUMNS = (
     "loop instructions",
     "of an element",
 )
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see python -m tools.compile_kernels --help")
 
 
 def selected(op: str | None, case: str | None) -> list[tuple[cases.Suite, cases.Case]]:
@@ -111,22 +106,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code; a refusal is one line on standard error."""
-    parser = _Parser(
-        prog="python -m tools.compile_kernels",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser("python -m tools.compile_kernels", __doc__)
     parser.add_argument("--op", metavar="OP", help="this operation alone")
     parser.add_argument("--case", metavar="CASE", help="this case alone")
     parser.add_argument("--write", action="store_true", help="write the budgets from these figures")
     # The compiler wants no device, and its plugin would look for one.
     jax.config.update("jax_platforms", "cpu")
-    try:
-        return run(parser.parse_args(argv))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    return run_parsed(run, parser, argv)
 
 
 if __name__ == "__main__":
