@@ -17,15 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from kernels.attention.visibility import Visibility
-from kernels.row_map_attention import maps
+from kernels.row_map_attention.maps import SOFTMAX, RowMap
 from kernels.score_stats.api import score_stats
-from lm_jax.errors import UsageError
 from lm_jax.model.attention import LayerAttend, by_row_map, fused, register_fused, softmax
 from lm_jax.model.layers import softcap
 from polyattn_jax.diagnostic import RowStats
 from polyattn_jax.head_types import HeadProbe
 from polyattn_jax.probe import Probe, reports
-from polyattn_jax.row_maps import RowMap
 from polyattn_jax.substitute import GlobalRowMap, PerHeadRowMap
 
 NAME = "kernels"
@@ -41,20 +39,11 @@ def by_kernels(attend: Any) -> Any:
     return fused(attend, NAME)
 
 
-def _kernel_of(row_map: RowMap) -> maps.RowMap:
-    if row_map.kernel is None:
-        raise UsageError(
-            f"attend: kernels.row_map_attention does not know the row map {row_map.name!r}; pass "
-            "the attend unfused"
-        )
-    return row_map.kernel
-
-
 def _everywhere(
     attend: GlobalRowMap, q, k, v, *, seen: Visibility, scale: float, cap: float | None
 ):
-    row_map, given = _kernel_of(attend.map), {"seen": seen, "scale": scale, "cap": cap}
-    return by_row_map(row_map, q, k, v, bias=attend.bias, **given).out_BTNH
+    given = {"seen": seen, "scale": scale, "cap": cap}
+    return by_row_map(attend.map, q, k, v, bias=attend.bias, **given).out_BTNH
 
 
 def _switch(attend: LayerAttend, q, k, v, *, seen: Visibility, scale: float, cap: float | None):
@@ -69,7 +58,7 @@ def _switch(attend: LayerAttend, q, k, v, *, seen: Visibility, scale: float, cap
 
     def branch(row_map: RowMap):
         def run(q, k, v, bias):
-            return by_row_map(_kernel_of(row_map), q, k, v, bias=bias, **given)
+            return by_row_map(row_map, q, k, v, bias=bias, **given)
 
         return run
 
@@ -79,7 +68,7 @@ def _switch(attend: LayerAttend, q, k, v, *, seen: Visibility, scale: float, cap
 
 
 def _probe(attend: Probe, q, k, v, *, seen: Visibility, scale: float, cap: float | None):
-    made = by_row_map(maps.SOFTMAX, q, k, v, seen=seen, scale=scale, cap=cap)
+    made = by_row_map(SOFTMAX, q, k, v, seen=seen, scale=scale, cap=cap)
     rows = jnp.arange(q.shape[0])[:, None]
     q_BQNH = q[rows, attend.queries_BQ]
     stats = _stats(attend, q_BQNH, k, seen, scale, cap)
@@ -88,7 +77,7 @@ def _probe(attend: Probe, q, k, v, *, seen: Visibility, scale: float, cap: float
 
 
 def _head_probe(attend: HeadProbe, q, k, v, *, seen: Visibility, scale: float, cap: float | None):
-    made = by_row_map(maps.SOFTMAX, q, k, v, seen=seen, scale=scale, cap=cap)
+    made = by_row_map(SOFTMAX, q, k, v, seen=seen, scale=scale, cap=cap)
     B, T = q.shape[:2]
     block = min(_HEAD_PROBE_QUERIES, T)
     # The last block reaches back over queries that the one before has had, and leaves them out.

@@ -9,6 +9,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from kernels.attention.rows import over_sum, softmax
 from kernels.core import noise
 from kernels.gated_attention import tile
 from kernels.gated_attention.config import Call, Config
@@ -65,9 +66,9 @@ def weights(
     else:
         gate_BNTS = probability_BNTS if config.mode == "expected" else hard_BNTS
 
-    weight_BNTS = gate_BNTS * _softmax(score_BNTS, seen_B1TS)
+    weight_BNTS = gate_BNTS * softmax(jnp.where(seen_B1TS, score_BNTS, -jnp.inf))
     if config.renormalise:
-        weight_BNTS = _over_sum(weight_BNTS)
+        weight_BNTS = over_sum(weight_BNTS)
     expected_BN = jnp.where(seen_B1TS, probability_BNTS, 0.0).sum((2, 3))
     opened_BN = (is_open_BNTS & seen_B1TS).sum((2, 3), dtype=jnp.int32)
     return weight_BNTS, expected_BN, opened_BN
@@ -86,15 +87,3 @@ def bits(
 
 def _straight_through(hard: jax.Array, soft: jax.Array) -> jax.Array:
     return hard + (soft - lax.stop_gradient(soft))
-
-
-def _softmax(score_BNTS: jax.Array, seen_B1TS: jax.Array) -> jax.Array:
-    """Over the visible keys; zeros for a row that has none."""
-    score_BNTS = jnp.where(seen_B1TS, score_BNTS, -jnp.inf)
-    top = lax.stop_gradient(score_BNTS.max(-1, keepdims=True))
-    return _over_sum(jnp.exp(score_BNTS - jnp.where(jnp.isneginf(top), 0.0, top)))
-
-
-def _over_sum(x_BNTS: jax.Array) -> jax.Array:
-    total = x_BNTS.sum(-1, keepdims=True)
-    return x_BNTS / jnp.where(total == 0.0, 1.0, total)

@@ -18,6 +18,7 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 
+from kernels.attention.rows import softmax
 from kernels.attention.visibility import Visibility
 from kernels.row_map_attention.api import RowMapAttention, row_map_attention
 from kernels.row_map_attention.maps import SOFTMAX, RowMap
@@ -26,14 +27,6 @@ from lm_jax.model import sites
 from lm_jax.model.layers import NO_DROPOUT, Dropout, softcap
 
 Attend = Callable[[jax.Array], jax.Array | tuple[jax.Array, dict[str, jax.Array]]]
-
-
-def softmax(scores_BNTS: jax.Array) -> jax.Array:
-    """The softmax of every row; zeros for a row whose keys are all masked."""
-    top = jax.lax.stop_gradient(scores_BNTS.max(-1, keepdims=True))
-    e = jnp.exp(scores_BNTS - jnp.where(jnp.isneginf(top), 0.0, top))
-    total = e.sum(-1, keepdims=True)
-    return e / jnp.where(total == 0.0, 1.0, total)
 
 
 @struct.dataclass

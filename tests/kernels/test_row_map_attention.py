@@ -10,33 +10,20 @@ import pytest
 
 from kernels import row_map_attention
 from kernels.core import cases, dispatch
-from kernels.row_map_attention import maps, reference, xla
+from kernels.row_map_attention import maps, xla
 from kernels.row_map_attention.cases import SUITE
-from polyattn_jax import row_maps
 from polyattn_jax.substitute import PerHeadRowMap
 from tests import rounding
 from tests.kernels import comparison
 
 # What the 14 recipes of Table 2 are made of, and more degrees.
 MAPS = {
-    "softmax": (maps.softmax(), row_maps.softmax),
-    "sigmoid": (maps.sigmoid(), row_maps.sigmoid),
+    "softmax": maps.softmax(),
+    "sigmoid": maps.sigmoid(),
+    **{f"relu{p}": maps.relu_power(p) for p in (0.5, 1, 2, 2.5, 3, 4, 8, 16)},
+    **{f"ramapuram_{shifted}": maps.ramapuram_sigmoid(shifted) for shifted in (True, False)},
     **{
-        f"relu{p}": (maps.relu_power(p), row_maps.relu_power(p))
-        for p in (0.5, 1, 2, 2.5, 3, 4, 8, 16)
-    },
-    **{
-        f"ramapuram_{shifted}": (
-            maps.ramapuram_sigmoid(shifted),
-            row_maps.ramapuram_sigmoid(shifted),
-        )
-        for shifted in (True, False)
-    },
-    **{
-        f"relu{p}_over_{alpha}": (
-            maps.relu_over_length(p, alpha),
-            row_maps.relu_over_length(p, alpha),
-        )
+        f"relu{p}_over_{alpha}": maps.relu_over_length(p, alpha)
         for p in (1, 2, 2.5)
         for alpha in (1.0, 0.5)
     },
@@ -65,8 +52,8 @@ def test_no_suite_case_is_without_a_dead_row_where_it_says_so():
 
 
 @pytest.mark.parametrize("name", MAPS)
-def test_reference_is_the_row_map_of_the_scores(name):
-    ours, theirs = MAPS[name]
+def test_reference_is_the_definition_on_the_scores_with_its_gradients(name):
+    row_map = MAPS[name]
     keys = jax.random.split(jax.random.key(0), 4)
     T = 16
     q_BTNH, k_BSKH = (jax.random.normal(key, (2, T, 2, T)) for key in keys[:2])
@@ -80,65 +67,75 @@ def test_reference_is_the_row_map_of_the_scores(name):
             q_BTNH,
             k_BSKH,
             v_BSKH,
-            row_map=ours,
+            row_map=row_map,
             bias=bias_N,
             segment_ids=jnp.where(valid_BT, 0, -1),
             implementation="reference",
         ).out_BTNH.swapaxes(1, 2)
 
-    def by_row_map(q_BTNH, bias_N):
-        scores = 0.25 * jnp.einsum("BTNH,BSNH->BNTS", q_BTNH, k_BSKH, precision="highest")
-        return theirs(jnp.where(mask_BTS[:, None], scores, -jnp.inf), bias_N[None, :, None, None])
+    def by_definition(q_BTNH, bias_N):
+        k_BSNH = k_BSKH.astype(q_BTNH.dtype)
+        scores = 0.25 * jnp.einsum("BTNH,BSNH->BNTS", q_BTNH, k_BSNH, precision="highest")
+        bias_1N11, mask_BNTS = (
+            bias_N[None, :, None, None],
+            jnp.broadcast_to(mask_BTS[:, None], scores.shape),
+        )
+        return definition(jnp, row_map, scores, bias_1N11, mask_BNTS)
 
     bias_N = jnp.array([0.3, -0.4])
     cotangent = jax.random.normal(keys[2], (2, 2, T, T))
 
     def values_and_gradients(attend, *given):
         out, pull = jax.vjp(attend, *given)
-        return out, pull(cotangent)
+        return out, pull(cotangent.astype(out.dtype))
 
     given = q_BTNH, bias_N
-    wanted = rounding.expected(functools.partial(values_and_gradients, by_row_map), *given)
-    result = jax.jit(functools.partial(values_and_gradients, by_attention))(*given)
-    rounding.assert_within(result, wanted)
+    run = functools.partial(values_and_gradients, by_attention)
+    with jax.enable_x64(True):
+        exact = values_and_gradients(by_definition, *(np.asarray(x, np.float64) for x in given))
+        exact = jax.tree.map(np.asarray, exact)
+    assert all(each.dtype == np.float64 for each in jax.tree.leaves(exact))
+    wanted = rounding.expected(run, *given)._replace(values=exact)
+    rounding.assert_within(jax.jit(run)(*given), wanted)
 
 
 @pytest.mark.parametrize("name", MAPS)
 @pytest.mark.parametrize("size", [1.0, 100.0])
-def test_reference_weights_equal_float64(name, size):
-    row_map = MAPS[name][0]
+def test_weights_equal_float64(name, size):
+    row_map = MAPS[name]
     rng = np.random.default_rng(0)
     scores = (size * rng.standard_normal((40, 23))).astype(np.float32)
     mask = rng.random((40, 23)) < 0.7
     mask[7] = False
-    run = functools.partial(reference.weights, row_map)
-    given = jnp.asarray(scores), jnp.asarray([[0.5]]), jnp.asarray(mask)
-    got = run(*given)
-    want = weights_in_float64(row_map, scores.astype(np.float64), 0.5, mask)
+    given = jnp.where(mask, scores, -jnp.inf), jnp.asarray([[0.5]])
+    got = row_map(*given)
+    want = definition(np, row_map, scores.astype(np.float64), 0.5, mask)
     assert np.all(np.asarray(got)[7] == 0)
-    rounding.assert_within(got, rounding.expected(run, *given)._replace(values=want))
+    rounding.assert_within(got, rounding.expected(row_map, *given)._replace(values=want))
 
 
-def weights_in_float64(row_map, scores, bias, mask):
+def definition(xp, row_map, scores, bias, mask):
+    """The weights of float64 scores by numpy or jax.numpy, as the maps are written."""
     u = scores + bias
-    r = np.where(mask, np.maximum(u, 0), 0)
-    n = np.maximum(mask.sum(-1, keepdims=True), 1)
+    active = mask & (u > 0)
+    r_power = xp.where(active, xp.where(active, u, 1) ** row_map.p, 0)
+    n = xp.maximum(mask.sum(-1, keepdims=True), 1)
     with np.errstate(over="ignore"):
-        sigma = {b: np.exp(-np.logaddexp(0, -(u - b * np.log(n)))) for b in (0, 1)}
+        sigma = {b: xp.exp(-xp.logaddexp(0, -(u - b * xp.log(n)))) for b in (0, 1)}
     match row_map.kind:
         case "softmax":
-            w = np.exp(scores - scores.max(-1, keepdims=True))
+            w = xp.exp(scores - scores.max(-1, keepdims=True))
         case "relu_power":
-            w = r**row_map.p
+            w = r_power
         case "sigmoid":
             w = sigma[0]
         case "ramapuram_sigmoid":
             w = sigma[int(row_map.minus_log_n)]
         case _:
-            w = r**row_map.p / n**row_map.alpha
-    w = np.where(mask, w, 0)
+            w = r_power / n**row_map.alpha
+    w = xp.where(mask, w, 0)
     total = w.sum(-1, keepdims=True)
-    return w / np.where(total > 0, total, 1) if row_map.normalised else w
+    return w / xp.where(total > 0, total, 1) if row_map.normalised else w
 
 
 @pytest.mark.parametrize("implementation", ["reference", "xla", "pallas"])
@@ -154,7 +151,7 @@ def test_heads_and_dead_rows_are_those_of_the_substitution(implementation):
     def substituted(q_BTNH, k_BSKH, v_BSKH):
         scores = 0.25 * jnp.einsum("BTNH,BSNH->BNTS", q_BTNH, k_BSKH, precision="highest")
         scores = jnp.where(mask_BTS[:, None], scores, -jnp.inf)
-        pattern, aux = PerHeadRowMap((row_maps.relu_power(4),))(scores, data)
+        pattern, aux = PerHeadRowMap((maps.relu_power(4),))(scores, data)
         out = jnp.einsum("BNTS,BSNH->BTNH", pattern, v_BSKH, precision="highest")
         return jnp.where(valid_BT[:, :, None, None], out, 0.0), aux["dead_rows_B"]
 

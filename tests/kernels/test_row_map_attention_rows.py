@@ -11,7 +11,7 @@ import pytest
 from kernels import row_map_attention
 from kernels.attention.visibility import visibility
 from kernels.core import dispatch, tuning
-from kernels.row_map_attention import maps, reference, tile
+from kernels.row_map_attention import maps, tile
 from kernels.row_map_attention.cases import MAPS
 from tests import rounding
 
@@ -49,7 +49,7 @@ def test_streams_of_any_order_and_tile_size_are_the_row(name, size):
     row_map, (scores, v), bias = MAPS[name], sample(size), jnp.float32(0.4)
 
     def row(scores, v):
-        weights = reference.weights(row_map, scores, bias, jnp.ones((ROWS, KEYS), bool))
+        weights = row_map(scores, bias)
         return weights @ v, weights
 
     wanted = rounding.expected(row, scores, v)
@@ -67,8 +67,7 @@ def test_slope_is_the_derivative_of_the_weights(name):
     _, pattern, slope = stream(row_map, scores, v, bias, everything)
     g = jax.random.normal(jax.random.key(5), scores.shape)
     mean = (pattern * g).sum(1, keepdims=True) if row_map.normalised else 0.0
-    mask = jnp.ones(scores.shape, bool)
-    gradient = jax.grad(lambda s: (reference.weights(row_map, s, bias, mask) * g).sum())
+    gradient = jax.grad(lambda s: (row_map(s, bias) * g).sum())
     rounding.assert_within(slope * (g - mean), rounding.expected(gradient, scores))
 
 
@@ -81,8 +80,7 @@ def test_gradient_by_the_bias_takes_out_the_rounding_of_the_mean(row_map, bias):
     # The gradients by the scores nearly cancel here: their plain sum errs by an error in `mean`.
     bias = jnp.float32(bias)
     scores, v = sample(1.0)
-    mask = jnp.ones(scores.shape, bool)
-    weights = lambda b: reference.weights(row_map, scores, b, mask)  # noqa: E731
+    weights = lambda b: row_map(scores, b)  # noqa: E731
     g = jax.random.normal(jax.random.key(5), scores.shape)
     by_bias = lambda b: jax.vjp(weights, b)[1](g)[0][:, 0]  # noqa: E731
     wanted = rounding.expected(by_bias, jnp.full((ROWS, 1), bias))
