@@ -1,12 +1,13 @@
-"""Interventions on single prototypes: what disturbing one does to the words it is to stand for.
+"""Interventions on single prototypes: the effect of disturbing one on the words it stands for.
 
 Prototype Transformer, appendix A.3. The command is `python -m protot_jax.interventions`.
 
-    from protot_jax import intervene, load_run
+    from protot_jax import interventions, load_run
 
     model = load_run("runs/speeches")
-    found = intervene.measure(model, intervene.shipped("war"), layer=2, prototype=5)
-    found.change("mask_write")[2, 5, 0]     # percent, one number per sentence
+    cases = interventions.shipped("war")
+    measured = interventions.measure(model, cases, layer=2, prototype=5)
+    measured.change("mask_write")[2, 5, 0]     # percent, one number per sentence
 """
 
 from protot_jax.interventions.effects import MODES, Measured, measure

@@ -18,7 +18,7 @@ import collections, hashlib, json, pathlib, sys, tempfile
 import jax
 from lm_jax.run import cli
 from lm_jax.train import loop
-from tests.lm_jax import tiny_training as tiny
+from tests.lm_jax.train import tiny_training as tiny
 
 events = collections.Counter()
 jax.monitoring.register_event_listener(lambda name, **_: events.update([name.split("/")[-1]]))

@@ -356,7 +356,7 @@ def test_kill_minus_nine_at_random_times_ends_in_the_same_bits(tmp_path):
         "import sys\n"
         "from pathlib import Path\n"
         "from lm_jax.run.workdir import open_workdir\n"
-        "from tests.lm_jax import test_train_loop as t\n"
+        "from tests.lm_jax.train import test_loop as t\n"
         "from lm_jax.train.config import CheckpointPolicy\n"
         "with open_workdir(sys.argv[1], {}) as run:\n"
         "    t.train(run.path / 'train', policy=CheckpointPolicy(log_every=1, save_every=1))\n"
