@@ -48,7 +48,7 @@ def place_of(row):
 
 
 @pytest.fixture(scope="module")
-def audited(tiny, haystack):
+def audited_model(tiny, haystack):
     config = AuditConfig(
         model=str(tiny),
         haystack=str(haystack),
@@ -66,18 +66,18 @@ def audited(tiny, haystack):
 
 
 @pytest.fixture(scope="module")
-def expected_rows(audited):
-    return {suite: audit_oracle.rows_of(audited, suite) for suite in PROMPTS}
+def expected_rows(audited_model):
+    return {suite: audit_oracle.rows_of(audited_model, suite) for suite in PROMPTS}
 
 
 @pytest.fixture(scope="module")
-def expected_answers(audited):
-    return audit_oracle.Answers(audited)
+def expected_answers(audited_model):
+    return audit_oracle.Answers(audited_model)
 
 
 @pytest.fixture(scope="module")
-def bias_limits(audited):
-    return audit_oracle.bias_limits(audited)
+def bias_limits(audited_model):
+    return audit_oracle.bias_limits(audited_model)
 
 
 def test_files_schema_and_number_of_rows(audited):
@@ -328,10 +328,10 @@ def test_the_kernels_give_the_rows_of_dense_attention(assert_same_audit, run_aud
     assert_same_audit(tmp_path / "run")
 
 
-def test_rows_are_reduced_inside_the_layer(audited):
-    cfg, B, T, Q = audited.model.cfg, 2, 67, 1
+def test_rows_are_reduced_inside_the_layer(audited_model):
+    cfg, B, T, Q = audited_model.model.cfg, 2, 67, 1
     jaxpr = jax.make_jaxpr(functools.partial(measure.diagnose, cfg=cfg))(
-        audited.model.params,
+        audited_model.model.params,
         jnp.zeros((B, T), jnp.int32),
         jnp.full((B, Q), T - 1),
         jnp.zeros((B, Q), jnp.int32),
