@@ -1,7 +1,7 @@
 """Audits real pretrained weights, trains a small model, makes one sparse: three reports.
 
     iaj quickstart
-    make quickstart          the same in a checkout, which it sets up first
+    iaj quickstart | tee quickstart.txt        to keep what it prints
 
 1. Fetches SmolLM2-135M (93 MB), a haystack of essays (18 MB) and the speeches of US presidents
    (8 MB) through the manifest.
@@ -11,7 +11,7 @@
 4. Makes SmolLM2's attention sparse, in eighty updates: runs/sparse_quickstart/report.html.
 
 No account, no hub, no GPU, no torch; some nine minutes on two cores. Steps that are done are not
-repeated.
+repeated. In a checkout `make quickstart` sets up the environment first.
 """
 
 import argparse

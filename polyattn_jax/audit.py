@@ -1,6 +1,7 @@
 """Audits a pretrained language model: may its softmax be replaced by a polynomial map?
 
-    python -m polyattn_jax.audit --config=configs/polyattn/smollm2.py --workdir=runs/smollm2
+    iaj polyattn audit --config=polyattn/smollm2:quickstart --workdir=runs/quickstart
+    iaj polyattn audit --config=polyattn/smollm2 --config.model=FOLDER --workdir=runs/mine
 
 The stages are those of `stages.py`. The work folder then holds
 

@@ -1,6 +1,7 @@
 """May this recipe replace the softmax of this model? The needle verdict of an audit, alone.
 
-    python -m polyattn_jax.check --model=smollm2 --recipe=relu:p=4,b=auto
+    iaj polyattn check --model=smollm2 --recipe=relu:p=4,b=auto
+    iaj polyattn check --model=FOLDER --n=200 --length=512 --workdir=runs/check
 
 A negative screen, after "When Does Polynomial Attention Concentrate?", section 6, in the stages of
 `stages.py`:
@@ -26,14 +27,13 @@ import itertools
 from pathlib import Path
 import tempfile
 import textwrap
-from typing import Any
-
-from absl import flags
+from typing import Any, Literal
 
 from lm_jax import statistics
 from lm_jax.errors import EXIT_FINISHED, EXIT_NO_GO, EXIT_UNDECIDED, UsageError
 from lm_jax.run import cli
 from lm_jax.run.files import read_json, write_json
+from lm_jax.run.options import option, required
 from lm_jax.run.plain import from_plain
 from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.terminal import format_table
@@ -56,51 +56,55 @@ EXIT_CODES = {"preserve": EXIT_FINISHED, "no-go": EXIT_NO_GO, "undecided": EXIT_
 # Induction ranks the heads and decides nothing.
 MOST_INDUCTION = 20
 
-_MODEL = flags.DEFINE_string("model", None, "HF folder, GGUF file, or name of the manifest")
-_RECIPE = flags.DEFINE_string("recipe", "relu:p=4,b=auto", "what is to replace softmax")
-_N = flags.DEFINE_integer("n", 120, "needle prompts (preserve takes 73 or more)", lower_bound=1)
-_LENGTH = flags.DEFINE_integer("length", 256, "tokens of each prompt", lower_bound=1)
-_CALIBRATION = flags.DEFINE_integer("calibration_length", 0, "tokens for b=auto; 0 is --length")
-_TOP_HEADS = flags.DEFINE_integer("top_heads", 40, "how many heads of greatest S_2 to show apart")
-_PROMPTS = flags.DEFINE_string("prompts", "", "own prompts too, a .jsonl file (exit: needles)")
-_HAYSTACK = flags.DEFINE_string("haystack", "essays", "essays, speeches, or a text file")
-_SEED = flags.DEFINE_integer("seed", 0, "of the prompts and of the bootstrap", lower_bound=0)
-_MESH = flags.DEFINE_list("mesh", ["1", "1", "1"], "devices along data, fsdp, tensor")
-_BATCH_SIZE = flags.DEFINE_integer("batch_size", 1, "prompts of one forward pass")
-_DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "of the weights")
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """The model, the recipe, and the prompts of the check."""
+
+    model: str = required("Hugging Face folder, GGUF file, or name of an asset such as smollm2")
+    recipe: str = option("relu:p=4,b=auto", "row map that is to replace softmax")
+    n: int = option(120, "number of needle prompts; preserve takes 73 or more", least=1)
+    length: int = option(256, "number of tokens of each prompt", least=1)
+    calibration_length: int = option(0, "number of tokens to calibrate b=auto on; 0 is --length")
+    top_heads: int = option(40, "number of heads of greatest S_2 to show apart")
+    prompts: str = option("", "a .jsonl file of your own prompts, asked beside the needle prompts")
+    haystack: str = option("essays", "text around the needle: essays, speeches, or a text file")
+    seed: int = option(0, "random seed of the prompts and of the bootstrap", least=0)
+    mesh: tuple[str, ...] = option(("1", "1", "1"), "numbers of devices along data, fsdp, tensor")
+    batch_size: int = option(1, "number of prompts in one forward pass")
+    dtype: Literal["float32", "bfloat16"] = option("float32", "dtype of the weights")
 
 
-def config_from_flags() -> AuditConfig:
-    """The flags as an audit of one recipe, without ablation.
+def config_from_options(options: Options) -> AuditConfig:
+    """The options as an audit of one recipe, without ablation.
 
     Raises:
-      UsageError: for a missing model, an unknown recipe, or a value that `AuditConfig` refuses.
+      UsageError: for an unknown recipe, or a value that `AuditConfig` refuses.
     """
-    if not _MODEL.value:
-        raise UsageError("--model is missing; name a Hugging Face folder, a GGUF file or smollm2")
-    if len(_MESH.value) != 3 or not all(size.lstrip("-").isdecimal() for size in _MESH.value):
-        raise UsageError(f"--mesh={','.join(_MESH.value)} is not three whole numbers; write 8,1,1")
-    recipe = parse_recipe(_RECIPE.value).spec
+    mesh = options.mesh
+    if len(mesh) != 3 or not all(size.lstrip("-").isdecimal() for size in mesh):
+        raise UsageError(f"--mesh={','.join(mesh)} is not three whole numbers; write 8,1,1")
+    recipe = parse_recipe(options.recipe).spec
     settings = {
-        "model": _MODEL.value,
-        "dtype": _DTYPE.value,
-        "mesh": [int(size) for size in _MESH.value],
-        "seed": _SEED.value,
-        "batch_size": _BATCH_SIZE.value,
-        "prompts": _PROMPTS.value,
-        "haystack": _HAYSTACK.value,
-        "niah_lengths": [_LENGTH.value],
-        "niah_n": _N.value,
+        "model": options.model,
+        "dtype": options.dtype,
+        "mesh": [int(size) for size in mesh],
+        "seed": options.seed,
+        "batch_size": options.batch_size,
+        "prompts": options.prompts,
+        "haystack": options.haystack,
+        "niah_lengths": [options.length],
+        "niah_n": options.n,
         "control_n": 1,
-        "induction_length": _LENGTH.value,
-        "induction_n": min(_N.value, MOST_INDUCTION),
+        "induction_length": options.length,
+        "induction_n": min(options.n, MOST_INDUCTION),
         "mqar_n": 0,
         "repeated_n": 1,
-        "calibration_length": _CALIBRATION.value,
+        "calibration_length": options.calibration_length,
         "recipes": [recipe],
-        "sweep_length": _LENGTH.value,
+        "sweep_length": options.length,
         "ablation_recipe": recipe,
-        "top_heads": _TOP_HEADS.value,
+        "top_heads": options.top_heads,
     }
     return from_plain(settings, AuditConfig)
 
@@ -329,7 +333,7 @@ def _folder(workdir: Path | None) -> Iterator[Path]:
 
 def main(arguments: cli.Arguments) -> int:
     """The command."""
-    config = config_from_flags()
+    config = config_from_options(arguments.options)
     if config.prompts:
         read_jsonl(config.prompts)
     with (
@@ -345,4 +349,4 @@ def main(arguments: cli.Arguments) -> int:
 
 
 if __name__ == "__main__":
-    cli.app(main, workdir_required=False)
+    cli.app(main, options=Options, workdir_required=False)

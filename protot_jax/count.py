@@ -1,6 +1,7 @@
 """Parameters and forward FLOPs of the models of a config, side by side.
 
-    python -m protot_jax.count --config=configs/protot/throughput.py
+    iaj protot count
+    iaj protot count --config=protot/throughput --config.hidden_size=512 --config.num_layers=12
 
 What is counted, and what is left out, `lm_jax.model.flops` says; attention is counted over all
 T x T pairs, though causality masks half of them.

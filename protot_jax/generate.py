@@ -1,6 +1,7 @@
 """Continues a text with a trained model, token by token.
 
-    python -m protot_jax.generate --run=runs/speeches --prompt="the people of the united states"
+    iaj protot generate --run=runs/speeches --prompt="the people of the united states"
+    iaj protot generate --run=runs/speeches --prompt="the war" --tokens=0 --edit=L2P5
 
 ProtoT, Mamba and DeltaNet need memory that does not grow; with `--tokens=0` they continue until
 Ctrl-C. LLaMA keeps every position, and ends at the context that it was trained on. The paper does
@@ -8,34 +9,41 @@ not say how its samples were drawn: the temperature, top-k and top-p here are ou
 `--temperature=0` is greedy.
 
 `--edit=L2P5` (once for each) continues the text with prototype 5 of layer 2 closed, as
-`protot_jax.interventions` does; with the same `--draw_seed`, what differs is the prototype's doing.
+`protot_jax.interventions` does; with the same `--seed`, what differs is the prototype's doing.
 """
 
 from collections.abc import Iterator, Mapping
+import dataclasses
 import itertools
 import sys
 from typing import Any
 
-from absl import flags
 import jax
 from tokenizers.decoders import DecodeStream
 
 from lm_jax.model.decode import Sampling, stream
 from lm_jax.run import cli, stop
-from protot_jax import edits, run_flags
+from lm_jax.run.options import option
+from protot_jax import edits
+from protot_jax.run_options import RunOptions
 from protot_jax.saved_run import TrainedModel
 
-_PROMPT = flags.DEFINE_string("prompt", "", "text to continue; empty begins a document")
-_TOKENS = flags.DEFINE_integer("tokens", 100, "how many to add; 0 for no end", lower_bound=0)
-_TEMPERATURE = flags.DEFINE_float("temperature", 0.8, "0 is greedy", lower_bound=0.0)
-_TOP_K = flags.DEFINE_integer("top_k", 40, "keep the k most probable tokens; 0 for all")
-_TOP_P = flags.DEFINE_float("top_p", 0.95, "keep the tokens that make up this mass")
-_EDIT = flags.DEFINE_multi_string(
-    "edit", [], f"a prototype to disturb, L2P5 or L2P5:MODE; {', '.join(edits.MODES)}"
-)
-# Flags of all commands share one table, and `polyattn_jax.check` has a `seed`.
-_SEED = flags.DEFINE_integer("draw_seed", 0, "of the sampling", lower_bound=0)
-flags.adopt_module_key_flags(run_flags)
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(RunOptions):
+    """What is continued, how the tokens are drawn, and what is disturbed meanwhile."""
+
+    prompt: str = option("", "text to continue; empty begins a document")
+    tokens: int = option(100, "number of tokens to generate; 0 for no end", least=0)
+    temperature: float = option(0.8, "temperature of the sampler; 0 is greedy", least=0.0)
+    top_k: int = option(40, "sample from the k most probable tokens; 0 for all")
+    top_p: float = option(0.95, "sample from the most probable tokens of this total probability")
+    seed: int = option(0, "random seed of the sampler", least=0)
+    edit: tuple[str, ...] = option(
+        (),
+        f"prototype to disturb, L2P5 or L2P5:MODE with a MODE of {', '.join(edits.MODES)}",
+        repeated=True,
+    )
 
 
 def text(
@@ -79,22 +87,22 @@ def text(
 
 def main(arguments: cli.Arguments) -> None:
     """The command."""
-    del arguments
-    sampling = Sampling(_TEMPERATURE.value, _TOP_K.value, _TOP_P.value)
-    chosen = [edits.parse(given) for given in _EDIT.value]
-    model = run_flags.load()
+    options: Options = arguments.options
+    sampling = Sampling(options.temperature, options.top_k, options.top_p)
+    chosen = [edits.parse(given) for given in options.edit]
+    model = options.load()
     if chosen:
         # A model without prototypes is refused.
         _ = model.prototypes
     pieces = text(
         model,
-        _PROMPT.value,
+        options.prompt,
         sampling=sampling,
-        key=jax.random.key(_SEED.value),
+        key=jax.random.key(options.seed),
         edits=edits.several(model.params, chosen) if chosen else None,
     )
-    sys.stdout.write(_PROMPT.value)
-    for piece in itertools.islice(pieces, _TOKENS.value or None):
+    sys.stdout.write(options.prompt)
+    for piece in itertools.islice(pieces, options.tokens or None):
         sys.stdout.write(piece)
         sys.stdout.flush()
         if stop.requested():
@@ -103,4 +111,4 @@ def main(arguments: cli.Arguments) -> None:
 
 
 if __name__ == "__main__":
-    cli.app(main, workdir_required=False)
+    cli.app(main, options=Options, workdir_required=False)

@@ -1,6 +1,7 @@
 """Pretrains ProtoT, or a baseline of the same shape, on real text.
 
-    python -m protot_jax.pretrain --config=configs/protot/default.py --workdir=runs/protot
+    iaj protot pretrain --config=protot/quickstart --workdir=runs/speeches
+    iaj protot pretrain --config=protot/default --config.model=llama --workdir=runs/llama
 
 1. The corpus is fetched, tokenized and split once (`lm_jax.text.preparation`).
 2. Each seed trains in a folder of its own, from its last checkpoint if there is one.

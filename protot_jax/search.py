@@ -1,6 +1,7 @@
 """Searches learning rate and batch size, every trial trained at every seed, and tells the best.
 
-    python -m protot_jax.search --config=configs/protot/search.py --workdir=runs/search
+    iaj protot search --config=protot/search --workdir=runs/search
+    iaj protot search --config=protot/search --config.sampler=tpe --workdir=runs/search_tpe
 
 Prototype Transformer, section 4: 50 trials over learning rates from 3e-5 to 3e-2, uniform in their
 logarithm, and batch sizes of 32, 64 and 128; the first 15 are drawn at random, the others by

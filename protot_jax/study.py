@@ -1,11 +1,12 @@
 """Trains every variant of an ablation, each at its learning rates and seeds, into one table.
 
-    python -m protot_jax.study --config=configs/protot/kernel_size.py --workdir=runs/kernel_size
+    iaj protot study --config=protot/kernel_size --workdir=runs/kernel_size
+    iaj protot study --config=protot/kernel_size --workdir=runs/kernel_size --only=taps_4,taps_5
 
 Prototype Transformer, appendix A.7: a variant is trained at each learning rate and counted at its
 best, by the mean over seeds of the lowest validation perplexity; the test perplexity is of the same
 weights. The interval of a mean is over seeds and leaves out that the rate was chosen on the same
-text. `--only=k4,k5` trains some of the variants now; the table holds those that are trained. The
+text. `--only` trains some of the variants now; the table holds those that are trained. The
 work folder has
 
     data/                        the prepared corpora, one for each way to cut them
@@ -22,7 +23,6 @@ from pathlib import Path
 import statistics
 from typing import Any
 
-from absl import flags
 from ml_collections import ConfigDict
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -30,6 +30,7 @@ import pyarrow.parquet as pq
 from lm_jax.errors import UsageError, nearest
 from lm_jax.run import cli, terminal
 from lm_jax.run.files import read_json, replace_file, write_json
+from lm_jax.run.options import option
 from lm_jax.run.plain import config_hash, from_plain
 from lm_jax.run.workdir import finish_time, open_workdir
 from lm_jax.train.metrics import METRICS
@@ -38,7 +39,6 @@ from protot_jax.saved_run import seed_folder
 from protot_jax.seeds import OverSeeds, over_seeds
 from protot_jax.study_config import SPLITS, StudyConfig, each_run
 
-_ONLY = flags.DEFINE_list("only", None, "variants to train now, by name; all by default")
 TABLE, ROWS = "study.json", "study.parquet"
 SCHEMA = pa.schema(
     {
@@ -57,6 +57,13 @@ SCHEMA = pa.schema(
         "steps_per_second": pa.float64(),
     }
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What of the study is done now."""
+
+    only: tuple[str, ...] = option((), "names of the variants to train now; default all")
 
 
 def run(config: StudyConfig, folder: Path, only: Sequence[str] | None = None) -> dict[str, Any]:
@@ -177,8 +184,8 @@ def main(arguments: cli.Arguments) -> None:
     """The command."""
     config = from_plain(arguments.config, StudyConfig)
     with open_workdir(arguments.folder, arguments.config, resume=arguments.resume) as workdir:
-        print(format_table(run(config, workdir.path, _ONLY.value)))
+        print(format_table(run(config, workdir.path, arguments.options.only)))
 
 
 if __name__ == "__main__":
-    cli.app(main, config="protot/kernel_size", training=True)
+    cli.app(main, config="protot/kernel_size", options=Options, training=True)

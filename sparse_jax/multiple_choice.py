@@ -1,7 +1,7 @@
 """Multiple choice by a dense model and by sparse ones, on the same questions.
 
-    python -m sparse_jax.multiple_choice --config=configs/sparse/multiple_choice.py \\
-        --workdir=runs/multiple_choice \\
+    iaj sparse choices --config=sparse/multiple_choice --workdir=runs/multiple_choice
+    iaj sparse choices --workdir=runs/multiple_choice \\
         --config.sparse="('runs/sparse/seed_234/target_3.7009/model',)" --config.limit=200
 
 The work folder then holds

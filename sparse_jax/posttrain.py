@@ -1,6 +1,7 @@
 """Makes the attention of a pretrained model sparse at a bounded loss.
 
-    python -m sparse_jax.posttrain --config=configs/sparse/smollm2.py --workdir=runs/sparse
+    iaj sparse posttrain --config=sparse/quickstart --workdir=runs/sparse_quickstart
+    iaj sparse posttrain --config=sparse/smollm2 --config.seeds="(0, 1, 2)" --workdir=runs/sparse
 
 1. Settings that do not fit the model are refused before anything is made. The corpus is tokenized
    with the model's tokenizer and cut into windows; then the weights are loaded.

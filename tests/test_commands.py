@@ -1,11 +1,16 @@
 """Flags that belong to a kind of command, over all commands of the libraries."""
 
 import ast
+import dataclasses
 import importlib
+import inspect
 from pathlib import Path
+import shlex
+import sys
 
 import pytest
 
+from iaj import commands as front
 from lm_jax.run import cli
 
 ROOT = Path(__file__).parents[1]
@@ -30,7 +35,7 @@ OTHERS = {
 
 
 def commands():
-    """Every command by its name: its module, and the keywords of its call of `launch.app`."""
+    """Every command by its name: its module, and the keywords (`ast`) of its call of `cli.app`."""
     results = {}
     for library in LIBRARIES:
         for file in (ROOT / library).rglob("*.py"):
@@ -39,7 +44,7 @@ def commands():
                     continue
                 (call,) = (each.value for each in node.body)
                 module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
-                options = {each.arg: ast.literal_eval(each.value) for each in call.keywords}
+                options = {each.arg: each.value for each in call.keywords}
                 results[module.removesuffix(".__main__")] = (module, options)
     return results
 
@@ -47,17 +52,37 @@ def commands():
 COMMANDS = commands()
 
 
+def loaded(name):
+    """The main of a command, and the keywords with which it calls `cli.app`."""
+    file, keywords = COMMANDS[name]
+    module = importlib.import_module(file)
+    options = {
+        key: getattr(module, value.id) if isinstance(value, ast.Name) else ast.literal_eval(value)
+        for key, value in keywords.items()
+    }
+    return module.main, options
+
+
+def required_options(options):
+    fields = dataclasses.fields(options["options"]) if "options" in options else ()
+    return [field.name for field in fields if field.metadata["required"]]
+
+
 def test_every_command_is_known_here():
     """So that a new one is put among those that train or the others."""
     assert COMMANDS.keys() == TRAINING | OTHERS
+    # And each has words of its own.
+    assert COMMANDS.keys() == {
+        module for module in front.COMMANDS.values() if not module.startswith("iaj.")
+    }
 
 
 @pytest.mark.parametrize("name", sorted(TRAINING | OTHERS))
 def test_training_commands_and_no_others_take_a_range_of_steps_to_trace(name, tmp_path, capsys):
-    module, options = COMMANDS[name]
-    main = importlib.import_module(module).main
+    main, options = loaded(name)
     # A range that cannot be, so that nothing is started.
     argv = [name, f"--workdir={tmp_path / 'run'}", "--profile=2:1"]
+    argv += [f"--{needed}=x" for needed in required_options(options)]
     assert cli.run(main, argv, **options) == 2
     wanted = "--profile=2:1 is not FIRST:LAST" if name in TRAINING else "--profile is not a flag"
     assert wanted in capsys.readouterr().err
@@ -67,3 +92,47 @@ def test_training_commands_and_no_others_take_a_range_of_steps_to_trace(name, tm
 def test_the_guide_to_traces_names_every_training_command():
     guide = (ROOT / "docs" / "profiling.md").read_text("utf-8")
     assert {name for name in COMMANDS if f"`{name}`" in guide} == TRAINING
+
+
+@pytest.mark.parametrize("words", front.COMMANDS, ids=" ".join)
+def test_help_opens_with_two_examples_of_this_command(words, capsys):
+    module = front.COMMANDS[words]
+    if module in COMMANDS:
+        main, options = loaded(module)
+        assert cli.run(main, ["iaj", "--help"], **options) == 0
+    else:
+        with pytest.raises(SystemExit, match="0"):
+            importlib.import_module(module).main(["--help"])
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head == "Examples:"
+    examples = "\n".join(lines[: lines.index("")]).replace("\\\n", " ").splitlines()
+    own = [shlex.split(line) for line in examples if line.split()[0] == "iaj"]
+    assert len([line for line in own if tuple(line[1 : 1 + len(words)]) == words]) >= 2
+
+
+@pytest.mark.parametrize("name", sorted(TRAINING | OTHERS))
+def test_the_flags_of_the_examples_are_flags_of_the_command(name, capsys):
+    """Of options, of the config, and of every command; values of options are of their types."""
+    main, options = loaded(name)
+    seen = []
+    doc = inspect.getdoc(sys.modules[main.__module__]).replace("\\\n", " ")
+    examples = [line.split("iaj ", 1)[1] for line in doc.splitlines() if line[:8] == "    iaj "]
+    for example in examples:
+        _, _, *flags = shlex.split(example)
+        argv = [name, *flags, *["--workdir=run"] * ("--workdir" not in example)]
+
+        def parsed(arguments):
+            seen.append(arguments)
+
+        parsed.__module__ = main.__module__
+        assert cli.run(parsed, argv, **options) == 0, capsys.readouterr().err
+    assert len(seen) == len(examples) >= 2
+
+
+@pytest.mark.parametrize("name", sorted(TRAINING | OTHERS))
+def test_every_option_has_a_meaning_in_words(name):
+    _, options = loaded(name)
+    for field in dataclasses.fields(options["options"]) if "options" in options else ():
+        text = field.metadata["help"]
+        assert len(text.split()) >= 2
+        assert not text.startswith(("of ", "a number", "the number")) and not text.endswith(".")

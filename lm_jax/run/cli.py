@@ -8,12 +8,13 @@ A command module is a thin `main` and one line:
             ...
 
     if __name__ == "__main__":
-        cli.app(main, config="configs/polyattn/smollm2.py")
+        cli.app(main, config="polyattn/smollm2", options=Options)
 
-`python -m package.command --config=configs/x.py:mode --workdir=runs/x --config.model.width=12`
+`iaj library command --config=library/x:mode --workdir=runs/x --config.model.width=12 --option=2`
 
-1. parses the flags of absl and the overrides of `ml_collections.config_flags`; what is left over is
-   refused, because ml_collections ignores `config.lr=3` (no dashes) without a word;
+1. parses the flags of every command, those of its own `Options` (`lm_jax.run.options`), and the
+   overrides of `ml_collections.config_flags`; what is left over is refused, because ml_collections
+   ignores `config.lr=3` (no dashes) without a word;
 2. runs `main`; the first SIGINT or SIGTERM only requests a stop (`lm_jax.run.stop`), so that a loop
    can save; a second SIGINT kills the process at once, even inside compiled code;
 3. turns every `UserError` (lm_jax/errors.py) into one line on standard error, `error: what, where,
@@ -45,7 +46,9 @@ from lm_jax.errors import (
 from lm_jax.run import compilation, config_files, stop
 from lm_jax.run.config_files import load_config
 from lm_jax.run.files import STORAGE_ERRNOS, STORAGE_REMEDY
+from lm_jax.run.options import define_flags, help_lines, read_options
 from lm_jax.run.plain import to_plain
+from lm_jax.run.usage import examples_first
 from lm_jax.run.workdir import LOG_FILE, Resume
 from lm_jax.train import profiling
 
@@ -59,15 +62,17 @@ _COMMON_FLAGS = (
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """What the command line gave: the locked config, the work folder, and how to resume in it.
+    """What the command line gave: locked config, own options, work folder, how to resume in it.
 
-    `config` is None for a command without one, `workdir` where it may be left out and was.
+    `config` is None for a command without one, `workdir` where it may be left out and was, and
+    `options` is the dataclass that the command names, or None.
     `resume` is "auto", "force" or "never", as `open_workdir` takes it; `profile` the steps of
     a training command to trace; `compilation_cache` as `compilation.cache` takes it.
     """
 
     config: config_dict.ConfigDict | None
     workdir: Path | None
+    options: Any = None
     resume: Resume = "auto"
     profile: profiling.Request | None = None
     compilation_cache: str | None = None
@@ -91,6 +96,7 @@ def app(
     main: Main,
     *,
     config: str | None = None,
+    options: type | None = None,
     workdir_required: bool = True,
     distributed: bool = False,
     training: bool = False,
@@ -101,7 +107,7 @@ def app(
         "distributed": distributed,
         "training": training,
     }
-    sys.exit(run(main, sys.argv, config=config, **asked))
+    sys.exit(run(main, sys.argv, config=config, options=options, **asked))
 
 
 def run(
@@ -109,21 +115,22 @@ def run(
     argv: Sequence[str],
     *,
     config: str | None = None,
+    options: type | None = None,
     workdir_required: bool = True,
     distributed: bool = False,
     training: bool = False,
 ) -> int:
     """Runs `main` on `argv` (program name first) and returns the exit code; raises nothing.
 
-    `config` is the default of `--config` (`path` or `path:mode`); without it the command has no
-    `--config`. The command's own absl flags, defined in its module, are parsed as well. A command
-    that is `distributed` can be one of several processes (`processes.join`). One that is `training`
-    can trace some of its steps (`train.profiling`).
+    `config` is the default of `--config` (`name` or `name:mode`); without it the command has no
+    `--config`. The fields of the dataclass `options` are its own flags. A command that is
+    `distributed` can be one of several processes (`processes.join`). One that is `training` can
+    trace some of its steps (`train.profiling`).
     """
     debug = "--debug" in argv or bool(os.environ.get("LM_JAX_DEBUG"))
     workdir = None
     try:
-        arguments = _parse(main, argv, config, workdir_required, distributed, training)
+        arguments = _parse(main, argv, config, options, workdir_required, distributed, training)
         if arguments is None:
             return 0
         workdir = arguments.workdir
@@ -182,6 +189,7 @@ def _parse(
     main: Main,
     argv: Sequence[str],
     default_config: str | None,
+    options: type | None,
     workdir_required: bool,
     distributed: bool,
     training: bool,
@@ -191,38 +199,46 @@ def _parse(
     own.set_gnu_getopt(True)
     spec = None
     if default_config is not None:
-        spec = flags.DEFINE_string("config", default_config, "config file, or file:mode", own)
+        spec = flags.DEFINE_string(
+            "config",
+            default_config,
+            "name of a config that comes with the packages, or path of a file; :mode after either",
+            own,
+        )
     workdir = flags.DEFINE_string(
-        "workdir", None, "folder of this run; the same one again resumes", own
+        "workdir", None, "folder of this run; the same folder again resumes it", own
     )
     resume = flags.DEFINE_enum(
         "resume",
         "auto",
         ["auto", "force", "never"],
-        "auto: resume if the config is the same; force: even if not; never: only a new folder",
+        "when to resume in a folder that holds a run: auto if the config is the same, force even "
+        "if it is another, never in no case",
         own,
     )
     if distributed:
-        flags.DEFINE_string("coordinator", None, "host:port of process 0 of several, or auto", own)
-        flags.DEFINE_integer("processes", None, "how many processes there are", flag_values=own)
-        flags.DEFINE_integer("process", None, "which of them this is, from 0", flag_values=own)
+        flags.DEFINE_string(
+            "coordinator", None, "host:port of process 0 of several processes, or auto", own
+        )
+        flags.DEFINE_integer("processes", None, "number of processes", flag_values=own)
+        flags.DEFINE_integer("process", None, "index of this process, from 0", flag_values=own)
     profile = None
     if training:
-        profile = flags.DEFINE_string("profile", None, "FIRST:LAST, steps to trace", own)
+        profile = flags.DEFINE_string("profile", None, "steps to trace, FIRST:LAST", own)
     cache = flags.DEFINE_string(
-        "compilation_cache", None, "folder of compiled programs, or off; default the user's", own
+        "compilation_cache",
+        None,
+        "folder of compiled programs, or off for none; default a folder of the user's cache",
+        own,
     )
-    flags.DEFINE_boolean("debug", False, "print tracebacks", own)
+    flags.DEFINE_boolean("debug", False, "print the traceback of every error", own)
     flags.DEFINE_boolean("help", False, "show this help", own, short_name="?")
-    own.append_flag_values(flags.FLAGS)
-    # A second run in one process must not inherit the first one's values.
-    for flag in flags.FLAGS.get_key_flags_for_module(sys.modules[main.__module__]):
-        flag.unparse()
+    own_flags = [] if options is None else define_flags(options, own)
     try:
         rest = own(argv, known_only=True)
         config = None if spec is None else load_config(spec.value)
         if own["help"].value:
-            print(_help(main, own, config))
+            print(_help(main, own, own_flags, config))
             return None
         rest = config_files.override(config, rest)
     except flags.UnrecognizedFlagError as error:
@@ -239,14 +255,16 @@ def _parse(
         raise UsageError(f"{rest[1]!r} is not a flag; arguments are written --{name}=VALUE")
     if config is not None:
         to_plain(config)
+    # grain reads a flag of absl's global table.
     flags.FLAGS.mark_as_parsed()
+    chosen = None if options is None else read_options(options, own)
     if workdir_required and not workdir.value:
         raise UsageError("--workdir is missing; name the folder this run may write")
     folder = Path(workdir.value) if workdir.value else None
     traced = None if profile is None else profiling.parse(profile.value)
     if distributed:
         _join(own)
-    return Arguments(config, folder, cast(Resume, resume.value), traced, cache.value)
+    return Arguments(config, folder, chosen, cast(Resume, resume.value), traced, cache.value)
 
 
 def _join(own: flags.FlagValues) -> None:
@@ -260,12 +278,17 @@ def _join(own: flags.FlagValues) -> None:
         raise UsageError("--processes and --process need --coordinator, host:port of process 0")
 
 
-def _help(main: Main, own: flags.FlagValues, config: config_dict.ConfigDict | None) -> str:
-    module = sys.modules[main.__module__]
-    lines = [(module.__doc__ or "").strip(), "", "Flags:"]
-    command_flags = flags.FLAGS.get_key_flags_for_module(module)
+def _help(
+    main: Main,
+    own: flags.FlagValues,
+    own_flags: Sequence[flags.Flag],
+    config: config_dict.ConfigDict | None,
+) -> str:
+    lines = [examples_first(sys.modules[main.__module__].__doc__)]
+    if own_flags:
+        lines += ["", "Options of this command:", *help_lines(own_flags)]
     common_flags = [own[name] for name in _COMMON_FLAGS if name in own]
-    lines += [f"  --{f.name}={f.default}  ({f.help})" for f in [*common_flags, *command_flags]]
+    lines += ["", "Options of every command:", *help_lines(common_flags)]
     if config is not None:
         lines += ["", f"Fields of {own['config'].value}:"]
         lines += [

@@ -1,6 +1,7 @@
 """Reads the prototypes of a trained model: what writes to them, when they are read, what for.
 
-    python -m protot_jax.concepts --run=runs/speeches
+    iaj protot concepts --run=runs/speeches
+    iaj protot concepts --run=runs/speeches --judge=local:FOLDER --top=20
 
 After Prototype Transformer, section 5.1 and appendix A.8. Into `--workdir`, by default the folder
 `concepts` of the run, it writes
@@ -16,22 +17,22 @@ answers from a file. A command that was killed is given again; only answers are 
 
 import dataclasses
 from pathlib import Path
-from typing import cast
+from typing import Literal
 
-from absl import flags
 import numpy as np
 
 from lm_jax.run import cli
 from lm_jax.run.files import file_digest, read_json, write_bytes, write_json
+from lm_jax.run.options import option
 from lm_jax.run.provenance import PROVENANCE_FILE, collect_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
 from lm_jax.text.examples import Examples
-from lm_jax.text.preparation import SPLITS, open_prepared
-from protot_jax import run_flags
+from lm_jax.text.preparation import open_prepared
 from protot_jax.concepts import collect, judge, page, report_data
 from protot_jax.concepts.ranking import RankBy
 from protot_jax.concepts.results import ConceptReport, Statistic
+from protot_jax.run_options import RunOptions
 from protot_jax.saved_run import DATA, TrainedModel
 
 FOLDER = "concepts"
@@ -39,21 +40,28 @@ TWIN = "concepts.json"
 PAGE = "concepts.html"
 ANSWERS = "answers.jsonl"
 
-flags.adopt_module_key_flags(run_flags)
-# Flags of all commands share one table; `polyattn_jax.check` has `length`, `batch_size`, `seed`.
-_SPLIT = flags.DEFINE_enum("split", "validation", list(SPLITS), "of the run's prepared data")
-_TEXTS = flags.DEFINE_integer("texts", 4_000, "at most so many documents", lower_bound=2)
-_LENGTH = flags.DEFINE_integer(
-    "text_length", 32, "tokens of each, the first mark included", lower_bound=collect.LEAST + 1
-)
-_BATCH = flags.DEFINE_integer("text_batch", 64, "texts of one forward pass", lower_bound=1)
-_TOP = flags.DEFINE_integer("top", 10, "texts and tokens shown of a prototype", lower_bound=1)
-_RANK_BY = flags.DEFINE_enum("rank_by", "mean", ["mean", "sum"], "of the write gate over a text")
-_JUDGE = flags.DEFINE_string("judge", "null", "null, local:FOLDER or cached:FILE")
-_RESAMPLES = flags.DEFINE_integer(
-    "resamples", 1_000, "bootstrap samples and permutations of each test", lower_bound=99
-)
-_SEED = flags.DEFINE_integer("analysis_seed", 0, "of permutations and samples", lower_bound=0)
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(RunOptions):
+    """The texts that are read, and how the report is made of them."""
+
+    split: Literal["train", "validation", "test"] = option(
+        "validation", "split of the run's prepared data"
+    )
+    texts: int = option(4_000, "greatest number of documents to read", least=2)
+    length: int = option(
+        32,
+        "number of tokens of each document, the mark of its beginning included",
+        least=collect.LEAST + 1,
+    )
+    batch_size: int = option(64, "number of documents in one forward pass", least=1)
+    top: int = option(10, "number of texts and of tokens to show of each prototype", least=1)
+    rank_by: RankBy = option("mean", "statistic of the write gate that ranks a prototype's texts")
+    judge: str = option("null", "who names the themes: null for none, local:FOLDER or cached:FILE")
+    resamples: int = option(
+        1_000, "number of bootstrap samples, and of permutations of each test", least=99
+    )
+    seed: int = option(0, "random seed of the permutations and bootstrap samples", least=0)
 
 
 def report(
@@ -156,25 +164,26 @@ def _tested(result: Statistic) -> str:
     return f"{value} ({low} to {high}, p {p}; {counts})"
 
 
-def settings_from_flags() -> report_data.ConceptConfig:
-    """The flags as the settings of one analysis."""
+def settings_from_options(options: Options) -> report_data.ConceptConfig:
+    """The options as the settings of one analysis."""
     return report_data.ConceptConfig(
-        split=_SPLIT.value,
-        texts=_TEXTS.value,
-        length=_LENGTH.value,
-        top=_TOP.value,
-        rank_by=cast(RankBy, _RANK_BY.value),
-        resamples=_RESAMPLES.value,
-        seed=_SEED.value,
+        split=options.split,
+        texts=options.texts,
+        length=options.length,
+        top=options.top,
+        rank_by=options.rank_by,
+        resamples=options.resamples,
+        seed=options.seed,
     )
 
 
 def main(arguments: cli.Arguments) -> None:
     """The command."""
-    model, run = run_flags.load(), run_flags.run_folder()
+    options: Options = arguments.options
+    model, run = options.load(), options.run
     # A model without prototypes is refused before any work.
     _ = model.prototypes
-    settings, named = settings_from_flags(), _JUDGE.value
+    settings, named = settings_from_options(options), options.judge
     folder = arguments.workdir or run / FOLDER
     judged = judge.build_judge(named, answers=folder / ANSWERS)
     kind, _, place = named.partition(":")
@@ -191,7 +200,7 @@ def main(arguments: cli.Arguments) -> None:
         if done := finish_time(work.path):
             print(f"finished {done}")
         else:
-            report(model, run / DATA, work.path, settings, judged, batch_size=_BATCH.value)
+            report(model, run / DATA, work.path, settings, judged, batch_size=options.batch_size)
             mark_finished(work.path)
             if isinstance(judged, judge.PromptedJudge):
                 print(judged.summary())
@@ -200,4 +209,4 @@ def main(arguments: cli.Arguments) -> None:
 
 
 if __name__ == "__main__":
-    cli.app(main, workdir_required=False)
+    cli.app(main, options=Options, workdir_required=False)

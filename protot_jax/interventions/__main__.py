@@ -1,8 +1,8 @@
 """Disturbs one prototype of a trained model and measures what it does to the words it stands for.
 
-    python -m protot_jax.interventions --run=runs/speeches --concept=war python -m
-    protot_jax.interventions --run=runs/speeches --concept=war,Congress,Treasury,Mexico python -m
-    protot_jax.interventions --run=runs/speeches --sentences=mine.tsv --layer=2 --prototype=5
+    iaj protot intervene --run=runs/speeches --concept=war
+    iaj protot intervene --run=runs/speeches --concept=war,Congress,Treasury,Mexico
+    iaj protot intervene --run=runs/speeches --sentences=mine.tsv --layer=2 --prototype=5
 
 After Prototype Transformer, appendix A.3. Without `--layer` and `--prototype` the prototype is the
 one that most specifically writes the words (`--words`, by default the targets of the sentences).
@@ -27,7 +27,6 @@ from pathlib import Path
 import textwrap
 from typing import Any
 
-from absl import flags
 import pyarrow.parquet as pq
 
 from lm_jax.errors import UsageError
@@ -41,12 +40,13 @@ from lm_jax.run.files import (
     write_json,
     write_text,
 )
+from lm_jax.run.options import option
 from lm_jax.run.provenance import PROVENANCE_FILE, collect_provenance, record_provenance
 from lm_jax.run.workdir import Resume, finish_time, mark_finished, open_workdir
-from protot_jax import run_flags
 from protot_jax.interventions import experiment, family, report, report_text
 from protot_jax.interventions.experiment import InterventionConfig, SubjectModel
 from protot_jax.interventions.sentences import Sentence, read, shipped, shipped_digest
+from protot_jax.run_options import RunOptions
 
 FOLDER = "interventions"
 RESULT = "intervention.json"
@@ -56,26 +56,36 @@ COMPARISON = "comparison.json"
 COMPARISON_PAGE = "comparison.html"
 WIDTH = 100
 
-flags.adopt_module_key_flags(run_flags)
-_CONCEPT = flags.DEFINE_list("concept", [], "whose sentences, one or several; see above")
-_SENTENCES = flags.DEFINE_string("sentences", None, "a .jsonl or .tsv file; default the package's")
-_WORDS = flags.DEFINE_list("words", [], "find the prototype that writes these; default the targets")
-_LAYER = flags.DEFINE_integer("layer", None, "of a given prototype, from 0 on", lower_bound=0)
-_PROTOTYPE = flags.DEFINE_integer("prototype", None, "number in its layer, from 0", lower_bound=0)
-_DRAWS = flags.DEFINE_integer("reinit_draws", 20, "new vectors of the prototype", lower_bound=1)
-_CONTROL_DRAWS = flags.DEFINE_integer("control_draws", 5, "of each other one", lower_bound=1)
-_REINIT_SEED = flags.DEFINE_integer("reinit_seed", 0, "of new vectors and samples", lower_bound=0)
-_CONTROLS = flags.DEFINE_boolean("controls", True, "measure every other prototype as well")
-_LEAST = flags.DEFINE_float("least_probability", 0.01, "exclude targets below it", lower_bound=0.0)
-_ALL_SUBTOKENS = flags.DEFINE_boolean("all_subtokens", False, "of the target, not the first alone")
-_GATE_ROWS = flags.DEFINE_integer(
-    "gate_rows", 512, "validation rows for ranking and matching", lower_bound=1
-)
-_PERPLEXITY_ROWS = flags.DEFINE_integer(
-    "perplexity_rows", 32, "validation rows for perplexity; 0 for none", lower_bound=0
-)
-_MATCH_SEEDS = flags.DEFINE_boolean("match_seeds", True, "repeat in the run's other seeds")
-_OTHER_RUNS = flags.DEFINE_list("other_runs", [], "repeat in all seeds of these runs")
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(RunOptions):
+    """The sentences, the prototype, and how often and where it is measured."""
+
+    concept: tuple[str, ...] = option((), "concepts whose sentences are taken, one or several")
+    sentences: Path | None = option(
+        None, "a .jsonl or .tsv file of sentences; default those that come with the package"
+    )
+    words: tuple[str, ...] = option(
+        (), "words of which the most specific writer is disturbed; default the targets"
+    )
+    layer: int | None = option(None, "layer of a given prototype, from 0", least=0)
+    prototype: int | None = option(None, "index of a given prototype in its layer, from 0", least=0)
+    reinit_draws: int = option(20, "number of random new vectors for the prototype", least=1)
+    control_draws: int = option(5, "number of random new vectors for each other prototype", least=1)
+    reinit_seed: int = option(0, "random seed of the new vectors and bootstrap samples", least=0)
+    controls: bool = option(True, "measure every other prototype as well")
+    least_probability: float = option(
+        0.01, "exclude sentences whose target is less probable than this", least=0.0
+    )
+    all_subtokens: bool = option(False, "count all tokens of a target, not its first alone")
+    gate_rows: int = option(
+        512, "number of validation rows to rank and match prototypes on", least=1
+    )
+    perplexity_rows: int = option(
+        32, "number of validation rows whose perplexity is measured; 0 for none", least=0
+    )
+    match_seeds: bool = option(True, "repeat in the run's other seeds")
+    other_runs: tuple[str, ...] = option((), "work folders of runs in all of whose seeds to repeat")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,15 +96,14 @@ class Task:
     settings: InterventionConfig
 
 
-def sentences_from_flags(concept: str | None) -> tuple[list[Sentence], str, str]:
+def sentences_of(options: Options, concept: str | None) -> tuple[list[Sentence], str, str]:
     """The sentences of a concept, the name of where they are from, and its sha256.
 
     Raises:
       UsageError: neither a file nor a concept is named, or an unknown one.
       BadInputError: the file cannot be used.
     """
-    if _SENTENCES.value:
-        path = Path(_SENTENCES.value)
+    if path := options.sentences:
         result = read(path, concept=concept)
         return result, path.name, file_digest(path)["sha256"]
     if concept is None:
@@ -102,7 +111,8 @@ def sentences_from_flags(concept: str | None) -> tuple[list[Sentence], str, str]
     return shipped(concept), "shipped", shipped_digest()
 
 
-def settings_from_flags(
+def settings_from_options(
+    options: Options,
     subjects: list[SubjectModel],
     sentences: list[Sentence],
     source: str,
@@ -110,31 +120,31 @@ def settings_from_flags(
     concept: str | None,
     together: tuple[str, ...],
 ) -> InterventionConfig:
-    """The flags as the settings of one intervention.
+    """The options as the settings of one intervention.
 
     Raises:
       UsageError: for a layer without a prototype, or the other way round.
     """
-    words = _WORDS.value
-    if not words and _LAYER.value is None:
-        words = list(dict.fromkeys(sentence.target for sentence in sentences))
+    words = options.words
+    if not words and options.layer is None:
+        words = tuple(dict.fromkeys(sentence.target for sentence in sentences))
     return InterventionConfig(
         models=tuple(map(str, subjects)),
         sentences=source,
         sentences_sha256=digest,
         concept=concept,
         together=together,
-        words=tuple(words),
-        layer=_LAYER.value,
-        prototype=_PROTOTYPE.value,
-        least_probability=_LEAST.value,
-        all_subtokens=_ALL_SUBTOKENS.value,
-        draws=_DRAWS.value,
-        control_draws=min(_CONTROL_DRAWS.value, _DRAWS.value),
-        controls=_CONTROLS.value,
-        reinit_seed=_REINIT_SEED.value,
-        gate_rows=_GATE_ROWS.value,
-        perplexity_rows=_PERPLEXITY_ROWS.value,
+        words=words,
+        layer=options.layer,
+        prototype=options.prototype,
+        least_probability=options.least_probability,
+        all_subtokens=options.all_subtokens,
+        draws=options.reinit_draws,
+        control_draws=min(options.control_draws, options.reinit_draws),
+        controls=options.controls,
+        reinit_seed=options.reinit_seed,
+        gate_rows=options.gate_rows,
+        perplexity_rows=options.perplexity_rows,
     )
 
 
@@ -194,22 +204,25 @@ def _columns(*cells: str) -> str:
 
 def main(arguments: cli.Arguments) -> None:
     """The command."""
-    run = run_flags.run_folder()
-    concepts: list[str | None] = list(dict.fromkeys(_CONCEPT.value)) or [None]
-    if _WORDS.value and concepts[1:]:
+    options: Options = arguments.options
+    run = options.run
+    concepts: list[str | None] = list(dict.fromkeys(options.concept)) or [None]
+    if options.words and concepts[1:]:
         raise UsageError("--words finds the prototype of one concept; leave it out for several")
     # Names that are wrong are refused before a model is loaded.
-    given = [sentences_from_flags(concept) for concept in concepts]
+    given = [sentences_of(options, concept) for concept in concepts]
     subjects = experiment.load_subject_models(
         run,
-        other_runs=[Path(other) for other in _OTHER_RUNS.value],
-        seed=run_flags.RUN_SEED.value,
-        best=run_flags.CHECKPOINT.value == "best",
-        match_seeds=_MATCH_SEEDS.value,
+        other_runs=[Path(other) for other in options.other_runs],
+        seed=options.run_seed,
+        best=options.best,
+        match_seeds=options.match_seeds,
     )
     together = tuple(filter(None, concepts)) if concepts[1:] else ()
     tasks = [
-        Task(of_concept[0], settings_from_flags(subjects, *of_concept, concept, together))
+        Task(
+            of_concept[0], settings_from_options(options, subjects, *of_concept, concept, together)
+        )
         for concept, of_concept in zip(concepts, given, strict=True)
     ]
     if not together:
@@ -290,4 +303,4 @@ def make(
 
 
 if __name__ == "__main__":
-    cli.app(main, workdir_required=False)
+    cli.app(main, options=Options, workdir_required=False)

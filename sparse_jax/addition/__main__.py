@@ -1,6 +1,7 @@
 """Trains a dense and a sparse model to add, draws their graphs, and counts what attends to what.
 
-    python -m sparse_jax.addition --config=configs/sparse/addition.py --workdir=runs/addition
+    iaj sparse addition --config=sparse/addition --workdir=runs/addition
+    iaj sparse addition --config=sparse/addition:smoke --workdir=runs/addition_smoke
 
 After Appendix A of "Sparse Attention Post-Training". The work folder then holds what `study.py`
 lists, the report among it. A killed study is started again with the same command, and ends with the

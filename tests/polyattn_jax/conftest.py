@@ -228,7 +228,8 @@ def run_check(tiny: Path, haystack: Path) -> Command:
     given = [f"--haystack={haystack}", "--length=64", "--n=7"]
 
     def command(*argv: str, model: Path = tiny) -> Outcome:
-        return run(check.main, [f"--model={model}", *given, *argv], workdir_required=False)
+        arguments = [f"--model={model}", *given, *argv]
+        return run(check.main, arguments, options=check.Options, workdir_required=False)
 
     return command
 

@@ -5,8 +5,6 @@ import itertools
 import json
 import shutil
 
-from absl import flags
-from absl.testing import flagsaver
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +17,8 @@ from lm_jax.model import decode
 from lm_jax.run import cli
 from lm_jax.text.tokenizer_training import BOS, SPECIAL, UNKNOWN
 import protot_jax
-from protot_jax import edits, generate, run_flags, saved_run
+from protot_jax import edits, generate, saved_run
+from protot_jax.run_options import RunOptions
 from tests import rounding
 
 
@@ -46,6 +45,10 @@ def perplexities(models, data):
     return rounding.expected(all_of, stacked)
 
 
+def start(argv):
+    return cli.run(generate.main, argv, options=generate.Options, workdir_required=False)
+
+
 def test_a_run_gives_the_weights_that_its_summary_reports(run):
     """The best ones by default: of seed 2 those after 2 of 4 steps, of seed 1 the last."""
     summary = json.loads((run / "summary.json").read_text("utf-8"))
@@ -67,10 +70,15 @@ def test_a_run_gives_the_weights_that_its_summary_reports(run):
 
 
 def test_commands_read_the_best_weights_unless_told_otherwise(run):
-    for given, step in (((), 2), (("--checkpoint=last",), 4)):
-        with flagsaver.flagsaver():
-            flags.FLAGS(["test", f"--run={run}", "--run_seed=2", *given])
-            assert run_flags.load().step == step
+    steps = []
+
+    def main(arguments):
+        steps.append(arguments.options.load().step)
+
+    argv = ["test", f"--run={run}", "--run_seed=2"]
+    for given in ((), ("--checkpoint=last",)):
+        assert cli.run(main, [*argv, *given], options=RunOptions, workdir_required=False) == 0
+    assert steps == [2, 4]
 
 
 def test_what_is_no_run_is_refused(run, tmp_path):
@@ -132,14 +140,14 @@ def test_a_llama_run_is_continued_up_to_its_context(run):
 
 
 def test_the_command_continues_the_prompt(run, capsys):
-    argv = ["generate", f"--run={run}", "--prompt=the people", "--tokens=12", "--draw_seed=3"]
-    assert cli.run(generate.main, argv, workdir_required=False) == 0
+    argv = ["generate", f"--run={run}", "--prompt=the people", "--tokens=12", "--seed=3"]
+    assert start(argv) == 0
     first = capsys.readouterr().out
     assert first.startswith("the people")
     assert len(first.split()) > 3
-    assert cli.run(generate.main, argv, workdir_required=False) == 0
+    assert start(argv) == 0
     assert capsys.readouterr().out == first
-    assert cli.run(generate.main, ["generate"], workdir_required=False) == 2
+    assert start(["generate"]) == 2
     assert "--run is missing" in capsys.readouterr().err
 
 
@@ -189,7 +197,7 @@ def test_the_command_closes_prototypes_and_refuses_those_that_are_none(run, caps
     argv = ["generate", f"--run={run}", "--prompt=the people", "--tokens=12", "--temperature=0"]
     said = {}
     for given in ("L0P1", "L0 P1:zero_write"):
-        assert cli.run(generate.main, [*argv, f"--edit={given}"], workdir_required=False) == 0
+        assert start([*argv, f"--edit={given}"]) == 0
         said[given] = capsys.readouterr().out
     assert len(set(said.values())) == 1
     for given, message in (
@@ -198,5 +206,5 @@ def test_the_command_closes_prototypes_and_refuses_those_that_are_none(run, caps
         ("L9P1", r"layer = 9 is outside"),
         ("L0P99", r"prototype = 99 is outside"),
     ):
-        assert cli.run(generate.main, [*argv, f"--edit={given}"], workdir_required=False) == 2
+        assert start([*argv, f"--edit={given}"]) == 2
         assert message in capsys.readouterr().err

@@ -51,13 +51,15 @@ class Recorder:
 
 
 def launched(*flags):
-    return cli.run(command.main, ["concepts", *flags], workdir_required=False)
+    return cli.run(
+        command.main, ["concepts", *flags], options=command.Options, workdir_required=False
+    )
 
 
 @pytest.fixture(scope="module")
 def reported(run):
     """What the command wrote into the run, with little of everything."""
-    assert launched(f"--run={run}", "--text_length=16", "--top=3", "--resamples=99") == 0
+    assert launched(f"--run={run}", "--length=16", "--top=3", "--resamples=99") == 0
     folder = run / "concepts"
     return folder, json.loads((folder / "concepts.json").read_text("utf-8"))
 
@@ -217,7 +219,7 @@ def test_a_judge_sees_words_and_also_random_texts(run, tmp_path, caplog):
 
 def test_texts_in_other_batches_give_the_same_numbers(run, reported, tmp_path):
     folder, made = reported
-    flags = ("--text_length=16", "--top=3", "--resamples=99", "--text_batch=7")
+    flags = ("--length=16", "--top=3", "--resamples=99", "--batch_size=7")
     assert launched(f"--run={run}", f"--workdir={tmp_path / 'b'}", *flags) == 0
     again = json.loads((tmp_path / "b" / "concepts.json").read_text("utf-8"))
     assert again["settings"] == made["settings"]
@@ -236,7 +238,7 @@ def test_texts_in_other_batches_give_the_same_numbers(run, reported, tmp_path):
 
 def test_a_finished_report_says_so_and_another_is_refused(run, reported, capsys):
     folder, _ = reported
-    flags = ("--text_length=16", "--top=3", "--resamples=99")
+    flags = ("--length=16", "--top=3", "--resamples=99")
     before = (folder / "concepts.json").stat().st_mtime_ns
     assert launched(f"--run={run}", *flags) == 0
     assert capsys.readouterr().out.startswith("finished 2")
@@ -248,7 +250,7 @@ def test_a_finished_report_says_so_and_another_is_refused(run, reported, capsys)
 def test_answers_that_were_filled_in_make_another_report(run, tmp_path, capsys):
     answers, folder = tmp_path / "answers.jsonl", tmp_path / "labelled"
     answers.touch()
-    flags = (f"--run={run}", f"--workdir={folder}", f"--judge=cached:{answers}", "--text_length=16")
+    flags = (f"--run={run}", f"--workdir={folder}", f"--judge=cached:{answers}", "--length=16")
     assert launched(*flags) == 0
     text = capsys.readouterr().out
     prompts = (tmp_path / "answers.jsonl.missing").read_text("utf-8").splitlines()
@@ -265,7 +267,7 @@ def test_answers_that_were_filled_in_make_another_report(run, tmp_path, capsys):
 
 
 def test_a_seed_of_the_run_can_be_chosen(run, tmp_path, capsys):
-    flags = (f"--workdir={tmp_path / 'two'}", "--texts=5", "--text_length=16", "--rank_by=sum")
+    flags = (f"--workdir={tmp_path / 'two'}", "--texts=5", "--length=16", "--rank_by=sum")
     assert launched(f"--run={run}", "--run_seed=2", *flags) == 0
     text = capsys.readouterr().out
     assert "5 texts of the validation split" in text
@@ -294,7 +296,7 @@ def test_a_seed_of_the_run_can_be_chosen(run, tmp_path, capsys):
         (["--run=nowhere"], 3, "is no run"),
         (["--run={run}", "--run_seed=3"], 2, "seed = 3 is none of 1, 2"),
         (["--run={run}", "--judge=oracle"], 2, "judge = 'oracle' is unknown"),
-        (["--run={run}", "--text_length=5"], 2, "text_length"),
+        (["--run={run}", "--length=5"], 2, "--length"),
     ],
 )
 def test_what_cannot_be_done_is_refused(run, flags, code, message, capsys):

@@ -31,7 +31,9 @@ def file(tmp_path_factory):
 
 
 def start(*arguments) -> int:
-    return cli.run(command.main, ["intervene", *arguments], workdir_required=False)
+    return cli.run(
+        command.main, ["intervene", *arguments], options=command.Options, workdir_required=False
+    )
 
 
 @pytest.fixture(scope="module")
