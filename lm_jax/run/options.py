@@ -105,7 +105,8 @@ def read_options(options: type[T], values: flags.FlagValues) -> T:
 def help_lines(shown: Iterable[flags.Flag]) -> Iterator[str]:
     """What `--help` says of flags: name and default, meaning, choices."""
     for flag in shown:
-        head, text = f"  --{flag.name}={_default(flag)}", str(flag.help)
+        # absl adds lines of its own to the text of a repeated flag.
+        head, text = f"  --{flag.name}={_default(flag)}", " ".join(str(flag.help).split())
         if flag.boolean:
             head = f"  --[no]{flag.name}"
             text += f" (default: {'yes' if flag.default else 'no'})"
