@@ -2,7 +2,8 @@
 
     __main__     finds the module of a command and runs it, as `python -m MODULE` would
     commands     the table of commands, and their help
-    completion   of commands and flags in bash and zsh
+    completion   of commands, flags and config names, in bash and zsh
+    parser       of the commands that take positional arguments
     fetch        real weights and corpora into the cache
     convert      a model to an orbax checkpoint
     quickstart   the first run of a new user

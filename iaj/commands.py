@@ -24,6 +24,7 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("fetch",): "iaj.fetch",
     ("convert",): "iaj.convert",
     ("doctor",): "iaj.doctor",
+    ("completion",): "iaj.completion",
 }
 _EXAMPLES = """\
   iaj quickstart

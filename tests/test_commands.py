@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from iaj import commands as front
-from lm_jax.run import cli
+from lm_jax.run import cli, config_files
 
 ROOT = Path(__file__).parents[1]
 LIBRARIES = ("lm_jax", "polyattn_jax", "protot_jax", "sparse_jax")
@@ -136,3 +136,17 @@ def test_every_option_has_a_meaning_in_words(name):
         text = field.metadata["help"]
         assert len(text.split()) >= 2
         assert not text.startswith(("of ", "a number", "the number")) and not text.endswith(".")
+
+
+def test_the_readme_lists_every_command_with_configs_that_are_there():
+    text = (ROOT / "README.md").read_text("utf-8").replace("\\\n", " ")
+    lines = [shlex.split(line, comments=True) for line in text.splitlines() if line[:4] == "iaj "]
+    named = {
+        words for words in front.COMMANDS for line in lines if (*line[1:],)[: len(words)] == words
+    }
+    assert named == front.COMMANDS.keys()
+    configs = [
+        word.removeprefix("--config=") for line in lines for word in line if "--config=" in word
+    ]
+    assert configs
+    assert set(configs) <= set(config_files.shipped_names())
