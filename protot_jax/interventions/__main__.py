@@ -10,7 +10,7 @@ Every other prototype is put through the same, and other seeds of the run (or `-
 searched for the same prototype. Into `--workdir`, by default a folder below `interventions` of the
 run, it writes
 
-    intervention.json       every number of the report (`schema.py`)
+    intervention.json       every number of the report (`results.py`)
     interventions.parquet   a row for each sentence, prototype, intervention and draw
     intervention.html       the report, one offline file
 
@@ -25,7 +25,6 @@ sentences is .jsonl or .tsv, with concept, target and text.
 import dataclasses
 from pathlib import Path
 import textwrap
-from typing import Any
 
 import pyarrow.parquet as pq
 
@@ -42,9 +41,11 @@ from lm_jax.run.files import (
 )
 from lm_jax.run.options import option
 from lm_jax.run.provenance import PROVENANCE_FILE, collect_provenance, record_provenance
+from lm_jax.run.results import load_result
 from lm_jax.run.workdir import Resume, finish_time, mark_finished, open_workdir
 from protot_jax.interventions import experiment, family, report, report_text
 from protot_jax.interventions.experiment import InterventionConfig, SubjectModel
+from protot_jax.interventions.results import Comparison, InterventionReport
 from protot_jax.interventions.sentences import Sentence, read, shipped, shipped_digest
 from protot_jax.run_options import RunOptions
 
@@ -167,33 +168,33 @@ def interventions_folder(run: Path) -> Path:
     return folder
 
 
-def format_result(result: dict[str, Any]) -> str:
+def format_result(result: InterventionReport) -> str:
     """The finding for a terminal."""
     lines = textwrap.wrap(report_text.conclusion(result)[0], WIDTH)
-    for seed in result["seeds"]:
-        head = f"{seed['run']}, seed {seed['seed']}: {report_text.name(seed)}"
-        if match := seed["match"]:
+    for seed in result.seeds:
+        head = f"{seed.run}, seed {seed.seed}: {report_text.name(seed)}"
+        if match := seed.match:
             head += (
-                f", matched with correlation {match['similarity']:.2f} (median pair "
-                f"{match['median']:.2f}; percentile {match['percentile']:.0f} of different "
-                f"prototypes, p {match['p_value']:.3f})"
+                f", matched with correlation {match.similarity:.2f} (median pair "
+                f"{match.median:.2f}; percentile {match.percentile:.0f} of different "
+                f"prototypes, p {match.p_value:.3f})"
             )
-        if seed["ranking"]:
-            head += f", number {seed['place']} by the words"
+        if seed.ranking:
+            head += f", number {seed.place} by the words"
         lines += ["", head, _columns("", "targets [95 %]", "p", "validation perplexity")]
-        for one in seed["modes"]:
-            control = one["control"]
+        for one in seed.modes:
+            control = one.control
             lines.append(
                 _columns(
-                    report_text.LABELS[one["mode"]],
-                    report_text.percent(one["effect"]),
-                    f"{control['p']:.2g}" if control else "–",
-                    report_text.percent(one["text_perplexity"] or {"mean": None}),
+                    report_text.LABELS[one.mode],
+                    report_text.percent(one.effect),
+                    f"{control.p:.2g}" if control else "–",
+                    report_text.percent(one.text_perplexity),
                 )
             )
-    if skipped := result["skipped"]:
+    if skipped := result.skipped:
         lines += ["", f"{report_text.count(len(skipped), 'sentence')} left out:"]
-        lines += [f"  {one['where']}: {one['reason']}" for one in skipped[:5]]
+        lines += [f"  {one.where}: {one.reason}" for one in skipped[:5]]
     return "\n".join(lines)
 
 
@@ -254,14 +255,15 @@ def several(
             provenance = read_json(page.parent / PROVENANCE_FILE)
             write_text(work.path / COMPARISON_PAGE, family.page(compared, provenance=provenance))
             mark_finished(work.path)
-        heads, *rows = family.format_rows(read_json(work.path / COMPARISON))
+        compared = load_result(work.path / COMPARISON, Comparison)
+        heads, *rows = family.format_rows(compared)
         print(terminal.format_table(heads, rows, left=range(len(heads))))
         print(work.path / COMPARISON_PAGE)
 
 
 def one(
     subjects: list[SubjectModel], run: Path, task: Task, folder: Path, resume: Resume
-) -> tuple[dict[str, Any], Path]:
+) -> tuple[InterventionReport, Path]:
     """The result of one concept, measured or from a finished folder, and its page."""
     with open_workdir(folder, task.settings, resume=resume) as work:
         if done := finish_time(work.path):
@@ -269,7 +271,7 @@ def one(
         else:
             make(subjects, run, task, work.path)
             mark_finished(work.path)
-        return read_json(work.path / RESULT), work.path / PAGE
+        return load_result(work.path / RESULT, InterventionReport), work.path / PAGE
 
 
 def make(
@@ -298,7 +300,8 @@ def make(
         pq.write_table(rows, file, write_page_checksum=True, compression="zstd")
     write_json(folder / RESULT, result)
     # What a reader of the file finds, and not what was in memory.
-    page = report.build(read_json(folder / RESULT), provenance=read_json(folder / PROVENANCE_FILE))
+    written = load_result(folder / RESULT, InterventionReport)
+    page = report.build(written, provenance=read_json(folder / PROVENANCE_FILE))
     write_text(folder / PAGE, page)
 
 

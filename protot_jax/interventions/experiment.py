@@ -9,7 +9,6 @@
 from collections.abc import Callable, Sequence
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +18,8 @@ from lm_jax.run import progress
 from lm_jax.text.examples import Examples
 from lm_jax.text.preparation import Prepared, open_prepared
 from protot_jax.edits import check
-from protot_jax.interventions import effects, gates, matching, schema, summary
+from protot_jax.interventions import effects, gates, matching, results, summary
+from protot_jax.interventions.results import InterventionReport, SeedResult, SkippedSentence
 from protot_jax.interventions.sentences import Sentence
 from protot_jax.saved_run import DATA, TrainedModel, load_run
 
@@ -135,7 +135,7 @@ def perform(
     data: Prepared,
     sentences: Sequence[Sentence],
     settings: InterventionConfig,
-) -> tuple[dict[str, Any], pa.Table]:
+) -> tuple[InterventionReport, pa.Table]:
     """What `intervention.json` and `interventions.parquet` hold.
 
     Raises:
@@ -168,7 +168,9 @@ def perform(
         )
         for one in subjects
     )
-    findings, tables, skipped = [], [], []
+    findings: list[SeedResult] = []
+    tables: list[pa.Table] = []
+    skipped: tuple[SkippedSentence, ...] = ()
     with progress.track("intervening", steps, unit="forward passes") as advance:
         for subject, own in zip(subjects, read, strict=True):
             match = None
@@ -179,47 +181,46 @@ def perform(
                 subject, sentences, settings, layer, prototype, perplexity_NS, advance
             )
             findings.append(
-                {
-                    "run": subject.run,
-                    "seed": subject.model.seed,
-                    "step": subject.model.step,
-                    "match": None if match is None else dataclasses.asdict(match),
-                    "place": summary.place(own.ranking, layer, prototype),
-                    "ranking": summary.first(own.ranking),
-                    **summary.of_seed(measured),
-                }
+                summary.of_seed(
+                    measured,
+                    run=subject.run,
+                    seed=subject.model.seed,
+                    step=subject.model.step,
+                    match=match,
+                    ranking=own.ranking,
+                )
             )
             tables.append(summary.rows(measured, run=subject.run, seed=subject.model.seed))
             # The tokenizer is one for all, and so is what it cannot find.
             skipped = summary.skipped(measured)
-    result = {
-        "schema": schema.NAME,
-        "version": schema.VERSION,
-        "model": {
-            "corpus": config.corpus.source,
-            "layers": first.cfg.num_layers,
-            "prototypes": mixer.num_prototypes,
-            "hidden_size": first.cfg.hidden_size,
-            "vocab_size": first.cfg.vocab_size,
-            "shared_routing": mixer.shared_routing,
-        },
-        "settings": {
-            "concept": settings.concept,
-            "together": settings.together,
-            "words": settings.words,
-            "occurrences": dict(read[0].occurrences),
-            "found": settings.layer is None,
-            "shipped_sentences": settings.sentences == "shipped",
-            "all_subtokens": settings.all_subtokens,
-            "least_probability": settings.least_probability,
-            "draws": settings.draws,
-            "control_draws": settings.control_draws,
-            "reinit_seed": settings.reinit_seed,
-            "gate_tokens": int(np.count_nonzero(text_NS)),
-        },
-        "seeds": findings,
-        "skipped": skipped,
-    }
+    result = InterventionReport(
+        schema=results.NAME,
+        version=results.VERSION,
+        model=results.Model(
+            corpus=config.corpus.source,
+            layers=first.cfg.num_layers,
+            prototypes=mixer.num_prototypes,
+            hidden_size=first.cfg.hidden_size,
+            vocab_size=first.cfg.vocab_size,
+            shared_routing=mixer.shared_routing,
+        ),
+        settings=results.Settings(
+            concept=settings.concept,
+            together=settings.together,
+            words=settings.words,
+            occurrences=dict(read[0].occurrences),
+            found=settings.layer is None,
+            shipped_sentences=settings.sentences == "shipped",
+            all_subtokens=settings.all_subtokens,
+            least_probability=settings.least_probability,
+            draws=settings.draws,
+            control_draws=settings.control_draws,
+            reinit_seed=settings.reinit_seed,
+            gate_tokens=int(np.count_nonzero(text_NS)),
+        ),
+        seeds=tuple(findings),
+        skipped=skipped,
+    )
     return result, pa.concat_tables(tables)
 
 

@@ -5,15 +5,16 @@ Of four concepts without any effect, one in five times one or more has p below 0
 what: the smallest p is multiplied by the number of concepts, the next by one less, and so on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+import dataclasses
 from typing import Any
 
 import numpy as np
 
 from lm_jax import report
 from lm_jax.report import cell, section, table
-from protot_jax.interventions import report_text, schema, summary
-from protot_jax.interventions.report_text import Found
+from protot_jax.interventions import report_text, results, summary
+from protot_jax.interventions.results import ComparedConcept, Comparison, InterventionReport
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -26,63 +27,67 @@ def holm(p: Sequence[float]) -> list[float]:
     return adjusted.tolist()
 
 
-def compare(result: Sequence[Found]) -> dict[str, Any]:
+def compare(result: Sequence[InterventionReport]) -> Comparison:
     """What `comparison.json` holds, of the `intervention.json` of each concept.
 
     A concept without kept sentences or without controls has no p, and is none of those tested.
     """
-    rows: list[dict[str, Any]] = []
+    rows: list[ComparedConcept] = []
     for one in result:
-        seed = one["seeds"][0]
+        seed = one.seeds[0]
         ablation = report_text.by_mode(seed)[summary.ABLATION]
-        control = ablation["control"]
+        control = ablation.control
         rows.append(
-            {
-                "concept": one["settings"]["concept"],
-                "layer": seed["layer"],
-                "prototype": seed["prototype"],
-                "effect": ablation["effect"],
-                "p": control and control["p"],
-                "least_p": control and min(1.0, 2 / (control["n"] + 1)),
-                "p_holm": None,
-                "specific": None,
-            }
+            ComparedConcept(
+                concept=str(one.settings.concept),
+                layer=seed.layer,
+                prototype=seed.prototype,
+                effect=ablation.effect,
+                p=None if control is None else control.p,
+                least_p=None if control is None else min(1.0, 2 / (control.n + 1)),
+                p_holm=None,
+                specific=None,
+            )
         )
-    tested = [row for row in rows if row["p"] is not None]
-    for row, p in zip(tested, holm([row["p"] for row in tested]), strict=True):
-        row |= {"p_holm": p, "specific": summary.specific(row["effect"], p)}
-    return {"schema": schema.COMPARISON_NAME, "version": schema.VERSION, "concepts": rows}
+    corrected = iter(holm([row.p for row in rows if row.p is not None]))
+    for i, row in enumerate(rows):
+        if row.p is not None:
+            p = next(corrected)
+            verdict = summary.specific(row.effect, p)
+            rows[i] = dataclasses.replace(row, p_holm=p, specific=verdict)
+    return Comparison(results.COMPARISON_NAME, results.VERSION, tuple(rows))
 
 
-def format_rows(result: Found) -> list[list[str]]:
+def format_rows(result: Comparison) -> list[list[str]]:
     """Heads and rows of the table, as text."""
     heads = ["Concept", "Prototype", "Targets [95 %]", "Sentences", "p", "p, Holm", "Specific"]
     rows = [
         [
-            one["concept"],
+            one.concept,
             report_text.name(one),
-            report_text.percent(one["effect"]),
-            report_text.cases(one["effect"]),
-            *("–" if one[p] is None else f"{one[p]:.3f}" for p in ("p", "p_holm")),
-            {True: "yes", False: "no", None: "–"}[one["specific"]],
+            report_text.percent(one.effect),
+            report_text.cases(one.effect),
+            *("–" if p is None else f"{p:.3f}" for p in (one.p, one.p_holm)),
+            {True: "yes", False: "no", None: "–"}[one.specific],
         ]
-        for one in result["concepts"]
+        for one in result.concepts
     ]
     return [heads, *rows]
 
 
-def page(result: Found, *, provenance: Found) -> str:
+def page(result: Comparison, *, provenance: Mapping[str, Any]) -> str:
     """The page of `comparison.json`."""
     heads, *rows = format_rows(result)
-    tested = sum(one["p"] is not None for one in result["concepts"])
-    specific = [one["concept"] for one in result["concepts"] if one["specific"]]
+    tested = sum(one.p is not None for one in result.concepts)
+    specific = [one.concept for one in result.concepts if one.specific]
     if not tested:
         answer = "Either no target is probable enough, or no other prototype was measured."
     elif specific:
         answer = f"Specific among them: {', '.join(specific)}."
     else:
         answer = "None is specific."
-    least = tested * min((one["least_p"] for one in result["concepts"] if one["p"]), default=0.0)
+    least_p = [one.least_p for one in result.concepts if one.least_p is not None]
+    least = tested * min(least_p, default=0.0)
     if least > summary.LEVEL:
         answer += (
             f" None could be: with so few prototypes Holm's p of the first is {least:.2g} at least."

@@ -23,6 +23,7 @@ from lm_jax.errors import BadInputError
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.mixers import Mixer
 from lm_jax.model.params import ParamTree
+from lm_jax.run.results import Count
 from lm_jax.text.examples import Examples
 from lm_jax.train.objective import PAD
 from protot_jax.interventions.sentences import word_ids
@@ -35,8 +36,8 @@ _ROWS = 16
 class Ranked:
     """A prototype, its d, and its mean write gate on the words and elsewhere."""
 
-    layer: int
-    prototype: int
+    layer: Count
+    prototype: Count
     score: float
     on_words: float
     elsewhere: float

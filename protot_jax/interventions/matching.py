@@ -18,12 +18,14 @@ residual stream. Similarity by tokens needs one tokenizer for both.
 """
 
 import dataclasses
+from typing import Annotated
 
 import numpy as np
 from scipy import stats
 from scipy.optimize import linear_sum_assignment
 
 from lm_jax.errors import BadInputError
+from lm_jax.run.results import Between, Count
 from protot_jax.interventions.gates import TextGates
 
 
@@ -45,17 +47,17 @@ class Match:
       tokens: entries of the vectors.
     """
 
-    layer: int
-    prototype: int
+    layer: Count
+    prototype: Count
     similarity: float
     best: float
     median: float
     null_median: float
     null_95: float
-    percentile: float
+    percentile: Annotated[float, Between(0, 100)]
     p_value: float
-    others: int
-    tokens: int
+    others: Count
+    tokens: Count
 
 
 def similarities(first: TextGates, second: TextGates, *, least_count: int = 5) -> np.ndarray:

@@ -5,19 +5,20 @@ here.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from lm_jax import report
 from lm_jax.report import Cell, Column, Section, cell, section, table
 from lm_jax.report.markup import number
 from protot_jax.interventions import paper, report_text
-from protot_jax.interventions.report_text import Found
+from protot_jax.interventions.matching import Match
+from protot_jax.interventions.results import Interval, InterventionReport, SeedResult
 from protot_jax.interventions.summary import ABLATION
 
 
-def build(result: Found, *, provenance: Mapping[str, Any]) -> str:
+def build(result: InterventionReport, *, provenance: Mapping[str, Any]) -> str:
     """The whole page, of `intervention.json` and the run's provenance."""
-    seed = result["seeds"][0]
+    seed = result.seeds[0]
     text, tone = report_text.conclusion(result)
     parts = [
         prototype(result),
@@ -36,27 +37,27 @@ def build(result: Found, *, provenance: Mapping[str, Any]) -> str:
     )
 
 
-def prototype(result: Found) -> Section:
+def prototype(result: InterventionReport) -> Section:
     """How the prototype was chosen, and the runners-up."""
-    seed, settings = result["seeds"][0], result["settings"]
-    own, words = report_text.name(seed), ", ".join(settings["words"])
-    if not seed["ranking"]:
+    seed, settings = result.seeds[0], result.settings
+    own, words = report_text.name(seed), ", ".join(settings.words)
+    if not seed.ranking:
         return section("The prototype", f"{own} was given.")
-    occurrences = ", ".join(f"{word} {n} times" for word, n in settings["occurrences"].items())
+    occurrences = ", ".join(f"{word} {n} times" for word, n in settings.occurrences.items())
     chosen = (
         f"{own} was found: of all prototypes it is the one that most specifically writes the "
         f"words {words}."
-        if settings["found"]
+        if settings.found
         else f"{own} was given; by how specifically they write the words {words} it is number "
-        f"{seed['place']} of all prototypes."
+        f"{seed.place} of all prototypes."
     )
     rows = [
-        [report_text.name(one), one["score"], 100 * one["on_words"], 100 * one["elsewhere"]]
-        for one in seed["ranking"]
+        [report_text.name(one), one.score, 100 * one.on_words, 100 * one.elsewhere]
+        for one in seed.ranking
     ]
     return section(
         "The prototype",
-        f"{chosen} In {number(settings['gate_tokens'])} tokens of validation text: {occurrences}. "
+        f"{chosen} In {number(settings.gate_tokens)} tokens of validation text: {occurrences}. "
         "A high d with a small gate means that the prototype is specific, not that it writes much.",
         table(
             [
@@ -72,27 +73,27 @@ def prototype(result: Found) -> Section:
     )
 
 
-def effects(result: Found) -> Section:
+def effects(result: InterventionReport) -> Section:
     """Targets, controls and perplexities, by intervention."""
-    seed, settings = result["seeds"][0], result["settings"]
+    seed, settings = result.seeds[0], result.settings
     rows = []
-    for one in seed["modes"]:
-        control = one["control"]
+    for one in seed.modes:
+        control = one.control
         rows.append(
             [
-                report_text.LABELS[one["mode"]],
-                _change(one["effect"]),
-                cell(control and control["percentile"], spec=".0f"),
-                cell(control and control["p"], spec=".3f"),
-                _change(one["sentence_perplexity"]),
-                _change(one["text_perplexity"]),
+                report_text.LABELS[one.mode],
+                _change(one.effect),
+                cell(control and control.percentile, spec=".0f"),
+                cell(control and control.p, spec=".3f"),
+                _change(one.sentence_perplexity),
+                _change(one.text_perplexity),
             ]
         )
     text = ""
-    if seed["text"]:
+    if seed.text:
         text = (
-            f" The validation text has {number(seed['text']['tokens'])} tokens and perplexity "
-            f"{seed['text']['perplexity']:.1f}."
+            f" The validation text has {number(seed.text.tokens)} tokens and perplexity "
+            f"{seed.text.perplexity:.1f}."
         )
     return section(
         "Effect on the targets, beside the damage to everything else",
@@ -111,28 +112,28 @@ def effects(result: Found) -> Section:
             rows,
             caption="Mean relative changes, and 95 % intervals over the texts of the sentences or "
             "rows of text; "
-            f"{settings['draws']} draws of a new vector, of which {settings['control_draws']} are "
+            f"{settings.draws} draws of a new vector, of which {settings.control_draws} are "
             "compared with the others'.",
-            n=f"{report_text.cases(seed['modes'][0]['effect'])} kept, {seed['excluded']} excluded",
+            n=f"{report_text.cases(seed.modes[0].effect)} kept, {seed.excluded} excluded",
         ),
     )
 
 
-def sentences(result: Found) -> Section:
+def sentences(result: InterventionReport) -> Section:
     """The change of every target."""
-    seed = result["seeds"][0]
+    seed = result.seeds[0]
     modes = report_text.by_mode(seed)
     rows = []
-    for i, sentence in enumerate(seed["sentences"]):
+    for i, sentence in enumerate(seed.sentences):
         changes = [
-            _change(modes[mode]["sentences"][i] if sentence["kept"] else None)
+            _change(modes[mode].sentences[i] if sentence.kept else None)
             for mode in report_text.LABELS
         ]
-        note = "" if sentence["kept"] else "excluded"
+        note = "" if sentence.kept else "excluded"
         rows.append(
             [
-                report_text.context(sentence["text"], sentence["target"]),
-                cell(100 * sentence["baseline"], spec=".2f", note=note),
+                report_text.context(sentence.text, sentence.target),
+                cell(100 * sentence.baseline, spec=".2f", note=note),
                 *changes,
             ]
         )
@@ -148,42 +149,41 @@ def sentences(result: Found) -> Section:
     )
 
 
-def controls(seed: Found) -> Section | None:
+def controls(seed: SeedResult) -> Section | None:
     """The same intervention on every other prototype."""
-    ranked = [one for one in seed["modes"] if one["control"]]
+    ranked = [(one.mode, one.control) for one in seed.modes if one.control is not None]
     if not ranked:
         return None
     own, drawn = report_text.name(seed), []
-    for one in ranked:
-        control = one["control"]
+    for mode, control in ranked:
         others = [
             effect
-            for layer, row in enumerate(control["effects"])
+            for layer, row in enumerate(control.effects)
             for r, effect in enumerate(row)
-            if (layer, r) != (seed["layer"], seed["prototype"])
+            if (layer, r) != (seed.layer, seed.prototype)
         ]
         drawn.append(
             report.histogram(
                 others,
-                caption=f"{report_text.LABELS[one['mode']].capitalize()}: all other prototypes.",
+                caption=f"{report_text.LABELS[mode].capitalize()}: all other prototypes.",
                 x_label="mean change of the targets (%)",
                 y_label="prototypes (count)",
                 bins=24,
-                markers=[(control["chosen"], own)],
+                markers=[(control.chosen, own)],
             )
         )
     rows = [
         [
-            report_text.LABELS[one["mode"]],
-            _percent(one["control"]["chosen"]),
-            _percent(one["control"]["mean"]),
-            " to ".join(report_text.signed(one["control"][end]) for end in ("low", "high")),
+            report_text.LABELS[mode],
+            _percent(control.chosen),
+            _percent(control.mean),
+            " to ".join(map(report_text.signed, (control.low, control.high))),
             ", ".join(
-                f"{report_text.name(other)} ({report_text.signed(other['effect'])})"
-                for other in one["control"]["strongest"][:3]
+                f"{report_text.name(other)} ({report_text.signed(other.effect)})"
+                for other in control.strongest[:3]
             ),
         ]
-        for one in ranked
+        for mode, control in ranked
     ]
     return section(
         "Controls: the same on every other prototype",
@@ -199,33 +199,33 @@ def controls(seed: Found) -> Section | None:
             ],
             rows,
             caption="Mean change of the targets over kept sentences.",
-            n=f"{ranked[0]['control']['n']} other prototypes",
+            n=f"{ranked[0][1].n} other prototypes",
         ),
         report.grid(*drawn),
     )
 
 
-def seeds(result: Found) -> Section | None:
+def seeds(result: InterventionReport) -> Section | None:
     """The matched prototypes of other seeds, and the same interventions there."""
-    first, *others = result["seeds"]
+    first, *others = result.seeds
     if not others:
         return None
-    rows = [_seed_row(first, first["run"])]
+    rows = [_seed_row(first, first.run)]
     matches = []
     for seed in others:
-        rows.append(_seed_row(seed, first["run"]))
-        match = seed["match"]
+        rows.append(_seed_row(seed, first.run))
+        match = cast(Match, seed.match)
         matches.append(
             [
-                report_text.model_name(seed, first["run"]),
+                report_text.model_name(seed, first.run),
                 report_text.name(seed),
-                _two(match["similarity"]),
-                _two(match["best"]),
-                _two(match["median"]),
-                _two(match["null_95"]),
-                cell(match["percentile"], spec=".0f"),
-                cell(match["p_value"], spec=".3f"),
-                cell(seed["place"]),
+                _two(match.similarity),
+                _two(match.best),
+                _two(match.median),
+                _two(match.null_95),
+                cell(match.percentile, spec=".0f"),
+                cell(match.p_value, spec=".3f"),
+                cell(seed.place),
             ]
         )
     return section(
@@ -267,32 +267,33 @@ def _two(value: float) -> Cell:
     return cell(value, spec=".2f")
 
 
-def _seed_row(seed: Found, run: str) -> list[object]:
+def _seed_row(seed: SeedResult, run: str) -> list[object]:
     modes = report_text.by_mode(seed)
-    control = modes[ABLATION]["control"]
+    control = modes[ABLATION].control
     return [
         report_text.model_name(seed, run),
         report_text.name(seed),
-        f"{seed['kept']} of {seed['kept'] + seed['excluded']}",
-        *(_change(modes[mode]["effect"]) for mode in report_text.LABELS),
-        cell(control and control["percentile"], spec=".0f"),
+        f"{seed.kept} of {seed.kept + seed.excluded}",
+        *(_change(modes[mode].effect) for mode in report_text.LABELS),
+        cell(control and control.percentile, spec=".0f"),
     ]
 
 
-def paper_comparison(result: Found) -> Section | None:
+def paper_comparison(result: InterventionReport) -> Section | None:
     """The paper's numbers for the same concept, and what differs."""
-    settings = result["settings"]
-    columns = paper.TABLES.get(settings["concept"] or "")
+    settings = result.settings
+    concept = settings.concept or ""
+    columns = paper.TABLES.get(concept)
     if columns is None:
         return None
-    seed = result["seeds"][0]
+    seed = result.seeds[0]
     modes = report_text.by_mode(seed)
-    baselines = [100 * one["baseline"] for one in seed["sentences"] if one["kept"]]
+    baselines = [100 * one.baseline for one in seed.sentences if one.kept]
     ours: list[object] = [
         f"ours, {report_text.name(seed)}",
-        f"{seed['kept']} of {seed['kept'] + seed['excluded']}",
+        f"{seed.kept} of {seed.kept + seed.excluded}",
         _span(baselines),
-        *(_change(modes[mode]["effect"]) for mode in paper.MODES),
+        *(_change(modes[mode].effect) for mode in paper.MODES),
     ]
     theirs: list[list[object]] = [
         [
@@ -308,7 +309,7 @@ def paper_comparison(result: Found) -> Section | None:
         f"Table {columns[0].table} of the paper has other sentences, another model trained on "
         "another corpus, a prototype chosen by eye, a single draw of a new vector and no control "
         "distribution. So the two agree in kind at most, and not in value: what can be compared is "
-        f"how large and how consistent a change is. {paper.REMARKS.get(settings['concept'], '')}",
+        f"how large and how consistent a change is. {paper.REMARKS.get(concept, '')}",
         table(
             [
                 "Model and prototype",
@@ -327,11 +328,11 @@ def _percent(value: float | None, note: str = "") -> Cell:
     return Cell("–" if value is None else f"{report_text.signed(value)} %", note, numeric=True)
 
 
-def _change(interval: Found | None) -> Cell:
+def _change(interval: Interval | None) -> Cell:
     """A mean with its interval below."""
-    if interval is None or interval["mean"] is None:
+    if interval is None or interval.mean is None:
         return _percent(None)
-    return _percent(interval["mean"], report_text.ends(interval))
+    return _percent(interval.mean, report_text.ends(interval))
 
 
 def _span(values: Sequence[float]) -> str:

@@ -1,11 +1,10 @@
 """The numbers of an intervention: `intervention.json`, and the rows of `interventions.parquet`.
 
-`schema.py` says what each field means.
+`results.py` says what each field means.
 """
 
-from collections.abc import Mapping, Sequence
-import dataclasses
-from typing import Any
+from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +12,20 @@ from scipy import stats
 
 from protot_jax.interventions.effects import MODES, REINITIALISE, Measured
 from protot_jax.interventions.gates import Ranked
-from protot_jax.interventions.schema import ROWS
+from protot_jax.interventions.matching import Match
+from protot_jax.interventions.results import (
+    ROWS,
+    Control,
+    Effect,
+    Interval,
+    Mode,
+    ModeResult,
+    OtherPrototype,
+    SeedResult,
+    SentenceResult,
+    SkippedSentence,
+    TextPerplexity,
+)
 from protot_jax.interventions.sentences import occurrences
 
 # The edit that takes the prototype's part away and hands nothing of it to the others.
@@ -24,33 +36,39 @@ LEVEL = 0.05
 SHOWN = 10
 
 
-def mean_interval(values: np.ndarray) -> dict[str, Any]:
+def mean_interval(values: np.ndarray) -> Interval:
     """Mean, Student's 95 % interval of it (None for one value, or none), and n."""
     n = len(values)
-    return {"mean": float(values.mean()) if n else None, **_ends(values, np.arange(n)), "n": n}
+    return Interval(float(values.mean()) if n else None, *_ends(values, np.arange(n)), n)
 
 
-def clustered_interval(values: np.ndarray, clusters: np.ndarray) -> dict[str, Any]:
+def clustered_interval(values: np.ndarray, clusters: np.ndarray) -> Effect:
     """Mean of values that are independent only if they are of different clusters.
 
     Student's 95 % interval with the standard error of a ratio of sums over clusters (Cochran,
     Sampling Techniques, 6.4) and one degree of freedom less than there are clusters. With one value
     in each it is that of `mean_interval`. `n` counts the clusters, `sentences` the values.
     """
-    results = {"mean": float(values.mean()) if len(values) else None, **_ends(values, clusters)}
-    return {**results, "n": len(np.unique(clusters)), "sentences": len(values)}
+    low, high = _ends(values, clusters)
+    return Effect(
+        mean=float(values.mean()) if len(values) else None,
+        low=low,
+        high=high,
+        n=len(np.unique(clusters)),
+        sentences=len(values),
+    )
 
 
-def _ends(values: np.ndarray, clusters: np.ndarray) -> dict[str, float | None]:
+def _ends(values: np.ndarray, clusters: np.ndarray) -> tuple[float | None, float | None]:
     _, place_N = np.unique(clusters, return_inverse=True)
     n = place_N.max() + 1 if len(values) else 0
     if n < 2:
-        return {"low": None, "high": None}
+        return None, None
     mean = float(values.mean())
     deviations = np.bincount(place_N, values - mean)
     error = np.sqrt(n / (n - 1) * np.square(deviations).sum()) / len(values)
     reach = float(stats.t.ppf(0.975, n - 1) * error)
-    return {"low": mean - reach, "high": mean + reach}
+    return mean - reach, mean + reach
 
 
 def sources(measured: Measured) -> np.ndarray:
@@ -60,7 +78,7 @@ def sources(measured: Measured) -> np.ndarray:
     return np.unique(texts, return_inverse=True)[1]
 
 
-def of_mode(measured: Measured, mode: str) -> dict[str, Any]:
+def of_mode(measured: Measured, mode: str) -> ModeResult:
     """Effect of one intervention, and where it stands among those on other prototypes."""
     own = measured.layer, measured.prototype
     kept_N = measured.kept_N
@@ -70,18 +88,18 @@ def of_mode(measured: Measured, mode: str) -> dict[str, Any]:
     text = None
     if measured.text is not None:
         result = measured.text.change[mode]
-        text = {"mean": result.estimate, "low": result.low, "high": result.high, "n": result.n}
-    return {
-        "mode": mode,
-        "effect": clustered_interval(change_DN.mean(0)[kept_N], source_N),
-        "sentences": [mean_interval(change_D) for change_D in change_DN.T],
-        "sentence_perplexity": clustered_interval(loss_DN.mean(0)[kept_N], source_N),
-        "text_perplexity": text,
-        "control": control(measured, mode),
-    }
+        text = Interval(result.estimate, result.low, result.high, result.n)
+    return ModeResult(
+        mode=cast(Mode, mode),
+        effect=clustered_interval(change_DN.mean(0)[kept_N], source_N),
+        sentences=tuple(mean_interval(change_D) for change_D in change_DN.T),
+        sentence_perplexity=clustered_interval(loss_DN.mean(0)[kept_N], source_N),
+        text_perplexity=text,
+        control=control(measured, mode),
+    )
 
 
-def control(measured: Measured, mode: str) -> dict[str, Any] | None:
+def control(measured: Measured, mode: str) -> Control | None:
     """The chosen prototype's effect among those of all others; None if there is nothing to rank."""
     if not measured.kept_N.any():
         return None
@@ -95,60 +113,83 @@ def control(measured: Measured, mode: str) -> dict[str, Any] | None:
         return None
     as_low, as_high = int((values <= chosen).sum()), int((values >= chosen).sum())
     strongest = sorted(zip(values.tolist(), np.argwhere(others).tolist(), strict=True))
-    return {
-        "chosen": chosen,
-        "percentile": float(stats.percentileofscore(values, chosen, kind="mean")),
-        "as_low": as_low,
-        "p": min(1.0, 2 * (1 + min(as_low, as_high)) / (1 + values.size)),
-        "n": int(values.size),
-        "mean": float(values.mean()),
-        "low": float(np.quantile(values, 0.025)),
-        "high": float(np.quantile(values, 0.975)),
-        "effects": effect_LR.tolist(),
-        "strongest": [
-            {"layer": layer, "prototype": prototype, "effect": effect}
+    return Control(
+        chosen=chosen,
+        percentile=float(stats.percentileofscore(values, chosen, kind="mean")),
+        as_low=as_low,
+        p=min(1.0, 2 * (1 + min(as_low, as_high)) / (1 + values.size)),
+        n=int(values.size),
+        mean=float(values.mean()),
+        low=float(np.quantile(values, 0.025)),
+        high=float(np.quantile(values, 0.975)),
+        effects=tuple(map(tuple, effect_LR.tolist())),
+        strongest=tuple(
+            OtherPrototype(layer, prototype, effect)
             for effect, (layer, prototype) in strongest[:SHOWN]
-        ],
-    }
+        ),
+    )
 
 
-def specific(effect: Mapping[str, Any], p: float | None) -> bool | None:
+def specific(effect: Effect, p: float | None) -> bool | None:
     """Whether a prototype does more to the targets than others: both must say so.
 
     The interval of its effect is without 0, and p of its rank among the others at most 0.05. None
     where one of the two is missing.
     """
-    if effect["low"] is None or p is None:
+    if effect.low is None or effect.high is None or p is None:
         return None
-    return not effect["low"] <= 0.0 <= effect["high"] and p <= LEVEL
+    return not effect.low <= 0.0 <= effect.high and p <= LEVEL
 
 
-def _verdict(modes: Sequence[Mapping[str, Any]]) -> bool | None:
-    (one,) = (one for one in modes if one["mode"] == ABLATION)
-    return specific(one["effect"], one["control"] and one["control"]["p"])
+def _verdict(modes: Sequence[ModeResult]) -> bool | None:
+    (one,) = (one for one in modes if one.mode == ABLATION)
+    return specific(one.effect, None if one.control is None else one.control.p)
 
 
-def of_seed(measured: Measured) -> dict[str, Any]:
-    """Everything measured on one model."""
+def of_seed(
+    measured: Measured,
+    *,
+    run: str,
+    seed: int,
+    step: int,
+    match: Match | None = None,
+    ranking: Sequence[Ranked] = (),
+) -> SeedResult:
+    """Everything measured on one model.
+
+    Args:
+      measured: on its prototype.
+      run: the name of its folder.
+      seed: of the model.
+      step: of the model.
+      match: with the prototype of the first model; None for that one.
+      ranking: of all prototypes by the words; none where there are no words.
+    """
     kept_N = measured.kept_N
     tokens_N = measured.cases.target_NT.sum(1)
     text = measured.text
-    modes = [of_mode(measured, mode) for mode in MODES]
-    return {
-        "layer": measured.layer,
-        "prototype": measured.prototype,
-        "sentences": [
-            {
-                "concept": sentence.concept,
-                "target": sentence.target,
-                "text": sentence.text,
-                "where": sentence.where,
-                "earlier": len(occurrences(sentence.text, sentence.target)) - 1,
-                "target_tokens": int(tokens),
-                "baseline": float(baseline),
-                "perplexity": float(np.exp(loss)),
-                "kept": bool(kept),
-            }
+    modes = tuple(of_mode(measured, mode) for mode in MODES)
+    return SeedResult(
+        run=run,
+        seed=seed,
+        step=step,
+        match=match,
+        place=place(ranking, measured.layer, measured.prototype),
+        ranking=tuple(ranking[:SHOWN]),
+        layer=measured.layer,
+        prototype=measured.prototype,
+        sentences=tuple(
+            SentenceResult(
+                concept=sentence.concept,
+                target=sentence.target,
+                text=sentence.text,
+                where=sentence.where,
+                earlier=len(occurrences(sentence.text, sentence.target)) - 1,
+                target_tokens=int(tokens),
+                baseline=float(baseline),
+                perplexity=float(np.exp(loss)),
+                kept=bool(kept),
+            )
             for sentence, tokens, baseline, loss, kept in zip(
                 measured.cases.sentences,
                 tokens_N,
@@ -157,18 +198,13 @@ def of_seed(measured: Measured) -> dict[str, Any]:
                 kept_N,
                 strict=True,
             )
-        ],
-        "kept": int(kept_N.sum()),
-        "excluded": int((~kept_N).sum()),
-        "text": None if text is None else {"perplexity": text.perplexity, "tokens": text.tokens},
-        "modes": modes,
-        "specific": _verdict(modes),
-    }
-
-
-def first(ranking: Sequence[Ranked]) -> list[dict[str, Any]]:
-    """The head of a ranking."""
-    return [dataclasses.asdict(one) for one in ranking[:SHOWN]]
+        ),
+        kept=int(kept_N.sum()),
+        excluded=int((~kept_N).sum()),
+        text=None if text is None else TextPerplexity(text.perplexity, text.tokens),
+        modes=modes,
+        specific=_verdict(modes),
+    )
 
 
 def place(ranking: Sequence[Ranked], layer: int, prototype: int) -> int | None:
@@ -177,12 +213,12 @@ def place(ranking: Sequence[Ranked], layer: int, prototype: int) -> int | None:
     return order.index((layer, prototype)) + 1 if order else None
 
 
-def skipped(measured: Measured) -> list[dict[str, str]]:
+def skipped(measured: Measured) -> tuple[SkippedSentence, ...]:
     """The sentences that were no case, each with the reason."""
-    return [
-        {"where": one.sentence.where, "target": one.sentence.target, "reason": one.reason}
+    return tuple(
+        SkippedSentence(one.sentence.where, one.sentence.target, one.reason)
         for one in measured.cases.skipped
-    ]
+    )
 
 
 def rows(measured: Measured, *, run: str, seed: int) -> pa.Table:

@@ -8,10 +8,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from lm_jax.run import cli
+from lm_jax.run.results import json_schema, parse_result
 import protot_jax
 from protot_jax.interventions import __main__ as command
-from protot_jax.interventions import report, schema
+from protot_jax.interventions import report
 from protot_jax.interventions.effects import MODES
+from protot_jax.interventions.results import ROWS, Comparison, InterventionReport
 
 FILE = (
     '{"concept": "place", "target": "house", "text": "the people of the town met in a house"}\n'
@@ -57,7 +59,7 @@ def test_the_best_weights_are_read(run, made):
 
 def test_the_result_is_what_its_schema_says(made):
     result = json.loads((made / "intervention.json").read_text("utf-8"))
-    jsonschema.validate(result, schema.SCHEMA)
+    jsonschema.validate(result, json_schema(InterventionReport))
     settings = result["settings"]
     assert settings["found"] and not settings["shipped_sentences"]
     assert settings["words"] == ["house", "river"]
@@ -76,7 +78,7 @@ def test_the_result_is_what_its_schema_says(made):
 def test_the_rows_are_all_that_was_measured(made):
     result = json.loads((made / "intervention.json").read_text("utf-8"))
     table = pq.read_table(made / "interventions.parquet")
-    assert table.schema.equals(schema.ROWS)
+    assert table.schema.equals(ROWS)
     prototypes, sentences, seeds = 2 * 3, 2, 2
     draws = (prototypes - 1) * (4 + 1) + (4 + 3)
     assert table.num_rows == draws * sentences * seeds
@@ -106,7 +108,9 @@ def test_the_page_shows_the_numbers_and_no_markup_of_a_sentence(made):
     # A target that holds markup is shown as text.
     hostile = json.loads(json.dumps(result))
     hostile["seeds"][0]["sentences"][0] |= {"text": "a <b>x</b> house", "target": "house"}
-    assert html.escape("<b>x</b>") in report.build(hostile, provenance={})
+    assert html.escape("<b>x</b>") in report.build(
+        parse_result(hostile, InterventionReport), provenance={}
+    )
 
 
 def test_a_finished_one_says_so_and_another_is_not_mixed_in(run, file, made, capsys):
@@ -130,12 +134,12 @@ def test_several_concepts_are_compared(run, tmp_path, capsys):
     assert start(*arguments) == 0
     out = capsys.readouterr().out
     compared = json.loads((folder / "comparison.json").read_text("utf-8"))
-    jsonschema.validate(compared, schema.COMPARISON)
+    jsonschema.validate(compared, json_schema(Comparison))
     assert [one["concept"] for one in compared["concepts"]] == ["place", "other"]
     single = []
     for one in compared["concepts"]:
         result = json.loads((folder / one["concept"] / "intervention.json").read_text("utf-8"))
-        jsonschema.validate(result, schema.SCHEMA)
+        jsonschema.validate(result, json_schema(InterventionReport))
         assert result["settings"]["together"] == ["place", "other"]
         (mode,) = (m for m in result["seeds"][0]["modes"] if m["mode"] == "zero_write")
         assert (one["effect"], one["p"]) == (mode["effect"], mode["control"]["p"])
@@ -161,7 +165,7 @@ def test_a_given_prototype_beside_the_paper(run, tmp_path, capsys):
     assert start(*arguments, "--nomatch_seeds", "--nocontrols") == 0
     assert "Nothing can be said" in capsys.readouterr().out
     result = json.loads((folder / "intervention.json").read_text("utf-8"))
-    jsonschema.validate(result, schema.SCHEMA)
+    jsonschema.validate(result, json_schema(InterventionReport))
     assert len(result["seeds"]) == 1
     assert result["seeds"][0]["modes"][0]["control"] is None
     page = (folder / "intervention.html").read_text("utf-8")

@@ -1,14 +1,19 @@
 """Intervals count texts and not sentences, and what is specific must have an effect."""
 
-import copy
+import dataclasses
 import json
 
+import jsonschema
 import numpy as np
 import pytest
 from scipy import stats
 
-from protot_jax.interventions import Sentence, family, measure, report_text, summary
+from lm_jax.errors import CorruptError
+from lm_jax.run.files import to_jsonable, write_json
+from lm_jax.run.results import json_schema, load_result
+from protot_jax.interventions import Sentence, family, measure, report_text, results, summary
 from protot_jax.interventions.effects import MODES
+from protot_jax.interventions.results import Comparison, Effect, InterventionReport
 from tests.protot_jax.interventions import small_models
 
 
@@ -16,18 +21,18 @@ def test_one_value_a_cluster_gives_students_interval():
     values = np.random.default_rng(0).normal(size=9)
     low, high = stats.ttest_1samp(values, 0.0).confidence_interval()
     result = summary.clustered_interval(values, np.arange(9))
-    assert (result["low"], result["high"]) == pytest.approx((low, high))
-    assert (result["n"], result["sentences"]) == (9, 9)
+    assert (result.low, result.high) == pytest.approx((low, high))
+    assert (result.n, result.sentences) == (9, 9)
     plain = summary.mean_interval(values)
-    assert (plain["mean"], plain["low"], plain["high"]) == pytest.approx((values.mean(), low, high))
+    assert (plain.mean, plain.low, plain.high) == pytest.approx((values.mean(), low, high))
 
 
 def test_clusters_of_one_size_are_as_their_means():
     values = np.random.default_rng(1).normal(size=(7, 2))
     low, high = stats.ttest_1samp(values.mean(1), 0.0).confidence_interval()
     result = summary.clustered_interval(values.ravel(), np.repeat(np.arange(7), 2))
-    assert (result["low"], result["high"]) == pytest.approx((low, high))
-    assert (result["n"], result["sentences"]) == (7, 14)
+    assert (result.low, result.high) == pytest.approx((low, high))
+    assert (result.n, result.sentences) == (7, 14)
 
 
 def test_intervals_over_pairs_of_one_text_cover_the_mean():
@@ -41,7 +46,7 @@ def test_intervals_over_pairs_of_one_text_cover_the_mean():
             ("clustered", summary.clustered_interval(values, clusters)),
             ("alone", summary.mean_interval(values)),
         ):
-            covered[name] += result["low"] <= 0.0 <= result["high"]
+            covered[name] += result.low <= 0.0 <= result.high
     # 99.9 % binomial limits; as 15 independent sentences, too few.
     low, high = stats.binom(1_000, 0.95).ppf([0.0005, 0.9995])
     assert low <= covered["clustered"] <= high
@@ -51,13 +56,9 @@ def test_intervals_over_pairs_of_one_text_cover_the_mean():
 @pytest.mark.parametrize(("values", "mean"), [([], None), ([3.0], 3.0), ([1.0, 2.0], 1.5)])
 def test_one_text_has_no_interval(values, mean):
     result = summary.clustered_interval(np.array(values), np.zeros(len(values), int))
-    assert result == {
-        "mean": mean,
-        "low": None,
-        "high": None,
-        "n": min(1, len(values)),
-        "sentences": len(values),
-    }
+    assert result == Effect(
+        mean=mean, low=None, high=None, n=min(1, len(values)), sentences=len(values)
+    )
 
 
 def test_targets_of_one_text_are_one_cluster():
@@ -70,12 +71,12 @@ def test_targets_of_one_text_are_one_cluster():
     result = measure(
         small_models.drawn(), sentences, layer=1, prototype=2, draws=1, control_draws=1, least=0.0
     )
-    for one in summary.of_seed(result)["modes"]:
+    for one in summary.of_seed(result, run="r", seed=1, step=4).modes:
         for name in ("effect", "sentence_perplexity"):
-            assert (one[name]["n"], one[name]["sentences"]) == (2, 4)
-        by_text = result.change(one["mode"])[1, 2, :1].mean(0).reshape(2, 2).mean(1)
+            assert (getattr(one, name).n, getattr(one, name).sentences) == (2, 4)
+        by_text = result.change(one.mode)[1, 2, :1].mean(0).reshape(2, 2).mean(1)
         low, high = stats.ttest_1samp(by_text, 0.0).confidence_interval()
-        assert (one["effect"]["low"], one["effect"]["high"]) == pytest.approx((low, high))
+        assert (one.effect.low, one.effect.high) == pytest.approx((low, high))
 
 
 @pytest.fixture(scope="module")
@@ -85,31 +86,89 @@ def seed():
     sentences = [Sentence("", small_models.TARGET, text) for text in texts]
     at = {"layer": 0, "prototype": small_models.CARRIER}
     result = measure(small_models.built(), sentences, **at, draws=1, control_draws=1)
-    return summary.of_seed(result)
+    return summary.of_seed(result, run="r", seed=1, step=4)
 
 
-def result(seed, **changed):
-    """An `intervention.json` of 64 prototypes, as far as its answer goes."""
-    own = copy.deepcopy(seed)
-    (one,) = (one for one in own["modes"] if one["mode"] == summary.ABLATION)
-    one["control"] |= {"n": 63, "as_low": 0, "p": 2 / 64}
-    for name, value in changed.items():
-        one[name] |= value
-    own["specific"] = summary.specific(one["effect"], one["control"]["p"])
-    settings = {"least_probability": 0.01, "together": [], "concept": "river", "words": []}
-    return {"seeds": [own], "settings": settings, "skipped": []}
+def changed_mode(seed, mode, **changed):
+    """The seed's results with other fields in one intervention's `effect` or `control`."""
+    modes = []
+    for one in seed.modes:
+        if one.mode == mode:
+            for name, fields in changed.items():
+                new = dataclasses.replace(getattr(one, name), **fields)
+                one = dataclasses.replace(one, **{name: new})
+        modes.append(one)
+    return dataclasses.replace(seed, modes=tuple(modes))
+
+
+def result(seed, concept="river", **changed):
+    """An `intervention.json` of 64 prototypes."""
+    own = changed_mode(seed, summary.ABLATION, control={"n": 63, "as_low": 0, "p": 2 / 64})
+    own = changed_mode(own, summary.ABLATION, **changed)
+    (one,) = (one for one in own.modes if one.mode == summary.ABLATION)
+    own = dataclasses.replace(own, specific=summary.specific(one.effect, one.control.p))
+    return InterventionReport(
+        schema=results.NAME,
+        version=results.VERSION,
+        model=results.Model("speeches", 2, 32, 16, 100, True),
+        settings=results.Settings(
+            concept=concept,
+            together=(),
+            words=(),
+            occurrences={},
+            found=False,
+            shipped_sentences=False,
+            all_subtokens=False,
+            least_probability=0.01,
+            draws=1,
+            control_draws=1,
+            reinit_seed=0,
+            gate_tokens=0,
+        ),
+        seeds=(own,),
+        skipped=(),
+    )
+
+
+def test_a_result_is_read_back_as_it_was_written(seed, tmp_path):
+    made = result(seed, effect={"low": None, "high": None})
+    write_json(tmp_path / "intervention.json", made)
+    assert load_result(tmp_path / "intervention.json", InterventionReport) == made
+    compared = family.compare([made, result(seed)])
+    write_json(tmp_path / "comparison.json", compared)
+    assert load_result(tmp_path / "comparison.json", Comparison) == compared
+    tree = to_jsonable(made)
+    tree["seeds"][0]["modes"][1]["control"]["p"] = 1.5
+    tree["seeds"][0]["modes"][2]["mode"] = "zero_writ"
+    del tree["settings"]["words"]
+    (tmp_path / "intervention.json").write_text(json.dumps(tree))
+    with pytest.raises(CorruptError) as caught:
+        load_result(tmp_path / "intervention.json", InterventionReport)
+    for words in (
+        "seeds[0].modes[1].control.p = 1.5 (float); give a float from 0 to 1",
+        "seeds[0].modes[2].mode = 'zero_writ' is not one of the choices; did you mean 'zero_write'",
+        "settings.words is missing",
+    ):
+        assert words in str(caught.value)
+    wrong = jsonschema.Draft202012Validator(json_schema(InterventionReport)).iter_errors(tree)
+    # A field that may be null is wrong as a whole.
+    assert {".".join(map(str, one.path)) for one in wrong} == {
+        "seeds.0.modes.1.control",
+        "seeds.0.modes.2.mode",
+        "settings",
+    }
 
 
 def test_the_carrier_is_specific_by_the_edit_that_ablates(seed):
     assert summary.ABLATION == "zero_write"
-    (one,) = (one for one in seed["modes"] if one["mode"] == "zero_write")
-    assert one["effect"]["high"] < 0
-    assert one["control"]["as_low"] == 0
+    (one,) = (one for one in seed.modes if one.mode == "zero_write")
+    assert one.effect.high < 0
+    assert one.control.as_low == 0
     # Of four prototypes no rank is below 0.05.
-    assert one["control"]["p"] == 2 / 4
-    assert seed["specific"] is False
+    assert one.control.p == 2 / 4
+    assert seed.specific is False
     findings = result(seed)
-    assert findings["seeds"][0]["specific"] is True
+    assert findings.seeds[0].specific is True
     text, tone = report_text.conclusion(findings)
     assert tone == "good" and text.endswith("The effect is specific.")
     assert "write gate zeroed" in text and "over 3 sentences;" in text
@@ -126,18 +185,22 @@ def test_the_carrier_is_specific_by_the_edit_that_ablates(seed):
 )
 def test_rank_alone_is_not_specific(seed, changed, specific, said):
     findings = result(seed, **changed)
-    assert findings["seeds"][0]["specific"] is specific
+    assert findings.seeds[0].specific is specific
     text, tone = report_text.conclusion(findings)
     assert tone == "warn" and said in text
 
 
 def test_masking_does_not_decide(seed):
     findings = result(seed, effect={"mean": 0.0, "low": -0.1, "high": 0.1})
-    for one in findings["seeds"][0]["modes"]:
-        if one["mode"] != "zero_write":
-            assert one["mode"] in MODES
-            one["effect"] |= {"mean": -30.0, "low": -35.0, "high": -25.0}
-            one["control"] |= {"as_low": 0, "p": 2 / 64}
+    (own,) = findings.seeds
+    for mode in MODES:
+        if mode != "zero_write":
+            effect = {"mean": -30.0, "low": -35.0, "high": -25.0}
+            own = changed_mode(own, mode, effect=effect, control={"as_low": 0, "p": 2 / 64})
+    assert {one.mode for one in own.modes if one.effect.mean == -30.0} == set(MODES) - {
+        "zero_write"
+    }
+    findings = dataclasses.replace(findings, seeds=(own,))
     assert report_text.conclusion(findings)[1] == "warn"
     # What masking does is told below.
     assert any("−30.00 % [−35.00, −25.00]" in line for line in report_text.reasons(findings))
@@ -161,15 +224,19 @@ def test_several_nulls_are_seldom_rejected():
 
 
 def test_several_concepts_have_p_corrected_for_their_number(seed):
-    results = [result(seed, control={"p": p, "n": 199}) for p in (0.03, 0.012, 0.2)]
-    nothing = result(seed)
-    (one,) = (one for one in nothing["seeds"][0]["modes"] if one["mode"] == "zero_write")
-    one |= {"control": None, "effect": summary.clustered_interval(np.array([]), np.array([]))}
-    for name, one in zip(("a", "b", "c", "d"), (*results, nothing), strict=True):
-        one["settings"] = {**one["settings"], "concept": name}
-    made = family.compare([*results, nothing])
-    assert json.loads(json.dumps(made)) == made
-    by_name = {one["concept"]: (one["p_holm"], one["specific"]) for one in made["concepts"]}
+    tested = [
+        result(seed, name, control={"p": p, "n": 199})
+        for name, p in (("a", 0.03), ("b", 0.012), ("c", 0.2))
+    ]
+    nothing = result(seed, "d")
+    none = summary.clustered_interval(np.array([]), np.array([]))
+    modes = tuple(
+        dataclasses.replace(one, control=None, effect=none) if one.mode == "zero_write" else one
+        for one in seed.modes
+    )
+    nothing = dataclasses.replace(nothing, seeds=(dataclasses.replace(seed, modes=modes),))
+    made = family.compare([*tested, nothing])
+    by_name = {one.concept: (one.p_holm, one.specific) for one in made.concepts}
     # Three are tested: 0.03 alone would have been specific.
     assert by_name["a"] == (pytest.approx(0.06), False)
     assert by_name["b"] == (pytest.approx(0.036), True)

@@ -1,0 +1,278 @@
+"""Results of an intervention: the dataclasses of its JSON files, the columns of its parquet file.
+
+The page `intervention.html` shows `intervention.json` and holds nothing else, and so does
+`comparison.html` of `comparison.json`, which several concepts at once leave. A reader refuses
+another version; a field that is added keeps the version, a change of meaning raises it.
+
+A change is relative and in percent, 100 (p' / p - 1) for a probability and likewise for a
+perplexity. An interval is of 95 %.
+"""
+
+import dataclasses
+from typing import Annotated, Literal
+
+import pyarrow as pa
+
+from lm_jax.run.results import Between, Count, Share
+from protot_jax.interventions.gates import Ranked
+from protot_jax.interventions.matching import Match
+
+NAME = "protot_jax.interventions"
+COMPARISON_NAME = "protot_jax.interventions.comparison"
+VERSION = 2
+Mode = Literal["reinitialise", "mask_write", "mask_read", "zero_write", "zero_read"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """A mean of n values with its interval; the ends are null for one value, or none."""
+
+    mean: float | None
+    low: float | None
+    high: float | None
+    n: Count
+
+
+@dataclasses.dataclass(frozen=True)
+class Effect(Interval):
+    """A mean over sentences of n different texts, which are the independent units."""
+
+    sentences: Count
+
+
+@dataclasses.dataclass(frozen=True)
+class OtherPrototype:
+    """The effect of the same intervention on another prototype."""
+
+    layer: Count
+    prototype: Count
+    effect: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Control:
+    """The chosen prototype's effect among those of all others.
+
+    Attributes:
+      chosen: its effect, over `settings.control_draws` draws as that of the others.
+      percentile: of the chosen one among the others, ties counted half: 0 is the greatest drop.
+      as_low: how many of the others have as low an effect or a lower.
+      p: two-sided, twice the share of prototypes, the chosen one counted in, that lie as far out
+        on its side.
+      n: how many others.
+      mean: of the others.
+      low: what 2.5 % of the others do not exceed.
+      high: what 97.5 % of the others do not exceed.
+      effects: by layer and prototype, the chosen one among them.
+      strongest: the others of greatest drop.
+    """
+
+    chosen: float
+    percentile: Annotated[float, Between(0, 100)]
+    as_low: Count
+    p: Share
+    n: Count
+    mean: float
+    low: float
+    high: float
+    effects: tuple[tuple[float, ...], ...]
+    strongest: tuple[OtherPrototype, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class ModeResult:
+    """One intervention.
+
+    Attributes:
+      effect: mean change over kept sentences, each the mean of its draws; Student's interval over
+        their texts.
+      sentences: by sentence, in the order of `sentences`; Student's interval over draws.
+      sentence_perplexity: change of the perplexity of the sentences themselves, over kept ones.
+      text_perplexity: change of the perplexity of validation text; bootstrap over its n rows.
+      control: null without kept sentences or without other prototypes.
+    """
+
+    mode: Mode
+    effect: Effect
+    sentences: tuple[Interval, ...]
+    sentence_perplexity: Effect
+    text_perplexity: Interval | None
+    control: Control | None
+
+
+@dataclasses.dataclass(frozen=True)
+class SentenceResult:
+    """A sentence with its target under the trained model.
+
+    Attributes:
+      earlier: how often the sentence has the target before that.
+      target_tokens: tokens whose probability it is.
+      kept: whether the baseline is at least `settings.least_probability`.
+    """
+
+    concept: str
+    target: str
+    text: str
+    where: str
+    earlier: Count
+    target_tokens: Count
+    baseline: Share
+    perplexity: float
+    kept: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class TextPerplexity:
+    """The trained model on validation text."""
+
+    perplexity: float
+    tokens: Count
+
+
+@dataclasses.dataclass(frozen=True)
+class SeedResult:
+    """Everything measured on one model.
+
+    Attributes:
+      match: how the prototype of the first model was found again in this one; null for the first.
+      place: where this prototype stands among all by the words, from 1 on.
+      ranking: the first prototypes by the words.
+      specific: whether `zero_write` has an interval without 0 and a p of at most 0.05; null where
+        there is no interval or no other prototype.
+    """
+
+    run: str
+    seed: Count
+    step: Count
+    match: Match | None
+    place: int | None
+    ranking: tuple[Ranked, ...]
+    layer: Count
+    prototype: Count
+    sentences: tuple[SentenceResult, ...]
+    kept: Count
+    excluded: Count
+    text: TextPerplexity | None
+    modes: tuple[ModeResult, ...]
+    specific: bool | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """The model that was named first."""
+
+    corpus: str
+    layers: Count
+    prototypes: Count
+    hidden_size: Count
+    vocab_size: Count
+    shared_routing: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What was asked for.
+
+    Attributes:
+      concept: null where the sentences are not those of one concept.
+      together: the concepts that were tested with it, itself among them; none for one alone.
+      occurrences: how often each word occurs in the validation text that was read.
+      found: whether the prototype was found by the words, and not given.
+    """
+
+    concept: str | None
+    together: tuple[str, ...]
+    words: tuple[str, ...]
+    occurrences: dict[str, Count]
+    found: bool
+    shipped_sentences: bool
+    all_subtokens: bool
+    least_probability: float
+    draws: Count
+    control_draws: Count
+    reinit_seed: Count
+    gate_tokens: Count
+
+
+@dataclasses.dataclass(frozen=True)
+class SkippedSentence:
+    """A sentence that holds no target, or one that is not in the vocabulary."""
+
+    where: str
+    target: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class InterventionReport:
+    """Intervention on one prototype of a Prototype Transformer.
+
+    Attributes:
+      seeds: the model that was named first, then other seeds and runs.
+    """
+
+    schema: Literal["protot_jax.interventions"]
+    version: Literal[2]
+    model: Model
+    settings: Settings
+    seeds: tuple[SeedResult, ...]
+    skipped: tuple[SkippedSentence, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparedConcept:
+    """One of several concepts that were tested at once.
+
+    Attributes:
+      effect: of `zero_write`.
+      p: among controls; null without a test.
+      least_p: the least p that a prototype of so many can have; null without a test.
+      p_holm: corrected for all concepts.
+      specific: the verdict by the corrected p.
+    """
+
+    concept: str
+    layer: Count
+    prototype: Count
+    effect: Effect
+    p: float | None
+    least_p: float | None
+    p_holm: float | None
+    specific: bool | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Interventions for several concepts."""
+
+    schema: Literal["protot_jax.interventions.comparison"]
+    version: Literal[2]
+    concepts: tuple[ComparedConcept, ...]
+
+
+ROWS = pa.schema(
+    [
+        # Name of the run's folder, and the seed that was trained.
+        ("run", pa.string()),
+        ("seed", pa.int64()),
+        ("concept", pa.string()),
+        ("target", pa.string()),
+        # Index into the seed's `sentences`.
+        ("sentence", pa.int32()),
+        ("layer", pa.int16()),
+        ("prototype", pa.int16()),
+        # Whether it is the prototype in question, and not a control.
+        ("chosen", pa.bool_()),
+        ("mode", pa.string()),
+        # -1 where nothing is drawn.
+        ("draw", pa.int32()),
+        # Whether the baseline is high enough to count.
+        ("kept", pa.bool_()),
+        ("baseline", pa.float64()),
+        ("probability", pa.float64()),
+        # In percent, and so is the last.
+        ("change", pa.float64()),
+        ("perplexity", pa.float64()),
+        ("perplexity_change", pa.float64()),
+    ]
+)
