@@ -14,6 +14,7 @@ import io
 import re
 import runpy
 import sys
+import warnings
 
 from iaj.commands import COMMANDS, next_words
 from iaj.parser import Parser, run_parsed
@@ -70,7 +71,13 @@ def flags_of(words: tuple[str, ...]) -> list[str]:
     argv = sys.argv
     sys.argv = ["iaj", "--help"]
     try:
-        with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
+        with (
+            contextlib.redirect_stdout(shown),
+            contextlib.suppress(SystemExit),
+            warnings.catch_warnings(),
+        ):
+            # One command may have imported the module of the next: only its help is run.
+            warnings.simplefilter("ignore", RuntimeWarning)
             runpy.run_module(COMMANDS[words], run_name="__main__", alter_sys=True)
     finally:
         sys.argv = argv
