@@ -1,4 +1,4 @@
-"""The figures of an audit's report, each a pure function of the summary, the rows or the heads.
+"""The figures of an audit's report: charts, each a function of the summary, the rows or the heads.
 
 After the figures of "When Does Polynomial Attention Concentrate?": the phase plot (its Figure 2),
 the histogram of p* and predicted against measured (1 and 6), the group ablation (3 and 4). The bars
@@ -6,9 +6,8 @@ of accuracy and the map of heads are ours.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from markupsafe import Markup
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,6 +21,9 @@ from polyattn_jax.head_sets import groups as head_set_groups
 from polyattn_jax.head_types import TYPES, UNKNOWN
 from polyattn_jax.paper import PaperModel
 from polyattn_jax.report_text import interval, softmax_of
+
+if TYPE_CHECKING:
+    import altair as alt
 
 # More points than this add bytes to the page and nothing to the picture.
 MOST_ROWS = 2000
@@ -39,7 +41,7 @@ def argmax_rows(rows: pa.Table, suite: str, bias_kind: str) -> Columns:
     return {name: chosen[name].to_numpy(zero_copy_only=False) for name in ("p_star", "s_2")}
 
 
-def phase_plot(by_head: Columns, *, caption: str) -> Markup:
+def phase_plot(by_head: Columns, *, caption: str) -> "alt.LayerChart":
     """Median relative margin against median active count of each head, in groups by type."""
     groups = []
     for kind in (*TYPES, UNKNOWN):
@@ -74,7 +76,7 @@ def phase_plot(by_head: Columns, *, caption: str) -> Markup:
     )
 
 
-def calibration_curve(calibration: Mapping[str, Any], *, n: str) -> Markup:
+def calibration_curve(calibration: Mapping[str, Any], *, n: str) -> "alt.LayerChart":
     """b_auto against the length of the texts, with its interval and the range of single texts."""
     curve = calibration["curve"]
     lengths = [one["length"] for one in curve]
@@ -96,7 +98,9 @@ def calibration_curve(calibration: Mapping[str, Any], *, n: str) -> Markup:
     )
 
 
-def lost_and_sharpened(entries: Sequence[Mapping[str, Any]], *, where: str, top: float) -> Markup:
+def lost_and_sharpened(
+    entries: Sequence[Mapping[str, Any]], *, where: str, top: float
+) -> "alt.LayerChart":
     """Shares of rows that softmax, only softmax, and only r^p concentrates, against the degree."""
     degrees = [entry["p"] for entry in entries]
     series = []
@@ -135,7 +139,7 @@ def degree_edges(
 
 def degree_histogram(
     p_star: np.ndarray, edges: np.ndarray, tested: Sequence[float], *, where: str
-) -> Markup:
+) -> "alt.LayerChart":
     """How many rows need which degree; what has no place on a log axis is counted in words."""
     none_needed, never = int(np.sum(p_star == 0)), int(np.sum(np.isinf(p_star)))
     return report.histogram(
@@ -150,7 +154,7 @@ def degree_histogram(
     )
 
 
-def bound_scatter(columns: Columns, *, degree: int, seed: int, where: str) -> Markup:
+def bound_scatter(columns: Columns, *, degree: int, seed: int, where: str) -> "alt.LayerChart":
     """Predicted (p*) against measured (S_2), a row per point, at most `MOST_ROWS` of them."""
     total = len(columns["p_star"])
     if total > MOST_ROWS:
@@ -187,7 +191,9 @@ def bound_scatter(columns: Columns, *, degree: int, seed: int, where: str) -> Ma
     )
 
 
-def accuracy_bars(sweep: Sequence[Mapping[str, Any]], model: PaperModel | None, n: str) -> Markup:
+def accuracy_bars(
+    sweep: Sequence[Mapping[str, Any]], model: PaperModel | None, n: str
+) -> "alt.LayerChart":
     """Accuracy of every recipe with its Wilson interval, and the paper's where it has the model."""
     rows = []
     for entry in sweep:
@@ -202,13 +208,12 @@ def accuracy_bars(sweep: Sequence[Mapping[str, Any]], model: PaperModel | None, 
         caption="Needle accuracy with softmax and with each recipe in all heads; whiskers are "
         "95 % Wilson intervals.",
         x_label="prompts answered (%)",
-        value_label="accuracy",
         reference_label=f"paper, {model.name}" if model else "paper",
         n=n,
     )
 
 
-def ablation_curves(ablation: Sequence[Mapping[str, Any]], *, caption: str) -> Markup:
+def ablation_curves(ablation: Sequence[Mapping[str, Any]], *, caption: str) -> "alt.LayerChart":
     """Accuracy against the number of replaced heads: top, bottom, and the range of random sets."""
     series, groups = [], head_set_groups(ablation)
     for kind, cells in groups.items():
@@ -235,13 +240,16 @@ def ablation_curves(ablation: Sequence[Mapping[str, Any]], *, caption: str) -> M
     )
 
 
-def change_map(by_head: Columns, shape: tuple[int, int], *, degree: int, caption: str) -> Markup:
+def change_map(
+    by_head: Columns, shape: tuple[int, int], *, degree: int, caption: str
+) -> "alt.LayerChart":
     """Median relative change of every head's output: layers from left to right, heads downwards."""
     layers, heads = shape
     change = np.full((heads, layers), np.nan)
     change[by_head["head"], by_head["layer"]] = by_head[f"change_{degree}"]
     return report.heat_map(
         change,
+        value_label="relative change",
         scale="sequential",
         value_range=(0.0, 2.0),
         caption=caption,
@@ -251,7 +259,7 @@ def change_map(by_head: Columns, shape: tuple[int, int], *, degree: int, caption
     )
 
 
-def head_map(by_head: Columns, shape: tuple[int, int], *, caption: str) -> Markup:
+def head_map(by_head: Columns, shape: tuple[int, int], *, caption: str) -> "alt.LayerChart":
     """log10 of the median S_2 of every head: layers from left to right, heads downwards."""
     layers, heads = shape
     median = np.full((heads, layers), np.nan)
@@ -272,6 +280,7 @@ def head_map(by_head: Columns, shape: tuple[int, int], *, caption: str) -> Marku
         )
     return report.heat_map(
         median,
+        value_label="log₁₀ median S₂",
         scale="diverging",
         value_range=(-2.0, 2.0),
         titles=titles,

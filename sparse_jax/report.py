@@ -279,6 +279,7 @@ def by_head(run: Run) -> Section:
         f"{closed} of {layers * heads} heads have no open edge in any window.",
         report.heat_map(
             100 * share,
+            value_label="open edges, %",
             caption="Open edges of each head, % of visible pairs.",
             x_label="head",
             y_label="layer",
@@ -301,6 +302,7 @@ def attention(run: Run) -> Section | None:
             pictures = [
                 report.heat_map(
                     head[kind],
+                    value_label="weight",
                     caption=f"{name}: {said}.",
                     x_label="key",
                     y_label="query",

@@ -1,11 +1,11 @@
-"""Reports: one offline HTML file per run, made of escaped parts.
+"""Reports: one offline HTML file per run, made of escaped parts and of charts.
 
 sections = [section("Accuracy", "What was measured.", table(...), curves(...))]
 write(folder / "report.html", page("Audit", sections, provenance={...}, lead=[verdict(...)]))
 """
 
-from lm_jax.report.bars import Bar, bars, histogram
-from lm_jax.report.heat import heat_map, words
+from lm_jax.report.charts import Bar, Points, Series, bars, curves, heat_map, histogram, scatter
+from lm_jax.report.markup import slug
 from lm_jax.report.page import (
     Section,
     coverage,
@@ -15,17 +15,15 @@ from lm_jax.report.page import (
     key_values,
     page,
     section,
-    slug,
     verdict,
 )
-from lm_jax.report.plots import Note, Points, Series, curves, scatter
 from lm_jax.report.tables import Cell, Column, cell, compared, rate, table
+from lm_jax.report.words import words
 
 __all__ = [
     "Bar",
     "Cell",
     "Column",
-    "Note",
     "Points",
     "Section",
     "Series",

@@ -5,6 +5,7 @@ file names stay text, and the parts are valid as HTML and as XML.
 """
 
 from collections.abc import Mapping
+import json
 import math
 import numbers
 import re
@@ -17,6 +18,8 @@ from lm_jax.errors import UsageError
 
 # characters that XML 1.0 cannot hold, plus the lone surrogates that UTF-8 cannot
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+# What could end a script element, in the only place where JSON can hold it.
+_SCRIPT_ESCAPES = str.maketrans({mark: f"\\u{ord(mark):04x}" for mark in "<>&"})
 TONES = ("none", "good", "warn", "bad")
 
 
@@ -71,6 +74,25 @@ def number(value: object, spec: str = "") -> str:
     if -4 < power < 4:
         return f"{value:,.{max(0, 2 - power)}f}".replace("-", "−")
     return f"{mantissa} × {power_of_ten(power)}".replace("-", "−")
+
+
+def slug(name: str) -> str:
+    """Returns a name for an id or a file: lower case letters, digits and single hyphens.
+
+    Never empty, and nothing in it can leave a folder. Names that differ in other characters only
+    collide.
+    """
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:80].rstrip("-") or "untitled"
+
+
+def json_script(data: object) -> Markup:
+    """Returns data as JSON for a script element of type application/json.
+
+    Nothing in it can end the element, for inside its strings `<`, `>` and `&` are escaped; all is
+    ASCII, so that a lone surrogate of a broken text cannot make the page unwritable.
+    """
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return Markup(text.translate(_SCRIPT_ESCAPES))
 
 
 def is_number(value: object) -> TypeGuard[float]:

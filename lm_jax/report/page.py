@@ -1,8 +1,9 @@
 """The page: one HTML file that needs no network, with every text escaped.
 
 A content security policy in the file itself forbids every request. Style is inline, and script, if
-a page has any, runs by its hash only: markup that slips in cannot run. Parts are `Markup` from
-this package; a plain string is a paragraph.
+a page has any, runs by its hash only: markup that slips in cannot run, and nothing is evaluated.
+Parts are `Markup` and charts from this package; a plain string is a paragraph. The libraries that
+draw charts are in the page once, and not in one without charts.
 """
 
 import base64
@@ -10,13 +11,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import functools
 import hashlib
 import importlib.resources
-import re
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from markupsafe import Markup
 
 from lm_jax.errors import UsageError
-from lm_jax.report.markup import ENVIRONMENT, check_tone, element, number
+from lm_jax.report import figure, theme
+from lm_jax.report.markup import ENVIRONMENT, check_tone, element, number, slug
+
+if TYPE_CHECKING:
+    import altair as alt
+
+# A paragraph, markup, or a chart, which becomes a figure.
+Part: TypeAlias = "str | Markup | alt.LayerChart"
 
 _PAGE = ENVIRONMENT.from_string("""\
 <!DOCTYPE html>
@@ -42,6 +49,11 @@ _PAGE = ENVIRONMENT.from_string("""\
 {% endfor %}
 </ol></nav>
 {% endif %}
+{% if themes %}
+<p class="charts-hint" hidden="hidden">In a chart, point at a mark for its numbers. Drag to move \
+the axes, turn the wheel with Ctrl or pinch to zoom, double-click to go back. The menu at its \
+corner saves it as SVG or PNG.</p>
+{% endif %}
 </header>
 <main>
 {% for id, section in sections %}
@@ -55,9 +67,12 @@ _PAGE = ENVIRONMENT.from_string("""\
 <h2>Provenance</h2>
 {{ provenance }}
 </footer>
-{% if script %}
-<script>{{ script }}</script>
+{% if themes %}
+<script type="application/json" id="chart-themes">{{ themes }}</script>
 {% endif %}
+{% for script in scripts %}
+<script>{{ script }}</script>
+{% endfor %}
 </body>
 </html>
 """)
@@ -87,7 +102,7 @@ class Section(NamedTuple):
     body: Markup
 
 
-def section(title: str, *parts: str | Markup) -> Section:
+def section(title: str, *parts: Part) -> Section:
     """Returns a section of a page; a plain string becomes a paragraph."""
     return Section(title, _flow(parts))
 
@@ -97,7 +112,7 @@ def page(
     sections: Sequence[Section],
     *,
     provenance: Mapping[str, object],
-    lead: Iterable[str | Markup] = (),
+    lead: Iterable[Part] = (),
     script: str = "",
     style: str = "",
 ) -> str:
@@ -113,15 +128,19 @@ def page(
             raise UsageError(
                 f"page: {name} contains '</' or '<!--', which ends it early; escape it"
             )
+    opening = _flow(lead)
+    charted = any(figure.MARK in part for part in (opening, *(one.body for one in sections)))
+    scripts = [Markup(one) for one in (*(figure.scripts() if charted else ()), script) if one]
     ids = _ids(one.title for one in sections)
     return _PAGE.render(
         title=title,
-        lead=_flow(lead),
+        lead=opening,
         sections=list(zip(ids, sections, strict=True)),
         provenance=key_values(provenance),
-        policy=_policy(script),
-        style=Markup(_style() + style),
-        script=Markup(script),
+        policy=_policy(scripts),
+        style=Markup(theme.css() + _style() + style),
+        themes=figure.themes() if charted else "",
+        scripts=scripts,
     )
 
 
@@ -162,28 +181,24 @@ def facts(provenance: Mapping[str, Any]) -> dict[str, Any]:
     return shown | {"restarts": [str(one.get("start")) for one in restarts]}
 
 
-def details(summary: str, *parts: str | Markup) -> Markup:
+def details(summary: str, *parts: Part) -> Markup:
     """Returns parts that stay folded until the reader opens them."""
     return element("details", None, element("summary", None, summary), _flow(parts))
 
 
-def grid(*parts: Markup) -> Markup:
+def grid(*parts: Part) -> Markup:
     """Returns parts side by side where the page is wide enough, below each other elsewhere."""
-    return element("div", {"class": "grid"}, *parts)
+    return element("div", {"class": "grid"}, _flow(parts))
 
 
-def slug(name: str) -> str:
-    """Returns a name for an id or a file: lower case letters, digits and single hyphens.
-
-    Never empty, and nothing in it can leave a folder. Names that differ in other characters only
-    collide.
-    """
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:80].rstrip("-") or "untitled"
+def _flow(parts: Iterable[Part]) -> Markup:
+    return Markup("\n").join(map(_block, parts))
 
 
-def _flow(parts: Iterable[str | Markup]) -> Markup:
-    blocks = [part if isinstance(part, Markup) else element("p", None, part) for part in parts]
-    return Markup("\n").join(blocks)
+def _block(part: Part) -> Markup:
+    if isinstance(part, Markup):
+        return part
+    return element("p", None, part) if isinstance(part, str) else figure.figure(part)
 
 
 def _flat(items: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -202,11 +217,12 @@ def _ids(titles: Iterable[str]) -> list[str]:
     return [f"{i}-{slug(title)}" for i, title in enumerate(titles, 1)]
 
 
-def _policy(script: str) -> str:
+def _policy(scripts: Sequence[str]) -> str:
     rules = ["default-src 'none'", "style-src 'unsafe-inline'", "img-src data:"]
-    if script:
-        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-        rules.append(f"script-src 'sha256-{digest}'")
+    if scripts:
+        hashes = (hashlib.sha256(script.encode()).digest() for script in scripts)
+        allowed = " ".join(f"'sha256-{base64.b64encode(one).decode()}'" for one in hashes)
+        rules.append(f"script-src {allowed}")
     return "; ".join([*rules, "base-uri 'none'", "form-action 'none'"])
 
 

@@ -11,20 +11,17 @@ After the paper's Figs. 3 to 6 and 10 to 14 (words coloured by gate, half-life b
 from collections.abc import Mapping
 import dataclasses
 import importlib.resources
-import json
 
 from markupsafe import Markup
 
 from lm_jax import report
 from lm_jax.report import Section, section
-from lm_jax.report.markup import ENVIRONMENT, number
+from lm_jax.report.markup import ENVIRONMENT, json_script, number
 from lm_jax.run.files import to_jsonable
 from protot_jax.concepts import sections
 from protot_jax.concepts.results import ConceptReport
 
 _SCRIPTS = ("page.js", "prototype.js", "curves.js")
-# What could end a script element, in the only place where JSON can hold it: inside its strings.
-_ESCAPES = str.maketrans({mark: f"\\u{ord(mark):04x}" for mark in "<>&"})
 
 TERMS = {
     "prototype": "A channel through which tokens of a layer inform later ones. Every token writes "
@@ -86,14 +83,12 @@ def render(result: ConceptReport, *, provenance: Mapping[str, object] | None = N
 def explorer(result: ConceptReport) -> Section:
     """The interactive part, with the data in it."""
     template = ENVIRONMENT.from_string(_asset("explorer.html.j2"))
-    # ASCII alone, so that a lone surrogate of a broken text cannot make the page unwritable.
-    data = json.dumps(to_jsonable(result), allow_nan=False, separators=(",", ":"))
     return section(
         "Explore the prototypes",
         "Choose a prototype in the map or the list. Its texts are coloured by how much each word "
         "writes to it; point at a word, or move to it with the keyboard, for its values. The "
         "address of the page names the open prototype and can be passed on.",
-        Markup(template.render(data=Markup(data.translate(_ESCAPES)))),
+        Markup(template.render(data=json_script(to_jsonable(result)))),
     )
 
 

@@ -11,8 +11,6 @@ from typing import NamedTuple
 from markupsafe import Markup
 import numpy as np
 
-from lm_jax.report import canvas as surface
-from lm_jax.report import marks
 from lm_jax.report.markup import element, number
 from sparse_jax.addition import problems
 
@@ -20,8 +18,8 @@ STYLE = """
 svg .edge { stroke: var(--series); stroke-linecap: round; }
 svg .edge:hover { stroke: var(--s1); stroke-opacity: 1; stroke-width: 4px; }
 svg .node { fill: var(--axis); }
-svg .token { font-size: 16px; font-weight: 600; }
-svg .wrong { fill: var(--bad); text-decoration: line-through; }
+svg:not(.marks) .token { font-size: 16px; font-weight: 600; }
+svg:not(.marks) .wrong { fill: var(--bad); text-decoration: line-through; }
 svg .carry { fill: none; stroke: var(--ink); stroke-width: 1.3; }
 svg .carry-head { fill: var(--ink); }
 """
@@ -38,7 +36,7 @@ NAMES = (
     "tens of the answer",
     "ones of the answer",
 )
-_LEFT, _RIGHT = 84, 20
+_WIDTH, _LEFT, _RIGHT = 560, 84, 20
 _TOP, _ROW, _BOTTOM = 66, 66, 30
 # More than these are a web, which no list of words makes clearer.
 _MOST_TOLD = 60
@@ -99,7 +97,14 @@ def layer_graph(drawn: Drawn, *, title: str) -> Markup:
         f"{title}: {problems.written(drawn.problem)}{problems.decode(answer_A)} ({verdict}), "
         f"{number(len(result))} open edges."
     )
-    return surface.figure(
+    svg = element(
+        "svg",
+        {
+            "xmlns": "http://www.w3.org/2000/svg",
+            "viewBox": f"0 0 {_WIDTH} {base + _BOTTOM}",
+            "role": "img",
+            "aria-label": caption,
+        },
         element("title", None, caption),
         element("desc", None, " ".join(sentences) or "No edge is open."),
         *(_line(edge, base) for edge in result),
@@ -109,22 +114,22 @@ def layer_graph(drawn: Drawn, *, title: str) -> Markup:
             for t in range(T)
         ),
         *(
-            marks.label(4, _y(layer, base), f"Layer {layer}", middle=True)
+            element(
+                "text",
+                {"class": "tick", "x": 4, "y": _y(layer, base), "dy": "0.35em"},
+                f"Layer {layer}",
+            )
             for layer in range(layers)
         ),
-        *(
-            marks.label(_x(t), base + 18, symbol, anchor="middle", style="token")
-            for t, symbol in enumerate(asked)
-        ),
+        *(_token(_x(t), base + 18, symbol) for t, symbol in enumerate(asked)),
         *_answers(row_S, answer_A),
         *_arcs(drawn.problem),
-        caption=caption,
-        height=base + _BOTTOM,
     )
+    return element("figure", {"class": "plot"}, svg, element("figcaption", None, caption))
 
 
 def _x(place: int) -> float:
-    return _LEFT + place * (surface.WIDTH - _LEFT - _RIGHT) / (problems.READ - 1)
+    return _LEFT + place * (_WIDTH - _LEFT - _RIGHT) / (problems.READ - 1)
 
 
 def _y(layer: int, base: float) -> float:
@@ -132,10 +137,14 @@ def _y(layer: int, base: float) -> float:
     return base - (layer + 1) * _ROW
 
 
+def _token(x: float, y: float, text: str, style: str = "token") -> Markup:
+    return element("text", {"class": style, "x": x, "y": y, "text-anchor": "middle"}, text)
+
+
 def _line(edge: Edge, base: float) -> Markup:
     weight = min(edge.weight, 1.0)
     attributes = {
-        "class": f"edge {marks.colour(0)}",
+        "class": "edge s0",
         "x1": _x(edge.source),
         "y1": _y(edge.layer - 1, base),
         "x2": _x(edge.reader),
@@ -147,14 +156,14 @@ def _line(edge: Edge, base: float) -> Markup:
         f"layer {edge.layer}: the {NAMES[edge.reader]} reads the {NAMES[edge.source]}, "
         f"weight {edge.weight:.3f}"
     )
-    return element("line", attributes, *marks.hover(text))
+    return element("line", attributes, element("title", None, text))
 
 
 def _answers(row_S: np.ndarray, answer_A: np.ndarray) -> Iterator[Markup]:
     for place, (given, wanted) in enumerate(zip(answer_A, row_S[problems.READ :], strict=True)):
         style = "token" if given == wanted else "token wrong"
         x = _x(problems.FIRST_ANSWER + place)
-        yield marks.label(x, _TOP - 14, problems.decode(given), anchor="middle", style=style)
+        yield _token(x, _TOP - 14, problems.decode(given), style)
 
 
 def _arcs(problem: int) -> Iterator[Markup]:
@@ -163,6 +172,6 @@ def _arcs(problem: int) -> Iterator[Markup]:
         start, end = _x(problems.ANSWERS[place - 1]), _x(problems.ANSWERS[place])
         y = _TOP - 32
         arc = f"M{start:.1f} {y}Q{(start + end) / 2:.1f} {y - 22} {end:.1f} {y}"
-        yield element("path", {"class": "carry", "d": arc}, *marks.hover("a carry"))
+        yield element("path", {"class": "carry", "d": arc}, element("title", None, "a carry"))
         head = f"M{end:.1f} {y + 2}l-1 -8l6.5 4z"
         yield element("path", {"class": "carry-head", "d": head})

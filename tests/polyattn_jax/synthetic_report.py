@@ -11,6 +11,7 @@ from lm_jax.report.markup import number
 from polyattn_jax import console, report, schema, summary
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.diagnostic import Status, required_degree
+from tests.browser import without_scripts
 
 SHAPE = (3, 2)
 PROMPTS = 12
@@ -172,9 +173,12 @@ def build(result, rows, by_head, **provenance):
 
 
 def parsed(html):
-    """The body as strict XML, which fails on anything unescaped or unclosed."""
-    body = html[html.index("<body>") : html.index("</body>") + len("</body>")]
-    return ElementTree.fromstring(body)
+    """The body as strict XML, which fails on anything unescaped or unclosed.
+
+    Scripts that run are left out; what a script element holds as data is not.
+    """
+    body = without_scripts(html[html.index("<body>") :])
+    return ElementTree.fromstring(body.removesuffix("</html>\n").removesuffix("</html>"))
 
 
 def text_of(node):

@@ -146,8 +146,12 @@ def test_the_certified_tie_is_a_false_negative_only_without_tolerance(finding):
     assert (entry["false_negative"], entry["false_negative_eps"]) == (1, 0)
     columns = figures.argmax_rows(rows, "niah_64", "zero")
     drawn = figures.bound_scatter(columns, degree=2, seed=0, where="here")
-    assert "tie (S₂ = 1)" in drawn
-    assert "certified, unsafe" not in drawn.replace("not certified, unsafe", "")
+    (groups,) = (
+        layer["encoding"]["color"]["scale"]["domain"]
+        for layer in drawn.to_dict()["layer"]
+        if "color" in layer["encoding"]
+    )
+    assert "tie (S₂ = 1)" in groups and "certified, unsafe" not in groups
 
 
 def test_controls_stand_first_and_the_verdict_names_what_may_be_replaced(finding):
@@ -197,7 +201,7 @@ def test_absent_parts_leave_a_valid_page():
     tree = parsed(build(result, rows, by_head))
     titles = [text_of(title) for title in tree.iter("h2")]
     assert not any(title.startswith(("Ablation", "Head types")) for title in titles)
-    assert "nothing to show" in text_of(tree)
+    assert "Nothing to show." in text_of(tree)
     assert "The controls do not hold" in text_of(tree.find("header"))
 
 
@@ -217,7 +221,8 @@ def test_hostile_text_stays_text(finding):
     result["sweep"][place]["recipe"] = result["sweep"][place]["cell"] = HOSTILE
     result["ranking_suite"] = result["config"]["haystack"] = HOSTILE
     tree = parsed(build(result, rows, by_head, command=HOSTILE))
-    assert not {"script", "img", "x"} & {node.tag for node in tree.iter()}
+    assert not {"img", "x"} & {node.tag for node in tree.iter()}
+    assert {node.get("type") for node in tree.iter("script")} == {"application/json"}
     assert "onerror=alert(1)>" in text_of(tree.find("header"))
     assert "{{ 7 * 7 }}" in text_of(tree.find("footer"))
 
@@ -226,14 +231,18 @@ def test_the_sample_of_the_scatter_is_fixed_counted_and_told(finding, monkeypatc
     columns = figures.argmax_rows(finding[1], "induction", "auto")
     total = len(columns["p_star"])
     monkeypatch.setattr(figures, "MOST_ROWS", 20)
-    first, second = (
-        figures.bound_scatter(columns, degree=2, seed=0, where="here") for _ in range(2)
+    first, second, other = (
+        figures.bound_scatter(columns, degree=2, seed=seed, where="here") for seed in (0, 0, 1)
     )
-    assert first == second != figures.bound_scatter(columns, degree=2, seed=1, where="here")
-    assert f"a fixed random 20 of {total} rows" in first
-    missing = int(re.search(r"(\d+) value", first)[1]) if "value" in first else 0
-    # the markers of the legend have no title
-    assert first.count("<title>") + missing == 20
+    assert first.to_dict() == second.to_dict() != other.to_dict()
+    assert f"a fixed random 20 of {total} rows" in first.description
+    hidden = re.match(r"(\d+) value", first.usermeta["remark"])
+    assert len(first.data.values) + (int(hidden[1]) if hidden else 0) == 20
+    # Every point is one of the rows.
+    points = {
+        (row["predicted: sufficient degree p*"], row["measured: S₂"]) for row in first.data.values
+    }
+    assert points <= set(zip(columns["p_star"].tolist(), columns["s_2"].tolist(), strict=True))
 
 
 def test_the_histogram_has_every_row_in_a_bar_or_in_words(finding):
@@ -242,8 +251,8 @@ def test_the_histogram_has_every_row_in_a_bar_or_in_words(finding):
     drawn = figures.degree_histogram(
         p_star, figures.degree_edges([p_star], (2, 4)), (2, 4), where="here"
     )
-    in_bars = [int(count) for count in re.findall(r": (\d+)</title>", drawn)]
+    in_bars = [row["count"] for row in drawn.data.values]
     none_needed = int(np.sum(p_star == 0))
-    assert f"{none_needed} rows that need no degree" in drawn
-    assert "1 for which none suffices" in drawn
+    assert f"{none_needed} rows that need no degree" in drawn.description
+    assert "1 for which none suffices" in drawn.description
     assert sum(in_bars) + none_needed + 1 == len(p_star)

@@ -5,26 +5,27 @@ import re
 
 import numpy as np
 
+from lm_jax.report import theme
 from tools import draw_figures
 
 DATA = json.loads((draw_figures.DOCS / "data" / "released_decay_error.json").read_text("utf-8"))
 
 
 def paths(svg, colour):
-    """The points `[n, 2]` of every stroke of a colour, in the order drawn."""
-    result = re.findall(rf'<path class="line {colour} d\d" d="M([-\d., ]+)"', svg)
-    return [np.array([point.split(",") for point in each.split()], float) for each in result]
+    """The points `[n, 2]` of every line of a colour, in the order drawn."""
+    lines = re.findall(rf'<path aria-hidden="true" d="M([^"]*)" stroke="{colour}"', svg)
+    return [np.array([p.split(",") for p in re.split("[ML]", line)], float) for line in lines]
 
 
 def test_the_committed_figure_is_drawn_from_its_data():
     committed = draw_figures.DOCS / "figures" / "released_decay_error.svg"
-    assert committed.read_text("utf-8") == f"{draw_figures.decay_error(DATA)}\n"
+    assert committed.read_text("utf-8") == f"{draw_figures.svg(draw_figures.decay_error(DATA))}\n"
 
 
 def test_heights_follow_the_data():
     """Three curves a panel; the left axis is logarithmic, the right one linear."""
-    svg = str(draw_figures.decay_error(DATA))
-    released, ours = paths(svg, "s1"), paths(svg, "s0")
+    svg = draw_figures.svg(draw_figures.decay_error(DATA))
+    released, ours = paths(svg, theme.LIGHT["s1"]), paths(svg, theme.LIGHT["s0"])
     assert len(released) == len(ours) == 6
     for drawn, name, shown in (
         (released[:3], "discount_error", lambda y: np.log10(np.maximum(np.abs(y), 1e-8))),

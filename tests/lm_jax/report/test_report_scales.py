@@ -1,4 +1,4 @@
-"""Ticks, scales, label placement and number formats that the report's plots stand on."""
+"""Ranges, label placement and number formats that the report's charts stand on."""
 
 import math
 
@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
+from lm_jax.errors import UsageError
 from lm_jax.report.markup import number
-from lm_jax.report.scales import Scale, linear_ticks, log_ticks, spread, tick_labels
+from lm_jax.report.scales import extent, pixels, showable, spread
 
 
 @pytest.mark.parametrize(
@@ -34,51 +35,34 @@ def test_numbers_print_as_people_read_them(value, text):
     assert number(value) == text
 
 
-_FINITE = st.floats(-1e12, 1e12)
+@pytest.mark.parametrize("log", [False, True])
+def test_pixels_are_exact_at_the_ends_and_in_the_middle_and_blind_to_what_a_log_cannot_show(log):
+    middle = 10 if log else 500.05
+    np.testing.assert_allclose(
+        pixels([0.1, middle, 1000], 0.1, 1000, 200, log=log), [200, 100, 0], atol=1e-9
+    )
+    assert np.isnan(pixels([0.0, -1.0, np.nan], 0.1, 1000, 200, log=True)).all()
 
 
-@hypothesis.given(_FINITE, st.floats(1e-6, 1e12), st.integers(4, 10))
+@hypothesis.given(st.lists(st.floats(-1e300, 1e300), min_size=1), st.booleans())
 @hypothesis.settings(max_examples=200, deadline=None)
-def test_linear_ticks_are_a_few_multiples_of_a_nice_step_inside_the_range(low, width, count):
-    high = low + width
-    hypothesis.assume(high - low > 1e-9 * max(abs(low), abs(high)))
-    ticks = linear_ticks(low, high, count)
-    slack = 1e-6 * (high - low)
-    assert 2 <= ticks.size <= count
-    assert low - slack <= ticks[0] and ticks[-1] <= high + slack
-    step = (ticks[-1] - ticks[0]) / (ticks.size - 1)
-    mantissa = step / 10 ** math.floor(math.log10(step) + 1e-6)
-    assert min(abs(mantissa - nice) for nice in (1, 2, 2.5, 5)) < 1e-3 * mantissa
+def test_an_extent_holds_every_value_that_its_axis_can_show(values, log):
+    low, high = extent([values], log=log)
+    assert low < high and math.isfinite(low) and math.isfinite(high)
+    shown = np.array(values)[showable(values, log)]
+    slack = 1e-9 * (high - low)
+    assert all(low - slack <= value <= high + slack for value in shown)
 
 
-@hypothesis.given(st.floats(-12, 12), st.floats(0.01, 20), st.integers(4, 8))
-@hypothesis.settings(max_examples=200, deadline=None)
-def test_log_ticks_are_a_few_inside_the_range(exponent, decades, count):
-    low, high = 10**exponent, 10 ** (exponent + decades)
-    ticks = log_ticks(low, high, count)
-    assert 2 <= ticks.size <= count
-    assert (np.diff(ticks) > 0).all()
-    assert low * (1 - 1e-6) <= ticks[0] and ticks[-1] <= high * (1 + 1e-6)
+@pytest.mark.parametrize("given", [(1, 1), (2, 1), (0, math.inf), (math.nan, 1)])
+def test_a_range_that_cannot_be_drawn_is_refused_by_name(given):
+    with pytest.raises(UsageError, match="y_range="):
+        extent([], given=given, name="y_range")
 
 
-@pytest.mark.parametrize(
-    ("ticks", "labels"),
-    [
-        ([0, 0.5, 1], ["0.0", "0.5", "1.0"]),
-        ([-2000, 0, 2000], ["−2,000", "0", "2,000"]),
-        ([0.01, 1, 100, 10_000], ["0.01", "1", "100", "10,000"]),
-        ([1e-5, 1e5], ["10⁻⁵", "10⁵"]),
-        ([0, 2e6], ["0", "2·10⁶"]),
-    ],
-)
-def test_tick_labels_are_short_and_alike(ticks, labels):
-    assert tick_labels(ticks) == labels
-
-
-def test_a_scale_is_exact_at_its_ends_and_blind_to_what_a_log_cannot_show():
-    scale = Scale(0.1, 1000, 50, 250, log=True)
-    np.testing.assert_allclose(scale([0.1, 10, 1000]), [50, 150, 250])
-    assert np.isnan(scale([0.0, -1.0, np.nan])).all()
+def test_a_log_range_that_is_not_positive_is_refused_by_name():
+    with pytest.raises(UsageError, match=r"x_range=.*0 < low < high on a log axis"):
+        extent([[1.0]], log=True, given=(0, 1), name="x_range")
 
 
 @hypothesis.given(st.lists(st.floats(0, 100), min_size=1, max_size=8), st.floats(0.1, 30))

@@ -14,6 +14,7 @@ from protot_jax.interventions import __main__ as command
 from protot_jax.interventions import report
 from protot_jax.interventions.effects import MODES
 from protot_jax.interventions.results import ROWS, Comparison, InterventionReport
+from tests.browser import without_scripts
 
 FILE = (
     '{"concept": "place", "target": "house", "text": "the people of the town met in a house"}\n'
@@ -97,7 +98,7 @@ def test_the_rows_are_all_that_was_measured(made):
 
 
 def test_the_page_shows_the_numbers_and_no_markup_of_a_sentence(made):
-    page = (made / "intervention.html").read_text("utf-8")
+    page = without_scripts((made / "intervention.html").read_text("utf-8"))
     result = json.loads((made / "intervention.json").read_text("utf-8"))
     first = result["seeds"][0]
     assert f"What L{first['layer']} P{first['prototype']} does for place" in page
