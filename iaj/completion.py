@@ -21,7 +21,7 @@ from iaj.parser import Parser, run_parsed
 from lm_jax import assets
 from lm_jax.run.config_files import shipped_names
 
-_FLAG = re.compile(r"^ +(?:-h, )?--(\[no\])?([\w.-]+)(=)?", re.MULTILINE)
+_FLAG = re.compile(r"^  (?:-h, )?--(\[no\])?([\w.-]+)(=)?", re.MULTILINE)
 # After these words come names, not flags alone.
 _NAMES = {("fetch",): assets.entries, ("completion",): lambda: ("bash", "zsh")}
 

@@ -147,4 +147,4 @@ def main(arguments: cli.Arguments) -> None:
 
 
 if __name__ == "__main__":
-    cli.app(main, config="polyattn/smollm2")
+    cli.app(main, config="polyattn/smollm2", config_class=AuditConfig)

@@ -33,8 +33,9 @@ class AuditConfig:
       niah_lengths: prompt lengths in tokens of the needle suites; each is diagnosed.
       niah_n: prompts at each length.
       control_n: prompts of the control without the needle, at the first length.
-      induction_length, induction_n, mqar_length, mqar_n: likewise; n = 0 leaves a suite out, but
-        induction ranks the heads and is needed by the ablation.
+      induction_length, mqar_length: prompt length in tokens of this suite.
+      induction_n, mqar_n: prompts of this suite; 0 leaves it out, but induction ranks the heads and
+        is needed by the ablation.
       repeated_n: prompts of 100 random tokens written twice, whose loss shows induction.
       repeated_vocabulary: those tokens are drawn below this id (frequent merges have low ids).
       calibration_length: tokens of each shipped text that b_auto is calibrated on; 0 takes the

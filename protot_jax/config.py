@@ -35,7 +35,8 @@ class PretrainConfig:
         "truncate" a document is an example.
       validation_documents, test_documents: as many are evaluated; 0 for all.
       batch_size: examples of one update, on all devices together.
-      epochs: passes over the training split; `max_steps` above 0 ends earlier.
+      epochs: passes over the training split.
+      max_steps: updates after which training ends, if its epochs have more; 0 for no such limit.
       learning_rate: at the peak; 2 % of the steps warm up, then a cosine to a tenth.
       weight_decay: on matrices; none on norms, prototypes, convolutions' biases and scalars.
       clip_norm: longest gradient; 0 for as long as it is, as the paper.

@@ -153,4 +153,4 @@ def main(arguments: cli.Arguments) -> None:
 
 
 if __name__ == "__main__":
-    cli.app(main, config="protot/throughput", workdir_required=False)
+    cli.app(main, config="protot/throughput", config_class=CountConfig, workdir_required=False)

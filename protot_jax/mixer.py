@@ -48,8 +48,9 @@ class Prototypes:
       conv_layers: how many layers from the first on use it. Its weights exist in every layer, as in
         the released code, whose parameter count the paper states.
       shared_routing: the first layer reads with its write gate. W and tau_r exist there, unused.
-      first_temperature: tau of the first layer at the start; `temperature` of the others. Gates are
-        divided by it, so that 3 is flatter than 1; the paper calls it sharper.
+      temperature: tau of all layers but the first at the start.
+      first_temperature: tau of the first layer at the start. Gates are divided by it, so that 3 is
+        flatter than 1; the paper calls it sharper.
       alpha: the factor on the mixer's output at the start.
       decay: beta of every prototype at the start.
       mass_normalisation: false leaves out the denominator of Eq. 2 and reads the moving average

@@ -275,4 +275,6 @@ def main(arguments: cli.Arguments) -> None:
 
 
 if __name__ == "__main__":
-    cli.app(main, config="protot/default", distributed=True, training=True)
+    cli.app(
+        main, config="protot/default", config_class=PretrainConfig, distributed=True, training=True
+    )

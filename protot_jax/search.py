@@ -228,4 +228,4 @@ def main(arguments: cli.Arguments) -> None:
 
 
 if __name__ == "__main__":
-    cli.app(main, config="protot/search", training=True)
+    cli.app(main, config="protot/search", config_class=SearchConfig, training=True)

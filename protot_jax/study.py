@@ -188,4 +188,6 @@ def main(arguments: cli.Arguments) -> None:
 
 
 if __name__ == "__main__":
-    cli.app(main, config="protot/kernel_size", options=Options, training=True)
+    cli.app(
+        main, config="protot/kernel_size", config_class=StudyConfig, options=Options, training=True
+    )

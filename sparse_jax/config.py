@@ -45,8 +45,8 @@ class PosttrainConfig:
       batch_size: windows of one update, on all devices together.
       accumulate: micro-batches of one update.
       steps: updates of a run.
-      learning_rate: at the peak; `warmup` is the share of the steps before it, and a cosine to a
-        tenth follows.
+      learning_rate: at the peak; a cosine to a tenth follows.
+      warmup: the share of the steps in which the learning rate rises to its peak.
       weight_decay: on matrices.
       clip_norm: longest gradient; 0 for as long as it is.
       skip_sigma: leave out an update whose loss is that many standard deviations above the mean of

@@ -242,4 +242,4 @@ def main(arguments: cli.Arguments) -> None:
 
 
 if __name__ == "__main__":
-    cli.app(main, config="sparse/multiple_choice")
+    cli.app(main, config="sparse/multiple_choice", config_class=MultipleChoiceConfig)

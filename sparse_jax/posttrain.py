@@ -325,4 +325,6 @@ def main(arguments: cli.Arguments) -> None:
 
 
 if __name__ == "__main__":
-    cli.app(main, config="sparse/smollm2", distributed=True, training=True)
+    cli.app(
+        main, config="sparse/smollm2", config_class=PosttrainConfig, distributed=True, training=True
+    )

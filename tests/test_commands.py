@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from iaj import commands as front
-from lm_jax.run import cli, config_files
+from lm_jax.run import cli, config_files, usage
 
 ROOT = Path(__file__).parents[1]
 LIBRARIES = ("lm_jax", "polyattn_jax", "protot_jax", "sparse_jax")
@@ -136,6 +136,22 @@ def test_every_option_has_a_meaning_in_words(name):
         text = field.metadata["help"]
         assert len(text.split()) >= 2
         assert not text.startswith(("of ", "a number", "the number")) and not text.endswith(".")
+
+
+@pytest.mark.parametrize("name", sorted(TRAINING | OTHERS))
+def test_help_says_what_each_field_of_the_config_means(name, capsys):
+    main, options = loaded(name)
+    if "config" not in options:
+        return
+    meanings = usage.field_meanings(options["config_class"])
+    config = config_files.load_config(options["config"])
+    fields = {field for field, _ in config_files.fields(config)}
+    assert fields <= meanings.keys()
+    assert cli.run(main, [name, "--help"], **options) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for field in fields:
+        assert f"--config.{field}=" in shown
+        assert " ".join(meanings[field].split()) in shown
 
 
 def test_the_readme_lists_every_command_with_configs_that_are_there():

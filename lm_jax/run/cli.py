@@ -48,7 +48,7 @@ from lm_jax.run.config_files import load_config
 from lm_jax.run.files import STORAGE_ERRNOS, STORAGE_REMEDY
 from lm_jax.run.options import define_flags, help_lines, read_options
 from lm_jax.run.plain import to_plain
-from lm_jax.run.usage import examples_first
+from lm_jax.run.usage import entry, examples_first, field_meanings
 from lm_jax.run.workdir import LOG_FILE, Resume
 from lm_jax.train import profiling
 
@@ -96,18 +96,21 @@ def app(
     main: Main,
     *,
     config: str | None = None,
+    config_class: type | None = None,
     options: type | None = None,
     workdir_required: bool = True,
     distributed: bool = False,
     training: bool = False,
 ) -> NoReturn:
     """Runs `main` on the command line and exits the process with its exit code."""
-    asked = {
+    asked: dict[str, Any] = {
+        "config_class": config_class,
+        "options": options,
         "workdir_required": workdir_required,
         "distributed": distributed,
         "training": training,
     }
-    sys.exit(run(main, sys.argv, config=config, options=options, **asked))
+    sys.exit(run(main, sys.argv, config=config, **asked))
 
 
 def run(
@@ -115,6 +118,7 @@ def run(
     argv: Sequence[str],
     *,
     config: str | None = None,
+    config_class: type | None = None,
     options: type | None = None,
     workdir_required: bool = True,
     distributed: bool = False,
@@ -123,14 +127,17 @@ def run(
     """Runs `main` on `argv` (program name first) and returns the exit code; raises nothing.
 
     `config` is the default of `--config` (`name` or `name:mode`); without it the command has no
-    `--config`. The fields of the dataclass `options` are its own flags. A command that is
+    `--config`. `config_class` is the dataclass that `main` makes of it, whose docstring the help
+    quotes. The fields of the dataclass `options` are its own flags. A command that is
     `distributed` can be one of several processes (`processes.join`). One that is `training` can
     trace some of its steps (`train.profiling`).
     """
     debug = "--debug" in argv or bool(os.environ.get("LM_JAX_DEBUG"))
     workdir = None
     try:
-        arguments = _parse(main, argv, config, options, workdir_required, distributed, training)
+        arguments = _parse(
+            main, argv, config, config_class, options, workdir_required, distributed, training
+        )
         if arguments is None:
             return 0
         workdir = arguments.workdir
@@ -189,6 +196,7 @@ def _parse(
     main: Main,
     argv: Sequence[str],
     default_config: str | None,
+    config_class: type | None,
     options: type | None,
     workdir_required: bool,
     distributed: bool,
@@ -238,7 +246,7 @@ def _parse(
         rest = own(argv, known_only=True)
         config = None if spec is None else load_config(spec.value)
         if own["help"].value:
-            print(_help(main, own, own_flags, config))
+            print(_help(main, own, own_flags, config, config_class))
             return None
         rest = config_files.override(config, rest)
     except flags.UnrecognizedFlagError as error:
@@ -283,6 +291,7 @@ def _help(
     own: flags.FlagValues,
     own_flags: Sequence[flags.Flag],
     config: config_dict.ConfigDict | None,
+    config_class: type | None,
 ) -> str:
     lines = [examples_first(sys.modules[main.__module__].__doc__)]
     if own_flags:
@@ -291,9 +300,9 @@ def _help(
     lines += ["", "Options of every command:", *help_lines(common_flags)]
     if config is not None:
         lines += ["", f"Fields of {own['config'].value}:"]
-        lines += [
-            f"  --config.{name}={_show(value)}" for name, value in config_files.fields(config)
-        ]
+        meanings = {} if config_class is None else field_meanings(config_class)
+        for name, value in config_files.fields(config):
+            lines += entry(f"  --config.{name}={_show(value)}", meanings.get(name, ""))
     return "\n".join(lines)
 
 

@@ -13,7 +13,6 @@ again. The flags are made anew for every run: nothing is kept between two runs o
 from collections.abc import Iterable, Iterator
 import dataclasses
 from pathlib import Path
-import textwrap
 import types
 import typing
 from typing import Any, TypeVar
@@ -21,10 +20,10 @@ from typing import Any, TypeVar
 from absl import flags
 
 from lm_jax.errors import UsageError
+from lm_jax.run.usage import entry
 
 T = TypeVar("T")
 _HELP, _LEAST, _REPEATED, _REQUIRED = "help", "least", "repeated", "required"
-_WIDTH, _COLUMN = 100, 28
 
 
 def option(
@@ -115,13 +114,7 @@ def help_lines(shown: Iterable[flags.Flag]) -> Iterator[str]:
             # absl writes them before the text.
             text = text.partition(">: ")[2]
             text += f"; one of {', '.join(choices)}"
-        indent = " " * _COLUMN
-        lines = textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=indent)
-        if len(head) < _COLUMN - 1:
-            lines[0] = head.ljust(_COLUMN) + lines[0].strip()
-        else:
-            lines.insert(0, head)
-        yield from lines
+        yield from entry(head, text)
 
 
 def _default(flag: flags.Flag) -> str:

@@ -1,11 +1,19 @@
-"""What a command's help says of its use, taken from the docstring of its module.
+"""What a command's help says, taken from docstrings: its examples, and the meaning of its config.
 
-The first indented block of the docstring holds the examples, two or more command lines.
+The first indented block of the module's docstring holds the examples, two or more command lines.
+The section `Attributes` of the config's dataclass says what each field means.
 """
 
+from collections.abc import Iterator
+import dataclasses
 import inspect
+import re
+import textwrap
+import typing
 
 _HEAD = "Examples:"
+_WIDTH, _COLUMN = 100, 28
+_ATTRIBUTE = re.compile(r"^  (\w[\w, ]*): (.*(?:\n    .*)*)", re.MULTILINE)
 
 
 def examples_first(docstring: str | None) -> str:
@@ -16,3 +24,26 @@ def examples_first(docstring: str | None) -> str:
         return "\n\n".join(paragraphs)
     examples = paragraphs.pop(at)
     return "\n\n".join([f"{_HEAD}\n{examples}", *paragraphs])
+
+
+def field_meanings(config_class: type) -> dict[str, str]:
+    """Dotted name of each field of a config's dataclass, and of its sections, to its meaning."""
+    meanings: dict[str, str] = {}
+    _, _, section = inspect.cleandoc(config_class.__doc__ or "").partition("Attributes:\n")
+    for names, text in _ATTRIBUTE.findall(section.partition("\n\n")[0]):
+        meanings |= {name.strip(): " ".join(text.split()) for name in names.split(",")}
+    for name, kind in typing.get_type_hints(config_class).items():
+        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+            meanings |= {f"{name}.{inner}": text for inner, text in field_meanings(kind).items()}
+    return meanings
+
+
+def entry(head: str, text: str) -> Iterator[str]:
+    """The lines of one flag: its name and value, and what it means in a column beside it."""
+    indent = " " * _COLUMN
+    lines = textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=indent)
+    if len(head) < _COLUMN - 1 and lines:
+        lines[0] = head.ljust(_COLUMN) + lines[0].strip()
+    else:
+        lines.insert(0, head)
+    yield from lines

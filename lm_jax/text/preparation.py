@@ -80,7 +80,16 @@ class CorpusConfig:
 
     The default corpus is 249 long speeches, so its documents are cut at paragraphs. Neighbours of
     one speech may then lie in different splits. The paper's corpus is read with unit "document".
-    `max_tokens` 0 reads it all.
+
+    Attributes:
+      source: sotu, wiki, a file or folder, or another source of `lm_jax.text.corpora`.
+      unit: "document" reads documents whole, "paragraph" cuts them at empty lines.
+      words: greatest number of words in a part, where documents are cut.
+      field: column of the text, in .jsonl, .parquet and tensorflow-datasets.
+      vocab_size: tokens of the tokenizer that is trained on the corpus.
+      splits: shares of the train, validation and test splits; they sum to 1.
+      max_tokens: reading ends once all splits together have this many tokens; 0 reads all.
+      seed: random seed of the splits.
     """
 
     source: str = "sotu"

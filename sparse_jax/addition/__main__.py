@@ -35,4 +35,4 @@ def main(arguments: cli.Arguments) -> None:
 
 
 if __name__ == "__main__":
-    cli.app(main, config="sparse/addition", training=True)
+    cli.app(main, config="sparse/addition", config_class=AdditionConfig, training=True)
