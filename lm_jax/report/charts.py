@@ -85,7 +85,9 @@ def curves(
 
     lines = _checked("curves", series)
     ends = [end for one in lines for name, end in one.items() if name != "x"]
-    x = Axis.over(x_label, [one["x"] for one in lines], log_x, x_range, "x_range", pad=0.02)
+    x_values = [one["x"] for one in lines]
+    # room for the half of a point that would lie beyond the end
+    x = Axis.over(x_label, x_values, log_x, x_range, "x_range", pad=0.02, floor=False)
     y = Axis.over(y_label, [*ends, [value for value, _ in h_lines]], log_y, y_range, "y_range")
     fx, fy, fl, fh = layers.fields(x_label, y_label, "low", "high", taken=("series",))
     names, rows = layers.distinct([one.label for one in series]), []
@@ -104,7 +106,7 @@ def curves(
     shown, lost = y.references(h_lines)
     few = all(len(one["x"]) <= FEW_POINTS for one in lines)
     under = alt.selection_point(name="under_pointer", on="pointerover", clear="pointerout")
-    seen = alt.value(1) if few else alt.condition(under, alt.value(1), alt.value(0))
+    seen = alt.value(1) if few else alt.condition(under, alt.value(1), alt.value(0), empty=False)
     dots = base.mark_point(style="dot", filled=True, clip=True, size=60 if few else 110)
     dots = dots.encode(opacity=seen, tooltip=layers.tooltip(columns, {"series"}))
     return layers.chart(
@@ -149,7 +151,9 @@ def scatter(
         (clean(wall.label), one["x"], one["y"])
         for wall, one in zip(boundaries, _checked("scatter", boundaries), strict=True)
     ]
-    x = Axis.over(x_label, [one["x"] for one in dots], log_x, x_range, "x_range", pad=0.02)
+    x_values = [one["x"] for one in dots]
+    # room for the half of a point that would lie beyond the end
+    x = Axis.over(x_label, x_values, log_x, x_range, "x_range", pad=0.02, floor=False)
     y = Axis.over(y_label, [one["y"] for one in dots], log_y, y_range, "y_range")
     fx, fy = layers.fields(x_label, y_label, taken=("group", "point"))
     names, rows = layers.distinct([one.label for one in groups]), []

@@ -55,10 +55,11 @@ class Axis:
         name: str = "axis",
         *,
         pad: float = 0.04,
+        floor: bool = True,
         whole: bool = False,
     ) -> "Axis":
         """An axis that shows all of the values, or the range `given` as the argument `name`."""
-        low, high = extent(values, log=log, given=given, pad=pad, name=name)
+        low, high = extent(values, log=log, given=given, pad=pad, floor=floor, name=name)
         return cls(clean(label), low, high, log, whole)
 
     def x(self, field: str, ticks: Sequence[float] | None = None) -> "alt.X":

@@ -20,11 +20,13 @@ def extent(
     log: bool = False,
     given: tuple[float, float] | None = None,
     pad: float = 0.04,
+    floor: bool = True,
     name: str = "axis",
 ) -> tuple[float, float]:
     """Returns the range of all showable values, padded; `given` wins. Empty data gives 0..1.
 
     Showable is finite, within +-1e300 and, on a log axis, positive. One value gets a range around.
+    With `floor`, a range that begins at 0 has no margin below it, as a share or a count has none.
     `name` is the argument of a caller that a refused range came by.
     """
     if given is not None:
@@ -43,8 +45,7 @@ def extent(
         margin = (high - low) * pad if high > low else 0.5
         return 10 ** max(low - margin, -307), 10 ** min(high + margin, 308)
     margin = (high - low) * pad if high > low else abs(low) / 2 or 0.5
-    # a share or a count does not dip below its natural end for the sake of a margin
-    return (low if low == 0 else low - margin), high + margin
+    return (low if low == 0 and floor else low - margin), high + margin
 
 
 def showable(values: ArrayLike, log: bool = False) -> np.ndarray:

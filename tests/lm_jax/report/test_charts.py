@@ -76,6 +76,22 @@ def test_a_line_breaks_at_nan_and_its_count_is_told():
     assert "3 values not shown (not finite)" in chart.usermeta["remark"]
 
 
+def test_the_first_of_points_along_a_zero_is_whole_and_a_share_does_not_begin_below_it():
+    chart = report.curves([report.Series("a", [0, 1], [0, 1])], **LABELS)
+    assert domain(chart, "x")[0] < 0 == domain(chart, "y")[0]
+
+
+def test_points_of_a_short_line_are_seen_and_of_a_long_one_that_under_the_pointer():
+    opacity = [
+        marks(report.curves([report.Series("a", range(n), range(n))], **LABELS), "point")[0][
+            "encoding"
+        ]["opacity"]
+        for n in (24, 25)
+    ]
+    under = {"condition": {"param": "under_pointer", "value": 1, "empty": False}, "value": 0}
+    assert opacity == [{"value": 1}, under]
+
+
 def test_points_that_an_axis_cannot_show_are_counted_and_not_among_the_data():
     chart = report.scatter(
         [report.Points("a", [1, 2, 3, 4], [0, -1, np.inf, 5], None)],
