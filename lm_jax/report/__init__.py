@@ -4,7 +4,8 @@ sections = [section("Accuracy", "What was measured.", table(...), curves(...))]
 write(folder / "report.html", page("Audit", sections, provenance={...}, lead=[verdict(...)]))
 """
 
-from lm_jax.report.charts import Bar, Points, Series, bars, curves, heat_map, histogram, scatter
+from lm_jax.report.charts import Bar, Points, Series, bars, curves, histogram, scatter
+from lm_jax.report.heat import heat_map
 from lm_jax.report.markup import slug
 from lm_jax.report.page import (
     Section,
