@@ -30,11 +30,12 @@ from lm_jax.run.plain import canonical_json, config_hash, from_plain
 from lm_jax.run.provenance import PROVENANCE_FILE, collect_provenance, record_provenance
 from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
 from lm_jax.weights.load import resolve
-from polyattn_jax import console, head_sets, report, report_text, schema, stages, summary
+from polyattn_jax import head_sets, schema, stages, summary
 from polyattn_jax.audit_suites import PROMPTS, build_suites, first_prompts
 from polyattn_jax.audited_model import AuditedModel
 from polyattn_jax.columns import columns
 from polyattn_jax.config import AuditConfig
+from polyattn_jax.report import findings, page, terminal
 from polyattn_jax.suites import Suite, read_jsonl
 
 REPORT = "report.html"
@@ -108,12 +109,10 @@ def run(audited: AuditedModel, folder: Path) -> dict[str, Any]:
     if sets:
         tables["head_sets"] = head_sets.table(sets, shape)
     for name, table in tables.items():
-        tagged = schema.tagged(table, report_text.model_name(result), result["provenance"])
+        tagged = schema.tagged(table, findings.model_name(result), result["provenance"])
         write_table(folder / f"{name}.parquet", tagged)
     write_json(folder / "summary.json", result)
-    write_text(
-        folder / REPORT, report.build(result, rows, by_head, provenance=result["provenance"])
-    )
+    write_text(folder / REPORT, page.build(result, rows, by_head, provenance=result["provenance"]))
     return result
 
 
@@ -143,7 +142,7 @@ def main(arguments: cli.Arguments) -> None:
             run(load(config), work.path)
             mark_finished(work.path)
         result = read_json(work.path / "summary.json")
-        console.print_summary(result, report=work.path / REPORT)
+        terminal.print_summary(result, report=work.path / REPORT)
 
 
 if __name__ == "__main__":

@@ -38,11 +38,12 @@ from lm_jax.run.plain import from_plain
 from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.terminal import format_table
 from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
-from polyattn_jax import audit, concentration, decision, report_text, stages, summary
+from polyattn_jax import audit, concentration, decision, stages, summary
 from polyattn_jax.audit_suites import PROMPTS, build_suites
 from polyattn_jax.audited_model import AuditedModel
 from polyattn_jax.columns import Columns, columns, where
 from polyattn_jax.config import AuditConfig
+from polyattn_jax.report import findings
 from polyattn_jax.row_maps import SOFTMAX, parse_recipe, resolve_bias
 from polyattn_jax.suites import Suite, read_jsonl
 
@@ -285,10 +286,10 @@ def _bias_lines(result: dict[str, Any]) -> list[str | Row]:
     calibration = result["calibration"]
     if parse_recipe(result["recipe"]).bias != "auto":
         return [("bias", f"{result['bias']:g}")]
-    bias, _, ends = report_text.b_auto(calibration).partition(" ")
+    bias, _, ends = findings.b_auto(calibration).partition(" ")
     ends = ends.strip("[]").replace(", ", " to ")
     lines: list[str | Row] = [("b_auto", bias, ends, f"{calibration['texts']} texts")]
-    text = f"b_auto is {report_text.b_auto_by_length(calibration)}"
+    text = f"b_auto is {findings.b_auto_by_length(calibration)}"
     return [*lines, *textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  ")]
 
 

@@ -55,7 +55,7 @@ from lm_jax.train.loop import TrainResult, train
 from lm_jax.train.metrics import METRICS
 from lm_jax.weights.load import Pretrained
 from sparse_jax import export, patterns
-from sparse_jax import report as pages
+from sparse_jax import report as report_page
 from sparse_jax.config import PosttrainConfig
 from sparse_jax.evaluation import Compared, compare, difference
 from sparse_jax.geco import GecoConfig
@@ -300,9 +300,9 @@ def run(config: PosttrainConfig, folder: Path, *, force: bool = False) -> dict[s
 def _conclude(folder: Path, summary: dict[str, Any]) -> None:
     write_json(folder / SUMMARY, summary)
     summary = read_json(folder / SUMMARY)
-    results = [pages.read(folder / run["folder"]) for run in summary["runs"]]
+    results = [report_page.read(folder / run["folder"]) for run in summary["runs"]]
     origin = read_json(folder / PROVENANCE_FILE)
-    write_text(folder / REPORT, pages.build(summary, results, provenance=origin))
+    write_text(folder / REPORT, report_page.build(summary, results, provenance=origin))
     mark_finished(folder)
 
 

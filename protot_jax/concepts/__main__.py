@@ -29,7 +29,8 @@ from lm_jax.run.results import load_result
 from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
 from lm_jax.text.examples import Examples
 from lm_jax.text.preparation import open_prepared
-from protot_jax.concepts import collect, judge, page, report_data
+from protot_jax.concepts import collect, judge, report_data
+from protot_jax.concepts import report as report_page
 from protot_jax.concepts.ranking import RankBy
 from protot_jax.concepts.results import ConceptReport, Statistic
 from protot_jax.run_options import RunOptions
@@ -113,7 +114,7 @@ def report(
     made = report_data.build_report_data(model, texts, activations, settings, judge)
     write_json(folder / TWIN, made)
     provenance = read_json(folder / PROVENANCE_FILE)
-    write_bytes(folder / PAGE, page.render(made, provenance=provenance).encode())
+    write_bytes(folder / PAGE, report_page.render(made, provenance=provenance).encode())
     return made
 
 

@@ -9,10 +9,10 @@ from typing import Any
 from lm_jax import report
 from lm_jax.report import Column, Section, section, table
 from lm_jax.report.markup import number
-from sparse_jax.addition import graph, measures, sections
+from sparse_jax.addition import graph, measures, report_sections
 from sparse_jax.addition.graph import Drawn
 from sparse_jax.addition.models import DENSE, SPARSE
-from sparse_jax.addition.sections import GOAL, Summary
+from sparse_jax.addition.report_sections import GOAL, Summary
 from sparse_jax.summary import ONE_RUN, Spread, spread
 
 _BEGINNINGS = {
@@ -39,14 +39,14 @@ def build(
     """
     first = summary["seeds"][0]
     parts = (
-        sections.accuracy(first),
+        report_sections.accuracy(first),
         seeds(summary),
-        sections.training(evaluations, first),
-        sections.graphs(drawn),
-        sections.edges(first),
-        sections.digits(first),
-        sections.carries(first),
-        sections.needed(first),
+        report_sections.training(evaluations, first),
+        report_sections.graphs(drawn),
+        report_sections.edges(first),
+        report_sections.digits(first),
+        report_sections.carries(first),
+        report_sections.needed(first),
         differences(first),
     )
     return report.page(

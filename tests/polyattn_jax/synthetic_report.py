@@ -8,9 +8,10 @@ import pyarrow as pa
 from rich.console import Console
 
 from lm_jax.report.markup import number
-from polyattn_jax import console, report, schema, summary
+from polyattn_jax import schema, summary
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.diagnostic import Status, required_degree
+from polyattn_jax.report import page, terminal
 from tests.browser import without_scripts
 
 SHAPE = (3, 2)
@@ -169,7 +170,7 @@ def audit(config=SETTINGS, correct=CORRECT, ablation=ABLATION, rows=None, second
 
 
 def build(result, rows, by_head, **provenance):
-    return report.build(result, rows, by_head, provenance=PROVENANCE | provenance)
+    return page.build(result, rows, by_head, provenance=PROVENANCE | provenance)
 
 
 def parsed(html):
@@ -201,7 +202,7 @@ def percent(value, spec=".1f"):
 
 def printed(result, **options):
     file = io.StringIO()
-    console.print_summary(
+    terminal.print_summary(
         result, report="runs/x/report.html", console=Console(file=file, **options)
     )
     return file.getvalue()

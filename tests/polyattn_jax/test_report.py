@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 from lm_jax.report.markup import number
 from lm_jax.run.files import read_json, write_json
 from lm_jax.statistics import wilson
-from polyattn_jax import figures, report_text
 from polyattn_jax.columns import columns
 from polyattn_jax.diagnostic import Status
+from polyattn_jax.report import figures, findings
 from tests.polyattn_jax.synthetic_report import (
     CALIBRATION,
     CORRECT,
@@ -58,7 +58,7 @@ def test_the_tables_hold_the_numbers_of_the_summary(finding):
     unsafe = {row[0]: row for row in lines(tree, "Unsafe share")}
     for entry in result["prevalence"]:
         name, tokens = (
-            report_text.suite_name(entry["suite"]),
+            findings.suite_name(entry["suite"]),
             1024 if "1024" in entry["suite"] else 64,
         )
         bias = "b = 0" if entry["bias_kind"] == "zero" else "b_auto"
@@ -75,7 +75,7 @@ def test_the_tables_hold_the_numbers_of_the_summary(finding):
     bound = [e for e in result["bound"] if e["suite"] != "induction"]
     counted = [
         [str(e["p"]), percent(e["agree"]["estimate"]), *(str(e[name]) for name in COUNTS)]
-        for e in report_text.by_suite(bound)
+        for e in findings.by_suite(bound)
     ]
     folded = [d for d in tree.iter("details") if "other suites" in text_of(d.find("summary"))]
     shown = [[cell.split("[")[0] for cell in row] for row in lines(folded[1], "Predicted")]
@@ -90,7 +90,7 @@ def test_the_comparison_with_softmax_holds_the_numbers_of_the_summary(finding):
         if text_of(figure.find("figcaption")).startswith("rᵖ against softmax")
         for row in figure.find(".//tbody")
     ]
-    entries = report_text.by_suite(result["against_softmax"])
+    entries = findings.by_suite(result["against_softmax"])
     # The suite of the sweep comes first, the others are folded.
     ordered = [e for e in entries if e["suite"] == "niah_64"]
     ordered += [e for e in entries if e["suite"] != "niah_64"]
@@ -120,7 +120,7 @@ def test_b_auto_is_shown_with_the_digits_that_it_has(finding):
     )
     for half, text in ((0.012, "1.501 [1.489, 1.513]"), (0.4, "1.50 ["), (2.0, "1.5 [")):
         ends = {"low": 1.5012345 - half, "high": 1.5012345 + half}
-        assert report_text.b_auto(CALIBRATION | ends).startswith(text)
+        assert findings.b_auto(CALIBRATION | ends).startswith(text)
 
 
 def test_head_types_are_counted_at_both_ends_and_say_what_was_averaged(finding):
@@ -177,7 +177,7 @@ def test_the_ablation_is_told_at_every_size_with_the_flag_of_the_paper():
     sets |= {f"random-1-{seed}": 9 + (seed > 0) for seed in range(20)}
     sets |= {f"random-2-{seed}": 2 + seed // 2 for seed in range(20)}
     finding = audit(dataclasses.replace(SETTINGS, ablation_draws=20), CORRECT, sets)
-    text = report_text.in_part(finding[0])
+    text = findings.in_part(finding[0])
     assert "K = 1: highest S₂ 9, lowest 8, random 9 to 10; K = 2: highest S₂ 1" in text
     assert "19 of 20 at K = 1 (not decisive), 20 of 20 at K = 2 (decisive)" in text
     rows = lines(parsed(build(*finding)), "Prompts answered with the recipe in K heads")

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from polyattn_jax import report_text
+from polyattn_jax.report import findings
 from tests.polyattn_jax.synthetic_report import (
     ABLATION,
     PROMPTS,
@@ -35,7 +35,7 @@ def test_where_the_controls_hold_the_prompts_decide():
     }
     sets = verdicts(result, "ablation")
     assert (sets["top-2"], sets["bottom-2"]) == ("no-go", "preserve")
-    assert report_text.controls(result).text.startswith("The controls hold")
+    assert findings.controls(result).text.startswith("The controls hold")
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_where_a_control_fails_every_verdict_is_undecided_and_says_so(changes, r
         assert "make the controls hold" in decided["next"]
     # the measured change is still there
     assert {e["cell"]: e["delta"]["estimate"] for e in result["sweep"]}["sigmoid_b0"] == -1
-    said = report_text.overall(result)
+    said = findings.overall(result)
     assert (
         said.tone == "warn"
         and said.text.startswith("No verdict on Other-1B")

@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 import pytest
 from rich.console import Console
 
-from polyattn_jax import console, report_text, sharpness
 from polyattn_jax.diagnostic import Status
+from polyattn_jax.report import findings, sharpness, terminal
 from tests.polyattn_jax.synthetic_report import (
     CORRECT,
     SETTINGS,
@@ -97,7 +97,7 @@ def test_a_recipe_finds_its_own_comparison_with_softmax():
     ],
 )
 def test_the_overall_sentence(correct, tone, part):
-    result = report_text.overall(audit(correct=correct)[0])
+    result = findings.overall(audit(correct=correct)[0])
     assert result.tone == tone
     assert part in result.text
 
@@ -107,8 +107,8 @@ def test_one_recipe_that_preserves_is_the_answer():
     tolerant = audit(
         dataclasses.replace(SETTINGS, tolerance=0.3), {"softmax": 12, "relu_p4_b0": 12}
     )[0]
-    assert report_text.overall(result).tone == "warn"
-    said = report_text.overall(tolerant)
+    assert findings.overall(result).tone == "warn"
+    said = findings.overall(tolerant)
     assert said.tone == "good"
     assert "The recipe tried can replace softmax" in said.text
     assert "lose less than 30 points" in said.text
@@ -164,7 +164,7 @@ def test_the_console_prints_text_as_text_in_any_encoding(finding):
     result = dict(finding[0], model="models/[red]x\x1b[31m漢")
     buffer = io.BytesIO()
     file = io.TextIOWrapper(buffer, encoding="ascii")
-    console.print_summary(result, console=Console(file=file))
+    terminal.print_summary(result, console=Console(file=file))
     file.flush()
     shown = buffer.getvalue().decode("ascii")
     assert "[red]x" in shown

@@ -13,10 +13,11 @@ from lm_jax import assets, report
 from lm_jax.report import Cell, Section, cell, compared, section, table
 from lm_jax.report.markup import number
 from lm_jax.statistics import Interval, minimum_detectable_effect
-from polyattn_jax import comparability, decision, head_types, paper, report_text
+from polyattn_jax import decision, head_types, paper
 from polyattn_jax.paper import PaperModel
-from polyattn_jax.report_text import Summary, finite, interval, suite_label
-from polyattn_jax.sections import suite_cell
+from polyattn_jax.report import comparability, findings
+from polyattn_jax.report.findings import Summary, finite, interval, suite_label
+from polyattn_jax.report.recipes import suite_cell
 
 PAPER = "“When Does Polynomial Attention Concentrate?”"
 
@@ -44,7 +45,7 @@ def paper_comparison(summary: Summary, model: PaperModel | None) -> Section:
             *_tables(summary, model, judged=True),
             report.details("The paper's sweeps on its four models", *_sweep_tables()),
         )
-    name, near = report_text.model_name(summary), paper.nearest(summary.get("family"))
+    name, near = findings.model_name(summary), paper.nearest(summary.get("family"))
     if near is None:
         intro = (
             f"{name} is not one of the four models of {PAPER}, and none of them is of its "
@@ -91,7 +92,7 @@ def _beside(
 
 def _prevalence(summary: Summary, model: PaperModel, whose: str, judged: bool) -> list[Markup]:
     rates, medians, remarks = [], [], []
-    for entry in report_text.by_suite(summary["prevalence"]):
+    for entry in findings.by_suite(summary["prevalence"]):
         length = summary["config"].get(f"{entry['suite']}_length")
         row = length and model.prevalence_at(entry["suite"], entry["bias_kind"], length)
         if not row:
@@ -159,7 +160,7 @@ def _needle(summary: Summary, model: PaperModel, whose: str, judged: bool) -> Ma
     reasons = comparability.needle_obstacles(summary, model)
     calibrated = comparability.calibration_obstacles(summary)
     lines = []
-    for entry in report_text.by_recipe(summary["sweep"]):
+    for entry in findings.by_recipe(summary["sweep"]):
         accuracy = model.needle_accuracy(entry["recipe"])
         result = interval(entry["accuracy"])
         if accuracy is None:
@@ -185,7 +186,7 @@ def _bound(summary: Summary, model: PaperModel, whose: str, judged: bool) -> Mar
     result = summary["calibration"]
     low, high = finite(result["low"]), finite(result["high"])
     bias = Interval(finite(result["bias"]), low, high, result["texts"])
-    places = len(report_text.b_auto(result, ends=False).partition(".")[2])
+    places = len(findings.b_auto(result, ends=False).partition(".")[2])
     row = next(r for r in model.prevalence if (r.suite, r.bias_kind) == ("induction", "zero"))
     rows = row.medians.rows if row.medians else 0
     prompts = summary["config"]["induction_n"]
@@ -273,8 +274,7 @@ def differences(summary: Summary) -> Section:
     lines: Sequence[tuple[str, str, str]] = (
         (
             "Model",
-            f"{asset.description if asset else report_text.model_name(summary)} "
-            f"({shape}; {weights})",
+            f"{asset.description if asset else findings.model_name(summary)} ({shape}; {weights})",
             "Llama-3.2-1B, Qwen3-1.7B, Gemma-4-E2B, Pythia-1.4b",
         ),
         (
@@ -354,7 +354,7 @@ def differences(summary: Summary) -> Section:
 
 
 def _power(summary: Summary) -> str:
-    n = report_text.softmax_of(summary["sweep"])["accuracy"]["n"]
+    n = findings.softmax_of(summary["sweep"])["accuracy"]["n"]
     loss = decision.detectable_loss(n, summary["config"]["tolerance"])
     if loss is None:
         return f"none: {number(n)} prompts are too few for “no-go”"

@@ -1,8 +1,8 @@
 """What a degree does to the rows that softmax concentrates, in words that follow the numbers."""
 
 from lm_jax.statistics import Interval
-from polyattn_jax import report_text
-from polyattn_jax.report_text import Entry, Summary
+from polyattn_jax.report import findings
+from polyattn_jax.report.findings import Entry, Summary
 from polyattn_jax.row_maps import parse_recipe
 
 
@@ -28,7 +28,7 @@ def softmax_safe(summary: Summary) -> Interval | None:
     probe = f"niah_{summary['config']['sweep_length']}", "auto"
     for entry in summary["prevalence"]:
         if (entry["suite"], entry["bias_kind"]) == probe and entry["softmax"]:
-            unsafe = report_text.interval(entry["softmax"])
+            unsafe = findings.interval(entry["softmax"])
             return Interval(1 - unsafe.estimate, 1 - unsafe.high, 1 - unsafe.low, unsafe.n)
     return None
 
@@ -43,7 +43,7 @@ def sentence(summary: Summary) -> str:
         return ""
     first, config = result[0], summary["config"]
     spread = 100 * (1 - first["concentrated"] / first["rows"])
-    suite = report_text.suite_label(first["suite"], config)
+    suite = findings.suite_label(first["suite"], config)
     text = (
         f"Softmax itself lets the other keys outweigh the best one in {spread:.1f} % of the "
         f"{first['rows']:,} rows ({suite}), so an unsafe row is not a fault of the recipe by "

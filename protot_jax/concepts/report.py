@@ -18,7 +18,7 @@ from lm_jax import report
 from lm_jax.report import Section, section
 from lm_jax.report.markup import ENVIRONMENT, json_script, number
 from lm_jax.run.files import to_jsonable
-from protot_jax.concepts import sections
+from protot_jax.concepts import report_sections
 from protot_jax.concepts.results import ConceptReport
 
 _SCRIPTS = ("page.js", "prototype.js", "curves.js")
@@ -64,10 +64,10 @@ def render(result: ConceptReport, *, provenance: Mapping[str, object] | None = N
     lines = {name: dataclasses.asdict(of) for name, of in asked.items()} | dict(provenance or {})
     parts = [
         explorer(result),
-        sections.half_lives(result),
-        sections.reading_first(result),
-        sections.layers(result),
-        sections.labels(result),
+        report_sections.half_lives(result),
+        report_sections.reading_first(result),
+        report_sections.layers(result),
+        report_sections.labels(result),
         section("Terms", report.key_values(TERMS)),
     ]
     return report.page(

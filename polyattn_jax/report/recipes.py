@@ -10,8 +10,9 @@ from lm_jax import report
 from lm_jax.report import Cell, Column, Section, cell, rate, section, table
 from lm_jax.report.markup import number
 from lm_jax.statistics import Interval, wilson
-from polyattn_jax import figures, head_sets, paper, report_text, sharpness
-from polyattn_jax.report_text import Summary, finite, interval, suite_label
+from polyattn_jax import head_sets, paper
+from polyattn_jax.report import figures, findings, sharpness
+from polyattn_jax.report.findings import Summary, finite, interval, suite_label
 from polyattn_jax.summary import as_dict
 
 _ENDS = ("top", "bottom")
@@ -22,8 +23,8 @@ FEW_PROMPTS = 30
 
 def substitution(summary: Summary, model: paper.PaperModel | None) -> Section:
     """The sweep: every recipe in all heads, on the same prompts as softmax."""
-    config, sweep = summary["config"], report_text.by_recipe(summary["sweep"])
-    base = report_text.softmax_of(sweep)
+    config, sweep = summary["config"], findings.by_recipe(summary["sweep"])
+    base = findings.softmax_of(sweep)
     n = f"{number(base['accuracy']['n'])} prompts"
     total = summary["layers"] * summary["heads"] * config["sweep_length"]
     verdicts = {v["recipe"]: v for v in summary["verdicts"]}
@@ -85,7 +86,7 @@ def substitution(summary: Summary, model: paper.PaperModel | None) -> Section:
 
 
 def _sweep_row(
-    entry: report_text.Entry, verdict: report_text.Entry | None, control: Interval | None
+    entry: findings.Entry, verdict: findings.Entry | None, control: Interval | None
 ) -> list[object]:
     rank = finite(entry["median_rank"])
     numbers = (
@@ -114,8 +115,8 @@ def own_prompts(summary: Summary) -> Section | None:
     """The prompts of the user: every recipe in all heads, each with its own verdict."""
     if not summary["prompts"]:
         return None
-    cells = report_text.by_recipe(summary["prompts"])
-    base = report_text.softmax_of(cells)
+    cells = findings.by_recipe(summary["prompts"])
+    base = findings.softmax_of(cells)
     lines = []
     for entry in cells:
         accuracy = stacked(interval(entry["accuracy"]))
@@ -149,9 +150,7 @@ def ablation(summary: Summary) -> Section | None:
     if not summary["ablation"]:
         return None
     config = summary["config"]
-    rows = [
-        _ablation_row(report_text.softmax_of(summary["ablation"]), "none: softmax everywhere", 0)
-    ]
+    rows = [_ablation_row(findings.softmax_of(summary["ablation"]), "none: softmax everywhere", 0)]
     for kind, cells in head_sets.groups(summary["ablation"]).items():
         for size, entries in cells.items():
             for draw, entry in enumerate(entries):
@@ -166,7 +165,7 @@ def ablation(summary: Summary) -> Section | None:
         "the task hangs on; random sets of the same size show what K heads cost by themselves. "
         "After the paper the ranking is decisive at K if the highest are worse than every random "
         "set: a flag for each K, no test, and not corrected for their number.",
-        report_text.in_part(summary),
+        findings.in_part(summary),
         table(
             ["K", "Highest S₂", "Lowest S₂", "Random, worst to best", "Worse than", "Decisive"],
             [_decisive_row(entry) for entry in summary["decisiveness"]],
@@ -194,12 +193,10 @@ def ablation(summary: Summary) -> Section | None:
     )
 
 
-def _decisive_row(entry: report_text.Entry) -> list[object]:
+def _decisive_row(entry: findings.Entry) -> list[object]:
     n, drawn = entry["n"], sorted(entry["random"])
     flag = {None: "too few draws", True: "yes", False: "no"}[entry["decisive"]]
-    ends = [
-        cell(entry[end], note=report_text.ends(as_dict(wilson(entry[end], n)))) for end in _ENDS
-    ]
+    ends = [cell(entry[end], note=findings.ends(as_dict(wilson(entry[end], n)))) for end in _ENDS]
     return [
         entry["size"],
         *ends,
@@ -209,7 +206,7 @@ def _decisive_row(entry: report_text.Entry) -> list[object]:
     ]
 
 
-def _ablation_row(entry: report_text.Entry, which: str, size: int) -> list[object]:
+def _ablation_row(entry: findings.Entry, which: str, size: int) -> list[object]:
     return [
         which,
         size,
@@ -232,14 +229,12 @@ def stacked(result: Interval, *, signed: bool = False) -> Cell:
     return cell(100 * result.estimate, spec=spec, note=f"[{low}, {high}]")
 
 
-def suite_cell(entry: report_text.Entry, config: report_text.Entry) -> Cell:
+def suite_cell(entry: findings.Entry, config: findings.Entry) -> Cell:
     """A suite with the length of its prompts and the bias under it."""
-    tokens = report_text.suite_tokens(entry["suite"], config)
-    bias = report_text.bias_label(entry["bias_kind"])
-    return cell(
-        report_text.suite_name(entry["suite"]), note=", ".join(filter(None, (tokens, bias)))
-    )
+    tokens = findings.suite_tokens(entry["suite"], config)
+    bias = findings.bias_label(entry["bias_kind"])
+    return cell(findings.suite_name(entry["suite"]), note=", ".join(filter(None, (tokens, bias))))
 
 
 def _verdict(verdict: str) -> Cell:
-    return cell(verdict, tone=report_text.TONES[verdict])
+    return cell(verdict, tone=findings.TONES[verdict])

@@ -13,17 +13,17 @@ import pyarrow as pa
 from lm_jax import report
 from lm_jax.report import Section, cell, section, table
 from lm_jax.report.markup import number
-from polyattn_jax import figures, report_text, sharpness
 from polyattn_jax.columns import Columns
 from polyattn_jax.head_types import TYPES
-from polyattn_jax.report_text import Summary, finite, interval, suite_label
+from polyattn_jax.report import figures, findings, sharpness
+from polyattn_jax.report.findings import Summary, finite, interval, suite_label
+from polyattn_jax.report.recipes import FEW_PROMPTS, stacked, suite_cell
 from polyattn_jax.schema import BIASES
-from polyattn_jax.sections import FEW_PROMPTS, stacked, suite_cell
 
 
 def unsafe_rows(summary: Summary, by_head: Columns) -> Section:
     """How many rows are unsafe, by suite and bias, and where the heads lie."""
-    config, entries = summary["config"], report_text.by_suite(summary["prevalence"])
+    config, entries = summary["config"], findings.by_suite(summary["prevalence"])
     lines = []
     for entry in entries:
         middle = entry.get("median", {})
@@ -72,7 +72,7 @@ def unsafe_rows(summary: Summary, by_head: Columns) -> Section:
             lines,
             caption="Unsafe share of the active rows (S ≥ 1, the target being the best key) under "
             "softmax and at each degree p. S₂, relative margin ρ and number of active distractors "
-            f"A: medians over active rows. b_auto = {report_text.b_auto(summary['calibration'])}. "
+            f"A: medians over active rows. b_auto = {findings.b_auto(summary['calibration'])}. "
             "Brackets: 95 % "
             f"bootstrap over prompts, {number(config['resamples'])} resamples"
             + (f"; too narrow with fewer than {FEW_PROMPTS} prompts. " if few else ". ")
@@ -97,15 +97,15 @@ def unsafe_rows(summary: Summary, by_head: Columns) -> Section:
     )
 
 
-def _prompts(entries: Sequence[report_text.Entry]) -> str:
+def _prompts(entries: Sequence[findings.Entry]) -> str:
     return f"{' or '.join(number(n) for n in sorted({e['prompts'] for e in entries}))} prompts"
 
 
-def _estimate(share: report_text.Entry) -> float:
+def _estimate(share: findings.Entry) -> float:
     return finite(share["estimate"])
 
 
-def _with_ends(share: report_text.Entry) -> str:
+def _with_ends(share: findings.Entry) -> str:
     result = interval(share)
     low, high = 100 * result.low, 100 * result.high
     return f"{100 * result.estimate:.1f} % [{low:.1f}, {high:.1f}]"
@@ -124,7 +124,7 @@ def _open(undecided: int) -> str:
 
 def against_softmax(summary: Summary, by_head: Columns) -> Section | None:
     """What r^p loses and sharpens where it replaces softmax, and how much it moves each head."""
-    entries, config = report_text.by_suite(summary["against_softmax"]), summary["config"]
+    entries, config = findings.by_suite(summary["against_softmax"]), summary["config"]
     suite = f"niah_{config['sweep_length']}"
     own = [entry for entry in entries if entry["suite"] == suite]
     if not own:
@@ -141,7 +141,7 @@ def against_softmax(summary: Summary, by_head: Columns) -> Section | None:
             *(
                 figures.lost_and_sharpened(
                     [entry for entry in own if entry["bias_kind"] == kind],
-                    where=f"{label}, {report_text.bias_label(kind)}",
+                    where=f"{label}, {findings.bias_label(kind)}",
                     top=max(110 * max(map(_highest, own)), 10.0),
                 )
                 for kind in BIASES
@@ -161,13 +161,13 @@ def against_softmax(summary: Summary, by_head: Columns) -> Section | None:
     )
 
 
-def _highest(entry: report_text.Entry) -> float:
+def _highest(entry: findings.Entry) -> float:
     """The largest share that the figure of lost and sharpened rows draws for one degree."""
     ends = (finite(entry[name]["high"]) for name in ("lost", "sharpened"))
     return max(*ends, entry["concentrated"] / entry["rows"])
 
 
-def _against_table(summary: Summary, entries: Sequence[report_text.Entry]) -> Markup:
+def _against_table(summary: Summary, entries: Sequence[findings.Entry]) -> Markup:
     lines = [
         [
             suite_cell(entry, summary["config"]),
@@ -230,7 +230,7 @@ def degrees(summary: Summary, rows: pa.Table) -> Section:
                     columns["p_star"],
                     edges,
                     summary["degrees"],
-                    where=f"{where}, {report_text.bias_label(kind)}",
+                    where=f"{where}, {findings.bias_label(kind)}",
                 )
                 for kind, columns in by_bias.items()
             )
@@ -246,7 +246,7 @@ def degrees(summary: Summary, rows: pa.Table) -> Section:
     )
 
 
-def _bound_table(summary: Summary, entries: Sequence[report_text.Entry]) -> Markup:
+def _bound_table(summary: Summary, entries: Sequence[findings.Entry]) -> Markup:
     ties = {(e["suite"], e["bias_kind"]): e["ties"] for e in summary["prevalence"]}
     lines = [
         [
@@ -260,7 +260,7 @@ def _bound_table(summary: Summary, entries: Sequence[report_text.Entry]) -> Mark
             entry["undecided"],
             entry["n"],
         ]
-        for entry in report_text.by_suite(entries)
+        for entry in findings.by_suite(entries)
     ]
     return table(
         [

@@ -15,8 +15,8 @@ from rich.text import Text
 
 from lm_jax.report.markup import clean
 from lm_jax.statistics import Interval
-from polyattn_jax import report_text, sharpness
-from polyattn_jax.report_text import Entry, Summary, finite
+from polyattn_jax.report import findings, sharpness
+from polyattn_jax.report.findings import Entry, Summary, finite
 
 WIDTH = 100
 _STYLES = {"good": "green", "warn": "yellow", "bad": "red"}
@@ -42,16 +42,16 @@ def print_summary(
     def say(text: str, style: str = "") -> None:
         console.print(_text(text, console, style), highlight=False)
 
-    held, said = report_text.controls(summary), report_text.overall(summary)
+    held, said = findings.controls(summary), findings.overall(summary)
     result = summary["calibration"]
     say(held.text, _STYLES[held.tone])
     say(
-        f"Calibration: b_auto = {report_text.b_auto(result)} (95 % over {result['texts']} texts of "
+        f"Calibration: b_auto = {findings.b_auto(result)} (95 % over {result['texts']} texts of "
         f"{result['length']:,} tokens) leaves {finite(result['mass']):.2%} of the softmax "
         "mass below "
-        f"-b_auto; {report_text.b_auto_by_length(result)}."
+        f"-b_auto; {findings.b_auto_by_length(result)}."
     )
-    base, heads = report_text.softmax_of(summary["sweep"]), summary["layers"] * summary["heads"]
+    base, heads = findings.softmax_of(summary["sweep"]), summary["layers"] * summary["heads"]
     say(
         f"Needle probe at {summary['config']['sweep_length']:,} tokens, n = "
         f"{base['accuracy']['n']:,} prompts, each recipe in all {heads:,} heads:"
@@ -60,8 +60,8 @@ def print_summary(
     say(said.text, f"bold {_STYLES[said.tone]}")
     for text in (
         sharpness.sentence(summary),
-        report_text.in_part(summary),
-        report_text.resolution(summary),
+        findings.in_part(summary),
+        findings.resolution(summary),
     ):
         if text:
             say(text)
@@ -88,7 +88,7 @@ def _table(summary: Summary, console: Console) -> Table:
     for title in ("right % [95 %]", "p", "loss", "safe %", top, "lost %", "sharp %"):
         made.add_column(title, justify="right", no_wrap=True)
     made.add_column("verdict", no_wrap=True)
-    for entry in report_text.by_recipe(summary["sweep"]):
+    for entry in findings.by_recipe(summary["sweep"]):
         verdict = verdicts.get(entry["recipe"])
         against = sharpness.of_recipe(summary, entry["recipe"]) if verdict else None
         cells = _cells(entry, verdict, against, sharpness.softmax_safe(summary))
@@ -123,4 +123,4 @@ def _cells(
 def _word(verdict: Entry | None) -> Text:
     if verdict is None:
         return Text("baseline")
-    return Text(verdict["verdict"], _STYLES[report_text.TONES[verdict["verdict"]]])
+    return Text(verdict["verdict"], _STYLES[findings.TONES[verdict["verdict"]]])

@@ -6,9 +6,10 @@ at b_auto the calibration is held to the same bound on its length.
 """
 
 from lm_jax.report.markup import number
-from polyattn_jax import paper, report_text
+from polyattn_jax import paper
 from polyattn_jax.paper import PaperModel
-from polyattn_jax.report_text import Summary
+from polyattn_jax.report import findings
+from polyattn_jax.report.findings import Summary
 
 LENGTH_BOUND, PROMPT_SHARE = 0.1, 0.5
 
@@ -50,7 +51,7 @@ def calibration_obstacles(summary: Summary) -> list[str]:
 
 def needle_obstacles(summary: Summary, model: PaperModel) -> list[str]:
     """As `obstacles`, of the needle sweep."""
-    ours = report_text.softmax_of(summary["sweep"])["accuracy"]["n"]
+    ours = findings.softmax_of(summary["sweep"])["accuracy"]["n"]
     length = summary["config"]["sweep_length"], paper.NEEDLE_LENGTH
     return model_obstacles(summary, model) + obstacles(length, (ours, paper.PROMPTS))
 

@@ -20,7 +20,7 @@ from polyattn_jax.diagnostic import Status
 from polyattn_jax.head_sets import groups as head_set_groups
 from polyattn_jax.head_types import TYPES, UNKNOWN
 from polyattn_jax.paper import PaperModel
-from polyattn_jax.report_text import interval, softmax_of
+from polyattn_jax.report.findings import interval, softmax_of
 
 if TYPE_CHECKING:
     import altair as alt

@@ -16,16 +16,16 @@ import pyarrow as pa
 from lm_jax import report
 from lm_jax.report import Cell, Section, section, table
 from lm_jax.report.markup import number
-from polyattn_jax import (
+from polyattn_jax import paper
+from polyattn_jax.report import (
     comparability,
-    comparison,
     figures,
-    paper,
-    report_text,
-    row_sections,
-    sections,
+    findings,
+    paper_comparison,
+    recipes,
+    score_rows,
 )
-from polyattn_jax.report_text import Summary, finite, interval, suite_label
+from polyattn_jax.report.findings import Summary, finite, interval, suite_label
 
 _SINGLE = ("least", "most")
 
@@ -77,32 +77,32 @@ def build(
       provenance: of `record_provenance`.
     """
     model = paper.match(summary["model"])
-    held, said = report_text.controls(summary), report_text.overall(summary)
+    held, said = findings.controls(summary), findings.overall(summary)
     texts = (
-        report_text.in_part(summary),
-        report_text.resolution(summary),
-        report_text.next_step(summary),
+        findings.in_part(summary),
+        findings.resolution(summary),
+        findings.next_step(summary),
     )
     beside = [text for text in texts if text]
     parts = (
         controls(summary),
         calibration(summary),
         # the paper's bars stand beside ours only where the two may be compared
-        sections.substitution(
+        recipes.substitution(
             summary, model if model and not comparability.needle_obstacles(summary, model) else None
         ),
-        sections.own_prompts(summary),
-        sections.ablation(summary),
-        row_sections.unsafe_rows(summary, by_head),
-        row_sections.against_softmax(summary, by_head),
-        row_sections.degrees(summary, rows),
-        row_sections.head_types(summary, by_head),
-        comparison.paper_comparison(summary, model),
-        comparison.differences(summary),
+        recipes.own_prompts(summary),
+        recipes.ablation(summary),
+        score_rows.unsafe_rows(summary, by_head),
+        score_rows.against_softmax(summary, by_head),
+        score_rows.degrees(summary, rows),
+        score_rows.head_types(summary, by_head),
+        paper_comparison.paper_comparison(summary, model),
+        paper_comparison.differences(summary),
         terms(),
     )
     return report.page(
-        f"Can polynomial attention replace softmax in {report_text.model_name(summary)}?",
+        f"Can polynomial attention replace softmax in {findings.model_name(summary)}?",
         [part for part in parts if part is not None],
         provenance=report.facts(provenance) | {name: summary[name] for name in ("rows", "answers")},
         lead=[
@@ -118,8 +118,8 @@ def controls(summary: Summary) -> Section:
     probes = [
         [
             suite_label(suite, config),
-            report_text.counted(accuracy),
-            sections.percent(interval(accuracy)),
+            findings.counted(accuracy),
+            recipes.percent(interval(accuracy)),
         ]
         for suite, accuracy in sorted(result["accuracy"].items(), key=_control_place)
     ]
@@ -127,7 +127,7 @@ def controls(summary: Summary) -> Section:
         [
             name,
             Cell(report.rate(interval(own["loss"]), spec=".2f", scale=1.0).text, numeric=True),
-            sections.percent(interval(own["top_1"])),
+            recipes.percent(interval(own["top_1"])),
             own["tokens"],
         ]
         for name, own in (("first", result["first_copy"]), ("second", result["second_copy"]))
@@ -163,9 +163,9 @@ def controls(summary: Summary) -> Section:
 def _intervals(summary: Summary) -> str:
     result = summary["controls"]["accuracy"]
     given = result[f"niah_{summary['config']['sweep_length']}"]
-    text = f"95 % Wilson intervals: {report_text.ends(given)} with the needle"
+    text = f"95 % Wilson intervals: {findings.ends(given)} with the needle"
     if "control" in result:
-        text += f", {report_text.ends(result['control'])} without"
+        text += f", {findings.ends(result['control'])} without"
     return f"{text}. Nothing below means anything unless this holds."
 
 
@@ -184,12 +184,12 @@ def calibration(summary: Summary) -> Section:
         "A polynomial map sets all scores below −b to zero. The calibrated bias b_auto is the "
         "smallest one that leaves little softmax mass there: one number for the whole model, which "
         "depends on the length of what is read and on the text. At other lengths it would be "
-        f"{report_text.b_auto_by_length(result).replace('-', '−')}.",
+        f"{findings.b_auto_by_length(result).replace('-', '−')}.",
         table(
             ["b_auto", "Length", "Mass below −b_auto", "Allowed", "Rows", "Passes"],
             [
                 [
-                    Cell(report_text.b_auto(result).replace("-", "−"), numeric=True),
+                    Cell(findings.b_auto(result).replace("-", "−"), numeric=True),
                     result["length"],
                     Cell(lost, numeric=True),
                     Cell(f"{config['budget']:.0%}".replace("%", " %"), numeric=True),
@@ -210,7 +210,7 @@ def calibration(summary: Summary) -> Section:
                 [
                     [
                         one["length"],
-                        Cell(report_text.b_auto(one).replace("-", "−"), numeric=True),
+                        Cell(findings.b_auto(one).replace("-", "−"), numeric=True),
                         Cell(_single_texts(one).replace("-", "−"), numeric=True),
                     ]
                     for one in result["curve"]
@@ -224,7 +224,7 @@ def calibration(summary: Summary) -> Section:
 
 
 def _single_texts(one: Mapping[str, Any]) -> str:
-    least, most = (report_text.b_auto({**one, "bias": one[end]}, ends=False) for end in _SINGLE)
+    least, most = (findings.b_auto({**one, "bias": one[end]}, ends=False) for end in _SINGLE)
     return f"{least} to {most}"
 
 

@@ -11,7 +11,7 @@ import pytest
 from lm_jax.report.markup import number
 from lm_jax.run.results import json_schema
 import protot_jax
-from protot_jax.concepts import page
+from protot_jax.concepts import report
 from protot_jax.concepts.results import ConceptReport
 from tests.browser import drive, without_scripts
 from tests.protot_jax.concepts import synthetic_report
@@ -46,7 +46,7 @@ class _Reader(html.parser.HTMLParser):
 def test_the_page_holds_the_data_as_it_is(options):
     made = synthetic_report.make(**options)
     jsonschema.validate(made, json_schema(ConceptReport))
-    reader = _Reader(page.render(synthetic_report.typed(made)))
+    reader = _Reader(report.render(synthetic_report.typed(made)))
     (held,) = [code for attrs, code in reader.scripts if attrs.get("id") == "twin"]
     assert json.loads(held) == made
     assert not set("<>&") & set(held)
@@ -54,8 +54,8 @@ def test_the_page_holds_the_data_as_it_is(options):
 
 def test_foreign_text_is_never_markup():
     plain, hostile = (
-        _Reader(page.render(synthetic_report.typed(synthetic_report.make()))),
-        page.render(synthetic_report.typed(synthetic_report.make(hostile=True))),
+        _Reader(report.render(synthetic_report.typed(synthetic_report.make()))),
+        report.render(synthetic_report.typed(synthetic_report.make(hostile=True))),
     )
     reader = _Reader(hostile)
     hostile.encode()
@@ -70,12 +70,12 @@ def test_foreign_text_is_never_markup():
 def test_a_lone_surrogate_cannot_make_the_page_unwritable():
     made = synthetic_report.typed(synthetic_report.make())
     broken = dataclasses.replace(made.texts[0], words=("\ud800", *made.texts[0].words[1:]))
-    text = page.render(dataclasses.replace(made, texts=(broken, *made.texts[1:])))
+    text = report.render(dataclasses.replace(made, texts=(broken, *made.texts[1:])))
     assert b"\\ud800" in text.encode()
 
 
 def test_the_page_asks_for_nothing_outside_itself():
-    text = page.render(synthetic_report.typed(synthetic_report.make()))
+    text = report.render(synthetic_report.typed(synthetic_report.make()))
     reader = _Reader(text)
     (policy,) = [a["content"] for _, a in reader.tags if "http-equiv" in a]
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
@@ -88,7 +88,7 @@ def test_the_page_asks_for_nothing_outside_itself():
     named = set(re.findall(r"https?://[^\s\"'<]+", own))
     assert not named
     assert "url(" not in own and "@import" not in own
-    code = "".join(page._asset(name) for name in page._SCRIPTS)
+    code = "".join(report._asset(name) for name in report._SCRIPTS)
     for way in ("innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval(", "fetch("):
         assert way not in code
 
@@ -96,11 +96,11 @@ def test_the_page_asks_for_nothing_outside_itself():
 def test_a_page_of_the_default_model_stays_small():
     # As many texts as prototypes could show, if no two shared one.
     made = synthetic_report.make(6, 32, texts=1920, length=32, top=10)
-    assert len(page.render(synthetic_report.typed(made)).encode()) < 5e6
+    assert len(report.render(synthetic_report.typed(made)).encode()) < 5e6
 
 
 def test_statistics_are_told_with_their_intervals():
-    text = _Reader(page.render(synthetic_report.typed(synthetic_report.make()))).text
+    text = _Reader(report.render(synthetic_report.typed(synthetic_report.make()))).text
     tests = (
         "−0.219[−0.310, −0.120]",
         "0.825[0.400, 1.20]",
@@ -122,20 +122,20 @@ def test_what_is_not_there_is_said_in_words():
     made["lag"].update(mean=[None] * 11, peaks_one_before=None)
     for p in made["prototypes"]:
         p.update(lag=None, half_life=None)
-    text = _Reader(page.render(synthetic_report.typed(made))).text
+    text = _Reader(report.render(synthetic_report.typed(made))).text
     assert "made without a judge" in text
     assert "No prototype varies enough to have a peak." in text
     assert "8 have none that is finite" in text
     unread = synthetic_report.make()
     for p in unread["prototypes"]:
         p["label"] = None
-    text = _Reader(page.render(synthetic_report.typed(unread))).text
+    text = _Reader(report.render(synthetic_report.typed(unread))).text
     assert "gave no answer that could be read" in text
 
 
 def browse(folder, made, steps, **options):
     """Opens the page of `made`, and returns what the JavaScript `steps` return."""
-    return drive(folder, page.render(synthetic_report.typed(made)), steps, **options)
+    return drive(folder, report.render(synthetic_report.typed(made)), steps, **options)
 
 
 @pytest.mark.slow
