@@ -35,6 +35,7 @@ from sparse_jax.evaluation import Compared
 from sparse_jax.model import SparseModel
 from sparse_jax.objective import GATE_BIAS, WEIGHTS, Sparsifying
 from sparse_jax.patterns import Shown
+from sparse_jax.summary import ControlResult, RunResult
 
 EXPORTED, RESULT = "model", "result.json"
 EDGES, WINDOWS, PATTERNS = "edges.parquet", "windows.parquet", "patterns.json"
@@ -67,7 +68,7 @@ def export(
     config: PosttrainConfig,
     merged: SparseModel,
     adapters: ParamTree | None,
-    result: dict[str, Any],
+    result: RunResult,
     findings: Compared,
     shown: Sequence[Shown],
 ) -> None:
@@ -88,14 +89,14 @@ def export(
         "base": Path(config.model).name,
         "base sha256": whole.sha256,
         "corpus": f"{config.corpus.source}, held-out part, windows of {config.context} tokens",
-        "validation tokens": result["validation_tokens"],
-        "dense loss, nats per token": result["dense_loss"].estimate,
-        "sparse minus dense loss": _with_ends(result["difference"], "+.4f"),
-        "target loss": result["target"],
-        "open edges": _with_ends(result["edges"], ".2%"),
-        "seed": f"{result['seed']}, one run",
-        "steps": result["steps"],
-        "tokens trained on": result["tokens_seen"],
+        "validation tokens": result.validation_tokens,
+        "dense loss, nats per token": result.dense_loss.estimate,
+        "sparse minus dense loss": _with_ends(result.difference, "+.4f"),
+        "target loss": result.target,
+        "open edges": _with_ends(result.edges, ".2%"),
+        "seed": f"{result.seed}, one run",
+        "steps": result.steps,
+        "tokens trained on": result.tokens_seen,
     }
 
     def write() -> None:
@@ -111,7 +112,7 @@ def export(
 
 
 def export_control(
-    folder: Path, merged: SparseModel, findings: Compared, result: dict[str, Any]
+    folder: Path, merged: SparseModel, findings: Compared, result: ControlResult
 ) -> None:
     """Writes the control, whose gates never close, as the dense model that it is; as `export`."""
     whole = dataclasses.replace(merged.base, params=sharding.fetch(merged.params))
@@ -124,7 +125,7 @@ def export_control(
     processes.on_first(write)
 
 
-def record(folder: Path, findings: Compared, result: dict[str, Any]) -> None:
+def record(folder: Path, findings: Compared, result: RunResult | ControlResult) -> None:
     """Writes an evaluation, and last of all the numbers."""
     for name, table in ((EDGES, edges_table(findings)), (WINDOWS, findings.windows)):
         with replace_file(folder / name) as file:

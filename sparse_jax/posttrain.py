@@ -47,6 +47,7 @@ from lm_jax.run import cli, processes
 from lm_jax.run.files import read_json, write_json, write_text
 from lm_jax.run.plain import from_plain
 from lm_jax.run.provenance import PROVENANCE_FILE, collect_provenance, record_provenance
+from lm_jax.run.results import load_result
 from lm_jax.run.workdir import finish_time, mark_finished
 from lm_jax.statistics import Interval
 from lm_jax.train.config import MAY_CHANGE, CheckpointPolicy, TrainConfig
@@ -61,7 +62,17 @@ from sparse_jax.evaluation import Compared, compare, difference
 from sparse_jax.geco import GecoConfig
 from sparse_jax.model import SparseModel
 from sparse_jax.objective import GATE_BIAS, WEIGHTS, Sparsifying
-from sparse_jax.summary import by_bound, format_summary
+from sparse_jax.summary import (
+    ComparedRun,
+    ControlResult,
+    CorpusSummary,
+    PosttrainSummary,
+    Rounding,
+    RunResult,
+    SplitSize,
+    by_bound,
+    format_summary,
+)
 from sparse_jax.task import Task, bounds, claim_run, dense_loss, open_task
 
 CONTROL, SUMMARY, REPORT = "control", "summary.json", "report.html"
@@ -133,7 +144,7 @@ def train_once(task: Task, folder: Path, objective: Sparsifying, seed: int) -> T
 
 def compared(
     task: Task, objective: Sparsifying, trained: TrainResult
-) -> tuple[SparseModel, Compared, dict[str, Any] | None]:
+) -> tuple[SparseModel, Compared, Rounding | None]:
     """The model that a run makes, its evaluation beside the dense one, and the cost of rounding.
 
     The last is None where all weights were trained, which are float32 in training and after. Else
@@ -148,12 +159,12 @@ def compared(
     if objective.adapters is None:
         return merged, result, None
     lost = jax.jit(functools.partial(lora.rounding, settings=objective.adapters, dtype=wide))
-    rounding = {
-        "dtype": str(wide or jnp.dtype(task.config.dtype)),
-        "update_lost": float(lost(task.base.params, params[WEIGHTS])),
-        "loss_before": trained.history.last,
-        "loss_after": result.ratio("sparse_nll", "tokens").estimate,
-    }
+    rounding = Rounding(
+        dtype=str(wide or jnp.dtype(task.config.dtype)),
+        update_lost=float(lost(task.base.params, params[WEIGHTS])),
+        loss_before=trained.history.last,
+        loss_after=result.ratio("sparse_nll", "tokens").estimate,
+    )
     return merged, result, rounding
 
 
@@ -166,43 +177,43 @@ def seed_folder(folder: Path, seed: int) -> Path:
     return folder / f"seed_{seed}"
 
 
-def train_target(task: Task, seed: int, target: float) -> dict[str, Any]:
+def train_target(task: Task, seed: int, target: float) -> RunResult:
     """Trains under one bound to the end, evaluates and exports the result; returns its numbers."""
     folder = seed_folder(task.folder, seed) / f"target_{target:.4f}"
     # The result is written last of all, after the export.
     if claim_run(task, folder, seed=seed, target=target, result=export.RESULT):
-        return read_json(folder / export.RESULT)
+        return load_result(folder / export.RESULT, RunResult)
     config, objective = task.config, objective_of(task, target)
     trained = train_once(task, folder, objective, seed)
     merged, findings, rounding = compared(task, objective, trained)
-    result = {
-        "seed": seed,
-        "target": target,
-        "folder": folder.relative_to(task.folder).as_posix(),
-        "loss": findings.ratio("sparse_nll", "tokens"),
-        "dense_loss": findings.ratio("dense_nll", "tokens"),
-        "difference": findings.difference,
-        "edges": findings.ratio("open_edges", "pairs"),
-        "open_edges_per_head": float(findings.open_LN.mean()) / findings.windows.num_rows,
-        "windows": findings.windows.num_rows,
-        "validation_tokens": pc.sum(findings.windows["tokens"]).as_py(),
-        "strength": float(trained.state.aux_state.strength),
-        "steps": int(trained.state.step),
-        "tokens_seen": tokens_seen(folder),
-        "rounding": rounding,
-    }
+    result = RunResult(
+        seed=seed,
+        target=target,
+        folder=folder.relative_to(task.folder).as_posix(),
+        loss=findings.ratio("sparse_nll", "tokens"),
+        dense_loss=findings.ratio("dense_nll", "tokens"),
+        difference=findings.difference,
+        edges=findings.ratio("open_edges", "pairs"),
+        open_edges_per_head=float(findings.open_LN.mean()) / findings.windows.num_rows,
+        windows=findings.windows.num_rows,
+        validation_tokens=pc.sum(findings.windows["tokens"]).as_py(),
+        strength=float(trained.state.aux_state.strength),
+        steps=int(trained.state.step),
+        tokens_seen=tokens_seen(folder),
+        rounding=rounding,
+    )
     heads = patterns.named(config.heads, task.base.cfg.num_layers, task.base.cfg.num_heads)
     shown = [patterns.trace_patterns(task.base, merged, text, heads) for text in config.texts]
     adapters = None if config.full else trained.state.params[WEIGHTS]
     export.export(folder, config, merged, adapters, result, findings, shown)
-    return read_json(folder / export.RESULT)
+    return load_result(folder / export.RESULT, RunResult)
 
 
-def train_control(task: Task, seed: int) -> dict[str, Any]:
+def train_control(task: Task, seed: int) -> ControlResult:
     """Trains as every run does but with no edge ever closed; returns its numbers."""
     folder = seed_folder(task.folder, seed) / CONTROL
     if claim_run(task, folder, seed=seed, target=None, result=export.RESULT):
-        return read_json(folder / export.RESULT)
+        return load_result(folder / export.RESULT, ControlResult)
     objective = dataclasses.replace(
         objective_of(task, 0.0),
         dual=GecoConfig.fixed(task.config.strength.least),
@@ -211,17 +222,17 @@ def train_control(task: Task, seed: int) -> dict[str, Any]:
     )
     trained = train_once(task, folder, objective, seed)
     merged, findings, rounding = compared(task, objective, trained)
-    result = {
-        "seed": seed,
-        "folder": folder.relative_to(task.folder).as_posix(),
-        "loss": findings.ratio("sparse_nll", "tokens"),
-        "difference": findings.difference,
-        "steps": int(trained.state.step),
-        "tokens_seen": tokens_seen(folder),
-        "rounding": rounding,
-    }
+    result = ControlResult(
+        seed=seed,
+        folder=folder.relative_to(task.folder).as_posix(),
+        loss=findings.ratio("sparse_nll", "tokens"),
+        difference=findings.difference,
+        steps=int(trained.state.step),
+        tokens_seen=tokens_seen(folder),
+        rounding=rounding,
+    )
     export.export_control(folder, merged, findings, result)
-    return read_json(folder / export.RESULT)
+    return load_result(folder / export.RESULT, ControlResult)
 
 
 def tokens_seen(folder: Path) -> int:
@@ -229,12 +240,11 @@ def tokens_seen(folder: Path) -> int:
     return int(pc.sum(pq.read_table(folder / METRICS)["tokens"]).as_py())
 
 
-def over_control(task: Task, result: dict[str, Any]) -> Interval:
+def over_control(task: Task, result: RunResult) -> Interval:
     """The loss of one run over that of its seed's control, on the same windows."""
-    control = seed_folder(task.folder, result["seed"]) / CONTROL
+    control = seed_folder(task.folder, result.seed) / CONTROL
     tables = (
-        pq.read_table(folder / export.WINDOWS)
-        for folder in (task.folder / result["folder"], control)
+        pq.read_table(folder / export.WINDOWS) for folder in (task.folder / result.folder, control)
     )
     return difference(*tables)
 
@@ -251,7 +261,7 @@ def edges_in_all(params: ParamTree, step: int, result: Evaluation) -> dict[str, 
     }
 
 
-def run(config: PosttrainConfig, folder: Path, *, force: bool = False) -> dict[str, Any]:
+def run(config: PosttrainConfig, folder: Path, *, force: bool = False) -> PosttrainSummary:
     """Runs or resumes every seed and target in an open work folder and returns the summary.
 
     With `force`, what the folder holds of other settings or weights is set aside and trained again.
@@ -270,37 +280,42 @@ def run(config: PosttrainConfig, folder: Path, *, force: bool = False) -> dict[s
     if processes.is_first():
         shown = ", ".join(f"{target:.4f}" for target in targets)
         print(f"dense {dense.loss:.4f} nats per token on {dense.tokens:,} tokens; target {shown}")
-    result, controls = [], []
+    result: list[ComparedRun] = []
+    controls: list[ControlResult] = []
     for seed in config.seeds:
         of_seed = [train_target(task, seed, target) for target in targets]
         if config.control:
             controls.append(train_control(task, seed))
         for each in of_seed:
-            more = dataclasses.asdict(over_control(task, each)) if config.control else None
-            result.append(each | {"over_control": more})
-    summary = {
-        "model": config.model,
-        "model_sha256": task.base.sha256,
-        "family": task.base.cfg.family,
-        "context": config.context,
-        "corpus": {"source": config.corpus.source, "splits": manifest["splits"]},
-        "trained_parameters": params_lib.count(objective_of(task, targets[0]).spec),
-        "dense_loss": dense.loss,
-        "validation_tokens": dense.tokens,
-        "seeds": config.seeds,
-        "bounds": by_bound(result, dense.loss),
-        "runs": result,
-        "controls": controls,
-        "device": jax.devices()[0].device_kind,
-    }
+            more = over_control(task, each) if config.control else None
+            own = {field.name: getattr(each, field.name) for field in dataclasses.fields(each)}
+            result.append(ComparedRun(**own, over_control=more))
+    summary = PosttrainSummary(
+        model=config.model,
+        model_sha256=task.base.sha256,
+        family=task.base.cfg.family,
+        context=config.context,
+        corpus=CorpusSummary(
+            source=config.corpus.source,
+            splits={name: SplitSize(**split) for name, split in manifest["splits"].items()},
+        ),
+        trained_parameters=params_lib.count(objective_of(task, targets[0]).spec),
+        dense_loss=dense.loss,
+        validation_tokens=dense.tokens,
+        seeds=config.seeds,
+        bounds=by_bound(result, dense.loss),
+        runs=tuple(result),
+        controls=tuple(controls),
+        device=jax.devices()[0].device_kind,
+    )
     processes.on_first(lambda: _conclude(folder, summary))
     return summary
 
 
-def _conclude(folder: Path, summary: dict[str, Any]) -> None:
+def _conclude(folder: Path, summary: PosttrainSummary) -> None:
     write_json(folder / SUMMARY, summary)
-    summary = read_json(folder / SUMMARY)
-    results = [report_page.read(folder / run["folder"]) for run in summary["runs"]]
+    summary = load_result(folder / SUMMARY, PosttrainSummary)
+    results = [report_page.read(folder / run.folder) for run in summary.runs]
     origin = read_json(folder / PROVENANCE_FILE)
     write_text(folder / REPORT, report_page.build(summary, results, provenance=origin))
     mark_finished(folder)
@@ -319,7 +334,7 @@ def main(arguments: cli.Arguments) -> None:
         done = None if force else finish_time(folder)
         if not done:
             run(settled, folder, force=force)
-        summary = read_json(folder / SUMMARY)
+        summary = load_result(folder / SUMMARY, PosttrainSummary)
     if processes.is_first():
         print(*[f"finished {done}"] * bool(done), format_summary(summary), sep="\n")
 

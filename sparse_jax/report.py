@@ -15,12 +15,12 @@ from lm_jax import report
 from lm_jax.report import Column, Points, Section, Series, section, table
 from lm_jax.report.markup import Markup, number
 from lm_jax.run.files import read_json
+from lm_jax.run.results import load_result
 from lm_jax.statistics import Interval
 from lm_jax.train.metrics import EVALUATIONS, METRICS
 from sparse_jax import export
-from sparse_jax.summary import ONE_RUN, format_rounding
+from sparse_jax.summary import ONE_RUN, PosttrainSummary, RunResult, Spread, format_rounding
 
-Found = Mapping[str, Any]
 # A curve of more points than this is drawn through means of neighbouring steps.
 _MOST = 400
 
@@ -44,7 +44,7 @@ TERMS = {
 class Run:
     """One bound: its numbers, tables and patterns, as the run's folder holds them."""
 
-    result: Found
+    result: RunResult
     steps: Mapping[str, Sequence[float]]
     evaluations: Sequence[Mapping[str, Any]]
     edges: Mapping[str, Sequence[int]]
@@ -59,7 +59,7 @@ class Run:
 def read(folder: Path) -> Run:
     """A run from its folder."""
     return Run(
-        read_json(folder / export.RESULT),
+        load_result(folder / export.RESULT, RunResult),
         pq.read_table(folder / METRICS).to_pydict(),
         pq.read_table(folder / EVALUATIONS).to_pylist(),
         pq.read_table(folder / export.EDGES).to_pydict(),
@@ -67,60 +67,62 @@ def read(folder: Path) -> Run:
     )
 
 
-def build(summary: Found, result: Sequence[Run], *, provenance: Mapping[str, Any]) -> str:
+def build(
+    summary: PosttrainSummary, result: Sequence[Run], *, provenance: Mapping[str, Any]
+) -> str:
     """The whole page; of several seeds, the first one's runs are shown in detail."""
     parts = [outcome(summary), over_seeds(summary), frontier(summary, result)]
     for run in result:
-        if run.result["seed"] == summary["seeds"][0]:
+        if run.result.seed == summary.seeds[0]:
             parts += [training(run, summary), by_head(run), attention(run)]
     parts += [paper(summary), section("Terms", report.key_values(TERMS))]
     return report.page(
-        f"Sparse attention: {Path(summary['model']).name}",
+        f"Sparse attention: {Path(summary.model).name}",
         [part for part in parts if part is not None],
         provenance=report.facts(provenance),
         lead=[conclusion(summary)],
     )
 
 
-def conclusion(summary: Found) -> Markup:
+def conclusion(summary: PosttrainSummary) -> Markup:
     """The sparsest bound that is kept, or that none is; means over seeds."""
-    kept = [bound for bound in summary["bounds"] if bound["loss"]["mean"] <= bound["target"]]
-    best = min(kept or summary["bounds"], key=lambda bound: bound["edges"]["mean"])
-    several = len(summary["seeds"]) > 1
+    kept = [bound for bound in summary.bounds if bound.loss.mean <= bound.target]
+    best = min(kept or summary.bounds, key=lambda bound: bound.edges.mean)
+    several = len(summary.seeds) > 1
     text = (
-        f"{best['edges']['mean']:.2%} of attention edges stay open, at a loss "
-        f"{best['difference']['mean']:+.4f} nats per token from the dense model's"
+        f"{best.edges.mean:.2%} of attention edges stay open, at a loss "
+        f"{best.difference.mean:+.4f} nats per token from the dense model's"
     )
-    text += f" (means of {len(summary['seeds'])} seeds)." if several else f" ({ONE_RUN})."
+    text += f" (means of {len(summary.seeds)} seeds)." if several else f" ({ONE_RUN})."
     # It binds the text that is trained on; held-out text may be a little harder.
-    reason = f"The bound was {best['slack']:+.4f}, " + (
+    reason = f"The bound was {best.slack:+.4f}, " + (
         "and it is kept."
         if kept
         else "and no run keeps it on held-out text: train longer, or give a lower slack."
     )
-    if best["over_control"]:
+    if best.over_control:
         reason += (
             " Against a control trained as long with all gates open, the loss is "
-            f"{best['over_control']['mean']:+.4f}."
+            f"{best.over_control.mean:+.4f}."
         )
     return report.verdict(text, reason, tone="good" if kept else "warn")
 
 
-def outcome(summary: Found) -> Section:
+def outcome(summary: PosttrainSummary) -> Section:
     """A row per run."""
     rows = [
         [
-            str(run["seed"]),
-            run["target"],
-            _interval(run["loss"], ".4f"),
-            _interval(run["difference"], "+.4f"),
-            _interval(run["edges"], ".2f", scale=100),
-            run["open_edges_per_head"],
-            run["strength"],
+            str(run.seed),
+            run.target,
+            _interval(run.loss, ".4f"),
+            _interval(run.difference, "+.4f"),
+            _interval(run.edges, ".2f", scale=100),
+            run.open_edges_per_head,
+            run.strength,
         ]
-        for run in summary["runs"]
+        for run in summary.runs
     ]
-    first = summary["runs"][0]
+    first = summary.runs[0]
     columns = [
         "Seed",
         Column("Bound", ".3f"),
@@ -131,27 +133,27 @@ def outcome(summary: Found) -> Section:
         Column("Strength", ".3g"),
     ]
     notes = []
-    if summary["controls"]:
+    if summary.controls:
         columns.insert(4, "Less control")
-        for row, run in zip(rows, summary["runs"], strict=True):
-            row.insert(4, _interval(run["over_control"], "+.4f"))
-        less = "; ".join(_interval(each["difference"], "+.4f") for each in summary["controls"])
+        for row, run in zip(rows, summary.runs, strict=True):
+            row.insert(4, _interval(run.over_control, "+.4f"))
+        less = "; ".join(_interval(each.difference, "+.4f") for each in summary.controls)
         notes.append(
             "A control has the same training with every gate open: its loss less the dense "
             f"model's is {less}. What lies over the control's is what closing edges costs."
         )
     notes += [
-        f"Seed {run['seed']}, {run['folder']}: {line}."
-        for run in (*summary["runs"], *summary["controls"])
-        if (line := format_rounding(run["rounding"]))
+        f"Seed {run.seed}, {run.folder}: {line}."
+        for run in (*summary.runs, *summary.controls)
+        if (line := format_rounding(run.rounding))
     ]
     return section(
         "Result",
-        f"The dense model has a loss of {summary['dense_loss']:.4f} on "
-        f"{number(summary['validation_tokens'])} held-out tokens of {summary['corpus']['source']}, "
-        f"in windows of {summary['context']} tokens that never cross documents. "
-        f"{number(summary['trained_parameters'])} parameters were trained in {first['steps']} "
-        f"updates on {number(first['tokens_seen'])} tokens. The exported model is the one that was "
+        f"The dense model has a loss of {summary.dense_loss:.4f} on "
+        f"{number(summary.validation_tokens)} held-out tokens of {summary.corpus.source}, "
+        f"in windows of {summary.context} tokens that never cross documents. "
+        f"{number(summary.trained_parameters)} parameters were trained in {first.steps} "
+        f"updates on {number(first.tokens_seen)} tokens. The exported model is the one that was "
         "evaluated, with gates that open without chance.",
         *notes,
         table(
@@ -160,14 +162,14 @@ def outcome(summary: Found) -> Section:
             caption="Each run at its end: losses in nats per token, on the same windows as the "
             "dense model; open edges in all, and per head and window. Intervals are over "
             "documents, for the model that was trained.",
-            n=f"{number(first['windows'])} windows of {first['edges']['n']} documents",
+            n=f"{number(first.windows)} windows of {first.edges.n} documents",
         ),
     )
 
 
-def over_seeds(summary: Found) -> Section:
+def over_seeds(summary: PosttrainSummary) -> Section:
     """How far runs differ that differ in their seed alone."""
-    count = len(summary["seeds"])
+    count = len(summary.seeds)
     if count == 1:
         return section(
             "Between seeds",
@@ -178,17 +180,17 @@ def over_seeds(summary: Found) -> Section:
     columns = [Column("Bound", ".3f"), "Loss", "Less dense", "Open, %"]
     rows = [
         [
-            bound["target"],
-            _spread(bound["loss"], ".4f"),
-            _spread(bound["difference"], "+.4f"),
-            _spread(bound["edges"], ".2f", scale=100),
+            bound.target,
+            _spread(bound.loss, ".4f"),
+            _spread(bound.difference, "+.4f"),
+            _spread(bound.edges, ".2f", scale=100),
         ]
-        for bound in summary["bounds"]
+        for bound in summary.bounds
     ]
-    if summary["controls"]:
+    if summary.controls:
         columns.append("Less control")
-        for row, bound in zip(rows, summary["bounds"], strict=True):
-            row.append(_spread(bound["over_control"], "+.4f"))
+        for row, bound in zip(rows, summary.bounds, strict=True):
+            row.append(_spread(bound.over_control, "+.4f"))
     return section(
         "Between seeds",
         table(
@@ -200,16 +202,16 @@ def over_seeds(summary: Found) -> Section:
     )
 
 
-def frontier(summary: Found, result: Sequence[Run]) -> Section | None:
+def frontier(summary: PosttrainSummary, result: Sequence[Run]) -> Section | None:
     """Loss against edges: every evaluation of every run, and their ends."""
     trails = []
     for run in result:
         steps, loss = run.evaluated("validation/loss")
         _, edges = run.evaluated("validation/edges")
-        over = np.subtract(loss, summary["dense_loss"])
+        over = np.subtract(loss, summary.dense_loss)
         titles = [f"step {step}" for step in steps]
-        label = f"bound {run.result['target'] - summary['dense_loss']:+.3f}"
-        label += f", seed {run.result['seed']}" * (len(summary["seeds"]) > 1)
+        label = f"bound {run.result.target - summary.dense_loss:+.3f}"
+        label += f", seed {run.result.seed}" * (len(summary.seeds) > 1)
         trails.append(Points(label, 100 * np.asarray(edges), over, titles))
     return section(
         "Loss against edges",
@@ -225,7 +227,7 @@ def frontier(summary: Found, result: Sequence[Run]) -> Section | None:
     )
 
 
-def training(run: Run, summary: Found) -> Section:
+def training(run: Run, summary: PosttrainSummary) -> Section:
     """Edges, strength and losses by step, as Fig. 11 draws them."""
     steps = run.steps
     step, edges = _thinned(steps["step"], steps["edges"])
@@ -234,7 +236,7 @@ def training(run: Run, summary: Found) -> Section:
     at, held_out = run.evaluated("validation/loss")
     _, open_edges = run.evaluated("validation/edges")
     count = f"{number(len(steps['step']))} steps"
-    target, dense = run.result["target"], summary["dense_loss"]
+    target, dense = run.result.target, summary.dense_loss
     return section(
         f"Training under {target:.4f}",
         report.grid(
@@ -275,7 +277,7 @@ def by_head(run: Run) -> Section:
     share = np.divide(run.edges["open"], run.edges["pairs"]).reshape(layers, heads)
     closed = int((np.asarray(run.edges["open"]) == 0).sum())
     return section(
-        f"Heads under {run.result['target']:.4f}",
+        f"Heads under {run.result.target:.4f}",
         f"{closed} of {layers * heads} heads have no open edge in any window.",
         report.heat_map(
             100 * share,
@@ -321,24 +323,24 @@ def attention(run: Run) -> Section | None:
     if not drawn:
         return None
     return section(
-        f"Attention before and after, under {run.result['target']:.4f}",
+        f"Attention before and after, under {run.result.target:.4f}",
         "Unless the config names heads, these are the legible ones, not typical ones: few open "
         "edges carry much weight in them; at most one of a layer, and four in all.",
         *drawn,
     )
 
 
-def paper(summary: Found) -> Section:
+def paper(summary: PosttrainSummary) -> Section:
     """The authors' numbers beside ours."""
     rows: list[list[object]] = [
         [name, dense, sparse - dense, 100 * edges] for name, (dense, sparse, edges) in PAPER.items()
     ]
-    of = f"mean of {len(summary['seeds'])} seeds" if len(summary["seeds"]) > 1 else ONE_RUN
-    name = f"{Path(summary['model']).name}, context {summary['context']}, ours, {of}"
-    for bound in summary["bounds"]:
-        edges = 100 * bound["edges"]["mean"]
-        rows.append([name, summary["dense_loss"], bound["difference"]["mean"], edges])
-    tokens = number(max(run["tokens_seen"] for run in summary["runs"]))
+    of = f"mean of {len(summary.seeds)} seeds" if len(summary.seeds) > 1 else ONE_RUN
+    name = f"{Path(summary.model).name}, context {summary.context}, ours, {of}"
+    for bound in summary.bounds:
+        edges = 100 * bound.edges.mean
+        rows.append([name, summary.dense_loss, bound.difference.mean, edges])
+    tokens = number(max(run.tokens_seen for run in summary.runs))
     return section(
         "Beside the paper",
         table(
@@ -357,16 +359,19 @@ def paper(summary: Found) -> Section:
     )
 
 
-def _interval(value: Mapping[str, Any], spec: str, scale: float = 1.0) -> str:
-    interval = Interval(**value)
+def _interval(interval: Interval | None, spec: str, scale: float = 1.0) -> str:
+    if interval is None:
+        return "–"
     low, middle, high = (
         format(scale * x, spec) for x in (interval.low, interval.estimate, interval.high)
     )
     return f"{middle} [{low}, {high}]"
 
 
-def _spread(value: Mapping[str, Any], spec: str, scale: float = 1.0) -> str:
-    mean, least, most = (format(scale * value[name], spec) for name in ("mean", "least", "most"))
+def _spread(value: Spread | None, spec: str, scale: float = 1.0) -> str:
+    if value is None:
+        return "–"
+    mean, least, most = (format(scale * x, spec) for x in (value.mean, value.least, value.most))
     return f"{mean} ({least} to {most})"
 
 

@@ -14,7 +14,7 @@ from lm_jax.run.files import read_json
 from lm_jax.train.metrics import EVALUATIONS
 import sparse_jax
 from sparse_jax import export, posttrain
-from sparse_jax.summary import format_rounding
+from sparse_jax.summary import Rounding, format_rounding
 from tests.sparse_jax.small_runs import command, run_folder, settings
 
 U = 2.0**-24
@@ -104,7 +104,7 @@ def test_the_cost_is_printed_and_a_float32_export_has_none_without_training_agai
 
 def test_nothing_is_said_where_nothing_is_lost():
     assert format_rounding(None) == ""
-    numbers = {"dtype": "float32", "update_lost": 0.0, "loss_before": 1.0, "loss_after": 1.0}
+    numbers = Rounding(dtype="float32", update_lost=0.0, loss_before=1.0, loss_after=1.0)
     assert format_rounding(numbers) == ""
 
 

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from lm_jax.errors import BadInputError, UsageError
-from lm_jax.run.files import write_json
+from lm_jax.run.files import read_json, write_json
 from lm_jax.run.workdir import LOG_FILE, mark_finished
 from lm_jax.weights import load
 from sparse_jax import posttrain
@@ -83,6 +83,7 @@ def test_a_finished_run_is_shown_without_its_model(base, text, tmp_path, capsys,
     check_free(model, text, folder)
     write_json(folder / posttrain.SUMMARY, {"edges": "3 % of edges open"})
     mark_finished(folder)
+    monkeypatch.setattr(posttrain, "load_result", lambda path, cls: read_json(path))
     monkeypatch.setattr(posttrain, "format_summary", lambda summary: summary["edges"])
     shutil.rmtree(model)
     command(settings(model, text), folder)

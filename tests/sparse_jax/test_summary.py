@@ -1,10 +1,26 @@
 """The numbers over seeds: their mean and range, beside intervals that are said to be of one run."""
 
+import json
+
+import jsonschema
 import pytest
 
-from lm_jax.run.files import read_json
+from lm_jax.errors import CorruptError
+from lm_jax.run.files import read_json, write_json
+from lm_jax.run.results import json_schema, load_result
+from lm_jax.statistics import Interval
 from sparse_jax import posttrain
-from sparse_jax.summary import Spread, by_bound, spread
+from sparse_jax.summary import (
+    ComparedRun,
+    ControlResult,
+    CorpusSummary,
+    PosttrainSummary,
+    Rounding,
+    SplitSize,
+    Spread,
+    by_bound,
+    spread,
+)
 from tests.sparse_jax.small_runs import command, settings
 
 
@@ -13,22 +29,88 @@ def test_the_spread_is_the_mean_and_the_ends():
     assert spread([3.0]) == Spread(mean=3.0, least=3.0, most=3.0, n=1)
 
 
-def test_runs_are_gathered_by_their_bound():
-    def run(seed, target, edges, over):
-        numbers = {"edges": edges, "loss": target, "difference": target - 3.0}
-        lines = {name: {"estimate": value} for name, value in numbers.items()}
-        control = None if over is None else {"estimate": over}
-        return lines | {"seed": seed, "target": target, "over_control": control}
+def run(seed, target, edges, over):
+    """A run of which only these numbers are of interest."""
 
-    results = [run(1, 3.1, 0.2, 0.5), run(1, 3.5, 0.1, 0.6), run(2, 3.1, 0.4, 0.7)]
-    results.append(run(2, 3.5, 0.3, None))
-    tight, loose = by_bound(results, 3.0)
-    assert (tight["target"], tight["seeds"], loose["target"]) == (3.1, [1, 2], 3.5)
-    assert tight["slack"] == pytest.approx(0.1)
-    assert tight["edges"] == Spread(mean=pytest.approx(0.3), least=0.2, most=0.4, n=2)
-    assert tight["over_control"] == Spread(mean=pytest.approx(0.6), least=0.5, most=0.7, n=2)
+    def interval(estimate):
+        return Interval(estimate, estimate - 0.5, estimate + 0.5, 9)
+
+    return ComparedRun(
+        seed=seed,
+        target=target,
+        folder=f"seed_{seed}/target_{target:.4f}",
+        loss=interval(target),
+        dense_loss=interval(3.0),
+        difference=interval(target - 3.0),
+        edges=interval(edges),
+        open_edges_per_head=1.5,
+        windows=12,
+        validation_tokens=400,
+        strength=0.25,
+        steps=4,
+        tokens_seen=1000,
+        rounding=Rounding("bfloat16", 0.03, None, target) if over is None else None,
+        over_control=None if over is None else interval(over),
+    )
+
+
+RUNS = (run(1, 3.1, 0.2, 0.5), run(1, 3.5, 0.1, 0.6), run(2, 3.1, 0.4, 0.7), run(2, 3.5, 0.3, None))
+
+
+def test_runs_are_gathered_by_their_bound():
+    tight, loose = by_bound(RUNS, 3.0)
+    assert (tight.target, tight.seeds, loose.target) == (3.1, (1, 2), 3.5)
+    assert tight.slack == pytest.approx(0.1)
+    assert tight.edges == Spread(mean=pytest.approx(0.3), least=0.2, most=0.4, n=2)
+    assert tight.loss == Spread(mean=pytest.approx(3.1), least=3.1, most=3.1, n=2)
+    assert tight.difference.mean == pytest.approx(0.1)
+    assert tight.over_control == Spread(mean=pytest.approx(0.6), least=0.5, most=0.7, n=2)
     # A number that not all runs have is none.
-    assert loose["over_control"] is None
+    assert loose.over_control is None
+
+
+def test_a_summary_is_read_back_as_it_was_written(tmp_path):
+    path = tmp_path / posttrain.SUMMARY
+    control = ControlResult(
+        1, "seed_1/control", RUNS[0].loss, RUNS[0].difference, 4, 1000, RUNS[3].rounding
+    )
+    summary = PosttrainSummary(
+        model="base",
+        model_sha256="0" * 64,
+        family="llama",
+        context=8,
+        corpus=CorpusSummary("text", {"train": SplitSize(0.9, 18, 400)}),
+        trained_parameters=7,
+        dense_loss=3.0,
+        validation_tokens=400,
+        seeds=(1, 2),
+        bounds=by_bound(RUNS, 3.0),
+        runs=RUNS,
+        controls=(control,),
+        device="cpu",
+    )
+    write_json(path, summary)
+    assert load_result(path, PosttrainSummary) == summary
+    tree = read_json(path)
+    jsonschema.validate(tree, json_schema(PosttrainSummary))
+    tree["runs"][1]["edges"]["low"] = "0.1"
+    tree["corpus"]["splits"]["train"]["documents"] = -1
+    del tree["bounds"][0]["slack"]
+    path.write_text(json.dumps(tree))
+    with pytest.raises(CorruptError) as caught:
+        load_result(path, PosttrainSummary)
+    places = (
+        "runs[1].edges.low =",
+        "corpus.splits.train.documents =",
+        "bounds[0].slack is missing",
+    )
+    assert all(place in str(caught.value) for place in places)
+    wrong = jsonschema.Draft202012Validator(json_schema(PosttrainSummary)).iter_errors(tree)
+    assert {".".join(map(str, one.path)) for one in wrong} == {
+        "runs.1.edges.low",
+        "corpus.splits.train.documents",
+        "bounds.0",
+    }
 
 
 @pytest.mark.slow
