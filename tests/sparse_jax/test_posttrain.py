@@ -249,7 +249,7 @@ def test_a_frontier_is_a_run_for_each_slack(base, text, tmp_path):
 FILES = {
     file.stem: file
     for file in sorted((ROOT / "configs" / "sparse").glob("*.py"))
-    if "-m sparse_jax.posttrain" in file.read_text("utf-8")
+    if "iaj sparse posttrain" in file.read_text("utf-8")
 }
 
 
