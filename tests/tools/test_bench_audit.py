@@ -48,7 +48,7 @@ def test_wrong_statistics_print_no_ratio(model, capsys, monkeypatch):
     def wrong(*arguments, diagnose=measure.diagnose, **options):
         result = diagnose(*arguments, **options)
         stats = result.rows["argmax"]
-        return result._replace(rows={"argmax": stats.replace(s_p=1.01 * stats.s_p)})
+        return result._replace(rows={"argmax": stats._replace(s_p=1.01 * stats.s_p)})
 
     monkeypatch.setattr(measure, "diagnose", wrong)
     assert not bench_audit.diagnosing(model, length=33, repeats=2)

@@ -177,13 +177,13 @@ def test_every_effect_and_the_percentile_by_brute_force(measured, exact):
     own = effect_LR[AT["layer"], AT["prototype"]]
     others = np.delete(effect_LR.ravel(), AT["layer"] * R + AT["prototype"])
     control = summary.control(measured, "zero_read")
-    assert control["percentile"] == pytest.approx(100 * (others < own).sum() / others.size)
+    assert control.percentile == pytest.approx(100 * (others < own).sum() / others.size)
     as_low, as_high = (others <= own).sum(), (others >= own).sum()
-    assert control["as_low"] == as_low
-    assert control["p"] == pytest.approx(min(1, 2 * (1 + min(as_low, as_high)) / (L * R)))
-    assert control["n"] == L * R - 1
-    lowest = control["strongest"][0]
-    result = effect_LR[lowest["layer"], lowest["prototype"]]
+    assert control.as_low == as_low
+    assert control.p == pytest.approx(min(1, 2 * (1 + min(as_low, as_high)) / (L * R)))
+    assert control.n == L * R - 1
+    lowest = control.strongest[0]
+    result = effect_LR[lowest.layer, lowest.prototype]
     assert result == others.min()
 
 
@@ -194,9 +194,9 @@ def test_ties_count_half_in_the_percentile(measured):
         baseline_N=np.ones(4),
     )
     control = summary.control(same, "mask_read")
-    assert control["percentile"] == pytest.approx(50.0)
-    assert control["p"] == 1.0
-    assert control["as_low"] == control["n"]
+    assert control.percentile == pytest.approx(50.0)
+    assert control.p == 1.0
+    assert control.as_low == control.n
 
 
 def test_a_prototype_that_does_nothing_changes_no_bit(model):
@@ -228,7 +228,7 @@ def test_only_the_prototype_that_carries_the_word_matters():
         carrier = effect_R[small_models.CARRIER]
         others = np.delete(effect_R, small_models.CARRIER)
         assert carrier < others.min()
-        assert summary.control(result, mode)["percentile"] == 0.0
+        assert summary.control(result, mode).percentile == 0.0
         # A new vector of this length still lets a quarter of every gate through.
         if mode != REINITIALISE:
             assert carrier < -25.0
@@ -286,16 +286,16 @@ def test_targets_below_the_least_probability_are_excluded_and_counted(model, mea
         model, small_models.sentences(), **AT, draws=1, control_draws=1, least=least
     )
     assert result.kept_N.sum() == 2
-    text = summary.of_seed(result)
-    assert (text["kept"], text["excluded"]) == (2, 2)
+    report = summary.of_seed(result, run="run", seed=1, step=0)
+    assert (report.kept, report.excluded) == (2, 2)
     kept = result.change("mask_write")[1, 2, 0][measured.baseline_N >= least]
-    assert text["modes"][1]["effect"]["mean"] == pytest.approx(kept.mean())
+    assert report.modes[1].effect.mean == pytest.approx(kept.mean())
     none = interventions.measure(
         model, small_models.sentences(), **AT, draws=1, control_draws=1, least=0.99
     )
-    text = summary.of_seed(none)
-    assert (text["kept"], text["modes"][0]["effect"]["mean"]) == (0, None)
-    assert text["modes"][0]["control"] is None
+    empty = summary.of_seed(none, run="run", seed=1, step=0)
+    assert (empty.kept, empty.modes[0].effect.mean) == (0, None)
+    assert report.modes[0]["control"] is None
     # So there is nothing to compare with, and nothing else was measured.
     assert np.isfinite(none.probability["mask_read"]).sum() == 4
 
