@@ -295,7 +295,7 @@ def test_targets_below_the_least_probability_are_excluded_and_counted(model, mea
     )
     empty = summary.of_seed(none, run="run", seed=1, step=0)
     assert (empty.kept, empty.modes[0].effect.mean) == (0, None)
-    assert report.modes[0]["control"] is None
+    assert empty.modes[0].control is None
     # So there is nothing to compare with, and nothing else was measured.
     assert np.isfinite(none.probability["mask_read"]).sum() == 4
 
