@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lm_jax.run.files import read_json
 from tools import compare_arithmetic
 
 
@@ -30,7 +31,7 @@ def test_it_runs_whole_and_finds_no_difference_in_rows_that_forget_nothing(tmp_p
     argv = ["--workdir", str(tmp_path / "runs"), "--smoke"]
     assert compare_arithmetic.main(argv) == 0
     assert "1 seed" in capsys.readouterr().out
-    result = compare_arithmetic.runs.read_json(tmp_path / "runs" / compare_arithmetic.RESULT)
+    result = read_json(tmp_path / "runs" / compare_arithmetic.RESULT)
     assert [entry["context"] for entry in result["entries"]] == [32]
     for entry in result["entries"]:
         # 32 steps are five half-lives of a new prototype.
