@@ -25,8 +25,8 @@ import pyarrow.parquet as pq
 import lm_jax
 from lm_jax.parallel import sharding
 from lm_jax.run import cli
+from lm_jax.run.config import canonical_json, config_hash, from_plain
 from lm_jax.run.files import read_json, replace_file, write_json, write_text
-from lm_jax.run.plain import canonical_json, config_hash, from_plain
 from lm_jax.run.provenance import PROVENANCE_FILE, collect_provenance, record_provenance
 from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
 from lm_jax.weights.load import resolve

@@ -32,9 +32,9 @@ from typing import Any, Literal
 from lm_jax import statistics
 from lm_jax.errors import EXIT_FINISHED, EXIT_NO_GO, EXIT_UNDECIDED, UsageError
 from lm_jax.run import cli
+from lm_jax.run.config import from_plain
 from lm_jax.run.files import read_json, write_json
 from lm_jax.run.options import option, required
-from lm_jax.run.plain import from_plain
 from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.terminal import format_table
 from lm_jax.run.workdir import finish_time, mark_finished, open_workdir

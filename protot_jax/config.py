@@ -11,8 +11,8 @@ from typing import Any, Literal
 from ml_collections import ConfigDict
 
 from lm_jax.errors import UsageError, nearest
+from lm_jax.run.config import from_plain, to_plain
 from lm_jax.run.config_files import in_mode
-from lm_jax.run.plain import from_plain, to_plain
 from lm_jax.text.preparation import SPLITS, CorpusConfig
 from protot_jax.mixer import Prototypes
 from protot_jax.models import MODELS

@@ -41,7 +41,7 @@ from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import count_params
 from lm_jax.model.flops import Flops, forward_flops
 from lm_jax.run import cli
-from lm_jax.run.plain import from_plain
+from lm_jax.run.config import from_plain
 from lm_jax.run.terminal import format_table
 from protot_jax.mixer import PrototypeMixer
 from protot_jax.models import MODELS, build_model

@@ -35,8 +35,8 @@ from lm_jax.model.flops import forward_flops
 from lm_jax.model.params import ParamSpec, ParamTree
 from lm_jax.parallel import sharding
 from lm_jax.run import cli, processes
+from lm_jax.run.config import from_plain
 from lm_jax.run.files import read_json, write_json
-from lm_jax.run.plain import from_plain
 from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.workdir import Resume, finish_time, mark_finished
 from lm_jax.text.examples import Batches, Examples, OnePass

@@ -20,8 +20,8 @@ from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import param_spec
 from lm_jax.model.mixers import Mixer
 from lm_jax.parallel import sharding
+from lm_jax.run.config import from_plain
 from lm_jax.run.files import read_json
-from lm_jax.run.plain import from_plain
 from lm_jax.run.workdir import CONFIG_FILE
 from lm_jax.text.examples import Examples
 from lm_jax.text.preparation import Prepared, prepare_corpus

@@ -40,8 +40,8 @@ import pyarrow.parquet as pq
 
 from lm_jax.errors import DivergedError, UsageError
 from lm_jax.run import cli, stop, terminal
+from lm_jax.run.config import config_hash, from_plain
 from lm_jax.run.files import read_json, replace_file, write_json
-from lm_jax.run.plain import config_hash, from_plain
 from lm_jax.run.workdir import open_workdir
 from protot_jax import pretrain
 from protot_jax.config import PretrainConfig, with_fields

@@ -29,9 +29,9 @@ import pyarrow.parquet as pq
 
 from lm_jax.errors import UsageError, nearest
 from lm_jax.run import cli, terminal
+from lm_jax.run.config import config_hash, from_plain
 from lm_jax.run.files import read_json, replace_file, write_json
 from lm_jax.run.options import option
-from lm_jax.run.plain import config_hash, from_plain
 from lm_jax.run.workdir import finish_time, open_workdir
 from lm_jax.train.metrics import METRICS
 from protot_jax import pretrain

@@ -11,8 +11,8 @@ from typing import Any
 
 from lm_jax.errors import UsageError
 from lm_jax.run import processes
+from lm_jax.run.config import config_difference, to_plain
 from lm_jax.run.files import read_json, storage_error, write_json
-from lm_jax.run.plain import config_difference, to_plain
 
 RUN = "run.json"
 

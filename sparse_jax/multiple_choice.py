@@ -34,9 +34,9 @@ from lm_jax.evaluate.multiple_choice import TASKS, Question, Scorer
 from lm_jax.model.decoder import forward
 from lm_jax.report import Column, section, table
 from lm_jax.run import cli
+from lm_jax.run.config import from_plain
 from lm_jax.run.config_files import in_mode
 from lm_jax.run.files import read_json, write_json, write_text
-from lm_jax.run.plain import from_plain
 from lm_jax.run.provenance import PROVENANCE_FILE, collect_provenance, record_provenance
 from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
 from lm_jax.statistics import Interval

@@ -27,7 +27,7 @@ from lm_jax.model.decoder import Output, forward, param_spec
 from lm_jax.model.flops import Causal, forward_flops
 from lm_jax.model.mixers import ATTENTION
 from lm_jax.model.params import ParamTree, constant
-from lm_jax.run.plain import to_plain
+from lm_jax.run.config import to_plain
 from lm_jax.train import losses
 from lm_jax.train.objective import (
     LMBatch,

@@ -44,8 +44,8 @@ from lm_jax.model import lora
 from lm_jax.model import params as params_lib
 from lm_jax.model.params import ParamTree
 from lm_jax.run import cli, processes
+from lm_jax.run.config import from_plain
 from lm_jax.run.files import read_json, write_json, write_text
-from lm_jax.run.plain import from_plain
 from lm_jax.run.provenance import PROVENANCE_FILE, collect_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.run.workdir import finish_time, mark_finished

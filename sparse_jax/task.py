@@ -18,8 +18,8 @@ from lm_jax.model import lora
 from lm_jax.model.decoder import param_spec
 from lm_jax.parallel import sharding
 from lm_jax.run import processes
+from lm_jax.run.config import config_difference, to_plain
 from lm_jax.run.files import read_json, write_json
-from lm_jax.run.plain import config_difference, to_plain
 from lm_jax.text.examples import Batches, Examples, OnePass
 from lm_jax.text.preparation import Prepared, prepare_corpus
 from lm_jax.train.config import MAY_CHANGE

@@ -36,9 +36,9 @@ import lm_jax
 from lm_jax.errors import UsageError, UserError
 from lm_jax.model.decoder import init_cache
 from lm_jax.parallel import sharding
+from lm_jax.run.config import from_plain
 from lm_jax.run.config_files import load_config
 from lm_jax.run.files import write_json
-from lm_jax.run.plain import from_plain
 from lm_jax.train import optim
 from lm_jax.train.config import TrainConfig
 from lm_jax.train.objective import LanguageModelling, token_loss

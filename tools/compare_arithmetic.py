@@ -32,9 +32,9 @@ from lm_jax import statistics
 from lm_jax.errors import UserError
 from lm_jax.model import sites
 from lm_jax.run import terminal
+from lm_jax.run.config import from_plain
 from lm_jax.run.config_files import load_config
 from lm_jax.run.files import write_json
-from lm_jax.run.plain import from_plain
 from protot_jax import pretrain, reference_code, saved_run
 from protot_jax.concepts.measures import half_life
 from protot_jax.config import PretrainConfig

@@ -32,7 +32,7 @@ from lm_jax.checkpoint.folder import (
 from lm_jax.errors import BadInputError, CorruptError, UsageError
 from lm_jax.model import params as params_lib
 from lm_jax.run import processes
-from lm_jax.run.plain import config_difference, config_hash
+from lm_jax.run.config import config_difference, config_hash
 
 FOLDER = "checkpoints"
 _NAME = re.compile(r"step_(\d{6,})")

@@ -44,10 +44,10 @@ from lm_jax.errors import (
     nearest,
 )
 from lm_jax.run import compilation, config_files, stop
+from lm_jax.run.config import to_plain
 from lm_jax.run.config_files import load_config
 from lm_jax.run.files import STORAGE_ERRNOS, STORAGE_REMEDY
 from lm_jax.run.options import define_flags, help_lines, read_options
-from lm_jax.run.plain import to_plain
 from lm_jax.run.usage import entry, examples_first, field_meanings
 from lm_jax.run.workdir import LOG_FILE, Resume
 from lm_jax.train import profiling

@@ -23,8 +23,8 @@ from typing import Any, Literal
 import filelock
 
 from lm_jax.errors import BadInputError, StorageError, UsageError, UserError, WorkdirInUseError
+from lm_jax.run.config import config_difference, to_plain
 from lm_jax.run.files import read_json, storage_error, write_json
-from lm_jax.run.plain import config_difference, to_plain
 from lm_jax.run.provenance import PROVENANCE_FILE, utc_now
 
 CONFIG_FILE = "config.json"

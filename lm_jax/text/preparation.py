@@ -32,6 +32,7 @@ import numpy as np
 
 from lm_jax.errors import BadInputError, StorageError, UsageError
 from lm_jax.run import stop
+from lm_jax.run.config import config_difference, to_plain
 from lm_jax.run.files import (
     STORAGE_REMEDY,
     ManifestFormat,
@@ -43,7 +44,6 @@ from lm_jax.run.files import (
     verify_manifest,
     write_manifest,
 )
-from lm_jax.run.plain import config_difference, to_plain
 from lm_jax.text import corpora
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.text.tokenizer_training import END_OF_TEXT, train_tokenizer

@@ -37,8 +37,8 @@ from lm_jax.model.params import ParamTree
 from lm_jax.parallel import sharding
 from lm_jax.run import processes, progress
 from lm_jax.run import stop as stop_flag
+from lm_jax.run.config import config_hash, to_plain
 from lm_jax.run.files import storage_error
-from lm_jax.run.plain import config_hash, to_plain
 from lm_jax.run.provenance import collect_provenance
 from lm_jax.train import optim, profiling
 from lm_jax.train.config import CheckpointPolicy, TrainConfig

@@ -31,8 +31,8 @@ from lm_jax.model import params as params_lib
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.params import ParamSpec
 from lm_jax.parallel import sharding
+from lm_jax.run.config import from_plain
 from lm_jax.run.files import read_json
-from lm_jax.run.plain import from_plain
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.weights import table
 from lm_jax.weights.families import FAMILIES

@@ -11,7 +11,7 @@ from lm_jax.errors import BadInputError, nearest
 from lm_jax.model import decoder
 from lm_jax.model import params as params_lib
 from lm_jax.model.config import DecoderConfig
-from lm_jax.run.plain import config_difference, to_plain
+from lm_jax.run.config import config_difference, to_plain
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.weights import table
 from lm_jax.weights.families import FAMILIES

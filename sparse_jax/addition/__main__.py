@@ -9,8 +9,8 @@ same numbers.
 """
 
 from lm_jax.run import cli
+from lm_jax.run.config import from_plain
 from lm_jax.run.files import read_json
-from lm_jax.run.plain import from_plain
 from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
 from lm_jax.train.config import MAY_CHANGE
 from sparse_jax.addition import report, study

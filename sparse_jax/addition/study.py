@@ -24,8 +24,8 @@ import pyarrow.parquet as pq
 
 from lm_jax.model.decoder import count_params
 from lm_jax.parallel import sharding
+from lm_jax.run.config import to_plain
 from lm_jax.run.files import read_json, replace_file, write_json, write_text
-from lm_jax.run.plain import to_plain
 from lm_jax.run.provenance import PROVENANCE_FILE, collect_provenance, record_provenance
 from lm_jax.train.config import MAY_CHANGE
 from lm_jax.train.metrics import EVALUATIONS, METRICS

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from lm_jax.errors import UsageError
+from lm_jax.run.config import from_plain
 from lm_jax.run.config_files import load_config
-from lm_jax.run.plain import from_plain
 from polyattn_jax import audit
 from polyattn_jax.config import MODES, AuditConfig
 from tests.polyattn_jax import audit_oracle

@@ -9,9 +9,9 @@ import pytest
 
 from lm_jax.errors import UsageError
 from lm_jax.run import cli
+from lm_jax.run.config import from_plain
 from lm_jax.run.config_files import load_config
 from lm_jax.run.files import read_json
-from lm_jax.run.plain import from_plain
 from lm_jax.text.preparation import prepare_corpus
 from protot_jax import pretrain, saved_run, study, study_config
 from protot_jax.config import PretrainConfig

@@ -10,8 +10,8 @@ import lm_jax
 from lm_jax.errors import UsageError
 from lm_jax.model.flops import forward_flops
 from lm_jax.run import cli
+from lm_jax.run.config import from_plain
 from lm_jax.run.config_files import load_config
-from lm_jax.run.plain import from_plain
 from protot_jax import count, models
 from tests.traced import products
 

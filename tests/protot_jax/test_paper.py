@@ -5,8 +5,8 @@ Prototype Transformer, Table 1, appendix A.2, appendix A.7 (Tables 15 to 20).
 
 import pytest
 
+from lm_jax.run.config import from_plain
 from lm_jax.run.config_files import load_config
-from lm_jax.run.plain import from_plain
 from protot_jax import saved_run, study_config
 from protot_jax.config import PretrainConfig
 from protot_jax.search_space import SearchConfig

@@ -12,7 +12,7 @@ from lm_jax.checkpoint import manager
 from lm_jax.checkpoint.folder import MANIFEST
 from lm_jax.errors import CorruptError, UsageError
 from lm_jax.model.flops import forward_flops
-from lm_jax.run.plain import from_plain
+from lm_jax.run.config import from_plain
 from lm_jax.run.workdir import FINISHED_FILE
 from lm_jax.text.examples import Batches, Examples
 from lm_jax.train import optim, step

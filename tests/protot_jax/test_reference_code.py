@@ -13,8 +13,8 @@ import lm_jax
 from lm_jax.errors import UsageError
 from lm_jax.model.mixers import Layer
 from lm_jax.model.sites import Scope
+from lm_jax.run.config import from_plain
 from lm_jax.run.config_files import load_config
-from lm_jax.run.plain import from_plain
 from protot_jax import study_config
 from protot_jax.config import PretrainConfig
 from protot_jax.reference_code import released_prefix_mean

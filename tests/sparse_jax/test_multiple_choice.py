@@ -11,8 +11,8 @@ import lm_jax
 from lm_jax.errors import BadInputError, UsageError
 from lm_jax.evaluate.multiple_choice import Scorer, compare, truthfulqa
 from lm_jax.run import cli
+from lm_jax.run.config import from_plain
 from lm_jax.run.files import read_json
-from lm_jax.run.plain import from_plain
 from lm_jax.run.workdir import FINISHED_FILE
 from lm_jax.text.tokenizer_training import train_tokenizer
 from sparse_jax import model as sparse_model

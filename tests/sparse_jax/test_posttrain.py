@@ -23,9 +23,9 @@ from lm_jax.errors import BadInputError, CorruptError, DivergedError, UsageError
 from lm_jax.model import lora
 from lm_jax.model.params import by_path
 from lm_jax.run import cli
+from lm_jax.run.config import from_plain
 from lm_jax.run.config_files import load_config
 from lm_jax.run.files import read_json, write_json
-from lm_jax.run.plain import from_plain
 from lm_jax.train.metrics import TIMING
 from lm_jax.train.objective import ignore_index_batch, nll
 import sparse_jax

@@ -10,8 +10,8 @@ import pytest
 
 import lm_jax
 from lm_jax.model.decoder import param_spec
+from lm_jax.run.config import from_plain
 from lm_jax.run.config_files import load_config
-from lm_jax.run.plain import from_plain
 from lm_jax.train import optim
 from lm_jax.train.objective import token_loss
 from protot_jax.config import PretrainConfig

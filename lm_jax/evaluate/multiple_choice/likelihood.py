@@ -27,8 +27,8 @@ import pyarrow as pa
 
 from lm_jax.errors import BadInputError
 from lm_jax.run import progress
+from lm_jax.run.config import config_hash
 from lm_jax.run.files import storage_error
-from lm_jax.run.plain import config_hash
 from lm_jax.run.rows import RowStore
 from lm_jax.text.tokenizer import Tokenizer
 

@@ -85,7 +85,7 @@ def test_state_notes_and_shardings_come_back(saved):
     )
     assert back.notes["progress"] == {"last": 8.1}
     assert (back.notes["step"], back.notes["next_batch"]) == (8, 8)
-    assert back.notes["config_hash"] == lm_jax.run.plain.config_hash(IDENTITY.config)
+    assert back.notes["config_hash"] == lm_jax.run.config.config_hash(IDENTITY.config)
 
 
 def test_no_checkpoint_is_none(tmp_path):

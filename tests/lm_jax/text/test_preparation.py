@@ -15,8 +15,8 @@ import pytest
 
 from lm_jax.errors import BadInputError, CorruptError, StoppedError, StorageError, UsageError
 from lm_jax.run import stop
+from lm_jax.run.config import from_plain
 from lm_jax.run.files import content_digest
-from lm_jax.run.plain import from_plain
 from lm_jax.text import corpora, preparation
 from lm_jax.text.examples import Batches, Examples, OnePass
 from lm_jax.text.tokenizer_training import train_tokenizer

@@ -8,8 +8,8 @@ import pytest
 from lm_jax.checkpoint import manager
 from lm_jax.model.decoder import param_spec
 from lm_jax.model.params import abstract
+from lm_jax.run.config import from_plain, to_plain
 from lm_jax.run.files import write_json
-from lm_jax.run.plain import from_plain, to_plain
 from lm_jax.run.workdir import CONFIG_FILE
 from lm_jax.train.state import TrainState
 from protot_jax.config import PretrainConfig

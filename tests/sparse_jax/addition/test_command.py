@@ -13,7 +13,7 @@ from lm_jax.errors import UsageError
 from lm_jax.model import params as params_lib
 from lm_jax.run import cli
 from lm_jax.run import stop as stop_flag
-from lm_jax.run.plain import from_plain
+from lm_jax.run.config import from_plain
 from lm_jax.train import loop
 from sparse_jax.addition import models, problems, report, study
 from sparse_jax.addition.__main__ import main

@@ -10,7 +10,7 @@ from ml_collections import config_dict
 import pytest
 
 from lm_jax.errors import BadInputError, UsageError
-from lm_jax.run.plain import canonical_json, config_difference, config_hash, from_plain
+from lm_jax.run.config import canonical_json, config_difference, config_hash, from_plain
 
 
 @dataclasses.dataclass(frozen=True)
