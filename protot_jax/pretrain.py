@@ -18,10 +18,10 @@ The work folder then holds
 A killed run is started again with the same command, and ends with the same parameters.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 import os
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import jax
 from ml_collections import ConfigDict
@@ -36,8 +36,9 @@ from lm_jax.model.params import ParamSpec, ParamTree
 from lm_jax.parallel import sharding
 from lm_jax.run import cli, processes
 from lm_jax.run.config import from_plain
-from lm_jax.run.files import read_json, write_json
+from lm_jax.run.files import write_json
 from lm_jax.run.provenance import collect_provenance, record_provenance
+from lm_jax.run.results import load_result
 from lm_jax.run.workdir import Resume, finish_time, mark_finished
 from lm_jax.text.examples import Batches, Examples, OnePass
 from lm_jax.text.preparation import prepare_corpus
@@ -50,6 +51,13 @@ from lm_jax.train.objective import LanguageModelling, is_cast
 from lm_jax.train.step import make_eval_step
 from protot_jax.config import PretrainConfig
 from protot_jax.mixer import PrototypeMixer
+from protot_jax.results import (
+    CheckpointPerplexity,
+    CorpusSummary,
+    PretrainSummary,
+    SeedSummary,
+    SplitSize,
+)
 from protot_jax.router import router_statistics
 from protot_jax.saved_run import DATA, Data, load_data, model, seed_folder
 from protot_jax.seeds import OverSeeds, over_seeds
@@ -94,8 +102,8 @@ def _rows(examples: Examples) -> Iterator[np.ndarray]:
         yield passed.at(k)["tokens"]
 
 
-def train_seed(config: PretrainConfig, data: Data, folder: Path, seed: int) -> dict[str, Any]:
-    """Trains one seed to its end and returns its numbers."""
+def train_seed(config: PretrainConfig, data: Data, folder: Path, seed: int) -> SeedSummary:
+    """Trains one seed to its end and evaluates its best and its last weights."""
     cfg, mixer = model(config, data.prepared.manifest["vocab_size"])
     data_ways, fsdp, tensor = config.mesh
     mesh = sharding.make_mesh(data=data_ways, fsdp=fsdp, tensor=tensor)
@@ -143,22 +151,22 @@ def train_seed(config: PretrainConfig, data: Data, folder: Path, seed: int) -> d
     if best_step is not None and best_step != last_step:
         wanted = sharding.abstract(objective.spec, mesh=mesh)
         best = evaluated(manager.load_params(trained.checkpoints, best_step, wanted))
-    return {
-        "seed": seed,
-        "steps": last_step,
-        "tokens_seen": int(pc.sum(pq.read_table(folder / METRICS)["tokens"]).as_py()),
-        "validation_tokens": last["validation"].tokens,
-        "test_tokens": last["test"].tokens,
-        "best": {"step": best_step or last_step} | _perplexities(best),
-        "last": {"step": last_step} | _perplexities(last),
-    }
+    return SeedSummary(
+        seed=seed,
+        steps=last_step,
+        tokens_seen=int(pc.sum(pq.read_table(folder / METRICS)["tokens"]).as_py()),
+        validation_tokens=last["validation"].tokens,
+        test_tokens=last["test"].tokens,
+        best=_perplexities(best_step or last_step, best),
+        last=_perplexities(last_step, last),
+    )
 
 
-def _perplexities(result: Mapping[str, Evaluation]) -> dict[str, float]:
-    return {f"{name}_perplexity": each.perplexity for name, each in result.items()}
+def _perplexities(step: int, result: Mapping[str, Evaluation]) -> CheckpointPerplexity:
+    return CheckpointPerplexity(step, result["validation"].perplexity, result["test"].perplexity)
 
 
-def run(config: PretrainConfig, folder: Path) -> dict[str, Any]:
+def run(config: PretrainConfig, folder: Path) -> PretrainSummary:
     """Runs or resumes every seed in an open work folder and returns the summary."""
     data = load_data(config, folder / DATA)
     manifest = data.prepared.manifest
@@ -171,76 +179,80 @@ def run(config: PretrainConfig, folder: Path) -> dict[str, Any]:
     processes.on_first(lambda: record_provenance(folder, origin))
     cfg, mixer = model(config, manifest["vocab_size"])
     unused = mixer.unused(cfg) if isinstance(mixer, PrototypeMixer) else 0
-    results = [train_seed(config, data, seed_folder(folder, seed), seed) for seed in config.seeds]
-    summary = {
-        "model": config.model,
-        "parameters": count_params(cfg, mixer=mixer),
-        "parameters_in_use": count_params(cfg, mixer=mixer) - unused,
-        "forward_flops_per_example": forward_flops(cfg, mixer, config.context).total,
-        "tie_embeddings": config.tie_embeddings,
-        "compute_dtype": config.dtype,
-        "weights_and_moments_dtype": "float32",
-        "corpus": {
-            "source": config.corpus.source,
-            "splits": manifest["splits"],
-            # Of each split, within the limits of the config.
-            "documents_used": {
+    seeds = tuple(
+        train_seed(config, data, seed_folder(folder, seed), seed) for seed in config.seeds
+    )
+    parameters = count_params(cfg, mixer=mixer)
+    summary = PretrainSummary(
+        model=config.model,
+        parameters=parameters,
+        parameters_in_use=parameters - unused,
+        forward_flops_per_example=forward_flops(cfg, mixer, config.context).total,
+        tie_embeddings=config.tie_embeddings,
+        compute_dtype=config.dtype,
+        weights_and_moments_dtype="float32",
+        corpus=CorpusSummary(
+            source=config.corpus.source,
+            splits={name: SplitSize(**split) for name, split in manifest["splits"].items()},
+            documents_used={
                 "train": data.train.documents,
                 "validation": data.validation.documents,
                 "test": data.test.documents,
             },
-            "training_examples": data.train.count,
-            "skipped": manifest["skipped"],
-            "truncated_documents": data.train.truncated,
-            "unused_tokens": data.train.unused_tokens,
-        },
-        "unigram_perplexity": unigram_perplexity(data.train, data.validation),
-        "seeds": results,
-        "device": jax.devices()[0].device_kind,
-    }
+            training_examples=data.train.count,
+            skipped=manifest["skipped"],
+            truncated_documents=data.train.truncated,
+            unused_tokens=data.train.unused_tokens,
+        ),
+        unigram_perplexity=unigram_perplexity(data.train, data.validation),
+        seeds=seeds,
+        device=jax.devices()[0].device_kind,
+    )
     processes.on_first(lambda: _conclude(folder, summary))
     return summary
 
 
-def _conclude(folder: Path, summary: dict[str, Any]) -> None:
+def _conclude(folder: Path, summary: PretrainSummary) -> None:
     write_json(folder / SUMMARY, summary)
     mark_finished(folder)
 
 
-def format_summary(summary: dict[str, Any]) -> str:
+def format_summary(summary: PretrainSummary) -> str:
     """The summary for a terminal: perplexities of the best and the last weights, and their n."""
-    seeds = summary["seeds"]
-
-    def perplexity(weights: str, split: str) -> OverSeeds:
-        return over_seeds([each[weights][f"{split}_perplexity"] for each in seeds])
-
-    validation = perplexity("best", "validation")
-    unigram = summary["unigram_perplexity"]
+    seeds = summary.seeds
+    best = [each.best for each in seeds]
+    last = [each.last for each in seeds]
+    validation, unigram = _validation(best), summary.unigram_perplexity
     lines = [
-        f"{summary['model']}: validation perplexity {validation} over "
-        f"{seeds[0]['validation_tokens']:,} tokens, test {perplexity('best', 'test')} over "
-        f"{seeds[0]['test_tokens']:,}, of the weights of lowest validation perplexity; unigram "
+        f"{summary.model}: validation perplexity {validation} over "
+        f"{seeds[0].validation_tokens:,} tokens, test {_test(best)} over "
+        f"{seeds[0].test_tokens:,}, of the weights of lowest validation perplexity; unigram "
         f"model {unigram:.1f}, {unigram / validation.mean:.2f} times",
     ]
-    if any(each["best"]["step"] != each["last"]["step"] for each in seeds):
-        lines.append(
-            f"of the last weights: validation {perplexity('last', 'validation')}, test "
-            f"{perplexity('last', 'test')}"
-        )
+    if any(each.best.step != each.last.step for each in seeds):
+        lines.append(f"of the last weights: validation {_validation(last)}, test {_test(last)}")
     lines.append(
-        f"{summary['parameters']:,} parameters ({summary['parameters_in_use']:,} in use), "
-        f"{summary['forward_flops_per_example'] / 1e6:,.0f} MFLOPs forward an example, "
-        f"{'tied' if summary['tie_embeddings'] else 'untied'}, {summary['compute_dtype']} "
-        f"compute on float32 weights, {seeds[0]['tokens_seen']:,} tokens seen of "
-        f"{summary['corpus']['training_examples']:,} examples, "
+        f"{summary.parameters:,} parameters ({summary.parameters_in_use:,} in use), "
+        f"{summary.forward_flops_per_example / 1e6:,.0f} MFLOPs forward an example, "
+        f"{'tied' if summary.tie_embeddings else 'untied'}, {summary.compute_dtype} "
+        f"compute on float32 weights, {seeds[0].tokens_seen:,} tokens seen "
+        f"({summary.corpus.training_examples:,} examples per epoch), "
         f"{len(seeds)} seed{'s' * (len(seeds) > 1)}"
     )
     return "\n".join(lines)
 
 
+def _validation(checkpoints: Sequence[CheckpointPerplexity]) -> OverSeeds:
+    return over_seeds([each.validation_perplexity for each in checkpoints])
+
+
+def _test(checkpoints: Sequence[CheckpointPerplexity]) -> OverSeeds:
+    return over_seeds([each.test_perplexity for each in checkpoints])
+
+
 def run_in(
     config: ConfigDict, folder: Path, *, resume: Resume = "auto", data: Path | None = None
-) -> dict[str, Any]:
+) -> PretrainSummary:
     """Runs or resumes in a work folder, unless it is finished; prints and returns the summary.
 
     Args:
@@ -263,7 +275,7 @@ def run_in(
         done = finish_time(workdir)
         if not done:
             run(settled, workdir)
-        summary = read_json(workdir / SUMMARY)
+        summary = load_result(workdir / SUMMARY, PretrainSummary)
     if processes.is_first():
         print(*[f"finished {done}"] * bool(done), format_summary(summary), sep="\n")
     return summary

@@ -4,7 +4,6 @@ The work folder holds `data/`, the prepared corpus, and per seed a folder of che
 made of the run's config alone, and its parameters come from a checkpoint.
 """
 
-from collections.abc import Mapping
 import dataclasses
 import functools
 import os
@@ -79,12 +78,6 @@ def load_data(config: PretrainConfig, folder: Path) -> Data:
 def seed_folder(folder: Path, seed: int) -> Path:
     """Where the run in `folder` trains a seed."""
     return folder / f"seed_{seed}"
-
-
-def validation_perplexity(summary: Mapping[str, Any]) -> float:
-    """The lowest validation perplexity of a seed, of its numbers in the summary of a run."""
-    # JSON has no infinity, which is written as a word.
-    return float(summary["best"]["validation_perplexity"])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,6 +23,7 @@ The work folder has
     search.json             all trials, the best, and its settings as flags of `pretrain`
 """
 
+import collections
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import json
@@ -41,25 +42,17 @@ import pyarrow.parquet as pq
 from lm_jax.errors import DivergedError, UsageError
 from lm_jax.run import cli, stop, terminal
 from lm_jax.run.config import config_hash, from_plain
-from lm_jax.run.files import read_json, replace_file, write_json
+from lm_jax.run.files import replace_file, write_json
+from lm_jax.run.results import load_result
 from lm_jax.run.workdir import open_workdir
 from protot_jax import pretrain
 from protot_jax.config import PretrainConfig, with_fields
-from protot_jax.saved_run import DATA, validation_perplexity
-from protot_jax.search_space import (
-    DIVERGED,
-    DONE,
-    REFUSED,
-    RUNNING,
-    Record,
-    SearchConfig,
-    check,
-    forward_flops,
-    propose,
-)
+from protot_jax.results import SearchSummary, Trial
+from protot_jax.saved_run import DATA
+from protot_jax.search_space import SearchConfig, check, forward_flops, propose
 from protot_jax.seeds import over_seeds
 
-REPORT, ROWS, TRIALS = "search.json", "search.parquet", "trials"
+SUMMARY, ROWS, TRIALS = "search.json", "search.parquet", "trials"
 SCHEMA = pa.schema(
     {
         "trial": pa.int64(),
@@ -76,7 +69,8 @@ SCHEMA = pa.schema(
         "reason": pa.string(),
     }
 )
-_SHOWN = 10
+# Trials that the terminal lists.
+_MOST_ROWS = 10
 
 # From the settings and the folder of a trial to the perplexity of each of its seeds.
 Measure = Callable[[PretrainConfig, Path], Sequence[float]]
@@ -89,11 +83,11 @@ def train(config: PretrainConfig, folder: Path) -> list[float]:
     )
     # Every seed compiles programs of its own, which no other calls: gigabytes, over a search.
     jax.clear_caches()
-    return [validation_perplexity(result) for result in summary["seeds"]]
+    return [seed.best.validation_perplexity for seed in summary.seeds]
 
 
-def run(config: SearchConfig, folder: Path, measure: Measure = train) -> dict[str, Any]:
-    """Runs or resumes a search in an open work folder and returns its report.
+def run(config: SearchConfig, folder: Path, measure: Measure = train) -> SearchSummary:
+    """Runs or resumes a search in an open work folder and returns its trials and the best one.
 
     Args:
       config: of the search, which has passed `check`.
@@ -102,97 +96,101 @@ def run(config: SearchConfig, folder: Path, measure: Measure = train) -> dict[st
 
     Raises:
       UsageError: the folder holds a trial that this search could not have drawn.
-      DivergedError: every trial diverged; the report is written.
+      CorruptError: the file of a trial is damaged.
+      DivergedError: every trial diverged; the summary is written.
       StoppedError: a stop was requested.
     """
     (folder / TRIALS).mkdir(exist_ok=True)
-    records: list[Record] = []
-    while sum(record["status"] != REFUSED for record in records) < config.trials:
-        stop.check(f"before trial {len(records)}")
-        records.append(_trial(config, folder, records, measure))
-    done = [record for record in records if record["status"] == DONE]
-    best = min(done, key=lambda record: record["perplexity"], default=None)
-    report = {
-        "sampler": config.sampler,
-        "seeds": list(config.base.seeds),
-        "best": best,
-        "flags": best and flags(best["drawn"]),
-        "trials": records,
-    }
+    trials: list[Trial] = []
+    while sum(trial.status != "refused" for trial in trials) < config.trials:
+        stop.check(f"before trial {len(trials)}")
+        trials.append(_trial(config, folder, trials, measure))
+    best = next(iter(_ranked(trials)), None)
+    summary = SearchSummary(
+        sampler=config.sampler,
+        seeds=config.base.seeds,
+        best=best,
+        flags=None if best is None else flags(best.drawn),
+        trials=tuple(trials),
+    )
     with replace_file(folder / ROWS) as file:
-        pq.write_table(pa.Table.from_pylist(list(_rows(records)), SCHEMA), file)
-    write_json(folder / REPORT, report)
+        pq.write_table(pa.Table.from_pylist(list(_rows(trials)), SCHEMA), file)
+    write_json(folder / SUMMARY, summary)
     if best is None:
-        first = next(record for record in records if record["status"] == DIVERGED)
+        first = next(trial for trial in trials if trial.status == "diverged")
         raise DivergedError(
-            f"all {config.trials} trials diverged, trial {first['trial']} with: {first['reason']}; "
+            f"all {config.trials} trials diverged, trial {first.trial} with: {first.reason}; "
             "lower config.learning_rate[1] or set config.base.clip_norm, in another --workdir"
         )
-    return report
+    return summary
 
 
-def _trial(
-    config: SearchConfig, folder: Path, before: Sequence[Record], measure: Measure
-) -> Record:
-    """The record of the trial after those `before`, which is drawn and trained if need be."""
+def _ranked(trials: Sequence[Trial]) -> list[Trial]:
+    """The trials that are done, of lowest perplexity first."""
+    values = [(trial.perplexity, trial) for trial in trials if trial.perplexity is not None]
+    return [trial for _, trial in sorted(values, key=lambda pair: pair[0])]
+
+
+def _trial(config: SearchConfig, folder: Path, before: Sequence[Trial], measure: Measure) -> Trial:
+    """The trial after those `before`, drawn and trained unless it is on disk."""
     number = len(before)
     place = folder / TRIALS / f"{number:03}"
     path = place.with_suffix(".json")
-    record: Record
     if path.exists():
-        record = read_json(path)
-        _check_own(config, record, path)
+        trial = load_result(path, Trial)
+        _check_own(config, trial, path)
     else:
         drawn = propose(config, before)
         own = with_fields(config.base, drawn)
-        cost = forward_flops(own)
-        record = {
-            "trial": number,
-            "status": RUNNING,
-            "drawn": drawn,
-            "flops": cost,
-            "config_hash": config_hash(own),
-        }
-        if 0 < config.most_flops < cost:
-            reason = f"{cost:.3g} FLOPs forward, above config.most_flops = {config.most_flops:.3g}"
-            record |= {"status": REFUSED, "reason": reason}
-        write_json(path, record)
-    if record["status"] == RUNNING:
-        print(f"trial {number}: {flags(record['drawn'])}", flush=True)
-        record |= _outcome(with_fields(config.base, record["drawn"]), place, measure)
-        write_json(path, record)
-    return record
+        flops = forward_flops(own)
+        trial = Trial(number, "running", drawn, flops, config_hash(own))
+        if 0 < config.most_flops < flops:
+            reason = f"{flops:.3g} FLOPs forward, above config.most_flops = {config.most_flops:.3g}"
+            trial = dataclasses.replace(trial, status="refused", reason=reason)
+        write_json(path, trial)
+    if trial.status == "running":
+        print(f"trial {number}: {flags(trial.drawn)}", flush=True)
+        trial = _train(trial, with_fields(config.base, trial.drawn), place, measure)
+        write_json(path, trial)
+    return trial
 
 
-def _outcome(own: PretrainConfig, place: Path, measure: Measure) -> Record:
+def _train(trial: Trial, own: PretrainConfig, place: Path, measure: Measure) -> Trial:
+    """The trial with its outcome."""
     try:
-        perplexities = list(measure(own, place))
+        perplexities = tuple(measure(own, place))
     except DivergedError as error:
         # A folder that is moved should not name where it was.
-        return {"status": DIVERGED, "reason": str(error).replace(f"{place}{os.sep}", "")}
+        reason = str(error).replace(f"{place}{os.sep}", "")
+        return dataclasses.replace(trial, status="diverged", reason=reason)
     mean = statistics.mean(perplexities)
     if not math.isfinite(mean):
-        return {"status": DIVERGED, "reason": f"the mean validation perplexity is {mean}"}
-    return {"status": DONE, "perplexity": mean, "seed_perplexities": perplexities}
+        reason = f"the mean validation perplexity is {mean}"
+        return dataclasses.replace(trial, status="diverged", reason=reason)
+    return dataclasses.replace(
+        trial, status="done", perplexity=mean, seed_perplexities=perplexities
+    )
 
 
-def _check_own(config: SearchConfig, record: Record, path: Path) -> None:
-    drawn, values = record["drawn"], config.values()
+def _check_own(config: SearchConfig, trial: Trial, path: Path) -> None:
+    drawn, values = trial.drawn, config.values()
     low, high = config.learning_rate
-    inside = drawn.keys() == {"learning_rate", *values} and low <= drawn["learning_rate"] <= high
+    rate = drawn.get("learning_rate")
+    inside = drawn.keys() == {"learning_rate", *values}
+    inside = inside and isinstance(rate, float) and low <= rate <= high
     inside = inside and all(drawn[name] in choices for name, choices in values.items())
-    if not inside or record["config_hash"] != config_hash(with_fields(config.base, drawn)):
+    if not inside or trial.config_hash != config_hash(with_fields(config.base, drawn)):
         raise UsageError(
             f"{path} is a trial of another search; continue with its settings, or choose another "
             "--workdir"
         )
 
 
-def _rows(records: Sequence[Record]) -> Iterator[dict[str, Any]]:
-    for record in records:
-        others = dict(record["drawn"])
+def _rows(trials: Sequence[Trial]) -> Iterator[dict[str, Any]]:
+    for trial in trials:
+        others = dict(trial.drawn)
         own = {name: others.pop(name) for name in ("learning_rate", "batch_size")}
-        yield record | own | {"choices": json.dumps(others)}
+        yield dataclasses.asdict(trial) | own | {"choices": json.dumps(others)}
 
 
 def flags(drawn: Mapping[str, Any]) -> str:
@@ -200,23 +198,20 @@ def flags(drawn: Mapping[str, Any]) -> str:
     return shlex.join(f"--config.{name}={value}" for name, value in drawn.items())
 
 
-def format_report(report: Mapping[str, Any]) -> str:
+def format_summary(summary: SearchSummary) -> str:
     """The best trials for a terminal."""
-    ended = {status: [] for status in (DONE, DIVERGED, REFUSED)}
-    for record in report["trials"]:
-        ended[record["status"]].append(record)
-    ranked = sorted(ended[DONE], key=lambda record: record["perplexity"])
+    ended = collections.Counter(trial.status for trial in summary.trials)
     lines = [
-        f"{len(ranked)} trials ended, {len(ended[DIVERGED])} diverged, {len(ended[REFUSED])} were "
+        f"{ended['done']} trials ended, {ended['diverged']} diverged, {ended['refused']} were "
         "above the limit of FLOPs",
         "lowest validation perplexity, mean over seeds:",
     ]
-    shown = [
-        (str(one["trial"]), str(over_seeds(one["seed_perplexities"])), flags(one["drawn"]))
-        for one in ranked[:_SHOWN]
+    rows = [
+        (str(each.trial), str(over_seeds(each.seed_perplexities or ())), flags(each.drawn))
+        for each in _ranked(summary.trials)[:_MOST_ROWS]
     ]
-    lines.append(terminal.format_table(("trial", "mean over seeds", "flags"), shown, left=(1, 2)))
-    return "\n".join([*lines, f"best: {report['flags']}"])
+    lines.append(terminal.format_table(("trial", "mean over seeds", "flags"), rows, left=(1, 2)))
+    return "\n".join([*lines, f"best: {summary.flags}"])
 
 
 def main(arguments: cli.Arguments) -> None:
@@ -224,7 +219,7 @@ def main(arguments: cli.Arguments) -> None:
     config = from_plain(arguments.config, SearchConfig)
     check(config)
     with open_workdir(arguments.folder, arguments.config, resume=arguments.resume) as workdir:
-        print(format_report(run(config, workdir.path)))
+        print(format_summary(run(config, workdir.path)))
 
 
 if __name__ == "__main__":

@@ -27,14 +27,12 @@ from lm_jax.parallel import sharding
 from lm_jax.run.config_files import in_mode
 from lm_jax.train.step import check_batch
 from protot_jax.config import PretrainConfig, smoke, with_fields
+from protot_jax.results import Trial
 from protot_jax.saved_run import model
 
 # Perplexities on other tokens, or of other seeds, do not compare.
 _SAME_IN_ALL = ("corpus", "context", "examples", "validation_documents", "seeds")
 _MOST_COMBINATIONS = 1_000
-RUNNING, DONE, DIVERGED, REFUSED = "running", "done", "diverged", "refused"
-# A trial: its number and status, what was drawn, and how it ended.
-Record = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +179,7 @@ def _installed(name: str) -> bool:
     return name in sys.modules or importlib.util.find_spec(name) is not None
 
 
-def propose(config: SearchConfig, before: Sequence[Record]) -> dict[str, Any]:
+def propose(config: SearchConfig, before: Sequence[Trial]) -> dict[str, Any]:
     """Draws the next trial: a function of its arguments alone, as no sampler outlives a call."""
     import optuna
     from optuna.trial import TrialState
@@ -193,18 +191,18 @@ def propose(config: SearchConfig, before: Sequence[Record]) -> dict[str, Any]:
     }
     for name, values in config.values().items():
         space[name] = optuna.distributions.CategoricalDistribution(values)
-    worst = max((r["perplexity"] for r in before if r["status"] == DONE), default=None)
+    worst = max((t.perplexity for t in before if t.perplexity is not None), default=None)
     with warnings.catch_warnings():
         # Optuna says so of its BoTorch sampler at every use.
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         study = optuna.create_study(sampler=_sampler(config, len(before)))
-        for record in before:
-            value = record["perplexity"] if record["status"] == DONE else worst
+        for trial in before:
+            value = worst if trial.perplexity is None else trial.perplexity
             study.add_trial(
                 optuna.trial.create_trial(
                     state=TrialState.FAIL if value is None else TrialState.COMPLETE,
                     value=value,
-                    params=record["drawn"],
+                    params=trial.drawn,
                     distributions=space,
                 )
             )

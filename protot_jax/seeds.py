@@ -5,6 +5,7 @@ import dataclasses
 import math
 
 from lm_jax.errors import UsageError
+from lm_jax.run.results import Real
 from lm_jax.statistics import student_interval
 
 # Of two runs Student's interval is 6 times as long as their distance apart, and says nothing.
@@ -18,11 +19,11 @@ class OverSeeds:
     `low` and `high` are None for fewer than three seeds, or where a value is not finite.
     """
 
-    mean: float
+    mean: Real
     low: float | None
     high: float | None
-    lowest: float
-    highest: float
+    lowest: Real
+    highest: Real
     n: int
 
     def __str__(self) -> str:
@@ -33,8 +34,8 @@ class OverSeeds:
         return f"{self.mean:.2f} ({interval}{seeds})"
 
 
-def over_seeds(values: Sequence[float | str]) -> OverSeeds:
-    """Of one value per seed, as numbers or as they are read from JSON, which writes "inf".
+def over_seeds(values: Sequence[float]) -> OverSeeds:
+    """The mean over seeds of one value per seed, with its interval and range.
 
     The interval is of the mean over seeds of the same settings: it covers initialisation, order and
     dropout, and not the choice of those settings or of the text.
@@ -42,12 +43,11 @@ def over_seeds(values: Sequence[float | str]) -> OverSeeds:
     Raises:
       UsageError: there is no value.
     """
-    numbers = [float(value) for value in values]
-    if not numbers:
+    if not values:
         raise UsageError("over_seeds: there is no value; give one per seed")
     low = high = None
-    mean = sum(numbers) / len(numbers)
-    if len(numbers) >= LEAST and math.isfinite(mean):
-        interval = student_interval(numbers)
+    mean = sum(values) / len(values)
+    if len(values) >= LEAST and math.isfinite(mean):
+        interval = student_interval(values)
         mean, low, high = interval.estimate, interval.low, interval.high
-    return OverSeeds(mean, low, high, min(numbers), max(numbers), len(numbers))
+    return OverSeeds(mean, low, high, min(values), max(values), len(values))

@@ -17,11 +17,10 @@ work folder has
 A killed study is started again with the same command; what is trained is not trained again.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 import dataclasses
 from pathlib import Path
 import statistics
-from typing import Any
 
 from ml_collections import ConfigDict
 import pyarrow as pa
@@ -30,13 +29,15 @@ import pyarrow.parquet as pq
 from lm_jax.errors import UsageError, nearest
 from lm_jax.run import cli, terminal
 from lm_jax.run.config import config_hash, from_plain
-from lm_jax.run.files import read_json, replace_file, write_json
+from lm_jax.run.files import replace_file, write_json
 from lm_jax.run.options import option
+from lm_jax.run.results import load_result
 from lm_jax.run.workdir import finish_time, open_workdir
 from lm_jax.train.metrics import METRICS
 from protot_jax import pretrain
+from protot_jax.results import PerplexityBySplit, PretrainSummary, StudyRow, StudySummary
 from protot_jax.saved_run import seed_folder
-from protot_jax.seeds import OverSeeds, over_seeds
+from protot_jax.seeds import over_seeds
 from protot_jax.study_config import SPLITS, StudyConfig, each_run
 
 TABLE, ROWS = "study.json", "study.parquet"
@@ -60,13 +61,30 @@ SCHEMA = pa.schema(
 
 
 @dataclasses.dataclass(frozen=True)
+class SeedRow:
+    """One seed of one run, the fields of `SCHEMA`."""
+
+    variant: str
+    learning_rate: float
+    seed: int
+    steps: int
+    tokens_seen: int
+    best_step: int
+    validation_perplexity: float
+    test_perplexity: float
+    last_validation_perplexity: float
+    last_test_perplexity: float
+    steps_per_second: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Options:
     """What of the study is done now."""
 
     only: tuple[str, ...] = option((), "names of the variants to train now; default all")
 
 
-def run(config: StudyConfig, folder: Path, only: Sequence[str] | None = None) -> dict[str, Any]:
+def run(config: StudyConfig, folder: Path, only: Sequence[str] | None = None) -> StudySummary:
     """Trains the variants in an open work folder and returns the table.
 
     Raises:
@@ -89,91 +107,90 @@ def run(config: StudyConfig, folder: Path, only: Sequence[str] | None = None) ->
             )
     rows = list(_rows(config, folder))
     with replace_file(folder / ROWS) as file:
-        pq.write_table(pa.Table.from_pylist(rows, SCHEMA), file)
-    table = {
-        "table": config.table,
-        "paper_split": config.paper_split,
-        "rows": tabled(config, rows),
-    }
-    write_json(folder / TABLE, table)
-    return table
+        plain = [dataclasses.asdict(row) for row in rows]
+        pq.write_table(pa.Table.from_pylist(plain, SCHEMA), file)
+    summary = StudySummary(config.table, config.paper_split, best_of_variants(config, rows))
+    write_json(folder / TABLE, summary)
+    return summary
 
 
-def _rows(config: StudyConfig, folder: Path) -> Iterator[dict[str, Any]]:
+def _rows(config: StudyConfig, folder: Path) -> Iterator[SeedRow]:
     for variant in config.variants:
         for place, settled in each_run(config, variant):
             if not finish_time(folder / place):
                 continue
-            summary = read_json(folder / place / pretrain.SUMMARY)
-            for result in summary["seeds"]:
-                metrics = pq.read_table(seed_folder(folder / place, result["seed"]) / METRICS)
-                seconds = metrics["seconds"].to_numpy()
-                own = {name: result[name] for name in SCHEMA.names if name in result}
-                for split in SPLITS:
-                    name = f"{split}_perplexity"
-                    # JSON has no infinity, which is written as a word.
-                    own[name] = float(result["best"][name])
-                    own[f"last_{name}"] = float(result["last"][name])
-                yield own | {
-                    "variant": variant.name,
-                    "learning_rate": settled.learning_rate,
-                    "best_step": result["best"]["step"],
-                    # The first steps compile, and the median is of no single pause.
-                    "steps_per_second": 1.0 / statistics.median(seconds),
-                }
+            summary = load_result(folder / place / pretrain.SUMMARY, PretrainSummary)
+            for each in summary.seeds:
+                metrics = pq.read_table(seed_folder(folder / place, each.seed) / METRICS)
+                yield SeedRow(
+                    variant=variant.name,
+                    learning_rate=settled.learning_rate,
+                    seed=each.seed,
+                    steps=each.steps,
+                    tokens_seen=each.tokens_seen,
+                    best_step=each.best.step,
+                    validation_perplexity=each.best.validation_perplexity,
+                    test_perplexity=each.best.test_perplexity,
+                    last_validation_perplexity=each.last.validation_perplexity,
+                    last_test_perplexity=each.last.test_perplexity,
+                    # The median, since the first steps compile and others may pause.
+                    steps_per_second=1.0 / statistics.median(metrics["seconds"].to_numpy()),
+                )
 
 
-def tabled(config: StudyConfig, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def best_of_variants(config: StudyConfig, rows: Sequence[SeedRow]) -> tuple[StudyRow, ...]:
     """A row per trained variant, at the learning rate of lowest mean perplexity over its seeds."""
-    table = []
+    table: list[StudyRow] = []
     for variant in config.variants:
-        own = [row for row in rows if row["variant"] == variant.name]
-        by_rate: dict[float, list[Mapping[str, Any]]] = {}
-        for row in own:
-            by_rate.setdefault(row["learning_rate"], []).append(row)
+        by_rate: dict[float, list[SeedRow]] = {}
+        for row in rows:
+            if row.variant == variant.name:
+                by_rate.setdefault(row.learning_rate, []).append(row)
         if not by_rate:
             continue
         means = {
-            rate: statistics.mean(row["validation_perplexity"] for row in result)
-            for rate, result in by_rate.items()
+            rate: statistics.mean(row.validation_perplexity for row in seeds)
+            for rate, seeds in by_rate.items()
         }
         rate = min(means, key=means.__getitem__)
         best = by_rate[rate]
-        perplexities = {
-            split: dataclasses.asdict(over_seeds([row[f"{split}_perplexity"] for row in best]))
-            for split in SPLITS
-        }
         table.append(
-            {
-                "variant": variant.name,
-                "changes": list(variant.changes),
-                "learning_rate": rate,
-                "rates_tried": len(means),
-                "perplexity": perplexities,
-                "tokens_seen": best[0]["tokens_seen"],
-                "steps_per_second": statistics.mean(row["steps_per_second"] for row in best),
-                "paper": variant.paper,
-            }
+            StudyRow(
+                variant=variant.name,
+                changes=variant.changes,
+                learning_rate=rate,
+                rates_tried=len(means),
+                perplexity=PerplexityBySplit(
+                    validation=over_seeds([row.validation_perplexity for row in best]),
+                    test=over_seeds([row.test_perplexity for row in best]),
+                ),
+                tokens_seen=best[0].tokens_seen,
+                steps_per_second=statistics.mean(row.steps_per_second for row in best),
+                paper=variant.paper,
+            )
         )
-    return table
+    return tuple(table)
 
 
-def format_table(table: Mapping[str, Any]) -> str:
-    """The table for a terminal, the paper's number in the line of the text that it is of."""
+def format_table(summary: StudySummary) -> str:
+    """The table for a terminal, the paper's number in the line of its split."""
     rows = []
-    for row in table["rows"]:
-        for split, values in row["perplexity"].items():
-            own = row["paper"] if split == table["paper_split"] else None
-            paper = "" if own is None else f"{own:.1f}"
-            name, rate, speed = "", "", ""
-            if split == SPLITS[0]:
-                name, rate = row["variant"], f"{row['learning_rate']:.2g}"
-                speed = f"{row['steps_per_second']:.2f}"
-            rows.append((name, split, str(OverSeeds(**values)), rate, speed, paper))
+    for row in summary.rows:
+        paper = "" if row.paper is None else f"{row.paper:.1f}"
+        of_split = {split: paper if split == summary.paper_split else "" for split in SPLITS}
+        speed = f"{row.steps_per_second:.2f}"
+        validation, test = str(row.perplexity.validation), str(row.perplexity.test)
+        rows += [
+            (
+                *(row.variant, "validation", validation, f"{row.learning_rate:.2g}", speed),
+                of_split["validation"],
+            ),
+            ("", "test", test, "", "", of_split["test"]),
+        ]
     columns = ("variant", "text", "mean over seeds", "rate", "steps/s", "paper")
     return "\n".join(
         [
-            f"{table['table']}: perplexity of the weights of lowest validation perplexity",
+            f"{summary.table}: perplexity of the weights of lowest validation perplexity",
             terminal.format_table(columns, rows, left=(0, 1, 2)),
             "The paper's numbers are of FineWeb-Edu and 16,000 tokens.",
         ]

@@ -1,5 +1,6 @@
 """Every config of protot_jax builds whole, and its smoke mode runs as a command."""
 
+import dataclasses
 import math
 from pathlib import Path
 import subprocess
@@ -12,9 +13,11 @@ from lm_jax.run import cli
 from lm_jax.run.config import from_plain
 from lm_jax.run.config_files import load_config
 from lm_jax.run.files import read_json
+from lm_jax.run.results import load_result
 from lm_jax.text.preparation import prepare_corpus
 from protot_jax import pretrain, saved_run, study, study_config
 from protot_jax.config import PretrainConfig
+from protot_jax.results import PretrainSummary, StudySummary
 from protot_jax.seeds import over_seeds
 from tests.protot_jax.small_runs import settings
 
@@ -111,31 +114,33 @@ def _study(text):
 def test_a_row_is_the_variant_at_its_best_rate_with_an_interval_over_seeds():
     results = {0.1: (8.0, 6.0, 7.0), 0.2: (5.0, 6.0, 5.5), 0.3: (4.0, 9.0, 5.0)}
     rows = [
-        {
-            "variant": "two",
-            "learning_rate": rate,
-            "validation_perplexity": perplexity,
-            "test_perplexity": perplexity + 10.0,
-            "last_validation_perplexity": 99.0,
-            "last_test_perplexity": 99.0,
-            "tokens_seen": 10,
-            "steps_per_second": 2.0,
-        }
+        study.SeedRow(
+            variant="two",
+            learning_rate=rate,
+            seed=0,
+            steps=4,
+            tokens_seen=10,
+            best_step=2,
+            validation_perplexity=perplexity,
+            test_perplexity=perplexity + 10.0,
+            last_validation_perplexity=99.0,
+            last_test_perplexity=99.0,
+            steps_per_second=2.0,
+        )
         for rate, perplexities in results.items()
         for perplexity in perplexities
     ]
     variants = (study_config.Variant("two", paper=7.0), study_config.Variant("untrained"))
     config = study_config.StudyConfig(PretrainConfig(), variants, "Table 0", "test")
-    (row,) = table = study.tabled(config, rows)
-    assert (row["learning_rate"], row["rates_tried"]) == (0.2, 3)
+    (row,) = table = study.best_of_variants(config, rows)
+    assert (row.learning_rate, row.rates_tried) == (0.2, 3)
+    assert (row.tokens_seen, row.steps_per_second, row.paper) == (10, 2.0, 7.0)
     # Of 5, 5.5 and 6 the deviation is a half, and Student's quantile with two degrees 4.303.
     reach = 4.302653 * 0.5 / math.sqrt(3)
     own = {"mean": 5.5, "low": 5.5 - reach, "high": 5.5 + reach, "lowest": 5.0, "highest": 6.0}
-    assert row["perplexity"]["validation"] == pytest.approx(own | {"n": 3})
-    assert row["perplexity"]["test"]["mean"] == pytest.approx(15.5)
-    text = study.format_table(
-        {"table": "Table 0", "paper_split": "test", "rows": table}
-    ).splitlines()
+    assert dataclasses.asdict(row.perplexity.validation) == pytest.approx(own | {"n": 3})
+    assert row.perplexity.test.mean == pytest.approx(15.5)
+    text = study.format_table(StudySummary("Table 0", "test", table)).splitlines()
     # The paper's number is of test text here, and is printed with ours of that text.
     assert "5.50 (95 % 4.26 to 6.74, seeds 5.00 to 6.00, n = 3)" in text[2]
     assert "validation" in text[2] and not text[2].endswith(" 7.0")
@@ -146,7 +151,7 @@ def test_a_mean_over_seeds_says_what_it_rests_on():
     assert str(over_seeds([90.5])) == "90.50 (one run)"
     # Two seeds have a range alone.
     assert str(over_seeds([90.0, 91.0])) == "90.50 (seeds 90.00 to 91.00, n = 2)"
-    lost = over_seeds(["inf", 3.0, 4.0])
+    lost = over_seeds([math.inf, 3.0, 4.0])
     assert (lost.mean, lost.low, lost.highest) == (math.inf, None, math.inf)
     with pytest.raises(UsageError, match="one per seed"):
         over_seeds([])
@@ -156,21 +161,21 @@ def test_a_mean_over_seeds_says_what_it_rests_on():
 def test_a_study_goes_on_where_it_was_and_can_be_moved(text, tmp_path):
     config = _study(text)
     first = study.run(config, tmp_path, only=["two"])
-    (row,) = first["rows"]
-    summary = read_json(tmp_path / "two/lr_0.001" / pretrain.SUMMARY)
-    best = summary["seeds"][0]["best"]
-    for split in ("validation", "test"):
-        own = row["perplexity"][split]
-        assert (own["mean"], own["n"]) == (best[f"{split}_perplexity"], 1)
-    assert (row["rates_tried"], row["paper"]) == (1, 98.5)
+    assert load_result(tmp_path / study.TABLE, StudySummary) == first
+    (row,) = first.rows
+    summary = load_result(tmp_path / "two/lr_0.001" / pretrain.SUMMARY, PretrainSummary)
+    best = summary.seeds[0].best
+    assert row.perplexity.validation == over_seeds([best.validation_perplexity])
+    assert row.perplexity.test == over_seeds([best.test_perplexity])
+    assert (row.rates_tried, row.paper) == (1, 98.5)
     # One corpus serves all runs, through a link that moves with the folder.
     moved = tmp_path.rename(tmp_path.with_name("moved"))
     assert saved_run.load_run(moved / "two/lr_0.001").step == 2
     checkpoints = moved / "two/lr_0.001/seed_234/checkpoints"
     before = {path: path.stat().st_mtime_ns for path in checkpoints.rglob("*")}
     second = study.run(config, moved)
-    assert [row["variant"] for row in second["rows"]] == ["two", "llama"]
-    assert second["rows"][0] == row
+    assert [row.variant for row in second.rows] == ["two", "llama"]
+    assert second.rows[0] == row
     assert before == {path: path.stat().st_mtime_ns for path in checkpoints.rglob("*")}
 
 

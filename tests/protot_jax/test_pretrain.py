@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import math
+import shutil
 
+from ml_collections import ConfigDict
 import numpy as np
 import pytest
 
@@ -13,12 +15,13 @@ from lm_jax.checkpoint.folder import MANIFEST
 from lm_jax.errors import CorruptError, UsageError
 from lm_jax.model.flops import forward_flops
 from lm_jax.run.config import from_plain
-from lm_jax.run.workdir import FINISHED_FILE
+from lm_jax.run.workdir import CONFIG_FILE, FINISHED_FILE
 from lm_jax.text.examples import Batches, Examples
 from lm_jax.train import optim, step
 from protot_jax import models, pretrain, saved_run
 from protot_jax.config import PretrainConfig
 from tests.protot_jax.small_runs import command, settings
+from tests.protot_jax.test_results import pretrain_summary
 
 
 @pytest.mark.parametrize(
@@ -39,9 +42,27 @@ def test_every_model_trains_and_tells_what_its_numbers_rest_on(name, text, tmp_p
     printed = capsys.readouterr().out
     assert f"{summary['parameters']:,} parameters" in printed
     examples = f"{summary['corpus']['training_examples']:,} examples"
-    assert f"{seed['tokens_seen']:,} tokens seen of {examples}, 1 seed" in printed
+    assert f"{seed['tokens_seen']:,} tokens seen ({examples} per epoch), 1 seed" in printed
     command(settings(text, model=name), tmp_path / "run")
     assert "finished 20" in capsys.readouterr().out
+
+
+def test_a_finished_run_with_a_damaged_summary_is_refused(run, tmp_path):
+    folder = shutil.copytree(run, tmp_path / "run", symlinks=True)
+    config = ConfigDict(json.loads((folder / CONFIG_FILE).read_text("utf-8")))
+    summary = json.loads((folder / pretrain.SUMMARY).read_text("utf-8"))
+    del summary["seeds"][1]["best"]["step"]
+    summary["parameter"] = summary.pop("parameters")
+    (folder / pretrain.SUMMARY).write_text(json.dumps(summary))
+    with pytest.raises(CorruptError, match=r"run/summary\.json is no PretrainSummary: ") as error:
+        command(config, folder)
+    for problem in (
+        "seeds[1].best.step is missing",
+        "parameters is missing",
+        "parameter is not a field of PretrainSummary; did you mean 'parameters'?",
+        "restore it, or start again in another --workdir",
+    ):
+        assert problem in str(error.value)
 
 
 def test_training_learns_and_seeds_differ(text, tmp_path):
@@ -135,37 +156,9 @@ def test_groups_of_weight_decay(name):
     assert kept == norms | {f"blocks/mixer/{each}" for each in own}
 
 
-def summary_of(*seeds):
-    """Of seeds whose best and last weights have `(step, validation, test perplexity)`."""
-
-    def weights(step, validation, test):
-        return {"step": step, "validation_perplexity": validation, "test_perplexity": test}
-
-    return {
-        "model": "protot",
-        "seeds": [
-            {
-                "best": weights(*best),
-                "last": weights(*last),
-                "validation_tokens": 1_000,
-                "test_tokens": 900,
-                "tokens_seen": 5_000,
-            }
-            for best, last in seeds
-        ],
-        "unigram_perplexity": 36.0,
-        "parameters": 10,
-        "parameters_in_use": 9,
-        "forward_flops_per_example": 2e6,
-        "tie_embeddings": True,
-        "compute_dtype": "float32",
-        "corpus": {"training_examples": 40},
-    }
-
-
-def test_the_terminal_is_told_the_best_weights_with_an_interval_over_seeds():
+def test_the_terminal_shows_the_best_weights_with_an_interval_over_seeds():
     pairs = [((2, 11.0, 14.0), (4, 13.0, 15.0)), ((4, 12.0, 13.0),) * 2, ((4, 13.0, 12.0),) * 2]
-    said = pretrain.format_summary(summary_of(*pairs))
+    said = pretrain.format_summary(pretrain_summary(*pairs))
     # Student: 12 or 13 -+ 4.3027 x 1 / sqrt(3), and 12.67 -+ 4.3027 x 0.5774 / sqrt(3).
     best = "validation perplexity 12.00 (95 % 9.52 to 14.48, seeds 11.00 to 13.00, n = 3)"
     assert best in said
@@ -173,6 +166,6 @@ def test_the_terminal_is_told_the_best_weights_with_an_interval_over_seeds():
     assert "unigram model 36.0, 3.00 times" in said
     last = "validation 12.67 (95 % 11.23 to 14.10, seeds 12.00 to 13.00, n = 3)"
     assert f"of the last weights: {last}" in said and "3 seeds" in said
-    alike = pretrain.format_summary(summary_of(*[((4, 12.0, 13.0),) * 2]))
+    alike = pretrain.format_summary(pretrain_summary(((4, 12.0, 13.0),) * 2))
     assert "of the last weights" not in alike
     assert "validation perplexity 12.00 (one run)" in alike and "1 seed" in alike

@@ -13,12 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 from scipy import stats
 
-from lm_jax.errors import DivergedError, StoppedError, UsageError
+from lm_jax.errors import CorruptError, DivergedError, StoppedError, UsageError
 from lm_jax.run import cli, stop
 from lm_jax.run.files import read_json
+from lm_jax.run.results import load_result
 from lm_jax.run.workdir import CONFIG_FILE
 from protot_jax import pretrain, search, search_space
 from protot_jax.config import PretrainConfig
+from protot_jax.results import PretrainSummary, SearchSummary, Trial
 from protot_jax.search_space import SearchConfig, propose
 
 FULL = "configs/protot/search.py"
@@ -64,12 +66,12 @@ def test_every_sampler_begins_with_the_same_random_trials(tmp_path):
         sampler: searched(tmp_path / sampler, sampler=sampler, trials=8, random_trials=6)
         for sampler in ("random", "tpe")
     }
-    first, second = ([t["drawn"] for t in reports[s]["trials"]] for s in ("random", "tpe"))
+    first, second = ([t.drawn for t in reports[s].trials] for s in ("random", "tpe"))
     assert first[:6] == second[:6]
     assert first[6:] != second[6:]
     assert len({each["learning_rate"] for each in first}) == 8
     other = searched(tmp_path / "seed", sampler="random", trials=8, seed=1)
-    assert not {t["drawn"]["learning_rate"] for t in other["trials"]} & {
+    assert not {t.drawn["learning_rate"] for t in other.trials} & {
         each["learning_rate"] for each in first
     }
 
@@ -78,8 +80,8 @@ def test_the_sampler_comes_nearer_to_the_best_rate_than_chance(tmp_path):
     nearer = []
     for seed in range(5):
         report = searched(tmp_path / f"{seed}", trials=30, random_trials=10, seed=seed)
-        distances = [decades(t["drawn"]["learning_rate"]) for t in report["trials"]]
-        best = report["best"]["drawn"]
+        distances = [decades(t.drawn["learning_rate"]) for t in report.trials]
+        best = report.best.drawn
         assert decades(best["learning_rate"]) < 0.1 and best["batch_size"] == BEST_SIZE
         nearer.append(np.mean(distances[:10]) - np.mean(distances[10:]))
     # Drawn at random, a rate is 0.8 decades away.
@@ -107,19 +109,19 @@ def test_a_search_killed_at_every_trial_ends_as_one_that_was_not(tmp_path, sampl
         raise Killed
 
     starts = 0
-    while not (tmp_path / "killed" / search.REPORT).exists():
+    while not (tmp_path / "killed" / search.SUMMARY).exists():
         starts += 1
         try:
             searched(tmp_path / "killed", killed_first, **asked)
         except Killed:
             continue
     assert starts == 10
-    for name in (search.REPORT, search.ROWS):
+    for name in (search.SUMMARY, search.ROWS):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     # Nothing is measured again, and more trials continue from those that are there.
     assert searched(tmp_path / "killed", None, **asked) == whole
     longer = searched(tmp_path / "killed", **asked | {"trials": 12})
-    assert longer["trials"][:9] == whole["trials"]
+    assert longer.trials[:9] == whole.trials
 
 
 def test_a_trial_that_diverges_is_recorded_and_the_sampler_keeps_away(tmp_path):
@@ -131,12 +133,12 @@ def test_a_trial_that_diverges_is_recorded_and_the_sampler_keeps_away(tmp_path):
     late = 0
     for seed in range(4):
         place = tmp_path / f"{seed}"
-        trials = searched(place, steep, trials=40, random_trials=15, seed=seed)["trials"]
-        lost = [t["trial"] for t in trials if t["status"] == search.DIVERGED]
-        rates = [t["drawn"]["learning_rate"] for t in trials]
+        trials = searched(place, steep, trials=40, random_trials=15, seed=seed).trials
+        lost = [t.trial for t in trials if t.status == "diverged"]
+        rates = [t.drawn["learning_rate"] for t in trials]
         assert lost == [k for k, rate in enumerate(rates) if not 5e-5 <= rate <= 5e-3]
         # The folder, which may be moved, is not named.
-        assert {trials[k]["reason"] for k in lost} <= {
+        assert {trials[k].reason for k in lost} <= {
             "step 3 has loss nan (seed_234)",
             "the mean validation perplexity is inf",
         }
@@ -154,9 +156,9 @@ def test_a_search_in_which_all_diverge_is_an_error_that_leaves_its_report(tmp_pa
 
     with pytest.raises(DivergedError, match=r"all 3 trials diverged, trial 0 with: step 1 has .*"):
         searched(tmp_path, nan, trials=3)
-    report = read_json(tmp_path / search.REPORT)
-    assert report["best"] is None and report["flags"] is None
-    assert [t["status"] for t in report["trials"]] == [search.DIVERGED] * 3
+    report = load_result(tmp_path / search.SUMMARY, SearchSummary)
+    assert report.best is None and report.flags is None
+    assert [t.status for t in report.trials] == ["diverged"] * 3
 
 
 def test_models_above_the_limit_of_flops_are_not_trained_and_count_for_nothing(tmp_path):
@@ -170,24 +172,24 @@ def test_models_above_the_limit_of_flops_are_not_trained_and_count_for_nothing(t
     small = {"hidden_size": 64, "num_layers": 4}
     limit = search.forward_flops(dataclasses.replace(PretrainConfig(), **small))
     report = searched(tmp_path, sized, random_trials=6, most_flops=float(limit), **asked)
-    refused = [t for t in report["trials"] if t["status"] == search.REFUSED]
-    done = [t for t in report["trials"] if t["status"] == search.DONE]
-    assert refused and {t["drawn"]["hidden_size"] for t in refused} == {256}
-    assert len(done) == len(trained) == 12 and {t["drawn"]["hidden_size"] for t in done} == {64}
-    assert max(t["flops"] for t in done) == limit < min(t["flops"] for t in refused)
-    assert f"{len(refused)} were above the limit" in search.format_report(report)
+    refused = [t for t in report.trials if t.status == "refused"]
+    done = [t for t in report.trials if t.status == "done"]
+    assert refused and {t.drawn["hidden_size"] for t in refused} == {256}
+    assert len(done) == len(trained) == 12 and {t.drawn["hidden_size"] for t in done} == {64}
+    assert max(t.flops for t in done) == limit < min(t.flops for t in refused)
+    assert f"{len(refused)} were above the limit" in search.format_summary(report)
     choices = json.loads(pq.read_table(tmp_path / search.ROWS)["choices"][0].as_py())
     assert choices.keys() == {"hidden_size", "num_layers"}
 
 
 def test_the_report_tells_the_ten_best_and_the_flags_to_paste(tmp_path):
     report = searched(tmp_path, trials=12, random_trials=12)
-    values = [t["perplexity"] for t in report["trials"]]
-    assert report["best"]["perplexity"] == min(values)
-    *lines, last = search.format_report(report).splitlines()
+    values = [t.perplexity for t in report.trials]
+    assert report.best.perplexity == min(values)
+    *lines, last = search.format_summary(report).splitlines()
     assert len(lines) == 3 + 10
     assert f"seeds {min(values) - 1:.2f} to {min(values) + 1:.2f}, n = 3)" in lines[3]
-    rate, size = (report["best"]["drawn"][name] for name in ("learning_rate", "batch_size"))
+    rate, size = (report.best.drawn[name] for name in ("learning_rate", "batch_size"))
     assert last == f"best: --config.learning_rate={rate} --config.batch_size={size}"
 
 
@@ -202,6 +204,29 @@ def test_a_folder_of_another_search_is_refused(tmp_path):
     for other in others:
         with pytest.raises(UsageError, match=r"trials/000\.json is a trial of another search"):
             searched(tmp_path, **other)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"status": "over"}, "status = 'over' is not one of the choices"),
+        ({"status": "diverged"}, "trial 1 is diverged with perplexity"),
+        ({"perplexity": None}, "trial 1 is done without perplexity"),
+        (
+            {"drawn": {"learning_rate": [1.0]}},
+            r"drawn\.learning_rate = \[1\.0\]; give a bool or a ",
+        ),
+    ],
+)
+def test_a_damaged_trial_is_refused_with_its_path_and_the_remedy(tmp_path, change, message):
+    searched(tmp_path, trials=2)
+    file = tmp_path / search.TRIALS / "001.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(
+        CorruptError, match=rf"trials/001\.json is no Trial: .*{message}.*"
+    ) as error:
+        searched(tmp_path, trials=2)
+    assert "restore it, or start again in another --workdir" in str(error.value)
 
 
 def test_a_stop_ends_the_search_between_trials(tmp_path, monkeypatch):
@@ -308,14 +333,14 @@ def test_the_paper_s_sampler_finds_the_best_rate_from_the_trials_on_disk():
         drawn = propose(config, before)
         trial = dataclasses.replace(config.base, **drawn)
         value = np.mean(bowl(trial, None))
-        before.append({"status": search.DONE, "drawn": drawn, "perplexity": value})
+        before.append(Trial(number, "done", drawn, 1, "", value, (value,)))
         if number in (0, 16):
             # No state but the trials decides a draw, so that a killed search goes on with it.
             assert propose(config, before[:-1]) == drawn
     # After 15 random trials a Gaussian process; at random a rate is 0.8 decades away.
     for trial in before[15:]:
-        assert decades(trial["drawn"]["learning_rate"]) < 0.2
-        assert trial["drawn"]["batch_size"] == BEST_SIZE
+        assert decades(trial.drawn["learning_rate"]) < 0.2
+        assert trial.drawn["batch_size"] == BEST_SIZE
 
 
 @pytest.mark.slow
@@ -326,30 +351,30 @@ def test_the_smoke_mode_trains_resumes_and_hands_its_best_to_pretrain(text, tmp_
     argv += [f"--config.base.corpus.{name}={value}" for name, value in corpus.items()]
     assert cli.run(search.main, [*argv, "--profile=2:2"], config=FULL, training=True) == 0
     said = capsys.readouterr().out
-    report = read_json(place / search.REPORT)
-    assert len(report["trials"]) == 2 and f"best: {report['flags']}" in said
-    for trial in report["trials"]:
-        folder = place / "trials" / f"{trial['trial']:03}"
-        summary = read_json(folder / pretrain.SUMMARY)
-        best = [result["best"]["validation_perplexity"] for result in summary["seeds"]]
-        assert trial["seed_perplexities"] == best and trial["perplexity"] == np.mean(best)
+    report = load_result(place / search.SUMMARY, SearchSummary)
+    assert len(report.trials) == 2 and f"best: {report.flags}" in said
+    for trial in report.trials:
+        folder = place / "trials" / f"{trial.trial:03}"
+        summary = load_result(folder / pretrain.SUMMARY, PretrainSummary)
+        best = tuple(seed.best.validation_perplexity for seed in summary.seeds)
+        assert trial.seed_perplexities == best and trial.perplexity == np.mean(best)
         assert (folder / "data").resolve() == place / "data"
         traces = list(folder.glob("seed_*/profile/plugins/profile/steps_2_2/scopes.json"))
-        assert len(traces) == len(summary["seeds"])
+        assert len(traces) == len(summary.seeds)
         # The tokenizer found fewer tokens than it was allowed.
-        assert trial["flops"] >= summary["forward_flops_per_example"]
+        assert trial.flops >= summary.forward_flops_per_example
     # The flags that are told, on the settings that were searched from, are the best trial.
     base = read_json(place / CONFIG_FILE)["base"]
-    for flag in shlex.split(report["flags"]):
+    for flag in shlex.split(report.flags):
         name, _, value = flag.removeprefix("--config.").partition("=")
         base[name] = json.loads(value)
-    best = place / "trials" / f"{report['best']['trial']:03}"
+    best = place / "trials" / f"{report.best.trial:03}"
     assert read_json(best / CONFIG_FILE) == base
     # The same command finds it finished, and trains nothing.
     before = {path: path.stat().st_mtime_ns for path in (place / "trials").rglob("*.parquet")}
-    written = (place / search.REPORT).read_bytes()
+    written = (place / search.SUMMARY).read_bytes()
     assert cli.run(search.main, argv, config=FULL) == 0
-    assert (place / search.REPORT).read_bytes() == written
+    assert (place / search.SUMMARY).read_bytes() == written
     assert before == {
         path: path.stat().st_mtime_ns for path in (place / "trials").rglob("*.parquet")
     }
