@@ -40,21 +40,23 @@ def by_kernels(attend: Any) -> Any:
 
 
 def _everywhere(
-    attend: GlobalRowMap, q, k, v, *, seen: Visibility, scale: float, cap: float | None
+    attend: GlobalRowMap, q, k, v, *, visibility: Visibility, scale: float, cap: float | None
 ):
-    given = {"seen": seen, "scale": scale, "cap": cap}
+    given = {"visibility": visibility, "scale": scale, "cap": cap}
     return by_row_map(attend.map, q, k, v, bias=attend.bias, **given).out_BTNH
 
 
-def _switch(attend: LayerAttend, q, k, v, *, seen: Visibility, scale: float, cap: float | None):
+def _switch(
+    attend: LayerAttend, q, k, v, *, visibility: Visibility, scale: float, cap: float | None
+):
     data = attend.data
     # Padding queries see nothing, so none of their rows counts as dead.
-    seen = dataclasses.replace(
-        seen,
+    visibility = dataclasses.replace(
+        visibility,
         query_segments_BT=jnp.where(data["valid_BT"], 0, -1),
         key_segments_BS=jnp.zeros(k.shape[:2], jnp.int32),
     )
-    given = {"seen": seen, "scale": scale, "cap": cap, "heads": data["heads_N"]}
+    given = {"visibility": visibility, "scale": scale, "cap": cap, "heads": data["heads_N"]}
 
     def branch(row_map: RowMap):
         def run(q, k, v, bias):
@@ -67,17 +69,19 @@ def _switch(attend: LayerAttend, q, k, v, *, seen: Visibility, scale: float, cap
     return made.out_BTNH, {"dead_rows_B": made.dead_rows_BN.sum(-1)}
 
 
-def _probe(attend: Probe, q, k, v, *, seen: Visibility, scale: float, cap: float | None):
-    made = by_row_map(SOFTMAX, q, k, v, seen=seen, scale=scale, cap=cap)
+def _probe(attend: Probe, q, k, v, *, visibility: Visibility, scale: float, cap: float | None):
+    made = by_row_map(SOFTMAX, q, k, v, visibility=visibility, scale=scale, cap=cap)
     rows = jnp.arange(q.shape[0])[:, None]
     q_BQNH = q[rows, attend.queries_BQ]
-    stats = _stats(attend, q_BQNH, k, seen, scale, cap)
-    scores_BNQS = _scores(attend.queries_BQ, q_BQNH, k, seen, scale, cap)
+    stats = _stats(attend, q_BQNH, k, visibility, scale, cap)
+    scores_BNQS = _scores(attend.queries_BQ, q_BQNH, k, visibility, scale, cap)
     return made.out_BTNH, {"rows": stats, **reports(attend, scores_BNQS, v)}
 
 
-def _head_probe(attend: HeadProbe, q, k, v, *, seen: Visibility, scale: float, cap: float | None):
-    made = by_row_map(SOFTMAX, q, k, v, seen=seen, scale=scale, cap=cap)
+def _head_probe(
+    attend: HeadProbe, q, k, v, *, visibility: Visibility, scale: float, cap: float | None
+):
+    made = by_row_map(SOFTMAX, q, k, v, visibility=visibility, scale=scale, cap=cap)
     B, T = q.shape[:2]
     block = min(_HEAD_PROBE_QUERIES, T)
     # The last block reaches back over queries that the one before has had, and leaves them out.
@@ -87,7 +91,7 @@ def _head_probe(attend: HeadProbe, q, k, v, *, seen: Visibility, scale: float, c
         first, new_Q = first_and_new
         queries_Q = first + jnp.arange(block, dtype=jnp.int32)
         queries_BQ = jnp.broadcast_to(queries_Q[None], (B, block))
-        scores_BNQS = _scores(queries_BQ, q[:, queries_Q], k, seen, scale, cap)
+        scores_BNQS = _scores(queries_BQ, q[:, queries_Q], k, visibility, scale, cap)
         return attend.sums(softmax(scores_BNQS), queries_Q, new_Q)
 
     new_IQ = firsts_I[:, None] + np.arange(block) >= np.arange(0, T, block)[:, None]
@@ -95,7 +99,7 @@ def _head_probe(attend: HeadProbe, q, k, v, *, seen: Visibility, scale: float, c
     return made.out_BTNH, {name: x.sum(0) for name, x in sums_IBN.items()}
 
 
-def _stats(attend, q_BQNH, k, seen, scale, cap) -> dict[str, RowStats]:
+def _stats(attend, q_BQNH, k, visibility, scale, cap) -> dict[str, RowStats]:
     """`score_stats` of one query per batch row at a time: each has a position of its own."""
 
     def at_query(q_BNH, position_B, answer_B):
@@ -108,29 +112,29 @@ def _stats(attend, q_BQNH, k, seen, scale, cap) -> dict[str, RowStats]:
                 target=target,
                 scale=scale,
                 soft_cap=cap,
-                window=seen.window,
+                window=visibility.window,
                 start=position_B,
             )
 
         return {"argmax": of(None), "answer": of(answer_B[:, None])}
 
-    positions_BQ = seen.start_B[:, None] + attend.queries_BQ
+    positions_BQ = visibility.start_B[:, None] + attend.queries_BQ
     made = jax.vmap(at_query, in_axes=1, out_axes=4)(q_BQNH, positions_BQ, attend.answers_BQ)
     # [bias, B, 1, N, Q, ...] -> [bias, B, N, Q, ...]
     return jax.tree.map(lambda x: x[:, :, 0], made)
 
 
-def _scores(queries_BQ, q_BQNH, k, seen, scale, cap) -> jax.Array:
+def _scores(queries_BQ, q_BQNH, k, visibility, scale, cap) -> jax.Array:
     """The masked score rows of the chosen queries, few enough to be formed."""
     B, Q, N, H = q_BQNH.shape
     S, K = k.shape[1:3]
     q_BQKGH = q_BQNH.reshape(B, Q, K, N // K, H)
     scores = jnp.einsum("BQKGH,BSKH->BKGQS", q_BQKGH, k, preferred_element_type=jnp.float32)
     scores_BNQS = softcap(scores.reshape(B, N, Q, S) * scale, cap)
-    positions_BQ1 = (seen.start_B[:, None] + queries_BQ)[:, :, None]
+    positions_BQ1 = (visibility.start_B[:, None] + queries_BQ)[:, :, None]
     keys_11S = jnp.arange(S, dtype=jnp.int32)[None, None, :]
-    seen_BQS = seen.tile(positions_BQ1, keys_11S)
-    return jnp.where(seen_BQS[:, None], scores_BNQS, -jnp.inf)
+    mask_BQS = visibility.tile(positions_BQ1, keys_11S)
+    return jnp.where(mask_BQS[:, None], scores_BNQS, -jnp.inf)
 
 
 register_fused(GlobalRowMap, NAME, _everywhere)

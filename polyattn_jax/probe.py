@@ -135,7 +135,7 @@ def row_features(
     }
 
 
-def _dense(probe: Probe, q_BTNH, k_BSKH, v_BSKH, *, seen, scale: float, cap: float | None):
+def _dense(probe: Probe, q_BTNH, k_BSKH, v_BSKH, *, visibility, scale: float, cap: float | None):
     """The probe on whole score matrices, those that softmax itself reads."""
 
     def with_rows(scores_BNTS: jax.Array):
@@ -143,7 +143,7 @@ def _dense(probe: Probe, q_BTNH, k_BSKH, v_BSKH, *, seen, scale: float, cap: flo
 
     scope = Scope({}, {})
     z_BTNH = attention(
-        q_BTNH, k_BSKH, v_BSKH, seen, attend=with_rows, scale=scale, cap=cap, scope=scope
+        q_BTNH, k_BSKH, v_BSKH, visibility, attend=with_rows, scale=scale, cap=cap, scope=scope
     )
     scores_BNQS = scope.aux["scores"]
     return z_BTNH, {"rows": score_rows(probe, scores_BNQS), **reports(probe, scores_BNQS, v_BSKH)}

@@ -147,7 +147,7 @@ def _kernel(
     k_BSKH: jax.Array,
     v_BSKH: jax.Array,
     *,
-    seen: Visibility,
+    visibility: Visibility,
     scale: float,
     cap: float | None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -172,7 +172,7 @@ def _kernel(
             soft_cap=cap,
             window=window,
             segment_ids=segments,
-            start=start_B if seen.first is None else seen.first,
+            start=start_B if visibility.first is None else visibility.first,
             origin=(first["B"], first["N"]),
             renormalise=fn.renormalise,
         )
@@ -180,12 +180,21 @@ def _kernel(
 
     out_BTNH, expected_BN, opened_BN = shard_kernel(
         run,
-        (q_BTNH, k_BSKH, v_BSKH, data["bias_N"], data["seed"], seen.window, segments, seen.start_B),
+        (
+            q_BTNH,
+            k_BSKH,
+            v_BSKH,
+            data["bias_N"],
+            data["seed"],
+            visibility.window,
+            segments,
+            visibility.start_B,
+        ),
         ("BTNH", "BSKH", "BSKH", "N", "", "", ("BT", "BS") if segments else "", "B"),
         ("BTNH", "BN", "BN"),
         split="BNK",
     )
-    pairs_BT = seen.counts_BT(T, S)
+    pairs_BT = visibility.counts_BT(T, S)
     if data["valid_BT"] is not None:
         pairs_BT = jnp.where(data["valid_BT"], pairs_BT, 0)
     return out_BTNH, _aux(expected_BN, opened_BN, pairs_BT.sum(1))

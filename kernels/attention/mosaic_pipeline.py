@@ -314,7 +314,7 @@ def _visible(plan: _Plan, window: jax.Array | None, query_X: jax.Array) -> jax.A
     return jnp.maximum(last_X + 1 - jnp.maximum(query_X - window + 1, 0), 1)
 
 
-def _seen(
+def _mask(
     plan: _Plan, window: jax.Array | None, query_X: jax.Array, key_Y: jax.Array
 ) -> jax.Array | None:
     """Which keys of a tile its queries see; None if they see all."""
@@ -369,9 +369,9 @@ def _consume(
         raw_XY = pl.run_scoped(products, plgpu.ACC((X, Y), jnp.float32))
         plgpu.barrier_arrive(keys.free.at[slot])
         key_Y = j * Y + plgpu.broadcasted_iota(jnp.int32, (Y,), 0, layout=_COLUMNS)
-        seen_XY = _seen(plan, window, place.query_X, key_Y) if masked else None
-        if seen_XY is not None:
-            raw_XY = jnp.where(seen_XY, raw_XY, -jnp.inf)
+        mask_XY = _mask(plan, window, place.query_X, key_Y) if masked else None
+        if mask_XY is not None:
+            raw_XY = jnp.where(mask_XY, raw_XY, -jnp.inf)
         rows, weight_XY, decay_X = stream.absorb(rows, raw_XY, key_Y)
         plgpu.barrier_wait(values.full.at[slot])
 

@@ -243,7 +243,7 @@ def walk(ranges: list[Range], body: Callable[[jax.Array, Any, bool], Any], carry
     return carry
 
 
-def seen(
+def visible_mask(
     tiling: Tiling,
     refs: Operands,
     query: jax.Array,

@@ -61,10 +61,10 @@ class Visibility:
             parts.append(query - key < window)
         if query_segments is not None and key_segments is not None:
             parts.append((query_segments == key_segments) & (key_segments >= 0))
-        seen = None
+        mask = None
         for part in parts:
-            seen = part if seen is None else seen & part
-        return seen
+            mask = part if mask is None else mask & part
+        return mask
 
     def mask_BTS(self, T: int, S: int) -> jax.Array:
         """The whole mask `[B, T, S]`, for the reference and the tests."""
@@ -74,8 +74,8 @@ class Visibility:
         segments: tuple[Any, Any] = (None, None)
         if self.query_segments_BT is not None and self.key_segments_BS is not None:
             segments = (self.query_segments_BT[:, :, None], self.key_segments_BS[:, None, :])
-        seen = self.tile(query_BT1, key_11S, *segments)
-        return jnp.ones((B, T, S), bool) if seen is None else jnp.broadcast_to(seen, (B, T, S))
+        mask = self.tile(query_BT1, key_11S, *segments)
+        return jnp.ones((B, T, S), bool) if mask is None else jnp.broadcast_to(mask, (B, T, S))
 
     def counts_BT(self, T: int, S: int) -> jax.Array:
         """How many of the S keys each query sees, int32 `[B, T]`; O(B T S) only with segments."""
@@ -85,7 +85,9 @@ class Visibility:
         last_BT = jnp.minimum(query_BT, S - 1) if self.causal else jnp.full_like(query_BT, S - 1)
         if self.window is None:
             return jnp.maximum(last_BT + 1, 0)
-        return jnp.maximum(last_BT - jnp.maximum(query_BT - self.window + 1, 0) + 1, 0)
+        # Not query - window + 1, which wraps for the largest int32 window and a negative position.
+        first_BT = jnp.maximum(query_BT + 1, self.window) - self.window
+        return jnp.maximum(last_BT - first_BT + 1, 0)
 
 
 def visibility(

@@ -149,10 +149,10 @@ def expected(suite: Suite, case: Case, arrays: Arrays, cotangents: Arrays) -> Ex
     The inputs are exact in float32, to which low precision is widened; products of a low precision
     round their operands to it.
     """
-    given = widened((arrays, cotangents))
+    inputs = widened((arrays, cotangents))
     arithmetic = Arithmetic(operand_unit=_unit(case.dtype), statistical=True)
     run = outputs_and_gradients(suite, case, "reference")
-    values, errors = error_bound.value_and_error(run, *given, arithmetic=arithmetic)
+    values, errors = error_bound.value_and_error(run, *inputs, arithmetic=arithmetic)
     return Expected(values, {name: error_bound.DEVIATIONS * e for name, e in errors.items()})
 
 

@@ -7,11 +7,14 @@ the `Target` of that moment: the default backend, or the one named by `on`. A fu
 `jax.jit` has already traced keeps its choice.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import contextvars
 import dataclasses
 import difflib
+import functools
+import importlib
+import types
 from typing import Any
 
 import jax
@@ -96,6 +99,11 @@ def choose(op: str, wanted: str | None, reasons: Mapping[str, str]) -> str:
     if reasons[wanted]:
         raise UnavailableError(f"{op}: implementation={wanted!r} {reasons[wanted]}")
     return wanted
+
+
+def lazy_module(name: str) -> Callable[[], types.ModuleType]:
+    """Returns a function that imports a module when called, for a lowering that few calls need."""
+    return functools.partial(importlib.import_module, name)
 
 
 def first_order(op: str, tree: Any) -> Any:

@@ -67,9 +67,9 @@ def _chunk(S_BNHE: jax.Array, inputs: tuple[jax.Array, ...]) -> tuple[jax.Array,
     unexpected_BNCE = v_BNCE - _einsum("BNCH,BNHE->BNCE", k_BNCH, S_BNHE)
     inverse_BNCC = _unit_lower_inverse(system_BNCC)
     changes_BNCE = _einsum("BNCD,BNDE->BNCE", inverse_BNCC, beta_BNC1 * unexpected_BNCE)
-    seen_BNCC = jnp.tril(_einsum("BNCH,BNDH->BNCD", q_BNCH, k_BNCH))
+    weight_BNCC = jnp.tril(_einsum("BNCH,BNDH->BNCD", q_BNCH, k_BNCH))
     out_BNCE = _einsum("BNCH,BNHE->BNCE", q_BNCH, S_BNHE)
-    out_BNCE += _einsum("BNCD,BNDE->BNCE", seen_BNCC, changes_BNCE)
+    out_BNCE += _einsum("BNCD,BNDE->BNCE", weight_BNCC, changes_BNCE)
     S_BNHE += _einsum("BNCH,BNCE->BNHE", k_BNCH, changes_BNCE)
     return S_BNHE, out_BNCE
 

@@ -12,7 +12,6 @@ logistic draw that opened or closed the gate.
 
 from collections.abc import Callable, Mapping
 import math
-import types
 from typing import Any, NamedTuple
 
 import jax
@@ -27,14 +26,9 @@ from kernels.gated_attention.edges import EdgeList, edge_list
 OP = "gated_attention"
 
 
-def _mosaic() -> types.ModuleType:
-    """The kernel for Hopper, whose lowering is imported by those alone who name it."""
-    from kernels.gated_attention import mosaic
+_mosaic = dispatch.lazy_module("kernels.gated_attention.mosaic")
 
-    return mosaic
-
-
-# In order of preference; "mosaic" is never chosen by itself.
+# In order of preference; "mosaic" runs only where a call names it.
 IMPLEMENTATIONS: Mapping[str, Callable[[Config, Call], Any]] = {
     "pallas": pallas.run,
     "xla": xla.run,
@@ -149,7 +143,7 @@ def gated_attention(
         bias_N=jnp.broadcast_to(jnp.asarray(gate_bias, jnp.float32), (N,)),
         seed=_seed(mode, seed),
         origin_2=jnp.stack([jnp.asarray(each, jnp.int32) for each in origin]),
-        seen=visibility(
+        visibility=visibility(
             OP, B, T, S, causal=causal, window=window, segment_ids=segment_ids, start=start
         ),
     )

@@ -25,7 +25,7 @@ _OPTIONS = (
 def _case(B: int, T: int, N: int, H: int, dtype: str, uses, *, S=None, K=None, **options) -> Case:
     S, K = S or T, K or N
     text = "".join(
-        f"_{option}" if given is True else f"_{option}_{given}" for option, given in options.items()
+        f"_{option}" if value is True else f"_{option}_{value}" for option, value in options.items()
     )
     name = f"b{B}_t{T}_s{S}_n{N}_k{K}_h{H}_{dtype}{text}"
     sizes = {"B": B, "T": T, "S": S, "N": N, "K": K, "H": H}

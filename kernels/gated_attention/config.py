@@ -25,7 +25,7 @@ class Call(NamedTuple):
     bias_N: jax.Array
     seed: jax.Array
     origin_2: jax.Array
-    seen: Visibility
+    visibility: Visibility
 
 
 @dataclasses.dataclass(frozen=True)

@@ -43,14 +43,14 @@ class EdgeList(NamedTuple):
 def edge_list(config: Config, call: Call, capacity: int) -> EdgeList:
     """The open edges of a call, from the same tile functions as its output; not differentiable."""
     q_BTNH, k_BSKH, _, bias_N = lax.stop_gradient(call[:4])
-    seen = call.seen
+    visibility = call.visibility
     B, T, N, H = q_BTNH.shape
     S, K = k_BSKH.shape[1:3]
     X = min(_QUERIES, T)
     blocks = -(-T // X)
     tail = blocks * X - T
     q_BIXNH = jnp.pad(q_BTNH, [(0, 0), (0, tail), (0, 0), (0, 0)]).reshape(B, blocks, X, N, H)
-    segments_BIX = seen.query_segments_BT
+    segments_BIX = visibility.query_segments_BT
     if segments_BIX is not None:
         segments_BIX = jnp.pad(segments_BIX, [(0, 0), (0, tail)]).reshape(B, blocks, X)
     key_1S = jnp.arange(S, dtype=jnp.int32)[None]
@@ -65,20 +65,20 @@ def edge_list(config: Config, call: Call, capacity: int) -> EdgeList:
             preferred_element_type=jnp.float32,
         )
         row_X1 = i * X + jnp.arange(X, dtype=jnp.int32)[:, None]
-        query_X1 = seen.start_B[b] + row_X1
+        query_X1 = visibility.start_B[b] + row_X1
         segments = (None, None)
-        if segments_BIX is not None and seen.key_segments_BS is not None:
-            segments = (segments_BIX[b, i][:, None], seen.key_segments_BS[b][None])
-        seen_XS = seen.tile(query_X1, key_1S, *segments)
-        seen_XS = row_X1 < T if seen_XS is None else seen_XS & (row_X1 < T)
+        if segments_BIX is not None and visibility.key_segments_BS is not None:
+            segments = (segments_BIX[b, i][:, None], visibility.key_segments_BS[b][None])
+        mask_XS = visibility.tile(query_X1, key_1S, *segments)
+        mask_XS = row_X1 < T if mask_XS is None else mask_XS & (row_X1 < T)
         bits_XS = None
         if config.mode == "sample":
             stream = noise.stream(call.seed, b + call.origin_2[0], n + call.origin_2[1])
             bits_XS = noise.bits(stream, query_X1, key_1S)
         _, logit_XS = tile.logits(config, raw_XS, bias_N[n])
-        is_open_XS = tile.gate(config, logit_XS, bits_XS).is_open & seen_XS
+        is_open_XS = tile.gate(config, logit_XS, bits_XS).is_open & mask_XS
         rows, weight_XS, _ = tile.absorb(
-            config, tile.no_rows((X,)), raw_XS, bias_N[n], bits_XS, seen_XS
+            config, tile.no_rows((X,)), raw_XS, bias_N[n], bits_XS, mask_XS
         )
         total_X = weight_XS.sum(-1) if config.renormalise else rows.total
         return is_open_XS, weight_XS / jnp.where(total_X == 0.0, 1.0, total_X)[:, None]

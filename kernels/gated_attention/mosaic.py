@@ -32,7 +32,9 @@ def unsupported_reason(config: Config, call: Call) -> str:
         return reason
     if config.gate_scale is not None or config.soft_cap is not None or config.renormalise:
         return "has no gate_scale, soft_cap or renormalise; pass implementation=None"
-    return mosaic_pipeline.unsupported_reason(config.target, call.q_BTNH, call.k_BSKH, call.seen)
+    return mosaic_pipeline.unsupported_reason(
+        config.target, call.q_BTNH, call.k_BSKH, call.visibility
+    )
 
 
 def _forward(
@@ -48,7 +50,7 @@ def _forward(
         call.q_BTNH,
         call.k_BSKH,
         call.v_BSKH,
-        call.seen,
+        call.visibility,
     )
     opened_BN = opened_BNT.astype(jnp.int32).sum(-1)
     return (out_BTNH, expected_BNT.sum(-1), opened_BN), lse_BNT

@@ -77,12 +77,12 @@ def _kernel(plan: Plan, refs: Inputs, out_ref, lse_ref, expected_ref, opened_ref
         real_YH = tiles.matrix_inside(plan, real_Y, Y)
         raw = tiles.product(q_XH, tiles.load(refs.k_BSKH.at[at, :], real_YH), 1, 1)
         bits = noise.bits(stream, query_X1, key_1Y) if config.mode == "sample" else None
-        seen = None
+        mask = None
         if hidden:
             segments_1Y = tiles.segments_along(refs.key_segments_BS, at, real_Y, 1)
-            seen = tiles.seen(plan, refs, query_X1, key_1Y, (segments_X1, segments_1Y))
+            mask = tiles.visible_mask(plan, refs, query_X1, key_1Y, (segments_X1, segments_1Y))
         before = rows.opened
-        rows, weight, decay = tile.absorb(config, rows, raw, bias, bits, seen, functions)
+        rows, weight, decay = tile.absorb(config, rows, raw, bias, bits, mask, functions)
         sum_XH *= decay[:, None]
 
         def add(sum_XH: jax.Array) -> jax.Array:

@@ -83,7 +83,7 @@ def plan(config: Config, call: Call, kernel: str) -> Plan:
     X, Y = min(X, side(T)), min(Y, side(S))
     # A short tile leaves nothing to do for some of its warps.
     warps = max(1, warps * (Y if kernel == "keys" else X) // own)
-    return Plan(call.seen.causal, T, S, N, K, H, X, Y, config, warps, stages)
+    return Plan(call.visibility.causal, T, S, N, K, H, X, Y, config, warps, stages)
 
 
 def _heuristic(dtype: Any, H: int) -> dict[str, int]:
@@ -101,7 +101,7 @@ def inputs(call: Call) -> Inputs:
     return Inputs(
         words_3=words(call),
         bias_N=call.bias_N,
-        **operands(call.seen),
+        **operands(call.visibility),
         q_BTNH=call.q_BTNH,
         k_BSKH=call.k_BSKH,
         v_BSKH=call.v_BSKH,

@@ -95,7 +95,7 @@ def _words(config: Config, call: Call, shape: tuple[int, ...]) -> jax.Array | No
         return None
     b, n, t = (lax.broadcasted_iota(jnp.int32, shape, axis) for axis in range(3))
     stream_BNT = noise.stream(call.seed, b + call.origin_2[0], n + call.origin_2[1])
-    return noise.row(stream_BNT, call.seen.start_B[:, None, None] + t)
+    return noise.row(stream_BNT, call.visibility.start_B[:, None, None] + t)
 
 
 def _queries(plan: Plan, inputs: Inputs, saved: Saved) -> Any:
@@ -144,14 +144,14 @@ def _queries_kernel(plan: Plan, refs: Inputs, saved: Saved, d_q_ref, d_bias_ref)
         k_YH = tiles.load(refs.k_BSKH.at[at, :], real_YH)
         v_YH = tiles.load(refs.v_BSKH.at[at, :], real_YH)
         bits = noise.bits(stream, query_X1, key_1Y) if config.mode == "sample" else None
-        seen = None
+        mask = None
         if hidden:
             segments_1Y = tiles.segments_along(refs.key_segments_BS, at, real_Y, 1)
-            seen = tiles.seen(plan, refs, query_X1, key_1Y, (segments_X1, segments_1Y))
+            mask = tiles.visible_mask(plan, refs, query_X1, key_1Y, (segments_X1, segments_1Y))
         raw = tiles.product(q_XH, k_YH, 1, 1)
         g = tiles.product(d_out_XH, v_YH, 1, 1)
         _, d_gate, d_raw = tile.backward(
-            config, raw, bias, bits, seen, lse_X1, g, delta_X1, d_expected, functions
+            config, raw, bias, bits, mask, lse_X1, g, delta_X1, d_expected, functions
         )
         return d_q_XH + tiles.product(d_raw, k_YH, 1, 0), d_bias_X + jnp.sum(d_gate, 1)
 
@@ -208,15 +208,15 @@ def _keys_kernel(plan: Plan, refs: Inputs, saved: Saved, d_k_ref, d_v_ref) -> No
             if config.mode == "sample":
                 words_1X = tiles.load_along(saved.words_BNT.at[h, at], real_X, 1)
                 bits = noise.bits_of_row(words_1X, key_Y1)
-            seen = None
+            mask = None
             if hidden:
                 segments_1X = tiles.segments_along(refs.query_segments_BT, at, real_X, 1)
                 query_1X = tiles.entries(refs.start_B[0] + i * X, X, 1)
-                seen = tiles.seen(plan, refs, query_1X, key_Y1, (segments_1X, segments_Y1))
+                mask = tiles.visible_mask(plan, refs, query_1X, key_Y1, (segments_1X, segments_Y1))
             raw = tiles.product(k_YH, q_XH, 1, 1)
             g = tiles.product(v_YH, d_out_XH, 1, 1)
             weight, _, d_raw = tile.backward(
-                config, raw, bias, bits, seen, lse_1X, g, delta_1X, d_expected, functions
+                config, raw, bias, bits, mask, lse_1X, g, delta_1X, d_expected, functions
             )
 
             def add(d_v_YH: jax.Array) -> jax.Array:

@@ -17,16 +17,16 @@ from kernels.gated_attention.config import Call, Config
 
 def run(config: Config, call: Call) -> tuple[jax.Array, jax.Array, jax.Array]:
     """`out_BTNH`, `expected_BN` and `opened_BN`, computed in float32; see `api.gated_attention`."""
-    q_BTNH, k_BSKH, v_BSKH, bias_N, seed, origin_2, seen = call
+    q_BTNH, k_BSKH, v_BSKH, bias_N, seed, origin_2, visibility = call
     B, T, N, _ = q_BTNH.shape
     S, K = k_BSKH.shape[1:3]
     k_BSNH, v_BSNH = (jnp.repeat(x.astype(jnp.float32), N // K, axis=2) for x in (k_BSKH, v_BSKH))
     raw_BNTS = jnp.einsum(
         "BTNH,BSNH->BNTS", q_BTNH.astype(jnp.float32), k_BSNH, precision="highest"
     )
-    seen_B1TS = seen.mask_BTS(T, S)[:, None]
-    bits_BNTS = bits(B, T, N, S, seed, origin_2, seen.start_B)
-    weight_BNTS, expected_BN, opened_BN = weights(config, raw_BNTS, bias_N, bits_BNTS, seen_B1TS)
+    mask_B1TS = visibility.mask_BTS(T, S)[:, None]
+    bits_BNTS = bits(B, T, N, S, seed, origin_2, visibility.start_B)
+    weight_BNTS, expected_BN, opened_BN = weights(config, raw_BNTS, bias_N, bits_BNTS, mask_B1TS)
     out_BTNH = jnp.einsum("BNTS,BSNH->BTNH", weight_BNTS, v_BSNH, precision="highest")
     return out_BTNH.astype(v_BSKH.dtype), expected_BN, opened_BN
 
@@ -36,7 +36,7 @@ def weights(
     raw_BNTS: jax.Array,
     bias_N: jax.Array,
     bits_BNTS: jax.Array,
-    seen_B1TS: jax.Array,
+    mask_B1TS: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The gated weights A P of every pair, and the `expected_BN` and `opened_BN` edges.
 
@@ -45,7 +45,7 @@ def weights(
       raw_BNTS: finite products q.k.
       bias_N: added to the gate logits.
       bits_BNTS: from `bits`; read in mode "sample" alone.
-      seen_B1TS: true where a key is visible; broadcasts.
+      mask_B1TS: true where a key is visible; broadcasts.
     """
     bias_1N11 = bias_N[None, :, None, None]
     score_BNTS = config.scale * raw_BNTS
@@ -66,11 +66,11 @@ def weights(
     else:
         gate_BNTS = probability_BNTS if config.mode == "expected" else hard_BNTS
 
-    weight_BNTS = gate_BNTS * softmax(jnp.where(seen_B1TS, score_BNTS, -jnp.inf))
+    weight_BNTS = gate_BNTS * softmax(jnp.where(mask_B1TS, score_BNTS, -jnp.inf))
     if config.renormalise:
         weight_BNTS = over_sum(weight_BNTS)
-    expected_BN = jnp.where(seen_B1TS, probability_BNTS, 0.0).sum((2, 3))
-    opened_BN = (is_open_BNTS & seen_B1TS).sum((2, 3), dtype=jnp.int32)
+    expected_BN = jnp.where(mask_B1TS, probability_BNTS, 0.0).sum((2, 3))
+    opened_BN = (is_open_BNTS & mask_B1TS).sum((2, 3), dtype=jnp.int32)
     return weight_BNTS, expected_BN, opened_BN
 
 

@@ -18,7 +18,7 @@ FlashAttention-2's. For queries i and keys j of a tile, all in float32:
 
    where S' is the slope of the relaxed gate, and dE the cotangent of the expected edges.
 
-A tile is any array whose last two axes are queries and keys. `seen` is true where a key is visible,
+A tile is any array whose last two axes are queries and keys. `mask` is true where a key is visible,
 or None where all are. A backend passes its own `Intrinsics` where the plain ones are slow.
 """
 
@@ -34,7 +34,7 @@ from kernels.gated_attention.config import Config
 
 LOG2_E = math.log2(math.e)
 
-# The top of a row that has seen no key: finite, so that -inf - top is never NaN.
+# The top of a row that sees no key: finite, so that -inf - top is never NaN.
 _LOWEST = -1e30
 
 
@@ -167,7 +167,7 @@ def absorb(
     raw: jax.Array,
     bias: jax.Array,
     bits: jax.Array | None,
-    seen: jax.Array | None,
+    mask: jax.Array | None,
     functions: Intrinsics = PLAIN,
 ) -> tuple[Rows, jax.Array, jax.Array]:
     """Takes one tile into its rows.
@@ -177,12 +177,12 @@ def absorb(
       carries a sum made with the old top over to the new one.
     """
     base, logit = logits(config, raw, bias, functions)
-    made = gate(config, logit, bits, functions)
-    is_open, probability = made.is_open, made.probability
-    if seen is not None:
-        base = jnp.where(seen, base, -jnp.inf)
-        is_open = is_open & seen
-        probability = jnp.where(seen, probability, 0.0)
+    gates = gate(config, logit, bits, functions)
+    is_open, probability = gates.is_open, gates.probability
+    if mask is not None:
+        base = jnp.where(mask, base, -jnp.inf)
+        is_open = is_open & mask
+        probability = jnp.where(mask, probability, 0.0)
     times = factor(config)
     top = jnp.maximum(rows.top, jnp.max(base, axis=-1) * times)
     decay = functions.exp2(rows.top - top)
@@ -196,11 +196,11 @@ def absorb(
         expected=rows.expected + jnp.sum(probability, axis=-1),
         opened=rows.opened + jnp.sum(opened, axis=-1),
     )
-    return rows, p * (made.probability if config.mode == "expected" else opened), decay
+    return rows, p * (gates.probability if config.mode == "expected" else opened), decay
 
 
 def finish(rows: Rows, sum_: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The output and the log-sum-exp in bits; zeros for a row that has seen no key.
+    """The output and the log-sum-exp in bits; zeros for a row that sees no key.
 
     Args:
       sum_: `[..., X, H]`, the sum of gated weights times values.
@@ -215,7 +215,7 @@ def backward(
     raw: jax.Array,
     bias: jax.Array,
     bits: jax.Array | None,
-    seen: jax.Array | None,
+    mask: jax.Array | None,
     lse: jax.Array,
     g: jax.Array,
     delta: jax.Array,
@@ -235,21 +235,21 @@ def backward(
       multiplies the sums it makes of the last by `config.scale`.
     """
     base, logit = logits(config, raw, bias, functions)
-    made = gate(config, logit, bits, functions)
+    gates = gate(config, logit, bits, functions)
     p = functions.exp2(functions.add_product(base, factor(config), -lse))
-    probability_slope = made.probability_slope
-    if seen is not None:
-        p = jnp.where(seen, p, 0.0)
-        probability_slope = jnp.where(seen, probability_slope, 0.0)
+    probability_slope = gates.probability_slope
+    if mask is not None:
+        p = jnp.where(mask, p, 0.0)
+        probability_slope = jnp.where(mask, probability_slope, 0.0)
     pg = p * g
     d_gate = d_expected * probability_slope
     if config.mode != "open":
-        d_gate = functions.add_product(pg, made.slope, d_gate)
-    d_score = functions.subtract_product(p, delta, gated(config, made, pg))
+        d_gate = functions.add_product(pg, gates.slope, d_gate)
+    d_score = functions.subtract_product(p, delta, gated(config, gates, pg))
     if config.gate_scale is None:
         d_score += d_gate
     if config.soft_cap is not None:
         d_score *= functions.subtract_product(base, base, 1.0)
     if config.gate_scale is not None:
         d_score = functions.add_product(d_gate, config.gate_scale / config.scale, d_score)
-    return gated(config, made, p), d_gate, d_score
+    return gated(config, gates, p), d_gate, d_score

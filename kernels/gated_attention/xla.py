@@ -44,7 +44,7 @@ class _Padded(NamedTuple):
     v_BKSH: jax.Array
     bias_1KG11: jax.Array
     stream_BKG11: jax.Array
-    seen: Visibility
+    visibility: Visibility
 
 
 class _Saved(NamedTuple):
@@ -70,7 +70,7 @@ def _blocks(config: Config, B: int, N: int, T: int, S: int) -> tuple[int, int]:
 
 
 def _laid_out(call: Call, X: int, Y: int) -> _Padded:
-    q, k, v, bias_N, seed, origin_2, seen = call
+    q, k, v, bias_N, seed, origin_2, visibility = call
     B, _, N, _ = q.shape
     K = k.shape[2]
     head_KG = jnp.arange(N, dtype=jnp.int32).reshape(K, N // K) + origin_2[1]
@@ -78,7 +78,7 @@ def _laid_out(call: Call, X: int, Y: int) -> _Padded:
     stream_BKG = noise.stream(seed, batch_B[:, None, None], head_KG[None])
     segments = [
         None if ids is None else _padded(ids, block, -1)
-        for ids, block in ((seen.query_segments_BT, X), (seen.key_segments_BS, Y))
+        for ids, block in ((visibility.query_segments_BT, X), (visibility.key_segments_BS, Y))
     ]
     return _Padded(
         q_BKGTH=_grouped(q, K, X),
@@ -86,7 +86,9 @@ def _laid_out(call: Call, X: int, Y: int) -> _Padded:
         v_BKSH=_padded(v, Y).transpose(0, 2, 1, 3),
         bias_1KG11=bias_N.reshape(1, K, N // K, 1, 1),
         stream_BKG11=stream_BKG[..., None, None],
-        seen=dataclasses.replace(seen, query_segments_BT=segments[0], key_segments_BS=segments[1]),
+        visibility=dataclasses.replace(
+            visibility, query_segments_BT=segments[0], key_segments_BS=segments[1]
+        ),
     )
 
 
@@ -129,37 +131,37 @@ def _product(equation: str, left: jax.Array, right: jax.Array) -> jax.Array:
     )
 
 
-def _bits_and_seen(config: Config, padded: _Padded, i, j, X: int, Y: int, T: int, S: int):
+def _bits_and_mask(config: Config, padded: _Padded, i, j, X: int, Y: int, T: int, S: int):
     """Noise of tile (i, j), None where none is drawn, and what of it is visible."""
-    seen_by = padded.seen
+    visibility = padded.visibility
     row_X = i * X + jnp.arange(X, dtype=jnp.int32)
     key_Y = j * Y + jnp.arange(Y, dtype=jnp.int32)
-    query_B11X1 = (seen_by.start_B[:, None] + row_X[None])[:, None, None, :, None]
+    query_B11X1 = (visibility.start_B[:, None] + row_X[None])[:, None, None, :, None]
     key_1111Y = key_Y[None, None, None, None, :]
     segments = (None, None)
-    if seen_by.query_segments_BT is not None and seen_by.key_segments_BS is not None:
+    if visibility.query_segments_BT is not None and visibility.key_segments_BS is not None:
         segments = (
-            lax.dynamic_slice_in_dim(seen_by.query_segments_BT, i * X, X, 1)[
+            lax.dynamic_slice_in_dim(visibility.query_segments_BT, i * X, X, 1)[
                 :, None, None, :, None
             ],
-            lax.dynamic_slice_in_dim(seen_by.key_segments_BS, j * Y, Y, 1)[:, None, None, None],
+            lax.dynamic_slice_in_dim(visibility.key_segments_BS, j * Y, Y, 1)[:, None, None, None],
         )
-    seen = seen_by.tile(query_B11X1, key_1111Y, *segments)
+    mask = visibility.tile(query_B11X1, key_1111Y, *segments)
     for tail, inside in (
         (T % X, (row_X < T)[None, None, None, :, None]),
         (S % Y, key_1111Y < S),
     ):
         if tail:
-            seen = inside if seen is None else seen & inside
+            mask = inside if mask is None else mask & inside
     bits = None
     if config.mode == "sample":
         bits = noise.bits(padded.stream_BKG11, query_B11X1, key_1111Y)
-    return bits, seen
+    return bits, mask
 
 
-def _range(seen: Visibility, i, X: int, Y: int, S: int) -> tuple[jax.Array, jax.Array]:
+def _range(visibility: Visibility, i, X: int, Y: int, S: int) -> tuple[jax.Array, jax.Array]:
     """The key blocks that some batch row of query block `i` can see."""
-    causal, window, start_B = seen.causal, seen.window, seen.start_B
+    causal, window, start_B = visibility.causal, visibility.window, visibility.start_B
     low, _ = key_blocks(causal, window, start_B.min() + i * X, X, S, Y)
     _, high = key_blocks(causal, window, start_B.max() + i * X, X, S, Y)
     return jnp.minimum(low, high), high
@@ -181,8 +183,8 @@ def _forward(config: Config, call: Call):
                 lax.dynamic_slice_in_dim(x, j * Y, Y, 2) for x in (padded.k_BKSH, padded.v_BKSH)
             )
             raw = _product("BKXH,BKYH->BKXY", q_BKXH, k_BKYH).reshape(B, K, G, X, Y)
-            bits, seen = _bits_and_seen(config, padded, i, j, X, Y, T, S)
-            rows, weight, decay = tile.absorb(config, rows, raw, padded.bias_1KG11, bits, seen)
+            bits, mask = _bits_and_mask(config, padded, i, j, X, Y, T, S)
+            rows, weight, decay = tile.absorb(config, rows, raw, padded.bias_1KG11, bits, mask)
             mass_BKGX = mass_BKGX * decay + weight.sum(-1)
             added = _product("BKXY,BKYH->BKXH", weight.reshape(B, K, G * X, Y), v_BKYH)
             return rows, mass_BKGX, sum_BKXH * decay.reshape(B, K, G * X, 1) + added
@@ -193,7 +195,7 @@ def _forward(config: Config, call: Call):
             jnp.zeros((B, K, G * X, H), jnp.float32),
         )
         rows, mass_BKGX, sum_BKXH = lax.fori_loop(
-            *_range(padded.seen, i, X, Y, S), key_block, empty
+            *_range(padded.visibility, i, X, Y, S), key_block, empty
         )
         out_BKGXH, lse_BKGX = tile.finish(rows, sum_BKXH.reshape(B, K, G, X, H))
         mass_BKGX = mass_BKGX / jnp.where(rows.total == 0.0, 1.0, rows.total)
@@ -257,9 +259,9 @@ def _run_backward(config, residuals, cotangents):
             g = _product("BKXH,BKYH->BKXY", d_out_BKXH, v_BKYH).reshape(B, K, G, X, Y)
             if config.renormalise:
                 g -= shift
-            bits, seen = _bits_and_seen(config, padded, i, j, X, Y, T, S)
+            bits, mask = _bits_and_mask(config, padded, i, j, X, Y, T, S)
             weight, d_gate, d_raw = tile.backward(
-                config, raw, padded.bias_1KG11, bits, seen, lse, g, delta, d_expected_BKG11
+                config, raw, padded.bias_1KG11, bits, mask, lse, g, delta, d_expected_BKG11
             )
             weight, d_raw = (x.reshape(B, K, G * X, Y) for x in (weight, d_raw))
             d_q += _product("BKXY,BKYH->BKXH", d_raw, k_BKYH)
@@ -268,7 +270,9 @@ def _run_backward(config, residuals, cotangents):
             return d_q, d_k, d_v, d_bias + d_gate.sum((0, 3, 4))
 
         empty = jnp.zeros((B, K, G * X, H), jnp.float32)
-        d_q, *carry = lax.fori_loop(*_range(padded.seen, i, X, Y, S), key_block, (empty, *carry))
+        d_q, *carry = lax.fori_loop(
+            *_range(padded.visibility, i, X, Y, S), key_block, (empty, *carry)
+        )
         d_q = (config.scale * d_q).reshape(B, K, G, X, H)
         return tuple(carry), d_q.astype(call.q_BTNH.dtype)
 

@@ -74,8 +74,8 @@ def _wide(x: Any) -> Any:
 
 
 def _run(jaxpr: Any, arithmetic: Arithmetic, consts: list[Any], leaves: list[Any]) -> Any:
-    made = _interpret(jaxpr, arithmetic, [*map(Pair, consts)], [*map(Pair, leaves)])
-    return [x.value for x in made], [error_of(x).astype(jnp.float64) for x in made]
+    results = _interpret(jaxpr, arithmetic, [*map(Pair, consts)], [*map(Pair, leaves)])
+    return [x.value for x in results], [error_of(x).astype(jnp.float64) for x in results]
 
 
 def _interpret(
@@ -92,8 +92,10 @@ def _interpret(
     known.update(zip(jaxpr.invars, arguments, strict=True))
     for eqn in jaxpr.eqns:
         operands = [read(atom) for atom in eqn.invars]
-        made = _apply(eqn, arithmetic, operands)
-        known.update(zip(eqn.outvars, made if isinstance(made, list) else [made], strict=True))
+        results = _apply(eqn, arithmetic, operands)
+        known.update(
+            zip(eqn.outvars, results if isinstance(results, list) else [results], strict=True)
+        )
     return [read(atom) for atom in jaxpr.outvars]
 
 
@@ -119,15 +121,15 @@ _CALLED = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
 
 def _makes_floats(eqn: Any, operands: list[Pair]) -> bool:
-    """Whether floats come of floats; `iota` and random numbers are made of nothing."""
+    """Whether floats are computed from floats; those of `iota` and random bits are exact."""
     return any(jnp.issubdtype(x.value.dtype, jnp.floating) for x in operands)
 
 
 def _branch(eqn: Any, arithmetic: Arithmetic, operands: list[Pair]) -> list[Pair]:
     def run(branch: Any, operands: list[Pair]) -> list[Pair]:
         consts = [Pair(_wide(c)) for c in branch.consts]
-        made = _interpret(branch.jaxpr, arithmetic, consts, operands)
-        return [Pair(x.value, error_of(x)) for x in made]
+        results = _interpret(branch.jaxpr, arithmetic, consts, operands)
+        return [Pair(x.value, error_of(x)) for x in results]
 
     branches = [functools.partial(run, branch) for branch in eqn.params["branches"]]
     return lax.switch(operands[0].value, branches, operands[1:])
@@ -146,12 +148,12 @@ def _scan(eqn: Any, arithmetic: Arithmetic, operands: list[Pair]) -> list[Pair]:
     ]
 
     def body(carry: list[Pair], xs: list[Pair]) -> tuple[list[Pair], list[Pair]]:
-        made = _interpret(jaxpr.jaxpr, arithmetic, inner, [*consts, *carry, *xs])
+        results = _interpret(jaxpr.jaxpr, arithmetic, inner, [*consts, *carry, *xs])
         after = [
             Pair(x.value, None if before.error is None else error_of(x))
-            for x, before in zip(made[: len(carry)], carry, strict=True)
+            for x, before in zip(results[: len(carry)], carry, strict=True)
         ]
-        return after, made[len(carry) :]
+        return after, results[len(carry) :]
 
     carry, ys = lax.scan(body, carry, xs, length=params["length"], reverse=params["reverse"])
     return [*carry, *ys]

@@ -92,5 +92,5 @@ def bind(eqn: Any, operands: Sequence[Any]) -> Any:
 def exact(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Any:
     """Integers, random bits and shapes of exact operands."""
     del arithmetic
-    made = bind(eqn, [pair.value for pair in operands])
-    return [Pair(x) for x in made] if eqn.primitive.multiple_results else Pair(made)
+    result = bind(eqn, [pair.value for pair in operands])
+    return [Pair(x) for x in result] if eqn.primitive.multiple_results else Pair(result)

@@ -59,13 +59,13 @@ def _moved(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Any:
     values = bind(eqn, [pair.value for pair in operands])
     numbers = {"dynamic_slice": 1, "dynamic_update_slice": 2, "gather": 1}.get(name, len(operands))
     errors = [error_of(x) if i < numbers else x.value for i, x in enumerate(operands)]
-    made = eqn.primitive.bind(*errors, **eqn.params)
+    moved = eqn.primitive.bind(*errors, **eqn.params)
     if name == "gather":
         # Out of range it fills in NaN, which is no error.
-        made = jnp.where(jnp.isnan(values), 0.0, made)
+        moved = jnp.where(jnp.isnan(values), 0.0, moved)
     if eqn.primitive.multiple_results:
-        return [Pair(*each) for each in zip(values, made, strict=True)]
-    return Pair(values, made)
+        return [Pair(*each) for each in zip(values, moved, strict=True)]
+    return Pair(values, moved)
 
 
 def _same(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:

@@ -12,7 +12,6 @@ The fast implementations stream over the keys and form no matrix of scores, forw
 
 from collections.abc import Callable, Mapping
 import math
-import types
 from typing import Any, NamedTuple
 
 import jax
@@ -24,15 +23,9 @@ from kernels.row_map_attention import pallas, pallas_plan, reference, xla
 from kernels.row_map_attention.config import Call, Config, heuristic, tiles_of
 from kernels.row_map_attention.maps import OP, RowMap
 
+_mosaic = dispatch.lazy_module("kernels.row_map_attention.mosaic")
 
-def _mosaic() -> types.ModuleType:
-    """The kernel for Hopper, whose lowering is imported by those alone who name it."""
-    from kernels.row_map_attention import mosaic
-
-    return mosaic
-
-
-# In order of preference; "mosaic" is never chosen by itself.
+# In order of preference; "mosaic" runs only where a call names it.
 IMPLEMENTATIONS: Mapping[str, Callable[[Config, Call], Any]] = {
     "pallas": pallas.run,
     "xla": xla.run,
@@ -108,11 +101,15 @@ def row_map_attention(
     shapes.floating(OP, q=q_BTNH, k=k_BSKH, v=v_BSKH)
     _check(size, q_BTNH, k_BSKH, v_BSKH, row_map, bias, heads, scale, soft_cap)
     B, T, S, N, H = (size[letter] for letter in "BTSNH")
-    seen = visibility(
-        OP, B, T, S, causal=causal, window=window, segment_ids=segment_ids, start=start
-    )
     bias_N = jnp.broadcast_to(jnp.asarray(bias, jnp.float32), (N,))
-    call = Call(q_BTNH, k_BSKH, v_BSKH, bias_N, heads, seen)
+    call = Call(
+        q_BTNH,
+        k_BSKH,
+        v_BSKH,
+        bias_N,
+        heads,
+        visibility(OP, B, T, S, causal=causal, window=window, segment_ids=segment_ids, start=start),
+    )
     target = dispatch.target()
     entries = tuning.tiles(OP, target.device_kind, size, q_BTNH.dtype, heuristic(H, q_BTNH.dtype))
     config = Config(

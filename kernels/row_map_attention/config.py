@@ -23,7 +23,7 @@ class Call(NamedTuple):
     v_BSKH: jax.Array
     bias_N: jax.Array
     heads_N: jax.Array | None
-    seen: Visibility
+    visibility: Visibility
 
 
 class Rows(NamedTuple):

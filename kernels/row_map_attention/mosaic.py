@@ -27,7 +27,9 @@ def unsupported_reason(config: Config, call: Call) -> str:
         return reason
     if config.soft_cap is not None or call.heads_N is not None:
         return "has no soft_cap or heads; pass implementation=None"
-    return mosaic_pipeline.unsupported_reason(config.target, call.q_BTNH, call.k_BSKH, call.seen)
+    return mosaic_pipeline.unsupported_reason(
+        config.target, call.q_BTNH, call.k_BSKH, call.visibility
+    )
 
 
 def forward(config: Config, call: Call, visible_BT: jax.Array) -> tuple[jax.Array, Rows]:
@@ -44,7 +46,7 @@ def forward(config: Config, call: Call, visible_BT: jax.Array) -> tuple[jax.Arra
         call.q_BTNH,
         call.k_BSKH,
         call.v_BSKH,
-        call.seen,
+        call.visibility,
     )
     return out_BTNH, Rows(*numbers)
 

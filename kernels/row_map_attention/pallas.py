@@ -83,8 +83,8 @@ def _program(
             segments_1Y = tiles.segments_along(refs.key_segments_BS, at, real_Y, 1)
             query_X1 = refs.start_B[0] + tiles.entries(row, X, 0)
             key_1Y = tiles.entries(j * Y, Y, 1)
-            seen = tiles.seen(plan, refs, query_X1, key_1Y, (segments_X1, segments_1Y))
-            u_XY = u_XY.hidden(seen)
+            mask = tiles.visible_mask(plan, refs, query_X1, key_1Y, (segments_X1, segments_1Y))
+            u_XY = u_XY.hidden(mask)
         if row_map.normalised:
             old_X, centre_X = centre_X, tile.moved(row_map, centre_X, u_XY.largest(1))
             shrink_X = tile.rescale(row_map, old_X, centre_X)

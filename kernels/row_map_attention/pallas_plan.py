@@ -59,14 +59,16 @@ def plan(config: Config, tiles: Tiles, call: Call) -> Plan:
     _, S, K, _ = call.k_BSKH.shape
     exact = call.q_BTNH.dtype == jnp.float32
     X, Y = tiles.block_q, tiles.block_k
-    return Plan(call.seen.causal, T, S, N, K, H, X, Y, config, exact, tiles.warps, tiles.stages)
+    return Plan(
+        call.visibility.causal, T, S, N, K, H, X, Y, config, exact, tiles.warps, tiles.stages
+    )
 
 
 def inputs(call: Call) -> Inputs:
     """The arrays of a call, as the kernels read them."""
     heads_N = call.heads_N
     return Inputs(
-        **operands(call.seen),
+        **operands(call.visibility),
         bias_N=call.bias_N,
         heads_N=None if heads_N is None else heads_N.astype(jnp.int32),
         q_BTNH=call.q_BTNH,

@@ -149,8 +149,8 @@ def _dq_program(
             segments_1Y = tiles.segments_along(refs.key_segments_BS, at, real_Y, 1)
             query_X1 = refs.start_B[0] + tiles.entries(row, X, 0)
             key_1Y = tiles.entries(j * Y, Y, 1)
-            seen = tiles.seen(plan, refs, query_X1, key_1Y, (segments_X1, segments_1Y))
-            u_XY = u_XY.hidden(seen)
+            mask = tiles.visible_mask(plan, refs, query_X1, key_1Y, (segments_X1, segments_1Y))
+            u_XY = u_XY.hidden(mask)
         weights = tile.weight_and_slope(row_map, u_XY, pivot_X[:, None], functions)
         if row_map.normalised:
             g_XY -= delta_X[:, None]
@@ -238,8 +238,10 @@ def _dkv_head(
             segments_1X = tiles.segments_along(refs.query_segments_BT, at, real_X, 1)
             query_1X = tiles.entries(refs.start_B[0] + i * X, X, 1)
             # What is read past the end of a row's numbers must reach no sum.
-            seen = tiles.seen(plan, refs, query_1X, key_Y1, (segments_1X, segments_Y1), tail=True)
-            u_YX = u_YX.hidden(seen)
+            mask = tiles.visible_mask(
+                plan, refs, query_1X, key_Y1, (segments_1X, segments_Y1), tail=True
+            )
+            u_YX = u_YX.hidden(mask)
         weights = tile.weight_and_slope(row_map, u_YX, per_row(own.pivot_BNT, 1.0), functions)
         w_YX = weights.weight
         if row_map.normalised:

@@ -13,7 +13,7 @@ from kernels.row_map_attention.maps import SOFTMAX
 
 def run(config: Config, call: Call) -> tuple[jax.Array, jax.Array]:
     """`out_BTNH` and `dead_rows_BN`, computed in float32; see `api.row_map_attention`."""
-    q_BTNH, k_BSKH, v_BSKH, bias_N, heads_N, seen = call
+    q_BTNH, k_BSKH, v_BSKH, bias_N, heads_N, visibility = call
     _, T, N, _ = q_BTNH.shape
     _, S, K, _ = k_BSKH.shape
     k_BSNH = jnp.repeat(k_BSKH.astype(jnp.float32), N // K, axis=2)
@@ -23,7 +23,7 @@ def run(config: Config, call: Call) -> tuple[jax.Array, jax.Array]:
     )
     if config.soft_cap is not None:
         scores_BNTS = config.soft_cap * jnp.tanh(scores_BNTS / config.soft_cap)
-    mask_B1TS = seen.mask_BTS(T, S)[:, None]
+    mask_B1TS = visibility.mask_BTS(T, S)[:, None]
     scores_BNTS = jnp.where(mask_B1TS, scores_BNTS, -jnp.inf)
     pattern_BNTS = config.row_map(scores_BNTS, bias_N[None, :, None, None])
     dead_BNT = mask_B1TS.any(-1) & (pattern_BNTS.sum(-1) == 0)

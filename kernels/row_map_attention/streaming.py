@@ -34,7 +34,7 @@ def differentiable(
     def run_forward(config: Config, call: Call) -> Any:
         # A second derivative differentiates this function too.
         call = Call._make((*dispatch.first_order(OP, call[:4]), *call[4:]))
-        visible_BT = call.seen.counts_BT(call.q_BTNH.shape[1], call.k_BSKH.shape[1])
+        visible_BT = call.visibility.counts_BT(call.q_BTNH.shape[1], call.k_BSKH.shape[1])
         out_BTNH, rows = forward(config, call, visible_BT)
         dead_BNT = (rows.factor_BNT == 0) & (visible_BT > 0)[:, None]
         if call.heads_N is not None:

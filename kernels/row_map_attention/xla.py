@@ -43,10 +43,10 @@ class _Span(NamedTuple):
 
 def forward(config: Config, call: Call, visible_BT: jax.Array) -> tuple[jax.Array, Rows]:
     """`out_BTNH` in the dtype of v, and the rows' numbers; `visible_BT` counts the keys."""
-    q_BTNH, k_BSKH, v_BSKH, bias_N, heads_N, seen = call
+    q_BTNH, k_BSKH, v_BSKH, bias_N, heads_N, visibility = call
     B, T, N, _ = q_BTNH.shape
     K = k_BSKH.shape[2]
-    block, spans = _spans(config, q_BTNH, k_BSKH, seen)
+    block, spans = _spans(config, q_BTNH, k_BSKH, visibility)
     of_heads = _per_head(bias_N, heads_N, K)
     q_IBKGCH = _blocks(q_BTNH, block, K)
     k_BKSH, v_BKSH = k_BSKH.swapaxes(1, 2), v_BSKH.swapaxes(1, 2)
@@ -57,7 +57,7 @@ def forward(config: Config, call: Call, visible_BT: jax.Array) -> tuple[jax.Arra
         def one_block(of_block: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
             i, q_BKGCH = of_block
             dot = _product("BKGCH,BKSH->BKGCS", q_BKGCH, k)
-            mask = _mask(seen, i, block, T, span.keys)
+            mask = _mask(visibility, i, block, T, span.keys)
             visible = _count(visible_BT, i, block)
             w, scale, pivot, factor = of_heads(
                 config.row_map,
@@ -80,10 +80,10 @@ def backward(
     """Gradients by q, k, v, in their dtypes, and bias."""
     # With whole rows at hand, the mean of d_out v is more exact from them than from the output.
     del out_BTNH
-    q_BTNH, k_BSKH, v_BSKH, bias_N, heads_N, seen = call
+    q_BTNH, k_BSKH, v_BSKH, bias_N, heads_N, visibility = call
     _, T, N, _ = q_BTNH.shape
     K = k_BSKH.shape[2]
-    block, spans = _spans(config, q_BTNH, k_BSKH, seen)
+    block, spans = _spans(config, q_BTNH, k_BSKH, visibility)
     of_heads = _per_head(bias_N, heads_N, K)
     q_IBKGCH, d_out_IBKGCH = _blocks(q_BTNH, block, K), _blocks(d_out_BTNH, block, K)
     k_BKSH, v_BKSH = k_BSKH.swapaxes(1, 2), v_BSKH.swapaxes(1, 2)
@@ -96,7 +96,7 @@ def backward(
             i, q_BKGCH, d_out_BKGCH = of_block
             dot = _product("BKGCH,BKSH->BKGCS", q_BKGCH, k)
             g = _product("BKGCH,BKSH->BKGCS", d_out_BKGCH, v)
-            mask = _mask(seen, i, block, T, span.keys)
+            mask = _mask(visibility, i, block, T, span.keys)
             row = [_row(x, i, block, K) for x in rows]
             w, d_bias, ds = of_heads(
                 config.row_map,
@@ -175,13 +175,13 @@ def _per_head(bias_N: jax.Array, heads_N: jax.Array | None, K: int) -> Callable:
 
 
 def _spans(
-    config: Config, q_BTNH: jax.Array, k_BSKH: jax.Array, seen: Visibility
+    config: Config, q_BTNH: jax.Array, k_BSKH: jax.Array, visibility: Visibility
 ) -> tuple[int, list[_Span]]:
     """The length of a block of queries, and the spans of blocks."""
     B, T, N, _ = q_BTNH.shape
     S = k_BSKH.shape[1]
     fitting = max(BLOCK_ELEMENTS // (B * N * S), 1)
-    first = config.first if seen.causal else None
+    first = config.first if visibility.causal else None
     block = 1 << (fitting.bit_length() - 1)
     if first is not None:
         block = min(block, 1 << (-(-T // SPANS) - 1).bit_length())
@@ -224,17 +224,19 @@ def _count(visible_BT: jax.Array, i: jax.Array, block: int) -> jax.Array:
     return jnp.maximum(_row(visible_B1T, i, block, 1), 1.0)
 
 
-def _mask(seen: Visibility, i: jax.Array, block: int, T: int, S: int) -> jax.Array | None:
+def _mask(visibility: Visibility, i: jax.Array, block: int, T: int, S: int) -> jax.Array | None:
     """`[B, 1, 1, C, S]`; False past the last query."""
     row_C = i * block + jnp.arange(block, dtype=jnp.int32)
-    query_BC1 = (seen.start_B[:, None] + row_C[None])[..., None]
+    query_BC1 = (visibility.start_B[:, None] + row_C[None])[..., None]
     key_11S = jnp.arange(S, dtype=jnp.int32)[None, None]
     segments = (None, None)
-    if seen.query_segments_BT is not None and seen.key_segments_BS is not None:
-        padded = jnp.pad(seen.query_segments_BT, ((0, 0), (0, -T % block)), constant_values=-1)
+    if visibility.query_segments_BT is not None and visibility.key_segments_BS is not None:
+        padded = jnp.pad(
+            visibility.query_segments_BT, ((0, 0), (0, -T % block)), constant_values=-1
+        )
         mine = lax.dynamic_slice_in_dim(padded, i * block, block, axis=1)
-        segments = (mine[..., None], seen.key_segments_BS[:, None, :S])
-    mask = seen.tile(query_BC1, key_11S, *segments)
+        segments = (mine[..., None], visibility.key_segments_BS[:, None, :S])
+    mask = visibility.tile(query_BC1, key_11S, *segments)
     if T % block:
         inside = (row_C < T)[None, :, None]
         mask = inside if mask is None else mask & inside

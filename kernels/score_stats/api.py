@@ -111,7 +111,7 @@ def score_stats(
     call = Call(
         *_underived((q_BTNH, k_BSKH, bias_X)),
         target_BTN=None if target is None else _targets(target, B, T, N),
-        seen=visibility(
+        visibility=visibility(
             OP, B, T, S, causal=causal, window=window, segment_ids=segment_ids, start=start
         ),
     )

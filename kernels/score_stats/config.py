@@ -33,7 +33,9 @@ class RowStats(NamedTuple):
 
     s_p: Array
     target_mass: Array  # 1 / (1 + S_p)
-    margin: Array  # Delta = z_* - max_{j != *} z_j; inf without a rival, negative off the argmax
+    margin: (
+        Array  # Delta = z_* - max_{j != *} z_j; inf without a distractor, negative off the argmax
+    )
     relative_margin: Array  # rho = Delta / u_*; with degrees, rho < 1 exactly where active > 0
     active: Array  # int32: how many distractors get weight
     argmax: Array  # int32: the first key of greatest score, whatever the target
@@ -49,7 +51,7 @@ class Call(NamedTuple):
     k_BSKH: jax.Array
     bias_X: jax.Array
     target_BTN: jax.Array | None
-    seen: Visibility
+    visibility: Visibility
 
 
 @dataclasses.dataclass(frozen=True)

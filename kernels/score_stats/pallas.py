@@ -56,22 +56,22 @@ def unsupported_reason(config: Config, call: Call) -> str:
 
 def run(config: Config, call: Call) -> RowStats:
     """The statistics at each bias, `[X, B, T, N]`; see `api.score_stats`."""
-    q_BTNH, k_BSKH, bias_X, target_BTN, seen = call
+    q_BTNH, k_BSKH, bias_X, target_BTN, visibility = call
     results = []
     for first in range(0, bias_X.shape[0], _BIASES):
         inputs = _Inputs(
-            **tiles.operands(seen),
+            **tiles.operands(visibility),
             bias_X=bias_X[first : first + _BIASES],
             target_BTN=target_BTN,
             q_BTNH=q_BTNH,
             k_BSKH=k_BSKH,
         )
-        results.append(_launch(config, inputs, seen.causal))
-    top, argmax, star, rival = results[0][:4]
+        results.append(_launch(config, inputs, visibility.causal))
+    top, argmax, star, runner_up = results[0][:4]
     active = jnp.concatenate([each.active for each in results])
     sums = jnp.concatenate([each.sums for each in results], axis=1)
-    by_head = tile.Found(top, argmax, star, rival, active, sums)
-    by_position = tile.Found(*(x.swapaxes(-1, -2) for x in by_head))
+    by_head = tile.Reductions(top, argmax, star, runner_up, active, sums)
+    by_position = tile.Reductions(*(x.swapaxes(-1, -2) for x in by_head))
     S = k_BSKH.shape[1]
     return tile.finish(config, by_position, bias_X[:, None, None, None], target_BTN, S)
 
@@ -91,7 +91,7 @@ def _tiles(config: Config, sizes: Mapping[str, int], dtype: Any) -> dict[str, in
     return chosen
 
 
-def _launch(config: Config, inputs: _Inputs, causal: bool) -> tile.Found:
+def _launch(config: Config, inputs: _Inputs, causal: bool) -> tile.Reductions:
     """The kernel's outputs, `[..., B, N, T]`."""
     B, T, N, H = inputs.q_BTNH.shape
     S, K = inputs.k_BSKH.shape[1:3]
@@ -142,12 +142,12 @@ def _launch(config: Config, inputs: _Inputs, causal: bool) -> tile.Found:
         num_warps=chosen["warps"],
         num_stages=chosen["stages"],
     )(inputs)
-    return tile.Found(*result)
+    return tile.Reductions(*result)
 
 
 def _kernel(config: Config, tiling: Tiling, inputs: _Inputs, *outputs: Any) -> None:
     Q, Y = tiling.X, tiling.Y
-    out = tile.Found(*outputs)
+    out = tile.Reductions(*outputs)
     # Under a causal mask the last queries have the most keys: they start first.
     row = (pl.num_programs(0) - 1 - pl.program_id(0)) * Q
     rows = pl.ds(row, Q)
@@ -184,8 +184,8 @@ def _kernel(config: Config, tiling: Tiling, inputs: _Inputs, *outputs: Any) -> N
         key_segments_1Y = tiles.segments_along(inputs.key_segments_BS, columns, inside_Y, 1)
         segments = (query_segments_Q1, key_segments_1Y)
         query_Q1 = tiles.entries(first, Q, 0)
-        seen = tiles.seen(tiling, inputs, query_Q1, keys(j), segments)
-        return tile.score(config, dot_QY, seen)
+        mask = tiles.visible_mask(tiling, inputs, query_Q1, keys(j), segments)
+        return tile.score(config, dot_QY, mask)
 
     ranges = tiles.key_ranges(tiling, inputs, first, tiles.capped_clip)
 
@@ -201,18 +201,18 @@ def _kernel(config: Config, tiling: Tiling, inputs: _Inputs, *outputs: Any) -> N
     weights = [tile.target_weight(config, star_Q, bias, reciprocal) for bias in biases]
 
     def second_loop(j, carry, masked):
-        rival_Q, counts = carry
-        z = tile.rivals(scores(j, masked), keys(j) == at_Q1)
+        runner_up_Q, counts = carry
+        z = tile.without_target(scores(j, masked), keys(j) == at_Q1)
         added = [
             tile.distractors(config, z, star_Q, bias, *weight)
             for bias, weight in zip(biases, weights, strict=True)
         ]
-        return jnp.maximum(rival_Q, jnp.max(z, axis=-1)), jax.tree.map(jnp.add, counts, added)
+        return jnp.maximum(runner_up_Q, jnp.max(z, axis=-1)), jax.tree.map(jnp.add, counts, added)
 
     zeros = jnp.zeros((Q,), jnp.float32)
     none = (jnp.zeros((Q,), jnp.int32), *(zeros for _ in config.degrees))
-    unrivalled = (jnp.full((Q,), -jnp.inf, jnp.float32), [none for _ in biases])
-    rival_Q, counts = tiles.walk(ranges, second_loop, unrivalled)
+    empty = (jnp.full((Q,), -jnp.inf, jnp.float32), [none for _ in biases])
+    runner_up_Q, counts = tiles.walk(ranges, second_loop, empty)
 
     def store(ref, values):
         tiles.store(ref, values, inside_Q)
@@ -220,7 +220,7 @@ def _kernel(config: Config, tiling: Tiling, inputs: _Inputs, *outputs: Any) -> N
     store(out.top.at[rows], top_Q)
     store(out.argmax.at[rows], argmax_Q)
     store(out.star.at[rows], star_Q)
-    store(out.rival.at[rows], rival_Q)
+    store(out.runner_up.at[rows], runner_up_Q)
     for x, (active_Q, *sums) in enumerate(counts):
         store(out.active.at[jnp.int32(x), rows], active_Q)
         for p, sum_Q in enumerate(sums):

@@ -26,7 +26,7 @@ from kernels.score_stats.config import Array, Call, Config, RowStats, Status
 
 def run(config: Config, call: Call) -> RowStats:
     """The statistics at each bias, `[X, B, T, N]`; see `api.score_stats`."""
-    q_BTNH, k_BSKH, bias_X, target_BTN, seen = call
+    q_BTNH, k_BSKH, bias_X, target_BTN, visibility = call
     B, T, N, H = q_BTNH.shape
     S, K = k_BSKH.shape[1:3]
     z_BTKGS = jnp.einsum(
@@ -38,7 +38,7 @@ def run(config: Config, call: Call) -> RowStats:
     z_BTNS = z_BTKGS.reshape(B, T, N, S) * config.scale
     if config.soft_cap is not None:
         z_BTNS = config.soft_cap * jnp.tanh(z_BTNS / config.soft_cap)
-    z_BTNS = jnp.where(seen.mask_BTS(T, S)[:, :, None, :], z_BTNS, -jnp.inf)
+    z_BTNS = jnp.where(visibility.mask_BTS(T, S)[:, :, None, :], z_BTNS, -jnp.inf)
 
     def at(bias: jax.Array) -> RowStats:
         return row_stats(jnp, z_BTNS, bias, target_BTN, degrees=config.degrees, cap=config.cap)
@@ -76,7 +76,7 @@ def row_stats(
     star = top if target is None else xp.broadcast_to(xp.asarray(target, np.int32), top.shape)
     keys = xp.arange(S, dtype=np.int32).reshape((1,) * (z.ndim - 1) + (S,))
     is_star = keys == star[..., None]
-    rivals = kept & ~is_star
+    is_distractor = kept & ~is_star
 
     z_star = xp.where(is_star, z, -np.inf).max(-1)
     u_star = xp.where(is_star, u, -np.inf).max(-1)
@@ -92,7 +92,7 @@ def row_stats(
     # A CPU or GPU may flush a smaller weight to 0.
     live = ~(empty | invalid) & (weight_star >= np.finfo(dtype).tiny)
 
-    counted = rivals & live[..., None] & (weight > 0)
+    counted = is_distractor & live[..., None] & (weight > 0)
     # XLA divides by multiplying with the reciprocal, and x (1 / x) may be below 1: a tie is set.
     tied = weight == weight_star[..., None]
     if power_map:
@@ -102,12 +102,12 @@ def row_stats(
     s_p = [xp.where(live, _power(xp, ratio, p).sum(-1), np.inf) for p in degrees]
     s_p = xp.stack(s_p, -1)
 
-    margin = xp.where(empty | invalid, 0, z_star - xp.where(rivals, z, -np.inf).max(-1))
+    margin = xp.where(empty | invalid, 0, z_star - xp.where(is_distractor, z, -np.inf).max(-1))
     positive = live & (u_star > 0)
     rho = xp.where(positive, margin / xp.where(positive, u_star, 1), 0)
     # With a distractor above the threshold rho < 1, but rounding can reach 1.
     below_one = dtype.type(1 - np.finfo(dtype).epsneg)
-    rho = xp.where((rivals & (r > 0)).any(-1), xp.minimum(rho, below_one), rho)
+    rho = xp.where((is_distractor & (r > 0)).any(-1), xp.minimum(rho, below_one), rho)
 
     status = xp.where(u_star >= cap, int(Status.SATURATED), int(Status.ACTIVE))
     status = xp.where(live, status, int(Status.DEAD))

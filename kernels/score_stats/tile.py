@@ -7,8 +7,8 @@ target, so the target must be known before anything is summed:
 2. First loop, `raise_peak`: the greatest score and the first key that has it; `peak` then reduces.
 3. `target_weight`: u_* = z_* + b, r_* = min(max(u_*, 0), tau), and 1 / r_* for the rows that have
    a target weight.
-4. Second loop, `rivals` and `distractors`: without the target, the greatest z_j, how many r_j are
-   positive, and sum_j (r_j / r_*)^p for every degree p.
+4. Second loop, `without_target` and `distractors`: over all keys but the target, the greatest z_j,
+   the number of positive r_j, and sum_j (r_j / r_*)^p for every degree p.
 5. `finish`: margin, relative margin and status of each row.
 
 The target is left out by its index and never subtracted, and a ratio is taken before its power. A
@@ -50,23 +50,23 @@ class Peak(NamedTuple):
     star: jax.Array | None
 
 
-class Found(NamedTuple):
+class Reductions(NamedTuple):
     """What the two loops leave of each row: `[...]`, `[X, ...]` and `[P, X, ...]`."""
 
     top: jax.Array
     argmax: jax.Array
     star: jax.Array
-    rival: jax.Array
+    runner_up: jax.Array
     active: jax.Array
     sums: jax.Array
 
 
-def score(config: Config, product: jax.Array, seen: jax.Array | None) -> jax.Array:
-    """The scores of a tile of products q.k; `seen` is None where every key is visible."""
+def score(config: Config, product: jax.Array, mask: jax.Array | None) -> jax.Array:
+    """The scores of a tile of products q.k; `mask` is None where every key is visible."""
     z = product * config.scale
     if config.soft_cap is not None:
         z = jnp.tanh(z * (1.0 / config.soft_cap)) * config.soft_cap
-    return z if seen is None else jnp.where(seen, z, -jnp.inf)
+    return z if mask is None else jnp.where(mask, z, -jnp.inf)
 
 
 def no_peak(shape: tuple[int, ...], has_target: bool) -> Peak:
@@ -121,7 +121,7 @@ def target_weight(
     return r_star, reciprocal(r_star)
 
 
-def rivals(z: jax.Array, is_target: jax.Array) -> jax.Array:
+def without_target(z: jax.Array, is_target: jax.Array) -> jax.Array:
     """The scores without the target's: -inf in its place."""
     return jnp.where(is_target, -jnp.inf, z)
 
@@ -134,10 +134,10 @@ def distractors(
     r_star: jax.Array,
     inverse: jax.Array,
 ) -> tuple[jax.Array, ...]:
-    """How many of the tile's rivals have weight, then the sums of (r_j / r_*)^p: `[..., Q]` each.
+    """The number of distractors in a tile with weight, and the sums of (r_j / r_*)^p: `[..., Q]`.
 
     Args:
-      z: of `rivals`.
+      z: of `without_target`.
       star: the score of the target, `[..., Q]`.
       r_star, inverse: of `target_weight`, `[..., Q]`.
     """
@@ -166,7 +166,7 @@ def powers(x: jax.Array, degrees: tuple[float, ...]) -> list[jax.Array]:
 
 
 def finish(
-    config: Config, result: Found, bias: jax.Array, target: jax.Array | None, S: int
+    config: Config, result: Reductions, bias: jax.Array, target: jax.Array | None, S: int
 ) -> RowStats:
     """The statistics of the rows, `[X, ...]`.
 
@@ -174,7 +174,7 @@ def finish(
       bias: `[X]` with an axis of size 1 for each of a row's.
       target: key indices `[...]`, or None for the argmax.
     """
-    top, star, rival = result.top[None], result.star[None], result.rival[None]
+    top, star, runner_up = result.top[None], result.star[None], result.runner_up[None]
     u_top, u_star = top + bias, star + bias
     r_star = clipped(config, u_star)
 
@@ -189,7 +189,7 @@ def finish(
 
     s_p = jnp.where(live[..., None], jnp.moveaxis(result.sums, 0, -1), jnp.inf)
     active = jnp.where(live, result.active, 0)
-    margin = jnp.where(unread, 0.0, star - rival)
+    margin = jnp.where(unread, 0.0, star - runner_up)
     rho = jnp.where(live, margin / jnp.where(live, u_star, 1.0), 0.0)
     # With a distractor above the threshold rho < 1, but rounding can reach 1.
     below_one = 1.0 - float(np.finfo(np.float32).epsneg)

@@ -37,24 +37,24 @@ class _BatchRow(NamedTuple):
 
 def run(config: Config, call: Call) -> RowStats:
     """The statistics at each bias, `[X, B, T, N]`; see `api.score_stats`."""
-    q_BTNH, k_BSKH, bias_X, target_BTN, seen = call
+    q_BTNH, k_BSKH, bias_X, target_BTN, visibility = call
     B, T, N, _ = q_BTNH.shape
     S = k_BSKH.shape[1]
     together, Q, Y = _blocks(config, B, T, N, S)
     rows = _BatchRow(
         _padded(q_BTNH, Q),
         _padded(k_BSKH, Y),
-        seen.start_B,
+        visibility.start_B,
         _padded(target_BTN, Q),
-        _padded(seen.query_segments_BT, Q),
-        _padded(seen.key_segments_BS, Y),
+        _padded(visibility.query_segments_BT, Q),
+        _padded(visibility.key_segments_BS, Y),
     )
 
-    def whole_row(row: _BatchRow) -> tile.Found:
-        return _batch_row(config, row, bias_X, seen, (S, Q, Y))
+    def whole_row(row: _BatchRow) -> tile.Reductions:
+        return _batch_row(config, row, bias_X, visibility, (S, Q, Y))
 
     result = lax.map(whole_row, rows, batch_size=together)
-    result = tile.Found(*(_by_position(x, T) for x in result))
+    result = tile.Reductions(*(_by_position(x, T) for x in result))
     return tile.finish(config, result, bias_X[:, None, None, None], target_BTN, S)
 
 
@@ -94,7 +94,7 @@ def _batch_row(
     bias_X: jax.Array,
     visibility: Visibility,
     sizes: tuple[int, int, int],
-) -> tile.Found:
+) -> tile.Reductions:
     """Both loops over the rows of one batch row, `[I, ..., K, G, Q]`."""
     S, Q, Y = sizes
     K, H = row.k_SKH.shape[1:]
@@ -135,11 +135,11 @@ def _batch_row(
                     lax.dynamic_slice_in_dim(row.query_segments_T, i * Q, Q)[None, None, :, None],
                     lax.dynamic_slice_in_dim(row.key_segments_S, j * Y, Y)[None, None, None, :],
                 )
-            seen = visibility.tile(query, keys(j), *segments)
+            mask = visibility.tile(query, keys(j), *segments)
             if S % Y:
                 inside = keys(j) < S
-                seen = inside if seen is None else seen & inside
-            return tile.score(config, product_KYR.swapaxes(1, 2).reshape(K, G, Q, Y), seen)
+                mask = inside if mask is None else mask & inside
+            return tile.score(config, product_KYR.swapaxes(1, 2).reshape(K, G, Q, Y), mask)
 
         def first_loop(j, carry):
             kept_JKGQY, peak = carry
@@ -156,21 +156,21 @@ def _batch_row(
         at = argmax if target_KGQ is None else target_KGQ
 
         def second_loop(j, carry):
-            rival, counts = carry
-            z = tile.rivals(kept_JKGQY[j], keys(j) == at[..., None])
+            runner_up, counts = carry
+            z = tile.without_target(kept_JKGQY[j], keys(j) == at[..., None])
             added = jax.vmap(lambda *weight: tile.distractors(config, z, star, *weight))(
                 bias_X, *weights_XKGQ
             )
-            rival = jnp.maximum(rival, jnp.max(z, axis=-1))
-            return rival, tuple(x + y for x, y in zip(counts, added, strict=True))
+            runner_up = jnp.maximum(runner_up, jnp.max(z, axis=-1))
+            return runner_up, tuple(x + y for x, y in zip(counts, added, strict=True))
 
         weights_XKGQ = tile.target_weight(config, star[None], bias_X[:, None, None, None])
         zeros = jnp.zeros(weights_XKGQ[0].shape, jnp.float32)
         counts = (zeros.astype(jnp.int32), *(zeros for _ in config.degrees))
-        rival, (active, *sums) = lax.fori_loop(
+        runner_up, (active, *sums) = lax.fori_loop(
             low, high, second_loop, (jnp.full(star.shape, -jnp.inf, jnp.float32), counts)
         )
-        return tile.Found(top, argmax, star, rival, active, jnp.stack(sums))
+        return tile.Reductions(top, argmax, star, runner_up, active, jnp.stack(sums))
 
     def in_blocks(x):
         return None if x is None else x.reshape(-1, Q, K, G, *x.shape[2:])

@@ -39,7 +39,7 @@ class PerLayer:
 
 @struct.dataclass
 class Fused:
-    """An attend together with the name of the kernel that computes it; made by `fused`."""
+    """An attend together with the name of the kernel that computes it; `fused` builds one."""
 
     attend: Any
     implementation: str = struct.field(pytree_node=False)
@@ -52,9 +52,9 @@ _KERNELS: dict[Any, dict[str, FusedKernel]] = {}
 def register_fused(attend: Any, implementation: str, kernel: FusedKernel) -> None:
     """Lets a kernel compute `attend`: a function, or a class of attends (also inside `PerLayer`).
 
-    `kernel(attend, q_BTNH, k_BSKH, v_BSKH, *, seen, scale, cap)` returns `z_BTNH`, or `(z_BTNH,
-    aux)` as an attend may. `seen` is the `Visibility` of the keys; a `PerLayer` attend arrives as
-    the `Bound` of its layer.
+    `kernel(attend, q_BTNH, k_BSKH, v_BSKH, *, visibility, scale, cap)` returns `z_BTNH`, or
+    `(z_BTNH, aux)` as an attend may. `visibility` is the `Visibility` of the keys; a `PerLayer`
+    attend arrives as the `LayerAttend` of its layer.
     """
     _KERNELS.setdefault(attend, {})[implementation] = kernel
 
@@ -95,7 +95,7 @@ def attention(
     q_BTNH: jax.Array,
     k_BSKH: jax.Array,
     v_BSKH: jax.Array,
-    seen: Visibility,
+    visibility: Visibility,
     *,
     attend: Attend | Fused,
     scale: float,
@@ -122,8 +122,10 @@ def attention(
                 "attn.scores or attn.pattern is edited or recorded; pass the attend unfused"
             )
         kernel = _kernels_of(attend.attend)[attend.implementation]
-        made = kernel(attend.attend, q_BTNH, k_BSKH, v_BSKH, seen=seen, scale=scale, cap=cap)
-        z_BTNH, aux = made if isinstance(made, tuple) else (made, {})
+        result = kernel(
+            attend.attend, q_BTNH, k_BSKH, v_BSKH, visibility=visibility, scale=scale, cap=cap
+        )
+        z_BTNH, aux = result if isinstance(result, tuple) else (result, {})
         scope.aux |= aux
         return scope("attn.z", z_BTNH)
 
@@ -137,10 +139,10 @@ def attention(
     scores_BNTS = softcap(scores.reshape(B, N, T, S) * scale, cap)
     # Edits see finite scores; the mask comes after, so that no edit can open a masked key.
     scores_BNTS = scope.edit("attn.scores", scores_BNTS)
-    scores_BNTS = jnp.where(seen.mask_BTS(T, S)[:, None], scores_BNTS, -jnp.inf)
+    scores_BNTS = jnp.where(visibility.mask_BTS(T, S)[:, None], scores_BNTS, -jnp.inf)
     scope.observe("attn.scores", scores_BNTS)
-    made = attend(scores_BNTS)
-    pattern_BNTS, aux = made if isinstance(made, tuple) else (made, {})
+    result = attend(scores_BNTS)
+    pattern_BNTS, aux = result if isinstance(result, tuple) else (result, {})
     scope.aux |= aux
     pattern_BNTS = scope("attn.pattern", pattern_BNTS)
     pattern_BNTS = dropout(pattern_BNTS, "attn.pattern")
@@ -150,23 +152,23 @@ def attention(
     return scope("attn.z", z_BTNH)
 
 
-def _xla_softmax(attend, q_BTNH, k_BSKH, v_BSKH, *, seen, scale, cap):
+def _xla_softmax(attend, q_BTNH, k_BSKH, v_BSKH, *, visibility, scale, cap):
     del attend
     if cap is not None:
         raise UsageError(
             "attend: the fused kernel 'xla' has no score soft cap; pass the attend unfused"
         )
-    mask_BTS = seen.mask_BTS(q_BTNH.shape[1], k_BSKH.shape[1])
+    mask_BTS = visibility.mask_BTS(q_BTNH.shape[1], k_BSKH.shape[1])
     return jax.nn.dot_product_attention(
         q_BTNH, k_BSKH, v_BSKH, mask=mask_BTS[:, None], scale=scale, implementation="xla"
     )
 
 
 def by_row_map(
-    row_map: RowMap, q_BTNH, k_BSKH, v_BSKH, *, seen: Visibility, scale, cap, **options: Any
+    row_map: RowMap, q_BTNH, k_BSKH, v_BSKH, *, visibility: Visibility, scale, cap, **options: Any
 ) -> RowMapAttention:
     """`kernels.row_map_attention` with what a fused kernel is given; `options` are bias, heads."""
-    segments = (seen.query_segments_BT, seen.key_segments_BS)
+    segments = (visibility.query_segments_BT, visibility.key_segments_BS)
     return row_map_attention(
         q_BTNH,
         k_BSKH,
@@ -174,17 +176,19 @@ def by_row_map(
         row_map=row_map,
         scale=scale,
         soft_cap=cap,
-        causal=seen.causal,
-        window=seen.window,
+        causal=visibility.causal,
+        window=visibility.window,
         segment_ids=None if segments[0] is None else segments,
-        start=seen.start,
+        start=visibility.start,
         **options,
     )
 
 
-def _kernel_softmax(attend, q_BTNH, k_BSKH, v_BSKH, *, seen, scale, cap):
+def _kernel_softmax(attend, q_BTNH, k_BSKH, v_BSKH, *, visibility, scale, cap):
     del attend
-    return by_row_map(SOFTMAX, q_BTNH, k_BSKH, v_BSKH, seen=seen, scale=scale, cap=cap).out_BTNH
+    return by_row_map(
+        SOFTMAX, q_BTNH, k_BSKH, v_BSKH, visibility=visibility, scale=scale, cap=cap
+    ).out_BTNH
 
 
 register_fused(softmax, "xla", _xla_softmax)

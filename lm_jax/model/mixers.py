@@ -143,7 +143,7 @@ class AttentionMixer:
             k_BSKH, v_BSKH = cache["k"], cache["v"]
         B, T = positions_BT.shape
         # Slots of a cache that are not yet written lie after every query: causality hides them.
-        seen = visibility(
+        visible = visibility(
             "attention",
             *(B, T, k_BSKH.shape[1]),
             causal=True,
@@ -155,7 +155,7 @@ class AttentionMixer:
             q_BTNH,
             k_BSKH,
             v_BSKH,
-            seen,
+            visible,
             attend=layer.attend,
             scale=cfg.scale,
             cap=cfg.score_softcap,

@@ -41,11 +41,11 @@ def quadratic_of_logarithms(
     log_entry_BJR = jnp.concatenate([log_start_BR[:, None], log_write_BTR], 1)
     # Entry 0 is the state, at time 0; entry j the write of step j - 1, seen from time j on.
     time_I = np.arange(T + 1)
-    seen_IJ = np.concatenate([np.ones((T + 1, 1), bool), time_I[:, None] > time_I[None, :T]], 1)
+    past_IJ = np.concatenate([np.ones((T + 1, 1), bool), time_I[:, None] > time_I[None, :T]], 1)
     lag_IJ = time_I[:, None] - np.concatenate([[0], time_I[:T]])[None]
     log_kept_IJR = np.float32(lag_IJ)[..., None] * jnp.log(decay_R)[None, None]
     log_BIJR = log_entry_BJR[:, None] + log_kept_IJR[None]
-    log_BIJR = jnp.where(seen_IJ[None, :, :, None], log_BIJR, -jnp.inf)
+    log_BIJR = jnp.where(past_IJ[None, :, :, None], log_BIJR, -jnp.inf)
     top_BIR = jax.lax.stop_gradient(log_BIJR.max(2))
     top_BIR = jnp.where(jnp.isneginf(top_BIR), 0.0, top_BIR)
     part_BIJR = jnp.exp(log_BIJR - top_BIR[:, :, None])

@@ -31,9 +31,9 @@ def statistics(
             for row in np.ndindex(rows)
         ]
     fields = (np.array(x).reshape(rows + np.shape(x[0])) for x in zip(*results, strict=True))
-    made = RowStats(*fields)
-    whole = {name: getattr(made, name).astype(np.int32) for name in ("active", "argmax", "status")}
-    return made._replace(**whole)
+    stats = RowStats(*fields)
+    whole = {name: getattr(stats, name).astype(np.int32) for name in ("active", "argmax", "status")}
+    return stats._replace(**whole)
 
 
 def _row(z, kept, bias, target, degrees, cap) -> RowStats:
@@ -46,11 +46,11 @@ def _row(z, kept, bias, target, degrees, cap) -> RowStats:
         return nothing._replace(status=Status.INVALID)
     top = next(j for j in keys if z[j] == z[keys].max())
     star = top if target is None else target
-    rivals = [j for j in keys if j != star]
+    distractors = [j for j in keys if j != star]
     z_star = z[star] if kept[star] else -np.inf
     row = nothing._replace(
         status=Status.DEAD,
-        margin=z_star - max((z[j] for j in rivals), default=-np.inf),
+        margin=z_star - max((z[j] for j in distractors), default=-np.inf),
         argmax=top,
         u_star=z_star + bias,
     )
@@ -58,12 +58,12 @@ def _row(z, kept, bias, target, degrees, cap) -> RowStats:
     r_star = weights.get(star, 0.0)
     if r_star == 0:
         return row
-    s_p = np.array([sum((weights[j] / r_star) ** p for j in rivals) for p in degrees])
+    s_p = np.array([sum((weights[j] / r_star) ** p for j in distractors) for p in degrees])
     return row._replace(
         s_p=s_p,
         target_mass=1 / (1 + s_p),
         relative_margin=row.margin / row.u_star,
-        active=sum(weights[j] > 0 for j in rivals),
+        active=sum(weights[j] > 0 for j in distractors),
         status=Status.SATURATED if row.u_star >= cap else Status.ACTIVE,
         r_star=r_star,
     )

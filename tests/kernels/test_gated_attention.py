@@ -40,7 +40,7 @@ def _jitted(**options):
 
 
 def _definition(
-    q, k, v, bias, *, seen_BTS, mode="sample", scale=None, gate_scale=None, soft_cap=None
+    q, k, v, bias, *, mask_BTS, mode="sample", scale=None, gate_scale=None, soft_cap=None
 ):
     """Eq. 1-3 for queries at positions 0, 1, ...: every map, and the outputs."""
     B, T, N, H = q.shape
@@ -55,9 +55,9 @@ def _definition(
     drawn = jnp.log(u) - jnp.log1p(-u) if mode == "sample" else jnp.zeros_like(u)
     probability, relaxed = 1 / (1 + jnp.exp(-e)), 1 / (1 + jnp.exp(-e - drawn))
     gate = {"open": jnp.ones_like(e), "expected": probability}.get(mode, (e + drawn > 0) * 1.0)
-    seen = np.asarray(seen_BTS)[:, None]
+    mask = np.asarray(mask_BTS)[:, None]
     top = jax.lax.stop_gradient(score.max(-1, keepdims=True))
-    weight = jnp.where(seen, jnp.exp(score - top), 0.0)
+    weight = jnp.where(mask, jnp.exp(score - top), 0.0)
     total = weight.sum(-1, keepdims=True)
     softmax_ = weight / jnp.where(total == 0, 1.0, total)
     return {
@@ -66,8 +66,8 @@ def _definition(
         "relaxed": probability if mode == "expected" else relaxed,
         "v": v,
         "out": jnp.einsum("bnts,bsnh->btnh", gate * softmax_, v),
-        "expected": (probability * seen).sum((2, 3)),
-        "opened": ((gate > 0.5) & seen).sum((2, 3)),
+        "expected": (probability * mask).sum((2, 3)),
+        "opened": ((gate > 0.5) & mask).sum((2, 3)),
     }
 
 
@@ -106,8 +106,8 @@ def _variant(name):
         _, pull, got = jax.vjp(differentiable, *arrays, has_aux=True)
         return got, pull(cotangents)
 
-    seen_BTS = visibility("test", 2, T, T, **HIDDEN).mask_BTS(T, T)
-    define = functools.partial(_definition, seen_BTS=seen_BTS, **options)
+    mask_BTS = visibility("test", 2, T, T, **HIDDEN).mask_BTS(T, T)
+    define = functools.partial(_definition, mask_BTS=mask_BTS, **options)
     return arrays, cotangents, *run(*arrays), define
 
 
@@ -260,8 +260,8 @@ def test_vmap_and_checkpoint_change_nothing():
 
     def pulled(outputs, *arrays):
         # With cotangents of its own, so that no loss is compiled along.
-        made, pull = jax.vjp(outputs, *arrays)
-        return made, pull((wave, jnp.ones_like(made[1])))[:4]
+        results, pull = jax.vjp(outputs, *arrays)
+        return results, pull((wave, jnp.ones_like(results[1])))[:4]
 
     seeds = jnp.arange(2, dtype=jnp.uint32)
     two = tuple(jnp.stack([x, x[::-1]]) for x in (q, k, v))

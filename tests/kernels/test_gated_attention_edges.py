@@ -98,8 +98,8 @@ def test_no_array_of_the_program_is_as_large_as_the_map():
     shape = jax.ShapeDtypeStruct((2, 700, 3, 16), jnp.float32)
 
     def run(q, k, v):
-        made = gated_attention(q, k, v, seed=1, edge_capacity=1_000, implementation="xla")
-        return made.out_BTNH, made.edges
+        result = gated_attention(q, k, v, seed=1, edge_capacity=1_000, implementation="xla")
+        return result.out_BTNH, result.edges
 
     used = jax.jit(run).lower(shape, shape, shape).compile().memory_analysis()
     assert used.temp_size_in_bytes < 4 * 2 * 3 * 700 * 700 / 2

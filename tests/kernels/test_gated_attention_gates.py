@@ -35,8 +35,8 @@ def exact():
 
 def _map(*arrays, implementation="xla", **options):
     """A P, `[B, T, N, S]`, zero exactly where a gate is closed; expected and open edges."""
-    made = gated_attention(*arrays, seed=5, implementation=implementation, **options)
-    return made.out_BTNH, made.expected_edges_BN, made.open_edges_BN
+    result = gated_attention(*arrays, seed=5, implementation=implementation, **options)
+    return result.out_BTNH, result.expected_edges_BN, result.open_edges_BN
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +51,8 @@ def gates(exact):
 @pytest.mark.parametrize("blocks", [None, (16, 32), (7, 13), (64, 1)])
 def test_every_tiling_draws_the_gates_of_the_reference(exact, gates, blocks):
     config = Config("sample", 1 / 8, dispatch.target(), blocks=blocks)
-    seen = visibility("test", B, T, T, causal=True, window=None, segment_ids=None, start=None)
-    rest = (jnp.zeros((N,)), jnp.uint32(5), jnp.zeros((2,), jnp.int32), seen)
+    visible = visibility("test", B, T, T, causal=True, window=None, segment_ids=None, start=None)
+    rest = (jnp.zeros((N,)), jnp.uint32(5), jnp.zeros((2,), jnp.int32), visible)
     out, _, opened = jax.jit(functools.partial(xla.run, config))(Call(*exact, *rest))
     np.testing.assert_array_equal(out > 0, gates)
     np.testing.assert_array_equal(opened, gates.sum((1, 3)))

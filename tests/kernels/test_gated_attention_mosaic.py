@@ -29,14 +29,14 @@ def _config(mode="sample", H=64, on=dispatch.INTERPRETER, **options):
     return Config(mode=mode, scale=H**-0.5, target=on, **options)
 
 
-def _seen(B=1, T=128, S=None, **options):
-    given = {"causal": True, "window": None, "segment_ids": None, "start": None} | options
-    return visibility("gated_attention", B, T, S or T, **given)
+def _visibility(B=1, T=128, S=None, **options):
+    arguments = {"causal": True, "window": None, "segment_ids": None, "start": None} | options
+    return visibility("gated_attention", B, T, S or T, **arguments)
 
 
-def _call(q, k, seen):
+def _call(q, k, visible):
     """A call of these queries, keys and visibility; the values are of the shape of the keys."""
-    return Call(q, k, k, jnp.zeros(q.shape[2]), jnp.uint32(0), jnp.zeros(2, jnp.int32), seen)
+    return Call(q, k, k, jnp.zeros(q.shape[2]), jnp.uint32(0), jnp.zeros(2, jnp.int32), visible)
 
 
 def _inputs(B=1, T=256, N=2, K=1, H=64):
@@ -57,15 +57,15 @@ def test_a_tile_is_absorbed_as_by_the_tile_function(mode, hidden):
     raw_XY = 20 * jax.random.normal(keys[0], (X, Y))
     rows = tile.Rows(*(jax.random.uniform(key, (X,)) for key in jax.random.split(keys[1], 4)))
     query_X, key_Y, bias = jnp.arange(X) + 8, jnp.arange(Y), jnp.float32(0.3)
-    seen_XY = key_Y[None] <= query_X[:, None] if hidden else None
+    mask_XY = key_Y[None] <= query_X[:, None] if hidden else None
     word_X = noise.row(noise.stream(jnp.uint32(1), 0, 0), query_X)
     bits_XY = noise.bits_of_row(word_X[:, None], key_Y[None])
 
-    masked_XY = raw_XY if seen_XY is None else jnp.where(seen_XY, raw_XY, -jnp.inf)
+    masked_XY = raw_XY if mask_XY is None else jnp.where(mask_XY, raw_XY, -jnp.inf)
     got = mosaic._absorb(config, rows, masked_XY, bias, word_X, key_Y)
 
     def by_tile(rows, raw_XY):
-        return tile.absorb(config, rows, raw_XY, bias, bits_XY, seen_XY)
+        return tile.absorb(config, rows, raw_XY, bias, bits_XY, mask_XY)
 
     want = by_tile(rows, raw_XY)
     rounding.assert_same(got, want, rounding.expected(by_tile, rows, raw_XY))
@@ -108,14 +108,16 @@ def test_what_it_does_not_serve_is_told(reason):
     options = dict(options)
     dtype, S = options.pop("dtype", jnp.bfloat16), options.get("S", T)
     q, k = (jax.ShapeDtypeStruct((1, rows, 2, H), dtype) for rows in (T, S))
-    assert reason in mosaic.unsupported_reason(config, _call(q, k, _seen(T=T, **options)))
+    assert reason in mosaic.unsupported_reason(config, _call(q, k, _visibility(T=T, **options)))
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": False}, {"window": 7}])
 @pytest.mark.parametrize("H", [64, 128])
 def test_what_it_serves_has_no_reason(H, options):
     q = jax.ShapeDtypeStruct((1, 256, 2, H), jnp.bfloat16)
-    assert not mosaic.unsupported_reason(_config(on=H200), _call(q, q, _seen(T=256, **options)))
+    assert not mosaic.unsupported_reason(
+        _config(on=H200), _call(q, q, _visibility(T=256, **options))
+    )
 
 
 @pytest.mark.skipif(
@@ -137,7 +139,7 @@ def test_what_it_serves_has_no_reason(H, options):
 )
 def test_value_and_gradients_interpreted_equal_the_reference(mode, B, T, N, K, H, options):
     arrays, config = _inputs(B, T, N, K, H), _config(mode, H)
-    seen = _seen(B, T, **options)
+    visible = _visibility(B, T, **options)
     key = jax.random.key(9)
     cotangents = (
         jax.random.normal(key, (B, T, N, H)).astype(jnp.bfloat16),
@@ -147,7 +149,7 @@ def test_value_and_gradients_interpreted_equal_the_reference(mode, B, T, N, K, H
 
     def outputs_and_gradients(run):
         def of_floats(*floats):
-            return run(config, Call(*floats, *arrays[4:], seen))
+            return run(config, Call(*floats, *arrays[4:], visible))
 
         outputs, pull = jax.vjp(of_floats, *arrays[:4])
         return outputs, pull(cotangents)
@@ -155,10 +157,10 @@ def test_value_and_gradients_interpreted_equal_the_reference(mode, B, T, N, K, H
     q, k, _, bias = cases.widened(arrays[:4])
 
     def attend(v):
-        return reference.run(config, Call(q, k, v, bias, *arrays[4:], seen))[0]
+        return reference.run(config, Call(q, k, v, bias, *arrays[4:], visible))[0]
 
     def expected_edges(q, k):
-        return reference.run(config, Call(q, k, arrays[2], bias, *arrays[4:], seen))[1]
+        return reference.run(config, Call(q, k, arrays[2], bias, *arrays[4:], visible))[1]
 
     got, gradients = jax.jit(lambda: outputs_and_gradients(mosaic.run))()
     want, exact = jax.jit(lambda: outputs_and_gradients(reference.run))()
@@ -173,8 +175,8 @@ def test_value_and_gradients_interpreted_equal_the_reference(mode, B, T, N, K, H
 def _forward(H):
     q, k, v, *rest = jax.eval_shape(functools.partial(_inputs, 2, 2048, 4, 2, H))
 
-    def run(*given):
-        return mosaic.run(_config(H=H, on=H200), Call(*given, _seen(2, 2048)))
+    def run(*inputs):
+        return mosaic.run(_config(H=H, on=H200), Call(*inputs, _visibility(2, 2048)))
 
     return run, (q, k, v, *rest)
 

@@ -39,7 +39,7 @@ def _inputs(B=2, T=20, S=None, N=2, K=1, H=16):
 def _call(q, k, v, bias, *, implementation="pallas", mode="sample", seed=SEED, **options):
     seed = seed if mode == "sample" else None
     with dispatch.on(dispatch.INTERPRETER):
-        made = gated_attention(
+        result = gated_attention(
             q,
             k,
             v,
@@ -49,7 +49,7 @@ def _call(q, k, v, bias, *, implementation="pallas", mode="sample", seed=SEED, *
             implementation=implementation,
             **options,
         )
-    return made.out_BTNH, made.expected_edges_BN, made.open_edges_BN
+    return result.out_BTNH, result.expected_edges_BN, result.open_edges_BN
 
 
 def _outputs_and_gradients(*arrays, call=_call, **options):
@@ -98,12 +98,12 @@ def _maps(blocks: tuple[int, int] | None) -> tuple[np.ndarray, ...]:
     q, k, _, bias = _inputs(T=40, K=2, H=40)
     identity = jnp.broadcast_to(jnp.eye(40)[None, :, None], k.shape)
     config = Config("sample", 40**-0.5, dispatch.INTERPRETER, blocks=blocks)
-    seen = visibility("test", 2, 40, 40, causal=True, window=None, segment_ids=None, start=None)
+    visible = visibility("test", 2, 40, 40, causal=True, window=None, segment_ids=None, start=None)
 
     @jax.jit
     def run(q, k, bias):
         def outputs(v):
-            call = Call(q, k, v, bias, jnp.uint32(SEED), jnp.zeros(2, int), seen)
+            call = Call(q, k, v, bias, jnp.uint32(SEED), jnp.zeros(2, int), visible)
             result = pallas.run(config, call)
             return result[0], result
 
@@ -161,9 +161,9 @@ def test_one_program_serves_every_window_and_the_largest_hides_nothing():
 
     fast, slow = jax.jit(run), functools.partial(run, implementation="reference")
     for window in (1, 33, 2**31 - 1):
-        given = jnp.int32(window), *arrays
-        result = fast(*given)
-        rounding.assert_within(result, rounding.expected(slow, *given))
+        inputs = jnp.int32(window), *arrays
+        result = fast(*inputs)
+        rounding.assert_within(result, rounding.expected(slow, *inputs))
     rounding.assert_within(result, _wanted(*arrays))
 
 
@@ -174,9 +174,9 @@ def test_a_tile_without_an_open_gate_reads_no_values():
     q, k = jnp.abs(q) + 0.25, (jnp.abs(k) + 0.25).at[:, 32:64].multiply(-1.0)
     poisoned = v.at[:, 32:64].set(jnp.nan)
     config = Config("threshold", 0.25, dispatch.INTERPRETER, blocks=blocks)
-    seen = visibility("test", 1, 96, 96, causal=True, window=None, segment_ids=None, start=None)
+    visible = visibility("test", 1, 96, 96, causal=True, window=None, segment_ids=None, start=None)
     none = (jnp.zeros(1), jnp.uint32(0), jnp.zeros(2, int))
-    run = jax.jit(lambda q, k, v: pallas.run(config, Call(q, k, v, *none, seen)))
+    run = jax.jit(lambda q, k, v: pallas.run(config, Call(q, k, v, *none, visible)))
     got, want = run(q, k, poisoned), run(q, k, v)
     for mine, theirs in zip(got, want, strict=True):
         np.testing.assert_array_equal(mine, theirs)
@@ -198,7 +198,7 @@ def test_vmap_and_checkpoint_change_nothing_and_a_repeat_is_equal_to_the_bit():
     got, wanted = (
         run(jax.vmap(functools.partial(rematerialised, implementation)), seeds, *two)
         for run, implementation in (
-            (lambda function, *given: jax.jit(function)(*given), "pallas"),
+            (lambda function, *inputs: jax.jit(function)(*inputs), "pallas"),
             (rounding.expected, "reference"),
         )
     )
@@ -256,9 +256,11 @@ def test_a_short_call_takes_small_tiles_and_no_more_warps_than_they_feed():
 
     def plan(kernel, T, S, dtype=jnp.bfloat16, H=64):
         q, k = (jax.ShapeDtypeStruct((1, length, 1, H), dtype) for length in (T, S))
-        seen = visibility("test", 1, T, S, causal=True, window=None, segment_ids=None, start=None)
+        visible = visibility(
+            "test", 1, T, S, causal=True, window=None, segment_ids=None, start=None
+        )
         none = (jnp.zeros(1), jnp.uint32(0), jnp.zeros(2, int))
-        result = pallas_plan.plan(config, Call(q, k, k, *none, seen), kernel)
+        result = pallas_plan.plan(config, Call(q, k, k, *none, visible), kernel)
         return result.X, result.Y, result.warps
 
     assert plan("forward", 2048, 2048) == (64, 64, 4)

@@ -33,7 +33,7 @@ OPTIONS = (
 )
 
 
-def _told(options) -> str:
+def _option_id(options) -> str:
     return "-".join(f"{k}={v}" for k, v in options.items()) or "plain"
 
 
@@ -44,14 +44,14 @@ def _oracle(case: cases.Case, arrays: cases.Arrays) -> cases.Arrays:
     )
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=_told)
+@pytest.mark.parametrize("options", OPTIONS, ids=_option_id)
 def test_the_recurrence_is_the_float64_formula(options):
     case, arrays = _tiny(**options)
     wanted = rounding.expected(functools.partial(_oracle, case), arrays)
     rounding.assert_within(jax.jit(lambda a: SUITE.call(case, a, "reference"))(arrays), wanted)
 
 
-@pytest.mark.parametrize("options", OPTIONS[:3], ids=_told)
+@pytest.mark.parametrize("options", OPTIONS[:3], ids=_option_id)
 def test_gradients_of_the_recurrence_are_those_of_the_float64_formula(options):
     case, arrays = _tiny(**options)
     cotangents = cases.cotangents(SUITE, case, arrays, jax.random.key(1))

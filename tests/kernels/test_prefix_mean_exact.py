@@ -177,13 +177,13 @@ def test_the_state_alone_carries_a_gradient_to_every_input(implementation):
     arrays = _inputs(1, 21, 4, 3, half_lives=(1.0, 100.0))
     before = State(jnp.ones((1, 4, 3)), jnp.full((1, 4), 2.0))
 
-    def gradients(implementation, *given):
+    def gradients(implementation, *inputs):
         def state_after(arrays, before):
             return prefix_mean(
                 *arrays, initial_state=before, return_state=True, implementation=implementation
             )[1]
 
-        return jax.vjp(state_after, *given)[1](cotangent)
+        return jax.vjp(state_after, *inputs)[1](cotangent)
 
     cotangent = jax.tree.map(lambda x: jax.random.normal(jax.random.key(x.ndim), x.shape), before)
     d_arrays, d_before = jax.jit(gradients, static_argnums=0)(implementation, arrays, before)

@@ -60,11 +60,11 @@ def test_past_mass_is_the_discounted_sum_of_writes():
     x = _inputs()
     got = tile.past_mass(POWERS, x["write"], x["mass"])
 
-    def plain(decay, write, mass):
+    def formula(decay, write, mass):
         of_writes = jnp.einsum("ijr,jr->ir", _pair_powers(decay), write)
         return of_writes + _power(np.arange(C), decay) * mass
 
-    rounding.assert_within(got, rounding.expected(plain, DECAY, x["write"], x["mass"]))
+    rounding.assert_within(got, rounding.expected(formula, DECAY, x["write"], x["mass"]))
 
 
 @pytest.mark.parametrize("mass", [0.0, 1e-38, 1e-37])
@@ -76,14 +76,14 @@ def test_mixing_is_strictly_causal_and_exact():
     x = _inputs()
     got = tile.mixing(POWERS, x["read"], x["write"], jnp.float32)
 
-    def plain(decay, read, write):
+    def formula(decay, read, write):
         return jnp.einsum("ir,ijr,jr->ij", read, _pair_powers(decay), write)
 
-    rounding.assert_within(got, rounding.expected(plain, DECAY, x["read"], x["write"]))
+    rounding.assert_within(got, rounding.expected(formula, DECAY, x["read"], x["write"]))
     assert not np.asarray(got)[np.triu_indices(C)].any()
 
 
-def _plain(write, value, decay, read, total, mass, length: int, normalise: bool):
+def _formula(write, value, decay, read, total, mass, length: int, normalise: bool):
     """What a chunk yields, from the powers of every pair of steps."""
     pair, start = _pair_powers(decay), _power(np.arange(C), decay)
     past_total = jnp.einsum("ijr,jr,je->ire", pair, write, value) + start[..., None] * total[None]
@@ -100,23 +100,23 @@ def _plain(write, value, decay, read, total, mass, length: int, normalise: bool)
 
 @pytest.mark.parametrize("normalise", [True, False])
 @pytest.mark.parametrize("length", [C, 11])
-def test_outputs_and_gradients_equal_the_plain_form(length, normalise):
+def test_outputs_and_gradients_equal_the_pairwise_formula(length, normalise):
     x = _inputs(length)
 
-    def plain(x, decay):
+    def formula(x, decay):
         names = ("write", "value", "read", "total", "mass")
-        made, pull = jax.vjp(
-            lambda decay, x: _plain(**x, decay=decay, length=length, normalise=normalise),
+        results, pull = jax.vjp(
+            lambda decay, x: _formula(**x, decay=decay, length=length, normalise=normalise),
             decay,
             {name: x[name] for name in names},
         )
-        d_decay, d_x = pull({name: x[f"d_{name}"] for name in made})
+        d_decay, d_x = pull({name: x[f"d_{name}"] for name in results})
         start = (d_x["total"] * x["total"]).sum(1) + d_x["mass"][0] * x["mass"][0]
         d_x = {name: d if name in ("total", "mass") else d[:length] for name, d in d_x.items()}
-        return made, d_x | {"log_decay": (decay * d_decay)[None], "flux": start[None]}
+        return results, d_x | {"log_decay": (decay * d_decay)[None], "flux": start[None]}
 
     wanted, d_wanted = (
-        rounding.Expected(*each) for each in zip(*rounding.expected(plain, x, DECAY), strict=True)
+        rounding.Expected(*each) for each in zip(*rounding.expected(formula, x, DECAY), strict=True)
     )
     until_end = tile.until_end(C, LOG2_DECAY, length)
     kept = jnp.exp2(length * LOG2_DECAY)
@@ -125,12 +125,12 @@ def test_outputs_and_gradients_equal_the_plain_form(length, normalise):
         per_mass = tile.per_mass(tile.past_mass(POWERS, x["write"], x["mass"]))
     scaled = x["read"] * per_mass
     total, mass = tile.advance(until_end, x["write"], x["value"])
-    made = {
+    results = {
         "out": tile.output(POWERS, scaled, x["write"], x["value"], x["total"]),
         "total": kept.T * x["total"] + total,
         "mass": kept * x["mass"] + mass,
     }
-    rounding.assert_within(made, wanted)
+    rounding.assert_within(results, wanted)
 
     d_read = tile.read_gradient(POWERS, x["write"], x["value"], x["d_out"], x["total"], per_mass)
     pull = scaled * d_read if normalise else None
@@ -138,10 +138,10 @@ def test_outputs_and_gradients_equal_the_plain_form(length, normalise):
     d_write = tile.write_gradient(POWERS, until_end, scaled, pull, x["value"], x["d_out"], *ends)
     d_value = tile.value_gradient(POWERS, until_end, scaled, x["write"], x["d_out"], x["d_total"])
     d_total, d_mass = tile.retreat(POWERS, scaled, pull, x["d_out"])
-    flux = jnp.sum(x["d_total"] * made["total"], axis=1)[None] + x["d_mass"] * made["mass"]
+    flux = jnp.sum(x["d_total"] * results["total"], axis=1)[None] + x["d_mass"] * results["mass"]
     lost = x["write"] * d_write - (0.0 if normalise else x["read"] * d_read)
     d_log_decay, flux_at_start = tile.flux_gradient(flux, lost, length)
-    d_made = {
+    d_results = {
         "read": d_read[:length],
         "write": d_write[:length],
         "value": d_value[:length],
@@ -150,7 +150,7 @@ def test_outputs_and_gradients_equal_the_plain_form(length, normalise):
         "log_decay": d_log_decay,
         "flux": flux_at_start,
     }
-    rounding.assert_within(d_made, d_wanted)
+    rounding.assert_within(d_results, d_wanted)
 
 
 def test_wide_products_of_bfloat16_keep_sixteen_bits():

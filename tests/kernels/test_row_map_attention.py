@@ -85,18 +85,18 @@ def test_reference_is_the_definition_on_the_scores_with_its_gradients(name):
     bias_N = jnp.array([0.3, -0.4])
     cotangent = jax.random.normal(keys[2], (2, 2, T, T))
 
-    def values_and_gradients(attend, *given):
-        out, pull = jax.vjp(attend, *given)
+    def values_and_gradients(attend, *inputs):
+        out, pull = jax.vjp(attend, *inputs)
         return out, pull(cotangent.astype(out.dtype))
 
-    given = q_BTNH, bias_N
+    inputs = q_BTNH, bias_N
     run = functools.partial(values_and_gradients, by_attention)
     with jax.enable_x64(True):
-        exact = values_and_gradients(by_definition, *(np.asarray(x, np.float64) for x in given))
+        exact = values_and_gradients(by_definition, *(np.asarray(x, np.float64) for x in inputs))
         exact = jax.tree.map(np.asarray, exact)
     assert all(each.dtype == np.float64 for each in jax.tree.leaves(exact))
-    wanted = rounding.expected(run, *given)._replace(values=exact)
-    rounding.assert_within(jax.jit(run)(*given), wanted)
+    wanted = rounding.expected(run, *inputs)._replace(values=exact)
+    rounding.assert_within(jax.jit(run)(*inputs), wanted)
 
 
 @pytest.mark.parametrize("name", MAPS)
@@ -107,11 +107,11 @@ def test_weights_equal_float64(name, size):
     scores = (size * rng.standard_normal((40, 23))).astype(np.float32)
     mask = rng.random((40, 23)) < 0.7
     mask[7] = False
-    given = jnp.where(mask, scores, -jnp.inf), jnp.asarray([[0.5]])
-    got = row_map(*given)
+    inputs = jnp.where(mask, scores, -jnp.inf), jnp.asarray([[0.5]])
+    got = row_map(*inputs)
     want = definition(np, row_map, scores.astype(np.float64), 0.5, mask)
     assert np.all(np.asarray(got)[7] == 0)
-    rounding.assert_within(got, rounding.expected(row_map, *given)._replace(values=want))
+    rounding.assert_within(got, rounding.expected(row_map, *inputs)._replace(values=want))
 
 
 def definition(xp, row_map, scores, bias, mask):

@@ -59,7 +59,7 @@ def test_a_stream_of_tiles_is_the_row(name, size):
     keys = jax.random.split(jax.random.key(0), 2)
     raw_XY, v_YH = size * jax.random.normal(keys[0], (X, Y)), jax.random.normal(keys[1], (Y, 5))
     query_X, key_Y = jnp.arange(X) + 60, jnp.arange(Y)
-    seen_XY = key_Y[None] <= query_X[:, None]
+    mask_XY = key_Y[None] <= query_X[:, None]
     place = mosaic_pipeline.Place(jnp.int32(0), 1, query_X, query_X + 1)
     # Two standard deviations of the scores: some rows have an active key, and some none.
     bias_N = jnp.array([9.0, -0.25 * size])
@@ -67,19 +67,19 @@ def test_a_stream_of_tiles_is_the_row(name, size):
     stream = mosaic._stream(config, place, bias_N)
     rows, sum_XH = stream.rows, jnp.zeros((X, 5))
     for at in (slice(0, 32), slice(32, 64), slice(64, 96)):
-        given_XY = jnp.where(seen_XY[:, at], raw_XY[:, at], -jnp.inf)
-        rows, weight_XY, shrink_X = stream.absorb(rows, given_XY, key_Y[at])
+        masked_XY = jnp.where(mask_XY[:, at], raw_XY[:, at], -jnp.inf)
+        rows, weight_XY, shrink_X = stream.absorb(rows, masked_XY, key_Y[at])
         assert (shrink_X is None) == (not config.row_map.normalised)
         sum_XH = sum_XH * (1.0 if shrink_X is None else shrink_X[:, None]) + weight_XY @ v_YH[at]
     scale_X, (pivot_X, factor_X) = stream.finish(rows)
 
     def rows_of_reference(raw_XY, v_YH):
-        pattern_XY = config.row_map(jnp.where(seen_XY, config.scale * raw_XY, -jnp.inf), bias_N[1])
+        pattern_XY = config.row_map(jnp.where(mask_XY, config.scale * raw_XY, -jnp.inf), bias_N[1])
         return pattern_XY @ v_YH, pattern_XY
 
     wanted = rounding.expected(rows_of_reference, raw_XY, v_YH)
     u_XY, _ = tile.logits(config.row_map, raw_XY, bias_N[1], config.scale, None)
-    pattern_XY = tile.weight(config.row_map, u_XY.hidden(seen_XY), pivot_X[:, None])
+    pattern_XY = tile.weight(config.row_map, u_XY.hidden(mask_XY), pivot_X[:, None])
     result = sum_XH * scale_X[:, None], pattern_XY * factor_X[:, None]
     rounding.assert_within(result, wanted)
     live_X = wanted.values[1].any(1)
@@ -139,20 +139,20 @@ REFUSED = {
 @pytest.mark.parametrize("reason", REFUSED)
 def test_what_it_does_not_serve_is_told(reason):
     options, (T, H) = REFUSED[reason]
-    given = {"dtype": jnp.bfloat16, "S": T, "on": H200} | options
-    dtype, S, on = (given.pop(name) for name in ("dtype", "S", "on"))
+    arguments = {"dtype": jnp.bfloat16, "S": T, "on": H200} | options
+    dtype, S, on = (arguments.pop(name) for name in ("dtype", "S", "on"))
     q, k = (jnp.zeros((1, rows, 2, H), dtype) for rows in (T, S))
     with dispatch.on(on), pytest.raises(dispatch.UnavailableError, match=reason):
-        row_map_attention(q, k, k, row_map=maps.SOFTMAX, implementation="mosaic", **given)
+        row_map_attention(q, k, k, row_map=maps.SOFTMAX, implementation="mosaic", **arguments)
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": False}, {"window": 7}])
 @pytest.mark.parametrize("H", [64, 128])
 def test_what_it_serves_has_no_reason(H, options):
     q = jnp.zeros((1, 256, 2, H), jnp.bfloat16)
-    given = {"causal": True, "window": None, "segment_ids": None, "start": None} | options
-    seen = visibility("row_map_attention", 1, 256, 256, **given)
-    call = Call(q, q, q, jnp.zeros(2), None, seen)
+    arguments = {"causal": True, "window": None, "segment_ids": None, "start": None} | options
+    visible = visibility("row_map_attention", 1, 256, 256, **arguments)
+    call = Call(q, q, q, jnp.zeros(2), None, visible)
     assert not mosaic.unsupported_reason(_config(maps.SOFTMAX, on=H200), call)
 
 
@@ -183,16 +183,16 @@ def test_value_and_gradients_interpreted_equal_the_reference(name, sizes, option
     def outputs_and_gradients(implementation):
         def of_floats(q, k, v, bias):
             with dispatch.on(dispatch.INTERPRETER):
-                given = {"row_map": MAPS[name], "bias": bias, "implementation": implementation}
-                return tuple(row_map_attention(q, k, v, **given, **options))
+                arguments = {"row_map": MAPS[name], "bias": bias, "implementation": implementation}
+                return tuple(row_map_attention(q, k, v, **arguments, **options))
 
         (out, dead), pull = jax.vjp(of_floats, *arrays)
         return out, dead, pull((d_out, np.zeros(dead.shape, jax.dtypes.float0)))
 
     def attend(v):
         q, k, bias = cases.widened((*arrays[:2], arrays[3]))
-        given = {"row_map": MAPS[name], "bias": bias, "implementation": "reference"}
-        return row_map_attention(q, k, v, **given, **options)[0]
+        arguments = {"row_map": MAPS[name], "bias": bias, "implementation": "reference"}
+        return row_map_attention(q, k, v, **arguments, **options)[0]
 
     out, dead, gradients = jax.jit(lambda: outputs_and_gradients("mosaic"))()
     _, want_dead, exact = jax.jit(lambda: outputs_and_gradients("reference"))()

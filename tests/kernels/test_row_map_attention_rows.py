@@ -268,12 +268,12 @@ def test_gradients_reach_the_visible_keys_and_no_others(implementation):
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("window", [None, 5, 2**31 - 1])
 @pytest.mark.parametrize("start", [None, -3, 4])
 def test_counted_keys_are_those_of_the_mask(causal, window, start):
     T, S = 7, 12
-    seen = visibility("x", 2, T, S, causal=causal, window=window, segment_ids=None, start=start)
-    np.testing.assert_array_equal(seen.counts_BT(T, S), seen.mask_BTS(T, S).sum(-1))
+    visible = visibility("x", 2, T, S, causal=causal, window=window, segment_ids=None, start=start)
+    np.testing.assert_array_equal(visible.counts_BT(T, S), visible.mask_BTS(T, S).sum(-1))
 
 
 def test_tiles_change_nothing():

@@ -46,9 +46,9 @@ def test_vmap_over_everything_that_is_data(implementation):
         run = functools.partial(loss, implementation=implementation, heads=heads)
         return jax.value_and_grad(run, argnums=(0, 1, 2, 3))(scale * q, k, v, bias)
 
-    given = scales, biases, heads
-    wanted = rounding.expected(jax.vmap(functools.partial(one, "reference")), *given)
-    result = jax.jit(jax.vmap(functools.partial(one, implementation)))(*given)
+    inputs = scales, biases, heads
+    wanted = rounding.expected(jax.vmap(functools.partial(one, "reference")), *inputs)
+    result = jax.jit(jax.vmap(functools.partial(one, implementation)))(*inputs)
     rounding.assert_within(result, wanted)
 
 

@@ -148,11 +148,11 @@ def test_a_tie_counts_exactly_one_and_the_first_key_wins(implementation):
     for row, keys in zip(scores, places, strict=True):
         row[list(keys)] = 40.0
     stats = _rows_of(scores, bias=7.0, implementation=implementation)
-    rivals = np.array([len(keys) - 1 for keys in places])
+    distractors = np.array([len(keys) - 1 for keys in places])
     np.testing.assert_array_equal(stats.argmax, [keys[0] for keys in places])
-    np.testing.assert_array_equal(stats.s_p, np.repeat(rivals[:, None], 4, axis=1))
-    np.testing.assert_array_equal(stats.active, rivals)
-    np.testing.assert_array_equal(stats.margin, np.where(rivals > 0, 0.0, 50.0))
+    np.testing.assert_array_equal(stats.s_p, np.repeat(distractors[:, None], 4, axis=1))
+    np.testing.assert_array_equal(stats.active, distractors)
+    np.testing.assert_array_equal(stats.margin, np.where(distractors > 0, 0.0, 50.0))
 
 
 NAN, INF = math.nan, math.inf

@@ -79,16 +79,16 @@ def test_sums_over_tiles_are_those_of_the_row(cap):
     total = None
     for j in range(z.shape[1] // Y):
         is_target = j * Y + np.arange(Y)[None] == target[:, None]
-        rivals = tile.rivals(jnp.asarray(z[:, j * Y :][:, :Y]), jnp.asarray(is_target))
-        result = tile.distractors(config, rivals, jnp.asarray(star), bias, *weight)
+        others = tile.without_target(jnp.asarray(z[:, j * Y :][:, :Y]), jnp.asarray(is_target))
+        result = tile.distractors(config, others, jnp.asarray(star), bias, *weight)
         total = result if total is None else jax.tree.map(jnp.add, total, result)
     r = np.clip(z.astype(np.float64) + 0.75, 0, cap)
-    np.put_along_axis(rival := r.copy(), target[:, None], 0.0, axis=1)
+    np.put_along_axis(distractor := r.copy(), target[:, None], 0.0, axis=1)
     r_star = np.take_along_axis(r, target[:, None], axis=1)
-    np.testing.assert_array_equal(total[0], (rival > 0).sum(1))
+    np.testing.assert_array_equal(total[0], (distractor > 0).sum(1))
     for p, got in zip((1, 2, 3), total[1:], strict=True):
         bound = relative_error_bound(p, z.shape[1])
-        np.testing.assert_allclose(got, ((rival / r_star) ** p).sum(1), rtol=bound)
+        np.testing.assert_allclose(got, ((distractor / r_star) ** p).sum(1), rtol=bound)
 
 
 def test_a_row_without_a_target_weight_gets_none():
@@ -100,8 +100,8 @@ def test_a_row_without_a_target_weight_gets_none():
 
 def test_scores_are_scaled_capped_and_hidden():
     product = jnp.array([[1.0, -300.0, 40.0]])
-    seen = jnp.array([[True, True, False]])
-    got = tile.score(_config(scale=0.5, soft_cap=16.0), product, seen)
+    mask = jnp.array([[True, True, False]])
+    got = tile.score(_config(scale=0.5, soft_cap=16.0), product, mask)
     want = 16 * np.tanh(np.array([0.5, -150.0]) / 16)
     # A quotient, tanh to 8 units, and two products.
     np.testing.assert_allclose(got[0, :2], want, rtol=(3 + 8 + 2) * 2**-24)

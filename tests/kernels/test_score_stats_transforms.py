@@ -90,7 +90,7 @@ def test_queries_anywhere_at_any_bias_by_vmap_equal_the_rows_of_a_full_call(impl
 
 @pytest.mark.parametrize("implementation", ALL)
 def test_ties_hold_where_the_compiler_knows_the_bias(implementation):
-    # XLA on a CPU then rounds scale q.k + b once for a rival, and twice for the target.
+    # XLA on a CPU then rounds scale q.k + b once for a distractor, and twice for the target.
     q, k = _integers(T=16, S=8)
     k = jnp.concatenate([k, k], axis=1)
     run = functools.partial(score_stats, bias=1.37, scale=0.1, causal=False, degrees=(20_000,))

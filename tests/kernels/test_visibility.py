@@ -71,7 +71,7 @@ def test_the_mask_is_the_definition(causal, window, start):
     B, T, S = 2, 5, 7
     query_segments = np.asarray([[0, 0, 1, 1, -1], [2, 2, 2, -1, 0]])
     key_segments = np.asarray([[0, 0, 1, 1, -1, 1, 0], [2, 2, -1, -1, 0, 0, 2]])
-    made = visibility.visibility(
+    visible = visibility.visibility(
         "op",
         B,
         T,
@@ -81,7 +81,7 @@ def test_the_mask_is_the_definition(causal, window, start):
         segment_ids=(query_segments, key_segments),
         start=start,
     )
-    mask_BTS = np.asarray(made.mask_BTS(T, S))
+    mask_BTS = np.asarray(visible.mask_BTS(T, S))
     positions = np.broadcast_to(np.asarray(S - T if start is None else start), (B,))
     for b, t, s in np.ndindex(B, T, S):
         expected = (
@@ -93,26 +93,26 @@ def test_the_mask_is_the_definition(causal, window, start):
 
 
 def test_a_call_that_hides_nothing_has_no_mask_on_its_tiles():
-    made = visibility.visibility(
+    visible = visibility.visibility(
         "op", 1, 4, 4, causal=False, window=None, segment_ids=None, start=None
     )
-    assert made.tile(jnp.arange(4)[:, None], jnp.arange(4)[None]) is None
-    assert bool(made.mask_BTS(4, 4).all())
+    assert visible.tile(jnp.arange(4)[:, None], jnp.arange(4)[None]) is None
+    assert bool(visible.mask_BTS(4, 4).all())
 
 
 def test_visibility_is_an_argument_of_jit_and_its_window_is_traced():
     traced = []
 
     @jax.jit
-    def masks(made):
-        traced.append(made)
-        return made.mask_BTS(4, 4)
+    def masks(visible):
+        traced.append(visible)
+        return visible.mask_BTS(4, 4)
 
     for window in (1, 2):
-        made = visibility.visibility(
+        visible = visibility.visibility(
             "op", 1, 4, 4, causal=True, window=jnp.int32(window), segment_ids=None, start=None
         )
-        assert int(masks(made).sum()) == 4 + 3 * (window - 1)
+        assert int(masks(visible).sum()) == 4 + 3 * (window - 1)
     assert len(traced) == 1
 
 
@@ -133,6 +133,6 @@ def test_visibility_is_an_argument_of_jit_and_its_window_is_traced():
     ],
 )
 def test_what_does_not_fit_is_named(changed, message):
-    given = {"causal": True, "window": None, "segment_ids": None, "start": None} | changed
+    arguments = {"causal": True, "window": None, "segment_ids": None, "start": None} | changed
     with pytest.raises(ValueError, match=message):
-        visibility.visibility("op", 2, 4, 5, **given)
+        visibility.visibility("op", 2, 4, 5, **arguments)

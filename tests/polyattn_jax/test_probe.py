@@ -59,12 +59,12 @@ def test_control_and_change_of_the_output_match_float64(implementation):
     queries_BQ, answers_BQ = np.array([[T - 1, 4], [T - 3, 9]]), np.array([[8, -1], [11, 9]])
     asked = Probe(jnp.asarray(queries_BQ), jnp.asarray(answers_BQ), jnp.asarray(BIASES))
     scope = Scope({}, {})
-    seen = visibility(
+    visible = visibility(
         "test", B, T, T, causal=True, window=WINDOW, segment_ids=None, start=jnp.zeros(B, int)
     )
     attend = lm_jax.fused(asked, implementation)
     options = {"scale": H**-0.5, "cap": CAP, "scope": scope}
-    attention(*map(jnp.asarray, (q, k, v)), seen, attend=attend, **options)
+    attention(*map(jnp.asarray, (q, k, v)), visible, attend=attend, **options)
     result = jax.tree.map(np.asarray, scope.aux)
     dead = 0
     for b, i, n in np.ndindex(B, 2, N):

@@ -27,9 +27,11 @@ def draw(B, T, S, N, K, H=8, seed=0):
 
 
 def attended(q, k, v, attend, *, cap=None, segment_ids=None, **visible):
-    seen = visibility("attention", *q.shape[:2], k.shape[1], segment_ids=segment_ids, **visible)
+    keys_visible = visibility(
+        "attention", *q.shape[:2], k.shape[1], segment_ids=segment_ids, **visible
+    )
     scope = sites.Scope({}, {})
-    return attention(q, k, v, seen, attend=attend, scale=SCALE, cap=cap, scope=scope)
+    return attention(q, k, v, keys_visible, attend=attend, scale=SCALE, cap=cap, scope=scope)
 
 
 def value_and_gradients(arrays, attend, **visible):
