@@ -1,4 +1,4 @@
-"""Two models on the same tokens: the dense one, and the sparse one with gates that open by rule.
+"""Evaluation of the dense and the sparse model on the same tokens, with deterministic gates.
 
 Losses are paired by window, so that their difference is known far better than either. Intervals
 come from resampling documents, because windows of one document are alike.
@@ -36,8 +36,8 @@ WINDOWS_SCHEMA = pa.schema(
 
 
 @dataclasses.dataclass(frozen=True)
-class Compared:
-    """What a pass over the same windows found.
+class PairedEvaluation:
+    """Losses and open edges of both models on the same windows.
 
     Attributes:
       windows: a row per window, as `WINDOWS_SCHEMA` has it; losses are sums in nats, edges and
@@ -50,9 +50,9 @@ class Compared:
     open_LN: np.ndarray
     pairs_L: np.ndarray
 
-    def ratio(self, of: str, to: str) -> Interval:
-        """A column's sum over another's, with its interval; n counts documents."""
-        return _ratio_interval(self.windows, self._column(of), self._column(to))
+    def ratio(self, above: str, below: str) -> Interval:
+        """Sum of one column over the sum of another, with its interval; n counts documents."""
+        return _ratio_interval(self.windows, self._column(above), self._column(below))
 
     @property
     def difference(self) -> Interval:
@@ -65,9 +65,9 @@ class Compared:
 
 
 def difference(windows: pa.Table, others: pa.Table) -> Interval:
-    """The sparse loss in one table less that in another, of the same windows, with its interval."""
+    """Sparse loss of one table minus that of another on the same windows, with its interval."""
     if windows["document"] != others["document"] or windows["tokens"] != others["tokens"]:
-        raise ValueError("the two tables are of other windows")
+        raise ValueError("the two tables hold different windows")
     more = pc.subtract(windows["sparse_nll"], others["sparse_nll"])
     return _ratio_interval(windows, more.to_numpy(), windows["tokens"].to_numpy())
 
@@ -89,35 +89,35 @@ def compare(
     mesh: jax.sharding.Mesh,
     *,
     make_batch: MakeBatch = ignore_index_batch,
-) -> Compared:
-    """Evaluates both models, in the dtypes of their parameters, on one pass of `batches`.
+) -> PairedEvaluation:
+    """Evaluates both models, in the dtypes of their parameters, on one pass over `batches`.
 
     Raises:
       StoppedError: a stop was requested.
     """
-    look = jax.jit(
-        under_mesh(functools.partial(_look, dense, sparse, make_batch), mesh),
+    step = jax.jit(
+        under_mesh(functools.partial(_evaluate, dense, sparse, make_batch), mesh),
         in_shardings=(None, None, sharding.batch_sharding(mesh)),
         out_shardings=sharding.replicated(mesh),
     )
-    made: list[dict[str, np.ndarray]] = []
+    outputs: list[dict[str, np.ndarray]] = []
     documents = []
     for k in range(batches.per_epoch):
         batch = batches.at(k)
         tokens_BS = sharding.shard_batch(mesh, batch["tokens"])
-        made.append(jax.tree.map(np.asarray, look(dense.params, sparse.params, tokens_BS)))
-        # A process has its own share of the rows, and sees the numbers of all.
+        outputs.append(jax.tree.map(np.asarray, step(dense.params, sparse.params, tokens_BS)))
+        # A process reads its own share of the rows, and gets the numbers of all.
         document_B = sharding.shard_batch(mesh, batch["document"].astype(np.int32))
         documents.append(sharding.fetch(document_B))
         stop_between(k + 1, batches.per_epoch)
     document = np.concatenate(documents)
     real = document >= 0
     open_WLN, pairs_WL = (
-        np.concatenate([each[name] for each in made])[real].astype(np.int64)
+        np.concatenate([each[name] for each in outputs])[real].astype(np.int64)
         for name in ("open_BLN", "pairs_BL")
     )
     columns = {
-        name: np.concatenate([each[name] for each in made])[real]
+        name: np.concatenate([each[name] for each in outputs])[real]
         for name in ("tokens", "dense_nll", "sparse_nll")
     }
     N = sparse.cfg.num_heads
@@ -128,10 +128,10 @@ def compare(
         "pairs": N * pairs_WL.sum(1),
     }
     table = pa.table({name: pa.array(windows[name]) for name in WINDOWS_SCHEMA.names})
-    return Compared(table.cast(WINDOWS_SCHEMA), open_WLN.sum(0), pairs_WL.sum(0))
+    return PairedEvaluation(table.cast(WINDOWS_SCHEMA), open_WLN.sum(0), pairs_WL.sum(0))
 
 
-def _look(
+def _evaluate(
     dense: Pretrained,
     sparse: SparseModel,
     make_batch: MakeBatch,
@@ -141,9 +141,9 @@ def _look(
 ) -> dict[str, jax.Array]:
     batch = make_batch(tokens_BS)
     gated = sparse.with_params(sparse_params).forward(batch.input_BT, valid_BT=batch.input_mask_BT)
-    plain = forward(dense_params, batch.input_BT, dense.cfg)
+    ungated = forward(dense_params, batch.input_BT, dense.cfg)
     return {
-        "dense_nll": nll(plain, dense_params, dense.cfg, batch),
+        "dense_nll": nll(ungated, dense_params, dense.cfg, batch),
         "sparse_nll": nll(gated, sparse_params, sparse.cfg, batch),
         "tokens": batch.loss_mask_BT.sum(1),
         "open_BLN": gated.aux["open_edges_BN"].swapaxes(0, 1),

@@ -1,11 +1,11 @@
-"""What one post-training leaves in its folder, beside what the training loop writes.
+"""Files that one run of post-training exports, in addition to those of the training loop.
 
 model/                the sparse model, as `model.load` reads it
-adapter.safetensors   its adapters by themselves
+adapter.safetensors   its adapters alone
 edges.parquet         open edges and visible pairs by layer and head
 windows.parquet       losses of both models, edges and pairs of each window
-patterns.json         attention of chosen heads before and after
-result.json           the numbers, written last: where it is, the rest is whole
+patterns.json         attention of chosen heads before and after (`results.TextPatterns`)
+result.json           the numbers (`results.RunResult`), written last: if it is there, all is
 """
 
 from collections.abc import Sequence
@@ -31,11 +31,10 @@ from lm_jax.weights.load import Pretrained
 from lm_jax.weights.save import save_pretrained
 from sparse_jax import model as sparse_model
 from sparse_jax.config import PosttrainConfig
-from sparse_jax.evaluation import Compared
+from sparse_jax.evaluation import PairedEvaluation
 from sparse_jax.model import SparseModel
 from sparse_jax.objective import GATE_BIAS, WEIGHTS, Sparsifying
-from sparse_jax.patterns import Shown
-from sparse_jax.summary import ControlResult, RunResult
+from sparse_jax.results import ControlResult, RunResult, TextPatterns
 
 EXPORTED, RESULT = "model", "result.json"
 EDGES, WINDOWS, PATTERNS = "edges.parquet", "windows.parquet", "patterns.json"
@@ -47,14 +46,15 @@ EDGES_SCHEMA = pa.schema(
 def merge(
     base: Pretrained, objective: Sparsifying, params: ParamTree, *, dtype: Any = None
 ) -> SparseModel:
-    """What was trained as a model with gates, adapters added to the weights they were over.
+    """The trained parameters as a model with gates, adapters merged into the frozen weights.
 
-    The sum is made in float32 and rounded once, to `dtype` or, without one, to that of the base.
+    The sum is computed in float32 and rounded once, to `dtype` or, if it is None, to that of the
+    base.
     """
     weights, adapters = params[WEIGHTS], objective.adapters
     if adapters is not None:
-        added = jax.jit(functools.partial(lora.merge, settings=adapters, dtype=dtype))
-        weights = added(base.params, weights)
+        add = jax.jit(functools.partial(lora.merge, settings=adapters, dtype=dtype))
+        weights = add(base.params, weights)
     gates = sparse_model.constant_gates(
         base.cfg, objective.bias, raw_gate=objective.raw_gate, renormalise=objective.renormalise
     )
@@ -69,22 +69,22 @@ def export(
     merged: SparseModel,
     adapters: ParamTree | None,
     result: RunResult,
-    findings: Compared,
-    shown: Sequence[Shown],
+    evaluation: PairedEvaluation,
+    texts: Sequence[TextPatterns],
 ) -> None:
-    """Writes all of it; every process calls it, and one writes.
+    """Writes the files of a run; every process calls it, and one writes.
 
     Args:
       folder: of the run.
       config: of the run.
-      merged: the model as it was evaluated.
-      adapters: those in it, or None if all weights were trained.
+      merged: the evaluated model.
+      adapters: those merged into it, or None if all weights were trained.
       result: the numbers.
-      findings: the evaluation behind them.
-      shown: the patterns.
+      evaluation: of both models, from which the numbers come.
+      texts: attention patterns.
     """
     whole = dataclasses.replace(merged.base, params=sharding.fetch(merged.params))
-    own = None if adapters is None else sharding.fetch(adapters)
+    kept = None if adapters is None else sharding.fetch(adapters)
     card = {
         "base": Path(config.model).name,
         "base sha256": whole.sha256,
@@ -100,34 +100,34 @@ def export(
     }
 
     def write() -> None:
-        # What a killed export left.
+        # A killed export may have left part of it.
         shutil.rmtree(folder / EXPORTED, ignore_errors=True)
-        if own is not None:
-            save_adapters(folder / ADAPTER_FILE, own, config.adapters, base_sha256=whole.sha256)
-        write_json(folder / PATTERNS, shown)
+        if kept is not None:
+            save_adapters(folder / ADAPTER_FILE, kept, config.adapters, base_sha256=whole.sha256)
+        write_json(folder / PATTERNS, texts)
         sparse_model.save(folder / EXPORTED, whole, merged.gates, card)
-        record(folder, findings, result)
+        record(folder, evaluation, result)
 
     processes.on_first(write)
 
 
 def export_control(
-    folder: Path, merged: SparseModel, findings: Compared, result: ControlResult
+    folder: Path, merged: SparseModel, evaluation: PairedEvaluation, result: ControlResult
 ) -> None:
-    """Writes the control, whose gates never close, as the dense model that it is; as `export`."""
+    """Writes the control, whose gates never close, as a dense model; otherwise as `export`."""
     whole = dataclasses.replace(merged.base, params=sharding.fetch(merged.params))
 
     def write() -> None:
         shutil.rmtree(folder / EXPORTED, ignore_errors=True)
         save_pretrained(folder / EXPORTED, whole.cfg, whole.params, whole.tokenizer)
-        record(folder, findings, result)
+        record(folder, evaluation, result)
 
     processes.on_first(write)
 
 
-def record(folder: Path, findings: Compared, result: RunResult | ControlResult) -> None:
-    """Writes an evaluation, and last of all the numbers."""
-    for name, table in ((EDGES, edges_table(findings)), (WINDOWS, findings.windows)):
+def record(folder: Path, evaluation: PairedEvaluation, result: RunResult | ControlResult) -> None:
+    """Writes the tables of an evaluation, and the numbers last."""
+    for name, table in ((EDGES, edges_table(evaluation)), (WINDOWS, evaluation.windows)):
         with replace_file(folder / name) as file:
             pq.write_table(table, file)
     write_json(folder / RESULT, result)
@@ -140,8 +140,8 @@ def _with_ends(interval: Interval, form: str) -> str:
     return f"{estimate} (95 % interval {low} to {high}, {interval.n} documents)"
 
 
-def edges_table(result: Compared) -> pa.Table:
-    """A row per head: how many of its edges were open over all windows, of how many."""
+def edges_table(result: PairedEvaluation) -> pa.Table:
+    """Open edges and visible pairs of each head over all windows, a row per head."""
     L, N = result.open_LN.shape
     layer, head = np.divmod(np.arange(L * N), N)
     columns = {

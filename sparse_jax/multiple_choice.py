@@ -8,11 +8,11 @@ The work folder then holds
 
     scores/         the log-likelihood of every choice, under a hash of model and gates, so that
                     more questions or models of the same folder are not scored again
-    summary.json    what `multiple_choice.compare` returns, and the digests of the models
+    summary.json    accuracies, paired changes and digests of the models (`results.ChoiceSummary`)
     report.html     the same as a page
 
-Sparse models answer with gates that open by rule. A killed run is started again with the same
-command.
+Sparse models answer with gates that are open where the logit is above 0. The same command resumes
+a killed run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,13 +36,14 @@ from lm_jax.report import Column, section, table
 from lm_jax.run import cli
 from lm_jax.run.config import from_plain
 from lm_jax.run.config_files import in_mode
-from lm_jax.run.files import read_json, write_json, write_text
+from lm_jax.run.files import read_json, to_jsonable, write_json, write_text
 from lm_jax.run.provenance import PROVENANCE_FILE, collect_provenance, record_provenance
+from lm_jax.run.results import load_result, parse_result
 from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
-from lm_jax.statistics import Interval
 from lm_jax.weights.load import Pretrained, load_pretrained
 from sparse_jax import model as sparse_model
 from sparse_jax.model import SparseModel
+from sparse_jax.results import ChoiceSummary, PairedChange
 
 SCORES, SUMMARY, REPORT = "scores", "summary.json", "report.html"
 DENSE, TRUTHFULQA = "dense", "truthfulqa_mc1"
@@ -109,8 +110,8 @@ def read_questions(config: MultipleChoiceConfig) -> dict[str, list[Question]]:
     return results
 
 
-def run(config: MultipleChoiceConfig, folder: Path) -> dict[str, Any]:
-    """Scores what is not scored yet in an open work folder, and returns the summary."""
+def run(config: MultipleChoiceConfig, folder: Path) -> ChoiceSummary:
+    """Scores the choices that have no score yet in an open work folder; returns the summary."""
     for path in config.sparse:
         sparse_model.read_note(path)
     questions = read_questions(config)
@@ -127,16 +128,11 @@ def run(config: MultipleChoiceConfig, folder: Path) -> dict[str, Any]:
             name: scorer(name, each, config, stack, folder / SCORES)
             for name, each in models.items()
         }
-        compared = multiple_choice.compare(scorers, questions, quiet=False)
-    summary = {
-        "models": digests,
-        # As the cards of the models tell it.
-        "edges": {
-            path: each.numbers.get("open edges", "not recorded") for path, each in sparse.items()
-        },
-        "device": jax.devices()[0].device_kind,
-        **compared,
-    }
+        comparison = multiple_choice.compare(scorers, questions, quiet=False)
+    edges = {path: each.numbers.get("open edges", "not recorded") for path, each in sparse.items()}
+    device = jax.devices()[0].device_kind
+    tree = {"models": digests, "edges": edges, "device": device, **comparison}
+    summary = parse_result(tree, ChoiceSummary)
     write_json(folder / SUMMARY, summary)
     page = build(summary, provenance=read_json(folder / PROVENANCE_FILE))
     write_text(folder / REPORT, page)
@@ -150,10 +146,10 @@ def scorer(
     stack: contextlib.ExitStack,
     scores: Path,
 ) -> Scorer:
-    """A model as the scoring sees it, with its scores on disk while `stack` is open.
+    """Scorer of one model, with its scores on disk while `stack` is open.
 
     Raises:
-      BadInputError: it has no tokenizer.
+      BadInputError: the model has no tokenizer.
     """
     base, settings = _base(model), {"dtype": config.dtype}
     if base.tokenizer is None:
@@ -177,7 +173,7 @@ def scorer(
 
 
 def _logits(model: Pretrained | SparseModel, params: Any, tokens_BT: np.ndarray) -> jax.Array:
-    # Weights come as an argument: what a compiled program closes over becomes a part of it.
+    # Weights are an argument, because a compiled program contains what it closes over.
     if isinstance(model, SparseModel):
         return model.with_params(params).forward(jnp.asarray(tokens_BT)).logits
     return forward(params, jnp.asarray(tokens_BT), model.cfg).logits
@@ -187,19 +183,16 @@ def _base(model: Pretrained | SparseModel) -> Pretrained:
     return model.base if isinstance(model, SparseModel) else model
 
 
-def build(summary: Mapping[str, Any], *, provenance: Mapping[str, Any]) -> str:
-    """The page: accuracies beside each other, with the change and the exact McNemar test."""
+def build(summary: ChoiceSummary, *, provenance: Mapping[str, Any]) -> str:
+    """The page: accuracies of all models, paired changes and the exact McNemar test."""
     rows: list[Sequence[object]] = []
-    for task, of_task in summary["tasks"].items():
-        for metric, of_metric in of_task["metrics"].items():
-            for name, accuracy in of_metric["accuracy"].items():
-                paired = of_metric["paired"].get(name)
-                change = "" if paired is None else _change(paired["change"])
-                p_value = "" if paired is None else paired["p_value"]
-                chance = 100 * of_task["chance"]
-                shown = report.rate(Interval(**accuracy))
-                rows.append([task, metric, name, shown, chance, change, p_value])
-    counts = ", ".join(f"{task}: {each['n']}" for task, each in summary["tasks"].items())
+    for task, of_task in summary.tasks.items():
+        for metric, of_metric in of_task.metrics.items():
+            for name, accuracy in of_metric.accuracy.items():
+                paired = of_metric.paired.get(name)
+                chance = 100 * of_task.chance
+                rows.append([task, metric, name, report.rate(accuracy), chance, *_change(paired)])
+    counts = ", ".join(f"{task}: {each.n}" for task, each in summary.tasks.items())
     columns = [
         "Task",
         "Metric",
@@ -212,32 +205,38 @@ def build(summary: Mapping[str, Any], *, provenance: Mapping[str, Any]) -> str:
     parts = [
         section(
             "Accuracies",
-            "Under “acc” the likeliest choice counts, under “acc_norm” the likeliest by "
-            f"character. Intervals are at {summary['confidence']:.0%}; p is of the exact McNemar "
-            "test of single comparisons, not corrected for their number.",
+            "By “acc” the answer is the choice of the highest log-likelihood, by “acc_norm” that "
+            "of the highest log-likelihood per character. Intervals are at "
+            f"{summary.confidence:.0%}. The p value is that of the exact McNemar test of each "
+            "comparison alone, not corrected for their number.",
             table(columns, rows, caption="Models on the same questions.", n=counts),
         ),
-        *[section("Open edges", report.key_values(summary["edges"]))] * bool(summary["edges"]),
+        *[section("Open edges", report.key_values(summary.edges))] * bool(summary.edges),
     ]
     return report.page("Multiple choice", parts, provenance=report.facts(provenance))
 
 
-def _change(change: Mapping[str, Any]) -> str:
-    low, middle, high = (100 * change[name] for name in ("low", "estimate", "high"))
-    return f"{middle:+.1f} [{low:+.1f}, {high:+.1f}]"
+def _change(paired: PairedChange | None) -> tuple[str, object]:
+    """Cells of the change and of its p value; empty for the dense model."""
+    if paired is None:
+        return "", ""
+    change = paired.change
+    low, middle, high = (100 * each for each in (change.low, change.estimate, change.high))
+    return f"{middle:+.1f} [{low:+.1f}, {high:+.1f}]", paired.p_value
 
 
 def main(arguments: cli.Arguments) -> None:
     """The command."""
     config = cast(ConfigDict, arguments.config)
-    settled = from_plain(config, MultipleChoiceConfig)
+    frozen = from_plain(config, MultipleChoiceConfig)
     with open_workdir(arguments.folder, config, resume=arguments.resume) as work:
         done = finish_time(work.path)
         if not done:
-            run(settled, work.path)
+            run(frozen, work.path)
             mark_finished(work.path)
-        summary = read_json(work.path / SUMMARY)
-        print(*[f"finished {done}"] * bool(done), multiple_choice.table(summary), sep="\n")
+        summary = load_result(work.path / SUMMARY, ChoiceSummary)
+        table_text = multiple_choice.table(to_jsonable(summary))
+        print(*[f"finished {done}"] * bool(done), table_text, sep="\n")
         print(f"report: {work.path / REPORT}")
 
 

@@ -1,11 +1,9 @@
-"""The attention of chosen heads on a text, before post-training and after.
+"""Attention patterns of chosen heads on a text, before and after post-training.
 
-`patterns.json` of a run holds what is drawn, rounded to three digits; a weight of 0 is an edge that
-is closed, or one that the softmax itself makes nothing of.
+They are rounded to three digits for `patterns.json` (`results.TextPatterns`).
 """
 
 from collections.abc import Sequence
-from typing import TypedDict
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,38 +13,21 @@ from lm_jax.errors import UsageError
 from lm_jax.parallel import sharding
 from lm_jax.weights.load import Pretrained
 from sparse_jax.model import SparseModel
+from sparse_jax.results import HeadPatterns, TextPatterns
 
 PATTERN = "attn.pattern"
 MOST_HEADS, MOST_TOKENS = 4, 48
 _DIGITS = 3
 
-Choice = tuple[int, int]
+# Layer and head.
+Head = tuple[int, int]
 
 
-class Head(TypedDict):
-    """One head on one text: weights by query and key in both models, and its open edges."""
+def legible(after_LNTS: np.ndarray, open_LN: np.ndarray, pairs_L: np.ndarray) -> list[Head]:
+    """Heads where few open edges carry much weight, at most one per layer, in order of layers.
 
-    layer: int
-    head: int
-    dense: list[list[float]]
-    sparse: list[list[float]]
-    open: int
-    pairs: int
-
-
-class Shown(TypedDict):
-    """The beginning of a text, as it is and by its tokens; and its heads."""
-
-    text: str
-    tokens: list[str]
-    heads: list[Head]
-
-
-def legible(after_LNTS: np.ndarray, open_LN: np.ndarray, pairs_L: np.ndarray) -> list[Choice]:
-    """Heads where few open edges carry much weight, at most one of a layer, in order of layers.
-
-    What a head scores is the mean weight by query on keys after the first, where heads put what
-    they do not need, less the share of its edges that are open.
+    The score of a head is the mean over queries of its weight on all keys but the first, which is
+    an attention sink, minus the share of its edges that are open.
     """
     carried_LN = after_LNTS[..., 1:].sum(-1).mean(-1)
     score_LN = carried_LN - open_LN / pairs_L[:, None]
@@ -55,8 +36,8 @@ def legible(after_LNTS: np.ndarray, open_LN: np.ndarray, pairs_L: np.ndarray) ->
     return [(int(layer), int(best_L[layer])) for layer in sorted(layers)]
 
 
-def named(heads: Sequence[str], layers: int, count: int) -> list[Choice]:
-    """Heads written as "layer.head".
+def named(heads: Sequence[str], layers: int, count: int) -> list[Head]:
+    """Parses heads written as "layer.head".
 
     Raises:
       UsageError: the model has no such head.
@@ -72,37 +53,41 @@ def named(heads: Sequence[str], layers: int, count: int) -> list[Choice]:
 
 
 def trace_patterns(
-    dense: Pretrained, sparse: SparseModel, text: str, heads: Sequence[Choice] = ()
-) -> Shown:
-    """The patterns of both models on the beginning of a text, in these heads or `legible` ones."""
+    dense: Pretrained, sparse: SparseModel, text: str, heads: Sequence[Head] = ()
+) -> TextPatterns:
+    """Patterns of both models on the first 48 tokens of a text, in `heads` or `legible` ones."""
     tokenizer = dense.tokenizer
     assert tokenizer is not None, "post-training refuses a model without one"
     ids = tokenizer.encode(text, split_special_tokens=True)
     ids = ids[: min(MOST_TOKENS, dense.cfg.max_length)]
-    # What the tokenizer puts around a text. No other special token is left out: `<unk>` stands for
-    # something in the text.
-    around = {tokenizer.bos_id, tokenizer.eos_id}
+    # Tokens that the tokenizer adds at the ends of a text. Other special tokens are kept: `<unk>`
+    # stands for something in the text.
+    added = {tokenizer.bos_id, tokenizer.eos_id}
     tokens_BT = jnp.asarray([ids], jnp.int32)
     record = {PATTERN: lm_jax.keep}
-    plain = lm_jax.forward(dense.params, tokens_BT, dense.cfg, record=record)
+    ungated = lm_jax.forward(dense.params, tokens_BT, dense.cfg, record=record)
     gated = sparse.forward(tokens_BT, record=record)
-    patterns = [sharding.fetch(output.records[PATTERN])[:, 0] for output in (plain, gated)]
+    patterns = [sharding.fetch(output.records[PATTERN])[:, 0] for output in (ungated, gated)]
     open_LN = sharding.fetch(gated.aux["open_edges_BN"])[:, 0]
     pairs_L = sharding.fetch(gated.aux["pairs_B"])[:, 0]
     before_LNTS, after_LNTS = (np.round(p.astype(np.float64), _DIGITS) for p in patterns)
     heads = heads or legible(after_LNTS, open_LN, pairs_L)
-    return {
-        "text": tokenizer.decode(one for one in ids if one not in around),
-        "tokens": [tokenizer.decode([one]) for one in ids],
-        "heads": [
-            {
-                "layer": layer,
-                "head": head,
-                "dense": before_LNTS[layer, head].tolist(),
-                "sparse": after_LNTS[layer, head].tolist(),
-                "open": int(open_LN[layer, head]),
-                "pairs": int(pairs_L[layer]),
-            }
+    return TextPatterns(
+        text=tokenizer.decode(one for one in ids if one not in added),
+        tokens=tuple(tokenizer.decode([one]) for one in ids),
+        heads=tuple(
+            HeadPatterns(
+                layer=layer,
+                head=head,
+                dense=_rows(before_LNTS[layer, head]),
+                sparse=_rows(after_LNTS[layer, head]),
+                open=int(open_LN[layer, head]),
+                pairs=int(pairs_L[layer]),
+            )
             for layer, head in heads
-        ],
-    }
+        ),
+    )
+
+
+def _rows(pattern_TS: np.ndarray) -> tuple[tuple[float, ...], ...]:
+    return tuple(map(tuple, pattern_TS.tolist()))

@@ -1,31 +1,31 @@
-"""Makes the attention of a pretrained model sparse at a bounded loss.
+"""Post-trains a pretrained model to sparse attention under a bound on its loss.
 
     iaj sparse posttrain --config=sparse/quickstart --workdir=runs/sparse_quickstart
     iaj sparse posttrain --config=sparse/smollm2 --config.seeds="(0, 1, 2)" --workdir=runs/sparse
 
-1. Settings that do not fit the model are refused before anything is made. The corpus is tokenized
-   with the model's tokenizer and cut into windows; then the weights are loaded.
+1. Settings that do not fit the model are refused before anything is written. The corpus is
+   tokenized with the model's tokenizer and split into windows; then the weights are loaded.
 2. The dense model is evaluated. A target below its loss is refused; usually the target is its loss
-   and a slack.
-3. For each seed and target a run trains in a folder of its own, from its last checkpoint if there
-   is one.
-4. The result is merged into one model, which is evaluated beside the dense one and exported.
-5. With `control`, a last run of each seed keeps every edge: it learns the text as the others do.
+   plus a slack.
+3. Each run, one per seed and target, trains in its own folder, from its last checkpoint if there is
+   one.
+4. Adapters are merged into the weights; the model is compared with the dense one and exported.
+5. With `control`, a further run of each seed trains on the same text with every gate open.
 
 The work folder then holds
 
     data/                    the prepared corpus
     dense.json               the dense model's loss, evaluated once
     seed_<n>/target_<nats>/  one run: checkpoints, metrics.parquet, evaluations.parquet
-                             (`lm_jax.train.loop`), the exported model and more (`results.py`)
-    seed_<n>/control/        the same training with every gate open, if the config asks for it, and
-                             the dense model that it makes
-    summary.json             every number that is printed at the end
+                             (`lm_jax.train.loop`), the exported model and more (`export.py`)
+    seed_<n>/control/        with `control`, the same training with every gate open, and the dense
+                             model that it gives
+    summary.json             every number that is printed at the end (`results.PosttrainSummary`)
     report.html              curves, edges by layer and head, attention before and after
 
-A killed run is started again with the same command, and ends with the same parameters; on another
-mesh or device close to them. `--resume=force` under other settings sets the earlier runs aside and
-trains again.
+The same command resumes a killed run, which ends with the same parameters; on another mesh or
+device with nearly the same. `--resume=force` under other settings renames the folders of earlier
+runs and trains again.
 """
 
 import dataclasses
@@ -58,11 +58,12 @@ from lm_jax.weights.load import Pretrained
 from sparse_jax import export, patterns
 from sparse_jax import report as report_page
 from sparse_jax.config import PosttrainConfig
-from sparse_jax.evaluation import Compared, compare, difference
+from sparse_jax.evaluation import PairedEvaluation, compare, difference
 from sparse_jax.geco import GecoConfig
 from sparse_jax.model import SparseModel
 from sparse_jax.objective import GATE_BIAS, WEIGHTS, Sparsifying
-from sparse_jax.summary import (
+from sparse_jax.report_text import format_summary
+from sparse_jax.results import (
     ComparedRun,
     ControlResult,
     CorpusSummary,
@@ -71,17 +72,16 @@ from sparse_jax.summary import (
     RunResult,
     SplitSize,
     by_bound,
-    format_summary,
 )
 from sparse_jax.task import Task, bounds, claim_run, dense_loss, open_task
 
 CONTROL, SUMMARY, REPORT = "control", "summary.json", "report.html"
-# As the bias of a gate's logit: open whatever is drawn, and without a gradient.
+# Bias of a gate logit with which every gate is open, whatever the noise, and has no gradient.
 _ALWAYS_OPEN = 1e6
 
 
 def objective_of(task: Task, target: float) -> Sparsifying:
-    """What one run minimises."""
+    """The objective of a run with this bound on the loss."""
     config = task.config
     dual = GecoConfig(target=target, **dataclasses.asdict(config.strength))
     return Sparsifying(
@@ -100,7 +100,7 @@ def objective_of(task: Task, target: float) -> Sparsifying:
 
 
 def start(objective: Sparsifying, task: Task) -> ParamTree:
-    """All weights as training finds them, and gates with the bias of the config."""
+    """Initial parameters where all weights are trained: those of the base, and gate biases."""
     params: dict[str, Any] = {WEIGHTS: task.base.params}
     if objective.learn_bias:
         shape = (task.base.cfg.num_layers, task.base.cfg.num_heads)
@@ -109,7 +109,7 @@ def start(objective: Sparsifying, task: Task) -> ParamTree:
 
 
 def train_once(task: Task, folder: Path, objective: Sparsifying, seed: int) -> TrainResult:
-    """Trains to the end, from the last checkpoint in `folder`."""
+    """Trains to the last step, from the last checkpoint in `folder`."""
     config = task.config
     settings = TrainConfig(
         steps=config.steps,
@@ -136,23 +136,23 @@ def train_once(task: Task, folder: Path, objective: Sparsifying, seed: int) -> T
         policy=CheckpointPolicy(
             save_every=config.save_every, log_every=10, allow_fallback=config.allow_fallback
         ),
-        # Adapters are drawn; weights begin as they are.
+        # Adapters are initialised at random, weights are those of the base.
         params=start(objective, task) if config.full else None,
-        measure=edges_in_all,
+        measure=edge_metrics,
     )
 
 
-def compared(
-    task: Task, objective: Sparsifying, trained: TrainResult
-) -> tuple[SparseModel, Compared, Rounding | None]:
-    """The model that a run makes, its evaluation beside the dense one, and the cost of rounding.
+def merge_and_compare(
+    task: Task, objective: Sparsifying, run: TrainResult
+) -> tuple[SparseModel, PairedEvaluation, Rounding | None]:
+    """The merged model of a run, its evaluation against the dense one, and the cost of rounding.
 
-    The last is None where all weights were trained, which are float32 in training and after. Else
-    it holds the share of the adapters' update that is lost (`lora.rounding`) and the loss in nats
-    per token with the adapters apart and merged, on the same windows.
+    The last is None where all weights were trained, which are float32 in training and after.
+    Otherwise it holds the share of the adapters' update that is lost (`lora.rounding`) and the loss
+    in nats per token before and after merging, on the same windows.
     """
     wide = jnp.dtype(jnp.float32) if task.config.export_dtype == "float32" else None
-    params = trained.state.params
+    params = run.state.params
     merged = export.merge(task.base, objective, params, dtype=wide)
     dense = task.base if wide is None else _in_dtype(task.base, wide)
     result = compare(dense, merged, task.validation, task.mesh)
@@ -162,7 +162,7 @@ def compared(
     rounding = Rounding(
         dtype=str(wide or jnp.dtype(task.config.dtype)),
         update_lost=float(lost(task.base.params, params[WEIGHTS])),
-        loss_before=trained.history.last,
+        loss_before=run.history.last,
         loss_after=result.ratio("sparse_nll", "tokens").estimate,
     )
     return merged, result, rounding
@@ -173,44 +173,44 @@ def _in_dtype(base: Pretrained, dtype: Any) -> Pretrained:
 
 
 def seed_folder(folder: Path, seed: int) -> Path:
-    """Where the runs of one seed are."""
+    """Folder of the runs of one seed."""
     return folder / f"seed_{seed}"
 
 
 def train_target(task: Task, seed: int, target: float) -> RunResult:
-    """Trains under one bound to the end, evaluates and exports the result; returns its numbers."""
+    """Trains under one bound, evaluates and exports the model, and returns the numbers."""
     folder = seed_folder(task.folder, seed) / f"target_{target:.4f}"
-    # The result is written last of all, after the export.
+    # The result is written last, after the export.
     if claim_run(task, folder, seed=seed, target=target, result=export.RESULT):
         return load_result(folder / export.RESULT, RunResult)
     config, objective = task.config, objective_of(task, target)
-    trained = train_once(task, folder, objective, seed)
-    merged, findings, rounding = compared(task, objective, trained)
+    run = train_once(task, folder, objective, seed)
+    merged, evaluation, rounding = merge_and_compare(task, objective, run)
     result = RunResult(
         seed=seed,
         target=target,
         folder=folder.relative_to(task.folder).as_posix(),
-        loss=findings.ratio("sparse_nll", "tokens"),
-        dense_loss=findings.ratio("dense_nll", "tokens"),
-        difference=findings.difference,
-        edges=findings.ratio("open_edges", "pairs"),
-        open_edges_per_head=float(findings.open_LN.mean()) / findings.windows.num_rows,
-        windows=findings.windows.num_rows,
-        validation_tokens=pc.sum(findings.windows["tokens"]).as_py(),
-        strength=float(trained.state.aux_state.strength),
-        steps=int(trained.state.step),
+        loss=evaluation.ratio("sparse_nll", "tokens"),
+        dense_loss=evaluation.ratio("dense_nll", "tokens"),
+        difference=evaluation.difference,
+        edges=evaluation.ratio("open_edges", "pairs"),
+        open_edges_per_head=float(evaluation.open_LN.mean()) / evaluation.windows.num_rows,
+        windows=evaluation.windows.num_rows,
+        validation_tokens=pc.sum(evaluation.windows["tokens"]).as_py(),
+        strength=float(run.state.aux_state.strength),
+        steps=int(run.state.step),
         tokens_seen=tokens_seen(folder),
         rounding=rounding,
     )
     heads = patterns.named(config.heads, task.base.cfg.num_layers, task.base.cfg.num_heads)
-    shown = [patterns.trace_patterns(task.base, merged, text, heads) for text in config.texts]
-    adapters = None if config.full else trained.state.params[WEIGHTS]
-    export.export(folder, config, merged, adapters, result, findings, shown)
+    texts = [patterns.trace_patterns(task.base, merged, text, heads) for text in config.texts]
+    adapters = None if config.full else run.state.params[WEIGHTS]
+    export.export(folder, config, merged, adapters, result, evaluation, texts)
     return load_result(folder / export.RESULT, RunResult)
 
 
 def train_control(task: Task, seed: int) -> ControlResult:
-    """Trains as every run does but with no edge ever closed; returns its numbers."""
+    """Trains with every gate open, evaluates and exports the model, and returns the numbers."""
     folder = seed_folder(task.folder, seed) / CONTROL
     if claim_run(task, folder, seed=seed, target=None, result=export.RESULT):
         return load_result(folder / export.RESULT, ControlResult)
@@ -220,28 +220,28 @@ def train_control(task: Task, seed: int) -> ControlResult:
         bias=_ALWAYS_OPEN,
         learn_bias=False,
     )
-    trained = train_once(task, folder, objective, seed)
-    merged, findings, rounding = compared(task, objective, trained)
+    run = train_once(task, folder, objective, seed)
+    merged, evaluation, rounding = merge_and_compare(task, objective, run)
     result = ControlResult(
         seed=seed,
         folder=folder.relative_to(task.folder).as_posix(),
-        loss=findings.ratio("sparse_nll", "tokens"),
-        difference=findings.difference,
-        steps=int(trained.state.step),
+        loss=evaluation.ratio("sparse_nll", "tokens"),
+        difference=evaluation.difference,
+        steps=int(run.state.step),
         tokens_seen=tokens_seen(folder),
         rounding=rounding,
     )
-    export.export_control(folder, merged, findings, result)
+    export.export_control(folder, merged, evaluation, result)
     return load_result(folder / export.RESULT, ControlResult)
 
 
 def tokens_seen(folder: Path) -> int:
-    """Tokens predicted in training."""
+    """Number of tokens predicted in training."""
     return int(pc.sum(pq.read_table(folder / METRICS)["tokens"]).as_py())
 
 
 def over_control(task: Task, result: RunResult) -> Interval:
-    """The loss of one run over that of its seed's control, on the same windows."""
+    """Loss of a run minus that of its seed's control, on the same windows."""
     control = seed_folder(task.folder, result.seed) / CONTROL
     tables = (
         pq.read_table(folder / export.WINDOWS) for folder in (task.folder / result.folder, control)
@@ -249,8 +249,11 @@ def over_control(task: Task, result: RunResult) -> Interval:
     return difference(*tables)
 
 
-def edges_in_all(params: ParamTree, step: int, result: Evaluation) -> dict[str, float]:
-    """The share of open edges in an evaluation, as the mean over layers and as they are counted."""
+def edge_metrics(params: ParamTree, step: int, result: Evaluation) -> dict[str, float]:
+    """Loss and share of open edges of an evaluation: over all edges, and as the mean over layers.
+
+    Layers with a window have fewer edges than others.
+    """
     del params, step
     open_LN, pairs_L = result.sums["open_edges"], result.sums["pairs"]
     share_L = open_LN.mean(1) / pairs_L
@@ -264,7 +267,7 @@ def edges_in_all(params: ParamTree, step: int, result: Evaluation) -> dict[str, 
 def run(config: PosttrainConfig, folder: Path, *, force: bool = False) -> PosttrainSummary:
     """Runs or resumes every seed and target in an open work folder and returns the summary.
 
-    With `force`, what the folder holds of other settings or weights is set aside and trained again.
+    With `force`, runs of other settings or weights are renamed and trained again.
     """
     task = open_task(config, folder, force=force)
     manifest = task.prepared.manifest
@@ -278,8 +281,11 @@ def run(config: PosttrainConfig, folder: Path, *, force: bool = False) -> Posttr
     dense = dense_loss(task)
     targets = bounds(config, dense.loss)
     if processes.is_first():
-        shown = ", ".join(f"{target:.4f}" for target in targets)
-        print(f"dense {dense.loss:.4f} nats per token on {dense.tokens:,} tokens; target {shown}")
+        bounds_text = ", ".join(f"{target:.4f}" for target in targets)
+        print(
+            f"dense {dense.loss:.4f} nats per token on {dense.tokens:,} tokens; target "
+            f"{bounds_text}"
+        )
     result: list[ComparedRun] = []
     controls: list[ControlResult] = []
     for seed in config.seeds:
@@ -324,16 +330,16 @@ def _conclude(folder: Path, summary: PosttrainSummary) -> None:
 def main(arguments: cli.Arguments) -> None:
     """The command."""
     config = cast(ConfigDict, arguments.config)
-    settled = from_plain(config, PosttrainConfig)
+    frozen = from_plain(config, PosttrainConfig)
     force = arguments.resume == "force"
     opened = processes.open_shared_workdir(
         arguments.folder, config, resume=arguments.resume, may_change=MAY_CHANGE
     )
     with opened as folder:
-        # By force, what is finished is looked through again: its weights may have been replaced.
+        # With force, a finished folder is checked again: its weights may have been replaced.
         done = None if force else finish_time(folder)
         if not done:
-            run(settled, folder, force=force)
+            run(frozen, folder, force=force)
         summary = load_result(folder / SUMMARY, PosttrainSummary)
     if processes.is_first():
         print(*[f"finished {done}"] * bool(done), format_summary(summary), sep="\n")

@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 from lm_jax import report
 from lm_jax.report import Column, Points, Section, Series, section, table
 from lm_jax.report.markup import Markup, number
-from lm_jax.run.files import read_json
 from lm_jax.run.results import load_result
 from lm_jax.statistics import Interval
 from lm_jax.train.metrics import EVALUATIONS, METRICS
 from sparse_jax import export
-from sparse_jax.summary import ONE_RUN, PosttrainSummary, RunResult, Spread, format_rounding
+from sparse_jax.report_text import ONE_RUN, format_rounding
+from sparse_jax.results import PosttrainSummary, RunResult, Spread, TextPatterns
 
 # A curve of more points than this is drawn through means of neighbouring steps.
 _MOST = 400
@@ -48,7 +48,7 @@ class Run:
     steps: Mapping[str, Sequence[float]]
     evaluations: Sequence[Mapping[str, Any]]
     edges: Mapping[str, Sequence[int]]
-    patterns: Sequence[Mapping[str, Any]]
+    patterns: tuple[TextPatterns, ...]
 
     def evaluated(self, name: str) -> tuple[list[int], list[float]]:
         """Steps and values of one number."""
@@ -63,7 +63,7 @@ def read(folder: Path) -> Run:
         pq.read_table(folder / METRICS).to_pydict(),
         pq.read_table(folder / EVALUATIONS).to_pylist(),
         pq.read_table(folder / export.EDGES).to_pydict(),
-        read_json(folder / export.PATTERNS),
+        load_result(folder / export.PATTERNS, tuple[TextPatterns, ...]),
     )
 
 
@@ -296,16 +296,16 @@ def by_head(run: Run) -> Section:
 def attention(run: Run) -> Section | None:
     """The chosen heads on the chosen texts."""
     drawn: list[str | Markup] = []
-    for shown in run.patterns:
-        labels = [token.strip() or repr(token) for token in shown["tokens"]]
-        drawn.append(f"“{shown['text'].strip()}”")
-        for head in shown["heads"]:
-            name = f"Layer {head['layer']}, head {head['head']}"
+    for text in run.patterns:
+        labels = [token.strip() or repr(token) for token in text.tokens]
+        drawn.append(f"“{text.text.strip()}”")
+        for head in text.heads:
+            name = f"Layer {head.layer}, head {head.head}"
             pictures = [
                 report.heat_map(
-                    head[kind],
+                    weights,
                     value_label="weight",
-                    caption=f"{name}: {said}.",
+                    caption=f"{name}: {when}.",
                     x_label="key",
                     y_label="query",
                     row_labels=labels,
@@ -314,9 +314,9 @@ def attention(run: Run) -> Section | None:
                     value_range=(0.0, 1.0),
                     n=count,
                 )
-                for kind, said, count in (
-                    ("dense", "before", f"{head['pairs']} edges"),
-                    ("sparse", "after", f"{head['open']} open edges"),
+                for weights, when, count in (
+                    (head.dense, "before", f"{head.pairs} edges"),
+                    (head.sparse, "after", f"{head.open} open edges"),
                 )
             ]
             drawn.append(report.grid(*pictures))

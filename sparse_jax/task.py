@@ -1,9 +1,9 @@
-"""What all runs of one post-training share: the model, its data, and the dense model's loss.
+"""Model, data and dense loss that all runs of one post-training share.
 
-    dense.json    that loss, written once: the bounds are counted from it
+    dense.json    the dense loss (`results.DenseResult`), written once; bounds are relative to it
 
-A run that is started again reads the dense loss back. Evaluated anew, it may differ in its last
-bits on another mesh or device, and with it every bound.
+A resumed run reads the dense loss back: a second evaluation may differ in its last bits on another
+mesh or device, and every bound with it.
 """
 
 import dataclasses
@@ -19,7 +19,8 @@ from lm_jax.model.decoder import param_spec
 from lm_jax.parallel import sharding
 from lm_jax.run import processes
 from lm_jax.run.config import config_difference, to_plain
-from lm_jax.run.files import read_json, write_json
+from lm_jax.run.files import write_json
+from lm_jax.run.results import load_result
 from lm_jax.text.examples import Batches, Examples, OnePass
 from lm_jax.text.preparation import Prepared, prepare_corpus
 from lm_jax.train.config import MAY_CHANGE
@@ -27,14 +28,16 @@ from lm_jax.train.evaluate import evaluate
 from lm_jax.train.objective import LanguageModelling, ignore_index_batch
 from lm_jax.train.step import check_batch, make_eval_step
 from lm_jax.weights.load import OpenedModel, Pretrained, open_pretrained
-from sparse_jax import claims, patterns
+from sparse_jax import patterns
 from sparse_jax.config import PosttrainConfig
+from sparse_jax.results import DenseResult
+from sparse_jax.run_identity import claim_folder
 
 DATA, DENSE = "data", "dense.json"
-# Which runs there are, but nothing of any one of them.
+# Fields that decide which runs there are, and nothing within a run.
 _CHOOSE_RUNS = ("slacks", "targets", "seeds", "control")
-# What is made of a run at its end.
-_SHOW_RUNS = ("texts", "heads", "export_dtype")
+# Fields that decide only the report and the export of a run.
+_REPORT_FIELDS = ("texts", "heads", "export_dtype")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,24 +54,16 @@ class Task:
     force: bool = False
 
     def batches(self, seed: int) -> Batches:
-        """Those that a run of this seed is trained on."""
+        """Training batches of a run with this seed."""
         return Batches(self.examples, seed=seed, **_share(self.config, self.mesh))
 
 
-@dataclasses.dataclass(frozen=True)
-class DenseLoss:
-    """Nats per token of the dense model on the validation windows, and how many tokens they are."""
-
-    loss: float
-    tokens: int
-
-
 def open_model(config: PosttrainConfig) -> OpenedModel:
-    """Reads what the model is, but no weights, and refuses what it cannot be trained to.
+    """Reads the model's config and tokenizer but no weights, and checks the settings against it.
 
     Raises:
-      UsageError: the batch does not divide over the devices, or the model has no such positions,
-        heads or weights to adapt.
+      UsageError: the batch does not divide over the devices, or the model has too few positions or
+        lacks the heads or the weights to adapt.
       BadInputError: there is no such model, or it has no tokenizer.
     """
     check_batch(config.batch_size, config.accumulate, _mesh(config))
@@ -89,25 +84,25 @@ def open_model(config: PosttrainConfig) -> OpenedModel:
 
 
 def open_task(config: PosttrainConfig, folder: Path, *, force: bool = False) -> Task:
-    """Prepares the data of the model, and loads its weights once nothing else can be refused.
+    """Prepares the data of the model, and loads its weights after every other check.
 
     Raises:
       UsageError: as `open_model`.
-      BadInputError: as `open_model`; the corpus is not there, or has not one batch of windows.
+      BadInputError: as `open_model`; the corpus is missing, or has less than one batch of windows.
     """
     mesh = _mesh(config)
     model = open_model(config)
     prepared = prepare_corpus(folder / DATA, config.corpus, tokenizer=model.tokenizer)
-    cut = functools.partial(
+    windows = functools.partial(
         Examples, prepared, context=config.context, mode="window", vocab_size=model.cfg.vocab_size
     )
-    examples = cut("train")
+    examples = windows("train")
     validation = OnePass(
-        cut("validation", limit=config.validation_documents), **_share(config, mesh)
+        windows("validation", limit=config.validation_documents), **_share(config, mesh)
     )
     # Refuses a corpus of less than one batch.
     Batches(examples, seed=config.seeds[0], **_share(config, mesh))
-    # Trained weights are float32; frozen ones are only ever read in the dtype of the computation.
+    # Trained weights are float32; frozen ones are only read in the dtype of the computation.
     dtype = jnp.float32 if config.full else jnp.dtype(config.dtype)
     base = model.load(dtype=dtype, mesh=mesh)
     return Task(config, folder, mesh, base, prepared, examples, validation, force)
@@ -123,12 +118,13 @@ def _share(config: PosttrainConfig, mesh: jax.sharding.Mesh) -> dict[str, int]:
     return {"batch_size": config.batch_size, "process_index": index, "process_count": count}
 
 
-def dense_loss(task: Task) -> DenseLoss:
-    """The dense model's loss, from `dense.json` where an earlier start has left it.
+def dense_loss(task: Task) -> DenseResult:
+    """The dense model's loss on the validation windows, from `dense.json` if it is there.
 
     Raises:
-      BadInputError: it is that of other weights.
-      UsageError: it is that of other windows or another dtype.
+      BadInputError: the file belongs to other weights.
+      UsageError: the file belongs to other windows or another dtype.
+      CorruptError: the file is damaged.
       StoppedError: a stop was requested while the model was evaluated.
     """
     file = task.folder / DENSE
@@ -141,26 +137,25 @@ def dense_loss(task: Task) -> DenseLoss:
         objective = LanguageModelling(
             task.base.cfg, dtype=task.config.dtype, make_batch=ignore_index_batch
         )
-        look = make_eval_step(objective, task.mesh)
-        result = evaluate(look, task.base.params, task.validation, task.mesh, stoppable=True)
-        own = identity | {"loss": result.loss, "tokens": result.tokens}
-        processes.on_first(lambda: write_json(file, own))
-    stored = read_json(file)
-    return DenseLoss(stored["loss"], stored["tokens"])
+        step = make_eval_step(objective, task.mesh)
+        result = evaluate(step, task.base.params, task.validation, task.mesh, stoppable=True)
+        dense = DenseResult(**identity, loss=result.loss, tokens=result.tokens)
+        processes.on_first(lambda: write_json(file, dense))
+    return load_result(file, DenseResult)
 
 
 def _is_stored(file: Path, identity: dict[str, str], task: Task) -> bool:
     if not file.exists():
         return False
-    stored = read_json(file)
-    changes = config_difference({name: stored.get(name) for name in identity}, identity)
+    stored = load_result(file, DenseResult)
+    changes = config_difference({name: getattr(stored, name) for name in identity}, identity)
     if not changes or task.force:
         return not changes
     remedy = "choose another --workdir, or begin again with --resume=force"
-    if stored.get("base_sha256") != identity["base_sha256"]:
+    if stored.base_sha256 != identity["base_sha256"]:
         raise BadInputError(
             f"{task.config.model} has weights of sha256 {identity['base_sha256'][:12]}, and the "
-            f"runs in {file.parent} began with {str(stored.get('base_sha256'))[:12]}; put those "
+            f"runs in {file.parent} began with {stored.base_sha256[:12]}; put those "
             f"back, {remedy}"
         )
     raise UsageError(f"{file} is of {', '.join(changes)}; {remedy}")
@@ -183,10 +178,10 @@ def bounds(config: PosttrainConfig, dense: float) -> list[float]:
 
 
 def claim_run(task: Task, folder: Path, *, seed: int, target: float | None, result: str) -> bool:
-    """`claims.claim` for the run of a seed and a bound, which the control has none of."""
+    """Binds the folder of one run (`claim_folder`); `target` is None for the control."""
     config = to_plain(task.config)
-    shown = {name: config.pop(name) for name in _SHOW_RUNS}
-    # The model is known by its weights, wherever they are.
+    shown = {name: config.pop(name) for name in _REPORT_FIELDS}
+    # The digest of the weights stands for the model, wherever its folder is.
     for name in (*_CHOOSE_RUNS, *MAY_CHANGE, "model"):
         config.pop(name)
     trained = {
@@ -196,6 +191,6 @@ def claim_run(task: Task, folder: Path, *, seed: int, target: float | None, resu
         "data": task.batches(seed).fingerprint,
         "validation": task.validation.fingerprint,
     }
-    return claims.claim(
+    return claim_folder(
         folder, trained=trained | config, shown=shown, result=result, force=task.force
     )

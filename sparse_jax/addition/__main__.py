@@ -1,20 +1,20 @@
-"""Trains a dense and a sparse model to add, draws their graphs, and counts what attends to what.
+"""Trains a dense and a sparse model to add, draws their attention graphs, and measures them.
 
     iaj sparse addition --config=sparse/addition --workdir=runs/addition
     iaj sparse addition --config=sparse/addition:smoke --workdir=runs/addition_smoke
 
-After Appendix A of "Sparse Attention Post-Training". The work folder then holds what `study.py`
-lists, the report among it. A killed study is started again with the same command, and ends with the
-same numbers.
+After Appendix A of "Sparse Attention Post-Training". `study.py` lists the files of the work folder.
+The same command resumes a killed study, which ends with the same numbers.
 """
 
 from lm_jax.run import cli
 from lm_jax.run.config import from_plain
-from lm_jax.run.files import read_json
+from lm_jax.run.results import load_result
 from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
 from lm_jax.train.config import MAY_CHANGE
 from sparse_jax.addition import report, study
 from sparse_jax.addition.config import AdditionConfig
+from sparse_jax.addition.results import AdditionSummary
 
 
 def main(arguments: cli.Arguments) -> None:
@@ -29,7 +29,7 @@ def main(arguments: cli.Arguments) -> None:
         if not done:
             study.run(config, work.path, force=force)
             mark_finished(work.path)
-        summary = read_json(work.path / study.SUMMARY)
+        summary = load_result(work.path / study.SUMMARY, AdditionSummary)
         print(*[f"finished {done}"] * bool(done), *report.findings(summary), sep="\n")
         print(f"report: {work.path / study.REPORT}")
 

@@ -1,8 +1,9 @@
-"""One pass of a model over sums: what it answers, and the weight of every edge of its attention.
+"""Answers and attention edges of a model on sums, from one forward pass.
 
-An edge goes from a place to one before it, or to itself, in one layer; its weight is what the
-attend gave it. In the sparse model an edge is open where its gate logit is above 0, without chance;
-in the dense one every causal edge is. Edges are `[L, P, T, S]`: layer, problem, who reads, what.
+An edge leads from a position to an earlier one, or to itself, in one layer; its weight is the
+attention weight. In the sparse model an edge is open where its gate logit is above 0, without
+noise; in the dense model every causal edge is. Arrays of edges are `[L, P, T, S]`: layer, problem,
+query, key.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,19 +22,19 @@ from lm_jax.model.edits import Scale
 from sparse_jax.addition import problems
 from sparse_jax.attend import gated
 
-# Enough that a pass is few calls, and little enough that its patterns are few megabytes.
+# Large enough for few calls, and small enough for patterns of a few megabytes.
 _ROWS = 500
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionTrace:
-    """What a pass found.
+    """Answers and attention edges on P problems.
 
     Attributes:
-      answer_PA: the ids that are most likely at the question marks.
+      answer_PA: the most likely ids at the question marks.
       exact_P: whether all five are right.
-      pattern_LPTS: the weights, 0 where a gate is closed.
-      open_LPTS: whether an edge is open; its weight may still be too small for a float.
+      pattern_LPTS: attention weights, 0 where a gate is closed.
+      open_LPTS: whether an edge is open; its weight may still underflow to 0.
     """
 
     answer_PA: np.ndarray
@@ -43,20 +44,21 @@ class AttentionTrace:
 
     @property
     def edges_LP(self) -> np.ndarray:
-        """How many edges are open."""
+        """Number of open edges."""
         return self.open_LPTS.sum((2, 3))
 
 
-Trace = Callable[..., AttentionTrace]
+Tracer = Callable[..., AttentionTrace]
 
 
-def tracer(cfg: DecoderConfig, *, bias: float | None = None) -> Trace:
-    """`look(weights, tokens_PS, *, kept_LTS=None) -> Seen` for one model.
+def make_tracer(cfg: DecoderConfig, *, bias: float | None = None) -> Tracer:
+    """Returns `trace(weights, tokens_PS, *, kept_LTS=None) -> AttentionTrace` for one model.
 
-    `kept_LTS` closes edges: the patterns are multiplied by it. `open_LPTS` are the gates before.
+    The patterns are multiplied by `kept_LTS`, so that a 0 closes an edge; `open_LPTS` are the gates
+    before that.
 
     Args:
-      cfg: the model, of one head.
+      cfg: the model, with one head.
       bias: of its gate logits; None for a model without gates.
     """
 
@@ -75,26 +77,26 @@ def tracer(cfg: DecoderConfig, *, bias: float | None = None) -> Trace:
             attend=attend,
         )
 
-    def look(
+    def trace(
         weights: Mapping[str, Any], tokens_PS: np.ndarray, *, kept_LTS: np.ndarray | None = None
     ) -> AttentionTrace:
         if kept_LTS is None:
             kept_LTS = np.ones((cfg.num_layers, problems.READ, problems.READ), np.float32)
         parts = [
-            _seen(run(weights, part[:, : problems.READ], kept_LTS), part)
+            _trace(run(weights, part[:, : problems.READ], kept_LTS), part)
             for part in np.split(tokens_PS, range(_ROWS, len(tokens_PS), _ROWS))
         ]
         return AttentionTrace(
-            np.concatenate([one.answer_PA for one in parts]),
-            np.concatenate([one.exact_P for one in parts]),
-            np.concatenate([one.pattern_LPTS for one in parts], axis=1),
-            np.concatenate([one.open_LPTS for one in parts], axis=1),
+            np.concatenate([part.answer_PA for part in parts]),
+            np.concatenate([part.exact_P for part in parts]),
+            np.concatenate([part.pattern_LPTS for part in parts], axis=1),
+            np.concatenate([part.open_LPTS for part in parts], axis=1),
         )
 
-    return look
+    return trace
 
 
-def _seen(output: Any, tokens_PS: np.ndarray) -> AttentionTrace:
+def _trace(output: Any, tokens_PS: np.ndarray) -> AttentionTrace:
     answer_PA = np.asarray(output.logits)[:, problems.FIRST_ANSWER :].argmax(-1)
     exact_P = (answer_PA == tokens_PS[:, problems.READ :]).all(1)
     pattern_LPTS, open_LPTS = (

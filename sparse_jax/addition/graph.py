@@ -1,8 +1,9 @@
-"""The layer graph of one sum: a node for each token and layer, a line for each open edge.
+"""Graph of the attention edges in one sum: a node per token and layer, a line per open edge.
 
-As Fig. 1 and Fig. 9 of the paper: the problem at the bottom, the layers upwards, the answer on top.
-An edge of layer 0 leaves a token, one of layer l leaves a node of layer l-1; the heavier its
-attention weight, the wider and darker its line. An arc over the answer is a carry.
+As in Fig. 1 and Fig. 9 of the paper, the problem is at the bottom, layers go upwards, and the
+answer is at the top. An edge of layer 0 starts at a token, an edge of layer l at a node of layer
+l-1; the larger its attention weight, the wider and darker its line. An arc over the answer is a
+carry.
 """
 
 from collections.abc import Iterator
@@ -38,12 +39,12 @@ NAMES = (
 )
 _WIDTH, _LEFT, _RIGHT = 560, 84, 20
 _TOP, _ROW, _BOTTOM = 66, 66, 30
-# More than these are a web, which no list of words makes clearer.
-_MOST_TOLD = 60
+# A description of more edges than these helps no reader.
+_MOST_DESCRIBED = 60
 
 
 class Edge(NamedTuple):
-    """An open edge of a layer, from the place that is read to the one that reads."""
+    """An open edge of a layer, from the position that is read to the one that reads it."""
 
     layer: int
     source: int
@@ -51,8 +52,8 @@ class Edge(NamedTuple):
     weight: float
 
 
-class Drawn(NamedTuple):
-    """A sum in one model: its number, its edges `[L, T, S]` and their weights, the ids answered."""
+class SumGraph(NamedTuple):
+    """Open edges `[L, T, S]`, attention weights and answered ids of one sum in one model."""
 
     problem: int
     open_LTS: np.ndarray
@@ -60,16 +61,16 @@ class Drawn(NamedTuple):
     answer_A: np.ndarray
 
 
-def edges(drawn: Drawn) -> list[Edge]:
+def edges(graph: SumGraph) -> list[Edge]:
     """The open edges of one sum."""
     return [
-        Edge(layer, source, reader, float(drawn.pattern_LTS[layer, reader, source]))
-        for layer, reader, source in np.argwhere(drawn.open_LTS).tolist()
+        Edge(layer, source, reader, float(graph.pattern_LTS[layer, reader, source]))
+        for layer, reader, source in np.argwhere(graph.open_LTS).tolist()
     ]
 
 
 def format_edges(result: list[Edge]) -> list[str]:
-    """The edges in words, a sentence for each layer and place that reads."""
+    """The edges as text, one sentence per layer and reading position."""
     sentences = []
     for layer, reader in sorted({(edge.layer, edge.reader) for edge in result}):
         read = [
@@ -81,21 +82,23 @@ def format_edges(result: list[Edge]) -> list[str]:
     return sentences
 
 
-def layer_graph(drawn: Drawn, *, title: str) -> Markup:
-    """The figure of one sum in one model; `title` stands first in its caption."""
-    result, answer_A = edges(drawn), drawn.answer_A
-    layers, T = drawn.open_LTS.shape[:2]
-    row_S = problems.rows(np.array([drawn.problem]))[0]
+def layer_graph(graph: SumGraph, *, title: str) -> Markup:
+    """Figure of one sum in one model; its caption opens with `title`."""
+    result, answer_A = edges(graph), graph.answer_A
+    layers, T = graph.open_LTS.shape[:2]
+    row_S = problems.rows(np.array([graph.problem]))[0]
     asked, wanted_A = problems.decode(row_S[:T]), row_S[problems.READ :]
     right = bool((answer_A == wanted_A).all())
     base = _TOP + layers * _ROW
     sentences = (
-        format_edges(result) if len(result) <= _MOST_TOLD else [f"{len(result)} edges, too many."]
+        format_edges(result)
+        if len(result) <= _MOST_DESCRIBED
+        else [f"{len(result)} edges, too many to list."]
     )
     verdict = "right" if right else f"wrong, it is {problems.decode(wanted_A)}"
     caption = (
-        f"{title}: {problems.written(drawn.problem)}{problems.decode(answer_A)} ({verdict}), "
-        f"{number(len(result))} open edges."
+        f"{title}: {problems.format_problem(graph.problem)}{problems.decode(answer_A)} "
+        f"({verdict}), {number(len(result))} open edges."
     )
     svg = element(
         "svg",
@@ -123,7 +126,7 @@ def layer_graph(drawn: Drawn, *, title: str) -> Markup:
         ),
         *(_token(_x(t), base + 18, symbol) for t, symbol in enumerate(asked)),
         *_answers(row_S, answer_A),
-        *_arcs(drawn.problem),
+        *_arcs(graph.problem),
     )
     return element("figure", {"class": "plot"}, svg, element("figcaption", None, caption))
 
@@ -133,7 +136,7 @@ def _x(place: int) -> float:
 
 
 def _y(layer: int, base: float) -> float:
-    """The height of a layer's nodes; that of layer -1 is where edges leave the tokens."""
+    """Height of a layer's nodes; layer -1 is where edges leave the tokens."""
     return base - (layer + 1) * _ROW
 
 
@@ -160,14 +163,14 @@ def _line(edge: Edge, base: float) -> Markup:
 
 
 def _answers(row_S: np.ndarray, answer_A: np.ndarray) -> Iterator[Markup]:
-    for place, (given, wanted) in enumerate(zip(answer_A, row_S[problems.READ :], strict=True)):
-        style = "token" if given == wanted else "token wrong"
+    for place, (digit, right) in enumerate(zip(answer_A, row_S[problems.READ :], strict=True)):
+        style = "token" if digit == right else "token wrong"
         x = _x(problems.FIRST_ANSWER + place)
-        yield _token(x, _TOP - 14, problems.decode(given), style)
+        yield _token(x, _TOP - 14, problems.decode(digit), style)
 
 
 def _arcs(problem: int) -> Iterator[Markup]:
-    """An arrow from each place whose sum is ten or more to the next higher one."""
+    """An arrow from each decimal place whose sum is ten or more to the next higher one."""
     for place in np.flatnonzero(problems.carried(np.array([problem]))[0]).tolist():
         start, end = _x(problems.ANSWERS[place - 1]), _x(problems.ANSWERS[place])
         y = _TOP - 32

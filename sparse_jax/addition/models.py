@@ -1,12 +1,12 @@
-"""The two models of the study, and how they are trained.
+"""The dense and the sparse model of the study, and their training.
 
-Both are one small decoder: the blocks of Llama (RMS norm, gated MLP) with learned positions and
+Both are the same small decoder: Llama blocks (RMS norm, gated MLP) with learned positions and
 biases on queries, keys and values. The last digit is a sum modulo ten, which the products of a
-gated MLP seem to help with; that was not tried by itself. Positions are learned, because "the tens
-of the second number" is a place and no distance.
+gated MLP seem to help with; no ablation tested that. Positions are learned, because "the tens of
+the second number" is an absolute position and not a distance.
 
-Attention is causal, as everywhere in `lm_jax`. So the digits of the answer, which are written from
-the highest down, cannot see the lower ones, and read a carry from places before them.
+Attention is causal, as everywhere in `lm_jax`. The answer is written from its highest digit down,
+so that no digit can attend to a lower one, and a carry must be read from earlier positions.
 """
 
 from collections.abc import Mapping
@@ -22,34 +22,34 @@ from lm_jax.train.config import CheckpointPolicy, TrainConfig
 from lm_jax.train.loop import Measure, TrainResult, train
 from lm_jax.train.objective import LanguageModelling, Objective
 from sparse_jax.addition import problems
-from sparse_jax.addition.attention_trace import Trace, tracer
+from sparse_jax.addition.attention_trace import Tracer, make_tracer
 from sparse_jax.addition.config import AdditionConfig
+from sparse_jax.addition.results import DENSE, SPARSE
 from sparse_jax.objective import WEIGHTS, Sparsifying
 
-DENSE, SPARSE = "dense", "sparse"
 EXACT = "validation/exact_sums"
 OPEN = "validation/open_edges"
 
 
 class Task(NamedTuple):
-    """One of the two models: what it minimises, how it is trained and looked at."""
+    """One of the two models: its objective, its training and its tracer."""
 
     name: str
     objective: Objective
     training: TrainConfig
-    look: Trace
+    trace: Tracer
 
     def weights(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The weights of the decoder, of what is trained."""
+        """Weights of the decoder, from the trained parameters."""
         return params[WEIGHTS] if self.name == SPARSE else params
 
     def params(self, weights: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What is trained, of the weights of a decoder."""
+        """Parameters to train, from the weights of a decoder."""
         return {WEIGHTS: weights} if self.name == SPARSE else weights
 
 
 def decoder(config: AdditionConfig) -> DecoderConfig:
-    """The shape of both models."""
+    """Config of both models."""
     return DecoderConfig(
         num_layers=config.num_layers,
         num_heads=1,
@@ -74,8 +74,8 @@ def tasks(config: AdditionConfig) -> tuple[Task, Task]:
     densely = config.training(config.dense_steps, config.dense_rate, config.dense_decay)
     sparsely = config.training(config.sparse_steps, config.sparse_rate, config.sparse_decay)
     return (
-        Task(DENSE, dense, densely, tracer(cfg)),
-        Task(SPARSE, sparse, sparsely, tracer(cfg, bias=config.bias)),
+        Task(DENSE, dense, densely, make_tracer(cfg)),
+        Task(SPARSE, sparse, sparsely, make_tracer(cfg, bias=config.bias)),
     )
 
 
@@ -83,55 +83,55 @@ def train_model(
     task: Task,
     config: AdditionConfig,
     folder: Path,
-    trained: np.ndarray,
-    held_out: np.ndarray,
+    train_P: np.ndarray,
+    held_out_P: np.ndarray,
     mesh: Mesh,
     *,
     seed: int,
     begin: Mapping[str, Any] | None = None,
 ) -> TrainResult:
-    """Trains, or resumes training, one model in a folder of its own.
+    """Trains one model in its own folder, or resumes its training.
 
     Args:
-      task: which of the two.
+      task: the model.
       config: of the study.
-      folder: made if need be.
-      trained: the problems to train on.
-      held_out: those to evaluate on.
+      folder: created if need be.
+      train_P: problems to train on.
+      held_out_P: problems to evaluate on.
       mesh: the devices.
-      seed: draws the weights, the order and the gates.
-      begin: the weights of a decoder to begin with; None draws them.
+      seed: of the initial weights, the order of the problems and the gate noise.
+      begin: initial weights of the decoder; None initialises them at random.
 
     Raises:
-      Whatever `lm_jax.train.loop.train` raises.
+      As `lm_jax.train.loop.train`.
     """
     batch_size = config.batch_size
     return train(
         folder,
         task.objective,
         task.training,
-        problems.Batches(trained, batch_size=batch_size, seed=seed),
-        problems.OnePass(held_out, batch_size=_even(len(held_out), mesh)),
+        problems.Batches(train_P, batch_size=batch_size, seed=seed),
+        problems.OnePass(held_out_P, batch_size=_divisible(len(held_out_P), mesh)),
         seed=seed,
         mesh=mesh,
         policy=CheckpointPolicy(allow_fallback=config.allow_fallback),
         params=None if begin is None else task.params(begin),
-        measure=_measure(task, held_out),
+        measure=_measure(task, held_out_P),
     )
 
 
-def _even(count: int, mesh: Mesh) -> int:
-    """The smallest batch that holds so many rows and lies evenly on the devices."""
+def _divisible(count: int, mesh: Mesh) -> int:
+    """Smallest batch size of at least `count` that the data axes of the mesh divide."""
     ways = mesh.shape["data"] * mesh.shape["fsdp"]
     return -(-count // ways) * ways
 
 
-def _measure(task: Task, held_out: np.ndarray) -> Measure:
-    tokens_PS = problems.rows(held_out)
+def _measure(task: Task, held_out_P: np.ndarray) -> Measure:
+    tokens_PS = problems.rows(held_out_P)
 
     def measure(params: Mapping[str, Any], step: int, result: object) -> dict[str, float]:
         del step, result
-        seen = task.look(task.weights(sharding.fetch(params)), tokens_PS)
-        return {EXACT: float(seen.exact_P.mean()), OPEN: float(seen.edges_LP.sum(0).mean())}
+        trace = task.trace(task.weights(sharding.fetch(params)), tokens_PS)
+        return {EXACT: float(trace.exact_P.mean()), OPEN: float(trace.edges_LP.sum(0).mean())}
 
     return measure

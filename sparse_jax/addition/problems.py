@@ -1,11 +1,11 @@
-"""Sums of two numbers of two digits as rows of tokens, as in Appendix A of the paper.
+"""Sums of two-digit numbers as rows of tokens, as in Appendix A of the paper.
 
     reads      3 6 + 2 8 = ? ? ? ? ?       13 symbols: ten digits, + = ?
     answers    . . . . . . 0 0 0 6 4       each digit of the sum at the place of its question mark
 
-A problem is a number: 36 + 28 is 3628, so there are ten thousand. A row holds the eleven ids that
-are read and then the five to be answered. Nothing is shifted: the digit that belongs to a `?` is
-predicted where the `?` stands, so that no digit of the answer sees another one.
+A problem is a number: 36 + 28 is 3628, so there are ten thousand. A row holds the eleven input ids
+and then the five target ids. Targets are not shifted: the digit that belongs to a `?` is predicted
+at the position of the `?`, so that no digit of the answer attends to another one.
 """
 
 import hashlib
@@ -20,52 +20,52 @@ from lm_jax.text.examples import epoch_order, order_name, shuffled
 from lm_jax.train.objective import PAD, LMBatch
 
 SYMBOLS = "0123456789+=?"
-# Id 0 is padding, which no symbol has.
+# Id 0 is padding.
 VOCAB_SIZE = len(SYMBOLS) + 1
 COUNT = 10_000
 READ, ANSWERED = 11, 5
 FIRST_ANSWER = READ - ANSWERED
-# Where the digits of a place are read and its sum is answered, from the ones upwards; the three
-# highest places of the answer have no digits of their own.
+# Positions of the two operand digits, and of the answer digit, of each decimal place from the ones
+# upwards. The three highest places of the answer have no operand digits.
 OPERANDS = ((1, 4), (0, 3))
 ANSWERS = (10, 9, 8, 7, 6)
 
 
 def encode(text: str) -> list[int]:
-    """The ids of a text.
+    """Ids of a text.
 
     Raises:
-      UsageError: it holds a character that is no symbol of the task.
+      UsageError: it contains a character that is no symbol of the task.
     """
     if strange := sorted(set(text) - set(SYMBOLS)):
-        raise UsageError(f"{text!r} holds {''.join(strange)!r}; write digits, + = and ? alone")
+        raise UsageError(f"{text!r} holds {''.join(strange)!r}; use only digits, +, = and ?")
     return [SYMBOLS.index(symbol) + 1 for symbol in text]
 
 
 def decode(ids: ArrayLike) -> str:
-    """The text of ids; padding is a middle dot."""
+    """Text of ids; padding is a middle dot."""
     return "".join("·" if id == PAD else SYMBOLS[id - 1] for id in np.atleast_1d(ids).tolist())
 
 
 def number(text: str) -> int:
-    """The problem that is written `36+28`.
+    """The problem of a text such as `36+28`.
 
     Raises:
-      UsageError: it is not two numbers of two digits.
+      UsageError: the text is not two numbers of two digits.
     """
     parts = text.split("+")
     if len(parts) != 2 or not all(len(p) == 2 and set(p) <= set(SYMBOLS[:10]) for p in parts):
-        raise UsageError(f"{text!r} is no problem; write two numbers of two digits, as 36+28")
+        raise UsageError(f"{text!r} is no problem; write two numbers of two digits, such as 36+28")
     return 100 * int(parts[0]) + int(parts[1])
 
 
-def written(number: int) -> str:
-    """The problem as it is read, without its question marks."""
+def format_problem(number: int) -> str:
+    """Text of a problem, such as `36+28=`, without the question marks."""
     return f"{number // 100:02}+{number % 100:02}="
 
 
 def rows(numbers_P: np.ndarray) -> np.ndarray:
-    """Ids, int32 `[P, 16]`: the eleven that are read, and the five to be answered."""
+    """Ids, int32 `[P, 16]`: eleven inputs and five targets."""
     numbers_P = np.asarray(numbers_P)
     first, second = np.divmod(numbers_P, 100)
     columns = [_digit(first, 1), _digit(first, 0), "+", _digit(second, 1), _digit(second, 0), "="]
@@ -83,22 +83,22 @@ def carried(numbers_P: np.ndarray) -> np.ndarray:
 
 
 def carries(numbers_P: np.ndarray) -> np.ndarray:
-    """How often one carries in each sum: 0, 1 or 2."""
+    """Number of carries in each sum: 0, 1 or 2."""
     return carried(numbers_P).sum(1)
 
 
 def split(held_out: int, seed: int, always: tuple[int, ...] = ()) -> tuple[np.ndarray, np.ndarray]:
-    """The problems to train on and those held out, each in ascending order.
+    """Problems to train on and held-out problems, each in ascending order.
 
     Args:
       held_out: how many are held out.
-      seed: draws them.
-      always: problems that are among them whatever is drawn.
+      seed: of the random choice.
+      always: problems that are always held out.
 
     Raises:
-      UsageError: there are not so many problems, or none is left on one side.
+      UsageError: there are too few problems for both parts.
     """
-    # Of one there is no interval.
+    # A single problem has no interval.
     least = max(len(set(always)), 2)
     if not least <= held_out < COUNT:
         raise UsageError(f"held_out = {held_out} must be at least {least} and below {COUNT}")
@@ -108,30 +108,30 @@ def split(held_out: int, seed: int, always: tuple[int, ...] = ()) -> tuple[np.nd
 
 
 def digest(numbers_P: np.ndarray) -> str:
-    """The sha256 that stands for some problems in this order."""
+    """sha256 of problems in this order."""
     return hashlib.sha256(np.asarray(numbers_P, "<i8").tobytes()).hexdigest()
 
 
 def answer_batch(tokens_BS: jax.Array) -> LMBatch:
-    """Reads the problem, and predicts each digit of the answer at its question mark."""
+    """Batch that predicts each digit of the answer at its question mark."""
     input_BT, answer_BA = tokens_BS[:, :READ], tokens_BS[:, READ:]
     target_BT = jnp.pad(answer_BA, ((0, 0), (FIRST_ANSWER, 0)))
     return LMBatch(input_BT, input_BT != PAD, target_BT, target_BT != PAD)
 
 
 class Batches:
-    """The endless sequence of shuffled batches, as `lm_jax.text.examples.Batches` draws them.
+    """Endless sequence of shuffled batches, in the order of `lm_jax.text.examples.Batches`.
 
     Attributes:
-      fingerprint: names all that decides the batches.
-      per_epoch: whole batches in an epoch.
+      fingerprint: text that identifies the batches.
+      per_epoch: complete batches in an epoch.
     """
 
     def __init__(self, numbers_P: np.ndarray, *, batch_size: int, seed: int) -> None:
-        """Batches of the rows of some problems.
+        """Batches of the rows of these problems.
 
         Raises:
-          BadInputError: there are fewer problems than one batch has.
+          BadInputError: there are fewer problems than `batch_size`.
         """
         if len(numbers_P) < batch_size:
             raise BadInputError(
@@ -146,13 +146,13 @@ class Batches:
         )
 
     def at(self, k: int) -> dict[str, np.ndarray]:
-        """Batch k = 0, 1, ... of all epochs: `tokens` as `rows` makes them, and `document`."""
+        """Batch k = 0, 1, ... of all epochs: `tokens` as from `rows`; `document`, the problem."""
         numbers_B = self._numbers[self._places[k]]
         return {"tokens": rows(numbers_B), "document": numbers_B.astype(np.int64)}
 
 
 class OnePass:
-    """Every problem once, in their order; the last batch is filled up with rows of padding."""
+    """Every problem once, in order; the last batch is filled with rows of padding."""
 
     def __init__(self, numbers_P: np.ndarray, *, batch_size: int) -> None:
         self._numbers, self._batch_size = numbers_P, batch_size
@@ -160,7 +160,7 @@ class OnePass:
         self.fingerprint = f"{_data(numbers_P)} batch_size={batch_size} seed=None"
 
     def at(self, k: int) -> dict[str, np.ndarray]:
-        """Batch k of 0..per_epoch-1; the document of a row of padding is -1."""
+        """Batch k in 0..per_epoch-1; the document of a row of padding is -1."""
         numbers_B = self._numbers[k * self._batch_size : (k + 1) * self._batch_size]
         missing = self._batch_size - len(numbers_B)
         return {

@@ -1,18 +1,18 @@
-"""The study from its settings to its numbers: trains both models of each seed and measures them.
+"""Runs the study: trains both models of each seed, measures them, and writes the report.
 
 The work folder then holds
 
     seed_<n>/dense/, seed_<n>/sparse/    checkpoints, metrics.parquet, evaluations.parquet
                                          (`lm_jax.train.loop`)
-    seed_<n>/sums.parquet                a row for each held-out sum and model: its answer and its
-                                         open edges
-    seed_<n>/summary.json                every number of that seed
-    summary.json                         those of all seeds
-    report.html                          the first seed in detail and all beside each other, one
+    seed_<n>/sums.parquet                a row per held-out sum and model: answer and open edges
+    seed_<n>/summary.json                every number of that seed (`results.SeedSummary`)
+    summary.json                         those of all seeds (`results.AdditionSummary`)
+    report.html                          the first seed in detail and a comparison of all, one
                                          offline file
 """
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -27,34 +27,45 @@ from lm_jax.parallel import sharding
 from lm_jax.run.config import to_plain
 from lm_jax.run.files import read_json, replace_file, write_json, write_text
 from lm_jax.run.provenance import PROVENANCE_FILE, collect_provenance, record_provenance
+from lm_jax.run.results import load_result
 from lm_jax.train.config import MAY_CHANGE
 from lm_jax.train.metrics import EVALUATIONS, METRICS
 from sparse_jax.addition import measures, models, problems, report
 from sparse_jax.addition.attention_trace import AttentionTrace
 from sparse_jax.addition.config import AdditionConfig
-from sparse_jax.addition.graph import Drawn
-from sparse_jax.addition.models import DENSE, SPARSE, Task
-from sparse_jax.claims import claim
+from sparse_jax.addition.graph import SumGraph
+from sparse_jax.addition.models import Task
+from sparse_jax.addition.results import (
+    DENSE,
+    SPARSE,
+    AdditionSummary,
+    ModelResult,
+    ModelResults,
+    SeedSummary,
+    SumCounts,
+    between_seeds,
+)
+from sparse_jax.run_identity import claim_folder
 
 SUMS, SUMMARY, REPORT = "sums.parquet", "summary.json", "report.html"
 
 
 @dataclasses.dataclass(frozen=True)
-class Studied:
-    """One seed: its numbers, its curves by model, and by model the sums whose graphs are drawn."""
+class SeedStudy:
+    """Numbers of one seed, and by model the curves of training and the graphs of sums."""
 
-    summary: dict[str, Any]
+    summary: SeedSummary
     evaluations: dict[str, dict[str, list[float]]]
-    drawn: dict[str, list[Drawn]]
+    graphs: dict[str, list[SumGraph]]
 
 
-def run(config: AdditionConfig, folder: Path, *, force: bool = False) -> dict[str, Any]:
+def run(config: AdditionConfig, folder: Path, *, force: bool = False) -> AdditionSummary:
     """Runs or resumes the study of every seed in an open work folder and returns the summary.
 
-    With `force`, seeds that were trained under other settings are set aside and trained again.
+    With `force`, the folders of seeds with other settings are renamed and the seeds trained again.
     """
-    drawn = tuple(problems.number(text) for text in config.drawn)
-    splits = {seed: problems.split(config.held_out, seed, drawn) for seed in config.seeds}
+    drawn_P = tuple(problems.number(text) for text in config.drawn)
+    splits = {seed: problems.split(config.held_out, seed, drawn_P) for seed in config.seeds}
     origin = collect_provenance(
         seeds={f"study {i}": seed for i, seed in enumerate(config.seeds)},
         dtype="float32",
@@ -65,20 +76,21 @@ def run(config: AdditionConfig, folder: Path, *, force: bool = False) -> dict[st
         },
     )
     record_provenance(folder, origin)
-    studied = [run_seed(config, folder, seed, splits[seed], drawn, force) for seed in config.seeds]
-    results = [each.summary for each in studied]
-    summary = {
-        "config": to_plain(config),
-        "seeds": results,
-        "between_seeds": report.between_seeds(results),
-        "device": jax.devices()[0].device_kind,
-    }
+    studies = [
+        run_seed(config, folder, seed, splits[seed], drawn_P, force) for seed in config.seeds
+    ]
+    seeds = tuple(each.summary for each in studies)
+    summary = AdditionSummary(
+        config=config,
+        seeds=seeds,
+        between_seeds=between_seeds(seeds),
+        device=jax.devices()[0].device_kind,
+    )
     write_json(folder / SUMMARY, summary)
-    summary = read_json(folder / SUMMARY)
     page = report.build(
         summary,
-        studied[0].evaluations,
-        studied[0].drawn,
+        studies[0].evaluations,
+        studies[0].graphs,
         provenance=read_json(folder / PROVENANCE_FILE),
     )
     write_text(folder / REPORT, page)
@@ -90,72 +102,80 @@ def run_seed(
     folder: Path,
     seed: int,
     split: tuple[np.ndarray, np.ndarray],
-    drawn: tuple[int, ...],
+    drawn_P: tuple[int, ...],
     force: bool,
-) -> Studied:
+) -> SeedStudy:
     """Trains both models of one seed, or resumes them, and measures them."""
-    (trained, held_out), folder = split, folder / f"seed_{seed}"
-    kept = to_plain(config)
-    # Another choice of sums to draw may hold out others, which the digest tells.
+    (train_P, held_out_P), folder = split, folder / f"seed_{seed}"
+    settings = to_plain(config)
+    # Other sums to draw may change which are held out; the digests below cover that.
     for name in ("seeds", "drawn", *MAY_CHANGE):
-        kept.pop(name, None)
-    bound = {"seed": seed, "data": problems.digest(trained), "held out": problems.digest(held_out)}
-    claim(folder, trained=bound | kept, shown={}, result=SUMMARY, force=force)
+        settings.pop(name, None)
+    data = {"data": problems.digest(train_P), "held out": problems.digest(held_out_P)}
+    identity = {"seed": seed} | data | settings
+    claim_folder(folder, trained=identity, shown={}, result=SUMMARY, force=force)
     mesh = sharding.make_mesh(data=-1)
-    result, seen, begin = {}, {}, None
+    results: dict[str, ModelResult] = {}
+    traces: dict[str, AttentionTrace] = {}
+    begin = None
+    # The dense model comes first.
     for task in models.tasks(config):
-        own = models.train_model(
-            task, config, folder / task.name, trained, held_out, mesh, seed=seed, begin=begin
+        own = folder / task.name
+        run = models.train_model(
+            task, config, own, train_P, held_out_P, mesh, seed=seed, begin=begin
         )
-        weights = task.weights(sharding.fetch(own.state.params))
-        # The dense model comes first.
+        weights = task.weights(sharding.fetch(run.state.params))
         begin = weights if config.begin == DENSE else None
-        seen[task.name] = task.look(weights, problems.rows(held_out))
-        result[task.name] = measured(task, seen[task.name], weights, held_out, seed)
-        result[task.name] |= _training(folder / task.name)
-    summary = {
-        "seed": seed,
-        "config": to_plain(config),
-        "parameters": count_params(models.decoder(config)),
-        "sums": {
-            "trained": len(trained),
-            "held_out": len(held_out),
-            "held_out_by_carries": np.bincount(problems.carries(held_out), minlength=3).tolist(),
-        },
-        "models": result,
-    }
-    table = pa.concat_tables(_rows(name, own, held_out) for name, own in seen.items())
+        traces[task.name] = task.trace(weights, problems.rows(held_out_P))
+        results[task.name] = measure(task, traces[task.name], weights, held_out_P, own, seed)
+    none, one, two = np.bincount(problems.carries(held_out_P), minlength=3).tolist()
+    summary = SeedSummary(
+        seed=seed,
+        config=config,
+        parameters=count_params(models.decoder(config)),
+        sums=SumCounts(len(train_P), len(held_out_P), (none, one, two)),
+        models=ModelResults(dense=results[DENSE], sparse=results[SPARSE]),
+    )
+    table = pa.concat_tables(_rows(name, trace, held_out_P) for name, trace in traces.items())
     with replace_file(folder / SUMS) as file:
         pq.write_table(table, file, compression="zstd", write_page_checksum=True)
     write_json(folder / SUMMARY, summary)
-    return Studied(
-        read_json(folder / SUMMARY),
-        {name: evaluations(folder / name) for name in seen},
-        {name: [_one(own, held_out, number) for number in drawn] for name, own in seen.items()},
+    return SeedStudy(
+        load_result(folder / SUMMARY, SeedSummary),
+        {name: evaluations(folder / name) for name in traces},
+        {
+            name: [_graph(trace, held_out_P, number) for number in drawn_P]
+            for name, trace in traces.items()
+        },
     )
 
 
-def measured(
-    task: Task, seen: AttentionTrace, weights: Any, numbers_P: np.ndarray, seed: int
-) -> dict[str, Any]:
-    """What a pass over the held-out sums says of one model."""
-    layers = range(len(seen.edges_LP))
-    results = {
-        "accuracy": measures.accuracy(seen, numbers_P),
-        "edges": measures.edges(seen, seed),
-        "operands": measures.operands(seen, 0),
-        "without": measures.without_a_layer(task.look, weights, numbers_P, seen),
-    }
-    if task.name == SPARSE:
+def measure(
+    task: Task,
+    trace: AttentionTrace,
+    weights: Any,
+    numbers_P: np.ndarray,
+    folder: Path,
+    seed: int,
+) -> ModelResult:
+    """Measurements of one model on the held-out sums; `folder` is that of its training."""
+    layers = len(trace.edges_LP)
+    carry = [measures.carry(trace, numbers_P, layer) for layer in range(layers)]
+    steps = pq.read_table(folder / METRICS)
+    return ModelResult(
+        accuracy=measures.accuracy(trace, numbers_P),
+        edges=measures.edges(trace, seed),
+        operands=measures.operands(trace, 0),
+        without=measures.ablate_layers(task.trace, weights, numbers_P, layers),
         # In the dense model every edge is open, and so is each of these.
-        results["carry"] = [
-            one for layer in layers for one in measures.carry(seen, numbers_P, layer)
-        ]
-    return results
+        carry=tuple(itertools.chain.from_iterable(carry)) if task.name == SPARSE else (),
+        steps=len(steps),
+        training_seconds=float(pc.sum(steps["seconds"]).as_py()),
+    )
 
 
 def evaluations(folder: Path) -> dict[str, list[float]]:
-    """The numbers of a model's evaluations by name, and `step`, in the order of the steps."""
+    """Metrics of a model's evaluations by name, and `step`, in the order of steps."""
     table = pq.read_table(folder / EVALUATIONS)
     results: dict[str, list[float]] = {}
     for row in sorted(table.to_pylist(), key=lambda row: row["step"]):
@@ -163,23 +183,18 @@ def evaluations(folder: Path) -> dict[str, list[float]]:
     return {"step": pc.unique(table["step"]).sort().to_pylist()} | results
 
 
-def _training(folder: Path) -> dict[str, Any]:
-    steps = pq.read_table(folder / METRICS)
-    return {"steps": len(steps), "training_seconds": float(pc.sum(steps["seconds"]).as_py())}
-
-
-def _rows(name: str, seen: AttentionTrace, numbers_P: np.ndarray) -> pa.Table:
+def _rows(name: str, trace: AttentionTrace, numbers_P: np.ndarray) -> pa.Table:
     columns = {
         "model": [name] * len(numbers_P),
-        "sum": [problems.written(number).rstrip("=") for number in numbers_P.tolist()],
+        "sum": [problems.format_problem(number).rstrip("=") for number in numbers_P.tolist()],
         "carries": problems.carries(numbers_P),
-        "answer": [problems.decode(answer_A) for answer_A in seen.answer_PA],
-        "exact": seen.exact_P,
+        "answer": [problems.decode(answer_A) for answer_A in trace.answer_PA],
+        "exact": trace.exact_P,
     }
-    by_layer = {f"edges_{i}": edges_P for i, edges_P in enumerate(seen.edges_LP)}
+    by_layer = {f"edges_{i}": edges_P for i, edges_P in enumerate(trace.edges_LP)}
     return pa.table(columns | by_layer)
 
 
-def _one(seen: AttentionTrace, numbers_P: np.ndarray, number: int) -> Drawn:
+def _graph(trace: AttentionTrace, numbers_P: np.ndarray, number: int) -> SumGraph:
     at = int(np.flatnonzero(numbers_P == number)[0])
-    return Drawn(number, seen.open_LPTS[:, at], seen.pattern_LPTS[:, at], seen.answer_PA[at])
+    return SumGraph(number, trace.open_LPTS[:, at], trace.pattern_LPTS[:, at], trace.answer_PA[at])

@@ -14,7 +14,8 @@ from lm_jax.run.files import read_json
 from lm_jax.train.metrics import EVALUATIONS
 import sparse_jax
 from sparse_jax import export, posttrain
-from sparse_jax.summary import Rounding, format_rounding
+from sparse_jax.report_text import format_rounding
+from sparse_jax.results import Rounding
 from tests.sparse_jax.small_runs import command, run_folder, settings
 
 U = 2.0**-24

@@ -1,4 +1,4 @@
-"""Dense and sparse models on the same questions: equal where no gate closes, and scored once."""
+"""Dense and sparse models on the same questions: equal with open gates, and scored once."""
 
 import json
 
@@ -8,16 +8,18 @@ import numpy as np
 import pytest
 
 import lm_jax
-from lm_jax.errors import BadInputError, UsageError
+from lm_jax.errors import BadInputError, CorruptError, UsageError
 from lm_jax.evaluate.multiple_choice import Scorer, compare, truthfulqa
 from lm_jax.run import cli
 from lm_jax.run.config import from_plain
-from lm_jax.run.files import read_json
+from lm_jax.run.files import read_json, write_json
+from lm_jax.run.results import load_result
 from lm_jax.run.workdir import FINISHED_FILE
 from lm_jax.text.tokenizer_training import train_tokenizer
 from sparse_jax import model as sparse_model
 from sparse_jax import multiple_choice
 from sparse_jax.multiple_choice import DENSE, TRUTHFULQA, MultipleChoiceConfig
+from sparse_jax.results import ChoiceSummary
 from tests import tiny
 from tests.lm_jax.text.synthetic_corpus import texts
 
@@ -26,7 +28,7 @@ COUNT = 24
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """A dense model, itself with gates that are all open or all closed, and made questions."""
+    """A dense model, the same with gates that are all open or all closed, and random questions."""
     folder = tmp_path_factory.mktemp("models")
     tokenizer = train_tokenizer((text for _, text in texts(60)), vocab_size=110)
     cfg = tiny.decoder(vocab_size=tokenizer.vocab_size, max_length=64, family="llama")
@@ -74,20 +76,20 @@ def test_open_gates_answer_as_the_dense_model_and_closed_ones_otherwise(folders,
     assert accuracy[str(folders / "open")] == accuracy[DENSE]
     assert (same["lost"], same["gained"], same["p_value"]) == (0, 0, 1.0)
 
-    # Without attention, computed anew: every choice by its tokens and their places alone.
+    # The oracle for closed gates is a model whose attention weights are 0.
     dense = lm_jax.load_pretrained(folders / "dense")
-    read = truthfulqa(folders / "mc.jsonl")
+    questions = truthfulqa(folders / "mc.jsonl")
 
-    def alone(tokens_BT):
+    def without_attention(tokens_BT):
         def attend(scores_BNTS):
             return 0.0 * jax.nn.softmax(scores_BNTS)
 
         return lm_jax.forward(dense.params, tokens_BT, dense.cfg, attend=attend).logits
 
-    scorer = Scorer(jax.jit(alone), dense.tokenizer, 64, 256)
-    want = compare({"alone": scorer}, {"task": read})["tasks"]["task"]
+    scorer = Scorer(jax.jit(without_attention), dense.tokenizer, 64, 256)
+    want = compare({"closed": scorer}, {"task": questions})["tasks"]["task"]
     result = accuracy[closed]["estimate"]
-    assert result == want["metrics"]["acc"]["accuracy"]["alone"]["estimate"]
+    assert result == want["metrics"]["acc"]["accuracy"]["closed"]["estimate"]
     paired = task["metrics"]["acc"]["paired"][closed]
     assert paired["lost"] + paired["gained"] > 0
 
@@ -98,7 +100,32 @@ def test_open_gates_answer_as_the_dense_model_and_closed_ones_otherwise(folders,
     assert "closed" in capsys.readouterr().out
 
 
-def test_what_is_scored_is_not_scored_again(folders, tmp_path, monkeypatch):
+def test_the_summary_is_read_as_it_was_written_and_a_broken_one_is_refused(folders, tmp_path):
+    config, folder = config_of(folders, "open", limit=4), tmp_path / "run"
+    tree = command(config, folder)
+    path = folder / multiple_choice.SUMMARY
+    summary = load_result(path, ChoiceSummary)
+    write_json(tmp_path / "again.json", summary)
+    assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
+    assert summary.edges == {str(folders / "open"): "open"}
+    accuracy = summary.tasks[TRUTHFULQA].metrics["acc"].accuracy[DENSE]
+    assert accuracy.n == summary.tasks[TRUTHFULQA].n == 4
+
+    tree["tasks"][TRUTHFULQA]["metrics"]["acc"]["accuracy"][DENSE]["n"] = "4"
+    del tree["device"]
+    write_json(path, tree)
+    with pytest.raises(CorruptError) as caught:
+        command(config, folder)
+    for text in (
+        f"{path} is no ChoiceSummary",
+        f"tasks.{TRUTHFULQA}.metrics.acc.accuracy.{DENSE}.n = '4'",
+        "device is missing",
+        "restore it, or start again in another --workdir",
+    ):
+        assert text in str(caught.value)
+
+
+def test_a_scored_choice_is_not_scored_again(folders, tmp_path, monkeypatch):
     first = command(config_of(folders, "open", limit=6), tmp_path / "run")
     (tmp_path / "run" / FINISHED_FILE).unlink()
     calls = []
@@ -113,7 +140,7 @@ def test_what_is_scored_is_not_scored_again(folders, tmp_path, monkeypatch):
     assert calls == []
 
 
-def test_what_cannot_be_asked_is_refused(folders, tmp_path):
+def test_invalid_settings_are_refused(folders, tmp_path):
     with pytest.raises(UsageError, match=r"'arc_esy'; did you mean 'arc_easy'.*limit = -1"):
         MultipleChoiceConfig(tasks=("arc_esy",), limit=-1)
     with pytest.raises(UsageError, match="names no task"):

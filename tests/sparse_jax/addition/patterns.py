@@ -1,4 +1,4 @@
-"""Attention patterns made by hand, for the tests of what is read off them."""
+"""Attention patterns with chosen edges, for the tests of what is measured on them."""
 
 import numpy as np
 
@@ -16,8 +16,8 @@ def pattern(*edges: tuple[int, int, int], layers: int = 2, weight: float = 0.25)
     return pattern_LTS
 
 
-def seen(*patterns: np.ndarray, exact: bool = True) -> AttentionTrace:
-    """A pass over one sum per pattern."""
+def trace(*patterns: np.ndarray, exact: bool = True) -> AttentionTrace:
+    """The trace of one sum per pattern."""
     pattern_LPTS = np.stack(patterns, axis=1)
     count = len(patterns)
     return AttentionTrace(

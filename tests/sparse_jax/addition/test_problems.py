@@ -45,8 +45,8 @@ def test_carries_are_those_of_adding_by_columns():
 
 def test_text_and_numbers_are_one():
     assert problems.number("36+28") == 3628
-    assert problems.written(907) == "09+07="
-    assert problems.number(problems.written(907).rstrip("=")) == 907
+    assert problems.format_problem(907) == "09+07="
+    assert problems.number(problems.format_problem(907).rstrip("=")) == 907
     for text in ("36+2", "36-28", "3６+28", "36+28=", ""):
         with pytest.raises(UsageError, match="two numbers of two digits"):
             problems.number(text)
@@ -55,9 +55,9 @@ def test_text_and_numbers_are_one():
 
 
 def test_a_split_is_disjoint_complete_and_seeded():
-    trained, held_out = problems.split(2000, 7, always=(5321, 3628))
+    train, held_out = problems.split(2000, 7, always=(5321, 3628))
     assert len(held_out) == 2000 and {5321, 3628} <= set(held_out.tolist())
-    np.testing.assert_array_equal(np.sort(np.concatenate([trained, held_out])), ALL)
+    np.testing.assert_array_equal(np.sort(np.concatenate([train, held_out])), ALL)
     again, other = (problems.split(2000, seed, always=(5321, 3628))[1] for seed in (7, 8))
     np.testing.assert_array_equal(held_out, again)
     assert (held_out != other).any()

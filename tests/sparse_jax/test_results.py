@@ -1,16 +1,19 @@
-"""The numbers over seeds: their mean and range, beside intervals that are said to be of one run."""
+"""Results over seeds: mean and range, intervals of one run, and strict reading of their files."""
 
 import json
+import shutil
 
 import jsonschema
+import numpy as np
 import pytest
 
 from lm_jax.errors import CorruptError
 from lm_jax.run.files import read_json, write_json
 from lm_jax.run.results import json_schema, load_result
+from lm_jax.run.workdir import FINISHED_FILE
 from lm_jax.statistics import Interval
-from sparse_jax import posttrain
-from sparse_jax.summary import (
+from sparse_jax import export, posttrain, run_identity, task
+from sparse_jax.results import (
     ComparedRun,
     ControlResult,
     CorpusSummary,
@@ -18,10 +21,11 @@ from sparse_jax.summary import (
     Rounding,
     SplitSize,
     Spread,
+    TextPatterns,
     by_bound,
     spread,
 )
-from tests.sparse_jax.small_runs import command, settings
+from tests.sparse_jax.small_runs import command, run_folder, settings
 
 
 def test_the_spread_is_the_mean_and_the_ends():
@@ -30,7 +34,7 @@ def test_the_spread_is_the_mean_and_the_ends():
 
 
 def run(seed, target, edges, over):
-    """A run of which only these numbers are of interest."""
+    """A run with these numbers; the others do not matter."""
 
     def interval(estimate):
         return Interval(estimate, estimate - 0.5, estimate + 0.5, 9)
@@ -57,7 +61,7 @@ def run(seed, target, edges, over):
 RUNS = (run(1, 3.1, 0.2, 0.5), run(1, 3.5, 0.1, 0.6), run(2, 3.1, 0.4, 0.7), run(2, 3.5, 0.3, None))
 
 
-def test_runs_are_gathered_by_their_bound():
+def test_runs_are_grouped_by_their_bound():
     tight, loose = by_bound(RUNS, 3.0)
     assert (tight.target, tight.seeds, loose.target) == (3.1, (1, 2), 3.5)
     assert tight.slack == pytest.approx(0.1)
@@ -65,7 +69,7 @@ def test_runs_are_gathered_by_their_bound():
     assert tight.loss == Spread(mean=pytest.approx(3.1), least=3.1, most=3.1, n=2)
     assert tight.difference.mean == pytest.approx(0.1)
     assert tight.over_control == Spread(mean=pytest.approx(0.6), least=0.5, most=0.7, n=2)
-    # A number that not all runs have is none.
+    # Not all of its runs have a control.
     assert loose.over_control is None
 
 
@@ -113,6 +117,17 @@ def test_a_summary_is_read_back_as_it_was_written(tmp_path):
     }
 
 
+@pytest.fixture(scope="module")
+def stopped(base, text, tmp_path_factory):
+    """The config and the folder of a run that was stopped before its summary was written."""
+    folder = tmp_path_factory.mktemp("stopped") / "run"
+    config = settings(base, text, steps=2, eval_every=2)
+    command(config, folder)
+    (folder / posttrain.SUMMARY).unlink()
+    (folder / FINISHED_FILE).unlink()
+    return config, folder
+
+
 @pytest.mark.slow
 def test_two_seeds_are_two_runs_with_their_controls(base, text, tmp_path, capsys):
     folder = tmp_path / "run"
@@ -122,31 +137,64 @@ def test_two_seeds_are_two_runs_with_their_controls(base, text, tmp_path, capsys
     first, second = result["runs"]
     assert [first["folder"][:7], second["folder"][:7]] == ["seed_1/", "seed_2/"]
     assert [control["seed"] for control in result["controls"]] == [1, 2]
-    shares = [run["edges"]["estimate"] for run in (first, second)]
-    assert shares[0] != shares[1]
+    edges = [run["edges"]["estimate"] for run in (first, second)]
+    assert edges[0] != edges[1]
     (bound,) = result["bounds"]
-    assert (bound["edges"]["least"], bound["edges"]["most"]) == (min(shares), max(shares))
-    assert bound["edges"]["mean"] == pytest.approx(sum(shares) / 2, rel=1e-12)
+    assert (bound["edges"]["least"], bound["edges"]["most"]) == (min(edges), max(edges))
+    assert bound["edges"]["mean"] == pytest.approx(sum(edges) / 2, rel=1e-12)
     more = [run["over_control"]["estimate"] for run in (first, second)]
     assert bound["over_control"]["mean"] == pytest.approx(sum(more) / 2, rel=1e-12)
-    # Each beside the control of its own seed.
+    # Each is compared with the control of its own seed.
     for run, control in zip((first, second), result["controls"], strict=True):
         own = run["loss"]["estimate"] - control["loss"]["estimate"]
         assert run["over_control"]["estimate"] == pytest.approx(own, rel=1e-6)
 
-    said = capsys.readouterr().out
-    low, high = (f"{100 * share:.2f}" for share in sorted(shares))
-    assert f"2 seeds: {100 * bound['edges']['mean']:.2f} % of edges open ({low} to {high}" in said
-    assert "between seeds" in said and "over documents, of one trained model" in said
-    assert "one run" not in said
+    printed = capsys.readouterr().out
+    low, high = (f"{100 * share:.2f}" for share in sorted(edges))
+    assert (
+        f"2 seeds: {100 * bound['edges']['mean']:.2f} % of edges open ({low} to {high}" in printed
+    )
+    assert "between seeds" in printed and "over documents, of one trained model" in printed
+    assert "one run" not in printed
     page = (folder / posttrain.REPORT).read_text("utf-8")
     assert "means of 2 seeds" in page and f"({low} to {high})" in page
 
 
-def test_one_seed_is_told_as_one_run(base, text, tmp_path, capsys):
+def test_one_seed_is_reported_as_one_run(base, text, tmp_path, capsys):
     folder = tmp_path / "run"
     command(settings(base, text, steps=4, eval_every=4), folder)
-    said = capsys.readouterr().out
-    assert ", one run: " in said and "between seeds" not in said
+    printed = capsys.readouterr().out
+    assert ", one run: " in printed and "between seeds" not in printed
     page = (folder / posttrain.REPORT).read_text("utf-8")
     assert "(one run)." in page and "This is one run of each bound." in page
+
+
+@pytest.mark.parametrize("name", [run_identity.RUN, task.DENSE, export.PATTERNS, export.RESULT])
+def test_a_broken_file_of_a_run_is_refused_and_named(name, stopped, tmp_path):
+    """A resumed command reads each of them."""
+    config, source = stopped
+    folder = shutil.copytree(source, tmp_path / "run")
+    path = folder / name if name == task.DENSE else run_folder(folder) / name
+    tree = read_json(path)
+    (tree[0] if name == export.PATTERNS else tree)["colour"] = "red"
+    write_json(path, tree)
+    with pytest.raises(CorruptError) as caught:
+        command(config, folder)
+    assert str(path) in str(caught.value)
+    assert "colour is not a field of" in str(caught.value)
+    assert "restore it, or start again in another --workdir" in str(caught.value)
+
+
+def test_patterns_are_read_as_they_were_written(stopped, tmp_path):
+    path = run_folder(stopped[1]) / export.PATTERNS
+    texts = load_result(path, tuple[TextPatterns, ...])
+    (text,) = texts
+    for head in text.heads:
+        weights = np.array([head.dense, head.sparse])
+        T = len(text.tokens)
+        assert weights.shape == (2, T, T) and not np.triu(weights, 1).any()
+        # Each weight is rounded to three digits.
+        np.testing.assert_allclose(weights[0].sum(-1), 1.0, atol=T * 5e-4)
+        assert np.count_nonzero(weights[1]) <= head.open <= head.pairs == T * (T + 1) / 2
+    write_json(tmp_path / "again.json", texts)
+    assert (tmp_path / "again.json").read_bytes() == path.read_bytes()

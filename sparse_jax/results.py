@@ -1,37 +1,97 @@
-"""The numbers of all runs of one post-training, over seeds, and the lines that a terminal shows.
+"""Results of post-training and of multiple choice: the dataclasses of their JSON files.
+
+    run.json         RunIdentity      settings, weights, data and seed of one run
+    dense.json       DenseResult      loss of the dense model
+    result.json      RunResult        one bound of one seed; of a control ControlResult
+    patterns.json    TextPatterns     attention of chosen heads, a list with one entry per text
+    summary.json     PosttrainSummary of post-training, ChoiceSummary of multiple choice
 
 Two things make a number uncertain. An interval resamples documents: it holds for the one model that
 was trained. Another seed trains another model, and so does another processor or number of threads,
 because sums are then rounded in another order; the range over seeds shows how far they differ.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 import dataclasses
 import statistics
+from typing import Any
 
-from lm_jax.run.results import Count
+from lm_jax.run.results import Count, Share
 from lm_jax.statistics import Interval
-
-ONE_RUN = "one run"
-OF_INTERVALS = (
-    "intervals: 95 %, over documents, of one trained model; another seed, processor or number of "
-    "threads trains another"
-)
 
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """A number over seeds: its mean, its least and greatest, and how many runs it is of."""
+    """Mean, least and greatest of a number over the runs of n seeds."""
 
     mean: float
     least: float
     most: float
-    n: int
+    n: Count
+
+
+@dataclasses.dataclass(frozen=True)
+class RunIdentity:
+    """Settings, weights, data and seed that the folder of a run belongs to: `run.json`.
+
+    Attributes:
+      trained: what decides the parameters.
+      shown: what decides only the report and the export.
+    """
+
+    trained: dict[str, Any]
+    shown: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseResult:
+    """Loss of the dense model on the validation windows: `dense.json`.
+
+    Attributes:
+      base_sha256: of its weights.
+      validation: fingerprint of the windows.
+      dtype: of the computation.
+      loss: in nats per token.
+    """
+
+    base_sha256: str
+    validation: str
+    dtype: str
+    loss: float
+    tokens: Count
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadPatterns:
+    """Attention weights of one head on one text, by query and key, in both models.
+
+    Attributes:
+      dense: before post-training, rounded to three digits; 0 where the softmax itself rounds to it.
+      sparse: after it; 0 also where the edge is closed.
+      open: open edges.
+      pairs: visible pairs.
+    """
+
+    layer: Count
+    head: Count
+    dense: tuple[tuple[Share, ...], ...]
+    sparse: tuple[tuple[Share, ...], ...]
+    open: Count
+    pairs: Count
+
+
+@dataclasses.dataclass(frozen=True)
+class TextPatterns:
+    """Attention on the beginning of a text: an entry of `patterns.json`."""
+
+    text: str
+    tokens: tuple[str, ...]
+    heads: tuple[HeadPatterns, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Rounding:
-    """What merging adapters into weights of few digits cost.
+    """Cost of merging adapters into weights of a lower precision.
 
     Attributes:
       dtype: of the weights.
@@ -195,80 +255,63 @@ def _over(intervals: Sequence[Interval]) -> Spread:
     return spread([interval.estimate for interval in intervals])
 
 
-def format_summary(summary: PosttrainSummary) -> str:
-    """What a terminal shows of `summary.json`."""
-    return "\n".join(_lines(summary))
+@dataclasses.dataclass(frozen=True)
+class PairedChange:
+    """Accuracy of a sparse model against the dense one on the same questions.
+
+    Attributes:
+      change: of the accuracy, with Tango's interval.
+      lost: questions that only the dense model answers correctly.
+      gained: questions that only the sparse model answers correctly.
+      p_value: of the exact McNemar test, two-sided, of this comparison alone.
+    """
+
+    change: Interval
+    lost: Count
+    gained: Count
+    p_value: Share
 
 
-def _lines(summary: PosttrainSummary) -> Iterator[str]:
-    yield (
-        f"dense: {summary.dense_loss:.4f} nats per token over "
-        f"{summary.validation_tokens:,} tokens of {summary.corpus.source}"
-    )
-    several = len(summary.seeds) > 1
-    for bound in summary.bounds:
-        own = [run for run in summary.runs if run.target == bound.target]
-        if several:
-            yield f"target {bound.target:.4f}, {len(own)} seeds: {_between_seeds(bound)}"
-        for run in own:
-            head = f"  seed {run.seed}" if several else f"target {run.target:.4f}, {ONE_RUN}"
-            yield f"{head}: {_of_run(run)}"
-            yield from _rounding(run)
-    for control in summary.controls:
-        seed = f"seed {control.seed}" if several else ONE_RUN
-        less = format_signed(control.difference)
-        yield f"control, every gate open, {seed}: loss {less} against dense"
-        yield from _rounding(control)
-    yield OF_INTERVALS
+@dataclasses.dataclass(frozen=True)
+class MetricResult:
+    """Accuracies by model, with Wilson intervals, and the changes of all but the dense one."""
+
+    accuracy: dict[str, Interval]
+    paired: dict[str, PairedChange]
 
 
-def _between_seeds(bound: BoundSummary) -> str:
-    edges = bound.edges
-    parts = [
-        f"{100 * edges.mean:.2f} % of edges open ({100 * edges.least:.2f} to "
-        f"{100 * edges.most:.2f} between seeds)",
-        f"loss {format_spread(bound.difference)} against dense",
-    ]
-    if bound.over_control:
-        parts.append(f"{format_spread(bound.over_control)} against the control")
-    return ", ".join(parts)
+@dataclasses.dataclass(frozen=True)
+class ChoiceTask:
+    """Results on one multiple-choice task.
+
+    Attributes:
+      n: questions.
+      chance: accuracy of guessing.
+      sha256: of the questions.
+      cut: by model, questions with a prompt that was too long and lost its beginning.
+      metrics: by `acc` and `acc_norm`.
+    """
+
+    n: Count
+    chance: Share
+    sha256: str
+    cut: dict[str, Count]
+    metrics: dict[str, MetricResult]
 
 
-def _of_run(run: ComparedRun) -> str:
-    edges = run.edges
-    parts = [
-        f"{100 * edges.estimate:.2f} % of edges open ({100 * edges.low:.2f} to "
-        f"{100 * edges.high:.2f})",
-        f"loss {format_signed(run.difference)} against dense",
-    ]
-    if run.over_control:
-        parts.append(f"{format_signed(run.over_control)} against the control")
-    return ", ".join([*parts, f"{run.tokens_seen:,} tokens seen"])
+@dataclasses.dataclass(frozen=True)
+class ChoiceSummary:
+    """Multiple choice by a dense model and by sparse ones: `summary.json`.
 
+    Attributes:
+      models: sha256 of the weights by model.
+      edges: share of open edges by sparse model, as its model card states it.
+      confidence: of all intervals.
+      tasks: by name.
+    """
 
-def _rounding(run: RunResult | ControlResult) -> Iterator[str]:
-    if line := format_rounding(run.rounding):
-        yield f"  {line}"
-
-
-def format_rounding(rounding: Rounding | None) -> str:
-    """What merging adapters into weights of few digits cost; "" where it costs nothing."""
-    if rounding is None or not rounding.update_lost:
-        return ""
-    before = "" if rounding.loss_before is None else f"goes from {rounding.loss_before:.4f} to "
-    return (
-        f"merged into {rounding.dtype} weights: rounding takes "
-        f"{rounding.update_lost:.1%} of the update, and the loss {before or 'is '}"
-        f"{rounding.loss_after:.4f}; "
-        "--config.export_dtype=float32 --resume=force exports it again without rounding"
-    )
-
-
-def format_spread(spread: Spread) -> str:
-    """A difference of losses over seeds."""
-    return f"{spread.mean:+.4f} ({spread.least:+.4f} to {spread.most:+.4f} between seeds)"
-
-
-def format_signed(interval: Interval) -> str:
-    """A difference of losses with its interval."""
-    return f"{interval.estimate:+.4f} ({interval.low:+.4f} to {interval.high:+.4f})"
+    models: dict[str, str]
+    edges: dict[str, str]
+    device: str
+    confidence: Share
+    tasks: dict[str, ChoiceTask]
