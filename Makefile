@@ -19,9 +19,9 @@ COMPILE := $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.1
 .PHONY: help quickstart test lint clean requirements
 
 help:
-	@echo "make quickstart     audit a real pretrained model, train a small one, make one sparse; three reports"
-	@echo "make test           the tests that need no torch, no GPU compiler and no long time"
-	@echo "  ISA=AVX           the same on narrower vectors, as older processors have them (or SSE4_2)"
+	@echo "make quickstart     audit a pretrained model, train a small one, sparsify a third; three reports"
+	@echo "make test           the tests that need no torch and no GPU compiler and are not slow"
+	@echo "  ISA=AVX           the same on narrower vectors, as on older processors (or SSE4_2)"
 	@echo "  TESTS=tests/...   some of them"
 	@echo "make lint           ruff and pyrefly"
 	@echo "make clean          remove the environment and the caches, keep runs/"
