@@ -1,8 +1,8 @@
-"""GPU operations and their plain-JAX twins: one public function per operation, loaded on first use.
+"""GPU kernels and their plain-JAX implementations: one public function per operation.
 
 `transformers` probes any importable package of this name, so importing it must never fail, must not
 start jax, and must show a version outside the range of the Hugging Face package `kernels`. Hence:
-standard library only, and each operation is imported when its name is first read (PEP 562).
+standard library only, and an operation is imported on first use of its name (PEP 562).
 
 An operation `op` lives in the folder `kernels/op`, and `kernels.op` is always its public function.
 Modules of the folder are reached as `from kernels.op import reference`.
@@ -39,7 +39,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(types.ModuleType):
-    """Keeps a public name for its function: importing a submodule would bind the folder to it."""
+    """A module whose public names stay functions when the folders of that name are imported."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if not (name in _EXPORTS and isinstance(value, types.ModuleType)):

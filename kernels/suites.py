@@ -1,4 +1,4 @@
-"""The workloads of every operation, by its name: what tests, benchmarks and tuning go through."""
+"""Workloads of every operation, by name, for tests, benchmarks and tuning."""
 
 from kernels.core.cases import Suite
 from kernels.delta_rule.cases import SUITE as DELTA_RULE

@@ -1,1 +1,1 @@
-"""What the attention operations share: which keys a query may read, tiles, the Mosaic pipeline."""
+"""Shared by the attention operations: visibility masks, tiles, the Mosaic pipeline."""

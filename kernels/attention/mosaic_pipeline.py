@@ -1,18 +1,18 @@
-"""The schedule of attention's forward pass on a Hopper GPU, by Pallas' Mosaic lowering.
+"""Warp-specialised attention forward pass on a Hopper GPU, by Pallas' Mosaic lowering.
 
 After FlashAttention-3 (Shah et al., 2024, section 3.1): warpgroups with different work.
 
 1. A producer warpgroup copies tiles of keys and values into a ring in shared memory, and waits for
    a slot of the ring to be free.
-2. Two consumer warpgroups own 64 queries each. For a tile of keys they multiply, absorb the scores
-   into what they keep of each row, multiply the weights by the values, and free the slot. One may
-   multiply while the other absorbs; no barrier makes them take turns.
+2. Two consumer warpgroups own 64 queries each. For a tile of keys they compute the scores, update
+   their row statistics, multiply the weights by the values, and free the slot. One may multiply
+   while the other updates; no barrier makes them take turns.
 3. Both walk over the same tiles, in order: those that the window cuts, those that every query sees
    whole, and those on the diagonal. Only the first and the last are masked.
-4. A consumer ends its rows: it scales the output, and stores a few numbers of each row.
+4. At the end a consumer scales its output, and stores a few numbers of each row.
 
-What weights are made of scores is the operation's: functions of `Stream`, of arrays in the layouts
-of a warpgroup. A layout has no axes of size 1, so a vector is laid over a matrix by `along`.
+The operation supplies the map from scores to weights: the functions of `Stream`, on arrays in the
+layouts of a warpgroup. A layout has no axes of size 1, so `along` broadcasts a vector to a matrix.
 """
 
 from collections.abc import Callable
@@ -36,12 +36,12 @@ _X = 64
 _Y = 128
 _WIDTHS = (64, 128)
 _STAGES = 2
-# Of a thread; 128 threads of each warpgroup share the 65536 registers of a multiprocessor.
+# Registers of a thread; the warpgroups, of 128 threads each, share the 65536 of a multiprocessor.
 _CONSUMER_REGISTERS, _PRODUCER_REGISTERS = 240, 24
-# The GPUs with these instructions, by what their names hold.
+# Parts of the device names of GPUs with these instructions.
 _HOPPER = ("H100", "H200", "H20", "H800", "GH200")
 
-# That of jax 0.11 loses count of the barriers.
+# The interpreter of jax 0.11 miscounts barriers.
 _INTERPRETER = (
     getattr(plgpu, "InterpretGPUParams", None) if jax.__version_info__ >= (0, 12) else None
 )
@@ -52,10 +52,10 @@ _COLUMNS = _MATRIX.reduce(0)
 
 
 class Place(NamedTuple):
-    """Whose rows a consumer owns.
+    """Batch row, head and queries of the rows that a consumer owns.
 
     Attributes:
-      batch: a scalar, as `head`.
+      batch: index of the batch row, a scalar; `head` likewise.
       query_X: the positions of its queries.
       visible_X: how many keys each of them sees, at least 1.
     """
@@ -67,14 +67,15 @@ class Place(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """How the rows of one consumer begin, take a tile of scores, and end; all float32.
+    """Online update of the rows of one consumer by tiles of scores; all float32.
 
     Attributes:
-      rows: what is kept of each row, before its first tile: a tree of `[X]`.
-      absorb: of rows, the products q.k `[X, Y]`, -inf where the key is hidden, and the positions
-        `[Y]` of the keys. Returns the rows, the weights `[X, Y]` and the factor `[X]` that carries
-        a sum of weights times values over from the rows before; None where it is 1.
-      finish: of rows. Returns the factor `[X]` of the output, and what is stored of each row.
+      rows: statistics of each row before its first tile, a tree of `[X]`.
+      absorb: function of the rows, the products q.k `[X, Y]`, -inf where the key is hidden, and the
+        positions `[Y]` of the keys. Returns the rows, the weights `[X, Y]` and the factor `[X]`
+        that rescales the running sum of weights times values; None where it is 1.
+      finish: function of the rows. Returns the factor `[X]` of the output, and the numbers that are
+        stored for each row.
     """
 
     rows: Any
@@ -83,12 +84,12 @@ class Stream(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """What differs between operations.
+    """What an operation supplies to the schedule.
 
     Attributes:
       name: `<op>_<pass>`, as a profile shows it.
-      numbers: how many `Stream.finish` stores of a row.
-      stream: of the place and of references to the operation's own arrays, read by the element.
+      numbers: how many numbers `Stream.finish` stores for a row.
+      stream: the `Stream` of a place, from references to the operation's own arrays.
     """
 
     name: str
@@ -114,17 +115,17 @@ class _Plan:
 
     @property
     def queries(self) -> int:
-        """Of a program."""
+        """Queries of a program."""
         return _CONSUMERS * self.X
 
     @property
     def programs(self) -> int:
-        """Along the queries."""
+        """Programs along the query axis."""
         return self.T // self.queries
 
 
 class _Ring(NamedTuple):
-    """Tiles `[stages, Y, H]` in shared memory, and for each a barrier when it is full, and free."""
+    """Tiles `[stages, Y, H]` in shared memory, each with a barrier for full and one for free."""
 
     tiles: Any
     full: Any
@@ -134,23 +135,23 @@ class _Ring(NamedTuple):
 def unsupported_reason(
     target: dispatch.Target, q_BTNH: jax.Array, k_BSKH: jax.Array, visibility: Visibility
 ) -> str:
-    """Why the schedule does not serve a call, whatever the operation; empty if it does."""
+    """Why the schedule does not support a call, whatever the operation; empty if it does."""
     _, T, _, H = q_BTNH.shape
     rows = max(_CONSUMERS * _X, _Y)
     if target.interpret and _INTERPRETER is None:
-        return f"is interpreted by jax 0.12 and later, and this is {jax.__version__}"
+        return f"needs jax 0.12 or later to be interpreted, and this is {jax.__version__}"
     if not target.interpret and not any(name in target.device_kind for name in _HOPPER):
         return f"needs a Hopper GPU and this is {target.device_kind}; pass implementation=None"
     if visibility.query_segments_BT is not None:
-        return "has no segment_ids; pass implementation=None"
+        return "does not support segment_ids; pass implementation=None"
     if k_BSKH.shape[1] != T or visibility.first != 0:
-        return "serves as many queries as keys, from position 0 on; pass implementation=None"
+        return "needs as many queries as keys, from position 0 on; pass implementation=None"
     if T % rows:
-        return f"serves T a multiple of {rows} and this is {T}; pass implementation=None"
+        return f"needs T to be a multiple of {rows}, and T = {T}; pass implementation=None"
     if H not in _WIDTHS:
-        return f"serves heads 64 or 128 wide and this is {H}; pass implementation=None"
+        return f"needs a head width of 64 or 128, and H = {H}; pass implementation=None"
     if q_BTNH.dtype != jnp.bfloat16:
-        return f"serves bfloat16 and this is {q_BTNH.dtype}; pass implementation=None"
+        return f"needs bfloat16 arrays, and q is {q_BTNH.dtype}; pass implementation=None"
     return ""
 
 
@@ -163,7 +164,7 @@ def forward(
     v_BSKH: jax.Array,
     visibility: Visibility,
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """`out_BTNH`, and the numbers of each row, float32 `[B, N, T]`.
+    """Attention output `out_BTNH`, and the stored numbers of each row, float32 `[B, N, T]`.
 
     Args:
       own: the arrays that `operation.stream` reads.
@@ -194,7 +195,7 @@ def forward(
 
 
 def _interpreter(target: dispatch.Target) -> Any:
-    """Raises at a race between warpgroups or copies, and fills new memory with NaN."""
+    """Interpreter that raises at a race of warpgroups or copies, and fills new memory with NaN."""
     if _INTERPRETER is None or not target.interpret:
         return None
     return _INTERPRETER(detect_races=True)
@@ -307,7 +308,7 @@ def _ranges(plan: _Plan, window: jax.Array | None) -> list[tuple[Any, Any, bool]
 
 
 def _visible(plan: _Plan, window: jax.Array | None, query_X: jax.Array) -> jax.Array:
-    """As `Visibility.counts_BT`, of these queries; 1 where that is 0."""
+    """`Visibility.counts_BT` of these queries, at least 1."""
     last_X = query_X if plan.causal else jnp.full_like(query_X, plan.T - 1)
     if window is None:
         return last_X + 1
@@ -317,7 +318,7 @@ def _visible(plan: _Plan, window: jax.Array | None, query_X: jax.Array) -> jax.A
 def _mask(
     plan: _Plan, window: jax.Array | None, query_X: jax.Array, key_Y: jax.Array
 ) -> jax.Array | None:
-    """Which keys of a tile its queries see; None if they see all."""
+    """Visibility mask of a tile; None if every query sees every key."""
     shape = (plan.X, plan.Y)
     visibility = Visibility(plan.causal, jnp.int32(0), window, None, None)
     return visibility.tile(along(query_X, shape, 0), along(key_Y, shape, 1))
@@ -352,8 +353,8 @@ def _consume(
     """The rows after every tile, and their sums of weights times values.
 
     Args:
-      weights_XY: shared memory for the interpreter, which multiplies nothing that is in registers;
-        None on a GPU.
+      weights_XY: shared memory for the interpreter, which cannot multiply from registers; None on a
+        GPU.
     """
     X, Y, H = plan.X, plan.Y, plan.H
 

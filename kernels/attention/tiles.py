@@ -1,4 +1,4 @@
-"""What the Triton kernels of the attention operations share: grids, blocks, ranges, masks, loads.
+"""Grids, blocks, tile ranges, masks and loads of the Triton kernels of attention operations.
 
 A program owns one tile of queries of a head, or one tile of keys of a key head, and walks over the
 tiles of the other side. Arrays keep their `[B, T, N, H]` layout and any length: a tile may reach
@@ -22,15 +22,15 @@ import jax.numpy as jnp
 from kernels.attention.visibility import Visibility, key_blocks, query_blocks
 from kernels.core import dispatch
 
-# The least side of a tile: what a tensor core multiplies.
+# The smallest side of a tile that a tensor core multiplies.
 _LEAST = 16
 
-# Half-open, of tiles; whether pairs of them may be hidden.
+# A half-open range of tiles, and whether it may hold hidden pairs.
 Range = tuple[jax.Array, jax.Array, bool]
 
 
 def side(size: int) -> int:
-    """The least side of a tile, a power of two, that holds `size` entries."""
+    """The smallest side of a tile, a power of two, that holds `size` entries."""
     return max(1 << max(size - 1, 0).bit_length(), _LEAST)
 
 
@@ -49,7 +49,7 @@ class Tiling:
 
     @property
     def G(self) -> int:
-        """Query heads to a key head."""
+        """Query heads per key head."""
         return self.N // self.K
 
     @property
@@ -59,17 +59,17 @@ class Tiling:
 
     @property
     def query_tiles(self) -> int:
-        """The last may reach past T."""
+        """Tiles along the queries; the last may reach past T."""
         return -(-self.T // self.X)
 
     @property
     def key_tiles(self) -> int:
-        """The last may reach past S."""
+        """Tiles along the keys; the last may reach past S."""
         return -(-self.S // self.Y)
 
 
 class Operands(Protocol):
-    """The fields, of the named tuple of an operation, from which its ranges and masks are made.
+    """Fields of an operation's named tuple that determine its tile ranges and masks.
 
     Window and segments are None where the call has none.
     """
@@ -106,7 +106,7 @@ class Layout(NamedTuple):
     blocks: Mapping[str, pl.BlockSpec]
 
     def specs(self, arrays: Any) -> Any:
-        """A named tuple as `arrays`, of block specs; None stays None."""
+        """Block specs of `arrays`, in a named tuple of its type; None stays None."""
         letters = (name.rpartition("_")[2] for name in arrays._fields)
         pairs = zip(letters, arrays, strict=True)
         return type(arrays)(*(None if array is None else self.blocks[of] for of, array in pairs))
@@ -165,7 +165,7 @@ def key_major(tiling: Tiling, B: int) -> Layout:
 def key_ranges(
     tiling: Tiling, refs: Operands, first: jax.Array, clip: Callable[..., jax.Array] = jnp.clip
 ) -> list[Range]:
-    """Ranges of the key tiles that the queries from position `first` on see.
+    """Ranges of the key tiles visible to the tile of queries at position `first`.
 
     Pairs may be hidden at the far edge of the window, on the diagonal and past the last key; the
     tiles between these are not masked.
@@ -182,7 +182,7 @@ def key_ranges(
     if tiling.causal:
         whole_high = jnp.minimum(whole_high, lax.div(first + 1, jnp.int32(Y)))
     if reach is not None:
-        # The first key of such a tile is seen by the last query.
+        # The last query sees the first key of such a tile.
         whole_low = _up(first + X - reach, Y)
     after = tiling.causal or S % Y != 0
     return _cut(low, whole_low, whole_high, high, reach is not None, after, clip)
@@ -198,7 +198,7 @@ def capped_clip(x: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
 
 
 def query_ranges(tiling: Tiling, refs: Operands, first: jax.Array, *, tail: bool) -> list[Range]:
-    """As `key_ranges`, of the query tiles that see the keys from position `first` on.
+    """Ranges of the query tiles that see the tile of keys at position `first`; as `key_ranges`.
 
     Args:
       tail: whether queries past the last are to be hidden; they are read as zeros.
@@ -221,7 +221,7 @@ def query_ranges(tiling: Tiling, refs: Operands, first: jax.Array, *, tail: bool
 
 
 def _cut(low, whole_low, whole_high, high, before: bool, after: bool, clip=jnp.clip) -> list[Range]:
-    # The whole tiles may be none, and are then said to end before they start, or below zero.
+    # There may be no whole tile: the bounds then cross, or are below zero.
     whole_low = jnp.clip(whole_low, low, high)
     whole_high = clip(whole_high, whole_low, high)
     ranges = [(whole_low, whole_high, False)]
@@ -252,11 +252,11 @@ def visible_mask(
     *,
     tail: bool = False,
 ) -> jax.Array | None:
-    """Where a tile is visible; None where all of it is.
+    """Visibility mask of a tile; None where every pair is visible.
 
     Args:
-      query: positions, laid along their axis of the tile; `key` along the other.
-      segments: those of the queries and of the keys, laid as `query` and `key`; or None, None.
+      query: positions of the queries along their axis of the tile; `key` along the other.
+      segments: of the queries and of the keys, shaped as `query` and `key`; or None, None.
       tail: hides queries past the last.
     """
     visibility = Visibility(tiling.causal, refs.start_B, window(refs), None, None)
@@ -285,7 +285,7 @@ def inside(first: jax.Array, count: int, length: int) -> jax.Array | None:
 
 
 def matrix_inside(tiling: Tiling, rows_inside: jax.Array | None, rows: int) -> jax.Array | None:
-    """Where a tile `[rows, width]` lies inside an array `[., H]`; None where it all does."""
+    """Which entries of a tile `[rows, width]` are inside an array `[., H]`; None where all are."""
     shape = (rows, tiling.width)
     mask = None if rows_inside is None else jnp.broadcast_to(rows_inside[:, None], shape)
     if tiling.width != tiling.H:
@@ -294,7 +294,7 @@ def matrix_inside(tiling: Tiling, rows_inside: jax.Array | None, rows: int) -> j
 
 
 def load(at: Any, mask: jax.Array | None, other: Any = 0) -> jax.Array:
-    """What the reference `at` points to, `other` outside of `mask`."""
+    """The values at reference `at`, `other` outside of `mask`."""
     if mask is None:
         return plt.load(at)
     return plt.load(at, mask=mask, other=jnp.asarray(other, at.dtype))

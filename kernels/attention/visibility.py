@@ -1,9 +1,9 @@
-"""Which keys a query may read: causal, sliding window, segments and padding, on tiles.
+"""Attention masks on tiles: causal, sliding window, segments and padding.
 
-One description for every attention kernel here. Query t of a batch row stands at position
-`start + t`, key s at position s. A key is visible if it is not after the query (causal), less than
-`window` positions before it, and of the same segment; a negative segment is padding and sees and is
-seen by nothing.
+One description for every attention kernel here. Query t of a batch row is at position `start + t`,
+key s at position s. A key is visible if it is not after the query (causal), less than `window`
+positions before it, and of the same segment; a negative segment is padding, which no query sees and
+which sees no key.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ class Visibility:
 
     @property
     def start(self) -> jax.Array | int:
-        """The start as an operation takes it: the number where it is known."""
+        """The argument `start` of an operation: a Python number where it is known."""
         return self.start_B if self.first is None else self.first
 
     def tile(
@@ -44,14 +44,14 @@ class Visibility:
         key_segments: jax.Array | None = None,
         window: jax.Array | None = None,
     ) -> jax.Array | None:
-        """True where visible; None where everything is.
+        """Mask of a tile, true where the key is visible; None where all are.
 
         Args:
           query: int32 positions of the rows, shaped to broadcast against `key` (`[X, 1]`).
           key: int32 positions of the columns (`[1, Y]`).
-          query_segments: as `query`; given exactly where the call has segments.
+          query_segments: as `query`; passed exactly where the call has segments.
           key_segments: as `key`.
-          window: the scalar, as a kernel has read it; by default the field.
+          window: the window as a scalar that a kernel has loaded; the field by default.
         """
         window = self.window if window is None else window
         parts: list[jax.Array] = []
@@ -173,7 +173,7 @@ def query_blocks(
     if causal:
         low = jax.lax.div(jnp.maximum(first - start, 0), jnp.int32(block))
     if window is not None:
-        # The last query that sees the last key stands window - 1 after it. The window may be as
+        # The last query that sees the last key is window - 1 after it. The window may be as
         # large as an int32 holds, where a layer has none, and must not wrap.
         last = first + (columns - 1) - start
         past = jnp.maximum(last + jnp.minimum(window, T - last), 0)

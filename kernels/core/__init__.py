@@ -1,1 +1,1 @@
-"""What every operation uses: dispatch, tuned tiles, shape checks, noise and test cases."""
+"""Shared by all operations: dispatch, tuned tiles, shape checks, noise and test cases."""

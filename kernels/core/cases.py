@@ -1,10 +1,10 @@
 """Named workloads of an operation, and the comparison of its implementations on them.
 
 Each operation has one table, `SUITE` in its `cases.py`, and tests, benchmarks, tuning and the
-ahead-of-time compilation all read it; `kernels.suites` holds them by name. `compare` is the one
-judge: value and every gradient of an implementation against the reference in float64, on the same
-inputs and a random cotangent for every output. Each entry may be off by what rounding can make of
-it (`error_bound.py`), and by no more.
+ahead-of-time compilation all read it; `kernels.suites` holds them by name. `compare` checks the
+value and every gradient of an implementation against the reference in float64, on the same inputs
+and a random cotangent for every output. The bound on the error of each entry is derived from the
+rounding of every operation (`error_bound.py`).
 """
 
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ Arrays = dict[str, jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One workload: sizes by letter, dtype, static options of the operation, what it is used for.
+    """One workload: sizes by letter, dtype, static options of the operation, and its uses.
 
     `uses` holds some of: `test` (small; every implementation against the reference), `cpu` (timed
     on a CPU), `gpu` (timed on a GPU and tuned), `budget` (compiled ahead of time for a GPU).
@@ -59,10 +59,10 @@ class Suite:
     tiles: tuple[Mapping[str, tuple[int, ...]], ...] = ()
 
     def named(self, name: str) -> Case:
-        """The case of that name.
+        """The case with this name.
 
         Raises:
-          KeyError: with the nearest name that there is.
+          KeyError: no case has it; the message gives the nearest name.
         """
         names = {case.name: case for case in self.cases}
         if name not in names:
@@ -71,7 +71,7 @@ class Suite:
         return names[name]
 
     def using(self, use: str) -> tuple[Case, ...]:
-        """The cases with that use."""
+        """The cases with this use."""
         return tuple(case for case in self.cases if use in case.uses)
 
 
@@ -83,7 +83,7 @@ class Deviation:
       name: of the output, or `d_` and the argument of the gradient.
       error: the largest error of an entry over the largest magnitude of the array.
       share: the largest error of an entry over the bound of that entry; infinite for NaN, and for
-        an error where no rounding is.
+        an error where the bound is 0.
     """
 
     name: str
@@ -98,7 +98,7 @@ class Deviation:
 
 @dataclasses.dataclass(frozen=True)
 class Expected:
-    """What a comparison expects of one case: arrays by name, in float64, and their bounds."""
+    """Reference values of one case in float64, by array name, and the bounds on their errors."""
 
     values: Mapping[str, np.ndarray]
     bounds: Mapping[str, np.ndarray]
@@ -144,10 +144,10 @@ def widened(tree: Any) -> Any:
 
 
 def expected(suite: Suite, case: Case, arrays: Arrays, cotangents: Arrays) -> Expected:
-    """Values and gradients of the reference in float64, and how far rounding may lead from them.
+    """Values and gradients of the reference in float64, and bounds on the rounding errors.
 
-    The inputs are exact in float32, to which low precision is widened; products of a low precision
-    round their operands to it.
+    Inputs of a low precision are widened to float32 exactly; their products round the operands to
+    the low precision.
     """
     inputs = widened((arrays, cotangents))
     arithmetic = Arithmetic(operand_unit=_unit(case.dtype), statistical=True)
@@ -172,7 +172,7 @@ def compare(suite: Suite, case: Case, implementation: str | None, seed: int = 0)
 
 
 def judged(got: Arrays, expected: Expected) -> list[Deviation]:
-    """The deviation of every array that is expected, in the dtype in which it came."""
+    """The deviation of every expected array; a result of a low precision is rounded to it once."""
     results = []
     for name, want in expected.values.items():
         bound = expected.bounds[name]

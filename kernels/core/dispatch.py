@@ -1,8 +1,8 @@
-"""Which implementation of an operation runs, and how a Pallas kernel is called on this jax.
+"""Choice of an operation's implementation, and the call of a Pallas kernel.
 
 The `api` of an operation holds one table, `IMPLEMENTATIONS`, of functions `run(config, call)` by
 name. A named one runs or raises; None takes the first that runs on the target, so a GPU falls back
-to XLA where a kernel does not serve the shape. The choice is made when the operation is traced, for
+to XLA where no kernel supports the shape. The choice is made when the operation is traced, for
 the `Target` of that moment: the default backend, or the one named by `on`. A function that
 `jax.jit` has already traced keeps its choice.
 """
@@ -23,14 +23,14 @@ from jax.experimental.pallas import triton as plt
 
 
 class UnavailableError(NotImplementedError):
-    """An implementation that was named, and does not run on this target or for these arguments."""
+    """The named implementation does not run on this target or for these arguments."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What an operation is traced for; `device_kind` is JAX's name of the device.
+    """Platform and device that an operation is traced for; `device_kind` is JAX's device name.
 
-    With `interpret` a Pallas kernel is run by JAX's interpreter, on any platform.
+    With `interpret`, JAX's interpreter runs the Pallas kernels, on any platform.
     """
 
     platform: str
@@ -54,9 +54,10 @@ def target() -> Target:
 
 @contextlib.contextmanager
 def on(target: Target) -> Iterator[None]:
-    """Traces the operations of its block for `target`.
+    """Traces the operations in its `with` block for `target`.
 
-    `on(INTERPRETER)` tests kernels without a GPU; a GPU target compiles for one that is not here.
+    `on(INTERPRETER)` tests kernels without a GPU; a GPU target compiles for a GPU that need not be
+    present.
     """
     token = _TARGET.set(target)
     try:
@@ -66,7 +67,7 @@ def on(target: Target) -> Iterator[None]:
 
 
 def unsupported_reason(target: Target) -> str:
-    """Why no Pallas kernel of ours runs on `target`; empty if one can."""
+    """Why the Pallas kernels of this package cannot run on `target`; empty if they can."""
     if target.interpret or target.platform in ("gpu", "cuda"):
         return ""
     return (
@@ -84,7 +85,7 @@ def choose(op: str, wanted: str | None, reasons: Mapping[str, str]) -> str:
 
     Raises:
       ValueError: `wanted` is no implementation of `op`.
-      UnavailableError: the named one cannot run, or none can; every reason is given.
+      UnavailableError: the named one cannot run, or none can; the message gives every reason.
     """
     if wanted is None:
         for name, reason in reasons.items():
@@ -107,7 +108,7 @@ def lazy_module(name: str) -> Callable[[], types.ModuleType]:
 
 
 def first_order(op: str, tree: Any) -> Any:
-    """`tree` unchanged, in a hand-written backward pass: to differentiate that pass raises.
+    """Returns `tree` unchanged; differentiating it raises. For hand-written backward passes.
 
     Raises:
       NotImplementedError: when a second derivative is taken, with the remedy.
@@ -153,9 +154,9 @@ def triton_call(
 
     Args:
       name: `<op>_<pass>`, as a profile shows it.
-      in_specs: for each argument a `pl.BlockSpec`, or a tree of them as the argument is.
-      tile: elements of one turn of the main loop, as rows and columns. It becomes the end of the
-        name, `_m64_n64`, from which `tools/compile_kernels.py` counts instructions of an element.
+      in_specs: for each argument a `pl.BlockSpec`, or a tree of them of the argument's structure.
+      tile: rows and columns of the tile of one iteration of the main loop. Appended to the name,
+        `_m64_n64`, from which `tools/compile_kernels.py` computes instructions per element.
     """
     if tile is not None:
         name = f"{name}_m{tile[0]}_n{tile[1]}"

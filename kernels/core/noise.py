@@ -34,7 +34,7 @@ def _stir(x: jax.Array) -> jax.Array:
 
 
 def stream(seed: jax.Array, batch: jax.Array | int, head: jax.Array | int) -> jax.Array:
-    """The word (uint32) of one batch row and query head; its arguments broadcast."""
+    """The noise word (uint32) of one batch row and query head; the arguments broadcast."""
     # The offset: `_mix` keeps 0, so seed 0 would give the first pair of the first row bits 0.
     word = _mix(_word(seed) + jnp.uint32(_SEED))
     word = _mix(word + _word(batch) * jnp.uint32(_BATCH))
@@ -47,12 +47,12 @@ def bits(stream: jax.Array, query: jax.Array, key: jax.Array) -> jax.Array:
 
 
 def row(stream: jax.Array, query: jax.Array) -> jax.Array:
-    """The word (uint32) of one query: the half of `bits` that all its keys share."""
+    """The noise word (uint32) of one query: the half of `bits` that all its keys share."""
     return _fold(_mix(_word(query) * jnp.uint32(_QUERY) + stream))
 
 
 def bits_of_row(row: jax.Array, key: jax.Array) -> jax.Array:
-    """`bits` from the word of its query."""
+    """`bits` from the noise word of the query."""
     # A fold is linear in xor, so `_mix` of the query's word and the key's takes one fold of each
     # row and one of each column, in place of one of each pair.
     return _stir(row ^ _fold(_word(key) * jnp.uint32(_KEY)))

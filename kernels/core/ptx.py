@@ -1,7 +1,7 @@
 """Elementwise functions as single GPU instructions, inside Pallas kernels of the Triton lowering.
 
-jnp's own cost several times as much on a GPU: they serve denormal numbers and the last bit. Nor
-does Triton fuse a product with a sum, or fold a sign into an operand, by itself.
+Those of jnp cost several times as much on a GPU, because they handle denormal numbers and round the
+last bit. Triton also fuses no product with a sum, and folds no sign into an operand.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 
 def elementwise(code: str) -> Callable[..., jax.Array]:
-    """The function of float32 arrays and scalars that PTX `code` spells.
+    """A function of float32 arrays and scalars from PTX `code`.
 
     Args:
       code: `$0` is its result, `$1` .. its operands, `t` a register.
@@ -23,7 +23,7 @@ def elementwise(code: str) -> Callable[..., jax.Array]:
         shape = jnp.broadcast_shapes(*map(jnp.shape, operands))
         (result,) = plt.elementwise_inline_asm(
             f"{{ .reg .f32 t; {code} }}",
-            # A kernel may hold no array made outside of it, so a scalar is filled in.
+            # A kernel cannot capture an array from outside, so a scalar is broadcast here.
             args=[
                 jnp.broadcast_to(x, shape) if jnp.ndim(x) else jnp.full(shape, x, jnp.float32)
                 for x in operands

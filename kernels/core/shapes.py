@@ -10,10 +10,10 @@ import jax.numpy as jnp
 
 
 def sizes(op: str, **arrays: Any) -> dict[str, int]:
-    """The size of every letter; an argument is passed as `name_LETTERS=array`, None is left out.
+    """The size of every letter; an argument is passed as `name_LETTERS=array`, None is skipped.
 
     Raises:
-      ValueError: an array has another rank than letters, or a letter has two sizes.
+      ValueError: an array's rank is not its number of letters, or a letter has two sizes.
     """
     results: dict[str, tuple[int, str]] = {}
     for argument, array in arrays.items():
@@ -36,10 +36,10 @@ def sizes(op: str, **arrays: Any) -> dict[str, int]:
 def floating(
     op: str, choices: tuple[Any, ...] = (jnp.float32, jnp.bfloat16), **arrays: Any
 ) -> None:
-    """Refuses arrays whose dtype is none of `choices`.
+    """Checks that every array has one of the dtypes `choices`.
 
     Raises:
-      TypeError: naming the argument, its dtype and what is allowed.
+      TypeError: naming the argument, its dtype and the allowed dtypes.
     """
     allowed = [jnp.dtype(choice) for choice in choices]
     for name, array in arrays.items():

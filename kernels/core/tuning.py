@@ -1,4 +1,4 @@
-"""Tile sizes: measured on the device where a table has them, else a heuristic of the operation.
+"""Tile sizes from a table measured on the device, or from the operation's heuristic.
 
 A table `tuned/<device>.json` maps operation -> bucket -> tiles, and is written by
 `tools/tune_kernels.py` on that device. A bucket is the call's dtype and its sizes, those that grow
@@ -44,7 +44,7 @@ def table(key: str) -> Mapping[str, Mapping[str, Mapping[str, int]]]:
 
 @contextlib.contextmanager
 def trying(op: str, tiles: Mapping[str, int]) -> Iterator[None]:
-    """Traces `op` with these tiles, whatever the table says: for tuning, and for tests of tiles."""
+    """Traces `op` with these tiles instead of the table's: for tuning, and for tests of tiles."""
     token = _TRIED.set((op, tiles))
     try:
         yield
@@ -59,7 +59,7 @@ def tiles(
     dtype: object,
     heuristic: Mapping[str, int],
 ) -> dict[str, int]:
-    """The tiles to run `op` with; a table may set some of the heuristic's entries, and no others.
+    """The tiles of a call: the heuristic's entries, some of them replaced by the table's.
 
     Raises:
       ValueError: the table names an entry that the operation does not have.

@@ -62,7 +62,7 @@ def delta_rule(
 
     Raises:
       ValueError: shapes that do not fit, or T = 0.
-      TypeError: a dtype that is not offered.
+      TypeError: an unsupported dtype.
     """
     size = shapes.sizes(
         OP,

@@ -1,4 +1,4 @@
-"""The workloads of `delta_rule`: small ones to compare, the DeltaNet baseline's sizes to time."""
+"""Workloads of `delta_rule`: small test cases, and the DeltaNet baseline's sizes to time."""
 
 import jax
 import jax.numpy as jnp

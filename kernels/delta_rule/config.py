@@ -1,4 +1,4 @@
-"""One call of `delta_rule`: its arrays, and how the fast path cuts it."""
+"""Arrays and chunk length of one call of `delta_rule`."""
 
 import dataclasses
 from typing import NamedTuple
@@ -18,6 +18,6 @@ class Call(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Steps of a chunk, at most."""
+    """The longest chunk, in steps."""
 
     longest_chunk: int = 64

@@ -13,7 +13,7 @@ from kernels.delta_rule.config import Call, Config
 
 def run(config: Config, call: Call) -> tuple[jax.Array, jax.Array]:
     """`out_BTNE` before its scale, and the memory after the last step, in float32."""
-    del config  # Nothing is cut.
+    del config  # There are no chunks.
 
     def step(S_BNHE, inputs):
         q_BNH, k_BNH, v_BNE, beta_BN = inputs

@@ -16,9 +16,9 @@ chunk that starts with the memory S and has the rows k_t, v_t, q_t of K, V, Q:
 The system is solved by substitution in blocks, from blocks of one row on: with the inverses A^{-1}
 and B^{-1} of the diagonal blocks, that of [[A, 0], [F, B]] is [[A^{-1}, 0], [-B^{-1} F A^{-1},
 B^{-1}]]. That keeps its accuracy when keys repeat, where powers of L, as in a Neumann series, grow
-like binomial coefficients. It is products alone: XLA's triangular solve on a CPU, of jaxlib 0.10.2,
-can wait for threads of its own pool for good, and did on two cores. A last chunk that is short is
-filled with zeros, which write nothing.
+like binomial coefficients. It uses matrix products alone: XLA's triangular solve on a CPU (jaxlib
+0.10.2) can deadlock waiting for threads of its own pool, and did on two cores. A last chunk that is
+short is filled with zeros, which write nothing.
 
 Differentiation goes through the chunk; `jax.checkpoint` keeps its start alone, so T / C memories
 are stored, and derivatives of every order exist.
@@ -38,11 +38,11 @@ _einsum = functools.partial(jnp.einsum, precision="highest")
 
 
 def run(config: Config, call: Call) -> tuple[jax.Array, jax.Array]:
-    """As `reference.run`, which runs where T = 1 leaves nothing to solve."""
+    """As `reference.run`, which runs for T = 1."""
     T = call.q_BTNH.shape[1]
     if T == 1:
         return reference.run(config, call)
-    # All chunks but equally long, so that little is filled.
+    # Chunks of nearly equal length, so that little padding is needed.
     C = math.ceil(T / math.ceil(T / config.longest_chunk))
     chunks = tuple(_chunks(x, C) for x in (*call[:3], call.beta_BTN[..., None]))
     state_BNHE, out_ZBNCE = lax.scan(jax.checkpoint(_chunk), call.state_BNHE, chunks)
@@ -61,7 +61,7 @@ def _chunks(x_BTNH: jax.Array, C: int) -> jax.Array:
 
 def _chunk(S_BNHE: jax.Array, inputs: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
     """The memory after a chunk, and the chunk's output before its scale."""
-    # Cast here, so that no float32 copy of a whole bfloat16 sequence is made.
+    # Cast here, so that no whole bfloat16 sequence is copied to float32.
     q_BNCH, k_BNCH, v_BNCE, beta_BNC1 = (x.astype(jnp.float32) for x in inputs)
     system_BNCC = beta_BNC1 * _einsum("BNCH,BNDH->BNCD", k_BNCH, k_BNCH)
     unexpected_BNCE = v_BNCE - _einsum("BNCH,BNHE->BNCE", k_BNCH, S_BNHE)

@@ -1,13 +1,13 @@
-"""Attention whose every edge has a Bernoulli gate, made from the same queries and keys.
+"""Softmax attention with a Bernoulli gate on every edge, computed from the same queries and keys.
 
 Sparse Attention Post-Training, Eq. 1-3. For query i and key j of one head,
 
     s_ij = scale q_i . k_j        e_ij = s_ij + gate_bias        A_ij ~ Bernoulli(sigma(e_ij))
     out_i = sum_j A_ij softmax_j(s_i)_j v_j                      expected = sum_ij sigma(e_ij)
 
-The gate multiplies a finished softmax: nothing is normalised again, and with every gate open the
-result is dense attention. The gradient is straight through sigma(e + noise), noise being the
-logistic draw that opened or closed the gate.
+The gate multiplies the softmax weight, and nothing is normalised again: with every gate open the
+result is dense attention. The straight-through gradient is that of sigma(e + noise), where noise is
+the logistic draw that opened or closed the gate.
 """
 
 from collections.abc import Callable, Mapping
@@ -43,10 +43,10 @@ class GatedAttention(NamedTuple):
     Attributes:
       out_BTNH: in the dtype of the values.
       expected_edges_BN: float32, the sum of sigma(e) over visible pairs; differentiable. Divide by
-        the number of visible pairs for the mean that a penalty is usually set in.
+        the number of visible pairs for the mean, on which a penalty is usually set.
       open_edges_BN: int32, the exact count of open gates over visible pairs; in mode "expected"
         that of e > 0.
-      edges: the list of open edges, where `edge_capacity` was given.
+      edges: the list of open edges; None without `edge_capacity`.
     """
 
     out_BTNH: jax.Array
@@ -78,8 +78,8 @@ def gated_attention(
     """Softmax attention with gated edges; query head n reads key head n // (N / K).
 
     Noise is a function of (seed, batch row, head, position of the query, position of the key)
-    alone, so every implementation, tile size and sharding draws the same gates; one differs only
-    where the rounding of its score crosses the threshold. sigma(e) is resolved to 2^-23 when it is
+    alone, so every implementation, tile size and sharding draws the same gates; two differ only
+    where the rounding of a score crosses the threshold. sigma(e) is resolved to 2^-23 when it is
     drawn: a gate with sigma(e) < 2^-24 never opens.
 
     "xla" and "pallas" have first derivatives in reverse mode; "reference" has all.
@@ -92,8 +92,8 @@ def gated_attention(
       k_BSKH: `[B, S, K, H]` keys of that dtype, K dividing N.
       v_BSKH: `[B, S, K, H]` values of that dtype.
       gate_bias: added to the gate logit: one number, or `[N]`. Differentiable.
-      seed: an integer in [0, 2^32), or an integer scalar array. Given in mode "sample" and in no
-        other. To use a key: `jax.random.bits(key, (), jnp.uint32)`. Give each layer its own.
+      seed: an integer in [0, 2^32), or an integer scalar array. Required in mode "sample", None in
+        the others. From a PRNG key: `jax.random.bits(key, (), jnp.uint32)`. One for each layer.
       mode: "sample" draws the gates; "threshold" opens those with e > 0; "expected" multiplies by
         sigma(e); "open" opens all.
       scale: multiplies q.k, positive; 1 / sqrt(H) by default.
@@ -108,9 +108,9 @@ def gated_attention(
         queries that are sharded.
       origin: the global index of the first batch row and of the first query head, for the shards of
         `jax.shard_map`, which is to be called with `check_vma=False`.
-      renormalise: divides by the sum of A P, so that open weights sum to one: an ablation, served
-        by "reference" and "xla" alone.
-      edge_capacity: also lists the open edges, at most this many. The list has no gradient.
+      renormalise: divides by the sum of A P, so that open weights sum to one: an ablation, in
+        "reference" and "xla" alone.
+      edge_capacity: also returns the open edges, at most this many. The list has no gradient.
       implementation: "reference", "xla", "pallas", or None for the best of these that runs here;
         or "mosaic", a forward pass for Hopper that no GPU has run yet.
 

@@ -1,4 +1,4 @@
-"""The workloads of `gated_attention`: small ones to compare, the paper's and real sizes to time."""
+"""Workloads of `gated_attention`: small test cases, and the paper's and models' sizes to time."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from kernels.gated_attention.api import IMPLEMENTATIONS, gated_attention
 GPU = frozenset({"gpu"})
 BUDGET = frozenset({"gpu", "budget"})
 
-# What `call` passes on as it stands.
+# Options that `call` passes on unchanged.
 _OPTIONS = (
     "mode",
     "scale",
@@ -37,7 +37,7 @@ def _test(T: int, *, dtype: str = "float32", B=2, N=4, H=32, **options) -> Case:
 
 
 CASES = (
-    # Every length about a block, grouped heads; (1, 65) is a step of decoding.
+    # Lengths around one block, grouped heads; (1, 65) is a step of decoding.
     *(_test(T, S=S, K=2) for T, S in ((1, 1), (1, 65), (64, 64), (65, 200))),
     _test(2, mode="expected", gate_scale=1.0),
     _test(63, K=1, mode="threshold", soft_cap=2.0),
@@ -72,7 +72,7 @@ def make(case: Case, key: jax.Array) -> Arrays:
         "gate_bias": jax.random.normal(keys[3], (N,)) if bias is None else jnp.full((N,), bias),
     }
     if case.options.get("segments"):
-        # Two documents and a padded tail, another in every row.
+        # Two documents and a padded tail, at other places in each row.
         cut_B1, end_B1 = (jnp.asarray([[T // 2], [T // 3]]), jnp.asarray([[T], [T - T // 8]]))
         place_1T = jnp.arange(T)[None]
         segment_BT = jnp.where(place_1T < cut_B1, 0, 1)

@@ -1,4 +1,4 @@
-"""One call of `gated_attention`: its arrays, and what is static and captured when it is traced."""
+"""Arrays and static configuration of one call of `gated_attention`."""
 
 import dataclasses
 from typing import NamedTuple
@@ -8,15 +8,15 @@ import jax
 from kernels.attention.visibility import Visibility
 from kernels.core import dispatch
 
-# How A is made from the gate logit e: drawn, 1[e > 0], sigma(e), or 1.
+# The gate A from the gate logit e: drawn, 1[e > 0], sigma(e), or 1.
 MODES = ("sample", "threshold", "expected", "open")
 
 
 class Call(NamedTuple):
-    """The arrays of a call. Gradients are those of the first four.
+    """The arrays of a call; the first four have gradients.
 
     `seed` is a uint32 scalar, and `origin_2` the global index of the first batch row and query
-    head, by which the noise is counted.
+    head, from which the noise is computed.
     """
 
     q_BTNH: jax.Array

@@ -1,7 +1,7 @@
-"""The open edges of gated attention as a list: what circuits and attribution graphs are made of.
+"""List of the open edges of gated attention, for circuits and attribution graphs.
 
-A map `[B, N, T, S]` is never formed. Blocks of queries are walked in (batch, head, query) order;
-the open gates of a block are numbered by a running sum, which is their place in the list.
+A map `[B, N, T, S]` is never formed. Blocks of queries are visited in (batch, head, query) order; a
+running sum over the open gates of a block gives their indices in the list.
 """
 
 from typing import NamedTuple
@@ -26,7 +26,7 @@ class EdgeList(NamedTuple):
       head: of the queries.
       query: index of the query.
       key: index of the key.
-      weight: float32 `[capacity]`, what the value of the key is multiplied by: A P.
+      weight: float32 `[capacity]`, the gated attention weight A P.
       count: int32, open edges of the call, listed or not; at most 2^31 - 1.
       overflow: bool, `count` is above the capacity and the list holds the first edges alone.
     """

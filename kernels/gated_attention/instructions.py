@@ -12,7 +12,7 @@ from kernels.gated_attention.config import Config
 
 
 def functions(config: Config) -> tile.Intrinsics:
-    """Those of the target: the interpreter has the plain ones alone."""
+    """The functions of the target; the interpreter has those of jnp alone."""
     return tile.PLAIN if config.target.interpret else _INSTRUCTIONS
 
 

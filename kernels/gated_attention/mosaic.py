@@ -1,6 +1,6 @@
 """Bernoulli-gated attention on a Hopper GPU: the forward kernel, by Pallas' Mosaic lowering.
 
-The mathematics and the results of `pallas`, for the calls that training makes most, in the schedule
+The mathematics and the results of `pallas`, for the calls that training makes most, on the schedule
 of `kernels.attention.mosaic_pipeline`: a warpgroup may multiply while another draws and counts
 gates.
 
@@ -9,8 +9,8 @@ m - (1 - 2^-24), so the gate is open, u > 1 - sigma, where m + sigma > 2 - 2^-24
 way between two neighbouring float32 numbers, 2 - 2^-23 and 2: the sum, rounded, is below 2 exactly
 where the sum, not rounded, is below the bound.
 
-Never chosen by itself: its interpreted results and its machine code are tested, and no GPU has run
-it. The gradients are made by the kernels of `pallas_vjp`.
+Runs only where a call names it: its interpreted results and its machine code are tested, but no GPU
+has run it. The kernels of `pallas_vjp` compute the gradients.
 """
 
 import functools
@@ -31,7 +31,7 @@ def unsupported_reason(config: Config, call: Call) -> str:
     if reason := dispatch.unsupported_reason(config.target):
         return reason
     if config.gate_scale is not None or config.soft_cap is not None or config.renormalise:
-        return "has no gate_scale, soft_cap or renormalise; pass implementation=None"
+        return "does not support gate_scale, soft_cap or renormalise; pass implementation=None"
     return mosaic_pipeline.unsupported_reason(
         config.target, call.q_BTNH, call.k_BSKH, call.visibility
     )
@@ -103,7 +103,7 @@ def _absorb(
     top_X = jnp.maximum(rows.top, base_XY.max(1) * times)
     decay_X = jnp.exp2(rows.top - top_X)
     p_XY = jnp.exp2(base_XY * times - along(top_X, shape, 0))
-    # The gate as a number is added and multiplied in fewer instructions than it selects and counts.
+    # Adding and multiplying the gate as a number takes fewer instructions than selecting by it.
     open_XY = jnp.where(is_open_XY, jnp.float32(1.0), jnp.float32(0.0))
     rows = tile.Rows(
         top=top_X,

@@ -1,7 +1,7 @@
 """Bernoulli-gated attention on an NVIDIA GPU: the forward kernel, by Pallas' Triton lowering.
 
-FlashAttention-2 (Dao, 2023) with the gates of `tile`, and what appendix B of Sparse Attention
-Post-Training asks of a kernel. For each tile of queries:
+FlashAttention-2 (Dao, 2023) with the gates of `tile`, after appendix B of Sparse Attention
+Post-Training. For each tile of queries:
 
 1. the key tiles that every query of the tile sees whole, where nothing is masked for causality;
 2. then those on the causal diagonal and at the end of the keys, masked;

@@ -1,4 +1,4 @@
-"""What the Triton kernels of `gated_attention` share: the sizes of their tiles and their inputs."""
+"""Tile sizes and inputs of the Triton kernels of `gated_attention`."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -15,8 +15,8 @@ OP = "gated_attention"
 KERNELS = ("forward", "queries", "keys")
 
 # By head width: queries, keys, warps and stages of a tile of the kernels. Compiled for an H200, no
-# main loop among them spills a register. float32 products are exact, so no tensor core makes them
-# and their tiles are small.
+# main loop among them spills a register. float32 products are exact, so they use no tensor
+# core and their tiles are small.
 _TENSOR_CORE_TILES: Mapping[int, tuple[tuple[int, int, int, int], ...]] = {
     64: ((64, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 2)),
     128: ((128, 64, 8, 2), (128, 64, 8, 2), (32, 128, 8, 2)),
@@ -40,7 +40,7 @@ class Plan(Tiling):
 
 
 class Inputs(NamedTuple):
-    """What every kernel reads: the arrays, their block specs, or the references to them.
+    """Inputs of every kernel: arrays, their block specs, or references to them.
 
     The window and the segments are None where the call has none.
     """
@@ -61,10 +61,10 @@ def unsupported_reason(config: Config, call: Call) -> str:
     if reason := dispatch.unsupported_reason(config.target):
         return reason
     if config.renormalise:
-        return "has no renormalise=True; pass implementation='xla'"
+        return "does not support renormalise=True; pass implementation='xla'"
     H, widest = call.q_BTNH.shape[-1], max(_TENSOR_CORE_TILES)
     if widest < H:
-        return f"serves heads up to {widest} wide and this is {H}; pass implementation='xla'"
+        return f"needs a head width of at most {widest}, and H = {H}; pass implementation='xla'"
     return ""
 
 

@@ -1,6 +1,6 @@
 """Bernoulli-gated attention on an NVIDIA GPU: the backward kernels, by Pallas' Triton lowering.
 
-P is formed again from the saved log-sum-exp, and the gates from their counters, so nothing of size
+P is recomputed from the saved log-sum-exp, and the gates from their counters, so nothing of size
 T x S is kept. Two kernels, so that every sum stays in registers and no two programs add to one
 array:
 
@@ -29,7 +29,7 @@ from kernels.gated_attention.pallas_plan import OP, Inputs, Plan
 
 
 class Saved(NamedTuple):
-    """What the backward kernels read beside `Inputs`; arrays, specs or references."""
+    """Inputs of the backward kernels besides `Inputs`: arrays, specs or references."""
 
     d_out_BTNH: Any
     lse_BNT: Any
@@ -90,7 +90,7 @@ def _backward(
 
 
 def _words(config: Config, call: Call, shape: tuple[int, ...]) -> jax.Array | None:
-    """The noise words of the queries: a transposed tile would mix one for every column it has."""
+    """Noise words of the queries; a transposed tile would compute one per column."""
     if config.mode != "sample":
         return None
     b, n, t = (lax.broadcasted_iota(jnp.int32, shape, axis) for axis in range(3))

@@ -1,8 +1,8 @@
 """Bernoulli-gated attention by its definition: the whole maps `[B, N, T, S]`, and autodiff.
 
 Sparse Attention Post-Training, Eq. 1-3. The straight-through gradient is that of
-`hard + (soft - stop_gradient(soft))`, soft being the gate relaxed at temperature 1. Only whether a
-gate is open is asked of `tile`, so that all implementations agree on it to the bit.
+`hard + (soft - stop_gradient(soft))`, soft being the gate relaxed at temperature 1. Whether a
+gate is open is computed by `tile`, so that all implementations agree on it to the bit.
 """
 
 import jax
@@ -41,7 +41,7 @@ def weights(
     """The gated weights A P of every pair, and the `expected_BN` and `opened_BN` edges.
 
     Args:
-      config: of which `scale`, `gate_scale` and `soft_cap` apply to `raw_BNTS`.
+      config: its `scale`, `gate_scale` and `soft_cap` apply to `raw_BNTS`.
       raw_BNTS: finite products q.k.
       bias_N: added to the gate logits.
       bits_BNTS: from `bits`; read in mode "sample" alone.

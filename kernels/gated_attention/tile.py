@@ -1,4 +1,4 @@
-"""Bernoulli-gated attention on one tile of raw scores q.k: what every fast path computes.
+"""Bernoulli-gated attention on one tile of raw scores q.k, for every fast path.
 
 Sparse Attention Post-Training, section 3.1 and appendix B; the tiling and the online softmax are
 FlashAttention-2's. For queries i and keys j of a tile, all in float32:
@@ -19,7 +19,7 @@ FlashAttention-2's. For queries i and keys j of a tile, all in float32:
    where S' is the slope of the relaxed gate, and dE the cotangent of the expected edges.
 
 A tile is any array whose last two axes are queries and keys. `mask` is true where a key is visible,
-or None where all are. A backend passes its own `Intrinsics` where the plain ones are slow.
+or None where all are. A backend passes its own `Intrinsics` where those of jnp are slow.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ _LOWEST = -1e30
 
 
 class Intrinsics(NamedTuple):
-    """The functions that a backend has its own instructions for, on float32 tiles."""
+    """Elementary functions of float32 tiles, for which a backend may have own instructions."""
 
     exp2: Callable[[jax.Array], jax.Array]
     exp2_of_minus: Callable[[jax.Array], jax.Array]
@@ -66,7 +66,7 @@ class Gate(NamedTuple):
     Attributes:
       is_open: bool; for the count of open edges in mode "expected", where e > 0.
       probability: sigma(e).
-      slope: the derivative by e of what stands for A in the backward pass.
+      slope: the derivative by e of the relaxed gate that replaces A in the backward pass.
       probability_slope: sigma(e) (1 - sigma(e)).
     """
 
@@ -77,7 +77,7 @@ class Gate(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What the tiles so far have left of each row of queries: `[..., X]`.
+    """Running statistics of each row of queries over the tiles so far: `[..., X]`.
 
     Attributes:
       top: the largest score, in bits.
@@ -136,7 +136,7 @@ def gate(
         relaxed = u * functions.reciprocal(u + w)
         return Gate(u > w, probability, _slope(relaxed, functions), probability_slope)
     if config.mode == "open":
-        # True, but made where the tile is made: a constant costs a GPU a change of layout.
+        # Always true, but computed from the tile: a constant costs a GPU a change of layout.
         everywhere = odds >= 0.0
         return Gate(everywhere, probability, jnp.zeros_like(logit), probability_slope)
     return Gate(logit > 0.0, probability, probability_slope, probability_slope)
@@ -170,11 +170,11 @@ def absorb(
     mask: jax.Array | None,
     functions: Intrinsics = PLAIN,
 ) -> tuple[Rows, jax.Array, jax.Array]:
-    """Takes one tile into its rows.
+    """Updates the rows by one tile: a step of the online softmax.
 
     Returns:
       the rows, the gated weights A exp2(score - top) of the tile, and the factor `[..., X]` that
-      carries a sum made with the old top over to the new one.
+      rescales a running sum from the old top to the new one.
     """
     base, logit = logits(config, raw, bias, functions)
     gates = gate(config, logit, bits, functions)
@@ -232,7 +232,7 @@ def backward(
 
     Returns:
       A P, the gradient of the gate logit (in natural units), and that of `scale * raw`: the caller
-      multiplies the sums it makes of the last by `config.scale`.
+      multiplies its sums of the last by `config.scale`.
     """
     base, logit = logits(config, raw, bias, functions)
     gates = gate(config, logit, bits, functions)

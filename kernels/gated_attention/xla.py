@@ -6,9 +6,8 @@ FlashAttention-2 with the gates of `tile`:
    are rows of one matrix, so no key is copied per head.
 2. Forward: for each block of queries, the blocks of keys that it can see go through `tile.absorb`.
    The log-sum-exp of each row is all that is saved beside the arguments and the output.
-3. Backward: the same blocks again. Noise is computed again from its counters, so gates are those of
-the
-   forward pass.
+3. Backward: the same blocks again. Noise is recomputed from its counters, so the gates are those of
+   the forward pass.
 
 Nothing of size T x S is formed: a block takes B N X Y floats.
 """
@@ -26,7 +25,7 @@ from kernels.core import dispatch, noise
 from kernels.gated_attention import tile
 from kernels.gated_attention.config import Call, Config
 
-# Of one tile of scores, in elements: some temporaries of that size then stay in a CPU's cache.
+# Elements of one tile of scores: some temporaries of that size stay in a CPU's cache.
 _TILE = 1 << 18
 
 
@@ -48,7 +47,7 @@ class _Padded(NamedTuple):
 
 
 class _Saved(NamedTuple):
-    """Of every row, by query block: the log-sum-exp in bits, and the open share of the softmax."""
+    """Log-sum-exp in bits and open softmax mass of every row, by query block."""
 
     lse_IBKGX: jax.Array
     mass_IBKGX: jax.Array
@@ -132,7 +131,7 @@ def _product(equation: str, left: jax.Array, right: jax.Array) -> jax.Array:
 
 
 def _bits_and_mask(config: Config, padded: _Padded, i, j, X: int, Y: int, T: int, S: int):
-    """Noise of tile (i, j), None where none is drawn, and what of it is visible."""
+    """Random bits of tile (i, j), None where no gate is drawn, and its visibility mask."""
     visibility = padded.visibility
     row_X = i * X + jnp.arange(X, dtype=jnp.int32)
     key_Y = j * Y + jnp.arange(Y, dtype=jnp.int32)

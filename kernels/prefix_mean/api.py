@@ -1,4 +1,4 @@
-"""The strictly past, discounted, mass-normalised mean of each prototype channel, read back.
+"""Discounted, mass-normalised mean of each prototype channel over the strict past.
 
 Prototype Transformer, section 3 and Eq. 2. For prototype r with decay beta, at step i,
 
@@ -50,7 +50,7 @@ def prefix_mean(
       value_BTE: `[B, T, E]` values, in the dtype of the gates.
       decay_R: `[R]` float32 in (0, 1], the decay beta of one step; half-life -ln 2 / ln beta.
       read_BTR: `[B, T, R]` read gates.
-      initial_state: what came before. Differentiable.
+      initial_state: the state before the first step; None is empty. Differentiable.
       return_state: also returns the state after the last step: for decoding, and for the next chunk
         of a prompt.
       mass_normalisation: false reads N in place of N / D.

@@ -1,4 +1,4 @@
-"""The prefix mean with all its states in memory: what our implementations are measured against.
+"""Baselines of the benchmarks: the prefix mean with all its states in memory.
 
 Both forms write the `[B, T, R, E]` array of N and read it back, as the equation is written. They
 are as fast as plain JAX makes that: the masses are a separate small scan, and XLA fuses the

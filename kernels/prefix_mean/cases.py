@@ -1,4 +1,4 @@
-"""The workloads of `prefix_mean`: small ones to compare, the paper's sizes to time."""
+"""Workloads of `prefix_mean`: small test cases, and the paper's sizes to time."""
 
 import jax
 import jax.numpy as jnp

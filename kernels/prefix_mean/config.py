@@ -1,4 +1,4 @@
-"""One call of `prefix_mean`: its arrays, and what is static and captured when it is traced."""
+"""Arrays and static configuration of one call of `prefix_mean`."""
 
 import dataclasses
 from typing import NamedTuple
@@ -21,7 +21,7 @@ class Call(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The static half of a call; `target` is what it, and its backward pass, runs on."""
+    """The static half of a call; its two passes run on `target`."""
 
     mass_normalisation: bool
     target: dispatch.Target

@@ -12,7 +12,7 @@ The chunks of a group, over the batch, are one leading axis X of every product. 
 from chunk to chunk: what each chunk adds to them, the sums of 3, is one product for all, and an
 elementwise loop carries them through.
 
-The powers stand in tables with exponents of at least 0, and 1 / D is 0 for a mass at the floor, so
+The powers are in tables with exponents of at least 0, and 1 / D is 0 for a mass at the floor, so
 nothing overflows. beta^(i-j) W_jr is formed for every pair of a chunk, C R numbers a step, and A is
 one small product of a row with them. Cutting A into products of matrices, by whose middle an
 exponent splits in two, takes fewer operations and more time.
@@ -45,7 +45,7 @@ import numpy as np
 from kernels.prefix_mean.config import Config
 from kernels.prefix_mean.state import MASS_FLOOR, State, log_of_decay
 
-# Chunks in one product, over the batch. Their states and pairs are to stay in a core's cache: 64
+# Chunks in one product, over the batch. Their states and pairs should stay in a core's cache: 64
 # and more take longer where it is cold.
 TOGETHER = 32
 
@@ -60,7 +60,7 @@ class Tables(NamedTuple):
 
 
 def chunks_together(B: int) -> int:
-    """How many chunks of a sequence one call is given at most."""
+    """The largest number of chunks of a sequence in one call."""
     return max(1, TOGETHER // B)
 
 
@@ -90,7 +90,7 @@ def forward(
     before, state = _states(table, write_BTR, value_BTE, state)
     write_XJR, value_XJE, read_XIR = _chunks(table, write_BTR, value_BTE, read_BTR)
     gain_XIR = read_XIR * _inverse_mass(config, table, write_XJR, before)
-    # Several products read the gain: XLA would divide anew in each.
+    # Several products read the gain: XLA would repeat the division in each.
     gain_XIR = lax.optimization_barrier(gain_XIR)
     out_XIE = _dot("XIR,XRE->XIE", gain_XIR * table.start_IR[None], before.total_BRE)
     if write_XJR.shape[1] > 1:
@@ -202,7 +202,7 @@ def _carry(table: Tables, state: State, added: State, reverse: bool = False) -> 
 
 def _pairs(table: Tables, write_XJR: jax.Array) -> jax.Array:
     """beta^(i-j) W_jr for j < i, else 0."""
-    # A product reads them where they stand, and would else be written out as a slow sum.
+    # Materialised: fused into the product, they would turn it into a slow sum.
     return lax.optimization_barrier(table.pair_IJR[None] * write_XJR[:, None])
 
 

@@ -8,7 +8,7 @@ launches, and a third reads every segment from its own initial state:
 3. `_output_kernel`: the outputs, chunk by chunk (`tile.py`).
 
 A sequence of one segment needs the third alone; XLA drops the others if the state is not used. The
-backward pass (`pallas_vjp.py`) keeps nothing but the arguments. Under `jax.shard_map` pass
+backward pass (`pallas_vjp.py`) saves the arguments alone. Under `jax.shard_map` pass
 `check_vma=False`: a Pallas call does not say over which axes its results vary.
 """
 

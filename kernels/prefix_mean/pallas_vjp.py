@@ -1,7 +1,7 @@
 """The gradient of the prefix mean on a GPU, in two sweeps over every segment.
 
-The formulae stand in `tile.py`. Nothing was kept from the forward pass; the states at the segment
-boundaries are found again, then
+The formulae are in `tile.py`. The forward pass saves its arguments alone; the states at the segment
+boundaries are recomputed, then
 
 1. `_read_kernel` goes forward through every segment, with the state: the gradient of the reads, and
    for later c = read / D and c read'.

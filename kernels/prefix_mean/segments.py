@@ -1,4 +1,4 @@
-"""How the Pallas kernels of `prefix_mean` cut a sequence, and the state between the pieces.
+"""Segments of a sequence in the Pallas kernels of `prefix_mean`, and the states between them.
 
 A sequence is cut into segments that run in parallel, a segment into chunks that run one after
 another (`tile.py` has the arithmetic of a chunk). The state at every segment boundary is found in

@@ -1,4 +1,4 @@
-"""What a prefix mean carries from one step to the next.
+"""State that a prefix mean carries from one step to the next.
 
 With N = sum_j beta^(t-j) w_j v_j and D = sum_j beta^(t-j) w_j over the steps j < t, the state
 before step t is (N, D).
@@ -27,10 +27,10 @@ def empty_state(B: int, R: int, E: int) -> State:
 
 
 def log_of_decay(decay_R: jax.Array) -> jax.Array:
-    """ln beta to the last bit or so, also next to 1, where a half-life of 10,000 steps lies."""
+    """ln beta to about the last bit, also near 1, as for a half-life of 10,000 steps."""
     decay_R = jnp.maximum(decay_R.astype(jnp.float32), jnp.finfo(jnp.float32).tiny)
     near_one = decay_R > 0.5
-    # decay - 1 is exact above 1/2; each branch is given a harmless input where it is not taken.
+    # decay - 1 is exact above 1/2; each branch has a harmless input where it is not selected.
     return jnp.where(
         near_one,
         jnp.log1p(jnp.where(near_one, decay_R, 1.0) - 1.0),

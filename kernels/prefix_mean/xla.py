@@ -3,10 +3,10 @@
 A sequence is cut into chunks of 16 steps, and the rest into one shorter chunk. Within a chunk the
 steps meet in products of matrices, and a group of chunks shares each product: one chunk alone is
 too small for a processor's cores. A loop carries the state from group to group. No array of size
-B T R E is ever made: the forward keeps the states and pairs of the chunks of one group, 32 chunks
+B T R E is formed: the forward keeps the states and pairs of the chunks of one group, 32 chunks
 over the batch or B if that is more. For the backward it saves its inputs and the state before each
 group, at most R E / 16 numbers a step. The backward walks the groups from the last to the first
-with the cotangents of the state, and makes the states within a group anew.
+with the cotangents of the state, and recomputes the states within a group.
 
 T = 1, a step of decoding, is one chunk of one step and costs one update of the state. The
 mathematics of a group is in `linear_chunk`.
@@ -70,7 +70,7 @@ def _run(config: Config, call: Call, keep: bool):
 
 
 def _stretches(shape: tuple[int, ...], decay_R: jax.Array) -> list[Stretch]:
-    """Whole groups, a group of the chunks left, a shorter chunk of the steps left; any may miss."""
+    """Whole groups, a group of the chunks left, a shorter chunk of the steps left; or fewer."""
     B, T, _ = shape
     together = linear_chunk.chunks_together(B)
     start, stretches = 0, []

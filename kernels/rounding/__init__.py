@@ -1,1 +1,1 @@
-"""Bounds on what rounding makes of a function's float32 results, derived from its primitives."""
+"""Bounds on the rounding errors of a function's float32 results, derived from its primitives."""

@@ -1,4 +1,4 @@
-"""The value of a function in float64, and a bound of what rounding makes of it in float32.
+"""Value of a function in float64, and a bound on its rounding error in float32.
 
     traced   = the function as a list of primitives (`jax.make_jaxpr`)
     (x, 0)   for every argument, taken as exact
@@ -27,7 +27,7 @@ from kernels.rounding.error_model import Arithmetic, Pair, error_of, exact
 # up over the steps that the recurrence remembers rather than over their root.
 DEVIATIONS = 10.0
 
-# For programs that run once, and of which compiling is most of the cost: without XLA's emitters of
+# For programs that run once, where compiling is most of the cost: without XLA's emitters of
 # fused loops, not cut up to be compiled in parallel, and not optimised.
 COMPILED_QUICKLY = {
     "xla_backend_optimization_level": 0,
@@ -43,7 +43,7 @@ _RULES = error_rules.RULES | error_choices.RULES
 def value_and_error(
     function: Callable[..., Any], *arguments: Any, arithmetic: Arithmetic = FLOAT32
 ) -> tuple[Any, Any]:
-    """What `function(*arguments)` is in exact arithmetic, and a bound of its rounding errors.
+    """The value of `function(*arguments)` in exact arithmetic, and a bound on its rounding errors.
 
     Args:
       function: of arrays; traced in the dtypes of `arguments`, not run.
@@ -52,10 +52,10 @@ def value_and_error(
 
     Returns:
       The result with float64 in place of floating arrays, and a tree of the same structure with the
-      bounds, float64; of integers and booleans a bound of the difference as well, 0 where exact.
+      bounds, float64; for integers and booleans too a bound on the difference, 0 where exact.
 
     Raises:
-      NotImplementedError: for a primitive without a rule that is given numbers with errors.
+      NotImplementedError: a primitive without a rule has operands with errors.
     """
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
     leaves = jax.tree.leaves(arguments)
@@ -116,7 +116,7 @@ def _apply(eqn: Any, arithmetic: Arithmetic, operands: list[Pair]) -> Any:
     return exact(arithmetic, eqn, operands)
 
 
-# Where calls of other functions (jit, custom derivatives, checkpoint) keep them.
+# Parameters that hold the function of a call (jit, custom derivatives, checkpoint).
 _CALLED = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
 

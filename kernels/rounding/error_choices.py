@@ -1,7 +1,7 @@
-"""Rules for what is compared and chosen: where rounding may turn a choice, both ways count.
+"""Rounding rules of comparisons and selections: both outcomes count where rounding may decide.
 
     x < y          in doubt where the sides are nearer than their errors together
-    where c, a, b  the error of what is chosen, and |a - b| as well where c is in doubt
+    where c, a, b  the error of the selected side, and |a - b| as well where c is in doubt
     argmax         an infinite error where another entry may be the largest
     max            the larger error
 
@@ -81,7 +81,7 @@ def _selected(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
 def _compared(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
     x, y = operands
     value = bind(eqn, [x.value, y.value])
-    # x != x asks for NaN.
+    # x != x tests for NaN.
     if (x.error is None and y.error is None) or eqn.invars[0] is eqn.invars[1]:
         return Pair(value)
     if x.value.dtype == jnp.bool_:
@@ -122,7 +122,7 @@ def _any_or_all(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
 
 
 def _finite(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
-    """Taken as sure: what overflows in float32 alone is off by more than any bound."""
+    """Taken as exact: a result that overflows in float32 alone exceeds any bound."""
     return Pair(bind(eqn, [operands[0].value]))
 
 

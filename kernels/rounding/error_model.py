@@ -1,4 +1,4 @@
-"""How results are rounded, and the pair of a value and its error that rules pass on.
+"""Model of rounding, and the pair of a value and its error that rules pass on.
 
 The rules for single primitives are in `error_rules.py` and, for comparisons and choices, in
 `error_choices.py`; `error_bound.py` applies them to a whole function.
@@ -30,7 +30,7 @@ class Arithmetic:
       unit: u, the unit roundoff of results; 2^-24 for float32.
       operand_unit: the unit roundoff to which operands of products are rounded first unless they
         are exact, 0 for none; 2^-8 where bfloat16 matrices are multiplied with float32 sums.
-      statistical: errors are independent and random in place of the worst.
+      statistical: errors are independent and random, not the worst case.
     """
 
     unit: float = 2.0**-24

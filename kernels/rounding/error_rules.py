@@ -1,4 +1,4 @@
-"""Rounding errors, primitive by primitive: what an operation makes of the errors of its operands.
+"""Rounding errors of each primitive, from the errors of its operands.
 
 A rule takes values in float64 with bounds of their errors and returns the same of its result. The
 model is the standard one, fl(x op y) = (x op y)(1 + d) with |d| <= u, and sums in any order
@@ -52,7 +52,7 @@ ULPS = {
 
 
 def _moved(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Any:
-    """Errors go where their numbers go."""
+    """Of primitives that move numbers: the errors move alike."""
     if all(pair.error is None for pair in operands):
         return exact(arithmetic, eqn, operands)
     name = eqn.primitive.name
@@ -61,7 +61,7 @@ def _moved(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Any:
     errors = [error_of(x) if i < numbers else x.value for i, x in enumerate(operands)]
     moved = eqn.primitive.bind(*errors, **eqn.params)
     if name == "gather":
-        # Out of range it fills in NaN, which is no error.
+        # Fills NaN out of range, which is no error.
         moved = jnp.where(jnp.isnan(values), 0.0, moved)
     if eqn.primitive.multiple_results:
         return [Pair(*each) for each in zip(values, moved, strict=True)]
@@ -121,7 +121,7 @@ def _divided(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
         return Pair(value, rounding)
     divisor = jnp.maximum(jnp.abs(y.value) - error_of(y), 0.0)
     error = arithmetic.together(error_of(x), magnitude(value) * error_of(y))
-    # 0 / 0 of what is selected away, and an error of nothing.
+    # No error from 0 / 0, which is selected away, nor from exact operands.
     error = jnp.where(error == 0, 0.0, error / divisor)
     return Pair(value, arithmetic.together(error, rounding))
 
@@ -266,7 +266,7 @@ def _converted(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
 def _bits_to_float(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
     (x,) = operands
     if x.error is not None or is_float(x.value):
-        raise NotImplementedError("the bits of a number that is not exact")
+        raise NotImplementedError("bitcast_convert_type of a number with an error has no rule")
     return Pair(eqn.primitive.bind(x.value, **eqn.params).astype(jnp.float64))
 
 
@@ -274,7 +274,7 @@ def _scattered(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
     into, index, updates = operands
 
     def scatter(x: Any, y: Any) -> Any:
-        # Anew, for the addition that the equation holds is one of float32.
+        # Called again, because the addition in the equation is of float32.
         how = {k: v for k, v in eqn.params.items() if not k.startswith("update_")}
         return lax.scatter_add(x, index.value, y, **how)
 
@@ -292,7 +292,7 @@ def _scattered(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
 
 def _written(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
     into, index, updates = operands
-    # Anew, as in `_scattered`.
+    # Called again, as in `_scattered`.
     how = {k: v for k, v in eqn.params.items() if not k.startswith("update_")}
     value = lax.scatter(into.value, index.value, updates.value, **how)
     if into.error is None and updates.error is None:
@@ -303,7 +303,7 @@ def _written(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
 def _solved(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
     """X of A X = B, A a triangle: |A^-1| (e_B + e_A |X| + n u |A| |X|) (Higham, section 8.2).
 
-    And of X A = B alike, from the other side.
+    X of X A = B likewise, from the other side.
     """
     a, b = operands
     value = bind(eqn, [a.value, b.value])

@@ -35,7 +35,7 @@ IMPLEMENTATIONS: Mapping[str, Callable[[Config, Call], Any]] = {
 
 
 class RowMapAttention(NamedTuple):
-    """The result: `out_BTNH`, and how many rows died, int32 `[B, N]`.
+    """The output `out_BTNH`, and the number of dead rows, int32 `[B, N]`.
 
     A dead row sees keys and has no weight, which normalisation would turn into 0 / 0; its output is
     zero. Rows that see no key, padding, and heads that keep softmax have none.
@@ -61,7 +61,7 @@ def row_map_attention(
     start: jax.Array | int | None = None,
     implementation: str | None = None,
 ) -> RowMapAttention:
-    """Attends with `row_map` in place of softmax.
+    """Grouped-query attention with `row_map` in place of softmax.
 
     Query head n reads key/value head n // (N / K). Scores, weights and sums are float32 whatever
     the inputs; in bfloat16 the fast implementations round the weights before the product with v, as
@@ -73,7 +73,7 @@ def row_map_attention(
       q_BTNH: `[B, T, N, H]` float32 or bfloat16. Pallas serves H = 16, 32, 64, 128 and 256.
       k_BSKH: `[B, S, K, H]`, N a multiple of K, of q's dtype.
       v_BSKH: as k.
-      row_map: made by a function of `kernels.row_map_attention.maps`.
+      row_map: from a function of `kernels.row_map_attention.maps`.
       bias: added to the scores, a scalar or `[N]`; may be traced. Without effect on softmax. A
         Python number is a constant, and the backward pass then does not sum its gradient.
       heads: bool `[N]`, may be traced: true where `row_map` is used, softmax elsewhere. None uses

@@ -1,4 +1,4 @@
-"""The workloads of `row_map_attention`: small ones to compare, models' sizes to time."""
+"""Workloads of `row_map_attention`: small test cases, and models' sizes to time."""
 
 import jax
 import jax.numpy as jnp
@@ -67,7 +67,7 @@ CASES = (
 
 
 def make(case: Case, key: jax.Array) -> Arrays:
-    """Scores of standard deviation `size` (1 by default), and a bias that differs by head."""
+    """Inputs with scores of standard deviation `size` (default 1), and a bias for each head."""
     B, T, S, N, K, H = (case.sizes[letter] for letter in "BTSNKH")
     options = case.options
     keys = jax.random.split(key, 4)

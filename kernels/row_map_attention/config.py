@@ -1,4 +1,4 @@
-"""One call of `row_map_attention`: its arrays, what is static, and the tiles of its kernels."""
+"""Arrays, static configuration and kernel tiles of one call of `row_map_attention`."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -13,7 +13,7 @@ from kernels.row_map_attention.maps import RowMap
 
 
 class Call(NamedTuple):
-    """The arrays of a call. Gradients are those of the first four.
+    """The arrays of a call; the first four have gradients.
 
     `heads_N` is bool, or None for every head.
     """
@@ -27,7 +27,7 @@ class Call(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What the backward pass needs of every row, float32; see `tile.closed`."""
+    """Two numbers of every row for the backward pass, float32; see `tile.closed`."""
 
     pivot_BNT: jax.Array
     factor_BNT: jax.Array
@@ -35,7 +35,7 @@ class Rows(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Tiles:
-    """Queries and keys of one tile, and how Triton is to run the kernel; powers of two."""
+    """Queries and keys of one tile, warps and pipeline stages of a kernel; powers of two."""
 
     block_q: int
     block_k: int
@@ -45,7 +45,7 @@ class Tiles:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Hashable, since it is the static argument of a `custom_vjp`.
+    """The static half of a call; hashable, as the static argument of a `custom_vjp`.
 
     `first` is the position of the first query where that is known when the call is traced, and
     `bias_moves` whether the bias may have a gradient. The target is that of the forward call: the
@@ -63,8 +63,8 @@ class Config:
     dkv: Tiles
 
 
-# By the widest head: tiles of (queries, keys, warps, stages). Chosen by what compiles for an H200
-# without spilling, or nearly, in the fewest instructions a score; not timed.
+# By the widest head: (queries, keys, warps, stages) of a tile. Those that compile for an H200 with
+# little or no spilling and the fewest instructions per score; not timed.
 _TILES = {
     64: {"forward": (64, 128, 4, 2), "dq": (64, 64, 4, 2), "dkv": (64, 64, 4, 2)},
     128: {"forward": (128, 64, 8, 2), "dq": (128, 64, 8, 2), "dkv": (64, 128, 8, 2)},
@@ -75,7 +75,7 @@ _FLOAT32_TILES = (32, 32, 4, 1)
 
 
 def heuristic(H: int, dtype: Any) -> dict[str, int]:
-    """Tiles by the name of their entry in a tuning table."""
+    """Tile sizes by the names of their entries in a tuning table."""
     chosen = next((tiles for widest, tiles in _TILES.items() if widest >= H), _TILES[256])
     if dtype == jnp.float32:
         chosen = dict.fromkeys(chosen, _FLOAT32_TILES)
@@ -87,7 +87,7 @@ def heuristic(H: int, dtype: Any) -> dict[str, int]:
 
 
 def tiles_of(entries: Mapping[str, int], kernel: str, T: int, S: int) -> Tiles:
-    """The tiles of one kernel, no larger than the call needs, no smaller than a product may be."""
+    """The tiles of one kernel, no larger than the call and no smaller than a product allows."""
     return Tiles(
         block_q=min(entries[f"{kernel}_block_q"], _power_of_two(T)),
         block_k=min(entries[f"{kernel}_block_k"], _power_of_two(S)),

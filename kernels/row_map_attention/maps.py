@@ -32,7 +32,7 @@ Kind = Literal["softmax", "relu_power", "sigmoid", "ramapuram_sigmoid", "relu_ov
 class RowMap:
     """One row map, to be called on scores; hashable, so it is static under `jit`.
 
-    Made by the functions below. `p` and `alpha` are read by the relu maps alone, `minus_log_n` by
+    Built by the functions below. `p` and `alpha` are read by the relu maps alone, `minus_log_n` by
     `ramapuram_sigmoid`.
     """
 
@@ -67,7 +67,7 @@ class RowMap:
         return self.minus_log_n or (self.kind == "relu_over_length" and self.alpha != 0)
 
     def __call__(self, scores: Any, bias: Any = 0.0) -> jax.Array:
-        """Weights of `scores[..., S]`, where a masked key has score -inf and gets weight 0.
+        """Weights of `scores[..., S]`, where a masked key has score -inf and weight 0.
 
         Arithmetic is in float32, or in the scores' dtype if that is wider. A row whose weights sum
         to 0 (a dead row, or one with no key) is all zeros. Gradients are finite; those of the relu

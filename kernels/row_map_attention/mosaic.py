@@ -1,10 +1,10 @@
 """Attention by a row map on a Hopper GPU: the forward kernel, by Pallas' Mosaic lowering.
 
 The mathematics and the results of `pallas`, for the calls that training makes most: the centres and
-weights of `tile` in the schedule of `kernels.attention.mosaic_pipeline`.
+weights of `tile` on the schedule of `kernels.attention.mosaic_pipeline`.
 
-Never chosen by itself: its interpreted results and its machine code are tested, and no GPU has run
-it. The gradients are made by the kernels of `pallas_vjp`.
+Runs only where a call names it: its interpreted results and its machine code are tested, but no GPU
+has run it. The kernels of `pallas_vjp` compute the gradients.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ def unsupported_reason(config: Config, call: Call) -> str:
     if reason := dispatch.unsupported_reason(config.target):
         return reason
     if config.soft_cap is not None or call.heads_N is not None:
-        return "has no soft_cap or heads; pass implementation=None"
+        return "does not support soft_cap or heads; pass implementation=None"
     return mosaic_pipeline.unsupported_reason(
         config.target, call.q_BTNH, call.k_BSKH, call.visibility
     )
@@ -69,7 +69,7 @@ def _stream(config: Config, place: mosaic_pipeline.Place, bias_N) -> mosaic_pipe
 
 
 def _absorb(config: Config, rows, raw_XY: jax.Array, bias: jax.Array):
-    """The rows (centre and total), the weights of a tile, and what carries the old sums over."""
+    """The rows (centre and total), the weights of a tile, and the factor of the old sums."""
     row_map, (centre_X, total_X) = config.row_map, rows
     u_XY, _ = tile.logits(row_map, raw_XY, bias, config.scale, None)
     shrink_X = None

@@ -1,4 +1,4 @@
-"""What the Triton kernels of `row_map_attention` share: their sizes, inputs, and instructions."""
+"""Sizes, inputs and instructions of the Triton kernels of `row_map_attention`."""
 
 from collections.abc import Callable
 import dataclasses
@@ -23,12 +23,12 @@ def unsupported_reason(config: Config, call: Call) -> str:
     if reason := dispatch.unsupported_reason(config.target):
         return reason
     H, text = call.q_BTNH.shape[-1], ", ".join(map(str, WIDTHS))
-    return "" if H in WIDTHS else f"serves head widths {text} and this is {H}; pass 'xla'"
+    return "" if H in WIDTHS else f"needs H to be one of {text}, and H = {H}; pass 'xla'"
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan(Tiling):
-    """The static half of one kernel; `exact` tells float32 inputs."""
+    """The static half of one kernel; `exact` is true for float32 inputs."""
 
     config: Config
     exact: bool
@@ -37,7 +37,7 @@ class Plan(Tiling):
 
 
 class Inputs(NamedTuple):
-    """What every kernel reads: arrays, then their block specs, then references to them.
+    """Inputs of every kernel: arrays, their block specs, or references to them.
 
     Window, segments and heads (int32) are None where the call has none.
     """
@@ -96,8 +96,8 @@ def elementary(plan: Plan, axis: int) -> tile.Elementary:
     """The functions of the target for tiles with the queries along `axis`."""
     if plan.config.target.interpret:
         return tile.EXACT
-    # Row numbers are for a thread few where the rows are queries, and two more of them save an
-    # instruction of every score. The rounding that it costs does not fit float32 inputs.
+    # A thread holds few numbers of rows where the rows are queries, and two more of them save an
+    # instruction per score. The extra rounding is too large for float32 inputs.
     folded = axis == 0 and not plan.exact
     return _FOLDED if folded else _INSTRUCTIONS
 

@@ -3,14 +3,14 @@
 With w the pattern, g = d_out v, delta = d_out out = sum w g, and the derivative of a map's weight
 written as slope times a number of the row (`tile`), the gradient by a score is
 
-    ds = slope row_slope (g - delta)    normalised maps: delta comes of the denominator
+    ds = slope row_slope (g - delta)    normalised maps: delta is of the denominator
     ds = slope row_slope g              the others
 
     dq_i = scale sum_j ds_ij k_j        d_bias = sum_ij ds_ij       one program per tile of queries
     dk_j = scale sum_i ds_ij q_i        dv_j = sum_i w_ij d_out_i   one program per tile of keys
 
 and ds is further multiplied by the slope of a soft cap for dq and dk. The programs by keys go over
-the query heads of their key head in turn, so that nothing is added by atomics, and hold their tiles
+the query heads of their key head in turn, so that no sum needs atomics, and hold their tiles
 as keys by queries: both sums are then products with a left operand from registers.
 """
 
@@ -31,7 +31,7 @@ from kernels.row_map_attention.pallas_plan import Inputs, Plan
 
 
 class _QueryInputs(NamedTuple):
-    """Of a tile of queries, besides `Inputs`; arrays, specs or references."""
+    """Inputs of the kernel by queries besides `Inputs`: arrays, specs or references."""
 
     d_out_BTNH: Any
     out_BTNH: Any
@@ -40,7 +40,7 @@ class _QueryInputs(NamedTuple):
 
 
 class _QueryOutputs(NamedTuple):
-    """What its program writes: two gradients, and two numbers of a row for the programs by keys."""
+    """Outputs of the kernel by queries: two gradients, and two numbers of a row for the other."""
 
     dq_BTNH: Any
     d_bias_BNT: Any
@@ -49,7 +49,7 @@ class _QueryOutputs(NamedTuple):
 
 
 class _KeyInputs(NamedTuple):
-    """Of the queries of a key head, besides `Inputs`."""
+    """Inputs of the kernel by keys besides `Inputs`: of the queries of a key head."""
 
     d_out_BTNH: Any
     pivot_BNT: Any
@@ -128,8 +128,8 @@ def _dq_program(
     pivot_X = tiles.load(own.pivot_BNT.at[...], real_X, 1)
     delta_X = jnp.zeros((X,), jnp.float32)
     if row_map.normalised:
-        # By the product that also makes g: where one key has all the weight the two are then equal,
-        # and no rounding is left over for the slope of a small score to blow up.
+        # By the same product as g: where one key has all the weight the two are then equal, and the
+        # slope of a small score amplifies no rounding error.
         out_XH = tiles.load(own.out_BTNH.at[...], real_XH)
         delta_X = pallas_plan.diagonal(tiles.product(d_out_XH, out_XH, 1, 1))
     first, bias = refs.start_B[0] + row, refs.bias_N[0]
@@ -212,7 +212,7 @@ def _dkv_head(
     sums: Any,
     row_map: RowMap,
 ) -> Any:
-    """The sums with what query head n of the group adds to them."""
+    """The sums after query head n of the group."""
     config, X, Y = plan.config, plan.X, plan.Y
     functions = pallas_plan.elementary(plan, 1)
     key_Y1 = tiles.entries(column, Y, 0)
@@ -237,7 +237,7 @@ def _dkv_head(
         if hidden:
             segments_1X = tiles.segments_along(refs.query_segments_BT, at, real_X, 1)
             query_1X = tiles.entries(refs.start_B[0] + i * X, X, 1)
-            # What is read past the end of a row's numbers must reach no sum.
+            # Numbers read past the end of the rows must enter no sum.
             mask = tiles.visible_mask(
                 plan, refs, query_1X, key_Y1, (segments_1X, segments_Y1), tail=True
             )

@@ -1,4 +1,4 @@
-"""Attention by a row map over the whole matrix of scores: the definition, and the oracle.
+"""Attention by a row map over the whole matrix of scores: definition and test oracle.
 
 "When Does Polynomial Attention Concentrate?", Eq. 2 and Algorithm 1. Differentiable in both modes
 and to any order; stores scores and pattern.

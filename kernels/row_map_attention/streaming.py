@@ -1,7 +1,7 @@
-"""The implementations that stream over the keys as functions with a gradient.
+"""Custom gradients of the implementations that stream over the keys.
 
 Each has a forward pass, which keeps two numbers of every row (`tile.closed`), and a backward pass,
-which forms the weights again from them.
+which recomputes the weights from them.
 """
 
 from collections.abc import Callable
@@ -20,10 +20,10 @@ def differentiable(
     forward: Callable[[Config, Call, jax.Array], tuple[jax.Array, Rows]],
     backward: Callable[[Config, Call, Rows, jax.Array, jax.Array], tuple[jax.Array, ...]],
 ) -> Callable[[Config, Call], Any]:
-    """`run(config, call)` of two passes, as `reference.run`.
+    """A function `run(config, call)` like `reference.run`, from its two passes.
 
     Args:
-      forward: `(config, call, visible_BT) -> (out_BTNH, rows)`, given how many keys a query sees.
+      forward: `(config, call, visible_BT) -> (out_BTNH, rows)`; `visible_BT` counts a query's keys.
       backward: `(config, call, rows, out_BTNH, d_out_BTNH)` -> gradients of q, k, v and bias.
     """
 

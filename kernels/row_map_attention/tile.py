@@ -1,12 +1,12 @@
-"""The arithmetic of the row maps on a tile of scores, for streams of key tiles; jnp in, jnp out.
+"""Arithmetic of the row maps on a tile of scores, for streams of key tiles; jnp in, jnp out.
 
 A kernel walks over key tiles of one row with a *centre*, by which weights are divided so that
 neither they nor their sum overflows, and rescales what it has summed whenever the centre moves:
 
     1. centre' = moved(centre, largest u of the tile), sums *= rescale(centre, centre')
     2. w = weight(u, pivot(centre')); sum += w; out += w v
-    3. at the end (closed): the output is out times a number of the row, and two numbers are kept,
-       so that the backward pass has the pattern as weight(u, pivot) factor.
+    3. at the end (closed): the output is out times a number of the row, and two numbers are saved,
+       from which the backward pass has the pattern as weight(u, pivot) factor.
 
 Centres: softmax, log2 of the denominator; sigmoid, min(largest u, 0), since
 sigma(u) e^-M = 1 / (e^M + e^(M-u)) needs one exponential and underflows nowhere that matters;
@@ -58,7 +58,7 @@ class Logits(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """Weights, their slope by the score but for `row_slope`, and r over its largest for relu^p."""
+    """Weights, their slope by the score without `row_slope`, and r over its largest for relu^p."""
 
     weight: jax.Array
     slope: jax.Array
@@ -67,7 +67,7 @@ class Weights(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Elementary:
-    """The functions that a GPU has faster instructions for.
+    """Elementary functions for which a GPU has faster instructions.
 
     `plus(x, y, z)` is x y + z; `share(u, pivot)` is u pivot brought into [0, 1]; `less(x, y)` is
     x - x y.
@@ -130,15 +130,15 @@ def moved(row_map: RowMap, centre: jax.Array, largest: jax.Array) -> jax.Array:
 
 
 def rescale(row_map: RowMap, old: jax.Array, new: jax.Array) -> jax.Array:
-    """What turns sums of weights about one centre into sums about another; in [0, 1]."""
+    """The factor from sums of weights about one centre to sums about another; in [0, 1]."""
     if row_map.kind == "relu_power":
         return _power(old / new, row_map.p, EXACT)
     return jnp.exp2(old - new)
 
 
 def pivot(row_map: RowMap, centre: jax.Array) -> jax.Array:
-    """What weights about `centre` are formed with: of a row, so that no key costs a division."""
-    # A bit too large a reciprocal, so that the largest key has exactly 1: a row with one active key
+    """The number of a row that weights about `centre` take, so that no key costs a division."""
+    # A slightly larger reciprocal, so that the largest key has exactly 1: a row with one active key
     # then has exactly no gradient.
     return ONE_UP / centre if row_map.kind == "relu_power" else centre
 
@@ -173,7 +173,7 @@ def weight(
 def weight_and_slope(
     row_map: RowMap, u: Logits, pivot: jax.Array, elementary: Elementary = EXACT
 ) -> Weights:
-    """What the backward pass needs of a tile."""
+    """Weights and their slopes on a tile, for the backward pass."""
     match row_map.kind:
         case "softmax":
             w = weight(row_map, u, pivot, elementary)
@@ -198,13 +198,13 @@ def bias_terms(
     by_score: jax.Array,
     elementary: Elementary = EXACT,
 ) -> tuple[jax.Array, ...]:
-    """What a tile adds to the sums over a row that `bias_gradient` takes.
+    """Terms of a tile in the row sums of `bias_gradient`.
 
     Args:
       row_map: a map that reads the bias.
       weights: of the tile.
       centred_g: g - delta of a normalised map, g of another.
-      by_score: the gradients by u but for `row_slope`: slope times `centred_g`.
+      by_score: the gradients by u without `row_slope`: slope times `centred_g`.
       elementary: the functions of the device.
     """
     if row_map.kind == "sigmoid":
@@ -215,7 +215,7 @@ def bias_terms(
 
 
 def bias_gradient(by_score: jax.Array, *rounding: jax.Array) -> jax.Array:
-    """The gradient of a row by its bias but for `row_slope`, from the sums of its `bias_terms`.
+    """The gradient of a row by its bias without `row_slope`, from the sums of its `bias_terms`.
 
     delta is rounded, and its error times the sum of all slopes is in the plain sum of the gradients
     by the scores. Where these nearly cancel it is most of that sum, and each map takes it out:
@@ -245,7 +245,7 @@ def closed(
     The pattern is `weight(u, pivot) factor`. The factor is 0 exactly where the total is, in rows
     that are dead or see no key, and else 1 unless the map is a relu.
     """
-    # A NaN is no death: it is to reach the output.
+    # A row with a NaN is not dead: the NaN must reach the output.
     alive = total != 0
     live_total = jnp.where(alive, total, 1.0)
     one = alive.astype(total.dtype)
@@ -262,7 +262,7 @@ def closed(
 
 
 def row_slope(row_map: RowMap, pivot: jax.Array, factor: jax.Array) -> jax.Array:
-    """The part of d pattern / d score that the row has in common."""
+    """The factor of d pattern / d score that all keys of the row share."""
     match row_map.kind:
         case "relu_power":
             # In this order: a dead row's pivot is huge, and its factor 0.

@@ -1,10 +1,10 @@
 """Attention by a row map without Pallas: whole rows of scores, a block of queries at a time.
 
 A block of C queries has scores `[B, K, G, C, S]`, so memory is O(B N C S) and not O(B N T S); the
-backward pass forms them again, from two numbers kept of every row (`tile.py`). Where the call is
-causal and the position of its first query is known when it is traced, the queries are cut into a
-few spans, and a span reads only the keys up to its own end. Heads lie before tokens throughout, so
-that every product is a plain batched one.
+backward pass recomputes them from two numbers per row (`tile.py`). Where the call is causal and
+the position of its first query is static, the queries are cut into a few spans, and a span reads
+only the keys up to its own end. Heads precede tokens, so that each product is one batched matrix
+product.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,7 @@ class _Span(NamedTuple):
 
 
 def forward(config: Config, call: Call, visible_BT: jax.Array) -> tuple[jax.Array, Rows]:
-    """`out_BTNH` in the dtype of v, and the rows' numbers; `visible_BT` counts the keys."""
+    """`out_BTNH` in the dtype of v, and `Rows`; `visible_BT` counts the keys of each query."""
     q_BTNH, k_BSKH, v_BSKH, bias_N, heads_N, visibility = call
     B, T, N, _ = q_BTNH.shape
     K = k_BSKH.shape[2]
@@ -78,7 +78,7 @@ def backward(
     config: Config, call: Call, rows: Rows, out_BTNH: jax.Array, d_out_BTNH: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Gradients by q, k, v, in their dtypes, and bias."""
-    # With whole rows at hand, the mean of d_out v is more exact from them than from the output.
+    # The mean of d_out v is more exact from whole rows than from the output.
     del out_BTNH
     q_BTNH, k_BSKH, v_BSKH, bias_N, heads_N, visibility = call
     _, T, N, _ = q_BTNH.shape
@@ -154,9 +154,9 @@ def _backward_rows(config, row_map, dot, g, bias, mask, pivot, factor):
 
 
 def _per_head(bias_N: jax.Array, heads_N: jax.Array | None, K: int) -> Callable:
-    """A function of a row map, applied to every head, or with softmax where a head has no map.
+    """Applies a function of a row map to every head, with softmax in heads that have no map.
 
-    Which heads have it is data, so that both are computed and one is selected.
+    Which heads have the map is data, so both are computed and one is selected.
     """
     bias_KG11 = bias_N.reshape(K, -1)[:, :, None, None]
 
@@ -165,10 +165,10 @@ def _per_head(bias_N: jax.Array, heads_N: jax.Array | None, K: int) -> Callable:
         if heads_N is None:
             return mapped
         heads_KG = heads_N.reshape(K, -1)
-        plain = of_map(SOFTMAX, bias_KG11[None])
+        by_softmax = of_map(SOFTMAX, bias_KG11[None])
         return tuple(
             jnp.where(heads_KG.reshape(1, *heads_KG.shape, *[1] * (x.ndim - 3)), x, y)
-            for x, y in zip(mapped, plain, strict=True)
+            for x, y in zip(mapped, by_softmax, strict=True)
         )
 
     return run
@@ -234,8 +234,8 @@ def _mask(visibility: Visibility, i: jax.Array, block: int, T: int, S: int) -> j
         padded = jnp.pad(
             visibility.query_segments_BT, ((0, 0), (0, -T % block)), constant_values=-1
         )
-        mine = lax.dynamic_slice_in_dim(padded, i * block, block, axis=1)
-        segments = (mine[..., None], visibility.key_segments_BS[:, None, :S])
+        query_segments = lax.dynamic_slice_in_dim(padded, i * block, block, axis=1)
+        segments = (query_segments[..., None], visibility.key_segments_BS[:, None, :S])
     mask = visibility.tile(query_BC1, key_11S, *segments)
     if T % block:
         inside = (row_C < T)[None, :, None]

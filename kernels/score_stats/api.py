@@ -1,4 +1,4 @@
-"""How much mass a polynomial row map would put on its target, for every row of q.k scores.
+"""Concentration statistics of q.k score rows: S_p and the mass of a polynomial map's target.
 
 "When Does Polynomial Attention Concentrate?", section 3, Eq. 1 and 3. For a row of scores z, with a
 bias b and a cap tau (infinite unless given),
@@ -7,7 +7,7 @@ bias b and a cap tau (infinite unless given),
 
 where * is the argmax of z or a key that the caller names. Attention by r^p puts 1 / (1 + S_p) of
 its mass on the target, and S_p < 1 is the recall criterion (Remark 4.5). The definitions are those
-of `polyattn_jax.row_stats`, which takes the scores themselves; here they are never all formed.
+of `polyattn_jax.row_stats`, which takes the scores themselves; here they are never all stored.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -55,7 +55,7 @@ def score_stats(
     first key wins a tie for the argmax. Works under `jit`, `vmap` and `shard_map` (with
     `check_vma=False`; over batch rows and heads, for a row needs all of its keys).
 
-    The statistics have no derivative: to differentiate with respect to q, k or the bias raises.
+    The statistics have no derivative: differentiating by q, k or the bias raises.
 
     Args:
       q_BTNH: `[B, T, N, H]` queries, float32 or bfloat16.
@@ -64,7 +64,7 @@ def score_stats(
       bias: b, possibly traced: a scalar, or `[X]` for several in one pass over the scores, which
         gives every field a leading axis X.
       target: int32 `[B, T]` or `[B, T, N]`, key indices; None takes the argmax. A row whose target
-        it may not see is DEAD, one whose target is no key of the array INVALID.
+        is hidden from it is DEAD, one whose target is no key of the array INVALID.
       cap: static, tau > 0.
       scale: static; None is 1 / sqrt(H).
       soft_cap: static; scores become `soft_cap * tanh(score / soft_cap)` before the bias.

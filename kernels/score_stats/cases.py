@@ -1,6 +1,6 @@
-"""The workloads of `score_stats`: small ones to compare, the audit's sizes to time.
+"""Workloads of `score_stats`: small test cases, and the audit's sizes to time.
 
-Those to compare have small integers for queries and keys, so that every product is exact in
+Test cases have small integers for queries and keys, so that every product is exact in
 float32 and in bfloat16 whatever the order of its sum: argmax, status and the count of active
 distractors are then the same in every implementation. Ties are frequent.
 """
@@ -17,7 +17,7 @@ from kernels.score_stats.api import IMPLEMENTATIONS, score_stats
 TEST = frozenset({"test"})
 GPU = frozenset({"gpu", "budget"})
 
-# Options of a case that are data, and not passed on as they are.
+# Options of a case that describe data, and are not passed on to the operation.
 _DATA = ("biases", "target", "segments", "start", "integers")
 
 

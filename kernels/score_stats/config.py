@@ -1,4 +1,4 @@
-"""One call of `score_stats`: its arrays, what is static, and what it returns."""
+"""Arrays, static configuration and result of one call of `score_stats`."""
 
 import dataclasses
 import enum
@@ -14,7 +14,7 @@ Array = jax.Array | np.ndarray
 
 
 class Status(enum.IntEnum):
-    """What a row is good for; the paper's counts are over ACTIVE rows (active-unsaturated)."""
+    """Status of a score row; the paper's counts are over ACTIVE rows (active-unsaturated)."""
 
     DEAD = 0  # r_* = 0, or below the smallest normal number, which may be flushed to 0
     ACTIVE = 1  # 0 < r_* and u_* below the cap
@@ -37,7 +37,7 @@ class RowStats(NamedTuple):
         Array  # Delta = z_* - max_{j != *} z_j; inf without a distractor, negative off the argmax
     )
     relative_margin: Array  # rho = Delta / u_*; with degrees, rho < 1 exactly where active > 0
-    active: Array  # int32: how many distractors get weight
+    active: Array  # int32: the number of distractors with weight
     argmax: Array  # int32: the first key of greatest score, whatever the target
     status: Array  # int32: a Status
     u_star: Array  # shifted target score u_* = z_* + b, whatever its sign

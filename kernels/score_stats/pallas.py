@@ -1,8 +1,8 @@
-"""Score statistics on a GPU through Pallas' Triton lowering: one kernel, two loops over the keys.
+"""Score statistics on a GPU by Pallas' Triton lowering: one kernel, two loops over the keys.
 
-An instance owns a tile of queries of one head and walks over the tiles of keys that it can see,
-first for the peak of its rows and then for the sums; see `tile`. Scores live in registers alone: to
-form them twice costs less than to store them. Arrays keep their `[B, T, N, H]` layout and any
+A program owns a tile of queries of one head and loops over its visible tiles of keys, first for the
+peak of its rows and then for the sums; see `tile`. Scores stay in registers: computing them twice
+costs less than storing them. Arrays keep their `[B, T, N, H]` layout and any
 length; a load past the end of an array is masked to zero and a store is masked out. The key head of
 a query head is found by its block index, so grouped heads are never copied.
 """
@@ -24,13 +24,13 @@ from kernels.score_stats.config import Call, Config, RowStats
 
 # Biases of one kernel: each holds a count and a sum per degree in registers.
 _BIASES = 4
-# A float32 product is made of multiply-adds with its operands in registers: this much of the head
-# width at a time, or they spill. A tensor core reads the whole width of bfloat16 operands.
+# A float32 product takes its operands from registers: this much of the head width at a time, or
+# they spill. A tensor core reads the whole width of bfloat16 operands.
 _FLOAT32_WIDTH = 16
 
 
 class _Inputs(NamedTuple):
-    """What the kernel reads: arrays outside of it, their specs, and the references inside."""
+    """Inputs of the kernel: arrays, their block specs, or references to them."""
 
     start_B: Any
     window_1: Any

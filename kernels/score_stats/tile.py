@@ -1,9 +1,9 @@
-"""S_p on one tile of scores: what every fast path computes, in two loops over the keys of a row.
+"""S_p on one tile of scores, for every fast path: two loops over the keys of a row.
 
 "When Does Polynomial Attention Concentrate?", section 3. S_p divides by the weight r_* of the
 target, so the target must be known before anything is summed:
 
-1. `score`: z = scale q.k, -inf where hidden. Hidden scores are never looked at again.
+1. `score`: z = scale q.k, -inf where hidden. Hidden scores have no further effect.
 2. First loop, `raise_peak`: the greatest score and the first key that has it; `peak` then reduces.
 3. `target_weight`: u_* = z_* + b, r_* = min(max(u_*, 0), tau), and 1 / r_* for the rows that have
    a target weight.
@@ -37,10 +37,10 @@ _SMALLEST = float(np.finfo(np.float32).tiny)
 
 
 class Peak(NamedTuple):
-    """What the tiles so far have shown; columns are kept apart, so that no tile is reduced.
+    """Running maximum over the tiles so far; one per column, so that no tile is reduced.
 
     Attributes:
-      top: `[..., Q, Y]`, the greatest score; inf once a NaN was met, which no valid row holds.
+      top: `[..., Q, Y]`, the greatest score; inf after a NaN, which no valid row holds.
       tile: int32 `[..., Q, Y]`, the first tile with that score.
       star: `[..., Q]`, the score of the target; None where the target is the argmax.
     """
@@ -51,7 +51,7 @@ class Peak(NamedTuple):
 
 
 class Reductions(NamedTuple):
-    """What the two loops leave of each row: `[...]`, `[X, ...]` and `[P, X, ...]`."""
+    """Results of the two loops for each row: `[...]`, `[X, ...]` and `[P, X, ...]`."""
 
     top: jax.Array
     argmax: jax.Array
@@ -77,7 +77,7 @@ def no_peak(shape: tuple[int, ...], has_target: bool) -> Peak:
 
 
 def raise_peak(peak: Peak, z: jax.Array, tile: jax.Array, is_target: jax.Array | None) -> Peak:
-    """Takes tile number `tile` into the peak; tiles come in the order of their keys."""
+    """Updates the peak by tile number `tile`; tiles come in the order of their keys."""
     # Explicit, because a GPU's maximum drops NaN and a CPU's keeps it.
     z = jnp.where(z < jnp.inf, z, jnp.inf)
     star = peak.star

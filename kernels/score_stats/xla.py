@@ -3,7 +3,7 @@
 For each block of queries, the scores of one block of keys after the other are formed, once: the
 first loop of `tile` keeps them, `[queries, S]`, for the second. A block of keys that no query of
 the block can see is neither formed nor read. The G query heads of a key head are rows of one
-matrix, so no key is copied per head, and as many batch rows go together as fit.
+matrix, so no key is copied per head, and as many batch rows run together as fit.
 """
 
 from typing import Any, NamedTuple
@@ -18,8 +18,8 @@ from kernels.core import dispatch
 from kernels.score_stats import tile
 from kernels.score_stats.config import Call, Config, RowStats
 
-# Elements: of the scores that are kept, at most about 16 MiB unless one row is longer; and of one
-# tile, small enough for a core's cache and large enough to be worth a loop's turn.
+# Elements of the stored scores, at most about 16 MiB unless one row is longer; and of one tile,
+# small enough for a core's cache and large enough for a loop iteration.
 _KEPT = 1 << 22
 _TILE = 1 << 18
 
@@ -59,7 +59,7 @@ def run(config: Config, call: Call) -> RowStats:
 
 
 def _blocks(config: Config, B: int, T: int, N: int, S: int) -> tuple[int, int, int]:
-    """(batch rows, queries, keys) that are worked on at once."""
+    """(batch rows, queries, keys) of one block."""
     Q = min(64, T)
     while Q > 8 and N * Q * S > _KEPT:
         Q //= 2
@@ -103,7 +103,7 @@ def _batch_row(
     k_JYKH = row.k_SKH.reshape(blocks, Y, K, H)
     count = row.q_TNH.shape[0] // Q
     # The same bounds for every batch row, and fixed ones for a single block of queries: if `vmap`
-    # makes them differ, each turn of a loop selects between two copies of all that it carries.
+    # makes them differ, each iteration selects between two copies of all that it carries.
     first, last = visibility.start_B.min(), visibility.start_B.max()
 
     def query_block(block):

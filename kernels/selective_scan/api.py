@@ -66,7 +66,7 @@ def selective_scan(
 
     Raises:
       ValueError: shapes that do not fit, or T = 0.
-      TypeError: a dtype that is not offered.
+      TypeError: an unsupported dtype.
     """
     size = shapes.sizes(
         OP,

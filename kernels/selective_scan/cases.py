@@ -1,4 +1,4 @@
-"""The workloads of `selective_scan`: small ones to compare, the Mamba baseline's sizes to time."""
+"""Workloads of `selective_scan`: small test cases, and the Mamba baseline's sizes to time."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""One call of `selective_scan`: its arrays, and how the fast path cuts it."""
+"""Arrays and chunk length of one call of `selective_scan`."""
 
 import dataclasses
 import math
@@ -27,14 +27,14 @@ class Call(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Steps of a chunk, and how many of them are unrolled in the compiled loop."""
+    """Steps of a chunk, and how many of them the compiled loop unrolls."""
 
     chunk: int
     unroll: int
 
 
 def config_for(T: int, target: dispatch.Target) -> Config:
-    """Chunks of about the square root of T, all but equally long."""
+    """Chunks of about the square root of T, of nearly equal length."""
     longest = max(SHORTEST_CHUNK, 2 ** round(math.log2(T) / 2))
     count = math.ceil(T / longest)
     return Config(math.ceil(T / count), 1 if target.platform == "cpu" else GPU_UNROLL)

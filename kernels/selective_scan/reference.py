@@ -13,7 +13,7 @@ from kernels.selective_scan.config import Call, Config
 
 def run(config: Config, call: Call) -> tuple[jax.Array, jax.Array]:
     """`y_BTI` without the skip, and the state after the last step, in float32."""
-    del config  # Nothing is cut.
+    del config  # There are no chunks.
     arrays = (call.u_BTI, call.delta_BTI, call.B_BTJ, call.C_BTJ)
 
     def step(h_BIJ, inputs):

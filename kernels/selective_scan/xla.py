@@ -17,7 +17,8 @@ backward pass. Here the same idea bounds the memory of plain JAX:
 So Z + C states are alive at once, of the order of the square root of T, and never T of them. Decays
 are multiplied one step at a time and never divided by.
 
-States lie as [B, J, I]: the long axis is innermost, and a sum over J is a matrix-vector product.
+The layout of a state is [B, J, I]: the long axis is innermost, and a sum over J is a matrix-vector
+product.
 """
 
 import functools
@@ -38,7 +39,7 @@ _over_I = functools.partial(jnp.einsum, "BJI,BI->BJ", precision="highest")
 
 
 def run(config: Config, call: Call) -> tuple[jax.Array, jax.Array]:
-    """As `reference.run`, which runs where T = 1 leaves nothing to cut."""
+    """As `reference.run`, which runs for T = 1."""
     T = call.u_BTI.shape[1]
     if T == 1:
         return reference.run(config, call)
@@ -140,5 +141,5 @@ def _decay(delta_BI: jax.Array, A_JI: jax.Array) -> jax.Array:
 
 
 def _float32(arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    """Cast chunk by chunk, so that no float32 copy of a whole bfloat16 sequence is made."""
+    """Cast chunk by chunk, so that no whole bfloat16 sequence is copied to float32."""
     return tuple(x.astype(jnp.float32) for x in arrays)

@@ -91,9 +91,9 @@ REFUSED = {
     "segment_ids": (_config(on=H200), (128, 64), {"segment_ids": jnp.zeros((1, 128), jnp.int32)}),
     "from position 0": (_config(on=H200), (128, 64), {"start": 1}),
     "as many queries as keys": (_config(on=H200), (128, 64), {"S": 256}),
-    "T a multiple of 128 and this is 192": (_config(on=H200), (192, 64), {}),
-    "64 or 128 wide and this is 32": (_config(on=H200), (128, 32), {}),
-    "bfloat16 and this is float32": (_config(on=H200), (128, 64), {"dtype": jnp.float32}),
+    "T to be a multiple of 128, and T = 192": (_config(on=H200), (192, 64), {}),
+    "a head width of 64 or 128, and H = 32": (_config(on=H200), (128, 32), {}),
+    "bfloat16 arrays, and q is float32": (_config(on=H200), (128, 64), {"dtype": jnp.float32}),
     "Hopper GPU and this is NVIDIA B200": (
         _config(on=dispatch.Target("gpu", "NVIDIA B200")),
         (128, 64),
@@ -103,7 +103,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("reason", REFUSED)
-def test_what_it_does_not_serve_is_told(reason):
+def test_an_unsupported_call_has_its_reason(reason):
     config, (T, H), options = REFUSED[reason]
     options = dict(options)
     dtype, S = options.pop("dtype", jnp.bfloat16), options.get("S", T)
@@ -113,7 +113,7 @@ def test_what_it_does_not_serve_is_told(reason):
 
 @pytest.mark.parametrize("options", [{}, {"causal": False}, {"window": 7}])
 @pytest.mark.parametrize("H", [64, 128])
-def test_what_it_serves_has_no_reason(H, options):
+def test_a_supported_call_has_no_reason(H, options):
     q = jax.ShapeDtypeStruct((1, 256, 2, H), jnp.bfloat16)
     assert not mosaic.unsupported_reason(
         _config(on=H200), _call(q, q, _visibility(T=256, **options))
@@ -181,7 +181,7 @@ def _forward(H):
     return run, (q, k, v, *rest)
 
 
-def test_the_public_function_runs_it_where_it_is_named_and_serves_the_call():
+def test_the_public_function_runs_it_where_named_and_supported():
     q, k, v, bias, seed, _ = jax.eval_shape(functools.partial(_inputs, 2, 2048, 4, 2, 64))
 
     def run(q, k, v, bias, seed, **options):
@@ -192,7 +192,7 @@ def test_the_public_function_runs_it_where_it_is_named_and_serves_the_call():
     with dispatch.on(H200):
         text = target.lower(run, q, k, v, bias, seed).as_text()
         assert "mosaic_gpu" in text
-        with pytest.raises(dispatch.UnavailableError, match="'mosaic' has no gate_scale"):
+        with pytest.raises(dispatch.UnavailableError, match="'mosaic' does not support gate_scale"):
             jax.eval_shape(functools.partial(run, soft_cap=30.0), q, k, v, bias, seed)
     with pytest.raises(dispatch.UnavailableError, match="needs an NVIDIA GPU and this is cpu"):
         jax.eval_shape(run, q, k, v, bias, seed)

@@ -153,7 +153,7 @@ def test_rows_that_see_no_key_are_zero_and_give_no_gradient():
     rounding.assert_within(got, _wanted(q, k, v, bias, **hidden))
 
 
-def test_one_program_serves_every_window_and_the_largest_hides_nothing():
+def test_one_program_runs_every_window_and_the_largest_hides_nothing():
     arrays = _inputs(B=1, T=70, N=1)
 
     def run(window, *arrays, implementation="pallas"):
@@ -247,7 +247,7 @@ def test_second_derivatives_are_refused():
 
 
 def test_a_head_wider_than_the_tiles_is_refused():
-    with pytest.raises(dispatch.UnavailableError, match=r"up to 256 wide and this is 320.*'xla'"):
+    with pytest.raises(dispatch.UnavailableError, match=r"at most 256, and H = 320.*'xla'"):
         jax.eval_shape(_call, *_inputs(T=3, H=320))
 
 

@@ -125,9 +125,9 @@ REFUSED = {
     "segment_ids": ({"segment_ids": jnp.zeros((1, 128), jnp.int32)}, (128, 64)),
     "from position 0": ({"start": 1}, (128, 64)),
     "as many queries as keys": ({"S": 256}, (128, 64)),
-    "T a multiple of 128 and this is 192": ({}, (192, 64)),
-    "64 or 128 wide and this is 32": ({}, (128, 32)),
-    "bfloat16 and this is float32": ({"dtype": jnp.float32}, (128, 64)),
+    "T to be a multiple of 128, and T = 192": ({}, (192, 64)),
+    "a head width of 64 or 128, and H = 32": ({}, (128, 32)),
+    "bfloat16 arrays, and q is float32": ({"dtype": jnp.float32}, (128, 64)),
     "Hopper GPU and this is NVIDIA B200": (
         {"on": dispatch.Target("gpu", "NVIDIA B200")},
         (128, 64),
@@ -137,7 +137,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("reason", REFUSED)
-def test_what_it_does_not_serve_is_told(reason):
+def test_an_unsupported_call_has_its_reason(reason):
     options, (T, H) = REFUSED[reason]
     arguments = {"dtype": jnp.bfloat16, "S": T, "on": H200} | options
     dtype, S, on = (arguments.pop(name) for name in ("dtype", "S", "on"))
@@ -148,7 +148,7 @@ def test_what_it_does_not_serve_is_told(reason):
 
 @pytest.mark.parametrize("options", [{}, {"causal": False}, {"window": 7}])
 @pytest.mark.parametrize("H", [64, 128])
-def test_what_it_serves_has_no_reason(H, options):
+def test_a_supported_call_has_no_reason(H, options):
     q = jnp.zeros((1, 256, 2, H), jnp.bfloat16)
     arguments = {"causal": True, "window": None, "segment_ids": None, "start": None} | options
     visible = visibility("row_map_attention", 1, 256, 256, **arguments)

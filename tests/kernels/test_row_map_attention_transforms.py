@@ -165,8 +165,8 @@ def test_refusals_name_what_was_found_and_the_remedy(change, error, text):
         row_map_attention(q, k, v, **arguments)
 
 
-def test_pallas_says_which_head_widths_it_serves_and_none_falls_back():
+def test_pallas_names_its_head_widths_and_none_falls_back():
     q, k, v, bias = sample(T=5, H=24)
-    with pytest.raises(dispatch.UnavailableError, match="64, 128, 256 and this is 24"):
+    with pytest.raises(dispatch.UnavailableError, match="64, 128, 256, and H = 24"):
         loss(q, k, v, bias, implementation="pallas")
     assert np.isfinite(loss(q, k, v, bias))
