@@ -1,4 +1,4 @@
-"""Reads the prototypes of a trained model: what writes to them, when they are read, what for.
+"""Analyses the prototypes of a trained model: what writes to them, and when they are read.
 
     iaj protot concepts --run=runs/speeches
     iaj protot concepts --run=runs/speeches --judge=local:FOLDER --top=20
@@ -7,12 +7,12 @@ After Prototype Transformer, section 5.1 and appendix A.8. Into `--workdir`, by 
 `concepts` of the run, it writes
 
     activations.parquet   every gate over the beginnings of documents (`collect.py`)
-    concepts.json         all statistics and the shown texts (`results.py`)
-    concepts.html         the same as a page, in one offline file
-    answers.jsonl         what a local judge answered
+    concepts.json         all statistics and the top texts (`results.py`)
+    concepts.html         the report: the same numbers as one offline page
+    answers.jsonl         the answers of a local judge
 
-`--judge=local:FOLDER` lets a language model name the themes, `--judge=cached:FILE` takes its
-answers from a file. A command that was killed is given again; only answers are not asked anew.
+`--judge=local:FOLDER` has a language model name the themes, `--judge=cached:FILE` takes answers
+from a file. A killed command starts again from the beginning, but keeps the answers of its judge.
 """
 
 import dataclasses
@@ -37,28 +37,30 @@ from protot_jax.run_options import RunOptions
 from protot_jax.saved_run import DATA, TrainedModel
 
 FOLDER = "concepts"
-TWIN = "concepts.json"
+RESULT = "concepts.json"
 PAGE = "concepts.html"
 ANSWERS = "answers.jsonl"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(RunOptions):
-    """The texts that are read, and how the report is made of them."""
+    """The texts to analyse, and the settings of the report."""
 
     split: Literal["train", "validation", "test"] = option(
         "validation", "split of the run's prepared data"
     )
-    texts: int = option(4_000, "greatest number of documents to read", least=2)
+    texts: int = option(4_000, "maximum number of documents to read", least=2)
     length: int = option(
         32,
-        "number of tokens of each document, the mark of its beginning included",
+        "number of tokens of each document, its beginning-of-sequence token included",
         least=collect.LEAST + 1,
     )
     batch_size: int = option(64, "number of documents in one forward pass", least=1)
     top: int = option(10, "number of texts and of tokens to show of each prototype", least=1)
     rank_by: RankBy = option("mean", "statistic of the write gate that ranks a prototype's texts")
-    judge: str = option("null", "who names the themes: null for none, local:FOLDER or cached:FILE")
+    judge: str = option(
+        "null", "judge that names the themes: null for none, local:FOLDER or cached:FILE"
+    )
     resamples: int = option(
         1_000, "number of bootstrap samples, and of permutations of each test", least=99
     )
@@ -77,7 +79,7 @@ def report(
     """Writes the files into an open work folder, and returns the data of the report.
 
     Args:
-      model: to be read.
+      model: to be analysed.
       data: the prepared folder of its run.
       folder: to write into.
       settings: of the analysis.
@@ -111,42 +113,41 @@ def report(
     texts = collect.collect(
         model, examples, activations, texts=settings.texts, batch_size=batch_size
     )
-    made = report_data.build_report_data(model, texts, activations, settings, judge)
-    write_json(folder / TWIN, made)
+    result = report_data.build_report_data(model, texts, activations, settings, judge)
+    write_json(folder / RESULT, result)
     provenance = read_json(folder / PROVENANCE_FILE)
-    write_bytes(folder / PAGE, report_page.render(made, provenance=provenance).encode())
-    return made
+    write_bytes(folder / PAGE, report_page.render(result, provenance=provenance).encode())
+    return result
 
 
-def format_report(made: ConceptReport) -> str:
-    """The report in a few lines, for a terminal."""
-    model, settings = made.model, made.settings
-    half_lives = [each.half_life or float("inf") for each in made.prototypes]
+def format_report(result: ConceptReport) -> str:
+    """Summary of the report for a terminal."""
+    model, settings = result.model, result.settings
+    half_lives = [each.half_life or float("inf") for each in result.prototypes]
     quartiles = np.quantile(half_lives, [0.0, 0.25, 0.5, 0.75, 1.0], method="nearest")
     lines = [
         f"{settings.texts:,} texts of the {settings.split} split, {settings.tokens:,} "
         f"tokens, perplexity {model.perplexity:.1f}; {model.layers} layers of "
         f"{model.prototypes} prototypes",
-        "half-life {:.2f} to {:.2f} to {:.2f} to {:.2f} to {:.2f} tokens by quartiles".format(
-            *quartiles
-        ),
+        "half-life in tokens, minimum, quartiles, maximum: {:.2f}, {:.2f}, {:.2f}, {:.2f}, "
+        "{:.2f}".format(*quartiles),
     ]
     lines += [
-        "layer {layer} writes: top gate {top_1:.2f}, L1 ratio {l1_ratio:.1f}, Gini {gini:.2f}, "
-        "entropy {entropy:.2f}, MI {mutual_information:.2f} (by chance "
+        "layer {layer}, write gates: largest {top_1:.2f}, L1 ratio {l1_ratio:.1f}, "
+        "Gini {gini:.2f}, entropy {entropy:.2f}, MI {mutual_information:.2f} (by chance "
         "{mutual_information_by_chance:.2f}), dead {dead}".format(
             layer=layer.layer, **dataclasses.asdict(layer.write)
         )
-        for layer in made.layers
+        for layer in result.layers
     ]
-    lag, related = made.lag, made.half_life_repetition
-    lines.append(f"read one token before write, lead over lag 0: {_tested(lag.lead)}")
-    lines.append(f"the same less that of its neighbours' reads: {_tested(lag.own_lead)}")
+    lag, related = result.lag, result.half_life_repetition
+    lines.append(f"reading one token before writing, lead over lag 0: {_tested(lag.lead)}")
+    lines.append(f"the same, lead over other prototypes: {_tested(lag.own_lead)}")
     if lag.peaks_one_before is not None:
         peak = lag.lags[int(np.argmax(np.asarray(lag.mean, float)))]
         lines.append(
-            f"{lag.peaks_one_before:.0%} of prototypes peak one token before write, the mean of "
-            f"all at lag {peak:+d}"
+            f"reading peaks one token before writing for {lag.peaks_one_before:.0%} of prototypes, "
+            f"in the mean over prototypes at lag {peak:+d}"
         )
     lines.append(
         f"half-life and token repetition, within layers: Spearman {_tested(related.spearman)}"
@@ -205,7 +206,7 @@ def main(arguments: cli.Arguments) -> None:
             mark_finished(work.path)
             if isinstance(judged, judge.PromptedJudge):
                 print(judged.summary())
-        print(format_report(load_result(work.path / TWIN, ConceptReport)))
+        print(format_report(load_result(work.path / RESULT, ConceptReport)))
         print(work.path / PAGE)
 
 

@@ -1,4 +1,4 @@
-"""Runs a model over the beginnings of documents and keeps every gate, in one parquet file.
+"""Runs a model over the beginnings of documents and stores every gate in a parquet file.
 
 Prototype Transformer, section 5.1. A text is the beginning of a document, cut to one length, that
 has at least `LEAST` tokens besides the marks around a document. `activations.parquet` has one row
@@ -8,13 +8,13 @@ per token that the model read, text by text:
     document    int64    number of its document in the split
     position    int32    in the text, from 0
     token       int32    id
-    mark        bool     `<bos>`, `<eos>` or `<eot>`, which counts in no statistic
+    mark        bool     `<bos>`, `<eos>` or `<eot>`, which no statistic counts
     loss        float32  -log p(token | tokens before it) in nats; null for the first of a text
     write_<l>   float16  [R], write gates of layer l = 0, 1, ...
     read_<l>    float16  [R], read gates
 
-Gates are read back a layer at a time, so that memory holds one batch of all layers, or all texts of
-one layer.
+Gates are read back one layer at a time, so that memory holds either one batch of all layers or all
+texts of one layer.
 """
 
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ from lm_jax.text.tokenizer_training import BOS, END_OF_TEXT, EOS, PAD
 from protot_jax.saved_run import TrainedModel
 
 ACTIVATIONS = "activations.parquet"
-# A shorter beginning says little about a concept; as the released code.
+# Shorter texts say little about a concept; the same limit as in the released code.
 LEAST = 5
 GATES = ("write", "read")
 
@@ -53,8 +53,8 @@ class Texts:
 
     Attributes:
       document_N: number of the document in its split.
-      token_NT: ids, 0 behind the end.
-      token_mask_NT: true for tokens that statistics count: no padding, no marks.
+      token_NT: ids, 0 after the end.
+      token_mask_NT: true for tokens that statistics count: neither padding nor marks.
       loss_NT: nats; NaN where nothing was predicted.
     """
 
@@ -65,7 +65,7 @@ class Texts:
 
     @property
     def read_NT(self) -> np.ndarray:
-        """True for what the model read, marks included."""
+        """True for tokens that the model read, marks included."""
         return self.token_NT != 0
 
     def perplexity(self, text: int | slice) -> float:
@@ -82,20 +82,20 @@ def collect(
     texts: int,
     batch_size: int,
 ) -> Texts:
-    """Writes the gates of the first `texts` long enough beginnings, or of as many as there are.
+    """Writes the gates of the first `texts` texts that are long enough, or of all if fewer.
 
     Args:
       model: with prototypes.
       examples: beginnings of documents, `mode="truncate"`.
-      path: of the parquet file, which is there whole or not at all.
-      texts: at most so many.
+      path: of the parquet file, which is written whole or not.
+      texts: their maximum number.
       batch_size: texts of one forward pass.
 
     Raises:
       UsageError: the model has no prototypes.
       BadInputError: no document is long enough.
       StorageError: the file cannot be written.
-      StoppedError: the command was asked to stop; nothing is kept.
+      StoppedError: the command was asked to stop; no file is left.
     """
     schema = _schema(model.cfg.num_layers, model.prototypes.num_prototypes)
     results: list[Texts] = []
@@ -127,7 +127,7 @@ def collect(
 
 
 def gates_of_layer(path: str | os.PathLike[str], texts: Texts, gate: str, layer: int) -> np.ndarray:
-    """Reads the write or read gates of one layer back, float32 `[N, T, R]`, 0 behind the end."""
+    """Reads the write or read gates of one layer, float32 `[N, T, R]`, 0 after the end."""
     name = f"{gate}_{layer}"
     column = pq.read_table(path, columns=[name])[name].combine_chunks()
     values = column.flatten().to_numpy(zero_copy_only=False)
@@ -137,7 +137,7 @@ def gates_of_layer(path: str | os.PathLike[str], texts: Texts, gate: str, layer:
 
 
 def marks(tokenizer: Tokenizer) -> np.ndarray:
-    """The ids that stand at the ends of documents, and padding."""
+    """Ids of the tokens that mark the ends of documents, and of padding."""
     named = (tokenizer.backend.token_to_id(mark) for mark in (PAD, BOS, EOS, END_OF_TEXT))
     ids = {0, tokenizer.bos_id, tokenizer.eos_id, *named}
     return np.array(sorted(i for i in ids if i is not None))
@@ -146,7 +146,7 @@ def marks(tokenizer: Tokenizer) -> np.ndarray:
 def _long_enough(
     examples: Examples, marks: np.ndarray, texts: int, batch_size: int
 ) -> Iterator[Texts]:
-    """The texts in the order of the split, up to `batch_size` at a time, losses still NaN."""
+    """Texts in the order of the split, up to `batch_size` at a time, with losses of NaN."""
     batches = OnePass(examples, batch_size=batch_size)
     for k in range(batches.per_epoch):
         batch = batches.at(k)
@@ -205,7 +205,7 @@ def _rows(part: Texts, first: int, gates: dict[str, np.ndarray], schema: pa.Sche
         pa.array(part.loss_NT[read_NT], from_pandas=True),
     ]
     for gates_BTR in (gates[gate][layer] for layer in range(len(gates["write"])) for gate in GATES):
-        # By numpy: for a CPU that has no instruction for it, XLA may not compile the conversion.
+        # By numpy: XLA may not compile the conversion for a CPU without an instruction for it.
         gate_MR = gates_BTR[: len(read_NT)][read_NT].astype(np.float16)
         values = pa.array(gate_MR.ravel())
         columns.append(pa.FixedSizeListArray.from_arrays(values, gates_BTR.shape[-1]))

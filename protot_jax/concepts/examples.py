@@ -1,4 +1,4 @@
-"""The texts that a report shows, in the words that a person reads."""
+"""The texts of a concept report, decoded and split into words."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -15,8 +15,8 @@ from protot_jax.concepts.results import Text
 class Words:
     """A text in tokens and in words.
 
-    `words` joined by nothing give the text; a word begins with the space before it. `word_of` says
-    which word each token is of.
+    The concatenation of `words` is the text; a word begins with the space before it. `word_of` is
+    the index of the word that each token belongs to.
     """
 
     tokens: tuple[str, ...]
@@ -30,7 +30,7 @@ class Words:
 
 
 def words(tokenizer: Tokenizer, ids: Sequence[int]) -> Words:
-    """Decodes a text piece by piece; a piece that begins with white space begins a word."""
+    """Decodes a text token by token; a token that begins with white space begins a word."""
     stream = DecodeStream(skip_special_tokens=False)
     results: list[str] = []
     word_of = []
@@ -47,28 +47,25 @@ def words(tokenizer: Tokenizer, ids: Sequence[int]) -> Words:
 
 
 def spelled(tokenizer: Tokenizer, token: int) -> str:
-    """A token by itself: its text, or its spelling in the vocabulary where it has none."""
+    """The text of a single token, or its spelling in the vocabulary where it has no text."""
     return tokenizer.decode([token]).strip() or tokenizer.token(token)
 
 
-class Shown:
-    """Texts of the report, each once, in the order in which they were asked for.
-
-    `entries` are the `texts` of the report.
-    """
+class ReportTexts:
+    """The `texts` of a report, each once, in the order in which `index` first asked for them."""
 
     def __init__(self, tokenizer: Tokenizer, texts: Texts) -> None:
         self._tokenizer, self._texts = tokenizer, texts
-        self._places: dict[int, int] = {}
+        self._index: dict[int, int] = {}
         self._words: list[Words] = []
         self.entries: list[Text] = []
 
-    def place(self, text: int) -> int:
-        """The index in `entries` of the text of this number."""
-        if text not in self._places:
+    def index(self, text: int) -> int:
+        """The index in `entries` of an analysed text, which is added if it is new."""
+        if text not in self._index:
             texts = self._texts
             split = words(self._tokenizer, texts.token_NT[text][texts.token_mask_NT[text]])
-            self._places[text] = len(self.entries)
+            self._index[text] = len(self.entries)
             self._words.append(split)
             self.entries.append(
                 Text(
@@ -79,15 +76,15 @@ class Shown:
                     perplexity=texts.perplexity(text),
                 )
             )
-        return self._places[text]
+        return self._index[text]
 
     def marked(
-        self, shown: Sequence[tuple[int, Sequence[float] | np.ndarray]]
+        self, gates: Sequence[tuple[int, Sequence[float] | np.ndarray]]
     ) -> list[tuple[tuple[str, ...], list[float]]]:
-        """What a judge sees of some texts: their words, with the mean write gate of each.
+        """The words of some texts with the mean write gate of each word, as input of a judge.
 
         Args:
-          shown: of each an index in `entries`, and the write gate of each of its tokens.
+          gates: for each text its index in `entries`, and the write gate of each of its tokens.
         """
-        pairs = ((self._words[text], np.asarray(write)) for text, write in shown)
+        pairs = ((self._words[text], np.asarray(write)) for text, write in gates)
         return [(split.words, split.means(write_T)) for split, write_T in pairs]

@@ -1,15 +1,16 @@
-"""Judges: what the texts of a prototype share, put into words and scores by another model.
+"""Judges: another model names and scores the theme that a prototype's top texts share.
 
 After section 5.1 and appendix A.10 of the paper, which describe the idea (automated interpretation,
 Bricken et al., 2023; Paulo et al., 2024) and its rubric; the wording of the prompt is ours.
 
-1. `prompt` sets out the texts that a prototype writes most, its strongest words marked.
-2. A judge answers it. `make` knows three: "null" says nothing, "cached:FILE" looks the answer up,
-   "local:FOLDER" runs a language model here. Whatever has `name` and `label` is a judge too.
-3. `parse` reads the one JSON object of the answer, fenced or with words around it as chat models
-   give it. What cannot be read is counted, and is no label.
+1. `prompt` lists the texts that a prototype writes most, with their strongest words marked.
+2. A judge answers it. `build_judge` knows three: "null" gives no labels, "cached:FILE" looks the
+   answer up, "local:FOLDER" runs a language model on this machine. Any object with `name` and
+   `label` can be a judge too.
+3. `parse` reads the one JSON object of the answer, which may be fenced or have words around it, as
+   chat models write it. An answer that cannot be read is counted and gives no label.
 
-`scores.py` sets the scores beside those of random texts.
+`scores.py` compares the scores with those of random texts.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +37,7 @@ from protot_jax.concepts.results import Label
 
 KINDS = ("null", "cached:FILE", "local:FOLDER")
 SCORES = ("disentanglement", "coverage", "themes")
-# The paper shows an evaluator ten texts; more would also outgrow a small model.
+# The paper gives an evaluator ten texts; more would also exceed the context of a small model.
 MOST_TEXTS = 10
 # Share of a text's words that is marked. The released script marks 80 %, which hides the pattern;
 # the paper's own example marks about this much.
@@ -47,7 +48,7 @@ _LENGTH_STEP = 64
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 # The words of a text and their gates, in order.
-Shown = tuple[Sequence[str], Sequence[float]]
+MarkedText = tuple[Sequence[str], Sequence[float]]
 
 _RUBRIC = """\
 One part of a language model answers to some texts far more than to others. Below are {count} \
@@ -74,10 +75,10 @@ class Judge(Protocol):
 
     @property
     def name(self) -> str:
-        """Who judges, for the report."""
+        """The name of the judge in the report."""
         ...
 
-    def label(self, shown: Sequence[Shown]) -> Label | None:
+    def label(self, texts: Sequence[MarkedText]) -> Label | None:
         """The label of these texts, strongest first, or None."""
         ...
 
@@ -88,16 +89,16 @@ class NullJudge:
 
     name: str = "null"
 
-    def label(self, shown: Sequence[Shown]) -> None:
+    def label(self, texts: Sequence[MarkedText]) -> None:
         """None."""
-        del shown
+        del texts
 
 
 @dataclasses.dataclass
 class PromptedJudge:
-    """A judge made of a function from a prompt to an answer, or to None where there is none.
+    """A judge that calls a function from a prompt to an answer, or to None where there is none.
 
-    Counts what it was asked, what stayed unanswered, and which answers could not be read.
+    Counts the prompts, those without an answer, and the answers that could not be read.
     """
 
     name: str
@@ -106,12 +107,12 @@ class PromptedJudge:
     unanswered: int = 0
     unreadable: int = 0
 
-    def label(self, shown: Sequence[Shown]) -> Label | None:
-        """The parsed answer; None, counted and logged, where it lacks or does not parse."""
-        if not shown:
+    def label(self, texts: Sequence[MarkedText]) -> Label | None:
+        """The parsed answer; None, counted and logged, where it is missing or does not parse."""
+        if not texts:
             return None
         self.asked += 1
-        answer = self.ask(prompt(shown))
+        answer = self.ask(prompt(texts))
         if answer is None:
             self.unanswered += 1
             return None
@@ -123,11 +124,11 @@ class PromptedJudge:
             return None
 
     def summary(self) -> str:
-        """One sentence on how many labels came of it."""
-        given = self.asked - self.unanswered - self.unreadable
+        """One sentence on how many prototypes were labelled."""
+        labelled = self.asked - self.unanswered - self.unreadable
         return (
-            f"{self.name} labelled {given} of {self.asked}: {self.unanswered} had no answer, "
-            f"{self.unreadable} answers were not the JSON that was asked for."
+            f"{self.name} labelled {labelled} of {self.asked}: {self.unanswered} had no answer, "
+            f"{self.unreadable} answers were not the requested JSON."
         )
 
 
@@ -138,12 +139,12 @@ def build_judge(name: str, *, answers: str | os.PathLike[str] | None = None) -> 
       name: "null"; "cached:FILE", a file of answers (`Answers`), in which a missing answer is no
         label and its prompt is written to FILE.missing; "local:FOLDER", a model that
         `lm_jax.load_pretrained` takes (greedy).
-      answers: where a local judge adds its answers and finds those of an interrupted run; None
-        keeps them nowhere.
+      answers: file to which a local judge adds its answers, and where it finds those of an
+        interrupted run; None for no file.
 
     Raises:
-      UsageError: no such judge.
-      BadInputError: a file or model that cannot be used.
+      UsageError: `name` is not one of the three.
+      BadInputError: the file or the model cannot be used.
     """
     kind, colon, place = name.partition(":")
     if name == "null":
@@ -160,7 +161,8 @@ def cached(file: str | os.PathLike[str]) -> PromptedJudge:
     file = Path(file)
     if not file.is_file():
         raise BadInputError(
-            f"{file} is no file of answers; name one, or make an empty one to collect the prompts"
+            f"{file} is not a file of answers; name one, or create an empty one to collect the "
+            "prompts"
         )
     stored = Answers(file)
     missing = file.with_name(f"{file.name}.missing")
@@ -182,14 +184,14 @@ def local(
     sampling: Sampling = GREEDY,
     max_new_tokens: int = 256,
 ) -> PromptedJudge:
-    """A judge that runs a language model here: greedy, unless `sampling` says otherwise.
+    """A judge that runs a language model on this machine, greedily unless `sampling` differs.
 
-    A chat model is asked in its own template. A base model continues the prompt, and its answer
-    ends with the first "}", for it does not stop by itself. An answer that `answers` already holds
-    from the same weights is not asked for again.
+    A chat model is prompted in its own template. A base model continues the prompt, and its answer
+    ends with the first "}", because it does not stop by itself. A prompt whose answer by the same
+    weights is in `answers` is not asked again.
 
-    A model must be large enough to keep to the form that it is asked for: of SmolLM2-135M no answer
-    could be read.
+    The model must be large enough to follow the requested format: no answer of SmolLM2-135M could
+    be read.
     """
     model = load_pretrained(source)
     if model.tokenizer is None:
@@ -204,9 +206,9 @@ def local(
         if known is not None:
             return known
         stop_flag.check("while asking the judge")
-        # A key of its own for every prompt, so that the order of asking does not matter.
+        # A random key per prompt, so that the order of the prompts does not matter.
         key = jax.random.key(int(digest(text)[:8], 16))
-        (made,) = generate(
+        (answer_ids,) = generate(
             model.params,
             [_prompt_ids(tokenizer, text)],
             model.cfg,
@@ -215,7 +217,7 @@ def local(
             key=key,
             stop_id=tokenizer.eos_id,
         )
-        answer = tokenizer.decode(made, skip_special_tokens=True)
+        answer = tokenizer.decode(answer_ids, skip_special_tokens=True)
         if tokenizer.chat_template is None:
             head, brace, _ = answer.partition("}")
             answer = head + brace
@@ -226,34 +228,33 @@ def local(
     return PromptedJudge(name, ask)
 
 
-def prompt(shown: Sequence[Shown]) -> str:
-    """What a judge is asked about these texts, of which it sees the first ten."""
-    texts = []
-    for count, (words, gates) in enumerate(shown[:MOST_TEXTS], 1):
+def prompt(texts: Sequence[MarkedText]) -> str:
+    """The prompt about a prototype's texts, of which the first ten are included."""
+    parts = []
+    for count, (words, gates) in enumerate(texts[:MOST_TEXTS], 1):
         strongest = _strongest(gates)
-        # One line each: the line is what separates the texts.
+        # One line each, because line ends separate the texts.
         bare = [" ".join(word.split()) for word in words]
         text = " ".join(
             f"«{word}»" if place in strongest else word for place, word in enumerate(bare) if word
         )
         marked = ", ".join(bare[place] for place in sorted(strongest) if bare[place])
-        texts.append(f"Text {count}: {text}\nMarked in text {count}: {marked or 'nothing'}\n")
-    return "\n".join([_RUBRIC.format(count=len(texts)), *texts])
+        parts.append(f"Text {count}: {text}\nMarked in text {count}: {marked or 'nothing'}\n")
+    return "\n".join([_RUBRIC.format(count=len(parts)), *parts])
 
 
 def parse(answer: str) -> Label:
-    """The label that an answer holds: one JSON object, these fields, scores from 1 to 10.
+    """Parses the label of an answer: one JSON object with theme, explanation and scores 1 to 10.
 
-    Words before and after the object, and a fence around it, are passed over.
+    Words before and after the object, and a fence around it, are ignored.
 
     Raises:
-      BadInputError: there is no object or more than one, or it is another one.
+      BadInputError: there is no object or more than one, or its fields are wrong.
     """
     objects = _objects(answer)
     if len(objects) != 1:
         raise BadInputError(
-            f"answer {_cut(answer)} holds {len(objects)} JSON objects where one is wanted; ask "
-            "again"
+            f"answer {_cut(answer)} has {len(objects)} JSON objects instead of one; ask again"
         )
     (label,) = objects
     wanted = {"theme", "explanation", *SCORES}
@@ -280,7 +281,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _objects(answer: str) -> list[dict[str, Any]]:
-    """The JSON objects of a text that are in no other; none where a brace belongs to no object."""
+    """The outermost JSON objects of a text; none if any brace opens no valid object."""
     result, decoder = [], json.JSONDecoder()
     start = answer.find("{")
     while start >= 0:
@@ -295,7 +296,7 @@ def _objects(answer: str) -> list[dict[str, Any]]:
 
 
 def _strongest(gates: Sequence[float]) -> set[int]:
-    """Places of the largest gates, a fifth of them and at least one; a gate of 0 is never one."""
+    """Indices of the largest gates: a fifth of all, at least one, and never a gate of 0."""
     most = math.ceil(MARKED * len(gates))
     order = sorted(range(len(gates)), key=lambda place: -gates[place])
     return {place for place in order[:most] if gates[place] > 0}
@@ -304,8 +305,8 @@ def _strongest(gates: Sequence[float]) -> set[int]:
 def _prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     """Token ids of a prompt, in the chat template where there is one.
 
-    The text itself is encoded as plain text, so that "<|im_end|>" in it ends nothing. Newlines in
-    front bring the length to a multiple, because a program is compiled for every length.
+    The text itself is encoded as plain text, so that "<|im_end|>" in it is not a special token.
+    Newlines in front pad the length to a multiple, because each length compiles another program.
     """
     ids = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
     before, after = _frame(tokenizer)
@@ -320,7 +321,7 @@ def _frame(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     if tokenizer.chat_template is None:
         bos = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
         return bos, encode("\nJSON: ")
-    # A template is a program of whoever made the model.
+    # A template is a program by the author of the model, and not trusted.
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     special = {
         f"{kind}_token": "" if i is None else tokenizer.token(i)
@@ -333,7 +334,7 @@ def _frame(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     before, result, after = framed.partition(place)
     if not result:
         raise BadInputError(
-            "the model's chat template leaves out the message; use a model that takes one"
+            "the model's chat template leaves out the message; use a model whose template has it"
         )
     return encode(before), encode(after)
 

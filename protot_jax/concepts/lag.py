@@ -1,26 +1,26 @@
-"""Whether a prototype is read one token before it is written.
+"""Cross-correlation of read and write gates: is a prototype read one token before it is written?
 
-Prototype Transformer, section 5.1 and Fig. 3, shows the pattern on chosen sequences. Here it is two
-statistics over all prototypes, each with an interval and a p of its own hypothesis.
+Prototype Transformer, section 5.1 and Fig. 3, shows the pattern on chosen sequences. Here two
+statistics over all prototypes test it, each with an interval and a p of its own hypothesis.
 
-1. Of each gate the mean of its text is taken away, so that a text about the prototype's theme does
-   not count as agreement at every lag.
+1. The mean over its text is subtracted from each gate, so that a text about the prototype's theme
+   does not count as correlation at every lag.
 2. c_k(r, s) is the correlation of the write gate of prototype r at i with the read gate of s at
    i + k, over all pairs inside a text. Its cross-correlation is c_k(r, r) for k = -5..5: a peak at
    k = -1 is a read one token before the write.
 3. `lead` is the mean over prototypes of c_-1(r, r) - c_0(r, r). Hypothesis: it is 0 for these
-   prototypes. Texts are drawn with replacement, and interval and p are those of this bootstrap.
+   prototypes. Interval and p are from a bootstrap that draws texts with replacement.
 4. `own_lead` is the mean over prototypes of c_-1(r, r) - c_0(r, r) less its mean over the read
    gates s of the other prototypes of the layer. Hypothesis: it is 0, so that a prototype's own read
-   gate leads its write gate as any other's does. Read gates change owners within each layer; every
-   series stays whole, on the same texts. The interval holds the differences that this test does
-   not reject.
+   gate leads its write gate as any other read gate does. The test permutes read gates among the
+   prototypes of each layer; every series stays whole, on the same texts. The interval holds the
+   differences that this test does not reject.
 
-The two answer different questions. Where every read gate foretells every write gate, the lead is
-large and the own lead 0. Where everything peaks at lag 0, but a prototype's own gates less than
-its neighbours', the lead is below 0 and the own lead above.
+The two statistics answer different questions. Where every read gate precedes every write gate, the
+lead is large and the own lead 0. Where every correlation peaks at lag 0, but that of a prototype's
+own gates less than those with other prototypes, the lead is negative and the own lead positive.
 
-A first layer with shared routing takes no part: its read gate is its write gate.
+A first layer with shared routing is left out: its read gate is its write gate.
 """
 
 from collections.abc import Sequence
@@ -48,8 +48,8 @@ class LayerLag:
     Attributes:
       correlation_RK: of each prototype's own gates, at all lags.
       lead_RR: c_-1 - c_0 of writes (rows) with reads.
-      sums_N6R: of each text for lag -1 and then 0, the sums over pairs of products of a prototype's
-        own gates, of squares of its write gate, and of squares of its read gate.
+      sums_N6R: for each text, for lag -1 and then 0, the sums over pairs of the products of a
+        prototype's own gates, of the squares of its write gate, and of those of its read gate.
     """
 
     correlation_RK: np.ndarray
@@ -59,14 +59,14 @@ class LayerLag:
 
 @dataclasses.dataclass(frozen=True)
 class LagTests:
-    """Both statistics of the head of this file."""
+    """The lead and the own lead, as defined in the docstring of this module."""
 
     lead: Tested
     own_lead: Tested
 
 
 def of_layer(write_NTR: np.ndarray, read_NTR: np.ndarray, token_mask_NT: np.ndarray) -> LayerLag:
-    """Correlations of one layer's gates; tokens that do not count make no pairs."""
+    """Cross-correlations of one layer's gates, over pairs of counted tokens."""
     write_NTR, read_NTR = (_centred(gate, token_mask_NT) for gate in (write_NTR, read_NTR))
     correlations, sums = {}, {}
     for k in LAGS:
@@ -84,7 +84,7 @@ def tests(layers: Sequence[LayerLag], *, resamples: int, seed: int) -> LagTests:
 
     Args:
       layers: of one model over the same texts.
-      resamples: bootstrap samples, and permutations.
+      resamples: number of bootstrap samples, and of permutations.
       seed: of both.
     """
     defined = [np.isfinite(np.diagonal(layer.lead_RR)) for layer in layers]
@@ -106,7 +106,7 @@ def tests(layers: Sequence[LayerLag], *, resamples: int, seed: int) -> LagTests:
         bootstrap_counts(texts, resamples, seed),
     )
     lead = Tested(value, *percentiles(replicates_S), bootstrap_p(replicates_S), prototypes, texts)
-    # A prototype alone in its layer has no neighbours.
+    # A prototype alone in its layer has no others to compare with.
     leads = [lead_RR for lead_RR in leads if len(lead_RR) > 1]
     return LagTests(lead, _own_lead(leads, texts, resamples, seed))
 
@@ -118,7 +118,7 @@ def _resampled(sums: Sequence[np.ndarray], counts_SN: np.ndarray) -> np.ndarray:
         N, _, R = sums_N6R.shape
         sums_S6R = (counts_SN @ sums_N6R.reshape(N, -1)).reshape(-1, 6, R)
         before, write_before, read_before, at, write_at, read_at = np.moveaxis(sums_S6R, 1, 0)
-        # A gate that varies in a few texts alone may vary in none of a sample.
+        # A gate that varies in few texts may be constant in a whole sample.
         with np.errstate(invalid="ignore", divide="ignore"):
             leads.append(
                 before / np.sqrt(write_before * read_before) - at / np.sqrt(write_at * read_at)
@@ -130,12 +130,12 @@ def _resampled(sums: Sequence[np.ndarray], counts_SN: np.ndarray) -> np.ndarray:
 
 
 def _own_lead(leads: Sequence[np.ndarray], texts: int, permutations: int, seed: int) -> Tested:
-    """The test by changing owners, and the interval of what it does not reject.
+    """Permutation test of the own lead, and the interval of the values that it does not reject.
 
-    Were every prototype's own lead greater by d than its neighbours', the test would be one of
-    lead_RR less d on the diagonal. A change of owners that keeps Q - moved of the Q diagonal
-    entries has there a sum as great as the present one if d >= (own sum - its sum) / moved. So the
-    test of every d is a count of these quotients.
+    The hypothesis that every prototype's own lead is greater by d than those of the others is
+    tested on lead_RR less d on the diagonal. A permutation that keeps Q - moved of the Q diagonal
+    entries has a sum as large as the observed one if d >= (own sum - its sum) / moved. So the test
+    of every d is a count of these quotients.
     """
     Q = sum(map(len, leads))
     if not Q:
@@ -163,7 +163,7 @@ def _own_lead(leads: Sequence[np.ndarray], texts: int, permutations: int, seed: 
 
 
 def _centred(gate_NTR: np.ndarray, token_mask_NT: np.ndarray) -> np.ndarray:
-    """Deviation from the text's mean, 0 where a token does not count."""
+    """Gates less their mean over the text, 0 where a token does not count."""
     counted_NT1 = token_mask_NT[..., None].astype(gate_NTR.dtype)
     sums_N1R = (gate_NTR * counted_NT1).sum(1, keepdims=True)
     return (gate_NTR - sums_N1R / counted_NT1.sum(1, keepdims=True)) * counted_NT1
@@ -172,7 +172,7 @@ def _centred(gate_NTR: np.ndarray, token_mask_NT: np.ndarray) -> np.ndarray:
 def _pairs(
     write_NTR: np.ndarray, read_NTR: np.ndarray, token_mask_NT: np.ndarray, k: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Write gates, and read gates k tokens later; 0 where one of the two does not count."""
+    """Write gates, and read gates k tokens later; 0 where either token does not count."""
     T = token_mask_NT.shape[1]
     at, read_at = slice(max(0, -k), T - max(0, k)), slice(max(0, k), T - max(0, -k))
     both_NT1 = (token_mask_NT[:, at] & token_mask_NT[:, read_at])[..., None]
@@ -182,7 +182,7 @@ def _pairs(
 def _correlations(write_NTR: np.ndarray, read_NTR: np.ndarray) -> np.ndarray:
     """Correlation of every write gate (rows) with every read gate (columns), over all pairs.
 
-    Sums of squares are over the pairs alone, so that a longer lag is not drawn towards 0.
+    Sums of squares are over the same pairs, so that long lags are not biased towards 0.
     """
     R = write_NTR.shape[-1]
     squares = (np.square(gate).sum((0, 1), dtype=np.float64) for gate in (write_NTR, read_NTR))
@@ -193,6 +193,6 @@ def _correlations(write_NTR: np.ndarray, read_NTR: np.ndarray) -> np.ndarray:
 
 
 def _sums(write_NTR: np.ndarray, read_NTR: np.ndarray) -> list[np.ndarray]:
-    """Of each text: products of a prototype's own gates, and squares of either, `[N, R]`."""
+    """Sums per text of write * read, write^2 and read^2 of each prototype, `[N, R]` each."""
     pairs = ((write_NTR, read_NTR), (write_NTR, write_NTR), (read_NTR, read_NTR))
     return [np.einsum("NTR,NTR->NR", x, y, dtype=np.float64) for x, y in pairs]

@@ -1,20 +1,19 @@
-"""Whether prototypes that forget soon repeat the same tokens.
+"""Relation of half-life and token repetition: do prototypes of short half-life repeat tokens?
 
 Prototype Transformer, appendix A.8, Table 21: Spearman's correlation of half-life with token
 repetition, and the mean repetition in quartiles of half-life with Cohen's d of the first against
-the last, over all prototypes of a model. Half-life and repetition may each go with depth, which
-makes such a correlation without any relation between the two. So those numbers are given as the
-paper has them, and what is tested compares the prototypes of a layer with one another:
+the last, over all prototypes of a model. Half-life and repetition may both change with depth, which
+correlates them without any other relation. So those numbers are reported as in the paper but not
+tested, and the tests compare the prototypes of one layer:
 
 1. `spearman`: correlation of the ranks of half-life and repetition, both ranked in their layer.
 2. `cohens_d`: of repetition less the mean of the layer, shortest against longest quarter of
    half-lives in each layer.
-3. p: repetition changes owners within each layer. Hypothesis: in no layer is it related to
-   half-life.
-4. Interval: each resample draws half of the texts, which gives other repetition scores, and then
+3. p: repetition is permuted within each layer. Hypothesis: it is related to half-life in no layer.
+4. Interval: each resample draws half of the texts, which changes the repetition scores, and then
    prototypes of each layer with replacement.
 
-What cannot be computed, as a correlation with a constant, is NaN.
+A value that cannot be computed, such as a correlation with a constant, is NaN.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,7 +37,7 @@ class Locality:
 
     Attributes:
       spearman, cohens_d: within layers, tested.
-      overall_spearman, overall_cohens_d: over all prototypes, as the paper's, depth included.
+      overall_spearman, overall_cohens_d: over all prototypes, as in the paper, depth included.
       quartiles: mean repetition by quartile of half-life over all prototypes, short ones first, as
         Table 21; NaN for an empty one.
     """
@@ -66,7 +65,7 @@ def half_life_repetition(
       repetition_Q: from all texts.
       layer_Q: the layer of each.
       resampled_SQ: repetition in S samples of half of the texts; there are as many permutations.
-      texts: behind the scores.
+      texts: their number, for the report.
       seed: of permutations and of samples of prototypes.
     """
     if not len(half_life_Q):
@@ -116,7 +115,7 @@ def _tested(
     null_S = statistic(half_life_SQ, repetition_Q[owner_SQ], layer_Q)
     resampled_SQ = np.take_along_axis(resampled_SQ, drawn_SQ, axis=1)
     replicates_S = statistic(half_life_Q[drawn_SQ], resampled_SQ, layer_Q)
-    # A few samples hold one prototype over and over, and where layers are small, most do.
+    # A sample may repeat one prototype only; where layers are small, most samples do.
     known_S = replicates_S[np.isfinite(replicates_S)]
     low, high = percentiles(known_S) if len(known_S) > S / 2 else (_NAN, _NAN)
     return Tested(value, low, high, permutation_p(null_S, value), Q, texts)
@@ -128,7 +127,7 @@ def _spearman(
     products_S, squares_2S = 0.0, np.zeros((2, len(half_life_SQ)))
     for member_R in _layers(layer_Q):
         x_SR, y_SR = (
-            # Ranks have this mean, ties or none.
+            # The mean of ranks, with or without ties.
             scipy_stats.rankdata(values[:, member_R], axis=1) - (len(member_R) + 1) / 2
             for values in (half_life_SQ, repetition_SQ)
         )
@@ -147,23 +146,23 @@ def _cohens_d(
         quartile_SR = _quartiles(half_life_SQ[:, member_R])
         first_SQ[:, member_R], last_SQ[:, member_R] = quartile_SR == 0, quartile_SR == 3
         score_SQ[:, member_R] -= score_SQ[:, member_R].mean(1, keepdims=True)
-    # `lm_jax.statistics.cohens_d` takes one pair at a time, and this is thousands of them.
+    # `lm_jax.statistics.cohens_d` takes one pair at a time; here are thousands.
     count_2S = np.sum([first_SQ, last_SQ], axis=2)
     with np.errstate(invalid="ignore", divide="ignore"):
         mean_2S = np.sum([score_SQ * first_SQ, score_SQ * last_SQ], axis=2) / count_2S
         deviation_SQ = score_SQ - np.where(first_SQ, mean_2S[0, :, None], mean_2S[1, :, None])
         squares_S = (np.square(deviation_SQ) * (first_SQ | last_SQ)).sum(1)
         effect_S = (mean_2S[0] - mean_2S[1]) / np.sqrt(squares_S / (count_2S.sum(0) - 2))
-    # Equal scores less their mean are not quite equal.
+    # Equal scores less their mean differ by rounding.
     return np.where((count_2S.min(0) >= 2) & (squares_S > 1e-20), effect_S, _NAN)
 
 
 def _quartiles(half_life_SR: np.ndarray) -> np.ndarray:
-    """The quartile of each, 0 to 3, in its row; the first quartile holds its edge, as Table 21."""
+    """Quartile of each value in its row, 0 to 3; an edge is in the lower one, as in Table 21."""
     edges_3S = np.quantile(half_life_SR, _QUARTERS, axis=1)
     return (edges_3S[..., None] < half_life_SR).sum(0)
 
 
 def _layers(layer_Q: np.ndarray) -> Iterator[np.ndarray]:
-    """Where the prototypes of each layer are."""
+    """Indices of the prototypes of each layer."""
     return (np.flatnonzero(layer_Q == layer) for layer in np.unique(layer_Q))

@@ -1,7 +1,7 @@
-"""How concentrated gates are, and how far they depend on the token.
+"""Statistics of gates: concentration (L1 ratio, Gini, entropy), half-life, mutual information.
 
 Prototype Transformer, appendix A.8, Eq. 3 to 6, and the router statistics of A.7.1. A gate array
-`gate_MR` holds M tokens of one layer; R prototypes share each token.
+`gate_MR` has the gates of M tokens in one layer over its R prototypes.
 """
 
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from scipy import special
 from protot_jax.concepts import resampling
 from protot_jax.concepts.results import LayerGate, LayerIntervals, PrototypeGate
 
-# A prototype takes part in a token from this gate on.
+# A prototype is active at a token from this gate on.
 ACTIVE = 0.01
 BINS = 10
 
 
 def half_life(decay_logit: np.ndarray) -> np.ndarray:
-    """Tokens after which a contribution counts half, -ln 2 / ln sigmoid(decay_logit)."""
-    # ln sigmoid(x), which the quotient of float32 would lose where the decay is near 1.
+    """Half-life of a contribution in tokens, -ln 2 / ln sigmoid(decay_logit)."""
+    # ln sigmoid(x) from the logit, since a decay in float32 near 1 has lost its digits.
     return np.log(2.0) / np.logaddexp(0.0, -np.asarray(decay_logit, np.float64))
 
 
@@ -42,12 +42,12 @@ def entropy(gate_MR: np.ndarray) -> np.ndarray:
 
 
 def mutual_information(token_M: np.ndarray, gate_M: np.ndarray, bins: int = BINS) -> float:
-    """Eq. 6 in nats, between token ids and a gate cut at its quantiles, by Miller and Madow.
+    """Eq. 6 in nats, between token ids and a gate in quantile bins, Miller-Madow corrected.
 
-    The paper leaves the bins open. Each of the three entropies I = H(token) + H(bin) - H(both) gets
-    (cells in use - 1) / 2M more (Miller, 1955). For rare tokens that is too little, so that a small
-    sample gives more: beside the value belongs the one of shuffled tokens (`of_prototypes`). Equal
-    gates are never parted, so that a constant one has a single bin.
+    The paper does not define the bins. In I = H(token) + H(bin) - H(both) each entropy gets
+    (cells in use - 1) / 2M added (Miller, 1955). For rare tokens that is too little, and the value
+    of a small sample is too large, so compare it with that of shuffled tokens (`of_prototypes`).
+    Equal gates share a bin, so that a constant gate has a single one.
     """
     edges = np.quantile(gate_M, np.arange(1, bins) / bins)
     bin_M = np.searchsorted(edges, gate_M, side="right")
@@ -60,7 +60,7 @@ def mutual_information(token_M: np.ndarray, gate_M: np.ndarray, bins: int = BINS
 
 
 def _entropy(counts: np.ndarray) -> float:
-    """Entropy of counts in nats, corrected."""
+    """Entropy of counts in nats, Miller-Madow corrected."""
     counts = counts[counts > 0]
     total = counts.sum()
     return float(special.entr(counts / total).sum() + (len(counts) - 1) / (2 * total))
@@ -71,7 +71,7 @@ def of_prototypes(
 ) -> list[PrototypeGate]:
     """Statistics of the write or read gate of each prototype of a layer.
 
-    `seed` shuffles the tokens for the mutual information by chance.
+    `seed` is of the shuffled tokens, for the mutual information by chance.
     """
     shuffled_M = np.random.default_rng(seed).permutation(token_M)
     top_M = gate_MR.argmax(1)
@@ -102,8 +102,8 @@ def of_layer(
 
     Args:
       gate_MR: of M tokens.
-      text_M: the number of the text that each token is of.
-      prototypes: their own statistics.
+      text_M: the index of each token's text.
+      prototypes: the statistics of each prototype.
       counts_SN: how often each text is in each bootstrap sample.
     """
     second_M, first_M = np.partition(gate_MR, -2, axis=1)[:, -2:].T
@@ -140,7 +140,7 @@ def of_layer(
 
 
 def memory(write_NT: np.ndarray, decay: float) -> np.ndarray:
-    """(1 - beta) sum_{j<i} beta^(i-1-j) write_j: how much of the recent writing came here."""
+    """Discounted mean of the write gate before each token: (1-b) sum_{j<i} b^(i-1-j) write_j."""
     memory_NT = np.zeros_like(write_NT)
     for i in range(1, write_NT.shape[1]):
         memory_NT[:, i] = decay * memory_NT[:, i - 1] + (1 - decay) * write_NT[:, i - 1]

@@ -1,13 +1,14 @@
 // The explorer of the concept report: filters, map and list of prototypes, and which one is open.
 //
-// All data is the twin, in the page. Text from it is set as text, never as markup. The hash of the
-// address, "#layer=3&prototype=7", says which prototype is open: who follows such a link sees it.
+// All data is `report`: concepts.json, embedded in the page. Its strings are set as text, never as
+// markup. The hash of the address, "#layer=3&prototype=7", names the open prototype, so that it can
+// be linked to.
 
-const twin = JSON.parse(document.getElementById("twin").textContent);
+const report = JSON.parse(document.getElementById("report-data").textContent);
 const byId = (id) => document.getElementById(id);
 const filters = byId("filters");
 
-const raise = (mark) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(mark)];
+const superscript = (mark) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(mark)];
 const withMinus = (text) => text.replace("-", "−");
 
 // A whole number, or a dash for none.
@@ -20,7 +21,7 @@ function number(value) {
   const size = Math.abs(value);
   if (size < 1e-3 || size >= 1e4) {
     const [digits, power] = value.toExponential(2).split("e");
-    const raised = power.replace("+", "").replace(/[-\d]/g, raise);
+    const raised = power.replace("+", "").replace(/[-\d]/g, superscript);
     return withMinus(`${digits} × 10${raised}`);
   }
   return withMinus(size >= 100 ? Math.round(value).toLocaleString("en") : value.toPrecision(3));
@@ -29,10 +30,10 @@ function number(value) {
 // A judge's score, which may be a fraction.
 const score = (value) => (Number.isInteger(value) ? whole(value) : number(value));
 
-// Mutual information less what shuffled tokens give, and the two beside each other.
+// Mutual information less its value for shuffled tokens, and the two numbers behind it.
 const aboveChance = (gate) => (gate.mutual_information === null ? null
   : gate.mutual_information - gate.mutual_information_by_chance);
-const besideChance = (gate) => (gate.mutual_information === null ? ""
+const chanceDetail = (gate) => (gate.mutual_information === null ? ""
   : ` (${number(gate.mutual_information)}, by chance ${number(gate.mutual_information_by_chance)})`);
 
 const MEASURES = [
@@ -40,37 +41,37 @@ const MEASURES = [
   ["repetition of its top tokens", (p) => p.repetition],
   ["write: peak over mean", (p) => p.write.peak_over_mean],
   ["write: MI above chance (nats)", (p) => aboveChance(p.write),
-    (x) => x, number, (p) => besideChance(p.write)],
+    (x) => x, number, (p) => chanceDetail(p.write)],
   ["write: mean gate", (p) => p.write.mean],
   ["write: largest gate", (p) => p.write.max],
-  ["write: share of tokens where it leads", (p) => p.write.top_1],
+  ["write: share of tokens where it is the top prototype", (p) => p.write.top_1],
   ["write: share of tokens where it is active", (p) => p.write.active],
   ["read: peak over mean", (p) => p.read.peak_over_mean],
   ["read: MI above chance (nats)", (p) => aboveChance(p.read),
-    (x) => x, number, (p) => besideChance(p.read)],
+    (x) => x, number, (p) => chanceDetail(p.read)],
   ["read: mean gate", (p) => p.read.mean],
   ["lag of reading behind writing (tokens)", (p) => p.lag, (x) => x, whole],
   ["label: disentanglement", (p) => p.label && p.label.disentanglement, (x) => x, score],
   ["label: coverage", (p) => p.label && p.label.coverage, (x) => x, score],
   ["label: number of themes", (p) => p.label && p.label.themes, (x) => x, whole],
-].map(([name, value, scale = (x) => x, show = number, beside = () => ""]) =>
-  ({ name, value, scale, show, beside }))
-  .filter(({ value }) => twin.prototypes.some((p) => value(p) !== null));
+].map(([name, value, scale = (x) => x, show = number, detail = () => ""]) =>
+  ({ name, value, scale, show, detail }))
+  .filter(({ value }) => report.prototypes.some((p) => value(p) !== null));
 
-const MOST_LISTED = 100;
+const MAX_LISTED = 100;
 
-// What is searched in a prototype, each with the word that says where a match was.
-const haystacks = new Map(twin.prototypes.map((p) => [p, [
+// The texts of a prototype that the search looks through, each with the name of its place.
+const searchTexts = new Map(report.prototypes.map((p) => [p, [
   ["theme", p.label ? `${p.label.theme} ${p.label.explanation}` : ""],
   ["top token", p.top_tokens.map((t) => t.token).join(" ")],
-  ["text", p.top_texts.map((s) => twin.texts[s.text].words.join("")).join("\n")],
+  ["text", p.top_texts.map((s) => report.texts[s.text].words.join("")).join("\n")],
 ].map(([place, text]) => [place, text.toLowerCase()])]));
 
 const cells = new Map();
 let opened = null;
 
 // An element with attributes and children; a child that is a string becomes a text node.
-function make(tag, attributes = {}, ...children) {
+function el(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (name === "on") {
@@ -86,12 +87,12 @@ const title = (p) => `Layer ${p.layer}, prototype ${p.prototype}`;
 const isDead = (p) => p.write.active === 0;
 
 function halfLife(p) {
-  return p.half_life === null ? "half-life without end" : `half-life ${number(p.half_life)} tokens`;
+  return p.half_life === null ? "infinite half-life" : `half-life ${number(p.half_life)} tokens`;
 }
 
 // Where the query stands in a prototype: "theme", "top token", "text", or null.
-function whereFound(p, query) {
-  const hit = haystacks.get(p).find(([, text]) => text.includes(query));
+function matchPlace(p, query) {
+  const hit = searchTexts.get(p).find(([, text]) => text.includes(query));
   return hit ? hit[0] : null;
 }
 
@@ -104,34 +105,34 @@ function matches(p) {
     && !(life < low) && !(life > high)
     && !(field.labelled.checked && !p.label)
     && !(field.alive.checked && isDead(p))
-    && (query === "" || whereFound(p, query) !== null);
+    && (query === "" || matchPlace(p, query) !== null);
 }
 
 // The chosen measure, with its range over all prototypes and the strength of colour of a value.
 function measure() {
-  const { name, value, scale, show, beside } = MEASURES[Number(byId("measure").value)];
-  const known = twin.prototypes.map(value).filter((x) => x !== null);
-  const [low, high] = [Math.min(...known), Math.max(...known)];
+  const { name, value, scale, show, detail } = MEASURES[Number(byId("measure").value)];
+  const values = report.prototypes.map(value).filter((x) => x !== null);
+  const [low, high] = [Math.min(...values), Math.max(...values)];
   const span = scale(high) - scale(low);
   const strength = (x) => (span > 0 ? (scale(x) - scale(low)) / span : 1);
-  return { name, value, show, beside, low, high, strength };
+  return { name, value, show, detail, low, high, strength };
 }
 
-function showMap(found) {
-  const { name, value, show, beside, low, high, strength } = measure();
+function showMap(matching) {
+  const { name, value, show, detail, low, high, strength } = measure();
   for (const [p, cell] of cells) {
     const x = value(p);
-    cell.classList.toggle("unmatched", !found.has(p));
+    cell.classList.toggle("unmatched", !matching.has(p));
     cell.classList.toggle("missing", x === null);
     cell.style.setProperty("--strength", x === null ? 0 : strength(x));
-    const text = `${title(p)}: ${name} ${show(x)}${beside(p)}${isDead(p) ? ", dead" : ""}`;
+    const text = `${title(p)}: ${name} ${show(x)}${detail(p)}${isDead(p) ? ", dead" : ""}`;
     cell.setAttribute("aria-label", text);
     cell.setAttribute("title", text);
   }
   byId("map-legend").replaceChildren(
-    make("span", { class: "key" }, show(low), make("span", { class: "ramp mapped" }), show(high)),
-    make("span", { class: "key" }, make("span", { class: "ramp missing" }), "no value"),
-    make("span", { class: "key" }, "faded: left out by the filters"),
+    el("span", { class: "key" }, show(low), el("span", { class: "ramp mapped" }), show(high)),
+    el("span", { class: "key" }, el("span", { class: "ramp missing" }), "no value"),
+    el("span", { class: "key" }, "faded: excluded by the filters"),
   );
 }
 
@@ -141,30 +142,30 @@ function describe(p) {
   return "no top tokens";
 }
 
-function showList(found) {
+function showList(matching) {
   const { value, show } = measure();
   const query = filters.elements.query.value.trim().toLowerCase();
   const rank = (p) => (value(p) === null ? -Infinity : value(p));
-  const order = [...found].sort((a, b) => (rank(a) === rank(b) ? 0 : rank(b) - rank(a)));
-  byId("matches").replaceChildren(...order.slice(0, MOST_LISTED).map((p) => make("li", {},
-    make("a", { href: hashOf(p), "aria-current": p === opened ? "true" : null },
-      make("b", {}, `L${p.layer} P${p.prototype}`),
-      make("span", { class: "value" }, show(value(p))),
-      make("span", { class: "about" }, make("bdi", {}, describe(p)),
-        query ? make("i", {}, ` in a ${whereFound(p, query)}`) : "")))));
-  const rest = order.length - MOST_LISTED;
+  const order = [...matching].sort((a, b) => (rank(a) === rank(b) ? 0 : rank(b) - rank(a)));
+  byId("matches").replaceChildren(...order.slice(0, MAX_LISTED).map((p) => el("li", {},
+    el("a", { href: hashOf(p), "aria-current": p === opened ? "true" : null },
+      el("b", {}, `L${p.layer} P${p.prototype}`),
+      el("span", { class: "value" }, show(value(p))),
+      el("span", { class: "about" }, el("bdi", {}, describe(p)),
+        query ? el("i", {}, ` in a ${matchPlace(p, query)}`) : "")))));
+  const rest = order.length - MAX_LISTED;
   byId("more").textContent = order.length === 0
     ? "No prototype matches. Use a shorter search text, or clear the filters."
     : rest > 0 ? `and ${whole(rest)} more; narrow the search to see them.` : "";
 }
 
 function refresh() {
-  const found = new Set(twin.prototypes.filter(matches));
-  const all = twin.prototypes.length;
-  byId("count").textContent = found.size === all
-    ? `All ${whole(all)} prototypes` : `${whole(found.size)} of ${whole(all)} prototypes match`;
-  showMap(found);
-  showList(found);
+  const matching = new Set(report.prototypes.filter(matches));
+  const all = report.prototypes.length;
+  byId("count").textContent = matching.size === all
+    ? `All ${whole(all)} prototypes` : `${whole(matching.size)} of ${whole(all)} prototypes match`;
+  showMap(matching);
+  showList(matching);
 }
 
 const hashOf = (p) => `#layer=${p.layer}&prototype=${p.prototype}`;
@@ -174,10 +175,10 @@ function openFromHash() {
   const named = /^#layer=(\d+)&prototype=(\d+)$/.exec(location.hash);
   if (!named) return;
   const [layer, prototype] = [Number(named[1]), Number(named[2])];
-  const p = twin.prototypes.find((one) => one.layer === layer && one.prototype === prototype);
+  const p = report.prototypes.find((one) => one.layer === layer && one.prototype === prototype);
   if (p) open(p);
   else {
-    byId("opened").replaceChildren(make("p", { class: "absent" },
+    byId("opened").replaceChildren(el("p", { class: "absent" },
       `This report has no layer ${layer} with a prototype ${prototype}; choose one in the map.`));
   }
 }
@@ -192,7 +193,7 @@ function open(p) {
     const current = link.getAttribute("href") === hashOf(p);
     if (current) {
       link.setAttribute("aria-current", "true");
-      // The list alone scrolls, and the page stays.
+      // Scrolls the list and not the page.
       const list = link.closest("nav");
       if (!inView(link, list)) list.scrollTop = link.offsetTop - list.offsetTop - 60;
     } else link.removeAttribute("aria-current");
@@ -211,40 +212,40 @@ function moveInMap(event) {
   const at = [...cells.entries()].find(([, cell]) => cell === event.target);
   if (!at || !(event.key in step)) return;
   const [layers, along] = step[event.key];
-  const goal = twin.prototypes.find((p) => p.layer === at[0].layer + layers
+  const goal = report.prototypes.find((p) => p.layer === at[0].layer + layers
     && p.prototype === at[0].prototype + along);
   event.preventDefault();
   if (goal) cells.get(goal).focus();
 }
 
 function buildMap() {
-  for (const { layer } of twin.layers) {
-    const group = make("div", { class: "map-cells" });
-    for (const p of twin.prototypes.filter((one) => one.layer === layer)) {
+  for (const { layer } of report.layers) {
+    const group = el("div", { class: "map-cells" });
+    for (const p of report.prototypes.filter((one) => one.layer === layer)) {
       const go = () => { location.hash = hashOf(p); };
-      const cell = make("button", { type: "button", on: { click: go } }, String(p.prototype));
+      const cell = el("button", { type: "button", on: { click: go } }, String(p.prototype));
       cell.tabIndex = -1;
       cells.set(p, cell);
       group.append(cell);
     }
-    const name = make("span", { class: "map-layer" }, `L${layer}`);
-    byId("map").append(make("div", { class: "map-row" }, name, group));
+    const name = el("span", { class: "map-layer" }, `L${layer}`);
+    byId("map").append(el("div", { class: "map-row" }, name, group));
   }
   byId("map").addEventListener("keydown", moveInMap);
 }
 
 function start() {
   byId("explorer").hidden = false;
-  if (twin.prototypes.length === 0) {
-    const told = make("p", { class: "absent" }, "This report holds no prototype.");
-    byId("explorer").replaceChildren(told);
+  if (report.prototypes.length === 0) {
+    const message = el("p", { class: "absent" }, "This report holds no prototype.");
+    byId("explorer").replaceChildren(message);
     return;
   }
-  for (const { layer } of twin.layers) {
-    filters.elements.layer.append(make("option", { value: layer }, String(layer)));
+  for (const { layer } of report.layers) {
+    filters.elements.layer.append(el("option", { value: layer }, String(layer)));
   }
-  filters.elements.labelled.disabled = twin.prototypes.every((p) => !p.label);
-  MEASURES.forEach(({ name }, i) => byId("measure").append(make("option", { value: i }, name)));
+  filters.elements.labelled.disabled = report.prototypes.every((p) => !p.label);
+  MEASURES.forEach(({ name }, i) => byId("measure").append(el("option", { value: i }, name)));
   buildMap();
   filters.addEventListener("input", refresh);
   filters.addEventListener("submit", (event) => event.preventDefault());
@@ -253,6 +254,6 @@ function start() {
   byId("measure").addEventListener("input", refresh);
   window.addEventListener("hashchange", openFromHash);
   refresh();
-  open(twin.prototypes.find((p) => !isDead(p)) || twin.prototypes[0]);
+  open(report.prototypes.find((p) => !isDead(p)) || report.prototypes[0]);
   openFromHash();
 }

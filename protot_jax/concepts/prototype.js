@@ -6,16 +6,16 @@ const KINDS = [
   ["memory", "memory"],
 ];
 
-// Kept while the reader goes from one prototype to the next.
+// Kept when another prototype is opened.
 const view = { kind: "write", absolute: false };
 
 const mean = (values) => values.reduce((sum, x) => sum + x, 0) / values.length;
 
 // The value of a word is the mean over its tokens.
-function byWord(shown, kind) {
-  const { words, word_of: wordOf } = twin.texts[shown.text];
+function byWord(topText, kind) {
+  const { words, word_of: wordOf } = report.texts[topText.text];
   return words.map((_, word) => {
-    const values = shown[kind].filter((_, token) => wordOf[token] === word);
+    const values = topText[kind].filter((_, token) => wordOf[token] === word);
     return values.length ? mean(values) : null;
   });
 }
@@ -23,24 +23,24 @@ function byWord(shown, kind) {
 function showPrototype(p) {
   byId("tip").hidden = true;
   byId("opened").replaceChildren(
-    make("div", { class: "title" }, make("h3", {}, title(p)),
-      make("span", { class: "badge" }, halfLife(p)),
-      isDead(p) ? make("span", { class: "badge dead" }, "dead") : ""),
+    el("div", { class: "title" }, el("h3", {}, title(p)),
+      el("span", { class: "badge" }, halfLife(p)),
+      isDead(p) ? el("span", { class: "badge dead" }, "dead") : ""),
     label(p),
-    make("div", { class: "beside" }, statistics(p), topTokens(p)),
-    make("h4", {}, `Texts that it writes most, by ${twin.settings.rank_by} write gate`),
+    el("div", { class: "columns" }, statistics(p), topTokens(p)),
+    el("h4", {}, `Texts with the highest ${report.settings.rank_by} write gate`),
     ...topTexts(p),
-    make("p", { class: "small" }, "The edit that closes it to writing: ", make("code", {},
+    el("p", { class: "small" }, "The edit that masks its write gate: ", el("code", {},
       `protot_jax.edit(layer=${p.layer}, prototype=${p.prototype}, mode="mask_write")`)),
   );
-  // A drawing has the width of its place in the page, so it comes after.
+  // Curves take the width of their place, so they are drawn once it is in the page.
   const first = byId("opened").querySelector(".texts button");
   if (first) first.click();
 }
 
 function label(p) {
   if (!p.label) {
-    return make("p", { class: "absent" }, twin.settings.judge === "null"
+    return el("p", { class: "absent" }, report.settings.judge === "null"
       ? "No label: this report was made without a judge."
       : "No label: the judge gave no answer that could be read.");
   }
@@ -50,99 +50,100 @@ function label(p) {
     ["coverage", coverage, " of 10"],
     ["themes", themes, ""],
   ];
-  return make("div", { class: "label" },
-    make("p", {}, make("strong", {}, make("bdi", {}, theme))),
-    make("p", { class: "scores" }, ...scores.map(([name, value, of]) =>
-      make("span", {}, `${name} `, make("b", {}, score(value)), of))),
-    make("p", {}, make("bdi", {}, explanation)));
+  return el("div", { class: "label" },
+    el("p", {}, el("strong", {}, el("bdi", {}, theme))),
+    el("p", { class: "scores" }, ...scores.map(([name, value, of]) =>
+      el("span", {}, `${name} `, el("b", {}, score(value)), of))),
+    el("p", {}, el("bdi", {}, explanation)));
 }
 
 function tableOf(caption, heads, rows) {
   const side = (i) => (i ? "right" : "left");
-  return make("div", { class: "scroll", tabindex: 0 }, make("table", {},
-    make("caption", {}, caption),
-    make("thead", {}, make("tr", {},
-      ...heads.map((head, i) => make("th", { scope: "col", class: side(i) }, head)))),
-    make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map((value, i) =>
-      (i ? make("td", { class: "right" }, value)
-        : make("th", { scope: "row", class: "left" }, make("bdi", {}, value)))))))));
+  return el("div", { class: "scroll", tabindex: 0 }, el("table", {},
+    el("caption", {}, caption),
+    el("thead", {}, el("tr", {},
+      ...heads.map((head, i) => el("th", { scope: "col", class: side(i) }, head)))),
+    el("tbody", {}, ...rows.map((row) => el("tr", {}, ...row.map((value, i) =>
+      (i ? el("td", { class: "right" }, value)
+        : el("th", { scope: "row", class: "left" }, el("bdi", {}, value)))))))));
 }
 
 function statistics(p) {
   const row = (name, field) => [name, number(p.write[field]), number(p.read[field])];
-  const shared = p.layer === 0 && twin.model.shared_routing;
+  const shared = p.layer === 0 && report.model.shared_routing;
   const lag = shared ? "It reads with its write gate (shared routing)."
-    : p.lag === null ? "Reading and writing do not vary together."
-    : p.lag === 0 ? "Reading peaks with writing."
+    : p.lag === null ? "A gate never varies within a text, so reading has no lag."
+    : p.lag === 0 ? "Reading peaks at the same token as writing."
     : `Reading peaks ${whole(Math.abs(p.lag))} ${Math.abs(p.lag) === 1 ? "token" : "tokens"} `
       + `${p.lag < 0 ? "before" : "after"} writing.`;
-  return make("div", {}, tableOf("Its gates over all analysed tokens", ["", "write", "read"], [
+  return el("div", {}, tableOf("Its gates over all analysed tokens", ["", "write", "read"], [
     row("mean", "mean"),
     row("largest", "max"),
     row("peak over mean", "peak_over_mean"),
     row("mutual information, nats", "mutual_information"),
     row("the same by chance", "mutual_information_by_chance"),
-    row("share where it leads", "top_1"),
-    row("share where active", "active"),
+    row("share of tokens as top prototype", "top_1"),
+    row("share of tokens where active", "active"),
   ]),
-  make("p", { class: "small" }, `Decay ${number(p.decay)} a token. ${lag} `
+  el("p", { class: "small" }, `Decay ${number(p.decay)} per token. ${lag} `
     + `Repetition of its top tokens ${number(p.repetition)}.`),
   lagBars(p));
 }
 
-// A token as it can be seen: its spaces and line ends as signs.
+// A token with its spaces, line ends and tabs as visible characters.
 const visible = (token) => token.replace(/ /g, "␣").replace(/\n/g, "↵").replace(/\t/g, "⇥");
 
 function topTokens(p) {
   if (p.top_tokens.length === 0) {
-    return make("p", { class: "absent" }, "It wrote nowhere in the analysed texts: no top tokens.");
+    return el("p", { class: "absent" }, "It wrote nowhere in the analysed texts: no top tokens.");
   }
-  return make("div", {}, tableOf("Tokens that it writes most", ["token", "mean", "sum", "count"],
+  const heads = ["token", "mean", "sum", "count"];
+  return el("div", {}, tableOf("Tokens with the highest write gate", heads,
     p.top_tokens.map((t) => [visible(t.token), number(t.mean), number(t.sum), whole(t.count)])));
 }
 
 function choice(name, options, chosen, onChange) {
-  return make("fieldset", { class: "choice" }, make("legend", {}, name),
-    ...options.map(([value, text]) => make("label", {}, make("input", {
+  return el("fieldset", { class: "choice" }, el("legend", {}, name),
+    ...options.map(([value, text]) => el("label", {}, el("input", {
       type: "radio", name, value, checked: value === chosen, on: { input: () => onChange(value) },
     }), ` ${text}`)));
 }
 
 function topTexts(p) {
   if (p.top_texts.length === 0) {
-    return [make("p", { class: "absent" }, "It wrote nowhere in the analysed texts: no texts.")];
+    return [el("p", { class: "absent" }, "It wrote nowhere in the analysed texts: no texts.")];
   }
-  const list = make("ol", { class: "texts" });
-  const key = make("div", { class: "legend" });
+  const list = el("ol", { class: "texts" });
+  const key = el("div", { class: "legend" });
   const items = p.top_texts.map(textItem);
   list.append(...items.map((item) => item.element));
   const paint = () => {
     for (const [kind] of KINDS) list.classList.toggle(`tint-${kind}`, kind === view.kind);
     for (const item of items) item.paint();
-    const ends = view.absolute ? ["0", "1"] : ["lowest of the text", "highest"];
+    const ends = view.absolute ? ["0", "1"] : ["lowest in the text", "highest"];
     key.className = `legend tint-${view.kind}`;
     key.replaceChildren(
-      make("span", { class: "key" }, ends[0], make("span", { class: "ramp tinted" }), ends[1]));
+      el("span", { class: "key" }, ends[0], el("span", { class: "ramp tinted" }), ends[1]));
   };
   paint();
   return [
-    make("div", { class: "choices" },
+    el("div", { class: "choices" },
       choice("Colour words by", KINDS, view.kind, (kind) => { view.kind = kind; paint(); }),
-      choice("Scale", [["own", "each text its own"], ["absolute", "0 to 1"]],
+      choice("Scale", [["own", "range of each text"], ["absolute", "0 to 1"]],
         view.absolute ? "absolute" : "own",
         (scale) => { view.absolute = scale === "absolute"; paint(); })),
     key, list,
   ];
 }
 
-function textItem(shown) {
-  const text = twin.texts[shown.text];
-  const values = Object.fromEntries(KINDS.map(([kind]) => [kind, byWord(shown, kind)]));
+function textItem(topText) {
+  const text = report.texts[topText.text];
+  const values = Object.fromEntries(KINDS.map(([kind]) => [kind, byWord(topText, kind)]));
   const spans = text.words.map((word, i) => {
-    const span = make("span", { class: "word" }, word.trimStart().replace(/\n/g, "↵\n"));
+    const span = el("span", { class: "word" }, word.trimStart().replace(/\n/g, "↵\n"));
     span.tabIndex = i === 0 ? 0 : -1;
-    const told = KINDS.map(([kind]) => `${kind} ${number(values[kind][i])}`).join(" · ");
-    span.dataset.told = `${visible(word.trim())}: ${told}`;
+    const readings = KINDS.map(([kind]) => `${kind} ${number(values[kind][i])}`).join(" · ");
+    span.dataset.values = `${visible(word.trim())}: ${readings}`;
     return span;
   });
   // The space before a word takes no colour.
@@ -150,22 +151,22 @@ function textItem(shown) {
     const space = word.slice(0, word.length - word.trimStart().length);
     return [space.replace(/\n/g, "↵\n"), spans[i]];
   });
-  const line = make("p", { class: "words-line", role: "group",
+  const line = el("p", { class: "words-line", role: "group",
     "aria-label": "Words; left and right arrow keys move between them", on: {
-      pointerover: (event) => tell(event.target), pointerout: hush,
-      focusin: (event) => tell(event.target), focusout: hush,
+      pointerover: (event) => showTip(event.target), pointerout: hideTip,
+      focusin: (event) => showTip(event.target), focusout: hideTip,
       keydown: (event) => moveInText(event, spans),
     } }, ...run);
-  const plot = make("div", { class: "curves" });
-  const button = make("button", { type: "button", "aria-expanded": "false" }, "Curves");
+  const plot = el("div", { class: "curves" });
+  const button = el("button", { type: "button", "aria-expanded": "false" }, "Curves");
   button.addEventListener("click", () => {
     const shows = button.getAttribute("aria-expanded") === "true";
     button.setAttribute("aria-expanded", !shows);
     if (shows) plot.replaceChildren();
-    else drawCurves(plot, shown);
+    else drawCurves(plot, topText);
   });
-  const element = make("li", {},
-    make("p", { class: "small" }, `mean ${number(shown.mean)} · sum ${number(shown.sum)} · `
+  const element = el("li", {},
+    el("p", { class: "small" }, `mean ${number(topText.mean)} · sum ${number(topText.sum)} · `
       + `perplexity ${number(text.perplexity)} · document ${whole(text.document)} `, button),
     line, plot);
   const paint = () => {
@@ -183,7 +184,7 @@ function textItem(shown) {
 // One word of a text is in the order of the tab key; the arrow keys choose which.
 function moveInText(event, spans) {
   const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-  if (event.key === "Escape") hush();
+  if (event.key === "Escape") hideTip();
   const goal = step && spans[spans.indexOf(event.target) + step];
   if (!goal) return;
   event.preventDefault();
@@ -192,10 +193,10 @@ function moveInText(event, spans) {
   goal.focus();
 }
 
-function tell(span) {
-  if (!span.dataset || !span.dataset.told) return;
+function showTip(span) {
+  if (!span.dataset || !span.dataset.values) return;
   const tip = byId("tip");
-  tip.textContent = span.dataset.told;
+  tip.textContent = span.dataset.values;
   tip.hidden = false;
   span.setAttribute("aria-describedby", "tip");
   // A word that is broken over two lines has two boxes; the first is where it begins.
@@ -206,6 +207,6 @@ function tell(span) {
   tip.style.top = `${above < 0 ? place.bottom + 6 : above}px`;
 }
 
-function hush() {
+function hideTip() {
   byId("tip").hidden = true;
 }

@@ -1,12 +1,12 @@
-"""Which texts and tokens a prototype writes most, and how often its tokens repeat.
+"""Top texts and top tokens of a prototype, and the repetition of its tokens.
 
-Prototype Transformer, section 5.1: texts in the order of their mean write gate ("total activation"
-in the words of the paper; `rank_by="sum"`). Tokens go by the same statistic over all their
-occurrences, if there are `LEAST_OCCURRENCES` of them.
+Prototype Transformer, section 5.1: texts are ranked by their mean write gate, or by its sum with
+`rank_by="sum"`, the paper's "total activation". Tokens are ranked by the same statistic over all
+their occurrences, if they have at least `LEAST_OCCURRENCES`.
 
 The token repetition score of appendix A.8 has no definition in the paper. Here it is 1 - unique /
 all of a prototype's most activating tokens, which are the `PER_TEXT` tokens of highest write gate
-in each of its top texts. That is what Fig. 7 shows (0.73 over rows of five to seven tokens).
+in each of its top texts. Fig. 7 agrees with this (0.73 over rows of five to seven tokens).
 """
 
 from collections.abc import Iterable
@@ -37,7 +37,7 @@ def text_scores(gate_NTR: np.ndarray, token_mask_NT: np.ndarray) -> tuple[np.nda
 
 
 def top_texts(score_N: np.ndarray, top: int) -> np.ndarray:
-    """The numbers of the `top` texts of highest score; of equal ones the earlier first."""
+    """Indices of the `top` texts of highest score; among equal scores the earlier text first."""
     return np.argsort(-score_N, kind="stable")[:top]
 
 
@@ -65,7 +65,7 @@ def top_tokens(
 def repetition(
     token_NT: np.ndarray, gate_NT: np.ndarray, token_mask_NT: np.ndarray, texts: Iterable[int]
 ) -> float:
-    """1 - unique / all of the most activating tokens in `texts` (see the head of this file)."""
+    """Token repetition score: 1 - unique / all of the most activating tokens in `texts`."""
     tokens = [
         token for text in texts for token in _strongest(token_NT, gate_NT, token_mask_NT, text)
     ]
@@ -91,7 +91,7 @@ def repetition_of_samples(
       included_SN: which texts are in each sample; at least one.
     """
     order_N = top_texts(score_N, len(score_N))
-    # Half of the texts are in a sample, so that its top texts are nearly always among these.
+    # A sample has half of the texts, so that its top texts are nearly always among these.
     depth = 8 * top
     while depth < len(order_N) and (included_SN[:, order_N[:depth]].sum(1) < top).any():
         depth *= 2

@@ -1,7 +1,7 @@
-"""The concept report as data (`results.ConceptReport`), from collected gates.
+"""Computes the data of a concept report (`results.ConceptReport`) from collected gates.
 
-One layer at a time is in memory (`collect.gates_of_layer`); what stays of it are its numbers and
-the gates of the texts that the report shows.
+The gates of one layer at a time are in memory (`collect.gates_of_layer`); only its statistics and
+the gates of the top texts are kept.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from lm_jax.model.decoder import count_params
 from lm_jax.run import progress, stop
 from protot_jax.concepts import lag, locality, measures, ranking, resampling, results
 from protot_jax.concepts.collect import GATES, Texts, gates_of_layer
-from protot_jax.concepts.examples import Shown, spelled
+from protot_jax.concepts.examples import ReportTexts, spelled
 from protot_jax.concepts.judge import Judge, NullJudge
 from protot_jax.concepts.results import (
     ConceptReport,
@@ -31,17 +31,17 @@ from protot_jax.concepts.results import (
 )
 from protot_jax.saved_run import TrainedModel
 
-# Sets of random texts that a judge sees for comparison.
+# Number of sets of random texts that are given to a judge for comparison.
 BASELINE_DRAWS = 10
-# Gates are kept in float16, which has no more digits.
+# Gates are stored in float16, which has no more digits.
 _DIGITS = 5
 
 
 @dataclasses.dataclass(frozen=True)
 class ConceptConfig:
-    """What was asked for; `texts` is the most, of which there may be fewer.
+    """Settings of the analysis; `texts` is a maximum.
 
-    `resamples` counts the samples of texts and of prototypes, and the permutations, of every test.
+    `resamples` is the number of samples of texts and of prototypes, and of permutations, per test.
     """
 
     split: str = "validation"
@@ -60,14 +60,14 @@ def build_report_data(
     settings: ConceptConfig,
     judge: Judge,
 ) -> ConceptReport:
-    """The report's data.
+    """Computes all statistics of a concept report and picks its top texts.
 
     Args:
-      model: whose gates they are.
-      texts: as `collect` returned them.
-      activations: the file that it wrote.
+      model: the model of the gates.
+      texts: the analysed texts, from `collect`.
+      activations: the parquet file that `collect` wrote.
       settings: of the analysis.
-      judge: names themes; a null judge sees no random texts either.
+      judge: names themes; a null judge is given no random texts either.
 
     Raises:
       UsageError: the model has no prototypes.
@@ -77,7 +77,7 @@ def build_report_data(
     rng = np.random.default_rng(settings.seed)
     draws = 0 if isinstance(judge, NullJudge) else BASELINE_DRAWS
     drawn = rng.integers([model.cfg.num_layers, mixer.num_prototypes], size=(draws, 2))
-    shown = Shown(model.tokenizer, texts)
+    report_texts = ReportTexts(model.tokenizer, texts)
     counts_SN = resampling.bootstrap_counts(N, settings.resamples, settings.seed)
     half_SN = resampling.half_samples(N, settings.resamples, settings.seed)
 
@@ -90,17 +90,19 @@ def build_report_data(
             stop.check("while analysing gates")
             gates = {gate: gates_of_layer(activations, texts, gate, layer) for gate in GATES}
             result, repetition_SR = _prototypes(
-                model, layer, gates, texts, settings, shown, half_SN
+                model, layer, gates, texts, settings, report_texts, half_SN
             )
             repetitions.append(repetition_SR)
-            # The first layer then reads with its write gate.
+            # With shared routing, the first layer reads with its write gate.
             if layer or not mixer.shared_routing:
                 lags.append(lag.of_layer(gates["write"], gates["read"], texts.token_mask_NT))
                 result = _with_lags(result, lags[-1])
             result = [
                 dataclasses.replace(
                     each,
-                    label=judge.label(shown.marked([(t.text, t.write) for t in each.top_texts])),
+                    label=judge.label(
+                        report_texts.marked([(t.text, t.write) for t in each.top_texts])
+                    ),
                 )
                 for each in result
             ]
@@ -108,12 +110,12 @@ def build_report_data(
                 chosen = rng.choice(N, min(N, settings.top), replace=False)
                 random = [
                     (
-                        shown.place(int(text)),
+                        report_texts.index(int(text)),
                         gates["write"][text, texts.token_mask_NT[text], r],
                     )
                     for text in chosen
                 ]
-                label = judge.label(shown.marked(random))
+                label = judge.label(report_texts.marked(random))
                 baseline.append(RandomTexts(tuple(text for text, _ in random), label))
             layers.append(_layer(layer, gates, texts, result, counts_SN))
             prototypes.extend(result)
@@ -134,7 +136,7 @@ def build_report_data(
             tokens=int(texts.token_mask_NT.sum()),
             judge=judge.name,
         ),
-        texts=tuple(shown.entries),
+        texts=tuple(report_texts.entries),
         layers=tuple(layers),
         prototypes=tuple(prototypes),
         half_life_repetition=_locality(prototypes, np.hstack(repetitions), N, settings),
@@ -166,12 +168,12 @@ def _prototypes(
     gates: Mapping[str, np.ndarray],
     texts: Texts,
     settings: ConceptConfig,
-    shown: Shown,
+    report_texts: ReportTexts,
     half_SN: np.ndarray,
 ) -> tuple[list[Prototype], np.ndarray]:
-    """The entries of a layer's prototypes, as yet without lags and labels.
+    """Entries of a layer's prototypes, without lags and labels, and repetition in samples.
 
-    And their repetition in samples of the texts, `[S, R]`.
+    The repetition is `[S, R]`, over S samples of the texts.
     """
     token_mask_NT = texts.token_mask_NT
     token_M = texts.token_NT[token_mask_NT]
@@ -213,22 +215,22 @@ def _prototypes(
                     )
                     for token in best_tokens[r]
                 ),
-                top_texts=_shown(best, r, float(decay_R[r]), gates, texts, shown),
+                top_texts=_top_texts(best, r, float(decay_R[r]), gates, texts, report_texts),
                 label=None,
             )
         )
     return entries, np.stack(repetitions, axis=1)
 
 
-def _shown(
+def _top_texts(
     chosen: np.ndarray,
     r: int,
     decay: float,
     gates: Mapping[str, np.ndarray],
     texts: Texts,
-    shown: Shown,
+    report_texts: ReportTexts,
 ) -> tuple[TopText, ...]:
-    """Some texts with the gates of prototype r of a layer."""
+    """The chosen texts with the gates of prototype r of a layer."""
     write_NT, read_NT = (gates[gate][chosen, :, r] for gate in GATES)
     memory_NT = measures.memory(write_NT, decay)
     entries = []
@@ -237,7 +239,7 @@ def _shown(
         write_T, read_T, memory_T = (x[n][counted_T] for x in (write_NT, read_NT, memory_NT))
         entries.append(
             TopText(
-                text=shown.place(int(text)),
+                text=report_texts.index(int(text)),
                 mean=float(write_T.mean(dtype=np.float64)),
                 sum=float(write_T.sum(dtype=np.float64)),
                 write=_rounded(write_T),
@@ -331,7 +333,7 @@ def _statistic(result: resampling.Tested) -> Statistic:
 
 
 def _known(value: float) -> float | None:
-    """None for what is not finite, of which JSON has no numbers."""
+    """The value, or None where it is not finite, which JSON cannot write."""
     return float(value) if math.isfinite(value) else None
 
 

@@ -1,8 +1,8 @@
-"""The parts of the concept page that stand still: figures and tables of all prototypes.
+"""The sections of the concept report below the explorer: figures and tables of all prototypes.
 
 After the paper's Fig. 7 and Table 21 (half-life against repetition), Fig. 3 right (reading before
-writing), Figs. 8 and 9 (gates by layer) and Fig. 2 (scores of a judge). Every function makes one
-section of a `ConceptReport`.
+writing), Figs. 8 and 9 (gates by layer) and Fig. 2 (scores of a judge). Every public function
+builds one section from a `ConceptReport`.
 """
 
 from collections.abc import Sequence
@@ -17,13 +17,15 @@ from lm_jax.statistics import Interval
 from protot_jax.concepts import scores
 from protot_jax.concepts.judge import SCORES
 from protot_jax.concepts.results import ConceptReport, Layer, LayerGate, Prototype, Statistic
+from protot_jax.prose import Prose
+
+_PROSE = Prose("protot_jax.concepts")
 
 
 def half_lives(result: ConceptReport) -> Section:
-    """Their distribution, and whether prototypes of short memory hold fewer tokens."""
+    """Half-lives: their distribution, and their relation to the repetition of top tokens."""
     prototypes = result.prototypes
     lives = [p.half_life for p in prototypes if p.half_life is not None]
-    endless = len(prototypes) - len(lives)
     both = [p for p in prototypes if p.half_life is not None and p.repetition is not None]
     groups = [
         Points(
@@ -40,13 +42,9 @@ def half_lives(result: ConceptReport) -> Section:
         locality.quartiles,
         strict=True,
     )
-    remark = (
-        f" {endless} have none that is finite: their decay has rounded to 1." if endless else ""
-    )
     return section(
-        "Half-lives, and what repeats",
-        "The paper finds that prototypes of short half-life hold local things such as stop words "
-        f"and punctuation, so that the tokens they write most repeat.{remark}",
+        "Half-lives and repetition",
+        _PROSE("half_lives", endless=len(prototypes) - len(lives)),
         report.grid(
             report.histogram(
                 lives,
@@ -68,8 +66,7 @@ def half_lives(result: ConceptReport) -> Section:
         table(
             ["Half-life", Column("Mean repetition", ".3f")],
             list(quartiles),
-            caption="Mean repetition by quartile of half-life. The paper has 0.406, 0.343, 0.402, "
-            "0.270.",
+            caption="Mean repetition by quartile of half-life. Paper: 0.406, 0.343, 0.402, 0.270.",
         ),
         table(
             ["All prototypes", "Ours", "Paper"],
@@ -81,10 +78,7 @@ def half_lives(result: ConceptReport) -> Section:
                 ],
                 ["Cohen's d", locality.overall_cohens_d, "0.825"],
             ],
-            caption="Half-life against repetition over all prototypes, as the paper has it: rank "
-            "correlation, and difference of the shortest from the longest quarter. Both may go "
-            "with depth, which alone makes such a relation, so that these numbers have no test "
-            "here.",
+            caption=_PROSE("overall_locality"),
             align=["left", "right", "right"],
         ),
         _tests(
@@ -92,35 +86,22 @@ def half_lives(result: ConceptReport) -> Section:
                 ("Spearman", locality.spearman),
                 ("Cohen's d", locality.cohens_d),
             ],
-            "Half-life against repetition among the prototypes of a layer: correlation of their "
-            "ranks in the layer, and difference of its shortest from its longest quarter in "
-            "repetition less the layer's mean. For p, repetition "
-            f"changes owners within layers ({number(result.settings.resamples)} permutations); "
-            "an interval is over samples of half of the texts, and of prototypes within layers.",
+            _PROSE("locality", resamples=result.settings.resamples),
         ),
     )
 
 
 def reading_first(result: ConceptReport) -> Section:
-    """The test of "reading peaks one token before writing"."""
+    """Cross-correlation of read and write gates, and the test that reading comes first."""
     lag = result.lag
     peaks = [p.lag for p in result.prototypes if p.lag is not None]
-    share = lag.peaks_one_before
-    text = (
-        "No prototype varies enough to have a peak."
-        if share is None
-        else f"For {share:.0%} of them the peak is one token before writing."
-    )
-    left_out = (
-        " The first layer is left out, for it reads with its write gate (shared routing)."
-        if result.model.shared_routing
-        else ""
-    )
     return section(
         "Does reading come before writing?",
-        "The paper sees reading peak one step before writing in the texts that it shows. Here the "
-        "correlation of read gate with write gate is taken at each lag, for every prototype and "
-        f"over all analysed texts. {text}{left_out}",
+        _PROSE(
+            "reading_first",
+            share=lag.peaks_one_before,
+            shared_routing=result.model.shared_routing,
+        ),
         report.grid(
             report.curves(
                 [Series("mean over prototypes", lag.lags, _floats(lag.mean))],
@@ -132,7 +113,7 @@ def reading_first(result: ConceptReport) -> Section:
             ),
             report.bars(
                 [Bar(f"lag {number(at)}", peaks.count(at)) for at in lag.lags],
-                caption="At which lag the correlation of a prototype peaks.",
+                caption="Lag at which the correlation of each prototype peaks.",
                 x_label="prototypes (count)",
                 spec=".0f",
                 n=len(peaks),
@@ -141,14 +122,9 @@ def reading_first(result: ConceptReport) -> Section:
         _tests(
             [
                 ("Lead", lag.lead),
-                ("Own lead", lag.own_lead),
+                ("Lead over other prototypes", lag.own_lead),
             ],
-            "The lead is the mean correlation one token before writing, less that at the same "
-            "token; its interval and p are a bootstrap over texts "
-            f"({number(result.settings.resamples)} samples). The own lead is the lead less "
-            "that of the read gates of the layer's other prototypes: for its p the read gates of a "
-            "layer change owners, and its interval holds the differences that this test does not "
-            "reject. Both p are two-sided. The paper has neither: it shows texts.",
+            _PROSE("lead_tests", resamples=result.settings.resamples),
         ),
     )
 
@@ -161,10 +137,10 @@ def layers(result: ConceptReport) -> Section:
         "entropy": "Entropy, nats",
         "mutual_information": "MI, nats",
         "mutual_information_by_chance": "by chance",
-        "usage_gini": "Gini of use",
+        "usage_gini": "Gini of usage",
         "max_share": "Top share",
         "top_1": "Largest gate",
-        "margin": "Lead",
+        "margin": "Margin",
         "active": "Active",
         "dead": "Dead",
     }
@@ -177,12 +153,7 @@ def layers(result: ConceptReport) -> Section:
     }
     return section(
         "Gates by layer",
-        "The paper finds that gates grow sharper with depth. L1 ratio, Gini, entropy, the largest "
-        "gate, its lead over the second and the number of active prototypes are means over tokens. "
-        "Use is a prototype's share of all writing (or reading) of its layer: how unequal the "
-        "shares are, and the largest. Mutual information with the token stands beside what "
-        "shuffled tokens give: for rare tokens the correction does not remove its bias. Intervals "
-        "are bootstraps over texts, 95 %.",
+        _PROSE("layers"),
         report.grid(
             *(
                 report.curves(
@@ -234,19 +205,12 @@ def _of_layer(gate: LayerGate, field: str) -> report.Cell:
 
 
 def labels(result: ConceptReport) -> Section:
-    """Scores of the judge by layer, beside random texts."""
+    """Scores of the judge by layer, compared with those of random texts."""
     title = "Themes and scores"
     judge = result.settings.judge
     labelled = [p.label for p in result.prototypes if p.label is not None]
     if not labelled:
-        why = (
-            "This report was made without a judge, so that no prototype has a label. Name one "
-            "with --judge."
-            if judge == "null"
-            else f"The judge {judge} gave no answer that could be read, so there are no labels."
-        )
-        return section(title, why)
-    without = len(result.prototypes) - len(labelled)
+        return section(title, _PROSE("no_labels", judge=judge))
     rows = [
         [
             one.group,
@@ -257,22 +221,20 @@ def labels(result: ConceptReport) -> Section:
     ]
     lead = [_interval(interval) for interval in scores.lead(result).values()]
     rows.append(["layers less random", "", *lead])
-    beside = (
-        "Random texts, shown to the same judge in the same way, say which scores it gives to "
-        "nothing in particular."
-        if result.baseline
-        else "There is no baseline of random texts for the scores to stand beside."
-    )
     return section(
         title,
-        f"The judge {judge} named a theme for {number(len(labelled))} prototypes; "
-        f"{number(without)} have no label. {beside} Intervals are bootstraps over "
-        "prototypes, 95 %.",
+        _PROSE(
+            "labels",
+            judge=judge,
+            labelled=len(labelled),
+            unlabelled=len(result.prototypes) - len(labelled),
+            baseline=bool(result.baseline),
+        ),
         table(
             ["Group", "Labelled", *(score.capitalize() for score in SCORES)],
             rows,
             caption="Mean scores, 1 to 10. A good theme has high disentanglement and coverage, and "
-            "few themes beside it.",
+            "few other themes.",
         ),
         report.grid(
             *(

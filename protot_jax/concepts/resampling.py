@@ -1,12 +1,12 @@
-"""Resampling of texts and two-sided p-values, as the tests of the concept report share them.
+"""Resampling of texts, and the two-sided p-values of the concept report's tests.
 
 Texts are the independent units: tokens of one text are not, and prototypes of one model read the
 same texts.
 
 1. `bootstrap_counts` draws texts with replacement. It serves statistics that are sums over texts.
 2. `half_samples` draws half of the texts without replacement, which has the spread of a bootstrap
-   (Shao & Wu, Annals of Statistics 1989, the delete-half jackknife). It serves statistics that a
-   text counted twice would change, as the repetition of tokens in the strongest texts.
+   (Shao & Wu, Annals of Statistics 1989, the delete-half jackknife). It serves statistics that
+   would change if a text were counted twice, such as the repetition of tokens in the top texts.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ TAIL = 0.025
 class Tested:
     """A statistic with the 95 % interval and the two-sided p of one and the same hypothesis.
 
-    NaN where it cannot be computed; `prototypes` and `texts` are what it rests on.
+    NaN where it cannot be computed; `prototypes` and `texts` are the sample sizes.
     """
 
     value: float
@@ -33,7 +33,7 @@ class Tested:
 
 
 def untested(prototypes: int, texts: int) -> Tested:
-    """What is left where there is nothing to test."""
+    """A statistic of NaN, where there is nothing to test."""
     nan = float("nan")
     return Tested(nan, nan, nan, nan, prototypes, texts)
 
@@ -57,13 +57,13 @@ def percentiles(replicates_S: np.ndarray) -> tuple[float, float]:
 
 
 def bootstrap_p(replicates_S: np.ndarray) -> float:
-    """Two-sided p of the hypothesis that the statistic is 0, by the interval that just holds 0."""
+    """Two-sided p of the hypothesis that the statistic is 0, by inverting the interval."""
     return _two_sided(replicates_S >= 0.0, replicates_S <= 0.0)
 
 
 def permutation_p(null_S: np.ndarray, value: float) -> float:
-    """Twice the smaller tail of a permutation null, the data counted among the permutations."""
-    # The sums of equal numbers in another order must count as equal.
+    """Two-sided p of a permutation test, with the observed value among the permutations."""
+    # Sums of the same numbers in another order must count as equal.
     slack = 1e-9 * max(1.0, abs(value))
     return _two_sided(null_S >= value - slack, null_S <= value + slack)
 
@@ -71,7 +71,7 @@ def permutation_p(null_S: np.ndarray, value: float) -> float:
 def means(
     sums_NF: np.ndarray, tokens_N: np.ndarray, counts_SN: np.ndarray
 ) -> list[tuple[float, float, float]]:
-    """Means per token of F quantities, each with the ends of its bootstrap interval over texts.
+    """Means per token of F quantities, each with its bootstrap interval over texts.
 
     Args:
       sums_NF: of each quantity over the tokens of each text.

@@ -1,10 +1,10 @@
-"""Results of a concept report: the dataclasses of `concepts.json`, the data of its page.
+"""Results of a concept report: the dataclasses of `concepts.json`, from which the page is rendered.
 
-The page `concepts.html` shows this file and computes nothing that it does not hold. A reader
-refuses another version; a field that is added keeps the version, a change of meaning raises it.
+The page `concepts.html` shows this file and computes no further numbers. A reader refuses another
+version; a field that is added keeps the version, a change of meaning raises it.
 
-Lists that go by token have one entry per token of their text, by word one per word. The marks at
-the ends of a document (`<bos>`, `<eos>`, `<eot>`) are read by the model, but are in no text and no
+Lists by token have one entry per token of their text, lists by word one per word. The marks at the
+ends of a document (`<bos>`, `<eos>`, `<eot>`) are read by the model, but are in no text and no
 statistic here.
 """
 
@@ -20,13 +20,13 @@ VERSION = 2
 
 @dataclasses.dataclass(frozen=True)
 class Statistic:
-    """A statistic, the 95 % interval and the two-sided p of one and the same hypothesis.
+    """A statistic with its 95 % interval and its two-sided p, both of the same hypothesis.
 
     Null where it cannot be computed.
 
     Attributes:
-      prototypes: how many it rests on.
-      texts: how many it rests on.
+      prototypes: sample size.
+      texts: sample size.
     """
 
     value: float | None
@@ -42,10 +42,10 @@ class PrototypeGate:
     """Statistics of one gate of a prototype over all analysed tokens.
 
     Attributes:
-      peak_over_mean: largest over mean across tokens; null where it is never open. Eq. 3 is across
-        prototypes.
+      peak_over_mean: largest over mean across tokens, unlike Eq. 3, which is across prototypes;
+        null where the gate is always 0.
       mutual_information: between token and gate in 10 quantile bins, in nats, Miller-Madow.
-      mutual_information_by_chance: what it is with the tokens shuffled.
+      mutual_information_by_chance: the same with the tokens shuffled.
       top_1: share of tokens where this prototype has the largest gate.
       active: share of tokens where its gate is >= 0.01.
     """
@@ -61,7 +61,7 @@ class PrototypeGate:
 
 @dataclasses.dataclass(frozen=True)
 class LayerIntervals:
-    """Ends of bootstraps over texts, 95 %."""
+    """Ends of 95 % bootstrap intervals over texts."""
 
     l1_ratio: tuple[float, float]
     gini: tuple[float, float]
@@ -82,9 +82,9 @@ class LayerGate:
       gini: mean over tokens of Eq. 4.
       entropy: mean over tokens of Eq. 5, in nats.
       top_1: mean over tokens of the largest gate.
-      margin: mean over tokens of its lead over the second.
+      margin: mean over tokens of the difference of the largest and the second gate.
       active: mean number of prototypes with a gate >= 0.01.
-      usage_gini: Gini of the prototypes' shares of the writing, which is that of Table 15.
+      usage_gini: Gini of the prototypes' shares of the writing, as in Table 15.
       max_share: largest share of the writing.
       mutual_information: mean over prototypes.
       mutual_information_by_chance: mean over prototypes.
@@ -107,7 +107,7 @@ class LayerGate:
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """Both kinds of gates of a layer."""
+    """Statistics of the write and read gates of a layer."""
 
     layer: Count
     write: LayerGate
@@ -116,7 +116,7 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True)
 class Label:
-    """A judge's view of some texts; the scores are from 1 to 10."""
+    """A judge's theme and scores of some texts; scores are from 1 to 10."""
 
     theme: str
     disentanglement: float
@@ -146,9 +146,8 @@ class TopText:
       text: an index into `texts`.
       mean: of the write gate.
       sum: of the write gate.
-      memory: how much of the recent writing went to the prototype, (1 - beta) sum_{j<i}
-        beta^(i-1-j) write_j: the discounted mean of its write gate strictly before a token, what
-        the next read finds.
+      memory: the discounted mean of the prototype's write gate before a token, (1 - beta)
+        sum_{j<i} beta^(i-1-j) write_j: how much recent writing a read at that token finds.
     """
 
     text: Count
@@ -161,15 +160,15 @@ class TopText:
 
 @dataclasses.dataclass(frozen=True)
 class Prototype:
-    """What is known of one prototype.
+    """One prototype: its decay, gate statistics, lag, top tokens and texts, and label.
 
     Attributes:
       half_life: in tokens; null where the decay has rounded to 1.
       repetition: 1 - unique / all of the tokens it writes most.
-      lag: where the cross-correlation peaks; below 0 reading comes before writing. Null in a first
-        layer with shared routing, and where a gate does not vary.
+      lag: where the cross-correlation peaks; below 0 if reading comes before writing. Null in a
+        first layer with shared routing, and where a gate does not vary.
       cross_correlation: of read with write at lags -5..5.
-      label: null without a judge, or without an answer that can be read.
+      label: null without a judge, or if its answer cannot be read.
     """
 
     layer: Count
@@ -188,12 +187,12 @@ class Prototype:
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """A shown text, in tokens and in words.
+    """A text of the report, in tokens and in words.
 
     Attributes:
       document: its number in the split.
-      words: joined by nothing they give the text.
-      word_of: which word each token is of.
+      words: their concatenation is the text.
+      word_of: index of each token's word.
     """
 
     document: Count
@@ -210,7 +209,7 @@ class Locality:
     Attributes:
       spearman: within layers, correlation of the ranks of half-life and repetition.
       cohens_d: within layers, of the shortest against the longest quarter of half-lives.
-      overall_spearman: over all prototypes, whatever their layer, as Table 21: depth is part of it.
+      overall_spearman: over all prototypes of all layers, as in Table 21, depth included.
       overall_cohens_d: likewise.
       quartiles: mean repetition by quartile of half-life, short first.
     """
@@ -224,13 +223,13 @@ class Locality:
 
 @dataclasses.dataclass(frozen=True)
 class Lag:
-    """Whether reading comes before writing.
+    """Cross-correlation of read with write gates, and the tests that reading comes first.
 
     Attributes:
       mean: cross-correlation at each lag, averaged over prototypes.
       lead: mean correlation at lag -1 less that at lag 0; bootstrap over texts.
-      own_lead: the same less its mean over the read gates of the layer's other prototypes; read
-        gates of a layer change owners.
+      own_lead: the same less its mean over the read gates of the layer's other prototypes; from
+        permutations of the read gates within layers.
       peaks_one_before: share of prototypes whose peak is at lag -1.
     """
 
@@ -243,7 +242,7 @@ class Lag:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """The model whose prototypes they are.
+    """The analysed model.
 
     Attributes:
       perplexity: of the analysed texts themselves.
@@ -264,7 +263,7 @@ class Model:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What was asked for, and how much text there was."""
+    """Settings of the analysis, and the amount of text."""
 
     split: str
     texts: Count
@@ -279,10 +278,10 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class RandomTexts:
-    """What a judge says of texts that were drawn at random.
+    """A judge's label of texts that were drawn at random.
 
     Attributes:
-      texts: indices into `texts`.
+      texts: indices into the report's `texts`.
     """
 
     texts: tuple[Count, ...]
@@ -294,7 +293,7 @@ class ConceptReport:
     """Concept report of a Prototype Transformer.
 
     Attributes:
-      baseline: the same judge over random texts in place of top texts; null without a judge.
+      baseline: labels of random texts by the same judge; null without a judge.
     """
 
     schema: Literal["protot_jax.concepts"]

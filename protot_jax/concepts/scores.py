@@ -1,9 +1,8 @@
-"""Scores of a judge by layer, with intervals, beside those that it gives to random texts.
+"""Scores of a judge by layer, with intervals, compared with its scores of random texts.
 
-A judge that finds a theme in anything gives high scores to random texts too, so a score says
-something only beside that baseline. Intervals are percentile bootstraps over prototypes (for the
-baseline, over draws of texts), 95 %; they say how much the mean depends on which prototypes there
-are, not how much on the judge.
+A judge that finds a theme in anything gives high scores to random texts too, so a score means
+something only compared with that baseline. Intervals are 95 % percentile bootstraps over prototypes
+(for the baseline, over draws of texts); they do not include the uncertainty of the judge.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +30,7 @@ class Scores:
 
 
 def by_layer(result: ConceptReport, *, seed: int = 0) -> list[Scores]:
-    """Of every layer, of all layers together, and of the random texts where there are some."""
+    """Mean scores of every layer, of all layers together, and of random texts if there are any."""
     groups: list[tuple[str, Labelled]] = [
         (f"layer {one.layer}", [p for p in result.prototypes if p.layer == one.layer])
         for one in result.layers
@@ -43,7 +42,7 @@ def by_layer(result: ConceptReport, *, seed: int = 0) -> list[Scores]:
 
 
 def lead(result: ConceptReport, *, seed: int = 0) -> dict[str, Interval | None]:
-    """Mean score of the prototypes less that of the random texts; `n` counts the prototypes.
+    """Mean score of the prototypes less that of random texts; `n` counts the prototypes.
 
     Both sides are resampled. None without a baseline, or with fewer than two labels on a side.
     """

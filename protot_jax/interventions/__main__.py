@@ -43,7 +43,7 @@ from lm_jax.run.options import option
 from lm_jax.run.provenance import PROVENANCE_FILE, collect_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.run.workdir import Resume, finish_time, mark_finished, open_workdir
-from protot_jax.interventions import experiment, family, report, report_text
+from protot_jax.interventions import comparison, experiment, report, report_text
 from protot_jax.interventions.experiment import InterventionConfig, SubjectModel
 from protot_jax.interventions.results import Comparison, InterventionReport
 from protot_jax.interventions.sentences import Sentence, read, shipped, shipped_digest
@@ -250,13 +250,15 @@ def several(
             print(page)
             results.append(result)
         if not finish_time(work.path):
-            compared = family.compare(results)
+            compared = comparison.compare(results)
             write_json(work.path / COMPARISON, compared)
             provenance = read_json(page.parent / PROVENANCE_FILE)
-            write_text(work.path / COMPARISON_PAGE, family.page(compared, provenance=provenance))
+            write_text(
+                work.path / COMPARISON_PAGE, comparison.page(compared, provenance=provenance)
+            )
             mark_finished(work.path)
         compared = load_result(work.path / COMPARISON, Comparison)
-        heads, *rows = family.format_rows(compared)
+        heads, *rows = comparison.format_rows(compared)
         print(terminal.format_table(heads, rows, left=range(len(heads))))
         print(work.path / COMPARISON_PAGE)
 

@@ -1,4 +1,4 @@
-"""The page of an intervention: the answer first, then every sentence, the controls and the paper.
+"""The page of an intervention: the conclusion, every sentence, the controls and the paper.
 
 Every number comes from `intervention.json` (and the paper's from `paper.py`); nothing is measured
 here.
@@ -9,11 +9,13 @@ from typing import Any, cast
 
 from lm_jax import report
 from lm_jax.report import Cell, Column, Section, cell, section, table
-from lm_jax.report.markup import number
 from protot_jax.interventions import paper, report_text
 from protot_jax.interventions.matching import Match
 from protot_jax.interventions.results import Interval, InterventionReport, SeedResult
 from protot_jax.interventions.summary import ABLATION
+from protot_jax.prose import Prose
+
+_PROSE = Prose("protot_jax.interventions")
 
 
 def build(result: InterventionReport, *, provenance: Mapping[str, Any]) -> str:
@@ -27,7 +29,7 @@ def build(result: InterventionReport, *, provenance: Mapping[str, Any]) -> str:
         controls(seed),
         seeds(result),
         paper_comparison(result),
-        section("Terms", report.key_values(report_text.TERMS)),
+        section("Terms", _PROSE("terms")),
     ]
     return report.page(
         f"What {report_text.name(seed)} does for {report_text.about(result)}",
@@ -42,14 +44,9 @@ def prototype(result: InterventionReport) -> Section:
     seed, settings = result.seeds[0], result.settings
     own, words = report_text.name(seed), ", ".join(settings.words)
     if not seed.ranking:
-        return section("The prototype", f"{own} was given.")
-    occurrences = ", ".join(f"{word} {n} times" for word, n in settings.occurrences.items())
-    chosen = (
-        f"{own} was found: of all prototypes it is the one that most specifically writes the "
-        f"words {words}."
-        if settings.found
-        else f"{own} was given; by how specifically they write the words {words} it is number "
-        f"{seed.place} of all prototypes."
+        return section("The prototype", f"{own} was named by the user.")
+    occurrences = ", ".join(
+        f"{word} {report_text.count(n, 'time')}" for word, n in settings.occurrences.items()
     )
     rows = [
         [report_text.name(one), one.score, 100 * one.on_words, 100 * one.elsewhere]
@@ -57,8 +54,15 @@ def prototype(result: InterventionReport) -> Section:
     ]
     return section(
         "The prototype",
-        f"{chosen} In {number(settings.gate_tokens)} tokens of validation text: {occurrences}. "
-        "A high d with a small gate means that the prototype is specific, not that it writes much.",
+        _PROSE(
+            "prototype",
+            name=own,
+            words=words,
+            occurrences=occurrences,
+            gate_tokens=settings.gate_tokens,
+            place=seed.place,
+            chosen_by_words=settings.found,
+        ),
         table(
             [
                 "Prototype",
@@ -89,17 +93,9 @@ def effects(result: InterventionReport) -> Section:
                 _change(one.text_perplexity),
             ]
         )
-    text = ""
-    if seed.text:
-        text = (
-            f" The validation text has {number(seed.text.tokens)} tokens and perplexity "
-            f"{seed.text.perplexity:.1f}."
-        )
     return section(
-        "Effect on the targets, beside the damage to everything else",
-        "An effect is specific if, with the write gate zeroed, its interval is without 0 and few "
-        "other prototypes change the targets as much. Beside it stands what the same does to text "
-        f"at large.{text}",
+        "Effect on the targets, and on other text",
+        _PROSE("effects", text=seed.text),
         table(
             [
                 "Intervention",
@@ -110,10 +106,9 @@ def effects(result: InterventionReport) -> Section:
                 "Perplexity of validation text",
             ],
             rows,
-            caption="Mean relative changes, and 95 % intervals over the texts of the sentences or "
-            "rows of text; "
-            f"{settings.draws} draws of a new vector, of which {settings.control_draws} are "
-            "compared with the others'.",
+            caption=_PROSE(
+                "effects_caption", draws=settings.draws, control_draws=settings.control_draws
+            ),
             n=f"{report_text.cases(seed.modes[0].effect)} kept, {seed.excluded} excluded",
         ),
     )
@@ -139,7 +134,7 @@ def sentences(result: InterventionReport) -> Section:
         )
     return section(
         "Sentence by sentence",
-        "The target stands in brackets. The interval of a new vector is over draws.",
+        "The target is in brackets. The interval of a new vector is over draws.",
         table(
             ["Sentence", "p, %", *report_text.LABELS.values()],
             rows,
@@ -187,8 +182,7 @@ def controls(seed: SeedResult) -> Section | None:
     ]
     return section(
         "Controls: the same on every other prototype",
-        "If many prototypes lower the targets as much, the chosen one is not what the words depend "
-        "on. The paper compares with a single other prototype.",
+        _PROSE("controls"),
         table(
             [
                 "Intervention",
@@ -230,10 +224,7 @@ def seeds(result: InterventionReport) -> Section | None:
         )
     return section(
         "The same prototype in other seeds",
-        "Matched by the correlation of mean write gates over the tokens of the same validation "
-        "text, one to one over all prototypes. To be the same one, it must be more like its "
-        "partner than different prototypes are like one another: of each prototype of the two "
-        "models, the highest correlation with another of its own model.",
+        _PROSE("seeds"),
         table(
             [
                 "Model",
@@ -247,7 +238,7 @@ def seeds(result: InterventionReport) -> Section | None:
                 "Place by words",
             ],
             matches,
-            caption=f"Partners of {report_text.name(first)}.",
+            caption=f"Matches of {report_text.name(first)} in other models.",
         ),
         table(
             [
@@ -305,11 +296,8 @@ def paper_comparison(result: InterventionReport) -> Section | None:
         for column in columns
     ]
     return section(
-        "Beside the paper",
-        f"Table {columns[0].table} of the paper has other sentences, another model trained on "
-        "another corpus, a prototype chosen by eye, a single draw of a new vector and no control "
-        "distribution. So the two agree in kind at most, and not in value: what can be compared is "
-        f"how large and how consistent a change is. {paper.REMARKS.get(concept, '')}",
+        "Comparison with the paper",
+        _PROSE("paper_comparison", table=columns[0].table, remark=paper.REMARKS.get(concept, "")),
         table(
             [
                 "Model and prototype",
@@ -318,8 +306,8 @@ def paper_comparison(result: InterventionReport) -> Section | None:
                 *(report_text.LABELS[mode] for mode in paper.MODES),
             ],
             [ours, *theirs],
-            caption="Mean relative change of the targets' probability; under the paper's, its "
-            "least and greatest.",
+            caption="Mean relative change of the targets' probability; of the paper, with the "
+            "smallest and the largest change of a sentence below.",
         ),
     )
 

@@ -28,31 +28,6 @@ LABELS = {
 # Words shown before a target.
 _CONTEXT = 5
 
-TERMS = {
-    "change": "Relative, in percent: 100 (p' / p − 1), of the target word's probability p given "
-    "all that stands before its last occurrence in the sentence.",
-    "new vector": "The prototype's vector replaced by a Gaussian one of the scale it was "
-    "initialised with, both gates following it; a mean over draws.",
-    "masked": "The logit of the write or read gate set to minus infinity: its share goes to the "
-    "other prototypes. In a first layer with shared routing, masking the write gate masks the read "
-    "gate too.",
-    "zeroed": "The gate set to zero, the others left as they are. With mass normalisation it makes "
-    "no difference which gate: what was never written is read as zero. Where masking moves the "
-    "targets and zeroing does not, what moves them is the share that the others took over, and not "
-    "the loss of this prototype.",
-    "excluded": "Sentences whose target has too low a probability under the trained model: a "
-    "ratio of two tiny numbers says little.",
-    "percentile": "Where the chosen prototype's mean change lies among those of all others; 0 "
-    "means that no other lowers the targets as much.",
-    "p": "Two-sided: twice the share of all prototypes, the chosen one counted in, whose mean "
-    "change lies as far out on the same side. The probability of such a rank, were the prototype "
-    "picked at random.",
-    "specific": "An effect is specific if its interval is without 0 and p is at most 0.05, both "
-    "with the write gate zeroed: only that takes the prototype's part away and nothing more.",
-    "d": "Cohen's d: mean write gate on the words less that elsewhere, over the pooled standard "
-    "deviation.",
-}
-
 
 class Place(Protocol):
     """What has a layer and a prototype."""

@@ -1,4 +1,4 @@
-"""Concept reports that no model made: valid by the schema, seeded, as small or large as asked."""
+"""Concept reports without a model: valid by the schema, seeded, of any size."""
 
 import dataclasses
 from typing import Any
@@ -27,7 +27,7 @@ THEMES = ("dates and spans of time", "legal duty", "commas before a clause", "wa
 LAGS = range(-5, 6)
 
 
-def make(
+def build(
     layers: int = 2,
     prototypes: int = 4,
     *,
@@ -44,20 +44,20 @@ def make(
     `hostile` puts markup and worse into words, tokens, themes and the name of the corpus.
     """
     rng = np.random.default_rng(seed)
-    made_texts = [_text(rng, i, length, hostile and i == 0) for i in range(texts)]
-    made = [
-        _prototype(rng, layer, i, made_texts, top, dead=i == prototypes - 1, judged=judge != "null")
+    all_texts = [_text(rng, i, length, hostile and i == 0) for i in range(texts)]
+    entries = [
+        _prototype(rng, layer, i, all_texts, top, dead=i == prototypes - 1, judged=judge != "null")
         for layer in range(layers)
         for i in range(prototypes)
     ]
     if hostile:
-        made[0]["top_tokens"] = [
+        entries[0]["top_tokens"] = [
             {"token": word, "id": i, "mean": 0.5, "sum": 1.0, "count": 2}
             for i, word in enumerate(HOSTILE)
         ]
-        made[0]["label"] = _label(rng, HOSTILE[0] + HOSTILE[1])
-        made[0]["top_texts"] = [_shown(rng, 0, length, 0.5)]
-    tested = {
+        entries[0]["label"] = _label(rng, HOSTILE[0] + HOSTILE[1])
+        entries[0]["top_texts"] = [_top_text(rng, 0, length, 0.5)]
+    statistic = {
         "value": -0.2192,
         "low": -0.31,
         "high": -0.12,
@@ -96,15 +96,15 @@ def make(
             "resamples": 1000,
             "seed": seed,
         },
-        "texts": made_texts,
+        "texts": all_texts,
         "layers": [
             {"layer": i, "write": _layer_gate(rng, i, layers), "read": _layer_gate(rng, i, layers)}
             for i in range(layers)
         ],
-        "prototypes": made,
+        "prototypes": entries,
         "half_life_repetition": {
-            "spearman": tested,
-            "cohens_d": {**tested, "value": 0.825, "p": None, "low": 0.4, "high": 1.2},
+            "spearman": statistic,
+            "cohens_d": {**statistic, "value": 0.825, "p": None, "low": 0.4, "high": 1.2},
             "overall_spearman": -0.4571,
             "overall_cohens_d": 1.731,
             "quartiles": [0.406, 0.3429, 0.4017, 0.2695],
@@ -112,17 +112,17 @@ def make(
         "lag": {
             "lags": list(LAGS),
             "mean": [_short(0.1 + 0.25 * np.exp(-((lag + 1) ** 2))) for lag in LAGS],
-            "lead": {**tested, "value": 0.14, "p": 0.001, "low": 0.1, "high": 0.18},
-            "own_lead": {**tested, "value": 0.021, "p": 0.38, "low": -0.03, "high": 0.07},
+            "lead": {**statistic, "value": 0.14, "p": 0.001, "low": 0.1, "high": 0.18},
+            "own_lead": {**statistic, "value": 0.021, "p": 0.38, "low": -0.03, "high": 0.07},
             "peaks_one_before": 0.62,
         },
         "baseline": None if judge == "null" else baseline,
     }
 
 
-def typed(made: dict[str, Any]) -> ConceptReport:
-    """What `make` returned as its dataclass."""
-    return parse_result(made, ConceptReport)
+def typed(content: dict[str, Any]) -> ConceptReport:
+    """What `build` returned as its dataclass."""
+    return parse_result(content, ConceptReport)
 
 
 def _short(value: float) -> float:
@@ -151,7 +151,7 @@ def _text(rng: np.random.Generator, document: int, length: int, hostile: bool) -
     }
 
 
-def _shown(rng: np.random.Generator, text: int, length: int, level: float) -> dict[str, Any]:
+def _top_text(rng: np.random.Generator, text: int, length: int, level: float) -> dict[str, Any]:
     write = np.clip(level * rng.beta(0.4, 1.2, length) * 2, 0, 1)
     memory = np.convolve(write, 0.2 * 0.8 ** np.arange(length))[: length - 1]
     gates = {"write": write, "read": np.roll(write, -1), "memory": np.concatenate([[0], memory])}
@@ -232,8 +232,8 @@ def _prototype(
     correlation = [_short(0.1 + 0.3 * np.exp(-((lag + 1) ** 2))) for lag in LAGS]
     picks = rng.choice(len(texts), size=min(top, len(texts)), replace=False)
     levels = np.sort(rng.uniform(0.1, 0.9, picks.size))[::-1]
-    shown = [
-        _shown(rng, int(i), len(texts[i]["tokens"]), level)
+    top_entries = [
+        _top_text(rng, int(i), len(texts[i]["tokens"]), level)
         for i, level in zip(picks, levels, strict=True)
     ]
     labelled = judged and not dead and (layer + number) % 3 != 2
@@ -258,6 +258,6 @@ def _prototype(
         "lag": None if dead else -1,
         "cross_correlation": [None] * len(LAGS) if dead else correlation,
         "top_tokens": [] if dead else tokens,
-        "top_texts": [] if dead else shown,
+        "top_texts": [] if dead else top_entries,
         "label": _label(rng, THEMES[(layer + number) % len(THEMES)]) if labelled else None,
     }

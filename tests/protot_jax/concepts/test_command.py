@@ -38,15 +38,15 @@ LABEL = {
 
 
 class Recorder:
-    """A judge that says the same of everything and keeps what it was shown."""
+    """A judge that gives every prototype the same label and keeps the texts it was asked about."""
 
     name = "recorder"
 
     def __init__(self):
-        self.shown = []
+        self.prompts = []
 
-    def label(self, shown):
-        self.shown.append(shown)
+    def label(self, texts):
+        self.prompts.append(texts)
         return Label(**LABEL)
 
 
@@ -65,9 +65,9 @@ def reported(run):
 
 
 def test_the_report_keeps_to_its_schema(reported):
-    folder, made = reported
+    folder, content = reported
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
-    jsonschema.validate(made, SCHEMA)
+    jsonschema.validate(content, SCHEMA)
     assert sorted(file.name for file in folder.glob("[!.]*")) == [
         "activations.parquet",
         "concepts.html",
@@ -78,28 +78,28 @@ def test_the_report_keeps_to_its_schema(reported):
         "provenance.json",
     ]
     assert "<html" in (folder / "concepts.html").read_text("utf-8")
-    assert made["model"]["seed"] == 1
-    assert len(made["prototypes"]) == 2 * 4
-    for each in made["prototypes"]:
+    assert content["model"]["seed"] == 1
+    assert len(content["prototypes"]) == 2 * 4
+    for each in content["prototypes"]:
         for top in each["top_texts"]:
-            tokens = made["texts"][top["text"]]["tokens"]
+            tokens = content["texts"][top["text"]]["tokens"]
             assert {len(top[name]) for name in ("write", "read", "memory")} == {len(tokens)}
 
 
 def test_the_report_is_read_back_as_it_was_written(reported, tmp_path):
-    folder, made = copy.deepcopy(reported)
+    folder, content = copy.deepcopy(reported)
     report = load_result(folder / "concepts.json", ConceptReport)
     write_json(tmp_path / "again.json", report)
     assert (tmp_path / "again.json").read_bytes() == (folder / "concepts.json").read_bytes()
-    made["layers"][0]["write"]["gini"] = "high"
-    made["texts"][1]["word"] = made["texts"][1].pop("words")
-    made["version"] = 1
-    (tmp_path / "broken.json").write_text(json.dumps(made))
+    content["layers"][0]["write"]["gini"] = "high"
+    content["texts"][1]["word"] = content["texts"][1].pop("words")
+    content["version"] = 1
+    (tmp_path / "broken.json").write_text(json.dumps(content))
     with pytest.raises(CorruptError) as caught:
         load_result(tmp_path / "broken.json", ConceptReport)
     places = ("layers[0].write.gini = 'high'", "texts[1].words is", "texts[1].word ", "version = 1")
     assert all(place in str(caught.value) for place in places)
-    assert {".".join(map(str, error.path)) for error in VALIDATOR.iter_errors(made)} == {
+    assert {".".join(map(str, error.path)) for error in VALIDATOR.iter_errors(content)} == {
         "layers.0.write.gini",
         "texts.1",
         "version",
@@ -107,14 +107,14 @@ def test_the_report_is_read_back_as_it_was_written(reported, tmp_path):
 
 
 def test_the_first_layer_takes_no_part_in_the_lag_test(reported):
-    _, made = reported
-    first = [each for each in made["prototypes"] if each["layer"] == 0]
+    _, content = reported
+    first = [each for each in content["prototypes"] if each["layer"] == 0]
     assert all(each["lag"] is None for each in first)
     assert {c for each in first for c in each["cross_correlation"]} == {None}
-    texts = made["settings"]["texts"]
+    texts = content["settings"]["texts"]
     for name in ("lead", "own_lead"):
-        assert (made["lag"][name]["prototypes"], made["lag"][name]["texts"]) == (4, texts)
-    assert made["half_life_repetition"]["spearman"]["prototypes"] == 8
+        assert (content["lag"][name]["prototypes"], content["lag"][name]["texts"]) == (4, texts)
+    assert content["half_life_repetition"]["spearman"]["prototypes"] == 8
 
 
 def collected(run, folder):
@@ -126,16 +126,16 @@ def collected(run, folder):
 
 
 def test_numbers_of_the_report_follow_from_the_stored_gates(run, reported, tmp_path):
-    folder, made = reported
+    folder, content = reported
     model, texts = collected(run, tmp_path)
     write_NTR, read_NTR = (
         collect.gates_of_layer(folder / collect.ACTIVATIONS, texts, gate, 1)
         for gate in collect.GATES
     )
     token_mask_NT = texts.token_mask_NT
-    assert made["settings"]["texts"] == len(write_NTR)
-    assert made["settings"]["tokens"] == token_mask_NT.sum()
-    entries = [each for each in made["prototypes"] if each["layer"] == 1]
+    assert content["settings"]["texts"] == len(write_NTR)
+    assert content["settings"]["tokens"] == token_mask_NT.sum()
+    entries = [each for each in content["prototypes"] if each["layer"] == 1]
     logit_R = np.float64(model.params["blocks"]["mixer"]["decay_logit"][1])
     for r, entry in enumerate(entries):
         # Of numbers in float16 float64 makes exact sums, in whatever order.
@@ -144,14 +144,14 @@ def test_numbers_of_the_report_follow_from_the_stored_gates(run, reported, tmp_p
             for gate, counted in zip(write_NTR[..., r], token_mask_NT, strict=True)
         ]
         best = np.argsort(-np.array(means), kind="stable")[:3]
-        shown = [made["texts"][top["text"]]["document"] for top in entry["top_texts"]]
-        assert shown == texts.document_N[best].tolist()
+        documents = [content["texts"][top["text"]]["document"] for top in entry["top_texts"]]
+        assert documents == texts.document_N[best].tolist()
         assert [top["mean"] for top in entry["top_texts"]] == [means[text] for text in best]
         beta = entry["decay"]
         # An exponential, a sum and a division in float32; the half-life is of the logit.
         assert beta == pytest.approx(1 / (1 + np.exp(-logit_R[r])), rel=8 * U)
         assert entry["half_life"] == pytest.approx(np.log(2) / np.log1p(np.exp(-logit_R[r])))
-        # Memory also holds what `<bos>` wrote, which is before the first token shown.
+        # Memory also holds what `<bos>` wrote, which is before the first token listed.
         write_T = np.float64(write_NTR[best[0], :, r])
         memory = [
             (1 - beta) * sum(beta ** (i - 1 - j) * write_T[j] for j in range(i)) for i in range(16)
@@ -164,7 +164,7 @@ def test_numbers_of_the_report_follow_from_the_stored_gates(run, reported, tmp_p
         assert entry["write"]["mean"] == gate_M.mean(dtype=np.float64)
         result = measures.mutual_information(texts.token_NT[token_mask_NT], gate_M)
         assert entry["write"]["mutual_information"] == result
-    layer = made["layers"][1]
+    layer = content["layers"][1]
     # The same numbers in float64, added in another order.
     assert layer["read"]["gini"] == pytest.approx(
         measures.gini(read_NTR[token_mask_NT]).mean(), rel=token_mask_NT.sum() * 2.0**-52
@@ -173,15 +173,15 @@ def test_numbers_of_the_report_follow_from_the_stored_gates(run, reported, tmp_p
     correlations = [each["cross_correlation"] for each in entries]
     np.testing.assert_array_equal(correlations, of_layer.correlation_RK)
     # The headline numbers are of these gates, and of layers kept apart.
-    settings = {name: made["settings"][name] for name in ("resamples", "seed")}
+    settings = {name: content["settings"][name] for name in ("resamples", "seed")}
     tests = lag.tests([of_layer], **settings)
     for name in ("lead", "own_lead"):
         expected = dataclasses.asdict(getattr(tests, name))
         for key, number in expected.items():
-            assert made["lag"][name][key] == (number if math.isfinite(number) else None)
+            assert content["lag"][name][key] == (number if math.isfinite(number) else None)
     ranks = []
     for layer in range(2):
-        of_one = [each for each in made["prototypes"] if each["layer"] == layer]
+        of_one = [each for each in content["prototypes"] if each["layer"] == layer]
         for name in ("half_life", "repetition"):
             ranked = scipy_stats.rankdata([each[name] for each in of_one])
             ranks.append(ranked - ranked.mean())
@@ -189,9 +189,9 @@ def test_numbers_of_the_report_follow_from_the_stored_gates(run, reported, tmp_p
     # Ranks are halves, so that all but the root and the quotient is exact.
     squares = (half_life_Q @ half_life_Q) * (repetition_Q @ repetition_Q)
     within = half_life_Q @ repetition_Q / math.sqrt(squares)
-    spearman = made["half_life_repetition"]["spearman"]["value"]
+    spearman = content["half_life_repetition"]["spearman"]["value"]
     assert spearman == pytest.approx(within, rel=4 * 2.0**-53)
-    assert spearman != made["half_life_repetition"]["overall_spearman"]
+    assert spearman != content["half_life_repetition"]["overall_spearman"]
 
 
 def test_a_judge_sees_words_and_also_random_texts(run, tmp_path, caplog):
@@ -202,32 +202,32 @@ def test_a_judge_sees_words_and_also_random_texts(run, tmp_path, caplog):
     settings = report_data.ConceptConfig(length=16, top=2, resamples=99)
     report = command.report(model, run / "data", tmp_path, settings, recorder)
     assert load_result(tmp_path / "concepts.json", ConceptReport) == report
-    made = to_jsonable(report)
+    content = to_jsonable(report)
     assert "trained on documents joined into rows" in caplog.text
-    jsonschema.validate(made, SCHEMA)
-    assert made["settings"]["judge"] == "recorder"
-    assert all(each["label"] == LABEL for each in made["prototypes"])
-    assert len(made["baseline"]) == report_data.BASELINE_DRAWS
-    assert len(recorder.shown) == 8 + report_data.BASELINE_DRAWS
-    for words, gates in recorder.shown[0]:
+    jsonschema.validate(content, SCHEMA)
+    assert content["settings"]["judge"] == "recorder"
+    assert all(each["label"] == LABEL for each in content["prototypes"])
+    assert len(content["baseline"]) == report_data.BASELINE_DRAWS
+    assert len(recorder.prompts) == 8 + report_data.BASELINE_DRAWS
+    for words, gates in recorder.prompts[0]:
         assert len(words) == len(gates)
-        assert "".join(words) in ["".join(text["words"]) for text in made["texts"]]
-    for draw in made["baseline"]:
+        assert "".join(words) in ["".join(text["words"]) for text in content["texts"]]
+    for draw in content["baseline"]:
         assert len(set(draw["texts"])) == 2
         assert draw["label"] == LABEL
 
 
 def test_texts_in_other_batches_give_the_same_numbers(run, reported, tmp_path):
-    folder, made = reported
+    folder, content = reported
     flags = ("--length=16", "--top=3", "--resamples=99", "--batch_size=7")
     assert launched(f"--run={run}", f"--workdir={tmp_path / 'b'}", *flags) == 0
     again = json.loads((tmp_path / "b" / "concepts.json").read_text("utf-8"))
-    assert again["settings"] == made["settings"]
+    assert again["settings"] == content["settings"]
     model, texts = collected(run, tmp_path)
     wanted = stored.expected(model, texts.token_NT)
     token_mask_NT = texts.token_mask_NT[:, 1:]
     perplexity = stored.perplexity(*(each[0][token_mask_NT] for each in wanted))
-    for report, path in ((made, folder), (again, tmp_path / "b")):
+    for report, path in ((content, folder), (again, tmp_path / "b")):
         rounding.assert_within(report["model"]["perplexity"], perplexity)
         gates = stored.gates(path / collect.ACTIVATIONS, texts, model.cfg.num_layers)
         rounding.assert_within(gates, rounding.Expected(*(each[1] for each in wanted)))
@@ -261,9 +261,11 @@ def test_answers_that_were_filled_in_make_another_report(run, tmp_path, capsys):
     assert "--resume=force" in capsys.readouterr().err
     assert launched(*flags, "--resume=force") == 0
     assert "labelled 18 of 18" in capsys.readouterr().out
-    made = json.loads((folder / "concepts.json").read_text("utf-8"))
-    jsonschema.validate(made, SCHEMA)
-    assert {each["label"]["theme"] for each in made["prototypes"] + made["baseline"]} == {"towns"}
+    content = json.loads((folder / "concepts.json").read_text("utf-8"))
+    jsonschema.validate(content, SCHEMA)
+    assert {each["label"]["theme"] for each in content["prototypes"] + content["baseline"]} == {
+        "towns"
+    }
 
 
 def test_a_seed_of_the_run_can_be_chosen(run, tmp_path, capsys):
@@ -271,14 +273,14 @@ def test_a_seed_of_the_run_can_be_chosen(run, tmp_path, capsys):
     assert launched(f"--run={run}", "--run_seed=2", *flags) == 0
     text = capsys.readouterr().out
     assert "5 texts of the validation split" in text
-    made = json.loads((tmp_path / "two" / "concepts.json").read_text("utf-8"))
-    assert (made["model"]["seed"], made["settings"]["rank_by"]) == (2, "sum")
-    # A statistic is told with the interval and the p of its own hypothesis.
-    lag = made["lag"]
+    content = json.loads((tmp_path / "two" / "concepts.json").read_text("utf-8"))
+    assert (content["model"]["seed"], content["settings"]["rank_by"]) == (2, "sum")
+    # A statistic is printed with the interval and the p of its own hypothesis.
+    lag = content["lag"]
     for about, result in (
         ("lead over lag 0: ", lag["lead"]),
-        ("neighbours' reads: ", lag["own_lead"]),
-        ("within layers: Spearman ", made["half_life_repetition"]["spearman"]),
+        ("over other prototypes: ", lag["own_lead"]),
+        ("within layers: Spearman ", content["half_life_repetition"]["spearman"]),
     ):
         (line,) = [line for line in text.splitlines() if about in line]
         value, low, high, p = (

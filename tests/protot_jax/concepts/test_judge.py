@@ -1,4 +1,4 @@
-"""Judges ask the same thing in the same words, read only what was asked for, and lose no answer."""
+"""Judges build the same prompt for the same texts, parse only valid labels, and lose no answer."""
 
 import json
 import logging
@@ -18,7 +18,7 @@ from protot_jax.concepts.results import Label
 from tests import tiny
 from tests.protot_jax.concepts import synthetic_report
 
-SHOWN = [
+TEXTS = [
     (["in", " 1861", " until", " 1865", " war\n"], [0.1, 0.9, 0.3, 0.8, 0.0]),
     (["during", " the", " winter"], [0.7, 0.1, 0.2]),
 ]
@@ -34,13 +34,13 @@ ANSWER = json.dumps(LABEL)
 
 def test_the_prompt_is_the_same_in_every_process():
     # A stored answer is found by this digest: a change of the wording orphans all of them.
-    assert digest(judge.prompt(SHOWN)) == (
+    assert digest(judge.prompt(TEXTS)) == (
         "a91b625d0f4e6555a64733102b8b1b09fae98a8904c0d847771b707b7b7d5c9b"
     )
 
 
 def test_the_prompt_marks_the_strongest_fifth_of_the_words():
-    asked = judge.prompt(SHOWN)
+    asked = judge.prompt(TEXTS)
     assert "Text 1: in «1861» until 1865 war\nMarked in text 1: 1861\n" in asked
     assert "Text 2: «during» the winter\nMarked in text 2: during\n" in asked
     words, gates = [f"w{i}" for i in range(20)], np.linspace(0.0, 1.0, 20)
@@ -76,14 +76,14 @@ def test_braces_inside_a_text_of_the_answer_are_part_of_it():
 @pytest.mark.parametrize(
     ("answer", "match"),
     [
-        ("", "holds 0 JSON objects"),
-        ("I would say dates.", "holds 0 JSON objects"),
-        ("[1, 2]", "holds 0 JSON objects"),
-        (ANSWER[:-1], "holds 0 JSON objects"),
+        ("", "has 0 JSON objects"),
+        ("I would say dates.", "has 0 JSON objects"),
+        ("[1, 2]", "has 0 JSON objects"),
+        (ANSWER[:-1], "has 0 JSON objects"),
         # The inside of a broken object is not the answer.
-        (f'{{"label": yes, "more": {ANSWER}}}', "holds 0 JSON objects"),
-        (f"{ANSWER}\n{ANSWER}", "holds 2 JSON objects"),
-        (f"Not {{}} but ```json\n{ANSWER}\n```", "holds 2 JSON objects"),
+        (f'{{"label": yes, "more": {ANSWER}}}', "has 0 JSON objects"),
+        (f"{ANSWER}\n{ANSWER}", "has 2 JSON objects"),
+        (f"Not {{}} but ```json\n{ANSWER}\n```", "has 2 JSON objects"),
         (json.dumps({"label": LABEL}), "not an object with"),
         (json.dumps({**LABEL, "more": 1}), "not an object with"),
         (json.dumps({k: v for k, v in LABEL.items() if k != "themes"}), "not an object with"),
@@ -107,7 +107,7 @@ def test_a_judge_counts_what_gave_no_label(caplog):
     replies = iter([ANSWER, None, "I would say dates."])
     own = judge.PromptedJudge("mine", lambda asked: next(replies))
     with caplog.at_level(logging.WARNING):
-        results = [own.label(SHOWN) for _ in range(3)]
+        results = [own.label(TEXTS) for _ in range(3)]
     assert results == [Label(**LABEL), None, None]
     assert (own.asked, own.unanswered, own.unreadable) == (3, 1, 1)
     assert own.summary().startswith("mine labelled 1 of 3: 1 had no answer, 1 answers were not")
@@ -118,7 +118,7 @@ def test_a_judge_counts_what_gave_no_label(caplog):
 
 def test_the_null_judge_says_nothing():
     null = judge.build_judge("null")
-    assert null.name == "null" and null.label(SHOWN) is None
+    assert null.name == "null" and null.label(TEXTS) is None
 
 
 @pytest.mark.parametrize(
@@ -138,21 +138,21 @@ def test_an_unknown_judge_is_refused_with_the_nearest(name, match):
 
 def test_answers_come_back_from_their_file_and_missing_prompts_are_listed(tmp_path):
     file = tmp_path / "answers.jsonl"
-    with pytest.raises(BadInputError, match="no file of answers"):
+    with pytest.raises(BadInputError, match="is not a file of answers"):
         judge.build_judge(f"cached:{file}")
     file.touch()
     first = judge.build_judge(f"cached:{file}")
-    assert first.label(SHOWN) is None
+    assert first.label(TEXTS) is None
     assert (first.asked, first.unanswered) == (1, 1)
     # Whoever answers the listed prompts needs nothing else.
     (line,) = (tmp_path / "answers.jsonl.missing").read_text("utf-8").splitlines()
     asked = json.loads(line)
-    assert asked["prompt"] == judge.prompt(SHOWN)
+    assert asked["prompt"] == judge.prompt(TEXTS)
     reply = {"prompt_sha256": asked["prompt_sha256"], "answer": ANSWER}
     file.write_text(json.dumps(reply), "utf-8")
     second = judge.build_judge(f"cached:{file}")
     assert second.name == "cached:answers.jsonl"
-    assert second.label(SHOWN) == Label(**LABEL)
+    assert second.label(TEXTS) == Label(**LABEL)
     assert not (tmp_path / "answers.jsonl.missing").exists()
 
 
@@ -218,13 +218,13 @@ def folder(request, tmp_path):
 
 def test_a_local_model_is_asked_and_its_answers_are_kept(folder, tmp_path):
     file = tmp_path / "answers.jsonl"
-    made = judge.local(folder, answers=file, max_new_tokens=8)
+    local_judge = judge.local(folder, answers=file, max_new_tokens=8)
     # Noise is no JSON, which is counted and not hidden.
-    assert made.label(SHOWN) is None
-    assert (made.asked, made.unanswered, made.unreadable) == (1, 0, 1)
-    stored = Answers(file).find(judge.prompt(SHOWN), judge=made.name)
+    assert local_judge.label(TEXTS) is None
+    assert (local_judge.asked, local_judge.unanswered, local_judge.unreadable) == (1, 0, 1)
+    stored = Answers(file).find(judge.prompt(TEXTS), judge=local_judge.name)
     assert stored is not None
-    assert judge.build_judge(f"cached:{file}").ask(judge.prompt(SHOWN)) == stored
+    assert judge.build_judge(f"cached:{file}").ask(judge.prompt(TEXTS)) == stored
 
 
 def test_a_local_model_sees_its_template_with_the_message_as_plain_text(
@@ -240,9 +240,9 @@ def test_a_local_model_sees_its_template_with_the_message_as_plain_text(
         return [[*tokenizer.encode(f"{ANSWER}{'' if chat else ' and so on'}"), tokenizer.eos_id]]
 
     monkeypatch.setattr(judge, "generate", generate)
-    made = judge.build_judge(f"local:{folder}", answers=tmp_path / "answers.jsonl")
+    local_judge = judge.build_judge(f"local:{folder}", answers=tmp_path / "answers.jsonl")
     hostile = [([" <|end|>", " peace"], [0.9, 0.1])]
-    assert made.label(hostile) == Label(**LABEL)
+    assert local_judge.label(hostile) == Label(**LABEL)
     (ids,) = calls
     # One program for all prompts of about a length.
     assert len(ids) % 64 == 0
@@ -264,20 +264,20 @@ def test_a_template_that_swallows_the_message_is_refused(tmp_path):
     params = lm_jax.init_params(jax.random.key(0), cfg)
     lm_jax.save_pretrained(tmp_path / "model", cfg, params, byte_tokenizer("{{ bos_token }}"))
     with pytest.raises(BadInputError, match="leaves out the message"):
-        judge.local(tmp_path / "model").label(SHOWN)
+        judge.local(tmp_path / "model").label(TEXTS)
 
 
-def test_intervals_by_layer_hold_the_mean_and_grow_with_doubt():
-    made = synthetic_report.make(2, 9)
-    results = {one.group: one for one in scores.by_layer(synthetic_report.typed(made))}
+def test_intervals_by_layer_hold_the_mean_and_grow_with_uncertainty():
+    content = synthetic_report.build(2, 9)
+    results = {one.group: one for one in scores.by_layer(synthetic_report.typed(content))}
     assert list(results) == ["layer 0", "layer 1", "all layers", "random texts"]
     for group in results.values():
         members = (
-            made["baseline"]
+            content["baseline"]
             if group.group == "random texts"
             else [
                 p
-                for p in made["prototypes"]
+                for p in content["prototypes"]
                 if group.group in (f"layer {p['layer']}", "all layers")
             ]
         )
@@ -295,18 +295,18 @@ def test_intervals_by_layer_hold_the_mean_and_grow_with_doubt():
 
 
 def test_the_lead_over_random_texts_is_a_difference_of_means():
-    made = synthetic_report.make(2, 9)
-    for one in made["prototypes"]:
+    content = synthetic_report.build(2, 9)
+    for one in content["prototypes"]:
         if one["label"]:
             one["label"]["coverage"] = 9
-    for i, one in enumerate(made["baseline"]):
+    for i, one in enumerate(content["baseline"]):
         one["label"]["coverage"] = 3 + i % 2
-    result = scores.lead(synthetic_report.typed(made))["coverage"]
+    result = scores.lead(synthetic_report.typed(content))["coverage"]
     assert result.estimate == pytest.approx(5.5)
     assert 5.0 < result.low < 5.5 < result.high < 6.0
 
 
 def test_too_few_labels_have_no_interval():
-    made = synthetic_report.typed(synthetic_report.make(1, 4, judge="null"))
-    assert [one.intervals["themes"] for one in scores.by_layer(made)] == [None, None]
-    assert scores.lead(made) == dict.fromkeys(judge.SCORES)
+    content = synthetic_report.typed(synthetic_report.build(1, 4, judge="null"))
+    assert [one.intervals["themes"] for one in scores.by_layer(content)] == [None, None]
+    assert scores.lead(content) == dict.fromkeys(judge.SCORES)

@@ -44,38 +44,38 @@ class _Reader(html.parser.HTMLParser):
 
 @pytest.mark.parametrize("options", [{}, {"hostile": True}, {"judge": "null"}, {"layers": 1}])
 def test_the_page_holds_the_data_as_it_is(options):
-    made = synthetic_report.make(**options)
-    jsonschema.validate(made, json_schema(ConceptReport))
-    reader = _Reader(report.render(synthetic_report.typed(made)))
-    (held,) = [code for attrs, code in reader.scripts if attrs.get("id") == "twin"]
-    assert json.loads(held) == made
-    assert not set("<>&") & set(held)
+    content = synthetic_report.build(**options)
+    jsonschema.validate(content, json_schema(ConceptReport))
+    reader = _Reader(report.render(synthetic_report.typed(content)))
+    (embedded,) = [code for attrs, code in reader.scripts if attrs.get("id") == "report-data"]
+    assert json.loads(embedded) == content
+    assert not set("<>&") & set(embedded)
 
 
 def test_foreign_text_is_never_markup():
-    plain, hostile = (
-        _Reader(report.render(synthetic_report.typed(synthetic_report.make()))),
-        report.render(synthetic_report.typed(synthetic_report.make(hostile=True))),
+    ordinary, hostile = (
+        _Reader(report.render(synthetic_report.typed(synthetic_report.build()))),
+        report.render(synthetic_report.typed(synthetic_report.build(hostile=True))),
     )
     reader = _Reader(hostile)
     hostile.encode()
-    assert {tag for tag, _ in reader.tags} == {tag for tag, _ in plain.tags}
+    assert {tag for tag, _ in reader.tags} == {tag for tag, _ in ordinary.tags}
     # The libraries of the charts, what calls them, and the explorer.
     assert len([attrs for attrs, _ in reader.scripts if not attrs]) == 3
     assert not [a for _, attrs in reader.tags for a in attrs if a.startswith("on")]
-    # The name of the corpus is told, as text.
+    # The name of the corpus is in the page, as text.
     assert f"trained on {synthetic_report.HOSTILE[1]} (" in reader.text
 
 
 def test_a_lone_surrogate_cannot_make_the_page_unwritable():
-    made = synthetic_report.typed(synthetic_report.make())
-    broken = dataclasses.replace(made.texts[0], words=("\ud800", *made.texts[0].words[1:]))
-    text = report.render(dataclasses.replace(made, texts=(broken, *made.texts[1:])))
+    content = synthetic_report.typed(synthetic_report.build())
+    broken = dataclasses.replace(content.texts[0], words=("\ud800", *content.texts[0].words[1:]))
+    text = report.render(dataclasses.replace(content, texts=(broken, *content.texts[1:])))
     assert b"\\ud800" in text.encode()
 
 
 def test_the_page_asks_for_nothing_outside_itself():
-    text = report.render(synthetic_report.typed(synthetic_report.make()))
+    text = report.render(synthetic_report.typed(synthetic_report.build()))
     reader = _Reader(text)
     (policy,) = [a["content"] for _, a in reader.tags if "http-equiv" in a]
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
@@ -95,12 +95,12 @@ def test_the_page_asks_for_nothing_outside_itself():
 
 def test_a_page_of_the_default_model_stays_small():
     # As many texts as prototypes could show, if no two shared one.
-    made = synthetic_report.make(6, 32, texts=1920, length=32, top=10)
-    assert len(report.render(synthetic_report.typed(made)).encode()) < 5e6
+    content = synthetic_report.build(6, 32, texts=1920, length=32, top=10)
+    assert len(report.render(synthetic_report.typed(content)).encode()) < 5e6
 
 
-def test_statistics_are_told_with_their_intervals():
-    text = _Reader(report.render(synthetic_report.typed(synthetic_report.make()))).text
+def test_statistics_are_printed_with_their_intervals():
+    text = _Reader(report.render(synthetic_report.typed(synthetic_report.build()))).text
     tests = (
         "−0.219[−0.310, −0.120]",
         "0.825[0.400, 1.20]",
@@ -111,39 +111,39 @@ def test_statistics_are_told_with_their_intervals():
         assert phrase in text
     # Depth is part of the paper's numbers, which have no test.
     assert re.search(r"−0\.457\s+−0\.219 \(p 8", text)
-    assert "For 62% of them the peak is one token before writing." in text
+    assert "For 62% of the prototypes the peak is one token before writing." in text
     assert "The first layer is left out" in text
     assert "2 prototypes are dead." in text
 
 
-def test_what_is_not_there_is_said_in_words():
-    made = synthetic_report.make(judge="null")
-    made["half_life_repetition"]["spearman"].update(value=None, p=None, low=None, high=None)
-    made["lag"].update(mean=[None] * 11, peaks_one_before=None)
-    for p in made["prototypes"]:
+def test_missing_values_are_explained_in_words():
+    content = synthetic_report.build(judge="null")
+    content["half_life_repetition"]["spearman"].update(value=None, p=None, low=None, high=None)
+    content["lag"].update(mean=[None] * 11, peaks_one_before=None)
+    for p in content["prototypes"]:
         p.update(lag=None, half_life=None)
-    text = _Reader(report.render(synthetic_report.typed(made))).text
+    text = _Reader(report.render(synthetic_report.typed(content))).text
     assert "made without a judge" in text
     assert "No prototype varies enough to have a peak." in text
-    assert "8 have none that is finite" in text
-    unread = synthetic_report.make()
+    assert "8 prototypes have no finite half-life" in text
+    unread = synthetic_report.build()
     for p in unread["prototypes"]:
         p["label"] = None
     text = _Reader(report.render(synthetic_report.typed(unread))).text
     assert "gave no answer that could be read" in text
 
 
-def browse(folder, made, steps, **options):
-    """Opens the page of `made`, and returns what the JavaScript `steps` return."""
-    return drive(folder, report.render(synthetic_report.typed(made)), steps, **options)
+def browse(folder, content, steps, **options):
+    """Opens the page of `content`, and returns what the JavaScript `steps` return."""
+    return drive(folder, report.render(synthetic_report.typed(content)), steps, **options)
 
 
 @pytest.mark.slow
 def test_a_link_opens_the_prototype_that_it_names(tmp_path):
-    made = synthetic_report.make()
+    content = synthetic_report.build()
     result = browse(
         tmp_path,
-        made,
+        content,
         """
         const measure = $("#measure");
         const named = [...measure.options].find((o) => o.text === "write: MI above chance (nats)");
@@ -157,7 +157,7 @@ def test_a_link_opens_the_prototype_that_it_names(tmp_path):
           theme: $("#opened .label strong").textContent,
           words: all("#opened .texts li:first-child .word").map((w) => w.textContent),
           line: $("#opened .words-line").textContent,
-          told: all("#opened .texts li:first-child .word").map((w) => w.dataset.told),
+          readings: all("#opened .texts li:first-child .word").map((w) => w.dataset.values),
           strength: all("#opened .texts li:first-child .word")
             .map((w) => Number(w.style.getPropertyValue("--strength"))),
           curves: all("#opened .curves polyline").length,
@@ -166,7 +166,7 @@ def test_a_link_opens_the_prototype_that_it_names(tmp_path):
         };""",
         hash_="#layer=1&prototype=2",
     )
-    (p,) = [p for p in made["prototypes"] if (p["layer"], p["prototype"]) == (1, 2)]
+    (p,) = [p for p in content["prototypes"] if (p["layer"], p["prototype"]) == (1, 2)]
     assert result["title"] == "Layer 1, prototype 2"
     assert result["badge"] == f"half-life {number(p['half_life'])} tokens"
     assert len(result["pressed"]) == 1 and result["pressed"][0].startswith("Layer 1, prototype 2: ")
@@ -179,8 +179,8 @@ def test_a_link_opens_the_prototype_that_it_names(tmp_path):
     )
     assert result["count"] == "All 8 prototypes"
     assert result["theme"] == p["label"]["theme"]
-    shown = p["top_texts"][0]
-    text = made["texts"][shown["text"]]
+    top_text = p["top_texts"][0]
+    text = content["texts"][top_text["text"]]
     assert result["words"] == [word.strip() for word in text["words"]]
     assert result["line"] == "".join(text["words"])
     # A word has the mean of its tokens.
@@ -188,17 +188,21 @@ def test_a_link_opens_the_prototype_that_it_names(tmp_path):
         sum(pair) / len(pair)
         for word in range(len(text["words"]))
         if (
-            pair := [w for w, at in zip(shown["write"], text["word_of"], strict=True) if at == word]
+            pair := [
+                w for w, at in zip(top_text["write"], text["word_of"], strict=True) if at == word
+            ]
         )
     ]
-    lines = [re.search(r": write (.+) · read (.+) · memory (.+)", one)[1] for one in result["told"]]
+    lines = [
+        re.search(r": write (.+) · read (.+) · memory (.+)", one)[1] for one in result["readings"]
+    ]
     assert lines == [number(mean) for mean in means]
     low, high = min(means), max(means)
     assert result["strength"] == pytest.approx([(m - low) / (high - low) for m in means], abs=1e-6)
     assert result["curves"] == 3
     assert result["lags"] == [
         f"lag {number(lag)}: {number(value)}"
-        for lag, value in zip(made["lag"]["lags"], p["cross_correlation"], strict=True)
+        for lag, value in zip(content["lag"]["lags"], p["cross_correlation"], strict=True)
     ]
     # The edit that the page names is one.
     assert list(eval(result["edit"], {"protot_jax": protot_jax})) == ["mixer.write_logits"]
@@ -206,50 +210,50 @@ def test_a_link_opens_the_prototype_that_it_names(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("lag", "layer", "said"),
+    ("lag", "layer", "message"),
     [
         (None, 0, "It reads with its write gate (shared routing)."),
-        (None, 1, "Reading and writing do not vary together."),
-        (0, 1, "Reading peaks with writing."),
+        (None, 1, "A gate never varies within a text, so reading has no lag."),
+        (0, 1, "Reading peaks at the same token as writing."),
         (-1, 1, "Reading peaks 1 token before writing."),
         (3, 1, "Reading peaks 3 tokens after writing."),
     ],
 )
-def test_it_says_how_reading_goes_with_writing(tmp_path, lag, layer, said):
-    made = synthetic_report.make()
-    for p in made["prototypes"]:
+def test_it_says_how_reading_goes_with_writing(tmp_path, lag, layer, message):
+    content = synthetic_report.build()
+    for p in content["prototypes"]:
         p["lag"] = lag
     result = browse(
         tmp_path,
-        made,
-        """return all("#opened .beside p").map((p) => p.textContent);""",
+        content,
+        """return all("#opened .columns p").map((p) => p.textContent);""",
         hash_=f"#layer={layer}&prototype=1",
     )
-    assert any(said in text for text in result)
+    assert any(message in text for text in result)
 
 
 @pytest.mark.slow
 def test_searching_filtering_and_choosing_show_what_they_say(tmp_path):
-    made = synthetic_report.make()
-    made["prototypes"][5]["top_tokens"][0]["token"] = "Zebra"
+    content = synthetic_report.build()
+    content["prototypes"][5]["top_tokens"][0]["token"] = "Zebra"
     result = browse(
         tmp_path,
-        made,
+        content,
         """
-        const seen = () => [$("#count").textContent, all("#matches b").map((b) => b.textContent)];
+        const listed = () => [$("#count").textContent, all("#matches b").map((b) => b.textContent)];
         const form = $("#filters").elements;
         const steps = {};
-        form.query.value = "zebra"; await act(form.query, "input"); steps.search = seen();
+        form.query.value = "zebra"; await act(form.query, "input"); steps.search = listed();
         steps.where = $("#matches i").textContent;
         form.query.value = "no such words"; await act(form.query, "input");
-        steps.nothing = [...seen(), $("#more").textContent];
-        $("#filters").reset(); await settle(); steps.reset = seen();
-        form.alive.checked = true; await act(form.alive, "input"); steps.alive = seen()[0];
+        steps.nothing = [...listed(), $("#more").textContent];
+        $("#filters").reset(); await settle(); steps.reset = listed();
+        form.alive.checked = true; await act(form.alive, "input"); steps.alive = listed()[0];
         form.labelled.checked = true; await act(form.labelled, "input");
-        form.layer.value = "1"; await act(form.layer, "input"); steps.labelled = seen();
+        form.layer.value = "1"; await act(form.layer, "input"); steps.labelled = listed();
         $("#filters").reset(); await settle();
-        form.low.value = "5"; await act(form.low, "input"); steps.low = seen();
-        form.high.value = "9"; await act(form.high, "input"); steps.both = seen();
+        form.low.value = "5"; await act(form.low, "input"); steps.low = listed();
+        form.high.value = "9"; await act(form.high, "input"); steps.both = listed();
         all("#map button")[6].click(); await settle();
         steps.clicked = [page.location.hash, $("#opened h3").textContent];
         steps.before = all(".texts .word").map((w) => w.style.getPropertyValue("--strength"));
@@ -268,10 +272,10 @@ def test_searching_filtering_and_choosing_show_what_they_say(tmp_path):
         steps.absent = $("#opened").textContent;
         return steps;""",
     )
-    labelled = [p for p in made["prototypes"] if p["layer"] == 1 and p["label"]]
+    labelled = [p for p in content["prototypes"] if p["layer"] == 1 and p["label"]]
     lives = {
         f"L{p['layer']} P{p['prototype']}": p["half_life"] or float("inf")
-        for p in made["prototypes"]
+        for p in content["prototypes"]
     }
     assert result["search"] == ["1 of 8 prototypes match", ["L1 P1"]]
     assert result["where"] == " in a top token"
@@ -286,10 +290,10 @@ def test_searching_filtering_and_choosing_show_what_they_say(tmp_path):
     assert set(result["low"][1]) == {name for name, life in lives.items() if life >= 5}
     assert set(result["both"][1]) == {name for name, life in lives.items() if 5 <= life <= 9}
     assert result["clicked"] == ["#layer=1&prototype=2", "Layer 1, prototype 2"]
-    shown = made["prototypes"][6]["top_texts"][0]
-    text = made["texts"][shown["text"]]
+    top_text = content["prototypes"][6]["top_texts"][0]
+    text = content["texts"][top_text["text"]]
     assert result["absolute"][0] == pytest.approx(
-        sum(shown["memory"][: text["word_of"].count(0)]) / text["word_of"].count(0), abs=1e-6
+        sum(top_text["memory"][: text["word_of"].count(0)]) / text["word_of"].count(0), abs=1e-6
     )
     hidden, tip = result["tip"]
     assert not hidden and tip.startswith(f"{text['words'][1].strip()}: write ")
@@ -301,28 +305,28 @@ def test_searching_filtering_and_choosing_show_what_they_say(tmp_path):
 def test_hostile_text_is_shown_and_does_nothing(tmp_path):
     result = browse(
         tmp_path,
-        synthetic_report.make(hostile=True),
+        synthetic_report.build(hostile=True),
         """
         return {
           theme: $("#opened .label strong").textContent,
           tokens: all("#opened tbody th bdi").map((b) => b.textContent),
-          made: all("#explorer img, #explorer script").length,
+          content: all("#explorer img, #explorer script").length,
           scripts: all("script:not([type])").length,
         };""",
         hash_="#layer=0&prototype=0",
     )
     assert result["theme"] == synthetic_report.HOSTILE[0] + synthetic_report.HOSTILE[1]
     assert synthetic_report.HOSTILE[0] in result["tokens"]
-    assert (result["made"], result["scripts"]) == (0, 3)
+    assert (result["content"], result["scripts"]) == (0, 3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [400, 1280])
 def test_nothing_is_wider_than_the_screen(tmp_path, width):
-    made = synthetic_report.make(2, 32, length=120, hostile=True)
+    content = synthetic_report.build(2, 32, length=120, hostile=True)
     result = browse(
         tmp_path,
-        made,
+        content,
         """
         const root = page.document.documentElement;
         const wide = [];

@@ -11,7 +11,7 @@ from scipy import stats
 from lm_jax.errors import CorruptError
 from lm_jax.run.files import to_jsonable, write_json
 from lm_jax.run.results import json_schema, load_result
-from protot_jax.interventions import Sentence, family, measure, report_text, results, summary
+from protot_jax.interventions import Sentence, comparison, measure, report_text, results, summary
 from protot_jax.interventions.effects import MODES
 from protot_jax.interventions.results import Comparison, Effect, InterventionReport
 from tests.protot_jax.interventions import small_models
@@ -134,7 +134,7 @@ def test_a_result_is_read_back_as_it_was_written(seed, tmp_path):
     made = result(seed, effect={"low": None, "high": None})
     write_json(tmp_path / "intervention.json", made)
     assert load_result(tmp_path / "intervention.json", InterventionReport) == made
-    compared = family.compare([made, result(seed)])
+    compared = comparison.compare([made, result(seed)])
     write_json(tmp_path / "comparison.json", compared)
     assert load_result(tmp_path / "comparison.json", Comparison) == compared
     tree = to_jsonable(made)
@@ -208,16 +208,16 @@ def test_masking_does_not_decide(seed):
 
 def test_holm_by_hand():
     # 0.01 x 4, 0.015 x 3 = 0.045, which is kept below by nothing, 0.03 x 2 = 0.06, and 0.9.
-    assert family.holm([0.9, 0.03, 0.01, 0.015]) == pytest.approx([0.9, 0.06, 0.04, 0.045])
+    assert comparison.holm([0.9, 0.03, 0.01, 0.015]) == pytest.approx([0.9, 0.06, 0.04, 0.045])
     # A later one is never below an earlier one, and none above 1.
-    assert family.holm([0.5, 0.02, 0.021]) == pytest.approx([0.5, 0.06, 0.06])
-    assert family.holm([0.7, 0.8]) == [1.0, 1.0]
-    assert family.holm([]) == []
+    assert comparison.holm([0.5, 0.02, 0.021]) == pytest.approx([0.5, 0.06, 0.06])
+    assert comparison.holm([0.7, 0.8]) == [1.0, 1.0]
+    assert comparison.holm([]) == []
 
 
 def test_several_nulls_are_seldom_rejected():
     p_SC = np.random.default_rng(3).random((4_000, 4))
-    held = sum(min(family.holm(p_C)) <= 0.05 for p_C in p_SC)
+    held = sum(min(comparison.holm(p_C)) <= 0.05 for p_C in p_SC)
     low, high = stats.binom(4_000, 0.05).ppf([0.0005, 0.9995])
     assert low - 30 <= held <= high
     assert np.count_nonzero(p_SC.min(1) <= 0.05) > 600
@@ -235,19 +235,21 @@ def test_several_concepts_have_p_corrected_for_their_number(seed):
         for one in seed.modes
     )
     nothing = dataclasses.replace(nothing, seeds=(dataclasses.replace(seed, modes=modes),))
-    made = family.compare([*tested, nothing])
+    made = comparison.compare([*tested, nothing])
     by_name = {one.concept: (one.p_holm, one.specific) for one in made.concepts}
     # Three are tested: 0.03 alone would have been specific.
     assert by_name["a"] == (pytest.approx(0.06), False)
     assert by_name["b"] == (pytest.approx(0.036), True)
     assert by_name["c"] == (pytest.approx(0.2), False)
     assert by_name["d"] == (None, None)
-    page = family.page(made, provenance={})
+    page = comparison.page(made, provenance={})
     assert "3 concepts tested. Specific among them: b.</" in page
     # Of 200 prototypes three can be specific; of 64 the first of two has 2 x 2 / 64 at least.
     assert "None could be" not in page
-    few = family.compare([result(seed, control={"p": 0.2}), result(seed, control={"p": 0.03125})])
-    assert "None could be" in family.page(few, provenance={})
-    assert "p of the first is 0.062 at least" in family.page(few, provenance={})
-    none = family.page(family.compare([nothing]), provenance={})
+    few = comparison.compare(
+        [result(seed, control={"p": 0.2}), result(seed, control={"p": 0.03125})]
+    )
+    assert "None could be" in comparison.page(few, provenance={})
+    assert "p of the first is 0.062 at least" in comparison.page(few, provenance={})
+    none = comparison.page(comparison.compare([nothing]), provenance={})
     assert "0 concepts tested. Either no target is probable enough" in none

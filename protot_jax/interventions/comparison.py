@@ -15,6 +15,9 @@ from lm_jax import report
 from lm_jax.report import cell, section, table
 from protot_jax.interventions import report_text, results, summary
 from protot_jax.interventions.results import ComparedConcept, Comparison, InterventionReport
+from protot_jax.prose import Prose
+
+_PROSE = Prose("protot_jax.interventions")
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -98,10 +101,7 @@ def page(result: Comparison, *, provenance: Mapping[str, Any]) -> str:
         [
             section(
                 "Effects with the write gate zeroed",
-                "Each concept has the prototype that most specifically writes its words, or the "
-                "one that was given. p is two-sided, of its effect among those of all other "
-                "prototypes on the same sentences; Holm's is corrected for all concepts. An effect "
-                "is specific if its interval is without 0 and Holm's p at most 0.05.",
+                _PROSE("comparison"),
                 table(
                     heads,
                     [[cell(value) for value in row] for row in rows],
