@@ -1,7 +1,7 @@
 """Errors that a user can act on, each with the exit code of its kind.
 
 A command turns a `UserError` into one line on standard error (what, where, what to do) and its exit
-code; any other exception is a fault of ours and keeps its traceback.
+code; any other exception is a bug and keeps its traceback.
 """
 
 from collections.abc import Iterable
@@ -37,7 +37,7 @@ class DivergedError(UserError, ArithmeticError):
 
 
 class StorageError(UserError, OSError):
-    """A write that failed: disk full, no permission, a folder that is not there."""
+    """A write that failed: disk full, no permission, a missing folder."""
 
     exit_code = 5
 

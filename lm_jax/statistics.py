@@ -1,9 +1,10 @@
 """Intervals and paired tests for every rate and median that a report prints.
 
-Rates get Wilson intervals [1], which stay honest at 0 and n successes; rows that share a prompt
-get a bootstrap over whole prompts [2]; two recipes on the same prompts get the exact McNemar test
-[3] with Tango's score interval [4], because the unpaired comparison throws the pairing away.
-scipy does the statistics; what is here is validation, one result type and what scipy lacks.
+Rates have Wilson intervals [1], which hold their coverage at 0 and n successes; rows that share a
+prompt have a bootstrap over whole prompts [2]; two recipes on the same prompts have the exact
+McNemar test [3] with Tango's score interval [4], because an unpaired comparison ignores the
+pairing. scipy does the statistics; this module adds validation, one result type and what scipy
+lacks.
 
 [1] Wilson, JASA 1927.  [2] Field & Welsh, JRSS B 2007, cluster bootstrap.
 [3] McNemar, Psychometrika 1947.  [4] Tango, Statistics in Medicine 1998.
@@ -76,10 +77,10 @@ def clustered_bootstrap(
 ) -> Interval:
     """Returns the percentile interval of `statistic` when whole clusters are resampled.
 
-    `clusters` is 1-D and as long as `values`; rows of equal cluster id stay together. Only a
-    `statistic` of one's own can read values of more than one axis, of which the first is the rows.
-    `n` of the result counts clusters, since these are the independent units. Rows are weighed
-    equally, so a large cluster counts for more than a small one. Fewer than about 30 clusters make
+    `clusters` is 1-D and as long as `values`; rows of equal cluster id stay together. Values
+    may have further axes after the rows if `statistic` is not the mean.
+    `n` of the result counts clusters, since these are the independent units. Rows have equal
+    weights, so a large cluster counts for more than a small one. Fewer than about 30 clusters make
     the interval too narrow.
     """
     values, clusters = np.asarray(values), np.asarray(clusters)

@@ -1,4 +1,4 @@
-"""Real weights and corpora, pinned by version and sha256: the list of them, and the user's cache.
+"""Real weights and corpora, pinned by version and sha256: their manifest, and the user's cache.
 
 assets.fetch("smollm2")
 assets.path("smollm2", assets.models()["smollm2"])

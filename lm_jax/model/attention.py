@@ -84,7 +84,7 @@ def _kernels_of(attend: Any) -> dict[str, FusedKernel]:
 
 
 def as_pytree(attend: Any) -> Any:
-    """`attend` as something `jax.jit` takes as an argument: a plain function is wrapped."""
+    """`attend` as an argument for `jax.jit`: a function that is no pytree is wrapped."""
     if jax.tree_util.all_leaves([attend]):
         return jax.tree_util.Partial(attend)
     return attend
@@ -167,7 +167,7 @@ def _xla_softmax(attend, q_BTNH, k_BSKH, v_BSKH, *, visibility, scale, cap):
 def by_row_map(
     row_map: RowMap, q_BTNH, k_BSKH, v_BSKH, *, visibility: Visibility, scale, cap, **options: Any
 ) -> RowMapAttention:
-    """`kernels.row_map_attention` with what a fused kernel is given; `options` are bias, heads."""
+    """`kernels.row_map_attention` of a fused kernel's arguments; `options` are bias, heads."""
     segments = (visibility.query_segments_BT, visibility.key_segments_BS)
     return row_map_attention(
         q_BTNH,

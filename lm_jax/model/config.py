@@ -2,7 +2,8 @@
 
 A `DecoderConfig` holds only what changes the mathematics. It is a static argument of `jax.jit`;
 nothing in it is an array. Families (Llama, GPT-2, GPT-NeoX, Gemma 3) differ in these numbers alone:
-there is one decoder (`decoder.py`), and a family is a config reader and a table of names (`hf/`).
+there is one decoder (`decoder.py`), and a family is a config reader and a table of names
+(`lm_jax/weights`).
 """
 
 import dataclasses
@@ -48,7 +49,7 @@ class DecoderConfig:
     """The shape and the arithmetic of a decoder-only transformer.
 
     Widths: `hidden_size` D, `mlp_size` F, `head_dim` H, `num_heads` N, `num_kv_heads` K,
-    `vocab_size` V, `num_layers` L; `max_length` is the longest context the weights were made for.
+    `vocab_size` V, `num_layers` L; `max_length` is the longest context that the weights support.
 
     `norm_offset` is added to a stored norm weight (Gemma stores w and multiplies by 1 + w);
     without `norm_weights` the norms of blocks and the last one have no parameters (OLMo).

@@ -2,8 +2,8 @@
 
 Prompts are read in one pass. For attention they are padded on the right: the cache keeps a length
 per row, so a row's first new token is written over its first padding slot and padding is never
-attended to. For a recurrent mixer they are padded on the left, where an empty state meets padding
-that it does not take up.
+attended to. For a recurrent mixer they are padded on the left, where it does not
+change the empty state.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ from lm_jax.model.params import ParamTree
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How a token is drawn from logits.
+    """How the next token is sampled from logits.
 
     `temperature` 0 is greedy. `top_k` keeps the k largest logits (0: all); `top_p` then keeps the
     smallest set of most probable tokens whose mass reaches p (1: all; Holtzman et al., 2020). Ties
@@ -116,7 +116,7 @@ def generate(
 
     Raises:
       BadInputError: if a prompt is empty, holds an unknown id, or would outgrow `cfg.max_length`.
-      UsageError: if sampling is asked for without a key, or `stop_id` is no id.
+      UsageError: if sampling has no key, or `stop_id` is no id.
     """
     if max_new_tokens < 1:
         raise UsageError(f"max_new_tokens = {max_new_tokens} must be at least 1")
@@ -131,7 +131,7 @@ def generate(
             f"prompt of {lengths_B.max()} tokens + max_new_tokens = {max_new_tokens} exceeds the "
             f"model's context of {cfg.max_length}; shorten one of them"
         )
-    made_BT = _generate(
+    new_BT = _generate(
         params,
         tokens_BT,
         lengths_B,
@@ -145,7 +145,7 @@ def generate(
         sampling=sampling,
         mixer=mixer,
     )
-    return [_until(row, stop_id) for row in np.asarray(made_BT).tolist()]
+    return [_until(row, stop_id) for row in np.asarray(new_BT).tolist()]
 
 
 def stream(
@@ -169,7 +169,7 @@ def stream(
 
     Raises:
       BadInputError: an empty prompt, an unknown id, or a prompt that fills the context.
-      UsageError: sampling is asked for without a key.
+      UsageError: sampling has no key.
     """
     if not mixer.recurrent and len(prompt) >= cfg.max_length:
         raise BadInputError(
@@ -247,17 +247,17 @@ def _generate(
     keys = jax.random.split(key, max_new_tokens)
     first_B = sample(keys[0], out.logits[:, 0], sampling)
 
-    def going(state):
+    def unfinished(state):
         count, _, _, _, done_B = state
         return (count < max_new_tokens) & ~done_B.all()
 
     def extend(state):
-        count, cache, last_B, made_BT, done_B = state
+        count, cache, last_B, new_BT, done_B = state
         out = run(last_B[:, None], cache=cache)
         next_B = sample(keys[count], out.logits[:, 0], sampling)
-        made_BT = made_BT.at[:, count].set(next_B)
-        return count + 1, out.cache, next_B, made_BT, done_B | (next_B == stop_id)
+        new_BT = new_BT.at[:, count].set(next_B)
+        return count + 1, out.cache, next_B, new_BT, done_B | (next_B == stop_id)
 
-    made_BT = jnp.zeros((B, max_new_tokens), jnp.int32).at[:, 0].set(first_B)
-    state = (1, cache, first_B, made_BT, first_B == stop_id)
-    return jax.lax.while_loop(going, extend, state)[3]
+    new_BT = jnp.zeros((B, max_new_tokens), jnp.int32).at[:, 0].set(first_B)
+    state = (1, cache, first_B, new_BT, first_B == stop_id)
+    return jax.lax.while_loop(unfinished, extend, state)[3]

@@ -42,9 +42,9 @@ class Cache:
 
 @struct.dataclass
 class Output:
-    """Logits `[B, T, V]` in float32, what `record` asked for, mixers' extra outputs, the cache.
+    """Logits `[B, T, V]` in float32, recorded sites, mixers' extra outputs, the cache.
 
-    `hidden` is what the logits are read from, `[B, T, D]` after the last norm; a compiled program
+    `hidden` is the input of the unembedding, `[B, T, D]` after the last norm; a compiled program
     that uses it in place of `logits` (`lm_jax.train.losses`) does not compute them. `records` and
     `aux` of sites inside a layer carry a leading axis L.
     """
@@ -79,7 +79,7 @@ def param_spec(cfg: DecoderConfig, mixer: Mixer = ATTENTION) -> dict[str, Any]:
 
 
 def _filled(parts: dict[str, Any]) -> dict[str, Any]:
-    """The parts that have parameters: a tree made of paths has no others."""
+    """The parts that have parameters: a tree built from paths has no others."""
     return {name: part for name, part in parts.items() if part}
 
 
@@ -141,8 +141,8 @@ def forward(
       rng: key for mixers that draw and for dropout; each layer gets its own.
       cache: from `init_cache`, or None.
       mixer: the token mixer of every block.
-      valid_BT: false where a token is padding, which a recurrent mixer then does not take up; None
-        means none is. Attention needs no such mask.
+      valid_BT: false where a token is padding, which a recurrent mixer then skips; None means none
+        is. Attention needs no such mask.
       dropout: the share dropped after the embedding, in the MLP's hidden units and from each
         addition to the residual stream; needs `rng`.
       logits_at: positions `[B, Q]` to compute logits at (indices into T); None means all.
@@ -205,7 +205,7 @@ def forward(
 
 
 def _layer_kinds(cfg: DecoderConfig) -> dict[str, np.ndarray] | None:
-    """What differs between layers of one stack: the window, and whether positions are local."""
+    """Data of each layer of the stack: the window, and whether positions are local."""
     if not any(cfg.layer_windows):
         return None
     return {
@@ -280,7 +280,7 @@ def _norm(p, x_BTD, cfg, scope, site):
 
 
 def _mlp(scope, p, x_BTD, *, cfg, drop):
-    """What the MLP adds to the residual stream."""
+    """The MLP's addition to the residual stream."""
     h_BTD = layers.norm(p.get("ln2", {}), x_BTD, cfg, scope, "ln2")
     hidden_BTD = layers.mlp(p["mlp"], h_BTD, cfg, scope, drop)
     if cfg.post_norms:

@@ -1,7 +1,7 @@
 """Interventions as data: pytrees applied at a site of the forward pass.
 
 Which sites are edited is structure and therefore static; what is written there is traced. Sweeping
-layers, heads, positions or strengths therefore never compiles anew. Leaves have one axis per letter
+layers, heads, positions or strengths therefore never recompiles. Leaves have one axis per letter
 of the site (`sites.SITES`), length 1 where they broadcast, with a leading L for sites of a layer.
 """
 

@@ -1,4 +1,4 @@
-"""The layers every family is made of, as functions of arrays.
+"""Layers of all model families, as functions of arrays.
 
 Matrix products run in the dtype of the parameters; norms, rotations, scores and softmax run in
 float32. Each reciprocal scale of a norm is a site, so that it can be read or frozen.
@@ -30,14 +30,14 @@ ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
 }
 
 
-# What `rematerialised` keeps of a block.
+# Name of the values of a block that `rematerialised` saves.
 PRODUCT = "product"
 
 
 def project(
     equation: str, x: jax.Array, w: jax.Array | Adapted, bias: jax.Array | None = None
 ) -> jax.Array:
-    """`einsum(equation, x, w)` plus a bias over the trailing axes; every weight product is one.
+    """`einsum(equation, x, w)` plus a bias over the trailing axes, for every weight product.
 
     The last axes of `x` are summed over with the first of `w`.
     """
@@ -53,9 +53,9 @@ def project(
     return checkpoint_name(y, PRODUCT)
 
 
-# Of two matrices, and not of arrays with several token axes: of those XLA's CPU compiler transposes
-# the gradient for the product with x, entry by entry and fused with all that computes it. What is
-# kept for the backward pass is x as it came, not a second array in the form of a matrix.
+# Of two matrices: with several token axes XLA's CPU compiler transposes the gradient for the
+# product with x entry by entry, fused with all that computes it. The backward pass saves x in its
+# own shape, not a second array in the shape of a matrix.
 @functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=2)
 def _matrix_product(x: jax.Array, w: jax.Array, summed: int) -> jax.Array:
     rows, columns = math.prod(w.shape[:summed]), w.shape[summed:]
@@ -64,9 +64,9 @@ def _matrix_product(x: jax.Array, w: jax.Array, summed: int) -> jax.Array:
 
 
 def rematerialised(block: Callable[..., Any], scope: Scope, *args: Any) -> Any:
-    """`block(scope, *args)`, of which a backward pass keeps `args` and weight products alone.
+    """Runs `block(scope, *args)`; the backward pass saves `args` and weight products alone.
 
-    Everything else in it is cheap to compute again, and much to store.
+    Everything else is cheap to recompute, and large to store.
     """
 
     def pure(*args: Any) -> tuple[Any, Any]:
@@ -74,10 +74,10 @@ def rematerialised(block: Callable[..., Any], scope: Scope, *args: Any) -> Any:
         return block(inner, *args), (inner.records, inner.aux)
 
     keep = jax.checkpoint_policies.save_only_these_names(PRODUCT)
-    made, (records, aux) = jax.checkpoint(pure, prevent_cse=False, policy=keep)(*args)
+    output, (records, aux) = jax.checkpoint(pure, prevent_cse=False, policy=keep)(*args)
     scope.records |= records
     scope.aux |= aux
-    return made
+    return output
 
 
 def add_axes(x: jax.Array, ndim: int) -> jax.Array:
@@ -95,10 +95,10 @@ def softcap(x: jax.Array, cap: float | None) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Dropout:
-    """Zeroes a share `rate` of what passes and scales the rest; does nothing without a key.
+    """Dropout: zeroes a share `rate` of the entries and scales the rest; identity without a key.
 
-    Srivastava et al., 2014, in the inverted form. Each name draws for itself. Whether an entry is
-    kept is a function of key, name and the place of the entry in the whole array
+    Srivastava et al., 2014, in the inverted form. Each name has random bits of its own. Whether an
+    entry is kept is a function of key, name and the place of the entry in the whole array
     (`kernels.core.noise`), with a probability exact to 2^-32: the same on every mesh.
     """
 
@@ -152,7 +152,7 @@ def norm(p: ParamTree, x: jax.Array, cfg: DecoderConfig, scope: Scope, site: str
 
     The site `<site>.scale` is the divisor sqrt(mean square + eps), of length one on the last axis.
     """
-    # The two barriers keep XLA from fusing (and so rounding) differently when an edit stands before
+    # The two barriers keep XLA from fusing (and so rounding) differently when an edit is before
     # the norm or on its divisor: an edit that changes nothing then changes no bit.
     h = jax.lax.optimization_barrier(x).astype(jnp.float32)
     # The norms of single heads have a scale alone, and leave the mean in.
@@ -287,5 +287,5 @@ def unembed(params: ParamTree, x_BTD: jax.Array, cfg: DecoderConfig) -> jax.Arra
 
 
 def unembedding(params: ParamTree, cfg: DecoderConfig) -> jax.Array:
-    """What logits are read through, `[V, D]`: the token embedding where it is tied."""
+    """The unembedding matrix `[V, D]`: the token embedding where it is tied."""
     return params["embed"]["tokens"] if cfg.tie_embeddings else params["unembed"].T

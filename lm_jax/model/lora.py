@@ -86,15 +86,15 @@ def adapter_spec(spec: ParamTree, settings: LoraConfig) -> dict[str, Any]:
             names = sorted({path.rpartition("/")[2] for path in weights})
             raise UsageError(f"LoRA: no weight matches {target!r}{nearest(target, names)}")
         chosen |= {path: weights[path] for path in results}
-    made: dict[str, ParamSpec] = {}
+    adapters: dict[str, ParamSpec] = {}
     for path, weight in chosen.items():
         inputs = _inputs(weight)
         layers, shape, axes = weight.shape[0], weight.shape[1:], weight.axes[1:]
         width = math.prod(shape[:inputs])
         down = ParamSpec((*shape[:inputs], settings.rank), axes[:inputs] + "r", _uniform(width))
         up = params_lib.zeros((settings.rank, *shape[inputs:]), "r" + axes[inputs:])
-        made |= {f"{path}/down": down.stacked(layers), f"{path}/up": up.stacked(layers)}
-    return params_lib.tree_from_paths(dict(sorted(made.items())))
+        adapters |= {f"{path}/down": down.stacked(layers), f"{path}/up": up.stacked(layers)}
+    return params_lib.tree_from_paths(dict(sorted(adapters.items())))
 
 
 def _weights(spec: ParamTree) -> Iterator[tuple[str, ParamSpec]]:
@@ -121,7 +121,7 @@ def _inputs(weight: ParamSpec) -> int:
 
 
 def _uniform(width: int) -> params_lib.Initializer:
-    """U(-1/sqrt(width), 1/sqrt(width)), as a linear layer's weights are commonly drawn."""
+    """U(-1/sqrt(width), 1/sqrt(width)), the usual initialisation of a linear layer."""
     bound = 1.0 / math.sqrt(width)
 
     def init(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
@@ -147,8 +147,8 @@ def merge(
     Args:
       params: the weights that the adapters were trained over.
       adapters: as `adapter_spec` declares them.
-      settings: theirs.
-      dtype: of all weights that are returned; None keeps those of `params`.
+      settings: the configuration of the adapters.
+      dtype: of the returned weights; None keeps those of `params`.
 
     Raises:
       BadInputError: the adapters are of another model.

@@ -23,7 +23,7 @@ RopeTables = tuple[jax.Array, jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """The layer that a mixer runs in: sites, positions, masks, dropout; lives while it is traced.
+    """Context of a mixer in its layer: sites, positions, masks, dropout; exists during tracing.
 
     `positions_BT` are absolute and ascend by one; `window` is None, or a scalar that may be traced,
     as `index`, the number of the layer, is. `valid_BT` is false where a token is padding.
@@ -43,8 +43,8 @@ class Layer:
 class Mixer(Protocol):
     """A token mixer; `cache` is None outside decoding.
 
-    A `recurrent` one keeps a state of one size, has no position and no longest context, and must be
-    told which tokens are padding (`Layer.valid_BT`).
+    A `recurrent` one keeps a state of one size, has no position and no longest context, and reads
+    from `Layer.valid_BT` which tokens are padding.
     """
 
     recurrent: ClassVar[bool]
@@ -58,7 +58,7 @@ class Mixer(Protocol):
         ...
 
     def flops(self, cfg: DecoderConfig, tokens: int, causal: str) -> tuple[int, int]:
-        """FLOPs of all layers on one sequence: products with weights, and what else there is.
+        """FLOPs of all layers on one sequence: products with weights, and all other operations.
 
         `causal` is the convention for attention, as `lm_jax.model.flops` names them.
         """
@@ -142,7 +142,7 @@ class AttentionMixer:
             }
             k_BSKH, v_BSKH = cache["k"], cache["v"]
         B, T = positions_BT.shape
-        # Slots of a cache that are not yet written lie after every query: causality hides them.
+        # Cache slots that are not yet written are after every query: causality hides them.
         visible = visibility(
             "attention",
             *(B, T, k_BSKH.shape[1]),

@@ -34,7 +34,7 @@ class ParamSpec:
             raise ValueError(f"shape {self.shape} and axes {self.axes!r} differ in length")
 
     def stacked(self, num_layers: int) -> "ParamSpec":
-        """The same array once per layer: a leading axis L, each layer drawn by itself."""
+        """The same array once per layer: a leading axis L, each layer initialised alone."""
 
         def init(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
             keys = jax.random.split(key, shape[0])
@@ -71,7 +71,7 @@ class ByLayer(ParamSpec):
 
 
 def by_layer(values: Sequence[float], shape: tuple[int, ...], axes: str) -> ParamSpec:
-    """A parameter that starts at another constant in every layer."""
+    """A parameter that starts at a different constant in every layer."""
     return ByLayer(shape, axes, values=tuple(values))
 
 

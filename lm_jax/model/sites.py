@@ -39,7 +39,7 @@ SITES: Mapping[str, Site] = {
     "attn.rot_q": Site("BTNH", "queries as scored: after norm and rotation"),
     "attn.rot_k": Site("BSKH", "keys as scored: after norm and rotation"),
     "attn.scores": Site("BNTS", "scaled, capped scores in float32; -inf on masked keys"),
-    "attn.pattern": Site("BNTS", "what the attend made of the scores, in float32"),
+    "attn.pattern": Site("BNTS", "attention weights, the result of the attend, in float32"),
     "attn.z": Site("BTNH", "weighted sum of values, per head"),
     "attn.out": Site("BTD", "mixer output as added to the residual stream"),
     "ln1_post.scale": Site("BT1", "divisor of the norm after the mixer (Gemma)"),
@@ -72,7 +72,7 @@ def check_edit(name: str, edit: Any, num_layers: int) -> None:
     """Raises where a leaf of `edit` has not one axis per letter, layers first.
 
     Raises:
-      UsageError: naming the site, the shape found and the letters expected.
+      UsageError: naming the site, the shape and the expected letters.
     """
     site = SITES[name]
     letters = ("L" if site.per_layer else "") + site.dims
@@ -91,10 +91,10 @@ def check_edit(name: str, edit: Any, num_layers: int) -> None:
 
 @dataclasses.dataclass
 class Scope:
-    """The edits and reducers in force in one layer, and what was recorded and passed there.
+    """Edits and reducers of one layer, its records, and the sites visited.
 
-    Lives only while a layer is traced. `visited` lets the decoder refuse a site that the model does
-    not have: an edit is never ignored silently.
+    Exists only while a layer is traced. `visited` lets the decoder refuse a site that the model
+    does not have: an edit is never ignored silently.
     """
 
     edits: Mapping[str, Any]

@@ -1,8 +1,9 @@
 """Kernels on a mesh: each device computes its own batch rows and heads.
 
-The compiler splits what it knows; to it a Pallas kernel is one opaque call, before which it gathers
-every argument whole on every device. So a mixer calls its kernel by `shard_kernel`, and what is
-compiled for a mesh is traced by `under_mesh`. Without a mesh, or on one device, both do nothing.
+The compiler partitions its own operations, but a Pallas kernel is one opaque call to it, for which
+it gathers every argument whole on every device. So a mixer calls its kernel by `shard_kernel`, and
+a function that is compiled for a mesh is traced by `under_mesh`. Without a mesh, or on one device,
+both do nothing.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +20,7 @@ SplitAxes = Mapping[str, tuple[str, ...]]
 
 
 def under_mesh(fn: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
-    """`fn` as `jax.jit` is to have it: traced with the mesh that `shard_kernel` then finds."""
+    """Wraps `fn` for `jax.jit`, so that `shard_kernel` finds the mesh while it is traced."""
 
     @functools.wraps(fn)
     def traced(*args: Any) -> Any:
@@ -39,8 +40,8 @@ def shard_kernel(
     whole, and so do the others unless every one of them divides.
 
     Args:
-      run: a function of arrays; `first` maps each letter of `split` to the index, among all, of the
-        first element that it is given.
+      run: a function of arrays; `first` maps each letter of `split` to the global index of the
+        first element of this device.
       args: the arrays, also in trees; None where one is missing.
       axes: for each of `args` the letters of its axes; "" for one that goes whole to every device.
       out_axes: the same for the result.
@@ -50,7 +51,7 @@ def shard_kernel(
     split.
 
     Raises:
-      ValueError: an array has another number of axes than letters.
+      ValueError: an array's number of axes is not its number of letters.
     """
     sizes: dict[str, int] = {}
 

@@ -3,8 +3,8 @@
 The mesh has the axes `data`, `fsdp` and `tensor`. A batch is split over data and fsdp. Parameters
 are split over fsdp along D (Zhao et al., 2023), over tensor along heads, MLP units and vocabulary
 (Shoeybi et al., 2019), and replicated over data. An axis whose length the mesh does not divide
-stays whole. Nothing in the decoder mentions a mesh: `jax.jit` with these shardings is all there is,
-but for kernels, which the compiler cannot split (`lm_jax.parallel.kernels`).
+stays whole. The decoder mentions no mesh: `jax.jit` with these shardings suffices, except for
+kernels, which the compiler cannot split (`lm_jax.parallel.kernels`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ BATCH = PartitionSpec(("data", "fsdp"))
 def make_mesh(
     *, data: int = 1, fsdp: int = 1, tensor: int = 1, devices: Sequence[Any] | None = None
 ) -> Mesh:
-    """A mesh over the given devices (default: all); one size may be -1, and takes what is left.
+    """A mesh over the given devices (default: all); one size may be -1: all that are left.
 
     Raises:
       UsageError: if the sizes do not multiply to the number of devices.
@@ -64,7 +64,7 @@ def make_mesh(
 def partition(mesh: Mesh, spec: ParamSpec) -> PartitionSpec:
     """The mesh axis of every axis of a parameter, None where it stays whole.
 
-    Where two axes of one parameter ask for the same mesh axis, the first that divides gets it.
+    Of two axes of one parameter with the same mesh axis, the first that divides gets it.
     """
     placed: list[str | None] = []
     for letter, size in zip(spec.axes, spec.shape, strict=True):

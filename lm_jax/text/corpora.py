@@ -1,4 +1,4 @@
-"""Readers of text corpora: the cached ones by name, and what a user has in files.
+"""Readers of text corpora: cached ones by name, and a user's files.
 
 `documents(source)` gives `(id, text)` pairs of one of these sources:
 
@@ -12,7 +12,7 @@
                    Dolma and OpenWebText are distributed
 
 A document that cannot be read as text is given as its raw bytes, and `usable` counts it among what
-it leaves out: one bad document neither stops a run nor disappears unseen.
+it leaves out: one bad document neither stops a run nor is dropped uncounted.
 
 The readers of an asset raise BadInputError, with the command to run, while it is not in the cache.
 """
@@ -54,7 +54,7 @@ def documents(
       field: the column with the text, in .jsonl, .parquet and tensorflow-datasets.
 
     Raises:
-      UsageError: for a unit or a number of words that cannot be.
+      UsageError: for an unknown unit, or words below 1.
       BadInputError: if the source, or a file or column in it, is not there or cannot be read.
     """
     if unit not in ("document", "paragraph"):
@@ -285,10 +285,10 @@ def _enwik8(file: Path) -> Iterator[Document]:
             yield repr(title), page.group(2)
             continue
         if not _NAMESPACE.match(title) and not text.lstrip().lower().startswith("#redirect"):
-            yield title, _plain(text)
+            yield title, _plain_text(text)
 
 
-def _plain(wikitext: str) -> str:
+def _plain_text(wikitext: str) -> str:
     # The dump escapes once for XML, and authors write entities of their own.
     text = html.unescape(html.unescape(wikitext))
     removed = 1

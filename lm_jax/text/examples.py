@@ -4,17 +4,17 @@
     batches = Batches(examples, batch_size=32, seed=0)
     batches.at(k)
 
-Batch k is the same array whoever asks for it and whenever. A run is resumed by going on at its next
-k, with any number of processes, and no state of an iterator is kept. There are three ways to make
-examples of `context + 1` ids (inputs and, one further on, targets):
+Batch k is the same array in every process and at any time. A run resumes at its next k, with any
+number of processes, and stores no iterator state. There are three ways to form examples of
+`context + 1` ids (inputs, and targets shifted by one):
 
-    truncate   one example is the beginning of one document, filled up with zeros (`<pad>`), which
-               the loss leaves out; the rest of a long document is not used. As the Prototype
+    truncate   one example is the beginning of one document, padded with zeros (`<pad>`), which the
+               loss leaves out; the rest of a long document is not used. As the Prototype
                Transformer was trained.
     pack       the documents of an epoch are joined in its order and cut into rows; only the last
                row of an epoch, if it is not full, is not used.
     window     every document is cut into rows of its own; the last id of one is also the first
-               of the next, so that every id is a target once. The last row is filled up with -1,
+               of the next, so that every id is a target once. The last row is padded with -1,
                because to a pretrained model every id may be text.
 
 The examples of all epochs form one endless sequence, and batch k holds its places k B to k B + B-1.
@@ -39,20 +39,20 @@ from lm_jax.text.tokenizer_training import PAD
 if TYPE_CHECKING:
     import grain
 
-# In the place of an id where there is none.
+# The id at positions without a token.
 IGNORE_INDEX = -1
 Mode = Literal["truncate", "pack", "window"]
 Batch = dict[str, np.ndarray]
 
 
 class Examples:
-    """Rows of `context + 1` ids out of one split, read when they are asked for.
+    """Rows of `context + 1` ids of one split, read on demand.
 
     Attributes:
       count: examples in an epoch.
-      truncated: documents of which a part is not used; 0 but for "truncate".
+      truncated: documents of which a part is not used; 0 unless mode is "truncate".
       unused_tokens: ids that no example of an epoch holds.
-      fill: what stands in a row where there is no id.
+      fill: the id at positions without a token.
     """
 
     def __init__(
@@ -70,15 +70,15 @@ class Examples:
         Args:
           prepared: as from `prepare.open_prepared`.
           split: "train", "validation" or "test".
-          context: ids that the model sees at once.
+          context: length of the model's input, in ids.
           mode: see the head of this file.
-          limit: use only so many documents, the first of the split.
-          vocab_size: of the model, if it is to be compared with the data's.
+          limit: use only this many documents, the first of the split.
+          vocab_size: of the model, to check it against the data's; None skips the check.
 
         Raises:
-          UsageError: for a split, context, mode or limit that cannot be.
+          UsageError: for an invalid split, context, mode or limit.
           BadInputError: the split holds nothing to read, or the model has fewer tokens than the
-            data, or `truncate` would fill up with an id that is not padding.
+            data, or `truncate` would pad with an id that is not padding.
         """
         if split not in SPLITS:
             raise UsageError(f"split = {split!r} is not one of {', '.join(SPLITS)}")
@@ -95,7 +95,7 @@ class Examples:
         if mode == "truncate" and prepared.tokenizer.token(0) != PAD:
             raise BadInputError(
                 f"{prepared.folder}: id 0 is {prepared.tokenizer.token(0)!r}, not {PAD!r}, so rows "
-                "cannot be filled up with it; use mode='window' or 'pack'"
+                "cannot be padded with it; use mode='window' or 'pack'"
             )
         self.prepared, self.split, self.mode, self.limit = prepared, split, mode, limit
         self.width = context + 1
@@ -112,10 +112,10 @@ class Examples:
             self._extents = self._lengths
             self.unused_tokens = total % self.width
         else:
-            # Of a single id nothing is predicted.
+            # A document of one id has no target.
             self._extents = -(-(self._lengths - 1) // context)
             self.unused_tokens = int((self._lengths == 1).sum())
-        # What of an epoch a document takes up: ids where they are joined, or rows of its own.
+        # The size of a document in an epoch: ids where documents are joined, else rows.
         taken = int(self._extents.sum())
         self.count = taken // self.width if mode == "pack" else taken
         if not self.count:
@@ -144,9 +144,9 @@ class Examples:
         """Examples by their places.
 
         Args:
-          places: int [n], each below `count`: of the examples as they are stored, or for "pack" of
-            the rows of an epoch whose documents are joined in `order`.
-          order: for "pack", a permutation of the documents; as they are stored if None.
+          places: int [n], each below `count`: indices of stored examples, or for "pack" of the rows
+            of an epoch whose documents are joined in `order`.
+          order: for "pack", a permutation of the documents; None is the stored order.
           ends: `ends(order)`, for a caller that reads often in one order.
 
         Returns:
@@ -156,7 +156,7 @@ class Examples:
         Raises:
           UsageError: an order for examples that are not joined.
           BadInputError: a record cannot be read, or an id in it is not in the vocabulary.
-          CorruptError: a record has not the length it was written with.
+          CorruptError: a record's length is not the stored one.
         """
         tokens = np.full((len(places), self.width), self.fill, np.int32)
         if order is None:
@@ -196,7 +196,7 @@ class Examples:
         from array_record.python.array_record_module import ArrayRecordReader
 
         try:
-            # Reading ahead serves a scan, and these reads jump.
+            # Reading ahead helps a scan, and these reads are random.
             return ArrayRecordReader(str(self._file), "readahead_buffer_size:0,max_parallelism:0")
         except RuntimeError as error:
             raise self._unreadable(error) from error
@@ -234,8 +234,8 @@ class Batches:
     """The endless sequence of shuffled batches, for training.
 
     Attributes:
-      fingerprint: names all that decides the batches of all processes together, in words
-        `name=value`. A checkpoint keeps it, and is refused to a run with another one.
+      fingerprint: identifies everything that determines the batches of all processes, as words
+        `name=value`. A checkpoint stores it, and a run with another one refuses the checkpoint.
       per_epoch: whole batches in an epoch.
     """
 
@@ -248,17 +248,17 @@ class Batches:
         process_index: int = 0,
         process_count: int = 1,
     ) -> None:
-        """By default `at` gives whole batches; a process can have its block of rows alone.
+        """Batches of all rows, or of the block of rows of one process.
 
         Args:
-          examples: of which split.
-          batch_size: of all processes together.
-          seed: of the order.
-          process_index: which block,
-          process_count: out of how many.
+          examples: the examples of a split.
+          batch_size: rows of a batch, of all processes together.
+          seed: random seed of the order.
+          process_index: index of the process whose rows are read.
+          process_count: number of processes.
 
         Raises:
-          UsageError: for a size or seed that cannot be, or that the processes cannot share evenly.
+          UsageError: for an invalid size or seed, or a size that the processes cannot share evenly.
           BadInputError: the split has fewer examples than one batch.
         """
         if not 0 <= seed < 2**64:
@@ -274,8 +274,8 @@ class Batches:
         self.per_epoch = examples.count // batch_size
         self._numbers = shuffled(examples.count, seed).batch(batch_size)
 
-        # What a row of joined documents holds depends on all before it. A batch may lie across two
-        # epochs.
+        # The contents of a row of joined documents depend on all documents before it. A batch may
+        # span two epochs.
         @functools.lru_cache(maxsize=2)
         def joined(epoch: int) -> tuple[np.ndarray, np.ndarray]:
             order = epoch_order(examples.documents, seed, epoch)
@@ -306,7 +306,7 @@ class Batches:
 class OnePass:
     """Every example once, in the order in which they are stored, for evaluation.
 
-    The last batch is filled up with rows of `Examples.fill`, whose "document" is -1, so that all
+    The last batch is padded with rows of `Examples.fill`, whose "document" is -1, so that all
     batches, on all processes, have one shape. There are `per_epoch` of them.
     """
 
@@ -348,7 +348,7 @@ class OnePass:
 
 
 def shuffled(count: int, seed: int) -> "grain.MapDataset[int]":
-    """The numbers 0..count-1 without end, in an order of its own in every epoch.
+    """The numbers 0..count-1 without end, in a different order every epoch.
 
     Element i is a pure function of the three numbers (count, seed, i), and costs the same whatever
     they are.
@@ -368,7 +368,7 @@ def epoch_order(count: int, seed: int, epoch: int) -> np.ndarray:
 def order_name() -> str:
     """Name of the shuffling algorithm, for a fingerprint.
 
-    A sample of what it gives is part of it, because grain promises no order across its versions.
+    It holds the hash of a sample order, because grain promises no order across its versions.
     """
     sample = epoch_order(1009, seed=0, epoch=1).astype("<i8")
     return f"grain:{hashlib.sha256(sample.tobytes()).hexdigest()[:8]}"

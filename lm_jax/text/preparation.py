@@ -4,17 +4,17 @@ A prepared folder holds, for each split,
 
     <split>-00000-of-00001.array_record   one record per document: its ids, little-endian
     <split>-lengths.npy                   uint32 [documents], the ids in each record
-    tokenizer.json                        what the ids mean (and tokenizer_config.json)
+    tokenizer.json                        the tokenizer (and tokenizer_config.json)
     manifest.json                         every file with size and sha256, counts per split, what
                                           was left out and why, the sources; written last
 
-A document is what the tokenizer makes of its text, and then the end-of-text token. Which split it
-goes to is decided by a hash of its text and the seed alone, so that the order of a source, or more
-documents in it, moves none of the others. ArrayRecord is read at any place without reading what is
-before it; its own checksums cover what is read, ours cover the files.
+A document is the ids of its text, followed by the end-of-text token. A hash of its text and the
+seed alone decide its split, so that the order of a source, or more documents in it, move no other
+document. ArrayRecord has random access; its own checksums cover the records that are read, those of
+the manifest the files.
 
-The folder is drafted beside its name, synced and renamed (`new_folder`): it is there whole
-or not at all.
+The folder is written under another name, synced and renamed (`new_folder`): it exists whole, or
+does not exist.
 """
 
 from collections import Counter
@@ -62,7 +62,7 @@ _KIND = ManifestFormat(
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """A folder whose every file agreed with its manifest when it was opened."""
+    """A prepared folder, every file of which agreed with the manifest when it was opened."""
 
     folder: Path
     manifest: Mapping[str, Any]
@@ -78,8 +78,9 @@ class Prepared:
 class CorpusConfig:
     """All that decides the contents of a prepared folder; see `corpora.documents` and `prepare`.
 
-    The default corpus is 249 long speeches, so its documents are cut at paragraphs. Neighbours of
-    one speech may then lie in different splits. The paper's corpus is read with unit "document".
+    The default corpus is 249 long speeches, so its documents are cut at paragraphs. Neighbouring
+    paragraphs of one speech may then be in different splits. The paper's corpus is read with unit
+    "document".
 
     Attributes:
       source: sotu, wiki, a file or folder, or another source of `lm_jax.text.corpora`.
@@ -118,20 +119,20 @@ def prepare(
 
     Args:
       documents: as from `corpora.documents`; those that cannot be used are counted and left out
-        (`corpora.usable`), and so are those of which the tokenizer makes no ids ("no tokens").
+        (`corpora.usable`), and so are those without ids ("no tokens").
       tokenizer: its special tokens are added, but never read out of the text.
       folder: must not exist.
       splits: the shares of train, validation and test; they sum to 1.
-      seed: another one gives other splits.
+      seed: random seed of the splits.
       longest: a document of more characters is left out.
       max_tokens: no further document is read once all splits together have that many ids.
       sources: sha256 by file name, for the manifest (`corpora.hashes`).
-      notes: JSON to keep in the manifest, such as the settings that led here.
+      notes: further JSON for the manifest, such as the settings.
 
     Raises:
-      UsageError: for shares or a seed that cannot be.
-      BadInputError: `folder` exists, or a split that is to have documents got none.
-      StorageError: the folder cannot be written; it is then not there.
+      UsageError: for invalid shares or an invalid seed.
+      BadInputError: `folder` exists, or a split with a positive share got no documents.
+      StorageError: the folder cannot be written; then it does not exist.
       StoppedError: the command was asked to stop; nothing is kept.
     """
     _check_shares(splits)
@@ -193,8 +194,8 @@ def open_prepared(
     """Opens a folder of `prepare` after comparing every file with the manifest.
 
     Args:
-      folder: to open.
-      tokenizer: the one that the reader goes by, if it has one of its own.
+      folder: a folder of `prepare`.
+      tokenizer: the caller's tokenizer, which must be that of the data; None skips the check.
 
     Raises:
       BadInputError: there is no manifest, or the ids are of another tokenizer.
@@ -223,8 +224,8 @@ def prepare_corpus(
     Several processes may call it at once: one prepares, the others wait and open.
 
     Args:
-      folder: the prepared folder, there or not.
-      corpus: what to prepare.
+      folder: the prepared folder, which need not exist.
+      corpus: the corpus to prepare.
       tokenizer: to use in place of one trained on the documents.
 
     Raises:
@@ -260,7 +261,7 @@ def prepare_corpus(
 
 
 class _Writers:
-    """One ArrayRecord file per split in `draft`; `folder` is how a failure names the place."""
+    """One ArrayRecord file per split in `draft`; `folder` is the path in error messages."""
 
     def __init__(self, draft: Path, folder: Path):
         from array_record.python.array_record_module import ArrayRecordWriter

@@ -36,7 +36,7 @@ _LLAMA3_SPLIT = (
 )
 
 # `tokenizer.ggml.pre` to the rules that come before byte-level BPE with its own regex (True) or
-# without one (False). A rule that is not listed is refused: a guess would shift ids unseen.
+# without one (False). A rule that is not listed is refused: a guess would give wrong ids.
 _SPLITS: Mapping[str, tuple[list[pre_tokenizers.PreTokenizer], bool]] = {
     "gpt-2": ([], True),
     "smollm": ([pre_tokenizers.Digits(individual_digits=True)], True),
@@ -121,7 +121,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens, added ones included; ids lie in 0..vocab_size-1."""
+        """Number of tokens, added ones included; ids are in 0..vocab_size-1."""
         return self.backend.get_vocab_size()
 
     @functools.cached_property

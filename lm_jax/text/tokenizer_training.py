@@ -1,15 +1,16 @@
-"""Training a BPE tokenizer: the 16k one of the Prototype Transformer, from any documents.
+"""BPE tokenizer training, as for the 16k vocabulary of the Prototype Transformer.
 
-Byte-pair encoding (Sennrich et al. 2016) over words that were made plain first, by `tokenizers`:
+Byte-pair encoding (Sennrich et al. 2016) over normalised words, by `tokenizers`:
 
     1. Unicode NFD, lower case, accents stripped.
     2. Split at white space and between words and punctuation.
-    3. Merges inside a word, whose last piece carries the suffix `</w>`; a merge must have been
-       seen three times. Learned from the first 10,000 documents.
+    3. Merges inside a word, whose last piece carries the suffix `</w>`; a merge must occur
+       three times. Learned from the first 10,000 documents.
     4. `<bos> text <eos>` around every text. `prepare.py` ends a document with `<eot>` after that.
 
-Case, accents and the kind of white space are lost, so decoding gives the plain text back, not the
-original. The text is not truncated here: how much of a document is read is the reader's setting.
+Case, accents and the kind of white space are lost, so decoding gives back the normalised text, not
+the original. The text is not truncated here: how much of a document is read is a setting of the
+reader.
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,10 +39,10 @@ def train_tokenizer(
     """Learns a vocabulary from the first `documents` texts.
 
     Args:
-      texts: read no further than needed.
+      texts: an iterable, read no further than needed.
       vocab_size: the most tokens to have, the five special ones and the alphabet included. A small
-        corpus gives fewer: `Tokenizer.vocab_size` says how many there are.
-      min_frequency: how often two pieces must meet to be merged.
+        corpus gives fewer: `Tokenizer.vocab_size` is their number.
+      min_frequency: how often two pieces must be neighbours to be merged.
       documents: how many texts to learn from.
 
     Raises:

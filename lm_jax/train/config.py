@@ -18,16 +18,16 @@ class TrainConfig:
     """The training half of a config; the defaults are those of Prototype Transformer, section 4.
 
     Attributes:
-      steps: updates of the whole run, over which the schedule runs.
-      learning_rate: at the peak, the end of the warm-up.
-      weight_decay: on weights; the other parameters have none (`optim.is_weight`).
-      warmup: the share of `steps` in which the rate rises.
-      clip_norm: longest gradient, or None for as long as it is.
-      skip_sigma: leave out an update whose loss is that many standard deviations above the mean of
-        the last 128, or None to leave out none (as Levanter and MaxText can).
-      accumulate: micro-batches that a batch is cut into; the step is that of the whole batch.
-      eval_every: steps between evaluations; 0 means an epoch. One more follows the last step.
-      early_stop: end at the first evaluation whose perplexity is above the one before.
+      steps: updates of the whole run, the length of the schedule.
+      learning_rate: peak learning rate, reached at the end of the warm-up.
+      weight_decay: decay of weights; other parameters have none (`optim.is_weight`).
+      warmup: the fraction of `steps` in which the learning rate rises.
+      clip_norm: largest norm of the gradient; None does not clip.
+      skip_sigma: skip an update whose loss is this many standard deviations above the mean of the
+        last 128 losses; None skips none (as in Levanter and MaxText).
+      accumulate: number of micro-batches of a batch; the update is that of the whole batch.
+      eval_every: steps between evaluations; 0 means an epoch. The last step is also evaluated.
+      early_stop: stop at the first evaluation whose perplexity is above the previous one.
 
     Raises:
       UsageError: listing every field that cannot be used.
@@ -62,9 +62,9 @@ class CheckpointPolicy:
     """How often a run logs and saves.
 
     Attributes:
-      log_every: steps between two looks at the losses; a NaN is found by then.
-      save_every: steps between checkpoints; every evaluation and the last step also make one.
-      keep: how many of the last checkpoints stay; the best one stays as well.
+      log_every: steps between reads of the losses, at which a NaN is detected.
+      save_every: steps between checkpoints; every evaluation and the last step also save one.
+      keep: how many of the last checkpoints are kept; the best one is kept as well.
       allow_fallback: continue from the checkpoint before the newest one where that is damaged.
 
     Raises:

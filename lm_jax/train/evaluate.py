@@ -24,8 +24,8 @@ from lm_jax.train.step import EvalStep
 class Batches(Protocol):
     """Batches as a function of their number alone, so that a run can resume anywhere.
 
-    `at(k)` gives host arrays: `tokens`, int32 `[B, context + 1]`, 0 where there is none, and
-    `document`, int64 `[B]`. `fingerprint` stands for the data and their order.
+    `at(k)` returns host arrays: `tokens`, int32 `[B, context + 1]`, 0 at padding, and `document`,
+    int64 `[B]`. `fingerprint` identifies the data and their order.
     """
 
     fingerprint: str
@@ -40,7 +40,7 @@ class Batches(Protocol):
 class Evaluation:
     """Mean losses in nats: per token, and over batches; and the number of predicted tokens.
 
-    `sums` holds what else the objective counts, by name, over all batches.
+    `sums` holds the objective's other counts over all batches, by name.
     """
 
     loss: float
@@ -50,7 +50,7 @@ class Evaluation:
 
     @property
     def perplexity(self) -> float:
-        """exp of the loss per token; inf where that is too large to write."""
+        """exp of the loss per token; inf where that overflows."""
         return _exp(self.loss)
 
     @property
@@ -76,38 +76,41 @@ def evaluate(
     """Runs `step` (`make_eval_step`) over one epoch of `batches`.
 
     Args:
-      step: makes the sums of a batch.
-      params: what is evaluated.
-      batches: to evaluate on.
+      step: computes the sums of a batch.
+      params: the parameters to evaluate.
+      batches: the batches to evaluate on.
       mesh: the devices.
-      frozen: what the objective needs besides, on the mesh.
-      stoppable: end at a request to stop; for a pass that has nothing to save. Processes ask each
-        other after every batch.
+      frozen: the objective's parameters that are not trained, on the mesh.
+      stoppable: end at a request to stop; for a pass that has nothing to save. Processes share
+        their requests after every batch.
 
     Raises:
       BadInputError: if there is no token to predict.
       StoppedError: a stop was requested, if `stoppable`.
     """
-    made: list[Any] = []
+    sums_of_batches: list[Any] = []
     for k in range(batches.per_epoch):
-        made.append(step(params, frozen, sharding.shard_batch(mesh, batches.at(k)["tokens"])))
+        sums_of_batches.append(
+            step(params, frozen, sharding.shard_batch(mesh, batches.at(k)["tokens"]))
+        )
         if stoppable:
-            # What is only dispatched would be waited for after the request.
-            jax.block_until_ready(made[-1])
+            # Otherwise dispatched batches would still run after the request.
+            jax.block_until_ready(sums_of_batches[-1])
             stop_between(k + 1, batches.per_epoch)
-    looked = [(float(each["loss"]), int(each["tokens"])) for each in made]
-    sums = [(total, count) for total, count in looked if count]
-    if not sums:
+    losses = [(float(each["loss"]), int(each["tokens"])) for each in sums_of_batches]
+    counted = [(total, count) for total, count in losses if count]
+    if not counted:
         raise BadInputError("the split holds no token to predict; give it longer documents")
-    tokens = sum(count for _, count in sums)
-    further = made[0].keys() - {"loss", "tokens"}
+    tokens = sum(count for _, count in counted)
+    further = sums_of_batches[0].keys() - {"loss", "tokens"}
     return Evaluation(
-        loss=math.fsum(total for total, _ in sums) / tokens,
-        batch_mean_loss=math.fsum(total / count for total, count in sums) / len(sums),
+        loss=math.fsum(total for total, _ in counted) / tokens,
+        batch_mean_loss=math.fsum(total / count for total, count in counted) / len(counted),
         tokens=tokens,
         # 32 bits may not hold a count over all batches, and 24 of a float may not hold one exactly.
         sums={
-            name: np.sum([_wide(each[name]) for each in made], axis=0) for name in sorted(further)
+            name: np.sum([_wide(each[name]) for each in sums_of_batches], axis=0)
+            for name in sorted(further)
         },
     )
 

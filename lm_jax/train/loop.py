@@ -1,16 +1,16 @@
-"""The training loop: from the last checkpoint to the last step, in a folder that survives a kill.
+"""Training loop, from the last checkpoint to the last step; resumable after a kill.
 
     for step in from the restored one:
         batch `step` -> update
-        every few steps: look at the losses, write them, stop if one is not finite
+        every few steps: read the losses, write them, stop if one is not finite
         every epoch (or so): evaluate, keep the best, stop early if perplexity rose
         save; end here if a stop was requested
 
-Step k trains on batch k and draws from key k, and the state is saved whole. So a run that was
-killed anywhere and started again ends in the same parameters, bit for bit, on the same mesh, in one
+Step k trains on batch k with random key k, and the whole state is saved. So a run that was killed
+anywhere and started again ends with the same parameters, bit for bit, on the same mesh, in one
 process or in several (`processes.py`).
 
-What it leaves in the run's folder, beside its checkpoints (`checkpoint.manager`):
+Files in the run's folder, beside its checkpoints (`checkpoint.manager`):
 
     steps/, evaluations/          the rows so far, and in the end metrics.parquet and
                                   evaluations.parquet (`metrics.py`)
@@ -113,25 +113,25 @@ def train(
     """Trains, or resumes training, in the folder of a run.
 
     Args:
-      folder: an open work folder (`open_workdir`), or one below it; made if need be.
-      objective: what is minimised, and of what.
-      config: what decides the numbers.
-      batches: to train on; batch k is the one of step k. Of several processes, each gives its own
+      folder: an open work folder (`open_workdir`), or one below it; created if missing.
+      objective: the training objective.
+      config: the training configuration.
+      batches: training batches; step k takes batch k. Of several processes, each returns its own
         block of rows (`sharding.batch_share`).
-      validation: to evaluate on; None trains to the last step without looking.
-      seed: draws the parameters and the dropout.
+      validation: batches to evaluate on; None trains to the last step without evaluation.
+      seed: random seed of the parameters and the dropout.
       mesh: the devices.
-      frozen: what the objective needs besides what is trained, on the mesh.
-      base_sha256: digest of `frozen`, or of the weights to begin with; checkpoints over other ones
+      frozen: the objective's parameters that are not trained, on the mesh.
+      base_sha256: digest of `frozen`, or of the initial weights; checkpoints over other weights
         are refused.
-      policy: how often to log and save, by default as `CheckpointPolicy` says.
-      params: trained parameters to begin with, in place of drawn ones.
-      decays: the parameters that weight decay shrinks.
-      measure: `measure(params, step, found)`, further numbers by name for every evaluation.
+      policy: how often to log and save; None is the default `CheckpointPolicy`.
+      params: initial parameters; None draws them.
+      decays: selects the parameters with weight decay.
+      measure: `measure(params, step, evaluation)`, further numbers by name for every evaluation.
       on_step: called with the number of updates after each.
 
     Raises:
-      DivergedError: a loss or gradient is not finite. Nothing was saved since.
+      DivergedError: a loss or gradient is not finite; the last checkpoint is before it.
       StoppedError: a stop was requested, and the state is saved.
       CorruptError: a checkpoint or row file is damaged.
       UsageError: the folder holds a run with other settings or data; a batch does not divide.
@@ -170,7 +170,7 @@ def train(
         history = EvalHistory()
     else:
         state, history = restored.state, EvalHistory(**restored.notes["progress"])
-        _log.info("going on from step %d", int(state.step))
+        _log.info("continuing from step %d", int(state.step))
     first = step = int(state.step)
     writes, alone = processes.is_first(), jax.process_count() == 1
 
@@ -204,14 +204,14 @@ def train(
                 tokens_BS = sharding.shard_batch(mesh, batch["tokens"])
                 state, metrics = update(state, frozen, tokens_BS, step_key)
             step += 1
-            tracer.after(step, made=state)
+            tracer.after(step, outputs=state)
             writer.add(step, metrics, batch["document"])
 
             last = step == config.steps
             evaluates = validation is not None and (last or step % eval_every == 0)
             saves = last or evaluates or step % policy.save_every == 0
             logs = saves or step % policy.log_every == 0
-            # Other processes are asked only where all wait for each other anyway.
+            # Requests of other processes are read only where all wait for each other anyway.
             stop = (alone or logs) and processes.share_stop()
             saves = saves or stop
             if saves or logs:
@@ -227,7 +227,7 @@ def train(
                 writer.evaluated(step, result, measured)
                 history = history.with_loss(result.loss, step, early_stop=config.early_stop)
             if saves:
-                # Rows first: a row is then missing from no step that a checkpoint has passed.
+                # Rows first: then every step before a checkpoint has its row.
                 writer.flush()
                 save(state, progress=dataclasses.asdict(history), best=history.best_step)
                 writer.restart_clock()

@@ -1,11 +1,11 @@
-"""Losses over a vocabulary, a chunk of tokens at a time: the logits of a batch never exist whole.
+"""Cross entropy and distillation in chunks of tokens, without the logits of a whole batch.
 
 Of hidden states h `[X, D]`, an unembedding W `[V, D]` and targets y, for each chunk of tokens:
 
 1. z = cap(h W^T), in float32;
 2. loss = logsumexp(z) - z_y, summed over the tokens that count;
 3. in training, while z exists, dz = softmax(z) - onehot(y), dh = dz W and dW += dz^T h. The
-   backward pass multiplies both by one number, the gradient by the loss, and forms no logits again
+   backward pass multiplies both by one number, the gradient by the loss, and recomputes no logits
    (the idea is that of Hsu et al., 2024, Liger Kernel).
 
 The divergence from a teacher adds its own dz in the same pass. On a mesh each device cuts up its
@@ -26,7 +26,7 @@ from lm_jax.model.config import DecoderConfig
 from lm_jax.model.params import ParamTree
 from lm_jax.parallel.kernels import SplitAxes, split_axes
 
-# On each device. On a CPU half as many take 5 % longer, and twice as many the memory.
+# Per device. On a CPU half as many take 5 % longer, and twice as many double the memory.
 CHUNK_TOKENS = 1_024
 
 
@@ -49,14 +49,14 @@ class Sums(NamedTuple):
     divergence: jax.Array
 
 
-class _Setting(NamedTuple):
+class _LossConfig(NamedTuple):
     cap: float | None
     distill: float
     temperature: float
 
 
-class _Given(NamedTuple):
-    """What belongs to the tokens of a chunk; W counts the devices that the rows are split over."""
+class _TokenInputs(NamedTuple):
+    """Inputs of the tokens of a chunk; W counts the devices that the rows are split over."""
 
     target_WC: jax.Array
     loss_mask_WC: jax.Array
@@ -80,15 +80,15 @@ def summed(
     their own dtype, sums are float32.
 
     Args:
-      model: what is trained.
-      target_BT: the token to predict at each place.
-      loss_mask_BT: false at places that are left out.
-      cfg: of the model, and of its teacher.
-      teacher: whose distribution p the divergence T^2 KL(p || q) starts from; no gradient.
-      distill: its weight in `minimised`.
+      model: the model to train.
+      target_BT: the target token at each position.
+      loss_mask_BT: false at positions that the loss leaves out.
+      cfg: of the model and of the teacher.
+      teacher: its distribution is p in the divergence T^2 KL(p || q); it has no gradient.
+      distill: weight of the divergence in `minimised`.
       temperature: T, by which both logits are divided in the divergence.
     """
-    setting = _Setting(cfg.logit_softcap, distill, temperature)
+    config = _LossConfig(cfg.logit_softcap, distill, temperature)
     w_VD = layers.unembedding(model.params, cfg)
     places = split_axes({"B": target_BT.shape[0], "V": w_VD.shape[0]})
     teacher_hidden, teacher_VD = None, None
@@ -97,9 +97,9 @@ def summed(
         teacher_hidden = teacher.hidden_BTD
         teacher_VD = _gathered(layers.unembedding(teacher.params, cfg), places)
     cut = functools.partial(_cut, places=places)
-    given = jax.tree.map(cut, _Given(target_BT, loss_mask_BT, teacher_hidden))
+    inputs = jax.tree.map(cut, _TokenInputs(target_BT, loss_mask_BT, teacher_hidden))
     hidden_nWCD, w_VD = cut(model.hidden_BTD), _gathered(w_VD, places)
-    minimised, parts = _summed(setting, hidden_nWCD, w_VD, given, teacher_VD)
+    minimised, parts = _summed(config, hidden_nWCD, w_VD, inputs, teacher_VD)
     return Sums(minimised, *lax.stop_gradient(parts))
 
 
@@ -115,7 +115,7 @@ def token_nll(model: Predictor, target_BT: jax.Array, cfg: DecoderConfig) -> jax
         return _cross_entropy(_logits(hidden_WCD, w_VD, cfg.logit_softcap), target_WC)[0]
 
     chunks = (_cut(model.hidden_BTD, places), _cut(target_BT, places))
-    _, loss_nWC = lax.scan(lambda _, given: ((), one(*given)), (), chunks)
+    _, loss_nWC = lax.scan(lambda _, chunk: ((), one(*chunk)), (), chunks)
     B, T = target_BT.shape
     return _joined(loss_nWC, B * T).reshape(B, T)
 
@@ -124,7 +124,7 @@ def token_nll(model: Predictor, target_BT: jax.Array, cfg: DecoderConfig) -> jax
 
 
 def _ways(places: SplitAxes) -> int:
-    """In how many parts the mesh splits the rows."""
+    """The number of parts that the mesh splits the rows into."""
     sizes = dict(jax.sharding.get_abstract_mesh().shape)
     ways = 1
     for name in places.get("B", ()):
@@ -153,7 +153,7 @@ def _joined(x_nWC: jax.Array, tokens: int) -> jax.Array:
 
 
 def _gathered(w_VD: jax.Array, places: SplitAxes) -> jax.Array:
-    """Whole along D before the first chunk, or each chunk would gather it."""
+    """The weights whole along D, so that chunks need not gather them."""
     return _placed(w_VD, places, "V", None)
 
 
@@ -170,50 +170,50 @@ def _placed(x: jax.Array, places: SplitAxes, *letters: str | None) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _summed(
-    setting: _Setting,
+    config: _LossConfig,
     hidden_nWCD: jax.Array,
     w_VD: jax.Array,
-    given: _Given,
+    inputs: _TokenInputs,
     teacher_VD: jax.Array | None,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    def one(_: None, chunk: tuple[jax.Array, _Given]) -> tuple[None, Any]:
-        hidden_WCD, given = chunk
-        return None, _one_chunk(setting, hidden_WCD, w_VD, given, teacher_VD)[0]
+    def one(_: None, chunk: tuple[jax.Array, _TokenInputs]) -> tuple[None, Any]:
+        hidden_WCD, inputs = chunk
+        return None, _one_chunk(config, hidden_WCD, w_VD, inputs, teacher_VD)[0]
 
-    return _totals(setting, given, lax.scan(one, None, (hidden_nWCD, given))[1])
-
-
-def _totals(setting: _Setting, given: _Given, parts: Any) -> Any:
-    loss, divergence = (jnp.sum(jnp.where(given.loss_mask_WC, x, 0.0)) for x in parts)
-    return loss + setting.distill * divergence, (loss, divergence)
+    return _totals(config, inputs, lax.scan(one, None, (hidden_nWCD, inputs))[1])
 
 
-def _forward(setting: _Setting, *arguments: Any) -> tuple[Any, Any]:
-    """The sums, and the gradients of what is minimised: by W only where that is trained."""
-    trained = arguments[1].perturbed
-    hidden_nWCD, w_VD, given, teacher_VD = jax.tree.map(
+def _totals(config: _LossConfig, inputs: _TokenInputs, parts: Any) -> Any:
+    loss, divergence = (jnp.sum(jnp.where(inputs.loss_mask_WC, x, 0.0)) for x in parts)
+    return loss + config.distill * divergence, (loss, divergence)
+
+
+def _forward(config: _LossConfig, *arguments: Any) -> tuple[Any, Any]:
+    """The sums, and the gradients of the minimised sum: by W only if its gradient is needed."""
+    needs_d_w = arguments[1].perturbed
+    hidden_nWCD, w_VD, inputs, teacher_VD = jax.tree.map(
         lambda leaf: leaf.value, arguments, is_leaf=lambda x: isinstance(x, CustomVJPPrimal)
     )
 
-    def one(d_w_WDV: Any, chunk: tuple[jax.Array, _Given]) -> tuple[Any, Any]:
-        hidden_WCD, given = chunk
-        parts, d_logits_WCV = _one_chunk(setting, hidden_WCD, w_VD, given, teacher_VD)
+    def one(d_w_WDV: Any, chunk: tuple[jax.Array, _TokenInputs]) -> tuple[Any, Any]:
+        hidden_WCD, inputs = chunk
+        parts, d_logits_WCV = _one_chunk(config, hidden_WCD, w_VD, inputs, teacher_VD)
         d_logits_WCV = d_logits_WCV.astype(w_VD.dtype)
         d_hidden_WCD = _product("WCV,VD->WCD", d_logits_WCV, w_VD).astype(hidden_WCD.dtype)
-        if trained:
+        if needs_d_w:
             d_w_WDV += _product("WCD,WCV->WDV", hidden_WCD, d_logits_WCV)
         return d_w_WDV, (parts, d_hidden_WCD)
 
     ways, (V, D) = hidden_nWCD.shape[1], w_VD.shape
-    zeros = jnp.zeros((ways, D, V), jnp.float32) if trained else None
-    d_w_WDV, (parts, d_hidden_nWCD) = lax.scan(one, zeros, (hidden_nWCD, given))
-    return _totals(setting, given, parts), (d_hidden_nWCD, d_w_WDV, w_VD)
+    zeros = jnp.zeros((ways, D, V), jnp.float32) if needs_d_w else None
+    d_w_WDV, (parts, d_hidden_nWCD) = lax.scan(one, zeros, (hidden_nWCD, inputs))
+    return _totals(config, inputs, parts), (d_hidden_nWCD, d_w_WDV, w_VD)
 
 
-def _backward(setting: _Setting, gradients: Any, cotangents: Any) -> tuple[Any, ...]:
-    del setting
+def _backward(config: _LossConfig, gradients: Any, cotangents: Any) -> tuple[Any, ...]:
+    del config
     d_hidden_nWCD, d_w_WDV, w_VD = gradients
-    # That of the parts is none: they are given out for reading alone.
+    # The parts have no cotangent: they are for reading alone.
     by = cotangents[0]
     d_hidden = (by * d_hidden_nWCD.astype(jnp.float32)).astype(d_hidden_nWCD.dtype)
     d_w_VD = None if d_w_WDV is None else (by * d_w_WDV.sum(0).T).astype(w_VD.dtype)
@@ -224,26 +224,26 @@ _summed.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
 def _one_chunk(
-    setting: _Setting,
+    config: _LossConfig,
     hidden_WCD: jax.Array,
     w_VD: jax.Array,
-    given: _Given,
+    inputs: _TokenInputs,
     teacher_VD: jax.Array | None,
 ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
     """Cross entropy and divergence `[W, C]` of a chunk; d minimised / d (h W^T), `[W, C, V]`."""
-    cap, T = setting.cap, setting.temperature
+    cap, T = config.cap, config.temperature
     logits_WCV = _logits(hidden_WCD, w_VD, cap)
-    loss_WC, log_sum_WC = _cross_entropy(logits_WCV, given.target_WC)
+    loss_WC, log_sum_WC = _cross_entropy(logits_WCV, inputs.target_WC)
     divergence_WC = jnp.zeros_like(loss_WC)
-    hot_WCV = given.target_WC[..., None] == jnp.arange(w_VD.shape[0])[None, None]
+    hot_WCV = inputs.target_WC[..., None] == jnp.arange(w_VD.shape[0])[None, None]
     d_WCV = jnp.exp(logits_WCV - log_sum_WC[..., None]) - hot_WCV
-    if given.teacher_WCD is not None and teacher_VD is not None:
-        teacher_WCV = _logits(given.teacher_WCD, teacher_VD, cap)
+    if inputs.teacher_WCD is not None and teacher_VD is not None:
+        teacher_WCV = _logits(inputs.teacher_WCD, teacher_VD, cap)
         log_p, log_q = (jax.nn.log_softmax(x / T) for x in (teacher_WCV, logits_WCV))
         p, q = jnp.exp(log_p), jnp.exp(log_q)
         divergence_WC = T**2 * jnp.sum(p * (log_p - log_q), axis=-1)
-        d_WCV += setting.distill * T * (q - p)
-    d_WCV = jnp.where(given.loss_mask_WC[..., None], d_WCV, 0.0)
+        d_WCV += config.distill * T * (q - p)
+    d_WCV = jnp.where(inputs.loss_mask_WC[..., None], d_WCV, 0.0)
     if cap is not None:
         d_WCV *= 1.0 - jnp.square(logits_WCV / cap)
     return (loss_WC, divergence_WC), d_WCV

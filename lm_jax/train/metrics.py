@@ -1,7 +1,7 @@
 """Training metrics: buffered on the device, written to parquet, the log and TensorBoard.
 
-A step leaves its metrics on the device, and nothing waits for them until the writer settles. Then
-every step is a row, and every number of an evaluation is one:
+The metrics of a step stay on the device, and nothing waits for them until the writer settles. Then
+every step is written as a row, and so is every number of an evaluation:
 
     steps/, evaluations/          the rows so far, as shards (`rows.RowStore`)
     metrics.parquet               one row per step (`STEP_SCHEMA`)
@@ -48,14 +48,14 @@ TIMING = ("seconds", *RATES)
 EVALUATION_SCHEMA = pa.schema(
     {"step": pa.int64(), "name": pa.string(), "value": pa.float64(), "n": pa.int64()}
 )
-_SHOWN_DOCUMENTS = 8
+_LISTED_DOCUMENTS = 8
 _EVENTS = "tensorboard"
-_SHOWN = ("loss", "grad_norm", "learning_rate", *RATES)
+_EVENT_COLUMNS = ("loss", "grad_norm", "learning_rate", *RATES)
 _log = logging.getLogger(__name__)
 
 
 class Events:
-    """Numbers by step, for TensorBoard."""
+    """TensorBoard event file of numbers by step."""
 
     def __init__(self, folder: Path, first: int) -> None:
         self._writer = SummaryWriter(str(folder), purge_step=first + 1 if first else None)
@@ -70,12 +70,12 @@ class Events:
         self._writer.flush()
 
     def close(self) -> None:
-        """Ends the file."""
+        """Closes the file."""
         self._writer.close()
 
 
 class MetricWriter:
-    """Buffers the metrics of steps on the device, so that none waits, and writes them to files."""
+    """Writes metrics to files; buffers those of steps on the device, so that no step waits."""
 
     def __init__(
         self,
@@ -92,14 +92,14 @@ class MetricWriter:
         """Opens the files of a run.
 
         Args:
-          folder: of the run.
-          saved: of its checkpoints, to name the last good one.
-          fingerprint: of its settings and data; rows of others are refused.
-          first: how many steps are done.
-          advance: told how many more are, for the progress bar.
-          throughput: of an update.
+          folder: folder of the run.
+          saved: folder of its checkpoints, to name the last good one in errors.
+          fingerprint: hash of its settings and data; rows of others are refused.
+          first: number of steps that are done.
+          advance: updates the progress bar by a number of steps.
+          throughput: converts the time of an update into rates.
           columns: metrics of a step besides those of `STEP_SCHEMA`, each a number.
-          writes: False in a process that only looks whether the numbers are finite.
+          writes: False in a process that only checks whether the numbers are finite.
         """
         self._folder, self._saved, self._advance = folder, saved, advance
         self._throughput = throughput
@@ -126,15 +126,15 @@ class MetricWriter:
         self._open.__exit__(*error)
 
     def add(self, step: int, metrics: Mapping[str, Any], document_B: Any) -> None:
-        """Takes the metrics of one step, with the ids of the documents it saw."""
+        """Adds the metrics of one step, and the ids of the documents in its batch."""
         self._pending.append((step, metrics, document_B))
 
     def restart_clock(self) -> None:
-        """Leaves the time since the last look out of the rate: it went into something else."""
+        """Excludes the time since the last read from the rates: it was spent on other work."""
         self._since = time.monotonic()
 
     def evaluated(self, step: int, result: Evaluation, extra: Mapping[str, float]) -> None:
-        """Writes what an evaluation found, and further numbers by name."""
+        """Writes the numbers of an evaluation, and further ones by name."""
         if not self._writes:
             return
         values = {
@@ -186,7 +186,7 @@ class MetricWriter:
             if not metrics["finite"]:
                 raise self._diverged(step, metrics, document_B)
             tokens += int(metrics["tokens"])
-            # After a kill, rows may be there for steps whose checkpoint is not.
+            # After a kill, rows may exist for steps that no checkpoint holds.
             if self._writes and ("step", step) not in self._steps:
                 row = {
                     "step": step,
@@ -200,8 +200,8 @@ class MetricWriter:
                 row |= self._throughput.rates(row["tokens"], seconds)
                 row |= {name: float(metrics[name]) for name in self._columns}
                 self._steps.append(("step", step), {name: [value] for name, value in row.items()})
-                shown = (*_SHOWN, *self._columns)
-                self._events.add(step, {f"train/{name}": row[name] for name in shown})
+                names = (*_EVENT_COLUMNS, *self._columns)
+                self._events.add(step, {f"train/{name}": row[name] for name in names})
         step, metrics, _ = results[-1]
         pace = self._throughput.rates(tokens, seconds * len(results), len(results))
         loss, text = f"loss {metrics['loss']:.4f}", format_rates(pace)
@@ -209,7 +209,7 @@ class MetricWriter:
         _log.info("step %d: %s, gradient norm %.3g, %s", step, loss, metrics["grad_norm"], text)
 
     def _diverged(self, step: int, metrics: Mapping[str, Any], document_B: Any) -> DivergedError:
-        # Every process has found the same number, and saw rows of its own.
+        # Every process has the same numbers, and its own rows.
         documents = list(dict.fromkeys(processes.gather(document_B).tolist()))
         steps = manager.saved_steps(self._saved)
         good = str(manager.step_folder(self._saved, steps[-1])) if steps else "none"
@@ -217,12 +217,12 @@ class MetricWriter:
         if self._writes:
             where = {"step": step, "batch": step - 1, "documents": documents, "last_good": good}
             write_json(self._folder / DIVERGED, where | numbers)
-        shown = ", ".join(map(str, documents[:_SHOWN_DOCUMENTS]))
-        more = f" and {len(documents) - _SHOWN_DOCUMENTS} more"
+        listed = ", ".join(map(str, documents[:_LISTED_DOCUMENTS]))
+        more = f" and {len(documents) - _LISTED_DOCUMENTS} more"
         return DivergedError(
             f"step {step} has loss {numbers['loss']:.4g} and gradient norm "
-            f"{numbers['grad_norm']:.4g} on documents {shown}"
-            f"{more if len(documents) > _SHOWN_DOCUMENTS else ''} ({self._folder / DIVERGED}); "
+            f"{numbers['grad_norm']:.4g} on documents {listed}"
+            f"{more if len(documents) > _LISTED_DOCUMENTS else ''} ({self._folder / DIVERGED}); "
             f"the last good checkpoint is {good}; lower the learning rate, set clip_norm, or look "
             "at those documents"
         )

@@ -31,7 +31,7 @@ from lm_jax.run.config import to_plain
 from lm_jax.text.examples import IGNORE_INDEX
 from lm_jax.train import losses, optim
 
-# What rows are filled up with where the tokenizer has an id for that.
+# The id that pads rows, where the tokenizer has a padding token.
 PAD = 0
 
 Numbers = Mapping[str, jax.Array]
@@ -53,15 +53,15 @@ MakeBatch = Callable[[jax.Array], LMBatch]
 
 
 def next_token_batch(tokens_BS: jax.Array, *, padding: int = PAD) -> LMBatch:
-    """Inputs `[:, :-1]` and targets `[:, 1:]` of rows filled up with the id `padding`."""
+    """Inputs `[:, :-1]` and targets `[:, 1:]` of rows padded with the id `padding`."""
     held_BS = tokens_BS != padding
-    # An id that no embedding has is read as token 0, which every mask leaves out.
+    # A padding id outside the vocabulary becomes token 0, which every mask leaves out.
     tokens_BS = jnp.where(held_BS, tokens_BS, 0) if padding < 0 else tokens_BS
     return LMBatch(tokens_BS[:, :-1], held_BS[:, :-1], tokens_BS[:, 1:], held_BS[:, 1:])
 
 
 def ignore_index_batch(tokens_BS: jax.Array) -> LMBatch:
-    """`next_token_batch` of rows filled up with `IGNORE_INDEX`, for tokenizers without padding."""
+    """`next_token_batch` of rows padded with `IGNORE_INDEX`, for tokenizers without padding."""
     return next_token_batch(tokens_BS, padding=IGNORE_INDEX)
 
 
@@ -138,15 +138,15 @@ class Objective(Protocol):
 
 
 def dtype_problems(dtype: str) -> list[str]:
-    """What is wrong with a dtype to compute in: nothing, or one sentence."""
+    """A list with one sentence if the dtype of the computation is unsupported, else empty."""
     known = dtype in ("float32", "bfloat16")
     return [] if known else [f"dtype = {dtype!r} must be 'float32' or 'bfloat16'"]
 
 
 def is_cast(path: str, spec: ParamSpec) -> bool:
-    """True for what is computed with in the dtype of the run: matrices, and biases added to them.
+    """True for parameters that are cast to the run's dtype: matrices, and biases added to them.
 
-    The biases of norms, `.../bias`, stay as they are.
+    The biases of norms, `.../bias`, keep their dtype.
     """
     return optim.axes_of_one_layer(spec) >= 2 or path.endswith("_bias")
 
@@ -169,7 +169,7 @@ def token_loss(
     dropout: float = 0.0,
     rng: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """The sum of -log p over the tokens to predict that are not padding, and their number.
+    """The sum of -log p over the targets that are not padding, and their number.
 
     Args:
       params: in the dtypes of the computation.
@@ -178,7 +178,7 @@ def token_loss(
       mixer: its token mixer.
       make_batch: rows of ids to inputs, targets and masks.
       dropout: the rate.
-      rng: key for dropout and for mixers that draw.
+      rng: key for dropout and for random mixers.
     """
     batch = make_batch(tokens_BS)
     output = forward(
@@ -207,12 +207,12 @@ def _attend(mixer: Mixer, dropout: float) -> Attend | Fused:
 class LanguageModelling:
     """The mean negative log likelihood of every next token that is not padding.
 
-    Master weights are float32. Under bfloat16 compute what `casts` chooses is cast inside the loss,
-    so that gradients arrive in float32; vectors and scalars (norms, temperatures, decays) stay
-    float32.
+    Master weights are float32. Under bfloat16 the parameters that `casts` selects are cast inside
+    the loss, so that gradients arrive in float32; vectors and scalars (norms, temperatures, decays)
+    stay float32.
 
     Raises:
-      UsageError: for a dtype or a dropout that cannot be.
+      UsageError: for an unsupported dtype or dropout.
     """
 
     cfg: DecoderConfig

@@ -1,8 +1,8 @@
-"""AdamW with weight decay on weights alone, under a linear warm-up and a cosine.
+"""AdamW with weight decay on weights alone; linear warm-up and cosine decay of the rate.
 
-Loshchilov and Hutter, 2019: decay is subtracted beside the Adam step, not through the gradient. As
-in the code released with Prototype Transformer, betas are 0.9 and 0.999 and nothing is clipped
-unless asked.
+Loshchilov and Hutter, 2019: decay is subtracted separately from the Adam step, not through the
+gradient. As in the code released with Prototype Transformer, betas are 0.9 and 0.999 and nothing is
+clipped unless asked.
 """
 
 from collections.abc import Callable
@@ -27,10 +27,9 @@ def axes_of_one_layer(spec: ParamSpec) -> int:
 
 
 def is_weight(path: str, spec: ParamSpec) -> bool:
-    """True for what decays: two or more axes in one layer, and no bias.
+    """True for parameters with weight decay: two or more axes in one layer, and no bias.
 
-    A library whose tables are no weights (prototypes, say) passes a choice of its own, which may
-    call this one.
+    A library with other tables (prototypes, say) passes its own predicate, which may call this one.
     """
     return axes_of_one_layer(spec) >= 2 and not path.endswith("bias")
 
@@ -72,13 +71,13 @@ def adamw(
 def moment_shardings(
     optimizer: optax.GradientTransformation, params: ParamTree, shardings: ParamTree, other: object
 ) -> object:
-    """The shardings of an optimizer's state: a moment lies where its parameter does.
+    """The shardings of an optimizer's state: a moment is sharded like its parameter.
 
     Args:
-      optimizer: whose state it is.
+      optimizer: the optimizer of the state.
       params: the parameters, or their `jax.ShapeDtypeStruct`.
-      shardings: of the parameters.
-      other: the sharding of what is no moment, such as the count of steps.
+      shardings: those of the parameters.
+      other: the sharding of all other leaves, such as the count of steps.
     """
     return optax.tree_map_params(
         optimizer.init,

@@ -1,15 +1,15 @@
-"""Traces of chosen steps by `jax.profiler`, and the time that each part of the model takes in them.
+"""Profiles of chosen steps by `jax.profiler`, with the time of each part of the model.
 
     python -m protot_jax.pretrain ... --profile=20:24
     python -m tools.bench_train ... --profile=2:3
 
-1. Before the first of the steps the device is waited for and the trace begins; after the last one
-   it is waited for again, and the trace ends. Each step is an event `train` with its number.
-2. What the compiler calls `fusion.17` is given the name of the part that it belongs to: its
-   `jax.named_scope` (`SCOPES`), out of the compiled programs. An operation that the compiler fused
-   out of several parts counts for the one of its result.
-3. The seconds of each part are added up by program, forward and backward, and written beside the
-   trace. An evaluation within the steps is a program of its own.
+1. The trace begins before the first of the steps and ends after the last one, both times after the
+   device has finished. Each step is an event `train` with its number.
+2. An operation that the compiler calls `fusion.17` gets the name of the part that it belongs to:
+   its `jax.named_scope` (`SCOPES`), from the compiled programs. An operation fused from several
+   parts counts for the part of its result.
+3. The seconds of each part are summed by program, forward and backward, and written beside the
+   trace. An evaluation within the steps is a separate program.
 
 In the folder of the run:
 
@@ -59,7 +59,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """A trace on disk: its folder, and the seconds in it as `name_operations` gives them."""
+    """A trace on disk: its folder, and its seconds as `name_operations` returns them."""
 
     folder: Path
     seconds: Mapping[str, Mapping[str, Mapping[str, float]]]
@@ -70,14 +70,14 @@ class Trace:
             sums = {scope: sum(by_pass.values()) for scope, by_pass in by_scope.items()}
             total = _total(by_scope)
             largest = sorted(sums.items(), key=lambda item: -item[1])
-            shares = ", ".join(f"{scope} {own / total:.1%}" for scope, own in largest if own)
-            lines.append(f"  {program}, {total:.3g} s in a step: {shares}")
+            parts = ", ".join(f"{scope} {own / total:.1%}" for scope, own in largest if own)
+            lines.append(f"  {program}, {total:.3g} s in a step: {parts}")
         return "\n".join(lines)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Pending:
-    """A request, and what was made of it so far; None stands for another process's trace."""
+    """A request, and its traces so far; None is a trace that another process writes."""
 
     steps: Request
     traces: list[Trace | None]
@@ -87,7 +87,7 @@ _pending: contextvars.ContextVar[_Pending | None] = contextvars.ContextVar("prof
 
 
 def parse(text: str | None, folder: Path | None = None) -> Request | None:
-    """Reads `FIRST:LAST`; None of None.
+    """Parses `FIRST:LAST`; None for None.
 
     Raises:
       UsageError: it is not two whole numbers, the first at least 1 and not above the second.
@@ -104,10 +104,10 @@ def parse(text: str | None, folder: Path | None = None) -> Request | None:
 
 @contextlib.contextmanager
 def request(steps: Request | None) -> Iterator[None]:
-    """Within the context every loop traces these steps; at its end the traces are printed.
+    """Context in which every training loop traces these steps; its end prints the traces.
 
     Raises:
-      UsageError: at the end, if no loop came to the steps.
+      UsageError: at the end, if no loop reached the steps.
     """
     pending = None if steps is None else _Pending(steps, [])
     token = _pending.set(pending)
@@ -119,8 +119,8 @@ def request(steps: Request | None) -> Iterator[None]:
         return
     if not pending.traces:
         raise UsageError(
-            f"{steps}: nothing was traced, because no run made these steps in this start; to trace "
-            "a finished run, start it again in another --workdir"
+            f"{steps}: nothing was traced, because no run reached these steps in this start; to "
+            "trace a finished run, start it again in another --workdir"
         )
     for trace in filter(None, pending.traces):
         print(trace, file=sys.stderr)
@@ -133,22 +133,22 @@ def requested() -> Request | None:
 
 
 class Tracer:
-    """Begins and ends the trace of a loop; does nothing where none is requested."""
+    """Starts and stops the trace of a loop; does nothing if none is requested."""
 
     def __init__(self, folder: Path, *, done: int, total: int, writes: bool = True) -> None:
-        """Checks the request against the loop; a loop that is already through traces nothing.
+        """Checks the request against the loop; a finished loop traces nothing.
 
         Args:
-          folder: of the run.
-          done: steps that are done.
-          total: steps that there are.
-          writes: False in a process that leaves the trace to another.
+          folder: folder of the run.
+          done: number of steps that are done.
+          total: number of steps of the run.
+          writes: False in a process that does not write the trace.
 
         Raises:
-          UsageError: there are no such steps, or they are done.
+          UsageError: the run has no such steps, or they are done.
         """
         self._folder, self._writes = folder / FOLDER, writes
-        # Where a trace under way is written, and how many steps it holds.
+        # The folder of the current trace, and how many steps it holds.
         self._target: Path | None = None
         self._count = 0
         self._pending = _pending.get() if done < total else None
@@ -173,7 +173,7 @@ class Tracer:
 
     @contextlib.contextmanager
     def step(self, number: int, before: Any = ()) -> Iterator[None]:
-        """Within the context one step is made; `before` is what the last one made."""
+        """Context of one step; `before` are the outputs of the step before it."""
         if self._pending is None:
             yield
             return
@@ -192,13 +192,13 @@ class Tracer:
         with jax.profiler.StepTraceAnnotation(STEP, step_num=number):
             yield
 
-    def after(self, number: int, made: Any = ()) -> None:
-        """Ends the trace if this was the last of its steps; `made` is what the step made."""
+    def after(self, number: int, outputs: Any = ()) -> None:
+        """Ends the trace if this was the last of its steps; `outputs` are those of the step."""
         if self._target is None or self._pending is None or number != self._pending.steps.last:
             return
         import jax
 
-        jax.block_until_ready(made)
+        jax.block_until_ready(outputs)
         self._end(complete=True)
 
     def _begin(self) -> None:
@@ -229,8 +229,10 @@ class Tracer:
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """Of a compiled program: the part that it belongs to, whether of the backward pass, and
-    whether it only runs other operations, whose time is its own."""
+    """Operation of a compiled program: its part, and whether it is of the backward pass.
+
+    `control` marks an operation that only runs others, whose time counts in its place.
+    """
 
     scope: str
     backward: bool
@@ -260,10 +262,10 @@ class _Instruction:
 
 
 def operations(hlo: str) -> Program:
-    """The operations of a compiled program by name, out of its text.
+    """The operations of a compiled program by name, parsed from its HLO text.
 
-    A fusion that has no name of its own belongs where its products do, or its result. What the
-    compiler added, such as the copies in a loop, belongs where the loop does.
+    A fusion without a name has the part of its products, or of its result. An operation that the
+    compiler added, such as a copy in a loop, has the part of the loop.
     """
     results: dict[str, _Instruction] = {}
     computation = ""
@@ -300,7 +302,7 @@ def operations(hlo: str) -> Program:
 
 
 def _scope(path: str) -> tuple[str, bool]:
-    """The innermost of `SCOPES` in the path of an operation, and whether it is a gradient's."""
+    """The innermost of `SCOPES` in the path of an operation, and whether it is of a gradient."""
     components = path.split("/")
     parts = [result[1] for part in components if (result := _COMPONENT.fullmatch(part))]
     scope = next((part for part in reversed(parts) if part in SCOPES), OTHER)
@@ -308,7 +310,7 @@ def _scope(path: str) -> tuple[str, bool]:
 
 
 def _programs() -> dict[str, list[Program]]:
-    """All that is compiled in this process, by the name of the module."""
+    """All compiled programs of this process, by the name of the module."""
     import jax
 
     results: dict[str, list[Program]] = {}
@@ -321,26 +323,27 @@ def _programs() -> dict[str, list[Program]]:
 def name_operations(
     folder: Path, programs: Mapping[str, list[Program]], steps: int
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Names the operations of a trace by their part, and adds up its seconds in one step.
+    """Names the operations of a trace by their part, and sums the seconds of each part per step.
 
     Args:
-      folder: of the trace; its Perfetto file is written again, and `scopes.json` beside it.
-      programs: as of `operations`, by the name of the module; of several of one name, that is taken
-        which has the operations that were run.
-      steps: how many the trace holds.
+      folder: folder of the trace; its Perfetto file is rewritten, and `scopes.json` written.
+      programs: from `operations`, by the name of the module; of several with one name, the one
+        with the traced operations is taken.
+      steps: number of steps in the trace.
 
     Returns:
-      By program, those that took longest first, and by part: "forward" and "backward" seconds of
-      all threads and devices in a step. Programs of one name have a number behind it.
+      By program, longest first, and by part: "forward" and "backward" seconds of all threads and
+      devices in a step. Programs with the same name are numbered.
     """
     (file,) = folder.glob("*.trace.json.gz")
     with gzip.open(file, "rt", encoding="utf-8") as opened:
         trace = json.load(opened)
     runs: dict[tuple[str, Any], list[dict[str, Any]]] = {}
     for event in trace["traceEvents"]:
-        given = event.get("args", {})
-        if event.get("ph") == "X" and "hlo_op" in given:
-            runs.setdefault((given.get("hlo_module", ""), given.get("run_id")), []).append(event)
+        arguments = event.get("args", {})
+        if event.get("ph") == "X" and "hlo_op" in arguments:
+            module, run = arguments.get("hlo_module", ""), arguments.get("run_id")
+            runs.setdefault((module, run), []).append(event)
     seconds: dict[str, dict[str, dict[str, float]]] = {}
     for (module, _), events in runs.items():
         names = {event["args"]["hlo_op"] for event in events}

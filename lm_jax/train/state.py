@@ -23,8 +23,8 @@ from lm_jax.train import optim
 class TrainState:
     """Float32 parameters and moments after `step` updates, an int32 scalar.
 
-    `losses_W` are those of the last W steps, NaN where there was none yet; None where no update is
-    ever skipped. `extra` is the objective's own. The same tree holds the shardings, or the
+    `losses_W` are the losses of the last W steps, NaN before the first; None where no update is
+    ever skipped. `aux_state` is the objective's. The same tree holds the shardings, or the
     `jax.ShapeDtypeStruct`, of all these.
     """
 
@@ -43,7 +43,7 @@ def state_shardings(
     window: int = 0,
     aux_state: Any = None,
 ) -> TrainState:
-    """The sharding of every leaf: moments lie with their parameters, scalars everywhere."""
+    """The sharding of every leaf: moments as their parameters, scalars replicated."""
     everywhere = sharding.replicated(mesh)
     placed = sharding.param_shardings(mesh, spec)
     moments = optim.moment_shardings(optimizer, params_lib.abstract(spec), placed, everywhere)
@@ -91,16 +91,16 @@ def init_state(
     aux_state: Any = None,
     params: ParamTree | None = None,
 ) -> TrainState:
-    """The state before the first step, made in place: no device ever holds it whole.
+    """The state before the first step, initialised sharded: no device ever holds it whole.
 
     Args:
-      key: draws the parameters.
-      mesh: where the state lies.
+      key: random key of the parameters.
+      mesh: the devices of the state.
       spec: the declaration of the parameters.
-      optimizer: whose moments are made.
-      window: how many losses it remembers.
+      optimizer: the optimizer of the moments.
+      window: number of losses that the state keeps.
       aux_state: the objective's own state, before the first step.
-      params: trained parameters to begin with, in place of drawn ones.
+      params: initial parameters; None draws them.
     """
     start = functools.partial(_start, optimizer=optimizer, window=window, aux_state=aux_state)
     shardings = state_shardings(mesh, spec, optimizer, window=window, aux_state=aux_state)

@@ -1,8 +1,8 @@
 """Training step: loss and gradient of a global batch, then the optimizer.
 
-What is minimised is the `Objective`'s. With accumulation every micro-batch adds its share, divided
-by the normalizers of the whole batch, so that the update is that of the batch in one piece (a mean
-of micro-batch means would weight a token of a short row more).
+The `Objective` defines the loss. With accumulation every micro-batch adds its term, divided by the
+normalizers of the whole batch, so that the update is that of the undivided batch (a mean of
+micro-batch means would weight a token of a short row more).
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ EvalStep = Callable[[ParamTree, Any, jax.Array], Numbers]
 
 
 def check_batch(rows: int, accumulate: int, mesh: Mesh) -> None:
-    """Refuses a batch that does not divide evenly.
+    """Checks that a batch divides evenly over micro-batches and devices.
 
     Raises:
       UsageError: with the numbers.
@@ -45,13 +45,13 @@ def check_batch(rows: int, accumulate: int, mesh: Mesh) -> None:
 
 
 def loss_window(config: TrainConfig) -> int:
-    """How many losses a state of this config remembers."""
+    """The number of losses that a state of this config keeps."""
     return 0 if config.skip_sigma is None else LOSS_WINDOW
 
 
 def is_spike(loss: jax.Array, losses_W: jax.Array, sigma: float) -> jax.Array:
     """Whether a loss stands out above those before it; false until there are W of them."""
-    # NaN stands for what is missing, makes the bound NaN, and nothing is greater than that.
+    # A missing loss is NaN and makes the bound NaN, and no loss is greater than NaN.
     return loss > jnp.mean(losses_W) + sigma * jnp.std(losses_W)
 
 
@@ -66,7 +66,7 @@ def make_train_step(
 ) -> Step:
     """Compiles `step(state, frozen, tokens_BS, key) -> (state, metrics)`, which consumes `state`.
 
-    Step k = 0, 1, ... draws from `fold_in(key, k)`. Metrics are scalars: `loss`, `tokens`
+    Step k = 0, 1, ... has the random key `fold_in(key, k)`. Metrics are scalars: `loss`, `tokens`
     (predicted ones), `grad_norm` before clipping, `learning_rate`, `finite` (whether loss and norm
     are), `skipped` (whether the loss was a spike, and the parameters are as before), and the
     objective's `columns`.
@@ -89,15 +89,15 @@ def make_train_step(
         def one(tokens_BS, rng):
             return differentiate(params, frozen, aux_state, tokens_BS, normalizers, rng)
 
-        def add(sums, given):
-            return jax.tree.map(jnp.add, sums, one(*given)), None
+        def add(sums, micro_batch):
+            return jax.tree.map(jnp.add, sums, one(*micro_batch)), None
 
-        # Every micro-batch takes rows from all devices, which then send each other none.
+        # Every micro-batch takes rows from all devices, so that no rows move between devices.
         micro_ABS = tokens_BS.reshape(-1, config.accumulate, tokens_BS.shape[1]).swapaxes(0, 1)
         micro_ABS = jax.lax.with_sharding_constraint(micro_ABS, micro_place)
         keys = jax.random.split(rng, config.accumulate)
-        made = jax.eval_shape(one, micro_ABS[0], keys[0])
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), made)
+        shapes = jax.eval_shape(one, micro_ABS[0], keys[0])
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         return jax.lax.scan(add, zeros, (micro_ABS, keys))[0]
 
     def step(
@@ -111,7 +111,7 @@ def make_train_step(
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)
             grad_norm = optax.tree.norm(grads)
-        # A skipped update is none: the schedule waits for it too.
+        # A skipped update does not count in the schedule either.
         taken = optax.tree.get_all_with_path(state.opt_state, "count")[0][1]
         metrics: Metrics = dict(parts) | {
             "tokens": objective.normalizers(tokens_BS)["tokens"],
@@ -131,7 +131,7 @@ def make_train_step(
                 (params, opt_state, aux_state),
                 (state.params, state.opt_state, state.aux_state),
             )
-            # Spikes enter as well: a loss that rose for good is then no spike for long.
+            # Spikes are kept as well, so that a loss that rose for good soon is no spike.
             losses_W = losses_W.at[state.step % LOSS_WINDOW].set(loss)
         return TrainState(state.step + 1, params, opt_state, losses_W, aux_state), metrics
 

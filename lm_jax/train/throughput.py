@@ -1,9 +1,9 @@
 """Training throughput: tokens/s, model FLOP/s, and their share of the devices' peak.
 
 Model FLOPs are those that the mathematics of an update needs, forward and backward, with two
-operations to a multiply-add; a forward pass that is computed again to save memory does not count.
-All places of a batch count, padding too, because they are computed. For causal attention both
-conventions are given (`lm_jax.model.flops`): the full square, and the triangle of visible pairs.
+operations to a multiply-add; a forward pass that is recomputed to save memory does not count. All
+positions of a batch count, padding too, because they are computed. For causal attention both
+conventions are reported (`lm_jax.model.flops`): the full square, and the triangle of visible pairs.
 
 The peak of a known GPU is that of its data sheet for dense products, in float32 with TF32, which is
 what JAX multiplies float32 in by default there. Of any other device it is measured: the rate of the
@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from lm_jax.model.flops import CONVENTIONS, Causal
 
 # Dense TFLOP/s of bfloat16 with float32 accumulation, and of TF32. NVIDIA's data sheets of each;
-# where they print rates "with sparsity" these are half of those. The first name that fits counts.
+# where they print rates "with sparsity" these are half of those. The first matching name counts.
 _TERAFLOPS: tuple[tuple[str, float, float], ...] = (
     ("H200", 989.4, 494.7),
     ("H100 PCIe", 756.0, 378.0),
@@ -73,7 +73,7 @@ def measured_peak(dtype: str, size: int | None = None, repeats: int = 8) -> floa
     """FLOP/s of the fastest of `repeats` products of square matrices on one device.
 
     Args:
-      dtype: of the matrices.
+      dtype: dtype of the matrices.
       size: their width; None is 1,024 on a CPU and 8,192 elsewhere.
       repeats: products, after one that compiles.
     """
@@ -96,7 +96,7 @@ class Throughput:
 
     Attributes:
       flops: model FLOPs of one update, by convention.
-      peak: of all devices, or None if it is not known.
+      peak: peak of all devices, or None if it is unknown.
     """
 
     flops: Mapping[Causal, float]

@@ -141,7 +141,7 @@ def test_damage_is_named_and_one_step_back_taken_only_where_allowed(damaged, how
     with caplog.at_level(logging.WARNING):
         back = manager.restore(damaged, target(), IDENTITY, allow_fallback=True)
     tiny.assert_bitwise(back.state, numbered(4))
-    assert "going on from step_000004" in caplog.text
+    assert "continuing from step_000004" in caplog.text
     # Nothing is lost, and the name is free for the step when it comes again.
     assert len(list(damaged.glob("*.damaged"))) == 1
     assert manager.saved_steps(damaged) == [4]
