@@ -16,7 +16,6 @@ A killed audit is started again with the same command, and ends with the same su
 """
 
 from pathlib import Path
-from typing import Any
 
 import jax.numpy as jnp
 import pyarrow as pa
@@ -26,8 +25,9 @@ import lm_jax
 from lm_jax.parallel import sharding
 from lm_jax.run import cli
 from lm_jax.run.config import canonical_json, config_hash, from_plain
-from lm_jax.run.files import read_json, replace_file, write_json, write_text
-from lm_jax.run.provenance import PROVENANCE_FILE, collect_provenance, record_provenance
+from lm_jax.run.files import replace_file, write_json, write_text
+from lm_jax.run.provenance import collect_provenance, record_provenance
+from lm_jax.run.results import load_result
 from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
 from lm_jax.weights.load import resolve
 from polyattn_jax import head_sets, schema, stages, summary
@@ -35,10 +35,12 @@ from polyattn_jax.audit_suites import PROMPTS, build_suites, first_prompts
 from polyattn_jax.audited_model import AuditedModel
 from polyattn_jax.columns import columns
 from polyattn_jax.config import AuditConfig
+from polyattn_jax.provenance import read_provenance
 from polyattn_jax.report import findings, page, terminal
+from polyattn_jax.results import AuditSummary
 from polyattn_jax.suites import Suite, read_jsonl
 
-REPORT = "report.html"
+SUMMARY, REPORT = "summary.json", "report.html"
 
 
 def load(config: AuditConfig) -> AuditedModel:
@@ -62,7 +64,7 @@ def fingerprint(audited: AuditedModel, suites: dict[str, Suite]) -> str:
     )
 
 
-def run(audited: AuditedModel, folder: Path) -> dict[str, Any]:
+def run(audited: AuditedModel, folder: Path) -> AuditSummary:
     """Runs or resumes every stage in an open work folder and returns the summary."""
     config = audited.config
     suites = build_suites(audited)
@@ -96,30 +98,29 @@ def run(audited: AuditedModel, folder: Path) -> dict[str, Any]:
             conditions = stages.ablation_conditions(audited, calibration.bias, sets)
             short = first_prompts(swept, config.ablation_n)
             stages.evaluate(audited, stores, conditions, {f"niah_{config.sweep_length}": short})
-        rows, answers = stores.rows.read(), stores.answers.read()
-        losses, features = stores.losses.read(), stores.features.read()
-    calibrated = read_json(folder / "calibration.json")
-    result, by_head = summary.summarise(rows, answers, losses, features, calibrated, config, shape)
-    result["model_sha256"] = audited.model.sha256
-    result["family"] = audited.model.cfg.family
-    result["weights"] = [path.name for path in audited.model.files]
-    result["provenance"] = provenance(audited, folder)
-    rows = summary.with_head_types(rows, by_head)
-    tables = {"rows": rows, "answers": answers, "heads": pa.table(by_head)}
+        measured = summary.Tables(
+            stores.rows.read(),
+            stores.answers.read(),
+            stores.losses.read(),
+            stores.features.read(),
+        )
+    source = summary.Source(
+        audited.model.sha256,
+        audited.model.cfg.family,
+        tuple(path.name for path in audited.model.files),
+        read_provenance(folder, config),
+    )
+    result, by_head = summary.summarise(measured, calibration, config, shape, source)
+    rows = summary.with_head_types(measured.rows, by_head)
+    tables = {"rows": rows, "answers": measured.answers, "heads": pa.table(by_head)}
     if sets:
         tables["head_sets"] = head_sets.table(sets, shape)
     for name, table in tables.items():
-        tagged = schema.tagged(table, findings.model_name(result), result["provenance"])
+        tagged = schema.tagged(table, findings.model_name(result), source.provenance)
         write_table(folder / f"{name}.parquet", tagged)
-    write_json(folder / "summary.json", result)
-    write_text(folder / REPORT, page.build(result, rows, by_head, provenance=result["provenance"]))
+    write_json(folder / SUMMARY, result)
+    write_text(folder / REPORT, page.build(result, rows, by_head))
     return result
-
-
-def provenance(audited: AuditedModel, folder: Path) -> dict[str, Any]:
-    """What every result file says of its origin: `provenance.json` and the hash of the settings."""
-    recorded = read_json(folder / PROVENANCE_FILE)
-    return recorded | {"config_hash": config_hash(audited.config)}
 
 
 def write_table(path: Path, table: pa.Table) -> None:
@@ -141,7 +142,7 @@ def main(arguments: cli.Arguments) -> None:
         else:
             run(load(config), work.path)
             mark_finished(work.path)
-        result = read_json(work.path / "summary.json")
+        result = load_result(work.path / SUMMARY, AuditSummary)
         terminal.print_summary(result, report=work.path / REPORT)
 
 

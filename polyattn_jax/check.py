@@ -27,15 +27,16 @@ import itertools
 from pathlib import Path
 import tempfile
 import textwrap
-from typing import Any, Literal
+from typing import Literal
 
 from lm_jax import statistics
 from lm_jax.errors import EXIT_FINISHED, EXIT_NO_GO, EXIT_UNDECIDED, UsageError
 from lm_jax.run import cli
 from lm_jax.run.config import from_plain
-from lm_jax.run.files import read_json, write_json
+from lm_jax.run.files import write_json
 from lm_jax.run.options import option, required
 from lm_jax.run.provenance import collect_provenance, record_provenance
+from lm_jax.run.results import load_result
 from lm_jax.run.terminal import format_table
 from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
 from polyattn_jax import audit, concentration, decision, stages, summary
@@ -43,13 +44,19 @@ from polyattn_jax.audit_suites import PROMPTS, build_suites
 from polyattn_jax.audited_model import AuditedModel
 from polyattn_jax.columns import Columns, columns, where
 from polyattn_jax.config import AuditConfig
+from polyattn_jax.provenance import read_provenance
 from polyattn_jax.report import findings
+from polyattn_jax.results import (
+    CheckResult,
+    ConditionResult,
+    PromptResults,
+    RowShares,
+    SoftmaxComparison,
+)
 from polyattn_jax.row_maps import SOFTMAX, parse_recipe, resolve_bias
 from polyattn_jax.suites import Suite, read_jsonl
 
 RESULT = "check.json"
-# Whose rows are safe: the recipe's or softmax's, over all heads or those of greatest S_2.
-SHARES = ("recipe", "recipe_top", "softmax", "softmax_top")
 WIDTH = 80
 # Label, value, interval and count; the last ones may be missing.
 Row = tuple[str, ...]
@@ -110,8 +117,8 @@ def config_from_options(options: Options) -> AuditConfig:
     return from_plain(settings, AuditConfig)
 
 
-def run(audited: AuditedModel, folder: Path) -> dict[str, Any]:
-    """Runs or resumes a check in an open work folder and returns what `table` prints."""
+def run(audited: AuditedModel, folder: Path) -> CheckResult:
+    """Runs or resumes a check in an open work folder and returns its result."""
     config = audited.config
     recipe = parse_recipe(config.recipes[0])
     degree = recipe.degree
@@ -127,7 +134,8 @@ def run(audited: AuditedModel, folder: Path) -> dict[str, Any]:
             tokenizer=audited.tokenizer.sha256,
         ),
     )
-    calibration, b_auto, shares, against = None, None, dict.fromkeys(SHARES), None
+    calibration, b_auto = None, None
+    safe, against = RowShares(), None
     with stages.open_stores(folder, audit.fingerprint(audited, suites), config.degrees) as stores:
         if recipe.bias == "auto" or (degree is not None and recipe.bias == 0.0):
             calibration = stages.calibrated(audited, folder)
@@ -137,43 +145,48 @@ def run(audited: AuditedModel, folder: Path) -> dict[str, Any]:
             measured = {"zero": 0.0, "auto": bias if b_auto is None else b_auto}
             stages.diagnose(audited, stores, suites, measured)
             rows = columns(stores.rows.read())
-            shares, against = row_findings(audited, rows, degree, at_zero=recipe.bias == 0.0)
+            safe, against = row_findings(audited, rows, degree, at_zero=recipe.bias == 0.0)
         base, entry = answered(audited, stores, suites, probe, b_auto)
         own = None
         if config.prompts:
-            pair = answered(audited, stores, suites, PROMPTS, b_auto)
-            own = dict(zip(("softmax", "recipe"), pair, strict=True))
-    decided = decision.explained(
+            own = PromptResults(*answered(audited, stores, suites, PROMPTS, b_auto))
+    decided = decision.explain(
         entry,
         base,
-        shares["recipe"],
-        shares["recipe_top"],
+        safe.recipe,
+        safe.recipe_top,
         unmeasured="S_p is not measured for this map"
         if degree is None
         else "no row has an active key",
         tolerance=config.tolerance,
         ablated=False,
     )
-    return {
-        "model": config.model,
-        "provenance": audit.provenance(audited, folder),
-        "recipe": recipe.spec,
-        "degree": recipe.map.degree,
-        "bias": bias,
-        "calibration": dataclasses.asdict(calibration) if calibration is not None else None,
-        "measured": degree is not None,
-        "length": config.sweep_length,
-        "heads": min(config.top_heads, audited.model.cfg.num_layers * audited.model.cfg.num_heads),
-        "unsafe": {name: _complement(safe) for name, safe in shares.items()},
-        "against_softmax": against,
-        "prompts": own,
-        "softmax": base["accuracy"],
-        "substituted": entry["accuracy"],
-        **{name: entry[name] for name in ("delta", "p_value", "lost", "won")},
-        "dead_rows_per_prompt": entry["dead_rows_per_prompt"],
-        **{name: decided[name] for name in ("could_decide", "least_prompts")},
-        **{name: decided[name] for name in ("verdict", "reason", "next")},
-    }
+    return CheckResult(
+        model=config.model,
+        provenance=read_provenance(folder, config),
+        recipe=recipe.spec,
+        degree=recipe.map.degree,
+        bias=bias,
+        calibration=calibration,
+        measured=degree is not None,
+        length=config.sweep_length,
+        heads=min(config.top_heads, audited.model.cfg.num_layers * audited.model.cfg.num_heads),
+        unsafe=RowShares(**{name: _complement(share) for name, share in vars(safe).items()}),
+        against_softmax=against,
+        prompts=own,
+        softmax=base.accuracy,
+        substituted=entry.accuracy,
+        delta=entry.delta,
+        p_value=entry.p_value,
+        lost=entry.lost,
+        won=entry.won,
+        dead_rows_per_prompt=entry.dead_rows_per_prompt,
+        could_decide=decided.could_decide,
+        least_prompts=decided.least_prompts,
+        verdict=decided.verdict,
+        reason=decided.reason,
+        next=decided.next,
+    )
 
 
 def answered(
@@ -182,24 +195,23 @@ def answered(
     suites: dict[str, Suite],
     name: str,
     b_auto: float | None,
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Runs or resumes the answers to one suite; those of softmax and of the recipe, in numbers."""
+) -> tuple[ConditionResult, ConditionResult]:
+    """Runs or resumes the answers to one suite; the results of softmax and of the recipe."""
     stage = PROMPTS if name == PROMPTS else "sweep"
     conditions = stages.sweep_conditions(audited, b_auto, stage)
     stages.evaluate(audited, stores, conditions, {name: suites[name]})
     result = summary.behaviour(columns(stores.answers.read()), stage, audited.config)
-    by_cell = {entry["cell"]: entry for entry in result}
+    by_cell = {entry.cell: entry for entry in result}
     return by_cell[SOFTMAX.name], by_cell[conditions[-1].name]
 
 
 def row_findings(
     audited: AuditedModel, rows: Columns, degree: float, *, at_zero: bool
-) -> tuple[dict[str, statistics.Interval | None], dict[str, Any] | None]:
-    """The shares of needle rows that are safe (`SHARES`), and what the recipe loses and sharpens.
+) -> tuple[RowShares, SoftmaxComparison | None]:
+    """The shares of needle rows that are safe, and what the recipe loses and sharpens.
 
     Rows were measured at b = 0 and at one other bias: the recipe's own, or b_auto where the recipe
-    has b = 0 (`at_zero`). Heads are ranked at the other one. A share is None where no row is
-    active.
+    has b = 0 (`at_zero`). Heads are ranked at the other one.
     """
     config, cfg = audited.config, audited.model.cfg
     by_head = summary.heads(rows, (cfg.num_layers, cfg.num_heads))
@@ -207,65 +219,64 @@ def row_findings(
     kind = "zero" if at_zero else "auto"
     probe = f"niah_{config.sweep_length}"
     maps = itertools.product((degree, None), (None, top))
-    shares = [concentration.safe_fraction(rows, probe, p, kind, config, k) for p, k in maps]
+    safe = (concentration.safe_fraction(rows, probe, p, kind, config, k) for p, k in maps)
     compared = concentration.against_softmax(where(rows, suite=probe, bias_kind=kind), config)
-    against = next((entry for entry in compared if entry["p"] == degree), None)
-    return dict(zip(SHARES, shares, strict=True)), against
+    against = next((entry for entry in compared if entry.p == degree), None)
+    return RowShares(*safe), against
 
 
-def _complement(safe: statistics.Interval | None) -> dict[str, float] | None:
+def _complement(safe: statistics.Interval | None) -> statistics.Interval | None:
     """The share of rows that are not safe, from the share of those that are."""
     if safe is None:
         return None
-    ends = {"low": 1.0 - safe.high, "high": 1.0 - safe.low}
-    return {"estimate": 1.0 - safe.estimate, **ends, "n": safe.n}
+    return statistics.Interval(1.0 - safe.estimate, 1.0 - safe.high, 1.0 - safe.low, safe.n)
 
 
-def table(result: dict[str, Any]) -> str:
-    """What a check found, as plain text of at most 80 columns."""
-    head = f"{result['recipe']} in every head of {result['model']}"
+def format_result(result: CheckResult) -> str:
+    """The result of a check as plain text of at most 80 columns."""
+    head = f"{result.recipe} in every head of {result.model}"
     lines: list[str | Row] = [*textwrap.wrap(head, WIDTH), ""]
-    if not result["measured"]:
+    if not result.measured:
         text = "S_p was not measured: it is defined for relu recipes, r^p / sum r^p."
         lines += textwrap.wrap(text, WIDTH)
     else:
         lines += _row_lines(result)
-    probe = f"needle found, {result['length']} tokens"
+    probe = f"needle found, {result.length} tokens"
     lines += [
         "",
         (probe, "share", "95 % interval", "prompts"),
-        _share("  softmax", result["softmax"]),
-        _share("  the recipe", result["substituted"]),
-        _share("  change (paired)", result["delta"]),
+        _share("  softmax", result.softmax),
+        _share("  the recipe", result.substituted),
+        _share("  change (paired)", result.delta),
         "",
-        *_prompt_lines(result["prompts"]),
-        ("prompts that could be lost", f"{result['could_decide']}"),
-        ("prompts lost, won", f"{result['lost']}, {result['won']}"),
-        ("preserve takes, none being lost", f"{result['least_prompts']}"),
-        ("McNemar, exact, two-sided", f"p = {result['p_value']:.2g}"),
-        ("dead rows per prompt", f"{result['dead_rows_per_prompt']:.1f}"),
+        *_prompt_lines(result.prompts),
+        ("prompts that could be lost", f"{result.could_decide}"),
+        ("prompts lost, won", f"{result.lost}, {result.won}"),
+        ("preserve takes, none being lost", f"{result.least_prompts}"),
+        ("McNemar, exact, two-sided", f"p = {result.p_value:.2g}"),
+        ("dead rows per prompt", f"{result.dead_rows_per_prompt:.1f}"),
         *_bias_lines(result),
         "",
     ]
     for label, text in (
-        ("verdict", result["verdict"].upper()),
-        ("reason", result["reason"]),
-        ("next", result["next"]),
+        ("verdict", result.verdict.upper()),
+        ("reason", result.reason),
+        ("next", result.next),
     ):
         indent = " " * 10
         lines += textwrap.wrap(text, WIDTH, initial_indent=f"{label:10}", subsequent_indent=indent)
     return "\n".join(_aligned(lines))
 
 
-def _row_lines(result: dict[str, Any]) -> list[str | Row]:
+def _row_lines(result: CheckResult) -> list[str | Row]:
     """Unsafe rows under the recipe and under softmax, and where the two differ."""
-    unsafe, against = result["unsafe"], result["against_softmax"]
+    unsafe, against = result.unsafe, result.against_softmax
     lines: list[str | Row] = [
-        (f"rows with S_{result['degree']:g} >= 1", "share", "95 % interval", "prompts"),
-        _share("  all heads", unsafe["recipe"]),
-        _share("    softmax on the same rows", unsafe["softmax"]),
-        _share(f"  the {result['heads']} heads of greatest S_2", unsafe["recipe_top"]),
-        _share("    softmax in the same heads", unsafe["softmax_top"]),
+        (f"rows with S_{result.degree:g} >= 1", "share", "95 % interval", "prompts"),
+        _share("  all heads", unsafe.recipe),
+        _share("    softmax on the same rows", unsafe.softmax),
+        _share(f"  the {result.heads} heads of greatest S_2", unsafe.recipe_top),
+        _share("    softmax in the same heads", unsafe.softmax_top),
     ]
     if against is None:
         return lines
@@ -273,46 +284,45 @@ def _row_lines(result: dict[str, Any]) -> list[str | Row]:
         *lines,
         "",
         ("against softmax, all rows", "share", "95 % interval", "prompts"),
-        _share("  only softmax concentrates: lost", against["lost"]),
-        _share("    of all that it concentrates", against["lost_of_concentrated"]),
-        _share("  only the recipe does: sharpened", against["sharpened"]),
-        _share("  median change of a head's output", against["change"]),
-        ("rows left open by rounding", f"{against['undecided']} of {against['rows']}"),
+        _share("  only softmax concentrates: lost", against.lost),
+        _share("    of all that it concentrates", against.lost_of_concentrated),
+        _share("  only the recipe does: sharpened", against.sharpened),
+        _share("  median change of a head's output", against.change),
+        ("rows left open by rounding", f"{against.undecided} of {against.rows}"),
     ]
 
 
-def _bias_lines(result: dict[str, Any]) -> list[str | Row]:
-    """The bias, and where it was calibrated its interval and what it would be at other lengths."""
-    calibration = result["calibration"]
-    if parse_recipe(result["recipe"]).bias != "auto":
-        return [("bias", f"{result['bias']:g}")]
+def _bias_lines(result: CheckResult) -> list[str | Row]:
+    """The bias; where it was calibrated, its interval and its values at other lengths."""
+    calibration = result.calibration
+    if calibration is None or parse_recipe(result.recipe).bias != "auto":
+        return [("bias", f"{result.bias:g}")]
     bias, _, ends = findings.b_auto(calibration).partition(" ")
     ends = ends.strip("[]").replace(", ", " to ")
-    lines: list[str | Row] = [("b_auto", bias, ends, f"{calibration['texts']} texts")]
+    lines: list[str | Row] = [("b_auto", bias, ends, f"{calibration.texts} texts")]
     text = f"b_auto is {findings.b_auto_by_length(calibration)}"
     return [*lines, *textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  ")]
 
 
-def _prompt_lines(own: dict[str, Any] | None) -> list[str | Row]:
-    """The answers to one's own prompts, with a verdict that the exit code does not follow."""
+def _prompt_lines(own: PromptResults | None) -> list[str | Row]:
+    """The answers to prompts of the user, with a verdict that the exit code does not follow."""
     if own is None:
         return []
     return [
         ("your prompts answered", "share", "95 % interval", "prompts"),
-        _share("  with softmax", own["softmax"]["accuracy"]),
-        _share("  with the recipe", own["recipe"]["accuracy"]),
-        _share("  change on yours (paired)", own["recipe"]["delta"]),
-        ("verdict on your prompts alone", own["recipe"]["verdict"].upper()),
+        _share("  with softmax", own.softmax.accuracy),
+        _share("  with the recipe", own.recipe.accuracy),
+        _share("  change on yours (paired)", own.recipe.delta),
+        ("verdict on your prompts alone", own.recipe.verdict.upper()),
         "",
     ]
 
 
-def _share(label: str, interval: dict[str, float] | None) -> Row:
+def _share(label: str, interval: statistics.Interval | None) -> Row:
     if interval is None:
         return label, "no such row", "", ""
-    percent = [f"{100 * interval[name]:.1f}" for name in ("estimate", "low", "high")]
-    ends = f"{percent[1]} to {percent[2]} %"
-    return label, f"{percent[0]} %", ends, f"{interval['n']:.0f}"
+    ends = f"{100 * interval.low:.1f} to {100 * interval.high:.1f} %"
+    return label, f"{100 * interval.estimate:.1f} %", ends, f"{interval.n}"
 
 
 def _aligned(lines: Sequence[str | Row]) -> list[str]:
@@ -328,8 +338,8 @@ def _folder(workdir: Path | None) -> Iterator[Path]:
     if workdir is not None:
         yield workdir
         return
-    with tempfile.TemporaryDirectory() as made:
-        yield Path(made)
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 def main(arguments: cli.Arguments) -> int:
@@ -344,9 +354,9 @@ def main(arguments: cli.Arguments) -> int:
         if not finish_time(work.path):
             write_json(work.path / RESULT, run(audit.load(config), work.path))
             mark_finished(work.path)
-        result = read_json(work.path / RESULT)
-    print(table(result))
-    return EXIT_CODES[result["verdict"]]
+        result = load_result(work.path / RESULT, CheckResult)
+    print(format_result(result))
+    return EXIT_CODES[result.verdict]
 
 
 if __name__ == "__main__":

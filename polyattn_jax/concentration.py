@@ -16,8 +16,7 @@ prompts, because the rows of one prompt are not independent.
 """
 
 from collections.abc import Callable
-import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,6 +30,7 @@ from polyattn_jax.diagnostic import (
     relative_error_bound,
     softmax_error_bound,
 )
+from polyattn_jax.results import ActiveMedians, Prevalence, SoftmaxComparison
 
 
 class Rows(NamedTuple):
@@ -109,12 +109,12 @@ def share(
 
 def decided_share(members: Rows, prompts: np.ndarray, config: AuditConfig) -> statistics.Interval:
     """The share of rows that are members; undecided ones widen the interval at both ends."""
-    made = share(members.computed.astype(float), prompts, config)
+    interval = share(members.computed.astype(float), prompts, config)
     if not members.undecided.any():
-        return made
+        return interval
     low = share(members.sure.astype(float), prompts, config).low
     high = share(members.possible.astype(float), prompts, config).high
-    return statistics.Interval(made.estimate, low, high, made.n)
+    return statistics.Interval(interval.estimate, low, high, interval.n)
 
 
 def cells(rows: Columns) -> list[tuple[str, str]]:
@@ -122,50 +122,46 @@ def cells(rows: Columns) -> list[tuple[str, str]]:
     return list(dict.fromkeys(zip(rows["suite"], rows["bias_kind"], strict=True)))
 
 
-def prevalence(rows: Columns, config: AuditConfig) -> list[dict[str, Any]]:
-    """Unsafe rates per suite and bias over active-unsaturated argmax rows (Tables 1, 10, 11).
-
-    `softmax` is the unsafe rate of softmax on these rows, `undecided` counts those that the error
-    bound leaves open.
-    """
+def prevalence(rows: Columns, config: AuditConfig) -> tuple[Prevalence, ...]:
+    """Unsafe rates per suite and bias over active-unsaturated argmax rows (Tables 1, 10, 11)."""
     results = []
     for suite, kind in cells(rows):
         c = where(rows, suite=suite, bias_kind=kind, target="argmax")
         active = c["status"] == Status.ACTIVE
         a = take(c, active)
 
-        def of_all(hit: np.ndarray, prompts: np.ndarray = c["prompt"]) -> dict[str, float]:
-            return dataclasses.asdict(share(hit.astype(float), prompts, config))
-
-        entry: dict[str, Any] = {
-            "suite": suite,
-            "bias_kind": kind,
-            "bias": float(c["bias"][0]),
-            "rows": len(active),
-            "active_rows": int(active.sum()),
-            "prompts": len(set(c["prompt"])),
-            "dead": of_all(c["status"] == Status.DEAD),
-            "invalid": int(np.sum(c["status"] == Status.INVALID)),
-            "argmax_is_answer": of_all(c["argmax"] == c["answer"]),
-            "softmax": None,
-            "unsafe": {},
-            "ties": {},
-            "undecided": {},
-        }
+        by_map: dict[str, Rows] = {}
         if active.any():
-            names = ("s_2", "s_softmax", "relative_margin", "active", "u_star")
-            entry["median"] = {name: float(np.median(a[name])) for name in names}
             by_map = {"softmax": softmax_unsafe(a), **{str(p): unsafe(a, p) for p in degrees(a)}}
-            rates = {
-                name: dataclasses.asdict(decided_share(members, a["prompt"], config))
-                for name, members in by_map.items()
-            }
-            entry["undecided"] = {n: int(m.undecided.sum()) for n, m in by_map.items()}
-            entry["softmax"] = rates.pop("softmax")
-            entry["unsafe"] = rates
-            entry["ties"] = {str(p): int(np.sum(a[f"s_{p}"] == 1.0)) for p in degrees(a)}
-        results.append(entry)
-    return results
+        rates = {name: decided_share(m, a["prompt"], config) for name, m in by_map.items()}
+
+        def of_all(hit: np.ndarray, prompts: np.ndarray = c["prompt"]) -> statistics.Interval:
+            return share(hit.astype(float), prompts, config)
+
+        results.append(
+            Prevalence(
+                suite=suite,
+                bias_kind=kind,
+                bias=float(c["bias"][0]),
+                rows=len(active),
+                active_rows=int(active.sum()),
+                prompts=len(set(c["prompt"])),
+                dead=of_all(c["status"] == Status.DEAD),
+                invalid=int(np.sum(c["status"] == Status.INVALID)),
+                argmax_is_answer=of_all(c["argmax"] == c["answer"]),
+                softmax=rates.pop("softmax", None),
+                unsafe=rates,
+                ties={str(p): int(np.sum(a[f"s_{p}"] == 1.0)) for p in degrees(a) if by_map},
+                undecided={name: int(m.undecided.sum()) for name, m in by_map.items()},
+                median=_medians(a) if by_map else None,
+            )
+        )
+    return tuple(results)
+
+
+def _medians(active: Columns) -> ActiveMedians:
+    names = ("s_2", "s_softmax", "relative_margin", "active", "u_star")
+    return ActiveMedians(**{name: float(np.median(active[name])) for name in names})
 
 
 def of_heads(c: Columns, heads: np.ndarray | None, width: int) -> Columns:
@@ -198,19 +194,8 @@ def safe_fraction(
     return decided_share(~members, c["prompt"], config)
 
 
-def against_softmax(rows: Columns, config: AuditConfig) -> list[dict[str, Any]]:
-    """What r^p loses and what it sharpens, by suite, bias and degree.
-
-    Over argmax rows of any status that has a target (dead ones concentrate on nothing), each an
-    interval over prompts unless said otherwise:
-
-        lost, sharpened        shares of all rows
-        lost_of_concentrated   share of the rows that softmax concentrates; None where there is none
-        balance                lost - sharpened, which is the unsafe share less that of softmax
-        change                 median over rows of the relative change of the head's output
-        change_90              its 90 % quantile, a number
-        undecided              count of rows that the error bounds leave open
-    """
+def against_softmax(rows: Columns, config: AuditConfig) -> tuple[SoftmaxComparison, ...]:
+    """What r^p loses and what it sharpens, by suite, bias and degree."""
     results = []
     for suite, kind in cells(rows):
         c = where(rows, suite=suite, bias_kind=kind, target="argmax")
@@ -218,17 +203,14 @@ def against_softmax(rows: Columns, config: AuditConfig) -> list[dict[str, Any]]:
         if not len(c["status"]):
             continue
         spread = softmax_unsafe(c)
-        for p in degrees(c):
-            results.append(
-                {"suite": suite, "bias_kind": kind, "p": p, "rows": len(c["status"])}
-                | _compared(c, spread, unsafe(c, p), c[f"change_{p}"], config)
-            )
-    return results
+        results += [_comparison(suite, kind, p, c, spread, config) for p in degrees(c)]
+    return tuple(results)
 
 
-def _compared(
-    c: Columns, spread: Rows, missed: Rows, change: np.ndarray, config: AuditConfig
-) -> dict[str, Any]:
+def _comparison(
+    suite: str, kind: str, p: int | float, c: Columns, spread: Rows, config: AuditConfig
+) -> SoftmaxComparison:
+    missed, change = unsafe(c, p), c[f"change_{p}"]
     prompts = c["prompt"]
     lost, sharpened = ~spread & missed, spread & ~missed
     sharp = ~spread.computed
@@ -247,19 +229,23 @@ def _compared(
     of_sharp = None
     if sharp.any():
         part = Rows(*(member[sharp] for member in missed))
-        of_sharp = dataclasses.asdict(decided_share(part, prompts[sharp], config))
+        of_sharp = decided_share(part, prompts[sharp], config)
     # A head whose softmax output is 0 changes by inf, which no bootstrap takes.
     change = np.minimum(change.astype(float), np.finfo(np.float32).max)
-    return {
-        "lost": dataclasses.asdict(decided_share(lost, prompts, config)),
-        "sharpened": dataclasses.asdict(decided_share(sharpened, prompts, config)),
-        "lost_of_concentrated": of_sharp,
-        "concentrated": int(sharp.sum()),
-        "balance": dataclasses.asdict(balance),
-        "change": dataclasses.asdict(_median(change, prompts, config)),
-        "change_90": float(np.quantile(change, 0.9)),
-        "undecided": int(undecided.sum()),
-    }
+    return SoftmaxComparison(
+        suite=suite,
+        bias_kind=kind,
+        p=p,
+        rows=len(c["status"]),
+        lost=decided_share(lost, prompts, config),
+        sharpened=decided_share(sharpened, prompts, config),
+        lost_of_concentrated=of_sharp,
+        concentrated=int(sharp.sum()),
+        balance=balance,
+        change=_median(change, prompts, config),
+        change_90=float(np.quantile(change, 0.9)),
+        undecided=int(undecided.sum()),
+    )
 
 
 def _median(values: np.ndarray, prompts: np.ndarray, config: AuditConfig) -> statistics.Interval:

@@ -18,11 +18,10 @@ for 40, 73, 100 and 200 prompts, a tolerance of 0.05 and a level of 0.95
 """
 
 import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import dataclasses
 import fractions
 import math
-from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -31,6 +30,7 @@ from scipy import special
 from lm_jax import statistics
 from lm_jax.errors import UsageError
 from polyattn_jax import head_sets
+from polyattn_jax.results import ConditionResult, RecipeVerdict, VerdictName
 
 # At or below this safe share of rows all five such cells of the paper collapsed (its Appendix F).
 SCREEN = 0.03
@@ -44,7 +44,7 @@ class Verdict:
     ends of its interval, `p` of the exact two-sided McNemar test.
     """
 
-    name: Literal["preserve", "no-go", "undecided"]
+    name: VerdictName
     change: float
     low: float
     high: float
@@ -76,7 +76,7 @@ def verdict(
     change = paired.delta
     # Decimal as it was written: 0.05 of 20 prompts is one prompt.
     allowed = fractions.Fraction(repr(float(tolerance))) * change.n
-    name: Literal["preserve", "no-go", "undecided"] = "undecided"
+    name: VerdictName = "undecided"
     if solves(int(np.sum(softmax_right)), change.n, level):
         if change.low > -tolerance:
             name = "preserve"
@@ -92,38 +92,42 @@ def solves(right: int, n: int, level: float = 0.95) -> bool:
     return statistics.wilson(right, n, level).low >= 0.5
 
 
-def unmet_controls(result: Mapping[str, Any], suite: str) -> list[str]:
-    """The controls of an audit that softmax is not shown to meet, in words; none where all hold.
+def unmet_controls(
+    needle: statistics.Interval,
+    without: statistics.Interval | None,
+    first_loss: float,
+    second_loss: float,
+) -> tuple[str, ...]:
+    """A sentence for each control of an audit that softmax is not shown to meet.
 
     Softmax must solve the needle probe, find the needle less often where it was left out (Wilson
     intervals apart), and on random tokens written twice have less than half of the first loss on
     the second.
 
     Args:
-      result: of `summary.controls`.
-      suite: needle suite of the sweep.
+      needle: accuracy on the needle suite of the sweep.
+      without: accuracy where the needle was left out; None without such prompts.
+      first_loss, second_loss: on the two copies of random tokens, in nats per token.
     """
-    given, without = result["accuracy"][suite], result["accuracy"].get("control")
-    first, second = (result[name]["loss"]["estimate"] for name in ("first_copy", "second_copy"))
-    counted = f"{head_sets.right(given)} of {given['n']}"
+    counted = f"{head_sets.right(needle)} of {needle.n}"
     unmet = []
-    if not solves(head_sets.right(given), given["n"]):
+    if not solves(head_sets.right(needle), needle.n):
         unmet.append(
             f"softmax is right in {counted} needle prompts, which does not show that it solves the "
             "probe"
         )
-    if without is not None and without["high"] >= given["low"]:
+    if without is not None and without.high >= needle.low:
         unmet.append(
-            f"softmax finds the needle in {head_sets.right(without)} of {without['n']} prompts "
+            f"softmax finds the needle in {head_sets.right(without)} of {without.n} prompts "
             f"where it was left out, which does not show a difference to {counted} with it"
         )
-    # also where a loss is no number
-    if not second < first / 2:
+    # also where a loss is NaN
+    if not second_loss < first_loss / 2:
         unmet.append(
             "the loss of softmax on random tokens written twice does not fall to half: "
-            f"{first:.1f} and {second:.1f} nats per token"
+            f"{first_loss:.1f} and {second_loss:.1f} nats per token"
         )
-    return unmet
+    return tuple(unmet)
 
 
 def least_prompts(tolerance: float = 0.05, level: float = 0.95) -> int:
@@ -154,9 +158,9 @@ def detectable_loss(
     return float(special.betaincinv(fewest, n - fewest + 1, power)) if fewest <= n else None
 
 
-def explained(
-    entry: Mapping[str, Any],
-    base: Mapping[str, Any],
+def explain(
+    entry: ConditionResult,
+    base: ConditionResult,
     safe: statistics.Interval | None,
     top_safe: statistics.Interval | None,
     *,
@@ -164,12 +168,11 @@ def explained(
     tolerance: float,
     ablated: bool,
     unmet: Sequence[str] = (),
-) -> dict[str, Any]:
-    """A recipe's verdict with its reason and the next step (paper, section 6), as plain data.
+) -> RecipeVerdict:
+    """A recipe's verdict with its reason and the next step (paper, section 6).
 
-    `reason` is `finding` with its figures and `reading`, which says what the safe share adds: the
-    two are the same for all recipes that fare alike. The share of safe rows explains, it does not
-    decide: at or below 3 % every cell of the paper collapsed, above that anything happens.
+    The share of safe rows explains a verdict and does not decide it: at or below 3 % every such
+    case of the paper collapsed, above that anything happens.
 
     Args:
       entry: of `summary.behaviour`, for the recipe in every head.
@@ -180,10 +183,10 @@ def explained(
       ablated: whether head sets were tried in the same run.
       unmet: of `unmet_controls`; empty where no other control was run than softmax's accuracy.
     """
-    name, n = entry["verdict"], base["accuracy"]["n"]
-    able, needed = round(base["accuracy"]["estimate"] * n), least_prompts(tolerance)
+    name, n = entry.verdict, base.accuracy.n
+    able, needed = head_sets.right(base.accuracy), least_prompts(tolerance)
     points, reading = f"{100 * tolerance:g} points", ""
-    low, high = (100 * entry["delta"][end] for end in ("low", "high"))
+    low, high = 100 * entry.delta.low, 100 * entry.delta.high
     screened = safe is not None and safe.estimate <= SCREEN
     if not solves(able, n):
         finding = (
@@ -221,8 +224,8 @@ def explained(
             finding, figures = f"the loss is larger than {points}", f"at least {-high:.1f} (95 %)"
         else:
             finding = f"the paired test finds a loss, measured as more than {points}"
-            loss = -100 * entry["delta"]["estimate"]
-            figures = f"{loss:.1f} points, p = {entry['p_value']:.2g}"
+            loss = -100 * entry.delta.estimate
+            figures = f"{loss:.1f} points, p = {entry.p_value:.2g}"
         if screened:
             reading = f"at most {SCREEN:.0%} of rows are measured safe"
             step = "do not substitute zero-shot; raise the degree or train with the map in place"
@@ -239,15 +242,15 @@ def explained(
                 if ablated
                 else "polyattn_jax.audit with config.ablation_heads tries the recipe in some heads"
             )
-    return {
-        "recipe": entry["recipe"],
-        "verdict": name,
-        "finding": finding,
-        "reading": reading,
-        "reason": "; ".join(filter(None, (f"{finding}: {figures}", reading))),
-        "next": step,
-        "could_decide": able,
-        "least_prompts": needed,
-        "safe": None if safe is None else dataclasses.asdict(safe),
-        "top_safe": None if top_safe is None else dataclasses.asdict(top_safe),
-    }
+    return RecipeVerdict(
+        recipe=entry.recipe,
+        verdict=name,
+        finding=finding,
+        reading=reading,
+        reason="; ".join(filter(None, (f"{finding}: {figures}", reading))),
+        next=step,
+        could_decide=able,
+        least_prompts=needed,
+        safe=safe,
+        top_safe=top_safe,
+    )

@@ -20,6 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lm_jax.errors import BadInputError
+from lm_jax.statistics import Interval
+from polyattn_jax.results import ConditionResult, Decisiveness
 
 FEWEST_DRAWS = 19
 
@@ -94,45 +96,40 @@ def read(path: Path, shape: tuple[int, int]) -> dict[str, np.ndarray]:
     }
 
 
-def groups(ablation: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, list[Mapping[str, Any]]]]:
-    """The cells of an ablation by kind of head set, then by its size K, ascending."""
-    results: dict[str, dict[int, list[Mapping[str, Any]]]] = {"top": {}, "bottom": {}, "random": {}}
+def groups(ablation: Sequence[ConditionResult]) -> dict[str, dict[int, list[ConditionResult]]]:
+    """The conditions of an ablation by kind of head set, then by its size K, ascending."""
+    results: dict[str, dict[int, list[ConditionResult]]] = {"top": {}, "bottom": {}, "random": {}}
     for entry in ablation:
-        if _CELL.fullmatch(entry["cell"]):
-            group, size, _ = _parsed(entry["cell"])
+        if _CELL.fullmatch(entry.cell):
+            group, size, _ = _parsed(entry.cell)
             results[group].setdefault(size, []).append(entry)
     return {kind: dict(sorted(cells.items())) for kind, cells in results.items()}
 
 
-def decisiveness(ablation: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """For each K what the top, bottom and random sets leave right, and the paper's flag.
-
-    Returns, by K: `top`, `bottom`, `random` (one per draw), counts of prompts out of `n`;
-    `beaten`, the draws that the top set is strictly worse than; `decisive`, whether these are all,
-    None where fewer than 19 were drawn.
-    """
-    by_group, result = groups(ablation), []
+def decisiveness(ablation: Sequence[ConditionResult]) -> tuple[Decisiveness, ...]:
+    """Prompts that the top, bottom and random sets of each size K leave right; the paper's flag."""
+    by_group, results = groups(ablation), []
     for size, (top,) in by_group["top"].items():
         (bottom,) = by_group["bottom"][size]
-        drawn = [right(entry["accuracy"]) for entry in by_group["random"].get(size, [])]
-        beaten = sum(right(top["accuracy"]) < count for count in drawn)
-        result.append(
-            {
-                "size": size,
-                "n": top["accuracy"]["n"],
-                "top": right(top["accuracy"]),
-                "bottom": right(bottom["accuracy"]),
-                "random": drawn,
-                "beaten": beaten,
-                "decisive": beaten == len(drawn) if len(drawn) >= FEWEST_DRAWS else None,
-            }
+        drawn = tuple(right(entry.accuracy) for entry in by_group["random"].get(size, []))
+        beaten = sum(right(top.accuracy) < count for count in drawn)
+        results.append(
+            Decisiveness(
+                size=size,
+                n=top.accuracy.n,
+                top=right(top.accuracy),
+                bottom=right(bottom.accuracy),
+                random=drawn,
+                beaten=beaten,
+                decisive=beaten == len(drawn) if len(drawn) >= FEWEST_DRAWS else None,
+            )
         )
-    return result
+    return tuple(results)
 
 
-def right(accuracy: Mapping[str, Any]) -> int:
-    """The count of an accuracy."""
-    return round(accuracy["estimate"] * accuracy["n"])
+def right(accuracy: Interval) -> int:
+    """Number of prompts that are right, from an accuracy."""
+    return round(accuracy.estimate * accuracy.n)
 
 
 def _parsed(cell: str) -> tuple[str, int, int | None]:

@@ -14,7 +14,6 @@ The thresholds are `head_type`. Nothing of the size of a pattern leaves a layer.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from flax import struct
 import jax
@@ -23,6 +22,7 @@ import numpy as np
 
 from lm_jax.model.attention import softmax
 from polyattn_jax.columns import Columns
+from polyattn_jax.results import HeadTypes
 
 PROMPTS = 80  # as many as in the paper, where there are so many
 FEATURES = ("sink", "induction", "distance", "entropy")
@@ -86,11 +86,11 @@ def averages(features: Columns | None, shape: tuple[int, int]) -> Columns:
         return absent | {"prompts": np.zeros(L * N, int)}
     flat = features["layer"].astype(int) * N + features["head"]
     count = np.bincount(flat, minlength=L * N)
-    made = {
+    means = {
         name: np.bincount(flat, features[name].astype(np.float64), L * N) / count
         for name in FEATURES
     }
-    return made | {"prompts": count}
+    return means | {"prompts": count}
 
 
 def head_type(features: Mapping[str, float]) -> str:
@@ -109,8 +109,8 @@ def head_type(features: Mapping[str, float]) -> str:
     return "diffuse"
 
 
-def composition(by_head: Columns, top_heads: int) -> dict[str, Any]:
-    """How many heads of each type there are, in all and among the top and the bottom K."""
+def composition(by_head: Columns, top_heads: int) -> HeadTypes:
+    """Number of heads of each type, in all and among the top and the bottom K."""
     total = len(by_head["type"])
     size = min(top_heads, total)
     groups = {
@@ -122,4 +122,4 @@ def composition(by_head: Columns, top_heads: int) -> dict[str, Any]:
         name: {kind: int(np.sum(group & (by_head["type"] == kind))) for kind in TYPES}
         for name, group in groups.items()
     }
-    return {"size": size, **counts}
+    return HeadTypes(size, **counts)

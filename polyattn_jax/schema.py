@@ -1,24 +1,25 @@
-"""What an audit writes: columns (meaning: docs/polyattn.md), provenance, and rows of a batch.
+"""Parquet tables of an audit: columns (meaning: docs/polyattn.md), provenance, rows of a batch.
 
-The tables that an audit leaves behind, unlike the shards they come from, have the model's name as
-their first column, so that the files of two models can be concatenated, and the provenance of the
-run as JSON in their schema metadata:
+The final tables, unlike the shards they come from, have the model's name as their first column, so
+that the files of two models can be concatenated, and the provenance of the run as JSON in their
+schema metadata:
 
     json.loads(pq.read_schema(folder / "rows.parquet").metadata[PROVENANCE])
 """
 
 from collections.abc import Mapping, Sequence
 import json
-from typing import Any
 
 import jax
 import numpy as np
 import pyarrow as pa
 
+from lm_jax.run.files import to_jsonable
 from polyattn_jax import head_types
 from polyattn_jax.diagnostic import required_degree
 from polyattn_jax.measure import Diagnosis
 from polyattn_jax.probe import DEGREES
+from polyattn_jax.provenance import Provenance
 from polyattn_jax.suites.batching import Batch
 
 BIASES = ("zero", "auto")  # of every audit; recipes may add their own
@@ -99,10 +100,10 @@ FEATURES = pa.schema(
 )
 
 
-def tagged(table: pa.Table, model: str, provenance: Mapping[str, Any]) -> pa.Table:
+def tagged(table: pa.Table, model: str, provenance: Provenance) -> pa.Table:
     """The table with the column `model` before the others and the provenance in its metadata."""
     table = table.add_column(0, "model", pa.repeat(model, table.num_rows))
-    return table.replace_schema_metadata({PROVENANCE: json.dumps(dict(provenance))})
+    return table.replace_schema_metadata({PROVENANCE: json.dumps(to_jsonable(provenance))})
 
 
 def row_columns(

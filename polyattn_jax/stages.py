@@ -22,7 +22,8 @@ import numpy as np
 
 from lm_jax.errors import BadInputError
 from lm_jax.run import progress, stop
-from lm_jax.run.files import read_json, write_json
+from lm_jax.run.files import write_json
+from lm_jax.run.results import load_result
 from lm_jax.run.rows import RowStore
 from polyattn_jax import calibrate, head_sets, head_types, measure
 from polyattn_jax.audit_suites import diagnosed, first_prompts
@@ -76,10 +77,7 @@ def calibrated(audited: AuditedModel, folder: Path) -> calibrate.Calibration:
     """b_auto of the model, from `calibration.json` where an earlier start has left it."""
     path = folder / "calibration.json"
     if path.exists():
-        results = read_json(path)
-        return calibrate.Calibration(
-            **results | {"curve": tuple(calibrate.AtLength(**one) for one in results["curve"])}
-        )
+        return load_result(path, calibrate.Calibration)
     c = audited.config
     texts_UT, lengths = calibration_tokens(audited)
     ways = 1 if audited.mesh is None else audited.mesh.shape["data"] * audited.mesh.shape["fsdp"]
@@ -115,7 +113,7 @@ def calibrated(audited: AuditedModel, folder: Path) -> calibrate.Calibration:
             resamples=c.resamples,
             seed=c.seed,
         )
-    write_json(path, dataclasses.asdict(result))
+    write_json(path, result)
     return result
 
 

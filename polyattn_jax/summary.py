@@ -1,12 +1,12 @@
-"""From rows to findings: every number of the report, as plain data, recomputable from parquet.
+"""The summary of an audit, computed from its parquet tables: every number of the report.
 
 Rates over rows are in `concentration.py`. Accuracies carry Wilson intervals, differences between
 recipes a paired exact test.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from lm_jax import statistics
 from polyattn_jax import decision, head_sets, head_types
+from polyattn_jax.calibrate import Calibration
 from polyattn_jax.columns import Columns, columns, degrees, take, where
 from polyattn_jax.concentration import (
     Rows,
@@ -27,20 +28,25 @@ from polyattn_jax.concentration import (
 )
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.diagnostic import Status
+from polyattn_jax.provenance import Provenance
+from polyattn_jax.results import (
+    AuditSummary,
+    BoundAgreement,
+    ConditionResult,
+    Controls,
+    CopyResult,
+    LossInterval,
+    RecipeVerdict,
+)
 from polyattn_jax.row_maps import SOFTMAX
 
 EPSILON = 1e-6
 
 
-def as_dict(interval: statistics.Interval) -> dict[str, float]:
-    """An interval as JSON."""
-    return dataclasses.asdict(interval)
-
-
 # Rows
 
 
-def bound(rows: Columns, config: AuditConfig) -> list[dict[str, Any]]:
+def bound(rows: Columns, config: AuditConfig) -> tuple[BoundAgreement, ...]:
     """Predicted (p >= p*) against measured (S_p < 1) safety per suite, bias and degree (Table 8).
 
     False negatives are rows that the bound calls safe and the measure does not. In exact arithmetic
@@ -58,21 +64,19 @@ def bound(rows: Columns, config: AuditConfig) -> list[dict[str, Any]]:
             )
             beyond = unsafe(c, p, EPSILON)
             results.append(
-                {
-                    "suite": suite,
-                    "bias_kind": kind,
-                    "p": p,
-                    "n": len(predicted),
-                    "agree": as_dict(decided_share(agree, c["prompt"], config))
-                    if len(predicted)
-                    else None,
-                    "false_negative": int(np.sum(predicted & missed.sure)),
-                    "false_negative_eps": int(np.sum(predicted & beyond.sure)),
-                    "false_positive": int(np.sum(~predicted & ~missed.possible)),
-                    "undecided": int(missed.undecided.sum()),
-                }
+                BoundAgreement(
+                    suite=suite,
+                    bias_kind=kind,
+                    p=p,
+                    n=len(predicted),
+                    agree=decided_share(agree, c["prompt"], config) if len(predicted) else None,
+                    false_negative=int(np.sum(predicted & missed.sure)),
+                    false_negative_eps=int(np.sum(predicted & beyond.sure)),
+                    false_positive=int(np.sum(~predicted & ~missed.possible)),
+                    undecided=int(missed.undecided.sum()),
+                )
             )
-    return results
+    return tuple(results)
 
 
 def heads(rows: Columns, shape: tuple[int, int], features: Columns | None = None) -> Columns:
@@ -104,17 +108,17 @@ def heads(rows: Columns, shape: tuple[int, int], features: Columns | None = None
         }
         for key, value in entry.items():
             out.setdefault(key, []).append(value)
-    made = {key: np.array(values) for key, values in out.items()}
-    made |= head_types.averages(features, shape)
-    made["type"] = np.array(
+    by_head = {key: np.array(values) for key, values in out.items()}
+    by_head |= head_types.averages(features, shape)
+    by_head["type"] = np.array(
         [
-            head_types.head_type({name: made[name][head] for name in head_types.FEATURES})
+            head_types.head_type({name: by_head[name][head] for name in head_types.FEATURES})
             for head in range(L * N)
         ]
     )
-    made["rank"] = np.empty(L * N, int)
-    made["rank"][ranking(made)] = np.arange(L * N)
-    return made
+    by_head["rank"] = np.empty(L * N, int)
+    by_head["rank"][ranking(by_head)] = np.arange(L * N)
+    return by_head
 
 
 def ranking_suite(rows: Columns) -> str:
@@ -136,28 +140,33 @@ def accuracy(answers: Columns) -> statistics.Interval:
     return statistics.wilson(int(correct.sum()), len(correct))
 
 
-def controls(answers: Columns, losses: Columns, config: AuditConfig) -> dict[str, Any]:
-    """What softmax does, and in `unmet` which conditions for a verdict it is not shown to meet."""
+def controls(answers: Columns, losses: Columns, config: AuditConfig) -> Controls:
+    """What softmax does on the control prompts."""
     c = where(answers, stage="control")
-    made: dict[str, Any] = {
-        "accuracy": {
-            suite: as_dict(accuracy(where(c, suite=suite))) for suite in dict.fromkeys(c["suite"])
-        }
-    }
-    for copy, name in ((1, "first_copy"), (2, "second_copy")):
-        own = where(losses, copy=copy)
-        made[name] = {
-            "loss": as_dict(share(own["loss"], own["prompt"], config, (0.0, np.inf))),
-            "top_1": as_dict(share(own["correct"], own["prompt"], config)),
-            "tokens": int(own["tokens"].sum()),
-        }
-    return made | {"unmet": decision.unmet_controls(made, f"niah_{config.sweep_length}")}
+    by_suite = {suite: accuracy(where(c, suite=suite)) for suite in dict.fromkeys(c["suite"])}
+    first, second = (_copy_result(where(losses, copy=copy), config) for copy in (1, 2))
+    unmet = decision.unmet_controls(
+        by_suite[f"niah_{config.sweep_length}"],
+        by_suite.get("control"),
+        first.loss.estimate,
+        second.loss.estimate,
+    )
+    return Controls(by_suite, first, second, unmet)
+
+
+def _copy_result(losses: Columns, config: AuditConfig) -> CopyResult:
+    loss = share(losses["loss"], losses["prompt"], config, (0.0, np.inf))
+    return CopyResult(
+        loss=LossInterval(**dataclasses.asdict(loss)),
+        top_1=share(losses["correct"], losses["prompt"], config),
+        tokens=int(losses["tokens"].sum()),
+    )
 
 
 def behaviour(
     answers: Columns, stage: str, config: AuditConfig, unmet: Sequence[str] = ()
-) -> list[dict[str, Any]]:
-    """Accuracy of every cell of a stage, and its verdict against softmax on the same prompts.
+) -> tuple[ConditionResult, ...]:
+    """Accuracy of every condition of a stage, and its verdict against softmax.
 
     With any control `unmet` every verdict is "undecided".
     """
@@ -171,28 +180,23 @@ def behaviour(
         decided = decision.verdict(before, after, tolerance=config.tolerance)
         lost = sum(was and not now for was, now in zip(before, after, strict=True))
         results.append(
-            {
-                "cell": name,
-                "recipe": str(own["recipe"][0]),
-                "bias": float(own["bias"][0]),
-                "heads": int(own["heads"][0]),
-                "accuracy": as_dict(accuracy(own)),
-                "verdict": "undecided" if unmet else decided.name,
-                "delta": {
-                    "estimate": decided.change,
-                    "low": decided.low,
-                    "high": decided.high,
-                    "n": len(base),
-                },
-                "p_value": decided.p,
-                "lost": lost,
-                "won": lost + sum(after) - sum(before),
-                "loss": float(own["loss"].mean()),
-                "median_rank": float(np.median(own["rank"])),
-                "dead_rows_per_prompt": float(own["dead_rows"].mean()),
-            }
+            ConditionResult(
+                cell=name,
+                recipe=str(own["recipe"][0]),
+                bias=float(own["bias"][0]),
+                heads=int(own["heads"][0]),
+                accuracy=accuracy(own),
+                verdict="undecided" if unmet else decided.name,
+                delta=statistics.Interval(decided.change, decided.low, decided.high, len(base)),
+                p_value=decided.p,
+                lost=lost,
+                won=lost + sum(after) - sum(before),
+                loss=float(own["loss"].mean()),
+                median_rank=float(np.median(own["rank"])),
+                dead_rows_per_prompt=float(own["dead_rows"].mean()),
+            )
         )
-    return results
+    return tuple(results)
 
 
 def _by_prompt(answers: Columns) -> dict[tuple[str, str], bool]:
@@ -204,25 +208,25 @@ def _by_prompt(answers: Columns) -> dict[tuple[str, str], bool]:
 def verdicts(
     rows: Columns,
     by_head: Columns,
-    swept: list[dict[str, Any]],
+    swept: Sequence[ConditionResult],
     unmet: Sequence[str],
     config: AuditConfig,
-) -> list[dict[str, Any]]:
+) -> tuple[RecipeVerdict, ...]:
     """One verdict per recipe of the sweep."""
-    base = next(entry for entry in swept if entry["cell"] == SOFTMAX.name)
+    base = next(entry for entry in swept if entry.cell == SOFTMAX.name)
     top, suite = ranking(by_head)[: config.top_heads], f"niah_{config.sweep_length}"
     results = []
     for entry in swept:
         if entry is base:
             continue
-        recipe = config.by_name[entry["recipe"]]
+        recipe = config.by_name[entry.recipe]
         safe, top_safe, unmeasured = None, None, "S_p is not measured for this map"
         if recipe.degree is not None:
             args = (rows, suite, recipe.degree, recipe.bias_kind, config)
             safe, top_safe = safe_fraction(*args, None), safe_fraction(*args, top)
             unmeasured = "no row has an active key"
         results.append(
-            decision.explained(
+            decision.explain(
                 entry,
                 base,
                 safe,
@@ -233,50 +237,65 @@ def verdicts(
                 unmet=unmet,
             )
         )
-    return results
+    return tuple(results)
+
+
+class Tables(NamedTuple):
+    """What the stages of an audit measured (columns: `schema`)."""
+
+    rows: pa.Table
+    answers: pa.Table
+    losses: pa.Table
+    features: pa.Table
+
+
+class Source(NamedTuple):
+    """What was audited: digest, family and names of its weight files; the run's provenance."""
+
+    model_sha256: str
+    family: str
+    weights: tuple[str, ...]
+    provenance: Provenance
 
 
 def summarise(
-    rows: pa.Table,
-    answers: pa.Table,
-    losses: pa.Table,
-    features: pa.Table,
-    calibration: Mapping[str, Any],
+    tables: Tables,
+    calibration: Calibration,
     config: AuditConfig,
     shape: tuple[int, int],
-) -> tuple[dict[str, Any], Columns]:
-    """The content of summary.json, and the table of heads."""
-    r, a = columns(rows), columns(answers)
-    by_head = heads(r, shape, columns(features))
-    held = controls(a, columns(losses), config)
-    swept = behaviour(a, "sweep", config, held["unmet"])
-    made: dict[str, Any] = {
-        "model": config.model,
-        "config": dataclasses.asdict(config),
-        "layers": shape[0],
-        "heads": shape[1],
-        "degrees": list(degrees(r)),
-        "calibration": dict(calibration),
-        "controls": held,
-        "prevalence": prevalence(r, config),
-        "against_softmax": against_softmax(r, config),
-        "bound": bound(r, config),
-        "sweep": swept,
-        "prompts": behaviour(a, "prompts", config) if config.prompts else [],
-        "verdicts": verdicts(r, by_head, swept, held["unmet"], config),
-        "ranking_suite": ranking_suite(r),
-        "head_types": head_types.composition(by_head, config.top_heads)
-        if features.num_rows
+    source: Source,
+) -> tuple[AuditSummary, Columns]:
+    """The content of summary.json, and the table of heads; `shape` is `[L, N]`."""
+    rows, answers = columns(tables.rows), columns(tables.answers)
+    by_head = heads(rows, shape, columns(tables.features))
+    held = controls(answers, columns(tables.losses), config)
+    swept = behaviour(answers, "sweep", config, held.unmet)
+    ablation = behaviour(answers, "ablation", config, held.unmet) if config.ablation_heads else ()
+    summary = AuditSummary(
+        model=config.model,
+        config=config,
+        layers=shape[0],
+        heads=shape[1],
+        degrees=degrees(rows),
+        calibration=calibration,
+        controls=held,
+        prevalence=prevalence(rows, config),
+        against_softmax=against_softmax(rows, config),
+        bound=bound(rows, config),
+        sweep=swept,
+        prompts=behaviour(answers, "prompts", config) if config.prompts else (),
+        verdicts=verdicts(rows, by_head, swept, held.unmet, config),
+        ranking_suite=ranking_suite(rows),
+        head_types=head_types.composition(by_head, config.top_heads)
+        if tables.features.num_rows
         else None,
-        "ablation": behaviour(a, "ablation", config, held["unmet"])
-        if config.ablation_heads
-        else [],
-        "decisiveness": [],
-        "rows": rows.num_rows,
-        "answers": answers.num_rows,
-    }
-    made["decisiveness"] = head_sets.decisiveness(made["ablation"])
-    return made, by_head
+        ablation=ablation,
+        decisiveness=head_sets.decisiveness(ablation),
+        rows=tables.rows.num_rows,
+        answers=tables.answers.num_rows,
+        **source._asdict(),
+    )
+    return summary, by_head
 
 
 def with_head_types(rows: pa.Table, by_head: Columns) -> pa.Table:

@@ -9,7 +9,7 @@ from lm_jax.report.markup import number
 from polyattn_jax import paper
 from polyattn_jax.paper import PaperModel
 from polyattn_jax.report import findings
-from polyattn_jax.report.findings import Summary
+from polyattn_jax.results import AuditSummary
 
 LENGTH_BOUND, PROMPT_SHARE = 0.1, 0.5
 
@@ -33,33 +33,33 @@ def obstacles(
     return results
 
 
-def model_obstacles(summary: Summary, model: PaperModel) -> list[str]:
+def model_obstacles(summary: AuditSummary, model: PaperModel) -> list[str]:
     """As `obstacles`, of weights that have the name of the paper's model but not its shape."""
-    if (summary["layers"], summary["heads"]) == (model.layers, model.heads):
+    if (summary.layers, summary.heads) == (model.layers, model.heads):
         return []
     return [
-        f"{number(summary['layers'])} layers of {number(summary['heads'])} heads (paper: "
+        f"{number(summary.layers)} layers of {number(summary.heads)} heads (paper: "
         f"{model.layers} of {model.heads})"
     ]
 
 
-def calibration_obstacles(summary: Summary) -> list[str]:
+def calibration_obstacles(summary: AuditSummary) -> list[str]:
     """As `obstacles`, of b_auto."""
-    ours = summary["calibration"]["length"]
+    ours = summary.calibration.length
     return obstacles((ours, paper.CALIBRATION_LENGTH), what="b_auto")
 
 
-def needle_obstacles(summary: Summary, model: PaperModel) -> list[str]:
+def needle_obstacles(summary: AuditSummary, model: PaperModel) -> list[str]:
     """As `obstacles`, of the needle sweep."""
-    ours = findings.softmax_of(summary["sweep"])["accuracy"]["n"]
-    length = summary["config"]["sweep_length"], paper.NEEDLE_LENGTH
+    ours = findings.softmax_of(summary.sweep).accuracy.n
+    length = summary.config.sweep_length, paper.NEEDLE_LENGTH
     return model_obstacles(summary, model) + obstacles(length, (ours, paper.PROMPTS))
 
 
 def prevalence_obstacles(
-    summary: Summary, model: PaperModel, row: paper.Prevalence, prompts: int
+    summary: AuditSummary, model: PaperModel, row: paper.Prevalence, length: int, prompts: int
 ) -> list[str]:
-    """As `obstacles`, of the unsafe rows of one suite and bias."""
-    length = summary["config"][f"{row.suite}_length"], row.length
-    result = model_obstacles(summary, model) + obstacles(length, (prompts, paper.PROMPTS))
+    """As `obstacles`, of the unsafe rows of one suite and bias: `prompts` of `length` tokens."""
+    result = model_obstacles(summary, model)
+    result += obstacles((length, row.length), (prompts, paper.PROMPTS))
     return result + calibration_obstacles(summary) * (row.bias_kind == "auto")

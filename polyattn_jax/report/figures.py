@@ -5,8 +5,8 @@ the histogram of p* and predicted against measured (1 and 6), the group ablation
 of accuracy and the map of heads are ours.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -14,13 +14,15 @@ import pyarrow.compute as pc
 
 from lm_jax import report
 from lm_jax.report.markup import number
+from polyattn_jax.calibrate import Calibration
 from polyattn_jax.columns import Columns
 from polyattn_jax.columns import degrees as degrees_of
 from polyattn_jax.diagnostic import Status
 from polyattn_jax.head_sets import groups as head_set_groups
 from polyattn_jax.head_types import TYPES, UNKNOWN
 from polyattn_jax.paper import PaperModel
-from polyattn_jax.report.findings import interval, softmax_of
+from polyattn_jax.report.findings import softmax_of
+from polyattn_jax.results import ConditionResult, SoftmaxComparison
 
 if TYPE_CHECKING:
     import altair as alt
@@ -76,22 +78,21 @@ def phase_plot(by_head: Columns, *, caption: str) -> "alt.LayerChart":
     )
 
 
-def calibration_curve(calibration: Mapping[str, Any], *, n: str) -> "alt.LayerChart":
+def calibration_curve(calibration: Calibration, *, n: str) -> "alt.LayerChart":
     """b_auto against the length of the texts, with its interval and the range of single texts."""
-    curve = calibration["curve"]
-    lengths = [one["length"] for one in curve]
-    pooled = ([one[name] for one in curve] for name in ("bias", "low", "high"))
-    least, most = ([one[name] for one in curve] for name in ("least", "most"))
+    curve = calibration.curve
+    lengths = [one.length for one in curve]
+    pooled = ([one.bias for one in curve], [one.low for one in curve], [one.high for one in curve])
     return report.curves(
         [
             report.Series("all texts, 95 % interval", lengths, *pooled),
-            report.Series("smallest of one text", lengths, least),
-            report.Series("largest of one text", lengths, most),
+            report.Series("smallest of one text", lengths, [one.least for one in curve]),
+            report.Series("largest of one text", lengths, [one.most for one in curve]),
         ],
         log_x=True,
         x_ticks=lengths,
         caption="b_auto of the first tokens of the calibration texts. The audit uses that of "
-        f"{number(calibration['length'])} tokens for all of its suites.",
+        f"{number(calibration.length)} tokens for all of its suites.",
         x_label="tokens of each text (log scale)",
         y_label="b_auto",
         n=n,
@@ -99,21 +100,20 @@ def calibration_curve(calibration: Mapping[str, Any], *, n: str) -> "alt.LayerCh
 
 
 def lost_and_sharpened(
-    entries: Sequence[Mapping[str, Any]], *, where: str, top: float
+    entries: Sequence[SoftmaxComparison], *, where: str, top: float
 ) -> "alt.LayerChart":
     """Shares of rows that softmax, only softmax, and only r^p concentrates, against the degree."""
-    degrees = [entry["p"] for entry in entries]
+    degrees = [entry.p for entry in entries]
     series = []
-    for name, label in (
-        ("lost", "lost: only softmax concentrates"),
-        ("sharpened", "sharpened: only rᵖ does"),
+    for label, results in (
+        ("lost: only softmax concentrates", [entry.lost for entry in entries]),
+        ("sharpened: only rᵖ does", [entry.sharpened for entry in entries]),
     ):
-        results = [interval(entry[name]) for entry in entries]
         parts = (
             [100 * getattr(one, end) for one in results] for end in ("estimate", "low", "high")
         )
         series.append(report.Series(label, degrees, *parts))
-    sharp = [100 * entry["concentrated"] / entry["rows"] for entry in entries]
+    sharp = [100 * entry.concentrated / entry.rows for entry in entries]
     series.append(report.Series("all that softmax concentrates", degrees, sharp))
     return report.curves(
         series,
@@ -123,7 +123,7 @@ def lost_and_sharpened(
         caption=f"Rows that rᵖ loses and sharpens ({where}); bands: 95 % bootstrap over prompts.",
         x_label="degree p (log scale)",
         y_label="rows (%)",
-        n=f"{number(entries[0]['rows'])} rows" if entries else None,
+        n=f"{number(entries[0].rows)} rows" if entries else None,
     )
 
 
@@ -192,15 +192,15 @@ def bound_scatter(columns: Columns, *, degree: int, seed: int, where: str) -> "a
 
 
 def accuracy_bars(
-    sweep: Sequence[Mapping[str, Any]], model: PaperModel | None, n: str
+    sweep: Sequence[ConditionResult], model: PaperModel | None, n: str
 ) -> "alt.LayerChart":
     """Accuracy of every recipe with its Wilson interval, and the paper's where it has the model."""
     rows = []
     for entry in sweep:
-        result = interval(entry["accuracy"])
-        reference = model.needle_accuracy(entry["recipe"]) if model else None
+        result = entry.accuracy
+        reference = model.needle_accuracy(entry.recipe) if model else None
         ends = 100 * result.estimate, 100 * result.low, 100 * result.high
-        rows.append(report.Bar(entry["recipe"], *ends, reference))
+        rows.append(report.Bar(entry.recipe, *ends, reference))
     return report.bars(
         rows,
         x_range=(0.0, 100.0),
@@ -213,11 +213,11 @@ def accuracy_bars(
     )
 
 
-def ablation_curves(ablation: Sequence[Mapping[str, Any]], *, caption: str) -> "alt.LayerChart":
+def ablation_curves(ablation: Sequence[ConditionResult], *, caption: str) -> "alt.LayerChart":
     """Accuracy against the number of replaced heads: top, bottom, and the range of random sets."""
     series, groups = [], head_set_groups(ablation)
     for kind, cells in groups.items():
-        results = [[100 * e["accuracy"]["estimate"] for e in own] for own in cells.values()]
+        results = [[100 * e.accuracy.estimate for e in own] for own in cells.values()]
         sizes, middle = list(cells), [float(np.mean(own)) for own in results]
         if kind == "random":
             ends = [min(own) for own in results], [max(own) for own in results]
@@ -225,18 +225,18 @@ def ablation_curves(ablation: Sequence[Mapping[str, Any]], *, caption: str) -> "
         else:
             label = f"{kind} K: {'highest' if kind == 'top' else 'lowest'} S₂"
             series.append(report.Series(label, sizes, middle))
-    base = softmax_of(ablation)["accuracy"]
+    base = softmax_of(ablation).accuracy
     sizes = sorted({size for cells in groups.values() for size in cells})
     return report.curves(
         series,
         x_range=(0.0, 1.06 * max(sizes)),
         y_range=(-4.0, 104.0),
         x_ticks=[0, *sizes],
-        h_lines=[(100 * base["estimate"], "softmax in all heads")],
+        h_lines=[(100 * base.estimate, "softmax in all heads")],
         caption=caption,
         x_label="replaced heads K",
         y_label="prompts answered (%)",
-        n=f"{number(base['n'])} prompts per point",
+        n=f"{number(base.n)} prompts per point",
     )
 
 

@@ -1,23 +1,27 @@
-"""Findings in words: what the report and the console say, and in which order.
-
-Takes the summary as `summary.summarise` makes it or as it is read back from JSON, where NaN is null
-and infinities are strings.
-"""
+"""Findings of an audit in sentences, for its page and for the terminal, and their order."""
 
 from collections.abc import Mapping, Sequence
 import math
 from pathlib import Path
 import re
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
-from lm_jax import assets, statistics
+from lm_jax import assets
+from lm_jax.statistics import Interval
 from polyattn_jax import decision, head_sets
+from polyattn_jax.calibrate import AtLength, Calibration
+from polyattn_jax.config import AuditConfig
+from polyattn_jax.results import (
+    AuditSummary,
+    BoundAgreement,
+    ConditionResult,
+    Decisiveness,
+    Prevalence,
+    SoftmaxComparison,
+)
 from polyattn_jax.row_maps import RECIPES, SOFTMAX
 
-Summary = Mapping[str, Any]
-Entry = Mapping[str, Any]
-
-
+BySuite = TypeVar("BySuite", Prevalence, SoftmaxComparison, BoundAgreement)
 Tone = Literal["good", "warn", "bad"]
 TONES: Mapping[str, Tone] = {"preserve": "good", "undecided": "warn", "no-go": "bad"}
 
@@ -29,47 +33,44 @@ class Finding(NamedTuple):
     tone: Tone
 
 
-def finite(value: Any) -> float:
-    """A number of the summary as a float; absent ones are NaN."""
-    return math.nan if value is None else float(value)
-
-
-def interval(entry: Entry) -> statistics.Interval:
-    """An interval as the summary holds it."""
-    estimate, low, high = (finite(entry[name]) for name in ("estimate", "low", "high"))
-    return statistics.Interval(estimate, low, high, entry["n"])
-
-
-def counted(accuracy: Entry) -> str:
+def counted(accuracy: Interval) -> str:
     """An accuracy as a count: "9 of 10"."""
-    return f"{head_sets.right(accuracy):,} of {accuracy['n']:,}"
+    return f"{head_sets.right(accuracy):,} of {accuracy.n:,}"
 
 
-def solves(accuracy: Entry) -> bool:
+def solves(accuracy: Interval) -> bool:
     """Whether an accuracy of softmax shows that it solves the probe."""
-    return decision.solves(head_sets.right(accuracy), accuracy["n"])
+    return decision.solves(head_sets.right(accuracy), accuracy.n)
 
 
-def ends(accuracy: Entry) -> str:
+def ends(accuracy: Interval) -> str:
     """The interval of an accuracy: "60 to 98 %"."""
-    return f"{100 * accuracy['low']:.0f} to {100 * accuracy['high']:.0f} %"
+    return f"{100 * accuracy.low:.0f} to {100 * accuracy.high:.0f} %"
 
 
-def model_name(summary: Summary) -> str:
+def model_name(summary: AuditSummary) -> str:
     """The model by its own name: of the manifest, or of its folder or file."""
-    asset = assets.entries().get(summary["model"])
+    asset = assets.entries().get(summary.model)
     if asset is not None:
         return re.split("[,:]", asset.description)[0]
-    return Path(summary["model"]).name or summary["model"]
+    return Path(summary.model).name or summary.model
 
 
-def suite_tokens(suite: str, config: Entry) -> str:
-    """The length of a suite's prompts: "256 tokens"; empty where the settings do not say."""
+def suite_length(suite: str, config: AuditConfig) -> int | None:
+    """Tokens of a suite's prompts; None where they differ."""
     if suite.startswith("niah_"):
-        length = int(suite[5:])
-    else:
-        first = config["niah_lengths"][0]
-        length = first if suite == "control" else config.get(f"{suite}_length")
+        return int(suite[5:])
+    lengths = {
+        "control": config.niah_lengths[0],
+        "induction": config.induction_length,
+        "mqar": config.mqar_length,
+    }
+    return lengths.get(suite)
+
+
+def suite_tokens(suite: str, config: AuditConfig) -> str:
+    """The length of a suite's prompts: "256 tokens"; empty where they differ."""
+    length = suite_length(suite, config)
     return "" if length is None else f"{length:,} tokens"
 
 
@@ -81,7 +82,7 @@ def suite_name(suite: str) -> str:
     return names.get(suite, suite)
 
 
-def suite_label(suite: str, config: Entry) -> str:
+def suite_label(suite: str, config: AuditConfig) -> str:
     """A suite with the length of its prompts: "needle, 256 tokens"."""
     return ", ".join(filter(None, (suite_name(suite), suite_tokens(suite, config))))
 
@@ -91,105 +92,102 @@ def bias_label(kind: str) -> str:
     return {"zero": "b = 0", "auto": "b_auto"}.get(kind, f"b = {kind}".replace("-", "−"))
 
 
-def b_auto(calibration: Entry, *, ends: bool = True) -> str:
+def b_auto(calibration: Calibration | AtLength, *, ends: bool = True) -> str:
     """b_auto to two digits of its uncertainty, with its interval: "1.15 [0.98, 1.31]"."""
-    numbers = [finite(calibration[name]) for name in ("bias", "low", "high")]
+    numbers = (calibration.bias, calibration.low, calibration.high)
     half = (numbers[2] - numbers[1]) / 2
     places = min(max(1 - math.floor(math.log10(half)), 0), 4) if half > 0 else 4
     bias, low, high = (f"{number:.{places}f}" for number in numbers)
     return f"{bias} [{low}, {high}]" if ends else bias
 
 
-def b_auto_by_length(calibration: Entry) -> str:
+def b_auto_by_length(calibration: Calibration) -> str:
     """What b_auto would be at other lengths: "0.63 at 64 tokens, 1.1 at 256"."""
     parts = [
-        f"{b_auto(one, ends=False)} at {one['length']:,}{' tokens' * (i == 0)}"
-        for i, one in enumerate(calibration["curve"])
+        f"{b_auto(one, ends=False)} at {one.length:,}{' tokens' * (i == 0)}"
+        for i, one in enumerate(calibration.curve)
     ]
     return ", ".join(parts)
 
 
-def by_suite(entries: Sequence[Entry]) -> list[Entry]:
+def by_suite(entries: Sequence[BySuite]) -> list[BySuite]:
     """Entries in reading order: induction, MQAR, needles by length; b = 0 before b_auto."""
 
-    def place(entry: Entry) -> tuple[Any, ...]:
-        name, _, length = entry["suite"].partition("_")
-        return name, int(length or 0), entry["bias_kind"] != "zero"
+    def place(entry: BySuite) -> tuple[Any, ...]:
+        name, _, length = entry.suite.partition("_")
+        return name, int(length or 0), entry.bias_kind != "zero"
 
     return sorted(entries, key=place)
 
 
-def by_recipe(sweep: Sequence[Entry]) -> list[Entry]:
+def by_recipe(sweep: Sequence[ConditionResult]) -> list[ConditionResult]:
     """Entries in reading order: softmax, the recipes of the paper as it lists them, others."""
     order = {name: place for place, name in enumerate((SOFTMAX.name, *RECIPES))}
-    return sorted(sweep, key=lambda entry: order.get(entry["recipe"], len(order)))
+    return sorted(sweep, key=lambda entry: order.get(entry.recipe, len(order)))
 
 
-def softmax_of(cells: Sequence[Entry]) -> Entry:
+def softmax_of(cells: Sequence[ConditionResult]) -> ConditionResult:
     """The cell without any substitution."""
-    return next(entry for entry in cells if entry["cell"] == SOFTMAX.name)
+    return next(entry for entry in cells if entry.cell == SOFTMAX.name)
 
 
-def best_of(cells: Sequence[Entry]) -> Entry:
+def best_of(cells: Sequence[ConditionResult]) -> ConditionResult:
     """The cell of highest accuracy; among equals, of lowest loss."""
-    return max(cells, key=lambda e: (e["accuracy"]["estimate"], -finite(e["loss"])))
+    return max(cells, key=lambda e: (e.accuracy.estimate, -e.loss))
 
 
-def controls(summary: Summary) -> Finding:
+def controls(summary: AuditSummary) -> Finding:
     """Whether softmax does what the probes need, which everything else stands on."""
-    result, config = summary["controls"], summary["config"]
-    length = config["sweep_length"]
-    given = result["accuracy"][f"niah_{length}"]
-    without = result["accuracy"].get("control")
-    copies = (result[name]["loss"] for name in ("first_copy", "second_copy"))
-    first, second = (finite(loss["estimate"]) for loss in copies)
+    result, config = summary.controls, summary.config
+    length = config.sweep_length
+    given = result.accuracy[f"niah_{length}"]
+    without = result.accuracy.get("control")
+    first, second = result.first_copy.loss.estimate, result.second_copy.loss.estimate
     text = f"softmax finds the needle in {counted(given)} prompts at {length:,} tokens"
-    for other in config["niah_lengths"]:
+    for other in config.niah_lengths:
         if other != length:
-            text += f", {counted(result['accuracy'][f'niah_{other}'])} at {other:,}"
+            text += f", {counted(result.accuracy[f'niah_{other}'])} at {other:,}"
     if without is not None:
         text += f", and in {counted(without)} where it was left out"
     text += (
         f"; on random tokens written twice the loss goes from {first:.1f} to {second:.1f} nats per "
         "token."
     )
-    if not result["unmet"]:
+    if not result.unmet:
         return Finding(f"The controls hold: {text}", "good")
-    if given["estimate"] >= 0.5 and second < first / 2 and (without or given)["n"] < 10:
+    if given.estimate >= 0.5 and second < first / 2 and (without or given).n < 10:
         return Finding(f"Too few prompts for the controls: {text}", "warn")
     return Finding(f"The controls do not hold: {text}", "bad")
 
 
-def overall(summary: Summary) -> Finding:
+def overall(summary: AuditSummary) -> Finding:
     """The sentence to quote: which recipes may replace softmax in every head of this model.
 
     Its tone is that of the best verdict: one recipe that preserves is what was looked for.
     """
-    base = softmax_of(summary["sweep"])
-    others = [entry for entry in by_recipe(summary["sweep"]) if entry is not base]
-    name, length = model_name(summary), summary["config"]["sweep_length"]
-    right, points = counted(base["accuracy"]), f"{100 * summary['config']['tolerance']:g} points"
+    base = softmax_of(summary.sweep)
+    others = [entry for entry in by_recipe(summary.sweep) if entry is not base]
+    name, length = model_name(summary), summary.config.sweep_length
+    right, points = counted(base.accuracy), f"{100 * summary.config.tolerance:g} points"
     if not others:
         return Finding(f"No recipe was tried on {name}; softmax: {right}.", "warn")
-    if not solves(base["accuracy"]):
+    if not solves(base.accuracy):
         return Finding(
             f"No verdict on {name}: softmax itself is right in {right} needle prompts at "
             f"{length:,} tokens, which does not show that it solves the probe.",
             TONES["undecided"],
         )
-    if unmet := summary["controls"]["unmet"]:
+    if unmet := summary.controls.unmet:
         return Finding(
             f"No verdict on {name}: the controls are not shown to hold: {'; '.join(unmet)}.",
             TONES["undecided"],
         )
-    named = {
-        verdict: [entry for entry in others if entry["verdict"] == verdict] for verdict in TONES
-    }
-    where = f"in all {summary['layers'] * summary['heads']:,} heads of {name}"
+    named = {verdict: [entry for entry in others if entry.verdict == verdict] for verdict in TONES}
+    where = f"in all {summary.layers * summary.heads:,} heads of {name}"
     of = f"{{}} of the {len(others)} recipes tried" if len(others) > 1 else "The recipe tried"
 
-    def listed(entries: Sequence[Entry]) -> str:
-        return ", ".join(f"{e['recipe']} ({counted(e['accuracy'])})" for e in entries)
+    def listed(entries: Sequence[ConditionResult]) -> str:
+        return ", ".join(f"{e.recipe} ({counted(e.accuracy)})" for e in entries)
 
     if kept := named["preserve"]:
         rest = ", ".join(
@@ -214,30 +212,27 @@ def overall(summary: Summary) -> Finding:
     return Finding(
         f"{of.format('None')} {'preserves' if len(others) > 1 else 'does not preserve'} needle "
         f"retrieval at {length:,} tokens when it replaces softmax {where}: "
-        f"{'the best, ' if len(others) > 1 else ''}{best['recipe']}, is right in "
-        f"{counted(best['accuracy'])} prompts, softmax in {right}.",
+        f"{'the best, ' if len(others) > 1 else ''}{best.recipe}, is right in "
+        f"{counted(best.accuracy)} prompts, softmax in {right}.",
         TONES["no-go"],
     )
 
 
-def in_part(summary: Summary) -> str:
+def in_part(summary: AuditSummary) -> str:
     """What the ablation adds: every size K, and the paper's flag where the draws allow it."""
-    result = summary["decisiveness"]
+    result = summary.decisiveness
     if not result:
         return ""
-    draws = len(result[0]["random"])
+    draws = len(result[0].random)
 
-    def of_random(entry: Entry) -> str:
-        low, high = min(entry["random"]), max(entry["random"])
+    def of_random(entry: Decisiveness) -> str:
+        low, high = min(entry.random), max(entry.random)
         return f"random {low}" if low == high else f"random {low} to {high}"
 
-    parts = [
-        f"K = {e['size']}: highest S₂ {e['top']}, lowest {e['bottom']}, {of_random(e)}"
-        for e in result
-    ]
+    parts = [f"K = {e.size}: highest S₂ {e.top}, lowest {e.bottom}, {of_random(e)}" for e in result]
     text = (
-        f"{summary['config']['ablation_recipe']} in K heads only, right of {result[0]['n']:,} "
-        f"(softmax {head_sets.right(softmax_of(summary['ablation'])['accuracy'])}), "
+        f"{summary.config.ablation_recipe} in K heads only, right of {result[0].n:,} "
+        f"(softmax {head_sets.right(softmax_of(summary.ablation).accuracy)}), "
         f"{draws:,} random set{'s' * (draws != 1)} per K: {'; '.join(parts)}."
     )
     if draws < head_sets.FEWEST_DRAWS:
@@ -246,34 +241,33 @@ def in_part(summary: Summary) -> str:
             f"said below {head_sets.FEWEST_DRAWS} draws."
         )
     flags = [
-        f"{e['beaten']} of {draws} at K = {e['size']} "
-        f"({'decisive' if e['decisive'] else 'not decisive'})"
+        f"{e.beaten} of {draws} at K = {e.size} ({'decisive' if e.decisive else 'not decisive'})"
         for e in result
     ]
     return f"{text} Random sets that the highest S₂ does worse than: {', '.join(flags)}."
 
 
-def next_step(summary: Summary) -> str:
+def next_step(summary: AuditSummary) -> str:
     """What to do with the best recipe."""
-    base = softmax_of(summary["sweep"])
-    others = [entry for entry in summary["sweep"] if entry is not base]
+    base = softmax_of(summary.sweep)
+    others = [entry for entry in summary.sweep if entry is not base]
     if not others:
         return ""
-    best = best_of(others)["recipe"]
-    step = next(v["next"] for v in summary["verdicts"] if v["recipe"] == best)
+    best = best_of(others).recipe
+    step = next(v.next for v in summary.verdicts if v.recipe == best)
     return f"Next, for {best}: {step}."
 
 
-def resolution(summary: Summary) -> str:
+def resolution(summary: AuditSummary) -> str:
     """What the number of prompts can tell; empty where no number of them makes a verdict."""
-    if summary["controls"]["unmet"]:
+    if summary.controls.unmet:
         return ""
-    base, tolerance = softmax_of(summary["sweep"]), summary["config"]["tolerance"]
-    n, reach = base["accuracy"]["n"], -100 * finite(base["delta"]["low"])
+    base, tolerance = softmax_of(summary.sweep), summary.config.tolerance
+    n, reach = base.accuracy.n, -100 * base.delta.low
     loss = decision.detectable_loss(n, tolerance)
     result = "no loss" if loss is None else f"a true loss of {100 * loss:.0f} points"
     return (
-        f"Softmax gets {counted(base['accuracy'])} prompts right; only these can be lost. Even "
+        f"Softmax gets {counted(base.accuracy)} prompts right; only these can be lost. Even "
         f"where none is, a loss of up to {reach:.1f} points stays possible; “preserve” within "
         f"{100 * tolerance:g} points takes {decision.least_prompts(tolerance)} prompts or more. "
         f"With the {n:,} of this run {result} ends in “no-go” four times of five."

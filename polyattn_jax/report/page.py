@@ -1,22 +1,25 @@
 """The report of an audit: one offline HTML page that reads like a paper's supplement.
 
-    html = build(summary, rows, by_head, provenance=provenance)
+    html = build(summary, rows, by_head)
     lm_jax.run.files.write_text(folder / "report.html", html)
 
 Every number comes from the summary, and the figures from the rows and heads behind it; nothing is
 measured here. The controls stand first, because without them nothing else means anything.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+import dataclasses
 
-import numpy as np
 import pyarrow as pa
 
 from lm_jax import report
 from lm_jax.report import Cell, Section, section, table
 from lm_jax.report.markup import number
+from lm_jax.run.files import to_jsonable
+from lm_jax.statistics import Interval
 from polyattn_jax import paper
+from polyattn_jax.calibrate import AtLength
+from polyattn_jax.columns import Columns
 from polyattn_jax.report import (
     comparability,
     figures,
@@ -25,9 +28,8 @@ from polyattn_jax.report import (
     recipes,
     score_rows,
 )
-from polyattn_jax.report.findings import Summary, finite, interval, suite_label
-
-_SINGLE = ("least", "most")
+from polyattn_jax.report.findings import suite_label
+from polyattn_jax.results import AuditSummary
 
 TERMS = {
     "row": "The attention scores of one query in one head: one score per key it may read.",
@@ -61,22 +63,15 @@ TERMS = {
 }
 
 
-def build(
-    summary: dict[str, Any],
-    rows: pa.Table,
-    by_head: dict[str, np.ndarray],
-    *,
-    provenance: dict[str, Any],
-) -> str:
+def build(summary: AuditSummary, rows: pa.Table, by_head: Columns) -> str:
     """The whole page.
 
     Args:
-      summary: of `summary.summarise`, or as read back from `summary.json`.
+      summary: the content of `summary.json`.
       rows: the table of `rows.parquet`.
       by_head: the columns of `heads.parquet`.
-      provenance: of `record_provenance`.
     """
-    model = paper.match(summary["model"])
+    model = paper.match(summary.model)
     held, said = findings.controls(summary), findings.overall(summary)
     texts = (
         findings.in_part(summary),
@@ -104,7 +99,8 @@ def build(
     return report.page(
         f"Can polynomial attention replace softmax in {findings.model_name(summary)}?",
         [part for part in parts if part is not None],
-        provenance=report.facts(provenance) | {name: summary[name] for name in ("rows", "answers")},
+        provenance=report.facts(to_jsonable(summary.provenance))
+        | {"rows": summary.rows, "answers": summary.answers},
         lead=[
             report.verdict(held.text, _intervals(summary), tone=held.tone),
             report.verdict(said.text, *beside, tone=said.tone),
@@ -112,25 +108,25 @@ def build(
     )
 
 
-def controls(summary: Summary) -> Section:
+def controls(summary: AuditSummary) -> Section:
     """Softmax with and without the needle, and the loss on the second copy of random tokens."""
-    result, config = summary["controls"], summary["config"]
+    result, config = summary.controls, summary.config
     probes = [
         [
             suite_label(suite, config),
             findings.counted(accuracy),
-            recipes.percent(interval(accuracy)),
+            recipes.percent(accuracy),
         ]
-        for suite, accuracy in sorted(result["accuracy"].items(), key=_control_place)
+        for suite, accuracy in sorted(result.accuracy.items(), key=_control_place)
     ]
     copies = [
         [
             name,
-            Cell(report.rate(interval(own["loss"]), spec=".2f", scale=1.0).text, numeric=True),
-            recipes.percent(interval(own["top_1"])),
-            own["tokens"],
+            Cell(report.rate(own.loss, spec=".2f", scale=1.0).text, numeric=True),
+            recipes.percent(own.top_1),
+            own.tokens,
         ]
-        for name, own in (("first", result["first_copy"]), ("second", result["second_copy"]))
+        for name, own in (("first", result.first_copy), ("second", result.second_copy))
     ]
     return section(
         "Controls: does the model do the task at all?",
@@ -143,7 +139,7 @@ def controls(summary: Summary) -> Section:
                 ["Probe", "Right", "Accuracy, % [95 % interval]"],
                 probes,
                 caption="Needle probe with softmax; Wilson intervals.",
-                n=_each(entry["n"] for entry in result["accuracy"].values()),
+                n=_each(entry.n for entry in result.accuracy.values()),
             ),
             table(
                 [
@@ -154,31 +150,31 @@ def controls(summary: Summary) -> Section:
                 ],
                 copies,
                 caption="Random tokens written twice; 95 % bootstrap over prompts.",
-                n=_each([result["first_copy"]["loss"]["n"]]).removesuffix(" per row"),
+                n=_each([result.first_copy.loss.n]).removesuffix(" per row"),
             ),
         ),
     )
 
 
-def _intervals(summary: Summary) -> str:
-    result = summary["controls"]["accuracy"]
-    given = result[f"niah_{summary['config']['sweep_length']}"]
-    text = f"95 % Wilson intervals: {findings.ends(given)} with the needle"
-    if "control" in result:
-        text += f", {findings.ends(result['control'])} without"
+def _intervals(summary: AuditSummary) -> str:
+    accuracy = summary.controls.accuracy
+    needle, without = accuracy[f"niah_{summary.config.sweep_length}"], accuracy.get("control")
+    text = f"95 % Wilson intervals: {findings.ends(needle)} with the needle"
+    if without is not None:
+        text += f", {findings.ends(without)} without"
     return f"{text}. Nothing below means anything unless this holds."
 
 
-def _control_place(item: tuple[str, Any]) -> tuple[bool, int]:
+def _control_place(item: tuple[str, Interval]) -> tuple[bool, int]:
     suite = item[0]
     return suite == "control", int(suite[5:]) if suite.startswith("niah_") else 0
 
 
-def calibration(summary: Summary) -> Section:
+def calibration(summary: AuditSummary) -> Section:
     """b_auto, the mass that lies below its threshold, and its dependence on length and text."""
-    result, config = summary["calibration"], summary["config"]
-    lost = f"{finite(result['mass']):.4%}".replace("%", " %")
-    texts = f"{number(result['texts'])} texts"
+    result, config = summary.calibration, summary.config
+    lost = f"{result.mass:.4%}".replace("%", " %")
+    texts = f"{number(result.texts)} texts"
     return section(
         "Calibration: which scores count as zero?",
         "A polynomial map sets all scores below −b to zero. The calibrated bias b_auto is the "
@@ -190,11 +186,11 @@ def calibration(summary: Summary) -> Section:
             [
                 [
                     Cell(findings.b_auto(result).replace("-", "−"), numeric=True),
-                    result["length"],
+                    result.length,
                     Cell(lost, numeric=True),
-                    Cell(f"{config['budget']:.0%}".replace("%", " %"), numeric=True),
-                    result["rows"],
-                    result["passes"],
+                    Cell(f"{config.budget:.0%}".replace("%", " %"), numeric=True),
+                    result.rows,
+                    result.passes,
                 ]
             ],
             caption="b_auto is solved exactly on all texts together; summary.json holds every "
@@ -209,22 +205,25 @@ def calibration(summary: Summary) -> Section:
                 ["Tokens", "b_auto [95 % over texts]", "Smallest and largest of one text"],
                 [
                     [
-                        one["length"],
+                        one.length,
                         Cell(findings.b_auto(one).replace("-", "−"), numeric=True),
                         Cell(_single_texts(one).replace("-", "−"), numeric=True),
                     ]
-                    for one in result["curve"]
+                    for one in result.curve
                 ],
                 caption="b_auto of the first tokens of the same texts, read off a grid of step "
-                f"{number(finite(result['step']))}.",
+                f"{number(result.step)}.",
                 n=texts,
             ),
         ),
     )
 
 
-def _single_texts(one: Mapping[str, Any]) -> str:
-    least, most = (findings.b_auto({**one, "bias": one[end]}, ends=False) for end in _SINGLE)
+def _single_texts(one: AtLength) -> str:
+    least, most = (
+        findings.b_auto(dataclasses.replace(one, bias=bias), ends=False)
+        for bias in (one.least, one.most)
+    )
     return f"{least} to {most}"
 
 

@@ -12,12 +12,14 @@ from markupsafe import Markup
 from lm_jax import assets, report
 from lm_jax.report import Cell, Section, cell, compared, section, table
 from lm_jax.report.markup import number
+from lm_jax.run.config import to_plain
 from lm_jax.statistics import Interval, minimum_detectable_effect
 from polyattn_jax import decision, head_types, paper
 from polyattn_jax.paper import PaperModel
 from polyattn_jax.report import comparability, findings
-from polyattn_jax.report.findings import Summary, finite, interval, suite_label
+from polyattn_jax.report.findings import suite_label, suite_length
 from polyattn_jax.report.recipes import suite_cell
+from polyattn_jax.results import AuditSummary
 
 PAPER = "“When Does Polynomial Attention Concentrate?”"
 
@@ -31,7 +33,7 @@ def _not_comparable(reasons: Sequence[str]) -> str:
     return f"not comparable: {', '.join(reasons)}" if reasons else ""
 
 
-def paper_comparison(summary: Summary, model: PaperModel | None) -> Section:
+def paper_comparison(summary: AuditSummary, model: PaperModel | None) -> Section:
     """Our numbers beside those of the same model, or of the nearest one."""
     title = "Paper: how do its numbers compare?"
     if model is not None:
@@ -45,7 +47,7 @@ def paper_comparison(summary: Summary, model: PaperModel | None) -> Section:
             *_tables(summary, model, judged=True),
             report.details("The paper's sweeps on its four models", *_sweep_tables()),
         )
-    name, near = findings.model_name(summary), paper.nearest(summary.get("family"))
+    name, near = findings.model_name(summary), paper.nearest(summary.family)
     if near is None:
         intro = (
             f"{name} is not one of the four models of {PAPER}, and none of them is of its "
@@ -62,7 +64,7 @@ def paper_comparison(summary: Summary, model: PaperModel | None) -> Section:
     )
 
 
-def _tables(summary: Summary, model: PaperModel, *, judged: bool) -> list[Markup]:
+def _tables(summary: AuditSummary, model: PaperModel, *, judged: bool) -> list[Markup]:
     whose = f"ours, with the paper's {model.name} under it"
     return [
         *_prevalence(summary, model, whose, judged),
@@ -90,18 +92,20 @@ def _beside(
     return cell(None if ours is None else ours * scale, spec=spec, note=note)
 
 
-def _prevalence(summary: Summary, model: PaperModel, whose: str, judged: bool) -> list[Markup]:
+def _prevalence(summary: AuditSummary, model: PaperModel, whose: str, judged: bool) -> list[Markup]:
     rates, medians, remarks = [], [], []
-    for entry in findings.by_suite(summary["prevalence"]):
-        length = summary["config"].get(f"{entry['suite']}_length")
-        row = length and model.prevalence_at(entry["suite"], entry["bias_kind"], length)
-        if not row:
+    for entry in findings.by_suite(summary.prevalence):
+        length = suite_length(entry.suite, summary.config)
+        if length is None:
             continue
-        reasons = comparability.prevalence_obstacles(summary, model, row, entry["prompts"])
-        same, suite = judged and not reasons, suite_cell(entry, summary["config"])
+        row = model.prevalence_at(entry.suite, entry.bias_kind, length)
+        if row is None:
+            continue
+        reasons = comparability.prevalence_obstacles(summary, model, row, length, entry.prompts)
+        same, suite = judged and not reasons, suite_cell(entry, summary.config)
         of_degrees = [
             _beside(
-                interval(entry["unsafe"][str(p)]) if str(p) in entry["unsafe"] else None,
+                entry.unsafe.get(str(p)),
                 row.unsafe[p] / 100,
                 judged=same,
                 tolerance=0.05,
@@ -116,27 +120,21 @@ def _prevalence(summary: Summary, model: PaperModel, whose: str, judged: bool) -
         theirs = row.medians
         if theirs is None:
             continue
-        middle = entry.get("median", {})
+        ours = entry.median
         of_rows = [
-            _beside(
-                finite(middle[name]) if middle.get(name) is not None else None,
-                value,
-                judged=same,
-                tolerance=0.2 * value,
-                spec=spec,
-            )
-            for name, value, spec in (
-                ("s_2", theirs.s_2, ".2f"),
-                ("relative_margin", theirs.relative_margin, ".3f"),
-                ("active", theirs.active, ",.0f"),
+            _beside(value, reference, judged=same, tolerance=0.2 * reference, spec=spec)
+            for value, reference, spec in (
+                (ours.s_2 if ours else None, theirs.s_2, ".2f"),
+                (ours.relative_margin if ours else None, theirs.relative_margin, ".3f"),
+                (ours.active if ours else None, theirs.active, ",.0f"),
             )
         ]
         # never judged: the paper prints one share for both biases
-        dead = _beside(interval(entry["dead"]), theirs.dead / 100, judged=False, scale=100.0)
+        dead = _beside(entry.dead, theirs.dead / 100, judged=False, scale=100.0)
         medians.append([suite, *of_rows, dead])
         remarks += row.remarks
     remark = "; ".join(dict.fromkeys(remarks))
-    n = _prompts(entry["prompts"] for entry in summary["prevalence"])
+    n = _prompts(entry.prompts for entry in summary.prevalence)
     return [
         table(
             ["Suite", *(f"p = {p}, %" for p in (2, 4, 8)), "The paper's"],
@@ -156,20 +154,20 @@ def _prevalence(summary: Summary, model: PaperModel, whose: str, judged: bool) -
     ]
 
 
-def _needle(summary: Summary, model: PaperModel, whose: str, judged: bool) -> Markup:
+def _needle(summary: AuditSummary, model: PaperModel, whose: str, judged: bool) -> Markup:
     reasons = comparability.needle_obstacles(summary, model)
     calibrated = comparability.calibration_obstacles(summary)
     lines = []
-    for entry in findings.by_recipe(summary["sweep"]):
-        accuracy = model.needle_accuracy(entry["recipe"])
-        result = interval(entry["accuracy"])
+    for entry in findings.by_recipe(summary.sweep):
+        accuracy = model.needle_accuracy(entry.recipe)
+        result = entry.accuracy
         if accuracy is None:
-            lines.append([entry["recipe"], cell(None)])
+            lines.append([entry.recipe, cell(None)])
             continue
-        unlike = reasons or (calibrated if entry["recipe"].endswith("bauto") else [])
+        unlike = reasons or (calibrated if entry.recipe.endswith("bauto") else [])
         same = judged and not unlike
         ours = _beside(result, accuracy / 100, judged=same, tolerance=0.07, scale=100.0)
-        lines.append([entry["recipe"], ours])
+        lines.append([entry.recipe, ours])
     why = _not_comparable(reasons)
     if not why and calibrated:
         why = f"at b_auto {_not_comparable(calibrated)}"
@@ -178,46 +176,47 @@ def _needle(summary: Summary, model: PaperModel, whose: str, judged: bool) -> Ma
         lines,
         caption=f"Needle probe, {whose} (Table 3: about 1,500 tokens, n = 200)."
         + (f" {why[0].upper()}{why[1:]}." if judged and why else ""),
-        n=_prompts(entry["accuracy"]["n"] for entry in summary["sweep"]),
+        n=_prompts(entry.accuracy.n for entry in summary.sweep),
     )
 
 
-def _bound(summary: Summary, model: PaperModel, whose: str, judged: bool) -> Markup:
-    result = summary["calibration"]
-    low, high = finite(result["low"]), finite(result["high"])
-    bias = Interval(finite(result["bias"]), low, high, result["texts"])
+def _bound(summary: AuditSummary, model: PaperModel, whose: str, judged: bool) -> Markup:
+    result = summary.calibration
+    bias = Interval(result.bias, result.low, result.high, result.texts)
     places = len(findings.b_auto(result, ends=False).partition(".")[2])
     row = next(r for r in model.prevalence if (r.suite, r.bias_kind) == ("induction", "zero"))
     rows = row.medians.rows if row.medians else 0
-    prompts = summary["config"]["induction_n"]
-    unlike = comparability.prevalence_obstacles(summary, model, row, prompts)
+    config = summary.config
+    unlike = comparability.prevalence_obstacles(
+        summary, model, row, config.induction_length, config.induction_n
+    )
     of_bias = comparability.model_obstacles(summary, model)
     of_bias += comparability.calibration_obstacles(summary)
     calibrated = _beside(
         bias, model.b_auto, judged=judged and not of_bias, tolerance=0.1, spec=f".{places}f"
     )
     ours = {
-        entry["p"]: entry
-        for entry in summary["bound"]
-        if (entry["suite"], entry["bias_kind"]) == ("induction", "zero")
+        entry.p: entry
+        for entry in summary.bound
+        if (entry.suite, entry.bias_kind) == ("induction", "zero")
     }
     lines: list[list[object]] = [["b_auto", calibrated, "Appendix J"]]
     for p, agree in model.bound.agree.items():
-        result = interval(ours[p]["agree"]) if p in ours and ours[p]["agree"] else None
+        result = ours[p].agree if p in ours else None
         both = _beside(result, agree, judged=judged and not unlike, tolerance=0.05, scale=100.0)
         lines.append([f"bound agrees at p = {p}, %", both, "Table 8"])
-    for name, theirs in (
-        ("false_negative", model.bound.false_negative),
-        ("false_positive", model.bound.false_positive),
+    at_2 = ours.get(2)
+    for label, count, theirs in (
+        ("false negatives", at_2.false_negative if at_2 else None, model.bound.false_negative),
+        ("false positives", at_2.false_positive if at_2 else None, model.bound.false_positive),
     ):
         # counts of unlike numbers of rows are not judged
         of = f"paper {number(theirs)} of {number(rows)}"
-        count = f"{number(ours[2][name])} of {number(ours[2]['n'])}" if 2 in ours else "–"
-        label = f"{name.replace('_', ' ')}s at p = 2"
-        lines.append([label, cell(count, note=of), "Tables 8, 10"])
-    if 2 in ours:
-        count = f"{number(ours[2]['undecided'])} of {number(ours[2]['n'])}"
-        lines.append(["left open by rounding at p = 2", count, "this audit"])
+        value = f"{number(count)} of {number(at_2.n)}" if at_2 else "–"
+        lines.append([f"{label} at p = 2", cell(value, note=of), "Tables 8, 10"])
+    if at_2:
+        value = f"{number(at_2.undecided)} of {number(at_2.n)}"
+        lines.append(["left open by rounding at p = 2", value, "this audit"])
     reasons = [*(_not_comparable(of_bias),), _not_comparable(unlike)] if judged else []
     named = [
         f"{what} {why}" for what, why in zip(("b_auto", "bound"), reasons, strict=False) if why
@@ -260,15 +259,15 @@ def _sweep_tables() -> tuple[Markup, Markup]:
     )
 
 
-def differences(summary: Summary) -> Section:
+def differences(summary: AuditSummary) -> Section:
     """What differs from the paper, so that nobody compares unlike numbers."""
-    c = summary["config"]
-    asset = assets.entries().get(summary["model"])
-    weights = ", ".join(summary.get("weights", ())) or "not recorded"
-    shape = f"{number(summary['layers'])} layers of {number(summary['heads'])} heads"
+    c = summary.config
+    asset = assets.entries().get(summary.model)
+    weights = ", ".join(summary.weights) or "not recorded"
+    shape = f"{number(summary.layers)} layers of {number(summary.heads)} heads"
     random = (
-        f"{number(c['ablation_draws'])} random draw{'s' * (c['ablation_draws'] != 1)}"
-        if c["ablation_heads"]
+        f"{number(c.ablation_draws)} random draw{'s' * (c.ablation_draws != 1)}"
+        if c.ablation_heads
         else ""
     )
     lines: Sequence[tuple[str, str, str]] = (
@@ -279,49 +278,48 @@ def differences(summary: Summary) -> Section:
         ),
         (
             "Arithmetic",
-            f"{c['dtype']} weights; scores, maps and Sₚ in float32; given the float32 scores, Sₚ "
+            f"{c.dtype} weights; scores, maps and Sₚ in float32; given the float32 scores, Sₚ "
             "has a proved error bound",
             "bfloat16, eager attention; Sₚ in float64 on those scores",
         ),
         (
             "Prompts per suite",
-            f"needle {_count(c['niah_n'])}, induction {_count(c['induction_n'])}, MQAR "
-            f"{_count(c['mqar_n'])}, ablation {_count(c['ablation_n'])}",
+            f"needle {_count(c.niah_n)}, induction {_count(c.induction_n)}, MQAR "
+            f"{_count(c.mqar_n)}, ablation {_count(c.ablation_n)}",
             "200 in every cell",
         ),
         (
             "Prompt length",
-            f"needle {_list(c['niah_lengths'])} tokens (sweep at {number(c['sweep_length'])}), "
-            f"induction {number(c['induction_length'])}, MQAR {number(c['mqar_length'])}",
+            f"needle {_list(c.niah_lengths)} tokens (sweep at {number(c.sweep_length)}), "
+            f"induction {number(c.induction_length)}, MQAR {number(c.mqar_length)}",
             "4,096 tokens; needle with 128 filler sentences, about 1,500 tokens",
         ),
         (
             "Needle filler",
-            _HAYSTACKS.get(c["haystack"], "a text file of the user"),
+            _HAYSTACKS.get(c.haystack, "a text file of the user"),
             "“random text”, not given",
         ),
         ("Literary probe", "left out", "included; its openings are known by heart (contaminated)"),
         (
             "Calibration",
-            f"{number(summary['calibration']['length'])} tokens of each of "
-            f"{number(summary['calibration']['texts'])} presidential messages; solved exactly",
+            f"{number(summary.calibration.length)} tokens of each of "
+            f"{number(summary.calibration.texts)} presidential messages; solved exactly",
             "1,024 tokens of a text that is not given",
         ),
         (
             "Ablation",
-            f"{c['ablation_recipe']} in K = {_list(c['ablation_heads'])} heads, {random}, needle "
-            "probe"
-            if c["ablation_heads"]
+            f"{c.ablation_recipe} in K = {_list(c.ablation_heads)} heads, {random}, needle probe"
+            if c.ablation_heads
             else "left out",
             "relu_p2_bauto in K = 5, 10, 20, 40, 80 heads, 5 random draws (20 in Appendices V and "
             "AF), literary and needle probe",
         ),
         (
             "Ranking of heads, head types",
-            f"{suite_label(summary['ranking_suite'], c)}; types "
+            f"{suite_label(summary.ranking_suite, c)}; types "
             + (
                 f"from whole induction prompts, at most {number(head_types.PROMPTS)}"
-                if summary["head_types"]
+                if summary.head_types
                 else "left out"
             ),
             "induction: 4,096 tokens for the ranking, 80 prompts of 1,024 for the types",
@@ -349,13 +347,13 @@ def differences(summary: Summary) -> Section:
             lines,
             caption=f"This audit and {PAPER}.",
         ),
-        report.details("Settings of this run", report.key_values(c)),
+        report.details("Settings of this run", report.key_values(to_plain(c))),
     )
 
 
-def _power(summary: Summary) -> str:
-    n = findings.softmax_of(summary["sweep"])["accuracy"]["n"]
-    loss = decision.detectable_loss(n, summary["config"]["tolerance"])
+def _power(summary: AuditSummary) -> str:
+    n = findings.softmax_of(summary.sweep).accuracy.n
+    loss = decision.detectable_loss(n, summary.config.tolerance)
     if loss is None:
         return f"none: {number(n)} prompts are too few for “no-go”"
     return f"{100 * loss:.1f} points end in “no-go” (exact; {number(n)} prompts, all right before)"

@@ -11,36 +11,43 @@ from lm_jax.report import Cell, Column, Section, cell, rate, section, table
 from lm_jax.report.markup import number
 from lm_jax.statistics import Interval, wilson
 from polyattn_jax import head_sets, paper
+from polyattn_jax.config import AuditConfig
 from polyattn_jax.report import figures, findings, sharpness
-from polyattn_jax.report.findings import Summary, finite, interval, suite_label
-from polyattn_jax.summary import as_dict
-
-_ENDS = ("top", "bottom")
+from polyattn_jax.report.findings import suite_label
+from polyattn_jax.results import (
+    AuditSummary,
+    BoundAgreement,
+    ConditionResult,
+    Decisiveness,
+    Prevalence,
+    RecipeVerdict,
+    SoftmaxComparison,
+)
 
 # A percentile bootstrap over fewer prompts is too narrow (stats.clustered_bootstrap).
 FEW_PROMPTS = 30
 
 
-def substitution(summary: Summary, model: paper.PaperModel | None) -> Section:
+def substitution(summary: AuditSummary, model: paper.PaperModel | None) -> Section:
     """The sweep: every recipe in all heads, on the same prompts as softmax."""
-    config, sweep = summary["config"], findings.by_recipe(summary["sweep"])
+    config, sweep = summary.config, findings.by_recipe(summary.sweep)
     base = findings.softmax_of(sweep)
-    n = f"{number(base['accuracy']['n'])} prompts"
-    total = summary["layers"] * summary["heads"] * config["sweep_length"]
-    verdicts = {v["recipe"]: v for v in summary["verdicts"]}
+    n = f"{number(base.accuracy.n)} prompts"
+    total = summary.layers * summary.heads * config.sweep_length
+    verdicts = {v.recipe: v for v in summary.verdicts}
     control = sharpness.softmax_safe(summary)
-    lines = [_sweep_row(entry, verdicts.get(entry["recipe"]), control) for entry in sweep]
+    lines = [_sweep_row(entry, verdicts.get(entry.recipe), control) for entry in sweep]
     reasons: dict[tuple[str, str, str], list[str]] = {}
     for entry in sweep:
-        if v := verdicts.get(entry["recipe"]):
-            why = "; ".join(filter(None, (v["finding"], v["reading"])))
-            reasons.setdefault((v["verdict"], why, v["next"]), []).append(v["recipe"])
+        if v := verdicts.get(entry.recipe):
+            why = "; ".join(filter(None, (v.finding, v.reading)))
+            reasons.setdefault((v.verdict, why, v.next), []).append(v.recipe)
     return section(
         "Substitution: which recipes keep retrieval?",
         "Here softmax is replaced in every head at once, without any training, and the model "
         "answers the same prompts again. This test decides; the share of safe rows beside it is a "
         "screen that can warn but cannot promise. A recipe preserves if the 95 % interval of its "
-        f"change lies above −{100 * config['tolerance']:g} points; it is a no-go if that lies "
+        f"change lies above −{100 * config.tolerance:g} points; it is a no-go if that lies "
         "below, or if the paired test finds a loss beyond that; else the prompts leave it "
         "undecided. Unless the controls hold, every recipe is undecided.",
         "A recipe such as relu_p4_bauto weighs each key by max(score + b, 0)⁴, divided by the sum "
@@ -56,16 +63,16 @@ def substitution(summary: Summary, model: paper.PaperModel | None) -> Section:
                 "Rank",
                 Column("Dead rows", ",.1f"),
                 "Safe, %",
-                f"Top {config['top_heads']}, %",
+                f"Top {config.top_heads}, %",
             ],
             lines,
-            caption=f"Needle probe at {number(config['sweep_length'])} tokens. Brackets: 95 % "
+            caption=f"Needle probe at {number(config.sweep_length)} tokens. Brackets: 95 % "
             "intervals (accuracy: Wilson; change against softmax: paired, Tango; "
             "safe: bootstrap over prompts). Lost and won: prompts that only softmax, or only the "
             f"recipe, got right; p is exact and not corrected for {number(len(lines) - 1)} "
             "comparisons. Loss and median rank are of the needle's token (rank 0: predicted). Dead "
             f"rows: mean per prompt, of {number(total)}. Safe: share of active rows with Sₚ < 1, "
-            f"over all heads and in the top {number(config['top_heads'])} by median S₂; of softmax "
+            f"over all heads and in the top {number(config.top_heads)} by median S₂; of softmax "
             "S < 1, on the rows that are active at b_auto. A dash where it was not measured.",
             n=n,
         ),
@@ -86,52 +93,52 @@ def substitution(summary: Summary, model: paper.PaperModel | None) -> Section:
 
 
 def _sweep_row(
-    entry: findings.Entry, verdict: findings.Entry | None, control: Interval | None
+    entry: ConditionResult, verdict: RecipeVerdict | None, control: Interval | None
 ) -> list[object]:
-    rank = finite(entry["median_rank"])
+    rank = entry.median_rank
     numbers = (
-        finite(entry["loss"]),
+        entry.loss,
         int(rank) if rank.is_integer() else cell(rank, spec=",.1f"),
-        finite(entry["dead_rows_per_prompt"]),
+        entry.dead_rows_per_prompt,
     )
-    accuracy, dash = stacked(interval(entry["accuracy"])), cell(None)
+    accuracy, dash = stacked(entry.accuracy), cell(None)
     if verdict is None:
         safe = stacked(control) if control else dash
-        return [entry["recipe"], "baseline", accuracy, dash, dash, *numbers, safe, dash]
-    shares = (verdict["safe"], verdict["top_safe"])
-    counts = f"{number(entry['lost'])} lost, {number(entry['won'])} won"
+        return [entry.recipe, "baseline", accuracy, dash, dash, *numbers, safe, dash]
+    shares = (verdict.safe, verdict.top_safe)
+    counts = f"{number(entry.lost)} lost, {number(entry.won)} won"
     return [
-        cell(entry["recipe"], note=f"b = {finite(entry['bias']):.3g}".replace("-", "−")),
-        _verdict(verdict["verdict"]),
+        cell(entry.recipe, note=f"b = {entry.bias:.3g}".replace("-", "−")),
+        _verdict(verdict.verdict),
         accuracy,
-        stacked(interval(entry["delta"]), signed=True),
-        cell(finite(entry["p_value"]), spec=".2g", note=counts),
+        stacked(entry.delta, signed=True),
+        cell(entry.p_value, spec=".2g", note=counts),
         *numbers,
-        *(stacked(interval(share)) if share else dash for share in shares),
+        *(stacked(share) if share else dash for share in shares),
     ]
 
 
-def own_prompts(summary: Summary) -> Section | None:
+def own_prompts(summary: AuditSummary) -> Section | None:
     """The prompts of the user: every recipe in all heads, each with its own verdict."""
-    if not summary["prompts"]:
+    if not summary.prompts:
         return None
-    cells = findings.by_recipe(summary["prompts"])
+    cells = findings.by_recipe(summary.prompts)
     base = findings.softmax_of(cells)
     lines = []
     for entry in cells:
-        accuracy = stacked(interval(entry["accuracy"]))
-        loss = cell(finite(entry["loss"]), spec=".2f")
+        accuracy = stacked(entry.accuracy)
+        loss = cell(entry.loss, spec=".2f")
         if entry is base:
-            lines.append([entry["recipe"], "baseline", accuracy, cell(None), cell(None), loss])
+            lines.append([entry.recipe, "baseline", accuracy, cell(None), cell(None), loss])
             continue
-        counts = f"{number(entry['lost'])} lost, {number(entry['won'])} won"
-        change = stacked(interval(entry["delta"]), signed=True)
-        p_value = cell(finite(entry["p_value"]), spec=".2g", note=counts)
-        verdict = _verdict(entry["verdict"])
-        lines.append([entry["recipe"], verdict, accuracy, change, p_value, loss])
+        counts = f"{number(entry.lost)} lost, {number(entry.won)} won"
+        change = stacked(entry.delta, signed=True)
+        p_value = cell(entry.p_value, spec=".2g", note=counts)
+        verdict = _verdict(entry.verdict)
+        lines.append([entry.recipe, verdict, accuracy, change, p_value, loss])
     return section(
         "Your prompts: do they keep their answers?",
-        f"The prompts of {Path(summary['config']['prompts']).name}, under the same recipes. A "
+        f"The prompts of {Path(summary.config.prompts).name}, under the same recipes. A "
         "verdict here is of these prompts alone, by the rule of the needle probe and whatever the "
         "other controls say; right means that the first token of the answer is the most likely "
         "one. Their rows are diagnosed below with the others.",
@@ -140,27 +147,27 @@ def own_prompts(summary: Summary) -> Section | None:
             lines,
             caption="Your prompts. Brackets: 95 % intervals (accuracy: Wilson; change against "
             "softmax: paired, Tango). Loss is of the answer's first token.",
-            n=f"{number(base['accuracy']['n'])} prompts",
+            n=f"{number(base.accuracy.n)} prompts",
         ),
     )
 
 
-def ablation(summary: Summary) -> Section | None:
+def ablation(summary: AuditSummary) -> Section | None:
     """One recipe in some heads: those of highest, of lowest and of random median S_2."""
-    if not summary["ablation"]:
+    if not summary.ablation:
         return None
-    config = summary["config"]
-    rows = [_ablation_row(findings.softmax_of(summary["ablation"]), "none: softmax everywhere", 0)]
-    for kind, cells in head_sets.groups(summary["ablation"]).items():
+    config = summary.config
+    rows = [_ablation_row(findings.softmax_of(summary.ablation), "none: softmax everywhere", 0)]
+    for kind, cells in head_sets.groups(summary.ablation).items():
         for size, entries in cells.items():
             for draw, entry in enumerate(entries):
                 which = f"random, seed {draw}" if kind == "random" else f"{kind} of the ranking"
                 rows.append(_ablation_row(entry, which, size))
-    draws = config["ablation_draws"]
-    suite = suite_label(summary["ranking_suite"], config)
+    draws = config.ablation_draws
+    suite = suite_label(summary.ranking_suite, config)
     return section(
         "Ablation: which heads need softmax?",
-        f"Only K heads get {config['ablation_recipe']}, the others keep softmax. If accuracy falls "
+        f"Only K heads get {config.ablation_recipe}, the others keep softmax. If accuracy falls "
         "with the heads of highest S₂ and stays with those of lowest, then S₂ tells which heads "
         "the task hangs on; random sets of the same size show what K heads cost by themselves. "
         "After the paper the ranking is decisive at K if the highest are worse than every random "
@@ -168,16 +175,16 @@ def ablation(summary: Summary) -> Section | None:
         findings.in_part(summary),
         table(
             ["K", "Highest S₂", "Lowest S₂", "Random, worst to best", "Worse than", "Decisive"],
-            [_decisive_row(entry) for entry in summary["decisiveness"]],
+            [_decisive_row(entry) for entry in summary.decisiveness],
             caption="Prompts answered with the recipe in K heads, with 95 % Wilson intervals. "
             "Worse than: random sets that the highest S₂ leaves fewer right than. Decisive: worse "
             f"than all; not said below {head_sets.FEWEST_DRAWS} draws, where a ranking at random "
             "would be so in more than 1 of 20 cases.",
-            n=f"{number(summary['ablation'][0]['accuracy']['n'])} prompts per set",
+            n=f"{number(summary.ablation[0].accuracy.n)} prompts per set",
         ),
         figures.ablation_curves(
-            summary["ablation"],
-            caption=f"Needle accuracy at {number(config['sweep_length'])} tokens against the "
+            summary.ablation,
+            caption=f"Needle accuracy at {number(config.sweep_length)} tokens against the "
             f"number of replaced heads. Heads are ranked by their median S₂ at b_auto ({suite}); "
             f"random sets: {number(draws)} draw{'s' * (draws != 1)} per K.",
         ),
@@ -187,33 +194,35 @@ def ablation(summary: Summary) -> Section | None:
                 ["Heads", "K", "Accuracy, %", "Change, points", "Lost, won", "Loss, nats"],
                 rows,
                 caption="Group ablation; 95 % intervals (Wilson, and paired for the change).",
-                n=f"{number(summary['ablation'][0]['accuracy']['n'])} prompts per row",
+                n=f"{number(summary.ablation[0].accuracy.n)} prompts per row",
             ),
         ),
     )
 
 
-def _decisive_row(entry: findings.Entry) -> list[object]:
-    n, drawn = entry["n"], sorted(entry["random"])
-    flag = {None: "too few draws", True: "yes", False: "no"}[entry["decisive"]]
-    ends = [cell(entry[end], note=findings.ends(as_dict(wilson(entry[end], n)))) for end in _ENDS]
+def _decisive_row(entry: Decisiveness) -> list[object]:
+    n, drawn = entry.n, sorted(entry.random)
+    flag = {None: "too few draws", True: "yes", False: "no"}[entry.decisive]
+    ends = [
+        cell(right, note=findings.ends(wilson(right, n))) for right in (entry.top, entry.bottom)
+    ]
     return [
-        entry["size"],
+        entry.size,
         *ends,
         f"{drawn[0]} to {drawn[-1]}",
-        f"{entry['beaten']} of {len(drawn)}",
+        f"{entry.beaten} of {len(drawn)}",
         flag,
     ]
 
 
-def _ablation_row(entry: findings.Entry, which: str, size: int) -> list[object]:
+def _ablation_row(entry: ConditionResult, which: str, size: int) -> list[object]:
     return [
         which,
         size,
-        percent(interval(entry["accuracy"])),
-        percent(interval(entry["delta"]), signed=True),
-        f"{entry['lost']}, {entry['won']}",
-        cell(finite(entry["loss"]), spec=".2f"),
+        percent(entry.accuracy),
+        percent(entry.delta, signed=True),
+        f"{entry.lost}, {entry.won}",
+        cell(entry.loss, spec=".2f"),
     ]
 
 
@@ -229,11 +238,11 @@ def stacked(result: Interval, *, signed: bool = False) -> Cell:
     return cell(100 * result.estimate, spec=spec, note=f"[{low}, {high}]")
 
 
-def suite_cell(entry: findings.Entry, config: findings.Entry) -> Cell:
+def suite_cell(entry: Prevalence | SoftmaxComparison | BoundAgreement, config: AuditConfig) -> Cell:
     """A suite with the length of its prompts and the bias under it."""
-    tokens = findings.suite_tokens(entry["suite"], config)
-    bias = findings.bias_label(entry["bias_kind"])
-    return cell(findings.suite_name(entry["suite"]), note=", ".join(filter(None, (tokens, bias))))
+    tokens = findings.suite_tokens(entry.suite, config)
+    bias = findings.bias_label(entry.bias_kind)
+    return cell(findings.suite_name(entry.suite), note=", ".join(filter(None, (tokens, bias))))
 
 
 def _verdict(verdict: str) -> Cell:

@@ -13,44 +13,47 @@ import pyarrow as pa
 from lm_jax import report
 from lm_jax.report import Section, cell, section, table
 from lm_jax.report.markup import number
+from lm_jax.statistics import Interval
 from polyattn_jax.columns import Columns
 from polyattn_jax.head_types import TYPES
 from polyattn_jax.report import figures, findings, sharpness
-from polyattn_jax.report.findings import Summary, finite, interval, suite_label
+from polyattn_jax.report.findings import suite_label
 from polyattn_jax.report.recipes import FEW_PROMPTS, stacked, suite_cell
+from polyattn_jax.results import AuditSummary, BoundAgreement, Prevalence, SoftmaxComparison
 from polyattn_jax.schema import BIASES
 
 
-def unsafe_rows(summary: Summary, by_head: Columns) -> Section:
+def unsafe_rows(summary: AuditSummary, by_head: Columns) -> Section:
     """How many rows are unsafe, by suite and bias, and where the heads lie."""
-    config, entries = summary["config"], findings.by_suite(summary["prevalence"])
+    config, entries = summary.config, findings.by_suite(summary.prevalence)
     lines = []
     for entry in entries:
-        middle = entry.get("median", {})
-        rates = [entry["unsafe"].get(str(p)) for p in summary["degrees"]]
+        middle = entry.median
+        rates = [entry.unsafe.get(str(p)) for p in summary.degrees]
         lines.append(
             [
                 suite_cell(entry, config),
-                stacked(interval(entry["softmax"])) if entry["softmax"] else cell(None),
-                *(stacked(interval(result)) if result else cell(None) for result in rates),
-                *(
-                    cell(middle.get(name), spec=spec)
-                    for name, spec in (("s_2", ""), ("relative_margin", ".3f"), ("active", ",.0f"))
-                ),
-                stacked(interval(entry["dead"])),
-                cell(entry["active_rows"], note=f"of {number(entry['rows'])}"),
+                stacked(entry.softmax) if entry.softmax else cell(None),
+                *(stacked(result) if result else cell(None) for result in rates),
+                cell(middle.s_2 if middle else None),
+                cell(middle.relative_margin if middle else None, spec=".3f"),
+                cell(middle.active if middle else None, spec=",.0f"),
+                stacked(entry.dead),
+                cell(entry.active_rows, note=f"of {number(entry.rows)}"),
             ]
         )
-    few = any(e["n"] < FEW_PROMPTS for entry in entries for e in entry["unsafe"].values())
-    suite = suite_label(summary["ranking_suite"], config)
+    few = any(e.n < FEW_PROMPTS for entry in entries for e in entry.unsafe.values())
+    suite = suite_label(summary.ranking_suite, config)
     # Softmax has no bias, so its rows are counted once.
     open_rows = sum(
         count
         for entry in entries
-        for name, count in entry["undecided"].items()
-        if name != "softmax" or entry["bias_kind"] == "zero"
+        for name, count in entry.undecided.items()
+        if name != "softmax" or entry.bias_kind == "zero"
     )
-    answers = sorted((entry["argmax_is_answer"] for entry in entries), key=_estimate)
+    answers = sorted(
+        (entry.argmax_is_answer for entry in entries), key=lambda share: share.estimate
+    )
     return section(
         "Unsafe rows: how often is the target outvoted?",
         "A row is unsafe at degree p when all other keys together outweigh the best one; under "
@@ -62,7 +65,7 @@ def unsafe_rows(summary: Summary, by_head: Columns) -> Section:
             [
                 "Suite",
                 "Softmax, %",
-                *(f"p = {p}, %" for p in summary["degrees"]),
+                *(f"p = {p}, %" for p in summary.degrees),
                 "Median S₂",
                 "Median ρ",
                 "Median A",
@@ -72,12 +75,12 @@ def unsafe_rows(summary: Summary, by_head: Columns) -> Section:
             lines,
             caption="Unsafe share of the active rows (S ≥ 1, the target being the best key) under "
             "softmax and at each degree p. S₂, relative margin ρ and number of active distractors "
-            f"A: medians over active rows. b_auto = {findings.b_auto(summary['calibration'])}. "
+            f"A: medians over active rows. b_auto = {findings.b_auto(summary.calibration)}. "
             "Brackets: 95 % "
-            f"bootstrap over prompts, {number(config['resamples'])} resamples"
+            f"bootstrap over prompts, {number(config.resamples)} resamples"
             + (f"; too narrow with fewer than {FEW_PROMPTS} prompts. " if few else ". ")
             + _open(open_rows),
-            n=f"{number(sum(e['rows'] for e in entries))} rows; {_prompts(entries)} per line",
+            n=f"{number(sum(e.rows for e in entries))} rows; {_prompts(entries)} per line",
         ),
         report.grid(
             figures.phase_plot(
@@ -88,7 +91,7 @@ def unsafe_rows(summary: Summary, by_head: Columns) -> Section:
             ),
             figures.head_map(
                 by_head,
-                (summary["layers"], summary["heads"]),
+                (summary.layers, summary.heads),
                 caption=f"log₁₀ of the median S₂ per head at b_auto ({suite}). Blue: unsafe (S₂ > "
                 "1); orange: safe; pale: near the boundary S₂ = 1. Values beyond ±2 are drawn as "
                 "±2; a head without an active row has no value and ranks first.",
@@ -97,18 +100,12 @@ def unsafe_rows(summary: Summary, by_head: Columns) -> Section:
     )
 
 
-def _prompts(entries: Sequence[findings.Entry]) -> str:
-    return f"{' or '.join(number(n) for n in sorted({e['prompts'] for e in entries}))} prompts"
+def _prompts(entries: Sequence[Prevalence]) -> str:
+    return f"{' or '.join(number(n) for n in sorted({e.prompts for e in entries}))} prompts"
 
 
-def _estimate(share: findings.Entry) -> float:
-    return finite(share["estimate"])
-
-
-def _with_ends(share: findings.Entry) -> str:
-    result = interval(share)
-    low, high = 100 * result.low, 100 * result.high
-    return f"{100 * result.estimate:.1f} % [{low:.1f}, {high:.1f}]"
+def _with_ends(share: Interval) -> str:
+    return f"{100 * share.estimate:.1f} % [{100 * share.low:.1f}, {100 * share.high:.1f}]"
 
 
 def _open(undecided: int) -> str:
@@ -122,15 +119,15 @@ def _open(undecided: int) -> str:
     )
 
 
-def against_softmax(summary: Summary, by_head: Columns) -> Section | None:
+def against_softmax(summary: AuditSummary, by_head: Columns) -> Section | None:
     """What r^p loses and sharpens where it replaces softmax, and how much it moves each head."""
-    entries, config = findings.by_suite(summary["against_softmax"]), summary["config"]
-    suite = f"niah_{config['sweep_length']}"
-    own = [entry for entry in entries if entry["suite"] == suite]
+    entries, config = findings.by_suite(summary.against_softmax), summary.config
+    suite = f"niah_{config.sweep_length}"
+    own = [entry for entry in entries if entry.suite == suite]
     if not own:
         return None
-    others = [entry for entry in entries if entry["suite"] != suite]
-    label, ranked = suite_label(suite, config), suite_label(summary["ranking_suite"], config)
+    others = [entry for entry in entries if entry.suite != suite]
+    label, ranked = suite_label(suite, config), suite_label(summary.ranking_suite, config)
     return section(
         "Against softmax: which rows does a recipe blur, which does it sharpen?",
         sharpness.sentence(summary),
@@ -140,7 +137,7 @@ def against_softmax(summary: Summary, by_head: Columns) -> Section | None:
         report.grid(
             *(
                 figures.lost_and_sharpened(
-                    [entry for entry in own if entry["bias_kind"] == kind],
+                    [entry for entry in own if entry.bias_kind == kind],
                     where=f"{label}, {findings.bias_label(kind)}",
                     top=max(110 * max(map(_highest, own)), 10.0),
                 )
@@ -151,7 +148,7 @@ def against_softmax(summary: Summary, by_head: Columns) -> Section | None:
         report.details("The same for the other suites", _against_table(summary, others)),
         figures.change_map(
             by_head,
-            (summary["layers"], summary["heads"]),
+            (summary.layers, summary.heads),
             degree=2,
             caption="How much each head's output changes where r² at b_auto replaces softmax in "
             f"that head alone ({ranked}): norm of the difference over the norm of the softmax "
@@ -161,27 +158,24 @@ def against_softmax(summary: Summary, by_head: Columns) -> Section | None:
     )
 
 
-def _highest(entry: findings.Entry) -> float:
+def _highest(entry: SoftmaxComparison) -> float:
     """The largest share that the figure of lost and sharpened rows draws for one degree."""
-    ends = (finite(entry[name]["high"]) for name in ("lost", "sharpened"))
-    return max(*ends, entry["concentrated"] / entry["rows"])
+    return max(entry.lost.high, entry.sharpened.high, entry.concentrated / entry.rows)
 
 
-def _against_table(summary: Summary, entries: Sequence[findings.Entry]) -> Markup:
+def _against_table(summary: AuditSummary, entries: Sequence[SoftmaxComparison]) -> Markup:
     lines = [
         [
-            suite_cell(entry, summary["config"]),
-            entry["p"],
-            stacked(interval(entry["lost"])),
-            stacked(interval(entry["lost_of_concentrated"]))
-            if entry["lost_of_concentrated"]
-            else cell(None),
-            stacked(interval(entry["sharpened"])),
-            stacked(interval(entry["balance"]), signed=True),
-            stacked(interval(entry["change"])),
-            cell(100 * finite(entry["change_90"]), spec=",.0f"),
-            entry["undecided"],
-            cell(entry["rows"], note=f"{number(entry['concentrated'])} conc."),
+            suite_cell(entry, summary.config),
+            entry.p,
+            stacked(entry.lost),
+            stacked(entry.lost_of_concentrated) if entry.lost_of_concentrated else cell(None),
+            stacked(entry.sharpened),
+            stacked(entry.balance, signed=True),
+            stacked(entry.change),
+            cell(100 * entry.change_90, spec=",.0f"),
+            entry.undecided,
+            cell(entry.rows, note=f"{number(entry.concentrated)} conc."),
         ]
         for entry in entries
     ]
@@ -206,16 +200,16 @@ def _against_table(summary: Summary, entries: Sequence[findings.Entry]) -> Marku
         "alone; median and 90th percentile over rows. Open: rows that the proved error bound does "
         "not decide, given the float32 scores; intervals allow for both. Brackets: 95 % "
         "bootstrap over prompts.",
-        n=f"{number(entries[0]['lost']['n'])} prompts per row" if entries else None,
+        n=f"{number(entries[0].lost.n)} prompts per row" if entries else None,
     )
 
 
-def degrees(summary: Summary, rows: pa.Table) -> Section:
+def degrees(summary: AuditSummary, rows: pa.Table) -> Section:
     """The sufficient degree p*, and how well it predicts what is measured."""
-    config, suite = summary["config"], summary["ranking_suite"]
+    config, suite = summary.config, summary.ranking_suite
     by_bias = {kind: figures.argmax_rows(rows, suite, kind) for kind in BIASES}
     edges = figures.degree_edges(
-        [columns["p_star"] for columns in by_bias.values()], summary["degrees"]
+        [columns["p_star"] for columns in by_bias.values()], summary.degrees
     )
     where = suite_label(suite, config)
     return section(
@@ -229,36 +223,36 @@ def degrees(summary: Summary, rows: pa.Table) -> Section:
                 figures.degree_histogram(
                     columns["p_star"],
                     edges,
-                    summary["degrees"],
+                    summary.degrees,
                     where=f"{where}, {findings.bias_label(kind)}",
                 )
                 for kind, columns in by_bias.items()
             )
         ),
         figures.bound_scatter(
-            by_bias["auto"], degree=2, seed=config["seed"], where=f"{where}, b_auto"
+            by_bias["auto"], degree=2, seed=config.seed, where=f"{where}, b_auto"
         ),
-        _bound_table(summary, [e for e in summary["bound"] if e["suite"] == suite]),
+        _bound_table(summary, [e for e in summary.bound if e.suite == suite]),
         report.details(
             "The same for the other suites",
-            _bound_table(summary, [e for e in summary["bound"] if e["suite"] != suite]),
+            _bound_table(summary, [e for e in summary.bound if e.suite != suite]),
         ),
     )
 
 
-def _bound_table(summary: Summary, entries: Sequence[findings.Entry]) -> Markup:
-    ties = {(e["suite"], e["bias_kind"]): e["ties"] for e in summary["prevalence"]}
+def _bound_table(summary: AuditSummary, entries: Sequence[BoundAgreement]) -> Markup:
+    ties = {(e.suite, e.bias_kind): e.ties for e in summary.prevalence}
     lines = [
         [
-            suite_cell(entry, summary["config"]),
-            entry["p"],
-            stacked(interval(entry["agree"])) if entry["agree"] else cell(None),
-            entry["false_negative"],
-            entry["false_negative_eps"],
-            ties[entry["suite"], entry["bias_kind"]].get(str(entry["p"]), 0),
-            entry["false_positive"],
-            entry["undecided"],
-            entry["n"],
+            suite_cell(entry, summary.config),
+            entry.p,
+            stacked(entry.agree) if entry.agree else cell(None),
+            entry.false_negative,
+            entry.false_negative_eps,
+            ties[entry.suite, entry.bias_kind].get(str(entry.p), 0),
+            entry.false_positive,
+            entry.undecided,
+            entry.n,
         ]
         for entry in findings.by_suite(entries)
     ]
@@ -284,20 +278,20 @@ def _bound_table(summary: Summary, entries: Sequence[findings.Entry]) -> Markup:
     )
 
 
-def head_types(summary: Summary, by_head: Columns) -> Section | None:
+def head_types(summary: AuditSummary, by_head: Columns) -> Section | None:
     """What kinds of heads there are, in all and at both ends of the ranking."""
-    result, config = summary["head_types"], summary["config"]
+    result, config = summary.head_types, summary.config
     if result is None:
         return None
-    size, top, bottom = result["size"], result["top"], result["bottom"]
+    size, top, bottom = result.size, result.top, result.bottom
     lines = []
     for kind in TYPES:
         own = by_head["s_2"][by_head["type"] == kind]
         median = cell(float(np.median(own)) if own.size else None)
-        lines.append([kind, result["all"][kind], top[kind], bottom[kind], median])
+        lines.append([kind, result.all[kind], top[kind], bottom[kind], median])
     averaged = (
         f"averages over all query rows of {number(int(by_head['prompts'][0]))} induction prompts "
-        f"of {number(config['induction_length'])} tokens"
+        f"of {number(config.induction_length)} tokens"
     )
     return section(
         "Head types: what kind of heads are unsafe?",
@@ -310,7 +304,7 @@ def head_types(summary: Summary, by_head: Columns) -> Section | None:
             lines,
             caption=f"Heads by type, from softmax patterns: {averaged} (paper: 80 of 1,024). The "
             "weight on the answer is averaged over the rows whose token occurred before. Top and "
-            f"bottom by median S₂ at b_auto ({suite_label(summary['ranking_suite'], config)}, last "
+            f"bottom by median S₂ at b_auto ({suite_label(summary.ranking_suite, config)}, last "
             "rows).",
             n=f"{number(len(by_head['type']))} heads",
         ),

@@ -5,7 +5,6 @@ of a run is read as markup.
 """
 
 from collections.abc import Sequence
-import dataclasses
 from pathlib import Path
 
 from rich import box
@@ -16,19 +15,19 @@ from rich.text import Text
 from lm_jax.report.markup import clean
 from lm_jax.statistics import Interval
 from polyattn_jax.report import findings, sharpness
-from polyattn_jax.report.findings import Entry, Summary, finite
+from polyattn_jax.results import AuditSummary, ConditionResult, RecipeVerdict, SoftmaxComparison
 
 WIDTH = 100
 _STYLES = {"good": "green", "warn": "yellow", "bad": "red"}
 
 
 def print_summary(
-    summary: Summary, *, report: Path | None = None, console: Console | None = None
+    summary: AuditSummary, *, report: Path | None = None, console: Console | None = None
 ) -> None:
     """Prints the findings of an audit.
 
     Args:
-      summary: of `summary.summarise`, or as read back from `summary.json`.
+      summary: the content of `summary.json`.
       report: where the report lies; None leaves the line out.
       console: where to print; standard output by default.
     """
@@ -43,18 +42,18 @@ def print_summary(
         console.print(_text(text, console, style), highlight=False)
 
     held, said = findings.controls(summary), findings.overall(summary)
-    result = summary["calibration"]
+    result = summary.calibration
     say(held.text, _STYLES[held.tone])
     say(
-        f"Calibration: b_auto = {findings.b_auto(result)} (95 % over {result['texts']} texts of "
-        f"{result['length']:,} tokens) leaves {finite(result['mass']):.2%} of the softmax "
+        f"Calibration: b_auto = {findings.b_auto(result)} (95 % over {result.texts} texts of "
+        f"{result.length:,} tokens) leaves {result.mass:.2%} of the softmax "
         "mass below "
         f"-b_auto; {findings.b_auto_by_length(result)}."
     )
-    base, heads = findings.softmax_of(summary["sweep"]), summary["layers"] * summary["heads"]
+    base, heads = findings.softmax_of(summary.sweep), summary.layers * summary.heads
     say(
-        f"Needle probe at {summary['config']['sweep_length']:,} tokens, n = "
-        f"{base['accuracy']['n']:,} prompts, each recipe in all {heads:,} heads:"
+        f"Needle probe at {summary.config.sweep_length:,} tokens, n = "
+        f"{base.accuracy.n:,} prompts, each recipe in all {heads:,} heads:"
     )
     console.print("", _table(summary, console), "", sep="\n", highlight=False)
     say(said.text, f"bold {_STYLES[said.tone]}")
@@ -79,48 +78,47 @@ def _text(text: str, console: Console, style: str = "") -> Text:
     return Text(plain.decode(console.encoding), style)
 
 
-def _table(summary: Summary, console: Console) -> Table:
-    verdicts = {v["recipe"]: v for v in summary["verdicts"]}
+def _table(summary: AuditSummary, console: Console) -> Table:
+    verdicts = {v.recipe: v for v in summary.verdicts}
     rule = box.SIMPLE_HEAD if console.is_terminal else None
     made = Table(box=rule, pad_edge=False, show_edge=False, collapse_padding=True)
     made.add_column("recipe", no_wrap=True, overflow="ellipsis")
-    top = f"top-{summary['config']['top_heads']} %"
+    top = f"top-{summary.config.top_heads} %"
     for title in ("right % [95 %]", "p", "loss", "safe %", top, "lost %", "sharp %"):
         made.add_column(title, justify="right", no_wrap=True)
     made.add_column("verdict", no_wrap=True)
-    for entry in findings.by_recipe(summary["sweep"]):
-        verdict = verdicts.get(entry["recipe"])
-        against = sharpness.of_recipe(summary, entry["recipe"]) if verdict else None
+    for entry in findings.by_recipe(summary.sweep):
+        verdict = verdicts.get(entry.recipe)
+        against = sharpness.of_recipe(summary, entry.recipe) if verdict else None
         cells = _cells(entry, verdict, against, sharpness.softmax_safe(summary))
         made.add_row(*(_text(cell, console) for cell in cells), _word(verdict))
     return made
 
 
 def _cells(
-    entry: Entry, verdict: Entry | None, against: Entry | None, control: Interval | None
+    entry: ConditionResult,
+    verdict: RecipeVerdict | None,
+    against: SoftmaxComparison | None,
+    control: Interval | None,
 ) -> Sequence[str]:
-    safe, top_safe = (verdict[name] if verdict else None for name in ("safe", "top_safe"))
-    if verdict is None and control is not None:
-        safe = dataclasses.asdict(control)
-    accuracy = entry["accuracy"]
-    low, high = (f"{100 * accuracy[end]:.0f}" for end in ("low", "high"))
+    accuracy = entry.accuracy
+    low, high = f"{100 * accuracy.low:.0f}", f"{100 * accuracy.high:.0f}"
+    shares = (
+        verdict.safe if verdict else control,
+        verdict.top_safe if verdict else None,
+        against.lost if against else None,
+        against.sharpened if against else None,
+    )
     return (
-        entry["recipe"],
-        f"{100 * accuracy['estimate']:.1f} [{low}, {high}]",
-        f"{finite(entry['p_value']):.2g}" if verdict else "-",
-        f"{finite(entry['loss']):.2f}",
-        *(
-            f"{100 * share['estimate']:.1f}" if share else "-"
-            for share in (
-                safe,
-                top_safe,
-                *(against[name] if against else None for name in ("lost", "sharpened")),
-            )
-        ),
+        entry.recipe,
+        f"{100 * accuracy.estimate:.1f} [{low}, {high}]",
+        f"{entry.p_value:.2g}" if verdict else "-",
+        f"{entry.loss:.2f}",
+        *(f"{100 * share.estimate:.1f}" if share else "-" for share in shares),
     )
 
 
-def _word(verdict: Entry | None) -> Text:
+def _word(verdict: RecipeVerdict | None) -> Text:
     if verdict is None:
         return Text("baseline")
-    return Text(verdict["verdict"], _STYLES[findings.TONES[verdict["verdict"]]])
+    return Text(verdict.verdict, _STYLES[findings.TONES[verdict.verdict]])

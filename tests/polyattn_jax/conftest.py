@@ -26,6 +26,7 @@ import lm_jax
 from lm_jax.run import cli
 from lm_jax.text.tokenizer import Tokenizer
 from polyattn_jax import audit, calibrate, check, suites
+from polyattn_jax.results import AuditSummary
 from polyattn_jax.suites.niah import CUE, HARMLESS
 from tests.polyattn_jax import synthetic_report
 from tests.polyattn_jax.synthetic_suites import VOCABULARY, WordTokenizer
@@ -282,6 +283,6 @@ def run_smoke(haystack: Path) -> Command:
 
 
 @pytest.fixture(scope="module")
-def finding() -> tuple[dict[str, Any], Any, Any]:
+def finding() -> tuple[AuditSummary, Any, Any]:
     """Summary, rows and heads of the audit that `made_report` makes."""
     return synthetic_report.audit()

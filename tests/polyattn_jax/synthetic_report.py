@@ -1,5 +1,6 @@
 """What an audit of six heads leaves behind, made from random rows, and its page taken apart."""
 
+import dataclasses
 import io
 from xml.etree import ElementTree
 
@@ -8,10 +9,14 @@ import pyarrow as pa
 from rich.console import Console
 
 from lm_jax.report.markup import number
+from lm_jax.statistics import Interval
 from polyattn_jax import schema, summary
+from polyattn_jax.calibrate import AtLength, Calibration
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.diagnostic import Status, required_degree
+from polyattn_jax.provenance import Provenance
 from polyattn_jax.report import page, terminal
+from polyattn_jax.results import ConditionResult
 from tests.browser import without_scripts
 
 SHAPE = (3, 2)
@@ -29,7 +34,21 @@ SETTINGS = AuditConfig(
     top_heads=2,
     resamples=100,
 )
-PROVENANCE = {"start": "2026-01-02", "packages": {"jax": "0.1"}, "git": None, "restarts": []}
+PROVENANCE = Provenance(
+    start="2026-01-02",
+    command="python -m polyattn_jax.audit",
+    git=None,
+    packages={"jax": "0.1"},
+    python="3.11",
+    system="Linux",
+    device=None,
+    dtype="float32",
+    seeds={"audit": 0},
+    data={},
+    tokenizer=None,
+    restarts=(),
+    config_hash="0" * 64,
+)
 
 
 def diagnosed_rows(suites=("niah_64", "niah_1024", "induction", "mqar")):
@@ -117,22 +136,23 @@ def head_features():
     }
 
 
-CURVE = [
-    {"length": 16, "bias": 0.75, "low": 0.61, "high": 0.9, "least": 0.5, "most": 1.12},
-    {"length": 64, "bias": 1.5, "low": 1.31, "high": 1.67, "least": 1.1, "most": 1.9},
-]
-CALIBRATION = {
-    "bias": 1.5012345,
-    "low": 1.31,
-    "high": 1.67,
-    "mass": 0.05,
-    "length": 64,
-    "texts": 8,
-    "rows": 5000,
-    "passes": 4,
-    "step": 0.004,
-    "curve": CURVE,
-}
+CURVE = (
+    AtLength(length=16, bias=0.75, low=0.61, high=0.9, least=0.5, most=1.12),
+    AtLength(length=64, bias=1.5, low=1.31, high=1.67, least=1.1, most=1.9),
+)
+CALIBRATION = Calibration(
+    bias=1.5012345,
+    low=1.31,
+    high=1.67,
+    mass=0.05,
+    length=64,
+    texts=8,
+    rows=5000,
+    passes=4,
+    step=0.004,
+    curve=CURVE,
+)
+SOURCE = summary.Source("f" * 64, "llama", ("w.safetensors",), PROVENANCE)
 CORRECT = {
     "softmax": 12,
     "relu_p4_b0": 0,
@@ -157,20 +177,38 @@ def audit(config=SETTINGS, correct=CORRECT, ablation=ABLATION, rows=None, second
     """What an audit leaves behind: summary, rows, heads."""
     rows = diagnosed_rows() if rows is None else rows
     losses = {"prompt": ["a", "a"], "copy": [1, 2], "loss": [12.5, second], "correct": [0.0, 0.75]}
-    result, by_head = summary.summarise(
+    tables = summary.Tables(
         rows,
         answers(correct, ablation, left_out),
         table(losses | {"tokens": [99, 99]}, schema.LOSSES),
         table(head_features() if config.induction_n else {"prompt": []}, schema.FEATURES),
-        CALIBRATION,
-        config,
-        SHAPE,
     )
-    return result | {"family": "llama", "weights": ["w.safetensors"]}, rows, by_head
+    result, by_head = summary.summarise(tables, CALIBRATION, config, SHAPE, SOURCE)
+    return result, rows, by_head
 
 
-def build(result, rows, by_head, **provenance):
-    return page.build(result, rows, by_head, provenance=PROVENANCE | provenance)
+def condition(cell, accuracy, n, **changes):
+    """The result of one condition of a stage, with this accuracy of `n` prompts."""
+    result = ConditionResult(
+        cell=cell,
+        recipe=cell,
+        bias=0.0,
+        heads=6,
+        accuracy=Interval(accuracy, 0.0, 1.0, n),
+        verdict="undecided",
+        delta=Interval(0.0, -1.0, 1.0, n),
+        p_value=1.0,
+        lost=0,
+        won=0,
+        loss=0.0,
+        median_rank=0.0,
+        dead_rows_per_prompt=0.0,
+    )
+    return dataclasses.replace(result, **changes)
+
+
+def build(result, rows, by_head):
+    return page.build(result, rows, by_head)
 
 
 def parsed(html):

@@ -69,34 +69,35 @@ def test_lost_and_sharpened_rows_are_those_of_float64(made):
     rows, sums = made
     assert (rows["status"] == Status.DEAD).sum() > 50
     soft = sums[:, 4] >= 1
-    results = {entry["p"]: entry for entry in concentration.against_softmax(rows, CONFIG)}
+    results = {entry.p: entry for entry in concentration.against_softmax(rows, CONFIG)}
     assert sorted(results) == sorted(DEGREES)
     for i, p in enumerate(DEGREES):
         unsafe, entry = sums[:, i] >= 1, results[p]
-        assert entry["rows"] == len(rows["prompt"])
-        assert entry["undecided"] == 0
-        assert entry["concentrated"] == (~soft).sum()
+        assert entry.rows == len(rows["prompt"])
+        assert entry.undecided == 0
+        assert entry.concentrated == (~soft).sum()
         lost, sharpened = ~soft & unsafe, soft & ~unsafe
-        assert entry["lost"]["estimate"] == pytest.approx(lost.mean())
-        assert entry["sharpened"]["estimate"] == pytest.approx(sharpened.mean())
-        assert entry["lost_of_concentrated"]["estimate"] == pytest.approx(unsafe[~soft].mean())
-        assert entry["balance"]["estimate"] == pytest.approx(unsafe.mean() - soft.mean())
-        assert entry["change"]["estimate"] == pytest.approx(p / 10)
+        assert entry.lost.estimate == pytest.approx(lost.mean())
+        assert entry.sharpened.estimate == pytest.approx(sharpened.mean())
+        assert entry.lost_of_concentrated.estimate == pytest.approx(unsafe[~soft].mean())
+        assert entry.balance.estimate == pytest.approx(unsafe.mean() - soft.mean())
+        assert entry.change.estimate == pytest.approx(p / 10)
         for name in ("lost", "sharpened", "balance"):
-            assert entry[name]["low"] <= entry[name]["estimate"] <= entry[name]["high"]
-            assert entry[name]["n"] == PROMPTS
-    assert all(results[p]["lost"]["estimate"] > 0 for p in DEGREES)
-    assert results[16]["sharpened"]["estimate"] > 0
+            interval = getattr(entry, name)
+            assert interval.low <= interval.estimate <= interval.high
+            assert interval.n == PROMPTS
+    assert all(results[p].lost.estimate > 0 for p in DEGREES)
+    assert results[16].sharpened.estimate > 0
 
 
 def test_prevalence_shows_softmax_on_the_same_active_rows(made):
     rows, sums = made
     (entry,) = concentration.prevalence(rows, CONFIG)
     active = np.isfinite(sums[:, 0])
-    assert entry["active_rows"] == active.sum()
-    assert entry["softmax"]["estimate"] == pytest.approx((sums[active, 4] >= 1).mean())
+    assert entry.active_rows == active.sum()
+    assert entry.softmax.estimate == pytest.approx((sums[active, 4] >= 1).mean())
     for i, p in enumerate(DEGREES):
-        assert entry["unsafe"][str(p)]["estimate"] == pytest.approx((sums[active, i] >= 1).mean())
+        assert entry.unsafe[str(p)].estimate == pytest.approx((sums[active, i] >= 1).mean())
     safe = concentration.safe_fraction(rows, "made", None, "auto", CONFIG, np.array([1]))
     own = active & (rows["head"] == 1)
     assert safe.estimate == pytest.approx((sums[own, 4] < 1).mean())
@@ -129,11 +130,11 @@ def test_rows_within_the_error_bound_are_undecided_and_widen_the_interval_only()
     assert (result.low, result.high) == (sure.low, possible.high)
     assert result.high - result.low > max(sure.high - sure.low, possible.high - possible.low)
     (entry,) = concentration.prevalence(rows, CONFIG)
-    assert entry["undecided"]["2"] == near.sum()
-    compared = next(e for e in concentration.against_softmax(rows, CONFIG) if e["p"] == 2)
+    assert entry.undecided["2"] == near.sum()
+    compared = next(e for e in concentration.against_softmax(rows, CONFIG) if e.p == 2)
     # Softmax spreads all of these rows, so that a row is sharpened or neither.
-    assert compared["undecided"] == near.sum()
-    assert compared["sharpened"]["high"] > compared["sharpened"]["estimate"]
+    assert compared.undecided == near.sum()
+    assert compared.sharpened.high > compared.sharpened.estimate
 
 
 @pytest.mark.parametrize("p_star", [0.0, math.inf])
@@ -146,18 +147,18 @@ def test_the_sufficient_degree_is_judged_on_the_rows_that_rounding_decides(p_sta
     near, above = np.abs(offsets) < bound / 2, offsets >= 0.3
     # rounding puts some of the open rows on either side
     assert {*(rows["s_2"][near] >= 1)} == {True, False}
-    entry = next(e for e in summary.bound(rows, CONFIG) if e["p"] == 2)
+    entry = next(e for e in summary.bound(rows, CONFIG) if e.p == 2)
     predicted = p_star <= 2
     wrong = above if predicted else ~above & ~near
-    assert entry["n"] == 8 and entry["undecided"] == near.sum() == 3
-    assert entry["false_negative"] == entry["false_negative_eps"] == (2 if predicted else 0)
-    assert entry["false_positive"] == (0 if predicted else 3)
-    assert entry["agree"]["estimate"] == np.mean((rows["s_2"] < 1) == predicted)
+    assert entry.n == 8 and entry.undecided == near.sum() == 3
+    assert entry.false_negative == entry.false_negative_eps == (2 if predicted else 0)
+    assert entry.false_positive == (0 if predicted else 3)
+    assert entry.agree.estimate == np.mean((rows["s_2"] < 1) == predicted)
     ends = [
         concentration.share(agree.astype(float), rows["prompt"], CONFIG)
         for agree in (~(wrong | near), ~wrong)
     ]
-    assert (entry["agree"]["low"], entry["agree"]["high"]) == (ends[0].low, ends[1].high)
+    assert (entry.agree.low, entry.agree.high) == (ends[0].low, ends[1].high)
 
 
 def test_what_lies_beyond_the_tolerance_of_ties_is_so_within_the_error_bound():
@@ -169,9 +170,9 @@ def test_what_lies_beyond_the_tolerance_of_ties_is_so_within_the_error_bound():
     scores[2, :2] = 2.0
     rows = table(scores, 0.0, np.arange(3).astype(str)) | {"p_star": np.zeros(3)}
     assert rows["s_2"][0] > 1 + summary.EPSILON and rows["s_2"][2] == 1
-    entry = next(e for e in summary.bound(rows, CONFIG) if e["p"] == 2)
+    entry = next(e for e in summary.bound(rows, CONFIG) if e.p == 2)
     counts = ("false_negative", "false_negative_eps", "undecided")
-    assert [entry[name] for name in counts] == [2, 1, 1]
+    assert [getattr(entry, name) for name in counts] == [2, 1, 1]
 
 
 def test_an_exact_tie_is_unsafe_and_not_undecided():
@@ -194,8 +195,8 @@ def test_one_prompt_tells_nothing_of_others():
     scores = scores_of(rows=8)
     rows = table(scores, 1.5, np.full(8, "only"))
     for entry in concentration.against_softmax(rows, CONFIG):
-        assert (entry["lost"]["low"], entry["lost"]["high"]) == (0.0, 1.0)
-        assert entry["balance"]["high"] == 1.0
+        assert (entry.lost.low, entry.lost.high) == (0.0, 1.0)
+        assert entry.balance.high == 1.0
 
 
 def test_intervals_resample_whole_prompts():
@@ -205,20 +206,20 @@ def test_intervals_resample_whole_prompts():
     scores[:200, 1] = 5.0  # S_2 = (6.5 / 7.5)^2 < 1 once, but twice it is not
     scores[:200, 2] = 5.0
     rows = table(scores, 1.5, np.repeat(np.arange(20), 20).astype(str))
-    entry = next(e for e in concentration.against_softmax(rows, CONFIG) if e["p"] == 2)
-    assert entry["lost"]["estimate"] == 0.5
-    clustered = entry["lost"]["high"] - entry["lost"]["low"]
+    entry = next(e for e in concentration.against_softmax(rows, CONFIG) if e.p == 2)
+    assert entry.lost.estimate == 0.5
+    clustered = entry.lost.high - entry.lost.low
     alone = rows | {"prompt": np.arange(400).astype(str)}
-    by_row = next(e for e in concentration.against_softmax(alone, CONFIG) if e["p"] == 2)["lost"]
-    assert clustered > 3 * (by_row["high"] - by_row["low"])
+    by_row = next(e for e in concentration.against_softmax(alone, CONFIG) if e.p == 2).lost
+    assert clustered > 3 * (by_row.high - by_row.low)
 
 
 def test_rows_that_no_prompt_gives_are_left_out(made):
     rows, _ = made
     invalid = rows | {"status": np.full(len(rows["prompt"]), Status.INVALID)}
-    assert concentration.against_softmax(invalid, CONFIG) == []
+    assert concentration.against_softmax(invalid, CONFIG) == ()
     (entry,) = concentration.prevalence(invalid, CONFIG)
-    assert (entry["active_rows"], entry["softmax"], entry["unsafe"]) == (0, None, {})
+    assert (entry.active_rows, entry.softmax, entry.unsafe) == (0, None, {})
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])

@@ -8,6 +8,7 @@ import pytest
 from scipy import stats as oracle
 
 from lm_jax.errors import UsageError
+from lm_jax.statistics import Interval
 import polyattn_jax
 from polyattn_jax import decision
 
@@ -61,15 +62,14 @@ def test_the_verdict_on_counts(lost, won, kept, neither, name):
     assert name_of(lost, won, kept, neither) == name
 
 
-def controls(given, without=(0, 50), losses=(12.5, 1.25)):
-    """What `summary.controls` finds, of counts (right, n) with and without the needle."""
-    counted = {"niah_64": given} if without is None else {"niah_64": given, "control": without}
-    accuracy = {}
-    for name, (right, n) in counted.items():
+def controls(needle, without=(0, 50), losses=(12.5, 1.25)):
+    """The arguments of `unmet_controls`, of counts (right, n) with and without the needle."""
+
+    def accuracy(right, n):
         ends = oracle.binomtest(right, n).proportion_ci(method="wilson")
-        accuracy[name] = {"estimate": right / n, "low": ends.low, "high": ends.high, "n": n}
-    first, second = ({"loss": {"estimate": loss}} for loss in losses)
-    return {"accuracy": accuracy, "first_copy": first, "second_copy": second}
+        return Interval(right / n, ends.low, ends.high, n)
+
+    return accuracy(*needle), None if without is None else accuracy(*without), *losses
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def controls(given, without=(0, 50), losses=(12.5, 1.25)):
     ],
 )
 def test_the_controls_that_are_not_met_are_named(result, unmet):
-    words = decision.unmet_controls(result, "niah_64")
+    words = decision.unmet_controls(*result)
     assert len(words) == len(unmet)
     assert all(part in text for part, text in zip(unmet, words, strict=True))
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from polyattn_jax import head_sets
+from tests.polyattn_jax.synthetic_report import condition
 
 PROMPTS = 200
 
@@ -13,7 +14,7 @@ def ablation(top, bottom, drawn, size=40):
     cells = {f"top-{size}": top, f"bottom-{size}": bottom}
     cells |= {f"random-{size}-{seed}": change for seed, change in enumerate(drawn)}
     return [
-        {"cell": name, "accuracy": {"estimate": 1 + change / 100, "n": PROMPTS}}
+        condition(name, 1 + change / 100, PROMPTS)
         for name, change in {"softmax": 0.0, **cells}.items()
     ]
 
@@ -33,9 +34,9 @@ def ablation(top, bottom, drawn, size=40):
 )
 def test_decisive_is_strictly_worse_than_every_draw(top, drawn, beaten, decisive):
     (result,) = head_sets.decisiveness(ablation(top, 0.0, drawn))
-    assert (result["beaten"], result["decisive"]) == (beaten, decisive)
-    assert (result["size"], result["n"], result["bottom"]) == (40, PROMPTS, PROMPTS)
-    assert result["random"] == [round(2 * (100 + change)) for change in drawn]
+    assert (result.beaten, result.decisive) == (beaten, decisive)
+    assert (result.size, result.n, result.bottom) == (40, PROMPTS, PROMPTS)
+    assert result.random == tuple(round(2 * (100 + change)) for change in drawn)
 
 
 def test_the_fewest_draws_hold_chance_at_one_in_twenty():

@@ -1,6 +1,5 @@
 """A report shows the numbers of the summary, whatever is absent or hostile."""
 
-import copy
 import dataclasses
 import re
 
@@ -9,11 +8,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lm_jax.report.markup import number
-from lm_jax.run.files import read_json, write_json
+from lm_jax.run.files import write_json
+from lm_jax.run.results import load_result
 from lm_jax.statistics import wilson
 from polyattn_jax.columns import columns
 from polyattn_jax.diagnostic import Status
 from polyattn_jax.report import figures, findings
+from polyattn_jax.results import AuditSummary
 from tests.polyattn_jax.synthetic_report import (
     CALIBRATION,
     CORRECT,
@@ -36,45 +37,45 @@ HOSTILE = "</script><img src=x onerror=alert(1)>\x1b[31m{{ 7 * 7 }} ]]> & [red]x
 def test_the_tables_hold_the_numbers_of_the_summary(finding):
     result, tree = finding[0], parsed(build(*finding))
     swept = {row[0].split("b = ")[0]: row for row in lines(tree, "Needle probe at 64 tokens")}
-    verdicts = {v["recipe"]: v for v in result["verdicts"]}
-    for entry in result["sweep"]:
-        row, accuracy = swept[entry["recipe"]], entry["accuracy"]
-        low, high = percent(accuracy["low"]), percent(accuracy["high"])
-        assert row[2] == f"{percent(accuracy['estimate'])}[{low}, {high}]"
-        assert row[5] == f"{entry['loss']:.2f}"
-        if entry["recipe"] == "softmax":
+    verdicts = {v.recipe: v for v in result.verdicts}
+    for entry in result.sweep:
+        row, accuracy = swept[entry.recipe], entry.accuracy
+        low, high = percent(accuracy.low), percent(accuracy.high)
+        assert row[2] == f"{percent(accuracy.estimate)}[{low}, {high}]"
+        assert row[5] == f"{entry.loss:.2f}"
+        if entry.recipe == "softmax":
             control = next(
-                e["softmax"]
-                for e in result["prevalence"]
-                if (e["suite"], e["bias_kind"]) == ("niah_64", "auto")
+                e.softmax
+                for e in result.prevalence
+                if (e.suite, e.bias_kind) == ("niah_64", "auto")
             )
-            assert row[8].split("[")[0] == percent(1 - control["estimate"])
-        if verdict := verdicts.get(entry["recipe"]):
-            assert row[1].split()[-1] == verdict["verdict"]
-            assert row[3].startswith(percent(entry["delta"]["estimate"], "+.1f"))
-            assert row[4] == f"{entry['p_value']:.2g}{entry['lost']} lost, {entry['won']} won"
-            safe = verdict["safe"]
-            assert row[8].split("[")[0] == (percent(safe["estimate"]) if safe else "–")
+            assert row[8].split("[")[0] == percent(1 - control.estimate)
+        if verdict := verdicts.get(entry.recipe):
+            assert row[1].split()[-1] == verdict.verdict
+            assert row[3].startswith(percent(entry.delta.estimate, "+.1f"))
+            assert row[4] == f"{entry.p_value:.2g}{entry.lost} lost, {entry.won} won"
+            safe = verdict.safe
+            assert row[8].split("[")[0] == (percent(safe.estimate) if safe else "–")
     unsafe = {row[0]: row for row in lines(tree, "Unsafe share")}
-    for entry in result["prevalence"]:
+    for entry in result.prevalence:
         name, tokens = (
-            findings.suite_name(entry["suite"]),
-            1024 if "1024" in entry["suite"] else 64,
+            findings.suite_name(entry.suite),
+            1024 if "1024" in entry.suite else 64,
         )
-        bias = "b = 0" if entry["bias_kind"] == "zero" else "b_auto"
+        bias = "b = 0" if entry.bias_kind == "zero" else "b_auto"
         row = unsafe[f"{name}{tokens:,} tokens, {bias}"]
-        shares = [entry["softmax"], *entry["unsafe"].values()]
+        shares = [entry.softmax, *entry.unsafe.values()]
         found_shares = [cell.split("[")[0] for cell in row[1:6]]
-        assert found_shares == [percent(share["estimate"]) for share in shares]
-        assert row[6] == number(entry["median"]["s_2"])
-        assert row[-1] == f"{entry['active_rows']}of {entry['rows']}"
+        assert found_shares == [percent(share.estimate) for share in shares]
+        assert row[6] == number(entry.median.s_2)
+        assert row[-1] == f"{entry.active_rows}of {entry.rows}"
     assert f"{PROMPTS} prompts per line" in text_of(tree)
     reasons = {row[0]: row[2] for row in lines(tree, "Reasons and next steps")}
     assert list(reasons) == ["relu_p4_b0, relu_p8_bauto", "relu_p4_bauto, sigmoid_b0"]
     assert reasons["relu_p4_b0, relu_p8_bauto"].startswith("the loss is larger than 5 points; part")
-    bound = [e for e in result["bound"] if e["suite"] != "induction"]
+    bound = [e for e in result.bound if e.suite != "induction"]
     counted = [
-        [str(e["p"]), percent(e["agree"]["estimate"]), *(str(e[name]) for name in COUNTS)]
+        [str(e.p), percent(e.agree.estimate), *(str(getattr(e, name)) for name in COUNTS)]
         for e in findings.by_suite(bound)
     ]
     folded = [d for d in tree.iter("details") if "other suites" in text_of(d.find("summary"))]
@@ -90,20 +91,20 @@ def test_the_comparison_with_softmax_holds_the_numbers_of_the_summary(finding):
         if text_of(figure.find("figcaption")).startswith("rᵖ against softmax")
         for row in figure.find(".//tbody")
     ]
-    entries = findings.by_suite(result["against_softmax"])
+    entries = findings.by_suite(result.against_softmax)
     # The suite of the sweep comes first, the others are folded.
-    ordered = [e for e in entries if e["suite"] == "niah_64"]
-    ordered += [e for e in entries if e["suite"] != "niah_64"]
+    ordered = [e for e in entries if e.suite == "niah_64"]
+    ordered += [e for e in entries if e.suite != "niah_64"]
     assert len(shown) == len(ordered) == 4 * 2 * 4
     for row, entry in zip(shown, ordered, strict=True):
-        assert row[1] == str(entry["p"])
+        assert row[1] == str(entry.p)
         names = ("lost", "lost_of_concentrated", "sharpened", "balance", "change")
         for cell, name in zip(row[2:7], names, strict=True):
-            spec = "+.1f" if name == "balance" else ".1f"
-            low, high = (percent(entry[name][end], spec) for end in ("low", "high"))
-            assert cell == f"{percent(entry[name]['estimate'], spec)}[{low}, {high}]"
-        assert row[8] == str(entry["undecided"])
-        assert row[9].startswith(number(entry["rows"]))
+            spec, interval = "+.1f" if name == "balance" else ".1f", getattr(entry, name)
+            low, high = percent(interval.low, spec), percent(interval.high, spec)
+            assert cell == f"{percent(interval.estimate, spec)}[{low}, {high}]"
+        assert row[8] == str(entry.undecided)
+        assert row[9].startswith(number(entry.rows))
 
 
 def test_b_auto_is_shown_with_the_digits_that_it_has(finding):
@@ -120,7 +121,7 @@ def test_b_auto_is_shown_with_the_digits_that_it_has(finding):
     )
     for half, text in ((0.012, "1.501 [1.489, 1.513]"), (0.4, "1.50 ["), (2.0, "1.5 [")):
         ends = {"low": 1.5012345 - half, "high": 1.5012345 + half}
-        assert findings.b_auto(CALIBRATION | ends).startswith(text)
+        assert findings.b_auto(dataclasses.replace(CALIBRATION, **ends)).startswith(text)
 
 
 def test_head_types_are_counted_at_both_ends_and_say_what_was_averaged(finding):
@@ -133,17 +134,15 @@ def test_head_types_are_counted_at_both_ends_and_say_what_was_averaged(finding):
     for kind in ("sink", "induction", "local", "diffuse"):
         ends = ranked[:2].count(kind), ranked[-2:].count(kind)
         assert shown[kind] == [str(kinds.count(kind)), *map(str, ends)]
-        assert result["head_types"]["top"][kind] == ends[0]
+        assert result.head_types.top[kind] == ends[0]
     text = text_of(parsed(build(*finding)))
     assert "averages over all query rows of 2 induction prompts of 64 tokens" in text
 
 
 def test_the_certified_tie_is_a_false_negative_only_without_tolerance(finding):
     result, rows, _ = finding
-    entry = next(
-        e for e in result["bound"] if (e["suite"], e["bias_kind"], e["p"]) == ("niah_64", "zero", 2)
-    )
-    assert (entry["false_negative"], entry["false_negative_eps"]) == (1, 0)
+    entry = next(e for e in result.bound if (e.suite, e.bias_kind, e.p) == ("niah_64", "zero", 2))
+    assert (entry.false_negative, entry.false_negative_eps) == (1, 0)
     columns = figures.argmax_rows(rows, "niah_64", "zero")
     drawn = figures.bound_scatter(columns, degree=2, seed=0, where="here")
     (groups,) = (
@@ -210,17 +209,30 @@ def test_a_summary_read_back_from_json_gives_the_same_page(finding, tmp_path):
     write_json(tmp_path / "summary.json", result)
     pq.write_table(pa.table(by_head), tmp_path / "heads.parquet")
     heads = columns(pq.read_table(tmp_path / "heads.parquet"))
-    assert build(read_json(tmp_path / "summary.json"), rows, heads) == build(*finding)
+    read = load_result(tmp_path / "summary.json", AuditSummary)
+    assert read == result
+    assert build(read, rows, heads) == build(*finding)
 
 
 def test_hostile_text_stays_text(finding):
-    result, rows, by_head = copy.deepcopy(finding)
-    result["model"] = result["weights"][0] = HOSTILE
-    result["verdicts"][0]["finding"] = HOSTILE
-    place = next(i for i, e in enumerate(result["sweep"]) if e["recipe"] == "relu_p4_b0")
-    result["sweep"][place]["recipe"] = result["sweep"][place]["cell"] = HOSTILE
-    result["ranking_suite"] = result["config"]["haystack"] = HOSTILE
-    tree = parsed(build(result, rows, by_head, command=HOSTILE))
+    result, rows, by_head = finding
+    first, *others = result.verdicts
+    result = dataclasses.replace(
+        result,
+        model=HOSTILE,
+        weights=(HOSTILE,),
+        ranking_suite=HOSTILE,
+        config=dataclasses.replace(result.config, haystack=HOSTILE),
+        verdicts=(dataclasses.replace(first, finding=HOSTILE), *others),
+        sweep=tuple(
+            dataclasses.replace(entry, recipe=HOSTILE, cell=HOSTILE)
+            if entry.recipe == "relu_p4_b0"
+            else entry
+            for entry in result.sweep
+        ),
+        provenance=dataclasses.replace(result.provenance, command=HOSTILE),
+    )
+    tree = parsed(build(result, rows, by_head))
     assert not {"img", "x"} & {node.tag for node in tree.iter()}
     assert {node.get("type") for node in tree.iter("script")} == {"application/json"}
     assert "onerror=alert(1)>" in text_of(tree.find("header"))

@@ -24,12 +24,12 @@ SETS = ABLATION | {"top-2": 0, "bottom-2": PROMPTS}
 
 
 def verdicts(result, stage="sweep"):
-    return {entry["cell"]: entry["verdict"] for entry in result[stage]}
+    return {entry.cell: entry.verdict for entry in getattr(result, stage)}
 
 
 def test_where_the_controls_hold_the_prompts_decide():
     result, _, _ = audit(TOLERANT, RIGHT, SETS)
-    assert result["controls"]["unmet"] == []
+    assert result.controls.unmet == ()
     assert verdicts(result) == {"softmax": "preserve", "relu_p4_b0": "preserve"} | {
         "sigmoid_b0": "no-go"
     }
@@ -56,13 +56,13 @@ def test_where_a_control_fails_every_verdict_is_undecided_and_says_so(changes, r
     result, rows, by_head = audit(TOLERANT, RIGHT, SETS, **changes)
     for stage in ("sweep", "ablation"):
         assert {*verdicts(result, stage).values()} == {"undecided"}
-    for decided in result["verdicts"]:
-        assert decided["verdict"] == "undecided"
-        assert decided["reason"].startswith("the controls are not shown to hold: ")
-        assert reason in decided["reason"]
-        assert "make the controls hold" in decided["next"]
+    for decided in result.verdicts:
+        assert decided.verdict == "undecided"
+        assert decided.reason.startswith("the controls are not shown to hold: ")
+        assert reason in decided.reason
+        assert "make the controls hold" in decided.next
     # the measured change is still there
-    assert {e["cell"]: e["delta"]["estimate"] for e in result["sweep"]}["sigmoid_b0"] == -1
+    assert {e.cell: e.delta.estimate for e in result.sweep}["sigmoid_b0"] == -1
     said = findings.overall(result)
     assert (
         said.tone == "warn"

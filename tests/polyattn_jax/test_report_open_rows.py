@@ -1,6 +1,6 @@
 """What the float32 error bound leaves open, and what it takes as given, is said on the page."""
 
-import copy
+import dataclasses
 
 import numpy as np
 import pyarrow as pa
@@ -50,8 +50,11 @@ def test_a_proof_that_takes_the_scores_as_exact_says_so(finding):
     page = text_of(parsed(build(*finding)))
     assert page.count("proved error bound") == page.count("given the float32 scores") > 0
     assert "Sₚ in float32 with a proved error bound" not in page
-    result, rows, by_head = copy.deepcopy(finding)
-    for entry in result["prevalence"]:
-        entry["undecided"] = dict.fromkeys(entry["undecided"], 0)
+    result, rows, by_head = finding
+    prevalence = tuple(
+        dataclasses.replace(entry, undecided=dict.fromkeys(entry.undecided, 0))
+        for entry in result.prevalence
+    )
+    result = dataclasses.replace(result, prevalence=prevalence)
     decided = text_of(parsed(build(result, rows, by_head)))
     assert "Given the float32 scores, the proved error bound decides every S." in decided

@@ -1,6 +1,6 @@
 """Our numbers beside the paper's: judged where model, lengths and prompts agree, else why not."""
 
-import copy
+import dataclasses
 
 import pytest
 
@@ -9,16 +9,26 @@ from tests.polyattn_jax.synthetic_report import build, lines, parsed, text_of
 
 def like_the_paper(result, **changes):
     """A summary with the paper's model, lengths and numbers of prompts, but for `changes`."""
-    result = copy.deepcopy(result) | {"model": "models/Llama-3.2-1B", "layers": 16, "heads": 32}
     lengths = {"induction_length": 4096, "mqar_length": 4096, "sweep_length": 1536}
-    result["config"] |= lengths | {"induction_n": 200} | changes
-    result["calibration"]["length"] = changes.get("calibration_length", 1024)
-    result["controls"]["accuracy"]["niah_1536"] = result["controls"]["accuracy"]["niah_64"]
-    for entry in result["sweep"]:
-        entry["accuracy"]["n"] = 200
-    for entry in result["prevalence"]:
-        entry["prompts"] = 200
-    return result
+    settings = lengths | {"induction_n": 200, "calibration_length": 1024} | changes
+    length = settings["sweep_length"]
+    accuracy = result.controls.accuracy
+    return dataclasses.replace(
+        result,
+        model="models/Llama-3.2-1B",
+        layers=16,
+        heads=32,
+        config=dataclasses.replace(result.config, niah_lengths=(length, 1024), **settings),
+        calibration=dataclasses.replace(result.calibration, length=settings["calibration_length"]),
+        controls=dataclasses.replace(
+            result.controls, accuracy=accuracy | {f"niah_{length}": accuracy["niah_64"]}
+        ),
+        sweep=tuple(
+            dataclasses.replace(entry, accuracy=dataclasses.replace(entry.accuracy, n=200))
+            for entry in result.sweep
+        ),
+        prevalence=tuple(dataclasses.replace(entry, prompts=200) for entry in result.prevalence),
+    )
 
 
 def judged(tree, caption):
@@ -85,7 +95,7 @@ def test_unlike_numbers_are_not_judged_and_say_why(finding, changes, caption, li
 
 def test_few_short_prompts_of_a_model_of_the_paper_are_not_judged(finding):
     result, rows, by_head = finding
-    tree = parsed(build(result | {"model": "models/Llama-3.2-1B"}, rows, by_head))
+    tree = parsed(build(dataclasses.replace(result, model="models/Llama-3.2-1B"), rows, by_head))
     for caption in ("Needle probe, ours", "Unsafe rows, ours", "Calibration and bound"):
         marks = [text for row in lines(tree, caption) for text in row if text[:1] in "✓≈✗" and text]
         assert marks == []
@@ -100,5 +110,5 @@ def test_another_model_is_not_judged_and_one_without_kin_is_told_so(finding):
     result, rows, by_head = finding
     needle = lines(parsed(build(*finding)), "Needle probe, ours")
     assert [cell for _, cell in needle if cell[0] in "✓≈✗"] == []
-    page = text_of(parsed(build(result | {"family": "gpt2"}, rows, by_head)))
+    page = text_of(parsed(build(dataclasses.replace(result, family="gpt2"), rows, by_head)))
     assert "none of them is of its architecture" in page

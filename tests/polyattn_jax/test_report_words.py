@@ -45,7 +45,7 @@ def test_the_words_on_sharpness_follow_the_numbers(s_p, softmax, says):
     assert f"outweigh the best one in {100 * (softmax > 1):.1f} % of the" in text
     assert ("softmax concentrates it loses" in text) == (softmax < 1)
     for entry in sharpness.entries(result, "auto"):
-        moved = f"{100 * entry['change']['estimate']:.0f} % (p = {entry['p']})"
+        moved = f"{100 * entry.change.estimate:.0f} % (p = {entry.p})"
         assert moved in text.split("head's output change by more than")[1]
     # An unsafe share by itself says nothing of the recipe.
     assert "warns that" not in text_of(parsed(build(*audit(rows=rows))))
@@ -65,13 +65,13 @@ def test_a_recipe_finds_its_own_comparison_with_softmax():
         ("relu_p8_b0.25", "0.25", 8),
     ):
         entry = sharpness.of_recipe(result, recipe)
-        assert (entry["suite"], entry["bias_kind"], entry["p"]) == ("niah_64", kind, p)
+        assert (entry.suite, entry.bias_kind, entry.p) == ("niah_64", kind, p)
     assert sharpness.of_recipe(result, "sigmoid_b0") is None
-    verdict = next(v for v in result["verdicts"] if v["recipe"] == "relu_p8_b0.25")
-    assert verdict["safe"] is not None
+    verdict = next(v for v in result.verdicts if v.recipe == "relu_p8_b0.25")
+    assert verdict.safe is not None
     row = next(line for line in printed(result).splitlines() if line.startswith("relu_p8_b0.25"))
     against = sharpness.of_recipe(result, "relu_p8_b0.25")
-    shares = [f"{100 * against[name]['estimate']:.1f}" for name in ("lost", "sharpened")]
+    shares = [f"{100 * share.estimate:.1f}" for share in (against.lost, against.sharpened)]
     assert row.split()[-3:-1] == shares
 
 
@@ -126,22 +126,22 @@ def test_one_recipe_that_preserves_is_the_answer():
 )
 def test_a_verdict_gives_the_reason_that_holds(softmax, right, recipe, verdict, reason):
     result = audit(correct={"softmax": softmax, recipe: right})[0]
-    (decided,) = result["verdicts"]
-    assert decided["verdict"] == verdict
-    assert reason in decided["reason"]
-    assert decided["could_decide"] == softmax
-    (entry,) = (e for e in result["sweep"] if e["recipe"] == recipe)
-    assert entry["verdict"] == verdict
+    (decided,) = result.verdicts
+    assert decided.verdict == verdict
+    assert reason in decided.reason
+    assert decided.could_decide == softmax
+    (entry,) = (e for e in result.sweep if e.recipe == recipe)
+    assert entry.verdict == verdict
 
 
 def test_the_next_step_names_the_ablation_only_where_there_is_one():
     correct = {"softmax": 12, "relu_p4_bauto": 0}
     with_sets, without = (
-        audit(dataclasses.replace(SETTINGS, ablation_heads=sizes), correct)[0]["verdicts"][0]
+        audit(dataclasses.replace(SETTINGS, ablation_heads=sizes), correct)[0].verdicts[0]
         for sizes in ((1, 2), ())
     )
-    assert "the ablation shows which sets of heads bear it" in with_sets["next"]
-    assert "config.ablation_heads tries the recipe in some heads" in without["next"]
+    assert "the ablation shows which sets of heads bear it" in with_sets.next
+    assert "config.ablation_heads tries the recipe in some heads" in without.next
 
 
 def test_the_console_fits_and_holds_every_verdict(finding):
@@ -149,9 +149,9 @@ def test_the_console_fits_and_holds_every_verdict(finding):
     piped = printed(result)
     assert max(map(len, piped.splitlines())) <= 100
     assert "\x1b" not in piped
-    for v in result["verdicts"]:
-        row = next(line for line in piped.splitlines() if line.startswith(v["recipe"]))
-        assert row.split()[-1] == v["verdict"]
+    for v in result.verdicts:
+        row = next(line for line in piped.splitlines() if line.startswith(v.recipe))
+        assert row.split()[-1] == v.verdict
     assert piped.splitlines()[0].startswith("The controls hold")
     assert piped.splitlines()[-1] == "report: runs/x/report.html"
     terminal = printed(result, force_terminal=True, width=80, no_color=True)
@@ -161,7 +161,7 @@ def test_the_console_fits_and_holds_every_verdict(finding):
 
 
 def test_the_console_prints_text_as_text_in_any_encoding(finding):
-    result = dict(finding[0], model="models/[red]x\x1b[31m漢")
+    result = dataclasses.replace(finding[0], model="models/[red]x\x1b[31m漢")
     buffer = io.BytesIO()
     file = io.TextIOWrapper(buffer, encoding="ascii")
     terminal.print_summary(result, console=Console(file=file))

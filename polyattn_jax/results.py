@@ -1,0 +1,382 @@
+"""Results of an audit and of a check: the dataclasses of `summary.json` and `check.json`.
+
+The report shows `summary.json` beside the parquet files (columns: `schema`) and computes no other
+number. Rates, shares and accuracies are between 0 and 1, losses in nats, intervals of 95 %.
+
+A suite is named as in `suites.json`: `niah_256`, `control`, `induction`, `mqar`, `prompts`. A kind
+of bias is `zero`, `auto`, or the number b of a recipe.
+"""
+
+import dataclasses
+from typing import Literal
+
+from lm_jax.run.results import Count, Real, Share
+from lm_jax.statistics import Interval
+from polyattn_jax.calibrate import Calibration
+from polyattn_jax.config import AuditConfig
+from polyattn_jax.provenance import Provenance
+
+VerdictName = Literal["preserve", "no-go", "undecided"]
+
+
+@dataclasses.dataclass(frozen=True)
+class LossInterval(Interval):
+    """The interval of a mean loss: unbounded above for one prompt, NaN where a loss is NaN."""
+
+    estimate: Real
+    low: Real
+    high: Real
+
+
+@dataclasses.dataclass(frozen=True)
+class CopyResult:
+    """Softmax on one of the two copies of random tokens.
+
+    Attributes:
+      loss: per token.
+      top_1: share of tokens that are the most likely one.
+      tokens: how many were predicted, over all prompts.
+    """
+
+    loss: LossInterval
+    top_1: Interval
+    tokens: Count
+
+
+@dataclasses.dataclass(frozen=True)
+class Controls:
+    """What softmax does on the control prompts.
+
+    Attributes:
+      accuracy: of each needle suite, and of `control`, where the needle was left out.
+      first_copy: random tokens, which nothing predicts.
+      second_copy: the same tokens again, which induction predicts.
+      unmet: a sentence for each condition of a verdict that softmax is not shown to meet.
+    """
+
+    accuracy: dict[str, Interval]
+    first_copy: CopyResult
+    second_copy: CopyResult
+    unmet: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class ActiveMedians:
+    """Medians over active rows.
+
+    Attributes:
+      active: number of active distractors A.
+      u_star: score of the target above the threshold -b.
+    """
+
+    s_2: float
+    s_softmax: float
+    relative_margin: float
+    active: float
+    u_star: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Prevalence:
+    """Unsafe rates of one suite and bias, over rows whose target is the argmax (Tables 1, 10, 11).
+
+    Attributes:
+      rows: number of rows of any status.
+      dead: share of all rows.
+      invalid: number of rows with a score that is not finite.
+      argmax_is_answer: share of all rows whose best key holds the answer.
+      softmax: unsafe rate of softmax on the active rows; null without active rows.
+      unsafe: unsafe rate by degree, on the active rows; empty without active rows.
+      ties: number of active rows with S_p = 1, by degree.
+      undecided: number of active rows that the error bound leaves open, by degree and for
+        `softmax`.
+      median: null without active rows.
+    """
+
+    suite: str
+    bias_kind: str
+    bias: float
+    rows: Count
+    active_rows: Count
+    prompts: Count
+    dead: Interval
+    invalid: Count
+    argmax_is_answer: Interval
+    softmax: Interval | None
+    unsafe: dict[str, Interval]
+    ties: dict[str, Count]
+    undecided: dict[str, Count]
+    median: ActiveMedians | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class SoftmaxComparison:
+    """What r^p loses and sharpens against softmax on the rows of one suite and bias.
+
+    Over argmax rows of any status that has a target; a dead row concentrates on nothing.
+
+    Attributes:
+      p: the degree.
+      rows: number of rows.
+      lost: share of all rows that softmax concentrates and r^p does not.
+      sharpened: share of all rows that r^p concentrates and softmax does not.
+      lost_of_concentrated: lost rows as a share of those that softmax concentrates; null where it
+        concentrates none.
+      concentrated: number of rows that softmax concentrates.
+      balance: lost - sharpened, the unsafe share of r^p less that of softmax.
+      change: median over rows of the relative change of the head's output.
+      change_90: 90 % quantile of that change.
+      undecided: number of rows that the error bounds leave open.
+    """
+
+    suite: str
+    bias_kind: str
+    p: int | float
+    rows: Count
+    lost: Interval
+    sharpened: Interval
+    lost_of_concentrated: Interval | None
+    concentrated: Count
+    balance: Interval
+    change: Interval
+    change_90: float
+    undecided: Count
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundAgreement:
+    """Predicted (p >= p*) against measured (S_p < 1) safety of active rows (Table 8).
+
+    Attributes:
+      p: the degree.
+      n: number of active rows.
+      agree: share of rows on which the two agree; null without rows.
+      false_negative: number predicted safe and measured unsafe.
+      false_negative_eps: number of those with S_p >= 1 + 1e-6.
+      false_positive: number predicted unsafe and measured safe.
+      undecided: number that the error bound leaves open, in none of the three counts.
+    """
+
+    suite: str
+    bias_kind: str
+    p: int | float
+    n: Count
+    agree: Interval | None
+    false_negative: Count
+    false_negative_eps: Count
+    false_positive: Count
+    undecided: Count
+
+
+@dataclasses.dataclass(frozen=True)
+class ConditionResult:
+    """Accuracy of one recipe in some heads, against softmax on the same prompts.
+
+    Attributes:
+      cell: the recipe, or the head set of an ablation, as in `answers.parquet`.
+      heads: number of heads that it replaces softmax in.
+      verdict: "undecided" where a control is not met.
+      delta: accuracy less that of softmax.
+      p_value: of the exact two-sided McNemar test.
+      lost: number of prompts that only softmax gets right.
+      won: number of prompts that only the recipe gets right.
+      loss: mean, of the target token.
+      median_rank: of the target among the logits, 0 for the prediction.
+      dead_rows_per_prompt: mean over prompts, summed over layers, heads and queries.
+    """
+
+    cell: str
+    recipe: str
+    bias: float
+    heads: Count
+    accuracy: Interval
+    verdict: VerdictName
+    delta: Interval
+    p_value: Share
+    lost: Count
+    won: Count
+    loss: Real
+    median_rank: float
+    dead_rows_per_prompt: float
+
+
+@dataclasses.dataclass(frozen=True)
+class RecipeVerdict:
+    """A recipe's verdict with its reason and the next step (section 6).
+
+    Attributes:
+      finding: what the test found, the same for all recipes that fare alike.
+      reading: what the safe share adds; may be empty.
+      reason: `finding` with its figures, and `reading`.
+      next: what to do next.
+      could_decide: number of prompts that softmax gets right, which alone can be lost.
+      least_prompts: fewest prompts that can end in "preserve".
+      safe: share of active rows with S_p < 1, over all heads; null where it is not measured.
+      top_safe: the same over the `config.top_heads` heads of highest median S_2.
+    """
+
+    recipe: str
+    verdict: VerdictName
+    finding: str
+    reading: str
+    reason: str
+    next: str
+    could_decide: Count
+    least_prompts: Count
+    safe: Interval | None
+    top_safe: Interval | None
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadTypes:
+    """Number of heads of each type, in all and at both ends of the ranking.
+
+    Attributes:
+      size: number of heads at an end.
+    """
+
+    size: Count
+    all: dict[str, Count]
+    top: dict[str, Count]
+    bottom: dict[str, Count]
+
+
+@dataclasses.dataclass(frozen=True)
+class Decisiveness:
+    """Prompts that head sets of one size leave right, and the paper's flag.
+
+    Attributes:
+      size: number K of heads in a set.
+      n: number of prompts.
+      top: prompts right with the recipe in the K heads of highest median S_2.
+      bottom: the same for the lowest.
+      random: the same for each random set.
+      beaten: number of random sets that the top set is strictly worse than.
+      decisive: whether these are all; null with fewer than 19 sets.
+    """
+
+    size: Count
+    n: Count
+    top: Count
+    bottom: Count
+    random: tuple[Count, ...]
+    beaten: Count
+    decisive: bool | None
+
+
+@dataclasses.dataclass(frozen=True)
+class AuditSummary:
+    """Audit of a model: every number of its report.
+
+    Attributes:
+      layers: of the model.
+      heads: query heads of each layer.
+      degrees: of S_p.
+      prevalence: by suite and bias.
+      against_softmax: by suite, bias and degree.
+      bound: by suite, bias and degree.
+      sweep: softmax and every recipe in all heads, on the needle prompts.
+      prompts: the same on prompts of the user; empty without them.
+      verdicts: by recipe, on the needle prompts.
+      ranking_suite: the suite whose rows rank the heads.
+      head_types: null without induction prompts.
+      ablation: one recipe in no head and in each head set; empty without ablation.
+      decisiveness: by size of the head sets.
+      rows: number of rows of `rows.parquet`.
+      answers: number of rows of `answers.parquet`.
+      weights: names of the weight files.
+    """
+
+    model: str
+    config: AuditConfig
+    layers: Count
+    heads: Count
+    degrees: tuple[int | float, ...]
+    calibration: Calibration
+    controls: Controls
+    prevalence: tuple[Prevalence, ...]
+    against_softmax: tuple[SoftmaxComparison, ...]
+    bound: tuple[BoundAgreement, ...]
+    sweep: tuple[ConditionResult, ...]
+    prompts: tuple[ConditionResult, ...]
+    verdicts: tuple[RecipeVerdict, ...]
+    ranking_suite: str
+    head_types: HeadTypes | None
+    ablation: tuple[ConditionResult, ...]
+    decisiveness: tuple[Decisiveness, ...]
+    rows: Count
+    answers: Count
+    model_sha256: str
+    family: str
+    weights: tuple[str, ...]
+    provenance: Provenance
+
+
+@dataclasses.dataclass(frozen=True)
+class RowShares:
+    """A share of the active needle rows; null where no row is active or S_p is not measured.
+
+    Attributes:
+      recipe: under the recipe, over all heads.
+      recipe_top: under the recipe, over the heads of highest median S_2.
+      softmax: under softmax, on the same rows as `recipe`.
+      softmax_top: under softmax, on the same rows as `recipe_top`.
+    """
+
+    recipe: Interval | None = None
+    recipe_top: Interval | None = None
+    softmax: Interval | None = None
+    softmax_top: Interval | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptResults:
+    """The answers to prompts of the user."""
+
+    softmax: ConditionResult
+    recipe: ConditionResult
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckResult:
+    """Check of one recipe in all heads of a model.
+
+    Attributes:
+      recipe: its spec.
+      degree: of its row map; null where it has none.
+      calibration: null where no b_auto was needed.
+      measured: whether S_p is defined for the recipe and was measured.
+      length: tokens of a needle prompt.
+      heads: number of heads that count as the top ones.
+      unsafe: share of rows with S_p >= 1, of softmax with S >= 1.
+      against_softmax: null where S_p was not measured or no row has a target.
+      prompts: null without prompts of the user.
+      softmax: accuracy on the needle prompts.
+      substituted: accuracy on the needle prompts with the recipe.
+      delta: `substituted` less `softmax`.
+    """
+
+    model: str
+    provenance: Provenance
+    recipe: str
+    degree: float | None
+    bias: float
+    calibration: Calibration | None
+    measured: bool
+    length: Count
+    heads: Count
+    unsafe: RowShares
+    against_softmax: SoftmaxComparison | None
+    prompts: PromptResults | None
+    softmax: Interval
+    substituted: Interval
+    delta: Interval
+    p_value: Share
+    lost: Count
+    won: Count
+    dead_rows_per_prompt: float
+    could_decide: Count
+    least_prompts: Count
+    verdict: VerdictName
+    reason: str
+    next: str
