@@ -53,14 +53,14 @@ def model(scorer: Scorer) -> Any:
             return encode(scorer.tokenizer, string, begin=add_special_tokens is not False)
 
         def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-            made = pair(scorer.tokenizer, context, continuation)
-            return list(made.context), list(made.continuation)
+            ids = pair(scorer.tokenizer, context, continuation)
+            return list(ids.context), list(ids.continuation)
 
         def _loglikelihood_tokens(
             self, requests: Sequence[Any], disable_tqdm: bool = False, **options: Any
         ) -> list[tuple[float, bool]]:
             pairs = [Pair(tuple(context), tuple(choice)) for _, context, choice in requests]
-            return [tuple(made) for made in score(scorer, pairs, quiet=disable_tqdm)]
+            return [tuple(each) for each in score(scorer, pairs, quiet=disable_tqdm)]
 
         def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
             raise UsageError(
@@ -103,7 +103,7 @@ def evaluate(
 
 
 def truthfulqa_preset() -> str:
-    """The six answered questions that stand before every question in the harness's TruthfulQA.
+    """The six answered questions that precede every question in the harness's TruthfulQA.
 
     Raises:
       UsageError: the harness is not installed, or its task is not laid out as in 0.4.13.

@@ -1,4 +1,4 @@
-"""Reports: one offline HTML file per run, made of escaped parts and of charts.
+"""Reports: one offline HTML file per run, of escaped parts and charts.
 
 sections = [section("Accuracy", "What was measured.", table(...), curves(...))]
 write(folder / "report.html", page("Audit", sections, provenance={...}, lead=[verdict(...)]))

@@ -3,9 +3,9 @@
     curves([Series("training", steps, losses)], caption="Loss.", x_label="step", y_label="nats")
 
 shows itself in a notebook, saves itself (`chart.save("loss.svg")`), and is a part of a report's
-section. `chart.data.values` are its numbers. What it cannot show is counted under it, never dropped
-silently: a line breaks at NaN, a log axis counts what is not positive, a given range what lies
-outside. A chart names no colour, only roles, to which `theme.vega_config` gives one.
+section. `chart.data.values` are its numbers. Values that it cannot show are counted under it, never
+dropped silently: a line breaks at NaN, a log axis counts values that are not positive, a given
+range those outside. A chart names no colour, only roles, which `theme.vega_config` maps to colours.
 """
 
 from collections.abc import Mapping, Sequence
@@ -88,9 +88,9 @@ def curves(
     fx, fy, fl, fh = layers.fields(x_label, y_label, "low", "high", taken=("series",))
     names, rows = layers.distinct([one.label for one in series]), []
     for name, one in zip(names, lines, strict=True):
-        parts = {fx: x.plain(one["x"]), fy: y.plain(one["y"])}
+        parts = {fx: x.json_values(one["x"]), fy: y.json_values(one["y"])}
         if "low" in one:
-            parts |= {fl: y.plain(one["low"]), fh: y.plain(one["high"])}
+            parts |= {fl: y.json_values(one["low"]), fh: y.json_values(one["high"])}
         values = zip(*parts.values(), strict=True)
         rows += [{"series": name, **dict(zip(parts, each, strict=True))} for each in values]
     banded = any("low" in one for one in lines)
@@ -99,19 +99,19 @@ def curves(
     colour, dash = layers.by_category("series", names, lines=True)
     base = alt.Chart().encode(x.x(fx, x_ticks), y.y(fy), colour)
     band = alt.Chart().mark_area(style="band", clip=True)
-    shown, lost = y.references(h_lines)
+    inside, lost = y.references(h_lines)
     few = all(len(one["x"]) <= FEW_POINTS for one in lines)
     under = alt.selection_point(name="under_pointer", on="pointerover", clear="pointerout")
-    seen = alt.value(1) if few else alt.condition(under, alt.value(1), alt.value(0), empty=False)
+    opacity = alt.value(1) if few else alt.condition(under, alt.value(1), alt.value(0), empty=False)
     dots = base.mark_point(style="dot", filled=True, clip=True, size=60 if few else 110)
-    dots = dots.encode(opacity=seen, tooltip=layers.tooltip(columns, {"series"}))
+    dots = dots.encode(opacity=opacity, tooltip=layers.tooltip(columns, {"series"}))
     return layers.chart(
         [
             *([band.encode(x.x(fx, x_ticks), y.y(fl), alt.Y2(field=fh), colour)] if banded else []),
-            *layers.level_lines(y, shown, fy),
+            *layers.level_lines(y, inside, fy),
             layers.zoomed(base.mark_line(style="curve", clip=True).encode(dash)),
             dots if few else dots.add_params(under),
-            *layers.level_labels(y, shown, fy),
+            *layers.level_labels(y, inside, fy),
         ],
         rows,
         caption=caption,
@@ -137,7 +137,7 @@ def scatter(
 ) -> "alt.LayerChart":
     """Returns points by category over labelled boundary curves.
 
-    A boundary runs from left to right in small steps; its label stands where it leaves the plot.
+    A boundary runs from left to right in small steps; its label is where it leaves the plot.
     The range follows the points, not the boundaries. More than 20,000 points are refused.
     """
     import altair as alt
@@ -155,7 +155,9 @@ def scatter(
     names, rows = layers.distinct([one.label for one in groups]), []
     for name, group, one in zip(names, groups, dots, strict=True):
         titles = group.titles if group.titles is None else [clean(each) for each in group.titles]
-        for i, (across, up) in enumerate(zip(x.plain(one["x"]), y.plain(one["y"]), strict=True)):
+        for i, (across, up) in enumerate(
+            zip(x.json_values(one["x"]), y.json_values(one["y"]), strict=True)
+        ):
             if across is not None and up is not None:
                 point = {} if titles is None else {"point": titles[i]}
                 rows.append({"group": name, fx: across, fy: up, **point})
@@ -198,8 +200,8 @@ def histogram(
 ) -> "alt.LayerChart":
     """Returns counts per bin with labelled vertical markers; `n` defaults to the drawn values.
 
-    `bins` is a number of equal bins (equal in log10 on a log axis) or their increasing edges; what
-    lies outside given edges is counted under the figure.
+    `bins` is a number of equal bins (equal in log10 on a log axis) or their increasing edges;
+    values outside given edges are counted under the figure.
     """
     import altair as alt
 
@@ -210,11 +212,11 @@ def histogram(
     x = Axis.over(x_label, [edges, [value for value, _ in markers]], log_x, pad=0.02)
     y = Axis.over(y_label, [[0, max(int(counts.max()), 1)]], whole=True)
     start, end, count = layers.fields("from", "to", "count")
-    bounds = [x.plain(edges[:-1]), x.plain(edges[1:]), counts.tolist()]
+    bounds = [x.json_values(edges[:-1]), x.json_values(edges[1:]), counts.tolist()]
     rows = [dict(zip((start, end, count), each, strict=True)) for each in zip(*bounds, strict=True)]
     columns = {start: f"{x_label}: from", end: "to", count: y_label}
     boxes = alt.Chart().mark_bar(style="count", clip=True, orient="vertical")
-    shown, lost = x.references(markers)
+    inside, lost = x.references(markers)
     outside = kept.size - int(counts.sum())
     return layers.chart(
         [
@@ -228,8 +230,8 @@ def histogram(
                 ),
                 ["x"],
             ),
-            *layers.upright_lines(x, shown, start),
-            *layers.upright_labels(x, shown, start),
+            *layers.upright_lines(x, inside, start),
+            *layers.upright_labels(x, inside, start),
         ],
         rows,
         caption=caption,
@@ -257,7 +259,7 @@ def bars(
 ) -> "alt.LayerChart":
     """Returns horizontal bars from zero with interval whiskers and a mark at the paper's value.
 
-    Rows keep their order, and their value stands at the right in format `spec`.
+    Rows keep their order, and their value is at the right in format `spec`.
     """
     import altair as alt
 
@@ -267,7 +269,7 @@ def bars(
     value, low, high, reference = layers.fields(x_label, "low", "high", "reference", taken=("row",))
     fields = (value, low, high, reference)
     data = [
-        {"row": name, **dict(zip(fields, x.plain(np.array(row[1:], float)), strict=True))}
+        {"row": name, **dict(zip(fields, x.json_values(np.array(row[1:], float)), strict=True))}
         for name, row in zip(names, rows, strict=True)
     ]
     titles = {value: x_label, low: "low", high: "high", reference: reference_label}
@@ -307,10 +309,10 @@ def bars(
     )
 
 
-def _checked(where: str, given: Sequence[Series | Points]) -> list[dict[str, np.ndarray]]:
+def _checked(where: str, groups: Sequence[Series | Points]) -> list[dict[str, np.ndarray]]:
     """The columns of each, as numbers and of one length."""
     checked = []
-    for one in given:
+    for one in groups:
         columns = {"x": one.x, "y": one.y}
         if isinstance(one, Series):
             if (one.low is None) != (one.high is None):
@@ -333,19 +335,19 @@ def _checked(where: str, given: Sequence[Series | Points]) -> list[dict[str, np.
     return checked
 
 
-def _hidden(given: Sequence[Mapping[str, np.ndarray]], x: Axis, y: Axis) -> list[str]:
+def _hidden(groups: Sequence[Mapping[str, np.ndarray]], x: Axis, y: Axis) -> list[str]:
     """Remarks on the points that the axes cannot show, and on those outside their ranges."""
-    hidden, outside, seen = 0, 0, 0
-    for one in given:
+    hidden, outside, drawn = 0, 0, 0
+    for one in groups:
         can = showable(one["x"], x.log) & showable(one["y"], y.log)
         within = x.holds(one["x"]) & y.holds(one["y"])
         hidden += int((~can).sum())
         outside += int((can & ~within).sum())
-        seen += int(within.sum())
+        drawn += int(within.sum())
     return [
         layers.omission(hidden, log=x.log or y.log),
         f"{number(outside)} outside the axes." if outside else "",
-        "" if seen else layers.NOTHING,
+        "" if drawn else layers.NOTHING,
     ]
 
 

@@ -19,7 +19,7 @@ from lm_jax.report.markup import ENVIRONMENT, is_number, json_script, number, sl
 if TYPE_CHECKING:
     import altair as alt
 
-# What a page with a chart has in it, and no other: all that is not from here is escaped.
+# Only a page with a chart contains it: text from elsewhere is escaped.
 MARK = '<figure class="plot chart"'
 _FIGURE = ENVIRONMENT.from_string("""\
 <figure class="plot chart" data-name="{{ name }}">
@@ -58,13 +58,15 @@ _FIGURE = ENVIRONMENT.from_string("""\
 def figure(chart: "alt.LayerChart") -> Markup:
     """Returns a chart of `charts` as a figure, which its page draws (`scripts`)."""
     spec = chart.to_dict()
-    told, data = spec.pop("usermeta"), spec["data"]["values"]
-    # The scheme of the reader says the colours, and the page the width; no address is in it.
+    metadata, data = spec.pop("usermeta"), spec["data"]["values"]
+    # The reader's colour scheme and the page determine colours and width; no address is left.
     for name in ("config", "$schema"):
         spec.pop(name)
     autosize = {"type": "fit-x", "contains": "padding"}
-    wide = told["matrix"]
-    heads, rows = _matrix(told["columns"], data, wide) if wide else _table(told["columns"], data)
+    wide = metadata["matrix"]
+    heads, rows = (
+        _matrix(metadata["columns"], data, wide) if wide else _table(metadata["columns"], data)
+    )
     return Markup(
         _FIGURE.render(
             name=slug(spec["description"])[:40].strip("-"),
@@ -74,7 +76,7 @@ def figure(chart: "alt.LayerChart") -> Markup:
             caption=spec["description"],
             heads=heads,
             rows=rows,
-            **{name: told[name] for name in ("n", "remark", "references")},
+            **{name: metadata[name] for name in ("n", "remark", "references")},
         )
     )
 
@@ -108,7 +110,7 @@ def _table(
 def _matrix(
     columns: Mapping[str, str], data: Sequence[Mapping[str, Any]], wide: int
 ) -> tuple[list[str], list[list[str]]]:
-    """Rows of `wide` cells, as they lie in the chart."""
+    """Rows of `wide` cells, as in the chart."""
     (up, up_title), (across, across_title), (value, _), *_ = columns.items()
     lines = [data[start : start + wide] for start in range(0, len(data), wide)]
     heads = [f"{up_title} ↓ {across_title} →", *(_exact(cell[across]) for cell in data[:wide])]

@@ -40,7 +40,7 @@ def heat_map(
     """Returns a matrix as cells, first row on top; labels default to indices from 0.
 
     `scale` is "sequential" or "diverging"; None is diverging where signs differ. Values that are
-    not finite are grey, never coloured. `titles` adds a text to what the pointer shows.
+    not finite are grey, never coloured. `titles` adds a text to the tooltip.
     """
     import altair as alt
 
@@ -105,19 +105,19 @@ def heat_map(
     )
 
 
-def _labels(field: str, given: Sequence[object] | None, count: int) -> list[Any]:
-    if given is None:
+def _labels(field: str, labels: Sequence[object] | None, count: int) -> list[Any]:
+    if labels is None:
         return list(range(count))
-    if len(given) != count:
-        raise UsageError(f"heat_map: {field} has {len(given)} names for {count}; pass one each")
-    return [clean(str(name)) for name in given]
+    if len(labels) != count:
+        raise UsageError(f"heat_map: {field} has {len(labels)} names for {count}; pass one each")
+    return [clean(str(name)) for name in labels]
 
 
-def _names(given: Sequence[object] | None, names: Sequence[Any], angle: float) -> "alt.Axis":
+def _names(labels: Sequence[object] | None, names: Sequence[Any], angle: float) -> "alt.Axis":
     """An axis of places, which may share a name."""
     import altair as alt
 
-    expression = alt.Undefined if given is None else f"{json.dumps(list(names))}[datum.value]"
+    expression = alt.Undefined if labels is None else f"{json.dumps(list(names))}[datum.value]"
     return alt.Axis(
         labelExpr=expression,
         labelAngle=angle,

@@ -1,7 +1,7 @@
-"""What the charts of a report are laid of: axes, reference lines, categories, fields of a row.
+"""Layers of the charts of a report: axes, reference lines, categories, fields of a row.
 
-`chart` puts the layers together. Its description is the caption, and in `usermeta` lies what the
-page tells of it besides: n, remarks, the columns of its table.
+`chart` combines the layers. Its description is the caption, and `usermeta` holds what the page
+prints besides: n, remarks, the columns of its table.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -51,15 +51,15 @@ class Axis:
         label: str,
         values: Sequence[ArrayLike],
         log: bool = False,
-        given: tuple[float, float] | None = None,
+        domain: tuple[float, float] | None = None,
         name: str = "axis",
         *,
         pad: float = 0.04,
         floor: bool = True,
         whole: bool = False,
     ) -> "Axis":
-        """An axis that shows all of the values, or the range `given` as the argument `name`."""
-        low, high = extent(values, log=log, given=given, pad=pad, floor=floor, name=name)
+        """An axis over all of the values, or over `domain`, called `name` in errors."""
+        low, high = extent(values, log=log, domain=domain, pad=pad, floor=floor, name=name)
         return cls(clean(label), low, high, log, whole)
 
     def x(self, field: str, ticks: Sequence[float] | None = None) -> "alt.X":
@@ -84,13 +84,13 @@ class Axis:
             field=field, type="quantitative", title=self.label, scale=self._scale(), axis=axis
         )
 
-    def plain(self, values: ArrayLike) -> list[float | None]:
+    def json_values(self, values: ArrayLike) -> list[float | None]:
         """Values as JSON holds them: None for what the axis cannot show, whole numbers as such."""
         numbers = np.array(values, dtype=float)
         pairs = zip(numbers.tolist(), showable(numbers, self.log).tolist(), strict=True)
         return [
-            None if not seen else int(v) if v.is_integer() and abs(v) < 1e15 else v
-            for v, seen in pairs
+            None if not visible else int(v) if v.is_integer() and abs(v) < 1e15 else v
+            for v, visible in pairs
         ]
 
     def holds(self, values: ArrayLike) -> np.ndarray:
@@ -98,15 +98,15 @@ class Axis:
         return inside(values, self.low, self.high)
 
     def down(self, values: ArrayLike, length: float = HEIGHT) -> np.ndarray:
-        """How many of `length` pixels values lie under the high end."""
+        """Distances of values from the high end of the axis, in pixels, of `length` in all."""
         return pixels(values, self.low, self.high, length, log=self.log)
 
     def references(self, lines: Sequence[Reference]) -> tuple[list[Reference], str]:
         """The lines in the range, by clean names, and the remark that names the others."""
         named = [(float(value), clean(name)) for value, name in lines]
-        shown = [(value, name) for value, name in named if self.holds(value)]
+        visible = [(value, name) for value, name in named if self.holds(value)]
         lost = [f"{name} ({number(value)})" for value, name in named if not self.holds(value)]
-        return shown, f"Not shown: {', '.join(lost)}." if lost else ""
+        return visible, f"Not shown: {', '.join(lost)}." if lost else ""
 
     def _scale(self) -> "alt.Scale":
         import altair as alt
@@ -152,7 +152,7 @@ def upright_lines(axis: Axis, lines: Sequence[Reference], field: str) -> "list[a
 
 
 def upright_labels(axis: Axis, lines: Sequence[Reference], field: str) -> "list[alt.Chart]":
-    """The names of vertical lines at the top; one that would meet another stands lower."""
+    """The names of vertical lines at the top; one that would overlap another is lower."""
     import altair as alt
 
     drawn, ends = [], []
@@ -179,7 +179,7 @@ def boundary_lines(
     rows = [
         {"boundary": name, fx: across, fy: up}
         for name, *parts in walls
-        for across, up in zip(x.plain(parts[0]), y.plain(parts[1]), strict=True)
+        for across, up in zip(x.json_values(parts[0]), y.json_values(parts[1]), strict=True)
     ]
     if not rows:
         return []
@@ -213,7 +213,7 @@ def boundary_labels(
 
 
 def by_category(field: str, names: Sequence[str], *, lines: bool) -> "list[Any]":
-    """The channels that tell categories by colour, and by the dash of lines or shape of points."""
+    """The channels of categories: colour, and the dash of lines or the shape of points."""
     import altair as alt
 
     named = [name for name in names if name]
@@ -223,16 +223,16 @@ def by_category(field: str, names: Sequence[str], *, lines: bool) -> "list[Any]"
         options |= {"symbolType": "stroke", "symbolSize": 400, "symbolFillColor": "transparent"}
     legend = alt.Legend(title=None, values=named, **options) if named else None
     cycle = DASHES if lines else SHAPES
-    given: dict[str, Any] = {"field": field, "type": "nominal", "legend": legend}
+    channel: dict[str, Any] = {"field": field, "type": "nominal", "legend": legend}
     own = alt.Scale(domain=names, range=[cycle[i % len(cycle)] for i in range(len(names))])
     return [
-        alt.Color(**given, scale=alt.Scale(domain=names)),
-        (alt.StrokeDash if lines else alt.Shape)(**given, scale=own),
+        alt.Color(**channel, scale=alt.Scale(domain=names)),
+        (alt.StrokeDash if lines else alt.Shape)(**channel, scale=own),
     ]
 
 
 def tooltip(columns: Mapping[str, str], texts: Collection[str] = ()) -> "list[alt.Tooltip]":
-    """What the pointer shows of a row: the columns of the table."""
+    """The tooltip of a row: the columns of the table."""
     import altair as alt
 
     return [
@@ -244,7 +244,7 @@ def tooltip(columns: Mapping[str, str], texts: Collection[str] = ()) -> "list[al
 
 
 def zoomed(drawn: "alt.Chart", axes: Sequence[Any] = ("x", "y")) -> "alt.Chart":
-    """A layer whose axes are moved by dragging and zoomed as `ZOOM` says; twice clicked, reset."""
+    """A layer whose axes pan by dragging, zoom by `ZOOM`, and reset by a double click."""
     import altair as alt
 
     return drawn.add_params(
@@ -253,7 +253,7 @@ def zoomed(drawn: "alt.Chart", axes: Sequence[Any] = ("x", "y")) -> "alt.Chart":
 
 
 def fields(*labels: str, taken: Collection[str] = ()) -> list[str]:
-    """Names of columns after axis titles: without unit, apart, and free of Vega's path signs."""
+    """Column names from axis titles: without unit, distinct, and free of Vega's path signs."""
     names: list[str] = []
     for label in labels:
         short = re.sub(r"[\\.\[\]'\"]+", " ", re.split(r" ?\(|,", clean(label))[0])
@@ -265,7 +265,7 @@ def fields(*labels: str, taken: Collection[str] = ()) -> list[str]:
 
 
 def distinct(labels: Sequence[object]) -> list[str]:
-    """Labels as clean text; one that came before gets a number."""
+    """Labels as clean text; a repeated one gets a number."""
     names: list[str] = []
     for label in labels:
         name, count = clean(str(label)), 1
@@ -295,13 +295,13 @@ def chart(
     padding: Mapping[str, float] | None = None,
     matrix: int = 0,
 ) -> "alt.LayerChart":
-    """Layers over the same rows, with all that the page says of them.
+    """A chart of layers over the same rows, with the metadata that the page prints.
 
-    `matrix` is how many rows make one of a matrix, whose table then is one too.
+    `matrix` is the number of columns of a matrix in row-major `rows`, whose table is then a matrix.
     """
     import altair as alt
 
-    told = {
+    metadata = {
         "n": "" if n is None else number(n),
         "remark": " ".join(filter(None, remarks)),
         "columns": {field: clean(title) for field, title in columns.items()},
@@ -311,7 +311,7 @@ def chart(
     layered = alt.LayerChart(layer=list(drawn), data=alt.Data(values=list(rows)))
     layered.width, layered.height = WIDTH, height
     layered.description = clean(caption)
-    layered.usermeta = told
+    layered.usermeta = metadata
     layered.config = alt.Config.from_dict(theme.vega_config(theme.LIGHT))
     if padding is not None:
         layered.padding = dict(padding)
@@ -322,9 +322,9 @@ def _rule(channel: "alt.X | alt.Y", lines: Sequence[Reference], field: str) -> "
     import altair as alt
 
     rows = [{"name": name, field: value} for value, name in lines]
-    told = tooltip({"name": "line", field: field}, {"name"})
+    hover = tooltip({"name": "line", field: field}, {"name"})
     rule = alt.Chart(alt.Data(values=rows)).mark_rule(style="reference", clip=True)
-    return rule.encode(channel, tooltip=told)
+    return rule.encode(channel, tooltip=hover)
 
 
 def _text(rows: Sequence[Row], **mark: Any) -> "list[alt.Chart]":

@@ -44,8 +44,8 @@ def element(tag: str, attributes: Mapping[str, object] | None = None, *children:
 
     Tag and attribute names come from our own code and are not escaped; all values and children are.
     """
-    given = ((name, value) for name, value in (attributes or {}).items() if value is not None)
-    opened = "".join(f' {name}="{escape(clean(_rounded(value)))}"' for name, value in given)
+    present = ((name, value) for name, value in (attributes or {}).items() if value is not None)
+    opened = "".join(f' {name}="{escape(clean(_rounded(value)))}"' for name, value in present)
     inner = "".join(escape(clean(child)) for child in children)
     return Markup(f"<{tag}{opened}>{inner}</{tag}>" if inner else f"<{tag}{opened}/>")
 
@@ -96,7 +96,7 @@ def json_script(data: object) -> Markup:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Says whether `value` is a real number (numpy scalars too) and not a truth value."""
+    """Whether `value` is a real number (numpy scalars too) and not a truth value."""
     # numpy's bool is no Real, Python's is
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 

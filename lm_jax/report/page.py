@@ -118,9 +118,9 @@ def page(
 ) -> str:
     """Returns the HTML text of a whole page.
 
-    `lead` stands above the table of contents: the verdict, a summary. `provenance` (commit,
+    `lead` is above the table of contents: the verdict, a summary. `provenance` (commit,
     versions, device, dtype, seeds, hashes) closes the page. `script` is our own JavaScript and
-    `style` our own CSS, which comes after the house's; neither is data, and they may not contain
+    `style` our own CSS, which comes after the package's; neither is data, and they may not contain
     "</" or "<!--".
     """
     for name, code in (("script", script), ("style", style)):
@@ -147,14 +147,14 @@ def page(
 def verdict(
     text: str, *reasons: str | Markup, tone: Literal["none", "good", "warn", "bad"] = "none"
 ) -> Markup:
-    """Returns a banner: the answer in one sentence, then what it rests on and the next step."""
+    """Returns a banner: the answer in one sentence, then its reasons and the next step."""
     return Markup(_VERDICT.render(text=text, reasons=reasons, tone=check_tone(tone)))
 
 
 def coverage(present: int, expected: int, *, missing: Sequence[str] = ()) -> Markup:
-    """Returns the remark on which share of the rows a report rests; a gap is a warning.
+    """Returns the remark on the share of rows that a report rests on; a gap is a warning.
 
-    `missing` names the shards or files that are not there.
+    `missing` names the missing shards or files.
     """
     if not 0 <= present <= expected:
         raise UsageError(f"coverage: present={present}, expected={expected}; need 0 <= present")
@@ -172,17 +172,17 @@ def key_values(items: Mapping[str, object]) -> Markup:
 
 def facts(provenance: Mapping[str, Any]) -> dict[str, Any]:
     """The provenance of a run (`record_provenance`) with each of its lists on one line."""
-    shown = dict(provenance)
-    restarts = shown.pop("restarts", None) or []
+    values = dict(provenance)
+    restarts = values.pop("restarts", None) or []
     for group in ("packages", "device"):
-        if values := shown.get(group):
-            shown[group] = [f"{key} {value}" for key, value in values.items()]
-    shown["git"] = shown.get("git") or "not a tracked checkout"
-    return shown | {"restarts": [str(one.get("start")) for one in restarts]}
+        if entries := values.get(group):
+            values[group] = [f"{key} {value}" for key, value in entries.items()]
+    values["git"] = values.get("git") or "not a tracked checkout"
+    return values | {"restarts": [str(one.get("start")) for one in restarts]}
 
 
 def details(summary: str, *parts: Part) -> Markup:
-    """Returns parts that stay folded until the reader opens them."""
+    """Returns parts that are folded until the reader opens them."""
     return element("details", None, element("summary", None, summary), _flow(parts))
 
 

@@ -1,4 +1,4 @@
-"""What an axis or a colour can show, the range it needs for it, and labels kept apart."""
+"""Ranges of axes and colour scales, and the spacing of labels."""
 
 from collections.abc import Iterable, Sequence
 import math
@@ -18,22 +18,22 @@ def extent(
     values: Iterable[ArrayLike],
     *,
     log: bool = False,
-    given: tuple[float, float] | None = None,
+    domain: tuple[float, float] | None = None,
     pad: float = 0.04,
     floor: bool = True,
     name: str = "axis",
 ) -> tuple[float, float]:
-    """Returns the range of all showable values, padded; `given` wins. Empty data gives 0..1.
+    """Returns the range of all showable values, padded, or `domain`. Empty data gives 0..1.
 
-    Showable is finite, within +-1e300 and, on a log axis, positive. One value gets a range around.
-    With `floor`, a range that begins at 0 has no margin below it, as a share or a count has none.
-    `name` is the argument of a caller that a refused range came by.
+    Showable is finite, within +-1e300 and, on a log axis, positive. One value gets a range around
+    it. With `floor`, a range that begins at 0 has no margin below it, as a share or a count has
+    none. `name` is the caller's argument, for errors.
     """
-    if given is not None:
-        low, high = (float(end) for end in given)
+    if domain is not None:
+        low, high = (float(end) for end in domain)
         if not (math.isfinite(low) and math.isfinite(high) and low < high) or (log and low <= 0):
             need = "0 < low < high on a log axis" if log else "low < high"
-            raise UsageError(f"report: axis range {name}={given!r} cannot be drawn; need {need}")
+            raise UsageError(f"report: axis range {name}={domain!r} cannot be drawn; need {need}")
         return low, high
     parts = [np.asarray(part, dtype=float).ravel() for part in values]
     joined = np.concatenate([part[showable(part, log)] for part in parts] or [np.array([])])
@@ -55,7 +55,7 @@ def showable(values: ArrayLike, log: bool = False) -> np.ndarray:
 
 
 def colour_scale(
-    where: str, values: np.ndarray, scale: str | None, given: tuple[float, float] | None
+    where: str, values: np.ndarray, scale: str | None, domain: tuple[float, float] | None
 ) -> tuple[float, float, bool]:
     """Returns the ends of a colour scale and whether it diverges, which then are symmetric.
 
@@ -63,7 +63,7 @@ def colour_scale(
     """
     if scale not in (None, *SCALES):
         raise UsageError(f"{where}: scale={scale!r}{nearest(str(scale), SCALES)}")
-    low, high = extent([values], given=given, pad=0.0, name="value_range")
+    low, high = extent([values], domain=domain, pad=0.0, name="value_range")
     if scale == "diverging" or (scale is None and low < 0 < high):
         end = max(abs(low), abs(high))
         return -end, end, True
@@ -71,7 +71,7 @@ def colour_scale(
 
 
 def inside(values: ArrayLike, low: float, high: float) -> np.ndarray:
-    """Returns the mask of values that lie in a range."""
+    """Returns the mask of values in a range."""
     values = np.asarray(values, dtype=float)
     return (values >= low) & (values <= high)
 
@@ -79,9 +79,9 @@ def inside(values: ArrayLike, low: float, high: float) -> np.ndarray:
 def pixels(
     values: ArrayLike, low: float, high: float, length: float, *, log: bool = False
 ) -> np.ndarray:
-    """Returns how far below the top of an axis of `length` pixels that ends at `high` values lie.
+    """Returns the distances of values from the top, `high`, of an axis of `length` pixels.
 
-    What the axis cannot show is NaN.
+    Values that the axis cannot show are NaN.
     """
     values = np.where(showable(values, log), np.asarray(values, dtype=float), np.nan)
     if log:
@@ -92,7 +92,7 @@ def pixels(
 def spread(positions: Sequence[float], gap: float, low: float, high: float) -> list[float]:
     """Moves label positions apart to `gap`, in order, as little as needed, inside [low, high].
 
-    When there is no room for all, the labels share the range evenly.
+    Without room for all, the labels share the range evenly.
     """
     if not len(positions):
         return []

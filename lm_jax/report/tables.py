@@ -1,6 +1,6 @@
-"""Tables of numbers, and the cells that set a paper's value beside ours.
+"""Tables of numbers, and cells that compare our value with a paper's.
 
-A tone is a colour and a sign, so that it survives grey print; the reason stands in the cell.
+A tone is a colour and a sign, so that it survives grey print; the reason is in the cell.
 """
 
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ _TABLE = ENVIRONMENT.from_string("""\
 
 
 class Cell(NamedTuple):
-    """What a table prints in one place; build it with `cell`, `rate` or `compared`."""
+    """Content of one table cell; build it with `cell`, `rate` or `compared`."""
 
     text: str | Markup
     note: str = ""
@@ -100,9 +100,9 @@ def compared(
     """Returns our value with the paper's under it, in the colour of their agreement.
 
     All numbers are multiplied by `scale` (100 for rates) before they are printed; `tolerance` is
-    in the unit of the inputs. Good: within the tolerance. Warn: within twice of it, or an interval
-    that holds the paper's value. Bad: further, or not finite. Without a paper value there is no
-    tone.
+    in the unit of the inputs. Good: within the tolerance. Warn: within twice the tolerance, or an
+    interval that holds the paper's value. Bad: further, or not finite. Without a paper value there
+    is no tone.
     """
     if not tolerance >= 0:
         raise UsageError(f"compared: tolerance={tolerance!r}; need 0 or more")
@@ -166,8 +166,8 @@ def table(
 
 
 def _side(cells: Sequence[Cell]) -> str:
-    given = [one for one in cells if one.text != number(None)]
-    return "right" if given and all(one.numeric for one in given) else "left"
+    filled = [one for one in cells if one.text != number(None)]
+    return "right" if filled and all(one.numeric for one in filled) else "left"
 
 
 def _interval(interval: Interval, spec: str, scale: float) -> str:

@@ -1,4 +1,4 @@
-"""A text whose words are coloured by a value each.
+"""Running text with tokens coloured by their values.
 
 One hue of growing strength for values of one sign, two hues that meet at zero otherwise. Strength
 is opacity over the page colour, so that the same marks read on light and on dark pages.

@@ -1,4 +1,4 @@
-"""How a command starts and how it ends: flags, config, stop signals, exit codes.
+"""Entry point of commands: flags, config, stop signals, exit codes.
 
 A command module is a thin `main` and one line:
 
@@ -14,7 +14,7 @@ A command module is a thin `main` and one line:
 
 1. parses the flags of every command, those of its own `Options` (`lm_jax.run.options`), and the
    overrides of `ml_collections.config_flags`; what is left over is refused, because ml_collections
-   ignores `config.lr=3` (no dashes) without a word;
+   ignores `config.lr=3` (no dashes) silently;
 2. runs `main`; the first SIGINT or SIGTERM only requests a stop (`lm_jax.run.stop`), so that a loop
    can save; a second SIGINT kills the process at once, even inside compiled code;
 3. turns every `UserError` (lm_jax/errors.py) into one line on standard error, `error: what, where,
@@ -62,10 +62,10 @@ _COMMON_FLAGS = (
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """What the command line gave: locked config, own options, work folder, how to resume in it.
+    """Parsed command line: locked config, own options, work folder, how to resume in it.
 
-    `config` is None for a command without one, `workdir` where it may be left out and was, and
-    `options` is the dataclass that the command names, or None.
+    `config` is None for a command without one, `workdir` for one that may run without it and
+    does, and `options` is the command's own dataclass, or None.
     `resume` is "auto", "force" or "never", as `open_workdir` takes it; `profile` the steps of
     a training command to trace; `compilation_cache` as `compilation.cache` takes it.
     """
@@ -79,10 +79,10 @@ class Arguments:
 
     @property
     def folder(self) -> Path:
-        """The work folder of a command that cannot do without one.
+        """The work folder of a command that requires one.
 
         Raises:
-          UsageError: if none was given.
+          UsageError: `--workdir` is missing.
         """
         if self.workdir is None:
             raise UsageError("--workdir is missing; name the folder that the run is to write")
@@ -127,8 +127,8 @@ def run(
     """Runs `main` on `argv` (program name first) and returns the exit code; raises nothing.
 
     `config` is the default of `--config` (`name` or `name:mode`); without it the command has no
-    `--config`. `config_class` is the dataclass that `main` makes of it, whose docstring the help
-    quotes. The fields of the dataclass `options` are its own flags. A command that is
+    `--config`. `config_class` is the dataclass that `main` builds from it, whose docstring the
+    help quotes. The fields of the dataclass `options` are its own flags. A command that is
     `distributed` can be one of several processes (`processes.join`). One that is `training` can
     trace some of its steps (`train.profiling`).
     """
@@ -148,7 +148,7 @@ def run(
         print("error: interrupted", file=sys.stderr)
         return _EXIT_INTERRUPTED
     except UserError as error:
-        # These two say all there is to say, and the folder may belong to another run.
+        # Their messages are complete, and the folder may belong to another run.
         if not isinstance(error, UsageError | WorkdirInUseError):
             _log_traceback(workdir)
         return _refuse(error, debug)
@@ -179,7 +179,7 @@ def _one_line(text: str) -> str:
 
 
 def _log_traceback(workdir: Path | None) -> Path | None:
-    """Appends the exception in flight to the run's log, and says where; None if that cannot be."""
+    """Appends the current exception to the run's log; returns its path, None if it has none."""
     log = workdir and workdir / LOG_FILE
     if not log or not log.is_file():
         return None
@@ -187,7 +187,7 @@ def _log_traceback(workdir: Path | None) -> Path | None:
         with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(traceback.format_exc())
     except OSError:
-        # The full disk that is being reported; the caller then prints the traceback.
+        # The full disk is the reported error; the caller then prints the traceback.
         return None
     return log
 
@@ -220,8 +220,8 @@ def _parse(
         "resume",
         "auto",
         ["auto", "force", "never"],
-        "when to resume in a folder that holds a run: auto if the config is the same, force even "
-        "if it is another, never in no case",
+        "when to resume in a folder that holds a run: auto if the config is the same, force also "
+        "if it differs, never: require a new folder",
         own,
     )
     if distributed:

@@ -1,12 +1,12 @@
 """JAX's persistent compilation cache: a command that was run before compiles nothing.
 
 Every command keeps its compiled programs in the user's cache folder, `compiled/<machine>`, beside
-the assets (`user_cache`). `--compilation_cache=DIR` moves it and `--compilation_cache=off` does
-without; where the environment says something of JAX's cache (JAX_COMPILATION_CACHE_DIR,
-JAX_ENABLE_COMPILATION_CACHE), that holds instead of the default.
+the assets (`user_cache`). `--compilation_cache=DIR` moves it and `--compilation_cache=off`
+disables it; where the environment configures JAX's cache (JAX_COMPILATION_CACHE_DIR,
+JAX_ENABLE_COMPILATION_CACHE), that replaces the default.
 
 JAX's key of a program holds the program, its options and the versions of its compiler, but not all
-that a CPU can do, and a folder may be shared between machines; hence the folder by machine. An
+features of the CPU, and a folder may be shared between machines; hence a folder per machine. An
 entry that cannot be read, because the process that wrote it was killed or the disk was full, is
 removed and written again.
 """
@@ -38,16 +38,16 @@ _log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def cache(choice: str | None = None, *, by_source: bool = False) -> Iterator[Path | None]:
-    """Within the context programs are taken from the cache, and put there; yields its folder.
+    """Context in which programs are read from and written to the cache; yields its folder.
 
     Args:
       choice: "off", a folder, or None for the default.
-      by_source: programs that differ in the names of their operations alone are others, so that a
-        trace shows those of this source.
+      by_source: the key of a program holds the names of its operations, so that a trace shows those
+        of this source.
 
     Raises:
-      StorageError: a folder that was named cannot be made. Without the default one a command
-        compiles as ever.
+      StorageError: the folder `choice` cannot be created. Without the default one nothing is
+        cached.
     """
     if choice is None and any(name in os.environ for name in _VARIABLES):
         yield None
@@ -73,7 +73,7 @@ def cache(choice: str | None = None, *, by_source: bool = False) -> Iterator[Pat
     options = {
         "jax_enable_compilation_cache": True,
         "jax_compilation_cache_dir": str(folder),
-        # By default JAX keeps what took over a second; the many small programs take longer in all.
+        # JAX's default is programs of over a second; the many small ones take longer in total.
         "jax_persistent_cache_min_compile_time_secs": 0.0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
         "jax_compilation_cache_include_metadata_in_key": by_source,
@@ -83,7 +83,7 @@ def cache(choice: str | None = None, *, by_source: bool = False) -> Iterator[Pat
 
 
 def machine() -> str:
-    """A name for what the CPU can do, which compiled programs depend on."""
+    """A hash of the CPU's features, on which compiled programs depend."""
     known = [platform.system(), platform.machine(), platform.processor()]
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
@@ -92,7 +92,7 @@ def machine() -> str:
 
 
 def prune(folder: Path, limit: int) -> None:
-    """Removes the entries that were not used for longest, until those left have `limit` bytes."""
+    """Removes the least recently used entries until at most `limit` bytes are left."""
     entries = []
     for entry in os.scandir(folder):
         if entry.is_file() and entry.name.endswith("-cache"):
@@ -108,7 +108,7 @@ def prune(folder: Path, limit: int) -> None:
 
 @contextlib.contextmanager
 def _configured(**options: Any) -> Iterator[None]:
-    """Sets options of JAX, for a process that has imported it and for one that is to."""
+    """Sets options of JAX, whether or not the process has imported it."""
     before = {name.upper(): os.environ.get(name.upper()) for name in options}
     os.environ.update({name.upper(): _as_text(value) for name, value in options.items()})
     restore = contextlib.ExitStack()
@@ -116,7 +116,7 @@ def _configured(**options: Any) -> Iterator[None]:
         import jax
         from jax.experimental.compilation_cache import compilation_cache
 
-        # JAX settles whether there is a cache when it first compiles.
+        # JAX decides whether to cache when it first compiles.
         restore.callback(compilation_cache.reset_cache)
         for name, value in options.items():
             restore.callback(jax.config.update, name, jax.config.values[name])

@@ -27,7 +27,7 @@ _SCALARS = (bool, int, float, str)
 def to_plain(config: Any, where: str = "config") -> Any:
     """Returns a ConfigDict, mapping or dataclass as nested dicts and lists of plain scalars.
 
-    `where` is the name under which the errors speak of `config`.
+    `where` is the name of `config` in errors.
 
     Raises:
       UsageError: a number that is not finite, a required value not given, a key that is no
@@ -111,7 +111,7 @@ def from_plain(config: Any, cls: type[T]) -> T:
     try:
         return parse_result(tree, cls, "config")
     except InvalidError as error:
-        # What a dataclass itself refuses has the type and the words that it chose.
+        # An error that a dataclass itself raised keeps its type and message.
         if len(error.raised) == len(error.problems) == 1:
             raise error.raised[0] from None
         raise UsageError(str(error)) from error

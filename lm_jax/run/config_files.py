@@ -1,4 +1,4 @@
-"""Config files, which are Python, and the flags that change a field of what they return.
+"""Config files, which are Python, and the flags that override their fields.
 
 `polyattn/smollm2` names a config that comes with the packages, and works in any folder; what ends
 in `.py` is the path of a file. Either may be followed by `:mode`.
@@ -30,21 +30,21 @@ def in_mode(
     *,
     of: str,
 ) -> config_dict.ConfigDict:
-    """What a `get_config(mode)` returns.
+    """The ConfigDict that a `get_config(mode)` returns.
 
     Args:
       mode: "" for `config` as it is.
       config: a dataclass.
-      modes: by name, what makes the settings of that mode of it.
-      of: what has these modes, as in "a search".
+      modes: by name, the function from `config` to the config of that mode.
+      of: what the modes belong to, for errors, as in "a search".
 
     Raises:
       UsageError: for an unknown mode.
     """
     if mode and mode not in modes:
         raise UsageError(f"mode {mode!r} is not one of {of}{nearest(mode, modes)}")
-    made: Any = modes[mode](config) if mode else config
-    return config_dict.ConfigDict(dataclasses.asdict(made))
+    chosen: Any = modes[mode](config) if mode else config
+    return config_dict.ConfigDict(dataclasses.asdict(chosen))
 
 
 def override(config: config_dict.ConfigDict | None, argv: Sequence[str]) -> list[str]:
@@ -63,7 +63,7 @@ def override(config: config_dict.ConfigDict | None, argv: Sequence[str]) -> list
 
 
 def _check_field(config: config_dict.ConfigDict, path: str) -> None:
-    """Refuses a field that is not there, in our words: those of ml_collections span 54 lines."""
+    """Checks that a field exists; the error of ml_collections would span 54 lines."""
     node: Any = config
     # An index, as in `widths[0]`, ends the walk; ml_collections checks it.
     for name in path.partition("[")[0].split("."):

@@ -1,8 +1,8 @@
-"""Files and folders that are on disk whole or not at all, and the digests that say which they are.
+"""Atomic writes of files and folders, and manifests of their digests.
 
 A file or folder is written under a temporary name beside its own, synced, and renamed, and then
-its parent is synced (`replace_file`, `new_folder`). So a process can be killed anywhere: what has
-its name is whole. What is left under a temporary name, `.<name>.tmp`, may be removed.
+its parent is synced (`replace_file`, `new_folder`). So a process can be killed anywhere: a file
+under its own name is whole. One under a temporary name, `.<name>.tmp`, may be removed.
 """
 
 from collections.abc import Generator, Iterator, Mapping
@@ -33,7 +33,7 @@ def replace_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Opens a binary file that takes the name `path`, in one step, once it is whole and on disk.
 
     Raises:
-      StorageError: a write failed; `path` is as it was and the temporary file is gone.
+      StorageError: a write failed; `path` is unchanged and the temporary file is removed.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.tmp")
@@ -67,15 +67,15 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
     """Writes `value` as JSON, whole or not at all.
 
-    JSON has no word for a number that is not finite: NaN is written as null, the infinities as the
-    strings "inf" and "-inf". Arrays and their scalars become lists and numbers.
+    JSON has no literal for a number that is not finite: NaN is written as null, the infinities as
+    the strings "inf" and "-inf". Arrays and their scalars become lists and numbers.
     """
     text = json.dumps(to_jsonable(value), indent=2, allow_nan=False)
     write_text(path, f"{text}\n")
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """Reads a JSON file; raises `CorruptError` if it is none."""
+    """Reads a JSON file; raises `CorruptError` if it is not JSON."""
     try:
         return json.loads(Path(path).read_bytes())
     except ValueError as error:
@@ -93,7 +93,7 @@ def new_folder(path: str | os.PathLike[str]) -> Generator[Path]:
 
     Raises:
       BadInputError: `path` exists.
-      StorageError: the folder cannot be written; `path` is then not there.
+      StorageError: the folder cannot be written; then `path` does not exist.
     """
     path = Path(path).absolute()
     check_new(path)
@@ -116,7 +116,7 @@ def new_folder(path: str | os.PathLike[str]) -> Generator[Path]:
 
 
 def draft_of(path: Path) -> Path:
-    """Where the folder that is to be at `path` is written."""
+    """The temporary path at which the folder `path` is written."""
     return path.with_name(f".{path.name}.tmp")
 
 
@@ -128,7 +128,7 @@ def check_new(path: str | os.PathLike[str]) -> None:
 
 def _open_modes(folder: Path) -> None:
     """Gives files the mode that `open` would: safetensors makes its own readable by one user."""
-    # The umask cannot be asked for without setting it; the folder was made under it.
+    # The umask cannot be read without setting it; the folder was created under it.
     mode = folder.stat().st_mode & 0o666
     for below in folder.rglob("*"):
         if below.is_file() and stat.S_IMODE(below.stat().st_mode) != mode:
@@ -151,15 +151,15 @@ def _sync_path(path: Path) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class ManifestFormat:
-    """What a kind of verified folder calls its manifest, and what to say where one is not whole.
+    """Manifest of a kind of verified folder: its file name, version and error messages.
 
     Attributes:
       name: file name of the manifest.
       version: number in its field `format`.
       content: what the folder holds, as in "a whole checkpoint".
-      remedy: what to do about a folder without a manifest.
-      outdated: what to do about one of another version.
-      damaged: what to do about a damaged one.
+      remedy: advice for a folder without a manifest.
+      outdated: advice for a manifest of another version.
+      damaged: advice for a damaged folder.
     """
 
     name: str
@@ -177,7 +177,7 @@ class ManifestFormat:
 def write_manifest(folder: Path, kind: ManifestFormat, content: Mapping[str, Any]) -> None:
     """Writes a folder's manifest: `content`, every file with size and sha256, its own digest.
 
-    Everything else must be in the folder before.
+    All other files must be in the folder before.
     """
     manifest = {
         "format": kind.version,
@@ -253,12 +253,12 @@ def content_digest(manifest: Any) -> str:
 
 
 def storage_error(path: Path, error: OSError) -> StorageError:
-    """Returns the refusal that says why `path` cannot be written, and what to do."""
+    """Returns the error for a `path` that cannot be written, with its cause and remedy."""
     return StorageError(f"{path} cannot be written ({error.strerror or error}); {STORAGE_REMEDY}")
 
 
 def to_jsonable(value: Any) -> Any:
-    """What `write_json` writes of `value`: dicts, lists and scalars that `json.dumps` takes."""
+    """Converts `value` to dicts, lists and scalars for `json.dumps`, as `write_json` does."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_jsonable(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):

@@ -7,7 +7,7 @@
 
 A field may be a bool, an int, a float, a str, a Path, a `Literal` of strings, one of these or None,
 or a `tuple[str, ...]`, which is written with commas or, where it is `repeated`, by giving the flag
-again. The flags are made anew for every run: nothing is kept between two runs of one process.
+again. The flags are defined for each run: two runs of one process share nothing.
 """
 
 from collections.abc import Iterable, Iterator
@@ -29,13 +29,13 @@ _HELP, _LEAST, _REPEATED, _REQUIRED = "help", "least", "repeated", "required"
 def option(
     default: Any, help: str, *, least: int | float | None = None, repeated: bool = False
 ) -> Any:
-    """A field with the flag's default and meaning, and the least number that it takes."""
+    """A field with the flag's default, help text, and the least number that it accepts."""
     metadata = {_HELP: help, _LEAST: least, _REPEATED: repeated, _REQUIRED: False}
     return dataclasses.field(default=default, metadata=metadata)
 
 
 def required(help: str) -> Any:
-    """A field whose flag has to be given."""
+    """A field whose flag is required."""
     return dataclasses.field(metadata={_HELP: help, _LEAST: None, _REQUIRED: True})
 
 
@@ -82,13 +82,13 @@ def _without_none(hint: Any) -> Any:
 
 
 def read_options(options: type[T], values: flags.FlagValues) -> T:
-    """The dataclass filled from flags that `define_flags` made and a command line has set.
+    """The dataclass filled from the flags of `define_flags`, after a command line has set them.
 
     Raises:
       UsageError: a required one is missing.
     """
     hints = typing.get_type_hints(options)
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for field in dataclasses.fields(typing.cast(Any, options)):
         value = values[field.name].value
         if field.metadata[_REQUIRED] and not value:
@@ -97,13 +97,13 @@ def read_options(options: type[T], values: flags.FlagValues) -> T:
             value = tuple(value)
         elif isinstance(value, str) and _without_none(hints[field.name]) is Path:
             value = Path(value)
-        given[field.name] = value
-    return options(**given)
+        arguments[field.name] = value
+    return options(**arguments)
 
 
-def help_lines(shown: Iterable[flags.Flag]) -> Iterator[str]:
-    """What `--help` says of flags: name and default, meaning, choices."""
-    for flag in shown:
+def help_lines(listed: Iterable[flags.Flag]) -> Iterator[str]:
+    """Lines of `--help` for flags: name and default, help text, choices."""
+    for flag in listed:
         # absl adds lines of its own to the text of a repeated flag.
         head, text = f"  --{flag.name}={_default(flag)}", " ".join(str(flag.help).split())
         if flag.boolean:

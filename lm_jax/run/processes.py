@@ -1,15 +1,15 @@
 """Several processes as one program: how they join, which one writes, and how they agree.
 
 Every process runs the same code on the same settings, over a work folder that all of them see.
-Process 0 alone writes in it. The others wait where they need what it wrote, and end with its exit
-code where it refuses. A command that can do this takes three flags:
+Process 0 alone writes in it. The others wait where they need its files, and end with its exit code
+where it fails. A command that can do this takes three flags:
 
     on one host     --coordinator=10.0.0.1:8476 --processes=2 --process=0
     on the other    --coordinator=10.0.0.1:8476 --processes=2 --process=1
 
 or, under a launcher that JAX knows (Slurm, Open MPI, Kubernetes), `--coordinator=auto` alone. If a
-process dies, the runtime ends the others once it has missed it for 30 seconds, and at once if it
-is process 0; the same command, on all hosts, resumes.
+process dies, the runtime ends the others after 30 seconds without a heartbeat, and at once if it is
+process 0; the same command, on all hosts, resumes.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -31,7 +31,7 @@ from lm_jax.run.workdir import Resume, logging_to, open_workdir
 
 _log = logging.getLogger(__name__)
 AUTO = "auto"
-# Seconds until a process that does not come, or is gone, ends the others.
+# Seconds after which a missing or dead process ends the others.
 _PATIENCE = {
     "initialization_timeout": 120,
     "heartbeat_timeout_seconds": 30,
@@ -40,7 +40,7 @@ _PATIENCE = {
 
 
 class ElsewhereError(UserError, RuntimeError):
-    """A refusal of process 0, in the others; it has the exit code of that one."""
+    """An error of process 0, raised in the others with its exit code."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__("process 0 ended with an error; its own message says what to do")
@@ -51,12 +51,12 @@ def join(coordinator: str, count: int | None, index: int | None) -> None:
     """Joins the other processes; call it before anything asks JAX for a device.
 
     Args:
-      coordinator: host:port of process 0, or "auto" to find all out from the launcher.
-      count: how many processes there are; None with "auto".
-      index: which one this is, from 0; None with "auto".
+      coordinator: host:port of process 0, or "auto" to read all three from the launcher.
+      count: number of processes; None with "auto".
+      index: index of this process, from 0; None with "auto".
 
     Raises:
-      UsageError: the three do not fit together, or there is no launcher to ask.
+      UsageError: the three arguments do not fit together, or JAX finds no launcher.
     """
     if coordinator == AUTO:
         if (count, index) != (None, None):
@@ -128,7 +128,7 @@ def on_first(action: Callable[[], int | None]) -> int:
 
 
 def enter_on_first(stack: contextlib.ExitStack, context: AbstractContextManager[Any]) -> None:
-    """Enters a context in process 0 alone, while the others wait, and leaves its end to `stack`.
+    """Enters a context in process 0 alone, while the others wait, and exits it with `stack`.
 
     Raises:
       ElsewhereError: as `on_first`.
@@ -144,7 +144,7 @@ def share_stop() -> bool:
     """Whether any process was asked to stop; then all are. Every process must call it."""
     if jax.process_count() == 1:
         return stop.requested()
-    # A signal that comes after this is for the next call: only what all have heard may decide.
+    # A signal after this counts in the next call: all processes must decide on the same requests.
     asked = multihost_utils.process_allgather(np.array(stop.requested()))
     if not np.any(asked):
         return False

@@ -1,4 +1,4 @@
-"""Progress with rate and time left: a bar on a terminal, a plain line now and then elsewhere.
+"""Progress with rate and time left: a bar on a terminal, lines of text elsewhere.
 
     with progress.track("sweep", total=600, unit="prompts", done=len(store.done_keys())) as advance:
         for prompt in prompts:
@@ -6,7 +6,7 @@
             advance()
 
 A log file or a pipe gets no bar and no control characters. Rate and time left count only what this
-process did: what an earlier start of the run left done is in the total, not in the rate.
+process did: the work of an earlier start is in the total, not in the rate.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,21 +32,21 @@ def track(
 ) -> Iterator[Callable[..., None]]:
     """Yields `advance(count=1, note="")`, to be called whenever `count` more of `total` are done.
 
-    The note of the last call stands at the end of the line.
+    The note of the last call is at the end of the line.
 
     Args:
-      description: what is being done; printed as it is, never read as markup.
-      total: how many there are in all.
-      unit: what is counted, in the plural.
-      done: how many an earlier start had done.
-      every: seconds between plain lines where there is no terminal.
-      quiet: print nothing, as another process does.
+      description: name of the work; printed verbatim, without markup.
+      total: total number of units.
+      unit: name of the units, in the plural.
+      done: number of units that an earlier start has done.
+      every: seconds between lines where there is no terminal.
+      quiet: print nothing, because another process does.
       console: where to print; standard error by default, so that results can be piped.
       clock: monotonic seconds.
     """
     console = console or Console(stderr=True, quiet=quiet)
     start = clock()
-    count, said = done, ""
+    count, last_note = done, ""
 
     def pace() -> str:
         elapsed = clock() - start
@@ -54,7 +54,7 @@ def track(
         if not rate:
             return f"- {unit}/s, time left unknown"
         left = datetime.timedelta(seconds=round((total - count) / rate))
-        return ", ".join([f"{rate:.3g} {unit}/s, {left} left", *[said] * bool(said)])
+        return ", ".join([f"{rate:.3g} {unit}/s, {left} left", *[last_note] * bool(last_note)])
 
     if console.is_terminal:
         columns = (
@@ -67,8 +67,8 @@ def track(
             task = bar.add_task(description, total=total, completed=done, pace=pace())
 
             def advance_bar(more: int = 1, note: str = "") -> None:
-                nonlocal count, said
-                count, said = count + more, note
+                nonlocal count, last_note
+                count, last_note = count + more, note
                 bar.update(task, completed=count, pace=pace())
 
             yield advance_bar
@@ -77,8 +77,8 @@ def track(
     printed = start
 
     def advance_line(more: int = 1, note: str = "") -> None:
-        nonlocal count, printed, said
-        count, said = count + more, note
+        nonlocal count, printed, last_note
+        count, last_note = count + more, note
         if count >= total or clock() - printed >= every:
             printed = clock()
             line = f"{description}: {count}/{total} {unit}, {pace()}"

@@ -1,4 +1,4 @@
-"""What it takes to repeat a run: code, packages, device, seeds and hashes, kept as a JSON file."""
+"""Provenance of a run: code, packages, device, seeds and hashes, in a JSON file."""
 
 from collections.abc import Mapping
 import contextlib
@@ -45,10 +45,10 @@ def collect_provenance(
     data: Mapping[str, str] | None = None,
     tokenizer: str | None = None,
 ) -> dict[str, Any]:
-    """Returns what it takes to repeat this run.
+    """Returns the provenance of this run: everything needed to repeat it.
 
     Args:
-      seeds: every seed by the name of what it drives.
+      seeds: every random seed, by the name of what uses it.
       dtype: the dtype of the computation.
       data: sha256 of every data and weight file or set, by name.
       tokenizer: sha256 of the tokenizer file.

@@ -5,7 +5,7 @@
     schema = json_schema(Summary)
 
 A field is annotated with bool, int, float, str, None, `Literal`, `tuple`, `dict[str, X]`, a union
-or another such dataclass. JSON has no word for a number that is not finite, so a field says what
+or another such dataclass. JSON has no literal for a number that is not finite, so a field says what
 its null means: a `float` is finite and never null, a `float | None` is null where there is no
 value, a `Real` may be any float and is null where it is NaN. The lines of `Attributes:` in the
 docstring of a class describe its fields in the schema.
@@ -29,8 +29,8 @@ from lm_jax.run.files import read_json
 T = TypeVar("T")
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _INFINITIES = {"inf": math.inf, "-inf": -math.inf}
-# Of a value in a message: more would hide the place.
-_SHOWN = 200
+# Characters of a value in a message: more would hide the place.
+_LONGEST_VALUE = 200
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,16 +200,18 @@ def _problem(tree: Any, cls: type, error: Any, where: str) -> str:
         fields = [each.name for each in dataclasses.fields(owner) if each.init]
         return f"{field} is not a field of {owner.__name__}{nearest(last, fields)}"
     text = repr(value)
-    given = f"{place or 'it'} = {text if len(text) <= _SHOWN else f'{text[:_SHOWN]}…'}"
+    if len(text) > _LONGEST_VALUE:
+        text = f"{text[:_LONGEST_VALUE]}…"
+    described = f"{place or 'it'} = {text}"
     if dataclasses.is_dataclass(owner):
-        return f"{given}; give a section with the fields of {owner.__name__}"
+        return f"{described}; give a section with the fields of {owner.__name__}"
     if typing.get_origin(owner) is typing.Literal:
         choices = nearest(str(value), map(str, typing.get_args(owner)))
-        return f"{given} is not one of the choices{choices}"
+        return f"{described} is not one of the choices{choices}"
     kinds = [each for each in members(kind) if each is not type(None)]
     if len(kinds) > 1:
-        return f"{given}; give a {' or a '.join(map(spell, kinds))}"
-    return f"{given} ({type(value).__name__}); give a {spell(kinds[0])}"
+        return f"{described}; give a {' or a '.join(map(spell, kinds))}"
+    return f"{described} ({type(value).__name__}); give a {spell(kinds[0])}"
 
 
 def _locate(tree: Any, cls: type, loc: Sequence[Any], where: str) -> tuple[str, Any, Any]:

@@ -1,6 +1,7 @@
 """Results of many small units of work, kept as parquet shards that survive a kill at any point.
 
-A unit is the least piece of work that is done or not done: one prompt in one cell of a sweep, say.
+A unit is the smallest piece of work that is done or not done, such as one prompt under one
+condition of a sweep.
 Its id is a tuple of ints and strings, such as `("sweep", "niah", 17, "relu4")`; it gives zero or
 more rows of one fixed schema.
 
@@ -10,7 +11,7 @@ more rows of one fixed schema.
                 store.append(unit, columns)
         store.merge(folder / "rows.parquet")
 
-Rows are buffered and written as numbered shards, each whole or not there at all (`replace_file`). A
+Rows are buffered and written as numbered shards, each whole or absent (`replace_file`). A
 kill loses the buffered units and no other; the same command does those again. One growing parquet
 file would not do: without its footer, which comes last, it cannot be read.
 
@@ -46,8 +47,8 @@ class RowStore:
     """The shards in one folder, to which one process appends.
 
     The caller holds the lock of the work folder (`open_workdir`). Several processes of one run
-    share a folder by `process`: each writes its own shards and sees all that were there at its
-    start, so a restart with another split of the work fills only the holes.
+    share a folder by `process`: each writes its own shards and reads all that exist at its start,
+    so a restart with another split of the work fills only the gaps.
     """
 
     def __init__(
@@ -60,20 +61,20 @@ class RowStore:
         flush_units: int = 256,
         flush_seconds: float = 30.0,
     ) -> None:
-        """Opens `folder`, makes it if need be, and verifies every shard.
+        """Opens `folder`, creates it if it is missing, and verifies every shard.
 
         Args:
-          folder: where the shards are.
+          folder: the folder of the shards.
           schema: the columns of a row.
-          fingerprint: a hash of all that decides the rows: model, data, settings, code version.
+          fingerprint: a hash of all that determines the rows: model, data, settings, code version.
           process: index of this process among those that write here.
-          flush_units: a shard is written once that many units are buffered,
-          flush_seconds: or once the oldest of them has waited so long when the next one comes.
+          flush_units: a shard is written once this many units are buffered.
+          flush_seconds: and once the oldest of them has waited this long when another arrives.
 
         Raises:
           CorruptError: a shard is damaged, or two hold the same unit.
           UsageError: a shard has another fingerprint or another schema.
-          StorageError: the folder cannot be made.
+          StorageError: the folder cannot be created.
         """
         self._folder = Path(folder)
         self._schema = schema.remove_metadata()
@@ -115,7 +116,7 @@ class RowStore:
         """Adds the rows of one finished unit: a table, or one sequence per column of the schema.
 
         Raises:
-          BadInputError: the unit is there already, a column is missing, unknown or of another
+          BadInputError: the unit exists already, a column is missing, unknown or of another
             type, or a string is not valid Unicode (a lone surrogate).
           StorageError: a shard that was due could not be written; its units stay buffered.
         """

@@ -17,7 +17,7 @@ _stop = threading.Event()
 
 
 def requested() -> bool:
-    """Says whether SIGINT or SIGTERM has come; a loop asks after every step it can save."""
+    """Whether SIGINT or SIGTERM was received; a loop checks it after every step it can save."""
     return _stop.is_set()
 
 
@@ -29,7 +29,7 @@ def request() -> None:
 def check(where: str) -> None:
     """Raises `StoppedError` if a stop was requested; call it once the state is saved.
 
-    `where` says how far the run came, as in "after step 120".
+    `where` is the progress of the run, as in "after step 120".
     """
     if requested():
         raise StoppedError(f"stopped on request {where}; run the same command again to resume")
@@ -47,7 +47,7 @@ def signals_as_requests() -> Iterator[None]:
     try:
         yield
     finally:
-        # A request ends with the command it was made to.
+        # A request ends with its command.
         _stop.clear()
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""What a command's help says, taken from docstrings: its examples, and the meaning of its config.
+"""Help texts of commands from docstrings: examples, and the meanings of config fields.
 
 The first indented block of the module's docstring holds the examples, two or more command lines.
 The section `Attributes` of the config's dataclass says what each field means.
@@ -39,7 +39,7 @@ def field_meanings(config_class: type) -> dict[str, str]:
 
 
 def entry(head: str, text: str) -> Iterator[str]:
-    """The lines of one flag: its name and value, and what it means in a column beside it."""
+    """The lines of one flag: its name and value, and its help text in a column beside it."""
     indent = " " * _COLUMN
     lines = textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=indent)
     if len(head) < _COLUMN - 1 and lines:

@@ -1,6 +1,6 @@
 """The folder of this project among the user's caches: assets, and compiled programs.
 
-It is `~/.cache/interpretable-attention-jax`, or what INTERPRETABLE_ATTENTION_CACHE names.
+It is `~/.cache/interpretable-attention-jax`, or the folder in INTERPRETABLE_ATTENTION_CACHE.
 """
 
 import os
@@ -10,6 +10,6 @@ CACHE_VARIABLE = "INTERPRETABLE_ATTENTION_CACHE"
 
 
 def folder() -> Path:
-    """The folder, which need not be there yet."""
+    """The folder, which may not exist yet."""
     default = Path.home() / ".cache" / "interpretable-attention-jax"
     return Path(os.environ.get(CACHE_VARIABLE) or default).expanduser()

@@ -1,13 +1,13 @@
-"""The folder of one run: locked, tied to one config, and never holding half a file.
+"""Work folder of one run: locked, bound to one config, without partial files.
 
-`open_workdir` is called before any computation. It makes the folder, takes its lock, and compares
-`config.json` with the config at hand: the same command again resumes where it stopped, another
-config is refused. What a run leaves behind:
+`open_workdir` is called before any computation. It creates the folder, takes its lock, and compares
+`config.json` with the config of the command: the same command again resumes where it stopped,
+another config is refused. The files of a run:
 
     config.json       the settings, written first
     provenance.json   code, packages, device, seeds and hashes; one entry more for every restart
     log.txt           everything logged, and the tracebacks of errors
-    finished.json     there only once everything else is written
+    finished.json     written after everything else
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -37,7 +37,7 @@ _HOLDER = ".holder.json"
 
 @dataclasses.dataclass(frozen=True)
 class Workdir:
-    """An open work folder: its absolute path, and whether an earlier start left results in it."""
+    """An open work folder: its absolute path, and whether this start resumes an earlier one."""
 
     path: Path
     resumed: bool
@@ -57,25 +57,26 @@ def open_workdir(
     logged from INFO upwards goes to `log.txt`.
 
     Args:
-      path: a relative one is made with its parents; an absolute one must have its parent there, so
-        that a folder on a volume that is not mounted is refused, not made on the system disk.
+      path: a relative one is created with its parents; the parent of an absolute one must exist, so
+        that a folder on a volume that is not mounted is refused, not created on the system disk.
       config: a ConfigDict, mapping or dataclass of plain settings.
       resume: "auto" resumes in a folder with the same config; "force" also with another one, which
-        then replaces `config.json` and takes back `finished.json`; "never" wants a new folder.
-      may_change: fields at the top of the config in which another one is the same run.
+        then replaces `config.json` and removes `finished.json`; "never" requires a new folder.
+      may_change: top-level fields of the config that may differ in the same run.
 
-    A first start that ends in a refusal of its input (`UsageError`, `BadInputError`) before it made
-    anything leaves its log alone, and the folder to the corrected command.
+    A first start that ends with a refusal of its input (`UsageError`, `BadInputError`) before it
+    wrote results leaves only its log, so that the corrected command can take the folder.
 
     Raises:
-      UsageError: another config is there, or files that are no run, or `resume` forbids it.
+      UsageError: the folder holds another config, files that are no run, or a run that `resume`
+        excludes.
       WorkdirInUseError: another process holds the folder.
-      StorageError: the folder cannot be made or written.
+      StorageError: the folder cannot be created or written.
       CorruptError: `config.json` is not JSON.
     """
     folder = Path(path).expanduser()
     settings = to_plain(config)
-    _make(folder)
+    _create(folder)
     folder = folder.absolute()
     with _locked(folder):
         for leftover in folder.glob(".*.tmp"):
@@ -101,10 +102,10 @@ def open_workdir(
 
 
 def _withdraw(folder: Path) -> None:
-    """Takes back a first start that made nothing but its log: a typo claims no folder."""
-    made = {item.name for item in folder.iterdir() if item.name[0] != "."}
-    if made <= {CONFIG_FILE, PROVENANCE_FILE, LOG_FILE}:
-        for name in made - {LOG_FILE}:
+    """Undoes a first start that wrote nothing but its log: a typo claims no folder."""
+    written = {item.name for item in folder.iterdir() if item.name[0] != "."}
+    if written <= {CONFIG_FILE, PROVENANCE_FILE, LOG_FILE}:
+        for name in written - {LOG_FILE}:
             (folder / name).unlink()
 
 
@@ -125,7 +126,7 @@ def _locked(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _make(folder: Path) -> None:
+def _create(folder: Path) -> None:
     try:
         if folder.exists() and not folder.is_dir():
             raise UsageError(f"--workdir={folder} is a file; name a folder")
@@ -168,9 +169,9 @@ def _compare_config(
     stored = read_json(folder / CONFIG_FILE)
     phrases = config_difference(*(_without(config, may_change) for config in (stored, settings)))
     if phrases and resume == "auto":
-        shown = ", ".join(phrases[:5]) + (f" and {len(phrases) - 5} more" if phrases[5:] else "")
+        listed = ", ".join(phrases[:5]) + (f" and {len(phrases) - 5} more" if phrases[5:] else "")
         raise UsageError(
-            f"{folder} holds a run with {shown}; choose another --workdir, or --resume=force"
+            f"{folder} holds a run with {listed}; choose another --workdir, or --resume=force"
         )
     return phrases
 
@@ -182,7 +183,7 @@ def _without(config: Any, names: Collection[str]) -> Any:
 
 
 class _LogFile(logging.FileHandler):
-    """A log file whose failure to be written stops the run, where logging would only print."""
+    """A log file; failing to write it stops the run, where logging would only print."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exception()
@@ -195,7 +196,7 @@ class _LogFile(logging.FileHandler):
 def logging_to(path: Path) -> Iterator[None]:
     """Appends everything logged from INFO upwards to a file, for as long as the context lasts.
 
-    Of absl, which orbax writes a page to for every checkpoint, only warnings.
+    Of absl, to which orbax writes a page for every checkpoint, only warnings are logged.
 
     Raises:
       StorageError: it cannot be written.

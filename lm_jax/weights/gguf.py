@@ -178,11 +178,11 @@ def _llama3_scaling(rope: Rope, factors: np.ndarray) -> Llama3Scaling:
     scaling = Llama3Scaling(
         factor=float(factors.max()), low_freq_factor=1.0, high_freq_factor=4.0, original_length=8192
     )
-    plain, scaled = (
+    unscaled, scaled = (
         inverse_frequencies(dataclasses.replace(rope, scaling=s), 2 * factors.size)
         for s in (None, scaling)
     )
-    if rope.scaling is not None or not np.allclose(plain / scaled, factors, rtol=1e-4):
+    if rope.scaling is not None or not np.allclose(unscaled / scaled, factors, rtol=1e-4):
         raise BadInputError(
             f"GGUF: {_ROPE_FREQS} is not the frequency scaling of a Llama 3 model; {_REMEDY}"
         )

@@ -3,8 +3,8 @@
 1. Read the config and find the family (`FAMILIES`).
 2. List the checkpoint's tensors, shapes only, and check them against the family's table: one
    error names every difference. Nothing is ever filled with random values.
-3. Read one tensor at a time, turn it to our layout, and write it into its place of the stacked,
-   already sharded parameter: at no time is more than one tensor held beside the parameters.
+3. Read one tensor at a time, convert it to our layout, and write it into its slice of the stacked,
+   already sharded parameter: at most one tensor is in memory beside the parameters.
 """
 
 from collections.abc import Callable
@@ -101,11 +101,11 @@ def load_pretrained(
     dtype: Any = jnp.float32,
     mesh: jax.sharding.Mesh | None = None,
 ) -> Pretrained:
-    """Loads a model.
+    """Loads a pretrained model: config, weights and tokenizer.
 
     Args:
       source: a Hugging Face folder, a `.gguf` file, a folder made by `iaj convert`, or a
-        name of the manifest (`assets.py`).
+        name in the manifest (`lm_jax.assets`).
       dtype: of the parameters, float32 or bfloat16.
       mesh: where to put them, sharded by `sharding.RULES`; None is the default device.
 
@@ -249,7 +249,7 @@ def load_params(
 def _check_source(
     source: Source, entries: list[table.Entry], cfg: DecoderConfig, family: table.Family
 ) -> None:
-    """Checks the names and shapes of a source; a stored copy of the tied embedding is let pass."""
+    """Checks the names and shapes of a source; a stored copy of the tied embedding is allowed."""
     shapes = source.shapes()
     embedding = next(entry.name for entry in entries if entry.params == ("embed/tokens",))
     tied = cfg.tie_embeddings and shapes.get(family.head) == shapes.get(embedding, ())
@@ -264,7 +264,7 @@ def _check_source(
 
 
 def _put(value: np.ndarray, mesh: jax.sharding.Mesh | None, spec: ParamSpec) -> jax.Array:
-    """The array where `spec` says; every device gets only its own part."""
+    """The array sharded as `spec` says; every device gets only its own part."""
     if mesh is None:
         return jax.device_put(value)
     return jax.make_array_from_callback(

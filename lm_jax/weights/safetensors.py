@@ -63,7 +63,7 @@ def read_hf_config(folder: Path, families: Mapping[str, Family]) -> Any:
 
 
 class SafetensorsSource:
-    """The weights of a folder under the names of its family; buffers that are none are left out."""
+    """The weights of a folder under the names of its family, without buffers."""
 
     def __init__(self, folder: Path, family: Family):
         self.files = _weight_files(folder)
@@ -163,8 +163,8 @@ def _refuse_pickles(folder: Path) -> None:
 def _weight_map(folder: Path) -> dict[str, str]:
     path = folder / INDEX
     weight_map = _read_json(path).get("weight_map")
-    plain = isinstance(weight_map, dict) and all(isinstance(s, str) for s in weight_map.values())
-    if not weight_map or not plain:
+    is_map = isinstance(weight_map, dict) and all(isinstance(s, str) for s in weight_map.values())
+    if not weight_map or not is_map:
         raise BadInputError(f"{path} has no weight_map of names; download it again")
     return weight_map
 
@@ -194,7 +194,7 @@ def _open(path: Path) -> Any:
 
 @contextlib.contextmanager
 def _readable(path: Path) -> Generator[None]:
-    """Turns what safetensors raises into a refusal that says what the file is instead."""
+    """Turns errors of safetensors into a `BadInputError` that says what the file is instead."""
     from safetensors import SafetensorError
 
     try:
@@ -238,7 +238,7 @@ def write_folder(
     """Writes config, weights and tokenizer into a new folder, and reads the weights back."""
     from safetensors.numpy import save_file
 
-    # The writer takes each buffer as it lies: a transposed view would be stored wrongly.
+    # The writer copies each buffer as it is: a transposed view would be stored wrongly.
     packed = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
     with new_folder(path) as draft:
         (draft / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A model written as a Hugging Face folder."""
+"""Saving a model as a Hugging Face folder."""
 
 from collections.abc import Mapping
 import dataclasses

@@ -2,7 +2,7 @@
 
 An `Entry` is one checkpoint tensor; `{l}` in its name stands for the layer. `read` takes the
 tensor to the parameters it fills (one layer of each) and `write` is its inverse. A `Family` is a
-reader and a writer of configs and a table; nothing about a family lives anywhere else.
+reader and a writer of configs and a table; all that is particular to a family is there.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -120,7 +120,7 @@ def check(
 
     Args:
       entries: the family's table for `cfg`.
-      cfg: the model that is to be filled.
+      cfg: the model to fill.
       shapes: the shape of every weight in the checkpoint.
 
     Raises:
@@ -142,11 +142,11 @@ def check(
         if name in shapes and shapes[name] != shape
     ]
     if problems:
-        shown = "; ".join(problems[:20]) + (
+        listed = "; ".join(problems[:20]) + (
             f"; and {len(problems) - 20} more" if len(problems) > 20 else ""
         )
         raise BadInputError(
-            f"checkpoint does not fit its config ({len(problems)} differences): {shown}; take "
+            f"checkpoint does not fit its config ({len(problems)} differences): {listed}; take "
             "weights and config of one model"
         )
 

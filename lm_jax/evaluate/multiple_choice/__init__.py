@@ -1,7 +1,7 @@
 """Multiple choice: a model's answer is the choice that it gives the highest likelihood.
 
     questions     ARC-Easy, PIQA and OpenBookQA, from the asset `mc`
-    truthfulqa    TruthfulQA MC1, from a file that the user has
+    truthfulqa    TruthfulQA MC1, from a user's file
     likelihood    log-likelihoods of choices under any function from tokens to logits, cached
     comparison    accuracies with intervals, models side by side, the paired test
     harness       the same scoring as a model class of the lm-evaluation-harness

@@ -1,8 +1,8 @@
 """Accuracies of models on the same questions, each with its interval, and the paired test.
 
     acc         the choice of the highest log-likelihood is the right one
-    acc_norm    the same of log-likelihood / characters of the choice, which takes from short
-                choices their advantage
+    acc_norm    the same of log-likelihood / characters of the choice, which removes the advantage
+                of short choices
 
 Accuracies have Wilson intervals. Two models answer the same questions, so they are compared by the
 questions that only one of them gets right: the exact McNemar test, and Tango's score interval of
@@ -23,7 +23,7 @@ from lm_jax.errors import UsageError
 from lm_jax.evaluate.multiple_choice.likelihood import Pair, Scorer, is_cut, pair, score
 from lm_jax.evaluate.multiple_choice.questions import Question
 
-# What stands between a prompt and a choice; it counts as no character of the choice.
+# The text between a prompt and a choice; no character of the choice.
 DELIMITER = " "
 METRICS = ("acc", "acc_norm")
 
@@ -35,7 +35,7 @@ class Answers:
     Attributes:
       log_likelihoods: of every choice, in nats.
       correct: metric to a bool for each question.
-      cut: questions of which a prompt was too long and lost its beginning.
+      cut: number of questions with a prompt that was too long and lost its beginning.
     """
 
     log_likelihoods: tuple[tuple[float, ...], ...]
@@ -54,10 +54,10 @@ def answers(scorer: Scorer, questions: Sequence[Question], *, quiet: bool = True
         raise UsageError("there are no questions to answer; give one or more")
     pairs = [_pairs(scorer, question) for question in questions]
     scores = iter(score(scorer, [each for of_one in pairs for each in of_one], quiet=quiet))
-    made = tuple(tuple(next(scores).log_likelihood for _ in of_one) for of_one in pairs)
+    log_likelihoods = tuple(tuple(next(scores).log_likelihood for _ in of_one) for of_one in pairs)
     return Answers(
-        log_likelihoods=made,
-        correct=_correct(questions, made),
+        log_likelihoods=log_likelihoods,
+        correct=_correct(questions, log_likelihoods),
         cut=sum(any(is_cut(scorer, each) for each in of_one) for of_one in pairs),
     )
 
@@ -74,15 +74,16 @@ def compare(
     Args:
       scorers: models by name, as `{"dense": ..., "sparse": ...}`. Every further one is paired with
         the first.
-      questions: by task.
-      confidence: of all intervals.
+      questions: questions by task.
+      confidence: coverage of all intervals.
       quiet: print no progress.
 
     Returns:
       `{"confidence", "tasks": {task: {"n", "chance", "sha256", "cut", "metrics"}}}`: `chance` is
       the accuracy of guessing, `sha256` that of the questions, `cut` as in `Answers`, by model. A
       metric has `accuracy`, by model, and `paired`, by model but the first: `change` of the
-      accuracy, `lost` and `gained` questions, `p_value`. Intervals are `stats.Interval` as a dict.
+      accuracy, `lost` and `gained` questions, `p_value`. Intervals are `statistics.Interval` as a
+      dict.
 
     Raises:
       UsageError: no model, no task, or a task without questions.
@@ -92,15 +93,15 @@ def compare(
         raise UsageError("compare: give one model or more, and one task or more")
     tasks = {}
     for task, asked in questions.items():
-        made = {name: answers(each, asked, quiet=quiet) for name, each in scorers.items()}
+        by_model = {name: answers(each, asked, quiet=quiet) for name, each in scorers.items()}
         tasks[task] = {
             "n": len(asked),
             "chance": float(np.mean([1 / len(each.choices) for each in asked])),
             "sha256": _digest(asked),
-            "cut": {name: each.cut for name, each in made.items()},
+            "cut": {name: each.cut for name, each in by_model.items()},
             "metrics": {
                 metric: _metric(
-                    {name: each.correct[metric] for name, each in made.items()}, confidence
+                    {name: each.correct[metric] for name, each in by_model.items()}, confidence
                 )
                 for metric in METRICS
             },
@@ -162,8 +163,8 @@ def _metric(correct: Mapping[str, np.ndarray], confidence: float) -> dict[str, A
 
 
 def _digest(questions: Sequence[Question]) -> str:
-    plain = json.dumps([dataclasses.astuple(each) for each in questions], ensure_ascii=False)
-    return hashlib.sha256(plain.encode()).hexdigest()
+    text = json.dumps([dataclasses.astuple(each) for each in questions], ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _interval(interval: Mapping[str, float]) -> str:

@@ -61,8 +61,8 @@ class Scorer:
     """A model to score: function from tokens to logits, tokenizer, longest context and batch.
 
     Attributes:
-      logits: from ids, int32 `[B, T]`, to logits `[B, T, V]`; causal, without chance, and compiled
-        by its maker. T is a multiple of 32 or `max_length`, B a power of two.
+      logits: from ids, int32 `[B, T]`, to logits `[B, T, V]`; causal, deterministic and compiled. T
+        is a multiple of 32 or `max_length`, B a power of two.
       tokenizer: the model's.
       max_length: the most tokens that the model reads.
       batch_tokens: the most tokens in a batch, of which all logits are held at once.
@@ -81,15 +81,15 @@ def open_cache(
 ) -> RowStore:
     """Opens, as a context, the results of one model in `folder`, which many models may share.
 
-    One process at a time writes there, as in a work folder, whose lock its holder has.
+    One process at a time writes there; the caller holds the lock of a work folder.
 
     Args:
-      folder: its parent is there.
+      folder: its parent must exist.
       model: the sha256 of the weights (`Pretrained.sha256`).
-      settings: all else that decides the logits: dtype, attend, gates.
+      settings: everything else that determines the logits: dtype, attend, gates.
 
     Raises:
-      StorageError: the folder cannot be made or written.
+      StorageError: the folder cannot be created or written.
       CorruptError: a stored result is damaged.
     """
     folder = Path(folder)
@@ -104,7 +104,7 @@ def open_cache(
 def pair(tokenizer: Tokenizer, context: str, continuation: str) -> Pair:
     """Tokenises a context and what follows it.
 
-    A begin-of-text token stands first where the model was trained with one. Names of special tokens
+    A begin-of-text token comes first where the model was trained with one. Names of special tokens
     in the text are plain text.
 
     Raises:
@@ -155,10 +155,10 @@ def score(scorer: Scorer, pairs: Sequence[Pair], *, quiet: bool = True) -> list[
         "scoring", len(missing), unit="continuations", quiet=quiet or not missing
     ) as advance:
         for batch in _batches(list(missing.values()), scorer):
-            for row, made in zip(batch, _run(scorer, batch), strict=True):
-                done[row.digest] = made
+            for row, result in zip(batch, _run(scorer, batch), strict=True):
+                done[row.digest] = result
                 if cache is not None:
-                    cache.append((row.digest,), _columns(row, made))
+                    cache.append((row.digest,), _columns(row, result))
             advance(len(batch))
     if cache is not None:
         cache.flush()
@@ -171,7 +171,7 @@ def is_cut(scorer: Scorer, each: Pair) -> bool:
 
 
 class _Row(NamedTuple):
-    """Ids as the model gets them, and the last one to predict; `scored` of them are to score."""
+    """Input ids of the model and the last target; the last `scored` of them are scored."""
 
     ids: tuple[int, ...]
     scored: int
@@ -191,7 +191,7 @@ def _row(each: Pair, max_length: int) -> _Row:
 
 
 def _batches(rows: list[_Row], scorer: Scorer) -> Iterator[list[_Row]]:
-    """Rows of like length, the longest first: too large a batch shows at once."""
+    """Rows of similar length, the longest first, so that too large a batch fails at once."""
     rows = sorted(rows, key=lambda row: len(row.ids), reverse=True)
     while rows:
         size = _shape(rows[0], scorer)[0]
@@ -241,9 +241,9 @@ def _stored(cache: RowStore) -> dict[str, Score]:
     return {row["tokens"]: Score(row["log_likelihood"], row["greedy"]) for row in rows}
 
 
-def _columns(row: _Row, made: Score) -> dict[str, list[Any]]:
+def _columns(row: _Row, result: Score) -> dict[str, list[Any]]:
     return {
         "tokens": [row.digest],
-        "log_likelihood": [made.log_likelihood],
-        "greedy": [made.greedy],
+        "log_likelihood": [result.log_likelihood],
+        "greedy": [result.greedy],
     }

@@ -52,7 +52,7 @@ class Task:
     """Where the questions of a benchmark are.
 
     Attributes:
-      prompt: what stands before and after a question.
+      prompt: the text before and after a question.
       splits: split to the member of the asset; the first is the one that results are reported on.
     """
 
@@ -79,8 +79,8 @@ def read(task: str, *, split: str | None = None, limit: int | None = None) -> li
 
     Args:
       task: a name of `TASKS`.
-      split: one that the task has; None is the one that results are reported on.
-      limit: take the first so many.
+      split: a split of the task; None is the one that results are reported on.
+      limit: number of questions to take, from the first.
 
     Raises:
       UsageError: no such task or split, or a limit below 1.

@@ -1,6 +1,7 @@
-"""TruthfulQA MC1 (Lin et al. 2022) from a file that the user has: one true answer among false ones.
+"""TruthfulQA MC1 (Lin et al. 2022) from a user's file: one true answer among false ones.
 
-The file is one of those that the authors and the Hugging Face hub publish, told by its suffix:
+The file is one of those that the authors and the Hugging Face hub publish, recognised by its
+suffix:
 
     TruthfulQA.csv      columns `Question`, `Best Answer` and `Incorrect Answers`, the latter
                         divided by `;`
@@ -34,12 +35,12 @@ def truthfulqa(path: str | Path, *, preset: str = "", limit: int | None = None) 
       preset: text before every question, an empty line between them. Published numbers have six
         answered questions there, the "QA prompt" of the paper; `harness.truthfulqa_preset` reads it
         from the installed lm-evaluation-harness.
-      limit: take the first so many.
+      limit: number of questions to take, from the first.
 
     Raises:
       UsageError: a limit below 1.
-      BadInputError: the file is not there, not of a kind above, or a row of it lacks a field or has
-        no single true answer; names file, row and field.
+      BadInputError: the file does not exist, is not of a kind above, or a row of it lacks a field
+        or has no single true answer; names file, row and field.
     """
     file = Path(path).expanduser()
     if limit is not None and limit < 1:

@@ -54,15 +54,15 @@ def test_an_extent_holds_every_value_that_its_axis_can_show(values, log):
     assert all(low - slack <= value <= high + slack for value in shown)
 
 
-@pytest.mark.parametrize("given", [(1, 1), (2, 1), (0, math.inf), (math.nan, 1)])
-def test_a_range_that_cannot_be_drawn_is_refused_by_name(given):
+@pytest.mark.parametrize("domain", [(1, 1), (2, 1), (0, math.inf), (math.nan, 1)])
+def test_a_range_that_cannot_be_drawn_is_refused_by_name(domain):
     with pytest.raises(UsageError, match="y_range="):
-        extent([], given=given, name="y_range")
+        extent([], domain=domain, name="y_range")
 
 
 def test_a_log_range_that_is_not_positive_is_refused_by_name():
     with pytest.raises(UsageError, match=r"x_range=.*0 < low < high on a log axis"):
-        extent([[1.0]], log=True, given=(0, 1), name="x_range")
+        extent([[1.0]], log=True, domain=(0, 1), name="x_range")
 
 
 @hypothesis.given(st.lists(st.floats(0, 100), min_size=1, max_size=8), st.floats(0.1, 30))
