@@ -1,14 +1,17 @@
-"""Makes the attention of a pretrained language model sparse at equal loss, and reads the result.
+"""Post-training of a pretrained language model to sparse attention at equal loss.
 
 After "Sparse Attention Post-Training for Mechanistic Interpretability".
 
     attend        Bernoulli gates on every edge of a decoder's attention (Eq. 1 to 3)
     geco          a penalty whose strength keeps the loss at its target (Eq. 4, 5 and 7)
-    objective     the two, adapters and a teacher as an objective of the shared training loop
-    posttrain     from a pretrained model to a sparse one: a command
-    evaluation    dense and sparse on the same tokens, with intervals
-    model         a sparse model on disk
-    addition      two-digit sums by a dense and a sparse toy model: a command
+    objective     both, with adapters and a teacher, as an objective of the shared training loop
+    posttrain     command: from a pretrained model to a sparse one
+    evaluation    dense and sparse model on the same tokens, with intervals
+    results       the dataclasses of all JSON results
+    report        the page of a post-training
+    model         loading and saving a sparse model
+    multiple_choice    command: dense and sparse models on the same questions
+    addition      command: two-digit sums by a dense and a sparse toy model
 
 Not yet implemented: circuits, transcoders, attribution graphs.
 """

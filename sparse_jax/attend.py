@@ -1,18 +1,18 @@
-"""The gated attend: every edge of the attention of a decoder behind a Bernoulli gate.
+"""Gated attention of a decoder: a Bernoulli gate on every attention edge.
 
 Sparse Attention Post-Training, Eq. 1 to 3: from the same scores s as the softmax,
 
     e = s + bias        A ~ Bernoulli(sigma(e))        pattern = A softmax(s)
 
-without normalising again (`renormalise` is that ablation). `lm_jax.forward(..., attend=gated(...))`
-returns in `aux`, by layer,
+without normalising again (the ablation `renormalise` does). The forward pass
+`lm_jax.forward(..., attend=gated(...))` returns in `aux`, by layer,
 
     expected_edges_BN   the sum of sigma(e) over visible pairs, differentiable
-    open_edges_BN       how many gates are open, exactly
-    pairs_B             how many pairs are visible, for a fraction
+    open_edges_BN       number of open gates
+    pairs_B             number of visible pairs, the denominator of a share
 
-`by_kernels` computes the same without forming scores (`kernels.gated_attention`); the gates drawn
-are the same, because the noise is a function of seed, row, head, query and key.
+`by_kernels` computes the same without forming scores (`kernels.gated_attention`); it samples the
+same gates, because the noise is a function of seed, row, head, query and key.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ class Gated:
     """The function of a gated attend; `data` of one layer holds `bias_N`, `seed` and `valid_BT`.
 
     Attributes:
-      mode: "sample" draws the gates, "threshold" opens those with e > 0, "expected" multiplies by
+      mode: "sample" samples the gates, "threshold" opens those with e > 0, "expected" multiplies by
         sigma(e), "open" opens all.
       raw_gate: e = q.k + bias, as Eq. 1 is printed, in place of the scaled (and capped) score.
       scale: of the scores, by which a raw gate undoes it.
@@ -58,15 +58,15 @@ class Gated:
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         if self.raw_gate and self.capped:
             raise UsageError(
-                "gated: a raw gate reads q.k, and this model's scores are capped (score_softcap); "
+                "gated: a raw gate needs q.k, and this model's scores are capped (score_softcap); "
                 "use by_kernels(attend), or raw_gate=False"
             )
         B, N, T, S = scores_BNTS.shape
-        seen_BNTS = scores_BNTS > -jnp.inf
-        raw_BNTS = jnp.where(seen_BNTS, scores_BNTS, 0.0)
+        visible_BNTS = scores_BNTS > -jnp.inf
+        raw_BNTS = jnp.where(visible_BNTS, scores_BNTS, 0.0)
         if data["valid_BT"] is not None:
-            seen_BNTS = seen_BNTS & data["valid_BT"][:, None, :, None]
-        seen_B1TS = seen_BNTS[:, :1]
+            visible_BNTS = visible_BNTS & data["valid_BT"][:, None, :, None]
+        visible_B1TS = visible_BNTS[:, :1]
         config = Config(
             mode=self.mode,
             scale=1.0,
@@ -77,9 +77,9 @@ class Gated:
         origin_2, start_B = jnp.zeros(2, jnp.int32), jnp.full(B, S - T, jnp.int32)
         bits_BNTS = reference.bits(B, T, N, S, data["seed"], origin_2, start_B)
         pattern_BNTS, expected_BN, opened_BN = reference.weights(
-            config, raw_BNTS, data["bias_N"], bits_BNTS, seen_B1TS
+            config, raw_BNTS, data["bias_N"], bits_BNTS, visible_B1TS
         )
-        return pattern_BNTS, _aux(expected_BN, opened_BN, seen_B1TS.sum((1, 2, 3)))
+        return pattern_BNTS, _aux(expected_BN, opened_BN, visible_B1TS.sum((1, 2, 3)))
 
 
 def _aux(expected_BN: jax.Array, opened_BN: jax.Array, pairs_B: jax.Array) -> dict[str, jax.Array]:
@@ -100,24 +100,24 @@ def gated(
     raw_gate: bool = False,
     renormalise: bool = False,
 ) -> PerLayer:
-    """The attend of a decoder whose every layer is gated.
+    """The attend of a decoder with gates in every layer.
 
     Args:
       cfg: the model.
       mode: see `Gated`.
-      key: draws the gates, of each layer by its own seed; given in mode "sample" and in no other.
+      key: of the gate noise, with its own seed for each layer; for mode "sample" only.
       bias: of the gate logits: one number, or `[L, N]`.
-      valid_BT: false where a token is padding; its row attends to nothing and counts nowhere.
+      valid_BT: false where a token is padding; such a query attends to nothing and is not counted.
       raw_gate: the gate logit of Eq. 1 as printed, q.k without its scale.
-      renormalise: let the weights of the open edges sum to one, an ablation of Eq. 2.
+      renormalise: make the weights of the open edges sum to one, an ablation of Eq. 2.
 
     Raises:
-      UsageError: an unknown mode, a key missing or out of place, or a bias of another shape.
+      UsageError: the mode is unknown, a key is missing or not needed, or `bias` has another shape.
     """
     if mode not in MODES:
         raise UsageError(f"mode = {mode!r} is no mode of a gate{nearest(mode, MODES)}")
     if (key is not None) != (mode == "sample"):
-        text = "needs a key to draw gates from" if key is None else "draws nothing; leave key out"
+        text = "needs a key to sample gates" if key is None else "samples nothing; leave key out"
         raise UsageError(f"gated: mode {mode!r} {text}")
     L, N = cfg.num_layers, cfg.num_heads
     bias = jnp.asarray(bias, jnp.float32)
@@ -155,12 +155,12 @@ def _kernel(
     (B, T), S = q_BTNH.shape[:2], k_BSKH.shape[1]
     segments = None
     if data["valid_BT"] is not None:
-        # A padding query is of no segment, and sees nothing.
+        # A padding query has a segment of its own, in which it sees nothing.
         queries_BT = jnp.where(data["valid_BT"], 0, -1)
         segments = (queries_BT, jnp.zeros((B, S), jnp.int32))
 
     def run(first, q_BTNH, k_BSKH, v_BSKH, bias_N, seed, window, segments, start_B):
-        made = gated_attention(
+        output = gated_attention(
             q_BTNH,
             k_BSKH,
             v_BSKH,
@@ -176,7 +176,7 @@ def _kernel(
             origin=(first["B"], first["N"]),
             renormalise=fn.renormalise,
         )
-        return made.out_BTNH, made.expected_edges_BN, made.open_edges_BN
+        return output.out_BTNH, output.expected_edges_BN, output.open_edges_BN
 
     out_BTNH, expected_BN, opened_BN = shard_kernel(
         run,

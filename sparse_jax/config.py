@@ -1,7 +1,7 @@
-"""The settings of a post-training run, as the frozen dataclass that a config file becomes.
+"""Settings of post-training: the frozen dataclass that a config file becomes.
 
-A file under configs/sparse/ says what is particular to its experiment and calls `experiment`, which
-adds the smoke mode.
+A file under configs/sparse/ sets the fields of its experiment and calls `experiment`, which adds
+the smoke mode.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,48 +21,48 @@ from sparse_jax.geco import Strength
 
 @dataclasses.dataclass(frozen=True)
 class PosttrainConfig:
-    """Everything that decides the result of post-training.
+    """All settings of post-training.
 
     Attributes:
       model: a local folder, a .gguf file, or a name of the manifest.
-      corpus: the text and how it is split; `vocab_size` is the model's own and is not read.
-      context: tokens that the model sees at once, always of one document.
-      validation_documents: at most so many are evaluated.
-      slacks: by how many nats the loss may exceed the dense model's on the same tokens; one run
-        for each, in order, and together they draw the frontier.
-      targets: bounds in nats per token in place of `slacks`, if there are any.
-      strength: of the penalty; its target is what the runs differ in.
+      corpus: the text and its splits; its `vocab_size` is ignored in favour of the model's.
+      context: tokens of a window, always of one document.
+      validation_documents: the most documents to evaluate on.
+      slacks: bounds of the loss, in nats per token above the dense model's on the same tokens; one
+        run for each, which together give the frontier.
+      targets: absolute bounds in nats per token, which replace `slacks` if there are any.
+      strength: of the penalty; the runs differ in its target.
       adapters: rank, alpha and targets of LoRA.
-      full: train all weights, and no adapters.
-      bias: of the gate logits at the start.
+      full: train all weights instead of adapters.
+      bias: initial bias of the gate logits.
       learn_bias: train one bias per layer and head.
       raw_gate: gate logits as Eq. 1 prints them, q.k without its scale.
       renormalise: divide the weights of open edges by their sum, an ablation of Eq. 2.
-      control: also train for as many steps with every gate open: the dense model that has read the
-        same text, without which what is learned of the text hides what closing edges costs.
+      control: also train for as many steps with every gate open. Against this dense model, trained
+        on the same text, the loss shows the cost of closing edges alone.
       distill: weight of the divergence from the dense model; 0 leaves the teacher out.
-      temperature: of both distributions in it.
+      temperature: of both distributions in the divergence.
       batch_size: windows of one update, on all devices together.
       accumulate: micro-batches of one update.
       steps: updates of a run.
       learning_rate: at the peak; a cosine to a tenth follows.
-      warmup: the share of the steps in which the learning rate rises to its peak.
-      weight_decay: on matrices.
-      clip_norm: longest gradient; 0 for as long as it is.
-      skip_sigma: leave out an update whose loss is that many standard deviations above the mean of
-        the last 128; 0 leaves out none.
+      warmup: share of the steps in which the learning rate rises to its peak.
+      weight_decay: of matrices.
+      clip_norm: largest norm of the gradient; 0 does not clip.
+      skip_sigma: skip an update whose loss is that many standard deviations above the mean of the
+        last 128; 0 skips none.
       dtype: of the computation and of frozen weights; trained weights and moments are float32.
       export_dtype: of the exported weights where adapters are merged into frozen ones: "base" is
-        `dtype`, into which their sum is rounded once; "float32" keeps it.
+        `dtype`, to which the sum is rounded once; "float32" does not round it.
       remat: keep only the residual stream of each layer for the backward pass.
       eval_every: steps between evaluations.
-      save_every: steps between checkpoints, besides one at each evaluation.
-      seeds: one run for each and for each bound; a seed draws adapters, order and gates.
+      save_every: steps between checkpoints; each evaluation saves one too.
+      seeds: random seeds of adapters, order and gates; one run for each seed and bound.
       mesh: sizes of the axes data, fsdp, tensor; one may be -1.
       allow_fallback: where the newest checkpoint is damaged, continue from the one before it.
-      texts: shown in the report with their attention before and after.
-      heads: shown there, as "layer.head"; if there are none, some that few
-        edges make legible (`patterns.legible`).
+      texts: texts whose attention before and after is in the report.
+      heads: heads in the report, as "layer.head"; if there are none, heads whose few open edges
+        carry much weight (`patterns.legible`).
     """
 
     model: str = "smollm2"
@@ -155,7 +155,7 @@ class PosttrainConfig:
 
 
 def _bounds(bounds: Sequence[float], *, least: float) -> bool:
-    """Whether all are finite, not below `least`, and differ in the digits that name a folder."""
+    """Whether all are finite, at least `least`, and 0.0001 apart, as names of folders must be."""
     steps = np.diff(sorted(bounds))
     return all(least <= bound < math.inf for bound in bounds) and bool(
         (steps >= 1e-4 - 1e-12).all()
@@ -163,7 +163,7 @@ def _bounds(bounds: Sequence[float], *, least: float) -> bool:
 
 
 # Settings that closed most edges of SmolLM2-135M in hundreds of updates (docs/sparse.md). The bound
-# leaves a margin to 0.05: it holds of the text trained on, which is not the text evaluated on.
+# leaves a margin to 0.05, because it is on the training text and not on the validation text.
 SMALL_MODEL: Mapping[str, Any] = {
     "slacks": (0.04,),
     "strength": Strength(dual_rate=0.1, decay=0.9, start=0.3),
@@ -176,7 +176,7 @@ SMALL_MODEL: Mapping[str, Any] = {
     "save_every": 40,
 }
 
-# More nats than a model of any vocabulary loses on a token unless it is worse than none.
+# More nats than any model loses per token, unless it is worse than a uniform distribution.
 _SMOKE_MARGIN = 15.0
 
 
@@ -184,20 +184,20 @@ def experiment(mode: str, **settings: Any) -> ConfigDict:
     """The `get_config(mode)` of one experiment.
 
     Args:
-      mode: "" for the experiment; "smoke" for a run of seconds that only shows that it works.
+      mode: "" for the experiment; "smoke" for a run of seconds that only tests that it runs.
       **settings: fields of `PosttrainConfig` that differ from its defaults.
 
     Raises:
-      UsageError: for an unknown mode, or settings that `PosttrainConfig` refuses.
+      UsageError: the mode is unknown, or `PosttrainConfig` refuses the settings.
     """
     return in_mode(mode, PosttrainConfig(**settings), {"smoke": smoke}, of="post-training")
 
 
 def smoke(config: PosttrainConfig) -> PosttrainConfig:
-    """The same experiment on few words, for two steps.
+    """The same experiment on little text, for two steps.
 
-    Targets stay targets, micro-batches stay as many, and the mesh keeps its shape: an axis of a
-    fixed size takes whatever devices there are.
+    Targets stay targets, the number of micro-batches stays, and the mesh keeps its axes: the
+    largest axis of a fixed size takes the devices that are there.
     """
     corpus = dataclasses.replace(config.corpus, max_tokens=20_000, splits=(0.8, 0.2, 0.0))
     data, fsdp, tensor = config.mesh
@@ -209,7 +209,7 @@ def smoke(config: PosttrainConfig) -> PosttrainConfig:
         corpus=corpus,
         context=min(config.context, 24),
         validation_documents=8,
-        # No bound of a recipe holds for other text in windows as short as these.
+        # The bounds of a recipe do not hold for other text in windows as short as these.
         targets=tuple(bound + _SMOKE_MARGIN for bound in config.targets),
         batch_size=8 * config.accumulate,
         steps=2,

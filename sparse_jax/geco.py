@@ -1,17 +1,17 @@
-"""A penalty whose strength finds itself: minimise edges subject to a bound on the loss.
+"""GECO: a penalty with an adaptive strength, to minimise edges under a bound on the loss.
 
 GECO (Rezende and Viola, 2018), as sparse attention post-training uses it (Eq. 4, 5 and 7):
 
     min E|A|   subject to   CE <= tau
 
 In the paper's Lagrangian E|A| + lambda (CE - tau) the multiplier is on the loss. Divided by lambda
-it is CE + s E|A|, with the strength s = 1 / lambda of the paper's Fig. 11. That is the form which
-is minimised here: its gradient keeps the scale of an ordinary loss. The dual variable is ln s,
+it is CE + s E|A|, with the strength s = 1 / lambda of the paper's Fig. 11. This form is minimised
+here, because its gradient keeps the scale of an ordinary loss. The dual variable is ln s,
 
     ln s  <-  clip(ln s + dual_rate (tau - average CE))
 
-so that the strength rises while there is loss to spare and falls where the bound is passed. The
-average is an exponential one, with the bias of its start removed; a decay of 0 takes the last loss.
+so that the strength rises while the loss is below the bound and falls while it is above. The
+average is an exponential moving average with bias correction; a decay of 0 takes the last loss.
 """
 
 import dataclasses
@@ -26,17 +26,17 @@ from lm_jax.errors import UsageError
 
 @dataclasses.dataclass(frozen=True)
 class Strength:
-    """How the strength moves, whatever its target.
+    """Update rule of the strength, without its target.
 
     Attributes:
       dual_rate: of the step in ln s; the paper's are 0.1 (GPT-2) and 0.01 (OLMo).
       decay: of the moving average of the loss, in [0, 1).
       start: the strength before the first update.
       least, most: bounds of the strength.
-      longest: the longest step in ln s, so that one spike of the loss moves it no further.
+      longest: the longest step in ln s, which limits the effect of a spike of the loss.
 
     Raises:
-      UsageError: listing every field that cannot be used.
+      UsageError: fields are out of range; the message lists them all.
     """
 
     dual_rate: float = 0.01
@@ -76,7 +76,7 @@ class GecoConfig(Strength):
 
     @classmethod
     def fixed(cls, strength: float) -> "GecoConfig":
-        """A strength that stays as it is, whatever the loss."""
+        """A constant strength, whatever the loss."""
         return cls(target=0.0, start=strength, least=strength, most=strength)
 
 
@@ -90,7 +90,7 @@ class Dual:
 
     @property
     def strength(self) -> jax.Array:
-        """s, what the edges are multiplied by."""
+        """The factor s of the edges."""
         return jnp.exp(self.log_strength)
 
     @property
@@ -100,15 +100,15 @@ class Dual:
 
 
 def init(settings: GecoConfig) -> Dual:
-    """The dual before the first step."""
+    """The initial dual state."""
     zero = jnp.zeros((), jnp.float32)
     return Dual(jnp.asarray(math.log(settings.start), jnp.float32), zero, zero)
 
 
 def update(dual: Dual, loss: jax.Array, settings: GecoConfig) -> Dual:
-    """The dual after a step whose batch had this loss, in nats per token.
+    """The dual state after a step whose batch had this loss, in nats per token.
 
-    A loss that is not finite makes the dual so, and the loop stops at it.
+    A loss that is not finite makes the state not finite, at which the training loop stops.
     """
     total = settings.decay * dual.sum + (1.0 - settings.decay) * loss
     weight = settings.decay * dual.weight + (1.0 - settings.decay)
@@ -119,5 +119,5 @@ def update(dual: Dual, loss: jax.Array, settings: GecoConfig) -> Dual:
 
 
 def lagrangian(loss: jax.Array, edges: jax.Array, dual: Dual) -> jax.Array:
-    """What the parameters minimise; the strength is a constant to them."""
+    """The loss that the parameters minimise, in which the strength is a constant."""
     return loss + jax.lax.stop_gradient(dual.strength) * edges

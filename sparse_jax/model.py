@@ -1,11 +1,11 @@
-"""A sparse model on disk: an ordinary pretrained folder, and beside it how its gates open.
+"""A sparse model on disk: a pretrained folder with the parameters of its gates.
 
     <folder>/                 what `lm_jax.load_pretrained` and `transformers` read: config.json,
                               model.safetensors, the tokenizer (adapters are merged in)
-    <folder>/sparse.json      the gates, the digest of the weights they belong to, and the numbers
+    <folder>/sparse.json      the gates, the digest of their weights, and numbers of the run
     <folder>/README.md        the model card
 
-Read without its gates, by another library say, it is a dense model with other weights.
+Loaded without its gates, by another library, it is a dense model with changed weights.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ _FORMAT = 2
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Gates:
-    """How gates open: `bias_LN` is added to their logits; the others are options of `gated`."""
+    """Parameters of the gates: `bias_LN` is added to their logits; the rest as in `gated`."""
 
     bias_LN: np.ndarray
     raw_gate: bool = False
@@ -49,7 +49,7 @@ class Gates:
         key: jax.Array | None = None,
         valid_BT: jax.Array | None = None,
     ) -> PerLayer:
-        """The attend of these gates, on scores; `attend.by_kernels` makes the fused one of it."""
+        """The attend of these gates on scores; `attend.by_kernels` turns it into the fused one."""
         return gated(
             cfg,
             mode=mode,
@@ -63,7 +63,7 @@ class Gates:
 
 @dataclasses.dataclass(frozen=True)
 class SparseModel:
-    """A model with its gates; `numbers` are those of its post-training, as its card tells them."""
+    """A model with its gates; `numbers` are the results in its model card, by name."""
 
     base: Pretrained
     gates: Gates
@@ -78,19 +78,19 @@ class SparseModel:
         return self.base.params
 
     def with_params(self, params: Any) -> "SparseModel":
-        """The same model over other weights, such as those that a compiled function is given."""
+        """The same model with other weights, such as an argument of a compiled function."""
         return dataclasses.replace(self, base=dataclasses.replace(self.base, params=params))
 
     def forward(
         self, tokens_BT: jax.Array, *, valid_BT: jax.Array | None = None, **options: Any
     ) -> Output:
-        """The forward pass with gates that open without chance.
+        """The forward pass with deterministic gates, open where their logit is above 0.
 
         Args:
           tokens_BT: ids.
           valid_BT: false where a token is padding.
-          **options: of `lm_jax.forward`. Where sites of scores or patterns are recorded or edited,
-            scores are formed; otherwise they are not.
+          **options: of `lm_jax.forward`. Scores are only formed where `attn.scores` or
+            `attn.pattern` is recorded or edited.
         """
         on_scores = self.gates.attend(self.cfg, valid_BT=valid_BT)
         touched = {*options.get("record", ()), *options.get("edits", ())}
@@ -102,9 +102,9 @@ class SparseModel:
 def save(
     folder: str | os.PathLike[str], model: Pretrained, gates: Gates, numbers: Mapping[str, Any]
 ) -> None:
-    """Writes a sparse model; `model` holds the weights as they are computed with.
+    """Writes a sparse model; `model` holds the weights in the dtype of the computation.
 
-    `sparse.json` is written last: a folder without it is no sparse model.
+    `sparse.json` is written last, so that a folder without it is no sparse model.
 
     Raises:
       BadInputError: the folder exists.
@@ -135,8 +135,9 @@ def load(
     """Reads a folder that `save` wrote.
 
     Raises:
-      BadInputError: it is no sparse model, or one of another family or shape than its weights.
-      CorruptError: its weights have changed since, or a file is damaged.
+      BadInputError: it is no sparse model, or the gates are of another family or shape than the
+        weights.
+      CorruptError: its weights are not those it was saved with, or a file is damaged.
     """
     note, folder = read_note(folder), Path(folder)
     file = folder / SPARSE
@@ -145,21 +146,21 @@ def load(
     wanted = (base.cfg.num_layers, base.cfg.num_heads)
     if note["family"] != base.cfg.family or bias_LN.shape != wanted:
         raise BadInputError(
-            f"{file} is of a model of family {note['family']} with (layers, heads) "
-            f"{bias_LN.shape}, and the weights beside it are of {base.cfg.family} with {wanted}; "
-            "copy the folder whole"
+            f"{file} belongs to a model of family {note['family']} with (layers, heads) "
+            f"{bias_LN.shape}, but the weights in its folder to {base.cfg.family} with {wanted}; "
+            "copy the whole folder"
         )
     if note["weights_sha256"] != base.sha256:
         raise CorruptError(
-            f"{folder}: the weights are not those that {SPARSE} was written for; copy the folder "
-            "whole"
+            f"{folder}: the weights are not those that {SPARSE} was written for; copy the whole "
+            "folder"
         )
     gates = Gates(bias_LN, note["raw_gate"], note["renormalise"])
     return SparseModel(base, gates, note["numbers"])
 
 
 def read_note(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """What `sparse.json` of a sparse model holds, without loading its weights.
+    """Contents of the `sparse.json` of a sparse model, without its weights.
 
     Raises:
       BadInputError: the folder is no sparse model, or one of another version.
@@ -179,7 +180,7 @@ def read_note(folder: str | os.PathLike[str]) -> dict[str, Any]:
 def constant_gates(
     cfg: DecoderConfig, bias: float, *, raw_gate: bool = False, renormalise: bool = False
 ) -> Gates:
-    """Gates whose logits have one bias in all layers and heads."""
+    """Gates with the same bias in all layers and heads."""
     bias_LN = np.full((cfg.num_layers, cfg.num_heads), bias, np.float32)
     return Gates(bias_LN, raw_gate, renormalise)
 
@@ -190,19 +191,19 @@ def card(cfg: DecoderConfig, gates: Gates, numbers: Mapping[str, Any]) -> str:
     weights = (
         "the weights of the open ones are divided by their sum"
         if gates.renormalise
-        else "the others keep the weight that the softmax over all keys gives them"
+        else "the open ones keep their weights from the softmax over all keys"
     )
-    shown = "\n".join(f"| {name} | {_said(value)} |" for name, value in numbers.items())
+    rows = "\n".join(f"| {name} | {_format(value)} |" for name, value in numbers.items())
     return f"""# A model with sparse attention
 
 Post-trained so that most attention edges are closed at nearly the loss of the dense model. Every
-edge (query, key) of a head has a gate, open where {score} + bias > 0; a closed edge carries
-nothing, and {weights}.
+edge (query, key) of a head has a gate, open where {score} + bias > 0; a closed edge has weight 0,
+and {weights}.
 
 | | |
 |---|---|
 | family | {cfg.family} |
-{shown}
+{rows}
 
 Load it with its gates: `sparse_jax.load("this folder")`, then `model.forward(tokens)`. Without them
 (`transformers`, or `lm_jax.load_pretrained`) it is a dense model with changed weights, and the
@@ -210,5 +211,5 @@ numbers above do not hold. It inherits the licence and the limits of its base.
 """
 
 
-def _said(value: Any) -> str:
+def _format(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)

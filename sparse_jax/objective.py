@@ -1,4 +1,4 @@
-"""What sparse post-training minimises: few edges, at a loss that stays at its target.
+"""The objective of sparse post-training: few open edges at a bounded loss.
 
 Sparse Attention Post-Training, Eq. 4, 5 and 7 and section 3.3, as an objective of the shared
 training loop (`lm_jax.train.objective`):
@@ -6,9 +6,9 @@ training loop (`lm_jax.train.objective`):
     CE + s sum_l E|A_l| + w T^2 KL(dense || sparse)
 
 CE is the mean over tokens, E|A_l| the expected share of open edges among the visible pairs of layer
-l, over all its heads, and s the strength that `geco` moves so that CE stays at its target. The
-weights themselves are trained, or adapters over frozen ones (`lm_jax.model.lora`); the teacher of
-the divergence is the model that training began with, under its dense attention.
+l, over all its heads, and s the strength, which `geco` adapts so that CE stays at its target. All
+weights are trained, or adapters over frozen ones (`lm_jax.model.lora`); the teacher of the
+divergence is the initial model with its dense attention.
 """
 
 import dataclasses
@@ -50,28 +50,29 @@ WEIGHTS, GATE_BIAS = "weights", "gate_bias"
 class Sparsifying:
     """Few open edges at a bounded loss.
 
-    What is trained is `{"weights": ...}`, adapters or all weights, and with `learn_bias` also
+    Trained parameters are `{"weights": ...}`, adapters or all weights, and with `learn_bias` also
     `"gate_bias"` [L, N]. `frozen` is the dense model where there are adapters or a teacher, and
-    else (). A step reports `edges`, the expected share of open edges (the mean over layers);
-    `divergence`, in nats per token; and `strength`, s as the step used it. An evaluation, in which
-    gates open without chance, counts `open_edges` [L, N] and `pairs` [L], those of one head.
+    () otherwise. A step reports `edges`, the expected share of open edges (the mean over layers);
+    `divergence`, in nats per token; and `strength`, the s of that step. An evaluation, in which
+    gates are open where their logit is above 0, counts `open_edges` [L, N] and the `pairs` [L] of
+    one head.
 
     Attributes:
       cfg: the model.
-      dual: the target and how the strength moves.
-      adapters: which weights are adapted; None trains all.
-      bias: of the gate logits, or what learned ones start at.
-      learn_bias: one trained bias per layer and head.
-      raw_gate: Eq. 1 as printed; see `attend.gated`.
-      renormalise: an ablation of Eq. 2; see there.
+      dual: the target and the update rule of the strength.
+      adapters: the weights to adapt; None trains all.
+      bias: of the gate logits; with `learn_bias`, its initial value.
+      learn_bias: train one bias per layer and head.
+      raw_gate: Eq. 1 as printed (`attend.gated`).
+      renormalise: an ablation of Eq. 2 (`attend.gated`).
       distill: weight w of the divergence from the dense model; 0 leaves the teacher out.
-      temperature: T of both distributions in it.
+      temperature: T of both distributions in the divergence.
       dtype: of the computation.
       remat: keep only the residual stream of each layer for the backward pass.
-      make_batch: rows of ids to inputs, targets and masks.
+      make_batch: function from rows of ids to inputs, targets and masks.
 
     Raises:
-      UsageError: for a weight, temperature or dtype that cannot be.
+      UsageError: `distill`, `temperature` or `dtype` is out of range.
     """
 
     cfg: DecoderConfig
@@ -110,8 +111,8 @@ class Sparsifying:
         return spec
 
     def metadata(self) -> dict[str, Any]:
-        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return to_plain({"sparsifying": own | {"make_batch": self.make_batch.__qualname__}})
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return to_plain({"sparsifying": fields | {"make_batch": self.make_batch.__qualname__}})
 
     def init_state(self) -> Dual:
         return geco.init(self.dual)
@@ -119,12 +120,12 @@ class Sparsifying:
     def normalizers(self, tokens_BS: jax.Array) -> Numbers:
         batch = self.make_batch(tokens_BS)
         T = batch.input_BT.shape[1]
-        # Query t sees t + 1 keys, or as many as its window has; padding stands at the end of a row.
+        # Query t sees t + 1 keys, or those of its window; padding is at the end of a row.
         window_L1 = np.array([w or T for w in self.cfg.layer_windows])[:, None]
-        seen_LT = jnp.asarray(np.minimum(np.arange(1, T + 1), window_L1))
+        visible_LT = jnp.asarray(np.minimum(np.arange(1, T + 1), window_L1))
         return {
             "tokens": jnp.maximum(jnp.sum(batch.loss_mask_BT), 1),
-            "pairs": jnp.maximum(seen_LT @ batch.input_mask_BT.sum(0), 1),
+            "pairs": jnp.maximum(visible_LT @ batch.input_mask_BT.sum(0), 1),
         }
 
     def loss_terms(
@@ -161,7 +162,7 @@ class Sparsifying:
         teacher = forward.total if self.distill else 0
         if self.adapters is None:
             return rows * (3 * forward.total + teacher)
-        # Frozen weights have no gradient of their own, and adapters one product for each.
+        # Frozen weights need no gradient; every adapter adds its own products.
         adapted = 6 * read * params_lib.count(self.spec[WEIGHTS])
         return rows * (2 * forward.weights + 3 * forward.mixing + adapted + teacher)
 
@@ -188,13 +189,13 @@ class Sparsifying:
         """The forward pass of the gated model, in the dtype of the computation.
 
         Args:
-          params: what is trained, as `spec` declares.
+          params: trained parameters, as in `spec`.
           frozen: the dense model, or ().
-          batch: what is read.
-          mode: of the gates, as `attend.gated` has them.
-          key: draws the gates in mode "sample".
-          **forwarded: further arguments of `forward`; what touches scores needs `attend` to be the
-            unfused one, and is done with `attend.gated` itself.
+          batch: the model inputs.
+          mode: of the gates (`attend.gated`).
+          key: of the gate noise in mode "sample".
+          **forwarded: further arguments of `forward`; those that record or edit scores need the
+            unfused `attend.gated` instead of this method.
         """
         weights = self._weights(params, frozen)
         attend = gated(
@@ -216,14 +217,14 @@ class Sparsifying:
         )
 
     def _weights(self, params: ParamTree, frozen: Any) -> Any:
-        """Those of the gated model, in the dtype of the computation."""
+        """Weights of the gated model, in the dtype of the computation."""
         if self.adapters is None:
             return self._low(params[WEIGHTS])
         low = jax.tree.map(lambda x: x.astype(self.dtype), params[WEIGHTS])
         return lora.attach(self._low(frozen), low, self.adapters)
 
     def _sums(self, output: Output, params: ParamTree, frozen: Any, batch: LMBatch) -> losses.Sums:
-        """Of the tokens of `batch`; the teacher is the dense model."""
+        """Sums of losses over the tokens of `batch`; the teacher is the dense model."""
         teacher = None
         if self.distill:
             dense = self._low(frozen)

@@ -1,10 +1,13 @@
-"""The page of a post-training: the answer, the way there, and the attention before and after.
+"""The page of a post-training: losses and open edges, training, attention before and after.
 
-Every number comes from the files of the run; nothing is measured here.
+Every number comes from the files of the run; nothing is measured here. Paragraphs are in
+`report.html.j2`.
 """
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import functools
+import importlib.resources
 from pathlib import Path
 from typing import Any
 
@@ -13,36 +16,31 @@ import pyarrow.parquet as pq
 
 from lm_jax import report
 from lm_jax.report import Column, Points, Section, Series, section, table
-from lm_jax.report.markup import Markup, number
+from lm_jax.report.markup import ENVIRONMENT, Markup, number
 from lm_jax.run.results import load_result
 from lm_jax.statistics import Interval
 from lm_jax.train.metrics import EVALUATIONS, METRICS
 from sparse_jax import export
+from sparse_jax.paper import TABLE_1
 from sparse_jax.report_text import ONE_RUN, format_rounding
 from sparse_jax.results import PosttrainSummary, RunResult, Spread, TextPatterns
 
-# A curve of more points than this is drawn through means of neighbouring steps.
-_MOST = 400
-
-# Table 1: dense loss, sparse loss, share of open edges, of the authors' models.
-PAPER = {
-    "GPT-2, context 64, OpenWebText": (3.48, 3.501, 0.0022),
-    "OLMo-7B, context 512, Dolma": (2.24, 2.287, 0.0044),
-}
+# A longer curve is drawn through means of neighbouring steps.
+_MOST_POINTS = 400
 TERMS = {
-    "edge": "A query reading a key in one head: of a window of T tokens, T (T + 1) / 2 per head.",
-    "open": "The gate of the edge lets its softmax weight through. In evaluation a gate is open "
-    "where its logit, the scaled score plus a bias, is above 0; in training it is drawn.",
-    "loss": "Mean negative log likelihood of the next token, in nats.",
-    "strength": "What the expected share of open edges, summed over layers, is multiplied by in "
-    "what is minimised. It rises while the loss is under its bound and falls above it.",
+    "edge": "A query that reads a key in one head: T (T + 1) / 2 per head in a window of T tokens.",
+    "open": "The gate of the edge passes its softmax weight on. In evaluation a gate is open where "
+    "its logit, the scaled score plus a bias, is above 0; in training it is sampled.",
+    "loss": "Mean negative log-likelihood of the next token, in nats.",
+    "strength": "Factor of the penalty, which is the expected share of open edges summed over "
+    "layers. It rises while the loss is below its bound, and falls while it is above.",
     "interval": "95 %, from resampling documents, for one trained model.",
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One bound: its numbers, tables and patterns, as the run's folder holds them."""
+    """Numbers, tables and patterns of one run, from its folder."""
 
     result: RunResult
     steps: Mapping[str, Sequence[float]]
@@ -51,13 +49,17 @@ class Run:
     patterns: tuple[TextPatterns, ...]
 
     def evaluated(self, name: str) -> tuple[list[int], list[float]]:
-        """Steps and values of one number."""
+        """Steps and values of one metric of the evaluations."""
         rows = [row for row in self.evaluations if row["name"] == name]
         return [row["step"] for row in rows], [row["value"] for row in rows]
 
 
 def read(folder: Path) -> Run:
-    """A run from its folder."""
+    """Reads a run from its folder.
+
+    Raises:
+      CorruptError: a file is damaged.
+    """
     return Run(
         load_result(folder / export.RESULT, RunResult),
         pq.read_table(folder / METRICS).to_pydict(),
@@ -70,8 +72,8 @@ def read(folder: Path) -> Run:
 def build(
     summary: PosttrainSummary, result: Sequence[Run], *, provenance: Mapping[str, Any]
 ) -> str:
-    """The whole page; of several seeds, the first one's runs are shown in detail."""
-    parts = [outcome(summary), over_seeds(summary), frontier(summary, result)]
+    """The whole page; the runs of the first seed are shown in detail."""
+    parts = [losses(summary), over_seeds(summary), frontier(summary, result)]
     for run in result:
         if run.result.seed == summary.seeds[0]:
             parts += [training(run, summary), by_head(run), attention(run)]
@@ -84,8 +86,15 @@ def build(
     )
 
 
+@functools.cache
+def paragraphs() -> Any:
+    """The macros of `report.html.j2`, each of which returns one paragraph."""
+    folder = importlib.resources.files("sparse_jax")
+    return ENVIRONMENT.from_string(folder.joinpath("report.html.j2").read_text("utf-8")).module
+
+
 def conclusion(summary: PosttrainSummary) -> Markup:
-    """The sparsest bound that is kept, or that none is; means over seeds."""
+    """The sparsest bound that is kept, or the sparsest of all if none is; means over seeds."""
     kept = [bound for bound in summary.bounds if bound.loss.mean <= bound.target]
     best = min(kept or summary.bounds, key=lambda bound: bound.edges.mean)
     several = len(summary.seeds) > 1
@@ -94,11 +103,11 @@ def conclusion(summary: PosttrainSummary) -> Markup:
         f"{best.difference.mean:+.4f} nats per token from the dense model's"
     )
     text += f" (means of {len(summary.seeds)} seeds)." if several else f" ({ONE_RUN})."
-    # It binds the text that is trained on; held-out text may be a little harder.
+    # The bound is on the training text; held-out text may be a little harder.
     reason = f"The bound was {best.slack:+.4f}, " + (
         "and it is kept."
         if kept
-        else "and no run keeps it on held-out text: train longer, or give a lower slack."
+        else "and no run keeps it on held-out text: train longer, or set a lower slack."
     )
     if best.over_control:
         reason += (
@@ -108,7 +117,7 @@ def conclusion(summary: PosttrainSummary) -> Markup:
     return report.verdict(text, reason, tone="good" if kept else "warn")
 
 
-def outcome(summary: PosttrainSummary) -> Section:
+def losses(summary: PosttrainSummary) -> Section:
     """A row per run."""
     rows = [
         [
@@ -127,21 +136,18 @@ def outcome(summary: PosttrainSummary) -> Section:
         "Seed",
         Column("Bound", ".3f"),
         "Loss",
-        "Less dense",
+        "Minus dense",
         "Open, %",
         Column("Per head", ".1f"),
         Column("Strength", ".3g"),
     ]
-    notes = []
+    notes: list[str | Markup] = []
     if summary.controls:
-        columns.insert(4, "Less control")
+        columns.insert(4, "Minus control")
         for row, run in zip(rows, summary.runs, strict=True):
             row.insert(4, _interval(run.over_control, "+.4f"))
         less = "; ".join(_interval(each.difference, "+.4f") for each in summary.controls)
-        notes.append(
-            "A control has the same training with every gate open: its loss less the dense "
-            f"model's is {less}. What lies over the control's is what closing edges costs."
-        )
+        notes.append(paragraphs().control(less))
     notes += [
         f"Seed {run.seed}, {run.folder}: {line}."
         for run in (*summary.runs, *summary.controls)
@@ -149,35 +155,33 @@ def outcome(summary: PosttrainSummary) -> Section:
     ]
     return section(
         "Result",
-        f"The dense model has a loss of {summary.dense_loss:.4f} on "
-        f"{number(summary.validation_tokens)} held-out tokens of {summary.corpus.source}, "
-        f"in windows of {summary.context} tokens that never cross documents. "
-        f"{number(summary.trained_parameters)} parameters were trained in {first.steps} "
-        f"updates on {number(first.tokens_seen)} tokens. The exported model is the one that was "
-        "evaluated, with gates that open without chance.",
+        paragraphs().result(
+            f"{summary.dense_loss:.4f}",
+            number(summary.validation_tokens),
+            summary.corpus.source,
+            summary.context,
+            number(summary.trained_parameters),
+            first.steps,
+            number(first.tokens_seen),
+        ),
         *notes,
         table(
             columns,
             rows,
-            caption="Each run at its end: losses in nats per token, on the same windows as the "
-            "dense model; open edges in all, and per head and window. Intervals are over "
-            "documents, for the model that was trained.",
+            caption="Each run after training: losses in nats per token, on the same windows as the "
+            "dense model; open edges in total, and per head and window. Intervals are over "
+            "documents, for the trained model.",
             n=f"{number(first.windows)} windows of {first.edges.n} documents",
         ),
     )
 
 
 def over_seeds(summary: PosttrainSummary) -> Section:
-    """How far runs differ that differ in their seed alone."""
+    """Spread of the results over seeds."""
     count = len(summary.seeds)
     if count == 1:
-        return section(
-            "Between seeds",
-            "This is one run of each bound. The intervals above are over documents; they do not "
-            "cover what another seed would train, or another processor or number of threads, "
-            'which add up in another order. --config.seeds="(0, 1, 2)" trains three.',
-        )
-    columns = [Column("Bound", ".3f"), "Loss", "Less dense", "Open, %"]
+        return section("Comparison of seeds", paragraphs().one_seed())
+    columns = [Column("Bound", ".3f"), "Loss", "Minus dense", "Open, %"]
     rows = [
         [
             bound.target,
@@ -188,47 +192,47 @@ def over_seeds(summary: PosttrainSummary) -> Section:
         for bound in summary.bounds
     ]
     if summary.controls:
-        columns.append("Less control")
+        columns.append("Minus control")
         for row, bound in zip(rows, summary.bounds, strict=True):
             row.append(_spread(bound.over_control, "+.4f"))
     return section(
-        "Between seeds",
+        "Comparison of seeds",
         table(
             columns,
             rows,
-            caption="Mean over seeds, with the least and the greatest of them.",
+            caption="Mean over seeds, with the lowest and the highest.",
             n=f"{count} seeds",
         ),
     )
 
 
 def frontier(summary: PosttrainSummary, result: Sequence[Run]) -> Section | None:
-    """Loss against edges: every evaluation of every run, and their ends."""
-    trails = []
+    """Loss against open edges, at every evaluation of every run."""
+    trajectories = []
     for run in result:
         steps, loss = run.evaluated("validation/loss")
         _, edges = run.evaluated("validation/edges")
-        over = np.subtract(loss, summary.dense_loss)
+        excess = np.subtract(loss, summary.dense_loss)
         titles = [f"step {step}" for step in steps]
         label = f"bound {run.result.target - summary.dense_loss:+.3f}"
         label += f", seed {run.result.seed}" * (len(summary.seeds) > 1)
-        trails.append(Points(label, 100 * np.asarray(edges), over, titles))
+        trajectories.append(Points(label, 100 * np.asarray(edges), excess, titles))
     return section(
         "Loss against edges",
-        "Down and to the left is better. Points of one run are its evaluations in order of time.",
+        paragraphs().frontier(),
         report.scatter(
-            trails,
-            caption="Loss over the dense model's, and edges that stay open.",
+            trajectories,
+            caption="Loss minus the dense model's, against open edges.",
             x_label="open edges, %",
             y_label="loss - dense loss, nats per token",
             log_x=True,
-            n=f"{sum(np.size(trail.x) for trail in trails)} evaluations",
+            n=f"{sum(np.size(each.x) for each in trajectories)} evaluations",
         ),
     )
 
 
 def training(run: Run, summary: PosttrainSummary) -> Section:
-    """Edges, strength and losses by step, as Fig. 11 draws them."""
+    """Edges, strength and losses by step, as in Fig. 11."""
     steps = run.steps
     step, edges = _thinned(steps["step"], steps["edges"])
     _, strength = _thinned(steps["step"], steps["strength"])
@@ -238,12 +242,12 @@ def training(run: Run, summary: PosttrainSummary) -> Section:
     count = f"{number(len(steps['step']))} steps"
     target, dense = run.result.target, summary.dense_loss
     return section(
-        f"Training under {target:.4f}",
+        f"Training under the bound {target:.4f}",
         report.grid(
             report.curves(
                 [
-                    Series("drawn, in training", step, 100 * edges),
-                    Series("by rule, held out", at, 100 * np.asarray(open_edges)),
+                    Series("sampled, in training", step, 100 * edges),
+                    Series("held out, logit > 0", at, 100 * np.asarray(open_edges)),
                 ],
                 caption="Open edges.",
                 x_label="step",
@@ -252,7 +256,7 @@ def training(run: Run, summary: PosttrainSummary) -> Section:
                 n=count,
             ),
             report.curves(
-                [Series("training", step, loss), Series("held out, by rule", at, held_out)],
+                [Series("training", step, loss), Series("held out", at, held_out)],
                 caption="Loss, with its bound and the dense model's.",
                 x_label="step",
                 y_label="nats per token",
@@ -272,12 +276,12 @@ def training(run: Run, summary: PosttrainSummary) -> Section:
 
 
 def by_head(run: Run) -> Section:
-    """Which heads keep their edges."""
+    """Share of open edges of every head."""
     layers, heads = max(run.edges["layer"]) + 1, max(run.edges["head"]) + 1
     share = np.divide(run.edges["open"], run.edges["pairs"]).reshape(layers, heads)
     closed = int((np.asarray(run.edges["open"]) == 0).sum())
     return section(
-        f"Heads under {run.result.target:.4f}",
+        f"Heads under the bound {run.result.target:.4f}",
         f"{closed} of {layers * heads} heads have no open edge in any window.",
         report.heat_map(
             100 * share,
@@ -294,7 +298,7 @@ def by_head(run: Run) -> Section:
 
 
 def attention(run: Run) -> Section | None:
-    """The chosen heads on the chosen texts."""
+    """Attention patterns of the chosen heads on the chosen texts."""
     drawn: list[str | Markup] = []
     for text in run.patterns:
         labels = [token.strip() or repr(token) for token in text.tokens]
@@ -323,17 +327,17 @@ def attention(run: Run) -> Section | None:
     if not drawn:
         return None
     return section(
-        f"Attention before and after, under {run.result.target:.4f}",
-        "Unless the config names heads, these are the legible ones, not typical ones: few open "
-        "edges carry much weight in them; at most one of a layer, and four in all.",
+        f"Attention before and after, under the bound {run.result.target:.4f}",
+        paragraphs().attention(),
         *drawn,
     )
 
 
 def paper(summary: PosttrainSummary) -> Section:
-    """The authors' numbers beside ours."""
+    """The published numbers beside ours."""
     rows: list[list[object]] = [
-        [name, dense, sparse - dense, 100 * edges] for name, (dense, sparse, edges) in PAPER.items()
+        [each.model, each.dense_loss, each.sparse_loss - each.dense_loss, 100 * each.edges]
+        for each in TABLE_1
     ]
     of = f"mean of {len(summary.seeds)} seeds" if len(summary.seeds) > 1 else ONE_RUN
     name = f"{Path(summary.model).name}, context {summary.context}, ours, {of}"
@@ -342,7 +346,7 @@ def paper(summary: PosttrainSummary) -> Section:
         rows.append([name, summary.dense_loss, bound.difference.mean, edges])
     tokens = number(max(run.tokens_seen for run in summary.runs))
     return section(
-        "Beside the paper",
+        "Comparison with the paper",
         table(
             [
                 "Model",
@@ -353,9 +357,7 @@ def paper(summary: PosttrainSummary) -> Section:
             rows,
             caption="Table 1 of the paper, and this run.",
         ),
-        f"Another model, other text, and {tokens} tokens of training where the paper's GPT-2 has "
-        "79 billion, as docs/sparse.md reads Table 2: the shares are not to be compared as they "
-        "stand.",
+        paragraphs().paper(tokens),
     )
 
 
@@ -376,8 +378,8 @@ def _spread(value: Spread | None, spec: str, scale: float = 1.0) -> str:
 
 
 def _thinned(x: Sequence[float], y: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """Means of neighbouring points, where there are more than can be told apart."""
-    width = -(-len(x) // _MOST)
+    """Means of neighbouring points of a long curve."""
+    width = -(-len(x) // _MOST_POINTS)
     parts = range(0, len(x), width)
     x_mean, y_mean = (
         np.array([np.mean(values[i : i + width]) for i in parts]) for values in (x, y)

@@ -1,4 +1,4 @@
-"""Results of post-training as lines of a terminal and sentences of the page."""
+"""Text of post-training results, for the terminal and for the page."""
 
 from collections.abc import Iterator
 
@@ -21,7 +21,7 @@ INTERVALS = (
 
 
 def format_summary(summary: PosttrainSummary) -> str:
-    """What a terminal shows of `summary.json`."""
+    """The results of `summary.json` as lines of a terminal."""
     return "\n".join(_lines(summary))
 
 
@@ -77,12 +77,12 @@ def _rounding(run: RunResult | ControlResult) -> Iterator[str]:
 
 
 def format_rounding(rounding: Rounding | None) -> str:
-    """What merging adapters into weights of few digits cost; "" where it costs nothing."""
+    """The cost of merging adapters into weights of a lower precision; "" where there is none."""
     if rounding is None or not rounding.update_lost:
         return ""
-    before = "" if rounding.loss_before is None else f"goes from {rounding.loss_before:.4f} to "
+    before = "" if rounding.loss_before is None else f"changes from {rounding.loss_before:.4f} to "
     return (
-        f"merged into {rounding.dtype} weights: rounding takes "
+        f"merged into {rounding.dtype} weights: rounding loses "
         f"{rounding.update_lost:.1%} of the update, and the loss {before or 'is '}"
         f"{rounding.loss_after:.4f}; "
         "--config.export_dtype=float32 --resume=force exports it again without rounding"
@@ -90,10 +90,10 @@ def format_rounding(rounding: Rounding | None) -> str:
 
 
 def format_spread(spread: Spread) -> str:
-    """A difference of losses over seeds."""
+    """Text of a difference of losses over seeds."""
     return f"{spread.mean:+.4f} ({spread.least:+.4f} to {spread.most:+.4f} between seeds)"
 
 
 def format_signed(interval: Interval) -> str:
-    """A difference of losses with its interval."""
+    """Text of a difference of losses with its interval."""
     return f"{interval.estimate:+.4f} ({interval.low:+.4f} to {interval.high:+.4f})"

@@ -1,4 +1,4 @@
-"""The settings of the addition study, as the frozen dataclass that its config file becomes."""
+"""Settings of the addition study: the frozen dataclass that its config file becomes."""
 
 import dataclasses
 import math
@@ -15,30 +15,30 @@ from sparse_jax.geco import GecoConfig
 
 @dataclasses.dataclass(frozen=True)
 class AdditionConfig:
-    """Everything that decides the result.
+    """All settings of the study.
 
-    The paper gives four layers, one head, 13 symbols and a fixed strength, and nothing else.
+    The paper states four layers, one head, 13 symbols and a fixed strength, and nothing else.
 
     Attributes:
       num_layers: of both models, each with one head as wide as the model.
       hidden_size, mlp_size: their widths.
-      held_out: sums that are not trained on.
+      held_out: number of sums that are not trained on.
       drawn: sums whose graphs are drawn; they are held out.
-      batch_size: sums of one update; with 64 in place of 256 the dense model did not learn the ones
+      batch_size: sums of one update; with 64 instead of 256 the dense model did not learn the ones
         of the answer in two of five seeds.
       dense_steps, sparse_steps: updates of each model.
-      begin: what the sparse model begins as: "dense", the trained dense one, or "drawn", weights
-        of its own. From drawn weights the penalty either closes what is not yet needed before the
-        sums are learned, or is too weak to close much.
-      dense_rate, sparse_rate: learning rates at the peak; 2 % of the steps warm up, then a cosine
-        to a tenth.
-      dense_decay, sparse_decay: weight decay of matrices; much of it pulls scores to 0, where a
-        gate with a bias is open.
-      clip_norm: longest gradient.
-      strength: what the expected share of open edges, summed over layers, is multiplied by.
-      bias: of the gate logits: above 0, gates begin open.
+      begin: initial weights of the sparse model: "dense", those of the trained dense one, or
+        "drawn", random ones. From random weights the penalty either closes edges before the sums
+        are learned that need them, or is too weak to close many.
+      dense_rate, sparse_rate: peak learning rates; 2 % of the steps warm up, then a cosine to a
+        tenth.
+      dense_decay, sparse_decay: weight decay of matrices; a large one pulls scores to 0, where a
+        gate with a positive bias is open.
+      clip_norm: largest norm of the gradient.
+      strength: factor of the penalty, the expected share of open edges summed over layers.
+      bias: of the gate logits; above 0, most gates are open at first.
       eval_every: steps between evaluations.
-      seeds: one study for each, which draws the split, the weights, the order and the gates.
+      seeds: random seeds of split, weights, order and gates; one study for each.
       allow_fallback: where the newest checkpoint is damaged, continue from the one before it.
     """
 
@@ -68,7 +68,7 @@ class AdditionConfig:
         counts = "hidden_size mlp_size batch_size dense_steps sparse_steps eval_every"
         positive = "dense_rate sparse_rate clip_norm strength"
         wanted = {
-            "num_layers": (self.num_layers >= 2, "at least 2: carries come second"),
+            "num_layers": (self.num_layers >= 2, "at least 2, because carries need a second layer"),
             **{name: (getattr(self, name) >= 1, "at least 1") for name in counts.split()},
             **{name: (0 < getattr(self, name) < math.inf, "above 0") for name in positive.split()},
             **{
@@ -77,7 +77,7 @@ class AdditionConfig:
             },
             "held_out": (
                 max(1, len(self.drawn)) <= self.held_out < problems.COUNT,
-                f"at least 1, no less than the sums that are drawn, and below {problems.COUNT}",
+                f"at least 1 and the number of config.drawn, and below {problems.COUNT}",
             ),
             "bias": (math.isfinite(self.bias), "finite"),
             "seeds": (
@@ -97,11 +97,11 @@ class AdditionConfig:
 
     @property
     def dual(self) -> GecoConfig:
-        """The strength, which stays what it is."""
+        """A dual with a constant strength."""
         return GecoConfig.fixed(self.strength)
 
     def training(self, steps: int, learning_rate: float, weight_decay: float) -> TrainConfig:
-        """The training of one of the two models."""
+        """Training settings of one of the two models."""
         return TrainConfig(
             steps=steps,
             learning_rate=learning_rate,
@@ -116,17 +116,17 @@ def experiment(mode: str, **settings: Any) -> ConfigDict:
     """The `get_config(mode)` of the study.
 
     Args:
-      mode: "" for the study; "smoke" for a run of seconds that only shows that it works.
+      mode: "" for the study; "smoke" for a run of seconds that only tests that it runs.
       **settings: fields of `AdditionConfig` that differ from its defaults.
 
     Raises:
-      UsageError: for an unknown mode, or settings that `AdditionConfig` refuses.
+      UsageError: the mode is unknown, or `AdditionConfig` refuses the settings.
     """
     return in_mode(mode, AdditionConfig(**settings), {"smoke": smoke}, of="the addition study")
 
 
 def smoke(config: AdditionConfig) -> AdditionConfig:
-    """The same study so small that it takes seconds."""
+    """The same study at a size that takes seconds."""
     return dataclasses.replace(
         config,
         hidden_size=16,

@@ -48,7 +48,7 @@ def accuracy(summary: SeedSummary) -> Section:
         table(
             ["Model", "Exact sums, %", *(f"With {text}, %" for text in _CARRIES)],
             rows,
-            caption="Exact sums among held-out problems. Brackets: 95 % Wilson intervals.",
+            caption="Exact sums among held-out problems. Brackets: 95\u00a0% Wilson intervals.",
         ),
     )
 
@@ -128,8 +128,8 @@ def edges(summary: SeedSummary) -> Section:
         table(
             ["Model", "Open edges", "Of all, %", f"Weight ≥ {measures.NEGLIGIBLE:g}", *layers],
             rows,
-            caption=f"Open edges of a held-out sum, out of {number(possible)}: mean, with 95 % "
-            "bootstrap intervals over sums.",
+            caption=f"Open edges of a held-out sum, out of {number(possible)}: mean, with "
+            "95\u00a0% bootstrap intervals over sums.",
             n=f"{number(summary.sums.held_out)} sums",
         ),
     )
@@ -161,14 +161,14 @@ def operands(summary: SeedSummary) -> Section:
                 "Each operand, %",
                 "By any path, %",
                 "Open edges",
-                "Weight on them, %",
+                "Weight on operands, %",
             ],
             rows,
             caption="Answer digits that attend to their operands in layer 0, over held-out sums, "
-            "with 95 % Wilson intervals. By any path: both operands are connected to the position "
-            "by open edges through any layers and positions. Open edges: mean number from that "
-            "position in layer 0; without any, chance is 0. Weight: share of its attention weight "
-            "on the two operands.",
+            "with 95\u00a0% Wilson intervals. By any path: both operands are connected to the "
+            "position by open edges through any layers and positions. Open edges: mean number from "
+            "that position in layer 0; without any, chance is 0. Weight: share of its attention "
+            "weight on the two operands.",
         ),
     )
 
@@ -190,8 +190,8 @@ def carries(summary: SeedSummary) -> Section:
             rows,
             caption="Sparse model: tens and hundreds of the answer that attend to a position from "
             "which the carry can be known, in sums with a carry into that place and in sums "
-            "without one. Over held-out sums, with 95 % Wilson intervals; chance as in the table "
-            "above.",
+            "without one. Over held-out sums, with 95\u00a0% Wilson intervals; chance as in the "
+            "table above.",
         ),
     )
 
@@ -209,7 +209,7 @@ def needed(summary: SeedSummary) -> Section:
             ["Closed layer", *(f"{name}: exact sums, %" for name, _ in summary.models.items())],
             rows,
             caption="Exact sums among held-out problems with all attention edges of one layer "
-            "closed, with 95 % Wilson intervals.",
+            "closed, with 95\u00a0% Wilson intervals.",
         ),
     )
 

@@ -1,15 +1,15 @@
-"""A corpus of few words and a tiny model over it, made once."""
+"""A corpus of few words and a tiny model with its tokenizer, shared by all tests."""
 
 import pytest
 
-from tests.sparse_jax.small_runs import made_base, made_text
+from tests.sparse_jax.small_runs import save_base, write_text
 
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory):
-    return made_text(tmp_path_factory.mktemp("text") / "text")
+    return write_text(tmp_path_factory.mktemp("text") / "text")
 
 
 @pytest.fixture(scope="session")
 def base(tmp_path_factory):
-    return made_base(tmp_path_factory.mktemp("base") / "model")
+    return save_base(tmp_path_factory.mktemp("base") / "model")

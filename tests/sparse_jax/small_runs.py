@@ -1,4 +1,4 @@
-"""Post-training in seconds: a made corpus, a tiny Llama, and settings that close its edges."""
+"""Post-training in seconds: a synthetic corpus, a tiny Llama, and settings that close its edges."""
 
 import dataclasses
 from pathlib import Path
@@ -17,7 +17,7 @@ from tests.lm_jax.text.synthetic_corpus import texts
 from tools import make_goldens
 
 
-def made_text(folder):
+def write_text(folder):
     """Documents as files of a new folder."""
     folder.mkdir()
     for name, text in texts(150):
@@ -25,8 +25,8 @@ def made_text(folder):
     return folder
 
 
-def made_base(folder, *, seed=0):
-    """A Llama of random weights, larger than at the start of training, and its tokenizer."""
+def save_base(folder, *, seed=0):
+    """A Llama with random weights, larger than initial ones, and its tokenizer."""
     tokenizer = train_tokenizer((text for _, text in texts(150)), vocab_size=120)
     cfg = tiny.decoder(vocab_size=tokenizer.vocab_size, max_length=32, family="llama")
     params = jax.tree.map(lambda x: 2.0 * x, lm_jax.init_params(jax.random.key(seed), cfg))
@@ -35,7 +35,7 @@ def made_base(folder, *, seed=0):
 
 
 def golden_base(folder, case):
-    """A golden model of a family, with a tokenizer of its vocabulary."""
+    """A golden model of a family, with a tokenizer of its vocabulary size."""
     model = lm_jax.load_pretrained(make_goldens.GOLDEN / case)
     tokenizer = train_tokenizer((text for _, text in texts(150)), vocab_size=model.cfg.vocab_size)
     lm_jax.save_pretrained(folder, model.cfg, model.params, tokenizer)
@@ -72,7 +72,7 @@ def run_folder(folder):
 
 
 def runs_config(folder):
-    """The config of a run as its command had it."""
+    """The stored config of a run."""
     stored = read_json(folder / "config.json")
     config = ConfigDict(dataclasses.asdict(PosttrainConfig()))
     tuples = {name for name, value in config.items() if isinstance(value, tuple)}
@@ -86,5 +86,5 @@ def runs_config(folder):
 
 
 def command(config, folder, **options):
-    """The command, with a config that is already made."""
+    """Runs the command with this config."""
     return posttrain.main(cli.Arguments(config, folder, **options))

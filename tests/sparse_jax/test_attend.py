@@ -1,4 +1,4 @@
-"""The gated attend: dense when open, the same in both computations, edges counted exactly."""
+"""Gated attention: dense with open gates, equal on scores and in kernels, exact edge counts."""
 
 import dataclasses
 import functools
@@ -34,7 +34,7 @@ U = 2.0**-24
 
 
 def inputs(cfg):
-    # Larger than at the start of training, so that scores differ from 0.
+    # Larger than initial ones, so that scores differ from 0.
     params = jax.tree.map(lambda x: 3.0 * x, lm_jax.init_params(jax.random.key(0), cfg))
     return params, jax.random.randint(jax.random.key(1), (B, T), 0, cfg.vocab_size)
 
@@ -60,8 +60,8 @@ def test_all_gates_open_is_the_dense_model_to_the_bit(cfg):
         )
 
 
-# Renormalised, a row without an open gate divides 0 by 0, of which no bound is derived: its kernel
-# is held to the definition in tests/kernels, and the trained model in test_export.
+# With renormalise, a row without an open gate divides 0 by 0, for which there is no error bound:
+# tests/kernels compares its kernel with the definition, and test_export tests the trained model.
 COMPUTED = [
     *(("llama", mode, {}) for mode in MODES),
     ("llama", "sample", {"raw_gate": True}),
@@ -76,8 +76,8 @@ COMPUTED = [
     COMPUTED,
     ids=["-".join([family, mode, *options]) for family, mode, options in COMPUTED],
 )
-def test_kernels_and_scores_are_the_definition_but_for_rounding(family, mode, options):
-    """Logits and edges of a whole model, neither to the bit of the other."""
+def test_kernels_and_scores_agree_with_the_definition_within_rounding(family, mode, options):
+    """Logits and edges of a whole model; the two computations round differently."""
     cfg = FAMILIES[family]
     valid_BT = jnp.arange(T)[None] < jnp.array([[T], [11]])
     bias_LN = jnp.linspace(-1.0, 1.0, 8).reshape(2, 4)
@@ -86,26 +86,26 @@ def test_kernels_and_scores_are_the_definition_but_for_rounding(family, mode, op
     params, tokens_BT = inputs(cfg)
 
     def outputs(attend):
-        made = lm_jax.forward(params, tokens_BT, cfg, attend=attend)
-        return {"logits": jnp.where(real[..., None], made.logits, 0.0), **made.aux}
+        output = lm_jax.forward(params, tokens_BT, cfg, attend=attend)
+        return {"logits": jnp.where(real[..., None], output.logits, 0.0), **output.aux}
 
-    # In float64, with what rounding may do to each entry; both computations, like the definition.
+    # The definition in float64, with a bound on the rounding error of each entry.
     wanted = rounding.expected(lambda: outputs(attend))
     for computed in (attend, by_kernels(attend)):
         rounding.assert_within(jax.jit(outputs)(computed), wanted)
 
 
 @pytest.mark.parametrize("family", ["llama", "windows"])
-def test_on_a_mesh_the_kernel_draws_the_gates_of_the_whole(family, monkeypatch):
-    """The one for GPUs, interpreted: rows over data and heads over tensor, some of it padding."""
+def test_on_a_mesh_the_kernel_samples_the_gates_of_one_device(family, monkeypatch):
+    """The GPU kernel, interpreted: rows over data and heads over tensor, with some padding."""
     cfg = FAMILIES[family]
     params, tokens_BT = inputs(cfg)
     valid_BT = jnp.arange(T)[None] < jnp.array([[T], [11]])
     attend = gated(cfg, key=KEY, bias=0.3, valid_BT=valid_BT)
 
     def forward(params, tokens_BT, attend):
-        made = lm_jax.forward(params, tokens_BT, cfg, attend=attend)
-        return jnp.where(valid_BT[..., None], made.logits, 0.0), made.aux["open_edges_BN"]
+        output = lm_jax.forward(params, tokens_BT, cfg, attend=attend)
+        return jnp.where(valid_BT[..., None], output.logits, 0.0), output.aux["open_edges_BN"]
 
     wanted = rounding.expected(lambda: forward(params, tokens_BT, attend))
 
@@ -116,20 +116,20 @@ def test_on_a_mesh_the_kernel_draws_the_gates_of_the_whole(family, monkeypatch):
     )
     shapes = []
 
-    def noted(q_BTNH, *rest, **options):
+    def spy(q_BTNH, *rest, **options):
         shapes.append(q_BTNH.shape)
         return gated_attention(q_BTNH, *rest, **options)
 
-    monkeypatch.setattr(attend_module, "gated_attention", noted)
+    monkeypatch.setattr(attend_module, "gated_attention", spy)
     with dispatch.on(dispatch.INTERPRETER):
-        on_mesh = under_mesh(functools.partial(forward, attend=by_kernels(attend)), mesh)
-        other = jax.jit(on_mesh, in_shardings=places)(params, tokens_BT)
+        sharded = under_mesh(functools.partial(forward, attend=by_kernels(attend)), mesh)
+        other = jax.jit(sharded, in_shardings=places)(params, tokens_BT)
     assert set(shapes) == {(1, T, 2, cfg.head_dim)}
     rounding.assert_within(other, wanted)
 
 
 def test_edges_of_a_pattern_made_by_hand():
-    """Three open pairs, of which one is hidden by causality and one by padding."""
+    """Three open pairs, of which causality hides one and padding another."""
     scores_TS = np.full((4, 4), -2.0, np.float32)
     scores_TS[2, 0] = scores_TS[3, 1] = scores_TS[0, 3] = 1.5
     causal_TS = np.tril(np.ones((4, 4), bool))
@@ -143,12 +143,12 @@ def test_edges_of_a_pattern_made_by_hand():
     # Logistic functions of 8 units, and the sum of ten.
     assert float(aux["expected_edges_BN"][0, 0]) == pytest.approx(want, rel=20 * U)
     assert np.argwhere(np.asarray(pattern[0, 0])).tolist() == [[2, 0], [3, 1]]
-    # Not renormalised: the weight is that of the softmax over all visible keys.
+    # Without renormalise, the weight is that of the softmax over all visible keys.
     dense = np.exp(1.5) / (np.exp(1.5) + 3 * np.exp(-2.0))
     # Exponentials of 4 units, the sum of four and a quotient.
     assert float(pattern[0, 0, 3, 1]) == pytest.approx(dense, rel=20 * U)
 
-    # Renormalised, the one open key of a query has all the weight, and a closed row still none.
+    # With renormalise, the one open key of a query has all the weight, and a closed row none.
     pattern, aux = dataclasses.replace(fn, renormalise=True)(scores, data)
     assert np.asarray(pattern[0, 0]).sum(-1).tolist() == [0, 0, 1, 1]
     assert int(aux["open_edges_BN"][0, 0]) == 2
@@ -161,7 +161,7 @@ def test_edges_of_a_pattern_made_by_hand():
 
 
 def test_the_gradient_is_straight_through_the_relaxed_gate():
-    """Against the analytic form, in float64, with the noise that was drawn (spec row S5)."""
+    """Against the analytic form, in float64, with the same noise (spec row S5)."""
     N, seed = 2, jnp.uint32(7)
     rng = np.random.default_rng(0)
     scores = rng.normal(0, 1.5, (1, N, 6, 6)).astype(np.float32)
@@ -204,12 +204,12 @@ def test_the_gradient_is_straight_through_the_relaxed_gate():
 
 
 def drawn(attend, layer):
-    """Which gates of one layer are open where every logit is zero."""
+    """Open gates of one layer in which every logit is zero."""
     data = jax.tree.map(lambda x: x[layer], attend.data)
     return np.asarray(for_layer(attend, data)(jnp.zeros((1, 4, 12, 12)))[0]) > 0
 
 
-def test_layers_and_keys_draw_for_themselves():
+def test_layers_and_keys_have_independent_noise():
     cfg = FAMILIES["llama"]
     one, other = gated(cfg, key=KEY), gated(cfg, key=jax.random.key(6))
     patterns = [drawn(one, 0), drawn(one, 1), drawn(other, 0)]
@@ -218,13 +218,13 @@ def test_layers_and_keys_draw_for_themselves():
         assert abs(np.equal(*pair).mean() - 0.5) < 4 * 0.5 / 24
 
 
-def test_what_cannot_be_asked():
+def test_invalid_arguments_are_refused():
     cfg = FAMILIES["llama"]
     with pytest.raises(UsageError, match="did you mean 'threshold'"):
         gated(cfg, mode="treshold")
     with pytest.raises(UsageError, match="'sample' needs a key"):
         gated(cfg)
-    with pytest.raises(UsageError, match="'expected' draws nothing"):
+    with pytest.raises(UsageError, match="'expected' samples nothing"):
         gated(cfg, mode="expected", key=KEY)
     capped = FAMILIES["windows"]
     with pytest.raises(UsageError, match="use by_kernels"):

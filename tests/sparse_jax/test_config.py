@@ -1,4 +1,4 @@
-"""What a config cannot be is refused by its field, before any model is looked for."""
+"""Invalid config fields are refused by name, before any model is read."""
 
 import dataclasses
 from pathlib import Path
@@ -56,7 +56,7 @@ OTHERS = {
 
 
 def numbers_of(config):
-    """The fields that hold numbers."""
+    """Names of the numeric fields."""
     return {
         field.name
         for field in dataclasses.fields(config)
@@ -75,17 +75,17 @@ def test_a_field_of_post_training_is_refused_by_its_name(name):
 
 @pytest.mark.parametrize("case", OTHERS)
 def test_fields_of_post_training_that_do_not_fit(case):
-    changes, said = OTHERS[case]
-    with pytest.raises(UsageError, match=re.escape(said)):
+    changes, message = OTHERS[case]
+    with pytest.raises(UsageError, match=re.escape(message)):
         PosttrainConfig(**changes)
 
 
 def test_every_number_of_post_training_is_checked():
-    """So that a new field is not forgotten: what has a number has a row in the table."""
+    """Every numeric field has a row in the table, so that no new field is forgotten."""
     assert numbers_of(PosttrainConfig) == set(POSTTRAIN)
 
 
-def test_the_command_refuses_before_it_looks_for_the_model(tmp_path, capsys):
+def test_the_command_refuses_before_it_reads_the_model(tmp_path, capsys):
     argv = [
         "posttrain",
         f"--config={CONFIG}",
@@ -95,12 +95,12 @@ def test_the_command_refuses_before_it_looks_for_the_model(tmp_path, capsys):
         "--config.temperature=0",
     ]
     assert cli.run(posttrain.main, argv, config=str(CONFIG)) == 2
-    said = capsys.readouterr().err
-    assert "config.temperature = 0.0 must be above 0; config.learning_rate = -1.0" in said
+    message = capsys.readouterr().err
+    assert "config.temperature = 0.0 must be above 0; config.learning_rate = -1.0" in message
     assert not (tmp_path / "run").exists()
 
 
-def test_smoke_keeps_what_a_recipe_is_told_by():
+def test_smoke_keeps_the_characteristics_of_a_recipe():
     config = PosttrainConfig(targets=(2.29, 2.4), batch_size=64, accumulate=4, mesh=(1, 8, 1))
     small = smoke(config)
     assert len(small.targets) == 2 and min(small.targets) > 12
@@ -109,8 +109,8 @@ def test_smoke_keeps_what_a_recipe_is_told_by():
 
 
 @pytest.mark.parametrize(("recipe", "batch", "steps"), [("gpt2", 256, 1.2e6), ("olmo7b", 16, 4e5)])
-def test_both_recipes_read_the_batch_of_table_2_alike(recipe, batch, steps):
-    """What is accumulated, four times an update."""
+def test_both_recipes_interpret_the_batch_of_table_2_alike(recipe, batch, steps):
+    """It is a micro-batch, four of which make an update."""
     config = load_config(str(ROOT / "configs" / "sparse" / f"{recipe}.py"))
     assert (config.batch_size, config.accumulate, config.steps) == (4 * batch, 4, steps)
 
@@ -147,7 +147,7 @@ def test_every_number_of_the_addition_is_checked():
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"tasks": ("arc",)}, "config.tasks has 'arc'"),
         ({"tasks": ("arc_easy", "arc_easy")}, "names a task twice"),
@@ -158,6 +158,6 @@ def test_every_number_of_the_addition_is_checked():
         ({"batch_tokens": 0}, "config.batch_tokens = 0"),
     ],
 )
-def test_a_field_of_multiple_choice_is_refused_by_its_name(changes, said):
-    with pytest.raises(UsageError, match=re.escape(said)):
+def test_a_field_of_multiple_choice_is_refused_by_its_name(changes, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
         MultipleChoiceConfig(**changes)

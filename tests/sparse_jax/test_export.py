@@ -1,4 +1,4 @@
-"""What is exported over bfloat16 weights, and the ablation of Eq. 2, as trained and as loaded."""
+"""Export over bfloat16 weights, and of the ablation of Eq. 2, against the trained parameters."""
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +46,7 @@ def updates_of(folder, base):
         yield path, np.asarray(weights[path]), how.strength * product
 
 
-def test_over_bfloat16_the_export_is_rounded_once_and_tells_the_cost(rounded, base):
+def test_over_bfloat16_the_export_is_rounded_once_and_reports_the_cost(rounded, base):
     folder = run_folder(rounded)
     stored = by_path(sparse_jax.load(folder / export.EXPORTED, dtype=jnp.bfloat16).params)
     lost = whole = sizes = 0.0
@@ -64,12 +64,12 @@ def test_over_bfloat16_the_export_is_rounded_once_and_tells_the_cost(rounded, ba
     rounding = result["rounding"]
     assert rounding["dtype"] == "bfloat16"
     want = np.sqrt(lost / whole)
-    # What is lost is told from a float32 sum of weight and update, off by 4 units of both; then two
+    # The loss is computed from a float32 sum of weight and update, off by 4 units of both; then two
     # sums of squares, half of whose errors a root leaves, and a quotient.
     off = 4 * U * np.sqrt(sizes / whole) + (count + 10) * U * want
     assert rounding["update_lost"] == pytest.approx(want, abs=off)
     assert rounding["update_lost"] > 0.02
-    # Before: with the adapters apart, as the curve of training. After: what is exported.
+    # Before: with separate adapters, as in training. After: the exported model.
     assert rounding["loss_before"] == last_validation_loss(folder)
     assert rounding["loss_after"] == result["loss"]["estimate"]
     assert rounding["loss_before"] != rounding["loss_after"]
@@ -80,7 +80,7 @@ def test_the_cost_is_printed_and_a_float32_export_has_none_without_training_agai
 ):
     folder = run_folder(rounded)
     before = read_json(folder / export.RESULT)
-    share = f"rounding takes {before['rounding']['update_lost']:.1%} of the update"
+    share = f"rounding loses {before['rounding']['update_lost']:.1%} of the update"
     assert share in (rounded / posttrain.REPORT).read_text("utf-8")
     config = settings(base, text, dtype="bfloat16", steps=4, eval_every=4, learning_rate=2e-3)
     command(config, rounded)
@@ -89,7 +89,7 @@ def test_the_cost_is_printed_and_a_float32_export_has_none_without_training_agai
 
     config.export_dtype = "float32"
     command(config, rounded, resume="force")
-    assert "rounding takes" not in capsys.readouterr().out
+    assert "rounding loses" not in capsys.readouterr().out
     assert {file: file.stat().st_mtime_ns for file in (folder / FOLDER).rglob("*")} == saved
     after = read_json(folder / export.RESULT)
     assert after["rounding"]["dtype"] == "float32"
@@ -103,7 +103,7 @@ def test_the_cost_is_printed_and_a_float32_export_has_none_without_training_agai
         assert np.all(np.abs(np.asarray(stored[path], np.float64) - exact) <= 2.0**-22 * terms)
 
 
-def test_nothing_is_said_where_nothing_is_lost():
+def test_no_cost_is_printed_where_there_is_none():
     assert format_rounding(None) == ""
     numbers = Rounding(dtype="float32", update_lost=0.0, loss_before=1.0, loss_after=1.0)
     assert format_rounding(numbers) == ""
@@ -115,13 +115,13 @@ def test_renormalised_weights_are_trained_evaluated_and_exported(base, text, tmp
     command(settings(base, text, **changes), tmp_path / "run")
     folder = run_folder(tmp_path / "run")
     result = read_json(folder / export.RESULT)
-    # Training evaluates its own objective, the end the exported model.
+    # Training evaluates the objective, the last comparison the exported model.
     assert result["loss"]["estimate"] == pytest.approx(last_validation_loss(folder), rel=1e-5)
     model = sparse_jax.load(folder / export.EXPORTED)
     assert model.gates.renormalise
     tokens_BT = jax.random.randint(jax.random.key(0), (2, 16), 5, 60)
-    made = model.forward(tokens_BT, record={"attn.pattern": lm_jax.keep})
-    sum_LBNT = np.asarray(made.records["attn.pattern"]).sum(-1)
+    output = model.forward(tokens_BT, record={"attn.pattern": lm_jax.keep})
+    sum_LBNT = np.asarray(output.records["attn.pattern"]).sum(-1)
     is_open = sum_LBNT > 0
     assert 0.1 < is_open.mean() < 1.0
     np.testing.assert_allclose(sum_LBNT[is_open], 1.0, rtol=16 * 2.0**-23)

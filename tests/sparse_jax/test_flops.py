@@ -1,4 +1,4 @@
-"""Operations of a post-training step are those of the same job under dense attention."""
+"""Operations of a post-training step equal those of the same computation with dense attention."""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ FIXED = GecoConfig.fixed(1.0)
 ROWS, T = 3, 12
 
 
-def test_an_update_of_adapters_holds_every_product_of_loss_and_gradient():
+def test_an_update_of_adapters_counts_every_product_of_loss_and_gradient():
     objective = Dense(CFG, FIXED, adapters=LORA, distill=0.0)
     tokens_BS = jnp.ones((ROWS, T + 1), jnp.int32)
     normalizers = objective.normalizers(tokens_BS)

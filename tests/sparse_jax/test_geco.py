@@ -1,4 +1,4 @@
-"""The dual finds the known multiplier of a closed-form problem, and outlives a spike."""
+"""The dual converges to the known multiplier of a closed-form problem, and survives a spike."""
 
 import functools
 import math
@@ -16,28 +16,28 @@ U = 2.0**-24
 
 
 def descend(settings, steps, *, spike=None):
-    """Minimises e^-x + s x over x while the dual moves; the "loss" is e^-x, the "edges" x.
+    """Minimises e^-x + s x over x with dual updates; the "loss" is e^-x, the "edges" x.
 
-    With the loss held at tau, x = -ln tau, and where the gradient is zero e^-x = s: so s = tau.
+    With the loss at tau, x = -ln tau, and where the gradient is zero e^-x = s: so s = tau.
     """
 
     def step(carry, k):
         x, dual = carry
         loss = jnp.exp(-x)
-        seen = loss if spike is None else jnp.where(k == spike, loss + 50.0, loss)
+        measured = loss if spike is None else jnp.where(k == spike, loss + 50.0, loss)
         g = jax.grad(lambda x: geco.lagrangian(jnp.exp(-x), x, dual))(x)
-        dual = geco.update(dual, seen, settings)
+        dual = geco.update(dual, measured, settings)
         return (x - 0.2 * g, dual), (dual.strength, loss)
 
     start = (jnp.float32(0.5), geco.init(settings))
     return jax.lax.scan(step, start, jnp.arange(steps))
 
 
-def how_far(settings):
-    """How far from the solution rounding keeps x, ln s and the average of the loss.
+def rounding_bound(settings):
+    """Bound on the rounding error of x, ln s and the average of the loss at the solution.
 
-    Near it a step is linear, z <- A z + e with the roundings e of one step. They move z by no more
-    than sum_k |A^k| e, whatever their signs; the sum ends once A^k is nothing.
+    Near the solution a step is linear, z <- A z + e with the rounding errors e of one step. They
+    move z by at most sum_k |A^k| e, whatever their signs; the sum ends once A^k is negligible.
     """
     tau, rate, decay = settings.target, settings.dual_rate, settings.decay
     step = np.array(
@@ -65,7 +65,7 @@ def how_far(settings):
 def test_it_converges_to_the_known_multiplier(target, decay):
     settings = GecoConfig(target=target, dual_rate=0.05, decay=decay)
     (x, dual), _ = descend(settings, 6000)
-    of_x, of_strength, of_average = how_far(settings)
+    of_x, of_strength, of_average = rounding_bound(settings)
     assert float(x) == pytest.approx(-math.log(target), abs=of_x)
     # The exponential of ln s has 4 units more.
     assert float(dual.strength) == pytest.approx(target, rel=of_strength + 4 * U)
@@ -76,10 +76,10 @@ def test_it_recovers_from_a_spike_of_the_loss():
     settings = GecoConfig(target=0.3, dual_rate=0.05, decay=0.9)
     (_, dual), (strength_K, loss_K) = descend(settings, 6000, spike=3000)
     # The exponential of ln s has 4 units more.
-    rounding = how_far(settings)[1] + 4 * U
+    rounding = rounding_bound(settings)[1] + 4 * U
     before = float(strength_K[2999])
     assert before == pytest.approx(0.3, rel=rounding)
-    # Seen, bounded at every step, and undone.
+    # The strength reacts, by a bounded step at a time, and recovers.
     assert float(strength_K[3005]) < 0.8 * before
     log_K = np.log(np.float64(strength_K))
     # Two strengths of 4 units each, and the rounding of a sum.
@@ -88,7 +88,7 @@ def test_it_recovers_from_a_spike_of_the_loss():
     assert np.isfinite(loss_K).all()
 
 
-def test_the_average_is_free_of_its_start():
+def test_the_average_has_no_bias_from_its_start():
     settings = GecoConfig(target=1.0, decay=0.99)
     dual = geco.init(settings)
     assert math.isnan(float(dual.average))
@@ -101,7 +101,7 @@ def test_the_average_is_free_of_its_start():
     assert float(dual.average) == pytest.approx(want, rel=(7 + 7 + 3) * U)
 
 
-def test_strength_rises_with_loss_to_spare_and_stays_in_its_bounds():
+def test_strength_rises_below_the_bound_and_stays_within_its_limits():
     settings = GecoConfig(target=2.0, dual_rate=1.0, decay=0.0, least=0.5, most=1.5, longest=10.0)
     push = functools.partial(geco.update, settings=settings)
     loss = np.float32(1.9)
@@ -132,7 +132,7 @@ def test_a_loss_that_is_not_finite_is_not_hidden():
     assert math.isnan(float(dual.strength))
 
 
-def test_settings_that_cannot_be():
+def test_invalid_settings_are_refused():
     with pytest.raises(UsageError, match=r"target = nan must be finite; dual_rate = 0"):
         GecoConfig(target=math.nan, dual_rate=0)
     with pytest.raises(UsageError, match=r"start = 1\.0 must be between least and most"):

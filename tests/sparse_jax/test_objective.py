@@ -1,4 +1,4 @@
-"""What post-training minimises, in closed form where gates leave nothing to chance."""
+"""The objective of post-training, against closed forms where gates are deterministic."""
 
 import dataclasses
 import functools
@@ -33,14 +33,14 @@ KEY = jax.random.key(3)
 
 @functools.cache
 def dense():
-    """Larger than at the start of training, so that scores differ from 0."""
+    """Larger than initial ones, so that scores differ from 0."""
     drawn = lm_jax.init_params(jax.random.key(0), CFG)
     return jax.tree.map(lambda x: 3.0 * x, drawn)
 
 
 @functools.cache
 def rows():
-    """Eight rows of which some end early; id 0 is text like any other."""
+    """Eight rows, some with padding at the end; id 0 is an ordinary token."""
     rng = np.random.default_rng(1)
     tokens_BS = rng.integers(0, 32, (8, 13))
     tokens_BS[np.arange(13) >= rng.integers(3, 14, (8, 1))] = -1
@@ -55,7 +55,7 @@ def forward(attend=lm_jax.softmax, **options):
 
 @functools.cache
 def dense_loss():
-    """Nats per token of the dense model, and how far float32 may be off."""
+    """Nats per token of the dense model, and a bound on the float32 error."""
     batch = ignore_index_batch(rows())
 
     def loss(params):
@@ -84,7 +84,7 @@ def test_with_all_gates_open_it_is_the_dense_loss_and_the_whole_penalty(adapters
     rounding.assert_within(parts["loss"], loss)
     # Probabilities of one and whole counts.
     assert float(parts["edges"]) == 1.0
-    # A mean of differences of two log-probabilities, each off by as much as a loss may be.
+    # A mean of differences of two log-probabilities, each with the error of a loss.
     assert abs(float(parts["divergence"])) <= 2 * loss.bounds
     # The sum over two layers, as in Eq. 4; three float32 operations after the loss.
     whole = loss.values + 0.7 * 2
@@ -104,8 +104,8 @@ def test_edges_are_the_mean_over_layers_of_the_share_of_visible_pairs():
     np.testing.assert_array_equal(objective.normalizers(rows())["pairs"], aux["pairs_B"].sum(1))
     # Query t of the first layer sees at most five keys.
     length_B = np.asarray(batch.input_mask_BT.sum(1))
-    seen = sum(min(t + 1, 5) for n in length_B for t in range(n))
-    assert int(objective.normalizers(rows())["pairs"][0]) == seen
+    visible = sum(min(t + 1, 5) for n in length_B for t in range(n))
+    assert int(objective.normalizers(rows())["pairs"][0]) == visible
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
@@ -148,12 +148,12 @@ def test_an_evaluation_counts_the_open_edges_of_the_patterns():
 def updated(objective, mesh, accumulate=1):
     config = TrainConfig(steps=3, learning_rate=1e-2, warmup=0.0, accumulate=accumulate)
     optimizer = optim.adamw(objective.spec, config)
-    made = state.init_state(
+    initial = state.init_state(
         jax.random.key(7), mesh, objective.spec, optimizer, aux_state=FIXED_START
     )
     update = step.make_train_step(objective, mesh, config)
     frozen = jax.device_put(dense(), sharding.param_shardings(mesh, lm_jax.param_spec(CFG)))
-    return update(made, frozen, sharding.shard_batch(mesh, np.asarray(rows())), KEY)
+    return update(initial, frozen, sharding.shard_batch(mesh, np.asarray(rows())), KEY)
 
 
 FIXED_START = Sparsifying(CFG, FIXED).init_state()
@@ -164,7 +164,7 @@ def one_device():
 
 
 def test_micro_batches_add_up_to_the_batch():
-    # Gates are drawn for each micro-batch; these are open whatever is drawn.
+    # Every micro-batch has its own gate noise; these gates are open whatever the noise.
     objective = Sparsifying(CFG, FIXED, adapters=LORA, bias=1e4)
     (one, metrics), (two, others) = (updated(objective, one_device(), n) for n in (1, 2))
     for name in ("loss", "edges", "divergence", "strength", "tokens"):
@@ -174,7 +174,7 @@ def test_micro_batches_add_up_to_the_batch():
 
 
 @pytest.mark.parametrize("sizes", [(2, 2, 1), (2, 1, 2)])
-def test_four_devices_draw_the_gates_of_one_and_take_its_step(sizes):
+def test_four_devices_sample_the_gates_of_one_and_take_its_step(sizes):
     objective = Sparsifying(CFG, FIXED, adapters=LORA, learn_bias=True)
     one, metrics = updated(objective, one_device())
     data, fsdp, tensor = sizes
@@ -185,11 +185,11 @@ def test_four_devices_draw_the_gates_of_one_and_take_its_step(sizes):
     assert max(float(np.abs(np.asarray(a) - np.asarray(b)).max()) for a, b in pairs) < 1e-4
 
 
-def test_a_learned_bias_learns_by_head_and_no_decay_reaches_it():
+def test_a_learned_bias_is_trained_per_head_without_weight_decay():
     objective = Sparsifying(CFG, FIXED, adapters=LORA, bias=0.5, learn_bias=True)
     assert optim.choose(optim.is_weight, objective.spec)["gate_bias"] is False
     after, _ = updated(objective, one_device())
-    # Adam's first step has the length of the learning rate wherever there is a gradient.
+    # Adam's first step has the size of the learning rate wherever there is a gradient.
     moved_LN = np.abs(np.asarray(after.params["gate_bias"]) - 0.5)
     np.testing.assert_allclose(moved_LN, 1e-2, rtol=1e-3)
 
@@ -205,7 +205,7 @@ def test_a_fixed_strength_stays_and_a_bound_moves_it():
     assert float(dual.log_strength) == pytest.approx(-0.06)
 
 
-def test_what_cannot_be():
+def test_invalid_settings_are_refused():
     with pytest.raises(UsageError, match=r"distill = -1.*temperature = 0.*dtype = 'half'"):
         Sparsifying(CFG, FIXED, distill=-1, temperature=0, dtype="half")
     with pytest.raises(UsageError, match="no weight matches 'qq'"):

@@ -1,4 +1,4 @@
-"""From a folder of weights to a sparse model: resumed and exported to the bit, within its bound."""
+"""Post-training end to end: training, resuming bit for bit, export, control and refusals."""
 
 import dataclasses
 import hashlib
@@ -57,18 +57,18 @@ def digest(file):
 
 @pytest.fixture(scope="module")
 def whole(base, text, tmp_path_factory):
-    """A run from beginning to end, on four devices."""
+    """A complete run on four devices."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     command(settings(base, text, control=True), folder)
     return folder
 
 
-def test_edges_close_and_what_is_exported_is_what_was_measured(whole, base, capsys):
+def test_edges_close_and_the_exported_model_is_the_evaluated_one(whole, base, capsys):
     table = pq.read_table(run_folder(whole) / "metrics.parquet").to_pydict()
     assert table["edges"][-1] < 0.8 * table["edges"][0]
     assert len(set(table["strength"])) > 1
     result = read_json(run_folder(whole) / export.RESULT)
-    task = posttrain.open_task(settled(whole), whole)
+    task = posttrain.open_task(frozen_config(whole), whole)
     model = sparse_jax.load(run_folder(whole) / export.EXPORTED, mesh=task.mesh)
     again = posttrain.compare(task.base, model, task.validation, task.mesh)
     assert again.ratio("open_edges", "pairs").estimate == result["edges"]["estimate"]
@@ -82,13 +82,13 @@ def test_edges_close_and_what_is_exported_is_what_was_measured(whole, base, caps
     assert f"{result['edges']['estimate']:.2%}" in card
     page = (whole / posttrain.REPORT).read_text("utf-8")
     assert f"{result['edges']['estimate']:.2%} of attention edges stay open" in page
-    (shown,) = read_json(run_folder(whole) / export.PATTERNS)
-    drawn = {f"Layer {head['layer']}, head {head['head']}" for head in shown["heads"]}
-    assert set(re.findall(r"(Layer \d, head \d): before", page)) == drawn and len(drawn) == 2
+    (text,) = read_json(run_folder(whole) / export.PATTERNS)
+    heads = {f"Layer {head['layer']}, head {head['head']}" for head in text["heads"]}
+    assert set(re.findall(r"(Layer \d, head \d): before", page)) == heads and len(heads) == 2
     command(runs_config(whole), whole)
-    said = capsys.readouterr().out
-    assert "finished" in said
-    assert f"{100 * result['edges']['estimate']:.2f} % of edges open" in said
+    printed = capsys.readouterr().out
+    assert "finished" in printed
+    assert f"{100 * result['edges']['estimate']:.2f} % of edges open" in printed
 
 
 def test_the_control_learns_the_text_and_closes_no_edge(whole, capsys):
@@ -113,13 +113,13 @@ def test_the_control_learns_the_text_and_closes_no_edge(whole, capsys):
     command(runs_config(whole), whole)
     assert f"every gate open, one run: loss {less['estimate']:+.4f}" in capsys.readouterr().out
     page = (whole / posttrain.REPORT).read_text("utf-8")
-    assert "Less control" in page and f"{over:+.4f} [" in page
+    assert "Minus control" in page and f"{over:+.4f} [" in page
 
 
 def test_the_control_can_be_the_model_of_the_next_run(whole, tmp_path):
-    """What is exported is dense, and has the loss that the control was measured with."""
+    """The exported control is dense, and has the loss that was measured."""
     folder = control_folder(whole)
-    config = dataclasses.replace(settled(whole), model=str(folder / export.EXPORTED))
+    config = dataclasses.replace(frozen_config(whole), model=str(folder / export.EXPORTED))
     task = posttrain.open_task(config, tmp_path)
     tokens_WS = np.concatenate(
         [task.validation.at(k)["tokens"] for k in range(task.validation.per_epoch)]
@@ -136,7 +136,7 @@ def test_the_control_can_be_the_model_of_the_next_run(whole, tmp_path):
     rounding.assert_within(posttrain.dense_loss(task).loss, wanted)
 
 
-def test_legible_heads_carry_much_by_few_edges():
+def test_legible_heads_have_much_weight_on_few_edges():
     """Of one layer: all edges open; all on the first key; half the weight on another; closed."""
     T = 4
     spread_TS = np.tril(np.ones((T, T))) / np.arange(1, T + 1)[:, None]
@@ -152,7 +152,7 @@ def test_legible_heads_carry_much_by_few_edges():
     assert patterns.legible(two, counts, np.array([10, 10])) == [(0, 2), (1, 0)]
 
 
-def settled(folder):
+def frozen_config(folder):
     return from_plain(runs_config(folder), PosttrainConfig)
 
 
@@ -169,9 +169,9 @@ def test_adapters_over_the_base_are_the_exported_weights_to_the_bit(whole, base)
     assert changed == {f"blocks/mixer/{name}" for name in "qkvo"}
 
 
-def test_the_base_is_as_it_was(whole, base):
-    """By its hash, in the file and in memory."""
-    task = posttrain.open_task(settled(whole), whole)
+def test_the_base_does_not_change(whole, base):
+    """Compared by hash, in the file and in memory."""
+    task = posttrain.open_task(frozen_config(whole), whole)
     assert task.base.sha256 == read_json(whole / posttrain.SUMMARY)["model_sha256"]
     before = {path: digest_of(leaf) for path, leaf in by_path(task.base.params).items()}
     shutil.copytree(whole / DATA, whole.parent / "other" / DATA)
@@ -260,7 +260,7 @@ def test_every_config_is_one_of_post_training(file):
         assert config.steps == 2 or not mode
 
 
-# The family that a recipe is for, as a golden model; the others are for Llamas.
+# The golden model of a recipe's family; the other recipes are for Llamas.
 GOLDEN = {"gpt2": "gpt2", "olmo7b": "olmo", "gemma3_270m": "gemma3"}
 # All weights of one family, and adapters in bfloat16 over fully sharded weights of another.
 UNLIKE = ("gpt2", "olmo7b")
@@ -305,9 +305,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_is_refused_before_training(case, base, text, tmp_path):
-    changes, error, said = REFUSED[case]
-    with pytest.raises(error, match=said):
+def test_invalid_runs_are_refused_before_training(case, base, text, tmp_path):
+    changes, error, message = REFUSED[case]
+    with pytest.raises(error, match=message):
         command(settings(base, text, **changes), tmp_path / "run")
     assert not list((tmp_path / "run").glob("seed_*/target_*/checkpoints/*"))
 
@@ -328,14 +328,14 @@ def exported(whole, tmp_path):
 
 def test_gates_of_another_model_are_refused(exported):
     note = read_json(exported / sparse_model.SPARSE)
-    for changes, error, said in (
+    for changes, error, message in (
         ({"family": "gpt2"}, BadInputError, "family gpt2"),
         ({"gate_bias": [[0.0]]}, BadInputError, r"\(1, 1\)"),
-        ({"weights_sha256": "0"}, CorruptError, "copy the folder whole"),
+        ({"weights_sha256": "0"}, CorruptError, "copy the whole folder"),
         ({"format": 9}, BadInputError, "format 9"),
     ):
         write_json(exported / sparse_model.SPARSE, note | changes)
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=message):
             sparse_jax.load(exported)
     (exported / sparse_model.SPARSE).unlink()
     with pytest.raises(BadInputError, match="no sparse model"):
@@ -349,7 +349,7 @@ def test_the_loaded_model_reads_padding_as_the_evaluation_does(exported):
     valid_BT = np.arange(16)[None] < 12
     alone = model.forward(tokens_BT)
     beside = model.forward(padded_BT, valid_BT=valid_BT)
-    # On scores, as the definition has it; what is read is computed without forming them.
+    # The definition forms the scores; the tested computation does not.
     formed = {"attn.pattern": lm_jax.keep}
     wanted = rounding.expected(lambda: model.forward(tokens_BT, record=formed).logits)
     rounding.assert_within(alone.logits, wanted)

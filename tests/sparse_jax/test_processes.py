@@ -1,4 +1,4 @@
-"""Two processes on loopback post-train one model: the same adapters, edges and control as one."""
+"""Post-training in two processes on loopback: the same adapters, edges and control as in one."""
 
 import textwrap
 
@@ -13,7 +13,7 @@ from lm_jax.run.files import read_json
 import sparse_jax
 from sparse_jax import export, posttrain
 from tests.lm_jax.weights.parity_pairs import end, launch, launch_pair
-from tests.sparse_jax.small_runs import made_base, made_text, run_folder
+from tests.sparse_jax.small_runs import run_folder, save_base, write_text
 
 pytestmark = pytest.mark.slow
 COMMAND = "sparse_jax.posttrain"
@@ -23,7 +23,7 @@ COMMAND = "sparse_jax.posttrain"
 def config(tmp_path_factory):
     """A config file whose mesh splits rows, and with them every large weight, over two devices."""
     folder = tmp_path_factory.mktemp("config")
-    base, text = made_base(folder / "base"), made_text(folder / "text")
+    base, text = save_base(folder / "base"), write_text(folder / "text")
     path = folder / "config.py"
     path.write_text(
         textwrap.dedent(

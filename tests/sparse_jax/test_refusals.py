@@ -1,4 +1,4 @@
-"""What post-training cannot do is refused before weights are read, and claims no work folder."""
+"""Invalid settings are refused before weights are read, and leave the work folder free."""
 
 import shutil
 
@@ -39,17 +39,17 @@ def unread(monkeypatch):
 
 
 def check_free(base, text, folder):
-    """The folder is one in which a command without the fault comes as far as the weights."""
+    """A valid command in the same folder gets as far as reading the weights."""
     with pytest.raises(ReadError):
         command(settings(base, text), folder)
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_setting_that_does_not_fit_claims_no_folder(case, base, text, tmp_path):
-    changes, error, said = REFUSED[case]
+def test_an_invalid_setting_claims_no_folder(case, base, text, tmp_path):
+    changes, error, message = REFUSED[case]
     config = settings(base, text)
     config.update(changes)
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         command(config, tmp_path / "run")
     left = [item.name for item in (tmp_path / "run").iterdir() if item.name[0] != "."]
     assert left == [LOG_FILE]
@@ -68,7 +68,7 @@ def test_a_batch_larger_than_the_corpus_is_refused_before_weights_are_read(base,
         command(settings(base, text, batch_size=4096), tmp_path / "run")
 
 
-def test_prepared_data_are_used_where_the_corpus_is_gone(base, text, tmp_path):
+def test_prepared_data_are_used_where_the_corpus_is_missing(base, text, tmp_path):
     source = shutil.copytree(text, tmp_path / "text")
     check_free(base, source, tmp_path / "run")
     shutil.rmtree(source)

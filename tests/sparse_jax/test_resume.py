@@ -1,4 +1,4 @@
-"""A run that is started again: on other devices, over other weights, under another config."""
+"""Resuming a run: on other devices, with other weights, under another config."""
 
 import shutil
 
@@ -17,12 +17,12 @@ from lm_jax.run.files import read_json
 from lm_jax.train.step import LOSS_WINDOW
 from sparse_jax import export, posttrain
 from sparse_jax import task as task_module
-from tests.sparse_jax.small_runs import command, made_base, run_folder, settings
+from tests.sparse_jax.small_runs import command, run_folder, save_base, settings
 
 
 @pytest.fixture
 def stop_at(monkeypatch):
-    """A function after which a request to stop comes when that many steps are done."""
+    """A function that arranges a request to stop after that many steps."""
     train = posttrain.train
 
     def arrange(step):
@@ -31,7 +31,7 @@ def stop_at(monkeypatch):
                 stop.request()
 
         monkeypatch.setattr(
-            posttrain, "train", lambda *given, **named: train(*given, **named, on_step=on_step)
+            posttrain, "train", lambda *args, **kwargs: train(*args, **kwargs, on_step=on_step)
         )
 
     yield arrange
@@ -51,7 +51,7 @@ def movable(base, tmp_path):
 
 def replace_weights(model):
     shutil.rmtree(model)
-    made_base(model, seed=1)
+    save_base(model, seed=1)
 
 
 def losses(folder):
@@ -62,7 +62,7 @@ def summary_of(folder):
     return read_json(folder / posttrain.SUMMARY)
 
 
-def test_stopped_on_four_devices_it_goes_on_with_two_and_another_mesh(
+def test_a_run_stopped_on_four_devices_resumes_on_two_with_another_mesh(
     base, text, tmp_path, stop_at, monkeypatch, capsys
 ):
     folder = tmp_path / "run"
@@ -78,7 +78,7 @@ def test_stopped_on_four_devices_it_goes_on_with_two_and_another_mesh(
     monkeypatch.setattr(
         sharding, "make_mesh", lambda **ways: make_mesh(**ways, devices=jax.devices()[:2])
     )
-    # Evaluated again, the dense model may have another last bit, and the run another bound.
+    # A second evaluation may change the last bit of the dense loss, and the bound with it.
     monkeypatch.setattr(task_module, "evaluate", None)
     command(settings(base, text, mesh=(-1, 1, 1)), folder)
     captured = capsys.readouterr()
@@ -102,14 +102,18 @@ def test_other_weights_in_the_same_folder_are_refused(
     own = lm_jax.load_pretrained(movable).sha256
     replace_weights(movable)
     other = lm_jax.load_pretrained(movable).sha256
-    said = rf"model has weights of sha256 {other[:12]}, and the runs in .*run began with {own[:12]}"
-    with pytest.raises(BadInputError, match=rf"{said}; put those back, choose another --workdir"):
+    message = (
+        rf"model has weights of sha256 {other[:12]}, and the runs in .*run began with {own[:12]}"
+    )
+    with pytest.raises(
+        BadInputError, match=rf"{message}; put those back, choose another --workdir"
+    ):
         command(config, folder)
     assert saved_steps(run_folder(folder) / FOLDER) == [4]
 
 
 @pytest.mark.slow
-def test_by_force_other_weights_are_trained_from_the_start_and_compared_with_their_own(
+def test_with_force_other_weights_are_trained_from_the_start_and_compared_with_their_own(
     movable, text, tmp_path
 ):
     folder = tmp_path / "run"
@@ -131,7 +135,7 @@ def test_by_force_other_weights_are_trained_from_the_start_and_compared_with_the
         assert not np.allclose(table, old)
 
 
-def test_by_force_another_config_is_trained_and_its_numbers_are_reported(
+def test_with_force_another_config_is_trained_and_its_numbers_are_reported(
     base, text, tmp_path, capsys
 ):
     folder = tmp_path / "run"
@@ -164,7 +168,7 @@ def losses_in(folder):
 
 
 @pytest.mark.slow
-def test_by_force_other_texts_are_shown_without_training_again(base, text, tmp_path):
+def test_with_force_other_texts_are_reported_without_training_again(base, text, tmp_path):
     folder = tmp_path / "run"
     config = settings(base, text, steps=4, eval_every=4)
     command(config, folder)
@@ -175,22 +179,22 @@ def test_by_force_other_texts_are_shown_without_training_again(base, text, tmp_p
     command(config, folder, resume="force")
     assert {file: file.stat().st_mtime_ns for file in (own / FOLDER).rglob("*")} == saved
     assert read_json(own / export.RESULT) == before
-    (shown,) = read_json(own / export.PATTERNS)
-    assert shown["text"].strip() == "three boats on the way home"
+    (text,) = read_json(own / export.PATTERNS)
+    assert text["text"].strip() == "three boats on the way home"
     assert not list(folder.glob("seed_*/*.replaced_*"))
 
 
 @pytest.mark.parametrize("phase", ["the dense evaluation", "the last comparison"])
-def test_a_stop_is_heard_during(phase, base, text, tmp_path, monkeypatch, capsys):
+def test_a_stop_is_obeyed_during(phase, base, text, tmp_path, monkeypatch, capsys):
     folder, config = tmp_path / "run", settings(base, text, steps=4, eval_every=4)
     module, name = (
         (task_module, "evaluate") if phase == "the dense evaluation" else (posttrain, "compare")
     )
     evaluate = getattr(module, name)
 
-    def interrupted(*given, **named):
+    def interrupted(*args, **kwargs):
         stop.request()
-        return evaluate(*given, **named)
+        return evaluate(*args, **kwargs)
 
     def main(arguments):
         del arguments
@@ -207,7 +211,7 @@ def test_a_stop_is_heard_during(phase, base, text, tmp_path, monkeypatch, capsys
 
 
 def test_fields_that_keep_a_run_alive_reach_the_loop(base, text, tmp_path, stop_at, monkeypatch):
-    """The losses that spikes are compared with are stored; a damaged checkpoint can be passed."""
+    """Recent losses for `skip_sigma` are stored; a damaged checkpoint can be skipped."""
     config, folder = settings(base, text, skip_sigma=4.0, steps=8), tmp_path / "run"
     stop_at(5)
     with pytest.raises(StoppedError):
@@ -224,6 +228,6 @@ def test_fields_that_keep_a_run_alive_reach_the_loop(base, text, tmp_path, stop_
     config.allow_fallback = True
     command(config, folder)
     assert summary_of(folder)["runs"][0]["steps"] == 8
-    # It went on from the checkpoint before, so that every step is in the metrics once.
+    # It resumed from the checkpoint before, so that every step is in the metrics once.
     steps = pq.read_table(run_folder(folder) / "metrics.parquet")["step"].to_pylist()
     assert steps == list(range(1, 9))
