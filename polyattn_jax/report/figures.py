@@ -91,8 +91,9 @@ def calibration_curve(calibration: Calibration, *, n: str) -> "alt.LayerChart":
         ],
         log_x=True,
         x_ticks=lengths,
-        caption="b_auto of the first tokens of the calibration texts. The audit uses that of "
-        f"{number(calibration.length)} tokens for all of its suites.",
+        caption="b_auto of the first tokens of the calibration texts, read off a grid of step "
+        f"{number(calibration.step)}. The audit uses that of {number(calibration.length)} tokens "
+        "for all of its suites.",
         x_label="tokens of each text (log scale)",
         y_label="b_auto",
         n=n,

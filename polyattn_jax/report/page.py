@@ -8,7 +8,6 @@ measured here. The controls stand first, because without them nothing else means
 """
 
 from collections.abc import Iterable
-import dataclasses
 
 import pyarrow as pa
 
@@ -18,7 +17,6 @@ from lm_jax.report.markup import number
 from lm_jax.run.files import to_jsonable
 from lm_jax.statistics import Interval
 from polyattn_jax import paper
-from polyattn_jax.calibrate import AtLength
 from polyattn_jax.columns import Columns
 from polyattn_jax.report import (
     comparability,
@@ -29,38 +27,8 @@ from polyattn_jax.report import (
     score_rows,
 )
 from polyattn_jax.report.findings import suite_label
+from polyattn_jax.report.prose import prose
 from polyattn_jax.results import AuditSummary
-
-TERMS = {
-    "row": "The attention scores of one query in one head: one score per key it may read.",
-    "target": "The key of highest score in a row.",
-    "recipe": "A map from scores to weights that replaces softmax: relu_p4_bauto is "
-    "max(score + b_auto, 0)⁴ divided by its sum over the row; sigmoid is divided by its sum too; "
-    "…_over_L and …_over_sqrtL are divided by the row's length or its root.",
-    "Sₚ": "The weight that all other keys get together, in units of the target's, under degree p. "
-    "The target receives 1 / (1 + Sₚ) of the row.",
-    "safe, unsafe": "Sₚ < 1, so that the target outweighs all others together; Sₚ ≥ 1. The same is "
-    "asked of softmax, whose S is the sum of e^(score − target's score) over the other keys.",
-    "lost, sharpened": "A row that only softmax makes safe; a row that only the recipe makes safe.",
-    "tie": "A row with Sₚ = 1 exactly; counted as unsafe.",
-    "active row": "A row whose target scores above −b. All others are dead: every weight is zero, "
-    "and the head writes zeros.",
-    "b_auto": "The calibrated bias: the smallest b under which the average softmax row has at most "
-    "5 % of its mass (or the budget of the settings) on keys that the recipe sets to zero.",
-    "relative margin ρ": "The lead of the target over the next key, divided by the target's score "
-    "above the threshold −b.",
-    "active distractors A": "How many other keys of a row get weight.",
-    "p*": "The degree that surely suffices for a row, log A / log(1 / (1 − ρ)). Every p ≥ p* has "
-    "Sₚ ≤ 1; a smaller p may still be safe.",
-    "needle probe": "A secret word, then filler text, then the question for it. Right means that "
-    "the most likely next token is the word.",
-    "induction, MQAR": "Random tokens in which a pair (or many pairs, for MQAR: multi-query "
-    "associative recall) occurs again, so that the right continuation must be looked up.",
-    "sink, induction, local, diffuse": "Head types, by averages over all rows of induction "
-    "prompts: weight on the first key over 0.3, else weight on the key that followed the query's "
-    "token before over 0.5, else local (the strongest key nearer than 8 tokens, and under 0.1 on "
-    "that key), else diffuse.",
-}
 
 
 def build(summary: AuditSummary, rows: pa.Table, by_head: Columns) -> str:
@@ -130,10 +98,7 @@ def controls(summary: AuditSummary) -> Section:
     ]
     return section(
         "Controls: does the model do the task at all?",
-        "Whether a substitute preserves retrieval can be asked only of a model that retrieves. So "
-        "the needle must be found where it is and not where it was left out, and the second copy "
-        "of a random sequence must be much easier than the first: that is induction, the model "
-        "looking up what it has read.",
+        prose("controls"),
         report.grid(
             table(
                 ["Probe", "Right", "Accuracy, % [95 % interval]"],
@@ -177,10 +142,7 @@ def calibration(summary: AuditSummary) -> Section:
     texts = f"{number(result.texts)} texts"
     return section(
         "Calibration: which scores count as zero?",
-        "A polynomial map sets all scores below −b to zero. The calibrated bias b_auto is the "
-        "smallest one that leaves little softmax mass there: one number for the whole model, which "
-        "depends on the length of what is read and on the text. At other lengths it would be "
-        f"{findings.b_auto_by_length(result).replace('-', '−')}.",
+        prose("calibration", by_length=findings.b_auto_by_length(result).replace("-", "−")),
         table(
             ["b_auto", "Length", "Mass below −b_auto", "Allowed", "Rows", "Passes"],
             [
@@ -193,43 +155,16 @@ def calibration(summary: AuditSummary) -> Section:
                     result.passes,
                 ]
             ],
-            caption="b_auto is solved exactly on all texts together; summary.json holds every "
-            f"digit. Brackets: 95 % bootstrap over {texts}, too narrow for so few. Length: tokens "
-            "of each text. Rows: of all layers, heads and texts.",
+            caption=prose("calibration_caption", texts=texts),
             n=texts,
         ),
         figures.calibration_curve(result, n=texts),
-        report.details(
-            "The same as a table",
-            table(
-                ["Tokens", "b_auto [95 % over texts]", "Smallest and largest of one text"],
-                [
-                    [
-                        one.length,
-                        Cell(findings.b_auto(one).replace("-", "−"), numeric=True),
-                        Cell(_single_texts(one).replace("-", "−"), numeric=True),
-                    ]
-                    for one in result.curve
-                ],
-                caption="b_auto of the first tokens of the same texts, read off a grid of step "
-                f"{number(result.step)}.",
-                n=texts,
-            ),
-        ),
     )
-
-
-def _single_texts(one: AtLength) -> str:
-    least, most = (
-        findings.b_auto(dataclasses.replace(one, bias=bias), ends=False)
-        for bias in (one.least, one.most)
-    )
-    return f"{least} to {most}"
 
 
 def terms() -> Section:
     """What the words mean."""
-    return section("Terms", report.key_values(TERMS))
+    return section("Terms", prose("terms"))
 
 
 def _each(counts: Iterable[int]) -> str:

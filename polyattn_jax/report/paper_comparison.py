@@ -18,6 +18,7 @@ from polyattn_jax import decision, head_types, paper
 from polyattn_jax.paper import PaperModel
 from polyattn_jax.report import comparability, findings
 from polyattn_jax.report.findings import suite_label, suite_length
+from polyattn_jax.report.prose import prose
 from polyattn_jax.report.recipes import suite_cell
 from polyattn_jax.results import AuditSummary
 
@@ -39,26 +40,16 @@ def paper_comparison(summary: AuditSummary, model: PaperModel | None) -> Section
     if model is not None:
         return section(
             title,
-            f"{model.name} is one of the models of {PAPER}. A number is judged where the suite is "
-            "the same, its length is within a tenth of the paper's and it is of at least half as "
-            "many prompts: ✓: ours is within the tolerance printed under it; ≈: within twice that, "
-            "or the paper's value lies in our interval; ✗: further off. The others say why they "
-            "are not comparable.",
+            prose("same_model", model=model.name, paper=PAPER),
             *_tables(summary, model, judged=True),
             report.details("The paper's sweeps on its four models", *_sweep_tables()),
         )
     name, near = findings.model_name(summary), paper.nearest(summary.family)
     if near is None:
-        intro = (
-            f"{name} is not one of the four models of {PAPER}, and none of them is of its "
-            "architecture. Its sweeps are shown for orientation only."
-        )
-        return section(title, intro, *_sweep_tables())
+        return section(title, prose("no_model", model=name, paper=PAPER), *_sweep_tables())
     return section(
         title,
-        f"{name} is not one of the four models of {PAPER}; the nearest in architecture is "
-        f"{near.name}. Its numbers stand under ours for orientation only: they are of another "
-        "model, other weights and longer prompts, and agreement is not judged.",
+        prose("near_model", model=name, near=near.name, paper=PAPER),
         *_tables(summary, near, judged=False),
         report.details("The paper's sweeps on its four models", *_sweep_tables()),
     )
@@ -224,10 +215,7 @@ def _bound(summary: AuditSummary, model: PaperModel, whose: str, judged: bool) -
     return table(
         ["Quantity", "Value", "Where"],
         lines,
-        caption=f"Calibration and bound (induction, b = 0), {whose}. False negatives: rows that "
-        "the bound calls safe and the measure does not, all of them ties in the paper; false "
-        "positives: the reverse, its slack. Rows left open by rounding are in neither."
-        + "".join(f" {text}." for text in named),
+        caption=prose("bound_comparison_caption", whose=whose, reasons=named),
     )
 
 
@@ -340,8 +328,7 @@ def differences(summary: AuditSummary) -> Section:
     )
     return section(
         "Differences: what is not as in the paper?",
-        "Numbers of the two may be compared only as far as these lines allow. Every setting of "
-        "this run is in the folded list.",
+        prose("differences"),
         table(
             ["What", "This run", "Paper"],
             lines,

@@ -14,6 +14,7 @@ from polyattn_jax import head_sets, paper
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.report import figures, findings, sharpness
 from polyattn_jax.report.findings import suite_label
+from polyattn_jax.report.prose import prose
 from polyattn_jax.results import (
     AuditSummary,
     BoundAgreement,
@@ -44,14 +45,7 @@ def substitution(summary: AuditSummary, model: paper.PaperModel | None) -> Secti
             reasons.setdefault((v.verdict, why, v.next), []).append(v.recipe)
     return section(
         "Substitution: which recipes keep retrieval?",
-        "Here softmax is replaced in every head at once, without any training, and the model "
-        "answers the same prompts again. This test decides; the share of safe rows beside it is a "
-        "screen that can warn but cannot promise. A recipe preserves if the 95 % interval of its "
-        f"change lies above −{100 * config.tolerance:g} points; it is a no-go if that lies "
-        "below, or if the paired test finds a loss beyond that; else the prompts leave it "
-        "undecided. Unless the controls hold, every recipe is undecided.",
-        "A recipe such as relu_p4_bauto weighs each key by max(score + b, 0)⁴, divided by the sum "
-        "over the row; all words are explained at the end.",
+        prose("substitution", points=f"{100 * config.tolerance:g}"),
         table(
             [
                 "Recipe",
@@ -66,14 +60,13 @@ def substitution(summary: AuditSummary, model: paper.PaperModel | None) -> Secti
                 f"Top {config.top_heads}, %",
             ],
             lines,
-            caption=f"Needle probe at {number(config.sweep_length)} tokens. Brackets: 95 % "
-            "intervals (accuracy: Wilson; change against softmax: paired, Tango; "
-            "safe: bootstrap over prompts). Lost and won: prompts that only softmax, or only the "
-            f"recipe, got right; p is exact and not corrected for {number(len(lines) - 1)} "
-            "comparisons. Loss and median rank are of the needle's token (rank 0: predicted). Dead "
-            f"rows: mean per prompt, of {number(total)}. Safe: share of active rows with Sₚ < 1, "
-            f"over all heads and in the top {number(config.top_heads)} by median S₂; of softmax "
-            "S < 1, on the rows that are active at b_auto. A dash where it was not measured.",
+            caption=prose(
+                "substitution_caption",
+                length=number(config.sweep_length),
+                comparisons=number(len(lines) - 1),
+                rows=number(total),
+                top=number(config.top_heads),
+            ),
             n=n,
         ),
         figures.accuracy_bars(sweep, model, n),
@@ -138,10 +131,7 @@ def own_prompts(summary: AuditSummary) -> Section | None:
         lines.append([entry.recipe, verdict, accuracy, change, p_value, loss])
     return section(
         "Your prompts: do they keep their answers?",
-        f"The prompts of {Path(summary.config.prompts).name}, under the same recipes. A "
-        "verdict here is of these prompts alone, by the rule of the needle probe and whatever the "
-        "other controls say; right means that the first token of the answer is the most likely "
-        "one. Their rows are diagnosed below with the others.",
+        prose("own_prompts", file=Path(summary.config.prompts).name),
         table(
             ["Recipe", "Verdict", "Accuracy, %", "Change, pts", "McNemar p", "Loss, nats"],
             lines,
@@ -167,19 +157,12 @@ def ablation(summary: AuditSummary) -> Section | None:
     suite = suite_label(summary.ranking_suite, config)
     return section(
         "Ablation: which heads need softmax?",
-        f"Only K heads get {config.ablation_recipe}, the others keep softmax. If accuracy falls "
-        "with the heads of highest S₂ and stays with those of lowest, then S₂ tells which heads "
-        "the task hangs on; random sets of the same size show what K heads cost by themselves. "
-        "After the paper the ranking is decisive at K if the highest are worse than every random "
-        "set: a flag for each K, no test, and not corrected for their number.",
+        prose("ablation", recipe=config.ablation_recipe),
         findings.in_part(summary),
         table(
             ["K", "Highest S₂", "Lowest S₂", "Random, worst to best", "Worse than", "Decisive"],
             [_decisive_row(entry) for entry in summary.decisiveness],
-            caption="Prompts answered with the recipe in K heads, with 95 % Wilson intervals. "
-            "Worse than: random sets that the highest S₂ leaves fewer right than. Decisive: worse "
-            f"than all; not said below {head_sets.FEWEST_DRAWS} draws, where a ranking at random "
-            "would be so in more than 1 of 20 cases.",
+            caption=prose("decisive_caption", draws=head_sets.FEWEST_DRAWS),
             n=f"{number(summary.ablation[0].accuracy.n)} prompts per set",
         ),
         figures.ablation_curves(
@@ -189,7 +172,7 @@ def ablation(summary: AuditSummary) -> Section | None:
             f"random sets: {number(draws)} draw{'s' * (draws != 1)} per K.",
         ),
         report.details(
-            "The same as a table, with intervals",
+            "Every head set, with intervals",
             table(
                 ["Heads", "K", "Accuracy, %", "Change, points", "Lost, won", "Loss, nats"],
                 rows,

@@ -18,6 +18,7 @@ from polyattn_jax.columns import Columns
 from polyattn_jax.head_types import TYPES
 from polyattn_jax.report import figures, findings, sharpness
 from polyattn_jax.report.findings import suite_label
+from polyattn_jax.report.prose import prose
 from polyattn_jax.report.recipes import FEW_PROMPTS, stacked, suite_cell
 from polyattn_jax.results import AuditSummary, BoundAgreement, Prevalence, SoftmaxComparison
 from polyattn_jax.schema import BIASES
@@ -56,11 +57,7 @@ def unsafe_rows(summary: AuditSummary, by_head: Columns) -> Section:
     )
     return section(
         "Unsafe rows: how often is the target outvoted?",
-        "A row is unsafe at degree p when all other keys together outweigh the best one; under "
-        "softmax the same can be asked, and the next section sets the two against each other. No "
-        "share promises anything of the task, since a few heads may carry it. The best key is the "
-        f"one that holds the answer in {_with_ends(answers[0])} to {_with_ends(answers[-1])} of "
-        "the rows, by suite (paper: 3 to 7 % on its needle prompts).",
+        prose("unsafe_rows", least=_with_ends(answers[0]), most=_with_ends(answers[-1])),
         table(
             [
                 "Suite",
@@ -73,13 +70,13 @@ def unsafe_rows(summary: AuditSummary, by_head: Columns) -> Section:
                 "Active",
             ],
             lines,
-            caption="Unsafe share of the active rows (S ≥ 1, the target being the best key) under "
-            "softmax and at each degree p. S₂, relative margin ρ and number of active distractors "
-            f"A: medians over active rows. b_auto = {findings.b_auto(summary.calibration)}. "
-            "Brackets: 95 % "
-            f"bootstrap over prompts, {number(config.resamples)} resamples"
-            + (f"; too narrow with fewer than {FEW_PROMPTS} prompts. " if few else ". ")
-            + _open(open_rows),
+            caption=prose(
+                "unsafe_caption",
+                b_auto=findings.b_auto(summary.calibration),
+                resamples=number(config.resamples),
+                few=FEW_PROMPTS if few else None,
+                undecided=_values_lie(open_rows) if open_rows else None,
+            ),
             n=f"{number(sum(e.rows for e in entries))} rows; {_prompts(entries)} per line",
         ),
         report.grid(
@@ -108,15 +105,8 @@ def _with_ends(share: Interval) -> str:
     return f"{100 * share.estimate:.1f} % [{100 * share.low:.1f}, {100 * share.high:.1f}]"
 
 
-def _open(undecided: int) -> str:
-    """How many values the proved error bound leaves on both sides of 1."""
-    if not undecided:
-        return "Given the float32 scores, the proved error bound decides every S."
-    return (
-        f"{number(undecided)} value{'s' * (undecided != 1)} of S lie{'s' * (undecided == 1)} so "
-        "near to 1 that, given the float32 scores, the proved error bound does not decide; the "
-        "intervals allow for both."
-    )
+def _values_lie(count: int) -> str:
+    return f"{number(count)} {'value of S lies' if count == 1 else 'values of S lie'}"
 
 
 def against_softmax(summary: AuditSummary, by_head: Columns) -> Section | None:
@@ -131,9 +121,7 @@ def against_softmax(summary: AuditSummary, by_head: Columns) -> Section | None:
     return section(
         "Against softmax: which rows does a recipe blur, which does it sharpen?",
         sharpness.sentence(summary),
-        "A row is lost where softmax gives its best key more than all others together and the "
-        "recipe does not, and sharpened where it is the other way round. Both change what the head "
-        "writes; how much is the last figure.",
+        prose("against_softmax"),
         report.grid(
             *(
                 figures.lost_and_sharpened(
@@ -193,13 +181,7 @@ def _against_table(summary: AuditSummary, entries: Sequence[SoftmaxComparison]) 
             "Rows",
         ],
         lines,
-        caption="rᵖ against softmax on the same rows, dead ones among them (they concentrate on "
-        "nothing). Lost: only softmax gives the best key more than half; also as a share of the "
-        "rows that softmax concentrates (conc.). Sharpened: only the recipe does. Difference: lost "
-        "less sharpened. Change: of the head's output, relative, with the recipe in that head "
-        "alone; median and 90th percentile over rows. Open: rows that the proved error bound does "
-        "not decide, given the float32 scores; intervals allow for both. Brackets: 95 % "
-        "bootstrap over prompts.",
+        caption=prose("against_caption"),
         n=f"{number(entries[0].lost.n)} prompts per row" if entries else None,
     )
 
@@ -214,10 +196,7 @@ def degrees(summary: AuditSummary, rows: pa.Table) -> Section:
     where = suite_label(suite, config)
     return section(
         "Sufficient degree: does the bound predict what is measured?",
-        "From its margin and its number of active keys, each row gets a degree p* that surely "
-        "suffices. The bound errs on one side only: it may call a safe row unsafe (a false "
-        "positive, which is slack), and it may call an unsafe row safe only at an exact tie (a "
-        "false negative, which a tolerance of 10⁻⁶ removes).",
+        prose("sufficient_degree"),
         report.grid(
             *(
                 figures.degree_histogram(
@@ -269,12 +248,7 @@ def _bound_table(summary: AuditSummary, entries: Sequence[BoundAgreement]) -> Ma
             "Rows (n)",
         ],
         lines,
-        caption="Predicted (p ≥ p*) against measured (Sₚ < 1), counts of active rows. False "
-        "negatives: predicted safe, measured unsafe; beyond 10⁻⁶: those with Sₚ ≥ 1 + 10⁻⁶. Ties: "
-        "Sₚ = 1 exactly. False positives: predicted unsafe, measured safe. Open: rows that "
-        "the proved error bound does not decide, given the float32 scores; they are in no other "
-        "count than that of ties, and the intervals allow for both. Brackets: 95 % bootstrap over "
-        "prompts.",
+        caption=prose("bound_caption"),
     )
 
 
@@ -289,23 +263,18 @@ def head_types(summary: AuditSummary, by_head: Columns) -> Section | None:
         own = by_head["s_2"][by_head["type"] == kind]
         median = cell(float(np.median(own)) if own.size else None)
         lines.append([kind, result.all[kind], top[kind], bottom[kind], median])
-    averaged = (
-        f"averages over all query rows of {number(int(by_head['prompts'][0]))} induction prompts "
-        f"of {number(config.induction_length)} tokens"
-    )
     return section(
         "Head types: what kind of heads are unsafe?",
-        "Diffuse heads spread their attention over many keys, sinks park it on the first token. "
-        "The paper finds mostly diffuse heads at the top of the ranking by S₂ and mostly sinks at "
-        f"the bottom; here {top['diffuse']} of the top {size} are diffuse and {bottom['sink']} of "
-        f"the bottom {size} are sinks.",
+        prose("head_types", diffuse=top["diffuse"], sinks=bottom["sink"], size=size),
         table(
             ["Type", "Heads", f"in the top {size}", f"in the bottom {size}", "Median S₂ of heads"],
             lines,
-            caption=f"Heads by type, from softmax patterns: {averaged} (paper: 80 of 1,024). The "
-            "weight on the answer is averaged over the rows whose token occurred before. Top and "
-            f"bottom by median S₂ at b_auto ({suite_label(summary.ranking_suite, config)}, last "
-            "rows).",
+            caption=prose(
+                "head_types_caption",
+                prompts=number(int(by_head["prompts"][0])),
+                length=number(config.induction_length),
+                ranking=suite_label(summary.ranking_suite, config),
+            ),
             n=f"{number(len(by_head['type']))} heads",
         ),
     )

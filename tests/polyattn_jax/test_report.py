@@ -18,6 +18,7 @@ from polyattn_jax.results import AuditSummary
 from tests.polyattn_jax.synthetic_report import (
     CALIBRATION,
     CORRECT,
+    CURVE,
     PROMPTS,
     SETTINGS,
     audit,
@@ -111,10 +112,20 @@ def test_b_auto_is_shown_with_the_digits_that_it_has(finding):
     result, tree = finding[0], parsed(build(*finding))
     (row,) = lines(tree, "b_auto is solved exactly")
     assert row[:2] == ["1.50 [1.31, 1.67]", "64"]
-    assert [row[:3] for row in lines(tree, "b_auto of the first tokens of the same texts")] == [
-        ["16", "0.75 [0.61, 0.90]", "0.50 to 1.12"],
-        ["64", "1.50 [1.31, 1.67]", "1.10 to 1.90"],
-    ]
+    (figure,) = (
+        figure
+        for figure in tree.iter("figure")
+        if text_of(figure.find("figcaption")).startswith("b_auto of the first tokens of the")
+    )
+    assert "read off a grid of step 0.00400" in text_of(figure.find("figcaption"))
+    rows = [[text_of(cell) for cell in row] for row in figure.find(".//tbody")]
+    for one in CURVE:
+        ends = [f"{value:g}" for value in (one.bias, one.low, one.high)]
+        assert ["all texts, 95 % interval", str(one.length), *ends] in rows
+        for series, bias in (("smallest", one.least), ("largest", one.most)):
+            assert any(
+                row[:3] == [f"{series} of one text", str(one.length), f"{bias:g}"] for row in rows
+            )
     assert "At other lengths it would be 0.75 at 16 tokens, 1.50 at 64." in text_of(tree)
     assert "b_auto = 1.50 [1.31, 1.67] (95 % over 8 texts of 64" in " ".join(
         printed(result).split()
