@@ -1,6 +1,6 @@
-"""Interventions on single prototypes: the effect of disturbing one on the words it stands for.
+"""Interventions on single prototypes: their effect on the probability of target words.
 
-Prototype Transformer, appendix A.3. The command is `python -m protot_jax.interventions`.
+Prototype Transformer, appendix A.3. The command is `iaj protot intervene`.
 
     from protot_jax import interventions, load_run
 

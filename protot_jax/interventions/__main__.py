@@ -1,4 +1,4 @@
-"""Disturbs one prototype of a trained model and measures what it does to the words it stands for.
+"""Intervenes on one prototype of a trained model and measures the effect on target words.
 
     iaj protot intervene --run=runs/speeches --concept=war
     iaj protot intervene --run=runs/speeches --concept=war,Congress,Treasury,Mexico
@@ -6,16 +6,16 @@
 
 After Prototype Transformer, appendix A.3. Without `--layer` and `--prototype` the prototype is the
 one that most specifically writes the words (`--words`, by default the targets of the sentences).
-Every other prototype is put through the same, and other seeds of the run (or `--other_runs`) are
-searched for the same prototype. Into `--workdir`, by default a folder below `interventions` of the
-run, it writes
+Every other prototype gets the same interventions as a control, and in other seeds of the run (or
+in `--other_runs`) the matching prototype is tested as well. Into `--workdir`, by default a folder
+below `interventions` of the run, it writes
 
     intervention.json       every number of the report (`results.py`)
     interventions.parquet   a row for each sentence, prototype, intervention and draw
     intervention.html       the report, one offline file
 
-Several concepts at once each have a folder in it, and `comparison.json` and `comparison.html` have
-their effects side by side, with p corrected for their number.
+With several concepts at once, each has a folder of its own in it, and `comparison.json` and
+`comparison.html` compare their effects, with p corrected for their number.
 
 The concepts that come with sentences are women and girls, COVID, New Zealand, mental health (those
 of the paper), and war, Congress, Treasury, Mexico (for the messages of US presidents). A file of
@@ -60,33 +60,39 @@ WIDTH = 100
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(RunOptions):
-    """The sentences, the prototype, and how often and where it is measured."""
+    """The sentences, the prototype, its controls, and the amount of text."""
 
-    concept: tuple[str, ...] = option((), "concepts whose sentences are taken, one or several")
+    concept: tuple[str, ...] = option((), "concepts whose sentences are used, one or several")
     sentences: Path | None = option(
-        None, "a .jsonl or .tsv file of sentences; default those that come with the package"
+        None, "a .jsonl or .tsv file of sentences; default those of the package"
     )
     words: tuple[str, ...] = option(
-        (), "words of which the most specific writer is disturbed; default the targets"
+        (),
+        "words by which the prototype is chosen, the one that writes them most specifically; "
+        "default the targets",
     )
-    layer: int | None = option(None, "layer of a given prototype, from 0", least=0)
-    prototype: int | None = option(None, "index of a given prototype in its layer, from 0", least=0)
+    layer: int | None = option(
+        None, "layer of the prototype, from 0; default chosen by the words", least=0
+    )
+    prototype: int | None = option(None, "index of the prototype in its layer, from 0", least=0)
     reinit_draws: int = option(20, "number of random new vectors for the prototype", least=1)
     control_draws: int = option(5, "number of random new vectors for each other prototype", least=1)
     reinit_seed: int = option(0, "random seed of the new vectors and bootstrap samples", least=0)
     controls: bool = option(True, "measure every other prototype as well")
     least_probability: float = option(
-        0.01, "exclude sentences whose target is less probable than this", least=0.0
+        0.01, "exclude sentences whose target has a lower baseline probability", least=0.0
     )
-    all_subtokens: bool = option(False, "count all tokens of a target, not its first alone")
+    all_subtokens: bool = option(
+        False, "use the probability of all tokens of a target, not only of its first"
+    )
     gate_rows: int = option(
         512, "number of validation rows to rank and match prototypes on", least=1
     )
     perplexity_rows: int = option(
         32, "number of validation rows whose perplexity is measured; 0 for none", least=0
     )
-    match_seeds: bool = option(True, "repeat in the run's other seeds")
-    other_runs: tuple[str, ...] = option((), "work folders of runs in all of whose seeds to repeat")
+    match_seeds: bool = option(True, "repeat with the matching prototypes of the run's other seeds")
+    other_runs: tuple[str, ...] = option((), "work folders of runs; repeat in all of their seeds")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +104,7 @@ class Task:
 
 
 def sentences_of(options: Options, concept: str | None) -> tuple[list[Sentence], str, str]:
-    """The sentences of a concept, the name of where they are from, and its sha256.
+    """The sentences of a concept, the name of their source, and its sha256.
 
     Raises:
       UsageError: neither a file nor a concept is named, or an unknown one.
@@ -108,7 +114,7 @@ def sentences_of(options: Options, concept: str | None) -> tuple[list[Sentence],
         result = read(path, concept=concept)
         return result, path.name, file_digest(path)["sha256"]
     if concept is None:
-        raise UsageError("there are no sentences; give --concept=NAME or --sentences=FILE")
+        raise UsageError("no sentences are named; give --concept=NAME or --sentences=FILE")
     return shipped(concept), "shipped", shipped_digest()
 
 
@@ -150,7 +156,7 @@ def settings_from_options(
 
 
 def default_folder(run: Path, settings: InterventionConfig) -> Path:
-    """Where a result goes that no folder is named for; its parents are made."""
+    """The default folder of a result; its parents are created."""
     about = settings.concept or (
         " ".join(settings.words) if settings.layer is None else Path(settings.sentences).stem
     )
@@ -159,7 +165,7 @@ def default_folder(run: Path, settings: InterventionConfig) -> Path:
 
 
 def interventions_folder(run: Path) -> Path:
-    """The folder of the run that results go to, made if it is not there."""
+    """The folder of a run for intervention results, created if needed."""
     folder = run / FOLDER
     try:
         folder.mkdir(exist_ok=True)
@@ -175,12 +181,12 @@ def format_result(result: InterventionReport) -> str:
         head = f"{seed.run}, seed {seed.seed}: {report_text.name(seed)}"
         if match := seed.match:
             head += (
-                f", matched with correlation {match.similarity:.2f} (median pair "
+                f", matched with correlation {match.similarity:.2f} (median of all pairs "
                 f"{match.median:.2f}; percentile {match.percentile:.0f} of different "
                 f"prototypes, p {match.p_value:.3f})"
             )
         if seed.ranking:
-            head += f", number {seed.place} by the words"
+            head += f", rank {seed.place} by the words"
         lines += ["", head, _columns("", "targets [95 %]", "p", "validation perplexity")]
         for one in seed.modes:
             control = one.control
@@ -193,7 +199,7 @@ def format_result(result: InterventionReport) -> str:
                 )
             )
     if skipped := result.skipped:
-        lines += ["", f"{report_text.count(len(skipped), 'sentence')} left out:"]
+        lines += ["", f"{report_text.count(len(skipped), 'sentence')} skipped:"]
         lines += [f"  {one.where}: {one.reason}" for one in skipped[:5]]
     return "\n".join(lines)
 
@@ -209,9 +215,9 @@ def main(arguments: cli.Arguments) -> None:
     run = options.run
     concepts: list[str | None] = list(dict.fromkeys(options.concept)) or [None]
     if options.words and concepts[1:]:
-        raise UsageError("--words finds the prototype of one concept; leave it out for several")
-    # Names that are wrong are refused before a model is loaded.
-    given = [sentences_of(options, concept) for concept in concepts]
+        raise UsageError("--words chooses the prototype of one concept; leave it out for several")
+    # Wrong names are refused before a model is loaded.
+    sources = [sentences_of(options, concept) for concept in concepts]
     subjects = experiment.load_subject_models(
         run,
         other_runs=[Path(other) for other in options.other_runs],
@@ -224,7 +230,7 @@ def main(arguments: cli.Arguments) -> None:
         Task(
             of_concept[0], settings_from_options(options, subjects, *of_concept, concept, together)
         )
-        for concept, of_concept in zip(concepts, given, strict=True)
+        for concept, of_concept in zip(concepts, sources, strict=True)
     ]
     if not together:
         (task,) = tasks
@@ -240,7 +246,7 @@ def main(arguments: cli.Arguments) -> None:
 def several(
     subjects: list[SubjectModel], run: Path, tasks: list[Task], folder: Path, resume: Resume
 ) -> None:
-    """Measures concepts one after the other, each in a folder of its own, and compares them."""
+    """Measures concepts one after the other, each in its own folder, and compares them."""
     config = {"concepts": [task.settings.concept for task in tasks], "settings": tasks[0].settings}
     with open_workdir(folder, config, resume=resume) as work:
         results, page = [], work.path
@@ -271,18 +277,18 @@ def one(
         if done := finish_time(work.path):
             print(f"finished {done}")
         else:
-            make(subjects, run, task, work.path)
+            write_results(subjects, run, task, work.path)
             mark_finished(work.path)
         return load_result(work.path / RESULT, InterventionReport), work.path / PAGE
 
 
-def make(
+def write_results(
     subjects: list[SubjectModel],
     run: Path,
     task: Task,
     folder: Path,
 ) -> None:
-    """Measures, and writes the three files into an open work folder."""
+    """Measures one concept and writes the three files into an open work folder."""
     data = experiment.prepared(run, subjects[0])
     subjects[0].model.warn_of_packing()
     record_provenance(
@@ -301,7 +307,7 @@ def make(
     with replace_file(folder / ROWS) as file:
         pq.write_table(rows, file, write_page_checksum=True, compression="zstd")
     write_json(folder / RESULT, result)
-    # What a reader of the file finds, and not what was in memory.
+    # The page is rendered from the file, not from the numbers in memory.
     written = load_result(folder / RESULT, InterventionReport)
     page = report.build(written, provenance=read_json(folder / PROVENANCE_FILE))
     write_text(folder / PAGE, page)

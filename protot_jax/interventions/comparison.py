@@ -1,8 +1,8 @@
-"""Several concepts tested at once: their effects side by side, with p corrected for their number.
+"""Comparison of several concepts: their effects, with p corrected by Holm's method.
 
-Of four concepts without any effect, one in five times one or more has p below 0.05. Holm's method
-(Scandinavian Journal of Statistics, 1979) holds the probability of that at 0.05 whatever depends on
-what: the smallest p is multiplied by the number of concepts, the next by one less, and so on.
+Of four concepts without any effect, at least one has p below 0.05 in one of five experiments.
+Holm's method (Scandinavian Journal of Statistics, 1979) limits that probability to 0.05 under any
+dependence: the smallest p is multiplied by the number of concepts, the next by one less, and so on.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ _PROSE = Prose("protot_jax.interventions")
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Adjusted p-values in the order given, each to be compared with the level of them all."""
+    """Adjusted p-values in the order of `p`, to be compared with the family-wise level."""
     order = np.argsort(p, kind="stable")
     factors = np.arange(len(p), 0, -1)
     adjusted = np.empty(len(p))
@@ -31,9 +31,9 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def compare(result: Sequence[InterventionReport]) -> Comparison:
-    """What `comparison.json` holds, of the `intervention.json` of each concept.
+    """The content of `comparison.json`, from the `intervention.json` of each concept.
 
-    A concept without kept sentences or without controls has no p, and is none of those tested.
+    A concept without kept sentences or without controls has no p and counts as not tested.
     """
     rows: list[ComparedConcept] = []
     for one in result:
@@ -62,7 +62,7 @@ def compare(result: Sequence[InterventionReport]) -> Comparison:
 
 
 def format_rows(result: Comparison) -> list[list[str]]:
-    """Heads and rows of the table, as text."""
+    """Header and rows of the table, as text."""
     heads = ["Concept", "Prototype", "Targets [95 %]", "Sentences", "p", "p, Holm", "Specific"]
     rows = [
         [
@@ -84,7 +84,7 @@ def page(result: Comparison, *, provenance: Mapping[str, Any]) -> str:
     tested = sum(one.p is not None for one in result.concepts)
     specific = [one.concept for one in result.concepts if one.specific]
     if not tested:
-        answer = "Either no target is probable enough, or no other prototype was measured."
+        answer = "Either no target is probable enough, or the other prototypes were not measured."
     elif specific:
         answer = f"Specific among them: {', '.join(specific)}."
     else:
@@ -93,11 +93,12 @@ def page(result: Comparison, *, provenance: Mapping[str, Any]) -> str:
     least = tested * min(least_p, default=0.0)
     if least > summary.LEVEL:
         answer += (
-            f" None could be: with so few prototypes Holm's p of the first is {least:.2g} at least."
+            " None could be: with so few prototypes, the smallest Holm's p is at least "
+            f"{least:.2g}."
         )
     tone = "good" if specific else "warn"
     return report.page(
-        "What single prototypes do for several concepts",
+        "Effects of single prototypes on several concepts",
         [
             section(
                 "Effects with the write gate zeroed",

@@ -1,17 +1,17 @@
-"""What disturbing one prototype does to the probability of target words, and to text at large.
+"""Effect of an intervention on the probability of target words, and on the perplexity of text.
 
 Prototype Transformer, appendix A.3. A sentence's target has probability p under the trained model
 and p' under an intervention; reported is the relative change, 100 (p' / p - 1) percent. Where p is
 below `least` (the paper's 1 %), the sentence is excluded and counted.
 
-1. The interventions are the four of `edits.MODES`, and `reinitialise`: the prototype's vector drawn
-   anew, several times, with one set of vectors for all prototypes.
-2. Every other prototype of the model is put through the same: the distribution in which the effect
-   of the chosen one is to be seen (the paper compares with a single other prototype).
-3. Beside the targets stand the perplexity of the sentences themselves, and that of some text.
+1. The interventions are the four of `edits.MODES`, and `reinitialise`: the prototype's vector is
+   replaced by random ones, several draws, which are the same for all prototypes.
+2. Every other prototype of the model gets the same interventions: their effects are the control
+   distribution of the chosen one's effect (the paper compares with a single other prototype).
+3. The changes of the sentences' own perplexity and of that of validation text are measured too.
 
-Layer, prototype and intervention are data, and so is having none: all are one compiled program, and
-an intervention that changes no gate gives the same bits as the trained model.
+Layer, prototype and intervention, or its absence, are traced data: one program serves all, and an
+intervention that changes no gate gives the same bits as the trained model.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ from protot_jax.saved_run import TrainedModel
 
 REINITIALISE = "reinitialise"
 MODES = (REINITIALISE, *edits.MODES)
-# Logits of so many rows of text are held at once.
+# Rows of text in one forward pass, whose logits are in memory together.
 _ROWS = 8
 
 
@@ -64,9 +64,9 @@ class Measured:
       cases: the sentences.
       least: sentences with a lower baseline are excluded.
       baseline_N, baseline_loss_N: of the trained model.
-      probability, loss: by mode `[L, R, draws, N]`, with one draw but for `reinitialise`; NaN where
-        nothing was measured.
-      control_draws: how many draws the other prototypes have.
+      probability, loss: by mode `[L, R, draws, N]`, with one draw except for `reinitialise`; NaN
+        where nothing was measured.
+      control_draws: number of draws of the other prototypes.
       text: None without a sample of text.
     """
 
@@ -83,7 +83,7 @@ class Measured:
 
     @property
     def kept_N(self) -> np.ndarray:
-        """Which sentences are not excluded."""
+        """True for the sentences that are not excluded."""
         return self.baseline_N >= self.least
 
     def change(self, mode: str) -> np.ndarray:
@@ -95,7 +95,7 @@ class Measured:
         return 100.0 * np.expm1(self.loss[mode] - self.baseline_loss_N)
 
     def effects(self, mode: str) -> np.ndarray:
-        """Mean change over kept sentences, `[L, R]`; over as many draws for one as for another."""
+        """Mean change over kept sentences, `[L, R]`, over equally many draws of each prototype."""
         return self.change(mode)[:, :, : self.control_draws, self.kept_N].mean((2, 3))
 
 
@@ -108,15 +108,15 @@ def token_log_probs(
     cfg: DecoderConfig,
     mixer: Mixer,
 ) -> jax.Array:
-    """log p of each token given those before it, `[N, S - 1]`; of no meaning at padding."""
+    """log p of each token given those before it, `[N, S - 1]`; meaningless at padding."""
     read_NT, target_NT = tokens_NS[:, :-1], tokens_NS[:, 1:]
     output = lm_jax.forward(params, read_NT, cfg, mixer=mixer, edits=edits, valid_BT=read_NT != PAD)
     log_p_NTV = jax.nn.log_softmax(output.logits)
     return jnp.take_along_axis(log_p_NTV, target_NT[..., None], axis=-1)[..., 0]
 
 
-def switched(mode: str | None, layer: int = 0, prototype: int = 0) -> dict[str, Any]:
-    """The edits of all modes, of which `mode` is on in `layer` and the others in none."""
+def edits_for(mode: str | None, layer: int = 0, prototype: int = 0) -> dict[str, Any]:
+    """The edits of all modes, with `mode` active in `layer` and the others in no layer."""
     result = {}
     for name in edits.MODES:
         for site, one in edits.edit(layer=0, prototype=int(prototype), mode=name).items():
@@ -139,25 +139,24 @@ def measure(
     text_NS: np.ndarray | None = None,
     advance: Callable[[int], None] = lambda count: None,
 ) -> Measured:
-    """Puts one prototype, and then all others, through every intervention.
+    """Measures every intervention on one prototype, and then on all others.
 
     Args:
-      model: from `load_run`; it is computed in the dtype of its parameters.
+      model: from `load_run`; computed in the dtype of its parameters.
       sentences: with their targets.
       layer: of the chosen prototype.
-      prototype: its number in the layer.
+      prototype: its index in the layer.
       draws: re-initialisations of the chosen prototype.
-      controls: whether the others are measured as well; not if no sentence is kept.
-      control_draws: re-initialisations of each of them; the chosen one's first so many are what is
-        compared with theirs.
+      controls: whether the others are measured as well; they are not if no sentence is kept.
+      control_draws: re-initialisations of each of them, compared with as many of the chosen one.
       least: the lowest baseline probability that is kept.
-      all_subtokens: the probability is that of all tokens of the target, not of the first.
+      all_subtokens: the probability is that of all tokens of the target, not of the first only.
       seed: of the draws.
-      text_NS: two rows of ids or more, 0 where there is none, whose perplexity is to stand beside.
-      advance: told how many more of the `count_steps` evaluations are done.
+      text_NS: at least two rows of ids, padded with 0, whose perplexity is measured.
+      advance: called with the number of evaluations done since the last call (`count_steps`).
 
     Raises:
-      UsageError: the model has no prototypes, or not that one, or a number that cannot be.
+      UsageError: the model has no prototypes, or not this one, or an argument is out of range.
       BadInputError: no sentence can be used.
       StoppedError: the command was asked to stop.
     """
@@ -165,13 +164,15 @@ def measure(
     edits.check(model.params, layer=layer, prototype=prototype)
     if draws < 1 or not 1 <= control_draws <= draws:
         raise UsageError(
-            f"draws = {draws} and control_draws = {control_draws} must be 1 or more, and not more "
-            "for the controls"
+            f"draws = {draws} and control_draws = {control_draws} must be at least 1, and "
+            "control_draws at most draws"
         )
     if not 0.0 <= least < 1.0:
-        raise UsageError(f"least probability {least} must be from 0 up to 1")
+        raise UsageError(f"least probability {least} must be at least 0 and below 1")
     if text_NS is not None and len(text_NS) < 2:
-        raise UsageError(f"{len(text_NS)} rows of text give no interval; sample 2 or more, or none")
+        raise UsageError(
+            f"{len(text_NS)} rows of text give no interval; sample at least 2, or none"
+        )
     cases = locate(sentences, model.tokenizer, all_subtokens=all_subtokens)
     keys = jax.random.split(jax.random.key(seed), draws)
     chosen = (layer, prototype)
@@ -180,12 +181,13 @@ def measure(
         stop.check("while intervening")
         params = model.params
         if mode == REINITIALISE:
-            # Arrays, because an index that is a Python number would be compiled in.
+            # Arrays, because a Python number would be a constant of the compiled program.
             row, column = (jnp.int32(index) for index in at)
             params = edits.reinitialise(params, keys[draw], layer=row, prototype=column)
-        given = switched(mode, *at)
-        made = token_log_probs(params, tokens_NS, given, cfg=model.cfg, mixer=model.mixer)
-        return np.asarray(made, np.float64)
+        log_p_NT = token_log_probs(
+            params, tokens_NS, edits_for(mode, *at), cfg=model.cfg, mixer=model.mixer
+        )
+        return np.asarray(log_p_NT, np.float64)
 
     def of_sentences(mode: str | None, at: tuple[int, int], draw: int):
         log_p_NT = read(cases.tokens_NS, mode, at, draw)
@@ -235,7 +237,7 @@ def plan(draws: int) -> Iterator[tuple[str, int]]:
 def count_steps(
     model: TrainedModel, *, draws: int, control_draws: int, controls: bool, text: bool
 ) -> int:
-    """The evaluations of `measure`."""
+    """Number of evaluations of `measure`, for a progress bar."""
     edited = len(edits.MODES)
     others = model.cfg.num_layers * model.prototypes.num_prototypes - 1 if controls else 0
     return (1 + text) * (edited + draws) + others * (edited + control_draws)
@@ -250,7 +252,7 @@ def _text_change(
     row_of_token = np.nonzero(real_NT)[0]
 
     def losses(mode: str | None, draw: int) -> np.ndarray:
-        """In nats, of every token that is not padding."""
+        """Losses in nats of all tokens that are not padding."""
         log_p_NT = np.concatenate([read(block, mode=mode, draw=draw) for block in blocks])
         return -log_p_NT[: len(text_NS)][real_NT]
 

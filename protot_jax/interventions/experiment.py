@@ -1,9 +1,9 @@
-"""One intervention from end to end: find the prototype, measure it, and do the same in other seeds.
+"""An intervention from end to end: choose the prototype, measure it, repeat it in other seeds.
 
-1. Write gates over validation text, for every model that takes part (`gates.py`).
-2. The prototype is the one given, or the first in the ranking by words.
-3. In other seeds it is the one that the matching assigns to it (`matching.py`).
-4. Each is measured with its controls (`effects.py`), and the numbers are put together.
+1. Compute write gates over validation text, for every model (`gates.py`).
+2. Take the prototype that the user named, or the first in the ranking by words.
+3. In other seeds, take the prototype that the matching assigns to it (`matching.py`).
+4. Measure each with its controls (`effects.py`), and collect the results (`summary.py`).
 """
 
 from collections.abc import Callable, Sequence
@@ -28,21 +28,21 @@ VALIDATION = "validation"
 
 @dataclasses.dataclass(frozen=True)
 class InterventionConfig:
-    """All that decides the numbers; kept in `config.json`.
+    """Everything that determines the results; saved in `config.json`.
 
     Attributes:
-      models: name, seed and step of each, the one to disturb first.
+      models: name, seed and step of each; the first is the one to intervene on.
       sentences: "shipped", or the name of a file, and its sha256.
-      concept: whose sentences; None for all of the file.
-      together: the concepts that are tested at once, this one among them; none for one alone.
-      words: to rank prototypes by; none for a prototype that is given.
-      layer, prototype: the given one; None to take the first by the words.
+      concept: of the sentences; None for all sentences of the file.
+      together: the concepts that are tested at once, this one included; empty for a single one.
+      words: to rank prototypes by; empty if the prototype is named.
+      layer, prototype: the named prototype; None to take the first by the words.
       least_probability: targets below it are excluded.
-      all_subtokens: a target is all tokens of the word.
+      all_subtokens: a target is all tokens of the word, not only the first.
       draws, control_draws, reinit_seed: of new vectors.
       controls: whether all other prototypes are measured.
-      gate_rows: of validation text, for ranking and matching.
-      perplexity_rows: of validation text, whose perplexity is measured; 0 for none.
+      gate_rows: number of rows of validation text for ranking and matching.
+      perplexity_rows: number of rows whose perplexity is measured; 0 for none.
     """
 
     models: tuple[str, ...]
@@ -64,9 +64,9 @@ class InterventionConfig:
 
     def __post_init__(self) -> None:
         if (self.layer is None) != (self.prototype is None):
-            raise UsageError("--layer and --prototype go together; give both, or none to find one")
+            raise UsageError("--layer and --prototype go together; give both, or neither")
         if self.layer is None and not self.words:
-            raise UsageError("there is no word to find a prototype by; give --words")
+            raise UsageError("there is no word to choose a prototype by; give --words")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,17 +88,17 @@ def load_subject_models(
     best: bool = True,
     match_seeds: bool = True,
 ) -> list[SubjectModel]:
-    """The model to disturb, then those to match it with.
+    """Loads the model to intervene on, then those to match it with.
 
     Args:
       run: its work folder.
-      other_runs: all of their seeds are taken.
-      seed: of the model to disturb; None is the run's first.
+      other_runs: work folders of further runs, all seeds.
+      seed: of the model to intervene on; None for the first seed of the run.
       best: the checkpoints of lowest validation perplexity; false for the last ones.
-      match_seeds: whether the run's other seeds are taken.
+      match_seeds: whether to load the run's other seeds.
 
     Raises:
-      BadInputError: a folder is no run with a checkpoint, or has another tokenizer.
+      BadInputError: a folder is not a run with a checkpoint, or has another tokenizer.
       UsageError: a run's model has no prototypes, or not this seed.
     """
     first = load_run(run, seed=seed, best=best)
@@ -115,8 +115,8 @@ def load_subject_models(
         _ = subject.model.prototypes
         if subject.model.tokenizer.sha256 != first.tokenizer.sha256:
             raise BadInputError(
-                f"{subject.run} has another tokenizer than {results[0].run}, so their words cannot "
-                "be matched; name runs on the same prepared data"
+                f"{subject.run} has another tokenizer than {results[0].run}, so their prototypes "
+                "cannot be matched; name runs on the same prepared data"
             )
     return results
 
@@ -136,11 +136,11 @@ def perform(
     sentences: Sequence[Sentence],
     settings: InterventionConfig,
 ) -> tuple[InterventionReport, pa.Table]:
-    """What `intervention.json` and `interventions.parquet` hold.
+    """Measures every model; returns `intervention.json` and the rows of `interventions.parquet`.
 
     Raises:
-      UsageError: the model has not the prototype.
-      BadInputError: no sentence can be used, or no word is there to find a prototype by.
+      UsageError: the model does not have the prototype.
+      BadInputError: no sentence can be used, or none of the words occurs.
       StoppedError: the command was asked to stop.
     """
     first = subjects[0].model
@@ -191,7 +191,7 @@ def perform(
                 )
             )
             tables.append(summary.rows(measured, run=subject.run, seed=subject.model.seed))
-            # The tokenizer is one for all, and so is what it cannot find.
+            # The same for all models, which share one tokenizer.
             skipped = summary.skipped(measured)
     result = InterventionReport(
         schema=results.NAME,

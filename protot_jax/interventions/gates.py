@@ -1,13 +1,13 @@
-"""Which prototypes write given words: write gates over text, and a ranking by them.
+"""Write gates over text, and the ranking of prototypes by how specifically they write words.
 
-The paper reads through the top sentences of all prototypes to find one for a concept (A.3.1). Here
-all prototypes are ranked by
+The paper chooses the prototype of a concept by reading the top sentences of all prototypes (A.3.1).
+Here they are ranked by
 
     d = (mean write gate on the words - mean write gate elsewhere) / pooled standard deviation,
 
 Cohen's d over the tokens of validation text. It is high where a prototype takes the words and
-little else. It does not say how much is written: a prototype whose gate is small everywhere may
-have a high d, so both means stand beside it.
+little else. It does not measure how much is written: a prototype whose gate is small everywhere may
+have a high d, so both means are reported with it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,8 +49,8 @@ class TextGates:
 
     Attributes:
       count_V: how often each token occurs.
-      mean_VLR: mean gate where it does, 0 where it never does.
-      occurrences: how often each word does.
+      mean_VLR: mean gate of each token, 0 for one that does not occur.
+      occurrences: how often each word occurs.
       ranking: all prototypes by how specifically they write the words; empty without words.
     """
 
@@ -61,16 +61,15 @@ class TextGates:
 
 
 def sample(examples: Examples, rows: int, seed: int) -> np.ndarray:
-    """Rows of ids `[rows, context + 1]` drawn from a split, or all there are."""
+    """Random rows of ids `[rows, context + 1]` of a split, or all rows if there are fewer."""
     drawn = np.random.default_rng(seed).permutation(examples.count)[:rows]
     return examples.read(np.sort(drawn))["tokens"]
 
 
 def over_text(model: TrainedModel, text_NS: np.ndarray, words: Sequence[str] = ()) -> TextGates:
-    """Runs the model over rows of text and gathers its write gates.
+    """Runs the model over rows of text and collects statistics of its write gates.
 
-    A word of several tokens occurs where all of them follow one another, and its gates are those of
-    all of them.
+    A word of several tokens occurs where they follow one another, and all of them count.
 
     Raises:
       BadInputError: a word is not in the vocabulary, or none of them occurs in the text.
@@ -89,17 +88,17 @@ def over_text(model: TrainedModel, text_NS: np.ndarray, words: Sequence[str] = (
     if words and not on_NS.any():
         raise BadInputError(
             f"{', '.join(map(repr, words))} {'do' if words[1:] else 'does'} not occur in the "
-            f"{np.count_nonzero(text_NS):,} tokens of validation text; give other words, or a "
-            "layer and a prototype"
+            f"{np.count_nonzero(text_NS):,} tokens of validation text; give other words, or "
+            "--layer and --prototype"
         )
-    totals = [np.zeros(())] * 3
+    sums = [np.zeros(())] * 3
     for start in range(0, len(text_NS), _ROWS):
         rows = slice(start, start + _ROWS)
-        made = _summed(model.params, text_NS[rows], on_NS[rows], cfg=model.cfg, mixer=model.mixer)
-        totals = [
-            total + np.asarray(part, np.float64) for total, part in zip(totals, made, strict=True)
+        parts = _summed(model.params, text_NS[rows], on_NS[rows], cfg=model.cfg, mixer=model.mixer)
+        sums = [
+            total + np.asarray(part, np.float64) for total, part in zip(sums, parts, strict=True)
         ]
-    sum_VLR, sum_2LR, square_2LR = totals
+    sum_VLR, sum_2LR, square_2LR = sums
     count_V = np.bincount(text_NS[text_NS != PAD], minlength=V)
     mean_VLR = sum_VLR / np.maximum(count_V, 1)[:, None, None]
     on = np.count_nonzero(on_NS)
@@ -109,7 +108,7 @@ def over_text(model: TrainedModel, text_NS: np.ndarray, words: Sequence[str] = (
 
 
 def _occurrences(text_NS: np.ndarray, ids: Sequence[int]) -> tuple[int, np.ndarray]:
-    """How often a run of ids occurs in the rows, and all positions that are part of one."""
+    """Number of occurrences of a sequence of ids in the rows, and the positions they cover."""
     width = len(ids)
     windows = np.lib.stride_tricks.sliding_window_view(text_NS, width, axis=1)
     starts = (windows == np.asarray(ids)).all(-1)
@@ -128,15 +127,15 @@ def _summed(
     cfg: DecoderConfig,
     mixer: Mixer,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Sums of gates by token; and sums and sums of squares, elsewhere and on the words."""
+    """Sums of gates by token, and sums and sums of squares elsewhere and on the words."""
     real_BT = tokens_BT != PAD
     record = {"mixer.write": lm_jax.keep}
-    # No logits are wanted, and those of one position cost nothing.
+    # No logits are needed; those of one position cost nothing.
     first_B1 = jnp.zeros((tokens_BT.shape[0], 1), jnp.int32)
     output = lm_jax.forward(
         params, tokens_BT, cfg, mixer=mixer, record=record, valid_BT=real_BT, logits_at=first_B1
     )
-    # Padding has no gate, and so adds nothing.
+    # The gates of padding are zero.
     gate_BTLR = jnp.moveaxis(output.records["mixer.write"], 0, 2)
     by_token = jnp.zeros((cfg.vocab_size, *gate_BTLR.shape[2:]))
     by_token = by_token.at[tokens_BT].add(gate_BTLR)

@@ -1,7 +1,7 @@
-"""The paper's interventions (appendix A.3, Tables 6 to 9), as numbers to set beside ours.
+"""The paper's intervention results (appendix A.3, Tables 6 to 9), for comparison.
 
 The models were trained on FineWeb-Edu, and their prototypes chosen by eye. `reinitialise` is a
-single draw there, and a number is the relative change of the target's probability in percent.
+single draw. Numbers are relative changes of the target's probability in percent.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ class Row(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """One prototype of the paper, such as "L9 P7", with what it was taken for."""
+    """One prototype of the paper, such as "L9 P7", with its role."""
 
     table: int
     prototype: str
@@ -60,10 +60,10 @@ _GENDER_CASES = (
     ("girls", 38.32),
 )
 
-_SEED = "The released script intervenes there on the model of seed 124."
+_SEED = "The released script uses the model of seed 124."
 REMARKS: Mapping[str, str] = {
-    "COVID": "Its caption says percentage points, which cannot be: a baseline of 1.6 % would fall "
-    "by 13.4. So its numbers are taken as relative changes.",
+    "COVID": "Its caption says percentage points, which is impossible: a baseline of 1.6 % would "
+    "fall by 13.4. So its numbers are read as relative changes.",
     "New Zealand": _SEED,
     "mental health": _SEED,
 }

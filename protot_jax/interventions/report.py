@@ -1,7 +1,7 @@
 """The page of an intervention: the conclusion, every sentence, the controls and the paper.
 
-Every number comes from `intervention.json` (and the paper's from `paper.py`); nothing is measured
-here.
+Every number is from `intervention.json` (the paper's from `paper.py`), the prose from
+`report.html.j2`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ _PROSE = Prose("protot_jax.interventions")
 
 
 def build(result: InterventionReport, *, provenance: Mapping[str, Any]) -> str:
-    """The whole page, of `intervention.json` and the run's provenance."""
+    """The whole page, from `intervention.json` and the run's provenance."""
     seed = result.seeds[0]
     text, tone = report_text.conclusion(result)
     parts = [
@@ -32,7 +32,7 @@ def build(result: InterventionReport, *, provenance: Mapping[str, Any]) -> str:
         section("Terms", _PROSE("terms")),
     ]
     return report.page(
-        f"What {report_text.name(seed)} does for {report_text.about(result)}",
+        f"Effect of prototype {report_text.name(seed)} on {report_text.about(result)}",
         [part for part in parts if part is not None],
         provenance=report.facts(provenance),
         lead=[report.verdict(text, *report_text.reasons(result), tone=tone)],
@@ -44,7 +44,7 @@ def prototype(result: InterventionReport) -> Section:
     seed, settings = result.seeds[0], result.settings
     own, words = report_text.name(seed), ", ".join(settings.words)
     if not seed.ranking:
-        return section("The prototype", f"{own} was named by the user.")
+        return section("The prototype", _PROSE("named_prototype", name=own, place=seed))
     occurrences = ", ".join(
         f"{word} {report_text.count(n, 'time')}" for word, n in settings.occurrences.items()
     )
@@ -57,6 +57,7 @@ def prototype(result: InterventionReport) -> Section:
         _PROSE(
             "prototype",
             name=own,
+            at=seed,
             words=words,
             occurrences=occurrences,
             gate_tokens=settings.gate_tokens,
@@ -78,7 +79,7 @@ def prototype(result: InterventionReport) -> Section:
 
 
 def effects(result: InterventionReport) -> Section:
-    """Targets, controls and perplexities, by intervention."""
+    """Effect on targets, rank among controls, and change of perplexities, by intervention."""
     seed, settings = result.seeds[0], result.settings
     rows = []
     for one in seed.modes:
@@ -100,7 +101,7 @@ def effects(result: InterventionReport) -> Section:
             [
                 "Intervention",
                 "Targets",
-                "Percentile among others",
+                "Percentile",
                 "p, two-sided",
                 "Perplexity of the sentences",
                 "Perplexity of validation text",
@@ -127,7 +128,7 @@ def sentences(result: InterventionReport) -> Section:
         note = "" if sentence.kept else "excluded"
         rows.append(
             [
-                report_text.context(sentence.text, sentence.target),
+                report_text.bracketed(sentence.text, sentence.target),
                 cell(100 * sentence.baseline, spec=".2f", note=note),
                 *changes,
             ]
@@ -145,11 +146,11 @@ def sentences(result: InterventionReport) -> Section:
 
 
 def controls(seed: SeedResult) -> Section | None:
-    """The same intervention on every other prototype."""
+    """Controls: the same intervention on every other prototype."""
     ranked = [(one.mode, one.control) for one in seed.modes if one.control is not None]
     if not ranked:
         return None
-    own, drawn = report_text.name(seed), []
+    own, histograms = report_text.name(seed), []
     for mode, control in ranked:
         others = [
             effect
@@ -157,10 +158,10 @@ def controls(seed: SeedResult) -> Section | None:
             for r, effect in enumerate(row)
             if (layer, r) != (seed.layer, seed.prototype)
         ]
-        drawn.append(
+        histograms.append(
             report.histogram(
                 others,
-                caption=f"{report_text.LABELS[mode].capitalize()}: all other prototypes.",
+                caption=f"{report_text.LABELS[mode].capitalize()}: effects of other prototypes.",
                 x_label="mean change of the targets (%)",
                 y_label="prototypes (count)",
                 bins=24,
@@ -195,7 +196,7 @@ def controls(seed: SeedResult) -> Section | None:
             caption="Mean change of the targets over kept sentences.",
             n=f"{ranked[0][1].n} other prototypes",
         ),
-        report.grid(*drawn),
+        report.grid(*histograms),
     )
 
 
@@ -230,12 +231,12 @@ def seeds(result: InterventionReport) -> Section | None:
                 "Model",
                 "Match",
                 "Correlation",
-                "Best of all",
-                "Median of pairs",
+                "Highest with any",
+                "Median of matches",
                 "Different ones, 95 %",
                 "Percentile",
                 "p",
-                "Place by words",
+                "Rank by words",
             ],
             matches,
             caption=f"Matches of {report_text.name(first)} in other models.",
@@ -249,7 +250,7 @@ def seeds(result: InterventionReport) -> Section | None:
                 "Percentile, write zeroed",
             ],
             rows,
-            caption="Mean change of the targets in percent [95 % over the sentences' texts].",
+            caption="Mean change of the targets, with 95 % intervals over the sentences' texts.",
         ),
     )
 
@@ -271,7 +272,7 @@ def _seed_row(seed: SeedResult, run: str) -> list[object]:
 
 
 def paper_comparison(result: InterventionReport) -> Section | None:
-    """The paper's numbers for the same concept, and what differs."""
+    """The paper's numbers for the same concept, and the differences in its setting."""
     settings = result.settings
     concept = settings.concept or ""
     columns = paper.TABLES.get(concept)

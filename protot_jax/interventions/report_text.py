@@ -1,6 +1,6 @@
-"""The words of an intervention, for its page and for the terminal.
+"""Sentences and formatted numbers of an intervention, for its page and for the terminal.
 
-Every number comes from `intervention.json`.
+Every number is from `intervention.json`.
 """
 
 from typing import Literal, Protocol, cast
@@ -25,12 +25,12 @@ LABELS = {
     "zero_write": "write zeroed",
     "zero_read": "read zeroed",
 }
-# Words shown before a target.
+# Number of words printed before a target.
 _CONTEXT = 5
 
 
 class Place(Protocol):
-    """What has a layer and a prototype."""
+    """Anything with a layer and a prototype index."""
 
     @property
     def layer(self) -> int: ...
@@ -50,9 +50,9 @@ def by_mode(seed: SeedResult) -> dict[str, ModeResult]:
 
 
 def about(result: InterventionReport) -> str:
-    """What the sentences are about, in a title."""
+    """The concept or the words of the sentences, for a title."""
     settings = result.settings
-    return settings.concept or ", ".join(settings.words) or "given sentences"
+    return settings.concept or ", ".join(settings.words) or "the sentences"
 
 
 def conclusion(result: InterventionReport) -> tuple[str, Tone]:
@@ -62,7 +62,7 @@ def conclusion(result: InterventionReport) -> tuple[str, Tone]:
     if not seed.kept:
         least = 100.0 * result.settings.least_probability
         return (
-            f"Nothing can be said: under the trained model all {seed.excluded} targets have a "
+            f"No conclusion: under the trained model all {seed.excluded} targets have a "
             f"probability below {least:g} %.",
             "warn",
         )
@@ -74,21 +74,21 @@ def conclusion(result: InterventionReport) -> tuple[str, Tone]:
     if control is None:
         return f"{text}.", "none"
     text += (
-        f"; of the {control.n} other prototypes {control.as_low} have as low an effect or a "
-        f"lower (p {control.p:.2g}). "
+        f"; {control.as_low} of the {control.n} other prototypes have an equal or lower effect "
+        f"(p {control.p:.2g}). "
     )
     if seed.specific is None:
-        return f"{text}One text gives no interval, so it cannot be called specific.", "warn"
+        return f"{text}One text gives no interval, so the effect cannot be called specific.", "warn"
     if seed.specific:
         return f"{text}The effect is specific.", "good"
-    # With an interval and a verdict, so with both ends.
-    ends_hold_0 = cast(float, effect.low) <= 0.0 <= cast(float, effect.high)
-    why = "the interval holds 0" if ends_hold_0 else "others do as much"
+    # A verdict implies an interval with both ends.
+    includes_0 = cast(float, effect.low) <= 0.0 <= cast(float, effect.high)
+    why = "the interval includes 0" if includes_0 else "other prototypes do as much"
     return f"{text}No specific effect: {why}.", "warn"
 
 
 def cases(effect: Effect) -> str:
-    """How many sentences an effect is a mean of, and of how many texts where those are fewer."""
+    """Number of sentences that an effect averages, and of their texts where those are fewer."""
     text = count(effect.sentences, "sentence")
     return text if effect.n == effect.sentences else f"{text} of {count(effect.n, 'text')}"
 
@@ -101,63 +101,67 @@ def percent(interval: Interval | None) -> str:
 
 
 def ends(interval: Interval) -> str:
-    """An interval in brackets, or nothing where there is none."""
+    """An interval in brackets; "" where there is none."""
     if interval.low is None or interval.high is None:
         return ""
     return f"[{signed(interval.low)}, {signed(interval.high)}]"
 
 
 def signed(value: float) -> str:
-    """Two decimals with their sign."""
-    return number(value, "+.2f")
+    """A change with two decimals and its sign; one that rounds to zero has no sign."""
+    text = number(value, "+.2f")
+    return text if text.strip("+−0.") else "0.00"
 
 
 def count(n: int, thing: str) -> str:
-    """A number of things."""
+    """A count with its noun, in the plural unless it is 1."""
     return f"{n} {thing}{'s' * (n != 1)}"
 
 
 def reasons(result: InterventionReport) -> list[str]:
-    """What stands below the answer: what was left out, and how far it carries."""
+    """Remarks below the conclusion: masking, skipped and excluded sentences, limits."""
     seed = result.seeds[0]
     lines = []
     if seed.kept:
         lines.append(
-            "With the gate masked, so that its share goes to the others: "
+            "With the write gate masked, so that its share goes to the other prototypes: "
             f"{percent(by_mode(seed)['mask_write'].effect)}."
         )
     if others := result.settings.together:
         lines.append(
-            f"{len(others)} concepts were tested at once: comparison.html in the folder above has "
-            "p corrected for that."
+            f"{len(others)} concepts were tested at once: comparison.html in the parent folder has "
+            "p corrected for their number."
         )
     if skipped := result.skipped:
         lines.append(
-            f"{count(len(skipped), 'sentence')} left out, the first because "
-            f"{skipped[0].where}: {skipped[0].reason}."
+            f"{count(len(skipped), 'sentence')} skipped; the first is {skipped[0].where}: "
+            f"{skipped[0].reason}."
         )
     if seed.kept and seed.excluded:
         least = 100.0 * result.settings.least_probability
-        lines.append(f"{count(seed.excluded, 'sentence')} excluded, below {least:g} %.")
+        lines.append(
+            f"{count(seed.excluded, 'sentence')} excluded: the target has a probability below "
+            f"{least:g} %."
+        )
     kept = [one for one in seed.sentences if one.kept]
     if first := sum(one.earlier == 0 for one in kept):
         lines.append(
-            f"In {first} of the {len(kept)} the target does not occur before: a prototype that "
-            "takes the word itself holds nothing of it there."
+            f"In {first} of the {len(kept)} kept sentences the target does not occur earlier, so "
+            "that a prototype that stores the word itself has nothing of it there."
         )
     if seed.kept and by_mode(seed)[ABLATION].effect.n < 10:
-        lines.append("So few texts support no claim about a concept; the controls say more.")
+        lines.append("Fewer than 10 texts support no claim about a concept; the controls say more.")
     return lines
 
 
-def context(text: str, target: str) -> str:
+def bracketed(text: str, target: str) -> str:
     """The target in brackets with the words before it."""
     last = occurrences(text, target)[-1]
     before = text[: last.start()].split(" ")
-    shown = " ".join(before[-_CONTEXT - 1 :])
-    return f"{'… ' if len(before) > _CONTEXT + 1 else ''}{shown}[{last[0]}]"
+    context = " ".join(before[-_CONTEXT - 1 :])
+    return f"{'… ' if len(before) > _CONTEXT + 1 else ''}{context}[{last[0]}]"
 
 
 def model_name(seed: SeedResult, run: str) -> str:
-    """A model by its seed, and by its run where that is another one."""
+    """A model by its seed, and by its run where it differs from `run`."""
     return f"seed {seed.seed}" if seed.run == run else f"{seed.run}, seed {seed.seed}"

@@ -1,8 +1,8 @@
 """Results of an intervention: the dataclasses of its JSON files, the columns of its parquet file.
 
-The page `intervention.html` shows `intervention.json` and holds nothing else, and so does
-`comparison.html` of `comparison.json`, which several concepts at once leave. A reader refuses
-another version; a field that is added keeps the version, a change of meaning raises it.
+The page `intervention.html` shows the content of `intervention.json`, and `comparison.html` that of
+`comparison.json`, which compares several concepts. A reader refuses another version; a field that
+is added keeps the version, a change of meaning raises it.
 
 A change is relative and in percent, 100 (p' / p - 1) for a probability and likewise for a
 perplexity. An interval is of 95 %.
@@ -25,7 +25,7 @@ Mode = Literal["reinitialise", "mask_write", "mask_read", "zero_write", "zero_re
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """A mean of n values with its interval; the ends are null for one value, or none."""
+    """A mean of n values with its interval; the ends are null for fewer than two values."""
 
     mean: float | None
     low: float | None
@@ -35,7 +35,7 @@ class Interval:
 
 @dataclasses.dataclass(frozen=True)
 class Effect(Interval):
-    """A mean over sentences of n different texts, which are the independent units."""
+    """A mean over sentences; n counts their texts, which are the independent units."""
 
     sentences: Count
 
@@ -51,20 +51,20 @@ class OtherPrototype:
 
 @dataclasses.dataclass(frozen=True)
 class Control:
-    """The chosen prototype's effect among those of all others.
+    """Rank of the chosen prototype's effect among those of all others.
 
     Attributes:
       chosen: its effect, over `settings.control_draws` draws as that of the others.
       percentile: of the chosen one among the others, ties counted half: 0 is the greatest drop.
-      as_low: how many of the others have as low an effect or a lower.
-      p: two-sided, twice the share of prototypes, the chosen one counted in, that lie as far out
-        on its side.
-      n: how many others.
+      as_low: how many of the others have an equal or lower effect.
+      p: two-sided, twice the share of prototypes, the chosen one included, that are as extreme on
+        its side.
+      n: number of others.
       mean: of the others.
-      low: what 2.5 % of the others do not exceed.
-      high: what 97.5 % of the others do not exceed.
-      effects: by layer and prototype, the chosen one among them.
-      strongest: the others of greatest drop.
+      low: 2.5 % quantile of the others.
+      high: 97.5 % quantile of the others.
+      effects: by layer and prototype, the chosen one included.
+      strongest: the others with the greatest drops.
     """
 
     chosen: float
@@ -105,8 +105,8 @@ class SentenceResult:
     """A sentence with its target under the trained model.
 
     Attributes:
-      earlier: how often the sentence has the target before that.
-      target_tokens: tokens whose probability it is.
+      earlier: number of earlier occurrences of the target in the sentence.
+      target_tokens: number of tokens whose probability is measured.
       kept: whether the baseline is at least `settings.least_probability`.
     """
 
@@ -134,8 +134,8 @@ class SeedResult:
     """Everything measured on one model.
 
     Attributes:
-      match: how the prototype of the first model was found again in this one; null for the first.
-      place: where this prototype stands among all by the words, from 1 on.
+      match: of this prototype with that of the first model; null for the first.
+      place: rank of this prototype among all by the words, from 1.
       ranking: the first prototypes by the words.
       specific: whether `zero_write` has an interval without 0 and a p of at most 0.05; null where
         there is no interval or no other prototype.
@@ -159,7 +159,7 @@ class SeedResult:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """The model that was named first."""
+    """The model of the named run, which is the first of `seeds`."""
 
     corpus: str
     layers: Count
@@ -171,13 +171,13 @@ class Model:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What was asked for.
+    """Settings of the intervention.
 
     Attributes:
       concept: null where the sentences are not those of one concept.
-      together: the concepts that were tested with it, itself among them; none for one alone.
+      together: the concepts that were tested at once, this one included; empty for a single one.
       occurrences: how often each word occurs in the validation text that was read.
-      found: whether the prototype was found by the words, and not given.
+      found: whether the prototype was chosen by the words, and not named by the user.
     """
 
     concept: str | None
@@ -196,7 +196,7 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class SkippedSentence:
-    """A sentence that holds no target, or one that is not in the vocabulary."""
+    """A sentence without its target, or whose target is not in the vocabulary."""
 
     where: str
     target: str
@@ -208,7 +208,7 @@ class InterventionReport:
     """Intervention on one prototype of a Prototype Transformer.
 
     Attributes:
-      seeds: the model that was named first, then other seeds and runs.
+      seeds: the model of the named run, then other seeds and runs.
     """
 
     schema: Literal["protot_jax.interventions"]
@@ -261,16 +261,16 @@ ROWS = pa.schema(
         ("sentence", pa.int32()),
         ("layer", pa.int16()),
         ("prototype", pa.int16()),
-        # Whether it is the prototype in question, and not a control.
+        # Whether it is the chosen prototype, and not a control.
         ("chosen", pa.bool_()),
         ("mode", pa.string()),
-        # -1 where nothing is drawn.
+        # -1 for interventions without random draws.
         ("draw", pa.int32()),
         # Whether the baseline is high enough to count.
         ("kept", pa.bool_()),
         ("baseline", pa.float64()),
         ("probability", pa.float64()),
-        # In percent, and so is the last.
+        # In percent, as is perplexity_change.
         ("change", pa.float64()),
         ("perplexity", pa.float64()),
         ("perplexity_change", pa.float64()),

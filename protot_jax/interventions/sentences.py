@@ -1,14 +1,14 @@
 """Sentences with a target word whose probability an intervention may change.
 
 Prototype Transformer, appendix A.3.1: the target is the last occurrence of the word in its
-sentence, and its probability is that of its first sub-token given all that stands before it. A file
-of sentences is UTF-8, with one sentence per line:
+sentence, and its probability is that of its first sub-token given everything before it. A file of
+sentences is UTF-8, with one sentence per line:
 
     .jsonl   {"concept": "war", "target": "war", "text": "Congress alone can declare war."}
-    .tsv     concept, target and text with tabs between them, and these three words as first line
+    .tsv     concept, target and text separated by tabs, with these three words as first line
 
-The package's own `sentences.jsonl` has the four concepts of the paper, in sentences of ours, and
-four that occur in the messages of US presidents.
+The package's `sentences.jsonl` has the four concepts of the paper, in our own sentences, and four
+concepts that occur in the messages of US presidents.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ _SHIPPED = "sentences.jsonl"
 
 @dataclasses.dataclass(frozen=True)
 class Sentence:
-    """A sentence that holds the word `target`; `where` names it in an error: file and line."""
+    """A sentence with the word `target`; `where`, file and line, names it in an error."""
 
     concept: str
     target: str
@@ -57,7 +57,7 @@ class Cases:
       sentences: N of them.
       tokens_NS: int32, the start token first and no end token.
       target_NT: true at the target's tokens among those to predict, `tokens_NS[:, 1:]`.
-      skipped: those that are no row.
+      skipped: sentences that cannot be used.
     """
 
     sentences: tuple[Sentence, ...]
@@ -70,7 +70,7 @@ def shipped(concept: str) -> list[Sentence]:
     """The package's sentences for one concept.
 
     Raises:
-      UsageError: an unknown concept, with the known ones.
+      UsageError: the concept is unknown.
     """
     result = list(_from_jsonl(_shipped_bytes(), _SHIPPED))
     chosen = [sentence for sentence in result if sentence.concept == concept]
@@ -93,13 +93,13 @@ def read(path: str | os.PathLike[str], *, concept: str | None = None) -> list[Se
     """The sentences of a file, or those of one concept in it; blank lines are skipped.
 
     Raises:
-      BadInputError: the file cannot be read, a line has not the three fields as text that is not
-        empty, or there is no sentence (of the concept) in it.
+      BadInputError: the file cannot be read, a line lacks one of the three fields or has an empty
+        one, or there is no sentence (of the concept).
     """
     path = Path(path)
     readers = {".jsonl": _from_jsonl, ".tsv": _from_tsv}
     if path.suffix not in readers:
-        raise BadInputError(f"{path} is no .jsonl or .tsv file; write one sentence per line there")
+        raise BadInputError(f"{path} is not a .jsonl or .tsv file; write one sentence per line")
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -111,7 +111,7 @@ def read(path: str | os.PathLike[str], *, concept: str | None = None) -> list[Se
         if known and not results:
             raise BadInputError(f"{path} has no concept {concept!r}{nearest(concept, known)}")
     if not results:
-        raise BadInputError(f"{path} holds no sentence; write one per line")
+        raise BadInputError(f"{path} has no sentence; write one per line")
     return results
 
 
@@ -133,11 +133,13 @@ def _from_tsv(data: bytes, name: str) -> Iterator[Sentence]:
         (row,) = csv.reader([line], delimiter="\t", quoting=csv.QUOTE_NONE)
         if i == 0:
             if tuple(row) != FIELDS:
-                raise BadInputError(f"{where}: the first line must be {', '.join(FIELDS)}, by tabs")
+                raise BadInputError(
+                    f"{where}: the first line must be {', '.join(FIELDS)}, separated by tabs"
+                )
             continue
         if len(row) != len(FIELDS):
             raise BadInputError(
-                f"{where}: {len(row)} columns where {', '.join(FIELDS)} are three; use two tabs"
+                f"{where}: {len(row)} columns instead of three, {', '.join(FIELDS)}; use two tabs"
             )
         yield _sentence(row, where)
 
@@ -160,7 +162,7 @@ def _sentence(values: Sequence[object], where: str) -> Sentence:
     texts = []
     for field, value in zip(FIELDS, values, strict=True):
         if not isinstance(value, str) or not value.strip():
-            raise BadInputError(f"{where}: {field} is no text, or empty; write it there")
+            raise BadInputError(f"{where}: {field} must be a text that is not empty")
         texts.append(value)
     return Sentence(*texts, where=where)
 
@@ -168,18 +170,18 @@ def _sentence(values: Sequence[object], where: str) -> Sentence:
 def locate(
     sentences: Sequence[Sentence], tokenizer: Tokenizer, *, all_subtokens: bool = False
 ) -> Cases:
-    """Finds every target among the tokens of its sentence, at its last occurrence.
+    """Encodes the sentences and locates the tokens of each target, at its last occurrence.
 
-    A target is found as a whole word in any case. A sentence is skipped if it does not hold its
-    target, or the vocabulary does not hold the target.
+    A target matches as a whole word, ignoring case. A sentence is skipped if it does not contain
+    its target, or if the vocabulary does not.
 
     Args:
       sentences: at least one.
       tokenizer: of the model.
-      all_subtokens: the target is all tokens of the word, not the first alone.
+      all_subtokens: the target is all tokens of the word, not only the first.
 
     Raises:
-      BadInputError: no sentence is left; it says why of the first.
+      BadInputError: no sentence can be used; the message has the reason of the first.
     """
     rows, spans, kept, skipped = [], [], [], []
     for sentence in sentences:
@@ -195,7 +197,7 @@ def locate(
         if not skipped:
             raise BadInputError("there is no sentence; give at least one")
         first = skipped[0]
-        others = f" (and so on, {len(skipped)} sentences)" if skipped[1:] else ""
+        others = f" (and {len(skipped) - 1} more)" if skipped[1:] else ""
         raise BadInputError(
             f"{first.sentence.where}: {first.reason}{others}; give other sentences or targets"
         )
@@ -210,7 +212,7 @@ def locate(
 
 
 def _located(sentence: Sentence, tokenizer: Tokenizer) -> tuple[list[int], int, int] | str:
-    """Ids, and where the target begins and ends among them; or why there are none."""
+    """Ids, and start and stop of the target among them; or the reason to skip the sentence."""
     places = occurrences(sentence.text, sentence.target)
     if not places:
         return f"{sentence.target!r} does not occur in the sentence"
@@ -219,28 +221,28 @@ def _located(sentence: Sentence, tokenizer: Tokenizer) -> tuple[list[int], int, 
     through = open_ids(tokenizer, sentence.text[: places[-1].end()])
     start, stop = len(before), len(through)
     if ids[:start] != before or ids[:stop] != through or start == stop:
-        return f"{sentence.target!r} is not cut off at the bounds of its tokens"
+        return f"{sentence.target!r} does not begin and end at the bounds of tokens"
     if not start:
-        return f"{sentence.target!r} has nothing before it that would predict it"
+        return f"{sentence.target!r} has no token before it"
     if tokenizer.backend.token_to_id(UNKNOWN) in ids[start:stop]:
         return f"{sentence.target!r} is not in the vocabulary"
     return ids, start, stop
 
 
 def occurrences(text: str, target: str) -> list[re.Match[str]]:
-    """Where the target is a whole word of the text, in any case."""
+    """Matches of the target as a whole word of the text, ignoring case."""
     word = re.escape(target.strip())
     return list(re.finditer(rf"(?<!\w){word}(?!\w)", text, re.IGNORECASE))
 
 
 def open_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Ids of a text that may go on: with its start token and no end token."""
+    """Ids of an incomplete text: with its start token and without an end token."""
     ids = tokenizer.encode(text, split_special_tokens=True)
     return ids[:-1] if len(ids) > 1 and ids[-1] == tokenizer.eos_id else ids
 
 
 def word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> list[list[int]]:
-    """The tokens of each word.
+    """Token ids of each word.
 
     Raises:
       BadInputError: naming a word that is not in the vocabulary.

@@ -1,6 +1,6 @@
-"""The numbers of an intervention: `intervention.json`, and the rows of `interventions.parquet`.
+"""Statistics of an intervention: the content of `intervention.json` and `interventions.parquet`.
 
-`results.py` says what each field means.
+`results.py` documents each field.
 """
 
 from collections.abc import Sequence
@@ -28,26 +28,26 @@ from protot_jax.interventions.results import (
 )
 from protot_jax.interventions.sentences import occurrences
 
-# The edit that takes the prototype's part away and hands nothing of it to the others.
+# The edit that removes the prototype's contribution without giving its share to the others.
 ABLATION = "zero_write"
-# Of the test among controls.
+# Significance level of the test among controls.
 LEVEL = 0.05
-# Of the ranking, and of the strongest controls.
-SHOWN = 10
+# Number of prototypes of the ranking and of strongest controls in the report.
+MOST_LISTED = 10
 
 
 def mean_interval(values: np.ndarray) -> Interval:
-    """Mean, Student's 95 % interval of it (None for one value, or none), and n."""
+    """Mean, its Student's 95 % interval (None for fewer than two values), and n."""
     n = len(values)
     return Interval(float(values.mean()) if n else None, *_ends(values, np.arange(n)), n)
 
 
 def clustered_interval(values: np.ndarray, clusters: np.ndarray) -> Effect:
-    """Mean of values that are independent only if they are of different clusters.
+    """Mean of clustered values with its interval; only different clusters are independent.
 
     Student's 95 % interval with the standard error of a ratio of sums over clusters (Cochran,
     Sampling Techniques, 6.4) and one degree of freedom less than there are clusters. With one value
-    in each it is that of `mean_interval`. `n` counts the clusters, `sentences` the values.
+    per cluster it equals `mean_interval`. `n` counts the clusters, `sentences` the values.
     """
     low, high = _ends(values, clusters)
     return Effect(
@@ -72,14 +72,13 @@ def _ends(values: np.ndarray, clusters: np.ndarray) -> tuple[float | None, float
 
 
 def sources(measured: Measured) -> np.ndarray:
-    """A number for each sentence, equal where the text is the same: targets of one text, as women
-    and girls, are not independent."""
+    """Cluster index of each sentence: those of one text are not independent and share it."""
     texts = [sentence.text for sentence in measured.cases.sentences]
     return np.unique(texts, return_inverse=True)[1]
 
 
 def of_mode(measured: Measured, mode: str) -> ModeResult:
-    """Effect of one intervention, and where it stands among those on other prototypes."""
+    """Effect of one intervention, and its rank among those on other prototypes."""
     own = measured.layer, measured.prototype
     kept_N = measured.kept_N
     source_N = sources(measured)[kept_N]
@@ -100,7 +99,7 @@ def of_mode(measured: Measured, mode: str) -> ModeResult:
 
 
 def control(measured: Measured, mode: str) -> Control | None:
-    """The chosen prototype's effect among those of all others; None if there is nothing to rank."""
+    """Rank of the chosen prototype's effect among those of all others; None without others."""
     if not measured.kept_N.any():
         return None
     effect_LR = measured.effects(mode)
@@ -125,16 +124,16 @@ def control(measured: Measured, mode: str) -> Control | None:
         effects=tuple(map(tuple, effect_LR.tolist())),
         strongest=tuple(
             OtherPrototype(layer, prototype, effect)
-            for effect, (layer, prototype) in strongest[:SHOWN]
+            for effect, (layer, prototype) in strongest[:MOST_LISTED]
         ),
     )
 
 
 def specific(effect: Effect, p: float | None) -> bool | None:
-    """Whether a prototype does more to the targets than others: both must say so.
+    """Whether a prototype changes the targets more than others do.
 
-    The interval of its effect is without 0, and p of its rank among the others at most 0.05. None
-    where one of the two is missing.
+    Its interval must exclude 0, and p of its rank among the others be at most 0.05. None where one
+    of the two is missing.
     """
     if effect.low is None or effect.high is None or p is None:
         return None
@@ -162,8 +161,8 @@ def of_seed(
       run: the name of its folder.
       seed: of the model.
       step: of the model.
-      match: with the prototype of the first model; None for that one.
-      ranking: of all prototypes by the words; none where there are no words.
+      match: with the prototype of the first model; None for the first model.
+      ranking: of all prototypes by the words; empty without words.
     """
     kept_N = measured.kept_N
     tokens_N = measured.cases.target_NT.sum(1)
@@ -175,7 +174,7 @@ def of_seed(
         step=step,
         match=match,
         place=place(ranking, measured.layer, measured.prototype),
-        ranking=tuple(ranking[:SHOWN]),
+        ranking=tuple(ranking[:MOST_LISTED]),
         layer=measured.layer,
         prototype=measured.prototype,
         sentences=tuple(
@@ -208,13 +207,13 @@ def of_seed(
 
 
 def place(ranking: Sequence[Ranked], layer: int, prototype: int) -> int | None:
-    """Where a prototype stands in a ranking, from 1 on; None without one."""
+    """Rank of a prototype, from 1; None without a ranking."""
     order = [(one.layer, one.prototype) for one in ranking]
     return order.index((layer, prototype)) + 1 if order else None
 
 
 def skipped(measured: Measured) -> tuple[SkippedSentence, ...]:
-    """The sentences that were no case, each with the reason."""
+    """The sentences that could not be used, each with the reason."""
     return tuple(
         SkippedSentence(one.sentence.where, one.sentence.target, one.reason)
         for one in measured.cases.skipped
@@ -229,7 +228,7 @@ def rows(measured: Measured, *, run: str, seed: int) -> pa.Table:
         probability = measured.probability[mode]
         layer, prototype, draw, n = np.nonzero(np.isfinite(probability))
         at = layer, prototype, draw, n
-        made = {
+        values = {
             "run": np.full(len(n), run),
             "seed": np.full(len(n), seed),
             "concept": np.array([s.concept for s in sentences])[n],
@@ -247,6 +246,6 @@ def rows(measured: Measured, *, run: str, seed: int) -> pa.Table:
             "perplexity": np.exp(measured.loss[mode][at]),
             "perplexity_change": measured.perplexity_change(mode)[at],
         }
-        for name, column in made.items():
+        for name, column in values.items():
             columns[name].append(column)
     return pa.table({name: np.concatenate(parts) for name, parts in columns.items()}, schema=ROWS)

@@ -1,4 +1,4 @@
-"""The command finds a prototype, measures it in every seed, and writes what its schema says."""
+"""The command chooses a prototype, measures it in every seed, and writes valid results."""
 
 import html
 import json
@@ -40,14 +40,14 @@ def start(*arguments) -> int:
 
 
 @pytest.fixture(scope="module")
-def made(run, file):
-    """The folder of a prototype found in the first seed and matched in the second."""
+def folder(run, file):
+    """The work folder of a prototype chosen in the first seed and matched in the second."""
     assert start(f"--run={run}", f"--sentences={file}", "--concept=place", KEPT, *FAST) == 0
     return run / "interventions" / "place"
 
 
-def test_the_best_weights_are_read(run, made):
-    result = json.loads((made / "intervention.json").read_text("utf-8"))
+def test_the_best_weights_are_read(run, folder):
+    result = json.loads((folder / "intervention.json").read_text("utf-8"))
     read, best, last = (
         [one["step"] for one in result["seeds"]],
         *(
@@ -58,8 +58,8 @@ def test_the_best_weights_are_read(run, made):
     assert read == best != last
 
 
-def test_the_result_is_what_its_schema_says(made):
-    result = json.loads((made / "intervention.json").read_text("utf-8"))
+def test_the_result_fits_its_schema(folder):
+    result = json.loads((folder / "intervention.json").read_text("utf-8"))
     jsonschema.validate(result, json_schema(InterventionReport))
     settings = result["settings"]
     assert settings["found"] and not settings["shipped_sentences"]
@@ -76,9 +76,9 @@ def test_the_result_is_what_its_schema_says(made):
     assert [one["where"] for one in result["skipped"]] == ["places.jsonl:3"]
 
 
-def test_the_rows_are_all_that_was_measured(made):
-    result = json.loads((made / "intervention.json").read_text("utf-8"))
-    table = pq.read_table(made / "interventions.parquet")
+def test_there_is_a_row_for_every_measurement(folder):
+    result = json.loads((folder / "intervention.json").read_text("utf-8"))
+    table = pq.read_table(folder / "interventions.parquet")
     assert table.schema.equals(ROWS)
     prototypes, sentences, seeds = 2 * 3, 2, 2
     draws = (prototypes - 1) * (4 + 1) + (4 + 3)
@@ -97,16 +97,16 @@ def test_the_rows_are_all_that_was_measured(made):
             assert mode["sentences"][n]["mean"] == pytest.approx(sum(own) / len(own))
 
 
-def test_the_page_shows_the_numbers_and_no_markup_of_a_sentence(made):
-    page = without_scripts((made / "intervention.html").read_text("utf-8"))
-    result = json.loads((made / "intervention.json").read_text("utf-8"))
+def test_the_page_shows_the_numbers_and_no_markup_of_a_sentence(folder):
+    page = without_scripts((folder / "intervention.html").read_text("utf-8"))
+    result = json.loads((folder / "intervention.json").read_text("utf-8"))
     first = result["seeds"][0]
-    assert f"What L{first['layer']} P{first['prototype']} does for place" in page
+    assert f"Effect of prototype L{first['layer']} P{first['prototype']} on place" in page
     assert "<b>" not in page
     assert "src=" not in page and 'href="http' not in page
     assert "places.jsonl:3" in page
     assert "The same prototype in other seeds" in page
-    # A target that holds markup is shown as text.
+    # A target with markup is shown as text.
     hostile = json.loads(json.dumps(result))
     hostile["seeds"][0]["sentences"][0] |= {"text": "a <b>x</b> house", "target": "house"}
     assert html.escape("<b>x</b>") in report.build(
@@ -114,14 +114,14 @@ def test_the_page_shows_the_numbers_and_no_markup_of_a_sentence(made):
     )
 
 
-def test_a_finished_one_says_so_and_another_is_not_mixed_in(run, file, made, capsys):
-    before = (made / "intervention.json").read_bytes()
+def test_a_finished_intervention_is_not_repeated_or_mixed_with_another(run, file, folder, capsys):
+    before = (folder / "intervention.json").read_bytes()
     same = (f"--run={run}", f"--sentences={file}", "--concept=place", KEPT)
     assert start(*same, *FAST) == 0
     out = capsys.readouterr().out
     assert out.startswith("finished ")
-    assert "number 1 by the words" in out
-    assert (made / "intervention.json").read_bytes() == before
+    assert "rank 1 by the words" in out
+    assert (folder / "intervention.json").read_bytes() == before
     assert start(*same, *FAST, "--reinit_seed=9") == 2
     assert "reinit_seed" in capsys.readouterr().err
 
@@ -155,16 +155,16 @@ def test_several_concepts_are_compared(run, tmp_path, capsys):
     assert capsys.readouterr().out.count("finished ") == 2
 
 
-def test_a_given_prototype_beside_the_paper(run, tmp_path, capsys):
-    """All targets are too rare for this model, and the page says so beside the paper's numbers."""
+def test_a_named_prototype_with_the_numbers_of_the_paper(run, tmp_path, capsys):
+    """All targets are too improbable for this model; the page has the paper's numbers too."""
     text = "Our people and its house are good for the mental health of the town."
     file = tmp_path / "own.tsv"
     file.write_text(f"concept\ttarget\ttext\nmental health\tthe\t{text}\n", "utf-8")
     folder = tmp_path / "out"
-    given = ("--layer=1", "--prototype=2", "--concept=mental health", "--least_probability=0.99")
-    arguments = (f"--run={run}", f"--sentences={file}", f"--workdir={folder}", *given, *FAST)
+    named = ("--layer=1", "--prototype=2", "--concept=mental health", "--least_probability=0.99")
+    arguments = (f"--run={run}", f"--sentences={file}", f"--workdir={folder}", *named, *FAST)
     assert start(*arguments, "--nomatch_seeds", "--nocontrols") == 0
-    assert "Nothing can be said" in capsys.readouterr().out
+    assert "No conclusion" in capsys.readouterr().out
     result = json.loads((folder / "intervention.json").read_text("utf-8"))
     jsonschema.validate(result, json_schema(InterventionReport))
     assert len(result["seeds"]) == 1
@@ -177,13 +177,13 @@ def test_a_given_prototype_beside_the_paper(run, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ((), 2, "there are no sentences"),
+        ((), 2, "no sentences are named"),
         (("--concept=wars",), 2, "did you mean 'war'"),
         (("--concept=war,Congres",), 2, "did you mean 'Congress'"),
         (
             ("--concept=war,Congress", "--words=war"),
             2,
-            "--words finds the prototype of one concept",
+            "--words chooses the prototype of one concept",
         ),
         (("--concept=war", "--layer=1"), 2, "--layer and --prototype go together"),
         (("--concept=war", "--layer=1", "--prototype=3"), 2, r"prototype = 3 is outside 0..2"),
@@ -192,7 +192,7 @@ def test_a_given_prototype_beside_the_paper(run, tmp_path, capsys):
         (("--sentences=none.tsv",), 3, "none.tsv: No such file"),
     ],
 )
-def test_what_cannot_be_is_refused(run, tmp_path, capsys, arguments, code, message):
+def test_invalid_options_are_refused(run, tmp_path, capsys, arguments, code, message):
     folder = f"--workdir={tmp_path / 'out'}"
     assert start(f"--run={run}", folder, "--nomatch_seeds", *FAST, *arguments) == code
     assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Effects are those of plain forwards, null edits change nothing, and all is one program."""
+"""Effects equal those of `lm_jax.forward`, null edits change nothing, a sweep is one program."""
 
 import dataclasses
 import itertools
@@ -70,15 +70,17 @@ def edited(layer, prototype, mode):
 
 @pytest.fixture(scope="module")
 def exact(model):
-    """log p of `rows` in float64 by plain forwards, by mode, layer and prototype, and by name."""
+    """log p of `rows` in float64, from `lm_jax.forward`, by (mode, layer, prototype) and name."""
     named = rows(model)
-    given = [each for part in named.values() for each in part]
-    # What follows a row is one token over and over, which causality keeps out.
-    token_NS = np.full((len(given), 17), 7)
-    for n, (ids, _) in enumerate(given):
+    token_rows = [each for part in named.values() for each in part]
+    # A row is followed by one repeated token, which causality ignores.
+    token_NS = np.full((len(token_rows), 17), 7)
+    for n, (ids, _) in enumerate(token_rows):
         token_NS[n, : len(ids)] = ids
-    asked = [(n, t) for n, (ids, first) in enumerate(given) for t in range(first, len(ids))]
-    row_P, place_P = np.array(asked).T
+    positions = [
+        (n, t) for n, (ids, first) in enumerate(token_rows) for t in range(first, len(ids))
+    ]
+    row_P, place_P = np.array(positions).T
 
     def log_p(pair):
         params, edits = pair
@@ -99,13 +101,13 @@ def exact(model):
     results = {}
     for program in programs:
         stacked = jax.tree.map(lambda *leaves: jnp.stack(jnp.asarray(leaves)), *program.values())
-        made = rounding.expected(lambda x: jax.lax.map(log_p, x), stacked)
-        for at, *each in zip(program, *made, strict=True):
+        log_p_of = rounding.expected(lambda x: jax.lax.map(log_p, x), stacked)
+        for at, *each in zip(program, *log_p_of, strict=True):
             parts = zip(*(np.split(x, ends[:-1]) for x in each), strict=True)
             results[at] = dict(zip(named, itertools.starmap(rounding.Expected, parts), strict=True))
     # Where all are off, it is the model without edits.
-    plain, off = (results[mode, *chosen]["text"].values for mode in (None, "none"))
-    np.testing.assert_array_equal(off, plain)
+    unedited, off = (results[mode, *chosen]["text"].values for mode in (None, "none"))
+    np.testing.assert_array_equal(off, unedited)
     return results
 
 
@@ -305,7 +307,7 @@ def test_a_sweep_is_one_program(model):
     three = small_models.sentences()[:3]
     interventions.measure(model, three, layer=0, prototype=0, draws=2, control_draws=1)
     assert effects.token_log_probs._cache_size() == before + 1
-    # Nor does anything around it compile anew for another prototype.
+    # Nothing around it is compiled again for another prototype either.
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(
         lambda event, _, **__: compiled.append(event) if "backend_compile" in event else None
@@ -318,8 +320,8 @@ def test_a_sweep_is_one_program(model):
 
 
 def test_perplexities_of_sentences_and_of_text(model, measured, exact):
-    plain, edited = exact[None, *AT.values()], exact["mask_read", *AT.values()]
-    before, after = (perplexity(each["sentence"]) for each in (plain, edited))
+    unedited, edited = exact[None, *AT.values()], exact["mask_read", *AT.values()]
+    before, after = (perplexity(each["sentence"]) for each in (unedited, edited))
     rounding.assert_within(np.exp(measured.baseline_loss_N[0]), before)
     result = measured.perplexity_change("mask_read")[1, 2, 0, 0]
     rounding.assert_within(result, percent(after, before))
@@ -333,7 +335,7 @@ def test_perplexities_of_sentences_and_of_text(model, measured, exact):
         controls=False,
         text_NS=text_rows(model),
     ).text
-    before, after = (perplexity(each["text"]) for each in (plain, edited))
+    before, after = (perplexity(each["text"]) for each in (unedited, edited))
     assert text.tokens == 11 * 13 - 5
     rounding.assert_within(text.perplexity, before)
     change = text.change["mask_read"]
@@ -342,18 +344,18 @@ def test_perplexities_of_sentences_and_of_text(model, measured, exact):
     assert change.n == 11
 
 
-def test_what_cannot_be_measured_is_refused(model):
-    given = small_models.sentences()
+def test_invalid_arguments_are_refused(model):
+    sentences = small_models.sentences()
     with pytest.raises(UsageError, match=r"prototype = 4 is outside 0\.\.3"):
-        interventions.measure(model, given, layer=0, prototype=4)
+        interventions.measure(model, sentences, layer=0, prototype=4)
     with pytest.raises(UsageError, match="control_draws = 3 must be"):
-        interventions.measure(model, given, **AT, draws=2, control_draws=3)
+        interventions.measure(model, sentences, **AT, draws=2, control_draws=3)
     with pytest.raises(UsageError, match=r"least probability 1\.0"):
-        interventions.measure(model, given, **AT, least=1.0)
+        interventions.measure(model, sentences, **AT, least=1.0)
     with pytest.raises(UsageError, match="1 rows of text give no interval"):
-        interventions.measure(model, given, **AT, text_NS=np.ones((1, 9), np.int32))
+        interventions.measure(model, sentences, **AT, text_NS=np.ones((1, 9), np.int32))
     with pytest.raises(BadInputError, match="there is no sentence"):
         interventions.measure(model, [], **AT)
     other = dataclasses.replace(model, mixer=lm_jax.model.mixers.ATTENTION)
     with pytest.raises(UsageError, match="has no prototypes"):
-        interventions.measure(other, given, **AT)
+        interventions.measure(other, sentences, **AT)

@@ -119,7 +119,7 @@ def test_prototypes_are_ranked_by_cohens_d(model, text_NS):
     assert scores == sorted(scores, reverse=True)
 
 
-def test_words_that_are_not_there_are_refused(model, text_NS):
+def test_words_that_do_not_occur_are_refused(model, text_NS):
     with pytest.raises(BadInputError, match=r"'riverhouse' does not occur in the \d+ tokens"):
         interventions.over_text(model, text_NS, ["riverhouse"])
     # One of several may be absent; its count says so.
@@ -163,14 +163,14 @@ def test_matching_recovers_a_permutation_and_the_effects_with_it(model, text_NS,
     here = interventions.measure(model, sentences, layer=1, prototype=2, **arguments)
     there = interventions.measure(other, sentences, **at, **arguments)
     modes = (None, *MODES)
-    switched = [effects.switched(mode, 1, 2) for mode in modes]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(jnp.asarray(leaves)), *switched)
+    edits = [effects.edits_for(mode, 1, 2) for mode in modes]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(jnp.asarray(leaves)), *edits)
     tokens_NS, target_NT = here.cases.tokens_NS, here.cases.target_NT
 
     def target_log_p(params, stacked):
         def one(edits):
-            given = {"cfg": model.cfg, "mixer": model.mixer}
-            log_p_NT = effects.token_log_probs(params, tokens_NS, edits, **given)
+            static = {"cfg": model.cfg, "mixer": model.mixer}
+            log_p_NT = effects.token_log_probs(params, tokens_NS, edits, **static)
             return jnp.sum(jnp.where(target_NT, log_p_NT, 0.0), 1)
 
         return jax.lax.map(one, stacked)
@@ -260,7 +260,7 @@ def test_the_same_concepts_are_found_under_a_shared_nuisance():
     rng = np.random.default_rng(1)
     first_MV, order = concepts(rng), rng.permutation(24)
     second_MV = first_MV[order] + 0.5 * rng.normal(size=(24, 400))
-    first, second = (with_a_nuisance(rng, made) for made in (first_MV, second_MV))
+    first, second = (with_a_nuisance(rng, gates_MV) for gates_MV in (first_MV, second_MV))
     partner_M = matching.assign(interventions.similarities(first, second))
     np.testing.assert_array_equal(order[partner_M], np.arange(24))
     for own in range(24):

@@ -1,4 +1,4 @@
-"""Targets are found at their last occurrence, and what cannot be used is named or counted."""
+"""Targets are located at their last occurrence; sentences without one are skipped."""
 
 import json
 
@@ -21,9 +21,9 @@ def sentence(target, text, where="f.jsonl:1"):
 
 
 def test_the_target_is_the_last_occurrence_and_its_first_token(tokenizer):
-    given = sentence("Town", "the town and a town, the townhouse")
-    cases = interventions.locate([given], tokenizer)
-    ids = open_ids(tokenizer, given.text)
+    repeated = sentence("Town", "the town and a town, the townhouse")
+    cases = interventions.locate([repeated], tokenizer)
+    ids = open_ids(tokenizer, repeated.text)
     (town,) = word_ids(tokenizer, ["town"])
     (place,) = cases.target_NT[0].nonzero()[0]
     # bos the town and a town: the fifth word, not the second, and not within another word.
@@ -32,9 +32,11 @@ def test_the_target_is_the_last_occurrence_and_its_first_token(tokenizer):
     assert cases.tokens_NS[0].tolist() == ids
     assert tokenizer.eos_id not in ids
 
-    longer = interventions.locate([given, sentence("townhouse", given.text)], tokenizer)
+    longer = interventions.locate([repeated, sentence("townhouse", repeated.text)], tokenizer)
     assert longer.target_NT.sum(1).tolist() == [1, 1]
-    whole = interventions.locate([sentence("townhouse", given.text)], tokenizer, all_subtokens=True)
+    whole = interventions.locate(
+        [sentence("townhouse", repeated.text)], tokenizer, all_subtokens=True
+    )
     assert whole.target_NT.sum() == len(word_ids(tokenizer, ["townhouse"])[0]) > 1
 
 
@@ -58,7 +60,7 @@ def test_sentences_without_their_target_are_counted_while_others_remain(tokenize
         ("f.jsonl:7", "'river' does not occur in the sentence"),
         ("f.jsonl:8", "'€' is not in the vocabulary"),
     ]
-    with pytest.raises(BadInputError, match=r"f\.jsonl:7: 'river' does not occur .*2 sentences"):
+    with pytest.raises(BadInputError, match=r"f\.jsonl:7: 'river' does not occur .*and 1 more"):
         interventions.locate(bad, tokenizer)
     with pytest.raises(BadInputError, match=r"f\.jsonl:8: '€' is not in the vocabulary; give"):
         interventions.locate(bad[1:], tokenizer)
@@ -71,7 +73,7 @@ def test_special_tokens_in_a_sentence_are_text(tokenizer):
     assert tokenizer.eos_id not in cases.tokens_NS
 
 
-def test_files_of_two_forms_are_read_alike(tmp_path):
+def test_both_file_formats_give_the_same_sentences(tmp_path):
     rows = [
         {"concept": "a", "target": "x", "text": "an x"},
         {"concept": "b", "target": "y", "text": 'a "y"'},
@@ -94,12 +96,12 @@ def test_files_of_two_forms_are_read_alike(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("s.txt", b"a", "is no .jsonl or .tsv file"),
-        ("s.jsonl", b"", "holds no sentence"),
+        ("s.txt", b"a", "is not a .jsonl or .tsv file"),
+        ("s.jsonl", b"", "has no sentence"),
         ("s.jsonl", b"\nno", r"s\.jsonl:2: not JSON"),
         ("s.jsonl", b'{"target": "a"}', r"s\.jsonl:1: not an object with the fields concept"),
-        ("s.jsonl", b'{"concept": "a", "target": " ", "text": "b"}', "target is no text, or empty"),
-        ("s.jsonl", b'{"concept": "a", "target": 1, "text": "b"}', "target is no text, or empty"),
+        ("s.jsonl", b'{"concept": "a", "target": " ", "text": "b"}', "target must be a text"),
+        ("s.jsonl", b'{"concept": "a", "target": 1, "text": "b"}', "target must be a text"),
         ("s.jsonl", b"\xff", r"s\.jsonl:1: not UTF-8 at byte 0"),
         ("s.tsv", b"a\tb\tc", r"s\.tsv:1: the first line must be concept, target, text"),
         ("s.tsv", b"concept\ttarget\ttext\na\tb", r"s\.tsv:2: 2 columns"),
@@ -111,12 +113,12 @@ def test_a_malformed_file_is_refused_with_its_line(tmp_path, name, content, mess
         interventions.read(tmp_path / name)
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path):
+def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(BadInputError, match=r"none\.tsv: No such file"):
         interventions.read(tmp_path / "none.tsv")
 
 
-def test_shipped_sentences_hold_their_targets():
+def test_shipped_sentences_contain_their_targets():
     """As many sentences as the paper has, and at least five for each concept of the speeches."""
     counts = {"women and girls": 14, "COVID": 21, "New Zealand": 4, "mental health": 4}
     for concept in (*paper.TABLES, "war", "Congress", "Treasury", "Mexico"):
@@ -131,7 +133,7 @@ def test_shipped_sentences_hold_their_targets():
 
 
 def test_the_paper_s_numbers_are_those_of_its_tables():
-    """Their counts and extremes, as its text tells them."""
+    """Their counts and extremes, as in the text of the paper."""
     assert {name: [len(c.rows) for c in columns] for name, columns in paper.TABLES.items()} == {
         "women and girls": [12, 12, 12],
         "COVID": [11, 14, 16],

@@ -17,14 +17,16 @@ from protot_jax.interventions.results import Comparison, Effect, InterventionRep
 from tests.protot_jax.interventions import small_models
 
 
-def test_one_value_a_cluster_gives_students_interval():
+def test_one_value_per_cluster_gives_students_interval():
     values = np.random.default_rng(0).normal(size=9)
     low, high = stats.ttest_1samp(values, 0.0).confidence_interval()
     result = summary.clustered_interval(values, np.arange(9))
     assert (result.low, result.high) == pytest.approx((low, high))
     assert (result.n, result.sentences) == (9, 9)
-    plain = summary.mean_interval(values)
-    assert (plain.mean, plain.low, plain.high) == pytest.approx((values.mean(), low, high))
+    unclustered = summary.mean_interval(values)
+    assert (unclustered.mean, unclustered.low, unclustered.high) == pytest.approx(
+        (values.mean(), low, high)
+    )
 
 
 def test_clusters_of_one_size_are_as_their_means():
@@ -131,13 +133,13 @@ def result(seed, concept="river", **changed):
 
 
 def test_a_result_is_read_back_as_it_was_written(seed, tmp_path):
-    made = result(seed, effect={"low": None, "high": None})
-    write_json(tmp_path / "intervention.json", made)
-    assert load_result(tmp_path / "intervention.json", InterventionReport) == made
-    compared = comparison.compare([made, result(seed)])
+    report = result(seed, effect={"low": None, "high": None})
+    write_json(tmp_path / "intervention.json", report)
+    assert load_result(tmp_path / "intervention.json", InterventionReport) == report
+    compared = comparison.compare([report, result(seed)])
     write_json(tmp_path / "comparison.json", compared)
     assert load_result(tmp_path / "comparison.json", Comparison) == compared
-    tree = to_jsonable(made)
+    tree = to_jsonable(report)
     tree["seeds"][0]["modes"][1]["control"]["p"] = 1.5
     tree["seeds"][0]["modes"][2]["mode"] = "zero_writ"
     del tree["settings"]["words"]
@@ -175,19 +177,19 @@ def test_the_carrier_is_specific_by_the_edit_that_ablates(seed):
 
 
 @pytest.mark.parametrize(
-    ("changed", "specific", "said"),
+    ("changed", "specific", "message"),
     [
-        # First of all by rank, and yet nothing that could not be nought.
-        ({"effect": {"mean": -0.1, "low": -0.5, "high": 0.3}}, False, "the interval holds 0"),
-        ({"control": {"as_low": 11, "p": 24 / 64}}, False, "others do as much"),
+        # The lowest of all, but its interval includes 0.
+        ({"effect": {"mean": -0.1, "low": -0.5, "high": 0.3}}, False, "the interval includes 0"),
+        ({"control": {"as_low": 11, "p": 24 / 64}}, False, "other prototypes do as much"),
         ({"effect": {"low": None, "high": None}}, None, "One text gives no interval"),
     ],
 )
-def test_rank_alone_is_not_specific(seed, changed, specific, said):
+def test_rank_alone_is_not_specific(seed, changed, specific, message):
     findings = result(seed, **changed)
     assert findings.seeds[0].specific is specific
     text, tone = report_text.conclusion(findings)
-    assert tone == "warn" and said in text
+    assert tone == "warn" and message in text
 
 
 def test_masking_does_not_decide(seed):
@@ -202,7 +204,7 @@ def test_masking_does_not_decide(seed):
     }
     findings = dataclasses.replace(findings, seeds=(own,))
     assert report_text.conclusion(findings)[1] == "warn"
-    # What masking does is told below.
+    # The effect of masking is reported below.
     assert any("−30.00 % [−35.00, −25.00]" in line for line in report_text.reasons(findings))
 
 
@@ -217,9 +219,9 @@ def test_holm_by_hand():
 
 def test_several_nulls_are_seldom_rejected():
     p_SC = np.random.default_rng(3).random((4_000, 4))
-    held = sum(min(comparison.holm(p_C)) <= 0.05 for p_C in p_SC)
+    rejected = sum(min(comparison.holm(p_C)) <= 0.05 for p_C in p_SC)
     low, high = stats.binom(4_000, 0.05).ppf([0.0005, 0.9995])
-    assert low - 30 <= held <= high
+    assert low - 30 <= rejected <= high
     assert np.count_nonzero(p_SC.min(1) <= 0.05) > 600
 
 
@@ -235,14 +237,14 @@ def test_several_concepts_have_p_corrected_for_their_number(seed):
         for one in seed.modes
     )
     nothing = dataclasses.replace(nothing, seeds=(dataclasses.replace(seed, modes=modes),))
-    made = comparison.compare([*tested, nothing])
-    by_name = {one.concept: (one.p_holm, one.specific) for one in made.concepts}
+    compared = comparison.compare([*tested, nothing])
+    by_name = {one.concept: (one.p_holm, one.specific) for one in compared.concepts}
     # Three are tested: 0.03 alone would have been specific.
     assert by_name["a"] == (pytest.approx(0.06), False)
     assert by_name["b"] == (pytest.approx(0.036), True)
     assert by_name["c"] == (pytest.approx(0.2), False)
     assert by_name["d"] == (None, None)
-    page = comparison.page(made, provenance={})
+    page = comparison.page(compared, provenance={})
     assert "3 concepts tested. Specific among them: b.</" in page
     # Of 200 prototypes three can be specific; of 64 the first of two has 2 x 2 / 64 at least.
     assert "None could be" not in page
@@ -250,6 +252,6 @@ def test_several_concepts_have_p_corrected_for_their_number(seed):
         [result(seed, control={"p": 0.2}), result(seed, control={"p": 0.03125})]
     )
     assert "None could be" in comparison.page(few, provenance={})
-    assert "p of the first is 0.062 at least" in comparison.page(few, provenance={})
+    assert "Holm&#39;s p is at least 0.062" in comparison.page(few, provenance={})
     none = comparison.page(comparison.compare([nothing]), provenance={})
     assert "0 concepts tested. Either no target is probable enough" in none
