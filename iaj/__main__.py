@@ -1,7 +1,7 @@
 """Runs a command of this distribution: `iaj protot generate --run=runs/speeches`.
 
-The words name a module (`iaj.commands`), which is imported only then and run as `python -m MODULE`
-would run it, with the rest of the arguments.
+The words name a module (`iaj.commands`), which runs as `python -m MODULE` with the remaining
+arguments; no other command is imported.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _EXIT_INTERRUPTED = 130
 
 
 def main() -> int:
-    """Runs the command that `sys.argv` names; returns an exit code, where the command does not."""
+    """Runs the command that `sys.argv` names; returns the exit code unless the command exits."""
     words: tuple[str, ...] = ()
     rest = sys.argv[1:]
     while words not in commands.COMMANDS:
@@ -35,7 +35,7 @@ def _run(words: tuple[str, ...], rest: Sequence[str]) -> int:
     try:
         runpy.run_module(commands.COMMANDS[words], run_name="__main__", alter_sys=True)
     except KeyboardInterrupt:
-        # While the command's modules are being imported; it then handles signals itself.
+        # During the imports of the command, which handles signals itself once it runs.
         print("error: interrupted", file=sys.stderr)
         return _EXIT_INTERRUPTED
     return 0
@@ -49,12 +49,12 @@ def _version() -> int:
 
 
 def _unknown(words: tuple[str, ...], word: str) -> int:
-    # Imported here, as it brings jax along.
+    # Imported here because it imports jax.
     from lm_jax.errors import nearest
 
     known = commands.next_words(words)
-    asked = " ".join(("iaj", *words, word))
-    print(f"error: {asked} is not a command{nearest(word, known)}", file=sys.stderr)
+    command = " ".join(("iaj", *words, word))
+    print(f"error: {command} is not a command{nearest(word, known)}", file=sys.stderr)
     return _EXIT_USAGE
 
 

@@ -1,7 +1,7 @@
-"""The table of commands: which words name which module, with the standard library alone.
+"""Table of commands and their modules; imports the standard library only.
 
-Summaries are read from the first lines of the modules' files, not by importing them, so that
-`iaj --help` answers at once.
+Summaries are the first lines of the modules' files, which are read without importing them, so that
+`iaj --help` is fast.
 """
 
 from pathlib import Path
@@ -33,7 +33,7 @@ _EXAMPLES = """\
 
 
 def source_file(module: str) -> Path:
-    """The file that `python -m MODULE` runs, which lies beside this package."""
+    """The file that `python -m MODULE` runs, next to this package."""
     path = Path(__file__).parents[1].joinpath(*module.split("."))
     return path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
 
@@ -50,15 +50,17 @@ def group(words: tuple[str, ...]) -> dict[tuple[str, ...], str]:
 
 
 def next_words(words: tuple[str, ...]) -> list[str]:
-    """What can follow `words` in the name of a command."""
+    """Words that can follow `words` in the name of a command."""
     return list(dict.fromkeys(name[len(words)] for name in group(words) if len(name) > len(words)))
 
 
 def help_text(words: tuple[str, ...] = ()) -> str:
     """The help of all commands, or of those that begin with `words`."""
-    own = group(words)
-    width = max(len(" ".join(name)) for name in own)
-    lines = [f"  iaj {' '.join(name):{width}}  {summary(module)}" for name, module in own.items()]
+    commands = group(words)
+    width = max(len(" ".join(name)) for name in commands)
+    lines = [
+        f"  iaj {' '.join(name):{width}}  {summary(module)}" for name, module in commands.items()
+    ]
     examples = ["Examples:", _EXAMPLES] if not words else []
     return "\n".join(
         [
@@ -68,6 +70,6 @@ def help_text(words: tuple[str, ...] = ()) -> str:
             "Commands:",
             *lines,
             "",
-            "iaj COMMAND --help shows a command's examples and flags; iaj --version the version.",
+            "iaj COMMAND --help shows a command's examples and flags, iaj --version the version.",
         ]
     )

@@ -1,10 +1,10 @@
-"""Writes the completion of commands, flags and config names for a shell.
+"""Prints the shell completion script of commands, flags and config names.
 
     iaj completion bash > ~/.local/share/bash-completion/completions/iaj
     iaj completion zsh > ~/.zfunc/_iaj        with ~/.zfunc in fpath, before compinit
 
-The flags are those that `--help` of each command shows, its config's fields among them. Write the
-file again after an update: a shell that completes starts no Python.
+The flags are those in `--help` of each command, including the fields of its config. Write the file
+again after an update: the script does not run Python.
 """
 
 import argparse
@@ -22,14 +22,14 @@ from lm_jax import assets
 from lm_jax.run.config_files import shipped_names
 
 _FLAG = re.compile(r"^  (?:-h, )?--(\[no\])?([\w.-]+)(=)?", re.MULTILINE)
-# After these words come names, not flags alone.
+# Commands with names as arguments, besides flags.
 _NAMES = {("fetch",): assets.entries, ("completion",): lambda: ("bash", "zsh")}
 
 _BASH = """\
 # Completion of iaj in bash, written by: iaj completion bash
 _iaj() {{
     local current="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}" choices
-    # Bash splits --config=NAME at its sign.
+    # Bash splits --config=NAME at the equals sign.
     if [[ $current == "=" ]]; then before="=" current=""; fi
     if [[ $before == "=" ]]; then
         if [[ "${{COMP_WORDS[*]}}" == *--config\\ =* ]]; then
@@ -56,7 +56,7 @@ _iaj() {{
     case "${{(j: :)words[2,CURRENT-1]}}" in
 {cases}
     esac
-    # An array, for a pattern is matched before a string is split.
+    # An array, because a pattern is matched before a string is split.
     list=(${{=choices}})
     compadd -S '' -- ${{(M)list:#*=}}
     compadd -- ${{list:#*=}} || _files
@@ -67,57 +67,57 @@ _iaj "$@"
 
 def flags_of(words: tuple[str, ...]) -> list[str]:
     """The flags in the help of a command, with `=` where a value follows."""
-    shown = io.StringIO()
+    output = io.StringIO()
     argv = sys.argv
     sys.argv = ["iaj", "--help"]
     try:
         with (
-            contextlib.redirect_stdout(shown),
+            contextlib.redirect_stdout(output),
             contextlib.suppress(SystemExit),
             warnings.catch_warnings(),
         ):
-            # One command may have imported the module of the next: only its help is run.
+            # An earlier command may have imported this module, of which runpy warns.
             warnings.simplefilter("ignore", RuntimeWarning)
             runpy.run_module(COMMANDS[words], run_name="__main__", alter_sys=True)
     finally:
         sys.argv = argv
     flags = []
-    for negated, name, value in _FLAG.findall(shown.getvalue()):
+    for negated, name, value in _FLAG.findall(output.getvalue()):
         flags += [f"--{name}{value}"] + [f"--no{name}"] * bool(negated)
     return list(dict.fromkeys([*flags, "--help"]))
 
 
-def choices() -> dict[tuple[str, ...], list[str]]:
-    """What can follow each beginning of a command line."""
-    beginnings = dict.fromkeys([(), *(words[:1] for words in COMMANDS if len(words) > 1)])
-    result = {words: [*next_words(words), "--help"] for words in beginnings}
+def candidates() -> dict[tuple[str, ...], list[str]]:
+    """Words that can follow each prefix of a command line."""
+    prefixes = dict.fromkeys([(), *(words[:1] for words in COMMANDS if len(words) > 1)])
+    result = {words: [*next_words(words), "--help"] for words in prefixes}
     for words in COMMANDS:
         names = list(_NAMES[words]()) if words in _NAMES else []
         result[words] = names + (["--help"] if words == ("completion",) else flags_of(words))
     return result
 
 
-def script(template: str, choices: Mapping[tuple[str, ...], Sequence[str]]) -> str:
-    """A shell's script from its template."""
+def script(template: str, candidates: Mapping[tuple[str, ...], Sequence[str]]) -> str:
+    """Completion script of a shell, from its template."""
     cases = []
-    for words, follow in choices.items():
-        # More arguments may stand between a whole command and the word at the cursor.
+    for words, follow in candidates.items():
+        # Other arguments may precede the word at the cursor.
         pattern = f'"{" ".join(words)}"' + "*" * (words in COMMANDS)
         cases.append(f'        {pattern}) choices="{" ".join(follow)}" ;;')
-    # A pattern with a star goes after those that it would also match.
+    # A pattern with a star comes after those that it would also match.
     cases.sort(key=lambda case: "*)" in case)
     return template.format(configs=" ".join(shipped_names()), cases="\n".join(cases))
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Prints the script."""
-    print(script({"bash": _BASH, "zsh": _ZSH}[arguments.shell], choices()), end="")
+    print(script({"bash": _BASH, "zsh": _ZSH}[arguments.shell], candidates()), end="")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code."""
     parser = Parser("iaj completion", __doc__)
-    parser.add_argument("shell", choices=("bash", "zsh"), help="the shell that is to complete")
+    parser.add_argument("shell", choices=("bash", "zsh"), help="the shell of the script")
     return run_parsed(run, parser, argv)
 
 

@@ -6,12 +6,12 @@
 OUT is a new folder that `lm_jax.load_pretrained` reads on any mesh:
 
     config.json      the `DecoderConfig`
-    arrays/          the parameters, sharded by --mesh (data,fsdp,tensor; -1 takes what is left)
-    tokenizer*.json  where the source has a tokenizer
-    MANIFEST.json    sizes and sha256 of all of these, digest of the source, versions; written last
+    arrays/          the parameters, sharded by --mesh (data,fsdp,tensor; -1 is all other devices)
+    tokenizer*.json  if the source has a tokenizer
+    MANIFEST.json    sizes and sha256 of all files, digest of the source, versions; written last
 
-Exit codes: 0 done, 2 usage, 3 a source that cannot be used or an OUT that exists, 5 storage,
-7 a converted source that does not match its manifest.
+Exit codes: 0 done, 2 usage, 3 SOURCE cannot be used or OUT exists, 5 storage, 7 SOURCE is a
+converted checkpoint that does not match its manifest.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def convert(
         if tokenizer is not None:
             tokenizer.save(folder)
 
-    made_from = collect_provenance(
+    provenance = collect_provenance(
         dtype=str(jnp.dtype(dtype)),
         data={"weights": model.sha256},
         tokenizer=None if tokenizer is None else tokenizer.sha256,
@@ -68,13 +68,13 @@ def convert(
     notes = {
         "source": Path(source).name,
         "mesh": mesh and dict(mesh.shape),
-        "provenance": made_from,
+        "provenance": provenance,
     }
     return save_checkpoint(out, model.params, notes=notes, beside=beside)
 
 
 def show(out: Path, manifest: dict[str, Any]) -> None:
-    """Prints what was written."""
+    """Prints the files of the checkpoint."""
     table = Table("file", "bytes", "sha256")
     table.columns[1].justify = "right"
     table.columns[0].overflow = "fold"
@@ -101,14 +101,14 @@ def _mesh(text: str | None) -> jax.sharding.Mesh | None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Does what the parsed arguments say."""
+    """Converts by the parsed arguments."""
     mesh = _mesh(arguments.mesh)
     manifest = convert(arguments.source, arguments.out, dtype=DTYPES[arguments.dtype], mesh=mesh)
     show(arguments.out, manifest)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code; a refusal is one line on standard error."""
+    """Returns the exit code; an error is one line on standard error."""
     parser = Parser("iaj convert", __doc__)
     parser.add_argument("source", metavar="SOURCE", help="folder, .gguf file or name of an asset")
     parser.add_argument("out", metavar="OUT", type=Path, help="new folder of the checkpoint")

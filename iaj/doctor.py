@@ -1,9 +1,9 @@
-"""Shows what is installed here, what the devices are, and what is missing for which command.
+"""Shows installed versions, devices, the cache, and missing packages by the command they serve.
 
     iaj doctor
-    iaj doctor > doctor.txt        to go with a report of a fault
+    iaj doctor > doctor.txt        to attach to a bug report
 
-Nothing is fetched, trained or written. What is missing is no failure: the exit code is 0.
+It fetches, trains and writes nothing. Missing packages are no failure: the exit code is 0.
 """
 
 import argparse
@@ -30,7 +30,7 @@ PACKAGES = (DISTRIBUTION, "jax", "jaxlib", "flax")
 
 @dataclasses.dataclass(frozen=True)
 class Extra:
-    """An optional extra of the distribution: what it brings, and the command that needs it."""
+    """An optional extra of the distribution: its modules, and the command that needs it."""
 
     modules: tuple[str, ...]
     used_by: str
@@ -46,29 +46,29 @@ EXTRAS = {
 
 
 def versions() -> Iterator[tuple[str, str]]:
-    """Name and version of Python and of the packages that decide most."""
+    """Name and version of Python and of the most important packages."""
     yield "python", f"{platform.python_version()} ({sys.executable})"
     for name in PACKAGES:
         try:
             yield name, metadata.version(name)
         except metadata.PackageNotFoundError:
             yield name, "not installed"
-    # transformers probes for it, and imports our folder `kernels` in its place.
-    other = {name.lower() for d in metadata.distributions() if (name := d.metadata["Name"])}
-    if "kernels" in other:
-        yield "kernels", "another package of the name of ours; pip uninstall kernels"
+    # transformers probes for that package, and would import our folder `kernels` in its place.
+    installed = {name.lower() for d in metadata.distributions() if (name := d.metadata["Name"])}
+    if "kernels" in installed:
+        yield "kernels", "another package with the name of ours; pip uninstall kernels"
 
 
 def devices() -> Iterator[tuple[str, str]]:
-    """What JAX computes on, and the memory of each device and of the host."""
+    """Devices of JAX with their memory, and cores and memory of the host."""
     import jax
 
     try:
-        found = jax.devices()
+        available = jax.devices()
     except RuntimeError as error:
         yield "devices", f"none: {' '.join(str(error).split())}"
         return
-    for device in found:
+    for device in available:
         stats = {} if device.platform == "cpu" else device.memory_stats() or {}
         memory = f", {_size(stats['bytes_limit'])}" if "bytes_limit" in stats else ""
         yield f"device {device.id}", f"{device.platform}, {device.device_kind}{memory}"
@@ -81,31 +81,31 @@ def host_memory() -> int:
 
 
 def cache() -> Iterator[tuple[str, str]]:
-    """The cache folder, the room there, and what is in it."""
+    """The cache folder, free space on its disk, and its contents."""
     folder = user_cache.folder()
-    there = next(each for each in (folder, *folder.parents) if each.is_dir())
+    existing = next(each for each in (folder, *folder.parents) if each.is_dir())
     yield "cache", str(folder)
-    yield "", f"{_size(shutil.disk_usage(there).free)} free on its disk"
+    yield "", f"{_size(shutil.disk_usage(existing).free)} free on its disk"
     compiled = _total(folder / "compiled" / machine())
     yield "", f"{_size(compiled)} of compiled programs for this machine"
-    held = {name: path for name in assets.entries() if (path := assets.cached(name))}
-    for name, path in held.items():
+    fetched = {name: path for name in assets.entries() if (path := assets.cached(name))}
+    for name, path in fetched.items():
         yield name, _size(_total(path))
-    absent = [name for name in assets.entries() if name not in held]
+    absent = [name for name in assets.entries() if name not in fetched]
     if absent:
         yield "not fetched", f"{', '.join(absent)}; iaj fetch NAME"
 
 
 def missing(extra: Extra) -> list[str]:
-    """The modules of an extra that are not installed."""
+    """Modules of an extra that are not installed."""
     return [name for name in extra.modules if util.find_spec(name) is None]
 
 
 def extras() -> Iterator[tuple[str, str, str]]:
-    """Name of each extra, what is missing of it, and what it is needed for."""
+    """Name of each extra, its missing modules, and what it is needed for."""
     for name, extra in EXTRAS.items():
-        lacking = missing(extra)
-        state = f"missing: {', '.join(lacking)}" if lacking else "installed"
+        modules = missing(extra)
+        state = f"missing: {', '.join(modules)}" if modules else "installed"
         yield name, state, extra.used_by
 
 
@@ -120,19 +120,21 @@ def _size(size: int) -> str:
 def run(arguments: argparse.Namespace) -> None:
     """Prints the tables."""
     del arguments
-    console = Console(markup=False, soft_wrap=not sys.stdout.isatty())
+    terminal = Console(markup=False, soft_wrap=not sys.stdout.isatty())
     for title, rows in (("Versions", versions()), ("Devices", devices()), ("Cache", cache())):
         table = Table("name", "value", title=title, title_justify="left", show_header=False)
         table.columns[1].overflow = "fold"
         for row in rows:
             table.add_row(*row)
-        console.print(table)
+        terminal.print(table)
     table = Table("extra", "state", "needed for", title="Extras", title_justify="left")
     table.columns[2].overflow = "fold"
     for row in extras():
         table.add_row(*row)
-    console.print(table)
-    console.print(f"pip install '{DISTRIBUTION}[EXTRA]' installs what is missing of an extra.")
+    terminal.print(table)
+    terminal.print(
+        f"pip install '{DISTRIBUTION}[EXTRA]' installs the missing packages of an extra."
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

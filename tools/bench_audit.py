@@ -1,20 +1,19 @@
-"""Time and memory of the audit's forward passes, as ratios measured in one run.
+"""Time and memory ratios of the audit's forward passes, measured in one run.
 
     python -m tools.bench_audit                     SmolLM2-135M from the cache
     python -m tools.bench_audit --model FOLDER --length 512 --prompts 20 --prompt-length 140
 
 1. Forward against `transformers` with torch on the same cores, logits of every position (needs
-   torch; left out, and said so, without it).
-2. S_p of the last row of `--prompts` prompts, one at a time as the audit takes them: the diagnosing
-   forward against `transformers` with a hook on its attention (needs torch).
-3. The diagnosing forward against the plain one, both with the logits of one position.
+   torch; without it a line says that this was not measured).
+2. S_p of the last row of `--prompts` prompts, one at a time as in the audit: the diagnosing forward
+   against `transformers` with a hook on its attention (needs torch).
+3. The diagnosing forward against the ordinary one, both with the logits of one position.
 4. Memory of these two: temporaries and outputs of the compiled program, and the peak resident size
-   of a process of its own.
+   of a separate process.
 
-Each ratio is of two things measured in turns within this run, so that a load on the machine falls
-on both; the median over the turns is printed with its range. Before anything is timed its result is
-compared with its counterpart's, and where the two disagree no ratio is printed and the exit code
-is 1.
+Both sides of a ratio are measured in turns within this run, so that load on the machine affects
+both; the median over the turns is printed with its range. Before timing, the results of both are
+compared; if they disagree, no ratio is printed and the exit code is 1.
 """
 
 import argparse
@@ -41,26 +40,26 @@ from tools.bench.timing import PROFILE, conditions, in_turns, profiled, ratio
 from tools.bench.torch_scores import ScoreRows
 
 LOGIT_TOLERANCE = 1e-3
-# Of the mass that the target gets, in rows whose target is not at the very edge of being dead.
+# Of the target's attention mass, in rows whose target is not close to dead.
 MASS_TOLERANCE, LEAST_TARGET = 1e-2, 0.1
 BIASES = (0.0, 1.0)
 PAUSE = 0.5  # seconds
-PASSES = ("plain", "diagnosing")
+PASSES = ("ordinary", "diagnosing")
 PACKAGES = ("jax", "jaxlib", "numpy", "torch", "transformers")
 
 
 def passes(model: lm_jax.Pretrained, tokens_BT: jax.Array) -> dict[str, tuple[Any, tuple]]:
-    """The plain and the diagnosing forward: a jitted function and its arguments, by name."""
+    """The ordinary and the diagnosing forward, by name: a jitted function and its arguments."""
     B, T = tokens_BT.shape
     last_B1 = jnp.full((B, 1), T - 1)
 
-    def plain(params: Any, tokens_BT: jax.Array, last_B1: jax.Array) -> jax.Array:
+    def ordinary(params: Any, tokens_BT: jax.Array, last_B1: jax.Array) -> jax.Array:
         return lm_jax.forward(params, tokens_BT, model.cfg, logits_at=last_B1).logits
 
     diagnosing = functools.partial(measure.diagnose, cfg=model.cfg)
     biases = jnp.array(BIASES)
     return {
-        "plain": (jax.jit(plain), (model.params, tokens_BT, last_B1)),
+        "ordinary": (jax.jit(ordinary), (model.params, tokens_BT, last_B1)),
         "diagnosing": (
             jax.jit(diagnosing),
             (model.params, tokens_BT, last_B1, jnp.zeros_like(last_B1), biases),
@@ -97,9 +96,9 @@ def show(label: str, first: Sequence[float], second: Sequence[float], names: Seq
 
 
 def against_torch(model: lm_jax.Pretrained, length: int, repeats: int) -> bool:
-    """Ours against `transformers`; False where the logits disagree."""
-    if lacking := torch_llama.missing():
-        print(f"forward / transformers: not measured, as {lacking}")
+    """Times our forward against `transformers`; returns False if the logits disagree."""
+    if reason := torch_llama.missing():
+        print(f"forward / transformers: not measured, as {reason}")
         return True
     import torch
 
@@ -138,10 +137,10 @@ def against_torch(model: lm_jax.Pretrained, length: int, repeats: int) -> bool:
 
 
 def against_hooks(model: lm_jax.Pretrained, count: int, length: int, repeats: int) -> bool:
-    """Ours against a hooked torch model on many prompts; False where S_p disagrees."""
+    """Times ours against a hooked torch model on many prompts; False if S_p disagrees."""
     label = f"S_p of {count} prompts of {length} tokens, diagnosing / transformers with a hook"
-    if lacking := torch_llama.missing():
-        print(f"{label}: not measured, as {lacking}")
+    if reason := torch_llama.missing():
+        print(f"{label}: not measured, as {reason}")
         return True
     import torch
 
@@ -197,13 +196,13 @@ def diagnosing_error(
 
 
 def diagnosing(model: lm_jax.Pretrained, length: int, repeats: int) -> bool:
-    """The diagnosing against the plain forward; False where its numbers are wrong."""
+    """Times the diagnosing against the ordinary forward; False if its numbers are wrong."""
     tokens_BT = jnp.asarray(tokens(model, length))
     runs = {
         name: functools.partial(fn, *arguments)
         for name, (fn, arguments) in passes(model, tokens_BT).items()
     }
-    label = f"diagnosing / plain forward, {length} tokens"
+    label = f"diagnosing / ordinary forward, {length} tokens"
     error = diagnosing_error(model, tokens_BT, runs["diagnosing"]())
     if not error <= 1:
         print(f"{label}: no ratio, as S_p is {error:.1f} times its error bound off")
@@ -211,30 +210,30 @@ def diagnosing(model: lm_jax.Pretrained, length: int, repeats: int) -> bool:
     first, second = in_turns(
         [
             lambda: jax.block_until_ready(runs["diagnosing"]()),
-            lambda: jax.block_until_ready(runs["plain"]()),
+            lambda: jax.block_until_ready(runs["ordinary"]()),
         ],
         repeats,
         PAUSE,
     )
-    show(label, first, second, ("diagnosing", "plain"))
+    show(label, first, second, ("diagnosing", "ordinary"))
     print(f"    the error of S_p is {error:.1g} of its bound")
     return True
 
 
 def program_memory(model: lm_jax.Pretrained, length: int) -> None:
-    """Prints what the compiled programs allocate beside their arguments."""
+    """Prints the memory that the compiled programs allocate in addition to their arguments."""
     sizes = {}
     for name, (fn, arguments) in passes(model, jnp.asarray(tokens(model, length))).items():
         analysis = fn.lower(*arguments).compile().memory_analysis()
         sizes[name] = analysis.temp_size_in_bytes + analysis.output_size_in_bytes
-    ratio = sizes["diagnosing"] / sizes["plain"]
-    print(f"program memory, diagnosing / plain forward, {length} tokens: {ratio:.2f}")
+    ratio = sizes["diagnosing"] / sizes["ordinary"]
+    print(f"program memory, diagnosing / ordinary forward, {length} tokens: {ratio:.2f}")
     for name, size in sizes.items():
         print(f"    {name:24} {size / 2**20:8.0f} MiB of temporaries and outputs")
 
 
 def peak_of(name: str, source: str, length: int) -> int:
-    """Bytes of the greatest resident size of this process while one pass runs, weights included."""
+    """Peak resident size in bytes of this process during one pass, weights included."""
     model = lm_jax.load_pretrained(source)
     fn, arguments = passes(model, jnp.asarray(tokens(model, length)))[name]
     # Loading and compiling have a peak of their own; 5 resets the mark (proc(5), clear_refs).
@@ -247,7 +246,7 @@ def peak_of(name: str, source: str, length: int) -> int:
 
 def process_memory(source: str, length: int) -> None:
     """Prints the peak resident size of a process for each of the two passes."""
-    label = f"process memory, diagnosing / plain forward, {length} tokens"
+    label = f"process memory, diagnosing / ordinary forward, {length} tokens"
     if not Path("/proc/self/clear_refs").exists():
         print(f"{label}: not measured, as only Linux can reset the peak")
         return
@@ -255,8 +254,8 @@ def process_memory(source: str, length: int) -> None:
     for name in PASSES:
         command = [sys.executable, "-m", "tools.bench_audit", "--model", source]
         command += ["--memory-length", str(length), "--peak-of", name]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        peaks[name] = int(done.stdout)
+        process = subprocess.run(command, capture_output=True, text=True, check=True)
+        peaks[name] = int(process.stdout)
     print(f"{label}: {peaks['diagnosing'] / peaks['plain']:.2f}")
     for name, peak in peaks.items():
         print(f"    {name:24} {peak / 2**20:8.0f} MiB resident, weights included")
@@ -268,25 +267,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], parents=[PROFILE])
     parser.add_argument("--model", default="smollm2", help="HF folder, GGUF file, or manifest name")
     parser.add_argument("--length", type=int, default=512, help="tokens where time is measured")
-    parser.add_argument("--prompts", type=int, default=20, help="how many beside a hooked model")
-    parser.add_argument("--prompt-length", type=int, default=140, help="tokens of each of these")
+    parser.add_argument("--prompts", type=int, default=20, help="prompts for the hooked model")
+    parser.add_argument("--prompt-length", type=int, default=140, help="tokens of each prompt")
     parser.add_argument("--memory-length", type=int, default=1024, help="tokens for memory")
     parser.add_argument("--repeats", type=int, default=7, help="turns of each pair")
     parser.add_argument("--peak-of", choices=PASSES, help=argparse.SUPPRESS)
-    given = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     try:
-        if given.peak_of:
-            print(peak_of(given.peak_of, given.model, given.memory_length))
+        if arguments.peak_of:
+            print(peak_of(arguments.peak_of, arguments.model, arguments.memory_length))
             return 0
-        model = lm_jax.load_pretrained(given.model)
+        model = lm_jax.load_pretrained(arguments.model)
         text = ", ".join(f"{key} {value}" for key, value in conditions(PACKAGES).items())
-        print(f"{given.model}, float32, {text}\n")
-        good = against_torch(model, given.length, given.repeats)
-        many = given.prompts, given.prompt_length
-        good = against_hooks(model, *many, given.repeats) and good
-        good = diagnosing(model, given.length, given.repeats) and good
-        program_memory(model, given.memory_length)
-        process_memory(given.model, given.memory_length)
+        print(f"{arguments.model}, float32, {text}\n")
+        good = against_torch(model, arguments.length, arguments.repeats)
+        many = arguments.prompts, arguments.prompt_length
+        good = against_hooks(model, *many, arguments.repeats) and good
+        good = diagnosing(model, arguments.length, arguments.repeats) and good
+        program_memory(model, arguments.memory_length)
+        process_memory(arguments.model, arguments.memory_length)
         print(f"\nload average at the end {os.getloadavg()[0]:.1f}")
         return 0 if good else 1
     except UserError as error:

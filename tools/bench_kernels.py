@@ -1,12 +1,12 @@
-"""Speed and memory of the kernels against their baselines, as ratios measured in one run.
+"""Speed and memory of the kernels relative to their baselines, measured in one run.
 
     python -m tools.bench_kernels --device=cpu                  the rows for a CPU
     python -m tools.bench_kernels --device=gpu --json FILE      those for an NVIDIA GPU
     python -m tools.bench_kernels --device=cpu --op prefix_mean --repeats 20
 
-Every row compares our implementation with the reference first, values and gradients; where that is
-red no speed is printed. A row whose baseline is not installed says what to install, and is not run.
-The exit code is 1 if a comparison was red or a bar was missed.
+Every row first compares values and gradients of our implementation with the reference, and prints
+no speed if they disagree. A row whose baseline is not installed is not run, and says what to
+install. The exit code is 1 if a comparison failed or a bar was missed.
 """
 
 import argparse
@@ -41,7 +41,9 @@ def line(result: benchmarks.Result) -> str:
         f"{benchmark.label}\n    {ours:,.0f} us against {baseline:,.0f} us, "
         f"{result.speed} times as fast"
     )
-    text += f"; {result.ours_bytes / 2**20:,.1f} MiB against {result.rival_bytes / 2**20:,.1f} MiB"
+    text += (
+        f"; {result.ours_bytes / 2**20:,.1f} MiB against {result.baseline_bytes / 2**20:,.1f} MiB"
+    )
     for name, reached in result.reached().items():
         bar = getattr(benchmark, name)
         sign = ">=" if name == "speed" else "<="
@@ -50,7 +52,7 @@ def line(result: benchmarks.Result) -> str:
 
 
 def record(result: benchmarks.Result) -> dict[str, Any]:
-    """A result as JSON holds it: raw seconds, bytes, deviations, bars."""
+    """A result as JSON data: raw seconds, bytes, deviations, bars."""
     return {
         **dataclasses.asdict(result.benchmark),
         "missing": result.missing,
@@ -58,7 +60,7 @@ def record(result: benchmarks.Result) -> dict[str, Any]:
         "ours_seconds": result.ours_seconds,
         "baseline_seconds": result.baseline_seconds,
         "ours_bytes": result.ours_bytes,
-        "rival_bytes": result.rival_bytes,
+        "baseline_bytes": result.baseline_bytes,
         "reached": result.reached(),
     }
 
@@ -76,40 +78,40 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--settle",
         type=float,
         default=0.02,
-        help="seconds that each of a pair runs uncounted before each run that counts; "
-        "0 times it straight after its baseline (default: %(default)s)",
+        help="untimed seconds of each program before each of its timed runs; 0 times it directly "
+        "after its baseline (default: %(default)s)",
     )
-    parser.add_argument("--json", type=Path, help="writes conditions and raw timings there")
-    given = parser.parse_args(argv)
-    if given.repeats < 1:
+    parser.add_argument("--json", type=Path, help="file for conditions and raw timings")
+    arguments = parser.parse_args(argv)
+    if arguments.repeats < 1:
         parser.error("--repeats must be at least 1")
-    if not 0.0 <= given.settle <= 60.0:
+    if not 0.0 <= arguments.settle <= 60.0:
         parser.error("--settle must be between 0 and 60 seconds")
-    result = jax.devices()[0].platform
-    if result != given.device:
-        parser.error(f"--device={given.device}, but jax runs on {result}; set JAX_PLATFORMS")
+    platform = jax.devices()[0].platform
+    if platform != arguments.device:
+        parser.error(f"--device={arguments.device}, but jax runs on {platform}; set JAX_PLATFORMS")
     table = [
         benchmark
-        for benchmark in benchmarks.for_device(given.device)
-        if given.op is None or benchmark.op == given.op
+        for benchmark in benchmarks.for_device(arguments.device)
+        if arguments.op is None or benchmark.op == arguments.op
     ]
     if not table:
-        parser.error(f"no row for --op={given.op} on --device={given.device}")
+        parser.error(f"no row for --op={arguments.op} on --device={arguments.device}")
 
-    conditions = timing.conditions(PACKAGES) | {"settle": f"{given.settle} s"}
+    conditions = timing.conditions(PACKAGES) | {"settle": f"{arguments.settle} s"}
     print(", ".join(f"{key} {value}" for key, value in conditions.items()) + "\n")
     results = []
     for benchmark in table:
-        copies = 1 if given.device == "cpu" else 20
-        results.append(benchmarks.run(benchmark, given.repeats, copies, given.settle))
+        copies = 1 if arguments.device == "cpu" else 20
+        results.append(benchmarks.run(benchmark, arguments.repeats, copies, arguments.settle))
         print(line(results[-1]), flush=True)
-    if given.json:
+    if arguments.json:
         rows = {"conditions": conditions, "rows": [record(each) for each in results]}
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     missed = sum(not all(each.reached().values()) for each in results)
-    left_out = sum(bool(each.missing) for each in results)
-    text = f", {left_out} not run for lack of a baseline" if left_out else ""
+    not_run = sum(bool(each.missing) for each in results)
+    text = f", {not_run} not run without their baseline" if not_run else ""
     print(f"\n{len(results)} rows, {missed} with a missed bar or a red comparison{text}")
     return 1 if missed else 0
 

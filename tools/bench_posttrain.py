@@ -1,15 +1,15 @@
-"""What gates cost: a post-training step beside the same step under dense attention.
+"""Time and memory of a post-training step relative to the same step with dense attention.
 
     python -m tools.bench_posttrain                      SmolLM2's shape at T = 512, this device
     python -m tools.bench_posttrain --layers 4 --batch 2
     python -m tools.bench_posttrain --compiled           temporary memory by length on a GPU target
 
-Both steps train the same adapters over the same frozen weights, without a teacher, so that gates
-are all that differs. First the gated loss with every gate open is compared with the dense one;
-where they differ nothing is timed, and the exit code is 1. Steps run in turns, so that a load on
-the machine falls on both; the median ratio is printed with its range. `--compiled` needs no GPU
-(docs/kernels.md says what to install): it compiles loss and gradient for an H200 and prints what
-XLA sets aside.
+Both steps train the same adapters over the same frozen weights, without a teacher, so that they
+differ in the gates alone. First the gated loss with every gate open is compared with the dense one;
+if they differ, nothing is timed and the exit code is 1. Steps run in turns, so that load on the
+machine affects both; the median ratio is printed with its range. `--compiled` needs no GPU
+(docs/kernels.md says what to install): it compiles loss and gradient for an H200 and prints the
+temporary memory that XLA allocates.
 """
 
 import argparse
@@ -59,13 +59,13 @@ SHAPE = DecoderConfig(
     tie_embeddings=True,
 )
 STRENGTH = GecoConfig.fixed(1.0)
-# Of losses, between two orders of summation in float32.
+# Relative difference of losses, from two orders of summation in float32.
 TOLERANCE = 1e-5
 
 
 @dataclasses.dataclass(frozen=True)
 class Dense(Sparsifying):
-    """The same task under dense attention."""
+    """The same objective with dense attention."""
 
     def loss_terms(
         self,
@@ -80,9 +80,9 @@ class Dense(Sparsifying):
         batch = self.make_batch(tokens_BS)
         assert self.adapters is not None, "both tasks train adapters"
         low = jax.tree.map(lambda x: x.astype(self.dtype), params[WEIGHTS])
-        laid = lora.attach(frozen, low, self.adapters)
-        output = lm_jax.forward(laid, batch.input_BT, self.cfg, remat=self.remat)
-        model = losses.Predictor(output.hidden, laid)
+        adapted = lora.attach(frozen, low, self.adapters)
+        output = lm_jax.forward(adapted, batch.input_BT, self.cfg, remat=self.remat)
+        model = losses.Predictor(output.hidden, adapted)
         sums = losses.summed(model, batch.target_BT, batch.loss_mask_BT, self.cfg)
         loss = sums.minimised / normalizers["tokens"]
         zero = jnp.zeros(())
@@ -90,12 +90,9 @@ class Dense(Sparsifying):
 
 
 def tasks(cfg: DecoderConfig, dtype: str, **options: Any) -> tuple[Dense, Sparsifying]:
-    """The dense task and the gated one."""
+    """The dense objective and the gated one."""
     adapters = LoraConfig(rank=16, alpha=32.0)
-    make = functools.partial(
-        Dense, cfg, STRENGTH, adapters=adapters, distill=0.0, dtype=dtype, **options
-    )
-    dense = make()
+    dense = Dense(cfg, STRENGTH, adapters=adapters, distill=0.0, dtype=dtype, **options)
     fields = {f.name: getattr(dense, f.name) for f in dataclasses.fields(dense)}
     return dense, Sparsifying(**fields)
 
@@ -124,13 +121,13 @@ class Step:
 
 
 def weights(cfg: DecoderConfig, dtype: str) -> Any:
-    """Random weights of a shape."""
-    drawn = jax.jit(functools.partial(lm_jax.init_params, cfg=cfg))(jax.random.key(0))
-    return jax.tree.map(lambda x: x.astype(dtype), drawn)
+    """Random weights of a model."""
+    params = jax.jit(functools.partial(lm_jax.init_params, cfg=cfg))(jax.random.key(0))
+    return jax.tree.map(lambda x: x.astype(dtype), params)
 
 
 def open_difference(cfg: DecoderConfig, frozen: Any, tokens_BS: np.ndarray) -> float:
-    """Gated loss with every gate open over dense loss, minus one."""
+    """Relative difference of the gated loss with every gate open from the dense loss."""
     dense, gated = tasks(cfg, "float32", bias=1e4)
     params = params_lib.init(jax.random.key(0), dense.spec)
     tokens = jnp.asarray(tokens_BS)
@@ -144,14 +141,14 @@ def open_difference(cfg: DecoderConfig, frozen: Any, tokens_BS: np.ndarray) -> f
 
 
 def bench(cfg: DecoderConfig, length: int, batch: int, dtype: str, repeats: int) -> dict[str, Any]:
-    """Both steps in turns; nothing, and a line, where open gates are not dense attention."""
-    drawn = np.random.default_rng(0).integers(0, cfg.vocab_size, (batch, length + 1), np.int32)
+    """Times both steps in turns; returns {} and prints a line if open gates are not dense."""
+    tokens_BS = np.random.default_rng(0).integers(0, cfg.vocab_size, (batch, length + 1), np.int32)
     frozen = weights(cfg, "float32")
-    if (off := open_difference(cfg, frozen, drawn)) > TOLERANCE:
+    if (off := open_difference(cfg, frozen, tokens_BS)) > TOLERANCE:
         print(f"with every gate open the loss is {off:.1e} from the dense one, not timed")
         return {}
     frozen = jax.tree.map(lambda x: x.astype(dtype), frozen)
-    steps = [Step(task, frozen, drawn) for task in tasks(cfg, dtype)]
+    steps = [Step(task, frozen, tokens_BS) for task in tasks(cfg, dtype)]
     dense, gated = in_turns(steps, repeats)
     memory = [step.bytes for step in steps]
     print(
@@ -164,7 +161,7 @@ def bench(cfg: DecoderConfig, length: int, batch: int, dtype: str, repeats: int)
 
 
 def compiled(cfg: DecoderConfig, lengths: Sequence[int], batch: int) -> dict[str, Any]:
-    """Temporary memory of loss and gradient on the target, by length, and its growth."""
+    """Temporary memory in bytes of loss and gradient on the target, by length."""
     _, gated = tasks(cfg, "bfloat16", remat=True)
     frozen = params_lib.abstract(param_spec(cfg), jnp.bfloat16)
     params = params_lib.abstract(gated.spec)
@@ -202,18 +199,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--compiled", action="store_true", help="memory on a GPU target instead")
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 1_024, 2_048, 4_096])
     parser.add_argument("--json", type=Path, help="file for the raw figures")
-    chosen = parser.parse_args(argv)
-    cfg = dataclasses.replace(SHAPE, num_layers=chosen.layers)
+    arguments = parser.parse_args(argv)
+    cfg = dataclasses.replace(SHAPE, num_layers=arguments.layers)
     try:
         results: dict[str, Any] = {"conditions": conditions(("jax", "jaxlib", "numpy"))}
-        if chosen.compiled:
-            results["compiled"] = compiled(cfg, chosen.lengths, chosen.batch)
+        if arguments.compiled:
+            results["compiled"] = compiled(cfg, arguments.lengths, arguments.batch)
         else:
-            results["step"] = bench(cfg, chosen.length, chosen.batch, chosen.dtype, chosen.repeats)
+            results["step"] = bench(
+                cfg, arguments.length, arguments.batch, arguments.dtype, arguments.repeats
+            )
             if not results["step"]:
                 return 1
-        if chosen.json:
-            write_json(chosen.json, results)
+        if arguments.json:
+            write_json(arguments.json, results)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -1,20 +1,20 @@
-"""Time and memory of the Prototype Transformer against its baselines, as ratios of one run.
+"""Time and memory of the Prototype Transformer relative to its baselines, measured in one run.
 
-    python -m tools.bench_train                         default config, what this device has
+    python -m tools.bench_train                         default config, this device
     python -m tools.bench_train --batch 128 --models protot llama mamba deltanet
     python -m tools.bench_train --dtype float32 --dropout 0 0.1 --against torch
 
 1. A training step, weights and moments in float32: seconds, samples/s, temporary memory of the
-   compiled program. Evaluation is not in it (the paper's Table 13 counts it in). `--against torch`
-   puts transformers' Llama beside it, eager and under torch.compile (`bench/torch_llama.py`).
+   compiled program. Evaluation is not included (the paper's Table 13 includes it).
+   `--against torch` adds transformers' Llama, eager and compiled (`bench/torch_llama.py`).
 2. Forward passes at batch 1 by length (Table 14, which is prefill, not decoding).
-3. Decoding after prompts of growing length: tokens/s and the bytes of the cache, which for a
-   recurrent mixer should both stay as they are.
+3. Decoding after prompts of growing length: tokens/s and the bytes of the cache, both of which
+   should be constant for a recurrent mixer.
 
-Contenders run in turns, so that a load on the machine falls on all; the median ratio is printed
-with its range. First every loss is compared with ln V, that of a model that knows nothing, torch's
-with ours on the same weights, and the decoded logits with those of the parallel pass; where one is
-off nothing is timed, and the exit code is 1.
+Models run in turns, so that load on the machine affects all; the median ratio is printed with its
+range. Before timing, every untrained loss is compared with ln V, torch's loss with ours on the same
+weights, and decoded logits with those of the parallel pass; if one is wrong, nothing is timed and
+the exit code is 1.
 """
 
 import argparse
@@ -56,9 +56,8 @@ TOLERANCE = 1e-4
 CHUNK = 8_192
 PACKAGES = ("jax", "jaxlib", "numpy", "torch", "transformers")
 SETTINGS = TrainConfig(steps=1_000, learning_rate=1e-3)
-# Seconds of rest before each run, where torch's idle threads would spin on our cores, and of steps
-# that do not count: at least one, for the first after another program's took up to 1.4 times as
-# long.
+# Seconds of rest before each run, because torch's idle threads would spin on our cores, and of
+# untimed steps: at least one, because the first after another program took up to 1.4 times as long.
 PAUSE, SETTLE = 0.5, 0.1
 
 
@@ -66,7 +65,7 @@ class Step:
     """A training step that continues from its own result, as training does."""
 
     def __init__(self, name: str, config: PretrainConfig) -> None:
-        cfg, mixer = built(name, config)
+        cfg, mixer = build(name, config)
         mesh = sharding.make_mesh(devices=jax.devices()[:1])
         settings = SETTINGS
         objective = LanguageModelling(
@@ -77,7 +76,7 @@ class Step:
         self.state = init_state(
             jax.random.key(0), mesh, spec, optim.adamw(spec, settings, pretrain.decays)
         )
-        self.tokens = sharding.shard_batch(mesh, drawn(config, cfg.vocab_size))
+        self.tokens = sharding.shard_batch(mesh, random_batch(config, cfg.vocab_size))
         sums = make_eval_step(objective, mesh)(self.state.params, (), self.tokens)
         self.loss, self.guess = float(sums["loss"]) / int(sums["tokens"]), math.log(cfg.vocab_size)
         self._key = jax.random.key(1)
@@ -91,20 +90,20 @@ class Step:
         jax.block_until_ready(metrics)
 
 
-def drawn(config: PretrainConfig, vocab_size: int) -> np.ndarray:
+def random_batch(config: PretrainConfig, vocab_size: int) -> np.ndarray:
     """The batch of every program: random ids, int32 `[B, T + 1]`."""
     shape = (config.batch_size, config.context + 1)
     return np.random.default_rng(0).integers(1, vocab_size, shape, np.int32)
 
 
-def built(name: str, config: PretrainConfig) -> tuple[Any, Any]:
+def build(name: str, config: PretrainConfig) -> tuple[Any, Any]:
     """The decoder and the mixer of a model at the config's shape."""
     return model(dataclasses.replace(config, model=name), config.corpus.vocab_size)
 
 
 def forward(name: str, config: PretrainConfig, length: int) -> Pass:
     """A forward pass at batch 1 that ends in the logits of the last position."""
-    cfg, mixer = built(name, config)
+    cfg, mixer = build(name, config)
     params = _params(cfg, mixer, config.dtype)
     tokens_1T = jnp.ones((1, length), jnp.int32)
     last_11 = jnp.full((1, 1), length - 1)
@@ -120,10 +119,10 @@ def _params(cfg: Any, mixer: Any, dtype: str) -> Any:
 
 
 class Decoder:
-    """ProtoT with its cache, fed by chunks and then token by token."""
+    """ProtoT with its cache, which reads prompts in chunks and then decodes token by token."""
 
     def __init__(self, config: PretrainConfig) -> None:
-        self.cfg, self.mixer = built("protot", config)
+        self.cfg, self.mixer = build("protot", config)
         self.params = _params(self.cfg, self.mixer, "float32")
         self._run = jax.jit(functools.partial(_continue, cfg=self.cfg, mixer=self.mixer))
 
@@ -136,7 +135,7 @@ class Decoder:
         return jax.block_until_ready(cache)
 
     def seconds_per_token(self, cache: Any, tokens: int) -> float:
-        """Of `tokens` steps from a cache, after one that is not counted."""
+        """Mean seconds of `tokens` steps from a cache, after one untimed step."""
         one = jnp.ones((1, 1), jnp.int32)
         _, cache = jax.block_until_ready(self._run(self.params, cache, one))
         start = time.perf_counter()
@@ -171,7 +170,7 @@ def bench_steps(
     rates: Sequence[float],
     against: str | None,
 ) -> dict[str, Any] | None:
-    """Training steps in turns; None, and a line, where a loss is not what it must be."""
+    """Times training steps in turns; returns None and prints a line if a loss is wrong."""
     steps: dict[str, Any] = {}
     for rate in rates:
         for name in names:
@@ -208,10 +207,10 @@ def bench_steps(
 
 
 def torch_steps(config: PretrainConfig) -> dict[str, torch_llama.TorchStep] | None:
-    """transformers' Llama at the config's shape; None, and a line, where its loss is not ours."""
-    cfg, mixer = built("llama", config)
+    """Steps of transformers' Llama; None and a printed line if its loss differs from ours."""
+    cfg, mixer = build("llama", config)
     params = _params(cfg, mixer, "float32")
-    tokens_BS = drawn(config, cfg.vocab_size)
+    tokens_BS = random_batch(config, cfg.vocab_size)
     total, count = jax.jit(token_loss, static_argnums=(2, 3))(params, tokens_BS, cfg, mixer)
     ours = float(total) / int(count)
     baselines = {}
@@ -227,7 +226,7 @@ def torch_steps(config: PretrainConfig) -> dict[str, torch_llama.TorchStep] | No
 def bench_forward(
     names: Sequence[str], config: PretrainConfig, lengths: Sequence[int], repeats: int
 ) -> dict[str, Any]:
-    """Forward passes at batch 1 in turns."""
+    """Times forward passes at batch 1 in turns."""
     results = {}
     print(f"forward at batch 1, {config.dtype}; ratios are the model's time over ProtoT's")
     for length in lengths:
@@ -251,7 +250,7 @@ def bench_forward(
 def bench_decode(
     config: PretrainConfig, lengths: Sequence[int], tokens: int, repeats: int
 ) -> dict[str, Any] | None:
-    """Decoding after prompts of each length; None, and a line, where it is not the forward pass."""
+    """Times decoding after each prompt; None and a line if it differs from the forward pass."""
     decoder = Decoder(config)
     if (error := decoder.error(96)) > TOLERANCE:
         print(f"decoding is {error:.1e} from the parallel pass, more than {TOLERANCE:.0e}")
@@ -283,45 +282,49 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, help="instead of the config's")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="instead of the config's")
     parser.add_argument("--dropout", type=float, nargs="+", help="rates, instead of the config's")
-    parser.add_argument("--against", choices=("torch",), help="a baseline beside the models")
+    parser.add_argument("--against", choices=("torch",), help="further baseline")
     parser.add_argument("--lengths", type=int, nargs="*", default=[2_048, 4_096, 8_192])
     parser.add_argument("--prompts", type=int, nargs="*", default=[1_024, 16_384, 131_072])
     parser.add_argument("--decoded", type=int, default=100, help="tokens decoded in a turn")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path, help="file for the raw timings")
-    chosen = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     # Ratios are to ProtoT.
-    names = ["protot", *(name for name in chosen.models if name != "protot")]
+    names = ["protot", *(name for name in arguments.models if name != "protot")]
     try:
-        if chosen.against and (lacking := torch_llama.missing()):
-            raise UsageError(f"--against={chosen.against}: {lacking}")
-        settings = load_config(chosen.config)
+        if arguments.against and (reason := torch_llama.missing()):
+            raise UsageError(f"--against={arguments.against}: {reason}")
+        settings = load_config(arguments.config)
         with settings.unlocked():
-            settings.batch_size = chosen.batch or settings.batch_size
-            settings.dtype = chosen.dtype or settings.dtype
+            settings.batch_size = arguments.batch or settings.batch_size
+            settings.dtype = arguments.dtype or settings.dtype
         config = from_plain(settings, PretrainConfig)
-        if chosen.against and config.dtype != "float32":
-            raise UsageError(f"--against={chosen.against} compares in float32: add --dtype float32")
+        if arguments.against and config.dtype != "float32":
+            raise UsageError(
+                f"--against={arguments.against} compares in float32: add --dtype float32"
+            )
         results: dict[str, Any] = {"conditions": conditions(PACKAGES)}
         for name, value in results["conditions"].items():
             print(f"{name}: {value}")
         results["step"] = bench_steps(
             names,
             config,
-            chosen.repeats,
-            rates=chosen.dropout or [config.dropout],
-            against=chosen.against,
+            arguments.repeats,
+            rates=arguments.dropout or [config.dropout],
+            against=arguments.against,
         )
         if results["step"] is None:
             return 1
-        if chosen.lengths:
-            results["forward"] = bench_forward(names, config, chosen.lengths, chosen.repeats)
-        if chosen.prompts:
-            results["decode"] = bench_decode(config, chosen.prompts, chosen.decoded, chosen.repeats)
+        if arguments.lengths:
+            results["forward"] = bench_forward(names, config, arguments.lengths, arguments.repeats)
+        if arguments.prompts:
+            results["decode"] = bench_decode(
+                config, arguments.prompts, arguments.decoded, arguments.repeats
+            )
             if results["decode"] is None:
                 return 1
-        if chosen.json:
-            write_json(chosen.json, results)
+        if arguments.json:
+            write_json(arguments.json, results)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -1,11 +1,11 @@
-"""Every workload of every kernel against its reference, on this device.
+"""Compares every workload of every kernel with its reference on this device.
 
     python -m tools.check_kernels                       implementation "pallas" on a GPU
     python -m tools.check_kernels --interpret --op prefix_mean
     python -m tools.check_kernels --implementation xla
 
-The cases are those of the tests, and the large ones cut to what the reference can hold. Each runs
-twice: the second result must be the same to the bit. The exit code is 1 if anything is red.
+The cases are those of the tests; large ones are shortened so that the reference fits into memory.
+Each runs twice, and the results must be equal bit for bit. The exit code is 1 if any case fails.
 """
 
 import argparse
@@ -23,8 +23,8 @@ from kernels.suites import SUITES
 from tools.bench import benchmarks, timing
 
 
-def repeats_itself(suite: cases.Suite, case: cases.Case, implementation: str) -> bool:
-    """Whether two runs of outputs and gradients are equal to the bit."""
+def is_deterministic(suite: cases.Suite, case: cases.Case, implementation: str) -> bool:
+    """Whether outputs and gradients of two runs are equal bit for bit."""
     arrays = suite.make(case, jax.random.key(0))
     cotangents = cases.cotangents(suite, case, arrays, jax.random.key(1))
     run = jax.jit(cases.outputs_and_gradients(suite, case, implementation))
@@ -33,25 +33,25 @@ def repeats_itself(suite: cases.Suite, case: cases.Case, implementation: str) ->
 
 
 def check(op: str, implementation: str, longest: int) -> list[dict]:
-    """One row for each case: its deviations, whether it repeats itself, whether all is well.
+    """One row per case: its deviations, whether it is deterministic, and whether it passes.
 
-    A case that the implementation does not serve has no row.
+    A case that the implementation does not support has no row.
     """
     suite = SUITES[op]
     rows = []
     for case in {c.name: c for use in ("test", "gpu") for c in suite.using(use)}.values():
-        cut = benchmarks.judged(case, longest)
+        shortened = benchmarks.shorten(case, longest)
         try:
-            deviations = cases.compare(suite, cut, implementation)
+            deviations = cases.compare(suite, shortened, implementation)
         except dispatch.UnavailableError as error:
             print(f"      {error}: {case.name}", flush=True)
             continue
-        same = repeats_itself(suite, cut, implementation)
+        same = is_deterministic(suite, shortened, implementation)
         rows.append(
             {
                 "op": op,
                 "case": case.name,
-                "sizes": dict(cut.sizes),
+                "sizes": dict(shortened.sizes),
                 "deviations": {each.name: [each.error, each.share] for each in deviations},
                 "repeats_itself": same,
                 "green": same and all(each.ok for each in deviations),
@@ -70,30 +70,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--op", choices=SUITES, help="one operation")
-    offered = sorted({name for suite in SUITES.values() for name in suite.implementations})
-    parser.add_argument("--implementation", choices=offered, default="pallas")
+    implementations = sorted({name for suite in SUITES.values() for name in suite.implementations})
+    parser.add_argument("--implementation", choices=implementations, default="pallas")
     parser.add_argument("--interpret", action="store_true", help="Pallas kernels without a GPU")
-    parser.add_argument("--longest", type=int, default=512, help="where large cases are cut")
-    parser.add_argument("--json", type=Path, help="writes conditions and deviations there")
-    given = parser.parse_args(argv)
-    kernel = given.implementation in ("pallas", "mosaic")
+    parser.add_argument(
+        "--longest", type=int, default=512, help="length to which large cases are cut"
+    )
+    parser.add_argument("--json", type=Path, help="file for conditions and deviations")
+    arguments = parser.parse_args(argv)
+    kernel = arguments.implementation in ("pallas", "mosaic")
     if (
         kernel
-        and not given.interpret
+        and not arguments.interpret
         and (reason := dispatch.unsupported_reason(dispatch.target()))
     ):
         parser.error(f"{reason.partition(';')[0]}; pass --interpret to run them slowly here")
     rows = []
-    chosen = dispatch.on(dispatch.INTERPRETER) if given.interpret else contextlib.nullcontext()
+    chosen = dispatch.on(dispatch.INTERPRETER) if arguments.interpret else contextlib.nullcontext()
     with chosen:
-        for op in [given.op] if given.op else SUITES:
-            if given.implementation not in SUITES[op].implementations:
-                print(f"{op}: has no {given.implementation!r} implementation")
+        for op in [arguments.op] if arguments.op else SUITES:
+            if arguments.implementation not in SUITES[op].implementations:
+                print(f"{op}: has no {arguments.implementation!r} implementation")
                 continue
-            rows += check(op, given.implementation, given.longest)
-    if given.json:
+            rows += check(op, arguments.implementation, arguments.longest)
+    if arguments.json:
         results = {"conditions": timing.conditions(("jax", "jaxlib", "numpy")), "rows": rows}
-        given.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     red = sum(not row["green"] for row in rows)
     print(f"\n{len(rows)} cases, {red} red")
     return 1 if red else 0

@@ -1,14 +1,14 @@
-"""What the released arithmetic of the prefix mean does to a trained ProtoT.
+"""Effect of the released code's arithmetic of the prefix mean on a trained ProtoT.
 
     python -m tools.compare_arithmetic --workdir=runs/arithmetic
 
 1. Trains configs/protot/arithmetic.py at each context with the exact prefix mean and with the
-   arithmetic of the authors' released code (`protot_jax.reference_code`), every seed of the config;
-   runs that are there already are not trained again.
-2. Evaluates every model with both arithmetics on the same validation rows, in intervals over rows:
-   what training with it costs, and what it does to a model trained without it.
-3. Measures where it forgets: the share of the read gates that falls on prototypes whose discount
-   is lost (beta^i below 1e-12) or whose mass is clamped (below 1e-6), by position.
+   arithmetic of the authors' released code (`protot_jax.reference_code`), for every seed of the
+   config; existing runs are not trained again.
+2. Evaluates every model with both arithmetics on the same validation rows, with intervals over
+   rows: the cost of training with it, and its effect on a model trained without it.
+3. Measures what it forgets: the share of the read gates on prototypes whose discount is lost
+   (beta^i below 1e-12) or whose mass is clamped (below 1e-6), by position.
 
 Writes comparison.json into the work folder and prints a table.
 """
@@ -51,10 +51,10 @@ RESULT = "comparison.json"
 
 
 def train(folder: Path, mode: str, context: int, arithmetic: str) -> None:
-    """Trains one of the settings in a folder of its own, or finds it trained there."""
+    """Trains one setting in its own folder, unless it is already trained there."""
     config = load_config(f"{CONFIG}{mode}")
     with config.unlocked():
-        # As many tokens in a batch at every context.
+        # The same number of tokens in a batch at every context.
         tokens = config.batch_size * config.context
         config.update(context=context, batch_size=max(1, tokens // context), arithmetic=arithmetic)
     pretrain.run_in(config, folder / f"{context}_{arithmetic}")
@@ -62,9 +62,9 @@ def train(folder: Path, mode: str, context: int, arithmetic: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """Losses `[N, T]` of the rows of a split, with either arithmetic, and what is forgotten.
+    """Losses `[N, T]` of validation rows by arithmetic, and shares of forgotten read gates.
 
-    `undiscounted_T` and `clamped_T`: shares of the read gates, mean over rows and layers.
+    `undiscounted_T` and `clamped_T` are shares of the read gates, means over rows and layers.
     """
 
     losses: Mapping[str, np.ndarray]
@@ -73,13 +73,13 @@ class Measured:
 
 
 def measure(model: saved_run.TrainedModel, tokens_NS: np.ndarray) -> Measured:
-    """Both arithmetics on the same rows."""
+    """Evaluates both arithmetics on the same rows."""
     prefixes = {"exact": prefix_mean, "released": reference_code.released_prefix_mean}
     losses = {}
     for name, prefix in prefixes.items():
         mixer = dataclasses.replace(model.prototypes, prefix=prefix)
-        look = jax.jit(functools.partial(_losses, cfg=model.cfg, mixer=mixer))
-        losses[name] = np.concatenate([look(model.params, rows) for rows in _parts(tokens_NS)])
+        loss = jax.jit(functools.partial(_losses, cfg=model.cfg, mixer=mixer))
+        losses[name] = np.concatenate([loss(model.params, rows) for rows in _parts(tokens_NS)])
     keep = {"mixer.write": sites.keep, "mixer.read": sites.keep}
     gates = jax.jit(
         lambda params, rows: (
@@ -88,7 +88,7 @@ def measure(model: saved_run.TrainedModel, tokens_NS: np.ndarray) -> Measured:
     )
     decay_LR = jax.nn.sigmoid(model.params["blocks"]["mixer"]["decay_logit"])
     results = [forgotten(gates(model.params, rows), decay_LR) for rows in _parts(tokens_NS)[:ROWS]]
-    undiscounted_T, clamped_T = (np.mean(shares, 0) for shares in zip(*results, strict=True))
+    undiscounted_T, clamped_T = (np.mean(each, 0) for each in zip(*results, strict=True))
     return Measured(losses, undiscounted_T, clamped_T)
 
 
@@ -106,7 +106,7 @@ def _losses(params: Any, rows_BS: jax.Array, *, cfg: Any, mixer: Any) -> jax.Arr
 def forgotten(gates: Mapping[str, jax.Array], decay_LR: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Shares `[T]` of the read gates without discount, and with a clamped mass.
 
-    Step i reads what was summed up to step i - 1; the first step reads nothing.
+    Step i reads the sum up to step i - 1; the first step reads nothing.
     """
     write_LBTR, read_LBTR = gates["mixer.write"], gates["mixer.read"]
     T = write_LBTR.shape[2]

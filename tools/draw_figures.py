@@ -1,7 +1,7 @@
-"""Draws the figures of `docs/` from the data beside them: `python -m tools.draw_figures`.
+"""Draws the figures of `docs/` from `docs/data`: `python -m tools.draw_figures`.
 
-A figure is one SVG file that stands alone: Markdown pages show it as an image, on light and dark
-pages.
+A figure is one self-contained SVG file, which Markdown pages show as an image in both the light and
+the dark scheme.
 """
 
 from collections.abc import Mapping
@@ -21,16 +21,16 @@ DOCS = Path(__file__).parents[1] / "docs"
 SMALLEST = 1e-8
 WIDTH, HEIGHT = 460, 290
 ARITHMETIC = ("ours", "released")
-# Of those that vl-convert brings along, so that every machine lays out the same text.
+# One of the fonts in vl-convert, so that the text has the same layout on every machine.
 FONT = "Roboto"
 
 
 def decay_error(data: Mapping[str, Any]) -> "alt.HConcatChart":
-    """The released code's arithmetic of the prefix mean against ours.
+    """Arithmetic of the prefix mean in the released code against ours.
 
-    Left the relative error of a discount over one half-life, right the mean of values that are all
-    one, by how many half-lives into the sequence they are read. Curves are broken where the
-    released arithmetic gives no write any weight.
+    Left: relative error of the discount over one half-life. Right: mean of values that are all 1.
+    Both are by position in half-lives. Curves are interrupted where the released arithmetic gives
+    weight 0 to every write.
     """
     import altair as alt
 
@@ -84,7 +84,7 @@ def decay_error(data: Mapping[str, Any]) -> "alt.HConcatChart":
 
 
 def svg(chart: "alt.HConcatChart") -> str:
-    """A chart as the text of an SVG file."""
+    """SVG text of a chart."""
     import vl_convert
 
     text = vl_convert.vegalite_to_svg(chart.to_dict(), vl_version="v6.4")
@@ -92,7 +92,7 @@ def svg(chart: "alt.HConcatChart") -> str:
 
 
 def _with_font(config: Any) -> Any:
-    """A config whose every font is `FONT`."""
+    """The config with `FONT` as every font."""
     if not isinstance(config, dict):
         return config
     fonts = {name: FONT for name in config if name.lower().endswith("font")}

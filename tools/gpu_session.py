@@ -1,14 +1,14 @@
-"""All that is to be done where a GPU is at hand, in one command and under ten minutes.
+"""Checks, tunes and benchmarks the kernels on a GPU, in one command and under ten minutes.
 
     python -m tools.gpu_session --out runs/gpu
 
-1. check_kernels   every kernel against its reference on this device; if red, nothing is timed
+1. check_kernels   every kernel against its reference on this device; if it fails, nothing is timed
 2. tune_kernels    tile sizes, into kernels/tuned/<device>.json
 3. bench_kernels   speed against the bars and baselines of docs/kernels.md
 
-Each step is a process of its own with its share of the time; what it printed and measured is left
-in the folder, and the tables are copied there too. Commit the JSON files with the device, versions
-and date that they hold.
+Each step is a separate process with its share of the time. Its log and its measurements are in the
+folder, and the tables are copied to it. Commit the JSON files; they contain device, versions and
+date.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import time
 
 from kernels.core import tuning
 
-# Share of the budget, and whether the session goes on after the step has failed.
+# Share of the time, and whether the session continues after the step has failed.
 STEPS = (("check_kernels", 0.3, False), ("tune_kernels", 0.35, True), ("bench_kernels", 0.35, True))
 
 
@@ -37,11 +37,11 @@ def command(step: str, out: Path) -> list[str]:
 
 
 def run(step: str, out: Path, seconds: float) -> int:
-    """Runs one step, its output into `out/<step>.log`; 124 if its time ran out."""
+    """Runs one step with its output in `out/<step>.log`; returns 124 if its time ran out."""
     log = out / f"{step}.log"
     with log.open("wb") as file:
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 command(step, out),
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -51,7 +51,7 @@ def run(step: str, out: Path, seconds: float) -> int:
             )
         except subprocess.TimeoutExpired:
             return 124
-    return done.returncode
+    return process.returncode
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,22 +59,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--seconds", type=float, default=570.0, help="time for all steps")
-    given = parser.parse_args(argv)
-    given.out.mkdir(parents=True, exist_ok=True)
+    arguments = parser.parse_args(argv)
+    arguments.out.mkdir(parents=True, exist_ok=True)
     failed = 0
-    for step, share, goes_on in STEPS:
+    for step, share, continues in STEPS:
         start = time.monotonic()
-        code = run(step, given.out, share * given.seconds)
+        code = run(step, arguments.out, share * arguments.seconds)
         verdict = {0: "done", 124: "ran out of time"}.get(code, f"exit {code}")
         print(f"{step}: {verdict} after {time.monotonic() - start:.0f} s", flush=True)
-        tail = (given.out / f"{step}.log").read_text("utf-8", errors="replace").splitlines()
+        tail = (arguments.out / f"{step}.log").read_text("utf-8", errors="replace").splitlines()
         print("\n".join(f"    {line}" for line in tail[-40:]), flush=True)
         if code:
             failed += 1
-            if not goes_on:
+            if not continues:
                 break
     for table in tuning.TABLES.glob("*.json"):
-        shutil.copy(table, given.out / f"tuned_{table.name}")
+        shutil.copy(table, arguments.out / f"tuned_{table.name}")
     return 1 if failed else 0
 
 

@@ -1,12 +1,12 @@
-"""Regenerates `tests/golden/`: reference models with what torch computes for them.
+"""Regenerates `tests/golden/`: reference models with their outputs computed by torch.
 
     python -m tools.make_goldens            the tiny random models
-    python -m tools.make_goldens smollm2    logits of a real model, fetched before
+    python -m tools.make_goldens smollm2    logits of a pretrained model that is already fetched
 
 Each tiny case is a folder as `transformers` saves it, and `expected.safetensors` with token ids,
-the residual stream after every layer, and logits, in float32. Of a real model there are only the
-largest logits at some positions of one text, in `<name>_real.json`. Needs torch; the tests that
-read the files do not. The same cases serve the parity tests that run torch beside us.
+the residual stream after every layer, and logits, in float32. For a pretrained model only the
+largest logits at some positions of one text are stored, in `<name>_real.json`. This needs torch;
+the tests that read the files do not. The parity tests that run torch use the same cases.
 """
 
 from collections.abc import Mapping
@@ -137,7 +137,7 @@ _CLASSES = {
 
 
 def reference(case: str) -> Any:
-    """The torch model of a case: every weight random, norms and biases included."""
+    """The torch model of a case, with random weights, norms and biases."""
     import torch
 
     from lm_jax.weights.compat import transformers
@@ -155,7 +155,7 @@ def reference(case: str) -> Any:
 def hidden_and_logits(model: Any, tokens_BT: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The residual stream after every layer `[L, B, T, D]` and logits `[B, T, V]`, from torch.
 
-    Taken by hooks on the layers: the list that `output_hidden_states` returns ends after the norm.
+    They come from hooks on the layers, because `output_hidden_states` ends after the final norm.
     """
     import torch
 
@@ -163,11 +163,11 @@ def hidden_and_logits(model: Any, tokens_BT: np.ndarray) -> tuple[np.ndarray, np
     blocks = base.h if hasattr(base, "h") else base.layers
     streams: list[np.ndarray] = []
 
-    def note(_module: Any, _args: Any, output: Any) -> None:
+    def record(_module: Any, _args: Any, output: Any) -> None:
         stream = output[0] if isinstance(output, tuple) else output
         streams.append(stream.float().numpy())
 
-    hooks = [block.register_forward_hook(note) for block in blocks]
+    hooks = [block.register_forward_hook(record) for block in blocks]
     with torch.no_grad():
         logits = model(torch.tensor(tokens_BT)).logits.float().numpy()
     for hook in hooks:
@@ -176,7 +176,7 @@ def hidden_and_logits(model: Any, tokens_BT: np.ndarray) -> tuple[np.ndarray, np
 
 
 def real_reference(model: Any) -> Any:
-    """The torch model of what `load_pretrained` gave, by way of the folder that we save."""
+    """The torch model of a `load_pretrained` result, by way of a folder that we save."""
     import lm_jax
     from lm_jax.weights.compat import transformers
 
@@ -208,7 +208,7 @@ def write_real(name: str) -> None:
 
 
 def main() -> None:
-    """Writes the real models that are named, or every tiny case."""
+    """Writes the named pretrained models, or every tiny case."""
     from safetensors.numpy import save_file
 
     for name in sys.argv[1:]:

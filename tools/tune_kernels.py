@@ -3,11 +3,11 @@
     python -m tools.tune_kernels                     every operation with tiles to choose
     python -m tools.tune_kernels --op gated_attention --repeats 10
 
-For each workload marked `gpu`, or the first of those in one bucket, the choices of one kernel after
-another are compiled, compared with the heuristic's result, and timed, forward and backward together
-where there is a backward. Combinations that do not fit the device are kept in the table with what
-the compiler said. The table `kernels/tuned/<device>.json` keeps the fastest with all raw timings,
-the device, the versions and the date, and is written after each workload.
+For the first workload marked `gpu` of each bucket, the tile sizes of one kernel after another are
+compiled, compared with the heuristic's result, and timed, forward and backward together if there is
+a backward. Combinations that do not fit the device are in the table with the compiler's error. The
+table `kernels/tuned/<device>.json` has the fastest tiles with all raw timings, device, versions and
+date, and is written after each workload.
 """
 
 import argparse
@@ -28,31 +28,31 @@ from kernels.suites import SUITES
 from tools.bench import baselines, timing
 
 PACKAGES = ("jax", "jaxlib", "numpy")
-# Two tile sizes round differently; anything beyond is a fault of one of them.
+# Two tile sizes round differently; a larger difference is an error in one of them.
 AGREEMENT = {"float32": 1e-5, "bfloat16": 2e-2}
 
 
 def workloads(suite: cases.Suite) -> dict[str, cases.Case]:
-    """The workloads to tune by their buckets; none where there are no tiles to choose."""
+    """The workloads to tune, by bucket; none if the operation has no tiles to choose."""
     results: dict[str, cases.Case] = {}
     for case in suite.using("gpu") if suite.tiles else ():
         results.setdefault(tuning.bucket(case.sizes, case.dtype), case)
     return results
 
 
-def combinations(choices: Mapping[str, Sequence[int]]) -> Iterator[dict[str, int]]:
-    """Every choice of tiles."""
-    for values in itertools.product(*choices.values()):
-        yield dict(zip(choices, values, strict=True))
+def combinations(tiles: Mapping[str, Sequence[int]]) -> Iterator[dict[str, int]]:
+    """Every combination of tile sizes."""
+    for values in itertools.product(*tiles.values()):
+        yield dict(zip(tiles, values, strict=True))
 
 
 def tune(
     suite: cases.Suite, case: cases.Case, target: dispatch.Target, repeats: int, copies: int = 1
 ) -> dict[str, Any]:
-    """The fastest tiles of one workload, with the seconds of every combination tried.
+    """The fastest tiles of one workload, with the seconds of every combination.
 
-    Returns `tiles` (empty where the heuristic won), `seconds` by combination, and `refused`: the
-    first line of what the compiler said, by combination.
+    Returns `tiles` (empty if the heuristic is fastest), `seconds` by combination, and `refused`,
+    the first line of the compiler's error by combination.
 
     Raises:
       ArithmeticError: two combinations disagree by more than rounding.
@@ -73,15 +73,15 @@ def tune(
             with dispatch.on(target), tuning.trying(suite.op, tiles):
                 try:
                     run, _ = timing.program(fn, arguments, copies)
-                    made = run()
+                    outputs = run()
                 except jax.errors.JaxRuntimeError as error:
                     if not tiles:
                         raise
                     refused[label] = str(error).partition("\n")[0]
                     continue
-            made = made if copies == 1 else made[0]
-            expected = made if expected is None else expected
-            _check(suite, case, label, made, expected)
+            outputs = outputs if copies == 1 else outputs[0]
+            expected = outputs if expected is None else expected
+            _check(suite, case, label, outputs, expected)
             (series,) = timing.in_turns([run], repeats)
             seconds[label] = [each / copies for each in series]
         measured = [label for label in tried if label in seconds] + [_label(best)]
@@ -94,21 +94,21 @@ def _label(tiles: Mapping[str, int]) -> str:
     return " ".join(f"{name}={size}" for name, size in tiles.items()) or "heuristic"
 
 
-def _check(suite: cases.Suite, case: cases.Case, label: str, made: Any, expected: Any) -> None:
+def _check(suite: cases.Suite, case: cases.Case, label: str, outputs: Any, expected: Any) -> None:
     for name, want in expected.items():
         # An argmax moves by whole keys where two scores round to one.
         if not jnp.issubdtype(want.dtype, jnp.floating):
             continue
-        error = cases.relative_error(np.asarray(made[name]), np.asarray(want))
+        error = cases.relative_error(np.asarray(outputs[name]), np.asarray(want))
         if not error <= AGREEMENT[case.dtype]:
             raise ArithmeticError(
                 f"{suite.op} {case.name}: with {label}, {name} differs by "
-                f"{error:.1e} from the heuristic's tiles; a kernel is wrong, do not tune it"
+                f"{error:.1e} from the heuristic's tiles; a kernel is wrong, so do not tune it"
             )
 
 
 def write(path: Path, conditions: Mapping[str, str], result: Mapping[str, Any]) -> None:
-    """Merges the tiles found into the device's table."""
+    """Merges the tiles into the device's table."""
     old = json.loads(path.read_text("utf-8")) if path.exists() else {"tiles": {}, "timings": {}}
     for op, by_bucket in result.items():
         tiles = {bucket: each["tiles"] for bucket, each in by_bucket.items() if each["tiles"]}
@@ -126,18 +126,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--op", choices=SUITES, help="one operation")
     parser.add_argument("--repeats", type=int, default=7, help="runs of each combination")
     parser.add_argument("--tables", type=Path, default=tuning.TABLES, help="where the table is")
-    given = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     target = dispatch.target()
     if reason := dispatch.unsupported_reason(target):
         parser.error(f"tuning {reason.partition(';')[0]}")
-    path = given.tables / f"{tuning.device_key(target.device_kind)}.json"
+    path = arguments.tables / f"{tuning.device_key(target.device_kind)}.json"
     conditions = timing.conditions(PACKAGES)
-    for suite in [SUITES[given.op]] if given.op else SUITES.values():
+    for suite in [SUITES[arguments.op]] if arguments.op else SUITES.values():
         for bucket, case in workloads(suite).items():
-            made = tune(suite, case, target, given.repeats, copies=5)
-            write(path, conditions, {suite.op: {bucket: made}})
-            best = min(statistics.median(each) for each in made["seconds"].values())
-            text = made["tiles"] or "the heuristic"
+            result = tune(suite, case, target, arguments.repeats, copies=5)
+            write(path, conditions, {suite.op: {bucket: result}})
+            best = min(statistics.median(each) for each in result["seconds"].values())
+            text = result["tiles"] or "the heuristic"
             print(f"{suite.op} {case.name}: {text}, {1e6 * best:,.0f} us", flush=True)
     print(f"wrote {path}")
     return 0

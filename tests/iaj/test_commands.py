@@ -1,4 +1,4 @@
-"""`iaj` finds the module of its words, hands on the rest, and answers `--help` at once."""
+"""`iaj` runs the module of a command with its arguments, and prints `--help` without imports."""
 
 import ast
 import subprocess
@@ -52,11 +52,11 @@ def test_help_opens_with_examples_that_are_commands(monkeypatch, capsys):
 @pytest.mark.parametrize("library", ["polyattn", "protot", "sparse"])
 def test_the_name_of_a_library_alone_lists_its_commands(monkeypatch, capsys, library):
     assert start(monkeypatch, library, "--help") == 0
-    shown = capsys.readouterr().out
+    output = capsys.readouterr().out
     for words in commands.COMMANDS:
-        assert (f"  iaj {' '.join(words)} " in shown) == (words[0] == library)
+        assert (f"  iaj {' '.join(words)} " in output) == (words[0] == library)
     assert start(monkeypatch, library) == 2
-    assert capsys.readouterr().err == shown
+    assert capsys.readouterr().err == output
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_typo_is_one_line_and_exit_2(monkeypatch, capsys, arguments, hint):
 
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
-    """A command `toy run` that shows what it is given and exits with 10."""
+    """A command `toy run` that prints its arguments and exits with 10."""
     (tmp_path / "toy_command.py").write_text(
         'import sys\nif __name__ == "__main__":\n'
         "    print(sys.argv, __spec__.name)\n    sys.exit(10)\n"
@@ -93,7 +93,7 @@ def test_a_command_gets_the_rest_of_the_arguments_and_its_exit_code_is_kept(monk
     assert stopped.value.code == 10
     argv, name = capsys.readouterr().out.rsplit(" ", 1)
     assert ast.literal_eval(argv)[1:] == ["--help", "x=1"]
-    # By which the provenance of a run names the command, as of `python -m toy_command`.
+    # The provenance of a run takes the command from there, as for `python -m toy_command`.
     assert name == "toy_command\n"
 
 

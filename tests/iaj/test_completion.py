@@ -1,4 +1,4 @@
-"""Bash completes commands, their flags and config names, as `--help` has them."""
+"""Shell completion offers the commands, flags and config names of `--help`."""
 
 import subprocess
 
@@ -11,12 +11,12 @@ from lm_jax.run.config_files import shipped_names
 
 @pytest.fixture(scope="module")
 def following():
-    return completion.choices()
+    return completion.candidates()
 
 
 @pytest.fixture(scope="module")
 def complete(following):
-    """`complete(*words)`: what bash offers for the last of the words."""
+    """`complete(*words)`: bash's completions of the last word."""
     source = completion.script(completion._BASH, following)
 
     def call(*words):
@@ -53,11 +53,11 @@ def test_config_names_follow_the_flag(complete):
     names = [name for name in shipped_names() if name.startswith("sparse/")]
     assert complete("sparse", "posttrain", "--config", "=", "sparse/") == names
     assert complete("sparse", "posttrain", "--config", "=") == shipped_names()
-    # Of any other flag the value is a file, or nothing that is known.
+    # The value of any other flag is completed as a file, or not at all.
     assert complete("sparse", "posttrain", "--workdir", "=", "x") == []
 
 
-def test_the_script_for_zsh_has_the_same_choices(following):
+def test_the_script_for_zsh_has_the_same_candidates(following):
     bash, zsh = (
         [
             line

@@ -1,4 +1,4 @@
-"""`iaj convert`: what it writes loads as the source does, and damage is found."""
+"""`iaj convert`: checkpoints load like their source, and damage is detected."""
 
 import dataclasses
 import json
@@ -101,7 +101,7 @@ def test_a_converted_folder_can_be_saved_for_transformers(tmp_path):
     equal(lm_jax.load_pretrained(tmp_path / "back").params, converted.params)
 
 
-def test_damage_is_found_when_loading(source, tmp_path):
+def test_damage_is_detected_when_loading(source, tmp_path):
     out = tmp_path / "out"
     convert.convert(source, out)
     for name in ("config.json", "tokenizer.json"):
@@ -139,9 +139,7 @@ def test_a_config_of_another_version(source, tmp_path):
         (["{source}", "/proc/none/out"], 5, "cannot be written"),
     ],
 )
-def test_refusals_are_one_line_with_their_exit_code(
-    source, tmp_path, capsys, arguments, code, word
-):
+def test_errors_are_one_line_with_their_exit_code(source, tmp_path, capsys, arguments, code, word):
     filled = [a.format(source=source, out=tmp_path / "out") for a in arguments]
     assert convert.main(filled) == code
     error = capsys.readouterr().err.splitlines()[-1]

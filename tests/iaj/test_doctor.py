@@ -1,4 +1,4 @@
-"""`iaj doctor` counts memory and files as they are, and knows every extra of the distribution."""
+"""`iaj doctor` reports memory, files and every extra of the distribution correctly."""
 
 from importlib import util
 from pathlib import Path
@@ -25,7 +25,7 @@ def test_the_extras_are_those_of_the_project_and_what_they_bring():
     assert doctor.EXTRAS.keys() == declared.keys() - NOT_SHOWN
     for name, extra in doctor.EXTRAS.items():
         brought = {Requirement(line).name.replace("-", "_") for line in declared[name]}
-        # A plugin comes by the extra of jax, and lm-eval imports under its own name.
+        # An extra of jax installs the plugin, and lm-eval has another import name.
         plugins = {module for module in extra.modules if module.startswith("jax_cuda")}
         assert plugins == ({f"jax_{name}_plugin"} if "jax" in brought else set())
         assert set(extra.modules) - plugins == brought - {"jax"}
@@ -33,16 +33,16 @@ def test_the_extras_are_those_of_the_project_and_what_they_bring():
 
 def test_a_command_that_an_extra_is_for_is_one():
     for extra in doctor.EXTRAS.values():
-        if found := re.match(r"iaj (\w+) (\w+)", extra.used_by):
-            assert found.groups() in commands.COMMANDS
+        if match := re.match(r"iaj (\w+) (\w+)", extra.used_by):
+            assert match.groups() in commands.COMMANDS
 
 
-def test_what_is_missing_is_named(monkeypatch):
+def test_missing_modules_are_named(monkeypatch):
     here = {"optuna"}
     monkeypatch.setattr(util, "find_spec", lambda name: name in here or None)
-    shown = {name: state for name, state, _ in doctor.extras()}
-    assert shown["hpo"] == "installed"
-    assert shown["botorch"] == "missing: botorch, optuna_integration"
+    states = {name: state for name, state, _ in doctor.extras()}
+    assert states["hpo"] == "installed"
+    assert states["botorch"] == "missing: botorch, optuna_integration"
 
 
 def test_devices_and_memory_are_those_of_the_machine():
@@ -55,7 +55,7 @@ def test_devices_and_memory_are_those_of_the_machine():
         assert f"{1024 * int(kib) / 1e9:,.1f} GB" in host
 
 
-def test_no_device_is_told_and_no_failure(monkeypatch, capsys):
+def test_a_machine_without_devices_is_no_failure(monkeypatch, capsys):
     def none():
         raise RuntimeError("no supported\ndevices found")
 
@@ -64,7 +64,7 @@ def test_no_device_is_told_and_no_failure(monkeypatch, capsys):
     assert "none: no supported devices found" in capsys.readouterr().out
 
 
-def test_the_cache_is_counted(tmp_path, monkeypatch):
+def test_the_size_of_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("INTERPRETABLE_ATTENTION_CACHE", str(tmp_path / "cache"))
     rows = dict(doctor.cache())
     assert rows["cache"] == str(tmp_path / "cache")

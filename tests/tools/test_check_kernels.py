@@ -1,4 +1,4 @@
-"""`tools.check_kernels` on a toy operation: what is green, red, and not served."""
+"""`tools.check_kernels` on a toy operation: green, red and unsupported cases."""
 
 import json
 
@@ -38,7 +38,7 @@ def checked(monkeypatch, capsys):
     return run
 
 
-def test_a_case_within_its_bounds_is_green_and_one_that_is_not_served_is_named(checked, tmp_path):
+def test_a_case_within_its_bounds_is_green_and_an_unsupported_one_is_named(checked, tmp_path):
     file = tmp_path / "rows.json"
     code, out = checked(toy(), "--implementation=fast", f"--json={file}")
     assert code == 0 and "green toy n4: worst" in out and "1 cases, 0 red" in out

@@ -1,4 +1,4 @@
-"""What the released arithmetic forgets is counted by hand, and the comparison runs whole."""
+"""Shares forgotten by the released arithmetic against counts by hand, and a complete comparison."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +8,7 @@ from lm_jax.run.files import read_json
 from tools import compare_arithmetic
 
 
-def test_shares_of_what_is_read_without_discount_and_with_a_clamped_mass():
+def test_shares_of_reads_without_discount_and_with_a_clamped_mass():
     # One prototype forgets within 40 steps, the other does not; the first is read by 0.25.
     T = 200
     read = np.broadcast_to(np.array([0.25, 0.75], np.float32), (1, 1, T, 2))
@@ -27,7 +27,7 @@ def test_shares_of_what_is_read_without_discount_and_with_a_clamped_mass():
 
 @pytest.mark.slow
 @pytest.mark.real("sotu")
-def test_it_runs_whole_and_finds_no_difference_in_rows_that_forget_nothing(tmp_path, capsys):
+def test_a_complete_run_finds_no_difference_in_rows_that_forget_nothing(tmp_path, capsys):
     argv = ["--workdir", str(tmp_path / "runs"), "--smoke"]
     assert compare_arithmetic.main(argv) == 0
     assert "1 seed" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The command around the compiler: what it selects, prints, writes, and how it ends.
+"""The command that compiles kernels: selection, output, budgets and exit codes.
 
 The compiler itself is `tests/tools/test_gpu_code.py`; here its figures are made up.
 """
@@ -68,7 +68,7 @@ def test_written_budgets_hold_until_a_figure_passes_one(house, capsys):
     assert last.startswith("scan larger: kernel forward: spill_bytes is 8, over its budget of 0")
 
 
-def test_writing_one_case_keeps_the_others_and_drops_those_that_are_gone(house):
+def test_writing_one_case_keeps_the_others_and_drops_removed_ones(house):
     assert compile_kernels.main(["--op", "mean", "--write"]) == 0
     path = budgets.path("mean")
     text = json.loads(path.read_text("utf-8"))
@@ -83,7 +83,7 @@ def test_writing_one_case_keeps_the_others_and_drops_those_that_are_gone(house):
     assert not budgets.path("scan").exists()
 
 
-def test_a_case_that_does_not_compile_is_told_and_the_others_are_compared(house, capsys):
+def test_a_case_that_does_not_compile_is_reported_and_the_others_are_compared(house, capsys):
     assert compile_kernels.main(["--write"]) == 0
     house.broken = "large"
     assert compile_kernels.main(["--op", "mean"]) == 10

@@ -1,4 +1,4 @@
-"""The figures of `docs/` are what their data say."""
+"""The figures of `docs/` agree with their data."""
 
 import json
 import re
@@ -27,12 +27,12 @@ def test_heights_follow_the_data():
     svg = draw_figures.svg(draw_figures.decay_error(DATA))
     released, ours = paths(svg, theme.LIGHT["s1"]), paths(svg, theme.LIGHT["s0"])
     assert len(released) == len(ours) == 6
-    for drawn, name, shown in (
+    for lines, name, height in (
         (released[:3], "discount_error", lambda y: np.log10(np.maximum(np.abs(y), 1e-8))),
         (released[3:], "mean_of_ones", np.asarray),
     ):
-        for points, curve in zip(drawn, DATA["curves"]["released"], strict=True):
-            values = shown(np.array(curve[name], float))
+        for points, curve in zip(lines, DATA["curves"]["released"], strict=True):
+            values = height(np.array(curve[name], float))
             values = values[np.isfinite(values)]
             assert abs(np.corrcoef(points[:, 1], -values)[0, 1]) > 0.99999
     # One height for every point of a mean that stays 1.

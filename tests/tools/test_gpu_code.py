@@ -1,6 +1,6 @@
-"""Compiling for a GPU that is not here: kernels whose cost is known, and what is said of bad ones.
+"""Compiling for a GPU without one: kernels of known cost, and messages about bad ones.
 
-The marked tests compile a matrix product; the others read listings and budgets made by hand.
+The marked tests compile a matrix product; the others read handwritten listings and budgets.
 """
 
 import dataclasses
@@ -119,7 +119,7 @@ def test_a_product_uses_the_tensor_cores_of_a_warpgroup_and_spills_nothing(measu
 
 
 @pytest.mark.compiled
-def test_temporary_memory_is_what_stands_between_two_kernels(tmp_path):
+def test_temporary_memory_is_that_of_the_array_between_two_kernels(tmp_path):
     square = jax.ShapeDtypeStruct((M, M), jnp.bfloat16)
 
     def twice(a, b):
@@ -229,7 +229,7 @@ def test_a_figure_out_of_its_budget_is_one_sentence(changes, complaint):
     assert "python -m tools.compile_kernels --op toy --case m256 --write" in result
 
 
-def test_a_kernel_or_case_without_budget_and_one_that_is_gone_are_told():
+def test_a_kernel_or_case_without_budget_and_a_removed_one_are_reported():
     (missing,) = budgets.complaints(of(), None)
     assert missing.startswith("toy m256 has no budget")
     gone, new = budgets.complaints(of(name="other"), budgets.budget(of()))
@@ -275,14 +275,14 @@ def test_the_main_loop_is_the_innermost_with_tensor_cores_up_to_its_last_branch(
 
 
 def test_without_tensor_cores_the_longest_loop_counts_and_without_loops_everything():
-    plain = LISTING.replace("HGMMA", "FFMA")
-    loop = machine_code.main_loop(machine_code.instructions(plain, "mine"))
+    without = LISTING.replace("HGMMA", "FFMA")
+    loop = machine_code.main_loop(machine_code.instructions(without, "mine"))
     assert [each.mnemonic for each in loop] == 6 * ["FADD"] + ["BRA"]
-    straight = machine_code.instructions(plain.replace("BRA", "MOV"), "mine")
+    straight = machine_code.instructions(without.replace("BRA", "MOV"), "mine")
     assert machine_code.main_loop(straight) == straight and len(straight) == 17
 
 
-def test_a_missing_compiler_is_told_with_the_command(monkeypatch):
+def test_a_missing_compiler_is_reported_with_the_command(monkeypatch):
     if jax.__version_info__[:2] != target.READS_PTX_OF:
         assert "needs jax 0.10" in target.lacking()
     monkeypatch.setattr(jax, "__version_info__", (0, 10, 2))

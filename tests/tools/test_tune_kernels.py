@@ -1,4 +1,4 @@
-"""Tuning keeps the fastest of the combinations that agree, and refuses a kernel that is wrong."""
+"""Tuning selects the fastest combination, and stops at a kernel that is wrong."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ TUNED = tuple(op for op, suite in SUITES.items() if suite.tiles)
 
 
 def toy(wrong: int | None = None) -> cases.Suite:
-    """An operation whose tile changes nothing, except that one tile gives another result."""
+    """An operation whose result does not depend on its tile, except for one wrong tile."""
 
     def call(case, arrays, implementation):
         del implementation
@@ -45,15 +45,15 @@ def tuned(monkeypatch):
 
 
 def test_groups_are_tuned_one_after_the_other_and_timings_kept(tuned):
-    made = tuned(toy())
+    result = tuned(toy())
     first = {"heuristic", "width=2", "width=4"}
-    assert first <= set(made["seconds"])
-    later = set(made["seconds"]) - first
+    assert first <= set(result["seconds"])
+    later = set(result["seconds"]) - first
     assert len(later) == 1 and later.pop().endswith("depth=8")
-    assert all(len(series) == 2 for series in made["seconds"].values())
-    medians = {label: sorted(s)[0] / 2 + sorted(s)[1] / 2 for label, s in made["seconds"].items()}
-    label = " ".join(f"{k}={v}" for k, v in made["tiles"].items()) or "heuristic"
-    assert label in medians and made["refused"] == {}
+    assert all(len(series) == 2 for series in result["seconds"].values())
+    medians = {label: sorted(s)[0] / 2 + sorted(s)[1] / 2 for label, s in result["seconds"].items()}
+    label = " ".join(f"{k}={v}" for k, v in result["tiles"].items()) or "heuristic"
+    assert label in medians and result["refused"] == {}
 
 
 def test_a_combination_that_disagrees_stops_the_tuning(tuned):
@@ -93,7 +93,7 @@ def test_without_a_gpu_it_says_so(capsys):
     ids=lambda each: getattr(each, "op", getattr(each, "name", "")),
 )
 def test_an_operation_looks_up_what_tuning_writes(suite, case, last, monkeypatch):
-    """The bucket of its case and no other, and the tiles tried are all its own."""
+    """It uses the bucket of its case only, and all candidates are tiles of the operation."""
     asked = set()
     tiles = tuning.tiles
 

@@ -4,15 +4,14 @@ Yang et al., "Gated Linear Attention Transformers with Hardware-Efficient Traini
 S_t = diag(exp g_t) S_{t-1} + k_t v_t^T, o_t = q_t S_t. The prefix mean is that recurrence with one
 head of R keys and E values:
 
-1. It is strictly past: step t is given the write and the value of step t - 1, and the first none.
-2. What was written decays once before it is read: g = ln beta, k_t = beta w_{t-1}, so S_t = N_t.
-3. The mass D is the same recurrence on the writes alone, one number for each prototype. A value
-   channel of ones would give sum_r q_r D_r only, so it is a second call, of the library's `hgrn`.
-4. The division goes into the query, q = read / D.
+1. It reads the strict past: step t takes the write and the value of step t - 1, the first none.
+2. A write decays once before it is read: g = ln beta, k_t = beta w_{t-1}, so S_t = N_t.
+3. The mass D is the same recurrence on the writes alone, one number per prototype. A value channel
+   of ones would give only sum_r q_r D_r, so that D needs a second call, of the library's `hgrn`.
+4. The query includes the division, q = read / D.
 
-Forward and backward are by torch, captured as a CUDA graph, as ours are one compiled program. torch
-and the library are imported where they run alone; without them the benchmark is left out, and says
-so.
+Forward and backward are in torch, captured as a CUDA graph, as ours are one compiled program. torch
+and the library are only imported where they run; without them the benchmark is not run and says so.
 """
 
 from collections.abc import Callable
@@ -30,17 +29,17 @@ from tools.bench import timing
 INSTALL = "pip install torch flash-linear-attention"
 # Runs before the capture: Triton compiles and chooses its tiles in the first.
 _WARM_UP = 3
-# Rounding to bfloat16 of q = read / D, where the masses are small.
+# Tolerance for rounding q = read / D to bfloat16 where masses are small.
 _AGREEMENT = 5e-2
 
 
 def missing() -> str:
-    """What to install before this baseline can run; empty if nothing."""
-    lacking = [name for name in ("torch", "fla") if importlib.util.find_spec(name) is None]
-    return f"{' and '.join(lacking)} not installed; {INSTALL}" if lacking else ""
+    """What to install before this baseline can run, or ""."""
+    absent = [name for name in ("torch", "fla") if importlib.util.find_spec(name) is None]
+    return f"{' and '.join(absent)} not installed; {INSTALL}" if absent else ""
 
 
-def mapped(
+def gla_arguments(
     xp: Any,
     recurrence: Callable[[Any, Any], Any],
     write_BTR: Any,
@@ -57,9 +56,9 @@ def mapped(
     k_BTR = decay_R * _shifted(xp, write_BTR)
     g_BTR = xp.broadcast_to(xp.log(decay_R), k_BTR.shape)
     mass_BTR = recurrence(k_BTR, g_BTR)
-    held_BTR = mass_BTR > MASS_FLOOR
+    written_BTR = mass_BTR > MASS_FLOOR
     one = xp.ones_like(mass_BTR)
-    q_BTR = xp.where(held_BTR, read_BTR / xp.where(held_BTR, mass_BTR, one), 0 * one)
+    q_BTR = xp.where(written_BTR, read_BTR / xp.where(written_BTR, mass_BTR, one), 0 * one)
     return q_BTR, k_BTR, _shifted(xp, value_BTE), g_BTR
 
 
@@ -97,24 +96,24 @@ def program(
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        # Kept, as our program returns every result.
-        made = [each() for each in work]
+        # Kept, because our program returns every result.
+        outputs = [each() for each in work]
 
     def run() -> Any:
         graph.replay()
         torch.cuda.synchronize()
-        return made
+        return outputs
 
     return run, memory
 
 
 def _call(torch: types.ModuleType, what: str, arrays: cases.Arrays) -> Callable[[], Any]:
     names = ("write", "value", "decay", "read")
-    given = [_tensor(torch, arrays[name]) for name in names]
+    inputs = [_tensor(torch, arrays[name]) for name in names]
     if what == "forward":
-        return lambda: _output(torch, *given)
-    moving = [x.requires_grad_() for x in given]
-    cotangent = torch.randn_like(given[1])
+        return lambda: _output(torch, *inputs)
+    moving = [x.requires_grad_() for x in inputs]
+    cotangent = torch.randn_like(inputs[1])
     return lambda: torch.autograd.grad(_output(torch, *moving), moving, cotangent)
 
 
@@ -125,7 +124,7 @@ def _output(torch: types.ModuleType, write_BTR, value_BTE, decay_R, read_BTR) ->
     def recurrence(x_BTR, g_BTR):
         return hgrn.chunk_hgrn(x_BTR, g_BTR)[0]
 
-    q, k, v, g = mapped(torch, recurrence, write_BTR, value_BTE, decay_R, read_BTR)
+    q, k, v, g = gla_arguments(torch, recurrence, write_BTR, value_BTE, decay_R, read_BTR)
     dtype = value_BTE.dtype
     q, k, v, g = (x[:, :, None] for x in (q.to(dtype), k.to(dtype), v, g))
     return gla.chunk_gla(q, k, v, g, scale=1.0)[0][:, :, 0]
@@ -140,8 +139,8 @@ def _tensor(torch: types.ModuleType, x: jax.Array) -> Any:
 def _check(
     torch: types.ModuleType, suite: cases.Suite, case: cases.Case, arrays: cases.Arrays
 ) -> None:
-    given = [_tensor(torch, arrays[name]) for name in ("write", "value", "decay", "read")]
-    got = _output(torch, *given).float().cpu().numpy()
+    inputs = [_tensor(torch, arrays[name]) for name in ("write", "value", "decay", "read")]
+    got = _output(torch, *inputs).float().cpu().numpy()
     want = np.asarray(suite.call(case, arrays, "xla")["out"].astype("float32"))
     error = cases.relative_error(got, want)
     if not error <= _AGREEMENT:

@@ -1,4 +1,4 @@
-"""What is timed: our implementations, and baselines that compute the same or its dense counterpart.
+"""Programs to time: our implementations, and baselines of the same or of dense operations.
 
 A program is a function `(case, arrays) -> outputs`, a dict of arrays, on the arrays of the
 operation's suite. `forward` and `gradient` make it a function of its arguments alone.
@@ -75,7 +75,7 @@ class Outside:
     """A baseline that is no JAX program, and may not be installed.
 
     Attributes:
-      missing: says what to install; empty where it can run.
+      missing: returns what to install, or "" if it can run.
       program: `(what, suite, case, arrays, copies)`, as `timing.program` returns.
     """
 
@@ -96,7 +96,7 @@ def forward(program: Program, case: cases.Case, arrays: cases.Arrays) -> Timed:
 def gradient(program: Program, suite: cases.Suite, case: cases.Case, arrays: cases.Arrays) -> Timed:
     """The program's outputs, and `d_<argument>` for a random cotangent of each floating one.
 
-    Both are returned, or XLA would leave out of the forward pass what the backward does not need.
+    Both are returned, or XLA would omit parts of the forward pass that the backward does not need.
     """
     shapes = jax.eval_shape(lambda arrays: program(case, arrays), arrays)
     floating = [name for name, out in shapes.items() if jnp.issubdtype(out.dtype, jnp.floating)]
@@ -111,13 +111,13 @@ def gradient(program: Program, suite: cases.Suite, case: cases.Case, arrays: cas
         def outputs(moving: cases.Arrays) -> cases.Arrays:
             return program(case, {**arrays, **moving})
 
-        made, pull = jax.vjp(outputs, {name: arrays[name] for name in moving})
+        values, pull = jax.vjp(outputs, {name: arrays[name] for name in moving})
         (gradients,) = pull(
             {
                 name: cotangents.get(name, np.zeros(x.shape, jax.dtypes.float0))
-                for name, x in made.items()
+                for name, x in values.items()
             }
         )
-        return {**made, **{f"d_{name}": x for name, x in gradients.items()}}
+        return {**values, **{f"d_{name}": x for name, x in gradients.items()}}
 
     return run, (arrays, cotangents)

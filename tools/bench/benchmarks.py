@@ -1,9 +1,9 @@
-"""Who runs against whom, on which workload, and the bar: the rows of `docs/kernels.md`.
+"""Benchmarks of the kernels: workload, baseline and bar of each row of `docs/kernels.md`.
 
-A benchmark first compares our implementation with the reference; where that is red no speed is
-printed. One whose baseline is not installed is not run, and reaches no bar and misses none. `speed`
-is the baseline's time over ours and must be at least the bar; `time` is ours over the baseline's
-and `microseconds` ours, both at most; `memory` is our temporaries over the baseline's, at most.
+A benchmark first compares our implementation with the reference, and reports no speed if they
+disagree. If its baseline is not installed it is not run, and neither reaches nor misses its bar.
+`speed` is the baseline's time over ours, at least the bar; `time` is our time over the baseline's,
+`microseconds` our time, and `memory` our temporaries over the baseline's, each at most the bar.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from tools.bench import baselines, timing
 @dataclasses.dataclass(frozen=True)
 class Benchmark:
     """One row; `what` is "forward", "gradient" (forward and backward), or "backward": the
-    gradient's time less the forward's, turn by turn."""
+    gradient's time minus the forward's, turn by turn."""
 
     op: str
     case: str
@@ -41,9 +41,9 @@ class Benchmark:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a benchmark measured; `deviations` alone where the comparison was red.
+    """Measurements of a benchmark; only `deviations` if the comparison failed.
 
-    `missing` says what its baseline lacks to be run; then nothing was measured.
+    `missing` names what to install for its baseline; nothing is measured then.
     """
 
     benchmark: Benchmark
@@ -54,7 +54,7 @@ class Result:
     ours_seconds: list[float] = dataclasses.field(default_factory=list)
     baseline_seconds: list[float] = dataclasses.field(default_factory=list)
     ours_bytes: int = 0
-    rival_bytes: int = 0
+    baseline_bytes: int = 0
 
     @property
     def green(self) -> bool:
@@ -64,12 +64,12 @@ class Result:
     @property
     def memory(self) -> float:
         """Our temporaries over the baseline's; 0 where neither has any."""
-        if not self.rival_bytes:
+        if not self.baseline_bytes:
             return math.inf if self.ours_bytes else 0.0
-        return self.ours_bytes / self.rival_bytes
+        return self.ours_bytes / self.baseline_bytes
 
     def reached(self) -> dict[str, bool]:
-        """For each bar of the benchmark, whether it was reached."""
+        """Whether each bar of the benchmark was reached."""
         benchmark, result = self.benchmark, {}
         if self.missing:
             return result
@@ -88,8 +88,8 @@ class Result:
         return result
 
 
-def judged(case: cases.Case, longest: int) -> cases.Case:
-    """The case to compare on: the case itself, or cut where the reference would not fit.
+def shorten(case: cases.Case, longest: int) -> cases.Case:
+    """The case with sequences of at most `longest`, for the comparison with the reference.
 
     The reference stores a state for every step, or a whole score matrix.
     """
@@ -105,20 +105,20 @@ def judged(case: cases.Case, longest: int) -> cases.Case:
 def run(
     benchmark: Benchmark, repeats: int, copies: int = 1, settle: float = 0.0, longest: int = 512
 ) -> Result:
-    """Compares, then times in turns.
+    """Compares with the reference, then times both in turns.
 
     Args:
       repeats: turns.
       copies: calls in one program (`timing.program`); times are per call.
-      settle: seconds without counting before each run (`timing.in_turns`).
-      longest: the comparison's longest sequence.
+      settle: untimed seconds before each timed run (`timing.in_turns`).
+      longest: longest sequence of the comparison.
     """
     outside = baselines.OUTSIDE.get(benchmark.baseline)
     if outside is not None and (missing := outside.missing()):
         return Result(benchmark, missing=missing)
     suite = SUITES[benchmark.op]
     case = suite.named(benchmark.case)
-    deviations = cases.compare(suite, judged(case, longest), benchmark.implementation)
+    deviations = cases.compare(suite, shorten(case, longest), benchmark.implementation)
     if not all(each.ok for each in deviations):
         return Result(benchmark, deviations)
 
@@ -132,7 +132,7 @@ def run(
         ours_seconds=seconds[0],
         baseline_seconds=seconds[1],
         ours_bytes=memory[0],
-        rival_bytes=memory[1],
+        baseline_bytes=memory[1],
     )
 
 
@@ -203,7 +203,7 @@ _FLOORS = {
     "b1_t131072_r32_e256_bfloat16": (130, 260),
 }
 
-# How many times as fast as chunked gated linear attention, which walks a sequence from end to end.
+# Speed over chunked gated linear attention, which processes a sequence sequentially.
 _AGAINST_FLA = {
     "b32_t256_r32_e128_bfloat16": 1.5,
     "b32_t512_r32_e256_bfloat16": 1.5,

@@ -1,8 +1,8 @@
-"""Time and memory of compiled programs, as ratios measured in one run.
+"""Time and memory ratios of compiled programs, measured in one run.
 
-Contenders are run in turns, so that a load on the machine falls on all of them; the ratio of each
-turn is kept and the median reported with its range. JAX returns before the device has finished, so
-every run ends in `jax.block_until_ready`.
+Programs run in turns, so that load on the machine affects all of them; the median of the turns'
+ratios is reported with its range. JAX returns before the device has finished, so that every run
+ends in `jax.block_until_ready`.
 """
 
 import argparse
@@ -33,18 +33,17 @@ Pass = Callable[[], Any]
 def in_turns(
     runs: Sequence[Pass], repeats: int, pause: float = 0.0, settle: float = 0.0
 ) -> list[list[float]]:
-    """Seconds of each run, made alternately, after one of each that is not counted.
+    """Seconds of each run, in alternation, after one untimed run of each.
 
     Args:
-      pause: seconds of rest before each run, where the idle threads of one library would spin on
-        the cores of another.
-      settle: seconds that each has to itself, uncounted, before each run that counts. A program
-        of a millisecond that follows one of fifty on one core is otherwise measured waking up the
-        other cores.
+      pause: seconds of rest before each run, for libraries whose idle threads spin on the cores.
+      settle: untimed seconds of the same program before each timed run. Otherwise the time of a
+        program of a millisecond that follows one of fifty on one core includes waking up the other
+        cores.
     """
     seconds: list[list[float]] = [[] for _ in runs]
-    asked = profiling.requested()
-    folder = asked.folder if asked and asked.folder else Path()
+    request = profiling.requested()
+    folder = request.folder if request and request.folder else Path()
     with profiling.Tracer(folder, done=0, total=repeats) as tracer:
         for turn in range(repeats + 1):
             with tracer.step(turn):
@@ -68,17 +67,17 @@ PROFILE.add_argument(
 
 
 def profiled(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
-    """A benchmark's `main`, whose parser has `PROFILE` among its parents, with that flag's effect.
+    """Adds the effect of `PROFILE`'s flag to a benchmark's `main`; its parser has it as a parent.
 
     Every comparison that is timed in turns is traced.
     """
 
     @functools.wraps(main)
     def run(argv: Sequence[str] | None = None) -> int:
-        given, _ = PROFILE.parse_known_args(argv)
+        arguments, _ = PROFILE.parse_known_args(argv)
         folder = Path("runs", Path(inspect.getfile(main)).stem)
         try:
-            with profiling.request(profiling.parse(given.profile, folder)):
+            with profiling.request(profiling.parse(arguments.profile, folder)):
                 return main(argv)
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
@@ -89,7 +88,7 @@ def profiled(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
 
 @dataclasses.dataclass(frozen=True)
 class Ratio:
-    """Of two series of seconds measured in turns: the median ratio and its range."""
+    """Median ratio of two series of seconds measured in turns, and its range."""
 
     median: float
     low: float
@@ -108,17 +107,17 @@ def ratio(over: Sequence[float], under: Sequence[float]) -> Ratio:
 def program(
     fn: Callable[..., Any], arguments: tuple[Any, ...], copies: int = 1
 ) -> tuple[Pass, int]:
-    """A run of `fn(*arguments)` compiled, and the bytes of its temporaries.
+    """The compiled `fn(*arguments)` as a function to time, and the bytes of its temporaries.
 
     Args:
-      copies: how often one run calls `fn`, within one program: on a GPU a kernel of microseconds
-        is shorter than its dispatch from the host. Each copy has arguments of its own, so that
-        nothing is computed once for all and the cache does not hold them between copies.
+      copies: calls of `fn` in one run, within one program: on a GPU a kernel of microseconds is
+        shorter than its dispatch from the host. Each copy has its own arguments, so that no result
+        is shared and the cache does not keep them between copies.
     """
     single = jax.jit(fn).lower(*arguments).compile()
     analysis = single.memory_analysis()
     if analysis is None:
-        raise RuntimeError(f"{jax.default_backend()} tells nothing of a program's memory")
+        raise RuntimeError(f"{jax.default_backend()} does not report a program's memory")
     memory = analysis.temp_size_in_bytes
     if copies == 1:
         return lambda: jax.block_until_ready(single(*arguments)), memory
@@ -128,7 +127,7 @@ def program(
 
 
 def conditions(packages: Sequence[str]) -> dict[str, str]:
-    """What the numbers hold for: versions, device, driver, load, date, commit."""
+    """Conditions of a measurement: versions, device, driver, load, date, commit."""
     results = {
         package: importlib.metadata.version(package)
         for package in packages

@@ -1,8 +1,8 @@
-"""A training step of transformers' Llama under torch, on the weights that ours is given.
+"""A training step of transformers' Llama in torch, on our weights.
 
-What a user would pick instead: `LlamaForCausalLM` with torch's fused attention and torch's fused
+The usual alternative to ours: `LlamaForCausalLM` with torch's fused attention and torch's fused
 AdamW (betas 0.9 and 0.999, decay 0.1 on matrices), eager or under `torch.compile`, float32, no
-dropout. torch is imported where it runs alone.
+dropout. torch is only imported where it runs.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ INSTALL = "pip install torch==2.13.0 (Linux without a GPU: from PyTorch's index 
 
 
 def missing() -> str:
-    """What to install before torch can run; empty if nothing."""
+    """What to install before torch can run, or ""."""
     return "" if importlib.util.find_spec("torch") else f"torch is not installed; {INSTALL}"
 
 

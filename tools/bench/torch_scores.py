@@ -1,8 +1,8 @@
-"""S_p from `transformers` under torch: the last row of scores of every layer, caught by a hook.
+"""S_p from `transformers` in torch: a hook records the last row of scores of every layer.
 
-What a user would write instead of `polyattn_jax.measure.diagnose`: an attention function that keeps
-one row of scores and goes on with torch's fused attention, then S_p of the rows kept. torch and
-transformers are imported where they run alone.
+The usual alternative to `polyattn_jax.measure.diagnose`: an attention function that records one row
+of scores and then calls torch's fused attention, and S_p of the recorded rows. torch and
+transformers are only imported where they run.
 """
 
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ NAME = "keeps_last_row"
 
 
 class ScoreRows:
-    """A model of `transformers` that tells S_p of the last query of a prompt.
+    """A model of `transformers` that returns S_p of the last query of a prompt.
 
     Attributes:
-      degrees, biases: what S_p is of.
+      degrees, biases: degrees p and biases of the row maps.
     """
 
     def __init__(self, model: Any, degrees: Sequence[int], biases: Sequence[float]) -> None:

@@ -1,9 +1,9 @@
-"""The figures of an operation's kernels against the most that each may be.
+"""Budgets of compiled kernels: the largest allowed value of each figure.
 
 `kernels/<op>/budgets.json` holds, for every case with the use `budget`, the temporary memory of the
 program of value and gradients, and the figures of each of its kernels (`machine_code`). They are
-written from a measurement, with `SLACK` on top, and bind until they are written again, which shows
-in review. A figure under half its budget fails as well: the gain could be lost again unseen.
+written from a measurement plus `SLACK`, and hold until they are written again, which shows in
+review. A figure under half its budget fails as well, because the gain could be lost unnoticed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,9 +22,9 @@ from kernels.suites import SUITES
 from tools.gpu_code import machine_code, target
 
 KERNELS = Path(kernels.__file__).parent
-# What a budget leaves above the measured figure, as a fraction; the other figures are exact.
+# Relative margin of a budget over the measured figure; the other figures are exact.
 SLACK = {"instructions_per_element": 0.05, "loop_instructions": 0.05, "temporary_bytes": 0.05}
-# A GPU allots registers to a warp in units of this many a thread.
+# A GPU allocates registers to a warp in units of this many per thread.
 _REGISTER_UNIT = 8
 
 Figures = dict[str, Any]
@@ -76,13 +76,13 @@ def measure(suite: cases.Suite, case: cases.Case) -> Measured:
             raise target.NotCompiledError(f"{suite.op} {case.name} {error}") from error
         memory = compiled.memory_analysis()
         if memory is None:
-            raise RuntimeError(f"{suite.op} {case.name}: XLA tells no memory of the program")
+            raise RuntimeError(f"{suite.op} {case.name}: XLA reports no memory of the program")
         kernels = machine_code.kernels(dump)
     return Measured(suite.op, case.name, memory.temp_size_in_bytes, tuple(kernels))
 
 
 def figures(kernel: machine_code.Kernel) -> Figures:
-    """What a budget holds of a kernel: instructions of an element, of a turn without a tile."""
+    """Figures with a budget: instructions per element or, without a tile, per turn of the loop."""
     results: Figures = {
         "registers": kernel.registers,
         "spill_bytes": kernel.spill_bytes,
@@ -95,7 +95,7 @@ def figures(kernel: machine_code.Kernel) -> Figures:
 
 
 def budget(measured: Measured) -> Figures:
-    """The entry of a case in the file: what was measured and the slack."""
+    """The entry of a case in the file: measured figures plus slack."""
     return {
         "temporary_bytes": _ceiling("temporary_bytes", measured.temporary_bytes),
         "kernels": {
@@ -106,7 +106,7 @@ def budget(measured: Measured) -> Figures:
 
 
 def complaints(measured: Measured, allowed: Figures | None) -> list[str]:
-    """A sentence for every figure that is not as the budget has it; empty if all are."""
+    """A sentence for every figure that violates the budget; empty if there is none."""
     return list(_complaints(measured, allowed))
 
 
@@ -162,13 +162,13 @@ def path(op: str) -> Path:
 
 
 def read(op: str) -> Mapping[str, Figures]:
-    """Case -> budget; empty where nothing was written yet."""
+    """Budgets by case; empty if none was written yet."""
     file = path(op)
     return json.loads(file.read_text("utf-8"))["cases"] if file.exists() else {}
 
 
 def write(op: str, measured: list[Measured]) -> None:
-    """Puts the cases' budgets into the file of `op`; entries of cases that are gone leave it."""
+    """Writes the cases' budgets to the file of `op`, without entries of removed cases."""
     known = {case.name for case in SUITES[op].using("budget")}
     new = {each.case: budget(each) for each in measured}
     kept = {name: entry for name, entry in {**read(op), **new}.items() if name in known}

@@ -1,10 +1,10 @@
-"""What a kernel costs before it runs: registers, spills, shared memory, instructions of its loop.
+"""Static cost of a compiled kernel: registers, spills, shared memory, instructions of its loop.
 
 1. XLA's dump names the Triton kernels of a program (the custom calls of its HLO), and for each its
    threads and shared memory (the thunk sequence).
-2. `ptxas -v` compiles a kernel's PTX and tells registers and spilled bytes.
-3. `nvdisasm` lists the instructions. A branch backwards closes a loop; the main loop is the longest
-   of those that hold tensor-core instructions and no other such loop.
+2. `ptxas -v` compiles a kernel's PTX and reports registers and spilled bytes.
+3. `nvdisasm` lists the instructions. A backward branch closes a loop; the main loop is the longest
+   of those that contain tensor-core instructions and no other such loop.
 
 The name of a kernel ends in the tile of one turn of its main loop: `gated_attention_fwd_m64_n64`
 for 64 queries by 64 keys. A thread does M N / (32 warps) of its elements; the instructions of the
@@ -41,7 +41,7 @@ class Kernel:
     """The figures of one compiled kernel; `name` is without the tile.
 
     Attributes:
-      tile: elements of one turn of the main loop, (M, N), if the name tells.
+      tile: elements of one turn of the main loop, (M, N), if the name contains it.
       spill_bytes: stored and loaded, of one thread.
       tensor_cores: `HGMMA`, `HMMA` or `none`: the best that the kernel uses.
       loop_instructions: of one turn of the main loop in one thread; of the whole kernel if it has
@@ -66,7 +66,7 @@ class Kernel:
 
 
 def kernels(dump: Path) -> list[Kernel]:
-    """The Pallas kernels among what XLA dumped of one program, in the order of their names.
+    """The Pallas kernels in XLA's dump of one program, sorted by name.
 
     Raises:
       LookupError: a kernel of the program has no launch or no PTX in the dump.
@@ -80,11 +80,11 @@ def kernels(dump: Path) -> list[Kernel]:
             ptx[name] = path
     results = []
     for name, launch in launches.items():
-        # XLA tells two programs of one name apart by a number.
+        # XLA distinguishes two programs of the same name by a number.
         if re.sub(r"__\d+$", "", name) in called:
             results.append(_kernel(name, int(launch["threads"]), int(launch["shared"]), ptx[name]))
-    if lost := called - {re.sub(r"__\d+$", "", name) for name in launches}:
-        raise LookupError(f"{dump}: no launch of {', '.join(sorted(lost))}")
+    if missing := called - {re.sub(r"__\d+$", "", name) for name in launches}:
+        raise LookupError(f"{dump}: no launch of {', '.join(sorted(missing))}")
     return sorted(results, key=lambda kernel: kernel.name)
 
 
@@ -98,7 +98,7 @@ def _kernel(name: str, threads: int, shared: int, ptx: Path) -> Kernel:
     own = text.split(f"Function properties for {name}\n", 1)[1]
     spills, registers = _SPILLS.search(own), _REGISTERS.search(own)
     if spills is None or registers is None:
-        raise LookupError(f"ptxas tells no spills or registers of {name}: {text}")
+        raise LookupError(f"ptxas reports no spills or registers of {name}: {text}")
     body = instructions(listing, name)
     used = {each.mnemonic for each in body}
     tile = _TILE.search(name)
@@ -115,7 +115,7 @@ def _kernel(name: str, threads: int, shared: int, ptx: Path) -> Kernel:
 
 
 class Instruction(NamedTuple):
-    """The labels before it, its name without modifiers, and the label it branches to or ""."""
+    """Labels before an instruction, its mnemonic without modifiers, a branch's target or ""."""
 
     labels: tuple[str, ...]
     mnemonic: str

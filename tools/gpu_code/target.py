@@ -1,10 +1,10 @@
 """Lowers and compiles for an NVIDIA H200 on a machine without a GPU.
 
-1. `lower` goes as far as Triton's dialect inside StableHLO. jaxlib alone does it, on every version.
-2. `compile_` goes on to machine code: the PJRT plugin holds XLA:GPU, LLVM and Triton, and takes the
-   device from a description in place of a driver. It writes what it made into a folder.
+1. `lower` stops at Triton's dialect inside StableHLO. It needs only jaxlib, of any version.
+2. `compile_` continues to machine code: the PJRT plugin contains XLA:GPU, LLVM and Triton, and
+   takes the device from a description instead of a driver. It writes its output into a folder.
 
-Both trace the operations for that GPU, so `implementation=None` is what would run there.
+Both trace the operations for that GPU, so that `implementation=None` selects what would run there.
 """
 
 from collections.abc import Callable
@@ -61,7 +61,7 @@ class NotCompiledError(Exception):
 
 
 def lacking() -> str:
-    """What is missing here to compile and to read the result, with the remedy; empty if nothing."""
+    """What is missing here to compile and to read the result, with the remedy, or ""."""
     if jax.__version_info__[:2] != READS_PTX_OF:
         text = ".".join(map(str, READS_PTX_OF))
         return (
@@ -79,17 +79,17 @@ def lacking() -> str:
 
 
 def require() -> None:
-    """Refuses to go on where the compiler is not installed.
+    """Checks that the compiler is installed.
 
     Raises:
-      BadInputError: with the command that installs it.
+      BadInputError: it is not; the message has the command that installs it.
     """
     if reason := lacking():
         raise BadInputError(f"compiling for a GPU {reason}")
 
 
 def compilers() -> dict[str, str]:
-    """The versions that the figures depend on."""
+    """Versions of the compilers, on which the figures depend."""
     return {"jax": jax.__version__, "ptxas": _version(_PROGRAMS["ptxas"]) or "none"}
 
 
