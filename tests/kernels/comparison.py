@@ -1,6 +1,6 @@
-"""`cases.compare` with nothing drawn or compiled twice, which is most of what a comparison costs.
+"""`cases.compare` with cached inputs and programs, most of the cost of a comparison.
 
-Inputs and the reference are those of the case, whatever is compared with it, and cases that differ
+Inputs and reference depend on the case alone, and cases that differ
 in their numbers alone are one program. Kept until the tests of a file are through (`conftest.py`).
 """
 
@@ -20,7 +20,7 @@ _PROGRAMS: dict[Any, Callable] = {}
 
 
 def forget() -> None:
-    """Drops what is kept."""
+    """Clears the caches."""
     _PROGRAMS.clear()
     expected.cache_clear()
 
@@ -37,7 +37,7 @@ def result(function: Callable, *arguments: Any) -> Any:
 
 @functools.cache
 def expected(op: str, name: str) -> tuple[cases.Arrays, cases.Arrays, cases.Expected]:
-    """The arrays of a case, its cotangents, and what `cases.expected` gives of them."""
+    """The arrays of a case, its cotangents, and the result of `cases.expected`."""
     suite = SUITES[op]
     case = suite.named(name)
     key_inputs, key_cotangents = jax.random.split(jax.random.key(0))
@@ -47,7 +47,7 @@ def expected(op: str, name: str) -> tuple[cases.Arrays, cases.Arrays, cases.Expe
 
 
 def deviations(suite: cases.Suite, case: cases.Case, implementation: str) -> list[cases.Deviation]:
-    """What `cases.compare` finds."""
+    """The deviations of `cases.compare`."""
     arrays, cotangents, wanted = expected(suite.op, case.name)
     run = cases.outputs_and_gradients(suite, case, implementation)
     return cases.judged(result(run, arrays, cotangents), wanted)

@@ -1,4 +1,4 @@
-"""What the comparisons of a file have compiled ends with the file."""
+"""Clears the compiled comparisons of a file after its tests."""
 
 from collections.abc import Generator
 

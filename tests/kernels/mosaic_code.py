@@ -15,7 +15,7 @@ DEPTH = 16
 
 
 class Code(NamedTuple):
-    """What `ptxas` tells of spills, and the instructions of a thread for an element of a tile.
+    """The spills that `ptxas` reports, and the instructions of a thread per element of a tile.
 
     The second is of the loop over tiles that are not masked.
     """

@@ -14,7 +14,7 @@ from scipy.signal import lfilter
 
 
 def quadratic(write_BTR: jax.Array, *others: Any, **options: Any) -> dict[str, jax.Array]:
-    """`quadratic_of_logarithms` of gates that are given themselves."""
+    """`quadratic_of_logarithms` of gates in place of their logarithms."""
     return quadratic_of_logarithms(jnp.log(write_BTR), *others, **options)
 
 
@@ -39,7 +39,7 @@ def quadratic_of_logarithms(
     value_BTRE = jnp.repeat(value_BTE[:, :, None], R, 2)
     entry_BJRE = jnp.concatenate([start_BRE[:, None], value_BTRE], 1)
     log_entry_BJR = jnp.concatenate([log_start_BR[:, None], log_write_BTR], 1)
-    # Entry 0 is the state, at time 0; entry j the write of step j - 1, seen from time j on.
+    # Entry 0 is the state, at time 0; entry j the write of step j - 1, visible from time j on.
     time_I = np.arange(T + 1)
     past_IJ = np.concatenate([np.ones((T + 1, 1), bool), time_I[:, None] > time_I[None, :T]], 1)
     lag_IJ = time_I[:, None] - np.concatenate([[0], time_I[:T]])[None]

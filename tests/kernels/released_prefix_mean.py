@@ -58,7 +58,7 @@ def forgetting(form: Form, half_life: float) -> dict[str, list[float | None]]:
     Returns:
       discount_error: the weight of the write one half-life back over that of the last write,
         relative to beta^lag, less 1; None where the last write weighs nothing.
-      mean_of_ones: what is read when every value is 1.
+      mean_of_ones: the mean when every value is 1.
     """
     read_at_P = np.round(np.array(POSITIONS) * half_life).astype(int)
     lag = round(half_life)
@@ -86,7 +86,7 @@ def _short(x: float) -> float:
 
 
 def figure_data() -> dict[str, object]:
-    """What the figure shows: a curve per half-life, for the released arithmetic and for ours."""
+    """Data of the figure: a curve per half-life, for the released arithmetic and for ours."""
     return {
         "written_by": "python -m tests.kernels.released_prefix_mean",
         "half_lives": [_short(each) for each in HALF_LIVES],

@@ -1,4 +1,4 @@
-"""`delta_rule`: the recurrence against float64, the chunked form against it, and what it stores."""
+"""`delta_rule`: the recurrence against float64, the chunked form against it, and its memory."""
 
 import functools
 import itertools
@@ -121,7 +121,7 @@ def test_the_longest_chunk_changes_nothing():
 
 @both
 def test_values_under_orthonormal_keys_are_stored_exactly(implementation):
-    """After T <= H writes of strength 1, the memory is K^T V and reading key t gives value t."""
+    """After T <= H writes of strength 1, the memory is K^T V and reading key t returns value t."""
     T, E = 70, 8
     # Multiples of 1/8: orthonormal to the bit.
     k_TH = linalg.block_diag(linalg.hadamard(64) / 8, *[linalg.hadamard(16) / 4] * 2)[:T]
@@ -164,7 +164,7 @@ def test_a_second_write_replaces_the_first_and_spares_other_keys(implementation)
 
 @both
 def test_one_key_written_again_and_again(implementation):
-    """What is held moves as h_t = (1 - beta) h_{t-1} + beta v, so h_t = (1 - (1 - beta)^t) v."""
+    """The held value moves as h_t = (1 - beta) h_{t-1} + beta v, so h_t = (1 - (1 - beta)^t) v."""
     T, beta_B = 130, np.array([0.5, 1.0, 1.5, 2.0])
     # Of length one to the bit.
     k_BTNH = jnp.tile(jnp.array([0.5, -0.5, 0.5, 0.5])[None, None, None], (4, T, 1, 1))

@@ -34,7 +34,7 @@ def test_rows_that_are_added_up_are_off_by_units_of_their_sizes():
     _, pull = jax.vjp(lambda table: table[ids], table)
     value, (error,) = of(lambda x: pull(x), terms)
     np.testing.assert_array_equal(value[0], [[3, 5], [0, 0], [5, -10]])
-    # What was there counts as a term, zero here.
+    # The initial entry counts as a term, zero here.
     np.testing.assert_array_equal(error / U, [[2 * 3, 2 * 5], [0, 0], [3 * 5, 3 * 10]])
 
 
@@ -56,8 +56,8 @@ def test_a_matrix_product_is_bounded_entry_by_entry():
 def test_exact_operands_are_not_rounded_again():
     # Inputs in bfloat16 are in bfloat16.
     x = jnp.ones((3, 3))
-    plain, low = (of(jnp.matmul, x, x, arithmetic=Arithmetic(operand_unit=u)) for u in (0, 1.0))
-    np.testing.assert_array_equal(plain[1], low[1])
+    full, low = (of(jnp.matmul, x, x, arithmetic=Arithmetic(operand_unit=u)) for u in (0, 1.0))
+    np.testing.assert_array_equal(full[1], low[1])
 
 
 def test_a_choice_in_doubt_counts_both_ways():
@@ -75,7 +75,7 @@ def test_a_choice_in_doubt_counts_both_ways():
 def test_ties_leave_the_largest_in_doubt():
     x = jnp.array([1.0, 2.0, 2.0])
     assert of(jnp.argmax, x)[1] == 0.0
-    # What was rounded may have been another.
+    # The rounded number may have been another.
     assert of(lambda x: jnp.argmax(x * 0.1), x)[1] == np.inf
     assert of(lambda x: jnp.argmax(x * 0.1), x.at[2].set(1.9))[1] == 0.0
 
@@ -87,7 +87,7 @@ def test_a_recurrence_forgets_its_errors_as_it_forgets_its_values():
     for length in (10, 1000):
         value, error = of(run, jnp.ones(length))
         assert value == pytest.approx(2.0, rel=1e-2)
-        # Each step adds u |m / 2| + u |m|, and halves what was there.
+        # Each step adds u |m / 2| + u |m|, and halves the error so far.
         assert error == pytest.approx(2 * U * (1 + 2), rel=1e-2)
 
 
@@ -163,7 +163,7 @@ def test_rounding_stays_within_and_near_its_standard_deviation(size):
         for name, g, value, bound in zip("qkv", got, *wanted, strict=True):
             sigma = np.asarray(bound) / error_bound.DEVIATIONS
             off = (np.asarray(g, np.float64) - value)[sigma > 0] / sigma[sigma > 0]
-            # Too large a bound would hide faults: it is of the size of what rounding does.
+            # Too large a bound would hide faults: it has the size of rounding errors.
             assert 0.05 < np.sqrt(np.mean(off**2)) < 1.0, name
 
 

@@ -145,8 +145,8 @@ def test_renormalised_weights_sum_to_one_where_a_gate_is_open():
     options = {"implementation": "xla", "edge_capacity": 40 * 41 * 4}
     arrays = (q, k, jnp.ones_like(v), bias - 1.0)
     got = _jitted(renormalise=True, **options)(*arrays)
-    plain = _jitted(implementation="xla")(*arrays)
-    some_open_BTNH = plain.out_BTNH > 0
+    unchanged = _jitted(implementation="xla")(*arrays)
+    some_open_BTNH = unchanged.out_BTNH > 0
     assert 0.5 < float(some_open_BTNH.mean()) < 1.0
     # Sums of 40 weights over sums of them; a dozen operations for each.
     bound = 2 * (40 + 12) * 2**-24
@@ -193,7 +193,7 @@ def test_with_all_gates_open_its_gradient_is_that_of_dense_attention():
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_rows_without_a_key_are_zero_and_have_finite_gradients(implementation):
     q, k, v, bias = _inputs(T=6)
-    # Row 0 sees nothing at all; in row 1 the queries before position 0 do not.
+    # Row 0 sees no key; in row 1 the queries before position 0 see none.
     segments = (jnp.asarray([[1] * 6, [0] * 6]), jnp.asarray([[0] * 6, [0] * 6]))
 
     def loss(*arrays):

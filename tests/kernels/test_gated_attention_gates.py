@@ -1,6 +1,6 @@
 """The gates of `gated_attention`: the same in every implementation, tiling and sharding, and fair.
 
-Where a test asks for equal bits, queries and keys are multiples of 1/4: their products are exact in
+Where a test requires equal bits, queries and keys are multiples of 1/4: their products are exact in
 float32 in any order of summation, so a gate cannot differ by the rounding of its score.
 """
 
@@ -148,7 +148,7 @@ def test_gates_open_as_often_as_they_should():
     # Eight counts; beyond 4 standard deviations once in 2,000.
     scores = (np.asarray(got.open_edges_BN).sum(0) - n * p) / np.sqrt(n * p * (1 - p))
     assert np.abs(scores).max() < 4.0, scores
-    # In whatever order: ten standard deviations of the rounding of one sum of 512^2 terms.
+    # In any order: ten standard deviations of the rounding of one sum of 512^2 terms.
     expected = np.asarray(got.expected_edges_BN, np.float64).sum(0)
     np.testing.assert_allclose(expected, n * p, rtol=10 * 512 * 2**-24)
 

@@ -1,6 +1,6 @@
 """The Pallas kernels of `gated_attention`, interpreted: the reference, however they are cut.
 
-The interpreter fills what lies past the end of an array with NaN, so every odd length here also
+The interpreter fills memory past the end of an array with NaN, so every odd length here also
 shows that nothing is read from there.
 """
 
@@ -76,7 +76,7 @@ def _wanted(*arrays, **options) -> rounding.Expected:
 
 @functools.cache
 def _small():
-    """The arrays that a transformation is given, and the program that it is to equal."""
+    """The arguments of a transformation, and the program that it must equal."""
     return _inputs(B=4, N=4, K=2), _jitted()
 
 

@@ -80,7 +80,7 @@ def test_value_and_gradients_equal_the_reference(case):
 
 @pytest.mark.parametrize("form", [baselines.materialised, baselines.associative])
 def test_the_materialised_forms_are_right(form):
-    """What speed and memory are compared with computes the same thing."""
+    """The baselines of speed and memory compute the same function."""
     case, arrays = _tiny(initial_state=True)
     wanted = rounding.expected(functools.partial(_oracle, case), arrays)
     out_BTE, state = jax.jit(lambda *a: form(*a[:4], State(*a[4:])))(*(arrays[n] for n in NAMES))

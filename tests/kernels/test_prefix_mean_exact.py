@@ -97,7 +97,7 @@ def test_an_output_depends_on_the_strict_past_alone(implementation):
     for jacobian in jacobians(write, value):
         moved_TT = np.abs(np.asarray(jacobian)[:, 0]).max(-1)
         assert not moved_TT[future_TT].any()
-        # A lone first write is the mean whatever its size, so only values count at output 1.
+        # A lone first write is the mean for any size, so only values count at output 1.
         assert (moved_TT[2:] > 0).sum() == (~future_TT[2:]).sum()
 
 

@@ -49,7 +49,7 @@ def _values_and_gradients(case: cases.Case, tiles: dict[str, int]) -> Callable:
 
 @functools.cache
 def _small_results() -> tuple[Callable, cases.Arrays, cases.Arrays, cases.Arrays]:
-    """What most tests compare with: the function, its arguments and its results."""
+    """The function, arguments and results that most tests compare with."""
     run = _values_and_gradients(SMALL, SMALL_TILES)
     arrays, cotangents = _inputs(SMALL)
     return run, arrays, cotangents, run(arrays, cotangents)

@@ -10,14 +10,14 @@ from kernels.prefix_mean.state import log_of_decay
 from tests import rounding
 
 C, R, E = 16, 5, 8
-# No decay at all, a slow and a fast one, and two whose powers leave the range of float32 at once.
+# No decay, a slow and a fast one, and two whose powers leave the range of float32 at once.
 DECAY = np.array([1.0, 0.999, 0.5, 1e-3, 2.0**-80], np.float32)
 LOG2_DECAY = log_of_decay(jnp.asarray(DECAY))[None] / np.log(2.0)
 POWERS = tile.decays(C, LOG2_DECAY)
 
 
 def _inputs(length: int = C) -> dict[str, jax.Array]:
-    """Arrays of one chunk and cotangents of what it yields; zeros from `length` on."""
+    """Arrays of one chunk and cotangents of its results; zeros from `length` on."""
     draw = np.random.default_rng(0)
     real = (np.arange(C) < length)[:, None]
     arrays = {
@@ -84,7 +84,7 @@ def test_mixing_is_strictly_causal_and_exact():
 
 
 def _formula(write, value, decay, read, total, mass, length: int, normalise: bool):
-    """What a chunk yields, from the powers of every pair of steps."""
+    """The results of a chunk, from the powers of every pair of steps."""
     pair, start = _pair_powers(decay), _power(np.arange(C), decay)
     past_total = jnp.einsum("ijr,jr,je->ire", pair, write, value) + start[..., None] * total[None]
     past_mass = jnp.einsum("ijr,jr->ir", pair, write) + start * mass

@@ -1,4 +1,4 @@
-"""`prefix_mean` under JAX's transformations, and what its arrays may and may not be."""
+"""`prefix_mean` under JAX's transformations, and the sizes of its arrays."""
 
 import functools
 
@@ -145,7 +145,7 @@ def _sizes(jaxpr) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize("T", [1, 64, 1000])
 def test_no_array_of_size_btre(T):
-    """At B 2, R 32, E 64 even a [B, T, R, R] or [B, T, C, R] of all steps would be seen."""
+    """At B 2, R 32, E 64 even a [B, T, R, R] or [B, T, C, R] of all steps would be found."""
     B, R, E = 2, 32, 64
     case = cases.Case("sizes", {"B": B, "T": T, "R": R, "E": E}, "float32", {"initial_state": True})
     arrays = jax.eval_shape(lambda key: SUITE.make(case, key), jax.random.key(0))

@@ -16,7 +16,7 @@ from polyattn_jax.substitute import PerHeadRowMap
 from tests import rounding
 from tests.kernels import comparison
 
-# What the 14 recipes of Table 2 are made of, and more degrees.
+# The maps of the 14 recipes of Table 2, and more degrees.
 MAPS = {
     "softmax": maps.softmax(),
     "sigmoid": maps.sigmoid(),

@@ -1,4 +1,4 @@
-"""Properties of a row: streams in any order, what a map does not depend on, and rows that die."""
+"""Properties of a row: streams in any order, invariances of the maps, and dead rows."""
 
 import functools
 import math
@@ -102,8 +102,8 @@ def test_gradient_by_the_bias_takes_out_the_rounding_of_the_mean(row_map, bias):
     def worst(got):
         return float(np.abs(got - wanted.values).max())
 
-    ours, plain = gradients(2e-3)
-    assert worst(ours) < 0.1 * worst(plain)
+    ours, direct = gradients(2e-3)
+    assert worst(ours) < 0.1 * worst(direct)
     rounding.assert_within(gradients(0.0)[0], wanted)
 
 
@@ -189,7 +189,7 @@ def test_a_dead_row_gives_zero_and_has_no_gradient(row_map, implementation):
 @pytest.mark.parametrize("implementation", ["xla", "pallas"])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_a_row_with_one_active_key_has_no_gradient(implementation, dtype):
-    # The pattern is 1 there, whatever the score; rounding over a tiny score would be a huge slope.
+    # The pattern is 1 there for any score; rounding over a tiny score would be a huge slope.
     scores = (
         jnp.full((4, 16), -1.0).at[jnp.arange(4), jnp.arange(4)].set(jnp.array([1e-6] * 3 + [2]))
     )

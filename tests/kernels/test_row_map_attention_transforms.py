@@ -1,4 +1,4 @@
-"""`row_map_attention` under JAX's transformations, and what it refuses."""
+"""`row_map_attention` under JAX's transformations, and its errors."""
 
 import functools
 

@@ -51,7 +51,7 @@ def _scores(case, arrays, dtype):
     B, T, S, N, K, H = (case.sizes[letter] for letter in "BTSNKH")
     q, k = (np.asarray(arrays[name], dtype) for name in "qk")
     z = np.einsum("BTNH,BSNH->BTNS", q, np.repeat(k, N // K, axis=2))
-    # The factor is rounded to float32, and what is computed from there on is not.
+    # The factor is rounded to float32; all later numbers are not.
     z = z * dtype(np.float32(case.options.get("scale", H**-0.5)))
     if cap := case.options.get("soft_cap"):
         z = dtype(cap) * np.tanh(z / dtype(cap))
@@ -119,7 +119,7 @@ def test_s_p_is_within_the_proved_bound_of_its_value_in_float64(name, implementa
     want = _rows(case, arrays, z, mask).s_p
     for i, p in enumerate(case.options.get("degrees", (2, 4, 8, 16))):
         bound = relative_error_bound(p, z.shape[-1])
-        # Below the normal numbers of float32, which may be flushed, the bound says nothing.
+        # Below the normal numbers of float32, which may be flushed, the bound does not hold.
         sure = np.isfinite(want[..., i]) & (want[..., i] > 1e-30)
         assert sure.any()
         error = np.abs(got[..., i][sure] / want[..., i][sure] - 1)
@@ -127,7 +127,7 @@ def test_s_p_is_within_the_proved_bound_of_its_value_in_float64(name, implementa
 
 
 def _rows_of(scores_BS, H=16, **options):
-    """The statistics of one query per row of given scores: the first feature of a key."""
+    """The statistics of one query per row of scores, which are the first features of the keys."""
     scores_BS = np.asarray(scores_BS, np.float32)
     B, S = scores_BS.shape
     k_BSKH = np.zeros((B, S, 1, H), np.float32)

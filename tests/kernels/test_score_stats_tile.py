@@ -40,7 +40,7 @@ def test_the_peak_of_tiles_is_the_first_argmax_of_their_row(Y):
     np.testing.assert_array_equal(star, top)
 
 
-def test_the_peak_keeps_the_score_of_a_given_target():
+def test_the_peak_keeps_the_score_of_a_named_target():
     z = _scores()
     z[2, 7] = -math.inf
     target = np.array([3, 39, 7, 0, 40, -1])

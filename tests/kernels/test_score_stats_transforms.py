@@ -1,4 +1,4 @@
-"""`score_stats` in tiles of other sizes, by vmap, on meshes and exported; and what it refuses."""
+"""`score_stats` in tiles of other sizes, by vmap, on meshes and exported; and its errors."""
 
 import functools
 import math
@@ -25,7 +25,7 @@ def _interpreter():
 
 
 def _integers(B=1, T=65, S=65, N=2, K=2, H=16):
-    """Queries and keys whose products are exact, in whatever order they are summed."""
+    """Queries and keys whose products are exact in any order of summation."""
     keys = jax.random.split(jax.random.key(0))
     q_BTNH = jax.random.randint(keys[0], (B, T, N, H), -3, 4)
     k_BSKH = jax.random.randint(keys[1], (B, S, K, H), -3, 4)
@@ -82,7 +82,7 @@ def test_queries_anywhere_at_any_bias_by_vmap_equal_the_rows_of_a_full_call(impl
     rows = q[jnp.arange(2)[:, None], positions]
     got = jax.jit(jax.vmap(at, in_axes=(1, 1, 0)))(rows, positions, biases)
     full = jax.jit(lambda: score_stats(q, k, bias=biases, implementation="reference"))()
-    # For each of the three calls its bias, and of each batch row the query that it asked for.
+    # For each of the three calls its bias, and of each batch row its own query.
     places = (jnp.arange(3)[:, None], jnp.arange(2)[None], positions.T)
     want = jax.tree.map(lambda x: x[places], full)
     _assert_equal(jax.tree.map(lambda x: x[:, :, 0], got), want, rtol=_between(16, k))
@@ -103,7 +103,7 @@ def test_ties_hold_where_the_compiler_knows_the_bias(implementation):
 
 @functools.cache
 def _on_one_device(implementation):
-    """Queries, keys, targets, and what they give."""
+    """Queries, keys, targets, and the expected result."""
     q, k = _integers(B=2, T=33, S=33, N=4, K=2)
     target = np.full((2, 33), 3)
     run = functools.partial(score_stats, implementation=implementation)
@@ -135,17 +135,17 @@ def test_64_bit_types_change_nothing(implementation):
     _assert_equal(got, want, rtol=_between(16, k))
 
 
-def test_no_array_of_all_scores_is_made():
+def test_no_array_of_all_scores_is_formed():
     T = 4096
     q, k = (jax.ShapeDtypeStruct((1, T, 1, 16), jnp.float32),) * 2
     run = functools.partial(score_stats, implementation="xla", target=np.zeros((1, T), np.int32))
     shapes = re.findall(r"\[(\d+(?:,\d+)*)\]", str(jax.make_jaxpr(run)(q, k)))
     largest = max(math.prod(map(int, shape.split(","))) for shape in shapes)
-    # 64 queries of scores, and as many of what is computed from them.
+    # 64 queries of scores, and as many numbers computed from them.
     assert largest == 64 * T
 
 
-def test_the_plain_path_is_exported():
+def test_the_xla_path_is_exported():
     q, k = _integers(T=9, S=9)
     run = jax.jit(lambda q, k: score_stats(q, k, implementation="xla"))
     _assert_equal(export.export(run)(q, k).call(q, k), run(q, k))

@@ -1,4 +1,4 @@
-"""Data sets are made of few words, tokenizers of few merges; models are copies of golden ones."""
+"""Fixtures: data sets of few words, tokenizers of few merges, copies of golden models."""
 
 from tests.lm_jax.text.synthetic_corpus import folder, prepared, tokenizer
 from tests.lm_jax.text.synthetic_tokenizers import sentencepiece, smollm

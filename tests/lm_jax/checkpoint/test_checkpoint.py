@@ -1,4 +1,4 @@
-"""A checkpoint comes back bit for bit on any mesh, or says which file is damaged."""
+"""A checkpoint is restored bit for bit on any mesh, or the error names the damaged file."""
 
 import json
 import shutil
@@ -151,7 +151,7 @@ def test_every_single_file_is_needed_whole(damaged):
         (lambda m: m.update(format=2), BadInputError, "format 2 is not 1"),
     ],
 )
-def test_a_manifest_that_was_made_elsewhere(damaged, change, error, word):
+def test_a_manifest_that_was_written_elsewhere(damaged, change, error, word):
     manifest = json.loads((damaged / MANIFEST).read_text())
     del manifest["sha256"]
     change(manifest)

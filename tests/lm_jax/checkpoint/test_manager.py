@@ -1,4 +1,4 @@
-"""A checkpoint of a run comes back bit for bit, or what is wrong with it is said in one line."""
+"""A checkpoint of a run is restored bit for bit, or one line says what is wrong with it."""
 
 import dataclasses
 import logging

@@ -1,4 +1,4 @@
-"""The lm-evaluation-harness over our scoring gives the numbers that we give."""
+"""The lm-evaluation-harness over our scoring returns our accuracies."""
 
 import dataclasses
 import functools
@@ -97,8 +97,8 @@ def test_prompts_splits_and_metrics_are_those_of_the_harness(file, field):
     theirs = yaml.safe_load(path.read_text(encoding="utf-8"))
     ours, prompt = TASKS[theirs["task"]], theirs["doc_to_text"]
     # Their prompt is the name of a field, or a template.
-    made = "Why?" if prompt == field else jinja2.Template(prompt).render({field: "Why?"})
-    assert made == "Why?".join(ours.prompt)
+    prompt_text = "Why?" if prompt == field else jinja2.Template(prompt).render({field: "Why?"})
+    assert prompt_text == "Why?".join(ours.prompt)
     assert next(iter(ours.splits)) == (theirs["test_split"] or theirs["validation_split"])
     assert tuple(metric["metric"] for metric in theirs["metric_list"]) == METRICS
     assert theirs.get("target_delimiter", " ") == DELIMITER

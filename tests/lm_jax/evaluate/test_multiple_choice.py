@@ -1,4 +1,4 @@
-"""Log-likelihoods against one pass each, accuracies by hand, a cache that tells models apart."""
+"""Log-likelihoods against one pass each, accuracies by hand, a cache that separates models."""
 
 import dataclasses
 import functools
@@ -59,9 +59,9 @@ def alone():
 @pytest.mark.parametrize("batch_tokens", [1, 100, 1024])
 def test_scores_are_those_of_a_pass_for_each_pair(alone, batch_tokens):
     scorer = tiny_multiple_choice.scorer(batch_tokens=batch_tokens)
-    made = pairs(scorer)
-    assert sum(likelihood.is_cut(scorer, each) for each in made) == 2
-    scores = likelihood.score(scorer, made)
+    token_pairs = pairs(scorer)
+    assert sum(likelihood.is_cut(scorer, each) for each in token_pairs) == 2
+    scores = likelihood.score(scorer, token_pairs)
     for result, wanted in zip(scores[::4], alone, strict=True):
         rounding.assert_within((result.log_likelihood, result.greedy), wanted)
 
@@ -101,35 +101,41 @@ def test_equal_pairs_are_scored_once():
         rows.extend(tokens_BT.any(1))
         return scorer.logits(tokens_BT)
 
-    made = pairs(scorer)
-    twice = likelihood.score(dataclasses.replace(scorer, logits=logits), made + made)
-    assert sum(rows) == len(made)
-    assert twice[: len(made)] == twice[len(made) :] == likelihood.score(scorer, made)
+    token_pairs = pairs(scorer)
+    twice = likelihood.score(dataclasses.replace(scorer, logits=logits), token_pairs + token_pairs)
+    assert sum(rows) == len(token_pairs)
+    assert (
+        twice[: len(token_pairs)]
+        == twice[len(token_pairs) :]
+        == likelihood.score(scorer, token_pairs)
+    )
 
 
 def test_a_pair_is_tokenised_as_one_text():
     tokenizer = tiny_multiple_choice.tokenizer()
-    made = likelihood.pair(tokenizer, "the cat sat on", " the mat")
-    assert made.context + made.continuation == tuple(tokenizer.encode("the cat sat on the mat"))
-    assert tokenizer.decode(made.continuation) == " the mat"
+    token_pair = likelihood.pair(tokenizer, "the cat sat on", " the mat")
+    assert token_pair.context + token_pair.continuation == tuple(
+        tokenizer.encode("the cat sat on the mat")
+    )
+    assert tokenizer.decode(token_pair.continuation) == " the mat"
     # The space is part of the token of the next word.
-    assert likelihood.pair(tokenizer, "the cat sat on ", "the mat") == made
+    assert likelihood.pair(tokenizer, "the cat sat on ", "the mat") == token_pair
 
 
 def test_text_cannot_name_a_special_token():
     tokenizer = tiny_multiple_choice.tokenizer()
-    made = likelihood.pair(
+    token_pair = likelihood.pair(
         tokenizer, f"a {tiny_multiple_choice.BEGIN}", f" b {tiny_multiple_choice.END}"
     )
-    assert not {0, 1} & set(made.context + made.continuation)
+    assert not {0, 1} & set(token_pair.context + token_pair.continuation)
 
 
 @pytest.mark.parametrize("template", ["<s> $A", "<s> $A </s>"])
-def test_begin_of_text_stands_first_where_the_model_has_it(template):
+def test_begin_of_text_is_first_where_the_model_has_it(template):
     begins = tiny_multiple_choice.tokenizer(template=template)
-    plain = likelihood.pair(tiny_multiple_choice.tokenizer(), "the cat", " sat")
-    made = likelihood.pair(begins, "the cat", " sat")
-    assert made == ((0, *plain.context), plain.continuation)
+    without_begin = likelihood.pair(tiny_multiple_choice.tokenizer(), "the cat", " sat")
+    token_pair = likelihood.pair(begins, "the cat", " sat")
+    assert token_pair == ((0, *without_begin.context), without_begin.continuation)
     assert likelihood.pair(begins, "", "the cat").context == (0,)
     assert likelihood.pair(tiny_multiple_choice.tokenizer(), "", "the cat").context == (0,)
 
@@ -174,26 +180,26 @@ def test_accuracies_by_hand():
         Question("long", "on", ("the", "the mat", "zzz"), 1),
         Question("odd", "on", ("zzz", "the"), 0),
     ]
-    made = comparison.answers(scorer, asked)
+    scored = comparison.answers(scorer, asked)
     cost = -np.log(scorer.tokenizer.vocab_size)
     # Exponentials of 0 are 1 and their sum is exact: a logarithm of 4 units and a sum of four.
     rtol = (4 + 4) * 2.0**-24
-    np.testing.assert_allclose(made.log_likelihoods[0], [cost, 2 * cost, 4 * cost], rtol=rtol)
-    assert made.correct["acc"].tolist() == [True, False, False]
+    np.testing.assert_allclose(scored.log_likelihoods[0], [cost, 2 * cost, 4 * cost], rtol=rtol)
+    assert scored.correct["acc"].tolist() == [True, False, False]
     # 2 tokens for 7 characters are fewer than 1 for 3.
-    assert made.correct["acc_norm"].tolist() == [False, True, False]
-    assert made.cut == 0
+    assert scored.correct["acc_norm"].tolist() == [False, True, False]
+    assert scored.cut == 0
 
 
 def test_two_models_are_compared_on_the_same_questions():
     dense, sparse = tiny_multiple_choice.scorer(seed=1), tiny_multiple_choice.scorer(seed=2)
     result = compare({"dense": dense, "sparse": sparse}, {"made": QUESTIONS, "two": QUESTIONS[:2]})
-    made = result["tasks"]["made"]
+    task_result = result["tasks"]["made"]
     first, second = (comparison.answers(each, QUESTIONS).correct["acc"] for each in (dense, sparse))
-    of_metric = made["metrics"]["acc"]
-    assert made["n"] == of_metric["accuracy"]["dense"]["n"] == len(QUESTIONS)
-    assert made["chance"] == pytest.approx((4 / 2 + 2 / 3 + 1 / 4) / 7)
-    assert made["cut"] == {"dense": 1, "sparse": 1}
+    of_metric = task_result["metrics"]["acc"]
+    assert task_result["n"] == of_metric["accuracy"]["dense"]["n"] == len(QUESTIONS)
+    assert task_result["chance"] == pytest.approx((4 / 2 + 2 / 3 + 1 / 4) / 7)
+    assert task_result["cut"] == {"dense": 1, "sparse": 1}
     assert of_metric["accuracy"]["dense"]["estimate"] == first.mean()
     assert of_metric["accuracy"]["sparse"]["estimate"] == second.mean()
     paired = of_metric["paired"]["sparse"]
@@ -201,7 +207,7 @@ def test_two_models_are_compared_on_the_same_questions():
     assert paired["gained"] == (second & ~first).sum()
     assert paired["change"]["estimate"] == pytest.approx(second.mean() - first.mean())
     assert json.loads(json.dumps(result, allow_nan=False)) == result
-    assert made["sha256"] != result["tasks"]["two"]["sha256"]
+    assert task_result["sha256"] != result["tasks"]["two"]["sha256"]
 
 
 def test_a_model_beside_itself_changes_nothing():
@@ -295,7 +301,7 @@ def test_a_killed_run_goes_on(tmp_path):
     assert resumed.log_likelihoods == comparison.answers(whole, QUESTIONS).log_likelihoods
 
 
-def test_a_cache_that_cannot_be_made_is_named(tmp_path):
+def test_a_cache_that_cannot_be_created_is_named(tmp_path):
     with pytest.raises(StorageError, match="nowhere"):
         open_cache(tmp_path / "nowhere" / "cache", model="0" * 64, settings={})
 

@@ -33,7 +33,7 @@ def listed(rows=ROWS):
 
 
 def write(path, rows=ROWS):
-    """A file of the form that its suffix tells."""
+    """A file in the format of its suffix."""
     match path.suffix:
         case ".csv":
             with path.open("w", encoding="utf-8", newline="") as file:
@@ -72,7 +72,7 @@ def test_the_true_answer_need_not_come_first(tmp_path):
     assert [each.gold for each in truthfulqa(write(tmp_path / "mc.jsonl", rows))] == [2, 1]
 
 
-def test_a_preset_stands_before_every_question(tmp_path):
+def test_a_preset_precedes_every_question(tmp_path):
     asked = truthfulqa(write(tmp_path / "mc.jsonl"), preset="Q: Who?\nA: Me.", limit=1)
     assert [each.context for each in asked] == [
         "Q: Who?\nA: Me.\n\nQ: What, if anything, is under a hat?\nA:"

@@ -1,4 +1,4 @@
-"""What tests of multiple choice share: a small tokenizer, a random decoder, made questions."""
+"""Shared by the tests of multiple choice: a small tokenizer, a random decoder, questions."""
 
 import functools
 
@@ -70,6 +70,6 @@ def unigram_logits(log_probs_V: np.ndarray):
 
 def scorer(seed: int = 0, **changes) -> Scorer:
     """A random decoder, its tokenizer, and a window shorter than the longest question."""
-    made = tokenizer()
-    fields = {"tokenizer": made, "max_length": 64} | changes
-    return Scorer(decoder_logits(seed, made.vocab_size), **fields)
+    bpe = tokenizer()
+    fields = {"tokenizer": bpe, "max_length": 64} | changes
+    return Scorer(decoder_logits(seed, bpe.vocab_size), **fields)

@@ -1,4 +1,4 @@
-"""Decoding with a cache gives what repeated full passes give, and samples what it says."""
+"""Decoding with a cache equals repeated full passes, and samples the stated distribution."""
 
 import functools
 
@@ -44,8 +44,8 @@ def greedy(params, cfg, prompt):
 @pytest.mark.parametrize("case", CASES)
 def test_greedy_with_a_cache_is_greedy_without(case):
     params, cfg = model(case)
-    made = lm_jax.generate(params, PROMPTS, cfg, max_new_tokens=NEW)
-    assert made == [greedy(params, cfg, prompt) for prompt in PROMPTS]
+    new_ids = lm_jax.generate(params, PROMPTS, cfg, max_new_tokens=NEW)
+    assert new_ids == [greedy(params, cfg, prompt) for prompt in PROMPTS]
 
 
 def test_prompts_of_unequal_length_are_continued_as_each_alone():
@@ -67,7 +67,7 @@ def test_a_row_ends_after_its_stop_id():
     assert lm_jax.generate(params, same, cfg, max_new_tokens=NEW, stop_id=stop) == [[stop]] * 3
 
 
-def test_decoding_goes_through_the_attend_it_is_given():
+def test_decoding_uses_the_attend_argument():
     params, cfg = model("llama_gqa")
 
     def only_self(scores_BNTS):
@@ -75,10 +75,10 @@ def test_decoding_goes_through_the_attend_it_is_given():
         return jax.nn.one_hot(last, scores_BNTS.shape[-1])
 
     prompts = [[7, 7, 3, 8, 1, 2, 3], [3], [5, 3]]
-    made = lm_jax.generate(params, prompts, cfg, max_new_tokens=NEW, attend=only_self)
+    new_ids = lm_jax.generate(params, prompts, cfg, max_new_tokens=NEW, attend=only_self)
     # Attending to itself alone, a token's continuation depends on nothing before it.
-    assert made[0] == made[1] == made[2]
-    assert made != lm_jax.generate(params, prompts, cfg, max_new_tokens=NEW)
+    assert new_ids[0] == new_ids[1] == new_ids[2]
+    assert new_ids != lm_jax.generate(params, prompts, cfg, max_new_tokens=NEW)
 
 
 # Sampling
@@ -182,14 +182,14 @@ def test_the_key_decides_the_text():
 
 def test_bfloat16_parameters_decode_as_they_run():
     loaded = lm_jax.load_pretrained(make_goldens.GOLDEN / "llama_gqa", dtype=jnp.bfloat16)
-    made = lm_jax.generate(loaded.params, PROMPTS[:1], loaded.cfg, max_new_tokens=3)[0]
-    text = [*PROMPTS[0], *made]
+    new_ids = lm_jax.generate(loaded.params, PROMPTS[:1], loaded.cfg, max_new_tokens=3)[0]
+    text = [*PROMPTS[0], *new_ids]
     padded = np.zeros((1, 16), np.int32)
     padded[0, : len(text)] = text
-    for step, token in enumerate(made):
+    for step, token in enumerate(new_ids):
         at = np.array([[len(PROMPTS[0]) - 1 + step]])
         row = np.asarray(next_logits(loaded.params, padded, at, loaded.cfg)[0])
-        # Where a full pass ranks two tokens closer than bfloat16 can tell, either may be drawn.
+        # Where a full pass ranks two tokens closer than bfloat16 resolves, either may be drawn.
         assert row[token] > row.max() - 2**-6 * abs(row).max()
 
 
@@ -235,6 +235,6 @@ def test_prompts_that_cannot_be_continued(prompts, options, error, word):
 
 def test_the_whole_context_can_be_used():
     params, cfg = model("gpt2")
-    made = lm_jax.generate(params, [[1] * 30], cfg, max_new_tokens=2)[0]
-    logits = next_logits(params, np.array([[1] * 30 + made[:1]]), np.array([[30]]), cfg)
-    assert made[1] == int(logits[0].argmax())
+    new_ids = lm_jax.generate(params, [[1] * 30], cfg, max_new_tokens=2)[0]
+    logits = next_logits(params, np.array([[1] * 30 + new_ids[:1]]), np.array([[30]]), cfg)
+    assert new_ids[1] == int(logits[0].argmax())

@@ -1,4 +1,4 @@
-"""Sites, edits and records: what an intervention changes, and that nothing else does."""
+"""Sites, edits and records: an intervention changes its site and nothing else."""
 
 import functools
 
@@ -112,7 +112,7 @@ def oracle_patch(params, tokens_BT, site, layer, head, head_axis, value):
         return x.at[tuple(index)].set(value[tuple(index)])
 
     class AtLayer:
-        """An edit given as Python code; `unroll=True` calls it once per layer, in order."""
+        """An edit as Python code; `unroll=True` calls it once per layer, in order."""
 
         def __init__(self):
             self.calls = -1
@@ -128,7 +128,7 @@ def oracle_patch(params, tokens_BT, site, layer, head, head_axis, value):
 
 def test_null_edits_are_bitwise_no_ops():
     params, tokens_BT = model(CFG), tokens(1)
-    plain = forward(params, tokens_BT, cfg=CFG).logits
+    unedited = forward(params, tokens_BT, cfg=CFG).logits
     values = recorded(params, tokens(2), CFG, PER_LAYER).records
     none = {
         name: lm_jax.Replace(value, jnp.zeros((3,) + (1,) * (value.ndim - 1), bool))
@@ -136,7 +136,7 @@ def test_null_edits_are_bitwise_no_ops():
     }
     for edits in (none, {name: lm_jax.Freeze() for name in PER_LAYER}, {"attn.z": none["attn.z"]}):
         np.testing.assert_array_equal(
-            forward(params, tokens_BT, cfg=CFG, edits=edits).logits, plain
+            forward(params, tokens_BT, cfg=CFG, edits=edits).logits, unedited
         )
 
 
@@ -146,8 +146,8 @@ def test_hooks_fire_on_every_layer():
         name: lm_jax.Scale(jnp.ones((3,) + (1,) * len(lm_jax.SITES[name].dims)))
         for name in PER_LAYER
     }
-    plain = forward(params, tokens_BT, cfg=CFG, edits=ones).logits
-    rounding.assert_within(plain, wanted())
+    unedited = forward(params, tokens_BT, cfg=CFG, edits=ones).logits
+    rounding.assert_within(unedited, wanted())
     for name in PER_LAYER:
         for layer in range(CFG.num_layers):
             halved = lm_jax.Scale(ones[name].value.at[layer].set(0.5))
@@ -155,7 +155,7 @@ def test_hooks_fire_on_every_layer():
             # The last layer's output is normalised: halving the whole of it changes nothing.
             if not (name == "resid_post" and layer == CFG.num_layers - 1):
                 # One program ran both.
-                assert not np.array_equal(out, plain), (name, layer)
+                assert not np.array_equal(out, unedited), (name, layer)
 
 
 def test_five_patches_one_trace():

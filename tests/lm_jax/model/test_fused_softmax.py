@@ -41,7 +41,7 @@ def value_and_gradients(arrays, attend, **visible):
 
 
 PAST = {"causal": True, "window": None, "start": 0}
-# B, T, S, N, K, and what is visible.
+# B, T, S, N, K, and the visibility.
 CASES = {
     "square": ((2, 16, 16, 2, 2), PAST),
     "uneven": ((1, 13, 13, 1, 1), PAST),

@@ -22,7 +22,7 @@ FAMILIES = {
 }
 
 
-def made(cfg, *, up=True, settings=SETTINGS):
+def model_and_adapters(cfg, *, up=True, settings=SETTINGS):
     """Parameters, and adapters whose updates are zero unless `up`."""
     spec = lm_jax.param_spec(cfg)
     params = lm_jax.init_params(jax.random.key(0), cfg)
@@ -46,17 +46,17 @@ def logits(params, cfg):
 
 @pytest.mark.parametrize("cfg", FAMILIES.values(), ids=FAMILIES)
 def test_a_fresh_adapter_changes_no_bit(cfg):
-    params, adapters = made(cfg, up=False)
+    params, adapters = model_and_adapters(cfg, up=False)
     result = jax.jit(lambda p: logits(p, cfg))(lora.attach(params, adapters, SETTINGS))
     np.testing.assert_array_equal(result, jax.jit(lambda p: logits(p, cfg))(params))
 
 
 @pytest.mark.parametrize("cfg", FAMILIES.values(), ids=FAMILIES)
 def test_merged_is_the_weight_plus_the_product_and_computes_the_same(cfg):
-    params, adapters = made(cfg)
-    given = params, adapters
-    merged = params_lib.by_path(lora.merge(*given, SETTINGS))
-    wanted = rounding.expected(lambda p, a: lora.merge(p, a, SETTINGS), *given)
+    params, adapters = model_and_adapters(cfg)
+    trees = params, adapters
+    merged = params_lib.by_path(lora.merge(*trees, SETTINGS))
+    wanted = rounding.expected(lambda p, a: lora.merge(p, a, SETTINGS), *trees)
     before, update = params_lib.by_path(params), params_lib.by_path(adapters)
     changed = {path for path in before if not np.array_equal(before[path], merged[path])}
     assert changed == {path.rpartition("/")[0] for path in update}
@@ -69,14 +69,14 @@ def test_merged_is_the_weight_plus_the_product_and_computes_the_same(cfg):
         exact, bound = (params_lib.by_path(tree)[path] for tree in wanted)
         np.testing.assert_allclose(exact, want, rtol=1e-12, atol=1e-12)
         rounding.assert_within(merged[path], rounding.Expected(exact, bound))
-    of_merged = rounding.expected(lambda p, a: logits(lora.merge(p, a, SETTINGS), cfg), *given)
+    of_merged = rounding.expected(lambda p, a: logits(lora.merge(p, a, SETTINGS), cfg), *trees)
     for join in (lora.attach, lora.merge):
-        rounding.assert_within(logits(join(*given, SETTINGS), cfg), of_merged)
+        rounding.assert_within(logits(join(*trees, SETTINGS), cfg), of_merged)
 
 
 @pytest.mark.parametrize("relative", [1e-3, 5e-3, 2e-2])
 def test_a_merge_over_bfloat16_rounds_once_and_tells_what_that_loses(relative):
-    """Against float64: the sum rounded once, and the norm of what rounding takes of the update."""
+    """Against float64: the sum rounded once, and the norm of the part that rounding loses."""
     rng = np.random.default_rng(0)
     weight, down, up = (
         rng.normal(size=shape).astype(np.float32)
@@ -100,7 +100,7 @@ def test_a_merge_over_bfloat16_rounds_once_and_tells_what_that_loses(relative):
 
     lost = np.asarray(merged).astype(np.float64) - (base + update)
     want = np.linalg.norm(lost) / np.linalg.norm(update)
-    # Two sums of squares and their roots; and in each term what the sum above is off.
+    # Two sums of squares and their roots; and in each term the error of the sum above.
     relative = 2 * update.size * U + np.linalg.norm(bound) / np.linalg.norm(lost)
     assert float(lora.rounding(params, adapters, SETTINGS)) == pytest.approx(want, rel=relative)
     assert float(lora.rounding(params, adapters, SETTINGS, dtype=jnp.float32)) == 0.0
@@ -143,12 +143,12 @@ def test_targets_are_names_or_paths():
 def test_gradients_reach_adapters_as_they_reach_the_merged_weight():
     """d/d up of the loss is down^T times the gradient of the merged weight, and so for down."""
     cfg = FAMILIES["llama"]
-    params, adapters = made(cfg)
+    params, adapters = model_and_adapters(cfg)
 
     def weigh(p):
         return jnp.sum(jnp.square(logits(p, cfg)))
 
-    def found(adapters):
+    def from_attached(adapters):
         by_adapter = jax.grad(lambda a: weigh(lora.attach(params, a, SETTINGS)))(adapters)
         return by_adapter["blocks"]["mixer"]["q"]
 
@@ -160,11 +160,11 @@ def test_gradients_reach_adapters_as_they_reach_the_merged_weight():
             "down": 2.0 * jnp.einsum("LrNH,LDNH->LDr", own["up"], g_LDNH),
         }
 
-    rounding.assert_within(found(adapters), rounding.expected(from_merged, adapters))
+    rounding.assert_within(from_attached(adapters), rounding.expected(from_merged, adapters))
 
 
 def test_a_saved_adapter_comes_back_bitwise_and_only_over_its_base(tmp_path):
-    _, adapters = made(FAMILIES["llama"])
+    _, adapters = model_and_adapters(FAMILIES["llama"])
     path = tmp_path / ADAPTER_FILE
     save_adapters(path, adapters, SETTINGS, base_sha256="a" * 64)
     result, settings = load_adapters(path, base_sha256="a" * 64)

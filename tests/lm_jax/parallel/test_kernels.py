@@ -1,4 +1,4 @@
-"""A function by shards gives what it gives whole, and every device computes its own part alone."""
+"""A sharded function equals the whole one, and every device computes its own part alone."""
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ def compiled(fn, mesh):
 
 
 class Numbered:
-    """Cumulative sums over T, of rows and heads that know their numbers; notes what it is given."""
+    """Cumulative sums over T, of rows and heads with their indices; records its arguments."""
 
     def __init__(self):
         self.shapes = []
@@ -55,9 +55,9 @@ def value_and_gradients(fn, mesh, x_BTN=X_BTN, w_N=W_N):
     """On a mesh; without one in float64, with how far float32 may be off."""
 
     def loss(x_BTN, w_N):
-        made = fn(x_BTN, w_N)
-        weighted = made["sum"] * jnp.cos(made["at"])[:, None]
-        return weighted.sum(), made
+        outputs = fn(x_BTN, w_N)
+        weighted = outputs["sum"] * jnp.cos(outputs["at"])[:, None]
+        return weighted.sum(), outputs
 
     differentiate = jax.value_and_grad(loss, (0, 1), has_aux=True)
     if mesh is None:
@@ -78,9 +78,9 @@ def test_values_gradients_and_numbers_are_those_of_the_whole(sizes, rows, heads)
 
 def test_rows_that_do_not_divide_stay_whole_while_heads_are_split():
     parts = Numbered()
-    made = compiled(parts, mesh_of((2, 1, 2)))(X_BTN[:3], W_N)
+    outputs = compiled(parts, mesh_of((2, 1, 2)))(X_BTN[:3], W_N)
     assert parts.shapes == [(3, 3, 3)]
-    np.testing.assert_array_equal(made["at"][2], 200 + np.arange(6))
+    np.testing.assert_array_equal(outputs["at"][2], 200 + np.arange(6))
 
 
 @pytest.mark.parametrize("rows", [3, 4])
@@ -95,9 +95,9 @@ def test_the_gradient_of_what_is_computed_twice_is_counted_once(rows):
 
 def test_on_a_mesh_that_is_not_ours_nothing_is_split():
     parts, mesh = Numbered(), jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
-    made = compiled(parts, mesh)(X_BTN, W_N)
+    outputs = compiled(parts, mesh)(X_BTN, W_N)
     assert parts.shapes == [X_BTN.shape]
-    np.testing.assert_array_equal(made["at"][1], 100 + np.arange(6))
+    np.testing.assert_array_equal(outputs["at"][1], 100 + np.arange(6))
 
 
 def test_within_a_shard_map_of_the_caller_nothing_is_split_again():
@@ -112,9 +112,9 @@ def test_within_a_shard_map_of_the_caller_nothing_is_split_again():
             check_vma=False,
         )(x_BTN, w_N)
 
-    made = compiled(outer, mesh)(X_BTN, W_N)
+    outputs = compiled(outer, mesh)(X_BTN, W_N)
     assert parts.shapes == [(1, 3, 6)]
-    np.testing.assert_array_equal(made["at"], np.tile(np.arange(6), (4, 1)))
+    np.testing.assert_array_equal(outputs["at"], np.tile(np.arange(6), (4, 1)))
 
 
 def test_under_a_scan_and_rematerialised_it_still_splits():

@@ -1,4 +1,4 @@
-"""Four devices give what one gives, and every device holds only its part."""
+"""Four devices compute the results of one, and every device holds only its part."""
 
 import functools
 
@@ -53,8 +53,8 @@ def edited(cfg, params, tokens_BT, push_L):
 
 
 def everything(params, tokens_BT):
-    made = edited(CFG, params, tokens_BT, PUSH_L)
-    return made, lm_jax.generate(params, PROMPTS, CFG, max_new_tokens=5)
+    out = edited(CFG, params, tokens_BT, PUSH_L)
+    return out, lm_jax.generate(params, PROMPTS, CFG, max_new_tokens=5)
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +69,9 @@ def test_every_mesh_gives_what_one_device_gives(one_device, sizes):
     params, wanted, text = one_device
     mesh = mesh_of(sizes)
     placed = jax.device_put(params, sharding.param_shardings(mesh, lm_jax.param_spec(CFG)))
-    out, made = everything(placed, sharding.shard_batch(mesh, TOKENS_BT))
+    out, generated = everything(placed, sharding.shard_batch(mesh, TOKENS_BT))
     rounding.assert_within(out, wanted)
-    assert made == text
+    assert generated == text
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,9 @@ def test_two_axes_never_share_a_mesh_axis():
 @pytest.mark.parametrize(("case", "dtype"), [("llama_gqa", jnp.float32), ("gpt2", jnp.bfloat16)])
 def test_weights_load_straight_into_their_shards(case, dtype, monkeypatch):
     folder = make_goldens.GOLDEN / case
-    plain = lm_jax.load_pretrained(folder, dtype=dtype)
+    unsharded = lm_jax.load_pretrained(folder, dtype=dtype)
     mesh = mesh_of((1, 2, 2))
-    wanted = sharding.param_shardings(mesh, lm_jax.param_spec(plain.cfg))
+    wanted = sharding.param_shardings(mesh, lm_jax.param_spec(unsharded.cfg))
 
     def whole(*args, **kwargs):
         raise AssertionError("a whole parameter was put on one device and then moved")
@@ -126,7 +126,9 @@ def test_weights_load_straight_into_their_shards(case, dtype, monkeypatch):
     placed = lm_jax.load_pretrained(folder, dtype=dtype, mesh=mesh).params
     for path, leaf in lm_jax.params.by_path(placed).items():
         assert leaf.sharding == lm_jax.params.by_path(wanted)[path], path
-        np.testing.assert_array_equal(leaf, lm_jax.params.by_path(plain.params)[path], err_msg=path)
+        np.testing.assert_array_equal(
+            leaf, lm_jax.params.by_path(unsharded.params)[path], err_msg=path
+        )
 
 
 def test_saving_gathers_the_shards(tmp_path):

@@ -1,4 +1,4 @@
-"""A page with charts holds their libraries once, their numbers twice, and asks for nothing."""
+"""A page with charts holds their libraries once, their numbers twice, and makes no request."""
 
 import base64
 import hashlib
@@ -94,13 +94,13 @@ def test_the_table_of_a_chart_holds_every_number_of_it():
         text = page(chart)
         table = re.search(r'<details class="numbers">.*?</details>', text, re.DOTALL)[0]
         cells = re.findall(r"<td>(.*?)</td>", table)
-        shown = [number(cell) for cell in cells if re.fullmatch(r"[−\d.,e+]+", cell)]
+        printed = [number(cell) for cell in cells if re.fullmatch(r"[−\d.,e+]+", cell)]
         assert cells
         fields = chart.usermeta["columns"]
-        given = [row[field] for row in chart.data.values for field in fields if field in row]
-        for value in given:
+        values = [row[field] for row in chart.data.values for field in fields if field in row]
+        for value in values:
             if isinstance(value, (int, float)) and not isinstance(value, bool):
-                assert any(abs(value - one) <= 1e-5 * abs(value) for one in shown), value
+                assert any(abs(value - one) <= 1e-5 * abs(value) for one in printed), value
             elif value is not None:
                 assert html.escape(value) in cells
     assert "Lines: plain 2." in re.sub(r"\.00", ".", page(charts()[2]))

@@ -1,4 +1,4 @@
-"""A chart holds the numbers that it was given, on axes that show all of them, and says what not."""
+"""A chart holds its numbers, on axes that show all of them, and counts those it cannot show."""
 
 import json
 import re
@@ -22,13 +22,13 @@ def spec(chart):
 
 def domain(chart, channel):
     """The one range that all layers of a chart give an axis."""
-    found = [
+    matches = [
         layer["encoding"][channel]["scale"]["domain"]
         for layer in spec(chart)["layer"]
         if "scale" in layer["encoding"].get(channel, {})
     ]
-    assert found and all(each == found[0] for each in found)
-    return found[0]
+    assert matches and all(each == matches[0] for each in matches)
+    return matches[0]
 
 
 def column(chart, field):
@@ -68,7 +68,7 @@ def test_curves_hold_their_values_and_bands_and_their_axes_show_them(log):
     assert kinds == {"log" if log else "linear"}
 
 
-def test_a_line_breaks_at_nan_and_its_count_is_told():
+def test_a_line_breaks_at_nan_and_its_count_is_printed():
     y = np.arange(100.0)
     y[[10, 50, 52]] = np.nan, np.inf, np.nan
     chart = report.curves([report.Series("a", np.arange(100), y)], **LABELS)
@@ -81,7 +81,7 @@ def test_the_first_of_points_along_a_zero_is_whole_and_a_share_does_not_begin_be
     assert domain(chart, "x")[0] < 0 == domain(chart, "y")[0]
 
 
-def test_points_of_a_short_line_are_seen_and_of_a_long_one_that_under_the_pointer():
+def test_points_of_a_short_line_are_visible_and_of_a_long_one_that_under_the_pointer():
     opacity = [
         marks(report.curves([report.Series("a", range(n), range(n))], **LABELS), "point")[0][
             "encoding"
@@ -191,8 +191,8 @@ def test_bars_whiskers_and_references_share_one_scale():
     )
     (paper,) = marks(chart, "point")
     assert paper["encoding"]["x"]["field"] == "reference"
-    plain = report.bars([report.Bar("a", 1)], caption="c", x_label="x")
-    assert not marks(plain, "rule") and not marks(plain, "point")
+    without_intervals = report.bars([report.Bar("a", 1)], caption="c", x_label="x")
+    assert not marks(without_intervals, "rule") and not marks(without_intervals, "point")
 
 
 def test_heat_map_cells_are_the_matrix_and_its_colours_follow_sign_and_size():

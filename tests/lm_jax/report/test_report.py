@@ -1,4 +1,4 @@
-"""Reports: what a page shows is what it was given, hostile text stays text, nothing is fetched."""
+"""Reports: a page shows its data, hostile text stays text, nothing is fetched."""
 
 import base64
 import hashlib
@@ -89,7 +89,7 @@ def _charts(text):
 
 def _parts(text):
     """Every part of a report, with `text` wherever a caller may put any."""
-    shown = [
+    parts = [
         *(figure(chart) for chart in _charts(text)),
         report.words([text, text], [1, np.nan], caption=text, titles=[text, text]),
         report.words([text], [-1], caption=text),
@@ -99,7 +99,7 @@ def _parts(text):
         report.key_values({text: text, "nested": {text: [text]}}),
         report.details(text, text),
     ]
-    return [*shown, report.grid(*shown[:2])]
+    return [*parts, report.grid(*parts[:2])]
 
 
 def _still(text="plain"):
@@ -119,8 +119,8 @@ def test_hostile_text_stays_text_in_every_part(text):
     )
     page.encode()
     reader = _Reader(page)
-    plain = report.page("t", [report.section("t", *_parts("plain"))], provenance={})
-    assert {tag for tag, _ in reader.tags} <= {tag for tag, _ in _Reader(plain).tags} | {"p"}
+    harmless = report.page("t", [report.section("t", *_parts("plain"))], provenance={})
+    assert {tag for tag, _ in reader.tags} <= {tag for tag, _ in _Reader(harmless).tags} | {"p"}
     # the reader sees the text itself, not its entities, once per place
     assert reader.text.count(clean(text)) > 20
 

@@ -1,4 +1,4 @@
-"""Ranges, label placement and number formats that the report's charts stand on."""
+"""Ranges, label placement and number formats of the report's charts."""
 
 import math
 
@@ -49,9 +49,9 @@ def test_pixels_are_exact_at_the_ends_and_in_the_middle_and_blind_to_what_a_log_
 def test_an_extent_holds_every_value_that_its_axis_can_show(values, log):
     low, high = extent([values], log=log)
     assert low < high and math.isfinite(low) and math.isfinite(high)
-    shown = np.array(values)[showable(values, log)]
+    visible = np.array(values)[showable(values, log)]
     slack = 1e-9 * (high - low)
-    assert all(low - slack <= value <= high + slack for value in shown)
+    assert all(low - slack <= value <= high + slack for value in visible)
 
 
 @pytest.mark.parametrize("domain", [(1, 1), (2, 1), (0, math.inf), (math.nan, 1)])

@@ -1,4 +1,4 @@
-"""A command ends with one line and the exit code of its kind, whatever is wrong with its call."""
+"""A command ends with one line and the exit code of its error, for any error in its call."""
 
 import errno
 import os
@@ -40,18 +40,18 @@ def config_path(tmp_path):
 
 @pytest.fixture
 def command(config_path, tmp_path, capsys):
-    """Runs a main in this process; returns exit code, lines of standard error, arguments seen."""
+    """Runs a main in this process; returns exit code, lines of standard error, its arguments."""
 
     def call(*argv, main=None, workdir=True):
-        seen = []
+        calls = []
 
         def default_main(arguments):
-            seen.append(arguments)
+            calls.append(arguments)
 
         argv = ["prog", *([f"--workdir={tmp_path / 'run'}"] if workdir else []), *argv]
         code = cli.run(main or default_main, argv, config=str(config_path))
         out = capsys.readouterr()
-        return code, out.err.splitlines(), seen or out.out
+        return code, out.err.splitlines(), calls or out.out
 
     return call
 
@@ -93,11 +93,11 @@ def test_overrides_reach_main(command, config_path):
     ],
 )
 def test_a_call_that_cannot_be_used_is_one_line_and_exit_2(command, argument, words):
-    code, lines, seen = command(argument)
+    code, lines, calls = command(argument)
     assert (code, len(lines)) == (2, 1)
     assert lines[0].startswith("error: ")
     assert words in lines[0]
-    assert not seen
+    assert not calls
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ cli.app(main, config=sys.argv.pop(1))
 
 @pytest.fixture
 def program(config_path, tmp_path):
-    """Starts a command that runs until it is stopped; with `--config.lr=1` it never asks."""
+    """Starts a command that runs until it is stopped; with `--config.lr=1` it never checks."""
     script = tmp_path / "program.py"
     script.write_text(textwrap.dedent(PROGRAM))
     root = Path(__file__).parents[3]

@@ -12,7 +12,7 @@ import pytest
 from lm_jax.run import cli, compilation, user_cache
 
 ROOT = Path(__file__).parents[3]
-# Trains in a new folder, and prints what JAX's cache was asked and gave.
+# Trains in a new folder, and prints the requests and hits of JAX's cache.
 TRAIN = """
 import collections, hashlib, json, pathlib, sys, tempfile
 import jax
@@ -68,7 +68,7 @@ def entries(cache):
 
 @pytest.mark.slow
 def test_a_second_start_compiles_nothing_and_ends_in_the_same_bits(tmp_path):
-    requests, hits, misses, plain = json.loads(
+    requests, hits, misses, uncached = json.loads(
         run(TRAIN, tmp_path, "--compilation_cache=off")[0][0]
     )
     assert (requests, hits, misses) == (0, 0, 0) and not list(tmp_path.iterdir())
@@ -78,9 +78,9 @@ def test_a_second_start_compiles_nothing_and_ends_in_the_same_bits(tmp_path):
     (line,), error = run(TRAIN, tmp_path)
     requests, hits, misses, warm = json.loads(line)
     assert misses == 0 and hits == requests > 0
-    assert plain == cold == warm
+    assert uncached == cold == warm
     # Progress alone.
-    assert all(shown.startswith("train: ") for shown in error.splitlines())
+    assert all(line.startswith("train: ") for line in error.splitlines())
 
 
 def test_a_damaged_entry_is_written_again_without_a_word(tmp_path):

@@ -123,7 +123,7 @@ def test_what_a_dataclass_refuses_itself_passes_through():
     )
 
 
-def test_what_a_dataclass_refuses_itself_stands_among_the_other_faults():
+def test_an_error_of_a_dataclass_is_among_the_other_errors():
     config = {"first": {"count": -1}, "second": {"count": "2"}, "windows": [None, 2.0]}
     with pytest.raises(UsageError) as caught:
         from_plain(config, Nested)

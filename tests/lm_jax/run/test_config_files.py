@@ -47,7 +47,7 @@ def test_a_path_is_a_file_of_the_working_folder(elsewhere):
     (elsewhere / "polyattn").mkdir()
     (elsewhere / "polyattn" / "smollm2.py").write_text(TINY)
     assert load_config("polyattn/smollm2.py:mine").mode == "mine"
-    # A file that lies there by chance is not what a name means: configs are run.
+    # A name never means a file in the current folder: configs are executed.
     assert "niah_n" in load_config("polyattn/smollm2")
 
 

@@ -33,14 +33,14 @@ def start(capsys):
     """`start(*flags)`: exit code, the options that the command got, lines of both streams."""
 
     def call(*argv, options=Options):
-        seen = []
+        parsed = []
 
         def main(arguments):
-            seen.append(arguments.options)
+            parsed.append(arguments.options)
 
         code = cli.run(main, ["prog", *argv], options=options, workdir_required=False)
         streams = capsys.readouterr()
-        return code, seen[0] if seen else None, streams.err.splitlines(), streams.out
+        return code, parsed[0] if parsed else None, streams.err.splitlines(), streams.out
 
     return call
 

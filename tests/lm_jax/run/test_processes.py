@@ -1,4 +1,4 @@
-"""What joins processes refuses, and what one process alone makes of it.
+"""Errors of joining processes, and the same functions in a single process.
 
 Two at once are in tests/protot_jax/test_processes.py.
 """
@@ -65,7 +65,7 @@ def test_a_stop_is_shared_with_nobody():
 
 def test_a_signal_that_the_others_have_not_heard_of_waits(monkeypatch):
     def gather(asked):
-        # It comes to this process when all have said that none was asked.
+        # The signal arrives after all processes have agreed that none was requested.
         stop.request()
         return np.array([asked, False])
 

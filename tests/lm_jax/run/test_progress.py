@@ -1,4 +1,4 @@
-"""Progress tells rate and time left of this process's own work, without bars in a pipe."""
+"""Progress prints rate and time left of this process's own work, without bars in a pipe."""
 
 import io
 
@@ -24,7 +24,7 @@ def _lines(terminal, steps, **options):
     return stream.getvalue()
 
 
-def test_a_pipe_gets_a_plain_line_every_ten_seconds_and_at_the_end():
+def test_a_pipe_gets_a_line_every_ten_seconds_and_at_the_end():
     text = _lines(False, [(1, 4)] * 10, total=110, done=100, unit="prompts")
     assert text.splitlines() == [
         "a [/bold] b: 103/110 prompts, 0.25 prompts/s, 0:00:28 left",
@@ -34,7 +34,7 @@ def test_a_pipe_gets_a_plain_line_every_ten_seconds_and_at_the_end():
     ]
 
 
-def test_a_note_stands_at_the_end_of_the_line():
+def test_a_note_is_at_the_end_of_the_line():
     for terminal in (False, True):
         stream, clock = io.StringIO(), Clock()
         console = Console(file=stream, force_terminal=terminal, width=120)

@@ -53,12 +53,12 @@ def _shards(folder):
 
 
 def test_rows_come_back_in_the_order_of_units_however_they_were_written(tmp_path):
-    plain = _fill(tmp_path / "a", range(40))
+    whole_run = _fill(tmp_path / "a", range(40))
     shuffled = random.Random(0).sample(range(40), 40)
     other = _fill(tmp_path / "b", shuffled, flush_units=3)
     assert len(_shards(tmp_path / "b")) == 14
-    assert plain["prompt"].to_pylist() == [p for p in range(40) for _ in range(p % 4)]
-    assert other.column("prompt").equals(plain.column("prompt"))
+    assert whole_run["prompt"].to_pylist() == [p for p in range(40) for _ in range(p % 4)]
+    assert other.column("prompt").equals(whole_run.column("prompt"))
     paths = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
     for folder, path in zip("ab", paths, strict=True):
         _store(tmp_path / folder).merge(path)

@@ -64,7 +64,7 @@ def test_the_meanings_are_those_of_the_attributes_and_of_sections():
     }
 
 
-def test_a_meaning_stands_beside_a_short_flag_and_below_a_long_one():
+def test_a_meaning_is_beside_a_short_flag_and_below_a_long_one():
     indent = " " * 28
     assert list(usage.entry("  --a=1", "first")) == ["  --a=1".ljust(28) + "first"]
     long = "  --config.a_long_name=12345"

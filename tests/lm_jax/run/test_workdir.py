@@ -53,22 +53,22 @@ def test_the_same_config_goes_on_and_another_is_refused_by_field(tmp_path):
 def test_a_first_start_that_is_refused_leaves_the_folder_to_the_corrected_command(tmp_path, error):
     folder = tmp_path / "run"
 
-    def start(folder, corpus, made=None):
+    def start(folder, corpus, output=None):
         with open_workdir(folder, {"corpus": corpus}) as workdir:
             record_provenance(workdir.path, {"commit": "abc"})
-            if made:
-                (workdir.path / made).mkdir()
+            if output:
+                (workdir.path / output).mkdir()
             raise error("refused")
 
     with pytest.raises(error, match="refused"):
         start(folder, "mistyped")
     with open_workdir(folder, {"corpus": "right"}) as workdir:
         assert not workdir.resumed
-    # A run that has begun is kept, and so is one that has made something in its first start.
+    # A run that has begun is kept, and so is one that wrote something in its first start.
     with pytest.raises(error, match="refused"):
         start(folder, "right")
     with pytest.raises(error, match="refused"):
-        start(tmp_path / "other", "right", made="data")
+        start(tmp_path / "other", "right", output="data")
     for kept in (folder, tmp_path / "other"):
         assert read_json(kept / CONFIG_FILE) == {"corpus": "right"}
 

@@ -1,4 +1,4 @@
-"""Documents made of few words, prepared as real ones are."""
+"""Synthetic documents of few words, prepared like real ones."""
 
 import json
 import random
@@ -39,7 +39,7 @@ def prepared(folder):
 
 
 def stored(prepared, split="train"):
-    """The ids of every document of a split, read without what is tested."""
+    """The ids of every document of a split, read without the tested code."""
     from array_record.python.array_record_module import ArrayRecordReader
 
     reader = ArrayRecordReader(str(prepared.folder / preparation.records_file(split)))

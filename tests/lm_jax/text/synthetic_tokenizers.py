@@ -1,4 +1,4 @@
-"""Small tokenizers made for tests, as GGUF fields and as files."""
+"""Small synthetic tokenizers, as GGUF fields and as files."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ LLAMA3 = (
 
 
 def write_gguf(path: Path, fields: dict, endianess=gguf.GGUFEndian.LITTLE) -> Path:
-    """A GGUF file with one small tensor and `tokenizer.ggml.*` as given, None left out."""
+    """A GGUF file with one small tensor and these `tokenizer.ggml.*`, None left out."""
     writer = gguf.GGUFWriter(path, "llama", endianess=endianess)
     for key, value in fields.items():
         key = key if "." in key else f"tokenizer.ggml.{key}"
@@ -51,7 +51,7 @@ def write_gguf(path: Path, fields: dict, endianess=gguf.GGUFEndian.LITTLE) -> Pa
     return path
 
 
-def trained(pre: str) -> tokenizers.Tokenizer:
+def train_backend(pre: str) -> tokenizers.Tokenizer:
     """A byte-level BPE of 300 tokens trained with the splitting rule of that name."""
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre != "llama-bpe")
     first = {
@@ -118,7 +118,9 @@ def sentencepiece_fields() -> dict:
 @pytest.fixture(scope="module")
 def smollm(tmp_path_factory) -> Tokenizer:
     path = tmp_path_factory.mktemp("gguf") / "m.gguf"
-    fields = byte_level_fields(trained("smollm"), "smollm") | {"tokenizer.chat_template": "{{ x }}"}
+    fields = byte_level_fields(train_backend("smollm"), "smollm") | {
+        "tokenizer.chat_template": "{{ x }}"
+    }
     return Tokenizer.from_gguf(write_gguf(path, fields))
 
 

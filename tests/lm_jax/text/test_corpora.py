@@ -102,15 +102,17 @@ LINES = [json.dumps({"text": f"document {i} " + "word " * (i % 50)}) for i in ra
 
 
 @pytest.mark.parametrize("name", ["a.json.gz", "a.jsonl.gz", "a.json.zst", "a.jsonl.zst"])
-def test_compressed_lines_are_read_as_plain_ones(name, tmp_path):
+def test_compressed_lines_are_read_as_uncompressed_ones(name, tmp_path):
     (tmp_path / "in").mkdir()
-    plain, packed = tmp_path / "a.jsonl", tmp_path / "in" / name
+    uncompressed, packed = tmp_path / "a.jsonl", tmp_path / "in" / name
     # The last line ends with the file, and one holds no JSON.
     data = "\n".join([*LINES, "no json", '{"text": "é"}']).encode()
-    plain.write_bytes(data)
+    uncompressed.write_bytes(data)
     packed.write_bytes(compressed(data, packed.suffix, tmp_path))
     result = list(corpora.documents(tmp_path / "in"))
-    assert result == [(f"{name}:{i}", text) for i, (_, text) in enumerate(read(plain), start=1)]
+    assert result == [
+        (f"{name}:{i}", text) for i, (_, text) in enumerate(read(uncompressed), start=1)
+    ]
     assert result[-2:] == [(f"{name}:5001", b"no json\n"), (f"{name}:5002", "é")]
     assert corpora.hashes(packed) == {name: hashlib.sha256(packed.read_bytes()).hexdigest()}
 
@@ -188,7 +190,7 @@ def test_articles_of_a_dump_come_without_their_markup(tmp_path):
         assert dict(corpora.documents(f"enwik8:{tmp_path / name}")) == {"Boat": expected}
 
 
-def test_usable_counts_into_what_it_is_given():
+def test_usable_counts_into_its_argument():
     skips = Counter(empty=1)
     assert list(corpora.usable([("a", ""), ("b", "x")], skips)) == [("b", "x")]
     assert skips == {"empty": 2}

@@ -1,4 +1,4 @@
-"""From a prepared folder to batches: nothing lost unseen, and batch k the same whoever asks."""
+"""From a prepared folder to batches: every omission is counted, and batch k is always the same."""
 
 import dataclasses
 import itertools
@@ -84,8 +84,8 @@ def test_an_epoch_draws_windows_one_by_one(prepared):
 
 def test_every_document_once_per_epoch_where_the_batch_does_not_divide_it(prepared):
     batches = Batches(Examples(prepared, context=8), batch_size=10, seed=1)
-    seen = np.concatenate([batches.at(k)["document"] for k in range(53)])
-    epochs = seen.reshape(10, 53)
+    read_documents = np.concatenate([batches.at(k)["document"] for k in range(53)])
+    epochs = read_documents.reshape(10, 53)
     assert all(sorted(epoch) == list(range(53)) for epoch in epochs.tolist())
     assert len({tuple(epoch) for epoch in epochs.tolist()}) == 10
 

@@ -122,7 +122,7 @@ def test_a_record_damaged_after_opening_is_refused_by_the_name_of_its_file(copy)
     file = copy / preparation.records_file("train")
     examples = Examples(prepared, context=8)
     content = bytearray(file.read_bytes())
-    # The records of a small file lie in its first bytes, before padding up to 64 KiB.
+    # The records of a small file are in its first bytes, before padding up to 64 KiB.
     content[1000:1008] = bytes(8)
     file.write_bytes(content)
     with pytest.raises(BadInputError, match=r"train-00000-of-00001.array_record cannot be read"):
@@ -200,7 +200,7 @@ FULL = """
 """
 
 
-def test_a_full_disk_is_said_and_leaves_nothing(folder, tmp_path):
+def test_a_full_disk_is_reported_and_leaves_nothing(folder, tmp_path):
     run = _run(FULL, folder, tmp_path / "p")
     assert run.stdout.startswith(f"StorageError {tmp_path / 'p'} cannot be written"), run.stderr
     assert list(tmp_path.iterdir()) == []
@@ -247,7 +247,7 @@ def _run(program, *arguments):
     )
 
 
-def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_read(tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_created_is_refused_before_anything_is_read(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(corpora, "documents", lambda *a, **k: pytest.fail("read"))
     with pytest.raises(StorageError, match="cannot be written"):

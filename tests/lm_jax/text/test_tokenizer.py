@@ -1,4 +1,4 @@
-"""Tokenizers against those they were made from, against definitions, and against transformers."""
+"""Tokenizers against their sources, against definitions, and against transformers."""
 
 import itertools
 import json
@@ -19,7 +19,7 @@ from tests.lm_jax.text.synthetic_tokenizers import (
     TEXT,
     byte_level_fields,
     sentencepiece_fields,
-    trained,
+    train_backend,
     write_gguf,
 )
 
@@ -52,8 +52,8 @@ def sentencepiece_oracle(text: str, fields: dict) -> list[int]:
 
 @pytest.fixture(scope="module", params=["gpt-2", "smollm", "llama-bpe"])
 def pair(request, tmp_path_factory):
-    """What was trained, and what is rebuilt from its GGUF fields."""
-    backend = trained(request.param)
+    """A trained tokenizer, and the one rebuilt from its GGUF fields."""
+    backend = train_backend(request.param)
     path = tmp_path_factory.mktemp("gguf") / "m.gguf"
     write_gguf(path, byte_level_fields(backend, request.param))
     return backend, Tokenizer.from_gguf(path)
@@ -120,9 +120,9 @@ def test_special_strings_in_untrusted_text(name, request):
     tokenizer = request.getfixturevalue(name)
     special = {tokenizer.bos_id, tokenizer.eos_id}
     text = f"a{tokenizer.token(tokenizer.eos_id)}b"
-    plain = tokenizer.encode(text, split_special_tokens=True, add_special_tokens=False)
-    assert not special & set(plain)
-    assert tokenizer.decode(plain) == text
+    text_ids = tokenizer.encode(text, split_special_tokens=True, add_special_tokens=False)
+    assert not special & set(text_ids)
+    assert tokenizer.decode(text_ids) == text
     # The switch holds for one call.
     assert tokenizer.eos_id in tokenizer.encode(text)
 

@@ -21,7 +21,7 @@ from tests.lm_jax.text.synthetic_tokenizers import (
     TEXT,
     byte_level_fields,
     sentencepiece_fields,
-    trained,
+    train_backend,
     write_gguf,
 )
 
@@ -95,7 +95,7 @@ def test_add_bos_and_add_eos_flags(smollm, tmp_path, bos, eos):
     bare = smollm.encode("a b")
     assert loaded.encode("a b") == [0] * bos + bare + [1] * bool(eos)
     assert loaded.encode("a b", add_special_tokens=False) == bare
-    # A flag that says no takes away what tokenizer.json adds.
+    # A false flag removes the token that tokenizer.json adds.
     config |= {"add_bos_token": False, "add_eos_token": False}
     other = tmp_path / "other"
     other.mkdir()
@@ -155,7 +155,7 @@ def test_a_folder_without_a_tokenizer(tmp_path):
     ],
 )
 def test_gguf_fields_that_cannot_be_used(tmp_path, change, message):
-    fields = byte_level_fields(trained("smollm"), "smollm") | change
+    fields = byte_level_fields(train_backend("smollm"), "smollm") | change
     with pytest.raises(BadInputError, match=message):
         Tokenizer.from_gguf(write_gguf(tmp_path / "m.gguf", fields))
 

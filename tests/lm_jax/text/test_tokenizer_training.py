@@ -1,4 +1,4 @@
-"""The 16k recipe: special ids, what it makes plain, that it is deterministic and saved whole."""
+"""The 16k recipe: special ids, normalisation, determinism and saving."""
 
 import json
 import random
@@ -29,21 +29,21 @@ def test_the_special_tokens_have_the_first_ids(tokenizer):
     assert tokenizer.vocab_size <= 200
 
 
-def test_a_text_is_framed_once_and_comes_back_plain(tokenizer):
+def test_a_text_is_framed_once_and_decoded_normalised(tokenizer):
     ids = tokenizer.encode("The  CAFE\u0301 runs\tunder\nnaïve bridges.")
     assert ids[0] == tokenizer.bos_id and ids[-1] == tokenizer.eos_id
     assert tokenizer.decode(ids[1:-1]) == "the cafe runs under naive bridges ."
     assert tokenizer.encode("runs", add_special_tokens=False) == ids[3:4]
 
 
-def test_words_seen_often_are_one_token_and_pieces_know_the_end_of_a_word(tokenizer):
+def test_frequent_words_are_one_token_and_pieces_mark_the_end_of_a_word(tokenizer):
     for word in WORDS:
         assert len(tokenizer.encode(word, add_special_tokens=False)) == 1
     pieces = [tokenizer.token(i) for i in tokenizer.encode("quietriver", add_special_tokens=False)]
     assert "".join(pieces) == "quietriver</w>"
 
 
-def test_a_character_that_was_not_seen_is_unknown(tokenizer):
+def test_a_new_character_is_unknown(tokenizer):
     assert tokenizer.encode("π", add_special_tokens=False) == [1]
 
 
@@ -52,7 +52,7 @@ def test_special_tokens_written_in_a_text_are_text(tokenizer):
     assert 4 not in ids
 
 
-def test_no_merge_that_was_seen_less_often_than_asked():
+def test_no_merge_below_the_minimum_frequency():
     rare = ["zyx"] * 2 + ["abc"] * 3
     vocabulary = train_tokenizer(rare, vocab_size=50).backend.get_vocab()
     assert "abc</w>" in vocabulary and "zyx</w>" not in vocabulary

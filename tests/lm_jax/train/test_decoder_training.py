@@ -1,4 +1,4 @@
-"""What the decoder does for training alone: dropout, rematerialisation, blocks without an MLP."""
+"""Training features of the decoder: dropout, rematerialisation, blocks without an MLP."""
 
 import dataclasses
 
@@ -81,8 +81,8 @@ def test_every_mesh_drops_the_same_entries(sizes):
     split = jax.NamedSharding(mesh, jax.P(("data", "fsdp"), None, "tensor"))
     drop = Dropout(0.3, jax.random.key(7))
     run = jax.jit(lambda x: drop(x, "mlp.post"), in_shardings=split, out_shardings=split)
-    made = run(jnp.ones((4, 5, 6)))
-    np.testing.assert_array_equal(made, drop(jnp.ones((4, 5, 6)), "mlp.post"))
+    result = run(jnp.ones((4, 5, 6)))
+    np.testing.assert_array_equal(result, drop(jnp.ones((4, 5, 6)), "mlp.post"))
     assert "all-gather" not in run.lower(jnp.ones((4, 5, 6))).compile().as_text()
 
 
@@ -126,8 +126,8 @@ def test_the_pattern_is_dropped_from_where_the_mixer_asks(params):
         return out.logits
 
     key = jax.random.key(1)
-    plain, dropped = run(AttentionMixer(), key), run(AttentionMixer(pattern_dropout=True), key)
-    assert np.abs(plain - dropped).max() > 1e-4
+    kept, dropped = run(AttentionMixer(), key), run(AttentionMixer(pattern_dropout=True), key)
+    assert np.abs(kept - dropped).max() > 1e-4
     with pytest.raises(UsageError, match="forms no pattern to drop from"):
         lm_jax.forward(
             params,

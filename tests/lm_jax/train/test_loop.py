@@ -1,4 +1,4 @@
-"""A run that was killed anywhere ends as if it had not been; one that goes wrong says where."""
+"""A killed run resumes to the same result; a run that diverges names the step."""
 
 import dataclasses
 import itertools
@@ -44,13 +44,13 @@ def train(
     policy=UPKEEP,
     **options,
 ):
-    given = {
+    arguments = {
         "validation": tiny.VALIDATION,
         "seed": tiny.SEED,
         "mesh": tiny.mesh(4),
         "params": tiny.initial_params(),
     } | options
-    return loop.train(folder, objective, config, batches, policy=policy, **given)
+    return loop.train(folder, objective, config, batches, policy=policy, **arguments)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def straight(tmp_path_factory):
 
 
 class Killed(BaseException):
-    """Stands for the end of the process: nothing on the way may catch it."""
+    """Simulates the end of the process: nothing on the way may catch it."""
 
 
 def kill_at(step):
@@ -82,7 +82,7 @@ def evaluations(folder):
 
 
 def test_rows_and_checkpoints_of_a_run(straight):
-    trained, folder = straight
+    train_result, folder = straight
     rows = metrics(folder)
     assert rows["step"] == list(range(1, 13))
     assert rows["loss"][-1] < rows["loss"][0]
@@ -95,10 +95,10 @@ def test_rows_and_checkpoints_of_a_run(straight):
     assert [(row["step"], row["name"].split("/")[1]) for row in result] == list(
         itertools.product((6, 12), ("perplexity", "batch_mean_perplexity"))
     )
-    assert trained.history.best_step == 12
-    assert trained.history.best == pytest.approx(np.log(result[2]["value"]), rel=1e-12)
-    assert int(trained.state.step) == 12
-    assert manager.saved_steps(trained.checkpoints) == [8, 12]
+    assert train_result.history.best_step == 12
+    assert train_result.history.best == pytest.approx(np.log(result[2]["value"]), rel=1e-12)
+    assert int(train_result.state.step) == 12
+    assert manager.saved_steps(train_result.checkpoints) == [8, 12]
 
 
 def test_killed_at_random_steps_it_ends_in_the_same_bits(straight, tmp_path):
@@ -106,9 +106,9 @@ def test_killed_at_random_steps_it_ends_in_the_same_bits(straight, tmp_path):
     for step in sorted(random.Random(0).sample(range(1, 12), 3)):
         with pytest.raises(Killed):
             train(folder, on_step=kill_at(step))
-    trained = train(folder)
-    tiny.assert_bitwise(trained.state, straight[0].state)
-    assert trained.history == straight[0].history
+    train_result = train(folder)
+    tiny.assert_bitwise(train_result.state, straight[0].state)
+    assert train_result.history == straight[0].history
     assert metrics(folder) == metrics(straight[1])
     assert evaluations(folder) == evaluations(straight[1])
 
@@ -121,10 +121,10 @@ def test_a_run_on_one_device_takes_the_steps_of_four(straight, tmp_path):
     """
     key = jax.random.split(jax.random.key(tiny.SEED))[1]
     tokens_KBS = np.stack([tiny.BATCHES.at(k)["tokens"] for k in range(tiny.CONFIG.steps)])
-    result, given = {1: [], 4: []}, []
+    result, trajectory = {1: [], 4: []}, []
     state = jax.device_get(tiny.fresh_state(tiny.mesh(4)))
     for tokens_BS in tokens_KBS:
-        given.append((state.params, state.opt_state[0].mu))
+        trajectory.append((state.params, state.opt_state[0].mu))
         for ways, rows in result.items():
             mesh = tiny.mesh(ways)
             places = state_shardings(mesh, tiny.SPEC, optim.adamw(tiny.SPEC, tiny.CONFIG))
@@ -140,7 +140,7 @@ def test_a_run_on_one_device_takes_the_steps_of_four(straight, tmp_path):
     assert four["loss"] == [loss for loss, _ in result[4]]
 
     def step(params, moment, tokens_BS, k):
-        """The loss, and what becomes of the first moment."""
+        """The loss, and the first moment after the step."""
         normalizers, rng = tiny.OBJECTIVE.normalizers(tokens_BS), jax.random.fold_in(key, k)
         loss, gradient = jax.value_and_grad(
             lambda params: tiny.OBJECTIVE.loss_terms(params, (), None, tokens_BS, normalizers, rng)[
@@ -151,14 +151,14 @@ def test_a_run_on_one_device_takes_the_steps_of_four(straight, tmp_path):
 
     wanted = rounding.expected(
         lambda *stacked: jax.lax.map(lambda each: step(*each), stacked),
-        *jax.tree.map(lambda *leaves: np.stack(leaves), *given),
+        *jax.tree.map(lambda *leaves: np.stack(leaves), *trajectory),
         *(tokens_KBS, np.arange(len(tokens_KBS))),
     )
     for rows in result.values():
         rounding.assert_within(jax.tree.map(lambda *leaves: np.stack(leaves), *rows), wanted)
 
 
-def test_dropout_is_drawn_anew_for_every_step_and_seed():
+def test_dropout_differs_for_every_step_and_seed():
     mesh = tiny.mesh(4)
     update = loop.make_train_step(tiny.OBJECTIVE, mesh, tiny.CONFIG, decays=optim.is_weight)
     tokens_BS = sharding.shard_batch(mesh, tiny.BATCHES.at(0)["tokens"])
@@ -174,11 +174,11 @@ def test_dropout_is_drawn_anew_for_every_step_and_seed():
 
 
 def test_a_finished_run_trains_no_further(straight, tmp_path):
-    trained, folder = straight
-    before = {path: path.stat().st_mtime_ns for path in trained.checkpoints.rglob("*")}
+    train_result, folder = straight
+    before = {path: path.stat().st_mtime_ns for path in train_result.checkpoints.rglob("*")}
     again = train(folder, on_step=kill_at(13))
-    tiny.assert_bitwise(again.state, trained.state)
-    assert {path: path.stat().st_mtime_ns for path in trained.checkpoints.rglob("*")} == before
+    tiny.assert_bitwise(again.state, train_result.state)
+    assert {path: path.stat().st_mtime_ns for path in train_result.checkpoints.rglob("*")} == before
 
 
 # After step 6 there is an evaluation; the signal comes while the step before is being finished.
@@ -257,20 +257,20 @@ def test_it_stops_at_the_first_evaluation_that_rises(tmp_path):
     config = dataclasses.replace(tiny.CONFIG, eval_every=4, early_stop=True, steps=60)
     config = dataclasses.replace(config, learning_rate=1e-2)
     validation = Unlike(per_epoch=2)
-    trained = train(tmp_path / "run", config=config, validation=validation)
+    train_result = train(tmp_path / "run", config=config, validation=validation)
     results = [
         row["value"] for row in evaluations(tmp_path / "run") if row["name"].endswith("/perplexity")
     ]
-    assert trained.history.stopped_early
-    assert int(trained.state.step) == 4 * len(results) < 60
+    assert train_result.history.stopped_early
+    assert int(train_result.state.step) == 4 * len(results) < 60
     assert results[-1] > results[-2]
     assert all(later <= earlier for earlier, later in itertools.pairwise(results[:-1]))
-    assert trained.history.best_step in manager.saved_steps(trained.checkpoints)
+    assert train_result.history.best_step in manager.saved_steps(train_result.checkpoints)
     # Started again, it stays stopped.
     again = train(
         tmp_path / "run", config=config, validation=validation, on_step=kill_at(1_000_000)
     )
-    tiny.assert_bitwise(again.state, trained.state)
+    tiny.assert_bitwise(again.state, train_result.state)
 
 
 def test_a_run_of_other_settings_data_or_seed_is_refused(straight):
@@ -306,8 +306,8 @@ def test_a_flipped_checkpoint_is_named_and_one_step_back_ends_in_the_same_bits(s
     file.write_bytes(data)
     with pytest.raises(CorruptError, match=file.name):
         train(folder)
-    trained = train(folder, policy=dataclasses.replace(UPKEEP, allow_fallback=True))
-    tiny.assert_bitwise(trained.state, straight[0].state)
+    train_result = train(folder, policy=dataclasses.replace(UPKEEP, allow_fallback=True))
+    tiny.assert_bitwise(train_result.state, straight[0].state)
 
 
 def test_further_numbers_of_an_evaluation_are_kept(tmp_path):
@@ -343,9 +343,11 @@ def test_progress_and_rates_are_logged(tmp_path, capsys, caplog):
     pace["tokens_per_second"] = sum(row["tokens"] for row in rows[:3]) / (3 * rows[0]["seconds"])
     line = f"loss {rows[2]['loss']:.4f}, gradient norm {rows[2]['grad_norm']:.3g}, "
     assert f"step 3: {line}{format_rates(pace)}" in caplog.text
-    shown = capsys.readouterr().err.splitlines()[-1]
-    assert "train: 12/12 steps, " in shown and f"left, loss {rows[11]['loss']:.4f}, " in shown
-    assert "tokens/s, " in shown and "of peak (visible pairs alone: " in shown
+    last_line = capsys.readouterr().err.splitlines()[-1]
+    assert (
+        "train: 12/12 steps, " in last_line and f"left, loss {rows[11]['loss']:.4f}, " in last_line
+    )
+    assert "tokens/s, " in last_line and "of peak (visible pairs alone: " in last_line
 
 
 @pytest.mark.slow

@@ -70,7 +70,7 @@ def whole(cap, distill, temperature, hidden_BTD, w_VD, teacher_BTD, teacher_VD):
 def chunked(cfg, distill, temperature, hidden_BTD, w_VD, teacher_BTD, teacher_VD):
     *_, target_BT, loss_mask_BT = drawn()
     teacher = losses.Predictor(teacher_BTD, tree(teacher_VD, cfg.tie_embeddings))
-    made = losses.summed(
+    sums = losses.summed(
         losses.Predictor(hidden_BTD, tree(w_VD, cfg.tie_embeddings)),
         target_BT,
         loss_mask_BT,
@@ -79,7 +79,7 @@ def chunked(cfg, distill, temperature, hidden_BTD, w_VD, teacher_BTD, teacher_VD
         distill=distill,
         temperature=temperature,
     )
-    return made.minimised, (made.loss, made.divergence)
+    return sums.minimised, (sums.loss, sums.divergence)
 
 
 def with_gradients(function, *options):
@@ -93,8 +93,8 @@ def with_gradients(function, *options):
 def test_value_and_gradients_are_those_of_whole_logits(tied, cap, distill):
     arrays = drawn()[:4]
     wanted = rounding.expected(with_gradients(whole, cap, distill, 2.0), *arrays)
-    made = with_gradients(chunked, config(tied=tied, cap=cap), distill, 2.0)
-    (minimised, (loss, divergence)), gradients = jax.jit(made)(*arrays)
+    differentiated = with_gradients(chunked, config(tied=tied, cap=cap), distill, 2.0)
+    (minimised, (loss, divergence)), gradients = jax.jit(differentiated)(*arrays)
     if not distill:
         # There is no teacher, and so no divergence from it.
         assert float(divergence) == 0.0
@@ -102,7 +102,7 @@ def test_value_and_gradients_are_those_of_whole_logits(tied, cap, distill):
     rounding.assert_within(((minimised, (loss, divergence)), gradients), wanted)
 
 
-def test_each_product_is_made_once_and_none_for_a_frozen_unembedding():
+def test_each_product_is_computed_once_and_none_for_a_frozen_unembedding():
     """Logits, d hidden and d W: forward and backward are three products of the sizes of one."""
     arrays, one = drawn()[:4], 2 * B * T * V * D
 
@@ -134,8 +134,8 @@ def test_the_logits_of_a_batch_never_exist(monkeypatch):
     def evaluated(hidden_BTD, w_VD):
         return losses.token_nll(losses.Predictor(hidden_BTD, tree(w_VD, True)), target_BT, config())
 
-    trained = with_gradients(chunked, config(), 0.7, 2.0)
-    assert largest(jax.make_jaxpr(trained)(*arrays).jaxpr) == D * V < B * T * V
+    trainable = with_gradients(chunked, config(), 0.7, 2.0)
+    assert largest(jax.make_jaxpr(trainable)(*arrays).jaxpr) == D * V < B * T * V
     assert largest(jax.make_jaxpr(evaluated)(*arrays[:2]).jaxpr) == D * V
     # It can be differentiated too, and then makes the logits of a chunk twice.
     gradient = jax.grad(lambda *arrays: evaluated(*arrays).sum(), (0, 1))
@@ -165,13 +165,13 @@ def test_on_a_mesh_it_is_what_one_device_computes(sizes):
     wanted = rounding.expected(with_gradients(whole, None, 0.7, 2.0), *arrays)
     rows = sharding.batch_sharding(mesh)
     table = sharding.named(mesh, lm_jax.param_spec(cfg)["embed"]["tokens"])
-    made = jax.jit(
+    jitted = jax.jit(
         under_mesh(with_gradients(chunked, cfg, 0.7, 2.0), mesh),
         in_shardings=(rows, table, rows, table),
         out_shardings=(None, (rows, table)),
     )
-    rounding.assert_within(made(*arrays), wanted)
-    loops, _ = made.lower(*arrays).compile().as_text().split("\nENTRY ")
+    rounding.assert_within(jitted(*arrays), wanted)
+    loops, _ = jitted.lower(*arrays).compile().as_text().split("\nENTRY ")
     for sent in re.findall(r"= (.*) (?:all-reduce|all-gather|reduce-scatter)\(", loops):
         sizes = [
             math.prod(map(int, shape.split(","))) for shape in re.findall(r"\[([\d,]+)\]", sent)
@@ -193,7 +193,7 @@ def test_in_bfloat16_products_round_their_operands_alone():
     target_BT, loss_mask_BT = drawn()[4:]
     d_XV = np.where(np.ravel(loss_mask_BT)[:, None], p_XV - np.eye(V)[np.ravel(target_BT)], 0.0)
     absolute = (np.abs(d_XV) @ np.abs(w_VD)).reshape(B, T, D), np.abs(d_XV).T @ np.abs(hidden_XD)
-    for made, exact, terms in zip((d_hidden, d_w), wanted.values[1], absolute, strict=True):
+    for gradient, exact, terms in zip((d_hidden, d_w), wanted.values[1], absolute, strict=True):
         # One rounding of each term, one of the sum, and one after it is scaled.
-        off = np.abs(np.asarray(made, np.float64) - exact)
+        off = np.abs(np.asarray(gradient, np.float64) - exact)
         assert (off <= unit * terms + 2 * unit * np.abs(exact) + 4 * unit**2 * terms).all()

@@ -26,7 +26,7 @@ CONFIG = TrainConfig(steps=6, learning_rate=1e-2, eval_every=3, early_stop=False
 
 
 @struct.dataclass
-class Seen:
+class AuxState:
     """How many updates there were, and the sum of their losses."""
 
     updates: jax.Array
@@ -44,7 +44,7 @@ class Adapting(LanguageModelling):
         return lora.adapter_spec(tiny.SPEC, SETTINGS)
 
     def init_state(self):
-        return Seen(jnp.zeros(()), jnp.zeros(()))
+        return AuxState(jnp.zeros(()), jnp.zeros(()))
 
     def loss_terms(self, params, frozen, aux_state, tokens_BS, normalizers, rng):
         del rng
@@ -53,7 +53,7 @@ class Adapting(LanguageModelling):
         return loss, {"loss": loss, "pulled": loss * aux_state.updates}
 
     def update(self, aux_state, metrics):
-        after = Seen(aux_state.updates + 1, aux_state.losses + metrics["loss"])
+        after = AuxState(aux_state.updates + 1, aux_state.losses + metrics["loss"])
         return after, {"updates": aux_state.updates}
 
     def evaluate(self, params, frozen, tokens_BS):
@@ -81,7 +81,7 @@ def train(folder, **options):
 
 
 class Killed(BaseException):
-    """Stands for the end of the process."""
+    """Simulates the end of the process."""
 
 
 def kill_at_4(now):
@@ -90,16 +90,16 @@ def kill_at_4(now):
 
 
 def test_its_state_and_metrics_are_kept_and_resumed_to_the_bit(tmp_path):
-    trained = train(tmp_path / "whole")
+    train_result = train(tmp_path / "whole")
     table = pq.read_table(tmp_path / "whole" / "metrics.parquet").to_pydict()
     losses = np.array(table["loss"], np.float32)
     np.testing.assert_array_equal(table["pulled"], losses * np.arange(6, dtype=np.float32))
     assert table["updates"] == list(range(6))
-    aux_state = trained.state.aux_state
+    aux_state = train_result.state.aux_state
     assert float(aux_state.updates) == 6
     # One after the other, each sum in float32.
     assert float(aux_state.losses) == np.cumsum(losses)[-1]
-    # It learns, and what it evaluates is the adapted model.
+    # It learns, and evaluates the adapted model.
     first, last = (
         row["value"]
         for row in pq.read_table(tmp_path / "whole" / "evaluations.parquet").to_pylist()
@@ -109,12 +109,12 @@ def test_its_state_and_metrics_are_kept_and_resumed_to_the_bit(tmp_path):
 
     with pytest.raises(Killed):
         train(tmp_path / "killed", on_step=kill_at_4)
-    tiny.assert_bitwise(train(tmp_path / "killed").state, trained.state)
+    tiny.assert_bitwise(train(tmp_path / "killed").state, train_result.state)
 
 
 def test_micro_batches_add_up_to_the_batch():
     """Gradients, metrics and the extra state of four micro-batches are those of the whole."""
-    mesh, aux_state = tiny.mesh(), Seen(jnp.ones(()), jnp.ones(()))
+    mesh, aux_state = tiny.mesh(), AuxState(jnp.ones(()), jnp.ones(()))
     tokens_BS = jnp.asarray(tiny.BATCHES.at(0)["tokens"])
     target_BT = tokens_BS[:, 1:]
 

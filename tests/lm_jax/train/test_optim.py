@@ -49,7 +49,7 @@ def test_schedule_has_its_closed_form(peak, steps):
 )
 def test_the_rate_rises_to_its_peak_and_never_after(peak, steps, warmup):
     config = TrainConfig(steps=steps, learning_rate=peak, warmup=warmup)
-    # One shape for all lengths, so that one compilation serves them.
+    # One shape for all lengths, so that one compilation is enough.
     places = jnp.minimum(jnp.arange(121), steps)
     rates = np.asarray(optim.cosine_schedule(config)(places), np.float64)
     top = round(warmup * steps)
@@ -82,13 +82,13 @@ def test_decay_shrinks_the_chosen_parameters_and_no_other():
     ):
         change = moved(config, choice)
         assert {name for name, by in change.items() if by} == decayed
-        # Decoupled: rate times decay, with no gradient at all.
+        # Decoupled: rate times decay, without a gradient.
         assert all(change[name] == pytest.approx(0.5 * 0.1, abs=1e-7) for name in decayed)
 
 
 def test_first_adam_step_is_the_rate_and_clipping_shortens_the_gradient():
-    plain = TrainConfig(steps=10, learning_rate=0.5, warmup=0.0, weight_decay=0.0)
-    assert moved(plain, optim.is_weight, 3.0)["embed"] == pytest.approx(0.5, rel=1e-5)
+    no_decay = TrainConfig(steps=10, learning_rate=0.5, warmup=0.0, weight_decay=0.0)
+    assert moved(no_decay, optim.is_weight, 3.0)["embed"] == pytest.approx(0.5, rel=1e-5)
     # At a gradient of Adam's epsilon the step is half the rate.
     tiny = TrainConfig(
         steps=10,

@@ -1,4 +1,4 @@
-"""A trace holds the steps that were asked for, with the parts of the model by name."""
+"""A trace holds the requested steps, with the parts of the model by name."""
 
 import gzip
 import json
@@ -16,10 +16,12 @@ from tests.lm_jax.train import tiny_training as tiny
 
 
 def train(folder, *, steps=None, **options):
-    given = {"seed": tiny.SEED, "mesh": tiny.mesh(), "params": tiny.initial_params()} | options
+    arguments = {"seed": tiny.SEED, "mesh": tiny.mesh(), "params": tiny.initial_params()} | options
     policy = CheckpointPolicy(log_every=3, save_every=4)
     with profiling.request(steps):
-        return loop.train(folder, tiny.OBJECTIVE, tiny.CONFIG, tiny.BATCHES, policy=policy, **given)
+        return loop.train(
+            folder, tiny.OBJECTIVE, tiny.CONFIG, tiny.BATCHES, policy=policy, **arguments
+        )
 
 
 def opened(folder):
@@ -41,7 +43,7 @@ def test_a_trace_holds_its_steps_and_every_part_of_the_model(traced):
     parts = {e["args"]["scope"] for e in events if "hlo_op" in e.get("args", {})}
     assert parts >= set(SCOPES)
     backward = {e["args"]["scope"] for e in events if e.get("args", {}).get("pass") == "backward"}
-    # The gradient by the logits is made in the forward pass.
+    # The gradient by the logits is computed in the forward pass.
     assert backward >= {"mixer", "attention", "mlp"} and "optimizer" not in backward
     assert any(e["name"].startswith("mlp: ") for e in events if "name" in e)
 
@@ -58,7 +60,7 @@ def test_a_traced_run_ends_in_the_same_bits(traced, tmp_path):
     tiny.assert_bitwise(traced[0].state, train(tmp_path / "run").state)
 
 
-def test_the_seconds_of_each_part_are_written_and_told(tmp_path, capsys):
+def test_the_seconds_of_each_part_are_written_and_printed(tmp_path, capsys):
     train(tmp_path / "run", steps=Request(2, 2))
     folder = tmp_path / "run/profile/plugins/profile/steps_2_2"
     summary = json.loads((folder / profiling.SUMMARY).read_text())
@@ -94,9 +96,9 @@ def test_operations_are_named_after_the_innermost_scope():
 
 def test_time_within_an_operation_is_counted_once(tmp_path):
     def event(op, start, duration, thread=1):
-        given = {"hlo_op": op, "hlo_module": "jit_step", "run_id": "7"}
+        arguments = {"hlo_op": op, "hlo_module": "jit_step", "run_id": "7"}
         timed = {"ph": "X", "pid": 1, "tid": thread, "ts": start, "dur": duration}
-        return timed | {"name": op, "args": given}
+        return timed | {"name": op, "args": arguments}
 
     hlo = """
 HloModule jit_step
@@ -196,17 +198,17 @@ def test_another_process_leaves_the_trace_to_the_first(tmp_path):
 
 
 def test_the_flag_is_of_training_commands_alone(tmp_path, capsys):
-    seen = []
+    calls = []
 
     def main(arguments):
-        seen.append((arguments.profile, profiling.requested()))
+        calls.append((arguments.profile, profiling.requested()))
 
     argv = ["prog", f"--workdir={tmp_path}", "--profile=2:4"]
     # This main trains nothing, which is refused at its end.
     assert cli.run(main, argv, training=True) == 2
-    assert seen == [(Request(2, 4), Request(2, 4))] and profiling.requested() is None
+    assert calls == [(Request(2, 4), Request(2, 4))] and profiling.requested() is None
     assert "nothing was traced" in capsys.readouterr().err
     assert cli.run(main, [*argv[:2], "--profile=4:2"], training=True) == 2
     assert cli.run(main, argv) == 2
     assert "--profile is not a flag" in capsys.readouterr().err
-    assert len(seen) == 1
+    assert len(calls) == 1

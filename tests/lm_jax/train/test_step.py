@@ -179,7 +179,7 @@ def test_perplexity_weights_tokens_and_says_what_batches_would_give(reference):
     assert n != m
     result = evaluate(look, params, tiny.VALIDATION, mesh)
     assert result.tokens == n + m
-    # An exponential is off by as much of itself as what it is of.
+    # The relative error of an exponential is the absolute error of its argument.
     off = sum(float(each.bounds) for each in exact) / min(n, m) + 8 * tiny.U * math.log(32)
     assert result.perplexity == pytest.approx(math.exp((a + b) / (n + m)), rel=off)
     assert result.batch_mean_perplexity == pytest.approx(math.exp((a / n + b / m) / 2), rel=off)

@@ -1,4 +1,4 @@
-"""Rates are operations over seconds, and shares are of a peak that says where it comes from."""
+"""Rates are operations over seconds, and shares are of a peak with its source."""
 
 import math
 import types
@@ -70,7 +70,7 @@ def test_rates_are_of_all_steps_of_their_seconds():
     )
 
 
-def test_without_a_peak_or_attention_less_is_said():
+def test_without_a_peak_or_attention_less_is_printed():
     result = Throughput({"square": 2e9, "triangle": 2e9}, None).rates(10, 4.0)
     assert math.isnan(result["peak_share_square"])
     assert format_rates(result) == "2 tokens/s, 500 MFLOP/s"

@@ -40,7 +40,7 @@ class FakeBatches:
         length_B1 = rng.integers(3, self.context + 2, (self.rows, 1))
         tokens_BS[np.arange(self.context + 1) >= length_B1] = 0
         if k in self.bad:
-            # Past the vocabulary, where the embedding gives NaN.
+            # Past the vocabulary, where the embedding is NaN.
             tokens_BS[1, :3] = 99
         return {
             "tokens": tokens_BS.astype(np.int32),

@@ -1,4 +1,4 @@
-"""GGUF files as the converter of llama.cpp writes them load as the model they were made from."""
+"""GGUF files as the converter of llama.cpp writes them load as their source model."""
 
 import dataclasses
 
@@ -52,7 +52,7 @@ def random_params(cfg):
 
 
 def permuted(w, num_heads):
-    """What the converter does to q and k of a llama: halves of a head become neighbours."""
+    """The converter's order of q and k of a llama: halves of a head become neighbours."""
     return w.reshape(num_heads, 2, w.shape[0] // num_heads // 2, -1).swapaxes(1, 2).reshape(w.shape)
 
 
@@ -177,7 +177,7 @@ def test_quantised_weights_are_within_half_a_step(tmp_path, quant, levels):
         )
         # Blocks of 32 weights share a step, largest / levels, itself rounded to float16.
         step = abs(exact).max() / levels
-        # The end of Q4_0's scale that lies opposite the largest weight is one step short.
+        # The end of Q4_0's scale opposite the largest weight is one step short.
         steps = (1.0 if quant == Quant.Q4_0 else 0.5) + levels * 2**-11
         assert 0 < abs(stored - exact).max() < steps * step, name
 
@@ -331,7 +331,7 @@ def test_the_real_gemma_file_keeps_the_conventions():
     assert "gemma3.attention.sliding_window_pattern" not in fields
     assert fields["gemma3.attention.sliding_window"] == 512
     assert fields["general.architecture"] == "gemma3"
-    # Stored plus one: as they are, the weights of q_norm and k_norm lie around one and above.
+    # Stored plus one: as they are, the weights of q_norm and k_norm are around one and above.
     for layer in range(18):
         for name in ("attn_q_norm", "attn_k_norm"):
             assert by_name[f"blk.{layer}.{name}.weight"].mean() > 0.5

@@ -1,4 +1,4 @@
-"""Folders that are damaged or of another model are refused, and say what to do."""
+"""Folders that are damaged or of another model are refused with a remedy."""
 
 import shutil
 
@@ -21,7 +21,7 @@ from tests.lm_jax.weights.golden_copies import (
 )
 from tools import make_goldens
 
-# Files that are not what their name says
+# Files whose content is not that of their name
 
 
 def header(text):

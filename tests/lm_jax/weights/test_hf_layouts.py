@@ -34,7 +34,7 @@ from tools import make_goldens
 @pytest.mark.parametrize("bfloat16", [False, True])
 def test_a_stored_copy_of_the_tied_head_is_accepted(copy, bfloat16):
     folder = copy("llama_mha_tied_bias")
-    plain = lm_jax.load_pretrained(folder)
+    original = lm_jax.load_pretrained(folder)
 
     def change(tensors):
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
@@ -44,7 +44,7 @@ def test_a_stored_copy_of_the_tied_head_is_accepted(copy, bfloat16):
 
     change_weights(folder, change)
     if not bfloat16:
-        equal(lm_jax.load_pretrained(folder), plain)
+        equal(lm_jax.load_pretrained(folder), original)
     assert "unembed" not in lm_jax.load_pretrained(folder).params
 
 
@@ -84,7 +84,7 @@ def test_an_untied_model_without_its_head(copy):
 )
 def test_names_without_the_prefix_and_stored_buffers(copy, case, prefix):
     folder = copy(case)
-    plain = lm_jax.load_pretrained(folder)
+    original = lm_jax.load_pretrained(folder)
 
     def change(tensors):
         for name in list(tensors):
@@ -99,7 +99,7 @@ def test_names_without_the_prefix_and_stored_buffers(copy, case, prefix):
             tensors["layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(3, np.float32)
 
     change_weights(folder, change)
-    equal(lm_jax.load_pretrained(folder), plain)
+    equal(lm_jax.load_pretrained(folder), original)
 
 
 def test_a_prefix_that_is_there_is_asked_of_every_name(copy):
@@ -175,15 +175,15 @@ def test_a_link_that_leaves_the_folder(copy):
 
 
 def test_the_blobs_of_a_hub_snapshot(copy, tmp_path):
-    plain = copy()
+    original = copy()
     snapshot = tmp_path / "models--a--b" / "snapshots" / "0123abc"
     blobs = tmp_path / "models--a--b" / "blobs"
     snapshot.mkdir(parents=True)
     blobs.mkdir()
     for file in (WEIGHTS, CONFIG):
-        shutil.copy(plain / file, blobs / f"digest-{file}")
+        shutil.copy(original / file, blobs / f"digest-{file}")
         (snapshot / file).symlink_to(f"../../blobs/digest-{file}")
-    equal(lm_jax.load_pretrained(snapshot), lm_jax.load_pretrained(plain))
+    equal(lm_jax.load_pretrained(snapshot), lm_jax.load_pretrained(original))
     (snapshot / WEIGHTS).unlink()
     (snapshot / WEIGHTS).symlink_to("../../../model/model.safetensors")
     refused(snapshot, "is a link out of its folder")

@@ -1,6 +1,6 @@
-"""Weights loaded from `transformers` models give what torch computes, and go back unchanged.
+"""Weights loaded from `transformers` models compute torch's logits, and are saved unchanged.
 
-Ours and torch's are each compared with the model in float64, within what rounding does to float32.
+Ours and torch's are each compared with the model in float64, within the rounding errors of float32.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Saved folders hold what was given, bit for bit, or are not there; loading stays within memory."""
+"""Saved folders hold the model bit for bit, or do not exist; loading stays within memory."""
 
 import json
 import os
@@ -46,8 +46,8 @@ def test_bfloat16_is_bitwise(tmp_path):
 
 
 def test_float32_loads_as_the_nearest_bfloat16():
-    plain, narrow = (lm_jax.load_pretrained(SOURCE, dtype=d) for d in (jnp.float32, jnp.bfloat16))
-    for name, leaf in lm_jax.params.by_path(plain.params).items():
+    wide, narrow = (lm_jax.load_pretrained(SOURCE, dtype=d) for d in (jnp.float32, jnp.bfloat16))
+    for name, leaf in lm_jax.params.by_path(wide.params).items():
         expected = np.asarray(leaf).astype(ml_dtypes.bfloat16)
         np.testing.assert_array_equal(
             bits(lm_jax.params.by_path(narrow.params)[name]), expected.view(np.uint16)

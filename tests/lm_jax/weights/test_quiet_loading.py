@@ -1,4 +1,4 @@
-"""Loading a model writes nothing on the console: no advice of a library that nobody asked."""
+"""Loading a model writes nothing on the console, not even a library's advice."""
 
 import os
 import shutil

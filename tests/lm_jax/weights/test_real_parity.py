@@ -1,4 +1,4 @@
-"""Real pretrained weights: what we compute is what torch computes, and what the file holds."""
+"""Real pretrained weights: our logits equal torch's, and our weights those of the file."""
 
 import dataclasses
 import functools
@@ -36,7 +36,7 @@ def run(cfg, params, tokens_BT):
 
 
 def mean_loss(cfg, params, ids):
-    """Nats per token of a text, its first token given."""
+    """Nats per token of a text, after its first token."""
     log_probs = jax.nn.log_softmax(run(cfg, params, jnp.array([ids]))[1][0, :-1])
     return -float(np.take_along_axis(np.asarray(log_probs), np.array(ids[1:])[:, None], 1).mean())
 
@@ -80,18 +80,18 @@ def rounding_of_logits(cfg, params, ids, positions):
 
 @pytest.mark.real("smollm2")
 def test_golden_logits_of_smollm2():
-    """Ours and torch's are each those of float64, within what rounding does to this model."""
+    """Ours and torch's are each those of float64, within the rounding errors of this model."""
     golden = json.loads((make_goldens.GOLDEN / "smollm2_real.json").read_text())
     loaded = model("smollm2")
     assert loaded.sha256 == golden["weights_sha256"]
     ids = loaded.tokenizer.encode(golden["text"])
     assert ids == golden["ids"]
     positions = np.array([row["position"] % len(ids) for row in golden["rows"]])
-    given = loaded.params, jnp.array(ids), jnp.array(positions)
+    inputs = loaded.params, jnp.array(ids), jnp.array(positions)
     run = functools.partial(logits_at, loaded.cfg)
-    exact, _ = error_bound.value_and_error(run, *given)
-    bound = rounding_of_logits(loaded.cfg, *given)
-    ours = np.asarray(run(*given))
+    exact, _ = error_bound.value_and_error(run, *inputs)
+    bound = rounding_of_logits(loaded.cfg, *inputs)
+    ours = np.asarray(run(*inputs))
     assert (np.abs(ours - exact) <= bound).all()
     top_ids = np.array([row["top_ids"] for row in golden["rows"]])
     np.testing.assert_array_equal(np.argsort(-ours, axis=1)[:, :5], top_ids)
@@ -152,7 +152,7 @@ def test_the_weights_are_the_blocks_of_the_file():
     np.testing.assert_array_equal(
         block["mixer"]["o"].reshape(-1, D).T, stored("blk.17.attn_output.weight")
     )
-    # Coordinate i of the first half of a head lies at 2 i, its partner in rotation at 2 i + 1.
+    # Coordinate i of the first half of a head is at 2 i, its partner in rotation at 2 i + 1.
     order = np.concatenate([np.arange(0, H, 2), np.arange(1, H, 2)])
     for name, heads in (("q", cfg.num_heads), ("k", cfg.num_kv_heads)):
         rows_NHD = stored(f"blk.17.attn_{name}.weight").reshape(heads, H, D)[:, order]
