@@ -6,13 +6,13 @@
 The stages are those of `stages.py`. The work folder then holds
 
     rows.parquet     one row per layer, head, query, bias and kind of target (docs/polyattn.md)
-    answers.parquet  one row per prompt and cell: the token the model gave
+    answers.parquet  one row per prompt and cell: the predicted token
     heads.parquet    one row per head: medians, type, place in the ranking
     head_sets.parquet  one row per head and set of the ablation
     summary.json     every number of the report
     report.html      the report, one offline file
 
-A killed audit is started again with the same command, and ends with the same summary.
+The same command resumes a killed audit, which then ends with the same summary.
 """
 
 from pathlib import Path
@@ -44,7 +44,7 @@ SUMMARY, REPORT = "summary.json", "report.html"
 
 
 def load(config: AuditConfig) -> AuditedModel:
-    """The model on its device or mesh."""
+    """Loads the model onto its device or mesh."""
     mesh = None
     if config.mesh != (1, 1, 1):
         data, fsdp, tensor = config.mesh
@@ -54,7 +54,7 @@ def load(config: AuditConfig) -> AuditedModel:
 
 
 def fingerprint(audited: AuditedModel, suites: dict[str, Suite]) -> str:
-    """A hash of all that decides the rows."""
+    """Hash of everything that determines the rows: settings, model, suites."""
     return config_hash(
         {
             "config": canonical_json(audited.config),

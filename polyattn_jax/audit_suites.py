@@ -66,5 +66,5 @@ def diagnosed(suites: dict[str, Suite]) -> dict[str, Suite]:
 
 
 def first_prompts(suite: Suite, n: int) -> Suite:
-    """The suite cut to its first prompts."""
+    """The suite with its first `n` prompts only."""
     return dataclasses.replace(suite, prompts=suite.prompts[:n])

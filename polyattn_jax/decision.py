@@ -1,10 +1,10 @@
 """The verdict on a recipe: a non-inferiority test on counts of prompts.
 
-A recipe may replace softmax if its loss of accuracy is shown to be smaller than a tolerance. With
-the prompts that each of the two answers rightly, paired, one of three holds:
+A recipe may replace softmax if its loss of accuracy is shown to be smaller than a tolerance. From
+the paired answers of the two, it is one of three:
 
-    preserve    the whole interval of the change lies above -tolerance
-    no-go       it lies below, or the exact McNemar test finds a loss, and that loss is beyond the
+    preserve    the whole interval of the change is above -tolerance
+    no-go       it is below, or the exact McNemar test finds a loss, and that loss is beyond the
                 tolerance
     undecided   neither, or softmax itself is not shown to solve the probe (its Wilson interval
                 reaches below one half), so that keeping its accuracy would say nothing
@@ -38,7 +38,7 @@ SCREEN = 0.03
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What paired answers show of a recipe.
+    """The verdict on a recipe from paired answers.
 
     `change` is the accuracy of the recipe minus that of softmax, as a rate, `low` and `high` the
     ends of its interval, `p` of the exact two-sided McNemar test.
@@ -71,7 +71,7 @@ def verdict(
     """
     for field, value in (("tolerance", tolerance), ("level", level)):
         if not 0 < value < 1:
-            raise UsageError(f"verdict: {field}={value!r} must lie between 0 and 1, both excluded")
+            raise UsageError(f"verdict: {field}={value!r} must be between 0 and 1, both excluded")
     paired = statistics.mcnemar(softmax_right, recipe_right, level)
     change = paired.delta
     # Decimal as it was written: 0.05 of 20 prompts is one prompt.

@@ -1,7 +1,7 @@
 """The row diagnostic S_p: how much mass a pointwise row map can put on the target key.
 
 From "When Does Polynomial Attention Concentrate?", section 3 and Appendix T. `row_stats` computes
-S_p by its definition (`kernels.score_stats.reference`) on scores that are given; the operation
+S_p by its definition (`kernels.score_stats.reference`) on an array of scores; the operation
 `kernels.score_stats` does so from queries and keys. `relative_error_bound` proves how far a
 computed S_p can be from the exact one, and `classify` decides only what that bound allows.
 """
@@ -73,8 +73,8 @@ def row_stats(
     Raises:
       UsageError: no key axis, or a degree that is not a positive number.
     """
-    given = (scores, mask, bias, target, cap)
-    xp = jnp if any(isinstance(a, jax.Array) for a in given) else np
+    arrays = (scores, mask, bias, target, cap)
+    xp = jnp if any(isinstance(a, jax.Array) for a in arrays) else np
     scores = xp.asarray(scores)
     if scores.ndim == 0 or scores.shape[-1] == 0:
         raise UsageError(f"scores: shape {scores.shape} has no keys; the last axis must be keys")
@@ -184,8 +184,8 @@ def approximate_required_degree(active: Array | int, relative_margin: Array | fl
 
 
 def _degree(active, relative_margin, clip, decay):
-    given = (active, relative_margin)
-    xp = jnp if any(isinstance(a, jax.Array) for a in given) else np
+    arrays = (active, relative_margin)
+    xp = jnp if any(isinstance(a, jax.Array) for a in arrays) else np
     rho = xp.asarray(relative_margin)
     rho = rho.astype(jnp.promote_types(rho.dtype, np.float32))
     active = xp.asarray(active).astype(rho.dtype)

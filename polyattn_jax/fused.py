@@ -2,11 +2,11 @@
 
 Importing this registers, under the name "kernels", for `lm_jax.fused`:
 
-    substitute.Everywhere, substitute.Switch    kernels.row_map_attention
-    probe.Probe                                 the same for the output, kernels.score_stats for
-                                                the rows of chosen queries
-    head_types.HeadProbe                        the same for the output; patterns are formed for a
-                                                block of queries at a time
+    substitute.GlobalRowMap, PerHeadRowMap    kernels.row_map_attention
+    probe.Probe                               the same for the output, kernels.score_stats for the
+                                              rows of chosen queries
+    head_types.HeadProbe                      the same for the output; patterns are formed for a
+                                              block of queries at a time
 """
 
 import dataclasses
@@ -34,19 +34,19 @@ def by_kernels(attend: Any) -> Any:
     """`attend`, to be computed by `kernels`.
 
     Raises:
-      UsageError: for an attend that none of them computes.
+      UsageError: for an attend that no kernel computes.
     """
     return fused(attend, NAME)
 
 
-def _everywhere(
+def _global_row_map(
     attend: GlobalRowMap, q, k, v, *, visibility: Visibility, scale: float, cap: float | None
 ):
-    given = {"visibility": visibility, "scale": scale, "cap": cap}
-    return by_row_map(attend.map, q, k, v, bias=attend.bias, **given).out_BTNH
+    kwargs = {"visibility": visibility, "scale": scale, "cap": cap}
+    return by_row_map(attend.map, q, k, v, bias=attend.bias, **kwargs).out_BTNH
 
 
-def _switch(
+def _per_head_row_map(
     attend: LayerAttend, q, k, v, *, visibility: Visibility, scale: float, cap: float | None
 ):
     data = attend.data
@@ -56,35 +56,35 @@ def _switch(
         query_segments_BT=jnp.where(data["valid_BT"], 0, -1),
         key_segments_BS=jnp.zeros(k.shape[:2], jnp.int32),
     )
-    given = {"visibility": visibility, "scale": scale, "cap": cap, "heads": data["heads_N"]}
+    kwargs = {"visibility": visibility, "scale": scale, "cap": cap, "heads": data["heads_N"]}
 
     def branch(row_map: RowMap):
         def run(q, k, v, bias):
-            return by_row_map(row_map, q, k, v, bias=bias, **given)
+            return by_row_map(row_map, q, k, v, bias=bias, **kwargs)
 
         return run
 
     branches = [branch(row_map) for row_map in attend.fn.maps]
-    made = jax.lax.switch(data["index"], branches, q, k, v, data["bias"])
-    return made.out_BTNH, {"dead_rows_B": made.dead_rows_BN.sum(-1)}
+    result = jax.lax.switch(data["index"], branches, q, k, v, data["bias"])
+    return result.out_BTNH, {"dead_rows_B": result.dead_rows_BN.sum(-1)}
 
 
 def _probe(attend: Probe, q, k, v, *, visibility: Visibility, scale: float, cap: float | None):
-    made = by_row_map(SOFTMAX, q, k, v, visibility=visibility, scale=scale, cap=cap)
+    result = by_row_map(SOFTMAX, q, k, v, visibility=visibility, scale=scale, cap=cap)
     rows = jnp.arange(q.shape[0])[:, None]
     q_BQNH = q[rows, attend.queries_BQ]
     stats = _stats(attend, q_BQNH, k, visibility, scale, cap)
     scores_BNQS = _scores(attend.queries_BQ, q_BQNH, k, visibility, scale, cap)
-    return made.out_BTNH, {"rows": stats, **reports(attend, scores_BNQS, v)}
+    return result.out_BTNH, {"rows": stats, **reports(attend, scores_BNQS, v)}
 
 
 def _head_probe(
     attend: HeadProbe, q, k, v, *, visibility: Visibility, scale: float, cap: float | None
 ):
-    made = by_row_map(SOFTMAX, q, k, v, visibility=visibility, scale=scale, cap=cap)
+    result = by_row_map(SOFTMAX, q, k, v, visibility=visibility, scale=scale, cap=cap)
     B, T = q.shape[:2]
     block = min(_HEAD_PROBE_QUERIES, T)
-    # The last block reaches back over queries that the one before has had, and leaves them out.
+    # The last block overlaps the one before it and does not count those queries again.
     firsts_I = np.minimum(np.arange(0, T, block), T - block).astype(np.int32)
 
     def one(first_and_new):
@@ -96,7 +96,7 @@ def _head_probe(
 
     new_IQ = firsts_I[:, None] + np.arange(block) >= np.arange(0, T, block)[:, None]
     sums_IBN = jax.lax.map(one, (jnp.asarray(firsts_I), jnp.asarray(new_IQ)))
-    return made.out_BTNH, {name: x.sum(0) for name, x in sums_IBN.items()}
+    return result.out_BTNH, {name: x.sum(0) for name, x in sums_IBN.items()}
 
 
 def _stats(attend, q_BQNH, k, visibility, scale, cap) -> dict[str, RowStats]:
@@ -119,9 +119,9 @@ def _stats(attend, q_BQNH, k, visibility, scale, cap) -> dict[str, RowStats]:
         return {"argmax": of(None), "answer": of(answer_B[:, None])}
 
     positions_BQ = visibility.start_B[:, None] + attend.queries_BQ
-    made = jax.vmap(at_query, in_axes=1, out_axes=4)(q_BQNH, positions_BQ, attend.answers_BQ)
+    result = jax.vmap(at_query, in_axes=1, out_axes=4)(q_BQNH, positions_BQ, attend.answers_BQ)
     # [bias, B, 1, N, Q, ...] -> [bias, B, N, Q, ...]
-    return jax.tree.map(lambda x: x[:, :, 0], made)
+    return jax.tree.map(lambda x: x[:, :, 0], result)
 
 
 def _scores(queries_BQ, q_BQNH, k, visibility, scale, cap) -> jax.Array:
@@ -137,7 +137,7 @@ def _scores(queries_BQ, q_BQNH, k, visibility, scale, cap) -> jax.Array:
     return jnp.where(mask_BQS[:, None], scores_BNQS, -jnp.inf)
 
 
-register_fused(GlobalRowMap, NAME, _everywhere)
-register_fused(PerHeadRowMap, NAME, _switch)
+register_fused(GlobalRowMap, NAME, _global_row_map)
+register_fused(PerHeadRowMap, NAME, _per_head_row_map)
 register_fused(Probe, NAME, _probe)
 register_fused(HeadProbe, NAME, _head_probe)

@@ -1,11 +1,11 @@
-"""Head sets of the group ablation: which heads they hold, and whether their ranking tells.
+"""Head sets of the group ablation, and whether the ranking of heads is decisive.
 
 After "When Does Polynomial Attention Concentrate?", section 5.4 and Appendices I and V. Heads are
 ranked by their median S_2, and for each size K softmax is replaced in the K highest (top), the K
 lowest (bottom) and in sets drawn at random from all layers, with the paper's seeds 0, 1, 2, ... The
-ranking is decisive at K if the top set is strictly worse than every random one. That is a flag and
-no test; but a ranking that says nothing is the worst of d + 1 sets with a chance of 1 / (d + 1), so
-it is given only from 19 draws on, where this is 5 % at one K.
+ranking is decisive at K if the top set is strictly worse than every random one. This is a flag
+and no test; but the top set of an uninformative ranking is the worst of d + 1 sets with a chance of
+1 / (d + 1), so the flag is set only from 19 draws on, where this is 5 % at one K.
 
 `head_sets.parquet` lists the heads of every set; `read` gives them back as masks.
 """

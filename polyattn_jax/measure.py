@@ -1,4 +1,4 @@
-"""What the audit measures on a model: row statistics, answers under a substitution, losses.
+"""Measurements of the audit on a model: row statistics, answers under a substitution, losses.
 
 Each function is one compiled forward pass over one batch of prompts. Rows are reduced inside the
 layer: no `[L, B, N, T, S]` array is ever returned or kept; with `fused` no `[B, N, T, S]` either.

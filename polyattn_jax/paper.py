@@ -1,4 +1,4 @@
-"""The published numbers that a report sets beside ours, each with the table it was read from.
+"""Published numbers of the paper that a report compares with ours, each with its table.
 
 "When Does Polynomial Attention Concentrate? A Relative-Margin Diagnostic for Zero-Shot Softmax
 Substitution". Rates and accuracies are in percent, differences of accuracy in percentage points.
@@ -6,7 +6,7 @@ Prevalence is over active-unsaturated rows, at 4,096 tokens but for Pythia's in-
 of Table 1; the needle probe has 128 sentences of padding (about 1,500 tokens), the literary one 500
 tokens of padding. All have 200 prompts. b_auto is of 1,024 tokens (Appendix B).
 
-Two oddities of the source are passed on with the numbers (`Prevalence.remarks`):
+Two oddities of the source are noted with the numbers (`Prevalence.remarks`):
   Table 11, Gemma: the active count falls from b = 0 to a larger b, which cannot be. The bias was
     picked as -2 by the fault that the paper's Appendix I discloses.
   Tables 10 and 11 print the same dead share for both biases, though the row counts differ.

@@ -1,10 +1,9 @@
 """Results of an audit and of a check: the dataclasses of `summary.json` and `check.json`.
 
-The report shows `summary.json` beside the parquet files (columns: `schema`) and computes no other
-number. Rates, shares and accuracies are between 0 and 1, losses in nats, intervals of 95 %.
-
-A suite is named as in `suites.json`: `niah_256`, `control`, `induction`, `mqar`, `prompts`. A kind
-of bias is `zero`, `auto`, or the number b of a recipe.
+The report shows the numbers of `summary.json` and draws the parquet files (columns: `schema`).
+Rates, shares and accuracies are between 0 and 1, losses in nats, intervals of 95 %. A suite is
+named as in `suites.json`: `niah_256`, `control`, `induction`, `mqar`, `prompts`. A kind of bias is
+`zero`, `auto`, or the number b of a recipe.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""The recipes of the paper's Table 2: a row map that may stand in for softmax, with its bias.
+"""Recipes of the paper's Table 2: a row map that may replace softmax, with its bias.
 
 From "When Does Polynomial Attention Concentrate?", Eq. 2, Algorithm 1 and section 5.1. The maps are
 those of `kernels.row_map_attention.maps`: functions of scores `[..., S]`, where a masked key has

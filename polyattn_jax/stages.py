@@ -1,4 +1,4 @@
-"""The stages of an audit, each a loop over small units of work that survive a kill.
+"""The stages of an audit, each a loop over small units of work that a killed run keeps.
 
     1. calibrate   b_auto on the shipped text                       -> calibration.json
     2. control     softmax: needles found with, and not without, the needle; induction loss
@@ -51,7 +51,7 @@ class Condition:
 
 @dataclasses.dataclass(frozen=True)
 class ResultStores:
-    """Where the rows go."""
+    """The parquet stores of a work folder."""
 
     rows: RowStore
     answers: RowStore
@@ -63,7 +63,7 @@ class ResultStores:
 def open_stores(
     folder: Path, fingerprint: str, degrees: Sequence[int | float]
 ) -> Iterator[ResultStores]:
-    """Opens the three stores of a work folder; rows have an S_p of each degree."""
+    """Opens the stores of a work folder; rows have an S_p of each degree."""
     with (
         RowStore(folder / "rows", rows_schema(degrees), fingerprint) as rows,
         RowStore(folder / "answers", ANSWERS, fingerprint) as answers,
@@ -74,7 +74,7 @@ def open_stores(
 
 
 def calibrated(audited: AuditedModel, folder: Path) -> calibrate.Calibration:
-    """b_auto of the model, from `calibration.json` where an earlier start has left it."""
+    """b_auto of the model, read from `calibration.json` if an earlier start wrote it."""
     path = folder / "calibration.json"
     if path.exists():
         return load_result(path, calibrate.Calibration)
@@ -121,7 +121,7 @@ def calibration_tokens(audited: AuditedModel) -> tuple[np.ndarray, tuple[int, ..
     """The shipped texts as tokens `[U, T]`, and the lengths at which b_auto is read.
 
     The lengths are that of the calibration, an eighth, a quarter and a half of it, and those of the
-    other suites as far as texts and context go.
+    other suites that fit texts and context.
 
     Raises:
       BadInputError: for a calibration that is longer than the model's context or a text.
@@ -178,7 +178,7 @@ def diagnose(
 
 
 def head_features(audited: AuditedModel, stores: ResultStores, suites: dict[str, Suite]) -> None:
-    """The features of the head types on the first induction prompts; nothing where they are out."""
+    """The features of the head types on the first induction prompts, if there are any."""
     if "induction" not in suites:
         return
     shape = audited.model.cfg.num_layers, audited.model.cfg.num_heads
@@ -292,7 +292,7 @@ def evaluate(
 def sweep_conditions(
     audited: AuditedModel, b_auto: float | None, stage: str = "sweep"
 ) -> list[Condition]:
-    """Softmax and every recipe of the config, in all heads; None will do where none has b=auto."""
+    """Softmax and every recipe of the config, in all heads; None if no recipe has b=auto."""
     everywhere = np.ones((audited.model.cfg.num_layers, audited.model.cfg.num_heads), bool)
     recipes = [SOFTMAX, *(parse_recipe(text) for text in audited.config.recipes)]
     return [Condition(stage, r.name, r, resolve_bias(r, b_auto), everywhere) for r in recipes]

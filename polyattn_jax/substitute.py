@@ -44,7 +44,7 @@ def recipe(text: str, *, bias: float | None = None) -> GlobalRowMap:
 
 @dataclasses.dataclass(frozen=True)
 class PerHeadRowMap:
-    """Replaces the softmax of chosen heads by one of `maps`; counts the rows that die of it.
+    """Replaces the softmax of chosen heads by one of `maps`; counts dead rows.
 
     A dead row has keys but no weight; its output is zero. `data` of one layer holds `index` (which
     map), `bias`, `heads_N` (bool) and `valid_BT` (which queries are no padding).

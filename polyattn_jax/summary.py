@@ -268,9 +268,13 @@ def summarise(
     """The content of summary.json, and the table of heads; `shape` is `[L, N]`."""
     rows, answers = columns(tables.rows), columns(tables.answers)
     by_head = heads(rows, shape, columns(tables.features))
-    held = controls(answers, columns(tables.losses), config)
-    swept = behaviour(answers, "sweep", config, held.unmet)
-    ablation = behaviour(answers, "ablation", config, held.unmet) if config.ablation_heads else ()
+    control_results = controls(answers, columns(tables.losses), config)
+    swept = behaviour(answers, "sweep", config, control_results.unmet)
+    ablation = (
+        behaviour(answers, "ablation", config, control_results.unmet)
+        if config.ablation_heads
+        else ()
+    )
     summary = AuditSummary(
         model=config.model,
         config=config,
@@ -278,13 +282,13 @@ def summarise(
         heads=shape[1],
         degrees=degrees(rows),
         calibration=calibration,
-        controls=held,
+        controls=control_results,
         prevalence=prevalence(rows, config),
         against_softmax=against_softmax(rows, config),
         bound=bound(rows, config),
         sweep=swept,
         prompts=behaviour(answers, "prompts", config) if config.prompts else (),
-        verdicts=verdicts(rows, by_head, swept, held.unmet, config),
+        verdicts=verdicts(rows, by_head, swept, control_results.unmet, config),
         ranking_suite=ranking_suite(rows),
         head_types=head_types.composition(by_head, config.top_heads)
         if tables.features.num_rows

@@ -1,8 +1,8 @@
-"""Whether a number of an audit may be judged against the paper's: why not, in words.
+"""Reasons why a number of an audit cannot be compared with the paper's.
 
-Model, suite, length and number of prompts must agree. The suite does by its name; the model by name
-(`paper.match`) and shape; lengths within a tenth of the paper's; prompts are at least half as many;
-at b_auto the calibration is held to the same bound on its length.
+The suite must be the same; the model agree in name (`paper.match`) and shape; lengths be within a
+tenth of the paper's; prompts be at least half as many. At b_auto the length of the calibration must
+also be within a tenth.
 """
 
 from lm_jax.report.markup import number
@@ -22,7 +22,7 @@ def obstacles(
     Args:
       length: tokens of ours and of theirs, which may differ by a tenth of theirs.
       prompts: ours and theirs; ours may be half as many.
-      what: what has that length.
+      what: noun for what has that length.
     """
     results = []
     ours, theirs = length

@@ -133,9 +133,9 @@ def degree_edges(
 ) -> np.ndarray:
     """Edges of equal width in log10 that hold every positive finite p* and the tested degrees."""
     joined = np.concatenate([*parts, np.array(tested)]).astype(float)
-    shown = joined[(joined > 0) & np.isfinite(joined)]
+    on_axis = joined[(joined > 0) & np.isfinite(joined)]
     # rounding of the logarithm must not push the extremes out of their bins
-    return np.geomspace(0.999 * shown.min(), 1.001 * shown.max(), bins + 1)
+    return np.geomspace(0.999 * on_axis.min(), 1.001 * on_axis.max(), bins + 1)
 
 
 def degree_histogram(
@@ -170,8 +170,8 @@ def bound_scatter(columns: Columns, *, degree: int, seed: int, where: str) -> "a
         "tie (S₂ = 1)": tie,
         "certified, unsafe": certified & ~safe & ~tie,
     }
-    shown = p_star[(p_star > 0) & np.isfinite(p_star)]
-    across = (float(shown.min()), float(shown.max())) if shown.size else (0.1, 100.0)
+    on_axis = p_star[(p_star > 0) & np.isfinite(p_star)]
+    across = (float(on_axis.min()), float(on_axis.max())) if on_axis.size else (0.1, 100.0)
     level = np.geomspace(across[0] / 10, across[1] * 10, 50)
     upright = np.geomspace(1e-9, 1e9, 400)
     sample = f"a fixed random {number(MOST_ROWS)} of {number(total)} rows"

@@ -137,13 +137,13 @@ def best_of(cells: Sequence[ConditionResult]) -> ConditionResult:
 
 
 def controls(summary: AuditSummary) -> Finding:
-    """Whether softmax does what the probes need, which everything else stands on."""
+    """Whether the controls hold, on which all other results depend."""
     result, config = summary.controls, summary.config
     length = config.sweep_length
-    given = result.accuracy[f"niah_{length}"]
+    needle = result.accuracy[f"niah_{length}"]
     without = result.accuracy.get("control")
     first, second = result.first_copy.loss.estimate, result.second_copy.loss.estimate
-    text = f"softmax finds the needle in {counted(given)} prompts at {length:,} tokens"
+    text = f"softmax finds the needle in {counted(needle)} prompts at {length:,} tokens"
     for other in config.niah_lengths:
         if other != length:
             text += f", {counted(result.accuracy[f'niah_{other}'])} at {other:,}"
@@ -155,7 +155,7 @@ def controls(summary: AuditSummary) -> Finding:
     )
     if not result.unmet:
         return Finding(f"The controls hold: {text}", "good")
-    if given.estimate >= 0.5 and second < first / 2 and (without or given).n < 10:
+    if needle.estimate >= 0.5 and second < first / 2 and (without or needle).n < 10:
         return Finding(f"Too few prompts for the controls: {text}", "warn")
     return Finding(f"The controls do not hold: {text}", "bad")
 
@@ -163,7 +163,7 @@ def controls(summary: AuditSummary) -> Finding:
 def overall(summary: AuditSummary) -> Finding:
     """The sentence to quote: which recipes may replace softmax in every head of this model.
 
-    Its tone is that of the best verdict: one recipe that preserves is what was looked for.
+    Its tone is that of the best verdict: one recipe that preserves is a success.
     """
     base = softmax_of(summary.sweep)
     others = [entry for entry in by_recipe(summary.sweep) if entry is not base]
@@ -238,7 +238,7 @@ def in_part(summary: AuditSummary) -> str:
     if draws < head_sets.FEWEST_DRAWS:
         return (
             f"{text} Whether the ranking by S₂ is decisive (worse than every random set) is not "
-            f"said below {head_sets.FEWEST_DRAWS} draws."
+            f"stated below {head_sets.FEWEST_DRAWS} draws."
         )
     flags = [
         f"{e.beaten} of {draws} at K = {e.size} ({'decisive' if e.decisive else 'not decisive'})"

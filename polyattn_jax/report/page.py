@@ -4,7 +4,7 @@
     lm_jax.run.files.write_text(folder / "report.html", html)
 
 Every number comes from the summary, and the figures from the rows and heads behind it; nothing is
-measured here. The controls stand first, because without them nothing else means anything.
+measured here. The controls come first: all other results depend on them.
 """
 
 from collections.abc import Iterable
@@ -40,17 +40,17 @@ def build(summary: AuditSummary, rows: pa.Table, by_head: Columns) -> str:
       by_head: the columns of `heads.parquet`.
     """
     model = paper.match(summary.model)
-    held, said = findings.controls(summary), findings.overall(summary)
+    controls_finding, overall_finding = findings.controls(summary), findings.overall(summary)
     texts = (
         findings.in_part(summary),
         findings.resolution(summary),
         findings.next_step(summary),
     )
-    beside = [text for text in texts if text]
+    remarks = [text for text in texts if text]
     parts = (
         controls(summary),
         calibration(summary),
-        # the paper's bars stand beside ours only where the two may be compared
+        # the paper's bars are drawn only where they may be compared with ours
         recipes.substitution(
             summary, model if model and not comparability.needle_obstacles(summary, model) else None
         ),
@@ -70,8 +70,8 @@ def build(summary: AuditSummary, rows: pa.Table, by_head: Columns) -> str:
         provenance=report.facts(to_jsonable(summary.provenance))
         | {"rows": summary.rows, "answers": summary.answers},
         lead=[
-            report.verdict(held.text, _intervals(summary), tone=held.tone),
-            report.verdict(said.text, *beside, tone=said.tone),
+            report.verdict(controls_finding.text, _intervals(summary), tone=controls_finding.tone),
+            report.verdict(overall_finding.text, *remarks, tone=overall_finding.tone),
         ],
     )
 
@@ -127,7 +127,7 @@ def _intervals(summary: AuditSummary) -> str:
     text = f"95 % Wilson intervals: {findings.ends(needle)} with the needle"
     if without is not None:
         text += f", {findings.ends(without)} without"
-    return f"{text}. Nothing below means anything unless this holds."
+    return f"{text}. All results below depend on these controls."
 
 
 def _control_place(item: tuple[str, Interval]) -> tuple[bool, int]:
@@ -136,7 +136,7 @@ def _control_place(item: tuple[str, Interval]) -> tuple[bool, int]:
 
 
 def calibration(summary: AuditSummary) -> Section:
-    """b_auto, the mass that lies below its threshold, and its dependence on length and text."""
+    """b_auto, the mass below its threshold, and its dependence on length and text."""
     result, config = summary.calibration, summary.config
     lost = f"{result.mass:.4%}".replace("%", " %")
     texts = f"{number(result.texts)} texts"
@@ -163,7 +163,7 @@ def calibration(summary: AuditSummary) -> Section:
 
 
 def terms() -> Section:
-    """What the words mean."""
+    """Glossary of the report."""
     return section("Terms", prose("terms"))
 
 

@@ -1,7 +1,7 @@
-"""The paper beside an audit: its numbers next to ours, and what differs between the two.
+"""Comparison of an audit with the paper: its numbers under ours, and what differs.
 
 Where the model is one of the paper's four, a number of ours is judged against the paper's if
-nothing of `comparability` speaks against it; else the reason stands there. For other models the
+`comparability` finds no obstacle; else the table gives the reason. For other models the
 nearest of the four is shown for orientation, and nothing is judged.
 """
 
@@ -74,9 +74,9 @@ def _beside(
 ) -> Cell:
     """Our value with the paper's under it; with a tone only where the two may be compared."""
     if judged and ours is not None:
-        made = compared(ours, theirs, tolerance=tolerance, spec=spec, scale=scale)
-        # n is the same in a whole table and stands in its caption
-        return made._replace(note=made.note.partition(" · ")[0])
+        judgement = compared(ours, theirs, tolerance=tolerance, spec=spec, scale=scale)
+        # n is the same in a whole table, whose caption gives it
+        return judgement._replace(note=judgement.note.partition(" · ")[0])
     note = f"paper {number(theirs * scale, spec)}"
     if isinstance(ours, Interval):
         return report.rate(ours, spec=spec, scale=scale)._replace(note=note)
@@ -248,7 +248,7 @@ def _sweep_tables() -> tuple[Markup, Markup]:
 
 
 def differences(summary: AuditSummary) -> Section:
-    """What differs from the paper, so that nobody compares unlike numbers."""
+    """Differences between this audit and the paper's."""
     c = summary.config
     asset = assets.entries().get(summary.model)
     weights = ", ".join(summary.weights) or "not recorded"

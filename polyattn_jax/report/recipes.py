@@ -1,7 +1,7 @@
 """The sections of a report on what the model answers: every recipe in all heads, and in some.
 
-Each takes the summary and returns a section of the page; `report.build` puts them together with
-those on rows and heads (`row_sections`).
+Each takes the summary and returns a section of the page; `page.build` puts them together with those
+on rows and heads (`score_rows`).
 """
 
 from pathlib import Path
@@ -25,7 +25,7 @@ from polyattn_jax.results import (
     SoftmaxComparison,
 )
 
-# A percentile bootstrap over fewer prompts is too narrow (stats.clustered_bootstrap).
+# A percentile bootstrap over fewer prompts is too narrow (`lm_jax.statistics.clustered_bootstrap`).
 FEW_PROMPTS = 30
 
 
@@ -210,7 +210,7 @@ def _ablation_row(entry: ConditionResult, which: str, size: int) -> list[object]
 
 
 def percent(result: Interval, *, signed: bool = False) -> Cell:
-    """A share with its interval in one line, in percent; the n stands elsewhere."""
+    """A share with its interval in one line, in percent, without n."""
     return Cell(rate(result, spec="+.1f" if signed else ".1f").text, numeric=True)
 
 

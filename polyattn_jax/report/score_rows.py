@@ -1,7 +1,7 @@
 """The sections of a report on score rows and heads, with softmax as the control of each share.
 
 Each takes the summary, and the rows or heads that its figures draw, and returns a section of the
-page; `report.build` puts them together.
+page; `page.build` puts them together.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from polyattn_jax.schema import BIASES
 
 
 def unsafe_rows(summary: AuditSummary, by_head: Columns) -> Section:
-    """How many rows are unsafe, by suite and bias, and where the heads lie."""
+    """Shares of unsafe rows by suite and bias, and maps of the heads."""
     config, entries = summary.config, findings.by_suite(summary.prevalence)
     lines = []
     for entry in entries:

@@ -1,4 +1,4 @@
-"""What a degree does to the rows that softmax concentrates, in words that follow the numbers."""
+"""Sentences on which rows a degree blurs and sharpens in comparison with softmax."""
 
 from lm_jax.statistics import Interval
 from polyattn_jax.report import findings
@@ -36,7 +36,7 @@ def softmax_safe(summary: AuditSummary) -> Interval | None:
 def sentence(summary: AuditSummary) -> str:
     """Which degrees spread more rows than softmax does, and how many of its sharp rows are lost.
 
-    A degree blurs or sharpens where the interval of its balance lies on one side of 0.
+    A degree blurs or sharpens where the interval of its balance excludes 0.
     """
     result = entries(summary, "auto")
     if not result:

@@ -1,4 +1,4 @@
-"""The end of a run on the console: controls, calibration, verdicts, and where the report lies.
+"""Summary of an audit for a terminal: controls, calibration, verdicts, path of the report.
 
 At most 100 columns. A terminal gets a ruled table with colour, a pipe or a log plain text; no text
 of a run is read as markup.
@@ -28,7 +28,7 @@ def print_summary(
 
     Args:
       summary: the content of `summary.json`.
-      report: where the report lies; None leaves the line out.
+      report: path of the report; None leaves the line out.
       console: where to print; standard output by default.
     """
     console = console or Console()
@@ -41,9 +41,9 @@ def print_summary(
     def say(text: str, style: str = "") -> None:
         console.print(_text(text, console, style), highlight=False)
 
-    held, said = findings.controls(summary), findings.overall(summary)
+    controls_finding, overall_finding = findings.controls(summary), findings.overall(summary)
     result = summary.calibration
-    say(held.text, _STYLES[held.tone])
+    say(controls_finding.text, _STYLES[controls_finding.tone])
     say(
         f"Calibration: b_auto = {findings.b_auto(result)} (95 % over {result.texts} texts of "
         f"{result.length:,} tokens) leaves {result.mass:.2%} of the softmax "
@@ -56,7 +56,7 @@ def print_summary(
         f"{base.accuracy.n:,} prompts, each recipe in all {heads:,} heads:"
     )
     console.print("", _table(summary, console), "", sep="\n", highlight=False)
-    say(said.text, f"bold {_STYLES[said.tone]}")
+    say(overall_finding.text, f"bold {_STYLES[overall_finding.tone]}")
     for text in (
         sharpness.sentence(summary),
         findings.in_part(summary),
@@ -72,27 +72,27 @@ def print_summary(
 
 def _text(text: str, console: Console, style: str = "") -> Text:
     """Text that this console can show: no control characters, nothing that its encoding lacks."""
-    plain = (
+    encoded = (
         clean(text).replace("S₂", "S_2").replace("rᵖ", "r^p").encode(console.encoding, "replace")
     )
-    return Text(plain.decode(console.encoding), style)
+    return Text(encoded.decode(console.encoding), style)
 
 
 def _table(summary: AuditSummary, console: Console) -> Table:
     verdicts = {v.recipe: v for v in summary.verdicts}
     rule = box.SIMPLE_HEAD if console.is_terminal else None
-    made = Table(box=rule, pad_edge=False, show_edge=False, collapse_padding=True)
-    made.add_column("recipe", no_wrap=True, overflow="ellipsis")
+    table = Table(box=rule, pad_edge=False, show_edge=False, collapse_padding=True)
+    table.add_column("recipe", no_wrap=True, overflow="ellipsis")
     top = f"top-{summary.config.top_heads} %"
     for title in ("right % [95 %]", "p", "loss", "safe %", top, "lost %", "sharp %"):
-        made.add_column(title, justify="right", no_wrap=True)
-    made.add_column("verdict", no_wrap=True)
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
     for entry in findings.by_recipe(summary.sweep):
         verdict = verdicts.get(entry.recipe)
         against = sharpness.of_recipe(summary, entry.recipe) if verdict else None
         cells = _cells(entry, verdict, against, sharpness.softmax_safe(summary))
-        made.add_row(*(_text(cell, console) for cell in cells), _word(verdict))
-    return made
+        table.add_row(*(_text(cell, console) for cell in cells), _word(verdict))
+    return table
 
 
 def _cells(

@@ -37,7 +37,7 @@ def sentences(text: str) -> list[str]:
 
 
 def usable(sentence: str) -> bool:
-    """Whether a sentence may stand in a haystack, by rule 2 of the module."""
+    """Whether a sentence may be part of a haystack, by rule 2 of the module."""
     return (
         WORDS[0] <= len(sentence.split()) <= WORDS[1]
         and sentence[0].isupper()
@@ -48,7 +48,7 @@ def usable(sentence: str) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Pool:
-    """Distractor sentences with what they hold, as seen by one tokenizer."""
+    """Distractor sentences and their tokens under one tokenizer."""
 
     sentences: tuple[str, ...]
     tokens: tuple[tuple[int, ...], ...]  # of each sentence, after another one

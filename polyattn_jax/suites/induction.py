@@ -1,4 +1,4 @@
-"""Induction prompts: a sequence seen once must be continued when it comes again.
+"""Induction prompts: a sequence that occurred before must be continued when it recurs.
 
 After Olsson et al. 2022 (repeated random tokens) as used in "When Does Polynomial Attention
 Concentrate?", section 5.1 and Appendix B: random tokens of the vocabulary, lengths 256 to 4096,
@@ -52,7 +52,7 @@ def induction(
     if body < 3:
         raise UsageError(f"length={length} leaves {body} random tokens of at least 3: raise it")
     ordinary = prompts_lib.ordinary_tokens(vocabulary, common)
-    made = []
+    prompts = []
     for index in range(n):
         rng = prompts_lib.rng(seed, index)
         if form == "block":
@@ -63,7 +63,7 @@ def induction(
             tokens = prompts_lib.draw(rng, ordinary, body - 1)
             answer = int(rng.randint(1, body - 1))
             tokens.append(tokens[answer - 1])
-        made.append(
+        prompts.append(
             Prompt(
                 id=f"induction-{index:04d}",
                 tokens=(*start, *tokens),
@@ -73,7 +73,7 @@ def induction(
         )
     return prompts_lib.make_suite(
         "induction",
-        made,
+        prompts,
         vocabulary=vocabulary,
         plant="pair",
         max_length=max_length,
@@ -117,10 +117,10 @@ def repeated_tokens(
     offset = len(start)
     first = range(offset, offset + half - 1)
     queries = (*first, *(query + half for query in first))
-    made = []
+    prompts = []
     for index in range(n):
         block = prompts_lib.draw(prompts_lib.rng(seed, index), ordinary, half)
-        made.append(
+        prompts.append(
             Prompt(
                 id=f"repeated-{index:04d}",
                 tokens=(*start, *block, *block),
@@ -131,7 +131,7 @@ def repeated_tokens(
         )
     return prompts_lib.make_suite(
         "repeated_tokens",
-        made,
+        prompts,
         vocabulary=vocabulary,
         plant="pair",
         max_length=max_length,

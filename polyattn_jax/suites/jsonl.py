@@ -67,21 +67,21 @@ def load_jsonl(path: str | Path, tokenizer: Tokenizer, *, max_length: int | None
       BadInputError: as `read_jsonl`, and for a prompt longer than `max_length` or an answer that
         fuses with its prompt.
     """
-    path, read = Path(path), read_jsonl(path)
+    path, file = Path(path), read_jsonl(path)
     start = len(prompts_lib.start_tokens(tokenizer))
-    made = [
+    prompts = [
         _prompt(row, f"{path}:{number}", tokenizer, start, max_length)
-        for number, row in read.rows.items()
+        for number, row in file.rows.items()
     ]
     return prompts_lib.make_suite(
         path.stem,
-        made,
+        prompts,
         vocabulary=tokenizer,
         plant="none",
         max_length=max_length,
         facts={
             "source": path.name,
-            "source_sha256": read.sha256,
+            "source_sha256": file.sha256,
             "special_tokens": "strings of special tokens inside a prompt are plain text",
         },
     )

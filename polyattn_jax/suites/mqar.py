@@ -1,4 +1,4 @@
-"""Multi-query associative recall: keys and values are shown once, then the keys are asked for.
+"""Multi-query associative recall: key-value pairs occur once, then the keys are queried.
 
 After Arora et al. 2023 ("Zoology: Measuring and Improving Recall in Efficient Language Models"),
 the MQAR suite of "When Does Polynomial Attention Concentrate?", section 5.1. One prompt is
@@ -41,7 +41,7 @@ def mqar(
       vocabulary: a tokenizer, whose special tokens are left out of the draw and whose start token
         is put first if its default does so; or a plain vocabulary size.
       length: total tokens of a prompt, start token included.
-      pairs: key-value pairs, each asked for once.
+      pairs: number of key-value pairs, each queried once.
       n: number of prompts.
       seed: in [0, 2**32).
       common: draw from that many of the lowest ordinary ids only, see `ordinary_tokens`.
@@ -63,13 +63,13 @@ def mqar(
             f"length={length} is too short for pairs={pairs}: raise it to {length - noise} or more"
         )
     ordinary = prompts_lib.ordinary_tokens(vocabulary, common)
-    made = [
+    prompts = [
         _prompt(index, prompts_lib.rng(seed, index), ordinary, start, pairs, noise, read)
         for index in range(n)
     ]
     return prompts_lib.make_suite(
         "mqar",
-        made,
+        prompts,
         vocabulary=vocabulary,
         plant="pair",
         max_length=max_length,
@@ -101,11 +101,11 @@ def _prompt(
         tokens += [key, value]
     # Slots hold a noise token or a query with its answer; the last query comes after all of them.
     slots = pairs - 1 + noise
-    asked = set(rng.permutation(slots)[: pairs - 1].tolist())
+    query_slots = set(rng.permutation(slots)[: pairs - 1].tolist())
     order = rng.permutation(pairs).tolist()
     queries = []
     for slot in range(slots):
-        if slot in asked:
+        if slot in query_slots:
             pair = order[len(queries)]
             queries.append(len(tokens))
             tokens += [keys[pair], values[pair]]

@@ -128,7 +128,7 @@ def niah(
     else:
         pool = haystack_lib.pool(haystack, tokenizer, seed)
     size = _Size(pad, pad_unit, length)
-    made = []
+    prompts = []
     for index in range(n):
         rng = prompts_lib.rng(seed, index)
         noun = list(ids_of)[rng.randint(len(ids_of))]
@@ -138,7 +138,7 @@ def niah(
         answer = _first(tokens, ids_of[noun])
         if not needle:
             text, tokens = _control(tokenizer, pool, noun, distractors, depth, len(tokens))
-        made.append(
+        prompts.append(
             Prompt(
                 id=f"niah-{index:04d}",
                 tokens=tuple(tokens),
@@ -151,7 +151,7 @@ def niah(
         )
     return prompts_lib.make_suite(
         "niah" if needle else "niah_control",
-        made,
+        prompts,
         vocabulary=tokenizer,
         plant="single" if needle else "absent",
         max_length=max_length,

@@ -4,7 +4,7 @@ A suite is a tuple of token sequences with known answers. What the paper verifie
 ("When Does Polynomial Attention Concentrate?", Appendix E, prompt audit) is checked here whenever a
 suite is built, so an unsound suite cannot reach a model:
 
-1. ids are distinct, tokens lie in the vocabulary, no prompt is longer than the model's context;
+1. ids are distinct, tokens are in the vocabulary, no prompt is longer than the model's context;
 2. a planted answer is where the prompt says it is, and nowhere else before the query;
 3. the text and the answer tokenise to exactly the tokens of the prompt plus the answer's token.
 
@@ -27,7 +27,7 @@ RNG = "numpy RandomState([seed, prompt index])"
 
 
 class Tokenizer(Protocol):
-    """What a suite asks of a tokenizer; `special_ids` and `eos_id` are read where it has them."""
+    """The tokenizer that a suite needs; `special_ids` and `eos_id` are read where it has them."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -97,7 +97,7 @@ class Prompt:
 
 @dataclasses.dataclass(frozen=True)
 class Suite:
-    """Audited prompts with a manifest that says how they were made and what the audit found."""
+    """Audited prompts with a manifest of how they were built and what the audit found."""
 
     name: str
     prompts: tuple[Prompt, ...]
@@ -121,7 +121,7 @@ def sha256_lines(lines: Sequence[str]) -> str:
 
 
 def encode(tokenizer: Tokenizer, text: str, *, start: bool = True) -> list[int]:
-    """The tokens of a text that cannot speak special tokens, with the start token if any."""
+    """The tokens of a text whose special tokens are plain text, with the start token if any."""
     return tokenizer.encode(text, add_special_tokens=start, split_special_tokens=True)
 
 
@@ -129,10 +129,10 @@ def start_tokens(vocabulary: Vocabulary) -> tuple[int, ...]:
     """Returns what the tokenizer's own default puts before a text: one start token, or nothing."""
     if isinstance(vocabulary, int):
         return ()
-    plain = vocabulary.encode("a", add_special_tokens=False)
+    body = vocabulary.encode("a", add_special_tokens=False)
     full = vocabulary.encode("a")
-    start = full[: len(full) - len(plain)]
-    if full != [*start, *plain]:
+    start = full[: len(full) - len(body)]
+    if full != [*start, *body]:
         raise BadInputError(
             "the tokenizer adds tokens after a text, so no token could be predicted from its end: "
             "use a tokenizer whose default adds a start token only"
@@ -293,19 +293,19 @@ def _plant_fault(prompt: Prompt, plant: Plant) -> str | None:
     if plant == "none":
         return None
     for query, target, answer in prompt.answers():
-        seen, cue = prompt.tokens[: query + 1], prompt.tokens[query]
+        context, cue = prompt.tokens[: query + 1], prompt.tokens[query]
         if plant == "absent":
-            if target in seen:
-                return f"the control holds its answer, token {target}, at {seen.index(target)}"
+            if target in context:
+                return f"the control holds its answer, token {target}, at {context.index(target)}"
             continue
-        if plant == "pair" and answer < 0 and cue not in seen[:-1]:
+        if plant == "pair" and answer < 0 and cue not in context[:-1]:
             continue
-        if not 0 <= answer <= query or seen[answer] != target:
+        if not 0 <= answer <= query or context[answer] != target:
             return f"answer_position {answer} does not hold the answer, token {target}"
-        if places := _places(seen, target, but=answer):
+        if places := _places(context, target, but=answer):
             return f"the answer leaks: token {target}, planted at {answer}, is also at {places}"
-        if plant == "pair" and _places(seen[:-1], cue) != [answer - 1]:
-            places = _places(seen[:-1], cue)
+        if plant == "pair" and _places(context[:-1], cue) != [answer - 1]:
+            places = _places(context[:-1], cue)
             return (
                 f"the query, token {cue}, must occur once before, at {answer - 1}, not at {places}"
             )

@@ -70,7 +70,7 @@ def limits(row: Row, bias: float, target: int) -> Limits:
         z[target] + e[target] - (z - e)[others].max(),
     )
     active = (low[others] > 0).sum(), (high[others] > 0).sum()
-    made = {
+    bounds = {
         "u_star": (low[target], high[target]),
         "r_star": (r_low[target], r_high[target]),
         "margin": margin,
@@ -79,24 +79,24 @@ def limits(row: Row, bias: float, target: int) -> Limits:
     }
     if high[target] <= 0:
         dead = {f"s_{p}": (np.inf, np.inf) for p in DEGREES}
-        return made | dead | {"active": (0, 0), "relative_margin": (0, 0)}
+        return bounds | dead | {"active": (0, 0), "relative_margin": (0, 0)}
     if low[target] <= 0:
         # Rounding decides whether the row is dead, and so over all that divides by r_*.
-        return made
-    made["active"] = active
+        return bounds
+    bounds["active"] = active
     ends = [end / r for end in margin for r in (low[target], high[target])]
     # A quotient may be a product with a reciprocal.
     least, greatest = _rounded(min(ends), max(ends), 3)
-    made["relative_margin"] = (least, min(greatest, 1.0) if active[0] else greatest)
+    bounds["relative_margin"] = (least, min(greatest, 1.0) if active[0] else greatest)
     for p in DEGREES:
         error = relative_error_bound(p, len(z))
         # What is below the smallest normal number may be flushed to 0.
         flushed = len(z) * ((TINY / low[target]) ** p + TINY)
-        made[f"s_{p}"] = (
+        bounds[f"s_{p}"] = (
             ((r_low[others] / r_high[target]) ** p).sum() * (1 - error) - flushed,
             ((r_high[others] / r_low[target]) ** p).sum() * (1 + error) + flushed,
         )
-    return made
+    return bounds
 
 
 def _rounded(low: Any, high: Any, units: float = 1.0) -> tuple[Any, Any]:
@@ -128,7 +128,7 @@ def is_argmax(row: Row, key: int) -> bool:
 
 
 def assert_row(result: dict[str, Any], row: Row) -> bool:
-    """Asserts that a line of `rows.parquet` lies within its limits; whether its status is sure."""
+    """Asserts that a line of `rows.parquet` is within its limits; whether its status is sure."""
     target = result["argmax"] if result["target"] == "argmax" else result["answer"]
     ends = limits(row, result["bias"], target)
     if result["answer"] >= 0:
@@ -184,8 +184,8 @@ class Answers:
         self, suite: str, cells: tuple[Cell, ...]
     ) -> tuple[tuple[str, ...], rounding.Expected]:
         """The ids of the prompts, and arrays `[cell, prompt]`."""
-        made = build_suites(self.audited)[suite]
-        (batch,) = batches(made, len(made.prompts))
+        built = build_suites(self.audited)[suite]
+        (batch,) = batches(built, len(built.prompts))
         recipes = [parse_recipe(cell.recipe) for cell in cells]
         maps = tuple(dict.fromkeys(recipe.map for recipe in recipes))
         run = functools.partial(
@@ -228,7 +228,7 @@ class Answers:
 
 
 def bias_limits(audited: AuditedModel) -> tuple[float, float]:
-    """Between which numbers b_auto lies where scores and masses are rounded.
+    """The least and the greatest b_auto with rounded scores and masses.
 
     Scores that are off by e at most move the mass below t to that below t +- e, and each weight by
     less than e^2e; the budget is met by a mass that is off by as much.

@@ -101,7 +101,7 @@ def tiny_params(cfg: lm_jax.DecoderConfig, tokenizer: Tokenizer) -> Any:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> WordTokenizer:
-    """One token for each word of the made suites."""
+    """One token for each word of the synthetic suites."""
     return WordTokenizer(VOCABULARY)
 
 
@@ -210,7 +210,7 @@ def audited(run_audit: Command, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture(scope="session")
 def prompts_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Prompts of a user that the tiny model can answer: a needle, said once more at the end."""
+    """Prompts of a user that the tiny model can answer: a needle, asked for at the end."""
     path = tmp_path_factory.mktemp("prompts") / "mine.jsonl"
     rows = [
         {"id": noun, "prompt": f"The secret word is {noun}. {often}. The secret word is"}
@@ -226,10 +226,10 @@ def prompts_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def run_check(tiny: Path, haystack: Path) -> Command:
     """`run_check(*flags)`: a check of the tiny model, in this process."""
-    given = [f"--haystack={haystack}", "--length=64", "--n=7"]
+    flags = [f"--haystack={haystack}", "--length=64", "--n=7"]
 
     def command(*argv: str, model: Path = tiny) -> Outcome:
-        arguments = [f"--model={model}", *given, *argv]
+        arguments = [f"--model={model}", *flags, *argv]
         return run(check.main, arguments, options=check.Options, workdir_required=False)
 
     return command
@@ -262,10 +262,10 @@ def toys(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
             vocab_size=tokenizer.vocab_size,
             max_length=256,
         )
-        made = lm_jax.init_params(jax.random.key(0), cfg, dtype=np.float32)
-        blocks = jax.tree_util.tree_map_with_path(moved, made["blocks"])
+        params = lm_jax.init_params(jax.random.key(0), cfg, dtype=np.float32)
+        blocks = jax.tree_util.tree_map_with_path(moved, params["blocks"])
         folders[name] = tmp_path_factory.mktemp("toys") / golden
-        lm_jax.save_pretrained(folders[name], cfg, made | {"blocks": blocks}, tokenizer)
+        lm_jax.save_pretrained(folders[name], cfg, params | {"blocks": blocks}, tokenizer)
     return folders
 
 
@@ -275,8 +275,8 @@ def run_smoke(haystack: Path) -> Command:
 
     def command(name: str, model: Path, workdir: Path) -> Outcome:
         path = ROOT / "configs" / "polyattn" / name
-        given = [f"--config.model={model}", f"--config.haystack={haystack}"]
-        argv = [f"--config={path}:smoke", *given, f"--workdir={workdir}"]
+        flags = [f"--config.model={model}", f"--config.haystack={haystack}"]
+        argv = [f"--config={path}:smoke", *flags, f"--workdir={workdir}"]
         return run(audit.main, argv, config=str(path))
 
     return command

@@ -23,8 +23,8 @@ def margin_envelope(
 
     Needs r_* > 0 and Delta >= 0. At Delta >= r_* no distractor is active and the bound is 1.
     """
-    rival = np.maximum(np.subtract(r_star, margin), 0)
-    return 1 / (1 + active * g(rival) / g(np.asarray(r_star)))
+    runner_up = np.maximum(np.subtract(r_star, margin), 0)
+    return 1 / (1 + active * g(runner_up) / g(np.asarray(r_star)))
 
 
 def polynomial_envelope(active: ArrayLike, relative_margin: ArrayLike, p: ArrayLike) -> ArrayLike:

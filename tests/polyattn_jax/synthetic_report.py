@@ -1,4 +1,4 @@
-"""What an audit of six heads leaves behind, made from random rows, and its page taken apart."""
+"""Results of an audit of six heads, from random rows, and the parts of its page."""
 
 import dataclasses
 import io
@@ -63,7 +63,7 @@ def diagnosed_rows(suites=("niah_64", "niah_1024", "induction", "mqar")):
     active, rho = rng.integers(0, 50, n), rng.uniform(0.01, 0.9, n)
     degree = np.arange(2, 17)[:, None]
     s = dict(zip(range(2, 17), active * (1 - rho) ** degree * rng.uniform(0.2, 1, n), strict=True))
-    given = {
+    by_name = {
         "suite": suite,
         "prompt": np.char.add("prompt-", prompt.astype(str)),
         "layer": layer,
@@ -83,18 +83,18 @@ def diagnosed_rows(suites=("niah_64", "niah_1024", "induction", "mqar")):
         "distance": rng.integers(0, 60, n),
     }
     # one tie that the bound certifies: two equal keys and nothing else
-    given["active"][0], given["p_star"][0], given["status"][0] = 1, 0.0, Status.ACTIVE
+    by_name["active"][0], by_name["p_star"][0], by_name["status"][0] = 1, 0.0, Status.ACTIVE
     for p in (2, 4, 8, 16):
-        given[f"s_{p}"][0] = 1.0
-    return table(given, schema.ROWS)
+        by_name[f"s_{p}"][0] = 1.0
+    return table(by_name, schema.ROWS)
 
 
-def table(given, fields):
-    size = len(next(iter(given.values())))
+def table(by_name, fields):
+    size = len(next(iter(by_name.values())))
     columns = [
-        pa.array(given.get(f.name, [""] * size if f.type == pa.string() else np.zeros(size))).cast(
-            f.type
-        )
+        pa.array(
+            by_name.get(f.name, [""] * size if f.type == pa.string() else np.zeros(size))
+        ).cast(f.type)
         for f in fields
     ]
     return pa.Table.from_arrays(columns, schema=fields)
@@ -102,8 +102,8 @@ def table(given, fields):
 
 def answers(correct, ablation, left_out):
     """How many of the prompts each cell gets right, and softmax where the needle was left out."""
-    given = {name: [] for name in ("stage", "cell", "recipe", "heads", "suite", "prompt")}
-    given |= {name: [] for name in ("target", "predicted", "loss", "rank")}
+    by_name = {name: [] for name in ("stage", "cell", "recipe", "heads", "suite", "prompt")}
+    by_name |= {name: [] for name in ("target", "predicted", "loss", "rank")}
     control = {"niah_64": PROMPTS, "niah_1024": PROMPTS - 1, "control": left_out}
     cells = [("control", "softmax", "softmax", suite, right) for suite, right in control.items()]
     cells += [("sweep", name, name, "niah_64", right) for name, right in correct.items()]
@@ -115,8 +115,8 @@ def answers(correct, ablation, left_out):
             row |= {"prompt": f"prompt-{i}", "target": 5, "predicted": 5 if i < right else 7}
             row |= {"loss": 1.0 + i, "rank": 0 if i < right else 3}
             for name, value in row.items():
-                given[name].append(value)
-    return table(given, schema.ANSWERS)
+                by_name[name].append(value)
+    return table(by_name, schema.ANSWERS)
 
 
 def head_features():

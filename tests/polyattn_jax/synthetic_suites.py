@@ -1,4 +1,4 @@
-"""Suites over a tokenizer of whole words and a made haystack."""
+"""Suites over a tokenizer of whole words and a synthetic haystack."""
 
 import random
 
@@ -47,14 +47,14 @@ class WordTokenizer:
 def sentences(count):
     """Distinct sentences of 4 to 9 words; every other one names a noun in one of its spellings."""
     draw = random.Random(0)
-    made = {}
-    while len(made) < count:
+    sentences = {}
+    while len(sentences) < count:
         first, *rest = draw.choices(PLAIN, k=draw.randint(4, 9))
-        if len(made) % 2:
+        if len(sentences) % 2:
             noun = draw.choice(NOUNS)
             rest[draw.randrange(len(rest))] = draw.choice([noun, noun.title(), noun.upper()])
-        made[f"{first.title()} {' '.join(rest)}."] = None
-    return list(made)
+        sentences[f"{first.title()} {' '.join(rest)}."] = None
+    return list(sentences)
 
 
 HAYSTACK = sentences(500)

@@ -97,11 +97,13 @@ def test_files_schema_and_number_of_rows(audited):
     assert answers.num_rows == (7 + 3) + 7 * 5 + 4 * 7
 
 
-def test_every_result_file_says_what_made_it(audited):
+def test_every_result_file_holds_its_provenance(audited):
     recorded = json.loads((audited / "provenance.json").read_text())
-    said = [json.loads(table(audited, n).schema.metadata[PROVENANCE]) for n in TABLES]
-    said.append(summary_of(audited)["provenance"])
-    for provenance in said:
+    recorded_provenance = [
+        json.loads(table(audited, n).schema.metadata[PROVENANCE]) for n in TABLES
+    ]
+    recorded_provenance.append(summary_of(audited)["provenance"])
+    for provenance in recorded_provenance:
         assert len(provenance.pop("config_hash")) == 64
         assert provenance == recorded
     assert {"git", "packages", "device", "start", "seeds", "data"} <= set(recorded)
@@ -186,7 +188,7 @@ def test_what_is_known_of_the_tiny_model_is_found(audited):
 
 
 def test_recipes_of_other_degrees_and_biases_get_their_own_safe_share(run_audit, tmp_path):
-    """relu:p=3,b=1 is measured at b = 1 and p = 3, and nothing is said for a map without S_p."""
+    """relu:p=3,b=1 is measured at b = 1 and p = 3, and a map without S_p has no share."""
     recipes = ("relu:p=3,b=1", "relu:p=2.5,b=auto", "sigmoid:b=1", "relu_p4_b0")
     outcome = run_audit(tmp_path / "run", f"--config.recipes={recipes}")
     assert outcome.code == 0, outcome.err
@@ -202,7 +204,7 @@ def test_recipes_of_other_degrees_and_biases_get_their_own_safe_share(run_audit,
         assert shares[recipe]["estimate"] == pytest.approx(np.mean(rows[f"s_{p}"][own] < 1))
     assert set(rows["bias"][rows["bias_kind"] == "1"]) == {1.0}
     assert shares["sigmoid_b1"] is None
-    # S_3 lies between S_2 and S_4 where each share r_j / r_* is below 1
+    # S_3 is between S_2 and S_4 where each share r_j / r_* is below 1
     assert (rows["s_3"][needle] <= rows["s_2"][needle]).all()
     assert (rows["s_4"][needle] <= rows["s_3"][needle]).all()
     page = (tmp_path / "run" / "report.html").read_text()
@@ -271,7 +273,7 @@ def test_own_prompts_are_one_more_suite(run_audit, prompts_file, tmp_path):
     assert {entry["verdict"] for entry in result["sweep"]} == {"undecided"}
     assert cells[parse_recipe(hopeless).name]["verdict"] == "no-go"
     assert {e["suite"] for e in result["prevalence"]} == {*PROMPTS, "prompts"}
-    # The answer's key is where the noun stands.
+    # The answer's key is the noun's position.
     rows = [r for r in table(tmp_path / "run").to_pylist() if r["suite"] == "prompts"]
     assert {r["answer"] for r in rows} == {4}
     assert "Your prompts: do they keep their answers?" in (
@@ -340,8 +342,8 @@ def test_rows_are_reduced_inside_the_layer(audited_model):
     scans = list(_scans(jaxpr.jaxpr))
     assert any(scan.params["length"] == L for scan in scans)
     # No row leaves its layer, nor any score: T is the length of no output but the residual stream.
-    made = [v.aval.shape for scan in scans for v in scan.outvars]
-    assert {shape for shape in made if T in shape} == {(B, T, cfg.hidden_size)}
+    shapes = [v.aval.shape for scan in scans for v in scan.outvars]
+    assert {shape for shape in shapes if T in shape} == {(B, T, cfg.hidden_size)}
     assert all(T not in v.aval.shape for v in jaxpr.jaxpr.outvars)
 
 

@@ -35,7 +35,7 @@ def shards(folder, store):
 
 
 @pytest.mark.slow
-def test_a_killed_audit_goes_on_and_ends_with_the_same_rows(audited, audit_arguments, tmp_path):
+def test_a_killed_audit_resumes_and_ends_with_the_same_rows(audited, audit_arguments, tmp_path):
     folder = tmp_path / "run"
     command = [sys.executable, "-m", "polyattn_jax.audit", *audit_arguments, f"--workdir={folder}"]
     # The programs of one start serve the next, so that what is timed is not compilation.

@@ -1,4 +1,4 @@
-"""b_auto by streaming brackets equals b_auto by sorting, and obeys the 5 % rule it stands for."""
+"""b_auto by streaming brackets equals b_auto by sorting, and obeys the 5 % rule that defines it."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -165,7 +165,7 @@ def measure_of(scores_UNTS, calls=None):
     return measure
 
 
-def test_texts_are_calibrated_together_at_the_length_that_is_asked_for():
+def test_texts_are_calibrated_together_at_the_chosen_length():
     scores, calls = texts_of(0), []
     got = calibrate.calibrate_texts(measure_of(scores, calls), LENGTHS, 20, num_thresholds=128)
     assert got.bias == calibrate.exact_bias(scores[:, :, :20])

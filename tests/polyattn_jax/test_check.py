@@ -35,9 +35,9 @@ def test_the_exit_code_is_the_verdict(run_check, recipe, prompts, code, verdict)
     assert outcome.code == code, outcome.err
     assert f"\nverdict   {verdict}\n" in outcome.out
     assert "\nreason    " in outcome.out and "\nnext      " in outcome.out
-    shown = fields(outcome.out)
-    assert shown["prompts that could be lost"] == [str(prompts)]
-    assert shown["preserve takes, none being lost"] == ["73"]
+    printed = fields(outcome.out)
+    assert printed["prompts that could be lost"] == [str(prompts)]
+    assert printed["preserve takes, none being lost"] == ["73"]
     measured = recipe.startswith("relu")
     assert ("\nS_p was not measured" in outcome.out) != measured
     assert "see the ablation" not in outcome.out
@@ -56,23 +56,23 @@ def test_a_model_that_fails_the_control_leaves_the_check_undecided(run_check, ti
     assert "softmax itself is right in 0 of 40 prompts" in " ".join(outcome.out.split())
 
 
-def test_a_hopeless_recipe_is_shown_with_intervals_and_a_paired_test(run_check, tmp_path):
+def test_a_hopeless_recipe_is_printed_with_intervals_and_a_paired_test(run_check, tmp_path):
     outcome = run_check(f"--recipe={HOPELESS}", f"--workdir={tmp_path / 'run'}")
-    shown = fields(outcome.out)
+    printed = fields(outcome.out)
     low = 100 * stats.binomtest(PROMPTS, PROMPTS).proportion_ci(method="wilson").low
-    assert shown["softmax"] == ["100.0", "%", f"{low:.1f}", "to", "100.0", "%", str(PROMPTS)]
-    assert shown["the recipe"] == ["0.0", "%", "0.0", "to", f"{100 - low:.1f}", "%", str(PROMPTS)]
-    assert shown["change (paired)"][0] == "-100.0"
-    assert shown["prompts lost, won"] == [f"{PROMPTS},", "0"]
+    assert printed["softmax"] == ["100.0", "%", f"{low:.1f}", "to", "100.0", "%", str(PROMPTS)]
+    assert printed["the recipe"] == ["0.0", "%", "0.0", "to", f"{100 - low:.1f}", "%", str(PROMPTS)]
+    assert printed["change (paired)"][0] == "-100.0"
+    assert printed["prompts lost, won"] == [f"{PROMPTS},", "0"]
     p_value = stats.binomtest(0, PROMPTS).pvalue
-    assert shown["McNemar, exact, two-sided"] == ["p", "=", f"{p_value:.2g}"]
+    assert printed["McNemar, exact, two-sided"] == ["p", "=", f"{p_value:.2g}"]
     # Every row of 3 layers, 4 heads and 64 queries is dead.
-    assert shown["dead rows per prompt"] == [f"{3 * 4 * 64:.1f}"]
-    assert shown["all heads"] == ["no", "such", "row"]
+    assert printed["dead rows per prompt"] == [f"{3 * 4 * 64:.1f}"]
+    assert printed["all heads"] == ["no", "such", "row"]
     # Softmax concentrates some of these dead rows, and all of them are lost.
-    assert shown["of all that it concentrates"][0] == "100.0"
-    assert shown["only the recipe does: sharpened"][0] == "0.0"
-    assert shown["median change of a head's output"][0] == "100.0"
+    assert printed["of all that it concentrates"][0] == "100.0"
+    assert printed["only the recipe does: sharpened"][0] == "0.0"
+    assert printed["median change of a head's output"][0] == "100.0"
     result = json.loads((tmp_path / "run" / "check.json").read_text())
     assert (result["verdict"], result["lost"]) == ("no-go", PROMPTS)
     assert set(result["unsafe"].values()) == {None}
@@ -115,7 +115,7 @@ def test_unsafe_rows_are_those_of_the_audit(run_check, audited, tmp_path):
 
 def test_a_recipe_with_its_own_bias_is_measured_at_that_bias(run_check, tmp_path):
     arguments = ["--recipe=relu:p=4,b=0.5", "--top_heads=3", f"--workdir={tmp_path / 'run'}"]
-    shown = fields(run_check(*arguments).out)
+    printed = fields(run_check(*arguments).out)
     rows = pq.read_table(tmp_path / "run" / "rows").to_pylist()
     active = [
         row for row in rows if (row["bias"], row["target"], row["status"]) == (0.5, "argmax", 1)
@@ -130,16 +130,16 @@ def test_a_recipe_with_its_own_bias_is_measured_at_that_bias(run_check, tmp_path
     unsafe = [row["s_4"] >= 1 for row in needle]
     unsafe_top = [row["s_4"] >= 1 for row in needle if (row["layer"], row["head"]) in top]
     spread = [row["s_softmax"] >= 1 for row in needle]
-    assert shown["bias"] == ["0.5"]
-    assert shown["softmax on the same rows"][0] == f"{100 * np.mean(spread):.1f}"
-    assert shown["all heads"][0] == f"{100 * np.mean(unsafe):.1f}"
-    assert shown["the 3 heads of greatest S_2"][0] == f"{100 * np.mean(unsafe_top):.1f}"
+    assert printed["bias"] == ["0.5"]
+    assert printed["softmax on the same rows"][0] == f"{100 * np.mean(spread):.1f}"
+    assert printed["all heads"][0] == f"{100 * np.mean(unsafe):.1f}"
+    assert printed["the 3 heads of greatest S_2"][0] == f"{100 * np.mean(unsafe_top):.1f}"
     assert not (tmp_path / "run" / "calibration.json").exists()
 
 
 def test_a_recipe_of_another_degree_is_measured_at_that_degree(run_check, tmp_path):
     folder = tmp_path / "run"
-    shown = fields(run_check("--recipe=relu:p=3,b=auto", f"--workdir={folder}").out)
+    printed = fields(run_check("--recipe=relu:p=3,b=auto", f"--workdir={folder}").out)
     rows = pq.read_table(folder / "rows").to_pylist()
     unsafe = [
         row["s_3"] >= 1
@@ -147,8 +147,8 @@ def test_a_recipe_of_another_degree_is_measured_at_that_degree(run_check, tmp_pa
         if (row["suite"], row["bias_kind"], row["target"], row["status"])
         == ("niah_64", "auto", "argmax", 1)
     ]
-    assert unsafe and shown["all heads"][0] == f"{100 * np.mean(unsafe):.1f}"
-    assert "rows with S_3 >= 1" in shown
+    assert unsafe and printed["all heads"][0] == f"{100 * np.mean(unsafe):.1f}"
+    assert "rows with S_3 >= 1" in printed
 
 
 def test_own_prompts_are_answered_and_leave_the_exit_code_to_the_needles(
@@ -156,12 +156,12 @@ def test_own_prompts_are_answered_and_leave_the_exit_code_to_the_needles(
 ):
     arguments = [f"--recipe={HOPELESS}", f"--prompts={prompts_file}"]
     outcome = run_check(*arguments, f"--workdir={tmp_path / 'run'}")
-    shown = fields(outcome.out)
-    assert shown["with softmax"][0] == "100.0" and shown["with softmax"][-1] == "9"
-    assert shown["with the recipe"][0] == "0.0"
-    assert shown["change on yours (paired)"][0] == "-100.0"
-    assert shown["verdict on your prompts alone"] == ["NO-GO"]
-    assert shown["prompts lost, won"] == [f"{PROMPTS},", "0"]
+    printed = fields(outcome.out)
+    assert printed["with softmax"][0] == "100.0" and printed["with softmax"][-1] == "9"
+    assert printed["with the recipe"][0] == "0.0"
+    assert printed["change on yours (paired)"][0] == "-100.0"
+    assert printed["verdict on your prompts alone"] == ["NO-GO"]
+    assert printed["prompts lost, won"] == [f"{PROMPTS},", "0"]
     rows = pq.read_table(tmp_path / "run" / "rows", columns=["suite"])["suite"].to_pylist()
     assert rows.count("prompts") == 9 * 3 * 4 * 2 * 2
     kept = run_check("--recipe=relu:p=4,b=0", f"--prompts={prompts_file}")

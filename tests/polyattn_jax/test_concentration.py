@@ -1,4 +1,4 @@
-"""Shares of rows against float64 on made scores; what rounding leaves open is counted."""
+"""Shares of rows against float64 on synthetic scores; rows left open by rounding are counted."""
 
 import math
 
@@ -16,12 +16,12 @@ CONFIG = AuditConfig(model="none", resamples=200)
 PROMPTS = 12
 
 
-def table(scores, bias, prompts, kind="auto", suite="made"):
+def table(scores, bias, prompts, kind="auto", suite="synthetic"):
     """The columns that `schema.row_columns` would write for rows `scores[rows, keys]`."""
     stats = row_stats(jnp.asarray(scores), degrees=DEGREES, bias=np.float32(bias))
     soft = row_stats(jnp.asarray(scores), row_map=row_maps.softmax)
     rows, keys = scores.shape
-    made = {
+    measured = {
         "suite": np.full(rows, suite),
         "bias_kind": np.full(rows, kind),
         "bias": np.full(rows, bias),
@@ -37,7 +37,7 @@ def table(scores, bias, prompts, kind="auto", suite="made"):
         "s_softmax": np.asarray(soft.s_p[:, 0]),
     }
     names = ("margin", "active", "status", "argmax", "relative_margin", "u_star")
-    return made | {name: np.asarray(getattr(stats, name)) for name in names}
+    return measured | {name: np.asarray(getattr(stats, name)) for name in names}
 
 
 def scores_of(rows=600, keys=24, seed=0):
@@ -59,14 +59,14 @@ def float64_sums(row, bias):
 
 
 @pytest.fixture(scope="module")
-def made():
+def measured():
     scores = scores_of()
     prompts = np.repeat(np.arange(PROMPTS), len(scores) // PROMPTS).astype(str)
     return table(scores, 1.5, prompts), np.array([float64_sums(row, 1.5) for row in scores])
 
 
-def test_lost_and_sharpened_rows_are_those_of_float64(made):
-    rows, sums = made
+def test_lost_and_sharpened_rows_are_those_of_float64(measured):
+    rows, sums = measured
     assert (rows["status"] == Status.DEAD).sum() > 50
     soft = sums[:, 4] >= 1
     results = {entry.p: entry for entry in concentration.against_softmax(rows, CONFIG)}
@@ -90,15 +90,15 @@ def test_lost_and_sharpened_rows_are_those_of_float64(made):
     assert results[16].sharpened.estimate > 0
 
 
-def test_prevalence_shows_softmax_on_the_same_active_rows(made):
-    rows, sums = made
+def test_prevalence_shows_softmax_on_the_same_active_rows(measured):
+    rows, sums = measured
     (entry,) = concentration.prevalence(rows, CONFIG)
     active = np.isfinite(sums[:, 0])
     assert entry.active_rows == active.sum()
     assert entry.softmax.estimate == pytest.approx((sums[active, 4] >= 1).mean())
     for i, p in enumerate(DEGREES):
         assert entry.unsafe[str(p)].estimate == pytest.approx((sums[active, i] >= 1).mean())
-    safe = concentration.safe_fraction(rows, "made", None, "auto", CONFIG, np.array([1]))
+    safe = concentration.safe_fraction(rows, "synthetic", None, "auto", CONFIG, np.array([1]))
     own = active & (rows["head"] == 1)
     assert safe.estimate == pytest.approx((sums[own, 4] < 1).mean())
 
@@ -214,8 +214,8 @@ def test_intervals_resample_whole_prompts():
     assert clustered > 3 * (by_row.high - by_row.low)
 
 
-def test_rows_that_no_prompt_gives_are_left_out(made):
-    rows, _ = made
+def test_rows_that_no_prompt_gives_are_left_out(measured):
+    rows, _ = measured
     invalid = rows | {"status": np.full(len(rows["prompt"]), Status.INVALID)}
     assert concentration.against_softmax(invalid, CONFIG) == ()
     (entry,) = concentration.prevalence(invalid, CONFIG)

@@ -147,9 +147,9 @@ def test_a_recipe_that_loses_the_tolerance_seldom_preserves(n):
 )
 def test_the_fewest_prompts_that_can_preserve(tolerance, level):
     n = decision.least_prompts(tolerance, level)
-    given = {"tolerance": tolerance, "level": level}
-    assert name_of(0, 0, n, **given) == "preserve"
-    assert name_of(0, 0, n - 1, **given) == "undecided"
+    arguments = {"tolerance": tolerance, "level": level}
+    assert name_of(0, 0, n, **arguments) == "preserve"
+    assert name_of(0, 0, n - 1, **arguments) == "undecided"
 
 
 @pytest.mark.parametrize("n", [12, 20, 73, 200])
@@ -165,16 +165,16 @@ def test_too_few_prompts_detect_no_loss():
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("arguments", "words"),
     [
         (([True], [True, False]), "of one length"),
         (([], []), "not empty"),
         (([0.5], [1]), "values other than 0 and 1"),
     ],
 )
-def test_what_is_no_pair_of_outcomes_is_refused(given, words):
+def test_what_is_no_pair_of_outcomes_is_refused(arguments, words):
     with pytest.raises(UsageError, match=words):
-        polyattn_jax.verdict(*given)
+        polyattn_jax.verdict(*arguments)
 
 
 @pytest.mark.parametrize("name", ["tolerance", "level"])

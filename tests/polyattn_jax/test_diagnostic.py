@@ -48,7 +48,7 @@ ADVERSARIAL = {
     "near the threshold": np.float32([1e-6, 9.9e-7, -1e-7, 0.0]),
     "huge": np.float32([3e30, 2.9e30, 1e29, -3e30]),
     "tiny": np.float32([3e-30, 2.9e-30, 1e-31, -3e-30]),
-    "huge beside tiny": np.float32([1e30, 1e-30, 0.0, 5e29]),
+    "huge and tiny": np.float32([1e30, 1e-30, 0.0, 5e29]),
     "long and flat": (1 + rng_row(0, 4096, 1e-3)).astype(np.float32),
     "long and spread": rng_row(1, 4096, 5.0),
 }
@@ -72,7 +72,7 @@ def test_adversarial_rows_stay_inside_the_proved_bound(bias, dtype):
                 assert stats.status[i] == Status.DEAD and got == np.inf
                 continue
             bound = diagnostic.relative_error_bound(p, len(z), dtype)
-            # Underflow is beside the bound: terms below the smallest normal number may vanish.
+            # The bound excludes underflow: terms below the smallest normal number may vanish.
             assert abs(Fraction(got) - want) <= Fraction(bound) * want + Fraction(1e-37), (name, p)
             assert abs(Fraction(mass) * (1 + want) - 1) <= bound + 4 * np.finfo(dtype).eps
 

@@ -33,9 +33,10 @@ MAPS = tuple(dict.fromkeys(r.map for r in (row_maps.SOFTMAX, *RECIPES.values()))
 
 @pytest.fixture(scope="module")
 def params():
-    made = lm_jax.init_params(jax.random.key(0), CFG)
+    params = lm_jax.init_params(jax.random.key(0), CFG)
     # Larger weights than at initialisation, so that attention is far from uniform.
-    return made | {"blocks": jax.tree.map(lambda a: a * 6 if a.ndim > 2 else a, made["blocks"])}
+    blocks = jax.tree.map(lambda a: a * 6 if a.ndim > 2 else a, params["blocks"])
+    return params | {"blocks": blocks}
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ CFG = lm_jax.DecoderConfig(
 LENGTHS = np.array([T, 50])
 
 
-def given():
+def inputs():
     """Tokens with repeats, what followed their earlier occurrence, which queries are valid."""
     tokens_BT = np.random.default_rng(0).integers(0, 40, (B, T)).astype(np.int32)
     valid_BT = np.arange(T) < LENGTHS[:, None]
@@ -44,8 +44,8 @@ def test_successors_point_behind_the_latest_earlier_occurrence():
         assert head_types.successors(prompt.tokens)[-1] == prompt.answer_position
 
 
-def test_sums_of_made_patterns_follow_the_definition():
-    _, successors_BT, valid_BT = given()
+def test_sums_of_synthetic_patterns_follow_the_definition():
+    _, successors_BT, valid_BT = inputs()
     rng = np.random.default_rng(1)
     scores = rng.standard_normal((B, N, T, T)).astype(np.float32) * 3
     scores = np.where(np.tri(T, dtype=bool), scores, -np.inf)
@@ -75,9 +75,9 @@ def test_sums_of_made_patterns_follow_the_definition():
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_features_of_a_model_match_float64(fused):
-    made = lm_jax.init_params(jax.random.key(0), CFG)
-    params = made | {"blocks": jax.tree.map(lambda a: a * 6 if a.ndim > 2 else a, made["blocks"])}
-    arrays = map(jnp.asarray, given())
+    params = lm_jax.init_params(jax.random.key(0), CFG)
+    params |= {"blocks": jax.tree.map(lambda a: a * 6 if a.ndim > 2 else a, params["blocks"])}
+    arrays = map(jnp.asarray, inputs())
 
     def features(*arguments, fused=False):
         return measure.head_features(params, *arguments, cfg=CFG, fused=fused)
@@ -107,11 +107,11 @@ def test_types_by_their_thresholds_in_the_paper_s_order(sink, induction, distanc
 
 def test_heads_of_an_audit_are_averages_over_whole_prompts(audited, tiny):
     model = lm_jax.load_pretrained(str(tiny))
-    made = suites.induction(
+    suite = suites.induction(
         vocabulary=model.tokenizer, length=64, n=4, seed=0, max_length=model.cfg.max_length
     )
-    tokens_BT = jnp.asarray([prompt.tokens for prompt in made.prompts])
-    planted_BT = np.stack([head_types.successors(p.tokens) for p in made.prompts])
+    tokens_BT = jnp.asarray([prompt.tokens for prompt in suite.prompts])
+    planted_BT = np.stack([head_types.successors(p.tokens) for p in suite.prompts])
     known_BT = jnp.asarray(planted_BT >= 0)
 
     def averages():

@@ -44,10 +44,10 @@ def test_the_smoke_mode_ends_with_a_summary_of_its_own_family(run_smoke, toys, t
     assert {row["layer"]: row["window"] for row in rows} == windows
     for row in rows:
         # A query sees the keys of its window, itself among them, and no other.
-        seen = min(row["query"] + 1, row["window"] or row["query"] + 1)
-        assert 0 <= row["active"] < seen
-        assert row["query"] - row["argmax"] < seen
-        assert 0 <= row["distance"] < seen
+        visible = min(row["query"] + 1, row["window"] or row["query"] + 1)
+        assert 0 <= row["active"] < visible
+        assert row["query"] - row["argmax"] < visible
+        assert 0 <= row["distance"] < visible
 
 
 def test_every_config_has_its_toy():

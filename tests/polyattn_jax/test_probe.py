@@ -21,7 +21,7 @@ CAP, WINDOW = 8.0, 17
 BIASES = np.float32([0.0, 0.7])
 
 
-def made(seed=0):
+def inputs(seed=0):
     """Queries, keys and values; head 3 of the last prompt scores below zero everywhere."""
     rng = np.random.default_rng(seed)
     q, k, v = (
@@ -55,14 +55,14 @@ def softmax_weights(z):
 
 @pytest.mark.parametrize("implementation", [probe.DENSE, KERNELS])
 def test_control_and_change_of_the_output_match_float64(implementation):
-    q, k, v = made()
+    q, k, v = inputs()
     queries_BQ, answers_BQ = np.array([[T - 1, 4], [T - 3, 9]]), np.array([[8, -1], [11, 9]])
-    asked = Probe(jnp.asarray(queries_BQ), jnp.asarray(answers_BQ), jnp.asarray(BIASES))
+    row_probe = Probe(jnp.asarray(queries_BQ), jnp.asarray(answers_BQ), jnp.asarray(BIASES))
     scope = Scope({}, {})
     visible = visibility(
         "test", B, T, T, causal=True, window=WINDOW, segment_ids=None, start=jnp.zeros(B, int)
     )
-    attend = lm_jax.fused(asked, implementation)
+    attend = lm_jax.fused(row_probe, implementation)
     options = {"scale": H**-0.5, "cap": CAP, "scope": scope}
     attention(*map(jnp.asarray, (q, k, v)), visible, attend=attend, **options)
     result = jax.tree.map(np.asarray, scope.aux)
@@ -85,7 +85,7 @@ def test_control_and_change_of_the_output_match_float64(implementation):
         out, size = soft @ values, np.abs(values).sum(-1).max()
         for x, bias in enumerate(BIASES):
             r_star = max(z.max() + bias, 0.0)
-            # Nothing is made so near the threshold that rounding could decide it.
+            # No score is so near the threshold that rounding could decide it.
             assert r_star > 0.01 or z.max() + bias < -0.01
             dead += r_star == 0
             for d, p in enumerate(DEGREES):
@@ -131,9 +131,10 @@ CFG = lm_jax.DecoderConfig(
 
 @pytest.fixture(scope="module")
 def params():
-    made = lm_jax.init_params(jax.random.key(0), CFG)
+    params = lm_jax.init_params(jax.random.key(0), CFG)
     # Larger weights than at initialisation, so that attention is far from uniform.
-    return made | {"blocks": jax.tree.map(lambda a: a * 6 if a.ndim > 2 else a, made["blocks"])}
+    blocks = jax.tree.map(lambda a: a * 6 if a.ndim > 2 else a, params["blocks"])
+    return params | {"blocks": blocks}
 
 
 @pytest.fixture(scope="module")
@@ -157,11 +158,11 @@ def test_the_change_is_that_of_a_substitution_in_this_head_alone(params, tokens_
         result = measure.diagnose(
             params, tokens_BT, queries_BQ, nowhere, jnp.asarray(BIASES), cfg=CFG
         )
-        plain = outputs(0, 0.0, jnp.zeros((L, N), bool))
-        size = float(np.abs(plain["attn.v"]).max())
+        baseline = outputs(0, 0.0, jnp.zeros((L, N), bool))
+        size = float(np.abs(baseline["attn.v"]).max())
         for layer, head, i, j in ((0, 1, 0, 0), (0, 2, 1, 3), (1, 3, 0, 1), (1, 0, 1, 2)):
             heads_LN = jnp.zeros((L, N), bool).at[layer, head].set(True)
-            base = np.asarray(plain["attn.z"][layer][places][:, 0, head])
+            base = np.asarray(baseline["attn.z"][layer][places][:, 0, head])
             z = outputs(1 + j, BIASES[i], heads_LN)["attn.z"][layer][places][:, 0, head]
             norm = np.linalg.norm(base, axis=-1)
             want = np.linalg.norm(z - base, axis=-1) / norm
@@ -174,8 +175,8 @@ def test_the_change_is_that_of_a_substitution_in_this_head_alone(params, tokens_
 
 def test_probing_leaves_the_forward_as_it_is(params, tokens_BT):
     queries_BQ = jnp.full((B, 1), T - 1)
-    asked = lm_jax.fused(Probe(queries_BQ, queries_BQ, jnp.asarray(BIASES)), probe.DENSE)
+    row_probe = lm_jax.fused(Probe(queries_BQ, queries_BQ, jnp.asarray(BIASES)), probe.DENSE)
     with jax.disable_jit():
-        plain = lm_jax.forward(params, tokens_BT, CFG).logits
-        probed = lm_jax.forward(params, tokens_BT, CFG, attend=asked).logits
-    np.testing.assert_array_equal(probed, plain)
+        baseline = lm_jax.forward(params, tokens_BT, CFG).logits
+        probed = lm_jax.forward(params, tokens_BT, CFG, attend=row_probe).logits
+    np.testing.assert_array_equal(probed, baseline)

@@ -80,13 +80,13 @@ def test_the_tables_hold_the_numbers_of_the_summary(finding):
         for e in findings.by_suite(bound)
     ]
     folded = [d for d in tree.iter("details") if "other suites" in text_of(d.find("summary"))]
-    shown = [[cell.split("[")[0] for cell in row] for row in lines(folded[1], "Predicted")]
-    assert [[*row[1:5], row[6]] for row in shown] == counted
+    printed_rows = [[cell.split("[")[0] for cell in row] for row in lines(folded[1], "Predicted")]
+    assert [[*row[1:5], row[6]] for row in printed_rows] == counted
 
 
 def test_the_comparison_with_softmax_holds_the_numbers_of_the_summary(finding):
     result, tree = finding[0], parsed(build(*finding))
-    shown = [
+    printed_rows = [
         [text_of(cell) for cell in row]
         for figure in tree.iter("figure")
         if text_of(figure.find("figcaption")).startswith("rᵖ against softmax")
@@ -96,8 +96,8 @@ def test_the_comparison_with_softmax_holds_the_numbers_of_the_summary(finding):
     # The suite of the sweep comes first, the others are folded.
     ordered = [e for e in entries if e.suite == "niah_64"]
     ordered += [e for e in entries if e.suite != "niah_64"]
-    assert len(shown) == len(ordered) == 4 * 2 * 4
-    for row, entry in zip(shown, ordered, strict=True):
+    assert len(printed_rows) == len(ordered) == 4 * 2 * 4
+    for row, entry in zip(printed_rows, ordered, strict=True):
         assert row[1] == str(entry.p)
         names = ("lost", "lost_of_concentrated", "sharpened", "balance", "change")
         for cell, name in zip(row[2:7], names, strict=True):
@@ -108,7 +108,7 @@ def test_the_comparison_with_softmax_holds_the_numbers_of_the_summary(finding):
         assert row[9].startswith(number(entry.rows))
 
 
-def test_b_auto_is_shown_with_the_digits_that_it_has(finding):
+def test_b_auto_has_the_digits_of_its_interval(finding):
     result, tree = finding[0], parsed(build(*finding))
     (row,) = lines(tree, "b_auto is solved exactly")
     assert row[:2] == ["1.50 [1.31, 1.67]", "64"]
@@ -141,10 +141,10 @@ def test_head_types_are_counted_at_both_ends_and_say_what_was_averaged(finding):
     # the sixth has a weight of 0.3 on the first key and 0.5 on the planted one, no more
     assert list(by_head["type"]) == kinds
     ranked = [kinds[head] for head in np.argsort(by_head["rank"])]
-    shown = {row[0]: row[1:4] for row in lines(parsed(build(*finding)), "Heads by type")}
+    printed_rows = {row[0]: row[1:4] for row in lines(parsed(build(*finding)), "Heads by type")}
     for kind in ("sink", "induction", "local", "diffuse"):
         ends = ranked[:2].count(kind), ranked[-2:].count(kind)
-        assert shown[kind] == [str(kinds.count(kind)), *map(str, ends)]
+        assert printed_rows[kind] == [str(kinds.count(kind)), *map(str, ends)]
         assert result.head_types.top[kind] == ends[0]
     text = text_of(parsed(build(*finding)))
     assert "averages over all query rows of 2 induction prompts of 64 tokens" in text
@@ -164,25 +164,31 @@ def test_the_certified_tie_is_a_false_negative_only_without_tolerance(finding):
     assert "tie (S₂ = 1)" in groups and "certified, unsafe" not in groups
 
 
-def test_controls_stand_first_and_the_verdict_names_what_may_be_replaced(finding):
+def test_controls_come_first_and_the_verdict_names_what_may_be_replaced(finding):
     tree = parsed(build(*finding))
-    held, said = (div for div in tree.find("header").iter("div") if "verdict" in div.get("class"))
-    assert "12 of 12 prompts at 64 tokens" in text_of(held)
-    assert "0 of 50" not in text_of(held)
+    controls_banner, verdict_banner = (
+        div for div in tree.find("header").iter("div") if "verdict" in div.get("class")
+    )
+    assert "12 of 12 prompts at 64 tokens" in text_of(controls_banner)
+    assert "0 of 50" not in text_of(controls_banner)
     low = 100 * wilson(12, 12).low
-    assert f"{low:.0f} to 100 % with the needle" in text_of(held)
-    assert "None of the 4 recipes tried is shown to lose less than 5 points" in text_of(said)
-    assert "undecided: relu_p4_bauto (12 of 12), sigmoid_b0 (11 of 12)" in text_of(said)
-    assert "takes 73 prompts or more. With the 12 of this run a true loss of" in text_of(said)
+    assert f"{low:.0f} to 100 % with the needle" in text_of(controls_banner)
+    assert "None of the 4 recipes tried is shown to lose less than 5 points" in text_of(
+        verdict_banner
+    )
+    assert "undecided: relu_p4_bauto (12 of 12), sigmoid_b0 (11 of 12)" in text_of(verdict_banner)
+    assert "takes 73 prompts or more. With the 12 of this run a true loss of" in text_of(
+        verdict_banner
+    )
     assert (
         "relu_p2_bauto in K heads only, right of 12 (softmax 12), 2 random sets per K: K = 1: "
         "highest S₂ 11, lowest 12, random 12; K = 2: highest S₂ 1, lowest 12, random 5 to 9. "
-        "Whether the ranking by S₂ is decisive (worse than every random set) is not said below 19 "
-        "draws." in text_of(said)
+        "Whether the ranking by S₂ is decisive (worse than every random set) is not stated below "
+        "19 draws." in text_of(verdict_banner)
     )
 
 
-def test_the_ablation_is_told_at_every_size_with_the_flag_of_the_paper():
+def test_the_ablation_is_reported_at_every_size_with_the_flag_of_the_paper():
     sets = {"softmax": 12, "top-1": 9, "bottom-1": 8, "top-2": 1, "bottom-2": 12}
     sets |= {f"random-1-{seed}": 9 + (seed > 0) for seed in range(20)}
     sets |= {f"random-2-{seed}": 2 + seed // 2 for seed in range(20)}
@@ -250,7 +256,7 @@ def test_hostile_text_stays_text(finding):
     assert "{{ 7 * 7 }}" in text_of(tree.find("footer"))
 
 
-def test_the_sample_of_the_scatter_is_fixed_counted_and_told(finding, monkeypatch):
+def test_the_sample_of_the_scatter_is_fixed_and_its_size_in_the_caption(finding, monkeypatch):
     columns = figures.argmax_rows(finding[1], "induction", "auto")
     total = len(columns["p_star"])
     monkeypatch.setattr(figures, "MOST_ROWS", 20)

@@ -1,4 +1,4 @@
-"""No verdict stands beside controls that do not hold: in the summary, on the page, in print."""
+"""Without controls that hold there is no verdict: in the summary, on the page, in print."""
 
 import dataclasses
 
@@ -63,11 +63,11 @@ def test_where_a_control_fails_every_verdict_is_undecided_and_says_so(changes, r
         assert "make the controls hold" in decided.next
     # the measured change is still there
     assert {e.cell: e.delta.estimate for e in result.sweep}["sigmoid_b0"] == -1
-    said = findings.overall(result)
+    finding = findings.overall(result)
     assert (
-        said.tone == "warn"
-        and said.text.startswith("No verdict on Other-1B")
-        and reason in said.text
+        finding.tone == "warn"
+        and finding.text.startswith("No verdict on Other-1B")
+        and reason in finding.text
     )
     tree = parsed(build(result, rows, by_head))
     header = text_of(tree.find("header"))
@@ -76,7 +76,9 @@ def test_where_a_control_fails_every_verdict_is_undecided_and_says_so(changes, r
     assert swept == ["baseline", "undecided", "undecided"]
     (because,) = lines(tree, "Reasons and next steps")
     assert "the controls are not shown to hold" in because[2]
-    console = printed(result).split("\n")
-    shown = {line.split()[0]: line.split()[-1] for line in console if line.startswith(tuple(RIGHT))}
-    assert shown["relu_p4_b0"] == shown["sigmoid_b0"] == "undecided"
-    assert console[0].startswith("The controls do not hold")
+    printed_lines = printed(result).split("\n")
+    printed_verdicts = {
+        line.split()[0]: line.split()[-1] for line in printed_lines if line.startswith(tuple(RIGHT))
+    }
+    assert printed_verdicts["relu_p4_b0"] == printed_verdicts["sigmoid_b0"] == "undecided"
+    assert printed_lines[0].startswith("The controls do not hold")

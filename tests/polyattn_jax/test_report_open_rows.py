@@ -1,4 +1,4 @@
-"""What the float32 error bound leaves open, and what it takes as given, is said on the page."""
+"""The page counts rows that the float32 error bound leaves undecided, and names its assumption."""
 
 import dataclasses
 
@@ -35,15 +35,15 @@ def lines_of_all(tree, caption):
     ]
 
 
-def test_open_rows_stand_beside_the_counts_that_leave_them_out(finding):
+def test_open_rows_are_listed_with_the_counts_that_exclude_them(finding):
     tree = parsed(build(*finding))
     of_bound = {(row[0], row[1]): row for row in lines_of_all(tree, "Predicted")}
     row = of_bound["induction64 tokens, b = 0", "2"]
     assert (row[3], row[7]) == ("0", str(OPEN))
     assert of_bound["induction64 tokens, b_auto", "2"][7] == "0"
-    beside = {row[0]: row[1] for row in lines(tree, "Calibration and bound")}
-    assert beside["left open by rounding at p = 2"] == f"{OPEN} of {row[8]}"
-    assert beside["false negatives at p = 2"].startswith(f"0 of {row[8]}")
+    compared = {row[0]: row[1] for row in lines(tree, "Calibration and bound")}
+    assert compared["left open by rounding at p = 2"] == f"{OPEN} of {row[8]}"
+    assert compared["false negatives at p = 2"].startswith(f"0 of {row[8]}")
 
 
 def test_a_proof_that_takes_the_scores_as_exact_says_so(finding):

@@ -1,4 +1,4 @@
-"""Our numbers beside the paper's: judged where model, lengths and prompts agree, else why not."""
+"""Our numbers and the paper's: judged where model, lengths and prompts agree, else why not."""
 
 import dataclasses
 
@@ -106,7 +106,7 @@ def test_few_short_prompts_of_a_model_of_the_paper_are_not_judged(finding):
     assert "paper, Llama-3.2-1B" not in text_of(tree)
 
 
-def test_another_model_is_not_judged_and_one_without_kin_is_told_so(finding):
+def test_another_model_is_not_judged_and_one_of_another_architecture_says_so(finding):
     result, rows, by_head = finding
     needle = lines(parsed(build(*finding)), "Needle probe, ours")
     assert [cell for _, cell in needle if cell[0] in "✓≈✗"] == []

@@ -1,4 +1,4 @@
-"""The paper's own sweeps stand on the page as the paper prints them."""
+"""The page repeats the paper's own sweeps as printed."""
 
 import dataclasses
 
@@ -29,9 +29,9 @@ relu_p2_over_sqrtL -74.5 -79.0 -71.0 -77.5
 @pytest.mark.parametrize(
     "changes",
     [{}, {"family": "gpt2"}, {"model": "models/Llama-3.2-1B"}],
-    ids=["near", "without kin", "of the paper"],
+    ids=["near", "another architecture", "of the paper"],
 )
-def test_the_literary_sweep_is_the_paper_s_and_stands_beside_none_of_ours(changes):
+def test_the_literary_sweep_is_the_paper_s_and_is_compared_with_none_of_ours(changes):
     result, rows, by_head = audit()
     tree = parsed(build(dataclasses.replace(result, **changes), rows, by_head))
     caption = "The paper's Table 2"

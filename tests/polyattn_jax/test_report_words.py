@@ -108,10 +108,10 @@ def test_one_recipe_that_preserves_is_the_answer():
         dataclasses.replace(SETTINGS, tolerance=0.3), {"softmax": 12, "relu_p4_b0": 12}
     )[0]
     assert findings.overall(result).tone == "warn"
-    said = findings.overall(tolerant)
-    assert said.tone == "good"
-    assert "The recipe tried can replace softmax" in said.text
-    assert "lose less than 30 points" in said.text
+    result = findings.overall(tolerant)
+    assert result.tone == "good"
+    assert "The recipe tried can replace softmax" in result.text
+    assert "lose less than 30 points" in result.text
 
 
 @pytest.mark.parametrize(
@@ -155,9 +155,9 @@ def test_the_console_fits_and_holds_every_verdict(finding):
     assert piped.splitlines()[0].startswith("The controls hold")
     assert piped.splitlines()[-1] == "report: runs/x/report.html"
     terminal = printed(result, force_terminal=True, width=80, no_color=True)
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", terminal)
-    assert max(map(len, plain.splitlines())) <= 80
-    assert "relu_p4_bauto" in plain
+    text = re.sub(r"\x1b\[[0-9;]*m", "", terminal)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "relu_p4_bauto" in text
 
 
 def test_the_console_prints_text_as_text_in_any_encoding(finding):
@@ -166,7 +166,7 @@ def test_the_console_prints_text_as_text_in_any_encoding(finding):
     file = io.TextIOWrapper(buffer, encoding="ascii")
     terminal.print_summary(result, console=Console(file=file))
     file.flush()
-    shown = buffer.getvalue().decode("ascii")
-    assert "[red]x" in shown
-    assert "\x1b" not in shown
-    assert "S_2" in shown
+    output = buffer.getvalue().decode("ascii")
+    assert "[red]x" in output
+    assert "\x1b" not in output
+    assert "S_2" in output

@@ -38,9 +38,10 @@ EVERY_QUERY = np.ones((B, T), bool)
 
 @pytest.fixture(scope="module")
 def params():
-    made = lm_jax.init_params(jax.random.key(0), CFG)
+    params = lm_jax.init_params(jax.random.key(0), CFG)
     # Larger weights than at initialisation, so that attention is far from uniform.
-    return made | {"blocks": jax.tree.map(lambda a: a * 6 if a.ndim > 2 else a, made["blocks"])}
+    blocks = jax.tree.map(lambda a: a * 6 if a.ndim > 2 else a, params["blocks"])
+    return params | {"blocks": blocks}
 
 
 @pytest.fixture(scope="module")
@@ -111,11 +112,11 @@ def test_a_recipe_everywhere_is_its_map_switched_on_in_every_head(params, tokens
 
 def test_no_head_is_bitwise_softmax(params, tokens_BT):
     forward = jax.jit(lm_jax.forward, static_argnames="cfg")
-    plain = forward(params, tokens_BT, cfg=CFG).logits
+    baseline = forward(params, tokens_BT, cfg=CFG).logits
     for index in range(len(MAPS)):
         attend = substitute(MAPS, index, 0.3, NO_HEADS, EVERY_QUERY)
         out = forward(params, tokens_BT, cfg=CFG, attend=attend)
-        np.testing.assert_array_equal(out.logits, plain)
+        np.testing.assert_array_equal(out.logits, baseline)
         assert not np.asarray(out.aux["dead_rows_B"]).any()
 
 
@@ -154,7 +155,7 @@ def test_rows_that_die_are_counted_and_write_zeros(params, tokens_BT):
     np.testing.assert_array_equal(dead, 2 * lengths_B)
 
 
-def test_dead_rows_of_a_case_made_by_hand():
+def test_dead_rows_of_a_hand_written_case():
     masked = -np.inf
     head = [[-2.0, masked, masked], [-2.0, -1.0, masked], [-3.0, 0.5, 2.5]]
     scores_BNTS = jnp.array([[head, head]])

@@ -36,7 +36,7 @@ def test_batches_hold_every_prompt_once_and_have_few_shapes(count, size, buckets
             assert batch.ids[row] == prompt.id
             answer = prompt.answer_position
             assert batch.answer_position_B[row] == answer
-            # With the needle at the end, the first query precedes it or not, by where it stands.
+            # With the needle at the end, the first query precedes it or not, by its position.
             expected = [answer if answer <= q else -1 for q in prompt.query_positions]
             assert batch.answer_position_BQ[row].tolist() == expected
             if batch.valid_B[row]:

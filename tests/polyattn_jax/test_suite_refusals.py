@@ -129,7 +129,7 @@ def test_jsonl_prompts_become_an_audited_suite(tmp_path, starting):
     assert suite.name == "mine"
 
 
-def test_a_prompt_cannot_speak_special_tokens(tmp_path):
+def test_special_tokens_in_a_prompt_are_plain_text(tmp_path):
     # `</s>` is the end-of-text token of this tokenizer, and `<s>` its start token.
     tokenizer = WordTokenizer([*VOCABULARY, "/", "s", "<", ">", "</"], start=True)
     tokenizer.backend.add_special_tokens(["<s>", "</s>"])

@@ -48,7 +48,7 @@ def test_induction_answer_is_unambiguous(form, length, seed):
     for prompt in suite.prompts:
         tokens, answer = prompt.tokens, prompt.answer_position
         assert len(tokens) == length
-        # The oracle knows only the rule: what came after the last token when it was seen before.
+        # The oracle knows only the rule: what followed the earlier occurrence of the last token.
         before = [i for i in range(length - 1) if tokens[i] == tokens[-1]]
         assert before == [answer - 1]
         assert tokens[answer] == prompt.target
@@ -104,17 +104,17 @@ def test_mqar_answers_agree_with_a_lookup_of_the_pairs(pairs, noise, seed, read)
     for prompt in suite.prompts:
         tokens = prompt.tokens
         assert len(tokens) == length
-        shown = dict(zip(tokens[: 2 * pairs : 2], tokens[1 : 2 * pairs : 2], strict=True))
-        assert len(shown) == pairs and not set(shown) & set(shown.values())
-        asked = [i for i in range(2 * pairs, length) if tokens[i] in shown]
-        assert sorted(tokens[i] for i in asked) == sorted(shown)
-        assert asked[-1] == length - 1
-        assert prompt.query_positions == tuple(asked if read == "all" else asked[-1:])
+        value_of = dict(zip(tokens[: 2 * pairs : 2], tokens[1 : 2 * pairs : 2], strict=True))
+        assert len(value_of) == pairs and not set(value_of) & set(value_of.values())
+        queries = [i for i in range(2 * pairs, length) if tokens[i] in value_of]
+        assert sorted(tokens[i] for i in queries) == sorted(value_of)
+        assert queries[-1] == length - 1
+        assert prompt.query_positions == tuple(queries if read == "all" else queries[-1:])
         for query, target, answer in prompt.answers():
-            assert shown[tokens[query]] == target == tokens[answer]
+            assert value_of[tokens[query]] == target == tokens[answer]
             assert answer < 2 * pairs
             assert query == length - 1 or tokens[query + 1] == target
-        assert sum(token in shown.values() for token in tokens) == 2 * pairs - 1
+        assert sum(token in value_of.values() for token in tokens) == 2 * pairs - 1
 
 
 @pytest.mark.parametrize("start", [False, True])
