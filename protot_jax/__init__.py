@@ -1,4 +1,4 @@
-"""Language models whose token mixer is R prototype channels that a person can read and edit.
+"""Prototype Transformer: language models whose token mixer is R readable, editable prototypes.
 
 After "Prototype Transformer: Towards Language Model Architectures Interpretable by Design".
 """

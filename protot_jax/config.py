@@ -1,7 +1,7 @@
-"""The settings of a pretraining run, as the frozen dataclass that a config file becomes.
+"""Config of a pretraining run, a frozen dataclass built from a config file.
 
-A file under configs/protot/ says what is particular to its experiment and calls `experiment`, which
-adds the paper's defaults and the smoke mode.
+A file in configs/protot/ calls `experiment` with the fields that differ from the paper's defaults;
+`experiment` adds the smoke mode.
 """
 
 from collections.abc import Mapping
@@ -20,35 +20,35 @@ from protot_jax.models import MODELS
 
 @dataclasses.dataclass(frozen=True)
 class PretrainConfig:
-    """Everything that decides the result of pretraining.
+    """Settings of pretraining.
 
     Attributes:
       model: a name of `models.MODELS`.
       hidden_size, num_layers, context, tie_embeddings: the shape of every model.
-      prototypes: of the model "protot"; the others ignore it.
-      arithmetic: of its prefix mean; "released" is that of the authors' code, to compare with.
-      corpus: the text and how it is cut, tokenized and split.
-      examples: "truncate" takes the beginning of each document, as the paper. "pack" joins
-        documents into full rows: nothing is reset between them, so that states, convolutions and
-        attention run on from one document into the next, and most rows begin within one.
-      train_documents: the first of the training split, trained on in every epoch; 0 for all. With
+      prototypes: of the model "protot"; other models ignore it.
+      arithmetic: of the prefix mean; "released" is that of the authors' code, for comparison.
+      corpus: the text, and how it is tokenized and split.
+      examples: "truncate" takes the beginning of each document, as in the paper. "pack" joins
+        documents into full rows without resets between them, so that states, convolutions and
+        attention cross document boundaries, and most rows begin within a document.
+      train_documents: number of documents of the training split, from its first; 0 for all. With
         "truncate" a document is an example.
-      validation_documents, test_documents: as many are evaluated; 0 for all.
+      validation_documents, test_documents: number of documents to evaluate; 0 for all.
       batch_size: examples of one update, on all devices together.
       epochs: passes over the training split.
-      max_steps: updates after which training ends, if its epochs have more; 0 for no such limit.
-      learning_rate: at the peak; 2 % of the steps warm up, then a cosine to a tenth.
+      max_steps: maximum number of updates, if the epochs have more; 0 for no maximum.
+      learning_rate: peak, after a warmup of 2 % of the steps and before a cosine decay to a tenth.
       weight_decay: on matrices; none on norms, prototypes, convolutions' biases and scalars.
-      clip_norm: longest gradient; 0 for as long as it is, as the paper.
-      skip_sigma: leave out an update whose loss is that many standard deviations above the mean of
-        the last 128; 0 leaves out none.
+      clip_norm: maximum norm of the gradient; 0 for no clipping, as in the paper.
+      skip_sigma: skip an update whose loss is that many standard deviations above the mean of the
+        last 128; 0 skips none.
       dropout: after the embedding, in the MLP and on each addition to the residual stream.
-      attention_dropout: also of LLaMA's attention pattern; the other models have none.
-      accumulate: micro-batches of one update.
+      attention_dropout: dropout of LLaMA's attention pattern too; the other models have none.
+      accumulate: number of micro-batches of one update.
       dtype: of the computation; weights and moments are float32.
-      eval_every: steps between evaluations; 0 means an epoch.
-      early_stop: end at the first evaluation whose perplexity rises, as the released code.
-      seeds: one run after another; each draws parameters, order and dropout.
+      eval_every: steps between evaluations; 0 for an epoch.
+      early_stop: stop at the first evaluation whose perplexity rises, as in the released code.
+      seeds: one run each; a seed determines initial parameters, data order and dropout.
       mesh: sizes of the axes data, fsdp, tensor; one may be -1.
       allow_fallback: where the newest checkpoint is damaged, continue from the one before it.
     """
@@ -118,7 +118,7 @@ _SMOKE: Mapping[str, Any] = {
 
 
 def experiment(mode: str, **settings: Any) -> ConfigDict:
-    """The `get_config(mode)` of one experiment.
+    """Implements `get_config(mode)` of an experiment.
 
     Args:
       mode: "" for the experiment; "smoke" for a run of seconds that only shows that it works.
@@ -131,12 +131,12 @@ def experiment(mode: str, **settings: Any) -> ConfigDict:
 
 
 def smoke(config: PretrainConfig) -> PretrainConfig:
-    """The same experiment so small that it takes seconds."""
+    """The same experiment reduced to seconds."""
     return dataclasses.replace(config, **_SMOKE)
 
 
 def with_fields(config: PretrainConfig, changes: Mapping[str, Any]) -> PretrainConfig:
-    """The settings with some fields changed, by their dotted names, as `prototypes.alpha`.
+    """The config with some fields changed, by dotted names such as `prototypes.alpha`.
 
     Raises:
       UsageError: there is no such field, or it cannot have that value.

@@ -1,4 +1,4 @@
-"""The short causal depthwise convolution that the recurrent baselines put before their memory."""
+"""Short causal depthwise convolution of the recurrent mixers."""
 
 from typing import Any
 
@@ -10,25 +10,25 @@ from lm_jax.model.params import Initializer, ParamSpec
 
 
 def taps_spec(taps: int, shape: tuple[int, ...], axes: str) -> ParamSpec:
-    """A kernel for each channel, uniform within 1 / sqrt(taps); the last tap is the present's."""
+    """Spec of a kernel per channel, uniform within 1 / sqrt(taps); the last tap is the present."""
     return ParamSpec((taps, *shape), "C" + axes, uniform(taps**-0.5))
 
 
 def causal_convolution(
-    x_BTE: jax.Array, taps_CE: jax.Array, held_BCE: jax.Array
+    x_BTE: jax.Array, taps_CE: jax.Array, previous_BCE: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """`out_t = sum_c taps_c x_(t - C + 1 + c)`, and the last C - 1 inputs.
 
-    E stands for any number of trailing axes. `held_BCE` are the C - 1 inputs before the first, zero
-    where there is none.
+    E stands for any number of trailing axes. `previous_BCE` are the C - 1 inputs before the first,
+    zero at the beginning of a sequence.
     """
     T = x_BTE.shape[1]
-    padded = jnp.concatenate([held_BCE.astype(x_BTE.dtype), x_BTE], 1)
+    padded = jnp.concatenate([previous_BCE.astype(x_BTE.dtype), x_BTE], 1)
     taps_CE = taps_CE.astype(x_BTE.dtype)
     out_BTE = jnp.zeros_like(x_BTE)
     for c in range(taps_CE.shape[0]):
         out_BTE += add_axes(taps_CE[c], x_BTE.ndim) * padded[:, c : c + T]
-    return out_BTE, padded[:, T:].astype(held_BCE.dtype)
+    return out_BTE, padded[:, T:].astype(previous_BCE.dtype)
 
 
 def uniform(bound: float) -> Initializer:

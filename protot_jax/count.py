@@ -1,10 +1,10 @@
-"""Parameters and forward FLOPs of the models of a config, side by side.
+"""Table of parameters and forward FLOPs of the models of a config.
 
     iaj protot count
     iaj protot count --config=protot/throughput --config.hidden_size=512 --config.num_layers=12
 
-What is counted, and what is left out, `lm_jax.model.flops` says; attention is counted over all
-T x T pairs, though causality masks half of them.
+`lm_jax.model.flops` documents what is counted; attention is counted over all T x T pairs, although
+causality masks half of them.
 
 The numbers of Table 13 of the Prototype Transformer's paper fit these terms: ours are 0.23 % above
 for ProtoT, 0.12 % below for LLaMA and 0.41 % above for Mamba. Its caption says forward and
@@ -49,15 +49,15 @@ from protot_jax.models import MODELS, build_model
 
 @dataclasses.dataclass(frozen=True)
 class CountConfig:
-    """What is counted.
+    """The models to count, and their common shape.
 
     Attributes:
-      hidden_size: the width of every model.
-      num_layers: blocks of every model.
-      vocab_size: tokens.
+      hidden_size: width of every model.
+      num_layers: number of blocks of every model.
+      vocab_size: number of tokens.
       context: tokens of one sample.
       models: names of `models.MODELS`.
-      tied: the models that read logits through the token embedding.
+      tied: names of the models whose output projection is the token embedding.
     """
 
     hidden_size: int
@@ -87,7 +87,7 @@ class CountConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Count:
-    """One model's parameters, those that an output depends on, and its FLOPs."""
+    """A model's parameters, the number in use (that an output depends on), and its FLOPs."""
 
     name: str
     cfg: DecoderConfig
@@ -97,7 +97,7 @@ class Count:
 
 
 def count(config: CountConfig) -> list[Count]:
-    """Counts every model of the config."""
+    """Counts parameters and FLOPs of every model of the config."""
     counts = []
     for name in config.models:
         cfg, mixer = build_model(

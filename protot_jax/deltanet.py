@@ -1,15 +1,15 @@
-"""The DeltaNet mixer, a baseline: a linear memory per head that overwrites what a key holds.
+"""The DeltaNet mixer, a baseline: linear attention with the delta rule.
 
 Yang et al. 2024, "Parallelizing Linear Transformers with the Delta Rule over Sequence Length",
 section 3.3 and the defaults of its public library. With normed input x, for every head,
 
 1. q, k, v = silu(causal depthwise convolution of a projection of x);
-2. q and k are divided by their length;
+2. q and k are divided by their norm;
 3. beta = sigmoid(projection of x);
 4. o = delta rule of q, k, v with writing strengths beta (`kernels.delta_rule`);
 5. out = projection of the RMS norm of o over the head's width.
 
-There is no bias and no position. Heads are those of the config, N of width H.
+There are no biases and no positional encoding. The config has N heads of width H.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from lm_jax.model.params import ParamSpec, ParamTree, constant
 from lm_jax.parallel.kernels import shard_kernel
 from protot_jax.convolution import causal_convolution, taps_spec
 
-# Added to the squared length of a query or key, so that none divides by zero.
+# Added to the squared norm of a query or key against division by zero.
 LENGTH_FLOOR = 1e-6
 
 
@@ -55,12 +55,12 @@ class DeltaNetMixer:
     def flops(self, cfg: DecoderConfig, tokens: int, causal: str) -> tuple[int, int]:
         del causal
         D, N, H, C = cfg.hidden_size, cfg.num_heads, cfg.head_dim, self.conv_kernel
-        places = tokens * cfg.num_layers
-        projections = places * (2 * 4 * D * N * H + 2 * (D * N + 3 * C * N * H))
-        return projections, places * 6 * N * H * H
+        positions = tokens * cfg.num_layers
+        projections = positions * (2 * 4 * D * N * H + 2 * (D * N + 3 * C * N * H))
+        return projections, positions * 6 * N * H * H
 
     def init_cache(self, cfg: DecoderConfig, batch: int, length: int, dtype: Any) -> Any:
-        """One matrix per head, and the inputs under the convolutions; of one size at any length."""
+        """Decoding state of constant size: a matrix per head and the convolutions' last inputs."""
         del length
         N, H = cfg.num_heads, cfg.head_dim
         inputs = jnp.zeros((batch, self.conv_kernel - 1, N, H), dtype)
@@ -72,11 +72,11 @@ class DeltaNetMixer:
     def apply(
         self, p: ParamTree, x_BTD: jax.Array, cfg: DecoderConfig, layer: Layer, cache: Any
     ) -> tuple[jax.Array, Any]:
-        """Any number of steps; T = 1 with a cache is a step of decoding in constant time."""
+        """Mixes any number of tokens; T = 1 with a cache decodes one token in constant time."""
         before = cache
         if before is None:
             before = self.init_cache(cfg, x_BTD.shape[0], 0, x_BTD.dtype)
-        valid_BT, made, inputs = layer.valid_BT, {}, {}
+        valid_BT, qkv, inputs = layer.valid_BT, {}, {}
         for name in "qkv":
             x_BTNH = project("BTD,DNH->BTNH", x_BTD, p[name])
             if valid_BT is not None:
@@ -84,7 +84,7 @@ class DeltaNetMixer:
             x_BTNH, inputs[name] = causal_convolution(
                 x_BTNH, p[f"{name}_conv"], before["inputs"][name]
             )
-            made[name] = jax.nn.silu(x_BTNH)
+            qkv[name] = jax.nn.silu(x_BTNH)
         beta_BTN = jax.nn.sigmoid(project("BTD,DN->BTN", x_BTD, p["beta"]))
         if valid_BT is not None:
             beta_BTN = jnp.where(valid_BT[..., None], beta_BTN, 0.0)
@@ -97,7 +97,7 @@ class DeltaNetMixer:
 
         o_BTNH, state = shard_kernel(
             rule,
-            (_unit(made["q"]), _unit(made["k"]), made["v"], beta_BTN, before["state"]),
+            (_unit(qkv["q"]), _unit(qkv["k"]), qkv["v"], beta_BTN, before["state"]),
             ("BTNH", "BTNH", "BTNH", "BTN", "BNHX"),
             ("BTNH", "BNHX"),
             split="BN",

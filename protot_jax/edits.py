@@ -1,8 +1,8 @@
-"""Edits of single prototypes: masked, silenced, or reinitialised.
+"""Edits of single prototypes: gates masked or zeroed, vectors reinitialised.
 
 Prototype Transformer, appendix A.3. `mask_write` and `mask_read` set the logit of one prototype to
-minus infinity, so that its share goes to the others: what the released code does. `zero_write` and
-`zero_read` take its gate out and leave the others as they are: what the paper's words say. In a
+minus infinity, so that its share goes to the others, as in the released code. `zero_write` and
+`zero_read` set its gate to zero and leave the others as they are, as in the text of the paper. In a
 first layer with shared routing the read logits are the write logits, so that `mask_write` masks
 both gates there.
 
@@ -44,24 +44,24 @@ class Column:
 def edit(*, layer: int, prototype: int, mode: str) -> dict[str, Any]:
     """The edits of one prototype, for `lm_jax.forward`.
 
-    Layer and prototype are data: sweeping over them never compiles anew.
+    Layer and prototype are traced data: a sweep over them compiles once.
 
     Raises:
       UsageError: an unknown mode, or a negative prototype. A layer that the model does not have
         is refused by `forward`, a prototype by `check`.
     """
     if prototype < 0:
-        raise UsageError(f"prototype = {prototype} must be 0 or more")
+        raise UsageError(f"prototype = {prototype} must be at least 0")
     site, value = MODES[_known(mode)]
     column = Column(jnp.full((1, 1, 1), prototype), jnp.full((1, 1, 1), value, jnp.float32))
     return {site: OneLayer(layer, column)}
 
 
 def parse(text: str) -> tuple[int, int, str]:
-    """Layer, prototype and mode of "L2P5" (mode `zero_write`) or "L2P5:mask_write".
+    """Parses "L2P5" (mode `zero_write`) or "L2P5:mask_write" as layer, prototype and mode.
 
     Raises:
-      UsageError: another form, or an unknown mode.
+      UsageError: the text has another form, or the mode is unknown.
     """
     place, _, mode = text.partition(":")
     result = re.fullmatch(r"L(\d+) ?P(\d+)", place)
@@ -72,7 +72,7 @@ def parse(text: str) -> tuple[int, int, str]:
 
 def _known(mode: str) -> str:
     if mode not in MODES:
-        raise UsageError(f"mode = {mode!r} is none of {', '.join(MODES)}{nearest(mode, MODES)}")
+        raise UsageError(f"mode = {mode!r} is not one of {', '.join(MODES)}{nearest(mode, MODES)}")
     return mode
 
 
@@ -88,27 +88,27 @@ def several(params: ParamTree, chosen: Sequence[tuple[int, int, str]]) -> dict[s
         check(params, layer=layer, prototype=prototype)
         for site, one in edit(layer=layer, prototype=prototype, mode=mode).items():
             by_site.setdefault(site, []).append(one.stacked(num_layers))
-    return {site: Chain(tuple(made)) for site, made in by_site.items()}
+    return {site: Chain(tuple(edits)) for site, edits in by_site.items()}
 
 
 def check(params: ParamTree, *, layer: int, prototype: int) -> None:
-    """Refuses a layer or a prototype that the model does not have.
+    """Checks that the model has this layer and this prototype.
 
     Raises:
-      UsageError: naming the range.
+      UsageError: it does not; the message has the range.
     """
     L, R = params["blocks"]["mixer"]["prototypes"].shape[:2]
-    for name, given, size in (("layer", layer, L), ("prototype", prototype, R)):
-        if not 0 <= given < size:
-            raise UsageError(f"{name} = {given} is outside 0..{size - 1} of this model")
+    for name, index, size in (("layer", layer, L), ("prototype", prototype, R)):
+        if not 0 <= index < size:
+            raise UsageError(f"{name} = {index} is outside 0..{size - 1} of this model")
 
 
 def reinitialise(
     params: ParamTree, key: jax.Array, *, layer: int, prototype: int
 ) -> dict[str, Any]:
-    """Parameters with one prototype vector reinitialised, as N(0, 1 / D), not normalised.
+    """Parameters with one prototype vector redrawn from N(0, 1 / D), not normalised.
 
-    That is how the released code re-initialises; the vectors of a new model have length 1.
+    As in the released code; the prototype vectors of a new model have norm 1.
 
     Raises:
       UsageError: a layer or a prototype out of range.

@@ -1,15 +1,14 @@
-"""Continues a text with a trained model, token by token.
+"""Generates text with a trained model, token by token.
 
     iaj protot generate --run=runs/speeches --prompt="the people of the united states"
     iaj protot generate --run=runs/speeches --prompt="the war" --tokens=0 --edit=L2P5
 
-ProtoT, Mamba and DeltaNet need memory that does not grow; with `--tokens=0` they continue until
-Ctrl-C. LLaMA keeps every position, and ends at the context that it was trained on. The paper does
-not say how its samples were drawn: the temperature, top-k and top-p here are ours, and
-`--temperature=0` is greedy.
+ProtoT, Mamba and DeltaNet need constant memory; with `--tokens=0` they generate until Ctrl-C. LLaMA
+caches every position, and ends at its training context. The paper does not say how it sampled: the
+defaults of temperature, top-k and top-p are ours, and `--temperature=0` is greedy.
 
-`--edit=L2P5` (once for each) continues the text with prototype 5 of layer 2 closed, as
-`protot_jax.interventions` does; with the same `--seed`, what differs is the prototype's doing.
+`--edit=L2P5` (repeatable) generates with the write gate of prototype 5 in layer 2 zeroed, as
+`protot_jax.interventions` does; with the same `--seed`, any difference is an effect of the edit.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,7 +30,7 @@ from protot_jax.saved_run import TrainedModel
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(RunOptions):
-    """What is continued, how the tokens are drawn, and what is disturbed meanwhile."""
+    """The prompt, the sampler, and the edits of prototypes."""
 
     prompt: str = option("", "text to continue; empty begins a document")
     tokens: int = option(100, "number of tokens to generate; 0 for no end", least=0)
@@ -41,7 +40,7 @@ class Options(RunOptions):
     seed: int = option(0, "random seed of the sampler", least=0)
     edit: tuple[str, ...] = option(
         (),
-        f"prototype to disturb, L2P5 or L2P5:MODE with a MODE of {', '.join(edits.MODES)}",
+        f"edit of a prototype, L2P5 or L2P5:MODE with a MODE of {', '.join(edits.MODES)}",
         repeated=True,
     )
 
@@ -54,20 +53,20 @@ def text(
     key: jax.Array,
     edits: Mapping[str, Any] | None = None,
 ) -> Iterator[str]:
-    """The continuation of `prompt`, piece by piece, ending where the model ends the document.
+    """Yields the continuation of `prompt` piece by piece, until the model ends the document.
 
-    A model of attention also ends at its longest context. `edits` are those of `lm_jax.generate`.
+    An attention model also stops at its longest context. `edits` are those of `lm_jax.generate`.
 
     Raises:
       BadInputError: the prompt fills that context.
     """
     tokenizer = model.tokenizer
     ids = tokenizer.encode(prompt, split_special_tokens=True)
-    # The template closes a document; a prompt is to go on.
+    # The tokenizer ends a document; a prompt is continued.
     while len(ids) > 1 and ids[-1] == tokenizer.eos_id:
         ids.pop()
     pieces = DecodeStream(skip_special_tokens=True)
-    # What follows a word depends on the word: the first piece of a new one begins with a space.
+    # The text of a token depends on those before: a new word begins with a space.
     for token in ids:
         pieces.step(tokenizer.backend, token)
     tokens = stream(
@@ -89,7 +88,7 @@ def main(arguments: cli.Arguments) -> None:
     """The command."""
     options: Options = arguments.options
     sampling = Sampling(options.temperature, options.top_k, options.top_p)
-    chosen = [edits.parse(given) for given in options.edit]
+    chosen = [edits.parse(spec) for spec in options.edit]
     model = options.load()
     if chosen:
         # A model without prototypes is refused.

@@ -1,4 +1,4 @@
-"""The Mamba-1 mixer, a baseline: a diagonal recurrence whose step sizes follow the input.
+"""The Mamba-1 mixer, a baseline: a selective state space with input-dependent step sizes.
 
 Gu and Dao 2023, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", section 3.4.
 With normed input x and inner width I = expand D,
@@ -9,8 +9,8 @@ With normed input x and inner width I = expand D,
 4. y = selective scan of u with delta, A, B, C and the skip D (`kernels.selective_scan`);
 5. out = projection of y * silu(z).
 
-The block has no MLP (`mlp_size=0`), unlike what the Prototype Transformer's paper says of it: its
-count of 6,724,352 parameters leaves room for none.
+The block has no MLP (`mlp_size=0`), although the Prototype Transformer's paper says so: its count
+of 6,724,352 parameters is without one.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from lm_jax.model.params import Initializer, ParamSpec, ParamTree, constant
 from lm_jax.parallel.kernels import shard_kernel
 from protot_jax.convolution import causal_convolution, taps_spec, uniform
 
-# The range that a channel's step size starts in, as in the released Mamba.
+# Range of a channel's initial step size, as in the released Mamba.
 SHORTEST_STEP, LONGEST_STEP = 1e-3, 1e-1
 
 
@@ -55,13 +55,13 @@ class MambaMixer:
         return self.expand * cfg.hidden_size
 
     def rank(self, cfg: DecoderConfig) -> int:
-        """X, as given or by default."""
+        """X, from `dt_rank` or by default."""
         return math.ceil(cfg.hidden_size / 16) if self.dt_rank is None else self.dt_rank
 
     def spec(self, cfg: DecoderConfig) -> ParamTree:
         D, J, X = cfg.hidden_size, self.state_size, self.rank(cfg)
         inner = self.inner_size(cfg)
-        # As in GPT-2, divided by the root of how many branches add to the residual stream.
+        # As in GPT-2, divided by the root of the number of residual branches.
         branches = cfg.num_layers * (2 if cfg.mlp_size else 1)
         return {
             "in": ParamSpec((D, inner), "DI", fan_in()),
@@ -85,7 +85,7 @@ class MambaMixer:
         return channels * (2 * 3 * D + 2 * (C + 2 * X + 2 * J)), channels * 6 * J
 
     def init_cache(self, cfg: DecoderConfig, batch: int, length: int, dtype: Any) -> Any:
-        """The states, and the inputs under the convolution; of one size at any length."""
+        """Decoding state of constant size: channel states and the convolution's last inputs."""
         del length
         inner = self.inner_size(cfg)
         return {
@@ -96,7 +96,7 @@ class MambaMixer:
     def apply(
         self, p: ParamTree, x_BTD: jax.Array, cfg: DecoderConfig, layer: Layer, cache: Any
     ) -> tuple[jax.Array, Any]:
-        """Any number of steps; T = 1 with a cache is a step of decoding in constant time."""
+        """Mixes any number of tokens; T = 1 with a cache decodes one token in constant time."""
         before = cache
         if before is None:
             before = self.init_cache(cfg, x_BTD.shape[0], 0, x_BTD.dtype)
@@ -110,7 +110,7 @@ class MambaMixer:
         step_BTX = project("BTI,IX->BTX", u_BTI, p["step_down"])
         step_BTI = project("BTX,XI->BTI", step_BTX, p["step_up"])
         delta_BTI = jax.nn.softplus(step_BTI.astype(jnp.float32) + _float32(p["step_bias"], 3))
-        # A step of size zero leaves the state as it is, whatever the convolution's bias lets in.
+        # With a step of size zero padding leaves the state unchanged.
         if layer.valid_BT is not None:
             delta_BTI = jnp.where(layer.valid_BT[..., None], delta_BTI, 0.0)
 
@@ -153,12 +153,12 @@ def _float32(x: jax.Array, ndim: int) -> jax.Array:
 
 
 def fan_in(variance: float = 1.0) -> Initializer:
-    """Uniform within sqrt(variance / rows), a linear layer's start in torch at variance 1."""
+    """Uniform within sqrt(variance / rows); at variance 1 the default of torch's Linear."""
     return jax.nn.initializers.variance_scaling(variance / 3, "fan_in", "uniform")
 
 
 def step_sizes(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """Biases whose softplus is log-uniform between the shortest and the longest step."""
+    """Initial biases whose softplus is log-uniform between the shortest and the longest step."""
     low, high = math.log(SHORTEST_STEP), math.log(LONGEST_STEP)
     step = jnp.exp(jax.random.uniform(key, shape, jnp.float32, low, high))
     # The inverse of softplus, log(exp(step) - 1), without cancellation.
@@ -166,6 +166,6 @@ def step_sizes(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
 
 
 def log_count(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """log(1..J) in every channel, so that A = -(1..J): the real part of S4D's start."""
+    """log(1..J) in every channel, so that A = -(1..J): the real part of S4D's initialisation."""
     del key
     return jnp.broadcast_to(jnp.log(jnp.arange(1.0, shape[-1] + 1))[None], shape).astype(dtype)

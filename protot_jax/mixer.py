@@ -1,4 +1,4 @@
-"""The prototype mixer: tokens write to R named channels and read their past back.
+"""The prototype mixer: tokens write to R channels and read their discounted means.
 
 Prototype Transformer, section 3, Eq. 1 and 2. With normed input x, prototypes P, values v = V x,
 
@@ -9,8 +9,8 @@ Prototype Transformer, section 3, Eq. 1 and 2. With normed input x, prototypes P
 4. out_i = alpha U sum_r g_ir m_ir.
 
 In the first layer the read gate is the write gate. In the first two layers a causal depthwise
-convolution is mixed half and half into the values. Where paper and released code differ, the choice
-and its reason are in the docstring of the field.
+convolution is averaged with the values. Where the paper and the released code differ, the
+docstring of the field says which this follows and why.
 """
 
 from collections.abc import Callable
@@ -39,23 +39,23 @@ PrefixMean = Callable[..., Any]
 
 @dataclasses.dataclass(frozen=True)
 class Prototypes:
-    """What the paper ablates of the mixer, with its defaults.
+    """Settings of the mixer that the paper ablates, with its defaults.
 
     Attributes:
       num_prototypes: R.
       low_rank: values of width max(8, D // 2), else D.
       conv_kernel: taps of the local convolution, the current token included.
-      conv_layers: how many layers from the first on use it. Its weights exist in every layer, as in
-        the released code, whose parameter count the paper states.
+      conv_layers: number of first layers that use it. Its weights exist in every layer, as in the
+        released code, whose parameter count the paper states.
       shared_routing: the first layer reads with its write gate. W and tau_r exist there, unused.
-      temperature: tau of all layers but the first at the start.
-      first_temperature: tau of the first layer at the start. Gates are divided by it, so that 3 is
+      temperature: initial tau of all layers but the first.
+      first_temperature: initial tau of the first layer. Logits are divided by it, so that 3 is
         flatter than 1; the paper calls it sharper.
-      alpha: the factor on the mixer's output at the start.
-      decay: beta of every prototype at the start.
+      alpha: initial factor on the mixer's output.
+      decay: initial beta of every prototype.
       mass_normalisation: false leaves out the denominator of Eq. 2 and reads the moving average
         (1 - beta) sum_{j<i} beta^(i-1-j) w_jr v_j, as the released code does, whose factor
-        1 - beta cancels in the mean alone. That is what Table 18 of the paper trained.
+        1 - beta cancels only in the mean. Table 18 of the paper was trained this way.
     """
 
     num_prototypes: int = 32
@@ -103,7 +103,7 @@ class PrototypeMixer(Prototypes):
         }
 
     def unused(self, cfg: DecoderConfig) -> int:
-        """Parameters that the model has and no output depends on."""
+        """Number of parameters that no output depends on."""
         idle = self.conv_kernel * self.value_size(cfg) * max(0, cfg.num_layers - self.conv_layers)
         return idle + (cfg.hidden_size**2 + 1 if self.shared_routing else 0)
 
@@ -117,7 +117,7 @@ class PrototypeMixer(Prototypes):
         return tokens * (projections + convolved * 2 * C * E), tokens * cfg.num_layers * 5 * R * E
 
     def init_cache(self, cfg: DecoderConfig, batch: int, length: int, dtype: Any) -> Any:
-        """R sums and masses, and the values under the convolution; of one size at any length."""
+        """Decoding state of constant size: R sums and masses, and the convolution's last values."""
         del length
         E = self.value_size(cfg)
         return {
@@ -128,7 +128,7 @@ class PrototypeMixer(Prototypes):
     def apply(
         self, p: ParamTree, x_BTD: jax.Array, cfg: DecoderConfig, layer: Layer, cache: Any
     ) -> tuple[jax.Array, Any]:
-        """Any number of steps; T = 1 with a cache is a step of decoding in constant time."""
+        """Mixes any number of tokens; T = 1 with a cache decodes one token in constant time."""
         write_BTR, read_BTR = self.gates(p, x_BTD, layer)
         value_BTE = project("BTD,DE->BTE", x_BTD, p["value"])
         if layer.valid_BT is not None:
@@ -145,7 +145,7 @@ class PrototypeMixer(Prototypes):
 
         def prefix(first, write_BTR, value_BTE, decay_R, read_BTR, before):
             del first
-            made = self.prefix(
+            result = self.prefix(
                 write_BTR,
                 value_BTE,
                 decay_R,
@@ -154,7 +154,7 @@ class PrototypeMixer(Prototypes):
                 return_state=cached,
                 mass_normalisation=self.mass_normalisation,
             )
-            return (made[0], tuple(made[1])) if cached else (made, None)
+            return (result[0], tuple(result[1])) if cached else (result, None)
 
         state_axes = ("BRE", "BR") if cached else ""
         out_BTE, after = shard_kernel(
@@ -186,7 +186,7 @@ class PrototypeMixer(Prototypes):
         read_logits = scope("mixer.read_logits", read_logits)
         write_BTR = scope.edit("mixer.write", jax.nn.softmax(write_logits, axis=-1))
         read_BTR = scope.edit("mixer.read", jax.nn.softmax(read_logits, axis=-1))
-        # After the edits, so that none lets padding write.
+        # After the edits, so that padding never writes.
         if layer.valid_BT is not None:
             write_BTR, read_BTR = (
                 jnp.where(layer.valid_BT[..., None], x, 0.0) for x in (write_BTR, read_BTR)
@@ -198,7 +198,7 @@ class PrototypeMixer(Prototypes):
     def convolved(
         self, p: ParamTree, value_BTE: jax.Array, layer: Layer, cache: Any
     ) -> tuple[jax.Array, jax.Array]:
-        """Half the values, half their causal convolution, in the first layers; the last values."""
+        """Mean of values and their causal convolution in the first layers, and the last values."""
         B, _, E = value_BTE.shape
         held_BCE = jnp.zeros((B, self.conv_kernel - 1, E), value_BTE.dtype)
         if cache is not None:
@@ -210,7 +210,7 @@ class PrototypeMixer(Prototypes):
     def memory(
         self, write_BTR: jax.Array, value_BTE: jax.Array, decay_R: jax.Array, state: State | None
     ) -> jax.Array:
-        """What each channel holds before each step, `[B, T, R, E]`: for reading and editing it."""
+        """Memory of each channel before each token, `[B, T, R, E]`, for recording and editing."""
         B, T, R = write_BTR.shape
         if state is None:
             state = _empty(B, R, value_BTE.shape[-1])
@@ -246,6 +246,6 @@ def _logits(x_BTD: jax.Array, prototypes_RD: jax.Array, tau: jax.Array) -> jax.A
 
 
 def unit_rows(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """Gaussian rows of length 1: the prototypes at the start."""
+    """Initializer of the prototypes: Gaussian rows of norm 1."""
     rows = jax.random.normal(key, shape, jnp.float32)
     return (rows / jnp.linalg.norm(rows, axis=-1, keepdims=True)).astype(dtype)

@@ -1,9 +1,9 @@
-"""The models that are compared, by name: one decoder, and what differs around each mixer.
+"""The compared models by name: a mixer each, with its norm epsilon and MLP width.
 
 Prototype Transformer, section 4: all have the same width, depth, vocabulary and pre-RMSNorm blocks.
-What the paper leaves open or says otherwise follows the code that it was measured with: no biases,
-an MLP of 16 * floor(2.7 D / 16) units, and for Mamba none. `mamba_ffn` is our addition: Mamba with
-an MLP that brings it to the parameters, and nearly the FLOPs, of ProtoT.
+Where the paper is silent or differs, they follow its released code: no biases, an MLP of
+16 * floor(2.7 D / 16) units, and none for Mamba. `mamba_ffn` is our addition: Mamba with an MLP
+that matches the parameters, and nearly the FLOPs, of ProtoT.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,12 +22,12 @@ from protot_jax.mamba import MambaMixer
 from protot_jax.mixer import PrototypeMixer
 
 HEADS = 4
-# Rotary positions turn pairs of coordinates, so a head's width is even.
+# RoPE rotates pairs of coordinates, so a head's width is even.
 _WIDTH_UNIT = 2 * HEADS
 
 
 class Model(NamedTuple):
-    """A mixer with its defaults, the epsilon of the norms, and the MLP's width for a config."""
+    """A mixer with its defaults, the epsilon of the norms, and the MLP width for a config."""
 
     mixer: Any
     norm_eps: float
@@ -41,22 +41,22 @@ def swiglu_size(cfg: DecoderConfig, mixer: Mixer) -> int:
 
 
 def no_mlp(cfg: DecoderConfig, mixer: Mixer) -> int:
-    """Blocks of the mixer alone."""
+    """No MLP: blocks have the mixer only."""
     del cfg, mixer
     return 0
 
 
 def matched_size(cfg: DecoderConfig, mixer: Mixer) -> int:
-    """The multiple of 16, at least one, that comes nearest to the parameters of ProtoT."""
+    """MLP width, a multiple of 16, with which the parameter count is nearest to ProtoT's."""
     prototypes = MODELS["protot"]
     target_cfg = dataclasses.replace(cfg, mlp_size=prototypes.mlp_size(cfg, prototypes.mixer))
     target = count_params(target_cfg, mixer=prototypes.mixer)
 
-    def miss(units: int) -> int:
+    def difference(units: int) -> int:
         with_mlp = dataclasses.replace(cfg, mlp_size=16 * units)
         return abs(count_params(with_mlp, mixer=mixer) - target)
 
-    return 16 * min(range(1, target_cfg.mlp_size // 16 + 1), key=miss)
+    return 16 * min(range(1, target_cfg.mlp_size // 16 + 1), key=difference)
 
 
 MODELS: Mapping[str, Model] = {
@@ -79,19 +79,19 @@ def build_model(
     tie_embeddings: bool,
     **mixer_options: Any,
 ) -> tuple[DecoderConfig, Mixer]:
-    """The config and the mixer of a model.
+    """Builds the decoder config and the mixer of a model.
 
     Args:
       name: one of `MODELS`.
       hidden_size: a multiple of 8, for four heads of even width.
-      num_layers: blocks.
-      vocab_size: tokens.
-      context: the longest that it will be trained on.
-      tie_embeddings: whether logits are read through the token embedding.
+      num_layers: number of blocks.
+      vocab_size: number of tokens.
+      context: the longest training context.
+      tie_embeddings: whether the output projection is the token embedding.
       **mixer_options: fields of the mixer that differ from its defaults.
 
     Raises:
-      UsageError: for an unknown name or option, or a width that four heads cannot share.
+      UsageError: for an unknown name or option, or a width that is not a multiple of 8.
       BadInputError: for a size below one.
     """
     if name not in MODELS:
@@ -119,7 +119,7 @@ def build_model(
         norm_eps=model.norm_eps,
         rope=Rope(theta=10_000.0),
         tie_embeddings=tie_embeddings,
-        # As torch's padding_idx: the row starts at zero, and padding is read by nothing.
+        # As padding_idx in torch: the row is initialised at zero, and nothing reads padding.
         pad_id=PAD,
     )
     return dataclasses.replace(cfg, mlp_size=model.mlp_size(cfg, mixer)), mixer

@@ -4,18 +4,18 @@
     iaj protot pretrain --config=protot/default --config.model=llama --workdir=runs/llama
 
 1. The corpus is fetched, tokenized and split once (`lm_jax.text.preparation`).
-2. Each seed trains in a folder of its own, from its last checkpoint if there is one.
-3. The weights of lowest validation perplexity are evaluated on validation and test text, and so are
-   the last ones, where they are others. Perplexity is weighted by token; that of the unigram model
-   on the same tokens is printed with it.
+2. Each seed trains in its own folder, from its last checkpoint if there is one.
+3. The weights of lowest validation perplexity and the last weights are evaluated on validation and
+   test text. Perplexity is weighted by token; the unigram model's perplexity on the same tokens is
+   printed with it.
 
-The work folder then holds
+The work folder then has
 
     data/                  the prepared corpus
     seed_<n>/              checkpoints, metrics.parquet, evaluations.parquet (`lm_jax.train.loop`)
-    summary.json           every number that is printed at the end
+    summary.json           every number that is printed at the end (`results.PretrainSummary`)
 
-A killed run is started again with the same command, and ends with the same parameters.
+The same command resumes a killed run, which ends with the same parameters.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -64,32 +64,32 @@ from protot_jax.seeds import OverSeeds, over_seeds
 
 SUMMARY = "summary.json"
 
-# Tables that are no weights: prototypes, and Mamba's rates and projection of step sizes.
+# Matrices without weight decay: prototypes, and Mamba's rates and projection of step sizes.
 _NOT_DECAYED = ("/prototypes", "/A_log", "/step_up")
 # Mamba's rates and step sizes pass through exponentials.
 _NOT_CAST = ("/A_log", "/step_bias")
 
 
 def decays(path: str, spec: ParamSpec) -> bool:
-    """Weight decay as in the released code: on matrices, but for three."""
+    """Whether a parameter has weight decay: matrices do, except three, as in the released code."""
     return optim.is_weight(path, spec) and not path.endswith(_NOT_DECAYED)
 
 
 def casts(path: str, spec: ParamSpec) -> bool:
-    """What is computed with in the dtype of the run."""
+    """Whether a parameter is cast to the run's computation dtype."""
     return is_cast(path, spec) and not path.endswith(_NOT_CAST)
 
 
 def unigram_perplexity(train_split: Examples, evaluated: Examples) -> float:
     """Perplexity of the evaluated tokens under the token frequencies of the training split.
 
-    Every token is counted once more than it occurs (Laplace), so that none is impossible.
+    With add-one (Laplace) smoothing, so that no token has probability 0.
     """
     vocab_size = train_split.prepared.manifest["vocab_size"]
     counts_V = np.ones(vocab_size)
     for tokens_NS in _rows(train_split):
         counts_V += np.bincount(tokens_NS.ravel(), minlength=vocab_size)
-    # Padding is no token of the text.
+    # Padding does not count.
     counts_V[0] = 0
     log_V = np.log(np.maximum(counts_V, 1) / counts_V.sum())
     losses = [-log_V[t] for t in (x[:, 1:][x[:, 1:] != 0] for x in _rows(evaluated))]
@@ -125,7 +125,7 @@ def train_seed(config: PretrainConfig, data: Data, folder: Path, seed: int) -> S
     objective = LanguageModelling(
         cfg, mixer, dtype=config.dtype, dropout=config.dropout, casts=casts
     )
-    trained: TrainResult = train(
+    result: TrainResult = train(
         folder,
         objective,
         settings,
@@ -135,22 +135,22 @@ def train_seed(config: PretrainConfig, data: Data, folder: Path, seed: int) -> S
         mesh=mesh,
         policy=CheckpointPolicy(allow_fallback=config.allow_fallback),
         decays=decays,
-        # What else every evaluation writes down.
+        # Further numbers of every evaluation.
         measure=router_statistics(cfg, mixer, validation, mesh)
         if isinstance(mixer, PrototypeMixer)
         else None,
     )
     splits = {"validation": validation, "test": OnePass(data.test, **share)}
-    look = make_eval_step(objective, mesh)
+    eval_step = make_eval_step(objective, mesh)
 
-    def evaluated(params: ParamTree) -> dict[str, Evaluation]:
-        return {name: evaluate(look, params, split, mesh) for name, split in splits.items()}
+    def perplexities(params: ParamTree) -> dict[str, Evaluation]:
+        return {name: evaluate(eval_step, params, split, mesh) for name, split in splits.items()}
 
-    last_step, best_step = int(trained.state.step), trained.history.best_step
-    last = best = evaluated(trained.state.params)
+    last_step, best_step = int(result.state.step), result.history.best_step
+    last = best = perplexities(result.state.params)
     if best_step is not None and best_step != last_step:
         wanted = sharding.abstract(objective.spec, mesh=mesh)
-        best = evaluated(manager.load_params(trained.checkpoints, best_step, wanted))
+        best = perplexities(manager.load_params(result.checkpoints, best_step, wanted))
     return SeedSummary(
         seed=seed,
         steps=last_step,
@@ -253,14 +253,14 @@ def _test(checkpoints: Sequence[CheckpointPerplexity]) -> OverSeeds:
 def run_in(
     config: ConfigDict, folder: Path, *, resume: Resume = "auto", data: Path | None = None
 ) -> PretrainSummary:
-    """Runs or resumes in a work folder, unless it is finished; prints and returns the summary.
+    """Runs or resumes in a work folder unless it is finished; prints and returns the summary.
 
     Args:
       config: of `PretrainConfig`.
-      folder: the work folder, made if need be.
+      folder: the work folder, created if needed.
       resume: as `open_workdir` takes it.
-      data: a prepared corpus to share with other runs, made if need be; None prepares one within
-        the folder. The folder links to it, so the two move together or not at all.
+      data: folder of a prepared corpus to share with other runs, prepared if needed; None prepares
+        one in the work folder. The work folder links to it, so the two must be moved together.
     """
     settled = from_plain(config, PretrainConfig)
     with processes.open_shared_workdir(

@@ -1,13 +1,13 @@
-"""The prefix mean with the arithmetic of the authors' released code, to compare ours with.
+"""The prefix mean with the arithmetic of the authors' released code, for comparison.
 
 It divides each gate by beta^j + 1e-12, sums, and multiplies by (1 - beta) beta^i; the mass is at
-least 1e-6. In exact numbers that is the prefix mean. In float32 it forgets in two stages: once
+least 1e-6. In exact arithmetic that is the prefix mean. In float32 it fails in two stages: once
 beta^j is below 1e-12, after 40 half-lives, later writes are no longer discounted against one
 another; once the mass is below its clamp the mean shrinks to zero. `kernels.prefix_mean` has
 neither fault (docs/kernels.md).
 
-The formulae are kept, not the program: the two sums over j are one product with a causal mask, in
-time and memory T^2 and without an array [B, T, R, E].
+The formulae are those of the released code, the program is not: the two sums over j are one product
+with a causal mask, in time and memory T^2 and without an array [B, T, R, E].
 """
 
 import jax
@@ -32,7 +32,7 @@ def released_prefix_mean(
 ) -> jax.Array | tuple[jax.Array, None]:
     """`kernels.prefix_mean` of a whole sequence, with the errors of the released code.
 
-    There is no state, so nothing is decoded with it: `return_state` returns None for it.
+    It has no state and cannot decode: `return_state` returns None for it.
 
     Raises:
       UsageError: for an initial state.
@@ -51,12 +51,12 @@ def released_prefix_mean(
         mass_BTR = outer_1TR * jnp.cumsum(scaled_BTR, axis=1)
         factor_BTR = outer_1TR[:, :-1] / jnp.maximum(mass_BTR[:, :-1], LEAST_MASS)
     else:
-        # N of Eq. 2; `PrototypeMixer` makes the released moving average of it.
+        # N of Eq. 2, from which `PrototypeMixer` computes the released moving average.
         factor_BTR = power_1TR[:, 1:]
     weight_BTR = read_BTR.astype(f32)[:, 1:] * factor_BTR
-    # What step i reads was summed up to step i - 1, so the first reads zero.
-    seen_BTS = jnp.einsum("bir,bjr->bij", weight_BTR, scaled_BTR[:, :-1])
-    seen_BTS = jnp.where(jnp.tri(T - 1, dtype=bool)[None], seen_BTS, 0.0)
-    out_BTE = jnp.einsum("bij,bje->bie", seen_BTS, value_BTE.astype(f32)[:, :-1])
+    # Step i reads the sum up to step i - 1, so the first reads zero.
+    weight_BTS = jnp.einsum("bir,bjr->bij", weight_BTR, scaled_BTR[:, :-1])
+    weight_BTS = jnp.where(jnp.tri(T - 1, dtype=bool)[None], weight_BTS, 0.0)
+    out_BTE = jnp.einsum("bij,bje->bie", weight_BTS, value_BTE.astype(f32)[:, :-1])
     out_BTE = jnp.pad(out_BTE, ((0, 0), (1, 0), (0, 0))).astype(value_BTE.dtype)
     return (out_BTE, None) if return_state else out_BTE

@@ -1,16 +1,16 @@
-"""How the routing of a ProtoT stands while it trains: numbers of every layer at every evaluation.
+"""Router statistics of a ProtoT during training, for every layer at every evaluation.
 
 The statistics that the authors' code prints for each epoch (spec row PT-45), and those of appendix
 A.7.1, over every token of the validation text that the perplexity is computed on. Names are
 `layer_<l>/<what>`:
 
-    alpha, write_tau, read_tau       the scalars; |tau| is what gates are divided by
+    alpha, write_tau, read_tau       the scalars; logits are divided by |tau|
     half_life_min, _median, _max     in tokens
     write_..., read_...              gates: `gini` and `max_share` of the prototypes' shares of all
-                                     tokens, `top_1` the mean largest gate, `dead` how many reach
-                                     0.01 at no token, `logit_std` over tokens and prototypes
+                                     tokens, `top_1` the mean largest gate, `dead` the number that
+                                     never reach 0.01, `logit_std` over tokens and prototypes
     js_read_write                    Jensen-Shannon divergence of the two gates of a token, in nats
-    mass                             mean D of Eq. 2, what a prototype's mean is divided by
+    mass                             mean D of Eq. 2, the denominator of a prototype's mean
     value_norm, prototype_norm       of the value matrix (Frobenius), and the mean of the rows of P
 """
 
@@ -38,7 +38,7 @@ from protot_jax.mixer import PrototypeMixer
 _SCALARS = ("alpha", "write_tau", "read_tau")
 _GATES = ("write", "read")
 _SITES = ("mixer.write", "mixer.read", "mixer.write_logits", "mixer.read_logits")
-# Of the gates of one batch, by name.
+# Sums over the gates of one batch, by name.
 Sums = Mapping[str, Any]
 
 
@@ -47,9 +47,9 @@ def router_statistics(
 ) -> Measure:
     """A `measure` for `lm_jax.train.loop.train`, over one pass of `batches`; id 0 is padding.
 
-    A batch is reduced on the device, so that gates of one batch are held at a time.
+    Each batch is reduced on the device, so that the gates of one batch at a time are in memory.
     """
-    look = jax.jit(
+    batch_sums = jax.jit(
         under_mesh(functools.partial(_sums, cfg=cfg, mixer=mixer), mesh),
         in_shardings=(
             sharding.param_shardings(mesh, param_spec(cfg, mixer)),
@@ -61,7 +61,7 @@ def router_statistics(
     def measure(params: ParamTree, *rest: Any) -> dict[str, float]:
         del rest
         parts = [
-            look(params, sharding.shard_batch(mesh, batches.at(k)["tokens"]))
+            batch_sums(params, sharding.shard_batch(mesh, batches.at(k)["tokens"]))
             for k in range(batches.per_epoch)
         ]
         result = _joined(sharding.fetch(parts))
@@ -80,10 +80,10 @@ def router_statistics(
 
 
 def _sums(params: ParamTree, tokens_BS: Any, *, cfg: DecoderConfig, mixer: PrototypeMixer) -> Sums:
-    """Sums over the tokens of one batch, for every layer: see the keys."""
+    """Sums over the tokens of one batch, for every layer, by name."""
     tokens_BT = tokens_BS[:, :-1]
     valid_BT = tokens_BT != PAD
-    # Logits of one place, for none are needed.
+    # Logits of a single position, because none are needed.
     first_B1 = jnp.zeros((tokens_BT.shape[0], 1), jnp.int32)
     records = forward(
         params,
@@ -117,7 +117,7 @@ def _sums(params: ParamTree, tokens_BS: Any, *, cfg: DecoderConfig, mixer: Proto
 
 
 def _masses(write_LBTR: jax.Array, decay_LR: jax.Array) -> jax.Array:
-    """D of Eq. 2 before every token: it discounts the last write once."""
+    """D of Eq. 2 before every token, where the last write is discounted once."""
 
     def step(mass_LBR, write_LBR):
         return decay_LR[:, None] * (mass_LBR + write_LBR), mass_LBR
@@ -169,10 +169,10 @@ def _of_layer(result: Mapping[str, np.ndarray], decay_logit_R: np.ndarray) -> di
 
 
 def jensen_shannon(p: jax.Array, q: jax.Array) -> jax.Array:
-    """The divergence of probabilities on the last axis, in nats, at most ln 2; 0 without any.
+    """Jensen-Shannon divergence over the last axis, in nats, at most ln 2; 0 for zero vectors.
 
-    ln(p / m), with m the mean of both, is ln(1 + (p - q) / (p + q)): nothing cancels where they are
-    nearly equal.
+    ln(p / m), with m the mean of both, is computed as ln(1 + (p - q) / (p + q)), which does not
+    cancel where they are nearly equal.
     """
     apart = (p - q) / jnp.where(p + q > 0, p + q, 1.0)
     xlog1py = jax.scipy.special.xlog1py

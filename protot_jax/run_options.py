@@ -1,4 +1,4 @@
-"""The options of every command that reads a finished pretraining run."""
+"""Options shared by the commands that load a pretrained model from its run."""
 
 import dataclasses
 from pathlib import Path
@@ -10,7 +10,7 @@ from protot_jax.saved_run import TrainedModel, load_run
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """Which run, which of its seeds, and which of that seed's checkpoints."""
+    """The run, the seed and the checkpoint of a pretrained model."""
 
     run: Path = required("work folder of a pretraining run")
     run_seed: int | None = option(None, "seed of the model, one of the run's; default the first")
@@ -20,11 +20,11 @@ class RunOptions:
 
     @property
     def best(self) -> bool:
-        """Whether the checkpoint of lowest validation perplexity is asked for."""
+        """Whether the checkpoint is that of lowest validation perplexity."""
         return self.checkpoint == "best"
 
     def load(self) -> TrainedModel:
-        """The model that the options name.
+        """Loads the model that the options name.
 
         Raises:
           UsageError: a seed that the run does not have.

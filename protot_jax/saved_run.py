@@ -1,7 +1,7 @@
-"""A pretraining run as others find it: its model, its text, and what training left.
+"""Loading a pretraining run from its work folder: model, data and checkpoints.
 
-The work folder holds `data/`, the prepared corpus, and per seed a folder of checkpoints. A model is
-made of the run's config alone, and its parameters come from a checkpoint.
+The work folder has `data/`, the prepared corpus, and a folder of checkpoints per seed. A model is
+built from the run's config, and its parameters are loaded from a checkpoint.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ DATA = "data"
 
 
 def model(config: PretrainConfig, vocab_size: int) -> tuple[DecoderConfig, Mixer]:
-    """The decoder and the mixer that a config names."""
+    """Builds the decoder config and the mixer of a pretraining config."""
     options: dict[str, Any] = {}
     if config.model == "protot":
         options |= dataclasses.asdict(config.prototypes)
@@ -64,7 +64,7 @@ class Data:
 
 
 def load_data(config: PretrainConfig, folder: Path) -> Data:
-    """Prepares the corpus in `folder`, or opens it there."""
+    """Opens the prepared corpus in `folder`, or prepares it there."""
     prepared = prepare_corpus(folder, config.corpus)
     split = functools.partial(Examples, prepared, context=config.context, mode=config.examples)
     return Data(
@@ -76,13 +76,13 @@ def load_data(config: PretrainConfig, folder: Path) -> Data:
 
 
 def seed_folder(folder: Path, seed: int) -> Path:
-    """Where the run in `folder` trains a seed."""
+    """The folder of one seed of the run in `folder`."""
     return folder / f"seed_{seed}"
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainedModel:
-    """What a run left: the parameters of one checkpoint, after `step` updates, and their model."""
+    """A pretrained model: the parameters after `step` updates, their architecture and config."""
 
     cfg: DecoderConfig
     mixer: Mixer
@@ -107,11 +107,11 @@ class TrainedModel:
         return self.mixer
 
     def warn_of_packing(self) -> None:
-        """Logs that what reads the beginnings of texts reads what this model seldom saw."""
+        """Logs a warning if the model was trained on packed rows, and few beginnings of texts."""
         if self.config.examples == "pack":
             logging.warning(
                 "this model was trained on documents joined into rows (config.examples = 'pack'); "
-                "it is read here at the beginnings of texts, of which it has seen few"
+                "it is analysed here at beginnings of texts, which are rare in its training data"
             )
 
 
@@ -125,11 +125,11 @@ def load_run(
 
     Args:
       run: the work folder.
-      seed: which of the run's seeds; None is the first.
-      best: the checkpoint with the lowest validation perplexity so far; false for the last one.
+      seed: one of the run's seeds; None for the first.
+      best: the checkpoint of lowest validation perplexity so far; false for the last one.
 
     Raises:
-      BadInputError: the folder holds no such run, or no checkpoint yet.
+      BadInputError: the folder has no such run, or no checkpoint yet.
       CorruptError: a checkpoint or the tokenizer's folder is damaged.
       UsageError: a seed that the run does not have.
     """
@@ -143,7 +143,7 @@ def load_run(
     saved = seed_folder(folder, seed) / manager.FOLDER
     steps = manager.saved_steps(saved)
     if not steps:
-        raise BadInputError(f"{saved} holds no checkpoint; start the run again to resume")
+        raise BadInputError(f"{saved} has no checkpoint; start the run again to resume")
     step = steps[-1]
     if best:
         notes = verify_checkpoint(manager.step_folder(saved, step))["notes"]

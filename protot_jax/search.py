@@ -1,4 +1,4 @@
-"""Searches learning rate and batch size, every trial trained at every seed, and tells the best.
+"""Searches learning rate and batch size with Optuna, each trial trained at every seed.
 
     iaj protot search --config=protot/search --workdir=runs/search
     iaj protot search --config=protot/search --config.sampler=tpe --workdir=runs/search_tpe
@@ -8,19 +8,19 @@ logarithm, and batch sizes of 32, 64 and 128; the first 15 are drawn at random, 
 Optuna's BoTorchSampler (a Gaussian process, and the largest expected improvement under it). A
 trial's value is the mean over three seeds of the lowest validation perplexity.
 
-1. A trial is drawn from the trials before it alone (`search_space.propose`), and written down. 2.
-It is trained. One that was cut off continues from its checkpoint; what ended is not done again. So
-   a search that is killed anywhere and started again ends with the same trials.
-3. One that diverges is written down with the reason, and the others continue. One over `most_flops`
-   is written down and not trained, and does not count towards `trials`.
+1. A trial is a function of the trials before it (`search_space.propose`), and is saved first.
+2. It is trained. An interrupted trial resumes from its checkpoint, and a finished one is not
+   repeated, so that a search killed at any time and started again ends with the same trials.
+3. A trial that diverges is recorded with the reason, and the search continues. A trial above
+   `most_flops` is recorded but not trained, and does not count towards `trials`.
 
 The work folder has
 
     data/                   the prepared corpus
-    trials/<number>.json    what was drawn, how it ended, the perplexity of each seed
+    trials/<number>.json    a trial: settings, status, perplexity of each seed (`results.Trial`)
     trials/<number>/        a run of `protot_jax.pretrain`
     search.parquet          a row per trial (`SCHEMA`)
-    search.json             all trials, the best, and its settings as flags of `pretrain`
+    search.json             all trials and the best one (`results.SearchSummary`)
 """
 
 import collections
@@ -59,7 +59,7 @@ SCHEMA = pa.schema(
         "status": pa.string(),
         "learning_rate": pa.float64(),
         "batch_size": pa.int64(),
-        # The other fields, as a JSON object.
+        # The other fields that were searched, as a JSON object.
         "choices": pa.string(),
         # Forward, of one example.
         "flops": pa.int64(),
@@ -72,7 +72,7 @@ SCHEMA = pa.schema(
 # Trials that the terminal lists.
 _MOST_ROWS = 10
 
-# From the settings and the folder of a trial to the perplexity of each of its seeds.
+# Maps the config and the folder of a trial to the validation perplexity of each seed.
 Measure = Callable[[PretrainConfig, Path], Sequence[float]]
 
 
@@ -81,7 +81,7 @@ def train(config: PretrainConfig, folder: Path) -> list[float]:
     summary = pretrain.run_in(
         ConfigDict(dataclasses.asdict(config)), folder, data=folder.parent.parent / DATA
     )
-    # Every seed compiles programs of its own, which no other calls: gigabytes, over a search.
+    # The compiled programs of every seed would add up to gigabytes over a search.
     jax.clear_caches()
     return [seed.best.validation_perplexity for seed in summary.seeds]
 
@@ -92,7 +92,7 @@ def run(config: SearchConfig, folder: Path, measure: Measure = train) -> SearchS
     Args:
       config: of the search, which has passed `check`.
       folder: the work folder.
-      measure: what a trial is worth.
+      measure: trains a trial and returns the perplexity of each seed.
 
     Raises:
       UsageError: the folder holds a trial that this search could not have drawn.
@@ -160,7 +160,7 @@ def _train(trial: Trial, own: PretrainConfig, place: Path, measure: Measure) -> 
     try:
         perplexities = tuple(measure(own, place))
     except DivergedError as error:
-        # A folder that is moved should not name where it was.
+        # Without the folder, which may be moved.
         reason = str(error).replace(f"{place}{os.sep}", "")
         return dataclasses.replace(trial, status="diverged", reason=reason)
     mean = statistics.mean(perplexities)
@@ -202,7 +202,7 @@ def format_summary(summary: SearchSummary) -> str:
     """The best trials for a terminal."""
     ended = collections.Counter(trial.status for trial in summary.trials)
     lines = [
-        f"{ended['done']} trials ended, {ended['diverged']} diverged, {ended['refused']} were "
+        f"{ended['done']} trials finished, {ended['diverged']} diverged, {ended['refused']} were "
         "above the limit of FLOPs",
         "lowest validation perplexity, mean over seeds:",
     ]

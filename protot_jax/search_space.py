@@ -1,10 +1,10 @@
-"""What a search draws its trials from, and the drawing, by a sampler of Optuna.
+"""Search space of a hyperparameter search, and the proposal of trials by Optuna's samplers.
 
-No sampler outlives a trial. Each has a seed made of the search's and the trial's number, and a
-study in memory that is told the trials before: so a draw is a function of what is on disk.
+Every trial gets a new sampler, seeded by the search's seed and the trial's number, and an in-memory
+study of the trials before it: so a proposal is a function of the trials on disk.
 
-Samplers pass over failed trials, and would come back to where they failed. A trial that diverged,
-or was over the limit of FLOPs, is therefore told as the highest perplexity that is known.
+Samplers ignore failed trials, and would propose them again. A trial that diverged, or was above the
+limit of FLOPs, is therefore added with the highest perplexity known so far.
 """
 
 from collections.abc import Sequence
@@ -30,25 +30,25 @@ from protot_jax.config import PretrainConfig, smoke, with_fields
 from protot_jax.results import Trial
 from protot_jax.saved_run import model
 
-# Perplexities on other tokens, or of other seeds, do not compare.
+# Perplexities on other tokens, or of other seeds, are not comparable.
 _SAME_IN_ALL = ("corpus", "context", "examples", "validation_documents", "seeds")
 _MOST_COMBINATIONS = 1_000
 
 
 @dataclasses.dataclass(frozen=True)
 class SearchConfig:
-    """A search.
+    """A hyperparameter search.
 
     Attributes:
-      base: what all trials share.
+      base: settings that all trials share.
       learning_rate: the lowest and the highest.
       batch_sizes: to choose from.
       choices: further fields of `base` to choose, each as `field=[value, ...]` in JSON.
       most_flops: forward FLOPs of one example, above which no trial is trained; 0 for no limit.
-      trials: how many are trained.
-      random_trials: so many must have ended before the sampler takes over from chance.
+      trials: number of trials that are trained.
+      random_trials: number of random trials before the sampler uses their results.
       sampler: "botorch" is the paper's; "tpe" and "random" need no torch.
-      seed: draws the trials; those of `base` draw the training.
+      seed: random seed of the trials; the seeds of `base` are those of training.
     """
 
     base: PretrainConfig = dataclasses.field(default_factory=PretrainConfig)
@@ -81,7 +81,7 @@ class SearchConfig:
             raise UsageError(f"config.choices name {fields}; name each field once")
 
     def values(self) -> dict[str, tuple[Any, ...]]:
-        """What each field but the learning rate is chosen from."""
+        """The values of each searched field except the learning rate."""
         return {"batch_size": self.batch_sizes} | dict(map(_choice, self.choices))
 
 
@@ -101,8 +101,8 @@ def _choice(text: str) -> tuple[str, tuple[Any, ...]]:
         raise UsageError(f"config.choices: {name} is searched as it is; set that field instead")
     if name.partition(".")[0] in _SAME_IN_ALL:
         raise UsageError(
-            f"config.choices: {name} must be the same in all trials, or their perplexities would "
-            "not compare; set config.base"
+            f"config.choices: {name} must be the same in all trials, or their perplexities are not "
+            "comparable; set config.base"
         )
     return name, tuple(values)
 
@@ -128,13 +128,13 @@ def _smoke(config: SearchConfig) -> SearchConfig:
 
 
 def forward_flops(config: PretrainConfig) -> int:
-    """Forward FLOPs of one example, with as many tokens as the config asks for."""
+    """Forward FLOPs of one example, with the vocabulary size of the config."""
     cfg, mixer = model(config, config.corpus.vocab_size)
     return flops.forward_flops(cfg, mixer, config.context).total
 
 
 def check(config: SearchConfig) -> None:
-    """Refuses, before anything is prepared, what would otherwise end the search in its midst.
+    """Checks a search before anything is prepared.
 
     Raises:
       UsageError: the sampler is not installed; a batch does not divide over the devices; a
@@ -175,12 +175,12 @@ def check(config: SearchConfig) -> None:
 
 
 def _installed(name: str) -> bool:
-    # Once imported, a package that imports its parts when they are used may have no spec.
+    # An imported package with lazy submodules may have no spec.
     return name in sys.modules or importlib.util.find_spec(name) is not None
 
 
 def propose(config: SearchConfig, before: Sequence[Trial]) -> dict[str, Any]:
-    """Draws the next trial: a function of its arguments alone, as no sampler outlives a call."""
+    """Proposes the settings of the next trial: a pure function of its arguments."""
     import optuna
     from optuna.trial import TrialState
 
@@ -193,7 +193,7 @@ def propose(config: SearchConfig, before: Sequence[Trial]) -> dict[str, Any]:
         space[name] = optuna.distributions.CategoricalDistribution(values)
     worst = max((t.perplexity for t in before if t.perplexity is not None), default=None)
     with warnings.catch_warnings():
-        # Optuna says so of its BoTorch sampler at every use.
+        # Optuna warns at every use of its BoTorch sampler.
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         study = optuna.create_study(sampler=_sampler(config, len(before)))
         for trial in before:
@@ -207,7 +207,7 @@ def propose(config: SearchConfig, before: Sequence[Trial]) -> dict[str, Any]:
                 )
             )
         drawn = study.ask(space).params
-    # Four digits are more than perplexity can tell apart, and short enough to pass on.
+    # Four digits are more precise than perplexity needs, and short in a command.
     rate = min(max(float(f"{drawn['learning_rate']:.3e}"), low), high)
     return {name: drawn[name] for name in space} | {"learning_rate": rate}
 
@@ -215,7 +215,7 @@ def propose(config: SearchConfig, before: Sequence[Trial]) -> dict[str, Any]:
 def _sampler(config: SearchConfig, number: int) -> Any:
     import optuna
 
-    # Halved, because some take a signed 32-bit number and others add to it.
+    # Halved, because some samplers take a signed 32-bit seed, and others add to it.
     seed = int(np.random.SeedSequence([config.seed, number]).generate_state(1)[0]) // 2
     if config.sampler == "random":
         return optuna.samplers.RandomSampler(seed=seed)

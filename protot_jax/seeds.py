@@ -1,4 +1,4 @@
-"""The mean of a number over training runs that differ in their seed alone, with its interval."""
+"""Means over seeds, with intervals: training runs that differ only in their seed."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -8,7 +8,7 @@ from lm_jax.errors import UsageError
 from lm_jax.run.results import Real
 from lm_jax.statistics import student_interval
 
-# Of two runs Student's interval is 6 times as long as their distance apart, and says nothing.
+# Student's interval of two runs is many times as long as their distance, and uninformative.
 LEAST = 3
 
 
@@ -37,8 +37,8 @@ class OverSeeds:
 def over_seeds(values: Sequence[float]) -> OverSeeds:
     """The mean over seeds of one value per seed, with its interval and range.
 
-    The interval is of the mean over seeds of the same settings: it covers initialisation, order and
-    dropout, and not the choice of those settings or of the text.
+    The interval covers initialisation, data order and dropout, and not the choice of settings or of
+    the text.
 
     Raises:
       UsageError: there is no value.

@@ -1,20 +1,20 @@
-"""Trains every variant of an ablation, each at its learning rates and seeds, into one table.
+"""Trains every variant of an ablation at its learning rates and seeds, and tabulates them.
 
     iaj protot study --config=protot/kernel_size --workdir=runs/kernel_size
     iaj protot study --config=protot/kernel_size --workdir=runs/kernel_size --only=taps_4,taps_5
 
-Prototype Transformer, appendix A.7: a variant is trained at each learning rate and counted at its
-best, by the mean over seeds of the lowest validation perplexity; the test perplexity is of the same
-weights. The interval of a mean is over seeds and leaves out that the rate was chosen on the same
-text. `--only` trains some of the variants now; the table holds those that are trained. The
-work folder has
+Prototype Transformer, appendix A.7: a variant is trained at each learning rate and reported at the
+best one, by the mean over seeds of the lowest validation perplexity; the test perplexity is of the
+same weights. The interval of a mean is over seeds and ignores that the rate was chosen on the same
+text. `--only` trains some of the variants now; the table has all that are trained. The work folder
+has
 
-    data/                        the prepared corpora, one for each way to cut them
+    data/                        the prepared corpora, one for each corpus config
     <variant>/lr_<rate>/         a run of `protot_jax.pretrain`
     study.parquet                a row per run and seed (`SCHEMA`)
-    study.json                   the table, with what each row rests on
+    study.json                   the table (`results.StudySummary`)
 
-A killed study is started again with the same command; what is trained is not trained again.
+The same command resumes a killed study; finished runs are not trained again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -48,7 +48,7 @@ SCHEMA = pa.schema(
         "seed": pa.int64(),
         "steps": pa.int64(),
         "tokens_seen": pa.int64(),
-        # Of the weights of lowest validation perplexity, after so many steps, and of the last ones.
+        # Of the weights of lowest validation perplexity, and of the last weights.
         "best_step": pa.int64(),
         "validation_perplexity": pa.float64(),
         "test_perplexity": pa.float64(),
@@ -79,7 +79,7 @@ class SeedRow:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What of the study is done now."""
+    """The part of the study to train now."""
 
     only: tuple[str, ...] = option((), "names of the variants to train now; default all")
 
@@ -107,8 +107,8 @@ def run(config: StudyConfig, folder: Path, only: Sequence[str] | None = None) ->
             )
     rows = list(_rows(config, folder))
     with replace_file(folder / ROWS) as file:
-        plain = [dataclasses.asdict(row) for row in rows]
-        pq.write_table(pa.Table.from_pylist(plain, SCHEMA), file)
+        table = [dataclasses.asdict(row) for row in rows]
+        pq.write_table(pa.Table.from_pylist(table, SCHEMA), file)
     summary = StudySummary(config.table, config.paper_split, best_of_variants(config, rows))
     write_json(folder / TABLE, summary)
     return summary

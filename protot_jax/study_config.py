@@ -1,6 +1,6 @@
-"""The settings of a study: the variants of a table, and the runs that each of them is trained in.
+"""Config of an ablation study: the variants of a table, and the runs of each variant.
 
-They are apart from the command `protot_jax.study`, whose flags a config file would define again if
+It is separate from the command `protot_jax.study`, whose flags a config file would define again if
 it imported the module that runs as `__main__`.
 """
 
@@ -27,9 +27,9 @@ class Variant:
 
     Attributes:
       name: of its folder.
-      changes: what differs from the study's `base`, as `field=value`; a value is JSON, or a word.
-      learning_rates: to choose from; none stands for that of `base` or of `changes`.
-      paper: what the paper's table says, if it is in one.
+      changes: differences from the study's `base`, as `field=value`; a value is JSON or a word.
+      learning_rates: to choose from; if empty, that of `base` or of `changes`.
+      paper: perplexity in the paper's table, if it has one.
     """
 
     name: str
@@ -43,11 +43,11 @@ class StudyConfig:
     """An ablation.
 
     Attributes:
-      base: what all variants share.
+      base: settings that all variants share.
       variants: the rows.
-      table: of the paper.
-      paper_split: the text that the paper's perplexities are of.
-      smoke: makes every variant so small, after its changes, that it takes seconds.
+      table: name of the paper's table.
+      paper_split: the split of the paper's perplexities.
+      smoke: shrinks every variant, after its changes, to a run of seconds.
     """
 
     base: PretrainConfig
@@ -74,15 +74,15 @@ def study(
     """The `get_config(mode)` of an ablation; `shared` are fields of `PretrainConfig`.
 
     Raises:
-      UsageError: for an unknown mode, or a variant that changes what is not there.
+      UsageError: for an unknown mode, or a variant that changes an unknown field.
     """
     config = StudyConfig(PretrainConfig(**shared), variants, table, paper_split)
     return in_mode(mode, config, {"smoke": _smoke}, of="a study")
 
 
 def _smoke(config: StudyConfig) -> StudyConfig:
-    # A mixer that is never trained may not train: of the variants with one mixer the last, which
-    # has the longest context where that is what differs.
+    # Every mixer is trained once: of the variants with the same mixer the last, which has the
+    # longest context if contexts differ.
     last: dict[Mixer, Variant] = {}
     for variant in config.variants:
         own = changed(config.base, variant)
@@ -92,7 +92,7 @@ def _smoke(config: StudyConfig) -> StudyConfig:
 
 
 def _small(own: PretrainConfig, base: PretrainConfig) -> PretrainConfig:
-    """A variant in seconds: two steps, of a context that is as many times that of the base."""
+    """A variant in seconds: two steps, with its context scaled as that of the base."""
     small = smoke(own)
     context = small.context * own.context // base.context
     return dataclasses.replace(small, context=context, max_steps=2, eval_every=2)
@@ -102,7 +102,7 @@ def changed(base: PretrainConfig, variant: Variant) -> PretrainConfig:
     """The settings of a variant.
 
     Raises:
-      UsageError: naming the variant, for a change without value, of no field or of another type.
+      UsageError: naming the variant; a change has no value, no such field or the wrong type.
     """
     where = f"variant {variant.name}"
     changes = {}
@@ -118,7 +118,7 @@ def changed(base: PretrainConfig, variant: Variant) -> PretrainConfig:
 
 
 def _value(text: str) -> Any:
-    # A word needs no quotes, as on a command line.
+    # As on a command line, a word needs no quotes.
     try:
         return json.loads(text)
     except json.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""Commands are tested on text made here."""
+"""Fixtures of pretraining runs on synthetic text."""
 
 from tests.protot_jax.small_runs import run, text
 

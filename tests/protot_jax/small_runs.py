@@ -1,4 +1,4 @@
-"""Pretraining runs of seconds, on text made here."""
+"""Pretraining runs of seconds, on synthetic text."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ WORDS = ("the", "house", "of", "a", "river", "and", "its", "people", "who", "met
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory):
-    """A folder of documents in which every sentence is drawn from few words."""
+    """A folder of documents with random sentences over a small vocabulary."""
     folder = tmp_path_factory.mktemp("text")
     rng = np.random.default_rng(0)
     for i in range(120):
@@ -29,8 +29,7 @@ def text(tmp_path_factory):
 def run(text, tmp_path_factory):
     """Two seeds of two layers and three prototypes; the best checkpoint of seed 2 is its first.
 
-    That one is chosen by an evaluation that is made to look worse: which of two steps of so small a
-    run is better would change with every rounding.
+    Constants added to the evaluations decide which is best: in so small a run, rounding would.
     """
     folder = tmp_path_factory.mktemp("run") / "run"
     config = settings(text, dtype="float32", seeds=(1, 2))
@@ -60,5 +59,5 @@ def settings(text, **changed) -> ConfigDict:
 
 
 def command(config, folder):
-    """Runs `main` as the command line does, with a config that is already made."""
+    """Runs `main` as the command line does, with a config object."""
     return pretrain.main(cli.Arguments(config, folder))

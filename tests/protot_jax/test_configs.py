@@ -89,7 +89,7 @@ def test_the_smoke_mode_of_a_study_runs(name, tmp_path):
         f"--config={FILES[name]}:smoke",
         f"--workdir={tmp_path / 'w'}",
     ]
-    # A program that waits for its own threads for good is not to hold up all tests.
+    # A process that hangs must not block the other tests.
     ended = subprocess.run(
         [sys.executable, *argv],
         capture_output=True,
@@ -151,7 +151,7 @@ def test_a_row_is_the_variant_at_its_best_rate_with_an_interval_over_seeds():
     assert "15.50" in text[3] and text[3].endswith(" 7.0")
 
 
-def test_a_mean_over_seeds_says_what_it_rests_on():
+def test_a_mean_over_seeds_has_its_sample_size():
     assert str(over_seeds([90.5])) == "90.50 (one run)"
     # Two seeds have a range alone.
     assert str(over_seeds([90.0, 91.0])) == "90.50 (seeds 90.00 to 91.00, n = 2)"
@@ -162,7 +162,7 @@ def test_a_mean_over_seeds_says_what_it_rests_on():
 
 
 @pytest.mark.slow
-def test_a_study_goes_on_where_it_was_and_can_be_moved(text, tmp_path):
+def test_a_study_resumes_and_can_be_moved(text, tmp_path):
     config = _study(text)
     first = study.run(config, tmp_path, only=["two"])
     assert load_result(tmp_path / study.TABLE, StudySummary) == first
@@ -191,8 +191,8 @@ def test_a_study_says_which_variant_is_wrong(text):
         "model": "variant x: 'model' has no value",
         "dropout=much": "variant x: config.dropout = 'much'",
     }
-    for change, said in wrong.items():
-        with pytest.raises(UsageError, match=said):
+    for change, message in wrong.items():
+        with pytest.raises(UsageError, match=message):
             study_config.changed(base, study_config.Variant("x", (change,)))
     with pytest.raises(UsageError, match="a name of its own"):
         study_config.StudyConfig(base, (study_config.Variant("x"), study_config.Variant("x")))

@@ -1,4 +1,4 @@
-"""The DeltaNet mixer is its recurrence, and its memory gives back what was written under a key."""
+"""The DeltaNet mixer equals its recurrence; its memory returns the value written under a key."""
 
 import dataclasses
 
@@ -30,19 +30,19 @@ def equations(mixer, cfg, p, x_BTD):
     for b in range(B):
         for n in range(cfg.num_heads):
             memory_HE = np.zeros((cfg.head_dim, cfg.head_dim))
-            plain = {name: x_BTD[b] @ p[name][:, n] for name in "qkv"}
+            projected = {name: x_BTD[b] @ p[name][:, n] for name in "qkv"}
             for t in range(T):
-                made = {}
+                qkv = {}
                 for name in "qkv":
-                    made[name] = np.zeros(cfg.head_dim)
+                    qkv[name] = np.zeros(cfg.head_dim)
                     for c in range(mixer.conv_kernel):
                         if t - c >= 0:
                             tap_H = p[f"{name}_conv"][mixer.conv_kernel - 1 - c, n]
-                            made[name] += tap_H * plain[name][t - c]
-                    made[name] = silu(made[name])
-                q_H, k_H = (made[name] / np.sqrt((made[name] ** 2).sum() + 1e-6) for name in "qk")
+                            qkv[name] += tap_H * projected[name][t - c]
+                    qkv[name] = silu(qkv[name])
+                q_H, k_H = (qkv[name] / np.sqrt((qkv[name] ** 2).sum() + 1e-6) for name in "qk")
                 beta = 1 / (1 + np.exp(-x_BTD[b, t] @ p["beta"][:, n]))
-                memory_HE += beta * np.outer(k_H, made["v"] - k_H @ memory_HE)
+                memory_HE += beta * np.outer(k_H, qkv["v"] - k_H @ memory_HE)
                 o_H = q_H @ memory_HE / np.sqrt(cfg.head_dim)
                 o_H = o_H / np.sqrt((o_H**2).mean() + cfg.norm_eps) * p["norm"]["scale"]
                 out_BTD[b, t] += o_H @ p["o"][n]

@@ -1,4 +1,4 @@
-"""Edits of one prototype change what they name, there alone, and compile once for all of them."""
+"""Edits change the named gate of one prototype only, and compile once for all prototypes."""
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ def tokens_BT():
 
 @pytest.fixture(scope="module")
 def relative(model, tokens_BT):
-    """How far a gate of the plain model may be off, of itself."""
+    """How far a gate of the unedited model may be off, of itself."""
     _, *gates = rounding.expected(lambda params: run(params, tokens_BT, {}), model).bounds
     _, *values = run(model, tokens_BT, {})
     return max(float(np.max(bound / value)) for bound, value in zip(gates, values, strict=True))
@@ -42,23 +42,23 @@ def run(params, tokens_BT, edits):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("layer", [0, 2])
-def test_an_edit_closes_one_gate_of_one_layer(model, tokens_BT, relative, mode, layer):
-    plain = run(model, tokens_BT, {})
+def test_an_edit_zeroes_one_gate_of_one_layer(model, tokens_BT, relative, mode, layer):
+    unedited = run(model, tokens_BT, {})
     edits = protot_jax.edit(layer=layer, prototype=3, mode=mode)
     logits, *gates = run(model, tokens_BT, edits)
     edited = 1 if mode.endswith("write") else 2
-    gate, was = np.asarray(gates[edited - 1]), np.asarray(plain[edited])
+    gate, was = np.asarray(gates[edited - 1]), np.asarray(unedited[edited])
     assert not gate[layer, ..., 3].any()
     others = np.delete(np.arange(5), 3)
     share = was[layer][..., others]
     if mode.startswith("mask"):
         share = share / share.sum(-1, keepdims=True)
-    # The layers before are as they were; in the layer itself the others share what was masked.
+    # Earlier layers are unchanged; in the layer itself the others share the masked gate.
     if layer:
         np.testing.assert_allclose(gate[:layer], was[:layer], rtol=2 * relative)
     # A gate and the sum of the others, on either side.
     np.testing.assert_allclose(gate[layer][..., others], share, rtol=4 * relative)
-    assert np.abs(np.asarray(logits) - np.asarray(plain[0])).max() > 1e-5
+    assert np.abs(np.asarray(logits) - np.asarray(unedited[0])).max() > 1e-5
 
 
 def test_the_first_layer_masks_both_gates_by_its_write(model, tokens_BT):
@@ -110,9 +110,9 @@ def test_lengths_of_vectors_drawn_anew():
 
 
 def test_bad_edits_are_refused(model, tokens_BT):
-    with pytest.raises(UsageError, match=r"mode = 'mask_wirte' is none of.*mask_write"):
+    with pytest.raises(UsageError, match=r"mode = 'mask_wirte' is not one of.*mask_write"):
         protot_jax.edit(layer=0, prototype=0, mode="mask_wirte")
-    with pytest.raises(UsageError, match="prototype = -1 must be 0 or more"):
+    with pytest.raises(UsageError, match="prototype = -1 must be at least 0"):
         protot_jax.edit(layer=0, prototype=-1, mode="mask_read")
     edits = protot_jax.edit(layer=3, prototype=0, mode="mask_read")
     with pytest.raises(UsageError, match=r"layer = 3 is outside 0\.\.2"):

@@ -1,4 +1,4 @@
-"""A trained run is read back whole, and its text goes on in constant memory."""
+"""A pretraining run is loaded whole, and generates text in constant memory."""
 
 import dataclasses
 import itertools
@@ -69,15 +69,15 @@ def test_a_run_gives_the_weights_that_its_summary_reports(run):
         assert abs(results[name][2] - results[name][3]) > bound_K[2] + bound_K[3]
 
 
-def test_commands_read_the_best_weights_unless_told_otherwise(run):
+def test_commands_read_the_best_weights_by_default(run):
     steps = []
 
     def main(arguments):
         steps.append(arguments.options.load().step)
 
     argv = ["test", f"--run={run}", "--run_seed=2"]
-    for given in ((), ("--checkpoint=last",)):
-        assert cli.run(main, [*argv, *given], options=RunOptions, workdir_required=False) == 0
+    for flags in ((), ("--checkpoint=last",)):
+        assert cli.run(main, [*argv, *flags], options=RunOptions, workdir_required=False) == 0
     assert steps == [2, 4]
 
 
@@ -107,9 +107,11 @@ def test_a_stream_is_what_generate_gives_and_its_cache_does_not_grow(run):
     arguments = {"mixer": model.mixer, "sampling": decode.Sampling()}
     endless = decode.stream(model.params, prompt, model.cfg, **arguments)
     streamed = list(itertools.islice(endless, 20))
-    made = lm_jax.generate(model.params, [prompt], model.cfg, max_new_tokens=20, mixer=model.mixer)
-    assert streamed == made[0]
-    # Two programs, for the prompt and for one token, however long it goes on.
+    (ids,) = lm_jax.generate(
+        model.params, [prompt], model.cfg, max_new_tokens=20, mixer=model.mixer
+    )
+    assert streamed == ids
+    # Two programs, for the prompt and for one token, at any length.
     before = decode._next._cache_size()
     list(itertools.islice(endless, 200))
     assert decode._next._cache_size() == before
@@ -127,16 +129,16 @@ def test_a_llama_run_is_continued_up_to_its_context(run):
     while prompt[-1] == model.tokenizer.eos_id:
         prompt.pop()
     free = cfg.max_length - len(prompt)
-    (made,) = lm_jax.generate(params, [prompt], cfg, max_new_tokens=free, mixer=mixer)
-    assert list(decode.stream(params, prompt, cfg, mixer=mixer)) == made
-    assert len(made) == free and len(set(made)) > 3
+    (ids,) = lm_jax.generate(params, [prompt], cfg, max_new_tokens=free, mixer=mixer)
+    assert list(decode.stream(params, prompt, cfg, mixer=mixer)) == ids
+    assert len(ids) == free and len(set(ids)) > 3
     with pytest.raises(BadInputError, match="leaves no place in the model's context"):
         next(decode.stream(params, [1] * cfg.max_length, cfg, mixer=mixer))
     arguments = {"sampling": decode.Sampling(), "key": jax.random.key(0)}
     pieces = generate.text(llama, "the people of the town", **arguments)
-    stop = made.index(model.tokenizer.eos_id) if model.tokenizer.eos_id in made else free
-    said = model.tokenizer.decode(made[:stop], skip_special_tokens=True)
-    assert "".join(pieces).split() == said.split()
+    stop = ids.index(model.tokenizer.eos_id) if model.tokenizer.eos_id in ids else free
+    text = model.tokenizer.decode(ids[:stop], skip_special_tokens=True)
+    assert "".join(pieces).split() == text.split()
 
 
 def test_the_command_continues_the_prompt(run, capsys):
@@ -152,7 +154,7 @@ def test_the_command_continues_the_prompt(run, capsys):
 
 
 def test_a_prompt_speaks_no_special_token(run, monkeypatch):
-    """The name of one in a prompt is read as its letters, or as unknown where there are none."""
+    """The name of a special token in a prompt is text, or unknown if its letters are."""
     model = protot_jax.load_run(run)
     read = []
 
@@ -178,33 +180,33 @@ def test_with_a_prototype_closed_the_tokens_are_those_of_edited_forwards(run):
     drawn = lm_jax.init_params(jax.random.key(3), model.cfg, mixer=model.mixer)
     params = jax.tree.map(lambda x: 10 * x, drawn)
     prompt = model.tokenizer.encode("the people of the town")[:-1]
-    closed = edits.several(
+    zeroed = edits.several(
         params, [(0, 1, "zero_write"), (1, 0, "zero_write"), (1, 2, "mask_read")]
     )
-    arguments = {"mixer": model.mixer, "edits": closed}
+    arguments = {"mixer": model.mixer, "edits": zeroed}
     streamed = list(itertools.islice(decode.stream(params, prompt, model.cfg, **arguments), 12))
-    made = lm_jax.generate(params, [prompt], model.cfg, max_new_tokens=12, **arguments)
+    edited = lm_jax.generate(params, [prompt], model.cfg, max_new_tokens=12, **arguments)
     ids = list(prompt)
     for _ in range(12):
         logits_TV = lm_jax.forward(params, jnp.asarray([ids]), model.cfg, **arguments).logits[0]
         ids.append(int(logits_TV[-1].argmax()))
-    assert streamed == made[0] == ids[len(prompt) :]
-    free = lm_jax.generate(params, [prompt], model.cfg, max_new_tokens=12, mixer=model.mixer)
-    assert free[0] != made[0]
+    assert streamed == edited[0] == ids[len(prompt) :]
+    unedited = lm_jax.generate(params, [prompt], model.cfg, max_new_tokens=12, mixer=model.mixer)
+    assert unedited[0] != edited[0]
 
 
-def test_the_command_closes_prototypes_and_refuses_those_that_are_none(run, capsys):
+def test_the_command_edits_prototypes_and_refuses_unknown_ones(run, capsys):
     argv = ["generate", f"--run={run}", "--prompt=the people", "--tokens=12", "--temperature=0"]
-    said = {}
-    for given in ("L0P1", "L0 P1:zero_write"):
-        assert start([*argv, f"--edit={given}"]) == 0
-        said[given] = capsys.readouterr().out
-    assert len(set(said.values())) == 1
-    for given, message in (
+    outputs = []
+    for spec in ("L0P1", "L0 P1:zero_write"):
+        assert start([*argv, f"--edit={spec}"]) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+    for spec, message in (
         ("P1", "is not of the form L2P5"),
-        ("L0P1:zero", "mode = 'zero' is none of"),
+        ("L0P1:zero", "mode = 'zero' is not one of"),
         ("L9P1", r"layer = 9 is outside"),
         ("L0P99", r"prototype = 99 is outside"),
     ):
-        assert start([*argv, f"--edit={given}"]) == 2
+        assert start([*argv, f"--edit={spec}"]) == 2
         assert message in capsys.readouterr().err

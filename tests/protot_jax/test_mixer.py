@@ -1,4 +1,4 @@
-"""The prototype mixer is Eq. 1 and 2 of the paper, looks strictly back, and decodes as it reads."""
+"""The prototype mixer equals Eq. 1 and 2 of the paper, is strictly causal, and decodes alike."""
 
 import dataclasses
 
@@ -55,12 +55,13 @@ def equations(mixer, p, x_BTD, layer):
     B, T, D = x_BTD.shape
     value_BTE = x_BTD @ p["value"]
     if layer < mixer.conv_layers:
-        taps, plain = mixer.conv_kernel, value_BTE.copy()
+        taps, values = mixer.conv_kernel, value_BTE.copy()
         for t in range(T):
             past = [
-                p["conv"][c] * plain[:, t - taps + 1 + c] for c in range(max(0, taps - 1 - t), taps)
+                p["conv"][c] * values[:, t - taps + 1 + c]
+                for c in range(max(0, taps - 1 - t), taps)
             ]
-            value_BTE[:, t] = 0.5 * plain[:, t] + 0.5 * sum(past)
+            value_BTE[:, t] = 0.5 * values[:, t] + 0.5 * sum(past)
 
     def gate(query_D, tau):
         logits = p["prototypes"] @ query_D / (abs(tau) + 1e-6)
@@ -195,10 +196,10 @@ def test_the_memory_site_is_what_the_output_reads(mass_normalisation):
     tokens_BT = jax.random.randint(jax.random.key(1), (2, 12), 0, 40)
     sites = dict.fromkeys(("mixer.memory", "mixer.read", "attn.out"), lm_jax.keep)
     out = lm_jax.forward(params, tokens_BT, CFG, mixer=mixer, record=sites)
-    plain = rounding.expected(
+    unrecorded = rounding.expected(
         lambda params: lm_jax.forward(params, tokens_BT, CFG, mixer=mixer).logits, params
     )
-    rounding.assert_within(out.logits, plain)
+    rounding.assert_within(out.logits, unrecorded)
     memory, read, written = (out.records[name] for name in sites)
     p = params["blocks"]["mixer"]
 

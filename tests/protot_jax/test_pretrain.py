@@ -1,4 +1,4 @@
-"""Pretraining as a command: on text made here, for every model, from the start and again."""
+"""Pretraining as a command: on synthetic text, for every model, started and resumed."""
 
 import dataclasses
 import json
@@ -28,12 +28,12 @@ from tests.protot_jax.test_results import pretrain_summary
     "name",
     [pytest.param(name, marks=[pytest.mark.slow] * (name != "protot")) for name in models.MODELS],
 )
-def test_every_model_trains_and_tells_what_its_numbers_rest_on(name, text, tmp_path, capsys):
+def test_every_model_trains_and_reports_its_sample_sizes(name, text, tmp_path, capsys):
     command(settings(text, model=name), tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text("utf-8"))
     (seed,) = summary["seeds"]
     assert seed["steps"] == 4
-    # A model that knows nothing has the perplexity of its vocabulary.
+    # An untrained model has the perplexity of its vocabulary size.
     assert 1.0 < seed["last"]["validation_perplexity"] < 1.3 * 60
     assert summary["unigram_perplexity"] < 30
     model = saved_run.load_run(tmp_path / "run")
@@ -94,7 +94,7 @@ def test_fields_that_keep_a_run_alive_reach_the_loop(text, tmp_path):
     assert manager.saved_steps(saved) == [2, 4]
 
 
-def test_a_run_trains_on_as_many_documents_as_it_is_told(text, tmp_path):
+def test_a_run_trains_on_as_many_documents_as_configured(text, tmp_path):
     """An epoch is over those alone, and a checkpoint is bound to the limit."""
     limits = {"train_documents": 20, "validation_documents": 5, "test_documents": 3}
     # Three epochs of two batches of eight; the rest of 20 belongs to the next.
@@ -108,8 +108,10 @@ def test_a_run_trains_on_as_many_documents_as_it_is_told(text, tmp_path):
     assert summary["corpus"]["splits"]["train"]["documents"] > 60
     frozen = from_plain(config, PretrainConfig)
     data = saved_run.load_data(frozen, tmp_path / "run" / "data")
-    seen = np.concatenate([Batches(data.train, batch_size=8).at(k)["document"] for k in range(5)])
-    assert sorted(seen.tolist()) == sorted([*range(20), *range(20)])
+    documents = np.concatenate(
+        [Batches(data.train, batch_size=8).at(k)["document"] for k in range(5)]
+    )
+    assert sorted(documents.tolist()) == sorted([*range(20), *range(20)])
     whole = saved_run.load_data(
         dataclasses.replace(frozen, train_documents=0), tmp_path / "run" / "data"
     )
@@ -134,8 +136,8 @@ def test_unigram_perplexity_is_that_of_the_counts(text, tmp_path):
         for token in row:
             counts[token] += 1
     total = sum(counts.values())
-    seen = [token for row in tokens(data.validation) for token in row[1:]]
-    want = math.exp(-sum(math.log(counts[token] / total) for token in seen) / len(seen))
+    evaluated = [token for row in tokens(data.validation) for token in row[1:]]
+    want = math.exp(-sum(math.log(counts[token] / total) for token in evaluated) / len(evaluated))
     assert pretrain.unigram_perplexity(data.train, data.validation) == pytest.approx(want)
 
 
@@ -158,14 +160,14 @@ def test_groups_of_weight_decay(name):
 
 def test_the_terminal_shows_the_best_weights_with_an_interval_over_seeds():
     pairs = [((2, 11.0, 14.0), (4, 13.0, 15.0)), ((4, 12.0, 13.0),) * 2, ((4, 13.0, 12.0),) * 2]
-    said = pretrain.format_summary(pretrain_summary(*pairs))
+    text = pretrain.format_summary(pretrain_summary(*pairs))
     # Student: 12 or 13 -+ 4.3027 x 1 / sqrt(3), and 12.67 -+ 4.3027 x 0.5774 / sqrt(3).
     best = "validation perplexity 12.00 (95 % 9.52 to 14.48, seeds 11.00 to 13.00, n = 3)"
-    assert best in said
-    assert "test 13.00 (95 % 10.52 to 15.48, seeds 12.00 to 14.00, n = 3)" in said
-    assert "unigram model 36.0, 3.00 times" in said
+    assert best in text
+    assert "test 13.00 (95 % 10.52 to 15.48, seeds 12.00 to 14.00, n = 3)" in text
+    assert "unigram model 36.0, 3.00 times" in text
     last = "validation 12.67 (95 % 11.23 to 14.10, seeds 12.00 to 13.00, n = 3)"
-    assert f"of the last weights: {last}" in said and "3 seeds" in said
+    assert f"of the last weights: {last}" in text and "3 seeds" in text
     alike = pretrain.format_summary(pretrain_summary(((4, 12.0, 13.0),) * 2))
     assert "of the last weights" not in alike
     assert "validation perplexity 12.00 (one run)" in alike and "1 seed" in alike

@@ -1,4 +1,4 @@
-"""The released arithmetic in JAX is that of the oracle, and differs from ours where it should."""
+"""The released arithmetic in JAX equals its oracle, and differs from ours where expected."""
 
 import dataclasses
 import functools
@@ -39,30 +39,30 @@ def _inputs(decays, T=160, B=2, E=3):
 def test_it_is_the_oracle_in_one_product(decay):
     write, value, decay_R, read = _inputs([decay, decay])
     want = released(write, value, decay_R, read)
-    given = tuple(map(jnp.asarray, (write, value, decay_R, read)))
-    exact = rounding.expected(released_prefix_mean, *given)
-    rounding.assert_within(released_prefix_mean(*given), exact)
+    inputs = tuple(map(jnp.asarray, (write, value, decay_R, read)))
+    exact = rounding.expected(released_prefix_mean, *inputs)
+    rounding.assert_within(released_prefix_mean(*inputs), exact)
     rounding.assert_within(want, exact)
 
 
 def test_it_is_the_exact_mean_while_powers_are_above_its_epsilon():
-    given = tuple(map(jnp.asarray, _inputs([0.9, 0.95], T=100)))
-    exact, its = (rounding.expected(f, *given) for f in (by_definition, released_prefix_mean))
-    rounding.assert_within(released_prefix_mean(*given), its)
+    inputs = tuple(map(jnp.asarray, _inputs([0.9, 0.95], T=100)))
+    exact, its = (rounding.expected(f, *inputs) for f in (by_definition, released_prefix_mean))
+    rounding.assert_within(released_prefix_mean(*inputs), its)
     # At step 100 and decay 0.9 the epsilon is 4e-8 of the power, and so of a weight in the mean.
-    largest = np.abs(given[1]).max()
+    largest = np.abs(inputs[1]).max()
     np.testing.assert_allclose(its.values, exact.values, rtol=0, atol=2 * 4e-8 * largest)
 
 
 def test_without_the_mass_it_sums_as_the_exact_one():
-    given = tuple(map(jnp.asarray, _inputs([0.9, 0.95], T=100)))
-    plain = functools.partial(released_prefix_mean, mass_normalisation=False)
-    exact = rounding.expected(functools.partial(by_definition, mass_normalisation=False), *given)
-    its = rounding.expected(plain, *given)
-    rounding.assert_within(plain(*given), its)
+    inputs = tuple(map(jnp.asarray, _inputs([0.9, 0.95], T=100)))
+    unnormalised = functools.partial(released_prefix_mean, mass_normalisation=False)
+    exact = rounding.expected(functools.partial(by_definition, mass_normalisation=False), *inputs)
+    its = rounding.expected(unnormalised, *inputs)
+    rounding.assert_within(unnormalised(*inputs), its)
     # At step 100 and decay 0.9 the epsilon is 4e-8 of the power, and so of a term; their weights
     # add up to at most 1 / (1 - 0.95).
-    room = 4e-8 / 0.05 * np.abs(given[1]).max()
+    room = 4e-8 / 0.05 * np.abs(inputs[1]).max()
     np.testing.assert_allclose(its.values, exact.values, rtol=0, atol=room)
 
 
@@ -99,17 +99,17 @@ def test_the_no_mass_row_of_table_18_reads_the_released_moving_average():
 def test_beyond_forty_half_lives_it_forgets_the_discount_and_then_everything():
     write, value, decay_R, read = map(jnp.asarray, _inputs([0.5, 0.5], T=160))
     ones = jnp.ones_like(value)
-    given = write, ones, decay_R, read
-    exact = rounding.expected(released_prefix_mean, *given)
-    rounding.assert_within(released_prefix_mean(*given), exact)
+    inputs = write, ones, decay_R, read
+    exact = rounding.expected(released_prefix_mean, *inputs)
+    rounding.assert_within(released_prefix_mean(*inputs), exact)
     read_out = exact.values[0, :, 0]
     # The two shares of a read add up to 1 but for their rounding.
     np.testing.assert_allclose(read_out[1:40], 1.0, rtol=2.0**-23)
     # Mass 0.5 * 2^-i * sum 1e12 passes under 1e-6 near step 60.
     assert np.all(read_out[80:] < 0.05)
-    ours = rounding.expected(by_definition, *given)
+    ours = rounding.expected(by_definition, *inputs)
     np.testing.assert_allclose(ours.values[0, 1:, 0], 1.0, rtol=2.0**-23)
-    rounding.assert_within(prefix_mean(*given), ours)
+    rounding.assert_within(prefix_mean(*inputs), ours)
 
 
 def test_its_gradients_are_finite_where_everything_is_forgotten():

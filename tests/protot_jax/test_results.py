@@ -97,10 +97,10 @@ def test_a_summary_is_read_as_it_was_written(name, tmp_path):
 
 
 def test_a_trial_without_the_fields_that_do_not_apply_is_read(tmp_path):
-    """So they are in the files of a search that began before these fields were written as null."""
-    plain = {"trial": 3, "status": "running", "drawn": {}, "flops": 1, "config_hash": "c"}
-    (tmp_path / "trial.json").write_text(json.dumps(plain))
-    assert load_result(tmp_path / "trial.json", results.Trial) == results.Trial(**plain)
+    """Searches once left such fields out; now they are null."""
+    content = {"trial": 3, "status": "running", "drawn": {}, "flops": 1, "config_hash": "c"}
+    (tmp_path / "trial.json").write_text(json.dumps(content))
+    assert load_result(tmp_path / "trial.json", results.Trial) == results.Trial(**content)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The search draws what it says, finds what is there, and survives a kill anywhere."""
+"""The search proposes from its space, finds the optimum, and survives a kill at any time."""
 
 import dataclasses
 import importlib.util
@@ -57,7 +57,7 @@ def test_random_trials_are_uniform_in_the_logarithm_of_the_rate_and_over_batch_s
     assert stats.kstest([log_position(rate) for rate in rates], "uniform").pvalue > 0.05
     counts = [sum(each["batch_size"] == size for each in drawn) for size in (32, 64, 128)]
     assert sum(counts) == 300 and stats.chisquare(counts).pvalue > 0.05
-    # What is written down is what can be passed on.
+    # The saved rate is exactly the one of the printed flag.
     assert all(rate == float(f"{rate:.3e}") for rate in rates)
 
 
@@ -118,7 +118,7 @@ def test_a_search_killed_at_every_trial_ends_as_one_that_was_not(tmp_path, sampl
     assert starts == 10
     for name in (search.SUMMARY, search.ROWS):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    # Nothing is measured again, and more trials continue from those that are there.
+    # Nothing is measured again, and more trials continue from those on disk.
     assert searched(tmp_path / "killed", None, **asked) == whole
     longer = searched(tmp_path / "killed", **asked | {"trials": 12})
     assert longer.trials[:9] == whole.trials
@@ -146,7 +146,7 @@ def test_a_trial_that_diverges_is_recorded_and_the_sampler_keeps_away(tmp_path):
         assert rows.schema.equals(search.SCHEMA)
         assert rows["perplexity"].null_count == rows["status"].to_pylist().count("diverged")
         late += sum(k >= 15 for k in lost)
-    # Of 100 trials 33 would diverge at random; of a sampler that is told of no failure, 73.
+    # Of 100 trials 33 would diverge at random; of a sampler without the failures, 73.
     assert late < 33
 
 
@@ -162,10 +162,10 @@ def test_a_search_in_which_all_diverge_is_an_error_that_leaves_its_report(tmp_pa
 
 
 def test_models_above_the_limit_of_flops_are_not_trained_and_count_for_nothing(tmp_path):
-    trained = []
+    folders = []
 
     def sized(config, folder):
-        trained.append(folder.name)
+        folders.append(folder.name)
         return [value - config.hidden_size / 100 for value in bowl(config, folder)]
 
     asked = {"choices": ("hidden_size=[64, 256]", "num_layers=[2,4]"), "trials": 12}
@@ -175,14 +175,14 @@ def test_models_above_the_limit_of_flops_are_not_trained_and_count_for_nothing(t
     refused = [t for t in report.trials if t.status == "refused"]
     done = [t for t in report.trials if t.status == "done"]
     assert refused and {t.drawn["hidden_size"] for t in refused} == {256}
-    assert len(done) == len(trained) == 12 and {t.drawn["hidden_size"] for t in done} == {64}
+    assert len(done) == len(folders) == 12 and {t.drawn["hidden_size"] for t in done} == {64}
     assert max(t.flops for t in done) == limit < min(t.flops for t in refused)
     assert f"{len(refused)} were above the limit" in search.format_summary(report)
     choices = json.loads(pq.read_table(tmp_path / search.ROWS)["choices"][0].as_py())
     assert choices.keys() == {"hidden_size", "num_layers"}
 
 
-def test_the_report_tells_the_ten_best_and_the_flags_to_paste(tmp_path):
+def test_the_summary_lists_the_ten_best_trials_and_the_flags(tmp_path):
     report = searched(tmp_path, trials=12, random_trials=12)
     values = [t.perplexity for t in report.trials]
     assert report.best.perplexity == min(values)
@@ -236,7 +236,7 @@ def test_a_stop_ends_the_search_between_trials(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"learning_rate": (3e-2, 3e-5)}, r"config\.learning_rate = .* must rise from above 0"),
         ({"learning_rate": (0.0, 1.0)}, r"config\.learning_rate = .* must rise from above 0"),
@@ -252,13 +252,13 @@ def test_a_stop_ends_the_search_between_trials(tmp_path, monkeypatch):
         ({"choices": ("context=[64]",)}, "context must be the same in all trials"),
     ],
 )
-def test_what_cannot_be_searched_is_refused_with_the_remedy(changes, said):
-    with pytest.raises(UsageError, match=said):
+def test_what_cannot_be_searched_is_refused_with_the_remedy(changes, message):
+    with pytest.raises(UsageError, match=message):
         SearchConfig(**changes)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"batch_sizes": (32, 33)}, "batch of 33 does not divide"),
         ({"choices": ("hidden_sizes=[64]",)}, r"hidden_sizes is not a field .* 'hidden_size'"),
@@ -271,14 +271,12 @@ def test_what_cannot_be_searched_is_refused_with_the_remedy(changes, said):
         ({"choices": (f"num_layers={list(range(1, 1002))}",)}, "make 1,001 combinations"),
     ],
 )
-def test_what_would_fail_in_the_midst_is_refused_before_the_start(changes, said):
-    with pytest.raises(UsageError, match=said):
+def test_what_would_fail_later_is_refused_before_the_start(changes, message):
+    with pytest.raises(UsageError, match=message):
         search.check(SearchConfig(**{"sampler": "tpe", **changes}))
 
 
-def test_a_sampler_that_is_not_installed_is_named_before_anything_is_made(
-    tmp_path, monkeypatch, capsys
-):
+def test_a_sampler_that_is_not_installed_is_named_before_any_work(tmp_path, monkeypatch, capsys):
     result = importlib.util.find_spec
     absent = {"botorch", "optuna_integration", "torch"}
     monkeypatch.setattr(
@@ -288,9 +286,9 @@ def test_a_sampler_that_is_not_installed_is_named_before_anything_is_made(
         monkeypatch.delitem(sys.modules, name, raising=False)
     argv = ["search", f"--config={FULL}", f"--workdir={tmp_path / 'run'}"]
     assert cli.run(search.main, argv, config=FULL) == UsageError.exit_code
-    said = capsys.readouterr().err
-    assert "lacks optuna_integration, botorch, torch; pip install" in said
-    assert "or choose --config.sampler=tpe" in said and said.count("\n") == 1
+    error = capsys.readouterr().err
+    assert "lacks optuna_integration, botorch, torch; pip install" in error
+    assert "or choose --config.sampler=tpe" in error and error.count("\n") == 1
     absent.add("optuna")
     for sampler, remedy in (
         ("tpe", "optuna is missing; pip install"),
@@ -304,10 +302,10 @@ def test_a_sampler_that_is_not_installed_is_named_before_anything_is_made(
 def test_the_paper_s_sampler_gets_a_seed_of_its_own_for_every_trial(tmp_path, monkeypatch):
     from optuna.samplers import RandomSampler
 
-    made = []
+    samplers = []
 
     def sampler(*, seed, n_startup_trials):
-        made.append((seed, n_startup_trials))
+        samplers.append((seed, n_startup_trials))
         return RandomSampler(seed=seed)
 
     module = types.SimpleNamespace(BoTorchSampler=sampler)
@@ -315,7 +313,7 @@ def test_the_paper_s_sampler_gets_a_seed_of_its_own_for_every_trial(tmp_path, mo
         search_space.importlib, "import_module", {"optuna_integration.botorch": module}.get
     )
     searched(tmp_path, sampler="botorch", trials=5)
-    seeds, starts = zip(*made, strict=True)
+    seeds, starts = zip(*samplers, strict=True)
     assert len(set(seeds)) == 5 and all(0 <= seed < 2**31 for seed in seeds)
     assert set(starts) == {15}
 
@@ -350,9 +348,9 @@ def test_the_smoke_mode_trains_resumes_and_hands_its_best_to_pretrain(text, tmp_
     argv = ["search", f"--config={FULL}:smoke", f"--workdir={place}"]
     argv += [f"--config.base.corpus.{name}={value}" for name, value in corpus.items()]
     assert cli.run(search.main, [*argv, "--profile=2:2"], config=FULL, training=True) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     report = load_result(place / search.SUMMARY, SearchSummary)
-    assert len(report.trials) == 2 and f"best: {report.flags}" in said
+    assert len(report.trials) == 2 and f"best: {report.flags}" in printed
     for trial in report.trials:
         folder = place / "trials" / f"{trial.trial:03}"
         summary = load_result(folder / pretrain.SUMMARY, PretrainSummary)
@@ -363,7 +361,7 @@ def test_the_smoke_mode_trains_resumes_and_hands_its_best_to_pretrain(text, tmp_
         assert len(traces) == len(summary.seeds)
         # The tokenizer found fewer tokens than it was allowed.
         assert trial.flops >= summary.forward_flops_per_example
-    # The flags that are told, on the settings that were searched from, are the best trial.
+    # The printed flags, applied to the base config, give the config of the best trial.
     base = read_json(place / CONFIG_FILE)["base"]
     for flag in shlex.split(report.flags):
         name, _, value = flag.removeprefix("--config.").partition("=")

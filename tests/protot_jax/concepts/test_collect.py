@@ -1,4 +1,4 @@
-"""Collected gates are those of the model on the beginning of each document, and nothing is half."""
+"""Collected gates are those of the model on the beginning of each document; files are whole."""
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -8,8 +8,7 @@ from lm_jax.errors import BadInputError
 from lm_jax.text.examples import Examples
 from lm_jax.text.preparation import open_prepared, prepare
 import protot_jax
-from protot_jax.concepts import collect
-from protot_jax.concepts import examples as shown
+from protot_jax.concepts import collect, examples
 from tests import rounding
 from tests.protot_jax.concepts import stored
 
@@ -19,20 +18,20 @@ def model(run):
     return protot_jax.load_run(run)
 
 
-def examples(run, length=16, split="validation"):
+def split_examples(run, length=16, split="validation"):
     return Examples(open_prepared(run / "data"), split, context=length - 1)
 
 
 @pytest.fixture(scope="module")
 def collected(run, model, tmp_path_factory):
     path = tmp_path_factory.mktemp("activations") / collect.ACTIVATIONS
-    return collect.collect(model, examples(run), path, texts=11, batch_size=4), path
+    return collect.collect(model, split_examples(run), path, texts=11, batch_size=4), path
 
 
 def test_gates_and_losses_are_those_of_a_text_by_itself(run, model, collected):
     texts, path = collected
     assert len(texts.document_N) == 11
-    rows = examples(run).read(np.arange(11))["tokens"]
+    rows = split_examples(run).read(np.arange(11))["tokens"]
     np.testing.assert_array_equal(texts.token_NT, rows)
     kept = stored.gates(path, texts, model.cfg.num_layers)
     # The last text is in a batch that had to be filled up.
@@ -85,7 +84,7 @@ def test_marks_and_padding_do_not_count_and_short_documents_are_left_out(run, mo
     few = Examples(open_prepared(tmp_path / "data"), "train", context=31)
     texts = collect.collect(model, few, tmp_path / "a.parquet", texts=9, batch_size=2)
     words = [
-        "".join(shown.words(model.tokenizer, ids[counted]).words)
+        "".join(examples.words(model.tokenizer, ids[counted]).words)
         for ids, counted in zip(texts.token_NT, texts.token_mask_NT, strict=True)
     ]
     assert words == documents[1:]
@@ -99,9 +98,9 @@ def test_marks_and_padding_do_not_count_and_short_documents_are_left_out(run, mo
     assert [file.name for file in tmp_path.glob("*parquet*")] == ["a.parquet"]
 
 
-def test_words_give_the_text_and_tokens_their_words(model):
+def test_words_concatenate_to_the_text_and_tokens_have_their_words(model):
     ids = model.tokenizer.encode("the people of a river town", add_special_tokens=False)
-    split = shown.words(model.tokenizer, ids)
+    split = examples.words(model.tokenizer, ids)
     assert split.words == ("the", " people", " of", " a", " river", " town")
     joined = [
         "".join(token for token, of in zip(split.tokens, split.word_of, strict=True) if of == word)

@@ -1,4 +1,4 @@
-"""The lag tests find a read one token before the write, and nothing where there is nothing."""
+"""The lag tests detect a read one token before the write, and keep their level under the null."""
 
 import itertools
 
@@ -87,9 +87,9 @@ def from_the_same_tokens(rng):
     return tuple(np.tanh(x_NTC @ rng.normal(size=(10, 8))) for _ in range(2))
 
 
-@pytest.mark.parametrize("make", [unrelated, from_the_same_tokens])
-def test_no_own_lead_is_seldom_found(make):
-    results = [run(*make(np.random.default_rng(seed)))[1].own_lead for seed in range(60)]
+@pytest.mark.parametrize("draw", [unrelated, from_the_same_tokens])
+def test_the_own_lead_is_rarely_significant_under_the_null(draw):
+    results = [run(*draw(np.random.default_rng(seed)))[1].own_lead for seed in range(60)]
     # Of 60 tests at 5 %, more than 8 come below in less than one case out of a hundred.
     assert sum(one.p < 0.05 for one in results) <= 8
     assert np.median([one.p for one in results]) > 0.25

@@ -1,4 +1,4 @@
-"""Half-life against repetition: found within layers, and not where depth alone relates them."""
+"""Half-life against repetition: detected within layers, and not where only depth relates them."""
 
 import itertools
 
@@ -61,8 +61,8 @@ def test_a_trend_over_layers_is_no_relation():
 def test_p_is_uniform_where_depth_alone_relates_them():
     ps, covered = [], 0
     for seed in range(250):
-        made = with_a_trend(np.random.default_rng(seed), size=12)
-        result = run(*made, samples=99, seed=seed).spearman
+        sample = with_a_trend(np.random.default_rng(seed), size=12)
+        result = run(*sample, samples=99, seed=seed).spearman
         ps.append(result.p)
         covered += result.low <= 0 <= result.high
     # 99.9 % binomial limits of 250 tests.

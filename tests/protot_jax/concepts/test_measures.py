@@ -52,27 +52,27 @@ def test_a_gate_that_the_token_decides_has_the_entropy_of_the_token():
     assert result == pytest.approx(np.log(10) + 9 / (2 * len(token_M)), rel=1e-12)
 
 
-def test_the_correction_takes_the_bias_off_an_independent_gate():
+def test_the_correction_removes_the_bias_of_an_independent_gate():
     rng = np.random.default_rng(1)
-    result, plain = [], []
+    result, uncorrected = [], []
     for _ in range(40):
         token_M, gate_M = rng.integers(20, size=4_000), rng.random(4_000)
         result.append(measures.mutual_information(token_M, gate_M))
         bins = np.argsort(np.argsort(gate_M)) * 10 // 4_000
         counts = stats.contingency.crosstab(token_M, bins).count
-        plain.append(
+        uncorrected.append(
             stats.entropy(counts.sum(0))
             + stats.entropy(counts.sum(1))
             - stats.entropy(counts, axis=None)
         )
     # 19 x 9 degrees of freedom over 2 x 4,000 tokens.
-    assert np.mean(plain) == pytest.approx(19 * 9 / 8_000, rel=0.05)
+    assert np.mean(uncorrected) == pytest.approx(19 * 9 / 8_000, rel=0.05)
     assert abs(np.mean(result)) < 0.0005
 
 
 def test_chance_shows_what_rare_tokens_still_give():
     rng = np.random.default_rng(5)
-    # Few tokens of many kinds: the correction cannot know the cells that were never seen.
+    # Few tokens of many kinds: the correction cannot account for cells without a sample.
     token_M, gate_MR = rng.integers(400, size=2_000), rng.dirichlet(np.ones(3), 2_000)
     entries = measures.of_prototypes(gate_MR, token_M)
     counts_SN = resampling.bootstrap_counts(20, 99, seed=0)
