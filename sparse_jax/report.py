@@ -15,14 +15,14 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from lm_jax import report
-from lm_jax.report import Column, Points, Section, Series, section, table
+from lm_jax.report import Cell, Column, Points, Section, Series, cell, section, table
 from lm_jax.report.markup import ENVIRONMENT, Markup, number
 from lm_jax.run.results import load_result
 from lm_jax.statistics import Interval
 from lm_jax.train.metrics import EVALUATIONS, METRICS
 from sparse_jax import export
 from sparse_jax.paper import TABLE_1
-from sparse_jax.report_text import ONE_RUN, format_rounding
+from sparse_jax.report_text import ONE_RUN, format_rounding, format_signed
 from sparse_jax.results import PosttrainSummary, RunResult, Spread, TextPatterns
 
 # A longer curve is drawn through means of neighbouring steps.
@@ -99,8 +99,8 @@ def conclusion(summary: PosttrainSummary) -> Markup:
     best = min(kept or summary.bounds, key=lambda bound: bound.edges.mean)
     several = len(summary.seeds) > 1
     text = (
-        f"{best.edges.mean:.2%} of attention edges stay open, at a loss "
-        f"{best.difference.mean:+.4f} nats per token from the dense model's"
+        f"{best.edges.mean:.2%} of attention edges stay open, and the loss minus the dense model's "
+        f"is {best.difference.mean:+.4f} nats per token"
     )
     text += f" (means of {len(summary.seeds)} seeds)." if several else f" ({ONE_RUN})."
     # The bound is on the training text; held-out text may be a little harder.
@@ -111,7 +111,7 @@ def conclusion(summary: PosttrainSummary) -> Markup:
     )
     if best.over_control:
         reason += (
-            " Against a control trained as long with all gates open, the loss is "
+            " The loss minus that of a control, trained as long with all gates open, is "
             f"{best.over_control.mean:+.4f}."
         )
     return report.verdict(text, reason, tone="good" if kept else "warn")
@@ -123,9 +123,9 @@ def losses(summary: PosttrainSummary) -> Section:
         [
             str(run.seed),
             run.target,
-            _interval(run.loss, ".4f"),
-            _interval(run.difference, "+.4f"),
-            _interval(run.edges, ".2f", scale=100),
+            _cell(run.loss, ".4f"),
+            _cell(run.difference, "+.4f"),
+            _cell(run.edges, ".2f", scale=100),
             run.open_edges_per_head,
             run.strength,
         ]
@@ -145,8 +145,8 @@ def losses(summary: PosttrainSummary) -> Section:
     if summary.controls:
         columns.insert(4, "Minus control")
         for row, run in zip(rows, summary.runs, strict=True):
-            row.insert(4, _interval(run.over_control, "+.4f"))
-        less = "; ".join(_interval(each.difference, "+.4f") for each in summary.controls)
+            row.insert(4, _cell(run.over_control, "+.4f"))
+        less = "; ".join(format_signed(each.difference) for each in summary.controls)
         notes.append(paragraphs().control(less))
     notes += [
         f"Seed {run.seed}, {run.folder}: {line}."
@@ -361,13 +361,12 @@ def paper(summary: PosttrainSummary) -> Section:
     )
 
 
-def _interval(interval: Interval | None, spec: str, scale: float = 1.0) -> str:
+def _cell(interval: Interval | None, spec: str, scale: float = 1.0) -> Cell:
+    """The estimate with its interval below it."""
     if interval is None:
-        return "–"
-    low, middle, high = (
-        format(scale * x, spec) for x in (interval.low, interval.estimate, interval.high)
-    )
-    return f"{middle} [{low}, {high}]"
+        return cell(None)
+    low, high = (format(scale * x, spec) for x in (interval.low, interval.high))
+    return cell(scale * interval.estimate, note=f"[{low}, {high}]", spec=spec)
 
 
 def _spread(value: Spread | None, spec: str, scale: float = 1.0) -> str:

@@ -113,7 +113,7 @@ def test_the_control_learns_the_text_and_closes_no_edge(whole, capsys):
     command(runs_config(whole), whole)
     assert f"every gate open, one run: loss {less['estimate']:+.4f}" in capsys.readouterr().out
     page = (whole / posttrain.REPORT).read_text("utf-8")
-    assert "Minus control" in page and f"{over:+.4f} [" in page
+    assert "Minus control" in page and f"{over:+.4f}<small>[" in page
 
 
 def test_the_control_can_be_the_model_of_the_next_run(whole, tmp_path):
