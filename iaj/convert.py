@@ -31,7 +31,7 @@ import lm_jax
 from lm_jax.checkpoint.folder import save_checkpoint
 from lm_jax.errors import UsageError
 from lm_jax.parallel import sharding
-from lm_jax.run.files import check_new, write_json
+from lm_jax.run.files import check_new, to_jsonable, write_json
 from lm_jax.run.provenance import collect_provenance
 from lm_jax.weights.load import CONFIG
 
@@ -68,7 +68,7 @@ def convert(
     notes = {
         "source": Path(source).name,
         "mesh": mesh and dict(mesh.shape),
-        "provenance": provenance,
+        "provenance": to_jsonable(provenance),
     }
     return save_checkpoint(out, model.params, notes=notes, beside=beside)
 

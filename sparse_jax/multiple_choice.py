@@ -36,8 +36,8 @@ from lm_jax.report import Column, section, table
 from lm_jax.run import cli
 from lm_jax.run.config import from_plain
 from lm_jax.run.config_files import in_mode
-from lm_jax.run.files import read_json, to_jsonable, write_json, write_text
-from lm_jax.run.provenance import PROVENANCE_FILE, collect_provenance, record_provenance
+from lm_jax.run.files import to_jsonable, write_json, write_text
+from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import load_result, parse_result
 from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
 from lm_jax.weights.load import Pretrained, load_pretrained
@@ -134,7 +134,7 @@ def run(config: MultipleChoiceConfig, folder: Path) -> ChoiceSummary:
     tree = {"models": digests, "edges": edges, "device": device, **comparison}
     summary = parse_result(tree, ChoiceSummary)
     write_json(folder / SUMMARY, summary)
-    page = build(summary, provenance=read_json(folder / PROVENANCE_FILE))
+    page = build(summary, provenance=to_jsonable(read_provenance(folder)))
     write_text(folder / REPORT, page)
     return summary
 

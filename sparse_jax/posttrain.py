@@ -45,8 +45,8 @@ from lm_jax.model import params as params_lib
 from lm_jax.model.params import ParamTree
 from lm_jax.run import cli, processes
 from lm_jax.run.config import from_plain
-from lm_jax.run.files import read_json, write_json, write_text
-from lm_jax.run.provenance import PROVENANCE_FILE, collect_provenance, record_provenance
+from lm_jax.run.files import to_jsonable, write_json, write_text
+from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.run.workdir import finish_time, mark_finished
 from lm_jax.statistics import Interval
@@ -322,7 +322,7 @@ def _conclude(folder: Path, summary: PosttrainSummary) -> None:
     write_json(folder / SUMMARY, summary)
     summary = load_result(folder / SUMMARY, PosttrainSummary)
     results = [report_page.read(folder / run.folder) for run in summary.runs]
-    origin = read_json(folder / PROVENANCE_FILE)
+    origin = to_jsonable(read_provenance(folder))
     write_text(folder / REPORT, report_page.build(summary, results, provenance=origin))
     mark_finished(folder)
 

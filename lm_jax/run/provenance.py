@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 import contextlib
+import dataclasses
 import datetime
 import importlib.metadata
 from pathlib import Path
@@ -9,9 +10,9 @@ import platform
 import shlex
 import subprocess
 import sys
-from typing import Any
 
-from lm_jax.run.files import read_json, write_json
+from lm_jax.run.files import write_json
+from lm_jax.run.results import Count, load_result
 
 PROVENANCE_FILE = "provenance.json"
 _PACKAGES = (
@@ -33,6 +34,62 @@ _PACKAGES = (
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class Commit:
+    """The commit of the code, and whether files differed from it."""
+
+    commit: str
+    dirty: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Devices:
+    """The devices of a run."""
+
+    platform: str
+    kind: str
+    count: Count
+    processes: Count
+
+
+@dataclasses.dataclass(frozen=True)
+class RunStart:
+    """One start of a run: everything needed to repeat it.
+
+    Attributes:
+      start: time in UTC, ISO 8601.
+      command: the command line.
+      git: None where the code is no tracked checkout.
+      packages: version by name.
+      python: its version.
+      system: the operating system.
+      device: None where JAX was not loaded.
+      dtype: of the computation.
+      seeds: every random seed, by the name of what uses it.
+      data: sha256 of every data and weight file or set, by name.
+      tokenizer: sha256 of the tokenizer file.
+    """
+
+    start: str
+    command: str
+    git: Commit | None
+    packages: dict[str, str]
+    python: str
+    system: str
+    device: Devices | None
+    dtype: str | None
+    seeds: dict[str, int]
+    data: dict[str, str]
+    tokenizer: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Provenance(RunStart):
+    """`provenance.json`: the first start of a run and later ones."""
+
+    restarts: tuple[RunStart, ...] = ()
+
+
 def utc_now() -> str:
     """The time in UTC, in ISO 8601, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -44,39 +101,49 @@ def collect_provenance(
     dtype: str | None = None,
     data: Mapping[str, str] | None = None,
     tokenizer: str | None = None,
-) -> dict[str, Any]:
-    """Returns the provenance of this run: everything needed to repeat it.
+) -> RunStart:
+    """Returns the provenance of this run, as it starts.
 
     Args:
-      seeds: every random seed, by the name of what uses it.
-      dtype: the dtype of the computation.
-      data: sha256 of every data and weight file or set, by name.
-      tokenizer: sha256 of the tokenizer file.
+      seeds, dtype, data, tokenizer: as `RunStart` has them.
     """
-    return {
-        "start": utc_now(),
-        "command": _command(),
-        "git": _git(Path(__file__).parent),
-        "packages": _versions(),
-        "python": platform.python_version(),
-        "system": platform.platform(terse=True),
-        "device": _device(),
-        "dtype": dtype,
-        "seeds": dict(seeds or {}),
-        "data": dict(data or {}),
-        "tokenizer": tokenizer,
-    }
+    return RunStart(
+        start=utc_now(),
+        command=_command(),
+        git=_git(Path(__file__).parent),
+        packages=_versions(),
+        python=platform.python_version(),
+        system=platform.platform(terse=True),
+        device=_device(),
+        dtype=dtype,
+        seeds=dict(seeds or {}),
+        data=dict(data or {}),
+        tokenizer=tokenizer,
+    )
 
 
-def record_provenance(folder: Path, entry: Mapping[str, Any]) -> None:
-    """Writes `provenance.json`: the first start's entry, with later ones under `restarts`."""
+def record_provenance(folder: Path, entry: RunStart) -> None:
+    """Writes `provenance.json`: the first start's entry, with later ones under `restarts`.
+
+    Raises:
+      CorruptError: the file is there and damaged.
+    """
     path = folder / PROVENANCE_FILE
     if path.exists():
-        first = read_json(path)
-        entry = first | {"restarts": [*first["restarts"], dict(entry)]}
+        first = load_result(path, Provenance)
+        record = dataclasses.replace(first, restarts=(*first.restarts, entry))
     else:
-        entry = {**entry, "restarts": []}
-    write_json(path, entry)
+        record = Provenance(**vars(entry))
+    write_json(path, record)
+
+
+def read_provenance(folder: Path) -> Provenance:
+    """The provenance of the run in `folder`.
+
+    Raises:
+      CorruptError: `provenance.json` is missing or damaged.
+    """
+    return load_result(folder / PROVENANCE_FILE, Provenance)
 
 
 def _command() -> str:
@@ -87,7 +154,7 @@ def _command() -> str:
     return shlex.join(argument.replace(home, "~") for argument in [*program, *sys.argv[1:]])
 
 
-def _git(source: Path) -> dict[str, Any] | None:
+def _git(source: Path) -> Commit | None:
     """Returns the commit of the code in `source` and whether it was changed; None if untracked."""
 
     def git(*arguments: str) -> str:
@@ -98,7 +165,7 @@ def _git(source: Path) -> dict[str, Any] | None:
         # A package installed below somebody's checkout is no part of that checkout.
         git("ls-files", "--error-unmatch", Path(__file__).name)
         dirty = bool(git("status", "--porcelain", "--untracked-files=no"))
-        return {"commit": git("rev-parse", "HEAD"), "dirty": dirty}
+        return Commit(git("rev-parse", "HEAD"), dirty)
     except (OSError, subprocess.CalledProcessError):
         return None
 
@@ -111,15 +178,15 @@ def _versions() -> dict[str, str]:
     return installed
 
 
-def _device() -> dict[str, Any] | None:
+def _device() -> Devices | None:
     # A command that never loaded JAX has used no device, and must not wake one to say so.
     jax = sys.modules.get("jax")
     if jax is None:
         return None
     devices = jax.devices()
-    return {
-        "platform": devices[0].platform,
-        "kind": devices[0].device_kind,
-        "count": len(devices),
-        "processes": jax.process_count(),
-    }
+    return Devices(
+        platform=devices[0].platform,
+        kind=devices[0].device_kind,
+        count=len(devices),
+        processes=jax.process_count(),
+    )

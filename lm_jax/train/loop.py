@@ -146,7 +146,7 @@ def train(
         config=objective.metadata() | {"train": to_plain(config), "seed": seed},
         fingerprint=batches.fingerprint,
         mesh=manager.mesh_sizes(mesh),
-        packages=collect_provenance()["packages"],
+        packages=collect_provenance().packages,
         base_sha256=base_sha256,
     )
     saved = folder / manager.FOLDER

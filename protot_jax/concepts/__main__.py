@@ -22,9 +22,9 @@ from typing import Literal
 import numpy as np
 
 from lm_jax.run import cli
-from lm_jax.run.files import file_digest, read_json, write_bytes, write_json
+from lm_jax.run.files import file_digest, to_jsonable, write_bytes, write_json
 from lm_jax.run.options import option
-from lm_jax.run.provenance import PROVENANCE_FILE, collect_provenance, record_provenance
+from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
 from lm_jax.text.examples import Examples
@@ -115,7 +115,7 @@ def report(
     )
     result = report_data.build_report_data(model, texts, activations, settings, judge)
     write_json(folder / RESULT, result)
-    provenance = read_json(folder / PROVENANCE_FILE)
+    provenance = to_jsonable(read_provenance(folder))
     write_bytes(folder / PAGE, report_page.render(result, provenance=provenance).encode())
     return result
 

@@ -33,14 +33,14 @@ from lm_jax.report import slug
 from lm_jax.run import cli, terminal
 from lm_jax.run.files import (
     file_digest,
-    read_json,
     replace_file,
     storage_error,
+    to_jsonable,
     write_json,
     write_text,
 )
 from lm_jax.run.options import option
-from lm_jax.run.provenance import PROVENANCE_FILE, collect_provenance, record_provenance
+from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.run.workdir import Resume, finish_time, mark_finished, open_workdir
 from protot_jax.interventions import comparison, experiment, report, report_text
@@ -258,7 +258,7 @@ def several(
         if not finish_time(work.path):
             compared = comparison.compare(results)
             write_json(work.path / COMPARISON, compared)
-            provenance = read_json(page.parent / PROVENANCE_FILE)
+            provenance = to_jsonable(read_provenance(page.parent))
             write_text(
                 work.path / COMPARISON_PAGE, comparison.page(compared, provenance=provenance)
             )
@@ -309,7 +309,7 @@ def write_results(
     write_json(folder / RESULT, result)
     # The page is rendered from the file, not from the numbers in memory.
     written = load_result(folder / RESULT, InterventionReport)
-    page = report.build(written, provenance=read_json(folder / PROVENANCE_FILE))
+    page = report.build(written, provenance=to_jsonable(read_provenance(folder)))
     write_text(folder / PAGE, page)
 
 

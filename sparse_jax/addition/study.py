@@ -25,8 +25,8 @@ import pyarrow.parquet as pq
 from lm_jax.model.decoder import count_params
 from lm_jax.parallel import sharding
 from lm_jax.run.config import to_plain
-from lm_jax.run.files import read_json, replace_file, write_json, write_text
-from lm_jax.run.provenance import PROVENANCE_FILE, collect_provenance, record_provenance
+from lm_jax.run.files import replace_file, to_jsonable, write_json, write_text
+from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.train.config import MAY_CHANGE
 from lm_jax.train.metrics import EVALUATIONS, METRICS
@@ -91,7 +91,7 @@ def run(config: AdditionConfig, folder: Path, *, force: bool = False) -> Additio
         summary,
         studies[0].evaluations,
         studies[0].graphs,
-        provenance=read_json(folder / PROVENANCE_FILE),
+        provenance=to_jsonable(read_provenance(folder)),
     )
     write_text(folder / REPORT, page)
     return summary

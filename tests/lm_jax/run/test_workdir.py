@@ -17,7 +17,13 @@ import pytest
 
 from lm_jax.errors import BadInputError, CorruptError, StorageError, UsageError, WorkdirInUseError
 from lm_jax.run.files import read_json, write_json
-from lm_jax.run.provenance import _git, collect_provenance, record_provenance
+from lm_jax.run.provenance import (
+    Commit,
+    _git,
+    collect_provenance,
+    read_provenance,
+    record_provenance,
+)
 from lm_jax.run.workdir import CONFIG_FILE, finish_time, mark_finished, open_workdir
 
 ROOT = Path(__file__).parents[3]
@@ -55,7 +61,7 @@ def test_a_first_start_that_is_refused_leaves_the_folder_to_the_corrected_comman
 
     def start(folder, corpus, output=None):
         with open_workdir(folder, {"corpus": corpus}) as workdir:
-            record_provenance(workdir.path, {"commit": "abc"})
+            record_provenance(workdir.path, collect_provenance())
             if output:
                 (workdir.path / output).mkdir()
             raise error("refused")
@@ -281,15 +287,21 @@ def test_provenance_says_what_a_repeat_needs_and_keeps_every_start(tmp_path, mon
     entry = collect_provenance(
         seeds={"prompts": 3}, dtype="float32", data={"w.gguf": "ab"}, tokenizer="cd"
     )
-    assert str(tmp_path) not in json.dumps(entry)
-    assert "'--workdir=~/my run'" in entry["command"]
-    assert entry["packages"]["pyarrow"]
-    assert entry["seeds"] == {"prompts": 3}
+    assert str(tmp_path) not in str(entry)
+    assert "'--workdir=~/my run'" in entry.command
+    assert entry.packages["pyarrow"]
+    assert entry.seeds == {"prompts": 3}
     for seed in (1, 2, 3):
-        record_provenance(tmp_path, entry | {"seeds": {"prompts": seed}})
-    stored = read_json(tmp_path / "provenance.json")
-    assert stored["seeds"] == {"prompts": 1}
-    assert [restart["seeds"]["prompts"] for restart in stored["restarts"]] == [2, 3]
+        record_provenance(tmp_path, dataclasses.replace(entry, seeds={"prompts": seed}))
+    stored = read_provenance(tmp_path)
+    assert stored.seeds == {"prompts": 1}
+    assert [restart.seeds["prompts"] for restart in stored.restarts] == [2, 3]
+    assert dataclasses.replace(stored.restarts[0], seeds=entry.seeds) == entry
+
+    tree = read_json(tmp_path / "provenance.json")
+    write_json(tmp_path / "provenance.json", tree | {"seeds": {"prompts": "three"}})
+    with pytest.raises(CorruptError, match=r"provenance\.json.* seeds\.prompts"):
+        record_provenance(tmp_path, entry)
 
 
 def test_the_commit_is_that_of_the_code_and_none_outside_a_checkout(tmp_path):
@@ -303,14 +315,14 @@ def test_the_commit_is_that_of_the_code_and_none_outside_a_checkout(tmp_path):
     assert _git(tmp_path) is None, "a file that git does not track has no commit"
     git("add", "provenance.py")
     git("commit", "-qm", "a")
-    assert _git(tmp_path) == {"commit": git("rev-parse", "HEAD"), "dirty": False}
+    assert _git(tmp_path) == Commit(git("rev-parse", "HEAD"), dirty=False)
     (tmp_path / "provenance.py").write_text("2")
-    assert _git(tmp_path)["dirty"]
+    assert _git(tmp_path).dirty
 
 
 def test_the_device_is_named_only_where_jax_was_used(monkeypatch):
     import jax
 
-    assert collect_provenance()["device"]["count"] == jax.device_count()
+    assert collect_provenance().device.count == jax.device_count()
     monkeypatch.delitem(sys.modules, "jax")
-    assert collect_provenance()["device"] is None
+    assert collect_provenance().device is None
