@@ -79,7 +79,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(
                 pytest.mark.skip(reason="needs torch: pip install -r requirements/torch.txt")
             )
-        if item.get_closest_marker("compiled") and (reason := _lacking_compiler()):
+        if item.get_closest_marker("compiled") and (reason := _compiler_unsupported()):
             item.add_marker(pytest.mark.skip(reason=reason))
         real = item.get_closest_marker("real")
         missing = _not_cached(real.args) if real else []
@@ -98,10 +98,10 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     return report
 
 
-def _lacking_compiler() -> str:
+def _compiler_unsupported() -> str:
     from tools.gpu_code import target
 
-    return target.lacking()
+    return target.unsupported_reason()
 
 
 def _not_cached(names: tuple[str, ...]) -> list[str]:

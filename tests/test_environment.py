@@ -75,7 +75,7 @@ def reasons(pytestconfig, monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_jax.assets", assets)
     monkeypatch.setattr("lm_jax.assets", assets, raising=False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(target, "lacking", lambda: "needs a compiler")
+    monkeypatch.setattr(target, "unsupported_reason", lambda: "needs a compiler")
 
     def of(*marks: pytest.MarkDecorator) -> list[str]:
         item = Item(*marks)

@@ -154,7 +154,9 @@ def key_blocks(
     if causal:
         high = jnp.clip(jax.lax.div(first + (rows + block - 1), jnp.int32(block)), 0, count)
     if window is not None:
-        low = jax.lax.div(jnp.maximum(first - window + 1, 0), jnp.int32(block))
+        # max(first - window + 1, 0), which does not wrap for the largest window.
+        first_key = jnp.maximum(first + 1, window) - window
+        low = jnp.where(first_key < S, jax.lax.div(first_key, jnp.int32(block)), count)
     return jnp.minimum(low, high), high
 
 

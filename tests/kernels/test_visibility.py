@@ -25,18 +25,20 @@ def _bounds(blocks):
 windows = st.one_of(st.none(), st.integers(1, 12), st.just(LARGEST))
 
 
+@hypothesis.example(False, LARGEST, -3, 1, 4, 2)
+@hypothesis.example(False, 1, 1, 1, 1, 2)
 @hypothesis.given(st.booleans(), windows, st.integers(-3, 20), *[st.integers(1, 9)] * 3)
 def test_key_blocks_hold_a_visible_pair_and_all_others_none(causal, window, first, rows, S, block):
     low, high = visibility.key_blocks(
         causal, None if window is None else jnp.int32(window), jnp.int32(first), rows, S, block
     )
-    seen = {
+    visible = {
         key // block
         for key in range(S)
         for query in range(first, first + rows)
         if _visible(causal, window, query, key)
     }
-    assert (int(low) == int(high)) if not seen else (int(low), int(high)) == _bounds(seen)
+    assert (int(low) == int(high)) if not visible else (int(low), int(high)) == _bounds(visible)
 
 
 @hypothesis.given(
@@ -54,14 +56,14 @@ def test_query_blocks_hold_a_visible_pair_and_all_others_none(
         T,
         block,
     )
-    seen = {
+    visible = {
         t // block
         for t in range(T)
         for key in range(first, first + columns)
         if _visible(causal, window, start + t, key)
     }
     # Where nothing is visible, one block may be walked in vain.
-    assert (int(high) - int(low) <= 1) if not seen else (int(low), int(high)) == _bounds(seen)
+    assert (int(high) - int(low) <= 1) if not visible else (int(low), int(high)) == _bounds(visible)
 
 
 @pytest.mark.parametrize("causal", [True, False])

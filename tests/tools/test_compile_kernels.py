@@ -46,7 +46,7 @@ def house(monkeypatch, tmp_path):
     monkeypatch.setattr(budgets, "SUITES", SUITES)
     monkeypatch.setattr(budgets, "KERNELS", tmp_path)
     monkeypatch.setattr(budgets, "measure", measure)
-    monkeypatch.setattr(target, "lacking", lambda: "")
+    monkeypatch.setattr(target, "unsupported_reason", lambda: "")
     return state
 
 
@@ -104,6 +104,6 @@ def test_a_wrong_selection_is_one_line(house, capsys, arguments, complaint):
 
 
 def test_without_the_compiler_the_command_names_its_installation(house, capsys, monkeypatch):
-    monkeypatch.setattr(target, "lacking", lambda: f"needs a wheel: {target.INSTALL}")
+    monkeypatch.setattr(target, "unsupported_reason", lambda: f"needs a wheel: {target.INSTALL}")
     assert compile_kernels.main([]) == 3
     assert "requirements/aot.txt" in capsys.readouterr().err

@@ -284,7 +284,7 @@ def test_without_tensor_cores_the_longest_loop_counts_and_without_loops_everythi
 
 def test_a_missing_compiler_is_reported_with_the_command(monkeypatch):
     if jax.__version_info__[:2] != target.READS_PTX_OF:
-        assert "needs jax 0.10" in target.lacking()
+        assert "needs jax 0.10" in target.unsupported_reason()
     monkeypatch.setattr(jax, "__version_info__", (0, 10, 2))
     monkeypatch.setattr(jax, "__version__", "0.10.2")
 
@@ -295,7 +295,7 @@ def test_a_missing_compiler_is_reported_with_the_command(monkeypatch):
     with pytest.raises(BadInputError, match=r"needs jax-cuda13-plugin and .*-r requirements/aot"):
         target.require()
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.9.0")
-    assert "jax-cuda13-pjrt 0.10.2, the version of jax" in target.lacking()
+    assert "jax-cuda13-pjrt 0.10.2, the version of jax" in target.unsupported_reason()
 
 
 def test_a_kernel_lowers_for_the_gpu_without_a_compiler():

@@ -60,7 +60,7 @@ class NotCompiledError(Exception):
     """A function that does not compile for the target; the message is one sentence."""
 
 
-def lacking() -> str:
+def unsupported_reason() -> str:
     """What is missing here to compile and to read the result, with the remedy, or ""."""
     if jax.__version_info__[:2] != READS_PTX_OF:
         text = ".".join(map(str, READS_PTX_OF))
@@ -84,7 +84,7 @@ def require() -> None:
     Raises:
       BadInputError: it is not; the message has the command that installs it.
     """
-    if reason := lacking():
+    if reason := unsupported_reason():
         raise BadInputError(f"compiling for a GPU {reason}")
 
 
