@@ -41,7 +41,7 @@ from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.run.workdir import Resume, finish_time, mark_finished
 from lm_jax.text.examples import Batches, Examples, OnePass
-from lm_jax.text.preparation import prepare_corpus
+from lm_jax.text.preparation import SplitSize, prepare_corpus
 from lm_jax.train import optim
 from lm_jax.train.config import MAY_CHANGE, CheckpointPolicy, TrainConfig
 from lm_jax.train.evaluate import Evaluation, evaluate
@@ -56,7 +56,6 @@ from protot_jax.results import (
     CorpusSummary,
     PretrainSummary,
     SeedSummary,
-    SplitSize,
 )
 from protot_jax.router import router_statistics
 from protot_jax.saved_run import DATA, Data, load_data, model, seed_folder

@@ -9,18 +9,10 @@ damaged file. A perplexity that is too large for a float is infinite, in JSON "i
 import dataclasses
 from typing import Literal
 
-from lm_jax.run.results import Count, Real, Share
+from lm_jax.run.results import Count, Real
+from lm_jax.text.preparation import SplitSize
 from protot_jax.seeds import OverSeeds
 from protot_jax.study_config import Split
-
-
-@dataclasses.dataclass(frozen=True)
-class SplitSize:
-    """One split of the prepared corpus."""
-
-    share: Share
-    documents: Count
-    tokens: Count
 
 
 @dataclasses.dataclass(frozen=True)

@@ -50,6 +50,7 @@ from lm_jax.run.provenance import collect_provenance, read_provenance, record_pr
 from lm_jax.run.results import load_result
 from lm_jax.run.workdir import finish_time, mark_finished
 from lm_jax.statistics import Interval
+from lm_jax.text.preparation import SplitSize
 from lm_jax.train.config import MAY_CHANGE, CheckpointPolicy, TrainConfig
 from lm_jax.train.evaluate import Evaluation
 from lm_jax.train.loop import TrainResult, train
@@ -70,7 +71,6 @@ from sparse_jax.results import (
     PosttrainSummary,
     Rounding,
     RunResult,
-    SplitSize,
     by_bound,
 )
 from sparse_jax.task import Task, bounds, claim_run, dense_loss, open_task

@@ -6,8 +6,6 @@ Every number comes from the files of the run; nothing is measured here. Paragrap
 
 from collections.abc import Mapping, Sequence
 import dataclasses
-import functools
-import importlib.resources
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,8 @@ import pyarrow.parquet as pq
 
 from lm_jax import report
 from lm_jax.report import Cell, Column, Points, Section, Series, cell, section, table
-from lm_jax.report.markup import ENVIRONMENT, Markup, number
+from lm_jax.report.markup import Markup, number
+from lm_jax.report.prose import Prose
 from lm_jax.run.results import load_result
 from lm_jax.statistics import Interval
 from lm_jax.train.metrics import EVALUATIONS, METRICS
@@ -24,6 +23,8 @@ from sparse_jax import export
 from sparse_jax.paper import TABLE_1
 from sparse_jax.report_text import ONE_RUN, format_rounding, format_signed
 from sparse_jax.results import PosttrainSummary, RunResult, Spread, TextPatterns
+
+_PROSE = Prose("sparse_jax")
 
 # A longer curve is drawn through means of neighbouring steps.
 _MOST_POINTS = 400
@@ -86,13 +87,6 @@ def build(
     )
 
 
-@functools.cache
-def paragraphs() -> Any:
-    """The macros of `report.html.j2`, each of which returns one paragraph."""
-    folder = importlib.resources.files("sparse_jax")
-    return ENVIRONMENT.from_string(folder.joinpath("report.html.j2").read_text("utf-8")).module
-
-
 def conclusion(summary: PosttrainSummary) -> Markup:
     """The sparsest bound that is kept, or the sparsest of all if none is; means over seeds."""
     kept = [bound for bound in summary.bounds if bound.loss.mean <= bound.target]
@@ -147,7 +141,7 @@ def losses(summary: PosttrainSummary) -> Section:
         for row, run in zip(rows, summary.runs, strict=True):
             row.insert(4, _cell(run.over_control, "+.4f"))
         less = "; ".join(format_signed(each.difference) for each in summary.controls)
-        notes.append(paragraphs().control(less))
+        notes.append(_PROSE("control", less))
     notes += [
         f"Seed {run.seed}, {run.folder}: {line}."
         for run in (*summary.runs, *summary.controls)
@@ -155,7 +149,8 @@ def losses(summary: PosttrainSummary) -> Section:
     ]
     return section(
         "Result",
-        paragraphs().result(
+        _PROSE(
+            "result",
             f"{summary.dense_loss:.4f}",
             number(summary.validation_tokens),
             summary.corpus.source,
@@ -180,7 +175,7 @@ def over_seeds(summary: PosttrainSummary) -> Section:
     """Spread of the results over seeds."""
     count = len(summary.seeds)
     if count == 1:
-        return section("Comparison of seeds", paragraphs().one_seed())
+        return section("Comparison of seeds", _PROSE("one_seed"))
     columns = [Column("Bound", ".3f"), "Loss", "Minus dense", "Open, %"]
     rows = [
         [
@@ -219,7 +214,7 @@ def frontier(summary: PosttrainSummary, result: Sequence[Run]) -> Section | None
         trajectories.append(Points(label, 100 * np.asarray(edges), excess, titles))
     return section(
         "Loss against edges",
-        paragraphs().frontier(),
+        _PROSE("frontier"),
         report.scatter(
             trajectories,
             caption="Loss minus the dense model's, against open edges.",
@@ -328,7 +323,7 @@ def attention(run: Run) -> Section | None:
         return None
     return section(
         f"Attention before and after, under the bound {run.result.target:.4f}",
-        paragraphs().attention(),
+        _PROSE("attention"),
         *drawn,
     )
 
@@ -357,7 +352,7 @@ def paper(summary: PosttrainSummary) -> Section:
             rows,
             caption="Table 1 of the paper, and this run.",
         ),
-        paragraphs().paper(tokens),
+        _PROSE("paper", tokens),
     )
 
 

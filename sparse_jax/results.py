@@ -18,6 +18,7 @@ from typing import Any
 
 from lm_jax.run.results import Count, Share
 from lm_jax.statistics import Interval
+from lm_jax.text.preparation import SplitSize
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,15 +179,6 @@ class BoundSummary:
     loss: Spread
     difference: Spread
     over_control: Spread | None
-
-
-@dataclasses.dataclass(frozen=True)
-class SplitSize:
-    """One split of the prepared data."""
-
-    share: float
-    documents: Count
-    tokens: Count
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,6 +18,7 @@ from lm_jax.report.page import (
     section,
     verdict,
 )
+from lm_jax.report.prose import Prose
 from lm_jax.report.tables import Cell, Column, cell, compared, rate, table
 from lm_jax.report.words import words
 
@@ -26,6 +27,7 @@ __all__ = [
     "Cell",
     "Column",
     "Points",
+    "Prose",
     "Section",
     "Series",
     "bars",

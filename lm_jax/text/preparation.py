@@ -44,6 +44,7 @@ from lm_jax.run.files import (
     verify_manifest,
     write_manifest,
 )
+from lm_jax.run.results import Count, Share
 from lm_jax.text import corpora
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.text.tokenizer_training import END_OF_TEXT, train_tokenizer
@@ -72,6 +73,15 @@ class Prepared:
     def dtype(self) -> np.dtype:
         """The dtype of the ids in a record."""
         return np.dtype(self.manifest["dtype"])
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitSize:
+    """Share, documents and tokens of one split."""
+
+    share: Share
+    documents: Count
+    tokens: Count
 
 
 @dataclasses.dataclass(frozen=True)

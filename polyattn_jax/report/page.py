@@ -14,6 +14,7 @@ import pyarrow as pa
 from lm_jax import report
 from lm_jax.report import Cell, Section, section, table
 from lm_jax.report.markup import number
+from lm_jax.report.prose import Prose
 from lm_jax.run.files import to_jsonable
 from lm_jax.statistics import Interval
 from polyattn_jax import paper
@@ -27,8 +28,9 @@ from polyattn_jax.report import (
     score_rows,
 )
 from polyattn_jax.report.findings import suite_label
-from polyattn_jax.report.prose import prose
 from polyattn_jax.results import AuditSummary
+
+_PROSE = Prose("polyattn_jax.report")
 
 
 def build(summary: AuditSummary, rows: pa.Table, by_head: Columns) -> str:
@@ -98,7 +100,7 @@ def controls(summary: AuditSummary) -> Section:
     ]
     return section(
         "Controls: does the model do the task at all?",
-        prose("controls"),
+        _PROSE("controls"),
         report.grid(
             table(
                 ["Probe", "Right", "Accuracy, % [95 % interval]"],
@@ -142,7 +144,7 @@ def calibration(summary: AuditSummary) -> Section:
     texts = f"{number(result.texts)} texts"
     return section(
         "Calibration: which scores count as zero?",
-        prose("calibration", by_length=findings.b_auto_by_length(result).replace("-", "−")),
+        _PROSE("calibration", by_length=findings.b_auto_by_length(result).replace("-", "−")),
         table(
             ["b_auto", "Length", "Mass below −b_auto", "Allowed", "Rows", "Passes"],
             [
@@ -155,7 +157,7 @@ def calibration(summary: AuditSummary) -> Section:
                     result.passes,
                 ]
             ],
-            caption=prose("calibration_caption", texts=texts),
+            caption=_PROSE("calibration_caption", texts=texts),
             n=texts,
         ),
         figures.calibration_curve(result, n=texts),
@@ -164,7 +166,7 @@ def calibration(summary: AuditSummary) -> Section:
 
 def terms() -> Section:
     """Glossary of the report."""
-    return section("Terms", prose("terms"))
+    return section("Terms", _PROSE("terms"))
 
 
 def _each(counts: Iterable[int]) -> str:

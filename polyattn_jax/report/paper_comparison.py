@@ -12,15 +12,17 @@ from markupsafe import Markup
 from lm_jax import assets, report
 from lm_jax.report import Cell, Section, cell, compared, section, table
 from lm_jax.report.markup import number
+from lm_jax.report.prose import Prose
 from lm_jax.run.config import to_plain
 from lm_jax.statistics import Interval, minimum_detectable_effect
 from polyattn_jax import decision, head_types, paper
 from polyattn_jax.paper import PaperModel
 from polyattn_jax.report import comparability, findings
 from polyattn_jax.report.findings import suite_label, suite_length
-from polyattn_jax.report.prose import prose
 from polyattn_jax.report.recipes import suite_cell
 from polyattn_jax.results import AuditSummary
+
+_PROSE = Prose("polyattn_jax.report")
 
 PAPER = "“When Does Polynomial Attention Concentrate?”"
 
@@ -40,16 +42,16 @@ def paper_comparison(summary: AuditSummary, model: PaperModel | None) -> Section
     if model is not None:
         return section(
             title,
-            prose("same_model", model=model.name, paper=PAPER),
+            _PROSE("same_model", model=model.name, paper=PAPER),
             *_tables(summary, model, judged=True),
             report.details("The paper's sweeps on its four models", *_sweep_tables()),
         )
     name, near = findings.model_name(summary), paper.nearest(summary.family)
     if near is None:
-        return section(title, prose("no_model", model=name, paper=PAPER), *_sweep_tables())
+        return section(title, _PROSE("no_model", model=name, paper=PAPER), *_sweep_tables())
     return section(
         title,
-        prose("near_model", model=name, near=near.name, paper=PAPER),
+        _PROSE("near_model", model=name, near=near.name, paper=PAPER),
         *_tables(summary, near, judged=False),
         report.details("The paper's sweeps on its four models", *_sweep_tables()),
     )
@@ -215,7 +217,7 @@ def _bound(summary: AuditSummary, model: PaperModel, whose: str, judged: bool) -
     return table(
         ["Quantity", "Value", "Where"],
         lines,
-        caption=prose("bound_comparison_caption", whose=whose, reasons=named),
+        caption=_PROSE("bound_comparison_caption", whose=whose, reasons=named),
     )
 
 
@@ -328,7 +330,7 @@ def differences(summary: AuditSummary) -> Section:
     )
     return section(
         "Differences: what is not as in the paper?",
-        prose("differences"),
+        _PROSE("differences"),
         table(
             ["What", "This run", "Paper"],
             lines,

@@ -9,12 +9,12 @@ from pathlib import Path
 from lm_jax import report
 from lm_jax.report import Cell, Column, Section, cell, rate, section, table
 from lm_jax.report.markup import number
+from lm_jax.report.prose import Prose
 from lm_jax.statistics import Interval, wilson
 from polyattn_jax import head_sets, paper
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.report import figures, findings, sharpness
 from polyattn_jax.report.findings import suite_label
-from polyattn_jax.report.prose import prose
 from polyattn_jax.results import (
     AuditSummary,
     BoundAgreement,
@@ -24,6 +24,8 @@ from polyattn_jax.results import (
     RecipeVerdict,
     SoftmaxComparison,
 )
+
+_PROSE = Prose("polyattn_jax.report")
 
 # A percentile bootstrap over fewer prompts is too narrow (`lm_jax.statistics.clustered_bootstrap`).
 FEW_PROMPTS = 30
@@ -45,7 +47,7 @@ def substitution(summary: AuditSummary, model: paper.PaperModel | None) -> Secti
             reasons.setdefault((v.verdict, why, v.next), []).append(v.recipe)
     return section(
         "Substitution: which recipes keep retrieval?",
-        prose("substitution", points=f"{100 * config.tolerance:g}"),
+        _PROSE("substitution", points=f"{100 * config.tolerance:g}"),
         table(
             [
                 "Recipe",
@@ -60,7 +62,7 @@ def substitution(summary: AuditSummary, model: paper.PaperModel | None) -> Secti
                 f"Top {config.top_heads}, %",
             ],
             lines,
-            caption=prose(
+            caption=_PROSE(
                 "substitution_caption",
                 length=number(config.sweep_length),
                 comparisons=number(len(lines) - 1),
@@ -131,7 +133,7 @@ def own_prompts(summary: AuditSummary) -> Section | None:
         lines.append([entry.recipe, verdict, accuracy, change, p_value, loss])
     return section(
         "Your prompts: do they keep their answers?",
-        prose("own_prompts", file=Path(summary.config.prompts).name),
+        _PROSE("own_prompts", file=Path(summary.config.prompts).name),
         table(
             ["Recipe", "Verdict", "Accuracy, %", "Change, pts", "McNemar p", "Loss, nats"],
             lines,
@@ -157,12 +159,12 @@ def ablation(summary: AuditSummary) -> Section | None:
     suite = suite_label(summary.ranking_suite, config)
     return section(
         "Ablation: which heads need softmax?",
-        prose("ablation", recipe=config.ablation_recipe),
+        _PROSE("ablation", recipe=config.ablation_recipe),
         findings.in_part(summary),
         table(
             ["K", "Highest S₂", "Lowest S₂", "Random, worst to best", "Worse than", "Decisive"],
             [_decisive_row(entry) for entry in summary.decisiveness],
-            caption=prose("decisive_caption", draws=head_sets.FEWEST_DRAWS),
+            caption=_PROSE("decisive_caption", draws=head_sets.FEWEST_DRAWS),
             n=f"{number(summary.ablation[0].accuracy.n)} prompts per set",
         ),
         figures.ablation_curves(

@@ -13,15 +13,17 @@ import pyarrow as pa
 from lm_jax import report
 from lm_jax.report import Section, cell, section, table
 from lm_jax.report.markup import number
+from lm_jax.report.prose import Prose
 from lm_jax.statistics import Interval
 from polyattn_jax.columns import Columns
 from polyattn_jax.head_types import TYPES
 from polyattn_jax.report import figures, findings, sharpness
 from polyattn_jax.report.findings import suite_label
-from polyattn_jax.report.prose import prose
 from polyattn_jax.report.recipes import FEW_PROMPTS, stacked, suite_cell
 from polyattn_jax.results import AuditSummary, BoundAgreement, Prevalence, SoftmaxComparison
 from polyattn_jax.schema import BIASES
+
+_PROSE = Prose("polyattn_jax.report")
 
 
 def unsafe_rows(summary: AuditSummary, by_head: Columns) -> Section:
@@ -57,7 +59,7 @@ def unsafe_rows(summary: AuditSummary, by_head: Columns) -> Section:
     )
     return section(
         "Unsafe rows: how often is the target outvoted?",
-        prose("unsafe_rows", least=_with_ends(answers[0]), most=_with_ends(answers[-1])),
+        _PROSE("unsafe_rows", least=_with_ends(answers[0]), most=_with_ends(answers[-1])),
         table(
             [
                 "Suite",
@@ -70,7 +72,7 @@ def unsafe_rows(summary: AuditSummary, by_head: Columns) -> Section:
                 "Active",
             ],
             lines,
-            caption=prose(
+            caption=_PROSE(
                 "unsafe_caption",
                 b_auto=findings.b_auto(summary.calibration),
                 resamples=number(config.resamples),
@@ -121,7 +123,7 @@ def against_softmax(summary: AuditSummary, by_head: Columns) -> Section | None:
     return section(
         "Against softmax: which rows does a recipe blur, which does it sharpen?",
         sharpness.sentence(summary),
-        prose("against_softmax"),
+        _PROSE("against_softmax"),
         report.grid(
             *(
                 figures.lost_and_sharpened(
@@ -181,7 +183,7 @@ def _against_table(summary: AuditSummary, entries: Sequence[SoftmaxComparison]) 
             "Rows",
         ],
         lines,
-        caption=prose("against_caption"),
+        caption=_PROSE("against_caption"),
         n=f"{number(entries[0].lost.n)} prompts per row" if entries else None,
     )
 
@@ -196,7 +198,7 @@ def degrees(summary: AuditSummary, rows: pa.Table) -> Section:
     where = suite_label(suite, config)
     return section(
         "Sufficient degree: does the bound predict what is measured?",
-        prose("sufficient_degree"),
+        _PROSE("sufficient_degree"),
         report.grid(
             *(
                 figures.degree_histogram(
@@ -248,7 +250,7 @@ def _bound_table(summary: AuditSummary, entries: Sequence[BoundAgreement]) -> Ma
             "Rows (n)",
         ],
         lines,
-        caption=prose("bound_caption"),
+        caption=_PROSE("bound_caption"),
     )
 
 
@@ -265,11 +267,11 @@ def head_types(summary: AuditSummary, by_head: Columns) -> Section | None:
         lines.append([kind, result.all[kind], top[kind], bottom[kind], median])
     return section(
         "Head types: what kind of heads are unsafe?",
-        prose("head_types", diffuse=top["diffuse"], sinks=bottom["sink"], size=size),
+        _PROSE("head_types", diffuse=top["diffuse"], sinks=bottom["sink"], size=size),
         table(
             ["Type", "Heads", f"in the top {size}", f"in the bottom {size}", "Median S₂ of heads"],
             lines,
-            caption=prose(
+            caption=_PROSE(
                 "head_types_caption",
                 prompts=number(int(by_head["prompts"][0])),
                 length=number(config.induction_length),

@@ -18,10 +18,10 @@ from markupsafe import Markup
 from lm_jax import report
 from lm_jax.report import Section, section
 from lm_jax.report.markup import ENVIRONMENT, json_script
+from lm_jax.report.prose import Prose
 from lm_jax.run.files import to_jsonable
 from protot_jax.concepts import report_sections
 from protot_jax.concepts.results import ConceptReport
-from protot_jax.prose import Prose
 
 _PROSE = Prose("protot_jax.concepts")
 _SCRIPTS = ("page.js", "prototype.js", "curves.js")

@@ -13,9 +13,9 @@ import numpy as np
 
 from lm_jax import report
 from lm_jax.report import cell, section, table
+from lm_jax.report.prose import Prose
 from protot_jax.interventions import report_text, results, summary
 from protot_jax.interventions.results import ComparedConcept, Comparison, InterventionReport
-from protot_jax.prose import Prose
 
 _PROSE = Prose("protot_jax.interventions")
 

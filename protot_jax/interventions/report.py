@@ -9,11 +9,11 @@ from typing import Any, cast
 
 from lm_jax import report
 from lm_jax.report import Cell, Column, Section, cell, section, table
+from lm_jax.report.prose import Prose
 from protot_jax.interventions import paper, report_text
 from protot_jax.interventions.matching import Match
 from protot_jax.interventions.results import Interval, InterventionReport, SeedResult
 from protot_jax.interventions.summary import ABLATION
-from protot_jax.prose import Prose
 
 _PROSE = Prose("protot_jax.interventions")
 

@@ -10,13 +10,16 @@ from typing import Any
 from lm_jax import report
 from lm_jax.report import Column, Section, section, table
 from lm_jax.report.markup import number
+from lm_jax.report.prose import Prose
 from lm_jax.statistics import Interval
 from sparse_jax.addition import graph, report_sections
 from sparse_jax.addition.graph import SumGraph
-from sparse_jax.addition.report_sections import GOAL, paragraphs
+from sparse_jax.addition.report_sections import GOAL
 from sparse_jax.addition.results import AdditionSummary, SeedSummary
 from sparse_jax.report_text import ONE_RUN
 from sparse_jax.results import Spread
+
+_PROSE = Prose("sparse_jax.addition")
 
 _BEGIN = {
     "dense": "the sparse model starts from the trained dense one, as in Fig. 1 "
@@ -78,7 +81,7 @@ def seeds(summary: AdditionSummary) -> Section:
     ]
     return section(
         "Comparison of seeds",
-        paragraphs().seeds(_comparison(summary)),
+        _PROSE("seeds", _comparison(summary)),
         table(
             ["Seed", "Dense, exact, %", "Sparse, exact, %", Column("Open edges of a sum", ".1f")],
             rows,
@@ -137,7 +140,7 @@ def differences(summary: SeedSummary) -> Section:
     config = summary.config
     return section(
         "Differences from the paper",
-        paragraphs().differences(),
+        _PROSE("differences"),
         report.key_values(
             {
                 "Model": "blocks with RMS norm and a gated MLP, learned positions; width "

@@ -1,35 +1,24 @@
 """The sections of the page: tables, curves and graphs; their paragraphs are in `report.html.j2`."""
 
 from collections.abc import Mapping, Sequence
-import functools
-import importlib.resources
-from typing import Any
 
 import numpy as np
 
 from lm_jax import report
 from lm_jax.report import Cell, Section, Series, cell, rate, section, table
-from lm_jax.report.markup import ENVIRONMENT, number
+from lm_jax.report.markup import number
+from lm_jax.report.prose import Prose
 from lm_jax.statistics import Interval
 from sparse_jax.addition import graph, measures, problems
 from sparse_jax.addition.graph import SumGraph
 from sparse_jax.addition.models import EXACT, OPEN
 from sparse_jax.addition.results import DENSE, SPARSE, CarryAttention, SeedSummary
 
+_PROSE = Prose("sparse_jax.addition")
+
 # Share of exact sums that both models should reach.
 GOAL = 0.99
 _CARRIES = ("no carry", "one carry", "two carries")
-
-
-@functools.cache
-def paragraphs() -> Any:
-    """The macros of `report.html.j2`, each of which returns one paragraph."""
-    text = (
-        importlib.resources.files("sparse_jax.addition")
-        .joinpath("report.html.j2")
-        .read_text("utf-8")
-    )
-    return ENVIRONMENT.from_string(text).module
 
 
 def accuracy(summary: SeedSummary) -> Section:
@@ -44,7 +33,7 @@ def accuracy(summary: SeedSummary) -> Section:
     ]
     return section(
         "Do both models add?",
-        paragraphs().accuracy(number(problems.COUNT), number(summary.sums.held_out)),
+        _PROSE("accuracy", number(problems.COUNT), number(summary.sums.held_out)),
         table(
             ["Model", "Exact sums, %", *(f"With {text}, %" for text in _CARRIES)],
             rows,
@@ -61,7 +50,7 @@ def training(
     held_out = number(summary.sums.held_out)
     return section(
         "Training",
-        paragraphs().training(config.begin, f"{config.strength:g}"),
+        _PROSE("training", config.begin, f"{config.strength:g}"),
         report.grid(
             report.curves(
                 [
@@ -105,7 +94,7 @@ def graphs(by_model: Mapping[str, Sequence[SumGraph]]) -> Section:
         parts.append(
             report.details(f"{title}: the sparse edges in words", *(sentences or ["None."]))
         )
-    return section("Attention graphs of single sums", paragraphs().graphs(), *parts)
+    return section("Attention graphs of single sums", _PROSE("graphs"), *parts)
 
 
 def edges(summary: SeedSummary) -> Section:
@@ -124,7 +113,7 @@ def edges(summary: SeedSummary) -> Section:
     possible = summary.models.dense.edges.possible
     return section(
         "How many edges does a sum take?",
-        paragraphs().edges(f"{measures.NEGLIGIBLE:g}"),
+        _PROSE("edges", f"{measures.NEGLIGIBLE:g}"),
         table(
             ["Model", "Open edges", "Of all, %", f"Weight ≥ {measures.NEGLIGIBLE:g}", *layers],
             rows,
@@ -152,7 +141,7 @@ def operands(summary: SeedSummary) -> Section:
     ]
     return section(
         "Do the answer's digits attend to the digits to be added?",
-        paragraphs().operands(),
+        _PROSE("operands"),
         table(
             [
                 "Model",
@@ -184,7 +173,7 @@ def carries(summary: SeedSummary) -> Section:
     heads = [f"{place.title()}, {'with' if carry else 'no'} carry, %" for place, carry in kinds]
     return section(
         "Do the answer's digits attend to the carry?",
-        paragraphs().carries(),
+        _PROSE("carries"),
         table(
             ["Layer", *heads],
             rows,
@@ -204,7 +193,7 @@ def needed(summary: SeedSummary) -> Section:
     ]
     return section(
         "Which layers' edges are needed?",
-        paragraphs().needed(),
+        _PROSE("needed"),
         table(
             ["Closed layer", *(f"{name}: exact sums, %" for name, _ in summary.models.items())],
             rows,

@@ -6,39 +6,41 @@ import re
 import jinja2
 import pytest
 
+from lm_jax.report.prose import Prose
 from polyattn_jax.report import page
-from polyattn_jax.report.prose import prose
+
+_PROSE = Prose("polyattn_jax.report")
 
 FOLDER = Path(page.__file__).parent
 
 
 def test_every_text_of_the_template_is_in_a_report():
-    texts = re.findall(r"{% macro (\w+)", (FOLDER / "prose.html.j2").read_text("utf-8"))
+    texts = re.findall(r"{% macro (\w+)", (FOLDER / "report.html.j2").read_text("utf-8"))
     code = "".join(path.read_text("utf-8") for path in FOLDER.glob("*.py"))
-    calls = re.findall(r"prose\(\s*\"(\w+)\"", code)
+    calls = re.findall(r"_PROSE\(\s*\"(\w+)\"", code)
     assert sorted(texts) == sorted(calls)
 
 
 def test_values_are_escaped_and_line_breaks_are_spaces():
-    text = prose("own_prompts", file="<b>&\n mine")
+    text = _PROSE("own_prompts", file="<b>&\n mine")
     assert text.startswith("<p>The prompts of &lt;b&gt;&amp; mine, under the same recipes.")
     assert "\n" not in text and "  " not in text
 
 
 def test_a_remark_that_does_not_apply_is_left_out():
     values = {"b_auto": "1.5", "resamples": "100"}
-    decided = prose("unsafe_caption", **values, few=None, undecided=None)
+    decided = _PROSE("unsafe_caption", **values, few=None, undecided=None)
     assert "100 resamples. Given the float32 scores" in decided
-    both = prose("unsafe_caption", **values, few=30, undecided="2 values of S lie")
+    both = _PROSE("unsafe_caption", **values, few=30, undecided="2 values of S lie")
     assert "100 resamples; too narrow with fewer than 30 prompts. 2 values of S lie so" in both
-    reasons = prose("bound_comparison_caption", whose="ours", reasons=["b_auto differs", "so"])
+    reasons = _PROSE("bound_comparison_caption", whose="ours", reasons=["b_auto differs", "so"])
     assert reasons.endswith("rounding. b_auto differs. so.")
 
 
 def test_a_missing_or_unknown_value_is_an_error():
     with pytest.raises(jinja2.UndefinedError, match="file"):
-        prose("own_prompts")
+        _PROSE("own_prompts")
     with pytest.raises(TypeError, match="files"):
-        prose("own_prompts", file="a", files="b")
+        _PROSE("own_prompts", file="a", files="b")
     with pytest.raises(AttributeError, match="own_prompt"):
-        prose("own_prompt")
+        _PROSE("own_prompt")

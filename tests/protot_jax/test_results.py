@@ -9,6 +9,7 @@ import pytest
 from lm_jax.errors import CorruptError
 from lm_jax.run.files import write_json
 from lm_jax.run.results import load_result
+from lm_jax.text.preparation import SplitSize
 from protot_jax import results
 from protot_jax.seeds import over_seeds
 
@@ -25,7 +26,7 @@ def pretrain_summary(*seeds):
         weights_and_moments_dtype="float32",
         corpus=results.CorpusSummary(
             source="texts",
-            splits={"train": results.SplitSize(share=0.8, documents=50, tokens=6_000)},
+            splits={"train": SplitSize(share=0.8, documents=50, tokens=6_000)},
             documents_used={"train": 40},
             training_examples=40,
             skipped={"empty": 1},

@@ -12,6 +12,7 @@ from lm_jax.run.files import read_json, write_json
 from lm_jax.run.results import json_schema, load_result
 from lm_jax.run.workdir import FINISHED_FILE
 from lm_jax.statistics import Interval
+from lm_jax.text.preparation import SplitSize
 from sparse_jax import export, posttrain, run_identity, task
 from sparse_jax.results import (
     ComparedRun,
@@ -19,7 +20,6 @@ from sparse_jax.results import (
     CorpusSummary,
     PosttrainSummary,
     Rounding,
-    SplitSize,
     Spread,
     TextPatterns,
     by_bound,
