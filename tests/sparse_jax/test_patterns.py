@@ -20,7 +20,7 @@ def trace(tokenizer, text):
 
 
 def test_a_text_contains_no_special_token():
-    tokenizer = Tokenizer(synthetic_tokenizers.trained("smollm"), bos_id=0, eos_id=1)
+    tokenizer = Tokenizer(synthetic_tokenizers.train_backend("smollm"), bos_id=0, eos_id=1)
     text = f"the year{EOS} and {BOS}again"
     assert {0, 1} < set(tokenizer.encode(text))
     result = trace(tokenizer, text)
