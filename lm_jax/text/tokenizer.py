@@ -18,7 +18,7 @@ import hashlib
 import json
 from pathlib import Path
 import threading
-from typing import Any
+from typing import Any, Protocol
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
@@ -200,6 +200,22 @@ class Tokenizer:
             raise storage_error(folder, error) from error
         write_bytes(folder / "tokenizer.json", self.backend.to_str(pretty=True).encode())
         write_json(folder / "tokenizer_config.json", config)
+
+
+class Encodes(Protocol):
+    """What turns text into ids, as `Tokenizer.encode`."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a text."""
+        ...
+
+
+def added_tokens(tokenizer: Encodes) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ids that a tokenizer puts before and after a text by default, such as BOS and EOS."""
+    body = tokenizer.encode("a", add_special_tokens=False)
+    full = tokenizer.encode("a")
+    first = next(i for i in range(len(full)) if full[i : i + len(body)] == body)
+    return tuple(full[:first]), tuple(full[first + len(body) :])
 
 
 class _Fields:

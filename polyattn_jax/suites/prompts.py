@@ -22,6 +22,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from lm_jax.errors import BadInputError, UsageError
+from lm_jax.text.tokenizer import added_tokens
 
 RNG = "numpy RandomState([seed, prompt index])"
 
@@ -129,15 +130,13 @@ def start_tokens(vocabulary: Vocabulary) -> tuple[int, ...]:
     """Returns what the tokenizer's own default puts before a text: one start token, or nothing."""
     if isinstance(vocabulary, int):
         return ()
-    body = vocabulary.encode("a", add_special_tokens=False)
-    full = vocabulary.encode("a")
-    start = full[: len(full) - len(body)]
-    if full != [*start, *body]:
+    start, end = added_tokens(vocabulary)
+    if end:
         raise BadInputError(
             "the tokenizer adds tokens after a text, so no token could be predicted from its end: "
             "use a tokenizer whose default adds a start token only"
         )
-    return tuple(start)
+    return start
 
 
 def ordinary_tokens(vocabulary: Vocabulary, common: int | None = None) -> np.ndarray:

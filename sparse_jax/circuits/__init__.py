@@ -1,0 +1,1 @@
+"""Circuits of dense and sparse models: tasks, metrics."""

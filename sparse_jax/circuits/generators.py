@@ -1,0 +1,178 @@
+"""Generators of circuit tasks: copy, IOI, greater-than, docstring (section 4.2, appendix E).
+
+A generator draws one `Example` from a NumPy generator. The word lists are our own; whether a word
+is one token is up to the tokenizer, and `tasks.encode` drops the examples that do not fit it.
+
+What the paper leaves open, and what is done here:
+
+- copy: the corrupt prompt is the clean one with another last letter in the first copy, so the right
+  continuation changes and nothing else does.
+- IOI: the corrupt prompt has three other names (ABC, Wang et al. 2023), or with `flip` the clean
+  one with the second subject replaced by the indirect object (`s2_io_flip` of MIB).
+- docstring: "docstring" ends both prompts with `:param`; "docstring_printed" drops the colon of the
+  last `param` in the corrupt prompt, as printed in appendix E.3.
+"""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+import functools
+import importlib.resources
+import string
+import tomllib
+from typing import Literal
+
+import numpy as np
+
+Answer = Literal["token", "number"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """A clean prompt, its corruption, and the continuations that are right and wrong.
+
+    Attributes:
+      clean, corrupt: prompts.
+      answers: right continuations of the clean prompt, with their leading space.
+      wrong_answers: continuations to compare with.
+      template: name of the wording; rephrasings of a task have other names.
+    """
+
+    clean: str
+    corrupt: str
+    answers: tuple[str, ...]
+    wrong_answers: tuple[str, ...]
+    template: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Generator:
+    """A task: how its examples are drawn and measured.
+
+    Attributes:
+      draw: one example.
+      metric: default name in `metrics.METRICS`.
+      answer: "number" for two-digit continuations, which a tokenizer may spell in two tokens.
+    """
+
+    draw: Callable[[np.random.Generator], Example]
+    metric: str = "logit_difference"
+    answer: Answer = "token"
+
+
+@functools.cache
+def words(kind: str) -> tuple[str, ...]:
+    """Our own word list of this kind: names, places, things, events, arguments and so on."""
+    file = importlib.resources.files("sparse_jax.circuits").joinpath("words.toml")
+    return tuple(tomllib.loads(file.read_text("utf-8"))[kind].split())
+
+
+_IOI = {
+    "park": "Then, {b} and {a} went to the {place}. {s} gave a {thing} to",
+    "cafe": "When {b} and {a} got a snack at the {place}, {s} decided to give the {thing} to",
+    "lunch": "After the lunch, {b} and {a} went to the {place}. {s} gave a {thing} to",
+}
+_IOI_REPHRASED = {
+    "friends": "The friends {b} and {a} met at the {place}. Soon {s} handed the {thing} to",
+    "working": "While {b} and {a} were working at the {place}, {s} passed a {thing} to",
+}
+_IOI_LONG = {
+    "months": (
+        "After many months in which they could not meet, because one was abroad and the other ill, "
+        "{b} and {a} at last spent a whole afternoon at the {place}, where they talked about what "
+        "had happened since and laughed about old stories. Before it got dark, {s} gave a {thing} "
+        "to"
+    ),
+    "argument": (
+        "Although {b} and {a} had quarrelled for years about a matter that nobody else remembered, "
+        "they agreed to meet at the {place} and to speak openly. When everything had been said, "
+        "{s} gave a {thing} to"
+    ),
+}
+_YEARS = {
+    "lasted": "The {noun} lasted from the year {start} to {century}",
+    "began": "The {noun} began in {start} and ended in {century}",
+}
+
+
+def copy(rng: np.random.Generator, *, letters: int = 18, separator: str = " ") -> Example:
+    """Random letters, a comma, and the letters again but for the last one (Fig. 3).
+
+    Args:
+      rng: draws the letters.
+      letters: length of the sequence; the paper's has 18.
+      separator: between letters; "" writes them as the paper does, which most tokenizers merge.
+    """
+    *body, right, wrong = rng.choice(list(string.ascii_uppercase), letters + 1, replace=False)
+    second = separator.join(body)
+    clean, corrupt = (f"{separator.join([*body, last])}, {second}" for last in (right, wrong))
+    return Example(clean, corrupt, (f"{separator}{right}",), (f"{separator}{wrong}",), "copy")
+
+
+def ioi(
+    rng: np.random.Generator, *, templates: Mapping[str, str] = _IOI, flip: bool = False
+) -> Example:
+    """Indirect object identification: the name that does not come a second time (E.2).
+
+    Args:
+      rng: draws names, places and objects, the order of the names and the template.
+      templates: wordings by name.
+      flip: corrupt by replacing the second subject by the indirect object, not by three others.
+    """
+    name = str(rng.choice(list(templates)))
+    subject, indirect, *others = map(str, rng.choice(words("names"), 5, replace=False))
+    fields = {"place": rng.choice(words("places")), "thing": rng.choice(words("things"))}
+    pair = (subject, indirect) if rng.random() < 0.5 else (indirect, subject)
+    clean = templates[name].format(b=pair[0], a=pair[1], s=subject, **fields)
+    if flip:
+        corrupt = templates[name].format(b=pair[0], a=pair[1], s=indirect, **fields)
+    else:
+        corrupt = templates[name].format(b=others[0], a=others[1], s=others[2], **fields)
+    return Example(clean, corrupt, (f" {indirect}",), (f" {subject}",), name)
+
+
+def greater_than(rng: np.random.Generator, *, templates: Mapping[str, str] = _YEARS) -> Example:
+    """The last two digits of a year that must come after the first one (E.1).
+
+    The first year's last two digits are 02 to 98, those of the corrupt prompt 01.
+    """
+    name, noun = str(rng.choice(list(templates))), rng.choice(words("events"))
+    century, year = int(rng.integers(11, 18)), int(rng.integers(2, 99))
+    clean, corrupt = (
+        templates[name].format(noun=noun, start=f"{century}{first:02d}", century=century)
+        for first in (year, 1)
+    )
+    numbers = [f"{number:02d}" for number in range(100)]
+    return Example(clean, corrupt, tuple(numbers[year + 1 :]), tuple(numbers[: year + 1]), name)
+
+
+def docstring(rng: np.random.Generator, *, printed: bool = False) -> Example:
+    """The third argument of a function whose docstring documents the first two (E.3)."""
+    function = rng.choice(words("functions"))
+    first, second, third, *others = map(str, rng.choice(words("arguments"), 6, replace=False))
+    filler = [str(word) for word in rng.choice(words("words"), 18, replace=False)]
+
+    def prompt(arguments: list[str], documented: list[str], last: str) -> str:
+        return (
+            f"def {function}(self, {', '.join(arguments)}):\n"
+            f'    """{" ".join(filler[:10])}\n\n'
+            f"    :param {documented[0]}: {' '.join(filler[10:14])}\n"
+            f"    :param {documented[1]}: {' '.join(filler[14:])}\n"
+            f"    {last}"
+        )
+
+    clean = prompt([first, second, third], [first, second], ":param")
+    corrupt = prompt(others, [second, first], "param" if printed else ":param")
+    return Example(clean, corrupt, (f" {third}",), (f" {first}", f" {second}"), "docstring")
+
+
+GENERATORS: Mapping[str, Generator] = {
+    "copy": Generator(copy),
+    "copy_unspaced": Generator(lambda rng: copy(rng, separator="")),
+    "ioi": Generator(ioi),
+    "ioi_flip": Generator(lambda rng: ioi(rng, flip=True)),
+    "ioi_rephrased": Generator(lambda rng: ioi(rng, templates=_IOI_REPHRASED)),
+    "ioi_long": Generator(lambda rng: ioi(rng, templates=_IOI_LONG)),
+    "greater_than": Generator(greater_than, "probability_difference", "number"),
+    "docstring": Generator(docstring),
+    "docstring_printed": Generator(lambda rng: docstring(rng, printed=True)),
+}

@@ -1,0 +1,121 @@
+"""Metrics of circuit tasks: how much more the model expects right continuations than wrong ones.
+
+    logit_difference            mean logit of right continuations minus that of wrong ones
+    probability_difference      probability of all right continuations minus that of all wrong ones
+    log_probability_difference  the same of logarithms: log P(right) - log P(wrong)
+
+The first is IOI's usual metric. The paper's greater-than metric is "the logit difference between
+the aggregated probability mass" (appendix E.1), which may mean either of the others.
+
+Numbers of two one-digit tokens have the product form: a tens digit above the clean one is right
+whatever follows, and with the clean tens digit the units decide,
+
+    P(right) = sum_{d > tens} P(d) + P(tens) sum_{u > units} P(u | tens)
+"""
+
+from collections.abc import Callable, Mapping
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+
+from lm_jax.errors import UsageError, nearest
+
+
+@struct.dataclass
+class Continuations:
+    """Right and wrong continuations of B prompts; -1 marks no id.
+
+    Attributes:
+      right_BA, wrong_BA: ids of the first token.
+      tens_B: id of the first token after which `second_*` are read; any id where they are empty.
+      second_right_BA, second_wrong_BA: ids of the second token.
+    """
+
+    right_BA: jax.Array
+    wrong_BA: jax.Array
+    tens_B: jax.Array
+    second_right_BA: jax.Array
+    second_wrong_BA: jax.Array
+
+
+def logit_difference(
+    first_BV: jax.Array, second_BV: jax.Array, continuations: Continuations
+) -> jax.Array:
+    """Mean logit of right continuations minus that of wrong ones, `[B]`.
+
+    Raises:
+      UsageError: continuations have two tokens.
+    """
+    del second_BV
+    if continuations.second_wrong_BA.shape[1]:
+        raise UsageError(
+            "logit_difference needs continuations of one token; choose probability_difference"
+        )
+
+    def mean(ids_BA: jax.Array) -> jax.Array:
+        logits_BA = _take(first_BV, ids_BA, 0.0)
+        return logits_BA.sum(1) / jnp.maximum((ids_BA >= 0).sum(1), 1)
+
+    return mean(continuations.right_BA) - mean(continuations.wrong_BA)
+
+
+def probability_difference(
+    first_BV: jax.Array, second_BV: jax.Array, continuations: Continuations
+) -> jax.Array:
+    """P(right) - P(wrong), `[B]`."""
+    right_B, wrong_B = _log_probabilities(first_BV, second_BV, continuations)
+    return jnp.exp(right_B) - jnp.exp(wrong_B)
+
+
+def log_probability_difference(
+    first_BV: jax.Array, second_BV: jax.Array, continuations: Continuations
+) -> jax.Array:
+    """log P(right) - log P(wrong), `[B]`."""
+    right_B, wrong_B = _log_probabilities(first_BV, second_BV, continuations)
+    return right_B - wrong_B
+
+
+Metric = Callable[[jax.Array, jax.Array, Continuations], jax.Array]
+METRICS: Mapping[str, Metric] = {
+    "logit_difference": logit_difference,
+    "probability_difference": probability_difference,
+    "log_probability_difference": log_probability_difference,
+}
+
+
+def check_name(name: str) -> str:
+    """The name, if there is such a metric.
+
+    Raises:
+      UsageError: there is none; naming the nearest.
+    """
+    if name not in METRICS:
+        raise UsageError(f"there is no metric {name!r}{nearest(name, METRICS)}")
+    return name
+
+
+def _log_probabilities(
+    first_BV: jax.Array, second_BV: jax.Array, continuations: Continuations
+) -> tuple[jax.Array, jax.Array]:
+    """log P of all right and of all wrong continuations, `[B]` each."""
+    first_BV, second_BV = jax.nn.log_softmax(first_BV), jax.nn.log_softmax(second_BV)
+    tens_B1 = jnp.take_along_axis(first_BV, continuations.tens_B[:, None], 1)
+
+    def total(ids_BA: jax.Array, second_BA: jax.Array) -> jax.Array:
+        terms = [
+            _take(first_BV, ids_BA, -jnp.inf),
+            tens_B1 + _take(second_BV, second_BA, -jnp.inf),
+        ]
+        return jax.nn.logsumexp(jnp.concatenate(terms, 1), axis=1)
+
+    return (
+        total(continuations.right_BA, continuations.second_right_BA),
+        total(continuations.wrong_BA, continuations.second_wrong_BA),
+    )
+
+
+def _take(values_BV: jax.Array, ids_BA: jax.Array, fill: float) -> jax.Array:
+    """Values of ids, `fill` where there is no id."""
+    values_BA = jnp.take_along_axis(values_BV, jnp.maximum(ids_BA, 0), 1)
+    return jnp.where(ids_BA >= 0, values_BA, fill)

@@ -1,0 +1,353 @@
+"""Circuit tasks as aligned token arrays: clean and corrupt prompts, answers, metric positions.
+
+    task = make_task("ioi", tokenizer, count=20, seed=0)
+    task = load_task("my_task.jsonl", tokenizer)
+    task.arrays.clean_BT, task.manifest.dropped
+
+An example fits a tokenizer if its two prompts have as many tokens, so that positions correspond,
+and every continuation follows the prompt as one token. Two-digit continuations may be two tokens of
+one digit each (`metrics`): then the clean number's tens digit is appended to both prompts, and the
+continuation is read at two positions. Examples that do not fit are dropped and counted by reason.
+
+A user's task is a file of JSON lines with the fields of `Example`; there, every fault is an error
+with its line.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+import dataclasses
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+
+from lm_jax.errors import BadInputError, UsageError, nearest
+from lm_jax.run.files import to_jsonable
+from lm_jax.run.results import Count, InvalidError, parse_result
+from lm_jax.text.tokenizer import Tokenizer, added_tokens
+from sparse_jax.circuits import metrics
+from sparse_jax.circuits.generators import GENERATORS, Answer, Example
+
+# Draws for each example asked for, after which the rest is given up.
+_DRAWS = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskArrays:
+    """Aligned prompts, padded on the right, and ids of their continuations padded with -1.
+
+    Attributes:
+      clean_BT, corrupt_BT: token ids, 0 where `valid_BT` is false.
+      valid_BT: positions with a token.
+      position_B: where the first token of the continuation is predicted.
+      continuations: right and wrong ids there and, after a tens digit, at the position after it.
+    """
+
+    clean_BT: np.ndarray
+    corrupt_BT: np.ndarray
+    valid_BT: np.ndarray
+    position_B: np.ndarray
+    continuations: metrics.Continuations
+
+    @property
+    def lengths_B(self) -> np.ndarray:
+        """Tokens of each prompt."""
+        return self.valid_BT.sum(1)
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskManifest:
+    """What a task was made of.
+
+    Attributes:
+      name: of the generator, or of the user's file.
+      metric: name in `metrics.METRICS`.
+      seed: of the generator; None for a file.
+      drawn: examples tried.
+      kept: examples in the arrays.
+      dropped: number of the others, by reason.
+      sha256: digest of the examples kept.
+      tokenizer_sha256: digest of the tokenizer.
+    """
+
+    name: str
+    metric: str
+    seed: int | None
+    drawn: Count
+    kept: Count
+    dropped: dict[str, Count]
+    sha256: str
+    tokenizer_sha256: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """Examples of one task under one tokenizer."""
+
+    examples: tuple[Example, ...]
+    arrays: TaskArrays
+    manifest: TaskManifest
+
+
+@dataclasses.dataclass(frozen=True)
+class _Row:
+    """One example as ids; `second` continuations follow the tens digit that ends the prompts."""
+
+    clean: list[int]
+    corrupt: list[int]
+    answers: list[int]
+    wrong: list[int]
+    second_answers: list[int]
+    second_wrong: list[int]
+
+
+class _UnfitError(Exception):
+    """An example that does not fit the tokenizer; the message is the reason."""
+
+
+def make_task(
+    name: str,
+    tokenizer: Tokenizer,
+    *,
+    count: int,
+    seed: int,
+    metric: str | None = None,
+    exclude: Collection[Example] = (),
+    max_length: int | None = None,
+) -> Task:
+    """Draws examples of a task until `count` of them fit the tokenizer.
+
+    Args:
+      name: of `generators.GENERATORS`.
+      tokenizer: of the model.
+      count: examples to keep.
+      seed: random seed of the examples.
+      metric: of `metrics.METRICS`; None takes the task's own.
+      exclude: examples of other splits, which are not drawn again.
+      max_length: positions of the model; longer examples are dropped.
+
+    Raises:
+      UsageError: no such task or metric.
+      BadInputError: fewer than `count` examples fit; the message counts the reasons.
+    """
+    if name not in GENERATORS:
+        raise UsageError(f"there is no task {name!r}{nearest(name, GENERATORS)}")
+    generator = GENERATORS[name]
+    metric = metrics.check_name(metric or generator.metric)
+    rng = np.random.default_rng(seed)
+    visited = {example.clean for example in exclude}
+    examples: list[Example] = []
+    rows: list[_Row] = []
+    dropped: Counter[str] = Counter()
+    drawn = 0
+    while len(rows) < count and drawn < _DRAWS * count:
+        example, drawn = generator.draw(rng), drawn + 1
+        try:
+            if example.clean in visited:
+                raise _UnfitError("drawn before")
+            row = _encode(example, tokenizer, generator.answer, max_length)
+        except _UnfitError as reason:
+            dropped[str(reason)] += 1
+            continue
+        visited.add(example.clean)
+        examples.append(example)
+        rows.append(row)
+    if len(rows) < count:
+        reasons = "; ".join(f"{number} x {reason}" for reason, number in dropped.most_common())
+        raise BadInputError(
+            f"task {name!r}: {len(rows)} of {count} examples fit the tokenizer ({reasons}); "
+            "ask for fewer, or choose another task or tokenizer"
+        )
+    return _task(name, metric, seed, drawn, dropped, examples, rows, tokenizer)
+
+
+def load_task(
+    path: str | os.PathLike[str],
+    tokenizer: Tokenizer,
+    *,
+    metric: str = "logit_difference",
+    max_length: int | None = None,
+) -> Task:
+    """Reads a task from JSON lines: {"clean", "corrupt", "answers", "wrong_answers"}.
+
+    Continuations are written with their leading space. "template" may name the wording.
+
+    Raises:
+      BadInputError: the file cannot be read, or a line does not hold an example that fits the
+        tokenizer, or two lines have the same clean prompt; with the line and the reason.
+    """
+    path = Path(path)
+    metric = metrics.check_name(metric)
+    try:
+        lines = path.read_text("utf-8-sig").splitlines()
+    except OSError as error:
+        raise BadInputError(f"{path}: {error.strerror}; give a readable .jsonl file") from error
+    except UnicodeDecodeError as error:
+        raise BadInputError(f"{path}: not UTF-8 at byte {error.start}; save it as UTF-8") from error
+    examples: list[Example] = []
+    rows: list[_Row] = []
+    line_of: dict[str, int] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        example = _parse(line, where)
+        if example.clean in line_of:
+            raise BadInputError(
+                f"{where}: the clean prompt is that of line {line_of[example.clean]}; change one"
+            )
+        line_of[example.clean] = number
+        try:
+            rows.append(_encode(example, tokenizer, "token", max_length))
+        except _UnfitError as reason:
+            raise BadInputError(f"{where}: {reason}") from reason
+        examples.append(example)
+    if not rows:
+        raise BadInputError(f"{path}: no examples; write one JSON object per line")
+    return _task(path.stem, metric, None, len(rows), Counter(), examples, rows, tokenizer)
+
+
+def check_disjoint(*tasks: Task) -> None:
+    """Checks that no clean prompt is in two splits.
+
+    Raises:
+      BadInputError: naming the prompt.
+    """
+    visited: set[str] = set()
+    for task in tasks:
+        prompts = {example.clean for example in task.examples}
+        if shared := sorted(visited & prompts):
+            raise BadInputError(
+                f"{len(shared)} prompts are in two splits, such as {shared[0]!r}; pass the "
+                "examples of one as `exclude` when the other is made"
+            )
+        visited |= prompts
+
+
+def _parse(line: str, where: str) -> Example:
+    try:
+        tree = json.loads(line)
+    except ValueError as error:
+        raise BadInputError(f"{where}: not JSON ({error}); write one object per line") from error
+    try:
+        example = parse_result(tree, Example)
+    except InvalidError as error:
+        raise BadInputError(f"{where}: {error}") from error
+    if not example.clean or not example.corrupt:
+        raise BadInputError(f"{where}: a prompt is empty; write its text")
+    return example
+
+
+def _encode(example: Example, tokenizer: Tokenizer, answer: Answer, max_length: int | None) -> _Row:
+    """The example as ids.
+
+    Raises:
+      _UnfitError: with the reason.
+    """
+    before, _ = added_tokens(tokenizer)
+    clean, corrupt = (
+        [*before, *tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)]
+        for text in (example.clean, example.corrupt)
+    )
+    if len(clean) != len(corrupt):
+        raise _UnfitError("clean and corrupt prompts differ in their number of tokens")
+    if clean == corrupt:
+        raise _UnfitError("clean and corrupt prompts are the same tokens")
+    if not example.answers or not example.wrong_answers:
+        raise _UnfitError("it has no right or no wrong continuation")
+    right, wrong = (
+        [_continuation(tokenizer, example.clean, len(before), clean, text) for text in texts]
+        for texts in (example.answers, example.wrong_answers)
+    )
+    sizes = {len(ids) for ids in [*right, *wrong]}
+    if sizes == {1}:
+        row = _Row(clean, corrupt, [i for (i,) in right], [i for (i,) in wrong], [], [])
+    elif answer == "number" and sizes == {2}:
+        row = _by_digits(clean, corrupt, right, wrong)
+    else:
+        raise _UnfitError("a continuation is more than one token")
+    if set(row.answers) & set(row.wrong) or set(row.second_answers) & set(row.second_wrong):
+        raise _UnfitError("a right continuation is also a wrong one")
+    if max_length is not None and len(row.clean) > max_length:
+        raise _UnfitError(f"it is longer than the {max_length} positions of the model")
+    return row
+
+
+def _continuation(
+    tokenizer: Tokenizer, prompt: str, added: int, ids: list[int], text: str
+) -> list[int]:
+    full = tokenizer.encode(prompt + text, add_special_tokens=False, split_special_tokens=True)
+    if full[: len(ids) - added] != ids[added:]:
+        raise _UnfitError("a continuation fuses with the end of the prompt")
+    if len(full) == len(ids) - added:
+        raise _UnfitError("a continuation gives no token")
+    return full[len(ids) - added :]
+
+
+def _by_digits(
+    clean: list[int], corrupt: list[int], right: list[list[int]], wrong: list[list[int]]
+) -> _Row:
+    """Two-digit numbers of one token a digit; those above are right, the others wrong.
+
+    A tens digit decides unless it is that of the greatest wrong number, where the units decide.
+    """
+    tens = wrong[-1][0]
+    first_right, first_wrong = ({ids[0] for ids in side} - {tens} for side in (right, wrong))
+    if first_right & first_wrong:
+        raise _UnfitError("a tens digit is both right and wrong")
+    return _Row(
+        [*clean, tens],
+        [*corrupt, tens],
+        sorted(first_right),
+        sorted(first_wrong),
+        [ids[1] for ids in right if ids[0] == tens],
+        [ids[1] for ids in wrong if ids[0] == tens],
+    )
+
+
+def _task(
+    name: str,
+    metric: str,
+    seed: int | None,
+    drawn: int,
+    dropped: Counter[str],
+    examples: Sequence[Example],
+    rows: Sequence[_Row],
+    tokenizer: Tokenizer,
+) -> Task:
+    position_B = [len(row.clean) - 1 - bool(row.second_wrong) for row in rows]
+    digest = hashlib.sha256(json.dumps(to_jsonable(list(examples))).encode()).hexdigest()
+    arrays = TaskArrays(
+        clean_BT=_padded([row.clean for row in rows], 0),
+        corrupt_BT=_padded([row.corrupt for row in rows], 0),
+        valid_BT=_padded([[1] * len(row.clean) for row in rows], 0).astype(bool),
+        position_B=np.array(position_B, np.int32),
+        continuations=metrics.Continuations(
+            right_BA=_padded([row.answers for row in rows], -1),
+            wrong_BA=_padded([row.wrong for row in rows], -1),
+            tens_B=np.array([row.clean[-1] for row in rows], np.int32),
+            second_right_BA=_padded([row.second_answers for row in rows], -1),
+            second_wrong_BA=_padded([row.second_wrong for row in rows], -1),
+        ),
+    )
+    manifest = TaskManifest(
+        name=name,
+        metric=metric,
+        seed=seed,
+        drawn=drawn,
+        kept=len(rows),
+        dropped=dict(dropped),
+        sha256=digest,
+        tokenizer_sha256=tokenizer.sha256,
+    )
+    return Task(tuple(examples), arrays, manifest)
+
+
+def _padded(rows: Sequence[Sequence[int]], fill: int) -> np.ndarray:
+    """Rows as one int32 array, filled on the right."""
+    result = np.full((len(rows), max(map(len, rows))), fill, np.int32)
+    for i, row in enumerate(rows):
+        result[i, : len(row)] = row
+    return result

@@ -1,0 +1,147 @@
+"""Examples become aligned arrays, or are dropped and refused with the reason."""
+
+import json
+
+import numpy as np
+import pytest
+
+from lm_jax.errors import BadInputError, UsageError
+from sparse_jax.circuits.generators import GENERATORS, Example
+from sparse_jax.circuits.tasks import check_disjoint, load_task, make_task
+from tests.sparse_jax.circuits.word_tokenizer import word_tokenizer
+
+
+@pytest.mark.parametrize("name", sorted(set(GENERATORS) - {"copy_unspaced", "docstring_printed"}))
+def test_arrays_hold_the_prompts_and_their_continuations(name):
+    tokenizer = word_tokenizer(digits=2)
+    task = make_task(name, tokenizer, count=12, seed=3)
+    arrays, continuations = task.arrays, task.arrays.continuations
+    assert task.manifest.kept == len(task.examples) == 12
+    for b, example in enumerate(task.examples):
+        clean, corrupt = (tokenizer.encode(text) for text in (example.clean, example.corrupt))
+        length = arrays.lengths_B[b]
+        assert length == len(clean) == len(corrupt)
+        assert arrays.clean_BT[b].tolist() == clean + [0] * (arrays.clean_BT.shape[1] - length)
+        assert arrays.corrupt_BT[b, :length].tolist() == corrupt
+        assert arrays.valid_BT[b].tolist() == [t < length for t in range(len(arrays.valid_BT[b]))]
+        assert arrays.position_B[b] == length - 1
+        right = [tokenizer.token(i) for i in continuations.right_BA[b] if i >= 0]
+        wrong = [tokenizer.token(i) for i in continuations.wrong_BA[b] if i >= 0]
+        assert right == [text.strip() for text in example.answers]
+        assert wrong == [text.strip() for text in example.wrong_answers]
+    assert continuations.second_wrong_BA.shape[1] == 0
+
+
+def test_numbers_of_one_digit_a_token_are_read_at_two_positions():
+    tokenizer = word_tokenizer(digits=1)
+    task = make_task("greater_than", tokenizer, count=40, seed=0)
+    arrays, continuations = task.arrays, task.arrays.continuations
+
+    def digits(ids):
+        return {int(tokenizer.token(i)) for i in ids if i >= 0}
+
+    for b, example in enumerate(task.examples):
+        tens, units = divmod(len(example.wrong_answers) - 1, 10)
+        length = arrays.lengths_B[b]
+        prompt = [*tokenizer.encode(example.clean), tokenizer.encode(str(tens))[0]]
+        assert arrays.clean_BT[b, :length].tolist() == prompt
+        assert arrays.corrupt_BT[b, length - 1] == prompt[-1] == continuations.tens_B[b]
+        assert arrays.position_B[b] == length - 2
+        assert digits(continuations.right_BA[b]) == set(range(tens + 1, 10))
+        assert digits(continuations.wrong_BA[b]) == set(range(tens))
+        assert digits(continuations.second_right_BA[b]) == set(range(units + 1, 10))
+        assert digits(continuations.second_wrong_BA[b]) == set(range(units + 1))
+
+
+def test_examples_that_do_not_fit_are_dropped_by_reason():
+    tokenizer = word_tokenizer()
+    task = make_task("ioi", tokenizer, count=10, seed=0, max_length=17)
+    assert set(task.manifest.dropped) == {"it is longer than the 17 positions of the model"}
+    assert task.manifest.drawn == 10 + sum(task.manifest.dropped.values())
+    assert task.arrays.clean_BT.shape[1] <= 17
+
+    with pytest.raises(BadInputError, match=r"0 of 5 examples fit .*100 x clean and .*diff"):
+        make_task("docstring_printed", tokenizer, count=5, seed=0)
+
+
+def test_the_same_seed_gives_the_same_task_and_excluded_examples_do_not_come_again():
+    tokenizer = word_tokenizer()
+    first = make_task("greater_than", tokenizer, count=500, seed=0)
+    again = make_task("greater_than", tokenizer, count=500, seed=0)
+    assert first.manifest == again.manifest
+    np.testing.assert_array_equal(first.arrays.clean_BT, again.arrays.clean_BT)
+    other = make_task("greater_than", tokenizer, count=500, seed=1)
+    with pytest.raises(BadInputError, match=r"prompts are in two splits, such as 'The .*exclude"):
+        check_disjoint(first, other)
+    apart = make_task("greater_than", tokenizer, count=500, seed=1, exclude=first.examples)
+    check_disjoint(first, apart)
+    assert apart.manifest.dropped["drawn before"] > other.manifest.dropped["drawn before"]
+
+
+def test_unknown_names_are_refused_with_the_nearest():
+    tokenizer = word_tokenizer()
+    with pytest.raises(UsageError, match=r"no task 'iio'.*'ioi'"):
+        make_task("iio", tokenizer, count=1, seed=0)
+    with pytest.raises(UsageError, match=r"no metric 'logit_diff'.*'logit_difference'"):
+        make_task("ioi", tokenizer, count=1, seed=0, metric="logit_diff")
+
+
+def written(folder, *rows):
+    file = folder / "mine.jsonl"
+    file.write_text("\n".join(json.dumps(row) for row in rows) + "\n")
+    return file
+
+
+ROW = {
+    "clean": "Mary and John went to the park. John gave a ball to",
+    "corrupt": "Anna and Tom went to the park. Paul gave a ball to",
+    "answers": [" Mary"],
+    "wrong_answers": [" John"],
+}
+OTHER = ROW | {"clean": ROW["clean"].replace("ball", "ring")}
+
+
+def test_a_file_is_read_as_it_is_written(tmp_path):
+    tokenizer = word_tokenizer()
+    second = ROW | {"clean": ROW["clean"].replace("ball", "book"), "template": "mine"}
+    task = load_task(written(tmp_path, ROW, second), tokenizer)
+    assert task.examples[1] == Example(
+        second["clean"], ROW["corrupt"], (" Mary",), (" John",), "mine"
+    )
+    assert task.manifest.name == "mine" and task.manifest.seed is None
+    assert task.arrays.clean_BT[0].tolist() == tokenizer.encode(ROW["clean"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"corrupt": "Anna went to the park. Paul gave a ball to"}, "differ in their number of"),
+        ({"corrupt": OTHER["clean"]}, "prompts are the same tokens"),
+        ({"answers": [" Mary Anna"]}, "a continuation is more than one token"),
+        ({"answers": [" John"]}, "a right continuation is also a wrong one"),
+        ({"answers": []}, "it has no right or no wrong continuation"),
+        ({"answers": [" "]}, "a continuation gives no token"),
+        ({"answers": " Mary"}, r"answers = ' Mary'"),
+        ({"answer": [" Mary"]}, "answer"),
+        ({"clean": ""}, "a prompt is empty"),
+    ],
+)
+def test_a_faulty_line_is_refused_with_its_number(tmp_path, change, message):
+    with pytest.raises(BadInputError, match=rf"mine\.jsonl:2: .*{message}"):
+        load_task(written(tmp_path, ROW, OTHER | change), word_tokenizer())
+
+
+def test_faulty_files_are_refused(tmp_path):
+    tokenizer = word_tokenizer()
+    with pytest.raises(BadInputError, match=r"mine.jsonl:2: the clean prompt is that of line 1"):
+        load_task(written(tmp_path, ROW, ROW), tokenizer)
+    with pytest.raises(BadInputError, match="no examples; write one"):
+        load_task(written(tmp_path), tokenizer)
+    with pytest.raises(BadInputError, match=r"give a readable .jsonl file"):
+        load_task(tmp_path / "none.jsonl", tokenizer)
+    (tmp_path / "mine.jsonl").write_text("{'clean': 1}\n")
+    with pytest.raises(BadInputError, match=r"mine.jsonl:1: not JSON"):
+        load_task(tmp_path / "mine.jsonl", tokenizer)
+    (tmp_path / "mine.jsonl").write_bytes(b'{"clean": "\xff"}\n')
+    with pytest.raises(BadInputError, match="not UTF-8 at byte 11"):
+        load_task(tmp_path / "mine.jsonl", tokenizer)
