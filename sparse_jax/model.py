@@ -92,11 +92,26 @@ class SparseModel:
           **options: of `lm_jax.forward`. Scores are only formed where `attn.scores` or
             `attn.pattern` is recorded or edited.
         """
-        on_scores = self.gates.attend(self.cfg, valid_BT=valid_BT)
-        touched = {*options.get("record", ()), *options.get("edits", ())}
-        formed = bool({"attn.scores", "attn.pattern"} & touched)
-        attend = on_scores if formed else by_kernels(on_scores)
-        return forward(self.params, tokens_BT, self.cfg, attend=attend, **options)
+        return gated_forward(
+            self.params, tokens_BT, self.cfg, self.gates, valid_BT=valid_BT, **options
+        )
+
+
+def gated_forward(
+    params: Any,
+    tokens_BT: jax.Array,
+    cfg: DecoderConfig,
+    gates: Gates,
+    *,
+    valid_BT: jax.Array | None = None,
+    **options: Any,
+) -> Output:
+    """The forward pass of `SparseModel.forward`, of weights that may be traced."""
+    on_scores = gates.attend(cfg, valid_BT=valid_BT)
+    touched = {*(options.get("record") or ()), *(options.get("edits") or ())}
+    formed = bool({"attn.scores", "attn.pattern"} & touched)
+    attend = on_scores if formed else by_kernels(on_scores)
+    return forward(params, tokens_BT, cfg, attend=attend, **options)
 
 
 def save(

@@ -4,9 +4,15 @@ import tokenizers
 from tokenizers import models, pre_tokenizers
 
 from lm_jax.text.tokenizer import Tokenizer
-from sparse_jax.circuits.generators import GENERATORS, words
+from sparse_jax.circuits import generators
 
 KINDS = ("names", "places", "things", "events", "words", "arguments", "functions")
+TEMPLATES = (
+    generators._IOI,
+    generators._IOI_LONG,
+    generators._IOI_REPHRASED,
+    generators._YEARS,
+)
 _DIGITS = {1: r"\d", 2: r"\d{1,2}"}
 
 
@@ -18,8 +24,8 @@ def word_tokenizer(*, digits=1, without=()):
             pre_tokenizers.Split(tokenizers.Regex(_DIGITS[digits]), "isolated"),
         ]
     )
-    texts = [" ".join(words(kind)) for kind in KINDS]
-    texts += [template for each in _templates() for template in each.values()]
+    texts = [" ".join(generators.words(kind)) for kind in KINDS]
+    texts += [template for each in TEMPLATES for template in each.values()]
     texts += [" ".join("ABCDEFGHIJKLMNOPQRSTUVWXYZ"), 'self def param : ( ) , . """ :param ):']
     pieces = {piece for text in texts for piece, _ in split.pre_tokenize_str(text)}
     pieces |= {f"{number:0{size}d}" for size in range(1, digits + 1) for number in range(10**size)}
@@ -27,10 +33,3 @@ def word_tokenizer(*, digits=1, without=()):
     backend = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     backend.pre_tokenizer = split
     return Tokenizer(backend)
-
-
-def _templates():
-    import sparse_jax.circuits.generators as generators
-
-    assert GENERATORS
-    return [generators._IOI, generators._IOI_LONG, generators._IOI_REPHRASED, generators._YEARS]

@@ -1,0 +1,224 @@
+"""Importance of heads and token edges: exact activation patching, and attribution patching.
+
+A component's value is replaced by the one that it has on the other prompt of its pair, and the
+effect is the change of the metric, per prompt:
+
+    noising     the clean run with a component of the corrupt one: m(patched) - m(clean)
+    denoising   the corrupt run with a component of the clean one: m(patched) - m(corrupt)
+
+So a component that the model needs has a negative effect by noising and a positive one by
+denoising. A head is its output z at all positions. A token edge (layer, head, query, key) is its
+value contribution A[q, k] v[k] to z at the query: other keys keep their weights, which patching the
+softmax weight itself would change.
+
+Attribution patching (Nanda 2023; Syed et al. 2023) is the first-order estimate of all effects from
+one backward pass in the run that is patched: the difference of the component's two values times
+the gradient of the metric.
+"""
+
+from typing import Literal, get_args
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+
+from lm_jax.errors import UsageError, nearest
+from lm_jax.model.edits import Add, Replace
+from lm_jax.model.sites import keep
+from sparse_jax.circuits.runs import Batch, CircuitModel, measure
+
+Direction = Literal["noising", "denoising"]
+
+
+@struct.dataclass
+class Activations:
+    """Attention on one side of the pairs, in float32.
+
+    Attributes:
+      z_LBTNH: outputs of the heads.
+      pattern_LBNTS: attention weights.
+      v_LBSKH: values.
+    """
+
+    z_LBTNH: jax.Array
+    pattern_LBNTS: jax.Array
+    v_LBSKH: jax.Array
+
+    def contributions_LBTNH(self, mask_LBNTS: jax.Array) -> jax.Array:
+        """Sum of the value contributions of the edges in a mask, by head and query."""
+        L, B, S, K, H = self.v_LBSKH.shape
+        weights = self.pattern_LBNTS * mask_LBNTS
+        N, T = weights.shape[2:4]
+        grouped = weights.reshape(L, B, K, N // K, T, S)
+        return jnp.einsum("LBKGTS,LBSKH->LBTKGH", grouped, self.v_LBSKH).reshape(L, B, T, N, H)
+
+    def products_LBNTS(self, g_LBTNH: jax.Array) -> jax.Array:
+        """Inner product of every edge's value contribution with `g` at its head and query."""
+        L, B, S, K, H = self.v_LBSKH.shape
+        T, N = g_LBTNH.shape[2:4]
+        grouped = g_LBTNH.reshape(L, B, T, K, N // K, H)
+        values = jnp.einsum("LBTKGH,LBSKH->LBKGTS", grouped, self.v_LBSKH)
+        return self.pattern_LBNTS * values.reshape(L, B, N, T, S)
+
+
+_RECORDED = {"attn.z": keep, "attn.pattern": keep, "attn.v": keep}
+
+
+@jax.jit
+def activations(model: CircuitModel, batch: Batch, tokens_BT: jax.Array) -> Activations:
+    """Attention of a model on the clean or the corrupt prompts."""
+    _, records = measure(model, batch, tokens_BT, record=_RECORDED)
+    return Activations(*(records[name].astype(jnp.float32) for name in _RECORDED))
+
+
+def head_effects(
+    model: CircuitModel, batch: Batch, *, direction: Direction = "noising", at_once: int = 8
+) -> jax.Array:
+    """Exact effect of patching each head, one forward pass a head, `[L, N, B]`.
+
+    Args:
+      model: dense or sparse.
+      batch: the prompts.
+      direction: see the head of this file.
+      at_once: heads patched side by side, which bounds the memory.
+
+    Raises:
+      UsageError: no such direction.
+    """
+    run_BT, other_BT = _sides(batch, direction)
+    return _head_effects(model, batch, run_BT, other_BT, at_once)
+
+
+@jax.jit(static_argnames="at_once")
+def _head_effects(
+    model: CircuitModel, batch: Batch, run_BT: jax.Array, other_BT: jax.Array, at_once: int
+) -> jax.Array:
+    L, N = model.cfg.num_layers, model.cfg.num_heads
+    before_B, _ = measure(model, batch, run_BT)
+    _, records = measure(model, batch, other_BT, record={"attn.z": keep})
+
+    def patched(index: jax.Array) -> jax.Array:
+        mask_LN = jnp.arange(L * N).reshape(L, N) == index
+        edit = Replace(records["attn.z"], mask_LN[:, None, None, :, None])
+        after_B, _ = measure(model, batch, run_BT, edits={"attn.z": edit})
+        return after_B - before_B
+
+    return jax.lax.map(patched, jnp.arange(L * N), batch_size=at_once).reshape(L, N, -1)
+
+
+def head_attributions(
+    model: CircuitModel, batch: Batch, *, direction: Direction = "noising"
+) -> jax.Array:
+    """First-order estimate of `head_effects` from one backward pass, `[L, N, B]`.
+
+    Raises:
+      UsageError: no such direction.
+    """
+    run_BT, other_BT = _sides(batch, direction)
+    return _head_attributions(model, batch, run_BT, other_BT)
+
+
+@jax.jit
+def _head_attributions(
+    model: CircuitModel, batch: Batch, run_BT: jax.Array, other_BT: jax.Array
+) -> jax.Array:
+    _, other = measure(model, batch, other_BT, record={"attn.z": keep})
+    z_LBTNH, g_LBTNH = _gradient(model, batch, run_BT)
+    change_LBTNH = other["attn.z"].astype(jnp.float32) - z_LBTNH
+    return (change_LBTNH * g_LBTNH).sum((2, 4)).swapaxes(1, 2)
+
+
+def edge_attributions(
+    model: CircuitModel, batch: Batch, *, direction: Direction = "noising"
+) -> jax.Array:
+    """First-order effect of patching each token edge, `[L, B, N, T, S]`; 0 at masked pairs.
+
+    Raises:
+      UsageError: no such direction.
+    """
+    run_BT, other_BT = _sides(batch, direction)
+    return _edge_attributions(model, batch, run_BT, other_BT)
+
+
+@jax.jit
+def _edge_attributions(
+    model: CircuitModel, batch: Batch, run_BT: jax.Array, other_BT: jax.Array
+) -> jax.Array:
+    _, g_LBTNH = _gradient(model, batch, run_BT)
+    here, there = (activations(model, batch, tokens) for tokens in (run_BT, other_BT))
+    return there.products_LBNTS(g_LBTNH) - here.products_LBNTS(g_LBTNH)
+
+
+def edge_effects(
+    model: CircuitModel,
+    batch: Batch,
+    edges_E4: jax.Array,
+    *,
+    direction: Direction = "noising",
+    at_once: int = 8,
+) -> jax.Array:
+    """Exact effect of patching single token edges, one forward pass an edge, `[E, B]`.
+
+    Args:
+      model: dense or sparse.
+      batch: the prompts; every prompt has the edge patched.
+      edges_E4: layer, head, query and key of each edge.
+      direction: see the head of this file.
+      at_once: edges patched side by side.
+
+    Raises:
+      UsageError: no such direction.
+    """
+    run_BT, other_BT = _sides(batch, direction)
+    return _edge_effects(model, batch, run_BT, other_BT, jnp.asarray(edges_E4), at_once)
+
+
+@jax.jit(static_argnames="at_once")
+def _edge_effects(
+    model: CircuitModel,
+    batch: Batch,
+    run_BT: jax.Array,
+    other_BT: jax.Array,
+    edges_E4: jax.Array,
+    at_once: int,
+) -> jax.Array:
+    before_B, _ = measure(model, batch, run_BT)
+    here, there = (activations(model, batch, tokens) for tokens in (run_BT, other_BT))
+
+    def patched(edge_4: jax.Array) -> jax.Array:
+        layer, head, query, key = edge_4
+        shape = here.pattern_LBNTS.shape
+        mask = jnp.zeros(shape, bool).at[layer, :, head, query, key].set(True)
+        # Its own contribution is that of the run before the patch: nothing upstream is edited.
+        change = there.contributions_LBTNH(mask) - here.contributions_LBTNH(mask)
+        after_B, _ = measure(model, batch, run_BT, edits={"attn.z": Add(change)})
+        return after_B - before_B
+
+    return jax.lax.map(patched, edges_E4, batch_size=at_once)
+
+
+def _gradient(model: CircuitModel, batch: Batch, run_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """z of all heads and the gradient of each prompt's metric by it, `[L, B, T, N, H]`, float32."""
+    cfg = model.cfg
+    B, T = run_BT.shape
+    zero = jnp.zeros((cfg.num_layers, B, T, cfg.num_heads, cfg.head_dim), jnp.float32)
+
+    def total(added: jax.Array) -> tuple[jax.Array, jax.Array]:
+        metric_B, records = measure(
+            model, batch, run_BT, edits={"attn.z": Add(added)}, record={"attn.z": keep}
+        )
+        # Prompts do not see each other, so the gradient of the sum holds that of each.
+        return metric_B.sum(), records["attn.z"].astype(jnp.float32)
+
+    g_LBTNH, z_LBTNH = jax.grad(total, has_aux=True)(zero)
+    return z_LBTNH, g_LBTNH
+
+
+def _sides(batch: Batch, direction: str) -> tuple[jax.Array, jax.Array]:
+    """Tokens of the run that is patched, and of the run that the values come from."""
+    if direction not in get_args(Direction):
+        raise UsageError(
+            f"there is no direction {direction!r}{nearest(direction, get_args(Direction))}"
+        )
+    pair = (batch.clean_BT, batch.corrupt_BT)
+    return pair if direction == "noising" else pair[::-1]

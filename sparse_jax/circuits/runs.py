@@ -1,0 +1,101 @@
+"""Runs of a model on the prompts of a task: the metric of each prompt, under edits, with records.
+
+    model, batch = CircuitModel.of(sparse), Batch.of(task)
+    clean_B, records = measure(model, batch, batch.clean_BT, record={"attn.z": lm_jax.keep})
+
+The same functions serve a dense model (`Pretrained`) and one with gates (`SparseModel`), whose
+gates are computed in each run from the edited activations.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lm_jax.model.config import DecoderConfig
+from lm_jax.model.decoder import Output, forward
+from lm_jax.weights.load import Pretrained
+from sparse_jax.circuits.metrics import METRICS, Continuations
+from sparse_jax.circuits.tasks import Task
+from sparse_jax.model import Gates, SparseModel, gated_forward
+
+
+@struct.dataclass
+class CircuitModel:
+    """A dense or sparse model whose weights are a traced argument of compiled functions."""
+
+    params: Any
+    cfg: DecoderConfig = struct.field(pytree_node=False)
+    gates: Gates | None = struct.field(pytree_node=False, default=None)
+
+    @classmethod
+    def of(cls, model: Pretrained | SparseModel) -> "CircuitModel":
+        """The model with its gates, if it has any."""
+        gates = model.gates if isinstance(model, SparseModel) else None
+        return cls(model.params, model.cfg, gates)
+
+    def forward(self, tokens_BT: jax.Array, valid_BT: jax.Array, **options: Any) -> Output:
+        """The forward pass; `options` are those of `lm_jax.forward`."""
+        if self.gates is None:
+            return forward(self.params, tokens_BT, self.cfg, **options)
+        return gated_forward(
+            self.params, tokens_BT, self.cfg, self.gates, valid_BT=valid_BT, **options
+        )
+
+
+@struct.dataclass
+class Batch:
+    """Prompts of a task as a pytree.
+
+    Attributes:
+      clean_BT, corrupt_BT, valid_BT: as in `tasks.TaskArrays`.
+      at_B2: positions at which logits are read: that of the continuation, and the next one.
+      continuations: right and wrong ids.
+      metric: name in `metrics.METRICS`.
+    """
+
+    clean_BT: jax.Array
+    corrupt_BT: jax.Array
+    valid_BT: jax.Array
+    at_B2: jax.Array
+    continuations: Continuations
+    metric: str = struct.field(pytree_node=False)
+
+    @classmethod
+    def of(cls, task: Task) -> "Batch":
+        """All prompts of a task."""
+        arrays = task.arrays
+        last = arrays.clean_BT.shape[1] - 1
+        at_B2 = np.stack([arrays.position_B, np.minimum(arrays.position_B + 1, last)], 1)
+        return cls(
+            *map(jnp.asarray, (arrays.clean_BT, arrays.corrupt_BT, arrays.valid_BT, at_B2)),
+            continuations=jax.tree.map(jnp.asarray, arrays.continuations),
+            metric=task.manifest.metric,
+        )
+
+
+def measure(
+    model: CircuitModel,
+    batch: Batch,
+    tokens_BT: jax.Array,
+    *,
+    edits: Mapping[str, Any] | None = None,
+    record: Mapping[str, Any] | None = None,
+) -> tuple[jax.Array, dict[str, Any]]:
+    """The metric of each prompt, `[B]` in float32, and what was recorded.
+
+    Args:
+      model: dense or sparse.
+      batch: where to read logits, and the continuations.
+      tokens_BT: `batch.clean_BT` or `batch.corrupt_BT`.
+      edits: interventions by site (`lm_jax.model.edits`).
+      record: reducers by site.
+    """
+    output = model.forward(
+        tokens_BT, batch.valid_BT, edits=edits, record=record, logits_at=batch.at_B2
+    )
+    first_BV, second_BV = output.logits[:, 0], output.logits[:, 1]
+    return METRICS[batch.metric](first_BV, second_BV, batch.continuations), output.records
