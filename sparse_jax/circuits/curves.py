@@ -1,0 +1,98 @@
+"""Explained effect of circuits of growing size, the size that explains enough, CPR and CMD.
+
+    f(k) = (m(C_k) - m(empty)) / (m(whole) - m(empty))
+
+with the metric's mean over prompts above and below the line (section 4.2; MIB, Mueller et al.
+2025). C_k keeps the k components of highest rank, and nothing is clipped: a circuit may explain more than
+the model, or less than none.
+"""
+
+from collections.abc import Sequence
+import math
+
+import numpy as np
+
+# Sizes as shares of all components, at which MIB evaluates circuits.
+MIB_FRACTIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+
+
+def explained(metric_KB: np.ndarray, empty_B: np.ndarray, whole_B: np.ndarray) -> np.ndarray:
+    """f at each size, `[K]`: ratio of means over prompts."""
+    return (metric_KB - empty_B).mean(1) / (whole_B - empty_B).mean()
+
+
+def explained_intervals(
+    metric_KB: np.ndarray,
+    empty_B: np.ndarray,
+    whole_B: np.ndarray,
+    *,
+    seed: int = 0,
+    resamples: int = 2_000,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Standard error of f over prompts, `[K]`, and its 95 % bootstrap interval, `[K, 2]`."""
+    index = np.random.default_rng(seed).integers(0, len(empty_B), (resamples, len(empty_B)))
+    drawn = np.stack(
+        [explained(metric_KB[:, rows], empty_B[rows], whole_B[rows]) for rows in index]
+    )
+    return drawn.std(0, ddof=1), np.quantile(drawn, [0.025, 0.975], axis=0).T
+
+
+def crossing(sizes_K: np.ndarray, explained_K: np.ndarray, fraction: float = 0.9) -> float:
+    """Number of components at which the explained effect first reaches `fraction`.
+
+    Between two sizes it is interpolated linearly in the logarithm of the size. NaN where no size
+    reaches it; the first size where that does.
+
+    Args:
+      sizes_K: rising numbers of components, at least 1.
+      explained_K: f at each.
+      fraction: the share to reach.
+    """
+    reached = np.flatnonzero(explained_K >= fraction)
+    if not len(reached):
+        return math.nan
+    k = int(reached[0])
+    if k == 0:
+        return float(sizes_K[0])
+    low, high = explained_K[k - 1], explained_K[k]
+    share = (fraction - low) / (high - low)
+    return float(np.exp(np.interp(share, [0.0, 1.0], np.log(sizes_K[k - 1 : k + 1]))))
+
+
+def sizes(count: int, points: int = 24) -> np.ndarray:
+    """Numbers of components from 1 to `count`, near to even in the logarithm, each once."""
+    return np.unique(np.round(np.geomspace(1, count, points)).astype(int))
+
+
+def cpr_cmd(fractions: Sequence[float], faithfulness: Sequence[float]) -> tuple[float, float]:
+    """MIB's circuit performance ratio and circuit-model distance of one ranking.
+
+    Both are trapezoids over the share k of components: of f, and of |1 - f|. Nothing is
+    extrapolated below the first share, so over `MIB_FRACTIONS` a perfect circuit has 0.999 and 0.
+
+    Raises:
+      ValueError: not two rising shares or more, or not as many values.
+    """
+    k, f = np.asarray(fractions, np.float64), np.asarray(faithfulness, np.float64)
+    if k.ndim != 1 or len(k) < 2 or k.shape != f.shape or (np.diff(k) <= 0).any():
+        raise ValueError("give rising fractions, two or more, and a faithfulness for each")
+    return float(np.trapezoid(f, k)), float(np.trapezoid(np.abs(1.0 - f), k))
+
+
+def log_area(fractions: Sequence[float], faithfulness: Sequence[float]) -> float:
+    """Mean of f over ln k, which weighs small circuits as much as large ones."""
+    k = np.log(np.asarray(fractions, np.float64))
+    return float(np.trapezoid(np.asarray(faithfulness, np.float64), k) / (k[-1] - k[0]))
+
+
+def num_edges(num_layers: int, num_heads: int, *, parallel: bool = False) -> int:
+    """Edges of the component graph of a decoder, with query, key and value readers for each head.
+
+    Writers are the embedding, every head and every MLP; readers are the query, key and value inputs
+    of each head, every MLP and the logits. With `parallel` an MLP reads no head of its own layer.
+    """
+    L, H = num_layers, num_heads
+    before = np.arange(L) * (H + 1) + 1
+    into_heads = 3 * H * before
+    into_mlps = before + (0 if parallel else H)
+    return int(into_heads.sum() + into_mlps.sum() + 1 + L * (H + 1))
