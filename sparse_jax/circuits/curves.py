@@ -3,8 +3,8 @@
     f(k) = (m(C_k) - m(empty)) / (m(whole) - m(empty))
 
 with the metric's mean over prompts above and below the line (section 4.2; MIB, Mueller et al.
-2025). C_k keeps the k components of highest rank, and nothing is clipped: a circuit may explain more than
-the model, or less than none.
+2025). C_k keeps the k components of highest rank, and nothing is clipped: a circuit may explain
+more than the model, or less than none.
 """
 
 from collections.abc import Sequence

@@ -16,6 +16,7 @@ one backward pass in the run that is patched: the difference of the component's 
 the gradient of the metric.
 """
 
+import functools
 from typing import Literal, get_args
 
 from flax import struct
@@ -89,7 +90,7 @@ def head_effects(
     return _head_effects(model, batch, run_BT, other_BT, at_once)
 
 
-@jax.jit(static_argnames="at_once")
+@functools.partial(jax.jit, static_argnames="at_once")
 def _head_effects(
     model: CircuitModel, batch: Batch, run_BT: jax.Array, other_BT: jax.Array, at_once: int
 ) -> jax.Array:
@@ -173,7 +174,7 @@ def edge_effects(
     return _edge_effects(model, batch, run_BT, other_BT, jnp.asarray(edges_E4), at_once)
 
 
-@jax.jit(static_argnames="at_once")
+@functools.partial(jax.jit, static_argnames="at_once")
 def _edge_effects(
     model: CircuitModel,
     batch: Batch,

@@ -1,0 +1,176 @@
+"""Circuits of heads or token edges: keep those of highest rank, ablate the rest, measure.
+
+    importance = -head_effects(model, batch).swapaxes(1, 2)        # [L, B, N], by noising
+    curve = head_curve(model, batch, ranks(importance), "counterfactual")
+    crossing(curve.sizes, curve.explained)
+
+A ranking is of each prompt by itself, or one for all prompts (`whole_task`): then importance is the
+mean over prompts, and token edges are those of the same positions in all of them.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sparse_jax.circuits import curves
+from sparse_jax.circuits.ablation import head_values, keep_edges, keep_heads
+from sparse_jax.circuits.patching import activations
+from sparse_jax.circuits.runs import Batch, CircuitModel, measure
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """The metric of circuits of growing size.
+
+    Attributes:
+      sizes: numbers of components kept, `[K]`.
+      metric_KB: the metric of each prompt in each circuit.
+      empty_B: with every component ablated.
+      whole_B: of the untouched model.
+    """
+
+    sizes: np.ndarray
+    metric_KB: np.ndarray
+    empty_B: np.ndarray
+    whole_B: np.ndarray
+
+    @property
+    def explained(self) -> np.ndarray:
+        """f at each size, `[K]` (`curves.explained`)."""
+        return curves.explained(self.metric_KB, self.empty_B, self.whole_B)
+
+
+def ranks(importance_LBX: np.ndarray, *, whole_task: bool = False) -> np.ndarray:
+    """Rank of every component in each prompt, 0 for the most important, `[L, B, ...]` int32.
+
+    Args:
+      importance_LBX: `[L, B, N]` of heads or `[L, B, N, T, S]` of token edges; -inf where there is
+        no component (masked pairs), which ranks last.
+      whole_task: rank by the mean over prompts.
+    """
+    importance = np.asarray(importance_LBX, np.float64)
+    if whole_task:
+        mean = importance.mean(1, keepdims=True)
+        importance = np.broadcast_to(mean, importance.shape)
+    by_prompt = np.moveaxis(importance, 1, 0)
+    flat = by_prompt.reshape(len(by_prompt), -1)
+    order = np.argsort(-flat, axis=1, kind="stable")
+    result = np.empty(order.shape, np.int32)
+    np.put_along_axis(result, order, np.arange(order.shape[1], dtype=np.int32)[None], 1)
+    return np.moveaxis(result.reshape(by_prompt.shape), 0, 1)
+
+
+def visible_edges(model: CircuitModel, batch: Batch) -> np.ndarray:
+    """Which token edges there are, `[L, B, N, T, S]`: no later key, no padding, within windows."""
+    valid_BT = np.asarray(batch.valid_BT)
+    T = valid_BT.shape[1]
+    distance = np.arange(T)[:, None] - np.arange(T)
+    layers = [(distance >= 0) & (distance < (window or T)) for window in model.cfg.layer_windows]
+    both_BTS = valid_BT[:, :, None] & valid_BT[:, None, :]
+    mask_LBTS = np.stack(layers)[:, None] & both_BTS
+    shape = (len(layers), len(valid_BT), model.cfg.num_heads, T, T)
+    return np.broadcast_to(mask_LBTS[:, :, None], shape)
+
+
+def head_curve(
+    model: CircuitModel,
+    batch: Batch,
+    ranks_LBN: np.ndarray,
+    ablation: str,
+    *,
+    sizes: Sequence[int] | None = None,
+    key: jax.Array | None = None,
+    at_once: int = 4,
+) -> Curve:
+    """The metric with the heads of highest rank kept and the others ablated.
+
+    Args:
+      model: dense or sparse.
+      batch: the prompts.
+      ranks_LBN: as `ranks` gives them.
+      ablation: of `ablation.Ablation`.
+      sizes: numbers of heads to keep; None takes every number.
+      key: for "resample".
+      at_once: circuits run side by side.
+    """
+    count = ranks_LBN.shape[0] * ranks_LBN.shape[2]
+    taken = np.arange(1, count + 1) if sizes is None else np.asarray(sizes)
+    clean, corrupt = (
+        activations(model, batch, tokens) for tokens in (batch.clean_BT, batch.corrupt_BT)
+    )
+    values = head_values(ablation, clean, corrupt, batch.valid_BT, key=key)
+    metric_KB = _head_metrics(
+        model, batch, jnp.asarray(ranks_LBN), values, jnp.asarray([0, *taken]), at_once
+    )
+    return _curve(model, batch, taken, metric_KB)
+
+
+def edge_curve(
+    model: CircuitModel,
+    batch: Batch,
+    ranks_LBNTS: np.ndarray,
+    ablation: str,
+    *,
+    sizes: Sequence[int] | None = None,
+    at_once: int = 4,
+) -> Curve:
+    """The metric with the token edges of highest rank kept and the others ablated.
+
+    Args:
+      model: dense or sparse.
+      batch: the prompts.
+      ranks_LBNTS: as `ranks` gives them.
+      ablation: of `ablation.EDGE_ABLATIONS`.
+      sizes: numbers of edges to keep in each prompt; None takes `curves.sizes`.
+      at_once: circuits run side by side.
+    """
+    count = int(visible_edges(model, batch).sum((0, 2, 3, 4)).max())
+    taken = curves.sizes(count) if sizes is None else np.asarray(sizes)
+    metric_KB = _edge_metrics(
+        model, batch, jnp.asarray(ranks_LBNTS), ablation, jnp.asarray([0, *taken]), at_once
+    )
+    return _curve(model, batch, taken, metric_KB)
+
+
+def _curve(model: CircuitModel, batch: Batch, taken: np.ndarray, metric_KB: jax.Array) -> Curve:
+    whole_B, _ = measure(model, batch, batch.clean_BT)
+    metric = np.asarray(metric_KB, np.float64)
+    return Curve(taken, metric[1:], metric[0], np.asarray(whole_B, np.float64))
+
+
+@functools.partial(jax.jit, static_argnames="at_once")
+def _head_metrics(
+    model: CircuitModel,
+    batch: Batch,
+    ranks_LBN: jax.Array,
+    values_LBTNH: jax.Array,
+    sizes_K: jax.Array,
+    at_once: int,
+) -> jax.Array:
+    def kept(size: jax.Array) -> jax.Array:
+        edits = keep_heads(ranks_LBN < size, values_LBTNH)
+        return measure(model, batch, batch.clean_BT, edits=edits)[0]
+
+    return jax.lax.map(kept, sizes_K, batch_size=at_once)
+
+
+@functools.partial(jax.jit, static_argnames=("ablation", "at_once"))
+def _edge_metrics(
+    model: CircuitModel,
+    batch: Batch,
+    ranks_LBNTS: jax.Array,
+    ablation: str,
+    sizes_K: jax.Array,
+    at_once: int,
+) -> jax.Array:
+    corrupt = activations(model, batch, batch.corrupt_BT)
+
+    def kept(size: jax.Array) -> jax.Array:
+        edits = keep_edges(ranks_LBNTS < size, ablation, corrupt)
+        return measure(model, batch, batch.clean_BT, edits=edits)[0]
+
+    return jax.lax.map(kept, sizes_K, batch_size=at_once)

@@ -1,0 +1,106 @@
+"""Rankings against sorting, and circuits whose metric is known: none, all, and a planted head."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lm_jax
+from sparse_jax.circuits import curves, discover, patching
+from sparse_jax.circuits.runs import Batch, CircuitModel, measure
+from sparse_jax.circuits.tasks import make_task
+from sparse_jax.model import constant_gates
+from tests import tiny
+from tests.sparse_jax.circuits.word_tokenizer import word_tokenizer
+
+
+@pytest.fixture(scope="module")
+def batch():
+    return Batch.of(make_task("ioi", word_tokenizer(), count=3, seed=0))
+
+
+@pytest.fixture(scope="module")
+def model():
+    cfg = tiny.decoder(
+        vocab_size=word_tokenizer().vocab_size, num_heads=4, num_kv_heads=2, family="llama"
+    )
+    params = lm_jax.init_params(jax.random.key(1), cfg)
+    return CircuitModel(jax.tree.map(lambda x: 3.0 * x, params), cfg)
+
+
+def test_ranks_sort_each_prompt_or_the_mean_of_all():
+    importance = np.random.default_rng(0).normal(size=(2, 3, 4))
+    result = discover.ranks(importance)
+    for b in range(3):
+        order = np.argsort(result[:, b], axis=None)
+        assert (np.diff(importance[:, b].ravel()[order]) <= 0).all()
+    shared = discover.ranks(importance, whole_task=True)
+    assert (shared == shared[:, :1]).all()
+    order = np.argsort(shared[:, 0], axis=None)
+    assert (np.diff(importance.mean(1).ravel()[order]) <= 0).all()
+
+
+def test_visible_edges_are_those_with_weight(model, batch):
+    windowed = dataclasses.replace(
+        model, cfg=dataclasses.replace(model.cfg, windows=(3, None), family="")
+    )
+    for each in (model, windowed):
+        mask = discover.visible_edges(each, batch)
+        pattern = np.asarray(patching.activations(each, batch, batch.clean_BT).pattern_LBNTS)
+        real = np.asarray(batch.valid_BT)[None, :, None, :, None]
+        assert ((pattern > 0) & real == mask).all()
+
+
+@pytest.mark.parametrize("bias", [None, 0.3])
+def test_no_component_and_all_of_them(model, batch, bias):
+    """All heads or all edges of the corrupt run give one metric; all kept give the clean one."""
+    if bias is not None:
+        model = dataclasses.replace(model, gates=constant_gates(model.cfg, bias))
+    heads = discover.ranks(-np.asarray(patching.head_effects(model, batch)).swapaxes(1, 2))
+    mask = discover.visible_edges(model, batch)
+    scores = np.where(mask, -np.asarray(patching.edge_attributions(model, batch)), -np.inf)
+    edges = discover.ranks(scores)
+    head_curve = discover.head_curve(model, batch, heads, "counterfactual")
+    count = int(mask.sum((0, 2, 3, 4)).max())
+    edge_curve = discover.edge_curve(model, batch, edges, "counterfactual", sizes=[10, count])
+
+    _, other = measure(model, batch, batch.corrupt_BT, record={"attn.z": lm_jax.keep})
+    everywhere = lm_jax.Replace(other["attn.z"], jnp.ones((2, 1, 1, 1, 1), bool))
+    empty, _ = measure(model, batch, batch.clean_BT, edits={"attn.z": everywhere})
+    for curve in (head_curve, edge_curve):
+        np.testing.assert_allclose(curve.empty_B, empty, atol=2e-4)
+        np.testing.assert_allclose(curve.metric_KB[-1], curve.whole_B, atol=2e-4)
+        assert np.abs(curve.whole_B - curve.empty_B).max() > 0.1
+        assert curve.explained[-1] == pytest.approx(1, abs=2e-2)
+
+
+def test_one_planted_head_explains_everything(model, batch):
+    """Only head 1.2 writes to the residual stream, so it is the circuit, by every measure."""
+    mixer = model.params["blocks"]["mixer"]
+    mixer = mixer | {"o": jnp.zeros_like(mixer["o"]).at[1, 2].set(mixer["o"][1, 2])}
+    params = model.params | {"blocks": model.params["blocks"] | {"mixer": mixer}}
+    planted = dataclasses.replace(model, params=params)
+
+    effects = np.asarray(patching.head_effects(planted, batch))
+    others = np.ones(effects.shape[:2], bool)
+    others[1, 2] = False
+    assert (effects[others] == 0).all() and np.abs(effects[1, 2]).min() > 1e-3
+
+    importance = np.abs(effects).swapaxes(1, 2)
+    for whole_task in (False, True):
+        ranks = discover.ranks(importance, whole_task=whole_task)
+        assert (ranks[1, :, 2] == 0).all()
+        for ablation in ("zero", "counterfactual", "mean"):
+            curve = discover.head_curve(planted, batch, ranks, ablation)
+            np.testing.assert_allclose(curve.explained, 1, atol=1e-3)
+            assert curves.crossing(curve.sizes, curve.explained) == 1
+
+    edges = np.abs(np.asarray(patching.edge_attributions(planted, batch)))
+    assert (edges[0] == 0).all() and (edges[1][:, [0, 1, 3]] == 0).all()
+    visible = discover.visible_edges(planted, batch)
+    ranks = discover.ranks(np.where(visible, edges, -np.inf))
+    T = edges.shape[-1]
+    curve = discover.edge_curve(planted, batch, ranks, "counterfactual", sizes=[T * (T + 1) // 2])
+    np.testing.assert_allclose(curve.explained, 1, atol=1e-3)
