@@ -16,6 +16,7 @@ one backward pass in the run that is patched: the difference of the component's 
 the gradient of the metric.
 """
 
+from collections.abc import Callable
 import functools
 from typing import Literal, get_args
 
@@ -95,16 +96,15 @@ def _head_effects(
     model: CircuitModel, batch: Batch, run_BT: jax.Array, other_BT: jax.Array, at_once: int
 ) -> jax.Array:
     L, N = model.cfg.num_layers, model.cfg.num_heads
-    before_B, _ = measure(model, batch, run_BT)
     _, records = measure(model, batch, other_BT, record={"attn.z": keep})
 
     def patched(index: jax.Array) -> jax.Array:
         mask_LN = jnp.arange(L * N).reshape(L, N) == index
         edit = Replace(records["attn.z"], mask_LN[:, None, None, :, None])
-        after_B, _ = measure(model, batch, run_BT, edits={"attn.z": edit})
-        return after_B - before_B
+        return measure(model, batch, run_BT, edits={"attn.z": edit})[0]
 
-    return jax.lax.map(patched, jnp.arange(L * N), batch_size=at_once).reshape(L, N, -1)
+    effects = _effects(patched, jnp.arange(L * N), jnp.asarray(-1), at_once)
+    return effects.reshape(L, N, -1)
 
 
 def head_attributions(
@@ -183,19 +183,34 @@ def _edge_effects(
     edges_E4: jax.Array,
     at_once: int,
 ) -> jax.Array:
-    before_B, _ = measure(model, batch, run_BT)
     here, there = (activations(model, batch, tokens) for tokens in (run_BT, other_BT))
 
     def patched(edge_4: jax.Array) -> jax.Array:
         layer, head, query, key = edge_4
         shape = here.pattern_LBNTS.shape
-        mask = jnp.zeros(shape, bool).at[layer, :, head, query, key].set(True)
+        mask = jnp.zeros(shape, bool).at[layer, :, head, query, key].set(True, mode="drop")
         # Its own contribution is that of the run before the patch: nothing upstream is edited.
         change = there.contributions_LBTNH(mask) - here.contributions_LBTNH(mask)
-        after_B, _ = measure(model, batch, run_BT, edits={"attn.z": Add(change)})
-        return after_B - before_B
+        return measure(model, batch, run_BT, edits={"attn.z": Add(change)})[0]
 
-    return jax.lax.map(patched, edges_E4, batch_size=at_once)
+    # In no layer.
+    none = jnp.asarray([model.cfg.num_layers, 0, 0, 0])
+    return _effects(patched, edges_E4, none, at_once)
+
+
+def _effects(
+    patched: Callable[[jax.Array], jax.Array], which_X: jax.Array, none: jax.Array, at_once: int
+) -> jax.Array:
+    """The metric under each patch minus that under `none`, `[X, B]`.
+
+    The run without a patch is one more patch of the same program, and every pass has `at_once` of
+    them, so that all are rounded alike: a patch that changes nothing has effect 0 exactly.
+    """
+    count = len(which_X)
+    missing = -(count + 1) % at_once + 1
+    filler = jnp.broadcast_to(none, (missing, *none.shape)).astype(which_X.dtype)
+    metric_XB = jax.lax.map(patched, jnp.concatenate([which_X, filler]), batch_size=at_once)
+    return metric_XB[:count] - metric_XB[count : count + 1]
 
 
 def _gradient(model: CircuitModel, batch: Batch, run_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
