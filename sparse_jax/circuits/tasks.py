@@ -21,6 +21,7 @@ import json
 import os
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 
 from lm_jax.errors import BadInputError, UsageError, nearest
@@ -325,11 +326,11 @@ def _task(
         valid_BT=_padded([[1] * len(row.clean) for row in rows], 0).astype(bool),
         position_B=np.array(position_B, np.int32),
         continuations=metrics.Continuations(
-            right_BA=_padded([row.answers for row in rows], -1),
-            wrong_BA=_padded([row.wrong for row in rows], -1),
-            tens_B=np.array([row.clean[-1] for row in rows], np.int32),
-            second_right_BA=_padded([row.second_answers for row in rows], -1),
-            second_wrong_BA=_padded([row.second_wrong for row in rows], -1),
+            right_BA=jnp.asarray(_padded([row.answers for row in rows], -1)),
+            wrong_BA=jnp.asarray(_padded([row.wrong for row in rows], -1)),
+            tens_B=jnp.asarray([row.clean[-1] for row in rows]),
+            second_right_BA=jnp.asarray(_padded([row.second_answers for row in rows], -1)),
+            second_wrong_BA=jnp.asarray(_padded([row.second_wrong for row in rows], -1)),
         ),
     )
     manifest = TaskManifest(
