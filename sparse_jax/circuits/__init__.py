@@ -3,5 +3,11 @@
 tasks, generators, metrics    prompts in pairs, aligned for a tokenizer, and what is measured
 runs                          a model on a task, under edits
 patching                      effects of heads and token edges, exact and by attribution
+component_graph               writers to the residual stream, readers of it, edges between them
 ablation, discover, curves    circuits of growing size, and how much of the metric they explain
 """
+
+from sparse_jax.circuits.component_graph import ComponentGraph, num_edges
+from sparse_jax.circuits.curves import cpr_cmd
+
+__all__ = ["ComponentGraph", "cpr_cmd", "num_edges"]

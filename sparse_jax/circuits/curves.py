@@ -83,16 +83,3 @@ def log_area(fractions: Sequence[float], faithfulness: Sequence[float]) -> float
     """Mean of f over ln k, which weighs small circuits as much as large ones."""
     k = np.log(np.asarray(fractions, np.float64))
     return float(np.trapezoid(np.asarray(faithfulness, np.float64), k) / (k[-1] - k[0]))
-
-
-def num_edges(num_layers: int, num_heads: int, *, parallel: bool = False) -> int:
-    """Edges of the component graph of a decoder, with query, key and value readers for each head.
-
-    Writers are the embedding, every head and every MLP; readers are the query, key and value inputs
-    of each head, every MLP and the logits. With `parallel` an MLP reads no head of its own layer.
-    """
-    L, H = num_layers, num_heads
-    before = np.arange(L) * (H + 1) + 1
-    into_heads = 3 * H * before
-    into_mlps = before + (0 if parallel else H)
-    return int(into_heads.sum() + into_mlps.sum() + 1 + L * (H + 1))

@@ -67,19 +67,3 @@ def test_a_perfect_circuit_and_the_sum_of_both_areas():
 def test_fractions_that_do_not_rise_are_refused(fractions):
     with pytest.raises(ValueError, match="rising fractions"):
         curves.cpr_cmd(fractions, [0.5, 0.6])
-
-
-@pytest.mark.parametrize(
-    ("layers", "heads", "edges"),
-    [(12, 12, 32_491), (30, 9, 123_211), (18, 4, 10_342), (4, 4, 479), (6, 8, 3_628)],
-)
-def test_edges_of_the_component_graph(layers, heads, edges):
-    """GPT-2 small, SmolLM2-135M, Gemma-3-270M, two toys; and by counting every pair."""
-    assert curves.num_edges(layers, heads) == edges
-    for parallel in (False, True):
-        count, writers = 0, 1
-        for _ in range(layers):
-            count += 3 * heads * writers
-            count += writers + (0 if parallel else heads)
-            writers += heads + 1
-        assert curves.num_edges(layers, heads, parallel=parallel) == count + writers
