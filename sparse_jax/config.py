@@ -30,6 +30,8 @@ class PosttrainConfig:
       validation_documents: the most documents to evaluate on.
       slacks: bounds of the loss, in nats per token above the dense model's on the same tokens; one
         run for each, which together give the frontier.
+      slack_over: "dense", or "control" for bounds above the loss of the control of the same seed,
+        which is then trained first: a slack of 0 asks for the loss of equal training alone.
       targets: absolute bounds in nats per token, which replace `slacks` if there are any.
       strength: of the penalty; the runs differ in its target.
       adapters: rank, alpha and targets of LoRA.
@@ -72,6 +74,7 @@ class PosttrainConfig:
     context: int = 64
     validation_documents: int = 200
     slacks: tuple[float, ...] = (0.05,)
+    slack_over: Literal["dense", "control"] = "dense"
     targets: tuple[float, ...] = ()
     strength: Strength = dataclasses.field(default_factory=Strength)
     adapters: LoraConfig = dataclasses.field(default_factory=LoraConfig)
@@ -137,6 +140,8 @@ class PosttrainConfig:
             for name, (holds, what) in wanted.items()
             if not holds
         ]
+        if self.slack_over == "control" and not self.control:
+            problems.append("config.slack_over = 'control' needs config.control = True")
         if self.accumulate >= 1 and self.batch_size % self.accumulate:
             problems.append(
                 f"config.batch_size = {self.batch_size} must be a multiple of config.accumulate = "

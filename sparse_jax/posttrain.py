@@ -10,7 +10,8 @@
 3. Each run, one per seed and target, trains in its own folder, from its last checkpoint if there is
    one.
 4. Adapters are merged into the weights; the model is compared with the dense one and exported.
-5. With `control`, a further run of each seed trains on the same text with every gate open.
+5. With `control`, a further run of each seed trains on the same text with every gate open; with
+   `slack_over="control"` it comes first, and bounds are relative to its loss.
 
 The work folder then holds
 
@@ -240,9 +241,12 @@ def tokens_seen(folder: Path) -> int:
     return int(pc.sum(pq.read_table(folder / METRICS)["tokens"]).as_py())
 
 
-def over_control(task: Task, result: RunResult) -> Interval:
-    """Loss of a run minus that of its seed's control, on the same windows."""
-    control = seed_folder(task.folder, result.seed) / CONTROL
+def over_control(task: Task, result: RunResult, controls: Path) -> Interval:
+    """Loss of a run minus that of its seed's control, on the same windows.
+
+    `controls` is the work folder of the post-training whose controls are compared with.
+    """
+    control = seed_folder(controls, result.seed) / CONTROL
     tables = (
         pq.read_table(folder / export.WINDOWS) for folder in (task.folder / result.folder, control)
     )
@@ -264,10 +268,17 @@ def edge_metrics(params: ParamTree, step: int, result: Evaluation) -> dict[str, 
     }
 
 
-def run(config: PosttrainConfig, folder: Path, *, force: bool = False) -> PosttrainSummary:
+def run(
+    config: PosttrainConfig, folder: Path, *, force: bool = False, controls: Path | None = None
+) -> PosttrainSummary:
     """Runs or resumes every seed and target in an open work folder and returns the summary.
 
-    With `force`, runs of other settings or weights are renamed and trained again.
+    Args:
+      config: the settings.
+      folder: the work folder.
+      force: rename runs of other settings or weights, and train again.
+      controls: work folder of another post-training of the same model on the same text and seeds,
+        whose controls serve in place of its own.
     """
     task = open_task(config, folder, force=force)
     manifest = task.prepared.manifest
@@ -279,23 +290,31 @@ def run(config: PosttrainConfig, folder: Path, *, force: bool = False) -> Posttr
     )
     processes.on_first(lambda: record_provenance(folder, origin))
     dense = dense_loss(task)
-    targets = bounds(config, dense.loss)
-    if processes.is_first():
-        bounds_text = ", ".join(f"{target:.4f}" for target in targets)
-        print(
-            f"dense {dense.loss:.4f} nats per token on {dense.tokens:,} tokens; target "
-            f"{bounds_text}"
-        )
     result: list[ComparedRun] = []
-    controls: list[ControlResult] = []
+    trained_controls: list[ControlResult] = []
     for seed in config.seeds:
+        control = None
+        if controls is not None:
+            control = load_result(
+                seed_folder(controls, seed) / CONTROL / export.RESULT, ControlResult
+            )
+        elif config.slack_over == "control":
+            control = train_control(task, seed)
+        over = control.loss.estimate if control and config.slack_over == "control" else None
+        targets = bounds(config, dense.loss, over)
+        if processes.is_first():
+            bounds_text = ", ".join(f"{target:.4f}" for target in targets)
+            print(
+                f"dense {dense.loss:.4f} nats per token on {dense.tokens:,} tokens; target "
+                f"{bounds_text}"
+            )
         of_seed = [train_target(task, seed, target) for target in targets]
-        if config.control:
-            controls.append(train_control(task, seed))
-        for each in of_seed:
-            more = over_control(task, each) if config.control else None
+        if config.control and controls is None:
+            trained_controls.append(control or train_control(task, seed))
+        for number, each in enumerate(of_seed):
+            more = over_control(task, each, controls or folder) if config.control else None
             own = {field.name: getattr(each, field.name) for field in dataclasses.fields(each)}
-            result.append(ComparedRun(**own, over_control=more))
+            result.append(ComparedRun(**own, bound=number, over_control=more))
     summary = PosttrainSummary(
         model=config.model,
         model_sha256=task.base.sha256,
@@ -305,13 +324,13 @@ def run(config: PosttrainConfig, folder: Path, *, force: bool = False) -> Posttr
             source=config.corpus.source,
             splits={name: SplitSize(**split) for name, split in manifest["splits"].items()},
         ),
-        trained_parameters=params_lib.count(objective_of(task, targets[0]).spec),
+        trained_parameters=params_lib.count(objective_of(task, dense.loss).spec),
         dense_loss=dense.loss,
         validation_tokens=dense.tokens,
         seeds=config.seeds,
         bounds=by_bound(result, dense.loss),
         runs=tuple(result),
-        controls=tuple(controls),
+        controls=tuple(trained_controls),
         device=jax.devices()[0].device_kind,
     )
     processes.on_first(lambda: _conclude(folder, summary))

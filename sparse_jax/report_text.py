@@ -31,8 +31,8 @@ def _lines(summary: PosttrainSummary) -> Iterator[str]:
         f"{summary.validation_tokens:,} tokens of {summary.corpus.source}"
     )
     several = len(summary.seeds) > 1
-    for bound in summary.bounds:
-        own = [run for run in summary.runs if run.target == bound.target]
+    for number, bound in enumerate(summary.bounds):
+        own = [run for run in summary.runs if run.bound == number]
         if several:
             yield f"target {bound.target:.4f}, {len(own)} seeds: {_between_seeds(bound)}"
         for run in own:
@@ -91,6 +91,8 @@ def format_rounding(rounding: Rounding | None) -> str:
 
 def format_spread(spread: Spread) -> str:
     """Text of a difference of losses over seeds."""
+    if spread.n == 1:
+        return f"{spread.mean:+.4f}"
     return f"{spread.mean:+.4f} ({spread.least:+.4f} to {spread.most:+.4f} between seeds)"
 
 

@@ -144,9 +144,11 @@ class ComparedRun(RunResult):
     """A run beside the control of its seed.
 
     Attributes:
+      bound: index of its bound in `PosttrainSummary.bounds`.
       over_control: the loss less the control's; null without controls.
     """
 
+    bound: Count
     over_control: Interval | None
 
 
@@ -168,6 +170,7 @@ class BoundSummary:
     """A bound with its share of edges and its losses over all seeds.
 
     Attributes:
+      target: the bound in nats per token; its mean over seeds, where it is relative to controls.
       slack: the bound less the dense loss.
       over_control: null where not all runs have a control.
     """
@@ -226,8 +229,9 @@ def by_bound(result: Sequence[ComparedRun], dense: float) -> tuple[BoundSummary,
       dense: loss of the dense model.
     """
     rows = []
-    for target in dict.fromkeys(run.target for run in result):
-        own = [run for run in result if run.target == target]
+    for bound in dict.fromkeys(run.bound for run in result):
+        own = [run for run in result if run.bound == bound]
+        target = statistics.fmean(run.target for run in own)
         over = [run.over_control for run in own if run.over_control is not None]
         rows.append(
             BoundSummary(

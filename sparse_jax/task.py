@@ -35,7 +35,7 @@ from sparse_jax.run_identity import claim_folder
 
 DATA, DENSE = "data", "dense.json"
 # Fields that decide which runs there are, and nothing within a run.
-_CHOOSE_RUNS = ("slacks", "targets", "seeds", "control")
+_CHOOSE_RUNS = ("slacks", "slack_over", "targets", "seeds", "control")
 # Fields that decide only the report and the export of a run.
 _REPORT_FIELDS = ("texts", "heads", "export_dtype")
 
@@ -161,18 +161,25 @@ def _is_stored(file: Path, identity: dict[str, str], task: Task) -> bool:
     raise UsageError(f"{file} is of {', '.join(changes)}; {remedy}")
 
 
-def bounds(config: PosttrainConfig, dense: float) -> list[float]:
+def bounds(config: PosttrainConfig, dense: float, control: float | None = None) -> list[float]:
     """The bound of each run of a seed, in nats per token.
 
+    Args:
+      config: absolute targets, or slacks.
+      dense: loss of the dense model.
+      control: loss of the control of this seed; slacks are above it, if it is given.
+
     Raises:
-      UsageError: one is below the dense model's loss.
+      UsageError: a target is below the loss that it could at best reach.
     """
     if not config.targets:
-        return [dense + slack for slack in config.slacks]
-    if low := [target for target in config.targets if target < dense]:
+        reference = dense if control is None else control
+        return [reference + slack for slack in config.slacks]
+    least = dense if control is None else min(dense, control)
+    if low := [target for target in config.targets if target < least]:
         raise UsageError(
             f"config.targets has {low[0]:g} nats per token, and the dense model reaches "
-            f"{dense:.4f} on the same text; give targets above that, or --config.slacks"
+            f"{least:.4f} on the same text; give targets above that, or --config.slacks"
         )
     return list(config.targets)
 

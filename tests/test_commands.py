@@ -20,6 +20,7 @@ TRAINING = {
     "protot_jax.search",
     "protot_jax.study",
     "sparse_jax.addition",
+    "sparse_jax.pair",
     "sparse_jax.posttrain",
 }
 # Commands that train no model.

@@ -1,6 +1,7 @@
-"""BPE tokenizer training, as for the 16k vocabulary of the Prototype Transformer.
+"""BPE tokenizer training: over normalised words, or over bytes.
 
-Byte-pair encoding (Sennrich et al. 2016) over normalised words, by `tokenizers`:
+`train_tokenizer` is as for the 16k vocabulary of the Prototype Transformer: byte-pair encoding
+(Sennrich et al. 2016) over normalised words, by `tokenizers`:
 
     1. Unicode NFD, lower case, accents stripped.
     2. Split at white space and between words and punctuation.
@@ -11,6 +12,9 @@ Byte-pair encoding (Sennrich et al. 2016) over normalised words, by `tokenizers`
 Case, accents and the kind of white space are lost, so decoding gives back the normalised text, not
 the original. The text is not truncated here: how much of a document is read is a setting of the
 reader.
+
+`train_byte_tokenizer` is byte-level BPE (Radford et al. 2019), which loses nothing: any text is
+decoded as it was.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,12 +25,17 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from lm_jax.errors import BadInputError
+from lm_jax.errors import BadInputError, UsageError
 from lm_jax.text.tokenizer import Tokenizer
 
 # In the order of their ids, 0 to 4.
 PAD, UNKNOWN, BOS, EOS, END_OF_TEXT = SPECIAL = ("<pad>", "<unk>", "<bos>", "<eos>", "<eot>")
 _SUFFIX = "</w>"
+# Contractions, words, numbers, and other characters, each with a space before it, and white space.
+_BYTE_SPLIT = (
+    r"'(?:s|t|re|ve|m|ll|d)| ?\p{{L}}+| ?\p{{N}}{{1,{digits}}}"
+    r"| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)|\s+"
+)
 
 
 def train_tokenizer(
@@ -70,6 +79,64 @@ def train_tokenizer(
         special_tokens=[(BOS, bos), (EOS, eos)],
     )
     return Tokenizer(backend, bos_id=bos, eos_id=eos)
+
+
+def train_byte_tokenizer(
+    texts: Iterable[str],
+    *,
+    vocab_size: int,
+    digits: int = 2,
+    min_frequency: int = 3,
+    documents: int | None = None,
+) -> Tokenizer:
+    """Learns a byte-level BPE vocabulary; `<bos>` begins every text, `<eot>` is the end of text.
+
+    Text is split as GPT-2 splits it, but for numbers, which are cut from the left into groups of at
+    most `digits` digits: with two, the year 1732 is "17", "32", as tasks on years need it.
+
+    Args:
+      texts: an iterable, read no further than needed.
+      vocab_size: the most tokens to have, the two special ones and the 256 bytes included.
+      digits: the most digits in a token.
+      min_frequency: how often two pieces must be neighbours to be merged.
+      documents: how many texts to learn from; None reads all.
+
+    Raises:
+      UsageError: `digits` is below 1, or `vocab_size` has no room for the bytes.
+      BadInputError: for no texts at all.
+    """
+    special = [BOS, END_OF_TEXT]
+    least = len(special) + 256
+    if vocab_size < least or digits < 1:
+        raise UsageError(
+            f"vocab_size = {vocab_size} must be at least {least}, and digits = {digits} at least 1"
+        )
+    stream = itertools.islice(texts, documents)
+    first = next(stream, None)
+    if first is None:
+        raise BadInputError("no texts to train a tokenizer on; give a corpus with documents in it")
+    backend = tokenizers.Tokenizer(models.BPE())
+    split = _BYTE_SPLIT.format(digits=digits)
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(tokenizers.Regex(split), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=min_frequency,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(itertools.chain([first], stream), trainer=trainer)
+    bos, end = (backend.token_to_id(token) for token in special)
+    backend.post_processor = processors.TemplateProcessing(
+        single=[BOS, "$A"], pair=[BOS, "$A", BOS, "$B:1"], special_tokens=[(BOS, bos)]
+    )
+    return Tokenizer(backend, bos_id=bos, eos_id=end)
 
 
 def _learn(

@@ -5,12 +5,42 @@ may change between two starts of a run, because no number depends on it.
 """
 
 import dataclasses
+from typing import Literal, get_args
 
 from lm_jax.errors import UsageError
 
 # Fields of a command's config that may differ between two starts of a run: no number depends on
 # them, or by rounding alone.
 MAY_CHANGE = ("mesh", "save_every", "allow_fallback")
+
+
+# Of the learning rate after its warm-up: to a tenth of the peak, none, or linearly to zero.
+Schedule = Literal["cosine", "constant", "linear"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plateau:
+    """When the validation loss counts as no longer falling.
+
+    Attributes:
+      min_gain: nats per token that an evaluation must be below the best one before it.
+      patience: training stops at this many evaluations in a row with a smaller gain.
+
+    Raises:
+      UsageError: listing every field that cannot be used.
+    """
+
+    min_gain: float
+    patience: int
+
+    def __post_init__(self) -> None:
+        _refuse(
+            self,
+            {
+                "min_gain": (0 <= self.min_gain < float("inf"), "at least 0"),
+                "patience": (self.patience >= 1, "at least 1"),
+            },
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +58,8 @@ class TrainConfig:
       accumulate: number of micro-batches of a batch; the update is that of the whole batch.
       eval_every: steps between evaluations; 0 means an epoch. The last step is also evaluated.
       early_stop: stop at the first evaluation whose perplexity is above the previous one.
+      schedule: of the learning rate after the warm-up.
+      plateau: stop at the end of this plateau of the validation loss; None trains all steps.
 
     Raises:
       UsageError: listing every field that cannot be used.
@@ -42,6 +74,8 @@ class TrainConfig:
     accumulate: int = 1
     eval_every: int = 0
     early_stop: bool = True
+    schedule: Schedule = "cosine"
+    plateau: Plateau | None = None
 
     def __post_init__(self) -> None:
         wanted = {
@@ -53,6 +87,10 @@ class TrainConfig:
             "skip_sigma": (self.skip_sigma is None or self.skip_sigma > 0, "above 0, or None"),
             "accumulate": (self.accumulate >= 1, "at least 1"),
             "eval_every": (self.eval_every >= 0, "at least 0"),
+            "schedule": (
+                self.schedule in get_args(Schedule),
+                f"one of {', '.join(get_args(Schedule))}",
+            ),
         }
         _refuse(self, wanted)
 

@@ -64,23 +64,29 @@ class EvalHistory:
     """Evaluation history of a run, kept in every checkpoint.
 
     `last` and `best` are losses per token of the evaluations so far, `best_step` the step of the
-    best.
+    best, `stalled` the evaluations in a row without the gain that `TrainConfig.plateau` asks for.
     """
 
     last: float | None = None
     best: float | None = None
     best_step: int | None = None
     stopped_early: bool = False
+    stalled: int = 0
 
-    def with_loss(self, loss: float, step: int, *, early_stop: bool) -> "EvalHistory":
+    def with_loss(self, loss: float, step: int, config: TrainConfig) -> "EvalHistory":
         """The history after one more evaluation."""
         rose = self.last is not None and loss > self.last
         better = self.best is None or loss < self.best
+        plateau, stalled = config.plateau, 0
+        if plateau is not None and self.best is not None and loss > self.best - plateau.min_gain:
+            stalled = self.stalled + 1
+        ended = plateau is not None and stalled >= plateau.patience
         return EvalHistory(
             last=loss,
             best=loss if better else self.best,
             best_step=step if better else self.best_step,
-            stopped_early=early_stop and rose,
+            stopped_early=(config.early_stop and rose) or ended,
+            stalled=stalled,
         )
 
 
@@ -225,7 +231,7 @@ def train(
                     )
                 measured = {} if measure is None else measure(state.params, step, result)
                 writer.evaluated(step, result, measured)
-                history = history.with_loss(result.loss, step, early_stop=config.early_stop)
+                history = history.with_loss(result.loss, step, config)
             if saves:
                 # Rows first: then every step before a checkpoint has its row.
                 writer.flush()

@@ -1,4 +1,4 @@
-"""AdamW with weight decay on weights alone; linear warm-up and cosine decay of the rate.
+"""AdamW with weight decay on weights alone; schedules of the rate with a linear warm-up.
 
 Loshchilov and Hutter, 2019: decay is subtracted separately from the Adam step, not through the
 gradient. As in the code released with Prototype Transformer, betas are 0.9 and 0.999 and nothing is
@@ -39,19 +39,30 @@ def choose(choice: Choice, spec: ParamTree) -> dict[str, bool]:
     return {path: choice(path, leaf) for path, leaf in params_lib.leaves(spec)}
 
 
-def cosine_schedule(config: TrainConfig) -> optax.Schedule:
-    """The rate of step k = 0, 1, ...: from 1e-8 to the peak, then to max(peak / 10, 1e-6).
+def schedule(config: TrainConfig) -> optax.Schedule:
+    """The rate of step k = 0, 1, ...: from 1e-8 to the peak, then as `config.schedule` names it.
 
-    A peak below either end takes its place, so that the rate never falls in the warm-up and never
-    rises after it.
+    "cosine" falls to max(peak / 10, 1e-6), "linear" to zero, and "constant" stays. A peak below the
+    first or last rate takes its place, so that the rate never falls in the warm-up and never rises
+    after it.
     """
     peak = config.learning_rate
-    return optax.warmup_cosine_decay_schedule(
-        init_value=min(WARMUP_START, peak),
-        peak_value=peak,
-        warmup_steps=round(config.warmup * config.steps),
-        decay_steps=config.steps,
-        end_value=min(max(FLOOR_SHARE * peak, FLOOR), peak),
+    start, warmup = min(WARMUP_START, peak), round(config.warmup * config.steps)
+    if config.schedule == "cosine":
+        return optax.warmup_cosine_decay_schedule(
+            init_value=start,
+            peak_value=peak,
+            warmup_steps=warmup,
+            decay_steps=config.steps,
+            end_value=min(max(FLOOR_SHARE * peak, FLOOR), peak),
+        )
+    end = peak if config.schedule == "constant" else 0.0
+    return optax.join_schedules(
+        [
+            optax.linear_schedule(start, peak, warmup),
+            optax.linear_schedule(peak, end, config.steps - warmup),
+        ],
+        [warmup],
     )
 
 
@@ -60,9 +71,7 @@ def adamw(
 ) -> optax.GradientTransformation:
     """The optimizer of a run; `decays` chooses the parameters that weight decay shrinks."""
     decayed = params_lib.tree_from_paths(choose(decays, spec))
-    step = optax.adamw(
-        cosine_schedule(config), weight_decay=config.weight_decay, mask=lambda _: decayed
-    )
+    step = optax.adamw(schedule(config), weight_decay=config.weight_decay, mask=lambda _: decayed)
     if config.clip_norm is None:
         return step
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), step)

@@ -73,7 +73,7 @@ def make_train_step(
     """
     spec = objective.spec
     optimizer = optim.adamw(spec, config, decays)
-    schedule = optim.cosine_schedule(config)
+    schedule = optim.schedule(config)
     state_places = state_shardings(
         mesh, spec, optimizer, window=loss_window(config), aux_state=objective.init_state()
     )

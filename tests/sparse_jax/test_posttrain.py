@@ -237,11 +237,15 @@ def test_all_weights_can_be_trained_and_biases_with_them(base, text, tmp_path):
 
 
 def test_a_frontier_is_a_run_for_each_slack(base, text, tmp_path):
-    config = settings(base, text, slacks=(0.0, 4.0), steps=6, eval_every=6)
-    command(config, tmp_path / "run")
+    """Bounds above the control's loss; those above the dense loss are in the smoke runs below."""
+    changes = {"slacks": (0.0, 4.0), "slack_over": "control", "control": True}
+    command(settings(base, text, steps=6, eval_every=6, **changes), tmp_path / "run")
     result = read_json(tmp_path / "run" / posttrain.SUMMARY)
     tight, loose = result["runs"]
-    assert [tight["target"], loose["target"]] == [result["dense_loss"], result["dense_loss"] + 4.0]
+    control = result["controls"][0]["loss"]["estimate"]
+    assert [tight["target"], loose["target"]] == [control, control + 4.0]
+    assert control < result["dense_loss"]
+    assert [tight["bound"], loose["bound"]] == [0, 1]
     assert loose["strength"] > tight["strength"]
     assert len(list((tmp_path / "run").glob("seed_*/target_*/model/sparse.json"))) == 2
 

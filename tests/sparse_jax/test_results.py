@@ -33,7 +33,7 @@ def test_the_spread_is_the_mean_and_the_ends():
     assert spread([3.0]) == Spread(mean=3.0, least=3.0, most=3.0, n=1)
 
 
-def run(seed, target, edges, over):
+def run(seed, bound, target, edges, over):
     """A run with these numbers; the others do not matter."""
 
     def interval(estimate):
@@ -53,21 +53,29 @@ def run(seed, target, edges, over):
         strength=0.25,
         steps=4,
         tokens_seen=1000,
+        bound=bound,
         rounding=Rounding("bfloat16", 0.03, None, target) if over is None else None,
         over_control=None if over is None else interval(over),
     )
 
 
-RUNS = (run(1, 3.1, 0.2, 0.5), run(1, 3.5, 0.1, 0.6), run(2, 3.1, 0.4, 0.7), run(2, 3.5, 0.3, None))
+# The second seed has its first bound a little higher, as one relative to its control has.
+RUNS = (
+    run(1, 0, 3.1, 0.2, 0.5),
+    run(1, 1, 3.5, 0.1, 0.6),
+    run(2, 0, 3.2, 0.4, 0.7),
+    run(2, 1, 3.5, 0.3, None),
+)
 
 
 def test_runs_are_grouped_by_their_bound():
     tight, loose = by_bound(RUNS, 3.0)
-    assert (tight.target, tight.seeds, loose.target) == (3.1, (1, 2), 3.5)
-    assert tight.slack == pytest.approx(0.1)
+    assert (tight.seeds, loose.target) == ((1, 2), 3.5)
+    assert tight.target == pytest.approx(3.15)
+    assert tight.slack == pytest.approx(0.15)
     assert tight.edges == Spread(mean=pytest.approx(0.3), least=0.2, most=0.4, n=2)
-    assert tight.loss == Spread(mean=pytest.approx(3.1), least=3.1, most=3.1, n=2)
-    assert tight.difference.mean == pytest.approx(0.1)
+    assert tight.loss == Spread(mean=pytest.approx(3.15), least=3.1, most=3.2, n=2)
+    assert tight.difference.mean == pytest.approx(0.15)
     assert tight.over_control == Spread(mean=pytest.approx(0.6), least=0.5, most=0.7, n=2)
     # Not all of its runs have a control.
     assert loose.over_control is None

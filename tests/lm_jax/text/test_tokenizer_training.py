@@ -1,13 +1,21 @@
-"""The 16k recipe: special ids, normalisation, determinism and saving."""
+"""Both recipes: special ids, normalisation, determinism and saving."""
 
 import json
 import random
 
+from hypothesis import example, given
+from hypothesis import strategies as st
 import pytest
 
-from lm_jax.errors import BadInputError
+from lm_jax.errors import BadInputError, UsageError
 from lm_jax.text.tokenizer import Tokenizer
-from lm_jax.text.tokenizer_training import BOS, EOS, SPECIAL, train_tokenizer
+from lm_jax.text.tokenizer_training import (
+    BOS,
+    EOS,
+    SPECIAL,
+    train_byte_tokenizer,
+    train_tokenizer,
+)
 
 WORDS = ["the", "Café", "river", "naïve", "runs", "Ångström", "quietly", "under", "bridges", "no"]
 
@@ -94,3 +102,43 @@ def test_without_texts_or_room_for_the_alphabet_it_refuses():
         train_tokenizer([])
     with pytest.raises(BadInputError, match="vocab_size = 10 is less than"):
         train_tokenizer(["abcdefghijkl"], vocab_size=10)
+
+
+@pytest.fixture(scope="module")
+def byte_tokenizer():
+    return train_byte_tokenizer((f"{text} In 1732 ." for text in texts(50)), vocab_size=400)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
+@example("The  CAFE\u0301\truns\n\n in 1999 (it's \u6c34) <bos> ")
+def test_bytes_are_decoded_as_they_were(byte_tokenizer, text):
+    ids = byte_tokenizer.encode(text, split_special_tokens=True)
+    assert ids[0] == byte_tokenizer.bos_id == 0
+    assert byte_tokenizer.eos_id == 1 and 1 not in ids
+    assert byte_tokenizer.decode(ids[1:]) == text
+
+
+@pytest.mark.parametrize(("digits", "years"), [(1, "1 7 3 2"), (2, "17 32"), (3, "173 2")])
+def test_numbers_are_cut_from_the_left(digits, years):
+    corpus = [f"{year} {year // 10} {year // 100}" for year in range(1700, 1760)] * 9
+    tokenizer = train_byte_tokenizer(corpus, vocab_size=1000, digits=digits)
+    ids = tokenizer.encode("1732", add_special_tokens=False)
+    assert [tokenizer.decode([i]) for i in ids] == years.split()
+
+
+def test_bytes_learn_whole_words_and_the_same_texts_give_the_same_file(byte_tokenizer, tmp_path):
+    again = train_byte_tokenizer((f"{text} In 1732 ." for text in texts(50)), vocab_size=400)
+    assert again.sha256 == byte_tokenizer.sha256
+    for word in WORDS:
+        assert len(again.encode(f" {word}", add_special_tokens=False)) == 1
+    again.save(tmp_path)
+    read = Tokenizer.from_folder(tmp_path)
+    assert (read.sha256, read.bos_id, read.eos_id) == (again.sha256, 0, 1)
+    assert read.encode("the river") == again.encode("the river")
+
+
+def test_bytes_without_room_or_texts_are_refused():
+    with pytest.raises(UsageError, match=r"vocab_size = 257 must be at least 258"):
+        train_byte_tokenizer(["a"], vocab_size=257)
+    with pytest.raises(BadInputError, match="no texts"):
+        train_byte_tokenizer([], vocab_size=300)

@@ -25,7 +25,7 @@ from lm_jax.parallel import sharding
 from lm_jax.run import cli
 from lm_jax.run.files import read_json
 from lm_jax.train import loop, optim
-from lm_jax.train.config import CheckpointPolicy
+from lm_jax.train.config import CheckpointPolicy, Plateau, TrainConfig
 from lm_jax.train.metrics import DIVERGED, EVALUATIONS, METRICS, TIMING
 from lm_jax.train.state import state_shardings
 from lm_jax.train.throughput import RATES, format_rates, measured_peak
@@ -243,6 +243,30 @@ def test_a_batch_that_is_not_finite_stops_before_the_next_save_with_its_document
     tiny_end = train(folder)
     assert int(tiny_end.state.step) == 12
     assert np.isfinite(metrics(folder)["loss"]).all()
+
+
+def test_a_plateau_is_evaluations_in_a_row_without_the_gain():
+    config = TrainConfig(
+        steps=100, learning_rate=1e-3, early_stop=False, plateau=Plateau(min_gain=0.1, patience=2)
+    )
+    history, ended = loop.EvalHistory(), []
+    # 4.95 gains too little; 4.8 gains enough over 4.95, the best before it; then 4.85, 4.75 do not.
+    for step, loss in enumerate([5.0, 4.95, 4.8, 4.85, 4.75]):
+        history = history.with_loss(loss, step, config)
+        ended.append(history.stopped_early)
+    assert ended == [False, False, False, False, True]
+    assert (history.best, history.best_step) == (4.75, 4)
+
+
+def test_it_stops_at_a_plateau_and_stays_stopped(tmp_path):
+    # No evaluation gains as much as this.
+    plateau = Plateau(min_gain=50.0, patience=3)
+    config = dataclasses.replace(tiny.CONFIG, eval_every=2, plateau=plateau, schedule="constant")
+    done = train(tmp_path / "run", config=config, validation=tiny.FakeBatches(per_epoch=2))
+    # The first evaluation is not compared with any.
+    assert done.history.stopped_early and int(done.state.step) == 8
+    again = train(tmp_path / "run", config=config, validation=tiny.FakeBatches(per_epoch=2))
+    tiny.assert_bitwise(again.state, done.state)
 
 
 def test_it_stops_at_the_first_evaluation_that_rises(tmp_path):

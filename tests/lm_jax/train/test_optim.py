@@ -30,7 +30,7 @@ SPEC = {
 
 @pytest.mark.parametrize(("peak", "steps"), [(1e-3, 200), (4e-6, 150), (1e-3, 3)])
 def test_schedule_has_its_closed_form(peak, steps):
-    schedule = optim.cosine_schedule(TrainConfig(steps=steps, learning_rate=peak))
+    schedule = optim.schedule(TrainConfig(steps=steps, learning_rate=peak))
     warm, end = round(0.02 * steps), max(0.1 * peak, 1e-6)
     for k in range(steps + 1):
         if k < warm:
@@ -42,6 +42,16 @@ def test_schedule_has_its_closed_form(peak, steps):
         assert float(schedule(k)) == pytest.approx(want, rel=2e-6, abs=1e-7 * peak), k
 
 
+@pytest.mark.parametrize(("name", "last"), [("constant", 1.0), ("linear", 0.0)])
+def test_other_schedules_have_their_closed_forms(name, last):
+    config = TrainConfig(steps=50, learning_rate=0.5, warmup=0.2, schedule=name)
+    schedule = optim.schedule(config)
+    for k in range(51):
+        warm = 1e-8 + (0.5 - 1e-8) * k / 10
+        want = warm if k < 10 else 0.5 * (1 - (1 - last) * (k - 10) / 40)
+        assert float(schedule(k)) == pytest.approx(want, rel=2e-6, abs=1e-7), k
+
+
 @given(
     peak=st.floats(-12, 0).map(lambda exponent: 10.0**exponent),
     steps=st.integers(1, 120),
@@ -51,7 +61,7 @@ def test_the_rate_rises_to_its_peak_and_never_after(peak, steps, warmup):
     config = TrainConfig(steps=steps, learning_rate=peak, warmup=warmup)
     # One shape for all lengths, so that one compilation is enough.
     places = jnp.minimum(jnp.arange(121), steps)
-    rates = np.asarray(optim.cosine_schedule(config)(places), np.float64)
+    rates = np.asarray(optim.schedule(config)(places), np.float64)
     top = round(warmup * steps)
     # A rate is at most the peak and takes some ten float32 operations of 2^-24 each; two differ.
     slack = 2.0**-19 * peak

@@ -128,7 +128,7 @@ def test_a_batch_of_padding_alone_moves_nothing_but_by_decay(whole):
     assert float(metrics["grad_norm"]) == 0.0
     scale = after.params["final"]["scale"]
     np.testing.assert_array_equal(scale, np.ones_like(scale))
-    shrunk = 1.0 - float(optim.cosine_schedule(CONFIG)(0)) * CONFIG.weight_decay
+    shrunk = 1.0 - float(optim.schedule(CONFIG)(0)) * CONFIG.weight_decay
     # Two products and a sum.
     want = shrunk * np.float64(tiny.initial_params()["unembed"])
     np.testing.assert_allclose(after.params["unembed"], want, rtol=4 * tiny.U)

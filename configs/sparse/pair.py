@@ -1,0 +1,17 @@
+"""A dense decoder of 7.4 M parameters, its sparse version and its control, on two CPU cores.
+
+    iaj sparse pair --config=sparse/pair --workdir=runs/pair
+    iaj sparse pair --config=sparse/pair:small --workdir=runs/pair_small
+
+Introductions of Wikipedia articles and, as a fifth of the documents, prompts of the circuit tasks.
+`:small` has three seeds and all ablations at a quarter of the size.
+"""
+
+from ml_collections import ConfigDict
+
+from sparse_jax.pair.config import experiment
+
+
+def get_config(mode: str = "") -> ConfigDict:
+    """The settings of `sparse_jax.pair.config.PairConfig`."""
+    return experiment(mode)

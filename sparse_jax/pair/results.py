@@ -1,0 +1,76 @@
+"""Results of the pair: the dataclasses of its JSON files.
+
+dense/result.json    DenseTraining
+summary.json         PairSummary
+"""
+
+import dataclasses
+
+from lm_jax.run.results import Count
+from sparse_jax.results import BoundSummary, ComparedRun, ControlResult
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """One phase of pretraining.
+
+    Attributes:
+      steps: updates.
+      tokens: predicted in training.
+      seconds: spent in updates.
+      loss: held out, in nats per token, after the last update.
+    """
+
+    steps: Count
+    tokens: Count
+    seconds: float
+    loss: float
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseTraining:
+    """Pretraining of the dense model.
+
+    Attributes:
+      reached_plateau: whether the first phase ended by the rule and not by its greatest length.
+    """
+
+    parameters: Count
+    context: Count
+    vocab_size: Count
+    batches_per_epoch: Count
+    plateau: Phase
+    reached_plateau: bool
+    cooldown: Phase
+
+
+@dataclasses.dataclass(frozen=True)
+class VariantResult:
+    """Post-training of one variant.
+
+    Attributes:
+      variant: name in `config.VARIANTS`.
+      bounds: over all seeds.
+    """
+
+    variant: str
+    bounds: tuple[BoundSummary, ...]
+    runs: tuple[ComparedRun, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class PairSummary:
+    """The dense model, its controls and its sparse versions: `summary.json`.
+
+    Attributes:
+      dense_loss: of the dense model on the held-out text of post-training, in nats per token.
+      controls: one per seed.
+      variants: in the order of the config.
+    """
+
+    dense: DenseTraining
+    dense_loss: float
+    validation_tokens: Count
+    controls: tuple[ControlResult, ...]
+    variants: tuple[VariantResult, ...]
+    device: str

@@ -1,0 +1,192 @@
+"""The pair end to end: its text, the two phases of pretraining, shared controls, resuming."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+import lm_jax
+from lm_jax.errors import BadInputError, StoppedError, UsageError
+from lm_jax.parallel import sharding
+from lm_jax.run import stop
+from lm_jax.run.config import from_plain
+from lm_jax.text.examples import Batches, Examples, OnePass
+from lm_jax.text.preparation import open_prepared
+from lm_jax.train import loop
+from lm_jax.train.config import Plateau
+from lm_jax.train.evaluate import evaluate
+from lm_jax.train.objective import LanguageModelling, ignore_index_batch
+from lm_jax.train.step import make_eval_step
+from sparse_jax.circuits.generators import GENERATORS
+from sparse_jax.pair import corpus, dense, study
+from sparse_jax.pair.config import PairConfig, TextConfig, experiment
+from sparse_jax.pair.report_text import format_summary
+from tests.sparse_jax.small_runs import write_text
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("source") / "text")
+
+
+@pytest.fixture(scope="module")
+def config(source):
+    smoke = from_plain(experiment("smoke"), PairConfig)
+    return dataclasses.replace(
+        smoke,
+        text=dataclasses.replace(smoke.text, source=str(source), vocab_size=300),
+        variants=("sparse", "teacher"),
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(config, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pair")
+    return folder, study.run(config, folder)
+
+
+def rows(folder, name):
+    return [json.loads(line) for line in (folder / study.TEXT / name).read_text().splitlines()]
+
+
+def test_both_texts_have_the_stated_share_of_prompts_and_nothing_in_common(whole, config):
+    folder, _ = whole
+    texts, documents = {}, 0
+    for name in (corpus.PRETRAIN, corpus.POSTTRAIN):
+        table = rows(folder, name)
+        tasks = [row["task"] for row in table if "task" in row]
+        # Rounded to a whole number of prompts.
+        assert abs(len(tasks) - config.text.task_share * len(table)) <= 1
+        counts = [tasks.count(task) for task in config.text.tasks]
+        assert max(counts) - min(counts) <= 1
+        texts[name] = [row["text"] for row in table]
+        documents += len(table) - len(tasks)
+        assert len(set(texts[name])) == len(texts[name])
+    first, second = texts.values()
+    assert not set(first) & set(second)
+    documents = (
+        len(first) + len(second) - sum("task" in row for n in texts for row in rows(folder, n))
+    )
+    assert documents == 150
+
+
+def test_a_prompt_is_a_clean_prompt_with_a_right_continuation():
+    prompts = corpus.prompts("greater_than", seed=3)
+    for _ in range(20):
+        text = next(prompts)
+        first, last = (int(word[-4:]) for word in text.split() if word[-4:].isdigit())
+        assert first // 100 == last // 100 and last > first
+
+
+def test_a_task_without_more_prompts_is_refused(monkeypatch, source, tmp_path):
+    example = GENERATORS["copy"].draw(np.random.default_rng(0))
+    one = dataclasses.replace(GENERATORS["copy"], draw=lambda rng: example)
+    monkeypatch.setitem(GENERATORS, "copy", one)
+    text = TextConfig(source=str(source), tasks=("copy",))
+    with pytest.raises(BadInputError, match=r"task copy has no more than about 1 .*task_share"):
+        corpus.write_corpora(text, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_exported_model_has_the_loss_of_the_last_evaluation(whole, config):
+    folder, summary = whole
+    prepared = open_prepared(folder / study.DATA)
+    model = lm_jax.load_pretrained(folder / study.DENSE / dense.MODEL)
+    assert model.tokenizer.sha256 == prepared.tokenizer.sha256
+    mesh = sharding.make_mesh(data=-1)
+    held_out = Examples(prepared, "validation", context=config.context, mode="window")
+    objective = LanguageModelling(model.cfg, make_batch=ignore_index_batch)
+    result = evaluate(
+        make_eval_step(objective, mesh), model.params, OnePass(held_out, batch_size=8), mesh
+    )
+    # The same program on the same numbers.
+    assert result.loss == summary.dense.cooldown.loss
+    assert summary.dense.plateau.steps == config.dense.most_steps
+    assert not summary.dense.reached_plateau
+
+
+def test_the_second_phase_reads_the_batches_after_the_first(whole, config):
+    folder, _ = whole
+    examples = Examples(
+        open_prepared(folder / study.DATA), "train", context=config.context, mode="window"
+    )
+    batches = Batches(examples, batch_size=8, seed=0)
+    following = dense.Following(batches, skip=4)
+    for k in range(3):
+        np.testing.assert_array_equal(following.at(k)["tokens"], batches.at(4 + k)["tokens"])
+    assert following.fingerprint != batches.fingerprint
+
+
+def test_a_plateau_ends_the_first_phase(config, source, tmp_path):
+    pretraining = dataclasses.replace(
+        config.dense, plateau=Plateau(min_gain=99.0, patience=1), most_steps=100, warmup_steps=1
+    )
+    ended = dataclasses.replace(config, dense=pretraining)
+    corpus.write_corpora(ended.text, tmp_path / study.TEXT)
+    prepared = study.prepare(ended, tmp_path)
+    result = dense.train_dense(ended, prepared, tmp_path / study.DENSE, sharding.make_mesh(data=-1))
+    assert result.reached_plateau
+    # The second evaluation is the first that can be compared.
+    assert result.plateau.steps == 2 * config.dense.eval_every
+    assert result.cooldown.steps == config.dense.cooldown_steps
+
+
+def test_variants_share_one_control_and_its_bound(whole):
+    folder, summary = whole
+    plain, teacher = summary.variants
+    control = summary.controls[0].loss.estimate
+    for variant in (plain, teacher):
+        (run,) = variant.runs
+        assert run.target == control + 15.0
+        over = run.over_control
+        assert over is not None
+        # Sums of the same windows in another order.
+        assert over.estimate == pytest.approx(run.loss.estimate - control, abs=1e-9)
+    assert not list((folder / "teacher").glob("seed_*/control"))
+    text = format_summary(summary)
+    assert "no plateau yet" in text and "teacher: " in text and "between 1 seeds" not in text
+
+
+def test_stopped_anywhere_it_ends_in_the_same_models(whole, config, tmp_path, monkeypatch):
+    """Stopped in both phases of pretraining, in the control and in post-training."""
+    reference, summary = whole
+    # Counts of updates over all starts: 4 and 2 of pretraining, then 2 of each post-training.
+    stops, updates = {3, 5, 7, 10}, iter(range(1, 100))
+
+    def share_stop():
+        if next(updates) in stops:
+            stop.request()
+        return stop.requested()
+
+    monkeypatch.setattr(loop.processes, "share_stop", share_stop)
+    for _ in stops:
+        with stop.signals_as_requests(), pytest.raises(StoppedError):
+            study.run(config, tmp_path)
+    again = study.run(config, tmp_path)
+    assert untimed(again) == untimed(summary)
+    for model in ("dense/model", "sparse/seed_0/control/model"):
+        name = f"{model}/model.safetensors"
+        assert (tmp_path / name).read_bytes() == (reference / name).read_bytes()
+
+
+def untimed(summary):
+    phases = {
+        name: dataclasses.replace(getattr(summary.dense, name), seconds=0.0)
+        for name in ("plateau", "cooldown")
+    }
+    return dataclasses.replace(summary, dense=dataclasses.replace(summary.dense, **phases))
+
+
+def test_wrong_settings_are_named():
+    for changes, message in (
+        ({"variants": ("teacher",)}, 'of which the first is "sparse"'),
+        ({"text": TextConfig(tasks=("coppy",))}, "did you mean 'copy'"),
+        ({"text": TextConfig(task_share=1.0)}, r"config.text.task_share = 1.0 must be"),
+        (
+            {"posttrain": dataclasses.replace(PairConfig().posttrain, context=9)},
+            "config.posttrain.context = 9 must be left out",
+        ),
+    ):
+        with pytest.raises(UsageError, match=message):
+            PairConfig(**changes)
