@@ -75,7 +75,7 @@ def curves(
 ) -> "alt.LayerChart":
     """Returns lines with confidence bands and horizontal reference lines.
 
-    Axis titles carry the unit. More than 20,000 points are refused.
+    Axis titles carry the unit, and "log scale" is added. More than 20,000 points are refused.
     """
     import altair as alt
 
@@ -210,13 +210,17 @@ def histogram(
     edges = _edges(kept, bins, log_x)
     counts = np.histogram(kept, edges)[0]
     x = Axis.over(x_label, [edges, [value for value, _ in markers]], log_x, pad=0.02)
-    y = Axis.over(y_label, [[0, max(int(counts.max()), 1)]], whole=True)
     start, end, count = layers.fields("from", "to", "count")
+    inside, lost = x.references(markers)
+    upright, names = layers.upright_lines(x, inside, start)
+    # the names of the markers are above the highest bar, which keeps half of the height
+    room = layers.HEIGHT - min(names, layers.HEIGHT / 2)
+    top = max(int(counts.max()), 1) * layers.HEIGHT / room
+    y = Axis.over(y_label, [[0, top]], whole=True)
     bounds = [x.json_values(edges[:-1]), x.json_values(edges[1:]), counts.tolist()]
     rows = [dict(zip((start, end, count), each, strict=True)) for each in zip(*bounds, strict=True)]
     columns = {start: f"{x_label}: from", end: "to", count: y_label}
     boxes = alt.Chart().mark_bar(style="count", clip=True, orient="vertical")
-    inside, lost = x.references(markers)
     outside = kept.size - int(counts.sum())
     return layers.chart(
         [
@@ -230,8 +234,7 @@ def histogram(
                 ),
                 ["x"],
             ),
-            *layers.upright_lines(x, inside, start),
-            *layers.upright_labels(x, inside, start),
+            *upright,
         ],
         rows,
         caption=caption,

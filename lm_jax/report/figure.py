@@ -37,7 +37,7 @@ _FIGURE = ENVIRONMENT.from_string("""\
 <details class="numbers">
 <summary>Numbers of this figure</summary>
 {% if references %}
-<p>Lines: {% for name, value in references %}{{ name }} {{ value }}{{ "; " if not loop.last }}\
+<p>Lines: {% for name, value in references %}{{ name }} at {{ value }}{{ "; " if not loop.last }}\
 {% endfor %}.</p>
 {% endif %}
 <div class="scroll" tabindex="0">
@@ -103,7 +103,7 @@ def _libraries() -> str:
 def _table(
     columns: Mapping[str, str], data: Sequence[Mapping[str, Any]]
 ) -> tuple[list[str], list[list[str]]]:
-    rows = [[_exact(row.get(field)) for field in columns] for row in data]
+    rows = [[_cell(row.get(field)) for field in columns] for row in data]
     return list(columns.values()), rows
 
 
@@ -113,10 +113,13 @@ def _matrix(
     """Rows of `wide` cells, as in the chart."""
     (up, up_title), (across, across_title), (value, _), *_ = columns.items()
     lines = [data[start : start + wide] for start in range(0, len(data), wide)]
-    heads = [f"{up_title} ↓ {across_title} →", *(_exact(cell[across]) for cell in data[:wide])]
-    return heads, [[_exact(line[0][up]), *(_exact(cell[value]) for cell in line)] for line in lines]
+    heads = [f"{up_title} ↓ {across_title} →", *(_cell(cell[across]) for cell in data[:wide])]
+    return heads, [[_cell(line[0][up]), *(_cell(cell[value]) for cell in line)] for line in lines]
 
 
-def _exact(value: object) -> str:
-    """A number with the digits that it is drawn with."""
-    return number(value, ",.6g" if is_number(value) and not isinstance(value, int) else "")
+def _cell(value: object) -> str:
+    """A number with four significant digits, or all of a whole one; the chart holds the others."""
+    if not is_number(value) or isinstance(value, int):
+        return number(value)
+    # from 10,000 on, digits before the point are plainer than an exponent
+    return number(value, ",.0f" if 9999.5 <= abs(value) < 1e15 else ",.4g")

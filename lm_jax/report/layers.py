@@ -28,6 +28,8 @@ SHAPES = ("circle", "triangle-up", "square", "diamond")
 ZOOM = "wheel![event.ctrlKey || event.metaKey]"
 # pixels of a line of text, of a character, and of the width that a narrow screen leaves to a chart
 LINE, CHARACTER, NARROW = 16, 6.5, 330
+# pixels of the menu in the upper right corner of a chart
+MENU = 24
 
 Row = dict[str, Any]
 # A value at which a line is drawn across a chart, and its name.
@@ -60,7 +62,7 @@ class Axis:
     ) -> "Axis":
         """An axis over all of the values, or over `domain`, called `name` in errors."""
         low, high = extent(values, log=log, domain=domain, pad=pad, floor=floor, name=name)
-        return cls(clean(label), low, high, log, whole)
+        return cls(_titled(clean(label), log), low, high, log, whole)
 
     def x(self, field: str, ticks: Sequence[float] | None = None) -> "alt.X":
         """The channel that draws a field along this axis."""
@@ -146,27 +148,37 @@ def level_labels(axis: Axis, lines: Sequence[Reference], field: str) -> "list[al
     return drawn
 
 
-def upright_lines(axis: Axis, lines: Sequence[Reference], field: str) -> "list[alt.Chart]":
-    """Vertical lines over the whole height."""
-    return [_rule(axis.x(field), lines, field)] if lines else []
+def upright_lines(
+    axis: Axis, lines: Sequence[Reference], field: str
+) -> "tuple[list[alt.Chart], int]":
+    """Vertical lines with their names on top, and the pixels that the names take at the top.
 
-
-def upright_labels(axis: Axis, lines: Sequence[Reference], field: str) -> "list[alt.Chart]":
-    """The names of vertical lines at the top; one that would overlap another is lower."""
+    A name that would overlap another, or the menu of the chart, is a line of text lower. Each line
+    has a rim that parts it from what is behind it.
+    """
     import altair as alt
 
-    drawn, ends = [], []
+    drawn: list[alt.Chart] = []
+    ends: dict[int, float] = {}
     for value, name in sorted(lines):
         at = NARROW - float(axis.down(value, NARROW))
         width = CHARACTER * len(name) + 8
-        # a name beside the line at an edge, else over it
+        # a name begins or ends at the line near an edge, else is over its middle
         align = "left" if at < width / 2 else "right" if at > NARROW - width / 2 else "center"
         start = at - {"left": 0, "right": width, "center": width / 2}[align]
-        level = next((i for i, end in enumerate(ends) if end <= start), len(ends))
-        ends[level : level + 1] = [start + width]
-        text = _text([{"name": name, field: value}], align=align, dx=3 * (align == "left"))
-        drawn += [one.encode(axis.x(field), y=alt.value(8 + LINE * level)) for one in text]
-    return drawn
+        level = int(start + width > NARROW - MENU)
+        while ends.get(level, -math.inf) > start:
+            level += 1
+        ends[level] = start + width
+        below = {"y": alt.value(LINE * (level + 1)), "y2": alt.value("height")}
+        drawn += [
+            _rule(axis.x(field), [(value, name)], field, style).encode(**below)
+            for style in ("rim", "reference")
+        ]
+        text = _text([{"name": name, field: value}], align=align)
+        height = alt.value(LINE // 2 + LINE * level)
+        drawn += [one.encode(axis.x(field), y=height) for one in text]
+    return drawn, LINE * (1 + max(ends, default=-1))
 
 
 def boundary_lines(
@@ -318,12 +330,21 @@ def chart(
     return layered
 
 
-def _rule(channel: "alt.X | alt.Y", lines: Sequence[Reference], field: str) -> "alt.Chart":
+def _titled(label: str, log: bool) -> str:
+    """The title of an axis, which says so where it is logarithmic."""
+    if not log:
+        return label
+    return f"{label[:-1]}, log scale)" if label.endswith(")") else f"{label} (log scale)"
+
+
+def _rule(
+    channel: "alt.X | alt.Y", lines: Sequence[Reference], field: str, style: str = "reference"
+) -> "alt.Chart":
     import altair as alt
 
     rows = [{"name": name, field: value} for value, name in lines]
     hover = tooltip({"name": "line", field: field}, {"name"})
-    rule = alt.Chart(alt.Data(values=rows)).mark_rule(style="reference", clip=True)
+    rule = alt.Chart(alt.Data(values=rows)).mark_rule(style=style, clip=True)
     return rule.encode(channel, tooltip=hover)
 
 

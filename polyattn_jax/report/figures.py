@@ -73,7 +73,7 @@ def phase_plot(by_head: Columns, *, caption: str) -> "alt.LayerChart":
         x_range=(0.0, 1.0),
         caption=caption,
         x_label="median relative margin ρ",
-        y_label="median active distractors A (keys, log scale)",
+        y_label="median active distractors A (keys)",
         n=f"{number(len(by_head['type']))} heads",
     )
 
@@ -94,7 +94,7 @@ def calibration_curve(calibration: Calibration, *, n: str) -> "alt.LayerChart":
         caption="b_auto of the first tokens of the calibration texts, read off a grid of step "
         f"{number(calibration.step)}. The audit uses that of {number(calibration.length)} tokens "
         "for all of its suites.",
-        x_label="tokens of each text (log scale)",
+        x_label="tokens of each text",
         y_label="b_auto",
         n=n,
     )
@@ -122,7 +122,7 @@ def lost_and_sharpened(
         x_ticks=degrees,
         y_range=(0.0, top),
         caption=f"Rows that rᵖ loses and sharpens ({where}); bands: 95 % bootstrap over prompts.",
-        x_label="degree p (log scale)",
+        x_label="degree p",
         y_label="rows (%)",
         n=f"{number(entries[0].rows)} rows" if entries else None,
     )
@@ -151,7 +151,7 @@ def degree_histogram(
         caption=f"Sufficient degree p* per active row, {where}; dashed: the tested degrees. Not in "
         f"the bars: {number(none_needed)} rows that need no degree (p* = 0: at most one active "
         f"distractor), {number(never)} for which none suffices (p* = ∞: a tie at the top).",
-        x_label="sufficient degree p* (log scale)",
+        x_label="sufficient degree p*",
     )
 
 
@@ -186,8 +186,8 @@ def bound_scatter(columns: Columns, *, degree: int, seed: int, where: str) -> "a
         caption=f"Predicted against measured at p = {degree}, {where}: "
         f"{sample if total > MOST_ROWS else f'all {number(total)} rows'}. The bound holds where "
         "no row is left of the upright line and above the level one.",
-        x_label="predicted: sufficient degree p* (log scale)",
-        y_label="measured: S₂ (log scale)",
+        x_label="predicted: sufficient degree p*",
+        y_label="measured: S₂",
         n=f"{number(min(total, MOST_ROWS))} rows",
     )
 

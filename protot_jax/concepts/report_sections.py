@@ -49,7 +49,7 @@ def half_lives(result: ConceptReport) -> Section:
             report.histogram(
                 lives,
                 caption="Half-lives of the prototypes.",
-                x_label="half-life (tokens, log scale)",
+                x_label="half-life (tokens)",
                 y_label="prototypes (count)",
                 bins=24,
                 log_x=True,
@@ -57,7 +57,7 @@ def half_lives(result: ConceptReport) -> Section:
             report.scatter(
                 groups,
                 caption="Half-life against repetition of the top tokens.",
-                x_label="half-life (tokens, log scale)",
+                x_label="half-life (tokens)",
                 y_label="repetition (share)",
                 n=len(both),
                 log_x=True,

@@ -59,7 +59,10 @@ def build(
         "Two-digit addition by a dense and a sparse model",
         parts,
         provenance=report.facts(provenance)
-        | {f"training seconds, {name}": own.training_seconds for name, own in first.models.items()},
+        | {
+            f"training seconds, {name}": f"{own.training_seconds:.1f}"
+            for name, own in first.models.items()
+        },
         lead=[
             report.verdict(
                 *map(_unbroken, findings(summary)), tone="good" if reached(summary) else "bad"

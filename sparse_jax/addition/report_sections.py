@@ -68,7 +68,7 @@ def training(
                 [Series(name, own["step"], own[OPEN]) for name, own in evaluations.items()],
                 caption="Open edges of a sum, all layers together.",
                 x_label="updates",
-                y_label="open edges (log scale)",
+                y_label="open edges",
                 log_y=True,
                 n=f"{held_out} sums",
             ),

@@ -172,6 +172,56 @@ def test_histogram_rows_are_the_counts():
     assert "1 outside the bins" in outside.usermeta["remark"]
 
 
+def test_markers_of_a_histogram_are_named_above_its_bars_and_parted_from_them():
+    markers = [(-2.0, "low"), (-1.9, "near it"), (0.0, "middle"), (2.0, "under the menu")]
+    values = np.random.default_rng(0).normal(size=500).clip(-2, 2)
+    chart = report.histogram(values, caption="c", x_label="x", markers=markers)
+    texts = [layer for layer in marks(chart, "text") if layer["mark"]["style"] == "note"]
+    rows = {layer["data"]["values"][0]["name"]: layer["encoding"]["y"]["value"] for layer in texts}
+    # a line of text is 16 pixels: the first level, one lower, the first again, below the menu
+    assert rows == {"low": 8, "near it": 24, "middle": 8, "under the menu": 24}
+    bottom, top = domain(chart, "y")
+    highest = chart.height * (1 - max(column(chart, "count")) / top)
+    assert bottom == 0 and highest >= 32
+    rules = marks(chart, "rule")
+    assert [rule["mark"]["style"] for rule in rules] == 4 * ["rim", "reference"]
+    for rim, line in zip(rules[::2], rules[1::2], strict=True):
+        (row,) = rim["data"]["values"]
+        assert line["data"]["values"] == [row] and (row["from"], row["name"]) in markers
+        for rule in (rim, line):
+            # from under its name to the axis
+            assert rule["encoding"]["y"]["value"] == rows[row["name"]] + 8
+            assert rule["encoding"]["y2"]["value"] == "height"
+    kinds = [layer["mark"]["type"] for layer in spec(chart)["layer"]]
+    assert kinds.index("bar") < kinds.index("rule")
+    crowd = [(0.001 * i, f"marker {i}") for i in range(40)]
+    crowded = report.histogram(values, caption="c", x_label="x", markers=crowd)
+    # half of the height is for bars, whatever the number of names
+    assert max(column(crowded, "count")) / domain(crowded, "y")[1] >= 0.48
+
+
+@pytest.mark.parametrize(
+    ("label", "linear", "log"),
+    [
+        ("degree p", "degree p", "degree p (log scale)"),
+        ("half-life (tokens)", "half-life (tokens)", "half-life (tokens, log scale)"),
+    ],
+)
+def test_the_title_of_an_axis_says_that_it_is_logarithmic(label, linear, log):
+    for is_log, title in ((False, linear), (True, log)):
+        chart = report.curves(
+            [report.Series("a", [1, 2], [1, 2])],
+            caption="c",
+            x_label=label,
+            y_label="y",
+            log_x=is_log,
+        )
+        titles = {layer["encoding"]["x"]["title"] for layer in marks(chart, "line")}
+        assert titles == {title}
+        # the numbers of the table are no logarithms
+        assert label in chart.usermeta["columns"].values()
+
+
 def test_bars_whiskers_and_references_share_one_scale():
     chart = report.bars(
         [report.Bar("a", 50, 40, 60, 80), report.Bar("b", -25, -30, -20)],
