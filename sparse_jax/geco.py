@@ -34,6 +34,8 @@ class Strength:
       start: the strength before the first update.
       least, most: bounds of the strength.
       longest: the longest step in ln s, which limits the effect of a spike of the loss.
+      settle: share of the updates, the last ones, in which the step in ln s shrinks linearly to 0,
+        so that the strength does not swing while the learning rate is low; 0 never shrinks it.
 
     Raises:
       UsageError: fields are out of range; the message lists them all.
@@ -45,6 +47,7 @@ class Strength:
     least: float = 1e-4
     most: float = 1e5
     longest: float = 0.1
+    settle: float = 0.0
 
     def _wanted(self) -> dict[str, tuple[bool, str]]:
         return {
@@ -53,6 +56,7 @@ class Strength:
             "start": (0 < self.least <= self.start <= self.most, "between least and most, above 0"),
             "most": (math.isfinite(self.most), "finite"),
             "longest": (self.longest > 0, "above 0"),
+            "settle": (0 <= self.settle <= 1, "at least 0 and at most 1"),
         }
 
     def __post_init__(self) -> None:
@@ -67,12 +71,19 @@ class Strength:
 
 @dataclasses.dataclass(frozen=True)
 class GecoConfig(Strength):
-    """The dual update; `target` is tau, in nats per token."""
+    """The dual update; `target` is tau, in nats per token, `steps` the number of updates.
+
+    `steps` matters only with `settle`.
+    """
 
     target: float = dataclasses.field(kw_only=True)
+    steps: int = dataclasses.field(default=0, kw_only=True)
 
     def _wanted(self) -> dict[str, tuple[bool, str]]:
-        return {"target": (math.isfinite(self.target), "finite")} | super()._wanted()
+        return {
+            "target": (math.isfinite(self.target), "finite"),
+            "steps": (self.steps >= 1 or not self.settle, "at least 1 with settle"),
+        } | super()._wanted()
 
     @classmethod
     def fixed(cls, strength: float) -> "GecoConfig":
@@ -82,11 +93,12 @@ class GecoConfig(Strength):
 
 @struct.dataclass
 class Dual:
-    """Float32 scalars: ln s, the weighted sum of losses, and the sum of its weights."""
+    """Float32 scalars: ln s, the weighted sum of losses, the sum of its weights; past updates."""
 
     log_strength: jax.Array
     sum: jax.Array
     weight: jax.Array
+    updates: jax.Array
 
     @property
     def strength(self) -> jax.Array:
@@ -102,7 +114,8 @@ class Dual:
 def init(settings: GecoConfig) -> Dual:
     """The initial dual state."""
     zero = jnp.zeros((), jnp.float32)
-    return Dual(jnp.asarray(math.log(settings.start), jnp.float32), zero, zero)
+    start = jnp.asarray(math.log(settings.start), jnp.float32)
+    return Dual(start, zero, zero, jnp.zeros((), jnp.int32))
 
 
 def update(dual: Dual, loss: jax.Array, settings: GecoConfig) -> Dual:
@@ -113,9 +126,13 @@ def update(dual: Dual, loss: jax.Array, settings: GecoConfig) -> Dual:
     total = settings.decay * dual.sum + (1.0 - settings.decay) * loss
     weight = settings.decay * dual.weight + (1.0 - settings.decay)
     step = settings.dual_rate * (settings.target - total / weight)
-    log_strength = dual.log_strength + jnp.clip(step, -settings.longest, settings.longest)
+    step = jnp.clip(step, -settings.longest, settings.longest)
+    if settings.settle:
+        left = (settings.steps - dual.updates) / (settings.settle * settings.steps)
+        step *= jnp.clip(left, 0.0, 1.0)
     low, high = math.log(settings.least), math.log(settings.most)
-    return Dual(jnp.clip(log_strength, low, high), total, weight)
+    log_strength = jnp.clip(dual.log_strength + step, low, high)
+    return Dual(log_strength, total, weight, dual.updates + 1)
 
 
 def lagrangian(loss: jax.Array, edges: jax.Array, dual: Dual) -> jax.Array:

@@ -84,7 +84,7 @@ _ALWAYS_OPEN = 1e6
 def objective_of(task: Task, target: float) -> Sparsifying:
     """The objective of a run with this bound on the loss."""
     config = task.config
-    dual = GecoConfig(target=target, **dataclasses.asdict(config.strength))
+    dual = GecoConfig(target=target, steps=config.steps, **dataclasses.asdict(config.strength))
     return Sparsifying(
         task.base.cfg,
         dual,

@@ -117,9 +117,9 @@ def losses(summary: PosttrainSummary) -> Section:
         [
             str(run.seed),
             run.target,
-            _cell(run.loss, ".4f"),
-            _cell(run.difference, "+.4f"),
-            _cell(run.edges, ".2f", scale=100),
+            interval_cell(run.loss, ".4f"),
+            interval_cell(run.difference, "+.4f"),
+            interval_cell(run.edges, ".2f", scale=100),
             run.open_edges_per_head,
             run.strength,
         ]
@@ -139,7 +139,7 @@ def losses(summary: PosttrainSummary) -> Section:
     if summary.controls:
         columns.insert(4, "Minus control")
         for row, run in zip(rows, summary.runs, strict=True):
-            row.insert(4, _cell(run.over_control, "+.4f"))
+            row.insert(4, interval_cell(run.over_control, "+.4f"))
         less = "; ".join(format_signed(each.difference) for each in summary.controls)
         notes.append(_PROSE("control", less))
     notes += [
@@ -356,7 +356,7 @@ def paper(summary: PosttrainSummary) -> Section:
     )
 
 
-def _cell(interval: Interval | None, spec: str, scale: float = 1.0) -> Cell:
+def interval_cell(interval: Interval | None, spec: str, scale: float = 1.0) -> Cell:
     """The estimate with its interval below it."""
     if interval is None:
         return cell(None)

@@ -8,6 +8,7 @@ The work folder then holds
     <variant>/               a work folder of `sparse_jax.posttrain` for each variant; the controls
                              are in the first
     summary.json             `results.PairSummary`
+    report.html              pretraining, and edges against the loss of the control
 """
 
 import dataclasses
@@ -18,19 +19,20 @@ import jax
 
 from lm_jax.parallel import sharding
 from lm_jax.run import processes
-from lm_jax.run.files import write_json
-from lm_jax.run.provenance import collect_provenance, record_provenance
+from lm_jax.run.files import to_jsonable, write_json, write_text
+from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.text.preparation import MANIFEST, CorpusConfig, Prepared, prepare_corpus
 from lm_jax.text.tokenizer_training import train_byte_tokenizer
 from sparse_jax import posttrain
 from sparse_jax.config import PosttrainConfig
-from sparse_jax.pair import corpus, dense
+from sparse_jax.pair import corpus, dense, report
 from sparse_jax.pair.config import VARIANTS, PairConfig
 from sparse_jax.pair.results import PairSummary, VariantResult
 from sparse_jax.results import PosttrainSummary
 
-TEXT, DATA, DENSE, SUMMARY = "text", "data", "dense", "summary.json"
+TEXT, DATA, DENSE = "text", "data", "dense"
+SUMMARY, REPORT = "summary.json", "report.html"
 
 
 def run(config: PairConfig, folder: Path, *, force: bool = False) -> PairSummary:
@@ -73,8 +75,15 @@ def run(config: PairConfig, folder: Path, *, force: bool = False) -> PairSummary
         ),
         device=jax.devices()[0].device_kind,
     )
-    processes.on_first(lambda: write_json(folder / SUMMARY, summary))
+    processes.on_first(lambda: _conclude(config, folder, summary))
     return load_result(folder / SUMMARY, PairSummary)
+
+
+def _conclude(config: PairConfig, folder: Path, summary: PairSummary) -> None:
+    write_json(folder / SUMMARY, summary)
+    summary = load_result(folder / SUMMARY, PairSummary)
+    origin = to_jsonable(read_provenance(folder))
+    write_text(folder / REPORT, report.build(config, summary, folder, provenance=origin))
 
 
 def posttrain_config(config: PairConfig, folder: Path, variant: str) -> PosttrainConfig:

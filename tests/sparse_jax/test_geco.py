@@ -115,6 +115,20 @@ def test_strength_rises_below_the_bound_and_stays_within_its_limits():
     assert float(push(dual, jnp.float32(99.0)).strength) == pytest.approx(0.5, rel=U + of_exp)
 
 
+def test_the_step_settles_linearly_to_zero():
+    """Whole steps of ln 2 while half of the updates are left, then shares of it."""
+    settings = GecoConfig(
+        target=1.0, dual_rate=math.log(2), decay=0.0, longest=9.0, settle=0.5, steps=6
+    )
+    dual, steps = geco.init(settings), []
+    for _ in range(7):
+        after = geco.update(dual, jnp.float32(0.0), settings)
+        steps.append(float(after.log_strength - dual.log_strength) / math.log(2))
+        dual = after
+    # Sums below 4 and a few products: 8 units.
+    assert steps == pytest.approx([1, 1, 1, 1, 2 / 3, 1 / 3, 0], abs=8 * 4 * U)
+
+
 def test_the_strength_is_a_constant_to_the_parameters():
     dual = geco.init(GecoConfig(target=1.0, start=3.0))
 
@@ -123,7 +137,7 @@ def test_the_strength_is_a_constant_to_the_parameters():
 
     # ln 3 is rounded, its exponential has 4 units and the sum one.
     assert float(of(dual)) == pytest.approx(7.0, rel=(math.log(3) + 4 + 1) * U)
-    assert not np.any(np.asarray(jax.grad(of)(dual).log_strength))
+    assert not np.any(np.asarray(jax.grad(of, allow_int=True)(dual).log_strength))
 
 
 def test_a_loss_that_is_not_finite_is_not_hidden():

@@ -148,6 +148,17 @@ def test_variants_share_one_control_and_its_bound(whole):
     assert "no plateau yet" in text and "teacher: " in text and "between 1 seeds" not in text
 
 
+def test_the_page_states_the_numbers_of_the_summary(whole):
+    folder, summary = whole
+    page = (folder / study.REPORT).read_text("utf-8")
+    for variant in summary.variants:
+        (run,) = variant.runs
+        assert run.over_control is not None
+        assert f"{run.over_control.estimate:+.4f}<small>[" in page
+        assert f"{100 * run.edges.estimate:.3f}<small>[" in page
+    assert "was still falling after 4 updates" in page
+
+
 def test_stopped_anywhere_it_ends_in_the_same_models(whole, config, tmp_path, monkeypatch):
     """Stopped in both phases of pretraining, in the control and in post-training."""
     reference, summary = whole

@@ -1,0 +1,169 @@
+"""The page of the pair: pretraining to the plateau, then edges against the loss of the control.
+
+Every number comes from the files of the run; nothing is measured here.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from lm_jax import report
+from lm_jax.report import Column, Points, Section, Series, section, table
+from lm_jax.report.markup import Markup, number
+from lm_jax.report.prose import Prose
+from lm_jax.train.metrics import EVALUATIONS
+from sparse_jax.pair import dense
+from sparse_jax.pair.config import PairConfig
+from sparse_jax.pair.results import PairSummary
+from sparse_jax.report import interval_cell
+from sparse_jax.report_text import ONE_RUN, format_signed
+from sparse_jax.results import ComparedRun
+
+_PROSE = Prose("sparse_jax.pair")
+VARIANT_NAMES = {
+    "sparse": "without a teacher",
+    "teacher": "with the dense model as teacher",
+    "renormalise": "open edges renormalised",
+    "raw_gate": "gate logits without their scale",
+    "learn_bias": "gate biases learned",
+}
+
+
+def build(
+    config: PairConfig, summary: PairSummary, folder: Path, *, provenance: Mapping[str, Any]
+) -> str:
+    """The whole page; `folder` is the work folder."""
+    parts = [pretraining(config, summary, folder / "dense"), results(summary), frontier(summary)]
+    return report.page(
+        "A dense model, its sparse version and its control",
+        parts,
+        provenance=report.facts(provenance),
+        lead=[conclusion(summary)],
+    )
+
+
+def conclusion(summary: PairSummary) -> Markup:
+    """The first variant at its first bound, as the mean over seeds."""
+    bound = summary.variants[0].bounds[0]
+    over = bound.over_control
+    if over is None:
+        raise ValueError("the pair has no control")
+    seeds = f"means of {over.n} seeds" if over.n > 1 else ONE_RUN
+    return report.verdict(
+        f"{bound.edges.mean:.2%} of attention edges stay open, at a loss of {over.mean:+.4f} nats "
+        f"per token against the control ({seeds}).",
+        "The control is trained on the same text for as many updates, with all edges.",
+        tone="good" if over.mean <= 0.03 else "warn",
+    )
+
+
+def pretraining(config: PairConfig, summary: PairSummary, folder: Path) -> Section:
+    """The held-out loss of the dense model by update, over both phases."""
+    curves, before = [], 0
+    for name, label in ((dense.PLATEAU, "constant rate"), (dense.COOLDOWN, "falling rate")):
+        rows = [
+            row
+            for row in pq.read_table(folder / name / EVALUATIONS).to_pylist()
+            if row["name"] == "validation/loss"
+        ]
+        steps = [before + row["step"] for row in rows]
+        curves.append(Series(label, steps, [row["value"] for row in rows]))
+        before += summary.dense.plateau.steps
+    settings, trained = config.dense, summary.dense
+    plateau = settings.plateau
+    ended = (
+        _PROSE("plateau", plateau.min_gain, plateau.patience, settings.eval_every)
+        if trained.reached_plateau
+        else _PROSE("no_plateau", number(trained.plateau.steps))
+    )
+    return section(
+        "Pretraining",
+        _PROSE(
+            "dense",
+            number(trained.parameters),
+            f" in {settings.num_layers} layers of {settings.num_heads} heads",
+            ", ".join(config.text.tasks),
+            f"{config.text.task_share:.0%}",
+            number(trained.cooldown.steps),
+        ),
+        ended,
+        report.curves(
+            curves,
+            caption="Held-out loss of the dense model.",
+            x_label="update",
+            y_label="nats per token",
+        ),
+    )
+
+
+def results(summary: PairSummary) -> Section:
+    """A row per run of post-training."""
+    rows = [
+        [
+            VARIANT_NAMES[variant.variant],
+            run.seed,
+            interval_cell(run.loss, ".4f"),
+            interval_cell(run.over_control, "+.4f"),
+            interval_cell(run.difference, "+.4f"),
+            interval_cell(run.edges, ".3f", 100),
+            run.open_edges_per_head,
+        ]
+        for variant in summary.variants
+        for run in variant.runs
+    ]
+    less = "; ".join(
+        f"{format_signed(control.difference)} (seed {control.seed})" for control in summary.controls
+    )
+    first = summary.variants[0].runs[0]
+    return section(
+        "Post-training",
+        _PROSE("control", less, first.steps),
+        table(
+            [
+                "Sparse model",
+                "Seed",
+                "Loss",
+                "Minus control",
+                "Minus dense",
+                "Open, %",
+                Column("Per head", ".1f"),
+            ],
+            rows,
+            caption="Each run: losses in nats per token, with 95 % intervals over documents; open "
+            "edges in total, and per head and window.",
+            n=f"{number(first.windows)} windows of {first.edges.n} documents",
+        ),
+    )
+
+
+def frontier(summary: PairSummary) -> Section:
+    """Open edges against the loss over the control's, a point per run."""
+    groups = []
+    for variant in summary.variants:
+        compared = [(run, run.over_control) for run in variant.runs if run.over_control]
+        groups.append(
+            Points(
+                VARIANT_NAMES[variant.variant],
+                [100 * run.edges.estimate for run, _ in compared],
+                [over.estimate for _, over in compared],
+                [_title(run) for run, _ in compared],
+            )
+        )
+    return section(
+        "Edges against loss",
+        _PROSE("frontier"),
+        report.scatter(
+            groups,
+            caption="Loss minus the control's, against open edges.",
+            x_label="open edges, %",
+            y_label="loss - control's loss, nats per token",
+            log_x=True,
+            n=f"{sum(len(variant.runs) for variant in summary.variants)} runs",
+        ),
+    )
+
+
+def _title(run: ComparedRun) -> str:
+    return f"seed {run.seed}, bound {run.target:.3f}"
