@@ -13,9 +13,9 @@ from lm_jax.model.decoder import (
     init_params,
     param_spec,
 )
-from lm_jax.model.edits import Add, Chain, Freeze, OneLayer, Replace, Scale
+from lm_jax.model.edits import Add, Chain, Freeze, OneLayer, Replace, Scale, ScaleGradient
 from lm_jax.model.params import ParamSpec
-from lm_jax.model.sites import SITES, keep
+from lm_jax.model.sites import SITES, StatefulEdit, keep
 from lm_jax.weights.load import Pretrained, load_pretrained
 from lm_jax.weights.save import save_pretrained
 
@@ -38,6 +38,8 @@ __all__ = [
     "Rope",
     "Sampling",
     "Scale",
+    "ScaleGradient",
+    "StatefulEdit",
     "count_params",
     "forward",
     "fused",

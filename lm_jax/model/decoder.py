@@ -190,8 +190,12 @@ def forward(
         "index": np.arange(cfg.num_layers, dtype=np.int32),
     }
     run_stack = _unrolled if unroll else _scanned
-    x_BTD, layer_outputs = run_stack(run_layer, x_BTD, per_layer, outer.visited, remat)
+    carry = (x_BTD, outer.state)
+    (x_BTD, outer.state), layer_outputs = run_stack(
+        run_layer, carry, per_layer, outer.visited, remat
+    )
 
+    x_BTD = outer("final_input", x_BTD)
     if logits_at is not None:
         x_BTD = jnp.take_along_axis(x_BTD, logits_at[:, :, None], axis=1)
     x_BTD = layers.norm(params.get("final", {}), x_BTD, cfg, outer, "final")
@@ -214,32 +218,35 @@ def _layer_kinds(cfg: DecoderConfig) -> dict[str, np.ndarray] | None:
     }
 
 
-def _scanned(run_layer, x_BTD, per_layer, visited, remat):
-    def layer(x_BTD, layer_inputs):
-        return run_layer(x_BTD, layer_inputs, visited)
+def _scanned(run_layer, carry, per_layer, visited, remat):
+    def layer(carry, layer_inputs):
+        return run_layer(carry, layer_inputs, visited)
 
-    return jax.lax.scan(jax.checkpoint(layer) if remat else layer, x_BTD, per_layer)
+    return jax.lax.scan(jax.checkpoint(layer) if remat else layer, carry, per_layer)
 
 
-def _unrolled(run_layer, x_BTD, per_layer, visited, remat):
-    def layer(x_BTD, layer_inputs):
-        return run_layer(x_BTD, layer_inputs, visited)
+def _unrolled(run_layer, carry, per_layer, visited, remat):
+    def layer(carry, layer_inputs):
+        return run_layer(carry, layer_inputs, visited)
 
     layer_outputs = []
     for i in range(jax.tree.leaves(per_layer)[0].shape[0]):
         layer_inputs = jax.tree.map(lambda a, i=i: a[i], per_layer)
-        x_BTD, out = (jax.checkpoint(layer) if remat else layer)(x_BTD, layer_inputs)
+        carry, out = (jax.checkpoint(layer) if remat else layer)(carry, layer_inputs)
         layer_outputs.append(out)
-    return x_BTD, jax.tree.map(lambda *leaves: jnp.stack(leaves), *layer_outputs)
+    return carry, jax.tree.map(lambda *leaves: jnp.stack(leaves), *layer_outputs)
 
 
 def _layer(
-    x_BTD, layer_inputs, visited, *, cfg, mixer, record, attend, positions_BT, valid_BT, dropout
+    carry, layer_inputs, visited, *, cfg, mixer, record, attend, positions_BT, valid_BT, dropout
 ):
-    """One block; returns the residual stream and the outputs of the layer."""
-    scope = sites.Scope(layer_inputs["edits"], record, visited=visited)
+    """One block; returns the residual stream with the state of edits, and the layer's outputs."""
+    x_BTD, state = carry
+    scope = sites.Scope(layer_inputs["edits"], record, visited=visited, state=state)
     p, kind = layer_inputs["params"], layer_inputs["kind"]
     drop = Dropout(dropout, layer_inputs["rng"])
+    x_BTD = scope("resid_pre", x_BTD)
+    norm1 = functools.partial(_norm, p.get("ln1", {}), cfg=cfg, scope=scope)
     layer = Layer(
         positions_BT=positions_BT,
         scope=scope,
@@ -250,10 +257,11 @@ def _layer(
         index=layer_inputs["index"],
         valid_BT=valid_BT,
         dropout=drop,
+        resid_BTD=x_BTD,
+        norm=norm1,
     )
 
-    x_BTD = scope("resid_pre", x_BTD)
-    h_BTD = _norm(p.get("ln1", {}), x_BTD, cfg, scope, "ln1")
+    h_BTD = norm1(x_BTD, site="ln1")
     decoding = layer_inputs["cache"] is not None and x_BTD.shape[1] == 1
     mix = mixer.step if decoding else mixer.apply
     with jax.named_scope("mixer"):
@@ -269,18 +277,19 @@ def _layer(
         hidden_BTD = layers.rematerialised(run_mlp, scope, p, mid_BTD)
         added_BTD = hidden_BTD if added_BTD is None else hidden_BTD + added_BTD
     x_BTD = scope("resid_post", mid_BTD if added_BTD is None else mid_BTD + added_BTD)
-    return x_BTD, {"records": scope.records, "aux": scope.aux, "cache": cache}
+    return (x_BTD, scope.state), {"records": scope.records, "aux": scope.aux, "cache": cache}
 
 
-def _norm(p, x_BTD, cfg, scope, site):
+def _norm(p, x, cfg, scope, site):
     """A norm, none of whose inner arrays is kept for the backward pass."""
     return layers.rematerialised(
-        lambda scope, p, x_BTD: layers.norm(p, x_BTD, cfg, scope, site), scope, p, x_BTD
+        lambda scope, p, x: layers.norm(p, x, cfg, scope, site), scope, p, x
     )
 
 
 def _mlp(scope, p, x_BTD, *, cfg, drop):
     """The MLP's addition to the residual stream."""
+    x_BTD = scope("mlp_input", x_BTD)
     h_BTD = layers.norm(p.get("ln2", {}), x_BTD, cfg, scope, "ln2")
     hidden_BTD = layers.mlp(p["mlp"], h_BTD, cfg, scope, drop)
     if cfg.post_norms:

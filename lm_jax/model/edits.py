@@ -5,6 +5,7 @@ layers, heads, positions or strengths therefore never recompiles. Leaves have on
 of the site (`sites.SITES`), length 1 where they broadcast, with a leading L for sites of a layer.
 """
 
+import functools
 from typing import Any
 
 from flax import struct
@@ -57,6 +58,25 @@ class Freeze:
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return jax.lax.stop_gradient(x)
+
+
+@struct.dataclass
+class ScaleGradient:
+    """The site as it is, with the gradient through it times `factor`."""
+
+    factor: float = struct.field(pytree_node=False)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return _scale_gradient(x, self.factor)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _scale_gradient(x: jax.Array, factor: float) -> jax.Array:
+    del factor
+    return x
+
+
+_scale_gradient.defvjp(lambda x, factor: (x, None), lambda factor, _, g: (g * factor,))
 
 
 @struct.dataclass

@@ -53,6 +53,20 @@ def project(
     return checkpoint_name(y, PRODUCT)
 
 
+def project_heads(
+    x_BTND: jax.Array, w: jax.Array | Adapted, bias_NH: jax.Array | None = None
+) -> jax.Array:
+    """`project("BTD,DNH->BTNH", ...)` where every head reads an input of its own."""
+    if isinstance(w, Adapted):
+        down_BTNR = _matrix_product(x_BTND, w.down, 1)
+        update_BTNH = jnp.einsum("BTNR,RNH->BTNH", down_BTNR, w.up)
+        y_BTNH = jnp.einsum("BTND,DNH->BTNH", x_BTND, w.weight) + w.strength * update_BTNH
+    else:
+        y_BTNH = jnp.einsum("BTND,DNH->BTNH", x_BTND, w)
+    y_BTNH = y_BTNH if bias_NH is None else y_BTNH + add_axes(bias_NH, y_BTNH.ndim)
+    return checkpoint_name(y_BTNH, PRODUCT)
+
+
 # Of two matrices: with several token axes XLA's CPU compiler transposes the gradient for the
 # product with x entry by entry, fused with all that computes it. The backward pass saves x in its
 # own shape, not a second array in the shape of a matrix.
@@ -69,12 +83,13 @@ def rematerialised(block: Callable[..., Any], scope: Scope, *args: Any) -> Any:
     Everything else is cheap to recompute, and large to store.
     """
 
-    def pure(*args: Any) -> tuple[Any, Any]:
-        inner = Scope(scope.edits, scope.record, visited=scope.visited)
-        return block(inner, *args), (inner.records, inner.aux)
+    def pure(state: Any, *args: Any) -> tuple[Any, Any]:
+        inner = Scope(scope.edits, scope.record, visited=scope.visited, state=state)
+        return block(inner, *args), (inner.records, inner.aux, inner.state)
 
     keep = jax.checkpoint_policies.save_only_these_names(PRODUCT)
-    output, (records, aux) = jax.checkpoint(pure, prevent_cse=False, policy=keep)(*args)
+    run = jax.checkpoint(pure, prevent_cse=False, policy=keep)
+    output, (records, aux, scope.state) = run(scope.state, *args)
     scope.records |= records
     scope.aux |= aux
     return output

@@ -5,6 +5,7 @@ decoder knows nothing else about it, so attention, prototypes, Mamba and DeltaNe
 around it.
 """
 
+from collections.abc import Callable
 import dataclasses
 from typing import Any, ClassVar, Protocol
 
@@ -12,11 +13,12 @@ import jax
 import jax.numpy as jnp
 
 from kernels.attention.visibility import visibility
+from lm_jax.errors import UsageError
 from lm_jax.model.attention import Attend, Fused, attention
 from lm_jax.model.config import DecoderConfig
-from lm_jax.model.layers import NO_DROPOUT, Dropout, norm, project, rotate
+from lm_jax.model.layers import NO_DROPOUT, Dropout, norm, project, project_heads, rotate
 from lm_jax.model.params import ParamSpec, ParamTree, constant, zeros
-from lm_jax.model.sites import Scope
+from lm_jax.model.sites import HEAD_INPUT_SITES, Scope
 
 RopeTables = tuple[jax.Array, jax.Array]
 
@@ -27,6 +29,7 @@ class Layer:
 
     `positions_BT` are absolute and ascend by one; `window` is None, or a scalar that may be traced,
     as `index`, the number of the layer, is. `valid_BT` is false where a token is padding.
+    `norm(x, site=...)` is the norm that made the mixer's input of the residual stream `resid_BTD`.
     """
 
     positions_BT: jax.Array
@@ -38,6 +41,8 @@ class Layer:
     index: jax.Array | int = 0
     valid_BT: jax.Array | None = None
     dropout: Dropout = NO_DROPOUT
+    resid_BTD: jax.Array | None = None
+    norm: Callable[..., jax.Array] | None = None
 
 
 class Mixer(Protocol):
@@ -124,9 +129,17 @@ class AttentionMixer:
         self, p: ParamTree, x_BTD: jax.Array, cfg: DecoderConfig, layer: Layer, cache: Any
     ) -> tuple[jax.Array, Any]:
         scope, positions_BT = layer.scope, layer.positions_BT
-        q_BTNH = scope("attn.q", project("BTD,DNH->BTNH", x_BTD, p["q"], p.get("q_bias")))
-        k_BSKH = scope("attn.k", project("BTD,DKH->BTKH", x_BTD, p["k"], p.get("k_bias")))
-        v_BSKH = scope("attn.v", project("BTD,DKH->BTKH", x_BTD, p["v"], p.get("v_bias")))
+        if scope.touches(HEAD_INPUT_SITES):
+            heads = {"q": cfg.num_heads, "k": cfg.num_kv_heads, "v": cfg.num_kv_heads}
+            projected = [_project_inputs(p, name, N, layer) for name, N in heads.items()]
+        else:
+            projected = [
+                project("BTD,DNH->BTNH", x_BTD, p[name], p.get(name + "_bias"))
+                for name in ("q", "k", "v")
+            ]
+        q_BTNH, k_BSKH, v_BSKH = (
+            scope("attn." + name, x) for name, x in zip(("q", "k", "v"), projected, strict=True)
+        )
         if cfg.qk_norm:
             q_BTNH = norm(p["q_norm"], q_BTNH, cfg, scope, "attn.q_norm")
             k_BSKH = norm(p["k_norm"], k_BSKH, cfg, scope, "attn.k_norm")
@@ -165,6 +178,20 @@ class AttentionMixer:
         return project("BTNH,NHD->BTD", z_BTNH, p["o"], p.get("o_bias")), cache
 
     step = apply
+
+
+def _project_inputs(p: ParamTree, name: str, N: int, layer: Layer) -> jax.Array:
+    """Queries, keys or values of N heads, each of which reads and normalises its own input."""
+    assert layer.resid_BTD is not None and layer.norm is not None
+    if layer.scope.touches(frozenset({"ln1.scale"})):
+        raise UsageError(
+            "edits or record: ln1.scale is one divisor for all heads, but an input of single heads "
+            f"is touched too, each with its own; use {name}_input.scale"
+        )
+    B, T, D = layer.resid_BTD.shape
+    x_BTND = jnp.broadcast_to(layer.resid_BTD[:, :, None], (B, T, N, D))
+    h_BTND = layer.norm(layer.scope(name + "_input", x_BTND), site=name + "_input")
+    return project_heads(h_BTND, p[name], p.get(name + "_bias"))
 
 
 def _visible_pairs(tokens: int, window: int | None) -> int:

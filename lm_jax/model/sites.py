@@ -31,6 +31,12 @@ SITES: Mapping[str, Site] = {
     "embed": Site("BTD", "token (and learned position) embedding, after its scale", False),
     "resid_pre": Site("BTD", "residual stream entering the layer"),
     "ln1.scale": Site("BT1", "divisor of the norm before the mixer"),
+    "q_input": Site("BTND", "residual stream that each head's query reads, before the norm"),
+    "k_input": Site("BTKD", "residual stream that each head's key reads, before the norm"),
+    "v_input": Site("BTKD", "residual stream that each head's value reads, before the norm"),
+    "q_input.scale": Site("BTN1", "divisor of the norm of `q_input`"),
+    "k_input.scale": Site("BTK1", "divisor of the norm of `k_input`"),
+    "v_input.scale": Site("BTK1", "divisor of the norm of `v_input`"),
     "attn.q": Site("BTNH", "queries, as projected"),
     "attn.k": Site("BSKH", "keys of the given tokens, as projected"),
     "attn.v": Site("BSKH", "values of the given tokens"),
@@ -44,12 +50,14 @@ SITES: Mapping[str, Site] = {
     "attn.out": Site("BTD", "mixer output as added to the residual stream"),
     "ln1_post.scale": Site("BT1", "divisor of the norm after the mixer (Gemma)"),
     "resid_mid": Site("BTD", "residual stream between mixer and MLP (not in parallel blocks)"),
+    "mlp_input": Site("BTD", "residual stream that the MLP reads, before the norm"),
     "ln2.scale": Site("BT1", "divisor of the norm before the MLP"),
     "mlp.in": Site("BTD", "normalised input of the MLP"),
     "mlp.post": Site("BTF", "hidden units of the MLP, after activation and gate"),
     "mlp.out": Site("BTD", "MLP output as added to the residual stream"),
     "ln2_post.scale": Site("BT1", "divisor of the norm after the MLP (Gemma)"),
     "resid_post": Site("BTD", "residual stream leaving the layer"),
+    "final_input": Site("BTD", "residual stream that the logits read, before the norm", False),
     "final.scale": Site("BT1", "divisor of the last norm", False),
     "mixer.write_logits": Site("BTR", "write logit of each prototype, after the temperature"),
     "mixer.read_logits": Site("BTR", "read logit of each prototype, after the temperature"),
@@ -59,6 +67,24 @@ SITES: Mapping[str, Site] = {
 }
 
 SCORE_SITES = frozenset({"attn.scores", "attn.pattern"})
+# Where one is touched, every head reads, normalises and projects a residual stream of its own in
+# place of the one that `ln1` normalises.
+HEAD_INPUT_SITES = frozenset(
+    f"{name}_input{part}" for name in ("q", "k", "v") for part in ("", ".scale")
+)
+
+
+class StatefulEdit:
+    """Base class of edits that share a state: `edit(x, state) -> (x, state)`.
+
+    The state is any pytree. It starts as None at `embed`, the first site, and passes through all
+    stateful edits of a forward pass in the order of the sites, from layer to layer; its structure
+    is fixed from the first layer on. Leaves of an edit inside a layer have a leading axis L and
+    any further axes.
+    """
+
+    def __call__(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
+        raise NotImplementedError
 
 
 def check_names(names: Mapping[str, Any], role: str) -> None:
@@ -78,12 +104,12 @@ def check_edit(name: str, edit: Any, num_layers: int) -> None:
     letters = ("L" if site.per_layer else "") + site.dims
     for leaf in jax.tree.leaves(edit):
         shape = jax.numpy.shape(leaf)
-        if len(shape) != len(letters):
+        if len(shape) != len(letters) and not isinstance(edit, StatefulEdit):
             raise UsageError(
                 f"edits[{name!r}]: a leaf has shape {shape}; expected {len(letters)} axes "
                 f"{letters} (length 1 broadcasts, except L = {num_layers})"
             )
-        if site.per_layer and shape[0] != num_layers:
+        if site.per_layer and shape[:1] != (num_layers,):
             raise UsageError(
                 f"edits[{name!r}]: a leaf has shape {shape}; its first axis L must be {num_layers}"
             )
@@ -91,7 +117,7 @@ def check_edit(name: str, edit: Any, num_layers: int) -> None:
 
 @dataclasses.dataclass
 class Scope:
-    """Edits and reducers of one layer, its records, and the sites visited.
+    """Edits and reducers of one layer, its records, the state of edits, and the sites visited.
 
     Exists only while a layer is traced. `visited` lets the decoder refuse a site that the model
     does not have: an edit is never ignored silently.
@@ -102,6 +128,7 @@ class Scope:
     records: dict[str, Any] = dataclasses.field(default_factory=dict)
     aux: dict[str, Any] = dataclasses.field(default_factory=dict)
     visited: set[str] = dataclasses.field(default_factory=set)
+    state: Any = None
 
     def touches(self, names: frozenset[str]) -> bool:
         """Whether any of `names` is edited or recorded."""
@@ -116,7 +143,13 @@ class Scope:
     def edit(self, name: str, x: jax.Array) -> jax.Array:
         """Applies the edit of the site alone."""
         self.visited.add(name)
-        return _apply(name, self.edits[name], x) if name in self.edits else x
+        if name not in self.edits:
+            return x
+        edit = self.edits[name]
+        if not isinstance(edit, StatefulEdit):
+            return _apply(name, edit, x)
+        y, self.state = edit(x, self.state)
+        return _checked(name, x, y)
 
     def observe(self, name: str, x: jax.Array) -> None:
         """Records the site alone."""
@@ -132,7 +165,15 @@ def _apply(name: str, edit: Callable[[jax.Array], jax.Array], x: jax.Array) -> j
                     f"edits[{name!r}]: a leaf has {letter} = {have}; expected 1 or {want} "
                     f"({SITES[name].dims} = {x.shape})"
                 )
-    y = edit(x)
+    return _checked(name, x, edit(x))
+
+
+def _checked(name: str, x: jax.Array, y: jax.Array) -> jax.Array:
+    """What an edit made of `x`, in its dtype.
+
+    Raises:
+      UsageError: it has another shape.
+    """
     if y.shape != x.shape:
         raise UsageError(f"edits[{name!r}] returned shape {y.shape}; expected {x.shape}")
     return y.astype(x.dtype)

@@ -13,7 +13,7 @@ softmax weight itself would change.
 
 Attribution patching (Nanda 2023; Syed et al. 2023) is the first-order estimate of all effects from
 one backward pass in the run that is patched: the difference of the component's two values times
-the gradient of the metric.
+the gradient of the metric, or its like under other local derivatives (`rules`).
 """
 
 from collections.abc import Callable
@@ -27,6 +27,7 @@ import jax.numpy as jnp
 from lm_jax.errors import UsageError, nearest
 from lm_jax.model.edits import Add, Replace
 from lm_jax.model.sites import keep
+from sparse_jax.circuits.rules import EXACT, GradientRules
 from sparse_jax.circuits.runs import Batch, CircuitModel, measure
 
 Direction = Literal["noising", "denoising"]
@@ -87,7 +88,7 @@ def head_effects(
     Raises:
       UsageError: no such direction.
     """
-    run_BT, other_BT = _sides(batch, direction)
+    run_BT, other_BT = sides(batch, direction)
     return _head_effects(model, batch, run_BT, other_BT, at_once)
 
 
@@ -103,49 +104,77 @@ def _head_effects(
         edit = Replace(records["attn.z"], mask_LN[:, None, None, :, None])
         return measure(model, batch, run_BT, edits={"attn.z": edit})[0]
 
-    effects = _effects(patched, jnp.arange(L * N), jnp.asarray(-1), at_once)
+    effects = sweep(patched, jnp.arange(L * N), jnp.asarray(-1), at_once)
     return effects.reshape(L, N, -1)
 
 
 def head_attributions(
-    model: CircuitModel, batch: Batch, *, direction: Direction = "noising"
+    model: CircuitModel,
+    batch: Batch,
+    *,
+    direction: Direction = "noising",
+    rules: GradientRules = EXACT,
 ) -> jax.Array:
     """First-order estimate of `head_effects` from one backward pass, `[L, N, B]`.
+
+    Args:
+      model: dense or sparse.
+      batch: the prompts.
+      direction: see the head of this file.
+      rules: local derivatives of the backward pass.
 
     Raises:
       UsageError: no such direction.
     """
-    run_BT, other_BT = _sides(batch, direction)
-    return _head_attributions(model, batch, run_BT, other_BT)
+    run_BT, other_BT = sides(batch, direction)
+    return _head_attributions(model, batch, run_BT, other_BT, rules)
 
 
-@jax.jit
+@functools.partial(jax.jit, static_argnames="rules")
 def _head_attributions(
-    model: CircuitModel, batch: Batch, run_BT: jax.Array, other_BT: jax.Array
+    model: CircuitModel,
+    batch: Batch,
+    run_BT: jax.Array,
+    other_BT: jax.Array,
+    rules: GradientRules,
 ) -> jax.Array:
     _, other = measure(model, batch, other_BT, record={"attn.z": keep})
-    z_LBTNH, g_LBTNH = _gradient(model, batch, run_BT)
+    z_LBTNH, g_LBTNH = _gradient(model, batch, run_BT, rules)
     change_LBTNH = other["attn.z"].astype(jnp.float32) - z_LBTNH
     return (change_LBTNH * g_LBTNH).sum((2, 4)).swapaxes(1, 2)
 
 
 def edge_attributions(
-    model: CircuitModel, batch: Batch, *, direction: Direction = "noising"
+    model: CircuitModel,
+    batch: Batch,
+    *,
+    direction: Direction = "noising",
+    rules: GradientRules = EXACT,
 ) -> jax.Array:
     """First-order effect of patching each token edge, `[L, B, N, T, S]`; 0 at masked pairs.
+
+    Args:
+      model: dense or sparse.
+      batch: the prompts.
+      direction: see the head of this file.
+      rules: local derivatives of the backward pass.
 
     Raises:
       UsageError: no such direction.
     """
-    run_BT, other_BT = _sides(batch, direction)
-    return _edge_attributions(model, batch, run_BT, other_BT)
+    run_BT, other_BT = sides(batch, direction)
+    return _edge_attributions(model, batch, run_BT, other_BT, rules)
 
 
-@jax.jit
+@functools.partial(jax.jit, static_argnames="rules")
 def _edge_attributions(
-    model: CircuitModel, batch: Batch, run_BT: jax.Array, other_BT: jax.Array
+    model: CircuitModel,
+    batch: Batch,
+    run_BT: jax.Array,
+    other_BT: jax.Array,
+    rules: GradientRules,
 ) -> jax.Array:
-    _, g_LBTNH = _gradient(model, batch, run_BT)
+    _, g_LBTNH = _gradient(model, batch, run_BT, rules)
     here, there = (activations(model, batch, tokens) for tokens in (run_BT, other_BT))
     return there.products_LBNTS(g_LBTNH) - here.products_LBNTS(g_LBTNH)
 
@@ -170,7 +199,7 @@ def edge_effects(
     Raises:
       UsageError: no such direction.
     """
-    run_BT, other_BT = _sides(batch, direction)
+    run_BT, other_BT = sides(batch, direction)
     return _edge_effects(model, batch, run_BT, other_BT, jnp.asarray(edges_E4), at_once)
 
 
@@ -195,10 +224,10 @@ def _edge_effects(
 
     # In no layer.
     none = jnp.asarray([model.cfg.num_layers, 0, 0, 0])
-    return _effects(patched, edges_E4, none, at_once)
+    return sweep(patched, edges_E4, none, at_once)
 
 
-def _effects(
+def sweep(
     patched: Callable[[jax.Array], jax.Array], which_X: jax.Array, none: jax.Array, at_once: int
 ) -> jax.Array:
     """The metric under each patch minus that under `none`, `[X, B]`.
@@ -213,7 +242,9 @@ def _effects(
     return metric_XB[:count] - metric_XB[count : count + 1]
 
 
-def _gradient(model: CircuitModel, batch: Batch, run_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _gradient(
+    model: CircuitModel, batch: Batch, run_BT: jax.Array, rules: GradientRules
+) -> tuple[jax.Array, jax.Array]:
     """z of all heads and the gradient of each prompt's metric by it, `[L, B, T, N, H]`, float32."""
     cfg = model.cfg
     B, T = run_BT.shape
@@ -221,7 +252,12 @@ def _gradient(model: CircuitModel, batch: Batch, run_BT: jax.Array) -> tuple[jax
 
     def total(added: jax.Array) -> tuple[jax.Array, jax.Array]:
         metric_B, records = measure(
-            model, batch, run_BT, edits={"attn.z": Add(added)}, record={"attn.z": keep}
+            model,
+            batch,
+            run_BT,
+            edits={"attn.z": Add(added)},
+            record={"attn.z": keep},
+            rules=rules,
         )
         # Prompts do not see each other, so the gradient of the sum holds that of each.
         return metric_B.sum(), records["attn.z"].astype(jnp.float32)
@@ -230,11 +266,20 @@ def _gradient(model: CircuitModel, batch: Batch, run_BT: jax.Array) -> tuple[jax
     return z_LBTNH, g_LBTNH
 
 
-def _sides(batch: Batch, direction: str) -> tuple[jax.Array, jax.Array]:
+def sides(batch: Batch, direction: str) -> tuple[jax.Array, jax.Array]:
     """Tokens of the run that is patched, and of the run that the values come from."""
+    check_direction(direction)
+    pair = (batch.clean_BT, batch.corrupt_BT)
+    return pair if direction == "noising" else pair[::-1]
+
+
+def check_direction(direction: str) -> None:
+    """Refuses what is no direction.
+
+    Raises:
+      UsageError: naming the nearest.
+    """
     if direction not in get_args(Direction):
         raise UsageError(
             f"there is no direction {direction!r}{nearest(direction, get_args(Direction))}"
         )
-    pair = (batch.clean_BT, batch.corrupt_BT)
-    return pair if direction == "noising" else pair[::-1]

@@ -15,10 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lm_jax.model.attention import softmax
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import Output, forward
+from lm_jax.model.edits import Chain
 from lm_jax.weights.load import Pretrained
 from sparse_jax.circuits.metrics import METRICS, Continuations
+from sparse_jax.circuits.rules import EXACT, GradientRules
 from sparse_jax.circuits.tasks import Task
 from sparse_jax.model import Gates, SparseModel, gated_forward
 
@@ -37,13 +40,29 @@ class CircuitModel:
         gates = model.gates if isinstance(model, SparseModel) else None
         return cls(model.params, model.cfg, gates)
 
-    def forward(self, tokens_BT: jax.Array, valid_BT: jax.Array, **options: Any) -> Output:
-        """The forward pass; `options` are those of `lm_jax.forward`."""
-        if self.gates is None:
-            return forward(self.params, tokens_BT, self.cfg, **options)
-        return gated_forward(
-            self.params, tokens_BT, self.cfg, self.gates, valid_BT=valid_BT, **options
-        )
+    def forward(
+        self,
+        tokens_BT: jax.Array,
+        valid_BT: jax.Array,
+        *,
+        rules: GradientRules = EXACT,
+        edits: Mapping[str, Any] | None = None,
+        record: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Output:
+        """The forward pass; `rules` are of its derivative, the rest as in `lm_jax.forward`."""
+        edits, record = dict(edits or {}), record or {}
+        for site, edit in rules.edits(self.cfg, {*edits, *record}).items():
+            edits[site] = Chain((edit, edits[site])) if site in edits else edit
+        options |= {"edits": edits, "record": record}
+        if rules.softmax_temperature == 1.0 and self.gates is not None:
+            return gated_forward(
+                self.params, tokens_BT, self.cfg, self.gates, valid_BT=valid_BT, **options
+            )
+        attend: Any = softmax
+        if self.gates is not None:
+            attend = self.gates.attend(self.cfg, valid_BT=valid_BT)
+        return forward(self.params, tokens_BT, self.cfg, attend=rules.attend(attend), **options)
 
 
 @struct.dataclass
@@ -84,6 +103,7 @@ def measure(
     *,
     edits: Mapping[str, Any] | None = None,
     record: Mapping[str, Any] | None = None,
+    rules: GradientRules = EXACT,
 ) -> tuple[jax.Array, dict[str, Any]]:
     """The metric of each prompt, `[B]` in float32, and what was recorded.
 
@@ -93,9 +113,15 @@ def measure(
       tokens_BT: `batch.clean_BT` or `batch.corrupt_BT`.
       edits: interventions by site (`lm_jax.model.edits`).
       record: reducers by site.
+      rules: local derivatives of the metric.
     """
     output = model.forward(
-        tokens_BT, batch.valid_BT, edits=edits, record=record, logits_at=batch.at_B2
+        tokens_BT,
+        batch.valid_BT,
+        edits=edits,
+        record=record,
+        rules=rules,
+        logits_at=batch.at_B2,
     )
     first_BV, second_BV = output.logits[:, 0], output.logits[:, 1]
     return METRICS[batch.metric](first_BV, second_BV, batch.continuations), output.records

@@ -1,0 +1,51 @@
+"""Small models of every kind of block, with weights far from their start, on IOI prompts."""
+
+import jax
+import jax.numpy as jnp
+
+import lm_jax
+from sparse_jax.circuits.runs import Batch, CircuitModel
+from sparse_jax.circuits.tasks import make_task
+from sparse_jax.model import constant_gates
+from tests import tiny
+from tests.sparse_jax.circuits.word_tokenizer import word_tokenizer
+
+BLOCKS = {
+    "llama": {"num_heads": 4, "num_kv_heads": 2, "family": "llama"},
+    "gpt2": {**tiny.GPT2, "family": "gpt2"},
+    "gemma": {
+        "num_heads": 4,
+        "num_kv_heads": 1,
+        "post_norms": True,
+        "qk_norm": True,
+        "norm_offset": 1.0,
+        "windows": (4, None),
+        "family": "gemma3",
+    },
+    "pythia": {
+        **tiny.GPT2,
+        "rope": lm_jax.Rope(fraction=0.25),
+        "parallel_residual": True,
+        "activation": "gelu",
+        "family": "gpt_neox",
+    },
+}
+
+
+def ioi_batch(count=3, seed=0):
+    return Batch.of(make_task("ioi", word_tokenizer(), count=count, seed=seed))
+
+
+def circuit_model(blocks="llama", *, bias=None, seed=1, scale=12.0, **changes):
+    """With gates of this bias, or dense. Biases and norm weights differ from 0 and 1."""
+    options = BLOCKS[blocks] | {"vocab_size": word_tokenizer().vocab_size} | changes
+    cfg = tiny.decoder(**options)
+    params = lm_jax.init_params(jax.random.key(seed), cfg)
+    leaves, tree = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
+    moved = [
+        scale * x if jnp.ptp(x) > 0 else x + 0.2 * jax.random.normal(key, x.shape)
+        for x, key in zip(leaves, keys, strict=True)
+    ]
+    gates = None if bias is None else constant_gates(cfg, bias)
+    return CircuitModel(jax.tree.unflatten(tree, moved), cfg, gates)
