@@ -19,7 +19,7 @@ import numpy as np
 from sparse_jax.circuits import curves
 from sparse_jax.circuits.ablation import head_values, keep_edges, keep_heads
 from sparse_jax.circuits.patching import activations
-from sparse_jax.circuits.runs import Batch, CircuitModel, measure
+from sparse_jax.circuits.runs import Batch, CircuitModel, measure, metric
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,9 +137,9 @@ def edge_curve(
 
 
 def _curve(model: CircuitModel, batch: Batch, taken: np.ndarray, metric_KB: jax.Array) -> Curve:
-    whole_B, _ = measure(model, batch, batch.clean_BT)
-    metric = np.asarray(metric_KB, np.float64)
-    return Curve(taken, metric[1:], metric[0], np.asarray(whole_B, np.float64))
+    whole_B = metric(model, batch, batch.clean_BT)
+    results_KB = np.asarray(metric_KB, np.float64)
+    return Curve(taken, results_KB[1:], results_KB[0], np.asarray(whole_B, np.float64))
 
 
 @functools.partial(jax.jit, static_argnames="at_once")

@@ -96,6 +96,12 @@ class Batch:
         )
 
 
+@jax.jit
+def metric(model: CircuitModel, batch: Batch, tokens_BT: jax.Array) -> jax.Array:
+    """`measure` without edits, compiled once for all models and prompts of one shape."""
+    return measure(model, batch, tokens_BT)[0]
+
+
 def measure(
     model: CircuitModel,
     batch: Batch,

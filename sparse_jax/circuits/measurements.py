@@ -1,0 +1,102 @@
+"""Rows of the circuit study: metrics, effects and curves of one model on one task, by prompt.
+
+A row holds one `value`; its other columns say of what:
+
+    quantity    metric (of a prompt), effect (of patching a component), curve (metric of a circuit),
+                open (components of a prompt that carry any weight, their number)
+    component   heads or token_edges
+    method      of a metric: clean or corrupt prompt; of an effect: exact or attribution
+    direction   of an effect: noising or denoising
+    ablation    of a curve: what replaces the components outside the circuit
+    ranking     of a curve: signed, absolute, random; `transferred` is that of another task, `own`
+                the task's own at the same size
+    scope       of a curve: whether each prompt has a ranking of its own, or the task has one
+    size, draw, prompt, layer, head, query, key
+
+Size 0 is the circuit of no component. Columns that do not apply are null.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_LABELS = (
+    *("task", "model", "quantity", "component", "method", "direction"),
+    *("ablation", "ranking", "scope"),
+)
+_PLACES = ("size", "draw", "prompt", "layer", "head", "query", "key")
+SCHEMA = pa.schema(
+    [
+        *((name, pa.string()) for name in _LABELS),
+        *((name, pa.int32()) for name in _PLACES),
+        ("value", pa.float64()),
+    ]
+)
+
+
+def rows(
+    values: ArrayLike,
+    axes: Mapping[str, ArrayLike],
+    *,
+    edges_E4: np.ndarray | None = None,
+    **labels: str,
+) -> pa.Table:
+    """An array as rows of `SCHEMA`.
+
+    Args:
+      values: one value a row.
+      axes: coordinates along each axis of the values, in their order, by column.
+      edges_E4: layer, head, query and key of each entry of an axis "edge".
+      **labels: columns with one text.
+    """
+    array = np.asarray(values, np.float64)
+    grid = np.meshgrid(*map(np.asarray, axes.values()), indexing="ij")
+    places = {name: part.ravel() for name, part in zip(axes, grid, strict=True)}
+    if edges_E4 is not None:
+        edge = places.pop("edge")
+        columns = ("layer", "head", "query", "key")
+        places |= {name: edges_E4[edge, i] for i, name in enumerate(columns)}
+
+    def column(field: pa.Field) -> pa.Array:
+        if field.name == "value":
+            return pa.array(array.ravel())
+        if field.name in places:
+            return pa.array(places[field.name], field.type)
+        if field.name in labels:
+            return pa.repeat(pa.scalar(labels[field.name], field.type), array.size)
+        return pa.nulls(array.size, field.type)
+
+    return pa.Table.from_arrays([column(field) for field in SCHEMA], schema=SCHEMA)
+
+
+def select(table: pa.Table, **labels: Any) -> pa.Table:
+    """The rows whose columns have these values."""
+    for name, value in labels.items():
+        table = table.filter(pc.equal(table[name], value))
+    return table
+
+
+def array(
+    table: pa.Table, axes: Sequence[str], **labels: Any
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Selected rows as an array with these axes, and the coordinates along each.
+
+    Raises:
+      ValueError: a place of the array has no row, or several.
+    """
+    chosen = select(table, **labels)
+    coordinates, places = {}, []
+    for axis in axes:
+        coordinates[axis], place = np.unique(chosen[axis].to_numpy(), return_inverse=True)
+        places.append(place)
+    result = np.full([len(each) for each in coordinates.values()], np.nan)
+    if result.size != len(chosen):
+        raise ValueError(f"{len(chosen)} rows of {labels} do not fill {result.shape} of {axes}")
+    result[tuple(places)] = chosen["value"].to_numpy()
+    if np.isnan(result).any() and not np.isnan(chosen["value"].to_numpy()).any():
+        raise ValueError(f"rows of {labels} are double along {axes}")
+    return result, coordinates

@@ -1,0 +1,372 @@
+"""The page of the circuit study: curves, sizes, ratios, patterns and edges.
+
+Every number comes from the summary and the drawn prompts; nothing is measured here. Paragraphs are
+in `report.html.j2`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lm_jax import report
+from lm_jax.report import Cell, Section, Series, cell, rate, section, table
+from lm_jax.report.markup import number
+from lm_jax.report.page import Part
+from lm_jax.report.prose import Prose
+from lm_jax.statistics import Interval
+from sparse_jax.circuits import paper, report_figures
+from sparse_jax.circuits.report_text import (
+    COMPONENT,
+    curve,
+    findings,
+    first_ablation,
+    format_interval,
+)
+from sparse_jax.circuits.results import CircuitSummary, DrawnPrompt, TaskResult
+
+_PROSE = Prose("sparse_jax.circuits")
+_SCOPE = {"prompt": "per prompt", "task": "per task"}
+
+
+def build(
+    summary: CircuitSummary,
+    drawn: Mapping[tuple[str, str], DrawnPrompt],
+    *,
+    provenance: Mapping[str, Any],
+) -> str:
+    """The whole page.
+
+    Args:
+      summary: from `study.run`.
+      drawn: patterns and edges of one prompt, by model and task.
+      provenance: from `record_provenance`.
+    """
+    config = summary.config
+    own = [task.name for task in summary.tasks if task.rephrases is None]
+    parts = [
+        prompts(summary),
+        solved(summary),
+        *(curves(summary, task) for task in own),
+        sizes(summary),
+        mib(summary),
+        agreement(summary),
+        *[transfers(summary)] * bool(summary.transfers),
+        *[patterns(summary, drawn, own)] * ("heads" in config.components),
+        *[edges(summary, drawn, own)] * ("token_edges" in config.components),
+        *[published(summary)] * any(ratio.model == "sparse" for ratio in summary.ratios),
+    ]
+    unsolved = any(not each.solved for each in summary.results)
+    headline, *others = (text.replace(" %", "\u00a0%") for text in findings(summary))
+    return report.page(
+        "Circuits of attention heads and token edges",
+        parts,
+        provenance=report.facts(provenance),
+        lead=[report.verdict(headline, *others, tone="warn" if unsolved else "none")],
+        style=report_figures.STYLE,
+    )
+
+
+def prompts(summary: CircuitSummary) -> Section:
+    """Tasks with their prompts, and models."""
+    rows = [
+        [
+            task.name if task.rephrases is None else f"{task.name} (rephrases {task.rephrases})",
+            task.clean,
+            task.corrupt,
+            _listed(task.answers),
+            _listed(task.wrong_answers),
+            task.metric.replace("_", " "),
+            f"{task.shortest} to {task.longest}",
+            task.kept,
+            "; ".join(f"{count} × {reason}" for reason, count in task.dropped.items()) or "none",
+        ]
+        for task in summary.tasks
+    ]
+    models = [
+        [model.role, model.source, model.family, model.layers, model.heads, model.sha256[:12]]
+        for model in summary.models
+    ]
+    heads = ["Task", "Clean", "Corrupt", "Right", "Wrong", "Metric", "Tokens", "Kept", "Dropped"]
+    return section(
+        "Prompts and models",
+        _PROSE("prompts"),
+        table(heads, rows, caption="Tasks, each with its first example."),
+        table(
+            ["Model", "Source", "Family", "Layers", "Heads per layer", "Weights, sha256"],
+            models,
+            caption="Models.",
+        ),
+    )
+
+
+def solved(summary: CircuitSummary) -> Section:
+    """Accuracy and metric of every model on every task."""
+    rows = [
+        [
+            each.task,
+            each.model,
+            rate(each.accuracy, spec=".0f"),
+            cell("yes" if each.solved else "no", tone="good" if each.solved else "bad"),
+            _interval(each.clean),
+            _interval(each.corrupt),
+        ]
+        for each in summary.results
+    ]
+    return section(
+        "Do the models solve the tasks?",
+        _PROSE("solved", f"{100 * summary.config.accuracy_bar:g}"),
+        table(
+            ["Task", "Model", "Right, %", "Solved", "Metric, clean", "Metric, corrupt"],
+            rows,
+            caption="Accuracy and mean metric, with Wilson and bootstrap intervals.",
+        ),
+    )
+
+
+def curves(summary: CircuitSummary, task: str) -> Section:
+    """Explained effect by number of components kept, for all ablations."""
+    config = summary.config
+    results = [each for each in summary.results if each.task == task]
+    figures: list[Part] = []
+    folded: list[Part] = []
+    for component in config.components:
+        chosen = config.edge_ablations if component == "token_edges" else config.ablations
+        for ablation in chosen:
+            for scope in ("prompt", "task"):
+                figure = _curves(summary, results, component, ablation, scope)
+                first = ablation == chosen[0] and scope == "prompt"
+                (figures if first else folded).append(figure)
+    return section(
+        f"Explained effect: {task}",
+        _PROSE(
+            "curves", f"{100 * config.fraction:g}", config.direction, number(config.random_draws)
+        ),
+        report.grid(*figures),
+        report.details("Ranked per task, and other ablations", report.grid(*folded)),
+    )
+
+
+def _curves(
+    summary: CircuitSummary, results: list[TaskResult], component: str, ablation: str, scope: str
+) -> Any:
+    series, random = [], []
+    for each in results:
+        if own := curve(each, component, ablation, scope=scope):
+            x = [point.size for point in own.points]
+            y = [point.explained for point in own.points]
+            low = [point.explained - point.standard_error for point in own.points]
+            high = [point.explained + point.standard_error for point in own.points]
+            series.append(Series(each.model, x, y, low, high))
+        if own := curve(each, component, ablation, "random"):
+            x = [point.size for point in own.points]
+            y = [point.explained for point in own.points]
+            random.append(Series(f"{each.model}, random order", x, y))
+    name = COMPONENT[component]
+    return report.curves(
+        [*series, *random],
+        caption=f"Explained effect of the {name} kept, {_SCOPE[scope]}; the others: {ablation} "
+        "ablation. Bands: one standard error.",
+        x_label=f"{name} kept (log scale)",
+        y_label="explained effect",
+        log_x=True,
+        h_lines=[(summary.config.fraction, f"{100 * summary.config.fraction:g} %")],
+        n=f"{results[0].clean.n} prompts",
+    )
+
+
+def sizes(summary: CircuitSummary) -> Section:
+    """Sizes of circuits and their ratios."""
+    rows = []
+    for each in summary.results:
+        for own in each.curves:
+            if own.ranking == "absolute":
+                continue
+            scope = "random" if own.ranking == "random" else _SCOPE[own.scope]
+            rows.append(
+                [
+                    each.task,
+                    COMPONENT[own.component],
+                    own.ablation,
+                    scope,
+                    each.model,
+                    cell("–") if own.crossing is None else _interval(own.crossing, ",.4g"),
+                    each.components[own.component],
+                    cell(each.open[own.component], spec=",.4g"),
+                ]
+            )
+    ratios = [
+        [
+            each.task,
+            COMPONENT[each.component],
+            each.ablation,
+            _SCOPE[each.scope],
+            f"{each.reference} : {each.model}",
+            _interval(each.ratio, ".2f") if each.ratio else cell("–", note=each.why),
+        ]
+        for each in summary.ratios
+    ]
+    tables = [
+        table(
+            ["Task", "Components", "Ablation", "Ranked", "Model", "Needed", "Of", "With weight"],
+            rows,
+            caption=f"Components that explain {100 * summary.config.fraction:g}\u00a0%.",
+        )
+    ]
+    if ratios:
+        tables.append(
+            table(
+                ["Task", "Components", "Ablation", "Ranked", "Models", "Times smaller"],
+                ratios,
+                caption="Size of one model's circuit over that of another's; above 1 where the "
+                "second is smaller.",
+            )
+        )
+    return section(
+        "Sizes of circuits", _PROSE("sizes", f"{100 * summary.config.fraction:g}"), *tables
+    )
+
+
+def mib(summary: CircuitSummary) -> Section:
+    """CPR, CMD and the log-k area of both rankings."""
+    rows = [
+        [
+            each.task,
+            COMPONENT[own.component],
+            own.ablation,
+            each.model,
+            own.ranking,
+            *(cell(value, spec=".3f") for value in (own.cpr, own.cmd, own.log_area)),
+        ]
+        for each in summary.results
+        for own in each.curves
+        if own.scope == "task" or own.ranking == "random"
+    ]
+    return section(
+        "CPR and CMD",
+        _PROSE("mib"),
+        table(
+            ["Task", "Components", "Ablation", "Model", "Ranking", "CPR", "CMD", "Mean over ln k"],
+            rows,
+            caption="Circuit performance ratio, circuit-model distance, and mean explained effect "
+            "over ln k.",
+        ),
+    )
+
+
+def agreement(summary: CircuitSummary) -> Section:
+    """Rank correlations of attribution and exact patching."""
+    rows = [
+        [
+            result.task,
+            result.model,
+            COMPONENT[each.component],
+            each.direction,
+            each.compared,
+            cell(each.spearman, spec=".3f"),
+        ]
+        for result in summary.results
+        for each in result.agreements
+    ]
+    return section(
+        "Does attribution agree with exact patching?",
+        _PROSE("agreement", number(summary.config.edge_sample)),
+        table(
+            ["Task", "Model", "Components", "Direction", "Compared", "Spearman"],
+            rows,
+            caption="Rank correlation of effects, averaged over prompts.",
+        ),
+    )
+
+
+def transfers(summary: CircuitSummary) -> Section:
+    """Circuits on another wording."""
+    rows = [
+        [
+            each.source,
+            each.task,
+            each.model,
+            each.size,
+            cell(each.jaccard, spec=".2f", note=f"by chance {each.jaccard_by_chance:.2f}"),
+            cell(each.spearman, spec=".2f"),
+            _interval(each.transferred, ".2f"),
+            _interval(each.own, ".2f"),
+        ]
+        for each in summary.transfers
+    ]
+    heads = ["Found on", "Evaluated on", "Model", "Heads", "Jaccard", "Spearman"]
+    return section(
+        "Does the circuit hold on rephrased prompts?",
+        _PROSE("transfer"),
+        table(
+            [*heads, "Explained by it", "By their own circuit"],
+            rows,
+            caption="Overlap of the heads of two wordings, rank correlation of the importance of "
+            "all heads, and explained effect on the second wording.",
+        ),
+    )
+
+
+def patterns(
+    summary: CircuitSummary, drawn: Mapping[tuple[str, str], DrawnPrompt], tasks: list[str]
+) -> Section:
+    """Patterns of the needed heads, dense beside sparse."""
+    parts: list[Part] = []
+    for task in tasks:
+        own = [drawn[model.role, task] for model in summary.models]
+        parts.append(report_figures.prompt_text(own[0]))
+        parts += [report_figures.thumbnails(each) for each in own]
+        parts.append(report.grid(*(report_figures.pattern(each) for each in own if each.heads)))
+    fraction = f"{100 * summary.config.fraction:g}"
+    return section("Attention patterns of the needed heads", _PROSE("patterns", fraction), *parts)
+
+
+def edges(
+    summary: CircuitSummary, drawn: Mapping[tuple[str, str], DrawnPrompt], tasks: list[str]
+) -> Section:
+    """The needed token edges of one prompt as graphs."""
+    parts: list[Part] = []
+    layers = {model.role: model.layers for model in summary.models}
+    for task in tasks:
+        own = [drawn[model.role, task] for model in summary.models]
+        parts.append(report_figures.prompt_text(own[0]))
+        parts += [report_figures.edge_graph(each, layers[each.model]) for each in own if each.edges]
+    fraction = f"{100 * summary.config.fraction:g}"
+    return section("Graph of the needed token edges", _PROSE("edges", fraction), *parts)
+
+
+def published(summary: CircuitSummary) -> Section:
+    """The paper's ratios beside ours."""
+    rows = []
+    for each in summary.ratios:
+        first = first_ablation(summary, each.component)
+        if (each.reference, each.model, each.ablation) != ("dense", "sparse", first):
+            continue
+        printed = paper.published(each.task, each.component, each.scope)
+        rows.append(
+            [
+                each.task,
+                COMPONENT[each.component],
+                _SCOPE[each.scope],
+                f"{printed.ratio:.3g} (Fig. {printed.figure}, {printed.model})" if printed else "–",
+                format_interval(each.ratio, ".2f") if each.ratio else f"none: {each.why}",
+                each.ablation,
+            ]
+        )
+    return section(
+        "Beside the paper",
+        _PROSE("paper"),
+        table(
+            ["Task", "Components", "Ranked", "Paper, dense : sparse", "Ours", "Our ablation"],
+            rows,
+            caption="Ratios of circuit sizes at 90\u00a0% in the paper, and at our fraction.",
+        ),
+    )
+
+
+def _interval(interval: Interval, spec: str = ".3g") -> Cell:
+    return cell(format_interval(interval, spec))
+
+
+def _listed(texts: tuple[str, ...]) -> str:
+    """The first few continuations, with their spaces visible."""
+    shown = ", ".join(f"“{text}”" for text in texts[:3])
+    return shown + (f" and {len(texts) - 3} more" if len(texts) > 3 else "")

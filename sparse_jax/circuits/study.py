@@ -1,0 +1,279 @@
+"""Runs the study: tasks, then every model on every task, then the summary and the report.
+
+The work folder then holds
+
+    shards/          the rows of each model on each task, so that a killed study resumes
+    rows.parquet     all of them (`measurements`)
+    drawn/           patterns and edges of one prompt, by task and model (`results.DrawnPrompt`)
+    summary.json     every number (`results.CircuitSummary`)
+    report.html      the page, one offline file
+"""
+
+from collections.abc import Mapping
+import dataclasses
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pyarrow as pa
+
+from lm_jax.errors import BadInputError, UsageError
+from lm_jax.run import progress, stop
+from lm_jax.run.config import config_hash, to_plain
+from lm_jax.run.files import storage_error, to_jsonable, write_json, write_text
+from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
+from lm_jax.run.results import load_result
+from lm_jax.run.rows import RowStore
+from lm_jax.text.tokenizer import Tokenizer
+from lm_jax.weights.load import OpenedModel, Pretrained, load_pretrained, open_pretrained
+from sparse_jax import model as sparse_model
+from sparse_jax.circuits import analysis, report
+from sparse_jax.circuits.config import CircuitConfig, is_file, task_name
+from sparse_jax.circuits.measurements import SCHEMA, select
+from sparse_jax.circuits.piece import Measurement, SourceCircuit, head_importance
+from sparse_jax.circuits.results import CircuitSummary, DrawnPrompt, ModelFacts, TaskFacts
+from sparse_jax.circuits.runs import CircuitModel
+from sparse_jax.circuits.tasks import Task, check_disjoint, load_task, make_task
+from sparse_jax.model import SPARSE
+
+SHARDS, ROWS, DRAWN, SUMMARY, REPORT = (
+    *("shards", "rows.parquet", "drawn"),
+    *("summary.json", "report.html"),
+)
+# Of rows, whose meaning may change with the program.
+_FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class StudyModel:
+    """A model whose config and tokenizer are read and whose weights are not."""
+
+    facts: ModelFacts
+    opened: OpenedModel
+    tokenizer: Tokenizer
+    folder: Path | None
+
+    def load(self, dtype: str) -> CircuitModel:
+        """The model with its weights."""
+        kind = jnp.dtype(dtype)
+        if self.folder is None:
+            return CircuitModel.of(load_pretrained(self.facts.source, dtype=kind))
+        return CircuitModel.of(sparse_model.load(self.folder, dtype=kind))
+
+
+def run(config: CircuitConfig, folder: Path) -> CircuitSummary:
+    """Measures what has not been measured in an open work folder; returns the summary.
+
+    Raises:
+      BadInputError: a model or task that cannot be used.
+      StoppedError: on a signal, after the piece that was under way.
+    """
+    models = {role: open_model(role, source) for role, source in config.models.items()}
+    tasks = read_tasks(config, models)
+    pieces = [(role, name) for role in models for name in tasks]
+    identity = {
+        "format": _FORMAT,
+        "config": to_plain(config),
+        "models": {role: each.facts.sha256 for role, each in models.items()},
+        "tasks": {name: task.manifest.sha256 for name, task in tasks.items()},
+    }
+    origin = collect_provenance(
+        seeds={"study": config.seed},
+        dtype=config.dtype,
+        data={**identity["models"], **identity["tasks"]},
+        tokenizer=next(iter(models.values())).tokenizer.sha256,
+    )
+    record_provenance(folder, origin)
+    with RowStore(folder / SHARDS, SCHEMA, config_hash(identity), flush_units=1) as store:
+        done = sum(piece in store for piece in pieces)
+        with progress.track("circuits", total=len(pieces), unit="pieces", done=done) as advance:
+            for role, model in models.items():
+                todo = [name for name in tasks if (role, name) not in store]
+                loaded = model.load(config.dtype) if todo else None
+                for name in todo:
+                    assert loaded is not None
+                    stop.check(f"before {role} on {name}")
+                    measure_piece(config, folder, store, model, loaded, tasks, name)
+                    advance(note=f"{role} on {name}")
+                del loaded
+        table = store.merge(folder / ROWS)
+    summary = summarise(config, models, tasks, table)
+    write_json(folder / SUMMARY, summary)
+    drawn = {piece: load_result(drawn_file(folder, *piece), DrawnPrompt) for piece in pieces}
+    page = report.build(summary, drawn, provenance=to_jsonable(read_provenance(folder)))
+    write_text(folder / REPORT, page)
+    return summary
+
+
+def measure_piece(
+    config: CircuitConfig,
+    folder: Path,
+    store: RowStore,
+    model: StudyModel,
+    loaded: CircuitModel,
+    tasks: Mapping[str, Task],
+    name: str,
+) -> None:
+    """Measures one model on one task and stores its rows; the drawn prompt is written first."""
+    role = model.facts.role
+    source = None
+    if (origin := _sources(config).get(name)) and "heads" in config.components:
+        table = select(store.read(), task=origin, model=role)
+        importance_LN = head_importance(table, config.direction).mean(2)
+        source = SourceCircuit(importance_LN, analysis.needed(config, table))
+    names = {"task": name, "model": role}
+    piece = Measurement(config, names, loaded, tasks[name]).run(model.tokenizer, source)
+    path = drawn_file(folder, role, name)
+    try:
+        path.parent.mkdir(exist_ok=True)
+    except OSError as error:
+        raise storage_error(path.parent, error) from error
+    write_json(path, piece.drawn)
+    store.append((role, name), piece.rows)
+
+
+def drawn_file(folder: Path, role: str, task: str) -> Path:
+    """Where the drawn prompt of a piece is."""
+    return folder / DRAWN / f"{task}_{role}.json"
+
+
+def _sources(config: CircuitConfig) -> dict[str, str]:
+    """The task whose other wording a task is, by its name."""
+    return {task_name(new): task_name(old) for old, new in config.rephrasings.items()}
+
+
+def open_model(role: str, source: str) -> StudyModel:
+    """Reads what is needed of a model before its weights.
+
+    Args:
+      role: dense, control or sparse.
+      source: what `lm_jax.load_pretrained` takes, or the folder of a sparse model, or one with such
+        a folder called `model` (a run of post-training).
+
+    Raises:
+      BadInputError: it is none of these, or has no tokenizer.
+    """
+    folder = next(
+        (each for each in (Path(source), Path(source, "model")) if (each / SPARSE).is_file()), None
+    )
+    try:
+        opened = open_pretrained(source if folder is None else folder)
+    except BadInputError as error:
+        raise BadInputError(
+            f"--{role}={source}: {error}; it takes a Hugging Face folder, a .gguf file, a folder "
+            "made by iaj convert, a name of the manifest (iaj fetch), or the exported folder of "
+            "iaj sparse posttrain"
+        ) from error
+    if opened.tokenizer is None:
+        raise BadInputError(
+            f"--{role}={source} has no tokenizer; put its tokenizer.json beside the weights"
+        )
+    if role == "sparse" and folder is None:
+        raise BadInputError(
+            f"--sparse={source} has no {SPARSE}, so it is no sparse model; give the folder that "
+            "iaj sparse posttrain exported"
+        )
+    if folder is not None:
+        sparse_model.read_note(folder)
+    facts = ModelFacts(
+        role=role,
+        source=source,
+        sha256=Pretrained(opened.cfg, {}, opened.tokenizer, opened.files).sha256,
+        family=opened.cfg.family,
+        layers=opened.cfg.num_layers,
+        heads=opened.cfg.num_heads,
+        gated=folder is not None,
+    )
+    return StudyModel(facts, opened, opened.tokenizer, folder)
+
+
+def read_tasks(config: CircuitConfig, models: Mapping[str, StudyModel]) -> dict[str, Task]:
+    """All tasks by name, the same prompts for all models.
+
+    Raises:
+      UsageError: models have different tokenizers, or `config.shown` is no prompt.
+      BadInputError: as of `tasks.make_task` and `tasks.load_task`.
+    """
+    digests = {model.tokenizer.sha256 for model in models.values()}
+    if len(digests) > 1:
+        raise UsageError(
+            f"{' and '.join(f'--{role}' for role in models)} have different tokenizers, so that "
+            "their prompts and edges cannot be compared; give models of one tokenizer"
+        )
+    tokenizer = next(iter(models.values())).tokenizer
+    longest = min(model.opened.cfg.max_length for model in models.values())
+    results: dict[str, Task] = {}
+    for source in config.task_sources:
+        if is_file(source):
+            metric = {"metric": config.metric} if config.metric else {}
+            task = load_task(source, tokenizer, max_length=longest, **metric)
+        else:
+            task = make_task(
+                source,
+                tokenizer,
+                count=config.count,
+                seed=config.seed,
+                metric=config.metric or None,
+                max_length=longest,
+            )
+        if len(task.examples) < 2:
+            raise BadInputError(f"{source}: one example; intervals need two or more prompts")
+        if config.shown >= len(task.examples):
+            raise UsageError(
+                f"config.shown = {config.shown}, and {source} has {len(task.examples)} prompts, "
+                "counted from 0; give a smaller number"
+            )
+        results[task_name(source)] = task
+    for old, new in config.rephrasings.items():
+        check_disjoint(results[task_name(old)], results[task_name(new)])
+    return results
+
+
+def summarise(
+    config: CircuitConfig,
+    models: Mapping[str, StudyModel],
+    tasks: Mapping[str, Task],
+    table: pa.Table,
+) -> CircuitSummary:
+    """Every number of the study, from its rows."""
+    sources = _sources(config)
+    results = [
+        analysis.task_result(config, select(table, task=name, model=role), name, role)
+        for name in tasks
+        for role in models
+    ]
+    return CircuitSummary(
+        config=config,
+        models=tuple(model.facts for model in models.values()),
+        tasks=tuple(task_facts(name, task, sources.get(name)) for name, task in tasks.items()),
+        results=tuple(results),
+        ratios=tuple(analysis.ratios(config, table, results)),
+        transfers=tuple(
+            analysis.transfer(config, table, role, old, new)
+            for new, old in sources.items()
+            for role in models
+            if "heads" in config.components
+        ),
+        device=jax.devices()[0].device_kind,
+    )
+
+
+def task_facts(name: str, task: Task, rephrases: str | None) -> TaskFacts:
+    """The prompts of a task in numbers, and its first example."""
+    manifest, first, lengths_B = task.manifest, task.examples[0], task.arrays.lengths_B
+    return TaskFacts(
+        name=name,
+        rephrases=rephrases,
+        metric=manifest.metric,
+        seed=manifest.seed,
+        drawn=manifest.drawn,
+        kept=manifest.kept,
+        dropped=manifest.dropped,
+        sha256=manifest.sha256,
+        shortest=int(lengths_B.min()),
+        longest=int(lengths_B.max()),
+        clean=first.clean,
+        corrupt=first.corrupt,
+        answers=first.answers,
+        wrong_answers=first.wrong_answers,
+    )

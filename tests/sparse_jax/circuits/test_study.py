@@ -1,0 +1,287 @@
+"""The study on tiny models: numbers from its rows, a planted head, resuming, refusals."""
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from scipy import stats
+
+from lm_jax.errors import BadInputError, StoppedError, UsageError
+from lm_jax.run import stop
+from lm_jax.run.config import from_plain
+from lm_jax.run.files import read_json, write_json
+from lm_jax.run.results import load_result
+from lm_jax.run.workdir import LOG_FILE, open_workdir
+from sparse_jax.circuits import piece, study
+from sparse_jax.circuits.config import CircuitConfig, experiment
+from sparse_jax.circuits.results import CircuitSummary, DrawnPrompt
+from tests.sparse_jax.circuits.small_study import (
+    COUNT,
+    HEADS,
+    LAYERS,
+    SMALL,
+    example,
+    save_models,
+    write_lines,
+)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    return save_models(tmp_path_factory.mktemp("models"))
+
+
+def settings(models, **changes):
+    defaults = {
+        "dense": str(models / "dense"),
+        "control": str(models / "planted"),
+        "rephrased": str(models / "mine.jsonl"),
+        "accuracy_bar": 0.01,
+        "ablations": ("counterfactual", "resample"),
+    }
+    return experiment("", **SMALL | defaults | changes)
+
+
+@pytest.fixture(scope="module")
+def done(models, tmp_path_factory):
+    """A finished study of two models and two wordings: its folder."""
+    folder = tmp_path_factory.mktemp("study")
+    run(settings(models), folder)
+    return folder
+
+
+def run(config, folder):
+    with open_workdir(folder, config) as work:
+        study.run(from_plain(config, CircuitConfig), work.path)
+
+
+def rows_of(folder, **labels):
+    """Rows with these values, as dicts."""
+    table = pq.read_table(folder / study.ROWS).to_pylist()
+    return [row for row in table if all(row[name] == value for name, value in labels.items())]
+
+
+def by(rows, *names):
+    """Values by the named columns; several of one place are averaged."""
+    result = {}
+    for row in rows:
+        result.setdefault(tuple(row[name] for name in names), []).append(row["value"])
+    return {place: math.fsum(values) / len(values) for place, values in result.items()}
+
+
+def explained(folder, whole, **labels):
+    """Explained effect by size, written out: a ratio of sums over prompts."""
+    metric = by(rows_of(folder, quantity="curve", **labels), "size", "prompt")
+    prompts = sorted({prompt for _, prompt in metric})
+    total = sum(whole[prompt,] - metric[0, prompt] for prompt in prompts)
+    return {
+        size: sum(metric[size, prompt] - metric[0, prompt] for prompt in prompts) / total
+        for size in sorted({size for size, _ in metric} - {0})
+    }
+
+
+def crossing(points, fraction):
+    """Log-linear interpolation written out."""
+    before = None
+    for size, value in points.items():
+        if value >= fraction:
+            if before is None:
+                return size
+            share = (fraction - before[1]) / (value - before[1])
+            return math.exp((1 - share) * math.log(before[0]) + share * math.log(size))
+        before = (size, value)
+    return math.nan
+
+
+def test_the_summary_is_that_of_its_rows(done):
+    """Accuracies, means, curves, crossings, CPR, CMD, ratios and correlations, from the rows."""
+    summary = load_result(done / study.SUMMARY, CircuitSummary)
+    crossings = {}
+    assert len(summary.results) == 4
+    for result in summary.results:
+        own = {"task": result.task, "model": result.model}
+        clean = by(rows_of(done, quantity="metric", method="clean", **own), "prompt")
+        assert len(clean) == COUNT
+        assert result.accuracy.estimate == sum(value > 0 for value in clean.values()) / COUNT
+        assert result.clean.estimate == pytest.approx(math.fsum(clean.values()) / COUNT)
+        # Two components, two ablations of heads and one of edges; signed by prompt and by task,
+        # absolute, random.
+        assert len(result.curves) == 12
+        for curve in result.curves:
+            names = {name: getattr(curve, name) for name in ("component", "ablation", "ranking")}
+            points = explained(done, clean, **own, **names, scope=curve.scope)
+            assert [point.size for point in curve.points] == list(points)
+            np.testing.assert_allclose(
+                [point.explained for point in curve.points], list(points.values()), rtol=1e-9
+            )
+            crossed = crossing(points, summary.config.fraction)
+            assert curve.crossing.estimate == pytest.approx(crossed)
+            crossings[(*own.values(), *names.values(), curve.scope)] = crossed
+            shares = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+            full = max(points)
+            f = [points.get(int(share * full), 0.0) for share in shares]
+            pairs = list(zip(shares, f, strict=True))
+            steps = [(b[0] - a[0], a[1], b[1]) for a, b in itertools.pairwise(pairs)]
+            assert curve.cpr == pytest.approx(sum(width * (a + b) / 2 for width, a, b in steps))
+            distance = sum(width * (abs(1 - a) + abs(1 - b)) / 2 for width, a, b in steps)
+            assert curve.cmd == pytest.approx(distance)
+            # The triangle inequality of one ranking.
+            assert curve.cpr + curve.cmd >= 0.999 - 1e-9
+        for agreement in result.agreements:
+            kind = {"component": agreement.component, "direction": agreement.direction}
+            sides = [
+                by(rows_of(done, quantity="effect", method=method, **kind, **own), *place)
+                for place in [("layer", "head", "query", "key")]
+                for method in ("exact", "attribution")
+            ]
+            assert len(sides[0]) == agreement.compared
+            values = [[side[place] for place in sides[0]] for side in sides]
+            want = stats.spearmanr(*values).statistic
+            assert agreement.spearman == pytest.approx(want) and abs(want) > 0.05
+    assert {ratio.model for ratio in summary.ratios} == {"control"} and len(summary.ratios) == 12
+    for ratio in summary.ratios:
+        kind = (ratio.component, ratio.ablation, "signed", ratio.scope)
+        dense, control = (crossings[(ratio.task, model, *kind)] for model in ("dense", "control"))
+        if ratio.ratio is None:
+            assert "did not solve" in ratio.why
+        else:
+            assert ratio.ratio.estimate == pytest.approx(dense / control)
+
+
+def test_a_circuit_of_another_wording_is_that_of_its_rows(done):
+    summary = load_result(done / study.SUMMARY, CircuitSummary)
+    assert [each.model for each in summary.transfers] == ["dense", "control"]
+    kind = {"quantity": "effect", "component": "heads", "method": "exact", "direction": "noising"}
+    for each in summary.transfers:
+        assert (each.source, each.task) == ("ioi", "mine")
+        sides = [
+            by(rows_of(done, task=task, model=each.model, **kind), "layer", "head")
+            for task in ("ioi", "mine")
+        ]
+        kept = [set(sorted(side, key=lambda place: side[place])[: each.size]) for side in sides]
+        assert each.jaccard == len(kept[0] & kept[1]) / len(kept[0] | kept[1])
+        values = [[side[place] for place in sides[0]] for side in sides]
+        assert each.spearman == pytest.approx(stats.spearmanr(*values).statistic)
+        own = {"task": "mine", "model": each.model}
+        clean = by(rows_of(done, quantity="metric", method="clean", **own), "prompt")
+        for ranking, result in (("transferred", each.transferred), ("own", each.own)):
+            points = explained(done, clean, **own, ranking=ranking)
+            assert list(points) == [each.size]
+            assert result.estimate == pytest.approx(points[each.size])
+
+
+def test_one_planted_head_is_a_circuit_of_one(done):
+    """It is found by its absolute effect; by the sign it may be harmful, and so the last kept."""
+    summary = load_result(done / study.SUMMARY, CircuitSummary)
+    result = next(each for each in summary.results if (each.task, each.model) == ("ioi", "control"))
+    heads = [each for each in result.curves if each.component == "heads"]
+    absolute = next(each for each in heads if each.ranking == "absolute")
+    assert (absolute.crossing.estimate, absolute.crossing.high) == (1, 1)
+    assert absolute.cmd < 0.2 < next(each for each in heads if each.ranking == "random").cmd
+    kind = {"quantity": "effect", "method": "exact", "component": "heads", "model": "control"}
+    exact = by(rows_of(done, **kind, task="ioi"), "direction", "layer", "head", "prompt")
+    assert {value for (_, *place, _), value in exact.items() if place != [1, 2]} == {0.0}
+    drawn = load_result(study.drawn_file(done, "control", "ioi"), DrawnPrompt)
+    if exact["noising", 1, 2, 0] < 0:
+        assert [(head.layer, head.head) for head in drawn.heads] == [(1, 2)]
+    assert {edge.head for edge in drawn.edges if edge.importance != 0} <= {2}
+
+
+def test_an_interrupted_study_ends_with_the_same_files(models, done, tmp_path, monkeypatch):
+    """It is stopped after two of four pieces; the first two are not measured again."""
+    measured = []
+    real = piece.Measurement.run
+
+    def counted(self, tokenizer, source):
+        measured.append(dict(self._names))
+        if len(measured) == 2:
+            stop.request()
+        return real(self, tokenizer, source)
+
+    monkeypatch.setattr(piece.Measurement, "run", counted)
+    with pytest.raises(StoppedError, match="control on ioi"):
+        run(settings(models), tmp_path)
+    stop._stop.clear()
+    assert not (tmp_path / study.SUMMARY).exists()
+    run(settings(models), tmp_path)
+    assert len(measured) == 4
+    files = [study.drawn_file(tmp_path, role, "ioi") for role in ("dense", "control")]
+    for file in (tmp_path / study.SUMMARY, tmp_path / study.ROWS, *files):
+        assert file.read_bytes() == (done / file.relative_to(tmp_path)).read_bytes(), file
+
+
+@pytest.mark.slow
+def test_random_orders_and_open_edges_know_the_gates(models, tmp_path):
+    """A sparse model has fewer open edges, and its random orders take those first."""
+    run(settings(models, control="", sparse=str(models / "sparse"), rephrased=""), tmp_path)
+    summary = load_result(tmp_path / study.SUMMARY, CircuitSummary)
+    dense, sparse = summary.results
+    assert dense.open["token_edges"] > sparse.open["token_edges"]
+    assert dense.open["heads"] == sparse.open["heads"] == LAYERS * HEADS
+    assert [model.gated for model in summary.models] == [False, True]
+    curve = next(
+        each
+        for each in sparse.curves
+        if (each.component, each.ranking) == ("token_edges", "random")
+    )
+    full = [point.explained for point in curve.points if point.size >= sparse.open["token_edges"]]
+    assert full and math.isclose(full[-1], 1, abs_tol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tasks": ("iio",)}, r"'iio', which is no task.*did you mean 'ioi'"),
+        ({"tasks": ("copy", "copy.jsonl")}, r"called copy, copy; give each another name"),
+        ({"ablations": ("zeros",)}, r"'zeros'; did you mean 'zero'"),
+        ({"ablations": ("mean",)}, r"none that is defined for token edges; add zero or count"),
+        ({"components": ("head",)}, r"'head'; did you mean 'heads'"),
+        ({"metric": "logit_diff"}, r"did you mean 'logit_difference'"),
+        ({"rephrased": "ioi_rephrase"}, r"is no task.*did you mean 'ioi_rephrased'"),
+        ({"tasks": ("ioi", "copy"), "rephrased": "ioi_long"}, r"belongs to one task"),
+        ({"count": 1, "fraction": 1.0}, r"count = 1 must be at least 2; .*fraction = 1.0 must be"),
+        ({"dense": ""}, r"names no model; give --dense=FOLDER"),
+    ],
+)
+def test_invalid_settings_are_refused(changes, message):
+    with pytest.raises(UsageError, match=message):
+        CircuitConfig(**changes)
+
+
+def test_models_and_files_that_cannot_be_used_are_refused(models, tmp_path):
+    def attempt(**changes):
+        run(experiment("smoke", **changes), tmp_path / "run")
+
+    dense = str(models / "dense")
+    with pytest.raises(BadInputError, match=r"--dense=nowhere: .*no such file.*it takes a Hugging"):
+        attempt(dense="nowhere")
+    with pytest.raises(BadInputError, match=r"--sparse=.*has no sparse\.json.*posttrain exported"):
+        attempt(dense=dense, sparse=dense)
+    bad = example("Mary", "John", "Anna")
+    others = example("Tom", "Alice", "Robert")
+    for change, message in (
+        ({"clean": 3}, r"mine\.jsonl:2: clean = 3 \(int\); give a str"),
+        ({"answer": [" x"]}, r"mine\.jsonl:2: answer is not a field of Example; did you mean 'ans"),
+        ({"corrupt": "Then"}, r"mine\.jsonl:2: clean and corrupt prompts differ in their number"),
+        ({"wrong_answers": [" John"]}, r"mine\.jsonl:2: a right continuation is also a wrong one"),
+    ):
+        task = write_lines(tmp_path / "mine.jsonl", others, bad | change)
+        with pytest.raises(BadInputError, match=message):
+            attempt(dense=dense, tasks=(task,))
+    with pytest.raises(BadInputError, match=r"gone\.jsonl: No such file.*readable \.jsonl"):
+        attempt(dense=dense, tasks=("gone.jsonl",))
+    single = write_lines(tmp_path / "one.jsonl", bad)
+    with pytest.raises(BadInputError, match="one example; intervals need two"):
+        attempt(dense=dense, tasks=(single,))
+    # A refused start takes no folder: the corrected command may use it.
+    assert {item.name for item in (tmp_path / "run").iterdir() if item.name[0] != "."} == {LOG_FILE}
+
+
+def test_the_summary_is_read_as_it_was_written(done, tmp_path):
+    summary = load_result(done / study.SUMMARY, CircuitSummary)
+    write_json(tmp_path / "again.json", summary)
+    assert read_json(tmp_path / "again.json") == read_json(done / study.SUMMARY)
+    assert dataclasses.asdict(summary)["device"]
