@@ -6,7 +6,11 @@ patching                      effects of heads and token edges, exact and by att
 component_graph               writers to the residual stream, readers of it, edges between them
 components                    effects of component edges: exact, EAP and EAP-IG
 rules                         local derivatives of attributions: frozen norms, half products, GIM
+component_ablation            component edges ablated in one forward pass
+agreement                     rank correlation of an attribution with exact patching
 ablation, discover, curves    circuits of growing size, and how much of the metric they explain
+edge_pruning                  a circuit by gradient descent on masks
+mib                           files and areas of MIB
 """
 
 from sparse_jax.circuits.component_graph import ComponentGraph, num_edges

@@ -35,38 +35,52 @@ def head_values(
 ) -> jax.Array:
     """What ablated heads output, `[L, B, T, N, H]` or with axes of length 1.
 
+    Arguments and errors are those of `ablated_values`.
+    """
+    return ablated_values(ablation, clean.z_LBTNH, corrupt.z_LBTNH, valid_BT, key=key)
+
+
+def ablated_values(
+    ablation: str,
+    clean_XBT: jax.Array,
+    corrupt_XBT: jax.Array,
+    valid_BT: jax.Array,
+    *,
+    key: jax.Array | None = None,
+) -> jax.Array:
+    """Values of ablated components, in the shape of `clean_XBT` or with axes of length 1.
+
     Args:
       ablation: see the head of this file.
-      clean, corrupt: activations of both prompts of each pair.
+      clean_XBT, corrupt_XBT: values of components X on both prompts of each pair, with any further
+        axes.
       valid_BT: false where a token is padding, which no mean counts.
       key: draws the other prompt of "resample"; no prompt is its own.
 
     Raises:
       UsageError: no such ablation, a key that is missing, or one prompt alone to resample.
     """
-    z_LBTNH = clean.z_LBTNH
-    valid_BT11 = valid_BT[:, :, None, None]
-    total_LBTNH = jnp.where(valid_BT11, z_LBTNH, 0.0)
+    valid_1BT = valid_BT.reshape(1, *valid_BT.shape, *[1] * (clean_XBT.ndim - 3))
+    total_XBT = jnp.where(valid_1BT, clean_XBT, 0.0)
     if ablation == "zero":
-        return jnp.zeros_like(z_LBTNH[:, :1, :1])
+        return jnp.zeros_like(clean_XBT[:, :1, :1])
     if ablation == "mean":
-        return total_LBTNH.sum((1, 2), keepdims=True) / valid_BT.sum()
+        return total_XBT.sum((1, 2), keepdims=True) / valid_BT.sum()
     if ablation == "aligned_mean":
-        count_11T11 = jnp.maximum(valid_BT11.sum(0), 1)[None, None]
-        return total_LBTNH.sum(1, keepdims=True) / count_11T11
+        return total_XBT.sum(1, keepdims=True) / jnp.maximum(valid_1BT.sum(1, keepdims=True), 1)
     if ablation == "counterfactual":
-        return corrupt.z_LBTNH
+        return corrupt_XBT
     if ablation != "resample":
         raise UsageError(
             f"there is no ablation {ablation!r}{nearest(ablation, get_args(Ablation))}"
         )
-    B = z_LBTNH.shape[1]
+    B = clean_XBT.shape[1]
     if key is None or B < 2:
         raise UsageError("ablation 'resample' needs a random key and two prompts or more")
     # A cycle through the prompts in random order.
     order_B = jax.random.permutation(key, B)
     other_B = jnp.zeros(B, order_B.dtype).at[order_B].set(jnp.roll(order_B, 1))
-    return z_LBTNH[:, other_B]
+    return clean_XBT[:, other_B]
 
 
 def keep_heads(keep_LBN: jax.Array, values_LBTNH: jax.Array) -> Mapping[str, Any]:

@@ -211,7 +211,7 @@ def reader_gradients(
     B, T = batch.clean_BT.shape
 
     def total(added: ReaderArrays) -> jax.Array:
-        edits = {site: Add(value) for site, value in added.by_site().items()}
+        edits: dict[str, Any] = {site: Add(value) for site, value in added.by_site().items()}
         edits["embed"] = Replace(embed_BTD, jnp.ones((1, 1, 1), bool))
         metric_B, _ = measure(model, batch, batch.clean_BT, edits=edits, rules=rules)
         # Prompts do not see each other, so the gradient of the sum holds that of each.

@@ -1,4 +1,4 @@
-"""Circuits of heads or token edges: keep those of highest rank, ablate the rest, measure.
+"""Circuits of heads, token edges or component edges: keep the highest ranks, ablate the rest.
 
     importance = -head_effects(model, batch).swapaxes(1, 2)        # [L, B, N], by noising
     curve = head_curve(model, batch, ranks(importance), "counterfactual")
@@ -6,6 +6,12 @@
 
 A ranking is of each prompt by itself, or one for all prompts (`whole_task`): then importance is the
 mean over prompts, and token edges are those of the same positions in all of them.
+
+    importance = -component_attributions(model, batch)             # [U, B, R]
+    importance = jnp.where(component_edges(model, batch), importance, -jnp.inf)
+    curve = component_curve(model, batch, ranks(importance), "counterfactual")
+
+`random_importance` ranks at random, which every curve is to be compared with.
 """
 
 from collections.abc import Sequence
@@ -17,7 +23,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from sparse_jax.circuits import curves
-from sparse_jax.circuits.ablation import head_values, keep_edges, keep_heads
+from sparse_jax.circuits.ablation import ablated_values, head_values, keep_edges, keep_heads
+from sparse_jax.circuits.component_ablation import ablate_edges
+from sparse_jax.circuits.component_graph import ComponentGraph
+from sparse_jax.circuits.components import writer_values
 from sparse_jax.circuits.patching import activations
 from sparse_jax.circuits.runs import Batch, CircuitModel, measure, metric
 
@@ -74,6 +83,23 @@ def visible_edges(model: CircuitModel, batch: Batch) -> np.ndarray:
     mask_LBTS = np.stack(layers)[:, None] & both_BTS
     shape = (len(layers), len(valid_BT), model.cfg.num_heads, T, T)
     return np.broadcast_to(mask_LBTS[:, :, None], shape)
+
+
+def component_edges(model: CircuitModel, batch: Batch) -> np.ndarray:
+    """Which component edges there are, in each prompt alike, `[U, B, R]`."""
+    mask_UR = ComponentGraph.of(model.cfg).mask_UR
+    return np.broadcast_to(mask_UR[:, None], (len(mask_UR), len(batch.clean_BT), mask_UR.shape[1]))
+
+
+def random_importance(mask_LBX: np.ndarray, seed: int) -> np.ndarray:
+    """Uniform draws for `ranks` where the mask is true, -inf elsewhere.
+
+    Args:
+      mask_LBX: of heads, `visible_edges` or `component_edges`.
+      seed: of the draws.
+    """
+    draws = np.random.default_rng(seed).random(mask_LBX.shape)
+    return np.where(mask_LBX, draws, -np.inf)
 
 
 def head_curve(
@@ -136,6 +162,49 @@ def edge_curve(
     return _curve(model, batch, taken, metric_KB)
 
 
+def component_curve(
+    model: CircuitModel,
+    batch: Batch,
+    ranks_UBR: np.ndarray,
+    ablation: str,
+    *,
+    sizes: Sequence[int] | None = None,
+    key: jax.Array | None = None,
+    at_once: int = 2,
+) -> Curve:
+    """The metric with the component edges of highest rank kept and the others ablated.
+
+    A reader reads the ablated value of every writer whose edge is not kept, and the value that the
+    circuit gives the others. Keys and values that query heads share count once.
+
+    Args:
+      model: dense or sparse.
+      batch: the prompts.
+      ranks_UBR: as `ranks` gives them.
+      ablation: of `ablation.Ablation`.
+      sizes: numbers of edges to keep in each prompt; None takes `curves.sizes`.
+      key: for "resample".
+      at_once: circuits run side by side; each holds the values of all writers.
+    """
+    graph = ComponentGraph.of(model.cfg)
+    taken = curves.sizes(graph.num_edges) if sizes is None else np.asarray(sizes)
+    values = component_values(model, batch, ablation, key=key)
+    metric_KB = _component_metrics(
+        model, batch, jnp.asarray(ranks_UBR), values, jnp.asarray([0, *taken]), at_once
+    )
+    return _curve(model, batch, taken, metric_KB)
+
+
+def component_values(
+    model: CircuitModel, batch: Batch, ablation: str, *, key: jax.Array | None = None
+) -> jax.Array:
+    """Ablated values of all writers, as `ablation.ablated_values` gives them of `writer_values`."""
+    clean, corrupt = (
+        writer_values(model, batch, tokens) for tokens in (batch.clean_BT, batch.corrupt_BT)
+    )
+    return ablated_values(ablation, clean, corrupt, batch.valid_BT, key=key)
+
+
 def _curve(model: CircuitModel, batch: Batch, taken: np.ndarray, metric_KB: jax.Array) -> Curve:
     whole_B = metric(model, batch, batch.clean_BT)
     results_KB = np.asarray(metric_KB, np.float64)
@@ -171,6 +240,22 @@ def _edge_metrics(
 
     def kept(size: jax.Array) -> jax.Array:
         edits = keep_edges(ranks_LBNTS < size, ablation, corrupt)
+        return measure(model, batch, batch.clean_BT, edits=edits)[0]
+
+    return jax.lax.map(kept, sizes_K, batch_size=at_once)
+
+
+@functools.partial(jax.jit, static_argnames="at_once")
+def _component_metrics(
+    model: CircuitModel,
+    batch: Batch,
+    ranks_UBR: jax.Array,
+    values_UBTD: jax.Array,
+    sizes_K: jax.Array,
+    at_once: int,
+) -> jax.Array:
+    def kept(size: jax.Array) -> jax.Array:
+        edits = ablate_edges(model, ranks_UBR >= size, values_UBTD)
         return measure(model, batch, batch.clean_BT, edits=edits)[0]
 
     return jax.lax.map(kept, sizes_K, batch_size=at_once)

@@ -53,7 +53,8 @@ class CircuitModel:
         """The forward pass; `rules` are of its derivative, the rest as in `lm_jax.forward`."""
         edits, record = dict(edits or {}), record or {}
         for site, edit in rules.edits(self.cfg, {*edits, *record}).items():
-            edits[site] = Chain((edit, edits[site])) if site in edits else edit
+            # The rule last: it is of the value that is used, as it was edited.
+            edits[site] = Chain((edits[site], edit)) if site in edits else edit
         options |= {"edits": edits, "record": record}
         if rules.softmax_temperature == 1.0 and self.gates is not None:
             return gated_forward(

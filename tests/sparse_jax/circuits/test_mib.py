@@ -1,0 +1,214 @@
+"""MIB's files: round trips, faults refused, pruning by search, and areas of the ten sizes."""
+
+import json
+
+import numpy as np
+import pytest
+
+from lm_jax.errors import BadInputError
+from sparse_jax.circuits import components, curves, discover, mib
+from sparse_jax.circuits.component_graph import ComponentGraph
+from tests import tiny
+from tests.sparse_jax.circuits.small_models import circuit_model, ioi_batch
+
+CFG = tiny.decoder(num_layers=3, num_heads=4, num_kv_heads=2)
+
+
+@pytest.fixture
+def graph():
+    return ComponentGraph.of(CFG)
+
+
+@pytest.fixture
+def scores(graph):
+    return np.where(graph.mask_UR, np.random.default_rng(0).normal(size=graph.mask_UR.shape), 0.0)
+
+
+def test_a_round_trip_expands_shared_keys(tmp_path, graph, scores):
+    scores[0, 0] = np.nan
+    kept = graph.mask_UR & (np.nan_to_num(scores) > 0.3)
+    mib.save_graph(tmp_path / "graph.json", graph, scores, kept)
+    result = mib.load_graph(tmp_path / "graph.json")
+    assert result.graph == graph.ungrouped()
+    np.testing.assert_array_equal(result.scores_UR, graph.expand(scores) * result.graph.mask_UR)
+    np.testing.assert_array_equal(result.kept_UR, graph.expand(kept))
+    content = json.loads((tmp_path / "graph.json").read_text())
+    assert content["cfg"] == {
+        "n_layers": 3,
+        "n_heads": 4,
+        "parallel_attn_mlp": False,
+        "d_model": CFG.hidden_size,
+    }
+    assert len(content["edges"]) == graph.ungrouped().num_edges
+    assert len(content["nodes"]) == graph.num_writers + 1
+    for head in (2, 3):
+        edge = content["edges"][f"a0.h1->a1.h{head}<k>"]
+        reader = graph.reader_names.index("a1.h2-3<k>")
+        assert edge["score"] == scores[graph.writer_names.index("a0.h1"), reader]
+    assert np.isnan(content["edges"]["input->a0.h0<q>"]["score"])
+
+
+def wrong_type(content):
+    content["edges"]["input->m0"]["score"] = "high"
+
+
+def boolean_score(content):
+    content["edges"]["input->m0"]["score"] = True
+
+
+def infinite(content):
+    content["edges"]["input->m0"]["score"] = float("inf")
+
+
+def missing_edge(content):
+    del content["edges"]["m0->logits"]
+
+
+def unknown_edge(content):
+    content["edges"]["m1->m0"] = {"score": 0.0, "in_graph": True}
+
+
+def missing_node(content):
+    del content["nodes"]["a1.h2"]
+
+
+def unknown_node(content):
+    content["nodes"]["a9.h0"] = {"in_graph": True}
+
+
+def other_count(content):
+    content["cfg"]["n_heads"] = 5
+
+
+def float_count(content):
+    content["cfg"]["n_layers"] = 3.0
+
+
+def missing_field(content):
+    del content["edges"]["input->m0"]["in_graph"]
+
+
+def number_in_graph(content):
+    content["edges"]["input->m0"]["in_graph"] = 1
+
+
+def node_without_flag(content):
+    content["nodes"]["m0"] = {}
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (wrong_type, r"edges\['input->m0'\]\.score = 'high' must be a finite number"),
+        (boolean_score, r"score = True must be a finite number"),
+        (infinite, r"score = inf must be a finite number"),
+        (missing_edge, r"edges: 261 names in place of 262: 1 missing, such as 'm0->logits'"),
+        (unknown_edge, r"edges: 263 names in place of 262: 1 unknown, such as 'm1->m0'"),
+        (missing_node, r"nodes: 16 names in place of 17: 1 missing, such as 'a1\.h2'"),
+        (unknown_node, r"1 unknown, such as 'a9\.h0'"),
+        (other_count, r"nodes: 17 names in place of 20: 3 missing, such as 'a0\.h4'"),
+        (float_count, r"cfg\.n_layers = 3\.0 must be a positive integer"),
+        (missing_field, r"1 missing, such as 'in_graph'"),
+        (number_in_graph, r"in_graph must be true or false"),
+        (node_without_flag, r"nodes\['m0'\]\.in_graph must be true or false"),
+    ],
+)
+def test_faults_are_refused_with_the_place(tmp_path, graph, scores, fault, message):
+    file = tmp_path / "graph.json"
+    mib.save_graph(file, graph, scores)
+    content = json.loads(file.read_text())
+    fault(content)
+    file.write_text(json.dumps(content))
+    with pytest.raises(BadInputError, match=message):
+        mib.load_graph(file)
+
+
+def test_a_name_that_is_there_twice_is_refused(tmp_path, graph, scores):
+    file = tmp_path / "graph.json"
+    mib.save_graph(file, graph, scores)
+    text = file.read_text()
+    file.write_text(text.replace('"edges": {', '"edges": {"input->m0": {}, ', 1))
+    with pytest.raises(BadInputError, match="'input->m0' is there twice"):
+        mib.load_graph(file)
+    file.write_text(text[:-5])
+    with pytest.raises(BadInputError, match="export the graph again"):
+        mib.load_graph(file)
+    with pytest.raises(BadInputError, match="give a readable"):
+        mib.load_graph(tmp_path / "none.json")
+
+
+def connected_by_search(graph, kept):
+    """Edges on a path from the input to the logits, found by walking along names."""
+    writers, readers = graph.writer_names, graph.reader_names
+    edges = {(writers[u], readers[r].split("<")[0], (u, r)) for u, r in np.argwhere(kept).tolist()}
+    while True:
+        sources, targets = {a for a, _, _ in edges}, {b for _, b, _ in edges}
+        left = {
+            (a, b, place)
+            for a, b, place in edges
+            if (a == "input" or a in targets) and (b == "logits" or b in sources)
+        }
+        if left == edges:
+            return {place for _, _, place in edges}
+        edges = left
+
+
+@pytest.mark.parametrize("share", [0.05, 0.15, 0.3])
+def test_pruning_leaves_what_is_on_a_path(graph, share):
+    wide = graph.ungrouped()
+    rng = np.random.default_rng(1)
+    some = 0
+    for _ in range(20):
+        kept = wide.mask_UR & (rng.random(wide.mask_UR.shape) < share)
+        result = {tuple(place) for place in np.argwhere(mib.prune(wide, kept)).tolist()}
+        assert result == connected_by_search(wide, kept)
+        some += 0 < len(result) < kept.sum()
+    # A few edges are rarely on a path, and most of many are.
+    assert some or share != 0.15
+
+
+def test_the_top_edges_are_ranked_by_either_score_and_unscored_ones_stay(graph, scores):
+    wide = graph.ungrouped()
+    scores = graph.expand(scores)
+    scores[0, 3] = np.nan
+    for absolute in (False, True):
+        kept = mib.top_edges(wide, scores, 10, absolute=absolute)
+        assert kept.sum() == 11 and kept[0, 3] and not (kept & ~wide.mask_UR).any()
+        ranked = np.abs(scores) if absolute else scores
+        least = np.nanmin(ranked[kept])
+        assert (ranked[wide.mask_UR & ~kept] <= least).all()
+    assert mib.top_edges(wide, scores, 10**6, absolute=True).sum() == wide.num_edges
+
+
+def test_ten_sizes_of_a_ranking():
+    """Everything kept explains all; the number of edges is that after pruning."""
+    batch = ioi_batch()
+    model = circuit_model("llama", num_layers=6)
+    graph = ComponentGraph.of(model.cfg)
+    scores = -np.asarray(components.component_attributions(model, batch)).mean(1)
+    expanded = graph.expand(scores)
+    results = [mib.evaluate(model, batch, expanded, absolute=each) for each in (False, True)]
+    wide = graph.ungrouped()
+    for result in results:
+        assert result.edges[-1] == wide.num_edges
+        nominal = [int(k * wide.num_edges) for k in curves.MIB_FRACTIONS]
+        assert (result.edges <= nominal).all() and (np.diff(result.edges) >= 0).all()
+        assert result.faithfulness[-1] == pytest.approx(1, abs=5e-3)
+        cpr, cmd = result.cpr_cmd
+        assert cpr + cmd >= 0.999 - 1e-9
+    assert (results[0].metric_KB != results[1].metric_KB).any()
+    # The same circuits with readers that query heads share: all of them, and none.
+    exists = discover.component_edges(model, batch)
+    ranks = discover.ranks(np.where(exists, scores[:, None], -np.inf))
+    shared = discover.component_curve(
+        model, batch, ranks, "counterfactual", sizes=[graph.num_edges]
+    )
+    for one, other in (("empty_B", "empty_B"), ("whole_B", "whole_B")):
+        np.testing.assert_allclose(getattr(results[0], one), getattr(shared, other), atol=1e-3)
+
+
+def test_scores_of_another_graph_are_refused():
+    batch, model = ioi_batch(2), circuit_model("llama")
+    graph = ComponentGraph.of(model.cfg)
+    with pytest.raises(BadInputError, match=r"scores have shape \(11, 19\), .* \(11, 27\)"):
+        mib.evaluate(model, batch, np.zeros(graph.mask_UR.shape), absolute=True)
