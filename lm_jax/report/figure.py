@@ -57,7 +57,8 @@ _FIGURE = ENVIRONMENT.from_string("""\
 
 def figure(chart: "alt.LayerChart") -> Markup:
     """Returns a chart of `charts` as a figure, which its page draws (`scripts`)."""
-    spec = chart.to_dict()
+    # Altair checks each part as it is made, and the tests of charts check whole ones.
+    spec = chart.to_dict(validate=False)
     metadata, data = spec.pop("usermeta"), spec["data"]["values"]
     # The reader's colour scheme and the page determine colours and width; no address is left.
     for name in ("config", "$schema"):

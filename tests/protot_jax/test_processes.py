@@ -52,28 +52,34 @@ def next_checkpoint(folder):
 
 
 @pytest.fixture(scope="module")
-def alone(config, tmp_path_factory):
+def compiled(tmp_path_factory):
+    """The flag that has a command take what another one has compiled."""
+    return f"--compilation_cache={tmp_path_factory.mktemp('compiled')}"
+
+
+@pytest.fixture(scope="module")
+def alone(config, compiled, tmp_path_factory):
     """The run of one process with two devices."""
     folder = tmp_path_factory.mktemp("alone") / "run"
-    (code,), _, errs = end([launch(COMMAND, config, folder, devices=2)])
+    (code,), _, errs = end([launch(COMMAND, config, folder, devices=2, flags=(compiled,))])
     assert code == 0, errs
     return folder
 
 
-def test_stopped_and_killed_they_end_in_the_parameters_of_one(config, alone, tmp_path):
+def test_stopped_and_killed_they_end_in_the_parameters_of_one(config, compiled, alone, tmp_path):
     folder = tmp_path / "run"
-    pair = launch_pair(COMMAND, config, folder)
+    pair = launch_pair(COMMAND, config, folder, compiled)
     next_checkpoint(folder)
     pair[1].terminate()
     assert end(pair)[0] == [75, 75]
 
-    pair = launch_pair(COMMAND, config, folder)
+    pair = launch_pair(COMMAND, config, folder, compiled)
     next_checkpoint(folder)
     pair[0].kill()
     codes = end(pair)[0]
     assert 0 not in codes
 
-    codes, outs, errs = end(launch_pair(COMMAND, config, folder))
+    codes, outs, errs = end(launch_pair(COMMAND, config, folder, compiled))
     assert codes == [0, 0], errs
     # One speaks, and each keeps a log.
     assert ["validation perplexity" in out for out in outs] == [True, False]

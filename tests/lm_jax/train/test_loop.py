@@ -388,12 +388,19 @@ def test_kill_minus_nine_at_random_times_ends_in_the_same_bits(tmp_path):
         "    t.train(run.path / 'train', policy=CheckpointPolicy(log_every=1, save_every=1))\n"
     )
     root = Path(__file__).parents[3]
+    # The first run compiles, and the others take what it has compiled.
+    compiled = {
+        "JAX_ENABLE_COMPILATION_CACHE": "true",
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
 
     def start(folder):
         return subprocess.Popen(
             [sys.executable, script, folder],
             cwd=root,
-            env=os.environ | {"PYTHONPATH": str(root)},
+            env=os.environ | {"PYTHONPATH": str(root)} | compiled,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
