@@ -11,6 +11,7 @@ import dataclasses
 from typing import Literal, get_args
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from scipy.stats import spearmanr
 
@@ -81,7 +82,8 @@ def rank_agreement(
         places = np.argwhere(exists)
         rng = np.random.default_rng(seed)
         drawn = places[rng.permutation(len(places))[:count]]
-        effects = (edge_effects if edges else component_effects)(model, batch, drawn, **options)
+        measured = edge_effects if edges else component_effects
+        effects = measured(model, batch, jnp.asarray(drawn), **options)
         exact = np.asarray(effects).mean(1)
         estimated = scores.mean(1)[tuple(drawn.T)]
     if len(exact) < 3:

@@ -10,6 +10,7 @@ own there as it is computed, and each reader takes a weighted sum. Weights betwe
 allowed and have gradients, which edge pruning needs.
 """
 
+import dataclasses
 from typing import Any
 
 from flax import struct
@@ -66,7 +67,7 @@ class _State:
 
     def put(self, first: jax.Array | int, change_XBTD: jax.Array) -> "_State":
         changed = jax.lax.dynamic_update_slice_in_dim(self.change_UBTD, change_XBTD, first, 0)
-        return self.replace(change_UBTD=changed)
+        return dataclasses.replace(self, change_UBTD=changed)
 
 
 @struct.dataclass
@@ -111,7 +112,7 @@ class _PutHeads(StatefulEdit):
 @struct.dataclass
 class _KeepHeads(StatefulEdit):
     def __call__(self, x: jax.Array, state: _State) -> tuple[jax.Array, _State]:
-        return x, state.replace(z_BTNH=x)
+        return x, dataclasses.replace(state, z_BTNH=x)
 
 
 @struct.dataclass

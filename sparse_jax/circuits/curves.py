@@ -12,6 +12,8 @@ import math
 
 import numpy as np
 
+Floats = Sequence[float] | np.ndarray
+
 # Sizes as shares of all components, at which MIB evaluates circuits.
 MIB_FRACTIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
@@ -64,7 +66,7 @@ def sizes(count: int, points: int = 24) -> np.ndarray:
     return np.unique(np.round(np.geomspace(1, count, points)).astype(int))
 
 
-def cpr_cmd(fractions: Sequence[float], faithfulness: Sequence[float]) -> tuple[float, float]:
+def cpr_cmd(fractions: Floats, faithfulness: Floats) -> tuple[float, float]:
     """MIB's circuit performance ratio and circuit-model distance of one ranking.
 
     Both are trapezoids over the share k of components: of f, and of |1 - f|. Nothing is
@@ -79,7 +81,7 @@ def cpr_cmd(fractions: Sequence[float], faithfulness: Sequence[float]) -> tuple[
     return float(np.trapezoid(f, k)), float(np.trapezoid(np.abs(1.0 - f), k))
 
 
-def log_area(fractions: Sequence[float], faithfulness: Sequence[float]) -> float:
+def log_area(fractions: Floats, faithfulness: Floats) -> float:
     """Mean of f over ln k, which weighs small circuits as much as large ones."""
     k = np.log(np.asarray(fractions, np.float64))
     return float(np.trapezoid(np.asarray(faithfulness, np.float64), k) / (k[-1] - k[0]))

@@ -15,7 +15,6 @@ import dataclasses
 import functools
 import math
 
-from flax import struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -83,12 +82,8 @@ class PrunedEdges:
     share: np.ndarray
 
 
-@struct.dataclass
-class _Trained:
-    """What the updates change; l1 and l2 go upwards."""
-
-    log_alpha_UR: jax.Array
-    multipliers_2: jax.Array
+# What the updates change: "log_alpha" (axes UR) and "multipliers", l1 and l2, which go upwards.
+_Trained = dict[str, jax.Array]
 
 
 def mask_of(log_alpha: jax.Array, uniform: jax.Array) -> jax.Array:
@@ -140,7 +135,7 @@ def prune_edges(
     trained, kl, share = _train(
         model, batch, values, first_UR, count / graph.num_edges, jax.random.key(seed), config
     )
-    log_alpha = np.where(graph.mask_UR, np.asarray(trained.log_alpha_UR, np.float64), -np.inf)
+    log_alpha = np.where(graph.mask_UR, np.asarray(trained["log_alpha"], np.float64), -np.inf)
     kept = np.zeros(graph.mask_UR.shape, bool)
     kept.ravel()[np.argsort(-log_alpha, axis=None, kind="stable")[:count]] = True
     return PrunedEdges(log_alpha, kept, np.asarray(kl), np.asarray(share))
@@ -174,7 +169,7 @@ def _train(
     B = len(batch.clean_BT)
 
     def loss(trained: _Trained, step: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        log_alpha_UR = trained.log_alpha_UR
+        log_alpha_UR = trained["log_alpha"]
         tiny = float(jnp.finfo(jnp.float32).tiny)
         uniform_UBR = jax.random.uniform(
             jax.random.fold_in(key, step), (len(mask_UR), B, mask_UR.shape[1]), minval=tiny
@@ -187,7 +182,7 @@ def _train(
         opened = jnp.where(mask_UR, probability_open(log_alpha_UR), 0.0).sum() / graph.num_edges
         progress = jnp.minimum((step + 1) / (config.ramp * config.steps), 1.0)
         excess = opened - (1.0 - progress * (1.0 - share))
-        l1, l2 = trained.multipliers_2
+        l1, l2 = trained["multipliers"]
         return kl + l1 * excess + l2 * excess**2, (kl, opened)
 
     optimizer = optax.partition(
@@ -195,7 +190,7 @@ def _train(
             "down": optax.adam(config.learning_rate),
             "up": optax.chain(optax.adam(config.multiplier_rate), optax.scale(-1.0)),
         },
-        _Trained("down", "up"),
+        {"log_alpha": "down", "multipliers": "up"},
     )
 
     def update(
@@ -204,9 +199,9 @@ def _train(
         trained, state = carry
         gradient, measured = jax.grad(loss, has_aux=True)(trained, step)
         updates, state = optimizer.update(gradient, state, trained)
-        return (optax.apply_updates(trained, updates), state), measured
+        return (jax.tree.map(jnp.add, trained, updates), state), measured
 
-    trained = _Trained(first_UR, jnp.zeros(2))
+    trained = {"log_alpha": first_UR, "multipliers": jnp.zeros(2)}
     carry = (trained, optimizer.init(trained))
     (trained, _), (kl, opened) = jax.lax.scan(update, carry, jnp.arange(config.steps))
     return trained, kl, opened
