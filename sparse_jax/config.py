@@ -44,6 +44,8 @@ class PosttrainConfig:
         on the same text, the loss shows the cost of closing edges alone.
       distill: weight of the divergence from the dense model; 0 leaves the teacher out.
       temperature: of both distributions in the divergence.
+      by_rule: share of the updates, the last ones, in which gates open by rule as in evaluation:
+        where a needed edge was open in half of the samples, the rule may close it for good.
       batch_size: windows of one update, on all devices together.
       accumulate: micro-batches of one update.
       steps: updates of a run.
@@ -86,6 +88,7 @@ class PosttrainConfig:
     control: bool = False
     distill: float = 1.0
     temperature: float = 1.0
+    by_rule: float = 0.0
     batch_size: int = 16
     accumulate: int = 1
     steps: int = 1_000
@@ -119,6 +122,7 @@ class PosttrainConfig:
             "bias": (math.isfinite(self.bias), "finite"),
             "distill": (0 <= self.distill < math.inf, "at least 0"),
             "temperature": (0 < self.temperature < math.inf, "above 0"),
+            "by_rule": (0 <= self.by_rule <= 1, "at least 0 and at most 1"),
             "learning_rate": (0 < self.learning_rate < math.inf, "above 0"),
             "warmup": (0 <= self.warmup < 1, "at least 0 and below 1"),
             "weight_decay": (0 <= self.weight_decay < math.inf, "at least 0"),

@@ -67,6 +67,8 @@ class Sparsifying:
       renormalise: an ablation of Eq. 2 (`attend.gated`).
       distill: weight w of the divergence from the dense model; 0 leaves the teacher out.
       temperature: T of both distributions in the divergence.
+      rule_from: updates after which gates open by rule in training too, as in evaluation, with a
+        straight-through gradient; None samples them to the end.
       dtype: of the computation.
       remat: keep only the residual stream of each layer for the backward pass.
       make_batch: function from rows of ids to inputs, targets and masks.
@@ -84,6 +86,7 @@ class Sparsifying:
     renormalise: bool = False
     distill: float = 1.0
     temperature: float = 1.0
+    rule_from: int | None = None
     dtype: str = "float32"
     remat: bool = False
     make_batch: MakeBatch = ignore_index_batch
@@ -138,15 +141,26 @@ class Sparsifying:
         rng: jax.Array,
     ) -> tuple[jax.Array, Numbers]:
         batch = self.make_batch(tokens_BS)
-        output = self.run(params, frozen, batch, mode="sample", key=rng)
-        sums = self._sums(output, params, frozen, batch)
+
+        def terms(
+            params: ParamTree, mode: str, key: jax.Array | None = None
+        ) -> tuple[losses.Sums, jax.Array]:
+            output = self.run(params, frozen, batch, mode=mode, key=key)
+            edges_L = output.aux["expected_edges_BN"].sum((1, 2))
+            return self._sums(output, params, frozen, batch), edges_L
+
+        sampled = functools.partial(terms, mode="sample", key=rng)
+        if self.rule_from is None:
+            sums, edges_L = sampled(params)
+        else:
+            by_rule = functools.partial(terms, mode="threshold")
+            late = aux_state.updates >= self.rule_from
+            sums, edges_L = jax.lax.cond(late, by_rule, sampled, params)
         loss, divergence = (
             sums.loss / normalizers["tokens"],
             sums.divergence / normalizers["tokens"],
         )
-        share_L = output.aux["expected_edges_BN"].sum((1, 2)) / (
-            normalizers["pairs"] * self.cfg.num_heads
-        )
+        share_L = edges_L / (normalizers["pairs"] * self.cfg.num_heads)
         minimised = geco.lagrangian(
             sums.minimised / normalizers["tokens"], share_L.sum(), aux_state
         )

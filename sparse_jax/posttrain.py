@@ -95,6 +95,7 @@ def objective_of(task: Task, target: float) -> Sparsifying:
         renormalise=config.renormalise,
         distill=config.distill,
         temperature=config.temperature,
+        rule_from=round((1 - config.by_rule) * config.steps) if config.by_rule else None,
         dtype=config.dtype,
         remat=config.remat,
     )
@@ -220,6 +221,7 @@ def train_control(task: Task, seed: int) -> ControlResult:
         dual=GecoConfig.fixed(task.config.strength.least),
         bias=_ALWAYS_OPEN,
         learn_bias=False,
+        rule_from=None,
     )
     run = train_once(task, folder, objective, seed)
     merged, evaluation, rounding = merge_and_compare(task, objective, run)

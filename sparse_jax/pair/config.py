@@ -44,7 +44,7 @@ class TextConfig:
     posttrain_share: float = 0.3
     validation_share: float = 0.02
     tasks: tuple[str, ...] = ("copy", "ioi", "ioi_rephrased", "greater_than", "docstring")
-    task_share: float = 0.2
+    task_share: float = 0.35
     vocab_size: int = 8_192
     seed: int = 0
 
@@ -138,7 +138,8 @@ class PairConfig:
             control=True,
             slack_over="control",
             slacks=(0.02,),
-            strength=Strength(dual_rate=2.0, decay=0.95, start=0.3),
+            strength=Strength(dual_rate=2.0, decay=0.95, start=0.3, settle=0.2),
+            by_rule=0.2,
             distill=0.0,
             batch_size=32,
             steps=1_500,
@@ -233,15 +234,30 @@ def small(config: PairConfig) -> PairConfig:
 
 
 def quickstart(config: PairConfig) -> PairConfig:
-    """The small experiment in minutes: one seed, short training, no ablations."""
-    config = small(config)
+    """A pair in minutes that learns to copy: mostly prompts, two layers, one seed."""
     return dataclasses.replace(
         config,
-        text=dataclasses.replace(config.text, documents=8_000, vocab_size=2_048),
-        dense=dataclasses.replace(
-            config.dense, num_layers=2, num_heads=4, most_steps=500, cooldown_steps=100
+        text=dataclasses.replace(
+            config.text,
+            documents=1_000,
+            tasks=("copy",),
+            task_share=0.9,
+            vocab_size=512,
+            validation_share=0.04,
         ),
-        posttrain=dataclasses.replace(config.posttrain, steps=300, seeds=(0,)),
+        dense=dataclasses.replace(
+            config.dense,
+            num_layers=2,
+            num_heads=4,
+            hidden_size=64,
+            mlp_size=172,
+            learning_rate=4e-3,
+            most_steps=1_500,
+            eval_every=250,
+            cooldown_steps=100,
+        ),
+        context=40,
+        posttrain=dataclasses.replace(config.posttrain, steps=500, eval_every=100, seeds=(0,)),
         variants=("sparse",),
     )
 

@@ -4,6 +4,7 @@ Every number comes from the files of the run; nothing is measured here.
 """
 
 from collections.abc import Mapping
+import math
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +67,10 @@ def pretraining(config: PairConfig, summary: PairSummary, folder: Path) -> Secti
         rows = [
             row
             for row in pq.read_table(folder / name / EVALUATIONS).to_pylist()
-            if row["name"] == "validation/loss"
+            if row["name"] == "validation/perplexity"
         ]
         steps = [before + row["step"] for row in rows]
-        curves.append(Series(label, steps, [row["value"] for row in rows]))
+        curves.append(Series(label, steps, [math.log(row["value"]) for row in rows]))
         before += summary.dense.plateau.steps
     settings, trained = config.dense, summary.dense
     plateau = settings.plateau
@@ -113,8 +114,10 @@ def results(summary: PairSummary) -> Section:
         for variant in summary.variants
         for run in variant.runs
     ]
+    several = len(summary.controls) > 1
     less = "; ".join(
-        f"{format_signed(control.difference)} (seed {control.seed})" for control in summary.controls
+        f"{format_signed(control.difference)}" + f" for seed {control.seed}" * several
+        for control in summary.controls
     )
     first = summary.variants[0].runs[0]
     return section(

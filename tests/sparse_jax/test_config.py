@@ -29,6 +29,7 @@ POSTTRAIN = {
     "targets": ((3.5, 3.50001), "0.0001 apart"),
     "bias": (float("nan"), "finite"),
     "distill": (-1.0, "at least 0"),
+    "by_rule": (1.5, "at least 0 and at most 1"),
     "temperature": (0.0, "above 0"),
     "learning_rate": (-1.0, "above 0"),
     "warmup": (1.0, "at least 0 and below 1"),
@@ -40,6 +41,10 @@ POSTTRAIN = {
 }
 OTHERS = {
     "no bound": ({"slacks": ()}, "config.slacks = () must be one number or more"),
+    "a slack over no control": (
+        {"slack_over": "control"},
+        "config.slack_over = 'control' needs config.control = True",
+    ),
     "no seed": ({"seeds": ()}, "config.seeds = () must be"),
     "seed below 0": ({"seeds": (-1,)}, "config.seeds = (-1,) must be"),
     "mesh of nothing": ({"mesh": (0, 1, 1)}, "config.mesh = (0, 1, 1) must be"),

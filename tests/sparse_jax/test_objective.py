@@ -91,6 +91,27 @@ def test_with_all_gates_open_it_is_the_dense_loss_and_the_whole_penalty(adapters
     assert abs(float(minimised) - whole) <= loss.bounds + 4 * U * whole
 
 
+def test_late_updates_open_gates_by_rule_as_the_evaluation_does():
+    """And earlier ones sample them, as without the rule."""
+    params = {"weights": dense()}
+    sampling = Sparsifying(CFG, FIXED, distill=0.0, bias=-0.5)
+    late = dataclasses.replace(sampling, rule_from=0)
+    sums = jax.jit(late.evaluate)(params, dense(), rows())
+    _, parts = loss_terms(late, params)
+    _, sampled = loss_terms(sampling, params)
+    # The same losses of at most 96 tokens, summed in chunks and by rows.
+    slack = error_bound.DEVIATIONS * math.sqrt(2 * 96) * U
+    by_rule = float(sums["loss"] / sums["tokens"])
+    assert float(parts["loss"]) == pytest.approx(by_rule, rel=slack)
+    assert abs(float(sampled["loss"]) - by_rule) > 1e-3
+    early = dataclasses.replace(sampling, rule_from=1)
+    _, before = loss_terms(early, params)
+    assert float(before["loss"]) == pytest.approx(float(sampled["loss"]), rel=slack)
+    gradient = jax.grad(lambda p: loss_terms(late, p)[0])(params)
+    # The gate's gradient is straight through: queries of the closed edges have one too.
+    assert all(np.any(np.asarray(g)) for g in jax.tree.leaves(gradient))
+
+
 def test_edges_are_the_mean_over_layers_of_the_share_of_visible_pairs():
     objective = Sparsifying(CFG, FIXED, adapters=LORA, bias=-0.5)
     _, parts = loss_terms(objective, drawn(objective))

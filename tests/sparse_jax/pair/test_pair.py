@@ -157,6 +157,8 @@ def test_the_page_states_the_numbers_of_the_summary(whole):
         assert f"{run.over_control.estimate:+.4f}<small>[" in page
         assert f"{100 * run.edges.estimate:.3f}<small>[" in page
     assert "was still falling after 4 updates" in page
+    # The last point of the curve of pretraining, among the numbers of its table.
+    assert f"<td>6</td><td>{summary.dense.cooldown.loss:.4g}</td>" in page
 
 
 def test_stopped_anywhere_it_ends_in_the_same_models(whole, config, tmp_path, monkeypatch):
