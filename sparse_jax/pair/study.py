@@ -28,11 +28,12 @@ from sparse_jax import posttrain
 from sparse_jax.config import PosttrainConfig
 from sparse_jax.pair import corpus, dense, report
 from sparse_jax.pair.config import VARIANTS, PairConfig
+from sparse_jax.pair.folders import SUMMARY
 from sparse_jax.pair.results import PairSummary, VariantResult
 from sparse_jax.results import PosttrainSummary
 
 TEXT, DATA, DENSE = "text", "data", "dense"
-SUMMARY, REPORT = "summary.json", "report.html"
+REPORT = "report.html"
 
 
 def run(config: PairConfig, folder: Path, *, force: bool = False) -> PairSummary:

@@ -18,9 +18,11 @@ from lm_jax.train.config import Plateau
 from lm_jax.train.evaluate import evaluate
 from lm_jax.train.objective import LanguageModelling, ignore_index_batch
 from lm_jax.train.step import make_eval_step
+import sparse_jax
 from sparse_jax.circuits.generators import GENERATORS
 from sparse_jax.pair import corpus, dense, study
 from sparse_jax.pair.config import PairConfig, TextConfig, experiment
+from sparse_jax.pair.folders import model_folders
 from sparse_jax.pair.report_text import format_summary
 from tests.sparse_jax.small_runs import write_text
 
@@ -146,6 +148,18 @@ def test_variants_share_one_control_and_its_bound(whole):
     assert not list((folder / "teacher").glob("seed_*/control"))
     text = format_summary(summary)
     assert "no plateau yet" in text and "teacher: " in text and "between 1 seeds" not in text
+
+
+def test_the_models_of_a_pair_are_found_by_their_roles(whole, tmp_path):
+    folder, summary = whole
+    folders = model_folders(folder)
+    assert list(folders) == ["dense", "control", "sparse"]
+    numbers = sparse_jax.load(folders["sparse"]).numbers
+    assert numbers["target loss"] == summary.variants[0].runs[0].target
+    weights = {lm_jax.load_pretrained(each).sha256 for each in folders.values()}
+    assert len(weights) == 3
+    with pytest.raises(BadInputError, match="finished iaj sparse pair"):
+        model_folders(tmp_path)
 
 
 def test_the_page_states_the_numbers_of_the_summary(whole):
