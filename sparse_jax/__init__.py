@@ -10,6 +10,7 @@ After "Sparse Attention Post-Training for Mechanistic Interpretability".
     results       the dataclasses of all JSON results
     report        the page of a post-training
     model         loading and saving a sparse model
+    open_edges    its open attention edges as a table; drawn by edge_graph
     multiple_choice    command: dense and sparse models on the same questions
     addition      command: two-digit sums by a dense and a sparse toy model
 

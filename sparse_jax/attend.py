@@ -26,12 +26,15 @@ from kernels.core import dispatch
 from kernels.gated_attention import reference
 from kernels.gated_attention.api import gated_attention
 from kernels.gated_attention.config import MODES, Config
+from kernels.gated_attention.edges import EdgeList
 from lm_jax.errors import UsageError, nearest
 from lm_jax.model.attention import Fused, LayerAttend, PerLayer, fused, register_fused
 from lm_jax.model.config import DecoderConfig
-from lm_jax.parallel.kernels import shard_kernel
+from lm_jax.parallel.kernels import shard_kernel, split_axes
 
 NAME = "kernels"
+# The list of open edges in `aux`, an `EdgeList` with a leading axis L.
+EDGES = "edges"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +48,8 @@ class Gated:
       scale: of the scores, by which a raw gate undoes it.
       capped: whether the scores are capped, which a raw gate cannot undo.
       renormalise: divide A softmax(s) by its sum over keys, which Eq. 2 does not.
+      edge_capacity: length of the list of open edges in `aux`, which kernels alone make; None for
+        none.
     """
 
     mode: str
@@ -52,10 +57,13 @@ class Gated:
     scale: float
     capped: bool = False
     renormalise: bool = False
+    edge_capacity: int | None = None
 
     def __call__(
         self, scores_BNTS: jax.Array, data: dict[str, Any]
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        if self.edge_capacity is not None:
+            raise UsageError("listing_edges: only kernels list edges; use by_kernels(attend)")
         if self.raw_gate and self.capped:
             raise UsageError(
                 "gated: a raw gate needs q.k, and this model's scores are capped (score_softcap); "
@@ -141,6 +149,16 @@ def by_kernels(attend: PerLayer) -> Fused:
     return fused(attend, NAME)
 
 
+def listing_edges(attend: PerLayer, capacity: int) -> PerLayer:
+    """The same attend, which by kernels adds to `aux` the open edges of a layer, up to `capacity`.
+
+    `aux["edges"]` is a `kernels.gated_attention.edges.EdgeList` with arrays `[L, capacity]`, and
+    its `count` and `overflow` are `[L]`. The batch is not to be split over a mesh.
+    """
+    assert isinstance(attend.fn, Gated), "only gates open and close edges"
+    return PerLayer(dataclasses.replace(attend.fn, edge_capacity=capacity), attend.data)
+
+
 def _kernel(
     attend: LayerAttend,
     q_BTNH: jax.Array,
@@ -175,10 +193,15 @@ def _kernel(
             start=start_B if visibility.first is None else visibility.first,
             origin=(first["B"], first["N"]),
             renormalise=fn.renormalise,
+            edge_capacity=fn.edge_capacity,
         )
-        return output.out_BTNH, output.expected_edges_BN, output.open_edges_BN
+        return output.out_BTNH, output.expected_edges_BN, output.open_edges_BN, output.edges
 
-    out_BTNH, expected_BN, opened_BN = shard_kernel(
+    sizes = {"B": B, "N": q_BTNH.shape[2], "K": k_BSKH.shape[2]}
+    if fn.edge_capacity is not None and split_axes(sizes):
+        raise UsageError("listing_edges: a mesh splits the rows or heads; call it without one")
+    listed = None if fn.edge_capacity is None else EdgeList._make([""] * len(EdgeList._fields))
+    out_BTNH, expected_BN, opened_BN, edges = shard_kernel(
         run,
         (
             q_BTNH,
@@ -191,13 +214,14 @@ def _kernel(
             visibility.start_B,
         ),
         ("BTNH", "BSKH", "BSKH", "N", "", "", ("BT", "BS") if segments else "", "B"),
-        ("BTNH", "BN", "BN"),
+        ("BTNH", "BN", "BN", listed),
         split="BNK",
     )
     pairs_BT = visibility.counts_BT(T, S)
     if data["valid_BT"] is not None:
         pairs_BT = jnp.where(data["valid_BT"], pairs_BT, 0)
-    return out_BTNH, _aux(expected_BN, opened_BN, pairs_BT.sum(1))
+    aux = _aux(expected_BN, opened_BN, pairs_BT.sum(1))
+    return out_BTNH, aux if edges is None else aux | {EDGES: edges}
 
 
 register_fused(Gated, NAME, _kernel)

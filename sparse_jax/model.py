@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pyarrow as pa
 
 from lm_jax.errors import BadInputError, CorruptError
 from lm_jax.model.attention import PerLayer
@@ -27,6 +28,7 @@ from lm_jax.weights.load import Pretrained, load_pretrained
 from lm_jax.weights.safetensors import SINGLE
 from lm_jax.weights.save import save_pretrained
 from sparse_jax.attend import by_kernels, gated
+from sparse_jax.open_edges import open_edges
 
 SPARSE = "sparse.json"
 CARD = "README.md"
@@ -95,6 +97,24 @@ class SparseModel:
         return gated_forward(
             self.params, tokens_BT, self.cfg, self.gates, valid_BT=valid_BT, **options
         )
+
+    def open_edges(self, tokens_BT: jax.Array, *, valid_BT: jax.Array | None = None) -> pa.Table:
+        """The open attention edges of all layers on given tokens, one row per edge.
+
+        Deterministic gates, as in `forward`, from the edge list of the attention kernel: no map of
+        queries by keys is formed. `edge_graph.draw_open_edges` draws the table.
+
+        Args:
+          tokens_BT: ids.
+          valid_BT: false where a token is padding, at the end of its row.
+
+        Returns:
+          a table of `layer`, `head` (of the queries), `query`, `key` (positions in the row) and
+          `weight` (the gated attention weight, float32), in this order; with more than one row,
+          `batch` is the first column. Every open edge is in it.
+        """
+        attend = self.gates.attend(self.cfg, valid_BT=valid_BT)
+        return open_edges(self.params, tokens_BT, self.cfg, attend)
 
 
 def gated_forward(

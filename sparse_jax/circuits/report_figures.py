@@ -1,14 +1,13 @@
 """Drawings of the circuits of one prompt: patterns of heads, and the graph of token edges."""
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
 from lm_jax.report import layers
-from lm_jax.report.layers import Axis
-from lm_jax.report.markup import clean, element, number
+from lm_jax.report.markup import element, number
 from sparse_jax.circuits.results import DrawnPrompt, HeadPattern
+from sparse_jax.edge_graph import ROW, TALLEST, edge_lines, height, names_axis, placed, token_name
 
 if TYPE_CHECKING:
     import altair as alt
@@ -23,11 +22,8 @@ STYLE = """
 .vega-bind { display: inline-flex; align-items: center; gap: 0.4rem; }
 .vega-bind label { display: inline-flex; align-items: center; gap: 0.4rem; }
 """
-_KINDS = ("own token", "first token", "previous token", "another token")
 # Squares of less weight are not seen.
 _LEAST = 0.02
-_ROW, _TALLEST = 24, 620
-_ALL = "all"
 
 
 def prompt_text(drawn: DrawnPrompt) -> Markup:
@@ -46,13 +42,14 @@ def name(head: HeadPattern) -> str:
 def thumbnails(drawn: DrawnPrompt) -> Markup:
     """A small square for each needed head, without tokens."""
     T = len(drawn.tokens)
+    names = [token_name(drawn.tokens, place) for place in range(T)]
     boxes = []
     for head in drawn.heads:
         squares = [
             element(
                 "rect",
                 {"x": key, "y": query, "width": 1, "height": 1, "fill-opacity": weight},
-                element("title", None, f"{_token(drawn, query)} ← {_token(drawn, key)}: {weight}"),
+                element("title", None, f"{names[query]} ← {names[key]}: {weight}"),
             )
             for query, row in enumerate(head.weights)
             for key, weight in enumerate(row)
@@ -85,8 +82,8 @@ def pattern(drawn: DrawnPrompt) -> "alt.LayerChart":
             "head": name(head),
             "query": query,
             "key": key,
-            "reads": _token(drawn, query),
-            "token": _token(drawn, key),
+            "reads": token_name(drawn.tokens, query),
+            "token": token_name(drawn.tokens, key),
             "weight": weight,
         }
         for head in drawn.heads
@@ -120,7 +117,7 @@ def pattern(drawn: DrawnPrompt) -> "alt.LayerChart":
         caption=f"{drawn.model}, {drawn.task}: attention weights of one needed head.",
         n=None,
         columns=columns,
-        height=max(160, min(len(places) * _ROW, _TALLEST)),
+        height=max(160, min(len(places) * ROW, TALLEST)),
     )
 
 
@@ -136,15 +133,9 @@ def edge_graph(drawn: DrawnPrompt, num_layers: int) -> "alt.LayerChart":
             "rank": rank,
             "layer": edge.layer,
             "head": edge.head,
-            "from": edge.key,
-            "to": edge.query,
-            "below": edge.layer,
-            "above": edge.layer + 1,
-            "token": _token(drawn, edge.key),
-            "reader": _token(drawn, edge.query),
             "weight": round(edge.weight, 3),
             "importance": round(edge.importance, 5),
-            "kind": _kind(edge.query, edge.key),
+            **placed(edge.layer, edge.query, edge.key, drawn.tokens),
         }
         for rank, edge in enumerate(drawn.edges, 1)
     ]
@@ -157,42 +148,12 @@ def edge_graph(drawn: DrawnPrompt, num_layers: int) -> "alt.LayerChart":
         "weight": "weight",
         "importance": "importance",
     }
-    T = len(drawn.tokens)
-    x = Axis("token", -0.6, T - 0.4)
-    y = Axis("layer", -0.4, num_layers + 0.4, whole=True)
-    across = x.x("from").axis(_names_axis(drawn, list(range(T))))
-    colour, _ = layers.by_category("kind", _KINDS, lines=True)
-    thickness = alt.Size(
-        field="importance",
-        type="quantitative",
-        scale=alt.Scale(type="sqrt", range=[0.6, 5]),
-        legend=None,
+    lines = edge_lines(
+        rows, drawn.tokens, columns=columns, between=(0, num_layers), size="importance"
     )
-    lines = (
-        alt.Chart()
-        .mark_rule(clip=True, opacity=0.75)
-        .encode(
-            across,
-            y.y("below"),
-            alt.X2(field="to"),
-            alt.Y2(field="above"),
-            colour,
-            thickness,
-            tooltip=layers.tooltip(columns, {"token", "reader"}),
-        )
-    )
-    params = []
-    for field in ("layer", "head"):
-        found = sorted({row[field] for row in rows})
-        bind = alt.binding_select(
-            options=[_ALL, *found], name=f"{field.title()} ", labels=[_ALL, *map(str, found)]
-        )
-        params.append(alt.param(name=f"{field}_shown", value=_ALL, bind=bind))
-        test = f"{field}_shown == '{_ALL}' || datum.{field} == {field}_shown"
-        lines = lines.transform_filter(test)
     slider = alt.binding_range(min=1, max=max(len(rows), 2), step=1, name="Edges ")
-    params.append(alt.param(name="edges_shown", value=min(len(rows), 150), bind=slider))
-    lines = lines.transform_filter("datum.rank <= edges_shown").add_params(*params)
+    shown = alt.param(name="edges_shown", value=min(len(rows), 150), bind=slider)
+    lines = lines.transform_filter("datum.rank <= edges_shown").add_params(shown)
     count = len(rows)
     drawn_of = f"the first {number(count)} of " if count < drawn.edges_needed else ""
     return layers.chart(
@@ -202,7 +163,7 @@ def edge_graph(drawn: DrawnPrompt, num_layers: int) -> "alt.LayerChart":
         "The wider a line, the more important its edge.",
         n=None,
         columns=columns,
-        height=max(220, min(_ROW * (num_layers + 1), _TALLEST)),
+        height=height(num_layers),
     )
 
 
@@ -216,33 +177,5 @@ def _token_axis(
         type="ordinal",
         title=title,
         scale=alt.Scale(domain=places),
-        axis=_names_axis(drawn, None, angle),
+        axis=names_axis(drawn.tokens, None, angle),
     )
-
-
-def _names_axis(drawn: DrawnPrompt, values: list[int] | None, angle: float = -90) -> "alt.Axis":
-    """An axis of positions that writes their tokens."""
-    import altair as alt
-
-    texts = json.dumps([clean(text.strip() or text) for text in drawn.tokens])
-    return alt.Axis(
-        labelExpr=f"{texts}[datum.value]",
-        labelAngle=angle,
-        labelLimit=90,
-        labelOverlap=True,
-        domain=False,
-        ticks=False,
-        values=alt.Undefined if values is None else values,
-    )
-
-
-def _token(drawn: DrawnPrompt, place: int) -> str:
-    return f"{clean(drawn.tokens[place])} ({place})"
-
-
-def _kind(query: int, key: int) -> str:
-    if query == key:
-        return _KINDS[0]
-    if key == 0:
-        return _KINDS[1]
-    return _KINDS[2] if key == query - 1 else _KINDS[3]
