@@ -193,7 +193,9 @@ def test_killed_twice_it_ends_in_the_same_parameters_and_dual(whole, base, text,
         f"def get_config():\n    return settings({str(base)!r}, {str(text)!r})\n"
     )
     folder = tmp_path / "run"
-    arguments = [f"--config={file}", f"--workdir={folder}"]
+    # What one start compiles, the next one takes.
+    compiled = f"--compilation_cache={tmp_path / 'compiled'}"
+    arguments = [f"--config={file}", f"--workdir={folder}", compiled]
     for step in (4, 8):
         process = subprocess.Popen(
             [sys.executable, "-m", "sparse_jax.posttrain", *arguments], cwd=ROOT, env=FOUR
