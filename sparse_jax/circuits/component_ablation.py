@@ -36,14 +36,21 @@ def ablate_edges(
       values_UBTD: ablated values of all writers; B, T and D may be 1.
     """
     cfg, graph = model.cfg, ComponentGraph.of(model.cfg)
-    L, N = cfg.num_layers, cfg.num_heads
-    weights = ablate_UBR.astype(jnp.float32) * graph.mask_UR[:, None]
+    L, N, K = cfg.num_layers, cfg.num_heads, cfg.num_kv_heads
+    weights = split_readers(
+        jnp.moveaxis(ablate_UBR.astype(jnp.float32) * graph.mask_UR[:, None], 0, 1), graph
+    )
+    # One product with the changes of all writers serves queries, keys and values.
     edits: dict[str, Any] = {
-        site: _Rewire(weight) for site, weight in split_readers(weights, graph).by_site().items()
+        "q_input": _RewireHeads(jnp.concatenate(weights[:3], -1), N),
+        "k_input": _AddRead(jnp.full(L, 0), K),
+        "v_input": _AddRead(jnp.full(L, K), K),
+        "mlp_input": _Rewire(weights.mlp),
+        "final_input": _Rewire(weights.logits),
     }
     layers = values_UBTD[1:].reshape(L, N + 1, *values_UBTD.shape[1:])
     first_L = 1 + jnp.arange(L) * (N + 1)
-    edits["embed"] = _PutInput(values_UBTD[0], graph.num_writers, (cfg.num_heads, cfg.head_dim))
+    edits["embed"] = _PutInput(values_UBTD[0], cfg)
     edits["mlp.out"] = _PutMlp(layers[:, N], first_L + N)
     block = {"mixer": {"o": model.params["blocks"]["mixer"]["o"]}}
     if cfg.post_norms:
@@ -57,30 +64,50 @@ def ablate_edges(
 
 @struct.dataclass
 class _State:
-    """`change_UBTD`: ablated minus own value of the writers so far, 0 for those to come.
+    """What passes from site to site.
 
-    `z_BTNH`: outputs of the heads, kept until the norm after the mixer.
+    Attributes:
+      change_BUTD: ablated minus own value of the writers so far, 0 for those to come.
+      read_BTXD: what keys and values of this layer read, computed with what its queries read.
+      z_BTNH: outputs of the heads, kept until the norm after the mixer.
     """
 
-    change_UBTD: jax.Array
+    change_BUTD: jax.Array
+    read_BTXD: jax.Array
     z_BTNH: jax.Array
 
-    def put(self, first: jax.Array | int, change_XBTD: jax.Array) -> "_State":
-        changed = jax.lax.dynamic_update_slice_in_dim(self.change_UBTD, change_XBTD, first, 0)
-        return dataclasses.replace(self, change_UBTD=changed)
+    def put(self, first: jax.Array | int, change_BXTD: jax.Array) -> "_State":
+        changed = jax.lax.dynamic_update_slice_in_dim(self.change_BUTD, change_BXTD, first, 1)
+        return dataclasses.replace(self, change_BUTD=changed)
+
+    def read(self, weight_BUX: jax.Array) -> jax.Array:
+        """Weighted sums of the changes of all writers, `[B, T, X, D]`."""
+        B, U, T, D = self.change_BUTD.shape
+        change_BUM = self.change_BUTD.reshape(B, U, T * D)
+        read_BXM = jnp.einsum("BUX,BUM->BXM", weight_BUX, change_BUM)
+        return jnp.moveaxis(read_BXM.reshape(B, -1, T, D), 1, 2)
+
+
+def _added(x: jax.Array, change: jax.Array) -> jax.Array:
+    return (x.astype(jnp.float32) + change).astype(x.dtype)
 
 
 @struct.dataclass
 class _PutInput(StatefulEdit):
+    """At the embedding: the first state."""
+
     value_BTD: jax.Array
-    num_writers: int = struct.field(pytree_node=False)
-    head_shape: tuple[int, int] = struct.field(pytree_node=False)
+    cfg: DecoderConfig = struct.field(pytree_node=False)
 
     def __call__(self, x: jax.Array, state: Any) -> tuple[jax.Array, _State]:
         del state
-        empty = jnp.zeros((self.num_writers, *x.shape), jnp.float32)
-        z_BTNH = jnp.zeros((*x.shape[:2], *self.head_shape), x.dtype)
-        return x, _State(empty, z_BTNH).put(0, (self.value_BTD - x.astype(jnp.float32))[None])
+        cfg, (B, T, D) = self.cfg, x.shape
+        first = _State(
+            jnp.zeros((B, ComponentGraph.of(cfg).num_writers, T, D), jnp.float32),
+            jnp.zeros((B, T, 2 * cfg.num_kv_heads, D), jnp.float32),
+            jnp.zeros((B, T, cfg.num_heads, cfg.head_dim), x.dtype),
+        )
+        return x, first.put(0, (self.value_BTD - x.astype(jnp.float32))[:, None])
 
 
 @struct.dataclass
@@ -89,7 +116,7 @@ class _PutMlp(StatefulEdit):
     index: jax.Array
 
     def __call__(self, x: jax.Array, state: _State) -> tuple[jax.Array, _State]:
-        return x, state.put(self.index, (self.value_BTD - x.astype(jnp.float32))[None])
+        return x, state.put(self.index, (self.value_BTD - x.astype(jnp.float32))[:, None])
 
 
 @struct.dataclass
@@ -106,7 +133,8 @@ class _PutHeads(StatefulEdit):
 
     def put(self, state: _State, z_BTNH: jax.Array, divisor_BT1: jax.Array | None) -> _State:
         writes_BTND = head_writes(self.block, z_BTNH, divisor_BT1, self.cfg)
-        return state.put(self.first, self.values_NBTD - jnp.moveaxis(writes_BTND, 2, 0))
+        values_BNTD = jnp.moveaxis(self.values_NBTD, 0, 1)
+        return state.put(self.first, values_BNTD - jnp.moveaxis(writes_BTND, 2, 1))
 
 
 @struct.dataclass
@@ -124,12 +152,35 @@ class _PutNormalisedHeads(_PutHeads):
 
 
 @struct.dataclass
-class _Rewire(StatefulEdit):
-    """At a reader: `weight_UB` or, for X readers of a site, `weight_UBX`."""
+class _RewireHeads(StatefulEdit):
+    """At the inputs of queries: what queries, keys and values read; `weight_BUX` of all three."""
 
-    weight: jax.Array
+    weight_BUX: jax.Array
+    queries: int = struct.field(pytree_node=False)
 
     def __call__(self, x: jax.Array, state: _State) -> tuple[jax.Array, _State]:
-        equation = "UBTD,UBX->BTXD" if self.weight.ndim == 3 else "UBTD,UB->BTD"
-        change = jnp.einsum(equation, state.change_UBTD, self.weight)
-        return (x.astype(jnp.float32) + change).astype(x.dtype), state
+        read_BTXD = state.read(self.weight_BUX)
+        own_BTND, rest_BTXD = jnp.split(read_BTXD, [self.queries], axis=2)
+        return _added(x, own_BTND), dataclasses.replace(state, read_BTXD=rest_BTXD)
+
+
+@struct.dataclass
+class _AddRead(StatefulEdit):
+    """At the inputs of keys or values: `count` of the sums that were computed for them."""
+
+    first: jax.Array
+    count: int = struct.field(pytree_node=False)
+
+    def __call__(self, x: jax.Array, state: _State) -> tuple[jax.Array, _State]:
+        read = jax.lax.dynamic_slice_in_dim(state.read_BTXD, self.first, self.count, axis=2)
+        return _added(x, read), state
+
+
+@struct.dataclass
+class _Rewire(StatefulEdit):
+    """At a site that is one reader."""
+
+    weight_BU: jax.Array
+
+    def __call__(self, x: jax.Array, state: _State) -> tuple[jax.Array, _State]:
+        return _added(x, state.read(self.weight_BU[..., None])[:, :, 0]), state
