@@ -44,6 +44,8 @@ class PosttrainConfig:
         on the same text, the loss shows the cost of closing edges alone.
       distill: weight of the divergence from the dense model; 0 leaves the teacher out.
       temperature: of both distributions in the divergence.
+      paired: compare the loss of a batch with the dense model's on the same batch, plus the slack,
+        and not with a fixed number: a forward pass more, and far less noise in the strength.
       by_rule: share of the updates, the last ones, in which gates open by rule as in evaluation:
         where a needed edge was open in half of the samples, the rule may close it for good.
       batch_size: windows of one update, on all devices together.
@@ -88,6 +90,7 @@ class PosttrainConfig:
     control: bool = False
     distill: float = 1.0
     temperature: float = 1.0
+    paired: bool = False
     by_rule: float = 0.0
     batch_size: int = 16
     accumulate: int = 1

@@ -84,6 +84,8 @@ _ALWAYS_OPEN = 1e6
 def objective_of(task: Task, target: float) -> Sparsifying:
     """The objective of a run with this bound on the loss."""
     config = task.config
+    if config.paired:
+        target -= dense_loss(task).loss
     dual = GecoConfig(target=target, steps=config.steps, **dataclasses.asdict(config.strength))
     return Sparsifying(
         task.base.cfg,
@@ -95,6 +97,7 @@ def objective_of(task: Task, target: float) -> Sparsifying:
         renormalise=config.renormalise,
         distill=config.distill,
         temperature=config.temperature,
+        paired=config.paired,
         rule_from=round((1 - config.by_rule) * config.steps) if config.by_rule else None,
         dtype=config.dtype,
         remat=config.remat,
@@ -124,7 +127,7 @@ def train_once(task: Task, folder: Path, objective: Sparsifying, seed: int) -> T
         eval_every=config.eval_every,
         early_stop=False,
     )
-    needs_dense = objective.adapters is not None or objective.distill > 0
+    needs_dense = objective.adapters is not None or objective.distill > 0 or objective.paired
     return train(
         folder,
         objective,
@@ -222,6 +225,7 @@ def train_control(task: Task, seed: int) -> ControlResult:
         bias=_ALWAYS_OPEN,
         learn_bias=False,
         rule_from=None,
+        paired=False,
     )
     run = train_once(task, folder, objective, seed)
     merged, evaluation, rounding = merge_and_compare(task, objective, run)

@@ -112,6 +112,20 @@ def test_late_updates_open_gates_by_rule_as_the_evaluation_does():
     assert all(np.any(np.asarray(g)) for g in jax.tree.leaves(gradient))
 
 
+def test_a_paired_dual_sees_the_difference_to_the_dense_model():
+    objective = Sparsifying(
+        CFG, GecoConfig(target=0.25, dual_rate=0.1, decay=0.0), distill=0.0, bias=-0.5, paired=True
+    )
+    _, parts = loss_terms(objective, {"weights": dense()})
+    rounding.assert_within(parts["dense_loss"], dense_loss())
+    assert objective.columns == ("edges", "divergence", "strength", "dense_loss")
+    dual, columns = objective.update(objective.init_state(), parts)
+    excess = float(parts["loss"]) - float(parts["dense_loss"])
+    # A difference and a sum, of numbers below 4, and two products.
+    assert float(dual.log_strength) == pytest.approx(0.1 * (0.25 - excess), abs=8 * U)
+    assert float(columns["strength"]) == 1.0
+
+
 def test_edges_are_the_mean_over_layers_of_the_share_of_visible_pairs():
     objective = Sparsifying(CFG, FIXED, adapters=LORA, bias=-0.5)
     _, parts = loss_terms(objective, drawn(objective))
