@@ -27,6 +27,11 @@ from sparse_jax.circuits.results import (
     Transfer,
 )
 
+_PLACES = {
+    "heads": ["layer", "head"],
+    "token_edges": ["layer", "head", "query", "key"],
+    "component_edges": ["writer", "reader"],
+}
 _KEYS = ("component", "ablation", "ranking", "scope")
 
 
@@ -156,7 +161,7 @@ def agreements(table: pa.Table) -> Iterator[Agreement]:
         own = select(effects, component=component, direction=direction)
         sides = []
         for method in ("exact", "attribution"):
-            places = ["layer", "head", *["query", "key"] * (component == "token_edges")]
+            places = _PLACES[component]
             # In order of first appearance, which is the same for both methods.
             means = select(own, method=method).group_by(places, use_threads=False)
             sides.append(means.aggregate([("value", "mean")])["value_mean"].to_numpy())

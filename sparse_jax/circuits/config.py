@@ -13,7 +13,7 @@ from sparse_jax.circuits.ablation import EDGE_ABLATIONS, Ablation
 from sparse_jax.circuits.generators import GENERATORS
 from sparse_jax.circuits.metrics import METRICS
 
-COMPONENTS = ("heads", "token_edges")
+COMPONENTS = ("heads", "token_edges", "component_edges")
 ROLES = ("dense", "control", "sparse")
 # Other wordings that come with a task.
 REPHRASED = {"ioi": "ioi_rephrased"}
@@ -34,7 +34,7 @@ class CircuitConfig:
       metric: a name of `sparse_jax.circuits.metrics.METRICS`; "" takes the task's own.
       count: prompts of a generated task; a file is used whole.
       seed: random seed of the prompts, random circuits and bootstrap samples.
-      components: of which circuits consist, each by itself: heads, token_edges.
+      components: of which circuits consist, each by itself: heads, token_edges, component_edges.
       ablations: what replaces components outside the circuit; the first one is used for the
         figures, for circuits on other prompts and for the comparison with the paper.
       direction: of the patches whose effects rank the components, noising or denoising.
@@ -43,8 +43,9 @@ class CircuitConfig:
         the task, so that no ratio is claimed.
       points: sizes of circuits, near to even in the logarithm; those of MIB come in addition.
       random_draws: random rankings per curve, whose mean is drawn.
-      edge_sample: token edges that are also patched exactly, half of them those of highest
+      edge_sample: edges of each kind that are also patched exactly, half of them those of highest
         attribution.
+      ig_steps: steps of integrated gradients, by which component edges are ranked (EAP-IG).
       shown: index of the prompt whose patterns and edges are drawn.
       at_once: patches or circuits run side by side, which bounds the memory.
       resamples: bootstrap samples of the prompts.
@@ -59,7 +60,7 @@ class CircuitConfig:
     metric: str = ""
     count: int = 20
     seed: int = 0
-    components: tuple[str, ...] = COMPONENTS
+    components: tuple[str, ...] = ("heads", "token_edges")
     ablations: tuple[str, ...] = ("counterfactual",)
     direction: Literal["noising", "denoising"] = "noising"
     fraction: float = 0.9
@@ -67,6 +68,7 @@ class CircuitConfig:
     points: int = 16
     random_draws: int = 2
     edge_sample: int = 32
+    ig_steps: int = 5
     shown: int = 0
     at_once: int = 8
     resamples: int = 2000
@@ -104,7 +106,14 @@ class CircuitConfig:
         names = [task_name(task) for task in self.task_sources]
         if len(set(names)) < len(names):
             problems.append(f"tasks are called {', '.join(names)}; give each another name")
-        least = {"count": 2, "points": 2, "random_draws": 1, "edge_sample": 2, "at_once": 1}
+        least = {
+            "count": 2,
+            "points": 2,
+            "random_draws": 1,
+            "edge_sample": 2,
+            "at_once": 1,
+            "ig_steps": 1,
+        }
         least |= {"resamples": 100, "seed": 0, "shown": 0}
         problems += [
             f"config.{name} = {getattr(self, name)} must be at least {bound}"
@@ -147,6 +156,10 @@ class CircuitConfig:
     def task_sources(self) -> tuple[str, ...]:
         """Tasks in the order of measurement: those asked for, then their rephrasings."""
         return tuple(dict.fromkeys([*self.tasks, *self.rephrasings.values()]))
+
+    def ablations_of(self, component: str) -> tuple[str, ...]:
+        """The ablations that are defined for a kind of component."""
+        return self.edge_ablations if component == "token_edges" else self.ablations
 
     @property
     def edge_ablations(self) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ A row holds one `value`; its other columns say of what:
 
     quantity    metric (of a prompt), effect (of patching a component), curve (metric of a circuit),
                 open (components of a prompt that carry any weight, their number)
-    component   heads or token_edges
+    component   heads, token_edges or component_edges
     method      of a metric: clean or corrupt prompt; of an effect: exact or attribution
     direction   of an effect: noising or denoising
     ablation    of a curve: what replaces the components outside the circuit
@@ -12,6 +12,7 @@ A row holds one `value`; its other columns say of what:
                 the task's own at the same size
     scope       of a curve: whether each prompt has a ranking of its own, or the task has one
     size, draw, prompt, layer, head, query, key
+    writer, reader    of a component edge, as in `ComponentGraph`
 
 Size 0 is the circuit of no component. Columns that do not apply are null.
 """
@@ -28,7 +29,9 @@ _LABELS = (
     *("task", "model", "quantity", "component", "method", "direction"),
     *("ablation", "ranking", "scope"),
 )
-_PLACES = ("size", "draw", "prompt", "layer", "head", "query", "key")
+_PLACES = ("size", "draw", "prompt", "layer", "head", "query", "key", "writer", "reader")
+# Columns that name a token edge, and those of a component edge, by their number.
+EDGE_PLACES = {4: ("layer", "head", "query", "key"), 2: ("writer", "reader")}
 SCHEMA = pa.schema(
     [
         *((name, pa.string()) for name in _LABELS),
@@ -42,7 +45,7 @@ def rows(
     values: ArrayLike,
     axes: Mapping[str, ArrayLike],
     *,
-    edges_E4: np.ndarray | None = None,
+    edges_EX: np.ndarray | None = None,
     **labels: str,
 ) -> pa.Table:
     """An array as rows of `SCHEMA`.
@@ -50,16 +53,17 @@ def rows(
     Args:
       values: one value a row.
       axes: coordinates along each axis of the values, in their order, by column.
-      edges_E4: layer, head, query and key of each entry of an axis "edge".
+      edges_EX: of each entry of an axis "edge" its layer, head, query and key, or its writer and
+        reader.
       **labels: columns with one text.
     """
     array = np.asarray(values, np.float64)
     grid = np.meshgrid(*map(np.asarray, axes.values()), indexing="ij")
     places = {name: part.ravel() for name, part in zip(axes, grid, strict=True)}
-    if edges_E4 is not None:
+    if edges_EX is not None:
         edge = places.pop("edge")
-        columns = ("layer", "head", "query", "key")
-        places |= {name: edges_E4[edge, i] for i, name in enumerate(columns)}
+        columns = EDGE_PLACES[edges_EX.shape[1]]
+        places |= {name: edges_EX[edge, i] for i, name in enumerate(columns)}
 
     def column(field: pa.Field) -> pa.Array:
         if field.name == "value":

@@ -18,11 +18,13 @@ the gradient of the metric, or its like under other local derivatives (`rules`).
 
 from collections.abc import Callable
 import functools
+import itertools
 from typing import Literal, get_args
 
 from flax import struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lm_jax.errors import UsageError, nearest
 from lm_jax.model.edits import Add, Replace
@@ -75,37 +77,77 @@ def activations(model: CircuitModel, batch: Batch, tokens_BT: jax.Array) -> Acti
 
 
 def head_effects(
-    model: CircuitModel, batch: Batch, *, direction: Direction = "noising", at_once: int = 8
+    model: CircuitModel,
+    batch: Batch,
+    *,
+    direction: Direction = "noising",
+    at_once: int = 8,
+    stacks: int | None = None,
 ) -> jax.Array:
-    """Exact effect of patching each head, one forward pass a head, `[L, N, B]`.
+    """Exact effect of patching each head, `[L, N, B]`.
+
+    A patch leaves the layers below it as they are. So the layers are cut into stacks, and the heads
+    of a stack are patched in runs that begin at its residual stream: half the work with many
+    stacks, each of which is a program to compile.
 
     Args:
       model: dense or sparse.
       batch: the prompts.
       direction: see the head of this file.
       at_once: heads patched side by side, which bounds the memory.
+      stacks: number of stacks; None takes one for every four layers.
 
     Raises:
-      UsageError: no such direction.
+      UsageError: no such direction, or not between 1 and L stacks.
     """
+    L = model.cfg.num_layers
+    stacks = max(1, L // 4) if stacks is None else stacks
+    if not 1 <= stacks <= L:
+        raise UsageError(f"stacks = {stacks} must be from 1 to the {L} layers")
     run_BT, other_BT = sides(batch, direction)
-    return _head_effects(model, batch, run_BT, other_BT, at_once)
+    stream_LBTD, z_LBTNH = _stream_and_values(model, batch, run_BT, other_BT)
+    bounds = np.linspace(0, L, stacks + 1).round().astype(int).tolist()
+    return jnp.concatenate(
+        [
+            _head_effects(model, batch, run_BT, stream_LBTD[start], z_LBTNH, start, stop, at_once)
+            for start, stop in itertools.pairwise(bounds)
+        ]
+    )
 
 
-@functools.partial(jax.jit, static_argnames="at_once")
+@jax.jit
+def _stream_and_values(
+    model: CircuitModel, batch: Batch, run_BT: jax.Array, other_BT: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """What enters each layer of the run that is patched, and the other run's z."""
+    _, own = measure(model, batch, run_BT, record={"resid_pre": keep})
+    _, other = measure(model, batch, other_BT, record={"attn.z": keep})
+    return own["resid_pre"], other["attn.z"]
+
+
+@functools.partial(jax.jit, static_argnames=("start", "stop", "at_once"))
 def _head_effects(
-    model: CircuitModel, batch: Batch, run_BT: jax.Array, other_BT: jax.Array, at_once: int
+    model: CircuitModel,
+    batch: Batch,
+    run_BT: jax.Array,
+    stream_BTD: jax.Array,
+    z_LBTNH: jax.Array,
+    start: int,
+    stop: int,
+    at_once: int,
 ) -> jax.Array:
-    L, N = model.cfg.num_layers, model.cfg.num_heads
-    _, records = measure(model, batch, other_BT, record={"attn.z": keep})
+    """Effects of the heads of layers start to stop, from the residual stream entering `start`."""
+    upper = model.above(start)
+    L, N = upper.cfg.num_layers, upper.cfg.num_heads
+    entering = Replace(stream_BTD, jnp.ones((1, 1, 1), bool))
 
     def patched(index: jax.Array) -> jax.Array:
         mask_LN = jnp.arange(L * N).reshape(L, N) == index
-        edit = Replace(records["attn.z"], mask_LN[:, None, None, :, None])
-        return measure(model, batch, run_BT, edits={"attn.z": edit})[0]
+        patch = Replace(z_LBTNH[start:], mask_LN[:, None, None, :, None])
+        return measure(upper, batch, run_BT, edits={"embed": entering, "attn.z": patch})[0]
 
-    effects = sweep(patched, jnp.arange(L * N), jnp.asarray(-1), at_once)
-    return effects.reshape(L, N, -1)
+    effects = sweep(patched, jnp.arange((stop - start) * N), jnp.asarray(-1), at_once)
+    return effects.reshape(stop - start, N, -1)
 
 
 def head_attributions(

@@ -1,8 +1,8 @@
 """One model on one task: its metric, effects of its components, circuits of growing size.
 
 The piece is what is done or not done when a study is resumed. Heads are ranked by exact patching,
-token edges by attribution, in `config.direction`. Importance is positive where the model needs the
-component.
+token edges by attribution and component edges by EAP-IG, in `config.direction`. Importance is
+positive where the model needs the component.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from lm_jax.text.tokenizer import Tokenizer
 from sparse_jax.circuits import curves, discover, patching
+from sparse_jax.circuits.components import component_attributions, component_effects
 from sparse_jax.circuits.config import CircuitConfig
 from sparse_jax.circuits.discover import Curve
 from sparse_jax.circuits.measurements import array, rows
@@ -28,14 +29,23 @@ from sparse_jax.circuits.tasks import Task
 # More of them cannot be told apart on a page.
 MOST_HEADS, MOST_EDGES = 64, 600
 _DIGITS = 2
+_CURVES = {
+    "heads": discover.head_curve,
+    "token_edges": discover.edge_curve,
+    "component_edges": discover.component_curve,
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """Rows of one model on one task, and its circuits of the prompt that is drawn."""
+    """Rows of one model on one task, and its circuits of the prompt that is drawn.
+
+    `scores_UR` are mean importances of component edges, None where these were not asked for.
+    """
 
     rows: pa.Table
     drawn: DrawnPrompt
+    scores_UR: np.ndarray | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,33 +109,37 @@ class Measurement:
           source: the circuit of another wording to evaluate on this one, if any.
         """
         whole_B = self._metrics()
-        heads_LBN = edges_LBNTS = None
+        heads_LBN = edges_LBNTS = scores_UR = None
         head_size = edge_size = 0
         shown = min(self._config.shown, len(self._prompts) - 1)
         if "heads" in self._config.components:
             heads_LBN = self._head_effects()
-            own = self._curves("heads", heads_LBN, self._config.ablations)
+            own = self._curves("heads", heads_LBN)
             head_size = self._needed(own, whole_B, shown)
             if source is not None:
                 self._transfer(heads_LBN, source)
         if "token_edges" in self._config.components:
-            edges_LBNTS = self._edge_effects()
-            own = self._curves("token_edges", edges_LBNTS, self._config.edge_ablations)
+            edges_LBNTS = self._edge_effects("token_edges")
+            own = self._curves("token_edges", edges_LBNTS)
             edge_size = self._needed(own, whole_B, shown)
+        if "component_edges" in self._config.components:
+            importance_UBR = self._edge_effects("component_edges")
+            self._curves("component_edges", importance_UBR)
+            scores_UR = np.where(np.isfinite(importance_UBR), importance_UBR, 0.0).mean(1)
         drawn = self._drawn(
             tokenizer, shown, whole_B[shown], heads_LBN, head_size, edges_LBNTS, edge_size
         )
-        return Piece(pa.concat_tables(self._tables), drawn)
+        return Piece(pa.concat_tables(self._tables), drawn, scores_UR)
 
     def _add(
         self,
         values: np.ndarray,
         axes: Mapping[str, ArrayLike],
         *,
-        edges_E4: np.ndarray | None = None,
+        edges_EX: np.ndarray | None = None,
         **labels: str,
     ) -> None:
-        self._tables.append(rows(values, axes, edges_E4=edges_E4, **self._names, **labels))
+        self._tables.append(rows(values, axes, edges_EX=edges_EX, **self._names, **labels))
 
     def _metrics(self) -> np.ndarray:
         both = {"clean": self._batch.clean_BT, "corrupt": self._batch.corrupt_BT}
@@ -158,44 +172,48 @@ class Measurement:
                 chosen = importance(np.asarray(exact, np.float64), direction)
         return chosen.swapaxes(1, 2)
 
-    def _edge_effects(self) -> np.ndarray:
-        """Adds the rows of a sample; importance by attribution, `[L, B, N, T, S]`, masked -inf."""
-        direction = self._config.direction
-        effects = patching.edge_attributions(self._model, self._batch, direction=direction)
-        effects_LBNTS = np.asarray(effects, np.float64)
-        visible = discover.visible_edges(self._model, self._batch)
-        result = np.where(visible, importance(effects_LBNTS, direction), -np.inf)
-        sample_E4 = self._sample(effects_LBNTS)
-        exact = patching.edge_effects(
-            self._model,
-            self._batch,
-            jnp.asarray(sample_E4),
-            direction=direction,
-            at_once=self._config.at_once,
-        )
-        layer, head, query, key = sample_E4.T
-        estimates_EB = effects_LBNTS[layer, :, head, query, key]
-        for method, effects_EB in (("exact", exact), ("attribution", estimates_EB)):
+    def _edge_effects(self, component: str) -> np.ndarray:
+        """Adds the rows of a sample; importance by attribution, prompts on axis 1, masked -inf."""
+        config, pair = self._config, (self._model, self._batch)
+        exact: Callable[..., jax.Array]
+        if component == "token_edges":
+            real = discover.visible_edges(*pair)
+            exact, opened = patching.edge_effects, self._open(real)
+            found = patching.edge_attributions(*pair, direction=config.direction)
+        else:
+            real = opened = discover.component_edges(*pair)
+            exact = component_effects
+            found = component_attributions(*pair, steps=config.ig_steps, direction=config.direction)
+        estimates_XBX = np.asarray(found, np.float64)
+        sample_EX = self._sample(estimates_XBX, opened)
+        first_E, *others = sample_EX.T
+        sides = {
+            "exact": exact(
+                *pair, jnp.asarray(sample_EX), direction=config.direction, at_once=config.at_once
+            ),
+            "attribution": estimates_XBX[first_E, :, *others],
+        }
+        for method, effects_EB in sides.items():
             self._add(
                 np.asarray(effects_EB),
-                {"edge": np.arange(len(sample_E4)), "prompt": self._prompts},
-                edges_E4=sample_E4,
+                {"edge": np.arange(len(sample_EX)), "prompt": self._prompts},
+                edges_EX=sample_EX,
                 quantity="effect",
-                component="token_edges",
+                component=component,
                 method=method,
-                direction=direction,
+                direction=config.direction,
             )
-        return result
+        return np.where(real, importance(estimates_XBX, config.direction), -np.inf)
 
-    def _sample(self, effects_LBNTS: np.ndarray) -> np.ndarray:
-        """Layer, head, query and key of edges: those of highest attribution, others at random."""
-        open_LNTS = self._open(discover.visible_edges(self._model, self._batch)).any(1)
-        places_E4 = np.argwhere(open_LNTS)
-        size = np.abs(effects_LBNTS).mean(1)[open_LNTS]
+    def _sample(self, effects_XBX: np.ndarray, opened_XBX: np.ndarray) -> np.ndarray:
+        """Places of edges, without the prompt: those of highest attribution, others at random."""
+        opened = opened_XBX.any(1)
+        places_EX = np.argwhere(opened)
+        size = np.abs(effects_XBX).mean(1)[opened]
         order = np.argsort(-size, kind="stable")
         half = self._config.edge_sample // 2
         others = self._rng.permutation(order[half:])[: self._config.edge_sample - half]
-        return places_E4[np.concatenate([order[:half], others])]
+        return places_EX[np.concatenate([order[:half], others])]
 
     def _open(self, visible_LBNTS: np.ndarray) -> np.ndarray:
         """Visible edges with weight on the clean or the corrupt prompt."""
@@ -205,28 +223,24 @@ class Measurement:
         ]
         return visible_LBNTS & ((weights[0] > 0) | (weights[1] > 0))
 
-    def _curves(
-        self, component: str, importance_LBX: np.ndarray, ablations: tuple[str, ...]
-    ) -> Curve:
+    def _curves(self, component: str, importance_LBX: np.ndarray) -> Curve:
         """Adds the rows of all curves; that of the first ablation, each prompt ranked by itself."""
         config, own = self._config, None
         real = np.isfinite(importance_LBX)
         count = int(real.sum(axis=(0, *range(2, real.ndim))).max())
         taken = sizes(count, config.points)
-        evaluate: Callable[..., Curve] = (
-            discover.head_curve if component == "heads" else discover.edge_curve
-        )
-        options = {"key": self._key} if component == "heads" else {}
-        count_open = real
-        if component == "token_edges":
-            count_open = self._open(real)
+        evaluate: Callable[..., Curve] = _CURVES[component]
+        options = {} if component == "token_edges" else {"key": self._key}
+        count_open = self._open(real) if component == "token_edges" else real
+        # A circuit of component edges holds the values of all writers.
+        side_by_side = min(config.at_once, 2) if component == "component_edges" else config.at_once
         self._add(
             count_open.sum(axis=(0, *range(2, real.ndim))),
             {"prompt": self._prompts},
             quantity="open",
             component=component,
         )
-        for ablation in ablations:
+        for ablation in config.ablations_of(component):
             for ranking, scope, draw, ranks in self._rankings(importance_LBX, real, count_open):
                 curve = evaluate(
                     self._model,
@@ -234,7 +248,7 @@ class Measurement:
                     ranks,
                     ablation,
                     sizes=taken,
-                    at_once=config.at_once,
+                    at_once=side_by_side,
                     **options,
                 )
                 self._add(

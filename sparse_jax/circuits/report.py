@@ -18,7 +18,6 @@ from sparse_jax.circuits.report_text import (
     COMPONENT,
     curve,
     findings,
-    first_ablation,
     format_interval,
 )
 from sparse_jax.circuits.results import CircuitSummary, DrawnPrompt, TaskResult
@@ -129,7 +128,7 @@ def curves(summary: CircuitSummary, task: str) -> Section:
     figures: list[Part] = []
     folded: list[Part] = []
     for component in config.components:
-        chosen = config.edge_ablations if component == "token_edges" else config.ablations
+        chosen = config.ablations_of(component)
         for ablation in chosen:
             for scope in ("prompt", "task"):
                 figure = _curves(summary, results, component, ablation, scope)
@@ -337,7 +336,7 @@ def published(summary: CircuitSummary) -> Section:
     """The paper's ratios beside ours."""
     rows = []
     for each in summary.ratios:
-        first = first_ablation(summary, each.component)
+        first = summary.config.ablations_of(each.component)[0]
         if (each.reference, each.model, each.ablation) != ("dense", "sparse", first):
             continue
         printed = paper.published(each.task, each.component, each.scope)

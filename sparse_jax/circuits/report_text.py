@@ -6,7 +6,11 @@ from lm_jax.report.markup import number
 from lm_jax.statistics import Interval
 from sparse_jax.circuits.results import CircuitSummary, CurveResult, TaskResult
 
-COMPONENT = {"heads": "heads", "token_edges": "token edges"}
+COMPONENT = {
+    "heads": "heads",
+    "token_edges": "token edges",
+    "component_edges": "component edges",
+}
 
 
 def findings(summary: CircuitSummary) -> list[str]:
@@ -35,12 +39,6 @@ def curve(
     return None
 
 
-def first_ablation(summary: CircuitSummary, component: str) -> str:
-    """The ablation that findings and figures are about."""
-    config = summary.config
-    return (config.edge_ablations if component == "token_edges" else config.ablations)[0]
-
-
 def format_interval(interval: Interval | None, spec: str = "") -> str:
     """An estimate with its interval."""
     if interval is None:
@@ -61,7 +59,7 @@ def _of_task(summary: CircuitSummary, task: str) -> Iterator[str]:
                 f"{100 * config.accuracy_bar:g} %)."
             )
     for component in config.components:
-        ablation = first_ablation(summary, component)
+        ablation = config.ablations_of(component)[0]
         parts = []
         for each in results:
             own = curve(each, component, ablation)

@@ -87,7 +87,7 @@ class CurveResult:
     """Explained effect of circuits of growing size.
 
     Attributes:
-      component: heads or token_edges.
+      component: heads, token_edges or component_edges.
       ablation: what replaces the others.
       ranking: by the signed effect, its absolute value, or at random (the mean of several draws).
       scope: whether each prompt has a ranking of its own, or the task has one.

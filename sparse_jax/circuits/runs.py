@@ -8,6 +8,7 @@ gates are computed in each run from the edited activations.
 """
 
 from collections.abc import Mapping
+import dataclasses
 from typing import Any
 
 from flax import struct
@@ -39,6 +40,17 @@ class CircuitModel:
         """The model with its gates, if it has any."""
         gates = model.gates if isinstance(model, SparseModel) else None
         return cls(model.params, model.cfg, gates)
+
+    def above(self, layer: int) -> "CircuitModel":
+        """The layers from this one on, as a model whose embedding is to be replaced."""
+        cfg = dataclasses.replace(
+            self.cfg, num_layers=self.cfg.num_layers - layer, windows=self.cfg.windows[layer:]
+        )
+        blocks = jax.tree.map(lambda leaf: leaf[layer:], self.params["blocks"])
+        gates = self.gates
+        if gates is not None:
+            gates = dataclasses.replace(gates, bias_LN=gates.bias_LN[layer:])
+        return CircuitModel(self.params | {"blocks": blocks}, cfg, gates)
 
     def forward(
         self,

@@ -4,6 +4,7 @@ The work folder then holds
 
     shards/          the rows of each model on each task, so that a killed study resumes
     rows.parquet     all of them (`measurements`)
+    mib/             scores of component edges in MIB's format, by task and model (`mib`)
     drawn/           patterns and edges of one prompt, by task and model (`results.DrawnPrompt`)
     summary.json     every number (`results.CircuitSummary`)
     report.html      the page, one offline file
@@ -28,16 +29,18 @@ from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.weights.load import OpenedModel, Pretrained, load_pretrained, open_pretrained
 from sparse_jax import model as sparse_model
 from sparse_jax.circuits import analysis, report
+from sparse_jax.circuits.component_graph import ComponentGraph
 from sparse_jax.circuits.config import CircuitConfig, is_file, task_name
 from sparse_jax.circuits.measurements import SCHEMA, select
+from sparse_jax.circuits.mib import save_graph
 from sparse_jax.circuits.piece import Measurement, SourceCircuit, head_importance
 from sparse_jax.circuits.results import CircuitSummary, DrawnPrompt, ModelFacts, TaskFacts
 from sparse_jax.circuits.runs import CircuitModel
 from sparse_jax.circuits.tasks import Task, check_disjoint, load_task, make_task
 from sparse_jax.model import SPARSE
 
-SHARDS, ROWS, DRAWN, SUMMARY, REPORT = (
-    *("shards", "rows.parquet", "drawn"),
+SHARDS, ROWS, DRAWN, MIB, SUMMARY, REPORT = (
+    *("shards", "rows.parquet", "drawn", "mib"),
     *("summary.json", "report.html"),
 )
 # Of rows, whose meaning may change with the program.
@@ -123,12 +126,15 @@ def measure_piece(
         source = SourceCircuit(importance_LN, analysis.needed(config, table))
     names = {"task": name, "model": role}
     piece = Measurement(config, names, loaded, tasks[name]).run(model.tokenizer, source)
-    path = drawn_file(folder, role, name)
-    try:
-        path.parent.mkdir(exist_ok=True)
-    except OSError as error:
-        raise storage_error(path.parent, error) from error
+    path, exported = drawn_file(folder, role, name), folder / MIB / f"{name}_{role}.json"
+    for file in (path, *[exported] * (piece.scores_UR is not None)):
+        try:
+            file.parent.mkdir(exist_ok=True)
+        except OSError as error:
+            raise storage_error(file.parent, error) from error
     write_json(path, piece.drawn)
+    if piece.scores_UR is not None:
+        save_graph(exported, ComponentGraph.of(loaded.cfg), piece.scores_UR)
     store.append((role, name), piece.rows)
 
 

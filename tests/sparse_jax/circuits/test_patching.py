@@ -14,6 +14,7 @@ from sparse_jax.circuits.runs import Batch, CircuitModel, measure
 from sparse_jax.circuits.tasks import make_task
 from sparse_jax.model import constant_gates
 from tests import tiny
+from tests.sparse_jax.circuits.small_models import circuit_model
 from tests.sparse_jax.circuits.word_tokenizer import word_tokenizer
 
 EPS = float(np.finfo(np.float32).eps)
@@ -75,6 +76,20 @@ def test_head_effects_are_those_of_patching_one_by_one(dense, batch, direction, 
             after, _ = run(model, batch, here, edits={"attn.z": lm_jax.OneLayer(layer, patch)})
             np.testing.assert_allclose(result[layer, head], after - before, atol=2e-4)
     assert np.ptp(result) > 0.1
+
+
+def test_stacks_of_layers_give_the_same_effects(batch):
+    """With windows and gates that differ by layer, so that a stack must take those of its own."""
+    model = circuit_model("gemma", num_layers=4, windows=(4, None, 2, None))
+    bias_LN = np.linspace(-0.5, 2.0, 16, dtype=np.float32).reshape(4, 4)
+    gates = dataclasses.replace(constant_gates(model.cfg, 0.0), bias_LN=bias_LN)
+    for each in (model, dataclasses.replace(model, gates=gates)):
+        whole = np.asarray(patching.head_effects(each, batch, stacks=1))
+        cut = np.asarray(patching.head_effects(each, batch, stacks=3, at_once=3))
+        np.testing.assert_allclose(cut, whole, atol=2e-4)
+        assert np.ptp(whole, axis=(1, 2)).min() > 1e-2
+    with pytest.raises(UsageError, match="stacks = 5 must be from 1 to the 4 layers"):
+        patching.head_effects(model, batch, stacks=5)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

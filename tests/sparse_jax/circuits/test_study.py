@@ -16,7 +16,9 @@ from lm_jax.run.files import read_json, write_json
 from lm_jax.run.results import load_result
 from lm_jax.run.workdir import LOG_FILE, open_workdir
 from sparse_jax.circuits import piece, study
-from sparse_jax.circuits.config import CircuitConfig, experiment
+from sparse_jax.circuits.component_graph import ComponentGraph
+from sparse_jax.circuits.config import COMPONENTS, CircuitConfig, experiment
+from sparse_jax.circuits.mib import load_graph
 from sparse_jax.circuits.results import CircuitSummary, DrawnPrompt
 from tests.sparse_jax.circuits.small_study import (
     COUNT,
@@ -41,6 +43,7 @@ def settings(models, **changes):
         "rephrased": str(models / "mine.jsonl"),
         "accuracy_bar": 0.01,
         "ablations": ("counterfactual", "resample"),
+        "components": COMPONENTS,
     }
     return experiment("", **SMALL | defaults | changes)
 
@@ -107,9 +110,9 @@ def test_the_summary_is_that_of_its_rows(done):
         assert len(clean) == COUNT
         assert result.accuracy.estimate == sum(value > 0 for value in clean.values()) / COUNT
         assert result.clean.estimate == pytest.approx(math.fsum(clean.values()) / COUNT)
-        # Two components, two ablations of heads and one of edges; signed by prompt and by task,
-        # absolute, random.
-        assert len(result.curves) == 12
+        # Two ablations of heads and component edges, one of token edges; signed by prompt and by
+        # task, absolute, random.
+        assert len(result.curves) == 20
         for curve in result.curves:
             names = {name: getattr(curve, name) for name in ("component", "ablation", "ranking")}
             points = explained(done, clean, **own, **names, scope=curve.scope)
@@ -134,14 +137,14 @@ def test_the_summary_is_that_of_its_rows(done):
             kind = {"component": agreement.component, "direction": agreement.direction}
             sides = [
                 by(rows_of(done, quantity="effect", method=method, **kind, **own), *place)
-                for place in [("layer", "head", "query", "key")]
+                for place in [("layer", "head", "query", "key", "writer", "reader")]
                 for method in ("exact", "attribution")
             ]
             assert len(sides[0]) == agreement.compared
             values = [[side[place] for place in sides[0]] for side in sides]
             want = stats.spearmanr(*values).statistic
             assert agreement.spearman == pytest.approx(want) and abs(want) > 0.05
-    assert {ratio.model for ratio in summary.ratios} == {"control"} and len(summary.ratios) == 12
+    assert {ratio.model for ratio in summary.ratios} == {"control"} and len(summary.ratios) == 20
     for ratio in summary.ratios:
         kind = (ratio.component, ratio.ablation, "signed", ratio.scope)
         dense, control = (crossings[(ratio.task, model, *kind)] for model in ("dense", "control"))
@@ -171,6 +174,23 @@ def test_a_circuit_of_another_wording_is_that_of_its_rows(done):
             points = explained(done, clean, **own, ranking=ranking)
             assert list(points) == [each.size]
             assert result.estimate == pytest.approx(points[each.size])
+
+
+def test_component_edges_are_exported_with_the_scores_of_the_rows(done):
+    """Positive where the model needs the edge, so with the other sign than effects by noising."""
+    graph = load_graph(done / study.MIB / "ioi_dense.json")
+    own = ComponentGraph(LAYERS, HEADS, 2, graph.graph.hidden_size)
+    kind = {"quantity": "effect", "component": "component_edges", "method": "attribution"}
+    rows = rows_of(done, task="ioi", model="dense", **kind)
+    scores = by(rows, "writer", "reader")
+    assert len(scores) == SMALL["edge_sample"]
+    wide = own.expand(np.arange(own.num_writers * own.num_readers).reshape(own.mask_UR.shape))
+    for (writer, reader), score in scores.items():
+        place = np.argwhere(wide == writer * own.num_readers + reader)
+        assert len(place)
+        for u, r in place:
+            assert graph.scores_UR[u, r] == pytest.approx(-score)
+    assert max(map(abs, scores.values())) > 1e-3
 
 
 def test_one_planted_head_is_a_circuit_of_one(done):

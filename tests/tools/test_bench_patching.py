@@ -1,0 +1,25 @@
+"""The benchmark of patching times only sweeps that give the loop's effects."""
+
+import json
+
+from tools import bench_patching
+
+SMALL = ["--layers=2", "--prompts=2", "--length=4", "--vocab=50", "--repeats=2", "--at_once", "3"]
+
+
+def test_sweep_and_loop_are_timed_in_turns(tmp_path, capsys):
+    raw = tmp_path / "raw.json"
+    assert bench_patching.main([*SMALL, f"--json={raw}"]) == 0
+    seconds = json.loads(raw.read_text())["seconds"]
+    assert len(seconds["loop"]) == len(seconds["sweep"]["3"]) == 2
+    printed = capsys.readouterr().out
+    assert "18 heads x 2 prompts of 4 tokens" in printed and "at_once   3" in printed
+
+
+def test_other_effects_are_not_timed(monkeypatch, capsys):
+    real = bench_patching.patching.head_effects
+    monkeypatch.setattr(
+        bench_patching.patching, "head_effects", lambda *pair, **options: 1 + real(*pair, **options)
+    )
+    assert bench_patching.main(SMALL) == 1
+    assert "differ from the loop's by 1.0e+00, not timed" in capsys.readouterr().out
