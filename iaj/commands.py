@@ -22,6 +22,7 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("sparse", "posttrain"): "sparse_jax.posttrain",
     ("sparse", "choices"): "sparse_jax.multiple_choice",
     ("sparse", "addition"): "sparse_jax.addition",
+    ("sparse", "circuits"): "sparse_jax.circuits",
     ("fetch",): "iaj.fetch",
     ("convert",): "iaj.convert",
     ("doctor",): "iaj.doctor",

@@ -31,6 +31,7 @@ OTHERS = {
     "protot_jax.count",
     "protot_jax.generate",
     "protot_jax.interventions",
+    "sparse_jax.circuits",
     "sparse_jax.multiple_choice",
 }
 

@@ -45,7 +45,7 @@ class CircuitConfig:
       random_draws: random rankings per curve, whose mean is drawn.
       edge_sample: edges of each kind that are also patched exactly, half of them those of highest
         attribution.
-      ig_steps: steps of integrated gradients, by which component edges are ranked (EAP-IG).
+      ig_steps: steps of the integrated gradients by which component edges are ranked.
       shown: index of the prompt whose patterns and edges are drawn.
       at_once: patches or circuits run side by side, which bounds the memory.
       resamples: bootstrap samples of the prompts.

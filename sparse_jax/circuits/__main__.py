@@ -1,0 +1,94 @@
+"""Finds circuits of dense and sparse models: heads and token edges that explain a task.
+
+    iaj sparse circuits --dense=smollm2 --task=ioi
+    iaj sparse circuits --dense=path/to/folder --task=mine.jsonl
+    iaj sparse circuits --dense=smollm2 --control=runs/sparse/control --sparse=runs/sparse/model \\
+        --task=ioi,copy --workdir=runs/circuits --config.ablations="('counterfactual','zero')"
+
+After section 4.2 of "Sparse Attention Post-Training". Only --dense is required. A task is a name
+(copy, ioi, ioi_long, greater_than, docstring and others) or a .jsonl file with one object per line:
+
+    {"clean": "...", "corrupt": "...", "answers": [" yes"], "wrong_answers": [" no"]}
+
+Both prompts must have as many tokens, and every continuation, written with its leading space, must
+be one token. `study.py` lists the files of the work folder. The same command resumes a killed
+study, which ends with the same numbers.
+"""
+
+import dataclasses
+from pathlib import Path
+import textwrap
+from typing import cast
+
+from ml_collections import ConfigDict
+
+from lm_jax.report import slug
+from lm_jax.run import cli
+from lm_jax.run.config import from_plain
+from lm_jax.run.options import option
+from lm_jax.run.results import load_result
+from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
+from sparse_jax.circuits import report_text, study
+from sparse_jax.circuits.config import CircuitConfig, task_name
+from sparse_jax.circuits.results import CircuitSummary
+
+_WIDTH = 100
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """The models and the tasks; each sets the field of the config of that name."""
+
+    dense: str | None = option(
+        None, "model whose circuits are found: a folder, a .gguf file, or a name of the manifest"
+    )
+    control: str | None = option(None, "model of the same training with every gate open")
+    sparse: str | None = option(None, "exported folder of iaj sparse posttrain")
+    task: tuple[str, ...] = option((), "names of tasks, or .jsonl files, with commas between")
+
+
+def settings(arguments: cli.Arguments) -> CircuitConfig:
+    """The config with the options in it."""
+    config = cast(ConfigDict, arguments.config).copy_and_resolve_references()
+    options = arguments.options
+    for role in ("dense", "control", "sparse"):
+        if (source := getattr(options, role)) is not None:
+            config[role] = source
+    if options.task:
+        config.tasks = options.task
+    return from_plain(config, CircuitConfig)
+
+
+def default_folder(config: CircuitConfig) -> Path:
+    """The work folder of a command that names none."""
+    about = [Path(source).name for source in config.models.values()]
+    return Path("runs", "circuits", slug(" ".join([*about, *map(task_name, config.tasks)])))
+
+
+def main(arguments: cli.Arguments) -> None:
+    """The command."""
+    config = settings(arguments)
+    folder = arguments.workdir or default_folder(config)
+    with open_workdir(folder, config, resume=arguments.resume) as work:
+        done = finish_time(work.path)
+        if not done:
+            study.run(config, work.path)
+            mark_finished(work.path)
+        summary = load_result(work.path / study.SUMMARY, CircuitSummary)
+        lines = [
+            line
+            for finding in report_text.findings(summary)
+            for line in textwrap.wrap(finding, _WIDTH, subsequent_indent="  ")
+        ]
+        print(*[f"finished {done}"] * bool(done), *lines, sep="\n")
+        print(f"report: {work.path / study.REPORT}")
+
+
+if __name__ == "__main__":
+    cli.app(
+        main,
+        config="sparse/circuits",
+        config_class=CircuitConfig,
+        options=Options,
+        workdir_required=False,
+    )

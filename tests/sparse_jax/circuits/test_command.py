@@ -1,0 +1,83 @@
+"""The command: a user's own task in one line, options that set fields, refusals in one line."""
+
+import pytest
+
+from lm_jax.run import cli
+from lm_jax.run.results import load_result
+from lm_jax.run.workdir import FINISHED_FILE
+from sparse_jax.circuits import __main__ as command
+from sparse_jax.circuits import study
+from sparse_jax.circuits.config import CircuitConfig, experiment, task_name
+from sparse_jax.circuits.results import CircuitSummary
+from tests.sparse_jax.circuits.small_study import COUNT, save_models
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    return save_models(tmp_path_factory.mktemp("models"))
+
+
+def run(*arguments):
+    options = {"config_class": CircuitConfig, "options": command.Options}
+    return cli.run(
+        command.main,
+        ["iaj", "--compilation_cache=off", *arguments],
+        config="sparse/circuits",
+        workdir_required=False,
+        **options,
+    )
+
+
+def test_a_users_own_task_takes_one_command(models, tmp_path, monkeypatch, capsys):
+    """Without a work folder it writes below runs/; the same command again prints the results."""
+    monkeypatch.chdir(tmp_path)
+    asked = [f"--dense={models / 'dense'}", f"--task={models / 'mine.jsonl'}"]
+    quick = ["--config=sparse/circuits:smoke", "--config.components=('heads',)"]
+    assert run(*asked, *quick) == 0
+    folder = tmp_path / "runs" / "circuits" / "dense-mine"
+    assert (folder / FINISHED_FILE).exists()
+    summary = load_result(folder / study.SUMMARY, CircuitSummary)
+    (facts,) = summary.tasks
+    assert (facts.name, facts.kept, facts.seed) == ("mine", COUNT, None)
+    assert summary.config.dense == str(models / "dense") and not summary.ratios
+    printed = capsys.readouterr().out
+    assert "mine, heads that explain 90 %" in " ".join(printed.split())
+    page = (folder / study.REPORT).read_text("utf-8")
+    assert "Attention patterns of the needed heads" in page and "token edges that" not in page
+    assert run(*asked, *quick) == 0
+    again = capsys.readouterr().out
+    assert again.startswith("finished ") and again.endswith(printed)
+    assert run(*asked, *quick, "--config.seed=1") == 2
+    assert "holds a run with config.seed = 0, not 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--dens=x"], "--dens is not a flag of this command; did you mean 'dense'?"),
+        (["--tasks=ioi"], "--tasks is not a flag of this command; did you mean 'task'?"),
+        (["--task=iio"], "config.tasks has 'iio', which is no task and no .jsonl file; did you"),
+        (["--config.ablation=zero"], "--config.ablation is not a field; did you mean"),
+        (["--config=sparse/circuit"], "did you mean 'sparse/circuits'?"),
+        (["--config=sparse/circuits:quik"], "mode 'quik' is not one of circuits; did you mean"),
+        (["--dense=smollm3"], "--dense=smollm3: model 'smollm3': no such file or folder"),
+        (["--dense=smollm3"], "it takes a Hugging Face folder, a .gguf file, a folder made by iaj"),
+        (["dense=smollm2"], "'dense=smollm2' is not a flag; arguments are written --dense=VALUE"),
+    ],
+)
+def test_a_typo_is_one_line_that_names_the_nearest(arguments, message, tmp_path, capsys):
+    assert run(*arguments, f"--workdir={tmp_path / 'run'}") in (2, 3)
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and message in error
+
+
+def test_options_set_the_fields_of_their_names():
+    arguments = cli.Arguments(
+        experiment("smoke"),
+        None,
+        command.Options(dense="a", control="b", task=("copy", "x/mine.jsonl")),
+    )
+    config = command.settings(arguments)
+    assert config.models == {"dense": "a", "control": "b"}
+    assert [task_name(task) for task in config.tasks] == ["copy", "mine"]
+    assert str(command.default_folder(config)) == "runs/circuits/a-b-copy-mine"
