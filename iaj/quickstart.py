@@ -1,4 +1,4 @@
-"""Audits real pretrained weights, trains a small model, makes one sparse: three reports.
+"""Audits pretrained weights, trains small models, finds the circuit of a sparse one: four reports.
 
     iaj quickstart
     iaj quickstart | tee quickstart.txt        also save the output
@@ -8,7 +8,9 @@
 2. Audits SmolLM2's attention: runs/quickstart/report.html.
 3. Trains a small Prototype Transformer on the speeches and reports its concepts:
    runs/speeches/concepts/concepts.html.
-4. Post-trains SmolLM2 to sparse attention in eighty updates: runs/sparse_quickstart/report.html.
+4. Trains a small dense model to copy letters, and makes a sparse one of it:
+   runs/pair_quickstart/report.html.
+5. Finds the heads and edges with which both copy: runs/circuits_quickstart/report.html.
 
 It needs no account, hub, GPU or torch, and takes about nine minutes on two cores. Finished steps
 are not repeated. In a checkout, `make quickstart` also sets up the environment.
@@ -24,17 +26,20 @@ from iaj.parser import Parser, run_parsed
 from lm_jax import assets
 
 ASSETS = ("smollm2", "wiki", "sotu")
-AUDIT, SPEECHES, SPARSE = "runs/quickstart", "runs/speeches", "runs/sparse_quickstart"
+AUDIT, SPEECHES = "runs/quickstart", "runs/speeches"
+PAIR, CIRCUITS = "runs/pair_quickstart", "runs/circuits_quickstart"
 COMMANDS: Sequence[tuple[str, ...]] = (
     ("polyattn", "audit", "--config=polyattn/smollm2:quickstart", f"--workdir={AUDIT}"),
     ("protot", "pretrain", "--config=protot/quickstart", f"--workdir={SPEECHES}"),
     ("protot", "concepts", f"--run={SPEECHES}"),
-    ("sparse", "posttrain", "--config=sparse/quickstart", f"--workdir={SPARSE}"),
+    ("sparse", "pair", "--config=sparse/pair:quickstart", f"--workdir={PAIR}"),
+    ("sparse", "circuits", f"--pair={PAIR}", "--task=copy", f"--workdir={CIRCUITS}"),
 )
 REPORTS = (
     f"{AUDIT}/report.html",
     f"{SPEECHES}/concepts/concepts.html",
-    f"{SPARSE}/report.html",
+    f"{PAIR}/report.html",
+    f"{CIRCUITS}/report.html",
 )
 
 

@@ -13,8 +13,10 @@ After "Sparse Attention Post-Training for Mechanistic Interpretability".
     open_edges    its open attention edges as a table; drawn by edge_graph
     multiple_choice    command: dense and sparse models on the same questions
     addition      command: two-digit sums by a dense and a sparse toy model
+    pair          command: a dense model, its control and its sparse version, on one kind of text
+    circuits      command: heads and edges that explain a task, in dense and sparse models
 
-Not yet implemented: circuits, transcoders, attribution graphs.
+Not yet implemented: transcoders, attribution graphs.
 """
 
 from sparse_jax.attend import by_kernels, gated

@@ -2,6 +2,7 @@
 
     iaj sparse circuits --dense=smollm2 --task=ioi
     iaj sparse circuits --dense=path/to/folder --task=mine.jsonl
+    iaj sparse circuits --pair=runs/pair --task=copy,docstring
     iaj sparse circuits --dense=smollm2 --control=runs/sparse/control --sparse=runs/sparse/model \\
         --task=ioi,copy --workdir=runs/circuits --config.ablations="('counterfactual','zero')"
 
@@ -31,14 +32,19 @@ from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
 from sparse_jax.circuits import report_text, study
 from sparse_jax.circuits.config import CircuitConfig, task_name
 from sparse_jax.circuits.results import CircuitSummary
+from sparse_jax.pair.folders import model_folders
 
 _WIDTH = 100
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """The models and the tasks; each sets the field of the config of that name."""
+    """The models and the tasks; each sets the field of the config of that name.
 
+    `pair` sets all three models.
+    """
+
+    pair: str | None = option(None, "work folder of iaj sparse pair, whose three models are taken")
     dense: str | None = option(
         None, "model whose circuits are found: a folder, a .gguf file, or a name of the manifest"
     )
@@ -51,6 +57,9 @@ def settings(arguments: cli.Arguments) -> CircuitConfig:
     """The config with the options in it."""
     config = cast(ConfigDict, arguments.config).copy_and_resolve_references()
     options = arguments.options
+    if options.pair is not None:
+        for role, folder in model_folders(Path(options.pair)).items():
+            config[role] = str(folder)
     for role in ("dense", "control", "sparse"):
         if (source := getattr(options, role)) is not None:
             config[role] = source

@@ -41,7 +41,7 @@ class TextConfig:
 
     source: str = "wiki"
     documents: int = 0
-    posttrain_share: float = 0.3
+    posttrain_share: float = 0.5
     validation_share: float = 0.02
     tasks: tuple[str, ...] = ("copy", "ioi", "ioi_rephrased", "greater_than", "docstring")
     task_share: float = 0.35
@@ -138,11 +138,14 @@ class PairConfig:
             control=True,
             slack_over="control",
             slacks=(0.02,),
-            strength=Strength(dual_rate=2.0, decay=0.95, start=0.3, settle=0.2),
-            by_rule=0.2,
+            # The floor keeps closing edges while the loss is still above that of the control at
+            # its end, which no model has at the beginning.
+            strength=Strength(dual_rate=1.0, decay=0.98, start=1.0, least=0.5, settle=0.2),
+            paired=True,
+            by_rule=0.4,
             distill=0.0,
             batch_size=32,
-            steps=1_500,
+            steps=3_000,
             learning_rate=1e-3,
             eval_every=100,
             save_every=100,
@@ -216,10 +219,10 @@ def experiment(mode: str, **settings: Any) -> ConfigDict:
 
 
 def small(config: PairConfig) -> PairConfig:
-    """The experiment on a third of the text with a model of half the width."""
+    """The experiment with a model of half the width, three seeds, and all ablations."""
     return dataclasses.replace(
         config,
-        text=dataclasses.replace(config.text, documents=30_000, vocab_size=4_096),
+        text=dataclasses.replace(config.text, vocab_size=4_096),
         dense=dataclasses.replace(
             config.dense,
             num_heads=4,
@@ -228,7 +231,7 @@ def small(config: PairConfig) -> PairConfig:
             most_steps=4_000,
             cooldown_steps=400,
         ),
-        posttrain=dataclasses.replace(config.posttrain, steps=1_000, seeds=(0, 1, 2)),
+        posttrain=dataclasses.replace(config.posttrain, steps=1_500, seeds=(0, 1, 2)),
         variants=tuple(VARIANTS),
     )
 
@@ -240,6 +243,7 @@ def quickstart(config: PairConfig) -> PairConfig:
         text=dataclasses.replace(
             config.text,
             documents=1_000,
+            posttrain_share=0.3,
             tasks=("copy",),
             task_share=0.9,
             vocab_size=512,

@@ -1,5 +1,7 @@
 """The command: a user's own task in one line, options that set fields, refusals in one line."""
 
+from pathlib import Path
+
 import pytest
 
 from lm_jax.run import cli
@@ -69,6 +71,15 @@ def test_a_typo_is_one_line_that_names_the_nearest(arguments, message, tmp_path,
     assert run(*arguments, f"--workdir={tmp_path / 'run'}") in (2, 3)
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and message in error
+
+
+def test_a_pair_gives_all_three_models(monkeypatch):
+    folders = {"dense": Path("p/d"), "control": Path("p/c"), "sparse": Path("p/s")}
+    monkeypatch.setattr(command, "model_folders", lambda folder: folders)
+    asked = command.Options(pair="p", sparse="other")
+    config = command.settings(cli.Arguments(experiment("smoke"), None, asked))
+    # An option of its own comes before the pair.
+    assert config.models == {"dense": "p/d", "control": "p/c", "sparse": "other"}
 
 
 def test_options_set_the_fields_of_their_names():
