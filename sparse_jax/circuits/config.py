@@ -12,6 +12,7 @@ from lm_jax.run.config_files import in_mode
 from sparse_jax.circuits.ablation import EDGE_ABLATIONS, Ablation
 from sparse_jax.circuits.generators import GENERATORS
 from sparse_jax.circuits.metrics import METRICS
+from sparse_jax.circuits.rules import RULES
 
 COMPONENTS = ("heads", "token_edges", "component_edges")
 ROLES = ("dense", "control", "sparse")
@@ -38,6 +39,9 @@ class CircuitConfig:
       ablations: what replaces components outside the circuit; the first one is used for the
         figures, for circuits on other prompts and for the comparison with the paper.
       direction: of the patches whose effects rank the components, noising or denoising.
+      rules: local derivatives of the attributions of heads and token edges, a name of
+        `sparse_jax.circuits.rules.RULES`. The true gradient, "exact", ranks edges badly where the
+        softmax is saturated.
       fraction: explained effect that a circuit is to reach.
       accuracy_bar: share of prompts with a positive metric below which a model is said not to solve
         the task, so that no ratio is claimed.
@@ -63,6 +67,7 @@ class CircuitConfig:
     components: tuple[str, ...] = ("heads", "token_edges")
     ablations: tuple[str, ...] = ("counterfactual",)
     direction: Literal["noising", "denoising"] = "noising"
+    rules: str = "gim"
     fraction: float = 0.9
     accuracy_bar: float = 0.8
     points: int = 16
@@ -94,6 +99,8 @@ class CircuitConfig:
             )
         if self.metric and self.metric not in METRICS:
             problems.append(f"config.metric = {self.metric!r}{nearest(self.metric, METRICS)}")
+        if self.rules not in RULES:
+            problems.append(f"config.rules = {self.rules!r}{nearest(self.rules, RULES)}")
         other = self.rephrased
         if other not in ("", "auto"):
             if other not in GENERATORS and not is_file(other):

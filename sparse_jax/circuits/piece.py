@@ -1,8 +1,8 @@
 """One model on one task: its metric, effects of its components, circuits of growing size.
 
 The piece is what is done or not done when a study is resumed. Heads are ranked by exact patching,
-token edges by attribution and component edges by EAP-IG, in `config.direction`. Importance is
-positive where the model needs the component.
+token edges by attribution with the gradient rules of the config, component edges by EAP-IG, in
+`config.direction`. Importance is positive where the model needs the component.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,12 +23,15 @@ from sparse_jax.circuits.discover import Curve
 from sparse_jax.circuits.measurements import array, rows
 from sparse_jax.circuits.patching import Direction
 from sparse_jax.circuits.results import DrawnPrompt, HeadPattern, NeededEdge
+from sparse_jax.circuits.rules import find_rules
 from sparse_jax.circuits.runs import Batch, CircuitModel, metric
 from sparse_jax.circuits.tasks import Task
 
 # More of them cannot be told apart on a page.
 MOST_HEADS, MOST_EDGES = 64, 600
 _DIGITS = 2
+# Below every importance, and above that of what is no component.
+_LAST = np.finfo(np.float64).min
 _CURVES = {
     "heads": discover.head_curve,
     "token_edges": discover.edge_curve,
@@ -94,7 +97,7 @@ class Measurement:
         self, config: CircuitConfig, names: dict[str, str], model: CircuitModel, task: Task
     ) -> None:
         self._config, self._names, self._model, self._task = config, names, model, task
-        self._batch = Batch.of(task)
+        self._batch, self._rules = Batch.of(task), find_rules(config.rules)
         self._prompts = np.arange(len(task.examples))
         self._tables: list[pa.Table] = []
         # Of random rankings and random token edges.
@@ -164,7 +167,9 @@ class Measurement:
             exact = patching.head_effects(
                 self._model, self._batch, direction=direction, at_once=self._config.at_once
             )
-            estimates = patching.head_attributions(self._model, self._batch, direction=direction)
+            estimates = patching.head_attributions(
+                self._model, self._batch, direction=direction, rules=self._rules
+            )
             for method, effects in (("exact", exact), ("attribution", estimates)):
                 labels = {"component": "heads", "method": method, "direction": direction}
                 self._add(np.asarray(effects), axes, quantity="effect", **labels)
@@ -179,7 +184,7 @@ class Measurement:
         if component == "token_edges":
             real = discover.visible_edges(*pair)
             exact, opened = patching.edge_effects, self._open(real)
-            found = patching.edge_attributions(*pair, direction=config.direction)
+            found = patching.edge_attributions(*pair, direction=config.direction, rules=self._rules)
         else:
             real = opened = discover.component_edges(*pair)
             exact = component_effects
@@ -268,15 +273,21 @@ class Measurement:
     def _rankings(
         self, importance_LBX: np.ndarray, real: np.ndarray, opened: np.ndarray
     ) -> Iterator[tuple[str, str, int, np.ndarray]]:
-        """Ranking, scope, draw, and ranks; the first is that of each prompt by itself."""
-        yield "signed", "prompt", 0, discover.ranks(importance_LBX)
+        """Ranking, scope, draw, and ranks; the first is that of each prompt by itself.
+
+        Components without weight come last: they change nothing, so that among those of a sparse
+        model only open edges are chosen between.
+        """
+
+        def ranks(order_LBX: np.ndarray) -> np.ndarray:
+            return discover.ranks(np.where(opened | ~real, order_LBX, _LAST))
+
+        yield "signed", "prompt", 0, ranks(importance_LBX)
         for ranking in ("signed", "absolute"):
-            yield ranking, "task", 0, discover.ranks(_pooled(importance_LBX, real, ranking))
+            yield ranking, "task", 0, ranks(_pooled(importance_LBX, real, ranking))
         for draw in range(self._config.random_draws):
-            order = self._rng.random(real.shape)
-            # Components without weight come last: they change nothing, in no order.
-            order = np.where(opened, order, np.where(real, -1.0, -np.inf))
-            yield "random", "prompt", draw, discover.ranks(order)
+            order = np.where(real, self._rng.random(real.shape), -np.inf)
+            yield "random", "prompt", draw, ranks(order)
 
     def _transfer(self, heads_LBN: np.ndarray, source: SourceCircuit) -> None:
         """Adds the rows of another wording's circuit on these prompts, and of their own."""

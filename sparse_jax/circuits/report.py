@@ -136,9 +136,7 @@ def curves(summary: CircuitSummary, task: str) -> Section:
                 (figures if first else folded).append(figure)
     return section(
         f"Explained effect: {task}",
-        _PROSE(
-            "curves", f"{100 * config.fraction:g}", config.direction, number(config.random_draws)
-        ),
+        _PROSE("curves", config.direction, config.rules, number(config.random_draws)),
         report.grid(*figures),
         report.details("Ranked per task, and other ablations", report.grid(*folded)),
     )
@@ -267,7 +265,7 @@ def agreement(summary: CircuitSummary) -> Section:
     ]
     return section(
         "Does attribution agree with exact patching?",
-        _PROSE("agreement", number(summary.config.edge_sample)),
+        _PROSE("agreement", number(summary.config.edge_sample), summary.config.rules),
         table(
             ["Task", "Model", "Components", "Direction", "Compared", "Spearman"],
             rows,

@@ -30,7 +30,7 @@ def save_models(folder):
     params = jax.tree.map(lambda x: 3.0 * x, lm_jax.init_params(jax.random.key(1), cfg))
     lm_jax.save_pretrained(folder / "dense", cfg, params, tokenizer)
     base = lm_jax.load_pretrained(folder / "dense")
-    gates = sparse_model.constant_gates(cfg, 0.3)
+    gates = sparse_model.constant_gates(cfg, -1.0)
     sparse_model.save(folder / "sparse" / "model", base, gates, {})
     mixer = params["blocks"]["mixer"]
     mixer = mixer | {"o": jnp.zeros_like(mixer["o"]).at[1, 2].set(mixer["o"][1, 2])}
