@@ -18,9 +18,8 @@ from lm_jax.train.metrics import EVALUATIONS
 from sparse_jax.pair import dense
 from sparse_jax.pair.config import PairConfig
 from sparse_jax.pair.results import PairSummary
-from sparse_jax.report import interval_cell
+from sparse_jax.report import interval_cell, read
 from sparse_jax.report_text import ONE_RUN, format_signed
-from sparse_jax.results import ComparedRun
 
 _PROSE = Prose("sparse_jax.pair")
 VARIANT_NAMES = {
@@ -36,7 +35,11 @@ def build(
     config: PairConfig, summary: PairSummary, folder: Path, *, provenance: Mapping[str, Any]
 ) -> str:
     """The whole page; `folder` is the work folder."""
-    parts = [pretraining(config, summary, folder / "dense"), results(summary), frontier(summary)]
+    parts = [
+        pretraining(config, summary, folder / "dense"),
+        results(summary),
+        frontier(summary, folder),
+    ]
     return report.page(
         "A dense model, its sparse version and its control",
         parts,
@@ -141,32 +144,28 @@ def results(summary: PairSummary) -> Section:
     )
 
 
-def frontier(summary: PairSummary) -> Section:
-    """Open edges against the loss over the control's, a point per run."""
+def frontier(summary: PairSummary, folder: Path) -> Section:
+    """Open edges against the loss over the control's, at every evaluation of every run."""
+    controls = {control.seed: control.loss.estimate for control in summary.controls}
     groups = []
     for variant in summary.variants:
-        compared = [(run, run.over_control) for run in variant.runs if run.over_control]
-        groups.append(
-            Points(
-                VARIANT_NAMES[variant.variant],
-                [100 * run.edges.estimate for run, _ in compared],
-                [over.estimate for _, over in compared],
-                [_title(run) for run, _ in compared],
-            )
-        )
+        edges, over, titles = [], [], []
+        for run in variant.runs:
+            own = read(folder / variant.variant / run.folder)
+            steps, losses = own.evaluated("validation/loss")
+            edges += [100 * share for share in own.evaluated("validation/edges")[1]]
+            over += [loss - controls[run.seed] for loss in losses]
+            titles += [f"seed {run.seed}, bound {run.target:.3f}, step {step}" for step in steps]
+        groups.append(Points(VARIANT_NAMES[variant.variant], edges, over, titles))
     return section(
         "Edges against loss",
         _PROSE("frontier"),
         report.scatter(
             groups,
-            caption="Loss minus the control's, against open edges.",
+            caption="Loss minus that of the control at its end, against open edges.",
             x_label="open edges, %",
             y_label="loss - control's loss, nats per token",
             log_x=True,
-            n=f"{sum(len(variant.runs) for variant in summary.variants)} runs",
+            n=f"{sum(len(group.titles or ()) for group in groups)} evaluations",
         ),
     )
-
-
-def _title(run: ComparedRun) -> str:
-    return f"seed {run.seed}, bound {run.target:.3f}"
