@@ -162,7 +162,7 @@ def _curves(
         [*series, *random],
         caption=f"Explained effect of the {name} kept, {_SCOPE[scope]}; the others: {ablation} "
         "ablation. Bands: one standard error.",
-        x_label=f"{name} kept (log scale)",
+        x_label=f"{name} kept",
         y_label="explained effect",
         log_x=True,
         h_lines=[(summary.config.fraction, f"{100 * summary.config.fraction:g} %")],
