@@ -12,7 +12,7 @@
    runs/pair_quickstart/report.html.
 5. Finds the heads and edges with which both copy: runs/circuits_quickstart/report.html.
 
-It needs no account, hub, GPU or torch, and takes about nine minutes on two cores. Finished steps
+It needs no account, hub, GPU or torch, and takes about six minutes on two cores. Finished steps
 are not repeated. In a checkout, `make quickstart` also sets up the environment.
 """
 

@@ -243,7 +243,6 @@ def quickstart(config: PairConfig) -> PairConfig:
         text=dataclasses.replace(
             config.text,
             documents=1_000,
-            posttrain_share=0.3,
             tasks=("copy",),
             task_share=0.9,
             vocab_size=512,
