@@ -45,7 +45,7 @@ class PosttrainConfig:
       distill: weight of the divergence from the dense model; 0 leaves the teacher out.
       temperature: of both distributions in the divergence.
       paired: compare the loss of a batch with the dense model's on the same batch, plus the slack,
-        and not with a fixed number: a forward pass more, and far less noise in the strength.
+        and not with a fixed number, at the cost of a forward pass.
       by_rule: share of the updates, the last ones, in which gates open by rule as in evaluation:
         where a needed edge was open in half of the samples, the rule may close it for good.
       batch_size: windows of one update, on all devices together.

@@ -30,9 +30,10 @@ from lm_jax.train.metrics import METRICS
 from lm_jax.train.objective import LanguageModelling, ignore_index_batch
 from lm_jax.weights.save import save_pretrained
 from sparse_jax.pair.config import PairConfig
+from sparse_jax.pair.folders import MODEL
 from sparse_jax.pair.results import DenseTraining, Phase
 
-MODEL, RESULT = "model", "result.json"
+RESULT = "result.json"
 PLATEAU, COOLDOWN = "plateau", "cooldown"
 
 

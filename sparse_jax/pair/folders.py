@@ -8,8 +8,8 @@ from sparse_jax.export import EXPORTED
 from sparse_jax.pair.results import PairSummary
 
 SUMMARY = "summary.json"
-# Of the dense model, in the work folder.
-DENSE_MODEL = "dense/model"
+# The folder of pretraining in the work folder, and in it that of the exported model.
+DENSE, MODEL = "dense", "model"
 
 
 def model_folders(folder: Path) -> dict[str, Path]:
@@ -30,7 +30,7 @@ def model_folders(folder: Path) -> dict[str, Path]:
     plain = summary.variants[0]
     work = folder / plain.variant
     return {
-        "dense": folder / DENSE_MODEL,
+        "dense": folder / DENSE / MODEL,
         "control": work / summary.controls[0].folder / EXPORTED,
         "sparse": work / plain.runs[0].folder / EXPORTED,
     }

@@ -17,6 +17,7 @@ from lm_jax.report.prose import Prose
 from lm_jax.train.metrics import EVALUATIONS
 from sparse_jax.pair import dense
 from sparse_jax.pair.config import PairConfig
+from sparse_jax.pair.folders import DENSE
 from sparse_jax.pair.results import PairSummary
 from sparse_jax.report import interval_cell, read
 from sparse_jax.report_text import ONE_RUN, format_signed
@@ -36,7 +37,7 @@ def build(
 ) -> str:
     """The whole page; `folder` is the work folder."""
     parts = [
-        pretraining(config, summary, folder / "dense"),
+        pretraining(config, summary, folder / DENSE),
         results(summary),
         frontier(summary, folder),
     ]

@@ -28,11 +28,11 @@ from sparse_jax import posttrain
 from sparse_jax.config import PosttrainConfig
 from sparse_jax.pair import corpus, dense, report
 from sparse_jax.pair.config import VARIANTS, PairConfig
-from sparse_jax.pair.folders import SUMMARY
+from sparse_jax.pair.folders import DENSE, MODEL, SUMMARY
 from sparse_jax.pair.results import PairSummary, VariantResult
 from sparse_jax.results import PosttrainSummary
 
-TEXT, DATA, DENSE = "text", "data", "dense"
+TEXT, DATA = "text", "data"
 REPORT = "report.html"
 
 
@@ -91,7 +91,7 @@ def posttrain_config(config: PairConfig, folder: Path, variant: str) -> Posttrai
     """The settings of one post-training of the pair."""
     return dataclasses.replace(
         config.posttrain,
-        model=str(folder / DENSE / dense.MODEL),
+        model=str(folder / DENSE / MODEL),
         corpus=_corpus(config, folder / TEXT / corpus.POSTTRAIN),
         context=config.context,
         allow_fallback=config.allow_fallback,

@@ -94,7 +94,7 @@ def test_a_task_without_more_prompts_is_refused(monkeypatch, source, tmp_path):
 def test_the_exported_model_has_the_loss_of_the_last_evaluation(whole, config):
     folder, summary = whole
     prepared = open_prepared(folder / study.DATA)
-    model = lm_jax.load_pretrained(folder / study.DENSE / dense.MODEL)
+    model = lm_jax.load_pretrained(model_folders(folder)["dense"])
     assert model.tokenizer.sha256 == prepared.tokenizer.sha256
     mesh = sharding.make_mesh(data=-1)
     held_out = Examples(prepared, "validation", context=config.context, mode="window")
