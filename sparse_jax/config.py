@@ -44,8 +44,9 @@ class PosttrainConfig:
         on the same text, the loss shows the cost of closing edges alone.
       distill: weight of the divergence from the dense model; 0 leaves the teacher out.
       temperature: of both distributions in the divergence.
-      paired: compare the loss of a batch with the dense model's on the same batch, plus the slack,
-        and not with a fixed number, at the cost of a forward pass.
+      paired: bound the loss of each update by that of the control at the same update, on the same
+        batch, plus the slack, and not by a fixed number: a run then closes edges from its first
+        update on, when no model has the loss of the control's end. Needs `slack_over="control"`.
       by_rule: share of the updates, the last ones, in which gates open by rule as in evaluation:
         where a needed edge was open in half of the samples, the rule may close it for good.
       batch_size: windows of one update, on all devices together.
@@ -149,6 +150,8 @@ class PosttrainConfig:
         ]
         if self.slack_over == "control" and not self.control:
             problems.append("config.slack_over = 'control' needs config.control = True")
+        if self.paired and (self.slack_over != "control" or self.targets):
+            problems.append("config.paired needs config.slack_over = 'control' and no targets")
         if self.accumulate >= 1 and self.batch_size % self.accumulate:
             problems.append(
                 f"config.batch_size = {self.batch_size} must be a multiple of config.accumulate = "

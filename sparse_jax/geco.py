@@ -12,8 +12,12 @@ here, because its gradient keeps the scale of an ordinary loss. The dual variabl
 
 so that the strength rises while the loss is below the bound and falls while it is above. The
 average is an exponential moving average with bias correction; a decay of 0 takes the last loss.
+
+The bound may move: with a `reference`, the loss that a dense model had at each update on the same
+batch, tau bounds the difference, which depends on the text of the batch far less than the loss.
 """
 
+from collections.abc import Sequence
 import dataclasses
 import math
 
@@ -93,12 +97,16 @@ class GecoConfig(Strength):
 
 @struct.dataclass
 class Dual:
-    """Float32 scalars: ln s, the weighted sum of losses, the sum of its weights; past updates."""
+    """Float32 scalars: ln s, the weighted sum of losses, the sum of its weights; past updates.
+
+    `reference_U` is float32 [updates], in nats per token, or None.
+    """
 
     log_strength: jax.Array
     sum: jax.Array
     weight: jax.Array
     updates: jax.Array
+    reference_U: jax.Array | None
 
     @property
     def strength(self) -> jax.Array:
@@ -111,11 +119,17 @@ class Dual:
         return self.sum / self.weight
 
 
-def init(settings: GecoConfig) -> Dual:
-    """The initial dual state."""
+def init(settings: GecoConfig, reference: Sequence[float] = ()) -> Dual:
+    """The initial dual state.
+
+    Args:
+      settings: of the strength.
+      reference: a loss for each update, in nats per token, which the target is above; () for none.
+    """
     zero = jnp.zeros((), jnp.float32)
     start = jnp.asarray(math.log(settings.start), jnp.float32)
-    return Dual(start, zero, zero, jnp.zeros((), jnp.int32))
+    reference_U = jnp.asarray(reference, jnp.float32) if reference else None
+    return Dual(start, zero, zero, jnp.zeros((), jnp.int32), reference_U)
 
 
 def update(dual: Dual, loss: jax.Array, settings: GecoConfig) -> Dual:
@@ -123,6 +137,8 @@ def update(dual: Dual, loss: jax.Array, settings: GecoConfig) -> Dual:
 
     A loss that is not finite makes the state not finite, at which the training loop stops.
     """
+    if dual.reference_U is not None:
+        loss = loss - dual.reference_U[dual.updates]
     total = settings.decay * dual.sum + (1.0 - settings.decay) * loss
     weight = settings.decay * dual.weight + (1.0 - settings.decay)
     step = settings.dual_rate * (settings.target - total / weight)
@@ -132,7 +148,7 @@ def update(dual: Dual, loss: jax.Array, settings: GecoConfig) -> Dual:
         step *= jnp.clip(left, 0.0, 1.0)
     low, high = math.log(settings.least), math.log(settings.most)
     log_strength = jnp.clip(dual.log_strength + step, low, high)
-    return Dual(log_strength, total, weight, dual.updates + 1)
+    return Dual(log_strength, total, weight, dual.updates + 1, dual.reference_U)
 
 
 def lagrangian(loss: jax.Array, edges: jax.Array, dual: Dual) -> jax.Array:

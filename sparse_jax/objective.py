@@ -13,6 +13,7 @@ divergence is the initial model with its dense attention.
 
 import dataclasses
 import functools
+import hashlib
 from typing import Any
 
 import jax
@@ -53,8 +54,7 @@ class Sparsifying:
     Trained parameters are `{"weights": ...}`, adapters or all weights, and with `learn_bias` also
     `"gate_bias"` [L, N]. `frozen` is the dense model where there are adapters or a teacher, and
     () otherwise. A step reports `edges`, the expected share of open edges (the mean over layers);
-    `divergence`, in nats per token; `strength`, the s of that step; and with `paired`
-    `dense_loss`, that of the batch. An evaluation, in which
+    `divergence`, in nats per token; and `strength`, the s of that step. An evaluation, in which
     gates are open where their logit is above 0, counts `open_edges` [L, N] and the `pairs` [L] of
     one head.
 
@@ -68,8 +68,8 @@ class Sparsifying:
       renormalise: an ablation of Eq. 2 (`attend.gated`).
       distill: weight w of the divergence from the dense model; 0 leaves the teacher out.
       temperature: T of both distributions in the divergence.
-      paired: the dual sees the loss minus the dense model's on the same batch, which depends on the
-        text far less, and `dual.target` is a bound of the difference.
+      reference: losses in nats per token that another model had on the batch of each update, which
+        `dual.target` is above; () where the target is a loss.
       rule_from: updates after which gates open by rule in training too, as in evaluation, with a
         straight-through gradient; None samples them to the end.
       dtype: of the computation.
@@ -89,7 +89,7 @@ class Sparsifying:
     renormalise: bool = False
     distill: float = 1.0
     temperature: float = 1.0
-    paired: bool = False
+    reference: tuple[float, ...] = ()
     rule_from: int | None = None
     dtype: str = "float32"
     remat: bool = False
@@ -107,8 +107,7 @@ class Sparsifying:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        always = ("edges", "divergence", "strength")
-        return (*always, "dense_loss") if self.paired else always
+        return "edges", "divergence", "strength"
 
     @property
     def spec(self) -> ParamTree:
@@ -123,10 +122,12 @@ class Sparsifying:
 
     def metadata(self) -> dict[str, Any]:
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return to_plain({"sparsifying": fields | {"make_batch": self.make_batch.__qualname__}})
+        fields["make_batch"] = self.make_batch.__qualname__
+        fields["reference"] = hashlib.sha256(np.array(self.reference, "<f4").tobytes()).hexdigest()
+        return to_plain({"sparsifying": fields})
 
     def init_state(self) -> Dual:
-        return geco.init(self.dual)
+        return geco.init(self.dual, self.reference)
 
     def normalizers(self, tokens_BS: jax.Array) -> Numbers:
         batch = self.make_batch(tokens_BS)
@@ -173,21 +174,16 @@ class Sparsifying:
             sums.minimised / normalizers["tokens"], share_L.sum(), aux_state
         )
         metrics = {"loss": loss, "edges": share_L.mean(), "divergence": divergence}
-        if self.paired:
-            metrics["dense_loss"] = self._dense_loss(frozen, batch) / normalizers["tokens"]
         return minimised, metrics
 
     def update(self, aux_state: Dual, metrics: Numbers) -> tuple[Dual, Numbers]:
-        bounded = metrics["loss"]
-        if self.paired:
-            bounded -= metrics["dense_loss"]
-        after = geco.update(aux_state, bounded, self.dual)
+        after = geco.update(aux_state, metrics["loss"], self.dual)
         return after, {"strength": aux_state.strength}
 
     def flops(self, rows: int, columns: int, causal: Causal) -> int:
         read = input_length(self.make_batch, rows, columns)
         forward = forward_flops(self.cfg, ATTENTION, read, causal=causal)
-        teacher = forward.total * (bool(self.distill) + self.paired)
+        teacher = forward.total * bool(self.distill)
         if self.adapters is None:
             return rows * (3 * forward.total + teacher)
         # Frozen weights need no gradient; every adapter adds its own products.
@@ -266,12 +262,6 @@ class Sparsifying:
             distill=self.distill,
             temperature=self.temperature,
         )
-
-    def _dense_loss(self, frozen: Any, batch: LMBatch) -> jax.Array:
-        """Sum of the dense model's losses over the tokens of `batch`."""
-        dense = self._low(frozen)
-        model = losses.Predictor(forward(dense, batch.input_BT, self.cfg).hidden, dense)
-        return losses.summed(model, batch.target_BT, batch.loss_mask_BT, self.cfg).loss
 
     def _low(self, weights: ParamTree) -> dict[str, Any]:
         return cast_params(weights, _weights_spec(self.cfg), self.dtype)

@@ -41,6 +41,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from lm_jax.errors import CorruptError
 from lm_jax.model import lora
 from lm_jax.model import params as params_lib
 from lm_jax.model.params import ParamTree
@@ -81,11 +82,12 @@ CONTROL, SUMMARY, REPORT = "control", "summary.json", "report.html"
 _ALWAYS_OPEN = 1e6
 
 
-def objective_of(task: Task, target: float) -> Sparsifying:
-    """The objective of a run with this bound on the loss."""
+def objective_of(task: Task, target: float, reference: tuple[float, ...] = ()) -> Sparsifying:
+    """The objective of a run with this bound on the loss.
+
+    With `reference`, a loss in nats per token for each update, the bound is above those.
+    """
     config = task.config
-    if config.paired:
-        target -= dense_loss(task).loss
     dual = GecoConfig(target=target, steps=config.steps, **dataclasses.asdict(config.strength))
     return Sparsifying(
         task.base.cfg,
@@ -97,7 +99,7 @@ def objective_of(task: Task, target: float) -> Sparsifying:
         renormalise=config.renormalise,
         distill=config.distill,
         temperature=config.temperature,
-        paired=config.paired,
+        reference=reference,
         rule_from=round((1 - config.by_rule) * config.steps) if config.by_rule else None,
         dtype=config.dtype,
         remat=config.remat,
@@ -127,7 +129,7 @@ def train_once(task: Task, folder: Path, objective: Sparsifying, seed: int) -> T
         eval_every=config.eval_every,
         early_stop=False,
     )
-    needs_dense = objective.adapters is not None or objective.distill > 0 or objective.paired
+    needs_dense = objective.adapters is not None or objective.distill > 0
     return train(
         folder,
         objective,
@@ -182,13 +184,22 @@ def seed_folder(folder: Path, seed: int) -> Path:
     return folder / f"seed_{seed}"
 
 
-def train_target(task: Task, seed: int, target: float) -> RunResult:
-    """Trains under one bound, evaluates and exports the model, and returns the numbers."""
+def train_target(task: Task, seed: int, target: float, control: Path | None = None) -> RunResult:
+    """Trains under one bound, evaluates and exports the model, and returns the numbers.
+
+    `control` is the folder of the seed's control, for `paired`.
+    """
     folder = seed_folder(task.folder, seed) / f"target_{target:.4f}"
     # The result is written last, after the export.
     if claim_run(task, folder, seed=seed, target=target, result=export.RESULT):
         return load_result(folder / export.RESULT, RunResult)
-    config, objective = task.config, objective_of(task, target)
+    config = task.config
+    if config.paired:
+        assert control is not None
+        over = target - load_result(control / export.RESULT, ControlResult).loss.estimate
+        objective = objective_of(task, over, _losses(control, config.steps))
+    else:
+        objective = objective_of(task, target)
     run = train_once(task, folder, objective, seed)
     merged, evaluation, rounding = merge_and_compare(task, objective, run)
     result = RunResult(
@@ -214,6 +225,17 @@ def train_target(task: Task, seed: int, target: float) -> RunResult:
     return load_result(folder / export.RESULT, RunResult)
 
 
+def _losses(folder: Path, steps: int) -> tuple[float, ...]:
+    """The training loss of every update of a run, in nats per token."""
+    losses = pq.read_table(folder / METRICS)["loss"].to_pylist()
+    if len(losses) != steps:
+        raise CorruptError(
+            f"{folder / METRICS} has {len(losses)} updates of {steps}; remove {folder} and run "
+            "again"
+        )
+    return tuple(losses)
+
+
 def train_control(task: Task, seed: int) -> ControlResult:
     """Trains with every gate open, evaluates and exports the model, and returns the numbers."""
     folder = seed_folder(task.folder, seed) / CONTROL
@@ -225,7 +247,6 @@ def train_control(task: Task, seed: int) -> ControlResult:
         bias=_ALWAYS_OPEN,
         learn_bias=False,
         rule_from=None,
-        paired=False,
     )
     run = train_once(task, folder, objective, seed)
     merged, evaluation, rounding = merge_and_compare(task, objective, run)
@@ -300,10 +321,9 @@ def run(
     trained_controls: list[ControlResult] = []
     for seed in config.seeds:
         control = None
+        control_folder = seed_folder(controls or folder, seed) / CONTROL
         if controls is not None:
-            control = load_result(
-                seed_folder(controls, seed) / CONTROL / export.RESULT, ControlResult
-            )
+            control = load_result(control_folder / export.RESULT, ControlResult)
         elif config.slack_over == "control":
             control = train_control(task, seed)
         over = control.loss.estimate if control and config.slack_over == "control" else None
@@ -314,7 +334,7 @@ def run(
                 f"dense {dense.loss:.4f} nats per token on {dense.tokens:,} tokens; target "
                 f"{bounds_text}"
             )
-        of_seed = [train_target(task, seed, target) for target in targets]
+        of_seed = [train_target(task, seed, target, control_folder) for target in targets]
         if config.control and controls is None:
             trained_controls.append(control or train_control(task, seed))
         for number, each in enumerate(of_seed):

@@ -138,9 +138,7 @@ class PairConfig:
             control=True,
             slack_over="control",
             slacks=(0.02,),
-            # The floor keeps closing edges while the loss is still above that of the control at
-            # its end, which no model has at the beginning.
-            strength=Strength(dual_rate=1.0, decay=0.98, start=1.0, least=0.5, settle=0.2),
+            strength=Strength(dual_rate=1.0, decay=0.95, start=0.1, least=0.01, settle=0.2),
             paired=True,
             by_rule=0.4,
             distill=0.0,
@@ -225,7 +223,6 @@ def small(config: PairConfig) -> PairConfig:
         text=dataclasses.replace(config.text, vocab_size=4_096),
         dense=dataclasses.replace(
             config.dense,
-            num_heads=4,
             hidden_size=128,
             mlp_size=344,
             most_steps=4_000,

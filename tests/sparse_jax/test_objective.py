@@ -112,18 +112,22 @@ def test_late_updates_open_gates_by_rule_as_the_evaluation_does():
     assert all(np.any(np.asarray(g)) for g in jax.tree.leaves(gradient))
 
 
-def test_a_paired_dual_sees_the_difference_to_the_dense_model():
-    objective = Sparsifying(
-        CFG, GecoConfig(target=0.25, dual_rate=0.1, decay=0.0), distill=0.0, bias=-0.5, paired=True
-    )
+def test_the_bound_is_above_the_reference_of_the_same_update():
+    settings = GecoConfig(target=0.25, dual_rate=0.1, decay=0.0)
+    objective = Sparsifying(CFG, settings, distill=0.0, bias=-0.5, reference=(3.5, 3.0))
     _, parts = loss_terms(objective, {"weights": dense()})
-    rounding.assert_within(parts["dense_loss"], dense_loss())
-    assert objective.columns == ("edges", "divergence", "strength", "dense_loss")
-    dual, columns = objective.update(objective.init_state(), parts)
-    excess = float(parts["loss"]) - float(parts["dense_loss"])
-    # A difference and a sum, of numbers below 4, and two products.
-    assert float(dual.log_strength) == pytest.approx(0.1 * (0.25 - excess), abs=8 * U)
-    assert float(columns["strength"]) == 1.0
+    dual = objective.init_state()
+    before = 0.0
+    for reference in objective.reference:
+        dual, columns = objective.update(dual, parts)
+        excess = float(parts["loss"]) - reference
+        # A difference and a sum, of numbers below 4, and two products.
+        after = before + 0.1 * (0.25 - excess)
+        assert float(dual.log_strength) == pytest.approx(after, abs=16 * U)
+        assert float(columns["strength"]) == pytest.approx(math.exp(before), rel=16 * U)
+        before = after
+    other = dataclasses.replace(objective, reference=(3.5, 3.25))
+    assert other.metadata() != objective.metadata()
 
 
 def test_edges_are_the_mean_over_layers_of_the_share_of_visible_pairs():
