@@ -25,32 +25,12 @@ from lm_jax.parallel import sharding
 from lm_jax.run import cli
 from lm_jax.run.files import read_json
 from lm_jax.train import loop, optim
-from lm_jax.train.config import CheckpointPolicy, Plateau, TrainConfig
-from lm_jax.train.metrics import DIVERGED, EVALUATIONS, METRICS, TIMING
+from lm_jax.train.metrics import DIVERGED, METRICS
 from lm_jax.train.state import state_shardings
 from lm_jax.train.throughput import RATES, format_rates, measured_peak
 from tests import rounding
 from tests.lm_jax.train import tiny_training as tiny
-
-UPKEEP = CheckpointPolicy(log_every=3, save_every=4)
-
-
-def train(
-    folder,
-    *,
-    objective=tiny.OBJECTIVE,
-    config=tiny.CONFIG,
-    batches=tiny.BATCHES,
-    policy=UPKEEP,
-    **options,
-):
-    arguments = {
-        "validation": tiny.VALIDATION,
-        "seed": tiny.SEED,
-        "mesh": tiny.mesh(4),
-        "params": tiny.initial_params(),
-    } | options
-    return loop.train(folder, objective, config, batches, policy=policy, **arguments)
+from tests.lm_jax.train.tiny_run import UPKEEP, evaluations, metrics, train
 
 
 @pytest.fixture(scope="module")
@@ -70,15 +50,6 @@ def kill_at(step):
             raise Killed
 
     return on_step
-
-
-def metrics(folder):
-    table = pq.read_table(folder / METRICS)
-    return {name: table[name].to_pylist() for name in table.column_names if name not in TIMING}
-
-
-def evaluations(folder):
-    return pq.read_table(folder / EVALUATIONS).to_pylist()
 
 
 def test_rows_and_checkpoints_of_a_run(straight):
@@ -245,58 +216,6 @@ def test_a_batch_that_is_not_finite_stops_before_the_next_save_with_its_document
     assert np.isfinite(metrics(folder)["loss"]).all()
 
 
-def test_a_plateau_is_evaluations_in_a_row_without_the_gain():
-    config = TrainConfig(
-        steps=100, learning_rate=1e-3, early_stop=False, plateau=Plateau(min_gain=0.1, patience=2)
-    )
-    history, ended = loop.EvalHistory(), []
-    # 4.95 gains too little; 4.8 gains enough over 4.95, the best before it; then 4.85, 4.75 do not.
-    for step, loss in enumerate([5.0, 4.95, 4.8, 4.85, 4.75]):
-        history = history.with_loss(loss, step, config)
-        ended.append(history.stopped_early)
-    assert ended == [False, False, False, False, True]
-    assert (history.best, history.best_step) == (4.75, 4)
-
-
-def test_it_stops_at_a_plateau_and_stays_stopped(tmp_path):
-    # No evaluation gains as much as this.
-    plateau = Plateau(min_gain=50.0, patience=3)
-    config = dataclasses.replace(tiny.CONFIG, eval_every=2, plateau=plateau, schedule="constant")
-    done = train(tmp_path / "run", config=config, validation=tiny.FakeBatches(per_epoch=2))
-    # The first evaluation is not compared with any.
-    assert done.history.stopped_early and int(done.state.step) == 8
-    again = train(tmp_path / "run", config=config, validation=tiny.FakeBatches(per_epoch=2))
-    tiny.assert_bitwise(again.state, done.state)
-
-
-def test_it_stops_at_the_first_evaluation_that_rises(tmp_path):
-    class Unlike(tiny.FakeBatches):
-        """Counts down, which a model that learns to count up fits worse and worse."""
-
-        def at(self, k):
-            batch = super().at(k)
-            tokens_BS = np.where(batch["tokens"] > 0, 32 - batch["tokens"], 0)
-            return batch | {"tokens": tokens_BS.astype(np.int32)}
-
-    config = dataclasses.replace(tiny.CONFIG, eval_every=4, early_stop=True, steps=60)
-    config = dataclasses.replace(config, learning_rate=1e-2)
-    validation = Unlike(per_epoch=2)
-    train_result = train(tmp_path / "run", config=config, validation=validation)
-    results = [
-        row["value"] for row in evaluations(tmp_path / "run") if row["name"].endswith("/perplexity")
-    ]
-    assert train_result.history.stopped_early
-    assert int(train_result.state.step) == 4 * len(results) < 60
-    assert results[-1] > results[-2]
-    assert all(later <= earlier for earlier, later in itertools.pairwise(results[:-1]))
-    assert train_result.history.best_step in manager.saved_steps(train_result.checkpoints)
-    # Started again, it stays stopped.
-    again = train(
-        tmp_path / "run", config=config, validation=validation, on_step=kill_at(1_000_000)
-    )
-    tiny.assert_bitwise(again.state, train_result.state)
-
-
 def test_a_run_of_other_settings_data_or_seed_is_refused(straight):
     folder = straight[1]
     longer = dataclasses.replace(tiny.CONFIG, steps=13)
@@ -382,10 +301,10 @@ def test_kill_minus_nine_at_random_times_ends_in_the_same_bits(tmp_path):
         "import sys\n"
         "from pathlib import Path\n"
         "from lm_jax.run.workdir import open_workdir\n"
-        "from tests.lm_jax.train import test_loop as t\n"
+        "from tests.lm_jax.train.tiny_run import train\n"
         "from lm_jax.train.config import CheckpointPolicy\n"
         "with open_workdir(sys.argv[1], {}) as run:\n"
-        "    t.train(run.path / 'train', policy=CheckpointPolicy(log_every=1, save_every=1))\n"
+        "    train(run.path / 'train', policy=CheckpointPolicy(log_every=1, save_every=1))\n"
     )
     root = Path(__file__).parents[3]
     # The first run compiles, and the others take what it has compiled.
