@@ -1,0 +1,76 @@
+"""Activation functions of transcoders: ReLU, JumpReLU and BatchTopK.
+
+    ReLU        max(x, 0)
+    JumpReLU    x where x > theta, else 0 (Rajamanoharan et al., 2024)
+    BatchTopK   x where x is among the largest of the batch, else 0 (Bussmann et al., 2024)
+
+JumpReLU is constant in theta almost everywhere. Its derivative by theta is that of a step smoothed
+over a band of width `bandwidth` around theta, and the derivative by x is that of the open units
+alone.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def jumprelu(x: jax.Array, theta: jax.Array, bandwidth: float) -> jax.Array:
+    """`x` where it is above `theta`, else 0.
+
+    Args:
+      x: pre-activations.
+      theta: thresholds, above 0; broadcasts against `x`.
+      bandwidth: width of the band around theta in which the derivative by theta is
+        `-theta / bandwidth`; elsewhere it is 0.
+    """
+    return jnp.where(x > theta, x, 0.0)
+
+
+def _forward(
+    x: jax.Array, theta: jax.Array, bandwidth: float
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return jumprelu(x, theta, bandwidth), (x, theta)
+
+
+def _backward(
+    bandwidth: float, kept: tuple[jax.Array, jax.Array], g: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    x, theta = kept
+    near = jnp.abs(x - theta) < bandwidth / 2
+    g_theta = jnp.where(near, -theta / bandwidth * g, 0.0)
+    extra = g_theta.ndim - theta.ndim
+    g_theta = g_theta.sum(tuple(range(extra)))
+    kept_axes = tuple(i for i, size in enumerate(theta.shape) if size != g_theta.shape[i])
+    return jnp.where(x > theta, g, 0.0), g_theta.sum(kept_axes, keepdims=True)
+
+
+jumprelu.defvjp(_forward, _backward)
+
+
+def largest(x: jax.Array, count: jax.Array | float, *, steps: int = 30) -> jax.Array:
+    """A threshold above which about `count` entries of `x` are, and all of them positive.
+
+    By bisection between 0 and the largest entry, in which no entry is sorted: on a CPU a sort of a
+    batch takes longer than the transcoder. The number of entries above it is `count` or more, by
+    at most those within `2^-steps` of the range.
+    """
+
+    def halve(_: int, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        low, high = bounds
+        middle = (low + high) / 2
+        enough = jnp.sum(x > middle) >= count
+        return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
+
+    low = jnp.zeros((), x.dtype)
+    return jax.lax.fori_loop(0, steps, halve, (low, jnp.maximum(x.max(), low)))[0]
+
+
+def batch_topk(x: jax.Array, count: jax.Array | float) -> tuple[jax.Array, jax.Array]:
+    """The largest `count` entries of `x`, if they are positive, else 0; and their threshold.
+
+    The threshold has no gradient.
+    """
+    theta = jax.lax.stop_gradient(largest(x, count))
+    return jnp.where(x > theta, x, 0.0), theta

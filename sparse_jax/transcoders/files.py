@@ -1,0 +1,205 @@
+"""Transcoders on disk, in the layout that circuit-tracer 0.4 reads.
+
+    config.yaml               model_kind, model_name, feature_input_hook, feature_output_hook, scan
+    W_enc_<s>.safetensors     W_enc_<s> [F, D], b_enc_<s> [F], b_dec_<s> [D], threshold_<s> [F]
+    W_dec_<s>.safetensors     W_dec_<s> [F, targets, D]: axis 1 begins at the layer itself
+    transcoder.json           what that layout has no place for: our sizes, the digest of the model,
+                              numbers of the run; written last
+
+Features without a threshold are ReLU. A folder without `transcoder.json` comes from elsewhere and
+is read too, as it has no digest, for any model of its sizes.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import yaml
+
+from lm_jax.errors import BadInputError, CorruptError
+from lm_jax.run.files import new_folder, write_bytes, write_json
+from sparse_jax.transcoders.transcoder import Transcoder, TranscoderConfig
+
+CONFIG, NOTE = "config.yaml", "transcoder.json"
+_KIND = "cross_layer_transcoder"
+_FORMAT = 1
+# Names of our sites in the layout, those of TransformerLens.
+_INPUT_HOOK, _OUTPUT_HOOK = "ln2.hook_normalized", "hook_mlp_out"
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Where a transcoder comes from.
+
+    Attributes:
+      model_name: of the model that it was trained on.
+      model_sha256: digest of that model's weights; "" if it is not known.
+      numbers: results of the run, by name.
+    """
+
+    model_name: str
+    model_sha256: str = ""
+    numbers: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def save(folder: str | os.PathLike[str], transcoder: Transcoder, origin: Origin) -> None:
+    """Writes a transcoder of raw activations (`Transcoder.folded`).
+
+    Raises:
+      BadInputError: the folder exists.
+      StorageError: it cannot be written.
+    """
+    from safetensors.numpy import save as to_bytes
+
+    cfg, params = transcoder.cfg, transcoder.params
+    theta_LF = np.asarray(transcoder.theta_LF, np.float32)
+    with new_folder(folder) as draft:
+        for layer in range(cfg.num_layers):
+            tensors = {
+                f"W_enc_{layer}": params["encoder"][layer],
+                f"b_enc_{layer}": params["encoder_bias"][layer],
+                f"b_dec_{layer}": params["decoder_bias"][layer],
+            }
+            if cfg.has_thresholds:
+                tensors[f"threshold_{layer}"] = theta_LF[layer]
+            decoders_FSD = np.stack(
+                [np.asarray(transcoder.decoder(layer, to)) for to in cfg.targets(layer)], axis=1
+            )
+            for name, each in (
+                (f"W_enc_{layer}", tensors),
+                (f"W_dec_{layer}", {f"W_dec_{layer}": decoders_FSD}),
+            ):
+                arrays = {
+                    key: np.ascontiguousarray(np.asarray(x, np.float32)) for key, x in each.items()
+                }
+                write_bytes(draft / f"{name}.safetensors", to_bytes(arrays))
+        description = {
+            "model_kind": _KIND,
+            "model_name": origin.model_name,
+            "feature_input_hook": _INPUT_HOOK,
+            "feature_output_hook": _OUTPUT_HOOK,
+            "scan": origin.model_name,
+        }
+        write_bytes(draft / CONFIG, yaml.safe_dump(description, sort_keys=False).encode())
+        note = {"format": _FORMAT, "config": dataclasses.asdict(cfg)}
+        write_json(draft / NOTE, note | dataclasses.asdict(origin))
+
+
+def load(folder: str | os.PathLike[str]) -> tuple[Transcoder, Origin]:
+    """Reads a folder that `save` or circuit-tracer wrote.
+
+    Raises:
+      BadInputError: it is no cross-layer transcoder, or one of another version.
+      CorruptError: a file is damaged, or a tensor missing, of another shape or not finite.
+    """
+    folder = Path(folder)
+    if not (folder / CONFIG).is_file():
+        raise BadInputError(f"{folder} has no {CONFIG}, so it is no transcoder")
+    try:
+        description = yaml.safe_load((folder / CONFIG).read_text("utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise CorruptError(f"{folder / CONFIG} is damaged: {error}") from error
+    if not isinstance(description, dict) or description.get("model_kind") != _KIND:
+        kind = description.get("model_kind") if isinstance(description, dict) else None
+        raise BadInputError(f"{folder / CONFIG}: model_kind is {kind!r}, not {_KIND!r}")
+    layers = sorted(int(f.stem.removeprefix("W_enc_")) for f in folder.glob("W_enc_*.safetensors"))
+    if not layers or layers != list(range(len(layers))):
+        raise CorruptError(f"{folder} has encoders of layers {layers}; copy the whole folder")
+    encoders = [_read(folder / f"W_enc_{layer}.safetensors") for layer in layers]
+    decoders = [_read(folder / f"W_dec_{layer}.safetensors") for layer in layers]
+    cfg, origin = _described(folder, description, encoders, decoders)
+    return Transcoder(_params(folder, cfg, encoders, decoders), cfg), origin
+
+
+def _read(file: Path) -> dict[str, np.ndarray]:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    if not file.is_file():
+        raise CorruptError(f"{file} is missing; copy the whole folder")
+    try:
+        return load_file(file)
+    except SafetensorError as error:
+        raise CorruptError(f"{file} is damaged: {error}") from error
+
+
+def _described(
+    folder: Path,
+    description: Mapping[str, Any],
+    encoders: list[dict[str, np.ndarray]],
+    decoders: list[dict[str, np.ndarray]],
+) -> tuple[TranscoderConfig, Origin]:
+    file = folder / NOTE
+    if file.is_file():
+        try:
+            note = json.loads(file.read_text("utf-8"))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise CorruptError(f"{file} is damaged: {error}") from error
+        if note.get("format") != _FORMAT:
+            raise BadInputError(
+                f"{file}: format {note.get('format')!r} is not {_FORMAT}; export it again"
+            )
+        origin = {field.name: note[field.name] for field in dataclasses.fields(Origin)}
+        return TranscoderConfig(**note["config"]), Origin(**origin)
+    try:
+        features, hidden = encoders[0]["W_enc_0"].shape
+        written = decoders[0]["W_dec_0"].shape[1]
+    except (KeyError, ValueError) as error:
+        raise CorruptError(f"{folder}: W_enc_0 or W_dec_0 is missing or misshapen") from error
+    layers = len(encoders)
+    cfg = TranscoderConfig(
+        layers,
+        hidden,
+        features,
+        kind="jumprelu" if "threshold_0" in encoders[0] else "relu",
+        window=None if written == layers else written,
+    )
+    return cfg, Origin(model_name=str(description.get("model_name", "")))
+
+
+def _params(
+    folder: Path,
+    cfg: TranscoderConfig,
+    encoders: list[dict[str, np.ndarray]],
+    decoders: list[dict[str, np.ndarray]],
+) -> dict[str, Any]:
+    D, F = cfg.hidden_size, cfg.features
+
+    def tensor(tensors: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> np.ndarray:
+        x = tensors.get(name)
+        if x is None or x.shape != shape:
+            found = "missing" if x is None else f"of shape {x.shape}"
+            raise CorruptError(f"{folder}: {name} is {found}; it must be {shape}")
+        if not np.isfinite(x).all():
+            raise CorruptError(f"{folder}: {name} has values that are not finite")
+        return np.asarray(x, np.float32)
+
+    def stacked(prefix: str, shape: tuple[int, ...]) -> jnp.ndarray:
+        each = [tensor(tensors, f"{prefix}_{s}", shape) for s, tensors in enumerate(encoders)]
+        return jnp.asarray(np.stack(each))
+
+    by_source = [
+        tensor(tensors, f"W_dec_{s}", (F, len(cfg.targets(s)), D))
+        for s, tensors in enumerate(decoders)
+    ]
+    decoder = {
+        f"to_{to}": jnp.asarray(np.stack([by_source[s][:, to - s] for s in cfg.sources(to)]))
+        for to in range(cfg.num_layers)
+    }
+    params = {
+        "encoder": stacked("W_enc", (F, D)),
+        "encoder_bias": stacked("b_enc", (F,)),
+        "decoder": decoder,
+        "decoder_bias": stacked("b_dec", (D,)),
+    }
+    if cfg.has_thresholds:
+        theta_LF = stacked("threshold", (F,))
+        if not (np.asarray(theta_LF) > 0).all():
+            raise CorruptError(f"{folder}: thresholds must be above 0")
+        params["threshold"] = theta_LF
+    return params

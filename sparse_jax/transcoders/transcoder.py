@@ -1,0 +1,213 @@
+"""A cross-layer transcoder: features read from the input of one MLP, written into all later ones.
+
+Sparse Attention Post-Training, Eq. 8 and 9 (cross-layer transcoders are those of Ameisen et al.,
+2025). Of MLP inputs x_l and outputs y_l, [..., D]:
+
+    z_s = act(x_s W_enc,s + b_enc,s)                        features [..., F] of layer s
+    y_l ~ sum over s in window(l) of z_s W_dec,s->l + b_dec,l
+
+with window(l) = l - window + 1 .. l: all layers up to l for a cross-layer transcoder, and l alone
+for a per-layer one. Inputs are those that the model's MLP reads after its norm (`mlp.in`), outputs
+are what it adds to the residual stream (`mlp.out`).
+"""
+
+import dataclasses
+from typing import Literal, get_args
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+
+from lm_jax.errors import UsageError, nearest
+from lm_jax.model import params as params_lib
+from lm_jax.model.config import DecoderConfig
+from lm_jax.model.params import ParamSpec, ParamTree, constant, zeros
+from sparse_jax.transcoders.activations import jumprelu
+
+Kind = Literal["jumprelu", "batchtopk", "relu"]
+KINDS = get_args(Kind)
+
+
+@dataclasses.dataclass(frozen=True)
+class TranscoderConfig:
+    """Sizes and activation function of a transcoder.
+
+    Attributes:
+      num_layers: of the model.
+      hidden_size: D of the model.
+      features: F, per layer.
+      kind: of the activation function; "batchtopk" has thresholds too, by which it is evaluated
+        and exported.
+      window: a feature writes into its own layer and the next `window - 1`; None for all later
+        ones, 1 for a per-layer transcoder.
+      bandwidth: of the derivative by the threshold (`activations.jumprelu`).
+      threshold: initial theta of each feature.
+
+    Raises:
+      UsageError: fields are out of range.
+    """
+
+    num_layers: int
+    hidden_size: int
+    features: int
+    kind: Kind = "jumprelu"
+    window: int | None = None
+    bandwidth: float = 1.0
+    threshold: float = 0.03
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise UsageError(f"transcoder: kind = {self.kind!r}{nearest(self.kind, KINDS)}")
+        wanted = {
+            "num_layers": self.num_layers >= 1,
+            "hidden_size": self.hidden_size >= 1,
+            "features": self.features >= 1,
+            "window": self.window is None or self.window >= 1,
+            "bandwidth": self.bandwidth > 0,
+            "threshold": self.threshold > 0,
+        }
+        for name, holds in wanted.items():
+            if not holds:
+                value = getattr(self, name)
+                raise UsageError(f"transcoder: {name} = {value!r} is out of range; raise it")
+
+    def sources(self, layer: int) -> range:
+        """The layers whose features write into this one."""
+        first = 0 if self.window is None else layer - self.window + 1
+        return range(max(first, 0), layer + 1)
+
+    def targets(self, layer: int) -> range:
+        """The layers that the features of this one write into."""
+        last = self.num_layers if self.window is None else layer + self.window
+        return range(layer, min(last, self.num_layers))
+
+    @property
+    def has_thresholds(self) -> bool:
+        """Whether features open above a threshold of their own."""
+        return self.kind != "relu"
+
+
+def spec(cfg: TranscoderConfig) -> ParamTree:
+    """The declaration of every parameter.
+
+    `decoder/to_<l>` is `[S, F, D]`, of the features of the layers `cfg.sources(l)`. Encoders are
+    drawn from U(-1/sqrt(F), 1/sqrt(F)), decoders from U(-1/sqrt(L D), 1/sqrt(L D)) (App. F).
+    """
+    L, D, F = cfg.num_layers, cfg.hidden_size, cfg.features
+    tree: dict = {
+        "encoder": ParamSpec((L, F, D), "LFD", _uniform(F**-0.5)),
+        "encoder_bias": zeros((L, F), "LF"),
+        "decoder": {
+            f"to_{layer}": ParamSpec(
+                (len(cfg.sources(layer)), F, D), "LFD", _uniform((L * D) ** -0.5)
+            )
+            for layer in range(L)
+        },
+        "decoder_bias": zeros((L, D), "LD"),
+    }
+    if cfg.has_thresholds:
+        theta = jnp.log(jnp.float32(cfg.threshold))
+        tree["log_threshold"] = constant(float(theta), (L, F), "LF")
+    return tree
+
+
+def _uniform(bound: float) -> params_lib.Initializer:
+    def draw(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
+        return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+    return draw
+
+
+@struct.dataclass
+class Transcoder:
+    """Parameters as in `spec(cfg)`; a pytree.
+
+    One that is not in training has `threshold` in place of its logarithm.
+    """
+
+    params: ParamTree
+    cfg: TranscoderConfig = struct.field(pytree_node=False)
+
+    @property
+    def theta_LF(self) -> jax.Array:
+        """The threshold of each feature; 0 for ReLU."""
+        if not self.cfg.has_thresholds:
+            return jnp.zeros((self.cfg.num_layers, self.cfg.features), jnp.float32)
+        if "threshold" in self.params:
+            return self.params["threshold"]
+        return jnp.exp(self.params["log_threshold"])
+
+    def pre_activations(self, input_LXD: jax.Array) -> jax.Array:
+        """`[L, X, F]` of MLP inputs `[L, X, D]`, X any tokens."""
+        products_LXF = jnp.einsum("LXD,LFD->LXF", input_LXD, self.params["encoder"])
+        return products_LXF + self.params["encoder_bias"][:, None]
+
+    def activate(self, pre_LXF: jax.Array) -> jax.Array:
+        """Features of pre-activations, each above its threshold."""
+        if not self.cfg.has_thresholds:
+            return jax.nn.relu(pre_LXF)
+        return jumprelu(pre_LXF, self.theta_LF[:, None], self.cfg.bandwidth)
+
+    def encode(self, input_LXD: jax.Array) -> jax.Array:
+        """Features `[L, X, F]` of MLP inputs `[L, X, D]`."""
+        return self.activate(self.pre_activations(input_LXD))
+
+    def decode(self, features_LXF: jax.Array) -> jax.Array:
+        """Reconstructed MLP outputs `[L, X, D]` of features `[L, X, F]`."""
+        outputs = []
+        for layer in range(self.cfg.num_layers):
+            sources = self.cfg.sources(layer)
+            w_SFD = self.params["decoder"][f"to_{layer}"]
+            z_SXF = features_LXF[sources.start : sources.stop]
+            # One product with S F columns: the sums over layers are within it.
+            z_XSF = z_SXF.swapaxes(0, 1)
+            S, F, D = w_SFD.shape
+            outputs.append(z_XSF.reshape(-1, S * F) @ w_SFD.reshape(S * F, D))
+        return jnp.stack(outputs) + self.params["decoder_bias"][:, None]
+
+    def decoder(self, source: int, target: int) -> jax.Array:
+        """W_dec from the features of layer `source` into layer `target`, `[F, D]`."""
+        first = self.cfg.sources(target).start
+        return self.params["decoder"][f"to_{target}"][source - first]
+
+    def decoder_norms(self) -> jax.Array:
+        """Norm of each feature's decoders over all targets together, `[L, F]`."""
+        squares_LF = [
+            sum(jnp.sum(self.decoder(source, target) ** 2, -1) for target in targets)
+            for source, targets in enumerate(map(self.cfg.targets, range(self.cfg.num_layers)))
+        ]
+        return jnp.sqrt(jnp.stack(squares_LF))
+
+    def folded(self, scale_in_L: jax.Array, scale_out_L: jax.Array) -> "Transcoder":
+        """The transcoder of raw activations, of one that was trained on scaled ones.
+
+        It was trained on inputs times `scale_in_L` and outputs times `scale_out_L`. Thresholds and
+        encoder biases are those of the scaled inputs and stay.
+        """
+        p = self.params
+        decoder = {
+            f"to_{layer}": p["decoder"][f"to_{layer}"] / scale_out_L[layer]
+            for layer in range(self.cfg.num_layers)
+        }
+        folded = {
+            "encoder": p["encoder"] * scale_in_L[:, None, None],
+            "decoder": decoder,
+            "decoder_bias": p["decoder_bias"] / scale_out_L[:, None],
+        }
+        if self.cfg.has_thresholds:
+            folded["threshold"] = self.theta_LF
+        kept = {name: leaf for name, leaf in p.items() if name != "log_threshold"}
+        return Transcoder(kept | folded, self.cfg)
+
+
+def init(
+    key: jax.Array,
+    cfg: DecoderConfig,
+    *,
+    features: int,
+    kind: Kind = "jumprelu",
+    window: int | None = None,
+) -> Transcoder:
+    """A transcoder of a model with random weights; the options are of `TranscoderConfig`."""
+    own = TranscoderConfig(cfg.num_layers, cfg.hidden_size, features, kind, window)
+    return Transcoder(params_lib.init(key, spec(own)), own)
