@@ -115,6 +115,7 @@ def train(
     decays: optim.Choice = optim.is_weight,
     measure: Measure | None = None,
     on_step: Callable[[int], None] | None = None,
+    in_nats: bool = True,
 ) -> TrainResult:
     """Trains, or resumes training, in the folder of a run.
 
@@ -135,6 +136,7 @@ def train(
       decays: selects the parameters with weight decay.
       measure: `measure(params, step, evaluation)`, further numbers by name for every evaluation.
       on_step: called with the number of updates after each.
+      in_nats: whether the loss is in nats per token, so that evaluations have a perplexity.
 
     Raises:
       DivergedError: a loss or gradient is not finite; the last checkpoint is before it.
@@ -202,6 +204,7 @@ def train(
             throughput=throughput,
             columns=objective.columns,
             writes=writes,
+            in_nats=in_nats,
         ) as writer,
     ):
         while step < config.steps and not history.stopped_early:

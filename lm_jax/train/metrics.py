@@ -88,6 +88,7 @@ class MetricWriter:
         throughput: Throughput,
         columns: tuple[str, ...] = (),
         writes: bool = True,
+        in_nats: bool = True,
     ) -> None:
         """Opens the files of a run.
 
@@ -100,12 +101,13 @@ class MetricWriter:
           throughput: converts the time of an update into rates.
           columns: metrics of a step besides those of `STEP_SCHEMA`, each a number.
           writes: False in a process that only checks whether the numbers are finite.
+          in_nats: whether losses of evaluations have a perplexity.
         """
         self._folder, self._saved, self._advance = folder, saved, advance
         self._throughput = throughput
         self._pending: list[tuple[int, Mapping[str, Any], Any]] = []
         self._since = time.monotonic()
-        self._writes, self._columns = writes, columns
+        self._writes, self._columns, self._in_nats = writes, columns, in_nats
         if not writes:
             self._open = contextlib.ExitStack()
             return
@@ -137,11 +139,15 @@ class MetricWriter:
         """Writes the numbers of an evaluation, and further ones by name."""
         if not self._writes:
             return
-        values = {
-            "validation/perplexity": result.perplexity,
-            "validation/batch_mean_perplexity": result.batch_mean_perplexity,
-        } | dict(extra)
-        _log.info("step %d: validation perplexity %.3f", step, result.perplexity)
+        values = {"validation/loss": result.loss}
+        if self._in_nats:
+            values = {
+                "validation/perplexity": result.perplexity,
+                "validation/batch_mean_perplexity": result.batch_mean_perplexity,
+            }
+        (name, value), *_ = values.items()
+        values |= dict(extra)
+        _log.info("step %d: %s %.3f", step, name.replace("/", " "), value)
         if ("evaluation", step) in self._evaluations:
             return
         columns = {

@@ -19,7 +19,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "sparse": {},
     "teacher": {"distill": 1.0},
     "renormalise": {"renormalise": True},
-    "raw_gate": {"raw_gate": True},
+    "scaled_gate": {"raw_gate": False},
     "learn_bias": {"learn_bias": True},
 }
 
@@ -124,8 +124,10 @@ class PairConfig:
       context: tokens of a window, in pretraining and post-training.
       posttrain: post-training of the dense model; its `model`, `corpus` and `context` are those of
         the pair, and are refused here.
-      variants: names in `VARIANTS`; one post-training each. "sparse" comes first, and its control
-        serves all.
+      variants: names in `VARIANTS`; one post-training each. "sparse" comes first, and its controls
+        serve all.
+      ablation_seeds: seeds of the variants but the first, among those of `posttrain`.
+      ablation_slacks: bounds of those variants.
       allow_fallback: where the newest checkpoint is damaged, continue from the one before it.
     """
 
@@ -137,7 +139,8 @@ class PairConfig:
             full=True,
             control=True,
             slack_over="control",
-            slacks=(0.02,),
+            slacks=(0.03, 0.1),
+            raw_gate=True,
             strength=Strength(dual_rate=1.0, decay=0.95, start=0.1, least=0.01, settle=0.2),
             paired=True,
             by_rule=0.4,
@@ -151,6 +154,8 @@ class PairConfig:
         )
     )
     variants: tuple[str, ...] = ("sparse",)
+    ablation_seeds: tuple[int, ...] = (0,)
+    ablation_slacks: tuple[float, ...] = (0.1,)
     allow_fallback: bool = False
 
     def __post_init__(self) -> None:
@@ -181,6 +186,10 @@ class PairConfig:
             "variants": (
                 self.variants[:1] == ("sparse",) and len(set(self.variants)) == len(self.variants),
                 'different names of which the first is "sparse"',
+            ),
+            "ablation_seeds": (
+                set(self.ablation_seeds) <= set(self.posttrain.seeds),
+                f"among config.posttrain.seeds = {self.posttrain.seeds}",
             ),
             "posttrain.control": (self.posttrain.control, "true, for the pair is compared with it"),
         }
@@ -257,7 +266,9 @@ def quickstart(config: PairConfig) -> PairConfig:
             cooldown_steps=100,
         ),
         context=40,
-        posttrain=dataclasses.replace(config.posttrain, steps=500, eval_every=100, seeds=(0,)),
+        posttrain=dataclasses.replace(
+            config.posttrain, slacks=(0.03,), steps=500, eval_every=100, seeds=(0,)
+        ),
         variants=("sparse",),
     )
 
@@ -288,4 +299,5 @@ def smoke(config: PairConfig) -> PairConfig:
             slacks=(15.0,),
             seeds=config.posttrain.seeds[:1],
         ),
+        ablation_slacks=(15.0,),
     )

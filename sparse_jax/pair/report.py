@@ -27,7 +27,7 @@ VARIANT_NAMES = {
     "sparse": "without a teacher",
     "teacher": "with the dense model as teacher",
     "renormalise": "open edges renormalised",
-    "raw_gate": "gate logits without their scale",
+    "scaled_gate": "gate logits with the scale of the scores",
     "learn_bias": "gate biases learned",
 }
 

@@ -89,8 +89,13 @@ def _conclude(config: PairConfig, folder: Path, summary: PairSummary) -> None:
 
 def posttrain_config(config: PairConfig, folder: Path, variant: str) -> PosttrainConfig:
     """The settings of one post-training of the pair."""
+    posttrain_config = config.posttrain
+    if variant != config.variants[0]:
+        posttrain_config = dataclasses.replace(
+            posttrain_config, seeds=config.ablation_seeds, slacks=config.ablation_slacks
+        )
     return dataclasses.replace(
-        config.posttrain,
+        posttrain_config,
         model=str(folder / DENSE / MODEL),
         corpus=_corpus(config, folder / TEXT / corpus.POSTTRAIN),
         context=config.context,

@@ -1,0 +1,148 @@
+"""Settings of a transcoder's training: the frozen dataclass that a config file becomes."""
+
+import dataclasses
+import math
+from typing import Any, Literal
+
+from ml_collections import ConfigDict
+
+from lm_jax.errors import UsageError
+from lm_jax.run.config_files import in_mode
+from lm_jax.text.preparation import CorpusConfig
+from lm_jax.train.config import TrainConfig
+from sparse_jax.transcoders.objective import Penalties
+from sparse_jax.transcoders.transcoder import Kind, TranscoderConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class TranscoderTraining:
+    """All settings of a transcoder and its training.
+
+    Attributes:
+      model: folder of a dense or sparse model, or a name of the manifest.
+      corpus: the text and its splits; its `vocab_size` is ignored in favour of the model's.
+      context: tokens of a window, always of one document.
+      validation_documents: the most documents to evaluate on.
+      features: F, per layer.
+      kind, window, bandwidth, threshold: as in `TranscoderConfig`.
+      penalties: of the loss.
+      firing_rate: share of tokens at which a feature is active before the first update; sets the
+        encoder's biases. The paper's is 10,000 / F.
+      scale_batches: batches that the scales and those biases are measured on.
+      skip_start: first tokens of a row that are left out.
+      outlier: tokens are left out whose input has at least so many times the mean norm.
+      batch_size: windows of one update, on all devices together.
+      accumulate: micro-batches of one update.
+      steps: updates.
+      learning_rate: at the peak; a cosine to a tenth follows.
+      warmup: share of the steps in which the learning rate rises to its peak.
+      clip_norm: largest norm of the gradient; 0 does not clip.
+      dtype: of the model's forward pass; the transcoder is float32.
+      eval_every: steps between evaluations.
+      save_every: steps between checkpoints; each evaluation saves one too.
+      seed: of the initial weights and the order.
+      mesh: sizes of the axes data, fsdp, tensor; one may be -1. Features are split over tensor.
+      allow_fallback: where the newest checkpoint is damaged, continue from the one before it.
+    """
+
+    model: str = ""
+    corpus: CorpusConfig = dataclasses.field(
+        default_factory=lambda: CorpusConfig("wiki", "document", splits=(0.97, 0.03, 0.0))
+    )
+    context: int = 64
+    validation_documents: int = 200
+    features: int = 2_048
+    kind: Kind = "jumprelu"
+    window: int | None = None
+    bandwidth: float = 1.0
+    threshold: float = 0.03
+    penalties: Penalties = dataclasses.field(default_factory=Penalties)
+    firing_rate: float = 0.05
+    scale_batches: int = 10
+    skip_start: int = 1
+    outlier: float = 20.0
+    batch_size: int = 16
+    accumulate: int = 1
+    steps: int = 2_000
+    learning_rate: float = 1e-3
+    warmup: float = 0.05
+    clip_norm: float = 1.0
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    eval_every: int = 200
+    save_every: int = 200
+    seed: int = 0
+    mesh: tuple[int, int, int] = (-1, 1, 1)
+    allow_fallback: bool = False
+
+    def __post_init__(self) -> None:
+        counts = "context validation_documents scale_batches batch_size accumulate"
+        wanted = {
+            **{name: (getattr(self, name) >= 1, "at least 1") for name in counts.split()},
+            "firing_rate": (0 < self.firing_rate < 1, "between 0 and 1"),
+            "skip_start": (0 <= self.skip_start < self.context, "at least 0 and below context"),
+            "outlier": (self.outlier > 1, "above 1"),
+            "clip_norm": (0 <= self.clip_norm < math.inf, "at least 0"),
+        }
+        problems = [
+            f"config.{name} = {getattr(self, name)!r} must be {what}"
+            for name, (holds, what) in wanted.items()
+            if not holds
+        ]
+        if problems:
+            raise UsageError("; ".join(problems))
+        _ = self.train
+
+    @property
+    def train(self) -> TrainConfig:
+        """The settings of the loop."""
+        return TrainConfig(
+            steps=self.steps,
+            learning_rate=self.learning_rate,
+            weight_decay=0.0,
+            warmup=self.warmup,
+            clip_norm=self.clip_norm or None,
+            accumulate=self.accumulate,
+            eval_every=self.eval_every,
+            early_stop=False,
+        )
+
+    def sizes(self, num_layers: int, hidden_size: int) -> TranscoderConfig:
+        """The transcoder of a model of these sizes."""
+        return TranscoderConfig(
+            num_layers,
+            hidden_size,
+            self.features,
+            kind=self.kind,
+            window=self.window,
+            bandwidth=self.bandwidth,
+            threshold=self.threshold,
+        )
+
+
+def experiment(mode: str, **settings: Any) -> ConfigDict:
+    """The `get_config(mode)` of one experiment.
+
+    Args:
+      mode: "" for the experiment, "smoke" for seconds.
+      **settings: fields of `TranscoderTraining` that differ from its defaults.
+
+    Raises:
+      UsageError: the mode is unknown, or `TranscoderTraining` refuses the settings.
+    """
+    return in_mode(mode, TranscoderTraining(**settings), {"smoke": smoke}, of="a transcoder")
+
+
+def smoke(config: TranscoderTraining) -> TranscoderTraining:
+    """The same training in seconds."""
+    return dataclasses.replace(
+        config,
+        corpus=dataclasses.replace(config.corpus, max_tokens=20_000, splits=(0.8, 0.2, 0.0)),
+        context=min(config.context, 24),
+        validation_documents=8,
+        features=min(config.features, 32),
+        batch_size=8 * config.accumulate,
+        scale_batches=1,
+        steps=4,
+        eval_every=2,
+        mesh=(-1, 1, 1),
+    )

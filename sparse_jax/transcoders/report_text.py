@@ -1,0 +1,25 @@
+"""The summary of a transcoder's training as text for a terminal."""
+
+from sparse_jax.transcoders.results import Reconstruction, TranscoderSummary
+
+
+def format_summary(summary: TranscoderSummary) -> str:
+    """The lines that the command prints at its end."""
+    window = "all later layers" if summary.window is None else f"{summary.window} layers"
+    lines = [
+        f"{summary.kind} transcoder of {summary.model}, {summary.features} features a layer into "
+        f"{window}, {summary.parameters:,} parameters, {summary.tokens_seen:,} tokens seen",
+        f"held out, {summary.validation_tokens:,} tokens: {_line(summary.reconstruction)}",
+    ]
+    if summary.batch_topk is not None:
+        lines.append(f"before thresholds replaced BatchTopK: {_line(summary.batch_topk)}")
+    lines.append(f"{100 * summary.dead:.1f} % of features dead")
+    return "\n".join(lines)
+
+
+def _line(result: Reconstruction) -> str:
+    layers = ", ".join(f"{x:.1f}" for x in result.l0_by_layer)
+    return (
+        f"{result.l0:.1f} features active per token (by layer {layers}), "
+        f"{100 * result.unexplained:.1f} % of the variance unexplained"
+    )

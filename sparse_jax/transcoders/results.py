@@ -1,0 +1,109 @@
+"""Typed results of a transcoder's training; JSON files are read back strictly."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+
+from lm_jax.run.results import Count, Share
+from lm_jax.train.evaluate import Evaluation
+from sparse_jax.transcoders.inputs import Scales
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredScales:
+    """`scales.json`: `inputs.Scales` as lists, and the digest of the model that they are of."""
+
+    model_sha256: str
+    input_scale: tuple[float, ...]
+    output_scale: tuple[float, ...]
+    input_norm: tuple[float, ...]
+
+    @classmethod
+    def of(cls, scales: Scales, model_sha256: str) -> "StoredScales":
+        """The scales as lists."""
+        lists = (
+            tuple(map(float, np.asarray(x)))
+            for x in (scales.input_L, scales.output_L, scales.norm_L)
+        )
+        return cls(model_sha256, *lists)
+
+    @property
+    def scales(self) -> Scales:
+        """The scales as arrays."""
+        wide = self.input_scale, self.output_scale, self.input_norm
+        return Scales(*(jnp.asarray(x, jnp.float32) for x in wide))
+
+
+@dataclasses.dataclass(frozen=True)
+class Reconstruction:
+    """How well a transcoder reconstructs MLP outputs, and with how many features.
+
+    Attributes:
+      l0: active features per token, over all layers.
+      l0_by_layer: the same, by layer of the features.
+      unexplained: share of the variance over tokens that is not explained (FVU), of all layers
+        together, each scaled to the same mean norm.
+      unexplained_by_layer: the same, by layer.
+    """
+
+    l0: float
+    l0_by_layer: tuple[float, ...]
+    unexplained: float
+    unexplained_by_layer: tuple[float, ...]
+
+    @classmethod
+    def of(cls, evaluation: Evaluation) -> "Reconstruction":
+        """From the sums of `Transcoding.evaluate`."""
+        sums, tokens = evaluation.sums, evaluation.tokens
+        mean_LD = sums["output_LD"] / tokens
+        centred_L = sums["square_L"] - tokens * (mean_LD**2).sum(-1)
+        active_L = sums["active_L"] / tokens
+        return cls(
+            float(active_L.sum()),
+            tuple(map(float, active_L)),
+            float(sums["error_L"].sum() / centred_L.sum()),
+            tuple(map(float, sums["error_L"] / centred_L)),
+        )
+
+    def numbers(self) -> dict[str, float]:
+        """As numbers of an evaluation, by name."""
+        result = {"validation/l0": self.l0, "validation/unexplained": self.unexplained}
+        for layer, (l0, left) in enumerate(
+            zip(self.l0_by_layer, self.unexplained_by_layer, strict=True)
+        ):
+            result[f"validation/l0/layer_{layer}"] = l0
+            result[f"validation/unexplained/layer_{layer}"] = left
+        return result
+
+
+@dataclasses.dataclass(frozen=True)
+class TranscoderSummary:
+    """`summary.json` of a transcoder's training.
+
+    Attributes:
+      model, model_sha256, family: the model that it stands for.
+      kind, window, features: as in `TranscoderConfig`.
+      parameters: of the transcoder.
+      steps, tokens_seen: of training; tokens that were left out are not counted.
+      validation_tokens: tokens behind `reconstruction`.
+      reconstruction: of the exported transcoder, on held-out text.
+      batch_topk: of BatchTopK before its thresholds were set; None for other kinds.
+      dead: share of features that were silent for `penalties.silent_steps` updates at the end.
+      device: that it was trained on.
+    """
+
+    model: str
+    model_sha256: str
+    family: str
+    kind: str
+    window: int | None
+    features: Count
+    parameters: Count
+    steps: Count
+    tokens_seen: Count
+    validation_tokens: Count
+    reconstruction: Reconstruction
+    batch_topk: Reconstruction | None
+    dead: Share
+    device: str

@@ -1,0 +1,273 @@
+"""Trains a transcoder on the activations of a model, computed as they are needed.
+
+    iaj sparse transcoder --config=sparse/clt --config.model=MODEL --workdir=runs/clt
+
+The work folder then holds
+
+    data/             the prepared corpus
+    scales.json       scales of the activations, measured once (`results.StoredScales`)
+    checkpoints/, metrics.parquet, evaluations.parquet    of `lm_jax.train.loop`
+    transcoder/       the transcoder of raw activations (`files`)
+    summary.json      `results.TranscoderSummary`, written last
+
+The same command resumes a killed run, which ends with the same parameters.
+"""
+
+from collections.abc import Iterator
+import dataclasses
+import functools
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from lm_jax.errors import BadInputError, UsageError
+from lm_jax.model import params as params_lib
+from lm_jax.model.params import ParamTree
+from lm_jax.parallel import sharding
+from lm_jax.run import processes
+from lm_jax.run.files import write_json
+from lm_jax.run.provenance import collect_provenance, record_provenance
+from lm_jax.run.results import load_result
+from lm_jax.text.examples import Batches, Examples, OnePass
+from lm_jax.text.preparation import prepare_corpus
+from lm_jax.text.tokenizer import Tokenizer
+from lm_jax.train.config import CheckpointPolicy
+from lm_jax.train.evaluate import Evaluation, evaluate
+from lm_jax.train.loop import TrainResult, train
+from lm_jax.train.metrics import METRICS
+from lm_jax.train.objective import ignore_index_batch
+from lm_jax.train.step import check_batch, make_eval_step
+from lm_jax.weights.load import load_pretrained
+from sparse_jax import model as sparse_model
+from sparse_jax.circuits.runs import CircuitModel
+from sparse_jax.transcoders import files, thresholds
+from sparse_jax.transcoders.config import TranscoderTraining
+from sparse_jax.transcoders.inputs import Activations, measure_scales, read_activations
+from sparse_jax.transcoders.objective import Frozen, Transcoding
+from sparse_jax.transcoders.results import Reconstruction, StoredScales, TranscoderSummary
+from sparse_jax.transcoders.transcoder import Transcoder, spec
+
+DATA, SCALES, TRANSCODER, SUMMARY = "data", "scales.json", "transcoder", "summary.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceModel:
+    """The model that a transcoder stands for."""
+
+    name: str
+    model: CircuitModel
+    tokenizer: Tokenizer
+    sha256: str
+
+    @classmethod
+    def load(cls, source: str, *, mesh: jax.sharding.Mesh | None = None) -> "SourceModel":
+        """Reads a dense model, or a sparse one with its gates.
+
+        Raises:
+          UsageError: no model is named.
+          BadInputError: there is no such model, or it has no tokenizer or no MLP.
+        """
+        if not source:
+            raise UsageError("config.model is empty; name a folder or a model of the manifest")
+        if (Path(source) / sparse_model.SPARSE).is_file():
+            loaded = sparse_model.load(source, mesh=mesh)
+            model, base = CircuitModel.of(loaded), loaded.base
+        else:
+            base = load_pretrained(source, mesh=mesh)
+            model = CircuitModel.of(base)
+        if base.tokenizer is None:
+            raise BadInputError(
+                f"model {source!r} has no tokenizer; put its tokenizer.json beside the weights"
+            )
+        if not base.cfg.mlp_size:
+            raise BadInputError(f"model {source!r} has no MLPs that a transcoder could stand for")
+        return cls(source, model, base.tokenizer, base.sha256)
+
+
+def run(config: TranscoderTraining, folder: Path) -> TranscoderSummary:
+    """Trains or resumes in an open work folder and returns the summary.
+
+    Raises:
+      As `SourceModel.load` and `lm_jax.train.loop.train`.
+    """
+    data, fsdp, tensor = config.mesh
+    mesh = sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor)
+    check_batch(config.batch_size, config.accumulate, mesh)
+    source = SourceModel.load(config.model, mesh=mesh)
+    cfg = source.model.cfg
+    if config.context > cfg.max_length:
+        raise UsageError(
+            f"config.context = {config.context} is beyond the {cfg.max_length} positions of "
+            f"{config.model}; lower it"
+        )
+    prepared = prepare_corpus(folder / DATA, config.corpus, tokenizer=source.tokenizer)
+    manifest = prepared.manifest
+    origin = collect_provenance(
+        seeds={"run": config.seed},
+        dtype=config.dtype,
+        data={"documents": manifest["documents_sha256"]} | dict(manifest["sources"]),
+        tokenizer=manifest["tokenizer_sha256"],
+    )
+    processes.on_first(lambda: record_provenance(folder, origin))
+    index, count = sharding.batch_share(mesh)
+    share = {
+        "batch_size": config.batch_size,
+        "process_index": index,
+        "process_count": count,
+    }
+    windows = functools.partial(
+        Examples, prepared, context=config.context, mode="window", vocab_size=cfg.vocab_size
+    )
+    batches = Batches(windows("train"), seed=config.seed, **share)
+    validation = OnePass(windows("validation", limit=config.validation_documents), **share)
+    frozen = _frozen(config, source, batches, folder)
+    objective = Transcoding(
+        config.sizes(cfg.num_layers, cfg.hidden_size),
+        config.penalties,
+        steps=config.steps,
+        skip_start=config.skip_start,
+        outlier=config.outlier,
+        dtype=config.dtype,
+    )
+    result = train(
+        folder,
+        objective,
+        config.train,
+        batches,
+        validation,
+        seed=config.seed,
+        mesh=mesh,
+        frozen=frozen,
+        base_sha256=source.sha256,
+        policy=CheckpointPolicy(save_every=config.save_every, allow_fallback=config.allow_fallback),
+        params=_start(config, objective, frozen, batches),
+        measure=_measure,
+        in_nats=False,
+    )
+    summary = _export(config, source, objective, frozen, result, batches, validation, mesh, folder)
+    processes.on_first(lambda: write_json(folder / SUMMARY, summary))
+    return load_result(folder / SUMMARY, TranscoderSummary)
+
+
+def _activations(
+    config: TranscoderTraining, frozen: Frozen, batches: Batches, count: int
+) -> Iterator[Activations]:
+    """The activations of the first batches, on every process those of the whole batch."""
+
+    @jax.jit
+    def read(frozen: Frozen, tokens_BS: jax.Array) -> Activations:
+        batch = ignore_index_batch(tokens_BS)
+        limits = {"skip_start": config.skip_start, "outlier": config.outlier}
+        return read_activations(frozen.model, frozen.scales, batch, **limits)
+
+    for k in range(count):
+        yield read(frozen, jnp.asarray(processes.gather(batches.at(k)["tokens"])))
+
+
+def _frozen(
+    config: TranscoderTraining, source: SourceModel, batches: Batches, folder: Path
+) -> Frozen:
+    """The model and the scales of its activations, which are read back where they are stored.
+
+    Raises:
+      BadInputError: they were measured on another model.
+    """
+    file = folder / SCALES
+
+    def measure() -> None:
+        if file.exists():
+            return
+        rows = (batches.at(k)["tokens"] for k in range(config.scale_batches))
+        scales = measure_scales(
+            source.model,
+            (ignore_index_batch(jnp.asarray(each)) for each in rows),
+            skip_start=config.skip_start,
+        )
+        write_json(file, StoredScales.of(scales, source.sha256))
+
+    processes.on_first(measure)
+    stored = load_result(file, StoredScales)
+    if stored.model_sha256 != source.sha256:
+        raise BadInputError(
+            f"{source.name} has weights of sha256 {source.sha256[:12]}, and {file} is of "
+            f"{stored.model_sha256[:12]}; put those back, or choose another --workdir"
+        )
+    return Frozen(source.model, stored.scales)
+
+
+def _start(
+    config: TranscoderTraining, objective: Transcoding, frozen: Frozen, batches: Batches
+) -> ParamTree:
+    """Initial parameters: random weights, and biases by which features fire at the wanted rate."""
+    drawn = params_lib.init(jax.random.key(config.seed), spec(objective.cfg))
+    count = min(config.scale_batches, 5)
+    read = _activations(config, frozen, batches, count)
+    return thresholds.initial_biases(Transcoder(drawn, objective.cfg), read, config.firing_rate)
+
+
+def _measure(params: ParamTree, step: int, evaluation: Evaluation) -> dict[str, float]:
+    del params, step
+    return Reconstruction.of(evaluation).numbers()
+
+
+def _export(
+    config: TranscoderTraining,
+    source: SourceModel,
+    objective: Transcoding,
+    frozen: Frozen,
+    result: TrainResult,
+    batches: Batches,
+    validation: OnePass,
+    mesh: jax.sharding.Mesh,
+    folder: Path,
+) -> TranscoderSummary:
+    """Sets thresholds, evaluates, and writes the transcoder of raw activations."""
+
+    def evaluated(objective: Transcoding, params: ParamTree) -> Evaluation:
+        step = make_eval_step(objective, mesh)
+        return evaluate(step, params, validation, mesh, frozen=frozen, stoppable=True)
+
+    trained, batch_topk = Transcoder(result.state.params, objective.cfg), None
+    last = evaluated(objective, trained.params)
+    if config.kind == "batchtopk":
+        batch_topk = Reconstruction.of(last)
+        read = _activations(config, frozen, batches, config.scale_batches)
+        trained = thresholds.from_batch_topk(trained, read, config.penalties.active)
+        exported = dataclasses.replace(trained.cfg, kind="jumprelu")
+        places = sharding.param_shardings(mesh, spec(exported))
+        trained = Transcoder(jax.device_put(trained.params, places), exported)
+        last = evaluated(dataclasses.replace(objective, cfg=exported), trained.params)
+    reconstruction = Reconstruction.of(last)
+    silent_LF = result.state.aux_state.silent_LF
+    summary = TranscoderSummary(
+        model=source.name,
+        model_sha256=source.sha256,
+        family=source.model.cfg.family,
+        kind=config.kind,
+        window=config.window,
+        features=config.features,
+        parameters=params_lib.count(objective.spec),
+        steps=int(result.state.step),
+        tokens_seen=int(pc.sum(pq.read_table(folder / METRICS)["tokens"]).as_py()),
+        validation_tokens=last.tokens,
+        reconstruction=reconstruction,
+        batch_topk=batch_topk,
+        dead=float(jnp.mean(silent_LF >= config.penalties.silent_steps)),
+        device=jax.devices()[0].device_kind,
+    )
+
+    def write() -> None:
+        if (folder / TRANSCODER).exists():
+            return
+        scales = frozen.scales
+        raw = trained.folded(scales.input_L, scales.output_L)
+        numbers = {"l0": reconstruction.l0, "unexplained": reconstruction.unexplained}
+        files.save(folder / TRANSCODER, raw, files.Origin(source.name, source.sha256, numbers))
+
+    host = sharding.fetch(trained.params)
+    trained = Transcoder(host, trained.cfg)
+    processes.on_first(write)
+    return summary

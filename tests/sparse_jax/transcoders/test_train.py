@@ -1,0 +1,149 @@
+"""A transcoder from a command: what it learns, resuming to the bit, what its folder holds."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from lm_jax.errors import BadInputError, StoppedError, UsageError
+from lm_jax.run import results, stop
+from lm_jax.run.files import read_json, write_json
+from lm_jax.text.examples import Examples, OnePass
+from lm_jax.text.preparation import CorpusConfig, open_prepared
+from lm_jax.train import loop
+from lm_jax.train.metrics import EVALUATIONS
+from lm_jax.train.objective import ignore_index_batch
+from sparse_jax import transcoders
+from sparse_jax.transcoders import train
+from sparse_jax.transcoders.config import TranscoderTraining
+from sparse_jax.transcoders.inputs import read_activations
+from sparse_jax.transcoders.objective import Penalties
+from sparse_jax.transcoders.report_text import format_summary
+from sparse_jax.transcoders.results import StoredScales
+from tests.sparse_jax.small_runs import save_base, write_text
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("base")
+    return TranscoderTraining(
+        model=str(save_base(folder / "model")),
+        corpus=CorpusConfig(str(write_text(folder / "text")), "document", splits=(0.7, 0.3, 0.0)),
+        context=16,
+        features=48,
+        penalties=Penalties(sparsity=0.02, active=4, active_start=12),
+        batch_size=8,
+        steps=40,
+        learning_rate=1e-2,
+        eval_every=20,
+        scale_batches=2,
+        mesh=(2, 1, 2),
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(config, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clt")
+    return folder, train.run(config, folder)
+
+
+def test_it_learns_and_exports_what_it_was_evaluated_as(whole, config):
+    folder, summary = whole
+    evaluations = pq.read_table(folder / EVALUATIONS).to_pylist()
+    left = [row["value"] for row in evaluations if row["name"] == "validation/unexplained"]
+    assert left[-1] == summary.reconstruction.unexplained
+    assert left[-1] < left[0] < 1.0
+    exported, origin = transcoders.load(folder / train.TRANSCODER)
+    source = train.SourceModel.load(config.model)
+    assert origin.model_sha256 == source.sha256 == summary.model_sha256
+    # The folder holds a function of raw activations: the same errors, without any scale in it.
+    scales = results.load_result(folder / train.SCALES, StoredScales)
+    squares, outputs, tokens = [], [], 0
+    held_out = Examples(
+        open_prepared(folder / train.DATA), "validation", context=16, mode="window", limit=200
+    )
+    batches = OnePass(held_out, batch_size=8)
+    for k in range(batches.per_epoch):
+        batch = ignore_index_batch(jnp.asarray(batches.at(k)["tokens"]))
+        ones = dataclasses.replace(scales, input_scale=(1.0, 1.0), output_scale=(1.0, 1.0)).scales
+        acts = read_activations(source.model, ones, batch, skip_start=1, outlier=20.0)
+        kept = np.asarray(acts.mask_X)
+        y_LXD = np.asarray(exported.decode(exported.encode(acts.input_LXD)), np.float64)[:, kept]
+        outputs.append(np.asarray(acts.output_LXD, np.float64)[:, kept])
+        squares.append(((y_LXD - outputs[-1]) ** 2).sum((1, 2)))
+        tokens += kept.sum()
+    assert tokens == summary.validation_tokens
+    outputs_LXD = np.concatenate(outputs, 1)
+    centred_L = ((outputs_LXD - outputs_LXD.mean(1, keepdims=True)) ** 2).sum((1, 2))
+    left_L = np.sum(squares, 0) / centred_L
+    # Sums of positive numbers in float32, over 16 tokens of a batch at a time and 16 of the size.
+    np.testing.assert_allclose(summary.reconstruction.unexplained_by_layer, left_L, rtol=1e-3)
+    assert "features active per token" in format_summary(summary)
+
+
+def test_features_fire_at_the_wanted_rate_before_training(config, tmp_path):
+    short = dataclasses.replace(
+        config, steps=1, learning_rate=1e-9, eval_every=1, firing_rate=0.25, mesh=(-1, 1, 1)
+    )
+    summary = train.run(short, tmp_path)
+    # Of 48 features and 2 layers; the quantiles are those of two batches of other text.
+    assert summary.reconstruction.l0 == pytest.approx(0.25 * 48 * 2, rel=0.15)
+
+
+def test_stopped_it_ends_in_the_same_bits_on_the_same_mesh(whole, config, tmp_path, monkeypatch):
+    updates = iter(range(1, 1_000))
+
+    def share_stop():
+        if next(updates) == 7:
+            stop.request()
+        return stop.requested()
+
+    monkeypatch.setattr(loop.processes, "share_stop", share_stop)
+    with stop.signals_as_requests(), pytest.raises(StoppedError):
+        train.run(config, tmp_path)
+    assert train.run(config, tmp_path) == whole[1]
+    for file in (whole[0] / train.TRANSCODER).glob("*.safetensors"):
+        assert file.read_bytes() == (tmp_path / train.TRANSCODER / file.name).read_bytes()
+
+
+def test_thresholds_keep_the_activity_of_batchtopk(config, tmp_path):
+    summary = train.run(dataclasses.replace(config, kind="batchtopk"), tmp_path)
+    before, after = summary.batch_topk, summary.reconstruction
+    assert before is not None
+    # Four features a layer, up to the masked tokens of a batch.
+    assert before.l0 == pytest.approx(8.0, rel=0.02)
+    np.testing.assert_allclose(after.l0_by_layer, before.l0_by_layer, rtol=0.2)
+    assert abs(after.unexplained - before.unexplained) < 0.05
+    exported, _ = transcoders.load(tmp_path / train.TRANSCODER)
+    assert exported.cfg.kind == "jumprelu"
+    # One threshold a layer.
+    assert np.ptp(np.asarray(exported.theta_LF), axis=1).max() == 0
+    assert "before thresholds replaced BatchTopK" in format_summary(summary)
+
+
+def test_scales_of_another_model_are_refused(whole, config, tmp_path):
+    stored = read_json(whole[0] / train.SCALES)
+    write_json(tmp_path / train.SCALES, stored | {"model_sha256": "0" * 64})
+    with pytest.raises(BadInputError, match=r"scales.json is of 000000000000; put those back"):
+        train.run(config, tmp_path)
+
+
+def test_models_that_cannot_be_read_are_named(config, tmp_path):
+    with pytest.raises(UsageError, match=r"config\.model is empty"):
+        train.SourceModel.load("")
+    with pytest.raises(UsageError, match="context = 64 is beyond the 32 positions"):
+        train.run(dataclasses.replace(config, context=64), tmp_path)
+    with pytest.raises(UsageError, match=r"config\.firing_rate = 1\.5 must be between 0 and 1"):
+        dataclasses.replace(config, firing_rate=1.5)
+
+
+def test_features_are_split_over_devices(config):
+    assert jax.device_count() == 4
+    mesh = loop.sharding.make_mesh(data=2, tensor=2)
+    cfg = config.sizes(2, 16)
+    places = loop.sharding.param_shardings(mesh, transcoders.transcoder.spec(cfg))
+    assert places["encoder"].spec == (None, "tensor", None) or "tensor" in str(places["encoder"])
+    assert "tensor" in str(places["decoder"]["to_1"].spec)
