@@ -13,6 +13,11 @@ def format_summary(summary: TranscoderSummary) -> str:
     ]
     if summary.batch_topk is not None:
         lines.append(f"before thresholds replaced BatchTopK: {_line(summary.batch_topk)}")
+    each = summary.substitution
+    lines.append(
+        f"with all MLPs replaced, {each.tokens:,} tokens: {each.divergence:.3f} nats per token "
+        f"from the model, the same next token at {100 * each.agreement:.1f} %"
+    )
     lines.append(f"{100 * summary.dead:.1f} % of features dead")
     return "\n".join(lines)
 

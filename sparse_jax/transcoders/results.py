@@ -1,5 +1,6 @@
 """Typed results of a transcoder's training; JSON files are read back strictly."""
 
+from collections.abc import Sequence
 import dataclasses
 
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 from lm_jax.run.results import Count, Share
 from lm_jax.train.evaluate import Evaluation
 from sparse_jax.transcoders.inputs import Scales
+from sparse_jax.transcoders.substitution import Agreement
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +80,35 @@ class Reconstruction:
 
 
 @dataclasses.dataclass(frozen=True)
+class Substitution:
+    """Predictions of the model with all MLPs replaced (`substitution`), on held-out text.
+
+    Attributes:
+      tokens: whose next-token distributions were compared.
+      divergence: KL of the model's distribution from the replaced one's, in nats per token.
+      agreement: share of tokens with the same most likely next token.
+    """
+
+    tokens: Count
+    divergence: float
+    agreement: Share
+
+    @classmethod
+    def of(cls, batches: Sequence[Agreement]) -> "Substitution":
+        """From the sums over some batches."""
+        tokens = sum(int(each.tokens) for each in batches)
+        return cls(
+            tokens,
+            sum(float(each.divergence) for each in batches) / tokens,
+            sum(int(each.agreeing) for each in batches) / tokens,
+        )
+
+    def numbers(self) -> dict[str, float]:
+        """As numbers of an evaluation, by name."""
+        return {"validation/kl": self.divergence, "validation/top1": self.agreement}
+
+
+@dataclasses.dataclass(frozen=True)
 class TranscoderSummary:
     """`summary.json` of a transcoder's training.
 
@@ -89,6 +120,7 @@ class TranscoderSummary:
       validation_tokens: tokens behind `reconstruction`.
       reconstruction: of the exported transcoder, on held-out text.
       batch_topk: of BatchTopK before its thresholds were set; None for other kinds.
+      substitution: of the exported transcoder.
       dead: share of features that were silent for `penalties.silent_steps` updates at the end.
       device: that it was trained on.
     """
@@ -105,5 +137,6 @@ class TranscoderSummary:
     validation_tokens: Count
     reconstruction: Reconstruction
     batch_topk: Reconstruction | None
+    substitution: Substitution
     dead: Share
     device: str

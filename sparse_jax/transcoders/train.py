@@ -47,10 +47,18 @@ from sparse_jax.transcoders import files, thresholds
 from sparse_jax.transcoders.config import TranscoderTraining
 from sparse_jax.transcoders.inputs import Activations, measure_scales, read_activations
 from sparse_jax.transcoders.objective import Frozen, Transcoding
-from sparse_jax.transcoders.results import Reconstruction, StoredScales, TranscoderSummary
+from sparse_jax.transcoders.results import (
+    Reconstruction,
+    StoredScales,
+    Substitution,
+    TranscoderSummary,
+)
+from sparse_jax.transcoders.substitution import agreement
 from sparse_jax.transcoders.transcoder import Transcoder, spec
 
 DATA, SCALES, TRANSCODER, SUMMARY = "data", "scales.json", "transcoder", "summary.json"
+# Held-out batches on which MLPs are replaced at each evaluation.
+_SUBSTITUTED_BATCHES = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +140,7 @@ def run(config: TranscoderTraining, folder: Path) -> TranscoderSummary:
         outlier=config.outlier,
         dtype=config.dtype,
     )
+    look = _Look(config, objective, frozen, batches, validation)
     result = train(
         folder,
         objective,
@@ -144,10 +153,13 @@ def run(config: TranscoderTraining, folder: Path) -> TranscoderSummary:
         base_sha256=source.sha256,
         policy=CheckpointPolicy(save_every=config.save_every, allow_fallback=config.allow_fallback),
         params=_start(config, objective, frozen, batches),
-        measure=_measure,
+        measure=lambda params, step, evaluation: (
+            Reconstruction.of(evaluation).numbers()
+            | look.substitution(look.exported(params)).numbers()
+        ),
         in_nats=False,
     )
-    summary = _export(config, source, objective, frozen, result, batches, validation, mesh, folder)
+    summary = _export(config, source, look, result, mesh, folder)
     processes.on_first(lambda: write_json(folder / SUMMARY, summary))
     return load_result(folder / SUMMARY, TranscoderSummary)
 
@@ -208,19 +220,49 @@ def _start(
     return thresholds.initial_biases(Transcoder(drawn, objective.cfg), read, config.firing_rate)
 
 
-def _measure(params: ParamTree, step: int, evaluation: Evaluation) -> dict[str, float]:
-    del params, step
-    return Reconstruction.of(evaluation).numbers()
+@dataclasses.dataclass(frozen=True)
+class _Look:
+    """What evaluations beyond the loss read."""
+
+    config: TranscoderTraining
+    objective: Transcoding
+    frozen: Frozen
+    batches: Batches
+    validation: OnePass
+
+    def with_thresholds(self, params: ParamTree) -> Transcoder:
+        """The transcoder of scaled activations, with thresholds in place of BatchTopK."""
+        trained = Transcoder(params, self.objective.cfg)
+        if self.config.kind != "batchtopk":
+            return trained
+        read = _activations(self.config, self.frozen, self.batches, self.config.scale_batches)
+        trained = thresholds.from_batch_topk(trained, read, self.config.penalties.active)
+        return Transcoder(trained.params, dataclasses.replace(trained.cfg, kind="jumprelu"))
+
+    def exported(self, params: ParamTree) -> Transcoder:
+        """The transcoder of raw activations."""
+        scales = self.frozen.scales
+        return self.with_thresholds(params).folded(scales.input_L, scales.output_L)
+
+    def substitution(self, exported: Transcoder) -> Substitution:
+        """Predictions with all MLPs replaced, on the first held-out batches."""
+        sums = []
+        for k in range(min(_SUBSTITUTED_BATCHES, self.validation.per_epoch)):
+            tokens_BS = jnp.asarray(processes.gather(self.validation.at(k)["tokens"]))
+            batch = ignore_index_batch(tokens_BS)
+            first = jnp.arange(batch.input_BT.shape[1]) >= self.config.skip_start
+            replaced_BT = jnp.broadcast_to(first[None], batch.input_BT.shape)
+            valid_BT = batch.input_mask_BT
+            model = self.frozen.model
+            sums.append(agreement(model, exported, batch.input_BT, valid_BT, replaced_BT))
+        return Substitution.of(sums)
 
 
 def _export(
     config: TranscoderTraining,
     source: SourceModel,
-    objective: Transcoding,
-    frozen: Frozen,
+    look: _Look,
     result: TrainResult,
-    batches: Batches,
-    validation: OnePass,
     mesh: jax.sharding.Mesh,
     folder: Path,
 ) -> TranscoderSummary:
@@ -228,18 +270,16 @@ def _export(
 
     def evaluated(objective: Transcoding, params: ParamTree) -> Evaluation:
         step = make_eval_step(objective, mesh)
-        return evaluate(step, params, validation, mesh, frozen=frozen, stoppable=True)
+        return evaluate(step, params, look.validation, mesh, frozen=look.frozen, stoppable=True)
 
-    trained, batch_topk = Transcoder(result.state.params, objective.cfg), None
-    last = evaluated(objective, trained.params)
+    objective, batch_topk = look.objective, None
+    last = evaluated(objective, result.state.params)
     if config.kind == "batchtopk":
         batch_topk = Reconstruction.of(last)
-        read = _activations(config, frozen, batches, config.scale_batches)
-        trained = thresholds.from_batch_topk(trained, read, config.penalties.active)
-        exported = dataclasses.replace(trained.cfg, kind="jumprelu")
-        places = sharding.param_shardings(mesh, spec(exported))
-        trained = Transcoder(jax.device_put(trained.params, places), exported)
-        last = evaluated(dataclasses.replace(objective, cfg=exported), trained.params)
+        final = look.with_thresholds(result.state.params)
+        params = jax.device_put(final.params, sharding.param_shardings(mesh, spec(final.cfg)))
+        last = evaluated(dataclasses.replace(objective, cfg=final.cfg), params)
+    exported = look.exported(result.state.params)
     reconstruction = Reconstruction.of(last)
     silent_LF = result.state.aux_state.silent_LF
     summary = TranscoderSummary(
@@ -255,6 +295,7 @@ def _export(
         validation_tokens=last.tokens,
         reconstruction=reconstruction,
         batch_topk=batch_topk,
+        substitution=look.substitution(exported),
         dead=float(jnp.mean(silent_LF >= config.penalties.silent_steps)),
         device=jax.devices()[0].device_kind,
     )
@@ -262,12 +303,10 @@ def _export(
     def write() -> None:
         if (folder / TRANSCODER).exists():
             return
-        scales = frozen.scales
-        raw = trained.folded(scales.input_L, scales.output_L)
         numbers = {"l0": reconstruction.l0, "unexplained": reconstruction.unexplained}
-        files.save(folder / TRANSCODER, raw, files.Origin(source.name, source.sha256, numbers))
+        host = Transcoder(weights, exported.cfg)
+        files.save(folder / TRANSCODER, host, files.Origin(source.name, source.sha256, numbers))
 
-    host = sharding.fetch(trained.params)
-    trained = Transcoder(host, trained.cfg)
+    weights = sharding.fetch(exported.params)
     processes.on_first(write)
     return summary

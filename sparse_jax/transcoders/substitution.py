@@ -1,0 +1,138 @@
+"""The model with its MLPs replaced by a transcoder, and how far its predictions then move.
+
+The features of a layer are computed from the input that its MLP has in the replaced run, so errors
+of one layer reach the next. Tokens that training left out (`inputs`) keep their MLPs.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+
+from lm_jax.model.sites import StatefulEdit
+from sparse_jax.circuits.runs import CircuitModel
+from sparse_jax.transcoders.inputs import INPUT, OUTPUT
+from sparse_jax.transcoders.transcoder import Transcoder
+
+
+@struct.dataclass
+class Agreement:
+    """Sums over the tokens of a batch that count.
+
+    Attributes:
+      tokens: their number.
+      divergence: KL of the model's next-token distribution from the replaced one's, in nats.
+      agreeing: tokens with the same most likely next token.
+    """
+
+    tokens: jax.Array
+    divergence: jax.Array
+    agreeing: jax.Array
+
+
+@struct.dataclass
+class _State:
+    """What features so far write into each layer, [L, B, T, D], and the next layer."""
+
+    outputs_LBTD: jax.Array
+    layer: jax.Array
+
+
+@struct.dataclass
+class _Start(StatefulEdit):
+    num_layers: int = struct.field(pytree_node=False)
+
+    def __call__(self, x: jax.Array, state: Any) -> tuple[jax.Array, _State]:
+        del state
+        zeros = jnp.zeros((self.num_layers, *x.shape), jnp.float32)
+        return x, _State(zeros, jnp.zeros((), jnp.int32))
+
+
+@struct.dataclass
+class _Encode(StatefulEdit):
+    """At the MLP's input: adds what this layer's features write; leaves are of one layer."""
+
+    encoder_FD: jax.Array
+    bias_F: jax.Array
+    theta_F: jax.Array
+    decoder_LFD: jax.Array
+
+    def __call__(self, x: jax.Array, state: _State) -> tuple[jax.Array, _State]:
+        pre_BTF = jnp.einsum("BTD,FD->BTF", x.astype(jnp.float32), self.encoder_FD)
+        pre_BTF += self.bias_F[None, None]
+        z_BTF = jnp.where(pre_BTF > self.theta_F[None, None], pre_BTF, 0.0)
+        written = jnp.einsum("BTF,LFD->LBTD", z_BTF, self.decoder_LFD)
+        return x, _State(state.outputs_LBTD + written, state.layer)
+
+
+@struct.dataclass
+class _Write(StatefulEdit):
+    """At the MLP's output: what all features wrote here, where the token is replaced."""
+
+    bias_D: jax.Array
+    replaced_BT1: jax.Array
+
+    def __call__(self, x: jax.Array, state: _State) -> tuple[jax.Array, _State]:
+        y_BTD = state.outputs_LBTD[state.layer] + self.bias_D[None, None]
+        y_BTD = jnp.where(self.replaced_BT1, y_BTD.astype(x.dtype), x)
+        return y_BTD, _State(state.outputs_LBTD, state.layer + 1)
+
+
+def substitute(transcoder: Transcoder, replaced_BT: jax.Array) -> Mapping[str, Any]:
+    """Edits that replace the MLPs by a transcoder of raw activations.
+
+    Args:
+      transcoder: of the model that is run.
+      replaced_BT: true for the tokens whose MLPs are replaced.
+    """
+    cfg, p = transcoder.cfg, transcoder.params
+    L, F, D = cfg.num_layers, cfg.features, cfg.hidden_size
+    zero_FD = jnp.zeros((F, D), jnp.float32)
+    decoders = [
+        jnp.stack(
+            [
+                transcoder.decoder(source, target) if target in cfg.targets(source) else zero_FD
+                for target in range(L)
+            ]
+        )
+        for source in range(L)
+    ]
+    everywhere = jnp.broadcast_to(replaced_BT[None, :, :, None], (L, *replaced_BT.shape, 1))
+    return {
+        "embed": _Start(L),
+        INPUT: _Encode(p["encoder"], p["encoder_bias"], transcoder.theta_LF, jnp.stack(decoders)),
+        OUTPUT: _Write(p["decoder_bias"], everywhere),
+    }
+
+
+@jax.jit
+def agreement(
+    model: CircuitModel,
+    transcoder: Transcoder,
+    tokens_BT: jax.Array,
+    valid_BT: jax.Array,
+    replaced_BT: jax.Array,
+) -> Agreement:
+    """Next-token distributions of the model and of the replaced one, at the replaced tokens.
+
+    Args:
+      model: dense or sparse.
+      transcoder: of raw activations.
+      tokens_BT: ids.
+      valid_BT: false where a token is padding.
+      replaced_BT: as in `substitute`.
+    """
+    whole_BTV = model.forward(tokens_BT, valid_BT).logits
+    edits = substitute(transcoder, replaced_BT)
+    replaced_BTV = model.forward(tokens_BT, valid_BT, edits=edits).logits
+    log_p, log_q = jax.nn.log_softmax(whole_BTV), jax.nn.log_softmax(replaced_BTV)
+    divergence_BT = jnp.sum(jnp.exp(log_p) * (log_p - log_q), -1)
+    same_BT = whole_BTV.argmax(-1) == replaced_BTV.argmax(-1)
+    counted_BT = valid_BT & replaced_BT
+    return Agreement(
+        counted_BT.sum(),
+        jnp.sum(jnp.where(counted_BT, divergence_BT, 0.0)),
+        jnp.sum(same_BT & counted_BT),
+    )
