@@ -8,6 +8,7 @@ The work folder then holds
     scales.json       scales of the activations, measured once (`results.StoredScales`)
     checkpoints/, metrics.parquet, evaluations.parquet    of `lm_jax.train.loop`
     transcoder/       the transcoder of raw activations (`files`)
+    report.html       the page, one offline file
     summary.json      `results.TranscoderSummary`, written last
 
 The same command resumes a killed run, which ends with the same parameters.
@@ -28,8 +29,8 @@ from lm_jax.model import params as params_lib
 from lm_jax.model.params import ParamTree
 from lm_jax.parallel import sharding
 from lm_jax.run import processes
-from lm_jax.run.files import write_json
-from lm_jax.run.provenance import collect_provenance, record_provenance
+from lm_jax.run.files import to_jsonable, write_json, write_text
+from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.text.examples import Batches, Examples, OnePass
 from lm_jax.text.preparation import prepare_corpus
@@ -43,7 +44,7 @@ from lm_jax.train.step import check_batch, make_eval_step
 from lm_jax.weights.load import load_pretrained
 from sparse_jax import model as sparse_model
 from sparse_jax.circuits.runs import CircuitModel
-from sparse_jax.transcoders import files, thresholds
+from sparse_jax.transcoders import files, report, thresholds
 from sparse_jax.transcoders.config import TranscoderTraining
 from sparse_jax.transcoders.inputs import Activations, measure_scales, read_activations
 from sparse_jax.transcoders.objective import Frozen, Transcoding
@@ -57,6 +58,7 @@ from sparse_jax.transcoders.substitution import agreement
 from sparse_jax.transcoders.transcoder import Transcoder, spec
 
 DATA, SCALES, TRANSCODER, SUMMARY = "data", "scales.json", "transcoder", "summary.json"
+REPORT = "report.html"
 # Held-out batches on which MLPs are replaced at each evaluation.
 _SUBSTITUTED_BATCHES = 4
 
@@ -160,8 +162,14 @@ def run(config: TranscoderTraining, folder: Path) -> TranscoderSummary:
         in_nats=False,
     )
     summary = _export(config, source, look, result, mesh, folder)
-    processes.on_first(lambda: write_json(folder / SUMMARY, summary))
+    processes.on_first(lambda: _conclude(config, summary, folder))
     return load_result(folder / SUMMARY, TranscoderSummary)
+
+
+def _conclude(config: TranscoderTraining, summary: TranscoderSummary, folder: Path) -> None:
+    origin = to_jsonable(read_provenance(folder))
+    write_text(folder / REPORT, report.build(config, summary, folder, provenance=origin))
+    write_json(folder / SUMMARY, summary)
 
 
 def _activations(

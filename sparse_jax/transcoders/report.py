@@ -1,0 +1,150 @@
+"""The page of a transcoder's training: its numbers, and how they came about.
+
+Every number comes from the files of the run; nothing is measured here.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from lm_jax import report
+from lm_jax.report import Column, Section, Series, section, table
+from lm_jax.report.markup import Markup, number
+from lm_jax.report.prose import Prose
+from lm_jax.train.metrics import EVALUATIONS, METRICS
+from sparse_jax.transcoders.config import TranscoderTraining
+from sparse_jax.transcoders.results import Reconstruction, TranscoderSummary
+
+_PROSE = Prose("sparse_jax.transcoders")
+
+
+def build(
+    config: TranscoderTraining,
+    summary: TranscoderSummary,
+    folder: Path,
+    *,
+    provenance: Mapping[str, Any],
+) -> str:
+    """The whole page; `folder` is the work folder."""
+    window = summary.window
+    kind = "cross-layer" if window is None else "per-layer" if window == 1 else "windowed"
+    parts = [results(summary), training(config, summary, folder)]
+    return report.page(
+        f"A {kind} transcoder",
+        parts,
+        provenance=report.facts(provenance),
+        lead=[conclusion(summary)],
+    )
+
+
+def conclusion(summary: TranscoderSummary) -> Markup:
+    """What it explains, and with how many features."""
+    result, replaced = summary.reconstruction, summary.substitution
+    return report.verdict(
+        f"{result.l0:.1f} features are active per token and leave {result.unexplained:.1%} of the "
+        "variance of MLP outputs unexplained (one run).",
+        f"With every MLP replaced, the model predicts the same next token at "
+        f"{replaced.agreement:.1%} of {replaced.tokens:,} tokens.",
+        tone="good" if result.unexplained < 0.5 else "warn",
+    )
+
+
+def results(summary: TranscoderSummary) -> Section:
+    """A row per layer, and one for all."""
+    result = summary.reconstruction
+    rows: list[list[Any]] = [
+        [layer, l0, 100 * left]
+        for layer, (l0, left) in enumerate(
+            zip(result.l0_by_layer, result.unexplained_by_layer, strict=True)
+        )
+    ]
+    rows.append(["all", result.l0, 100 * result.unexplained])
+    replaced = summary.substitution
+    return section(
+        "Held-out text",
+        _PROSE(
+            "transcoder",
+            number(summary.parameters),
+            number(summary.features),
+            summary.kind,
+            summary.model,
+            summary.family,
+        ),
+        table(
+            ["Layer", Column("Active per token", ".1f"), Column("Variance unexplained, %", ".1f")],
+            rows,
+            caption="Features of each layer, and MLP outputs that all features reconstruct.",
+            n=f"{number(summary.validation_tokens)} tokens",
+        ),
+        _PROSE(
+            "replaced",
+            number(replaced.tokens),
+            f"{replaced.divergence:.3f}",
+            f"{100 * replaced.agreement:.1f}",
+        ),
+        _PROSE("thresholds", *_change(summary.batch_topk, result)) if summary.batch_topk else "",
+    )
+
+
+def _change(before: Reconstruction, after: Reconstruction) -> tuple[str, ...]:
+    return (
+        f"{before.l0:.1f}",
+        f"{after.l0:.1f}",
+        f"{100 * before.unexplained:.1f}",
+        f"{100 * after.unexplained:.1f}",
+    )
+
+
+def training(config: TranscoderTraining, summary: TranscoderSummary, folder: Path) -> Section:
+    """Features, errors and dead features by tokens seen."""
+    steps = pq.read_table(folder / METRICS)
+    tokens = steps["tokens"].to_numpy().cumsum()
+    evaluations = pq.read_table(folder / EVALUATIONS).to_pylist()
+    layers = range(len(summary.reconstruction.l0_by_layer))
+
+    def evaluated(name: str, label: str, factor: float = 1.0) -> Series:
+        rows = [row for row in evaluations if row["name"] == f"validation/{name}"]
+        return Series(
+            label,
+            [int(tokens[row["step"] - 1]) for row in rows],
+            [factor * row["value"] for row in rows],
+        )
+
+    def by_layer(name: str, factor: float = 1.0) -> list[Series]:
+        return [evaluated(f"{name}/layer_{layer}", f"layer {layer}", factor) for layer in layers]
+
+    def stepwise(column: str, label: str, factor: float = 1.0) -> Series:
+        every = max(len(tokens) // 200, 1)
+        values = steps[column].to_numpy()[::every] * factor
+        return Series(label, tokens[::every].tolist(), values.tolist())
+
+    x_label = "tokens seen"
+    seen = f"{number(summary.tokens_seen)} tokens seen"
+    return section(
+        "Training",
+        _PROSE("penalty", config.kind == "batchtopk", f"{config.penalties.ramp:.0%}"),
+        report.curves(
+            by_layer("l0"),
+            caption="Active features per token on held-out text.",
+            x_label=x_label,
+            y_label="active features",
+            n=seen,
+        ),
+        report.curves(
+            by_layer("unexplained", 100),
+            caption="Variance of MLP outputs unexplained on held-out text.",
+            x_label=x_label,
+            y_label="unexplained, %",
+            n=seen,
+        ),
+        report.curves(
+            [stepwise("dead", "dead features", 100), evaluated("top1", "same next token", 100)],
+            caption=f"Features without activity in {config.penalties.silent_steps} updates, and "
+            "tokens with the same next token when all MLPs are replaced.",
+            x_label=x_label,
+            y_label="%",
+            n=seen,
+        ),
+    )
