@@ -5,6 +5,7 @@ layers, heads, positions or strengths therefore never recompiles. Leaves have on
 of the site (`sites.SITES`), length 1 where they broadcast, with a leading L for sites of a layer.
 """
 
+from collections.abc import Callable
 import functools
 from typing import Any
 
@@ -13,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from lm_jax.errors import UsageError
+from lm_jax.model.sites import FunctionEdit
 
 
 @struct.dataclass
@@ -77,6 +79,40 @@ def _scale_gradient(x: jax.Array, factor: float) -> jax.Array:
 
 
 _scale_gradient.defvjp(lambda x, factor: (x, None), lambda factor, _, g: (g * factor,))
+
+
+@struct.dataclass
+class Quotient(FunctionEdit):
+    """A function as it is, with the derivative f(x) / x: that of x times a constant quotient.
+
+    Where x is 0, the derivative is f'(0), to which the quotient converges if f(0) = 0.
+    """
+
+    def apply(self, function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+        return _quotient(function, x)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _quotient(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    return function(x)
+
+
+def _quotient_forward(
+    function: Callable[[jax.Array], jax.Array], x: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    y, slope = jax.jvp(function, (x,), (jnp.ones_like(x),))
+    zero = x == 0
+    return y, jnp.where(zero, slope, y / jnp.where(zero, 1, x))
+
+
+def _quotient_backward(
+    function: Callable[[jax.Array], jax.Array], slope: jax.Array, g: jax.Array
+) -> tuple[jax.Array]:
+    del function
+    return (g * slope,)
+
+
+_quotient.defvjp(_quotient_forward, _quotient_backward)
 
 
 @struct.dataclass

@@ -249,9 +249,10 @@ def mlp(
     act = ACTIVATIONS[cfg.activation]
     h_BTF = project("BTD,DF->BTF", x_BTD, p["up"], p.get("up_bias"))
     if cfg.gated_mlp:
-        h_BTF = act(project("BTD,DF->BTF", x_BTD, p["gate"], p.get("gate_bias"))) * h_BTF
+        gate_BTF = project("BTD,DF->BTF", x_BTD, p["gate"], p.get("gate_bias"))
+        h_BTF = scope.function("mlp.act", act, gate_BTF) * h_BTF
     else:
-        h_BTF = act(h_BTF)
+        h_BTF = scope.function("mlp.act", act, h_BTF)
     h_BTF = scope("mlp.post", dropout(h_BTF, "mlp.post"))
     return project("BTF,FD->BTD", h_BTF, p["down"], p.get("down_bias"))
 

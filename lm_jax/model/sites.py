@@ -53,6 +53,7 @@ SITES: Mapping[str, Site] = {
     "mlp_input": Site("BTD", "residual stream that the MLP reads, before the norm"),
     "ln2.scale": Site("BT1", "divisor of the norm before the MLP"),
     "mlp.in": Site("BTD", "normalised input of the MLP"),
+    "mlp.act": Site("BTF", "result of the MLP's activation function, before the product with `up`"),
     "mlp.post": Site("BTF", "hidden units of the MLP, after activation and gate"),
     "mlp.out": Site("BTD", "MLP output as added to the residual stream"),
     "ln2_post.scale": Site("BT1", "divisor of the norm after the MLP (Gemma)"),
@@ -85,6 +86,22 @@ class StatefulEdit:
 
     def __call__(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
         raise NotImplementedError
+
+
+class FunctionEdit:
+    """Base class of edits of an elementwise function: `edit.apply(f, x)` in place of `f(x)`.
+
+    They are for sites that hold the result of one, such as `mlp.act`, and are the only edit there.
+    """
+
+    def apply(self, function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+        raise NotImplementedError
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        raise UsageError(
+            f"edits: {type(self).__name__} edits a function, not an array; use it at mlp.act, and "
+            "alone"
+        )
 
 
 def check_names(names: Mapping[str, Any], role: str) -> None:
@@ -139,6 +156,18 @@ class Scope:
         x = self.edit(name, x)
         self.observe(name, x)
         return x
+
+    def function(
+        self, name: str, function: Callable[[jax.Array], jax.Array], x: jax.Array
+    ) -> jax.Array:
+        """`function(x)` as the value of a site, or what a `FunctionEdit` there makes of it."""
+        edit = self.edits.get(name)
+        if not isinstance(edit, FunctionEdit):
+            return self(name, function(x))
+        self.visited.add(name)
+        y = _checked(name, x, edit.apply(function, x))
+        self.observe(name, y)
+        return y
 
     def edit(self, name: str, x: jax.Array) -> jax.Array:
         """Applies the edit of the site alone."""

@@ -7,14 +7,18 @@ linear over that change, another local derivative estimates the effect better:
     frozen_patterns       attention weights are constants, so queries and keys get no gradient
     half_products         a product of two activations gives each factor half of its gradient: q.k,
                           pattern times values, gate times up. With both factors changing from zero
-                          the halves sum to the change.
+                          the halves sum to the change. Under frozen patterns the values are the
+                          only factor that changes, and have their whole gradient.
+    linear_activations    the MLP's activation function f has the derivative f(x) / x: x times a
+                          constant, so that its change from zero is estimated exactly
     softmax_temperature   the softmax's Jacobian is that at this temperature, so that saturated
                           weights pass gradients on
 
 Only derivatives differ; every value of the forward pass is the same. Names in `RULES`: `exact`;
-`frozen` and `half`, the rules for norms, attention and products of RelP (Jafari et al. 2025), whose
-rule for activations is not among them; `gim`, all of Edin et al. 2025, where q and k get a quarter
-of their gradient: half for q.k and half for pattern times values.
+`frozen`, norms and attention alone; `half`, norms and products; `relp`, all rules of RelP (Jafari
+et al. 2025), for norms, attention, products and activations, under which a model without biases is
+linear in its embeddings: embedding times gradient sums to the logits; `gim`, all of Edin et al.
+2025, where q and k get a quarter of their gradient: half for q.k and half for pattern times values.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -28,8 +32,10 @@ import jax.numpy as jnp
 from lm_jax.errors import UsageError, nearest
 from lm_jax.model.attention import PerLayer, softmax
 from lm_jax.model.config import DecoderConfig
-from lm_jax.model.edits import Freeze, ScaleGradient
+from lm_jax.model.edits import Freeze, Quotient, ScaleGradient
 from lm_jax.model.sites import HEAD_INPUT_SITES
+
+_ATTENTION_PRODUCTS = ["attn.rot_q", "attn.rot_k", "attn.v", "attn.pattern"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +49,7 @@ class GradientRules:
     frozen_norms: bool = False
     frozen_patterns: bool = False
     half_products: bool = False
+    linear_activations: bool = False
     softmax_temperature: float = 1.0
 
     def __post_init__(self) -> None:
@@ -69,10 +76,12 @@ class GradientRules:
             names += ["attn.q_norm.scale", "attn.k_norm.scale"] if cfg.qk_norm else []
             edits |= {name: Freeze() for name in names}
         if self.half_products:
-            products = ["attn.rot_q", "attn.rot_k", "attn.v", "attn.pattern"]
+            products = [] if self.frozen_patterns else _ATTENTION_PRODUCTS
             # Half of the product's gradient is half of each factor's.
-            products += ["mlp.post"] if cfg.gated_mlp else []
+            products = [*products, "mlp.post"] if cfg.gated_mlp else products
             edits |= {name: ScaleGradient(0.5) for name in products}
+        if self.linear_activations:
+            edits["mlp.act"] = Quotient()
         if self.frozen_patterns:
             edits["attn.pattern"] = Freeze()
         return edits
@@ -91,6 +100,9 @@ RULES: Mapping[str, GradientRules] = {
     "exact": EXACT,
     "frozen": GradientRules(frozen_norms=True, frozen_patterns=True),
     "half": GradientRules(frozen_norms=True, half_products=True),
+    "relp": GradientRules(
+        frozen_norms=True, frozen_patterns=True, half_products=True, linear_activations=True
+    ),
     "gim": GradientRules(frozen_norms=True, half_products=True, softmax_temperature=2.0),
 }
 
