@@ -3,7 +3,8 @@
     zero            nothing
     mean            the mean over examples and unpadded tokens, one value a head
     aligned_mean    the mean over examples at the same position
-    resample        the head's output on another prompt of the task
+    resample        the head's output on another prompt of the task, at the same position or, beyond
+                    the end of a shorter one, at its last token
     counterfactual  its value on the corrupt prompt of the pair
 
 The means and resamples are of clean prompts. The paper takes zero or mean, whichever yields the
@@ -80,7 +81,9 @@ def ablated_values(
     # A cycle through the prompts in random order.
     order_B = jax.random.permutation(key, B)
     other_B = jnp.zeros(B, order_B.dtype).at[order_B].set(jnp.roll(order_B, 1))
-    return clean_XBT[:, other_B]
+    last_B = valid_BT.sum(1) - 1
+    place_BT = jnp.minimum(jnp.arange(valid_BT.shape[1])[None], last_B[other_B][:, None])
+    return clean_XBT[:, other_B[:, None], place_BT]
 
 
 def keep_heads(keep_LBN: jax.Array, values_LBTNH: jax.Array) -> Mapping[str, Any]:

@@ -6,7 +6,8 @@ is one token is up to the tokenizer, and `tasks.encode` drops the examples that 
 What the paper leaves open, and what is done here:
 
 - copy: the corrupt prompt is the clean one with another last letter in the first copy, so the right
-  continuation changes and nothing else does.
+  continuation changes and nothing else does. The number of letters differs between prompts, and so
+  does the distance to the letter that is to be copied: no head can find it by position alone.
 - IOI: the corrupt prompt has three other names (ABC, Wang et al. 2023), or with `flip` the clean
   one with the second subject replaced by the indirect object (`s2_io_flip` of MIB).
 - docstring: "docstring" ends both prompts with `:param`; "docstring_printed" drops the colon of the
@@ -94,15 +95,18 @@ _YEARS = {
 }
 
 
-def copy(rng: np.random.Generator, *, letters: int = 18, separator: str = " ") -> Example:
+def copy(
+    rng: np.random.Generator, *, letters: tuple[int, int] = (10, 18), separator: str = " "
+) -> Example:
     """Random letters, a comma, and the letters again but for the last one (Fig. 3).
 
     Args:
-      rng: draws the letters.
-      letters: length of the sequence; the paper's has 18.
+      rng: draws their number, uniformly, and the letters, none of them twice.
+      letters: least and largest length of the sequence; the paper's has 18.
       separator: between letters; "" writes them as the paper does, which most tokenizers merge.
     """
-    *body, right, wrong = rng.choice(list(string.ascii_uppercase), letters + 1, replace=False)
+    count = int(rng.integers(*letters, endpoint=True))
+    *body, right, wrong = rng.choice(list(string.ascii_uppercase), count + 1, replace=False)
     second = separator.join(body)
     clean, corrupt = (f"{separator.join([*body, last])}, {second}" for last in (right, wrong))
     return Example(clean, corrupt, (f"{separator}{right}",), (f"{separator}{wrong}",), "copy")

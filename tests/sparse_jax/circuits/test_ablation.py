@@ -54,11 +54,16 @@ def test_the_other_values():
     assert (values("zero") == 0).all()
     np.testing.assert_array_equal(values("counterfactual"), drawn(1).z_LBTNH)
     orders = set()
+    # Where the other prompt is shorter, its last token and not its padding.
+    last_B = np.asarray(VALID).sum(1) - 1
+    assert len(set(last_B)) > 1
+    place_BT = np.minimum(np.arange(T), last_B[:, None])
     for seed in range(20):
         result = values("resample", key=jax.random.key(seed))
         clean = np.asarray(drawn(0).z_LBTNH)
         order = tuple(
-            next(j for j in range(B) if (result[:, b] == clean[:, j]).all()) for b in range(B)
+            next(j for j in range(B) if (result[:, b] == clean[:, j, place_BT[j]]).all())
+            for b in range(B)
         )
         assert sorted(order) == list(range(B)) and all(b != j for b, j in enumerate(order))
         orders.add(order)

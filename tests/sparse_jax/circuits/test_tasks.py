@@ -32,6 +32,24 @@ def test_arrays_hold_the_prompts_and_their_continuations(name):
     assert continuations.second_wrong_BA.shape[1] == 0
 
 
+def test_the_letter_to_copy_is_at_another_distance_in_every_length_of_prompt():
+    arrays = make_task("copy", word_tokenizer(), count=60, seed=0).arrays
+    rows = np.arange(60)
+    letters_B = arrays.position_B // 2 + 1
+    assert set(letters_B.tolist()) == set(range(10, 19))
+    np.testing.assert_array_equal(arrays.lengths_B, 2 * letters_B)
+    for tokens_BT, answers_BA in (
+        (arrays.clean_BT, arrays.continuations.right_BA),
+        (arrays.corrupt_BT, arrays.continuations.wrong_BA),
+    ):
+        copied_B = tokens_BT[rows, arrays.position_B + 1 - letters_B - 1]
+        np.testing.assert_array_equal(copied_B, answers_BA[:, 0])
+        # The same distance in all prompts finds the letter of one length alone.
+        same_B = tokens_BT[rows, arrays.position_B - 18]
+        assert (same_B[letters_B == 18] == answers_BA[letters_B == 18, 0]).all()
+        assert (same_B[letters_B != 18] != answers_BA[letters_B != 18, 0]).all()
+
+
 def test_numbers_of_one_digit_a_token_are_read_at_two_positions():
     tokenizer = word_tokenizer(digits=1)
     task = make_task("greater_than", tokenizer, count=40, seed=0)
