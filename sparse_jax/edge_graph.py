@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 KINDS = ("own token", "first token", "previous token", "another token")
 ALL = "all"
 ROW, TALLEST = 24, 620
+_MOST_LABELS = 12
 
 
 def draw_open_edges(
@@ -81,6 +82,7 @@ def draw_open_edges(
                     tokens,
                     columns={"token": "token read", "reader": "token that reads"} | columns,
                     between=(min(shown, default=0), max(shown, default=0) + 1),
+                    top="output",
                     size="weight",
                 )
             )
@@ -100,11 +102,13 @@ def edge_lines(
     *,
     columns: Mapping[str, str],
     between: tuple[int, int],
+    top: str,
     size: str,
 ) -> "alt.Chart":
     """Lines of `placed` rows, coloured by kind of edge, with selections of layer and head.
 
-    `columns` are those of the tooltip, `between` the ends of the axis of layers, and `size` is the
+    A row is the input of its layer. `columns` are those of the tooltip, `between` the ends of the
+    axis of layers, the upper one of which is no layer and has the label `top`, and `size` is the
     field that makes a line wide.
     """
     import altair as alt
@@ -124,7 +128,7 @@ def edge_lines(
         .mark_rule(clip=True, opacity=0.75)
         .encode(
             x.x("from").axis(names_axis(tokens, list(range(len(tokens))))),
-            y.y("below"),
+            y.y("below").axis(_layers_axis(low, high, top)),
             alt.X2(field="to"),
             alt.Y2(field="above"),
             colour,
@@ -169,6 +173,18 @@ def names_axis(tokens: Sequence[str], values: list[int] | None, angle: float = -
         domain=False,
         ticks=False,
         values=alt.Undefined if values is None else values,
+    )
+
+
+def _layers_axis(low: int, high: int, top: str) -> "alt.Axis":
+    """An axis of layers, with the label `top` at `high`."""
+    import altair as alt
+
+    step = -(-(high - low) // _MOST_LABELS)
+    return alt.Axis(
+        values=[*range(low, high, step), high],
+        format=",d",
+        labelExpr=f"datum.value == {high} ? {json.dumps(top)} : datum.label",
     )
 
 

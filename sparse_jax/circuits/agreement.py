@@ -4,7 +4,8 @@
     rank_agreement(model, batch, "component_edges", scores, count=200).correlation
 
 Both are means over prompts. Components are drawn without replacement among those that exist in
-every prompt, so most of a large sample has effects near zero; `least` and `largest` tell.
+every prompt, so most of a large sample has effects near zero; `least` and `largest` tell. Intervals
+are of bootstrap samples of the components that were compared, for the given model and prompts.
 """
 
 import dataclasses
@@ -13,9 +14,10 @@ from typing import Literal, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.stats import spearmanr
+from scipy import stats
 
 from lm_jax.errors import UsageError, nearest
+from lm_jax.statistics import Interval
 from sparse_jax.circuits.components import component_effects
 from sparse_jax.circuits.discover import component_edges, visible_edges
 from sparse_jax.circuits.patching import Direction, edge_effects, head_effects
@@ -30,16 +32,47 @@ class RankAgreement:
 
     Attributes:
       kind: of components.
-      correlation: NaN where one side is constant.
+      correlation: with its 95 % interval (`rank_correlation`); None where one side is constant.
       count: components in the sample.
       least, largest: absolute exact effects in the sample, means over prompts.
     """
 
     kind: Kind
-    correlation: float
+    correlation: Interval | None
     count: int
     least: float
     largest: float
+
+
+def rank_correlation(first: np.ndarray, second: np.ndarray, *, seed: int = 0) -> Interval | None:
+    """Spearman correlation of two `[C]` arrays with its 95 % bootstrap interval over components.
+
+    Pairs are resampled. A resample in which one side is constant has no ranks to compare and counts
+    as 0. None where one side is constant to begin with.
+    """
+    if np.ptp(first) == 0 or np.ptp(second) == 0:
+        return None
+    result = stats.bootstrap(
+        (first, second),
+        _spearman,
+        n_resamples=1000,
+        batch=100,
+        paired=True,
+        vectorized=True,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    )
+    low, high = result.confidence_interval
+    return Interval(float(_spearman(first, second)), float(low), float(high), len(first))
+
+
+def _spearman(first: np.ndarray, second: np.ndarray, axis: int = -1) -> np.ndarray:
+    """Pearson correlation of the ranks along an axis; 0 where one side is constant."""
+    ranks = np.stack([stats.rankdata(side, axis=axis) for side in (first, second)])
+    ranks -= ranks.mean(axis, keepdims=True)
+    product, *squares = ((ranks[0] * ranks[1]).sum(axis), *(ranks**2).sum(axis))
+    size = np.sqrt(squares[0] * squares[1])
+    return np.where(size > 0, product / np.where(size > 0, size, 1), 0.0)
 
 
 def rank_agreement(
@@ -62,7 +95,7 @@ def rank_agreement(
         (`[U, B, R]`), in the shape of their attributions.
       attributions: of that kind.
       count: components to patch; all where there are fewer. Of heads all are patched.
-      seed: draws the sample.
+      seed: draws the sample, and those of the interval.
       direction: of the attributions.
       at_once: patches run side by side.
 
@@ -88,7 +121,6 @@ def rank_agreement(
         estimated = scores.mean(1)[tuple(drawn.T)]
     if len(exact) < 3:
         raise UsageError(f"count = {len(exact)}: a rank correlation needs three components or more")
-    constant = np.ptp(exact) == 0 or np.ptp(estimated) == 0
-    correlation = np.nan if constant else float(spearmanr(estimated, exact).statistic)
+    correlation = rank_correlation(estimated, exact, seed=seed)
     size = np.abs(exact)
     return RankAgreement(kind, correlation, len(exact), float(size.min()), float(size.max()))

@@ -15,6 +15,7 @@ from scipy import stats
 
 from lm_jax.statistics import Interval, clustered_bootstrap, wilson
 from sparse_jax.circuits import curves
+from sparse_jax.circuits.agreement import rank_correlation
 from sparse_jax.circuits.config import CircuitConfig
 from sparse_jax.circuits.measurements import array, select
 from sparse_jax.circuits.piece import head_importance
@@ -165,7 +166,7 @@ def agreements(table: pa.Table) -> Iterator[Agreement]:
             # In order of first appearance, which is the same for both methods.
             means = select(own, method=method).group_by(places, use_threads=False)
             sides.append(means.aggregate([("value", "mean")])["value_mean"].to_numpy())
-        yield Agreement(component, direction, len(sides[0]), spearman(*sides))
+        yield Agreement(component, direction, len(sides[0]), rank_correlation(*sides))
 
 
 def spearman(first: np.ndarray, second: np.ndarray) -> float | None:

@@ -258,7 +258,7 @@ def agreement(summary: CircuitSummary) -> Section:
             COMPONENT[each.component],
             each.direction,
             each.compared,
-            cell(each.spearman, spec=".3f"),
+            _interval(each.spearman, ".3f"),
         ]
         for result in summary.results
         for each in result.agreements
@@ -269,7 +269,8 @@ def agreement(summary: CircuitSummary) -> Section:
         table(
             ["Task", "Model", "Components", "Direction", "Compared", "Spearman"],
             rows,
-            caption="Rank correlation of effects, averaged over prompts.",
+            caption="Rank correlation of effects, averaged over prompts, with 95\u00a0% bootstrap "
+            "intervals over the components compared.",
         ),
     )
 
@@ -359,7 +360,7 @@ def published(summary: CircuitSummary) -> Section:
     )
 
 
-def _interval(interval: Interval, spec: str = ".3g") -> Cell:
+def _interval(interval: Interval | None, spec: str = ".3g") -> Cell:
     return cell(format_interval(interval, spec))
 
 

@@ -122,7 +122,7 @@ def pattern(drawn: DrawnPrompt) -> "alt.LayerChart":
 
 
 def edge_graph(drawn: DrawnPrompt, num_layers: int) -> "alt.LayerChart":
-    """The needed token edges: tokens as columns, layers as rows, a line per edge.
+    """The needed token edges: tokens as columns, inputs of layers as rows, a line per edge.
 
     The reader filters by layer, head and rank, moves by dragging, and zooms.
     """
@@ -149,7 +149,12 @@ def edge_graph(drawn: DrawnPrompt, num_layers: int) -> "alt.LayerChart":
         "importance": "importance",
     }
     lines = edge_lines(
-        rows, drawn.tokens, columns=columns, between=(0, num_layers), size="importance"
+        rows,
+        drawn.tokens,
+        columns=columns,
+        between=(0, num_layers),
+        top="logits",
+        size="importance",
     )
     slider = alt.binding_range(min=1, max=max(len(rows), 2), step=1, name="Edges ")
     shown = alt.param(name="edges_shown", value=min(len(rows), 150), bind=slider)
@@ -160,7 +165,8 @@ def edge_graph(drawn: DrawnPrompt, num_layers: int) -> "alt.LayerChart":
         [layers.zoomed(lines)],
         rows,
         caption=f"{drawn.model}, {drawn.task}: {drawn_of}{number(drawn.edges_needed)} token edges. "
-        "The wider a line, the more important its edge.",
+        "The wider a line, the more important its edge. A row is the input of its layer, the top "
+        "one that of the logits.",
         n=None,
         columns=columns,
         height=height(num_layers),

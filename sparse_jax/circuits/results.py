@@ -5,7 +5,7 @@
 
 Everything in the summary but the facts of models and tasks is computed from `rows.parquet`
 (`analysis`). Intervals are at 95 %, of bootstrap samples of the prompts, and hold for the one model
-that was trained; accuracies have Wilson intervals.
+that was trained; accuracies have Wilson intervals, and rank correlations resample components.
 """
 
 import dataclasses
@@ -115,14 +115,15 @@ class Agreement:
 
     Attributes:
       direction: noising or denoising.
-      compared: number of components; of token edges, those of the sample.
-      spearman: null where one side does not vary.
+      compared: number of components; of edges, those of the sample.
+      spearman: with an interval of bootstrap samples of the components compared, for these prompts;
+        null where one side does not vary.
     """
 
     component: str
     direction: str
     compared: Count
-    spearman: float | None
+    spearman: Interval | None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -143,7 +143,10 @@ def test_the_summary_is_that_of_its_rows(done):
             assert len(sides[0]) == agreement.compared
             values = [[side[place] for place in sides[0]] for side in sides]
             want = stats.spearmanr(*values).statistic
-            assert agreement.spearman == pytest.approx(want) and abs(want) > 0.05
+            assert agreement.spearman.estimate == pytest.approx(want) and abs(want) > 0.05
+            assert agreement.spearman.n == agreement.compared
+            assert agreement.spearman.low <= agreement.spearman.high <= 1
+            assert agreement.spearman.estimate in agreement.spearman
     assert {ratio.model for ratio in summary.ratios} == {"control"} and len(summary.ratios) == 20
     for ratio in summary.ratios:
         kind = (ratio.component, ratio.ablation, "signed", ratio.scope)
