@@ -172,10 +172,12 @@ def _kernel(
     fn, data = attend.fn, attend.data
     (B, T), S = q_BTNH.shape[:2], k_BSKH.shape[1]
     segments = None
+    if visibility.query_segments_BT is not None:
+        segments = (visibility.query_segments_BT, visibility.key_segments_BS)
     if data["valid_BT"] is not None:
         # A padding query has a segment of its own, in which it sees nothing.
         queries_BT = jnp.where(data["valid_BT"], 0, -1)
-        segments = (queries_BT, jnp.zeros((B, S), jnp.int32))
+        segments = (queries_BT, jnp.zeros((B, S), jnp.int32) if segments is None else segments[1])
 
     def run(first, q_BTNH, k_BSKH, v_BSKH, bias_N, seed, window, segments, start_B):
         output = gated_attention(
@@ -188,6 +190,7 @@ def _kernel(
             scale=scale,
             gate_scale=1.0 if fn.raw_gate else None,
             soft_cap=cap,
+            causal=visibility.causal,
             window=window,
             segment_ids=segments,
             start=start_B if visibility.first is None else visibility.first,

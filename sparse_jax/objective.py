@@ -26,7 +26,7 @@ from lm_jax.model import params as params_lib
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import Output, forward, param_spec
 from lm_jax.model.flops import Causal, forward_flops
-from lm_jax.model.mixers import ATTENTION
+from lm_jax.model.mixers import ATTENTION, AttentionMixer
 from lm_jax.model.params import ParamTree, constant
 from lm_jax.run.config import to_plain
 from lm_jax.train import losses
@@ -38,6 +38,7 @@ from lm_jax.train.objective import (
     dtype_problems,
     ignore_index_batch,
     input_length,
+    mixer_metadata,
     nll,
 )
 from sparse_jax import geco
@@ -75,6 +76,7 @@ class Sparsifying:
       dtype: of the computation.
       remat: keep only the residual stream of each layer for the backward pass.
       make_batch: function from rows of ids to inputs, targets and masks.
+      mixer: causal or bidirectional attention.
 
     Raises:
       UsageError: `distill`, `temperature` or `dtype` is out of range.
@@ -94,6 +96,7 @@ class Sparsifying:
     dtype: str = "float32"
     remat: bool = False
     make_batch: MakeBatch = ignore_index_batch
+    mixer: AttentionMixer = ATTENTION
 
     def __post_init__(self) -> None:
         problems = []
@@ -123,6 +126,9 @@ class Sparsifying:
     def metadata(self) -> dict[str, Any]:
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         fields["make_batch"] = self.make_batch.__qualname__
+        # Runs from before there was another mixer have no such entry.
+        if fields.pop("mixer") != ATTENTION:
+            fields["mixer"] = mixer_metadata(self.mixer)
         fields["reference"] = hashlib.sha256(np.array(self.reference, "<f4").tobytes()).hexdigest()
         return to_plain({"sparsifying": fields})
 
@@ -131,14 +137,21 @@ class Sparsifying:
 
     def normalizers(self, tokens_BS: jax.Array) -> Numbers:
         batch = self.make_batch(tokens_BS)
-        T = batch.input_BT.shape[1]
-        # Query t sees t + 1 keys, or those of its window; padding is at the end of a row.
-        window_L1 = np.array([w or T for w in self.cfg.layer_windows])[:, None]
-        visible_LT = jnp.asarray(np.minimum(np.arange(1, T + 1), window_L1))
         return {
             "tokens": jnp.maximum(jnp.sum(batch.loss_mask_BT), 1),
-            "pairs": jnp.maximum(visible_LT @ batch.input_mask_BT.sum(0), 1),
+            "pairs": jnp.maximum(self._pairs_L(batch.input_mask_BT), 1),
         }
+
+    def _pairs_L(self, input_mask_BT: jax.Array) -> jax.Array:
+        """Visible pairs of a query and a key, by layer; padding is at the end of a row."""
+        if not self.mixer.causal:
+            length_B = input_mask_BT.sum(1)
+            return jnp.full(self.cfg.num_layers, length_B @ length_B)
+        # Query t sees t + 1 keys, or those of its window.
+        T = input_mask_BT.shape[1]
+        window_L1 = np.array([w or T for w in self.cfg.layer_windows])[:, None]
+        visible_LT = jnp.asarray(np.minimum(np.arange(1, T + 1), window_L1))
+        return visible_LT @ input_mask_BT.sum(0)
 
     def loss_terms(
         self,
@@ -182,7 +195,7 @@ class Sparsifying:
 
     def flops(self, rows: int, columns: int, causal: Causal) -> int:
         read = input_length(self.make_batch, rows, columns)
-        forward = forward_flops(self.cfg, ATTENTION, read, causal=causal)
+        forward = forward_flops(self.cfg, self.mixer, read, causal=causal)
         teacher = forward.total * bool(self.distill)
         if self.adapters is None:
             return rows * (3 * forward.total + teacher)
@@ -236,6 +249,8 @@ class Sparsifying:
             batch.input_BT,
             self.cfg,
             attend=by_kernels(attend),
+            mixer=self.mixer,
+            valid_BT=batch.input_mask_BT,
             remat=self.remat,
             **forwarded,
         )
@@ -252,7 +267,10 @@ class Sparsifying:
         teacher = None
         if self.distill:
             dense = self._low(frozen)
-            teacher = losses.Predictor(forward(dense, batch.input_BT, self.cfg).hidden, dense)
+            output_of_teacher = forward(
+                dense, batch.input_BT, self.cfg, mixer=self.mixer, valid_BT=batch.input_mask_BT
+            )
+            teacher = losses.Predictor(output_of_teacher.hidden, dense)
         return losses.summed(
             losses.Predictor(output.hidden, self._weights(params, frozen)),
             batch.target_BT,

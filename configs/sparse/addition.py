@@ -1,6 +1,7 @@
 """Two-digit addition by a dense and a sparse model: minutes on two CPU cores.
 
     iaj sparse addition --config=sparse/addition --workdir=runs/addition
+    iaj sparse addition --config=sparse/addition:bidirectional --workdir=runs/addition_bidirectional
 
 Goal: both models answer at least 99 % of the held-out sums exactly.
 """

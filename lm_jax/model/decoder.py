@@ -129,7 +129,8 @@ def forward(
     """Runs the decoder on token ids `[B, T]`.
 
     Rows shorter than T are padded on the right: causality keeps padding out of every earlier
-    position. With a cache the tokens continue what it holds, row by row.
+    position (without causality, `valid_BT` does). With a cache the tokens continue what it holds,
+    row by row.
 
     Args:
       params: the tree of `param_spec(cfg)`.
@@ -141,8 +142,8 @@ def forward(
       rng: key for mixers that draw and for dropout; each layer gets its own.
       cache: from `init_cache`, or None.
       mixer: the token mixer of every block.
-      valid_BT: false where a token is padding, which a recurrent mixer then skips; None means none
-        is. Attention needs no such mask.
+      valid_BT: false where a token is padding, which a recurrent mixer then skips and bidirectional
+        attention hides; None means none is. Causal attention needs no such mask.
       dropout: the share dropped after the embedding, in the MLP's hidden units and from each
         addition to the residual stream; needs `rng`.
       logits_at: positions `[B, Q]` to compute logits at (indices into T); None means all.

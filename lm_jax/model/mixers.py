@@ -91,6 +91,7 @@ class AttentionMixer:
 
     pattern_dropout: bool = False
     recurrent: ClassVar[bool] = False
+    causal: ClassVar[bool] = True
 
     def spec(self, cfg: DecoderConfig) -> ParamTree:
         D, N, K, H = cfg.hidden_size, cfg.num_heads, cfg.num_kv_heads, cfg.head_dim
@@ -121,7 +122,7 @@ class AttentionMixer:
         D, N, K, H = cfg.hidden_size, cfg.num_heads, cfg.num_kv_heads, cfg.head_dim
         projections = cfg.num_layers * tokens * 2 * (2 * N + 2 * K) * D * H
         pairs = cfg.num_layers * tokens * tokens
-        if causal == "triangle":
+        if causal == "triangle" and self.causal:
             pairs = sum(_visible_pairs(tokens, window) for window in cfg.layer_windows)
         return projections, 2 * 2 * N * H * pairs
 
@@ -155,13 +156,16 @@ class AttentionMixer:
             }
             k_BSKH, v_BSKH = cache["k"], cache["v"]
         B, T = positions_BT.shape
-        # Cache slots that are not yet written are after every query: causality hides them.
+        # Causality hides padding, which is after every token, and cache slots not yet written.
+        segments_BT = None
+        if not self.causal and layer.valid_BT is not None:
+            segments_BT = jnp.where(layer.valid_BT, 0, -1)
         visible = visibility(
             "attention",
             *(B, T, k_BSKH.shape[1]),
-            causal=True,
+            causal=self.causal,
             window=layer.window,
-            segment_ids=None,
+            segment_ids=segments_BT,
             start=0 if cache is None else positions_BT[:, 0],
         )
         z_BTNH = attention(
@@ -176,6 +180,37 @@ class AttentionMixer:
             dropout=layer.dropout if self.pattern_dropout else NO_DROPOUT,
         )
         return project("BTNH,NHD->BTD", z_BTNH, p["o"], p.get("o_bias")), cache
+
+    step = apply
+
+
+@dataclasses.dataclass(frozen=True)
+class BidirectionalAttention(AttentionMixer):
+    """Attention without a causal mask: every position sees its whole row, except padding.
+
+    Padding is where `Layer.valid_BT` is false.
+
+    Raises:
+      UsageError: there is a cache (a new token would change what earlier positions hold), or a
+        sliding window.
+    """
+
+    causal: ClassVar[bool] = False
+
+    def apply(
+        self, p: ParamTree, x_BTD: jax.Array, cfg: DecoderConfig, layer: Layer, cache: Any
+    ) -> tuple[jax.Array, Any]:
+        if cache is not None:
+            raise UsageError(
+                "mixer: bidirectional attention cannot decode with a cache; pass whole rows to "
+                "forward, or use the causal AttentionMixer"
+            )
+        if layer.window is not None:
+            raise UsageError(
+                "mixer: bidirectional attention has no sliding window; leave out config.windows, "
+                "or use the causal AttentionMixer"
+            )
+        return super().apply(p, x_BTD, cfg, layer, cache)
 
     step = apply
 
@@ -200,4 +235,4 @@ def _visible_pairs(tokens: int, window: int | None) -> int:
     return reach * (reach + 1) // 2 + (tokens - reach) * reach
 
 
-ATTENTION: Mixer = AttentionMixer()
+ATTENTION = AttentionMixer()

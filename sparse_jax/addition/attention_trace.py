@@ -1,9 +1,9 @@
 """Answers and attention edges of a model on sums, from one forward pass.
 
-An edge leads from a position to an earlier one, or to itself, in one layer; its weight is the
+An edge leads from a position to one that it sees, or to itself, in one layer; its weight is the
 attention weight. In the sparse model an edge is open where its gate logit is above 0, without
-noise; in the dense model every causal edge is. Arrays of edges are `[L, P, T, S]`: layer, problem,
-query, key.
+noise; in the dense model every edge to a visible position is. Arrays of edges are `[L, P, T, S]`:
+layer, problem, query, key.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,6 +19,7 @@ from lm_jax.model.attention import softmax
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import forward
 from lm_jax.model.edits import Scale
+from lm_jax.model.mixers import AttentionMixer
 from sparse_jax.addition import problems
 from sparse_jax.attend import gated
 
@@ -35,12 +36,18 @@ class AttentionTrace:
       exact_P: whether all five are right.
       pattern_LPTS: attention weights, 0 where a gate is closed.
       open_LPTS: whether an edge is open; its weight may still underflow to 0.
+      causal: whether a position sees only itself and earlier ones.
     """
 
     answer_PA: np.ndarray
     exact_P: np.ndarray
     pattern_LPTS: np.ndarray
     open_LPTS: np.ndarray
+    causal: bool = True
+
+    def visible(self, query: int) -> int:
+        """Number of keys that a query sees; they are the first of the row."""
+        return query + 1 if self.causal else self.pattern_LPTS.shape[3]
 
     @property
     def edges_LP(self) -> np.ndarray:
@@ -51,7 +58,7 @@ class AttentionTrace:
 Tracer = Callable[..., AttentionTrace]
 
 
-def make_tracer(cfg: DecoderConfig, *, bias: float | None = None) -> Tracer:
+def make_tracer(cfg: DecoderConfig, mixer: AttentionMixer, *, bias: float | None = None) -> Tracer:
     """Returns `trace(weights, tokens_PS, *, kept_LTS=None) -> AttentionTrace` for one model.
 
     The patterns are multiplied by `kept_LTS`, so that a 0 closes an edge; `open_LPTS` are the gates
@@ -59,6 +66,7 @@ def make_tracer(cfg: DecoderConfig, *, bias: float | None = None) -> Tracer:
 
     Args:
       cfg: the model, with one head.
+      mixer: its attention.
       bias: of its gate logits; None for a model without gates.
     """
 
@@ -75,6 +83,7 @@ def make_tracer(cfg: DecoderConfig, *, bias: float | None = None) -> Tracer:
             edits={"attn.pattern": Scale(kept_LTS[:, None, None])},
             record={"attn.pattern": sites.keep, "attn.scores": is_open},
             attend=attend,
+            mixer=mixer,
         )
 
     def trace(
@@ -91,6 +100,7 @@ def make_tracer(cfg: DecoderConfig, *, bias: float | None = None) -> Tracer:
             np.concatenate([part.exact_P for part in parts]),
             np.concatenate([part.pattern_LPTS for part in parts], axis=1),
             np.concatenate([part.open_LPTS for part in parts], axis=1),
+            mixer.causal,
         )
 
     return trace

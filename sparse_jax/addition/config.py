@@ -7,10 +7,13 @@ from typing import Any, Literal
 from ml_collections import ConfigDict
 
 from lm_jax.errors import UsageError
+from lm_jax.model.mixers import ATTENTION, AttentionMixer, BidirectionalAttention
 from lm_jax.run.config_files import in_mode
 from lm_jax.train.config import TrainConfig
 from sparse_jax.addition import problems
 from sparse_jax.geco import GecoConfig
+
+Attention = Literal["causal", "bidirectional"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,14 +25,16 @@ class AdditionConfig:
     Attributes:
       num_layers: of both models, each with one head as wide as the model.
       hidden_size, mlp_size: their widths.
+      attention: "causal", where a position sees itself and earlier ones, or "bidirectional", where
+        it sees the whole row, so that the tens of the answer can read its ones.
       held_out: number of sums that are not trained on.
       drawn: sums whose graphs are drawn; they are held out.
       batch_size: sums of one update; with 64 instead of 256 the dense model did not learn the ones
         of the answer in two of five seeds.
       dense_steps, sparse_steps: updates of each model.
       begin: initial weights of the sparse model: "dense", those of the trained dense one, or
-        "drawn", random ones. From random weights the penalty either closes edges before the sums
-        are learned that need them, or is too weak to close many.
+        "drawn", random ones. With causal attention the penalty then either closes edges before the
+        sums are learned that need them, or is too weak to close many.
       dense_rate, sparse_rate: peak learning rates; 2 % of the steps warm up, then a cosine to a
         tenth.
       dense_decay, sparse_decay: weight decay of matrices; a large one pulls scores to 0, where a
@@ -45,6 +50,7 @@ class AdditionConfig:
     num_layers: int = 4
     hidden_size: int = 64
     mlp_size: int = 128
+    attention: Attention = "causal"
     held_out: int = 2000
     drawn: tuple[str, ...] = ("53+21", "36+28", "43+59")
     batch_size: int = 256
@@ -96,6 +102,11 @@ class AdditionConfig:
             raise UsageError("; ".join(results))
 
     @property
+    def mixer(self) -> AttentionMixer:
+        """The attention of both models."""
+        return ATTENTION if self.attention == "causal" else BidirectionalAttention()
+
+    @property
     def dual(self) -> GecoConfig:
         """A dual with a constant strength."""
         return GecoConfig.fixed(self.strength)
@@ -116,13 +127,28 @@ def experiment(mode: str, **settings: Any) -> ConfigDict:
     """The `get_config(mode)` of the study.
 
     Args:
-      mode: "" for the study; "smoke" for a run of seconds that only tests that it runs.
+      mode: "" for the study; "bidirectional" for the same without a causal mask, in which the
+        sparse model is trained from random weights; "smoke" for a run of seconds that only tests
+        that it runs.
       **settings: fields of `AdditionConfig` that differ from its defaults.
 
     Raises:
       UsageError: the mode is unknown, or `AdditionConfig` refuses the settings.
     """
-    return in_mode(mode, AdditionConfig(**settings), {"smoke": smoke}, of="the addition study")
+    modes = {"smoke": smoke, "bidirectional": bidirectional}
+    return in_mode(mode, AdditionConfig(**settings), modes, of="the addition study")
+
+
+def bidirectional(config: AdditionConfig) -> AdditionConfig:
+    """Bidirectional attention, and a sparse model from random weights under the fixed strength."""
+    return dataclasses.replace(
+        config,
+        attention="bidirectional",
+        begin="drawn",
+        dense_steps=500,
+        sparse_steps=1200,
+        sparse_rate=3e-3,
+    )
 
 
 def smoke(config: AdditionConfig) -> AdditionConfig:

@@ -68,7 +68,7 @@ def edges(trace: AttentionTrace, seed: int) -> EdgeCounts:
         all=mean(trace.edges_LP.sum(0), seed),
         by_layer=tuple(mean(edges_P, seed) for edges_P in trace.edges_LP),
         heavy=mean(heavy_LP.sum(0), seed),
-        possible=len(trace.edges_LP) * T * (T + 1) // 2,
+        possible=len(trace.edges_LP) * sum(map(trace.visible, range(T))),
     )
 
 
@@ -77,18 +77,19 @@ def operands(trace: AttentionTrace, layer: int) -> tuple[OperandAttention, ...]:
     results = []
     for place, sources in enumerate(problems.OPERANDS):
         at = problems.ANSWERS[place]
-        open_PS = trace.open_LPTS[layer, :, at, : at + 1]
+        visible = trace.visible(at)
+        open_PS = trace.open_LPTS[layer, :, at, :visible]
         count_P = open_PS.sum(1)
         hits_P = open_PS[:, sources]
-        weight_PS = trace.pattern_LPTS[layer, :, at, : at + 1]
+        weight_PS = trace.pattern_LPTS[layer, :, at, :visible]
         results.append(
             OperandAttention(
                 place=PLACES[place],
                 layer=layer,
                 both=rate(hits_P.all(1)),
-                both_by_chance=float(_chance_of_all(count_P, at + 1, len(sources)).mean()),
+                both_by_chance=float(_chance_of_all(count_P, visible, len(sources)).mean()),
                 each=rate(hits_P.ravel()),
-                each_by_chance=float((count_P / (at + 1)).mean()),
+                each_by_chance=float((count_P / visible).mean()),
                 reached=rate(_reached(trace.open_LPTS, sources, at)),
                 edges=float(count_P.mean()),
                 weight=float(weight_PS[:, sources].sum() / max(weight_PS.sum(), 1e-9)),
@@ -103,12 +104,13 @@ def carry(trace: AttentionTrace, numbers_P: np.ndarray, layer: int) -> tuple[Car
     results = []
     for place in (1, 2):
         at = problems.ANSWERS[place]
-        informed_PS = informed(trace.open_LPTS[:layer], problems.OPERANDS[place - 1])[:, : at + 1]
+        visible = trace.visible(at)
+        informed_PS = informed(trace.open_LPTS[:layer], problems.OPERANDS[place - 1])[:, :visible]
         # What p itself holds needs no edge, and says nothing about this layer.
         informed_PS[:, at] = False
-        open_PS = trace.open_LPTS[layer, :, at, : at + 1]
+        open_PS = trace.open_LPTS[layer, :, at, :visible]
         hits_P = np.any(open_PS & informed_PS, axis=1)
-        chance_P = 1 - _chance_of_none(open_PS.sum(1), at + 1, informed_PS.sum(1))
+        chance_P = 1 - _chance_of_none(open_PS.sum(1), visible, informed_PS.sum(1))
         for needed in (True, False):
             chosen_P = carried_PD[:, place] == needed
             if chosen_P.any():

@@ -5,8 +5,9 @@ biases on queries, keys and values. The last digit is a sum modulo ten, which th
 gated MLP seem to help with; no ablation tested that. Positions are learned, because "the tens of
 the second number" is an absolute position and not a distance.
 
-Attention is causal, as everywhere in `lm_jax`. The answer is written from its highest digit down,
-so that no digit can attend to a lower one, and a carry must be read from earlier positions.
+The answer is written from its highest digit down, so that with causal attention no digit can attend
+to a lower one, and a carry must be read from earlier positions. With bidirectional attention
+(`config.attention`) the tens can read what the position of the ones has computed.
 """
 
 from collections.abc import Mapping
@@ -67,15 +68,20 @@ def decoder(config: AdditionConfig) -> DecoderConfig:
 def tasks(config: AdditionConfig) -> tuple[Task, Task]:
     """The dense model and the sparse one."""
     cfg = decoder(config)
-    dense = LanguageModelling(cfg, make_batch=problems.answer_batch)
+    dense = LanguageModelling(cfg, config.mixer, make_batch=problems.answer_batch)
     sparse = Sparsifying(
-        cfg, dual=config.dual, bias=config.bias, distill=0.0, make_batch=problems.answer_batch
+        cfg,
+        dual=config.dual,
+        bias=config.bias,
+        distill=0.0,
+        make_batch=problems.answer_batch,
+        mixer=config.mixer,
     )
     densely = config.training(config.dense_steps, config.dense_rate, config.dense_decay)
     sparsely = config.training(config.sparse_steps, config.sparse_rate, config.sparse_decay)
     return (
-        Task(DENSE, dense, densely, make_tracer(cfg)),
-        Task(SPARSE, sparse, sparsely, make_tracer(cfg, bias=config.bias)),
+        Task(DENSE, dense, densely, make_tracer(cfg, config.mixer)),
+        Task(SPARSE, sparse, sparsely, make_tracer(cfg, config.mixer, bias=config.bias)),
     )
 
 

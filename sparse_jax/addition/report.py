@@ -27,6 +27,12 @@ _BEGIN = {
     "drawn": "the sparse model starts from random weights, as the dense one does",
 }
 
+_ATTENTION = {
+    "causal": "causal, and no answer digit attends to another's prediction; the paper does not say",
+    "bidirectional": "bidirectional, so that the answer's tens can attend to its ones; the paper "
+    "does not say, and its carries seem to need it",
+}
+
 
 def build(
     summary: AdditionSummary,
@@ -149,8 +155,7 @@ def differences(summary: SeedSummary) -> Section:
                 "Model": "blocks with RMS norm and a gated MLP, learned positions; width "
                 f"{config.hidden_size}, {number(summary.parameters)} parameters",
                 "Loss": "on the five digits of the answer, each at its question mark",
-                "Attention": "causal, and no answer digit attends to another's prediction; the "
-                "paper does not say",
+                "Attention": _ATTENTION[config.attention],
                 "Gates": f"logit = score + {config.bias:g}, so that they are open at first; "
                 "sampled in training, open where the logit is above 0 in evaluation",
                 "Strength": f"{config.strength:g}, fixed from the first step to the last",

@@ -173,7 +173,7 @@ def carries(summary: SeedSummary) -> Section:
     heads = [f"{place.title()}, {'with' if carry else 'no'} carry, %" for place, carry in kinds]
     return section(
         "Do the answer's digits attend to the carry?",
-        _PROSE("carries"),
+        _PROSE("carries", summary.config.mixer.causal),
         table(
             ["Layer", *heads],
             rows,

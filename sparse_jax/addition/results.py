@@ -3,9 +3,10 @@
     summary.json              AdditionSummary    all seeds
     seed_<n>/summary.json     SeedSummary        one seed
 
-An edge leads from one position of the row to an earlier one, or to itself, in one layer. "Attends"
-means an open edge. Shares are over held-out sums and have Wilson intervals, means have bootstrap
-intervals over sums; both are at 95 %.
+An edge leads from one position of the row to itself or to another that it sees, in one layer: an
+earlier one, or with bidirectional attention any other. "Attends" means an open edge. Shares are
+over held-out sums and have Wilson intervals, means have bootstrap intervals over sums; both are at
+95 %.
 """
 
 from collections.abc import Sequence
@@ -39,7 +40,7 @@ class EdgeCounts:
 
     Attributes:
       heavy: of those whose attention weight is at least 0.01.
-      possible: causal edges of all layers.
+      possible: visible edges of all layers.
     """
 
     all: Interval
