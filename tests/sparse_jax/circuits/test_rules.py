@@ -10,10 +10,13 @@ import pytest
 
 import lm_jax
 from lm_jax.errors import UsageError
+from lm_jax.model.layers import add_axes
 from sparse_jax.circuits import patching
 from sparse_jax.circuits.components import component_attributions
 from sparse_jax.circuits.rules import EXACT, RULES, GradientRules, find_rules
 from sparse_jax.circuits.runs import measure
+from tests import rounding
+from tests.sparse_jax.circuits import oracle
 from tests.sparse_jax.circuits.small_models import circuit_model, ioi_batch
 
 SITES = ("attn.q", "attn.k", "attn.v", "mlp_input", "final_input")
@@ -31,43 +34,39 @@ def model():
     return circuit_model("llama", rope=None, family="")
 
 
-@functools.cache
-def gradients(rules, gated=None):
-    """Gradient of the metric by a change at each site of the last layer, and recorded values."""
-    each = model() if gated is None else circuit_model("llama", bias=gated)
-    batch = ioi_batch(2)
-    record = dict.fromkeys(VALUES, lm_jax.keep)
-    _, records = measure(each, batch, batch.clean_BT, record=record)
-    zeros = {name: jnp.zeros_like(records[name]) for name in ("attn.q", "attn.k", "attn.v")}
-    zeros["mlp_input"] = jnp.zeros_like(records["resid_mid"])
-    zeros["final_input"] = jnp.zeros_like(records["resid_post"][0])
+@functools.partial(jax.jit, static_argnames="rules")
+def slopes(model, batch, rules):
+    """Gradient of the metric by a change at each site, of the last layer where it is in layers."""
+    record = dict.fromkeys(SITES, lm_jax.keep)
+    shapes = jax.eval_shape(lambda: measure(model, batch, batch.clean_BT, record=record)[1])
 
-    @jax.jit
     def run(added):
         edits = {name: lm_jax.Add(value) for name, value in added.items()}
-        return measure(each, batch, batch.clean_BT, edits=edits, rules=rules)[0].sum()
+        return measure(model, batch, batch.clean_BT, edits=edits, rules=rules)[0].sum()
 
-    slopes = jax.grad(run)(zeros)
-    return {
-        name: np.asarray(g if name == "final_input" else g[1], np.float64)
-        for name, g in slopes.items()
-    }, {name: np.asarray(x[1], np.float64) for name, x in records.items()}
+    zeros = {name: jnp.zeros(each.shape, each.dtype) for name, each in shapes.items()}
+    result = jax.grad(run)(zeros)
+    return {name: g if name == "final_input" else g[1] for name, g in result.items()}
+
+
+@functools.cache
+def gradients(rules):
+    return jax.device_get(slopes(model(), ioi_batch(2), rules))
 
 
 def rms(x):
-    return np.sqrt((x**2).mean(-1, keepdims=True) + model().cfg.norm_eps)
+    return jnp.sqrt((x**2).mean(-1, keepdims=True) + model().cfg.norm_eps)
 
 
 def silu(x):
-    share = 1 / (1 + np.exp(-x))
+    share = 1 / (1 + jnp.exp(-x))
     return x * share, share * (1 + x * (1 - share))
 
 
-def by_hand(rules, batch):
-    """All gradients of the last layer under rules that freeze norms, in float64."""
-    params, cfg = model().params, model().cfg
-    block = jax.tree.map(lambda x: np.asarray(x[1], np.float64), params["blocks"])
-    _, x = gradients(EXACT)
+def by_hand(rules, params, x, batch):
+    """All gradients of the last layer under rules that freeze norms, from recorded values."""
+    cfg = model().cfg
+    block = jax.tree.map(lambda x: x[1], params["blocks"])
     half = 0.5 if rules.half_products else 1.0
     B, T = batch.clean_BT.shape
     rows = np.arange(B)
@@ -75,13 +74,14 @@ def by_hand(rules, batch):
         np.asarray(ids)[:, 0]
         for ids in (batch.continuations.right_BA, batch.continuations.wrong_BA)
     )
-    unembed = np.asarray(params["unembed"], np.float64).T
-    g_final = np.zeros((B, T, cfg.hidden_size))
-    g_final[rows, np.asarray(batch.at_B2)[:, 0]] = unembed[right] - unembed[wrong]
-    g_final *= np.asarray(params["final"]["scale"]) / rms(x["resid_post"])
+    unembed = params["unembed"].T
+    read = np.zeros((B, T, 1), bool)
+    read[rows, np.asarray(batch.at_B2)[:, 0]] = True
+    g_final = jnp.where(read, (unembed[right] - unembed[wrong])[:, None], 0.0)
+    g_final *= add_axes(params["final"]["scale"], 3) / rms(x["resid_post"])
 
     mid = x["resid_mid"]
-    scale = block["ln2"]["scale"] / rms(mid)
+    scale = add_axes(block["ln2"]["scale"], 3) / rms(mid)
     up, gate = mid * scale @ block["mlp"]["up"], mid * scale @ block["mlp"]["gate"]
     act, slope = silu(gate)
     g_post = half * (g_final @ block["mlp"]["down"].T)
@@ -90,18 +90,18 @@ def by_hand(rules, batch):
     g_out = g_final + g_mlp
 
     N, G = cfg.num_heads, cfg.num_heads // cfg.num_kv_heads
-    g_z = np.einsum("BTD,NHD->BTNH", g_out, block["mixer"]["o"])
-    k, v = (np.repeat(x[name], G, axis=2) for name in ("attn.k", "attn.v"))
-    g_v = half * np.einsum("BNTS,BTNH->BSNH", x["attn.pattern"], g_z)
-    g_pattern = half * np.einsum("BTNH,BSNH->BNTS", g_z, v)
-    scores = np.einsum("BTNH,BSNH->BNTS", x["attn.q"], k) * cfg.scale / rules.softmax_temperature
-    scores = np.where(np.tril(np.ones((T, T), bool)), scores, -np.inf)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    g_z = jnp.einsum("BTD,NHD->BTNH", g_out, block["mixer"]["o"])
+    k, v = (jnp.repeat(x[name], G, axis=2) for name in ("attn.k", "attn.v"))
+    g_v = half * jnp.einsum("BNTS,BTNH->BSNH", x["attn.pattern"], g_z)
+    g_pattern = half * jnp.einsum("BTNH,BSNH->BNTS", g_z, v)
+    scores = jnp.einsum("BTNH,BSNH->BNTS", x["attn.q"], k) * cfg.scale / rules.softmax_temperature
+    scores = jnp.where(np.tril(np.ones((1, 1, T, T), bool)), scores, -np.inf)
+    weights = jnp.exp(scores - scores.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
     g_scores = weights * (g_pattern - (weights * g_pattern).sum(-1, keepdims=True))
     g_scores *= half * cfg.scale * (not rules.frozen_patterns)
-    g_q = np.einsum("BNTS,BSNH->BTNH", g_scores, k)
-    g_k = np.einsum("BNTS,BTNH->BSNH", g_scores, x["attn.q"])
+    g_q = jnp.einsum("BNTS,BSNH->BTNH", g_scores, k)
+    g_k = jnp.einsum("BNTS,BTNH->BSNH", g_scores, x["attn.q"])
 
     def grouped(g_BSNH):
         return g_BSNH.reshape(B, T, N // G, G, -1).sum(3)
@@ -118,61 +118,80 @@ CASES = {
 }
 
 
+def without_mlp():
+    """Halves of the MLP's products are not on the way then."""
+    blocks = dict(model().params["blocks"])
+    blocks["mlp"] = jax.tree.map(jnp.zeros_like, blocks["mlp"])
+    return dataclasses.replace(model(), params=model().params | {"blocks": blocks})
+
+
+@pytest.fixture(scope="module")
+def formulae(batch):
+    """The gradients by hand in float64, from a run in float64, with bounds of their rounding."""
+
+    def all_by_hand(whole, bare):
+        def run(each, cases):
+            record = dict.fromkeys(VALUES, lm_jax.keep)
+            _, records = measure(each, batch, batch.clean_BT, record=record)
+            x = {name: value[1] for name, value in records.items()}
+            return {name: by_hand(rules, each.params, x, batch) for name, rules in cases.items()}
+
+        return run(whole, CASES), run(bare, {"norms": CASES["norms"]})
+
+    values, bounds = oracle.expected(all_by_hand, model(), without_mlp())
+    return [
+        {name: rounding.Expected(values[i][name], bounds[i][name]) for name in values[i]}
+        for i in range(2)
+    ]
+
+
 @pytest.mark.parametrize("name", list(CASES))
-def test_gradients_are_the_formulae(batch, name):
-    wanted = by_hand(CASES[name], batch)
-    result, _ = gradients(CASES[name])
-    exact, _ = gradients(EXACT)
+def test_gradients_are_the_formulae(formulae, name):
+    wanted, exact = formulae[0][name], gradients(EXACT)
+    rounding.assert_within(gradients(CASES[name]), wanted)
     for site in SITES:
-        largest = np.abs(wanted[site]).max()
-        np.testing.assert_allclose(result[site], wanted[site], atol=2e-5 * max(largest, 1.0))
-        assert largest > 1e-2 or (name == "frozen" and site in ("attn.q", "attn.k"))
-        assert not np.allclose(wanted[site], exact[site], atol=1e-4 * largest)
+        values, bounds = wanted.values[site], wanted.bounds[site]
+        assert np.abs(values).max() > 1e-2 or (name == "frozen" and site in ("attn.q", "attn.k"))
+        assert (np.abs(values - exact[site]) > 10 * bounds).any()
 
 
-def test_gim_gives_queries_and_keys_a_quarter_at_temperature_one():
+def test_gim_gives_queries_and_keys_a_quarter_at_temperature_one(batch, formulae):
     """Halves of two products in a row, where the temperature is 1; values get one half."""
-    model_, batch = model(), ioi_batch(2)
-    # Without an MLP, whose products are halved too, on the way.
-    no_mlp = model_.params["blocks"] | {
-        "mlp": jax.tree.map(jnp.zeros_like, model_.params["blocks"]["mlp"])
-    }
-    bare = dataclasses.replace(model_, params=model_.params | {"blocks": no_mlp})
-
-    def slope(rules, site):
-        shape = gradients(EXACT)[1][site].shape
-
-        @jax.jit
-        def run(added):
-            edits = {site: lm_jax.Add(added)}
-            return measure(bare, batch, batch.clean_BT, edits=edits, rules=rules)[0].sum()
-
-        return np.asarray(jax.grad(run)(jnp.zeros((2, *shape))))[1]
-
+    exact = formulae[1]["norms"]
+    full = jax.device_get(slopes(without_mlp(), batch, CASES["norms"]))
+    rounding.assert_within(full, exact)
+    rules = dataclasses.replace(RULES["gim"], softmax_temperature=1.0)
+    part = jax.device_get(slopes(without_mlp(), batch, rules))
     for site, factor in (("attn.q", 0.25), ("attn.k", 0.25), ("attn.v", 0.5)):
-        full = slope(CASES["norms"], site)
-        quarter = slope(dataclasses.replace(RULES["gim"], softmax_temperature=1.0), site)
-        np.testing.assert_allclose(quarter, factor * full, atol=1e-6 * np.abs(full).max())
-        assert np.abs(full).max() > 1e-3
+        # A half is exact, so the bounds are those of the full gradient times the factor.
+        wanted = rounding.Expected(factor * exact.values[site], factor * exact.bounds[site])
+        rounding.assert_within(part[site], wanted, site)
+        assert np.abs(full[site]).max() > 1e-3
 
 
 @pytest.mark.parametrize("bias", [None, 0.3])
 def test_no_rule_changes_a_value(batch, bias):
     each = circuit_model("gemma" if bias is None else "llama", bias=bias)
     record = dict.fromkeys(("attn.pattern", "attn.z", "resid_post"), lm_jax.keep)
-    wanted = measure(each, batch, batch.clean_BT, record=record)
+    run = jax.jit(functools.partial(measure, record=record), static_argnames="rules")
+    wanted = run(each, batch, batch.clean_BT, rules=EXACT)
     for rules in RULES.values():
-        result = measure(each, batch, batch.clean_BT, record=record, rules=rules)
+        result = run(each, batch, batch.clean_BT, rules=rules)
         jax.tree.map(np.testing.assert_array_equal, result, wanted)
 
 
-def test_closed_gates_pass_no_gradient_at_any_temperature():
-    """With all gates shut nothing is read from values, whatever the softmax's derivative."""
-    result, _ = gradients(RULES["gim"], gated=-1e6)
+def test_closed_gates_pass_no_gradient_at_any_temperature(batch):
+    """Heads whose gates are all shut read nothing from values, whatever the softmax's derivative.
+
+    The heads of the other group have all gates open.
+    """
+    each = circuit_model("llama", bias=0.0)
+    bias_LN = np.broadcast_to(np.float32([-1e6, -1e6, 1e6, 1e6]), (2, 4))
+    each = dataclasses.replace(each, gates=dataclasses.replace(each.gates, bias_LN=bias_LN))
+    result = slopes(each, batch, RULES["gim"])
     for site in ("attn.q", "attn.k", "attn.v"):
-        assert (result[site] == 0).all()
-    opened, _ = gradients(RULES["gim"], gated=1e6)
-    assert np.abs(opened["attn.q"]).max() > 1e-3
+        closed, opened = np.split(np.asarray(result[site]), 2, axis=2)
+        assert (closed == 0).all() and np.abs(opened).max() > 1e-3, site
 
 
 def test_all_attributions_take_rules(batch):
