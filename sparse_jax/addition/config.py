@@ -33,8 +33,8 @@ class AdditionConfig:
         of the answer in two of five seeds.
       dense_steps, sparse_steps: updates of each model.
       begin: initial weights of the sparse model: "dense", those of the trained dense one, or
-        "drawn", random ones. With causal attention the penalty then either closes edges before the
-        sums are learned that need them, or is too weak to close many.
+        "drawn", random ones. From random weights the penalty may close edges before the sums are
+        learned that need them, also with bidirectional attention (see `bidirectional`).
       dense_rate, sparse_rate: peak learning rates; 2 % of the steps warm up, then a cosine to a
         tenth.
       dense_decay, sparse_decay: weight decay of matrices; a large one pulls scores to 0, where a
@@ -140,7 +140,11 @@ def experiment(mode: str, **settings: Any) -> ConfigDict:
 
 
 def bidirectional(config: AdditionConfig) -> AdditionConfig:
-    """Bidirectional attention, and a sparse model from random weights under the fixed strength."""
+    """Bidirectional attention, and a sparse model from random weights under the fixed strength.
+
+    The goal of 99 % is not reached reliably: in one run of this mode (seed 0) the dense model
+    answered all held-out sums, and the sparse one 10 % with 12 open edges of 484.
+    """
     return dataclasses.replace(
         config,
         attention="bidirectional",
