@@ -11,6 +11,7 @@ import pytest
 import lm_jax
 from lm_jax.model import params as params_lib
 from lm_jax.model.mixers import ATTENTION, BidirectionalAttention
+from lm_jax.parallel import sharding
 from lm_jax.run import cli
 from lm_jax.run.config import from_plain
 from lm_jax.run.results import load_result
@@ -18,6 +19,7 @@ from lm_jax.train.objective import LMBatch
 from sparse_jax.addition import measures, models, problems, study
 from sparse_jax.addition.__main__ import main
 from sparse_jax.addition.config import AdditionConfig, experiment
+from sparse_jax.addition.report_sections import GOAL
 from sparse_jax.addition.results import AdditionSummary
 from sparse_jax.attend import by_kernels, gated
 from sparse_jax.objective import Sparsifying
@@ -116,3 +118,17 @@ def test_the_bidirectional_study_runs_and_says_what_it_is(tmp_path, capsys):
     ]
     # Both losses are those of random weights: ln 14 for 14 ids.
     assert losses == pytest.approx([np.log(14)] * 2, abs=0.3)
+
+
+@pytest.mark.slow
+def test_the_dense_model_learns_to_add_by_the_recipe(tmp_path):
+    """The sparse model of this mode does not reach the goal reliably, and is not trained here."""
+    config = from_plain(experiment("bidirectional"), AdditionConfig)
+    dense, _ = models.tasks(config)
+    train_P, held_out_P = problems.split(config.held_out, 0)
+    run = models.train_model(
+        dense, config, tmp_path, train_P, held_out_P, sharding.make_mesh(data=-1), seed=0
+    )
+    trace = dense.trace(dense.weights(sharding.fetch(run.state.params)), problems.rows(held_out_P))
+    accuracy = measures.accuracy(trace, held_out_P)
+    assert accuracy.all.n == 2000 and accuracy.all.estimate >= GOAL
