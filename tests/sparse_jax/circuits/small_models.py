@@ -1,7 +1,10 @@
 """Small models of every kind of block, with weights far from their start, on IOI prompts."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import lm_jax
 from sparse_jax.circuits.runs import Batch, CircuitModel
@@ -49,3 +52,25 @@ def circuit_model(blocks="llama", *, bias=None, seed=1, scale=12.0, **changes):
     ]
     gates = None if bias is None else constant_gates(cfg, bias)
     return CircuitModel(jax.tree.unflatten(tree, moved), cfg, gates)
+
+
+def some_edges(graph):
+    """Into every kind of reader, from every kind of writer before it."""
+    names, readers = graph.writer_names, graph.reader_names
+    first = graph.layer_readers
+    edges = [(0, 0), (0, graph.num_heads), (0, first - 1), (names.index("m0"), len(readers) - 1)]
+    edges += [(names.index("a0.h1"), first + i) for i in range(graph.layer_readers)]
+    edges += [(names.index("m0"), first + i) for i in range(0, graph.layer_readers, 2)]
+    edges += [(names.index("a1.h0"), len(readers) - 1), (0, len(readers) - 1)]
+    return np.array(edges)
+
+
+def both_ways(function, batch):
+    """A function of a batch, and of the batch with its prompts swapped: denoising by definition."""
+    pair = jnp.stack([batch.clean_BT, batch.corrupt_BT])
+
+    def one(clean_and_corrupt):
+        clean_BT, corrupt_BT = clean_and_corrupt
+        return function(dataclasses.replace(batch, clean_BT=clean_BT, corrupt_BT=corrupt_BT))
+
+    return jax.lax.map(one, (pair, pair[::-1]))
