@@ -1,0 +1,266 @@
+"""Attribution graph of one prompt: nodes, edges, certificates, mediation, pruning, scores.
+
+Nodes are rows of one table, in this order:
+
+    feature   layer, position, feature (its index in the layer), activation
+    error     layer, position
+    token     position, feature (its id)
+    logit     layer L, last position, feature (its id), activation (demeaned logit)
+    bias      everything constant, one node
+
+Entry [r, s] of the adjacency matrix is what source s adds to row r's reading: the pre-activation of
+a feature (not times its activation), or a logit minus the mean over the vocabulary, before a soft
+cap. Sources are features, errors and tokens: the nodes before the logits. Each row and its bias sum
+to the reading.
+"""
+
+from collections.abc import Iterator, Sequence
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pyarrow as pa
+
+from lm_jax.errors import UsageError
+from sparse_jax.graphs import influence, linear, mediation
+from sparse_jax.graphs.influence import ERROR, FEATURE, TOKEN, Edges, Pruned, Scores
+from sparse_jax.graphs.linear import Sources, Targets
+from sparse_jax.graphs.mediation import Mediation
+from sparse_jax.graphs.replacement import Replacement
+from sparse_jax.transcoders.transcoder import Transcoder
+
+LOGIT, BIAS = "logit", "bias"
+SCHEMA = pa.schema(
+    [
+        ("kind", pa.string()),
+        ("layer", pa.int32()),
+        ("position", pa.int32()),
+        ("feature", pa.int32()),
+        ("activation", pa.float32()),
+    ]
+)
+_SOURCE_KINDS = (FEATURE, ERROR, TOKEN)
+# Products in float32 on every processor: in bfloat16 small edges are wrong by a factor.
+PRECISION = "highest"
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphScores:
+    """Scores of the whole graph, and of the pruned one with what it removed counted as error."""
+
+    unpruned: Scores
+    pruned: Scores
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Graph:
+    """An attribution graph; see the head of this file.
+
+    Attributes:
+      nodes: table of `SCHEMA`.
+      adjacency: float32 `[rows, sources]`.
+      bias: float32 `[rows]`.
+      row_nodes: index in `nodes` of each row: features with a row, then logits.
+      readings: float32 `[rows]`, of the forward pass.
+      probabilities: of the logit nodes, by the model itself.
+      directions: `[logits, D]` of the unembedding, minus its mean over the vocabulary.
+      replacement: the frozen model that the graph is of.
+      transcoder: whose features it has.
+    """
+
+    nodes: pa.Table
+    adjacency: np.ndarray
+    bias: np.ndarray
+    row_nodes: np.ndarray
+    readings: np.ndarray
+    probabilities: np.ndarray
+    directions: np.ndarray = dataclasses.field(repr=False)
+    replacement: Replacement = dataclasses.field(repr=False)
+    transcoder: Transcoder = dataclasses.field(repr=False)
+
+    @property
+    def num_sources(self) -> int:
+        """Columns of the adjacency matrix."""
+        return self.adjacency.shape[1]
+
+    def certificate(self) -> np.ndarray:
+        """Largest error of a row per layer of its reading `[L + 1]`, logits last.
+
+        The error is that of row sum and bias against the reading of the forward pass, relative to
+        the sum of absolute entries of the row and its bias.
+        """
+        weight = self.adjacency.astype(np.float64)
+        bias = self.bias.astype(np.float64)
+        error_R = np.abs(weight.sum(1) + bias - self.readings)
+        error_R = error_R / np.maximum(np.abs(weight).sum(1) + np.abs(bias), _tiny())
+        largest = np.zeros(len(self.replacement.read_bias_LD) + 1)
+        np.maximum.at(largest, self._column("layer")[self.row_nodes], error_R)
+        return largest
+
+    def mediation(self, source: int, target: int) -> np.ndarray:
+        """Share of every head, query and key position in an edge, `[L, N, T, S]` (paper, Eq. 7).
+
+        Args:
+          source, target: indices in `nodes`.
+        """
+        return np.asarray(next(self.mediations([(source, target)])).score_XLNTS[0])
+
+    def mediations(
+        self, edges: Sequence[tuple[int, int]] | np.ndarray, *, batch: int = 256
+    ) -> Iterator[Mediation]:
+        """Mediation of many edges, in order, in batches of this size (the last may be smaller).
+
+        Args:
+          edges: pairs of source and target, indices in `nodes`.
+          batch: edges at a time; memory is that of their scores, `[batch, L, N, T, T]`.
+
+        Raises:
+          UsageError: a source is a logit or the bias, a target neither feature nor logit.
+        """
+        pairs = np.asarray(edges, np.int64).reshape(-1, 2)
+        self._check_kinds(pairs[:, 0], _SOURCE_KINDS, "source")
+        self._check_kinds(pairs[:, 1], (FEATURE, LOGIT), "target")
+        sources, source_index = np.unique(pairs[:, 0], return_inverse=True)
+        targets, target_index = np.unique(pairs[:, 1], return_inverse=True)
+        with jax.default_matmul_precision(PRECISION):
+            source_parts = _source_parts(self.replacement, self.sources(sources))
+            target_parts = _target_parts(self.replacement, self.targets(targets))
+            for start in range(0, len(pairs), batch):
+                at = slice(start, start + batch)
+                yield _contract(
+                    self.replacement,
+                    *(source_parts, source_index[at]),
+                    *(target_parts, target_index[at]),
+                )
+
+    def edge_weights(self, edges: Sequence[tuple[int, int]] | np.ndarray) -> np.ndarray:
+        """Entries of the adjacency matrix for pairs of source and target, indices in `nodes`.
+
+        Raises:
+          UsageError: a target has no row.
+        """
+        pairs = np.asarray(edges, np.int64).reshape(-1, 2)
+        row_of = np.full(self.nodes.num_rows, -1)
+        row_of[self.row_nodes] = np.arange(len(self.row_nodes))
+        without = pairs[row_of[pairs[:, 1]] < 0, 1]
+        if without.size:
+            raise UsageError(f"target: node {without[0]} has no row; raise max_features")
+        return self.adjacency[row_of[pairs[:, 1]], pairs[:, 0]]
+
+    def prune(self, *, node_threshold: float = 0.8, edge_threshold: float = 0.95) -> Pruned:
+        """Nodes and edges that carry most of the logits' influence (`influence.prune`)."""
+        return influence.prune(
+            self.edges(), node_threshold=node_threshold, edge_threshold=edge_threshold
+        )
+
+    def scores(self, pruned: Pruned | None = None) -> GraphScores:
+        """Replacement and completeness scores; `pruned` is from `prune`, or that of its defaults.
+
+        Features without a row (beyond `max_features`) are left out of the unpruned scores.
+        """
+        edges = self.edges()
+        with_row = edges.kind_S != FEATURE
+        with_row[edges.node_R[edges.node_R >= 0]] = True
+        kept_S = (self.prune() if pruned is None else pruned).kept_S
+        return GraphScores(
+            influence.scores(edges.without(with_row)), influence.scores(edges, kept_S)
+        )
+
+    def edges(self) -> Edges:
+        """The graph as pruning and scores read it."""
+        is_logit_R = np.asarray(self._column("kind"))[self.row_nodes] == LOGIT
+        start_R = np.zeros(len(self.row_nodes))
+        start_R[is_logit_R] = self.probabilities
+        kind_S = self._column("kind")[: self.num_sources]
+        layer_S = self._column("layer")[: self.num_sources]
+        position_S = self._column("position")[: self.num_sources]
+        T = self.replacement.token_TD.shape[0]
+        first_error = int((kind_S == FEATURE).sum())
+        error_S = np.where(kind_S == FEATURE, first_error + layer_S * T + position_S, -1)
+        return Edges(
+            self.adjacency, np.where(is_logit_R, -1, self.row_nodes), start_R, kind_S, error_S
+        )
+
+    def sources(self, nodes: np.ndarray) -> Sources:
+        """What nodes add to the residual stream."""
+        L = self.replacement.error_LTD.shape[0]
+        kind, layer, position, feature, activation = (
+            self._column(name)[nodes] for name in SCHEMA.names
+        )
+        is_feature, is_error = kind == FEATURE, kind == ERROR
+        write_LXD = np.asarray(
+            linear.feature_writes(
+                self.transcoder,
+                np.where(is_feature, layer, 0),
+                np.where(is_feature, feature, 0),
+                np.where(is_feature, activation, 0.0).astype(self.adjacency.dtype),
+            )
+        )
+        errors_LTD = np.asarray(self.replacement.error_LTD)
+        own_LX = np.arange(L)[:, None] == layer[None]
+        own_LX &= is_error[None]
+        write_LXD = np.where(own_LX[:, :, None], errors_LTD[:, position], write_LXD)
+        tokens_TD = np.asarray(self.replacement.token_TD)
+        embedding_XD = np.where((kind == TOKEN)[:, None], tokens_TD[position], 0.0)
+        return Sources(
+            jnp.asarray(position),
+            jnp.asarray(write_LXD.swapaxes(0, 1)),
+            jnp.asarray(embedding_XD.astype(tokens_TD.dtype)),
+        )
+
+    def targets(self, nodes: np.ndarray) -> Targets:
+        """What nodes read of the residual stream."""
+        kind, layer, position, feature, _ = (self._column(name)[nodes] for name in SCHEMA.names)
+        is_logit = kind == LOGIT
+        features = linear.feature_targets(
+            self.replacement,
+            self.transcoder,
+            *(jnp.asarray(np.where(is_logit, 0, x)) for x in (layer, position, feature)),
+        )
+        first_logit = int(np.argmax(self._column("kind") == LOGIT))
+        direction_XD = self.directions[np.where(is_logit, nodes - first_logit, 0)]
+        logits = linear.logit_targets(self.replacement, jnp.asarray(direction_XD))
+
+        def choose(feature_X: jax.Array, logit_X: jax.Array) -> jax.Array:
+            return jnp.where(
+                is_logit if feature_X.ndim == 1 else is_logit[:, None], logit_X, feature_X
+            )
+
+        return jax.tree.map(choose, features, logits)
+
+    def _column(self, name: str) -> np.ndarray:
+        # Where a node has no layer, feature or activation, -1.
+        column = self.nodes[name]
+        return (column if name == "kind" else column.fill_null(-1)).to_numpy(zero_copy_only=False)
+
+    def _check_kinds(self, nodes: np.ndarray, kinds: tuple[str, ...], role: str) -> None:
+        for node in nodes:
+            if not 0 <= node < self.nodes.num_rows:
+                raise UsageError(
+                    f"{role}: there is no node {node}; nodes are 0..{self.nodes.num_rows - 1}"
+                )
+            kind = self.nodes["kind"][int(node)].as_py()
+            if kind not in kinds:
+                raise UsageError(f"{role}: node {node} is a {kind}; give one of {', '.join(kinds)}")
+
+
+def _tiny() -> float:
+    return float(np.finfo(np.float32).tiny)
+
+
+@jax.jit
+def _source_parts(replacement, sources):
+    return mediation.source_parts(replacement, sources)
+
+
+@jax.jit
+def _target_parts(replacement, targets):
+    return mediation.target_parts(replacement, targets)
+
+
+@jax.jit
+def _contract(replacement, source_parts, source_index, target_parts, target_index):
+    chosen_sources = jax.tree.map(lambda x: x[source_index], source_parts)
+    chosen_targets = jax.tree.map(lambda x: x[target_index], target_parts)
+    return mediation.contract(replacement, chosen_sources, chosen_targets)

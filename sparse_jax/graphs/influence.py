@@ -1,0 +1,196 @@
+"""Influence of nodes on the logits of an attribution graph, pruning by it, and scores.
+
+With N = |A|, each row divided by its sum (biases apart), and p the probabilities of the logits,
+
+    I = p N + p N N + ...                                        influence of each node
+    replacement   I of tokens / (I of tokens + I of errors)
+    completeness  sum over nodes of (1 - share of errors in the node's row) (I + p) / sum of (I + p)
+
+as circuit-tracer defines them. Completeness is over all nodes, where tokens and errors, which have
+no inputs, are complete; or over nodes with inputs alone. Scores of a pruned graph first move what
+removed features contribute to the error at the same layer and position.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from lm_jax.errors import UsageError
+
+FEATURE, ERROR, TOKEN = "feature", "error", "token"
+_LEAST_SUM = 1e-10
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Edges:
+    """The adjacency matrix of a graph with what pruning must know of its nodes.
+
+    Attributes:
+      weight_RS: attribution to each row of each source.
+      node_R: the row's node as a source; -1 for logits.
+      start_R: probability of logits, 0 for features.
+      kind_S: of sources.
+      error_S: of each feature, the error at its layer and position; of other sources -1.
+    """
+
+    weight_RS: np.ndarray
+    node_R: np.ndarray
+    start_R: np.ndarray
+    kind_S: np.ndarray
+    error_S: np.ndarray
+
+    def without(self, kept_S: np.ndarray) -> "Edges":
+        """Without the sources that are not kept, and their rows."""
+        kept_R = (self.node_R < 0) | kept_S[self.node_R]
+        kept_RS = kept_R[:, None] & kept_S[None]
+        return dataclasses.replace(self, weight_RS=np.where(kept_RS, self.weight_RS, 0.0))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pruned:
+    """What is kept of a graph.
+
+    Attributes:
+      kept_S: sources; tokens always.
+      kept_RS: edges.
+      influence_S: of sources, before pruning.
+      share_S: cumulative share of influence of all sources that have at least as much.
+      score_RS: of edges between kept nodes: how much of the logits' influence passes there.
+    """
+
+    kept_S: np.ndarray
+    kept_RS: np.ndarray
+    influence_S: np.ndarray
+    share_S: np.ndarray
+    score_RS: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """How much of a graph features explain; definitions in the head of this file.
+
+    Attributes:
+      replacement: share of tokens in the influence of tokens and errors.
+      completeness: over all nodes.
+      completeness_with_inputs: over features and logits.
+    """
+
+    replacement: float
+    completeness: float
+    completeness_with_inputs: float
+
+
+def normalised(edges: Edges) -> np.ndarray:
+    """N: absolute weights, each row divided by its sum."""
+    size_RS = np.abs(np.asarray(edges.weight_RS, np.float64))
+    return size_RS / np.maximum(size_RS.sum(1, keepdims=True), _LEAST_SUM)
+
+
+def influence(edges: Edges) -> np.ndarray:
+    """I of every source `[S]`."""
+    normalised_RS = normalised(edges)
+    is_node_R = edges.node_R >= 0
+    total_S = np.zeros(normalised_RS.shape[1])
+    weight_R = edges.start_R.astype(np.float64)
+    # A path has at most one row per layer, and the matrix no cycle: as many steps end it.
+    for _ in range(len(weight_R) + 1):
+        step_S = weight_R @ normalised_RS
+        if not step_S.any():
+            return total_S
+        total_S += step_S
+        weight_R = np.where(is_node_R, step_S[edges.node_R], 0.0)
+    raise UsageError("adjacency: the graph has a cycle; features must read lower layers alone")
+
+
+def prune(edges: Edges, *, node_threshold: float = 0.8, edge_threshold: float = 0.95) -> Pruned:
+    """The nodes and edges that carry most of the influence.
+
+    Args:
+      edges: the graph.
+      node_threshold: share of the influence of all sources that kept ones have together; 1 keeps
+        all.
+      edge_threshold: share of the edges' scores; the paper's is .95, circuit-tracer's .98.
+
+    Raises:
+      UsageError: a threshold is not within (0, 1].
+    """
+    for name, value in (("node_threshold", node_threshold), ("edge_threshold", edge_threshold)):
+        if not 0 < value <= 1:
+            raise UsageError(f"{name} = {value} is not above 0 and at most 1; 0.8 is usual")
+    influence_S = influence(edges)
+    kept_S, share_S = _largest(influence_S, node_threshold)
+    kept_S |= edges.kind_S == TOKEN
+    pruned = edges.without(kept_S)
+    score_RS = normalised(pruned) * _through(pruned, influence(pruned))[:, None]
+    kept_RS, _ = _largest(score_RS.reshape(-1), edge_threshold)
+    kept_RS = kept_RS.reshape(score_RS.shape)
+    is_feature_S, is_error_S = edges.kind_S == FEATURE, edges.kind_S == ERROR
+    while True:
+        # A node without edges explains nothing; its removal may leave others without.
+        kept_R = (edges.node_R < 0) | kept_S[edges.node_R]
+        kept_RS &= kept_R[:, None] & kept_S[None]
+        read_S = kept_RS.any(0)
+        reads_S = np.zeros_like(read_S)
+        reads_S[edges.node_R[(edges.node_R >= 0) & kept_RS.any(1)]] = True
+        bare_S = (is_feature_S & ~(read_S & reads_S)) | (is_error_S & ~read_S)
+        if not (kept_S & bare_S).any():
+            break
+        kept_S = kept_S & ~bare_S
+    return Pruned(kept_S, kept_RS, influence_S, share_S, score_RS)
+
+
+def _through(edges: Edges, influence_S: np.ndarray) -> np.ndarray:
+    """I + p of every row: what of the logits passes through its node."""
+    return np.where(edges.node_R < 0, edges.start_R, influence_S[edges.node_R])
+
+
+def _largest(value_X: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
+    """The fewest entries that have this share of the sum, and each entry's cumulative share."""
+    order_X = np.argsort(-value_X, kind="stable")
+    cumulative_X = np.cumsum(value_X[order_X])
+    if len(cumulative_X) and cumulative_X[-1] > 0:
+        cumulative_X /= cumulative_X[-1]
+    share_X = np.empty_like(cumulative_X)
+    share_X[order_X] = cumulative_X
+    # Of share 1, rounding of the sum must not drop the last.
+    count = len(value_X) if share == 1 else int(np.searchsorted(cumulative_X, share)) + 1
+    kept_X = np.zeros(len(value_X), bool)
+    kept_X[order_X[:count]] = True
+    return kept_X, share_X
+
+
+def scores(edges: Edges, kept_S: np.ndarray | None = None) -> Scores:
+    """Scores of a graph, or of what pruning kept of it.
+
+    Args:
+      edges: the graph.
+      kept_S: sources that are kept; what other features contribute counts as error. Errors and
+        tokens are never removed here.
+    """
+    if kept_S is not None:
+        edges = _moved_to_errors(edges, kept_S)
+    influence_S = influence(edges)
+    is_error_S, is_token_S = edges.kind_S == ERROR, edges.kind_S == TOKEN
+    tokens, errors = influence_S[is_token_S].sum(), influence_S[is_error_S].sum()
+    through_R = _through(edges, influence_S)
+    complete_R = 1.0 - normalised(edges)[:, is_error_S].sum(1)
+    inputs, all_nodes = through_R.sum(), influence_S.sum() + edges.start_R.sum()
+    explained = (complete_R * through_R).sum()
+    # Nodes without a row have nothing from errors.
+    without_row = all_nodes - inputs
+    return Scores(
+        float(tokens / (tokens + errors)),
+        float((explained + without_row) / all_nodes),
+        float(explained / inputs),
+    )
+
+
+def _moved_to_errors(edges: Edges, kept_S: np.ndarray) -> Edges:
+    """Each removed feature's column added to that of the error at its layer and position."""
+    moved_S = (edges.kind_S == FEATURE) & ~kept_S
+    weight_RS = np.array(edges.weight_RS, np.float64)
+    removed = np.flatnonzero(moved_S)
+    columns_SR = weight_RS.T
+    np.add.at(columns_SR, edges.error_S[removed], columns_SR[removed])
+    columns_SR[removed] = 0.0
+    return dataclasses.replace(edges, weight_RS=weight_RS).without(~moved_S)

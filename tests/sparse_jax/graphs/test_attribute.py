@@ -1,0 +1,237 @@
+"""Attribution graphs against the forward pass: row sums, interventions, nodes, bad input.
+
+Bars are those of circuits.md's sources: 1e-5 for row sums; 5e-4 and 1e-5 for interventions.
+"""
+
+import importlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lm_jax.errors import UsageError
+from lm_jax.model.edits import Add, Replace
+from lm_jax.model.layers import unembedding
+from lm_jax.model.sites import keep
+from sparse_jax.graphs import attribute
+from tests.sparse_jax.graphs.small_graphs import (
+    FEATURES,
+    LAYERS,
+    MODELS,
+    TOKENS,
+    small_graph,
+    small_model,
+    small_tokens,
+    small_transcoder,
+)
+
+
+def run(model, **options):
+    tokens_BT = jnp.asarray(small_tokens(), jnp.int32)[None]
+    return model.forward(tokens_BT, jnp.ones_like(tokens_BT, bool), **options)
+
+
+def demeaned_logits(model, hidden_BTD, ids):
+    w_VD = np.asarray(unembedding(model.params, model.cfg), np.float64)
+    logits_BV = np.asarray(hidden_BTD, np.float64)[:, -1] @ w_VD.T
+    return logits_BV[:, ids] - logits_BV.mean(-1, keepdims=True)
+
+
+def column(graph, name):
+    column = graph.nodes[name]
+    return np.asarray((column if name == "kind" else column.fill_null(-1)).to_pylist())
+
+
+def logit_ids(graph):
+    return column(graph, "feature")[column(graph, "kind") == "logit"]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_rows_and_biases_sum_to_the_readings_of_the_forward_pass(model):
+    graph, blocks = small_graph(*model), small_model(*model[:2])
+    output = run(blocks, record={"mlp.in": keep})
+    pre_LTF = small_transcoder(model[2]).pre_activations(output.records["mlp.in"][:, 0])
+    is_feature = column(graph, "kind")[graph.row_nodes] == "feature"
+    features = graph.row_nodes[is_feature]
+    at = tuple(column(graph, name)[features] for name in ("layer", "position", "feature"))
+    readings = np.concatenate(
+        [np.asarray(pre_LTF)[at], demeaned_logits(blocks, output.hidden, logit_ids(graph))[0]]
+    )
+    weight = graph.adjacency.astype(np.float64)
+    size = np.abs(weight).sum(1) + np.abs(graph.bias)
+    np.testing.assert_array_less(np.abs(weight.sum(1) + graph.bias - readings), 1e-5 * size)
+    assert graph.certificate().shape == (LAYERS + 1,)
+    assert graph.certificate().max() <= 1e-5
+    # The certificate is of the recorded readings, which a wrong row does not meet.
+    wrong = graph.adjacency.copy()
+    wrong[0] = 0.0
+    broken = type(graph)(**{**vars(graph), "adjacency": wrong}).certificate()
+    assert broken[column(graph, "layer")[graph.row_nodes[0]]] > 1e-3
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_an_intervention_with_all_frozen_shifts_readings_by_the_column_of_its_source(model):
+    graph, blocks = small_graph(*model), small_model(*model[:2])
+    cfg = blocks.cfg
+    names = ["attn.pattern", "ln1.scale", "ln2.scale", "final.scale"]
+    names += ["ln1_post.scale"] if cfg.post_norms else []
+    record = dict.fromkeys([*names, "mlp.out", "mlp.in"], keep)
+    clean = run(blocks, record=record)
+
+    # One row of a batch for every source: a feature doubled, an error or a token vector added.
+    nodes = [graph.nodes.slice(i, 1).to_pylist()[0] for i in range(graph.num_sources)]
+    S, (L, _, T, D) = len(nodes), clean.records["mlp.out"].shape
+    write_LSTD, embedding_STD = np.zeros((L, S, T, D)), np.zeros((S, T, D))
+    transcoder = small_transcoder(model[2])
+    for i, node in enumerate(nodes):
+        layer, position = node["layer"], node["position"]
+        if node["kind"] == "feature":
+            for target in transcoder.cfg.targets(layer):
+                w_FD = np.asarray(transcoder.decoder(layer, target))
+                write_LSTD[target, i, position] = node["activation"] * w_FD[node["feature"]]
+        elif node["kind"] == "error":
+            outputs_LTD = transcoder.decode(transcoder.encode(clean.records["mlp.in"][:, 0]))
+            error_LTD = np.asarray(clean.records["mlp.out"][:, 0] - outputs_LTD)
+            write_LSTD[layer, i, position] = error_LTD[layer, position]
+        else:
+            embedding = np.asarray(blocks.params["embed"]["tokens"])[node["feature"]]
+            embedding_STD[i, position] = embedding * cfg.embed_scale
+
+    def frozen(value):
+        return Replace(value, jnp.ones([value.shape[0]] + [1] * (value.ndim - 1), bool))
+
+    edits = {name: frozen(clean.records[name]) for name in names}
+    output_LSTD = np.asarray(clean.records["mlp.out"]) + write_LSTD
+    edits["mlp.out"] = frozen(jnp.asarray(output_LSTD, jnp.float32))
+    edits["embed"] = Add(jnp.asarray(embedding_STD, jnp.float32))
+
+    @jax.jit
+    def edited(edits):
+        tokens_BT = jnp.broadcast_to(jnp.asarray(small_tokens(), jnp.int32), (S, TOKENS))
+        valid_BT = jnp.ones_like(tokens_BT, bool)
+        return blocks.forward(tokens_BT, valid_BT, edits=edits, record={"mlp.in": keep})
+
+    output = edited(edits)
+    encoder_LFD = np.asarray(transcoder.params["encoder"], np.float64)
+    shift_LSTD = np.asarray(output.records["mlp.in"], np.float64) - clean.records["mlp.in"]
+    pre_LSTF = np.einsum("LSTD,LFD->LSTF", shift_LSTD, encoder_LFD)
+    features = graph.row_nodes[column(graph, "kind")[graph.row_nodes] == "feature"]
+    layer, position, feature = (
+        column(graph, name)[features] for name in ("layer", "position", "feature")
+    )
+    shifted = pre_LSTF[layer, :, position, feature]
+    expected = graph.adjacency[: len(features)]
+    np.testing.assert_allclose(shifted, expected, atol=5e-4, rtol=1e-5)
+    ids = logit_ids(graph)
+    logits = demeaned_logits(blocks, output.hidden, ids) - demeaned_logits(
+        blocks, clean.hidden, ids
+    )
+    np.testing.assert_allclose(logits.T, graph.adjacency[len(features) :], atol=1e-5, rtol=1e-3)
+    assert np.abs(expected).max() > 0.1 and np.abs(logits).max() > 0.1
+
+
+def test_nodes_are_listed_by_kind_with_every_position():
+    graph = small_graph("llama")
+    blocks = small_model("llama")
+    kinds = column(graph, "kind")
+    _, first, counts = np.unique(kinds, return_index=True, return_counts=True)
+    assert list(kinds[np.sort(first)]) == ["feature", "error", "token", "logit", "bias"]
+    by_kind = dict(zip(kinds[first], counts, strict=True))
+    assert by_kind["error"] == LAYERS * TOKENS and by_kind["token"] == TOKENS
+    assert by_kind["bias"] == 1
+    output = run(blocks, record={"mlp.in": keep})
+    z_LTF = np.asarray(small_transcoder().encode(output.records["mlp.in"][:, 0]))
+    at = np.nonzero(z_LTF)
+    is_feature = kinds == "feature"
+    for axis, name in enumerate(("layer", "position", "feature")):
+        np.testing.assert_array_equal(column(graph, name)[is_feature], at[axis])
+    np.testing.assert_array_equal(column(graph, "activation")[is_feature], z_LTF[at])
+    assert (column(graph, "position")[is_feature] == 0).any()
+    assert list(column(graph, "feature")[kinds == "token"]) == list(small_tokens())
+    assert graph.num_sources == len(kinds) - len(graph.probabilities) - 1
+
+
+def test_logit_nodes_are_the_most_probable_tokens_or_those_asked_for():
+    graph, model = small_graph("llama"), small_model("llama")
+    probability_V = np.asarray(jax.nn.softmax(run(model).logits[0, -1]))
+    ids = logit_ids(graph)
+    order = np.argsort(-probability_V)
+    assert list(ids) == list(order[: len(ids)])
+    share = probability_V[ids].sum()
+    assert len(ids) == 10 or (share >= 0.95 > share - probability_V[ids[-1]])
+    asked = attribute(model, small_transcoder(), small_tokens(), targets=[7, 3])
+    assert list(logit_ids(asked)) == [7, 3]
+    np.testing.assert_allclose(asked.probabilities, probability_V[[7, 3]], rtol=1e-5)
+
+
+def test_logits_are_read_before_their_soft_cap():
+    # The cap is not linear: the graph is of the capped logits' arguments, with their probabilities.
+    model = small_model("gemma")
+    capped = model.replace(cfg=type(model.cfg)(**{**vars(model.cfg), "logit_softcap": 0.5}))
+    graph = attribute(capped, small_transcoder(), small_tokens(), targets=[4, 9])
+    expected = demeaned_logits(model, run(model).hidden, [4, 9])[0]
+    np.testing.assert_allclose(graph.readings[-2:], expected, rtol=1e-4)
+    assert graph.certificate()[-1] <= 1e-5
+    probabilities = jax.nn.softmax(run(capped).logits[0, -1])[jnp.array([4, 9])]
+    np.testing.assert_allclose(graph.probabilities, probabilities, rtol=1e-5)
+
+
+def test_targets_in_small_chunks_get_the_same_rows(monkeypatch):
+    whole = small_graph("gpt2")
+    monkeypatch.setattr(importlib.import_module("sparse_jax.graphs.attribute"), "MOST_TARGETS", 4)
+    parts = attribute(small_model("gpt2"), small_transcoder(), small_tokens())
+    size = np.abs(whole.adjacency).sum(1, keepdims=True) + np.abs(whole.bias)[:, None]
+    assert (np.abs(parts.adjacency - whole.adjacency) <= 1e-5 * size).all()
+    assert (np.abs(parts.bias - whole.bias) <= 1e-5 * size[:, 0]).all()
+
+
+def test_a_maximum_of_features_keeps_those_of_most_influence():
+    whole = small_graph("llama")
+    logits = np.abs(whole.adjacency[-len(whole.probabilities) :].astype(np.float64))
+    direct = whole.probabilities @ (logits / logits.sum(1, keepdims=True))
+    count = int((column(whole, "kind") == "feature").sum())
+    most = np.sort(np.argsort(-direct[:count])[:9])
+    few = attribute(small_model("llama"), small_transcoder(), small_tokens(), max_features=9)
+    assert list(few.row_nodes[:9]) == list(most) and len(few.row_nodes) == 9 + logits.shape[0]
+    size = np.abs(whole.adjacency).sum(1, keepdims=True)[most]
+    assert (np.abs(few.adjacency[:9] - whole.adjacency[most]) <= 1e-5 * size).all()
+    assert few.certificate().max() <= 1e-5
+    with pytest.raises(UsageError, match="raise max_features"):
+        few.edge_weights([(0, int(np.setdiff1d(np.arange(count), most)[0]))])
+
+
+def broken(transcoder, name):
+    params = {**transcoder.params, name: transcoder.params[name].at[0].set(jnp.nan)}
+    return transcoder.replace(params=params)
+
+
+def silent(transcoder):
+    bias_LF = jnp.full((LAYERS, FEATURES), -1e3)
+    return transcoder.replace(params={**transcoder.params, "encoder_bias": bias_LF})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokens": []}, "ids of one prompt"),
+        ({"tokens": [[1, 2]]}, "ids of one prompt"),
+        ({"tokens": [1, -1]}, "outside the vocabulary"),
+        ({"tokens": [1] * 65}, "shorten the prompt"),
+        ({"targets": [1, 1]}, "different token ids"),
+        ({"targets": []}, "different token ids"),
+        ({"targets": [10**6]}, "targets: id 1000000"),
+        ({"max_features": 0}, "at least 1"),
+        ({"transcoder": broken(small_transcoder(), "encoder")}, "encoder.* not finite"),
+        ({"transcoder": silent(small_transcoder())}, "none of its features is active"),
+        ({"model": small_model("llama").above(1)}, "its num_layers is 3"),
+    ],
+)
+def test_bad_input_is_refused_with_the_remedy(changes, message):
+    arguments = {
+        "model": small_model("llama"),
+        "transcoder": small_transcoder(),
+        "tokens": small_tokens(),
+    } | changes
+    with pytest.raises(UsageError, match=message):
+        attribute(**arguments)

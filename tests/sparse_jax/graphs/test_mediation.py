@@ -1,0 +1,145 @@
+"""Mediation by heads and key-query pairs against removal of each (paper, Eq. 7), in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lm_jax.errors import UsageError
+from sparse_jax.graphs.mediation import mediate
+from tests import rounding
+from tests.sparse_jax.graphs.small_graphs import LAYERS, MODELS, TOKENS, small_graph, widened
+
+
+def pairs(graph):
+    """Sources of every kind, with a late target, the last logit and an early one."""
+    kinds = np.asarray(graph.nodes["kind"].to_pylist())
+    layers = np.asarray(graph.nodes["layer"].fill_null(-1).to_pylist())
+    is_feature = kinds == "feature"
+    early = int(np.flatnonzero(is_feature & (layers == 0))[0])
+    late = int(np.flatnonzero(is_feature & (layers == LAYERS - 1))[-1])
+    logit = int(np.flatnonzero(kinds == "logit")[0])
+    error = int(np.flatnonzero((kinds == "error") & (layers == 0))[1])
+    token = int(np.flatnonzero(kinds == "token")[0])
+    middle = int(np.flatnonzero(is_feature & (layers == 1))[-1])
+    return [(early, late), (early, logit), (error, logit), (token, late), (token, middle)]
+
+
+def removed_edges(replacement, pattern_BLNTS, sources, targets, x):
+    """Edge x in frozen models with other patterns, `[B]`: a forward pass written out."""
+    r = replacement
+
+    def centre(v):
+        return v - v.mean(-1, keepdims=True) if r.layers.centred else v
+
+    at, target_at = int(sources.position_X[x]), int(targets.position_X[x])
+    target_layer, vector_D = int(targets.layer_X[x]), np.asarray(targets.vector_XD[x])
+    B, L, N = pattern_BLNTS.shape[:3]
+    stream_BTD = np.zeros((B, *r.token_TD.shape))
+    stream_BTD[:, at] = sources.embedding_XD[x]
+    for layer in range(L):
+        h_BTD = centre(stream_BTD) * np.asarray(r.layers.norm_LTD[layer])
+        v_BTKH = np.einsum("btd,dkh->btkh", h_BTD, r.layers.value_LDKH[layer])
+        v_BTNH = v_BTKH[:, :, np.arange(N) // (N // v_BTKH.shape[2])]
+        z_BTNH = np.einsum("bnts,bsnh->btnh", pattern_BLNTS[:, layer], v_BTNH)
+        o_BTD = np.einsum("btnh,nhd->btd", z_BTNH, r.layers.output_LNHD[layer])
+        if r.layers.post_norm_LTD is not None:
+            o_BTD = centre(o_BTD) * np.asarray(r.layers.post_norm_LTD[layer])
+        middle_BTD = stream_BTD + o_BTD
+        if target_layer == layer:
+            read_BTD = stream_BTD if r.layers.parallel else middle_BTD
+            return read_BTD[:, target_at] @ vector_D
+        middle_BTD[:, at] += sources.write_XLD[x, layer]
+        stream_BTD = middle_BTD
+    return stream_BTD[:, target_at] @ vector_D
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_share_of_every_pair_is_what_its_removal_takes_from_the_edge(model):
+    graph = small_graph(*model)
+    chosen = np.array(pairs(graph))
+    arrays = graph.replacement, graph.sources(chosen[:, 0]), graph.targets(chosen[:, 1])
+    with jax.enable_x64(True):
+        wide = widened(arrays)
+        mediation = jax.jit(mediate)(*wide)
+        wide = jax.tree.map(np.asarray, wide)
+        pattern_LNTS = np.asarray(wide[0].layers.pattern_LNTS)
+        L, N, T, S = pattern_LNTS.shape
+        entries = np.indices((L, N, T, S)).reshape(4, -1)
+        removed = np.broadcast_to(pattern_LNTS, (entries.shape[1], L, N, T, S)).copy()
+        removed[np.arange(len(removed)), *entries] = 0.0
+        edges, shares = [], 0
+        for x in range(len(chosen)):
+            edge = removed_edges(wide[0], pattern_LNTS[None], *wide[1:], x)[0]
+            expected = edge - removed_edges(wide[0], removed, *wide[1:], x)
+            expected_LNTS = expected.reshape(L, N, T, S)
+            scale = np.abs(expected_LNTS).sum()
+            got_LNTS = np.asarray(mediation.score_XLNTS[x])
+            np.testing.assert_allclose(got_LNTS, expected_LNTS, atol=1e-12 * scale, rtol=0)
+            assert scale > 0
+            shares += np.count_nonzero(expected_LNTS)
+            # Whole heads: a path passes a layer once, so that pairs of a layer sum.
+            head_LN = np.zeros((L, N))
+            for layer, head in np.ndindex(L, N):
+                without = pattern_LNTS.copy()
+                without[layer, head] = 0.0
+                kept = removed_edges(wide[0], without[None], *wide[1:], x)[0]
+                head_LN[layer, head] = edge - kept
+            np.testing.assert_allclose(got_LNTS.sum((2, 3)), head_LN, atol=1e-12 * scale, rtol=0)
+            edges.append(edge)
+        assert shares > 100
+        assert mediation.certificate(np.array(edges)).max() <= 1e-12
+        total = np.asarray(mediation.score_XLNTS).sum((1, 2, 3, 4))
+        np.testing.assert_allclose(mediation.over_count(np.array(edges)), total / edges)
+    np.testing.assert_allclose(graph.edge_weights(chosen), edges, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("model", [("llama", None, None), ("gpt2", 0.3, 2)])
+def test_shares_in_float32_are_within_rounding(model):
+    graph = small_graph(*model)
+    chosen = np.array(pairs(graph))
+
+    def shares(replacement, sources, targets):
+        return mediate(replacement, sources, targets).score_XLNTS
+
+    arrays = graph.replacement, graph.sources(chosen[:, 0]), graph.targets(chosen[:, 1])
+    wanted = rounding.expected(shares, *arrays)
+    got = np.concatenate([np.asarray(m.score_XLNTS) for m in graph.mediations(chosen, batch=2)])
+    rounding.assert_within(got, wanted)
+    for (source, target), score_LNTS in zip(chosen[:1], got, strict=False):
+        share_LNTS = graph.mediation(int(source), int(target))
+        rounding.assert_same(share_LNTS, score_LNTS, jax.tree.map(lambda x: x[0], wanted))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_layer_accounts_for_the_whole_edge(model):
+    graph = small_graph(*model)
+    chosen = np.array(pairs(graph))
+    (mediation,) = graph.mediations(chosen)
+    edge_X = graph.edge_weights(chosen)
+    certificate_XL = mediation.certificate(edge_X)
+    assert certificate_XL.shape == (len(chosen), LAYERS) and certificate_XL.max() <= 1e-5
+    for part in ("score_XLNTS", "bypass_XL", "late_XL"):
+        without = mediation.replace(**{part: jnp.zeros_like(getattr(mediation, part))})
+        assert without.certificate(edge_X).max() > 1e-3
+
+
+def test_closed_pairs_have_no_share():
+    graph = small_graph("gpt2", 0.3, 2)
+    pattern_LNTS = np.asarray(graph.replacement.layers.pattern_LNTS)
+    causal = np.tril(np.ones((TOKENS, TOKENS), bool))
+    closed = (pattern_LNTS == 0) & causal[None, None]
+    assert closed.any()
+    for pair in pairs(graph):
+        assert not graph.mediation(*pair)[closed].any()
+
+
+def test_nodes_that_are_no_source_or_target_are_refused():
+    graph = small_graph("llama")
+    last = graph.nodes.num_rows - 1
+    with pytest.raises(UsageError, match=f"source: node {last} is a bias"):
+        graph.mediation(last, 0)
+    with pytest.raises(UsageError, match=r"target: node .* is a token"):
+        graph.mediation(0, graph.num_sources - 1)
+    with pytest.raises(UsageError, match=r"nodes are 0\.\."):
+        graph.mediation(last + 1, 0)
