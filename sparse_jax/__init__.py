@@ -15,8 +15,8 @@ After "Sparse Attention Post-Training for Mechanistic Interpretability".
     addition      command: two-digit sums by a dense and a sparse toy model
     pair          command: a dense model, its control and its sparse version, on one kind of text
     circuits      command: heads and edges that explain a task, in dense and sparse models
-
-Not yet implemented: transcoders, attribution graphs.
+    transcoders   command: sparse features that stand for MLPs
+    graphs        attribution graphs between such features, with heads that carry their edges
 """
 
 from sparse_jax.attend import by_kernels, gated

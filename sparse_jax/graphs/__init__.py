@@ -6,6 +6,7 @@ replacement    what a forward pass freezes
 linear         linear passes through the frozen model, up and down
 mediation      heads and key-query pairs that carry an edge, exactly
 influence      influence on the logits, pruning, scores
+graph_json     files in the schema of Neuronpedia and circuit-tracer
 """
 
 from sparse_jax.graphs.attribute import attribute

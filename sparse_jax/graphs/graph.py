@@ -192,9 +192,9 @@ class Graph:
         write_LXD = np.asarray(
             linear.feature_writes(
                 self.transcoder,
-                np.where(is_feature, layer, 0),
-                np.where(is_feature, feature, 0),
-                np.where(is_feature, activation, 0.0).astype(self.adjacency.dtype),
+                jnp.asarray(np.where(is_feature, layer, 0)),
+                jnp.asarray(np.where(is_feature, feature, 0)),
+                jnp.asarray(np.where(is_feature, activation, 0.0).astype(self.adjacency.dtype)),
             )
         )
         errors_LTD = np.asarray(self.replacement.error_LTD)

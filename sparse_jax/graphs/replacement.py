@@ -13,6 +13,7 @@ and MLP inputs, feature pre-activations and logits are linear functions of it. A
 subtracts the mean for layer norm. Gates of a sparse model are in the recorded patterns.
 """
 
+import dataclasses
 from typing import Any
 
 from flax import struct
@@ -140,7 +141,8 @@ def record(model: CircuitModel, transcoder: Transcoder, tokens_T: jax.Array) -> 
       tokens_T: ids of the prompt.
     """
     cfg = model.cfg
-    model = model.replace(params=jax.tree.map(lambda x: x.astype(jnp.float32), model.params))
+    params = jax.tree.map(lambda x: x.astype(jnp.float32), model.params)
+    model = dataclasses.replace(model, params=params)
     names = ["attn.pattern", "ln1.scale", "ln2.scale", "final.scale", "mlp.in", "mlp.out"]
     names += ["ln1_post.scale"] if cfg.post_norms else []
     tokens_BT = tokens_T[None]

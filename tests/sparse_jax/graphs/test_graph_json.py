@@ -1,0 +1,151 @@
+"""Graph files: what they hold of a graph, ids without collisions, and what is refused."""
+
+import copy
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from lm_jax.errors import BadInputError, CorruptError
+from sparse_jax.graphs import graph_json
+from tests.sparse_jax.graphs.small_graphs import TOKENS, small_graph
+
+THRESHOLDS = {"node_threshold": 0.8, "edge_threshold": 0.95}
+
+
+def written(graph, pruned, **options):
+    logits = graph.nodes.filter(pa.compute.equal(graph.nodes["kind"], "logit")).num_rows
+    return graph_json.document(
+        graph,
+        pruned,
+        slug="a-prompt",
+        model_name="tiny",
+        tokens=[f" w{i}" for i in range(TOKENS)],
+        logit_tokens=[f" next{i}" for i in range(logits)],
+        **THRESHOLDS,
+        **options,
+    )
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return small_graph("llama")
+
+
+@pytest.fixture(scope="module")
+def pruned(graph):
+    return graph.prune(**THRESHOLDS)
+
+
+@pytest.fixture(scope="module")
+def document(graph, pruned):
+    return written(graph, pruned)
+
+
+def test_links_are_the_kept_entries_of_the_adjacency_matrix(graph, pruned, document):
+    assert len(document["links"]) == pruned.kept_RS.sum() > 10
+    rows, sources = np.nonzero(pruned.kept_RS)
+    weights = [link["weight"] for link in document["links"]]
+    np.testing.assert_array_equal(weights, graph.adjacency[rows, sources].astype(np.float64))
+    by_id = {node["node_id"]: node for node in document["nodes"]}
+    for link in document["links"]:
+        source, target = by_id[link["source"]], by_id[link["target"]]
+        # Causal, and never into a token or an error.
+        assert source["ctx_idx"] <= target["ctx_idx"]
+        assert target["feature_type"] in ("cross layer transcoder", "logit")
+    table = graph.nodes.to_pylist()
+    features = [row for i, row in enumerate(table) if row["kind"] == "feature" and pruned.kept_S[i]]
+    for row in features:
+        node = by_id[f"{row['layer']}_{row['feature']}_{row['position']}"]
+        assert node["activation"] == row["activation"]
+        both = row["layer"] + row["feature"]
+        assert node["feature"] == both * (both + 1) // 2 + row["feature"]
+    logits = [node for node in document["nodes"] if node["feature_type"] == "logit"]
+    assert [node["token_prob"] for node in logits] == graph.probabilities.tolist()
+    assert all("(p=" in node["clerp"] for node in logits)
+
+
+def test_an_error_does_not_share_the_id_of_a_feature_of_layer_0(graph):
+    # All nodes: feature 1 of layer 0 is active where layer 1 has an error.
+    everything = graph.prune(node_threshold=1.0, edge_threshold=1.0)
+    table = graph.nodes.to_pylist()
+    features = {
+        (row["feature"], row["position"])
+        for row in table
+        if row["kind"] == "feature" and row["layer"] == 0
+    }
+    shared = [
+        (row["layer"], row["position"])
+        for row in table
+        if row["kind"] == "error" and (row["layer"], row["position"]) in features
+    ]
+    assert shared
+    document = written(graph, everything)
+    ids = [node["node_id"] for node in document["nodes"]]
+    elements = [node["jsNodeId"] for node in document["nodes"]]
+    assert len(set(ids)) == len(ids) and len(set(elements)) == len(elements)
+    for layer, position in shared:
+        assert {f"0_{layer}_{position}", f"0_{layer}_{position}_error"} <= set(ids)
+
+
+def test_mediation_of_a_link_is_that_of_its_edge(graph, pruned):
+    r, s = next(zip(*np.nonzero(pruned.kept_RS), strict=True))
+    edge = int(s), int(graph.row_nodes[r])
+    score_LNTS = graph.mediation(*edge)
+    shares = graph_json.largest_shares(score_LNTS, heads=2, pairs=3)
+    assert len(shares.heads) <= 2 and len(shares.pairs) <= 3
+    for layer, head, share in shares.heads:
+        assert share == pytest.approx(float(score_LNTS[layer, head].sum()), rel=1e-6)
+    largest = np.sort(np.abs(score_LNTS).ravel())[::-1]
+    sizes = [abs(share) for *_, share in shares.pairs]
+    np.testing.assert_array_equal(sizes, largest[: len(sizes)].astype(np.float64))
+    document = written(graph, pruned, mediated={edge: shares})
+    (carried,) = document["mediation"]
+    link = next(each for each in document["links"] if each["weight"] == graph.adjacency[r, s])
+    assert (carried["source"], carried["target"]) == (link["source"], link["target"])
+
+
+def test_a_file_is_read_back(document, tmp_path):
+    graph_json.write(tmp_path / "graph.json", document)
+    assert graph_json.read(tmp_path / "graph.json") == json.loads(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda d: d["links"][0].update(source="9_9_9"), "'9_9_9' is no node"),
+        (lambda d: d["nodes"].append(d["nodes"][0]), "two nodes have the id"),
+        (lambda d: d["links"].append(d["links"][0]), "two links go from"),
+        (lambda d: d["links"][0].update(weight=float("nan")), r"links\[0\] has weight nan"),
+        (lambda d: d["nodes"][1].pop("ctx_idx"), r"nodes\[1\] has no ctx_idx"),
+        (lambda d: d["nodes"][1].update(ctx_idx=99), "is at position 99 of 6"),
+        (lambda d: d["metadata"].pop("scan"), "metadata has no scan"),
+        (lambda d: d["metadata"].update(slug="../x"), "metadata.slug = '../x'"),
+        (lambda d: d.pop("nodes"), "nodes is missing"),
+        (
+            lambda d: d["links"].append(
+                {**d["links"][0], "source": d["links"][0]["target"], **_back(d)}
+            ),
+            "links form a cycle",
+        ),
+    ],
+)
+def test_a_wrong_document_is_refused(document, tmp_path, change, said):
+    wrong = copy.deepcopy(document)
+    change(wrong)
+    with pytest.raises(BadInputError, match=said):
+        graph_json.write(tmp_path / "graph.json", wrong)
+    assert not list(tmp_path.iterdir())
+
+
+def _back(document):
+    return {"target": document["links"][0]["source"]}
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    with pytest.raises(BadInputError, match="is not there"):
+        graph_json.read(tmp_path / "graph.json")
+    (tmp_path / "graph.json").write_text("{")
+    with pytest.raises(CorruptError, match=r"graph\.json is damaged"):
+        graph_json.read(tmp_path / "graph.json")
