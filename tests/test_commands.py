@@ -22,6 +22,7 @@ TRAINING = {
     "sparse_jax.addition",
     "sparse_jax.pair",
     "sparse_jax.posttrain",
+    "sparse_jax.transcoders",
 }
 # Commands that train no model.
 OTHERS = {

@@ -104,7 +104,8 @@ def vega_config(palette: Palette) -> dict[str, Any]:
             "titleFontWeight": "normal",
             "titlePadding": 8,
         },
-        "axisX": {"grid": False},
+        # A label nearer to the end of the axis than this, in pixels, is moved inside.
+        "axisX": {"grid": False, "labelFlush": 14},
         "axisY": {"domain": False, "ticks": False},
         "legend": {
             **text,

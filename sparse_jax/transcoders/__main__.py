@@ -2,6 +2,8 @@
 
     iaj sparse transcoder --config=sparse/clt --config.model=runs/pair/dense/model \
         --workdir=runs/clt
+    iaj sparse transcoder --config=sparse/clt --config.model=smollm2 --config.window=1 \
+        --workdir=runs/per_layer
 
 `train.py` lists the files of the work folder. The same command resumes a killed run, which ends
 with the same parameters.

@@ -24,7 +24,9 @@ class TranscoderTraining:
       context: tokens of a window, always of one document.
       validation_documents: the most documents to evaluate on.
       features: F, per layer.
-      kind, window, bandwidth, threshold: as in `TranscoderConfig`.
+      kind, bandwidth, threshold: as in `TranscoderConfig`.
+      window: a feature writes into its own layer and the next `window - 1`; 0 for all later ones, 1
+        for a per-layer transcoder.
       penalties: of the loss.
       firing_rate: share of tokens at which a feature is active before the first update; sets the
         encoder's biases. The paper's is 10,000 / F.
@@ -53,7 +55,7 @@ class TranscoderTraining:
     validation_documents: int = 200
     features: int = 2_048
     kind: Kind = "jumprelu"
-    window: int | None = None
+    window: int = 0
     bandwidth: float = 1.0
     threshold: float = 0.03
     penalties: Penalties = dataclasses.field(default_factory=Penalties)
@@ -81,6 +83,7 @@ class TranscoderTraining:
             "firing_rate": (0 < self.firing_rate < 1, "between 0 and 1"),
             "skip_start": (0 <= self.skip_start < self.context, "at least 0 and below context"),
             "outlier": (self.outlier > 1, "above 1"),
+            "window": (self.window >= 0, "at least 0"),
             "clip_norm": (0 <= self.clip_norm < math.inf, "at least 0"),
         }
         problems = [
@@ -113,7 +116,7 @@ class TranscoderTraining:
             hidden_size,
             self.features,
             kind=self.kind,
-            window=self.window,
+            window=self.window or None,
             bandwidth=self.bandwidth,
             threshold=self.threshold,
         )

@@ -295,7 +295,7 @@ def _export(
         model_sha256=source.sha256,
         family=source.model.cfg.family,
         kind=config.kind,
-        window=config.window,
+        window=objective.cfg.window,
         features=config.features,
         parameters=params_lib.count(objective.spec),
         steps=int(result.state.step),
