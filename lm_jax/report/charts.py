@@ -104,8 +104,7 @@ def curves(
     under = alt.selection_point(name="under_pointer", on="pointerover", clear="pointerout")
     opacity = alt.value(1) if few else alt.condition(under, alt.value(1), alt.value(0), empty=False)
     dots = base.mark_point(style="dot", filled=True, clip=True, size=60 if few else 110)
-    shape = layers.shapes("series", names)
-    dots = dots.encode(shape, opacity=opacity, tooltip=layers.tooltip(columns, {"series"}))
+    dots = dots.encode(opacity=opacity, tooltip=layers.tooltip(columns, {"series"}))
     return layers.chart(
         [
             *([band.encode(x.x(fx, x_ticks), y.y(fl), alt.Y2(field=fh), colour)] if banded else []),

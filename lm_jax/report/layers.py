@@ -234,24 +234,13 @@ def by_category(field: str, names: Sequence[str], *, lines: bool) -> "list[Any]"
     if lines:
         options |= {"symbolType": "stroke", "symbolSize": 400, "symbolFillColor": "transparent"}
     legend = alt.Legend(title=None, values=named, **options) if named else None
+    cycle = DASHES if lines else SHAPES
     channel: dict[str, Any] = {"field": field, "type": "nominal", "legend": legend}
-    colour = alt.Color(**channel, scale=alt.Scale(domain=names))
-    if not lines:
-        return [colour, shapes(field, names, legend=legend)]
-    return [colour, alt.StrokeDash(**channel, scale=_cycle(names, DASHES))]
-
-
-def shapes(field: str, names: Sequence[str], *, legend: "alt.Legend | None" = None) -> "alt.Shape":
-    """The channel of the shape of points, in the order of the categories."""
-    import altair as alt
-
-    return alt.Shape(field=field, type="nominal", legend=legend, scale=_cycle(names, SHAPES))
-
-
-def _cycle(names: Sequence[str], values: Sequence[Any]) -> "alt.Scale":
-    import altair as alt
-
-    return alt.Scale(domain=names, range=[values[i % len(values)] for i in range(len(names))])
+    own = alt.Scale(domain=names, range=[cycle[i % len(cycle)] for i in range(len(names))])
+    return [
+        alt.Color(**channel, scale=alt.Scale(domain=names)),
+        (alt.StrokeDash if lines else alt.Shape)(**channel, scale=own),
+    ]
 
 
 def tooltip(columns: Mapping[str, str], texts: Collection[str] = ()) -> "list[alt.Tooltip]":
