@@ -159,6 +159,12 @@ class Transcoding:
         p = self.penalties
         return p.active_start * (p.active / p.active_start) ** self._ramp(updates)
 
+    def _strength(self, updates: jax.Array) -> jax.Array:
+        """c0 at an update, or the features that BatchTopK keeps."""
+        if self.cfg.kind == "batchtopk":
+            return self._kept(updates)
+        return self.penalties.sparsity * self._ramp(updates)
+
     def features(
         self, transcoder: Transcoder, acts: Activations, updates: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
@@ -189,10 +195,8 @@ class Transcoding:
         norms_L1F = transcoder.decoder_norms()[:, None]
         below_LXF = jax.nn.relu(transcoder.theta_LF[:, None] - pre_LXF) * norms_L1F
         minimised = error + p.dead * jnp.sum(jnp.where(mask_1X1, below_LXF, 0.0)) / tokens
-        if self.cfg.kind == "batchtopk":
-            strength = self._kept(aux_state.updates)
-        else:
-            strength = p.sparsity * self._ramp(aux_state.updates)
+        if self.cfg.kind != "batchtopk":
+            strength = self._strength(aux_state.updates)
             soft_LXF = jnp.tanh(p.tanh_scale * z_LXF * norms_L1F)
             minimised += strength * jnp.sum(jnp.where(mask_1X1, soft_LXF, 0.0)) / tokens
         active_LXF = (z_LXF > 0) & mask_1X1
@@ -200,8 +204,8 @@ class Transcoding:
         metrics = {
             "loss": minimised,
             "l0": active_LXF.sum() / tokens,
-            "nmse": error / (size / tokens + _ROOM),
-            "sparsity": strength,
+            "error": error,
+            "size": size / tokens,
             "fired_LF": active_LXF.any(1).astype(jnp.int32),
         }
         return minimised, metrics
@@ -209,7 +213,10 @@ class Transcoding:
     def update(self, aux_state: Progress, metrics: Numbers) -> tuple[Progress, Numbers]:
         silent_LF = jnp.where(metrics["fired_LF"] > 0, 0, aux_state.silent_LF + 1)
         dead = jnp.mean(silent_LF >= self.penalties.silent_steps, dtype=jnp.float32)
-        return Progress(aux_state.updates + 1, silent_LF), {"dead": dead}
+        # Of the whole batch: its micro-batches give terms of sums.
+        nmse = metrics["error"] / (metrics["size"] + _ROOM)
+        columns = {"dead": dead, "nmse": nmse, "sparsity": self._strength(aux_state.updates)}
+        return Progress(aux_state.updates + 1, silent_LF), columns
 
     def evaluate(self, params: ParamTree, frozen: Frozen, tokens_BS: jax.Array) -> Numbers:
         transcoder = Transcoder(params, self.cfg)

@@ -73,7 +73,9 @@ class SourceModel:
     sha256: str
 
     @classmethod
-    def load(cls, source: str, *, mesh: jax.sharding.Mesh | None = None) -> "SourceModel":
+    def load(
+        cls, source: str, *, dtype: str = "float32", mesh: jax.sharding.Mesh | None = None
+    ) -> "SourceModel":
         """Reads a dense model, or a sparse one with its gates.
 
         Raises:
@@ -83,10 +85,10 @@ class SourceModel:
         if not source:
             raise UsageError("config.model is empty; name a folder or a model of the manifest")
         if (Path(source) / sparse_model.SPARSE).is_file():
-            loaded = sparse_model.load(source, mesh=mesh)
+            loaded = sparse_model.load(source, dtype=jnp.dtype(dtype), mesh=mesh)
             model, base = CircuitModel.of(loaded), loaded.base
         else:
-            base = load_pretrained(source, mesh=mesh)
+            base = load_pretrained(source, dtype=jnp.dtype(dtype), mesh=mesh)
             model = CircuitModel.of(base)
         if base.tokenizer is None:
             raise BadInputError(
@@ -106,7 +108,7 @@ def run(config: TranscoderTraining, folder: Path) -> TranscoderSummary:
     data, fsdp, tensor = config.mesh
     mesh = sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor)
     check_batch(config.batch_size, config.accumulate, mesh)
-    source = SourceModel.load(config.model, mesh=mesh)
+    source = SourceModel.load(config.model, dtype=config.dtype, mesh=mesh)
     cfg = source.model.cfg
     if config.context > cfg.max_length:
         raise UsageError(

@@ -105,10 +105,20 @@ def test_the_loss_is_the_formula(model, frozen, updates):
     assert normalizers["tokens"] == mask.sum()
     got, metrics = objective.loss_terms(params, frozen, progress, tokens_BS, normalizers, key)
     rounding.assert_within(got, wanted)
-    assert metrics["sparsity"] == pytest.approx(strength)
+    _, columns = objective.update(progress, metrics)
+    assert columns["sparsity"] == pytest.approx(strength)
+    parts = _error(objective, params, x_LXD, y_LXD)
+    error, size = (float((np.asarray(x, np.float64) ** 2).sum()) for x in parts)
+    assert columns["nmse"] == pytest.approx(error / size, rel=1e-4)
     z_LXF = Transcoder(params, objective.cfg).encode(x_LXD)
     assert metrics["l0"] == pytest.approx(float((z_LXF > 0).sum() / mask.sum()))
     np.testing.assert_array_equal(metrics["fired_LF"], (z_LXF > 0).any(1))
+
+
+def _error(objective, params, x_LXD, y_LXD):
+    """Errors of the reconstruction, and what is reconstructed."""
+    inner = Transcoder(params, objective.cfg)
+    return inner.decode(inner.encode(x_LXD)) - y_LXD, y_LXD
 
 
 def test_batchtopk_keeps_fewer_features_with_every_update(model, frozen):
@@ -134,7 +144,7 @@ def test_a_feature_is_dead_after_silent_updates(model):
     state = objective.init_state()
     shares = []
     for _ in range(3):
-        state, columns = objective.update(state, {"fired_LF": fired_LF})
+        state, columns = objective.update(state, {"fired_LF": fired_LF, "error": 1.0, "size": 2.0})
         shares.append(float(columns["dead"]))
     assert shares == pytest.approx([0.0, 1 - 1 / (2 * F), 1 - 1 / (2 * F)])
     assert state.updates == 3 and state.silent_LF[0, 3] == 0 and state.silent_LF[1, 3] == 3
