@@ -68,7 +68,6 @@ for (const list of inputs) {
 }
 for (const list of outputs) list.sort((a, b) => b.part - a.part);
 const edgeKey = (source, target) => source * nodes.length + target;
-const edgeOf = new Map(edges.map((edge) => [edgeKey(edge.source, edge.target), edge]));
 const mediationOf = new Map((graph.mediation || [])
   .map((one) => [edgeKey(indexOf.get(one.source), indexOf.get(one.target)), one]));
 
