@@ -33,6 +33,7 @@ OTHERS = {
     "protot_jax.generate",
     "protot_jax.interventions",
     "sparse_jax.circuits",
+    "sparse_jax.graphs",
     "sparse_jax.multiple_choice",
 }
 
