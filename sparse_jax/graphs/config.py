@@ -7,6 +7,7 @@ from ml_collections import ConfigDict
 
 from lm_jax.errors import UsageError
 from lm_jax.run.config_files import in_mode
+from lm_jax.text.preparation import CorpusConfig
 
 # Roles of models: one by itself, or two that are compared.
 ALONE, COMPARED = "model", ("dense", "sparse")
@@ -33,6 +34,10 @@ class GraphConfig:
       mediated: the most edges of a graph whose mediation by heads and pairs is measured, those of
         the highest score first; 0 for all that are kept.
       fraction: mass of an edge's mediation that is to be reached.
+      corpus: whose texts are shown with features; `source` "" for none; its `vocab_size` is ignored
+        in favour of the model's.
+      context: tokens of a window of that text, at most those of the model.
+      examples: the most texts of a feature.
       labels: file of labels, {"<layer>_<feature>": "text"}; "" for none.
       unknown_origin: accept transcoders that do not say of which model they are.
       resamples: bootstrap samples of the prompts.
@@ -53,6 +58,13 @@ class GraphConfig:
     edge_threshold: float = 0.95
     mediated: int = 4_000
     fraction: float = 0.9
+    corpus: CorpusConfig = dataclasses.field(
+        default_factory=lambda: CorpusConfig(
+            "wiki", "document", splits=(1.0, 0.0, 0.0), max_tokens=200_000
+        )
+    )
+    context: int = 64
+    examples: int = 10
     labels: str = ""
     unknown_origin: bool = False
     resamples: int = 2_000
@@ -62,6 +74,8 @@ class GraphConfig:
         problems = [*self._models(), *self._prompts()]
         wanted = {
             "max_features": (self.max_features >= 0, "at least 0"),
+            "context": (self.context >= 1, "at least 1"),
+            "examples": (self.examples >= 1, "at least 1"),
             "mediated": (self.mediated >= 0, "at least 0"),
             "node_threshold": (0 < self.node_threshold <= 1, "above 0 and at most 1"),
             "edge_threshold": (0 < self.edge_threshold <= 1, "above 0 and at most 1"),
@@ -131,5 +145,7 @@ def experiment(mode: str, **settings: Any) -> ConfigDict:
 
 
 def smoke(config: GraphConfig) -> GraphConfig:
-    """Few features, and the mediation of few edges."""
-    return dataclasses.replace(config, max_features=20, mediated=20, resamples=100)
+    """Few features, the mediation of few edges, and little text."""
+    corpus = dataclasses.replace(config.corpus, max_tokens=5_000)
+    small = {"max_features": 20, "mediated": 20, "resamples": 100}
+    return dataclasses.replace(config, corpus=corpus, context=24, examples=2, **small)

@@ -192,7 +192,7 @@ def _node(row: Mapping[str, Any], name: str, length: int) -> dict[str, Any]:
         "clerp": "",
     }
     if kind == FEATURE:
-        return node | {"feature": _pair(layer, feature), "activation": row["activation"]}
+        return node | {"feature": pair_number(layer, feature), "activation": row["activation"]}
     if kind == ERROR:
         return node | {"feature": -1, "jsNodeId": f"{layer}_error-{position}"}
     if kind == LOGIT:
@@ -200,7 +200,7 @@ def _node(row: Mapping[str, Any], name: str, length: int) -> dict[str, Any]:
     return node | {"feature": position, "layer": "E", "jsNodeId": f"E_{feature}-{position}"}
 
 
-def _pair(layer: int, feature: int) -> int:
+def pair_number(layer: int, feature: int) -> int:
     """Cantor's number of a pair, which names a feature in feature files."""
     return (layer + feature) * (layer + feature + 1) // 2 + feature
 
