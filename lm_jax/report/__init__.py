@@ -15,6 +15,7 @@ from lm_jax.report.page import (
     grid,
     key_values,
     page,
+    script,
     section,
     verdict,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "page",
     "rate",
     "scatter",
+    "script",
     "section",
     "slug",
     "table",

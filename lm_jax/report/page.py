@@ -138,10 +138,17 @@ def page(
         sections=list(zip(ids, sections, strict=True)),
         provenance=key_values(provenance),
         policy=_policy(scripts),
-        style=Markup(theme.css() + _style() + style),
+        style=Markup(theme.css() + _asset("lm_jax.report", "report.css") + style),
         themes=figure.themes() if charted else "",
         scripts=scripts,
     )
+
+
+def script(package: str, *names: str) -> str:
+    """Returns the code of a page: files of a package in order, after `elements.js` of this one."""
+    files = [("lm_jax.report", "elements.js"), *((package, name) for name in names)]
+    code = "".join(_asset(*file) for file in files)
+    return f'(() => {{\n"use strict";\n{code}}})();'
 
 
 def verdict(
@@ -227,5 +234,5 @@ def _policy(scripts: Sequence[str]) -> str:
 
 
 @functools.cache
-def _style() -> str:
-    return importlib.resources.files("lm_jax.report").joinpath("report.css").read_text("utf-8")
+def _asset(package: str, name: str) -> str:
+    return importlib.resources.files(package).joinpath(name).read_text("utf-8")

@@ -13,14 +13,14 @@ TEMPLATE = "report.html.j2"
 
 
 class Prose:
-    """The texts of a report: the macros in the file `report.html.j2` of a package.
+    """The texts of a report: the macros in a template of a package, by default `report.html.j2`.
 
     A macro may format numbers by `number` (`lm_jax.report.markup`). The template is read at the
     first text.
     """
 
-    def __init__(self, package: str) -> None:
-        self._package = package
+    def __init__(self, package: str, template: str = TEMPLATE) -> None:
+        self._file = (package, template)
 
     def __call__(self, macro: str, *values: object, **named: object) -> Markup:
         """One text on one line, with its values escaped.
@@ -30,12 +30,12 @@ class Prose:
           TypeError: a value is not one of the macro's.
           jinja2.UndefinedError: a value is missing.
         """
-        text = getattr(_macros(self._package), macro)(*values, **named)
+        text = getattr(_macros(*self._file), macro)(*values, **named)
         # Line ends are for those who edit the template.
         return Markup(re.sub(r"\s*\n\s*", " ", text).strip())
 
 
 @functools.cache
-def _macros(package: str) -> Any:
-    file = importlib.resources.files(package).joinpath(TEMPLATE)
+def _macros(package: str, template: str) -> Any:
+    file = importlib.resources.files(package).joinpath(template)
     return ENVIRONMENT.from_string(file.read_text("utf-8"), globals={"number": number}).module

@@ -51,7 +51,7 @@ def render(result: ConceptReport, *, provenance: Mapping[str, object] | None = N
         parts,
         provenance=lines | dict(provenance or {}),
         lead=[_lead(result)],
-        script=_script(),
+        script=report.script("protot_jax.concepts", *_SCRIPTS),
         style=_asset("page.css"),
     )
 
@@ -69,11 +69,6 @@ def explorer(result: ConceptReport) -> Section:
 def _lead(result: ConceptReport) -> Markup:
     dead = sum(one.write.dead for one in result.layers)
     return _PROSE("lead", model=result.model, settings=result.settings, dead=dead)
-
-
-def _script() -> str:
-    code = "".join(_asset(name) for name in _SCRIPTS)
-    return f'(() => {{\n"use strict";\n{code}}})();'
 
 
 def _asset(name: str) -> str:

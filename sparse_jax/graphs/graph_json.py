@@ -1,8 +1,16 @@
-"""Attribution graphs as JSON: the schema of Neuronpedia and circuit-tracer, with two extensions.
+"""Attribution graphs as JSON: the schema of Neuronpedia and circuit-tracer, with extensions.
 
     metadata, qParams, nodes, links    as those tools read them
-    mediation    per link, what heads and pairs of a query and a key carry of it (`Mediated`)
-    bias         per target, what is constant in its pre-activation or logit
+    mediation        per link, what heads and pairs of a query and a key carry of it (`Mediated`)
+    bias             per target, what is constant in its pre-activation or logit
+    interventions    effects of scaling a source, predicted and measured; optional
+
+    interventions[i] = {"source": id, "factor": number, "effects": [effect, ...]}
+    effect = {"target": id, "predicted": x, "frozen": x, "attention_frozen": x, "free": x}
+
+The factor multiplies what the source writes. An effect is the change of the target's pre-activation
+or logit: as the links predict it, and measured with all that the graph freezes frozen, with
+attention alone frozen, and with nothing frozen.
 
 Ids are theirs but for the error of a layer at a position, `0_<layer>_<position>`, where a feature
 of the graph has that id already (layer 0, index = layer): it ends in `_error` then. The ids of
@@ -10,7 +18,7 @@ elements on a page, `jsNodeId`, have kind and position too, without which featur
 them. What is written and what is read passes the same checks (`check`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 import dataclasses
 import graphlib
 import json
@@ -18,14 +26,14 @@ import math
 import os
 from pathlib import Path
 import re
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from lm_jax.errors import BadInputError, CorruptError
 from lm_jax.run.files import write_json
 from sparse_jax.graphs.graph import LOGIT, Graph
-from sparse_jax.graphs.influence import ERROR, FEATURE, Pruned
+from sparse_jax.graphs.influence import ERROR, FEATURE, TOKEN, Pruned
 
 _TYPES = {
     "feature": "cross layer transcoder",
@@ -36,6 +44,9 @@ _TYPES = {
 _METADATA = ("slug", "scan", "prompt_tokens", "prompt")
 _NODE = ("node_id", "feature", "layer", "ctx_idx", "feature_type", "jsNodeId", "clerp")
 _LINK = ("source", "target", "weight")
+# Of the extensions: the lists of a mediated link with the length of an entry, and the effects.
+_SHARES = {"heads": 3, "pairs": 5}
+EFFECTS = ("predicted", "frozen", "attention_frozen", "free")
 _SCHEMA_VERSION = 1
 
 
@@ -205,15 +216,33 @@ def pair_number(layer: int, feature: int) -> int:
     return (layer + feature) * (layer + feature + 1) // 2 + feature
 
 
+def kind(node: Mapping[str, Any]) -> str:
+    """Kind of a node: feature (neurons and the like too), error, token, logit or bias."""
+    feature_type = node["feature_type"]
+    if feature_type in ("logit", "bias"):
+        return feature_type
+    return TOKEN if feature_type == "embedding" else ERROR if "error" in feature_type else FEATURE
+
+
+def feature_of(node: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Layer and index of a feature node; None where its file does not number features by pairs."""
+    number = node["feature"]
+    if kind(node) != FEATURE or not isinstance(number, int) or number < 0:
+        return None
+    both = (math.isqrt(8 * number + 1) - 1) // 2
+    index = number - both * (both + 1) // 2
+    return (both - index, index) if str(both - index) == str(node["layer"]) else None
+
+
 def check(graph: Any, name: str) -> None:
     """Checks a document.
 
     Raises:
-      BadInputError: a field is missing or of the wrong type, an id is doubled or unknown, a weight
+      BadInputError: a field is missing or of the wrong type, an id is doubled or unknown, a number
         is not finite, or links form a cycle; the message names it.
     """
 
-    def refuse(what: str) -> None:
+    def refuse(what: str) -> NoReturn:
         raise BadInputError(f"{name}: {what}; export it again")
 
     if not isinstance(graph, Mapping):
@@ -260,6 +289,56 @@ def check(graph: Any, name: str) -> None:
         graphlib.TopologicalSorter(inputs).prepare()
     except graphlib.CycleError as error:
         refuse(f"links form a cycle: {' -> '.join(map(repr, error.args[1]))}")
+    _check_extensions(graph, ids, refuse)
+
+
+def _check_extensions(
+    graph: Mapping[str, Any], ids: Collection[str], refuse: Callable[[str], NoReturn]
+) -> None:
+    def rows(owner: Mapping[str, Any], name: str, place: str, fields: Sequence[str]) -> list[Any]:
+        values = owner.get(name, [])
+        if not isinstance(values, list):
+            refuse(f"{place} is no list")
+        for k, row in enumerate(values):
+            for field in fields:
+                if not isinstance(row, Mapping) or field not in row:
+                    refuse(f"{place}[{k}] has no {field}")
+        return values
+
+    def check_node(row: Mapping[str, Any], field: str, place: str) -> None:
+        if not isinstance(row[field], str) or row[field] not in ids:
+            refuse(f"{place}.{field} = {row[field]!r} is no node")
+
+    def check_number(row: Mapping[str, Any], field: str, place: str) -> None:
+        if not _is_finite(row[field]):
+            refuse(f"{place}.{field} = {row[field]!r} is no finite number")
+
+    for k, row in enumerate(rows(graph, "bias", "bias", ("node_id", "bias"))):
+        check_node(row, "node_id", f"bias[{k}]")
+        check_number(row, "bias", f"bias[{k}]")
+    for k, row in enumerate(rows(graph, "mediation", "mediation", ("source", "target"))):
+        for end in ("source", "target"):
+            check_node(row, end, f"mediation[{k}]")
+        for name, size in _SHARES.items():
+            place = f"mediation[{k}].{name}"
+            for share in rows(row, name, place, ()):
+                if not _is_share(share, size):
+                    refuse(f"{place} has {share!r}, not {size - 1} indices and a finite share")
+    fields = ("source", "factor", "effects")
+    for k, row in enumerate(rows(graph, "interventions", "interventions", fields)):
+        place = f"interventions[{k}]"
+        check_node(row, "source", place)
+        check_number(row, "factor", place)
+        for j, effect in enumerate(rows(row, "effects", f"{place}.effects", ("target", *EFFECTS))):
+            check_node(effect, "target", f"{place}.effects[{j}]")
+            for field in EFFECTS:
+                check_number(effect, field, f"{place}.effects[{j}]")
+
+
+def _is_share(share: Any, size: int) -> bool:
+    if not isinstance(share, list | tuple) or len(share) != size or not _is_finite(share[-1]):
+        return False
+    return all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in share[:-1])
 
 
 def _is_finite(value: Any) -> bool:

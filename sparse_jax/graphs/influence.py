@@ -118,11 +118,11 @@ def prune(edges: Edges, *, node_threshold: float = 0.8, edge_threshold: float = 
         if not 0 < value <= 1:
             raise UsageError(f"{name} = {value} is not above 0 and at most 1; 0.8 is usual")
     influence_S = influence(edges)
-    kept_S, share_S = _largest(influence_S, node_threshold)
+    kept_S, share_S = largest(influence_S, node_threshold)
     kept_S |= edges.kind_S == TOKEN
     pruned = edges.without(kept_S)
-    score_RS = normalised(pruned) * _through(pruned, influence(pruned))[:, None]
-    kept_RS, _ = _largest(score_RS.reshape(-1), edge_threshold)
+    score_RS = edge_scores(pruned)
+    kept_RS, _ = largest(score_RS.reshape(-1), edge_threshold)
     kept_RS = kept_RS.reshape(score_RS.shape)
     is_feature_S, is_error_S = edges.kind_S == FEATURE, edges.kind_S == ERROR
     while True:
@@ -139,12 +139,17 @@ def prune(edges: Edges, *, node_threshold: float = 0.8, edge_threshold: float = 
     return Pruned(kept_S, kept_RS, influence_S, share_S, score_RS)
 
 
+def edge_scores(edges: Edges) -> np.ndarray:
+    """How much of the logits' influence passes through each edge, `[R, S]`."""
+    return normalised(edges) * _through(edges, influence(edges))[:, None]
+
+
 def _through(edges: Edges, influence_S: np.ndarray) -> np.ndarray:
     """I + p of every row: what of the logits passes through its node."""
     return np.where(edges.node_R < 0, edges.start_R, influence_S[edges.node_R])
 
 
-def _largest(value_X: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
+def largest(value_X: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
     """The fewest entries that have this share of the sum, and each entry's cumulative share."""
     order_X = np.argsort(-value_X, kind="stable")
     cumulative_X = np.cumsum(value_X[order_X])

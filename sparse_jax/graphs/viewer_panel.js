@@ -1,0 +1,204 @@
+// The panel: the selected node, its inputs and outputs, and what carries the selected edge.
+
+const LISTED = 15;
+const MAX_TEXTS = 5;
+const KIND_NAMES = { feature: "feature", error: "error", token: "token", logit: "logit", bias: "bias" };
+
+// The text that a screen reader hears of a node.
+function say(node) {
+  byId("live").textContent = node ? [
+    fullName(node),
+    node.kind,
+    node.activation === null ? "" : `activation ${number(node.activation)}`,
+    `${counted(shownInputs(node).length, "input")}, ${counted(shownOutputs(node).length, "output")}`,
+    state.pinned.has(node) ? "pinned" : "",
+    ...groupsOf(node).map((group) => `in supernode ${group.label}`),
+    node === state.selected ? "selected" : "",
+  ].filter(Boolean).join("; ") : "Nothing selected";
+}
+
+const shownInputs = (node) => inputs[node.i].filter((edge) => shown[edge.source]);
+const shownOutputs = (node) => outputs[node.i].filter((edge) => shown[edge.target]);
+
+function facts(pairs) {
+  return el("dl", { class: "facts" }, ...pairs.filter(([, value]) => value !== null)
+    .map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
+}
+
+const positionText = (position) => (position < 0 ? "every position"
+  : `${position}, “${oneLine(tokens[position])}”`);
+
+function showPanel() {
+  const node = state.selected;
+  if (node === null) {
+    byId("panel").replaceChildren(el("p", { class: "absent" },
+      "No node is selected. Choose one in the drawing."));
+    return;
+  }
+  const pin = el("button", { type: "button", id: "pin", "aria-pressed": String(state.pinned.has(node)),
+    on: { click: () => togglePin(node) } }, state.pinned.has(node) ? "Unpin" : "Pin");
+  byId("panel").replaceChildren(
+    el("h3", {}, el("bdi", {}, shortName(node))),
+    facts([
+      ["kind", KIND_NAMES[node.kind]],
+      ["feature", node.kind === "feature" && node.index !== null
+        ? `${whole(node.index)} of layer ${node.layer}` : null],
+      ["layer", node.kind === "error" ? String(node.layer) : null],
+      ["position", positionText(node.position)],
+      [node.kind === "logit" ? "logit" : "activation",
+        node.activation === null ? null : number(node.activation)],
+      ["probability", node.probability === null ? null : number(node.probability)],
+      ["influence, cumulative", node.influence === null ? null : percent(node.influence)],
+      ["id", node.id],
+    ]),
+    el("div", { class: "buttons" }, pin, groupChooser(node)),
+    ...texts(node),
+    edgeList("Strongest inputs", node, inputs[node.i], (edge) => nodes[edge.source]),
+    edgeList("Strongest outputs", node, outputs[node.i], (edge) => nodes[edge.target]),
+  );
+  if (state.edge) {
+    const open = byId("panel").querySelector("[aria-expanded=true]");
+    if (open) open.closest("li").append(mediation(state.edge));
+  }
+}
+
+// A menu that puts the node into a supernode.
+function groupChooser(node) {
+  const free = state.groups.filter((group) => !group.members.has(node));
+  if (!free.length) return "";
+  const menu = el("select", { "aria-label": "Add to a supernode", id: "add-to" },
+    el("option", { value: "" }, "Add to supernode …"),
+    ...free.map((group) => el("option", { value: String(state.groups.indexOf(group)) }, group.label)));
+  menu.addEventListener("change", () => {
+    if (menu.value !== "") {
+      state.groups[Number(menu.value)].members.add(node);
+      changed();
+    }
+  });
+  return menu;
+}
+
+function texts(node) {
+  const examples = node.index === null ? null : data.examples[`${node.layer}_${node.index}`];
+  if (!examples) return [];
+  const logits = [["Raises the logits of", examples.topLogits], ["Lowers the logits of", examples.bottomLogits]]
+    .filter(([, list]) => list.length);
+  return [
+    el("h4", {}, "Texts that activate it most"),
+    el("ol", { class: "texts" }, ...examples.texts.slice(0, MAX_TEXTS).map(activeText)),
+    ...logits.map(([name, list]) => el("p", { class: "small" }, `${name}: `,
+      ...list.flatMap((token, i) => [i ? ", " : "", el("bdi", {}, `“${oneLine(token)}”`)]))),
+  ];
+}
+
+function activeText({ tokens: words, activations }) {
+  const most = Math.max(...activations, 0);
+  return el("li", {}, ...words.map((word, i) => {
+    const strength = most > 0 ? Math.max(0, activations[i]) / most : 0;
+    const mark = el("span", { class: "word hot", title: `activation ${number(activations[i])}` },
+      word.replaceAll("\n", "↵"));
+    mark.style.setProperty("--strength", strength.toFixed(3));
+    return mark;
+  }));
+}
+
+function edgeList(title, node, list, other) {
+  const visible = list.filter((edge) => shown[other(edge).i]);
+  const hidden = list.length - visible.length;
+  const remarks = [
+    visible.length > LISTED ? `${whole(visible.length - LISTED)} weaker ones are in the drawing` : "",
+    hidden ? `${whole(hidden)} join hidden nodes` : "",
+  ].filter(Boolean).join("; ");
+  return el("section", { class: "edge-list" },
+    el("h4", {}, `${title} (${whole(list.length)})`),
+    list.length ? el("ul", {}, ...visible.slice(0, LISTED).map((edge) => edgeItem(edge, other(edge))))
+      : el("p", { class: "absent" }, "None in this file."),
+    el("p", { class: "small" }, remarks ? `${remarks}.` : ""));
+}
+
+function edgeItem(edge, other) {
+  const open = edge === state.edge;
+  const bar = el("span", { class: `part ${edge.weight < 0 ? "cold" : "hot"}`, "aria-hidden": "true" });
+  bar.style.setProperty("--part", edge.part.toFixed(4));
+  return el("li", {},
+    el("button", { type: "button", class: "node", on: { click: () => select(other) } },
+      el("bdi", {}, shortName(other)),
+      other.kind === "feature" || other.kind === "error" ? el("small", {}, place(other)) : ""),
+    el("button", { type: "button", class: "weight", "aria-expanded": String(open),
+      title: "What carries this edge", on: { click: () => selectEdge(open ? null : edge) } },
+    bar, number(edge.weight)));
+}
+
+// Heads, and pairs of a query and a key, that carry an edge.
+function mediation(edge) {
+  const one = mediationOf.get(edgeKey(edge.source, edge.target));
+  const [source, target] = [nodes[edge.source], nodes[edge.target]];
+  const parts = [facts([
+    ["from", fullName(source)],
+    ["to", fullName(target)],
+    ["weight", number(edge.weight)],
+    ["part of its inputs", percent(edge.part)],
+    ["influence, cumulative", edge.share === Infinity ? null : percent(edge.share)],
+  ])];
+  if (!one) {
+    parts.push(el("p", { class: "absent" }, source.kind === "bias"
+      ? "A constant passes through no head." : "This file holds no mediation of this edge."));
+  } else {
+    const { heads = [], pairs = [] } = one;
+    const row = (name, share) => el("tr", {}, el("td", {}, name),
+      el("td", { class: "right" }, number(share)), el("td", { class: "right" }, signedPart(share, edge)));
+    const table = (caption, name, list) => (list.length ? el("table", {}, el("caption", {}, caption),
+      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, name),
+        el("th", { scope: "col", class: "right" }, "carries"),
+        el("th", { scope: "col", class: "right" }, "of weight"))),
+      el("tbody", {}, ...list)) : el("p", { class: "absent" }, `No ${name} carries any of it.`));
+    parts.push(
+      table("Heads", "head", heads.map(([layer, head, share]) => row(`L${layer}H${head}`, share))),
+      table("Key and query positions", "pair", pairs.map(([layer, head, query, key, share]) =>
+        row(`L${layer}H${head}: ${pairText(key)} → ${pairText(query)}`, share))),
+    );
+  }
+  return el("div", { class: "mediation", id: "mediation" }, ...parts);
+}
+
+const pairText = (position) => (position < tokens.length
+  ? `${position} “${oneLine(tokens[position])}”` : String(position));
+const signedPart = (share, edge) => (edge.weight === 0 ? "–"
+  : withMinus(`${Math.round((100 * share) / edge.weight)} %`));
+
+function showCounts() {
+  const graphNodes = nodes.filter((node) => node.kind !== "bias" || indexOf.has(node.id));
+  const visible = graphNodes.filter((node) => shown[node.i]).length;
+  const within = edgesWithin(state.edgeLimit);
+  let drawn = 0;
+  for (let i = 0; i < within; i++) if (shown[edges[i].source] && shown[edges[i].target]) drawn++;
+  const all = graphNodes.length;
+  byId("shown").textContent = `${visible === all ? `All ${counted(all, "node")} are shown`
+    : `${whole(visible)} of ${counted(all, "node")} are shown, ${whole(all - visible)} hidden`}; ${
+    drawn === LINKS ? `all ${counted(LINKS, "edge")} are drawn`
+      : `${whole(drawn)} of ${counted(LINKS, "edge")} are drawn, ${whole(LINKS - drawn)} hidden`}${
+    state.selected ? "; the edges of the selected node are drawn whatever their strength" : ""}.`;
+  byId("node-threshold-value").textContent = percent(state.nodeLimit);
+  byId("edge-threshold-value").textContent = percent(state.edgeLimit);
+}
+
+function showKinds() {
+  const present = Object.keys(KIND_NAMES).filter((kind) => nodes.some((node) => node.kind === kind));
+  byId("kinds").replaceChildren(...present.map((kind) => {
+    const count = nodes.filter((node) => node.kind === kind).length;
+    return el("li", { class: "key" }, el("canvas", { class: "mark", "data-kind": kind, width: 36, height: 36,
+      "aria-hidden": "true" }), kind === "bias" ? "bias" : counted(count, KIND_NAMES[kind]));
+  }), el("li", { class: "key" }, el("span", { class: "line hot", "aria-hidden": "true" }), "positive weight"),
+  el("li", { class: "key" }, el("span", { class: "line cold", "aria-hidden": "true" }), "negative weight"),
+  el("li", { class: "key" }, "framed: pinned"), el("li", { class: "key" }, "with a dot: in a supernode"));
+  drawKinds();
+}
+
+function drawKinds() {
+  for (const canvas of byId("kinds").querySelectorAll("canvas")) {
+    const context = canvas.getContext("2d");
+    context.setTransform(2, 0, 0, 2, 0, 0);
+    context.clearRect(0, 0, 18, 18);
+    drawNode(context, { kind: canvas.dataset.kind, x: 9, y: 9 });
+  }
+}
