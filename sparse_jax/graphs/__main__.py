@@ -85,6 +85,7 @@ def main(arguments: cli.Arguments) -> None:
             mark_finished(work.path)
         summary = load_result(work.path / study.SUMMARY, GraphSummary)
     print(*[f"finished {done}"] * bool(done), format_summary(summary), sep="\n")
+    print(f"report: {folder / study.REPORT}")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from lm_jax.text.examples import Examples, OnePass
 from lm_jax.text.preparation import Prepared
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.train.objective import ignore_index_batch
-from sparse_jax.graphs import graph_json
+from sparse_jax.graphs import graph_json, linear
 from sparse_jax.graphs.replacement import centre
 from sparse_jax.source_model import SourceModel
 from sparse_jax.transcoders.transcoder import Transcoder
@@ -133,14 +133,8 @@ def _activations(model, transcoder, layer_X, index_X, tokens_BS):
 def _logits(model, transcoder, layer_X, index_X):
     """Direct effects on the logits `[X, V]` of one unit of each feature."""
     cfg, params = model.cfg, model.params
-    write_XD = 0.0
-    for target in range(transcoder.cfg.num_layers):
-        sources = transcoder.cfg.sources(target)
-        place_X = layer_X - sources.start
-        within_X = (place_X >= 0) & (place_X < len(sources))
-        w_SFD = transcoder.params["decoder"][f"to_{target}"]
-        w_XD = w_SFD[jnp.clip(place_X, 0, len(sources) - 1), index_X]
-        write_XD = write_XD + jnp.where(within_X[:, None], w_XD, 0.0)
+    one_X = jnp.ones(len(layer_X), jnp.float32)
+    write_XD = linear.feature_writes(transcoder, layer_X, index_X, one_X).sum(0)
     final = params.get("final") or {}
     weight_D = final["scale"] + cfg.norm_offset if "scale" in final else 1.0
     direction_XD = centre(write_XD, cfg.norm == "layer") * weight_D
@@ -201,6 +195,16 @@ class _Best:
             quantiles=tuple(map(float, np.quantile(active, _QUANTILES))) if len(active) else (),
             counts=tuple(np.histogram(active, _BINS)[0].tolist()) if len(active) else (),
         )
+
+
+def decoders(transcoder: Transcoder, features: Sequence[Feature]) -> dict[Feature, np.ndarray]:
+    """All that each feature writes, over all layers `[L D]`."""
+    if not features:
+        return {}
+    layer_X, index_X = (jnp.asarray(each, jnp.int32) for each in zip(*features, strict=True))
+    one_X = jnp.ones(len(features), jnp.float32)
+    write_LXD = np.asarray(linear.feature_writes(transcoder, layer_X, index_X, one_X))
+    return {feature: write_LXD[:, x].reshape(-1) for x, feature in enumerate(features)}
 
 
 def document(feature: Feature, data: FeatureData, *, scan: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import numpy as np
 from lm_jax.errors import BadInputError, UsageError
 from lm_jax.model.sites import keep
 from lm_jax.run.files import file_digest
+from lm_jax.text import corpora
 from sparse_jax.graphs import prompts as prompt_files
 from sparse_jax.graphs.config import COMPARED, GraphConfig
 from sparse_jax.graphs.prompts import FINDINGS, EncodedPrompt, Prompt
@@ -79,6 +80,11 @@ def read(config: GraphConfig) -> Inputs:
         for prompt in encoded:
             check(each.source.model, each.transcoder, np.asarray(prompt.ids))
         _check_active(each, encoded)
+    corpus = config.corpus
+    if corpus.source:
+        # Before the graphs, which take longer.
+        options = {"unit": corpus.unit, "words": corpus.words, "field": corpus.field}
+        next(iter(corpora.documents(corpus.source, **options)), None)
     labels = read_labels(config.labels) if config.labels else {}
     return Inputs(models, tuple(encoded), prompt_files.digest(wanted), labels)
 

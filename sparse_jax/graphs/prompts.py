@@ -21,7 +21,7 @@ from lm_jax.text.tokenizer import Tokenizer, added_tokens
 from sparse_jax.circuits.tasks import continuation_token
 
 FINDINGS = "findings"
-FINDINGS_SHA256 = "TODO"
+FINDINGS_SHA256 = "3714ed7752398596a48a8687968351a4fc7faf93b0687d7f70ca235609e485a9"
 _LONGEST_SLUG = 60
 
 

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 
+from sparse_jax.graphs.report import format_ratio
 from sparse_jax.graphs.results import GraphResult, GraphSummary
 
 
 def format_summary(summary: GraphSummary) -> str:
     """The lines that the command prints at its end."""
-    return "\n".join(line for graph in summary.graphs for line in _of_graph(graph))
+    lines = [line for graph in summary.graphs for line in _of_graph(graph)]
+    return "\n".join([*lines, *map(format_ratio, summary.ratios)])
 
 
 def _of_graph(graph: GraphResult) -> Iterator[str]:

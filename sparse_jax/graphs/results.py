@@ -130,6 +130,27 @@ class GraphResult:
 
 
 @dataclasses.dataclass(frozen=True)
+class FeatureCorpus:
+    """The text whose windows are shown with the features of a model.
+
+    Attributes:
+      role: of the model.
+      features: that its graphs show.
+      silent: those that are active on no token of the text.
+      source: of the text, as `lm_jax.text.corpora` names it; "" for none.
+      sha256: digest of its documents.
+      tokens: that were read.
+    """
+
+    role: str
+    features: Count
+    silent: Count
+    source: str
+    sha256: str
+    tokens: Count
+
+
+@dataclasses.dataclass(frozen=True)
 class RoleMass:
     """Mass of one model over all prompts, each with the same weight.
 
@@ -176,6 +197,7 @@ class GraphSummary:
       models: one, or the two that are compared.
       prompts_sha256: digest of the prompts with their targets.
       graphs: by model, then prompt.
+      features: text of each model's features.
       masses: by model; over prompts.
       ratios: of a comparison.
       device: that it was computed on.
@@ -185,6 +207,7 @@ class GraphSummary:
     models: tuple[ModelFacts, ...]
     prompts_sha256: str
     graphs: tuple[GraphResult, ...]
+    features: tuple[FeatureCorpus, ...]
     masses: tuple[RoleMass, ...]
     ratios: tuple[MassRatio, ...]
     device: str

@@ -1,11 +1,13 @@
 """A dense and a sparse model on disk with transcoders far from a fit, for the command."""
 
 import jax
+import numpy as np
 
 import lm_jax
 from lm_jax.model import params as params_lib
 from lm_jax.run import cli
 from sparse_jax import transcoders
+from sparse_jax.circuits import generators
 from sparse_jax.graphs import __main__ as command
 from sparse_jax.graphs.config import GraphConfig
 from sparse_jax.transcoders.transcoder import Transcoder, TranscoderConfig, spec
@@ -19,12 +21,22 @@ FEATURES = 16
 
 
 def save_all(folder):
-    """Models `dense` and `sparse/model`, and their transcoders `dense_clt` and `sparse_clt`."""
+    """Models `dense` and `sparse/model`, their transcoders `dense_clt` and `sparse_clt`, `text`."""
     save_models(folder)
+    (folder / "text").mkdir()
+    for k, text in enumerate(texts()):
+        (folder / "text" / f"{k:02d}.txt").write_text(text, "utf-8")
     for role, model, seed in (("dense", "dense", 3), ("sparse", "sparse/model", 4)):
         loaded = lm_jax.load_pretrained(folder / model)
         save_transcoder(folder / f"{role}_clt", loaded, seed=seed)
     return folder
+
+
+def texts(count=20):
+    """Sentences of words of the tokenizer."""
+    rng = np.random.default_rng(0)
+    words = [*generators.words("names"), *generators.words("places"), *generators.words("things")]
+    return [" ".join(rng.choice(words, rng.integers(8, 30))) for _ in range(count)]
 
 
 def save_transcoder(folder, model, *, seed=3, sha256=None, layers=LAYERS, change=lambda p: p):
