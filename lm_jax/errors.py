@@ -4,8 +4,9 @@ A command turns a `UserError` into one line on standard error (what, where, what
 code; any other exception is a bug and keeps its traceback.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 import difflib
+import functools
 
 EXIT_FINISHED = 0
 EXIT_NO_GO = 10
@@ -65,3 +66,20 @@ def nearest(name: str, known: Iterable[str]) -> str:
     known = sorted(known)
     match = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean {match[0]!r}?" if match else f"; known: {', '.join(known)}"
+
+
+def out_of_range(
+    config: object, wanted: Mapping[str, tuple[bool, str]], *, prefix: str = ""
+) -> list[str]:
+    """The fields of a config that cannot be used, each as a phrase with its value and the remedy.
+
+    Args:
+      config: its fields, those of nested configs too, are named as in `wanted`: "text.seed".
+      wanted: by field, whether it holds and what it must be ("at least 1").
+      prefix: of the names in the phrases.
+    """
+    return [
+        f"{prefix}{name} = {functools.reduce(getattr, name.split('.'), config)!r} must be {what}"
+        for name, (holds, what) in wanted.items()
+        if not holds
+    ]

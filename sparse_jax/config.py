@@ -12,7 +12,7 @@ from typing import Any, Literal
 from ml_collections import ConfigDict
 import numpy as np
 
-from lm_jax.errors import UsageError
+from lm_jax.errors import UsageError, out_of_range
 from lm_jax.model.lora import LoraConfig
 from lm_jax.run.config_files import in_mode
 from lm_jax.text.preparation import CorpusConfig
@@ -143,11 +143,7 @@ class PosttrainConfig:
                 "three sizes of at least 1, of which one may be -1",
             ),
         }
-        problems = [
-            f"config.{name} = {getattr(self, name)} must be {what}"
-            for name, (holds, what) in wanted.items()
-            if not holds
-        ]
+        problems = out_of_range(self, wanted, prefix="config.")
         if self.slack_over == "control" and not self.control:
             problems.append("config.slack_over = 'control' needs config.control = True")
         if self.paired and (self.slack_over != "control" or self.targets):

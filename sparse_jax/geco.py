@@ -25,7 +25,7 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 
-from lm_jax.errors import UsageError
+from lm_jax.errors import UsageError, out_of_range
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,11 +64,7 @@ class Strength:
         }
 
     def __post_init__(self) -> None:
-        problems = [
-            f"{name} = {getattr(self, name)!r} must be {what}"
-            for name, (holds, what) in self._wanted().items()
-            if not holds
-        ]
+        problems = out_of_range(self, self._wanted())
         if problems:
             raise UsageError("GECO: " + "; ".join(problems))
 

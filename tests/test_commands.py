@@ -35,6 +35,7 @@ OTHERS = {
     "sparse_jax.circuits",
     "sparse_jax.graphs",
     "sparse_jax.multiple_choice",
+    "sparse_jax.two_hop",
 }
 
 

@@ -7,7 +7,7 @@ may change between two starts of a run, because no number depends on it.
 import dataclasses
 from typing import Literal, get_args
 
-from lm_jax.errors import UsageError
+from lm_jax.errors import UsageError, out_of_range
 
 # Fields of a command's config that may differ between two starts of a run: no number depends on
 # them, or by rounding alone.
@@ -120,10 +120,6 @@ class CheckpointPolicy:
 
 
 def _refuse(config: object, wanted: dict[str, tuple[bool, str]]) -> None:
-    problems = [
-        f"{name} = {getattr(config, name)!r} must be {what}"
-        for name, (holds, what) in wanted.items()
-        if not holds
-    ]
+    problems = out_of_range(config, wanted)
     if problems:
         raise UsageError(f"{type(config).__name__}: " + "; ".join(problems))

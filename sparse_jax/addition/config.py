@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
-from lm_jax.errors import UsageError
+from lm_jax.errors import UsageError, out_of_range
 from lm_jax.model.mixers import ATTENTION, AttentionMixer, BidirectionalAttention
 from lm_jax.run.config_files import in_mode
 from lm_jax.train.config import TrainConfig
@@ -93,13 +93,9 @@ class AdditionConfig:
                 "different numbers in 0..2^32 - 1, one or more",
             ),
         }
-        results = [
-            f"config.{name} = {getattr(self, name)} must be {what}"
-            for name, (holds, what) in wanted.items()
-            if not holds
-        ]
-        if results:
-            raise UsageError("; ".join(results))
+        refused = out_of_range(self, wanted, prefix="config.")
+        if refused:
+            raise UsageError("; ".join(refused))
 
     @property
     def mixer(self) -> AttentionMixer:

@@ -5,7 +5,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from lm_jax.errors import UsageError
+from lm_jax.errors import UsageError, out_of_range
 from lm_jax.run.config_files import in_mode
 from lm_jax.text.preparation import CorpusConfig
 
@@ -83,11 +83,7 @@ class GraphConfig:
             "resamples": (self.resamples >= 100, "at least 100"),
             "seed": (self.seed >= 0, "at least 0"),
         }
-        problems += [
-            f"config.{name} = {getattr(self, name)} must be {what}"
-            for name, (holds, what) in wanted.items()
-            if not holds
-        ]
+        problems += out_of_range(self, wanted, prefix="config.")
         if problems:
             raise UsageError("; ".join(problems))
 

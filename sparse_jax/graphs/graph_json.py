@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from lm_jax.errors import BadInputError, CorruptError
-from lm_jax.run.files import write_json
+from lm_jax.run.files import to_jsonable, write_json
 from sparse_jax.graphs.graph import LOGIT, Graph
 from sparse_jax.graphs.influence import ERROR, FEATURE, TOKEN, Pruned
 
@@ -138,7 +138,7 @@ def document(
         ends = {"source": ids[pair[0]], "target": ids[pair[1]]}
         links.append(ends | {"weight": float(edges.weight_RS[r, s])})
         if pair in mediated:
-            carried.append(ends | dataclasses.asdict(mediated[pair]))
+            carried.append(ends | to_jsonable(mediated[pair]))
     biases = [
         {"node_id": ids[int(node)], "bias": float(bias)}
         for node, bias in zip(rows, graph.bias, strict=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from lm_jax.errors import UsageError, nearest
+from lm_jax.errors import UsageError, nearest, out_of_range
 from lm_jax.model.config import DecoderConfig
 from lm_jax.run.config_files import in_mode
 from lm_jax.train.config import Plateau, TrainConfig
@@ -200,12 +200,7 @@ class PairConfig:
                 value == getattr(default, name),
                 f"left out, since the pair sets it (config.{own})",
             )
-        for name, (holds, what) in wanted.items():
-            if not holds:
-                section: Any = self
-                for part in name.split("."):
-                    section = getattr(section, part)
-                problems.append(f"config.{name} = {section!r} must be {what}")
+        problems += out_of_range(self, wanted, prefix="config.")
         if problems:
             raise UsageError("; ".join(problems))
 

@@ -311,7 +311,11 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(models, tmp_path, caps
         ([dense, own, prompt, "--target= John", "--target= John"], 2, "name a token twice"),
         ([dense, own, prompt, f"--labels={tmp_path / 'labels.json'}"], 3, "is no label; write"),
         ([dense, own, f"--prompts={tmp_path / 'two.jsonl'}"], 2, "two prompts have the slug 'x'"),
-        ([dense, own, f"--prompts={tmp_path / 'typo.jsonl'}"], 3, "typo.jsonl:1: promt is unknown"),
+        (
+            [dense, own, f"--prompts={tmp_path / 'typo.jsonl'}"],
+            3,
+            "typo.jsonl:1: prompt is missing",
+        ),
         (
             [dense, own, f"--prompts={tmp_path / 'none.jsonl'}"],
             3,

@@ -1,0 +1,13 @@
+"""Transcoders of a Boolean computation in two hops: a minute on two CPU cores.
+
+iaj sparse two-hop --config=sparse/two_hop --workdir=runs/two_hop
+"""
+
+from ml_collections import ConfigDict
+
+from sparse_jax.two_hop.config import experiment
+
+
+def get_config(mode: str = "") -> ConfigDict:
+    """The settings of `sparse_jax.two_hop.config.TwoHopConfig`."""
+    return experiment(mode)
