@@ -67,7 +67,7 @@ def settings(arguments: cli.Arguments) -> GraphConfig:
     """The config with the options in it."""
     config = cast(ConfigDict, arguments.config).copy_and_resolve_references()
     for name, value in vars(arguments.options).items():
-        if value not in (None, (), False):
+        if value is not None and value is not False and value != ():
             config[_FIELDS.get(name, name)] = value
     return from_plain(config, GraphConfig)
 

@@ -89,6 +89,9 @@ class GraphConfig:
 
     def _models(self) -> list[str]:
         given = [role for role in (ALONE, *COMPARED) if getattr(self, role)]
+        for role in COMPARED:
+            if getattr(self, flag := transcoder_field(role)) and not getattr(self, role):
+                return [f"--{role} is missing; name the model of --{flag}"]
         if not given:
             return []
         if given not in ([ALONE], list(COMPARED)):

@@ -1,6 +1,7 @@
 """One graph of a command: the document that viewers read, its numbers, and its masses."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from sparse_jax.graphs.prompts import EncodedPrompt
 from sparse_jax.graphs.results import GraphResult, LogitNode, MassResult, Sizes
 
 GRAPHS = "graph"
+# Bytes for the shares of the edges that are measured at once; sorting them takes a few times more.
+_MEMORY = 32 * 2**20
 
 
 def file_name(role: str, slug: str) -> str:
@@ -26,9 +29,11 @@ def file_name(role: str, slug: str) -> str:
 
 
 def scan(model: GraphModel) -> str:
-    """The name by which viewers group graphs and features of a model."""
-    name = slug_of(model.source.name)
-    return name if model.facts.role == ALONE else f"{model.facts.role}-{name}"
+    """The name by which viewers group graphs and features: end of the source, digest, role."""
+    facts = model.facts
+    source = " ".join(Path(facts.source).parts[-2:])
+    role = () if facts.role == ALONE else (facts.role,)
+    return slug_of(" ".join([*role, source, facts.sha256[:8]]))
 
 
 def make_graph(
@@ -123,7 +128,9 @@ def measure_mediation(graph: Graph, edges: np.ndarray, fraction: float) -> Measu
     error_L = np.zeros(len(graph.replacement.error_LTD))
     weight_X = graph.edge_weights(edges)
     start = 0
-    for batch in graph.mediations(edges):
+    L, N, T = graph.replacement.layers.pattern_LNTS.shape[:3]
+    at_once = min(max(_MEMORY // (4 * L * N * T * T), 1), 256)
+    for batch in graph.mediations(edges, batch=at_once):
         score_XLNTS = np.asarray(batch.score_XLNTS)
         at = slice(start, start + len(score_XLNTS))
         start = at.stop

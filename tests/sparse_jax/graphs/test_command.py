@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 import pytest
 
@@ -19,7 +19,15 @@ from sparse_jax.graphs import attribute, graph_json, prompts, study
 from sparse_jax.graphs.features import SKIPPED_START
 from sparse_jax.graphs.results import GraphSummary
 from sparse_jax.source_model import SourceModel
-from tests.sparse_jax.graphs.small_command import PROMPTS, run, save_all, save_transcoder, texts
+from tests.sparse_jax.circuits.small_study import LAYERS
+from tests.sparse_jax.graphs.small_command import (
+    FEATURES,
+    PROMPTS,
+    run,
+    save_all,
+    save_transcoder,
+    texts,
+)
 
 CONTEXT, EXAMPLES, MEDIATED = 12, 3, 40
 
@@ -39,8 +47,15 @@ def alone(models, tmp_path_factory):
     ]
     file = folder.parent / "prompts.jsonl"
     file.write_text("\n".join(map(json.dumps, lines)), "utf-8")
-    assert run(*of_dense(models), f"--prompts={file}", *small(models), at(folder)) == 0
+    names = {f"{layer}_{i}": f"label of {i}" for layer in range(LAYERS) for i in range(FEATURES)}
+    (folder.parent / "labels.json").write_text(json.dumps(names), "utf-8")
+    assert run(*of_dense(models), *with_files(folder), *small(models), at(folder)) == 0
     return folder, load_result(folder / study.SUMMARY, GraphSummary)
+
+
+def with_files(folder):
+    names = {"prompts": "prompts.jsonl", "labels": "labels.json"}
+    return [f"--{flag}={folder.parent / name}" for flag, name in names.items()]
 
 
 def of_dense(models):
@@ -82,6 +97,10 @@ def test_the_graph_of_the_command_is_that_of_attribute(alone, by_hand):
         assert result.sizes.kept_edges == len(weights) > MEDIATED
         assert result.scores == graph.scores(pruned)
         assert document["metadata"]["scores"]["pruned"] == vars(graph.scores(pruned).pruned)
+        labelled = [n for n in document["nodes"] if graph_json.feature_of(n)]
+        assert labelled
+        for node in labelled:
+            assert node["clerp"] == f"label of {graph_json.feature_of(node)[1]}"
         assert result.row_error == tuple(graph.certificate())
         assert [each.id for each in result.logits] == [
             row["feature"] for row in graph.nodes.to_pylist() if row["kind"] == "logit"
@@ -122,23 +141,27 @@ def test_features_have_their_most_active_texts(models, alone, by_hand):
     stored = read_json(file)
     layer, index = stored["layer"], stored["feature"]
     assert int(file.stem) == stored["index"] == graph_json.pair_number(layer, index)
+
+    @jax.jit
+    def inputs(row_BT, valid_BT):
+        return source.model.forward(row_BT, valid_BT, record={"mlp.in": lm_jax.keep}).records
+
     # Every window of every text by itself, without batches.
     found = []
     for text in texts():
         ids = source.tokenizer.encode(text)
         for start in range(0, len(ids) - 1, CONTEXT):
-            window = ids[start : start + CONTEXT + 1]
-            row = jnp.asarray([window[:-1]] if len(window) <= CONTEXT else [window[:CONTEXT]])
-            run_of = source.model.forward(
-                row, jnp.ones_like(row, bool), record={"mlp.in": lm_jax.keep}
-            )
-            act_T = transcoder.encode(run_of.records["mlp.in"][:, 0])[layer, :, index]
-            found.append(np.asarray(act_T)[SKIPPED_START:])
+            window = np.array(ids[start : start + CONTEXT])
+            missing = CONTEXT - len(window)
+            row, valid = np.pad(window, (0, missing)), np.arange(CONTEXT) < len(window)
+            input_LBTD = inputs(row[None], valid[None])["mlp.in"]
+            act_T = np.asarray(transcoder.encode(input_LBTD[:, 0]))[layer, :, index]
+            found.append(act_T[SKIPPED_START : len(window)])
     every = np.concatenate(found)
     largest = sorted((each.max() for each in found if each.size), reverse=True)[:EXAMPLES]
     (group,) = stored["examples_quantiles"]
     shown = [max(each["tokens_acts_list"]) for each in group["examples"]]
-    # The padding of a batch changes the order of sums in attention: float32 with 16 terms each.
+    # Rows of a batch may be summed in another order.
     np.testing.assert_allclose(shown, largest, rtol=1e-4)
     for each in group["examples"]:
         assert each["tokens_acts_list"][each["train_token_ind"]] == max(each["tokens_acts_list"])
@@ -171,7 +194,7 @@ def test_the_same_command_again_prints_the_same_and_resumes_to_the_same(
     models, alone, tmp_path, monkeypatch, capsys
 ):
     folder, summary = alone
-    asked = [*of_dense(models), f"--prompts={folder.parent / 'prompts.jsonl'}", *small(models)]
+    asked = [*of_dense(models), *with_files(folder), *small(models)]
     assert run(*asked, at(folder)) == 0
     assert capsys.readouterr().out.startswith("finished ")
     made = []
@@ -324,6 +347,11 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(models, tmp_path, caps
         ([dense, own], 2, "there is no prompt; give --prompt=TEXT or --prompts=FILE.jsonl"),
         ([dense, prompt], 2, "--transcoder is missing; name the folder transcoder/"),
         ([own, prompt], 2, "--model is missing; name a folder"),
+        (
+            [dense, own, "--sparse_transcoder=x", prompt],
+            2,
+            "--sparse is missing; name the",
+        ),
         ([dense, own, f"--sparse={models}", prompt], 2, "give --model alone, or --dense and"),
         ([dense, own, prompt, "--edge_threshold=0"], 2, "config.edge_threshold = 0.0 must be"),
         ([dense, own, "--promt=a"], 2, "--promt is not a flag of this command; did you mean"),
