@@ -22,7 +22,7 @@ COMPILE := $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.1
 .PHONY: help quickstart test lint clean requirements
 
 help:
-	@echo "make quickstart     audit a pretrained model, train small ones, find a circuit; four reports"
+	@echo "make quickstart     audit a pretrained model, train small ones, find circuits, draw a graph; five reports"
 	@echo "make test           the tests that need no torch and no GPU compiler and are not slow"
 	@echo "  ISA=AVX           the same on narrower vectors, as on older processors (or SSE4_2)"
 	@echo "  TESTS=tests/...   some of them"

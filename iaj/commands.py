@@ -20,6 +20,7 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("protot", "intervene"): "protot_jax.interventions",
     ("sparse", "pair"): "sparse_jax.pair",
     ("sparse", "transcoder"): "sparse_jax.transcoders",
+    ("sparse", "graph"): "sparse_jax.graphs",
     ("sparse", "posttrain"): "sparse_jax.posttrain",
     ("sparse", "choices"): "sparse_jax.multiple_choice",
     ("sparse", "addition"): "sparse_jax.addition",

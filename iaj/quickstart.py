@@ -1,4 +1,4 @@
-"""Audits pretrained weights, trains small models, finds the circuit of a sparse one: four reports.
+"""Audits pretrained weights, trains small models, finds circuits, draws a graph: five reports.
 
     iaj quickstart
     iaj quickstart | tee quickstart.txt        also save the output
@@ -12,8 +12,8 @@
    runs/pair_quickstart/report.html.
 5. Finds the heads and edges with which both copy: runs/circuits_quickstart/report.html.
 
-It needs no account, hub, GPU or torch, and takes about six minutes on two cores. Finished steps
-are not repeated. In a checkout, `make quickstart` also sets up the environment.
+It needs no account, hub, GPU or torch. Steps 1 to 5 take about six minutes on two cores. Finished
+steps are not repeated. In a checkout, `make quickstart` also sets up the environment.
 """
 
 import argparse
@@ -28,18 +28,30 @@ from lm_jax import assets
 ASSETS = ("smollm2", "wiki", "sotu")
 AUDIT, SPEECHES = "runs/quickstart", "runs/speeches"
 PAIR, CIRCUITS = "runs/pair_quickstart", "runs/circuits_quickstart"
+TRANSCODER, GRAPH = "runs/clt_quickstart", "runs/graph_quickstart"
+_TEXT = f"--config.corpus.source={PAIR}/text/pretrain.jsonl"
 COMMANDS: Sequence[tuple[str, ...]] = (
     ("polyattn", "audit", "--config=polyattn/smollm2:quickstart", f"--workdir={AUDIT}"),
     ("protot", "pretrain", "--config=protot/quickstart", f"--workdir={SPEECHES}"),
     ("protot", "concepts", f"--run={SPEECHES}"),
     ("sparse", "pair", "--config=sparse/pair:quickstart", f"--workdir={PAIR}"),
     ("sparse", "circuits", f"--pair={PAIR}", "--task=copy", f"--workdir={CIRCUITS}"),
+    (
+        *("sparse", "transcoder", "--config=sparse/clt:quickstart"),
+        *(f"--config.model={PAIR}/dense/model", _TEXT, f"--workdir={TRANSCODER}"),
+    ),
+    (
+        *("sparse", "graph", f"--model={PAIR}/dense/model", _TEXT),
+        *(f"--transcoder={TRANSCODER}/transcoder", "--config.context=40"),
+        *("--prompt=G T Z Q Y M H L V C, G T Z Q Y M H L V", f"--workdir={GRAPH}"),
+    ),
 )
 REPORTS = (
     f"{AUDIT}/report.html",
     f"{SPEECHES}/concepts/concepts.html",
     f"{PAIR}/report.html",
     f"{CIRCUITS}/report.html",
+    f"{GRAPH}/report.html",
 )
 
 

@@ -33,8 +33,9 @@ OTHERS = {
     "protot_jax.generate",
     "protot_jax.interventions",
     "sparse_jax.circuits",
-    "sparse_jax.two_hop",
+    "sparse_jax.graphs",
     "sparse_jax.multiple_choice",
+    "sparse_jax.two_hop",
 }
 
 

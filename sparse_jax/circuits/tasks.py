@@ -276,6 +276,26 @@ def _encode(example: Example, tokenizer: Tokenizer, answer: Answer, max_length: 
     return row
 
 
+def continuation_token(tokenizer: Tokenizer, prompt: str, text: str) -> int:
+    """The id of a continuation that is one token after a prompt.
+
+    Raises:
+      BadInputError: it is none.
+    """
+    before, _ = added_tokens(tokenizer)
+    ids = tokenizer.encode(prompt, add_special_tokens=False, split_special_tokens=True)
+    try:
+        full = _continuation(tokenizer, prompt, len(before), [*before, *ids], text)
+        if len(full) > 1:
+            raise _UnfitError(f"it is {len(full)} tokens")
+    except _UnfitError as reason:
+        raise BadInputError(
+            f"target {text!r} is not one token after {prompt!r} ({reason}); write it with its "
+            "leading space, or give another"
+        ) from reason
+    return full[0]
+
+
 def _continuation(
     tokenizer: Tokenizer, prompt: str, added: int, ids: list[int], text: str
 ) -> list[int]:

@@ -7,6 +7,7 @@ prompts of one length compile once, but for the number of active features, which
 
 from collections.abc import Sequence
 import functools
+import os
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,7 @@ from sparse_jax.graphs.influence import ERROR, FEATURE, TOKEN
 from sparse_jax.graphs.linear import Targets
 from sparse_jax.graphs.replacement import Replacement, check, check_ids, record
 from sparse_jax.model import SparseModel
+from sparse_jax.source_model import SourceModel
 from sparse_jax.transcoders.transcoder import Transcoder
 
 # Logit nodes: the most probable tokens until this share, at most so many (circuit-tracer).
@@ -32,7 +34,7 @@ MEMORY, MOST_TARGETS = 256 * 2**20, 256
 
 
 def attribute(
-    model: CircuitModel | Pretrained | SparseModel,
+    model: CircuitModel | Pretrained | SparseModel | str | os.PathLike[str],
     transcoder: Transcoder,
     tokens: Sequence[int] | np.ndarray,
     *,
@@ -45,7 +47,7 @@ def attribute(
     dtype of the parameters. All positions have nodes, the first too.
 
     Args:
-      model: dense or sparse.
+      model: dense or sparse; or its folder, or the work folder of a training that exported one.
       transcoder: of the model's raw activations (`Transcoder.folded`).
       tokens: ids of the prompt, `[T]`.
       targets: ids of the logit nodes; None for the most probable tokens until .95 together, at
@@ -56,6 +58,8 @@ def attribute(
     Raises:
       UsageError: the model, transcoder and tokens do not go together, or no feature is active.
     """
+    if isinstance(model, str | os.PathLike):
+        model = SourceModel.load(os.fspath(model)).model
     if not isinstance(model, CircuitModel):
         model = CircuitModel.of(model)
     tokens = np.asarray(tokens)

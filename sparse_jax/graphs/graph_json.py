@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from lm_jax.errors import BadInputError, CorruptError
-from lm_jax.run.files import write_json
+from lm_jax.run.files import to_jsonable, write_json
 from sparse_jax.graphs.graph import LOGIT, Graph
 from sparse_jax.graphs.influence import ERROR, FEATURE, TOKEN, Pruned
 
@@ -138,7 +138,7 @@ def document(
         ends = {"source": ids[pair[0]], "target": ids[pair[1]]}
         links.append(ends | {"weight": float(edges.weight_RS[r, s])})
         if pair in mediated:
-            carried.append(ends | dataclasses.asdict(mediated[pair]))
+            carried.append(ends | to_jsonable(mediated[pair]))
     biases = [
         {"node_id": ids[int(node)], "bias": float(bias)}
         for node, bias in zip(rows, graph.bias, strict=True)
@@ -203,7 +203,7 @@ def _node(row: Mapping[str, Any], name: str, length: int) -> dict[str, Any]:
         "clerp": "",
     }
     if kind == FEATURE:
-        return node | {"feature": _pair(layer, feature), "activation": row["activation"]}
+        return node | {"feature": pair_number(layer, feature), "activation": row["activation"]}
     if kind == ERROR:
         return node | {"feature": -1, "jsNodeId": f"{layer}_error-{position}"}
     if kind == LOGIT:
@@ -211,7 +211,7 @@ def _node(row: Mapping[str, Any], name: str, length: int) -> dict[str, Any]:
     return node | {"feature": position, "layer": "E", "jsNodeId": f"E_{feature}-{position}"}
 
 
-def _pair(layer: int, feature: int) -> int:
+def pair_number(layer: int, feature: int) -> int:
     """Cantor's number of a pair, which names a feature in feature files."""
     return (layer + feature) * (layer + feature + 1) // 2 + feature
 

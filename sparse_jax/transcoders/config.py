@@ -126,13 +126,32 @@ def experiment(mode: str, **settings: Any) -> ConfigDict:
     """The `get_config(mode)` of one experiment.
 
     Args:
-      mode: "" for the experiment, "smoke" for seconds.
+      mode: "" for the experiment, "quickstart" for a minute on a model of two layers, "smoke" for
+        seconds.
       **settings: fields of `TranscoderTraining` that differ from its defaults.
 
     Raises:
       UsageError: the mode is unknown, or `TranscoderTraining` refuses the settings.
     """
-    return in_mode(mode, TranscoderTraining(**settings), {"smoke": smoke}, of="a transcoder")
+    modes = {"quickstart": quickstart, "smoke": smoke}
+    return in_mode(mode, TranscoderTraining(**settings), modes, of="a transcoder")
+
+
+def quickstart(config: TranscoderTraining) -> TranscoderTraining:
+    """A transcoder of a small model in a minute: few features, of which a fixed number is kept."""
+    return dataclasses.replace(
+        config,
+        context=40,
+        validation_documents=100,
+        features=256,
+        kind="batchtopk",
+        penalties=dataclasses.replace(config.penalties, active=8, active_start=64),
+        batch_size=32,
+        steps=1_000,
+        learning_rate=3e-3,
+        eval_every=500,
+        save_every=500,
+    )
 
 
 def smoke(config: TranscoderTraining) -> TranscoderTraining:

@@ -34,16 +34,13 @@ from lm_jax.run.provenance import collect_provenance, read_provenance, record_pr
 from lm_jax.run.results import load_result
 from lm_jax.text.examples import Batches, Examples, OnePass
 from lm_jax.text.preparation import prepare_corpus
-from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.train.config import CheckpointPolicy
 from lm_jax.train.evaluate import Evaluation, evaluate
 from lm_jax.train.loop import TrainResult, train
 from lm_jax.train.metrics import METRICS
 from lm_jax.train.objective import ignore_index_batch
 from lm_jax.train.step import check_batch, make_eval_step
-from lm_jax.weights.load import load_pretrained
-from sparse_jax import model as sparse_model
-from sparse_jax.circuits.runs import CircuitModel
+from sparse_jax.source_model import SourceModel
 from sparse_jax.transcoders import files, report, thresholds
 from sparse_jax.transcoders.config import TranscoderTraining
 from sparse_jax.transcoders.inputs import Activations, measure_scales, read_activations
@@ -61,42 +58,6 @@ DATA, SCALES, TRANSCODER, SUMMARY = "data", "scales.json", "transcoder", "summar
 REPORT = "report.html"
 # Held-out batches on which MLPs are replaced at each evaluation.
 _SUBSTITUTED_BATCHES = 4
-
-
-@dataclasses.dataclass(frozen=True)
-class SourceModel:
-    """The model that a transcoder stands for."""
-
-    name: str
-    model: CircuitModel
-    tokenizer: Tokenizer
-    sha256: str
-
-    @classmethod
-    def load(
-        cls, source: str, *, dtype: str = "float32", mesh: jax.sharding.Mesh | None = None
-    ) -> "SourceModel":
-        """Reads a dense model, or a sparse one with its gates.
-
-        Raises:
-          UsageError: no model is named.
-          BadInputError: there is no such model, or it has no tokenizer or no MLP.
-        """
-        if not source:
-            raise UsageError("config.model is empty; name a folder or a model of the manifest")
-        if (Path(source) / sparse_model.SPARSE).is_file():
-            loaded = sparse_model.load(source, dtype=jnp.dtype(dtype), mesh=mesh)
-            model, base = CircuitModel.of(loaded), loaded.base
-        else:
-            base = load_pretrained(source, dtype=jnp.dtype(dtype), mesh=mesh)
-            model = CircuitModel.of(base)
-        if base.tokenizer is None:
-            raise BadInputError(
-                f"model {source!r} has no tokenizer; put its tokenizer.json beside the weights"
-            )
-        if not base.cfg.mlp_size:
-            raise BadInputError(f"model {source!r} has no MLPs that a transcoder could stand for")
-        return cls(source, model, base.tokenizer, base.sha256)
 
 
 def run(config: TranscoderTraining, folder: Path) -> TranscoderSummary:

@@ -1,0 +1,114 @@
+"""Two models by the mass of what mediates their edges, with intervals over prompts.
+
+Every prompt has the same weight. Curves of shorter prompts, which have fewer pairs, end at 1.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from lm_jax.statistics import Interval, clustered_bootstrap
+from sparse_jax.graphs import mass
+from sparse_jax.graphs.config import COMPARED, GraphConfig
+from sparse_jax.graphs.mass import COMPONENTS, SIGNS, Component, Sign
+from sparse_jax.graphs.results import MassRatio, RoleMass
+
+# How many times fewer the sparse GPT-2 needs for 90 % (Fig. 6); its scores are absolute.
+PAPER = {("heads", "absolute"): 3.4, ("pairs", "absolute"): 16.1}
+
+
+def curves(
+    table: pa.Table, roles: Sequence[str], component: Component, sign: Sign
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean masses of each prompt `[P, R, C]` and mean counts per edge `[P, R]`.
+
+    Prompts on which a model has no mediated edge are left out, for all models.
+
+    Args:
+      table: rows of `study.SCHEMA`.
+      roles: of the models, R of them.
+      component, sign: as in `mass`.
+    """
+    rows = {
+        (row["slug"], row["role"]): row
+        for row in table.to_pylist()
+        if (row["component"], row["sign"]) == (component, sign) and row["mass"]
+    }
+    slugs = [
+        slug
+        for slug in dict.fromkeys(table["slug"].to_pylist())
+        if all((slug, role) in rows for role in roles)
+    ]
+    C = max((len(row["mass"]) for row in rows.values()), default=0)
+    mass_PRC = np.ones((len(slugs), len(roles), C))
+    needed_PR = np.empty((len(slugs), len(roles)))
+    for p, slug in enumerate(slugs):
+        for r, role in enumerate(roles):
+            own = rows[slug, role]
+            mass_PRC[p, r, : len(own["mass"])] = own["mass"]
+            needed_PR[p, r] = own["needed"]
+    return mass_PRC, needed_PR
+
+
+def role_masses(config: GraphConfig, table: pa.Table, roles: Sequence[str]) -> list[RoleMass]:
+    """The counts of each model."""
+    results = []
+    for role in roles:
+        for component in COMPONENTS:
+            for sign in SIGNS:
+                mass_PRC, needed_PR = curves(table, [role], component, sign)
+                results.append(
+                    RoleMass(
+                        role,
+                        component,
+                        sign,
+                        _interval(config, needed_PR[:, 0], np.mean),
+                        _interval(
+                            config,
+                            mass_PRC[:, 0],
+                            lambda rows: mass.needed_of_mean(rows.mean(0), config.fraction),
+                        ),
+                    )
+                )
+    return results
+
+
+def ratios(config: GraphConfig, table: pa.Table, roles: Sequence[str]) -> list[MassRatio]:
+    """Dense over sparse, resampled over prompts in pairs; empty for a model by itself."""
+    if tuple(roles) != COMPARED:
+        return []
+    results = []
+    for component in COMPONENTS:
+        for sign in SIGNS:
+            mass_PRC, needed_PR = curves(table, roles, component, sign)
+
+            def of_mean(rows: np.ndarray) -> float:
+                dense, sparse = (
+                    mass.needed_of_mean(curve, config.fraction) for curve in rows.mean(0)
+                )
+                return dense / sparse
+
+            def per_edge(rows: np.ndarray) -> float:
+                dense, sparse = rows.mean(0)
+                return float(dense / sparse)
+
+            results.append(
+                MassRatio(
+                    component,
+                    sign,
+                    _interval(config, mass_PRC, of_mean),
+                    _interval(config, needed_PR, per_edge),
+                    PAPER.get((component, sign)) if config.fraction == 0.9 else None,
+                )
+            )
+    return results
+
+
+def _interval(config: GraphConfig, rows: np.ndarray, statistic) -> Interval | None:
+    """95 % bootstrap interval over prompts; None of fewer than two."""
+    if len(rows) < 2:
+        return None
+    return clustered_bootstrap(
+        rows, np.arange(len(rows)), statistic, resamples=config.resamples, seed=config.seed
+    )

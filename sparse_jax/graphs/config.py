@@ -1,0 +1,150 @@
+"""Settings of attribution graphs: the frozen dataclass that their config file becomes."""
+
+import dataclasses
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from lm_jax.errors import UsageError, out_of_range
+from lm_jax.run.config_files import in_mode
+from lm_jax.text.preparation import CorpusConfig
+
+# Roles of models: one by itself, or two that are compared.
+ALONE, COMPARED = "model", ("dense", "sparse")
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphConfig:
+    """Everything that decides the graphs.
+
+    Attributes:
+      model: whose graphs are made: a folder of a dense or sparse model, a work folder that has one,
+        or a name of the manifest; "" where two are compared.
+      transcoder: folder of the exported transcoder of the model.
+      dense, sparse: two models that are compared, given like `model`; "" for none.
+      dense_transcoder, sparse_transcoder: their transcoders.
+      prompts: texts.
+      prompt_file: prompts with targets, one JSON object per line (`sparse_jax.graphs.prompts`);
+        "findings" for the ten that come with the package.
+      targets: texts of the logit nodes, one token each with its leading space, for all `prompts`;
+        none for the most probable tokens until .95 together, at most 10.
+      max_features: features with a row of their own, by influence; 0 for all.
+      node_threshold: share of influence that kept nodes have together.
+      edge_threshold: share of the edges' scores that kept edges have; circuit-tracer's is .98.
+      mediated: the most edges of a graph whose mediation by heads and pairs is measured, those of
+        the highest score first; 0 for all that are kept.
+      fraction: mass of an edge's mediation that is to be reached.
+      corpus: whose texts are shown with features; `source` "" for none; its `vocab_size` is ignored
+        in favour of the model's.
+      context: tokens of a window of that text, at most those of the model.
+      examples: the most texts of a feature.
+      labels: file of labels, {"<layer>_<feature>": "text"}; "" for none.
+      unknown_origin: accept transcoders that do not say of which model they are.
+      resamples: bootstrap samples of the prompts.
+      seed: of the bootstrap samples.
+    """
+
+    model: str = ""
+    transcoder: str = ""
+    dense: str = ""
+    dense_transcoder: str = ""
+    sparse: str = ""
+    sparse_transcoder: str = ""
+    prompts: tuple[str, ...] = ()
+    prompt_file: str = ""
+    targets: tuple[str, ...] = ()
+    max_features: int = 0
+    node_threshold: float = 0.8
+    edge_threshold: float = 0.95
+    mediated: int = 4_000
+    fraction: float = 0.9
+    corpus: CorpusConfig = dataclasses.field(
+        default_factory=lambda: CorpusConfig(
+            "wiki", "document", splits=(1.0, 0.0, 0.0), max_tokens=200_000
+        )
+    )
+    context: int = 64
+    examples: int = 10
+    labels: str = ""
+    unknown_origin: bool = False
+    resamples: int = 2_000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        problems = [*self._models(), *self._prompts()]
+        wanted = {
+            "max_features": (self.max_features >= 0, "at least 0"),
+            "context": (self.context >= 1, "at least 1"),
+            "examples": (self.examples >= 1, "at least 1"),
+            "mediated": (self.mediated >= 0, "at least 0"),
+            "node_threshold": (0 < self.node_threshold <= 1, "above 0 and at most 1"),
+            "edge_threshold": (0 < self.edge_threshold <= 1, "above 0 and at most 1"),
+            "fraction": (0 < self.fraction < 1, "above 0 and below 1"),
+            "resamples": (self.resamples >= 100, "at least 100"),
+            "seed": (self.seed >= 0, "at least 0"),
+        }
+        problems += out_of_range(self, wanted, prefix="config.")
+        if problems:
+            raise UsageError("; ".join(problems))
+
+    def _models(self) -> list[str]:
+        given = [role for role in (ALONE, *COMPARED) if getattr(self, role)]
+        for role in COMPARED:
+            if getattr(self, flag := transcoder_field(role)) and not getattr(self, role):
+                return [f"--{role} is missing; name the model of --{flag}"]
+        if not given:
+            return []
+        if given not in ([ALONE], list(COMPARED)):
+            return [
+                f"{' and '.join(f'--{role}' for role in given)}: give --model alone, or --dense "
+                "and --sparse to compare them"
+            ]
+        return [
+            f"--{flag} is missing; name the folder transcoder/ of iaj sparse transcoder"
+            for role in given
+            if not getattr(self, flag := transcoder_field(role))
+        ]
+
+    def _prompts(self) -> list[str]:
+        if self.targets and self.prompt_file:
+            return ["--target belongs to --prompt; write the targets of a file into its lines"]
+        return []
+
+    @property
+    def sources(self) -> dict[str, tuple[str, str]]:
+        """Model and transcoder by role.
+
+        Raises:
+          UsageError: no model is named.
+        """
+        roles = COMPARED if self.dense else (ALONE,)
+        if not getattr(self, roles[0]):
+            raise UsageError("--model is missing; name a folder or a model of the manifest")
+        return {
+            role: (getattr(self, role), getattr(self, transcoder_field(role))) for role in roles
+        }
+
+
+def transcoder_field(role: str) -> str:
+    """The field of the transcoder of a role."""
+    return "transcoder" if role == ALONE else f"{role}_transcoder"
+
+
+def experiment(mode: str, **settings: Any) -> ConfigDict:
+    """The `get_config(mode)` of attribution graphs.
+
+    Args:
+      mode: "" for all that was asked for, "smoke" for graphs of few features.
+      **settings: fields of `GraphConfig` that differ from its defaults.
+
+    Raises:
+      UsageError: the mode is unknown, or `GraphConfig` refuses the settings.
+    """
+    return in_mode(mode, GraphConfig(**settings), {"smoke": smoke}, of="attribution graphs")
+
+
+def smoke(config: GraphConfig) -> GraphConfig:
+    """Few features, the mediation of few edges, and little text."""
+    corpus = dataclasses.replace(config.corpus, max_tokens=5_000)
+    small = {"max_features": 20, "mediated": 20, "resamples": 100}
+    return dataclasses.replace(config, corpus=corpus, context=24, examples=2, **small)

@@ -1,0 +1,200 @@
+"""What attribution graphs are made of: models, their transcoders, prompts, labels; all checked."""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lm_jax.errors import BadInputError, UsageError
+from lm_jax.model.sites import keep
+from lm_jax.run.files import file_digest
+from lm_jax.text import corpora
+from sparse_jax.graphs import prompts as prompt_files
+from sparse_jax.graphs.config import COMPARED, GraphConfig
+from sparse_jax.graphs.prompts import FINDINGS, EncodedPrompt, Prompt
+from sparse_jax.graphs.replacement import check
+from sparse_jax.graphs.results import ModelFacts
+from sparse_jax.source_model import SourceModel
+from sparse_jax.transcoders import files
+from sparse_jax.transcoders.transcoder import Transcoder
+
+Labels = Mapping[tuple[int, int], str]
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphModel:
+    """A model with its transcoder."""
+
+    facts: ModelFacts
+    source: SourceModel
+    transcoder: Transcoder
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """Everything that a command reads.
+
+    Attributes:
+      models: by role.
+      prompts: the same for all models.
+      prompts_sha256: their digest.
+      labels: of features.
+    """
+
+    models: Mapping[str, GraphModel]
+    prompts: tuple[EncodedPrompt, ...]
+    prompts_sha256: str
+    labels: Labels
+
+
+def read(config: GraphConfig) -> Inputs:
+    """Reads and checks all inputs; nothing is written.
+
+    Raises:
+      UsageError: no model or prompt is named, or models, transcoders and prompts do not go
+        together.
+      BadInputError: a file cannot be used.
+      CorruptError: a file is damaged.
+    """
+    wanted = _wanted(config)
+    models = {
+        role: _load(role, source, transcoder, config.unknown_origin)
+        for role, (source, transcoder) in config.sources.items()
+    }
+    tokenizers = {each.source.tokenizer.sha256 for each in models.values()}
+    if len(tokenizers) > 1:
+        raise UsageError(
+            f"{' and '.join(f'--{role}' for role in models)} have different tokenizers, so that "
+            "their prompts cannot be compared; give models of one tokenizer"
+        )
+    tokenizer = next(iter(models.values())).source.tokenizer
+    longest = min(each.source.model.cfg.max_length for each in models.values())
+    encoded = prompt_files.encode(wanted, tokenizer, max_length=longest)
+    for each in models.values():
+        for prompt in encoded:
+            check(each.source.model, each.transcoder, np.asarray(prompt.ids))
+        _check_active(each, encoded)
+    corpus = config.corpus
+    if corpus.source:
+        # Before the graphs, which take longer.
+        options = {"unit": corpus.unit, "words": corpus.words, "field": corpus.field}
+        next(iter(corpora.documents(corpus.source, **options)), None)
+    labels = read_labels(config.labels) if config.labels else {}
+    return Inputs(models, tuple(encoded), prompt_files.digest(wanted), labels)
+
+
+def _wanted(config: GraphConfig) -> tuple[Prompt, ...]:
+    own = tuple(Prompt(text, config.targets) for text in config.prompts)
+    of_file = config.prompt_file
+    if not own and not of_file:
+        if tuple(config.sources) != COMPARED:
+            raise UsageError("there is no prompt; give --prompt=TEXT or --prompts=FILE.jsonl")
+        of_file = FINDINGS
+    return own + (prompt_files.read_prompts(of_file) if of_file else ())
+
+
+def _load(role: str, source: str, folder: str, unknown_origin: bool) -> GraphModel:
+    flag = "--transcoder" if role not in COMPARED else f"--{role}_transcoder"
+    transcoder, origin = files.load(folder)
+    model = SourceModel.load(source)
+    if not origin.model_sha256 and not unknown_origin:
+        raise BadInputError(
+            f"{flag}={folder} does not say of which model it is; give one that iaj sparse "
+            "transcoder wrote, or add --unknown_origin"
+        )
+    if origin.model_sha256 not in ("", model.sha256):
+        raise BadInputError(
+            f"{flag}={folder} is of {origin.model_name} with weights of sha256 "
+            f"{origin.model_sha256[:12]}, and {source} has {model.sha256[:12]}; give a transcoder "
+            "that was trained on this model"
+        )
+    if not _can_write(transcoder):
+        raise BadInputError(
+            f"{flag}={folder}: all decoders are zero, so that no feature writes anything; give an "
+            "earlier checkpoint"
+        )
+    cfg = model.model.cfg
+    facts = ModelFacts(
+        role=role,
+        source=source,
+        sha256=model.sha256,
+        family=cfg.family,
+        layers=cfg.num_layers,
+        heads=cfg.num_heads,
+        gated=model.model.gates is not None,
+        transcoder=folder,
+        transcoder_sha256=_digest(Path(folder)),
+        same_model=bool(origin.model_sha256),
+        kind=transcoder.cfg.kind,
+        features=transcoder.cfg.features,
+        window=transcoder.cfg.window,
+    )
+    return GraphModel(facts, model, transcoder)
+
+
+def _check_active(model: GraphModel, prompts: Sequence[EncodedPrompt]) -> None:
+    """Raises where no feature is active on a prompt; one run for all, padded on the right."""
+    tokens_BT = np.zeros((len(prompts), max(len(each.ids) for each in prompts)), np.int32)
+    valid_BT = np.zeros(tokens_BT.shape, bool)
+    for b, each in enumerate(prompts):
+        tokens_BT[b, : len(each.ids)], valid_BT[b, : len(each.ids)] = each.ids, True
+    active_B = np.asarray(_active(model.source.model, model.transcoder, tokens_BT, valid_BT))
+    for each, active in zip(prompts, active_B, strict=True):
+        if not active:
+            raise UsageError(
+                f"transcoder: none of the features of {model.facts.transcoder} is active on "
+                f"{each.text!r}; give a longer prompt or a transcoder with live features"
+            )
+
+
+@jax.jit
+def _active(model, transcoder, tokens_BT, valid_BT):
+    record = {"mlp.in": keep}
+    input_LBTD = model.forward(tokens_BT, valid_BT, record=record).records["mlp.in"]
+    L, B, T, D = input_LBTD.shape
+    feature_LXF = transcoder.encode(input_LBTD.reshape(L, B * T, D).astype(jnp.float32))
+    any_LBT = (feature_LXF > 0).any(-1).reshape(L, B, T)
+    return (any_LBT & valid_BT[None]).any((0, 2))
+
+
+def _can_write(transcoder: Transcoder) -> bool:
+    return bool(jnp.any(transcoder.decoder_norms() > 0))
+
+
+def _digest(folder: Path) -> str:
+    """Digest over the tensors of a transcoder's folder, in order of their names."""
+    total = hashlib.sha256()
+    for file in sorted(folder.glob("*.safetensors")):
+        total.update(bytes.fromhex(file_digest(file)["sha256"]))
+    return total.hexdigest()
+
+
+def read_labels(path: str) -> dict[tuple[int, int], str]:
+    """Labels of features by layer and index, from {"<layer>_<feature>": "text"}.
+
+    Raises:
+      BadInputError: the file cannot be read, or an entry is no label.
+    """
+    try:
+        tree = json.loads(Path(path).read_text("utf-8"))
+    except OSError as error:
+        raise BadInputError(f"{path}: {error.strerror}; give a readable .json file") from error
+    except ValueError as error:
+        raise BadInputError(f"{path}: not JSON ({error}); write one object of labels") from error
+    if not isinstance(tree, dict):
+        raise BadInputError(f'{path} is no object; write {{"<layer>_<feature>": "text"}}')
+    labels = {}
+    for name, text in tree.items():
+        if not re.fullmatch(r"\d+_\d+", name) or not isinstance(text, str):
+            raise BadInputError(
+                f'{path}: {name!r} with {text!r} is no label; write "<layer>_<feature>": "text"'
+            )
+        layer, feature = map(int, name.split("_"))
+        labels[layer, feature] = text
+    return labels

@@ -1,0 +1,177 @@
+"""One graph of a command: the document that viewers read, its numbers, and its masses."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lm_jax.report import slug as slug_of
+from sparse_jax.graphs import graph_json, mass
+from sparse_jax.graphs.attribute import attribute
+from sparse_jax.graphs.config import ALONE, GraphConfig
+from sparse_jax.graphs.graph import LOGIT, Graph
+from sparse_jax.graphs.graph_json import Mediated, largest_shares
+from sparse_jax.graphs.influence import ERROR, FEATURE, Pruned
+from sparse_jax.graphs.inputs import GraphModel, Inputs
+from sparse_jax.graphs.mass import Mass, MassSums
+from sparse_jax.graphs.prompts import EncodedPrompt
+from sparse_jax.graphs.results import GraphResult, LogitNode, MassResult, Sizes
+
+GRAPHS = "graph"
+# Bytes for the shares of the edges that are measured at once; sorting them takes a few times more.
+_MEMORY = 32 * 2**20
+
+
+def file_name(role: str, slug: str) -> str:
+    """The name of a graph's files."""
+    return slug if role == ALONE else f"{role}-{slug}"
+
+
+def scan(model: GraphModel) -> str:
+    """The name by which viewers group graphs and features: end of the source, digest, role."""
+    facts = model.facts
+    source = " ".join(Path(facts.source).parts[-2:])
+    role = () if facts.role == ALONE else (facts.role,)
+    return slug_of(" ".join([*role, source, facts.sha256[:8]]))
+
+
+def make_graph(
+    config: GraphConfig, inputs: Inputs, role: str, prompt: EncodedPrompt
+) -> tuple[GraphResult, dict[str, Any], list[Mass]]:
+    """The graph of a prompt: its numbers, its document, its masses."""
+    model = inputs.models[role]
+    graph = attribute(
+        model.source.model,
+        model.transcoder,
+        prompt.ids,
+        targets=prompt.targets,
+        max_features=config.max_features or None,
+    )
+    thresholds = {
+        "node_threshold": config.node_threshold,
+        "edge_threshold": config.edge_threshold,
+    }
+    pruned = graph.prune(**thresholds)
+    edges = mediated_edges(graph, pruned, config.mediated)
+    measured = measure_mediation(graph, edges, config.fraction)
+    logits = _logits(graph, model)
+    name = file_name(role, prompt.slug)
+    document = graph_json.document(
+        graph,
+        pruned,
+        slug=name,
+        model_name=scan(model),
+        tokens=prompt.tokens,
+        logit_tokens=[each.token for each in logits],
+        labels=inputs.labels,
+        mediated=measured.carried,
+        **thresholds,
+    )
+    masses = measured.masses
+    document["metadata"]["scores"] = dataclasses.asdict(graph.scores(pruned))
+    result = GraphResult(
+        role=role,
+        slug=prompt.slug,
+        file=f"{GRAPHS}/{name}.json",
+        kind=prompt.kind,
+        prompt=prompt.text,
+        tokens=prompt.tokens,
+        logits=logits,
+        **_numbers(config, graph, pruned, measured),
+    )
+    return result, document, masses
+
+
+def mediated_edges(graph: Graph, pruned: Pruned, most: int) -> np.ndarray:
+    """Kept edges as pairs of source and target `[X, 2]`, of the highest score first.
+
+    Args:
+      graph, pruned: the graph.
+      most: at most so many; 0 for all.
+    """
+    row_X, source_X = np.nonzero(pruned.kept_RS & (graph.adjacency != 0))
+    order_X = np.argsort(-pruned.score_RS[row_X, source_X], kind="stable")[: most or None]
+    return np.stack([source_X, graph.row_nodes[row_X]], 1)[order_X]
+
+
+def _logits(graph: Graph, model: GraphModel) -> tuple[LogitNode, ...]:
+    kinds, ids = graph.nodes["kind"].to_pylist(), graph.nodes["feature"].to_pylist()
+    chosen = [i for kind, i in zip(kinds, ids, strict=True) if kind == LOGIT]
+    return tuple(
+        LogitNode(model.source.tokenizer.decode([i]), i, float(p))
+        for i, p in zip(chosen, graph.probabilities, strict=True)
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class MeasuredMediation:
+    """What heads and pairs carry of some edges.
+
+    Attributes:
+      carried: the largest shares of each edge, by source and target.
+      error_L: largest error of the certificate, per layer.
+      over_count: median of the sum over layers as a multiple of the edge; NaN without edges.
+      masses: mean cumulative masses.
+    """
+
+    carried: dict[tuple[int, int], Mediated]
+    error_L: np.ndarray
+    over_count: float
+    masses: list[Mass]
+
+
+def measure_mediation(graph: Graph, edges: np.ndarray, fraction: float) -> MeasuredMediation:
+    """Mediation of edges `[X, 2]`, a batch at a time."""
+    carried: dict[tuple[int, int], Mediated] = {}
+    sums, over = MassSums(fraction), [np.empty(0)]
+    error_L = np.zeros(len(graph.replacement.error_LTD))
+    weight_X = graph.edge_weights(edges)
+    start = 0
+    L, N, T = graph.replacement.layers.pattern_LNTS.shape[:3]
+    at_once = min(max(_MEMORY // (4 * L * N * T * T), 1), 256)
+    for batch in graph.mediations(edges, batch=at_once):
+        score_XLNTS = np.asarray(batch.score_XLNTS)
+        at = slice(start, start + len(score_XLNTS))
+        start = at.stop
+        for (source, target), score_LNTS in zip(edges[at].tolist(), score_XLNTS, strict=True):
+            carried[source, target] = largest_shares(score_LNTS)
+        sums.add(score_XLNTS)
+        error_L = np.maximum(error_L, batch.certificate(weight_X[at]).max(0))
+        over.append(batch.over_count(weight_X[at]))
+    over_X = np.concatenate(over)
+    median = float(np.median(over_X)) if len(over_X) else float("nan")
+    return MeasuredMediation(carried, error_L, median, sums.means())
+
+
+def _numbers(
+    config: GraphConfig, graph: Graph, pruned: Pruned, measured: MeasuredMediation
+) -> dict[str, Any]:
+    """Fields of `GraphResult` that are measured."""
+    kind_S = graph.edges().kind_S
+    return {
+        "sizes": Sizes(
+            tokens=len(graph.replacement.token_TD),
+            features=int((kind_S == FEATURE).sum()),
+            rows=len(graph.row_nodes) - len(graph.probabilities),
+            kept_features=int((pruned.kept_S & (kind_S == FEATURE)).sum()),
+            kept_errors=int((pruned.kept_S & (kind_S == ERROR)).sum()),
+            kept_edges=int((pruned.kept_RS & (graph.adjacency != 0)).sum()),
+            mediated_edges=len(measured.carried),
+        ),
+        "scores": graph.scores(pruned),
+        "row_error": tuple(map(float, graph.certificate())),
+        "mediation_error": tuple(map(float, measured.error_L)),
+        "over_count": measured.over_count,
+        "masses": tuple(
+            MassResult(
+                each.component,
+                each.sign,
+                each.edges,
+                each.unmediated,
+                each.needed,
+                mass.needed_of_mean(each.mass_C, config.fraction),
+            )
+            for each in measured.masses
+        ),
+    }

@@ -1,0 +1,165 @@
+"""Prompts of attribution graphs: read from a file or the command line, as ids of a tokenizer.
+
+A line of a .jsonl file is {"prompt": "..."}, with "targets" (texts of one token each, written with
+their leading space), "kind" and "slug" if wanted. `FINDINGS` names the file that comes with the
+package: ten prompts of four kinds, whose digest is recorded here.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import hashlib
+import importlib.resources
+import itertools
+import json
+from pathlib import Path
+import re
+
+from lm_jax.errors import BadInputError, CorruptError, UsageError
+from lm_jax.report import slug as slug_of
+from lm_jax.run.results import InvalidError, parse_result
+from lm_jax.text.tokenizer import Tokenizer, added_tokens
+from sparse_jax.circuits.tasks import continuation_token
+
+FINDINGS = "findings"
+FINDINGS_SHA256 = "3714ed7752398596a48a8687968351a4fc7faf93b0687d7f70ca235609e485a9"
+_LONGEST_SLUG = 60
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+    """A prompt as a line of a file has it.
+
+    Attributes:
+      prompt: the text.
+      targets: texts of the logit nodes; empty for the most probable tokens.
+      kind: of the prompt, such as "ioi".
+      slug: name of its files, of letters, digits, `-` and `_`; "" makes one of the text.
+    """
+
+    prompt: str
+    targets: tuple[str, ...] = ()
+    kind: str = ""
+    slug: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class EncodedPrompt:
+    """A prompt as ids.
+
+    Attributes:
+      slug: name of its files; no two prompts share one.
+      kind: as in `Prompt`.
+      text: as in `Prompt`.
+      ids: with what the tokenizer puts before a text.
+      tokens: the ids as text, one by one.
+      targets: ids of the logit nodes; None for the most probable tokens.
+    """
+
+    slug: str
+    kind: str
+    text: str
+    ids: tuple[int, ...]
+    tokens: tuple[str, ...]
+    targets: tuple[int, ...] | None
+
+
+def read_prompts(source: str) -> tuple[Prompt, ...]:
+    """The prompts of a .jsonl file, or of `FINDINGS`.
+
+    Raises:
+      BadInputError: the file cannot be read, or a line holds no prompt; with the line.
+      CorruptError: the file of the package is not the recorded one.
+    """
+    if source == FINDINGS:
+        data = importlib.resources.files("sparse_jax.graphs").joinpath("findings.jsonl")
+        content = data.read_bytes()
+        if hashlib.sha256(content).hexdigest() != FINDINGS_SHA256:
+            raise CorruptError(f"{data} is not the recorded file; install the package again")
+        text = content.decode()
+    else:
+        try:
+            text = Path(source).read_text("utf-8-sig")
+        except OSError as error:
+            raise BadInputError(
+                f"{source}: {error.strerror}; give a readable .jsonl file, or {FINDINGS}"
+            ) from error
+        except UnicodeDecodeError as error:
+            raise BadInputError(
+                f"{source}: not UTF-8 at byte {error.start}; save it as UTF-8"
+            ) from error
+    prompts = [
+        _parse(line, f"{source}:{number}")
+        for number, line in enumerate(text.splitlines(), 1)
+        if line.strip()
+    ]
+    if not prompts:
+        raise BadInputError(f"{source}: no prompts; write one JSON object per line")
+    return tuple(prompts)
+
+
+def _parse(line: str, where: str) -> Prompt:
+    try:
+        return parse_result(json.loads(line), Prompt)
+    except InvalidError as error:
+        raise BadInputError(f"{where}: {error}") from error
+    except ValueError as error:
+        raise BadInputError(f"{where}: not JSON ({error}); write one object per line") from error
+
+
+def digest(prompts: Sequence[Prompt]) -> str:
+    """The sha256 of prompts, in order."""
+    lines = [dataclasses.asdict(prompt) for prompt in prompts]
+    return hashlib.sha256(json.dumps(lines).encode()).hexdigest()
+
+
+def encode(
+    prompts: Sequence[Prompt], tokenizer: Tokenizer, *, max_length: int
+) -> list[EncodedPrompt]:
+    """Prompts as ids.
+
+    Args:
+      prompts: as of `read_prompts`.
+      tokenizer: of the model.
+      max_length: positions of the model.
+
+    Raises:
+      UsageError: a prompt is empty or longer than the context, or two have one slug.
+      BadInputError: a target is not one token.
+    """
+    before, _ = added_tokens(tokenizer)
+    slugs: set[str] = set()
+    encoded = []
+    for prompt in prompts:
+        body = tokenizer.encode(prompt.prompt, add_special_tokens=False, split_special_tokens=True)
+        ids = [*before, *body]
+        if not body:
+            raise UsageError(f"prompt {prompt.prompt!r} has no token; write its text")
+        if len(ids) > max_length:
+            raise UsageError(
+                f"prompt {_short(prompt.prompt)!r} has {len(ids)} tokens, and the model a context "
+                f"of {max_length}; shorten it"
+            )
+        name = prompt.slug or _free(slug_of(prompt.prompt)[:_LONGEST_SLUG], slugs)
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+            raise UsageError(f"slug {name!r} must be of letters, digits, - and _; change it")
+        if name in slugs:
+            raise UsageError(f"two prompts have the slug {name!r}; give each another one")
+        slugs.add(name)
+        targets = tuple(continuation_token(tokenizer, prompt.prompt, t) for t in prompt.targets)
+        if len(set(targets)) < len(targets):
+            raise UsageError(f"targets {list(prompt.targets)} name a token twice; name each once")
+        tokens = tuple(tokenizer.decode([i]) for i in ids)
+        encoded.append(
+            EncodedPrompt(name, prompt.kind, prompt.prompt, tuple(ids), tokens, targets or None)
+        )
+    return encoded
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """The name, with a number after it where it is taken."""
+    numbered = (f"{name}-{k}" for k in itertools.count(2))
+    return next(each for each in itertools.chain([name], numbered) if each not in taken)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 40 else f"{text[:40]}..."

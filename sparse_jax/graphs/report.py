@@ -1,0 +1,171 @@
+"""The page of several graphs: their scores, and how few heads and pairs carry their edges.
+
+Every number comes from the files of the run; nothing is measured here.
+"""
+
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from lm_jax import report
+from lm_jax.report import Column, Section, Series, section, table
+from lm_jax.report.markup import Markup, element, number
+from lm_jax.report.prose import Prose
+from lm_jax.statistics import Interval
+from sparse_jax.graphs import comparison
+from sparse_jax.graphs.mass import COMPONENTS, SIGNS
+from sparse_jax.graphs.results import GraphResult, GraphSummary, MassRatio, RoleMass
+
+_PROSE = Prose("sparse_jax.graphs")
+NAMES = {"heads": "heads", "pairs": "key-query pairs"}
+facts = report.facts
+# Points of a curve, near to even in the logarithm.
+_POINTS = 200
+
+
+def build(summary: GraphSummary, rows: pa.Table, *, provenance: Mapping[str, Any]) -> str:
+    """The whole page; `rows` are those of `masses.parquet`."""
+    compared = " and ".join(each.role for each in summary.models)
+    what = "Attribution graphs" if len(summary.models) == 1 else f"Attribution graphs: {compared}"
+    parts = [graphs(summary), mass(summary, rows), *([ratios(summary)] if summary.ratios else [])]
+    lead = [conclusion(summary)] if summary.ratios else []
+    return report.page(what, parts, provenance=facts(provenance), lead=lead)
+
+
+def conclusion(summary: GraphSummary) -> Markup:
+    """Ratios of the absolute mass, beside the paper's."""
+    sentences = [format_ratio(each) for each in summary.ratios if each.sign == "absolute"]
+    return report.verdict(*sentences, tone="none")
+
+
+def format_ratio(ratio: MassRatio) -> str:
+    """A ratio in a sentence."""
+    what = f"{NAMES[ratio.component]} ({ratio.sign})"
+    if ratio.of_mean is None:
+        return f"{what}: no ratio, as fewer than two prompts have edges in both models."
+    paper = f"; the paper's is {number(ratio.paper)}" if ratio.paper else ""
+    return (
+        f"Of {what} the dense model needs {format_interval(ratio.of_mean)} times as many as the "
+        f"sparse one ({ratio.of_mean.n} prompts{paper})."
+    )
+
+
+def format_interval(interval: Interval | None) -> str:
+    """An estimate with its interval."""
+    if interval is None:
+        return "–"
+    estimate, low, high = (
+        number(x, ".2f") for x in (interval.estimate, interval.low, interval.high)
+    )
+    return f"{estimate} [{low}, {high}]"
+
+
+def graphs(summary: GraphSummary) -> Section:
+    """A row per graph."""
+    score = Column("Pruned", ".3f")
+    columns = [
+        *("Graph", "Kind", "Next token", "Features", "Edges"),
+        *(Column("Replacement", ".3f"), score, Column("Completeness", ".3f"), score),
+        *("Row error", "Mediation error", Column("Over-count", ".2f")),
+    ]
+    return section(
+        "Graphs",
+        _PROSE("graphs", summary.config.fraction),
+        table(
+            columns,
+            [_row(each) for each in summary.graphs],
+            caption="Scores, sizes after pruning, and errors of each graph.",
+            n=f"{number(len(summary.graphs))} graphs",
+        ),
+    )
+
+
+def _row(graph: GraphResult) -> list[Any]:
+    whole, pruned = graph.scores.unpruned, graph.scores.pruned
+    page = PurePosixPath(graph.file).with_suffix(".html").as_posix()
+    first = graph.logits[0]
+    return [
+        element("a", {"href": page}, PurePosixPath(page).stem),
+        graph.kind,
+        f"{first.token!r}, {100 * first.probability:.1f} %",
+        graph.sizes.kept_features,
+        graph.sizes.kept_edges,
+        *(whole.replacement, pruned.replacement, whole.completeness, pruned.completeness),
+        f"{max(graph.row_error):.1e}",
+        f"{max(graph.mediation_error):.1e}",
+        graph.over_count,
+    ]
+
+
+def mass(summary: GraphSummary, rows: pa.Table) -> Section:
+    """Mean cumulative masses and counts of each model."""
+    config = summary.config
+    fraction = f"{config.fraction:.0%}"
+    charts = []
+    for component in COMPONENTS:
+        for sign in SIGNS:
+            series, prompts = [], 0
+            for each in summary.models:
+                mass_PRC, _ = comparison.curves(rows, [each.role], component, sign)
+                prompts = max(prompts, len(mass_PRC))
+                if not len(mass_PRC):
+                    continue
+                mean_C = mass_PRC[:, 0].mean(0)
+                at = np.unique(np.geomspace(1, len(mean_C), _POINTS).astype(int))
+                series.append(Series(each.role, at, mean_C[at - 1]))
+            charts.append(
+                report.curves(
+                    series,
+                    caption=f"Mean cumulative mass of {NAMES[component]}, {sign}.",
+                    x_label=f"{NAMES[component]}, largest share first",
+                    y_label="mean cumulative mass",
+                    n=f"{prompts} prompts",
+                    log_x=True,
+                    h_lines=[(config.fraction, fraction)],
+                )
+            )
+    counts = [_counts(each) for each in summary.masses]
+    return section(
+        "What carries an edge",
+        _PROSE("mass", fraction, config.mediated),
+        report.grid(*charts),
+        table(
+            ["Model", "Components", "Shares", f"Mean curve at {fraction}", "Mean per edge"],
+            counts,
+            caption=f"Components that have {fraction} of the mass, with 95 % intervals.",
+            n=f"{len({each.slug for each in summary.graphs})} prompts",
+        ),
+    )
+
+
+def _counts(each: RoleMass) -> list[Any]:
+    return [
+        *(each.role, NAMES[each.component], each.sign),
+        format_interval(each.needed_of_mean),
+        format_interval(each.needed),
+    ]
+
+
+def ratios(summary: GraphSummary) -> Section:
+    """Dense over sparse, beside the paper."""
+    fraction = f"{summary.config.fraction:.0%}"
+    return section(
+        "Dense against sparse",
+        _PROSE("ratios", fraction),
+        table(
+            ["Components", "Shares", f"Mean curve at {fraction}", "Mean per edge", "Paper"],
+            [
+                [
+                    *(NAMES[each.component], each.sign),
+                    *(format_interval(each.of_mean), format_interval(each.per_edge)),
+                    "–" if each.paper is None else f"{each.paper:g}",
+                ]
+                for each in summary.ratios
+            ],
+            caption="Components of the dense model for each of the sparse one.",
+            n=f"{len({each.slug for each in summary.graphs})} prompts",
+        ),
+    )

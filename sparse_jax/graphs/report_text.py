@@ -1,0 +1,32 @@
+"""The summary of attribution graphs as text for a terminal."""
+
+from collections.abc import Iterator
+
+from sparse_jax.graphs.report import format_ratio
+from sparse_jax.graphs.results import GraphResult, GraphSummary
+
+
+def format_summary(summary: GraphSummary) -> str:
+    """The lines that the command prints at its end."""
+    lines = [line for graph in summary.graphs for line in _of_graph(graph)]
+    return "\n".join([*lines, *map(format_ratio, summary.ratios)])
+
+
+def _of_graph(graph: GraphResult) -> Iterator[str]:
+    sizes, whole, pruned = graph.sizes, graph.scores.unpruned, graph.scores.pruned
+    tokens = ", ".join(f"{each.token!r} {100 * each.probability:.1f} %" for each in graph.logits)
+    yield f"{graph.role}, {graph.slug}: {sizes.tokens} tokens, then {tokens}"
+    yield (
+        f"  {sizes.features:,} active features, of which {sizes.kept_features:,} are kept with "
+        f"{sizes.kept_errors:,} errors and {sizes.kept_edges:,} edges"
+    )
+    yield (
+        f"  replacement {whole.replacement:.3f} (pruned {pruned.replacement:.3f}), completeness "
+        f"{whole.completeness:.3f} ({pruned.completeness:.3f}), over nodes with inputs "
+        f"{whole.completeness_with_inputs:.3f} ({pruned.completeness_with_inputs:.3f})"
+    )
+    yield (
+        f"  largest relative error of a row {max(graph.row_error):.1e}, of the mediation of "
+        f"{sizes.mediated_edges:,} edges {max(graph.mediation_error):.1e}; the sum over layers is "
+        f"{graph.over_count:.2f} times the edge (median)"
+    )

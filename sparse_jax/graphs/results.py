@@ -1,0 +1,213 @@
+"""Typed results of attribution graphs; JSON files are read back strictly."""
+
+import dataclasses
+
+from lm_jax.run.results import Count, Real, Share
+from lm_jax.statistics import Interval
+from sparse_jax.graphs.config import GraphConfig
+from sparse_jax.graphs.graph import GraphScores
+from sparse_jax.graphs.mass import Component, Sign
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelFacts:
+    """A model and the transcoder that stands for its MLPs.
+
+    Attributes:
+      role: model, dense or sparse.
+      source: as the command named the model.
+      sha256: digest of its weights.
+      family: of its blocks.
+      layers, heads: of the model.
+      gated: whether it has gates.
+      transcoder: as the command named it.
+      transcoder_sha256: digest of its files.
+      same_model: whether the transcoder says that it is of this model; false where it says nothing.
+      kind, features, window: of the transcoder.
+    """
+
+    role: str
+    source: str
+    sha256: str
+    family: str
+    layers: Count
+    heads: Count
+    gated: bool
+    transcoder: str
+    transcoder_sha256: str
+    same_model: bool
+    kind: str
+    features: Count
+    window: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class LogitNode:
+    """A token whose logit has a node, and its probability by the model itself."""
+
+    token: str
+    id: Count
+    probability: Share
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Numbers of nodes and edges.
+
+    Attributes:
+      tokens: of the prompt.
+      features: that are active at any position.
+      rows: features with a row of their own.
+      kept_features, kept_errors: nodes after pruning.
+      kept_edges: after pruning.
+      mediated_edges: kept edges whose mediation was measured.
+    """
+
+    tokens: Count
+    features: Count
+    rows: Count
+    kept_features: Count
+    kept_errors: Count
+    kept_edges: Count
+    mediated_edges: Count
+
+
+@dataclasses.dataclass(frozen=True)
+class MassResult:
+    """Mean cumulative mass over the edges of one graph, or over graphs (`mass.Mass`).
+
+    Attributes:
+      component, sign: as in `mass`.
+      edges: behind the mean.
+      unmediated: edges that no head carries, which are left out.
+      needed: mean number of components that have `config.fraction` of an edge's mass; NaN without
+        edges.
+      needed_of_mean: where the mean curve has that mass; NaN without edges.
+    """
+
+    component: Component
+    sign: Sign
+    edges: Count
+    unmediated: Count
+    needed: Real
+    needed_of_mean: Real
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphResult:
+    """One graph in numbers.
+
+    Attributes:
+      role: of its model.
+      slug: of its prompt.
+      file: of the graph, in the work folder.
+      kind, prompt, tokens: of its prompt.
+      logits: its logit nodes.
+      sizes: numbers of nodes and edges.
+      scores: of the whole graph and of the pruned one.
+      row_error: largest error of row sum and bias against the forward pass, per layer of the
+        reading, logits last (`Graph.certificate`).
+      mediation_error: largest error of heads, bypass and late writes against the edge, per layer
+        (`Mediation.certificate`).
+      over_count: median over mediated edges of the sum over all layers as a multiple of the edge;
+        NaN without edges.
+      masses: mean cumulative mass of heads and of pairs.
+    """
+
+    role: str
+    slug: str
+    file: str
+    kind: str
+    prompt: str
+    tokens: tuple[str, ...]
+    logits: tuple[LogitNode, ...]
+    sizes: Sizes
+    scores: GraphScores
+    row_error: tuple[float, ...]
+    mediation_error: tuple[float, ...]
+    over_count: Real
+    masses: tuple[MassResult, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureCorpus:
+    """The text whose windows are shown with the features of a model.
+
+    Attributes:
+      role: of the model.
+      features: that its graphs show.
+      silent: those that are active on no token of the text.
+      source: of the text, as `lm_jax.text.corpora` names it; "" for none.
+      sha256: digest of its documents.
+      tokens: that were read.
+    """
+
+    role: str
+    features: Count
+    silent: Count
+    source: str
+    sha256: str
+    tokens: Count
+
+
+@dataclasses.dataclass(frozen=True)
+class RoleMass:
+    """Mass of one model over all prompts, each with the same weight.
+
+    Attributes:
+      role: of the model.
+      component, sign: as in `mass`.
+      needed: mean number of components per edge, with its interval over prompts; None of fewer
+        than two prompts.
+      needed_of_mean: where the mean curve has the mass, with its interval.
+    """
+
+    role: str
+    component: Component
+    sign: Sign
+    needed: Interval | None
+    needed_of_mean: Interval | None
+
+
+@dataclasses.dataclass(frozen=True)
+class MassRatio:
+    """How many times as many components the dense model needs as the sparse one.
+
+    Attributes:
+      component, sign: as in `mass`.
+      of_mean: of the counts where the mean curves reach the mass, as the paper's figure has it;
+        with an interval over prompts.
+      per_edge: of the mean counts per edge.
+      paper: the paper's figure (GPT-2, Fig. 6); None where it has none.
+    """
+
+    component: Component
+    sign: Sign
+    of_mean: Interval | None
+    per_edge: Interval | None
+    paper: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphSummary:
+    """`summary.json` of attribution graphs.
+
+    Attributes:
+      config: the settings.
+      models: one, or the two that are compared.
+      prompts_sha256: digest of the prompts with their targets.
+      graphs: by model, then prompt.
+      features: text of each model's features.
+      masses: by model; over prompts.
+      ratios: of a comparison.
+      device: that it was computed on.
+    """
+
+    config: GraphConfig
+    models: tuple[ModelFacts, ...]
+    prompts_sha256: str
+    graphs: tuple[GraphResult, ...]
+    features: tuple[FeatureCorpus, ...]
+    masses: tuple[RoleMass, ...]
+    ratios: tuple[MassRatio, ...]
+    device: str

@@ -1,0 +1,62 @@
+"""A model that an analysis reads, by name or folder: dense, or sparse with its gates."""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from lm_jax.errors import BadInputError, UsageError
+from lm_jax.text.tokenizer import Tokenizer
+from lm_jax.weights.load import load_pretrained
+from sparse_jax import model as sparse_model
+from sparse_jax.circuits.runs import CircuitModel
+
+# The folder of the exported model in that of a training.
+_MODEL = "model"
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceModel:
+    """A model with MLPs and a tokenizer, with the digest of its weights."""
+
+    name: str
+    model: CircuitModel
+    tokenizer: Tokenizer
+    sha256: str
+
+    @classmethod
+    def load(
+        cls, source: str, *, dtype: str = "float32", mesh: jax.sharding.Mesh | None = None
+    ) -> "SourceModel":
+        """Reads a dense model, or a sparse one with its gates.
+
+        Args:
+          source: what `lm_jax.load_pretrained` takes, the folder of a sparse model, or the work
+            folder of a training that exported either.
+          dtype: of the weights.
+          mesh: where to put them.
+
+        Raises:
+          UsageError: no model is named.
+          BadInputError: there is no such model, or it has no tokenizer or no MLP.
+        """
+        if not source:
+            raise UsageError("config.model is empty; name a folder or a model of the manifest")
+        folder = Path(source)
+        if (folder / _MODEL / "config.json").is_file():
+            folder = folder / _MODEL
+        if (folder / sparse_model.SPARSE).is_file():
+            loaded = sparse_model.load(folder, dtype=jnp.dtype(dtype), mesh=mesh)
+            model, base = CircuitModel.of(loaded), loaded.base
+        else:
+            named = folder if folder.exists() else source
+            base = load_pretrained(named, dtype=jnp.dtype(dtype), mesh=mesh)
+            model = CircuitModel.of(base)
+        if base.tokenizer is None:
+            raise BadInputError(
+                f"model {source!r} has no tokenizer; put its tokenizer.json beside the weights"
+            )
+        if not base.cfg.mlp_size:
+            raise BadInputError(f"model {source!r} has no MLPs that a transcoder could stand for")
+        return cls(source, model, base.tokenizer, base.sha256)

@@ -1,0 +1,61 @@
+"""A dense and a sparse model on disk with transcoders far from a fit, for the command."""
+
+import jax
+import numpy as np
+
+import lm_jax
+from lm_jax.model import params as params_lib
+from lm_jax.run import cli
+from sparse_jax import transcoders
+from sparse_jax.circuits import generators
+from sparse_jax.graphs import __main__ as command
+from sparse_jax.graphs.config import GraphConfig
+from sparse_jax.transcoders.transcoder import Transcoder, TranscoderConfig, spec
+from tests.sparse_jax.circuits.small_study import LAYERS, save_models
+
+PROMPTS = (
+    "After the lunch , Mary and John went to the park . Mary gave a ball to",
+    "The friends Tom and Anna met at the store . Soon Tom handed the ring to",
+)
+FEATURES = 16
+
+
+def save_all(folder):
+    """Models `dense` and `sparse/model`, their transcoders `dense_clt` and `sparse_clt`, `text`."""
+    save_models(folder)
+    (folder / "text").mkdir()
+    for k, text in enumerate(texts()):
+        (folder / "text" / f"{k:02d}.txt").write_text(text, "utf-8")
+    for role, model, seed in (("dense", "dense", 3), ("sparse", "sparse/model", 4)):
+        loaded = lm_jax.load_pretrained(folder / model)
+        save_transcoder(folder / f"{role}_clt", loaded, seed=seed)
+    return folder
+
+
+def texts(count=20):
+    """Sentences of words of the tokenizer."""
+    rng = np.random.default_rng(0)
+    words = [*generators.words("names"), *generators.words("places"), *generators.words("things")]
+    return [" ".join(rng.choice(words, rng.integers(8, 30))) for _ in range(count)]
+
+
+def save_transcoder(folder, model, *, seed=3, sha256=None, layers=LAYERS, change=lambda p: p):
+    cfg = TranscoderConfig(layers, model.cfg.hidden_size, FEATURES, threshold=0.1)
+    params = params_lib.init(jax.random.key(seed), spec(cfg))
+    for offset, name in enumerate(("encoder_bias", "decoder_bias")):
+        params[name] = 0.3 * jax.random.normal(jax.random.key(offset), params[name].shape)
+    digest = model.sha256 if sha256 is None else sha256
+    own = Transcoder(change(params), cfg)
+    transcoders.save(folder, own, transcoders.Origin("small", digest))
+    return folder
+
+
+def run(*arguments):
+    """The exit code of `iaj sparse graph` with these flags."""
+    return cli.run(
+        command.main,
+        ["iaj", "--compilation_cache=off", *arguments],
+        config="sparse/graph",
+        config_class=GraphConfig,
+        options=command.Options,
+    )

@@ -1,0 +1,367 @@
+"""The command: its graph is that of `attribute`, it resumes, and refuses before it writes."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import lm_jax
+from lm_jax.errors import CorruptError
+from lm_jax.model.layers import unembedding
+from lm_jax.run.files import read_json
+from lm_jax.run.results import load_result
+from lm_jax.run.workdir import FINISHED_FILE
+from sparse_jax import model as sparse_model
+from sparse_jax import transcoders
+from sparse_jax.graphs import attribute, graph_json, prompts, study
+from sparse_jax.graphs.features import SKIPPED_START
+from sparse_jax.graphs.results import GraphSummary
+from sparse_jax.source_model import SourceModel
+from tests.sparse_jax.circuits.small_study import LAYERS
+from tests.sparse_jax.graphs.small_command import (
+    FEATURES,
+    PROMPTS,
+    run,
+    save_all,
+    save_transcoder,
+    texts,
+)
+
+CONTEXT, EXAMPLES, MEDIATED = 12, 3, 40
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    return save_all(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def alone(models, tmp_path_factory):
+    """Two prompts of the dense model, one with targets and a label."""
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    lines = [
+        {"prompt": PROMPTS[0], "slug": "mary", "kind": "ioi", "targets": [" John", " Mary"]},
+        {"prompt": PROMPTS[1]},
+    ]
+    file = folder.parent / "prompts.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines)), "utf-8")
+    names = {f"{layer}_{i}": f"label of {i}" for layer in range(LAYERS) for i in range(FEATURES)}
+    (folder.parent / "labels.json").write_text(json.dumps(names), "utf-8")
+    assert run(*of_dense(models), *with_files(folder), *small(models), at(folder)) == 0
+    return folder, load_result(folder / study.SUMMARY, GraphSummary)
+
+
+def with_files(folder):
+    names = {"prompts": "prompts.jsonl", "labels": "labels.json"}
+    return [f"--{flag}={folder.parent / name}" for flag, name in names.items()]
+
+
+def of_dense(models):
+    return [f"--model={models / 'dense'}", f"--transcoder={models / 'dense_clt'}"]
+
+
+def small(models):
+    text = f"--config.corpus.source={models / 'text'}"
+    sizes = {"context": CONTEXT, "examples": EXAMPLES, "mediated": MEDIATED, "resamples": 200}
+    return [text, *(f"--config.{name}={value}" for name, value in sizes.items())]
+
+
+def at(folder):
+    return f"--workdir={folder}"
+
+
+@pytest.fixture(scope="module")
+def by_hand(models):
+    """Source, transcoder and the graphs of both prompts."""
+    source = SourceModel.load(str(models / "dense"))
+    transcoder, _ = transcoders.load(models / "dense_clt")
+    ids = [source.tokenizer.encode(text) for text in PROMPTS]
+    targets = [source.tokenizer.encode(name)[0] for name in ("John", "Mary")]
+    graphs = [
+        attribute(source.model, transcoder, ids[0], targets=targets),
+        attribute(source.model, transcoder, ids[1]),
+    ]
+    return source, transcoder, graphs
+
+
+def test_the_graph_of_the_command_is_that_of_attribute(alone, by_hand):
+    folder, summary = alone
+    for graph, result in zip(by_hand[2], summary.graphs, strict=True):
+        pruned = graph.prune()
+        document = graph_json.read(folder / result.file)
+        rows, sources = np.nonzero(pruned.kept_RS & (graph.adjacency != 0))
+        weights = [link["weight"] for link in document["links"]]
+        np.testing.assert_array_equal(weights, graph.adjacency[rows, sources].astype(np.float64))
+        assert result.sizes.kept_edges == len(weights) > MEDIATED
+        assert result.scores == graph.scores(pruned)
+        assert document["metadata"]["scores"]["pruned"] == vars(graph.scores(pruned).pruned)
+        labelled = [n for n in document["nodes"] if graph_json.feature_of(n)]
+        assert labelled
+        for node in labelled:
+            assert node["clerp"] == f"label of {graph_json.feature_of(node)[1]}"
+        assert result.row_error == tuple(graph.certificate())
+        assert [each.id for each in result.logits] == [
+            row["feature"] for row in graph.nodes.to_pylist() if row["kind"] == "logit"
+        ]
+    assert [each.token for each in summary.graphs[0].logits] == ["John", "Mary"]
+    listed = read_json(folder / "graph" / study.METADATA)["graphs"]
+    assert [each["slug"] for each in listed] == [Path(each.file).stem for each in summary.graphs]
+
+
+def test_mediated_edges_are_those_of_the_highest_score(alone, by_hand):
+    folder, summary = alone
+    graph, result = by_hand[2][0], summary.graphs[0]
+    pruned = graph.prune()
+    document = graph_json.read(folder / result.file)
+    assert len(document["mediation"]) == result.sizes.mediated_edges == MEDIATED
+    score_RS = np.where(pruned.kept_RS, pruned.score_RS, 0.0)
+    highest = np.argsort(-score_RS, axis=None, kind="stable")[:MEDIATED]
+    rows, sources = np.unravel_index(highest, score_RS.shape)
+    pairs = np.stack([sources, graph.row_nodes[rows]], 1)
+    shares = np.concatenate([np.asarray(each.score_XLNTS) for each in graph.mediations(pairs)])
+    # Sums in float64 by numpy, of the definition: all heads of an edge, sorted by size.
+    head_XC = np.abs(shares.astype(np.float64).sum((3, 4)).reshape(MEDIATED, -1))
+    carried_X = head_XC.sum(1) > 0
+    sorted_XC = np.sort(head_XC[carried_X], 1)[:, ::-1]
+    mass_XC = np.cumsum(sorted_XC, 1) / sorted_XC.sum(1, keepdims=True)
+    (heads,) = (m for m in result.masses if (m.component, m.sign) == ("heads", "absolute"))
+    assert (heads.edges, heads.unmediated) == (carried_X.sum(), (~carried_X).sum())
+    assert heads.needed == np.mean([np.argmax(mass_C >= 0.9) + 1 for mass_C in mass_XC])
+    over_X = shares.astype(np.float64).sum((1, 2, 3, 4)) / graph.edge_weights(pairs)
+    np.testing.assert_allclose(result.over_count, np.median(over_X), rtol=1e-12)
+    assert max(result.mediation_error) < 1e-5
+
+
+def test_features_have_their_most_active_texts(models, alone, by_hand):
+    folder, summary = alone
+    source, transcoder, _ = by_hand
+    file = max((folder / study.FEATURES).rglob("*.json"), key=lambda f: f.stat().st_size)
+    stored = read_json(file)
+    layer, index = stored["layer"], stored["feature"]
+    assert int(file.stem) == stored["index"] == graph_json.pair_number(layer, index)
+
+    @jax.jit
+    def inputs(row_BT, valid_BT):
+        return source.model.forward(row_BT, valid_BT, record={"mlp.in": lm_jax.keep}).records
+
+    # Every window of every text by itself, without batches.
+    found = []
+    for text in texts():
+        ids = source.tokenizer.encode(text)
+        for start in range(0, len(ids) - 1, CONTEXT):
+            window = np.array(ids[start : start + CONTEXT])
+            missing = CONTEXT - len(window)
+            row, valid = np.pad(window, (0, missing)), np.arange(CONTEXT) < len(window)
+            input_LBTD = inputs(row[None], valid[None])["mlp.in"]
+            act_T = np.asarray(transcoder.encode(input_LBTD[:, 0]))[layer, :, index]
+            found.append(act_T[SKIPPED_START : len(window)])
+    every = np.concatenate(found)
+    largest = sorted((each.max() for each in found if each.size), reverse=True)[:EXAMPLES]
+    (group,) = stored["examples_quantiles"]
+    shown = [max(each["tokens_acts_list"]) for each in group["examples"]]
+    # Rows of a batch may be summed in another order.
+    np.testing.assert_allclose(shown, largest, rtol=1e-4)
+    for each in group["examples"]:
+        assert each["tokens_acts_list"][each["train_token_ind"]] == max(each["tokens_acts_list"])
+        assert " ".join(each["tokens"]) in " ".join(texts())
+    assert stored["activation_frequency"] == (every > 0).mean()
+    assert sum(stored["histogram"]) == (every > 0).sum()
+    (corpus,) = summary.features
+    assert corpus.features == len(list((folder / study.FEATURES).rglob("*.json")))
+
+
+def test_top_logits_are_those_of_all_that_the_feature_writes(alone, by_hand):
+    folder, _ = alone
+    source, transcoder, _ = by_hand
+    params = source.model.params
+    for file in sorted((folder / study.FEATURES).rglob("*.json"))[:5]:
+        stored = read_json(file)
+        layer, index = stored["layer"], stored["feature"]
+        written = sum(
+            np.asarray(transcoder.decoder(layer, to)[index], np.float64)
+            for to in transcoder.cfg.targets(layer)
+        )
+        w_VD = np.asarray(unembedding(params, source.model.cfg), np.float64)
+        logits_V = w_VD @ (written * np.asarray(params["final"]["scale"], np.float64))
+        order = np.argsort(-logits_V)
+        assert stored["top_logits"] == [source.tokenizer.decode([i]) for i in order[:10]]
+        assert stored["bottom_logits"] == [source.tokenizer.decode([i]) for i in order[::-1][:10]]
+
+
+def test_the_same_command_again_prints_the_same_and_resumes_to_the_same(
+    models, alone, tmp_path, monkeypatch, capsys
+):
+    folder, summary = alone
+    asked = [*of_dense(models), *with_files(folder), *small(models)]
+    assert run(*asked, at(folder)) == 0
+    assert capsys.readouterr().out.startswith("finished ")
+    made = []
+
+    def killed(*arguments):
+        made.append(arguments)
+        if len(made) == 2:
+            raise RuntimeError("killed")
+        return original(*arguments)
+
+    original = study.make_graph
+    monkeypatch.setattr(study, "make_graph", killed)
+    assert run(*asked, at(tmp_path / "run")) == 1
+    monkeypatch.setattr(study, "make_graph", lambda *a: made.append(a) or original(*a))
+    assert run(*asked, at(tmp_path / "run")) == 0
+    # Two attempts before, and only the graph that was missing after.
+    assert len(made) == 3 and made[2][3].slug != "mary"
+    assert load_result(tmp_path / "run" / study.SUMMARY, GraphSummary) == summary
+    assert (tmp_path / "run" / FINISHED_FILE).exists()
+
+
+def test_two_models_are_compared_as_numpy_compares_them(models, tmp_path, capsys):
+    folder = tmp_path / "run"
+    asked = [f"--dense={models / 'dense'}", f"--dense_transcoder={models / 'dense_clt'}"]
+    asked += [f"--sparse={models / 'sparse'}", f"--sparse_transcoder={models / 'sparse_clt'}"]
+    asked += [f"--prompt={each}" for each in PROMPTS]
+    assert run(*asked, *small(models), "--config.corpus.source=", at(folder)) == 0
+    summary = load_result(folder / study.SUMMARY, GraphSummary)
+    assert [each.gated for each in summary.models] == [False, True]
+    sources = {
+        "dense": lm_jax.load_pretrained(models / "dense"),
+        "sparse": sparse_model.load(models / "sparse" / "model"),
+    }
+    counts, means = {}, {}
+    for role, model in sources.items():
+        transcoder, _ = transcoders.load(models / f"{role}_clt")
+        mass_PC, count_P = [], []
+        for text in PROMPTS:
+            graph = attribute(model, transcoder, model_tokens(model, text))
+            pruned = graph.prune()
+            rows, columns = np.nonzero(pruned.kept_RS)
+            order = np.argsort(-pruned.score_RS[rows, columns], kind="stable")[:MEDIATED]
+            pairs = np.stack([columns, graph.row_nodes[rows]], 1)[order]
+            (batch,) = graph.mediations(pairs)
+            score = np.asarray(batch.score_XLNTS, np.float64)
+            share_XC = np.sort(np.abs(score.reshape(len(score), -1)), 1)[:, ::-1]
+            share_XC = share_XC[share_XC[:, 0] > 0]
+            mass_XC = np.cumsum(share_XC, 1) / share_XC.sum(1, keepdims=True)
+            # Of all pairs, half are not causal and have no share: the count is that of the rest.
+            mass_PC.append(mass_XC.mean(0))
+            count_P.append((mass_XC < 0.9).sum(1).mean() + 1)
+        counts[role] = np.array(count_P)
+        means[role] = np.mean(mass_PC, 0)
+    (ratio,) = (r for r in summary.ratios if (r.component, r.sign) == ("pairs", "absolute"))
+    assert ratio.paper == 16.1
+    assert ratio.per_edge.n == ratio.of_mean.n == len(PROMPTS)
+    wanted = counts["dense"].mean() / counts["sparse"].mean()
+    np.testing.assert_allclose(ratio.per_edge.estimate, wanted, rtol=1e-12)
+    # Two prompts have three samples: the interval is between the ratios of either.
+    own = counts["dense"] / counts["sparse"]
+    assert min(own) - 1e-12 <= ratio.per_edge.low <= ratio.per_edge.high <= max(own) + 1e-12
+    # Between the counts whose masses are below and above.
+    reached = {role: int(np.argmax(mean_C >= 0.9)) for role, mean_C in means.items()}
+    masses = {
+        each.role: each.needed_of_mean.estimate
+        for each in summary.masses
+        if (each.component, each.sign) == ("pairs", "absolute")
+    }
+    for role, k in reached.items():
+        assert k <= masses[role] <= k + 1
+    np.testing.assert_allclose(
+        ratio.of_mean.estimate, masses["dense"] / masses["sparse"], rtol=1e-12
+    )
+    page = (folder / study.REPORT).read_text("utf-8")
+    assert "16.1" in page and "graph/sparse-" in page
+    assert "times as many as the sparse one" in capsys.readouterr().out
+
+
+def model_tokens(model, text):
+    tokenizer = (model.base if hasattr(model, "base") else model).tokenizer
+    return tokenizer.encode(text)
+
+
+def test_attribute_takes_folders(models, by_hand):
+    source, transcoder, _ = by_hand
+    ids = source.tokenizer.encode(PROMPTS[1])
+    of_sparse = [
+        models / "sparse",
+        models / "sparse" / "model",
+        sparse_model.load(models / "sparse" / "model"),
+    ]
+    first, *others = (attribute(each, transcoder, ids).adjacency for each in of_sparse)
+    for other in others:
+        np.testing.assert_array_equal(first, other)
+    assert not np.array_equal(first, by_hand[2][1].adjacency)
+
+
+def test_the_ten_prompts_are_the_recorded_ones(monkeypatch):
+    ten = prompts.read_prompts(prompts.FINDINGS)
+    assert len(ten) == 10 and len({each.slug for each in ten}) == 10
+    assert {each.kind for each in ten} == {"ioi", "greater-than", "completion", "category"}
+    monkeypatch.setattr(prompts, "FINDINGS_SHA256", "0" * 64)
+    with pytest.raises(CorruptError, match="is not the recorded file"):
+        prompts.read_prompts(prompts.FINDINGS)
+
+
+def test_bad_input_is_one_sentence_and_nothing_is_written(models, tmp_path, capsys):
+    model = lm_jax.load_pretrained(models / "dense")
+    made = {
+        "other": {"sha256": "ab" * 32},
+        "unknown": {"sha256": ""},
+        "deeper": {"layers": 3},
+        "silent": {"change": lambda p: p | {"encoder_bias": p["encoder_bias"] - 1e6}},
+        "empty": {"change": lambda p: p | {"decoder": {k: 0 * x for k, x in p["decoder"].items()}}},
+        "nan": {"change": lambda p: p | {"decoder_bias": p["decoder_bias"] * np.nan}},
+    }
+    for name, options in made.items():
+        save_transcoder(tmp_path / name, model, **options)
+    (tmp_path / "labels.json").write_text('{"1-2": "dates"}', "utf-8")
+    (tmp_path / "two.jsonl").write_text('{"prompt": "a", "slug": "x"}\n' * 2, "utf-8")
+    (tmp_path / "typo.jsonl").write_text('{"promt": "a"}', "utf-8")
+    dense, prompt = f"--model={models / 'dense'}", f"--prompt={PROMPTS[0]}"
+
+    def clt(name):
+        return f"--transcoder={tmp_path / name}"
+
+    own = f"--transcoder={models / 'dense_clt'}"
+    cases = [
+        ([dense, clt("other"), prompt], 3, "with weights of sha256 abababababab, and"),
+        ([dense, clt("unknown"), prompt], 3, "does not say of which model it is; give one that"),
+        ([dense, clt("deeper"), prompt], 2, "its num_layers is 3, but that of the model is 2"),
+        ([dense, clt("silent"), prompt], 2, "none of the features of"),
+        ([dense, clt("empty"), prompt], 3, "all decoders are zero"),
+        ([dense, clt("nan"), prompt], 7, "b_dec_0 has values that are not finite"),
+        ([dense, own, f"--prompt={'park ' * 65}"], 2, "has 65 tokens, and the model a context of"),
+        ([dense, own, prompt, "--target= John Mary"], 3, "is not one token after"),
+        ([dense, own, prompt, "--target= John", "--target= John"], 2, "name a token twice"),
+        ([dense, own, prompt, f"--labels={tmp_path / 'labels.json'}"], 3, "is no label; write"),
+        ([dense, own, f"--prompts={tmp_path / 'two.jsonl'}"], 2, "two prompts have the slug 'x'"),
+        (
+            [dense, own, f"--prompts={tmp_path / 'typo.jsonl'}"],
+            3,
+            "typo.jsonl:1: prompt is missing",
+        ),
+        (
+            [dense, own, f"--prompts={tmp_path / 'none.jsonl'}"],
+            3,
+            "No such file or directory; give",
+        ),
+        ([dense, own], 2, "there is no prompt; give --prompt=TEXT or --prompts=FILE.jsonl"),
+        ([dense, prompt], 2, "--transcoder is missing; name the folder transcoder/"),
+        ([own, prompt], 2, "--model is missing; name a folder"),
+        (
+            [dense, own, "--sparse_transcoder=x", prompt],
+            2,
+            "--sparse is missing; name the",
+        ),
+        ([dense, own, f"--sparse={models}", prompt], 2, "give --model alone, or --dense and"),
+        ([dense, own, prompt, "--edge_threshold=0"], 2, "config.edge_threshold = 0.0 must be"),
+        ([dense, own, "--promt=a"], 2, "--promt is not a flag of this command; did you mean"),
+    ]
+    for arguments, code, message in cases:
+        folder = tmp_path / "run"
+        assert run(*arguments, "--config.corpus.source=", at(folder)) == code, message
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and message in error, error
+        assert not folder.exists()
+    # The flag accepts what says nothing, and nothing else.
+    refused = [dense, clt("other"), prompt, "--unknown_origin", at(tmp_path / "run")]
+    assert run(*refused) == 3
