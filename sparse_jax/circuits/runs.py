@@ -9,7 +9,7 @@ gates are computed in each run from the edited activations.
 
 from collections.abc import Mapping
 import dataclasses
-from typing import Any
+from typing import Any, Protocol
 
 from flax import struct
 import jax
@@ -20,6 +20,7 @@ from lm_jax.model.attention import softmax
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import Output, forward
 from lm_jax.model.edits import Chain
+from lm_jax.model.mixers import ATTENTION, Mixer
 from lm_jax.weights.load import Pretrained
 from sparse_jax.circuits.metrics import METRICS, Continuations
 from sparse_jax.circuits.rules import EXACT, GradientRules
@@ -27,19 +28,45 @@ from sparse_jax.circuits.tasks import Task
 from sparse_jax.model import Gates, SparseModel, gated_forward
 
 
+class TrainedRun(Protocol):
+    """A trained model with a mixer of its own, such as `protot_jax.load_run` gives."""
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The tree of `param_spec(cfg, mixer)`."""
+        ...
+
+    @property
+    def cfg(self) -> DecoderConfig:
+        """Of the decoder."""
+        ...
+
+    @property
+    def mixer(self) -> Mixer:
+        """Of its blocks."""
+        ...
+
+
 @struct.dataclass
 class CircuitModel:
-    """A dense or sparse model whose weights are a traced argument of compiled functions."""
+    """A dense or sparse model whose weights are a traced argument of compiled functions.
+
+    A model of another `mixer` than attention has no gates.
+    """
 
     params: Any
     cfg: DecoderConfig = struct.field(pytree_node=False)
     gates: Gates | None = struct.field(pytree_node=False, default=None)
+    mixer: Mixer = struct.field(pytree_node=False, default=ATTENTION)
 
     @classmethod
-    def of(cls, model: Pretrained | SparseModel) -> "CircuitModel":
+    def of(cls, model: "Pretrained | SparseModel | TrainedRun") -> "CircuitModel":
         """The model with its gates, if it has any."""
-        gates = model.gates if isinstance(model, SparseModel) else None
-        return cls(model.params, model.cfg, gates)
+        if isinstance(model, SparseModel):
+            return cls(model.params, model.cfg, model.gates)
+        if isinstance(model, Pretrained):
+            return cls(model.params, model.cfg)
+        return cls(model.params, model.cfg, mixer=model.mixer)
 
     def above(self, layer: int) -> "CircuitModel":
         """The layers from this one on, as a model whose embedding is to be replaced."""
@@ -50,7 +77,7 @@ class CircuitModel:
         gates = self.gates
         if gates is not None:
             gates = dataclasses.replace(gates, bias_LN=gates.bias_LN[layer:])
-        return CircuitModel(self.params | {"blocks": blocks}, cfg, gates)
+        return CircuitModel(self.params | {"blocks": blocks}, cfg, gates, self.mixer)
 
     def forward(
         self,
@@ -72,6 +99,7 @@ class CircuitModel:
             return gated_forward(
                 self.params, tokens_BT, self.cfg, self.gates, valid_BT=valid_BT, **options
             )
+        options["mixer"] = self.mixer
         attend: Any = softmax
         if self.gates is not None:
             attend = self.gates.attend(self.cfg, valid_BT=valid_BT)

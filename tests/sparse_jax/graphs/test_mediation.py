@@ -39,10 +39,10 @@ def removed_edges(replacement, pattern_BLNTS, sources, targets, x):
     stream_BTD[:, at] = sources.embedding_XD[x]
     for layer in range(L):
         h_BTD = centre(stream_BTD) * np.asarray(r.layers.norm_LTD[layer])
-        v_BTKH = np.einsum("btd,dkh->btkh", h_BTD, r.layers.value_LDKH[layer])
+        v_BTKH = np.einsum("btd,dkh->btkh", h_BTD, r.layers.mixer.value_LDKH[layer])
         v_BTNH = v_BTKH[:, :, np.arange(N) // (N // v_BTKH.shape[2])]
         z_BTNH = np.einsum("bnts,bsnh->btnh", pattern_BLNTS[:, layer], v_BTNH)
-        o_BTD = np.einsum("btnh,nhd->btd", z_BTNH, r.layers.output_LNHD[layer])
+        o_BTD = np.einsum("btnh,nhd->btd", z_BTNH, r.layers.mixer.output_LNHD[layer])
         if r.layers.post_norm_LTD is not None:
             o_BTD = centre(o_BTD) * np.asarray(r.layers.post_norm_LTD[layer])
         middle_BTD = stream_BTD + o_BTD
