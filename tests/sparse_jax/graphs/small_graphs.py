@@ -7,6 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm_jax.model import params as params_lib
+from lm_jax.model.decoder import param_spec
+from protot_jax import build_model
+from sparse_jax.circuits.runs import CircuitModel
 from sparse_jax.graphs import attribute
 from sparse_jax.transcoders import transcoder as transcoders
 from sparse_jax.transcoders.transcoder import Transcoder, TranscoderConfig
@@ -20,14 +23,36 @@ MODELS = [
     ("gpt2", 0.3, 2),
     ("gemma", None, 2),
     ("pythia", None, None),
+    ("protot", None, None),
 ]
 LAYERS, TOKENS, FEATURES = 3, 6, 12
 
 
 @functools.cache
 def small_model(blocks, bias=None):
+    if blocks == "protot":
+        return prototype_model()
     changes = {"windows": (3, None, 3)} if blocks == "gemma" else {}
     return circuit_model(blocks, bias=bias, num_layers=LAYERS, scale=6.0, **changes)
+
+
+def prototype_model():
+    """As wide as the others, with three prototypes in a layer and a convolution that matters."""
+    like = small_model("llama").cfg
+    cfg, mixer = build_model(
+        "protot",
+        hidden_size=like.hidden_size,
+        num_layers=LAYERS,
+        vocab_size=like.vocab_size,
+        context=like.max_length,
+        tie_embeddings=True,
+        num_prototypes=3,
+    )
+    params = params_lib.init(jax.random.key(5), param_spec(cfg, mixer), jnp.float32)
+    params = jax.tree.map(lambda x: 6.0 * x, params)
+    scalars = {"alpha": jnp.array([0.7, 1.3, 0.9])}
+    params["blocks"]["mixer"] |= scalars
+    return CircuitModel(params, cfg, mixer=mixer)
 
 
 @functools.cache
