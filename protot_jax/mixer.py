@@ -213,22 +213,20 @@ class PrototypeMixer(Prototypes):
         self, write_BTR: jax.Array, value_BTE: jax.Array, decay_R: jax.Array, state: State | None
     ) -> jax.Array:
         """Memory of each channel before each token, `[B, T, R, E]`, for recording and editing."""
-        B, T, R = write_BTR.shape
-        if state is None:
-            state = _empty(B, R, value_BTE.shape[-1])
+        B, T, _ = write_BTR.shape
 
-        def channel(write_BT, decay, total_BE, mass_B):
+        def channel(write_BT, decay, before):
             return self.prefix(
                 write_BT[..., None],
                 value_BTE,
                 decay[None],
                 jnp.ones((B, T, 1), write_BTR.dtype),
-                initial_state=State(total_BE[:, None], mass_B[:, None]),
+                initial_state=before and State(*(x[:, None] for x in before)),
                 mass_normalisation=self.mass_normalisation,
             )
 
-        memory_BTRE = jax.vmap(channel, in_axes=(2, 0, 1, 1), out_axes=2)(
-            write_BTR, decay_R, state.total_BRE, state.mass_BR
+        memory_BTRE = jax.vmap(channel, in_axes=(2, 0, 1), out_axes=2)(
+            write_BTR, decay_R, state and tuple(state)
         )
         scale_R1 = self._scale(decay_R)[:, None].astype(memory_BTRE.dtype)
         return memory_BTRE * scale_R1[None, None]

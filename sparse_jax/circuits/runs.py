@@ -9,7 +9,7 @@ gates are computed in each run from the edited activations.
 
 from collections.abc import Mapping
 import dataclasses
-from typing import Any, Protocol
+from typing import Any
 
 from flax import struct
 import jax
@@ -22,29 +22,11 @@ from lm_jax.model.decoder import Output, forward
 from lm_jax.model.edits import Chain
 from lm_jax.model.mixers import ATTENTION, Mixer
 from lm_jax.weights.load import Pretrained
+from lm_jax.weights.runs import TrainedRun
 from sparse_jax.circuits.metrics import METRICS, Continuations
 from sparse_jax.circuits.rules import EXACT, GradientRules
 from sparse_jax.circuits.tasks import Task
 from sparse_jax.model import Gates, SparseModel, gated_forward
-
-
-class TrainedRun(Protocol):
-    """A trained model with a mixer of its own, such as `protot_jax.load_run` gives."""
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """The tree of `param_spec(cfg, mixer)`."""
-        ...
-
-    @property
-    def cfg(self) -> DecoderConfig:
-        """Of the decoder."""
-        ...
-
-    @property
-    def mixer(self) -> Mixer:
-        """Of its blocks."""
-        ...
 
 
 @struct.dataclass
@@ -60,7 +42,7 @@ class CircuitModel:
     mixer: Mixer = struct.field(pytree_node=False, default=ATTENTION)
 
     @classmethod
-    def of(cls, model: "Pretrained | SparseModel | TrainedRun") -> "CircuitModel":
+    def of(cls, model: Pretrained | SparseModel | TrainedRun) -> "CircuitModel":
         """The model with its gates, if it has any."""
         if isinstance(model, SparseModel):
             return cls(model.params, model.cfg, model.gates)

@@ -16,7 +16,8 @@ import pyarrow as pa
 from lm_jax.errors import UsageError
 from lm_jax.model.layers import unembedding
 from lm_jax.weights.load import Pretrained
-from sparse_jax.circuits.runs import CircuitModel, TrainedRun
+from lm_jax.weights.runs import TrainedRun
+from sparse_jax.circuits.runs import CircuitModel
 from sparse_jax.graphs import influence, linear
 from sparse_jax.graphs.graph import BIAS, LOGIT, PRECISION, SCHEMA, Graph
 from sparse_jax.graphs.influence import ERROR, FEATURE, TOKEN

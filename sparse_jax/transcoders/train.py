@@ -42,6 +42,7 @@ from lm_jax.train.metrics import METRICS
 from lm_jax.train.objective import ignore_index_batch
 from lm_jax.train.step import check_batch, make_eval_step
 from lm_jax.weights.load import load_pretrained
+from lm_jax.weights.runs import read_run
 from sparse_jax import model as sparse_model
 from sparse_jax.circuits.runs import CircuitModel
 from sparse_jax.transcoders import files, report, thresholds
@@ -76,7 +77,7 @@ class SourceModel:
     def load(
         cls, source: str, *, dtype: str = "float32", mesh: jax.sharding.Mesh | None = None
     ) -> "SourceModel":
-        """Reads a dense model, or a sparse one with its gates.
+        """Reads a dense model, a sparse one with its gates, or a trained run (`weights.runs`).
 
         Raises:
           UsageError: no model is named.
@@ -87,6 +88,10 @@ class SourceModel:
         if (Path(source) / sparse_model.SPARSE).is_file():
             loaded = sparse_model.load(source, dtype=jnp.dtype(dtype), mesh=mesh)
             model, base = CircuitModel.of(loaded), loaded.base
+        elif base := read_run(source, mesh):
+            model = CircuitModel.of(base)
+            params = jax.tree.map(lambda x: x.astype(jnp.dtype(dtype)), model.params)
+            model = dataclasses.replace(model, params=params)
         else:
             base = load_pretrained(source, dtype=jnp.dtype(dtype), mesh=mesh)
             model = CircuitModel.of(base)
