@@ -1,6 +1,8 @@
 """The command from a run to its page, its numbers, and what it refuses."""
 
+import contextlib
 import copy
+import io
 import json
 
 import jsonschema
@@ -8,11 +10,12 @@ import numpy as np
 import pytest
 
 from lm_jax.errors import CorruptError
+from lm_jax.report import figure
 from lm_jax.run import cli
 from lm_jax.run.results import json_schema, load_result
 import protot_jax
 from protot_jax.attribution import __main__ as command
-from protot_jax.attribution import attribute, prompt_tokens
+from protot_jax.attribution import attribute, prompt_tokens, report
 from protot_jax.attribution.results import AttributionReport
 
 PROMPT = "the house of a river and its"
@@ -26,12 +29,11 @@ def launched(*flags):
 @pytest.fixture(scope="module")
 def attributed(run):
     """What the command wrote into the run, and what it printed."""
-    with pytest.MonkeyPatch.context() as patch:
-        lines = []
-        patch.setattr("builtins.print", lambda *args: lines.extend(map(str, args)))
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
         assert launched(f"--run={run}", *FLAGS) == 0
     (folder,) = (run / "attribution").iterdir()
-    return folder, json.loads((folder / "attribution.json").read_text("utf-8")), "\n".join(lines)
+    content = json.loads((folder / "attribution.json").read_text("utf-8"))
+    return folder, content, printed.getvalue()
 
 
 def test_the_files_are_written_and_keep_to_their_schema(attributed):
@@ -90,14 +92,12 @@ def test_the_page_shows_every_target_and_its_certificate(attributed):
     page = (folder / "report.html").read_text("utf-8")
     assert "Next token: town" in page and "Next token: people" in page
     assert "All parts sum to the logits of the forward pass" in page
-    assert page.count("vega-lite") >= 1 and PROMPT in page
+    assert page.count(figure.MARK) == 4 * len(content["targets"]) and PROMPT in page
     pair = content["targets"][0]["pairs"][0]
     assert f"L{pair['layer']}P{pair['prototype']}" in page
 
 
 def test_sums_that_miss_are_called_so(attributed):
-    from protot_jax.attribution import report
-
     folder, content, _ = attributed
     content = copy.deepcopy(content)
     content["targets"][1]["certificate"]["layers"][1] = 2e-3

@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import lm_jax
 from lm_jax.model import params as params_lib
-from lm_jax.model.decoder import param_spec
 from protot_jax import build_model
 from sparse_jax.circuits.runs import CircuitModel
 from sparse_jax.graphs import attribute
 from sparse_jax.transcoders import transcoder as transcoders
 from sparse_jax.transcoders.transcoder import Transcoder, TranscoderConfig
-from tests.sparse_jax.circuits.small_models import circuit_model
+from tests.sparse_jax.circuits.small_models import circuit_model, moved
 
 # Blocks, bias of the gates (None for a dense model), window of the transcoder.
 MODELS = [
@@ -48,10 +48,10 @@ def prototype_model():
         tie_embeddings=True,
         num_prototypes=3,
     )
-    params = params_lib.init(jax.random.key(5), param_spec(cfg, mixer), jnp.float32)
-    params = jax.tree.map(lambda x: 6.0 * x, params)
-    scalars = {"alpha": jnp.array([0.7, 1.3, 0.9])}
-    params["blocks"]["mixer"] |= scalars
+    start = lm_jax.init_params(jax.random.key(5), cfg, mixer=mixer)
+    params = moved(start, 5, 6.0)
+    # Six times as long they would leave most gates at 0 or 1.
+    params["blocks"]["mixer"]["prototypes"] = start["blocks"]["mixer"]["prototypes"]
     return CircuitModel(params, cfg, mixer=mixer)
 
 
