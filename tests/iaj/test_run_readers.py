@@ -1,9 +1,13 @@
 """Runs of one library as the models of another: read, and a transcoder and a graph of one."""
 
+import runpy
+import sys
+
 import jax
 import numpy as np
 import pytest
 
+from iaj import __main__ as main
 from iaj import run_readers
 from lm_jax.text.preparation import CorpusConfig
 from lm_jax.weights import runs
@@ -38,6 +42,16 @@ def test_a_run_is_read_by_its_library_and_other_folders_are_not(run, registered,
 def test_runs_are_no_models_where_no_library_is_registered(run, monkeypatch):
     monkeypatch.setattr(runs, "_READERS", {})
     assert runs.read_run(run) is None
+
+
+def test_commands_of_the_sparse_library_can_read_runs(monkeypatch):
+    monkeypatch.setattr(runs, "_READERS", {})
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(runpy, "run_module", lambda *args, **options: None)
+    main._run(("protot", "concepts"), [])
+    assert not runs._READERS
+    main._run(("sparse", "transcoder"), [])
+    assert list(runs._READERS) == ["protot_jax"]
 
 
 def test_a_transcoder_of_a_run_and_its_graph_mediated_by_prototypes(
