@@ -33,6 +33,11 @@ def main() -> int:
 def _run(words: tuple[str, ...], rest: Sequence[str]) -> int:
     sys.argv = [f"iaj {' '.join(words)}", *rest]
     try:
+        if words[0] == "sparse":
+            # They may name a run of another library, which they do not import.
+            from iaj import run_readers
+
+            run_readers.register_all()
         runpy.run_module(commands.COMMANDS[words], run_name="__main__", alter_sys=True)
     except KeyboardInterrupt:
         # During the imports of the command, which handles signals itself once it runs.

@@ -18,6 +18,7 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("protot", "count"): "protot_jax.count",
     ("protot", "concepts"): "protot_jax.concepts",
     ("protot", "intervene"): "protot_jax.interventions",
+    ("protot", "graph"): "protot_jax.attribution",
     ("sparse", "pair"): "sparse_jax.pair",
     ("sparse", "transcoder"): "sparse_jax.transcoders",
     ("sparse", "graph"): "sparse_jax.graphs",

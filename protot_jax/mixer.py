@@ -13,7 +13,7 @@ convolution is averaged with the values. Where the paper and the released code d
 docstring of the field says which this follows and why.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
 import math
 from typing import Any, ClassVar
@@ -29,6 +29,7 @@ from lm_jax.model.mixers import Layer
 from lm_jax.model.params import ParamSpec, ParamTree, by_layer, constant
 from lm_jax.parallel.kernels import shard_kernel
 from protot_jax.convolution import causal_convolution, taps_spec
+from protot_jax.frozen import FrozenPrototypes
 
 MEMORY = frozenset({"mixer.memory"})
 # The released code adds it to |tau|.
@@ -79,6 +80,7 @@ class PrototypeMixer(Prototypes):
 
     prefix: PrefixMean = prefix_mean
     recurrent: ClassVar[bool] = True
+    frozen_sites: ClassVar[tuple[str, ...]] = ("mixer.write", "mixer.read")
 
     def value_size(self, cfg: DecoderConfig) -> int:
         """E, the width of a channel."""
@@ -211,25 +213,49 @@ class PrototypeMixer(Prototypes):
         self, write_BTR: jax.Array, value_BTE: jax.Array, decay_R: jax.Array, state: State | None
     ) -> jax.Array:
         """Memory of each channel before each token, `[B, T, R, E]`, for recording and editing."""
-        B, T, R = write_BTR.shape
-        if state is None:
-            state = _empty(B, R, value_BTE.shape[-1])
+        B, T, _ = write_BTR.shape
 
-        def channel(write_BT, decay, total_BE, mass_B):
+        def channel(write_BT, decay, before):
             return self.prefix(
                 write_BT[..., None],
                 value_BTE,
                 decay[None],
                 jnp.ones((B, T, 1), write_BTR.dtype),
-                initial_state=State(total_BE[:, None], mass_B[:, None]),
+                initial_state=before and State(*(x[:, None] for x in before)),
                 mass_normalisation=self.mass_normalisation,
             )
 
-        memory_BTRE = jax.vmap(channel, in_axes=(2, 0, 1, 1), out_axes=2)(
-            write_BTR, decay_R, state.total_BRE, state.mass_BR
+        memory_BTRE = jax.vmap(channel, in_axes=(2, 0, 1), out_axes=2)(
+            write_BTR, decay_R, state and tuple(state)
         )
         scale_R1 = self._scale(decay_R)[:, None].astype(memory_BTRE.dtype)
         return memory_BTRE * scale_R1[None, None]
+
+    def freeze(self, p: ParamTree, records: Mapping[str, jax.Array]) -> FrozenPrototypes:
+        """The mixer with the gates of one prompt (`lm_jax.model.frozen.FreezableMixer`).
+
+        The weights of past tokens are the memories of values that tell every token apart, so that
+        they are those of the `prefix` of this mixer.
+        """
+        write_LTR, read_LTR = records["mixer.write"], records["mixer.read"]
+        L, T = write_LTR.shape[:2]
+        one_hot_1TS = jnp.eye(T, dtype=write_LTR.dtype)[None]
+
+        def weights(write_TR, read_TR, decay_R):
+            memory_TRS = self.memory(write_TR[None], one_hot_1TS, decay_R, None)[0]
+            return jnp.einsum("TR,TRS->RTS", read_TR, memory_TRS)
+
+        decay_LR = jax.nn.sigmoid(p["decay_logit"].astype(jnp.float32))
+        convolved_L11 = (jnp.arange(L) < self.conv_layers)[:, None, None]
+        present_C = jnp.arange(self.conv_kernel) == self.conv_kernel - 1
+        taps_LCE = jnp.where(convolved_L11, 0.5 * p["conv"], 0.0)
+        taps_LCE += present_C[None, :, None] * jnp.where(convolved_L11, 0.5, 1.0)
+        return FrozenPrototypes(
+            pattern_LNTS=jax.vmap(weights)(write_LTR, read_LTR, decay_LR),
+            value_LDE=p["value"],
+            taps_LCE=taps_LCE,
+            output_LED=p["alpha"][:, None, None] * p["out"],
+        )
 
     def _scale(self, decay_R: jax.Array) -> jax.Array:
         """The factor on what a channel holds: N of Eq. 2 discounts the last write once."""

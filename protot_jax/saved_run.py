@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from absl import logging
+import jax
 
 from lm_jax.checkpoint import manager
-from lm_jax.checkpoint.folder import verify_checkpoint
+from lm_jax.checkpoint.folder import MANIFEST, verify_checkpoint
 from lm_jax.errors import BadInputError, UsageError
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import param_spec
 from lm_jax.model.mixers import Mixer
 from lm_jax.parallel import sharding
 from lm_jax.run.config import from_plain
-from lm_jax.run.files import read_json
+from lm_jax.run.files import file_digest, read_json
 from lm_jax.run.workdir import CONFIG_FILE
 from lm_jax.text.examples import Examples
 from lm_jax.text.preparation import Prepared, prepare_corpus
@@ -82,7 +83,11 @@ def seed_folder(folder: Path, seed: int) -> Path:
 
 @dataclasses.dataclass(frozen=True)
 class TrainedModel:
-    """A pretrained model: the parameters after `step` updates, their architecture and config."""
+    """A pretrained model: the parameters after `step` updates, their architecture and config.
+
+    `sha256` is that of the checkpoint's manifest, which has the digests of its files; empty for a
+    model that was not loaded.
+    """
 
     cfg: DecoderConfig
     mixer: Mixer
@@ -91,6 +96,7 @@ class TrainedModel:
     config: PretrainConfig
     seed: int
     step: int
+    sha256: str = ""
 
     @property
     def prototypes(self) -> PrototypeMixer:
@@ -120,6 +126,7 @@ def load_run(
     *,
     seed: int | None = None,
     best: bool = True,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> TrainedModel:
     """Loads a model that `protot_jax.pretrain` trained, from its work folder.
 
@@ -127,6 +134,7 @@ def load_run(
       run: the work folder.
       seed: one of the run's seeds; None for the first.
       best: the checkpoint of lowest validation perplexity so far; false for the last one.
+      mesh: where to put the parameters; None is the default device.
 
     Raises:
       BadInputError: the folder has no such run, or no checkpoint yet.
@@ -150,5 +158,6 @@ def load_run(
         step = notes["progress"].get("best_step") or step
     tokenizer = Tokenizer.from_folder(folder / DATA)
     cfg, mixer = model(config, tokenizer.vocab_size)
-    params = manager.load_params(saved, step, sharding.abstract(param_spec(cfg, mixer)))
-    return TrainedModel(cfg, mixer, params, tokenizer, config, seed, step)
+    params = manager.load_params(saved, step, sharding.abstract(param_spec(cfg, mixer), mesh=mesh))
+    digest = file_digest(manager.step_folder(saved, step) / MANIFEST)["sha256"]
+    return TrainedModel(cfg, mixer, params, tokenizer, config, seed, step, digest)

@@ -1,4 +1,4 @@
-"""A model that an analysis reads, by name or folder: dense, or sparse with its gates."""
+"""A model that an analysis reads, by name or folder: dense, sparse with its gates, or a run."""
 
 import dataclasses
 from pathlib import Path
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from lm_jax.errors import BadInputError, UsageError
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.weights.load import load_pretrained
+from lm_jax.weights.runs import read_run
 from sparse_jax import model as sparse_model
 from sparse_jax.circuits.runs import CircuitModel
 
@@ -29,11 +30,11 @@ class SourceModel:
     def load(
         cls, source: str, *, dtype: str = "float32", mesh: jax.sharding.Mesh | None = None
     ) -> "SourceModel":
-        """Reads a dense model, or a sparse one with its gates.
+        """Reads a dense model, a sparse one with its gates, or a trained run (`weights.runs`).
 
         Args:
-          source: what `lm_jax.load_pretrained` takes, the folder of a sparse model, or the work
-            folder of a training that exported either.
+          source: what `lm_jax.load_pretrained` takes, the folder of a sparse model or of a trained
+            run, or the work folder of a training that exported a model.
           dtype: of the weights.
           mesh: where to put them.
 
@@ -49,6 +50,10 @@ class SourceModel:
         if (folder / sparse_model.SPARSE).is_file():
             loaded = sparse_model.load(folder, dtype=jnp.dtype(dtype), mesh=mesh)
             model, base = CircuitModel.of(loaded), loaded.base
+        elif base := read_run(folder, mesh):
+            model = CircuitModel.of(base)
+            params = jax.tree.map(lambda x: x.astype(jnp.dtype(dtype)), model.params)
+            model = dataclasses.replace(model, params=params)
         else:
             named = folder if folder.exists() else source
             base = load_pretrained(named, dtype=jnp.dtype(dtype), mesh=mesh)

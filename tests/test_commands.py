@@ -28,6 +28,7 @@ TRAINING = {
 OTHERS = {
     "polyattn_jax.audit",
     "polyattn_jax.check",
+    "protot_jax.attribution",
     "protot_jax.concepts",
     "protot_jax.count",
     "protot_jax.generate",

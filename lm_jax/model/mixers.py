@@ -5,7 +5,7 @@ decoder knows nothing else about it, so attention, prototypes, Mamba and DeltaNe
 around it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
 from typing import Any, ClassVar, Protocol
 
@@ -16,6 +16,7 @@ from kernels.attention.visibility import visibility
 from lm_jax.errors import UsageError
 from lm_jax.model.attention import Attend, Fused, attention
 from lm_jax.model.config import DecoderConfig
+from lm_jax.model.frozen import FrozenAttention
 from lm_jax.model.layers import NO_DROPOUT, Dropout, norm, project, project_heads, rotate
 from lm_jax.model.params import ParamSpec, ParamTree, constant, zeros
 from lm_jax.model.sites import HEAD_INPUT_SITES, Scope
@@ -92,6 +93,7 @@ class AttentionMixer:
     pattern_dropout: bool = False
     recurrent: ClassVar[bool] = False
     causal: ClassVar[bool] = True
+    frozen_sites: ClassVar[tuple[str, ...]] = ("attn.pattern",)
 
     def spec(self, cfg: DecoderConfig) -> ParamTree:
         D, N, K, H = cfg.hidden_size, cfg.num_heads, cfg.num_kv_heads, cfg.head_dim
@@ -182,6 +184,16 @@ class AttentionMixer:
         return project("BTNH,NHD->BTD", z_BTNH, p["o"], p.get("o_bias")), cache
 
     step = apply
+
+    def freeze(self, p: ParamTree, records: Mapping[str, jax.Array]) -> FrozenAttention:
+        """Attention with the pattern of one prompt (`frozen.FreezableMixer`)."""
+        return FrozenAttention(
+            pattern_LNTS=records["attn.pattern"],
+            value_LDKH=p["v"],
+            output_LNHD=p["o"],
+            value_bias_LKH=p.get("v_bias"),
+            output_bias_LD=p.get("o_bias"),
+        )
 
 
 @dataclasses.dataclass(frozen=True)

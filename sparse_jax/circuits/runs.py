@@ -20,7 +20,9 @@ from lm_jax.model.attention import softmax
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import Output, forward
 from lm_jax.model.edits import Chain
+from lm_jax.model.mixers import ATTENTION, Mixer
 from lm_jax.weights.load import Pretrained
+from lm_jax.weights.runs import TrainedRun
 from sparse_jax.circuits.metrics import METRICS, Continuations
 from sparse_jax.circuits.rules import EXACT, GradientRules
 from sparse_jax.circuits.tasks import Task
@@ -29,17 +31,24 @@ from sparse_jax.model import Gates, SparseModel, gated_forward
 
 @struct.dataclass
 class CircuitModel:
-    """A dense or sparse model whose weights are a traced argument of compiled functions."""
+    """A dense or sparse model whose weights are a traced argument of compiled functions.
+
+    A model of another `mixer` than attention has no gates.
+    """
 
     params: Any
     cfg: DecoderConfig = struct.field(pytree_node=False)
     gates: Gates | None = struct.field(pytree_node=False, default=None)
+    mixer: Mixer = struct.field(pytree_node=False, default=ATTENTION)
 
     @classmethod
-    def of(cls, model: Pretrained | SparseModel) -> "CircuitModel":
+    def of(cls, model: Pretrained | SparseModel | TrainedRun) -> "CircuitModel":
         """The model with its gates, if it has any."""
-        gates = model.gates if isinstance(model, SparseModel) else None
-        return cls(model.params, model.cfg, gates)
+        if isinstance(model, SparseModel):
+            return cls(model.params, model.cfg, model.gates)
+        if isinstance(model, Pretrained):
+            return cls(model.params, model.cfg)
+        return cls(model.params, model.cfg, mixer=model.mixer)
 
     def above(self, layer: int) -> "CircuitModel":
         """The layers from this one on, as a model whose embedding is to be replaced."""
@@ -50,7 +59,7 @@ class CircuitModel:
         gates = self.gates
         if gates is not None:
             gates = dataclasses.replace(gates, bias_LN=gates.bias_LN[layer:])
-        return CircuitModel(self.params | {"blocks": blocks}, cfg, gates)
+        return CircuitModel(self.params | {"blocks": blocks}, cfg, gates, self.mixer)
 
     def forward(
         self,
@@ -72,6 +81,7 @@ class CircuitModel:
             return gated_forward(
                 self.params, tokens_BT, self.cfg, self.gates, valid_BT=valid_BT, **options
             )
+        options["mixer"] = self.mixer
         attend: Any = softmax
         if self.gates is not None:
             attend = self.gates.attend(self.cfg, valid_BT=valid_BT)

@@ -17,6 +17,7 @@ import pyarrow as pa
 from lm_jax.errors import UsageError
 from lm_jax.model.layers import unembedding
 from lm_jax.weights.load import Pretrained
+from lm_jax.weights.runs import TrainedRun
 from sparse_jax.circuits.runs import CircuitModel
 from sparse_jax.graphs import influence, linear
 from sparse_jax.graphs.graph import BIAS, LOGIT, PRECISION, SCHEMA, Graph
@@ -34,7 +35,7 @@ MEMORY, MOST_TARGETS = 256 * 2**20, 256
 
 
 def attribute(
-    model: CircuitModel | Pretrained | SparseModel | str | os.PathLike[str],
+    model: CircuitModel | Pretrained | SparseModel | TrainedRun | str | os.PathLike[str],
     transcoder: Transcoder,
     tokens: Sequence[int] | np.ndarray,
     *,
@@ -47,7 +48,8 @@ def attribute(
     dtype of the parameters. All positions have nodes, the first too.
 
     Args:
-      model: dense or sparse; or its folder, or the work folder of a training that exported one.
+      model: dense or sparse, or a trained run whose mixer can be frozen (`lm_jax.model.frozen`); or
+        the folder of one, or the work folder of a training that exported one.
       transcoder: of the model's raw activations (`Transcoder.folded`).
       tokens: ids of the prompt, `[T]`.
       targets: ids of the logit nodes; None for the most probable tokens until .95 together, at
@@ -167,8 +169,8 @@ class _RowFiller:
         self.replacement, self.transcoder, self.table = replacement, transcoder, table
         self.write_LTZD = _writes(transcoder, table.layer_TZ, table.feature_TZ, table.activation_TZ)
         L, T, D = replacement.error_LTD.shape
-        N, H = replacement.layers.output_LNHD.shape[1:3]
-        floats = T * (6 * D + 4 * N * H + 2 * table.layer_TZ.shape[1] + L)
+        width = replacement.layers.mixer.width
+        floats = T * (6 * D + 4 * width + 2 * table.layer_TZ.shape[1] + L)
         within_memory = max(MEMORY // (4 * floats), 1)
         enough = 1 << (len(table.layer_X) - 1).bit_length()
         self.chunk = min(MOST_TARGETS, 1 << (within_memory.bit_length() - 1), enough)

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lm_jax.model.frozen import centre
 from lm_jax.model.layers import unembedding
 from lm_jax.model.sites import keep
 from lm_jax.run import stop
@@ -28,7 +29,6 @@ from lm_jax.text.preparation import Prepared
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.train.objective import ignore_index_batch
 from sparse_jax.graphs import graph_json, linear
-from sparse_jax.graphs.replacement import centre
 from sparse_jax.source_model import SourceModel
 from sparse_jax.transcoders.transcoder import Transcoder
 

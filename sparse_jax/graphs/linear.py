@@ -16,7 +16,8 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 
-from sparse_jax.graphs.replacement import FrozenLayers, Replacement, centre
+from lm_jax.model.frozen import FrozenLayers, centre
+from sparse_jax.graphs.replacement import Replacement
 from sparse_jax.transcoders.transcoder import Transcoder
 
 
@@ -108,42 +109,6 @@ def logit_targets(replacement: Replacement, direction_XD: jax.Array) -> Targets:
     )
 
 
-def head_cotangents(layer: FrozenLayers, c_XTD: jax.Array) -> jax.Array:
-    """Cotangents `[X, T, N, H]` of the heads' sums of values; `layer` has no axis L."""
-    if layer.post_norm_LTD is not None:
-        c_XTD = centre(c_XTD * layer.post_norm_LTD[None], layer.centred)
-    return jnp.einsum("XTD,NHD->XTNH", c_XTD, layer.output_LNHD)
-
-
-def attention_transposed(layer: FrozenLayers, c_XTD: jax.Array) -> jax.Array:
-    """Cotangents of the input of attention, of those of its output; `layer` has no axis L."""
-    u_XTNH = head_cotangents(layer, c_XTD)
-    w_XSNH = jnp.einsum("XTNH,NTS->XSNH", u_XTNH, layer.pattern_LNTS)
-    X, S, N, H = w_XSNH.shape
-    K = layer.value_LDKH.shape[1]
-    w_XSKH = w_XSNH.reshape(X, S, K, N // K, H).sum(3)
-    y_XSD = jnp.einsum("XSKH,DKH->XSD", w_XSKH, layer.value_LDKH)
-    return centre(y_XSD * layer.norm_LTD[None], layer.centred)
-
-
-def values(layer: FrozenLayers, x_XSD: jax.Array) -> jax.Array:
-    """Tangents of values `[X, S, K, H]`, of those of the block's input."""
-    h_XSD = centre(x_XSD, layer.centred) * layer.norm_LTD[None]
-    return jnp.einsum("XSD,DKH->XSKH", h_XSD, layer.value_LDKH)
-
-
-def attention(layer: FrozenLayers, x_XSD: jax.Array) -> jax.Array:
-    """Tangents of the attention output, of those of the block's input."""
-    v_XSKH = values(layer, x_XSD)
-    groups = layer.output_LNHD.shape[0] // v_XSKH.shape[2]
-    v_XSNH = jnp.repeat(v_XSKH, groups, axis=2)
-    z_XTNH = jnp.einsum("NTS,XSNH->XTNH", layer.pattern_LNTS, v_XSNH)
-    o_XTD = jnp.einsum("XTNH,NHD->XTD", z_XTNH, layer.output_LNHD)
-    if layer.post_norm_LTD is not None:
-        o_XTD = centre(o_XTD, layer.centred) * layer.post_norm_LTD[None]
-    return o_XTD
-
-
 def readings(targets: Targets, index: jax.Array | int, T: int) -> jax.Array:
     """Cotangents `[X, T, D]` of what the targets of one layer read."""
     at_XT = (targets.position_X[:, None] == jnp.arange(T)[None]) & (
@@ -167,7 +132,7 @@ def cotangents(replacement: Replacement, targets: Targets) -> Cotangents:
     def down(c_XTD, each):
         layer, index = each
         c_attn_XTD, c_skip_XTD = below_attention(layer, c_XTD, readings(targets, index, T))
-        below_XTD = c_skip_XTD + attention_transposed(layer, c_attn_XTD)
+        below_XTD = c_skip_XTD + layer.transpose(c_attn_XTD)
         return below_XTD, (c_XTD, c_attn_XTD, c_skip_XTD)
 
     each = replacement.layers, jnp.arange(L)
@@ -182,7 +147,7 @@ def tangents(replacement: Replacement, sources: Sources) -> tuple[jax.Array, jax
 
     def up(x_XTD, each):
         layer, write_XD = each
-        above_XTD = x_XTD + attention(layer, x_XTD)
+        above_XTD = x_XTD + layer.apply(x_XTD)
         return above_XTD + jnp.where(at_XT1, write_XD[:, None], 0.0), x_XTD
 
     start_XTD = jnp.where(at_XT1, sources.embedding_XD[:, None], 0.0)
@@ -229,7 +194,7 @@ def attribution_rows(replacement: Replacement, write_LTZD: jax.Array, targets: T
             c_attn_XTD, c_skip_XTD = below_attention(layer, c_XTD, readings(targets, index, T))
             constants_X = jnp.einsum("XTD,D->X", c_XTD, decoder_D)
             constants_X += jnp.einsum("XTD,TD->X", c_attn_XTD, attention_TD)
-            c_XTD = c_skip_XTD + attention_transposed(layer, c_attn_XTD)
+            c_XTD = c_skip_XTD + layer.transpose(c_attn_XTD)
             return (c_XTD, feature_XTZ, bias_X + constants_X), error_XT
 
         def skip():

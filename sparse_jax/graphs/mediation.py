@@ -6,7 +6,8 @@ at its attention output, the share of head h, query position q and key position 
     a(l, h, q, k) = A_h[q, k] . norm_l(X_l[k]) W_V W_O . c_l[q]
 
 the edge minus the edge with that entry of the pattern removed (paper, Eq. 7), since a path passes
-the attention of a layer once. For each layer up to the target's,
+the attention of a layer once. In a model of prototypes, h is a prototype and A_h its frozen gates.
+For each layer up to the target's,
 
     sum over h, q, k of a  +  X_l . c_skip  +  writes of the source into layers >= l  =  edge
 
@@ -18,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lm_jax.model.frozen import FrozenLayers
 from sparse_jax.graphs import linear
 from sparse_jax.graphs.linear import Sources, Targets
 from sparse_jax.graphs.replacement import Replacement
@@ -25,18 +27,18 @@ from sparse_jax.graphs.replacement import Replacement
 
 @struct.dataclass
 class SourceParts:
-    """Of sources: values `[X, L, S, K, H]`, inputs of blocks `[X, L, S, D]`, what is written."""
+    """Of sources: values `[X, L, S, ...]`, inputs of blocks `[X, L, S, D]`, what is written."""
 
-    value_XLSKH: jax.Array
+    value_XLS: jax.Array
     input_XLSD: jax.Array
     sources: Sources
 
 
 @struct.dataclass
 class TargetParts:
-    """Of targets: cotangents of the heads' sums `[X, L, T, N, H]`, of c_skip and of c_out."""
+    """Of targets: cotangents of the sums of values `[X, L, T, ...]`, of c_skip and of c_out."""
 
-    head_XLTNH: jax.Array
+    sum_XLT: jax.Array
     skip_XLTD: jax.Array
     out_XLTD: jax.Array
     layer_X: jax.Array
@@ -85,24 +87,23 @@ class Mediation:
 def source_parts(replacement: Replacement, sources: Sources) -> SourceParts:
     """What the shares of sources need, one upward pass."""
     input_XLSD, _ = linear.tangents(replacement, sources)
-    value_XLSKH = jax.vmap(linear.values, (0, 1), 1)(replacement.layers, input_XLSD)
-    return SourceParts(value_XLSKH, input_XLSD, sources)
+    value_XLS = jax.vmap(FrozenLayers.values, (0, 1), 1)(replacement.layers, input_XLSD)
+    return SourceParts(value_XLS, input_XLSD, sources)
 
 
 def target_parts(replacement: Replacement, targets: Targets) -> TargetParts:
     """What the shares of targets need, one downward pass."""
     c = linear.cotangents(replacement, targets)
-    head_XLTNH = jax.vmap(linear.head_cotangents, (0, 1), 1)(replacement.layers, c.attention_XLTD)
-    return TargetParts(head_XLTNH, c.skip_XLTD, c.out_XLTD, targets.layer_X)
+    sum_XLT = jax.vmap(FrozenLayers.cotangents, (0, 1), 1)(replacement.layers, c.attention_XLTD)
+    return TargetParts(sum_XLT, c.skip_XLTD, c.out_XLTD, targets.layer_X)
 
 
 def contract(replacement: Replacement, sources: SourceParts, targets: TargetParts) -> Mediation:
     """Mediation of the edge from each source to the target of the same index."""
-    X, L, T, N, H = targets.head_XLTNH.shape
-    K = sources.value_XLSKH.shape[3]
-    head_XLTKGH = targets.head_XLTNH.reshape(X, L, T, K, N // K, H)
-    products = jnp.einsum("XLTKGH,XLSKH->XLKGTS", head_XLTKGH, sources.value_XLSKH)
-    score_XLNTS = products.reshape(X, L, N, T, T) * replacement.layers.pattern_LNTS[None]
+    X = len(targets.layer_X)
+    score_XLNTS = jax.vmap(lambda mixer, *parts: mixer.shares(*parts), (0, 1, 1), 1)(
+        replacement.layers.mixer, sources.value_XLS, targets.sum_XLT
+    )
     at_X = sources.sources.position_X
     out_XLD = targets.out_XLTD[jnp.arange(X), :, at_X]
     written_XL = (sources.sources.write_XLD * out_XLD).sum(-1)

@@ -10,7 +10,8 @@ the prompt (paper, Eq. 6), so the residual stream is a linear function of
 
 and MLP inputs, feature pre-activations and logits are linear functions of it. A norm is
 `factor * centre(x) + bias`, where `factor` is its weight over the recorded divisor, and `centre`
-subtracts the mean for layer norm. Gates of a sparse model are in the recorded patterns.
+subtracts the mean for layer norm. Gates of a sparse model are in the recorded patterns. Blocks may
+have another mixer that is linear with its gates held (`lm_jax.model.frozen`), as prototypes are.
 """
 
 import dataclasses
@@ -22,32 +23,11 @@ import jax.numpy as jnp
 
 from lm_jax.errors import UsageError
 from lm_jax.model.config import DecoderConfig
+from lm_jax.model.frozen import FrozenLayers, freeze_layers, frozen_sites, norm_factor
 from lm_jax.model.layers import rows, unembedding
 from lm_jax.model.sites import keep
 from sparse_jax.circuits.runs import CircuitModel
 from sparse_jax.transcoders.transcoder import Transcoder
-
-
-@struct.dataclass
-class FrozenLayers:
-    """The linear maps of all blocks, leaves with a leading L.
-
-    Attributes:
-      pattern_LNTS: attention weights, gated where the model is.
-      value_LDKH, output_LNHD: weights of values and attention outputs.
-      norm_LTD: factor of the norm before attention.
-      post_norm_LTD: factor of the norm after attention; None without one.
-      centred: whether norms subtract the mean.
-      parallel: whether the MLP reads the residual stream before attention (Pythia).
-    """
-
-    pattern_LNTS: jax.Array
-    value_LDKH: jax.Array
-    output_LNHD: jax.Array
-    norm_LTD: jax.Array
-    post_norm_LTD: jax.Array | None
-    centred: bool = struct.field(pytree_node=False)
-    parallel: bool = struct.field(pytree_node=False)
 
 
 @struct.dataclass
@@ -60,7 +40,7 @@ class Replacement:
       final_TD, final_bias_D: those of the last norm.
       token_TD: token embeddings.
       position_TD: position embeddings, zero where positions are rotations.
-      attention_bias_LTD: what attention adds to the residual stream because of biases alone.
+      attention_bias_LTD: what mixers add to the residual stream because of biases alone.
       decoder_bias_LD: of the transcoder.
       pre_LTF, feature_LTF: features before and after the activation function.
       input_LTD, output_LTD: inputs and outputs of the MLPs.
@@ -143,29 +123,16 @@ def record(model: CircuitModel, transcoder: Transcoder, tokens_T: jax.Array) -> 
     cfg = model.cfg
     params = jax.tree.map(lambda x: x.astype(jnp.float32), model.params)
     model = dataclasses.replace(model, params=params)
-    names = ["attn.pattern", "ln1.scale", "ln2.scale", "final.scale", "mlp.in", "mlp.out"]
-    names += ["ln1_post.scale"] if cfg.post_norms else []
+    names = [*frozen_sites(cfg, model.mixer), "ln2.scale", "mlp.in", "mlp.out"]
     tokens_BT = tokens_T[None]
     run = model.forward(
         tokens_BT, jnp.ones_like(tokens_BT, bool), record=dict.fromkeys(names, keep)
     )
     records = {name: x[0] if name == "final.scale" else x[:, 0] for name, x in run.records.items()}
     params, blocks = model.params, model.params["blocks"]
-    norm_LTD, norm_bias_LD = _factor(blocks.get("ln1"), records["ln1.scale"], cfg)
-    read_LTD, read_bias_LD = _factor(blocks.get("ln2"), records["ln2.scale"], cfg)
-    final_TD, final_bias_D = _factor(params.get("final"), records["final.scale"], cfg)
-    post_LTD, post_bias_LD = None, jnp.zeros_like(norm_bias_LD)
-    if cfg.post_norms:
-        post_LTD, post_bias_LD = _factor(blocks.get("ln1_post"), records["ln1_post.scale"], cfg)
-    layers = FrozenLayers(
-        pattern_LNTS=records["attn.pattern"],
-        value_LDKH=blocks["mixer"]["v"],
-        output_LNHD=blocks["mixer"]["o"],
-        norm_LTD=norm_LTD,
-        post_norm_LTD=post_LTD,
-        centred=cfg.norm == "layer",
-        parallel=cfg.parallel_residual,
-    )
+    read_LTD, read_bias_LD = norm_factor(blocks.get("ln2"), records["ln2.scale"], cfg)
+    final_TD, final_bias_D = norm_factor(params.get("final"), records["final.scale"], cfg)
+    layers = freeze_layers(params, records, cfg, model.mixer)
     position_TD = jnp.zeros((tokens_T.size, cfg.hidden_size), jnp.float32)
     if cfg.rope is None:
         position_TD = rows(params["embed"]["positions"], jnp.arange(tokens_T.size))
@@ -178,7 +145,7 @@ def record(model: CircuitModel, transcoder: Transcoder, tokens_T: jax.Array) -> 
         final_bias_D=final_bias_D,
         token_TD=rows(params["embed"]["tokens"], tokens_T) * cfg.embed_scale,
         position_TD=position_TD,
-        attention_bias_LTD=_attention_bias(layers, blocks["mixer"], norm_bias_LD, post_bias_LD),
+        attention_bias_LTD=layers.constants(),
         decoder_bias_LD=transcoder.params["decoder_bias"],
         pre_LTF=transcoder.pre_activations(records["mlp.in"]),
         feature_LTF=feature_LTF,
@@ -188,36 +155,3 @@ def record(model: CircuitModel, transcoder: Transcoder, tokens_T: jax.Array) -> 
         logits_V=unembedding(params, cfg) @ run.hidden[0, -1],
         probability_V=jax.nn.softmax(run.logits[0, -1]),
     )
-
-
-def _factor(norm: Any, scale: jax.Array, cfg: DecoderConfig) -> tuple[jax.Array, jax.Array]:
-    """Factor `[..., T, D]` and bias `[..., D]` of a norm, of its divisors `[..., T, 1]`."""
-    shape = (*scale.shape[:-2], cfg.hidden_size)
-    weight = jnp.ones(shape, jnp.float32)
-    if norm and "scale" in norm:
-        weight = norm["scale"] + cfg.norm_offset
-    bias = norm["bias"] if norm and "bias" in norm else jnp.zeros(shape, jnp.float32)
-    return weight[..., None, :] / scale, bias
-
-
-def _attention_bias(
-    layers: FrozenLayers, mixer: Any, norm_bias_LD: jax.Array, post_bias_LD: jax.Array
-) -> jax.Array:
-    """Attention outputs `[L, T, D]` of a residual stream that is zero."""
-    value_LKH = jnp.einsum("LD,LDKH->LKH", norm_bias_LD, layers.value_LDKH)
-    value_LKH = value_LKH + mixer.get("v_bias", jnp.zeros_like(value_LKH))
-    groups = layers.pattern_LNTS.shape[1] // value_LKH.shape[1]
-    value_LNH = jnp.repeat(value_LKH, groups, axis=1)
-    # Rows of gated patterns need not sum to one.
-    mass_LNT = layers.pattern_LNTS.sum(-1)
-    output_LTD = jnp.einsum("LNT,LNH,LNHD->LTD", mass_LNT, value_LNH, layers.output_LNHD)
-    if "o_bias" in mixer:
-        output_LTD = output_LTD + mixer["o_bias"][:, None]
-    if layers.post_norm_LTD is not None:
-        output_LTD = centre(output_LTD, layers.centred) * layers.post_norm_LTD
-    return output_LTD + post_bias_LD[:, None]
-
-
-def centre(x: jax.Array, centred: bool) -> jax.Array:
-    """`x` minus its mean over the last axis for layer norm, a symmetric map; else `x`."""
-    return x - x.mean(-1, keepdims=True) if centred else x

@@ -44,14 +44,20 @@ def circuit_model(blocks="llama", *, bias=None, seed=1, scale=12.0, **changes):
     options = BLOCKS[blocks] | {"vocab_size": word_tokenizer().vocab_size} | changes
     cfg = tiny.decoder(**options)
     params = lm_jax.init_params(jax.random.key(seed), cfg)
+    params = moved(params, seed, scale)
+    gates = None if bias is None else constant_gates(cfg, bias)
+    return CircuitModel(params, cfg, gates)
+
+
+def moved(params, seed, scale):
+    """Weights times a scale; what starts as a constant with noise added."""
     leaves, tree = jax.tree.flatten(params)
     keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
-    moved = [
+    results = [
         scale * x if jnp.ptp(x) > 0 else x + 0.2 * jax.random.normal(key, x.shape)
         for x, key in zip(leaves, keys, strict=True)
     ]
-    gates = None if bias is None else constant_gates(cfg, bias)
-    return CircuitModel(jax.tree.unflatten(tree, moved), cfg, gates)
+    return jax.tree.unflatten(tree, results)
 
 
 def some_edges(graph):

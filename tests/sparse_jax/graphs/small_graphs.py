@@ -6,11 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import lm_jax
 from lm_jax.model import params as params_lib
+from protot_jax import build_model
+from sparse_jax.circuits.runs import CircuitModel
 from sparse_jax.graphs import attribute
 from sparse_jax.transcoders import transcoder as transcoders
 from sparse_jax.transcoders.transcoder import Transcoder, TranscoderConfig
-from tests.sparse_jax.circuits.small_models import circuit_model
+from tests.sparse_jax.circuits.small_models import circuit_model, moved
 
 # Blocks, bias of the gates (None for a dense model), window of the transcoder.
 MODELS = [
@@ -20,14 +23,36 @@ MODELS = [
     ("gpt2", 0.3, 2),
     ("gemma", None, 2),
     ("pythia", None, None),
+    ("protot", None, None),
 ]
 LAYERS, TOKENS, FEATURES = 3, 6, 12
 
 
 @functools.cache
 def small_model(blocks, bias=None):
+    if blocks == "protot":
+        return prototype_model()
     changes = {"windows": (3, None, 3)} if blocks == "gemma" else {}
     return circuit_model(blocks, bias=bias, num_layers=LAYERS, scale=6.0, **changes)
+
+
+def prototype_model():
+    """As wide as the others, with three prototypes in a layer and a convolution that matters."""
+    like = small_model("llama").cfg
+    cfg, mixer = build_model(
+        "protot",
+        hidden_size=like.hidden_size,
+        num_layers=LAYERS,
+        vocab_size=like.vocab_size,
+        context=like.max_length,
+        tie_embeddings=True,
+        num_prototypes=3,
+    )
+    start = lm_jax.init_params(jax.random.key(5), cfg, mixer=mixer)
+    params = moved(start, 5, 6.0)
+    # Six times as long they would leave most gates at 0 or 1.
+    params["blocks"]["mixer"]["prototypes"] = start["blocks"]["mixer"]["prototypes"]
+    return CircuitModel(params, cfg, mixer=mixer)
 
 
 @functools.cache

@@ -12,6 +12,7 @@ import pytest
 
 from lm_jax.errors import UsageError
 from lm_jax.model.edits import Add, Replace
+from lm_jax.model.frozen import frozen_sites
 from lm_jax.model.layers import unembedding
 from lm_jax.model.sites import keep
 from sparse_jax.graphs import attribute
@@ -74,8 +75,7 @@ def test_rows_and_biases_sum_to_the_readings_of_the_forward_pass(model):
 def test_an_intervention_with_all_frozen_shifts_readings_by_the_column_of_its_source(model):
     graph, blocks = small_graph(*model), small_model(*model[:2])
     cfg = blocks.cfg
-    names = ["attn.pattern", "ln1.scale", "ln2.scale", "final.scale"]
-    names += ["ln1_post.scale"] if cfg.post_norms else []
+    names = [*frozen_sites(cfg, blocks.mixer), "ln2.scale"]
     record = dict.fromkeys([*names, "mlp.out", "mlp.in"], keep)
     clean = run(blocks, record=record)
 

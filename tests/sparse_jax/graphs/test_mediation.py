@@ -34,15 +34,12 @@ def removed_edges(replacement, pattern_BLNTS, sources, targets, x):
 
     at, target_at = int(sources.position_X[x]), int(targets.position_X[x])
     target_layer, vector_D = int(targets.layer_X[x]), np.asarray(targets.vector_XD[x])
-    B, L, N = pattern_BLNTS.shape[:3]
+    B, L = pattern_BLNTS.shape[:2]
     stream_BTD = np.zeros((B, *r.token_TD.shape))
     stream_BTD[:, at] = sources.embedding_XD[x]
     for layer in range(L):
         h_BTD = centre(stream_BTD) * np.asarray(r.layers.norm_LTD[layer])
-        v_BTKH = np.einsum("btd,dkh->btkh", h_BTD, r.layers.value_LDKH[layer])
-        v_BTNH = v_BTKH[:, :, np.arange(N) // (N // v_BTKH.shape[2])]
-        z_BTNH = np.einsum("bnts,bsnh->btnh", pattern_BLNTS[:, layer], v_BTNH)
-        o_BTD = np.einsum("btnh,nhd->btd", z_BTNH, r.layers.output_LNHD[layer])
+        o_BTD = mixed(r.layers.mixer, layer, h_BTD, pattern_BLNTS[:, layer])
         if r.layers.post_norm_LTD is not None:
             o_BTD = centre(o_BTD) * np.asarray(r.layers.post_norm_LTD[layer])
         middle_BTD = stream_BTD + o_BTD
@@ -52,6 +49,23 @@ def removed_edges(replacement, pattern_BLNTS, sources, targets, x):
         middle_BTD[:, at] += sources.write_XLD[x, layer]
         stream_BTD = middle_BTD
     return stream_BTD[:, target_at] @ vector_D
+
+
+def mixed(mixer, layer, h_BTD, pattern_BNTS):
+    """Output of attention, or of prototypes, with these patterns."""
+    N, T = pattern_BNTS.shape[1:3]
+    if hasattr(mixer, "value_LDKH"):
+        v_BTKH = np.einsum("btd,dkh->btkh", h_BTD, mixer.value_LDKH[layer])
+        v_BTNH = v_BTKH[:, :, np.arange(N) // (N // v_BTKH.shape[2])]
+        z_BTNH = np.einsum("bnts,bsnh->btnh", pattern_BNTS, v_BTNH)
+        return np.einsum("btnh,nhd->btd", z_BTNH, mixer.output_LNHD[layer])
+    v_BTE, taps_CE = h_BTD @ mixer.value_LDE[layer], mixer.taps_LCE[layer]
+    last = len(taps_CE) - 1
+    convolved = [
+        sum(taps_CE[last - c] * v_BTE[:, t - c] for c in range(min(last, t) + 1)) for t in range(T)
+    ]
+    z_BTE = np.einsum("bnts,bse->bte", pattern_BNTS, np.stack(convolved, 1))
+    return z_BTE @ mixer.output_LED[layer]
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -132,6 +146,16 @@ def test_closed_pairs_have_no_share():
     assert closed.any()
     for pair in pairs(graph):
         assert not graph.mediation(*pair)[closed].any()
+
+
+def test_prototypes_mediate_from_strictly_earlier_tokens():
+    graph = small_graph("protot")
+    earlier = np.tril(np.ones((TOKENS, TOKENS), bool), -1)
+    for pair in pairs(graph):
+        share_LNTS = graph.mediation(*pair)
+        assert share_LNTS.shape == (LAYERS, 3, TOKENS, TOKENS)
+        assert not share_LNTS[..., ~earlier].any()
+        assert share_LNTS.any((0, 2, 3)).all()
 
 
 def test_nodes_that_are_no_source_or_target_are_refused():

@@ -1,0 +1,36 @@
+"""Readers of trained runs, registered for the commands that take a model of another library.
+
+A reader imports its library when it reads a run, so that no command waits for it otherwise.
+"""
+
+from pathlib import Path
+import re
+
+import jax
+
+from lm_jax.run.workdir import CONFIG_FILE
+from lm_jax.weights.runs import RunReader, TrainedRun, register
+
+_SEED = re.compile(r"seed_(\d+)")
+
+
+def register_all() -> None:
+    """Registers the readers of all libraries."""
+    register("protot_jax", RunReader(_is_protot, _read_protot))
+
+
+def _is_protot(folder: Path) -> bool:
+    """Whether it is a run of `iaj protot pretrain`, or the folder of one of its seeds."""
+    run = folder.parent if _SEED.fullmatch(folder.name) else folder
+    return (run / CONFIG_FILE).is_file() and any(
+        (each / "checkpoints").is_dir() and _SEED.fullmatch(each.name)
+        for each in run.glob("seed_*")
+    )
+
+
+def _read_protot(folder: Path, mesh: jax.sharding.Mesh | None) -> TrainedRun:
+    from protot_jax import load_run
+
+    if seed := _SEED.fullmatch(folder.name):
+        return load_run(folder.parent, seed=int(seed[1]), mesh=mesh)
+    return load_run(folder, mesh=mesh)

@@ -1,0 +1,253 @@
+"""Frozen mixers: on one prompt, what a mixer adds to the residual stream is linear in the stream.
+
+The weights that a mixer gives to pairs of positions (attention patterns, gates of prototypes) and
+the divisors of norms are computed once and then held. What is left of a block's mixer are linear
+maps, run upwards for what is added to the stream and downwards for derivatives:
+
+    values          of the normed stream, at the positions they are read from
+    mix             values weighted by the pattern, projected back into the stream
+    cotangents      derivatives by the weighted sums of values, of those by the mixer's output
+    transpose       derivatives by the normed stream, of those
+    shares          how much of `cotangents . weighted values` passes each entry of the pattern
+
+A batch of streams or derivatives has the axis X. N counts heads or prototypes.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+
+from lm_jax.errors import UsageError
+from lm_jax.model.config import DecoderConfig
+from lm_jax.model.params import ParamTree
+
+
+class FrozenMixer(Protocol):
+    """A pytree of the linear maps of a mixer; methods are of one layer, fields have a leading L."""
+
+    pattern_LNTS: jax.Array
+
+    @property
+    def width(self) -> int:
+        """How many numbers the sums of values of one position are."""
+        ...
+
+    def values(self, h_XSD: jax.Array) -> jax.Array:
+        """Values `[X, S, ...]` of the normed stream."""
+        ...
+
+    def mix(self, value_XS: jax.Array) -> jax.Array:
+        """Output `[X, T, D]` of values, without biases."""
+        ...
+
+    def cotangents(self, c_XTD: jax.Array) -> jax.Array:
+        """Derivatives `[X, T, ...]` by the sums of values, of those by the output."""
+        ...
+
+    def transpose(self, u_XT: jax.Array) -> jax.Array:
+        """Derivatives `[X, S, D]` by the normed stream, of those by the sums of values."""
+        ...
+
+    def shares(self, value_XS: jax.Array, u_XT: jax.Array) -> jax.Array:
+        """Share `[X, N, T, S]` of every entry of the pattern in `u . sums of values`."""
+        ...
+
+    def constant(self, norm_bias_D: jax.Array) -> jax.Array:
+        """Output `[T, D]` of biases alone, that of the norm before the mixer included."""
+        ...
+
+
+@runtime_checkable
+class FreezableMixer(Protocol):
+    """A mixer that is linear once the sites `frozen_sites` are held."""
+
+    frozen_sites: ClassVar[tuple[str, ...]]
+
+    def freeze(self, p: ParamTree, records: Mapping[str, jax.Array]) -> FrozenMixer:
+        """The linear maps on one prompt.
+
+        Args:
+          p: parameters of all layers.
+          records: the frozen sites of one prompt, without the axis B.
+        """
+        ...
+
+
+@struct.dataclass
+class FrozenAttention:
+    """Attention whose pattern is held.
+
+    Attributes:
+      pattern_LNTS: attention weights, gated where the model is.
+      value_LDKH, output_LNHD: weights of values and attention outputs.
+      value_bias_LKH, output_bias_LD: their biases; None without any.
+    """
+
+    pattern_LNTS: jax.Array
+    value_LDKH: jax.Array
+    output_LNHD: jax.Array
+    value_bias_LKH: jax.Array | None = None
+    output_bias_LD: jax.Array | None = None
+
+    @property
+    def width(self) -> int:
+        return self.output_LNHD.shape[-3] * self.output_LNHD.shape[-2]
+
+    def values(self, h_XSD: jax.Array) -> jax.Array:
+        return jnp.einsum("XSD,DKH->XSKH", h_XSD, self.value_LDKH)
+
+    def mix(self, value_XSKH: jax.Array) -> jax.Array:
+        groups = self.output_LNHD.shape[0] // value_XSKH.shape[2]
+        value_XSNH = jnp.repeat(value_XSKH, groups, axis=2)
+        z_XTNH = jnp.einsum("NTS,XSNH->XTNH", self.pattern_LNTS, value_XSNH)
+        return jnp.einsum("XTNH,NHD->XTD", z_XTNH, self.output_LNHD)
+
+    def cotangents(self, c_XTD: jax.Array) -> jax.Array:
+        return jnp.einsum("XTD,NHD->XTNH", c_XTD, self.output_LNHD)
+
+    def transpose(self, u_XTNH: jax.Array) -> jax.Array:
+        w_XSNH = jnp.einsum("XTNH,NTS->XSNH", u_XTNH, self.pattern_LNTS)
+        X, S, N, H = w_XSNH.shape
+        K = self.value_LDKH.shape[1]
+        w_XSKH = w_XSNH.reshape(X, S, K, N // K, H).sum(3)
+        return jnp.einsum("XSKH,DKH->XSD", w_XSKH, self.value_LDKH)
+
+    def shares(self, value_XSKH: jax.Array, u_XTNH: jax.Array) -> jax.Array:
+        X, T, N, H = u_XTNH.shape
+        K = value_XSKH.shape[2]
+        u_XTKGH = u_XTNH.reshape(X, T, K, N // K, H)
+        products = jnp.einsum("XTKGH,XSKH->XKGTS", u_XTKGH, value_XSKH)
+        return products.reshape(X, N, T, -1) * self.pattern_LNTS[None]
+
+    def constant(self, norm_bias_D: jax.Array) -> jax.Array:
+        value_KH = jnp.einsum("D,DKH->KH", norm_bias_D, self.value_LDKH)
+        if self.value_bias_LKH is not None:
+            value_KH = value_KH + self.value_bias_LKH
+        groups = self.output_LNHD.shape[0] // value_KH.shape[0]
+        # Rows of gated patterns need not sum to one.
+        mass_NT = self.pattern_LNTS.sum(-1)
+        value_NH = jnp.repeat(value_KH, groups, axis=0)
+        output_TD = jnp.einsum("NT,NH,NHD->TD", mass_NT, value_NH, self.output_LNHD)
+        return output_TD if self.output_bias_LD is None else output_TD + self.output_bias_LD[None]
+
+
+@struct.dataclass
+class FrozenLayers:
+    """Mixers of all blocks with the norms around them; fields have a leading L.
+
+    A norm is `factor * centre(x) + bias`: `factor` is its weight over the recorded divisor.
+    Methods are of one layer, as `jax.lax.scan` and `jax.vmap` give it, and linear: without biases.
+
+    Attributes:
+      mixer: a `FrozenMixer`.
+      norm_LTD, norm_bias_LD: factor and bias of the norm before the mixer.
+      post_norm_LTD, post_norm_bias_LD: of the norm after the mixer; None without one.
+      centred: whether norms subtract the mean.
+      parallel: whether the MLP reads the residual stream before the mixer (Pythia).
+    """
+
+    mixer: Any
+    norm_LTD: jax.Array
+    norm_bias_LD: jax.Array
+    post_norm_LTD: jax.Array | None
+    post_norm_bias_LD: jax.Array | None
+    centred: bool = struct.field(pytree_node=False)
+    parallel: bool = struct.field(pytree_node=False)
+
+    @property
+    def pattern_LNTS(self) -> jax.Array:
+        """Weight of every key position at every query position, by head or prototype."""
+        return self.mixer.pattern_LNTS
+
+    def values(self, x_XSD: jax.Array) -> jax.Array:
+        """Values of the block's input."""
+        return self.mixer.values(centre(x_XSD, self.centred) * self.norm_LTD[None])
+
+    def apply(self, x_XSD: jax.Array) -> jax.Array:
+        """What the mixer adds to the stream `[X, T, D]`, of the block's input."""
+        o_XTD = self.mixer.mix(self.values(x_XSD))
+        if self.post_norm_LTD is not None:
+            o_XTD = centre(o_XTD, self.centred) * self.post_norm_LTD[None]
+        return o_XTD
+
+    def cotangents(self, c_XTD: jax.Array) -> jax.Array:
+        """Derivatives by the sums of values, of those by what the mixer adds."""
+        if self.post_norm_LTD is not None:
+            c_XTD = centre(c_XTD * self.post_norm_LTD[None], self.centred)
+        return self.mixer.cotangents(c_XTD)
+
+    def transpose(self, c_XTD: jax.Array) -> jax.Array:
+        """Derivatives by the block's input `[X, S, D]`, of those by what the mixer adds."""
+        y_XSD = self.mixer.transpose(self.cotangents(c_XTD))
+        return centre(y_XSD * self.norm_LTD[None], self.centred)
+
+    def constants(self) -> jax.Array:
+        """What the mixers add because of biases alone `[L, T, D]`; of all layers."""
+        output_LTD = jax.vmap(lambda mixer, bias_D: mixer.constant(bias_D))(
+            self.mixer, self.norm_bias_LD
+        )
+        if self.post_norm_LTD is None:
+            return output_LTD
+        output_LTD = centre(output_LTD, self.centred) * self.post_norm_LTD
+        assert self.post_norm_bias_LD is not None
+        return output_LTD + self.post_norm_bias_LD[:, None]
+
+
+def frozen_sites(cfg: DecoderConfig, mixer: object) -> tuple[str, ...]:
+    """The sites that `freeze_layers` needs, and the divisor of the last norm.
+
+    Raises:
+      UsageError: the mixer has no linear form.
+    """
+    if not isinstance(mixer, FreezableMixer):
+        raise UsageError(
+            f"model: {type(mixer).__name__} is not linear with its gates held; give a model of "
+            "attention or of prototypes"
+        )
+    post = ("ln1_post.scale",) if cfg.post_norms else ()
+    return (*mixer.frozen_sites, "ln1.scale", "final.scale", *post)
+
+
+def freeze_layers(
+    params: ParamTree, records: Mapping[str, jax.Array], cfg: DecoderConfig, mixer: Any
+) -> FrozenLayers:
+    """The linear maps of all blocks on one prompt.
+
+    Args:
+      params: of the decoder.
+      records: `frozen_sites` of one prompt, without the axis B.
+      cfg: of the decoder.
+      mixer: of its blocks, a `FreezableMixer`.
+    """
+    blocks = params["blocks"]
+    post_LTD = post_bias_LD = None
+    if cfg.post_norms:
+        post_LTD, post_bias_LD = norm_factor(blocks.get("ln1_post"), records["ln1_post.scale"], cfg)
+    norm_LTD, norm_bias_LD = norm_factor(blocks.get("ln1"), records["ln1.scale"], cfg)
+    return FrozenLayers(
+        mixer=mixer.freeze(blocks["mixer"], records),
+        norm_LTD=norm_LTD,
+        norm_bias_LD=norm_bias_LD,
+        post_norm_LTD=post_LTD,
+        post_norm_bias_LD=post_bias_LD,
+        centred=cfg.norm == "layer",
+        parallel=cfg.parallel_residual,
+    )
+
+
+def norm_factor(norm: Any, divisor: jax.Array, cfg: DecoderConfig) -> tuple[jax.Array, jax.Array]:
+    """Factor `[..., T, D]` and bias `[..., D]` of a norm, of its divisors `[..., T, 1]`."""
+    shape = (*divisor.shape[:-2], cfg.hidden_size)
+    weight = jnp.ones(shape, jnp.float32)
+    if norm and "scale" in norm:
+        weight = norm["scale"] + cfg.norm_offset
+    bias = norm["bias"] if norm and "bias" in norm else jnp.zeros(shape, jnp.float32)
+    return weight[..., None, :] / divisor, bias
+
+
+def centre(x: jax.Array, centred: bool) -> jax.Array:
+    """`x` minus its mean over the last axis for layer norm, a symmetric map; else `x`."""
+    return x - x.mean(-1, keepdims=True) if centred else x

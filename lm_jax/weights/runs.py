@@ -1,0 +1,71 @@
+"""Trained runs as models: folders that a training command wrote, read by the library it is of.
+
+A run whose mixer is a library's own can only be read by that library, which this package and the
+other libraries do not import. `iaj`, which may import all of them, registers their readers before
+it runs a command (`iaj.run_readers`), so that `--config.model=RUN` may name a run there.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+
+from lm_jax.model.config import DecoderConfig
+from lm_jax.model.mixers import Mixer
+from lm_jax.text.tokenizer import Tokenizer
+
+
+class TrainedRun(Protocol):
+    """A trained model with a mixer of its own, such as `protot_jax.load_run` gives.
+
+    `params` is the tree of `param_spec(cfg, mixer)`; `sha256` stands for the checkpoint's content.
+    """
+
+    @property
+    def params(self) -> dict[str, Any]: ...
+
+    @property
+    def cfg(self) -> DecoderConfig: ...
+
+    @property
+    def mixer(self) -> Mixer: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def sha256(self) -> str: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class RunReader:
+    """The runs of one library: whether a folder is one, and its model, sharded over a mesh."""
+
+    holds: Callable[[Path], bool]
+    read: Callable[[Path, jax.sharding.Mesh | None], TrainedRun]
+
+
+_READERS: dict[str, RunReader] = {}
+
+
+def register(library: str, reader: RunReader) -> None:
+    """Makes the runs of a library readable in this process; again replaces its reader."""
+    _READERS[library] = reader
+
+
+def read_run(
+    source: str | os.PathLike[str], mesh: jax.sharding.Mesh | None = None
+) -> TrainedRun | None:
+    """The model of a run folder, or None where no registered library has written it.
+
+    Raises:
+      BadInputError, CorruptError: the run cannot be read, as its library says.
+    """
+    folder = Path(source)
+    for reader in _READERS.values():
+        if reader.holds(folder):
+            return reader.read(folder, mesh)
+    return None

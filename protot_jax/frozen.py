@@ -1,0 +1,69 @@
+"""The prototype mixer with its gates held: a linear map, in which prototypes are what heads are.
+
+Prototype Transformer, Eq. 1 and 2. With the gates of one prompt,
+
+    out_q = alpha U sum_r sum_{k<q} M_r[q, k] v_k
+    M_r[q, k] = read_qr beta_r^(q-k) write_kr / sum_{j<q} beta_r^(q-j) write_jr
+
+where v_k is the value of token k, in the first layers averaged with the convolution of the values
+of tokens k - 4 to k. All prototypes share V and U, so that the mixer is one matrix sum_r M_r of
+positions, and only shares tell prototypes apart. No entry with k >= q is other than zero: a token
+does not read what it writes.
+"""
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+
+from protot_jax.convolution import causal_convolution
+
+
+@struct.dataclass
+class FrozenPrototypes:
+    """The linear maps (`lm_jax.model.frozen.FrozenMixer`), fields with a leading L.
+
+    Attributes:
+      pattern_LNTS: M above, N prototypes.
+      value_LDE: V.
+      taps_LCE: taps of the convolution with what is averaged with it; the last is the present.
+      output_LED: alpha U.
+    """
+
+    pattern_LNTS: jax.Array
+    value_LDE: jax.Array
+    taps_LCE: jax.Array
+    output_LED: jax.Array
+
+    @property
+    def width(self) -> int:
+        return self.output_LED.shape[-2]
+
+    def values(self, h_XSD: jax.Array) -> jax.Array:
+        return self._convolved(jnp.einsum("XSD,DE->XSE", h_XSD, self.value_LDE))
+
+    def mix(self, value_XSE: jax.Array) -> jax.Array:
+        z_XTE = jnp.einsum("TS,XSE->XTE", self.pattern_LNTS.sum(0), value_XSE)
+        return jnp.einsum("XTE,ED->XTD", z_XTE, self.output_LED)
+
+    def cotangents(self, c_XTD: jax.Array) -> jax.Array:
+        return jnp.einsum("XTD,ED->XTE", c_XTD, self.output_LED)
+
+    def transpose(self, u_XTE: jax.Array) -> jax.Array:
+        w_XSE = jnp.einsum("XTE,TS->XSE", u_XTE, self.pattern_LNTS.sum(0))
+        # The transpose of a causal convolution is the same one backwards in time.
+        w_XSE = self._convolved(w_XSE[:, ::-1])[:, ::-1]
+        return jnp.einsum("XSE,DE->XSD", w_XSE, self.value_LDE)
+
+    def shares(self, value_XSE: jax.Array, u_XTE: jax.Array) -> jax.Array:
+        products_XTS = jnp.einsum("XTE,XSE->XTS", u_XTE, value_XSE)
+        return products_XTS[:, None] * self.pattern_LNTS[None]
+
+    def constant(self, norm_bias_D: jax.Array) -> jax.Array:
+        T = self.pattern_LNTS.shape[1]
+        norm_bias_XSD = jnp.broadcast_to(norm_bias_D, (1, T, *norm_bias_D.shape))
+        return self.mix(self.values(norm_bias_XSD))[0]
+
+    def _convolved(self, x_XSE: jax.Array) -> jax.Array:
+        X, _, E = x_XSE.shape
+        before = jnp.zeros((X, self.taps_LCE.shape[0] - 1, E), x_XSE.dtype)
+        return causal_convolution(x_XSE, self.taps_LCE, before)[0]

@@ -1,0 +1,291 @@
+"""Parts of logits in float64 against removal, sums and gradients; float32 within rounding."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lm_jax
+from lm_jax.errors import UsageError
+from lm_jax.model.edits import Add, Chain, Freeze
+from lm_jax.model.layers import unembedding
+from lm_jax.model.sites import keep
+from protot_jax import attribution, edits, models
+from protot_jax.attribution import decomposition, effects
+from protot_jax.reference_code import released_prefix_mean
+from tests import rounding
+from tests.protot_jax.interventions.small_models import drawn
+
+TOKENS, TARGETS = (3, 9, 14, 9, 30, 22), (5, 17)
+L, R, T = 3, 4, len(TOKENS)
+# Of sums of some hundred terms in float64, relative to their size.
+EXACT = 1e-12
+VARIANTS = {
+    "paper": {},
+    "moving average": {"mass_normalisation": False, "shared_routing": False},
+    "released": {"prefix": released_prefix_mean, "low_rank": False, "conv_layers": 3},
+}
+
+
+@functools.cache
+def model(variant="paper"):
+    """A model whose parts are all far from zero, with a convolution that matters."""
+    base = drawn()
+    mixer = dataclasses.replace(base.mixer, **VARIANTS[variant])
+    spec = lm_jax.model.decoder.param_spec(base.cfg, mixer)
+    fresh = lm_jax.model.params.init(jax.random.key(4), spec, jnp.float32)
+    params = jax.tree.map(
+        lambda own, new: own if own.shape == new.shape else 6.0 * new, base.params, fresh
+    )
+    blocks = params["blocks"]["mixer"]
+    blocks["conv"] = 4.0 * blocks["conv"]
+    blocks["alpha"] = jnp.array([0.7, 1.3, 0.9])
+    return dataclasses.replace(base, mixer=mixer, params=params)
+
+
+def parts_of(params, variant="paper"):
+    subject = model(variant)
+    tokens_T, target_X = jnp.array(TOKENS), jnp.array(TARGETS)
+    run = decomposition.freeze(params, tokens_T, subject.cfg, subject.mixer)
+    return run, decomposition.decompose(run, target_X)
+
+
+@functools.cache
+def expected(variant="paper"):
+    """The frozen model and its parts in float64, with bounds of float32."""
+    return rounding.expected(functools.partial(parts_of, variant=variant), model(variant).params)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_account_sums_to_the_logit_of_the_forward_pass(variant):
+    _, parts = expected(variant).values
+    assert {name: error.shape for name, error in parts.certificate().items()} == {
+        "sources": (2,),
+        "direct": (2,),
+        "layers": (2, L),
+    }
+    for error in parts.certificate().values():
+        assert error.max() <= EXACT
+    # And every part is in them: without any one, the sums miss.
+    for field in dataclasses.fields(parts):
+        if field.name in ("logit_X", "constant_X", "direct_constant_X"):
+            continue
+        without = parts.replace(**{field.name: np.zeros_like(getattr(parts, field.name))})
+        assert max(error.max() for error in without.certificate().values()) > 1e-3, field.name
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_parts_in_float32_are_within_rounding(variant):
+    wanted = rounding.Expected(*(each[1] for each in expected(variant)))
+    got = attribution.attribute(model(variant), TOKENS, targets=TARGETS)
+    rounding.assert_within(got, wanted)
+    assert max(error.max() for error in got.certificate().values()) <= 1e-5
+
+
+def logits_without(run, pattern_BLNTS, token_TD, mlp_LTD):
+    """Demeaned logits `[B, X]` of frozen models with other patterns: a pass written out."""
+    layers, mixer = run.layers, run.layers.mixer
+    x_BTD = np.broadcast_to(token_TD, (len(pattern_BLNTS), *token_TD.shape)).copy()
+    for layer in range(L):
+        v_BTE = (x_BTD * layers.norm_LTD[layer]) @ mixer.value_LDE[layer]
+        mixed_BTE = np.zeros_like(v_BTE)
+        taps_CE = mixer.taps_LCE[layer]
+        for t in range(T):
+            for c in range(len(taps_CE)):
+                if t - c >= 0:
+                    mixed_BTE[:, t] += taps_CE[len(taps_CE) - 1 - c] * v_BTE[:, t - c]
+        z_BTE = np.einsum("bnts,bse->bte", pattern_BLNTS[:, layer], mixed_BTE)
+        x_BTD = x_BTD + z_BTE @ mixer.output_LED[layer] + mlp_LTD[layer]
+    logits_BV = (x_BTD[:, -1] * run.final_D) @ run.unembedding_VD.T
+    return logits_BV[:, list(TARGETS)] - logits_BV.mean(-1, keepdims=True)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_share_is_what_removal_of_its_entry_takes_from_the_logit(variant):
+    run, parts = expected(variant).values
+    pattern_LNTS = run.layers.mixer.pattern_LNTS
+    sources = run.token_TD, run.mlp_LTD
+    whole_X = logits_without(run, pattern_LNTS[None], *sources)[0]
+    size = np.abs(parts.through_XLNTS).sum()
+    np.testing.assert_allclose(whole_X, parts.logit_X, rtol=0, atol=EXACT * size)
+    entries = np.indices(pattern_LNTS.shape).reshape(4, -1)
+    removed = np.broadcast_to(pattern_LNTS, (entries.shape[1], *pattern_LNTS.shape)).copy()
+    removed[np.arange(len(removed)), *entries] = 0.0
+    share_BX = whole_X - logits_without(run, removed, *sources)
+    got_XB = parts.through_XLNTS.reshape(len(TARGETS), -1)
+    np.testing.assert_allclose(got_XB, share_BX.T, rtol=0, atol=EXACT * size)
+    assert np.count_nonzero(share_BX) >= 2 * L * R * T * (T - 1) / 2 - 2 * R * T
+    # A whole prototype, at all positions at once: paths pass a layer once.
+    for layer, prototype in np.ndindex(L, R):
+        without = pattern_LNTS.copy()
+        without[layer, prototype] = 0.0
+        fall_X = whole_X - logits_without(run, without[None], *sources)[0]
+        got_X = parts.through_XLNTS[:, layer, prototype].sum((1, 2))
+        np.testing.assert_allclose(got_X, fall_X, rtol=0, atol=EXACT * size)
+    # Tokens and MLPs likewise.
+    for t in range(T):
+        token_TD = run.token_TD.copy()
+        token_TD[t] = 0.0
+        fall_X = whole_X - logits_without(run, pattern_LNTS[None], token_TD, run.mlp_LTD)[0]
+        np.testing.assert_allclose(parts.token_XT[:, t], fall_X, rtol=0, atol=EXACT * size)
+        for layer in range(L):
+            mlp_LTD = run.mlp_LTD.copy()
+            mlp_LTD[layer, t] = 0.0
+            fall_X = whole_X - logits_without(run, pattern_LNTS[None], run.token_TD, mlp_LTD)[0]
+            got_X = parts.mlp_XLT[:, layer, t]
+            np.testing.assert_allclose(got_X, fall_X, rtol=0, atol=EXACT * size)
+
+
+def test_direct_parts_are_entries_of_the_last_row_read_by_the_logit_alone():
+    run, parts = expected().values
+    mixer = run.layers.mixer
+    direction_XD = run.unembedding_VD[list(TARGETS)] - run.unembedding_VD.mean(0)
+    with jax.enable_x64(True):
+        x_LTD = np.asarray(decomposition.block_inputs(jax.tree.map(jnp.asarray, run)))
+    for layer in range(L):
+        values_TE = mixer_values(run, layer, x_LTD[layer])
+        # The value that each earlier token has in store, as the logit would read it.
+        read_XS = (direction_XD * run.final_D) @ mixer.output_LED[layer].T @ values_TE.T
+        wanted_XNS = read_XS[:, None] * mixer.pattern_LNTS[layer, :, -1][None]
+        got_XNS = parts.direct_XLNS[:, layer]
+        size = np.abs(parts.direct_XLNS).sum()
+        np.testing.assert_allclose(got_XNS, wanted_XNS, rtol=0, atol=EXACT * size)
+        assert np.abs(got_XNS).max() > 1e-2
+
+
+def mixer_values(run, layer, x_TD):
+    v_TE = (x_TD * run.layers.norm_LTD[layer]) @ run.layers.mixer.value_LDE[layer]
+    taps_CE = run.layers.mixer.taps_LCE[layer]
+    C = len(taps_CE)
+    return np.array(
+        [sum(taps_CE[C - 1 - c] * v_TE[t - c] for c in range(min(C, t + 1))) for t in range(T)]
+    )
+
+
+@pytest.mark.parametrize("variant", ["paper", "moving average"])
+def test_gradients_of_the_model_with_all_sites_held_give_the_same_parts(variant):
+    """By autodiff of the model's own forward pass: tokens, MLPs, and reads of each prototype."""
+    subject, (_, parts) = model(variant), expected(variant).values
+    held = ("mixer.write", "mixer.read", "mlp.out", "ln1.scale", "ln2.scale", "final.scale")
+    names = ("embed", "mixer.read", "mlp.out")
+
+    def logits(added, params):
+        edit = {name: Freeze() for name in held}
+        for name, value in added.items():
+            edit[name] = Chain((Freeze(), Add(value))) if name in held else Add(value)
+        output = lm_jax.forward(
+            params,
+            jnp.array(TOKENS)[None],
+            subject.cfg,
+            mixer=subject.mixer,
+            edits=edit,
+            record=dict.fromkeys(names, keep),
+        )
+        logits_V = unembedding(params, subject.cfg) @ output.hidden[0, -1]
+        return logits_V[jnp.array(TARGETS)] - logits_V.mean(), output.records
+
+    shapes = {"embed": (1, T, 16), "mixer.read": (L, 1, T, R), "mlp.out": (L, 1, T, 16)}
+
+    def products(params):
+        """Gradient by each site times its value."""
+        zeros = {name: jnp.zeros(shape) for name, shape in shapes.items()}
+        _, pull, records = jax.vjp(lambda added: logits(added, params), zeros, has_aux=True)
+        slopes = [pull(jnp.eye(len(TARGETS))[x])[0] for x in range(len(TARGETS))]
+        return [{name: slope[name] * records[name] for name in names} for slope in slopes]
+
+    size = np.abs(parts.through_XLNTS).sum()
+    for x, wanted in enumerate(rounding.expected(products, subject.params).values):
+        found = {
+            "embed": parts.token_XT[x],
+            "mlp.out": parts.mlp_XLT[x],
+            # Over keys: the whole memory that the prototype is read from.
+            "mixer.read": parts.through_XLNTS[x].sum(-1).swapaxes(1, 2),
+        }
+        for name, got in found.items():
+            by_site = wanted[name].squeeze(0 if name == "embed" else 1)
+            by_site = by_site if name == "mixer.read" else by_site.sum(-1)
+            np.testing.assert_allclose(got, by_site, rtol=0, atol=EXACT * size, err_msg=name)
+            assert np.abs(got).max() > 1e-3
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_no_token_is_read_at_or_before_its_own_position(variant):
+    run, parts = parts_of(model(variant).params, variant)
+    later = np.triu(np.ones((T, T), bool))
+    assert not np.asarray(run.layers.pattern_LNTS)[..., later].any()
+    assert not np.asarray(parts.through_XLNTS)[..., later].any()
+    assert not np.asarray(parts.direct_XLNS)[..., -1].any()
+    assert (np.asarray(run.layers.pattern_LNTS)[..., ~later] > 0).all()
+
+
+def test_weights_of_a_prototype_are_its_read_gate_shared_out_over_the_past():
+    subject = model()
+
+    def read_gates(params):
+        return lm_jax.forward(
+            params,
+            jnp.array(TOKENS)[None],
+            subject.cfg,
+            mixer=subject.mixer,
+            record={"mixer.read": keep},
+        ).records["mixer.read"][:, 0]
+
+    read_LTR = rounding.expected(read_gates, subject.params).values
+    run, _ = expected().values
+    got_LTR = run.layers.mixer.pattern_LNTS.sum(-1).swapaxes(1, 2)
+    np.testing.assert_allclose(got_LTR[:, 1:], read_LTR[:, 1:], rtol=EXACT)
+    assert not got_LTR[:, 0].any()
+
+
+def test_measured_effects_are_those_of_the_prototype_left_out():
+    """With mass normalisation, a prototype that nothing is written to is not read either."""
+    subject = model()
+    measured_XLR = effects.measured_effects(subject, TOKENS, TARGETS)
+    assert measured_XLR.shape == (2, L, R)
+
+    def logits(params, edit):
+        output = lm_jax.forward(
+            params, jnp.array(TOKENS)[None], subject.cfg, mixer=subject.mixer, edits=edit
+        )
+        logits_V = unembedding(params, subject.cfg) @ output.hidden[0, -1]
+        return logits_V[jnp.array(TARGETS)] - logits_V.mean()
+
+    def fall(params, layer, prototype):
+        edit = edits.edit(layer=layer, prototype=prototype, mode="zero_write")
+        return logits(params, {}) - logits(params, edit)
+
+    for at in ((0, 1), (2, 3)):
+        wanted = rounding.expected(lambda params, at=at: fall(params, *at), subject.params)
+        rounding.assert_within(measured_XLR[:, *at], wanted)
+        assert (np.abs(wanted.values) > wanted.bounds).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokens": []}, "tokens: shape"),
+        ({"tokens": [1, 80]}, "tokens: id 80 is outside the vocabulary"),
+        ({"tokens": [1] * 33}, "33 tokens are more than the training context of 32"),
+        ({"targets": []}, "targets: shape"),
+        ({"targets": [-1]}, "targets: id -1 is outside"),
+    ],
+)
+def test_ids_that_cannot_be_used_are_refused(changes, message):
+    arguments = {"tokens": list(TOKENS), "targets": list(TARGETS)} | changes
+    with pytest.raises(UsageError, match=message):
+        attribution.attribute(model(), arguments["tokens"], targets=arguments["targets"])
+
+
+def test_models_that_are_not_linear_with_their_gates_held_are_refused():
+    subject = model()
+    cfg, mixer = models.build_model(
+        "mamba", hidden_size=16, num_layers=2, vocab_size=80, context=32, tie_embeddings=True
+    )
+    other = dataclasses.replace(subject, cfg=cfg, mixer=mixer)
+    with pytest.raises(UsageError, match="MambaMixer is not linear"):
+        decomposition.frozen_run(other, list(TOKENS))
+    with pytest.raises(UsageError, match="no prototypes"):
+        attribution.attribute(other, list(TOKENS), targets=list(TARGETS))
