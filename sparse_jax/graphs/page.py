@@ -92,6 +92,7 @@ def build(
     parts = [
         _viewer(document, share_E, features or {}, proposals),
         *([_interventions(document)] if document.get("interventions") else []),
+        *([_attention(document)] if document.get("qk") else []),
         _strongest(document, share_E),
         section("Terms", _PROSE("terms")),
     ]
@@ -217,6 +218,25 @@ def _interventions(document: Mapping[str, Any]) -> Section:
     )
 
 
+def _attention(document: Mapping[str, Any]) -> Section:
+    names = _Names(document)
+    rows = [
+        [
+            f"L{one['layer']}H{one['head']}",
+            *(one[name] for name in ("query", "key", "score")),
+            *(names[query], names[key], term),
+        ]
+        for one in document["qk"]
+        for query, key, term in one["pair_wise_contributors"]
+    ]
+    columns = ["Head", "Query", "Key", "Score", "At the query", "At the key", "Term"]
+    return section(
+        "Attention scores",
+        _PROSE("attention"),
+        table(columns, rows, caption=_PROSE("attention_caption"), n=len(rows)),
+    )
+
+
 def _strongest(document: Mapping[str, Any], share_E: np.ndarray) -> Section:
     names, nodes, links = _Names(document), document["nodes"], document["links"]
     ranked = sorted(
@@ -258,7 +278,8 @@ class _Names:
     """Names of nodes for people, by id."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
-        self._nodes = {node["node_id"]: node for node in document["nodes"]}
+        nodes = [*document["nodes"], *document.get("qk_only_nodes", [])]
+        self._nodes = {node["node_id"]: node for node in nodes}
         self._tokens = document["metadata"]["prompt_tokens"]
 
     def __getitem__(self, name: str) -> str:

@@ -80,6 +80,19 @@ def view_of(document, **changes):
     } | changes
 
 
+def attention_score(document):
+    """Of the pair that the synthetic mediation names."""
+    query, key = (
+        next(n["node_id"] for n in document["nodes"] if n["node_id"] == f"E_{k}_{k}")
+        for k in (7, 1)
+    )
+    return {"layer": 0, "head": 1, "query": 7, "key": 1, "score": 2.5} | {
+        "pair_wise_contributors": [[query, key, 0.75]],
+        "top_q_marginal_contributors": [[query, 1.5]],
+        "top_k_marginal_contributors": [],
+    }
+
+
 def features_of(document):
     return [n["node_id"] for n in document["nodes"] if graph_json.kind(n) == "feature"]
 
@@ -95,6 +108,7 @@ def test_a_click_shows_a_node_with_its_edges_and_what_carries_them(tmp_path):
         and nodes[one["target"]]["clerp"]
     )
     target = nodes[carried["target"]]
+    document["qk"] = [attention_score(document)]
     one = page.FeatureExamples([page.TopText(["some", " text"], [0.0, 1.5])], [" up"], [])
     result = browse(
         tmp_path,
@@ -116,11 +130,12 @@ def test_a_click_shows_a_node_with_its_edges_and_what_carries_them(tmp_path):
           if ($("#edge").textContent.includes("L0H1")) break;
         }}
         const edge = $("#edge").textContent;
+        const why = $("#edge .why").textContent;
         const table = all("#edge tbody tr")
           .map((row) => [...row.children].map((c) => c.textContent));
         $("#panel button.node").click();
         await settle();
-        return {{ first, clicked, words, inputs, edge, table, moved: title(),
+        return {{ first, clicked, words, inputs, edge, why, table, moved: title(),
           logits: $("#panel").textContent.includes("Raises") }};""",
         features={graph_json.feature_of(target): one},
     )
@@ -137,6 +152,8 @@ def test_a_click_shows_a_node_with_its_edges_and_what_carries_them(tmp_path):
     # The pair is of key 1 and the last query.
     pair = result["table"][2]
     assert pair[0] == "L0H1: 1 “w1” → 7 “w7”" and pair[2] == "25 %"
+    assert result["why"].startswith("Why L0H1 looks from 7 “w7” to 1 “w1”: score 2.50")
+    assert "0.750: token “w7”, position 7 with token “w1”, position 1" in result["why"]
     assert result["moved"] != result["clicked"][0]
 
 
