@@ -11,7 +11,7 @@ const canvases = { edges: byId("edges"), nodes: byId("nodes") };
 const ink = {};
 let shown = []; // by node
 let hovered = null;
-let pending = false;
+let pending = null; // what the next frame draws
 let job = null;
 let batch = 500;
 const stamps = new Map(); // marks that are drawn already, by look
@@ -47,13 +47,17 @@ function resize() {
   redraw();
 }
 
-// Draws at the next frame; many requests are one.
-function redraw() {
-  if (pending) return;
-  pending = true;
+// Draws at the next frame, edges too unless told otherwise; many requests are one.
+function redraw(withEdges = true) {
+  if (pending) {
+    pending.withEdges ||= withEdges;
+    return;
+  }
+  pending = { withEdges };
   requestAnimationFrame(() => {
-    pending = false;
-    startEdges();
+    const wanted = pending;
+    pending = null;
+    if (wanted.withEdges) startEdges();
     drawNodes();
   });
 }
