@@ -36,6 +36,8 @@ _SCRIPTS = (
     "viewer_state.js",
 )
 _LISTED = 20
+_LONGEST_TITLE = 100
+_SETTINGS = ("info", "generation_settings", "pruning_settings", "transcoder_list")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,14 +94,15 @@ def build(
     parts = [
         _viewer(document, share_E, features or {}, proposals),
         *([_interventions(document)] if document.get("interventions") else []),
+        *([_attention(document)] if document.get("qk") else []),
         _strongest(document, share_E),
         section("Terms", _PROSE("terms")),
     ]
     metadata = document["metadata"]
-    about = {"graph": metadata["slug"], "model": metadata["scan"]}
+    about = {"graph": metadata["slug"], "model": metadata["scan"], "prompt": metadata["prompt"]}
     about |= {key: metadata[key] for key in _SETTINGS if key in metadata}
     return report.page(
-        f"Attribution graph of “{_shown(metadata['prompt'])}”",
+        f"Attribution graph of “{_cut(_shown(metadata['prompt']))}”",
         parts,
         provenance=about | dict(provenance or {}),
         lead=[_lead(document), *_scores(metadata)],
@@ -108,9 +111,6 @@ def build(
         .joinpath("viewer.css")
         .read_text("utf-8"),
     )
-
-
-_SETTINGS = ("info", "generation_settings", "pruning_settings", "transcoder_list")
 
 
 def edge_shares(document: Mapping[str, Any]) -> np.ndarray:
@@ -217,6 +217,25 @@ def _interventions(document: Mapping[str, Any]) -> Section:
     )
 
 
+def _attention(document: Mapping[str, Any]) -> Section:
+    names = _Names(document)
+    rows = [
+        [
+            f"L{one['layer']}H{one['head']}",
+            *(one[name] for name in ("query", "key", "score")),
+            *(names[query], names[key], term),
+        ]
+        for one in document["qk"]
+        for query, key, term in one["pair_wise_contributors"]
+    ]
+    columns = ["Head", "Query", "Key", "Score", "At the query", "At the key", "Term"]
+    return section(
+        "Attention scores",
+        _PROSE("attention"),
+        table(columns, rows, caption=_PROSE("attention_caption"), n=len(rows)),
+    )
+
+
 def _strongest(document: Mapping[str, Any], share_E: np.ndarray) -> Section:
     names, nodes, links = _Names(document), document["nodes"], document["links"]
     ranked = sorted(
@@ -258,7 +277,8 @@ class _Names:
     """Names of nodes for people, by id."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
-        self._nodes = {node["node_id"]: node for node in document["nodes"]}
+        nodes = [*document["nodes"], *document.get("qk_only_nodes", [])]
+        self._nodes = {node["node_id"]: node for node in nodes}
         self._tokens = document["metadata"]["prompt_tokens"]
 
     def __getitem__(self, name: str) -> str:
@@ -275,6 +295,11 @@ class _Names:
         what = f"feature {key[1] if key else node['feature']} of layer {node['layer']}"
         label = f"{node['clerp']}, " if node["clerp"] else ""
         return f"{label}{what} at “{token}” ({node['ctx_idx']})"
+
+
+def _cut(text: str) -> str:
+    """The end of a long prompt, which its logits follow."""
+    return text if len(text) <= _LONGEST_TITLE else f"…{text[1 - _LONGEST_TITLE :]}"
 
 
 def _shown(text: str) -> str:

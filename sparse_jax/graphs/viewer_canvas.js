@@ -11,7 +11,7 @@ const canvases = { edges: byId("edges"), nodes: byId("nodes") };
 const ink = {};
 let shown = []; // by node
 let hovered = null;
-let pending = false;
+let pending = null; // what the next frame draws
 let job = null;
 let batch = 500;
 const stamps = new Map(); // marks that are drawn already, by look
@@ -47,23 +47,28 @@ function resize() {
   redraw();
 }
 
-// Draws at the next frame; many requests are one.
-function redraw() {
-  if (pending) return;
-  pending = true;
+// Draws at the next frame, edges too unless told otherwise; many requests are one.
+function redraw(withEdges = true) {
+  if (pending) {
+    pending.withEdges ||= withEdges;
+    return;
+  }
+  pending = { withEdges };
   requestAnimationFrame(() => {
-    pending = false;
-    startEdges();
+    const wanted = pending;
+    pending = null;
+    if (wanted.withEdges) startEdges();
     drawNodes();
   });
 }
 
-function prepared(canvas, clip) {
+// A canvas without its last drawing, in the coordinates of the whole drawing.
+function prepared(canvas) {
   const context = canvas.getContext("2d");
   const ratio = window.devicePixelRatio || 1;
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
   context.clearRect(0, 0, scroller.clientWidth, scroller.clientHeight);
-  if (clip) context.translate(-scroller.scrollLeft, -scroller.scrollTop);
+  context.translate(-scroller.scrollLeft, -scroller.scrollTop);
   return context;
 }
 
@@ -79,7 +84,7 @@ function edgesWithin(limit) {
 }
 
 function startEdges() {
-  const context = prepared(canvases.edges, true);
+  const context = prepared(canvases.edges);
   context.globalCompositeOperation = "destination-over";
   context.lineCap = "butt";
   context.globalAlpha = state.selected ? 0.1 : 0.3;
@@ -125,7 +130,7 @@ const selectedEdges = () => (state.selected === null ? []
     .sort((a, b) => a.part - b.part));
 
 function drawNodes() {
-  const context = prepared(canvases.nodes, true);
+  const context = prepared(canvases.nodes);
   const [left, top] = [scroller.scrollLeft, scroller.scrollTop];
   const [width, height] = [scroller.clientWidth, scroller.clientHeight];
   context.lineWidth = 1;

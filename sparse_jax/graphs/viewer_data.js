@@ -71,11 +71,18 @@ const edgeKey = (source, target) => source * nodes.length + target;
 const mediationOf = new Map((graph.mediation || [])
   .map((one) => [edgeKey(indexOf.get(one.source), indexOf.get(one.target)), one]));
 
+
+// Attention scores by what makes them; nodes that are there only for them have names alone.
+const scoreOf = new Map((graph.qk || []).map((one) =>
+  [[one.layer, one.head, one.query, one.key].join(" "), one]));
+const otherNodes = new Map((graph.qk_only_nodes || []).map((node) => [node.node_id, node]));
+
 const LARGEST_INFLUENCE = Math.ceil(
   100 * Math.max(0, ...nodes.map((node) => node.influence ?? 0)) - 1e-6) / 100;
 // So many edges at first.
 const FIRST_EDGES = 400;
-const firstEdges = () => (LINKS <= FIRST_EDGES ? 1 : Math.floor(100 * edges[FIRST_EDGES].share) / 100);
+const firstEdges = () => (LINKS <= FIRST_EDGES ? 1
+  : Math.max(0.01, Math.floor(100 * edges[FIRST_EDGES].share) / 100));
 
 const state = {
   selected: null, // a node
@@ -112,6 +119,15 @@ function fullName(node) {
   const feature = node.kind === "feature" && node.label
     ? `, feature ${node.index ?? node.id} of layer ${node.layer}` : "";
   return `${shortName(node)}${feature}${place(node)}, position ${node.position}`;
+}
+
+// Of any id, of nodes that are not drawn too.
+function nameOf(id) {
+  if (indexOf.has(id)) return fullName(nodes[indexOf.get(id)]);
+  const other = otherNodes.get(id);
+  if (!other) return id;
+  const at = other.feature_type === "bias" ? "" : ` at “${oneLine(tokens[other.ctx_idx])}”`;
+  return `${other.clerp || id}${at} (pruned)`;
 }
 
 const percent = (share) => (share === null ? "–" : `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`);

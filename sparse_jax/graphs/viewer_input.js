@@ -11,7 +11,7 @@ function point(event) {
   if (node !== hovered) {
     hovered = node;
     scroller.style.cursor = node ? "pointer" : "";
-    requestAnimationFrame(drawNodes);
+    redraw(false);
   }
   const tip = byId("tip");
   tip.hidden = node === null;
@@ -73,7 +73,7 @@ function moveTo(node) {
   state.cursor = node;
   reveal(node);
   say(node);
-  redraw();
+  redraw(false);
 }
 
 // Scrolls the drawing, and not the page, until a node is in it.
@@ -88,20 +88,20 @@ function reveal(node) {
 }
 
 function startCanvas() {
-  scroller.addEventListener("scroll", redraw, { passive: true });
+  scroller.addEventListener("scroll", () => redraw(), { passive: true });
   scroller.addEventListener("pointermove", point);
   scroller.addEventListener("pointerleave", () => {
     hovered = null;
     byId("tip").hidden = true;
-    redraw();
+    redraw(false);
   });
   scroller.addEventListener("click", click);
   scroller.addEventListener("keydown", pressKey);
   scroller.addEventListener("focus", () => {
     if (!state.cursor && state.selected) state.cursor = state.selected;
-    redraw();
+    redraw(false);
   });
-  scroller.addEventListener("blur", redraw);
+  scroller.addEventListener("blur", () => redraw(false));
   let width = 0;
   new ResizeObserver(() => {
     if (frame.clientWidth !== width) {

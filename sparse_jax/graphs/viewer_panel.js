@@ -157,9 +157,27 @@ function edgeDetail(edge) {
       table("Heads", "head", heads.map(([layer, head, share]) => row(`L${layer}H${head}`, share))),
       table("Key and query positions", "pair", pairs.map(([layer, head, query, key, share]) =>
         row(`L${layer}H${head}: ${pairText(key)} → ${pairText(query)}`, share))),
+      ...pairs.map(([layer, head, query, key]) => scoreOf.get([layer, head, query, key].join(" ")))
+        .filter(Boolean).map(whyThere),
     );
   }
   return el("section", { id: "edge", "aria-label": "Selected edge" }, ...parts);
+}
+
+// Why a head looked from a query to a key: what makes the attention score.
+function whyThere(one) {
+  const item = (value, ...ids) => el("li", {}, `${number(value)}: `,
+    ...ids.flatMap((id, i) => [i ? " with " : "", el("bdi", {}, nameOf(id))]));
+  const part = (title, list) => (list.length ? [el("p", { class: "small" }, title), el("ul", {}, ...list)] : []);
+  return el("details", { class: "why" },
+    el("summary", {}, `Why L${one.layer}H${one.head} looks from ${pairText(one.query)} to ${
+      pairText(one.key)}: score ${number(one.score)}`),
+    ...part("Largest pairs, at the query with at the key",
+      one.pair_wise_contributors.map(([query, key, value]) => item(value, query, key))),
+    ...part("At the query, with the whole key",
+      one.top_q_marginal_contributors.map(([id, value]) => item(value, id))),
+    ...part("At the key, with the whole query",
+      one.top_k_marginal_contributors.map(([id, value]) => item(value, id))));
 }
 
 const pairText = (position) => (position < tokens.length
@@ -179,7 +197,8 @@ function showCounts() {
     drawn === LINKS ? `all ${counted(LINKS, "edge")} are drawn`
       : `${whole(drawn)} of ${counted(LINKS, "edge")} are drawn, ${whole(LINKS - drawn)} hidden`}${
     state.selected ? "; the edges of the selected node are drawn whatever their strength" : ""}.`;
-  byId("node-threshold-value").textContent = percent(state.nodeLimit);
+  byId("node-threshold-value").textContent = LARGEST_INFLUENCE
+    ? percent(state.nodeLimit) : "100 %";
   byId("edge-threshold-value").textContent = percent(state.edgeLimit);
 }
 

@@ -179,6 +179,14 @@ def test_what_was_pruned_and_the_scores_are_said():
     assert re.search(r"completeness with inputs\s*0\.900\s*0\.600", text)
 
 
+def test_a_long_prompt_is_cut_in_the_title_alone():
+    document = synthetic(positions=60)
+    text = page.build(document)
+    title = re.search("<h1>(.*?)</h1>", text)[1]
+    assert len(title) < 130 and title.endswith("w58 w59”") and "“…" in title
+    assert document["metadata"]["prompt"].strip() in text.split("<footer>")[1]
+
+
 def test_tables_need_no_script():
     document = synthetic()
     text = without_scripts(page.build(document))
@@ -215,6 +223,25 @@ def test_interventions_are_a_table():
     table = text[text.index("Interventions</h2>") :].split("</table>")[0]
     cells = re.findall(r'<td class="right none">([^<]*)', table)
     assert cells == ["−5.00", "1.25", "1.26", "−0.750", "0.500"]
+
+
+def test_attention_scores_are_a_table():
+    document = synthetic()
+    bias = {**document["nodes"][0], "node_id": "bias", "feature_type": "bias", "clerp": "Biases"}
+    document["qk_only_nodes"] = [bias]
+    place = {"layer": 2, "head": 1, "query": 7, "key": 0, "score": 3.5}
+    document["qk"] = [
+        place
+        | {
+            "pair_wise_contributors": [["E_7_7", "bias", -0.25]],
+            "top_q_marginal_contributors": [],
+            "top_k_marginal_contributors": [],
+        }
+    ]
+    text = page.build(document)
+    table = text[text.index("Attention scores</h2>") :].split("</table>")[0]
+    cells = re.findall(r"<td[^>]*>([^<]*)", table)
+    assert cells == ["L2H1", "7", "0", "3.50", "token “w7” (7)", "Biases", "−0.250"]
 
 
 def test_a_wrong_document_makes_no_page():

@@ -23,15 +23,17 @@ TOOLS = """
     .find((one) => one.firstChild.textContent === name)?.lastChild.textContent;
   const at = (type, x, y) => $("#scroller").dispatchEvent(new page.PointerEvent(type,
     { clientX: x, clientY: y, bubbles: true }));
+  // The middle of the points that show a tip.
   const find = (wanted) => {
     const box = $("#scroller").getBoundingClientRect();
-    for (let y = box.top + 4; y < box.bottom; y += 5) {
-      for (let x = box.left + 4; x < box.right; x += 5) {
+    const points = [];
+    for (let y = box.top + 4; y < box.bottom; y += 4) {
+      for (let x = box.left + 4; x < box.right; x += 4) {
         at("pointermove", x, y);
-        if (!$("#tip").hidden && wanted($("#tip").textContent)) return [x, y];
+        if (!$("#tip").hidden && wanted($("#tip").textContent)) points.push([x, y]);
       }
     }
-    return null;
+    return [0, 1].map((k) => points.reduce((sum, one) => sum + one[k], 0) / points.length);
   };
   const slide = async (name, value) => {
     $(name).value = value;
@@ -50,7 +52,7 @@ TOOLS = """
   const saved = async (button) => {
     let blob = null;
     const before = page.URL.createObjectURL;
-    page.URL.createObjectURL = (one) => { blob = one; return "#saved"; };
+    page.URL.createObjectURL = (one) => { blob = one; return "data:application/json,{}"; };
     $(button).click();
     page.URL.createObjectURL = before;
     return JSON.parse(await blob.text());
@@ -80,6 +82,19 @@ def view_of(document, **changes):
     } | changes
 
 
+def attention_score(document):
+    """Of the pair that the synthetic mediation names."""
+    query, key = (
+        next(n["node_id"] for n in document["nodes"] if n["node_id"] == f"E_{k}_{k}")
+        for k in (7, 1)
+    )
+    return {"layer": 0, "head": 1, "query": 7, "key": 1, "score": 2.5} | {
+        "pair_wise_contributors": [[query, key, 0.75]],
+        "top_q_marginal_contributors": [[query, 1.5]],
+        "top_k_marginal_contributors": [],
+    }
+
+
 def features_of(document):
     return [n["node_id"] for n in document["nodes"] if graph_json.kind(n) == "feature"]
 
@@ -95,6 +110,7 @@ def test_a_click_shows_a_node_with_its_edges_and_what_carries_them(tmp_path):
         and nodes[one["target"]]["clerp"]
     )
     target = nodes[carried["target"]]
+    document["qk"] = [attention_score(document)]
     one = page.FeatureExamples([page.TopText(["some", " text"], [0.0, 1.5])], [" up"], [])
     result = browse(
         tmp_path,
@@ -116,11 +132,12 @@ def test_a_click_shows_a_node_with_its_edges_and_what_carries_them(tmp_path):
           if ($("#edge").textContent.includes("L0H1")) break;
         }}
         const edge = $("#edge").textContent;
+        const why = $("#edge .why").textContent;
         const table = all("#edge tbody tr")
           .map((row) => [...row.children].map((c) => c.textContent));
         $("#panel button.node").click();
         await settle();
-        return {{ first, clicked, words, inputs, edge, table, moved: title(),
+        return {{ first, clicked, words, inputs, edge, why, table, moved: title(),
           logits: $("#panel").textContent.includes("Raises") }};""",
         features={graph_json.feature_of(target): one},
     )
@@ -137,6 +154,8 @@ def test_a_click_shows_a_node_with_its_edges_and_what_carries_them(tmp_path):
     # The pair is of key 1 and the last query.
     pair = result["table"][2]
     assert pair[0] == "L0H1: 1 “w1” → 7 “w7”" and pair[2] == "25 %"
+    assert result["why"].startswith("Why L0H1 looks from 7 “w7” to 1 “w1”: score 2.50")
+    assert "0.750: token “w7”, position 7 with token “w1”, position 1" in result["why"]
     assert result["moved"] != result["clicked"][0]
 
 
@@ -373,37 +392,46 @@ def test_a_view_is_saved_and_comes_back_by_address_and_by_file(tmp_path):
     assert {key: again[key] for key in parameters} == parameters
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ("no json", "The file mine.json was not read: it is no JSON."),
-        ("[]", "it is no saved view of an attribution graph"),
-        ("null", "it is no saved view of an attribution graph"),
-        ({"version": 2}, "its version is 2, and this page reads 1"),
-        ({"slug": "<i>x</i>"}, "it is of the graph “<i>x</i>”, this page of “a-synthetic-graph”"),
-        ({"pinnedIds": ["9_9_9"]}, "this graph has no node “9_9_9”"),
-        ({"supernodes": [["a"], ["a"]]}, "two supernodes have the same label"),
-        ({"supernodes": [[]]}, "supernodes is no list of lists"),
-        ({"clickedId": 3}, "clickedId is no id"),
-        ({"clickedLink": ["a", "b"]}, "has no edge “a” to “b”"),
-        ({"edgeThreshold": 1.5}, "a threshold is not within 0 and 1"),
-        ({"nodeThreshold": None}, "a threshold is not within 0 and 1"),
-    ],
-)
-def test_a_wrong_file_is_named_and_changes_nothing(tmp_path, change, said):
+WRONG = [
+    ("no json", "The file mine.json was not read: it is no JSON."),
+    ("[]", "it is no saved view of an attribution graph"),
+    ("null", "it is no saved view of an attribution graph"),
+    ({"version": 2}, "its version is 2, and this page reads 1"),
+    ({"slug": "<i>x</i>"}, "it is of the graph “<i>x</i>”, this page of “a-synthetic-graph”"),
+    ({"pinnedIds": ["9_9_9"]}, "this graph has no node “9_9_9”"),
+    ({"supernodes": [["a"], ["a"]]}, "two supernodes have the same label"),
+    ({"supernodes": [[]]}, "supernodes is no list of lists"),
+    ({"clickedId": 3}, "clickedId is no id"),
+    ({"clickedLink": ["a", "b"]}, "has no edge “a” to “b”"),
+    ({"edgeThreshold": 1.5}, "a threshold is not within 0 and 1"),
+    ({"nodeThreshold": None}, "a threshold is not within 0 and 1"),
+]
+
+
+def test_a_wrong_file_is_named_and_changes_nothing(tmp_path):
     document = synthetic()
-    text = change if isinstance(change, str) else json.dumps(view_of(document, **change))
+    texts = [
+        change if isinstance(change, str) else json.dumps(view_of(document, **change))
+        for change, _ in WRONG
+    ]
     result = browse(
         tmp_path,
         document,
         f"""
-        const before = await saved("#save-view");
-        const message = await give({json.dumps(text)});
-        const after = await saved("#save-view");
-        return {{ message, same: JSON.stringify(before) === JSON.stringify(after),
-          markup: all("#message i").length }};""",
+        $("#pin").click();
+        const before = JSON.stringify(await saved("#save-view"));
+        const found = [];
+        for (const text of {json.dumps(texts)}) {{
+          const message = await give(text);
+          found.push([message, JSON.stringify(await saved("#save-view")) === before]);
+        }}
+        const right = await give(before);
+        return {{ found, right, markup: all("#message i").length }};""",
     )
-    assert said in result["message"] and result["same"] and result["markup"] == 0
+    assert len(result["found"]) == len(WRONG)
+    for (message, same), (_, said) in zip(result["found"], WRONG, strict=True):
+        assert said in message and same
+    assert result["right"] == "" and result["markup"] == 0
 
 
 def test_a_wrong_address_and_unknown_ids_are_said(tmp_path):

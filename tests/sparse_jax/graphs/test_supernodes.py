@@ -71,9 +71,9 @@ def test_a_band_of_layers_keeps_features_apart():
 
 
 def test_decoders_join_and_part():
-    one, other = np.eye(2)
+    one, other, third = np.eye(3)
     # (1 + 1 + 0) / 3 for a and b; (1 + 1 + 1) / 3 for c and d.
-    decoders = {(0, 1): one, (1, 2): other, (1, 3): one, (1, 4): one}
+    decoders = {(0, 1): one, (1, 2): other, (1, 3): one, (1, 4): one, (2, 5): third}
     assert members(supernodes.propose(planted(), decoders=decoders, similarity=0.9)) == {
         frozenset("cd")
     }
