@@ -25,7 +25,7 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("sparse", "choices"): "sparse_jax.multiple_choice",
     ("sparse", "addition"): "sparse_jax.addition",
     ("sparse", "circuits"): "sparse_jax.circuits",
-    ("sparse", "two-hop"): "sparse_jax.two_hop",
+    ("sparse", "two_hop"): "sparse_jax.two_hop",
     ("fetch",): "iaj.fetch",
     ("convert",): "iaj.convert",
     ("doctor",): "iaj.doctor",

@@ -1,6 +1,6 @@
 """Transcoders of a Boolean computation in two hops: a minute on two CPU cores.
 
-iaj sparse two-hop --config=sparse/two_hop --workdir=runs/two_hop
+iaj sparse two_hop --config=sparse/two_hop --workdir=runs/two_hop
 """
 
 from ml_collections import ConfigDict

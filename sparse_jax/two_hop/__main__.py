@@ -1,7 +1,7 @@
 """Measures whether transcoders merge two hops of a Boolean computation into one.
 
-    iaj sparse two-hop --config=sparse/two_hop --workdir=runs/two_hop
-    iaj sparse two-hop --config=sparse/two_hop:smoke --workdir=runs/two_hop_smoke
+    iaj sparse two_hop --config=sparse/two_hop --workdir=runs/two_hop
+    iaj sparse two_hop --config=sparse/two_hop:smoke --workdir=runs/two_hop_smoke
 
 Cross-layer transcoders can write the result of a second hop from features of the first layer;
 `measures.py` defines how much they do.

@@ -10,7 +10,7 @@ dimension of the residual stream of its own.
 """
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -84,5 +84,5 @@ class TwoHopTranscoding(Transcoding):
 
     model: TwoHopModel = TwoHopModel(1, "relay")
 
-    def _activations(self, frozen: None, tokens_BS: jax.Array) -> Activations:
+    def _activations(self, frozen: Any, tokens_BS: jax.Array) -> Activations:
         return self.model.activations(tokens_BS)
