@@ -248,9 +248,9 @@ def check(graph: Any, name: str) -> None:
     if not isinstance(graph, Mapping):
         refuse("it is no JSON object")
     parts = {"metadata": Mapping, "qParams": Mapping, "nodes": list, "links": list}
-    for key, kind in parts.items():
-        if not isinstance(graph.get(key), kind):
-            refuse(f"{key} is missing or no {'list' if kind is list else 'object'}")
+    for key, container in parts.items():
+        if not isinstance(graph.get(key), container):
+            refuse(f"{key} is missing or no {'list' if container is list else 'object'}")
     for key in _METADATA:
         if key not in graph["metadata"]:
             refuse(f"metadata has no {key}")
@@ -268,6 +268,8 @@ def check(graph: Any, name: str) -> None:
         ids.add(node["node_id"])
         if not isinstance(node["ctx_idx"], int) or not 0 <= node["ctx_idx"] < length:
             refuse(f"node {node['node_id']!r} is at position {node['ctx_idx']!r} of {length}")
+        if kind(node) in (FEATURE, ERROR) and not re.fullmatch(r"\d+", str(node["layer"])):
+            refuse(f"node {node['node_id']!r} has layer = {node['layer']!r}, no whole number")
         for key in ("activation", "influence", "token_prob"):
             value = node.get(key)
             if value is not None and not _is_finite(value):

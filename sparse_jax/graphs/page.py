@@ -2,10 +2,11 @@
 
     (folder / "graph.html").write_text(build(graph_json.read(folder / "graph.json")), "utf-8")
 
-The page holds the whole document and measures nothing. `viewer_data.js` reads it,
-`viewer_canvas.js` draws layers by positions, `viewer_panel.js` what is selected, `viewer_groups.js`
-pinned nodes and supernodes, `viewer_state.js` saves and loads; tables of the strongest nodes and
-edges are there without scripts too. Prose and controls are in `viewer.html.j2`.
+The page holds the whole document and measures nothing. Its scripts are `viewer_data.js` (the
+graph), `viewer_layout.js` and `viewer_canvas.js` (layers by positions), `viewer_input.js` (pointer,
+keyboard), `viewer_panel.js` (what is selected), `viewer_groups.js` (pinned nodes, supernodes) and
+`viewer_state.js` (saving, loading, the start). Tables of the strongest nodes and edges need none of
+them. Prose and controls are in `viewer.html.j2`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,9 @@ from sparse_jax.graphs.influence import ERROR, FEATURE, TOKEN, Edges
 _PROSE = Prose("sparse_jax.graphs", "viewer.html.j2")
 _SCRIPTS = (
     "viewer_data.js",
+    "viewer_layout.js",
     "viewer_canvas.js",
+    "viewer_input.js",
     "viewer_panel.js",
     "viewer_groups.js",
     "viewer_state.js",
@@ -89,6 +92,7 @@ def build(
     parts = [
         _viewer(document, share_E, features or {}, proposals),
         *([_interventions(document)] if document.get("interventions") else []),
+        *([_attention(document)] if document.get("qk") else []),
         _strongest(document, share_E),
         section("Terms", _PROSE("terms")),
     ]
@@ -101,7 +105,9 @@ def build(
         provenance=about | dict(provenance or {}),
         lead=[_lead(document), *_scores(metadata)],
         script=report.script("sparse_jax.graphs", *_SCRIPTS),
-        style=importlib.resources.files("sparse_jax.graphs").joinpath("viewer.css").read_text("utf-8"),
+        style=importlib.resources.files("sparse_jax.graphs")
+        .joinpath("viewer.css")
+        .read_text("utf-8"),
     )
 
 
@@ -212,6 +218,25 @@ def _interventions(document: Mapping[str, Any]) -> Section:
     )
 
 
+def _attention(document: Mapping[str, Any]) -> Section:
+    names = _Names(document)
+    rows = [
+        [
+            f"L{one['layer']}H{one['head']}",
+            *(one[name] for name in ("query", "key", "score")),
+            *(names[query], names[key], term),
+        ]
+        for one in document["qk"]
+        for query, key, term in one["pair_wise_contributors"]
+    ]
+    columns = ["Head", "Query", "Key", "Score", "At the query", "At the key", "Term"]
+    return section(
+        "Attention scores",
+        _PROSE("attention"),
+        table(columns, rows, caption=_PROSE("attention_caption"), n=len(rows)),
+    )
+
+
 def _strongest(document: Mapping[str, Any], share_E: np.ndarray) -> Section:
     names, nodes, links = _Names(document), document["nodes"], document["links"]
     ranked = sorted(
@@ -253,7 +278,8 @@ class _Names:
     """Names of nodes for people, by id."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
-        self._nodes = {node["node_id"]: node for node in document["nodes"]}
+        nodes = [*document["nodes"], *document.get("qk_only_nodes", [])]
+        self._nodes = {node["node_id"]: node for node in nodes}
         self._tokens = document["metadata"]["prompt_tokens"]
 
     def __getitem__(self, name: str) -> str:

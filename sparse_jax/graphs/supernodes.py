@@ -108,10 +108,12 @@ def _add_decoders(
 ) -> None:
     """Adds the cosines of the decoders that are given."""
     keys = [graph_json.feature_of(node) for node in nodes]
-    given = [k for k, key in enumerate(keys) if key in decoders]
-    if given:
-        vector_FD = np.stack([np.asarray(decoders[keys[k]], np.float64) for k in given])
-        total_FF[np.ix_(given, given)] += _cosines(vector_FD)
+    vectors = {
+        k: decoders[key] for k, key in enumerate(keys) if key is not None and key in decoders
+    }
+    if vectors:
+        given = list(vectors)
+        total_FF[np.ix_(given, given)] += _cosines(np.asarray(list(vectors.values()), np.float64))
         count_FF[np.ix_(given, given)] += 1.0
 
 

@@ -68,9 +68,14 @@ for (const list of inputs) {
 }
 for (const list of outputs) list.sort((a, b) => b.part - a.part);
 const edgeKey = (source, target) => source * nodes.length + target;
-const edgeOf = new Map(edges.map((edge) => [edgeKey(edge.source, edge.target), edge]));
 const mediationOf = new Map((graph.mediation || [])
   .map((one) => [edgeKey(indexOf.get(one.source), indexOf.get(one.target)), one]));
+
+
+// Attention scores by what makes them; nodes that are there only for them have names alone.
+const scoreOf = new Map((graph.qk || []).map((one) =>
+  [[one.layer, one.head, one.query, one.key].join(" "), one]));
+const otherNodes = new Map((graph.qk_only_nodes || []).map((node) => [node.node_id, node]));
 
 const LARGEST_INFLUENCE = Math.ceil(
   100 * Math.max(0, ...nodes.map((node) => node.influence ?? 0)) - 1e-6) / 100;
@@ -113,6 +118,15 @@ function fullName(node) {
   const feature = node.kind === "feature" && node.label
     ? `, feature ${node.index ?? node.id} of layer ${node.layer}` : "";
   return `${shortName(node)}${feature}${place(node)}, position ${node.position}`;
+}
+
+// Of any id, of nodes that are not drawn too.
+function nameOf(id) {
+  if (indexOf.has(id)) return fullName(nodes[indexOf.get(id)]);
+  const other = otherNodes.get(id);
+  if (!other) return id;
+  const at = other.feature_type === "bias" ? "" : ` at “${oneLine(tokens[other.ctx_idx])}”`;
+  return `${other.clerp || id}${at} (pruned)`;
 }
 
 const percent = (share) => (share === null ? "–" : `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`);

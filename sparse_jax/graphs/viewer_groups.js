@@ -37,9 +37,7 @@ function showGroups() {
   const groups = state.groups.map(groupItem);
   byId("supernodes").replaceChildren(...(groups.length ? groups
     : [el("li", { class: "absent" }, "None yet.")]));
-  const used = (ids) => state.groups.some((group) => group.members.size === ids.length
-    && ids.every((id) => group.members.has(nodes[indexOf.get(id)])));
-  const open = data.proposals.filter(([, ...ids]) => !used(ids));
+  const open = openProposals();
   byId("proposed").hidden = data.proposals.length === 0;
   byId("proposed").querySelector("summary").textContent = open.length
     ? `${counted(open.length, "proposed supernode")}` : "All proposed supernodes are in use";
@@ -52,8 +50,15 @@ function showGroups() {
 
 const membersOf = (ids) => ids.map((id) => nodes[indexOf.get(id)]);
 
+// Proposals that are not a supernode yet.
+const openProposals = () => data.proposals.filter(([, ...ids]) => !state.groups.some((group) =>
+  group.members.size === ids.length && membersOf(ids).every((node) => group.members.has(node))));
+
 function useAll() {
-  for (const button of byId("proposals").querySelectorAll("button")) button.click();
+  for (const [label, ...ids] of openProposals()) {
+    state.groups.push({ label: freeLabel(label), members: new Set(membersOf(ids)) });
+  }
+  changed();
 }
 
 function groupItem(group) {
@@ -98,18 +103,19 @@ function summary() {
     part.row = average(part.members.map((node) => node.row));
     part.position = average(part.members.map((node) => node.position));
   });
+  const partsOf = nodes.map(() => []);
+  for (const part of parts) for (const node of part.members) partsOf[node.i].push(part);
   const sums = new Map();
-  for (const a of parts) {
-    for (const b of parts) {
-      if (a === b) continue;
-      let [weight, count] = [0, 0];
-      for (const source of a.members) {
-        for (const target of b.members) {
-          const edge = edgeOf.get(edgeKey(source.i, target.i));
-          if (edge && source !== target) [weight, count] = [weight + edge.weight, count + 1];
-        }
+  for (const edge of edges) {
+    for (const source of partsOf[edge.source]) {
+      for (const target of partsOf[edge.target]) {
+        if (source === target) continue;
+        const key = `${source.i} ${target.i}`;
+        if (!sums.has(key)) sums.set(key, { source, target, weight: 0, count: 0 });
+        const sum = sums.get(key);
+        sum.weight += edge.weight;
+        sum.count += 1;
       }
-      if (count) sums.set(`${a.i} ${b.i}`, { source: a, target: b, weight, count });
     }
   }
   return { parts, sums: [...sums.values()].sort((a, b) => Math.abs(b.weight) - Math.abs(a.weight)) };
@@ -140,6 +146,15 @@ function showSubgraph() {
     : el("p", { class: "absent" }, "No edge of this file joins them."));
 }
 
+// Where an edge leaves a box and enters another: above and below, or at the sides.
+function ends(source, target) {
+  const [a, b] = [source.x + BOX.width / 2, target.x + BOX.width / 2];
+  if (source.y > target.y) return [a, source.y, b, target.y + BOX.height];
+  if (source.y < target.y) return [a, source.y + BOX.height, b, target.y];
+  const [y, right] = [source.y + BOX.height / 2, a < b];
+  return [source.x + (right ? BOX.width : 0), y, target.x + (right ? 0 : BOX.width), y];
+}
+
 function drawSubgraph(parts, sums) {
   const levels = [...new Set(parts.map((part) => Math.round(part.row)))].sort((a, b) => b - a);
   let width = 0;
@@ -157,15 +172,15 @@ function drawSubgraph(parts, sums) {
   const height = levels.length * (BOX.height + BOX.down) - BOX.down + 8;
   const most = Math.max(...sums.map((sum) => Math.abs(sum.weight)), 1e-30);
   const lines = [...sums].reverse().map(({ source, target, weight, count }) => {
-    const upwards = source.y > target.y;
-    const line = svg("line", {
-      x1: source.x + BOX.width / 2, y1: source.y + (upwards ? 0 : BOX.height),
-      x2: target.x + BOX.width / 2, y2: target.y + (upwards ? BOX.height : 0),
-      class: weight < 0 ? "cold" : "hot", "stroke-width": (1 + (6 * Math.abs(weight)) / most).toFixed(2),
-    });
-    line.append(svg("title", {},
-      `${source.label} → ${target.label}: ${number(weight)}, ${counted(count, "edge")}`));
-    return line;
+    const [x1, y1, x2, y2] = ends(source, target);
+    const far = Math.hypot(x2 - x1, y2 - y1) || 1;
+    const [dx, dy] = [(x2 - x1) / far, (y2 - y1) / far];
+    const [bx, by] = [x2 - 9 * dx, y2 - 9 * dy];
+    return svg("g", { class: weight < 0 ? "cold" : "hot" },
+      svg("title", {}, `${source.label} → ${target.label}: ${number(weight)}, ${counted(count, "edge")}`),
+      svg("line", { x1, y1, x2: bx, y2: by,
+        "stroke-width": (1 + (6 * Math.abs(weight)) / most).toFixed(2) }),
+      svg("path", { d: `M${x2} ${y2}L${bx - 5 * dy} ${by + 5 * dx}L${bx + 5 * dy} ${by - 5 * dx}Z` }));
   });
   const boxes = parts.map((part) => {
     const short = part.label.length > 20 ? `${part.label.slice(0, 19)}…` : part.label;

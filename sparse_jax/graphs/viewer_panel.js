@@ -52,14 +52,11 @@ function showPanel() {
       ["id", node.id],
     ]),
     el("div", { class: "buttons" }, pin, groupChooser(node)),
+    state.edge ? edgeDetail(state.edge) : "",
     ...texts(node),
     edgeList("Strongest inputs", node, inputs[node.i], (edge) => nodes[edge.source]),
     edgeList("Strongest outputs", node, outputs[node.i], (edge) => nodes[edge.target]),
   );
-  if (state.edge) {
-    const open = byId("panel").querySelector("[aria-expanded=true]");
-    if (open) open.closest("li").append(mediation(state.edge));
-  }
 }
 
 // A menu that puts the node into a supernode.
@@ -117,23 +114,27 @@ function edgeList(title, node, list, other) {
 }
 
 function edgeItem(edge, other) {
-  const open = edge === state.edge;
+  const chosen = edge === state.edge;
   const bar = el("span", { class: `part ${edge.weight < 0 ? "cold" : "hot"}`, "aria-hidden": "true" });
   bar.style.setProperty("--part", edge.part.toFixed(4));
   return el("li", {},
     el("button", { type: "button", class: "node", on: { click: () => select(other) } },
       el("bdi", {}, shortName(other)),
       other.kind === "feature" || other.kind === "error" ? el("small", {}, place(other)) : ""),
-    el("button", { type: "button", class: "weight", "aria-expanded": String(open),
-      title: "What carries this edge", on: { click: () => selectEdge(open ? null : edge) } },
+    el("button", { type: "button", class: "weight", "aria-pressed": String(chosen),
+      title: "What carries this edge",
+      "aria-label": `Edge of weight ${number(edge.weight)}, ${shortName(other)}${place(other)}`,
+      on: { click: () => selectEdge(chosen ? null : edge) } },
     bar, number(edge.weight)));
 }
 
-// Heads, and pairs of a query and a key, that carry an edge.
-function mediation(edge) {
+// An edge, with the heads and the pairs of a query and a key that carry it.
+function edgeDetail(edge) {
   const one = mediationOf.get(edgeKey(edge.source, edge.target));
   const [source, target] = [nodes[edge.source], nodes[edge.target]];
-  const parts = [facts([
+  const close = el("button", { type: "button", class: "remove", "aria-label": "Close the edge",
+    on: { click: () => selectEdge(null) } }, "×");
+  const parts = [el("div", { class: "group-head" }, el("h4", {}, "Selected edge"), close), facts([
     ["from", fullName(source)],
     ["to", fullName(target)],
     ["weight", number(edge.weight)],
@@ -156,9 +157,27 @@ function mediation(edge) {
       table("Heads", "head", heads.map(([layer, head, share]) => row(`L${layer}H${head}`, share))),
       table("Key and query positions", "pair", pairs.map(([layer, head, query, key, share]) =>
         row(`L${layer}H${head}: ${pairText(key)} → ${pairText(query)}`, share))),
+      ...pairs.map(([layer, head, query, key]) => scoreOf.get([layer, head, query, key].join(" ")))
+        .filter(Boolean).map(whyThere),
     );
   }
-  return el("div", { class: "mediation", id: "mediation" }, ...parts);
+  return el("section", { id: "edge", "aria-label": "Selected edge" }, ...parts);
+}
+
+// Why a head looked from a query to a key: what makes the attention score.
+function whyThere(one) {
+  const item = (value, ...ids) => el("li", {}, `${number(value)}: `,
+    ...ids.flatMap((id, i) => [i ? " with " : "", el("bdi", {}, nameOf(id))]));
+  const part = (title, list) => (list.length ? [el("p", { class: "small" }, title), el("ul", {}, ...list)] : []);
+  return el("details", { class: "why" },
+    el("summary", {}, `Why L${one.layer}H${one.head} looks from ${pairText(one.query)} to ${
+      pairText(one.key)}: score ${number(one.score)}`),
+    ...part("Largest pairs, at the query with at the key",
+      one.pair_wise_contributors.map(([query, key, value]) => item(value, query, key))),
+    ...part("At the query, with the whole key",
+      one.top_q_marginal_contributors.map(([id, value]) => item(value, id))),
+    ...part("At the key, with the whole query",
+      one.top_k_marginal_contributors.map(([id, value]) => item(value, id))));
 }
 
 const pairText = (position) => (position < tokens.length
@@ -197,8 +216,8 @@ function showKinds() {
 function drawKinds() {
   for (const canvas of byId("kinds").querySelectorAll("canvas")) {
     const context = canvas.getContext("2d");
-    context.setTransform(2, 0, 0, 2, 0, 0);
-    context.clearRect(0, 0, 18, 18);
-    drawNode(context, { kind: canvas.dataset.kind, x: 9, y: 9 });
+    const mark = stamp({ kind: canvas.dataset.kind });
+    context.clearRect(0, 0, canvas.width, canvas.height);
+    context.drawImage(mark, 0, 0, canvas.width, canvas.height);
   }
 }

@@ -15,7 +15,7 @@ function select(node) {
 function selectEdge(edge) {
   state.edge = edge;
   changed();
-  if (edge) byId("mediation")?.scrollIntoView({ block: "nearest" });
+  if (edge) byId("edge").scrollIntoView({ block: "nearest" });
 }
 
 // The view as plain data; both ends read it by `readView`.
@@ -27,6 +27,7 @@ function view() {
     pinnedIds: [...state.pinned].map((node) => node.id),
     supernodes: state.groups.map((group) => [group.label, ...[...group.members].map((node) => node.id)]),
     clickedId: state.selected ? state.selected.id : "",
+    clickedLink: state.edge ? [state.edge.source, state.edge.target].map((i) => nodes[i].id) : [],
     nodeThreshold: state.nodeLimit,
     edgeThreshold: state.edgeLimit,
   };
@@ -42,7 +43,9 @@ function fault(one) {
     return "it is no saved view of an attribution graph";
   }
   if (one.version !== 1) return `its version is ${one.version}, and this page reads 1`;
-  if (one.slug !== graph.metadata.slug) return `it is of the graph “${one.slug}”, this page of “${graph.metadata.slug}”`;
+  if (one.slug !== graph.metadata.slug) {
+    return `it is of the graph “${one.slug}”, this page of “${graph.metadata.slug}”`;
+  }
   if (!isTexts(one.pinnedIds)) return "pinnedIds is no list of ids";
   if (!Array.isArray(one.supernodes) || !one.supernodes.every((group) => isTexts(group) && group.length)) {
     return "supernodes is no list of lists of a label and ids";
@@ -51,28 +54,39 @@ function fault(one) {
     return "two supernodes have the same label";
   }
   if (!isText(one.clickedId)) return "clickedId is no id";
+  if (!isTexts(one.clickedLink)) return "clickedLink is no list of ids";
   if (!isShare(one.nodeThreshold) || !isShare(one.edgeThreshold)) return "a threshold is not within 0 and 1";
   const ids = [...one.pinnedIds, ...one.supernodes.flatMap((group) => group.slice(1)),
     ...(one.clickedId ? [one.clickedId] : [])];
   const unknown = ids.find((id) => !nodeOf(id));
-  return unknown === undefined ? "" : `this graph has no node “${unknown}”`;
+  if (unknown !== undefined) return `this graph has no node “${unknown}”`;
+  return one.clickedLink.length && !linkOf(one)
+    ? `node “${one.clickedId}” has no edge ${one.clickedLink.map((id) => `“${id}”`).join(" to ")}` : "";
 }
 
 const nodeOf = (id) => (indexOf.has(id) ? nodes[indexOf.get(id)]
   : id === UNPINNABLE ? nodes[nodes.length - 1] : null);
 
+// The clicked edge, which is one of the clicked node.
+function linkOf({ clickedId, clickedLink: [source, target] }) {
+  const node = nodeOf(clickedId);
+  return node && [...inputs[node.i], ...outputs[node.i]]
+    .find((edge) => nodes[edge.source].id === source && nodes[edge.target].id === target);
+}
+
 function readView(one) {
   state.pinned = new Set(one.pinnedIds.map(nodeOf));
   state.groups = one.supernodes.map(([label, ...ids]) => ({ label, members: new Set(ids.map(nodeOf)) }));
   state.selected = one.clickedId ? nodeOf(one.clickedId) : null;
-  state.edge = null;
+  state.edge = (one.clickedLink.length && linkOf(one)) || null;
   state.cursor = state.selected;
   state.nodeLimit = Math.min(one.nodeThreshold, LARGEST_INFLUENCE);
   state.edgeLimit = one.edgeThreshold;
   changed();
+  if (state.selected) reveal(state.selected);
 }
 
-// What the document asks for; ids that it does not have are named.
+// What the document asks for, or else the likeliest logit; ids that it does not have are named.
 function firstView() {
   const { pinnedIds = [], supernodes = [], clickedId = "" } = graph.qParams;
   const wanted = {
@@ -83,10 +97,13 @@ function firstView() {
   const unknown = [...wanted.pinnedIds, ...wanted.supernodes.flatMap((group) => group.slice(1)),
     wanted.clickedId].filter((id) => id && !nodeOf(id));
   const known = (ids) => ids.filter(nodeOf);
+  const [likeliest] = nodes.filter((node) => node.kind === "logit")
+    .sort((a, b) => (b.probability ?? 0) - (a.probability ?? 0));
   readView({
     pinnedIds: known(wanted.pinnedIds),
     supernodes: wanted.supernodes.map(([label, ...ids]) => [label, ...known(ids)]),
-    clickedId: nodeOf(wanted.clickedId) ? wanted.clickedId : "",
+    clickedId: nodeOf(wanted.clickedId) ? wanted.clickedId : likeliest ? likeliest.id : "",
+    clickedLink: [],
     nodeThreshold: LARGEST_INFLUENCE,
     edgeThreshold: firstEdges(),
   });

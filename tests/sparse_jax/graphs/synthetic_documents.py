@@ -80,8 +80,12 @@ def synthetic(
     }
     depth = np.asarray([order[node["feature_type"]](node) for node in nodes])
     position = np.asarray([node["ctx_idx"] for node in nodes])
-    reads = np.asarray([node["feature_type"] in ("cross layer transcoder", "logit") for node in nodes])
-    allowed = (depth[:, None] > depth[None]) & (position[:, None] >= position[None]) & reads[:, None]
+    reads = np.asarray(
+        [node["feature_type"] in ("cross layer transcoder", "logit") for node in nodes]
+    )
+    allowed = (
+        (depth[:, None] > depth[None]) & (position[:, None] >= position[None]) & reads[:, None]
+    )
     pairs = np.argwhere(allowed)
     chosen = pairs[np.sort(rng.choice(len(pairs), min(links, len(pairs)), replace=False))]
     weights = scale * rng.normal(size=len(chosen)) * rng.exponential(size=len(chosen))

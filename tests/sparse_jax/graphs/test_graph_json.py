@@ -149,3 +149,83 @@ def test_a_damaged_file_is_named(tmp_path):
     (tmp_path / "graph.json").write_text("{")
     with pytest.raises(CorruptError, match=r"graph\.json is damaged"):
         graph_json.read(tmp_path / "graph.json")
+
+
+def _extended(document):
+    ids = [document["links"][0][end] for end in ("source", "target")]
+    ends = dict(zip(("source", "target"), ids, strict=True))
+    effect = {"target": ids[1], **dict.fromkeys(graph_json.EFFECTS, 0.5)}
+    return copy.deepcopy(document) | {
+        "mediation": [ends | {"heads": [[0, 1, 0.5]], "pairs": [[0, 1, 2, 1, -0.5]]}],
+        "interventions": [{"source": ids[0], "factor": -5, "effects": [effect]}],
+    }
+
+
+def test_extensions_are_written_and_read_back(document, tmp_path):
+    extended = _extended(document)
+    graph_json.write(tmp_path / "graph.json", extended)
+    assert graph_json.read(tmp_path / "graph.json") == extended
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda d: d.update(interventions={}), "interventions is no list"),
+        (lambda d: d["interventions"][0].pop("factor"), r"interventions\[0\] has no factor"),
+        (lambda d: d["interventions"][0].update(factor=None), r"\[0\]\.factor = None is no finite"),
+        (lambda d: d["interventions"][0].update(source="9"), r"\[0\]\.source = '9' is no node"),
+        (lambda d: d["interventions"][0].update(effects=1), r"\[0\]\.effects is no list"),
+        (
+            lambda d: d["interventions"][0]["effects"][0].pop("attention_frozen"),
+            r"interventions\[0\]\.effects\[0\] has no attention_frozen",
+        ),
+        (
+            lambda d: d["interventions"][0]["effects"][0].update(free=float("inf")),
+            r"effects\[0\]\.free = inf is no finite number",
+        ),
+        (
+            lambda d: d["interventions"][0]["effects"][0].update(target=["x"]),
+            r"effects\[0\]\.target = \['x'\] is no node",
+        ),
+        (
+            lambda d: d["mediation"][0].update(source="9"),
+            r"mediation\[0\]\.source = '9' is no node",
+        ),
+        (lambda d: d["mediation"][0].update(heads=[[0, 1]]), r"heads has \[0, 1\], not 2 indices"),
+        (
+            lambda d: d["mediation"][0].update(pairs=[[0, 1, -2, 1, 0.5]]),
+            r"mediation\[0\]\.pairs has \[0, 1, -2, 1, 0\.5\], not 4 indices",
+        ),
+        (lambda d: d["bias"][0].update(bias="1"), r"bias\[0\]\.bias = '1' is no finite number"),
+        (lambda d: d["bias"][0].update(node_id="9"), r"bias\[0\]\.node_id = '9' is no node"),
+        (lambda d: d["nodes"][0].update(layer="x"), "has layer = 'x'"),
+    ],
+)
+def test_a_wrong_extension_is_refused(document, tmp_path, change, said):
+    wrong = _extended(document)
+    change(wrong)
+    with pytest.raises(BadInputError, match=said):
+        graph_json.write(tmp_path / "graph.json", wrong)
+    assert not list(tmp_path.iterdir())
+
+
+def test_kinds_and_features_of_nodes(document):
+    table = {
+        "cross layer transcoder": "feature",
+        "lorsa": "feature",
+        "mlp reconstruction error": "error",
+        "lorsa error": "error",
+        "embedding": "token",
+        "logit": "logit",
+        "bias": "bias",
+    }
+    assert {name: graph_json.kind({"feature_type": name}) for name in table} == table
+    for node in document["nodes"]:
+        expected = None
+        if node["feature_type"] == "cross layer transcoder":
+            expected = tuple(map(int, node["node_id"].split("_")[:2]))
+        assert graph_json.feature_of(node) == expected
+    other = {"feature_type": "cross layer transcoder", "layer": "7"}
+    # Numbered otherwise, or not at all.
+    assert graph_json.feature_of({**other, "feature": 3}) is None
+    assert graph_json.feature_of({**other, "feature": None}) is None
