@@ -136,8 +136,9 @@ def _logits(model, transcoder, layer_X, index_X):
     one_X = jnp.ones(len(layer_X), jnp.float32)
     write_XD = linear.feature_writes(transcoder, layer_X, index_X, one_X).sum(0)
     final = params.get("final") or {}
-    weight_D = final["scale"] + cfg.norm_offset if "scale" in final else 1.0
-    direction_XD = centre(write_XD, cfg.norm == "layer") * weight_D[None]
+    direction_XD = centre(write_XD, cfg.norm == "layer")
+    if "scale" in final:
+        direction_XD = direction_XD * (final["scale"] + cfg.norm_offset)[None]
     return direction_XD @ unembedding(params, cfg).astype(jnp.float32).T
 
 

@@ -54,7 +54,7 @@ def make_graph(
     }
     pruned = graph.prune(**thresholds)
     edges = mediated_edges(graph, pruned, config.mediated)
-    measured = measure_mediation(graph, edges, config.fraction)
+    measured = measure_mediation(graph, edges, config.fraction, heads=model.facts.heads)
     logits = _logits(graph, model)
     name = file_name(role, prompt.slug)
     document = graph_json.document(
@@ -121,15 +121,17 @@ class MeasuredMediation:
     masses: list[Mass]
 
 
-def measure_mediation(graph: Graph, edges: np.ndarray, fraction: float) -> MeasuredMediation:
-    """Mediation of edges `[X, 2]`, a batch at a time."""
+def measure_mediation(
+    graph: Graph, edges: np.ndarray, fraction: float, *, heads: int
+) -> MeasuredMediation:
+    """Mediation of edges `[X, 2]`, a batch at a time; `heads` of a layer."""
     carried: dict[tuple[int, int], Mediated] = {}
     sums, over = MassSums(fraction), [np.empty(0)]
     error_L = np.zeros(len(graph.replacement.error_LTD))
     weight_X = graph.edge_weights(edges)
     start = 0
-    L, N, T = graph.replacement.layers.pattern_LNTS.shape[:3]
-    at_once = min(max(_MEMORY // (4 * L * N * T * T), 1), 256)
+    L, T = graph.replacement.error_LTD.shape[:2]
+    at_once = min(max(_MEMORY // (4 * L * heads * T * T), 1), 256)
     for batch in graph.mediations(edges, batch=at_once):
         score_XLNTS = np.asarray(batch.score_XLNTS)
         at = slice(start, start + len(score_XLNTS))

@@ -1,5 +1,6 @@
 """The command: its graph is that of `attribute`, it resumes, and refuses before it writes."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from lm_jax.run.results import load_result
 from lm_jax.run.workdir import FINISHED_FILE
 from sparse_jax import model as sparse_model
 from sparse_jax import transcoders
-from sparse_jax.graphs import attribute, graph_json, prompts, study
+from sparse_jax.graphs import attribute, graph_json, inputs, prompts, study
+from sparse_jax.graphs.config import GraphConfig
 from sparse_jax.graphs.features import SKIPPED_START
 from sparse_jax.graphs.results import GraphSummary
 from sparse_jax.source_model import SourceModel
@@ -143,7 +145,7 @@ def test_features_have_their_most_active_texts(models, alone, by_hand):
     assert int(file.stem) == stored["index"] == graph_json.pair_number(layer, index)
 
     @jax.jit
-    def inputs(row_BT, valid_BT):
+    def read(row_BT, valid_BT):
         return source.model.forward(row_BT, valid_BT, record={"mlp.in": lm_jax.keep}).records
 
     # Every window of every text by itself, without batches.
@@ -154,7 +156,7 @@ def test_features_have_their_most_active_texts(models, alone, by_hand):
             window = np.array(ids[start : start + CONTEXT])
             missing = CONTEXT - len(window)
             row, valid = np.pad(window, (0, missing)), np.arange(CONTEXT) < len(window)
-            input_LBTD = inputs(row[None], valid[None])["mlp.in"]
+            input_LBTD = read(row[None], valid[None])["mlp.in"]
             act_T = np.asarray(transcoder.encode(input_LBTD[:, 0]))[layer, :, index]
             found.append(act_T[SKIPPED_START : len(window)])
     every = np.concatenate(found)
@@ -365,3 +367,11 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(models, tmp_path, caps
     # The flag accepts what says nothing, and nothing else.
     refused = [dense, clt("other"), prompt, "--unknown_origin", at(tmp_path / "run")]
     assert run(*refused) == 3
+    config = GraphConfig(
+        model=str(models / "dense"),
+        transcoder=str(tmp_path / "unknown"),
+        prompts=PROMPTS[:1],
+        unknown_origin=True,
+        corpus=dataclasses.replace(GraphConfig().corpus, source=""),
+    )
+    assert not inputs.read(config).models["model"].facts.same_model
