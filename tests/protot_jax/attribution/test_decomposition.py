@@ -184,8 +184,9 @@ def test_gradients_of_the_model_with_all_sites_held_give_the_same_parts(variant)
             edits=edit,
             record=dict.fromkeys(names, keep),
         )
-        logits_V = unembedding(params, subject.cfg) @ output.hidden[0, -1]
-        return logits_V[jnp.array(TARGETS)] - logits_V.mean(), output.records
+        w_VD = unembedding(params, subject.cfg)
+        direction_XD = w_VD[jnp.array(TARGETS)] - w_VD.mean(0, keepdims=True)
+        return direction_XD @ output.hidden[0, -1], output.records
 
     shapes = {"embed": (1, T, 16), "mixer.read": (L, 1, T, R), "mlp.out": (L, 1, T, 16)}
 
