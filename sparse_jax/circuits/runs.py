@@ -29,11 +29,11 @@ from sparse_jax.model import Gates, SparseModel, gated_forward
 
 @struct.dataclass
 class CircuitModel:
-    """A dense or sparse model whose weights are a traced argument of compiled functions."""
+    """A dense or sparse model whose weights and gates are traced in compiled functions."""
 
     params: Any
     cfg: DecoderConfig = struct.field(pytree_node=False)
-    gates: Gates | None = struct.field(pytree_node=False, default=None)
+    gates: Gates | None = None
 
     @classmethod
     def of(cls, model: Pretrained | SparseModel) -> "CircuitModel":
