@@ -104,7 +104,7 @@ class Measurement:
     ) -> pa.Table:
         return rows(values, axes, edges_EX=edges_EX, **self._names, **labels)
 
-    def _prompt_rows(self, part: Part) -> list[pa.Table]:
+    def _metrics(self, part: Part) -> list[pa.Table]:
         """Metrics, and how many components of each kind carry any weight."""
         del part
         axes = {"prompt": self._prompts}
@@ -346,7 +346,7 @@ class Measurement:
 
     @functools.cached_property
     def _whole_B(self) -> np.ndarray:
-        table = self._stored(Part("", "prompts"))
+        table = self._stored(Part("", "metrics"))
         return array(table, ["prompt"], quantity="metric", method="clean")[0]
 
     def _needed(self, component: str, shown: int) -> int:
@@ -361,7 +361,7 @@ class Measurement:
 
 
 _MEASUREMENTS: Mapping[str, Callable[[Measurement, Part], list[pa.Table]]] = {
-    "prompts": Measurement._prompt_rows,
+    "metrics": Measurement._metrics,
     "effects": Measurement._effects,
     "curve": Measurement._curve,
 }

@@ -244,7 +244,7 @@ def test_an_interrupted_study_ends_with_the_same_files(models, done, tmp_path, m
     assert "before dense on mine: heads, curve (counterfactual, absolute by task);" in stopped
     assert not (tmp_path / study.SUMMARY).exists()
     told = capsys.readouterr().err.splitlines()
-    assert len(told) == 38 and "left unknown, 0 rows; now dense on ioi: prompts" in told[0]
+    assert len(told) == 38 and "left unknown, 0 rows; now dense on ioi: metrics" in told[0]
     assert re.search(r"[1-9]\d* rows; now dense on ioi: heads, effects \(denoising\)$", told[2])
     stops = 1
     while True:
