@@ -14,6 +14,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from flax import struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,13 +36,16 @@ CARD = "README.md"
 _FORMAT = 2
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@struct.dataclass
 class Gates:
-    """Parameters of the gates: `bias_LN` is added to their logits; the rest as in `gated`."""
+    """Parameters of the gates: `bias_LN` is added to their logits; the rest as in `gated`.
 
-    bias_LN: np.ndarray
-    raw_gate: bool = False
-    renormalise: bool = False
+    A pytree of the bias: models that differ in it alone share compiled functions.
+    """
+
+    bias_LN: Any
+    raw_gate: bool = struct.field(pytree_node=False, default=False)
+    renormalise: bool = struct.field(pytree_node=False, default=False)
 
     def attend(
         self,

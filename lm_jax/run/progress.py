@@ -51,10 +51,11 @@ def track(
     def pace() -> str:
         elapsed = clock() - start
         rate = (count - done) / elapsed if elapsed > 0 else 0.0
-        if not rate:
-            return f"- {unit}/s, time left unknown"
-        left = datetime.timedelta(seconds=round((total - count) / rate))
-        return ", ".join([f"{rate:.3g} {unit}/s, {left} left", *[last_note] * bool(last_note)])
+        told = f"- {unit}/s, time left unknown"
+        if rate:
+            left = datetime.timedelta(seconds=round((total - count) / rate))
+            told = f"{rate:.3g} {unit}/s, {left} left"
+        return ", ".join([told, *[last_note] * bool(last_note)])
 
     if console.is_terminal:
         columns = (

@@ -112,6 +112,10 @@ class RowStore:
         """Returns the units whose rows are on disk."""
         return set(self._done)
 
+    def count_rows(self) -> int:
+        """Returns the number of rows on disk."""
+        return sum(pq.read_metadata(path).num_rows for path in self._shards())
+
     def append(self, unit: Unit, rows: pa.Table | Mapping[str, Sequence[Any]]) -> None:
         """Adds the rows of one finished unit: a table, or one sequence per column of the schema.
 
@@ -171,6 +175,26 @@ class RowStore:
             raise CorruptError(f"{path} is gone; start the same command again to redo its units")
         ordered = [slices[unit] for unit in sorted(slices, key=_order)]
         return pa.concat_tables([self._schema.empty_table(), *ordered]).combine_chunks()
+
+    def read_unit(self, unit: Unit) -> pa.Table:
+        """Returns the rows of one unit, as appended.
+
+        Raises:
+          CorruptError: its shard was damaged or deleted since the store was opened.
+          BadInputError: the unit has no rows yet.
+        """
+        self.flush()
+        if unit not in self._done:
+            raise BadInputError(f"unit {unit!r} has no rows yet; append them first")
+        path, start = self._done[unit], 0
+        if not path.is_file():
+            raise CorruptError(f"{path} is gone; start the same command again to redo its units")
+        units, table = self._read(path)
+        for each, count in units:
+            if tuple(each) == unit:
+                return table.slice(start, count)
+            start += count
+        raise CorruptError(f"{path} no longer holds unit {unit!r}; start the same command again")
 
     def merge(self, path: str | os.PathLike[str]) -> pa.Table:
         """Writes all rows to one parquet file, whole or not at all, and returns them (`read`)."""

@@ -12,8 +12,9 @@ After section 4.2 of "Sparse Attention Post-Training". Only --dense is required.
     {"clean": "...", "corrupt": "...", "answers": [" yes"], "wrong_answers": [" no"]}
 
 Both prompts must have as many tokens, and every continuation, written with its leading space, must
-be one token. `study.py` lists the files of the work folder. The same command resumes a killed
-study, which ends with the same numbers.
+be one token. `study.py` lists the files of the work folder. A line of progress names each part
+that is measured; the same command resumes a stopped or killed study after the last part that was
+stored, and ends with the same numbers.
 """
 
 import dataclasses

@@ -17,8 +17,7 @@ from lm_jax.statistics import Interval, clustered_bootstrap, wilson
 from sparse_jax.circuits import curves
 from sparse_jax.circuits.agreement import rank_correlation
 from sparse_jax.circuits.config import CircuitConfig
-from sparse_jax.circuits.measurements import array, select
-from sparse_jax.circuits.piece import head_importance
+from sparse_jax.circuits.measurements import array, head_importance, select
 from sparse_jax.circuits.results import (
     Agreement,
     CurvePoint,

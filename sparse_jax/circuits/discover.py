@@ -28,7 +28,7 @@ from sparse_jax.circuits.component_ablation import ablate_edges
 from sparse_jax.circuits.component_graph import ComponentGraph
 from sparse_jax.circuits.components import writer_values
 from sparse_jax.circuits.patching import activations
-from sparse_jax.circuits.runs import Batch, CircuitModel, measure, metric
+from sparse_jax.circuits.runs import Batch, CircuitModel, map_in_batches, measure, metric
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,7 +224,7 @@ def _head_metrics(
         edits = keep_heads(ranks_LBN < size, values_LBTNH)
         return measure(model, batch, batch.clean_BT, edits=edits)[0]
 
-    return jax.lax.map(kept, sizes_K, batch_size=at_once)
+    return map_in_batches(kept, sizes_K, at_once)
 
 
 @functools.partial(jax.jit, static_argnames=("ablation", "at_once"))
@@ -242,7 +242,7 @@ def _edge_metrics(
         edits = keep_edges(ranks_LBNTS < size, ablation, corrupt)
         return measure(model, batch, batch.clean_BT, edits=edits)[0]
 
-    return jax.lax.map(kept, sizes_K, batch_size=at_once)
+    return map_in_batches(kept, sizes_K, at_once)
 
 
 @functools.partial(jax.jit, static_argnames="at_once")
@@ -258,4 +258,4 @@ def _component_metrics(
         edits = ablate_edges(model, ranks_UBR >= size, values_UBTD)
         return measure(model, batch, batch.clean_BT, edits=edits)[0]
 
-    return jax.lax.map(kept, sizes_K, batch_size=at_once)
+    return map_in_batches(kept, sizes_K, at_once)

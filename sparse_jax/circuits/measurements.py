@@ -104,3 +104,22 @@ def array(
     if np.isnan(result).any() and not np.isnan(chosen["value"].to_numpy()).any():
         raise ValueError(f"rows of {labels} are double along {axes}")
     return result, coordinates
+
+
+def importance(effects: np.ndarray, direction: str) -> np.ndarray:
+    """Effects with the sign that is positive where the model needs the component."""
+    return -effects if direction == "noising" else effects
+
+
+def head_importance(table: pa.Table, direction: str, **labels: str) -> np.ndarray:
+    """Exact importance of heads in the rows of one piece, `[L, N, B]`."""
+    effects, _ = array(
+        table,
+        ("layer", "head", "prompt"),
+        quantity="effect",
+        component="heads",
+        method="exact",
+        direction=direction,
+        **labels,
+    )
+    return importance(effects, direction)

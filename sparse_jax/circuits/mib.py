@@ -33,7 +33,7 @@ from sparse_jax.circuits.component_ablation import ablate_edges
 from sparse_jax.circuits.component_graph import ComponentGraph
 from sparse_jax.circuits.components import ungrouped
 from sparse_jax.circuits.discover import component_values
-from sparse_jax.circuits.runs import Batch, CircuitModel, measure
+from sparse_jax.circuits.runs import Batch, CircuitModel, map_in_batches, measure
 
 _CFG = {"n_layers": int, "n_heads": int, "parallel_attn_mlp": bool, "d_model": int}
 
@@ -313,4 +313,4 @@ def _metrics(
         edits = ablate_edges(model, ablate_UBR, values_UBTD)
         return measure(model, batch, batch.clean_BT, edits=edits)[0]
 
-    return jax.lax.map(kept, ablate_KUR, batch_size=at_once)
+    return map_in_batches(kept, ablate_KUR, at_once)

@@ -30,7 +30,7 @@ from lm_jax.errors import UsageError, nearest
 from lm_jax.model.edits import Add, Replace
 from lm_jax.model.sites import keep
 from sparse_jax.circuits.rules import EXACT, GradientRules
-from sparse_jax.circuits.runs import Batch, CircuitModel, measure
+from sparse_jax.circuits.runs import Batch, CircuitModel, map_in_batches, measure
 
 Direction = Literal["noising", "denoising"]
 
@@ -274,14 +274,12 @@ def sweep(
 ) -> jax.Array:
     """The metric under each patch minus that under `none`, `[X, B]`.
 
-    The run without a patch is one more patch of the same program, and every pass has `at_once` of
-    them, so that all are rounded alike: a patch that changes nothing has effect 0 exactly.
+    The run without a patch is one more patch of the same program, so that all are rounded alike: a
+    patch that changes nothing has effect 0 exactly.
     """
-    count = len(which_X)
-    missing = -(count + 1) % at_once + 1
-    filler = jnp.broadcast_to(none, (missing, *none.shape)).astype(which_X.dtype)
-    metric_XB = jax.lax.map(patched, jnp.concatenate([which_X, filler]), batch_size=at_once)
-    return metric_XB[:count] - metric_XB[count : count + 1]
+    patches = jnp.concatenate([which_X, none[None].astype(which_X.dtype)])
+    metric_XB = map_in_batches(patched, patches, at_once)
+    return metric_XB[:-1] - metric_XB[-1:]
 
 
 def _gradient(

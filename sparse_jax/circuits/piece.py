@@ -1,13 +1,15 @@
 """One model on one task: its metric, effects of its components, circuits of growing size.
 
-The piece is what is done or not done when a study is resumed. Heads are ranked by exact patching,
-token edges by attribution with the gradient rules of the config, component edges by EAP-IG, in
-`config.direction`. Importance is positive where the model needs the component.
+It is measured in parts (`parts`), each from what is stored of those before it, so that a resumed
+study has the same rows. Heads are ranked by exact patching, token edges by
+attribution with the gradient rules of the config, component edges by EAP-IG, in `config.direction`.
+Importance is positive where the model needs the component.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
-from typing import get_args
+import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +18,12 @@ from numpy.typing import ArrayLike
 import pyarrow as pa
 
 from lm_jax.text.tokenizer import Tokenizer
-from sparse_jax.circuits import curves, discover, patching
+from sparse_jax.circuits import curves, discover, parts, patching
 from sparse_jax.circuits.components import component_attributions, component_effects
 from sparse_jax.circuits.config import CircuitConfig
 from sparse_jax.circuits.discover import Curve
-from sparse_jax.circuits.measurements import array, rows
-from sparse_jax.circuits.patching import Direction
+from sparse_jax.circuits.measurements import array, head_importance, importance, rows
+from sparse_jax.circuits.parts import Part
 from sparse_jax.circuits.results import DrawnPrompt, HeadPattern, NeededEdge
 from sparse_jax.circuits.rules import find_rules
 from sparse_jax.circuits.runs import Batch, CircuitModel, metric
@@ -40,18 +42,6 @@ _CURVES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Piece:
-    """Rows of one model on one task, and its circuits of the prompt that is drawn.
-
-    `scores_UR` are mean importances of component edges, None where these were not asked for.
-    """
-
-    rows: pa.Table
-    drawn: DrawnPrompt
-    scores_UR: np.ndarray | None
-
-
-@dataclasses.dataclass(frozen=True)
 class SourceCircuit:
     """Heads of a circuit found on another wording of the task.
 
@@ -64,285 +54,282 @@ class SourceCircuit:
     size: int
 
 
-def importance(effects: np.ndarray, direction: str) -> np.ndarray:
-    """Effects with the sign that is positive where the model needs the component."""
-    return -effects if direction == "noising" else effects
-
-
-def head_importance(table: pa.Table, direction: str, **labels: str) -> np.ndarray:
-    """Exact importance of heads in the rows of one piece, `[L, N, B]`."""
-    effects, _ = array(
-        table,
-        ("layer", "head", "prompt"),
-        quantity="effect",
-        component="heads",
-        method="exact",
-        direction=direction,
-        **labels,
-    )
-    return importance(effects, direction)
-
-
 class Measurement:
-    """Measures one model on one task.
+    """Measures one model on one task, part by part.
 
     Args:
       config: of the study.
       names: the columns "task" and "model" of the rows.
       model: dense or sparse.
       task: its prompts.
+      stored: the table of a part of this piece that is done.
     """
 
     def __init__(
-        self, config: CircuitConfig, names: dict[str, str], model: CircuitModel, task: Task
+        self,
+        config: CircuitConfig,
+        names: dict[str, str],
+        model: CircuitModel,
+        task: Task,
+        stored: Callable[[Part], pa.Table],
     ) -> None:
         self._config, self._names, self._model, self._task = config, names, model, task
         self._batch, self._rules = Batch.of(task), find_rules(config.rules)
-        self._prompts = np.arange(len(task.examples))
-        self._tables: list[pa.Table] = []
-        # Of random rankings and random token edges.
-        self._rng = np.random.default_rng(config.seed)
-        self._key = jax.random.key(config.seed)
+        self._prompts, self._stored = np.arange(len(task.examples)), stored
+        self._importance: dict[str, np.ndarray] = {}
 
-    def run(self, tokenizer: Tokenizer, source: SourceCircuit | None) -> Piece:
-        """All measurements.
+    def measure(self, part: Part, source: SourceCircuit | None) -> pa.Table:
+        """What the store keeps of a part.
 
         Args:
-          tokenizer: of the model.
-          source: the circuit of another wording to evaluate on this one, if any.
+          part: whose forerunners in the plan are stored.
+          source: the circuit of another wording; for the part "transfer" alone.
         """
-        whole_B = self._metrics()
-        heads_LBN = edges_LBNTS = scores_UR = None
-        head_size = edge_size = 0
-        shown = min(self._config.shown, len(self._prompts) - 1)
-        if "heads" in self._config.components:
-            heads_LBN = self._head_effects()
-            own = self._curves("heads", heads_LBN)
-            head_size = self._needed(own, whole_B, shown)
-            if source is not None:
-                self._transfer(heads_LBN, source)
-        if "token_edges" in self._config.components:
-            edges_LBNTS = self._edge_effects("token_edges")
-            own = self._curves("token_edges", edges_LBNTS)
-            edge_size = self._needed(own, whole_B, shown)
-        if "component_edges" in self._config.components:
-            importance_UBR = self._edge_effects("component_edges")
-            self._curves("component_edges", importance_UBR)
-            scores_UR = np.where(np.isfinite(importance_UBR), importance_UBR, 0.0).mean(1)
-        drawn = self._drawn(
-            tokenizer, shown, whole_B[shown], heads_LBN, head_size, edges_LBNTS, edge_size
-        )
-        return Piece(pa.concat_tables(self._tables), drawn, scores_UR)
+        if part.measurement == "transfer":
+            assert source is not None, "the plan has this part where there is another wording"
+            tables = self._transfer(source)
+        elif part.measurement == parts.ATTRIBUTION:
+            return parts.values_table(self._attribution(part.component))
+        else:
+            tables = _MEASUREMENTS[part.measurement](self, part)
+        return pa.concat_tables(tables)
 
-    def _add(
+    def _rows(
         self,
-        values: np.ndarray,
+        values: ArrayLike,
         axes: Mapping[str, ArrayLike],
         *,
         edges_EX: np.ndarray | None = None,
         **labels: str,
-    ) -> None:
-        self._tables.append(rows(values, axes, edges_EX=edges_EX, **self._names, **labels))
+    ) -> pa.Table:
+        return rows(values, axes, edges_EX=edges_EX, **self._names, **labels)
 
-    def _metrics(self) -> np.ndarray:
+    def _metrics(self, part: Part) -> list[pa.Table]:
+        """Metrics, and how many components of each kind carry any weight."""
+        del part
+        axes = {"prompt": self._prompts}
         both = {"clean": self._batch.clean_BT, "corrupt": self._batch.corrupt_BT}
-        results = {
-            name: np.asarray(metric(self._model, self._batch, tokens_BT))
+        metrics = [
+            self._rows(
+                np.asarray(metric(self._model, self._batch, tokens_BT)),
+                axes,
+                quantity="metric",
+                method=name,
+            )
             for name, tokens_BT in both.items()
-        }
-        for name, metric_B in results.items():
-            self._add(metric_B, {"prompt": self._prompts}, quantity="metric", method=name)
-        return results["clean"]
-
-    def _head_effects(self) -> np.ndarray:
-        """Adds the rows of all effects; importance by exact patching, `[L, B, N]`."""
-        cfg = self._model.cfg
-        axes = {
-            "layer": np.arange(cfg.num_layers),
-            "head": np.arange(cfg.num_heads),
-            "prompt": self._prompts,
-        }
-        chosen = np.empty(0)
-        for direction in get_args(Direction):
-            exact = patching.head_effects(
-                self._model, self._batch, direction=direction, at_once=self._config.at_once
+        ]
+        counts = [
+            self._rows(
+                parts.by_prompt(self._opened(component)), axes, quantity="open", component=component
             )
-            estimates = patching.head_attributions(
-                self._model, self._batch, direction=direction, rules=self._rules
-            )
-            for method, effects in (("exact", exact), ("attribution", estimates)):
-                labels = {"component": "heads", "method": method, "direction": direction}
-                self._add(np.asarray(effects), axes, quantity="effect", **labels)
-            if direction == self._config.direction:
-                chosen = importance(np.asarray(exact, np.float64), direction)
-        return chosen.swapaxes(1, 2)
+            for component in self._config.components
+        ]
+        return metrics + counts
 
-    def _edge_effects(self, component: str) -> np.ndarray:
-        """Adds the rows of a sample; importance by attribution, prompts on axis 1, masked -inf."""
-        config, pair = self._config, (self._model, self._batch)
-        exact: Callable[..., jax.Array]
-        if component == "token_edges":
-            real = discover.visible_edges(*pair)
-            exact, opened = patching.edge_effects, self._open(real)
-            found = patching.edge_attributions(*pair, direction=config.direction, rules=self._rules)
-        else:
-            real = opened = discover.component_edges(*pair)
-            exact = component_effects
-            found = component_attributions(*pair, steps=config.ig_steps, direction=config.direction)
-        estimates_XBX = np.asarray(found, np.float64)
-        sample_EX = self._sample(estimates_XBX, opened)
-        first_E, *others = sample_EX.T
-        sides = {
-            "exact": exact(
-                *pair, jnp.asarray(sample_EX), direction=config.direction, at_once=config.at_once
-            ),
-            "attribution": estimates_XBX[first_E, :, *others],
-        }
-        for method, effects_EB in sides.items():
-            self._add(
-                np.asarray(effects_EB),
-                {"edge": np.arange(len(sample_EX)), "prompt": self._prompts},
-                edges_EX=sample_EX,
-                quantity="effect",
-                component=component,
-                method=method,
-                direction=config.direction,
-            )
-        return np.where(real, importance(estimates_XBX, config.direction), -np.inf)
+    def _mask(self, component: str) -> np.ndarray:
+        return parts.component_mask(component, self._model, self._batch)
 
-    def _sample(self, effects_XBX: np.ndarray, opened_XBX: np.ndarray) -> np.ndarray:
-        """Places of edges, without the prompt: those of highest attribution, others at random."""
-        opened = opened_XBX.any(1)
-        places_EX = np.argwhere(opened)
-        size = np.abs(effects_XBX).mean(1)[opened]
-        order = np.argsort(-size, kind="stable")
-        half = self._config.edge_sample // 2
-        others = self._rng.permutation(order[half:])[: self._config.edge_sample - half]
-        return places_EX[np.concatenate([order[:half], others])]
+    def _opened(self, component: str) -> np.ndarray:
+        return self._open_edges if component == "token_edges" else self._mask(component)
 
-    def _open(self, visible_LBNTS: np.ndarray) -> np.ndarray:
-        """Visible edges with weight on the clean or the corrupt prompt."""
+    @functools.cached_property
+    def _open_edges(self) -> np.ndarray:
+        """Visible token edges with weight on the clean or the corrupt prompt."""
         weights = [
             np.asarray(patching.activations(self._model, self._batch, tokens).pattern_LBNTS)
             for tokens in (self._batch.clean_BT, self._batch.corrupt_BT)
         ]
-        return visible_LBNTS & ((weights[0] > 0) | (weights[1] > 0))
+        return self._mask("token_edges") & ((weights[0] > 0) | (weights[1] > 0))
 
-    def _curves(self, component: str, importance_LBX: np.ndarray) -> Curve:
-        """Adds the rows of all curves; that of the first ablation, each prompt ranked by itself."""
-        config, own = self._config, None
-        real = np.isfinite(importance_LBX)
-        count = int(real.sum(axis=(0, *range(2, real.ndim))).max())
-        taken = sizes(count, config.points)
-        evaluate: Callable[..., Curve] = _CURVES[component]
-        options = {} if component == "token_edges" else {"key": self._key}
-        count_open = self._open(real) if component == "token_edges" else real
-        # A circuit of component edges holds the values of all writers.
-        side_by_side = min(config.at_once, 2) if component == "component_edges" else config.at_once
-        self._add(
-            count_open.sum(axis=(0, *range(2, real.ndim))),
-            {"prompt": self._prompts},
-            quantity="open",
-            component=component,
+    def _effects(self, part: Part) -> list[pa.Table]:
+        """Exact effects and attributions: of all heads, or of a sample of edges."""
+        (direction,) = part.options
+        if part.component == "heads":
+            sides, axes = self._head_effects(direction)
+            sample_EX = None
+        else:
+            sides, sample_EX = self._sample_effects(part.component, direction)
+            axes = {"edge": np.arange(len(sample_EX)), "prompt": self._prompts}
+        return [
+            self._rows(
+                np.asarray(effects),
+                axes,
+                edges_EX=sample_EX,
+                quantity="effect",
+                component=part.component,
+                method=method,
+                direction=direction,
+            )
+            for method, effects in sides.items()
+        ]
+
+    def _head_effects(self, direction: Any) -> tuple[dict[str, Any], dict[str, ArrayLike]]:
+        cfg, pair = self._model.cfg, (self._model, self._batch)
+        sides = {
+            "exact": patching.head_effects(
+                *pair, direction=direction, at_once=self._config.at_once
+            ),
+            "attribution": patching.head_attributions(
+                *pair, direction=direction, rules=self._rules
+            ),
+        }
+        axes: dict[str, ArrayLike] = {
+            "layer": np.arange(cfg.num_layers),
+            "head": np.arange(cfg.num_heads),
+            "prompt": self._prompts,
+        }
+        return sides, axes
+
+    def _attribution(self, component: str) -> np.ndarray:
+        """Estimated effects of all edges of a kind."""
+        config, pair = self._config, (self._model, self._batch)
+        if component == "token_edges":
+            found = patching.edge_attributions(*pair, direction=config.direction, rules=self._rules)
+        else:
+            found = component_attributions(*pair, steps=config.ig_steps, direction=config.direction)
+        return np.asarray(found)
+
+    def _sample_effects(self, component: str, direction: Any) -> tuple[dict[str, Any], np.ndarray]:
+        """Of edges of highest attribution and random ones, and which these are."""
+        exact: Callable[..., jax.Array]
+        exact = patching.edge_effects if component == "token_edges" else component_effects
+        estimates_XBX = self._stored_attribution(component)
+        opened = self._opened(component).any(1)
+        size = np.abs(estimates_XBX).mean(1)[opened]
+        order = np.argsort(-size, kind="stable")
+        half = self._config.edge_sample // 2
+        random = self._rng(component).permutation(order[half:])[: self._config.edge_sample - half]
+        sample_EX = np.argwhere(opened)[np.concatenate([order[:half], random])]
+        first_E, *others = sample_EX.T
+        sides = {
+            "exact": exact(
+                self._model,
+                self._batch,
+                jnp.asarray(sample_EX),
+                direction=direction,
+                at_once=self._config.at_once,
+            ),
+            "attribution": estimates_XBX[first_E, :, *others],
+        }
+        return sides, sample_EX
+
+    def _rng(self, *about: str) -> np.random.Generator:
+        """Draws of one part, whichever parts this process measured before."""
+        return np.random.default_rng([self._config.seed, *" ".join(about).encode()])
+
+    def _stored_attribution(self, component: str) -> np.ndarray:
+        table = self._stored(Part(component, parts.ATTRIBUTION))
+        shape = self._mask(component).shape
+        return table["value"].to_numpy().astype(np.float64).reshape(shape)
+
+    def _stored_importance(self, component: str) -> np.ndarray:
+        """Importance by which components are ranked, prompts on axis 1; -inf where there is none.
+
+        Only that of one kind is kept.
+        """
+        if component not in self._importance:
+            direction = self._config.direction
+            if component == "heads":
+                table = self._stored(Part(component, "effects", (direction,)))
+                values = head_importance(table, direction).swapaxes(1, 2)
+            else:
+                values = importance(self._stored_attribution(component), direction)
+            self._importance = {component: np.where(self._mask(component), values, -np.inf)}
+        return self._importance[component]
+
+    def _curve(self, part: Part) -> list[pa.Table]:
+        """Circuits of all sizes under one ablation and ranking."""
+        component = part.component
+        ablation, ranking, scope, draw = part.options
+        at_once = self._config.at_once
+        if component == "component_edges":
+            # A circuit of these holds the values of all writers.
+            at_once = min(at_once, 2)
+        curve = self._circuits(
+            component,
+            self._ranks(component, ranking, scope, draw),
+            ablation,
+            parts.circuit_sizes(self._mask(component), self._config.points),
+            at_once,
         )
-        for ablation in config.ablations_of(component):
-            for ranking, scope, draw, ranks in self._rankings(importance_LBX, real, count_open):
-                curve = evaluate(
-                    self._model,
-                    self._batch,
-                    ranks,
-                    ablation,
-                    sizes=taken,
-                    at_once=side_by_side,
-                    **options,
-                )
-                self._add(
-                    np.concatenate([curve.empty_B[None], curve.metric_KB])[None],
-                    {"draw": [draw], "size": np.array([0, *taken]), "prompt": self._prompts},
-                    quantity="curve",
-                    component=component,
-                    ablation=ablation,
-                    ranking=ranking,
-                    scope=scope,
-                )
-                if own is None:
-                    own = curve
-        assert own is not None, "the config has an ablation for each component"
-        return own
+        return [self._curve_rows(curve, component, ablation, ranking, scope, int(draw))]
 
-    def _rankings(
-        self, importance_LBX: np.ndarray, real: np.ndarray, opened: np.ndarray
-    ) -> Iterator[tuple[str, str, int, np.ndarray]]:
-        """Ranking, scope, draw, and ranks; the first is that of each prompt by itself.
+    def _circuits(
+        self, component: str, ranks: np.ndarray, ablation: str, taken: np.ndarray, at_once: int
+    ) -> Curve:
+        evaluate: Callable[..., Curve] = _CURVES[component]
+        draws = {} if component == "token_edges" else {"key": jax.random.key(self._config.seed)}
+        return evaluate(
+            self._model, self._batch, ranks, ablation, sizes=taken, at_once=at_once, **draws
+        )
+
+    def _curve_rows(
+        self, curve: Curve, component: str, ablation: str, ranking: str, scope: str, draw: int = 0
+    ) -> pa.Table:
+        return self._rows(
+            np.concatenate([curve.empty_B[None], curve.metric_KB])[None],
+            {"draw": [draw], "size": np.array([0, *curve.sizes]), "prompt": self._prompts},
+            quantity="curve",
+            component=component,
+            ablation=ablation,
+            ranking=ranking,
+            scope=scope,
+        )
+
+    def _ranks(self, component: str, ranking: str, scope: str, draw: str) -> np.ndarray:
+        """Ranks of one ranking.
 
         Components without weight come last: they change nothing, so that among those of a sparse
         model only open edges are chosen between.
         """
+        real, opened = self._mask(component), self._opened(component)
+        if ranking == "random":
+            order_XBX = np.where(real, self._rng(component, draw).random(real.shape), -np.inf)
+        else:
+            order_XBX = self._stored_importance(component)
+            if scope == "task":
+                order_XBX = _pooled(order_XBX, real, ranking)
+        return discover.ranks(np.where(opened | ~real, order_XBX, _LAST))
 
-        def ranks(order_LBX: np.ndarray) -> np.ndarray:
-            return discover.ranks(np.where(opened | ~real, order_LBX, _LAST))
-
-        yield "signed", "prompt", 0, ranks(importance_LBX)
-        for ranking in ("signed", "absolute"):
-            yield ranking, "task", 0, ranks(_pooled(importance_LBX, real, ranking))
-        for draw in range(self._config.random_draws):
-            order = np.where(real, self._rng.random(real.shape), -np.inf)
-            yield "random", "prompt", draw, ranks(order)
-
-    def _transfer(self, heads_LBN: np.ndarray, source: SourceCircuit) -> None:
-        """Adds the rows of another wording's circuit on these prompts, and of their own."""
+    def _transfer(self, source: SourceCircuit) -> list[pa.Table]:
+        """Another wording's circuit on these prompts, and their own of that size."""
+        heads_LBN = self._stored_importance("heads")
         shared = np.broadcast_to(source.importance_LN[:, None], heads_LBN.shape)
+        ablation = self._config.ablations[0]
+        tables = []
         for ranking, values in (("transferred", shared), ("own", heads_LBN)):
-            curve = discover.head_curve(
-                self._model,
-                self._batch,
-                discover.ranks(values, whole_task=True),
-                self._config.ablations[0],
-                sizes=[source.size],
-                key=self._key,
-            )
-            self._add(
-                np.concatenate([curve.empty_B[None], curve.metric_KB])[None],
-                {"draw": [0], "size": np.array([0, source.size]), "prompt": self._prompts},
-                quantity="curve",
-                component="heads",
-                ranking=ranking,
-                ablation=self._config.ablations[0],
-                scope="task",
-            )
+            ranks = discover.ranks(values, whole_task=True)
+            size = np.array([source.size])
+            curve = self._circuits("heads", ranks, ablation, size, self._config.at_once)
+            tables.append(self._curve_rows(curve, "heads", ablation, ranking, "task"))
+        return tables
 
-    def _needed(self, curve: Curve, whole_B: np.ndarray, shown: int) -> int:
-        """Components that explain the fraction of one prompt's metric."""
-        explained = curves.explained(
-            curve.metric_KB[:, [shown]], curve.empty_B[[shown]], whole_B[[shown]]
-        )
-        crossing = curves.crossing(curve.sizes, explained, self._config.fraction)
-        return int(np.ceil(crossing)) if np.isfinite(crossing) else int(curve.sizes[-1])
+    def scores_UR(self) -> np.ndarray:
+        """Mean importance of component edges, 0 where there is none."""
+        values_UBR = self._stored_importance("component_edges")
+        return np.where(np.isfinite(values_UBR), values_UBR, 0.0).mean(1)
 
-    def _drawn(
-        self,
-        tokenizer: Tokenizer,
-        shown: int,
-        metric: float,
-        heads_LBN: np.ndarray | None,
-        head_size: int,
-        edges_LBNTS: np.ndarray | None,
-        edge_size: int,
-    ) -> DrawnPrompt:
+    def drawn(self, tokenizer: Tokenizer) -> DrawnPrompt:
+        """Patterns of the needed heads and the needed token edges of the prompt that is drawn."""
+        shown = min(self._config.shown, len(self._prompts) - 1)
         example, arrays = self._task.examples[shown], self._task.arrays
         ids = arrays.clean_BT[shown][arrays.valid_BT[shown]].tolist()
         pattern = patching.activations(self._model, self._batch, self._batch.clean_BT)
         weights_LNTS = np.asarray(pattern.pattern_LBNTS, np.float64)[:, shown]
         T = len(ids)
+        needed = dict.fromkeys(_CURVES, 0)
         heads, edges = [], []
-        if heads_LBN is not None:
-            for layer, head in _best(heads_LBN[:, shown], min(head_size, MOST_HEADS)):
+        if "heads" in self._config.components:
+            needed["heads"] = self._needed("heads", shown)
+            own = self._stored_importance("heads")[:, shown]
+            for layer, head in _best(own, min(needed["heads"], MOST_HEADS)):
                 weights = np.clip(weights_LNTS[layer, head, :T, :T], 0, 1).round(_DIGITS)
-                value = float(heads_LBN[layer, shown, head])
+                value = float(own[layer, head])
                 heads.append(HeadPattern(layer, head, value, tuple(map(tuple, weights.tolist()))))
-        if edges_LBNTS is not None:
-            own = edges_LBNTS[:, shown]
-            for layer, head, query, key in _best(own, min(edge_size, MOST_EDGES)):
+        if "token_edges" in self._config.components:
+            needed["token_edges"] = self._needed("token_edges", shown)
+            own = self._stored_importance("token_edges")[:, shown]
+            for layer, head, query, key in _best(own, min(needed["token_edges"], MOST_EDGES)):
                 weight = min(float(weights_LNTS[layer, head, query, key]), 1.0)
                 value = float(own[layer, head, query, key])
                 edges.append(NeededEdge(layer, head, query, key, weight, value))
@@ -350,18 +337,34 @@ class Measurement:
             **self._names,
             tokens=tuple(tokenizer.decode([one]) for one in ids),
             answer=example.answers[0],
-            metric=float(metric),
-            heads_needed=head_size,
-            edges_needed=edge_size,
+            metric=float(self._whole_B[shown]),
+            heads_needed=needed["heads"],
+            edges_needed=needed["token_edges"],
             heads=tuple(heads),
             edges=tuple(edges),
         )
 
+    @functools.cached_property
+    def _whole_B(self) -> np.ndarray:
+        table = self._stored(Part("", "metrics"))
+        return array(table, ["prompt"], quantity="metric", method="clean")[0]
 
-def sizes(count: int, points: int) -> np.ndarray:
-    """Sizes of circuits: near to even in the logarithm, and those of MIB's shares."""
-    mib = [int(share * count) for share in curves.MIB_FRACTIONS]
-    return np.union1d(curves.sizes(count, points), [size for size in mib if size])
+    def _needed(self, component: str, shown: int) -> int:
+        """Components that explain the fraction of one prompt's metric."""
+        table = self._stored(parts.first_curve(self._config, component))
+        metric_KB, axes = array(table, ["size", "prompt"], quantity="curve")
+        own_K1 = metric_KB[:, [shown]]
+        explained = curves.explained(own_K1[1:], own_K1[0], self._whole_B[[shown]])
+        taken = axes["size"][1:]
+        crossing = curves.crossing(taken, explained, self._config.fraction)
+        return int(np.ceil(crossing)) if np.isfinite(crossing) else int(taken[-1])
+
+
+_MEASUREMENTS: Mapping[str, Callable[[Measurement, Part], list[pa.Table]]] = {
+    "metrics": Measurement._metrics,
+    "effects": Measurement._effects,
+    "curve": Measurement._curve,
+}
 
 
 def _pooled(importance_LBX: np.ndarray, real: np.ndarray, ranking: str) -> np.ndarray:

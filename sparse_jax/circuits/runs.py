@@ -7,7 +7,7 @@ The same functions serve a dense model (`Pretrained`) and one with gates (`Spars
 gates are computed in each run from the edited activations.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 from typing import Any
 
@@ -31,14 +31,14 @@ from sparse_jax.model import Gates, SparseModel, gated_forward
 
 @struct.dataclass
 class CircuitModel:
-    """A dense or sparse model whose weights are a traced argument of compiled functions.
+    """A dense or sparse model whose weights and gates are traced in compiled functions.
 
     A model of another `mixer` than attention has no gates.
     """
 
     params: Any
     cfg: DecoderConfig = struct.field(pytree_node=False)
-    gates: Gates | None = struct.field(pytree_node=False, default=None)
+    gates: Gates | None = None
     mixer: Mixer = struct.field(pytree_node=False, default=ATTENTION)
 
     @classmethod
@@ -154,3 +154,17 @@ def measure(
     )
     first_BV, second_BV = output.logits[:, 0], output.logits[:, 1]
     return METRICS[batch.metric](first_BV, second_BV, batch.continuations), output.records
+
+
+def map_in_batches(
+    function: Callable[[jax.Array], jax.Array], which_X: jax.Array, at_once: int
+) -> jax.Array:
+    """`function` of each entry, `at_once` side by side, which bounds the memory.
+
+    The last batch is filled up with the last entry: all batches are of one program, and are rounded
+    alike. `jax.lax.map` compiles a second one for a remainder.
+    """
+    count = len(which_X)
+    width = min(at_once, count)
+    filler = jnp.repeat(which_X[-1:], -count % width, axis=0)
+    return jax.lax.map(function, jnp.concatenate([which_X, filler]), batch_size=width)[:count]

@@ -2,7 +2,8 @@
 
 The work folder then holds
 
-    shards/          the rows of each model on each task, so that a killed study resumes
+    shards/          the rows of each part (`parts`), so that a killed study resumes
+    attributions/    attributions of all edges, from which these are ranked
     rows.parquet     all of them (`measurements`)
     mib/             scores of component edges in MIB's format, by task and model (`mib`)
     drawn/           patterns and edges of one prompt, by task and model (`results.DrawnPrompt`)
@@ -12,6 +13,7 @@ The work folder then holds
 
 from collections.abc import Mapping
 import dataclasses
+import functools
 from pathlib import Path
 
 import jax
@@ -24,27 +26,25 @@ from lm_jax.run.config import config_hash, to_plain
 from lm_jax.run.files import storage_error, to_jsonable, write_json, write_text
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import load_result
-from lm_jax.run.rows import RowStore
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.weights.load import OpenedModel, Pretrained, load_pretrained, open_pretrained
 from sparse_jax import model as sparse_model
 from sparse_jax.circuits import analysis, report
 from sparse_jax.circuits.component_graph import ComponentGraph
 from sparse_jax.circuits.config import CircuitConfig, is_file, task_name
-from sparse_jax.circuits.measurements import SCHEMA, select
+from sparse_jax.circuits.measurements import SCHEMA, head_importance, select
 from sparse_jax.circuits.mib import save_graph
-from sparse_jax.circuits.piece import Measurement, SourceCircuit, head_importance
+from sparse_jax.circuits.parts import FIGURES, PartStore, plan
+from sparse_jax.circuits.piece import Measurement, SourceCircuit
 from sparse_jax.circuits.results import CircuitSummary, DrawnPrompt, ModelFacts, TaskFacts
-from sparse_jax.circuits.runs import CircuitModel
+from sparse_jax.circuits.runs import Batch, CircuitModel
 from sparse_jax.circuits.tasks import Task, check_disjoint, load_task, make_task
 from sparse_jax.model import SPARSE
 
-SHARDS, ROWS, DRAWN, MIB, SUMMARY, REPORT = (
-    *("shards", "rows.parquet", "drawn", "mib"),
-    *("summary.json", "report.html"),
-)
+ROWS, DRAWN, MIB = "rows.parquet", "drawn", "mib"
+SUMMARY, REPORT = "summary.json", "report.html"
 # Of rows, whose meaning may change with the program.
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,11 +69,11 @@ def run(config: CircuitConfig, folder: Path) -> CircuitSummary:
 
     Raises:
       BadInputError: a model or task that cannot be used.
-      StoppedError: on a signal, after the piece that was under way.
+      CorruptError: a stored part is damaged.
+      StoppedError: on a signal, after the part that was under way.
     """
     models = {role: open_model(role, source) for role, source in config.models.items()}
     tasks = read_tasks(config, models)
-    pieces = [(role, name) for role in models for name in tasks]
     identity = {
         "format": _FORMAT,
         "config": to_plain(config),
@@ -87,55 +87,101 @@ def run(config: CircuitConfig, folder: Path) -> CircuitSummary:
         tokenizer=next(iter(models.values())).tokenizer.sha256,
     )
     record_provenance(folder, origin)
-    with RowStore(folder / SHARDS, SCHEMA, config_hash(identity), flush_units=1) as store:
-        done = sum(piece in store for piece in pieces)
-        with progress.track("circuits", total=len(pieces), unit="pieces", done=done) as advance:
-            for role, model in models.items():
-                todo = [name for name in tasks if (role, name) not in store]
-                loaded = model.load(config.dtype) if todo else None
-                for name in todo:
-                    assert loaded is not None
-                    stop.check(f"before {role} on {name}")
-                    measure_piece(config, folder, store, model, loaded, tasks, name)
-                    advance(note=f"{role} on {name}")
-                del loaded
-        table = store.merge(folder / ROWS)
+    with PartStore(folder, config_hash(identity)) as store:
+        measure_parts(config, folder, store, models, tasks)
+        table = store.rows.merge(folder / ROWS)
     summary = summarise(config, models, tasks, table)
     write_json(folder / SUMMARY, summary)
-    drawn = {piece: load_result(drawn_file(folder, *piece), DrawnPrompt) for piece in pieces}
+    drawn = {
+        (role, name): load_result(drawn_file(folder, role, name), DrawnPrompt)
+        for role in models
+        for name in tasks
+    }
     page = report.build(summary, drawn, provenance=to_jsonable(read_provenance(folder)))
     write_text(folder / REPORT, page)
     return summary
 
 
-def measure_piece(
+def measure_parts(
     config: CircuitConfig,
     folder: Path,
-    store: RowStore,
-    model: StudyModel,
-    loaded: CircuitModel,
+    store: PartStore,
+    models: Mapping[str, StudyModel],
     tasks: Mapping[str, Task],
-    name: str,
 ) -> None:
-    """Measures one model on one task and stores its rows; the drawn prompt is written first."""
-    role = model.facts.role
-    source = None
-    if (origin := _sources(config).get(name)) and "heads" in config.components:
-        table = select(store.read(), task=origin, model=role)
-        importance_LN = head_importance(table, config.direction).mean(2)
-        source = SourceCircuit(importance_LN, analysis.needed(config, table))
-    names = {"task": name, "model": role}
-    piece = Measurement(config, names, loaded, tasks[name]).run(model.tokenizer, source)
+    """Measures and stores every part that is not done, with a line of progress for each."""
+    sources = _sources(config) if "heads" in config.components else {}
+    batches = {name: Batch.of(task) for name, task in tasks.items()}
+    plans = {
+        (role, name): plan(config, model.opened.cfg, batches[name], transfer=name in sources)
+        for role, model in models.items()
+        for name in tasks
+    }
+    todo = {
+        piece: [part for part in parts if not store.has(piece, part)]
+        for piece, parts in plans.items()
+    }
+    total, left = (
+        sum(part.passes for parts in each.values() for part in parts) for each in (plans, todo)
+    )
+    finished, count = 0, store.rows.count_rows()
+    with progress.track(
+        "circuits", total, unit="forward passes", done=total - left, every=0.0
+    ) as advance:
+        for role, model in models.items():
+            if not any(todo[role, name] for name in tasks):
+                continue
+            loaded = model.load(config.dtype)
+            for name, task in tasks.items():
+                piece = (role, name)
+                stored = functools.partial(store.read, piece)
+                names = {"task": name, "model": role}
+                measurement = Measurement(config, names, loaded, task, stored)
+                for part in todo[piece]:
+                    text = f"{role} on {name}: {part}"
+                    stop.check(f"before {text}")
+                    advance(finished, note=f"{count:,} rows; now {text}")
+                    if part == FIGURES:
+                        table = draw(config, folder, measurement, model, piece)
+                    else:
+                        source = None
+                        if part.measurement == "transfer":
+                            source = source_circuit(config, store, role, sources[name])
+                        table = measurement.measure(part, source)
+                    store.append(piece, part, table)
+                    finished = part.passes
+                    count += len(table) if table.schema.equals(SCHEMA) else 0
+            del loaded
+        advance(finished, note=f"{count:,} rows")
+
+
+def source_circuit(config: CircuitConfig, store: PartStore, role: str, task: str) -> SourceCircuit:
+    """The circuit of heads of a task that was measured before, for another wording."""
+    table = select(store.rows.read(), task=task, model=role)
+    importance_LN = head_importance(table, config.direction).mean(2)
+    return SourceCircuit(importance_LN, analysis.needed(config, table))
+
+
+def draw(
+    config: CircuitConfig,
+    folder: Path,
+    measurement: Measurement,
+    model: StudyModel,
+    piece: tuple[str, str],
+) -> pa.Table:
+    """Writes the drawn prompt and the scores of component edges of a piece; they have no rows."""
+    role, name = piece
     path, exported = drawn_file(folder, role, name), folder / MIB / f"{name}_{role}.json"
-    for file in (path, *[exported] * (piece.scores_UR is not None)):
+    scored = "component_edges" in config.components
+    for file in (path, *[exported] * scored):
         try:
             file.parent.mkdir(exist_ok=True)
         except OSError as error:
             raise storage_error(file.parent, error) from error
-    write_json(path, piece.drawn)
-    if piece.scores_UR is not None:
-        save_graph(exported, ComponentGraph.of(loaded.cfg), piece.scores_UR)
-    store.append((role, name), piece.rows)
+    write_json(path, measurement.drawn(model.tokenizer))
+    if scored:
+        save_graph(exported, ComponentGraph.of(model.opened.cfg), measurement.scores_UR())
+    return SCHEMA.empty_table()
 
 
 def drawn_file(folder: Path, role: str, task: str) -> Path:

@@ -105,7 +105,15 @@ class _Row:
 
 
 class _UnfitError(Exception):
-    """An example that does not fit the tokenizer; the message is the reason."""
+    """An example that does not fit the tokenizer.
+
+    The message is the reason, by which dropped examples are counted; `remedy` is what to change in
+    this one, with its numbers, for whoever wrote it.
+    """
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(reason)
+        self.remedy = remedy
 
 
 def make_task(
@@ -147,7 +155,7 @@ def make_task(
         example, drawn = generator.draw(rng), drawn + 1
         try:
             if example.clean in visited:
-                raise _UnfitError("drawn before")
+                raise _UnfitError("drawn before", "leave it out")
             row = _encode(example, tokenizer, generator.answer, max_length)
         except _UnfitError as reason:
             dropped[str(reason)] += 1
@@ -203,7 +211,7 @@ def load_task(
         try:
             rows.append(_encode(example, tokenizer, "token", max_length))
         except _UnfitError as reason:
-            raise BadInputError(f"{where}: {reason}") from reason
+            raise BadInputError(f"{where}: {reason}; {reason.remedy}") from reason
         examples.append(example)
     if not rows:
         raise BadInputError(f"{path}: no examples; write one JSON object per line")
@@ -253,11 +261,20 @@ def _encode(example: Example, tokenizer: Tokenizer, answer: Answer, max_length: 
         for text in (example.clean, example.corrupt)
     )
     if len(clean) != len(corrupt):
-        raise _UnfitError("clean and corrupt prompts differ in their number of tokens")
+        raise _UnfitError(
+            "clean and corrupt prompts differ in their number of tokens",
+            f"they have {len(clean)} and {len(corrupt)}; change words until both have as many",
+        )
     if clean == corrupt:
-        raise _UnfitError("clean and corrupt prompts are the same tokens")
+        raise _UnfitError(
+            "clean and corrupt prompts are the same tokens",
+            "write a corrupt prompt with another answer",
+        )
     if not example.answers or not example.wrong_answers:
-        raise _UnfitError("it has no right or no wrong continuation")
+        raise _UnfitError(
+            "it has no right or no wrong continuation",
+            "write one or more in both answers and wrong_answers",
+        )
     right, wrong = (
         [_continuation(tokenizer, example.clean, len(before), clean, text) for text in texts]
         for texts in (example.answers, example.wrong_answers)
@@ -268,11 +285,23 @@ def _encode(example: Example, tokenizer: Tokenizer, answer: Answer, max_length: 
     elif answer == "number" and sizes == {2}:
         row = _by_digits(clean, corrupt, right, wrong)
     else:
-        raise _UnfitError("a continuation is more than one token")
+        texts = [*example.answers, *example.wrong_answers]
+        text, ids = next(
+            each for each in zip(texts, [*right, *wrong], strict=True) if len(each[1]) > 1
+        )
+        raise _UnfitError(
+            "a continuation is more than one token",
+            f"{text!r} has {len(ids)}; write a word that is one token with its leading space",
+        )
     if set(row.answers) & set(row.wrong) or set(row.second_answers) & set(row.second_wrong):
-        raise _UnfitError("a right continuation is also a wrong one")
+        raise _UnfitError(
+            "a right continuation is also a wrong one", "write continuations of different tokens"
+        )
     if max_length is not None and len(row.clean) > max_length:
-        raise _UnfitError(f"it is longer than the {max_length} positions of the model")
+        raise _UnfitError(
+            f"it is longer than the {max_length} positions of the model",
+            f"it has {len(row.clean)} tokens; write shorter prompts",
+        )
     return row
 
 
@@ -301,9 +330,12 @@ def _continuation(
 ) -> list[int]:
     full = tokenizer.encode(prompt + text, add_special_tokens=False, split_special_tokens=True)
     if full[: len(ids) - added] != ids[added:]:
-        raise _UnfitError("a continuation fuses with the end of the prompt")
+        raise _UnfitError(
+            "a continuation fuses with the end of the prompt",
+            f"write {text!r} with a leading space, and the prompt without one at its end",
+        )
     if len(full) == len(ids) - added:
-        raise _UnfitError("a continuation gives no token")
+        raise _UnfitError("a continuation gives no token", f"{text!r} needs a word")
     return full[len(ids) - added :]
 
 
@@ -317,7 +349,9 @@ def _by_digits(
     tens = wrong[-1][0]
     first_right, first_wrong = ({ids[0] for ids in side} - {tens} for side in (right, wrong))
     if first_right & first_wrong:
-        raise _UnfitError("a tens digit is both right and wrong")
+        raise _UnfitError(
+            "a tens digit is both right and wrong", "write all numbers up to one as wrong"
+        )
     return _Row(
         [*clean, tens],
         [*corrupt, tens],

@@ -46,6 +46,14 @@ def test_a_note_is_at_the_end_of_the_line():
         assert "1 steps/s, 0:00:00 left, loss 3.10" in stream.getvalue()
 
 
+def test_a_note_is_printed_before_anything_was_done():
+    """The first unit may take minutes: its note says what they are spent on."""
+    stream = io.StringIO()
+    with progress.track("a", 2, every=0.0, console=Console(file=stream)) as advance:
+        advance(0, note="now the first")
+    assert stream.getvalue() == "a: 0/2 steps, - steps/s, time left unknown, now the first\n"
+
+
 def test_a_terminal_gets_a_bar_with_the_same_numbers():
     text = _lines(True, [(25, 50)], total=100, unit="rows")
     assert "a [/bold] b" in text

@@ -69,6 +69,20 @@ def test_rows_come_back_in_the_order_of_units_however_they_were_written(tmp_path
     assert merged["s_2"].null_count == 0
 
 
+def test_one_unit_is_read_alone(tmp_path):
+    _fill(tmp_path, range(10), flush_units=4)
+    store = _store(tmp_path)
+    assert store.count_rows() == sum(prompt % 4 for prompt in range(10))
+    for prompt in range(10):
+        table = store.read_unit(("sweep", prompt))
+        assert table["prompt"].to_pylist() == [prompt] * (prompt % 4)
+    with pytest.raises(BadInputError, match=r"unit \('sweep', 10\) has no rows yet"):
+        store.read_unit(("sweep", 10))
+    _shards(tmp_path)[0].unlink()
+    with pytest.raises(CorruptError, match="is gone; start the same command again"):
+        store.read_unit(("sweep", 1))
+
+
 def test_units_of_ints_and_strings_have_one_order(tmp_path):
     with _store(tmp_path) as store:
         for unit in [("b",), (10,), ("a", 2), (9,), ("a", 1)]:

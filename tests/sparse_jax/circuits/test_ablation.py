@@ -8,6 +8,8 @@ import pytest
 from lm_jax.errors import UsageError
 from sparse_jax.circuits import ablation, patching
 from sparse_jax.circuits.patching import Activations
+from tests import rounding
+from tests.sparse_jax.circuits import oracle
 
 L, B, T, N, K, H = 2, 3, 5, 4, 2, 3
 LENGTHS = np.array([5, 3, 4])
@@ -29,16 +31,26 @@ def values(name, clean=None, **options):
     )
 
 
+def exact_values(name, clean):
+    def run(clean):
+        return ablation.head_values(name, clean, drawn(1), jnp.asarray(VALID))
+
+    return rounding.expected(run, clean)
+
+
 def test_means_leave_padding_out():
     z = np.asarray(drawn(0).z_LBTNH, np.float64)
+    by_hand = {"mean": np.empty((L, 1, 1, N, H)), "aligned_mean": np.empty((L, 1, T, N, H))}
     for layer, head in np.ndindex(L, N):
         rows = [z[layer, b, t, head] for b, t in np.argwhere(VALID)]
-        np.testing.assert_allclose(values("mean")[layer, 0, 0, head], np.mean(rows, 0), atol=1e-6)
+        by_hand["mean"][layer, 0, 0, head] = np.mean(rows, 0)
         for t in range(T):
             rows = [z[layer, b, t, head] for b in range(B) if VALID[b, t]]
-            np.testing.assert_allclose(
-                values("aligned_mean")[layer, 0, t, head], np.mean(rows, 0), atol=1e-6
-            )
+            by_hand["aligned_mean"][layer, 0, t, head] = np.mean(rows, 0)
+    for name, want in by_hand.items():
+        exact = exact_values(name, drawn(0))
+        oracle.assert_equal(want, exact, name)
+        rounding.assert_within(values(name), exact, name)
 
 
 @pytest.mark.parametrize("name", ["mean", "aligned_mean"])
@@ -46,8 +58,11 @@ def test_the_mean_of_constant_outputs_is_that_constant_for_every_head(name):
     constant_LNH = np.random.default_rng(3).normal(size=(L, 1, 1, N, H)).astype(np.float32)
     z = np.where(VALID[None, :, :, None, None], constant_LNH, 1e6)
     clean = drawn(0).replace(z_LBTNH=jnp.asarray(z, jnp.float32))
-    result = np.broadcast_to(values(name, clean), (L, B, T, N, H))
-    np.testing.assert_allclose(result[:, VALID], z[:, VALID], rtol=1e-6)
+    exact = exact_values(name, clean)
+    want = np.broadcast_to(constant_LNH.astype(np.float64), exact.values.shape)
+    oracle.assert_equal(want, exact)
+    rounding.assert_within(values(name, clean), exact)
+    assert (exact.bounds < 1e-5).all()
 
 
 def test_the_other_values():
@@ -83,13 +98,17 @@ def test_contributions_are_weighted_values_of_the_group():
     own = drawn(4)
     mask = np.random.default_rng(5).uniform(size=(L, B, N, T, T)) < 0.5
     pattern, v = np.asarray(own.pattern_LBNTS, np.float64), np.asarray(own.v_LBSKH, np.float64)
-    result = np.asarray(own.contributions_LBTNH(jnp.asarray(mask)))
-    g = np.random.default_rng(6).normal(size=(L, B, T, N, H))
-    products = np.asarray(own.products_LBNTS(jnp.asarray(g, jnp.float32)))
+    g = np.random.default_rng(6).normal(size=(L, B, T, N, H)).astype(np.float32)
+
+    def run(own, g):
+        return own.contributions_LBTNH(jnp.asarray(mask)), own.products_LBNTS(g)
+
+    exact = rounding.expected(run, own, jnp.asarray(g))
+    sums, products = np.empty((L, B, T, N, H)), np.empty((L, B, N, T, T))
     for head in range(N):
         edges = pattern[:, :, head, :, :, None] * v[:, :, None, :, head // (N // K)]
-        wanted = (edges * mask[:, :, head, :, :, None]).sum(3)
-        np.testing.assert_allclose(result[:, :, :, head], wanted, atol=1e-5)
-        inner = (edges * g[:, :, :, None, head]).sum(-1)
-        np.testing.assert_allclose(products[:, :, head], inner, atol=1e-5)
+        sums[:, :, :, head] = (edges * mask[:, :, head, :, :, None]).sum(3)
+        products[:, :, head] = (edges * g[:, :, :, None, head]).sum(-1)
+    oracle.assert_equal((sums, products), exact)
+    rounding.assert_within(jax.jit(run)(own, jnp.asarray(g)), exact)
     assert isinstance(own, patching.Activations)

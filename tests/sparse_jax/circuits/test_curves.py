@@ -60,6 +60,8 @@ def test_a_perfect_circuit_and_the_sum_of_both_areas():
         assert cpr + cmd >= 0.999 - 1e-12
         steps = np.diff(fractions)
         assert cpr == pytest.approx((steps * (values[1:] + values[:-1]) / 2).sum())
+        off = np.abs(1 - values)
+        assert cmd == pytest.approx((steps * (off[1:] + off[:-1]) / 2).sum())
     assert curves.log_area(fractions, [0.4] * 10) == pytest.approx(0.4)
 
 

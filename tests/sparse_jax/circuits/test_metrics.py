@@ -2,6 +2,7 @@
 
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,10 +10,9 @@ import pytest
 from lm_jax.errors import UsageError
 from sparse_jax.circuits import metrics
 from sparse_jax.circuits.tasks import make_task
+from tests import rounding
+from tests.sparse_jax.circuits import oracle
 from tests.sparse_jax.circuits.word_tokenizer import word_tokenizer
-
-# float32 logits of a few units, a log-sum-exp over the vocabulary and sums of at most 100 terms.
-BOUND = 100 * float(np.finfo(np.float32).eps)
 
 
 def softmax(logits):
@@ -25,11 +25,21 @@ def drawn_logits(task, tokenizer, seed=0):
     return np.random.default_rng(seed).normal(0, 2, shape).astype(np.float32)
 
 
-def values(task, logits):
-    return {
-        name: np.asarray(metric(*map(jnp.asarray, logits), task.arrays.continuations))
-        for name, metric in metrics.METRICS.items()
-    }
+def functions(task, names):
+    def run(first_BV, second_BV):
+        continuations = task.arrays.continuations
+        return {name: metrics.METRICS[name](first_BV, second_BV, continuations) for name in names}
+
+    return run
+
+
+def values(task, logits, names=tuple(metrics.METRICS)):
+    """In float32, and in float64 with the bounds of float32, which the former are within."""
+    function, logits = functions(task, names), tuple(map(jnp.asarray, logits))
+    exact = rounding.expected(function, *logits)
+    result = jax.device_get(function(*logits))
+    rounding.assert_within(result, exact)
+    return result, exact
 
 
 def test_metrics_of_one_token():
@@ -37,23 +47,20 @@ def test_metrics_of_one_token():
     for name in ("docstring", "greater_than"):
         task = make_task(name, tokenizer, count=6, seed=0)
         logits = drawn_logits(task, tokenizer)
-        result, first = values(task, logits), logits[0].astype(np.float64)
-        for b, example in enumerate(task.examples):
+        _, exact = values(task, logits)
+        by_hand = {metric: np.empty(6) for metric in metrics.METRICS}
+        for b, (example, first) in enumerate(
+            zip(task.examples, logits[0].astype(np.float64), strict=True)
+        ):
             right, wrong = (
                 [tokenizer.encode(text)[0] for text in texts]
                 for texts in (example.answers, example.wrong_answers)
             )
-            p = softmax(first[b])
-            difference = first[b][right].mean() - first[b][wrong].mean()
-            np.testing.assert_allclose(result["logit_difference"][b], difference, atol=10 * BOUND)
-            np.testing.assert_allclose(
-                result["probability_difference"][b], p[right].sum() - p[wrong].sum(), atol=BOUND
-            )
-            np.testing.assert_allclose(
-                result["log_probability_difference"][b],
-                np.log(p[right].sum()) - np.log(p[wrong].sum()),
-                atol=10 * BOUND,
-            )
+            p = softmax(first)
+            by_hand["logit_difference"][b] = first[right].mean() - first[wrong].mean()
+            by_hand["probability_difference"][b] = p[right].sum() - p[wrong].sum()
+            by_hand["log_probability_difference"][b] = np.log(p[right].sum() / p[wrong].sum())
+        oracle.assert_equal(by_hand, exact, name)
 
 
 def test_numbers_of_two_tokens_are_the_sum_over_all_hundred():
@@ -61,7 +68,9 @@ def test_numbers_of_two_tokens_are_the_sum_over_all_hundred():
     tokenizer = word_tokenizer(digits=1)
     task = make_task("greater_than", tokenizer, count=30, seed=1)
     logits = drawn_logits(task, tokenizer)
-    result = values_of_probabilities(task, logits)
+    names = ("probability_difference", "log_probability_difference")
+    _, exact = values(task, logits, names)
+    by_hand = {name: np.empty(30) for name in names}
     rng = np.random.default_rng(5)
     ids = [tokenizer.encode(str(digit))[0] for digit in range(10)]
     for b, example in enumerate(task.examples):
@@ -73,22 +82,10 @@ def test_numbers_of_two_tokens_are_the_sum_over_all_hundred():
             after = units_p[ids] if d == year // 10 else rng.dirichlet(np.ones(10))
             for u in range(10):
                 sums[10 * d + u > year] += tens_p[ids[d]] * after[u]
-        right, wrong = sums[True], sums[False]
-        np.testing.assert_allclose(result["probability_difference"][b], right - wrong, atol=BOUND)
-        if right:
-            np.testing.assert_allclose(
-                result["log_probability_difference"][b], np.log(right / wrong), atol=10 * BOUND
-            )
-
-
-def values_of_probabilities(task, logits):
-    names = ("probability_difference", "log_probability_difference")
-    return {
-        name: np.asarray(
-            metrics.METRICS[name](*map(jnp.asarray, logits), task.arrays.continuations)
-        )
-        for name in names
-    }
+        by_hand["probability_difference"][b] = sums[True] - sums[False]
+        with np.errstate(divide="ignore"):
+            by_hand["log_probability_difference"][b] = np.log(sums[True] / sums[False])
+    oracle.assert_equal(by_hand, exact)
 
 
 def test_a_logit_difference_needs_continuations_of_one_token():
@@ -102,16 +99,18 @@ def test_a_logit_difference_needs_continuations_of_one_token():
 def test_shifting_all_logits_changes_no_metric():
     tokenizer = word_tokenizer(digits=2)
     task = make_task("ioi", tokenizer, count=4, seed=2)
-    logits = drawn_logits(task, tokenizer)
-    for name, before in values(task, logits).items():
-        np.testing.assert_allclose(values(task, logits + 1.5)[name], before, atol=10 * BOUND)
-    assert all(np.ptp(each) > 0.01 for each in values(task, logits).values())
+    # With so few digits that the shift is exact.
+    logits = np.round(drawn_logits(task, tokenizer) * 1024) / 1024
+    before, exact = values(task, logits)
+    _, shifted = values(task, logits + np.float32(1.5))
+    oracle.assert_equal(shifted.values, exact)
+    assert all(np.ptp(each) > 0.01 for each in before.values())
 
 
 def test_every_pair_of_metrics_has_the_same_sign_for_one_answer_each():
     """With one right and one wrong continuation, all three order the two alike."""
     tokenizer = word_tokenizer(digits=2)
     task = make_task("copy", tokenizer, count=20, seed=2)
-    result = values(task, drawn_logits(task, tokenizer))
+    result, _ = values(task, drawn_logits(task, tokenizer))
     for one, other in itertools.pairwise(result.values()):
         np.testing.assert_array_equal(np.sign(one), np.sign(other))

@@ -1,6 +1,7 @@
 """Effects of patches against runs edited one by one, attributions against their definitions."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -13,28 +14,71 @@ from sparse_jax.circuits import patching
 from sparse_jax.circuits.runs import Batch, CircuitModel, measure
 from sparse_jax.circuits.tasks import make_task
 from sparse_jax.model import constant_gates
-from tests import tiny
-from tests.sparse_jax.circuits.small_models import circuit_model
+from tests import rounding, tiny
+from tests.sparse_jax.circuits import oracle
+from tests.sparse_jax.circuits.small_models import both_ways, circuit_model
 from tests.sparse_jax.circuits.word_tokenizer import word_tokenizer
 
-EPS = float(np.finfo(np.float32).eps)
 DIRECTIONS = ("noising", "denoising")
+EDGES = np.array([(0, 0, 5, 2), (0, 3, 7, 7), (1, 1, 12, 4), (1, 2, 3, 0)])
+# A bias that opens all gates.
+OPEN = 1e6
+# Heads, and steps along z' - z, of the central differences.
+SLOPES, STEP = ((0, 0), (0, 3), (1, 2)), 2.0**-10
 
 
-@pytest.fixture(scope="module")
-def batch():
+@functools.cache
+def prompts():
     return Batch.of(make_task("ioi", word_tokenizer(), count=4, seed=0))
 
 
-@pytest.fixture(scope="module")
-def dense(batch):
+@functools.cache
+def small_model(bias=None):
     """Random weights, large enough that attention is not uniform; two query heads a key head."""
-    del batch
     cfg = tiny.decoder(
         vocab_size=word_tokenizer().vocab_size, num_heads=4, num_kv_heads=2, family="llama"
     )
     params = lm_jax.init_params(jax.random.key(1), cfg)
-    return CircuitModel(jax.tree.map(lambda x: 3.0 * x, params), cfg)
+    model = CircuitModel(jax.tree.map(lambda x: 3.0 * x, params), cfg)
+    return model if bias is None else with_gates(model, bias)
+
+
+@pytest.fixture(scope="module")
+def batch():
+    return prompts()
+
+
+@pytest.fixture(scope="module")
+def dense(batch):
+    del batch
+    return small_model()
+
+
+@functools.cache
+def exact_effects(bias=None):
+    """Effects of heads by noising and by denoising, in float64 with the bounds of float32."""
+
+    def run(model):
+        return both_ways(lambda batch: patching.head_effects(model, batch, at_once=3), prompts())
+
+    return oracle.expected(run, small_model(bias))
+
+
+@functools.cache
+def exact():
+    """What else is compared with float64: of the dense model, as one with all gates open."""
+
+    def run(model):
+        def one(batch):
+            return {
+                "metric": measure(model, batch, batch.clean_BT)[0],
+                "edges": patching.edge_effects(model, batch, EDGES),
+                "heads": patching.head_attributions(model, batch),
+            }
+
+        return both_ways(one, prompts()) | {"all": patching.edge_attributions(model, prompts())}
+
+    return oracle.expected(run, small_model(OPEN))
 
 
 def with_gates(model, bias):
@@ -46,10 +90,17 @@ def sides(batch, direction):
     return pair if direction == "noising" else pair[::-1]
 
 
-def run(model, batch, tokens_BT, **options):
+@functools.partial(jax.jit, static_argnames="names")
+def forward(model, batch, tokens_BT, edits, names):
+    record = dict.fromkeys(names, lm_jax.keep)
+    output = model.forward(tokens_BT, batch.valid_BT, edits=edits, record=record)
+    return output.logits, output.records
+
+
+def run(model, batch, tokens_BT, *, edits=None, record=()):
     """Metric of each prompt in float64, and records, by a call of its own."""
-    output = model.forward(tokens_BT, batch.valid_BT, **options)
-    logits = np.asarray(output.logits, np.float64)
+    logits, records = forward(model, batch, tokens_BT, edits, tuple(record))
+    logits = np.asarray(logits, np.float64)
     rows = np.arange(len(tokens_BT))
     ids = [
         np.asarray(side)[:, 0]
@@ -57,25 +108,30 @@ def run(model, batch, tokens_BT, **options):
     ]
     at = np.asarray(batch.at_B2)[:, 0]
     right, wrong = (logits[rows, at, each] for each in ids)
-    return right - wrong, output.records
+    return right - wrong, records
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("bias", [None, 0.3])
-def test_head_effects_are_those_of_patching_one_by_one(dense, batch, direction, bias):
-    model = dense if bias is None else with_gates(dense, bias)
+def test_head_effects_are_those_of_patching_one_by_one(batch, bias, direction):
+    model, wanted = small_model(bias), oracle.part(exact_effects(bias), DIRECTIONS.index(direction))
     here, there = sides(batch, direction)
     before, _ = run(model, batch, here)
-    _, other = run(model, batch, there, record={"attn.z": lm_jax.keep})
+    _, other = run(model, batch, there, record=["attn.z"])
     L, N = model.cfg.num_layers, model.cfg.num_heads
     result = np.asarray(patching.head_effects(model, batch, direction=direction, at_once=3))
+    one_by_one = np.empty(result.shape)
     for layer in range(L):
         for head in range(N):
             mask = jnp.zeros((1, 1, N, 1), bool).at[..., head, :].set(True)
             patch = lm_jax.Replace(other["attn.z"][layer], mask)
-            after, _ = run(model, batch, here, edits={"attn.z": lm_jax.OneLayer(layer, patch)})
-            np.testing.assert_allclose(result[layer, head], after - before, atol=2e-4)
-    assert np.ptp(result) > 0.1
+            after, _ = run(
+                model, batch, here, edits={"attn.z": lm_jax.OneLayer(jnp.asarray(layer), patch)}
+            )
+            one_by_one[layer, head] = after - before
+    rounding.assert_within(result, wanted)
+    rounding.assert_within(one_by_one, wanted, "one by one")
+    assert np.ptp(result) > 0.1 and (np.abs(result) > 10 * wanted.bounds).mean() > 0.5
 
 
 def test_stacks_of_layers_give_the_same_effects(batch):
@@ -83,11 +139,14 @@ def test_stacks_of_layers_give_the_same_effects(batch):
     model = circuit_model("gemma", num_layers=4, windows=(4, None, 2, None))
     bias_LN = np.linspace(-0.5, 2.0, 16, dtype=np.float32).reshape(4, 4)
     gates = dataclasses.replace(constant_gates(model.cfg, 0.0), bias_LN=bias_LN)
-    for each in (model, dataclasses.replace(model, gates=gates)):
-        whole = np.asarray(patching.head_effects(each, batch, stacks=1))
-        cut = np.asarray(patching.head_effects(each, batch, stacks=3, at_once=3))
-        np.testing.assert_allclose(cut, whole, atol=2e-4)
-        assert np.ptp(whole, axis=(1, 2)).min() > 1e-2
+    model = dataclasses.replace(model, gates=gates)
+    wanted = oracle.expected(lambda m: patching.head_effects(m, batch, stacks=1), model)
+    whole = np.asarray(patching.head_effects(model, batch, stacks=1))
+    cut = np.asarray(patching.head_effects(model, batch, stacks=3, at_once=3))
+    rounding.assert_within(whole, wanted)
+    rounding.assert_within(cut, wanted, "3 stacks")
+    # In every layer of every stack.
+    assert (np.abs(whole) > 10 * wanted.bounds).any((1, 2)).all()
     with pytest.raises(UsageError, match="stacks = 5 must be from 1 to the 4 layers"):
         patching.head_effects(model, batch, stacks=5)
 
@@ -95,12 +154,13 @@ def test_stacks_of_layers_give_the_same_effects(batch):
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_edge_effects_are_those_of_adding_the_change_by_hand(dense, batch, direction):
     here, there = sides(batch, direction)
-    record = dict.fromkeys(("attn.z", "attn.pattern", "attn.v"), lm_jax.keep)
+    record = ("attn.z", "attn.pattern", "attn.v")
     before, own = run(dense, batch, here, record=record)
     _, other = run(dense, batch, there, record=record)
-    edges = [(0, 0, 5, 2), (0, 3, 7, 7), (1, 1, 12, 4), (1, 2, 3, 0)]
-    result = np.asarray(patching.edge_effects(dense, batch, np.array(edges), direction=direction))
-    for effect, (layer, head, query, key) in zip(result, edges, strict=True):
+    wanted = oracle.part(exact(), "edges", DIRECTIONS.index(direction))
+    result = np.asarray(patching.edge_effects(dense, batch, EDGES, direction=direction))
+    by_hand = np.empty(result.shape)
+    for i, (layer, head, query, key) in enumerate(EDGES):
         z = np.array(own["attn.z"], np.float64)
         for side, sign in ((other, 1.0), (own, -1.0)):
             weight = np.asarray(side["attn.pattern"])[layer, :, head, query, key]
@@ -109,53 +169,82 @@ def test_edge_effects_are_those_of_adding_the_change_by_hand(dense, batch, direc
         mask = jnp.zeros(z.shape, bool).at[layer, :, query, head].set(True)
         patch = lm_jax.Replace(jnp.asarray(z, jnp.float32), mask)
         after, _ = run(dense, batch, here, edits={"attn.z": patch})
-        np.testing.assert_allclose(effect, after - before, atol=2e-4)
-    assert np.abs(result).max() > 1e-2
+        by_hand[i] = after - before
+    rounding.assert_within(result, wanted)
+    rounding.assert_within(by_hand, wanted, "by hand")
+    assert (np.abs(result) > 10 * wanted.bounds).any(1).sum() > 1
 
 
-def test_the_edges_of_a_head_sum_to_it(dense, batch):
-    """Contributions to z, and attributions to those of heads, with two query heads a key head."""
-    for model in (dense, with_gates(dense, 0.3)):
-        own = patching.activations(model, batch, batch.clean_BT)
-        whole = own.contributions_LBTNH(jnp.ones_like(own.pattern_LBNTS))
-        np.testing.assert_allclose(whole, own.z_LBTNH, atol=50 * EPS * np.abs(own.z_LBTNH).max())
-        heads = np.asarray(patching.head_attributions(model, batch))
-        edges = np.asarray(patching.edge_attributions(model, batch))
-        assert edges.shape == own.pattern_LBNTS.shape
-        np.testing.assert_allclose(
-            edges.sum((3, 4)).swapaxes(1, 2), heads, atol=1e3 * EPS * np.abs(heads).max()
+@pytest.mark.parametrize("bias", [None, 0.3])
+def test_the_contributions_of_the_edges_of_a_head_sum_to_z(batch, bias):
+    """Of the weights and values of the run, with two query heads a key head."""
+    own = patching.activations(small_model(bias), batch, batch.clean_BT)
+
+    def total(own):
+        return own.contributions_LBTNH(jnp.ones_like(own.pattern_LBNTS))
+
+    wanted = rounding.expected(total, own)
+    rounding.assert_within(total(own), wanted)
+    rounding.assert_within(own.z_LBTNH, wanted, "z")
+
+
+def test_the_attributions_of_the_edges_of_a_head_sum_to_its_own(dense, batch):
+    heads, edges = oracle.part(exact(), "heads", 0), oracle.part(exact(), "all")
+    summed = rounding.Expected(*(each.sum((3, 4)).swapaxes(1, 2) for each in edges))
+    rounding.assert_within(heads.values, summed)
+    rounding.assert_within(patching.head_attributions(dense, batch), heads)
+    rounding.assert_within(patching.edge_attributions(dense, batch), edges)
+    assert np.ptp(heads.values) > 0.1
+
+
+def test_attributions_are_slopes_towards_the_other_value(dense, batch):
+    """Central differences of the metric along z' - z of one head, in float64."""
+
+    def at_steps(model):
+        def both(batch):
+            keep_z = {"attn.z": lm_jax.keep}
+            here, there = (
+                measure(model, batch, each, record=keep_z)[1]["attn.z"]
+                for each in sides(batch, "noising")
+            )
+
+            def at(step_and_head):
+                step, layer, head = step_and_head
+                index = layer.astype(int), head.astype(int)
+                mask_LN = jnp.zeros((2, 4)).at[index].set(step)
+                edit = lm_jax.Add(mask_LN[:, None, None, :, None] * (there - here))
+                return measure(model, batch, batch.clean_BT, edits={"attn.z": edit})[0]
+
+            places = [(k * STEP, *each) for each in SLOPES for k in (-2.0, -1.0, 1.0, 2.0)]
+            return jax.lax.map(at, jnp.asarray(places))
+
+        return both_ways(both, prompts())
+
+    values, bounds = oracle.expected(at_steps, small_model(OPEN))
+    attributions = oracle.part(exact(), "heads")
+    for way, direction in enumerate(DIRECTIONS):
+        result = np.asarray(patching.head_attributions(dense, batch, direction=direction))
+        rounding.assert_within(result, oracle.part(attributions, way))
+        at = values[way].reshape(len(SLOPES), 4, -1)
+        slope, wide = (at[:, 2] - at[:, 1]) / (2 * STEP), (at[:, 3] - at[:, 0]) / (4 * STEP)
+        # The wide difference is off by four times as much, so this is three times the error.
+        off = np.abs(slope - wide) + oracle.in_float64(bounds[way].max()) / STEP
+        found, rounded = (
+            np.stack([each[place] for place in SLOPES])
+            for each in (result, attributions.bounds[way])
         )
-        assert np.ptp(heads) > 0.1
+        assert (np.abs(found - slope) <= off + rounded).all()
+        assert (np.abs(slope) > 10 * (off + rounded)).any(1).all()
 
 
-@pytest.mark.parametrize("direction", DIRECTIONS)
-def test_attributions_are_slopes_towards_the_other_value(dense, batch, direction):
-    """Central differences of the metric along z' - z of one head."""
-    here, there = sides(batch, direction)
-    _, own = run(dense, batch, here, record={"attn.z": lm_jax.keep})
-    _, other = run(dense, batch, there, record={"attn.z": lm_jax.keep})
-    change = other["attn.z"] - own["attn.z"]
-    result = np.asarray(patching.head_attributions(dense, batch, direction=direction))
-    step = 1e-2
-    for layer, head in ((0, 0), (0, 3), (1, 2)):
-        mask = jnp.zeros(change.shape, bool).at[layer, :, :, head].set(True)
-
-        def at(size, mask=mask):
-            edit = lm_jax.Add(jnp.where(mask, size * change, 0.0))
-            return run(dense, batch, here, edits={"attn.z": edit})[0]
-
-        slope = (at(step) - at(-step)) / (2 * step)
-        # The error of the difference: its curvature, and rounding of logits divided by the step.
-        other_slope = (at(2 * step) - at(-2 * step)) / (4 * step)
-        bound = np.abs(slope - other_slope) + 2e-4 / step
-        assert (np.abs(result[layer, head] - slope) < bound).all()
-        assert np.abs(slope).max() > 10 * bound.max() or np.abs(slope).max() < 0.1
-
-
-def test_open_gates_are_the_dense_model(dense, batch):
-    opened = with_gates(dense, 1e6)
-    for function in (patching.head_effects, patching.head_attributions, patching.edge_attributions):
-        np.testing.assert_allclose(function(opened, batch), function(dense, batch), atol=1e-4)
+def test_open_gates_are_the_dense_model(batch):
+    opened = small_model(OPEN)
+    for function, wanted in (
+        (patching.head_effects, oracle.part(exact_effects(), 0)),
+        (patching.head_attributions, oracle.part(exact(), "heads", 0)),
+        (patching.edge_attributions, oracle.part(exact(), "all")),
+    ):
+        rounding.assert_within(function(opened, batch), wanted, function.__name__)
 
 
 def test_a_closed_edge_has_no_attribution(dense, batch):
@@ -175,13 +264,15 @@ def test_a_closed_edge_has_no_attribution(dense, batch):
 def test_other_prompts_weights_and_directions_compile_nothing_more(dense, batch):
     swapped = dataclasses.replace(batch, clean_BT=batch.corrupt_BT, corrupt_BT=batch.clean_BT)
     scaled = dataclasses.replace(dense, params=jax.tree.map(lambda x: 1.1 * x, dense.params))
+    pairs = [(dense, scaled), (with_gates(dense, 0.3), with_gates(scaled, 0.2))]
     for name in ("head_effects", "edge_attributions"):
         function, compiled = (getattr(patching, prefix + name) for prefix in ("", "_"))
-        first = function(dense, batch)
-        size = compiled._cache_size()
-        second = function(scaled, swapped, direction="denoising")
-        assert compiled._cache_size() == size
-        assert not np.allclose(first, second)
+        for one, other in pairs:
+            first = np.asarray(function(one, batch))
+            size = compiled._cache_size()
+            second = np.asarray(function(other, swapped, direction="denoising"))
+            assert compiled._cache_size() == size
+            assert (first != second).mean() > 0.1
 
 
 def test_an_unknown_direction_is_refused(dense, batch):
@@ -190,6 +281,7 @@ def test_an_unknown_direction_is_refused(dense, batch):
 
 
 def test_measure_is_the_metric_of_the_logits(dense, batch):
-    for tokens_BT in (batch.clean_BT, batch.corrupt_BT):
-        result, _ = measure(dense, batch, tokens_BT)
-        np.testing.assert_allclose(result, run(dense, batch, tokens_BT)[0], atol=1e-4)
+    for i, tokens_BT in enumerate((batch.clean_BT, batch.corrupt_BT)):
+        wanted = oracle.part(exact(), "metric", i)
+        rounding.assert_within(measure(dense, batch, tokens_BT)[0], wanted)
+        rounding.assert_within(run(dense, batch, tokens_BT)[0], wanted, "of the logits")

@@ -3,19 +3,21 @@
 import dataclasses
 import itertools
 import math
+import re
+import shutil
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from scipy import stats
 
-from lm_jax.errors import BadInputError, StoppedError, UsageError
+from lm_jax.errors import BadInputError, CorruptError, StoppedError, UsageError
 from lm_jax.run import stop
 from lm_jax.run.config import from_plain
 from lm_jax.run.files import read_json, write_json
 from lm_jax.run.results import load_result
 from lm_jax.run.workdir import LOG_FILE, open_workdir
-from sparse_jax.circuits import piece, study
+from sparse_jax.circuits import study
 from sparse_jax.circuits.component_graph import ComponentGraph
 from sparse_jax.circuits.config import COMPONENTS, CircuitConfig, experiment
 from sparse_jax.circuits.mib import load_graph
@@ -213,27 +215,86 @@ def test_one_planted_head_is_a_circuit_of_one(done):
     assert {edge.head for edge in drawn.edges if edge.importance != 0} <= {2}
 
 
-def test_an_interrupted_study_ends_with_the_same_files(models, done, tmp_path, monkeypatch):
-    """It is stopped after two of four pieces; the first two are not measured again."""
+def stop_after(monkeypatch, every):
+    """Requests a stop after every so many parts; returns the list of those measured."""
     measured = []
-    real = piece.Measurement.run
+    real = study.Measurement.measure
 
-    def counted(self, tokenizer, source):
-        measured.append(dict(self._names))
-        if len(measured) == 2:
+    def counted(self, part, source):
+        measured.append((*self._names.values(), part))
+        if len(measured) % every == 0:
             stop.request()
-        return real(self, tokenizer, source)
+        return real(self, part, source)
 
-    monkeypatch.setattr(piece.Measurement, "run", counted)
-    with pytest.raises(StoppedError, match="control on ioi"):
-        run(settings(models), tmp_path)
+    monkeypatch.setattr(study.Measurement, "measure", counted)
+    return measured
+
+
+def run_until_stopped(config, folder):
+    with pytest.raises(StoppedError) as stopped:
+        run(config, folder)
     stop._stop.clear()
+    return str(stopped.value)
+
+
+def test_an_interrupted_study_ends_with_the_same_files(models, done, tmp_path, monkeypatch, capsys):
+    """It is stopped within pieces and between them; no part is measured twice."""
+    measured = stop_after(monkeypatch, every=37)
+    stopped = run_until_stopped(settings(models), tmp_path)
+    assert "before dense on mine: heads, curve (counterfactual, absolute by task);" in stopped
     assert not (tmp_path / study.SUMMARY).exists()
-    run(settings(models), tmp_path)
-    assert len(measured) == 4
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 38 and "left unknown, 0 rows; now dense on ioi: metrics" in told[0]
+    assert re.search(r"[1-9]\d* rows; now dense on ioi: heads, effects \(denoising\)$", told[2])
+    stops = 1
+    while True:
+        try:
+            run(settings(models), tmp_path)
+            break
+        except StoppedError:
+            stop._stop.clear()
+            stops += 1
+    assert stops == len(measured) // 37 > 2 and len(set(measured)) == len(measured)
+    rows = pq.read_metadata(tmp_path / study.ROWS).num_rows
+    last = capsys.readouterr().err.splitlines()[-1]
+    count, total = re.match(r"circuits: (\d+)/(\d+) forward passes, ", last).groups()
+    assert count == total and last.endswith(f"0:00:00 left, {rows:,} rows")
     files = [study.drawn_file(tmp_path, role, "ioi") for role in ("dense", "control")]
+    files += (tmp_path / study.MIB).iterdir()
     for file in (tmp_path / study.SUMMARY, tmp_path / study.ROWS, *files):
         assert file.read_bytes() == (done / file.relative_to(tmp_path)).read_bytes(), file
+
+
+def test_a_damaged_part_is_named_and_measured_again_once_deleted(
+    models, done, tmp_path, monkeypatch
+):
+    folder = tmp_path / "study"
+    shutil.copytree(done, folder)
+    measured = stop_after(monkeypatch, every=1000)
+    for store in ("shards", "attributions"):
+        file = sorted((folder / store).glob("rows-*.parquet"))[3]
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data)
+        with pytest.raises(CorruptError, match=rf"{file.name} is damaged.*delete that file"):
+            run(settings(models), folder)
+        assert not measured
+        file.unlink()
+        (folder / study.ROWS).unlink()
+        run(settings(models), folder)
+        assert len(measured) == 1
+        measured.clear()
+        assert (folder / study.ROWS).read_bytes() == (done / study.ROWS).read_bytes()
+
+
+def test_parts_of_other_weights_are_refused(models, tmp_path, monkeypatch):
+    stop_after(monkeypatch, every=2)
+    shutil.copytree(models / "dense", tmp_path / "dense")
+    config = settings(models, dense=str(tmp_path / "dense"))
+    run_until_stopped(config, tmp_path / "study")
+    shutil.copytree(models / "planted", tmp_path / "dense", dirs_exist_ok=True)
+    with pytest.raises(UsageError, match="another model, data set or setting made them"):
+        run(config, tmp_path / "study")
 
 
 @pytest.mark.slow

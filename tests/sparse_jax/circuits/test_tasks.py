@@ -133,12 +133,15 @@ def test_a_file_is_read_as_it_is_written(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"corrupt": "Anna went to the park. Paul gave a ball to"}, "differ in their number of"),
-        ({"corrupt": OTHER["clean"]}, "prompts are the same tokens"),
-        ({"answers": [" Mary Anna"]}, "a continuation is more than one token"),
+        (
+            {"corrupt": "Anna went to the park. Paul gave a ball to"},
+            "differ in .*have 13 and 11; ch",
+        ),
+        ({"corrupt": OTHER["clean"]}, "same tokens; write a corrupt prompt"),
+        ({"answers": [" Mary Anna"]}, "than one token; ' Mary Anna' has 2; write"),
         ({"answers": [" John"]}, "a right continuation is also a wrong one"),
         ({"answers": []}, "it has no right or no wrong continuation"),
-        ({"answers": [" "]}, "a continuation gives no token"),
+        ({"answers": [" "]}, "gives no token; ' ' needs a word"),
         ({"answers": " Mary"}, r"answers = ' Mary'"),
         ({"answer": [" Mary"]}, "answer"),
         ({"clean": ""}, "a prompt is empty"),
