@@ -316,11 +316,12 @@ def continuation_token(tokenizer: Tokenizer, prompt: str, text: str) -> int:
     try:
         full = _continuation(tokenizer, prompt, len(before), [*before, *ids], text)
         if len(full) > 1:
-            raise _UnfitError(f"it is {len(full)} tokens")
+            raise _UnfitError(
+                f"it is {len(full)} tokens", "write it with its leading space, or give another"
+            )
     except _UnfitError as reason:
         raise BadInputError(
-            f"target {text!r} is not one token after {prompt!r} ({reason}); write it with its "
-            "leading space, or give another"
+            f"target {text!r} is not one token after {prompt!r} ({reason}); {reason.remedy}"
         ) from reason
     return full[0]
 
