@@ -36,6 +36,8 @@ _SCRIPTS = (
     "viewer_state.js",
 )
 _LISTED = 20
+_LONGEST_TITLE = 100
+_SETTINGS = ("info", "generation_settings", "pruning_settings", "transcoder_list")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,10 +99,10 @@ def build(
         section("Terms", _PROSE("terms")),
     ]
     metadata = document["metadata"]
-    about = {"graph": metadata["slug"], "model": metadata["scan"]}
+    about = {"graph": metadata["slug"], "model": metadata["scan"], "prompt": metadata["prompt"]}
     about |= {key: metadata[key] for key in _SETTINGS if key in metadata}
     return report.page(
-        f"Attribution graph of “{_shown(metadata['prompt'])}”",
+        f"Attribution graph of “{_cut(_shown(metadata['prompt']))}”",
         parts,
         provenance=about | dict(provenance or {}),
         lead=[_lead(document), *_scores(metadata)],
@@ -109,9 +111,6 @@ def build(
         .joinpath("viewer.css")
         .read_text("utf-8"),
     )
-
-
-_SETTINGS = ("info", "generation_settings", "pruning_settings", "transcoder_list")
 
 
 def edge_shares(document: Mapping[str, Any]) -> np.ndarray:
@@ -296,6 +295,11 @@ class _Names:
         what = f"feature {key[1] if key else node['feature']} of layer {node['layer']}"
         label = f"{node['clerp']}, " if node["clerp"] else ""
         return f"{label}{what} at “{token}” ({node['ctx_idx']})"
+
+
+def _cut(text: str) -> str:
+    """The end of a long prompt, which its logits follow."""
+    return text if len(text) <= _LONGEST_TITLE else f"…{text[1 - _LONGEST_TITLE :]}"
 
 
 def _shown(text: str) -> str:

@@ -62,12 +62,13 @@ function redraw(withEdges = true) {
   });
 }
 
-function prepared(canvas, clip) {
+// A canvas without its last drawing, in the coordinates of the whole drawing.
+function prepared(canvas) {
   const context = canvas.getContext("2d");
   const ratio = window.devicePixelRatio || 1;
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
   context.clearRect(0, 0, scroller.clientWidth, scroller.clientHeight);
-  if (clip) context.translate(-scroller.scrollLeft, -scroller.scrollTop);
+  context.translate(-scroller.scrollLeft, -scroller.scrollTop);
   return context;
 }
 
@@ -83,7 +84,7 @@ function edgesWithin(limit) {
 }
 
 function startEdges() {
-  const context = prepared(canvases.edges, true);
+  const context = prepared(canvases.edges);
   context.globalCompositeOperation = "destination-over";
   context.lineCap = "butt";
   context.globalAlpha = state.selected ? 0.1 : 0.3;
@@ -129,7 +130,7 @@ const selectedEdges = () => (state.selected === null ? []
     .sort((a, b) => a.part - b.part));
 
 function drawNodes() {
-  const context = prepared(canvases.nodes, true);
+  const context = prepared(canvases.nodes);
   const [left, top] = [scroller.scrollLeft, scroller.scrollTop];
   const [width, height] = [scroller.clientWidth, scroller.clientHeight];
   context.lineWidth = 1;

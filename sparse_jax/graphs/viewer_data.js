@@ -81,7 +81,8 @@ const LARGEST_INFLUENCE = Math.ceil(
   100 * Math.max(0, ...nodes.map((node) => node.influence ?? 0)) - 1e-6) / 100;
 // So many edges at first.
 const FIRST_EDGES = 400;
-const firstEdges = () => (LINKS <= FIRST_EDGES ? 1 : Math.floor(100 * edges[FIRST_EDGES].share) / 100);
+const firstEdges = () => (LINKS <= FIRST_EDGES ? 1
+  : Math.max(0.01, Math.floor(100 * edges[FIRST_EDGES].share) / 100));
 
 const state = {
   selected: null, // a node

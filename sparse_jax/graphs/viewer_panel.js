@@ -197,7 +197,8 @@ function showCounts() {
     drawn === LINKS ? `all ${counted(LINKS, "edge")} are drawn`
       : `${whole(drawn)} of ${counted(LINKS, "edge")} are drawn, ${whole(LINKS - drawn)} hidden`}${
     state.selected ? "; the edges of the selected node are drawn whatever their strength" : ""}.`;
-  byId("node-threshold-value").textContent = percent(state.nodeLimit);
+  byId("node-threshold-value").textContent = LARGEST_INFLUENCE
+    ? percent(state.nodeLimit) : "100 %";
   byId("edge-threshold-value").textContent = percent(state.edgeLimit);
 }
 

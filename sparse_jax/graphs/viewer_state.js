@@ -1,7 +1,7 @@
 // The view as an address and as a file, and the start of the page.
 
 const FORMAT = "attribution-graph-view";
-const UNPINNABLE = constants.length ? "bias" : null;
+const CONSTANT = constants.length ? "bias" : null;
 
 function select(node) {
   state.selected = node;
@@ -65,7 +65,7 @@ function fault(one) {
 }
 
 const nodeOf = (id) => (indexOf.has(id) ? nodes[indexOf.get(id)]
-  : id === UNPINNABLE ? nodes[nodes.length - 1] : null);
+  : id === CONSTANT ? nodes[nodes.length - 1] : null);
 
 // The clicked edge, which is one of the clicked node.
 function linkOf({ clickedId, clickedLink: [source, target] }) {
@@ -76,7 +76,10 @@ function linkOf({ clickedId, clickedLink: [source, target] }) {
 
 function readView(one) {
   state.pinned = new Set(one.pinnedIds.map(nodeOf));
-  state.groups = one.supernodes.map(([label, ...ids]) => ({ label, members: new Set(ids.map(nodeOf)) }));
+  state.groups = [];
+  for (const [label, ...ids] of one.supernodes) {
+    state.groups.push({ label: freeLabel(label), members: new Set(ids.map(nodeOf)) });
+  }
   state.selected = one.clickedId ? nodeOf(one.clickedId) : null;
   state.edge = (one.clickedLink.length && linkOf(one)) || null;
   state.cursor = state.selected;

@@ -179,6 +179,14 @@ def test_what_was_pruned_and_the_scores_are_said():
     assert re.search(r"completeness with inputs\s*0\.900\s*0\.600", text)
 
 
+def test_a_long_prompt_is_cut_in_the_title_alone():
+    document = synthetic(positions=60)
+    text = page.build(document)
+    title = re.search("<h1>(.*?)</h1>", text)[1]
+    assert len(title) < 130 and title.endswith("w58 w59”") and "“…" in title
+    assert document["metadata"]["prompt"].strip() in text.split("<footer>")[1]
+
+
 def test_tables_need_no_script():
     document = synthetic()
     text = without_scripts(page.build(document))
