@@ -44,8 +44,8 @@ def cumulative(share_XC: np.ndarray, sign: Sign) -> np.ndarray:
     mass_XC = np.divide(
         summed_XC, total_X1, out=np.full_like(summed_XC, np.nan), where=total_X1 > 0
     )
-    # Components against the total come last: what they take back was not needed before.
-    return np.minimum(np.maximum.accumulate(mass_XC, axis=1), 1.0)
+    # Components against the total come last, when the sum is above 1 already.
+    return np.minimum(mass_XC, 1.0)
 
 
 def needed(mass_XC: np.ndarray, fraction: float) -> np.ndarray:

@@ -46,7 +46,7 @@ def format_ratio(ratio: MassRatio) -> str:
     what = f"{NAMES[ratio.component]} ({ratio.sign})"
     if ratio.of_mean is None:
         return f"{what}: no ratio, as fewer than two prompts have edges in both models."
-    paper = f"; the paper's is {number(ratio.paper)}" if ratio.paper else ""
+    paper = "" if ratio.paper is None else f"; the paper's is {ratio.paper:g}"
     return (
         f"Of {what} the dense model needs {format_interval(ratio.of_mean)} times as many as the "
         f"sparse one ({ratio.of_mean.n} prompts{paper})."
