@@ -73,8 +73,10 @@ class EvalHistory:
     stopped_early: bool = False
     stalled: int = 0
 
-    def with_loss(self, loss: float, step: int, config: TrainConfig) -> "EvalHistory":
-        """The history after one more evaluation."""
+    def with_loss(
+        self, loss: float, step: int, config: TrainConfig, *, done: bool = False
+    ) -> "EvalHistory":
+        """The history after one more evaluation; `done` ends training whatever the loss."""
         rose = self.last is not None and loss > self.last
         better = self.best is None or loss < self.best
         plateau, stalled = config.plateau, 0
@@ -85,7 +87,7 @@ class EvalHistory:
             last=loss,
             best=loss if better else self.best,
             best_step=step if better else self.best_step,
-            stopped_early=(config.early_stop and rose) or ended,
+            stopped_early=(config.early_stop and rose) or ended or done,
             stalled=stalled,
         )
 
@@ -114,6 +116,7 @@ def train(
     params: ParamTree | None = None,
     decays: optim.Choice = optim.is_weight,
     measure: Measure | None = None,
+    done: Callable[[Evaluation], bool] | None = None,
     on_step: Callable[[int], None] | None = None,
     in_nats: bool = True,
 ) -> TrainResult:
@@ -135,6 +138,7 @@ def train(
       params: initial parameters; None draws them.
       decays: selects the parameters with weight decay.
       measure: `measure(params, step, evaluation)`, further numbers by name for every evaluation.
+      done: whether training ends after this evaluation; a function of it alone.
       on_step: called with the number of updates after each.
       in_nats: whether the loss is in nats per token, so that evaluations have a perplexity.
 
@@ -234,7 +238,8 @@ def train(
                     )
                 measured = {} if measure is None else measure(state.params, step, result)
                 writer.evaluated(step, result, measured)
-                history = history.with_loss(result.loss, step, config)
+                ends = done is not None and done(result)
+                history = history.with_loss(result.loss, step, config, done=ends)
             if saves:
                 # Rows first: then every step before a checkpoint has its row.
                 writer.flush()

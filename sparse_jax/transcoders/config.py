@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
-from lm_jax.errors import UsageError
+from lm_jax.errors import UsageError, out_of_range
 from lm_jax.run.config_files import in_mode
 from lm_jax.text.preparation import CorpusConfig
 from lm_jax.train.config import TrainConfig
@@ -40,7 +40,17 @@ class TranscoderTraining:
       warmup: share of the steps in which the learning rate rises to its peak.
       clip_norm: largest norm of the gradient; 0 does not clip.
       dtype: of the model's forward pass; the transcoder is float32.
+      stop_l0: training ends at the first evaluation with at most so many active features per token
+        and layer, in the mean over layers (the paper's "optimal L0"); 0 trains all steps.
       eval_every: steps between evaluations.
+      scores_every: steps between evaluations with scores of attribution graphs; the last has them
+        too. 0 scores the last alone.
+      prompts: texts to score graphs on, all cut to the shortest, at most `score_tokens`, from the
+        left; none for the first windows of held-out text.
+      score_prompts: the most windows to score graphs on.
+      score_tokens: length of these prompts, in tokens.
+      score_features: features with a row in these graphs, those of most influence.
+      control: train a per-layer transcoder of as many parameters too, on the same batches.
       save_every: steps between checkpoints; each evaluation saves one too.
       seed: of the initial weights and the order.
       mesh: sizes of the axes data, fsdp, tensor; one may be -1. Features are split over tensor.
@@ -70,14 +80,24 @@ class TranscoderTraining:
     warmup: float = 0.05
     clip_norm: float = 1.0
     dtype: Literal["float32", "bfloat16"] = "float32"
+    stop_l0: float = 0.0
     eval_every: int = 200
+    scores_every: int = 400
+    prompts: tuple[str, ...] = ()
+    score_prompts: int = 8
+    score_tokens: int = 16
+    score_features: int = 512
+    control: bool = False
     save_every: int = 200
     seed: int = 0
     mesh: tuple[int, int, int] = (-1, 1, 1)
     allow_fallback: bool = False
 
     def __post_init__(self) -> None:
-        counts = "context validation_documents scale_batches batch_size accumulate"
+        counts = (
+            "context validation_documents scale_batches batch_size accumulate score_prompts "
+            "score_features"
+        )
         wanted = {
             **{name: (getattr(self, name) >= 1, "at least 1") for name in counts.split()},
             "firing_rate": (0 < self.firing_rate < 1, "between 0 and 1"),
@@ -85,12 +105,21 @@ class TranscoderTraining:
             "outlier": (self.outlier > 1, "above 1"),
             "window": (self.window >= 0, "at least 0"),
             "clip_norm": (0 <= self.clip_norm < math.inf, "at least 0"),
+            "stop_l0": (
+                self.stop_l0 == 0 or (self.stop_l0 > 0 and self.kind != "batchtopk"),
+                "at least 0, and 0 for batchtopk, which `penalties.active` sets",
+            ),
+            "control": (
+                not (self.control and self.window == 1),
+                "False for a per-layer transcoder, which it would be",
+            ),
+            "scores_every": (self.scores_every >= 0, "at least 0"),
+            "score_tokens": (
+                2 <= self.score_tokens <= self.context,
+                f"at least 2 and at most context = {self.context}",
+            ),
         }
-        problems = [
-            f"config.{name} = {getattr(self, name)!r} must be {what}"
-            for name, (holds, what) in wanted.items()
-            if not holds
-        ]
+        problems = out_of_range(self, wanted, prefix="config.")
         if problems:
             raise UsageError("; ".join(problems))
         _ = self.train
@@ -166,5 +195,8 @@ def smoke(config: TranscoderTraining) -> TranscoderTraining:
         scale_batches=1,
         steps=4,
         eval_every=2,
+        scores_every=2,
+        score_prompts=2,
+        score_tokens=min(config.score_tokens, 8),
         mesh=(-1, 1, 1),
     )

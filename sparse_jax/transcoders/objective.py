@@ -9,18 +9,24 @@ over tokens:
     + c0 sum_f tanh(C z_f w_f)               sparsity: a sum over layers and features
     + c1 sum_f max(theta_f - x_f, 0) w_f     for dead features: all those below their threshold
 
-c0 rises linearly over the first `ramp` of the updates. BatchTopK has no sparsity term; the number
-of features that it keeps falls over as many updates, exponentially, to `active` a layer.
+    + c2 sum_l ||e_l - e'_l||^2              AuxK: dead features are to write the error (Gao et al.,
+                                             2024), itself a constant of this term
+
+c0 rises over the first `ramp` of the updates and then stays. BatchTopK has no sparsity term; the
+number of features that it keeps falls over as many updates, exponentially, to `active` a layer.
+e'_l is written by the largest `aux_active` pre-activations, per token and layer, of features that
+were silent for `silent_steps` updates.
 """
 
 import dataclasses
-from typing import Any
+import math
+from typing import Any, Literal, get_args
 
 from flax import struct
 import jax
 import jax.numpy as jnp
 
-from lm_jax.errors import UsageError
+from lm_jax.errors import UsageError, out_of_range
 from lm_jax.model.flops import Causal
 from lm_jax.model.params import ParamTree
 from lm_jax.run.config import to_plain
@@ -33,6 +39,9 @@ from sparse_jax.transcoders.transcoder import Transcoder, TranscoderConfig
 
 _ROOM = 1e-6
 
+# How a coefficient gets from 0 to its peak: in equal steps, or as half a cosine wave.
+Rise = Literal["linear", "cosine"]
+
 
 @dataclasses.dataclass(frozen=True)
 class Penalties:
@@ -43,9 +52,13 @@ class Penalties:
       tanh_scale: C.
       dead: c1.
       ramp: share of the updates in which `sparsity` rises, or the number of active features falls.
+      rise: its shape, "linear" (the paper) or "cosine".
       active: features that BatchTopK keeps, per token and layer.
       active_start: those that it keeps in the first update.
       silent_steps: updates without activity after which a feature counts as dead.
+      aux: c2; 0 is without AuxK, as JumpReLU is usually trained (with `dead` in its place). 1/32 is
+        usual with TopK and BatchTopK.
+      aux_active: dead features that AuxK may use, per token and layer.
 
     Raises:
       UsageError: fields are out of range.
@@ -58,6 +71,9 @@ class Penalties:
     active: int = 16
     active_start: int = 160
     silent_steps: int = 250
+    rise: Rise = "linear"
+    aux: float = 0.0
+    aux_active: int = 32
 
     def __post_init__(self) -> None:
         wanted = {
@@ -68,12 +84,11 @@ class Penalties:
             "active": (self.active >= 1, "at least 1"),
             "active_start": (self.active_start >= self.active, "at least `active`"),
             "silent_steps": (self.silent_steps >= 1, "at least 1"),
+            "rise": (self.rise in get_args(Rise), f"one of {', '.join(get_args(Rise))}"),
+            "aux": (self.aux >= 0, "at least 0"),
+            "aux_active": (self.aux_active >= 1, "at least 1"),
         }
-        problems = [
-            f"penalties.{name} = {getattr(self, name)!r} must be {what}"
-            for name, (holds, what) in wanted.items()
-            if not holds
-        ]
+        problems = out_of_range(self, wanted, prefix="penalties.")
         if problems:
             raise UsageError("; ".join(problems))
 
@@ -151,8 +166,9 @@ class Transcoding:
         )
 
     def _ramp(self, updates: jax.Array) -> jax.Array:
-        """How much of the ramp is behind an update, from 0 to 1."""
-        return jnp.clip(updates / (self.penalties.ramp * self.steps), 0.0, 1.0)
+        """How far the ramp has got at an update, from 0 to 1."""
+        done = jnp.clip(updates / (self.penalties.ramp * self.steps), 0.0, 1.0)
+        return done if self.penalties.rise == "linear" else (1.0 - jnp.cos(math.pi * done)) / 2.0
 
     def _kept(self, updates: jax.Array) -> jax.Array:
         """Features per token and layer that BatchTopK keeps, a real number."""
@@ -186,9 +202,15 @@ class Transcoding:
         rng: jax.Array,
     ) -> tuple[jax.Array, Numbers]:
         del rng
-        p, transcoder = self.penalties, Transcoder(params, self.cfg)
         acts = self._activations(frozen, tokens_BS)
-        tokens, mask_1X1 = normalizers["tokens"], acts.mask_X[None, :, None]
+        return self.loss(params, acts, aux_state, normalizers["tokens"])
+
+    def loss(
+        self, params: ParamTree, acts: Activations, aux_state: Progress, tokens: jax.Array
+    ) -> tuple[jax.Array, Numbers]:
+        """The term of some activations in a mean over so many tokens, and its metrics."""
+        p, transcoder = self.penalties, Transcoder(params, self.cfg)
+        mask_1X1 = acts.mask_X[None, :, None]
         pre_LXF, z_LXF = self.features(transcoder, acts, aux_state.updates)
         error_LXD = jnp.where(mask_1X1, transcoder.decode(z_LXF) - acts.output_LXD, 0.0)
         error = jnp.sum(error_LXD**2) / tokens
@@ -199,6 +221,9 @@ class Transcoding:
             strength = self._strength(aux_state.updates)
             soft_LXF = jnp.tanh(p.tanh_scale * z_LXF * norms_L1F)
             minimised += strength * jnp.sum(jnp.where(mask_1X1, soft_LXF, 0.0)) / tokens
+        if p.aux:
+            left_LXD = jax.lax.stop_gradient(-error_LXD)
+            minimised += p.aux * self._aux(transcoder, pre_LXF, left_LXD, acts, aux_state) / tokens
         active_LXF = (z_LXF > 0) & mask_1X1
         size = jnp.sum(jnp.where(mask_1X1, acts.output_LXD**2, 0.0))
         metrics = {
@@ -209,6 +234,22 @@ class Transcoding:
             "fired_LF": active_LXF.any(1).astype(jnp.int32),
         }
         return minimised, metrics
+
+    def _aux(
+        self,
+        transcoder: Transcoder,
+        pre_LXF: jax.Array,
+        left_LXD: jax.Array,
+        acts: Activations,
+        aux_state: Progress,
+    ) -> jax.Array:
+        """Squared error of what dead features write against what is left of the outputs, summed."""
+        dead_LF = aux_state.silent_LF >= self.penalties.silent_steps
+        mask_1X1 = acts.mask_X[None, :, None]
+        count = self.penalties.aux_active * self.cfg.num_layers * acts.mask_X.sum()
+        z_LXF, _ = batch_topk(jnp.where(dead_LF[:, None] & mask_1X1, pre_LXF, 0.0), count)
+        missed_LXD = jnp.where(mask_1X1, transcoder.written(z_LXF) - left_LXD, 0.0)
+        return jnp.where(dead_LF.any(), jnp.sum(missed_LXD**2), 0.0)
 
     def update(self, aux_state: Progress, metrics: Numbers) -> tuple[Progress, Numbers]:
         silent_LF = jnp.where(metrics["fired_LF"] > 0, 0, aux_state.silent_LF + 1)

@@ -14,8 +14,14 @@ from lm_jax.report import Column, Section, Series, section, table
 from lm_jax.report.markup import Markup, number
 from lm_jax.report.prose import Prose
 from lm_jax.train.metrics import EVALUATIONS, METRICS
+from sparse_jax.graphs.influence import Scores
 from sparse_jax.transcoders.config import TranscoderTraining
-from sparse_jax.transcoders.results import Reconstruction, TranscoderSummary
+from sparse_jax.transcoders.results import (
+    PromptScores,
+    Reconstruction,
+    Substitution,
+    TranscoderSummary,
+)
 
 _PROSE = Prose("sparse_jax.transcoders")
 
@@ -30,7 +36,7 @@ def build(
     """The whole page; `folder` is the work folder."""
     window = summary.window
     kind = "cross-layer" if window is None else "per-layer" if window == 1 else "windowed"
-    parts = [results(summary), training(config, summary, folder)]
+    parts = [results(summary), controls(summary), training(config, summary, folder)]
     return report.page(
         f"A {kind} transcoder",
         parts,
@@ -97,6 +103,82 @@ def _change(before: Reconstruction, after: Reconstruction) -> tuple[str, ...]:
     )
 
 
+def controls(summary: TranscoderSummary) -> Section:
+    """The transcoder and what it is compared with, a row each."""
+    own = summary.reconstruction
+    rows = [
+        _row(
+            "this transcoder",
+            *(summary.features, summary.parameters, own.l0, own.unexplained),
+            *(summary.substitution, summary.graphs),
+        )
+    ]
+    rows += [
+        _row(
+            CONTROLS[each.name],
+            *(each.features, each.parameters, each.l0, each.unexplained),
+            *(each.substitution, each.graphs),
+        )
+        for each in summary.controls
+    ]
+    graphs = summary.graphs
+    return section(
+        "Transcoder against controls",
+        _PROSE("controls", any(each.name == "per_layer" for each in summary.controls)),
+        table(
+            [
+                "",
+                "Features a layer",
+                "Parameters",
+                Column("Active per token", ".1f"),
+                Column("Variance unexplained, %", ".1f"),
+                Column("KL, nats", ".3f"),
+                Column("Same next token, %", ".1f"),
+                Column("Replacement", ".3f"),
+                Column("Pruned", ".3f"),
+                Column("Completeness", ".3f"),
+                Column("Pruned", ".3f"),
+            ],
+            rows,
+            caption="The same held-out text and prompts; one run each.",
+            n=f"{number(summary.substitution.tokens)} tokens, {graphs.prompts} prompts",
+        ),
+        _PROSE(
+            "graphs",
+            *(graphs.prompts, graphs.tokens, graphs.sha256[:16], graphs.max_features),
+            graphs.without_features,
+        ),
+    )
+
+
+# Names of `results.Control`, as the page and the terminal have them.
+CONTROLS = {"per_layer": "per-layer", "shuffled": "decoders shuffled", "neurons": "neurons"}
+
+
+def _row(
+    label: str,
+    features: int,
+    parameters: int,
+    l0: float,
+    unexplained: float,
+    substitution: Substitution | None,
+    graphs: PromptScores | None,
+) -> list[Any]:
+    # Neurons: nothing is replaced, and nothing is an error.
+    moved = [0.0, 100.0] if substitution is None else []
+    if substitution is not None:
+        moved = [substitution.divergence, 100 * substitution.agreement]
+    scores: list[Any] = [1.0] * 4 if graphs is None else ["none"] * 4
+    if graphs is not None and graphs.mean is not None:
+        both = graphs.mean.unpruned, graphs.mean.pruned
+        scores = [x for name in ("replacement", "completeness") for x in _each(both, name)]
+    return [label, features, parameters, l0, 100 * unexplained, *moved, *scores]
+
+
+def _each(both: tuple[Scores, Scores], name: str) -> list[float]:
+    return [getattr(scores, name) for scores in both]
+
+
 def training(config: TranscoderTraining, summary: TranscoderSummary, folder: Path) -> Section:
     """Features, errors and dead features by tokens seen."""
     steps = pq.read_table(folder / METRICS)
@@ -124,7 +206,11 @@ def training(config: TranscoderTraining, summary: TranscoderSummary, folder: Pat
     seen = f"{number(summary.tokens_seen)} tokens seen"
     return section(
         "Training",
-        _PROSE("penalty", config.kind == "batchtopk", f"{config.penalties.ramp:.0%}"),
+        _PROSE(
+            "penalty",
+            *(config.kind == "batchtopk", f"{config.penalties.ramp:.0%}", config.penalties.rise),
+            *(summary.ended, number(summary.steps)),
+        ),
         report.curves(
             by_layer("l0"),
             caption="Active features per token on held-out text.",
@@ -147,4 +233,31 @@ def training(config: TranscoderTraining, summary: TranscoderSummary, folder: Pat
             y_label="%",
             n=seen,
         ),
+        report.curves(
+            [evaluated("kl", "all MLPs replaced")],
+            caption="Next-token distributions with all MLPs replaced, from those of the model.",
+            x_label=x_label,
+            y_label="KL, nats per token",
+            n=seen,
+        ),
+        report.curves(
+            [
+                each
+                for kind, label in (("graph", ""), ("pruned_graph", ", pruned"))
+                for name in ("replacement", "completeness")
+                if (each := evaluated(f"{kind}/{name}", name + label)).x
+            ],
+            caption="Scores of attribution graphs on the fixed prompts, and replacement scores of "
+            "the controls at the end of training (horizontal lines).",
+            x_label=x_label,
+            y_label="score",
+            n=f"{summary.graphs.prompts} prompts",
+            h_lines=[
+                (each.graphs.mean.unpruned.replacement, CONTROLS[each.name])
+                for each in summary.controls
+                if each.graphs is not None and each.graphs.mean is not None
+            ],
+        )
+        if summary.graphs.mean is not None
+        else "",
     )

@@ -1,6 +1,6 @@
 """The summary of a transcoder's training as text for a terminal."""
 
-from sparse_jax.transcoders.results import Reconstruction, TranscoderSummary
+from sparse_jax.transcoders.results import Control, Reconstruction, TranscoderSummary
 
 
 def format_summary(summary: TranscoderSummary) -> str:
@@ -18,8 +18,29 @@ def format_summary(summary: TranscoderSummary) -> str:
         f"with all MLPs replaced, {each.tokens:,} tokens: {each.divergence:.3f} nats per token "
         f"from the model, the same next token at {100 * each.agreement:.1f} %"
     )
+    lines.append(f"attribution graphs of {summary.graphs.prompts} prompts: {_scores(summary)}")
+    lines += [_control(each) for each in summary.controls]
     lines.append(f"{100 * summary.dead:.1f} % of features dead")
+    if summary.ended == "l0":
+        lines.append(f"training ended by stop_l0 after {summary.steps} updates")
     return "\n".join(lines)
+
+
+def _scores(each: TranscoderSummary | Control) -> str:
+    if each.graphs is None or each.graphs.mean is None:
+        return "none, no feature is active" if each.graphs else "replacement 1 by construction"
+    whole, pruned = each.graphs.mean.unpruned, each.graphs.mean.pruned
+    return (
+        f"replacement {whole.replacement:.3f} (pruned {pruned.replacement:.3f}), "
+        f"completeness {whole.completeness:.3f} (pruned {pruned.completeness:.3f})"
+    )
+
+
+def _control(each: Control) -> str:
+    return (
+        f"control {each.name}, {each.parameters:,} parameters: {each.l0:.1f} active per token, "
+        f"{100 * each.unexplained:.1f} % unexplained, {_scores(each)}"
+    )
 
 
 def _line(result: Reconstruction) -> str:

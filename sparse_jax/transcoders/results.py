@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 import dataclasses
+from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
 
 from lm_jax.run.results import Count, Share
 from lm_jax.train.evaluate import Evaluation
+from sparse_jax.graphs.graph import GraphScores
 from sparse_jax.transcoders.inputs import Scales
 from sparse_jax.transcoders.substitution import Agreement
 
@@ -109,6 +111,63 @@ class Substitution:
 
 
 @dataclasses.dataclass(frozen=True)
+class PromptScores:
+    """Scores of attribution graphs on a fixed set of prompts.
+
+    Attributes:
+      prompts, tokens, sha256: their number, their length, and the digest of their ids.
+      without_features: prompts without an active feature, which have no graph and no score.
+      max_features: features with a row in a graph.
+      mean: over the graphs; None if there is none.
+      replacement_by_prompt: replacement score of each graph, unpruned.
+    """
+
+    prompts: Count
+    tokens: Count
+    sha256: str
+    without_features: Count
+    max_features: Count
+    mean: GraphScores | None
+    replacement_by_prompt: tuple[Share, ...]
+
+    def numbers(self) -> dict[str, float]:
+        """As numbers of an evaluation, by name."""
+        if self.mean is None:
+            return {}
+        parts = {"graph": self.mean.unpruned, "pruned_graph": self.mean.pruned}
+        return {
+            f"validation/{part}/{name}": value
+            for part, scores in parts.items()
+            for name, value in dataclasses.asdict(scores).items()
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Control:
+    """What stands beside the transcoder: numbers on the same text and prompts.
+
+    Attributes:
+      name: "per_layer", a transcoder of as many parameters that writes into its own layer alone;
+        "shuffled", the transcoder with decoders in random order; "neurons", the hidden units of the
+        MLPs themselves, whose errors are zero by construction.
+      features: per layer.
+      parameters: that stand for the MLPs.
+      l0: active features per token, over all layers.
+      unexplained: as in `Reconstruction`.
+      substitution: with all MLPs replaced; None for neurons, which change nothing.
+      graphs: scores; None for neurons, whose replacement score is 1 by construction.
+    """
+
+    name: Literal["per_layer", "shuffled", "neurons"]
+    features: Count
+    parameters: Count
+    l0: float
+    unexplained: float
+    substitution: Substitution | None
+    graphs: PromptScores | None
+
+
+@dataclasses.dataclass(frozen=True)
 class TranscoderSummary:
     """`summary.json` of a transcoder's training.
 
@@ -117,10 +176,12 @@ class TranscoderSummary:
       kind, window, features: as in `TranscoderConfig`.
       parameters: of the transcoder.
       steps, tokens_seen: of training; tokens that were left out are not counted.
+      ended: why training ended: after all "steps", or at the "l0" of `stop_l0`.
       validation_tokens: tokens behind `reconstruction`.
       reconstruction: of the exported transcoder, on held-out text.
       batch_topk: of BatchTopK before its thresholds were set; None for other kinds.
-      substitution: of the exported transcoder.
+      substitution, graphs: of the exported transcoder.
+      controls: the same numbers of what it is compared with.
       dead: share of features that were silent for `penalties.silent_steps` updates at the end.
       device: that it was trained on.
     """
@@ -134,9 +195,12 @@ class TranscoderSummary:
     parameters: Count
     steps: Count
     tokens_seen: Count
+    ended: Literal["steps", "l0"]
     validation_tokens: Count
     reconstruction: Reconstruction
     batch_topk: Reconstruction | None
     substitution: Substitution
+    graphs: PromptScores
+    controls: tuple[Control, ...]
     dead: Share
     device: str

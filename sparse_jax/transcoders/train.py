@@ -8,13 +8,15 @@ The work folder then holds
     scales.json       scales of the activations, measured once (`results.StoredScales`)
     checkpoints/, metrics.parquet, evaluations.parquet    of `lm_jax.train.loop`
     transcoder/       the transcoder of raw activations (`files`)
+    per_layer/        the same of the per-layer transcoder, with `config.control`
     report.html       the page, one offline file
     summary.json      `results.TranscoderSummary`, written last
 
-The same command resumes a killed run, which ends with the same parameters.
+Evaluations measure activity, errors and predictions with all MLPs replaced (`measure`), and every
+`scores_every` steps scores of attribution graphs on a fixed set of prompts (`scores`). The same
+command resumes a killed run, which ends with the same parameters.
 """
 
-from collections.abc import Iterator
 import dataclasses
 import functools
 from pathlib import Path
@@ -29,35 +31,38 @@ from lm_jax.model import params as params_lib
 from lm_jax.model.params import ParamTree
 from lm_jax.parallel import sharding
 from lm_jax.run import processes
-from lm_jax.run.files import to_jsonable, write_json, write_text
-from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
+from lm_jax.run.files import storage_error, to_jsonable, write_json, write_text
+from lm_jax.run.provenance import (
+    RunStart,
+    collect_provenance,
+    read_provenance,
+    record_provenance,
+)
 from lm_jax.run.results import load_result
 from lm_jax.text.examples import Batches, Examples, OnePass
-from lm_jax.text.preparation import prepare_corpus
+from lm_jax.text.preparation import Prepared, prepare_corpus
 from lm_jax.train.config import CheckpointPolicy
-from lm_jax.train.evaluate import Evaluation, evaluate
 from lm_jax.train.loop import TrainResult, train
 from lm_jax.train.metrics import METRICS
 from lm_jax.train.objective import ignore_index_batch
-from lm_jax.train.step import check_batch, make_eval_step
+from lm_jax.train.step import check_batch
 from sparse_jax.source_model import SourceModel
 from sparse_jax.transcoders import files, report, thresholds
 from sparse_jax.transcoders.config import TranscoderTraining
-from sparse_jax.transcoders.inputs import Activations, measure_scales, read_activations
+from sparse_jax.transcoders.inputs import measure_scales
+from sparse_jax.transcoders.measure import Measurements, first_activations
 from sparse_jax.transcoders.objective import Frozen, Transcoding
 from sparse_jax.transcoders.results import (
+    Control,
     Reconstruction,
     StoredScales,
-    Substitution,
     TranscoderSummary,
 )
-from sparse_jax.transcoders.substitution import agreement
-from sparse_jax.transcoders.transcoder import Transcoder, spec
+from sparse_jax.transcoders.transcoder import Transcoder, equal_features, spec
 
 DATA, SCALES, TRANSCODER, SUMMARY = "data", "scales.json", "transcoder", "summary.json"
 REPORT = "report.html"
-# Held-out batches on which MLPs are replaced at each evaluation.
-_SUBSTITUTED_BATCHES = 4
+PER_LAYER = "per_layer"
 
 
 def run(config: TranscoderTraining, folder: Path) -> TranscoderSummary:
@@ -84,70 +89,154 @@ def run(config: TranscoderTraining, folder: Path) -> TranscoderSummary:
         data={"documents": manifest["documents_sha256"]} | dict(manifest["sources"]),
         tokenizer=manifest["tokenizer_sha256"],
     )
-    processes.on_first(lambda: record_provenance(folder, origin))
-    index, count = sharding.batch_share(mesh)
-    share = {
-        "batch_size": config.batch_size,
-        "process_index": index,
-        "process_count": count,
-    }
-    windows = functools.partial(
-        Examples, prepared, context=config.context, mode="window", vocab_size=cfg.vocab_size
+    task = _Task(source, prepared, mesh, origin)
+    trained = task.train(config, folder)
+    controls: tuple[Control, ...] = ()
+    if config.control:
+        sizes = trained.measurements.objective.cfg
+        other = dataclasses.replace(
+            config, window=1, features=equal_features(sizes, 1), control=False
+        )
+        controls = (_as_control(task.conclude(task.train(other, folder / PER_LAYER))),)
+    return task.conclude(trained, controls)
+
+
+def _as_control(summary: TranscoderSummary) -> Control:
+    return Control(
+        name="per_layer",
+        features=summary.features,
+        parameters=summary.parameters,
+        l0=summary.reconstruction.l0,
+        unexplained=summary.reconstruction.unexplained,
+        substitution=summary.substitution,
+        graphs=summary.graphs,
     )
-    batches = Batches(windows("train"), seed=config.seed, **share)
-    validation = OnePass(windows("validation", limit=config.validation_documents), **share)
-    frozen = _frozen(config, source, batches, folder)
-    objective = Transcoding(
-        config.sizes(cfg.num_layers, cfg.hidden_size),
-        config.penalties,
-        steps=config.steps,
-        skip_start=config.skip_start,
-        outlier=config.outlier,
-        dtype=config.dtype,
-    )
-    look = _Look(config, objective, frozen, batches, validation)
-    result = train(
-        folder,
-        objective,
-        config.train,
-        batches,
-        validation,
-        seed=config.seed,
-        mesh=mesh,
-        frozen=frozen,
-        base_sha256=source.sha256,
-        policy=CheckpointPolicy(save_every=config.save_every, allow_fallback=config.allow_fallback),
-        params=_start(config, objective, frozen, batches),
-        measure=lambda params, step, evaluation: (
-            Reconstruction.of(evaluation).numbers()
-            | look.substitution(look.exported(params)).numbers()
-        ),
-        in_nats=False,
-    )
-    summary = _export(config, source, look, result, mesh, folder)
-    processes.on_first(lambda: _conclude(config, summary, folder))
-    return load_result(folder / SUMMARY, TranscoderSummary)
 
 
-def _conclude(config: TranscoderTraining, summary: TranscoderSummary, folder: Path) -> None:
-    origin = to_jsonable(read_provenance(folder))
-    write_text(folder / REPORT, report.build(config, summary, folder, provenance=origin))
-    write_json(folder / SUMMARY, summary)
+@dataclasses.dataclass(frozen=True)
+class _Trained:
+    """A trained transcoder, in its folder, with what measures it."""
+
+    folder: Path
+    measurements: Measurements
+    result: TrainResult
 
 
-def _activations(
-    config: TranscoderTraining, frozen: Frozen, batches: Batches, count: int
-) -> Iterator[Activations]:
-    """The activations of the first batches, on every process those of the whole batch."""
+@dataclasses.dataclass(frozen=True)
+class _Task:
+    """What all transcoders of a run share: the model, the text, the devices."""
 
-    @jax.jit
-    def read(frozen: Frozen, tokens_BS: jax.Array) -> Activations:
-        batch = ignore_index_batch(tokens_BS)
-        limits = {"skip_start": config.skip_start, "outlier": config.outlier}
-        return read_activations(frozen.model, frozen.scales, batch, **limits)
+    source: SourceModel
+    prepared: Prepared
+    mesh: jax.sharding.Mesh
+    origin: RunStart
 
-    for k in range(count):
-        yield read(frozen, jnp.asarray(processes.gather(batches.at(k)["tokens"])))
+    def train(self, config: TranscoderTraining, folder: Path) -> _Trained:
+        """Trains, or resumes training, in a folder."""
+        cfg = self.source.model.cfg
+        processes.on_first(lambda: _prepare_folder(folder, self.origin))
+        index, count = sharding.batch_share(self.mesh)
+        share = {
+            "batch_size": config.batch_size,
+            "process_index": index,
+            "process_count": count,
+        }
+        windows = functools.partial(
+            Examples,
+            self.prepared,
+            context=config.context,
+            mode="window",
+            vocab_size=cfg.vocab_size,
+        )
+        batches = Batches(windows("train"), seed=config.seed, **share)
+        validation = OnePass(windows("validation", limit=config.validation_documents), **share)
+        frozen = _frozen(config, self.source, batches, folder)
+        objective = Transcoding(
+            config.sizes(cfg.num_layers, cfg.hidden_size),
+            config.penalties,
+            steps=config.steps,
+            skip_start=config.skip_start,
+            outlier=config.outlier,
+            dtype=config.dtype,
+        )
+        measurements = Measurements.of(
+            config, objective, self.mesh, frozen, batches, validation, self.source.tokenizer
+        )
+        result = train(
+            folder,
+            objective,
+            config.train,
+            batches,
+            validation,
+            seed=config.seed,
+            mesh=self.mesh,
+            frozen=frozen,
+            base_sha256=self.source.sha256,
+            policy=CheckpointPolicy(
+                save_every=config.save_every, allow_fallback=config.allow_fallback
+            ),
+            params=_start(config, objective, frozen, batches),
+            measure=measurements.numbers,
+            done=measurements.ends if config.stop_l0 else None,
+            in_nats=False,
+        )
+        return _Trained(folder, measurements, result)
+
+    def conclude(self, trained: _Trained, controls: tuple[Control, ...] = ()) -> TranscoderSummary:
+        """Sets thresholds, evaluates, and writes transcoder, page and summary."""
+        measurements, state, folder = trained.measurements, trained.result.state, trained.folder
+        config, objective = measurements.config, measurements.objective
+        final = measurements.with_thresholds(state.params)
+        evaluation = measurements.evaluated(final)
+        reconstruction = Reconstruction.of(evaluation)
+        batch_topk = None
+        if config.kind == "batchtopk":
+            before = Transcoder(state.params, objective.cfg)
+            batch_topk = Reconstruction.of(measurements.evaluated(before))
+        exported = measurements.folded(final)
+        silent_LF = state.aux_state.silent_LF
+        summary = TranscoderSummary(
+            model=self.source.name,
+            model_sha256=self.source.sha256,
+            family=self.source.model.cfg.family,
+            kind=config.kind,
+            window=objective.cfg.window,
+            features=config.features,
+            parameters=params_lib.count(objective.spec),
+            steps=int(state.step),
+            tokens_seen=int(pc.sum(pq.read_table(folder / METRICS)["tokens"]).as_py()),
+            ended="l0" if trained.result.history.stopped_early else "steps",
+            validation_tokens=evaluation.tokens,
+            reconstruction=reconstruction,
+            batch_topk=batch_topk,
+            substitution=measurements.substitution(exported),
+            graphs=measurements.scores(exported),
+            controls=(*controls, measurements.shuffled(final), measurements.neurons()),
+            dead=float(jnp.mean(silent_LF >= config.penalties.silent_steps)),
+            device=jax.devices()[0].device_kind,
+        )
+        host = Transcoder(sharding.fetch(exported.params), exported.cfg)
+
+        def write() -> None:
+            if not (folder / TRANSCODER).exists():
+                numbers = {"l0": reconstruction.l0, "unexplained": reconstruction.unexplained}
+                origin = files.Origin(self.source.name, self.source.sha256, numbers)
+                files.save(folder / TRANSCODER, host, origin)
+            provenance = to_jsonable(read_provenance(folder))
+            page = report.build(config, summary, folder, provenance=provenance)
+            write_text(folder / REPORT, page)
+            write_json(folder / SUMMARY, summary)
+
+        processes.on_first(write)
+        return load_result(folder / SUMMARY, TranscoderSummary)
+
+
+def _prepare_folder(folder: Path, origin: RunStart) -> None:
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise storage_error(folder, error) from error
+    record_provenance(folder, origin)
 
 
 def _frozen(
@@ -187,97 +276,5 @@ def _start(
     """Initial parameters: random weights, and biases by which features fire at the wanted rate."""
     drawn = params_lib.init(jax.random.key(config.seed), spec(objective.cfg))
     count = min(config.scale_batches, 5)
-    read = _activations(config, frozen, batches, count)
+    read = first_activations(config, frozen, batches, count)
     return thresholds.initial_biases(Transcoder(drawn, objective.cfg), read, config.firing_rate)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Look:
-    """What evaluations beyond the loss read."""
-
-    config: TranscoderTraining
-    objective: Transcoding
-    frozen: Frozen
-    batches: Batches
-    validation: OnePass
-
-    def with_thresholds(self, params: ParamTree) -> Transcoder:
-        """The transcoder of scaled activations, with thresholds in place of BatchTopK."""
-        trained = Transcoder(params, self.objective.cfg)
-        if self.config.kind != "batchtopk":
-            return trained
-        read = _activations(self.config, self.frozen, self.batches, self.config.scale_batches)
-        trained = thresholds.from_batch_topk(trained, read, self.config.penalties.active)
-        return Transcoder(trained.params, dataclasses.replace(trained.cfg, kind="jumprelu"))
-
-    def exported(self, params: ParamTree) -> Transcoder:
-        """The transcoder of raw activations."""
-        scales = self.frozen.scales
-        return self.with_thresholds(params).folded(scales.input_L, scales.output_L)
-
-    def substitution(self, exported: Transcoder) -> Substitution:
-        """Predictions with all MLPs replaced, on the first held-out batches."""
-        sums = []
-        for k in range(min(_SUBSTITUTED_BATCHES, self.validation.per_epoch)):
-            tokens_BS = jnp.asarray(processes.gather(self.validation.at(k)["tokens"]))
-            batch = ignore_index_batch(tokens_BS)
-            first = jnp.arange(batch.input_BT.shape[1]) >= self.config.skip_start
-            replaced_BT = jnp.broadcast_to(first[None], batch.input_BT.shape)
-            valid_BT = batch.input_mask_BT
-            model = self.frozen.model
-            sums.append(agreement(model, exported, batch.input_BT, valid_BT, replaced_BT))
-        return Substitution.of(sums)
-
-
-def _export(
-    config: TranscoderTraining,
-    source: SourceModel,
-    look: _Look,
-    result: TrainResult,
-    mesh: jax.sharding.Mesh,
-    folder: Path,
-) -> TranscoderSummary:
-    """Sets thresholds, evaluates, and writes the transcoder of raw activations."""
-
-    def evaluated(objective: Transcoding, params: ParamTree) -> Evaluation:
-        step = make_eval_step(objective, mesh)
-        return evaluate(step, params, look.validation, mesh, frozen=look.frozen, stoppable=True)
-
-    objective, batch_topk = look.objective, None
-    last = evaluated(objective, result.state.params)
-    if config.kind == "batchtopk":
-        batch_topk = Reconstruction.of(last)
-        final = look.with_thresholds(result.state.params)
-        params = jax.device_put(final.params, sharding.param_shardings(mesh, spec(final.cfg)))
-        last = evaluated(dataclasses.replace(objective, cfg=final.cfg), params)
-    exported = look.exported(result.state.params)
-    reconstruction = Reconstruction.of(last)
-    silent_LF = result.state.aux_state.silent_LF
-    summary = TranscoderSummary(
-        model=source.name,
-        model_sha256=source.sha256,
-        family=source.model.cfg.family,
-        kind=config.kind,
-        window=objective.cfg.window,
-        features=config.features,
-        parameters=params_lib.count(objective.spec),
-        steps=int(result.state.step),
-        tokens_seen=int(pc.sum(pq.read_table(folder / METRICS)["tokens"]).as_py()),
-        validation_tokens=last.tokens,
-        reconstruction=reconstruction,
-        batch_topk=batch_topk,
-        substitution=look.substitution(exported),
-        dead=float(jnp.mean(silent_LF >= config.penalties.silent_steps)),
-        device=jax.devices()[0].device_kind,
-    )
-
-    def write() -> None:
-        if (folder / TRANSCODER).exists():
-            return
-        numbers = {"l0": reconstruction.l0, "unexplained": reconstruction.unexplained}
-        host = Transcoder(weights, exported.cfg)
-        files.save(folder / TRANSCODER, host, files.Origin(source.name, source.sha256, numbers))
-
-    weights = sharding.fetch(exported.params)
-    processes.on_first(write)
-    return summary

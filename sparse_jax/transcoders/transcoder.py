@@ -17,11 +17,14 @@ from typing import Literal, get_args
 from flax import struct
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+import numpy as np
 
 from lm_jax.errors import UsageError, nearest
 from lm_jax.model import params as params_lib
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.params import ParamSpec, ParamTree, constant, zeros
+from lm_jax.parallel.kernels import split_axes
 from sparse_jax.transcoders.activations import jumprelu
 
 Kind = Literal["jumprelu", "batchtopk", "relu"]
@@ -111,6 +114,34 @@ def spec(cfg: TranscoderConfig) -> ParamTree:
     return tree
 
 
+def equal_features(cfg: TranscoderConfig, window: int) -> int:
+    """Features a layer with which a transcoder of this window has as many parameters, rounded."""
+
+    def slope(sizes: TranscoderConfig) -> int:
+        # The number of parameters is linear in the features, up to the decoder's biases.
+        one, two = (dataclasses.replace(sizes, features=count) for count in (1, 2))
+        return params_lib.count(spec(two)) - params_lib.count(spec(one))
+
+    return round(cfg.features * slope(cfg) / slope(dataclasses.replace(cfg, window=window)))
+
+
+def shuffled(transcoder: "Transcoder", seed: int) -> "Transcoder":
+    """The decoders of each layer's features among each other in random order, the rest as it is.
+
+    A feature keeps its encoder and threshold, and writes what another one of its layer wrote, into
+    all targets.
+    """
+    cfg, rng = transcoder.cfg, np.random.default_rng(seed)
+    order_LF = np.stack([rng.permutation(cfg.features) for _ in range(cfg.num_layers)])
+    decoder = {
+        f"to_{target}": jnp.stack(
+            [transcoder.decoder(source, target)[order_LF[source]] for source in cfg.sources(target)]
+        )
+        for target in range(cfg.num_layers)
+    }
+    return Transcoder(dict(transcoder.params) | {"decoder": decoder}, cfg)
+
+
 def _uniform(bound: float) -> params_lib.Initializer:
     def draw(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
         return jax.random.uniform(key, shape, dtype, -bound, bound)
@@ -154,16 +185,44 @@ class Transcoder:
 
     def decode(self, features_LXF: jax.Array) -> jax.Array:
         """Reconstructed MLP outputs `[L, X, D]` of features `[L, X, F]`."""
+        return self.written(features_LXF) + self.params["decoder_bias"][:, None]
+
+    def written(self, features_LXF: jax.Array) -> jax.Array:
+        """What features write into each layer, `[L, X, D]`: `decode` without the bias.
+
+        Where the mesh (`lm_jax.parallel.kernels.under_mesh`) splits features, each device decodes
+        its own, and one sum over the axis tensor joins the parts of all layers.
+        """
+        split = split_axes({"B": 1, "F": self.cfg.features})
+        if not split:
+            return self._written(self.params["decoder"], features_LXF)
+        (axis,) = split["F"]
+
+        def part(decoder: ParamTree, z_LXF: jax.Array) -> jax.Array:
+            return jax.lax.psum(self._written(decoder, z_LXF), axis)
+
+        of_features = PartitionSpec(None, axis, None)
+        return jax.shard_map(
+            part,
+            in_specs=(
+                jax.tree.map(lambda _: of_features, self.params["decoder"]),
+                PartitionSpec(None, None, axis),
+            ),
+            out_specs=PartitionSpec(),
+            axis_names={axis},
+        )(self.params["decoder"], features_LXF)
+
+    def _written(self, decoder: ParamTree, features_LXF: jax.Array) -> jax.Array:
         outputs = []
         for layer in range(self.cfg.num_layers):
             sources = self.cfg.sources(layer)
-            w_SFD = self.params["decoder"][f"to_{layer}"]
+            w_SFD = decoder[f"to_{layer}"]
             z_SXF = features_LXF[sources.start : sources.stop]
             # One product with S F columns: the sums over layers are within it.
             z_XSF = z_SXF.swapaxes(0, 1)
             S, F, D = w_SFD.shape
             outputs.append(z_XSF.reshape(-1, S * F) @ w_SFD.reshape(S * F, D))
-        return jnp.stack(outputs) + self.params["decoder_bias"][:, None]
+        return jnp.stack(outputs)
 
     def decoder(self, source: int, target: int) -> jax.Array:
         """W_dec from the features of layer `source` into layer `target`, `[F, D]`."""

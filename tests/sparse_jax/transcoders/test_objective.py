@@ -138,6 +138,82 @@ def test_batchtopk_keeps_fewer_features_with_every_update(model, frozen):
     assert counts[0] >= counts[1]
 
 
+def aux_by_hand(objective, params, acts, silent_LF, count):
+    """AuxK of the `count` largest pre-activations of dead features, in float64."""
+    p = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+    x_LXD, y_LXD = (np.asarray(a, np.float64) for a in (acts.input_LXD, acts.output_LXD))
+    mask = np.asarray(acts.mask_X)
+    pre_LXF = np.einsum("lxd,lfd->lxf", x_LXD, p["encoder"]) + p["encoder_bias"][:, None]
+
+    def written(z_LXF):
+        return np.stack(
+            [
+                np.einsum("sxf,sfd->xd", z_LXF[: layer + 1], p["decoder"][f"to_{layer}"])
+                for layer in range(2)
+            ]
+        )
+
+    z_LXF = np.where(pre_LXF > np.exp(p["log_threshold"])[:, None], pre_LXF, 0.0)
+    left_LXD = y_LXD - written(z_LXF) - p["decoder_bias"][:, None]
+    dead_LXF = np.where((silent_LF >= 2)[:, None] & mask[None, :, None], pre_LXF, 0.0)
+    kept = np.sort(dead_LXF[dead_LXF > 0])[::-1][:count]
+    dead_LXF = np.where(dead_LXF >= kept[-1], dead_LXF, 0.0)
+    missed_LXD = (written(dead_LXF) - left_LXD)[:, mask]
+    return (missed_LXD**2).sum() / mask.sum(), dead_LXF, missed_LXD
+
+
+@pytest.mark.parametrize("active", [1, 12])
+def test_auxk_is_the_error_that_dead_features_leave(model, frozen, active):
+    plain = objective_of(model)
+    changes = {"aux": 0.125, "aux_active": active}
+    objective = dataclasses.replace(plain, penalties=dataclasses.replace(PENALTIES, **changes))
+    params, tokens_BS = drawn(objective), rows()
+    batch = ignore_index_batch(tokens_BS)
+    acts = read_activations(model, frozen.scales, batch, skip_start=1, outlier=20.0)
+    silent_LF = jnp.zeros((2, F), jnp.int32).at[:, 2:7].set(3)
+    tokens = acts.mask_X.sum()
+
+    def added(params, silent_LF):
+        losses = [
+            each.loss(params, acts, Progress(jnp.int32(0), silent_LF), tokens)[0]
+            for each in (objective, plain)
+        ]
+        return losses[0] - losses[1]
+
+    count = active * 2 * int(tokens)
+    value, dead_LXF, missed_LXD = aux_by_hand(objective, params, acts, silent_LF, count)
+    got, grads = jax.value_and_grad(added)(params, silent_LF)
+    # Differences of losses about 100 times as large, of a few hundred terms each.
+    assert got == pytest.approx(0.125 * value, rel=1e-4)
+    # Only dead features learn from it: what is left of the outputs is a constant.
+    for layer in range(2):
+        wanted = np.einsum(
+            "sxf,xd->sfd", dead_LXF[: layer + 1][:, np.asarray(acts.mask_X)], missed_LXD[layer]
+        )
+        wanted *= 2 * 0.125 / int(tokens)
+        np.testing.assert_allclose(
+            grads["decoder"][f"to_{layer}"], wanted, atol=1e-4 * np.abs(wanted).max()
+        )
+    assert not grads["decoder_bias"].any() or np.abs(grads["decoder_bias"]).max() < 1e-5
+    live = np.ones(F, bool)
+    live[2:7] = False
+    assert np.abs(grads["encoder"][:, live]).max() < 1e-5 < np.abs(grads["encoder"]).max()
+    assert added(params, jnp.zeros((2, F), jnp.int32)) == 0
+
+
+@pytest.mark.parametrize(
+    ("rise", "shares"),
+    [("linear", [0, 0.4, 0.8, 1, 1]), ("cosine", [0, 0.3454915, 0.9045085, 1, 1])],
+)
+def test_the_coefficient_rises_to_its_peak_and_stays(model, rise, shares):
+    # (1 - cos(2 pi / 5)) / 2 and (1 - cos(4 pi / 5)) / 2, after two and four of five updates.
+    objective = dataclasses.replace(
+        objective_of(model), penalties=dataclasses.replace(PENALTIES, rise=rise)
+    )
+    got = [float(objective._strength(jnp.int32(updates))) for updates in (0, 2, 4, 5, 9)]
+    np.testing.assert_allclose(got, 0.5 * np.array(shares), atol=1e-6)
+
+
 def test_a_feature_is_dead_after_silent_updates(model):
     objective = objective_of(model)
     fired_LF = jnp.zeros((2, F), jnp.int32).at[0, 3].set(1)
@@ -175,6 +251,8 @@ def test_an_evaluation_has_what_variance_explained_needs(model, frozen):
 def test_settings_are_checked_and_bound():
     with pytest.raises(UsageError, match=r"penalties\.ramp = 0 must be above 0"):
         Penalties(ramp=0)
+    with pytest.raises(UsageError, match=r"penalties\.rise = 'line' must be one of linear, cosine"):
+        Penalties(rise="line")
     with pytest.raises(UsageError, match="active_start = 3 must be at least `active`"):
         Penalties(active=4, active_start=3)
     one = Transcoding(TranscoderConfig(2, 4, 8), Penalties(), steps=3)

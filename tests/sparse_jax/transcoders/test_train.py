@@ -17,13 +17,17 @@ from lm_jax.train import loop
 from lm_jax.train.metrics import EVALUATIONS
 from lm_jax.train.objective import ignore_index_batch
 from sparse_jax import transcoders
+from sparse_jax.graphs import attribute
 from sparse_jax.transcoders import train
 from sparse_jax.transcoders.config import TranscoderTraining
 from sparse_jax.transcoders.inputs import read_activations
 from sparse_jax.transcoders.objective import Penalties
 from sparse_jax.transcoders.report_text import format_summary
 from sparse_jax.transcoders.results import StoredScales
+from sparse_jax.transcoders.scores import PromptSet
 from tests.sparse_jax.small_runs import save_base, write_text
+
+SCORE = "validation/graph/replacement"
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +44,11 @@ def config(tmp_path_factory):
         learning_rate=1e-2,
         eval_every=20,
         scale_batches=2,
+        score_prompts=3,
+        score_tokens=8,
+        score_features=64,
+        scores_every=30,
+        control=True,
         mesh=(2, 1, 2),
     )
 
@@ -56,6 +65,7 @@ def test_it_learns_and_exports_what_it_was_evaluated_as(whole, config):
     left = [row["value"] for row in evaluations if row["name"] == "validation/unexplained"]
     assert left[-1] == summary.reconstruction.unexplained
     assert left[-1] < left[0] < 1.0
+    assert (summary.ended, summary.steps) == ("steps", 40)
     exported, origin = transcoders.load(folder / train.TRANSCODER)
     source = train.SourceModel.load(config.model)
     assert origin.model_sha256 == source.sha256 == summary.model_sha256
@@ -86,7 +96,13 @@ def test_it_learns_and_exports_what_it_was_evaluated_as(whole, config):
 
 def test_features_fire_at_the_wanted_rate_before_training(config, tmp_path):
     short = dataclasses.replace(
-        config, steps=1, learning_rate=1e-9, eval_every=1, firing_rate=0.25, mesh=(-1, 1, 1)
+        config,
+        steps=1,
+        learning_rate=1e-9,
+        eval_every=1,
+        firing_rate=0.25,
+        control=False,
+        mesh=(-1, 1, 1),
     )
     summary = train.run(short, tmp_path)
     # Of 48 features and 2 layers; the quantiles are those of two batches of other text.
@@ -109,8 +125,70 @@ def test_stopped_it_ends_in_the_same_bits_on_the_same_mesh(whole, config, tmp_pa
         assert file.read_bytes() == (tmp_path / train.TRANSCODER / file.name).read_bytes()
 
 
+def test_scores_of_graphs_are_in_the_log_and_in_the_summary(whole, config):
+    folder, summary = whole
+    rows = pq.read_table(folder / EVALUATIONS).to_pylist()
+    logged = {row["step"]: row["value"] for row in rows if row["name"] == SCORE}
+    # Evaluations are after 20 and 40 steps, and the first at or after 30 is the last.
+    assert list(logged) == [40]
+    assert logged[40] == summary.graphs.mean.unpruned.replacement
+    # The graphs are those of the exported folder, on the first held-out windows.
+    held_out = Examples(
+        open_prepared(folder / train.DATA), "validation", context=16, mode="window", limit=200
+    )
+    batches = OnePass(held_out, batch_size=8)
+    tokens = (batches.at(k)["tokens"] for k in range(batches.per_epoch))
+    prompts = PromptSet.of_windows(tokens, count=3, length=8)
+    assert summary.graphs.sha256 == prompts.sha256
+    exported, _ = transcoders.load(folder / train.TRANSCODER)
+    model = train.SourceModel.load(config.model).model
+    graphs = [attribute(model, exported, each, max_features=64) for each in prompts.tokens_BT]
+    wanted = [graph.scores().unpruned.replacement for graph in graphs]
+    # Features next to their threshold apart, only the order of sums differs.
+    np.testing.assert_allclose(summary.graphs.replacement_by_prompt, wanted, rtol=1e-3)
+
+
+def test_the_controls_stand_beside_the_transcoder(whole, config):
+    folder, summary = whole
+    by_name = {each.name: each for each in summary.controls}
+    assert list(by_name) == ["per_layer", "shuffled", "neurons"]
+    per_layer, shuffled, neurons = by_name.values()
+    # As many parameters as one feature a layer in each of two layers allows.
+    assert abs(per_layer.parameters - summary.parameters) <= (2 * 16 + 2) * 2 / 2
+    loaded, _ = transcoders.load(folder / train.PER_LAYER / train.TRANSCODER)
+    assert loaded.cfg.window == 1 and loaded.cfg.features == per_layer.features > 48
+    assert shuffled.l0 == summary.reconstruction.l0
+    assert shuffled.unexplained > summary.reconstruction.unexplained
+    # Every unit of a gated MLP is other than zero.
+    mlp_size = train.SourceModel.load(config.model).model.cfg.mlp_size
+    assert neurons.l0 == 2 * mlp_size and neurons.graphs is None
+    page = (folder / train.REPORT).read_text("utf-8")
+    assert "Transcoder against controls" in page and summary.graphs.sha256[:16] in page
+    assert "control per_layer" in format_summary(summary)
+
+
+def test_training_ends_when_few_features_are_active(config, tmp_path):
+    # At a share of .9 of the tokens, 43 of the 48 features of each of the two layers are active.
+    short = dataclasses.replace(
+        config, stop_l0=46.0, control=False, eval_every=10, firing_rate=0.9, learning_rate=1e-9
+    )
+    summary = train.run(short, tmp_path)
+    assert summary.ended == "l0" and summary.steps == 10
+    assert summary.reconstruction.l0 / 2 <= 46 < summary.reconstruction.l0
+    rows = pq.read_table(tmp_path / EVALUATIONS).to_pylist()
+    assert {row["step"] for row in rows if row["name"] == SCORE} == {10}
+    # Run again, it has ended already.
+    assert train.run(short, tmp_path) == summary
+    assert "training ended by stop_l0 after 10 updates" in format_summary(summary)
+    (tmp_path / "more").mkdir()
+    more = dataclasses.replace(short, stop_l0=40.0, steps=2, eval_every=1)
+    assert train.run(more, tmp_path / "more").ended == "steps"
+    with pytest.raises(UsageError, match=r"config\.stop_l0 = 1\.0 must be at least 0, and 0 for"):
+        dataclasses.replace(config, stop_l0=1.0, kind="batchtopk")
+
+
 def test_thresholds_keep_the_activity_of_batchtopk(config, tmp_path):
-    summary = train.run(dataclasses.replace(config, kind="batchtopk"), tmp_path)
+    summary = train.run(dataclasses.replace(config, kind="batchtopk", control=False), tmp_path)
     before, after = summary.batch_topk, summary.reconstruction
     assert before is not None
     # Four features a layer, up to the masked tokens of a batch.

@@ -1,0 +1,111 @@
+"""Prompts and scores of graphs, and what a transcoder is compared with."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lm_jax.errors import BadInputError
+from lm_jax.model import params as params_lib
+from lm_jax.text.tokenizer_training import train_tokenizer
+from sparse_jax.graphs import attribute
+from sparse_jax.transcoders.scores import PromptSet, score_prompts
+from sparse_jax.transcoders.transcoder import (
+    Transcoder,
+    TranscoderConfig,
+    equal_features,
+    shuffled,
+    spec,
+)
+from tests.sparse_jax.graphs import small_graphs
+
+
+def prompts(count=2):
+    return PromptSet(np.stack([small_graphs.small_tokens(seed) for seed in range(count)]))
+
+
+def test_scores_are_means_over_the_graphs_of_the_prompts():
+    model, transcoder = small_graphs.small_model("llama"), small_graphs.small_transcoder()
+    result = score_prompts(model, transcoder, prompts(), max_features=20)
+    each = [
+        attribute(model, transcoder, tokens_T, max_features=20).scores()
+        for tokens_T in prompts().tokens_BT
+    ]
+    for part in ("unpruned", "pruned"):
+        got = dataclasses.asdict(getattr(result.mean, part))
+        both = [dataclasses.asdict(getattr(scores, part)) for scores in each]
+        assert got == {name: (both[0][name] + both[1][name]) / 2 for name in got}
+    assert result.replacement_by_prompt == tuple(x.unpruned.replacement for x in each)
+    assert (result.prompts, result.tokens, result.without_features) == (2, 6, 0)
+    numbers = result.numbers()
+    assert numbers["validation/pruned_graph/completeness"] == result.mean.pruned.completeness
+    assert len(numbers) == 6
+
+
+def test_a_prompt_without_active_features_is_counted_and_left_out():
+    model, transcoder = small_graphs.small_model("llama"), small_graphs.small_transcoder()
+    closed = dict(transcoder.params) | {
+        "log_threshold": jnp.full_like(transcoder.params["log_threshold"], 20.0)
+    }
+    result = score_prompts(model, Transcoder(closed, transcoder.cfg), prompts(), max_features=20)
+    assert result.mean is None and result.without_features == result.prompts == 2
+    assert result.numbers() == {}
+
+
+def test_prompts_are_the_beginnings_of_the_first_long_windows():
+    rows_BS = np.arange(24).reshape(4, 6)
+    rows_BS[1, 2:] = -1
+    result = PromptSet.of_windows([rows_BS[:2], rows_BS[2:]], count=2, length=3)
+    np.testing.assert_array_equal(result.tokens_BT, [[0, 1, 2], [12, 13, 14]])
+    assert result.sha256 == PromptSet(result.tokens_BT.astype(np.int64)).sha256
+    others = result.tokens_BT.reshape(3, 2), result.tokens_BT[::-1], result.tokens_BT + 1
+    assert len({result.sha256, *(PromptSet(x).sha256 for x in others)}) == 4
+    with pytest.raises(BadInputError, match="no window of 7 tokens"):
+        PromptSet.of_windows([np.full((2, 7), -1)], count=2, length=7)
+
+
+def test_texts_end_where_they_are_scored():
+    texts = ["the cat sat on the mat", "a dog ran"]
+    tokenizer = train_tokenizer(texts * 20, vocab_size=60)
+    ids = [tokenizer.encode(text) for text in texts]
+    result = PromptSet.of_texts(texts, tokenizer, length=100)
+    assert result.tokens_BT.shape == (2, min(map(len, ids)))
+    for got, whole in zip(result.tokens_BT, ids, strict=True):
+        assert list(got) == whole[-len(got) :]
+    assert PromptSet.of_texts(texts, tokenizer, length=2).tokens_BT.shape == (2, 2)
+
+
+@pytest.mark.parametrize(("layers", "window"), [(2, None), (4, None), (4, 2)])
+def test_a_per_layer_transcoder_of_as_many_parameters(layers, window):
+    cfg = TranscoderConfig(layers, 8, 96, window=window)
+    features = equal_features(cfg, 1)
+    sizes = [
+        params_lib.count(spec(dataclasses.replace(cfg, window=1, features=features + more)))
+        for more in (-1, 0, 1)
+    ]
+    wanted = params_lib.count(spec(cfg))
+    assert abs(sizes[1] - wanted) <= min(abs(sizes[0] - wanted), abs(sizes[2] - wanted))
+    # Encoders and decoders of 8 and two numbers a feature: 2 x 8 + 2 in one layer.
+    assert sizes[2] - sizes[1] == layers * 18
+    assert equal_features(dataclasses.replace(cfg, window=1), 1) == 96
+
+
+def test_shuffled_decoders_go_together_into_all_targets():
+    cfg = TranscoderConfig(3, 8, 16)
+    whole = Transcoder(params_lib.init(jax.random.key(0), spec(cfg)), cfg)
+    mixed = shuffled(whole, seed=1)
+    for source in range(3):
+        # Where each feature's own decoder came from is one order for all targets of its layer.
+        orders = [
+            [
+                int(np.flatnonzero((whole.decoder(source, target) == row).all(1))[0])
+                for row in mixed.decoder(source, target)
+            ]
+            for target in cfg.targets(source)
+        ]
+        assert all(order == orders[0] for order in orders)
+        assert sorted(orders[0]) == list(range(16)) != orders[0]
+    for name in ("encoder", "encoder_bias", "log_threshold", "decoder_bias"):
+        np.testing.assert_array_equal(mixed.params[name], whole.params[name])
