@@ -100,7 +100,7 @@ class Measurements:
                 length=config.score_tokens,
             )
         model = frozen.model
-        local = CircuitModel(_on_one_device(model.params), model.cfg, model.gates)
+        local = dataclasses.replace(model, params=_on_one_device(model.params))
         return cls(config, objective, mesh, frozen, batches, validation, prompts, local)
 
     def ends(self, evaluation: Evaluation) -> bool:
