@@ -100,8 +100,8 @@ def test_shuffled_decoders_go_together_into_all_targets():
         # Where each feature's own decoder came from is one order for all targets of its layer.
         orders = [
             [
-                int(np.flatnonzero((whole.decoder(source, target) == row).all(1))[0])
-                for row in mixed.decoder(source, target)
+                int(np.flatnonzero((np.asarray(whole.decoder(source, target)) == row).all(1))[0])
+                for row in np.asarray(mixed.decoder(source, target))
             ]
             for target in cfg.targets(source)
         ]
