@@ -7,6 +7,8 @@ linear         linear passes through the frozen model, up and down
 mediation      heads and key-query pairs that carry an edge, exactly
 influence      influence on the logits, pruning, scores
 graph_json     files in the schema of Neuronpedia and circuit-tracer
+supernodes     groups of features, proposed by clustering
+page           the offline page of a graph, with a viewer
 """
 
 from sparse_jax.graphs.attribute import attribute
