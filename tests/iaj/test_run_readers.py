@@ -67,7 +67,7 @@ def test_a_transcoder_of_a_run_and_its_graph_mediated_by_prototypes(
         eval_every=2,
         scale_batches=1,
         validation_documents=8,
-        mesh=(1, 1, 1),
+        mesh=(-1, 1, 1),
     )
     source = train.SourceModel.load(config.model)
     own = protot_jax.load_run(run)
