@@ -41,6 +41,7 @@ def task_result(config: CircuitConfig, table: pa.Table, task: str, model: str) -
     clean_B, _ = array(table, ["prompt"], quantity="metric", method="clean")
     corrupt_B, _ = array(table, ["prompt"], quantity="metric", method="corrupt")
     accuracy = wilson(int((clean_B > 0).sum()), len(clean_B))
+    change = mean(config, clean_B - corrupt_B)
     chosen = select(table, quantity="curve")
     kinds = sorted({tuple(row[key] for key in _KEYS) for row in chosen.select(_KEYS).to_pylist()})
     results = tuple(
@@ -51,9 +52,10 @@ def task_result(config: CircuitConfig, table: pa.Table, task: str, model: str) -
     return TaskResult(
         **names,
         accuracy=accuracy,
-        solved=accuracy.estimate >= config.accuracy_bar,
+        solved=accuracy.estimate >= config.accuracy_bar and change.low > 0,
         clean=mean(config, clean_B),
         corrupt=mean(config, corrupt_B),
+        change=change,
         components={each.component: each.points[-1].size for each in results},
         open={
             name: float(np.mean(array(table, ["prompt"], quantity="open", component=name)[0]))

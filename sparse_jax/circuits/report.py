@@ -107,6 +107,7 @@ def solved(summary: CircuitSummary) -> Section:
             cell("yes" if each.solved else "no", tone="good" if each.solved else "bad"),
             _interval(each.clean),
             _interval(each.corrupt),
+            _interval(each.change),
         ]
         for each in summary.results
     ]
@@ -114,7 +115,7 @@ def solved(summary: CircuitSummary) -> Section:
         "Do the models solve the tasks?",
         _PROSE("solved", f"{100 * summary.config.accuracy_bar:g}"),
         table(
-            ["Task", "Model", "Right, %", "Solved", "Metric, clean", "Metric, corrupt"],
+            ["Task", "Model", "Right, %", "Solved", "Metric, clean", "Metric, corrupt", "Change"],
             rows,
             caption="Accuracy and mean metric, with Wilson and bootstrap intervals.",
         ),

@@ -56,7 +56,8 @@ def _of_task(summary: CircuitSummary, task: str) -> Iterator[str]:
             yield (
                 f"{task}: {each.model} does not solve it (right in "
                 f"{100 * each.accuracy.estimate:.0f} % of {each.accuracy.n} prompts, the bar is "
-                f"{100 * config.accuracy_bar:g} %)."
+                f"{100 * config.accuracy_bar:g} %; clean minus corrupt metric "
+                f"{format_interval(each.change)})."
             )
     for component in config.components:
         ablation = config.ablations_of(component)[0]

@@ -132,8 +132,10 @@ class TaskResult:
 
     Attributes:
       accuracy: share of clean prompts with a positive metric.
-      solved: whether that reaches `config.accuracy_bar`.
+      solved: whether that reaches `config.accuracy_bar`, and `change` is above 0 with its interval:
+        a model that answers corrupt prompts alike does not read what the task asks for.
       clean, corrupt: mean metric.
+      change: mean difference of the metric, clean minus corrupt prompt.
       components: number of components by kind; of token edges, those of the longest prompt.
       open: mean number of components of a prompt that carry any weight, by kind.
     """
@@ -144,6 +146,7 @@ class TaskResult:
     solved: bool
     clean: Interval
     corrupt: Interval
+    change: Interval
     components: dict[str, Count]
     open: dict[str, float]
     agreements: tuple[Agreement, ...]
