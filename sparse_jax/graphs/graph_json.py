@@ -1,8 +1,10 @@
-"""Attribution graphs as JSON: the schema of Neuronpedia and circuit-tracer, with two extensions.
+"""Attribution graphs as JSON: the schema of Neuronpedia and circuit-tracer, with three extensions.
 
     metadata, qParams, nodes, links    as those tools read them
     mediation    per link, what heads and pairs of a query and a key carry of it (`Mediated`)
     bias         per target, what is constant in its pre-activation or logit
+    qk           attention scores by the sources that make them, as `qk_tracing_results` has them;
+                 sources that pruning removed are in `qk_only_nodes`
 
 Ids are theirs but for the error of a layer at a position, `0_<layer>_<position>`, where a feature
 of the graph has that id already (layer 0, index = layer): it ends in `_error` then. The ids of
@@ -10,11 +12,10 @@ elements on a page, `jsNodeId`, have kind and position too, without which featur
 them. What is written and what is read passes the same checks (`check`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import graphlib
 import json
-import math
 import os
 from pathlib import Path
 import re
@@ -24,14 +25,17 @@ import numpy as np
 
 from lm_jax.errors import BadInputError, CorruptError
 from lm_jax.run.files import write_json
-from sparse_jax.graphs.graph import LOGIT, Graph
-from sparse_jax.graphs.influence import ERROR, FEATURE, Pruned
+from sparse_jax.graphs import qk
+from sparse_jax.graphs.graph import BIAS, LOGIT, Graph
+from sparse_jax.graphs.influence import ERROR, FEATURE, TOKEN, Pruned
+from sparse_jax.graphs.qk import QK, is_finite
 
 _TYPES = {
     "feature": "cross layer transcoder",
     "error": "mlp reconstruction error",
     "token": "embedding",
     "logit": "logit",
+    "bias": "bias",
 }
 _METADATA = ("slug", "scan", "prompt_tokens", "prompt")
 _NODE = ("node_id", "feature", "layer", "ctx_idx", "feature_type", "jsNodeId", "clerp")
@@ -77,6 +81,7 @@ def document(
     edge_threshold: float,
     labels: Mapping[tuple[int, int], str] | None = None,
     mediated: Mapping[tuple[int, int], Mediated] | None = None,
+    scores: Sequence[QK] = (),
 ) -> dict[str, Any]:
     """A pruned graph as a JSON document.
 
@@ -90,6 +95,7 @@ def document(
       node_threshold, edge_threshold: of the pruning.
       labels: of features, by layer and index.
       mediated: of edges, by source and target as indices in `graph.nodes`.
+      scores: attention scores of this graph (`Graph.qk`).
 
     Raises:
       BadInputError: the document would not pass `check`.
@@ -100,10 +106,11 @@ def document(
     rows = graph.row_nodes
     sources = np.flatnonzero(pruned.kept_S)
     kept = [*sources.tolist(), *(i for i, row in enumerate(table) if row["kind"] == LOGIT)]
-    ids = _ids(table, kept)
+    others = sorted(set().union(*(each.top().nodes for each in scores)).difference(kept))
+    ids = _ids(table, [*kept, *others])
     first_logit = next(i for i, row in enumerate(table) if row["kind"] == LOGIT)
     nodes = []
-    for i in kept:
+    for i in [*kept, *others]:
         row = table[i]
         node = _node(row, ids[i], len(tokens))
         if row["kind"] == LOGIT:
@@ -116,7 +123,7 @@ def document(
             }
         elif row["kind"] == FEATURE:
             node["clerp"] = labels.get((row["layer"], row["feature"]), "")
-        elif row["kind"] != ERROR:
+        elif row["kind"] == TOKEN:
             node["clerp"] = f'Emb: "{tokens[row["position"]]}"'
         if i < len(pruned.share_S):
             node["influence"] = float(pruned.share_S[i])
@@ -149,10 +156,12 @@ def document(
             },
         },
         "qParams": {"pinnedIds": [], "supernodes": [], "linkType": "both", "clickedId": ""},
-        "nodes": nodes,
+        "nodes": nodes[: len(kept)],
         "links": links,
         "mediation": carried,
         "bias": biases,
+        "qk": [qk.as_json(each, ids) for each in scores],
+        "qk_only_nodes": nodes[len(kept) :],
     }
     check(result, "the graph")
     return result
@@ -173,6 +182,8 @@ def _ids(table: Sequence[Mapping[str, Any]], kept: Sequence[int]) -> dict[int, s
                 name += "_error" * (name in taken)
             case "token":
                 name = f"E_{feature}_{position}"
+            case "bias":
+                name = "bias"
             case _:
                 name = f"{layer + 1}_{feature}_{position}"
         taken.add(name)
@@ -182,6 +193,9 @@ def _ids(table: Sequence[Mapping[str, Any]], kept: Sequence[int]) -> dict[int, s
 
 def _node(row: Mapping[str, Any], name: str, length: int) -> dict[str, Any]:
     kind, layer, feature, position = (row[key] for key in ("kind", "layer", "feature", "position"))
+    if kind == BIAS:
+        # At every position; files have one per node.
+        position = 0
     node = {
         "node_id": name,
         "layer": str(layer),
@@ -197,6 +211,8 @@ def _node(row: Mapping[str, Any], name: str, length: int) -> dict[str, Any]:
         return node | {"feature": -1, "jsNodeId": f"{layer}_error-{position}"}
     if kind == LOGIT:
         return node | {"feature": feature, "layer": str(layer + 1), "activation": row["activation"]}
+    if kind == BIAS:
+        return node | {"feature": None, "layer": "E", "jsNodeId": "bias", "clerp": "Biases"}
     return node | {"feature": position, "layer": "E", "jsNodeId": f"E_{feature}-{position}"}
 
 
@@ -230,28 +246,24 @@ def check(graph: Any, name: str) -> None:
         refuse(f"metadata.slug = {slug!r} must be of letters, digits, - and _")
     length = len(graph["metadata"]["prompt_tokens"])
     ids: set[str] = set()
-    for k, node in enumerate(graph["nodes"]):
-        for key in _NODE:
-            if not isinstance(node, Mapping) or key not in node:
-                refuse(f"nodes[{k}] has no {key}")
-        if node["node_id"] in ids:
-            refuse(f"two nodes have the id {node['node_id']!r}")
-        ids.add(node["node_id"])
-        if not isinstance(node["ctx_idx"], int) or not 0 <= node["ctx_idx"] < length:
-            refuse(f"node {node['node_id']!r} is at position {node['ctx_idx']!r} of {length}")
-        for key in ("activation", "influence", "token_prob"):
-            value = node.get(key)
-            if value is not None and not _is_finite(value):
-                refuse(f"node {node['node_id']!r} has {key} = {value!r}")
-    inputs: dict[str, set[str]] = {each: set() for each in ids}
+    _check_nodes(graph["nodes"], "nodes", ids, length, refuse)
+    linked = frozenset(ids)
+    for key in ("qk", "qk_only_nodes"):
+        if not isinstance(graph.get(key, []), list):
+            refuse(f"{key} is no list")
+    _check_nodes(graph.get("qk_only_nodes", []), "qk_only_nodes", ids, length, refuse)
+    for k, entry in enumerate(graph.get("qk", [])):
+        if problem := qk.json_problem(entry, ids, length):
+            refuse(f"qk[{k}] {problem}")
+    inputs: dict[str, set[str]] = {each: set() for each in linked}
     for k, link in enumerate(graph["links"]):
         for key in _LINK:
             if not isinstance(link, Mapping) or key not in link:
                 refuse(f"links[{k}] has no {key}")
         for end in ("source", "target"):
-            if link[end] not in ids:
+            if link[end] not in linked:
                 refuse(f"links[{k}].{end} = {link[end]!r} is no node")
-        if not _is_finite(link["weight"]):
+        if not is_finite(link["weight"]):
             refuse(f"links[{k}] has weight {link['weight']!r}")
         if link["source"] in inputs[link["target"]]:
             refuse(f"two links go from {link['source']!r} to {link['target']!r}")
@@ -262,8 +274,23 @@ def check(graph: Any, name: str) -> None:
         refuse(f"links form a cycle: {' -> '.join(map(repr, error.args[1]))}")
 
 
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _check_nodes(
+    nodes: list[Any], name: str, ids: set[str], length: int, refuse: Callable[[str], None]
+) -> None:
+    """Checks nodes and adds their ids."""
+    for k, node in enumerate(nodes):
+        for key in _NODE:
+            if not isinstance(node, Mapping) or key not in node:
+                refuse(f"{name}[{k}] has no {key}")
+        if node["node_id"] in ids:
+            refuse(f"two nodes have the id {node['node_id']!r}")
+        ids.add(node["node_id"])
+        if not isinstance(node["ctx_idx"], int) or not 0 <= node["ctx_idx"] < length:
+            refuse(f"node {node['node_id']!r} is at position {node['ctx_idx']!r} of {length}")
+        for key in ("activation", "influence", "token_prob"):
+            value = node.get(key)
+            if value is not None and not is_finite(value):
+                refuse(f"node {node['node_id']!r} has {key} = {value!r}")
 
 
 def write(path: str | os.PathLike[str], graph: Mapping[str, Any]) -> None:

@@ -21,11 +21,11 @@ import jax
 import jax.numpy as jnp
 
 from lm_jax.errors import UsageError
-from lm_jax.model.config import DecoderConfig
-from lm_jax.model.layers import rows, unembedding
+from lm_jax.model.config import DecoderConfig, Rope
+from lm_jax.model.layers import rope_tables, rows, unembedding
 from lm_jax.model.sites import keep
 from sparse_jax.circuits.runs import CircuitModel
-from sparse_jax.transcoders.transcoder import Transcoder
+from sparse_jax.graphs.basis import Features
 
 
 @struct.dataclass
@@ -51,6 +51,34 @@ class FrozenLayers:
 
 
 @struct.dataclass
+class FrozenScores:
+    """Attention scores as a bilinear map of the inputs of blocks, leaves with a leading L.
+
+    A score is `scale` times the product of a query and a key, each a linear map of the residual
+    stream: projection, per-head norm by its recorded divisor, rotation.
+
+    Attributes:
+      query_LDNH, key_LDKH: weights.
+      query_bias_LNH, key_bias_LKH: what biases of norm and projection add.
+      query_norm_LTNH, key_norm_LSKH: factors of the per-head norms; None without.
+      rotation_2LTR: cosines and sines of the R rotated pairs of coordinates; None without.
+      rotated_query_LTNH, rotated_key_LSKH: queries and keys of the forward pass, as scored.
+      scale: on the product, before a soft cap.
+    """
+
+    query_LDNH: jax.Array
+    key_LDKH: jax.Array
+    query_bias_LNH: jax.Array
+    key_bias_LKH: jax.Array
+    query_norm_LTNH: jax.Array | None
+    key_norm_LSKH: jax.Array | None
+    rotation_2LTR: jax.Array | None
+    rotated_query_LTNH: jax.Array
+    rotated_key_LSKH: jax.Array
+    scale: float = struct.field(pytree_node=False)
+
+
+@struct.dataclass
 class Replacement:
     """One prompt of T tokens in a model whose MLPs a transcoder replaces; float32 throughout.
 
@@ -67,6 +95,7 @@ class Replacement:
       error_LTD: output minus reconstruction.
       logits_V: at the last position, before a soft cap.
       probability_V: of the next token, by the model itself.
+      scores: of attention; None for a mixer without scores.
     """
 
     layers: FrozenLayers
@@ -85,29 +114,19 @@ class Replacement:
     error_LTD: jax.Array
     logits_V: jax.Array
     probability_V: jax.Array
+    scores: FrozenScores | None = None
 
 
-def check(model: CircuitModel, transcoder: Transcoder, tokens: Any) -> None:
+def check(model: CircuitModel, features: Features, tokens: Any) -> None:
     """Raises where the three do not go together.
 
     Raises:
       UsageError: naming what differs, and the remedy.
     """
-    cfg, own = model.cfg, transcoder.cfg
+    cfg = model.cfg
     if not cfg.mlp_size:
         raise UsageError("model: it has no MLPs (mlp_size = 0) to replace; give one that has")
-    for name in ("num_layers", "hidden_size"):
-        if getattr(cfg, name) != getattr(own, name):
-            raise UsageError(
-                f"transcoder: its {name} is {getattr(own, name)}, but that of the model is "
-                f"{getattr(cfg, name)}; give a transcoder that was trained on this model"
-            )
-    bad = [name for name, x in jax.tree.flatten_with_path(transcoder.params)[0] if _broken(x)]
-    if bad:
-        raise UsageError(
-            f"transcoder: {jax.tree_util.keystr(bad[0])} holds numbers that are not finite; give "
-            "an earlier checkpoint"
-        )
+    features.check(cfg)
     if tokens.ndim != 1 or not tokens.size:
         raise UsageError(f"tokens: shape {tokens.shape}; give the ids of one prompt, shape [T]")
     if len(tokens) > cfg.max_length:
@@ -128,23 +147,21 @@ def check_ids(name: str, ids: Any, cfg: DecoderConfig) -> None:
             )
 
 
-def _broken(x: jax.Array) -> bool:
-    return not bool(jnp.isfinite(x).all())
-
-
-def record(model: CircuitModel, transcoder: Transcoder, tokens_T: jax.Array) -> Replacement:
+def record(model: CircuitModel, features: Features, tokens_T: jax.Array) -> Replacement:
     """The replacement model of a prompt, from one forward pass in float32.
 
     Args:
       model: dense or sparse; its parameters are cast to float32.
-      transcoder: of raw activations (`Transcoder.folded`).
+      features: a transcoder of raw activations (`Transcoder.folded`), or neurons.
       tokens_T: ids of the prompt.
     """
     cfg = model.cfg
     params = jax.tree.map(lambda x: x.astype(jnp.float32), model.params)
     model = dataclasses.replace(model, params=params)
     names = ["attn.pattern", "ln1.scale", "ln2.scale", "final.scale", "mlp.in", "mlp.out"]
+    names += ["attn.rot_q", "attn.rot_k"]
     names += ["ln1_post.scale"] if cfg.post_norms else []
+    names += ["attn.q_norm.scale", "attn.k_norm.scale"] if cfg.qk_norm else []
     tokens_BT = tokens_T[None]
     run = model.forward(
         tokens_BT, jnp.ones_like(tokens_BT, bool), record=dict.fromkeys(names, keep)
@@ -169,7 +186,8 @@ def record(model: CircuitModel, transcoder: Transcoder, tokens_T: jax.Array) -> 
     position_TD = jnp.zeros((tokens_T.size, cfg.hidden_size), jnp.float32)
     if cfg.rope is None:
         position_TD = rows(params["embed"]["positions"], jnp.arange(tokens_T.size))
-    feature_LTF = transcoder.encode(records["mlp.in"])
+    features = features.for_prompt(records["mlp.in"])
+    feature_LTF = features.encode(records["mlp.in"])
     return Replacement(
         layers=layers,
         read_LTD=read_LTD,
@@ -179,15 +197,54 @@ def record(model: CircuitModel, transcoder: Transcoder, tokens_T: jax.Array) -> 
         token_TD=rows(params["embed"]["tokens"], tokens_T) * cfg.embed_scale,
         position_TD=position_TD,
         attention_bias_LTD=_attention_bias(layers, blocks["mixer"], norm_bias_LD, post_bias_LD),
-        decoder_bias_LD=transcoder.params["decoder_bias"],
-        pre_LTF=transcoder.pre_activations(records["mlp.in"]),
+        decoder_bias_LD=features.decoder_bias_LD,
+        pre_LTF=features.pre_activations(records["mlp.in"]),
         feature_LTF=feature_LTF,
         input_LTD=records["mlp.in"],
         output_LTD=records["mlp.out"],
-        error_LTD=records["mlp.out"] - transcoder.decode(feature_LTF),
+        error_LTD=records["mlp.out"] - features.decode(feature_LTF),
         logits_V=unembedding(params, cfg) @ run.hidden[0, -1],
         probability_V=jax.nn.softmax(run.logits[0, -1]),
+        scores=_scores(blocks["mixer"], norm_bias_LD, records, cfg),
     )
+
+
+def _scores(mixer: Any, norm_bias_LD: jax.Array, records: Any, cfg: DecoderConfig) -> FrozenScores:
+    def bias(name: str) -> jax.Array:
+        bias_LNH = jnp.einsum("LD,LDNH->LNH", norm_bias_LD, mixer[name])
+        return bias_LNH + mixer.get(f"{name}_bias", 0.0)
+
+    def norm(name: str) -> jax.Array | None:
+        if not cfg.qk_norm:
+            return None
+        weight_LH = mixer[f"{name}_norm"]["scale"] + cfg.norm_offset
+        return weight_LH[:, None, None] / records[f"attn.{name}_norm.scale"]
+
+    return FrozenScores(
+        query_LDNH=mixer["q"],
+        key_LDKH=mixer["k"],
+        query_bias_LNH=bias("q"),
+        key_bias_LKH=bias("k"),
+        query_norm_LTNH=norm("q"),
+        key_norm_LSKH=norm("k"),
+        rotation_2LTR=_rotation(cfg, records["attn.rot_q"].shape[1]),
+        rotated_query_LTNH=records["attn.rot_q"],
+        rotated_key_LSKH=records["attn.rot_k"],
+        scale=cfg.scale,
+    )
+
+
+def _rotation(cfg: DecoderConfig, T: int) -> jax.Array | None:
+    if cfg.rope is None:
+        return None
+
+    def table(rope: Rope) -> jax.Array:
+        positions_BT = jnp.arange(T)[None]
+        return jnp.stack([x[0] for x in rope_tables(rope, cfg.rotary_width(rope), positions_BT)])
+
+    far_2TR = table(cfg.rope)
+    near_2TR = far_2TR if cfg.local_rope is None else table(cfg.local_rope)
+    return jnp.stack([far_2TR if w is None else near_2TR for w in cfg.layer_windows], 1)
 
 
 def _factor(norm: Any, scale: jax.Array, cfg: DecoderConfig) -> tuple[jax.Array, jax.Array]:
