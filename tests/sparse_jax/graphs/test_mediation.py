@@ -54,7 +54,8 @@ def removed_edges(replacement, pattern_BLNTS, sources, targets, x):
     return stream_BTD[:, target_at] @ vector_D
 
 
-@pytest.mark.parametrize("model", MODELS)
+# The last has grouped keys, rotations, and layer norm with biases at once.
+@pytest.mark.parametrize("model", [*MODELS, ("grouped", None, None)])
 def test_the_share_of_every_pair_is_what_its_removal_takes_from_the_edge(model):
     graph = small_graph(*model)
     chosen = np.array(pairs(graph))
