@@ -93,7 +93,8 @@ def mediated(graph: Graph) -> float:
 def _edges_without(replacement, sources, vector_XD, entry_4):
     """Edges to logits with one entry of the patterns removed, `[X]`."""
     pattern_LNTS = replacement.layers.pattern_LNTS.at[tuple(entry_4)].set(0.0)
-    layers = replacement.layers.replace(pattern_LNTS=pattern_LNTS)
+    layers = replacement.layers
+    layers = layers.replace(mixer=layers.mixer.replace(pattern_LNTS=pattern_LNTS))
     _, last_XTD = linear.tangents(replacement.replace(layers=layers), sources)
     return (last_XTD[:, -1] * vector_XD).sum(-1)
 

@@ -91,8 +91,9 @@ def normalised(edges: Edges) -> np.ndarray:
 
 def influence(edges: Edges) -> np.ndarray:
     """I of every source `[S]`; N is not formed, of which large graphs have gigabytes."""
-    size_R = np.concatenate([part_RS.sum(1) for _, part_RS in _sizes(edges)])
-    size_R = np.maximum(size_R, _LEAST_SUM)
+    size_R = np.zeros(len(edges.weight_RS))
+    for at, part_RS in _sizes(edges):
+        size_R[at] = np.maximum(part_RS.sum(1), _LEAST_SUM)
     is_node_R = edges.node_R >= 0
     between_RR = np.abs(np.asarray(edges.weight_RS[:, edges.node_R[is_node_R]], np.float64))
     between_RR /= size_R[:, None]
