@@ -196,8 +196,8 @@ class FrozenLayers:
         return output_LTD + self.post_norm_bias_LD[:, None]
 
 
-def frozen_sites(cfg: DecoderConfig, mixer: object) -> tuple[str, ...]:
-    """The sites that `freeze_layers` needs, and the divisor of the last norm.
+def mixer_sites(mixer: object) -> tuple[str, ...]:
+    """The sites of the weights that a mixer gives to pairs of positions.
 
     Raises:
       UsageError: the mixer has no linear form.
@@ -207,8 +207,17 @@ def frozen_sites(cfg: DecoderConfig, mixer: object) -> tuple[str, ...]:
             f"model: {type(mixer).__name__} is not linear with its gates held; give a model of "
             "attention or of prototypes"
         )
+    return mixer.frozen_sites
+
+
+def frozen_sites(cfg: DecoderConfig, mixer: object) -> tuple[str, ...]:
+    """The sites that `freeze_layers` needs, and the divisor of the last norm.
+
+    Raises:
+      UsageError: the mixer has no linear form.
+    """
     post = ("ln1_post.scale",) if cfg.post_norms else ()
-    return (*mixer.frozen_sites, "ln1.scale", "final.scale", *post)
+    return (*mixer_sites(mixer), "ln1.scale", "final.scale", *post)
 
 
 def freeze_layers(

@@ -3,9 +3,15 @@
 attribute      the graph of a prompt, in a model whose MLPs a transcoder replaces
 graph          nodes, adjacency matrix, certificates
 replacement    what a forward pass freezes
+basis          what a graph needs of the features that stand for MLPs
 linear         linear passes through the frozen model, up and down
 mediation      heads and key-query pairs that carry an edge, exactly
+qk             why a head looked there: attention scores by pairs of sources
+rows           rows of the adjacency matrix in chunks
+neurons        graphs of the MLPs' own neurons, without a transcoder
+interventions  interventions in the model against what a graph predicts
 influence      influence on the logits, pruning, scores
+graph_document pruned graphs as files hold them
 graph_json     files in the schema of Neuronpedia and circuit-tracer
 supernodes     groups of features, proposed by clustering
 page           the offline page of a graph, with a viewer

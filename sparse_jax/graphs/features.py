@@ -28,7 +28,7 @@ from lm_jax.text.examples import Examples, OnePass
 from lm_jax.text.preparation import Prepared
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.train.objective import ignore_index_batch
-from sparse_jax.graphs import graph_json, linear
+from sparse_jax.graphs import graph_json
 from sparse_jax.source_model import SourceModel
 from sparse_jax.transcoders.transcoder import Transcoder
 
@@ -134,7 +134,7 @@ def _logits(model, transcoder, layer_X, index_X):
     """Direct effects on the logits `[X, V]` of one unit of each feature."""
     cfg, params = model.cfg, model.params
     one_X = jnp.ones(len(layer_X), jnp.float32)
-    write_XD = linear.feature_writes(transcoder, layer_X, index_X, one_X).sum(0)
+    write_XD = transcoder.writes(layer_X, index_X, one_X).sum(0)
     final = params.get("final") or {}
     direction_XD = centre(write_XD, cfg.norm == "layer")
     if "scale" in final:
@@ -204,7 +204,7 @@ def decoders(transcoder: Transcoder, features: Sequence[Feature]) -> dict[Featur
         return {}
     layer_X, index_X = (jnp.asarray(each, jnp.int32) for each in zip(*features, strict=True))
     one_X = jnp.ones(len(features), jnp.float32)
-    write_LXD = np.asarray(linear.feature_writes(transcoder, layer_X, index_X, one_X))
+    write_LXD = np.asarray(transcoder.writes(layer_X, index_X, one_X))
     return {feature: write_LXD[:, x].reshape(-1) for x, feature in enumerate(features)}
 
 

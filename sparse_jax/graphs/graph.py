@@ -16,6 +16,7 @@ to the reading.
 
 from collections.abc import Iterator, Sequence
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -23,12 +24,14 @@ import numpy as np
 import pyarrow as pa
 
 from lm_jax.errors import UsageError
-from sparse_jax.graphs import influence, linear, mediation
+from sparse_jax.graphs import influence, linear, mediation, qk
+from sparse_jax.graphs.basis import Features
 from sparse_jax.graphs.influence import ERROR, FEATURE, TOKEN, Edges, Pruned, Scores
 from sparse_jax.graphs.linear import Sources, Targets
 from sparse_jax.graphs.mediation import Mediation
+from sparse_jax.graphs.qk import QK
 from sparse_jax.graphs.replacement import Replacement
-from sparse_jax.transcoders.transcoder import Transcoder
+from sparse_jax.graphs.rows import ActiveFeatures, RowFiller
 
 LOGIT, BIAS = "logit", "bias"
 SCHEMA = pa.schema(
@@ -40,7 +43,7 @@ SCHEMA = pa.schema(
         ("activation", pa.float32()),
     ]
 )
-_SOURCE_KINDS = (FEATURE, ERROR, TOKEN)
+SOURCE_KINDS = (FEATURE, ERROR, TOKEN)
 # Products in float32 on every processor: in bfloat16 small edges are wrong by a factor.
 PRECISION = "highest"
 
@@ -66,7 +69,7 @@ class Graph:
       probabilities: of the logit nodes, by the model itself.
       directions: `[logits, D]` of the unembedding, minus its mean over the vocabulary.
       replacement: the frozen model that the graph is of.
-      transcoder: whose features it has.
+      transcoder: whose features it has, or neurons, with what is frozen of them.
     """
 
     nodes: pa.Table
@@ -77,7 +80,12 @@ class Graph:
     probabilities: np.ndarray
     directions: np.ndarray = dataclasses.field(repr=False)
     replacement: Replacement = dataclasses.field(repr=False)
-    transcoder: Transcoder = dataclasses.field(repr=False)
+    transcoder: Features = dataclasses.field(repr=False)
+
+    @property
+    def kinds(self) -> np.ndarray:
+        """Kind of each node."""
+        return self._column("kind")
 
     @property
     def num_sources(self) -> int:
@@ -119,8 +127,8 @@ class Graph:
           UsageError: a source is a logit or the bias, a target neither feature nor logit.
         """
         pairs = np.asarray(edges, np.int64).reshape(-1, 2)
-        self._check_kinds(pairs[:, 0], _SOURCE_KINDS, "source")
-        self._check_kinds(pairs[:, 1], (FEATURE, LOGIT), "target")
+        self.check_kinds(pairs[:, 0], SOURCE_KINDS, "source")
+        self.check_kinds(pairs[:, 1], (FEATURE, LOGIT), "target")
         sources, source_index = np.unique(pairs[:, 0], return_inverse=True)
         targets, target_index = np.unique(pairs[:, 1], return_inverse=True)
         with jax.default_matmul_precision(PRECISION):
@@ -133,6 +141,28 @@ class Graph:
                     *(source_parts, source_index[at]),
                     *(target_parts, target_index[at]),
                 )
+
+    def qk(self, layer: int, head: int, query: int, key: int) -> QK:
+        """Why a head looked there: the score by sources at the query and at the key (Fig. 8).
+
+        Args:
+          layer, head: of the queries, where keys are shared by several heads.
+          query, key: positions; the key is no later than the query.
+
+        Raises:
+          UsageError: there is no such score.
+        """
+        place = layer, head, query, key
+        qk.check(self.replacement, *place)
+        with jax.default_matmul_precision(PRECISION):
+            targets = _qk_targets(self.replacement, *place)
+            rows, biases = self._rows.of(targets, entering=True)
+        return qk.of_rows(self.replacement, place, rows, biases, self.nodes.num_rows - 1)
+
+    @functools.cached_property
+    def _rows(self) -> RowFiller:
+        features = ActiveFeatures(np.asarray(self.replacement.feature_LTF))
+        return RowFiller(self.replacement, self.transcoder, features)
 
     def edge_weights(self, edges: Sequence[tuple[int, int]] | np.ndarray) -> np.ndarray:
         """Entries of the adjacency matrix for pairs of source and target, indices in `nodes`.
@@ -190,8 +220,7 @@ class Graph:
         )
         is_feature, is_error = kind == FEATURE, kind == ERROR
         write_LXD = np.asarray(
-            linear.feature_writes(
-                self.transcoder,
+            self.transcoder.writes(
                 jnp.asarray(np.where(is_feature, layer, 0)),
                 jnp.asarray(np.where(is_feature, feature, 0)),
                 jnp.asarray(np.where(is_feature, activation, 0.0).astype(self.adjacency.dtype)),
@@ -234,7 +263,12 @@ class Graph:
         column = self.nodes[name]
         return (column if name == "kind" else column.fill_null(-1)).to_numpy(zero_copy_only=False)
 
-    def _check_kinds(self, nodes: np.ndarray, kinds: tuple[str, ...], role: str) -> None:
+    def check_kinds(self, nodes: np.ndarray, kinds: tuple[str, ...], role: str) -> None:
+        """Raises for a node that is not of one of the kinds.
+
+        Raises:
+          UsageError: naming `role` and the node.
+        """
         for node in nodes:
             if not 0 <= node < self.nodes.num_rows:
                 raise UsageError(
@@ -247,6 +281,9 @@ class Graph:
 
 def _tiny() -> float:
     return float(np.finfo(np.float32).tiny)
+
+
+_qk_targets = jax.jit(qk.targets)
 
 
 @jax.jit

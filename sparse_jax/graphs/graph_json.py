@@ -4,6 +4,8 @@
     mediation        per link, what heads and pairs of a query and a key carry of it (`Mediated`)
     bias             per target, what is constant in its pre-activation or logit
     interventions    effects of scaling a source, predicted and measured; optional
+    qk               attention scores by the sources that make them, as `qk_tracing_results` has
+                     them; sources that pruning removed are in `qk_only_nodes`; optional
 
     interventions[i] = {"source": id, "factor": number, "effects": [effect, ...]}
     effect = {"target": id, "predicted": x, "frozen": x, "attention_frozen": x, "free": x}
@@ -12,14 +14,10 @@ The factor multiplies what the source writes. An effect is the change of the tar
 or logit: as the links predict it, and measured with all that the graph freezes frozen, with
 attention alone frozen, and with nothing frozen.
 
-Ids are theirs but for the error of a layer at a position, `0_<layer>_<position>`, where a feature
-of the graph has that id already (layer 0, index = layer): it ends in `_error` then. The ids of
-elements on a page, `jsNodeId`, have kind and position too, without which features and errors share
-them. What is written and what is read passes the same checks (`check`).
+What is written (`document`) and what is read passes the same checks (`check`).
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-import dataclasses
 import graphlib
 import json
 import math
@@ -28,192 +26,23 @@ from pathlib import Path
 import re
 from typing import Any, NoReturn
 
-import numpy as np
-
 from lm_jax.errors import BadInputError, CorruptError
-from lm_jax.run.files import to_jsonable, write_json
-from sparse_jax.graphs.graph import LOGIT, Graph
-from sparse_jax.graphs.influence import ERROR, FEATURE, TOKEN, Pruned
+from lm_jax.run.files import write_json
+from sparse_jax.graphs.influence import ERROR, FEATURE, TOKEN
+from sparse_jax.graphs.interventions import MODES
 
-_TYPES = {
-    "feature": "cross layer transcoder",
-    "error": "mlp reconstruction error",
-    "token": "embedding",
-    "logit": "logit",
-}
 _METADATA = ("slug", "scan", "prompt_tokens", "prompt")
 _NODE = ("node_id", "feature", "layer", "ctx_idx", "feature_type", "jsNodeId", "clerp")
 _LINK = ("source", "target", "weight")
 # Of the extensions: the lists of a mediated link with the length of an entry, and the effects.
 _SHARES = {"heads": 3, "pairs": 5}
-EFFECTS = ("predicted", "frozen", "attention_frozen", "free")
-_SCHEMA_VERSION = 1
-
-
-@dataclasses.dataclass(frozen=True)
-class Mediated:
-    """What carries an edge, the largest shares first.
-
-    Attributes:
-      heads: (layer, head, share), summed over pairs.
-      pairs: (layer, head, query, key, share).
-    """
-
-    heads: tuple[tuple[int, int, float], ...]
-    pairs: tuple[tuple[int, int, int, int, float], ...]
-
-
-def largest_shares(score_LNTS: np.ndarray, *, heads: int = 5, pairs: int = 10) -> Mediated:
-    """The heads and the pairs with the largest absolute shares of an edge."""
-    score_LN = score_LNTS.sum((2, 3))
-
-    def top(score: np.ndarray, count: int) -> list[tuple[Any, ...]]:
-        order = np.argsort(-np.abs(score), axis=None, kind="stable")[:count]
-        places = np.stack(np.unravel_index(order, score.shape), 1)
-        shares = [(*map(int, place), float(score[tuple(place)])) for place in places]
-        return [share for share in shares if share[-1]]
-
-    return Mediated(tuple(top(score_LN, heads)), tuple(top(score_LNTS, pairs)))
-
-
-def document(
-    graph: Graph,
-    pruned: Pruned,
-    *,
-    slug: str,
-    model_name: str,
-    tokens: Sequence[str],
-    logit_tokens: Sequence[str],
-    node_threshold: float,
-    edge_threshold: float,
-    labels: Mapping[tuple[int, int], str] | None = None,
-    mediated: Mapping[tuple[int, int], Mediated] | None = None,
-) -> dict[str, Any]:
-    """A pruned graph as a JSON document.
-
-    Args:
-      graph: the graph.
-      pruned: what of it to write.
-      slug: name of the graph, of letters, digits, `-` and `_`.
-      model_name: the `scan` that viewers group graphs by.
-      tokens: of the prompt, as text.
-      logit_tokens: of the logit nodes, as text.
-      node_threshold, edge_threshold: of the pruning.
-      labels: of features, by layer and index.
-      mediated: of edges, by source and target as indices in `graph.nodes`.
-
-    Raises:
-      BadInputError: the document would not pass `check`.
-    """
-    labels, mediated = labels or {}, mediated or {}
-    table = graph.nodes.to_pylist()
-    edges = graph.edges()
-    rows = graph.row_nodes
-    sources = np.flatnonzero(pruned.kept_S)
-    kept = [*sources.tolist(), *(i for i, row in enumerate(table) if row["kind"] == LOGIT)]
-    ids = _ids(table, kept)
-    first_logit = next(i for i, row in enumerate(table) if row["kind"] == LOGIT)
-    nodes = []
-    for i in kept:
-        row = table[i]
-        node = _node(row, ids[i], len(tokens))
-        if row["kind"] == LOGIT:
-            k = i - first_logit
-            probability = float(graph.probabilities[k])
-            node |= {
-                "clerp": f'Output "{logit_tokens[k]}" (p={probability:.3f})',
-                "token_prob": probability,
-                "is_target_logit": k == 0,
-            }
-        elif row["kind"] == FEATURE:
-            node["clerp"] = labels.get((row["layer"], row["feature"]), "")
-        elif row["kind"] != ERROR:
-            node["clerp"] = f'Emb: "{tokens[row["position"]]}"'
-        if i < len(pruned.share_S):
-            node["influence"] = float(pruned.share_S[i])
-        nodes.append(node)
-    links, carried = [], []
-    for r, s in zip(*np.nonzero(pruned.kept_RS & (edges.weight_RS != 0)), strict=True):
-        pair = int(s), int(rows[r])
-        ends = {"source": ids[pair[0]], "target": ids[pair[1]]}
-        links.append(ends | {"weight": float(edges.weight_RS[r, s])})
-        if pair in mediated:
-            carried.append(ends | to_jsonable(mediated[pair]))
-    biases = [
-        {"node_id": ids[int(node)], "bias": float(bias)}
-        for node, bias in zip(rows, graph.bias, strict=True)
-        if int(node) in ids
-    ]
-    result = {
-        "metadata": {
-            "slug": slug,
-            "scan": model_name,
-            "prompt_tokens": list(tokens),
-            "prompt": "".join(tokens),
-            "node_threshold": node_threshold,
-            "schema_version": _SCHEMA_VERSION,
-            "info": {"generator": {"name": "interpretable-attention-jax"}},
-            "generation_settings": {"max_n_logits": len(logit_tokens)},
-            "pruning_settings": {
-                "node_threshold": node_threshold,
-                "edge_threshold": edge_threshold,
-            },
-        },
-        "qParams": {"pinnedIds": [], "supernodes": [], "linkType": "both", "clickedId": ""},
-        "nodes": nodes,
-        "links": links,
-        "mediation": carried,
-        "bias": biases,
-    }
-    check(result, "the graph")
-    return result
-
-
-def _ids(table: Sequence[Mapping[str, Any]], kept: Sequence[int]) -> dict[int, str]:
-    """Ids of the kept nodes, by index; no two are equal."""
-    ids, taken = {}, set()
-    # Features first: an error gives way to one.
-    for i in sorted(kept, key=lambda i: table[i]["kind"] == ERROR):
-        row = table[i]
-        layer, feature, position = row["layer"], row["feature"], row["position"]
-        match row["kind"]:
-            case "feature":
-                name = f"{layer}_{feature}_{position}"
-            case "error":
-                name = f"0_{layer}_{position}"
-                name += "_error" * (name in taken)
-            case "token":
-                name = f"E_{feature}_{position}"
-            case _:
-                name = f"{layer + 1}_{feature}_{position}"
-        taken.add(name)
-        ids[i] = name
-    return ids
-
-
-def _node(row: Mapping[str, Any], name: str, length: int) -> dict[str, Any]:
-    kind, layer, feature, position = (row[key] for key in ("kind", "layer", "feature", "position"))
-    node = {
-        "node_id": name,
-        "layer": str(layer),
-        "ctx_idx": position,
-        "reverse_ctx_idx": length - 1 - position,
-        "feature_type": _TYPES[kind],
-        "jsNodeId": f"{layer}_{kind}_{feature}-{position}",
-        "clerp": "",
-    }
-    if kind == FEATURE:
-        return node | {"feature": pair_number(layer, feature), "activation": row["activation"]}
-    if kind == ERROR:
-        return node | {"feature": -1, "jsNodeId": f"{layer}_error-{position}"}
-    if kind == LOGIT:
-        return node | {"feature": feature, "layer": str(layer + 1), "activation": row["activation"]}
-    return node | {"feature": position, "layer": "E", "jsNodeId": f"E_{feature}-{position}"}
-
-
-def pair_number(layer: int, feature: int) -> int:
-    """Cantor's number of a pair, which names a feature in feature files."""
-    return (layer + feature) * (layer + feature + 1) // 2 + feature
+EFFECTS = ("predicted", *MODES)
+# Contributors of an entry of a file, and how many nodes each has.
+_CONTRIBUTORS = {
+    "pair_wise_contributors": 2,
+    "top_q_marginal_contributors": 1,
+    "top_k_marginal_contributors": 1,
+}
 
 
 def kind(node: Mapping[str, Any]) -> str:
@@ -232,6 +61,11 @@ def feature_of(node: Mapping[str, Any]) -> tuple[int, int] | None:
     both = (math.isqrt(8 * number + 1) - 1) // 2
     index = number - both * (both + 1) // 2
     return (both - index, index) if str(both - index) == str(node["layer"]) else None
+
+
+def pair_number(layer: int, feature: int) -> int:
+    """Cantor's number of a pair, which names a feature in feature files."""
+    return (layer + feature) * (layer + feature + 1) // 2 + feature
 
 
 def check(graph: Any, name: str) -> None:
@@ -259,21 +93,7 @@ def check(graph: Any, name: str) -> None:
         refuse(f"metadata.slug = {slug!r} must be of letters, digits, - and _")
     length = len(graph["metadata"]["prompt_tokens"])
     ids: set[str] = set()
-    for k, node in enumerate(graph["nodes"]):
-        for key in _NODE:
-            if not isinstance(node, Mapping) or key not in node:
-                refuse(f"nodes[{k}] has no {key}")
-        if node["node_id"] in ids:
-            refuse(f"two nodes have the id {node['node_id']!r}")
-        ids.add(node["node_id"])
-        if not isinstance(node["ctx_idx"], int) or not 0 <= node["ctx_idx"] < length:
-            refuse(f"node {node['node_id']!r} is at position {node['ctx_idx']!r} of {length}")
-        if kind(node) in (FEATURE, ERROR) and not re.fullmatch(r"\d+", str(node["layer"])):
-            refuse(f"node {node['node_id']!r} has layer = {node['layer']!r}, no whole number")
-        for key in ("activation", "influence", "token_prob"):
-            value = node.get(key)
-            if value is not None and not _is_finite(value):
-                refuse(f"node {node['node_id']!r} has {key} = {value!r}")
+    _check_nodes(graph["nodes"], "nodes", ids, length, refuse)
     inputs: dict[str, set[str]] = {each: set() for each in ids}
     for k, link in enumerate(graph["links"]):
         for key in _LINK:
@@ -292,6 +112,28 @@ def check(graph: Any, name: str) -> None:
     except graphlib.CycleError as error:
         refuse(f"links form a cycle: {' -> '.join(map(repr, error.args[1]))}")
     _check_extensions(graph, ids, refuse)
+    _check_scores(graph, ids, length, refuse)
+
+
+def _check_nodes(
+    nodes: list[Any], name: str, ids: set[str], length: int, refuse: Callable[[str], NoReturn]
+) -> None:
+    """Checks nodes and adds their ids."""
+    for k, node in enumerate(nodes):
+        for key in _NODE:
+            if not isinstance(node, Mapping) or key not in node:
+                refuse(f"{name}[{k}] has no {key}")
+        if node["node_id"] in ids:
+            refuse(f"two nodes have the id {node['node_id']!r}")
+        ids.add(node["node_id"])
+        if not isinstance(node["ctx_idx"], int) or not 0 <= node["ctx_idx"] < length:
+            refuse(f"node {node['node_id']!r} is at position {node['ctx_idx']!r} of {length}")
+        if kind(node) in (FEATURE, ERROR) and not re.fullmatch(r"\d+", str(node["layer"])):
+            refuse(f"node {node['node_id']!r} has layer = {node['layer']!r}, no whole number")
+        for key in ("activation", "influence", "token_prob"):
+            value = node.get(key)
+            if value is not None and not _is_finite(value):
+                refuse(f"node {node['node_id']!r} has {key} = {value!r}")
 
 
 def _check_extensions(
@@ -341,6 +183,46 @@ def _is_share(share: Any, size: int) -> bool:
     if not isinstance(share, list | tuple) or len(share) != size or not _is_finite(share[-1]):
         return False
     return all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in share[:-1])
+
+
+def _check_scores(
+    graph: Mapping[str, Any], ids: set[str], length: int, refuse: Callable[[str], NoReturn]
+) -> None:
+    """Checks attention scores, which may name more nodes than links do; adds their ids."""
+    for key in ("qk", "qk_only_nodes"):
+        if not isinstance(graph.get(key, []), list):
+            refuse(f"{key} is no list")
+    _check_nodes(graph.get("qk_only_nodes", []), "qk_only_nodes", ids, length, refuse)
+    for k, entry in enumerate(graph.get("qk", [])):
+        if problem := _score_problem(entry, ids, length):
+            refuse(f"qk[{k}] {problem}")
+
+
+def _score_problem(entry: Any, ids: Collection[str], length: int) -> str:
+    """What is wrong with an entry of `qk.as_json`'s form; "" if nothing."""
+    places = ("layer", "head", "query", "key")
+    for name in (*places, "score", *_CONTRIBUTORS):
+        if not isinstance(entry, Mapping) or name not in entry:
+            return f"has no {name}"
+    for name in places:
+        if type(entry[name]) is not int or entry[name] < 0:
+            return f"has {name} = {entry[name]!r}"
+    if not entry["key"] <= entry["query"] < length:
+        return f"has key {entry['key']} and query {entry['query']} of {length} tokens"
+    if not _is_finite(entry["score"]):
+        return f"has score {entry['score']!r}"
+    for name, count in _CONTRIBUTORS.items():
+        if not isinstance(entry[name], list):
+            return f"has no list {name}"
+        for each in entry[name]:
+            if not isinstance(each, list | tuple) or len(each) != count + 1:
+                return f"has {name} with {each!r}"
+            for node in each[:-1]:
+                if not isinstance(node, str) or node not in ids:
+                    return f"has {name} with {node!r}, which is no node"
+            if not _is_finite(each[-1]):
+                return f"has {name} with value {each[-1]!r}"
+    return ""
 
 
 def _is_finite(value: Any) -> bool:

@@ -11,6 +11,7 @@ no inputs, are complete; or over nodes with inputs alone. Scores of a pruned gra
 removed features contribute to the error at the same layer and position.
 """
 
+from collections.abc import Iterator
 import dataclasses
 
 import numpy as np
@@ -19,6 +20,8 @@ from lm_jax.errors import UsageError
 
 FEATURE, ERROR, TOKEN = "feature", "error", "token"
 _LEAST_SUM = 1e-10
+# At a time in float64.
+_ROWS = 32
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -87,19 +90,37 @@ def normalised(edges: Edges) -> np.ndarray:
 
 
 def influence(edges: Edges) -> np.ndarray:
-    """I of every source `[S]`."""
-    normalised_RS = normalised(edges)
+    """I of every source `[S]`; N is not formed, of which large graphs have gigabytes."""
+    size_R = np.zeros(len(edges.weight_RS))
+    for at, part_RS in _sizes(edges):
+        size_R[at] = np.maximum(part_RS.sum(1), _LEAST_SUM)
     is_node_R = edges.node_R >= 0
-    total_S = np.zeros(normalised_RS.shape[1])
+    between_RR = np.abs(np.asarray(edges.weight_RS[:, edges.node_R[is_node_R]], np.float64))
+    between_RR /= size_R[:, None]
     weight_R = edges.start_R.astype(np.float64)
+    through_R = weight_R.copy()
     # A path has at most one row per layer, and the matrix no cycle: as many steps end it.
     for _ in range(len(weight_R) + 1):
-        step_S = weight_R @ normalised_RS
-        if not step_S.any():
-            return total_S
-        total_S += step_S
-        weight_R = np.where(is_node_R, step_S[edges.node_R], 0.0)
-    raise UsageError("adjacency: the graph has a cycle; features must read lower layers alone")
+        step_R = np.zeros_like(weight_R)
+        step_R[is_node_R] = weight_R @ between_RR
+        if not step_R.any():
+            break
+        through_R += step_R
+        weight_R = step_R
+    else:
+        raise UsageError("adjacency: the graph has a cycle; features must read lower layers alone")
+    share_R = through_R / size_R
+    total_S = np.zeros(edges.weight_RS.shape[1])
+    for at, part_RS in _sizes(edges):
+        total_S += share_R[at] @ part_RS
+    return total_S
+
+
+def _sizes(edges: Edges) -> Iterator[tuple[slice, np.ndarray]]:
+    """Absolute weights, some rows at a time, in float64."""
+    for start in range(0, len(edges.weight_RS), _ROWS):
+        at = slice(start, start + _ROWS)
+        yield at, np.abs(edges.weight_RS[at], dtype=np.float64)
 
 
 def prune(edges: Edges, *, node_threshold: float = 0.8, edge_threshold: float = 0.95) -> Pruned:

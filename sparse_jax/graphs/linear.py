@@ -12,13 +12,15 @@ layer after another for a whole batch (axis X), without automatic differentiatio
 c_attn = c_skip = c_out + readings of the layer's MLP; in parallel blocks c_attn = c_out.
 """
 
+from typing import Any, Protocol
+
 from flax import struct
 import jax
 import jax.numpy as jnp
 
 from lm_jax.model.frozen import FrozenLayers, centre
+from sparse_jax.graphs.basis import Features
 from sparse_jax.graphs.replacement import Replacement
-from sparse_jax.transcoders.transcoder import Transcoder
 
 
 @struct.dataclass
@@ -64,36 +66,21 @@ class Cotangents:
 
 def feature_targets(
     replacement: Replacement,
-    transcoder: Transcoder,
+    features: Features,
     layer_X: jax.Array,
     position_X: jax.Array,
     feature_X: jax.Array,
 ) -> Targets:
     """Pre-activations of features."""
-    encoder_XD = transcoder.params["encoder"][layer_X, feature_X]
+    encoder_XD, constant_X = features.readings(layer_X, position_X, feature_X)
     factor_XD = replacement.read_LTD[layer_X, position_X]
     bias_X = (encoder_XD * replacement.read_bias_LD[layer_X]).sum(-1)
     return Targets(
         layer_X,
         position_X,
         centre(encoder_XD * factor_XD, replacement.layers.centred),
-        bias_X + transcoder.params["encoder_bias"][layer_X, feature_X],
+        bias_X + constant_X,
     )
-
-
-def feature_writes(
-    transcoder: Transcoder, layer_X: jax.Array, feature_X: jax.Array, activation_X: jax.Array
-) -> jax.Array:
-    """What features write into each layer `[L, X, D]`: activation times decoder."""
-    written = []
-    for target in range(transcoder.cfg.num_layers):
-        sources = transcoder.cfg.sources(target)
-        w_SFD = transcoder.params["decoder"][f"to_{target}"]
-        index_X = layer_X - sources.start
-        within_X = (index_X >= 0) & (index_X < len(sources))
-        w_XD = w_SFD[jnp.clip(index_X, 0, len(sources) - 1), feature_X]
-        written.append(w_XD * jnp.where(within_X, activation_X, 0.0)[:, None])
-    return jnp.stack(written)
 
 
 def logit_targets(replacement: Replacement, direction_XD: jax.Array) -> Targets:
@@ -161,56 +148,147 @@ class Rows:
     """Rows of the adjacency matrix by kind of source, and what constants add.
 
     Attributes:
-      feature_XTZ: of features, by position and place in the table of that position.
+      feature: of features, as `Writes.attributions` has them.
       error_XLT, token_XT: of errors and tokens.
       bias_X: of everything constant.
     """
 
-    feature_XTZ: jax.Array
+    feature: jax.Array
     error_XLT: jax.Array
     token_XT: jax.Array
     bias_X: jax.Array
 
 
-def attribution_rows(replacement: Replacement, write_LTZD: jax.Array, targets: Targets) -> Rows:
+class Written(Protocol):
+    """What features write, and how attributions to them add up over layers."""
+
+    @property
+    def layers(self) -> Any:
+        """Data with a leading axis L."""
+        ...
+
+    def start(self, X: int) -> tuple[Any, Any]:
+        """Sums over layers of X targets, and what a layer without cotangents gives, both zero."""
+        ...
+
+    def add(self, total: Any, layer: Any, c_XTD: jax.Array) -> tuple[Any, Any]:
+        """Sums with one layer more, and what is this layer's alone, of its cotangents."""
+        ...
+
+    def attributions(self, total: Any, per_layer: Any) -> jax.Array:
+        """Of the features, targets first."""
+        ...
+
+
+@struct.dataclass
+class Writes:
+    """What features write, by position and place in the table of that position.
+
+    Attributes:
+      write_LTZD: into each layer: activation times decoder, zero where a feature does not write.
+    """
+
+    write_LTZD: jax.Array
+
+    @property
+    def layers(self) -> Any:
+        """Data with a leading axis L."""
+        return self.write_LTZD
+
+    def start(self, X: int) -> tuple[Any, Any]:
+        """Sums over layers, and what a layer without cotangents gives, both zero."""
+        return jnp.zeros((X, *self.write_LTZD.shape[1:3]), self.write_LTZD.dtype), ()
+
+    def add(self, total: Any, layer: Any, c_XTD: jax.Array) -> tuple[Any, Any]:
+        """Sums over one layer more, and what is this layer's alone."""
+        return total + jnp.einsum("XTD,TZD->XTZ", c_XTD, layer), ()
+
+    def attributions(self, total: Any, per_layer: Any) -> jax.Array:
+        """`[X, T, Z]`."""
+        del per_layer
+        return total
+
+
+@struct.dataclass
+class OwnLayerWrites:
+    """What features write that write into their own layer alone, all features of all positions.
+
+    Attributes:
+      decoder_LFD, activation_LTF: whose products are written.
+    """
+
+    decoder_LFD: jax.Array
+    activation_LTF: jax.Array
+
+    @property
+    def layers(self) -> Any:
+        """Data with a leading axis L."""
+        return self.decoder_LFD, self.activation_LTF
+
+    def start(self, X: int) -> tuple[Any, Any]:
+        """Sums over layers, and what a layer without cotangents gives, both zero."""
+        return (), jnp.zeros((X, *self.activation_LTF.shape[1:]), self.activation_LTF.dtype)
+
+    def add(self, total: Any, layer: Any, c_XTD: jax.Array) -> tuple[Any, Any]:
+        """Sums over one layer more, and what is this layer's alone."""
+        decoder_FD, activation_TF = layer
+        return total, jnp.einsum("XTD,FD->XTF", c_XTD, decoder_FD) * activation_TF[None]
+
+    def attributions(self, total: Any, per_layer: Any) -> jax.Array:
+        """`[X, L, T, F]`."""
+        del total
+        return jnp.swapaxes(per_layer, 0, 1)
+
+
+def attribution_rows(
+    replacement: Replacement,
+    writes: Written,
+    targets: Targets,
+    *,
+    entering: bool = False,
+) -> Rows:
     """Attributions to targets, layer by layer from the highest of them down.
 
     Args:
       replacement: the model.
-      write_LTZD: what each active feature of a position writes into each layer: activation times
-        decoder, zero where it does not write.
+      writes: of the features.
       targets: what is attributed. Layers above all of them are skipped.
+      entering: targets read the input of their block, before its attention, not of its MLP.
     """
-    L, T, Z, _ = write_LTZD.shape
+    L, T, _ = replacement.error_LTD.shape
     X = len(targets.layer_X)
     top = targets.layer_X.max()
 
     def down(carry, each):
         def step():
-            layer, index, write_TZD, error_TD, attention_TD, decoder_D = each
-            c_XTD, feature_XTZ, bias_X = carry
-            feature_XTZ = feature_XTZ + jnp.einsum("XTD,TZD->XTZ", c_XTD, write_TZD)
+            layer, index, written, error_TD, attention_TD, decoder_D = each
+            c_XTD, features, bias_X = carry
+            features, own = writes.add(features, written, c_XTD)
             error_XT = jnp.einsum("XTD,TD->XT", c_XTD, error_TD)
-            c_attn_XTD, c_skip_XTD = below_attention(layer, c_XTD, readings(targets, index, T))
+            read_XTD = readings(targets, index, T)
+            at_mlp_XTD = jnp.zeros_like(read_XTD) if entering else read_XTD
+            c_attn_XTD, c_skip_XTD = below_attention(layer, c_XTD, at_mlp_XTD)
             constants_X = jnp.einsum("XTD,D->X", c_XTD, decoder_D)
             constants_X += jnp.einsum("XTD,TD->X", c_attn_XTD, attention_TD)
             c_XTD = c_skip_XTD + layer.transpose(c_attn_XTD)
-            return (c_XTD, feature_XTZ, bias_X + constants_X), error_XT
+            c_XTD = c_XTD + read_XTD if entering else c_XTD
+            return (c_XTD, features, bias_X + constants_X), (error_XT, own)
 
         def skip():
-            return carry, jnp.zeros((X, T), write_LTZD.dtype)
+            return carry, (jnp.zeros((X, T), replacement.error_LTD.dtype), nothing)
 
         return jax.lax.cond(each[1] <= top, step, skip)
 
     r = replacement
-    start = readings(targets, L, T), jnp.zeros((X, T, Z), write_LTZD.dtype), targets.constant_X
+    none, nothing = writes.start(X)
+    start = readings(targets, L, T), none, targets.constant_X
     each = (
-        *(r.layers, jnp.arange(L), write_LTZD, r.error_LTD),
+        *(r.layers, jnp.arange(L), writes.layers, r.error_LTD),
         *(r.attention_bias_LTD, r.decoder_bias_LD),
     )
-    (c_XTD, feature_XTZ, bias_X), error_LXT = jax.lax.scan(down, start, each, reverse=True)
+    (c_XTD, features, bias_X), (error_LXT, own) = jax.lax.scan(down, start, each, reverse=True)
     return Rows(
-        feature_XTZ,
+        writes.attributions(features, own),
         jnp.swapaxes(error_LXT, 0, 1),
         jnp.einsum("XTD,TD->XT", c_XTD, r.token_TD),
         bias_X + jnp.einsum("XTD,TD->X", c_XTD, r.position_TD),

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from lm_jax.report import slug as slug_of
-from sparse_jax.graphs import graph_json, mass
+from sparse_jax.graphs import graph_document, mass
 from sparse_jax.graphs.attribute import attribute
 from sparse_jax.graphs.config import ALONE, GraphConfig
 from sparse_jax.graphs.graph import LOGIT, Graph
-from sparse_jax.graphs.graph_json import Mediated, largest_shares
+from sparse_jax.graphs.graph_document import Mediated, largest_shares
 from sparse_jax.graphs.influence import ERROR, FEATURE, Pruned
 from sparse_jax.graphs.inputs import GraphModel, Inputs
 from sparse_jax.graphs.mass import Mass, MassSums
@@ -57,7 +57,7 @@ def make_graph(
     measured = measure_mediation(graph, edges, config.fraction, heads=model.facts.heads)
     logits = _logits(graph, model)
     name = file_name(role, prompt.slug)
-    document = graph_json.document(
+    document = graph_document.document(
         graph,
         pruned,
         slug=name,

@@ -27,7 +27,8 @@ from lm_jax.model.frozen import FrozenLayers, freeze_layers, frozen_sites, norm_
 from lm_jax.model.layers import rows, unembedding
 from lm_jax.model.sites import keep
 from sparse_jax.circuits.runs import CircuitModel
-from sparse_jax.transcoders.transcoder import Transcoder
+from sparse_jax.graphs.basis import Features
+from sparse_jax.graphs.scores import FrozenScores, freeze_scores, score_sites
 
 
 @struct.dataclass
@@ -47,6 +48,7 @@ class Replacement:
       error_LTD: output minus reconstruction.
       logits_V: at the last position, before a soft cap.
       probability_V: of the next token, by the model itself.
+      scores: of attention; None for a mixer without scores.
     """
 
     layers: FrozenLayers
@@ -65,29 +67,19 @@ class Replacement:
     error_LTD: jax.Array
     logits_V: jax.Array
     probability_V: jax.Array
+    scores: FrozenScores | None = None
 
 
-def check(model: CircuitModel, transcoder: Transcoder, tokens: Any) -> None:
+def check(model: CircuitModel, features: Features, tokens: Any) -> None:
     """Raises where the three do not go together.
 
     Raises:
       UsageError: naming what differs, and the remedy.
     """
-    cfg, own = model.cfg, transcoder.cfg
+    cfg = model.cfg
     if not cfg.mlp_size:
         raise UsageError("model: it has no MLPs (mlp_size = 0) to replace; give one that has")
-    for name in ("num_layers", "hidden_size"):
-        if getattr(cfg, name) != getattr(own, name):
-            raise UsageError(
-                f"transcoder: its {name} is {getattr(own, name)}, but that of the model is "
-                f"{getattr(cfg, name)}; give a transcoder that was trained on this model"
-            )
-    bad = [name for name, x in jax.tree.flatten_with_path(transcoder.params)[0] if _broken(x)]
-    if bad:
-        raise UsageError(
-            f"transcoder: {jax.tree_util.keystr(bad[0])} holds numbers that are not finite; give "
-            "an earlier checkpoint"
-        )
+    features.check(cfg)
     if tokens.ndim != 1 or not tokens.size:
         raise UsageError(f"tokens: shape {tokens.shape}; give the ids of one prompt, shape [T]")
     if len(tokens) > cfg.max_length:
@@ -108,22 +100,19 @@ def check_ids(name: str, ids: Any, cfg: DecoderConfig) -> None:
             )
 
 
-def _broken(x: jax.Array) -> bool:
-    return not bool(jnp.isfinite(x).all())
-
-
-def record(model: CircuitModel, transcoder: Transcoder, tokens_T: jax.Array) -> Replacement:
+def record(model: CircuitModel, features: Features, tokens_T: jax.Array) -> Replacement:
     """The replacement model of a prompt, from one forward pass in float32.
 
     Args:
       model: dense or sparse; its parameters are cast to float32.
-      transcoder: of raw activations (`Transcoder.folded`).
+      features: a transcoder of raw activations (`Transcoder.folded`), or neurons.
       tokens_T: ids of the prompt.
     """
     cfg = model.cfg
     params = jax.tree.map(lambda x: x.astype(jnp.float32), model.params)
     model = dataclasses.replace(model, params=params)
-    names = [*frozen_sites(cfg, model.mixer), "ln2.scale", "mlp.in", "mlp.out"]
+    names = [*frozen_sites(cfg, model.mixer), *score_sites(cfg, model.mixer)]
+    names += ["ln2.scale", "mlp.in", "mlp.out"]
     tokens_BT = tokens_T[None]
     run = model.forward(
         tokens_BT, jnp.ones_like(tokens_BT, bool), record=dict.fromkeys(names, keep)
@@ -136,7 +125,8 @@ def record(model: CircuitModel, transcoder: Transcoder, tokens_T: jax.Array) -> 
     position_TD = jnp.zeros((tokens_T.size, cfg.hidden_size), jnp.float32)
     if cfg.rope is None:
         position_TD = rows(params["embed"]["positions"], jnp.arange(tokens_T.size))
-    feature_LTF = transcoder.encode(records["mlp.in"])
+    features = features.for_prompt(records["mlp.in"])
+    feature_LTF = features.encode(records["mlp.in"])
     return Replacement(
         layers=layers,
         read_LTD=read_LTD,
@@ -146,12 +136,13 @@ def record(model: CircuitModel, transcoder: Transcoder, tokens_T: jax.Array) -> 
         token_TD=rows(params["embed"]["tokens"], tokens_T) * cfg.embed_scale,
         position_TD=position_TD,
         attention_bias_LTD=layers.constants(),
-        decoder_bias_LD=transcoder.params["decoder_bias"],
-        pre_LTF=transcoder.pre_activations(records["mlp.in"]),
+        decoder_bias_LD=features.decoder_bias_LD,
+        pre_LTF=features.pre_activations(records["mlp.in"]),
         feature_LTF=feature_LTF,
         input_LTD=records["mlp.in"],
         output_LTD=records["mlp.out"],
-        error_LTD=records["mlp.out"] - transcoder.decode(feature_LTF),
+        error_LTD=records["mlp.out"] - features.decode(feature_LTF),
         logits_V=unembedding(params, cfg) @ run.hidden[0, -1],
         probability_V=jax.nn.softmax(run.logits[0, -1]),
+        scores=freeze_scores(blocks["mixer"], layers.norm_bias_LD, records, cfg, model.mixer),
     )

@@ -42,12 +42,20 @@ class _State:
 
 @struct.dataclass
 class _Start(StatefulEdit):
+    """At the embedding: what is there before any feature writes."""
+
     num_layers: int = struct.field(pytree_node=False)
+    written_LBTD: jax.Array | None = None
+    embedding_BTD: jax.Array | None = None
 
     def __call__(self, x: jax.Array, state: Any) -> tuple[jax.Array, _State]:
         del state
-        zeros = jnp.zeros((self.num_layers, *x.shape), jnp.float32)
-        return x, _State(zeros, jnp.zeros((), jnp.int32))
+        written_LBTD = jnp.zeros((self.num_layers, *x.shape), jnp.float32)
+        if self.written_LBTD is not None:
+            written_LBTD = written_LBTD + self.written_LBTD
+        if self.embedding_BTD is not None:
+            x = x + self.embedding_BTD
+        return x, _State(written_LBTD, jnp.zeros((), jnp.int32))
 
 
 @struct.dataclass
@@ -80,12 +88,20 @@ class _Write(StatefulEdit):
         return y_BTD, _State(state.outputs_LBTD, state.layer + 1)
 
 
-def substitute(transcoder: Transcoder, replaced_BT: jax.Array) -> Mapping[str, Any]:
+def substitute(
+    transcoder: Transcoder,
+    replaced_BT: jax.Array,
+    *,
+    written_LBTD: jax.Array | None = None,
+    embedding_BTD: jax.Array | None = None,
+) -> Mapping[str, Any]:
     """Edits that replace the MLPs by a transcoder of raw activations.
 
     Args:
       transcoder: of the model that is run.
       replaced_BT: true for the tokens whose MLPs are replaced.
+      written_LBTD: what else is written into each layer, such as errors; None for nothing.
+      embedding_BTD: added to the embedding; None for nothing.
     """
     cfg, p = transcoder.cfg, transcoder.params
     L, F, D = cfg.num_layers, cfg.features, cfg.hidden_size
@@ -101,7 +117,7 @@ def substitute(transcoder: Transcoder, replaced_BT: jax.Array) -> Mapping[str, A
     ]
     everywhere = jnp.broadcast_to(replaced_BT[None, :, :, None], (L, *replaced_BT.shape, 1))
     return {
-        "embed": _Start(L),
+        "embed": _Start(L, written_LBTD, embedding_BTD),
         INPUT: _Encode(p["encoder"], p["encoder_bias"], transcoder.theta_LF, jnp.stack(decoders)),
         OUTPUT: _Write(p["decoder_bias"], everywhere),
     }

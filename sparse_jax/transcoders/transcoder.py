@@ -229,6 +229,57 @@ class Transcoder:
         first = self.cfg.sources(target).start
         return self.params["decoder"][f"to_{target}"][source - first]
 
+    @property
+    def decoder_bias_LD(self) -> jax.Array:
+        """What outputs are without any feature."""
+        return self.params["decoder_bias"]
+
+    def check(self, cfg: DecoderConfig) -> None:
+        """Raises where the transcoder cannot be of a model.
+
+        Raises:
+          UsageError: sizes differ, or a parameter is not finite.
+        """
+        for name in ("num_layers", "hidden_size"):
+            if getattr(cfg, name) != getattr(self.cfg, name):
+                raise UsageError(
+                    f"transcoder: its {name} is {getattr(self.cfg, name)}, but that of the model "
+                    f"is {getattr(cfg, name)}; give a transcoder that was trained on this model"
+                )
+        for name, leaf in jax.tree.flatten_with_path(self.params)[0]:
+            if not bool(jnp.isfinite(leaf).all()):
+                raise UsageError(
+                    f"transcoder: {jax.tree_util.keystr(name)} holds numbers that are not finite; "
+                    "give an earlier checkpoint"
+                )
+
+    def for_prompt(self, input_LTD: jax.Array) -> "Transcoder":
+        """Itself: nothing in it depends on a prompt (`graphs.basis`)."""
+        del input_LTD
+        return self
+
+    def readings(
+        self, layer_X: jax.Array, position_X: jax.Array, feature_X: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Encoders `[X, D]` and encoder biases `[X]` of features, at any positions."""
+        del position_X
+        at = layer_X, feature_X
+        return self.params["encoder"][at], self.params["encoder_bias"][at]
+
+    def writes(
+        self, layer_X: jax.Array, feature_X: jax.Array, activation_X: jax.Array
+    ) -> jax.Array:
+        """What features write into each layer `[L, X, D]`: activation times decoder."""
+        written = []
+        for target in range(self.cfg.num_layers):
+            sources = self.cfg.sources(target)
+            w_SFD = self.params["decoder"][f"to_{target}"]
+            index_X = layer_X - sources.start
+            within_X = (index_X >= 0) & (index_X < len(sources))
+            w_XD = w_SFD[jnp.clip(index_X, 0, len(sources) - 1), feature_X]
+            written.append(w_XD * jnp.where(within_X, activation_X, 0.0)[:, None])
+        return jnp.stack(written)
+
     def decoder_norms(self) -> jax.Array:
         """Norm of each feature's decoders over all targets together, `[L, F]`."""
         squares_LF = [

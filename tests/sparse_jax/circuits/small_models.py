@@ -25,6 +25,13 @@ BLOCKS = {
         "windows": (4, None),
         "family": "gemma3",
     },
+    "grouped": {
+        **tiny.GPT2,
+        "rope": lm_jax.Rope(),
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "family": "",
+    },
     "pythia": {
         **tiny.GPT2,
         "rope": lm_jax.Rope(fraction=0.25),

@@ -5,12 +5,16 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import lm_jax
 from lm_jax.model import params as params_lib
+from lm_jax.model.edits import Add, Replace
+from lm_jax.model.frozen import frozen_sites
+from lm_jax.model.sites import keep
 from protot_jax import build_model
 from sparse_jax.circuits.runs import CircuitModel
-from sparse_jax.graphs import attribute
+from sparse_jax.graphs import attribute, linear
 from sparse_jax.transcoders import transcoder as transcoders
 from sparse_jax.transcoders.transcoder import Transcoder, TranscoderConfig
 from tests.sparse_jax.circuits.small_models import circuit_model, moved
@@ -25,6 +29,20 @@ MODELS = [
     ("pythia", None, None),
     ("protot", None, None),
 ]
+# Quick: gates, layer norm, biases and a window; rotations, per-head norms, norms after attention.
+_QUICK = [("gpt2", 0.3, 2), ("gemma", None, 2)]
+
+
+def _marked(models):
+    return [
+        each if each in _QUICK else pytest.param(each, marks=pytest.mark.slow) for each in models
+    ]
+
+
+EACH = _marked(MODELS)
+# The models whose mixer has attention scores.
+WITH_SCORES = [each for each in MODELS if each[0] != "protot"]
+EACH_WITH_SCORES = _marked(WITH_SCORES)
 LAYERS, TOKENS, FEATURES = 3, 6, 12
 
 
@@ -81,3 +99,68 @@ def widened(tree):
     return jax.tree.map(
         lambda x: x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree
     )
+
+
+def active_writes(transcoder, table, feature_LTF):
+    """What the features of a table write, of activations that are traced."""
+    z_TZ = feature_LTF[table.layer_TZ, np.arange(TOKENS)[:, None], table.feature_TZ]
+    z_TZ = jnp.where(table.activation_TZ != 0, z_TZ, 0.0)
+    flat = table.layer_TZ.ravel(), table.feature_TZ.ravel(), z_TZ.ravel()
+    write_LXD = transcoder.writes(*map(jnp.asarray, flat))
+    return linear.Writes(write_LXD.reshape(LAYERS, *z_TZ.shape, -1))
+
+
+def source_nodes(graph):
+    """The nodes of all columns, as dictionaries."""
+    return graph.nodes.slice(0, graph.num_sources).to_pylist()
+
+
+def with_each_doubled(model, transcoder, nodes, sites=()):
+    """Forward passes with all frozen, in each of which one source is there twice.
+
+    Attention patterns or gates, divisors of norms and MLP outputs are those of the clean pass. A
+    feature adds its decoders once more, an error or a token itself.
+
+    Returns:
+      the clean pass, of one row, and those of the nodes `[S]`; both record `sites` and `mlp.in`.
+    """
+    cfg = model.cfg
+    frozen = [*frozen_sites(cfg, model.mixer), "ln2.scale"]
+    frozen += ["attn.q_norm.scale", "attn.k_norm.scale"] * cfg.qk_norm
+    sites = dict.fromkeys([*sites, "mlp.in"], keep)
+    tokens_BT = jnp.asarray(small_tokens(), jnp.int32)[None]
+    record = sites | dict.fromkeys([*frozen, "mlp.out"], keep)
+    clean = model.forward(tokens_BT, jnp.ones_like(tokens_BT, bool), record=record)
+    z_LTF = transcoder.encode(clean.records["mlp.in"][:, 0])
+    output_LTD = clean.records["mlp.out"][:, 0]
+    error_LTD = output_LTD - transcoder.decode(z_LTF)
+    L, T, _ = output_LTD.shape
+    kind_S = np.array([node["kind"] for node in nodes])
+    layer_S, at_S, feature_S = (
+        np.array([node[name] or 0 for node in nodes]) for name in ("layer", "position", "feature")
+    )
+    is_feature_S, is_error_S = kind_S == "feature", kind_S == "error"
+    own_LS = np.arange(L)[:, None] == layer_S
+    # A feature writes what the transcoder reconstructs of it alone.
+    index_S = np.where(is_feature_S, feature_S, 0)
+    alone_LSF = np.eye(FEATURES)[index_S] * (own_LS & is_feature_S)[:, :, None]
+    alone_LSF = jnp.asarray(alone_LSF, jnp.float32) * z_LTF[layer_S, at_S, index_S][None, :, None]
+    write_LSD = transcoder.decode(alone_LSF) - transcoder.params["decoder_bias"][:, None]
+    own_LS1 = jnp.asarray((own_LS & is_error_S)[:, :, None])
+    write_LSD = write_LSD + jnp.where(own_LS1, error_LTD[:, at_S], 0.0)
+    is_token_S1 = jnp.asarray((kind_S == "token")[:, None])
+    token_SD = model.params["embed"]["tokens"][np.where(kind_S == "token", feature_S, 0)]
+    embedding_SD = jnp.where(is_token_S1, token_SD * cfg.embed_scale, 0.0)
+    at_ST1 = jnp.asarray((at_S[:, None] == np.arange(T))[:, :, None], jnp.float32)
+    S, write_LSTD = len(nodes), write_LSD[:, :, None] * at_ST1[None]
+    embedding_STD = embedding_SD[:, None] * at_ST1
+
+    def replaced(value):
+        return Replace(value, jnp.ones([value.shape[0]] + [1] * (value.ndim - 1), bool))
+
+    edits = {name: replaced(clean.records[name]) for name in frozen}
+    edits["mlp.out"] = replaced(clean.records["mlp.out"] + write_LSTD)
+    edits["embed"] = Add(embedding_STD)
+    tokens_ST = jnp.broadcast_to(tokens_BT, (S, T))
+    valid_ST = jnp.ones_like(tokens_ST, bool)
+    return clean, model.forward(tokens_ST, valid_ST, edits=edits, record=sites)

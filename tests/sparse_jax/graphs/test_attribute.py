@@ -3,19 +3,15 @@
 Bars are those of circuits.md's sources: 1e-5 for row sums; 5e-4 and 1e-5 for interventions.
 """
 
-import importlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from lm_jax.errors import UsageError
-from lm_jax.model.edits import Add, Replace
-from lm_jax.model.frozen import frozen_sites
 from lm_jax.model.layers import unembedding
 from lm_jax.model.sites import keep
-from sparse_jax.graphs import attribute
+from sparse_jax.graphs import attribute, rows
 from tests.sparse_jax.graphs.small_graphs import (
     FEATURES,
     LAYERS,
@@ -25,6 +21,8 @@ from tests.sparse_jax.graphs.small_graphs import (
     small_model,
     small_tokens,
     small_transcoder,
+    source_nodes,
+    with_each_doubled,
 )
 
 
@@ -74,45 +72,9 @@ def test_rows_and_biases_sum_to_the_readings_of_the_forward_pass(model):
 @pytest.mark.parametrize("model", MODELS)
 def test_an_intervention_with_all_frozen_shifts_readings_by_the_column_of_its_source(model):
     graph, blocks = small_graph(*model), small_model(*model[:2])
-    cfg = blocks.cfg
-    names = [*frozen_sites(cfg, blocks.mixer), "ln2.scale"]
-    record = dict.fromkeys([*names, "mlp.out", "mlp.in"], keep)
-    clean = run(blocks, record=record)
-
-    # One row of a batch for every source: a feature doubled, an error or a token vector added.
-    nodes = [graph.nodes.slice(i, 1).to_pylist()[0] for i in range(graph.num_sources)]
-    S, (L, _, T, D) = len(nodes), clean.records["mlp.out"].shape
-    write_LSTD, embedding_STD = np.zeros((L, S, T, D)), np.zeros((S, T, D))
     transcoder = small_transcoder(model[2])
-    for i, node in enumerate(nodes):
-        layer, position = node["layer"], node["position"]
-        if node["kind"] == "feature":
-            for target in transcoder.cfg.targets(layer):
-                w_FD = np.asarray(transcoder.decoder(layer, target))
-                write_LSTD[target, i, position] = node["activation"] * w_FD[node["feature"]]
-        elif node["kind"] == "error":
-            outputs_LTD = transcoder.decode(transcoder.encode(clean.records["mlp.in"][:, 0]))
-            error_LTD = np.asarray(clean.records["mlp.out"][:, 0] - outputs_LTD)
-            write_LSTD[layer, i, position] = error_LTD[layer, position]
-        else:
-            embedding = np.asarray(blocks.params["embed"]["tokens"])[node["feature"]]
-            embedding_STD[i, position] = embedding * cfg.embed_scale
-
-    def frozen(value):
-        return Replace(value, jnp.ones([value.shape[0]] + [1] * (value.ndim - 1), bool))
-
-    edits = {name: frozen(clean.records[name]) for name in names}
-    output_LSTD = np.asarray(clean.records["mlp.out"]) + write_LSTD
-    edits["mlp.out"] = frozen(jnp.asarray(output_LSTD, jnp.float32))
-    edits["embed"] = Add(jnp.asarray(embedding_STD, jnp.float32))
-
-    @jax.jit
-    def edited(edits):
-        tokens_BT = jnp.broadcast_to(jnp.asarray(small_tokens(), jnp.int32), (S, TOKENS))
-        valid_BT = jnp.ones_like(tokens_BT, bool)
-        return blocks.forward(tokens_BT, valid_BT, edits=edits, record={"mlp.in": keep})
-
-    output = edited(edits)
+    doubled = jax.jit(lambda *given: with_each_doubled(*given, source_nodes(graph)))
+    clean, output = doubled(blocks, transcoder)
     encoder_LFD = np.asarray(transcoder.params["encoder"], np.float64)
     shift_LSTD = np.asarray(output.records["mlp.in"], np.float64) - clean.records["mlp.in"]
     pre_LSTF = np.einsum("LSTD,LFD->LSTF", shift_LSTD, encoder_LFD)
@@ -152,6 +114,17 @@ def test_nodes_are_listed_by_kind_with_every_position():
     assert graph.num_sources == len(kinds) - len(graph.probabilities) - 1
 
 
+def test_token_0_has_its_node_at_the_first_position():
+    # As a start token of id 0 would; position 0 is a source like any other.
+    tokens = np.concatenate([[0], small_tokens()[1:]])
+    graph = attribute(small_model("llama"), small_transcoder(), tokens)
+    is_token = column(graph, "kind") == "token"
+    assert list(column(graph, "feature")[is_token]) == list(tokens)
+    first = int(np.flatnonzero(is_token)[0])
+    assert np.abs(graph.adjacency[:, first]).max() > 1e-3
+    assert graph.certificate().max() <= 1e-5
+
+
 def test_logit_nodes_are_the_most_probable_tokens_or_those_asked_for():
     graph, model = small_graph("llama"), small_model("llama")
     probability_V = np.asarray(jax.nn.softmax(run(model).logits[0, -1]))
@@ -179,7 +152,7 @@ def test_logits_are_read_before_their_soft_cap():
 
 def test_targets_in_small_chunks_get_the_same_rows(monkeypatch):
     whole = small_graph("gpt2")
-    monkeypatch.setattr(importlib.import_module("sparse_jax.graphs.attribute"), "MOST_TARGETS", 4)
+    monkeypatch.setattr(rows, "MOST_TARGETS", 4)
     parts = attribute(small_model("gpt2"), small_transcoder(), small_tokens())
     size = np.abs(whole.adjacency).sum(1, keepdims=True) + np.abs(whole.bias)[:, None]
     assert (np.abs(parts.adjacency - whole.adjacency) <= 1e-5 * size).all()

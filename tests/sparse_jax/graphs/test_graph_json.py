@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from lm_jax.errors import BadInputError, CorruptError
-from sparse_jax.graphs import graph_json
+from sparse_jax.graphs import graph_document, graph_json
 from tests.sparse_jax.graphs.small_graphs import TOKENS, small_graph
 
 THRESHOLDS = {"node_threshold": 0.8, "edge_threshold": 0.95}
@@ -16,7 +16,7 @@ THRESHOLDS = {"node_threshold": 0.8, "edge_threshold": 0.95}
 
 def written(graph, pruned, **options):
     logits = graph.nodes.filter(pa.compute.equal(graph.nodes["kind"], "logit")).num_rows
-    return graph_json.document(
+    return graph_document.document(
         graph,
         pruned,
         slug="a-prompt",
@@ -93,7 +93,7 @@ def test_mediation_of_a_link_is_that_of_its_edge(graph, pruned):
     r, s = next(zip(*np.nonzero(pruned.kept_RS), strict=True))
     edge = int(s), int(graph.row_nodes[r])
     score_LNTS = graph.mediation(*edge)
-    shares = graph_json.largest_shares(score_LNTS, heads=2, pairs=3)
+    shares = graph_document.largest_shares(score_LNTS, heads=2, pairs=3)
     assert len(shares.heads) <= 2 and len(shares.pairs) <= 3
     for layer, head, share in shares.heads:
         assert share == pytest.approx(float(score_LNTS[layer, head].sum()), rel=1e-6)

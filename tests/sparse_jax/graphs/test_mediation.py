@@ -68,7 +68,8 @@ def mixed(mixer, layer, h_BTD, pattern_BNTS):
     return z_BTE @ mixer.output_LED[layer]
 
 
-@pytest.mark.parametrize("model", MODELS)
+# The last has grouped keys, rotations, and layer norm with biases at once.
+@pytest.mark.parametrize("model", [*MODELS, ("grouped", None, None)])
 def test_the_share_of_every_pair_is_what_its_removal_takes_from_the_edge(model):
     graph = small_graph(*model)
     chosen = np.array(pairs(graph))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lm_jax.errors import BadInputError
-from sparse_jax.graphs import graph_json, influence, page
+from sparse_jax.graphs import graph_document, graph_json, influence, page
 from tests.browser import without_scripts
 from tests.sparse_jax.graphs.small_graphs import TOKENS, small_graph
 from tests.sparse_jax.graphs.synthetic_documents import HOSTILE, synthetic
@@ -110,7 +110,7 @@ def test_the_page_depends_on_nothing_but_its_arguments():
 def test_edges_are_ranked_as_pruning_ranks_them():
     graph = small_graph("llama")
     everything = graph.prune(node_threshold=1.0, edge_threshold=1.0)
-    document = graph_json.document(
+    document = graph_document.document(
         graph,
         everything,
         slug="all",

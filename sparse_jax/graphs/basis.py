@@ -1,0 +1,57 @@
+"""What an attribution graph needs of the features that stand for a model's MLPs.
+
+A `Transcoder` has these methods, and so have the neurons of the MLPs themselves (`neurons`). A
+feature reads the input of one MLP, after its norm, and writes into the outputs of MLPs. `reading`
+is its pre-activation: linear in that input, if need be by quotients that are frozen for a prompt.
+"""
+
+from typing import Protocol
+
+import jax
+
+from lm_jax.model.config import DecoderConfig
+
+
+class Features(Protocol):
+    """Features of all layers, a pytree; L, F and D are layers, features of one, and width."""
+
+    def check(self, cfg: DecoderConfig) -> None:
+        """Raises where they are not of such a model.
+
+        Raises:
+          UsageError: naming what differs.
+        """
+        ...
+
+    def for_prompt(self, input_LTD: jax.Array) -> "Features":
+        """With what is frozen on a prompt, of the inputs of its MLPs."""
+        ...
+
+    def pre_activations(self, input_LXD: jax.Array) -> jax.Array:
+        """Readings `[L, X, F]`."""
+        ...
+
+    def encode(self, input_LXD: jax.Array) -> jax.Array:
+        """Activations `[L, X, F]`."""
+        ...
+
+    def decode(self, features_LXF: jax.Array) -> jax.Array:
+        """MLP outputs `[L, X, D]` of activations, biases included."""
+        ...
+
+    @property
+    def decoder_bias_LD(self) -> jax.Array:
+        """What MLP outputs are without any feature."""
+        ...
+
+    def readings(
+        self, layer_X: jax.Array, position_X: jax.Array, feature_X: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Vectors `[X, D]` and constants `[X]` of the readings, as functions of MLP inputs."""
+        ...
+
+    def writes(
+        self, layer_X: jax.Array, feature_X: jax.Array, activation_X: jax.Array
+    ) -> jax.Array:
+        """What features of these activations write into each layer, `[L, X, D]`."""
+        ...

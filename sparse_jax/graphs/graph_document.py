@@ -1,0 +1,209 @@
+"""A pruned attribution graph as a document of `graph_json`.
+
+Ids are those of Neuronpedia and circuit-tracer but for the error of a layer at a position,
+`0_<layer>_<position>`, where a feature of the graph has that id already (layer 0, index = layer):
+it ends in `_error` then. The ids of elements on a page, `jsNodeId`, have kind and position too,
+without which features and errors share them.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from lm_jax.run.files import to_jsonable
+from sparse_jax.graphs import interventions, qk
+from sparse_jax.graphs.graph import BIAS, LOGIT, Graph
+from sparse_jax.graphs.graph_json import check, pair_number
+from sparse_jax.graphs.influence import ERROR, FEATURE, TOKEN, Pruned
+from sparse_jax.graphs.interventions import Effects
+from sparse_jax.graphs.qk import QK
+
+_TYPES = {
+    "feature": "cross layer transcoder",
+    "error": "mlp reconstruction error",
+    "token": "embedding",
+    "logit": "logit",
+    "bias": "bias",
+}
+_SCHEMA_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Mediated:
+    """What carries an edge, the largest shares first.
+
+    Attributes:
+      heads: (layer, head, share), summed over pairs.
+      pairs: (layer, head, query, key, share).
+    """
+
+    heads: tuple[tuple[int, int, float], ...]
+    pairs: tuple[tuple[int, int, int, int, float], ...]
+
+
+def largest_shares(score_LNTS: np.ndarray, *, heads: int = 5, pairs: int = 10) -> Mediated:
+    """The heads and the pairs with the largest absolute shares of an edge."""
+    score_LN = score_LNTS.sum((2, 3))
+
+    def top(score: np.ndarray, count: int) -> list[tuple[Any, ...]]:
+        order = np.argsort(-np.abs(score), axis=None, kind="stable")[:count]
+        places = np.stack(np.unravel_index(order, score.shape), 1)
+        shares = [(*map(int, place), float(score[tuple(place)])) for place in places]
+        return [share for share in shares if share[-1]]
+
+    return Mediated(tuple(top(score_LN, heads)), tuple(top(score_LNTS, pairs)))
+
+
+def document(
+    graph: Graph,
+    pruned: Pruned,
+    *,
+    slug: str,
+    model_name: str,
+    tokens: Sequence[str],
+    logit_tokens: Sequence[str],
+    node_threshold: float,
+    edge_threshold: float,
+    labels: Mapping[tuple[int, int], str] | None = None,
+    mediated: Mapping[tuple[int, int], Mediated] | None = None,
+    scores: Sequence[QK] = (),
+    effects: Effects | None = None,
+) -> dict[str, Any]:
+    """A pruned graph as a JSON document.
+
+    Args:
+      graph: the graph.
+      pruned: what of it to write.
+      slug: name of the graph, of letters, digits, `-` and `_`.
+      model_name: the `scan` that viewers group graphs by.
+      tokens: of the prompt, as text.
+      logit_tokens: of the logit nodes, as text.
+      node_threshold, edge_threshold: of the pruning.
+      labels: of features, by layer and index.
+      mediated: of edges, by source and target as indices in `graph.nodes`.
+      scores: attention scores of this graph (`Graph.qk`).
+      effects: of interventions on this graph (`interventions.measure`), in all modes.
+
+    Raises:
+      UsageError: a mode of `effects` is missing.
+      BadInputError: the document would not pass `graph_json.check`.
+    """
+    labels, mediated = labels or {}, mediated or {}
+    table = graph.nodes.to_pylist()
+    edges = graph.edges()
+    rows = graph.row_nodes
+    sources = np.flatnonzero(pruned.kept_S)
+    kept = [*sources.tolist(), *(i for i, row in enumerate(table) if row["kind"] == LOGIT)]
+    others = sorted(set().union(*(each.top().nodes for each in scores)).difference(kept))
+    ids = _ids(table, [*kept, *others])
+    first_logit = next(i for i, row in enumerate(table) if row["kind"] == LOGIT)
+    nodes = []
+    for i in [*kept, *others]:
+        row = table[i]
+        node = _node(row, ids[i], len(tokens))
+        if row["kind"] == LOGIT:
+            k = i - first_logit
+            probability = float(graph.probabilities[k])
+            node |= {
+                "clerp": f'Output "{logit_tokens[k]}" (p={probability:.3f})',
+                "token_prob": probability,
+                "is_target_logit": k == 0,
+            }
+        elif row["kind"] == FEATURE:
+            node["clerp"] = labels.get((row["layer"], row["feature"]), "")
+        elif row["kind"] == TOKEN:
+            node["clerp"] = f'Emb: "{tokens[row["position"]]}"'
+        if i < len(pruned.share_S):
+            node["influence"] = float(pruned.share_S[i])
+        nodes.append(node)
+    links, carried = [], []
+    for r, s in zip(*np.nonzero(pruned.kept_RS & (edges.weight_RS != 0)), strict=True):
+        pair = int(s), int(rows[r])
+        ends = {"source": ids[pair[0]], "target": ids[pair[1]]}
+        links.append(ends | {"weight": float(edges.weight_RS[r, s])})
+        if pair in mediated:
+            carried.append(ends | to_jsonable(mediated[pair]))
+    kept_ids = {i: ids[i] for i in kept}
+    biases = [
+        {"node_id": kept_ids[int(node)], "bias": float(bias)}
+        for node, bias in zip(rows, graph.bias, strict=True)
+        if int(node) in kept_ids
+    ]
+    result = {
+        "metadata": {
+            "slug": slug,
+            "scan": model_name,
+            "prompt_tokens": list(tokens),
+            "prompt": "".join(tokens),
+            "node_threshold": node_threshold,
+            "schema_version": _SCHEMA_VERSION,
+            "info": {"generator": {"name": "interpretable-attention-jax"}},
+            "generation_settings": {"max_n_logits": len(logit_tokens)},
+            "pruning_settings": {
+                "node_threshold": node_threshold,
+                "edge_threshold": edge_threshold,
+            },
+        },
+        "qParams": {"pinnedIds": [], "supernodes": [], "linkType": "both", "clickedId": ""},
+        "nodes": nodes[: len(kept)],
+        "links": links,
+        "mediation": carried,
+        "bias": biases,
+        "qk": [qk.as_json(each, ids) for each in scores],
+        "qk_only_nodes": nodes[len(kept) :],
+    }
+    if effects is not None:
+        result["interventions"] = interventions.as_json(effects, kept_ids)
+    check(result, "the graph")
+    return result
+
+
+def _ids(table: Sequence[Mapping[str, Any]], kept: Sequence[int]) -> dict[int, str]:
+    """Ids of the kept nodes, by index; no two are equal."""
+    ids, taken = {}, set()
+    # Features first: an error gives way to one.
+    for i in sorted(kept, key=lambda i: table[i]["kind"] == ERROR):
+        row = table[i]
+        layer, feature, position = row["layer"], row["feature"], row["position"]
+        match row["kind"]:
+            case "feature":
+                name = f"{layer}_{feature}_{position}"
+            case "error":
+                name = f"0_{layer}_{position}"
+                name += "_error" * (name in taken)
+            case "token":
+                name = f"E_{feature}_{position}"
+            case "bias":
+                name = "bias"
+            case _:
+                name = f"{layer + 1}_{feature}_{position}"
+        taken.add(name)
+        ids[i] = name
+    return ids
+
+
+def _node(row: Mapping[str, Any], name: str, length: int) -> dict[str, Any]:
+    kind, layer, feature, position = (row[key] for key in ("kind", "layer", "feature", "position"))
+    if kind == BIAS:
+        # At every position; files have one per node.
+        position = 0
+    node = {
+        "node_id": name,
+        "layer": str(layer),
+        "ctx_idx": position,
+        "reverse_ctx_idx": length - 1 - position,
+        "feature_type": _TYPES[kind],
+        "jsNodeId": f"{layer}_{kind}_{feature}-{position}",
+        "clerp": "",
+    }
+    if kind == FEATURE:
+        return node | {"feature": pair_number(layer, feature), "activation": row["activation"]}
+    if kind == ERROR:
+        return node | {"feature": -1, "jsNodeId": f"{layer}_error-{position}"}
+    if kind == LOGIT:
+        return node | {"feature": feature, "layer": str(layer + 1), "activation": row["activation"]}
+    if kind == BIAS:
+        return node | {"feature": None, "layer": "E", "jsNodeId": "bias", "clerp": "Biases"}
+    return node | {"feature": position, "layer": "E", "jsNodeId": f"E_{feature}-{position}"}

@@ -1,0 +1,267 @@
+"""Interventions in the model against what an attribution graph predicts of them.
+
+A source of the graph (a feature, an error, a token) is multiplied by a factor: what it adds to the
+residual stream is added factor - 1 times more. The graph predicts that each target's reading shifts
+by factor - 1 times the entry of the adjacency matrix. The model runs with its MLPs replaced by the
+transcoder and errors as they were, in three modes:
+
+    frozen             attention patterns, divisors of norms and all other features are those of the
+                       clean run: the graph's prediction is exact
+    attention_frozen   attention patterns are; norms and features respond
+    free               all respond
+
+Where features respond, effects pass through them, which a graph has in its paths and not in its
+direct entries: how well entries rank effects there is a measurement, not a check.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import functools
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lm_jax.errors import UsageError
+from lm_jax.model.edits import Add, Replace
+from lm_jax.model.frozen import frozen_sites, mixer_sites
+from lm_jax.model.sites import keep
+from lm_jax.statistics import Interval
+from sparse_jax.circuits.agreement import rank_correlation
+from sparse_jax.circuits.runs import CircuitModel
+from sparse_jax.graphs.basis import Features
+from sparse_jax.graphs.graph import LOGIT, PRECISION, SOURCE_KINDS, Graph
+from sparse_jax.graphs.influence import TOKEN
+from sparse_jax.graphs.linear import Sources
+from sparse_jax.transcoders.substitution import substitute
+from sparse_jax.transcoders.transcoder import Transcoder
+
+Mode = Literal["frozen", "attention_frozen", "free"]
+MODES = get_args(Mode)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Effects:
+    """Effects of I interventions on the R rows of a graph.
+
+    Attributes:
+      sources: node that each multiplies `[I]`.
+      factors: by what `[I]`.
+      targets: node of each row `[R]`.
+      is_logit: whether it is a logit `[R]`, demeaned; else it is a pre-activation.
+      predicted: by the graph's columns `[I, R]`.
+      measured: by mode, `[I, R]`.
+    """
+
+    sources: np.ndarray
+    factors: np.ndarray
+    targets: np.ndarray
+    is_logit: np.ndarray
+    predicted: np.ndarray
+    measured: Mapping[Mode, np.ndarray]
+
+    def spearman(self, mode: Mode) -> Interval | None:
+        """Spearman correlation of predicted and measured effects over all interventions and rows.
+
+        With its 95 % bootstrap interval over the pairs of a source and a target; None where one
+        side is constant.
+        """
+        return rank_correlation(self.predicted.ravel(), self.measured[mode].ravel())
+
+    def largest_error(self) -> tuple[float, float]:
+        """Largest difference of predicted and measured with all frozen: features, then logits."""
+        error_IR = np.abs(self.measured["frozen"] - self.predicted)
+        features, logits = error_IR[:, ~self.is_logit], error_IR[:, self.is_logit]
+        return float(features.max(initial=0.0)), float(logits.max(initial=0.0))
+
+
+def measure(
+    model: CircuitModel,
+    graph: Graph,
+    interventions: Sequence[tuple[int, float]],
+    *,
+    modes: Sequence[Mode] = MODES,
+    batch: int = 16,
+) -> Effects:
+    """Effects of interventions on all rows of a graph, predicted and measured.
+
+    Args:
+      model: that the graph is of.
+      graph: of one prompt.
+      interventions: pairs of a source (index in `graph.nodes`) and a factor: 0 removes it, 2
+        doubles it, the paper's steering takes -5 and -10.
+      modes: which to measure.
+      batch: interventions at a time.
+
+    Raises:
+      UsageError: the model is another one, a node is no source, or a factor is not finite.
+    """
+    nodes = np.array([node for node, _ in interventions], np.int64)
+    factors = np.array([factor for _, factor in interventions], np.float64)
+    for mode in modes:
+        if mode not in MODES:
+            raise UsageError(f"modes: {mode!r} is not one of {', '.join(MODES)}")
+    if not nodes.size:
+        raise UsageError("interventions: none given; name a source and a factor")
+    graph.check_kinds(nodes, SOURCE_KINDS, "interventions")
+    if not np.isfinite(factors).all():
+        raise UsageError("interventions: a factor is not finite; 0 removes a source")
+    tokens_T = _tokens(graph)
+    params = jax.tree.map(lambda x: x.astype(jnp.float32), model.params)
+    model = dataclasses.replace(model, params=params)
+    _check_model(model, graph, tokens_T)
+    is_logit = graph.kinds[graph.row_nodes] == LOGIT
+    measured: dict[Mode, np.ndarray] = {}
+    with jax.default_matmul_precision(PRECISION):
+        for mode in modes:
+            parts = []
+            for start in range(0, len(nodes), batch):
+                some, by = nodes[start : start + batch], factors[start : start + batch]
+                # Filled up with factor 1, so that one size is compiled; the first is the clean run.
+                by = np.pad(by, (1, batch - len(by)), constant_values=1.0)
+                some = np.pad(some, (1, batch - len(some)), mode="edge")
+                shift_BR = _shifts(model, graph, tokens_T, graph.sources(some), by - 1.0, mode)
+                parts.append(shift_BR[1 : 1 + len(nodes[start : start + batch])])
+            measured[mode] = np.concatenate(parts)
+    predicted = (factors[:, None] - 1.0) * graph.adjacency.astype(np.float64)[:, nodes].T
+    return Effects(nodes, factors, graph.row_nodes, is_logit, predicted, measured)
+
+
+def as_json(effects: Effects, ids: Mapping[int, str], count: int = 20) -> list[dict[str, Any]]:
+    """The interventions of a graph file: of each source that it has, the largest effects.
+
+    Args:
+      effects: of a graph.
+      ids: of the file's nodes, by index in the graph.
+      count: targets per intervention, those with the largest effect in any mode.
+
+    Raises:
+      UsageError: a mode was not measured, without which no file is complete.
+    """
+    missing = [mode for mode in MODES if mode not in effects.measured]
+    if missing:
+        raise UsageError(f"interventions: {missing[0]} was not measured; measure all modes")
+    at_R = np.array([r for r, node in enumerate(effects.targets) if int(node) in ids], np.int64)
+    entries = []
+    for i, (source, factor) in enumerate(zip(effects.sources, effects.factors, strict=True)):
+        if int(source) not in ids:
+            continue
+        columns = {"predicted": effects.predicted[i, at_R]}
+        columns |= {mode: shift_IR[i, at_R] for mode, shift_IR in effects.measured.items()}
+        size_R = np.abs(np.stack(list(columns.values()))).max(0)
+        largest = np.argsort(-size_R, kind="stable")[:count]
+        listed = [
+            {"target": ids[int(effects.targets[at_R[r]])]}
+            | {name: float(column[r]) for name, column in columns.items()}
+            for r in largest
+            if size_R[r]
+        ]
+        entries.append({"source": ids[int(source)], "factor": float(factor), "effects": listed})
+    return entries
+
+
+def _tokens(graph: Graph) -> np.ndarray:
+    return np.asarray(graph.nodes["feature"])[graph.kinds == TOKEN].astype(np.int32)
+
+
+def _check_model(model: CircuitModel, graph: Graph, tokens_T: np.ndarray) -> None:
+    replacement = graph.replacement
+    L, _, D = replacement.error_LTD.shape
+    if (model.cfg.num_layers, model.cfg.hidden_size) == (L, D):
+        token_TD = model.params["embed"]["tokens"][tokens_T] * model.cfg.embed_scale
+        if bool((token_TD == replacement.token_TD).all()):
+            return
+    raise UsageError("model: its sizes or token embeddings are not those of the graph's model")
+
+
+def _shifts(
+    model: CircuitModel,
+    graph: Graph,
+    tokens_T: np.ndarray,
+    sources: Sources,
+    strength_B: np.ndarray,
+    mode: Mode,
+) -> np.ndarray:
+    """Shifts of the rows' readings `[B, R]` from those of the first of B interventions."""
+    is_feature_R = graph.kinds[graph.row_nodes] != LOGIT
+    table = graph.nodes.take(graph.row_nodes[is_feature_R])
+    layer, position, feature = (
+        jnp.asarray(np.asarray(table[name], np.int32)) for name in ("layer", "position", "feature")
+    )
+    input_LBTD, hidden_BD = _run(
+        model,
+        graph.transcoder,
+        graph.replacement.error_LTD,
+        jnp.asarray(tokens_T),
+        sources,
+        jnp.asarray(strength_B, jnp.float32),
+        mode=mode,
+    )
+    vector_XD, _ = graph.transcoder.readings(layer, position, feature)
+    input_XBD = np.asarray(input_LBTD[layer, :, position])
+    hidden_BD = np.asarray(hidden_BD)
+    shift_BR = np.empty((len(strength_B), len(is_feature_R)), np.float64)
+    # Differences before products: what did not move is then exactly 0.
+    shift_BR[:, is_feature_R] = np.einsum(
+        "XBD,XD->BX", input_XBD - input_XBD[:, :1], np.asarray(vector_XD)
+    )
+    shift_BR[:, ~is_feature_R] = (hidden_BD - hidden_BD[:1]) @ graph.directions.T
+    return shift_BR
+
+
+@functools.partial(jax.jit, static_argnames="mode")
+def _run(model, features, error_LTD, tokens_T, sources, strength_B, *, mode):
+    """Inputs of MLPs `[L, B, T, D]` and the last hidden state `[B, D]` of B interventions."""
+    at_BT1 = (sources.position_X[:, None] == jnp.arange(len(tokens_T))[None])[:, :, None]
+    at_BT1 = at_BT1 * strength_B[:, None, None]
+    added_LBTD = sources.write_XLD.swapaxes(0, 1)[:, :, None] * at_BT1[None]
+    embedding_BTD = sources.embedding_XD[:, None] * at_BT1
+    frozen = {
+        # Scores are not computed from, where patterns are frozen: per-head norms need not be.
+        "frozen": (*frozen_sites(model.cfg, model.mixer), "ln2.scale"),
+        "attention_frozen": mixer_sites(model.mixer),
+        "free": (),
+    }[mode]
+    tokens_BT = jnp.broadcast_to(tokens_T, (len(strength_B), len(tokens_T)))
+    valid_BT = jnp.ones_like(tokens_BT, bool)
+    record = dict.fromkeys([*frozen, "mlp.out"], keep)
+    clean = model.forward(tokens_BT[:1], valid_BT[:1], record=record).records
+    edits: dict[str, Any] = {name: _replaced(clean[name]) for name in frozen}
+    if mode == "frozen":
+        edits |= {"mlp.out": _replaced(clean["mlp.out"] + added_LBTD), "embed": Add(embedding_BTD)}
+    else:
+        edits |= responding(features, error_LTD, added_LBTD, embedding_BTD)
+    run = model.forward(tokens_BT, valid_BT, edits=edits, record={"mlp.in": keep})
+    return run.records["mlp.in"], run.hidden[:, -1]
+
+
+def _replaced(value: jax.Array) -> Replace:
+    return Replace(value, jnp.ones([value.shape[0]] + [1] * (value.ndim - 1), bool))
+
+
+@functools.singledispatch
+def responding(
+    features: Features, error_LTD: jax.Array, added_LBTD: jax.Array, embedding_BTD: jax.Array
+) -> Mapping[str, Any]:
+    """Edits by which MLPs are their features, which respond, plus errors and what is added.
+
+    Args:
+      features: of the model's MLPs.
+      error_LTD: MLP outputs of the clean run minus what its features reconstruct.
+      added_LBTD: to the outputs of MLPs.
+      embedding_BTD: added to the embedding.
+    """
+    raise NotImplementedError(f"{type(features).__name__} has no forward pass of its own")
+
+
+@responding.register
+def _(
+    features: Transcoder, error_LTD: jax.Array, added_LBTD: jax.Array, embedding_BTD: jax.Array
+) -> Mapping[str, Any]:
+    return substitute(
+        features,
+        jnp.ones(embedding_BTD.shape[:2], bool),
+        written_LBTD=added_LBTD + error_LTD[:, None],
+        embedding_BTD=embedding_BTD,
+    )

@@ -1,0 +1,205 @@
+"""Rows of an adjacency matrix, a chunk of targets at a time within a bound on memory."""
+
+import dataclasses
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lm_jax.errors import UsageError
+from sparse_jax.graphs import influence, linear
+from sparse_jax.graphs.basis import Features
+from sparse_jax.graphs.linear import Targets, Writes
+from sparse_jax.graphs.replacement import Replacement
+
+# Bytes for the arrays of one chunk of targets, and the most targets in it.
+MEMORY, MOST_TARGETS = 256 * 2**20, 256
+# A few targets are filled up to a multiple of this, so that few sizes are compiled.
+_FEW = 10
+
+
+class ActiveFeatures:
+    """Active features of a prompt in order of layer, position and index, and by position.
+
+    `layer_TZ`, `feature_TZ` and `activation_TZ` list those of each position, filled up with zeros;
+    `slot_X` is the place in them of the features `[X]` of the graph.
+    """
+
+    def __init__(self, feature_LTF: np.ndarray) -> None:
+        self.layer_X, self.position_X, self.feature_X = np.nonzero(feature_LTF)
+        if not len(self.layer_X):
+            raise UsageError(
+                "transcoder: none of its features is active on these tokens; give a longer prompt "
+                "or a transcoder with live features"
+            )
+        self.activation_X = feature_LTF[self.layer_X, self.position_X, self.feature_X]
+        T = feature_LTF.shape[1]
+        count_T = np.bincount(self.position_X, minlength=T)
+        order = np.argsort(self.position_X, kind="stable")
+        starts_T = np.concatenate([[0], np.cumsum(count_T)[:-1]])
+        self.slot_X = np.empty(len(order), np.int64)
+        self.slot_X[order] = np.arange(len(order)) - starts_T[self.position_X[order]]
+        shape = (T, _rounded(int(count_T.max())))
+        self.layer_TZ, self.feature_TZ = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+        self.activation_TZ = np.zeros(shape, feature_LTF.dtype)
+        at = self.position_X, self.slot_X
+        self.layer_TZ[at], self.feature_TZ[at] = self.layer_X, self.feature_X
+        self.activation_TZ[at] = self.activation_X
+
+
+def _rounded(count: int) -> int:
+    """`count` rounded up to one of four sizes per power of two, so that few sizes are compiled."""
+    step = max(8, 1 << max(count.bit_length() - 3, 0))
+    return -(-count // step) * step
+
+
+class RowFiller:
+    """Rows of the adjacency matrix in the order of the graph's nodes, a chunk at a time."""
+
+    def __init__(self, replacement: Replacement, features: Features, table: ActiveFeatures) -> None:
+        self.replacement, self.features, self.table = replacement, features, table
+        self.layer_X = table.layer_X
+        self.writes = _writes(features, table.layer_TZ, table.feature_TZ, table.activation_TZ)
+        L, T, D = replacement.error_LTD.shape
+        width = replacement.layers.mixer.width
+        floats = T * (6 * D + 4 * width + 2 * table.layer_TZ.shape[1] + L)
+        within_memory = max(MEMORY // (4 * floats), 1)
+        enough = 1 << (len(table.layer_X) - 1).bit_length()
+        self.chunk = min(MOST_TARGETS, 1 << (within_memory.bit_length() - 1), enough)
+
+    def of_features(self, index_X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and biases of these features of the table."""
+        # Targets of one layer together: a chunk begins at its highest.
+        order = np.argsort(-self.table.layer_X[index_X], kind="stable")
+        at = index_X[order]
+        parts = []
+        for start in range(0, len(at), self.chunk):
+            some = at[start : start + self.chunk]
+            padded = np.concatenate([some, np.full(self.chunk - len(some), some[0])])
+            indices = (self.table.layer_X, self.table.position_X, self.table.feature_X)
+            targets = _feature_targets(
+                self.replacement,
+                self.features,
+                *(x[padded].astype(np.int32) for x in indices),
+            )
+            parts.append([x[: len(some)] for x in self._rows(targets)])
+        back = np.argsort(order)
+        rows, biases = (np.concatenate(each)[back] for each in zip(*parts, strict=True))
+        return rows, biases
+
+    def of(self, targets: Targets, *, entering: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and biases of any targets; `entering` as in `linear.attribution_rows`."""
+        count = len(targets.layer_X)
+        size = min(-(-count // _FEW) * _FEW, self.chunk)
+        missing = -count % size
+
+        def padded(x: jax.Array, fill: int) -> jax.Array:
+            return jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1), constant_values=fill)
+
+        filled = Targets(
+            padded(targets.layer_X, -1),
+            *(padded(x, 0) for x in (targets.position_X, targets.vector_XD, targets.constant_X)),
+        )
+        parts = []
+        for start in range(0, count, size):
+            some = jax.tree.map(lambda x, start=start: x[start : start + size], filled)
+            parts.append(self._rows(some, entering=entering))
+        rows, biases = (np.concatenate(each)[:count] for each in zip(*parts, strict=True))
+        return rows, biases
+
+    def _rows(self, targets: Targets, *, entering: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        rows = _attribution_rows(self.replacement, self.writes, targets, entering=entering)
+        X = len(rows.bias_X)
+        features = np.asarray(rows.feature)[:, self.table.position_X, self.table.slot_X]
+        errors = np.asarray(rows.error_XLT).reshape(X, -1)
+        row = np.concatenate([features, errors, np.asarray(rows.token_XT)], 1)
+        return row, np.asarray(rows.bias_X)
+
+
+_attribution_rows = jax.jit(linear.attribution_rows, static_argnames="entering")
+_feature_targets = jax.jit(linear.feature_targets)
+
+
+@jax.jit
+def _writes(features, layer_TZ, feature_TZ, activation_TZ):
+    flat = (x.reshape(-1) for x in (layer_TZ, feature_TZ, activation_TZ))
+    write_LXD = features.writes(*flat)
+    return Writes(write_LXD.reshape(write_LXD.shape[0], *layer_TZ.shape, -1))
+
+
+class Filler(Protocol):
+    """What `feature_rows` needs: the layer of every feature, and their rows."""
+
+    @property
+    def layer_X(self) -> np.ndarray:
+        """Layer of each feature, in the order of the columns."""
+        ...
+
+    @property
+    def chunk(self) -> int:
+        """Rows at a time."""
+        ...
+
+    def of_features(self, index_X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and biases of features by column."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FeatureRows:
+    """Rows and biases of the logits, then those of features, whose columns are `chosen`."""
+
+    chosen: np.ndarray
+    weights: np.ndarray
+    biases: np.ndarray
+
+    def in_order(self) -> "FeatureRows":
+        """Features in the order of columns, before the logits."""
+        logits, order = len(self.weights) - len(self.chosen), np.argsort(self.chosen)
+        rows = np.concatenate([logits + order, np.arange(logits)])
+        return FeatureRows(self.chosen[order], self.weights[rows], self.biases[rows])
+
+
+def feature_rows(
+    filler: Filler,
+    logit_rows: np.ndarray,
+    logit_bias: np.ndarray,
+    probabilities: np.ndarray,
+    max_features: int | None,
+) -> FeatureRows:
+    """Rows of logits and of features.
+
+    With a maximum, the features of most influence in the rows found so far are next, a chunk at a
+    time.
+
+    Args:
+      filler: gives rows of features, the first columns.
+      logit_rows, logit_bias: of the logits.
+      probabilities: of the logits.
+      max_features: how many features get a row; None for all.
+    """
+    total, (logits, columns) = len(filler.layer_X), logit_rows.shape
+    count = total if max_features is None else min(max_features, total)
+    weights = np.empty((count + logits, columns), logit_rows.dtype)
+    biases = np.empty(count + logits, logit_bias.dtype)
+    weights[:logits], biases[:logits] = logit_rows, logit_bias
+    chosen = np.arange(count if count == total else 0)
+    if count == total:
+        weights[logits:], biases[logits:] = filler.of_features(chosen)
+    while len(chosen) < count:
+        found = logits + len(chosen)
+        edges = influence.Edges(
+            weight_RS=weights[:found],
+            node_R=np.concatenate([np.full(logits, -1), chosen]),
+            start_R=np.concatenate([probabilities, np.zeros(len(chosen))]),
+            kind_S=np.full(columns, influence.FEATURE),
+            error_S=np.full(columns, -1),
+        )
+        of_features = influence.influence(edges)[:total]
+        of_features[chosen] = -1.0
+        size = min(filler.chunk, count - len(chosen))
+        next_X = np.argsort(-of_features, kind="stable")[:size]
+        weights[found : found + size], biases[found : found + size] = filler.of_features(next_X)
+        chosen = np.concatenate([chosen, next_X])
+    return FeatureRows(chosen, weights, biases)

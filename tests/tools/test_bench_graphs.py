@@ -1,0 +1,35 @@
+"""The benchmark of graphs times mediation only where both ways give the same shares."""
+
+import json
+
+import numpy as np
+
+from tools import bench_graphs
+
+SMALL = ["--length=3", "--features=16", "--active=24", "--edges=2", "--repeats=2"]
+
+
+def test_graph_and_both_ways_of_mediation_are_timed_in_turns(tmp_path, capsys):
+    raw = tmp_path / "raw.json"
+    assert bench_graphs.main([*SMALL, f"--json={raw}"]) == 0
+    seconds = json.loads(raw.read_text())["seconds"]
+    assert [len(seconds[name]) for name in ("graph", "mediation", "closed_form", "removal")] == [
+        2
+    ] * 4
+    printed = capsys.readouterr().out
+    assert "24 features, 3 tokens" in printed
+    assert "2 edges by removal of each of 192 entries" in printed
+
+
+def test_other_shares_are_not_timed(monkeypatch, capsys):
+    real = bench_graphs.by_removal
+    monkeypatch.setattr(bench_graphs, "by_removal", lambda *given: 1e-3 + np.asarray(real(*given)))
+    assert bench_graphs.main(SMALL) == 1
+    assert "not timed" in capsys.readouterr().out
+
+
+def test_a_graph_of_neurons_is_timed_with_its_memory(monkeypatch, capsys):
+    shape = bench_graphs.dataclasses.replace(bench_graphs.PAIR, num_layers=2, mlp_size=32)
+    monkeypatch.setattr(bench_graphs, "SHAPE", shape)
+    assert bench_graphs.main(["--neurons", "--layers=2", "--length=3", "--max_features=5"]) == 0
+    assert "5 of 192 neurons, 3 tokens" in capsys.readouterr().out
