@@ -34,7 +34,9 @@ class TextConfig:
       posttrain_share: share of the documents that only post-training reads.
       validation_share: of the documents and prompts of each part, held out.
       tasks: circuit tasks of which prompts are mixed in, in equal parts.
-      task_share: share of prompts among all documents.
+      task_share: share of documents of prompts among all documents.
+      prompts_per_document: prompts of one task that follow each other in a document.
+      scored_prompts: of each task, on which all models are compared at the end.
       vocab_size: tokens of the byte-level tokenizer that is trained on the text.
       seed: of the splits and of the prompts.
     """
@@ -45,6 +47,8 @@ class TextConfig:
     validation_share: float = 0.02
     tasks: tuple[str, ...] = ("copy", "ioi", "ioi_rephrased", "greater_than", "docstring")
     task_share: float = 0.35
+    prompts_per_document: int = 3
+    scored_prompts: int = 200
     vocab_size: int = 8_192
     seed: int = 0
 
@@ -174,6 +178,8 @@ class PairConfig:
             "text.posttrain_share": (0 < text.posttrain_share < 1, "between 0 and 1"),
             "text.validation_share": (0 < text.validation_share < 1, "between 0 and 1"),
             "text.task_share": (0 <= text.task_share < 1, "at least 0 and below 1"),
+            "text.prompts_per_document": (text.prompts_per_document >= 1, "at least 1"),
+            "text.scored_prompts": (text.scored_prompts >= 2, "at least 2"),
             "text.documents": (text.documents >= 0, "at least 0"),
             "dense.hidden_size": (
                 dense.num_heads >= 1 and dense.hidden_size % (2 * dense.num_heads) == 0,
@@ -246,6 +252,7 @@ def quickstart(config: PairConfig) -> PairConfig:
             documents=1_000,
             tasks=("copy",),
             task_share=0.9,
+            prompts_per_document=1,
             vocab_size=512,
             validation_share=0.04,
         ),
@@ -272,7 +279,9 @@ def smoke(config: PairConfig) -> PairConfig:
     """The same steps in seconds."""
     return dataclasses.replace(
         config,
-        text=dataclasses.replace(config.text, documents=200, vocab_size=512, validation_share=0.1),
+        text=dataclasses.replace(
+            config.text, documents=200, vocab_size=512, validation_share=0.1, scored_prompts=8
+        ),
         dense=dataclasses.replace(
             config.dense,
             num_layers=2,

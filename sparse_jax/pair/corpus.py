@@ -3,15 +3,17 @@
     pretrain.jsonl    read by the dense model
     posttrain.jsonl   other documents and other prompts, for post-training and the control
 
-A row is a document with its text and, for a prompt, the name of its task. A prompt of a task is a
-document of its own, its clean prompt followed by a right continuation.
+A row is a document with its text. One of prompts also has the name of their task and their list:
+several of one task, each a clean prompt followed by a right continuation.
 """
 
 from collections import Counter
 from collections.abc import Iterator
 import hashlib
+import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -52,13 +54,14 @@ def write_corpora(config: TextConfig, folder: Path) -> None:
     drawn = {name: prompts(name, config.seed) for name in config.tasks}
     folder.mkdir(parents=True, exist_ok=True)
     for file, texts in documents.items():
-        rows = [{"text": text} for text in texts]
+        rows: list[dict[str, Any]] = [{"text": text} for text in texts]
         share = config.task_share if config.tasks else 0.0
         count = round(len(texts) * share / (1 - share))
         for k in range(count):
             stop.check("while drawing prompts")
             name = config.tasks[k % len(config.tasks)]
-            rows.append({"text": next(drawn[name]), "task": name})
+            several = list(itertools.islice(drawn[name], config.prompts_per_document))
+            rows.append({"text": "\n".join(several), "task": name, "prompts": several})
         with replace_file(folder / file) as output:
             for row in rows:
                 output.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
@@ -82,7 +85,7 @@ def prompts(name: str, seed: int) -> Iterator[str]:
         else:
             raise BadInputError(
                 f"task {name} has no more than about {len(written)} different prompts; lower "
-                "config.text.task_share"
+                "config.text.task_share or config.text.prompts_per_document"
             )
         written.add(example.clean)
         yield example.clean + str(rng.choice(example.answers))

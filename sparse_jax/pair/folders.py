@@ -1,11 +1,13 @@
 """Folders of the models of a pair."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from lm_jax.errors import BadInputError
 from lm_jax.run.results import load_result
 from sparse_jax.export import EXPORTED
-from sparse_jax.pair.results import PairSummary
+from sparse_jax.pair.results import PairSummary, ScoredModel, VariantResult
+from sparse_jax.results import ControlResult
 
 SUMMARY = "summary.json"
 # The folder of pretraining in the work folder, and in it that of the exported model.
@@ -27,10 +29,34 @@ def model_folders(folder: Path) -> dict[str, Path]:
             f"{folder} has no {SUMMARY}; name the work folder of a finished iaj sparse pair"
         )
     summary = load_result(folder / SUMMARY, PairSummary)
-    plain = summary.variants[0]
-    work = folder / plain.variant
+    models = exported_models(summary.controls, summary.variants)
+    first = {each.role: folder / each.folder for each in reversed(models)}
     return {
-        "dense": folder / DENSE / MODEL,
-        "control": work / summary.controls[0].folder / EXPORTED,
-        "sparse": work / plain.runs[0].folder / EXPORTED,
+        "dense": first["dense"],
+        "control": first["control"],
+        "sparse": first[summary.variants[0].variant],
     }
+
+
+def exported_models(
+    controls: Sequence[ControlResult], variants: Sequence[VariantResult]
+) -> tuple[ScoredModel, ...]:
+    """All models of a pair: the dense one, the controls, the runs of each variant in order."""
+    first = variants[0].variant
+    return (
+        ScoredModel("dense", str(Path(DENSE, MODEL))),
+        *(
+            ScoredModel("control", str(Path(first, each.folder, EXPORTED)), each.seed)
+            for each in controls
+        ),
+        *(
+            ScoredModel(
+                variant.variant,
+                str(Path(variant.variant, run.folder, EXPORTED)),
+                run.seed,
+                run.bound,
+            )
+            for variant in variants
+            for run in variant.runs
+        ),
+    )

@@ -18,7 +18,7 @@ from lm_jax.train.metrics import EVALUATIONS
 from sparse_jax.pair import dense
 from sparse_jax.pair.config import PairConfig
 from sparse_jax.pair.folders import DENSE
-from sparse_jax.pair.results import PairSummary
+from sparse_jax.pair.results import PairSummary, ScoredModel, TaskScore
 from sparse_jax.report import interval_cell, read
 from sparse_jax.report_text import ONE_RUN, format_signed
 
@@ -40,6 +40,7 @@ def build(
         pretraining(config, summary, folder / DENSE),
         results(summary),
         frontier(summary, folder),
+        tasks(summary),
     ]
     return report.page(
         "A dense model, its sparse version and its control",
@@ -170,3 +171,39 @@ def frontier(summary: PairSummary, folder: Path) -> Section:
             n=f"{sum(len(group.titles or ()) for group in groups)} evaluations",
         ),
     )
+
+
+def tasks(summary: PairSummary) -> Section:
+    """Accuracy of every model on every task, a row per model and a column per task."""
+    names = list(dict.fromkeys(score.task for score in summary.scores))
+    by_model: dict[ScoredModel, dict[str, TaskScore]] = {}
+    for score in summary.scores:
+        by_model.setdefault(score.model, {})[score.task] = score
+    rows = [
+        [_model_name(model), "" if model.seed is None else model.seed]
+        + [interval_cell(scores[name].accuracy, ".0f", 100) for name in names]
+        for model, scores in by_model.items()
+    ]
+    left_out = [_PROSE("left_out", each.task, each.reason) for each in summary.unscored]
+    if not names:
+        return section("Tasks", *left_out)
+    counts = sorted({score.accuracy.n for score in summary.scores})
+    return section(
+        "Tasks",
+        _PROSE("tasks"),
+        table(
+            ["Model", "Seed", *names],
+            rows,
+            caption="Prompts answered right, %, with 95 % intervals over prompts.",
+            n=f"{counts[0]} to {counts[-1]} prompts a task"
+            if counts[1:]
+            else f"{counts[0]} prompts",
+        ),
+        *left_out,
+    )
+
+
+def _model_name(model: ScoredModel) -> str:
+    if model.bound is None:
+        return model.role
+    return f"sparse, {VARIANT_NAMES[model.role]}, bound {model.bound + 1}"

@@ -1,8 +1,8 @@
 """Text of the pair's results, for the terminal."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from sparse_jax.pair.results import PairSummary
+from sparse_jax.pair.results import PairSummary, TaskScore
 from sparse_jax.report_text import ONE_RUN, format_signed, format_spread
 
 
@@ -36,3 +36,27 @@ def _lines(summary: PairSummary) -> Iterator[str]:
                 else f", {ONE_RUN}"
             )
             yield f"{variant.variant}: {100 * edges.mean:.3f} % of edges open{seeds}{against}"
+    for task in dict.fromkeys(score.task for score in summary.scores):
+        rates = [
+            f"{role} {format_range([100 * each.accuracy.estimate for each in scores])}"
+            for role, scores in by_role(summary, task).items()
+        ]
+        yield f"{task}, % right of prompts that no text of training has: {', '.join(rates)}"
+    for left in summary.unscored:
+        yield f"{left.task} is left out: {left.reason}"
+
+
+def by_role(summary: PairSummary, task: str) -> dict[str, list[TaskScore]]:
+    """The scores of one task by role, in the order of the models."""
+    scores: dict[str, list[TaskScore]] = {}
+    for score in summary.scores:
+        if score.task == task:
+            scores.setdefault(score.model.role, []).append(score)
+    return scores
+
+
+def format_range(values: Sequence[float]) -> str:
+    """One number, or the mean with the least and the greatest."""
+    if len(values) == 1:
+        return f"{values[0]:.0f}"
+    return f"{sum(values) / len(values):.0f} ({min(values):.0f} to {max(values):.0f})"

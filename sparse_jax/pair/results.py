@@ -7,6 +7,7 @@ summary.json         PairSummary
 import dataclasses
 
 from lm_jax.run.results import Count
+from lm_jax.statistics import Interval
 from sparse_jax.results import BoundSummary, ComparedRun, ControlResult
 
 
@@ -59,6 +60,48 @@ class VariantResult:
 
 
 @dataclasses.dataclass(frozen=True)
+class ScoredModel:
+    """A model of the pair.
+
+    Attributes:
+      role: "dense", "control", or the variant of a sparse model.
+      folder: of the exported model, in the work folder.
+      seed: null for the dense model, which all seeds share.
+      bound: index of the run's bound in `VariantResult.bounds`; null unless it is sparse.
+    """
+
+    role: str
+    folder: str
+    seed: Count | None = None
+    bound: Count | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskScore:
+    """One model on prompts of one task that it was not trained on.
+
+    Attributes:
+      metric: name in `sparse_jax.circuits.metrics.METRICS`.
+      accuracy: share of clean prompts with a positive metric; its `n` counts prompts.
+      change: mean of the metric on the clean prompt less that on the corrupt one.
+    """
+
+    task: str
+    model: ScoredModel
+    metric: str
+    accuracy: Interval
+    change: Interval
+
+
+@dataclasses.dataclass(frozen=True)
+class UnscoredTask:
+    """A task that was left out, and why."""
+
+    task: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
 class PairSummary:
     """The dense model, its controls and its sparse versions: `summary.json`.
 
@@ -66,6 +109,8 @@ class PairSummary:
       dense_loss: of the dense model on the held-out text of post-training, in nats per token.
       controls: one per seed.
       variants: in the order of the config.
+      scores: every model on every task.
+      unscored: tasks of which no score could be made.
     """
 
     dense: DenseTraining
@@ -73,4 +118,6 @@ class PairSummary:
     validation_tokens: Count
     controls: tuple[ControlResult, ...]
     variants: tuple[VariantResult, ...]
+    scores: tuple[TaskScore, ...]
+    unscored: tuple[UnscoredTask, ...]
     device: str

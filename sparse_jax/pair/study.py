@@ -7,8 +7,8 @@ The work folder then holds
     dense/                   pretraining, and the model in dense/model (`dense`)
     <variant>/               a work folder of `sparse_jax.posttrain` for each variant; the controls
                              are in the first
-    summary.json             `results.PairSummary`
-    report.html              pretraining, and edges against the loss of the control
+    summary.json             `results.PairSummary`, with the tasks of all models (`task_scores`)
+    report.html              pretraining, edges against the loss of the control, tasks
 """
 
 import dataclasses
@@ -26,9 +26,9 @@ from lm_jax.text.preparation import MANIFEST, CorpusConfig, Prepared, prepare_co
 from lm_jax.text.tokenizer_training import train_byte_tokenizer
 from sparse_jax import posttrain
 from sparse_jax.config import PosttrainConfig
-from sparse_jax.pair import corpus, dense, report
+from sparse_jax.pair import corpus, dense, report, task_scores
 from sparse_jax.pair.config import VARIANTS, PairConfig
-from sparse_jax.pair.folders import DENSE, MODEL, SUMMARY
+from sparse_jax.pair.folders import DENSE, MODEL, SUMMARY, exported_models
 from sparse_jax.pair.results import PairSummary, VariantResult
 from sparse_jax.results import PosttrainSummary
 
@@ -65,15 +65,26 @@ def run(config: PairConfig, folder: Path, *, force: bool = False) -> PairSummary
         results[name] = load_result(work / posttrain.SUMMARY, PosttrainSummary)
         first = first or work
     plain = results[config.variants[0]]
+    variants = tuple(
+        VariantResult(variant=name, bounds=each.bounds, runs=each.runs)
+        for name, each in results.items()
+    )
+    tasks, unscored = task_scores.make_tasks(
+        config.text.tasks,
+        prepared.tokenizer,
+        [folder / TEXT / name for name in (corpus.PRETRAIN, corpus.POSTTRAIN)],
+        prompts=config.text.scored_prompts,
+        context=config.context,
+    )
+    models = exported_models(plain.controls, variants)
     summary = PairSummary(
         dense=trained,
         dense_loss=plain.dense_loss,
         validation_tokens=plain.validation_tokens,
         controls=plain.controls,
-        variants=tuple(
-            VariantResult(variant=name, bounds=each.bounds, runs=each.runs)
-            for name, each in results.items()
-        ),
+        variants=variants,
+        scores=task_scores.score(folder, models, tasks, context=config.context),
+        unscored=unscored,
         device=jax.devices()[0].device_kind,
     )
     processes.on_first(lambda: _conclude(config, folder, summary))

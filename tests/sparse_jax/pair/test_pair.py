@@ -58,6 +58,9 @@ def test_both_texts_have_the_stated_share_of_prompts_and_nothing_in_common(whole
     for name in (corpus.PRETRAIN, corpus.POSTTRAIN):
         table = rows(folder, name)
         tasks = [row["task"] for row in table if "task" in row]
+        several = [row for row in table if "task" in row]
+        assert all(len(row["prompts"]) == config.text.prompts_per_document for row in several)
+        assert all("\n".join(row["prompts"]) == row["text"] for row in several)
         # Rounded to a whole number of prompts.
         assert abs(len(tasks) - config.text.task_share * len(table)) <= 1
         counts = [tasks.count(task) for task in config.text.tasks]
@@ -171,6 +174,12 @@ def test_the_page_states_the_numbers_of_the_summary(whole):
         assert f"{run.over_control.estimate:+.4f}<small>[" in page
         assert f"{100 * run.edges.estimate:.3f}<small>[" in page
     assert "was still falling after 4 updates" in page
+    # Every task is either scored, for all models, or named with the reason.
+    scored = {score.task for score in summary.scores}
+    left_out = {each.task for each in summary.unscored}
+    assert scored | left_out == set(GENERATORS) & {*TextConfig().tasks} and not scored & left_out
+    assert len(summary.scores) == len(scored) * (2 + len(summary.variants))
+    assert all(f"{task} was left out" in page for task in left_out)
     # The last point of the curve of pretraining, among the numbers of its table.
     assert f"<td>6</td><td>{summary.dense.cooldown.loss:.4g}</td>" in page
 
