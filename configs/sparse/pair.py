@@ -3,8 +3,8 @@
     iaj sparse pair --config=sparse/pair --workdir=runs/pair
     iaj sparse pair --config=sparse/pair:small --workdir=runs/pair_small
 
-Introductions of Wikipedia articles and, as a fifth of the documents, prompts of the circuit tasks.
-`:small` has three seeds and all ablations at a quarter of the size.
+Introductions of Wikipedia articles and, as a third of the documents, prompts of the circuit tasks.
+`:small` has three seeds and all ablations, with 0.5 M parameters.
 """
 
 from ml_collections import ConfigDict

@@ -14,6 +14,8 @@ from sparse_jax.addition import problems
 from sparse_jax.geco import GecoConfig
 
 Attention = Literal["causal", "bidirectional"]
+# The lowest strength of the penalty: sums are learned before it closes edges.
+LEAST = 1e-4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +43,9 @@ class AdditionConfig:
         gate with a positive bias is open.
       clip_norm: largest norm of the gradient.
       strength: factor of the penalty, the expected share of open edges summed over layers.
+      bound: of the loss, in nats per token: the strength rises from `LEAST` to at most `strength`
+        while the loss is below it, and falls above it (`geco`); 0 keeps the strength fixed, as in
+        the paper.
       bias: of the gate logits; above 0, most gates are open at first.
       eval_every: steps between evaluations.
       seeds: random seeds of split, weights, order and gates; one study for each.
@@ -63,6 +68,7 @@ class AdditionConfig:
     sparse_decay: float = 1e-3
     clip_norm: float = 1.0
     strength: float = 0.03
+    bound: float = 0.0
     bias: float = 3.0
     eval_every: int = 100
     seeds: tuple[int, ...] = (0,)
@@ -72,15 +78,16 @@ class AdditionConfig:
         for text in self.drawn:
             problems.number(text)
         counts = "hidden_size mlp_size batch_size dense_steps sparse_steps eval_every"
-        positive = "dense_rate sparse_rate clip_norm strength"
+        positive = "dense_rate sparse_rate clip_norm"
         wanted = {
             "num_layers": (self.num_layers >= 2, "at least 2, because carries need a second layer"),
             **{name: (getattr(self, name) >= 1, "at least 1") for name in counts.split()},
             **{name: (0 < getattr(self, name) < math.inf, "above 0") for name in positive.split()},
             **{
                 name: (0 <= getattr(self, name) < math.inf, "at least 0")
-                for name in ("dense_decay", "sparse_decay")
+                for name in ("dense_decay", "sparse_decay", "bound")
             },
+            "strength": (LEAST <= self.strength < math.inf, f"at least {LEAST:g}"),
             "held_out": (
                 max(1, len(self.drawn)) <= self.held_out < problems.COUNT,
                 f"at least 1 and the number of config.drawn, and below {problems.COUNT}",
@@ -104,8 +111,17 @@ class AdditionConfig:
 
     @property
     def dual(self) -> GecoConfig:
-        """A dual with a constant strength."""
-        return GecoConfig.fixed(self.strength)
+        """The rule of the strength: constant, or under a bound on the loss."""
+        if not self.bound:
+            return GecoConfig.fixed(self.strength)
+        return GecoConfig(
+            target=self.bound,
+            dual_rate=1.0,
+            decay=0.9,
+            start=LEAST,
+            least=LEAST,
+            most=self.strength,
+        )
 
     def training(self, steps: int, learning_rate: float, weight_decay: float) -> TrainConfig:
         """Training settings of one of the two models."""

@@ -227,19 +227,23 @@ def experiment(mode: str, **settings: Any) -> ConfigDict:
 
 
 def small(config: PairConfig) -> PairConfig:
-    """The experiment with a model of half the width, three seeds, and all ablations."""
+    """The experiment with a model of a quarter of the width, three seeds, and all ablations."""
     return dataclasses.replace(
         config,
-        text=dataclasses.replace(config.text, vocab_size=4_096),
+        text=dataclasses.replace(config.text, vocab_size=2_048),
         dense=dataclasses.replace(
             config.dense,
-            hidden_size=128,
-            mlp_size=344,
-            most_steps=4_000,
-            cooldown_steps=400,
+            hidden_size=64,
+            mlp_size=176,
+            learning_rate=3e-3,
+            most_steps=3_000,
+            cooldown_steps=300,
         ),
-        posttrain=dataclasses.replace(config.posttrain, steps=1_500, seeds=(0, 1, 2)),
+        posttrain=dataclasses.replace(
+            config.posttrain, steps=1_500, learning_rate=2e-3, slacks=(0.03,), seeds=(0, 1, 2)
+        ),
         variants=tuple(VARIANTS),
+        ablation_slacks=(0.03,),
     )
 
 
