@@ -21,6 +21,7 @@ from typing import Literal
 
 import numpy as np
 
+from lm_jax.evaluate import judge
 from lm_jax.run import cli
 from lm_jax.run.files import file_digest, to_jsonable, write_bytes, write_json
 from lm_jax.run.options import option
@@ -29,7 +30,7 @@ from lm_jax.run.results import load_result
 from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
 from lm_jax.text.examples import Examples
 from lm_jax.text.preparation import open_prepared
-from protot_jax.concepts import collect, judge, report_data
+from protot_jax.concepts import collect, report_data
 from protot_jax.concepts import report as report_page
 from protot_jax.concepts.ranking import RankBy
 from protot_jax.concepts.results import ConceptReport, Statistic

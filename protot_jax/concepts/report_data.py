@@ -12,12 +12,12 @@ import os
 import numpy as np
 from scipy import special
 
+from lm_jax.evaluate.judge import Judge, NullJudge
 from lm_jax.model.decoder import count_params
 from lm_jax.run import progress, stop
 from protot_jax.concepts import lag, locality, measures, ranking, resampling, results
 from protot_jax.concepts.collect import GATES, Texts, gates_of_layer
 from protot_jax.concepts.examples import ReportTexts, spelled
-from protot_jax.concepts.judge import Judge, NullJudge
 from protot_jax.concepts.results import (
     ConceptReport,
     Layer,

@@ -11,12 +11,12 @@ from markupsafe import Markup
 import numpy as np
 
 from lm_jax import report
+from lm_jax.evaluate.judge import SCORES
 from lm_jax.report import Bar, Column, Points, Section, Series, cell, rate, section, table
 from lm_jax.report.markup import number
 from lm_jax.report.prose import Prose
 from lm_jax.statistics import Interval
 from protot_jax.concepts import scores
-from protot_jax.concepts.judge import SCORES
 from protot_jax.concepts.results import ConceptReport, Layer, LayerGate, Prototype, Statistic
 
 _PROSE = Prose("protot_jax.concepts")

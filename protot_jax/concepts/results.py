@@ -11,6 +11,7 @@ statistic here.
 import dataclasses
 from typing import Literal
 
+from lm_jax.evaluate.judge import Label
 from lm_jax.run.results import Count, Share
 from protot_jax.concepts.ranking import RankBy
 
@@ -112,17 +113,6 @@ class Layer:
     layer: Count
     write: LayerGate
     read: LayerGate
-
-
-@dataclasses.dataclass(frozen=True)
-class Label:
-    """A judge's theme and scores of some texts; scores are from 1 to 10."""
-
-    theme: str
-    disentanglement: float
-    coverage: float
-    themes: Count
-    explanation: str
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,9 +11,9 @@ import dataclasses
 import numpy as np
 from scipy import stats
 
+from lm_jax.evaluate.judge import SCORES, Label
 from lm_jax.statistics import Interval, clustered_bootstrap
-from protot_jax.concepts.judge import SCORES
-from protot_jax.concepts.results import ConceptReport, Label, Prototype, RandomTexts
+from protot_jax.concepts.results import ConceptReport, Prototype, RandomTexts
 
 RESAMPLES = 2000
 Labelled = Sequence[Prototype] | Sequence[RandomTexts]

@@ -116,7 +116,7 @@ class AdditionConfig:
             return GecoConfig.fixed(self.strength)
         return GecoConfig(
             target=self.bound,
-            dual_rate=1.0,
+            dual_rate=2.0,
             decay=0.9,
             start=LEAST,
             least=LEAST,

@@ -14,8 +14,9 @@ prompts, ten of four kinds if none is named. A line of a .jsonl file is
 
     {"prompt": "...", "targets": [" John"], "kind": "ioi", "slug": "mary"}
 
-where all but the prompt may be left out. `study.py` lists the files of the work folder. The same
-command resumes a killed run, which ends with the same numbers.
+where all but the prompt may be left out. Labels of features come from a file or from a judge.
+`study.py` lists the files of the work folder. The same command resumes a killed run, which ends
+with the same numbers.
 """
 
 import dataclasses
@@ -53,6 +54,9 @@ class Options:
     )
     prompts: str | None = option(None, "file of prompts, .jsonl, or findings for the ten shipped")
     labels: str | None = option(None, "file of labels of features, .json")
+    judge: str | None = option(
+        None, "names what features stand for: null, local:FOLDER (a language model) or cached:FILE"
+    )
     edge_threshold: float | None = option(None, "share of the edges' scores that is kept")
     unknown_origin: bool = option(
         False, "accept a transcoder that does not say of which model it is"

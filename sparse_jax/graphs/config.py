@@ -39,6 +39,9 @@ class GraphConfig:
       context: tokens of a window of that text, at most those of the model.
       examples: the most texts of a feature.
       labels: file of labels, {"<layer>_<feature>": "text"}; "" for none.
+      judge: names the theme of the texts of features without a label: "null" for none,
+        "local:FOLDER" for a language model, "cached:FILE" for stored answers
+        (`lm_jax.evaluate.judge`).
       unknown_origin: accept transcoders that do not say of which model they are.
       resamples: bootstrap samples of the prompts.
       seed: of the bootstrap samples.
@@ -66,6 +69,7 @@ class GraphConfig:
     context: int = 64
     examples: int = 10
     labels: str = ""
+    judge: str = "null"
     unknown_origin: bool = False
     resamples: int = 2_000
     seed: int = 0

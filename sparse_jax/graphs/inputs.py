@@ -3,9 +3,7 @@
 from collections.abc import Mapping, Sequence
 import dataclasses
 import hashlib
-import json
 from pathlib import Path
-import re
 
 import jax
 import jax.numpy as jnp
@@ -17,14 +15,13 @@ from lm_jax.run.files import file_digest
 from lm_jax.text import corpora
 from sparse_jax.graphs import prompts as prompt_files
 from sparse_jax.graphs.config import COMPARED, GraphConfig
+from sparse_jax.graphs.labels import Labels, read_labels
 from sparse_jax.graphs.prompts import FINDINGS, EncodedPrompt, Prompt
 from sparse_jax.graphs.replacement import check
 from sparse_jax.graphs.results import ModelFacts
 from sparse_jax.source_model import SourceModel
 from sparse_jax.transcoders import files
 from sparse_jax.transcoders.transcoder import Transcoder
-
-Labels = Mapping[tuple[int, int], str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,28 +170,3 @@ def _digest(folder: Path) -> str:
     for file in sorted(folder.glob("*.safetensors")):
         total.update(bytes.fromhex(file_digest(file)["sha256"]))
     return total.hexdigest()
-
-
-def read_labels(path: str) -> dict[tuple[int, int], str]:
-    """Labels of features by layer and index, from {"<layer>_<feature>": "text"}.
-
-    Raises:
-      BadInputError: the file cannot be read, or an entry is no label.
-    """
-    try:
-        tree = json.loads(Path(path).read_text("utf-8"))
-    except OSError as error:
-        raise BadInputError(f"{path}: {error.strerror}; give a readable .json file") from error
-    except ValueError as error:
-        raise BadInputError(f"{path}: not JSON ({error}); write one object of labels") from error
-    if not isinstance(tree, dict):
-        raise BadInputError(f'{path} is no object; write {{"<layer>_<feature>": "text"}}')
-    labels = {}
-    for name, text in tree.items():
-        if not re.fullmatch(r"\d+_\d+", name) or not isinstance(text, str):
-            raise BadInputError(
-                f'{path}: {name!r} with {text!r} is no label; write "<layer>_<feature>": "text"'
-            )
-        layer, feature = map(int, name.split("_"))
-        labels[layer, feature] = text
-    return labels

@@ -64,7 +64,6 @@ def make_graph(
         model_name=scan(model),
         tokens=prompt.tokens,
         logit_tokens=[each.token for each in logits],
-        labels=inputs.labels,
         mediated=measured.carried,
         **thresholds,
     )

@@ -9,7 +9,13 @@ from sparse_jax.graphs.results import GraphResult, GraphSummary
 def format_summary(summary: GraphSummary) -> str:
     """The lines that the command prints at its end."""
     lines = [line for graph in summary.graphs for line in _of_graph(graph)]
-    return "\n".join([*lines, *map(format_ratio, summary.ratios)])
+    labels = [
+        f"{each.role}: {each.labelled} of {each.features} shown features have a label (judge: "
+        f"{each.judge})"
+        for each in summary.features
+        if each.labelled or each.judge != "null"
+    ]
+    return "\n".join([*lines, *labels, *map(format_ratio, summary.ratios)])
 
 
 def _of_graph(graph: GraphResult) -> Iterator[str]:

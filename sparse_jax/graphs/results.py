@@ -140,6 +140,8 @@ class FeatureCorpus:
       source: of the text, as `lm_jax.text.corpora` names it; "" for none.
       sha256: digest of its documents.
       tokens: that were read.
+      labelled: features with a label of the user or of the judge.
+      judge: its name; "null" for none.
     """
 
     role: str
@@ -148,6 +150,8 @@ class FeatureCorpus:
     source: str
     sha256: str
     tokens: Count
+    labelled: Count
+    judge: str
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,8 @@ The work folder then holds
     shards/               mean cumulative masses, so that a killed command resumes
     masses.parquet        all of them
     data/                 the prepared corpus of those texts
+    labels_<model>.json   labels of shown features, as `--labels` takes them
+    answers.jsonl         answers of a local judge, so that none is asked for again
     summary.json          every number (`results.GraphSummary`)
     graph/<name>.html     the viewer of each graph, one offline file
     report.html           that of a single graph, else the page of all
@@ -17,6 +19,7 @@ Names are the slugs of the prompts, after the role where two models are compared
 """
 
 from collections.abc import Sequence
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ import jax
 import numpy as np
 import pyarrow as pa
 
+from lm_jax.evaluate.judge import build_judge
 from lm_jax.run import progress, stop
 from lm_jax.run.config import config_hash, to_plain
 from lm_jax.run.files import storage_error, to_jsonable, write_json, write_text
@@ -31,7 +35,15 @@ from lm_jax.run.provenance import collect_provenance, read_provenance, record_pr
 from lm_jax.run.results import load_result
 from lm_jax.run.rows import RowStore
 from lm_jax.text.preparation import prepare_corpus
-from sparse_jax.graphs import comparison, features, graph_json, page, report, supernodes
+from sparse_jax.graphs import (
+    comparison,
+    features,
+    graph_json,
+    labels,
+    page,
+    report,
+    supernodes,
+)
 from sparse_jax.graphs.config import GraphConfig
 from sparse_jax.graphs.features import FeatureData
 from sparse_jax.graphs.inputs import Inputs
@@ -41,6 +53,7 @@ from sparse_jax.graphs.prompts import EncodedPrompt
 from sparse_jax.graphs.results import FeatureCorpus, GraphResult, GraphSummary
 
 METADATA, PIECES, FEATURES, DATA = "graph-metadata.json", "pieces", "features", "data"
+ANSWERS = "answers.jsonl"
 SHARDS, MASSES, SUMMARY, REPORT = "shards", "masses.parquet", "summary.json", "report.html"
 SCHEMA = pa.schema(
     [
@@ -64,9 +77,11 @@ def run(config: GraphConfig, inputs: Inputs, folder: Path) -> GraphSummary:
       StoppedError: on a signal, after the graph that was under way.
     """
     facts = tuple(each.facts for each in inputs.models.values())
+    # Labels are put in at the end, so that other ones remake no graph.
+    unlabelled = dataclasses.replace(config, labels="", judge="null")
     identity = {
         "format": _FORMAT,
-        "config": to_plain(config),
+        "config": to_plain(unlabelled),
         "models": {each.role: each.sha256 for each in facts},
         "transcoders": {each.role: each.transcoder_sha256 for each in facts},
         "prompts": inputs.prompts_sha256,
@@ -89,11 +104,18 @@ def run(config: GraphConfig, inputs: Inputs, folder: Path) -> GraphSummary:
     documents = {each.file: graph_json.read(folder / each.file) for each in results}
     metadata = [each["metadata"] for each in documents.values()]
     write_json(folder / GRAPHS / METADATA, {"graphs": metadata})
+    judge = build_judge(config.judge, answers=folder / ANSWERS)
     corpora, data, decoders = [], {}, {}
     for role in inputs.models:
-        own = [documents[each.file] for each in results if each.role == role]
-        corpus, data[role] = collect_features(config, folder, inputs, role, own)
-        corpora.append(corpus)
+        own = {each.file: documents[each.file] for each in results if each.role == role}
+        corpus, data[role] = collect_features(config, folder, inputs, role, list(own.values()))
+        shown = {key: text for key, text in inputs.labels.items() if key in data[role]}
+        shown |= labels.judged(judge, data[role], shown)
+        for file, document in own.items():
+            documents[file] = labels.labelled(document, shown)
+            graph_json.write(folder / file, documents[file])
+        write_json(folder / f"labels_{role}.json", labels.to_json(shown))
+        corpora.append(dataclasses.replace(corpus, labelled=len(shown), judge=judge.name))
         decoders |= {role: features.decoders(inputs.models[role].transcoder, list(data[role]))}
     roles = list(inputs.models)
     summary = GraphSummary(
@@ -183,7 +205,7 @@ def collect_features(
     )
     features.write(folder / FEATURES, data, scan=scan(model))
     if prepared is None:
-        return FeatureCorpus(role, len(data), 0, "", "", 0), data
+        return FeatureCorpus(role, len(data), 0, "", "", 0, 0, ""), data
     corpus = FeatureCorpus(
         role,
         features=len(data),
@@ -191,6 +213,8 @@ def collect_features(
         source=config.corpus.source,
         sha256=prepared.manifest["documents_sha256"],
         tokens=prepared.manifest["splits"]["train"]["tokens"],
+        labelled=0,
+        judge="",
     )
     return corpus, data
 

@@ -12,6 +12,7 @@ import pytest
 from scipy import stats as scipy_stats
 
 from lm_jax.errors import CorruptError
+from lm_jax.evaluate.judge import Label
 from lm_jax.run import cli
 from lm_jax.run.files import to_jsonable, write_json
 from lm_jax.run.results import json_schema, load_result
@@ -20,7 +21,7 @@ from lm_jax.text.preparation import open_prepared
 import protot_jax
 from protot_jax.concepts import __main__ as command
 from protot_jax.concepts import collect, lag, measures, report_data
-from protot_jax.concepts.results import ConceptReport, Label
+from protot_jax.concepts.results import ConceptReport
 from tests import rounding
 from tests.protot_jax.concepts import stored
 

@@ -11,12 +11,11 @@ from tokenizers import decoders, models, pre_tokenizers
 
 import lm_jax
 from lm_jax.errors import BadInputError, UsageError
+from lm_jax.evaluate import judge
+from lm_jax.evaluate.answers import Answers, digest
+from lm_jax.evaluate.judge import Label
 from lm_jax.text.tokenizer import Tokenizer
-from protot_jax.concepts import judge, scores
-from protot_jax.concepts.answers import Answers, digest
-from protot_jax.concepts.results import Label
 from tests import tiny
-from tests.protot_jax.concepts import synthetic_report
 
 TEXTS = [
     (["in", " 1861", " until", " 1865", " war\n"], [0.1, 0.9, 0.3, 0.8, 0.0]),
@@ -265,48 +264,3 @@ def test_a_template_that_swallows_the_message_is_refused(tmp_path):
     lm_jax.save_pretrained(tmp_path / "model", cfg, params, byte_tokenizer("{{ bos_token }}"))
     with pytest.raises(BadInputError, match="leaves out the message"):
         judge.local(tmp_path / "model").label(TEXTS)
-
-
-def test_intervals_by_layer_hold_the_mean_and_grow_with_uncertainty():
-    content = synthetic_report.build(2, 9)
-    results = {one.group: one for one in scores.by_layer(synthetic_report.typed(content))}
-    assert list(results) == ["layer 0", "layer 1", "all layers", "random texts"]
-    for group in results.values():
-        members = (
-            content["baseline"]
-            if group.group == "random texts"
-            else [
-                p
-                for p in content["prototypes"]
-                if group.group in (f"layer {p['layer']}", "all layers")
-            ]
-        )
-        labels = [one["label"] for one in members if one["label"]]
-        assert (group.asked, group.labelled) == (len(members), len(labels))
-        for score, interval in group.intervals.items():
-            values = [label[score] for label in labels]
-            assert interval.estimate == pytest.approx(np.mean(values)) and interval.n == len(values)
-            assert min(values) <= interval.low < interval.estimate < interval.high <= max(values)
-    widths = [
-        results[name].intervals["coverage"].high - results[name].intervals["coverage"].low
-        for name in ("all layers", "layer 0")
-    ]
-    assert widths[0] < widths[1]
-
-
-def test_the_lead_over_random_texts_is_a_difference_of_means():
-    content = synthetic_report.build(2, 9)
-    for one in content["prototypes"]:
-        if one["label"]:
-            one["label"]["coverage"] = 9
-    for i, one in enumerate(content["baseline"]):
-        one["label"]["coverage"] = 3 + i % 2
-    result = scores.lead(synthetic_report.typed(content))["coverage"]
-    assert result.estimate == pytest.approx(5.5)
-    assert 5.0 < result.low < 5.5 < result.high < 6.0
-
-
-def test_too_few_labels_have_no_interval():
-    content = synthetic_report.typed(synthetic_report.build(1, 4, judge="null"))
-    assert [one.intervals["themes"] for one in scores.by_layer(content)] == [None, None]
-    assert scores.lead(content) == dict.fromkeys(judge.SCORES)

@@ -1,16 +1,16 @@
-"""Judges: another model names and scores the theme that a prototype's top texts share.
+"""Judges: another model names and scores the theme that some texts share.
+
+The texts are those that a part of a model, such as a prototype or a feature, answers to most.
 
 After section 5.1 and appendix A.10 of the paper, which describe the idea (automated interpretation,
 Bricken et al., 2023; Paulo et al., 2024) and its rubric; the wording of the prompt is ours.
 
-1. `prompt` lists the texts that a prototype writes most, with their strongest words marked.
+1. `prompt` lists these texts, with their strongest words marked.
 2. A judge answers it. `build_judge` knows three: "null" gives no labels, "cached:FILE" looks the
    answer up, "local:FOLDER" runs a language model on this machine. Any object with `name` and
    `label` can be a judge too.
 3. `parse` reads the one JSON object of the answer, which may be fenced or have words around it, as
    chat models write it. An answer that cannot be read is counted and gives no label.
-
-`scores.py` compares the scores with those of random texts.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,12 +28,12 @@ import jax
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from lm_jax.errors import BadInputError, UsageError, nearest
+from lm_jax.evaluate.answers import Answers, append, digest
 from lm_jax.model.decode import Sampling, generate
 from lm_jax.run import stop as stop_flag
+from lm_jax.run.results import Count
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.weights.load import load_pretrained
-from protot_jax.concepts.answers import Answers, append, digest
-from protot_jax.concepts.results import Label
 
 KINDS = ("null", "cached:FILE", "local:FOLDER")
 SCORES = ("disentanglement", "coverage", "themes")
@@ -70,8 +70,19 @@ others.
 """
 
 
+@dataclasses.dataclass(frozen=True)
+class Label:
+    """A judge's theme and scores of some texts; scores are from 1 to 10."""
+
+    theme: str
+    disentanglement: float
+    coverage: float
+    themes: Count
+    explanation: str
+
+
 class Judge(Protocol):
-    """Names the theme of a prototype."""
+    """Names the theme of texts."""
 
     @property
     def name(self) -> str:
@@ -124,7 +135,7 @@ class PromptedJudge:
             return None
 
     def summary(self) -> str:
-        """One sentence on how many prototypes were labelled."""
+        """One sentence on how many sets of texts were labelled."""
         labelled = self.asked - self.unanswered - self.unreadable
         return (
             f"{self.name} labelled {labelled} of {self.asked}: {self.unanswered} had no answer, "
@@ -229,7 +240,7 @@ def local(
 
 
 def prompt(texts: Sequence[MarkedText]) -> str:
-    """The prompt about a prototype's texts, of which the first ten are included."""
+    """The prompt about some texts, of which the first ten are included."""
     parts = []
     for count, (words, gates) in enumerate(texts[:MOST_TEXTS], 1):
         strongest = _strongest(gates)

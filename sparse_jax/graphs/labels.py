@@ -1,0 +1,93 @@
+"""Labels of features: read from a file, or by a judge from the texts on which they are most active.
+
+{"<layer>_<feature>": "text"}
+"""
+
+from collections.abc import Mapping
+import json
+from pathlib import Path
+import re
+from typing import Any
+
+from lm_jax.errors import BadInputError
+from lm_jax.evaluate.judge import Judge
+from lm_jax.run import stop
+from sparse_jax.graphs import graph_json
+from sparse_jax.graphs.features import Feature, FeatureData, Text
+
+Labels = dict[Feature, str]
+
+
+def read_labels(path: str) -> Labels:
+    """Labels of features by layer and index.
+
+    Raises:
+      BadInputError: the file cannot be read, or an entry is no label.
+    """
+    try:
+        tree = json.loads(Path(path).read_text("utf-8"))
+    except OSError as error:
+        raise BadInputError(f"{path}: {error.strerror}; give a readable .json file") from error
+    except ValueError as error:
+        raise BadInputError(f"{path}: not JSON ({error}); write one object of labels") from error
+    if not isinstance(tree, dict):
+        raise BadInputError(f'{path} is no object; write {{"<layer>_<feature>": "text"}}')
+    labels = {}
+    for name, text in tree.items():
+        if not re.fullmatch(r"\d+_\d+", name) or not isinstance(text, str):
+            raise BadInputError(
+                f'{path}: {name!r} with {text!r} is no label; write "<layer>_<feature>": "text"'
+            )
+        layer, feature = map(int, name.split("_"))
+        labels[layer, feature] = text
+    return labels
+
+
+def to_json(labels: Mapping[Feature, str]) -> dict[str, str]:
+    """Labels as `read_labels` reads them."""
+    return {f"{layer}_{index}": text for (layer, index), text in sorted(labels.items())}
+
+
+def labelled(document: Mapping[str, Any], labels: Mapping[Feature, str]) -> dict[str, Any]:
+    """A graph document with these labels and no others."""
+    nodes = []
+    for node in document["nodes"]:
+        feature = graph_json.feature_of(node)
+        nodes.append(node if feature is None else {**node, "clerp": labels.get(feature, "")})
+    return {**document, "nodes": nodes}
+
+
+def judged(
+    judge: Judge, data: Mapping[Feature, FeatureData], known: Mapping[Feature, str]
+) -> Labels:
+    """Themes that a judge names, of the features that have texts and no label yet.
+
+    Raises:
+      StoppedError: on a signal; a local judge has stored its answers so far.
+    """
+    labels = {}
+    for feature, each in data.items():
+        if feature in known or not each.examples:
+            continue
+        stop.check(f"before the label of feature {feature[1]} in layer {feature[0]}")
+        label = judge.label([words(text) for text in each.examples])
+        if label is not None:
+            labels[feature] = label.theme
+    return labels
+
+
+def words(text: Text) -> tuple[list[str], list[float]]:
+    """The words of a text, each with the largest activation of its tokens.
+
+    A token that begins with white space, or follows one that ends with it, begins a word.
+    """
+    spelled: list[str] = []
+    largest: list[float] = []
+    for token, activation in zip(text.tokens, text.activations, strict=True):
+        if not spelled or token[:1].isspace() or spelled[-1][-1:].isspace():
+            spelled.append(token)
+            largest.append(activation)
+        else:
+            spelled[-1] += token
+            largest[-1] = max(largest[-1], activation)
+    return spelled, largest
