@@ -152,18 +152,20 @@ def experiment(mode: str, **settings: Any) -> ConfigDict:
 
 
 def bidirectional(config: AdditionConfig) -> AdditionConfig:
-    """Bidirectional attention, and a sparse model from random weights under the fixed strength.
+    """Bidirectional attention, and a sparse model from random weights under a bound on the loss.
 
-    The goal of 99 % is not reached reliably: in one run of this mode (seed 0) the dense model
-    answered all held-out sums, and the sparse one 10 % with 12 open edges of 484.
+    The paper states a fixed strength. A fixed 0.03 closed edges before the ones and tens were
+    learned; under a bound the strength stays low until they are.
     """
     return dataclasses.replace(
         config,
         attention="bidirectional",
         begin="drawn",
         dense_steps=500,
-        sparse_steps=1200,
+        sparse_steps=2500,
         sparse_rate=3e-3,
+        strength=1.0,
+        bound=0.02,
     )
 
 

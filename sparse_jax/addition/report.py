@@ -13,6 +13,7 @@ from lm_jax.report.markup import number
 from lm_jax.report.prose import Prose
 from lm_jax.statistics import Interval
 from sparse_jax.addition import graph, report_sections
+from sparse_jax.addition.config import LEAST
 from sparse_jax.addition.graph import SumGraph
 from sparse_jax.addition.report_sections import GOAL
 from sparse_jax.addition.results import AdditionSummary, SeedSummary
@@ -158,7 +159,10 @@ def differences(summary: SeedSummary) -> Section:
                 "Attention": _ATTENTION[config.attention],
                 "Gates": f"logit = score + {config.bias:g}, so that they are open at first; "
                 "sampled in training, open where the logit is above 0 in evaluation",
-                "Strength": f"{config.strength:g}, fixed from the first step to the last",
+                "Strength": f"{config.strength:g}, fixed from the first step to the last"
+                if not config.bound
+                else f"from {LEAST:g} to at most {config.strength:g}: it rises while the loss is "
+                f"below {config.bound:g} nats per token, and falls above it",
                 "Initial weights": _BEGIN[config.begin],
                 "Training": " and ".join(
                     f"{own.steps} updates of {config.batch_size} sums ({name})"

@@ -50,7 +50,12 @@ def training(
     held_out = number(summary.sums.held_out)
     return section(
         "Training",
-        _PROSE("training", config.begin, f"{config.strength:g}"),
+        _PROSE(
+            "training",
+            config.begin,
+            f"{config.strength:g}",
+            f"{config.bound:g}" if config.bound else "",
+        ),
         report.grid(
             report.curves(
                 [

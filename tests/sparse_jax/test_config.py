@@ -134,6 +134,7 @@ ADDITION = {
     "sparse_decay": -1.0,
     "clip_norm": 0.0,
     "strength": 0.0,
+    "bound": -1.0,
     "bias": float("inf"),
     "eval_every": 0,
     "seeds": (3, 3),
