@@ -12,6 +12,7 @@ The work folder then holds
 """
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 
@@ -33,6 +34,9 @@ from sparse_jax.pair.results import PairSummary, VariantResult
 from sparse_jax.results import PosttrainSummary
 
 TEXT, DATA = "text", "data"
+# Read by the training of the tokenizer alone: often enough that all numbers of two digits, which
+# tasks on years continue with, are tokens of a small vocabulary too.
+_NUMBERS = ["x".join(f"{number:02d}" for number in range(100))] * 10_000
 REPORT = "report.html"
 
 
@@ -134,8 +138,9 @@ def prepare(config: PairConfig, folder: Path) -> Prepared:
         if (folder / DATA / MANIFEST).exists():
             return
         with file.open(encoding="utf-8") as lines:
+            texts = (json.loads(line)["text"] for line in lines)
             tokenizer = train_byte_tokenizer(
-                (json.loads(line)["text"] for line in lines), vocab_size=config.text.vocab_size
+                itertools.chain(texts, _NUMBERS), vocab_size=config.text.vocab_size
             )
         prepare_corpus(folder / DATA, _corpus(config, file), tokenizer=tokenizer)
 

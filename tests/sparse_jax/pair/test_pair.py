@@ -226,3 +226,12 @@ def test_wrong_settings_are_named():
     ):
         with pytest.raises(UsageError, match=message):
             PairConfig(**changes)
+
+
+def test_numbers_of_two_digits_are_tokens(config, tmp_path):
+    """However rare they are in the text: other merges come after them."""
+    wide = dataclasses.replace(config, text=dataclasses.replace(config.text, vocab_size=400))
+    corpus.write_corpora(wide.text, tmp_path / study.TEXT)
+    tokenizer = study.prepare(wide, tmp_path).tokenizer
+    for number in range(100):
+        assert len(tokenizer.encode(f"x{number:02d}")) == len(tokenizer.encode("x")) + 1, number
