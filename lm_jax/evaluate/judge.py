@@ -33,7 +33,7 @@ from lm_jax.model.decode import Sampling, generate
 from lm_jax.run import stop as stop_flag
 from lm_jax.run.results import Count
 from lm_jax.text.tokenizer import Tokenizer
-from lm_jax.weights.load import load_pretrained
+from lm_jax.weights.load import load_pretrained, open_pretrained
 
 KINDS = ("null", "cached:FILE", "local:FOLDER")
 SCORES = ("disentanglement", "coverage", "themes")
@@ -157,24 +157,33 @@ def build_judge(name: str, *, answers: str | os.PathLike[str] | None = None) -> 
       UsageError: `name` is not one of the three.
       BadInputError: the file or the model cannot be used.
     """
+    check_judge(name)
+    kind, _, place = name.partition(":")
+    if kind == "cached":
+        return cached(place)
+    return local(place, answers=answers) if kind == "local" else NullJudge()
+
+
+def check_judge(name: str) -> None:
+    """Refuses what `build_judge` would refuse, without reading the weights of a model.
+
+    Raises:
+      As `build_judge`.
+    """
     kind, colon, place = name.partition(":")
     if name == "null":
-        return NullJudge()
+        return
     if kind == "cached" and place:
-        return cached(place)
-    if kind == "local" and place:
-        return local(place, answers=answers)
-    raise UsageError(f"judge = {name!r} is unknown{nearest(kind + colon, KINDS)}")
+        _answer_file(place)
+    elif kind == "local" and place:
+        _with_tokenizer(place, open_pretrained(place).tokenizer)
+    else:
+        raise UsageError(f"judge = {name!r} is unknown{nearest(kind + colon, KINDS)}")
 
 
 def cached(file: str | os.PathLike[str]) -> PromptedJudge:
     """A judge that only looks answers up; FILE.missing lists the prompts that had none."""
-    file = Path(file)
-    if not file.is_file():
-        raise BadInputError(
-            f"{file} is not a file of answers; name one, or create an empty one to collect the "
-            "prompts"
-        )
+    file = _answer_file(file)
     stored = Answers(file)
     missing = file.with_name(f"{file.name}.missing")
     missing.unlink(missing_ok=True)
@@ -205,12 +214,10 @@ def local(
     be read.
     """
     model = load_pretrained(source)
-    if model.tokenizer is None:
-        raise BadInputError(f"{source} holds no tokenizer; put its tokenizer.json there")
     how = "" if sampling == GREEDY else f", {sampling}"
     name = f"local:{Path(source).name} ({model.sha256[:12]}{how})"
     stored = None if answers is None else Answers(answers)
-    tokenizer = model.tokenizer
+    tokenizer = _with_tokenizer(source, model.tokenizer)
 
     def ask(text: str) -> str:
         known = stored.find(text, judge=name) if stored else None
@@ -237,6 +244,22 @@ def local(
         return answer
 
     return PromptedJudge(name, ask)
+
+
+def _answer_file(file: str | os.PathLike[str]) -> Path:
+    file = Path(file)
+    if not file.is_file():
+        raise BadInputError(
+            f"{file} is not a file of answers; name one, or create an empty one to collect the "
+            "prompts"
+        )
+    return file
+
+
+def _with_tokenizer(source: str | Path, tokenizer: Tokenizer | None) -> Tokenizer:
+    if tokenizer is None:
+        raise BadInputError(f"{source} holds no tokenizer; put its tokenizer.json there")
+    return tokenizer
 
 
 def prompt(texts: Sequence[MarkedText]) -> str:

@@ -1,6 +1,7 @@
 """Settings of attribution graphs: the frozen dataclass that their config file becomes."""
 
 import dataclasses
+import math
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -33,6 +34,11 @@ class GraphConfig:
       edge_threshold: share of the edges' scores that kept edges have; circuit-tracer's is .98.
       mediated: the most edges of a graph whose mediation by heads and pairs is measured, those of
         the highest score first; 0 for all that are kept.
+      explained: key-query pairs, those that carry most of these edges, whose attention scores are
+        split into terms of sources; 0 for none.
+      intervened: kept features, those with the most influence, that are multiplied by each of
+        `factors`; 0 for none.
+      factors: 0 removes what a feature writes; the paper steers with -5 and -10 (App. H).
       fraction: mass of an edge's mediation that is to be reached.
       corpus: whose texts are shown with features; `source` "" for none; its `vocab_size` is ignored
         in favour of the model's.
@@ -60,6 +66,9 @@ class GraphConfig:
     node_threshold: float = 0.8
     edge_threshold: float = 0.95
     mediated: int = 4_000
+    explained: int = 8
+    intervened: int = 8
+    factors: tuple[float, ...] = (0.0, -5.0, -10.0)
     fraction: float = 0.9
     corpus: CorpusConfig = dataclasses.field(
         default_factory=lambda: CorpusConfig(
@@ -81,6 +90,12 @@ class GraphConfig:
             "context": (self.context >= 1, "at least 1"),
             "examples": (self.examples >= 1, "at least 1"),
             "mediated": (self.mediated >= 0, "at least 0"),
+            "explained": (self.explained >= 0, "at least 0"),
+            "intervened": (self.intervened >= 0, "at least 0"),
+            "factors": (
+                bool(self.factors) and all(map(math.isfinite, self.factors)),
+                "finite numbers, one or more",
+            ),
             "node_threshold": (0 < self.node_threshold <= 1, "above 0 and at most 1"),
             "edge_threshold": (0 < self.edge_threshold <= 1, "above 0 and at most 1"),
             "fraction": (0 < self.fraction < 1, "above 0 and below 1"),
@@ -150,5 +165,5 @@ def experiment(mode: str, **settings: Any) -> ConfigDict:
 def smoke(config: GraphConfig) -> GraphConfig:
     """Few features, the mediation of few edges, and little text."""
     corpus = dataclasses.replace(config.corpus, max_tokens=5_000)
-    small = {"max_features": 20, "mediated": 20, "resamples": 100}
+    small = {"max_features": 20, "mediated": 20, "explained": 2, "intervened": 2, "resamples": 100}
     return dataclasses.replace(config, corpus=corpus, context=24, examples=2, **small)

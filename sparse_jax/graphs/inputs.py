@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm_jax.errors import BadInputError, UsageError
+from lm_jax.evaluate.judge import check_judge
 from lm_jax.model.sites import keep
 from lm_jax.run.files import file_digest
 from lm_jax.text import corpora
@@ -83,6 +84,7 @@ def read(config: GraphConfig) -> Inputs:
         options = {"unit": corpus.unit, "words": corpus.words, "field": corpus.field}
         next(iter(corpora.documents(corpus.source, **options)), None)
     labels = read_labels(config.labels) if config.labels else {}
+    check_judge(config.judge)
     return Inputs(models, tuple(encoded), prompt_files.digest(wanted), labels)
 
 

@@ -50,11 +50,13 @@ def to_json(labels: Mapping[Feature, str]) -> dict[str, str]:
 
 def labelled(document: Mapping[str, Any], labels: Mapping[Feature, str]) -> dict[str, Any]:
     """A graph document with these labels and no others."""
-    nodes = []
-    for node in document["nodes"]:
+
+    def named(node: Mapping[str, Any]) -> Mapping[str, Any]:
         feature = graph_json.feature_of(node)
-        nodes.append(node if feature is None else {**node, "clerp": labels.get(feature, "")})
-    return {**document, "nodes": nodes}
+        return node if feature is None else {**node, "clerp": labels.get(feature, "")}
+
+    lists = {key: document.get(key, []) for key in ("nodes", "qk_only_nodes")}
+    return {**document, **{key: [named(node) for node in own] for key, own in lists.items()}}
 
 
 def judged(

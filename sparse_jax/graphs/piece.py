@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lm_jax.report import slug as slug_of
-from sparse_jax.graphs import graph_document, mass
+from sparse_jax.graphs import explanations, graph_document, mass
 from sparse_jax.graphs.attribute import attribute
 from sparse_jax.graphs.config import ALONE, GraphConfig
 from sparse_jax.graphs.graph import LOGIT, Graph
@@ -55,6 +55,8 @@ def make_graph(
     pruned = graph.prune(**thresholds)
     edges = mediated_edges(graph, pruned, config.mediated)
     measured = measure_mediation(graph, edges, config.fraction, heads=model.facts.heads)
+    scores = explanations.explain_scores(graph, measured.carried, config.explained)
+    effects = explanations.intervene(config, model.source.model, graph, pruned)
     logits = _logits(graph, model)
     name = file_name(role, prompt.slug)
     document = graph_document.document(
@@ -65,6 +67,8 @@ def make_graph(
         tokens=prompt.tokens,
         logit_tokens=[each.token for each in logits],
         mediated=measured.carried,
+        scores=scores,
+        effects=effects,
         **thresholds,
     )
     masses = measured.masses
@@ -78,6 +82,8 @@ def make_graph(
         tokens=prompt.tokens,
         logits=logits,
         **_numbers(config, graph, pruned, measured),
+        score_errors=tuple(each.certificate() for each in scores),
+        agreements=explanations.agreements(effects),
     )
     return result, document, masses
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from sparse_jax.graphs.report import format_ratio
+from sparse_jax.graphs.report import format_interval, format_ratio
 from sparse_jax.graphs.results import GraphResult, GraphSummary
 
 
@@ -36,3 +36,12 @@ def _of_graph(graph: GraphResult) -> Iterator[str]:
         f"{sizes.mediated_edges:,} edges {max(graph.mediation_error):.1e}; the sum over layers is "
         f"{graph.over_count:.2f} times the edge (median)"
     )
+    if graph.agreements:
+        ranks = ", ".join(
+            f"{each.mode.replace('_', ' ')} {format_interval(each.spearman)}"
+            for each in graph.agreements
+        )
+        yield (
+            f"  {graph.agreements[0].interventions} interventions, rank correlation of predicted "
+            f"and measured effects: {ranks}"
+        )

@@ -6,6 +6,7 @@ from lm_jax.run.results import Count, Real, Share
 from lm_jax.statistics import Interval
 from sparse_jax.graphs.config import GraphConfig
 from sparse_jax.graphs.graph import GraphScores
+from sparse_jax.graphs.interventions import Mode
 from sparse_jax.graphs.mass import Component, Sign
 
 
@@ -94,6 +95,26 @@ class MassResult:
 
 
 @dataclasses.dataclass(frozen=True)
+class InterventionAgreement:
+    """What a graph predicts of interventions against what is measured, over all its rows.
+
+    Attributes:
+      mode: what was frozen (`interventions.Mode`).
+      interventions: pairs of a feature and a factor.
+      spearman: with its 95 % interval over pairs of an intervention and a row; null where one side
+        is constant.
+      error: largest difference of predicted and measured effects, pre-activations and logits.
+      largest: measured effect by absolute value.
+    """
+
+    mode: Mode
+    interventions: Count
+    spearman: Interval | None
+    error: float
+    largest: float
+
+
+@dataclasses.dataclass(frozen=True)
 class GraphResult:
     """One graph in numbers.
 
@@ -112,6 +133,8 @@ class GraphResult:
       over_count: median over mediated edges of the sum over all layers as a multiple of the edge;
         NaN without edges.
       masses: mean cumulative mass of heads and of pairs.
+      score_errors: of attention scores that were split, relative (`QK.certificate`).
+      agreements: of interventions, by mode; none without kept features.
     """
 
     role: str
@@ -127,6 +150,8 @@ class GraphResult:
     mediation_error: tuple[float, ...]
     over_count: Real
     masses: tuple[MassResult, ...]
+    score_errors: tuple[float, ...]
+    agreements: tuple[InterventionAgreement, ...]
 
 
 @dataclasses.dataclass(frozen=True)

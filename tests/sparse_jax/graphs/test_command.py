@@ -1,6 +1,5 @@
 """The command: its graph is that of `attribute`, it resumes, and refuses before it writes."""
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -16,9 +15,9 @@ from lm_jax.run.results import load_result
 from lm_jax.run.workdir import FINISHED_FILE
 from sparse_jax import model as sparse_model
 from sparse_jax import transcoders
-from sparse_jax.graphs import attribute, graph_json, inputs, prompts, study
-from sparse_jax.graphs.config import GraphConfig
+from sparse_jax.graphs import attribute, graph_json, interventions, prompts, study
 from sparse_jax.graphs.features import SKIPPED_START
+from sparse_jax.graphs.influence import FEATURE
 from sparse_jax.graphs.results import GraphSummary
 from sparse_jax.source_model import SourceModel
 from tests.sparse_jax.circuits.small_study import LAYERS
@@ -27,7 +26,6 @@ from tests.sparse_jax.graphs.small_command import (
     PROMPTS,
     run,
     save_all,
-    save_transcoder,
     texts,
 )
 
@@ -110,6 +108,49 @@ def test_the_graph_of_the_command_is_that_of_attribute(alone, by_hand):
     assert [each.token for each in summary.graphs[0].logits] == ["John", "Mary"]
     listed = read_json(folder / "graph" / study.METADATA)["graphs"]
     assert [each["slug"] for each in listed] == [Path(each.file).stem for each in summary.graphs]
+
+
+def test_scores_and_interventions_are_those_of_the_library(alone, by_hand):
+    """Scores of the pairs that carry most, and the most influential features times each factor."""
+    folder, summary = alone
+    source, _, graphs = by_hand
+    for graph, result in zip(graphs, summary.graphs, strict=True):
+        document = graph_json.read(folder / result.file)
+        carried = {}
+        for one in document["mediation"]:
+            for *pair, share in one["pairs"]:
+                carried[tuple(pair)] = carried.get(tuple(pair), 0.0) + abs(share)
+        most = sorted(carried, key=lambda pair: (-carried[pair], pair))[: summary.config.explained]
+        assert len(most) == summary.config.explained == len(result.score_errors)
+        for place, one, error in zip(most, document["qk"], result.score_errors, strict=True):
+            score = graph.qk(*place)
+            assert (one["layer"], one["head"], one["query"], one["key"]) == place
+            assert (one["score"], error) == (score.score, score.certificate())
+            assert [value for *_, value in one["pair_wise_contributors"]] == [
+                value for *_, value in score.top(5).pairs
+            ]
+        pruned = graph.prune()
+        features = np.flatnonzero(pruned.kept_S & (graph.edges().kind_S == FEATURE))
+        strongest = features[np.argsort(-pruned.influence_S[features], kind="stable")][:8]
+        factors = summary.config.factors
+        wanted = [(int(node), factor) for node in strongest for factor in factors]
+        assert len(wanted) == 8 * 3
+        effects = interventions.measure(source.model, graph, wanted)
+        ids = {node: f"{node}" for node in range(graph.nodes.num_rows)}
+        by_library = interventions.as_json(effects, ids, count=graph.nodes.num_rows)
+        for one, other in zip(document["interventions"], by_library, strict=True):
+            assert one["factor"] == other["factor"]
+            listed, known = (
+                {tuple(each[name] for name in graph_json.EFFECTS) for each in own["effects"]}
+                for own in (one, other)
+            )
+            # The library's list has the nodes that were pruned too.
+            assert listed and listed <= known
+        frozen, *others = result.agreements
+        assert [each.mode for each in result.agreements] == list(interventions.MODES)
+        assert frozen.interventions == len(wanted)
+        assert frozen.spearman.estimate > 0.999 and frozen.error <= 1e-4 * frozen.largest
+        assert all(each.error > frozen.error for each in others)
 
 
 def test_mediated_edges_are_those_of_the_highest_score(alone, by_hand):
@@ -303,77 +344,3 @@ def test_the_ten_prompts_are_the_recorded_ones(monkeypatch):
     monkeypatch.setattr(prompts, "FINDINGS_SHA256", "0" * 64)
     with pytest.raises(CorruptError, match="is not the recorded file"):
         prompts.read_prompts(prompts.FINDINGS)
-
-
-def test_bad_input_is_one_sentence_and_nothing_is_written(models, tmp_path, capsys):
-    model = lm_jax.load_pretrained(models / "dense")
-    made = {
-        "other": {"sha256": "ab" * 32},
-        "unknown": {"sha256": ""},
-        "deeper": {"layers": 3},
-        "silent": {"change": lambda p: p | {"encoder_bias": p["encoder_bias"] - 1e6}},
-        "empty": {"change": lambda p: p | {"decoder": {k: 0 * x for k, x in p["decoder"].items()}}},
-        "nan": {"change": lambda p: p | {"decoder_bias": p["decoder_bias"] * np.nan}},
-    }
-    for name, options in made.items():
-        save_transcoder(tmp_path / name, model, **options)
-    (tmp_path / "labels.json").write_text('{"1-2": "dates"}', "utf-8")
-    (tmp_path / "two.jsonl").write_text('{"prompt": "a", "slug": "x"}\n' * 2, "utf-8")
-    (tmp_path / "typo.jsonl").write_text('{"promt": "a"}', "utf-8")
-    dense, prompt = f"--model={models / 'dense'}", f"--prompt={PROMPTS[0]}"
-
-    def clt(name):
-        return f"--transcoder={tmp_path / name}"
-
-    own = f"--transcoder={models / 'dense_clt'}"
-    cases = [
-        ([dense, clt("other"), prompt], 3, "with weights of sha256 abababababab, and"),
-        ([dense, clt("unknown"), prompt], 3, "does not say of which model it is; give one that"),
-        ([dense, clt("deeper"), prompt], 2, "its num_layers is 3, but that of the model is 2"),
-        ([dense, clt("silent"), prompt], 2, "none of the features of"),
-        ([dense, clt("empty"), prompt], 3, "all decoders are zero"),
-        ([dense, clt("nan"), prompt], 7, "b_dec_0 has values that are not finite"),
-        ([dense, own, f"--prompt={'park ' * 65}"], 2, "has 65 tokens, and the model a context of"),
-        ([dense, own, prompt, "--target= John Mary"], 3, "is not one token after"),
-        ([dense, own, prompt, "--target= John", "--target= John"], 2, "name a token twice"),
-        ([dense, own, prompt, f"--labels={tmp_path / 'labels.json'}"], 3, "is no label; write"),
-        ([dense, own, f"--prompts={tmp_path / 'two.jsonl'}"], 2, "two prompts have the slug 'x'"),
-        (
-            [dense, own, f"--prompts={tmp_path / 'typo.jsonl'}"],
-            3,
-            "typo.jsonl:1: prompt is missing",
-        ),
-        (
-            [dense, own, f"--prompts={tmp_path / 'none.jsonl'}"],
-            3,
-            "No such file or directory; give",
-        ),
-        ([dense, own], 2, "there is no prompt; give --prompt=TEXT or --prompts=FILE.jsonl"),
-        ([dense, prompt], 2, "--transcoder is missing; name the folder transcoder/"),
-        ([own, prompt], 2, "--model is missing; name a folder"),
-        (
-            [dense, own, "--sparse_transcoder=x", prompt],
-            2,
-            "--sparse is missing; name the",
-        ),
-        ([dense, own, f"--sparse={models}", prompt], 2, "give --model alone, or --dense and"),
-        ([dense, own, prompt, "--edge_threshold=0"], 2, "config.edge_threshold = 0.0 must be"),
-        ([dense, own, "--promt=a"], 2, "--promt is not a flag of this command; did you mean"),
-    ]
-    for arguments, code, message in cases:
-        folder = tmp_path / "run"
-        assert run(*arguments, "--config.corpus.source=", at(folder)) == code, message
-        error = capsys.readouterr().err
-        assert error.count("\n") == 1 and message in error, error
-        assert not folder.exists()
-    # The flag accepts what says nothing, and nothing else.
-    refused = [dense, clt("other"), prompt, "--unknown_origin", at(tmp_path / "run")]
-    assert run(*refused) == 3
-    config = GraphConfig(
-        model=str(models / "dense"),
-        transcoder=str(tmp_path / "unknown"),
-        prompts=PROMPTS[:1],
-        unknown_origin=True,
-        corpus=dataclasses.replace(GraphConfig().corpus, source=""),
-    )
-    assert not inputs.read(config).models["model"].facts.same_model
