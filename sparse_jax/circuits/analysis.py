@@ -188,7 +188,7 @@ def ratios(
             if other is None or other is result or result.model == "dense":
                 continue
             for curve in result.curves:
-                if curve.ranking != "signed":
+                if curve.ranking == "random":
                     continue
                 labels = {key: getattr(curve, key) for key in _KEYS}
                 unsolved = [each.model for each in (other, result) if not each.solved]
@@ -201,6 +201,7 @@ def ratios(
                     task=result.task,
                     component=curve.component,
                     ablation=curve.ablation,
+                    ranking=curve.ranking,
                     scope=curve.scope,
                     model=result.model,
                     reference=reference,

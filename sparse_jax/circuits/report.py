@@ -176,15 +176,12 @@ def sizes(summary: CircuitSummary) -> Section:
     rows = []
     for each in summary.results:
         for own in each.curves:
-            if own.ranking == "absolute":
-                continue
-            scope = "random" if own.ranking == "random" else _SCOPE[own.scope]
             rows.append(
                 [
                     each.task,
                     COMPONENT[own.component],
                     own.ablation,
-                    scope,
+                    _ranked(own.ranking, own.scope),
                     each.model,
                     cell("–") if own.crossing is None else _interval(own.crossing, ",.4g"),
                     each.components[own.component],
@@ -196,7 +193,7 @@ def sizes(summary: CircuitSummary) -> Section:
             each.task,
             COMPONENT[each.component],
             each.ablation,
-            _SCOPE[each.scope],
+            _ranked(each.ranking, each.scope),
             f"{each.reference} : {each.model}",
             _interval(each.ratio, ".2f") if each.ratio else cell("–", note=each.why),
         ]
@@ -337,7 +334,8 @@ def published(summary: CircuitSummary) -> Section:
     rows = []
     for each in summary.ratios:
         first = summary.config.ablations_of(each.component)[0]
-        if (each.reference, each.model, each.ablation) != ("dense", "sparse", first):
+        kind = (each.reference, each.model, each.ablation, each.ranking)
+        if kind != ("dense", "sparse", first, "signed"):
             continue
         printed = paper.published(each.task, each.component, each.scope)
         rows.append(
@@ -359,6 +357,12 @@ def published(summary: CircuitSummary) -> Section:
             caption="Ratios of circuit sizes at 90\u00a0% in the paper, and at our fraction.",
         ),
     )
+
+
+def _ranked(ranking: str, scope: str) -> str:
+    if ranking == "random":
+        return ranking
+    return f"{_SCOPE[scope]}, by absolute effect" if ranking == "absolute" else _SCOPE[scope]
 
 
 def _interval(interval: Interval | None, spec: str = ".3g") -> Cell:

@@ -23,6 +23,13 @@ def findings(summary: CircuitSummary) -> list[str]:
     ]
 
 
+# Rankings whose ratios are printed, and how they are named.
+_RANKED = {
+    ("signed", "prompt"): "",
+    ("absolute", "task"): " (ranked per task, by absolute effect)",
+}
+
+
 def curve(
     result: TaskResult,
     component: str,
@@ -76,10 +83,11 @@ def _of_task(summary: CircuitSummary, task: str) -> Iterator[str]:
             f"prompt's metric: {'; '.join(parts)}."
         )
         for ratio in summary.ratios:
-            names = (ratio.task, ratio.component, ratio.ablation, ratio.scope)
-            if names != (task, component, ablation, "prompt"):
+            names = (ratio.task, ratio.component, ratio.ablation)
+            ranked = (ratio.ranking, ratio.scope)
+            if names != (task, component, ablation) or ranked not in _RANKED:
                 continue
-            pair = f"{ratio.reference} : {ratio.model}"
+            pair = f"{ratio.reference} : {ratio.model}{_RANKED[ranked]}"
             yield (
                 f"{task}, {COMPONENT[component]}, {pair}: {format_interval(ratio.ratio, '.2f')}."
                 if ratio.ratio

@@ -158,6 +158,7 @@ class Ratio:
     """How many times fewer components one model's circuit has than another's.
 
     Attributes:
+      ranking: of both curves; never random.
       model, reference: the size of the reference's circuit is divided by that of the model's.
       ratio: null where one of the two does not solve the task or has no crossing.
       why: the reason for that, else "".
@@ -166,6 +167,7 @@ class Ratio:
     task: str
     component: str
     ablation: str
+    ranking: Ranking
     scope: Scope
     model: str
     reference: str

@@ -149,9 +149,9 @@ def test_the_summary_is_that_of_its_rows(done):
             assert agreement.spearman.n == agreement.compared
             assert agreement.spearman.low <= agreement.spearman.high <= 1
             assert agreement.spearman.estimate in agreement.spearman
-    assert {ratio.model for ratio in summary.ratios} == {"control"} and len(summary.ratios) == 20
+    assert {ratio.model for ratio in summary.ratios} == {"control"} and len(summary.ratios) == 30
     for ratio in summary.ratios:
-        kind = (ratio.component, ratio.ablation, "signed", ratio.scope)
+        kind = (ratio.component, ratio.ablation, ratio.ranking, ratio.scope)
         dense, control = (crossings[(ratio.task, model, *kind)] for model in ("dense", "control"))
         if ratio.ratio is None:
             assert "did not solve" in ratio.why
