@@ -51,10 +51,11 @@ def intervene(
     return interventions.measure(model, graph, chosen) if chosen else None
 
 
-def agreements(effects: Effects | None) -> tuple[InterventionAgreement, ...]:
-    """How well the graph predicts the effects, by mode."""
+def agreements(effects: Effects | None, pruned: Pruned) -> tuple[InterventionAgreement, ...]:
+    """How well the graph predicts the effects on kept features and logits, by mode."""
     if effects is None:
         return ()
+    effects = effects.on(effects.is_logit | _is_kept(effects.targets, pruned))
     return tuple(
         InterventionAgreement(
             mode=mode,
@@ -65,3 +66,9 @@ def agreements(effects: Effects | None) -> tuple[InterventionAgreement, ...]:
         )
         for mode, measured_IR in effects.measured.items()
     )
+
+
+def _is_kept(nodes: np.ndarray, pruned: Pruned) -> np.ndarray:
+    """Whether each node is a source that pruning kept."""
+    count = len(pruned.kept_S)
+    return (nodes < count) & pruned.kept_S[np.minimum(nodes, count - 1)]

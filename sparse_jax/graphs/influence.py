@@ -91,9 +91,7 @@ def normalised(edges: Edges) -> np.ndarray:
 
 def influence(edges: Edges) -> np.ndarray:
     """I of every source `[S]`; N is not formed, of which large graphs have gigabytes."""
-    size_R = np.zeros(len(edges.weight_RS))
-    for at, part_RS in _sizes(edges):
-        size_R[at] = np.maximum(part_RS.sum(1), _LEAST_SUM)
+    size_R = _row_sizes(edges)
     is_node_R = edges.node_R >= 0
     between_RR = np.abs(np.asarray(edges.weight_RS[:, edges.node_R[is_node_R]], np.float64))
     between_RR /= size_R[:, None]
@@ -114,6 +112,14 @@ def influence(edges: Edges) -> np.ndarray:
     for at, part_RS in _sizes(edges):
         total_S += share_R[at] @ part_RS
     return total_S
+
+
+def _row_sizes(edges: Edges) -> np.ndarray:
+    """Sum of absolute weights of each row, which N divides by."""
+    size_R = np.zeros(len(edges.weight_RS))
+    for at, part_RS in _sizes(edges):
+        size_R[at] = np.maximum(part_RS.sum(1), _LEAST_SUM)
+    return size_R
 
 
 def _sizes(edges: Edges) -> Iterator[tuple[slice, np.ndarray]]:
@@ -172,6 +178,12 @@ def _through(edges: Edges, influence_S: np.ndarray) -> np.ndarray:
 
 def largest(value_X: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
     """The fewest entries that have this share of the sum, and each entry's cumulative share."""
+    # Most entries of a pruned graph are 0: none of them is needed, and sorting them takes long.
+    some_X = np.flatnonzero(value_X)
+    if share < 1 and 0 < len(some_X) < len(value_X):
+        kept_X, share_X = np.zeros(len(value_X), bool), np.ones(len(value_X))
+        kept_X[some_X], share_X[some_X] = largest(value_X[some_X], share)
+        return kept_X, share_X
     order_X = np.argsort(-value_X, kind="stable")
     cumulative_X = np.cumsum(value_X[order_X])
     if len(cumulative_X) and cumulative_X[-1] > 0:
@@ -199,7 +211,8 @@ def scores(edges: Edges, kept_S: np.ndarray | None = None) -> Scores:
     is_error_S, is_token_S = edges.kind_S == ERROR, edges.kind_S == TOKEN
     tokens, errors = influence_S[is_token_S].sum(), influence_S[is_error_S].sum()
     through_R = _through(edges, influence_S)
-    complete_R = 1.0 - normalised(edges)[:, is_error_S].sum(1)
+    from_errors_R = np.abs(edges.weight_RS[:, is_error_S], dtype=np.float64).sum(1)
+    complete_R = 1.0 - from_errors_R / _row_sizes(edges)
     inputs, all_nodes = through_R.sum(), influence_S.sum() + edges.start_R.sum()
     explained = (complete_R * through_R).sum()
     # Nodes without a row have nothing from errors.
@@ -215,8 +228,7 @@ def _moved_to_errors(edges: Edges, kept_S: np.ndarray) -> Edges:
     """Each removed feature's column added to that of the error at its layer and position."""
     moved_S = (edges.kind_S == FEATURE) & ~kept_S
     weight_RS = np.array(edges.weight_RS, np.float64)
-    removed = np.flatnonzero(moved_S)
-    columns_SR = weight_RS.T
-    np.add.at(columns_SR, edges.error_S[removed], columns_SR[removed])
-    columns_SR[removed] = 0.0
+    for error in np.unique(edges.error_S[moved_S]):
+        weight_RS[:, error] += weight_RS[:, moved_S & (edges.error_S == error)].sum(1)
+    weight_RS[:, moved_S] = 0.0
     return dataclasses.replace(edges, weight_RS=weight_RS).without(~moved_S)

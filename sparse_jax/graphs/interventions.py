@@ -61,6 +61,16 @@ class Effects:
     predicted: np.ndarray
     measured: Mapping[Mode, np.ndarray]
 
+    def on(self, rows: np.ndarray) -> "Effects":
+        """The effects on some of the rows, chosen by a mask or by indices."""
+        return dataclasses.replace(
+            self,
+            targets=self.targets[rows],
+            is_logit=self.is_logit[rows],
+            predicted=self.predicted[:, rows],
+            measured={mode: shift_IR[:, rows] for mode, shift_IR in self.measured.items()},
+        )
+
     def spearman(self, mode: Mode) -> Interval | None:
         """Spearman correlation of predicted and measured effects over all interventions and rows.
 

@@ -83,7 +83,7 @@ def make_graph(
         logits=logits,
         **_numbers(config, graph, pruned, measured),
         score_errors=tuple(each.certificate() for each in scores),
-        agreements=explanations.agreements(effects),
+        agreements=explanations.agreements(effects, pruned),
     )
     return result, document, masses
 

@@ -96,13 +96,15 @@ class MassResult:
 
 @dataclasses.dataclass(frozen=True)
 class InterventionAgreement:
-    """What a graph predicts of interventions against what is measured, over all its rows.
+    """What a graph predicts of interventions against what is measured.
+
+    Over the features that pruning kept, and the logits.
 
     Attributes:
       mode: what was frozen (`interventions.Mode`).
       interventions: pairs of a feature and a factor.
-      spearman: with its 95 % interval over pairs of an intervention and a row; null where one side
-        is constant.
+      spearman: with its 95 % interval over pairs of an intervention and a target; null where one
+        side is constant.
       error: largest difference of predicted and measured effects, pre-activations and logits.
       largest: measured effect by absolute value.
     """
