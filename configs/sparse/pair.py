@@ -4,7 +4,8 @@
     iaj sparse pair --config=sparse/pair:small --workdir=runs/pair_small
 
 Introductions of Wikipedia articles and, as a third of the documents, prompts of the circuit tasks.
-`:small` has three seeds and all ablations, with 0.5 M parameters.
+`:small` has three seeds and all ablations, with 0.5 M parameters and prompts as half of the
+documents.
 """
 
 from ml_collections import ConfigDict

@@ -230,12 +230,13 @@ def small(config: PairConfig) -> PairConfig:
     """The experiment with a model of a quarter of the width, three seeds, and all ablations."""
     return dataclasses.replace(
         config,
-        text=dataclasses.replace(config.text, vocab_size=2_048),
+        text=dataclasses.replace(config.text, documents=40_000, task_share=0.5, vocab_size=2_048),
         dense=dataclasses.replace(
             config.dense,
             hidden_size=64,
             mlp_size=176,
             learning_rate=3e-3,
+            plateau=Plateau(0.005, 5),
             most_steps=3_000,
             cooldown_steps=300,
         ),
