@@ -61,7 +61,8 @@ class DenseConfig:
 
     Attributes:
       num_layers, num_heads: of the decoder, of Llama blocks.
-      hidden_size, mlp_size: widths; heads share the hidden size evenly.
+      hidden_size, mlp_size: widths.
+      head_dim: width of a head; 0 shares the hidden size evenly.
       batch_size: windows of one update.
       learning_rate: constant until the plateau.
       weight_decay: of matrices.
@@ -78,6 +79,7 @@ class DenseConfig:
     num_heads: int = 8
     hidden_size: int = 256
     mlp_size: int = 688
+    head_dim: int = 0
     batch_size: int = 32
     learning_rate: float = 2e-3
     weight_decay: float = 0.1
@@ -95,7 +97,7 @@ class DenseConfig:
             num_layers=self.num_layers,
             num_heads=self.num_heads,
             num_kv_heads=self.num_heads,
-            head_dim=self.hidden_size // self.num_heads,
+            head_dim=self.head_dim or self.hidden_size // self.num_heads,
             hidden_size=self.hidden_size,
             mlp_size=self.mlp_size,
             vocab_size=vocab_size,
@@ -181,9 +183,15 @@ class PairConfig:
             "text.prompts_per_document": (text.prompts_per_document >= 1, "at least 1"),
             "text.scored_prompts": (text.scored_prompts >= 2, "at least 2"),
             "text.documents": (text.documents >= 0, "at least 0"),
+            "dense.num_heads": (dense.num_heads >= 1, "at least 1"),
+            "dense.head_dim": (
+                dense.head_dim >= 0 and dense.head_dim % 2 == 0,
+                "even, for rotary positions, or 0",
+            ),
             "dense.hidden_size": (
-                dense.num_heads >= 1 and dense.hidden_size % (2 * dense.num_heads) == 0,
-                "an even multiple of config.dense.num_heads",
+                bool(dense.head_dim)
+                or (dense.num_heads >= 1 and dense.hidden_size % (2 * dense.num_heads) == 0),
+                "an even multiple of config.dense.num_heads, or give config.dense.head_dim",
             ),
             "dense.most_steps": (dense.most_steps >= 1, "at least 1"),
             "dense.cooldown_steps": (dense.cooldown_steps >= 1, "at least 1"),
@@ -233,6 +241,8 @@ def small(config: PairConfig) -> PairConfig:
         text=dataclasses.replace(config.text, documents=40_000, task_share=0.5, vocab_size=2_048),
         dense=dataclasses.replace(
             config.dense,
+            num_heads=16,
+            head_dim=8,
             hidden_size=64,
             mlp_size=176,
             learning_rate=3e-3,
