@@ -11,9 +11,11 @@
 4. Trains a small dense model to copy letters, and makes a sparse one of it:
    runs/pair_quickstart/report.html.
 5. Finds the heads and edges with which both copy: runs/circuits_quickstart/report.html.
+6. Trains a transcoder of the dense one, and draws the attribution graph of one copied letter:
+   runs/graph_quickstart/report.html.
 
-It needs no account, hub, GPU or torch. Steps 1 to 5 take about six minutes on two cores. Finished
-steps are not repeated. In a checkout, `make quickstart` also sets up the environment.
+It needs no account, hub, GPU or torch, and takes about ten minutes on two cores. Finished steps are
+not repeated. In a checkout, `make quickstart` also sets up the environment.
 """
 
 import argparse

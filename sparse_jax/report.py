@@ -98,7 +98,7 @@ def conclusion(summary: PosttrainSummary) -> Markup:
     )
     text += f" (means of {len(summary.seeds)} seeds)." if several else f" ({ONE_RUN})."
     # The bound is on the training text; held-out text may be a little harder.
-    reason = f"The bound was {best.slack:+.4f}, " + (
+    reason = f"The bound was {best.slack:+.4f} against the dense model, " + (
         "and it is kept."
         if kept
         else "and no run keeps it on held-out text: train longer, or set a lower slack."

@@ -4,7 +4,8 @@
     posttrain.jsonl   other documents and other prompts, for post-training and the control
 
 A row is a document with its text. One of prompts also has the name of their task and their list:
-several of one task, each a clean prompt followed by a right continuation.
+several of one task, each a clean prompt followed by a right continuation. Documents of the source
+come first, so an evaluation of the first few hundred held-out documents is one of the source alone.
 """
 
 from collections import Counter

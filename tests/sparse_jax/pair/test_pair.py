@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 import lm_jax
@@ -16,14 +18,17 @@ from lm_jax.text.preparation import open_prepared
 from lm_jax.train import loop
 from lm_jax.train.config import Plateau
 from lm_jax.train.evaluate import evaluate
+from lm_jax.train.metrics import METRICS
 from lm_jax.train.objective import LanguageModelling, ignore_index_batch
 from lm_jax.train.step import make_eval_step
 import sparse_jax
+from sparse_jax import posttrain
 from sparse_jax.circuits.generators import GENERATORS
 from sparse_jax.pair import corpus, dense, study
 from sparse_jax.pair.config import PairConfig, TextConfig, experiment
 from sparse_jax.pair.folders import model_folders
 from sparse_jax.pair.report_text import format_summary
+from sparse_jax.task import open_task
 from tests.sparse_jax.small_runs import write_text
 
 
@@ -151,6 +156,41 @@ def test_variants_share_one_control_and_its_bound(whole):
     assert not list((folder / "teacher").glob("seed_*/control"))
     text = format_summary(summary)
     assert "no plateau yet" in text and "teacher: " in text and "between 1 seeds" not in text
+
+
+def test_each_update_is_bounded_by_that_of_the_control(whole, config, tmp_path, monkeypatch):
+    folder, _ = whole
+    work = tmp_path / "sparse"
+    shutil.copytree(folder / "sparse", work)
+    task = open_task(study.posttrain_config(config, folder, "sparse"), work)
+    control = work / "seed_0" / posttrain.CONTROL
+    loss = json.loads((control / "result.json").read_text())["loss"]["estimate"]
+    trained = []
+
+    def train_once(task, folder, objective, seed):
+        trained.append(objective)
+        raise StoppedError("before the first update")
+
+    monkeypatch.setattr(posttrain, "train_once", train_once)
+    with pytest.raises(StoppedError):
+        posttrain.train_target(task, 0, loss + 0.25, control)
+    (objective,) = trained
+    assert list(objective.reference) == pq.read_table(control / METRICS)["loss"].to_pylist()
+    assert len(objective.reference) == config.posttrain.steps
+    assert objective.dual.target == pytest.approx(0.25, abs=1e-12)
+
+
+def test_a_width_of_the_heads_replaces_the_even_share(config):
+    wide = dataclasses.replace(config.dense, num_heads=3, head_dim=6)
+    cfg = wide.decoder(vocab_size=300, max_length=32)
+    assert (cfg.num_heads, cfg.head_dim, cfg.hidden_size) == (3, 6, 16)
+    assert config.dense.decoder(300, 32).head_dim == config.dense.hidden_size // 2
+    for changes, message in (
+        ({"head_dim": 3}, r"config.dense.head_dim = 3 must be even"),
+        ({"num_heads": 3}, r"hidden_size = 16 must be .*or give config.dense.head_dim"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            dataclasses.replace(config, dense=dataclasses.replace(config.dense, **changes))
 
 
 def test_the_models_of_a_pair_are_found_by_their_roles(whole, tmp_path):
