@@ -180,7 +180,8 @@ def _head_attributions(
     other_BT: jax.Array,
     rules: GradientRules,
 ) -> jax.Array:
-    _, other = measure(model, batch, other_BT, record={"attn.z": keep})
+    # Under the rules as well, so that both values are rounded alike.
+    _, other = measure(model, batch, other_BT, record={"attn.z": keep}, rules=rules)
     z_LBTNH, g_LBTNH = _gradient(model, batch, run_BT, rules)
     change_LBTNH = other["attn.z"].astype(jnp.float32) - z_LBTNH
     return (change_LBTNH * g_LBTNH).sum((2, 4)).swapaxes(1, 2)
