@@ -160,7 +160,8 @@ class Ratio:
     Attributes:
       ranking: of both curves; never random.
       model, reference: the size of the reference's circuit is divided by that of the model's.
-      ratio: null where one of the two does not solve the task or has no crossing.
+      ratio: null where one of the two does not solve the task, keeps its metric with all components
+        ablated (the interval of the mean change is not above 0), or has no crossing.
       why: the reason for that, else "".
     """
 

@@ -154,7 +154,7 @@ def test_the_summary_is_that_of_its_rows(done):
         kind = (ratio.component, ratio.ablation, ratio.ranking, ratio.scope)
         dense, control = (crossings[(ratio.task, model, *kind)] for model in ("dense", "control"))
         if ratio.ratio is None:
-            assert "did not solve" in ratio.why
+            assert ratio.why.endswith(("did not solve the task", "is not above 0)"))
         else:
             assert ratio.ratio.estimate == pytest.approx(dense / control)
 
