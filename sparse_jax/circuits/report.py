@@ -334,15 +334,14 @@ def published(summary: CircuitSummary) -> Section:
     rows = []
     for each in summary.ratios:
         first = summary.config.ablations_of(each.component)[0]
-        kind = (each.reference, each.model, each.ablation, each.ranking)
-        if kind != ("dense", "sparse", first, "signed"):
+        if (each.reference, each.model, each.ablation) != ("dense", "sparse", first):
             continue
         printed = paper.published(each.task, each.component, each.scope)
         rows.append(
             [
                 each.task,
                 COMPONENT[each.component],
-                _SCOPE[each.scope],
+                _ranked(each.ranking, each.scope),
                 f"{printed.ratio:.3g} (Fig. {printed.figure}, {printed.model})" if printed else "–",
                 format_interval(each.ratio, ".2f") if each.ratio else f"none: {each.why}",
                 each.ablation,

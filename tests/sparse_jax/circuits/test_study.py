@@ -112,9 +112,9 @@ def test_the_summary_is_that_of_its_rows(done):
         assert len(clean) == COUNT
         assert result.accuracy.estimate == sum(value > 0 for value in clean.values()) / COUNT
         assert result.clean.estimate == pytest.approx(math.fsum(clean.values()) / COUNT)
-        # Two ablations of heads and component edges, one of token edges; signed by prompt and by
-        # task, absolute, random.
-        assert len(result.curves) == 20
+        # Two ablations of heads and component edges, one of token edges; signed and absolute, by
+        # prompt and by task, and random.
+        assert len(result.curves) == 25
         for curve in result.curves:
             names = {name: getattr(curve, name) for name in ("component", "ablation", "ranking")}
             points = explained(done, clean, **own, **names, scope=curve.scope)
@@ -149,7 +149,7 @@ def test_the_summary_is_that_of_its_rows(done):
             assert agreement.spearman.n == agreement.compared
             assert agreement.spearman.low <= agreement.spearman.high <= 1
             assert agreement.spearman.estimate in agreement.spearman
-    assert {ratio.model for ratio in summary.ratios} == {"control"} and len(summary.ratios) == 30
+    assert {ratio.model for ratio in summary.ratios} == {"control"} and len(summary.ratios) == 40
     for ratio in summary.ratios:
         kind = (ratio.component, ratio.ablation, ratio.ranking, ratio.scope)
         dense, control = (crossings[(ratio.task, model, *kind)] for model in ("dense", "control"))
@@ -203,8 +203,11 @@ def test_one_planted_head_is_a_circuit_of_one(done):
     summary = load_result(done / study.SUMMARY, CircuitSummary)
     result = next(each for each in summary.results if (each.task, each.model) == ("ioi", "control"))
     heads = [each for each in result.curves if each.component == "heads"]
-    absolute = next(each for each in heads if each.ranking == "absolute")
-    assert (absolute.crossing.estimate, absolute.crossing.high) == (1, 1)
+    absolutes = [each for each in heads if each.ranking == "absolute"]
+    assert {each.scope for each in absolutes} == {"prompt", "task"}
+    for absolute in absolutes:
+        assert (absolute.crossing.estimate, absolute.crossing.high) == (1, 1)
+    absolute = next(each for each in absolutes if each.scope == "task")
     assert absolute.cmd < 0.2 < next(each for each in heads if each.ranking == "random").cmd
     kind = {"quantity": "effect", "method": "exact", "component": "heads", "model": "control"}
     exact = by(rows_of(done, **kind, task="ioi"), "direction", "layer", "head", "prompt")
@@ -239,12 +242,12 @@ def run_until_stopped(config, folder):
 
 def test_an_interrupted_study_ends_with_the_same_files(models, done, tmp_path, monkeypatch, capsys):
     """It is stopped within pieces and between them; no part is measured twice."""
-    measured = stop_after(monkeypatch, every=37)
+    measured = stop_after(monkeypatch, every=43)
     stopped = run_until_stopped(settings(models), tmp_path)
     assert "before dense on mine: heads, curve (counterfactual, absolute by task);" in stopped
     assert not (tmp_path / study.SUMMARY).exists()
     told = capsys.readouterr().err.splitlines()
-    assert len(told) == 38 and "left unknown, 0 rows; now dense on ioi: metrics" in told[0]
+    assert len(told) == 44 and "left unknown, 0 rows; now dense on ioi: metrics" in told[0]
     assert re.search(r"[1-9]\d* rows; now dense on ioi: heads, effects \(denoising\)$", told[2])
     stops = 1
     while True:
@@ -254,7 +257,7 @@ def test_an_interrupted_study_ends_with_the_same_files(models, done, tmp_path, m
         except StoppedError:
             stop._stop.clear()
             stops += 1
-    assert stops == len(measured) // 37 > 2 and len(set(measured)) == len(measured)
+    assert stops == len(measured) // 43 > 2 and len(set(measured)) == len(measured)
     rows = pq.read_metadata(tmp_path / study.ROWS).num_rows
     last = capsys.readouterr().err.splitlines()[-1]
     count, total = re.match(r"circuits: (\d+)/(\d+) forward passes, ", last).groups()
