@@ -46,7 +46,7 @@ def build(
         solved(summary),
         *(curves(summary, task) for task in own),
         sizes(summary),
-        mib(summary),
+        areas(summary),
         agreement(summary),
         *[transfers(summary)] * bool(summary.transfers),
         *[patterns(summary, drawn, own)] * ("heads" in config.components),
@@ -220,8 +220,8 @@ def sizes(summary: CircuitSummary) -> Section:
     )
 
 
-def mib(summary: CircuitSummary) -> Section:
-    """CPR, CMD and the log-k area of both rankings."""
+def areas(summary: CircuitSummary) -> Section:
+    """CPR, CMD and the log-k area of both rankings, of the circuits of the curves."""
     rows = [
         [
             each.task,
@@ -237,7 +237,7 @@ def mib(summary: CircuitSummary) -> Section:
     ]
     return section(
         "CPR and CMD",
-        _PROSE("mib"),
+        _PROSE("areas"),
         table(
             ["Task", "Components", "Ablation", "Model", "Ranking", "CPR", "CMD", "Mean over ln k"],
             rows,
@@ -330,13 +330,15 @@ def edges(
 
 
 def published(summary: CircuitSummary) -> Section:
-    """The paper's ratios beside ours."""
+    """The paper's ratios beside ours; a user's file is none of its tasks, whatever its name."""
+    generated = {task.name for task in summary.tasks if task.seed is not None}
     rows = []
     for each in summary.ratios:
         first = summary.config.ablations_of(each.component)[0]
         if (each.reference, each.model, each.ablation) != ("dense", "sparse", first):
             continue
-        printed = paper.published(each.task, each.component, each.scope)
+        same = each.task in generated
+        printed = paper.published(each.task, each.component, each.scope) if same else None
         rows.append(
             [
                 each.task,

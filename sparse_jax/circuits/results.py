@@ -93,7 +93,8 @@ class CurveResult:
       scope: whether each prompt has a ranking of its own, or the task has one.
       crossing: number of components that explain the chosen fraction; null where ablating all of
         them changes nothing.
-      cpr, cmd: MIB's circuit performance ratio and circuit-model distance.
+      cpr, cmd: the trapezoids of MIB at its shares, over the circuits of this curve: components
+        that query heads share count once, and nothing is pruned. `mib.evaluate` gives MIB's own.
       log_area: mean explained effect over the logarithm of the share of components, at MIB's
         shares.
     """

@@ -17,7 +17,7 @@ from lm_jax.run.config import from_plain
 from lm_jax.run.files import read_json, write_json
 from lm_jax.run.results import load_result
 from lm_jax.run.workdir import LOG_FILE, open_workdir
-from sparse_jax.circuits import study
+from sparse_jax.circuits import report, study
 from sparse_jax.circuits.component_graph import ComponentGraph
 from sparse_jax.circuits.config import COMPONENTS, CircuitConfig, experiment
 from sparse_jax.circuits.mib import load_graph
@@ -216,6 +216,19 @@ def test_one_planted_head_is_a_circuit_of_one(done):
     if exact["noising", 1, 2, 0] < 0:
         assert [(head.layer, head.head) for head in drawn.heads] == [(1, 2)]
     assert {edge.head for edge in drawn.edges if edge.importance != 0} <= {2}
+
+
+def test_the_paper_is_beside_its_own_tasks_alone(done):
+    """A user's file may have the name of one of them."""
+    summary = load_result(done / study.SUMMARY, CircuitSummary)
+    ratios = tuple(dataclasses.replace(each, model="sparse") for each in summary.ratios)
+    drawn = dataclasses.replace(summary, ratios=ratios)
+    files = tuple(dataclasses.replace(task, seed=None) for task in summary.tasks)
+    printed = "97 (Fig. 5", "42.8 (Fig. 5", "2.2 (Fig. 4"
+    for each, wanted in ((drawn, printed[1:]), (dataclasses.replace(drawn, tasks=files), ())):
+        text = str(report.published(each))
+        assert "Ours" in text and "ioi" in text
+        assert tuple(part for part in printed if part in text) == wanted
 
 
 def stop_after(monkeypatch, every):
