@@ -195,6 +195,24 @@ def test_closed_gates_pass_no_gradient_at_any_temperature(batch):
         assert (closed == 0).all() and np.abs(opened).max() > 1e-3, site
 
 
+@pytest.mark.parametrize(("apart", "rules"), [(200.0, "temperature"), (150.0, "gim")])
+def test_a_saturated_softmax_has_the_slope_of_its_temperature(apart, rules):
+    """Also where the weight itself underflows, which is where the temperature is needed."""
+    rules = CASES[rules]
+    scores = np.float32([[[[0.0, -apart, -1.0, -np.inf]]]])
+    g = np.float32([[[[0.5, 2.0, -1.0, 3.0]]]])
+    value, pull = jax.vjp(rules.attend(None), jnp.asarray(scores))
+    assert value[0, 0, 0, 1] == 0
+    weights = np.exp(scores.astype(np.float64) / rules.softmax_temperature)
+    weights /= weights.sum(-1, keepdims=True)
+    wanted = weights * (g - (weights * g).sum(-1, keepdims=True))
+    # The exponent is rounded to half a unit of its size, and a dozen further roundings; the
+    # difference is of terms no larger than 3.
+    bound = (apart / rules.softmax_temperature + 16) * 2.0**-24 * 2 * 3 * weights
+    (result,) = pull(jnp.asarray(g))
+    assert (np.abs(result - wanted) <= bound).all() and result[0, 0, 0, 1] > 0
+
+
 @pytest.mark.parametrize("renormalise", [False, True])
 def test_gates_are_constants_of_the_derivative(renormalise):
     """The Jacobian of open weights by hand in float64, most logits being near the threshold."""
