@@ -184,15 +184,18 @@ class Measurement:
         """Estimated effects of all edges of a kind."""
         config, pair = self._config, (self._model, self._batch)
         if component == "token_edges":
-            found = patching.edge_attributions(*pair, direction=config.direction, rules=self._rules)
+            found = patching.edge_attributions(
+                *pair, direction=config.direction, part=config.edge_part, rules=self._rules
+            )
         else:
             found = component_attributions(*pair, steps=config.ig_steps, direction=config.direction)
         return np.asarray(found)
 
     def _sample_effects(self, component: str, direction: Any) -> tuple[dict[str, Any], np.ndarray]:
         """Of edges of highest attribution and random ones, and which these are."""
-        exact: Callable[..., jax.Array]
-        exact = patching.edge_effects if component == "token_edges" else component_effects
+        exact: Callable[..., jax.Array] = component_effects
+        if component == "token_edges":
+            exact = functools.partial(patching.edge_effects, part=self._config.edge_part)
         estimates_XBX = self._stored_attribution(component)
         opened = self._opened(component).any(1)
         size = np.abs(estimates_XBX).mean(1)[opened]

@@ -23,6 +23,7 @@ from sparse_jax.circuits.report_text import (
 from sparse_jax.circuits.results import CircuitSummary, DrawnPrompt, TaskResult
 
 _PROSE = Prose("sparse_jax.circuits")
+_EDGE_PART = {"value": "value contribution", "weight": "softmax weight"}
 _SCOPE = {"prompt": "per prompt", "task": "per task"}
 
 
@@ -137,7 +138,13 @@ def curves(summary: CircuitSummary, task: str) -> Section:
                 (figures if first else folded).append(figure)
     return section(
         f"Explained effect: {task}",
-        _PROSE("curves", config.direction, config.rules, number(config.random_draws)),
+        _PROSE(
+            "curves",
+            config.direction,
+            _EDGE_PART[config.edge_part],
+            config.rules,
+            number(config.random_draws),
+        ),
         report.grid(*figures),
         report.details("Ranked per task, and other ablations", report.grid(*folded)),
     )

@@ -175,6 +175,55 @@ def test_edge_effects_are_those_of_adding_the_change_by_hand(dense, batch, direc
     assert (np.abs(result) > 10 * wanted.bounds).any(1).sum() > 1
 
 
+@functools.cache
+def exact_weights():
+    """Effects and attributions of patched weights, in float64, by noising and by denoising."""
+
+    def run(model):
+        def one(batch):
+            return {
+                "effects": patching.edge_effects(model, batch, EDGES, part="weight"),
+                "attributions": patching.edge_attributions(model, batch, part="weight"),
+            }
+
+        return both_ways(one, prompts())
+
+    return oracle.expected(run, small_model(NEAR))
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_patched_weights_are_edits_of_the_pattern(batch, direction):
+    """Nothing is normalised again; of a model with gates, which a patch may open."""
+    model, (here, there) = small_model(NEAR), sides(batch, direction)
+    before, own = run(model, batch, here, record=["attn.pattern"])
+    _, other = run(model, batch, there, record=["attn.pattern"])
+    own, other = own["attn.pattern"], other["attn.pattern"]
+    wanted = {
+        name: oracle.part(exact_weights(), name, DIRECTIONS.index(direction))
+        for name in ("effects", "attributions")
+    }
+    by_hand = []
+    for layer, head, query, key in EDGES:
+        mask = jnp.zeros((1, *own.shape[2:]), bool).at[:, head, query, key].set(True)
+        patch = lm_jax.OneLayer(jnp.asarray(layer), lm_jax.Replace(other[layer], mask))
+        by_hand.append(run(model, batch, here, edits={"attn.pattern": patch})[0] - before)
+    rounding.assert_within(np.stack(by_hand), wanted["effects"], "by hand")
+    effects = patching.edge_effects(model, batch, EDGES, direction=direction, part="weight")
+    rounding.assert_within(effects, wanted["effects"])
+    assert (np.abs(effects) > 10 * wanted["effects"].bounds).any(1).sum() > 1
+
+    def metric(added):
+        edits = {"attn.pattern": lm_jax.Add(added)}
+        return measure(model, batch, here, edits=edits, rules=patching.EXACT)[0].sum()
+
+    slopes = (other - own) * jax.grad(metric)(jnp.zeros_like(own))
+    rounding.assert_within(slopes, wanted["attributions"], "by hand")
+    result = patching.edge_attributions(model, batch, direction=direction, part="weight")
+    rounding.assert_within(result, wanted["attributions"])
+    of_values = np.asarray(patching.edge_attributions(model, batch, direction=direction))
+    assert (np.abs(result - of_values) > 10 * wanted["attributions"].bounds).any()
+
+
 @pytest.mark.parametrize("bias", [None, 0.3])
 def test_the_contributions_of_the_edges_of_a_head_sum_to_z(batch, bias):
     """Of the weights and values of the run, with two query heads a key head."""
@@ -304,7 +353,9 @@ def test_other_prompts_weights_and_directions_compile_nothing_more(dense, batch)
             assert (first != second).mean() > 0.1
 
 
-def test_an_unknown_direction_is_refused(dense, batch):
+def test_an_unknown_direction_or_part_is_refused(dense, batch):
+    with pytest.raises(UsageError, match=r"no part 'weights' to patch.*'weight'"):
+        patching.edge_attributions(dense, batch, part="weights")
     with pytest.raises(UsageError, match=r"no direction 'noise'.*'noising'"):
         patching.head_effects(dense, batch, direction="noise")
 
