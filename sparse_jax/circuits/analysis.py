@@ -191,12 +191,11 @@ def ratios(
                 if curve.ranking == "random":
                     continue
                 labels = {key: getattr(curve, key) for key in _KEYS}
-                unsolved = [each.model for each in (other, result) if not each.solved]
                 pair = [_measured(table, each, labels) for each in (other, result)]
-                ratio = None if unsolved else crossings(config, pair)
-                why = "" if ratio else "the metric does not change when all are ablated"
-                if unsolved:
-                    why = f"{' and '.join(unsolved)} did not solve the task"
+                why = _no_ratio(config, (other, result), pair)
+                ratio = None if why else crossings(config, pair)
+                if not (ratio or why):
+                    why = "a circuit of some bootstrap sample of the prompts explains too little"
                 yield Ratio(
                     task=result.task,
                     component=curve.component,
@@ -208,6 +207,27 @@ def ratios(
                     ratio=ratio,
                     why=why,
                 )
+
+
+def _no_ratio(
+    config: CircuitConfig,
+    results: Sequence[TaskResult],
+    measured: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]],
+) -> str:
+    """Why no ratio of these curves is claimed; "" where one may be."""
+    if unsolved := [each.model for each in results if not each.solved]:
+        return f"{' and '.join(unsolved)} did not solve the task"
+    # Explained effect is a share of this change; one of either sign divides by noise.
+    changes = [mean(config, whole_B - empty_B) for _, _, empty_B, whole_B in measured]
+    unchanged = [
+        each.model for each, change in zip(results, changes, strict=True) if not change.low > 0
+    ]
+    if not unchanged:
+        return ""
+    return (
+        f"ablating all components of {' and '.join(unchanged)} does not reliably lower the metric "
+        "(the 95 % interval of m(model) - m(empty) is not above 0)"
+    )
 
 
 def _measured(

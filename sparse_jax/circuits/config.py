@@ -12,6 +12,7 @@ from lm_jax.run.config_files import in_mode
 from sparse_jax.circuits.ablation import EDGE_ABLATIONS, Ablation
 from sparse_jax.circuits.generators import GENERATORS
 from sparse_jax.circuits.metrics import METRICS
+from sparse_jax.circuits.patching import EdgePart
 from sparse_jax.circuits.rules import RULES
 
 COMPONENTS = ("heads", "token_edges", "component_edges")
@@ -39,6 +40,8 @@ class CircuitConfig:
       ablations: what replaces components outside the circuit; the first one is used for the
         figures, for circuits on other prompts and for the comparison with the paper.
       direction: of the patches whose effects rank the components, noising or denoising.
+      edge_part: of a token edge what is patched to rank it: its value contribution, "value", or its
+        softmax weight, "weight". Ablations are of value contributions.
       rules: local derivatives of the attributions of heads and token edges, a name of
         `sparse_jax.circuits.rules.RULES`. The true gradient, "exact", ranks edges badly where the
         softmax is saturated.
@@ -67,6 +70,7 @@ class CircuitConfig:
     components: tuple[str, ...] = ("heads", "token_edges")
     ablations: tuple[str, ...] = ("counterfactual",)
     direction: Literal["noising", "denoising"] = "noising"
+    edge_part: EdgePart = "value"
     rules: str = "gim"
     fraction: float = 0.9
     accuracy_bar: float = 0.8
@@ -83,6 +87,7 @@ class CircuitConfig:
         problems = [
             *self._unknown("components", self.components, COMPONENTS),
             *self._unknown("ablations", self.ablations, get_args(Ablation)),
+            *self._unknown("edge_part", [self.edge_part], get_args(EdgePart)),
             *(
                 f"config.tasks has {task!r}, which is no task and no .jsonl file"
                 f"{nearest(task, GENERATORS)}"

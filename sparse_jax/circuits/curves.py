@@ -67,7 +67,7 @@ def sizes(count: int, points: int = 24) -> np.ndarray:
 
 
 def cpr_cmd(fractions: Floats, faithfulness: Floats) -> tuple[float, float]:
-    """MIB's circuit performance ratio and circuit-model distance of one ranking.
+    """Circuit performance ratio and circuit-model distance of one ranking, by MIB's trapezoids.
 
     Both are trapezoids over the share k of components: of f, and of |1 - f|. Nothing is
     extrapolated below the first share, so over `MIB_FRACTIONS` a perfect circuit has 0.999 and 0.

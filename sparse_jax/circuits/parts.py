@@ -193,6 +193,7 @@ def _rankings(config: CircuitConfig) -> Sequence[tuple[str, str, str]]:
     return [
         ("signed", "prompt", "0"),
         ("signed", "task", "0"),
+        ("absolute", "prompt", "0"),
         ("absolute", "task", "0"),
         *(("random", "prompt", str(draw)) for draw in range(config.random_draws)),
     ]

@@ -8,8 +8,9 @@ effect is the change of the metric, per prompt:
 
 So a component that the model needs has a negative effect by noising and a positive one by
 denoising. A head is its output z at all positions. A token edge (layer, head, query, key) is its
-value contribution A[q, k] v[k] to z at the query: other keys keep their weights, which patching the
-softmax weight itself would change.
+value contribution A[q, k] v[k] to z at the query (`part="value"`), or its softmax weight A[q, k]
+alone, with the value v[k] of the run (`part="weight"`). Other keys keep their weights: none is
+normalised again, which a patch of the score would do.
 
 Attribution patching (Nanda 2023; Syed et al. 2023) is the first-order estimate of all effects from
 one backward pass in the run that is patched: the difference of the component's two values times
@@ -33,6 +34,7 @@ from sparse_jax.circuits.rules import EXACT, GradientRules
 from sparse_jax.circuits.runs import Batch, CircuitModel, map_in_batches, measure
 
 Direction = Literal["noising", "denoising"]
+EdgePart = Literal["value", "weight"]
 
 
 @struct.dataclass
@@ -64,6 +66,18 @@ class Activations:
         grouped = g_LBTNH.reshape(L, B, T, K, N // K, H)
         values = jnp.einsum("LBTKGH,LBSKH->LBKGTS", grouped, self.v_LBSKH)
         return self.pattern_LBNTS * values.reshape(L, B, N, T, S)
+
+    def patched_from(self, other: "Activations", part: str) -> "Activations":
+        """What edges contribute when a part of them is that of another run.
+
+        Raises:
+          UsageError: an edge has no such part.
+        """
+        if part not in get_args(EdgePart):
+            raise UsageError(
+                f"an edge has no part {part!r} to patch{nearest(part, get_args(EdgePart))}"
+            )
+        return other if part == "value" else self.replace(pattern_LBNTS=other.pattern_LBNTS)
 
 
 _RECORDED = {"attn.z": keep, "attn.pattern": keep, "attn.v": keep}
@@ -180,7 +194,8 @@ def _head_attributions(
     other_BT: jax.Array,
     rules: GradientRules,
 ) -> jax.Array:
-    _, other = measure(model, batch, other_BT, record={"attn.z": keep})
+    # Under the rules as well, so that both values are rounded alike.
+    _, other = measure(model, batch, other_BT, record={"attn.z": keep}, rules=rules)
     z_LBTNH, g_LBTNH = _gradient(model, batch, run_BT, rules)
     change_LBTNH = other["attn.z"].astype(jnp.float32) - z_LBTNH
     return (change_LBTNH * g_LBTNH).sum((2, 4)).swapaxes(1, 2)
@@ -191,6 +206,7 @@ def edge_attributions(
     batch: Batch,
     *,
     direction: Direction = "noising",
+    part: EdgePart = "value",
     rules: GradientRules = EXACT,
 ) -> jax.Array:
     """First-order effect of patching each token edge, `[L, B, N, T, S]`; 0 at masked pairs.
@@ -198,26 +214,28 @@ def edge_attributions(
     Args:
       model: dense or sparse.
       batch: the prompts.
-      direction: see the head of this file.
+      direction, part: see the head of this file.
       rules: local derivatives of the backward pass.
 
     Raises:
-      UsageError: no such direction.
+      UsageError: no such direction or part.
     """
     run_BT, other_BT = sides(batch, direction)
-    return _edge_attributions(model, batch, run_BT, other_BT, rules)
+    return _edge_attributions(model, batch, run_BT, other_BT, part, rules)
 
 
-@functools.partial(jax.jit, static_argnames="rules")
+@functools.partial(jax.jit, static_argnames=("part", "rules"))
 def _edge_attributions(
     model: CircuitModel,
     batch: Batch,
     run_BT: jax.Array,
     other_BT: jax.Array,
+    part: str,
     rules: GradientRules,
 ) -> jax.Array:
     _, g_LBTNH = _gradient(model, batch, run_BT, rules)
-    here, there = (activations(model, batch, tokens) for tokens in (run_BT, other_BT))
+    here, other = (activations(model, batch, tokens) for tokens in (run_BT, other_BT))
+    there = here.patched_from(other, part)
     return there.products_LBNTS(g_LBTNH) - here.products_LBNTS(g_LBTNH)
 
 
@@ -227,6 +245,7 @@ def edge_effects(
     edges_E4: jax.Array,
     *,
     direction: Direction = "noising",
+    part: EdgePart = "value",
     at_once: int = 8,
 ) -> jax.Array:
     """Exact effect of patching single token edges, one forward pass an edge, `[E, B]`.
@@ -235,26 +254,28 @@ def edge_effects(
       model: dense or sparse.
       batch: the prompts; every prompt has the edge patched.
       edges_E4: layer, head, query and key of each edge.
-      direction: see the head of this file.
+      direction, part: see the head of this file.
       at_once: edges patched side by side.
 
     Raises:
-      UsageError: no such direction.
+      UsageError: no such direction or part.
     """
     run_BT, other_BT = sides(batch, direction)
-    return _edge_effects(model, batch, run_BT, other_BT, jnp.asarray(edges_E4), at_once)
+    return _edge_effects(model, batch, run_BT, other_BT, jnp.asarray(edges_E4), part, at_once)
 
 
-@functools.partial(jax.jit, static_argnames="at_once")
+@functools.partial(jax.jit, static_argnames=("part", "at_once"))
 def _edge_effects(
     model: CircuitModel,
     batch: Batch,
     run_BT: jax.Array,
     other_BT: jax.Array,
     edges_E4: jax.Array,
+    part: str,
     at_once: int,
 ) -> jax.Array:
-    here, there = (activations(model, batch, tokens) for tokens in (run_BT, other_BT))
+    here, other = (activations(model, batch, tokens) for tokens in (run_BT, other_BT))
+    there = here.patched_from(other, part)
 
     def patched(edge_4: jax.Array) -> jax.Array:
         layer, head, query, key = edge_4

@@ -184,15 +184,18 @@ class Measurement:
         """Estimated effects of all edges of a kind."""
         config, pair = self._config, (self._model, self._batch)
         if component == "token_edges":
-            found = patching.edge_attributions(*pair, direction=config.direction, rules=self._rules)
+            found = patching.edge_attributions(
+                *pair, direction=config.direction, part=config.edge_part, rules=self._rules
+            )
         else:
             found = component_attributions(*pair, steps=config.ig_steps, direction=config.direction)
         return np.asarray(found)
 
     def _sample_effects(self, component: str, direction: Any) -> tuple[dict[str, Any], np.ndarray]:
         """Of edges of highest attribution and random ones, and which these are."""
-        exact: Callable[..., jax.Array]
-        exact = patching.edge_effects if component == "token_edges" else component_effects
+        exact: Callable[..., jax.Array] = component_effects
+        if component == "token_edges":
+            exact = functools.partial(patching.edge_effects, part=self._config.edge_part)
         estimates_XBX = self._stored_attribution(component)
         opened = self._opened(component).any(1)
         size = np.abs(estimates_XBX).mean(1)[opened]
@@ -286,9 +289,8 @@ class Measurement:
         if ranking == "random":
             order_XBX = np.where(real, self._rng(component, draw).random(real.shape), -np.inf)
         else:
-            order_XBX = self._stored_importance(component)
-            if scope == "task":
-                order_XBX = _pooled(order_XBX, real, ranking)
+            own = self._stored_importance(component)
+            order_XBX = _rank_values(own, real, ranking, scope)
         return discover.ranks(np.where(opened | ~real, order_XBX, _LAST))
 
     def _transfer(self, source: SourceCircuit) -> list[pa.Table]:
@@ -367,14 +369,18 @@ _MEASUREMENTS: Mapping[str, Callable[[Measurement, Part], list[pa.Table]]] = {
 }
 
 
-def _pooled(importance_LBX: np.ndarray, real: np.ndarray, ranking: str) -> np.ndarray:
-    """Means over the prompts in which a component is, -inf in the others.
+def _rank_values(
+    importance_LBX: np.ndarray, real: np.ndarray, ranking: str, scope: str
+) -> np.ndarray:
+    """Values by which components are ranked, -inf where there is none.
 
-    A ranking by the absolute value is by that of the mean.
+    Of a task they are means over the prompts in which a component is. A ranking by the absolute
+    effect is by that of the mean: an effect of either sign in turn is none of the task's.
     """
-    total = np.where(real, importance_LBX, 0.0).sum(1, keepdims=True)
-    mean = total / np.maximum(real.sum(1, keepdims=True), 1)
-    return np.where(real, np.abs(mean) if ranking == "absolute" else mean, -np.inf)
+    values = np.where(real, importance_LBX, 0.0)
+    if scope == "task":
+        values = values.sum(1, keepdims=True) / np.maximum(real.sum(1, keepdims=True), 1)
+    return np.where(real, np.abs(values) if ranking == "absolute" else values, -np.inf)
 
 
 def _best(importance_LX: np.ndarray, count: int) -> list[tuple[int, ...]]:

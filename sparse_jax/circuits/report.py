@@ -23,6 +23,7 @@ from sparse_jax.circuits.report_text import (
 from sparse_jax.circuits.results import CircuitSummary, DrawnPrompt, TaskResult
 
 _PROSE = Prose("sparse_jax.circuits")
+_EDGE_PART = {"value": "value contribution", "weight": "softmax weight"}
 _SCOPE = {"prompt": "per prompt", "task": "per task"}
 
 
@@ -46,7 +47,7 @@ def build(
         solved(summary),
         *(curves(summary, task) for task in own),
         sizes(summary),
-        mib(summary),
+        areas(summary),
         agreement(summary),
         *[transfers(summary)] * bool(summary.transfers),
         *[patterns(summary, drawn, own)] * ("heads" in config.components),
@@ -137,7 +138,13 @@ def curves(summary: CircuitSummary, task: str) -> Section:
                 (figures if first else folded).append(figure)
     return section(
         f"Explained effect: {task}",
-        _PROSE("curves", config.direction, config.rules, number(config.random_draws)),
+        _PROSE(
+            "curves",
+            config.direction,
+            _EDGE_PART[config.edge_part],
+            config.rules,
+            number(config.random_draws),
+        ),
         report.grid(*figures),
         report.details("Ranked per task, and other ablations", report.grid(*folded)),
     )
@@ -220,8 +227,8 @@ def sizes(summary: CircuitSummary) -> Section:
     )
 
 
-def mib(summary: CircuitSummary) -> Section:
-    """CPR, CMD and the log-k area of both rankings."""
+def areas(summary: CircuitSummary) -> Section:
+    """CPR, CMD and the log-k area of both rankings, of the circuits of the curves."""
     rows = [
         [
             each.task,
@@ -237,7 +244,7 @@ def mib(summary: CircuitSummary) -> Section:
     ]
     return section(
         "CPR and CMD",
-        _PROSE("mib"),
+        _PROSE("areas"),
         table(
             ["Task", "Components", "Ablation", "Model", "Ranking", "CPR", "CMD", "Mean over ln k"],
             rows,
@@ -330,19 +337,20 @@ def edges(
 
 
 def published(summary: CircuitSummary) -> Section:
-    """The paper's ratios beside ours."""
+    """The paper's ratios beside ours; a user's file is none of its tasks, whatever its name."""
+    generated = {task.name for task in summary.tasks if task.seed is not None}
     rows = []
     for each in summary.ratios:
         first = summary.config.ablations_of(each.component)[0]
-        kind = (each.reference, each.model, each.ablation, each.ranking)
-        if kind != ("dense", "sparse", first, "signed"):
+        if (each.reference, each.model, each.ablation) != ("dense", "sparse", first):
             continue
-        printed = paper.published(each.task, each.component, each.scope)
+        same = each.task in generated
+        printed = paper.published(each.task, each.component, each.scope) if same else None
         rows.append(
             [
                 each.task,
                 COMPONENT[each.component],
-                _SCOPE[each.scope],
+                _ranked(each.ranking, each.scope),
                 f"{printed.ratio:.3g} (Fig. {printed.figure}, {printed.model})" if printed else "–",
                 format_interval(each.ratio, ".2f") if each.ratio else f"none: {each.why}",
                 each.ablation,

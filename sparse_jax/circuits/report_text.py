@@ -26,6 +26,7 @@ def findings(summary: CircuitSummary) -> list[str]:
 # Rankings whose ratios are printed, and how they are named.
 _RANKED = {
     ("signed", "prompt"): "",
+    ("absolute", "prompt"): " (ranked per prompt, by absolute effect)",
     ("absolute", "task"): " (ranked per task, by absolute effect)",
 }
 

@@ -93,7 +93,8 @@ class CurveResult:
       scope: whether each prompt has a ranking of its own, or the task has one.
       crossing: number of components that explain the chosen fraction; null where ablating all of
         them changes nothing.
-      cpr, cmd: MIB's circuit performance ratio and circuit-model distance.
+      cpr, cmd: the trapezoids of MIB at its shares, over the circuits of this curve: components
+        that query heads share count once, and nothing is pruned. `mib.evaluate` gives MIB's own.
       log_area: mean explained effect over the logarithm of the share of components, at MIB's
         shares.
     """
@@ -160,7 +161,8 @@ class Ratio:
     Attributes:
       ranking: of both curves; never random.
       model, reference: the size of the reference's circuit is divided by that of the model's.
-      ratio: null where one of the two does not solve the task or has no crossing.
+      ratio: null where one of the two does not solve the task, keeps its metric with all components
+        ablated (the interval of the mean change is not above 0), or has no crossing.
       why: the reason for that, else "".
     """
 

@@ -14,14 +14,15 @@ linear over that change, another local derivative estimates the effect better:
     softmax_temperature   the softmax's Jacobian is that at this temperature, so that saturated
                           weights pass gradients on
 
-Only derivatives differ; every value of the forward pass is the same. Names in `RULES`: `exact`;
+Only derivatives differ; every value of the forward pass is the same. Under all rules the gates of a
+sparse model are constants, open or closed as in the run. Names in `RULES`: `exact`;
 `frozen`, norms and attention alone; `half`, norms and products; `relp`, all rules of RelP (Jafari
 et al. 2025), for norms, attention, products and activations, under which a model without biases is
 linear in its embeddings: embedding times gradient sums to the logits; `gim`, all of Edin et al.
 2025, where q and k get a quarter of their gradient: half for q.k and half for pattern times values.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 import dataclasses
 import functools
 from typing import Any
@@ -29,11 +30,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from kernels.attention.rows import over_sum
 from lm_jax.errors import UsageError, nearest
 from lm_jax.model.attention import PerLayer, softmax
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.edits import Freeze, Quotient, ScaleGradient
 from lm_jax.model.sites import HEAD_INPUT_SITES
+from sparse_jax.attend import Gated
 
 _ATTENTION_PRODUCTS = ["attn.rot_q", "attn.rot_k", "attn.v", "attn.pattern"]
 
@@ -86,13 +89,16 @@ class GradientRules:
             edits["attn.pattern"] = Freeze()
         return edits
 
-    def attend(self, attend: Any) -> Any:
-        """The attend with the softmax's Jacobian at the temperature; other attends as they are."""
-        if self.softmax_temperature == 1.0:
-            return attend
-        if isinstance(attend, PerLayer):
-            return PerLayer(_Tempered(attend.fn, self.softmax_temperature), attend.data)
-        return _Tempered(attend, self.softmax_temperature)
+    def attend(self, gated: PerLayer | None) -> Any:
+        """The attend with the softmax's Jacobian at the temperature, and gates that are constants.
+
+        Args:
+          gated: the attend of a model's gates; None where it has none.
+        """
+        if gated is None:
+            exact = self.softmax_temperature == 1.0
+            return softmax if exact else _Tempered(self.softmax_temperature)
+        return PerLayer(_ConstantGates(gated.fn, self.softmax_temperature), gated.data)
 
 
 EXACT = GradientRules()
@@ -120,23 +126,35 @@ def find_rules(name: str) -> GradientRules:
 
 @dataclasses.dataclass(frozen=True)
 class _Tempered:
-    """An attend whose weights have the softmax's derivative at another temperature.
+    """The softmax with its derivative at another temperature."""
 
-    What an attend makes of the softmax, such as closed gates, is a constant factor of it.
-    """
-
-    attend: Callable[..., Any]
     temperature: float
 
-    def __call__(self, scores_BNTS: jax.Array, *data: Any) -> Any:
-        result = self.attend(scores_BNTS, *data)
-        pattern_BNTS, aux = result if isinstance(result, tuple) else (result, {})
-        pattern_BNTS = jax.lax.stop_gradient(pattern_BNTS)
-        weights_BNTS = _softmax(scores_BNTS, self.temperature)
-        softmax_BNTS = jax.lax.stop_gradient(weights_BNTS)
-        factor_BNTS = jnp.where(softmax_BNTS > 0, pattern_BNTS / softmax_BNTS, 0.0)
-        slope_BNTS = factor_BNTS * (weights_BNTS - softmax_BNTS)
-        return pattern_BNTS + slope_BNTS, aux
+    def __call__(self, scores_BNTS: jax.Array) -> jax.Array:
+        return _softmax(scores_BNTS, self.temperature)
+
+
+@dataclasses.dataclass(frozen=True)
+class _ConstantGates:
+    """Gated weights whose derivative is that of the softmax at a temperature on the open edges.
+
+    Training differentiates straight through the gates, as if they were their probability. The
+    metric has no such slope: a small step opens and closes no gate.
+    """
+
+    gated: Gated
+    temperature: float
+
+    def __call__(self, scores_BNTS: jax.Array, data: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+        constant_BNTS = jax.lax.stop_gradient(scores_BNTS)
+        pattern_BNTS, aux = self.gated(constant_BNTS, data)
+        opened_BNTS, _ = dataclasses.replace(self.gated, renormalise=False)(constant_BNTS, data)
+        softmax_BNTS = softmax(constant_BNTS)
+        gate_BNTS = jnp.where(softmax_BNTS > 0, opened_BNTS / softmax_BNTS, 0.0)
+        weights_BNTS = gate_BNTS * _softmax(scores_BNTS, self.temperature)
+        if self.gated.renormalise:
+            weights_BNTS = over_sum(weights_BNTS)
+        return pattern_BNTS + (weights_BNTS - jax.lax.stop_gradient(weights_BNTS)), aux
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))

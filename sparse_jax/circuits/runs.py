@@ -24,7 +24,7 @@ from lm_jax.model.mixers import ATTENTION, Mixer
 from lm_jax.weights.load import Pretrained
 from lm_jax.weights.runs import TrainedRun
 from sparse_jax.circuits.metrics import METRICS, Continuations
-from sparse_jax.circuits.rules import EXACT, GradientRules
+from sparse_jax.circuits.rules import GradientRules
 from sparse_jax.circuits.tasks import Task
 from sparse_jax.model import Gates, SparseModel, gated_forward
 
@@ -66,26 +66,29 @@ class CircuitModel:
         tokens_BT: jax.Array,
         valid_BT: jax.Array,
         *,
-        rules: GradientRules = EXACT,
+        rules: GradientRules | None = None,
         edits: Mapping[str, Any] | None = None,
         record: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Output:
-        """The forward pass; `rules` are of its derivative, the rest as in `lm_jax.forward`."""
-        edits, record = dict(edits or {}), record or {}
-        for site, edit in rules.edits(self.cfg, {*edits, *record}).items():
-            # The rule last: it is of the value that is used, as it was edited.
-            edits[site] = Chain((edits[site], edit)) if site in edits else edit
-        options |= {"edits": edits, "record": record}
-        if rules.softmax_temperature == 1.0 and self.gates is not None:
+        """The forward pass; `rules` are of its derivative, the rest as in `lm_jax.forward`.
+
+        Without rules gates are computed by the kernel, whose derivative is that of training.
+        """
+        options |= {"edits": dict(edits or {}), "record": record or {}}
+        if rules is None and self.gates is not None:
             return gated_forward(
                 self.params, tokens_BT, self.cfg, self.gates, valid_BT=valid_BT, **options
             )
-        options["mixer"] = self.mixer
         attend: Any = softmax
-        if self.gates is not None:
-            attend = self.gates.attend(self.cfg, valid_BT=valid_BT)
-        return forward(self.params, tokens_BT, self.cfg, attend=rules.attend(attend), **options)
+        if rules is not None:
+            own, gates = options["edits"], self.gates
+            for site, edit in rules.edits(self.cfg, {*own, *options["record"]}).items():
+                # The rule last: it is of the value that is used, as it was edited.
+                own[site] = Chain((own[site], edit)) if site in own else edit
+            gated = None if gates is None else gates.attend(self.cfg, valid_BT=valid_BT)
+            attend = rules.attend(gated)
+        return forward(self.params, tokens_BT, self.cfg, attend=attend, mixer=self.mixer, **options)
 
 
 @struct.dataclass
@@ -132,7 +135,7 @@ def measure(
     *,
     edits: Mapping[str, Any] | None = None,
     record: Mapping[str, Any] | None = None,
-    rules: GradientRules = EXACT,
+    rules: GradientRules | None = None,
 ) -> tuple[jax.Array, dict[str, Any]]:
     """The metric of each prompt, `[B]` in float32, and what was recorded.
 
@@ -142,7 +145,7 @@ def measure(
       tokens_BT: `batch.clean_BT` or `batch.corrupt_BT`.
       edits: interventions by site (`lm_jax.model.edits`).
       record: reducers by site.
-      rules: local derivatives of the metric.
+      rules: local derivatives of the metric, for a backward pass; None where none is taken.
     """
     output = model.forward(
         tokens_BT,

@@ -10,7 +10,7 @@ import pytest
 
 import lm_jax
 from lm_jax.errors import UsageError
-from sparse_jax.circuits import patching
+from sparse_jax.circuits import discover, patching
 from sparse_jax.circuits.runs import Batch, CircuitModel, measure
 from sparse_jax.circuits.tasks import make_task
 from sparse_jax.model import constant_gates
@@ -21,10 +21,10 @@ from tests.sparse_jax.circuits.word_tokenizer import word_tokenizer
 
 DIRECTIONS = ("noising", "denoising")
 EDGES = np.array([(0, 0, 5, 2), (0, 3, 7, 7), (1, 1, 12, 4), (1, 2, 3, 0)])
-# A bias that opens all gates.
-OPEN = 1e6
-# Heads, and steps along z' - z, of the central differences.
-SLOPES, STEP = ((0, 0), (0, 3), (1, 2)), 2.0**-10
+# A bias that opens all gates, and one near which many gates are.
+OPEN, NEAR = 1e6, 0.3
+# Heads, and steps along z' - z, of the central differences: so small that none crosses a threshold.
+SLOPES, STEP = ((0, 0), (0, 3), (1, 2)), 2.0**-16
 
 
 @functools.cache
@@ -175,6 +175,55 @@ def test_edge_effects_are_those_of_adding_the_change_by_hand(dense, batch, direc
     assert (np.abs(result) > 10 * wanted.bounds).any(1).sum() > 1
 
 
+@functools.cache
+def exact_weights():
+    """Effects and attributions of patched weights, in float64, by noising and by denoising."""
+
+    def run(model):
+        def one(batch):
+            return {
+                "effects": patching.edge_effects(model, batch, EDGES, part="weight"),
+                "attributions": patching.edge_attributions(model, batch, part="weight"),
+            }
+
+        return both_ways(one, prompts())
+
+    return oracle.expected(run, small_model(NEAR))
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_patched_weights_are_edits_of_the_pattern(batch, direction):
+    """Nothing is normalised again; of a model with gates, which a patch may open."""
+    model, (here, there) = small_model(NEAR), sides(batch, direction)
+    before, own = run(model, batch, here, record=["attn.pattern"])
+    _, other = run(model, batch, there, record=["attn.pattern"])
+    own, other = own["attn.pattern"], other["attn.pattern"]
+    wanted = {
+        name: oracle.part(exact_weights(), name, DIRECTIONS.index(direction))
+        for name in ("effects", "attributions")
+    }
+    by_hand = []
+    for layer, head, query, key in EDGES:
+        mask = jnp.zeros((1, *own.shape[2:]), bool).at[:, head, query, key].set(True)
+        patch = lm_jax.OneLayer(jnp.asarray(layer), lm_jax.Replace(other[layer], mask))
+        by_hand.append(run(model, batch, here, edits={"attn.pattern": patch})[0] - before)
+    rounding.assert_within(np.stack(by_hand), wanted["effects"], "by hand")
+    effects = patching.edge_effects(model, batch, EDGES, direction=direction, part="weight")
+    rounding.assert_within(effects, wanted["effects"])
+    assert (np.abs(effects) > 10 * wanted["effects"].bounds).any(1).sum() > 1
+
+    def metric(added):
+        edits = {"attn.pattern": lm_jax.Add(added)}
+        return measure(model, batch, here, edits=edits, rules=patching.EXACT)[0].sum()
+
+    slopes = (other - own) * jax.grad(metric)(jnp.zeros_like(own))
+    rounding.assert_within(slopes, wanted["attributions"], "by hand")
+    result = patching.edge_attributions(model, batch, direction=direction, part="weight")
+    rounding.assert_within(result, wanted["attributions"])
+    of_values = np.asarray(patching.edge_attributions(model, batch, direction=direction))
+    assert (np.abs(result - of_values) > 10 * wanted["attributions"].bounds).any()
+
+
 @pytest.mark.parametrize("bias", [None, 0.3])
 def test_the_contributions_of_the_edges_of_a_head_sum_to_z(batch, bias):
     """Of the weights and values of the run, with two query heads a key head."""
@@ -197,8 +246,24 @@ def test_the_attributions_of_the_edges_of_a_head_sum_to_its_own(dense, batch):
     assert np.ptp(heads.values) > 0.1
 
 
-def test_attributions_are_slopes_towards_the_other_value(dense, batch):
-    """Central differences of the metric along z' - z of one head, in float64."""
+@functools.cache
+def exact_attributions(bias):
+    """Attributions of heads in float64, by noising and by denoising."""
+    if bias == OPEN:
+        return oracle.part(exact(), "heads")
+    return oracle.expected(
+        lambda model: both_ways(lambda batch: patching.head_attributions(model, batch), prompts()),
+        small_model(bias),
+    )
+
+
+@pytest.mark.parametrize("bias", [OPEN, NEAR])
+def test_attributions_are_slopes_towards_the_other_value(batch, bias):
+    """Central differences of the metric along z' - z of one head, in float64.
+
+    A gate near its threshold is a constant: no step opens or closes one, so the metric has no slope
+    along its probability, which training differentiates.
+    """
 
     def at_steps(model):
         def both(batch):
@@ -213,17 +278,30 @@ def test_attributions_are_slopes_towards_the_other_value(dense, batch):
                 index = layer.astype(int), head.astype(int)
                 mask_LN = jnp.zeros((2, 4)).at[index].set(step)
                 edit = lm_jax.Add(mask_LN[:, None, None, :, None] * (there - here))
-                return measure(model, batch, batch.clean_BT, edits={"attn.z": edit})[0]
+                metric_B, records = measure(
+                    model,
+                    batch,
+                    batch.clean_BT,
+                    edits={"attn.z": edit},
+                    record={"attn.pattern": lm_jax.keep},
+                )
+                return metric_B, records["attn.pattern"]
 
             places = [(k * STEP, *each) for each in SLOPES for k in (-2.0, -1.0, 1.0, 2.0)]
             return jax.lax.map(at, jnp.asarray(places))
 
         return both_ways(both, prompts())
 
-    values, bounds = oracle.expected(at_steps, small_model(OPEN))
-    attributions = oracle.part(exact(), "heads")
+    model = small_model(bias)
+    (values, patterns), (bounds, _) = oracle.expected(at_steps, model)
+    opened = patterns.reshape(2, len(SLOPES), 4, *patterns.shape[2:]) > 0
+    assert (opened == opened[:, :, :1]).all()
+    visible = discover.visible_edges(model, batch)
+    share = opened[..., visible].mean()
+    assert 0.1 < share < 0.9 if bias == NEAR else share == 1
+    attributions = exact_attributions(bias)
     for way, direction in enumerate(DIRECTIONS):
-        result = np.asarray(patching.head_attributions(dense, batch, direction=direction))
+        result = np.asarray(patching.head_attributions(model, batch, direction=direction))
         rounding.assert_within(result, oracle.part(attributions, way))
         at = values[way].reshape(len(SLOPES), 4, -1)
         slope, wide = (at[:, 2] - at[:, 1]) / (2 * STEP), (at[:, 3] - at[:, 0]) / (4 * STEP)
@@ -275,7 +353,9 @@ def test_other_prompts_weights_and_directions_compile_nothing_more(dense, batch)
             assert (first != second).mean() > 0.1
 
 
-def test_an_unknown_direction_is_refused(dense, batch):
+def test_an_unknown_direction_or_part_is_refused(dense, batch):
+    with pytest.raises(UsageError, match=r"no part 'weights' to patch.*'weight'"):
+        patching.edge_attributions(dense, batch, part="weights")
     with pytest.raises(UsageError, match=r"no direction 'noise'.*'noising'"):
         patching.head_effects(dense, batch, direction="noise")
 

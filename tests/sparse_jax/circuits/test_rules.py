@@ -15,7 +15,8 @@ from sparse_jax.circuits import patching
 from sparse_jax.circuits.components import component_attributions
 from sparse_jax.circuits.rules import EXACT, RULES, GradientRules, find_rules
 from sparse_jax.circuits.runs import measure
-from tests import rounding
+from sparse_jax.model import constant_gates
+from tests import rounding, tiny
 from tests.sparse_jax.circuits import oracle
 from tests.sparse_jax.circuits.small_models import circuit_model, ioi_batch
 
@@ -192,6 +193,52 @@ def test_closed_gates_pass_no_gradient_at_any_temperature(batch):
     for site in ("attn.q", "attn.k", "attn.v"):
         closed, opened = np.split(np.asarray(result[site]), 2, axis=2)
         assert (closed == 0).all() and np.abs(opened).max() > 1e-3, site
+
+
+@pytest.mark.parametrize(("apart", "rules"), [(200.0, "temperature"), (150.0, "gim")])
+def test_a_saturated_softmax_has_the_slope_of_its_temperature(apart, rules):
+    """Also where the weight itself underflows, which is where the temperature is needed."""
+    rules = CASES[rules]
+    scores = np.float32([[[[0.0, -apart, -1.0, -np.inf]]]])
+    g = np.float32([[[[0.5, 2.0, -1.0, 3.0]]]])
+    value, pull = jax.vjp(rules.attend(None), jnp.asarray(scores))
+    assert value[0, 0, 0, 1] == 0
+    weights = np.exp(scores.astype(np.float64) / rules.softmax_temperature)
+    weights /= weights.sum(-1, keepdims=True)
+    wanted = weights * (g - (weights * g).sum(-1, keepdims=True))
+    # The exponent is rounded to half a unit of its size, and a dozen further roundings; the
+    # difference is of terms no larger than 3.
+    bound = (apart / rules.softmax_temperature + 16) * 2.0**-24 * 2 * 3 * weights
+    (result,) = pull(jnp.asarray(g))
+    assert (np.abs(result - wanted) <= bound).all() and result[0, 0, 0, 1] > 0
+
+
+@pytest.mark.parametrize("renormalise", [False, True])
+def test_gates_are_constants_of_the_derivative(renormalise):
+    """The Jacobian of open weights by hand in float64, most logits being near the threshold."""
+    rng = np.random.default_rng(0)
+    shape = (2, 4, 5, 7)
+    scores, g = rng.normal(size=(2, *shape)).astype(np.float32)
+    bias_LN = np.float32([[-0.3, 0.0, 0.2, 0.5]])
+    cfg = tiny.decoder(num_layers=1, num_heads=4, num_kv_heads=4)
+    gates = dataclasses.replace(constant_gates(cfg, 0.0, renormalise=renormalise), bias_LN=bias_LN)
+    attend = EXACT.attend(gates.attend(cfg))
+    data = jax.tree.map(lambda leaf: leaf[0], attend.data)
+    value, pull = jax.vjp(lambda scores: attend.fn(scores, data)[0], jnp.asarray(scores))
+    np.testing.assert_array_equal(value, gates.attend(cfg).fn(jnp.asarray(scores), data)[0])
+
+    is_open = scores + bias_LN[0][:, None, None] > 0
+    assert 0.3 < is_open.mean() < 0.7 and is_open.any(-1).mean() > 0.9
+    weights = np.exp(scores.astype(np.float64)) * (is_open if renormalise else 1)
+    total = weights.sum(-1, keepdims=True)
+    weights /= np.where(total > 0, total, 1)
+    reads = g * is_open
+    wanted = weights * (reads - (weights * reads).sum(-1, keepdims=True))
+    # Sums over S weights, each of an exponential and a quotient, and a dozen other roundings of
+    # terms no larger than the greatest cotangent times the weight.
+    bound = (2 * shape[-1] + 24) * 2.0**-24 * 2 * np.abs(g).max()
+    np.testing.assert_allclose(pull(jnp.asarray(g))[0], wanted, rtol=0, atol=bound)
+    assert np.abs(wanted).max() > 0.1 > 1e3 * bound
 
 
 def test_all_attributions_take_rules(batch):

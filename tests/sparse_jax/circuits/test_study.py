@@ -17,7 +17,7 @@ from lm_jax.run.config import from_plain
 from lm_jax.run.files import read_json, write_json
 from lm_jax.run.results import load_result
 from lm_jax.run.workdir import LOG_FILE, open_workdir
-from sparse_jax.circuits import study
+from sparse_jax.circuits import report, study
 from sparse_jax.circuits.component_graph import ComponentGraph
 from sparse_jax.circuits.config import COMPONENTS, CircuitConfig, experiment
 from sparse_jax.circuits.mib import load_graph
@@ -112,9 +112,9 @@ def test_the_summary_is_that_of_its_rows(done):
         assert len(clean) == COUNT
         assert result.accuracy.estimate == sum(value > 0 for value in clean.values()) / COUNT
         assert result.clean.estimate == pytest.approx(math.fsum(clean.values()) / COUNT)
-        # Two ablations of heads and component edges, one of token edges; signed by prompt and by
-        # task, absolute, random.
-        assert len(result.curves) == 20
+        # Two ablations of heads and component edges, one of token edges; signed and absolute, by
+        # prompt and by task, and random.
+        assert len(result.curves) == 25
         for curve in result.curves:
             names = {name: getattr(curve, name) for name in ("component", "ablation", "ranking")}
             points = explained(done, clean, **own, **names, scope=curve.scope)
@@ -149,12 +149,12 @@ def test_the_summary_is_that_of_its_rows(done):
             assert agreement.spearman.n == agreement.compared
             assert agreement.spearman.low <= agreement.spearman.high <= 1
             assert agreement.spearman.estimate in agreement.spearman
-    assert {ratio.model for ratio in summary.ratios} == {"control"} and len(summary.ratios) == 30
+    assert {ratio.model for ratio in summary.ratios} == {"control"} and len(summary.ratios) == 40
     for ratio in summary.ratios:
         kind = (ratio.component, ratio.ablation, ratio.ranking, ratio.scope)
         dense, control = (crossings[(ratio.task, model, *kind)] for model in ("dense", "control"))
         if ratio.ratio is None:
-            assert "did not solve" in ratio.why
+            assert ratio.why.endswith(("did not solve the task", "is not above 0)"))
         else:
             assert ratio.ratio.estimate == pytest.approx(dense / control)
 
@@ -203,8 +203,11 @@ def test_one_planted_head_is_a_circuit_of_one(done):
     summary = load_result(done / study.SUMMARY, CircuitSummary)
     result = next(each for each in summary.results if (each.task, each.model) == ("ioi", "control"))
     heads = [each for each in result.curves if each.component == "heads"]
-    absolute = next(each for each in heads if each.ranking == "absolute")
-    assert (absolute.crossing.estimate, absolute.crossing.high) == (1, 1)
+    absolutes = [each for each in heads if each.ranking == "absolute"]
+    assert {each.scope for each in absolutes} == {"prompt", "task"}
+    for absolute in absolutes:
+        assert (absolute.crossing.estimate, absolute.crossing.high) == (1, 1)
+    absolute = next(each for each in absolutes if each.scope == "task")
     assert absolute.cmd < 0.2 < next(each for each in heads if each.ranking == "random").cmd
     kind = {"quantity": "effect", "method": "exact", "component": "heads", "model": "control"}
     exact = by(rows_of(done, **kind, task="ioi"), "direction", "layer", "head", "prompt")
@@ -213,6 +216,19 @@ def test_one_planted_head_is_a_circuit_of_one(done):
     if exact["noising", 1, 2, 0] < 0:
         assert [(head.layer, head.head) for head in drawn.heads] == [(1, 2)]
     assert {edge.head for edge in drawn.edges if edge.importance != 0} <= {2}
+
+
+def test_the_paper_is_beside_its_own_tasks_alone(done):
+    """A user's file may have the name of one of them."""
+    summary = load_result(done / study.SUMMARY, CircuitSummary)
+    ratios = tuple(dataclasses.replace(each, model="sparse") for each in summary.ratios)
+    drawn = dataclasses.replace(summary, ratios=ratios)
+    files = tuple(dataclasses.replace(task, seed=None) for task in summary.tasks)
+    printed = "97 (Fig. 5", "42.8 (Fig. 5", "2.2 (Fig. 4"
+    for each, wanted in ((drawn, printed[1:]), (dataclasses.replace(drawn, tasks=files), ())):
+        text = str(report.published(each))
+        assert "Ours" in text and "ioi" in text
+        assert tuple(part for part in printed if part in text) == wanted
 
 
 def stop_after(monkeypatch, every):
@@ -239,12 +255,12 @@ def run_until_stopped(config, folder):
 
 def test_an_interrupted_study_ends_with_the_same_files(models, done, tmp_path, monkeypatch, capsys):
     """It is stopped within pieces and between them; no part is measured twice."""
-    measured = stop_after(monkeypatch, every=37)
+    measured = stop_after(monkeypatch, every=43)
     stopped = run_until_stopped(settings(models), tmp_path)
     assert "before dense on mine: heads, curve (counterfactual, absolute by task);" in stopped
     assert not (tmp_path / study.SUMMARY).exists()
     told = capsys.readouterr().err.splitlines()
-    assert len(told) == 38 and "left unknown, 0 rows; now dense on ioi: metrics" in told[0]
+    assert len(told) == 44 and "left unknown, 0 rows; now dense on ioi: metrics" in told[0]
     assert re.search(r"[1-9]\d* rows; now dense on ioi: heads, effects \(denoising\)$", told[2])
     stops = 1
     while True:
@@ -254,7 +270,7 @@ def test_an_interrupted_study_ends_with_the_same_files(models, done, tmp_path, m
         except StoppedError:
             stop._stop.clear()
             stops += 1
-    assert stops == len(measured) // 37 > 2 and len(set(measured)) == len(measured)
+    assert stops == len(measured) // 43 > 2 and len(set(measured)) == len(measured)
     rows = pq.read_metadata(tmp_path / study.ROWS).num_rows
     last = capsys.readouterr().err.splitlines()[-1]
     count, total = re.match(r"circuits: (\d+)/(\d+) forward passes, ", last).groups()
