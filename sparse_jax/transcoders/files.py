@@ -7,7 +7,10 @@
                               numbers of the run; written last
 
 Features without a threshold are ReLU. A folder without `transcoder.json` comes from elsewhere and
-is read too, as it has no digest, for any model of its sizes.
+is read too, as it has no digest, for any model of its sizes. Its features must read the input of an
+MLP, after the norm and its weights ("mlp.hook_in"), and write what the MLP adds to the residual
+stream ("hook_mlp_out"). "ln2.hook_normalized" is the same where norms have no weights, and
+"mlp.hook_out" where MLP outputs pass no norm (`Transcoder.check`); other hooks are refused.
 """
 
 from collections.abc import Mapping
@@ -23,13 +26,28 @@ import yaml
 
 from lm_jax.errors import BadInputError, CorruptError
 from lm_jax.run.files import new_folder, write_bytes, write_json
-from sparse_jax.transcoders.transcoder import Transcoder, TranscoderConfig
+from sparse_jax.transcoders.transcoder import (
+    BARE_INPUT,
+    BARE_OUTPUT,
+    HOOKS,
+    Transcoder,
+    TranscoderConfig,
+)
 
 CONFIG, NOTE = "config.yaml", "transcoder.json"
 _KIND = "cross_layer_transcoder"
-_FORMAT = 1
-# Names of our sites in the layout, those of TransformerLens.
-_INPUT_HOOK, _OUTPUT_HOOK = "ln2.hook_normalized", "hook_mlp_out"
+_FORMAT = 2
+# Its folders name another input in config.yaml than the one that they read, which is `HOOKS`.
+_OTHER_HOOKS = 1
+# By field of config.yaml, the names that may be inputs and outputs of MLPs.
+_READ = {
+    "feature_input_hook": (HOOKS[0], BARE_INPUT),
+    "feature_output_hook": (HOOKS[1], BARE_OUTPUT),
+}
+_SITES = {
+    "feature_input_hook": "input of each MLP after its norm",
+    "feature_output_hook": "output of each MLP",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,8 +99,7 @@ def save(folder: str | os.PathLike[str], transcoder: Transcoder, origin: Origin)
         description = {
             "model_kind": _KIND,
             "model_name": origin.model_name,
-            "feature_input_hook": _INPUT_HOOK,
-            "feature_output_hook": _OUTPUT_HOOK,
+            **dict(zip(_READ, transcoder.hooks, strict=True)),
             "scan": origin.model_name,
         }
         write_bytes(draft / CONFIG, yaml.safe_dump(description, sort_keys=False).encode())
@@ -94,7 +111,8 @@ def load(folder: str | os.PathLike[str]) -> tuple[Transcoder, Origin]:
     """Reads a folder that `save` or circuit-tracer wrote.
 
     Raises:
-      BadInputError: it is no cross-layer transcoder, or one of another version.
+      BadInputError: it is no cross-layer transcoder, one of another version, or one that reads or
+        writes something else than inputs and outputs of MLPs.
       CorruptError: a file is damaged, or a tensor missing, of another shape or not finite.
     """
     folder = Path(folder)
@@ -112,8 +130,19 @@ def load(folder: str | os.PathLike[str]) -> tuple[Transcoder, Origin]:
         raise CorruptError(f"{folder} has encoders of layers {layers}; copy the whole folder")
     encoders = [_read(folder / f"W_enc_{layer}.safetensors") for layer in layers]
     decoders = [_read(folder / f"W_dec_{layer}.safetensors") for layer in layers]
-    cfg, origin = _described(folder, description, encoders, decoders)
-    return Transcoder(_params(folder, cfg, encoders, decoders), cfg), origin
+    cfg, origin, hooks = _described(folder, description, encoders, decoders)
+    return Transcoder(_params(folder, cfg, encoders, decoders), cfg, hooks), origin
+
+
+def _hooks(file: Path, description: Mapping[str, Any]) -> tuple[str, str]:
+    """What features read and write, by the names in config.yaml."""
+    for field, known in _READ.items():
+        if description.get(field) not in known:
+            raise BadInputError(
+                f"{file}: {field} is {description.get(field)!r}, and a transcoder stands for MLPs "
+                f"here; give one with {' or '.join(known)}, the {_SITES[field]}"
+            )
+    return description["feature_input_hook"], description["feature_output_hook"]
 
 
 def _read(file: Path) -> dict[str, np.ndarray]:
@@ -133,19 +162,22 @@ def _described(
     description: Mapping[str, Any],
     encoders: list[dict[str, np.ndarray]],
     decoders: list[dict[str, np.ndarray]],
-) -> tuple[TranscoderConfig, Origin]:
+) -> tuple[TranscoderConfig, Origin, tuple[str, str]]:
     file = folder / NOTE
     if file.is_file():
         try:
             note = json.loads(file.read_text("utf-8"))
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise CorruptError(f"{file} is damaged: {error}") from error
-        if note.get("format") != _FORMAT:
+        if note.get("format") not in (_OTHER_HOOKS, _FORMAT):
             raise BadInputError(
                 f"{file}: format {note.get('format')!r} is not {_FORMAT}; export it again"
             )
+        old = note["format"] == _OTHER_HOOKS
+        hooks = HOOKS if old else _hooks(folder / CONFIG, description)
         origin = {field.name: note[field.name] for field in dataclasses.fields(Origin)}
-        return TranscoderConfig(**note["config"]), Origin(**origin)
+        return TranscoderConfig(**note["config"]), Origin(**origin), hooks
+    hooks = _hooks(folder / CONFIG, description)
     try:
         features, hidden = encoders[0]["W_enc_0"].shape
         written = decoders[0]["W_dec_0"].shape[1]
@@ -159,7 +191,7 @@ def _described(
         kind="jumprelu" if "threshold_0" in encoders[0] else "relu",
         window=None if written == layers else written,
     )
-    return cfg, Origin(model_name=str(description.get("model_name", "")))
+    return cfg, Origin(model_name=str(description.get("model_name", ""))), hooks
 
 
 def _params(

@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 import yaml
 
-from lm_jax.errors import BadInputError, CorruptError
+from lm_jax.errors import BadInputError, CorruptError, UsageError
 from sparse_jax.transcoders import files, transcoder
 from sparse_jax.transcoders.files import Origin
 from tests import tiny
@@ -56,6 +56,9 @@ def test_an_independent_reader_computes_the_same(model, folder):
     np.testing.assert_allclose(ours, y_LD, atol=64 * 2.0**-24)
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert config["model_kind"] == "cross_layer_transcoder" and config["model_name"] == "tiny"
+    # What they read of an MLP has the norm's weights in it, as the module's input has.
+    hooks = config["feature_input_hook"], config["feature_output_hook"]
+    assert hooks == ("mlp.hook_in", "hook_mlp_out")
 
 
 def test_axis_1_of_a_decoder_begins_at_its_own_layer(model, folder):
@@ -80,12 +83,20 @@ def test_it_is_read_back_to_the_bit(tmp_path, window):
         assert file.read_bytes() == (tmp_path / "second" / file.name).read_bytes()
 
 
+def write_config(folder, **hooks):
+    """config.yaml of a folder from elsewhere, with hooks."""
+    described = {"model_kind": "cross_layer_transcoder", "model_name": "gpt2", "scan": "gpt2"}
+    (folder / "config.yaml").write_text(yaml.safe_dump(described | hooks))
+
+
+def hooks_of(reads="mlp.hook_in", writes="hook_mlp_out"):
+    return {"feature_input_hook": reads, "feature_output_hook": writes}
+
+
 def test_a_folder_from_elsewhere_is_read(model, tmp_path):
     """Written here from the description of the layout, without thresholds: ReLU."""
     rng = np.random.default_rng(3)
-    (tmp_path / "config.yaml").write_text(
-        "model_kind: cross_layer_transcoder\nmodel_name: gpt2\nscan: gpt2\n"
-    )
+    write_config(tmp_path, **hooks_of())
     for i in range(L):
         f32 = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
         encoder = {f"W_enc_{i}": f32(F, D), f"b_enc_{i}": f32(F), f"b_dec_{i}": f32(D)}
@@ -96,6 +107,66 @@ def test_a_folder_from_elsewhere_is_read(model, tmp_path):
     assert origin.model_sha256 == ""
     stored = load_file(tmp_path / "W_dec_0.safetensors")["W_dec_0"]
     np.testing.assert_array_equal(read.decoder(0, 2), stored[:, 2])
+
+
+@pytest.mark.parametrize(
+    ("hooks", "said"),
+    [
+        (
+            hooks_of(reads="hook_resid_mid"),
+            r"config.yaml: feature_input_hook is 'hook_resid_mid'.* mlp.hook_in or .* its norm",
+        ),
+        (hooks_of(writes="hook_resid_post"), r"feature_output_hook is 'hook_resid_post', and"),
+        ({"feature_output_hook": "hook_mlp_out"}, r"feature_input_hook is None"),
+    ],
+)
+def test_features_of_other_places_are_refused(folder, hooks, said):
+    write_config(folder, **hooks)
+    with pytest.raises(BadInputError, match=said):
+        files.load(folder)
+    # From elsewhere, without a note.
+    (folder / "transcoder.json").unlink()
+    with pytest.raises(BadInputError, match=said):
+        files.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("hooks", "fits", "not_fits", "said"),
+    [
+        (
+            hooks_of(reads="ln2.hook_normalized"),
+            {"norm_weights": False},
+            {},
+            r"it reads ln2\.hook_normalized, .* divide W_enc by these weights",
+        ),
+        (
+            hooks_of(writes="mlp.hook_out"),
+            {},
+            {"post_norms": True},
+            r"it writes mlp\.hook_out, which passes a norm in this model; give one with",
+        ),
+    ],
+)
+def test_some_hooks_are_those_of_mlps_in_some_models_alone(
+    folder, tmp_path, hooks, fits, not_fits, said
+):
+    write_config(folder, **hooks)
+    read, origin = files.load(folder)
+    sizes = {"num_layers": L, "hidden_size": D}
+    read.check(tiny.decoder(**sizes, **fits))
+    for again in (read, read.folded(np.ones(L), np.ones(L)), transcoder.shuffled(read, 0)):
+        with pytest.raises(UsageError, match=said):
+            again.check(tiny.decoder(**sizes, **not_fits))
+    # A copy names them too.
+    files.save(tmp_path / "second", read, origin)
+    assert files.load(tmp_path / "second")[0].hooks == read.hooks
+
+
+def test_the_first_format_named_another_input_than_it_read(folder):
+    write_config(folder, **hooks_of(reads="ln2.hook_normalized"))
+    note = json.loads((folder / "transcoder.json").read_text())
+    (folder / "transcoder.json").write_text(json.dumps(note | {"format": 1}))
+    assert files.load(folder)[0].hooks == ("mlp.hook_in", "hook_mlp_out")
 
 
 def damage(folder, name):
@@ -124,7 +195,7 @@ def damage(folder, name):
     ("name", "error", "said"),
     [
         ("config", BadInputError, "model_kind is 'transcoder_set'"),
-        ("version", BadInputError, "format 99 is not 1"),
+        ("version", BadInputError, "format 99 is not 2"),
         ("missing", CorruptError, r"W_dec_1.safetensors is missing; copy the whole folder"),
         ("encoder", CorruptError, r"encoders of layers \[0, 2\]"),
         ("nan", CorruptError, "W_enc_0 has values that are not finite"),
