@@ -2,9 +2,10 @@
 
     config.yaml               model_kind, model_name, feature_input_hook, feature_output_hook, scan
     W_enc_<s>.safetensors     W_enc_<s> [F, D], b_enc_<s> [F], b_dec_<s> [D], threshold_<s> [F]
-    W_dec_<s>.safetensors     W_dec_<s> [F, targets, D]: axis 1 begins at the layer itself
-    transcoder.json           what that layout has no place for: our sizes, the digest of the model,
-                              numbers of the run; written last
+    W_dec_<s>.safetensors     W_dec_<s> [F, L - s, D]: axis 1 begins at the layer itself, and is
+                              zero beyond the window
+    transcoder.json           what that layout has no place for: our sizes with the window, the
+                              digest of the model, numbers of the run; written last
 
 Features without a threshold are ReLU. A folder without `transcoder.json` comes from elsewhere and
 is read too, as it has no digest, for any model of its sizes. Its features must read the input of an
@@ -85,8 +86,13 @@ def save(folder: str | os.PathLike[str], transcoder: Transcoder, origin: Origin)
             }
             if cfg.has_thresholds:
                 tensors[f"threshold_{layer}"] = theta_LF[layer]
+            zero_FD = np.zeros((cfg.features, cfg.hidden_size), np.float32)
             decoders_FSD = np.stack(
-                [np.asarray(transcoder.decoder(layer, to)) for to in cfg.targets(layer)], axis=1
+                [
+                    transcoder.decoder(layer, to) if to in cfg.targets(layer) else zero_FD
+                    for to in range(layer, cfg.num_layers)
+                ],
+                axis=1,
             )
             for name, each in (
                 (f"W_enc_{layer}", tensors),
@@ -202,11 +208,13 @@ def _params(
 ) -> dict[str, Any]:
     D, F = cfg.hidden_size, cfg.features
 
-    def tensor(tensors: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> np.ndarray:
+    def tensor(
+        tensors: Mapping[str, np.ndarray], name: str, *shapes: tuple[int, ...]
+    ) -> np.ndarray:
         x = tensors.get(name)
-        if x is None or x.shape != shape:
+        if x is None or x.shape not in shapes:
             found = "missing" if x is None else f"of shape {x.shape}"
-            raise CorruptError(f"{folder}: {name} is {found}; it must be {shape}")
+            raise CorruptError(f"{folder}: {name} is {found}; it must be {shapes[0]}")
         if not np.isfinite(x).all():
             raise CorruptError(f"{folder}: {name} has values that are not finite")
         return np.asarray(x, np.float32)
@@ -215,10 +223,19 @@ def _params(
         each = [tensor(tensors, f"{prefix}_{s}", shape) for s, tensors in enumerate(encoders)]
         return jnp.asarray(np.stack(each))
 
-    by_source = [
-        tensor(tensors, f"W_dec_{s}", (F, len(cfg.targets(s)), D))
-        for s, tensors in enumerate(decoders)
-    ]
+    def decoders_of(source: int) -> np.ndarray:
+        name, later = f"W_dec_{source}", cfg.num_layers - source
+        written = len(cfg.targets(source))
+        # The first format, and others, leave out what is beyond the window.
+        w_FSD = tensor(decoders[source], name, (F, later, D), (F, written, D))
+        if w_FSD[:, written:].any():
+            raise CorruptError(
+                f"{folder}: {name} writes beyond the window of {cfg.window} in {NOTE}; copy the "
+                "whole folder"
+            )
+        return w_FSD
+
+    by_source = [decoders_of(source) for source in range(cfg.num_layers)]
     decoder = {
         f"to_{to}": jnp.asarray(np.stack([by_source[s][:, to - s] for s in cfg.sources(to)]))
         for to in range(cfg.num_layers)

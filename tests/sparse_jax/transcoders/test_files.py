@@ -16,12 +16,21 @@ from tests import tiny
 L, D, F = 3, 16, 8
 
 
+def drawn(window=None):
+    """A transcoder of raw activations, with biases other than zero."""
+    cfg = tiny.decoder(num_layers=L, hidden_size=D)
+    scaled = transcoder.init(jax.random.key(0), cfg, features=F, window=window)
+    biases = {
+        name: jax.random.normal(jax.random.key(1), scaled.params[name].shape)
+        for name in ("encoder_bias", "decoder_bias")
+    }
+    scaled = scaled.replace(params=dict(scaled.params) | biases)
+    return scaled.folded(np.full(L, 2.0), np.full(L, 3.0))
+
+
 @pytest.fixture(scope="module")
 def model():
-    drawn = transcoder.init(
-        jax.random.key(0), tiny.decoder(num_layers=L, hidden_size=D), features=F
-    )
-    return drawn.folded(np.full(L, 2.0), np.full(L, 3.0))
+    return drawn()
 
 
 @pytest.fixture
@@ -31,29 +40,59 @@ def folder(model, tmp_path):
 
 
 def read_layout(folder):
-    """z and y of one token by the layout's description: inputs and outputs of all layers."""
+    """MLP outputs of inputs `[L, X, D]` by the layout's description, in float64.
+
+    Returns:
+      function to how far pre-activations are above thresholds `[L, X, F]`, in units of the sum of
+      the absolute values that they add; outputs; and such sums of outputs.
+    """
     layers = len(list(folder.glob("W_enc_*.safetensors")))
     enc = [load_file(folder / f"W_enc_{i}.safetensors") for i in range(layers)]
     dec = [load_file(folder / f"W_dec_{i}.safetensors")[f"W_dec_{i}"] for i in range(layers)]
 
-    def run(x_LD):
-        z, y = [], []
+    def wide(i, name):
+        return enc[i][f"{name}_{i}"].astype(np.float64)
+
+    def run(x_LXD):
+        above, z, size = [], [], []
         for i in range(layers):
-            pre = enc[i][f"W_enc_{i}"].astype(np.float64) @ x_LD[i] + enc[i][f"b_enc_{i}"]
-            z.append(np.where(pre > enc[i][f"threshold_{i}"], pre, 0.0))
+            x, w = x_LXD[i].astype(np.float64), wide(i, "W_enc")
+            pre = x @ w.T + wide(i, "b_enc")
+            theta = wide(i, "threshold") if f"threshold_{i}" in enc[i] else np.zeros(len(w))
+            sums_XF = abs(x) @ abs(w).T + abs(wide(i, "b_enc"))
+            above.append((pre - theta) / sums_XF)
+            z.append(np.where(pre > theta, pre, 0.0))
+            size.append(np.where(pre > theta, sums_XF, 0.0))
+        y, sums = [], []
         for to in range(layers):
-            y.append(enc[to][f"b_dec_{to}"] + sum(z[i] @ dec[i][:, to - i] for i in range(to + 1)))
-        return np.stack(y)
+            w = [dec[i][:, to - i].astype(np.float64) for i in range(to + 1)]
+            y.append(wide(to, "b_dec") + sum(z[i] @ w[i] for i in range(to + 1)))
+            sums.append(abs(wide(to, "b_dec")) + sum(size[i] @ abs(w[i]) for i in range(to + 1)))
+        return np.stack(above), np.stack(y), np.stack(sums)
 
     return run
 
 
-def test_an_independent_reader_computes_the_same(model, folder):
-    x_LD = np.random.default_rng(0).normal(size=(L, D))
-    y_LD = read_layout(folder)(x_LD)
-    ours = model.decode(model.encode(x_LD[:, None].astype(np.float32)))[:, 0]
-    # 24 products of features, each of 16 products; numbers below 1.
-    np.testing.assert_allclose(ours, y_LD, atol=64 * 2.0**-24)
+def drawn_inputs():
+    return np.random.default_rng(0).normal(size=(L, 5, D)).astype(np.float32)
+
+
+def assert_same_function(ours, reader, x_LXD):
+    """Outputs agree with those of `read_layout` at every token, within what rounding can do."""
+    above_LXF, y_LXD, sums_LXD = reader(x_LXD)
+    # D products and a bias in a feature, of which rounding opens or closes none; L F in an output.
+    u, of_feature, of_output = 2.0**-24, D + 2, L * F + 2
+    assert np.abs(above_LXF).min() > u * of_feature and 0.1 < (above_LXF > 0).mean() < 0.9
+    difference = np.abs(np.asarray(ours.decode(ours.encode(x_LXD)), np.float64) - y_LXD)
+    assert (difference <= u * (of_feature + of_output) * sums_LXD).all()
+
+
+@pytest.mark.parametrize("window", [None, 1, 2])
+def test_an_independent_reader_computes_the_same(tmp_path, window):
+    """Of a windowed transcoder too, whose window the layout has no place for."""
+    model, folder = drawn(window), tmp_path / "clt"
+    files.save(folder, model, Origin("tiny"))
+    assert_same_function(model, read_layout(folder), drawn_inputs())
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert config["model_kind"] == "cross_layer_transcoder" and config["model_name"] == "tiny"
     # What they read of an MLP has the norm's weights in it, as the module's input has.
@@ -71,9 +110,7 @@ def test_axis_1_of_a_decoder_begins_at_its_own_layer(model, folder):
 
 @pytest.mark.parametrize("window", [None, 1, 2])
 def test_it_is_read_back_to_the_bit(tmp_path, window):
-    cfg = tiny.decoder(num_layers=L, hidden_size=D)
-    drawn = transcoder.init(jax.random.key(1), cfg, features=F, window=window)
-    model = drawn.folded(np.full(L, 0.7), np.full(L, 1.3))
+    model = drawn(window)
     files.save(tmp_path / "clt", model, Origin("tiny", "b" * 64, {"l0": 3.5}))
     again, origin = files.load(tmp_path / "clt")
     assert again.cfg == model.cfg and origin == Origin("tiny", "b" * 64, {"l0": 3.5})
@@ -81,6 +118,26 @@ def test_it_is_read_back_to_the_bit(tmp_path, window):
     files.save(tmp_path / "second", again, origin)
     for file in (tmp_path / "clt").iterdir():
         assert file.read_bytes() == (tmp_path / "second" / file.name).read_bytes()
+
+
+def test_decoders_are_zero_beyond_the_window(tmp_path):
+    model, folder = drawn(window=2), tmp_path / "clt"
+    files.save(folder, model, Origin("tiny"))
+    file, note = folder / "W_dec_0.safetensors", folder / "transcoder.json"
+    stored = load_file(file)["W_dec_0"]
+    assert stored.shape == (F, L, D) and not stored[:, 2].any()
+    # The first format left them out.
+    save_file({"W_dec_0": np.ascontiguousarray(stored[:, :2])}, file)
+    jax.tree.map(np.testing.assert_array_equal, files.load(folder)[0].params, model.params)
+    save_file({"W_dec_0": stored + 1}, file)
+    with pytest.raises(CorruptError, match=r"W_dec_0 writes beyond the window of 2 in transcod"):
+        files.load(folder)
+    # Without the note it is a transcoder of all later layers.
+    save_file({"W_dec_0": stored}, file)
+    note.unlink()
+    whole, _ = files.load(folder)
+    assert whole.cfg.window is None and not whole.decoder(0, 2).any()
+    assert_same_function(whole, read_layout(folder), drawn_inputs())
 
 
 def write_config(folder, **hooks):
