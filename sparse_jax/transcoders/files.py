@@ -16,7 +16,6 @@ stream ("hook_mlp_out"). "ln2.hook_normalized" is the same where norms have no w
 
 from collections.abc import Mapping
 import dataclasses
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,8 @@ import numpy as np
 import yaml
 
 from lm_jax.errors import BadInputError, CorruptError
-from lm_jax.run.files import new_folder, write_bytes, write_json
+from lm_jax.run.files import new_folder, read_json, write_bytes, write_json
+from lm_jax.run.results import InvalidError, parse_result
 from sparse_jax.transcoders.transcoder import (
     BARE_INPUT,
     BARE_OUTPUT,
@@ -45,6 +45,7 @@ _READ = {
     "feature_input_hook": (HOOKS[0], BARE_INPUT),
     "feature_output_hook": (HOOKS[1], BARE_OUTPUT),
 }
+_ENCODER = ("W_enc", "b_enc", "b_dec", "threshold")
 _SITES = {
     "feature_input_hook": "input of each MLP after its norm",
     "feature_output_hook": "output of each MLP",
@@ -64,6 +65,17 @@ class Origin:
     model_name: str
     model_sha256: str = ""
     numbers: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Note:
+    """`transcoder.json`: sizes, and the fields of `Origin`."""
+
+    format: int
+    config: TranscoderConfig
+    model_name: str
+    model_sha256: str
+    numbers: dict[str, Any]
 
 
 def save(folder: str | os.PathLike[str], transcoder: Transcoder, origin: Origin) -> None:
@@ -109,16 +121,17 @@ def save(folder: str | os.PathLike[str], transcoder: Transcoder, origin: Origin)
             "scan": origin.model_name,
         }
         write_bytes(draft / CONFIG, yaml.safe_dump(description, sort_keys=False).encode())
-        note = {"format": _FORMAT, "config": dataclasses.asdict(cfg)}
-        write_json(draft / NOTE, note | dataclasses.asdict(origin))
+        numbers = dict(origin.numbers)
+        note = Note(_FORMAT, cfg, origin.model_name, origin.model_sha256, numbers)
+        write_json(draft / NOTE, note)
 
 
 def load(folder: str | os.PathLike[str]) -> tuple[Transcoder, Origin]:
     """Reads a folder that `save` or circuit-tracer wrote.
 
     Raises:
-      BadInputError: it is no cross-layer transcoder, one of another version, or one that reads or
-        writes something else than inputs and outputs of MLPs.
+      BadInputError: it is no cross-layer transcoder, one of another version, one that reads or
+        writes something else than inputs and outputs of MLPs, or one with further tensors.
       CorruptError: a file is damaged, or a tensor missing, of another shape or not finite.
     """
     folder = Path(folder)
@@ -131,7 +144,8 @@ def load(folder: str | os.PathLike[str]) -> tuple[Transcoder, Origin]:
     if not isinstance(description, dict) or description.get("model_kind") != _KIND:
         kind = description.get("model_kind") if isinstance(description, dict) else None
         raise BadInputError(f"{folder / CONFIG}: model_kind is {kind!r}, not {_KIND!r}")
-    layers = sorted(int(f.stem.removeprefix("W_enc_")) for f in folder.glob("W_enc_*.safetensors"))
+    names = (file.stem.removeprefix("W_enc_") for file in folder.glob("W_enc_*.safetensors"))
+    layers = sorted(int(name) for name in names if name.isdecimal())
     if not layers or layers != list(range(len(layers))):
         raise CorruptError(f"{folder} has encoders of layers {layers}; copy the whole folder")
     encoders = [_read(folder / f"W_enc_{layer}.safetensors") for layer in layers]
@@ -171,22 +185,15 @@ def _described(
 ) -> tuple[TranscoderConfig, Origin, tuple[str, str]]:
     file = folder / NOTE
     if file.is_file():
-        try:
-            note = json.loads(file.read_text("utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise CorruptError(f"{file} is damaged: {error}") from error
-        if note.get("format") not in (_OTHER_HOOKS, _FORMAT):
-            raise BadInputError(
-                f"{file}: format {note.get('format')!r} is not {_FORMAT}; export it again"
-            )
-        old = note["format"] == _OTHER_HOOKS
-        hooks = HOOKS if old else _hooks(folder / CONFIG, description)
-        origin = {field.name: note[field.name] for field in dataclasses.fields(Origin)}
-        return TranscoderConfig(**note["config"]), Origin(**origin), hooks
+        note = _note(file, len(encoders))
+        hooks = HOOKS
+        if note.format != _OTHER_HOOKS:
+            hooks = _hooks(folder / CONFIG, description)
+        return note.config, Origin(note.model_name, note.model_sha256, note.numbers), hooks
     hooks = _hooks(folder / CONFIG, description)
     try:
         features, hidden = encoders[0]["W_enc_0"].shape
-        written = decoders[0]["W_dec_0"].shape[1]
+        _, written, _ = decoders[0]["W_dec_0"].shape
     except (KeyError, ValueError) as error:
         raise CorruptError(f"{folder}: W_enc_0 or W_dec_0 is missing or misshapen") from error
     layers = len(encoders)
@@ -198,6 +205,25 @@ def _described(
         window=None if written == layers else written,
     )
     return cfg, Origin(model_name=str(description.get("model_name", ""))), hooks
+
+
+def _note(file: Path, layers: int) -> Note:
+    """The note of a folder with encoders of so many layers."""
+    tree = read_json(file)
+    if isinstance(tree, dict) and tree.get("format") not in (_OTHER_HOOKS, _FORMAT):
+        raise BadInputError(
+            f"{file}: format {tree.get('format')!r} is not {_FORMAT}; export it again"
+        )
+    try:
+        note = parse_result(tree, Note)
+    except InvalidError as error:
+        raise CorruptError(f"{file} is damaged: {error}; copy the whole folder") from error
+    if note.config.num_layers != layers:
+        raise CorruptError(
+            f"{file}: config.num_layers is {note.config.num_layers}, and the folder has encoders "
+            f"of {layers} layers; copy the whole folder"
+        )
+    return note
 
 
 def _params(
@@ -235,6 +261,12 @@ def _params(
             )
         return w_FSD
 
+    for s, tensors in enumerate(encoders):
+        known = {f"{prefix}_{s}" for prefix in _ENCODER[: 4 if cfg.has_thresholds else 3]}
+        for name in sorted(tensors.keys() - known):
+            raise BadInputError(
+                f"{folder}: {name} has no part in a {cfg.kind} transcoder; give one without it"
+            )
     by_source = [decoders_of(source) for source in range(cfg.num_layers)]
     decoder = {
         f"to_{to}": jnp.asarray(np.stack([by_source[s][:, to - s] for s in cfg.sources(to)]))
@@ -248,7 +280,7 @@ def _params(
     }
     if cfg.has_thresholds:
         theta_LF = stacked("threshold", (F,))
-        if not (np.asarray(theta_LF) > 0).all():
-            raise CorruptError(f"{folder}: thresholds must be above 0")
+        if not (np.asarray(theta_LF) >= 0).all():
+            raise CorruptError(f"{folder}: thresholds must be at least 0")
         params["threshold"] = theta_LF
     return params

@@ -226,43 +226,130 @@ def test_the_first_format_named_another_input_than_it_read(folder):
     assert files.load(folder)[0].hooks == ("mlp.hook_in", "hook_mlp_out")
 
 
-def damage(folder, name):
-    if name == "config":
-        (folder / "config.yaml").write_text("model_kind: transcoder_set\n")
-    elif name == "missing":
-        (folder / "W_dec_1.safetensors").unlink()
-    elif name == "encoder":
-        (folder / "W_enc_1.safetensors").unlink()
-    elif name == "version":
-        note = json.loads((folder / "transcoder.json").read_text())
-        (folder / "transcoder.json").write_text(json.dumps(note | {"format": 99}))
-    else:
-        file = folder / "W_enc_0.safetensors"
-        tensors = load_file(file)
-        if name == "nan":
-            tensors["W_enc_0"][0, 0] = np.nan
-        elif name == "shape":
-            tensors["b_enc_0"] = tensors["b_enc_0"][:-1]
-        elif name == "threshold":
-            tensors["threshold_0"][0] = 0.0
-        save_file(tensors, file)
+def change_note(folder, change):
+    file = folder / "transcoder.json"
+    file.write_text(json.dumps(change(json.loads(file.read_text()))))
+
+
+def change_sizes(folder, **fields):
+    change_note(folder, lambda note: note | {"config": note["config"] | fields})
+
+
+def change_tensor(folder, name, change):
+    file = folder / "W_enc_0.safetensors"
+    tensors = load_file(file)
+    save_file(tensors | {name: np.ascontiguousarray(change(tensors.get(name)))}, file)
+
+
+def with_first(value):
+    def change(x):
+        x.flat[0] = value
+        return x
+
+    return change
 
 
 @pytest.mark.parametrize(
-    ("name", "error", "said"),
+    ("damage", "error", "said"),
     [
-        ("config", BadInputError, "model_kind is 'transcoder_set'"),
-        ("version", BadInputError, "format 99 is not 2"),
-        ("missing", CorruptError, r"W_dec_1.safetensors is missing; copy the whole folder"),
-        ("encoder", CorruptError, r"encoders of layers \[0, 2\]"),
-        ("nan", CorruptError, "W_enc_0 has values that are not finite"),
-        ("shape", CorruptError, r"b_enc_0 is of shape \(7,\); it must be \(8,\)"),
-        ("threshold", CorruptError, "thresholds must be above 0"),
+        (
+            lambda f: (f / "config.yaml").write_text("model_kind: transcoder_set\n"),
+            BadInputError,
+            "model_kind is 'transcoder_set'",
+        ),
+        (
+            lambda f: change_note(f, lambda note: note | {"format": 99}),
+            BadInputError,
+            "format 99 is not 2; export it again",
+        ),
+        (
+            lambda f: (f / "transcoder.json").write_text('{"format": 2,'),
+            CorruptError,
+            r"transcoder\.json is not JSON",
+        ),
+        (
+            lambda f: change_note(f, lambda note: [note]),
+            CorruptError,
+            r"transcoder\.json is damaged: it = \[.*give a section with the fields of Note; copy",
+        ),
+        (
+            lambda f: change_note(f, lambda note: {"format": 2, "config": note["config"]}),
+            CorruptError,
+            "model_name is missing; give it a str; model_sha256 is missing; .*; copy the whole",
+        ),
+        (
+            lambda f: change_sizes(f, feature=3),
+            CorruptError,
+            r"config\.feature is not a field of TranscoderConfig; did you mean 'features'",
+        ),
+        (
+            lambda f: change_sizes(f, window="2"),
+            CorruptError,
+            r"config\.window = '2' \(str\); give a int",
+        ),
+        (
+            lambda f: change_sizes(f, kind="jumprelo"),
+            CorruptError,
+            r"config\.kind = 'jumprelo' is not one of the choices; did you mean 'jumprelu'",
+        ),
+        (lambda f: change_sizes(f, window=0), CorruptError, "window = 0 is out of range; raise it"),
+        (
+            lambda f: change_sizes(f, num_layers=2),
+            CorruptError,
+            "num_layers is 2, and the folder has encoders of 3 layers; copy the whole folder",
+        ),
+        (
+            lambda f: (f / "W_dec_1.safetensors").unlink(),
+            CorruptError,
+            r"W_dec_1.safetensors is missing; copy the whole folder",
+        ),
+        (
+            lambda f: (f / "W_enc_1.safetensors").unlink(),
+            CorruptError,
+            r"encoders of layers \[0, 2\]",
+        ),
+        (
+            lambda f: change_tensor(f, "W_enc_0", with_first(np.nan)),
+            CorruptError,
+            "W_enc_0 has values that are not finite",
+        ),
+        (
+            lambda f: change_tensor(f, "b_enc_0", lambda x: x[:-1]),
+            CorruptError,
+            r"b_enc_0 is of shape \(7,\); it must be \(8,\)",
+        ),
+        (
+            lambda f: change_tensor(f, "threshold_0", with_first(-0.5)),
+            CorruptError,
+            "thresholds must be at least 0",
+        ),
+        (
+            lambda f: change_tensor(f, "W_skip_0", lambda _: np.zeros((D, D), np.float32)),
+            BadInputError,
+            "W_skip_0 has no part in a jumprelu transcoder; give one without it",
+        ),
     ],
 )
-def test_damage_is_named(folder, name, error, said):
-    damage(folder, name)
-    with pytest.raises(error, match=said):
+def test_damage_is_named(folder, damage, error, said):
+    damage(folder)
+    with pytest.raises(error, match=said) as raised:
+        files.load(folder)
+    assert "\n" not in str(raised.value)
+
+
+def test_features_of_threshold_zero_are_open_strictly_above_it(folder):
+    change_tensor(folder, "threshold_0", with_first(0.0))
+    read, _ = files.load(folder)
+    assert read.theta_LF[0, 0] == 0
+    pre_LXF = np.zeros((L, 3, F), np.float32)
+    pre_LXF[0, :, 0] = [-1e-6, 0.0, 1e-6]
+    np.testing.assert_array_equal(read.activate(pre_LXF)[0, :, 0], pre_LXF[0, :, 0].clip(0))
+
+
+def test_decoders_of_another_rank_are_named(folder):
+    (folder / "transcoder.json").unlink()
+    save_file({"W_dec_0": np.zeros(F, np.float32)}, folder / "W_dec_0.safetensors")
+    with pytest.raises(CorruptError, match="W_enc_0 or W_dec_0 is missing or misshapen"):
         files.load(folder)
 
 
