@@ -2,17 +2,20 @@
 
     config.yaml               model_kind, model_name, feature_input_hook, feature_output_hook, scan
     W_enc_<s>.safetensors     W_enc_<s> [F, D], b_enc_<s> [F], b_dec_<s> [D], threshold_<s> [F]
-    W_dec_<s>.safetensors     W_dec_<s> [F, targets, D]: axis 1 begins at the layer itself
-    transcoder.json           what that layout has no place for: our sizes, the digest of the model,
-                              numbers of the run; written last
+    W_dec_<s>.safetensors     W_dec_<s> [F, L - s, D]: axis 1 begins at the layer itself, and is
+                              zero beyond the window
+    transcoder.json           what that layout has no place for: our sizes with the window, the
+                              digest of the model, numbers of the run; written last
 
 Features without a threshold are ReLU. A folder without `transcoder.json` comes from elsewhere and
-is read too, as it has no digest, for any model of its sizes.
+is read too, as it has no digest, for any model of its sizes. Its features must read the input of an
+MLP, after the norm and its weights ("mlp.hook_in"), and write what the MLP adds to the residual
+stream ("hook_mlp_out"). "ln2.hook_normalized" is the same where norms have no weights, and
+"mlp.hook_out" where MLP outputs pass no norm (`Transcoder.check`); other hooks are refused.
 """
 
 from collections.abc import Mapping
 import dataclasses
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -22,14 +25,31 @@ import numpy as np
 import yaml
 
 from lm_jax.errors import BadInputError, CorruptError
-from lm_jax.run.files import new_folder, write_bytes, write_json
-from sparse_jax.transcoders.transcoder import Transcoder, TranscoderConfig
+from lm_jax.run.files import new_folder, read_json, write_bytes, write_json
+from lm_jax.run.results import InvalidError, parse_result
+from sparse_jax.transcoders.transcoder import (
+    BARE_INPUT,
+    BARE_OUTPUT,
+    HOOKS,
+    Transcoder,
+    TranscoderConfig,
+)
 
 CONFIG, NOTE = "config.yaml", "transcoder.json"
 _KIND = "cross_layer_transcoder"
-_FORMAT = 1
-# Names of our sites in the layout, those of TransformerLens.
-_INPUT_HOOK, _OUTPUT_HOOK = "ln2.hook_normalized", "hook_mlp_out"
+_FORMAT = 2
+# Its folders name another input in config.yaml than the one that they read, which is `HOOKS`.
+_OTHER_HOOKS = 1
+# By field of config.yaml, the names that may be inputs and outputs of MLPs.
+_READ = {
+    "feature_input_hook": (HOOKS[0], BARE_INPUT),
+    "feature_output_hook": (HOOKS[1], BARE_OUTPUT),
+}
+_ENCODER = ("W_enc", "b_enc", "b_dec", "threshold")
+_SITES = {
+    "feature_input_hook": "input of each MLP after its norm",
+    "feature_output_hook": "output of each MLP",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +65,17 @@ class Origin:
     model_name: str
     model_sha256: str = ""
     numbers: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Note:
+    """`transcoder.json`: sizes, and the fields of `Origin`."""
+
+    format: int
+    config: TranscoderConfig
+    model_name: str
+    model_sha256: str
+    numbers: dict[str, Any]
 
 
 def save(folder: str | os.PathLike[str], transcoder: Transcoder, origin: Origin) -> None:
@@ -67,8 +98,13 @@ def save(folder: str | os.PathLike[str], transcoder: Transcoder, origin: Origin)
             }
             if cfg.has_thresholds:
                 tensors[f"threshold_{layer}"] = theta_LF[layer]
+            zero_FD = np.zeros((cfg.features, cfg.hidden_size), np.float32)
             decoders_FSD = np.stack(
-                [np.asarray(transcoder.decoder(layer, to)) for to in cfg.targets(layer)], axis=1
+                [
+                    transcoder.decoder(layer, to) if to in cfg.targets(layer) else zero_FD
+                    for to in range(layer, cfg.num_layers)
+                ],
+                axis=1,
             )
             for name, each in (
                 (f"W_enc_{layer}", tensors),
@@ -81,20 +117,21 @@ def save(folder: str | os.PathLike[str], transcoder: Transcoder, origin: Origin)
         description = {
             "model_kind": _KIND,
             "model_name": origin.model_name,
-            "feature_input_hook": _INPUT_HOOK,
-            "feature_output_hook": _OUTPUT_HOOK,
+            **dict(zip(_READ, transcoder.hooks, strict=True)),
             "scan": origin.model_name,
         }
         write_bytes(draft / CONFIG, yaml.safe_dump(description, sort_keys=False).encode())
-        note = {"format": _FORMAT, "config": dataclasses.asdict(cfg)}
-        write_json(draft / NOTE, note | dataclasses.asdict(origin))
+        numbers = dict(origin.numbers)
+        note = Note(_FORMAT, cfg, origin.model_name, origin.model_sha256, numbers)
+        write_json(draft / NOTE, note)
 
 
 def load(folder: str | os.PathLike[str]) -> tuple[Transcoder, Origin]:
     """Reads a folder that `save` or circuit-tracer wrote.
 
     Raises:
-      BadInputError: it is no cross-layer transcoder, or one of another version.
+      BadInputError: it is no cross-layer transcoder, one of another version, one that reads or
+        writes something else than inputs and outputs of MLPs, or one with further tensors.
       CorruptError: a file is damaged, or a tensor missing, of another shape or not finite.
     """
     folder = Path(folder)
@@ -107,13 +144,25 @@ def load(folder: str | os.PathLike[str]) -> tuple[Transcoder, Origin]:
     if not isinstance(description, dict) or description.get("model_kind") != _KIND:
         kind = description.get("model_kind") if isinstance(description, dict) else None
         raise BadInputError(f"{folder / CONFIG}: model_kind is {kind!r}, not {_KIND!r}")
-    layers = sorted(int(f.stem.removeprefix("W_enc_")) for f in folder.glob("W_enc_*.safetensors"))
+    names = (file.stem.removeprefix("W_enc_") for file in folder.glob("W_enc_*.safetensors"))
+    layers = sorted(int(name) for name in names if name.isdecimal())
     if not layers or layers != list(range(len(layers))):
         raise CorruptError(f"{folder} has encoders of layers {layers}; copy the whole folder")
     encoders = [_read(folder / f"W_enc_{layer}.safetensors") for layer in layers]
     decoders = [_read(folder / f"W_dec_{layer}.safetensors") for layer in layers]
-    cfg, origin = _described(folder, description, encoders, decoders)
-    return Transcoder(_params(folder, cfg, encoders, decoders), cfg), origin
+    cfg, origin, hooks = _described(folder, description, encoders, decoders)
+    return Transcoder(_params(folder, cfg, encoders, decoders), cfg, hooks), origin
+
+
+def _hooks(file: Path, description: Mapping[str, Any]) -> tuple[str, str]:
+    """What features read and write, by the names in config.yaml."""
+    for field, known in _READ.items():
+        if description.get(field) not in known:
+            raise BadInputError(
+                f"{file}: {field} is {description.get(field)!r}, and a transcoder stands for MLPs "
+                f"here; give one with {' or '.join(known)}, the {_SITES[field]}"
+            )
+    return description["feature_input_hook"], description["feature_output_hook"]
 
 
 def _read(file: Path) -> dict[str, np.ndarray]:
@@ -133,22 +182,18 @@ def _described(
     description: Mapping[str, Any],
     encoders: list[dict[str, np.ndarray]],
     decoders: list[dict[str, np.ndarray]],
-) -> tuple[TranscoderConfig, Origin]:
+) -> tuple[TranscoderConfig, Origin, tuple[str, str]]:
     file = folder / NOTE
     if file.is_file():
-        try:
-            note = json.loads(file.read_text("utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise CorruptError(f"{file} is damaged: {error}") from error
-        if note.get("format") != _FORMAT:
-            raise BadInputError(
-                f"{file}: format {note.get('format')!r} is not {_FORMAT}; export it again"
-            )
-        origin = {field.name: note[field.name] for field in dataclasses.fields(Origin)}
-        return TranscoderConfig(**note["config"]), Origin(**origin)
+        note = _note(file, len(encoders))
+        hooks = HOOKS
+        if note.format != _OTHER_HOOKS:
+            hooks = _hooks(folder / CONFIG, description)
+        return note.config, Origin(note.model_name, note.model_sha256, note.numbers), hooks
+    hooks = _hooks(folder / CONFIG, description)
     try:
         features, hidden = encoders[0]["W_enc_0"].shape
-        written = decoders[0]["W_dec_0"].shape[1]
+        _, written, _ = decoders[0]["W_dec_0"].shape
     except (KeyError, ValueError) as error:
         raise CorruptError(f"{folder}: W_enc_0 or W_dec_0 is missing or misshapen") from error
     layers = len(encoders)
@@ -159,7 +204,26 @@ def _described(
         kind="jumprelu" if "threshold_0" in encoders[0] else "relu",
         window=None if written == layers else written,
     )
-    return cfg, Origin(model_name=str(description.get("model_name", "")))
+    return cfg, Origin(model_name=str(description.get("model_name", ""))), hooks
+
+
+def _note(file: Path, layers: int) -> Note:
+    """The note of a folder with encoders of so many layers."""
+    tree = read_json(file)
+    if isinstance(tree, dict) and tree.get("format") not in (_OTHER_HOOKS, _FORMAT):
+        raise BadInputError(
+            f"{file}: format {tree.get('format')!r} is not {_FORMAT}; export it again"
+        )
+    try:
+        note = parse_result(tree, Note)
+    except InvalidError as error:
+        raise CorruptError(f"{file} is damaged: {error}; copy the whole folder") from error
+    if note.config.num_layers != layers:
+        raise CorruptError(
+            f"{file}: config.num_layers is {note.config.num_layers}, and the folder has encoders "
+            f"of {layers} layers; copy the whole folder"
+        )
+    return note
 
 
 def _params(
@@ -170,11 +234,13 @@ def _params(
 ) -> dict[str, Any]:
     D, F = cfg.hidden_size, cfg.features
 
-    def tensor(tensors: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> np.ndarray:
+    def tensor(
+        tensors: Mapping[str, np.ndarray], name: str, *shapes: tuple[int, ...]
+    ) -> np.ndarray:
         x = tensors.get(name)
-        if x is None or x.shape != shape:
+        if x is None or x.shape not in shapes:
             found = "missing" if x is None else f"of shape {x.shape}"
-            raise CorruptError(f"{folder}: {name} is {found}; it must be {shape}")
+            raise CorruptError(f"{folder}: {name} is {found}; it must be {shapes[0]}")
         if not np.isfinite(x).all():
             raise CorruptError(f"{folder}: {name} has values that are not finite")
         return np.asarray(x, np.float32)
@@ -183,10 +249,25 @@ def _params(
         each = [tensor(tensors, f"{prefix}_{s}", shape) for s, tensors in enumerate(encoders)]
         return jnp.asarray(np.stack(each))
 
-    by_source = [
-        tensor(tensors, f"W_dec_{s}", (F, len(cfg.targets(s)), D))
-        for s, tensors in enumerate(decoders)
-    ]
+    def decoders_of(source: int) -> np.ndarray:
+        name, later = f"W_dec_{source}", cfg.num_layers - source
+        written = len(cfg.targets(source))
+        # The first format, and others, leave out what is beyond the window.
+        w_FSD = tensor(decoders[source], name, (F, later, D), (F, written, D))
+        if w_FSD[:, written:].any():
+            raise CorruptError(
+                f"{folder}: {name} writes beyond the window of {cfg.window} in {NOTE}; copy the "
+                "whole folder"
+            )
+        return w_FSD
+
+    for s, tensors in enumerate(encoders):
+        known = {f"{prefix}_{s}" for prefix in _ENCODER[: 4 if cfg.has_thresholds else 3]}
+        for name in sorted(tensors.keys() - known):
+            raise BadInputError(
+                f"{folder}: {name} has no part in a {cfg.kind} transcoder; give one without it"
+            )
+    by_source = [decoders_of(source) for source in range(cfg.num_layers)]
     decoder = {
         f"to_{to}": jnp.asarray(np.stack([by_source[s][:, to - s] for s in cfg.sources(to)]))
         for to in range(cfg.num_layers)
@@ -199,7 +280,7 @@ def _params(
     }
     if cfg.has_thresholds:
         theta_LF = stacked("threshold", (F,))
-        if not (np.asarray(theta_LF) > 0).all():
-            raise CorruptError(f"{folder}: thresholds must be above 0")
+        if not (np.asarray(theta_LF) >= 0).all():
+            raise CorruptError(f"{folder}: thresholds must be at least 0")
         params["threshold"] = theta_LF
     return params

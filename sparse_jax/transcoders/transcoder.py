@@ -30,6 +30,11 @@ from sparse_jax.transcoders.activations import jumprelu
 Kind = Literal["jumprelu", "batchtopk", "relu"]
 KINDS = get_args(Kind)
 
+# What circuit-tracer calls the input of an MLP and what the residual stream adds of it.
+HOOKS = ("mlp.hook_in", "hook_mlp_out")
+# The same in some models alone: before the weights of the norm, and before a norm after the MLP.
+BARE_INPUT, BARE_OUTPUT = "ln2.hook_normalized", "mlp.hook_out"
+
 
 @dataclasses.dataclass(frozen=True)
 class TranscoderConfig:
@@ -139,7 +144,7 @@ def shuffled(transcoder: "Transcoder", seed: int) -> "Transcoder":
         )
         for target in range(cfg.num_layers)
     }
-    return Transcoder(dict(transcoder.params) | {"decoder": decoder}, cfg)
+    return transcoder.replace(params=dict(transcoder.params) | {"decoder": decoder})
 
 
 def _uniform(bound: float) -> params_lib.Initializer:
@@ -153,11 +158,13 @@ def _uniform(bound: float) -> params_lib.Initializer:
 class Transcoder:
     """Parameters as in `spec(cfg)`; a pytree.
 
-    One that is not in training has `threshold` in place of its logarithm.
+    One that is not in training has `threshold` in place of its logarithm. `hooks` are the names of
+    its inputs and outputs in circuit-tracer; others than `HOOKS` come from files alone.
     """
 
     params: ParamTree
     cfg: TranscoderConfig = struct.field(pytree_node=False)
+    hooks: tuple[str, str] = struct.field(pytree_node=False, default=HOOKS)
 
     @property
     def theta_LF(self) -> jax.Array:
@@ -238,7 +245,8 @@ class Transcoder:
         """Raises where the transcoder cannot be of a model.
 
         Raises:
-          UsageError: sizes differ, or a parameter is not finite.
+          UsageError: sizes differ, a parameter is not finite, or it reads or writes what in this
+            model is no input or output of an MLP.
         """
         for name in ("num_layers", "hidden_size"):
             if getattr(cfg, name) != getattr(self.cfg, name):
@@ -246,6 +254,17 @@ class Transcoder:
                     f"transcoder: its {name} is {getattr(self.cfg, name)}, but that of the model "
                     f"is {getattr(cfg, name)}; give a transcoder that was trained on this model"
                 )
+        if BARE_INPUT in self.hooks and cfg.norm_weights:
+            raise UsageError(
+                f"transcoder: it reads {BARE_INPUT}, inputs of MLPs before the weights of their "
+                f"norm; divide W_enc by these weights, take the norm's bias out of b_enc, and name "
+                f"feature_input_hook: {HOOKS[0]} in its config.yaml"
+            )
+        if BARE_OUTPUT in self.hooks and cfg.post_norms:
+            raise UsageError(
+                f"transcoder: it writes {BARE_OUTPUT}, which passes a norm in this model; give one "
+                f"with feature_output_hook: {HOOKS[1]}"
+            )
         for name, leaf in jax.tree.flatten_with_path(self.params)[0]:
             if not bool(jnp.isfinite(leaf).all()):
                 raise UsageError(
@@ -307,7 +326,7 @@ class Transcoder:
         if self.cfg.has_thresholds:
             folded["threshold"] = self.theta_LF
         kept = {name: leaf for name, leaf in p.items() if name != "log_threshold"}
-        return Transcoder(kept | folded, self.cfg)
+        return self.replace(params=kept | folded)
 
 
 def init(

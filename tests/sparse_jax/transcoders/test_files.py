@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 import yaml
 
-from lm_jax.errors import BadInputError, CorruptError
+from lm_jax.errors import BadInputError, CorruptError, UsageError
 from sparse_jax.transcoders import files, transcoder
 from sparse_jax.transcoders.files import Origin
 from tests import tiny
@@ -16,12 +16,21 @@ from tests import tiny
 L, D, F = 3, 16, 8
 
 
+def drawn(window=None):
+    """A transcoder of raw activations, with biases other than zero."""
+    cfg = tiny.decoder(num_layers=L, hidden_size=D)
+    scaled = transcoder.init(jax.random.key(0), cfg, features=F, window=window)
+    biases = {
+        name: jax.random.normal(jax.random.key(1), scaled.params[name].shape)
+        for name in ("encoder_bias", "decoder_bias")
+    }
+    scaled = scaled.replace(params=dict(scaled.params) | biases)
+    return scaled.folded(np.full(L, 2.0), np.full(L, 3.0))
+
+
 @pytest.fixture(scope="module")
 def model():
-    drawn = transcoder.init(
-        jax.random.key(0), tiny.decoder(num_layers=L, hidden_size=D), features=F
-    )
-    return drawn.folded(np.full(L, 2.0), np.full(L, 3.0))
+    return drawn()
 
 
 @pytest.fixture
@@ -31,31 +40,64 @@ def folder(model, tmp_path):
 
 
 def read_layout(folder):
-    """z and y of one token by the layout's description: inputs and outputs of all layers."""
+    """MLP outputs of inputs `[L, X, D]` by the layout's description, in float64.
+
+    Returns:
+      function to how far pre-activations are above thresholds `[L, X, F]`, in units of the sum of
+      the absolute values that they add; outputs; and such sums of outputs.
+    """
     layers = len(list(folder.glob("W_enc_*.safetensors")))
     enc = [load_file(folder / f"W_enc_{i}.safetensors") for i in range(layers)]
     dec = [load_file(folder / f"W_dec_{i}.safetensors")[f"W_dec_{i}"] for i in range(layers)]
 
-    def run(x_LD):
-        z, y = [], []
+    def wide(i, name):
+        return enc[i][f"{name}_{i}"].astype(np.float64)
+
+    def run(x_LXD):
+        above, z, size = [], [], []
         for i in range(layers):
-            pre = enc[i][f"W_enc_{i}"].astype(np.float64) @ x_LD[i] + enc[i][f"b_enc_{i}"]
-            z.append(np.where(pre > enc[i][f"threshold_{i}"], pre, 0.0))
+            x, w = x_LXD[i].astype(np.float64), wide(i, "W_enc")
+            pre = x @ w.T + wide(i, "b_enc")
+            theta = wide(i, "threshold") if f"threshold_{i}" in enc[i] else np.zeros(len(w))
+            sums_XF = abs(x) @ abs(w).T + abs(wide(i, "b_enc"))
+            above.append((pre - theta) / sums_XF)
+            z.append(np.where(pre > theta, pre, 0.0))
+            size.append(np.where(pre > theta, sums_XF, 0.0))
+        y, sums = [], []
         for to in range(layers):
-            y.append(enc[to][f"b_dec_{to}"] + sum(z[i] @ dec[i][:, to - i] for i in range(to + 1)))
-        return np.stack(y)
+            w = [dec[i][:, to - i].astype(np.float64) for i in range(to + 1)]
+            y.append(wide(to, "b_dec") + sum(z[i] @ w[i] for i in range(to + 1)))
+            sums.append(abs(wide(to, "b_dec")) + sum(size[i] @ abs(w[i]) for i in range(to + 1)))
+        return np.stack(above), np.stack(y), np.stack(sums)
 
     return run
 
 
-def test_an_independent_reader_computes_the_same(model, folder):
-    x_LD = np.random.default_rng(0).normal(size=(L, D))
-    y_LD = read_layout(folder)(x_LD)
-    ours = model.decode(model.encode(x_LD[:, None].astype(np.float32)))[:, 0]
-    # 24 products of features, each of 16 products; numbers below 1.
-    np.testing.assert_allclose(ours, y_LD, atol=64 * 2.0**-24)
+def drawn_inputs():
+    return np.random.default_rng(0).normal(size=(L, 5, D)).astype(np.float32)
+
+
+def assert_same_function(ours, reader, x_LXD):
+    """Outputs agree with those of `read_layout` at every token, within what rounding can do."""
+    above_LXF, y_LXD, sums_LXD = reader(x_LXD)
+    # D products and a bias in a feature, of which rounding opens or closes none; L F in an output.
+    u, of_feature, of_output = 2.0**-24, D + 2, L * F + 2
+    assert np.abs(above_LXF).min() > u * of_feature and 0.1 < (above_LXF > 0).mean() < 0.9
+    difference = np.abs(np.asarray(ours.decode(ours.encode(x_LXD)), np.float64) - y_LXD)
+    assert (difference <= u * (of_feature + of_output) * sums_LXD).all()
+
+
+@pytest.mark.parametrize("window", [None, 1, 2])
+def test_an_independent_reader_computes_the_same(tmp_path, window):
+    """Of a windowed transcoder too, whose window the layout has no place for."""
+    model, folder = drawn(window), tmp_path / "clt"
+    files.save(folder, model, Origin("tiny"))
+    assert_same_function(model, read_layout(folder), drawn_inputs())
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert config["model_kind"] == "cross_layer_transcoder" and config["model_name"] == "tiny"
+    # What they read of an MLP has the norm's weights in it, as the module's input has.
+    hooks = config["feature_input_hook"], config["feature_output_hook"]
+    assert hooks == ("mlp.hook_in", "hook_mlp_out")
 
 
 def test_axis_1_of_a_decoder_begins_at_its_own_layer(model, folder):
@@ -68,9 +110,7 @@ def test_axis_1_of_a_decoder_begins_at_its_own_layer(model, folder):
 
 @pytest.mark.parametrize("window", [None, 1, 2])
 def test_it_is_read_back_to_the_bit(tmp_path, window):
-    cfg = tiny.decoder(num_layers=L, hidden_size=D)
-    drawn = transcoder.init(jax.random.key(1), cfg, features=F, window=window)
-    model = drawn.folded(np.full(L, 0.7), np.full(L, 1.3))
+    model = drawn(window)
     files.save(tmp_path / "clt", model, Origin("tiny", "b" * 64, {"l0": 3.5}))
     again, origin = files.load(tmp_path / "clt")
     assert again.cfg == model.cfg and origin == Origin("tiny", "b" * 64, {"l0": 3.5})
@@ -80,12 +120,40 @@ def test_it_is_read_back_to_the_bit(tmp_path, window):
         assert file.read_bytes() == (tmp_path / "second" / file.name).read_bytes()
 
 
+def test_decoders_are_zero_beyond_the_window(tmp_path):
+    model, folder = drawn(window=2), tmp_path / "clt"
+    files.save(folder, model, Origin("tiny"))
+    file, note = folder / "W_dec_0.safetensors", folder / "transcoder.json"
+    stored = load_file(file)["W_dec_0"]
+    assert stored.shape == (F, L, D) and not stored[:, 2].any()
+    # The first format left them out.
+    save_file({"W_dec_0": np.ascontiguousarray(stored[:, :2])}, file)
+    jax.tree.map(np.testing.assert_array_equal, files.load(folder)[0].params, model.params)
+    save_file({"W_dec_0": stored + 1}, file)
+    with pytest.raises(CorruptError, match=r"W_dec_0 writes beyond the window of 2 in transcod"):
+        files.load(folder)
+    # Without the note it is a transcoder of all later layers.
+    save_file({"W_dec_0": stored}, file)
+    note.unlink()
+    whole, _ = files.load(folder)
+    assert whole.cfg.window is None and not whole.decoder(0, 2).any()
+    assert_same_function(whole, read_layout(folder), drawn_inputs())
+
+
+def write_config(folder, **hooks):
+    """config.yaml of a folder from elsewhere, with hooks."""
+    described = {"model_kind": "cross_layer_transcoder", "model_name": "gpt2", "scan": "gpt2"}
+    (folder / "config.yaml").write_text(yaml.safe_dump(described | hooks))
+
+
+def hooks_of(reads="mlp.hook_in", writes="hook_mlp_out"):
+    return {"feature_input_hook": reads, "feature_output_hook": writes}
+
+
 def test_a_folder_from_elsewhere_is_read(model, tmp_path):
     """Written here from the description of the layout, without thresholds: ReLU."""
     rng = np.random.default_rng(3)
-    (tmp_path / "config.yaml").write_text(
-        "model_kind: cross_layer_transcoder\nmodel_name: gpt2\nscan: gpt2\n"
-    )
+    write_config(tmp_path, **hooks_of())
     for i in range(L):
         f32 = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
         encoder = {f"W_enc_{i}": f32(F, D), f"b_enc_{i}": f32(F), f"b_dec_{i}": f32(D)}
@@ -98,43 +166,190 @@ def test_a_folder_from_elsewhere_is_read(model, tmp_path):
     np.testing.assert_array_equal(read.decoder(0, 2), stored[:, 2])
 
 
-def damage(folder, name):
-    if name == "config":
-        (folder / "config.yaml").write_text("model_kind: transcoder_set\n")
-    elif name == "missing":
-        (folder / "W_dec_1.safetensors").unlink()
-    elif name == "encoder":
-        (folder / "W_enc_1.safetensors").unlink()
-    elif name == "version":
-        note = json.loads((folder / "transcoder.json").read_text())
-        (folder / "transcoder.json").write_text(json.dumps(note | {"format": 99}))
-    else:
-        file = folder / "W_enc_0.safetensors"
-        tensors = load_file(file)
-        if name == "nan":
-            tensors["W_enc_0"][0, 0] = np.nan
-        elif name == "shape":
-            tensors["b_enc_0"] = tensors["b_enc_0"][:-1]
-        elif name == "threshold":
-            tensors["threshold_0"][0] = 0.0
-        save_file(tensors, file)
+@pytest.mark.parametrize(
+    ("hooks", "said"),
+    [
+        (
+            hooks_of(reads="hook_resid_mid"),
+            r"config.yaml: feature_input_hook is 'hook_resid_mid'.* mlp.hook_in or .* its norm",
+        ),
+        (hooks_of(writes="hook_resid_post"), r"feature_output_hook is 'hook_resid_post', and"),
+        ({"feature_output_hook": "hook_mlp_out"}, r"feature_input_hook is None"),
+    ],
+)
+def test_features_of_other_places_are_refused(folder, hooks, said):
+    write_config(folder, **hooks)
+    with pytest.raises(BadInputError, match=said):
+        files.load(folder)
+    # From elsewhere, without a note.
+    (folder / "transcoder.json").unlink()
+    with pytest.raises(BadInputError, match=said):
+        files.load(folder)
 
 
 @pytest.mark.parametrize(
-    ("name", "error", "said"),
+    ("hooks", "fits", "not_fits", "said"),
     [
-        ("config", BadInputError, "model_kind is 'transcoder_set'"),
-        ("version", BadInputError, "format 99 is not 1"),
-        ("missing", CorruptError, r"W_dec_1.safetensors is missing; copy the whole folder"),
-        ("encoder", CorruptError, r"encoders of layers \[0, 2\]"),
-        ("nan", CorruptError, "W_enc_0 has values that are not finite"),
-        ("shape", CorruptError, r"b_enc_0 is of shape \(7,\); it must be \(8,\)"),
-        ("threshold", CorruptError, "thresholds must be above 0"),
+        (
+            hooks_of(reads="ln2.hook_normalized"),
+            {"norm_weights": False},
+            {},
+            r"it reads ln2\.hook_normalized, .* divide W_enc by these weights",
+        ),
+        (
+            hooks_of(writes="mlp.hook_out"),
+            {},
+            {"post_norms": True},
+            r"it writes mlp\.hook_out, which passes a norm in this model; give one with",
+        ),
     ],
 )
-def test_damage_is_named(folder, name, error, said):
-    damage(folder, name)
-    with pytest.raises(error, match=said):
+def test_some_hooks_are_those_of_mlps_in_some_models_alone(
+    folder, tmp_path, hooks, fits, not_fits, said
+):
+    write_config(folder, **hooks)
+    read, origin = files.load(folder)
+    sizes = {"num_layers": L, "hidden_size": D}
+    read.check(tiny.decoder(**sizes, **fits))
+    for again in (read, read.folded(np.ones(L), np.ones(L)), transcoder.shuffled(read, 0)):
+        with pytest.raises(UsageError, match=said):
+            again.check(tiny.decoder(**sizes, **not_fits))
+    # A copy names them too.
+    files.save(tmp_path / "second", read, origin)
+    assert files.load(tmp_path / "second")[0].hooks == read.hooks
+
+
+def test_the_first_format_named_another_input_than_it_read(folder):
+    write_config(folder, **hooks_of(reads="ln2.hook_normalized"))
+    note = json.loads((folder / "transcoder.json").read_text())
+    (folder / "transcoder.json").write_text(json.dumps(note | {"format": 1}))
+    assert files.load(folder)[0].hooks == ("mlp.hook_in", "hook_mlp_out")
+
+
+def change_note(folder, change):
+    file = folder / "transcoder.json"
+    file.write_text(json.dumps(change(json.loads(file.read_text()))))
+
+
+def change_sizes(folder, **fields):
+    change_note(folder, lambda note: note | {"config": note["config"] | fields})
+
+
+def change_tensor(folder, name, change):
+    file = folder / "W_enc_0.safetensors"
+    tensors = load_file(file)
+    save_file(tensors | {name: np.ascontiguousarray(change(tensors.get(name)))}, file)
+
+
+def with_first(value):
+    def change(x):
+        x.flat[0] = value
+        return x
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "said"),
+    [
+        (
+            lambda f: (f / "config.yaml").write_text("model_kind: transcoder_set\n"),
+            BadInputError,
+            "model_kind is 'transcoder_set'",
+        ),
+        (
+            lambda f: change_note(f, lambda note: note | {"format": 99}),
+            BadInputError,
+            "format 99 is not 2; export it again",
+        ),
+        (
+            lambda f: (f / "transcoder.json").write_text('{"format": 2,'),
+            CorruptError,
+            r"transcoder\.json is not JSON",
+        ),
+        (
+            lambda f: change_note(f, lambda note: [note]),
+            CorruptError,
+            r"transcoder\.json is damaged: it = \[.*give a section with the fields of Note; copy",
+        ),
+        (
+            lambda f: change_note(f, lambda note: {"format": 2, "config": note["config"]}),
+            CorruptError,
+            "model_name is missing; give it a str; model_sha256 is missing; .*; copy the whole",
+        ),
+        (
+            lambda f: change_sizes(f, feature=3),
+            CorruptError,
+            r"config\.feature is not a field of TranscoderConfig; did you mean 'features'",
+        ),
+        (
+            lambda f: change_sizes(f, window="2"),
+            CorruptError,
+            r"config\.window = '2' \(str\); give a int",
+        ),
+        (
+            lambda f: change_sizes(f, kind="jumprelo"),
+            CorruptError,
+            r"config\.kind = 'jumprelo' is not one of the choices; did you mean 'jumprelu'",
+        ),
+        (lambda f: change_sizes(f, window=0), CorruptError, "window = 0 is out of range; raise it"),
+        (
+            lambda f: change_sizes(f, num_layers=2),
+            CorruptError,
+            "num_layers is 2, and the folder has encoders of 3 layers; copy the whole folder",
+        ),
+        (
+            lambda f: (f / "W_dec_1.safetensors").unlink(),
+            CorruptError,
+            r"W_dec_1.safetensors is missing; copy the whole folder",
+        ),
+        (
+            lambda f: (f / "W_enc_1.safetensors").unlink(),
+            CorruptError,
+            r"encoders of layers \[0, 2\]",
+        ),
+        (
+            lambda f: change_tensor(f, "W_enc_0", with_first(np.nan)),
+            CorruptError,
+            "W_enc_0 has values that are not finite",
+        ),
+        (
+            lambda f: change_tensor(f, "b_enc_0", lambda x: x[:-1]),
+            CorruptError,
+            r"b_enc_0 is of shape \(7,\); it must be \(8,\)",
+        ),
+        (
+            lambda f: change_tensor(f, "threshold_0", with_first(-0.5)),
+            CorruptError,
+            "thresholds must be at least 0",
+        ),
+        (
+            lambda f: change_tensor(f, "W_skip_0", lambda _: np.zeros((D, D), np.float32)),
+            BadInputError,
+            "W_skip_0 has no part in a jumprelu transcoder; give one without it",
+        ),
+    ],
+)
+def test_damage_is_named(folder, damage, error, said):
+    damage(folder)
+    with pytest.raises(error, match=said) as raised:
+        files.load(folder)
+    assert "\n" not in str(raised.value)
+
+
+def test_features_of_threshold_zero_are_open_strictly_above_it(folder):
+    change_tensor(folder, "threshold_0", with_first(0.0))
+    read, _ = files.load(folder)
+    assert read.theta_LF[0, 0] == 0
+    pre_LXF = np.zeros((L, 3, F), np.float32)
+    pre_LXF[0, :, 0] = [-1e-6, 0.0, 1e-6]
+    np.testing.assert_array_equal(read.activate(pre_LXF)[0, :, 0], pre_LXF[0, :, 0].clip(0))
+
+
+def test_decoders_of_another_rank_are_named(folder):
+    (folder / "transcoder.json").unlink()
+    save_file({"W_dec_0": np.zeros(F, np.float32)}, folder / "W_dec_0.safetensors")
+    with pytest.raises(CorruptError, match="W_enc_0 or W_dec_0 is missing or misshapen"):
         files.load(folder)
 
 
