@@ -180,8 +180,10 @@ def other_model():
         ({"interventions": [(10**6, 0.0)]}, "interventions: there is no node 1000000"),
         ({"interventions": [(-1, 0.0)]}, "interventions: there is no node -1"),
         ({"modes": ("frosen",)}, "modes: 'frosen' is not one of frozen, attention_frozen, free"),
-        ({"model": other_model()}, "not those of the graph's model"),
-        ({"model": small_model("llama").above(1)}, "not those of the graph's model"),
+        ({"model": other_model()}, "logits on the graph's prompt are up to"),
+        # The sparse model of the same weights, embeddings included.
+        ({"model": small_model("llama", 0.3)}, "give the model that the graph is of"),
+        ({"model": small_model("llama").above(1)}, "sizes are not those of the graph's model"),
     ],
 )
 def test_bad_input_is_refused_with_the_remedy(changes, message):
