@@ -17,6 +17,7 @@ to the reading.
 from collections.abc import Iterator, Sequence
 import dataclasses
 import functools
+import operator
 
 import jax
 import jax.numpy as jnp
@@ -144,7 +145,7 @@ class Graph:
                     *(self.sources(sources), source_X),
                     *(self.targets(targets), target_X),
                 )
-                yield jax.tree.map(lambda x, count=len(some): x[:count], found)
+                yield jax.tree.map(operator.itemgetter(slice(len(some))), found)
 
     def qk(self, layer: int, head: int, query: int, key: int) -> QK:
         """Why a head looked there: the score by sources at the query and at the key (Fig. 8).
