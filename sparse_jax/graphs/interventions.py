@@ -75,10 +75,12 @@ class Effects:
     def spearman(self, mode: Mode) -> Interval | None:
         """Spearman correlation of predicted and measured effects over all interventions and rows.
 
-        With its 95 % bootstrap interval over the pairs of a source and a target; None where one
-        side is constant.
+        With its 95 % bootstrap interval over sources, each with all its factors, whose predictions
+        are proportional; None where one side is constant, or of a single source.
         """
-        return rank_correlation(self.predicted.ravel(), self.measured[mode].ravel())
+        predicted, measured = self.predicted.ravel(), self.measured[mode].ravel()
+        sources = np.repeat(self.sources, len(self.targets))
+        return rank_correlation(predicted, measured, clusters=sources)
 
     def largest_error(self) -> tuple[float, float]:
         """Largest difference of predicted and measured with all frozen: features, then logits."""

@@ -14,6 +14,7 @@ import pytest
 from lm_jax.errors import UsageError
 from lm_jax.model.edits import Add, Replace
 from lm_jax.model.sites import keep
+from sparse_jax.circuits.agreement import rank_correlation
 from sparse_jax.graphs import graph_json, interventions
 from tests.sparse_jax.graphs.small_graphs import (
     EACH,
@@ -127,6 +128,31 @@ def test_a_factor_of_one_changes_nothing():
     effects = interventions.measure(model, graph, [(0, 1.0), (graph.num_sources - 1, 1.0)])
     for mode in interventions.MODES:
         assert not effects.measured[mode].any() and effects.spearman(mode) is None
+
+
+def made_up_effects(sign_I, rows=20):
+    """Three factors of each source, measured as predicted times a sign of the source."""
+    weight_IR = np.random.default_rng(0).normal(size=(len(sign_I), rows))
+    sources, factors = np.repeat(np.arange(len(sign_I)), 3), np.tile(FACTORS[:3], len(sign_I))
+    predicted = (factors - 1.0)[:, None] * weight_IR[sources]
+    measured = predicted * np.asarray(sign_I)[sources, None]
+    no_logit = np.zeros(rows, bool)
+    return interventions.Effects(
+        sources, factors, np.arange(rows), no_logit, predicted, {"free": measured}
+    )
+
+
+def test_the_interval_of_the_rank_correlation_resamples_sources_with_their_factors():
+    # Of two sources, resamples are one twice or both: the ends are those of each by itself.
+    two = made_up_effects([1.0, -1.0]).spearman("free")
+    assert (two.low, two.high, two.n) == (-1.0, 1.0, 2)
+    # 480 pairs are 8 sources: as independent pairs they would seem several times as precise.
+    effects = made_up_effects([1, 1, 1, 1, 1, -1, 1, -1])
+    by_source = effects.spearman("free")
+    by_pair = rank_correlation(effects.predicted.ravel(), effects.measured["free"].ravel())
+    assert by_source.n == 8 and by_source.estimate == by_pair.estimate
+    assert by_source.high - by_source.low > 3 * (by_pair.high - by_pair.low)
+    assert made_up_effects([1.0]).spearman("free") is None
 
 
 def test_a_file_lists_the_largest_effects_between_its_nodes():
