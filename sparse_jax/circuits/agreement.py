@@ -17,7 +17,7 @@ import numpy as np
 from scipy import stats
 
 from lm_jax.errors import UsageError, nearest
-from lm_jax.statistics import Interval
+from lm_jax.statistics import Interval, clustered_bootstrap
 from sparse_jax.circuits.components import component_effects
 from sparse_jax.circuits.discover import component_edges, visible_edges
 from sparse_jax.circuits.patching import Direction, edge_effects, head_effects
@@ -44,14 +44,29 @@ class RankAgreement:
     largest: float
 
 
-def rank_correlation(first: np.ndarray, second: np.ndarray, *, seed: int = 0) -> Interval | None:
+def rank_correlation(
+    first: np.ndarray, second: np.ndarray, *, clusters: np.ndarray | None = None, seed: int = 0
+) -> Interval | None:
     """Spearman correlation of two `[C]` arrays with its 95 % bootstrap interval over components.
 
-    Pairs are resampled. A resample in which one side is constant has no ranks to compare and counts
-    as 0. None where one side is constant to begin with.
+    Pairs are resampled, or whole clusters of them. A resample in which one side is constant has no
+    ranks to compare and counts as 0. None where one side is constant to begin with, or there is one
+    cluster.
+
+    Args:
+      first, second: to compare.
+      clusters: id of each pair `[C]`; pairs of one id are not independent.
+      seed: draws the resamples.
     """
     if np.ptp(first) == 0 or np.ptp(second) == 0:
         return None
+    if clusters is not None:
+        if np.ptp(clusters) == 0:
+            return None
+        pairs_C2 = np.stack([first, second], 1)
+        return clustered_bootstrap(
+            pairs_C2, clusters, lambda some: float(_spearman(some[:, 0], some[:, 1])), seed=seed
+        )
     result = stats.bootstrap(
         (first, second),
         _spearman,

@@ -17,6 +17,7 @@ to the reading.
 from collections.abc import Iterator, Sequence
 import dataclasses
 import functools
+import operator
 
 import jax
 import jax.numpy as jnp
@@ -119,9 +120,12 @@ class Graph:
     ) -> Iterator[Mediation]:
         """Mediation of many edges, in order, in batches of this size (the last may be smaller).
 
+        A batch has its own passes for its ends: of edges sorted by target there are fewer.
+
         Args:
           edges: pairs of source and target, indices in `nodes`.
-          batch: edges at a time; memory is that of their scores, `[batch, L, N, T, T]`.
+          batch: edges at a time; memory is that of their scores, `[batch, L, N, T, T]`, and of the
+            tangents of as many sources, `[batch, L, T, D]`.
 
         Raises:
           UsageError: a source is a logit or the bias, a target neither feature nor logit.
@@ -129,18 +133,19 @@ class Graph:
         pairs = np.asarray(edges, np.int64).reshape(-1, 2)
         self.check_kinds(pairs[:, 0], SOURCE_KINDS, "source")
         self.check_kinds(pairs[:, 1], (FEATURE, LOGIT), "target")
-        sources, source_index = np.unique(pairs[:, 0], return_inverse=True)
-        targets, target_index = np.unique(pairs[:, 1], return_inverse=True)
+        size = min(batch, len(pairs))
         with jax.default_matmul_precision(PRECISION):
-            source_parts = _source_parts(self.replacement, self.sources(sources))
-            target_parts = _target_parts(self.replacement, self.targets(targets))
             for start in range(0, len(pairs), batch):
-                at = slice(start, start + batch)
-                yield _contract(
+                some = pairs[start : start + batch]
+                # Filled up, so that few sizes are compiled: of targets, a quarter to the whole.
+                sources, source_X = _filled_up(some[:, 0], size, size)
+                targets, target_X = _filled_up(some[:, 1], -(-size // 4), size)
+                found = _mediate_edges(
                     self.replacement,
-                    *(source_parts, source_index[at]),
-                    *(target_parts, target_index[at]),
+                    *(self.sources(sources), source_X),
+                    *(self.targets(targets), target_X),
                 )
+                yield jax.tree.map(operator.itemgetter(slice(len(some))), found)
 
     def qk(self, layer: int, head: int, query: int, key: int) -> QK:
         """Why a head looked there: the score by sources at the query and at the key (Fig. 8).
@@ -286,18 +291,11 @@ def _tiny() -> float:
 _qk_targets = jax.jit(qk.targets)
 
 
-@jax.jit
-def _source_parts(replacement, sources):
-    return mediation.source_parts(replacement, sources)
+_mediate_edges = jax.jit(mediation.mediate_edges)
 
 
-@jax.jit
-def _target_parts(replacement, targets):
-    return mediation.target_parts(replacement, targets)
-
-
-@jax.jit
-def _contract(replacement, source_parts, source_index, target_parts, target_index):
-    chosen_sources = jax.tree.map(lambda x: x[source_index], source_parts)
-    chosen_targets = jax.tree.map(lambda x: x[target_index], target_parts)
-    return mediation.contract(replacement, chosen_sources, chosen_targets)
+def _filled_up(ends_X: np.ndarray, step: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Different ends, the last repeated up to a multiple of `step`, and `size` indices in them."""
+    ends, index_X = np.unique(ends_X, return_inverse=True)
+    ends = np.pad(ends, (0, -len(ends) % step), mode="edge")
+    return ends, np.pad(index_X, (0, size - len(index_X)))

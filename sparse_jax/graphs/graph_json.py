@@ -24,6 +24,8 @@ import math
 import os
 from pathlib import Path
 import re
+import reprlib
+import sys
 from typing import Any, NoReturn
 
 from lm_jax.errors import BadInputError, CorruptError
@@ -31,9 +33,6 @@ from lm_jax.run.files import write_json
 from sparse_jax.graphs.influence import ERROR, FEATURE, TOKEN
 from sparse_jax.graphs.interventions import MODES
 
-_METADATA = ("slug", "scan", "prompt_tokens", "prompt")
-_NODE = ("node_id", "feature", "layer", "ctx_idx", "feature_type", "jsNodeId", "clerp")
-_LINK = ("source", "target", "weight")
 # Of the extensions: the lists of a mediated link with the length of an entry, and the effects.
 _SHARES = {"heads": 3, "pairs": 5}
 EFFECTS = ("predicted", *MODES)
@@ -68,6 +67,67 @@ def pair_number(layer: int, feature: int) -> int:
     return (layer + feature) * (layer + feature + 1) // 2 + feature
 
 
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_finite(value: Any) -> bool:
+    # No math.isfinite: it raises for whole numbers beyond the floats.
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and abs(value) <= sys.float_info.max
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(map(_is_text, value))
+
+
+# What a field must be: a test, and its name in a message.
+_Fields = Mapping[str, tuple[Callable[[Any], bool], str]]
+_TEXT, _TEXTS = (_is_text, "text"), (_is_texts, "list of texts")
+_WHOLE, _FINITE = (_is_whole, "whole number"), (_is_finite, "finite number")
+_METADATA: _Fields = {"slug": _TEXT, "scan": _TEXT, "prompt_tokens": _TEXTS, "prompt": _TEXT}
+_PARAMETERS: _Fields = {
+    "pinnedIds": _TEXTS,
+    "supernodes": (
+        lambda value: isinstance(value, list) and all(each and _is_texts(each) for each in value),
+        "list of supernodes, each a label and ids",
+    ),
+}
+_NODE: _Fields = {
+    "node_id": _TEXT,
+    "feature": (lambda value: value is None or _is_whole(value), "whole number or null"),
+    "layer": (lambda value: _is_text(value) or _is_whole(value), "text or whole number"),
+    "ctx_idx": _WHOLE,
+    "feature_type": _TEXT,
+    "jsNodeId": _TEXT,
+    "clerp": _TEXT,
+}
+_MEASURED: _Fields = dict.fromkeys(("activation", "influence", "token_prob"), _FINITE)
+_LINK: _Fields = {"source": _TEXT, "target": _TEXT, "weight": _FINITE}
+
+
+def _check_fields(
+    owner: Any,
+    fields: _Fields,
+    place: str,
+    refuse: Callable[[str], NoReturn],
+    *,
+    optional: bool = False,
+) -> None:
+    """Refuses an object without these fields, unless they are optional, or with other types."""
+    for name, (is_one, what) in fields.items():
+        if not isinstance(owner, Mapping) or name not in owner:
+            if optional:
+                continue
+            refuse(f"{place} has no {name}")
+        if not is_one(owner[name]):
+            refuse(f"{place}.{name} = {reprlib.repr(owner[name])} is no {what}")
+
+
 def check(graph: Any, name: str) -> None:
     """Checks a document.
 
@@ -85,25 +145,20 @@ def check(graph: Any, name: str) -> None:
     for key, container in parts.items():
         if not isinstance(graph.get(key), container):
             refuse(f"{key} is missing or no {'list' if container is list else 'object'}")
-    for key in _METADATA:
-        if key not in graph["metadata"]:
-            refuse(f"metadata has no {key}")
+    _check_fields(graph["metadata"], _METADATA, "metadata", refuse)
     slug = graph["metadata"]["slug"]
-    if not isinstance(slug, str) or not re.fullmatch(r"[A-Za-z0-9_-]+", slug):
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", slug):
         refuse(f"metadata.slug = {slug!r} must be of letters, digits, - and _")
     length = len(graph["metadata"]["prompt_tokens"])
+    _check_fields(graph["qParams"], _PARAMETERS, "qParams", refuse, optional=True)
     ids: set[str] = set()
     _check_nodes(graph["nodes"], "nodes", ids, length, refuse)
     inputs: dict[str, set[str]] = {each: set() for each in ids}
     for k, link in enumerate(graph["links"]):
-        for key in _LINK:
-            if not isinstance(link, Mapping) or key not in link:
-                refuse(f"links[{k}] has no {key}")
+        _check_fields(link, _LINK, f"links[{k}]", refuse)
         for end in ("source", "target"):
             if link[end] not in ids:
                 refuse(f"links[{k}].{end} = {link[end]!r} is no node")
-        if not _is_finite(link["weight"]):
-            refuse(f"links[{k}] has weight {link['weight']!r}")
         if link["source"] in inputs[link["target"]]:
             refuse(f"two links go from {link['source']!r} to {link['target']!r}")
         inputs[link["target"]].add(link["source"])
@@ -120,20 +175,16 @@ def _check_nodes(
 ) -> None:
     """Checks nodes and adds their ids."""
     for k, node in enumerate(nodes):
-        for key in _NODE:
-            if not isinstance(node, Mapping) or key not in node:
-                refuse(f"{name}[{k}] has no {key}")
+        _check_fields(node, _NODE, f"{name}[{k}]", refuse)
         if node["node_id"] in ids:
             refuse(f"two nodes have the id {node['node_id']!r}")
         ids.add(node["node_id"])
-        if not isinstance(node["ctx_idx"], int) or not 0 <= node["ctx_idx"] < length:
+        if not 0 <= node["ctx_idx"] < length:
             refuse(f"node {node['node_id']!r} is at position {node['ctx_idx']!r} of {length}")
         if kind(node) in (FEATURE, ERROR) and not re.fullmatch(r"\d+", str(node["layer"])):
             refuse(f"node {node['node_id']!r} has layer = {node['layer']!r}, no whole number")
-        for key in ("activation", "influence", "token_prob"):
-            value = node.get(key)
-            if value is not None and not _is_finite(value):
-                refuse(f"node {node['node_id']!r} has {key} = {value!r}")
+        measured = {key: node[key] for key in _MEASURED if node.get(key) is not None}
+        _check_fields(measured, _MEASURED, f"{name}[{k}]", refuse, optional=True)
 
 
 def _check_extensions(
@@ -223,10 +274,6 @@ def _score_problem(entry: Any, ids: Collection[str], length: int) -> str:
             if not _is_finite(each[-1]):
                 return f"has {name} with value {each[-1]!r}"
     return ""
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def write(path: str | os.PathLike[str], graph: Mapping[str, Any]) -> None:

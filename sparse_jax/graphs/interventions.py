@@ -26,6 +26,7 @@ import numpy as np
 from lm_jax.errors import UsageError
 from lm_jax.model.edits import Add, Replace
 from lm_jax.model.frozen import frozen_sites, mixer_sites
+from lm_jax.model.layers import unembedding
 from lm_jax.model.sites import keep
 from lm_jax.statistics import Interval
 from sparse_jax.circuits.agreement import rank_correlation
@@ -74,10 +75,12 @@ class Effects:
     def spearman(self, mode: Mode) -> Interval | None:
         """Spearman correlation of predicted and measured effects over all interventions and rows.
 
-        With its 95 % bootstrap interval over the pairs of a source and a target; None where one
-        side is constant.
+        With its 95 % bootstrap interval over sources, each with all its factors, whose predictions
+        are proportional; None where one side is constant, or of a single source.
         """
-        return rank_correlation(self.predicted.ravel(), self.measured[mode].ravel())
+        predicted, measured = self.predicted.ravel(), self.measured[mode].ravel()
+        sources = np.repeat(self.sources, len(self.targets))
+        return rank_correlation(predicted, measured, clusters=sources)
 
     def largest_error(self) -> tuple[float, float]:
         """Largest difference of predicted and measured with all frozen: features, then logits."""
@@ -176,13 +179,36 @@ def _tokens(graph: Graph) -> np.ndarray:
 
 
 def _check_model(model: CircuitModel, graph: Graph, tokens_T: np.ndarray) -> None:
-    replacement = graph.replacement
-    L, _, D = replacement.error_LTD.shape
-    if (model.cfg.num_layers, model.cfg.hidden_size) == (L, D):
-        token_TD = model.params["embed"]["tokens"][tokens_T] * model.cfg.embed_scale
-        if bool((token_TD == replacement.token_TD).all()):
-            return
-    raise UsageError("model: its sizes or token embeddings are not those of the graph's model")
+    """Raises where a clean run is not the one that the graph recorded.
+
+    Two runs in float32 differ by their rounding: a roundoff for every addition on the longest path
+    to a logit, in each, times the sum of the logit's absolute terms. A dense model and its sparse
+    version, which may share embeddings, are farther apart.
+    """
+    cfg, replacement = model.cfg, graph.replacement
+    L, T, D = replacement.error_LTD.shape
+    recorded_V = np.asarray(replacement.logits_V)
+    if (cfg.num_layers, cfg.hidden_size, cfg.vocab_size) != (L, D, len(recorded_V)):
+        raise UsageError("model: its sizes are not those of the graph's model; give that one")
+    with jax.default_matmul_precision(PRECISION):
+        logits_V, size_V = map(np.asarray, _clean_logits(model, jnp.asarray(tokens_T)))
+    # Norms, queries, scores, softmax, values, outputs and the MLP of a layer; last norm, logits.
+    additions = 4 * D + cfg.head_dim + 2 * T + cfg.num_heads * cfg.head_dim + cfg.mlp_size
+    roundoff = (L * additions + 2 * D) * np.finfo(np.float32).eps / 2
+    off_V = np.abs(logits_V - recorded_V)
+    if not (off_V <= 2 * roundoff * size_V).all():
+        raise UsageError(
+            f"model: its logits on the graph's prompt are up to {off_V.max():.2g} from those of "
+            "the graph's model; give the model that the graph is of"
+        )
+
+
+@jax.jit
+def _clean_logits(model, tokens_T):
+    """Logits `[V]` at the last position before a soft cap, and sums of their absolute terms."""
+    hidden_D = model.forward(tokens_T[None], jnp.ones((1, len(tokens_T)), bool)).hidden[0, -1]
+    w_VD = unembedding(model.params, model.cfg)
+    return w_VD @ hidden_D, jnp.abs(w_VD) @ jnp.abs(hidden_D)
 
 
 def _shifts(

@@ -55,15 +55,6 @@ class Sources:
     embedding_XD: jax.Array
 
 
-@struct.dataclass
-class Cotangents:
-    """Of targets, at every layer `[X, L, T, D]`; names as in the head of this file."""
-
-    out_XLTD: jax.Array
-    attention_XLTD: jax.Array
-    skip_XLTD: jax.Array
-
-
 def feature_targets(
     replacement: Replacement,
     features: Features,
@@ -110,21 +101,6 @@ def below_attention(
     """`c_attn` and `c_skip` of a block, of `c_out` and what its MLP's targets read."""
     c_skip_XTD = c_out_XTD + read_XTD
     return (c_out_XTD if layer.parallel else c_skip_XTD), c_skip_XTD
-
-
-def cotangents(replacement: Replacement, targets: Targets) -> Cotangents:
-    """Cotangents of targets at all layers."""
-    L, T, _ = replacement.read_LTD.shape
-
-    def down(c_XTD, each):
-        layer, index = each
-        c_attn_XTD, c_skip_XTD = below_attention(layer, c_XTD, readings(targets, index, T))
-        below_XTD = c_skip_XTD + layer.transpose(c_attn_XTD)
-        return below_XTD, (c_XTD, c_attn_XTD, c_skip_XTD)
-
-    each = replacement.layers, jnp.arange(L)
-    _, stacked = jax.lax.scan(down, readings(targets, L, T), each, reverse=True)
-    return Cotangents(*(jnp.swapaxes(x_LXTD, 0, 1) for x_LXTD in stacked))
 
 
 def tangents(replacement: Replacement, sources: Sources) -> tuple[jax.Array, jax.Array]:

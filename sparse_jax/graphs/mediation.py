@@ -19,29 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lm_jax.model.frozen import FrozenLayers
 from sparse_jax.graphs import linear
 from sparse_jax.graphs.linear import Sources, Targets
 from sparse_jax.graphs.replacement import Replacement
-
-
-@struct.dataclass
-class SourceParts:
-    """Of sources: values `[X, L, S, ...]`, inputs of blocks `[X, L, S, D]`, what is written."""
-
-    value_XLS: jax.Array
-    input_XLSD: jax.Array
-    sources: Sources
-
-
-@struct.dataclass
-class TargetParts:
-    """Of targets: cotangents of the sums of values `[X, L, T, ...]`, of c_skip and of c_out."""
-
-    sum_XLT: jax.Array
-    skip_XLTD: jax.Array
-    out_XLTD: jax.Array
-    layer_X: jax.Array
 
 
 @struct.dataclass
@@ -84,39 +64,49 @@ class Mediation:
         return np.divide(total_X, edge_X, out=np.full(len(edge_X), np.nan), where=edge_X != 0)
 
 
-def source_parts(replacement: Replacement, sources: Sources) -> SourceParts:
-    """What the shares of sources need, one upward pass."""
-    input_XLSD, _ = linear.tangents(replacement, sources)
-    value_XLS = jax.vmap(FrozenLayers.values, (0, 1), 1)(replacement.layers, input_XLSD)
-    return SourceParts(value_XLS, input_XLSD, sources)
-
-
-def target_parts(replacement: Replacement, targets: Targets) -> TargetParts:
-    """What the shares of targets need, one downward pass."""
-    c = linear.cotangents(replacement, targets)
-    sum_XLT = jax.vmap(FrozenLayers.cotangents, (0, 1), 1)(replacement.layers, c.attention_XLTD)
-    return TargetParts(sum_XLT, c.skip_XLTD, c.out_XLTD, targets.layer_X)
-
-
-def contract(replacement: Replacement, sources: SourceParts, targets: TargetParts) -> Mediation:
-    """Mediation of the edge from each source to the target of the same index."""
-    X = len(targets.layer_X)
-    score_XLNTS = jax.vmap(lambda mixer, *parts: mixer.shares(*parts), (0, 1, 1), 1)(
-        replacement.layers.mixer, sources.value_XLS, targets.sum_XLT
-    )
-    at_X = sources.sources.position_X
-    out_XLD = targets.out_XLTD[jnp.arange(X), :, at_X]
-    written_XL = (sources.sources.write_XLD * out_XLD).sum(-1)
-    return Mediation(
-        score_XLNTS,
-        (sources.input_XLSD * targets.skip_XLTD).sum((2, 3)),
-        jax.lax.cumsum(written_XL, axis=1, reverse=True),
-        targets.layer_X,
-    )
-
-
 def mediate(replacement: Replacement, sources: Sources, targets: Targets) -> Mediation:
-    """Mediation of X edges: one tangent per source, one cotangent per target."""
-    return contract(
-        replacement, source_parts(replacement, sources), target_parts(replacement, targets)
+    """Mediation of the edge from each source to the target of the same index."""
+    each_X = jnp.arange(len(targets.layer_X))
+    return mediate_edges(replacement, sources, each_X, targets, each_X)
+
+
+def mediate_edges(
+    replacement: Replacement,
+    sources: Sources,
+    source_X: jax.Array,
+    targets: Targets,
+    target_X: jax.Array,
+) -> Mediation:
+    """Mediation of X edges: one tangent per source, one cotangent per target.
+
+    Tangents are kept of all layers; cotangents of one, as the pass goes down.
+
+    Args:
+      replacement: the model.
+      sources, targets: ends of edges, each once.
+      source_X, target_X: indices in them of the ends of each edge.
+    """
+    L, T, _ = replacement.read_LTD.shape
+    at_X = sources.position_X[source_X]
+    input_XLSD, _ = linear.tangents(replacement, sources)
+
+    def down(c_XTD, each):
+        layer, index, input_XSD, write_XD = each
+        read_XTD = linear.readings(targets, index, T)
+        c_attn_XTD, c_skip_XTD = linear.below_attention(layer, c_XTD, read_XTD)
+        value_XS = layer.values(input_XSD)[source_X]
+        score_XNTS = layer.mixer.shares(value_XS, layer.cotangents(c_attn_XTD)[target_X])
+        bypass_X = (input_XSD[source_X] * c_skip_XTD[target_X]).sum((1, 2))
+        written_X = (write_XD[source_X] * c_XTD[target_X, at_X]).sum(-1)
+        below_XTD = c_skip_XTD + layer.transpose(c_attn_XTD)
+        return below_XTD, (score_XNTS, bypass_X, written_X)
+
+    each = (
+        *(replacement.layers, jnp.arange(L)),
+        *(jnp.swapaxes(x, 0, 1) for x in (input_XLSD, sources.write_XLD)),
     )
+    start_XTD = linear.readings(targets, L, T)
+    _, parts = jax.lax.scan(down, start_XTD, each, reverse=True)
+    score_XLNTS, bypass_XL, written_XL = (jnp.swapaxes(part, 0, 1) for part in parts)
+    late_XL = jax.lax.cumsum(written_XL, axis=1, reverse=True)
+    return Mediation(score_XLNTS, bypass_XL, late_XL, targets.layer_X[target_X])

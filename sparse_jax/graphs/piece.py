@@ -21,6 +21,8 @@ from sparse_jax.graphs.results import GraphResult, LogitNode, MassResult, Sizes
 GRAPHS = "graph"
 # Bytes for the shares of the edges that are measured at once; sorting them takes a few times more.
 _MEMORY = 32 * 2**20
+# Bytes for the tangents of their sources.
+_TANGENTS = 256 * 2**20
 
 
 def file_name(role: str, slug: str) -> str:
@@ -130,13 +132,16 @@ def measure_mediation(
     graph: Graph, edges: np.ndarray, fraction: float, *, heads: int
 ) -> MeasuredMediation:
     """Mediation of edges `[X, 2]`, a batch at a time; `heads` of a layer."""
+    # By target, of which a batch then has few.
+    edges = edges[np.argsort(edges[:, 1], kind="stable")]
     carried: dict[tuple[int, int], Mediated] = {}
     sums, over = MassSums(fraction), [np.empty(0)]
     error_L = np.zeros(len(graph.replacement.error_LTD))
     weight_X = graph.edge_weights(edges)
     start = 0
-    L, T = graph.replacement.error_LTD.shape[:2]
-    at_once = min(max(_MEMORY // (4 * L * heads * T * T), 1), 256)
+    L, T, D = graph.replacement.error_LTD.shape
+    within = min(_MEMORY // (4 * L * heads * T * T), _TANGENTS // (4 * L * T * D))
+    at_once = min(max(within, 1), 256)
     for batch in graph.mediations(edges, batch=at_once):
         score_XLNTS = np.asarray(batch.score_XLNTS)
         at = slice(start, start + len(score_XLNTS))

@@ -103,8 +103,8 @@ class InterventionAgreement:
     Attributes:
       mode: what was frozen (`interventions.Mode`).
       interventions: pairs of a feature and a factor.
-      spearman: with its 95 % interval over pairs of an intervention and a target; null where one
-        side is constant.
+      spearman: with its 95 % interval over features; null where one side is constant, or of a
+        single feature.
       error: largest difference of predicted and measured effects, pre-activations and logits.
       largest: measured effect by absolute value.
     """

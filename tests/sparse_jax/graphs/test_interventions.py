@@ -14,6 +14,7 @@ import pytest
 from lm_jax.errors import UsageError
 from lm_jax.model.edits import Add, Replace
 from lm_jax.model.sites import keep
+from sparse_jax.circuits.agreement import rank_correlation
 from sparse_jax.graphs import graph_json, interventions
 from tests.sparse_jax.graphs.small_graphs import (
     EACH,
@@ -129,6 +130,31 @@ def test_a_factor_of_one_changes_nothing():
         assert not effects.measured[mode].any() and effects.spearman(mode) is None
 
 
+def made_up_effects(sign_I, rows=20):
+    """Three factors of each source, measured as predicted times a sign of the source."""
+    weight_IR = np.random.default_rng(0).normal(size=(len(sign_I), rows))
+    sources, factors = np.repeat(np.arange(len(sign_I)), 3), np.tile(FACTORS[:3], len(sign_I))
+    predicted = (factors - 1.0)[:, None] * weight_IR[sources]
+    measured = predicted * np.asarray(sign_I)[sources, None]
+    no_logit = np.zeros(rows, bool)
+    return interventions.Effects(
+        sources, factors, np.arange(rows), no_logit, predicted, {"free": measured}
+    )
+
+
+def test_the_interval_of_the_rank_correlation_resamples_sources_with_their_factors():
+    # Of two sources, resamples are one twice or both: the ends are those of each by itself.
+    two = made_up_effects([1.0, -1.0]).spearman("free")
+    assert (two.low, two.high, two.n) == (-1.0, 1.0, 2)
+    # 480 pairs are 8 sources: as independent pairs they would seem several times as precise.
+    effects = made_up_effects([1, 1, 1, 1, 1, -1, 1, -1])
+    by_source = effects.spearman("free")
+    by_pair = rank_correlation(effects.predicted.ravel(), effects.measured["free"].ravel())
+    assert by_source.n == 8 and by_source.estimate == by_pair.estimate
+    assert by_source.high - by_source.low > 3 * (by_pair.high - by_pair.low)
+    assert made_up_effects([1.0]).spearman("free") is None
+
+
 def test_a_file_lists_the_largest_effects_between_its_nodes():
     graph, model = small_graph("llama"), small_model("llama")
     effects = interventions.measure(model, graph, [(0, -5.0), (1, 2.0)])
@@ -180,8 +206,10 @@ def other_model():
         ({"interventions": [(10**6, 0.0)]}, "interventions: there is no node 1000000"),
         ({"interventions": [(-1, 0.0)]}, "interventions: there is no node -1"),
         ({"modes": ("frosen",)}, "modes: 'frosen' is not one of frozen, attention_frozen, free"),
-        ({"model": other_model()}, "not those of the graph's model"),
-        ({"model": small_model("llama").above(1)}, "not those of the graph's model"),
+        ({"model": other_model()}, "logits on the graph's prompt are up to"),
+        # The sparse model of the same weights, embeddings included.
+        ({"model": small_model("llama", 0.3)}, "give the model that the graph is of"),
+        ({"model": small_model("llama").above(1)}, "sizes are not those of the graph's model"),
     ],
 )
 def test_bad_input_is_refused_with_the_remedy(changes, message):

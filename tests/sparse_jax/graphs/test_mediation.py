@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from lm_jax.errors import UsageError
+from sparse_jax import graphs
 from sparse_jax.graphs.mediation import mediate
 from tests import rounding
 from tests.sparse_jax.graphs.small_graphs import LAYERS, MODELS, TOKENS, small_graph, widened
@@ -124,6 +125,37 @@ def test_shares_in_float32_are_within_rounding(model):
     for (source, target), score_LNTS in zip(chosen[:1], got, strict=False):
         share_LNTS = graph.mediation(int(source), int(target))
         rounding.assert_same(share_LNTS, score_LNTS, jax.tree.map(lambda x: x[0], wanted))
+
+
+def test_a_batch_holds_no_more_ends_than_edges_whatever_their_order(monkeypatch):
+    graph, batch = small_graph("llama"), 8
+    rows, columns = np.nonzero(graph.adjacency)
+    some = np.random.default_rng(0).choice(len(rows), 45, replace=False)
+    chosen = np.stack([columns[some], graph.row_nodes[rows[some]]], 1)
+    sizes, original = [], graphs.graph._mediate_edges
+
+    def counted(replacement, sources, source_X, targets, target_X):
+        sizes.append(tuple(map(len, (sources.position_X, targets.layer_X, source_X, target_X))))
+        return original(replacement, sources, source_X, targets, target_X)
+
+    monkeypatch.setattr(graphs.graph, "_mediate_edges", counted)
+    parts = list(graph.mediations(chosen, batch=batch))
+    assert [len(part.layer_X) for part in parts] == [8, 8, 8, 8, 8, 5]
+    assert len(sizes) == 6 and np.max(sizes) == batch and len(set(sizes)) <= 4
+    # In the order given, the shares of every edge by itself.
+    arrays = graph.replacement, graph.sources(chosen[:, 0]), graph.targets(chosen[:, 1])
+    wanted = rounding.expected(lambda *given: mediate(*given).score_XLNTS, *arrays)
+    rounding.assert_within(np.concatenate([part.score_XLNTS for part in parts]), wanted)
+    certificate = [
+        part.certificate(graph.edge_weights(chosen[8 * k : 8 * (k + 1)])).max()
+        for k, part in enumerate(parts)
+    ]
+    assert max(certificate) <= 1e-5
+    # Targets sorted: as many passes downwards as there are of them, not as edges.
+    of_one = chosen[chosen[:, 1] == chosen[0, 1]]
+    sizes.clear()
+    next(graph.mediations(np.repeat(of_one, batch, 0)[:batch], batch=batch))
+    assert sizes == [(batch, 2, batch, batch)]
 
 
 @pytest.mark.parametrize("model", MODELS)
