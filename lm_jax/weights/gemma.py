@@ -32,8 +32,8 @@ def read_config(hf: Any) -> DecoderConfig:
         family="gemma3_text",
         **read_fields(hf, LLAMA_FIELDS),
         norm_offset=1.0,
-        post_norms=True,
-        qk_norm=True,
+        norm_placement="both",
+        qk_norm="head",
         activation=read_activation(hf.hidden_activation, "hidden_activation"),
         rope=read_rope(hf.rope_parameters["full_attention"], "rope_parameters.full_attention"),
         local_rope=read_rope(
