@@ -1,6 +1,7 @@
 """Regenerates `tests/golden/`: reference models with their outputs computed by torch.
 
     python -m tools.make_goldens            the tiny random models
+    python -m tools.make_goldens qwen3      some of them
     python -m tools.make_goldens smollm2    logits of a pretrained model that is already fetched
 
 Each tiny case is a folder as `transformers` saves it, and `expected.safetensors` with token ids,
@@ -97,6 +98,20 @@ CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmo": ("Olmo", _SIZE | {"num_key_value_heads": 2, "rope_parameters": {"rope_theta": 100.0}}),
+    "qwen3": (
+        "Qwen3",
+        _SIZE
+        | {
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "use_sliding_window": True,
+            "sliding_window": 4,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {"rope_theta": 100.0},
+        },
+    ),
     "gemma3": (
         "Gemma3",
         _SIZE
@@ -132,6 +147,7 @@ _CLASSES = {
     "GPT2": ("GPT2Config", "GPT2LMHeadModel"),
     "GPTNeoX": ("GPTNeoXConfig", "GPTNeoXForCausalLM"),
     "Olmo": ("OlmoConfig", "OlmoForCausalLM"),
+    "Qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
     "Gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
 }
 
@@ -207,26 +223,29 @@ def write_real(name: str) -> None:
     write_json(GOLDEN / f"{name}_real.json", expected)
 
 
-def main() -> None:
-    """Writes the named pretrained models, or every tiny case."""
+def write_case(case: str) -> None:
+    """Writes the folder of a tiny case and what torch computes."""
     from safetensors.numpy import save_file
 
-    for name in sys.argv[1:]:
-        write_real(name)
-    if sys.argv[1:]:
-        return
+    folder = GOLDEN / case
+    shutil.rmtree(folder, ignore_errors=True)
+    model = reference(case)
+    model.save_pretrained(folder)
+    hidden, logits = hidden_and_logits(model, TOKENS_BT)
+    save_file(
+        {"tokens": TOKENS_BT, "hidden": hidden, "logits": np.ascontiguousarray(logits)},
+        folder / "expected.safetensors",
+    )
+    print(f"{case}: {sum(f.stat().st_size for f in folder.iterdir()) / 1024:.0f} KiB")
 
-    for case in CASES:
-        folder = GOLDEN / case
-        shutil.rmtree(folder, ignore_errors=True)
-        model = reference(case)
-        model.save_pretrained(folder)
-        hidden, logits = hidden_and_logits(model, TOKENS_BT)
-        save_file(
-            {"tokens": TOKENS_BT, "hidden": hidden, "logits": np.ascontiguousarray(logits)},
-            folder / "expected.safetensors",
-        )
-        print(f"{case}: {sum(f.stat().st_size for f in folder.iterdir()) / 1024:.0f} KiB")
+
+def main() -> None:
+    """Writes the named cases and pretrained models, or every tiny case."""
+    for name in sys.argv[1:] or CASES:
+        if name in CASES:
+            write_case(name)
+        else:
+            write_real(name)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,11 @@
 import math
 from typing import Any
 
-from lm_jax.errors import BadInputError
 from lm_jax.model.config import DecoderConfig
 from lm_jax.weights.llama import attention_entries, embedding_entries, gated_mlp_entries
 from lm_jax.weights.table import (
+    ATTENTION_BIAS,
+    HEAD_DIM,
     LLAMA_FIELDS,
     Entry,
     Family,
@@ -14,23 +15,23 @@ from lm_jax.weights.table import (
     read_activation,
     read_fields,
     read_rope,
+    read_windows,
     refuse,
     write_activation,
     write_fields,
     write_rope,
+    write_windows,
 )
+
+_FIELDS = LLAMA_FIELDS | ATTENTION_BIAS | HEAD_DIM
 
 
 def read_config(hf: Any) -> DecoderConfig:
     # Reference code reads a score soft cap from the config of Gemma 3 and never applies it.
     refuse(hf, use_bidirectional_attention=(False, None), attn_logit_softcapping=(None,))
-    kinds = {"sliding_attention": hf.sliding_window, "full_attention": None}
-    unknown = sorted(set(hf.layer_types) - set(kinds))
-    if unknown:
-        raise BadInputError(f"config.json: layer_types has {unknown}; known: {sorted(kinds)}")
     return DecoderConfig(
         family="gemma3_text",
-        **read_fields(hf, LLAMA_FIELDS),
+        **read_fields(hf, _FIELDS),
         norm_offset=1.0,
         norm_placement="both",
         qk_norm="head",
@@ -39,7 +40,7 @@ def read_config(hf: Any) -> DecoderConfig:
         local_rope=read_rope(
             hf.rope_parameters["sliding_attention"], "rope_parameters.sliding_attention"
         ),
-        windows=tuple(kinds[kind] for kind in hf.layer_types),
+        windows=read_windows(hf),
         attention_scale=hf.query_pre_attn_scalar**-0.5,
         logit_softcap=hf.final_logit_softcapping,
         embed_scale=math.sqrt(hf.hidden_size),
@@ -47,18 +48,12 @@ def read_config(hf: Any) -> DecoderConfig:
 
 
 def write_config(cfg: DecoderConfig) -> dict[str, Any]:
-    windows = {w for w in cfg.windows if w is not None}
-    if len(windows) != 1:
-        raise BadInputError(f"windows = {cfg.windows}: Gemma 3 has one window size for all layers")
     return {
         "model_type": "gemma3_text",
         "architectures": ["Gemma3ForCausalLM"],
-        **write_fields(cfg, LLAMA_FIELDS),
+        **write_fields(cfg, _FIELDS),
         "hidden_activation": write_activation(cfg.activation),
-        "sliding_window": windows.pop(),
-        "layer_types": [
-            "full_attention" if w is None else "sliding_attention" for w in cfg.windows
-        ],
+        **write_windows(cfg),
         "rope_parameters": {
             "full_attention": write_rope(cfg.rope),
             "sliding_attention": write_rope(cfg.local_rope),

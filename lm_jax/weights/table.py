@@ -166,16 +166,12 @@ COMMON_FIELDS = {
     "mlp_size": "intermediate_size",
     "vocab_size": "vocab_size",
     "max_length": "max_position_embeddings",
-    "qkv_bias": "attention_bias",
-    "out_bias": "attention_bias",
     "tie_embeddings": "tie_word_embeddings",
 }
+ATTENTION_BIAS = {"qkv_bias": "attention_bias", "out_bias": "attention_bias"}
+HEAD_DIM = {"head_dim": "head_dim"}
 # Those of families that descend from Llama have these as well.
-LLAMA_FIELDS = COMMON_FIELDS | {
-    "num_kv_heads": "num_key_value_heads",
-    "head_dim": "head_dim",
-    "norm_eps": "rms_norm_eps",
-}
+LLAMA_FIELDS = COMMON_FIELDS | {"num_kv_heads": "num_key_value_heads", "norm_eps": "rms_norm_eps"}
 
 
 def read_fields(hf: Any, fields: Mapping[str, str]) -> dict[str, Any]:
@@ -186,6 +182,54 @@ def read_fields(hf: Any, fields: Mapping[str, str]) -> dict[str, Any]:
 def write_fields(cfg: DecoderConfig, fields: Mapping[str, str]) -> dict[str, Any]:
     """The inverse of `read_fields`."""
     return {theirs: getattr(cfg, ours) for ours, theirs in fields.items()}
+
+
+def read_head_dim(hf: Any) -> int:
+    """`head_dim`, which many configs leave out where the heads share the width of the model."""
+    return getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
+
+
+def read_windows(hf: Any) -> tuple[int | None, ...]:
+    """The window of every layer, of `layer_types` and `sliding_window`; empty where none has one.
+
+    Raises:
+      BadInputError: for another kind of layer, or layers with a window whose size is missing.
+    """
+    kinds = {"sliding_attention": hf.sliding_window, "full_attention": None}
+    unknown = sorted(set(hf.layer_types) - set(kinds))
+    if unknown:
+        raise BadInputError(f"config.json: layer_types has {unknown}; known: {sorted(kinds)}")
+    if "sliding_attention" in hf.layer_types and not hf.sliding_window:
+        raise BadInputError(
+            f"config.json: sliding_window = {hf.sliding_window}, but layer_types has layers with a "
+            "window; give its size"
+        )
+    windows = tuple(kinds[kind] for kind in hf.layer_types)
+    return windows if any(windows) else ()
+
+
+def write_windows(cfg: DecoderConfig) -> dict[str, Any]:
+    """The inverse of `read_windows`.
+
+    Raises:
+      BadInputError: if windows are of several sizes.
+    """
+    kinds = ["full_attention" if w is None else "sliding_attention" for w in cfg.layer_windows]
+    return {"sliding_window": write_window(cfg), "layer_types": kinds}
+
+
+def write_window(cfg: DecoderConfig) -> int | None:
+    """The size of the windows, None where no layer has one.
+
+    Raises:
+      BadInputError: if there are several sizes.
+    """
+    sizes = sorted({w for w in cfg.layer_windows if w is not None})
+    if len(sizes) > 1:
+        raise BadInputError(
+            f"windows = {cfg.windows}: family {cfg.family} has one window size for all layers"
+        )
+    return sizes[0] if sizes else None
 
 
 def read_rope(

@@ -142,7 +142,7 @@ def test_quantised_tensors(copy, dtype):
         (
             "llama_mqa",
             {"model_type": "mamba"},
-            ("'mamba'", "gemma3_text, gpt2, gpt_neox, llama, olmo"),
+            ("'mamba'", "gemma3_text, gpt2, gpt_neox, llama, olmo, qwen3"),
         ),
         ("llama_mqa", {"model_type": None}, ("model_type = None",)),
         ("olmo", {"clip_qkv": 8.0}, ("clip_qkv = 8.0", "OLMo-7B-hf")),
@@ -153,6 +153,9 @@ def test_quantised_tensors(copy, dtype):
         ("gpt2", {"add_cross_attention": True}, ("add_cross_attention = True",)),
         ("gemma3", {"use_bidirectional_attention": True}, ("use_bidirectional_attention",)),
         ("gemma3", {"attn_logit_softcapping": 50.0}, ("attn_logit_softcapping = 50.0",)),
+        ("qwen3", {"layer_types": ["full_attention"] * 2}, ("layer_types", "mend that field")),
+        ("qwen3", {"layer_types": ["chunked_attention"] * 3}, ("layer_types has", "known: ")),
+        ("qwen3", {"sliding_window": 0}, ("sliding_window = 0", "give its size")),
         ("llama_mqa", {"quantization_config": {"quant_method": "gptq"}}, ("quantised", "GGUF")),
         ("llama_mqa", {"auto_map": {"AutoConfig": "x.Y"}}, ("auto_map", "run code")),
     ],
