@@ -98,6 +98,19 @@ CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmo": ("Olmo", _SIZE | {"num_key_value_heads": 2, "rope_parameters": {"rope_theta": 100.0}}),
+    "qwen2": ("Qwen2", _SIZE | {"num_key_value_heads": 2}),
+    "qwen2_windows": (
+        "Qwen2",
+        _SIZE
+        | {
+            "num_key_value_heads": 4,
+            "use_sliding_window": True,
+            "sliding_window": 3,
+            "max_window_layers": 1,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_theta": 100.0},
+        },
+    ),
     "qwen3": (
         "Qwen3",
         _SIZE
@@ -147,6 +160,7 @@ _CLASSES = {
     "GPT2": ("GPT2Config", "GPT2LMHeadModel"),
     "GPTNeoX": ("GPTNeoXConfig", "GPTNeoXForCausalLM"),
     "Olmo": ("OlmoConfig", "OlmoForCausalLM"),
+    "Qwen2": ("Qwen2Config", "Qwen2ForCausalLM"),
     "Qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
     "Gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
 }

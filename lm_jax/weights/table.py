@@ -214,22 +214,31 @@ def write_windows(cfg: DecoderConfig) -> dict[str, Any]:
     Raises:
       BadInputError: if windows are of several sizes.
     """
-    kinds = ["full_attention" if w is None else "sliding_attention" for w in cfg.layer_windows]
-    return {"sliding_window": write_window(cfg), "layer_types": kinds}
-
-
-def write_window(cfg: DecoderConfig) -> int | None:
-    """The size of the windows, None where no layer has one.
-
-    Raises:
-      BadInputError: if there are several sizes.
-    """
-    sizes = sorted({w for w in cfg.layer_windows if w is not None})
+    sizes = {w for w in cfg.layer_windows if w is not None}
     if len(sizes) > 1:
         raise BadInputError(
             f"windows = {cfg.windows}: family {cfg.family} has one window size for all layers"
         )
-    return sizes[0] if sizes else None
+    kinds = ["full_attention" if w is None else "sliding_attention" for w in cfg.layer_windows]
+    return {"sliding_window": sizes.pop() if sizes else None, "layer_types": kinds}
+
+
+def read_same_windows(hf: Any) -> tuple[int | None, ...]:
+    """The window `sliding_window` for every layer; empty without one."""
+    return () if hf.sliding_window is None else (hf.sliding_window,) * hf.num_hidden_layers
+
+
+def write_same_windows(cfg: DecoderConfig) -> dict[str, Any]:
+    """The inverse of `read_same_windows`.
+
+    Raises:
+      BadInputError: if layers differ.
+    """
+    if len(set(cfg.layer_windows)) > 1:
+        raise BadInputError(
+            f"windows = {cfg.windows}: family {cfg.family} has the same window in all layers"
+        )
+    return {"sliding_window": cfg.layer_windows[0]}
 
 
 def read_rope(

@@ -142,7 +142,7 @@ def test_quantised_tensors(copy, dtype):
         (
             "llama_mqa",
             {"model_type": "mamba"},
-            ("'mamba'", "gemma3_text, gpt2, gpt_neox, llama, olmo, qwen3"),
+            ("'mamba'", "gemma3_text, gpt2, gpt_neox, llama, olmo, qwen2, qwen3"),
         ),
         ("llama_mqa", {"model_type": None}, ("model_type = None",)),
         ("olmo", {"clip_qkv": 8.0}, ("clip_qkv = 8.0", "OLMo-7B-hf")),
