@@ -98,6 +98,16 @@ CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmo": ("Olmo", _SIZE | {"num_key_value_heads": 2, "rope_parameters": {"rope_theta": 100.0}}),
+    "mistral": (
+        "Mistral",
+        _SIZE
+        | {
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "sliding_window": 4,
+            "rope_parameters": {"rope_theta": 100.0},
+        },
+    ),
     "qwen2": ("Qwen2", _SIZE | {"num_key_value_heads": 2}),
     "qwen2_windows": (
         "Qwen2",
@@ -160,6 +170,7 @@ _CLASSES = {
     "GPT2": ("GPT2Config", "GPT2LMHeadModel"),
     "GPTNeoX": ("GPTNeoXConfig", "GPTNeoXForCausalLM"),
     "Olmo": ("OlmoConfig", "OlmoForCausalLM"),
+    "Mistral": ("MistralConfig", "MistralForCausalLM"),
     "Qwen2": ("Qwen2Config", "Qwen2ForCausalLM"),
     "Qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
     "Gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),

@@ -142,7 +142,7 @@ def test_quantised_tensors(copy, dtype):
         (
             "llama_mqa",
             {"model_type": "mamba"},
-            ("'mamba'", "gemma3_text, gpt2, gpt_neox, llama, olmo, qwen2, qwen3"),
+            ("'mamba'", "gemma3_text, gpt2, gpt_neox, llama, mistral, olmo, qwen2, qwen3"),
         ),
         ("llama_mqa", {"model_type": None}, ("model_type = None",)),
         ("olmo", {"clip_qkv": 8.0}, ("clip_qkv = 8.0", "OLMo-7B-hf")),
@@ -155,6 +155,11 @@ def test_quantised_tensors(copy, dtype):
         ("gemma3", {"attn_logit_softcapping": 50.0}, ("attn_logit_softcapping = 50.0",)),
         ("qwen3", {"layer_types": ["full_attention"] * 2}, ("layer_types", "mend that field")),
         ("qwen3", {"layer_types": ["chunked_attention"] * 3}, ("layer_types has", "known: ")),
+        (
+            "mistral",
+            {"layer_types": ["full_attention"] * 3},
+            ("as 'ministral'",),
+        ),
         ("qwen3", {"sliding_window": 0}, ("sliding_window = 0", "give its size")),
         ("llama_mqa", {"quantization_config": {"quant_method": "gptq"}}, ("quantised", "GGUF")),
         ("llama_mqa", {"auto_map": {"AutoConfig": "x.Y"}}, ("auto_map", "run code")),
