@@ -135,6 +135,19 @@ CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_theta": 100.0},
         },
     ),
+    "gemma2": (
+        "Gemma2",
+        _SIZE
+        | {
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "sliding_window": 4,
+            "query_pre_attn_scalar": 2,
+            "attn_logit_softcapping": 0.7,
+            "final_logit_softcapping": 1.5,
+            "rope_parameters": {"rope_theta": 100.0},
+        },
+    ),
     "gemma3": (
         "Gemma3",
         _SIZE
@@ -173,6 +186,7 @@ _CLASSES = {
     "Mistral": ("MistralConfig", "MistralForCausalLM"),
     "Qwen2": ("Qwen2Config", "Qwen2ForCausalLM"),
     "Qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
+    "Gemma2": ("Gemma2Config", "Gemma2ForCausalLM"),
     "Gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
 }
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from lm_jax.weights import table
-from lm_jax.weights.gemma import GEMMA3
+from lm_jax.weights.gemma import GEMMA2, GEMMA3
 from lm_jax.weights.gpt2 import GPT2
 from lm_jax.weights.gpt_neox import GPT_NEOX
 from lm_jax.weights.llama import LLAMA
@@ -11,5 +11,5 @@ from lm_jax.weights.mistral import MISTRAL
 from lm_jax.weights.olmo import OLMO
 from lm_jax.weights.qwen import QWEN2, QWEN3
 
-_ALL = (LLAMA, GPT2, GPT_NEOX, GEMMA3, OLMO, QWEN2, QWEN3, MISTRAL)
+_ALL = (LLAMA, GPT2, GPT_NEOX, GEMMA2, GEMMA3, OLMO, QWEN2, QWEN3, MISTRAL)
 FAMILIES: Mapping[str, table.Family] = {family.name: family for family in _ALL}

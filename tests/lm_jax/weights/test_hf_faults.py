@@ -142,7 +142,7 @@ def test_quantised_tensors(copy, dtype):
         (
             "llama_mqa",
             {"model_type": "mamba"},
-            ("'mamba'", "gemma3_text, gpt2, gpt_neox, llama, mistral, olmo, qwen2, qwen3"),
+            ("'mamba'", "gemma2, gemma3_text, gpt2, gpt_neox, llama, mistral, olmo, qwen2, qwen3"),
         ),
         ("llama_mqa", {"model_type": None}, ("model_type = None",)),
         ("olmo", {"clip_qkv": 8.0}, ("clip_qkv = 8.0", "OLMo-7B-hf")),
@@ -152,6 +152,7 @@ def test_quantised_tensors(copy, dtype):
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, ("scale_attn_by_inverse_layer_idx",)),
         ("gpt2", {"add_cross_attention": True}, ("add_cross_attention = True",)),
         ("gemma3", {"use_bidirectional_attention": True}, ("use_bidirectional_attention",)),
+        ("gemma2", {"use_bidirectional_attention": True}, ("use_bidirectional_attention",)),
         ("gemma3", {"attn_logit_softcapping": 50.0}, ("attn_logit_softcapping = 50.0",)),
         ("qwen3", {"layer_types": ["full_attention"] * 2}, ("layer_types", "mend that field")),
         ("qwen3", {"layer_types": ["chunked_attention"] * 3}, ("layer_types has", "known: ")),
