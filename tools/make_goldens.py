@@ -97,6 +97,40 @@ CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 1.0},
         },
     ),
+    "phi3": (
+        "Phi3",
+        _SIZE
+        | {
+            "num_key_value_heads": 2,
+            "sliding_window": 4,
+            "pad_token_id": None,
+            "rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 0.67},
+        },
+    ),
+    "stablelm": (
+        "StableLm",
+        _SIZE
+        | {
+            "num_key_value_heads": 2,
+            "use_qkv_bias": True,
+            "rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 0.34},
+        },
+    ),
+    "stablelm_parallel_qk_norm": (
+        "StableLm",
+        _SIZE
+        | {
+            "num_key_value_heads": 2,
+            "qk_layernorm": True,
+            "use_parallel_residual": True,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 0.67},
+        },
+    ),
+    "olmo2": (
+        "Olmo2",
+        _SIZE | {"num_key_value_heads": 2, "rope_parameters": {"rope_theta": 100.0}},
+    ),
     "olmo": ("Olmo", _SIZE | {"num_key_value_heads": 2, "rope_parameters": {"rope_theta": 100.0}}),
     "mistral": (
         "Mistral",
@@ -186,6 +220,9 @@ _CLASSES = {
     "Mistral": ("MistralConfig", "MistralForCausalLM"),
     "Qwen2": ("Qwen2Config", "Qwen2ForCausalLM"),
     "Qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
+    "Olmo2": ("Olmo2Config", "Olmo2ForCausalLM"),
+    "Phi3": ("Phi3Config", "Phi3ForCausalLM"),
+    "StableLm": ("StableLmConfig", "StableLmForCausalLM"),
     "Gemma2": ("Gemma2Config", "Gemma2ForCausalLM"),
     "Gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
 }

@@ -19,19 +19,24 @@ from lm_jax.model import params as params_lib
 from lm_jax.model.config import DecoderConfig, LinearScaling, Llama3Scaling, Rope
 from lm_jax.model.params import ParamSpec
 
-Read = Callable[[np.ndarray], tuple[np.ndarray, ...]]
+Read = Callable[..., tuple[np.ndarray, ...]]
 Write = Callable[..., np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One checkpoint tensor of shape `shape` and the parameters, by path, that it fills."""
+    """One checkpoint tensor of shape `shape` and the parameters, by path, that it fills.
+
+    With `heads`, it is a tensor for each of so many heads, `{n}` in the name: `read` takes all and
+    `write` gives them stacked on a leading axis.
+    """
 
     name: str
     params: tuple[str, ...]
     shape: tuple[int, ...]
     read: Read
     write: Write
+    heads: int | None = None
 
     @property
     def per_layer(self) -> bool:
@@ -88,6 +93,13 @@ class Tables:
         shape = self.one_layer(path)
         return Entry(
             name, (path,), (math.prod(shape),), lambda w: (w.reshape(shape),), lambda a: a.ravel()
+        )
+
+    def by_head(self, name: str, path: str) -> Entry:
+        """A parameter whose heads, its first axis, are stored as a tensor each."""
+        heads, *shape = self.one_layer(path)
+        return Entry(
+            name, (path,), tuple(shape), lambda *w: (np.stack(w),), lambda a: a, heads=heads
         )
 
     def linear(self, name: str, path: str, *, inputs: int = 1, transposed: bool = True) -> Entry:
@@ -151,11 +163,19 @@ def check(
         )
 
 
-def names(entry: Entry, num_layers: int) -> list[str]:
-    """The checkpoint names of an entry, one per layer."""
+def names_by_layer(entry: Entry, num_layers: int) -> list[list[str]]:
+    """The checkpoint names of an entry in each layer: one, or one for each head."""
+    layers = [entry.name.replace("{l}", str(i)) for i in range(num_layers)]
     if not entry.per_layer:
-        return [entry.name]
-    return [entry.name.replace("{l}", str(layer)) for layer in range(num_layers)]
+        layers = [entry.name]
+    if entry.heads is None:
+        return [[name] for name in layers]
+    return [[name.replace("{n}", str(n)) for n in range(entry.heads)] for name in layers]
+
+
+def names(entry: Entry, num_layers: int) -> list[str]:
+    """All checkpoint names of an entry."""
+    return [name for layer in names_by_layer(entry, num_layers) for name in layer]
 
 
 # Our fields and their names in the configs of most families after GPT-2.

@@ -142,7 +142,7 @@ def test_quantised_tensors(copy, dtype):
         (
             "llama_mqa",
             {"model_type": "mamba"},
-            ("'mamba'", "gemma2, gemma3_text, gpt2, gpt_neox, llama, mistral, olmo, qwen2, qwen3"),
+            ("'mamba'", "gpt_neox, llama, mistral, olmo, olmo2, phi3, qwen2, qwen3, stablelm"),
         ),
         ("llama_mqa", {"model_type": None}, ("model_type = None",)),
         ("olmo", {"clip_qkv": 8.0}, ("clip_qkv = 8.0", "OLMo-7B-hf")),
@@ -162,6 +162,19 @@ def test_quantised_tensors(copy, dtype):
             ("as 'ministral'",),
         ),
         ("qwen3", {"sliding_window": 0}, ("sliding_window = 0", "give its size")),
+        (
+            "phi3",
+            {
+                "rope_parameters": {
+                    "rope_type": "longrope",
+                    "rope_theta": 1e4,
+                    "partial_rotary_factor": 0.5,
+                    "short_factor": [1.0],
+                    "long_factor": [2.0],
+                }
+            },
+            ("rope_type = 'longrope' is not supported",),
+        ),
         ("llama_mqa", {"quantization_config": {"quant_method": "gptq"}}, ("quantised", "GGUF")),
         ("llama_mqa", {"auto_map": {"AutoConfig": "x.Y"}}, ("auto_map", "run code")),
     ],
