@@ -1,6 +1,7 @@
 """Regenerates `tests/golden/`: reference models with their outputs computed by torch.
 
     python -m tools.make_goldens            the tiny random models
+    python -m tools.make_goldens qwen3      some of them
     python -m tools.make_goldens smollm2    logits of a pretrained model that is already fetched
 
 Each tiny case is a folder as `transformers` saves it, and `expected.safetensors` with token ids,
@@ -96,7 +97,91 @@ CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 1.0},
         },
     ),
+    "phi3": (
+        "Phi3",
+        _SIZE
+        | {
+            "num_key_value_heads": 2,
+            "sliding_window": 4,
+            "pad_token_id": None,
+            "rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 0.67},
+        },
+    ),
+    "stablelm": (
+        "StableLm",
+        _SIZE
+        | {
+            "num_key_value_heads": 2,
+            "use_qkv_bias": True,
+            "rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 0.34},
+        },
+    ),
+    "stablelm_parallel_qk_norm": (
+        "StableLm",
+        _SIZE
+        | {
+            "num_key_value_heads": 2,
+            "qk_layernorm": True,
+            "use_parallel_residual": True,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 0.67},
+        },
+    ),
+    "olmo2": (
+        "Olmo2",
+        _SIZE | {"num_key_value_heads": 2, "rope_parameters": {"rope_theta": 100.0}},
+    ),
     "olmo": ("Olmo", _SIZE | {"num_key_value_heads": 2, "rope_parameters": {"rope_theta": 100.0}}),
+    "mistral": (
+        "Mistral",
+        _SIZE
+        | {
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "sliding_window": 4,
+            "rope_parameters": {"rope_theta": 100.0},
+        },
+    ),
+    "qwen2": ("Qwen2", _SIZE | {"num_key_value_heads": 2}),
+    "qwen2_windows": (
+        "Qwen2",
+        _SIZE
+        | {
+            "num_key_value_heads": 4,
+            "use_sliding_window": True,
+            "sliding_window": 3,
+            "max_window_layers": 1,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_theta": 100.0},
+        },
+    ),
+    "qwen3": (
+        "Qwen3",
+        _SIZE
+        | {
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "use_sliding_window": True,
+            "sliding_window": 4,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {"rope_theta": 100.0},
+        },
+    ),
+    "gemma2": (
+        "Gemma2",
+        _SIZE
+        | {
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "sliding_window": 4,
+            "query_pre_attn_scalar": 2,
+            "attn_logit_softcapping": 0.7,
+            "final_logit_softcapping": 1.5,
+            "rope_parameters": {"rope_theta": 100.0},
+        },
+    ),
     "gemma3": (
         "Gemma3",
         _SIZE
@@ -132,6 +217,13 @@ _CLASSES = {
     "GPT2": ("GPT2Config", "GPT2LMHeadModel"),
     "GPTNeoX": ("GPTNeoXConfig", "GPTNeoXForCausalLM"),
     "Olmo": ("OlmoConfig", "OlmoForCausalLM"),
+    "Mistral": ("MistralConfig", "MistralForCausalLM"),
+    "Qwen2": ("Qwen2Config", "Qwen2ForCausalLM"),
+    "Qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
+    "Olmo2": ("Olmo2Config", "Olmo2ForCausalLM"),
+    "Phi3": ("Phi3Config", "Phi3ForCausalLM"),
+    "StableLm": ("StableLmConfig", "StableLmForCausalLM"),
+    "Gemma2": ("Gemma2Config", "Gemma2ForCausalLM"),
     "Gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
 }
 
@@ -207,26 +299,29 @@ def write_real(name: str) -> None:
     write_json(GOLDEN / f"{name}_real.json", expected)
 
 
-def main() -> None:
-    """Writes the named pretrained models, or every tiny case."""
+def write_case(case: str) -> None:
+    """Writes the folder of a tiny case and what torch computes."""
     from safetensors.numpy import save_file
 
-    for name in sys.argv[1:]:
-        write_real(name)
-    if sys.argv[1:]:
-        return
+    folder = GOLDEN / case
+    shutil.rmtree(folder, ignore_errors=True)
+    model = reference(case)
+    model.save_pretrained(folder)
+    hidden, logits = hidden_and_logits(model, TOKENS_BT)
+    save_file(
+        {"tokens": TOKENS_BT, "hidden": hidden, "logits": np.ascontiguousarray(logits)},
+        folder / "expected.safetensors",
+    )
+    print(f"{case}: {sum(f.stat().st_size for f in folder.iterdir()) / 1024:.0f} KiB")
 
-    for case in CASES:
-        folder = GOLDEN / case
-        shutil.rmtree(folder, ignore_errors=True)
-        model = reference(case)
-        model.save_pretrained(folder)
-        hidden, logits = hidden_and_logits(model, TOKENS_BT)
-        save_file(
-            {"tokens": TOKENS_BT, "hidden": hidden, "logits": np.ascontiguousarray(logits)},
-            folder / "expected.safetensors",
-        )
-        print(f"{case}: {sum(f.stat().st_size for f in folder.iterdir()) / 1024:.0f} KiB")
+
+def main() -> None:
+    """Writes the named cases and pretrained models, or every tiny case."""
+    for name in sys.argv[1:] or CASES:
+        if name in CASES:
+            write_case(name)
+        else:
+            write_real(name)
 
 
 if __name__ == "__main__":

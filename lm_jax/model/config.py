@@ -7,11 +7,13 @@ there is one decoder (`decoder.py`), and a family is a config reader and a table
 """
 
 import dataclasses
-from typing import Literal
+from typing import Literal, get_args
 
 from lm_jax.errors import BadInputError
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+NormPlacement = Literal["pre", "post", "both"]
+QKNorm = Literal["none", "head", "each_head", "projection"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +55,10 @@ class DecoderConfig:
 
     `norm_offset` is added to a stored norm weight (Gemma stores w and multiplies by 1 + w);
     without `norm_weights` the norms of blocks and the last one have no parameters (OLMo).
+    `norm_placement` says whether the norms of a block are before its mixer and MLP, after them
+    (OLMo 2), or both (Gemma). `qk_norm` is over the width of a head, with one weight [H] for all
+    (`head`; Qwen 3, Gemma 3) or one for each (`each_head`; StableLM), or over the heads together,
+    the whole projected width (`projection`; OLMo 2); it has no bias.
     `windows` holds one entry per layer: how many keys, itself included, a query of a sliding-window
     layer sees, or None for the whole past; an empty tuple means None for every layer.
     Layers with a window use `local_rope` where it is given. `rope=None` means learned positions;
@@ -77,8 +83,8 @@ class DecoderConfig:
     norm_eps: float = 1e-5
     norm_offset: float = 0.0
     norm_weights: bool = True
-    post_norms: bool = False
-    qk_norm: bool = False
+    norm_placement: NormPlacement = "pre"
+    qk_norm: QKNorm = "none"
     parallel_residual: bool = False
     activation: Activation = "silu"
     gated_mlp: bool = True
@@ -126,6 +132,14 @@ class DecoderConfig:
             problems.append(f"pad_id = {self.pad_id} must be in 0..vocab_size - 1, or None")
         if self.norm not in ("rms", "layer"):
             problems.append(f"norm = {self.norm!r} must be 'rms' or 'layer'")
+        if self.norm_placement not in get_args(NormPlacement):
+            problems.append(
+                f"norm_placement = {self.norm_placement!r} must be 'pre', 'post' or 'both'"
+            )
+        if self.qk_norm not in get_args(QKNorm):
+            problems.append(
+                f"qk_norm = {self.qk_norm!r} must be 'none', 'head', 'each_head' or 'projection'"
+            )
         if self.activation not in ("silu", "gelu", "gelu_tanh", "relu"):
             problems.append(f"activation = {self.activation!r} is not one of the four known")
         for name in ("rope", "local_rope"):
@@ -143,6 +157,13 @@ class DecoderConfig:
     def scale(self) -> float:
         """The factor on q.k before the mask."""
         return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
+
+    @property
+    def norm_names(self) -> tuple[str, ...]:
+        """The norms of a block, as parameters and sites name them."""
+        suffixes = {"pre": ("",), "post": ("_post",), "both": ("", "_post")}[self.norm_placement]
+        branches = ("ln1", "ln2") if self.mlp_size else ("ln1",)
+        return tuple(branch + suffix for branch in branches for suffix in suffixes)
 
     @property
     def layer_windows(self) -> tuple[int | None, ...]:

@@ -2,7 +2,7 @@
 
     x = embed(tokens)
     for each layer:
-        x = x + mixer(norm1(x))          with `post_norms`: x + norm(mixer(norm1(x)))
+        x = x + mixer(norm1(x))          `norm_placement`: norm(mixer(x)) or norm(mixer(norm1(x)))
         x = x + mlp(norm2(x))            with `parallel_residual`: both read the same x
     logits = unembed(norm(x))
 
@@ -58,16 +58,10 @@ class Output:
 
 def param_spec(cfg: DecoderConfig, mixer: Mixer = ATTENTION) -> dict[str, Any]:
     """The declaration of every parameter of a decoder."""
-    block: dict[str, Any] = {
-        "ln1": layers.norm_spec(cfg),
-        "mixer": mixer.spec(cfg),
-    }
-    if cfg.post_norms:
-        block["ln1_post"] = layers.norm_spec(cfg)
+    block: dict[str, Any] = {name: layers.norm_spec(cfg) for name in cfg.norm_names}
+    block["mixer"] = mixer.spec(cfg)
     if cfg.mlp_size:
-        block |= {"ln2": layers.norm_spec(cfg), "mlp": layers.mlp_spec(cfg)}
-        if cfg.post_norms:
-            block["ln2_post"] = layers.norm_spec(cfg)
+        block["mlp"] = layers.mlp_spec(cfg)
     spec = {
         "embed": layers.embed_spec(cfg),
         "blocks": params_lib.tree_map(lambda s: s.stacked(cfg.num_layers), _filled(block)),
@@ -247,7 +241,7 @@ def _layer(
     p, kind = layer_inputs["params"], layer_inputs["kind"]
     drop = Dropout(dropout, layer_inputs["rng"])
     x_BTD = scope("resid_pre", x_BTD)
-    norm1 = functools.partial(_norm, p.get("ln1", {}), cfg=cfg, scope=scope)
+    norm1 = functools.partial(_input_norm, p.get("ln1", {}), cfg=cfg, scope=scope)
     layer = Layer(
         positions_BT=positions_BT,
         scope=scope,
@@ -267,7 +261,7 @@ def _layer(
     mix = mixer.step if decoding else mixer.apply
     with jax.named_scope("mixer"):
         mixed_BTD, cache = mix(p["mixer"], h_BTD, cfg, layer, layer_inputs["cache"])
-    if cfg.post_norms:
+    if "ln1_post" in cfg.norm_names:
         mixed_BTD = layers.norm(p.get("ln1_post", {}), mixed_BTD, cfg, scope, "ln1_post")
     mixed_BTD = scope("attn.out", drop(mixed_BTD, "attn.out"))
 
@@ -281,8 +275,10 @@ def _layer(
     return (x_BTD, scope.state), {"records": scope.records, "aux": scope.aux, "cache": cache}
 
 
-def _norm(p, x, cfg, scope, site):
-    """A norm, none of whose inner arrays is kept for the backward pass."""
+def _input_norm(p, x, cfg, scope, site):
+    """The norm before the mixer, none of whose inner arrays is kept for the backward pass."""
+    if "ln1" not in cfg.norm_names:
+        return x
     return layers.rematerialised(
         lambda scope, p, x: layers.norm(p, x, cfg, scope, site), scope, p, x
     )
@@ -291,9 +287,10 @@ def _norm(p, x, cfg, scope, site):
 def _mlp(scope, p, x_BTD, *, cfg, drop):
     """The MLP's addition to the residual stream."""
     x_BTD = scope("mlp_input", x_BTD)
-    h_BTD = layers.norm(p.get("ln2", {}), x_BTD, cfg, scope, "ln2")
-    hidden_BTD = layers.mlp(p["mlp"], h_BTD, cfg, scope, drop)
-    if cfg.post_norms:
+    if "ln2" in cfg.norm_names:
+        x_BTD = layers.norm(p.get("ln2", {}), x_BTD, cfg, scope, "ln2")
+    hidden_BTD = layers.mlp(p["mlp"], x_BTD, cfg, scope, drop)
+    if "ln2_post" in cfg.norm_names:
         hidden_BTD = layers.norm(p.get("ln2_post", {}), hidden_BTD, cfg, scope, "ln2_post")
     return scope("mlp.out", drop(hidden_BTD, "mlp.out"))
 

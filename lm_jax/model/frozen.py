@@ -143,7 +143,7 @@ class FrozenLayers:
 
     Attributes:
       mixer: a `FrozenMixer`.
-      norm_LTD, norm_bias_LD: factor and bias of the norm before the mixer.
+      norm_LTD, norm_bias_LD: factor and bias of the norm before the mixer; 1 and 0 without one.
       post_norm_LTD, post_norm_bias_LD: of the norm after the mixer; None without one.
       centred: whether norms subtract the mean.
       parallel: whether the MLP reads the residual stream before the mixer (Pythia).
@@ -214,10 +214,20 @@ def frozen_sites(cfg: DecoderConfig, mixer: object) -> tuple[str, ...]:
     """The sites that `freeze_layers` needs, and the divisor of the last norm.
 
     Raises:
-      UsageError: the mixer has no linear form.
+      UsageError: the mixer has no linear form, or norms that subtract the mean are only after it.
     """
-    post = ("ln1_post.scale",) if cfg.post_norms else ()
-    return (*mixer_sites(mixer), "ln1.scale", "final.scale", *post)
+    if cfg.norm == "layer" and cfg.norm_placement == "post":
+        raise UsageError(
+            "model: norm = 'layer' with norm_placement = 'post' has no frozen form here; give a "
+            "model with norm = 'rms', or with norms before its mixers and MLPs"
+        )
+    norms = [f"{name}.scale" for name in cfg.norm_names if name.startswith("ln1")]
+    return (*mixer_sites(mixer), "final.scale", *norms)
+
+
+def mlp_norm_sites(cfg: DecoderConfig) -> tuple[str, ...]:
+    """The site of the divisor of the norms before MLPs; none where there are no such norms."""
+    return ("ln2.scale",) if "ln2" in cfg.norm_names else ()
 
 
 def freeze_layers(
@@ -233,9 +243,9 @@ def freeze_layers(
     """
     blocks = params["blocks"]
     post_LTD = post_bias_LD = None
-    if cfg.post_norms:
+    if "ln1_post" in cfg.norm_names:
         post_LTD, post_bias_LD = norm_factor(blocks.get("ln1_post"), records["ln1_post.scale"], cfg)
-    norm_LTD, norm_bias_LD = norm_factor(blocks.get("ln1"), records["ln1.scale"], cfg)
+    norm_LTD, norm_bias_LD = norm_factor(blocks.get("ln1"), divisors(records, "ln1", cfg), cfg)
     return FrozenLayers(
         mixer=mixer.freeze(blocks["mixer"], records),
         norm_LTD=norm_LTD,
@@ -245,6 +255,13 @@ def freeze_layers(
         centred=cfg.norm == "layer",
         parallel=cfg.parallel_residual,
     )
+
+
+def divisors(records: Mapping[str, jax.Array], name: str, cfg: DecoderConfig) -> jax.Array:
+    """Divisors `[L, T, 1]` of the norm `ln1` or `ln2` of blocks; ones where there is none."""
+    if name in cfg.norm_names:
+        return records[f"{name}.scale"]
+    return jnp.ones((cfg.num_layers, *records["final.scale"].shape), jnp.float32)
 
 
 def norm_factor(norm: Any, divisor: jax.Array, cfg: DecoderConfig) -> tuple[jax.Array, jax.Array]:

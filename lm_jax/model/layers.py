@@ -162,18 +162,24 @@ def norm_spec(cfg: DecoderConfig) -> ParamTree:
     return spec
 
 
-def norm(p: ParamTree, x: jax.Array, cfg: DecoderConfig, scope: Scope, site: str) -> jax.Array:
-    """RMS or layer norm over the last axis, in float32, returned in the dtype of `x`.
+def norm(
+    p: ParamTree,
+    x: jax.Array,
+    cfg: DecoderConfig,
+    scope: Scope,
+    site: str,
+    axes: tuple[int, ...] = (-1,),
+) -> jax.Array:
+    """RMS or layer norm over the last axis or `axes`, in float32, returned in the dtype of `x`.
 
-    The site `<site>.scale` is the divisor sqrt(mean square + eps), of length one on the last axis.
+    The site `<site>.scale` is the divisor sqrt(mean square + eps), of length one on those axes.
     """
     # The two barriers keep XLA from fusing (and so rounding) differently when an edit is before
     # the norm or on its divisor: an edit that changes nothing then changes no bit.
     h = jax.lax.optimization_barrier(x).astype(jnp.float32)
-    # The norms of single heads have a scale alone, and leave the mean in.
-    if cfg.norm == "layer" and ("bias" in p or not p):
-        h = h - h.mean(-1, keepdims=True)
-    divisor = jnp.sqrt(jnp.mean(h * h, -1, keepdims=True) + cfg.norm_eps)
+    if cfg.norm == "layer":
+        h = h - h.mean(axes, keepdims=True)
+    divisor = jnp.sqrt(jnp.mean(h * h, axes, keepdims=True) + cfg.norm_eps)
     divisor = jax.lax.optimization_barrier(scope(site + ".scale", divisor))
     y = h / divisor
     if "scale" in p:

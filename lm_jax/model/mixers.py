@@ -30,7 +30,8 @@ class Layer:
 
     `positions_BT` are absolute and ascend by one; `window` is None, or a scalar that may be traced,
     as `index`, the number of the layer, is. `valid_BT` is false where a token is padding.
-    `norm(x, site=...)` is the norm that made the mixer's input of the residual stream `resid_BTD`.
+    `norm(x, site=...)` made the mixer's input of the residual stream `resid_BTD`: a norm, or
+    nothing where blocks have none before the mixer.
     """
 
     positions_BT: jax.Array
@@ -85,7 +86,7 @@ class Mixer(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class AttentionMixer:
-    """Multi-head attention with grouped keys, rotary positions and per-head norms as configured.
+    """Multi-head attention with grouped keys, rotary positions and q/k norms as configured.
 
     `pattern_dropout` also drops weights of the pattern where the forward pass has dropout.
     """
@@ -111,9 +112,11 @@ class AttentionMixer:
             }
         if cfg.out_bias:
             spec["o_bias"] = zeros((D,), "D")
-        if cfg.qk_norm:
-            head_scale = {"scale": constant(1.0 - cfg.norm_offset, (H,), "H")}
-            spec |= {"q_norm": head_scale, "k_norm": head_scale}
+        if cfg.qk_norm != "none":
+            shared = cfg.qk_norm == "head"
+            for name, heads, axes in (("q_norm", N, "NH"), ("k_norm", K, "KH")):
+                shape, axes = ((H,), "H") if shared else ((heads, H), axes)
+                spec[name] = {"scale": constant(1.0 - cfg.norm_offset, shape, axes)}
         return spec
 
     def init_cache(self, cfg: DecoderConfig, batch: int, length: int, dtype: Any) -> Any:
@@ -143,9 +146,10 @@ class AttentionMixer:
         q_BTNH, k_BSKH, v_BSKH = (
             scope("attn." + name, x) for name, x in zip(("q", "k", "v"), projected, strict=True)
         )
-        if cfg.qk_norm:
-            q_BTNH = norm(p["q_norm"], q_BTNH, cfg, scope, "attn.q_norm")
-            k_BSKH = norm(p["k_norm"], k_BSKH, cfg, scope, "attn.k_norm")
+        if cfg.qk_norm != "none":
+            axes = (-2, -1) if cfg.qk_norm == "projection" else (-1,)
+            q_BTNH = norm(p["q_norm"], q_BTNH, cfg, scope, "attn.q_norm", axes)
+            k_BSKH = norm(p["k_norm"], k_BSKH, cfg, scope, "attn.k_norm", axes)
         if layer.rope is not None:
             q_BTNH, k_BSKH = rotate(q_BTNH, layer.rope), rotate(k_BSKH, layer.rope)
         q_BTNH, k_BSKH = scope("attn.rot_q", q_BTNH), scope("attn.rot_k", k_BSKH)

@@ -3,10 +3,19 @@
 from collections.abc import Mapping
 
 from lm_jax.weights import table
-from lm_jax.weights.gemma import GEMMA3
+from lm_jax.weights.gemma import GEMMA2, GEMMA3
 from lm_jax.weights.gpt2 import GPT2
 from lm_jax.weights.gpt_neox import GPT_NEOX
 from lm_jax.weights.llama import LLAMA
+from lm_jax.weights.mistral import MISTRAL
 from lm_jax.weights.olmo import OLMO
+from lm_jax.weights.olmo2 import OLMO2
+from lm_jax.weights.phi3 import PHI3
+from lm_jax.weights.qwen import QWEN2, QWEN3
+from lm_jax.weights.stablelm import STABLELM
 
-FAMILIES: Mapping[str, table.Family] = {f.name: f for f in (LLAMA, GPT2, GPT_NEOX, GEMMA3, OLMO)}
+_ALL = (
+    *(LLAMA, MISTRAL, QWEN2, QWEN3, PHI3, STABLELM),
+    *(GPT2, GPT_NEOX, GEMMA2, GEMMA3, OLMO, OLMO2),
+)
+FAMILIES: Mapping[str, table.Family] = {family.name: family for family in _ALL}

@@ -6,6 +6,7 @@ import numpy as np
 
 from lm_jax.model.config import DecoderConfig
 from lm_jax.weights.table import (
+    ATTENTION_BIAS,
     COMMON_FIELDS,
     Entry,
     Family,
@@ -18,11 +19,13 @@ from lm_jax.weights.table import (
     write_rope,
 )
 
+_FIELDS = COMMON_FIELDS | ATTENTION_BIAS
+
 
 def read_config(hf: Any) -> DecoderConfig:
     return DecoderConfig(
         family="gpt_neox",
-        **read_fields(hf, COMMON_FIELDS),
+        **read_fields(hf, _FIELDS),
         num_kv_heads=hf.num_attention_heads,
         head_dim=hf.hidden_size // hf.num_attention_heads,
         norm="layer",
@@ -39,7 +42,7 @@ def write_config(cfg: DecoderConfig) -> dict[str, Any]:
     return {
         "model_type": "gpt_neox",
         "architectures": ["GPTNeoXForCausalLM"],
-        **write_fields(cfg, COMMON_FIELDS),
+        **write_fields(cfg, _FIELDS),
         "layer_norm_eps": cfg.norm_eps,
         "use_parallel_residual": cfg.parallel_residual,
         "hidden_act": write_activation(cfg.activation),

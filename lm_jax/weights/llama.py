@@ -4,6 +4,8 @@ from typing import Any
 
 from lm_jax.model.config import DecoderConfig
 from lm_jax.weights.table import (
+    ATTENTION_BIAS,
+    HEAD_DIM,
     LLAMA_FIELDS,
     Entry,
     Family,
@@ -16,11 +18,13 @@ from lm_jax.weights.table import (
     write_rope,
 )
 
+_FIELDS = LLAMA_FIELDS | ATTENTION_BIAS | HEAD_DIM
+
 
 def read_config(hf: Any) -> DecoderConfig:
     return DecoderConfig(
         family="llama",
-        **read_fields(hf, LLAMA_FIELDS),
+        **read_fields(hf, _FIELDS),
         activation=read_activation(hf.hidden_act, "hidden_act"),
         mlp_bias=hf.mlp_bias,
         rope=read_rope(hf.rope_parameters),
@@ -31,7 +35,7 @@ def write_config(cfg: DecoderConfig) -> dict[str, Any]:
     return {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
-        **write_fields(cfg, LLAMA_FIELDS),
+        **write_fields(cfg, _FIELDS),
         "hidden_act": write_activation(cfg.activation),
         "mlp_bias": cfg.mlp_bias,
         "rope_parameters": write_rope(cfg.rope),
@@ -72,11 +76,14 @@ def embedding_entries(t: Tables, cfg: DecoderConfig) -> list[Entry]:
 
 
 def entries(cfg: DecoderConfig) -> list[Entry]:
+    """Llama's table, and that of its descendants: norms of queries and keys where there are any."""
     t, block = Tables(cfg), "model.layers.{l}."
+    norms = {"input_layernorm": "ln1", "post_attention_layernorm": "ln2"}
+    if cfg.qk_norm == "head":
+        norms |= {f"self_attn.{n}_norm": f"mixer/{n}_norm" for n in "qk"}
     return [
         *embedding_entries(t, cfg),
-        t.same(block + "input_layernorm.weight", "blocks/ln1/scale"),
-        t.same(block + "post_attention_layernorm.weight", "blocks/ln2/scale"),
+        *(t.same(f"{block}{n}.weight", f"blocks/{ours}/scale") for n, ours in norms.items()),
         *attention_entries(t, cfg, block),
         *gated_mlp_entries(t, cfg, block),
     ]

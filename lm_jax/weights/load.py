@@ -224,11 +224,11 @@ def load_params(
     filled: dict[str, jax.Array] = {}
     bad: list[str] = []
     for entry in entries:
-        for layer, name in enumerate(table.names(entry, cfg.num_layers)):
-            tensor = source.read(name)
-            if not np.isfinite(tensor).all():
-                bad.append(name)
-            for path, value in zip(entry.params, entry.read(tensor), strict=True):
+        for layer, names in enumerate(table.names_by_layer(entry, cfg.num_layers)):
+            tensors = {name: source.read(name) for name in names}
+            bad += [name for name, tensor in tensors.items() if not np.isfinite(tensor).all()]
+            values = entry.read(*tensors.values())
+            for path, value in zip(entry.params, values, strict=True):
                 value = np.ascontiguousarray(value, dtype)
                 spec = specs[path]
                 if not entry.per_layer:

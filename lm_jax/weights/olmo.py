@@ -6,6 +6,7 @@ from lm_jax.errors import BadInputError
 from lm_jax.model.config import DecoderConfig
 from lm_jax.weights.llama import attention_entries, gated_mlp_entries
 from lm_jax.weights.table import (
+    ATTENTION_BIAS,
     COMMON_FIELDS,
     Entry,
     Family,
@@ -20,7 +21,7 @@ from lm_jax.weights.table import (
 
 # Fixed in the layer norms of the architecture, and in no config.
 _EPS = 1e-5
-_FIELDS = COMMON_FIELDS | {"num_kv_heads": "num_key_value_heads"}
+_FIELDS = COMMON_FIELDS | ATTENTION_BIAS | {"num_kv_heads": "num_key_value_heads"}
 
 
 def read_config(hf: Any) -> DecoderConfig:

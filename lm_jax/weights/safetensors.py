@@ -56,10 +56,16 @@ def read_hf_config(folder: Path, families: Mapping[str, Family]) -> Any:
     from lm_jax.weights.compat import transformers
 
     try:
-        return transformers().AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config = transformers().AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError) as error:
         reason = " ".join(str(error).split())
         raise BadInputError(f"{path} cannot be read: {reason}; mend that field") from error
+    if config.model_type != kind:
+        raise BadInputError(
+            f"{path}: transformers reads this {kind} as {config.model_type!r}, which is not "
+            f"supported; use a model of one of {', '.join(sorted(families))}"
+        )
+    return config
 
 
 class SafetensorsSource:

@@ -50,9 +50,9 @@ def save_pretrained(
     tensors: dict[str, np.ndarray] = {}
     for entry in entries:
         stacks = [np.asarray(leaves[p]) for p in entry.params]
-        for layer, name in enumerate(table.names(entry, cfg.num_layers)):
-            parts = [a[layer] for a in stacks] if entry.per_layer else stacks
-            tensors[name] = entry.write(*parts)
+        for layer, names in enumerate(table.names_by_layer(entry, cfg.num_layers)):
+            stored = entry.write(*([a[layer] for a in stacks] if entry.per_layer else stacks))
+            tensors |= zip(names, [stored] if entry.heads is None else stored, strict=True)
     write_folder(Path(path), config, tensors, tokenizer)
 
 

@@ -19,19 +19,24 @@ from lm_jax.model import params as params_lib
 from lm_jax.model.config import DecoderConfig, LinearScaling, Llama3Scaling, Rope
 from lm_jax.model.params import ParamSpec
 
-Read = Callable[[np.ndarray], tuple[np.ndarray, ...]]
+Read = Callable[..., tuple[np.ndarray, ...]]
 Write = Callable[..., np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One checkpoint tensor of shape `shape` and the parameters, by path, that it fills."""
+    """One checkpoint tensor of shape `shape` and the parameters, by path, that it fills.
+
+    With `heads`, it is a tensor for each of so many heads, `{n}` in the name: `read` takes all and
+    `write` gives them stacked on a leading axis.
+    """
 
     name: str
     params: tuple[str, ...]
     shape: tuple[int, ...]
     read: Read
     write: Write
+    heads: int | None = None
 
     @property
     def per_layer(self) -> bool:
@@ -88,6 +93,13 @@ class Tables:
         shape = self.one_layer(path)
         return Entry(
             name, (path,), (math.prod(shape),), lambda w: (w.reshape(shape),), lambda a: a.ravel()
+        )
+
+    def by_head(self, name: str, path: str) -> Entry:
+        """A parameter whose heads, its first axis, are stored as a tensor each."""
+        heads, *shape = self.one_layer(path)
+        return Entry(
+            name, (path,), tuple(shape), lambda *w: (np.stack(w),), lambda a: a, heads=heads
         )
 
     def linear(self, name: str, path: str, *, inputs: int = 1, transposed: bool = True) -> Entry:
@@ -151,11 +163,19 @@ def check(
         )
 
 
-def names(entry: Entry, num_layers: int) -> list[str]:
-    """The checkpoint names of an entry, one per layer."""
+def names_by_layer(entry: Entry, num_layers: int) -> list[list[str]]:
+    """The checkpoint names of an entry in each layer: one, or one for each head."""
+    layers = [entry.name.replace("{l}", str(i)) for i in range(num_layers)]
     if not entry.per_layer:
-        return [entry.name]
-    return [entry.name.replace("{l}", str(layer)) for layer in range(num_layers)]
+        layers = [entry.name]
+    if entry.heads is None:
+        return [[name] for name in layers]
+    return [[name.replace("{n}", str(n)) for n in range(entry.heads)] for name in layers]
+
+
+def names(entry: Entry, num_layers: int) -> list[str]:
+    """All checkpoint names of an entry."""
+    return [name for layer in names_by_layer(entry, num_layers) for name in layer]
 
 
 # Our fields and their names in the configs of most families after GPT-2.
@@ -166,16 +186,12 @@ COMMON_FIELDS = {
     "mlp_size": "intermediate_size",
     "vocab_size": "vocab_size",
     "max_length": "max_position_embeddings",
-    "qkv_bias": "attention_bias",
-    "out_bias": "attention_bias",
     "tie_embeddings": "tie_word_embeddings",
 }
+ATTENTION_BIAS = {"qkv_bias": "attention_bias", "out_bias": "attention_bias"}
+HEAD_DIM = {"head_dim": "head_dim"}
 # Those of families that descend from Llama have these as well.
-LLAMA_FIELDS = COMMON_FIELDS | {
-    "num_kv_heads": "num_key_value_heads",
-    "head_dim": "head_dim",
-    "norm_eps": "rms_norm_eps",
-}
+LLAMA_FIELDS = COMMON_FIELDS | {"num_kv_heads": "num_key_value_heads", "norm_eps": "rms_norm_eps"}
 
 
 def read_fields(hf: Any, fields: Mapping[str, str]) -> dict[str, Any]:
@@ -186,6 +202,63 @@ def read_fields(hf: Any, fields: Mapping[str, str]) -> dict[str, Any]:
 def write_fields(cfg: DecoderConfig, fields: Mapping[str, str]) -> dict[str, Any]:
     """The inverse of `read_fields`."""
     return {theirs: getattr(cfg, ours) for ours, theirs in fields.items()}
+
+
+def read_head_dim(hf: Any) -> int:
+    """`head_dim`, which many configs leave out where the heads share the width of the model."""
+    return getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
+
+
+def read_windows(hf: Any) -> tuple[int | None, ...]:
+    """The window of every layer, of `layer_types` and `sliding_window`; empty where none has one.
+
+    Raises:
+      BadInputError: for another kind of layer, or layers with a window whose size is missing.
+    """
+    kinds = {"sliding_attention": hf.sliding_window, "full_attention": None}
+    unknown = sorted(set(hf.layer_types) - set(kinds))
+    if unknown:
+        raise BadInputError(f"config.json: layer_types has {unknown}; known: {sorted(kinds)}")
+    if "sliding_attention" in hf.layer_types and not hf.sliding_window:
+        raise BadInputError(
+            f"config.json: sliding_window = {hf.sliding_window}, but layer_types has layers with a "
+            "window; give its size"
+        )
+    windows = tuple(kinds[kind] for kind in hf.layer_types)
+    return windows if any(windows) else ()
+
+
+def write_windows(cfg: DecoderConfig) -> dict[str, Any]:
+    """The inverse of `read_windows`.
+
+    Raises:
+      BadInputError: if windows are of several sizes.
+    """
+    sizes = {w for w in cfg.layer_windows if w is not None}
+    if len(sizes) > 1:
+        raise BadInputError(
+            f"windows = {cfg.windows}: family {cfg.family} has one window size for all layers"
+        )
+    kinds = ["full_attention" if w is None else "sliding_attention" for w in cfg.layer_windows]
+    return {"sliding_window": sizes.pop() if sizes else None, "layer_types": kinds}
+
+
+def read_same_windows(hf: Any) -> tuple[int | None, ...]:
+    """The window `sliding_window` for every layer; empty without one."""
+    return () if hf.sliding_window is None else (hf.sliding_window,) * hf.num_hidden_layers
+
+
+def write_same_windows(cfg: DecoderConfig) -> dict[str, Any]:
+    """The inverse of `read_same_windows`.
+
+    Raises:
+      BadInputError: if layers differ.
+    """
+    if len(set(cfg.layer_windows)) > 1:
+        raise BadInputError(
+            f"windows = {cfg.windows}: family {cfg.family} has the same window in all layers"
+        )
+    return {"sliding_window": cfg.layer_windows[0]}
 
 
 def read_rope(

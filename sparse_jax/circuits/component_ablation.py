@@ -53,7 +53,7 @@ def ablate_edges(
     edits["embed"] = _PutInput(values_UBTD[0], cfg)
     edits["mlp.out"] = _PutMlp(layers[:, N], first_L + N)
     block = {"mixer": {"o": model.params["blocks"]["mixer"]["o"]}}
-    if cfg.post_norms:
+    if "ln1_post" in cfg.norm_names:
         block["ln1_post"] = model.params["blocks"].get("ln1_post", {})
         edits["attn.z"] = _KeepHeads()
         edits["ln1_post.scale"] = _PutNormalisedHeads(block, layers[:, :N], first_L, cfg)

@@ -120,7 +120,9 @@ def writer_values(model: CircuitModel, batch: Batch, tokens_BT: jax.Array) -> ja
 
     With biases of the attention outputs they sum to the input of the logits.
     """
-    names = ["embed", "attn.z", "mlp.out"] + ["ln1_post.scale"] * model.cfg.post_norms
+    names = ["embed", "attn.z", "mlp.out"] + ["ln1_post.scale"] * (
+        "ln1_post" in model.cfg.norm_names
+    )
     _, records = measure(model, batch, tokens_BT, record=dict.fromkeys(names, keep))
     writes = functools.partial(head_writes, cfg=model.cfg)
     heads_LBTND = jax.vmap(writes)(
@@ -278,6 +280,8 @@ def ungrouped(model: CircuitModel) -> CircuitModel:
     for name in ("k", "v", "k_bias", "v_bias"):
         if name in mixer:
             mixer[name] = jnp.repeat(mixer[name], shared, axis=-2)
+    if cfg.qk_norm in ("each_head", "projection"):
+        mixer["k_norm"] = {"scale": jnp.repeat(mixer["k_norm"]["scale"], shared, axis=-2)}
     return dataclasses.replace(
         model,
         cfg=dataclasses.replace(cfg, num_kv_heads=cfg.num_heads),

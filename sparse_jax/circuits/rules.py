@@ -25,6 +25,7 @@ linear in its embeddings: embedding times gradient sums to the logits; `gim`, al
 from collections.abc import Collection, Mapping
 import dataclasses
 import functools
+import itertools
 from typing import Any
 
 import jax
@@ -73,10 +74,10 @@ class GradientRules:
         edits: dict[str, Any] = {}
         if self.frozen_norms:
             split = not HEAD_INPUT_SITES.isdisjoint(touched)
-            first = [f"{name}_input.scale" for name in ("q", "k", "v")] if split else ["ln1.scale"]
-            names = [*first, "ln2.scale", "final.scale"]
-            names += ["ln1_post.scale", "ln2_post.scale"] if cfg.post_norms else []
-            names += ["attn.q_norm.scale", "attn.k_norm.scale"] if cfg.qk_norm else []
+            first = [f"{name}_input" for name in ("q", "k", "v")] if split else ["ln1"]
+            blocks = [first if name == "ln1" else [name] for name in cfg.norm_names]
+            names = [f"{name}.scale" for name in itertools.chain(*blocks, ["final"])]
+            names += ["attn.q_norm.scale", "attn.k_norm.scale"] if cfg.qk_norm != "none" else []
             edits |= {name: Freeze() for name in names}
         if self.half_products:
             products = [] if self.frozen_patterns else _ATTENTION_PRODUCTS

@@ -25,7 +25,7 @@ import numpy as np
 
 from lm_jax.errors import UsageError
 from lm_jax.model.edits import Add, Replace
-from lm_jax.model.frozen import frozen_sites, mixer_sites
+from lm_jax.model.frozen import frozen_sites, mixer_sites, mlp_norm_sites
 from lm_jax.model.layers import unembedding
 from lm_jax.model.sites import keep
 from lm_jax.statistics import Interval
@@ -255,7 +255,7 @@ def _run(model, features, error_LTD, tokens_T, sources, strength_B, *, mode):
     embedding_BTD = sources.embedding_XD[:, None] * at_BT1
     frozen = {
         # Scores are not computed from, where patterns are frozen: per-head norms need not be.
-        "frozen": (*frozen_sites(model.cfg, model.mixer), "ln2.scale"),
+        "frozen": (*frozen_sites(model.cfg, model.mixer), *mlp_norm_sites(model.cfg)),
         "attention_frozen": mixer_sites(model.mixer),
         "free": (),
     }[mode]

@@ -62,7 +62,7 @@ class Neurons:
         """The neurons of a model."""
         mlps = model.params["blocks"].get("mlp", {})
         params = {name: jnp.asarray(leaf, jnp.float32) for name, leaf in mlps.items()}
-        return cls(params, None, None, model.cfg.activation, model.cfg.post_norms)
+        return cls(params, None, None, model.cfg.activation, "ln2_post" in model.cfg.norm_names)
 
     @property
     def decoder_bias_LD(self) -> jax.Array:

@@ -152,7 +152,7 @@ def targets(
         """Coordinates `[H, D]` and constants `[H]` of the query or key at one position."""
         rows_XH = jnp.concatenate([weight_LDNH[layer, :, head], bias_LNH[layer, head][None]])
         if norm_LTNH is not None:
-            rows_XH = rows_XH * norm_LTNH[layer, position, head][None]
+            rows_XH = centre(rows_XH, layers.centred) * norm_LTNH[layer, position, head][None]
         if s.rotation_2LTR is not None:
             cos, sin = s.rotation_2LTR[:, layer, position][:, None, None]
             rows_XH = rotate(rows_XH[None, None], (cos, sin))[0, 0]

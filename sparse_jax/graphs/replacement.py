@@ -23,7 +23,14 @@ import jax.numpy as jnp
 
 from lm_jax.errors import UsageError
 from lm_jax.model.config import DecoderConfig
-from lm_jax.model.frozen import FrozenLayers, freeze_layers, frozen_sites, norm_factor
+from lm_jax.model.frozen import (
+    FrozenLayers,
+    divisors,
+    freeze_layers,
+    frozen_sites,
+    mlp_norm_sites,
+    norm_factor,
+)
 from lm_jax.model.layers import rows, unembedding
 from lm_jax.model.sites import keep
 from sparse_jax.circuits.runs import CircuitModel
@@ -37,7 +44,7 @@ class Replacement:
 
     Attributes:
       layers: linear maps of the blocks.
-      read_LTD, read_bias_LD: factor and bias of the norm before each MLP.
+      read_LTD, read_bias_LD: factor and bias of the norm before each MLP; 1 and 0 without one.
       final_TD, final_bias_D: those of the last norm.
       token_TD: token embeddings.
       position_TD: position embeddings, zero where positions are rotations.
@@ -112,14 +119,14 @@ def record(model: CircuitModel, features: Features, tokens_T: jax.Array) -> Repl
     params = jax.tree.map(lambda x: x.astype(jnp.float32), model.params)
     model = dataclasses.replace(model, params=params)
     names = [*frozen_sites(cfg, model.mixer), *score_sites(cfg, model.mixer)]
-    names += ["ln2.scale", "mlp.in", "mlp.out"]
+    names += [*mlp_norm_sites(cfg), "mlp.in", "mlp.out"]
     tokens_BT = tokens_T[None]
     run = model.forward(
         tokens_BT, jnp.ones_like(tokens_BT, bool), record=dict.fromkeys(names, keep)
     )
     records = {name: x[0] if name == "final.scale" else x[:, 0] for name, x in run.records.items()}
     params, blocks = model.params, model.params["blocks"]
-    read_LTD, read_bias_LD = norm_factor(blocks.get("ln2"), records["ln2.scale"], cfg)
+    read_LTD, read_bias_LD = norm_factor(blocks.get("ln2"), divisors(records, "ln2", cfg), cfg)
     final_TD, final_bias_D = norm_factor(params.get("final"), records["final.scale"], cfg)
     layers = freeze_layers(params, records, cfg, model.mixer)
     position_TD = jnp.zeros((tokens_T.size, cfg.hidden_size), jnp.float32)

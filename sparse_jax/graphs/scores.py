@@ -9,6 +9,7 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 
+from lm_jax.errors import UsageError
 from lm_jax.model.config import DecoderConfig, Rope
 from lm_jax.model.layers import rope_tables
 from lm_jax.model.mixers import AttentionMixer
@@ -20,12 +21,12 @@ class FrozenScores:
     """Attention scores as a bilinear map of the inputs of blocks, leaves with a leading L.
 
     A score is `scale` times the product of a query and a key, each a linear map of the residual
-    stream: projection, per-head norm by its recorded divisor, rotation.
+    stream: projection, norm by its recorded divisor, rotation.
 
     Attributes:
       query_LDNH, key_LDKH: weights.
       query_bias_LNH, key_bias_LKH: what biases of norm and projection add.
-      query_norm_LTNH, key_norm_LSKH: factors of the per-head norms; None without.
+      query_norm_LTNH, key_norm_LSKH: factors of the norms of queries and keys; None without.
       rotation_2LTR: cosines and sines of the R rotated pairs of coordinates; None without.
       rotated_query_LTNH, rotated_key_LSKH: queries and keys of the forward pass, as scored.
       scale: on the product, before a soft cap.
@@ -47,7 +48,7 @@ def score_sites(cfg: DecoderConfig, mixer: object) -> tuple[str, ...]:
     """The sites that `freeze_scores` needs; none where the mixer has no queries and keys."""
     if not isinstance(mixer, AttentionMixer):
         return ()
-    norms = ("attn.q_norm.scale", "attn.k_norm.scale") if cfg.qk_norm else ()
+    norms = ("attn.q_norm.scale", "attn.k_norm.scale") if cfg.qk_norm != "none" else ()
     return ("attn.rot_q", "attn.rot_k", *norms)
 
 
@@ -66,19 +67,28 @@ def freeze_scores(
       records: `score_sites` of one prompt, without the axis B.
       cfg: of the decoder.
       mixer: of its blocks.
+
+    Raises:
+      UsageError: queries and keys pass a norm that subtracts a mean over all heads.
     """
     if not isinstance(mixer, AttentionMixer):
         return None
+    if (cfg.norm, cfg.qk_norm) == ("layer", "projection"):
+        raise UsageError(
+            "model: qk_norm = 'projection' with norm = 'layer' has no frozen scores here; give a "
+            "model with norm = 'rms'"
+        )
 
     def bias(name: str) -> jax.Array:
         bias_LNH = jnp.einsum("LD,LDNH->LNH", norm_bias_LD, p[name])
         return bias_LNH + p.get(f"{name}_bias", 0.0)
 
     def norm(name: str) -> jax.Array | None:
-        if not cfg.qk_norm:
+        if cfg.qk_norm == "none":
             return None
-        weight_LH = p[f"{name}_norm"]["scale"] + cfg.norm_offset
-        return weight_LH[:, None, None] / records[f"attn.{name}_norm.scale"]
+        weight = p[f"{name}_norm"]["scale"] + cfg.norm_offset
+        weight_LNH = weight[:, None] if cfg.qk_norm == "head" else weight
+        return weight_LNH[:, None] / records[f"attn.{name}_norm.scale"]
 
     return FrozenScores(
         query_LDNH=p["q"],

@@ -45,13 +45,19 @@ CONFIGS = {
     "gemma": lm_jax.DecoderConfig(
         **SIZE,
         norm_offset=1.0,
-        post_norms=True,
-        qk_norm=True,
+        norm_placement="both",
+        qk_norm="head",
         windows=(3, None, 5),
         local_rope=lm_jax.Rope(theta=100.0),
         embed_scale=4.5,
         score_softcap=3.0,
         logit_softcap=2.0,
+    ),
+}
+CONFIGS |= {
+    "olmo2": lm_jax.DecoderConfig(**SIZE, norm_placement="post", qk_norm="projection"),
+    "stablelm": lm_jax.DecoderConfig(
+        **SIZE, norm="layer", qk_norm="each_head", rope=lm_jax.Rope(fraction=0.34)
     ),
 }
 B, T = 2, 9

@@ -21,8 +21,8 @@ CFG = lm_jax.DecoderConfig(
     mlp_size=28,
     vocab_size=40,
     max_length=32,
-    qk_norm=True,
-    post_norms=True,
+    qk_norm="head",
+    norm_placement="both",
     windows=(5, None, 5),
 )
 PLAIN = lm_jax.DecoderConfig(

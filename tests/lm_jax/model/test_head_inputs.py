@@ -17,7 +17,7 @@ from lm_jax.model.sites import HEAD_INPUT_SITES
 from tests import rounding, tiny
 
 B, T = 2, 7
-CFG = tiny.decoder(num_heads=4, num_kv_heads=2, post_norms=True, qk_norm=True)
+CFG = tiny.decoder(num_heads=4, num_kv_heads=2, norm_placement="both", qk_norm="head")
 INPUTS = ("q_input", "k_input", "v_input", "mlp_input", "final_input")
 
 

@@ -22,7 +22,7 @@ CFG = lm_jax.DecoderConfig(
     mlp_size=28,
     vocab_size=40,
     max_length=32,
-    qk_norm=True,
+    qk_norm="head",
     windows=(None, 4, None),
 )
 TOKENS_BT = np.random.default_rng(0).integers(0, CFG.vocab_size, (4, 9))

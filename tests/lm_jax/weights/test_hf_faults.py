@@ -142,7 +142,7 @@ def test_quantised_tensors(copy, dtype):
         (
             "llama_mqa",
             {"model_type": "mamba"},
-            ("'mamba'", "gemma3_text, gpt2, gpt_neox, llama, olmo"),
+            ("'mamba'", "gpt_neox, llama, mistral, olmo, olmo2, phi3, qwen2, qwen3, stablelm"),
         ),
         ("llama_mqa", {"model_type": None}, ("model_type = None",)),
         ("olmo", {"clip_qkv": 8.0}, ("clip_qkv = 8.0", "OLMo-7B-hf")),
@@ -152,7 +152,29 @@ def test_quantised_tensors(copy, dtype):
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, ("scale_attn_by_inverse_layer_idx",)),
         ("gpt2", {"add_cross_attention": True}, ("add_cross_attention = True",)),
         ("gemma3", {"use_bidirectional_attention": True}, ("use_bidirectional_attention",)),
+        ("gemma2", {"use_bidirectional_attention": True}, ("use_bidirectional_attention",)),
         ("gemma3", {"attn_logit_softcapping": 50.0}, ("attn_logit_softcapping = 50.0",)),
+        ("qwen3", {"layer_types": ["full_attention"] * 2}, ("layer_types", "mend that field")),
+        ("qwen3", {"layer_types": ["chunked_attention"] * 3}, ("layer_types has", "known: ")),
+        (
+            "mistral",
+            {"layer_types": ["full_attention"] * 3},
+            ("as 'ministral'",),
+        ),
+        ("qwen3", {"sliding_window": 0}, ("sliding_window = 0", "give its size")),
+        (
+            "phi3",
+            {
+                "rope_parameters": {
+                    "rope_type": "longrope",
+                    "rope_theta": 1e4,
+                    "partial_rotary_factor": 0.5,
+                    "short_factor": [1.0],
+                    "long_factor": [2.0],
+                }
+            },
+            ("rope_type = 'longrope' is not supported",),
+        ),
         ("llama_mqa", {"quantization_config": {"quant_method": "gptq"}}, ("quantised", "GGUF")),
         ("llama_mqa", {"auto_map": {"AutoConfig": "x.Y"}}, ("auto_map", "run code")),
     ],

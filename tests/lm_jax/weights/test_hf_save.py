@@ -133,7 +133,7 @@ def test_files_are_as_readable_as_the_umask_allows(tmp_path, umask, mode):
         ({"embed_scale": 2.0}, "config.embed_scale"),
         ({"windows": (2, None)}, "config.windows"),
         ({"attention_scale": 1.0}, "config.attention_scale"),
-        ({"qk_norm": True}, "config.qk_norm"),
+        ({"qk_norm": "head"}, "config.qk_norm"),
     ],
 )
 def test_a_setting_that_the_family_cannot_store(tmp_path, fields, word):

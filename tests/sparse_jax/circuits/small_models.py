@@ -19,8 +19,8 @@ BLOCKS = {
     "gemma": {
         "num_heads": 4,
         "num_kv_heads": 1,
-        "post_norms": True,
-        "qk_norm": True,
+        "norm_placement": "both",
+        "qk_norm": "head",
         "norm_offset": 1.0,
         "windows": (4, None),
         "family": "gemma3",
@@ -31,6 +31,21 @@ BLOCKS = {
         "num_heads": 4,
         "num_kv_heads": 2,
         "family": "",
+    },
+    "olmo2": {
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "norm_placement": "post",
+        "qk_norm": "projection",
+        "family": "olmo2",
+    },
+    "stablelm": {
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "norm": "layer",
+        "qk_norm": "each_head",
+        "rope": lm_jax.Rope(fraction=0.25),
+        "family": "stablelm",
     },
     "pythia": {
         **tiny.GPT2,

@@ -40,7 +40,7 @@ MODELS = [("llama", 0.3), ("gpt2", None), ("gemma", None), ("pythia", None)]
 def records_of(model, batch, tokens_BT):
     names = [*RECORDED, "attn.q", "attn.k", "attn.v"]
     names += [] if model.cfg.parallel_residual else ["resid_mid"]
-    names += ["ln1_post.scale"] if model.cfg.post_norms else []
+    names += ["ln1_post.scale"] if "ln1_post" in model.cfg.norm_names else []
     return measure(model, batch, tokens_BT, record=dict.fromkeys(names, lm_jax.keep))[1]
 
 
@@ -55,7 +55,7 @@ def written(model, records, writer):
     z = np.asarray(records["attn.z"][layer, :, :, head], np.float64)
     block = jax.tree.map(lambda x: np.asarray(x[layer], np.float64), model.params["blocks"])
     value = z @ block["mixer"]["o"][head]
-    if cfg.post_norms:
+    if "ln1_post" in cfg.norm_names:
         divisor = np.asarray(records["ln1_post.scale"][layer], np.float64)
         value = value / divisor * (block["ln1_post"]["scale"] + cfg.norm_offset)
     return value
@@ -76,7 +76,7 @@ def read(model, records, reader, change):
         mid = records["resid_pre" if cfg.parallel_residual else "resid_mid"][layer]
         h = layers.norm(block["ln2"], mid + change, cfg, scope, "ln2")
         out = layers.mlp(block["mlp"], h, cfg, scope)
-        if cfg.post_norms:
+        if "ln2_post" in cfg.norm_names:
             out = layers.norm(block["ln2_post"], out, cfg, scope, "ln2_post")
         return "mlp.out", layer, None, out
     heads = [("q", n) for n in range(cfg.num_heads)]

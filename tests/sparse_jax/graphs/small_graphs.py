@@ -10,7 +10,7 @@ import pytest
 import lm_jax
 from lm_jax.model import params as params_lib
 from lm_jax.model.edits import Add, Replace
-from lm_jax.model.frozen import frozen_sites
+from lm_jax.model.frozen import frozen_sites, mlp_norm_sites
 from lm_jax.model.sites import keep
 from protot_jax import build_model
 from sparse_jax.circuits.runs import CircuitModel
@@ -27,6 +27,8 @@ MODELS = [
     ("gpt2", 0.3, 2),
     ("gemma", None, 2),
     ("pythia", None, None),
+    ("olmo2", None, None),
+    ("stablelm", None, None),
     ("protot", None, None),
 ]
 # Quick: gates, layer norm, biases and a window; rotations, per-head norms, norms after attention.
@@ -125,8 +127,8 @@ def with_each_doubled(model, transcoder, nodes, sites=()):
       the clean pass, of one row, and those of the nodes `[S]`; both record `sites` and `mlp.in`.
     """
     cfg = model.cfg
-    frozen = [*frozen_sites(cfg, model.mixer), "ln2.scale"]
-    frozen += ["attn.q_norm.scale", "attn.k_norm.scale"] * cfg.qk_norm
+    frozen = [*frozen_sites(cfg, model.mixer), *mlp_norm_sites(cfg)]
+    frozen += ["attn.q_norm.scale", "attn.k_norm.scale"] * (cfg.qk_norm != "none")
     sites = dict.fromkeys([*sites, "mlp.in"], keep)
     tokens_BT = jnp.asarray(small_tokens(), jnp.int32)[None]
     record = sites | dict.fromkeys([*frozen, "mlp.out"], keep)
