@@ -18,6 +18,7 @@ the gradient of the metric, or its like under other local derivatives (`rules`).
 """
 
 from collections.abc import Callable
+import dataclasses
 import functools
 import itertools
 from typing import Literal, get_args
@@ -77,7 +78,9 @@ class Activations:
             raise UsageError(
                 f"an edge has no part {part!r} to patch{nearest(part, get_args(EdgePart))}"
             )
-        return other if part == "value" else self.replace(pattern_LBNTS=other.pattern_LBNTS)
+        if part == "value":
+            return other
+        return dataclasses.replace(self, pattern_LBNTS=other.pattern_LBNTS)
 
 
 _RECORDED = {"attn.z": keep, "attn.pattern": keep, "attn.v": keep}

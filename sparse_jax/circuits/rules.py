@@ -99,6 +99,7 @@ class GradientRules:
         if gated is None:
             exact = self.softmax_temperature == 1.0
             return softmax if exact else _Tempered(self.softmax_temperature)
+        assert isinstance(gated.fn, Gated), "only models with gates have an attend of their own"
         return PerLayer(_ConstantGates(gated.fn, self.softmax_temperature), gated.data)
 
 

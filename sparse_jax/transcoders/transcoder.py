@@ -144,7 +144,7 @@ def shuffled(transcoder: "Transcoder", seed: int) -> "Transcoder":
         )
         for target in range(cfg.num_layers)
     }
-    return transcoder.replace(params=dict(transcoder.params) | {"decoder": decoder})
+    return dataclasses.replace(transcoder, params=dict(transcoder.params) | {"decoder": decoder})
 
 
 def _uniform(bound: float) -> params_lib.Initializer:
@@ -260,7 +260,7 @@ class Transcoder:
                 f"norm; divide W_enc by these weights, take the norm's bias out of b_enc, and name "
                 f"feature_input_hook: {HOOKS[0]} in its config.yaml"
             )
-        if BARE_OUTPUT in self.hooks and cfg.post_norms:
+        if BARE_OUTPUT in self.hooks and "ln2_post" in cfg.norm_names:
             raise UsageError(
                 f"transcoder: it writes {BARE_OUTPUT}, which passes a norm in this model; give one "
                 f"with feature_output_hook: {HOOKS[1]}"
@@ -326,7 +326,7 @@ class Transcoder:
         if self.cfg.has_thresholds:
             folded["threshold"] = self.theta_LF
         kept = {name: leaf for name, leaf in p.items() if name != "log_threshold"}
-        return self.replace(params=kept | folded)
+        return dataclasses.replace(self, params=kept | folded)
 
 
 def init(
