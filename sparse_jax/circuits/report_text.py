@@ -1,10 +1,10 @@
 """Findings of the circuit study in sentences, for the terminal and for the page."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from lm_jax.report.markup import number
 from lm_jax.statistics import Interval
-from sparse_jax.circuits.results import CircuitSummary, CurveResult, TaskResult
+from sparse_jax.circuits.results import CircuitSummary, CurveResult, Ratio, TaskResult
 
 COMPONENT = {
     "heads": "heads",
@@ -25,9 +25,9 @@ def findings(summary: CircuitSummary) -> list[str]:
 
 # Rankings whose ratios are printed, and how they are named.
 _RANKED = {
-    ("signed", "prompt"): "",
-    ("absolute", "prompt"): " (ranked per prompt, by absolute effect)",
-    ("absolute", "task"): " (ranked per task, by absolute effect)",
+    ("signed", "prompt"): "per prompt",
+    ("absolute", "prompt"): "per prompt by absolute effect",
+    ("absolute", "task"): "per task by absolute effect",
 }
 
 
@@ -83,14 +83,25 @@ def _of_task(summary: CircuitSummary, task: str) -> Iterator[str]:
             f"{task}, {COMPONENT[component]} that explain {100 * config.fraction:g} % of a "
             f"prompt's metric: {'; '.join(parts)}."
         )
-        for ratio in summary.ratios:
-            names = (ratio.task, ratio.component, ratio.ablation)
-            ranked = (ratio.ranking, ratio.scope)
-            if names != (task, component, ablation) or ranked not in _RANKED:
-                continue
-            pair = f"{ratio.reference} : {ratio.model}{_RANKED[ranked]}"
-            yield (
-                f"{task}, {COMPONENT[component]}, {pair}: {format_interval(ratio.ratio, '.2f')}."
-                if ratio.ratio
-                else f"{task}, {COMPONENT[component]}, {pair}: no ratio, as {ratio.why}."
-            )
+        ratios = [
+            each
+            for each in summary.ratios
+            if (each.task, each.component, each.ablation) == (task, component, ablation)
+            and (each.ranking, each.scope) in _RANKED
+        ]
+        yield from ratio_sentences(f"{task}, {COMPONENT[component]}", ratios)
+
+
+def ratio_sentences(subject: str, ratios: Sequence[Ratio]) -> Iterator[str]:
+    """One sentence for each pair of models; where there is a sparse one, for its pairs alone."""
+    pairs = dict.fromkeys((each.reference, each.model) for each in ratios)
+    sparse = [pair for pair in pairs if pair[1] == "sparse"]
+    for pair in sparse or pairs:
+        own = [each for each in ratios if (each.reference, each.model) == pair]
+        ranked = [
+            f"{format_interval(each.ratio, '.2f')} ranked {_RANKED[each.ranking, each.scope]}"
+            for each in own
+            if each.ratio
+        ]
+        missing = dict.fromkeys(f"no ratio, as {each.why}" for each in own if not each.ratio)
+        yield f"{subject}, {' : '.join(pair)}: {'; '.join([*ranked, *missing])}."

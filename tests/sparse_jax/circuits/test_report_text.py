@@ -1,0 +1,37 @@
+"""Sentences on the ratios of circuits."""
+
+import itertools
+
+from lm_jax.statistics import Interval
+from sparse_jax.circuits.report_text import ratio_sentences
+from sparse_jax.circuits.results import Ratio
+
+MODELS = ("dense", "control", "sparse")
+RANKINGS = (("signed", "prompt"), ("absolute", "prompt"), ("absolute", "task"))
+
+
+def ratio(reference, model, ranking, scope, value):
+    interval = None if value is None else Interval(value, value - 0.5, value + 0.5, 20)
+    why = "" if value else "control does not solve copy"
+    return Ratio("copy", "heads", "zero", ranking, scope, model, reference, interval, why)
+
+
+def test_one_sentence_for_each_pair_with_the_sparse_model():
+    ratios = [
+        ratio(*pair, *ranked, value=None if "control" in pair else 2.0 + k)
+        for pair in itertools.combinations(MODELS, 2)
+        for k, ranked in enumerate(RANKINGS)
+    ]
+    assert list(ratio_sentences("copy, heads", ratios)) == [
+        "copy, heads, dense : sparse: 2.00 [1.50, 2.50] ranked per prompt; "
+        "3.00 [2.50, 3.50] ranked per prompt by absolute effect; "
+        "4.00 [3.50, 4.50] ranked per task by absolute effect.",
+        "copy, heads, control : sparse: no ratio, as control does not solve copy.",
+    ]
+
+
+def test_without_a_sparse_model_all_pairs_are_named():
+    ratios = [ratio("dense", "control", "signed", "prompt", 1.0)]
+    assert list(ratio_sentences("copy, heads", ratios)) == [
+        "copy, heads, dense : control: 1.00 [0.50, 1.50] ranked per prompt."
+    ]
