@@ -1,5 +1,6 @@
 """Examples become aligned arrays, or are dropped and refused with the reason."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -94,6 +95,31 @@ def test_the_same_seed_gives_the_same_task_and_excluded_examples_do_not_come_aga
     apart = make_task("greater_than", tokenizer, count=500, seed=1, exclude=first.examples)
     check_disjoint(first, apart)
     assert apart.manifest.dropped["drawn before"] > other.manifest.dropped["drawn before"]
+
+
+def test_arrays_with_padding_or_metric_elsewhere_are_refused():
+    arrays = make_task("ioi", word_tokenizer(), count=12, seed=3).arrays
+    row = int(arrays.lengths_B.argmin())
+    length, T = int(arrays.lengths_B[row]), arrays.valid_BT.shape[1]
+    assert length < T
+
+    def changed(**rows):
+        fields = {name: np.array(getattr(arrays, name)) for name in rows}
+        for name, value in rows.items():
+            fields[name][row] = value
+        return dataclasses.replace(arrays, **fields)
+
+    left = changed(position_B=length - 2).valid_BT[row, ::-1]
+    with pytest.raises(BadInputError, match=rf"row {row} of valid_BT is not padded on the right"):
+        changed(valid_BT=left)
+    with pytest.raises(BadInputError, match=rf"row {row} of valid_BT is not padded on the right"):
+        changed(valid_BT=np.arange(T) == length)
+    for position in (T - 1, length, length - 3):
+        message = (
+            rf"position_B\[{row}\] = {position} is not the last of the {length} .*{length - 1}"
+        )
+        with pytest.raises(BadInputError, match=message):
+            changed(position_B=position)
 
 
 def test_unknown_names_are_refused_with_the_nearest():
