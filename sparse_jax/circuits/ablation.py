@@ -8,13 +8,18 @@
     counterfactual  its value on the corrupt prompt of the pair
 
 The means and resamples are of clean prompts. The paper takes zero or mean, whichever yields the
-smaller circuit (section 4.2); here each is reported under its name. An edge is closed by `zero`,
-or has the value contribution of the corrupt run (`counterfactual`).
+smaller circuit (section 4.2); here each is reported under its name.
+
+What a token edge contributes is its value contribution (`patching`): nothing (`zero`), its mean
+over examples and all visible edges of the head (`mean`), or over the examples with an edge at the
+same query and key (`aligned_mean`), or that of the corrupt run (`counterfactual`). It has no
+`resample`: beyond the end of a shorter prompt no edge has the same query and key.
 """
 
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
+from flax import struct
 import jax
 import jax.numpy as jnp
 
@@ -23,7 +28,20 @@ from lm_jax.model.edits import Add, Replace, Scale
 from sparse_jax.circuits.patching import Activations
 
 Ablation = Literal["zero", "mean", "aligned_mean", "resample", "counterfactual"]
-EDGE_ABLATIONS = ("zero", "counterfactual")
+EDGE_ABLATIONS = ("zero", "mean", "aligned_mean", "counterfactual")
+
+
+@struct.dataclass
+class SharedContributions:
+    """Value contributions that edges have in all prompts, `[L, N, T, S, H]`; T and S may be 1."""
+
+    value_LNTSH: jax.Array
+
+    def contributions_LBTNH(self, mask_LBNTS: jax.Array) -> jax.Array:
+        """As of `Activations`: sums over the edges in a mask, by head and query."""
+        L, _, N, T, S = mask_LBNTS.shape
+        value = jnp.broadcast_to(self.value_LNTSH, (L, N, T, S, self.value_LNTSH.shape[-1]))
+        return jnp.einsum("LBNTS,LNTSH->LBTNH", mask_LBNTS.astype(value.dtype), value)
 
 
 def head_values(
@@ -96,18 +114,50 @@ def keep_heads(keep_LBN: jax.Array, values_LBTNH: jax.Array) -> Mapping[str, Any
     return {"attn.z": Replace(values_LBTNH, ~keep_LBN[:, :, None, :, None])}
 
 
-def keep_edges(keep_LBNTS: jax.Array, ablation: str, corrupt: Activations) -> Mapping[str, Any]:
-    """Edits that leave some token edges as they are and ablate the others.
+def edge_values(
+    ablation: str, clean: Activations, corrupt: Activations, visible_LBNTS: jax.Array
+) -> Activations | SharedContributions:
+    """What ablated token edges contribute.
+
+    Args:
+      ablation: of `EDGE_ABLATIONS`.
+      clean, corrupt: of both prompts of each pair.
+      visible_LBNTS: the edges that there are, which means count (`discover.visible_edges`).
 
     Raises:
       UsageError: the ablation is none of `EDGE_ABLATIONS`.
     """
-    if ablation not in EDGE_ABLATIONS:
+    L, B, S, K, H = clean.v_LBSKH.shape
+    N, T = clean.pattern_LBNTS.shape[2:4]
+    if ablation == "counterfactual":
+        return corrupt
+    if ablation == "zero":
+        return SharedContributions(jnp.zeros((L, N, 1, 1, H)))
+    if ablation == "mean":
+        total_LNH = clean.contributions_LBTNH(visible_LBNTS).sum((1, 2))
+        mean_LNH = total_LNH / visible_LBNTS.sum((1, 3, 4))[..., None]
+        return SharedContributions(mean_LNH[:, :, None, None])
+    if ablation != "aligned_mean":
         raise UsageError(
             f"ablation {ablation!r} is not defined for token edges; choose "
             f"{' or '.join(EDGE_ABLATIONS)}"
         )
-    edits: dict[str, Any] = {"attn.pattern": Scale(keep_LBNTS.astype(jnp.float32))}
-    if ablation == "counterfactual":
-        edits["attn.z"] = Add(corrupt.contributions_LBTNH(~keep_LBNTS))
-    return edits
+    weights = (clean.pattern_LBNTS * visible_LBNTS).reshape(L, B, K, N // K, T, S)
+    total = jnp.einsum("LBKGTS,LBSKH->LKGTSH", weights, clean.v_LBSKH).reshape(L, N, T, S, H)
+    return SharedContributions(total / jnp.maximum(visible_LBNTS.sum(1), 1)[..., None])
+
+
+def keep_edges(
+    keep_LBNTS: jax.Array, values: Activations | SharedContributions, visible_LBNTS: jax.Array
+) -> Mapping[str, Any]:
+    """Edits that leave some token edges as they are and ablate the others.
+
+    Args:
+      keep_LBNTS: true for the edges of the circuit of each prompt.
+      values: as `edge_values` gives them.
+      visible_LBNTS: the edges that there are.
+    """
+    return {
+        "attn.pattern": Scale(keep_LBNTS.astype(jnp.float32)),
+        "attn.z": Add(values.contributions_LBTNH(visible_LBNTS & ~keep_LBNTS)),
+    }

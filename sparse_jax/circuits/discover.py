@@ -23,11 +23,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from sparse_jax.circuits import curves
-from sparse_jax.circuits.ablation import ablated_values, head_values, keep_edges, keep_heads
+from sparse_jax.circuits.ablation import (
+    SharedContributions,
+    ablated_values,
+    edge_values,
+    head_values,
+    keep_edges,
+    keep_heads,
+)
 from sparse_jax.circuits.component_ablation import ablate_edges
 from sparse_jax.circuits.component_graph import ComponentGraph
 from sparse_jax.circuits.components import writer_values
-from sparse_jax.circuits.patching import activations
+from sparse_jax.circuits.patching import Activations, activations
 from sparse_jax.circuits.runs import Batch, CircuitModel, map_in_batches, measure, metric
 
 
@@ -154,10 +161,21 @@ def edge_curve(
       sizes: numbers of edges to keep in each prompt; None takes `curves.sizes`.
       at_once: circuits run side by side.
     """
-    count = int(visible_edges(model, batch).sum((0, 2, 3, 4)).max())
+    visible = visible_edges(model, batch)
+    count = int(visible.sum((0, 2, 3, 4)).max())
     taken = curves.sizes(count) if sizes is None else np.asarray(sizes)
+    clean, corrupt = (
+        activations(model, batch, tokens) for tokens in (batch.clean_BT, batch.corrupt_BT)
+    )
+    values = edge_values(ablation, clean, corrupt, jnp.asarray(visible))
     metric_KB = _edge_metrics(
-        model, batch, jnp.asarray(ranks_LBNTS), ablation, jnp.asarray([0, *taken]), at_once
+        model,
+        batch,
+        jnp.asarray(ranks_LBNTS),
+        values,
+        jnp.asarray(visible),
+        jnp.asarray([0, *taken]),
+        at_once,
     )
     return _curve(model, batch, taken, metric_KB)
 
@@ -227,19 +245,18 @@ def _head_metrics(
     return map_in_batches(kept, sizes_K, at_once)
 
 
-@functools.partial(jax.jit, static_argnames=("ablation", "at_once"))
+@functools.partial(jax.jit, static_argnames="at_once")
 def _edge_metrics(
     model: CircuitModel,
     batch: Batch,
     ranks_LBNTS: jax.Array,
-    ablation: str,
+    values: Activations | SharedContributions,
+    visible_LBNTS: jax.Array,
     sizes_K: jax.Array,
     at_once: int,
 ) -> jax.Array:
-    corrupt = activations(model, batch, batch.corrupt_BT)
-
     def kept(size: jax.Array) -> jax.Array:
-        edits = keep_edges(ranks_LBNTS < size, ablation, corrupt)
+        edits = keep_edges(ranks_LBNTS < size, values, visible_LBNTS)
         return measure(model, batch, batch.clean_BT, edits=edits)[0]
 
     return map_in_batches(kept, sizes_K, at_once)

@@ -93,7 +93,7 @@ class CircuitModel:
 
 @struct.dataclass
 class Batch:
-    """Prompts of a task as a pytree.
+    """Prompts of a task as a pytree; `of` makes it from arrays whose alignment was checked.
 
     Attributes:
       clean_BT, corrupt_BT, valid_BT: as in `tasks.TaskArrays`.

@@ -44,6 +44,10 @@ class TaskArrays:
       valid_BT: positions with a token.
       position_B: where the first token of the continuation is predicted.
       continuations: right and wrong ids there and, after a tens digit, at the position after it.
+
+    Raises:
+      BadInputError: a row is not padded on the right, or has its metric elsewhere than at its last
+        token or the one before; naming the row.
     """
 
     clean_BT: np.ndarray
@@ -51,6 +55,20 @@ class TaskArrays:
     valid_BT: np.ndarray
     position_B: np.ndarray
     continuations: metrics.Continuations
+
+    def __post_init__(self) -> None:
+        T = self.valid_BT.shape[1]
+        for row, (valid_T, length) in enumerate(zip(self.valid_BT, self.lengths_B, strict=True)):
+            if (valid_T != (np.arange(T) < length)).any():
+                raise BadInputError(
+                    f"row {row} of valid_BT is not padded on the right; move its "
+                    "tokens to the first positions"
+                )
+            if not 0 <= length - 1 - self.position_B[row] <= 1:
+                raise BadInputError(
+                    f"position_B[{row}] = {self.position_B[row]} is not the last of the {length} "
+                    f"tokens of its row or the one before; give {length - 1}"
+                )
 
     @property
     def lengths_B(self) -> np.ndarray:

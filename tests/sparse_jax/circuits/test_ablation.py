@@ -14,6 +14,10 @@ from tests.sparse_jax.circuits import oracle
 L, B, T, N, K, H = 2, 3, 5, 4, 2, 3
 LENGTHS = np.array([5, 3, 4])
 VALID = np.arange(T) < LENGTHS[:, None]
+DISTANCE = np.arange(T)[:, None] - np.arange(T)
+# Token edges, the first layer with a window of two keys.
+VISIBLE = np.stack([(DISTANCE >= 0) & (window > DISTANCE) for window in (2, T)])[:, None, None]
+VISIBLE = np.broadcast_to(VISIBLE & VALID[:, None, :, None], (L, B, N, T, T))
 
 
 def drawn(seed):
@@ -90,8 +94,42 @@ def test_what_cannot_be_is_refused():
         values("means")
     with pytest.raises(UsageError, match="needs a random key and two prompts"):
         values("resample")
-    with pytest.raises(UsageError, match="'mean' is not defined for token edges; choose zero or"):
-        ablation.keep_edges(jnp.ones((L, B, N, T, T), bool), "mean", drawn(1))
+    with pytest.raises(UsageError, match="'resample' is not defined for token edges; choose zero"):
+        ablation.edge_values("resample", drawn(0), drawn(1), jnp.asarray(VISIBLE))
+
+
+@pytest.mark.parametrize("name", ablation.EDGE_ABLATIONS)
+def test_ablated_edges_contribute_what_they_are_named_for(name):
+    """Kept edges are the run's own; the sum over the others at each query, edge by edge."""
+    keep = np.random.default_rng(7).uniform(size=VISIBLE.shape) < 0.4
+    sides = [jax.tree.map(lambda x: np.asarray(x, np.float64), drawn(seed)) for seed in (0, 1)]
+    group = np.arange(N) // (N // K)
+    # Of every edge, `[L, B, N, T, S, H]`.
+    clean, corrupt = (
+        side.pattern_LBNTS[..., None]
+        * np.moveaxis(side.v_LBSKH[..., group, :], 3, 2)[:, :, :, None]
+        for side in sides
+    )
+    shared = np.zeros_like(clean)
+    for layer, head in np.ndindex(L, N):
+        own, seen = clean[layer, :, head], VISIBLE[layer, :, head]
+        if name == "mean":
+            shared[layer, :, head] = own[seen].mean(0)
+        if name == "aligned_mean":
+            for q, k in np.argwhere(seen.any(0)):
+                shared[layer, :, head, q, k] = own[seen[:, q, k], q, k].mean(0)
+    ablated = corrupt if name == "counterfactual" else shared
+    outside = (VISIBLE & ~keep)[..., None]
+    wanted = np.moveaxis((ablated * outside).sum(4), 2, 3)
+
+    def run(clean, corrupt):
+        values = ablation.edge_values(name, clean, corrupt, jnp.asarray(VISIBLE))
+        return ablation.keep_edges(jnp.asarray(keep), values, jnp.asarray(VISIBLE))["attn.z"].value
+
+    exact = rounding.expected(run, drawn(0), drawn(1))
+    oracle.assert_equal(wanted, exact)
+    rounding.assert_within(jax.jit(run)(drawn(0), drawn(1)), exact)
+    assert (np.abs(wanted).max() > 0.1) == (name != "zero")
 
 
 def test_contributions_are_weighted_values_of_the_group():

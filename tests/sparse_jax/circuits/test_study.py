@@ -338,7 +338,7 @@ def test_every_order_takes_the_open_edges_of_a_sparse_model_first(models, tmp_pa
         ({"tasks": ("iio",)}, r"'iio', which is no task.*did you mean 'ioi'"),
         ({"tasks": ("copy", "copy.jsonl")}, r"called copy, copy; give each another name"),
         ({"ablations": ("zeros",)}, r"'zeros'; did you mean 'zero'"),
-        ({"ablations": ("mean",)}, r"none that is defined for token edges; add zero or count"),
+        ({"ablations": ("resample",)}, r"none that is defined for token edges; add zero or mean"),
         ({"components": ("head",)}, r"'head'; did you mean 'heads'"),
         ({"metric": "logit_diff"}, r"did you mean 'logit_difference'"),
         ({"rules": "gimm"}, r"config.rules = 'gimm'; did you mean 'gim'"),

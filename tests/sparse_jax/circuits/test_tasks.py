@@ -1,11 +1,14 @@
 """Examples become aligned arrays, or are dropped and refused with the reason."""
 
+import dataclasses
 import json
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from lm_jax.errors import BadInputError, UsageError
+from sparse_jax.circuits.ablation import ablated_values
 from sparse_jax.circuits.generators import GENERATORS, Example
 from sparse_jax.circuits.tasks import check_disjoint, load_task, make_task
 from tests.sparse_jax.circuits.word_tokenizer import word_tokenizer
@@ -94,6 +97,51 @@ def test_the_same_seed_gives_the_same_task_and_excluded_examples_do_not_come_aga
     apart = make_task("greater_than", tokenizer, count=500, seed=1, exclude=first.examples)
     check_disjoint(first, apart)
     assert apart.manifest.dropped["drawn before"] > other.manifest.dropped["drawn before"]
+
+
+def test_a_first_token_of_id_0_is_a_token():
+    """Padding has that id as well; only `valid_BT` tells them apart."""
+    tokenizer = word_tokenizer(special=["<bos>"])
+    assert tokenizer.encode("Mary")[0] == 0
+    arrays = make_task("ioi", tokenizer, count=12, seed=3).arrays
+    plain = make_task("ioi", word_tokenizer(), count=12, seed=3).arrays
+    assert (arrays.clean_BT[:, 0] == 0).all() and (arrays.corrupt_BT[:, 0] == 0).all()
+    assert arrays.valid_BT[:, 0].all()
+    np.testing.assert_array_equal(arrays.lengths_B, plain.lengths_B + 1)
+    np.testing.assert_array_equal(arrays.position_B, plain.position_B + 1)
+    # All later ids are one more, for that of the first token.
+    np.testing.assert_array_equal(arrays.clean_BT[:, 1:], plain.clean_BT + plain.valid_BT)
+    # A mean over tokens counts it.
+    first_1BT = jnp.asarray(
+        (np.arange(arrays.valid_BT.shape[1]) == 0)[None, None] * np.ones((12, 1))
+    )
+    mean = ablated_values("mean", first_1BT, first_1BT, jnp.asarray(arrays.valid_BT))
+    np.testing.assert_allclose(mean.ravel(), [12 / arrays.lengths_B.sum()], rtol=2.0**-22)
+
+
+def test_arrays_with_padding_or_metric_elsewhere_are_refused():
+    arrays = make_task("ioi", word_tokenizer(), count=12, seed=3).arrays
+    row = int(arrays.lengths_B.argmin())
+    length, T = int(arrays.lengths_B[row]), arrays.valid_BT.shape[1]
+    assert length < T
+
+    def changed(**rows):
+        fields = {name: np.array(getattr(arrays, name)) for name in rows}
+        for name, value in rows.items():
+            fields[name][row] = value
+        return dataclasses.replace(arrays, **fields)
+
+    left = changed(position_B=length - 2).valid_BT[row, ::-1]
+    with pytest.raises(BadInputError, match=rf"row {row} of valid_BT is not padded on the right"):
+        changed(valid_BT=left)
+    with pytest.raises(BadInputError, match=rf"row {row} of valid_BT is not padded on the right"):
+        changed(valid_BT=np.arange(T) == length)
+    for position in (T - 1, length, length - 3):
+        message = (
+            rf"position_B\[{row}\] = {position} is not the last of the {length} .*{length - 1}"
+        )
+        with pytest.raises(BadInputError, match=message):
+            changed(position_B=position)
 
 
 def test_unknown_names_are_refused_with_the_nearest():

@@ -1,7 +1,7 @@
 """Tokenizers whose tokens are whole words, numbers of one digit, or numbers of two digits."""
 
 import tokenizers
-from tokenizers import models, pre_tokenizers
+from tokenizers import models, pre_tokenizers, processors
 
 from lm_jax.text.tokenizer import Tokenizer
 from sparse_jax.circuits import generators
@@ -16,8 +16,11 @@ TEMPLATES = (
 _DIGITS = {1: r"\d", 2: r"\d{1,2}"}
 
 
-def word_tokenizer(*, digits=1, without=()):
-    """One token for each word, punctuation mark, and group of so many digits."""
+def word_tokenizer(*, digits=1, without=(), special=()):
+    """One token for each word, punctuation mark, and group of so many digits.
+
+    With `special` texts begin with these tokens, whose ids are from 0.
+    """
     split = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Whitespace(),
@@ -29,7 +32,15 @@ def word_tokenizer(*, digits=1, without=()):
     texts += [" ".join("ABCDEFGHIJKLMNOPQRSTUVWXYZ"), 'self def param : ( ) , . """ :param ):']
     pieces = {piece for text in texts for piece, _ in split.pre_tokenize_str(text)}
     pieces |= {f"{number:0{size}d}" for size in range(1, digits + 1) for number in range(10**size)}
-    vocab = {piece: i for i, piece in enumerate(["<unk>", *sorted(pieces - set(without))])}
+    vocab = {
+        piece: i for i, piece in enumerate([*special, "<unk>", *sorted(pieces - set(without))])
+    }
     backend = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     backend.pre_tokenizer = split
+    if special:
+        backend.add_special_tokens(list(special))
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"{' '.join(special)} $A",
+            special_tokens=[(each, vocab[each]) for each in special],
+        )
     return Tokenizer(backend)
