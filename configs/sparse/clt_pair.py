@@ -1,9 +1,17 @@
-"""A cross-layer transcoder of the pair's dense or sparse decoder, on two CPU cores.
+"""Cross-layer transcoders of the pair's dense, control and sparse decoder, on two CPU cores.
 
     iaj sparse transcoder --config=sparse/clt_pair --config.model=runs/pair/dense/model \\
         --workdir=runs/clt_pair/dense
-    iaj sparse transcoder --config=sparse/clt_pair --config.model=RUN/model \\
-        --workdir=runs/clt_pair/sparse
+    iaj sparse transcoder --config=sparse/clt_pair \\
+        --config.model=runs/pair/sparse/seed_0/control/model --workdir=runs/clt_pair/control
+    iaj sparse transcoder --config=sparse/clt_pair \\
+        --config.model=runs/pair/sparse/seed_0/target_NATS/model --workdir=runs/clt_pair/sparse
+
+All three read the text of `iaj sparse pair --config=sparse/pair --workdir=runs/pair`, a third of
+whose documents are prompts of the circuit tasks: on such prompts a transcoder of plain text has
+some ten times as many active features a token. Of a pair in another folder, add its text:
+
+    --config.corpus.source=PAIR/text/pretrain.jsonl
 
 Four layers of 2,048 features, 7.3 million parameters, on 2 million tokens: planned for 25 minutes
 each, at 1,390 tokens per second (50 MFLOP per token at 70 GFLOP/s); it was not run. The control, a
@@ -12,6 +20,7 @@ per-layer transcoder of as many parameters, takes as long again; `--noconfig.con
 
 from ml_collections import ConfigDict
 
+from lm_jax.text.preparation import CorpusConfig
 from sparse_jax.transcoders.config import experiment
 
 
@@ -19,6 +28,7 @@ def get_config(mode: str = "") -> ConfigDict:
     """The settings of `sparse_jax.transcoders.config.TranscoderTraining`."""
     return experiment(
         mode,
+        corpus=CorpusConfig("runs/pair/text/pretrain.jsonl", "document", splits=(0.97, 0.03, 0.0)),
         features=2_048,
         batch_size=16,
         steps=2_000,

@@ -150,20 +150,40 @@ def hooks_of(reads="mlp.hook_in", writes="hook_mlp_out"):
     return {"feature_input_hook": reads, "feature_output_hook": writes}
 
 
-def test_a_folder_from_elsewhere_is_read(model, tmp_path):
-    """Written here from the description of the layout, without thresholds: ReLU."""
+def write_layout(folder, *, thresholds):
+    """A folder with the layout's tensors and nothing else, as another program would write it."""
     rng = np.random.default_rng(3)
-    write_config(tmp_path, **hooks_of())
+
+    def f32(*shape):
+        return rng.normal(size=shape).astype(np.float32)
+
+    write_config(folder, **hooks_of())
     for i in range(L):
-        f32 = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
         encoder = {f"W_enc_{i}": f32(F, D), f"b_enc_{i}": f32(F), f"b_dec_{i}": f32(D)}
-        save_file(encoder, tmp_path / f"W_enc_{i}.safetensors")
-        save_file({f"W_dec_{i}": f32(F, L - i, D)}, tmp_path / f"W_dec_{i}.safetensors")
+        if thresholds:
+            # One of them 0, which is open strictly above it as all are.
+            encoder[f"threshold_{i}"] = np.abs(f32(F)) * (np.arange(F) > 0)
+        save_file(encoder, folder / f"W_enc_{i}.safetensors")
+        save_file({f"W_dec_{i}": f32(F, L - i, D)}, folder / f"W_dec_{i}.safetensors")
+
+
+@pytest.mark.parametrize(("thresholds", "kind"), [(False, "relu"), (True, "jumprelu")])
+def test_a_folder_from_elsewhere_is_the_same_function(tmp_path, thresholds, kind):
+    write_layout(tmp_path, thresholds=thresholds)
     read, origin = files.load(tmp_path)
-    assert (read.cfg.kind, read.cfg.window, origin.model_name) == ("relu", None, "gpt2")
-    assert origin.model_sha256 == ""
-    stored = load_file(tmp_path / "W_dec_0.safetensors")["W_dec_0"]
-    np.testing.assert_array_equal(read.decoder(0, 2), stored[:, 2])
+    assert (read.cfg.kind, read.cfg.window, origin) == (kind, None, Origin("gpt2"))
+    assert_same_function(read, read_layout(tmp_path), drawn_inputs())
+    for source in range(L):
+        stored = load_file(tmp_path / f"W_dec_{source}.safetensors")[f"W_dec_{source}"]
+        for k in range(L - source):
+            np.testing.assert_array_equal(read.decoder(source, source + k), stored[:, k])
+    # Strictly above: at its threshold a feature is closed, and one step above it is open.
+    theta_LF = np.asarray(read.theta_LF)
+    assert not read.activate(theta_LF[:, None]).any()
+    above_L1F = np.nextafter(theta_LF, np.float32(np.inf))[:, None]
+    # One step above 0 is less than what a processor may flush to 0.
+    above_L1F = np.maximum(above_L1F, np.finfo(np.float32).tiny)
+    np.testing.assert_array_equal(read.activate(above_L1F), above_L1F)
 
 
 @pytest.mark.parametrize(
