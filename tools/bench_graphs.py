@@ -33,7 +33,7 @@ from lm_jax.model.config import DecoderConfig
 from lm_jax.run.files import write_json
 from sparse_jax import transcoders
 from sparse_jax.circuits.runs import CircuitModel
-from sparse_jax.graphs import Graph, attribute, linear, neurons
+from sparse_jax.graphs import Graph, attribute, linear, mediation, neurons
 from sparse_jax.graphs.replacement import record
 from sparse_jax.transcoders.transcoder import Transcoder
 from tools.bench.timing import PROFILE, conditions, in_turns, profiled, ratio
@@ -113,6 +113,35 @@ def by_removal(graph: Graph, edges: np.ndarray) -> np.ndarray:
     return shares
 
 
+def bench_open_pairs(graph: Graph, edges: np.ndarray, share: float, repeats: int) -> list[Any]:
+    """Times mediation with most of the patterns closed, all contracted and the open ones alone."""
+    layers = graph.replacement.layers
+    pattern_LNTS = np.asarray(layers.pattern_LNTS)
+    kept_LNTS = np.random.default_rng(0).random(pattern_LNTS.shape) < share
+    closed = layers.mixer.replace(pattern_LNTS=jnp.asarray(pattern_LNTS * kept_LNTS))
+    replacement = graph.replacement.replace(layers=layers.replace(mixer=closed))
+    open_L3P = mediation.open_pairs(np.asarray(closed.pattern_LNTS))
+    sources, source_X = np.unique(edges[:, 0], return_inverse=True)
+    targets, target_X = np.unique(edges[:, 1], return_inverse=True)
+    ends = graph.sources(sources), source_X, graph.targets(targets), target_X
+    mediate = jax.jit(mediation.mediate_edges)
+    runs = [
+        lambda: jax.block_until_ready(mediate(replacement, *ends).score_XLNTS),
+        lambda: jax.block_until_ready(mediate(replacement, *ends, open_L3P).score_XLNTS),
+    ]
+    all_pairs, alone = (np.asarray(run()) for run in runs)
+    off = np.abs(all_pairs - alone).max() / np.abs(all_pairs).max()
+    if off > TOLERANCE:
+        print(f"shares of open pairs differ by {off:.1e} of the largest, not timed")
+        return []
+    seconds = in_turns(runs, repeats)
+    print(
+        f"  mediation of {len(edges)} edges, {share:.0%} of pairs open: over all pairs "
+        f"{np.median(seconds[0]):.3f} s, {ratio(*seconds)} times the time of the open ones alone"
+    )
+    return seconds
+
+
 def bench(length: int, features: int, active: int, edges: int, repeats: int) -> dict[str, Any]:
     """Times a graph, and mediation both ways in turns; {} and a line if they differ."""
     model = random_model(PAIR)
@@ -155,7 +184,14 @@ def bench(length: int, features: int, active: int, edges: int, repeats: int) -> 
         f"  {edges} edges by removal of each of {entries} entries: {removal:.2f} s; "
         f"closed form {closed:.4f} s, {ratio(seconds[3], seconds[2])} times faster"
     )
-    return dict(zip(("graph", "mediation", "closed_form", "removal"), seconds, strict=True))
+    pruned = graph.prune()
+    at = np.unravel_index(np.argsort(-pruned.score_RS, axis=None)[:256], pruned.score_RS.shape)
+    strongest = np.stack([at[1], graph.row_nodes[at[0]]], 1)
+    opened = bench_open_pairs(graph, strongest, 0.01, repeats)
+    if not opened:
+        return {}
+    named = dict(zip(("graph", "mediation", "closed_form", "removal"), seconds, strict=True))
+    return named | dict(zip(("all_pairs", "open_pairs"), opened, strict=True))
 
 
 def bench_neurons(cfg: DecoderConfig, length: int, max_features: int) -> dict[str, Any]:

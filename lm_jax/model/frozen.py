@@ -122,6 +122,16 @@ class FrozenAttention:
         products = jnp.einsum("XTKGH,XSKH->XKGTS", u_XTKGH, value_XSKH)
         return products.reshape(X, N, T, -1) * self.pattern_LNTS[None]
 
+    def pair_shares(
+        self, value_XSKH: jax.Array, u_XTNH: jax.Array, pairs_3P: jax.Array
+    ) -> jax.Array:
+        """`shares` `[X, P]` of some entries alone, by head, query and key position."""
+        head_P, query_P, key_P = pairs_3P
+        groups = u_XTNH.shape[2] // value_XSKH.shape[2]
+        value_XPH = value_XSKH[:, key_P, head_P // groups]
+        product_XP = (u_XTNH[:, query_P, head_P] * value_XPH).sum(-1)
+        return product_XP * self.pattern_LNTS[head_P, query_P, key_P][None]
+
     def constant(self, norm_bias_D: jax.Array) -> jax.Array:
         value_KH = jnp.einsum("D,DKH->KH", norm_bias_D, self.value_LDKH)
         if self.value_bias_LKH is not None:

@@ -4,12 +4,16 @@
         --prompt="When Mary and John went to the park, Mary gave a ball to" --workdir=runs/graph
     iaj sparse graph --model=smollm2 --transcoder=runs/smollm2_clt/transcoder \\
         --prompts=mine.jsonl --edge_threshold=0.98 --workdir=runs/graphs
+    iaj sparse graph --model=smollm2 --neurons --prompt="The capital of France is" \\
+        --workdir=runs/neurons
     iaj sparse graph --dense=runs/dense/model --dense_transcoder=runs/clt_dense/transcoder \\
         --sparse=runs/sparse/model --sparse_transcoder=runs/clt_sparse/transcoder \\
         --workdir=runs/compared
 
 After section 4.3 of "Sparse Attention Post-Training". Each edge comes with the heads, and the pairs
-of a query and a key, that carry it. With --dense and --sparse two models are compared on the same
+of a query and a key, that carry it. With --neurons the features are
+the neurons of the model's own MLPs, which need no training and are no transcoder's: most are active
+on every token. With --dense and --sparse two models are compared on the same
 prompts, ten of four kinds if none is named. A line of a .jsonl file is
 
     {"prompt": "...", "targets": [" John"], "kind": "ioi", "slug": "mary"}
@@ -48,6 +52,9 @@ class Options:
     dense_transcoder: str | None = option(None, "transcoder of the dense model")
     sparse: str | None = option(None, "sparse model to compare with --dense, like --model")
     sparse_transcoder: str | None = option(None, "transcoder of the sparse model")
+    neurons: bool = option(
+        False, "take the neurons of the MLPs for features, without any transcoder"
+    )
     prompt: tuple[str, ...] = option((), "text of a prompt; may be repeated", repeated=True)
     target: tuple[str, ...] = option(
         (), "one token whose logit is explained, with its leading space", repeated=True

@@ -24,12 +24,15 @@ class GraphConfig:
       transcoder: folder of the exported transcoder of the model.
       dense, sparse: two models that are compared, given like `model`; "" for none.
       dense_transcoder, sparse_transcoder: their transcoders.
+      neurons: features are the neurons of the models' own MLPs, without transcoders
+        (`sparse_jax.graphs.neurons`).
       prompts: texts.
       prompt_file: prompts with targets, one JSON object per line (`sparse_jax.graphs.prompts`);
         "findings" for the ten that come with the package.
       targets: texts of the logit nodes, one token each with its leading space, for all `prompts`;
         none for the most probable tokens until .95 together, at most 10.
-      max_features: features with a row of their own, by influence; 0 for all.
+      max_features: features with a row of their own, by influence; 0 for all. Of neurons, how many
+        are features; 0 for 256.
       node_threshold: share of influence that kept nodes have together.
       edge_threshold: share of the edges' scores that kept edges have; circuit-tracer's is .98.
       mediated: the most edges of a graph whose mediation by heads and pairs is measured, those of
@@ -59,6 +62,7 @@ class GraphConfig:
     dense_transcoder: str = ""
     sparse: str = ""
     sparse_transcoder: str = ""
+    neurons: bool = False
     prompts: tuple[str, ...] = ()
     prompt_file: str = ""
     targets: tuple[str, ...] = ()
@@ -108,6 +112,12 @@ class GraphConfig:
 
     def _models(self) -> list[str]:
         given = [role for role in (ALONE, *COMPARED) if getattr(self, role)]
+        flags = [transcoder_field(role) for role in (ALONE, *COMPARED)]
+        if self.neurons and (extra := [f"--{flag}" for flag in flags if getattr(self, flag)]):
+            return [
+                f"--neurons with {' and '.join(extra)}: the features are neurons of the MLPs or "
+                "those of a transcoder; leave one of the two out"
+            ]
         for role in COMPARED:
             if getattr(self, flag := transcoder_field(role)) and not getattr(self, role):
                 return [f"--{role} is missing; name the model of --{flag}"]
@@ -119,9 +129,10 @@ class GraphConfig:
                 "and --sparse to compare them"
             ]
         return [
-            f"--{flag} is missing; name the folder transcoder/ of iaj sparse transcoder"
+            f"--{flag} is missing; name the folder transcoder/ of iaj sparse transcoder, or add "
+            "--neurons"
             for role in given
-            if not getattr(self, flag := transcoder_field(role))
+            if not self.neurons and not getattr(self, flag := transcoder_field(role))
         ]
 
     def _prompts(self) -> list[str]:
@@ -131,7 +142,7 @@ class GraphConfig:
 
     @property
     def sources(self) -> dict[str, tuple[str, str]]:
-        """Model and transcoder by role.
+        """Model and transcoder, "" for neurons, by role.
 
         Raises:
           UsageError: no model is named.

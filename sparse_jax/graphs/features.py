@@ -29,12 +29,14 @@ from lm_jax.text.preparation import Prepared
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.train.objective import ignore_index_batch
 from sparse_jax.graphs import graph_json
+from sparse_jax.graphs.basis import Features
 from sparse_jax.source_model import SourceModel
-from sparse_jax.transcoders.transcoder import Transcoder
 
 Feature = tuple[int, int]
 SKIPPED_START = 1
 _LOGITS, _BINS, _BATCH = 10, 20, 16
+# Features whose logits, of the whole vocabulary, are held at once.
+_LOGIT_CHUNK = 64
 _QUANTILES = (0.5, 0.9, 0.99, 0.999)
 
 
@@ -71,7 +73,7 @@ class FeatureData:
 
 def collect(
     source: SourceModel,
-    transcoder: Transcoder,
+    basis: Features,
     features: Sequence[Feature],
     prepared: Prepared | None,
     *,
@@ -82,7 +84,7 @@ def collect(
 
     Args:
       source: the model.
-      transcoder: whose features they are.
+      basis: the transcoder whose features they are, or the model's neurons.
       features: by layer and index.
       prepared: the corpus, of which the split "train" is read once; None for logits alone.
       context: tokens of a window.
@@ -97,15 +99,30 @@ def collect(
     layer_X, index_X = (jnp.asarray(each, jnp.int32) for each in zip(*features, strict=True))
     best = _Best(len(features), context, examples)
     if prepared is not None:
-        read = functools.partial(_activations, source.model, transcoder, layer_X, index_X)
+        read = functools.partial(_activations, source.model, basis, layer_X, index_X)
         for tokens_BS in _batches(prepared, context, source.model.cfg.vocab_size):
             stop.check("while texts of features were read")
             act_XBT, mask_BT = map(np.asarray, read(jnp.asarray(tokens_BS)))
             best.add(act_XBT, mask_BT, tokens_BS[:, :-1])
-    logits_XV = np.asarray(_logits(source.model, transcoder, layer_X, index_X))
     return {
-        feature: best.data(x, logits_XV[x], source.tokenizer) for x, feature in enumerate(features)
+        feature: best.data(x, logits_V, source.tokenizer)
+        for x, (feature, logits_V) in enumerate(
+            zip(features, _each_logits(source, basis, layer_X, index_X), strict=True)
+        )
     }
+
+
+def _each_logits(
+    source: SourceModel, basis: Features, layer_X: jax.Array, index_X: jax.Array
+) -> Iterator[np.ndarray]:
+    """Direct effects of each feature on the logits `[V]`, computed some features at a time."""
+    X = len(layer_X)
+    size = min(X, _LOGIT_CHUNK)
+    for start in range(0, X, size):
+        # The last are repeated, so that one size is compiled.
+        at_X = jnp.minimum(start + jnp.arange(size), X - 1)
+        logits_XV = np.asarray(_logits(source.model, basis, layer_X[at_X], index_X[at_X]))
+        yield from logits_XV[: X - start]
 
 
 def _batches(prepared: Prepared, context: int, vocab_size: int) -> Iterator[np.ndarray]:
@@ -116,25 +133,26 @@ def _batches(prepared: Prepared, context: int, vocab_size: int) -> Iterator[np.n
 
 
 @jax.jit
-def _activations(model, transcoder, layer_X, index_X, tokens_BS):
+def _activations(model, basis, layer_X, index_X, tokens_BS):
     """Activations `[X, B, T]` of the features, 0 at tokens that are left out, and the mask of the
     others."""
     batch = ignore_index_batch(tokens_BS)
     record = {"mlp.in": keep}
     input_LBTD = model.forward(batch.input_BT, batch.input_mask_BT, record=record).records["mlp.in"]
     L, B, T, D = input_LBTD.shape
-    feature_LXF = transcoder.encode(input_LBTD.reshape(L, B * T, D).astype(jnp.float32))
+    input_LXD = input_LBTD.reshape(L, B * T, D).astype(jnp.float32)
+    feature_LXF = basis.for_prompt(input_LXD).encode(input_LXD)
     act_XBT = feature_LXF[layer_X, :, index_X].reshape(-1, B, T)
     mask_BT = batch.input_mask_BT & (jnp.arange(T) >= SKIPPED_START)[None]
     return jnp.where(mask_BT[None], act_XBT, 0.0), mask_BT
 
 
 @jax.jit
-def _logits(model, transcoder, layer_X, index_X):
+def _logits(model, basis, layer_X, index_X):
     """Direct effects on the logits `[X, V]` of one unit of each feature."""
     cfg, params = model.cfg, model.params
     one_X = jnp.ones(len(layer_X), jnp.float32)
-    write_XD = transcoder.writes(layer_X, index_X, one_X).sum(0)
+    write_XD = basis.writes(layer_X, index_X, one_X).sum(0)
     final = params.get("final") or {}
     direction_XD = centre(write_XD, cfg.norm == "layer")
     if "scale" in final:
@@ -198,13 +216,13 @@ class _Best:
         )
 
 
-def decoders(transcoder: Transcoder, features: Sequence[Feature]) -> dict[Feature, np.ndarray]:
+def decoders(basis: Features, features: Sequence[Feature]) -> dict[Feature, np.ndarray]:
     """All that each feature writes, over all layers `[L D]`."""
     if not features:
         return {}
     layer_X, index_X = (jnp.asarray(each, jnp.int32) for each in zip(*features, strict=True))
     one_X = jnp.ones(len(features), jnp.float32)
-    write_LXD = np.asarray(transcoder.writes(layer_X, index_X, one_X))
+    write_LXD = np.asarray(basis.writes(layer_X, index_X, one_X))
     return {feature: write_LXD[:, x].reshape(-1) for x, feature in enumerate(features)}
 
 

@@ -25,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from lm_jax.errors import UsageError
+from lm_jax.model.frozen import FrozenAttention
 from sparse_jax.graphs import influence, linear, mediation, qk
 from sparse_jax.graphs.basis import Features
 from sparse_jax.graphs.influence import ERROR, FEATURE, TOKEN, Edges, Pruned, Scores
@@ -47,6 +48,8 @@ SCHEMA = pa.schema(
 SOURCE_KINDS = (FEATURE, ERROR, TOKEN)
 # Products in float32 on every processor: in bfloat16 small edges are wrong by a factor.
 PRECISION = "highest"
+# Open entries of patterns are gathered where this many times as many are closed.
+_GATHERED = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +147,7 @@ class Graph:
                     self.replacement,
                     *(self.sources(sources), source_X),
                     *(self.targets(targets), target_X),
+                    self._open_pairs,
                 )
                 yield jax.tree.map(operator.itemgetter(slice(len(some))), found)
 
@@ -163,6 +167,16 @@ class Graph:
             targets = _qk_targets(self.replacement, *place)
             rows, biases = self._rows.of(targets, entering=True)
         return qk.of_rows(self.replacement, place, rows, biases, self.nodes.num_rows - 1)
+
+    @functools.cached_property
+    def _open_pairs(self) -> np.ndarray | None:
+        """Where attention is open, if that is rare enough to gather it (`tools.bench_graphs`)."""
+        mixer = self.replacement.layers.mixer
+        if not isinstance(mixer, FrozenAttention):
+            return None
+        pattern_LNTS = np.asarray(mixer.pattern_LNTS)
+        found = mediation.open_pairs(pattern_LNTS)
+        return found if _GATHERED * found[0, 0].size <= pattern_LNTS[0].size else None
 
     @functools.cached_property
     def _rows(self) -> RowFiller:

@@ -20,8 +20,8 @@ from sparse_jax.graphs.influence import ERROR, FEATURE, TOKEN, Pruned
 from sparse_jax.graphs.interventions import Effects
 from sparse_jax.graphs.qk import QK
 
+TRANSCODER = "cross layer transcoder"
 _TYPES = {
-    "feature": "cross layer transcoder",
     "error": "mlp reconstruction error",
     "token": "embedding",
     "logit": "logit",
@@ -66,6 +66,7 @@ def document(
     logit_tokens: Sequence[str],
     node_threshold: float,
     edge_threshold: float,
+    feature_type: str = TRANSCODER,
     labels: Mapping[tuple[int, int], str] | None = None,
     mediated: Mapping[tuple[int, int], Mediated] | None = None,
     scores: Sequence[QK] = (),
@@ -81,6 +82,7 @@ def document(
       tokens: of the prompt, as text.
       logit_tokens: of the logit nodes, as text.
       node_threshold, edge_threshold: of the pruning.
+      feature_type: of the nodes of features.
       labels: of features, by layer and index.
       mediated: of edges, by source and target as indices in `graph.nodes`.
       scores: attention scores of this graph (`Graph.qk`).
@@ -102,7 +104,7 @@ def document(
     nodes = []
     for i in [*kept, *others]:
         row = table[i]
-        node = _node(row, ids[i], len(tokens))
+        node = _node(row, ids[i], len(tokens), feature_type)
         if row["kind"] == LOGIT:
             k = i - first_logit
             probability = float(graph.probabilities[k])
@@ -184,7 +186,7 @@ def _ids(table: Sequence[Mapping[str, Any]], kept: Sequence[int]) -> dict[int, s
     return ids
 
 
-def _node(row: Mapping[str, Any], name: str, length: int) -> dict[str, Any]:
+def _node(row: Mapping[str, Any], name: str, length: int, feature_type: str) -> dict[str, Any]:
     kind, layer, feature, position = (row[key] for key in ("kind", "layer", "feature", "position"))
     if kind == BIAS:
         # At every position; files have one per node.
@@ -194,7 +196,7 @@ def _node(row: Mapping[str, Any], name: str, length: int) -> dict[str, Any]:
         "layer": str(layer),
         "ctx_idx": position,
         "reverse_ctx_idx": length - 1 - position,
-        "feature_type": _TYPES[kind],
+        "feature_type": feature_type if kind == FEATURE else _TYPES[kind],
         "jsNodeId": f"{layer}_{kind}_{feature}-{position}",
         "clerp": "",
     }

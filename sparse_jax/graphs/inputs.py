@@ -14,9 +14,12 @@ from lm_jax.evaluate.judge import check_judge
 from lm_jax.model.sites import keep
 from lm_jax.run.files import file_digest
 from lm_jax.text import corpora
+from sparse_jax.graphs import neurons
 from sparse_jax.graphs import prompts as prompt_files
+from sparse_jax.graphs.basis import Features
 from sparse_jax.graphs.config import COMPARED, GraphConfig
 from sparse_jax.graphs.labels import Labels, read_labels
+from sparse_jax.graphs.neurons import Neurons
 from sparse_jax.graphs.prompts import FINDINGS, EncodedPrompt, Prompt
 from sparse_jax.graphs.replacement import check
 from sparse_jax.graphs.results import ModelFacts
@@ -27,11 +30,11 @@ from sparse_jax.transcoders.transcoder import Transcoder
 
 @dataclasses.dataclass(frozen=True)
 class GraphModel:
-    """A model with its transcoder."""
+    """A model with the features that stand for its MLPs: those of a transcoder, or its neurons."""
 
     facts: ModelFacts
     source: SourceModel
-    transcoder: Transcoder
+    features: Features
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +65,9 @@ def read(config: GraphConfig) -> Inputs:
     """
     wanted = _wanted(config)
     models = {
-        role: _load(role, source, transcoder, config.unknown_origin)
+        role: _with_neurons(role, source)
+        if config.neurons
+        else _load(role, source, transcoder, config.unknown_origin)
         for role, (source, transcoder) in config.sources.items()
     }
     tokenizers = {each.source.tokenizer.sha256 for each in models.values()}
@@ -76,8 +81,10 @@ def read(config: GraphConfig) -> Inputs:
     encoded = prompt_files.encode(wanted, tokenizer, max_length=longest)
     for each in models.values():
         for prompt in encoded:
-            check(each.source.model, each.transcoder, np.asarray(prompt.ids))
-        _check_active(each, encoded)
+            check(each.source.model, each.features, np.asarray(prompt.ids))
+        # Some neuron is always active.
+        if not config.neurons:
+            _check_active(each, encoded)
     corpus = config.corpus
     if corpus.source:
         # Before the graphs, which take longer.
@@ -96,6 +103,34 @@ def _wanted(config: GraphConfig) -> tuple[Prompt, ...]:
             raise UsageError("there is no prompt; give --prompt=TEXT or --prompts=FILE.jsonl")
         of_file = FINDINGS
     return own + (prompt_files.read_prompts(of_file) if of_file else ())
+
+
+def _with_neurons(role: str, source: str) -> GraphModel:
+    model = SourceModel.load(source)
+    facts = dataclasses.replace(
+        _facts(role, source, model), kind=neurons.KIND, features=model.model.cfg.mlp_size
+    )
+    return GraphModel(facts, model, Neurons.of(model.model))
+
+
+def _facts(role: str, source: str, model: SourceModel) -> ModelFacts:
+    """The facts of a model without a transcoder."""
+    cfg = model.model.cfg
+    return ModelFacts(
+        role=role,
+        source=source,
+        sha256=model.sha256,
+        family=cfg.family,
+        layers=cfg.num_layers,
+        heads=cfg.num_heads,
+        gated=model.model.gates is not None,
+        transcoder="",
+        transcoder_sha256="",
+        same_model=True,
+        kind="",
+        features=0,
+        window=None,
+    )
 
 
 def _load(role: str, source: str, folder: str, unknown_origin: bool) -> GraphModel:
@@ -118,15 +153,8 @@ def _load(role: str, source: str, folder: str, unknown_origin: bool) -> GraphMod
             f"{flag}={folder}: all decoders are zero, so that no feature writes anything; give an "
             "earlier checkpoint"
         )
-    cfg = model.model.cfg
-    facts = ModelFacts(
-        role=role,
-        source=source,
-        sha256=model.sha256,
-        family=cfg.family,
-        layers=cfg.num_layers,
-        heads=cfg.num_heads,
-        gated=model.model.gates is not None,
+    facts = dataclasses.replace(
+        _facts(role, source, model),
         transcoder=folder,
         transcoder_sha256=_digest(Path(folder)),
         same_model=bool(origin.model_sha256),
@@ -143,7 +171,7 @@ def _check_active(model: GraphModel, prompts: Sequence[EncodedPrompt]) -> None:
     valid_BT = np.zeros(tokens_BT.shape, bool)
     for b, each in enumerate(prompts):
         tokens_BT[b, : len(each.ids)], valid_BT[b, : len(each.ids)] = each.ids, True
-    active_B = np.asarray(_active(model.source.model, model.transcoder, tokens_BT, valid_BT))
+    active_B = np.asarray(_active(model.source.model, model.features, tokens_BT, valid_BT))
     for each, active in zip(prompts, active_B, strict=True):
         if not active:
             raise UsageError(

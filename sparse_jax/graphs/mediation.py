@@ -76,6 +76,7 @@ def mediate_edges(
     source_X: jax.Array,
     targets: Targets,
     target_X: jax.Array,
+    open_L3P: jax.Array | None = None,
 ) -> Mediation:
     """Mediation of X edges: one tangent per source, one cotangent per target.
 
@@ -85,17 +86,25 @@ def mediate_edges(
       replacement: the model.
       sources, targets: ends of edges, each once.
       source_X, target_X: indices in them of the ends of each edge.
+      open_L3P: the entries of each layer's pattern that are not 0 (`open_pairs`), without which
+        there is no share; None to contract all.
     """
     L, T, _ = replacement.read_LTD.shape
     at_X = sources.position_X[source_X]
     input_XLSD, _ = linear.tangents(replacement, sources)
 
     def down(c_XTD, each):
-        layer, index, input_XSD, write_XD = each
+        layer, index, input_XSD, write_XD, open_3P = each
         read_XTD = linear.readings(targets, index, T)
         c_attn_XTD, c_skip_XTD = linear.below_attention(layer, c_XTD, read_XTD)
         value_XS = layer.values(input_XSD)[source_X]
-        score_XNTS = layer.mixer.shares(value_XS, layer.cotangents(c_attn_XTD)[target_X])
+        u_XT = layer.cotangents(c_attn_XTD)[target_X]
+        if open_3P is None:
+            score_XNTS = layer.mixer.shares(value_XS, u_XT)
+        else:
+            share_XP = layer.mixer.pair_shares(value_XS, u_XT, open_3P)
+            score_XNTS = jnp.zeros((len(share_XP), *layer.pattern_LNTS.shape), share_XP.dtype)
+            score_XNTS = score_XNTS.at[:, *open_3P].set(share_XP, mode="drop")
         bypass_X = (input_XSD[source_X] * c_skip_XTD[target_X]).sum((1, 2))
         written_X = (write_XD[source_X] * c_XTD[target_X, at_X]).sum(-1)
         below_XTD = c_skip_XTD + layer.transpose(c_attn_XTD)
@@ -104,9 +113,26 @@ def mediate_edges(
     each = (
         *(replacement.layers, jnp.arange(L)),
         *(jnp.swapaxes(x, 0, 1) for x in (input_XLSD, sources.write_XLD)),
+        open_L3P,
     )
     start_XTD = linear.readings(targets, L, T)
     _, parts = jax.lax.scan(down, start_XTD, each, reverse=True)
     score_XLNTS, bypass_XL, written_XL = (jnp.swapaxes(part, 0, 1) for part in parts)
     late_XL = jax.lax.cumsum(written_XL, axis=1, reverse=True)
     return Mediation(score_XLNTS, bypass_XL, late_XL, targets.layer_X[target_X])
+
+
+def open_pairs(pattern_LNTS: np.ndarray) -> np.ndarray:
+    """Entries of each layer that are not 0 `[L, 3, P]`: head, query and key position.
+
+    Layers with fewer are filled up with a head that does not exist. P is a power of two, so that
+    few sizes are compiled.
+    """
+    L, N = pattern_LNTS.shape[:2]
+    entries = [np.stack(np.nonzero(layer_NTS)) for layer_NTS in pattern_LNTS]
+    most = max(each.shape[1] for each in entries)
+    open_L3P = np.full((L, 3, 1 << max(most - 1, 0).bit_length()), N, np.int32)
+    open_L3P[:, 1:] = 0
+    for layer, each in enumerate(entries):
+        open_L3P[layer, :, : each.shape[1]] = each
+    return open_L3P

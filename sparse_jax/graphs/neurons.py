@@ -35,6 +35,8 @@ from sparse_jax.graphs.interventions import responding
 from sparse_jax.graphs.linear import OwnLayerWrites, Targets
 from sparse_jax.graphs.rows import feature_rows
 
+# `feature_type` of a neuron in a file, and `kind` in `results.ModelFacts`.
+NEURON, KIND = "mlp neuron", "neurons"
 # Neurons that get a row in `graph`, and targets at a time.
 MAX_FEATURES, _CHUNK = 256, 32
 

@@ -24,6 +24,7 @@ from lm_jax.report.prose import Prose
 from sparse_jax.graphs import graph_json, influence, supernodes
 from sparse_jax.graphs.graph import LOGIT
 from sparse_jax.graphs.influence import ERROR, FEATURE, TOKEN, Edges
+from sparse_jax.graphs.neurons import NEURON
 
 _PROSE = Prose("sparse_jax.graphs", "viewer.html.j2")
 _SCRIPTS = (
@@ -177,6 +178,7 @@ def _lead(document: Mapping[str, Any]) -> Markup:
     pruning = metadata.get("pruning_settings") or {}
     return _PROSE(
         "lead",
+        neurons=any(node["feature_type"] == NEURON for node in document["nodes"]),
         model=metadata["scan"],
         tokens=len(metadata["prompt_tokens"]),
         counts={kind: kinds.count(kind) for kind in (FEATURE, ERROR, TOKEN, LOGIT)},

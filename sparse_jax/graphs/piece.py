@@ -7,14 +7,15 @@ from typing import Any
 import numpy as np
 
 from lm_jax.report import slug as slug_of
-from sparse_jax.graphs import explanations, graph_document, mass
+from sparse_jax.graphs import explanations, graph_document, mass, neurons
 from sparse_jax.graphs.attribute import attribute
 from sparse_jax.graphs.config import ALONE, GraphConfig
 from sparse_jax.graphs.graph import LOGIT, Graph
-from sparse_jax.graphs.graph_document import Mediated, largest_shares
+from sparse_jax.graphs.graph_document import TRANSCODER, Mediated, largest_shares
 from sparse_jax.graphs.influence import ERROR, FEATURE, Pruned
 from sparse_jax.graphs.inputs import GraphModel, Inputs
 from sparse_jax.graphs.mass import Mass, MassSums
+from sparse_jax.graphs.neurons import MAX_FEATURES, NEURON
 from sparse_jax.graphs.prompts import EncodedPrompt
 from sparse_jax.graphs.results import GraphResult, LogitNode, MassResult, Sizes
 
@@ -43,13 +44,7 @@ def make_graph(
 ) -> tuple[GraphResult, dict[str, Any], list[Mass]]:
     """The graph of a prompt: its numbers, its document, its masses."""
     model = inputs.models[role]
-    graph = attribute(
-        model.source.model,
-        model.transcoder,
-        prompt.ids,
-        targets=prompt.targets,
-        max_features=config.max_features or None,
-    )
+    graph = _attribute(config, model, prompt)
     thresholds = {
         "node_threshold": config.node_threshold,
         "edge_threshold": config.edge_threshold,
@@ -68,6 +63,7 @@ def make_graph(
         model_name=scan(model),
         tokens=prompt.tokens,
         logit_tokens=[each.token for each in logits],
+        feature_type=NEURON if config.neurons else TRANSCODER,
         mediated=measured.carried,
         scores=scores,
         effects=effects,
@@ -88,6 +84,17 @@ def make_graph(
         agreements=explanations.agreements(effects, pruned),
     )
     return result, document, masses
+
+
+def _attribute(config: GraphConfig, model: GraphModel, prompt: EncodedPrompt) -> Graph:
+    source, most = model.source.model, config.max_features
+    if config.neurons:
+        return neurons.graph(
+            source, prompt.ids, targets=prompt.targets, max_features=most or MAX_FEATURES
+        )
+    return attribute(
+        source, model.features, prompt.ids, targets=prompt.targets, max_features=most or None
+    )
 
 
 def mediated_edges(graph: Graph, pruned: Pruned, most: int) -> np.ndarray:

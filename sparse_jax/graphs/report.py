@@ -73,7 +73,7 @@ def graphs(summary: GraphSummary) -> Section:
     ]
     return section(
         "Graphs",
-        _PROSE("graphs", summary.config.fraction),
+        _PROSE("graphs", summary.config.neurons),
         table(
             columns,
             [_row(each) for each in summary.graphs],

@@ -9,6 +9,8 @@ from sparse_jax.graphs.results import GraphResult, GraphSummary
 def format_summary(summary: GraphSummary) -> str:
     """The lines that the command prints at its end."""
     lines = [line for graph in summary.graphs for line in _of_graph(graph)]
+    if summary.config.neurons:
+        lines.insert(0, "features are neurons of the models' MLPs; this is no transcoder")
     labels = [
         f"{each.role}: {each.labelled} of {each.features} shown features have a label (judge: "
         f"{each.judge})"

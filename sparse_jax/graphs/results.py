@@ -12,7 +12,7 @@ from sparse_jax.graphs.mass import Component, Sign
 
 @dataclasses.dataclass(frozen=True)
 class ModelFacts:
-    """A model and the transcoder that stands for its MLPs.
+    """A model and the transcoder, or the neurons, that stand for its MLPs.
 
     Attributes:
       role: model, dense or sparse.
@@ -21,10 +21,10 @@ class ModelFacts:
       family: of its blocks.
       layers, heads: of the model.
       gated: whether it has gates.
-      transcoder: as the command named it.
+      transcoder: as the command named it; "" of neurons.
       transcoder_sha256: digest of its files.
       same_model: whether the transcoder says that it is of this model; false where it says nothing.
-      kind, features, window: of the transcoder.
+      kind, features, window: of the transcoder; of neurons "neurons", and how many a layer has.
     """
 
     role: str

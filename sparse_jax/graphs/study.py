@@ -116,7 +116,7 @@ def run(config: GraphConfig, inputs: Inputs, folder: Path) -> GraphSummary:
             graph_json.write(folder / file, documents[file])
         write_json(folder / f"labels_{role}.json", labels.to_json(shown))
         corpora.append(dataclasses.replace(corpus, labelled=len(shown), judge=judge.name))
-        decoders |= {role: features.decoders(inputs.models[role].transcoder, list(data[role]))}
+        decoders |= {role: features.decoders(inputs.models[role].features, list(data[role]))}
     roles = list(inputs.models)
     summary = GraphSummary(
         config=config,
@@ -138,6 +138,7 @@ def _record(config: GraphConfig, inputs: Inputs, identity: dict[str, Any], folde
         f"{kind} {role}": sha256
         for kind in ("models", "transcoders")
         for role, sha256 in identity[kind].items()
+        if sha256
     }
     first = next(iter(inputs.models.values()))
     entry = collect_provenance(
@@ -197,7 +198,7 @@ def collect_features(
         prepared = prepare_corpus(folder / DATA, config.corpus, tokenizer=model.source.tokenizer)
     data = features.collect(
         model.source,
-        model.transcoder,
+        model.features,
         shown,
         prepared,
         context=min(config.context, model.source.model.cfg.max_length),

@@ -15,7 +15,15 @@ from lm_jax.run.results import load_result
 from lm_jax.run.workdir import FINISHED_FILE
 from sparse_jax import model as sparse_model
 from sparse_jax import transcoders
-from sparse_jax.graphs import attribute, graph_json, interventions, prompts, study
+from sparse_jax.graphs import (
+    attribute,
+    features,
+    graph_json,
+    interventions,
+    neurons,
+    prompts,
+    study,
+)
 from sparse_jax.graphs.features import SKIPPED_START
 from sparse_jax.graphs.influence import FEATURE
 from sparse_jax.graphs.results import GraphSummary
@@ -130,8 +138,8 @@ def test_scores_and_interventions_are_those_of_the_library(alone, by_hand):
                 value for *_, value in score.top(5).pairs
             ]
         pruned = graph.prune()
-        features = np.flatnonzero(pruned.kept_S & (graph.edges().kind_S == FEATURE))
-        strongest = features[np.argsort(-pruned.influence_S[features], kind="stable")][:8]
+        kept = np.flatnonzero(pruned.kept_S & (graph.edges().kind_S == FEATURE))
+        strongest = kept[np.argsort(-pruned.influence_S[kept], kind="stable")][:8]
         factors = summary.config.factors
         wanted = [(int(node), factor) for node in strongest for factor in factors]
         assert len(wanted) == 8 * 3
@@ -233,6 +241,19 @@ def test_top_logits_are_those_of_all_that_the_feature_writes(alone, by_hand):
         assert stored["bottom_logits"] == [source.tokenizer.decode([i]) for i in order[::-1][:10]]
 
 
+def test_logits_of_many_features_are_held_some_at_a_time(by_hand, monkeypatch):
+    source, transcoder, _ = by_hand
+    shown = [(layer, index) for layer in range(LAYERS) for index in range(5)]
+    whole = features.collect(source, transcoder, shown, None, context=CONTEXT)
+    monkeypatch.setattr(features, "_LOGIT_CHUNK", 4)
+    sizes, original = [], features._logits
+    monkeypatch.setattr(
+        features, "_logits", lambda *given: sizes.append(len(given[2])) or original(*given)
+    )
+    assert features.collect(source, transcoder, shown, None, context=CONTEXT) == whole
+    assert sizes == [4, 4, 4] and len({each.top_logits for each in whole.values()}) > 5
+
+
 def test_the_same_command_again_prints_the_same_and_resumes_to_the_same(
     models, alone, tmp_path, monkeypatch, capsys
 ):
@@ -316,6 +337,42 @@ def test_two_models_are_compared_as_numpy_compares_them(models, tmp_path, capsys
     page = (folder / study.REPORT).read_text("utf-8")
     assert "16.1" in page and "graph/sparse-" in page
     assert "times as many as the sparse one" in capsys.readouterr().out
+
+
+def test_a_graph_of_neurons_needs_no_transcoder_and_says_so(models, by_hand, tmp_path, capsys):
+    folder, kept = tmp_path / "run", 30
+    asked = [f"--model={models / 'dense'}", "--neurons", f"--prompt={PROMPTS[1]}", *small(models)]
+    assert run(*asked, f"--config.max_features={kept}", at(folder)) == 0
+    out = capsys.readouterr().out
+    assert "features are neurons of the models' MLPs; this is no transcoder" in out
+    source, _, _ = by_hand
+    graph = neurons.graph(source.model, source.tokenizer.encode(PROMPTS[1]), max_features=kept)
+    pruned = graph.prune()
+    summary = load_result(folder / study.SUMMARY, GraphSummary)
+    (result,), (facts,) = summary.graphs, summary.models
+    assert (facts.kind, facts.transcoder) == (neurons.KIND, "")
+    assert facts.features == source.model.cfg.mlp_size and result.sizes.features == kept
+    document = graph_json.read(folder / result.file)
+    rows, columns = np.nonzero(pruned.kept_RS & (graph.adjacency != 0))
+    weights = [link["weight"] for link in document["links"]]
+    np.testing.assert_array_equal(weights, graph.adjacency[rows, columns].astype(np.float64))
+    types = {node["feature_type"] for node in document["nodes"]}
+    assert neurons.NEURON in types and "cross layer transcoder" not in types
+    assert "not of a transcoder: nothing was trained" in (folder / study.REPORT).read_text("utf-8")
+    # Texts are those on which the hidden unit of the model itself is largest.
+    file = max((folder / study.FEATURES).rglob("*.json"), key=lambda f: f.stat().st_size)
+    stored = read_json(file)
+    example = stored["examples_quantiles"][0]["examples"][0]
+    ids = source.tokenizer.encode(" ".join(example["tokens"]))
+    assert len(ids) == len(example["tokens"])
+    row_BT = np.array(ids)[None]
+    hidden = source.model.forward(
+        row_BT, np.ones_like(row_BT, bool), record={"mlp.post": lm_jax.keep}
+    ).records["mlp.post"]
+    act_T = np.asarray(hidden)[stored["layer"], 0, :, stored["feature"]]
+    largest = int(np.argmax(example["tokens_acts_list"]))
+    assert largest == example["train_token_ind"] >= SKIPPED_START
+    np.testing.assert_allclose(example["tokens_acts_list"][largest], act_T[largest], rtol=1e-4)
 
 
 def model_tokens(model, text):

@@ -58,6 +58,8 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(tmp_path, capsys):
         ([dense, own], 2, "there is no prompt; give --prompt=TEXT or --prompts=FILE.jsonl"),
         ([dense, prompt], 2, "--transcoder is missing; name the folder transcoder/"),
         ([own, prompt], 2, "--model is missing; name a folder"),
+        ([dense, own, "--neurons", prompt], 2, "--neurons with --transcoder: the features are"),
+        (["--neurons", prompt], 2, "--model is missing; name a folder"),
         (
             [dense, own, "--sparse_transcoder=x", prompt],
             2,

@@ -1,5 +1,7 @@
 """Mediation by heads and key-query pairs against removal of each (paper, Eq. 7), in float64."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -134,9 +136,9 @@ def test_a_batch_holds_no_more_ends_than_edges_whatever_their_order(monkeypatch)
     chosen = np.stack([columns[some], graph.row_nodes[rows[some]]], 1)
     sizes, original = [], graphs.graph._mediate_edges
 
-    def counted(replacement, sources, source_X, targets, target_X):
+    def counted(replacement, sources, source_X, targets, target_X, open_L3P):
         sizes.append(tuple(map(len, (sources.position_X, targets.layer_X, source_X, target_X))))
-        return original(replacement, sources, source_X, targets, target_X)
+        return original(replacement, sources, source_X, targets, target_X, open_L3P)
 
     monkeypatch.setattr(graphs.graph, "_mediate_edges", counted)
     parts = list(graph.mediations(chosen, batch=batch))
@@ -179,6 +181,29 @@ def test_closed_pairs_have_no_share():
     assert closed.any()
     for pair in pairs(graph):
         assert not graph.mediation(*pair)[closed].any()
+
+
+@pytest.mark.parametrize("model", [("llama", None, None), ("gpt2", 0.3, 2)])
+def test_open_pairs_alone_give_the_same_shares(model, monkeypatch):
+    graph = small_graph(*model)
+    chosen = np.array(pairs(graph))
+    arrays = graph.replacement, graph.sources(chosen[:, 0]), graph.targets(chosen[:, 1])
+    wanted = rounding.expected(lambda *given: mediate(*given).score_XLNTS, *arrays)
+    # Here every pattern is sparse enough; one of the graph's own is not.
+    assert graph._open_pairs is None
+    monkeypatch.setattr(graphs.graph, "_GATHERED", 1 / 16)
+    gathered = dataclasses.replace(graph)
+    (got,) = (m.score_XLNTS for m in gathered.mediations(chosen))
+    rounding.assert_within(got, wanted)
+    pattern_LNTS = np.asarray(graph.replacement.layers.pattern_LNTS)
+    open_L3P = gathered._open_pairs
+    L, N = pattern_LNTS.shape[:2]
+    for layer_3P, pattern_NTS in zip(open_L3P, pattern_LNTS, strict=True):
+        listed = layer_3P[:, layer_3P[0] < N]
+        np.testing.assert_array_equal(listed, np.nonzero(pattern_NTS))
+    assert open_L3P.shape[0] == L and not np.asarray(got)[:, pattern_LNTS == 0].any()
+    # Prototypes have no closed gates.
+    assert dataclasses.replace(small_graph("protot"))._open_pairs is None
 
 
 def test_prototypes_mediate_from_strictly_earlier_tokens():
