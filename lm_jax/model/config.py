@@ -1,7 +1,7 @@
 """Decoder configuration: one frozen, hashable description that all families of weights map onto.
 
 A `DecoderConfig` holds only what changes the mathematics. It is a static argument of `jax.jit`;
-nothing in it is an array. Families (Llama, GPT-2, GPT-NeoX, Gemma 3) differ in these numbers alone:
+nothing in it is an array. Families (Llama, GPT-2, Gemma and others) differ in these numbers alone:
 there is one decoder (`decoder.py`), and a family is a config reader and a table of names
 (`lm_jax/weights`).
 """
