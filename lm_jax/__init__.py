@@ -2,7 +2,7 @@
 
 from lm_jax.model import params
 from lm_jax.model.attention import Attend, PerLayer, fused, register_fused, softmax
-from lm_jax.model.config import DecoderConfig, LinearScaling, Llama3Scaling, Rope
+from lm_jax.model.config import DecoderConfig, LinearScaling, Llama3Scaling, Rope, YarnScaling
 from lm_jax.model.decode import Sampling, generate
 from lm_jax.model.decoder import (
     Cache,
@@ -40,6 +40,7 @@ __all__ = [
     "Scale",
     "ScaleGradient",
     "StatefulEdit",
+    "YarnScaling",
     "count_params",
     "forward",
     "fused",

@@ -132,6 +132,22 @@ CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
         _SIZE | {"num_key_value_heads": 2, "rope_parameters": {"rope_theta": 100.0}},
     ),
     "olmo": ("Olmo", _SIZE | {"num_key_value_heads": 2, "rope_parameters": {"rope_theta": 100.0}}),
+    "llama_yarn": (
+        "Llama",
+        _SIZE
+        | {
+            "num_hidden_layers": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 12,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 100.0,
+                "factor": 2.0,
+                "beta_fast": 2.0,
+                "original_max_position_embeddings": 16,
+            },
+        },
+    ),
     "mistral": (
         "Mistral",
         _SIZE

@@ -1,7 +1,7 @@
 """Decoder configuration: one frozen, hashable description that all families of weights map onto.
 
 A `DecoderConfig` holds only what changes the mathematics. It is a static argument of `jax.jit`;
-nothing in it is an array. Families (Llama, GPT-2, GPT-NeoX, Gemma 3) differ in these numbers alone:
+nothing in it is an array. Families (Llama, GPT-2, Gemma and others) differ in these numbers alone:
 there is one decoder (`decoder.py`), and a family is a config reader and a table of names
 (`lm_jax/weights`).
 """
@@ -38,12 +38,29 @@ class LinearScaling:
 
 
 @dataclasses.dataclass(frozen=True)
+class YarnScaling:
+    """Frequency scaling by YaRN (Peng et al., 2023, section 3.4).
+
+    The index of the pair that turns so many times within `original_length` is found for `beta_fast`
+    and `beta_slow`, and rounded outwards. Pairs before the first are kept, those after the second
+    divided by `factor`, those between interpolated. Cosines and sines, and so what queries and keys
+    are rotated to, are multiplied by `attention_factor`.
+    """
+
+    factor: float
+    original_length: int
+    attention_factor: float
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
 class Rope:
     """Rotary positions in the rotate-half layout, on the first `fraction` of each head's width."""
 
     theta: float = 10_000.0
     fraction: float = 1.0
-    scaling: Llama3Scaling | LinearScaling | None = None
+    scaling: Llama3Scaling | LinearScaling | YarnScaling | None = None
 
 
 @dataclasses.dataclass(frozen=True)

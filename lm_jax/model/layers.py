@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kernels.core import noise
-from lm_jax.model.config import DecoderConfig, LinearScaling, Llama3Scaling, Rope
+from lm_jax.model.config import DecoderConfig, LinearScaling, Llama3Scaling, Rope, YarnScaling
 from lm_jax.model.lora import Adapted
 from lm_jax.model.params import Initializer, ParamSpec, ParamTree, constant, zeros
 from lm_jax.model.sites import Scope
@@ -205,14 +205,30 @@ def inverse_frequencies(rope: Rope, width: int) -> np.ndarray:
             )
             keep = np.clip(ramp, 0.0, 1.0)
             freq = keep * freq + (1 - keep) * freq / s.factor
+        case YarnScaling() as s:
+            first, last = (
+                width
+                * math.log(s.original_length / (turns * 2 * math.pi))
+                / 2
+                / math.log(rope.theta)
+                for turns in (s.beta_fast, s.beta_slow)
+            )
+            first, last = max(math.floor(first), 0), min(math.ceil(last), width - 1)
+            # As the released code does where both are the same pair.
+            span = last - first or 0.001
+            slowed = np.clip((np.arange(width // 2) - first) / span, 0.0, 1.0)
+            freq = (1 - slowed) * freq + slowed * freq / s.factor
     return freq.astype(np.float32)
 
 
 def rope_tables(rope: Rope, width: int, positions_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Cosine and sine of every position's angles, float32 `[B, T, width / 2]`."""
+    """Cosine and sine of every position's angles, float32 `[B, T, width / 2]`; YaRN scales both."""
     angle = positions_BT.astype(jnp.float32)[..., None] * add_axes(
         jnp.asarray(inverse_frequencies(rope, width)), 3
     )
+    if isinstance(rope.scaling, YarnScaling):
+        factor = rope.scaling.attention_factor
+        return factor * jnp.cos(angle), factor * jnp.sin(angle)
     return jnp.cos(angle), jnp.sin(angle)
 
 

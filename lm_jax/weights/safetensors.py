@@ -38,7 +38,8 @@ def read_hf_config(folder: Path, families: Mapping[str, Family]) -> Any:
     if "auto_map" in raw:
         raise BadInputError(
             f"{path}: auto_map asks to run code from the folder, which is never done; use a model "
-            f"of a supported family ({', '.join(sorted(families))})"
+            f"of a supported family ({', '.join(sorted(families))}), or take auto_map out where "
+            "that code is what transformers has for its model_type (Phi-3)"
         )
     if raw.get("quantization_config"):
         raise BadInputError(

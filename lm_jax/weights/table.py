@@ -16,7 +16,7 @@ import numpy as np
 from lm_jax.errors import BadInputError, nearest
 from lm_jax.model import decoder
 from lm_jax.model import params as params_lib
-from lm_jax.model.config import DecoderConfig, LinearScaling, Llama3Scaling, Rope
+from lm_jax.model.config import DecoderConfig, LinearScaling, Llama3Scaling, Rope, YarnScaling
 from lm_jax.model.params import ParamSpec
 
 Read = Callable[..., tuple[np.ndarray, ...]]
@@ -274,13 +274,15 @@ def read_rope(
     """
 
     def number(key: str, *default: float) -> float:
-        value = parameters.get(key, *default)
+        value = parameters.get(key)
+        if value is None and default:
+            return default[0]
         if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
             raise BadInputError(f"config.json: {where}.{key} = {value!r} must be a positive number")
         return float(value)
 
     kind = parameters.get("rope_type", "default")
-    scaling: Llama3Scaling | LinearScaling | None
+    scaling: Llama3Scaling | LinearScaling | YarnScaling | None
     match kind:
         case "default":
             scaling = None
@@ -293,10 +295,26 @@ def read_rope(
                 high_freq_factor=number("high_freq_factor"),
                 original_length=int(number("original_max_position_embeddings")),
             )
+        case "yarn":
+            unknown = [name for name in ("mscale", "mscale_all_dim") if parameters.get(name)]
+            if unknown or not parameters.get("truncate", True):
+                raise BadInputError(
+                    f"config.json: {where} has {', '.join(unknown) or 'truncate = false'}, which "
+                    "is not supported with yarn; use a model without it"
+                )
+            factor = number("factor")
+            usual = 0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+            scaling = YarnScaling(
+                factor=factor,
+                original_length=int(number("original_max_position_embeddings")),
+                attention_factor=number("attention_factor", usual),
+                beta_fast=number("beta_fast", 32.0),
+                beta_slow=number("beta_slow", 1.0),
+            )
         case _:
             raise BadInputError(
                 f"config.json: {where}.rope_type = {kind!r} is not supported"
-                f"{nearest(str(kind), ('default', 'linear', 'llama3'))}"
+                f"{nearest(str(kind), ('default', 'linear', 'llama3', 'yarn'))}"
             )
     fraction = number("partial_rotary_factor", 1.0)
     if fraction != 1.0 and not partial:
@@ -327,6 +345,15 @@ def write_rope(rope: Rope | None) -> dict[str, Any]:
                 "factor": s.factor,
                 "low_freq_factor": s.low_freq_factor,
                 "high_freq_factor": s.high_freq_factor,
+                "original_max_position_embeddings": s.original_length,
+            }
+        case YarnScaling() as s:
+            out |= {
+                "rope_type": "yarn",
+                "factor": s.factor,
+                "attention_factor": s.attention_factor,
+                "beta_fast": s.beta_fast,
+                "beta_slow": s.beta_slow,
                 "original_max_position_embeddings": s.original_length,
             }
     return out

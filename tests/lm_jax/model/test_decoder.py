@@ -186,6 +186,26 @@ def test_llama3_frequencies_against_scalar_arithmetic():
         np.testing.assert_allclose(value, want, rtol=1.001 * U)
 
 
+def test_yarn_frequencies_against_scalar_arithmetic():
+    scaling = lm_jax.YarnScaling(4.0, 4096, attention_factor=1.5)
+    rope = lm_jax.Rope(theta=1e4, scaling=scaling)
+    got = layers.inverse_frequencies(rope, 64)
+    turns = [4096 * 1e4 ** (-2 * i / 64) / (2 * np.pi) for i in range(32)]
+    first = max(i for i in range(32) if turns[i] >= 32.0)
+    last = min(i for i in range(32) if turns[i] <= 1.0)
+    assert 0 < first < last < 31
+    for i, value in enumerate(got):
+        slowed = min(max((i - first) / (last - first), 0.0), 1.0)
+        freq = 1e4 ** (-2 * i / 64)
+        # In float64, and rounded.
+        np.testing.assert_allclose(value, (1 - slowed) * freq + slowed * freq / 4, rtol=1.001 * U)
+    plain, scaled = (
+        layers.rope_tables(r, 64, jnp.zeros((1, 1), jnp.int32))
+        for r in (dataclasses.replace(rope, scaling=None), rope)
+    )
+    np.testing.assert_array_equal(scaled[0], 1.5 * plain[0])
+
+
 def test_rotation_makes_scores_depend_on_distance_alone():
     rope = lm_jax.Rope(theta=100.0)
     q, k = (jax.random.normal(jax.random.key(s), (1, 1, 1, 8)) for s in (0, 1))
@@ -251,6 +271,8 @@ def test_initial_values_depend_on_the_path_alone():
 def test_unusable_configs_name_every_field():
     with pytest.raises(BadInputError, match=r"num_heads = 5 is not a multiple.*windows has 2"):
         dataclasses.replace(CONFIGS["llama"], num_heads=5, windows=(1, None))
+    with pytest.raises(BadInputError, match=r"norm_placement = 'after'.*qk_norm = True must be"):
+        dataclasses.replace(CONFIGS["llama"], norm_placement="after", qk_norm=True)
     with pytest.raises(BadInputError, match="num_layers = -1"):
         dataclasses.replace(CONFIGS["llama"], num_layers=-1)
 

@@ -39,7 +39,81 @@ GEMMA3 = lm_jax.DecoderConfig(
     embed_scale=32**0.5,
     tie_embeddings=True,
 )
-KINDS = {"llama": gguf.MODEL_ARCH.LLAMA, "gemma3_text": gguf.MODEL_ARCH.GEMMA3}
+QWEN2 = dataclasses.replace(LLAMA, family="qwen2", qkv_bias=True)
+LAYER = {"norm": "layer", "gated_mlp": False, "qkv_bias": True, "out_bias": True, "mlp_bias": True}
+GPT2 = dataclasses.replace(
+    LLAMA,
+    **LAYER,
+    family="gpt2",
+    head_dim=8,
+    num_kv_heads=4,
+    activation="gelu_tanh",
+    rope=None,
+    tie_embeddings=True,
+)
+GPT_NEOX = dataclasses.replace(
+    LLAMA,
+    **LAYER,
+    family="gpt_neox",
+    head_dim=8,
+    num_kv_heads=4,
+    parallel_residual=True,
+    activation="gelu",
+    rope=lm_jax.Rope(fraction=0.25),
+)
+STABLELM = dataclasses.replace(
+    LLAMA,
+    family="stablelm",
+    head_dim=8,
+    norm="layer",
+    qkv_bias=True,
+    rope=lm_jax.Rope(fraction=0.25),
+)
+GEMMA2 = dataclasses.replace(
+    GEMMA3,
+    num_layers=3,
+    family="gemma2",
+    qk_norm="none",
+    rope=lm_jax.Rope(),
+    local_rope=None,
+    windows=(3, None, 3),
+    score_softcap=50.0,
+    logit_softcap=30.0,
+)
+OTHERS = {
+    "qwen2": QWEN2,
+    "qwen3": dataclasses.replace(LLAMA, family="qwen3", qk_norm="head"),
+    "phi3": dataclasses.replace(
+        LLAMA, family="phi3", rope=lm_jax.Rope(fraction=0.25), windows=(5, 5)
+    ),
+    "stablelm": STABLELM,
+    "stablelm parallel": dataclasses.replace(STABLELM, parallel_residual=True, qkv_bias=False),
+    "olmo": dataclasses.replace(
+        LLAMA, family="olmo", head_dim=8, norm="layer", norm_weights=False, tie_embeddings=True
+    ),
+    "olmo2": dataclasses.replace(
+        LLAMA, family="olmo2", norm_placement="post", qk_norm="projection"
+    ),
+    "gemma2": GEMMA2,
+    "gpt2": GPT2,
+    "gpt_neox": GPT_NEOX,
+    "gpt_neox sequential": dataclasses.replace(
+        GPT_NEOX, parallel_residual=False, qkv_bias=False, out_bias=False
+    ),
+}
+KINDS = {
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "phi3": gguf.MODEL_ARCH.PHI3,
+    "stablelm": gguf.MODEL_ARCH.STABLELM,
+    "olmo": gguf.MODEL_ARCH.OLMO,
+    "olmo2": gguf.MODEL_ARCH.OLMO2,
+    "gemma2": gguf.MODEL_ARCH.GEMMA2,
+    "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
+    "gpt2": gguf.MODEL_ARCH.GPT2,
+    "gpt_neox": gguf.MODEL_ARCH.GPTNEOX,
+}
 
 
 def random_params(cfg):
@@ -56,6 +130,25 @@ def permuted(w, num_heads):
     return w.reshape(num_heads, 2, w.shape[0] // num_heads // 2, -1).swapaxes(1, 2).reshape(w.shape)
 
 
+def q_before_k_before_v(w, num_heads):
+    """The converter's order of a GPT-NeoX, of matrices and biases: not by head."""
+    by_head = w.reshape(num_heads, 3, len(w) // num_heads // 3, *w.shape[1:])
+    return np.concatenate([by_head[:, i].reshape(-1, *w.shape[1:]) for i in range(3)])
+
+
+def converted(name, w, cfg):
+    """A tensor of a Hugging Face folder as the converter stores it."""
+    if cfg.family in ("llama", "olmo") and name.endswith(("q_proj.weight", "k_proj.weight")):
+        return permuted(w, cfg.num_heads if "q_proj" in name else cfg.num_kv_heads)
+    if cfg.family.startswith("gemma") and name.endswith("norm.weight"):
+        return w + 1
+    if cfg.family == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
+        return w.T
+    if cfg.family == "gpt_neox" and "query_key_value" in name:
+        return q_before_k_before_v(w, cfg.num_heads)
+    return w
+
+
 class File:
     """A GGUF file in the making: `fields` and `tensors` may be changed before `write`."""
 
@@ -70,25 +163,30 @@ class File:
             "attention.head_count_kv": cfg.num_kv_heads,
             "attention.key_length": cfg.head_dim,
             "attention.value_length": cfg.head_dim,
-            "attention.layer_norm_rms_epsilon": cfg.norm_eps,
-            "rope.freq_base": cfg.rope.theta,
+            f"attention.layer_norm_{'rms_' * (cfg.norm == 'rms')}epsilon": cfg.norm_eps,
         }
-        if cfg.family == "gemma3_text":
-            self.fields["attention.sliding_window"] = 3
+        if cfg.rope is not None:
+            self.fields["rope.freq_base"] = cfg.rope.theta
+            self.fields["rope.dimension_count"] = cfg.rotary_width(cfg.rope)
+        if any(cfg.layer_windows):
+            self.fields["attention.sliding_window"] = cfg.layer_windows[0]
+        if cfg.family in ("stablelm", "gpt_neox"):
+            self.fields["use_parallel_residual"] = cfg.parallel_residual
+        if cfg.family == "gemma2":
+            self.fields["attn_logit_softcapping"] = cfg.score_softcap
+            self.fields["final_logit_softcapping"] = cfg.logit_softcap
         names = gguf.get_tensor_name_map(self.kind, cfg.num_layers)
         self.tensors = {}
         for name, w in tensors.items():
-            if cfg.family == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
-                w = permuted(w, cfg.num_heads if "q_proj" in name else cfg.num_kv_heads)
-            if cfg.family == "gemma3_text" and name.endswith("norm.weight"):
-                w = w + 1
-            self.tensors[names.get_name(name, try_suffixes=(".weight",))] = w
+            stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+            self.tensors[stored] = converted(name, w, cfg)
 
     def write(self, path, quant=None, split=None):
         writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[self.kind])
         for key, value in self.fields.items():
             add = {
                 str: writer.add_string,
+                bool: writer.add_bool,
                 int: writer.add_uint32,
                 float: writer.add_float32,
                 list: writer.add_array,
@@ -145,11 +243,15 @@ def test_a_golden_model_is_the_one_that_is_compared_with_torch(tmp_path):
         dataclasses.replace(LLAMA, tie_embeddings=True, num_kv_heads=4),
         GEMMA3,
         dataclasses.replace(GEMMA3, num_kv_heads=2, logit_softcap=1.5, tie_embeddings=False),
+        *OTHERS.values(),
     ],
-    ids=["llama gqa", "llama mha tied", "gemma3 mqa", "gemma3 gqa untied softcap"],
+    ids=["llama gqa", "llama mha tied", "gemma3 mqa", "gemma3 gqa untied softcap", *OTHERS],
 )
 def test_a_file_of_a_model_is_that_model(tmp_path, cfg):
     params = random_params(cfg)
+    if cfg.family == "stablelm" and cfg.parallel_residual:
+        # One norm for both.
+        params["blocks"]["ln2"] = params["blocks"]["ln1"]
     file = file_of(cfg, params, tmp_path / "folder")
     if cfg.logit_softcap is not None:
         file.fields["final_logit_softcapping"] = cfg.logit_softcap
@@ -183,11 +285,11 @@ def test_quantised_weights_are_within_half_a_step(tmp_path, quant, levels):
 
 
 def test_more_rows_than_are_dequantised_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr("lm_jax.weights.gguf._ROWS", 10)
+    monkeypatch.setattr("lm_jax.weights.gguf_fields._ROWS", 10)
     params = random_params(LLAMA)
     path = file_of(LLAMA, params, tmp_path / "folder").write(tmp_path / "m.gguf", Quant.Q8_0)
     in_parts = lm_jax.load_pretrained(path)
-    monkeypatch.setattr("lm_jax.weights.gguf._ROWS", 1000)
+    monkeypatch.setattr("lm_jax.weights.gguf_fields._ROWS", 1000)
     whole = lm_jax.load_pretrained(path)
     jax.tree.map(np.testing.assert_array_equal, in_parts.params, whole.params)
 
@@ -242,8 +344,8 @@ def file(tmp_path):
 
 
 def test_an_architecture_that_is_not_supported(file, tmp_path):
-    file.kind = gguf.MODEL_ARCH.GEMMA2
-    refused(file.write(tmp_path / "m.gguf"), "'gemma2' is not supported", "did you mean 'gemma3'?")
+    file.kind = gguf.MODEL_ARCH.GEMMA
+    refused(file.write(tmp_path / "m.gguf"), "'gemma' is not supported", "did you mean 'gemma")
 
 
 @pytest.mark.parametrize(
@@ -282,7 +384,7 @@ def test_tensors_that_are_missing_unknown_or_not_finite(file, tmp_path):
         file.write(tmp_path / "m.gguf"),
         "2 differences",
         "missing model.layers.0.mlp.up_proj.weight",
-        "unused model.layers.0.attn_q.bias",
+        "unused model.layers.0.self_attn.q_proj.bias",
     )
     del file.tensors["blk.0.attn_q.bias"]
     w[0, 0] = np.nan

@@ -188,7 +188,10 @@ def test_unsupported_setting(copy, case, fields, words):
 @pytest.mark.parametrize(
     ("rope", "words"),
     [
-        ({"rope_type": "yarn", "factor": 2.0}, ("rope_type = 'yarn'", "known: default, linear")),
+        ({"rope_type": "dynamic", "factor": 2.0}, ("rope_type = 'dynamic'", "known: default, ")),
+        ({"rope_type": "yarn", "factor": 2.0}, ("original_max_position_embeddings = None",)),
+        ({"rope_type": "yarn", "factor": 2.0, "mscale": 0.7}, ("rope_parameters has mscale, ",)),
+        ({"rope_type": "yarn", "factor": 2.0, "truncate": False}, ("has truncate = false, ",)),
         ({"rope_type": "lama3", "factor": 2.0}, ("did you mean 'llama3'?",)),
         ({"rope_type": "linear"}, ("rope_parameters.factor = None",)),
         ({"rope_type": "linear", "factor": -1.0}, ("rope_parameters.factor = -1.0",)),
@@ -208,8 +211,10 @@ def test_unsupported_rope(rope, words):
 
 def test_unsupported_rope_in_a_folder(copy):
     folder = copy()
-    change_config(folder, rope_parameters={"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4})
-    refused(folder, "config.json: rope_parameters.rope_type = 'yarn' is not supported")
+    change_config(
+        folder, rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+    )
+    refused(folder, "config.json: rope_parameters.rope_type = 'dynamic' is not supported")
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.int32])

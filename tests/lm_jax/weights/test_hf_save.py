@@ -1,5 +1,6 @@
 """Saved folders hold the model bit for bit, or do not exist; loading stays within memory."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -149,6 +150,30 @@ def test_a_setting_that_the_family_cannot_store(tmp_path, fields, word):
     with pytest.raises(BadInputError, match=word):
         lm_jax.save_pretrained(tmp_path / "out", cfg, params)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_two_norms_of_which_the_family_stores_one(tmp_path):
+    model = lm_jax.load_pretrained(make_goldens.GOLDEN / "stablelm_parallel_qk_norm")
+    blocks = model.params["blocks"]
+    np.testing.assert_array_equal(blocks["ln1"]["bias"], blocks["ln2"]["bias"])
+    blocks["ln2"] = blocks["ln2"] | {"bias": blocks["ln2"]["bias"] + 1}
+    with pytest.raises(BadInputError, match="blocks/ln1/bias differs from blocks/ln2/bias"):
+        lm_jax.save_pretrained(tmp_path / "out", model.cfg, model.params)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("case", "windows", "words"),
+    [
+        ("qwen2_windows", (None, 3, 4), "one window size for all layers"),
+        ("mistral", (None, 4, 4), "the same window in all layers"),
+    ],
+)
+def test_windows_that_the_family_cannot_store(tmp_path, case, windows, words):
+    model = lm_jax.load_pretrained(make_goldens.GOLDEN / case)
+    cfg = dataclasses.replace(model.cfg, windows=windows)
+    with pytest.raises(BadInputError, match=words):
+        lm_jax.save_pretrained(tmp_path / "out", cfg, model.params)
 
 
 def test_the_ids_of_the_tokenizer_are_saved(tmp_path):

@@ -33,7 +33,7 @@ def model_of(blocks, bias=None):
     return circuit_model(blocks, bias=bias)
 
 
-MODELS = [("llama", 0.3), ("gpt2", None), ("gemma", None), ("pythia", None)]
+MODELS = [("llama", 0.3), ("gpt2", None), ("gemma", None), ("pythia", None), ("olmo2", None)]
 
 
 @jax.jit
@@ -74,7 +74,7 @@ def read(model, records, reader, change):
     block = jax.tree.map(lambda x: x[layer], params["blocks"])
     if index == graph.layer_readers - 1:
         mid = records["resid_pre" if cfg.parallel_residual else "resid_mid"][layer]
-        h = layers.norm(block["ln2"], mid + change, cfg, scope, "ln2")
+        h = normalised(block, "ln2", mid + change, cfg)
         out = layers.mlp(block["mlp"], h, cfg, scope)
         if "ln2_post" in cfg.norm_names:
             out = layers.norm(block["ln2_post"], out, cfg, scope, "ln2_post")
@@ -82,11 +82,16 @@ def read(model, records, reader, change):
     heads = [("q", n) for n in range(cfg.num_heads)]
     heads += [(name, k) for name in "kv" for k in range(cfg.num_kv_heads)]
     name, head = heads[index]
-    h = layers.norm(block["ln1"], records["resid_pre"][layer] + change, cfg, scope, "ln1")
+    h = normalised(block, "ln1", records["resid_pre"][layer] + change, cfg)
     projected = jnp.einsum("BTD,DH->BTH", h, block["mixer"][name][:, head])
     if name + "_bias" in block["mixer"]:
         projected = projected + block["mixer"][name + "_bias"][head][None, None]
     return "attn." + name, layer, head, projected
+
+
+def normalised(block, name, x, cfg):
+    """After the norm before a mixer or an MLP, where there is one."""
+    return layers.norm(block[name], x, cfg, Scope({}, {}), name) if name in block else x
 
 
 @jax.jit

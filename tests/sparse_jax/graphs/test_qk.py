@@ -4,16 +4,19 @@ Bounds are of the float32 computation from the weights on, derived by `kernels/r
 """
 
 import copy
+import dataclasses
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from lm_jax.errors import BadInputError, UsageError
+from lm_jax.model.frozen import frozen_sites
 from lm_jax.model.sites import keep
 from sparse_jax.graphs import attribute, graph_json, linear, qk
 from sparse_jax.graphs.replacement import record
 from sparse_jax.graphs.rows import ActiveFeatures
+from sparse_jax.graphs.scores import freeze_scores
 from tests import rounding
 from tests.sparse_jax.circuits import oracle
 from tests.sparse_jax.graphs.small_graphs import (
@@ -126,6 +129,16 @@ def test_all_terms_sum_to_the_score(each):
         found = graph.qk(layer, 1, query, key)
         assert found.certificate() <= 1e-5 and abs(found.score) > 1e-4
         assert abs(found.terms.sum() - found.total) <= 1e-12 * np.abs(found.terms).sum()
+
+
+def test_norms_that_have_no_frozen_form():
+    model = small_model("olmo2")
+    cfg = dataclasses.replace(model.cfg, norm="layer")
+    with pytest.raises(UsageError, match="norm_placement = 'post' has no frozen form"):
+        frozen_sites(cfg, model.mixer)
+    mixer = model.params["blocks"]["mixer"]
+    with pytest.raises(UsageError, match="qk_norm = 'projection' with norm = 'layer'"):
+        freeze_scores(mixer, jnp.zeros(()), {}, cfg, model.mixer)
 
 
 def test_the_largest_contributions_are_those_of_all_pairs():
