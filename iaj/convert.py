@@ -1,7 +1,8 @@
-"""Converts a Hugging Face folder, a GGUF file or a manifest name to a sharded orbax checkpoint.
+"""Converts a Hugging Face folder or hub id, a GGUF file or a manifest name to an orbax checkpoint.
 
     iaj convert smollm2 checkpoints/smollm2
     iaj convert SOURCE OUT --dtype bfloat16 --mesh 1,8,1
+    iaj convert ORG/NAME@REVISION OUT      from the hub's cache; --download if it is not there
 
 OUT is a new folder that `lm_jax.load_pretrained` reads on any mesh:
 
@@ -33,6 +34,7 @@ from lm_jax.errors import UsageError
 from lm_jax.parallel import sharding
 from lm_jax.run.files import check_new, to_jsonable, write_json
 from lm_jax.run.provenance import collect_provenance
+from lm_jax.weights import hub
 from lm_jax.weights.load import CONFIG
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
@@ -44,15 +46,20 @@ def convert(
     *,
     dtype: Any = jnp.float32,
     mesh: jax.sharding.Mesh | None = None,
+    download: bool = False,
 ) -> dict[str, Any]:
     """Writes the new folder `out` and returns its manifest.
+
+    Args:
+      source, dtype, mesh, download: as of `load_pretrained`.
+      out: the new folder.
 
     Raises:
       BadInputError: the source cannot be used (`load_pretrained`), or `out` exists.
       StorageError: `out` cannot be written.
     """
     check_new(out)
-    model = lm_jax.load_pretrained(source, dtype=dtype, mesh=mesh)
+    model = lm_jax.load_pretrained(source, dtype=dtype, mesh=mesh, download=download)
     tokenizer = model.tokenizer
 
     def beside(folder: Path) -> None:
@@ -62,7 +69,7 @@ def convert(
 
     provenance = collect_provenance(
         dtype=str(jnp.dtype(dtype)),
-        data={"weights": model.sha256},
+        data=hub.identity("weights", model.sha256, model.revision),
         tokenizer=None if tokenizer is None else tokenizer.sha256,
     )
     notes = {
@@ -103,17 +110,19 @@ def _mesh(text: str | None) -> jax.sharding.Mesh | None:
 def run(arguments: argparse.Namespace) -> None:
     """Converts by the parsed arguments."""
     mesh = _mesh(arguments.mesh)
-    manifest = convert(arguments.source, arguments.out, dtype=DTYPES[arguments.dtype], mesh=mesh)
+    dtype, download = DTYPES[arguments.dtype], arguments.download
+    manifest = convert(arguments.source, arguments.out, dtype=dtype, mesh=mesh, download=download)
     show(arguments.out, manifest)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code; an error is one line on standard error."""
     parser = Parser("iaj convert", __doc__)
-    parser.add_argument("source", metavar="SOURCE", help="folder, .gguf file or name of an asset")
+    parser.add_argument("source", metavar="SOURCE", help="folder, .gguf file, asset or hub id")
     parser.add_argument("out", metavar="OUT", type=Path, help="new folder of the checkpoint")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="dtype of the weights")
     parser.add_argument("--mesh", metavar="D,F,T", help="sizes of data, fsdp and tensor")
+    parser.add_argument("--download", action="store_true", help="fetch what the hub's cache lacks")
     return run_parsed(run, parser, argv)
 
 

@@ -29,6 +29,7 @@ from lm_jax.run.files import replace_file, write_json, write_text
 from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
+from lm_jax.weights import hub
 from lm_jax.weights.load import resolve
 from polyattn_jax import head_sets, schema, stages, summary
 from polyattn_jax.audit_suites import PROMPTS, build_suites, first_prompts
@@ -73,7 +74,8 @@ def run(audited: AuditedModel, folder: Path) -> AuditSummary:
         collect_provenance(
             seeds={"audit": config.seed},
             dtype=config.dtype,
-            data={"model": audited.model.sha256} | {n: s.sha256 for n, s in suites.items()},
+            data=hub.identity("model", audited.model.sha256, audited.model.revision)
+            | {n: s.sha256 for n, s in suites.items()},
             tokenizer=audited.tokenizer.sha256,
         ),
     )

@@ -39,6 +39,7 @@ from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.run.terminal import format_table
 from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
+from lm_jax.weights import hub
 from polyattn_jax import audit, concentration, decision, stages, summary
 from polyattn_jax.audit_suites import PROMPTS, build_suites
 from polyattn_jax.audited_model import AuditedModel
@@ -132,7 +133,8 @@ def run(audited: AuditedModel, folder: Path) -> CheckResult:
         collect_provenance(
             seeds={"check": config.seed},
             dtype=config.dtype,
-            data={"model": audited.model.sha256} | {n: s.sha256 for n, s in suites.items()},
+            data=hub.identity("model", audited.model.sha256, audited.model.revision)
+            | {n: s.sha256 for n, s in suites.items()},
             tokenizer=audited.tokenizer.sha256,
         ),
     )

@@ -15,6 +15,7 @@ Sparse models answer with gates that are open where the logit is above 0. The sa
 a killed run.
 """
 
+import collections
 from collections.abc import Mapping, Sequence
 import contextlib
 import dataclasses
@@ -40,6 +41,7 @@ from lm_jax.run.files import to_jsonable, write_json, write_text
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import load_result, parse_result
 from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
+from lm_jax.weights import hub
 from lm_jax.weights.load import Pretrained, load_pretrained
 from sparse_jax import model as sparse_model
 from sparse_jax.model import SparseModel
@@ -121,7 +123,11 @@ def run(config: MultipleChoiceConfig, folder: Path) -> ChoiceSummary:
     }
     models: dict[str, Pretrained | SparseModel] = {DENSE: dense, **sparse}
     digests = {name: _base(each).sha256 for name, each in models.items()}
-    origin = collect_provenance(seeds={}, dtype=config.dtype, data=digests)
+    weights = [
+        hub.identity(name, digests[name], _base(each).revision) for name, each in models.items()
+    ]
+    data = dict(collections.ChainMap(*weights))
+    origin = collect_provenance(seeds={}, dtype=config.dtype, data=data)
     record_provenance(folder, origin)
     with contextlib.ExitStack() as stack:
         scorers = {

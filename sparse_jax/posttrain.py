@@ -57,6 +57,7 @@ from lm_jax.train.config import MAY_CHANGE, CheckpointPolicy, TrainConfig
 from lm_jax.train.evaluate import Evaluation
 from lm_jax.train.loop import TrainResult, train
 from lm_jax.train.metrics import METRICS
+from lm_jax.weights import hub
 from lm_jax.weights.load import Pretrained
 from sparse_jax import export, patterns
 from sparse_jax import report as report_page
@@ -312,7 +313,9 @@ def run(
     origin = collect_provenance(
         seeds={f"run {i}": seed for i, seed in enumerate(config.seeds)},
         dtype=config.dtype,
-        data={"documents": manifest["documents_sha256"]} | dict(manifest["sources"]),
+        data=hub.identity("model", task.base.sha256, task.base.revision)
+        | {"documents": manifest["documents_sha256"]}
+        | dict(manifest["sources"]),
         tokenizer=manifest["tokenizer_sha256"],
     )
     processes.on_first(lambda: record_provenance(folder, origin))

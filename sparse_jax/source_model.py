@@ -19,12 +19,16 @@ _MODEL = "model"
 
 @dataclasses.dataclass(frozen=True)
 class SourceModel:
-    """A model with MLPs and a tokenizer, with the digest of its weights."""
+    """A model with MLPs and a tokenizer, with the digest of its weights.
+
+    `revision` is the commit of a snapshot of the Hugging Face hub, None for any other source.
+    """
 
     name: str
     model: CircuitModel
     tokenizer: Tokenizer
     sha256: str
+    revision: str | None = None
 
     @classmethod
     def load(
@@ -44,7 +48,7 @@ class SourceModel:
         """
         if not source:
             raise UsageError("config.model is empty; name a folder or a model of the manifest")
-        folder = Path(source)
+        folder, revision = Path(source), None
         if (folder / _MODEL / "config.json").is_file():
             folder = folder / _MODEL
         if (folder / sparse_model.SPARSE).is_file():
@@ -57,11 +61,11 @@ class SourceModel:
         else:
             named = folder if folder.exists() else source
             base = load_pretrained(named, dtype=jnp.dtype(dtype), mesh=mesh)
-            model = CircuitModel.of(base)
+            model, revision = CircuitModel.of(base), base.revision
         if base.tokenizer is None:
             raise BadInputError(
                 f"model {source!r} has no tokenizer; put its tokenizer.json beside the weights"
             )
         if not base.cfg.mlp_size:
             raise BadInputError(f"model {source!r} has no MLPs that a transcoder could stand for")
-        return cls(source, model, base.tokenizer, base.sha256)
+        return cls(source, model, base.tokenizer, base.sha256, revision)

@@ -43,7 +43,7 @@ from lm_jax.errors import (
     WorkdirInUseError,
     nearest,
 )
-from lm_jax.run import compilation, config_files, stop
+from lm_jax.run import compilation, config_files, downloads, stop
 from lm_jax.run.config import to_plain
 from lm_jax.run.config_files import load_config
 from lm_jax.run.files import STORAGE_ERRNOS, STORAGE_REMEDY
@@ -55,7 +55,7 @@ from lm_jax.train import profiling
 _EXIT_FAULT = 1
 _EXIT_INTERRUPTED = 130
 _COMMON_FLAGS = (
-    *("config", "workdir", "resume", "profile", "compilation_cache", "debug"),
+    *("config", "workdir", "resume", "profile", "compilation_cache", "download", "debug"),
     *("coordinator", "processes", "process"),
 )
 
@@ -67,7 +67,8 @@ class Arguments:
     `config` is None for a command without one, `workdir` for one that may run without it and
     does, and `options` is the command's own dataclass, or None.
     `resume` is "auto", "force" or "never", as `open_workdir` takes it; `profile` the steps of
-    a training command to trace; `compilation_cache` as `compilation.cache` takes it.
+    a training command to trace; `compilation_cache` as `compilation.cache` takes it; `download`
+    whether a model may be fetched from the Hugging Face hub.
     """
 
     config: config_dict.ConfigDict | None
@@ -76,6 +77,7 @@ class Arguments:
     resume: Resume = "auto"
     profile: profiling.Request | None = None
     compilation_cache: str | None = None
+    download: bool = False
 
     @property
     def folder(self) -> Path:
@@ -142,7 +144,9 @@ def run(
             return 0
         workdir = arguments.workdir
         compiled = compilation.cache(arguments.compilation_cache, by_source=bool(arguments.profile))
-        with stop.signals_as_requests(), compiled, profiling.request(arguments.profile):
+        traced = profiling.request(arguments.profile)
+        fetching = downloads.allowed(arguments.download)
+        with stop.signals_as_requests(), compiled, traced, fetching:
             return main(arguments) or 0
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
@@ -239,6 +243,9 @@ def _parse(
         "folder of compiled programs, or off for none; default a folder of the user's cache",
         own,
     )
+    download = flags.DEFINE_boolean(
+        "download", False, "fetch a model named ORG/NAME[@REVISION] that the hub's cache lacks", own
+    )
     flags.DEFINE_boolean("debug", False, "print the traceback of every error", own)
     flags.DEFINE_boolean("help", False, "show this help", own, short_name="?")
     own_flags = [] if options is None else define_flags(options, own)
@@ -272,7 +279,8 @@ def _parse(
     traced = None if profile is None else profiling.parse(profile.value)
     if distributed:
         _join(own)
-    return Arguments(config, folder, chosen, cast(Resume, resume.value), traced, cache.value)
+    how = cast(Resume, resume.value)
+    return Arguments(config, folder, chosen, how, traced, cache.value, download.value)
 
 
 def _join(own: flags.FlagValues) -> None:

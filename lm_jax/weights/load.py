@@ -1,4 +1,4 @@
-"""Pretrained weights: Hugging Face folders, GGUF files, our checkpoints, manifest names.
+"""Pretrained weights: Hugging Face folders, hub ids, GGUF files, our checkpoints, manifest names.
 
 1. Read the config and find the family (`FAMILIES`).
 2. List the checkpoint's tensors, shapes only, and check them against the family's table: one
@@ -31,10 +31,11 @@ from lm_jax.model import params as params_lib
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.params import ParamSpec
 from lm_jax.parallel import sharding
+from lm_jax.run import downloads
 from lm_jax.run.config import from_plain
 from lm_jax.run.files import read_json
 from lm_jax.text.tokenizer import Tokenizer
-from lm_jax.weights import table
+from lm_jax.weights import hub, table
 from lm_jax.weights.families import FAMILIES
 
 CONFIG = "config.json"
@@ -54,12 +55,16 @@ class Source(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Pretrained:
-    """A loaded model; `tokenizer` is None where the folder has none, `files` hold the weights."""
+    """A loaded model; `tokenizer` is None where the folder has none, `files` hold the weights.
+
+    `revision` is the commit of a snapshot of the Hugging Face hub, None for any other source.
+    """
 
     cfg: DecoderConfig
     params: dict[str, Any]
     tokenizer: Tokenizer | None
     files: tuple[Path, ...]
+    revision: str | None = None
 
     @functools.cached_property
     def sha256(self) -> str:
@@ -75,13 +80,15 @@ class Pretrained:
 class OpenedModel:
     """A model whose config and tokenizer are read and whose weights are not; `files` hold those.
 
-    `read_params` takes the dtype and mesh of `load` and reads the parameters.
+    `read_params` takes the dtype and mesh of `load` and reads the parameters; `revision` is as of
+    `Pretrained`.
     """
 
     cfg: DecoderConfig
     tokenizer: Tokenizer | None
     files: tuple[Path, ...]
     read_params: Callable[..., dict[str, Any]]
+    revision: str | None = None
 
     def load(
         self, *, dtype: Any = jnp.float32, mesh: jax.sharding.Mesh | None = None
@@ -92,7 +99,7 @@ class OpenedModel:
                 f"dtype = {jnp.dtype(dtype)} is not supported; give float32 or bfloat16"
             )
         params = self.read_params(dtype=dtype, mesh=mesh)
-        return Pretrained(self.cfg, params, self.tokenizer, self.files)
+        return Pretrained(self.cfg, params, self.tokenizer, self.files, self.revision)
 
 
 def load_pretrained(
@@ -100,36 +107,41 @@ def load_pretrained(
     *,
     dtype: Any = jnp.float32,
     mesh: jax.sharding.Mesh | None = None,
+    download: bool = False,
 ) -> Pretrained:
     """Loads a pretrained model: config, weights and tokenizer.
 
     Args:
-      source: a Hugging Face folder, a `.gguf` file, a folder made by `iaj convert`, or a
-        name in the manifest (`lm_jax.assets`).
+      source: a Hugging Face folder, a `.gguf` file, a folder made by `iaj convert`, a name in the
+        manifest (`lm_jax.assets`), or `ORG/NAME` or `ORG/NAME@REVISION` of the Hugging Face hub.
       dtype: of the parameters, float32 or bfloat16.
       mesh: where to put them, sharded by `sharding.RULES`; None is the default device.
+      download: fetch what the hub's cache lacks; without it nothing is ever fetched.
 
     Raises:
       BadInputError: if there is no such source, its family or a setting is not supported, or any
         tensor is missing, unused, misshapen or not finite (all listed at once).
       CorruptError: if a converted folder does not match its manifest.
+      StorageError: if a download cannot be written.
       UsageError: for another dtype.
     """
-    return open_pretrained(source).load(dtype=dtype, mesh=mesh)
+    return open_pretrained(source, download=download).load(dtype=dtype, mesh=mesh)
 
 
-def open_pretrained(source: str | Path) -> OpenedModel:
+def open_pretrained(source: str | Path, *, download: bool = False) -> OpenedModel:
     """Reads config and tokenizer of a model, so that they can be checked before its weights.
 
     Args:
-      source: as of `load_pretrained`.
+      source, download: as of `load_pretrained`.
 
     Raises:
       BadInputError: if there is no such source, its family or a setting is not supported, or its
         tokenizer has more ids than its embedding.
       CorruptError: if a converted folder does not match its manifest.
+      StorageError: if a download cannot be written.
     """
-    path = resolve(source)
+    with downloads.allowed(download):
+        path = resolve(source)
     if (path / MANIFEST).exists() or (path / ARRAYS).is_dir():
         opened = _open_converted(path)
     elif path.is_dir():
@@ -150,7 +162,7 @@ def _open_folder(path: Path) -> OpenedModel:
     weights = SafetensorsSource(path, family)
     cfg = family.read_config(hf_config)
     read = functools.partial(load_params, weights, cfg)
-    return OpenedModel(cfg, _tokenizer_in(path), weights.files, read)
+    return OpenedModel(cfg, _tokenizer_in(path), weights.files, read, hub.revision(path))
 
 
 def _open_gguf(path: Path) -> OpenedModel:
@@ -193,18 +205,28 @@ def _check_tokenizer(path: Path, tokenizer: Tokenizer | None, cfg: DecoderConfig
 
 
 def resolve(source: str | Path) -> Path:
-    """A path as it is; a manifest name as the file or folder it was fetched to."""
-    path = Path(source)
+    """A path as it is; a manifest name or hub id as the file or folder it was fetched to.
+
+    Raises:
+      BadInputError: there is no such source here, or its download was asked for and failed.
+      StorageError: the download cannot be written.
+    """
+    path, name = Path(source), str(source)
     if path.exists():
         return path
     from lm_jax import assets
 
     known = assets.models()
-    if str(source) in known:
-        return assets.path(str(source), known[str(source)])
+    if name in known:
+        return assets.path(name, known[name])
+    if folder := hub.find(name):
+        return folder
+    remedy = nearest(name, known)
+    if hub.NAME.fullmatch(name):
+        remedy += "; --download (download=True) fetches it from the Hugging Face hub"
     raise BadInputError(
-        f"model {str(source)!r}: no such file or folder, and no such name in the manifest"
-        f"{nearest(str(source), known)}"
+        f"model {name!r} is no folder or .gguf file, no ORG/NAME[@REVISION] that is whole in the "
+        f"hub's cache {hub.cache()}, and no name in the manifest{remedy}"
     )
 
 

@@ -122,7 +122,7 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
     if (folder / SINGLE).exists():
         names = [SINGLE]
     elif (folder / INDEX).exists():
-        names = sorted(set(_weight_map(folder).values()))
+        names = sorted(set(weight_map(folder).values()))
         if escaping := [name for name in names if not _SHARD.fullmatch(name)]:
             raise BadInputError(
                 f"{folder / INDEX} names shards that are no plain *.safetensors name: {escaping}"
@@ -167,18 +167,23 @@ def _refuse_pickles(folder: Path) -> None:
         )
 
 
-def _weight_map(folder: Path) -> dict[str, str]:
+def weight_map(folder: Path) -> dict[str, str]:
+    """The shard of every tensor, by the index of a folder.
+
+    Raises:
+      BadInputError: the index is missing or malformed.
+    """
     path = folder / INDEX
-    weight_map = _read_json(path).get("weight_map")
-    is_map = isinstance(weight_map, dict) and all(isinstance(s, str) for s in weight_map.values())
-    if not weight_map or not is_map:
+    shards = _read_json(path).get("weight_map")
+    is_map = isinstance(shards, dict) and all(isinstance(s, str) for s in shards.values())
+    if not shards or not is_map:
         raise BadInputError(f"{path} has no weight_map of names; download it again")
-    return weight_map
+    return shards
 
 
 def _check_index(folder: Path, stored: Mapping[str, str]) -> None:
     """Raises unless the index names every stored tensor in its shard, and no other."""
-    index = _weight_map(folder)
+    index = weight_map(folder)
     problems = [
         f"{name} is indexed in {index.get(name, 'no shard')}, stored in {stored.get(name, 'none')}"
         for name in sorted(index.keys() | stored.keys())

@@ -11,6 +11,7 @@ The work folder then holds
     report.html      the page, one offline file
 """
 
+import collections
 from collections.abc import Mapping
 import dataclasses
 import functools
@@ -27,6 +28,7 @@ from lm_jax.run.files import storage_error, to_jsonable, write_json, write_text
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.text.tokenizer import Tokenizer
+from lm_jax.weights import hub
 from lm_jax.weights.load import OpenedModel, Pretrained, load_pretrained, open_pretrained
 from sparse_jax import model as sparse_model
 from sparse_jax.circuits import analysis, report
@@ -80,10 +82,13 @@ def run(config: CircuitConfig, folder: Path) -> CircuitSummary:
         "models": {role: each.facts.sha256 for role, each in models.items()},
         "tasks": {name: task.manifest.sha256 for name, task in tasks.items()},
     }
+    weights = [
+        hub.identity(role, each.facts.sha256, each.opened.revision) for role, each in models.items()
+    ]
     origin = collect_provenance(
         seeds={"study": config.seed},
         dtype=config.dtype,
-        data={**identity["models"], **identity["tasks"]},
+        data={**collections.ChainMap(*weights), **identity["tasks"]},
         tokenizer=next(iter(models.values())).tokenizer.sha256,
     )
     record_provenance(folder, origin)

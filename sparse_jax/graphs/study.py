@@ -35,6 +35,7 @@ from lm_jax.run.provenance import collect_provenance, read_provenance, record_pr
 from lm_jax.run.results import load_result
 from lm_jax.run.rows import RowStore
 from lm_jax.text.preparation import prepare_corpus
+from lm_jax.weights import hub
 from sparse_jax.graphs import (
     comparison,
     features,
@@ -140,6 +141,9 @@ def _record(config: GraphConfig, inputs: Inputs, identity: dict[str, Any], folde
         for role, sha256 in identity[kind].items()
         if sha256
     }
+    for role, model in inputs.models.items():
+        name, source = f"models {role}", model.source
+        digests |= hub.identity(name, source.sha256, source.revision)
     first = next(iter(inputs.models.values()))
     entry = collect_provenance(
         seeds={"bootstrap": config.seed},

@@ -46,6 +46,7 @@ from lm_jax.train.loop import TrainResult, train
 from lm_jax.train.metrics import METRICS
 from lm_jax.train.objective import ignore_index_batch
 from lm_jax.train.step import check_batch
+from lm_jax.weights import hub
 from sparse_jax.source_model import SourceModel
 from sparse_jax.transcoders import files, report, thresholds
 from sparse_jax.transcoders.config import TranscoderTraining
@@ -86,7 +87,9 @@ def run(config: TranscoderTraining, folder: Path) -> TranscoderSummary:
     origin = collect_provenance(
         seeds={"run": config.seed},
         dtype=config.dtype,
-        data={"documents": manifest["documents_sha256"]} | dict(manifest["sources"]),
+        data=hub.identity("model", source.sha256, source.revision)
+        | {"documents": manifest["documents_sha256"]}
+        | dict(manifest["sources"]),
         tokenizer=manifest["tokenizer_sha256"],
     )
     task = _Task(source, prepared, mesh, origin)

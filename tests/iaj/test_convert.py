@@ -134,7 +134,7 @@ def test_a_config_of_another_version(source, tmp_path):
         (["{source}", "{out}", "--mesh=4"], 2, "data,fsdp,tensor"),
         (["{source}", "{out}", "--mesh=3,1,1"], 2, "4 devices"),
         (["{source}", "{out}", "--dtype=float16"], 2, "float16"),
-        (["{source}/absent", "{out}"], 3, "no such file or folder"),
+        (["{source}/absent", "{out}"], 3, "no folder or .gguf file"),
         (["{source}", "{source}"], 3, "exists"),
         (["{source}", "/proc/none/out"], 5, "cannot be written"),
     ],

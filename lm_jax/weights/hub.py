@@ -1,0 +1,107 @@
+"""Models of the Hugging Face hub, `ORG/NAME` or `ORG/NAME@REVISION`, from the hub's own cache.
+
+The cache is that of `huggingface_hub` (HF_HOME or HF_HUB_CACHE moves it). It is looked into first;
+the network is only used where a download was asked for (`lm_jax.run.downloads`), and then fetches
+the config, the safetensors and the tokenizer: no pickles, and no code.
+"""
+
+from pathlib import Path
+import re
+
+from lm_jax.errors import BadInputError, StorageError
+from lm_jax.run import downloads
+from lm_jax.run.files import STORAGE_ERRNOS
+from lm_jax.weights.safetensors import INDEX, SINGLE, weight_map
+
+NAME = re.compile(r"([\w.-]+/[\w.-]+)(?:@((?!.*\.\.)[\w.-][\w./-]*))?")
+_CONFIG = "config.json"
+_FILES = (
+    *(_CONFIG, "model*.safetensors", INDEX),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
+)
+
+
+def identity(name: str, sha256: str, revision: str | None) -> dict[str, str]:
+    """What a run's provenance says of weights called `name`: digest, and commit if on the hub."""
+    return {name: sha256} | ({} if revision is None else {f"{name} revision": revision})
+
+
+def revision(folder: Path) -> str | None:
+    """The commit of a snapshot in the cache, `snapshots/<commit>`; None for another folder."""
+    return folder.name if folder.parent.name == "snapshots" else None
+
+
+def cache() -> Path:
+    """The folder of the hub's cache."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
+def find(name: str) -> Path | None:
+    """The whole snapshot of a hub id, downloaded where that is allowed; None where there is none.
+
+    Raises:
+      BadInputError: the download was asked for and failed, or the repository has no safetensors.
+      StorageError: the cache cannot be written.
+    """
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    parts = NAME.fullmatch(name)
+    if parts is None:
+        return None
+    try:
+        folder = _snapshot(*parts.groups(), local_files_only=True)
+        if _is_whole(folder):
+            return folder
+    except HFValidationError:
+        return None
+    except LocalEntryNotFoundError:
+        pass
+    return _download(name, *parts.groups()) if downloads.are_allowed() else None
+
+
+def _snapshot(repository: str, revision: str | None, *, local_files_only: bool) -> Path:
+    from huggingface_hub import snapshot_download
+
+    folder = snapshot_download(
+        repository,
+        revision=revision,
+        allow_patterns=list(_FILES),
+        local_files_only=local_files_only,
+    )
+    return Path(folder)
+
+
+def _is_whole(folder: Path) -> bool:
+    """False where a download was interrupted, or fetched only the config or the tokenizer."""
+    if not (folder / _CONFIG).is_file():
+        return False
+    if (folder / SINGLE).is_file():
+        return True
+    shards = weight_map(folder).values() if (folder / INDEX).is_file() else ()
+    return bool(shards) and all((folder / name).is_file() for name in shards)
+
+
+def _download(name: str, repository: str, revision: str | None) -> Path:
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError
+
+    try:
+        folder = _snapshot(repository, revision, local_files_only=False)
+    except (OSError, HTTPError) as error:
+        if getattr(error, "errno", None) in STORAGE_ERRNOS:
+            raise StorageError(
+                f"{cache()} cannot be written ({error}); free space, or set HF_HOME to a folder "
+                "with room"
+            ) from error
+        remedy = "check the network and HF_HUB_OFFLINE, or name a folder that holds the model"
+        if isinstance(error, HfHubHTTPError):
+            remedy = "check the name, the revision and your access to it"
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise BadInputError(f"model {name!r} cannot be downloaded ({reason}); {remedy}") from error
+    if not _is_whole(folder):
+        raise BadInputError(
+            f"model {name!r} has no {_CONFIG} with {SINGLE} or its shards on the hub, and pickled "
+            "weights are never fetched; take a repository or revision that has them"
+        )
+    return folder
