@@ -146,7 +146,8 @@ def run(audited: AuditedModel, folder: Path) -> CheckResult:
         ),
     )
     calibration, b_auto = None, None
-    safe, against = RowShares(), None
+    unmeasured: tuple[RowShares, SoftmaxComparison | None] = RowShares(), None
+    of_suite = {probe: unmeasured, TEXTS: unmeasured}
     with stages.open_stores(folder, audit.fingerprint(audited, suites), config.degrees) as stores:
         if recipe.bias == "auto" or (degree is not None and recipe.bias == 0.0):
             calibration = stages.calibrated(audited, folder)
@@ -155,8 +156,10 @@ def run(audited: AuditedModel, folder: Path) -> CheckResult:
         if degree is not None:
             measured = {"zero": 0.0, "auto": bias if b_auto is None else b_auto}
             stages.diagnose(audited, stores, suites, measured)
-            rows = columns(stores.rows.read())
-            safe, against = row_findings(audited, rows, probe, degree, at_zero=recipe.bias == 0.0)
+            rows, at_zero = columns(stores.rows.read()), recipe.bias == 0.0
+            for name in of_suite.keys() & suites.keys():
+                of_suite[name] = row_findings(audited, rows, name, degree, at_zero=at_zero)
+        safe, against = of_suite[probe]
         base, entry = answered(audited, stores, suites, probe, b_auto)
         own = None
         if config.prompts:
@@ -164,10 +167,8 @@ def run(audited: AuditedModel, folder: Path) -> CheckResult:
         texts = None
         if config.text:
             losses = losses_on_texts(audited, stores, suites[TEXTS], b_auto)
-            found: tuple[RowShares, SoftmaxComparison | None] = RowShares(), None
-            if degree is not None:
-                found = row_findings(audited, rows, TEXTS, degree, at_zero=recipe.bias == 0.0)
-            texts = TextResults(*losses, _unsafe(found[0]), found[1])
+            shares, change = of_suite[TEXTS]
+            texts = TextResults(*losses, _unsafe(shares), change)
     decided = decision.explain(
         entry,
         base,
