@@ -153,21 +153,21 @@ def crossings(
 
 
 def agreements(table: pa.Table) -> Iterator[Agreement]:
-    """Rank correlation of exact effects and attributions, by component and direction."""
+    """Rank correlations of exact effects and estimates, by component, direction, method, rules."""
     effects = select(table, quantity="effect")
-    kinds = {
-        (row["component"], row["direction"])
-        for row in effects.select(["component", "direction"]).to_pylist()
-    }
-    for component, direction in sorted(kinds):
+    names = ("component", "direction", "method", "rules")
+    kinds = {tuple(row[name] for name in names) for row in effects.select(list(names)).to_pylist()}
+    for component, direction, method, rules in sorted(each for each in kinds if each[3]):
         own = select(effects, component=component, direction=direction)
+        places = _PLACES[component]
         sides = []
-        for method in ("exact", "attribution"):
-            places = _PLACES[component]
-            # In order of first appearance, which is the same for both methods.
-            means = select(own, method=method).group_by(places, use_threads=False)
+        for side in (select(own, method="exact"), select(own, method=method, rules=rules)):
+            # In order of first appearance, which is the same for all of them.
+            means = side.group_by(places, use_threads=False)
             sides.append(means.aggregate([("value", "mean")])["value_mean"].to_numpy())
-        yield Agreement(component, direction, len(sides[0]), rank_correlation(*sides))
+        yield Agreement(
+            component, method, rules, direction, len(sides[0]), rank_correlation(*sides)
+        )
 
 
 def spearman(first: np.ndarray, second: np.ndarray) -> float | None:

@@ -185,7 +185,6 @@ def _shares(method: str, steps: int, path_rule: str, direction: str) -> np.ndarr
     return (np.arange(steps) + offset) / steps
 
 
-@functools.partial(jax.jit, static_argnames="rules")
 def _component_attributions(
     model: CircuitModel, batch: Batch, shares_S: jax.Array, rules: GradientRules
 ) -> jax.Array:
@@ -193,16 +192,34 @@ def _component_attributions(
     clean, corrupt = (
         writer_values(model, batch, tokens) for tokens in (batch.clean_BT, batch.corrupt_BT)
     )
+    total = ReaderArrays.zeros(model.cfg, *batch.clean_BT.shape)
+    # A program of one step serves any number of them.
+    for share in shares_S:
+        total = _add_gradient(total, model, batch, clean[0], corrupt[0], share, rules)
+    return _scores(clean, corrupt, total, model.cfg) / len(shares_S)
 
-    def add(total: ReaderArrays, share: jax.Array) -> tuple[ReaderArrays, None]:
-        embed_BTD = share * clean[0] + (1.0 - share) * corrupt[0]
-        gradient = reader_gradients(model, batch, embed_BTD, rules)
-        return jax.tree.map(jnp.add, total, gradient), None
 
-    B, T = batch.clean_BT.shape
-    total, _ = jax.lax.scan(add, ReaderArrays.zeros(model.cfg, B, T), shares_S)
-    graph = ComponentGraph.of(model.cfg)
-    scores_UBR = _products(corrupt - clean, total, graph) / len(shares_S)
+@functools.partial(jax.jit, static_argnames="rules", donate_argnums=0)
+def _add_gradient(
+    total: ReaderArrays,
+    model: CircuitModel,
+    batch: Batch,
+    clean_BTD: jax.Array,
+    corrupt_BTD: jax.Array,
+    share: jax.Array,
+    rules: GradientRules,
+) -> ReaderArrays:
+    """The sum of gradients with that of one share of the clean prompt in the embeddings."""
+    embed_BTD = share * clean_BTD + (1.0 - share) * corrupt_BTD
+    return jax.tree.map(jnp.add, total, reader_gradients(model, batch, embed_BTD, rules))
+
+
+@functools.partial(jax.jit, static_argnames="cfg")
+def _scores(
+    clean: jax.Array, corrupt: jax.Array, gradients: ReaderArrays, cfg: DecoderConfig
+) -> jax.Array:
+    graph = ComponentGraph.of(cfg)
+    scores_UBR = _products(corrupt - clean, gradients, graph)
     return jnp.where(jnp.asarray(graph.mask_UR)[:, None], scores_UBR, 0.0)
 
 

@@ -5,7 +5,9 @@ A row holds one `value`; its other columns say of what:
     quantity    metric (of a prompt), effect (of patching a component), curve (metric of a circuit),
                 open (components of a prompt that carry any weight, their number)
     component   heads, token_edges or component_edges
-    method      of a metric: clean or corrupt prompt; of an effect: exact or attribution
+    method      of a metric: clean or corrupt prompt; of an effect: exact, attribution (patching of
+                heads and token edges), eap or eap_ig (component edges)
+    rules       of an effect that is estimated: name of its gradient rules in `rules.RULES`
     direction   of an effect: noising or denoising
     ablation    of a curve: what replaces the components outside the circuit
     ranking     of a curve: signed, absolute, random; `transferred` is that of another task, `own`
@@ -26,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 _LABELS = (
-    *("task", "model", "quantity", "component", "method", "direction"),
+    *("task", "model", "quantity", "component", "method", "rules", "direction"),
     *("ablation", "ranking", "scope"),
 )
 _PLACES = ("size", "draw", "prompt", "layer", "head", "query", "key", "writer", "reader")

@@ -24,6 +24,7 @@ from sparse_jax.circuits import curves, discover
 from sparse_jax.circuits.config import COMPONENTS, CircuitConfig
 from sparse_jax.circuits.measurements import SCHEMA
 from sparse_jax.circuits.patching import Direction
+from sparse_jax.circuits.rules import RULES
 from sparse_jax.circuits.runs import Batch, CircuitModel
 
 SHARDS, ATTRIBUTIONS = "shards", "attributions"
@@ -33,6 +34,21 @@ _VALUES = pa.schema([("value", pa.float32())])
 # Time of a circuit over that of a forward pass. Readers of component edges read the changes of all
 # writers: 3.2 times that of heads on SmolLM2's shape.
 _TIME = {"heads": 1, "token_edges": 1, "component_edges": 3}
+# Estimates that are compared with exact patching, each under all `rules.RULES`.
+METHODS = {
+    "heads": ("attribution",),
+    "token_edges": ("attribution",),
+    "component_edges": ("eap", "eap_ig"),
+}
+
+
+def ranked_by(config: CircuitConfig, component: str) -> tuple[str, str]:
+    """Method and gradient rules that rank components of a kind; heads have exact effects."""
+    return {
+        "heads": ("exact", ""),
+        "token_edges": ("attribution", config.rules),
+        "component_edges": ("eap_ig", "exact"),
+    }[component]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,12 +183,14 @@ def plan(config: CircuitConfig, cfg: DecoderConfig, batch: Batch, *, transfer: b
         taken = len(circuit_sizes(mask, config.points))
         if component == "heads":
             # A patched run begins at its layer.
-            passes = cfg.num_layers * cfg.num_heads // 2 + 4
+            passes = cfg.num_layers * cfg.num_heads // 2 + 4 + 3 * len(RULES)
             parts += [Part(component, "effects", (way,), passes) for way in get_args(Direction)]
         else:
             steps = 1 if component == "token_edges" else config.ig_steps
             parts.append(Part(component, ATTRIBUTION, (), 3 * steps + 2))
-            parts.append(Part(component, "effects", (config.direction,), config.edge_sample + 4))
+            every = 3 * len(RULES) * (steps if component == "token_edges" else 1 + steps)
+            passes = config.edge_sample + 4 + every
+            parts.append(Part(component, "effects", (config.direction,), passes))
         parts += [
             Part(component, "curve", (ablation, *ranking), _TIME[component] * (taken + 4))
             for ablation in config.ablations_of(component)

@@ -186,22 +186,14 @@ def head_attributions(
       UsageError: no such direction.
     """
     run_BT, other_BT = sides(batch, direction)
-    return _head_attributions(model, batch, run_BT, other_BT, rules)
+    g_LBTNH = _gradient(model, batch, run_BT, rules)
+    here, there = (activations(model, batch, tokens) for tokens in (run_BT, other_BT))
+    return _head_products(here, there, g_LBTNH)
 
 
-@functools.partial(jax.jit, static_argnames="rules")
-def _head_attributions(
-    model: CircuitModel,
-    batch: Batch,
-    run_BT: jax.Array,
-    other_BT: jax.Array,
-    rules: GradientRules,
-) -> jax.Array:
-    # Under the rules as well, so that both values are rounded alike.
-    _, other = measure(model, batch, other_BT, record={"attn.z": keep}, rules=rules)
-    z_LBTNH, g_LBTNH = _gradient(model, batch, run_BT, rules)
-    change_LBTNH = other["attn.z"].astype(jnp.float32) - z_LBTNH
-    return (change_LBTNH * g_LBTNH).sum((2, 4)).swapaxes(1, 2)
+@jax.jit
+def _head_products(here: Activations, there: Activations, g_LBTNH: jax.Array) -> jax.Array:
+    return ((there.z_LBTNH - here.z_LBTNH) * g_LBTNH).sum((2, 4)).swapaxes(1, 2)
 
 
 def edge_attributions(
@@ -224,21 +216,13 @@ def edge_attributions(
       UsageError: no such direction or part.
     """
     run_BT, other_BT = sides(batch, direction)
-    return _edge_attributions(model, batch, run_BT, other_BT, part, rules)
-
-
-@functools.partial(jax.jit, static_argnames=("part", "rules"))
-def _edge_attributions(
-    model: CircuitModel,
-    batch: Batch,
-    run_BT: jax.Array,
-    other_BT: jax.Array,
-    part: str,
-    rules: GradientRules,
-) -> jax.Array:
-    _, g_LBTNH = _gradient(model, batch, run_BT, rules)
+    g_LBTNH = _gradient(model, batch, run_BT, rules)
     here, other = (activations(model, batch, tokens) for tokens in (run_BT, other_BT))
-    there = here.patched_from(other, part)
+    return _edge_products(here, here.patched_from(other, part), g_LBTNH)
+
+
+@jax.jit
+def _edge_products(here: Activations, there: Activations, g_LBTNH: jax.Array) -> jax.Array:
     return there.products_LBNTS(g_LBTNH) - here.products_LBNTS(g_LBTNH)
 
 
@@ -306,28 +290,24 @@ def sweep(
     return metric_XB[:-1] - metric_XB[-1:]
 
 
+@functools.partial(jax.jit, static_argnames="rules")
 def _gradient(
     model: CircuitModel, batch: Batch, run_BT: jax.Array, rules: GradientRules
-) -> tuple[jax.Array, jax.Array]:
-    """z of all heads and the gradient of each prompt's metric by it, `[L, B, T, N, H]`, float32."""
+) -> jax.Array:
+    """Gradient of each prompt's metric by z of all heads, `[L, B, T, N, H]`, float32.
+
+    One program for each set of rules, of heads and token edges alike.
+    """
     cfg = model.cfg
     B, T = run_BT.shape
     zero = jnp.zeros((cfg.num_layers, B, T, cfg.num_heads, cfg.head_dim), jnp.float32)
 
-    def total(added: jax.Array) -> tuple[jax.Array, jax.Array]:
-        metric_B, records = measure(
-            model,
-            batch,
-            run_BT,
-            edits={"attn.z": Add(added)},
-            record={"attn.z": keep},
-            rules=rules,
-        )
+    def total(added: jax.Array) -> jax.Array:
+        metric_B, _ = measure(model, batch, run_BT, edits={"attn.z": Add(added)}, rules=rules)
         # Prompts do not see each other, so the gradient of the sum holds that of each.
-        return metric_B.sum(), records["attn.z"].astype(jnp.float32)
+        return metric_B.sum()
 
-    g_LBTNH, z_LBTNH = jax.grad(total, has_aux=True)(zero)
-    return z_LBTNH, g_LBTNH
+    return jax.grad(total)(zero)
 
 
 def sides(batch: Batch, direction: str) -> tuple[jax.Array, jax.Array]:

@@ -9,6 +9,7 @@ Importance is positive where the model needs the component.
 from collections.abc import Callable, Mapping
 import dataclasses
 import functools
+import itertools
 from typing import Any
 
 import jax
@@ -25,7 +26,7 @@ from sparse_jax.circuits.discover import Curve
 from sparse_jax.circuits.measurements import array, head_importance, importance, rows
 from sparse_jax.circuits.parts import Part
 from sparse_jax.circuits.results import DrawnPrompt, HeadPattern, NeededEdge
-from sparse_jax.circuits.rules import find_rules
+from sparse_jax.circuits.rules import RULES, find_rules
 from sparse_jax.circuits.runs import Batch, CircuitModel, metric
 from sparse_jax.circuits.tasks import Task
 
@@ -74,8 +75,8 @@ class Measurement:
         stored: Callable[[Part], pa.Table],
     ) -> None:
         self._config, self._names, self._model, self._task = config, names, model, task
-        self._batch, self._rules = Batch.of(task), find_rules(config.rules)
-        self._prompts, self._stored = np.arange(len(task.examples)), stored
+        self._batch, self._stored = Batch.of(task), stored
+        self._prompts = np.arange(len(task.examples))
         self._importance: dict[str, np.ndarray] = {}
 
     def measure(self, part: Part, source: SourceCircuit | None) -> pa.Table:
@@ -89,7 +90,9 @@ class Measurement:
             assert source is not None, "the plan has this part where there is another wording"
             tables = self._transfer(source)
         elif part.measurement == parts.ATTRIBUTION:
-            return parts.values_table(self._attribution(part.component))
+            method, rules = parts.ranked_by(self._config, part.component)
+            estimates = self._estimates(part.component, self._config.direction, method, rules)
+            return parts.values_table(estimates)
         else:
             tables = _MEASUREMENTS[part.measurement](self, part)
         return pa.concat_tables(tables)
@@ -142,79 +145,63 @@ class Measurement:
         return self._mask("token_edges") & ((weights[0] > 0) | (weights[1] > 0))
 
     def _effects(self, part: Part) -> list[pa.Table]:
-        """Exact effects and attributions: of all heads, or of a sample of edges."""
-        (direction,) = part.options
-        if part.component == "heads":
-            sides, axes = self._head_effects(direction)
-            sample_EX = None
+        """Exact effects and all estimates of them: of all heads, or of a sample of edges."""
+        component, (direction,) = part.component, part.options
+        options = {"direction": direction, "at_once": self._config.at_once}
+        axes: dict[str, ArrayLike]
+        sample_EX = None
+        if component == "heads":
+            cfg = self._model.cfg
+            axes = {"layer": np.arange(cfg.num_layers), "head": np.arange(cfg.num_heads)}
+            effects = patching.head_effects(self._model, self._batch, **options)
         else:
-            sides, sample_EX = self._sample_effects(part.component, direction)
-            axes = {"edge": np.arange(len(sample_EX)), "prompt": self._prompts}
-        return [
-            self._rows(
-                np.asarray(effects),
-                axes,
+            sample_EX = self._sample(component)
+            axes = {"edge": np.arange(len(sample_EX))}
+            exact: Callable[..., jax.Array] = component_effects
+            if component == "token_edges":
+                exact = functools.partial(patching.edge_effects, part=self._config.edge_part)
+            effects = exact(self._model, self._batch, jnp.asarray(sample_EX), **options)
+
+        def table(values: ArrayLike, **labels: str) -> pa.Table:
+            return self._rows(
+                np.asarray(values),
+                axes | {"prompt": self._prompts},
                 edges_EX=sample_EX,
                 quantity="effect",
-                component=part.component,
-                method=method,
+                component=component,
                 direction=direction,
+                **labels,
             )
-            for method, effects in sides.items()
-        ]
 
-    def _head_effects(self, direction: Any) -> tuple[dict[str, Any], dict[str, ArrayLike]]:
-        cfg, pair = self._model.cfg, (self._model, self._batch)
-        sides = {
-            "exact": patching.head_effects(
-                *pair, direction=direction, at_once=self._config.at_once
-            ),
-            "attribution": patching.head_attributions(
-                *pair, direction=direction, rules=self._rules
-            ),
-        }
-        axes: dict[str, ArrayLike] = {
-            "layer": np.arange(cfg.num_layers),
-            "head": np.arange(cfg.num_heads),
-            "prompt": self._prompts,
-        }
-        return sides, axes
+        tables = [table(effects, method="exact")]
+        for method, rules in itertools.product(parts.METHODS[component], RULES):
+            estimates = self._estimates(component, direction, method, rules)
+            if sample_EX is not None:
+                first_E, *others = sample_EX.T
+                estimates = estimates[first_E, :, *others]
+            tables.append(table(estimates, method=method, rules=rules))
+        return tables
 
-    def _attribution(self, component: str) -> np.ndarray:
-        """Estimated effects of all edges of a kind."""
-        config, pair = self._config, (self._model, self._batch)
+    def _estimates(self, component: str, direction: Any, method: Any, rules: str) -> np.ndarray:
+        """Effects of all components of a kind by one method of `parts.METHODS`."""
+        options: dict[str, Any] = {"direction": direction, "rules": find_rules(rules)}
+        attributions: Callable[..., jax.Array] = patching.head_attributions
         if component == "token_edges":
-            found = patching.edge_attributions(
-                *pair, direction=config.direction, part=config.edge_part, rules=self._rules
-            )
-        else:
-            found = component_attributions(*pair, steps=config.ig_steps, direction=config.direction)
-        return np.asarray(found)
+            attributions = patching.edge_attributions
+            options["part"] = self._config.edge_part
+        if component == "component_edges":
+            attributions = component_attributions
+            options |= {"method": method, "steps": self._config.ig_steps}
+        return np.asarray(attributions(self._model, self._batch, **options))
 
-    def _sample_effects(self, component: str, direction: Any) -> tuple[dict[str, Any], np.ndarray]:
-        """Of edges of highest attribution and random ones, and which these are."""
-        exact: Callable[..., jax.Array] = component_effects
-        if component == "token_edges":
-            exact = functools.partial(patching.edge_effects, part=self._config.edge_part)
-        estimates_XBX = self._stored_attribution(component)
+    def _sample(self, component: str) -> np.ndarray:
+        """Edges of highest attribution and random ones."""
         opened = self._opened(component).any(1)
-        size = np.abs(estimates_XBX).mean(1)[opened]
+        size = np.abs(self._stored_attribution(component)).mean(1)[opened]
         order = np.argsort(-size, kind="stable")
         half = self._config.edge_sample // 2
         random = self._rng(component).permutation(order[half:])[: self._config.edge_sample - half]
-        sample_EX = np.argwhere(opened)[np.concatenate([order[:half], random])]
-        first_E, *others = sample_EX.T
-        sides = {
-            "exact": exact(
-                self._model,
-                self._batch,
-                jnp.asarray(sample_EX),
-                direction=direction,
-                at_once=self._config.at_once,
-            ),
-            "attribution": estimates_XBX[first_E, :, *others],
-        }
-        return sides, sample_EX
+        return np.argwhere(opened)[np.concatenate([order[:half], random])]
 
     def _rng(self, *about: str) -> np.random.Generator:
         """Draws of one part, whichever parts this process measured before."""

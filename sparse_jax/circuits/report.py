@@ -14,6 +14,7 @@ from lm_jax.report.page import Part
 from lm_jax.report.prose import Prose
 from lm_jax.statistics import Interval
 from sparse_jax.circuits import paper, report_figures
+from sparse_jax.circuits.parts import ranked_by
 from sparse_jax.circuits.report_text import (
     COMPONENT,
     curve,
@@ -24,6 +25,7 @@ from sparse_jax.circuits.results import CircuitSummary, DrawnPrompt, TaskResult
 
 _PROSE = Prose("sparse_jax.circuits")
 _EDGE_PART = {"value": "value contribution", "weight": "softmax weight"}
+_METHOD = {"attribution": "attribution patching", "eap": "EAP", "eap_ig": "EAP-IG"}
 _SCOPE = {"prompt": "per prompt", "task": "per task"}
 
 
@@ -255,13 +257,17 @@ def areas(summary: CircuitSummary) -> Section:
 
 
 def agreement(summary: CircuitSummary) -> Section:
-    """Rank correlations of attribution and exact patching."""
+    """Rank correlations of exact patching and of every method and rules of attribution."""
+    config = summary.config
     rows = [
         [
             result.task,
             result.model,
             COMPONENT[each.component],
             each.direction,
+            _METHOD[each.method],
+            each.rules,
+            "yes" if (each.method, each.rules) == ranked_by(config, each.component) else "",
             each.compared,
             _interval(each.spearman, ".3f"),
         ]
@@ -270,9 +276,12 @@ def agreement(summary: CircuitSummary) -> Section:
     ]
     return section(
         "Does attribution agree with exact patching?",
-        _PROSE("agreement", number(summary.config.edge_sample), summary.config.rules),
+        _PROSE("agreement", number(config.edge_sample), number(config.ig_steps)),
         table(
-            ["Task", "Model", "Components", "Direction", "Compared", "Spearman"],
+            [
+                *("Task", "Model", "Components", "Direction", "Method", "Gradient rules"),
+                *("Ranks circuits", "Compared", "Spearman"),
+            ],
             rows,
             caption="Rank correlation of effects, averaged over prompts, with 95\u00a0% bootstrap "
             "intervals over the components compared.",

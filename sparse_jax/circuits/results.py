@@ -112,9 +112,11 @@ class CurveResult:
 
 @dataclasses.dataclass(frozen=True)
 class Agreement:
-    """Rank correlation between exact patching and attribution, of effects averaged over prompts.
+    """Rank correlation between exact patching and an estimate, of effects averaged over prompts.
 
     Attributes:
+      method: attribution (patching), eap or eap_ig.
+      rules: name of its gradient rules in `sparse_jax.circuits.rules.RULES`.
       direction: noising or denoising.
       compared: number of components; of edges, those of the sample.
       spearman: with an interval of bootstrap samples of the components compared, for these prompts;
@@ -122,6 +124,8 @@ class Agreement:
     """
 
     component: str
+    method: str
+    rules: str
     direction: str
     compared: Count
     spearman: Interval | None

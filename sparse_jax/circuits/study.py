@@ -46,7 +46,7 @@ from sparse_jax.model import SPARSE
 ROWS, DRAWN, MIB = "rows.parquet", "drawn", "mib"
 SUMMARY, REPORT = "summary.json", "report.html"
 # Of rows, whose meaning may change with the program.
-_FORMAT = 2
+_FORMAT = 3
 
 
 @dataclasses.dataclass(frozen=True)

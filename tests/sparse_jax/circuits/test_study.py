@@ -1,5 +1,6 @@
 """The study on tiny models: numbers from its rows, a planted head, resuming, refusals."""
 
+from collections import Counter
 import dataclasses
 import itertools
 import math
@@ -22,6 +23,7 @@ from sparse_jax.circuits.component_graph import ComponentGraph
 from sparse_jax.circuits.config import COMPONENTS, CircuitConfig, experiment
 from sparse_jax.circuits.mib import load_graph
 from sparse_jax.circuits.results import CircuitSummary, DrawnPrompt
+from sparse_jax.circuits.rules import RULES
 from tests.sparse_jax.circuits.small_study import (
     COUNT,
     HEADS,
@@ -135,20 +137,34 @@ def test_the_summary_is_that_of_its_rows(done):
             assert curve.cmd == pytest.approx(distance)
             # The triangle inequality of one ranking.
             assert curve.cpr + curve.cmd >= 0.999 - 1e-9
+        # Of heads in both directions; two methods of component edges.
+        kinds = [(each.component, each.method) for each in result.agreements]
+        counts = {("heads", "attribution"): 2, ("token_edges", "attribution"): 1}
+        counts |= dict.fromkeys([("component_edges", "eap"), ("component_edges", "eap_ig")], 1)
+        assert Counter(kinds) == {kind: len(RULES) * times for kind, times in counts.items()}
+        place = ("layer", "head", "query", "key", "writer", "reader")
+        effects = by(
+            rows_of(done, quantity="effect", **own),
+            *("component", "direction", "method", "rules"),
+            *place,
+        )
         for agreement in result.agreements:
-            kind = {"component": agreement.component, "direction": agreement.direction}
-            sides = [
-                by(rows_of(done, quantity="effect", method=method, **kind, **own), *place)
-                for place in [("layer", "head", "query", "key", "writer", "reader")]
-                for method in ("exact", "attribution")
-            ]
-            assert len(sides[0]) == agreement.compared
-            values = [[side[place] for place in sides[0]] for side in sides]
-            want = stats.spearmanr(*values).statistic
-            assert agreement.spearman.estimate == pytest.approx(want) and abs(want) > 0.05
+            kind = (agreement.component, agreement.direction)
+            exact, estimates = (
+                [value for place, value in effects.items() if place[:4] == (*kind, *names)]
+                for names in (("exact", None), (agreement.method, agreement.rules))
+            )
+            assert len(exact) == len(estimates) == agreement.compared
+            if np.ptp(exact) == 0 or np.ptp(estimates) == 0:
+                assert agreement.spearman is None
+                continue
+            want = stats.spearmanr(exact, estimates).statistic
+            assert agreement.spearman.estimate == pytest.approx(want)
             assert agreement.spearman.n == agreement.compared
             assert agreement.spearman.low <= agreement.spearman.high <= 1
             assert agreement.spearman.estimate in agreement.spearman
+        found = [each.spearman.estimate for each in result.agreements if each.spearman]
+        assert len(found) > 20 and len(set(found)) > 5
     assert {ratio.model for ratio in summary.ratios} == {"control"} and len(summary.ratios) == 40
     for ratio in summary.ratios:
         kind = (ratio.component, ratio.ablation, ratio.ranking, ratio.scope)
@@ -185,8 +201,8 @@ def test_component_edges_are_exported_with_the_scores_of_the_rows(done):
     """Positive where the model needs the edge, so with the other sign than effects by noising."""
     graph = load_graph(done / study.MIB / "ioi_dense.json")
     own = ComponentGraph(LAYERS, HEADS, 2, graph.graph.hidden_size)
-    kind = {"quantity": "effect", "component": "component_edges", "method": "attribution"}
-    rows = rows_of(done, task="ioi", model="dense", **kind)
+    kind = {"quantity": "effect", "component": "component_edges", "method": "eap_ig"}
+    rows = rows_of(done, task="ioi", model="dense", rules="exact", **kind)
     scores = by(rows, "writer", "reader")
     assert len(scores) == SMALL["edge_sample"]
     wide = own.expand(np.arange(own.num_writers * own.num_readers).reshape(own.mask_UR.shape))
