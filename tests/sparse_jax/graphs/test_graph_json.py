@@ -2,6 +2,7 @@
 
 import copy
 import json
+import types
 
 import numpy as np
 import pyarrow as pa
@@ -109,6 +110,22 @@ def test_mediation_of_a_link_is_that_of_its_edge(graph, pruned):
 def test_a_file_is_read_back(document, tmp_path):
     graph_json.write(tmp_path / "graph.json", document)
     assert graph_json.read(tmp_path / "graph.json") == json.loads(json.dumps(document))
+
+
+def test_a_graph_writes_itself(graph, document, tmp_path):
+    graph.to_json(tmp_path / "a-prompt.json", model_name="tiny")
+    read = graph_json.read(tmp_path / "a-prompt.json")
+    assert read["links"] == document["links"]
+    tokens = [row["feature"] for row in graph.nodes.to_pylist() if row["kind"] == "token"]
+    assert read["metadata"]["prompt_tokens"] == [str(token) for token in tokens]
+    decoder = types.SimpleNamespace(decode=lambda ids: f" w{ids[0]}")
+    graph.to_json(tmp_path / "b.json", tokenizer=decoder, edge_threshold=0.5)
+    fewer = graph_json.read(tmp_path / "b.json")
+    assert fewer["metadata"]["prompt_tokens"][0] == f" w{tokens[0]}"
+    assert fewer["metadata"]["slug"] == "b" and 0 < len(fewer["links"]) < len(read["links"])
+    with pytest.raises(BadInputError, match="must be of letters, digits, - and _"):
+        graph.to_json(tmp_path / "a b.json")
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.mark.parametrize(
