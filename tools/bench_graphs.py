@@ -119,7 +119,8 @@ def bench_open_pairs(graph: Graph, edges: np.ndarray, share: float, repeats: int
     pattern_LNTS = np.asarray(layers.pattern_LNTS)
     kept_LNTS = np.random.default_rng(0).random(pattern_LNTS.shape) < share
     closed = layers.mixer.replace(pattern_LNTS=jnp.asarray(pattern_LNTS * kept_LNTS))
-    replacement = graph.replacement.replace(layers=layers.replace(mixer=closed))
+    closed_layers = dataclasses.replace(layers, mixer=closed)
+    replacement = dataclasses.replace(graph.replacement, layers=closed_layers)
     open_L3P = mediation.open_pairs(np.asarray(closed.pattern_LNTS))
     sources, source_X = np.unique(edges[:, 0], return_inverse=True)
     targets, target_X = np.unique(edges[:, 1], return_inverse=True)

@@ -34,10 +34,25 @@ _SCHEMA_VERSION = 1
 class Graph(Protocol):
     """What a document needs of a graph (`graph.Graph`, which has `to_json` of this module)."""
 
-    nodes: pa.Table
-    bias: np.ndarray
-    row_nodes: np.ndarray
-    probabilities: np.ndarray
+    @property
+    def nodes(self) -> pa.Table:
+        """All nodes, `graph.SCHEMA`."""
+        ...
+
+    @property
+    def bias(self) -> np.ndarray:
+        """Of each row."""
+        ...
+
+    @property
+    def row_nodes(self) -> np.ndarray:
+        """Index in `nodes` of each row."""
+        ...
+
+    @property
+    def probabilities(self) -> np.ndarray:
+        """Of the logit nodes."""
+        ...
 
     def edges(self) -> Edges:
         """The graph as pruning reads it."""

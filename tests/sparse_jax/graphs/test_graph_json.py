@@ -86,6 +86,17 @@ def test_an_error_does_not_share_the_id_of_a_feature_of_layer_0(graph):
     ids = [node["node_id"] for node in document["nodes"]]
     elements = [node["jsNodeId"] for node in document["nodes"]]
     assert len(set(ids)) == len(ids) and len(set(elements)) == len(elements)
+    # Kind and position are in every element's id, so that files of other graphs share none either.
+    for node in document["nodes"]:
+        element, at = node["jsNodeId"], f"-{node['ctx_idx']}"
+        match graph_json.kind(node):
+            case "error":
+                assert element == f"{node['layer']}_error{at}"
+            case "feature":
+                _, feature = graph_json.feature_of(node)
+                assert element == f"{node['layer']}_feature_{feature}{at}"
+            case "logit" | "token":
+                assert element.endswith(at)
     for layer, position in shared:
         assert {f"0_{layer}_{position}", f"0_{layer}_{position}_error"} <= set(ids)
 
