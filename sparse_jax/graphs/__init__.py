@@ -9,6 +9,7 @@ mediation      heads and key-query pairs that carry an edge, exactly
 qk             why a head looked there: attention scores by pairs of sources
 rows           rows of the adjacency matrix in chunks
 neurons        graphs of the MLPs' own neurons, without a transcoder
+effects        effects of interventions, predicted and measured
 interventions  interventions in the model against what a graph predicts
 influence      influence on the logits, pruning, scores
 graph_document pruned graphs as files hold them

@@ -22,8 +22,8 @@ from lm_jax.weights.runs import TrainedRun
 from sparse_jax.circuits.runs import CircuitModel
 from sparse_jax.graphs import linear
 from sparse_jax.graphs.basis import Features
-from sparse_jax.graphs.graph import BIAS, LOGIT, PRECISION, SCHEMA, Graph
-from sparse_jax.graphs.influence import ERROR, FEATURE, TOKEN
+from sparse_jax.graphs.graph import PRECISION, SCHEMA, Graph
+from sparse_jax.graphs.influence import BIAS, ERROR, FEATURE, LOGIT, TOKEN
 from sparse_jax.graphs.linear import Targets
 from sparse_jax.graphs.replacement import Replacement, check, check_ids, record
 from sparse_jax.graphs.rows import ActiveFeatures, RowFiller, feature_rows

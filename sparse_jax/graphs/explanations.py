@@ -12,10 +12,10 @@ import numpy as np
 from sparse_jax.circuits.runs import CircuitModel
 from sparse_jax.graphs import interventions
 from sparse_jax.graphs.config import GraphConfig
-from sparse_jax.graphs.graph import FEATURE, Graph
+from sparse_jax.graphs.effects import Effects
+from sparse_jax.graphs.graph import Graph
 from sparse_jax.graphs.graph_document import Mediated
-from sparse_jax.graphs.influence import Pruned
-from sparse_jax.graphs.interventions import Effects
+from sparse_jax.graphs.influence import FEATURE, Pruned
 from sparse_jax.graphs.qk import QK
 from sparse_jax.graphs.results import InterventionAgreement
 

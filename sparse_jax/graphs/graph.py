@@ -18,6 +18,8 @@ from collections.abc import Iterator, Sequence
 import dataclasses
 import functools
 import operator
+import os
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -26,16 +28,24 @@ import pyarrow as pa
 
 from lm_jax.errors import UsageError
 from lm_jax.model.frozen import FrozenAttention
-from sparse_jax.graphs import influence, linear, mediation, qk
+from lm_jax.text.tokenizer import Tokenizer
+from sparse_jax.graphs import graph_document, graph_json, influence, linear, mediation, qk
 from sparse_jax.graphs.basis import Features
-from sparse_jax.graphs.influence import ERROR, FEATURE, TOKEN, Edges, Pruned, Scores
+from sparse_jax.graphs.influence import (
+    ERROR,
+    FEATURE,
+    LOGIT,
+    TOKEN,
+    Edges,
+    Pruned,
+    Scores,
+)
 from sparse_jax.graphs.linear import Sources, Targets
 from sparse_jax.graphs.mediation import Mediation
 from sparse_jax.graphs.qk import QK
 from sparse_jax.graphs.replacement import Replacement
 from sparse_jax.graphs.rows import ActiveFeatures, RowFiller
 
-LOGIT, BIAS = "logit", "bias"
 SCHEMA = pa.schema(
     [
         ("kind", pa.string()),
@@ -215,6 +225,47 @@ class Graph:
         return GraphScores(
             influence.scores(edges.without(with_row)), influence.scores(edges, kept_S)
         )
+
+    def to_json(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        tokenizer: Tokenizer | None = None,
+        model_name: str = "model",
+        node_threshold: float = 0.8,
+        edge_threshold: float = 0.95,
+    ) -> None:
+        """Prunes the graph and writes it in the schema of Neuronpedia and circuit-tracer.
+
+        `graph_document.document` writes more: mediation, attention scores, interventions, labels.
+
+        Args:
+          path: of the file; its stem, of letters, digits, `-` and `_`, names the graph.
+          tokenizer: gives the texts of tokens; without one they are ids.
+          model_name: by which viewers group graphs.
+          node_threshold, edge_threshold: as in `prune`.
+
+        Raises:
+          BadInputError: the stem has other characters.
+          StorageError: the file cannot be written.
+        """
+        kinds, ids = self.kinds, self._column("feature")
+
+        def texts(kind: str) -> list[str]:
+            own = ids[kinds == kind].tolist()
+            return [tokenizer.decode([i]) if tokenizer else str(i) for i in own]
+
+        thresholds = {"node_threshold": node_threshold, "edge_threshold": edge_threshold}
+        document = graph_document.document(
+            self,
+            self.prune(**thresholds),
+            slug=Path(path).stem,
+            model_name=model_name,
+            tokens=texts(TOKEN),
+            logit_tokens=texts(LOGIT),
+            **thresholds,
+        )
+        graph_json.write(path, document)
 
     def edges(self) -> Edges:
         """The graph as pruning and scores read it."""

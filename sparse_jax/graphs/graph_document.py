@@ -8,16 +8,17 @@ without which features and errors share them.
 
 from collections.abc import Mapping, Sequence
 import dataclasses
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
 
 from lm_jax.run.files import to_jsonable
-from sparse_jax.graphs import interventions, qk
-from sparse_jax.graphs.graph import BIAS, LOGIT, Graph
+from sparse_jax.graphs import effects as effects_lib
+from sparse_jax.graphs import qk
+from sparse_jax.graphs.effects import Effects
 from sparse_jax.graphs.graph_json import check, pair_number
-from sparse_jax.graphs.influence import ERROR, FEATURE, TOKEN, Pruned
-from sparse_jax.graphs.interventions import Effects
+from sparse_jax.graphs.influence import BIAS, ERROR, FEATURE, LOGIT, TOKEN, Edges, Pruned
 from sparse_jax.graphs.qk import QK
 
 TRANSCODER = "cross layer transcoder"
@@ -28,6 +29,34 @@ _TYPES = {
     "bias": "bias",
 }
 _SCHEMA_VERSION = 1
+
+
+class Graph(Protocol):
+    """What a document needs of a graph (`graph.Graph`, which has `to_json` of this module)."""
+
+    @property
+    def nodes(self) -> pa.Table:
+        """All nodes, `graph.SCHEMA`."""
+        ...
+
+    @property
+    def bias(self) -> np.ndarray:
+        """Of each row."""
+        ...
+
+    @property
+    def row_nodes(self) -> np.ndarray:
+        """Index in `nodes` of each row."""
+        ...
+
+    @property
+    def probabilities(self) -> np.ndarray:
+        """Of the logit nodes."""
+        ...
+
+    def edges(self) -> Edges:
+        """The graph as pruning reads it."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +186,7 @@ def document(
         "qk_only_nodes": nodes[len(kept) :],
     }
     if effects is not None:
-        result["interventions"] = interventions.as_json(effects, kept_ids)
+        result["interventions"] = effects_lib.as_json(effects, kept_ids)
     check(result, "the graph")
     return result
 

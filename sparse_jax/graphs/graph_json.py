@@ -30,8 +30,8 @@ from typing import Any, NoReturn
 
 from lm_jax.errors import BadInputError, CorruptError
 from lm_jax.run.files import write_json
+from sparse_jax.graphs.effects import MODES
 from sparse_jax.graphs.influence import ERROR, FEATURE, TOKEN
-from sparse_jax.graphs.interventions import MODES
 
 # Of the extensions: the lists of a mediated link with the length of an entry, and the effects.
 _SHARES = {"heads": 3, "pairs": 5}

@@ -18,7 +18,9 @@ import numpy as np
 
 from lm_jax.errors import UsageError
 
+# Kinds of nodes: sources, then the others.
 FEATURE, ERROR, TOKEN = "feature", "error", "token"
+LOGIT, BIAS = "logit", "bias"
 _LEAST_SUM = 1e-10
 # At a time in float64.
 _ROWS = 32

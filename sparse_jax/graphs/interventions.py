@@ -17,7 +17,7 @@ direct entries: how well entries rank effects there is a measurement, not a chec
 from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
-from typing import Any, Literal, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,65 +28,14 @@ from lm_jax.model.edits import Add, Replace
 from lm_jax.model.frozen import frozen_sites, mixer_sites, mlp_norm_sites
 from lm_jax.model.layers import unembedding
 from lm_jax.model.sites import keep
-from lm_jax.statistics import Interval
-from sparse_jax.circuits.agreement import rank_correlation
 from sparse_jax.circuits.runs import CircuitModel
 from sparse_jax.graphs.basis import Features
-from sparse_jax.graphs.graph import LOGIT, PRECISION, SOURCE_KINDS, Graph
-from sparse_jax.graphs.influence import TOKEN
+from sparse_jax.graphs.effects import MODES, Effects, Mode
+from sparse_jax.graphs.graph import PRECISION, SOURCE_KINDS, Graph
+from sparse_jax.graphs.influence import LOGIT, TOKEN
 from sparse_jax.graphs.linear import Sources
 from sparse_jax.transcoders.substitution import substitute
 from sparse_jax.transcoders.transcoder import Transcoder
-
-Mode = Literal["frozen", "attention_frozen", "free"]
-MODES = get_args(Mode)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Effects:
-    """Effects of I interventions on the R rows of a graph.
-
-    Attributes:
-      sources: node that each multiplies `[I]`.
-      factors: by what `[I]`.
-      targets: node of each row `[R]`.
-      is_logit: whether it is a logit `[R]`, demeaned; else it is a pre-activation.
-      predicted: by the graph's columns `[I, R]`.
-      measured: by mode, `[I, R]`.
-    """
-
-    sources: np.ndarray
-    factors: np.ndarray
-    targets: np.ndarray
-    is_logit: np.ndarray
-    predicted: np.ndarray
-    measured: Mapping[Mode, np.ndarray]
-
-    def on(self, rows: np.ndarray) -> "Effects":
-        """The effects on some of the rows, chosen by a mask or by indices."""
-        return dataclasses.replace(
-            self,
-            targets=self.targets[rows],
-            is_logit=self.is_logit[rows],
-            predicted=self.predicted[:, rows],
-            measured={mode: shift_IR[:, rows] for mode, shift_IR in self.measured.items()},
-        )
-
-    def spearman(self, mode: Mode) -> Interval | None:
-        """Spearman correlation of predicted and measured effects over all interventions and rows.
-
-        With its 95 % bootstrap interval over sources, each with all its factors, whose predictions
-        are proportional; None where one side is constant, or of a single source.
-        """
-        predicted, measured = self.predicted.ravel(), self.measured[mode].ravel()
-        sources = np.repeat(self.sources, len(self.targets))
-        return rank_correlation(predicted, measured, clusters=sources)
-
-    def largest_error(self) -> tuple[float, float]:
-        """Largest difference of predicted and measured with all frozen: features, then logits."""
-        error_IR = np.abs(self.measured["frozen"] - self.predicted)
-        features, logits = error_IR[:, ~self.is_logit], error_IR[:, self.is_logit]
-        return float(features.max(initial=0.0)), float(logits.max(initial=0.0))
 
 
 def measure(
@@ -139,39 +88,6 @@ def measure(
             measured[mode] = np.concatenate(parts)
     predicted = (factors[:, None] - 1.0) * graph.adjacency.astype(np.float64)[:, nodes].T
     return Effects(nodes, factors, graph.row_nodes, is_logit, predicted, measured)
-
-
-def as_json(effects: Effects, ids: Mapping[int, str], count: int = 20) -> list[dict[str, Any]]:
-    """The interventions of a graph file: of each source that it has, the largest effects.
-
-    Args:
-      effects: of a graph.
-      ids: of the file's nodes, by index in the graph.
-      count: targets per intervention, those with the largest effect in any mode.
-
-    Raises:
-      UsageError: a mode was not measured, without which no file is complete.
-    """
-    missing = [mode for mode in MODES if mode not in effects.measured]
-    if missing:
-        raise UsageError(f"interventions: {missing[0]} was not measured; measure all modes")
-    at_R = np.array([r for r, node in enumerate(effects.targets) if int(node) in ids], np.int64)
-    entries = []
-    for i, (source, factor) in enumerate(zip(effects.sources, effects.factors, strict=True)):
-        if int(source) not in ids:
-            continue
-        columns = {"predicted": effects.predicted[i, at_R]}
-        columns |= {mode: shift_IR[i, at_R] for mode, shift_IR in effects.measured.items()}
-        size_R = np.abs(np.stack(list(columns.values()))).max(0)
-        largest = np.argsort(-size_R, kind="stable")[:count]
-        listed = [
-            {"target": ids[int(effects.targets[at_R[r]])]}
-            | {name: float(column[r]) for name, column in columns.items()}
-            for r in largest
-            if size_R[r]
-        ]
-        entries.append({"source": ids[int(source)], "factor": float(factor), "effects": listed})
-    return entries
 
 
 def _tokens(graph: Graph) -> np.ndarray:

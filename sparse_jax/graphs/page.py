@@ -22,8 +22,7 @@ from lm_jax.report import Column, Section, section, table
 from lm_jax.report.markup import json_script
 from lm_jax.report.prose import Prose
 from sparse_jax.graphs import graph_json, influence, supernodes
-from sparse_jax.graphs.graph import LOGIT
-from sparse_jax.graphs.influence import ERROR, FEATURE, TOKEN, Edges
+from sparse_jax.graphs.influence import ERROR, FEATURE, LOGIT, TOKEN, Edges
 from sparse_jax.graphs.neurons import NEURON
 
 _PROSE = Prose("sparse_jax.graphs", "viewer.html.j2")

@@ -10,9 +10,9 @@ from lm_jax.report import slug as slug_of
 from sparse_jax.graphs import explanations, graph_document, mass, neurons
 from sparse_jax.graphs.attribute import attribute
 from sparse_jax.graphs.config import ALONE, GraphConfig
-from sparse_jax.graphs.graph import LOGIT, Graph
+from sparse_jax.graphs.graph import Graph
 from sparse_jax.graphs.graph_document import TRANSCODER, Mediated, largest_shares
-from sparse_jax.graphs.influence import ERROR, FEATURE, Pruned
+from sparse_jax.graphs.influence import ERROR, FEATURE, LOGIT, Pruned
 from sparse_jax.graphs.inputs import GraphModel, Inputs
 from sparse_jax.graphs.mass import Mass, MassSums
 from sparse_jax.graphs.neurons import MAX_FEATURES, NEURON

@@ -5,8 +5,8 @@ import dataclasses
 from lm_jax.run.results import Count, Real, Share
 from lm_jax.statistics import Interval
 from sparse_jax.graphs.config import GraphConfig
+from sparse_jax.graphs.effects import Mode
 from sparse_jax.graphs.graph import GraphScores
-from sparse_jax.graphs.interventions import Mode
 from sparse_jax.graphs.mass import Component, Sign
 
 

@@ -24,6 +24,7 @@ from sparse_jax.graphs import (
     prompts,
     study,
 )
+from sparse_jax.graphs import effects as effects_lib
 from sparse_jax.graphs.features import SKIPPED_START
 from sparse_jax.graphs.influence import FEATURE
 from sparse_jax.graphs.results import GraphSummary
@@ -145,7 +146,7 @@ def test_scores_and_interventions_are_those_of_the_library(alone, by_hand):
         assert len(wanted) == 8 * 3
         effects = interventions.measure(source.model, graph, wanted)
         ids = {node: f"{node}" for node in range(graph.nodes.num_rows)}
-        by_library = interventions.as_json(effects, ids, count=graph.nodes.num_rows)
+        by_library = effects_lib.as_json(effects, ids, count=graph.nodes.num_rows)
         for one, other in zip(document["interventions"], by_library, strict=True):
             assert one["factor"] == other["factor"]
             listed, known = (
@@ -155,7 +156,7 @@ def test_scores_and_interventions_are_those_of_the_library(alone, by_hand):
             # The library's list has the nodes that were pruned too.
             assert listed and listed <= known
         frozen, *others = result.agreements
-        assert [each.mode for each in result.agreements] == list(interventions.MODES)
+        assert [each.mode for each in result.agreements] == list(effects_lib.MODES)
         assert frozen.interventions == len(wanted)
         assert frozen.spearman.estimate > 0.999 and frozen.error <= 1e-4 * frozen.largest
         assert all(each.error > frozen.error for each in others)

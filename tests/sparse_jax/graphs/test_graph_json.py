@@ -2,6 +2,7 @@
 
 import copy
 import json
+import types
 
 import numpy as np
 import pyarrow as pa
@@ -85,6 +86,17 @@ def test_an_error_does_not_share_the_id_of_a_feature_of_layer_0(graph):
     ids = [node["node_id"] for node in document["nodes"]]
     elements = [node["jsNodeId"] for node in document["nodes"]]
     assert len(set(ids)) == len(ids) and len(set(elements)) == len(elements)
+    # Kind and position are in every element's id, so that files of other graphs share none either.
+    for node in document["nodes"]:
+        element, at = node["jsNodeId"], f"-{node['ctx_idx']}"
+        match graph_json.kind(node):
+            case "error":
+                assert element == f"{node['layer']}_error{at}"
+            case "feature":
+                _, feature = graph_json.feature_of(node)
+                assert element == f"{node['layer']}_feature_{feature}{at}"
+            case "logit" | "token":
+                assert element.endswith(at)
     for layer, position in shared:
         assert {f"0_{layer}_{position}", f"0_{layer}_{position}_error"} <= set(ids)
 
@@ -109,6 +121,22 @@ def test_mediation_of_a_link_is_that_of_its_edge(graph, pruned):
 def test_a_file_is_read_back(document, tmp_path):
     graph_json.write(tmp_path / "graph.json", document)
     assert graph_json.read(tmp_path / "graph.json") == json.loads(json.dumps(document))
+
+
+def test_a_graph_writes_itself(graph, document, tmp_path):
+    graph.to_json(tmp_path / "a-prompt.json", model_name="tiny")
+    read = graph_json.read(tmp_path / "a-prompt.json")
+    assert read["links"] == document["links"]
+    tokens = [row["feature"] for row in graph.nodes.to_pylist() if row["kind"] == "token"]
+    assert read["metadata"]["prompt_tokens"] == [str(token) for token in tokens]
+    decoder = types.SimpleNamespace(decode=lambda ids: f" w{ids[0]}")
+    graph.to_json(tmp_path / "b.json", tokenizer=decoder, edge_threshold=0.5)
+    fewer = graph_json.read(tmp_path / "b.json")
+    assert fewer["metadata"]["prompt_tokens"][0] == f" w{tokens[0]}"
+    assert fewer["metadata"]["slug"] == "b" and 0 < len(fewer["links"]) < len(read["links"])
+    with pytest.raises(BadInputError, match="must be of letters, digits, - and _"):
+        graph.to_json(tmp_path / "a b.json")
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.mark.parametrize(

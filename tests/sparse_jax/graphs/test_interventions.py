@@ -15,6 +15,7 @@ from lm_jax.errors import UsageError
 from lm_jax.model.edits import Add, Replace
 from lm_jax.model.sites import keep
 from sparse_jax.circuits.agreement import rank_correlation
+from sparse_jax.graphs import effects as effects_lib
 from sparse_jax.graphs import graph_json, interventions
 from tests.sparse_jax.graphs.small_graphs import (
     EACH,
@@ -119,14 +120,14 @@ def test_features_attention_and_norms_respond_as_in_runs_set_by_hand(each):
             got = effects.measured[mode][i]
             np.testing.assert_allclose(got, wanted, atol=5e-4, rtol=1e-3)
     # Farther apart than both tolerances together: no mode passes for another.
-    frozen, patterns, free = (effects.measured[mode] for mode in interventions.MODES)
+    frozen, patterns, free = (effects.measured[mode] for mode in effects_lib.MODES)
     assert np.abs(frozen - patterns).max() > 1e-3 and np.abs(patterns - free).max() > 1e-3
 
 
 def test_a_factor_of_one_changes_nothing():
     graph, model = small_graph("llama"), small_model("llama")
     effects = interventions.measure(model, graph, [(0, 1.0), (graph.num_sources - 1, 1.0)])
-    for mode in interventions.MODES:
+    for mode in effects_lib.MODES:
         assert not effects.measured[mode].any() and effects.spearman(mode) is None
 
 
@@ -137,7 +138,7 @@ def made_up_effects(sign_I, rows=20):
     predicted = (factors - 1.0)[:, None] * weight_IR[sources]
     measured = predicted * np.asarray(sign_I)[sources, None]
     no_logit = np.zeros(rows, bool)
-    return interventions.Effects(
+    return effects_lib.Effects(
         sources, factors, np.arange(rows), no_logit, predicted, {"free": measured}
     )
 
@@ -159,7 +160,7 @@ def test_a_file_lists_the_largest_effects_between_its_nodes():
     graph, model = small_graph("llama"), small_model("llama")
     effects = interventions.measure(model, graph, [(0, -5.0), (1, 2.0)])
     ids = {0: "a", **{int(node): f"n{node}" for node in graph.row_nodes[20:60]}}
-    (entry,) = interventions.as_json(effects, ids, count=7)
+    (entry,) = effects_lib.as_json(effects, ids, count=7)
     assert entry["source"] == "a" and entry["factor"] == -5.0
     assert len(entry["effects"]) <= 7 and entry["effects"]
     values = np.stack([effects.predicted[0], *(x[0] for x in effects.measured.values())])
@@ -174,7 +175,7 @@ def test_a_file_lists_the_largest_effects_between_its_nodes():
         assert each["free"] == effects.measured["free"][0, r]
     some = dataclasses.replace(effects, measured={"free": effects.measured["free"]})
     with pytest.raises(UsageError, match="interventions: frozen was not measured"):
-        interventions.as_json(some, ids)
+        effects_lib.as_json(some, ids)
 
 
 def test_a_graph_file_holds_the_interventions_on_its_nodes(tmp_path):

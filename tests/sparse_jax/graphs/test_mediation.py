@@ -112,7 +112,9 @@ def test_the_share_of_every_pair_is_what_its_removal_takes_from_the_edge(model):
     np.testing.assert_allclose(graph.edge_weights(chosen), edges, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("model", [("llama", None, None), ("gpt2", 0.3, 2)])
+@pytest.mark.parametrize(
+    "model", [("llama", None, None), ("gpt2", 0.3, 2), ("grouped", None, None)]
+)
 def test_shares_in_float32_are_within_rounding(model):
     graph = small_graph(*model)
     chosen = np.array(pairs(graph))
@@ -124,6 +126,9 @@ def test_shares_in_float32_are_within_rounding(model):
     wanted = rounding.expected(shares, *arrays)
     got = np.concatenate([np.asarray(m.score_XLNTS) for m in graph.mediations(chosen, batch=2)])
     rounding.assert_within(got, wanted)
+    # The bar: 1e-5 of the sum of absolute shares of the edge.
+    sum_X = np.abs(wanted.values).sum((1, 2, 3, 4))
+    assert (np.abs(got - wanted.values).max((1, 2, 3, 4)) <= 1e-5 * sum_X).all()
     for (source, target), score_LNTS in zip(chosen[:1], got, strict=False):
         share_LNTS = graph.mediation(int(source), int(target))
         rounding.assert_same(share_LNTS, score_LNTS, jax.tree.map(lambda x: x[0], wanted))
