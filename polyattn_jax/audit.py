@@ -7,6 +7,7 @@ The stages are those of `stages.py`. The work folder then holds
 
     rows.parquet     one row per layer, head, query, bias and kind of target (docs/polyattn.md)
     answers.parquet  one row per prompt and cell: the predicted token
+    text_losses.parquet  one row per text of yours and cell: its loss
     heads.parquet    one row per head: medians, type, place in the ranking
     head_sets.parquet  one row per head and set of the ablation
     summary.json     every number of the report
@@ -31,14 +32,14 @@ from lm_jax.run.results import load_result
 from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
 from lm_jax.weights.load import resolve
 from polyattn_jax import head_sets, schema, stages, summary
-from polyattn_jax.audit_suites import PROMPTS, build_suites, first_prompts
+from polyattn_jax.audit_suites import PROMPTS, TEXTS, build_suites, first_prompts
 from polyattn_jax.audited_model import AuditedModel
 from polyattn_jax.columns import columns
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.provenance import read_provenance
 from polyattn_jax.report import findings, page, terminal
 from polyattn_jax.results import AuditSummary
-from polyattn_jax.suites import Suite, read_jsonl
+from polyattn_jax.suites import Suite, read_jsonl, read_texts
 
 SUMMARY, REPORT = "summary.json", "report.html"
 
@@ -90,6 +91,9 @@ def run(audited: AuditedModel, folder: Path) -> AuditSummary:
         if PROMPTS in suites:
             conditions = stages.sweep_conditions(audited, calibration.bias, PROMPTS)
             stages.evaluate(audited, stores, conditions, {PROMPTS: suites[PROMPTS]})
+        if TEXTS in suites:
+            conditions = stages.sweep_conditions(audited, calibration.bias, TEXTS)
+            stages.text_losses(audited, stores, conditions, suites[TEXTS])
         sets = {}
         if config.ablation_heads:
             by_head = summary.heads(columns(stores.rows.read()), shape)
@@ -103,6 +107,7 @@ def run(audited: AuditedModel, folder: Path) -> AuditSummary:
             stores.answers.read(),
             stores.losses.read(),
             stores.features.read(),
+            stores.text_losses.read(),
         )
     source = summary.Source(
         audited.model.sha256,
@@ -113,6 +118,8 @@ def run(audited: AuditedModel, folder: Path) -> AuditSummary:
     result, by_head = summary.summarise(measured, calibration, config, shape, source)
     rows = summary.with_head_types(measured.rows, by_head)
     tables = {"rows": rows, "answers": measured.answers, "heads": pa.table(by_head)}
+    if config.text:
+        tables["text_losses"] = measured.text_losses
     if sets:
         tables["head_sets"] = head_sets.table(sets, shape)
     for name, table in tables.items():
@@ -136,6 +143,8 @@ def main(arguments: cli.Arguments) -> None:
     resolve(config.model)
     if config.prompts:
         read_jsonl(config.prompts)
+    if config.text:
+        read_texts(config.text)
     with open_workdir(arguments.folder, arguments.config, resume=arguments.resume) as work:
         if done := finish_time(work.path):
             print(f"finished {done}")

@@ -6,10 +6,20 @@ from pathlib import Path
 from lm_jax.errors import BadInputError
 from lm_jax.text import corpora
 from polyattn_jax.audited_model import AuditedModel
-from polyattn_jax.suites import Suite, induction, load_jsonl, mqar, niah, repeated_tokens
+from polyattn_jax.suites import (
+    Suite,
+    induction,
+    load_jsonl,
+    load_texts,
+    mqar,
+    niah,
+    repeated_tokens,
+)
 
 # The suite and the stage of a user's own prompts.
 PROMPTS = "prompts"
+# The suite and the stage of a user's own texts.
+TEXTS = "texts"
 
 
 def haystack(name: str) -> str:
@@ -56,12 +66,21 @@ def build_suites(audited: AuditedModel) -> dict[str, Suite]:
     )
     if c.prompts:
         suites[PROMPTS] = load_jsonl(c.prompts, tokenizer, max_length=longest)
+    if c.text:
+        suites[TEXTS] = texts(audited)
     return suites
+
+
+def texts(audited: AuditedModel) -> Suite:
+    """The texts of the user, as far as settings and context let them be read."""
+    c = audited.config
+    length = min(c.text_length, audited.model.cfg.max_length)
+    return load_texts(c.text, audited.tokenizer, length=length)
 
 
 def diagnosed(suites: dict[str, Suite]) -> dict[str, Suite]:
     """The suites whose rows are diagnosed."""
-    others = ("induction", "mqar", PROMPTS)
+    others = ("induction", "mqar", PROMPTS, TEXTS)
     return {k: s for k, s in suites.items() if k.startswith("niah") or k in others}
 
 

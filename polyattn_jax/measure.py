@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from lm_jax.model import attention as lm_attention
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import forward
+from lm_jax.train.losses import Predictor, token_nll
 from polyattn_jax.calibrate import MassBelow, mass_below
 from polyattn_jax.diagnostic import RowStats
 from polyattn_jax.fused import by_kernels
@@ -106,6 +107,36 @@ def evaluate(
         "predicted": logits_BV.argmax(-1).astype(jnp.int32),
         "rank": (logits_BV > own_B1).sum(-1).astype(jnp.int32),
         "loss": jax.nn.logsumexp(logits_BV, axis=-1) - own_B1[:, 0],
+        "dead_rows": out.aux["dead_rows_B"].sum(0).astype(jnp.int32),
+    }
+
+
+@functools.partial(jax.jit, static_argnames=("cfg", "maps", "fused"))
+def text_losses(
+    params: Any,
+    tokens_BT: jax.Array,
+    lengths_B: jax.Array,
+    index: jax.Array,
+    bias: jax.Array,
+    heads_LN: jax.Array,
+    *,
+    cfg: DecoderConfig,
+    maps: tuple[RowMap, ...],
+    fused: bool = False,
+) -> dict[str, jax.Array]:
+    """The language-modelling loss of each text, with `maps[index]` in the heads of the mask.
+
+    Returns, per text: `loss` (nats per token, over all tokens but the first), `dead_rows`.
+    """
+    positions_1T = jnp.arange(tokens_BT.shape[1])[None, :]
+    attend = substitute(maps, index, bias, heads_LN, positions_1T < lengths_B[:, None])
+    if fused:
+        attend = by_kernels(attend)
+    out = forward(params, tokens_BT, cfg, attend=attend)
+    nll_BT = token_nll(Predictor(out.hidden, params), jnp.roll(tokens_BT, -1, axis=1), cfg)
+    predicted_BT = positions_1T < lengths_B[:, None] - 1
+    return {
+        "loss": jnp.where(predicted_BT, nll_BT, 0.0).sum(-1) / (lengths_B - 1),
         "dead_rows": out.aux["dead_rows_B"].sum(0).astype(jnp.int32),
     }
 

@@ -20,7 +20,7 @@ VerdictName = Literal["preserve", "no-go", "undecided"]
 
 @dataclasses.dataclass(frozen=True)
 class LossInterval(Interval):
-    """The interval of a mean loss: unbounded above for one prompt, NaN where a loss is NaN."""
+    """The interval of a mean loss or of its change: unbounded for one prompt, NaN for a NaN."""
 
     estimate: Real
     low: Real
@@ -83,7 +83,7 @@ class Prevalence:
       rows: number of rows of any status.
       dead: share of all rows.
       invalid: number of rows with a score that is not finite.
-      argmax_is_answer: share of all rows whose best key holds the answer.
+      argmax_is_answer: share of all rows whose best key holds the answer; null where no key does.
       softmax: unsafe rate of softmax on the active rows; null without active rows.
       unsafe: unsafe rate by degree, on the active rows; empty without active rows.
       ties: number of active rows with S_p = 1, by degree.
@@ -100,7 +100,7 @@ class Prevalence:
     prompts: Count
     dead: Interval
     invalid: Count
-    argmax_is_answer: Interval
+    argmax_is_answer: Interval | None
     softmax: Interval | None
     unsafe: dict[str, Interval]
     ties: dict[str, Count]
@@ -200,6 +200,31 @@ class ConditionResult:
 
 
 @dataclasses.dataclass(frozen=True)
+class TextLoss:
+    """Language-modelling loss of texts with one recipe in some heads, against softmax.
+
+    Means are over all predicted tokens, intervals resample texts.
+
+    Attributes:
+      cell: the recipe, or a head set.
+      heads: number of heads that it replaces softmax in.
+      loss: nats per token.
+      change: `loss` less that of softmax, paired by text.
+      tokens: how many were predicted.
+      dead_rows_per_text: mean over texts, summed over layers, heads and queries.
+    """
+
+    cell: str
+    recipe: str
+    bias: float
+    heads: Count
+    loss: LossInterval
+    change: LossInterval
+    tokens: Count
+    dead_rows_per_text: float
+
+
+@dataclasses.dataclass(frozen=True)
 class RecipeVerdict:
     """A recipe's verdict with its reason and the next step (section 6).
 
@@ -276,6 +301,7 @@ class AuditSummary:
       bound: by suite, bias and degree.
       sweep: softmax and every recipe in all heads, on the needle prompts.
       prompts: the same on prompts of the user; empty without them.
+      texts: softmax and every recipe in all heads, on texts of the user; empty without them.
       verdicts: by recipe, on the needle prompts.
       ranking_suite: the suite whose rows rank the heads.
       head_types: null without induction prompts.
@@ -298,6 +324,7 @@ class AuditSummary:
     bound: tuple[BoundAgreement, ...]
     sweep: tuple[ConditionResult, ...]
     prompts: tuple[ConditionResult, ...]
+    texts: tuple[TextLoss, ...]
     verdicts: tuple[RecipeVerdict, ...]
     ranking_suite: str
     head_types: HeadTypes | None
@@ -313,7 +340,7 @@ class AuditSummary:
 
 @dataclasses.dataclass(frozen=True)
 class RowShares:
-    """A share of the active needle rows; null where no row is active or S_p is not measured.
+    """A share of the active rows of one suite; null where no row is active or S_p is not measured.
 
     Attributes:
       recipe: under the recipe, over all heads.
@@ -337,6 +364,21 @@ class PromptResults:
 
 
 @dataclasses.dataclass(frozen=True)
+class TextResults:
+    """Loss and rows of texts of the user.
+
+    Attributes:
+      unsafe: share of rows with S_p >= 1, of softmax with S >= 1.
+      against_softmax: null where S_p was not measured or no row has a target.
+    """
+
+    softmax: TextLoss
+    recipe: TextLoss
+    unsafe: RowShares
+    against_softmax: SoftmaxComparison | None
+
+
+@dataclasses.dataclass(frozen=True)
 class CheckResult:
     """Check of one recipe in all heads of a model.
 
@@ -350,6 +392,7 @@ class CheckResult:
       unsafe: share of rows with S_p >= 1, of softmax with S >= 1.
       against_softmax: null where S_p was not measured or no row has a target.
       prompts: null without prompts of the user.
+      texts: null without texts of the user.
       softmax: accuracy on the needle prompts.
       substituted: accuracy on the needle prompts with the recipe.
       delta: `substituted` less `softmax`.
@@ -367,6 +410,7 @@ class CheckResult:
     unsafe: RowShares
     against_softmax: SoftmaxComparison | None
     prompts: PromptResults | None
+    texts: TextResults | None
     softmax: Interval
     substituted: Interval
     delta: Interval

@@ -88,7 +88,20 @@ LOSSES = pa.schema(
         ("tokens", pa.int32()),
     ]
 )
-
+TEXT_LOSSES = pa.schema(
+    [
+        ("stage", pa.string()),
+        ("cell", pa.string()),
+        ("recipe", pa.string()),
+        ("bias", pa.float32()),
+        ("heads", pa.int32()),
+        ("suite", pa.string()),
+        ("length", pa.int32()),
+        ("prompt", pa.string()),
+        ("loss", pa.float32()),
+        ("dead_rows", pa.int32()),
+    ]
+)
 
 FEATURES = pa.schema(
     [

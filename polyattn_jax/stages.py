@@ -5,7 +5,8 @@
     3. diagnose    row statistics of every suite at b = 0 and b_auto   -> row shards
     4. head types  features of the patterns over whole induction prompts
     5. sweep       every recipe in every head                          -> answer shards
-    6. ablate      one recipe in the top, bottom and random K heads by median S_p
+    6. texts       loss on texts of the user, under the conditions of the sweep
+    7. ablate      one recipe in the top, bottom and random K heads by median S_p
 
 A unit is one batch of prompts under one condition. A unit that is on disk is not done again, so the
 same command resumes where a killed one stopped.
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +32,7 @@ from polyattn_jax.audit_suites import diagnosed, first_prompts
 from polyattn_jax.audited_model import AuditedModel
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.row_maps import SOFTMAX, Recipe, parse_recipe, resolve_bias
-from polyattn_jax.schema import ANSWERS, FEATURES, LOSSES, row_columns, rows_schema
+from polyattn_jax.schema import ANSWERS, FEATURES, LOSSES, TEXT_LOSSES, row_columns, rows_schema
 from polyattn_jax.suites import (
     Suite,
     batches,
@@ -57,6 +59,7 @@ class ResultStores:
     answers: RowStore
     losses: RowStore
     features: RowStore
+    text_losses: RowStore
 
 
 @contextlib.contextmanager
@@ -69,8 +72,9 @@ def open_stores(
         RowStore(folder / "answers", ANSWERS, fingerprint) as answers,
         RowStore(folder / "losses", LOSSES, fingerprint) as losses,
         RowStore(folder / "features", FEATURES, fingerprint) as features,
+        RowStore(folder / "text_losses", TEXT_LOSSES, fingerprint) as text_losses,
     ):
-        yield ResultStores(rows, answers, losses, features)
+        yield ResultStores(rows, answers, losses, features, text_losses)
 
 
 def calibrated(audited: AuditedModel, folder: Path) -> calibrate.Calibration:
@@ -247,7 +251,6 @@ def evaluate(
     suites: dict[str, Suite],
 ) -> None:
     """The model's next token on every prompt, under every condition of one stage."""
-    maps = audited.maps
     by_name = {
         f"{condition.stage}/{condition.name}/{name}": (condition, name)
         for condition in conditions
@@ -259,34 +262,67 @@ def evaluate(
         predicted = measure.evaluate(
             audited.model.params,
             *audited.put(batch.tokens_BT, batch.lengths_B, batch.target_B),
-            jnp.int32(maps.index(condition.recipe.map)),
-            jnp.float32(condition.bias),
-            jnp.asarray(condition.heads_LN),
-            cfg=audited.model.cfg,
-            maps=maps,
-            fused=audited.fused,
+            **_substitution(audited, condition),
         )
-        keep = batch.valid_B
-        columns = {
-            "stage": condition.stage,
-            "cell": condition.name,
-            "recipe": condition.recipe.name,
-            "bias": condition.bias,
-            "heads": int(condition.heads_LN.sum()),
-            "suite": suite,
-        }
-        size = int(keep.sum())
-        return {
-            **{name: np.full(size, value) for name, value in columns.items()},
-            "length": batch.lengths_B[keep],
-            "prompt": np.array(batch.ids)[keep],
-            "target": batch.target_B[keep],
-            **{name: np.asarray(value)[keep] for name, value in predicted.items()},
-        }
+        target = {"target": batch.target_B[batch.valid_B]}
+        return _condition_columns(condition, suite, batch, predicted) | target
 
     stage = conditions[0].stage
     todo = {key: suites[name] for key, (_, name) in by_name.items()}
     _run_units(audited, stores.answers, stage, todo, work)
+
+
+def text_losses(
+    audited: AuditedModel, stores: ResultStores, conditions: Sequence[Condition], suite: Suite
+) -> None:
+    """The language-modelling loss of every text, under every condition of one stage."""
+    by_name = {f"{condition.stage}/{condition.name}": condition for condition in conditions}
+
+    def work(key: str, batch: Batch) -> dict[str, np.ndarray]:
+        condition = by_name[key]
+        measured = measure.text_losses(
+            audited.model.params,
+            *audited.put(batch.tokens_BT, batch.lengths_B),
+            **_substitution(audited, condition),
+        )
+        return _condition_columns(condition, suite.name, batch, measured)
+
+    stage = f"{conditions[0].stage}, loss"
+    _run_units(audited, stores.text_losses, stage, dict.fromkeys(by_name, suite), work)
+
+
+def _substitution(audited: AuditedModel, condition: Condition) -> dict[str, Any]:
+    """The arguments of `measure` that put a condition's map into its heads."""
+    maps = audited.maps
+    return {
+        "index": jnp.int32(maps.index(condition.recipe.map)),
+        "bias": jnp.float32(condition.bias),
+        "heads_LN": jnp.asarray(condition.heads_LN),
+        "cfg": audited.model.cfg,
+        "maps": maps,
+        "fused": audited.fused,
+    }
+
+
+def _condition_columns(
+    condition: Condition, suite: str, batch: Batch, measured: Mapping[str, jax.Array]
+) -> dict[str, np.ndarray]:
+    """The columns of one batch under one condition; `measured` by name, along the batch."""
+    keep = batch.valid_B
+    columns = {
+        "stage": condition.stage,
+        "cell": condition.name,
+        "recipe": condition.recipe.name,
+        "bias": condition.bias,
+        "heads": int(condition.heads_LN.sum()),
+        "suite": suite,
+    }
+    return {
+        **{name: np.full(int(keep.sum()), value) for name, value in columns.items()},
+        "length": batch.lengths_B[keep],
+        "prompt": np.array(batch.ids)[keep],
+        **{name: np.asarray(value)[keep] for name, value in measured.items()},
+    }
 
 
 def sweep_conditions(

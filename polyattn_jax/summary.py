@@ -6,6 +6,7 @@ recipes a paired exact test.
 
 from collections.abc import Sequence
 import dataclasses
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,6 +38,7 @@ from polyattn_jax.results import (
     CopyResult,
     LossInterval,
     RecipeVerdict,
+    TextLoss,
 )
 from polyattn_jax.row_maps import SOFTMAX
 
@@ -199,6 +201,44 @@ def behaviour(
     return tuple(results)
 
 
+def text_losses(losses: Columns, stage: str, config: AuditConfig) -> tuple[TextLoss, ...]:
+    """The loss of every condition of a stage on texts, and its change against softmax."""
+    c = where(losses, stage=stage)
+    base = where(c, cell=SOFTMAX.name)
+    before = dict(zip(base["prompt"], base["loss"].astype(np.float64), strict=True))
+    results = []
+    for name in dict.fromkeys(c["cell"]):
+        own = where(c, cell=name)
+        loss, predicted = own["loss"].astype(np.float64), own["length"] - 1
+        change = loss - [before[text] for text in own["prompt"]]
+
+        # A text counts by its tokens.
+        def mean(
+            values: np.ndarray,
+            span: tuple[float, float],
+            predicted: np.ndarray = predicted,
+            texts: np.ndarray = own["prompt"],
+        ) -> LossInterval:
+            if not np.isfinite(values).all():
+                return LossInterval(math.nan, *span, len(texts))
+            each = np.repeat(values, predicted), np.repeat(texts, predicted)
+            return LossInterval(**dataclasses.asdict(share(*each, config, span)))
+
+        results.append(
+            TextLoss(
+                cell=name,
+                recipe=str(own["recipe"][0]),
+                bias=float(own["bias"][0]),
+                heads=int(own["heads"][0]),
+                loss=mean(loss, (0.0, math.inf)),
+                change=mean(change, (-math.inf, math.inf)),
+                tokens=int(predicted.sum()),
+                dead_rows_per_text=float(own["dead_rows"].mean()),
+            )
+        )
+    return tuple(results)
+
+
 def _by_prompt(answers: Columns) -> dict[tuple[str, str], bool]:
     correct = answers["predicted"] == answers["target"]
     keys = zip(answers["suite"], answers["prompt"], strict=True)
@@ -247,6 +287,7 @@ class Tables(NamedTuple):
     answers: pa.Table
     losses: pa.Table
     features: pa.Table
+    text_losses: pa.Table
 
 
 class Source(NamedTuple):
@@ -288,6 +329,7 @@ def summarise(
         bound=bound(rows, config),
         sweep=swept,
         prompts=behaviour(answers, "prompts", config) if config.prompts else (),
+        texts=text_losses(columns(tables.text_losses), "texts", config) if config.text else (),
         verdicts=verdicts(rows, by_head, swept, control_results.unmet, config),
         ranking_suite=ranking_suite(rows),
         head_types=head_types.composition(by_head, config.top_heads)

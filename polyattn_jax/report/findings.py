@@ -18,10 +18,12 @@ from polyattn_jax.results import (
     Decisiveness,
     Prevalence,
     SoftmaxComparison,
+    TextLoss,
 )
 from polyattn_jax.row_maps import RECIPES, SOFTMAX
 
 BySuite = TypeVar("BySuite", Prevalence, SoftmaxComparison, BoundAgreement)
+Condition = TypeVar("Condition", ConditionResult, TextLoss)
 Tone = Literal["good", "warn", "bad"]
 TONES: Mapping[str, Tone] = {"preserve": "good", "undecided": "warn", "no-go": "bad"}
 
@@ -78,7 +80,12 @@ def suite_name(suite: str) -> str:
     """A suite by its own name, without the length."""
     if suite.startswith("niah_"):
         return "needle"
-    names = {"control": "needle left out", "mqar": "MQAR", "prompts": "your prompts"}
+    names = {
+        "control": "needle left out",
+        "mqar": "MQAR",
+        "prompts": "your prompts",
+        "texts": "your texts",
+    }
     return names.get(suite, suite)
 
 
@@ -120,13 +127,13 @@ def by_suite(entries: Sequence[BySuite]) -> list[BySuite]:
     return sorted(entries, key=place)
 
 
-def by_recipe(sweep: Sequence[ConditionResult]) -> list[ConditionResult]:
+def by_recipe(sweep: Sequence[Condition]) -> list[Condition]:
     """Entries in reading order: softmax, the recipes of the paper as it lists them, others."""
     order = {name: place for place, name in enumerate((SOFTMAX.name, *RECIPES))}
     return sorted(sweep, key=lambda entry: order.get(entry.recipe, len(order)))
 
 
-def softmax_of(cells: Sequence[ConditionResult]) -> ConditionResult:
+def softmax_of(cells: Sequence[Condition]) -> Condition:
     """The cell without any substitution."""
     return next(entry for entry in cells if entry.cell == SOFTMAX.name)
 
@@ -245,6 +252,24 @@ def in_part(summary: AuditSummary) -> str:
         for e in result
     ]
     return f"{text} Random sets that the highest S₂ does worse than: {', '.join(flags)}."
+
+
+def of_texts(summary: AuditSummary) -> str:
+    """What each recipe does to the loss on the user's texts; empty without them."""
+    if not summary.texts:
+        return ""
+    entries = by_recipe(summary.texts)
+    base = softmax_of(entries)
+    changes = ", ".join(
+        f"{e.recipe} {e.change.estimate:+.3f} [{e.change.low:+.3f}, {e.change.high:+.3f}]"
+        for e in entries
+        if e is not base
+    )
+    texts = f"{base.loss.n:,} text{'s' * (base.loss.n != 1)}"
+    return (
+        f"Loss on your {texts} ({base.tokens:,} tokens), nats per token: softmax "
+        f"{base.loss.estimate:.3f}; change in all heads: {changes}."
+    )
 
 
 def next_step(summary: AuditSummary) -> str:

@@ -57,6 +57,7 @@ def build(summary: AuditSummary, rows: pa.Table, by_head: Columns) -> str:
             summary, model if model and not comparability.needle_obstacles(summary, model) else None
         ),
         recipes.own_prompts(summary),
+        recipes.own_texts(summary),
         recipes.ablation(summary),
         score_rows.unsafe_rows(summary, by_head),
         score_rows.against_softmax(summary, by_head),

@@ -144,6 +144,39 @@ def own_prompts(summary: AuditSummary) -> Section | None:
     )
 
 
+def own_texts(summary: AuditSummary) -> Section | None:
+    """The texts of the user: their loss under every recipe in all heads."""
+    if not summary.texts:
+        return None
+    entries = findings.by_recipe(summary.texts)
+    base = findings.softmax_of(entries)
+    lines = [
+        [
+            entry.recipe,
+            nats(entry.loss),
+            cell(None) if entry is base else nats(entry.change, signed=True),
+            entry.dead_rows_per_text,
+        ]
+        for entry in entries
+    ]
+    few = FEW_PROMPTS if base.loss.n < FEW_PROMPTS else None
+    return section(
+        "Your texts: does the model still predict them?",
+        _PROSE("own_texts", file=Path(summary.config.text).name),
+        table(
+            [
+                "Recipe",
+                "Loss, nats per token",
+                "Change, nats per token",
+                Column("Dead rows", ",.1f"),
+            ],
+            lines,
+            caption=_PROSE("own_texts_caption", few=few),
+            n=f"{number(base.loss.n)} texts, {number(base.tokens)} predicted tokens",
+        ),
+    )
+
+
 def ablation(summary: AuditSummary) -> Section | None:
     """One recipe in some heads: those of highest, of lowest and of random median S_2."""
     if not summary.ablation:
@@ -221,6 +254,13 @@ def stacked(result: Interval, *, signed: bool = False) -> Cell:
     spec = "+.1f" if signed else ".1f"
     low, high = (number(100 * end, spec) for end in (result.low, result.high))
     return cell(100 * result.estimate, spec=spec, note=f"[{low}, {high}]")
+
+
+def nats(result: Interval, *, signed: bool = False) -> Cell:
+    """A loss or its change with its interval under it."""
+    spec = "+.3f" if signed else ".3f"
+    low, high = (number(end, spec) for end in (result.low, result.high))
+    return cell(result.estimate, spec=spec, note=f"[{low}, {high}]")
 
 
 def suite_cell(entry: Prevalence | SoftmaxComparison | BoundAgreement, config: AuditConfig) -> Cell:

@@ -55,7 +55,8 @@ def unsafe_rows(summary: AuditSummary, by_head: Columns) -> Section:
         if name != "softmax" or entry.bias_kind == "zero"
     )
     answers = sorted(
-        (entry.argmax_is_answer for entry in entries), key=lambda share: share.estimate
+        (entry.argmax_is_answer for entry in entries if entry.argmax_is_answer is not None),
+        key=lambda share: share.estimate,
     )
     return section(
         "Unsafe rows: how often is the target outvoted?",

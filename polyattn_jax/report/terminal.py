@@ -59,6 +59,7 @@ def print_summary(
     say(overall_finding.text, f"bold {_STYLES[overall_finding.tone]}")
     for text in (
         sharpness.sentence(summary),
+        findings.of_texts(summary),
         findings.in_part(summary),
         findings.resolution(summary),
     ):

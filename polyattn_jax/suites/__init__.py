@@ -10,6 +10,7 @@ from polyattn_jax.suites.jsonl import load_jsonl, read_jsonl
 from polyattn_jax.suites.mqar import mqar
 from polyattn_jax.suites.niah import niah, shipped_nouns, single_token_nouns
 from polyattn_jax.suites.prompts import Prompt, Suite, Tokenizer
+from polyattn_jax.suites.texts import load_texts, read_texts
 
 __all__ = [
     "Batch",
@@ -20,9 +21,11 @@ __all__ = [
     "copies",
     "induction",
     "load_jsonl",
+    "load_texts",
     "mqar",
     "niah",
     "read_jsonl",
+    "read_texts",
     "repeated_tokens",
     "shipped_nouns",
     "single_token_nouns",

@@ -8,6 +8,7 @@ its space. Retrieval is judged by the first token; a longer answer keeps all its
 need no tokenizer before a model is loaded (`read_jsonl`).
 """
 
+from collections.abc import Sequence
 import hashlib
 import json
 from pathlib import Path
@@ -27,8 +28,12 @@ class JsonLines(NamedTuple):
     sha256: str
 
 
-def read_jsonl(path: str | Path) -> JsonLines:
+def read_jsonl(path: str | Path, fields: Sequence[str] = _FIELDS) -> JsonLines:
     """Reads a file of prompts and checks all that needs no tokenizer; blank lines are skipped.
+
+    Args:
+      path: of the file.
+      fields: those that every object must have, each a text; `id` is among them.
 
     Raises:
       BadInputError: for a file that cannot be read or holds no prompt, JSON that is malformed, a
@@ -45,7 +50,7 @@ def read_jsonl(path: str | Path) -> JsonLines:
         if not line.strip():
             continue
         where = f"{path}:{number}"
-        row = _parse(line, where)
+        row = _parse(line, where, fields)
         if row["id"] in line_of:
             raise BadInputError(
                 f"{where}: id {row['id']!r} was used on line {line_of[row['id']]}: rename one"
@@ -53,7 +58,8 @@ def read_jsonl(path: str | Path) -> JsonLines:
         line_of[row["id"]] = number
         rows[number] = row
     if not rows:
-        raise BadInputError(f"{path}: no prompts: write one JSON object per line")
+        what = f"{fields[1]}s"
+        raise BadInputError(f"{path}: no {what}: write one JSON object per line")
     return JsonLines(rows, hashlib.sha256(data).hexdigest())
 
 
@@ -87,7 +93,7 @@ def load_jsonl(path: str | Path, tokenizer: Tokenizer, *, max_length: int | None
     )
 
 
-def _parse(line: bytes, where: str) -> dict[str, Any]:
+def _parse(line: bytes, where: str, fields: Sequence[str]) -> dict[str, Any]:
     """One line as an object with the known fields, all of them well formed."""
     try:
         row = json.loads(line.decode("utf-8-sig"), parse_constant=_refuse_constant)
@@ -98,14 +104,14 @@ def _parse(line: bytes, where: str) -> dict[str, Any]:
     except ValueError as error:
         raise BadInputError(f"{where}: not JSON ({error}): write one object per line") from error
     if not isinstance(row, dict):
-        raise BadInputError(f"{where}: not a JSON object: write {{{', '.join(_FIELDS)}}}")
-    for field in _FIELDS:
+        raise BadInputError(f"{where}: not a JSON object: write {{{', '.join(fields)}}}")
+    for field in fields:
         if field not in row:
             raise BadInputError(f"{where}: field {field!r} is missing: add it")
         value = row[field]
         if not isinstance(value, str) or not value.strip():
             raise BadInputError(f"{where}: field {field!r} must be a text that is not empty")
-    if unknown := sorted(set(row) - {*_FIELDS, "meta"}):
+    if unknown := sorted(set(row) - {*fields, "meta"}):
         raise BadInputError(f"{where}: unknown field {unknown[0]!r}: put it inside 'meta'")
     if not isinstance(row.get("meta", {}), dict):
         raise BadInputError(f"{where}: field 'meta' must be an object")

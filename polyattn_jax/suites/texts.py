@@ -1,0 +1,98 @@
+"""Texts of a user, without answers: what is diagnosed on them, and what their loss is read on.
+
+Two kinds of file. In `.jsonl` every line is one text, `{"id": ..., "text": ...}`, of which the
+first `length` tokens are read. Any other file is one plain text in UTF-8, cut into pieces of
+`length` tokens, each of which counts as a text of its own; a short rest at the end is left out.
+The tokenizer's own start token, where it has one, comes before each.
+
+The rows of `QUERIES` positions, spread evenly over a text, are diagnosed; every token but the first
+is predicted.
+"""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+
+from lm_jax.errors import BadInputError
+from polyattn_jax.suites import prompts as prompts_lib
+from polyattn_jax.suites.jsonl import read_jsonl
+from polyattn_jax.suites.prompts import Prompt, Suite, Tokenizer
+
+QUERIES = 16
+SHORTEST = QUERIES + 1
+
+
+def read_texts(path: str | Path) -> tuple[dict[str, str], str]:
+    """The texts of a file by their ids, and the digest of its bytes; needs no tokenizer.
+
+    Raises:
+      BadInputError: for a file that cannot be read or is not UTF-8, and as `read_jsonl`.
+    """
+    path = Path(path)
+    if path.suffix == ".jsonl":
+        file = read_jsonl(path, ("id", "text"))
+        return {row["id"]: row["text"] for row in file.rows.values()}, file.sha256
+    try:
+        data = path.read_bytes()
+        text = data.decode("utf-8-sig")
+    except OSError as error:
+        raise BadInputError(f"{path}: {error.strerror}: give a readable text file") from error
+    except UnicodeDecodeError as error:
+        raise BadInputError(f"{path}: not UTF-8 at byte {error.start}: save it as UTF-8") from error
+    return {path.stem: text}, hashlib.sha256(data).hexdigest()
+
+
+def load_texts(path: str | Path, tokenizer: Tokenizer, *, length: int) -> Suite:
+    """Returns the texts of a file, of at most `length` tokens each, as a suite without answers.
+
+    Raises:
+      BadInputError: as `read_texts`, and for a text of fewer than 17 tokens.
+    """
+    path = Path(path)
+    texts, sha256 = read_texts(path)
+    start = prompts_lib.start_tokens(tokenizer)
+    size = length - len(start)
+    pieces: dict[str, tuple[int, ...]] = {}
+    cut = 0
+    for name, text in texts.items():
+        ids = prompts_lib.encode(tokenizer, text, start=False)
+        if len(start) + len(ids) < SHORTEST:
+            raise BadInputError(
+                f"{path}: text {name!r} has {len(start) + len(ids)} tokens: give {SHORTEST} or more"
+            )
+        parts = {name: ids[:size]}
+        if path.suffix != ".jsonl":
+            parts = {f"{name}-{i // size:04d}": ids[i : i + size] for i in range(0, len(ids), size)}
+        whole = {n: (*start, *part) for n, part in parts.items()}
+        pieces |= {n: part for n, part in whole.items() if len(part) >= SHORTEST}
+        cut += len(ids) > size
+    return prompts_lib.make_suite(
+        "texts",
+        [_prompt(name, tokens) for name, tokens in pieces.items()],
+        vocabulary=tokenizer,
+        plant="none",
+        max_length=length,
+        facts={
+            "source": path.name,
+            "source_sha256": sha256,
+            "length": length,
+            "texts": len(texts),
+            "longer_texts": cut,
+            "queries": QUERIES,
+            "special_tokens": "strings of special tokens inside a text are plain text",
+        },
+    )
+
+
+def _prompt(name: str, tokens: tuple[int, ...]) -> Prompt:
+    """A text with the positions whose rows are read, each with the token that follows it."""
+    last = len(tokens) - 1
+    queries = tuple(int(q) for q in np.arange(1, QUERIES + 1) * last // QUERIES - 1)
+    return Prompt(
+        id=name,
+        tokens=tokens,
+        target=tuple(tokens[q + 1] for q in queries),
+        answer_position=None,
+        query_positions=queries,
+    )
