@@ -11,7 +11,8 @@ from lm_jax.parallel import sharding
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.weights.load import Pretrained
 from polyattn_jax.config import AuditConfig
-from polyattn_jax.row_maps import SOFTMAX, RowMap, parse_recipe
+from polyattn_jax.field_maps import FieldMap
+from polyattn_jax.row_maps import SOFTMAX, Map, parse_recipe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +24,7 @@ class AuditedModel:
     config: AuditConfig
 
     @property
-    def maps(self) -> tuple[RowMap, ...]:
+    def maps(self) -> tuple[Map, ...]:
         """Every row map of the audit: one table for all stages, so each shape compiles once."""
         c = self.config
         recipes = [SOFTMAX, *(parse_recipe(r) for r in (*c.recipes, c.ablation_recipe))]
@@ -33,7 +34,8 @@ class AuditedModel:
     def fused(self) -> bool:
         """Whether attention runs on `kernels`."""
         if self.config.attention == "auto":
-            return self.mesh is None and jax.default_backend() == "gpu"
+            known = not any(isinstance(row_map, FieldMap) for row_map in self.maps)
+            return known and self.mesh is None and jax.default_backend() == "gpu"
         return self.config.attention == "kernels"
 
     @property

@@ -174,9 +174,7 @@ def run(audited: AuditedModel, folder: Path) -> CheckResult:
         base,
         safe.recipe,
         safe.recipe_top,
-        unmeasured="S_p is not measured for this map"
-        if degree is None
-        else "no row has an active key",
+        unmeasured=recipe.unmeasured if degree is None else "no row has an active key",
         tolerance=config.tolerance,
         ablated=False,
     )
@@ -275,7 +273,9 @@ def main(arguments: cli.Arguments) -> int:
     if config.text:
         read_texts(config.text)
     if arguments.options.diagnose:
-        return diagnosis.command(arguments, config)
+        found = diagnosis.diagnose(config, arguments.workdir, resume=arguments.resume)
+        print(diagnosis.format_diagnosis(found))
+        return EXIT_FINISHED
     with (
         folder_or_temporary(arguments.workdir) as folder,
         open_workdir(folder, config, resume=arguments.resume) as work,

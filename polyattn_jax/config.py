@@ -11,6 +11,7 @@ from typing import Any, Literal
 from ml_collections import ConfigDict
 
 from lm_jax.errors import UsageError, nearest
+from polyattn_jax.field_maps import FieldMap
 from polyattn_jax.probe import DEGREES
 from polyattn_jax.row_maps import RECIPES, Recipe, parse_recipe
 from polyattn_jax.suites.texts import SHORTEST
@@ -118,6 +119,12 @@ class AuditConfig:
             for name in ("budget", "tolerance")
             if not 0.0 < getattr(self, name) < 1.0
         ]
+        if self.attention == "kernels":
+            problems += [
+                f"config.attention = 'kernels', but no kernel computes {text!r}; set it to 'dense'"
+                for text in (*self.recipes, self.ablation_recipe)
+                if isinstance(parse_recipe(text).map, FieldMap)
+            ]
         if self.ablation_heads and self.induction_n < 1:
             problems.append(
                 "config.induction_n = 0, but the ablation ranks heads on induction; "

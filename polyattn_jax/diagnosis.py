@@ -21,12 +21,11 @@ import textwrap
 import numpy as np
 
 from lm_jax.errors import UsageError
-from lm_jax.run import cli
 from lm_jax.run.files import write_json
 from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import Count, Real, load_result
 from lm_jax.run.terminal import format_table
-from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
+from lm_jax.run.workdir import Resume, finish_time, mark_finished, open_workdir
 from lm_jax.statistics import Interval
 from polyattn_jax import audit, audit_suites, concentration, stages
 from polyattn_jax.audit_suites import TEXTS
@@ -233,23 +232,20 @@ def folder_or_temporary(workdir: Path | None) -> Iterator[Path]:
         yield Path(folder)
 
 
-def command(arguments: cli.Arguments, config: AuditConfig) -> int:
-    """`check --diagnose`: diagnoses and stops.
+def diagnose(config: AuditConfig, workdir: Path | None, *, resume: Resume) -> DiagnosisResult:
+    """Runs or resumes `check --diagnose` in its work folder, or in a temporary one.
 
     Raises:
-      UsageError: without `--text`.
+      UsageError: without a text.
     """
     if not config.text:
         raise UsageError("--diagnose reads the rows of texts; name a file, --text=FILE")
+    settings = dataclasses.asdict(config) | {"diagnose": True}
     with (
-        folder_or_temporary(arguments.workdir) as folder,
-        open_workdir(
-            folder, dataclasses.asdict(config) | {"diagnose": True}, resume=arguments.resume
-        ) as work,
+        folder_or_temporary(workdir) as folder,
+        open_workdir(folder, settings, resume=resume) as work,
     ):
         if not finish_time(work.path):
             write_json(work.path / RESULT, run(audit.load(config), work.path))
             mark_finished(work.path)
-        result = load_result(work.path / RESULT, DiagnosisResult)
-    print(format_diagnosis(result))
-    return 0
+        return load_result(work.path / RESULT, DiagnosisResult)

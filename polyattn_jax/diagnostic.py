@@ -71,13 +71,19 @@ def row_stats(
       cap: tau of section 3.
 
     Raises:
-      UsageError: no key axis, or a degree that is not a positive number.
+      UsageError: no key axis, a degree that is not a positive number, or a `row_map` that says it
+        is `signed`.
     """
     arrays = (scores, mask, bias, target, cap)
     xp = jnp if any(isinstance(a, jax.Array) for a in arrays) else np
     scores = xp.asarray(scores)
     if scores.ndim == 0 or scores.shape[-1] == 0:
         raise UsageError(f"scores: shape {scores.shape} has no keys; the last axis must be keys")
+    if getattr(row_map, "signed", False):
+        raise UsageError(
+            f"row_map: S of a row is not defined for {row_map}, whose weights may be negative; "
+            "pass a map whose weights are not"
+        )
     if row_map is None and not (len(degrees) and all(0 < p < math.inf for p in degrees)):
         raise UsageError(f"degrees: {tuple(degrees)} must be one or more positive numbers")
     z = scores.astype(jnp.promote_types(scores.dtype, np.float32))

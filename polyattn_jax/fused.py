@@ -19,9 +19,18 @@ import numpy as np
 from kernels.attention.visibility import Visibility
 from kernels.row_map_attention.maps import SOFTMAX, RowMap
 from kernels.score_stats.api import score_stats
-from lm_jax.model.attention import LayerAttend, by_row_map, fused, register_fused, softmax
+from lm_jax.errors import UsageError
+from lm_jax.model.attention import (
+    LayerAttend,
+    PerLayer,
+    by_row_map,
+    fused,
+    register_fused,
+    softmax,
+)
 from lm_jax.model.layers import softcap
 from polyattn_jax.diagnostic import RowStats
+from polyattn_jax.field_maps import FieldMap
 from polyattn_jax.head_types import HeadProbe
 from polyattn_jax.probe import Probe, reports
 from polyattn_jax.substitute import GlobalRowMap, PerHeadRowMap
@@ -36,6 +45,11 @@ def by_kernels(attend: Any) -> Any:
     Raises:
       UsageError: for an attend that no kernel computes.
     """
+    own = attend.fn if isinstance(attend, PerLayer) else attend
+    maps = {GlobalRowMap: lambda: (own.map,), PerHeadRowMap: lambda: own.maps}
+    unknown = [m for m in maps.get(type(own), tuple)() if isinstance(m, FieldMap)]
+    if unknown:
+        raise UsageError(f"attend: no kernel computes {unknown[0].kind}; pass the attend unfused")
     return fused(attend, NAME)
 
 

@@ -21,7 +21,7 @@ from polyattn_jax.diagnostic import RowStats
 from polyattn_jax.fused import by_kernels
 from polyattn_jax.head_types import HeadProbe
 from polyattn_jax.probe import DEGREES, DENSE, Probe
-from polyattn_jax.row_maps import RowMap
+from polyattn_jax.row_maps import Map
 from polyattn_jax.substitute import substitute
 
 
@@ -88,7 +88,7 @@ def evaluate(
     heads_LN: jax.Array,
     *,
     cfg: DecoderConfig,
-    maps: tuple[RowMap, ...],
+    maps: tuple[Map, ...],
     fused: bool = False,
 ) -> dict[str, jax.Array]:
     """The next token after each prompt, with `maps[index]` in the heads of the mask.
@@ -121,7 +121,7 @@ def text_losses(
     heads_LN: jax.Array,
     *,
     cfg: DecoderConfig,
-    maps: tuple[RowMap, ...],
+    maps: tuple[Map, ...],
     fused: bool = False,
 ) -> dict[str, jax.Array]:
     """The language-modelling loss of each text, with `maps[index]` in the heads of the mask.

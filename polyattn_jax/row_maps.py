@@ -2,7 +2,8 @@
 
 From "When Does Polynomial Attention Concentrate?", Eq. 2, Algorithm 1 and section 5.1. The maps are
 those of `kernels.row_map_attention.maps`: functions of scores `[..., S]`, where a masked key has
-score -inf, and of a bias, that return weights `[..., S]`.
+score -inf, and of a bias, that return weights `[..., S]`. `field_maps` has those of other
+papers.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,6 +20,9 @@ from kernels.row_map_attention.maps import (
     relu_power,
 )
 from lm_jax.errors import UsageError, nearest
+from polyattn_jax.field_maps import FieldMap
+
+Map = RowMap | FieldMap
 
 softmax, sigmoid = maps.softmax(), maps.sigmoid()
 
@@ -29,7 +33,7 @@ class Recipe:
 
     name: str
     spec: str
-    map: RowMap
+    map: Map
     bias: float | Literal["auto"]
 
     @property
@@ -39,6 +43,13 @@ class Recipe:
         if p is None or not self.map.normalised:
             return None
         return int(p) if p == int(p) else p
+
+    @property
+    def unmeasured(self) -> str:
+        """Why rows of a recipe without a degree have no measured S."""
+        if isinstance(self.map, FieldMap) and self.map.signed:
+            return "S is not defined for this map, whose weights may be negative"
+        return "S_p is not measured for this map"
 
     @property
     def bias_kind(self) -> str:
@@ -83,6 +94,43 @@ def _over_length_recipe(p: float, alpha: float, b: float | Literal["auto"]) -> R
     return Recipe(name, spec, relu_over_length(p, alpha), b)
 
 
+def _softpick_recipe(b: float | Literal["auto"]) -> Recipe:
+    return Recipe(f"softpick_b{_text(b)}", f"softpick:b={_text(b)}", FieldMap("softpick"), b)
+
+
+def _scaled_softmax_recipe(n0: float) -> Recipe:
+    if n0 <= 1:
+        raise UsageError(f"recipe softmax_logn: n0={_text(n0)} must be above 1, as log n0 divides")
+    text = _text(n0)
+    return Recipe(
+        f"softmax_logn_{text}", f"softmax_logn:n0={text}", FieldMap("softmax_logn", n0=n0), 0.0
+    )
+
+
+def _poly_recipe(p: float, b: float | Literal["auto"]) -> Recipe:
+    spec = f"poly:p={_text(p)},b={_text(b)}"
+    return Recipe(f"poly_p{_text(p)}_b{_text(b)}", spec, FieldMap("poly", p=_whole("poly", p)), b)
+
+
+def _poly_over_length_recipe(p: float, alpha: float, b: float | Literal["auto"]) -> Recipe:
+    row_map = FieldMap("poly_over_length", p=_whole("poly_over_length", p), alpha=alpha)
+    suffix = "" if b == 0 else f"_b{_text(b)}"
+    spec = f"poly_over_length:p={_text(p)},alpha={_text(alpha)},b={_text(b)}"
+    return Recipe(f"poly_p{_text(p)}_over_{_length_text(alpha)}{suffix}", spec, row_map, b)
+
+
+def _taylor_recipe(b: float | Literal["auto"]) -> Recipe:
+    return Recipe(f"taylor2_b{_text(b)}", f"taylor2:b={_text(b)}", FieldMap("taylor2"), b)
+
+
+def _whole(kind: str, p: float) -> int:
+    if p != int(p):
+        raise UsageError(
+            f"recipe {kind}: p={_text(p)} must be a whole number, as scores may be negative"
+        )
+    return int(p)
+
+
 def _text(value: float | str) -> str:
     if isinstance(value, str):
         return value
@@ -94,6 +142,7 @@ def _length_text(alpha: float) -> str:
 
 
 SOFTMAX = Recipe("softmax", "softmax", softmax, 0.0)
+_ENTMAX = Recipe("entmax15", "entmax15", FieldMap("entmax15"), 0.0)
 
 _TABLE_2 = (
     *(_relu_recipe(p, b) for p in (2.0, 4.0, 8.0, 16.0) for b in (0.0, "auto")),
@@ -110,6 +159,15 @@ _KINDS: dict[str, tuple[Callable[..., Recipe], dict[str, float | str | None]]] =
     "sigmoid": (_sigmoid_recipe, {"b": 0.0}),
     "ramapuram": (_ramapuram_recipe, {"b": "-logn"}),
     "relu_over_length": (_over_length_recipe, {"p": None, "alpha": 1.0, "b": 0.0}),
+    "softpick": (_softpick_recipe, {"b": 0.0}),  # arXiv:2504.20966
+    "entmax15": (lambda: _ENTMAX, {}),  # arXiv:1905.05702
+    "softmax_logn": (_scaled_softmax_recipe, {"n0": 1024.0}),  # arXiv:2501.19399
+    "poly": (_poly_recipe, {"p": None, "b": 0.0}),  # arXiv:2310.01655
+    "poly_over_length": (
+        _poly_over_length_recipe,
+        {"p": None, "alpha": 0.5, "b": 0.0},
+    ),  # 2410.18613
+    "taylor2": (_taylor_recipe, {"b": 0.0}),  # arXiv:2402.18668
 }
 
 
@@ -117,7 +175,9 @@ def parse_recipe(text: str) -> Recipe:
     """Reads a recipe: a name of `RECIPES`, or `kind:option=value,...`.
 
     Kinds and options: `softmax`; `relu:p=,b=`; `sigmoid:b=`; `ramapuram:b=` (`-logn` by default);
-    `relu_over_length:p=,alpha=,b=`. b is a number or `auto` and 0 by default; p is positive.
+    `relu_over_length:p=,alpha=,b=`; of `field_maps`, `softpick:b=`, `entmax15`, `softmax_logn:n0=`,
+    `poly:p=,b=`, `poly_over_length:p=,alpha=,b=` and `taylor2:b=`. b is a number or `auto` and 0 by
+    default; p is positive, that of `poly` whole.
 
     Raises:
       UsageError: naming what cannot be read and the nearest thing that can.

@@ -14,14 +14,14 @@ import jax.numpy as jnp
 
 from lm_jax.errors import UsageError
 from lm_jax.model.attention import PerLayer, softmax
-from polyattn_jax.row_maps import RowMap, parse_recipe, resolve_bias
+from polyattn_jax.row_maps import Map, parse_recipe, resolve_bias
 
 
 @struct.dataclass
 class GlobalRowMap:
     """An attend that uses one row map in every layer and head; `bias` is a traced scalar."""
 
-    map: RowMap = struct.field(pytree_node=False)
+    map: Map = struct.field(pytree_node=False)
     bias: jax.Array | float
 
     def __call__(self, scores_BNTS: jax.Array) -> jax.Array:
@@ -50,7 +50,7 @@ class PerHeadRowMap:
     map), `bias`, `heads_N` (bool) and `valid_BT` (which queries are no padding).
     """
 
-    maps: tuple[RowMap, ...]
+    maps: tuple[Map, ...]
 
     def __call__(
         self, scores_BNTS: jax.Array, data: Mapping[str, jax.Array]
@@ -58,13 +58,13 @@ class PerHeadRowMap:
         branches = [lambda s, b, m=m: m(s, b) for m in self.maps]
         mapped_BNTS = jax.lax.switch(data["index"], branches, scores_BNTS, data["bias"])
         heads = data["heads_N"][None, :, None]
-        dead_BNT = (mapped_BNTS.sum(-1) == 0.0) & heads & data["valid_BT"][:, None, :]
+        dead_BNT = (mapped_BNTS == 0.0).all(-1) & heads & data["valid_BT"][:, None, :]
         pattern_BNTS = jnp.where(heads[..., None], mapped_BNTS, softmax(scores_BNTS))
         return pattern_BNTS, {"dead_rows_B": dead_BNT.sum((1, 2))}
 
 
 def substitute(
-    maps: Sequence[RowMap],
+    maps: Sequence[Map],
     index: jax.Array | int,
     bias: jax.Array | float,
     heads_LN: jax.Array,

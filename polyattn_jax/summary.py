@@ -260,7 +260,7 @@ def verdicts(
         if entry is base:
             continue
         recipe = config.by_name[entry.recipe]
-        safe, top_safe, unmeasured = None, None, "S_p is not measured for this map"
+        safe, top_safe, unmeasured = None, None, recipe.unmeasured
         if recipe.degree is not None:
             args = (rows, suite, recipe.degree, recipe.bias_kind, config)
             safe, top_safe = safe_fraction(*args, None), safe_fraction(*args, top)

@@ -182,6 +182,7 @@ def audit(config=SETTINGS, correct=CORRECT, ablation=ABLATION, rows=None, second
         answers(correct, ablation, left_out),
         table(losses | {"tokens": [99, 99]}, schema.LOSSES),
         table(head_features() if config.induction_n else {"prompt": []}, schema.FEATURES),
+        table({"prompt": []}, schema.TEXT_LOSSES),
     )
     result, by_head = summary.summarise(tables, CALIBRATION, config, SHAPE, SOURCE)
     return result, rows, by_head

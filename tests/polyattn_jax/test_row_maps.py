@@ -4,10 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import special
+from scipy import optimize, special
 
 from lm_jax.errors import UsageError
-from polyattn_jax import row_maps
+from polyattn_jax import row_maps, row_stats
+from polyattn_jax.config import AuditConfig
+from polyattn_jax.field_maps import FieldMap
+from polyattn_jax.fused import by_kernels
+from polyattn_jax.substitute import recipe as attend_of
 from tests import rounding
 
 INF = np.inf
@@ -26,6 +30,33 @@ def over_length_oracle(p, alpha):
     return lambda z, b: np.maximum(z + b, 0) ** p / len(z) ** alpha
 
 
+def softpick_oracle(z, b):
+    # e^u - 1 over e^m, by expm1 on either side of 0
+    u = z + b
+    size = np.exp(np.maximum(u, 0) - max(u.max(), 0)) * -np.expm1(-np.abs(u))
+    return np.where(u > 0, size, 0) / size.sum()
+
+
+def entmax_oracle(z, b):
+    """By the root of the sum, not by sorting."""
+    x = (z - z.max()) / 2
+    root = optimize.brentq(lambda t: (np.maximum(x - t, 0) ** 2).sum() - 1, -1, 0, xtol=1e-15)
+    return np.maximum(x - root, 0) ** 2
+
+
+def poly_oracle(p):
+    def oracle(z, b):
+        power = ((z + b) / np.abs(z + b).max()) ** p
+        return power / np.abs(power).sum()
+
+    return oracle
+
+
+def taylor_oracle(z, b):
+    weight = 1 + (z + b) + (z + b) ** 2 / 2
+    return weight / weight.sum()
+
+
 # Name: row map, float64 oracle on a row without masked keys.
 MAPS = {
     "softmax": (row_maps.softmax, lambda z, b: special.softmax(z)),
@@ -42,15 +73,30 @@ MAPS = {
         lambda z, b: special.expit(z + b - np.log(len(z))),
     ),
     "ramapuram plain": (row_maps.ramapuram_sigmoid(False), lambda z, b: special.expit(z + b)),
+    "softpick": (FieldMap("softpick"), softpick_oracle),
+    "entmax15": (FieldMap("entmax15"), entmax_oracle),
+    "softmax_logn": (
+        FieldMap("softmax_logn", n0=64.0),
+        lambda z, b: special.softmax(z * np.log(len(z)) / np.log(64)),
+    ),
+    "poly_p3": (FieldMap("poly", p=3), poly_oracle(3)),
+    "poly_p4": (FieldMap("poly", p=4), poly_oracle(4)),
+    "poly_p3/sqrt L": (
+        FieldMap("poly_over_length", p=3, alpha=0.5),
+        lambda z, b: (z + b) ** 3 / np.sqrt(len(z)),
+    ),
+    "taylor2": (FieldMap("taylor2"), taylor_oracle),
 }
 everywhere = pytest.mark.parametrize("name", MAPS)
+# Sorting has no rounding rule: entmax has a bound of its own below.
+rounded = pytest.mark.parametrize("name", [name for name in MAPS if name != "entmax15"])
 
 
 def rows(scale, dtype=np.float32, shape=(6, 40)):
     return (np.random.default_rng(0).standard_normal(shape) * scale).astype(dtype)
 
 
-@everywhere
+@rounded
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0, 1e4])
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
 def test_values_match_a_float64_oracle(name, scale, dtype):
@@ -76,7 +122,7 @@ def test_power_map_is_scale_free_at_sixteen():
         np.testing.assert_array_equal(row_maps.relu_power(16)(z * np.float32(scale)), want)
 
 
-@everywhere
+@rounded
 def test_gradients_match_central_differences_of_the_oracle(name):
     row_map, oracle = MAPS[name]
     z, bias, step = rows(2.0, shape=(7,)), float(np.float32(0.3)), 1e-6
@@ -96,7 +142,7 @@ def test_gradients_match_central_differences_of_the_oracle(name):
     np.testing.assert_allclose(wanted.values[1], difference(0.0, 1.0), atol=1e-8)
 
 
-@everywhere
+@rounded
 def test_masked_keys_change_nothing_and_get_no_weight_and_no_gradient(name):
     row_map, _ = MAPS[name]
     z = rows(3.0, shape=(4, 12))
@@ -136,6 +182,76 @@ def test_normalised_rows_sum_to_one_and_the_others_are_flagged(name):
     total = row_map(rows(2.0), 3.0).sum(-1)
     # Forty weights over the sum of forty, a dozen operations for each.
     assert np.allclose(total, 1, rtol=2 * (40 + 12) * 2**-24, atol=0) == row_map.normalised
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0, 1e4])
+def test_entmax_is_the_root_of_its_sum(scale):
+    """Within what follows from |x| <= 1 in a row of n keys, k of them in the support.
+
+    Sums of n terms put the mean M off by (n + 1) u and 1 / k - V by (3 n + 8) u. The difference
+    M - t is at least 1 / k, for the sum of x - t is at least that of its squares, 1; so its root is
+    off by half of (3 n + 8) k u. A key within that of t may count or not, which moves t by as much
+    again. A weight (x - t)^2 moves by twice as much, and their sum by sqrt k times that.
+    """
+    z = rows(scale)
+    got = FieldMap("entmax15")(jnp.asarray(z))
+    want = np.stack([entmax_oracle(row, 0) for row in z.astype(np.float64)])
+    n, k, u = z.shape[-1], (want > 0).sum(-1, keepdims=True), 2.0**-24
+    threshold = 2 * ((n + 3) + (3 * n + 8) * k / 2) * u
+    assert (np.abs(got - want) <= 2 * threshold * (1 + np.sqrt(k))).all()
+    np.testing.assert_allclose(got.sum(-1), 1, rtol=(n + 2) * u)
+
+
+def test_entmax_has_the_gradient_of_its_definition_and_reads_no_masked_key():
+    with jax.enable_x64(True):
+        z, step = rows(2.0, np.float64, (7,)), 1e-6
+        direction = np.random.default_rng(1).standard_normal(7)
+        row_map = FieldMap("entmax15")
+        got = jax.grad(lambda z: (row_map(z) * direction).sum())(jnp.asarray(z))
+
+        def difference(dz):
+            above, below = (entmax_oracle(z + s * dz, 0) for s in (step, -step))
+            return ((above - below) * direction).sum() / (2 * step)
+
+        np.testing.assert_allclose(got, [difference(e) for e in np.eye(7)], atol=1e-8)
+        masked = jnp.concatenate([jnp.full(3, -INF), jnp.asarray(z)])
+        weights, gradient = row_map(masked), jax.grad(lambda z: row_map(z)[5])(masked)
+        np.testing.assert_allclose(weights[3:], row_map(z), rtol=1e-14)
+        assert not np.any(weights[:3]) and not np.any(gradient[:3]) and np.any(gradient[3:])
+
+
+def test_scaled_softmax_is_softmax_at_its_own_number_of_keys():
+    z = rows(3.0)
+    own = FieldMap("softmax_logn", n0=float(z.shape[-1]))
+    wanted = rounding.expected(own, z)._replace(values=special.softmax(z.astype(float), -1))
+    rounding.assert_within(own(z), wanted)
+
+
+@pytest.mark.parametrize("name", ["softpick", "entmax15", "softmax_logn", "poly_p4", "taylor2"])
+def test_s_of_a_row_is_that_of_its_weights(name):
+    row_map, oracle = MAPS[name]
+    z = rows(2.0, np.float64)
+    weight = np.stack([oracle(row, 0.5) for row in z])
+    target = z.argmax(-1)
+    with jax.enable_x64(True):
+        got = row_stats(z, bias=0.5, row_map=row_map, target=target).s_p[..., 0]
+    mass = np.take_along_axis(weight, target[:, None], -1)[:, 0]
+    want = (weight.sum(-1) - mass) / mass
+    np.testing.assert_allclose(got, want, rtol=1e-9)
+
+
+def test_s_of_signed_weights_is_refused():
+    with pytest.raises(UsageError, match="S of a row is not defined for FieldMap"):
+        row_stats(rows(1.0), row_map=FieldMap("poly", p=3))
+    assert "may be negative" in row_maps.parse_recipe("poly:p=3").unmeasured
+    assert row_maps.parse_recipe("poly:p=4").unmeasured == "S_p is not measured for this map"
+
+
+def test_maps_that_no_kernel_computes_are_refused_by_name():
+    with pytest.raises(UsageError, match="no kernel computes softpick; pass the attend unfused"):
+        by_kernels(attend_of("softpick"))
+    with pytest.raises(UsageError, match="no kernel computes 'taylor2'; set it to 'dense'"):
+        AuditConfig("a", attention="kernels", recipes=("relu_p4_b0", "taylor2"))
 
 
 def test_a_bias_per_head_broadcasts():
@@ -183,7 +299,11 @@ def test_the_fourteen_recipes_of_table_2_in_order():
 
 @pytest.mark.parametrize(
     "spec",
-    [*(r.spec for r in row_maps.RECIPES.values()), "softmax", "ramapuram", "relu:p=3,b=-1.5"],
+    [
+        *(r.spec for r in row_maps.RECIPES.values()),
+        *("softmax", "ramapuram", "relu:p=3,b=-1.5", "softpick:b=auto", "entmax15"),
+        *("softmax_logn:n0=512", "poly:p=3,b=-1", "poly_over_length:p=3,b=auto", "taylor2:b=2"),
+    ],
 )
 def test_specs_and_names_round_trip(spec):
     recipe = row_maps.parse_recipe(spec)
@@ -212,6 +332,8 @@ def test_recipes_with_numbers():
         ("relu:p=4,b=nan", "b=nan must be a number or auto"),
         ("relu:p=4,p=2", "write p=<value> once"),
         ("relu:p", "write p=<value> once"),
+        ("poly:p=2.5", "p=2.5 must be a whole number"),
+        ("softmax_logn:n0=1", "n0=1 must be above 1"),
         ("softmax:b=0", "softmax has no option 'b'; it has none"),
     ],
 )
