@@ -27,6 +27,7 @@ from lm_jax.run.results import Count, Real, load_result
 from lm_jax.run.terminal import format_table
 from lm_jax.run.workdir import Resume, finish_time, mark_finished, open_workdir
 from lm_jax.statistics import Interval
+from lm_jax.weights import hub
 from polyattn_jax import audit, audit_suites, concentration, stages
 from polyattn_jax.audit_suites import TEXTS
 from polyattn_jax.audited_model import AuditedModel
@@ -99,7 +100,8 @@ def run(audited: AuditedModel, folder: Path) -> DiagnosisResult:
         collect_provenance(
             seeds={"diagnosis": config.seed},
             dtype=config.dtype,
-            data={"model": audited.model.sha256, TEXTS: suite.sha256},
+            data=hub.identity("model", audited.model.sha256, audited.model.revision)
+            | {TEXTS: suite.sha256},
             tokenizer=audited.tokenizer.sha256,
         ),
     )

@@ -46,8 +46,12 @@ def by_kernels(attend: Any) -> Any:
       UsageError: for an attend that no kernel computes.
     """
     own = attend.fn if isinstance(attend, PerLayer) else attend
-    maps = {GlobalRowMap: lambda: (own.map,), PerHeadRowMap: lambda: own.maps}
-    unknown = [m for m in maps.get(type(own), tuple)() if isinstance(m, FieldMap)]
+    maps = ()
+    if isinstance(own, GlobalRowMap):
+        maps = (own.map,)
+    elif isinstance(own, PerHeadRowMap):
+        maps = own.maps
+    unknown = [each for each in maps if isinstance(each, FieldMap)]
     if unknown:
         raise UsageError(f"attend: no kernel computes {unknown[0].kind}; pass the attend unfused")
     return fused(attend, NAME)
@@ -57,6 +61,7 @@ def _global_row_map(
     attend: GlobalRowMap, q, k, v, *, visibility: Visibility, scale: float, cap: float | None
 ):
     kwargs = {"visibility": visibility, "scale": scale, "cap": cap}
+    assert isinstance(attend.map, RowMap), "`by_kernels` refuses other maps"
     return by_row_map(attend.map, q, k, v, bias=attend.bias, **kwargs).out_BTNH
 
 

@@ -147,7 +147,7 @@ class Measurement:
     def _effects(self, part: Part) -> list[pa.Table]:
         """Exact effects and all estimates of them: of all heads, or of a sample of edges."""
         component, (direction,) = part.component, part.options
-        options = {"direction": direction, "at_once": self._config.at_once}
+        options: dict[str, Any] = {"direction": direction, "at_once": self._config.at_once}
         axes: dict[str, ArrayLike]
         sample_EX = None
         if component == "heads":
