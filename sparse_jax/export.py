@@ -85,10 +85,13 @@ def export(
     """
     whole = dataclasses.replace(merged.base, params=sharding.fetch(merged.params))
     kept = None if adapters is None else sharding.fetch(adapters)
+    # A card is read elsewhere, where folders of this machine mean nothing.
+    source = config.corpus.source
+    corpus = Path(source).name if Path(source).is_absolute() else source
     card = {
         "base": Path(config.model).name,
         "base sha256": whole.sha256,
-        "corpus": f"{config.corpus.source}, held-out part, windows of {config.context} tokens",
+        "corpus": f"{corpus}, held-out part, windows of {config.context} tokens",
         "validation tokens": result.validation_tokens,
         "dense loss, nats per token": result.dense_loss.estimate,
         "sparse minus dense loss": _with_ends(result.difference, "+.4f"),
