@@ -144,7 +144,7 @@ def shuffled(transcoder: "Transcoder", seed: int) -> "Transcoder":
         )
         for target in range(cfg.num_layers)
     }
-    return transcoder.replace(params=dict(transcoder.params) | {"decoder": decoder})
+    return dataclasses.replace(transcoder, params=dict(transcoder.params) | {"decoder": decoder})
 
 
 def _uniform(bound: float) -> params_lib.Initializer:
@@ -326,7 +326,7 @@ class Transcoder:
         if self.cfg.has_thresholds:
             folded["threshold"] = self.theta_LF
         kept = {name: leaf for name, leaf in p.items() if name != "log_threshold"}
-        return self.replace(params=kept | folded)
+        return dataclasses.replace(self, params=kept | folded)
 
 
 def init(
