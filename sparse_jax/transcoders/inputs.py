@@ -15,6 +15,7 @@ import numpy as np
 
 from lm_jax.errors import UsageError
 from lm_jax.model.sites import keep
+from lm_jax.parallel import sharding
 from lm_jax.train.objective import LMBatch
 from sparse_jax.circuits.runs import CircuitModel
 
@@ -85,14 +86,16 @@ def read_activations(
 def measure_scales(model: CircuitModel, batches: Iterable[LMBatch], *, skip_start: int) -> Scales:
     """The scales of a model's activations, from a few batches.
 
+    Of a model on the devices of several processes, all of them call it with the same batches.
+
     Raises:
       UsageError: the batches hold no token.
     """
-    sums = [_norm_sums(model, batch, skip_start) for batch in batches]
+    sums = [sharding.fetch(_norm_sums(model, batch, skip_start)) for batch in batches]
     tokens = sum(int(count) for _, count in sums)
     if not tokens:
         raise UsageError("the batches to measure scales on hold no token; give longer documents")
-    input_L, output_L = np.sum([np.asarray(norms, np.float64) for norms, _ in sums], 0) / tokens
+    input_L, output_L = np.sum([norms.astype(np.float64) for norms, _ in sums], 0) / tokens
     root = np.sqrt(model.cfg.hidden_size)
     wide = root / input_L, root / output_L, input_L
     return Scales(*(jnp.asarray(each_L, jnp.float32) for each_L in wide))

@@ -1,12 +1,15 @@
 """What evaluations of a transcoder measure beyond its loss, in training and at its end.
 
 Errors and activity on held-out text, predictions of the model with its MLPs replaced, scores of
-attribution graphs; and the same of two controls that need no training: decoders in random order,
-and the hidden units of the MLPs themselves.
+attribution graphs; and the same of controls that need no training: decoders in random order, the
+hidden units of the MLPs themselves, and as many of them as the transcoder has active features.
 """
 
 from collections.abc import Iterator
 import dataclasses
+import functools
+import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,40 +18,59 @@ import numpy as np
 from lm_jax.model import params as params_lib
 from lm_jax.model.params import ParamTree
 from lm_jax.parallel import sharding
-from lm_jax.run import processes
 from lm_jax.text.examples import Batches, OnePass
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.train.evaluate import Evaluation, evaluate
 from lm_jax.train.objective import LMBatch, ignore_index_batch
 from lm_jax.train.step import make_eval_step
 from sparse_jax.circuits.runs import CircuitModel
-from sparse_jax.transcoders import thresholds
+from sparse_jax.transcoders import neurons, thresholds
 from sparse_jax.transcoders.config import TranscoderTraining
 from sparse_jax.transcoders.inputs import Activations, read_activations
 from sparse_jax.transcoders.objective import Frozen, Transcoding
 from sparse_jax.transcoders.results import Control, PromptScores, Reconstruction, Substitution
-from sparse_jax.transcoders.scores import PromptSet, score_prompts
+from sparse_jax.transcoders.scores import PromptSet, score_prompts, with_largest
 from sparse_jax.transcoders.substitution import agreement
 from sparse_jax.transcoders.transcoder import Transcoder, shuffled, spec
 
 # Held-out batches on which MLPs are replaced at each evaluation.
 _SUBSTITUTED_BATCHES = 4
-_UNITS = "mlp.post"
 
 
-def first_activations(
-    config: TranscoderTraining, frozen: Frozen, batches: Batches, count: int
-) -> Iterator[Activations]:
-    """The activations of the first batches, on every process those of the whole batch."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Text:
+    """Batches of which each process reads all rows, in order; training shares them.
 
-    @jax.jit
-    def read(frozen: Frozen, tokens_BS: jax.Array) -> Activations:
-        batch = ignore_index_batch(tokens_BS)
+    Attributes:
+      train, held_out: of the two splits.
+      mesh: where their rows are put, whole on every device.
+    """
+
+    train: Batches
+    held_out: OnePass
+    mesh: jax.sharding.Mesh
+
+    def batch(self, batches: Batches | OnePass, k: int) -> LMBatch:
+        """Batch k of one of them."""
+        place = sharding.replicated(self.mesh)
+        return ignore_index_batch(jax.device_put(batches.at(k)["tokens"], place))
+
+    def held_out_batches(self) -> Iterator[LMBatch]:
+        """All held-out batches."""
+        return (self.batch(self.held_out, k) for k in range(self.held_out.per_epoch))
+
+    def first_activations(
+        self, config: TranscoderTraining, frozen: Frozen, count: int
+    ) -> Iterator[Activations]:
+        """The activations of the first batches of training."""
         limits = {"skip_start": config.skip_start, "outlier": config.outlier}
-        return read_activations(frozen.model, frozen.scales, batch, **limits)
+        for k in range(count):
+            yield _read(frozen, self.batch(self.train, k), **limits)
 
-    for k in range(count):
-        yield read(frozen, jnp.asarray(processes.gather(batches.at(k)["tokens"])))
+
+@functools.partial(jax.jit, static_argnames=("skip_start", "outlier"))
+def _read(frozen: Frozen, batch: LMBatch, **limits: Any) -> Activations:
+    return read_activations(frozen.model, frozen.scales, batch, **limits)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,7 +80,8 @@ class Measurements:
     Attributes:
       config, objective, mesh: of the run.
       frozen: the model and its scales, on the mesh.
-      batches, validation: text of training, and held-out text.
+      text: of training, and held out.
+      validation: of the held-out text, the rows of this process.
       prompts: of the graphs.
       local: the model on one device of this process; graphs are not split.
     """
@@ -67,7 +90,7 @@ class Measurements:
     objective: Transcoding
     mesh: jax.sharding.Mesh
     frozen: Frozen
-    batches: Batches
+    text: Text
     validation: OnePass
     prompts: PromptSet
     local: CircuitModel
@@ -79,7 +102,7 @@ class Measurements:
         objective: Transcoding,
         mesh: jax.sharding.Mesh,
         frozen: Frozen,
-        batches: Batches,
+        text: Text,
         validation: OnePass,
         tokenizer: Tokenizer,
     ) -> "Measurements":
@@ -91,17 +114,15 @@ class Measurements:
         if config.prompts:
             prompts = PromptSet.of_texts(config.prompts, tokenizer, length=config.score_tokens)
         else:
+            held_out = text.held_out
             prompts = PromptSet.of_windows(
-                (
-                    np.asarray(processes.gather(validation.at(k)["tokens"]))
-                    for k in range(validation.per_epoch)
-                ),
+                (held_out.at(k)["tokens"] for k in range(held_out.per_epoch)),
                 count=config.score_prompts,
                 length=config.score_tokens,
             )
         model = frozen.model
         local = dataclasses.replace(model, params=_on_one_device(model.params))
-        return cls(config, objective, mesh, frozen, batches, validation, prompts, local)
+        return cls(config, objective, mesh, frozen, text, validation, prompts, local)
 
     def ends(self, evaluation: Evaluation) -> bool:
         """Whether so few features are active that training ends (`stop_l0`)."""
@@ -126,7 +147,7 @@ class Measurements:
         if self.config.kind != "batchtopk":
             return trained
         count = self.config.scale_batches
-        read = first_activations(self.config, self.frozen, self.batches, count)
+        read = self.text.first_activations(self.config, self.frozen, count)
         trained = thresholds.from_batch_topk(trained, read, self.config.penalties.active)
         return Transcoder(trained.params, dataclasses.replace(trained.cfg, kind="jumprelu"))
 
@@ -155,9 +176,20 @@ class Measurements:
 
     def scores(self, exported: Transcoder) -> PromptScores:
         """Scores of graphs, in every process all of them."""
-        local = Transcoder(_on_one_device(exported.params), exported.cfg)
         most = self.config.score_features
-        return score_prompts(self.local, local, self.prompts, max_features=most)
+        return score_prompts(self.local, _local(exported), self.prompts, max_features=most)
+
+    def scores_before_thresholds(self, params: ParamTree) -> PromptScores:
+        """The same of BatchTopK, with all prompts as one batch."""
+        trained = _local(self.folded(Transcoder(params, self.objective.cfg)))
+        kept = with_largest(
+            self.local,
+            trained,
+            self.prompts,
+            active=self.config.penalties.active,
+            skip_start=self.config.skip_start,
+        )
+        return self.scores(kept)
 
     def shuffled(self, scaled: Transcoder) -> Control:
         """The transcoder with the decoders of each layer's features in random order."""
@@ -193,13 +225,48 @@ class Measurements:
             graphs=None,
         )
 
+    def largest_neurons(self, exported: Transcoder, every: Control) -> tuple[Control, ...]:
+        """Of the neurons `every`, as many as the transcoder has active features of each token.
+
+        None where a norm follows MLPs, after which a neuron writes nothing of its own.
+        """
+        cfg = self.frozen.model.cfg
+        if cfg.post_norms:
+            return ()
+        reconstruction = neurons.reconstruct(
+            self.frozen,
+            exported,
+            self.text.held_out_batches(),
+            skip_start=self.config.skip_start,
+            outlier=self.config.outlier,
+        )
+        local = _local(exported)
+        graphs = score_prompts(
+            self.local,
+            local,
+            self.prompts,
+            max_features=self.config.score_features,
+            basis=neurons.largest_neurons(self.local, local),
+        )
+        control = dataclasses.replace(
+            every,
+            name="largest_neurons",
+            l0=reconstruction.l0,
+            unexplained=reconstruction.unexplained,
+            graphs=graphs,
+        )
+        return (control,)
+
     def _held_out(self) -> Iterator[tuple[LMBatch, jax.Array]]:
         """The first held-out batches, and which of their tokens have their MLPs replaced."""
-        for k in range(min(_SUBSTITUTED_BATCHES, self.validation.per_epoch)):
-            tokens_BS = jnp.asarray(processes.gather(self.validation.at(k)["tokens"]))
-            batch = ignore_index_batch(tokens_BS)
-            first = jnp.arange(batch.input_BT.shape[1]) >= self.config.skip_start
-            yield batch, jnp.broadcast_to(first[None], batch.input_BT.shape)
+        for batch in itertools.islice(self.text.held_out_batches(), _SUBSTITUTED_BATCHES):
+            after_start = np.arange(batch.input_BT.shape[1]) >= self.config.skip_start
+            replaced_BT = np.broadcast_to(after_start, batch.input_BT.shape)
+            yield batch, jax.device_put(replaced_BT, sharding.replicated(self.mesh))
+
+
+def _local(transcoder: Transcoder) -> Transcoder:
+    return dataclasses.replace(transcoder, params=_on_one_device(transcoder.params))
 
 
 def _on_one_device(params: ParamTree) -> ParamTree:
@@ -210,9 +277,9 @@ def _on_one_device(params: ParamTree) -> ParamTree:
 def _active_units(model: CircuitModel, batch: LMBatch, counted_BT: jax.Array) -> jax.Array:
     """Hidden units that are not zero, summed over layers and the tokens that count."""
     records = model.forward(
-        batch.input_BT, batch.input_mask_BT, record={_UNITS: _count_units}
+        batch.input_BT, batch.input_mask_BT, record={neurons.HIDDEN: _count_units}
     ).records
-    return jnp.sum(jnp.where(counted_BT[None], records[_UNITS], 0))
+    return jnp.sum(jnp.where(counted_BT[None], records[neurons.HIDDEN], 0))
 
 
 def _count_units(h_BTF: jax.Array) -> jax.Array:

@@ -90,7 +90,9 @@ def results(summary: TranscoderSummary) -> Section:
             f"{replaced.divergence:.3f}",
             f"{100 * replaced.agreement:.1f}",
         ),
-        _PROSE("thresholds", *_change(summary.batch_topk, result)) if summary.batch_topk else "",
+        _PROSE("thresholds", *_change(summary.batch_topk, result), *_replacement_change(summary))
+        if summary.batch_topk
+        else "",
     )
 
 
@@ -101,6 +103,14 @@ def _change(before: Reconstruction, after: Reconstruction) -> tuple[str, ...]:
         f"{100 * before.unexplained:.1f}",
         f"{100 * after.unexplained:.1f}",
     )
+
+
+def _replacement_change(summary: TranscoderSummary) -> tuple[str, str]:
+    """Replacement scores before and after; empty where either has no graph."""
+    before, after = summary.batch_topk_graphs, summary.graphs
+    if before is None or before.mean is None or after.mean is None:
+        return "", ""
+    return f"{before.mean.unpruned.replacement:.3f}", f"{after.mean.unpruned.replacement:.3f}"
 
 
 def controls(summary: TranscoderSummary) -> Section:
@@ -124,7 +134,7 @@ def controls(summary: TranscoderSummary) -> Section:
     graphs = summary.graphs
     return section(
         "Transcoder against controls",
-        _PROSE("controls", any(each.name == "per_layer" for each in summary.controls)),
+        _PROSE("controls", [each.name for each in summary.controls]),
         table(
             [
                 "",
@@ -152,7 +162,12 @@ def controls(summary: TranscoderSummary) -> Section:
 
 
 # Names of `results.Control`, as the page and the terminal have them.
-CONTROLS = {"per_layer": "per-layer", "shuffled": "decoders shuffled", "neurons": "neurons"}
+CONTROLS = {
+    "per_layer": "per-layer",
+    "shuffled": "decoders shuffled",
+    "neurons": "neurons",
+    "largest_neurons": "largest neurons",
+}
 
 
 def _row(
@@ -164,11 +179,13 @@ def _row(
     substitution: Substitution | None,
     graphs: PromptScores | None,
 ) -> list[Any]:
-    # Neurons: nothing is replaced, and nothing is an error.
-    moved = [0.0, 100.0] if substitution is None else []
+    moved: list[Any] = ["none"] * 2
+    scores: list[Any] = ["none"] * 4
+    if graphs is None:
+        # All neurons: nothing is replaced, and nothing is an error.
+        moved, scores = [0.0, 100.0], [1.0] * 4
     if substitution is not None:
         moved = [substitution.divergence, 100 * substitution.agreement]
-    scores: list[Any] = [1.0] * 4 if graphs is None else ["none"] * 4
     if graphs is not None and graphs.mean is not None:
         both = graphs.mean.unpruned, graphs.mean.pruned
         scores = [x for name in ("replacement", "completeness") for x in _each(both, name)]
@@ -177,6 +194,14 @@ def _row(
 
 def _each(both: tuple[Scores, Scores], name: str) -> list[float]:
     return [getattr(scores, name) for scores in both]
+
+
+# Fields of `Scores` as the curves name them.
+_SCORES = {
+    "replacement": "replacement",
+    "completeness": "completeness",
+    "completeness_with_inputs": "completeness, nodes with inputs",
+}
 
 
 def training(config: TranscoderTraining, summary: TranscoderSummary, folder: Path) -> Section:
@@ -202,24 +227,30 @@ def training(config: TranscoderTraining, summary: TranscoderSummary, folder: Pat
         values = steps[column].to_numpy()[::every] * factor
         return Series(label, tokens[::every].tolist(), values.tolist())
 
+    batch_topk = config.kind == "batchtopk"
     x_label = "tokens seen"
     seen = f"{number(summary.tokens_seen)} tokens seen"
     return section(
         "Training",
-        _PROSE(
-            "penalty",
-            *(config.kind == "batchtopk", f"{config.penalties.ramp:.0%}", config.penalties.rise),
-            *(summary.ended, number(summary.steps)),
+        _PROSE("penalty", config.kind, config.penalties, summary.ended, number(summary.steps)),
+        report.curves(
+            [stepwise("sparsity", "features kept" if batch_topk else "coefficient")],
+            caption="Features that BatchTopK keeps per token and layer."
+            if batch_topk
+            else "Coefficient of the sparsity penalty.",
+            x_label=x_label,
+            y_label="features" if batch_topk else "coefficient",
+            n=seen,
         ),
         report.curves(
-            by_layer("l0"),
+            [evaluated("l0", "all layers"), *by_layer("l0")],
             caption="Active features per token on held-out text.",
             x_label=x_label,
             y_label="active features",
             n=seen,
         ),
         report.curves(
-            by_layer("unexplained", 100),
+            [evaluated("unexplained", "all layers", 100), *by_layer("unexplained", 100)],
             caption="Variance of MLP outputs unexplained on held-out text.",
             x_label=x_label,
             y_label="unexplained, %",
@@ -244,8 +275,8 @@ def training(config: TranscoderTraining, summary: TranscoderSummary, folder: Pat
             [
                 each
                 for kind, label in (("graph", ""), ("pruned_graph", ", pruned"))
-                for name in ("replacement", "completeness")
-                if (each := evaluated(f"{kind}/{name}", name + label)).x
+                for name, words in _SCORES.items()
+                if (each := evaluated(f"{kind}/{name}", words + label)).x
             ],
             caption="Scores of attribution graphs on the fixed prompts, and replacement scores of "
             "the controls at the end of training (horizontal lines).",

@@ -1,6 +1,11 @@
 """The summary of a transcoder's training as text for a terminal."""
 
-from sparse_jax.transcoders.results import Control, Reconstruction, TranscoderSummary
+from sparse_jax.transcoders.results import (
+    Control,
+    PromptScores,
+    Reconstruction,
+    TranscoderSummary,
+)
 
 
 def format_summary(summary: TranscoderSummary) -> str:
@@ -13,12 +18,16 @@ def format_summary(summary: TranscoderSummary) -> str:
     ]
     if summary.batch_topk is not None:
         lines.append(f"before thresholds replaced BatchTopK: {_line(summary.batch_topk)}")
+    if summary.batch_topk_graphs is not None:
+        lines.append(f"attribution graphs before: {_scores(summary.batch_topk_graphs)}")
     each = summary.substitution
     lines.append(
         f"with all MLPs replaced, {each.tokens:,} tokens: {each.divergence:.3f} nats per token "
         f"from the model, the same next token at {100 * each.agreement:.1f} %"
     )
-    lines.append(f"attribution graphs of {summary.graphs.prompts} prompts: {_scores(summary)}")
+    lines.append(
+        f"attribution graphs of {summary.graphs.prompts} prompts: {_scores(summary.graphs)}"
+    )
     lines += [_control(each) for each in summary.controls]
     lines.append(f"{100 * summary.dead:.1f} % of features dead")
     if summary.ended == "l0":
@@ -26,10 +35,10 @@ def format_summary(summary: TranscoderSummary) -> str:
     return "\n".join(lines)
 
 
-def _scores(each: TranscoderSummary | Control) -> str:
-    if each.graphs is None or each.graphs.mean is None:
-        return "none, no feature is active" if each.graphs else "replacement 1 by construction"
-    whole, pruned = each.graphs.mean.unpruned, each.graphs.mean.pruned
+def _scores(graphs: PromptScores | None) -> str:
+    if graphs is None or graphs.mean is None:
+        return "none, no feature is active" if graphs else "replacement 1 by construction"
+    whole, pruned = graphs.mean.unpruned, graphs.mean.pruned
     return (
         f"replacement {whole.replacement:.3f} (pruned {pruned.replacement:.3f}), "
         f"completeness {whole.completeness:.3f} (pruned {pruned.completeness:.3f})"
@@ -39,7 +48,7 @@ def _scores(each: TranscoderSummary | Control) -> str:
 def _control(each: Control) -> str:
     return (
         f"control {each.name}, {each.parameters:,} parameters: {each.l0:.1f} active per token, "
-        f"{100 * each.unexplained:.1f} % unexplained, {_scores(each)}"
+        f"{100 * each.unexplained:.1f} % unexplained, {_scores(each.graphs)}"
     )
 
 

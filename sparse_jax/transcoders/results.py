@@ -1,6 +1,6 @@
 """Typed results of a transcoder's training; JSON files are read back strictly."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Literal
 
@@ -59,7 +59,11 @@ class Reconstruction:
     @classmethod
     def of(cls, evaluation: Evaluation) -> "Reconstruction":
         """From the sums of `Transcoding.evaluate`."""
-        sums, tokens = evaluation.sums, evaluation.tokens
+        return cls.of_sums(evaluation.sums, evaluation.tokens)
+
+    @classmethod
+    def of_sums(cls, sums: Mapping[str, np.ndarray], tokens: int) -> "Reconstruction":
+        """From such sums over so many tokens."""
         mean_LD = sums["output_LD"] / tokens
         centred_L = sums["square_L"] - tokens * (mean_LD**2).sum(-1)
         active_L = sums["active_L"] / tokens
@@ -149,16 +153,18 @@ class Control:
     Attributes:
       name: "per_layer", a transcoder of as many parameters that writes into its own layer alone;
         "shuffled", the transcoder with decoders in random order; "neurons", the hidden units of the
-        MLPs themselves, whose errors are zero by construction.
+        MLPs themselves, whose errors are zero by construction; "largest_neurons", of each token as
+        many of them as the transcoder has active features (`neurons`).
       features: per layer.
       parameters: that stand for the MLPs.
       l0: active features per token, over all layers.
       unexplained: as in `Reconstruction`.
-      substitution: with all MLPs replaced; None for neurons, which change nothing.
-      graphs: scores; None for neurons, whose replacement score is 1 by construction.
+      substitution: with all MLPs replaced; None for neurons, of which all change nothing and the
+        largest are known after the forward pass alone.
+      graphs: scores; None for all neurons, whose replacement score is 1 by construction.
     """
 
-    name: Literal["per_layer", "shuffled", "neurons"]
+    name: Literal["per_layer", "shuffled", "neurons", "largest_neurons"]
     features: Count
     parameters: Count
     l0: float
@@ -180,6 +186,7 @@ class TranscoderSummary:
       validation_tokens: tokens behind `reconstruction`.
       reconstruction: of the exported transcoder, on held-out text.
       batch_topk: of BatchTopK before its thresholds were set; None for other kinds.
+      batch_topk_graphs: scores of graphs then, with all prompts as one batch.
       substitution, graphs: of the exported transcoder.
       controls: the same numbers of what it is compared with.
       dead: share of features that were silent for `penalties.silent_steps` updates at the end.
@@ -204,3 +211,4 @@ class TranscoderSummary:
     controls: tuple[Control, ...]
     dead: Share
     device: str
+    batch_topk_graphs: PromptScores | None = None

@@ -5,8 +5,9 @@ have one length, so that the programs of a graph are compiled once, but for the 
 features, which is rounded up. A prompt without any active feature has no graph and is counted.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import dataclasses
+import functools
 import hashlib
 
 import jax
@@ -19,8 +20,10 @@ from lm_jax.text.examples import IGNORE_INDEX
 from lm_jax.text.tokenizer import Tokenizer
 from sparse_jax.circuits.runs import CircuitModel
 from sparse_jax.graphs.attribute import attribute
+from sparse_jax.graphs.basis import Features
 from sparse_jax.graphs.graph import GraphScores
 from sparse_jax.graphs.influence import Scores
+from sparse_jax.transcoders.activations import largest
 from sparse_jax.transcoders.inputs import INPUT
 from sparse_jax.transcoders.results import PromptScores
 from sparse_jax.transcoders.transcoder import Transcoder
@@ -82,7 +85,12 @@ class PromptSet:
 
 
 def score_prompts(
-    model: CircuitModel, transcoder: Transcoder, prompts: PromptSet, *, max_features: int
+    model: CircuitModel,
+    transcoder: Transcoder,
+    prompts: PromptSet,
+    *,
+    max_features: int,
+    basis: Callable[[np.ndarray], Features] | None = None,
 ) -> PromptScores:
     """Scores of the graph of every prompt, and their means.
 
@@ -91,10 +99,13 @@ def score_prompts(
       transcoder: of the model's raw activations.
       prompts: the prompts.
       max_features: features with a row in a graph (`attribute`).
+      basis: from the ids of a prompt, the features of its graph; None for the transcoder's.
     """
     active_B = np.asarray(_active(model, transcoder, jnp.asarray(prompts.tokens_BT)))
     graphs = [
-        attribute(model, transcoder, tokens_T, max_features=max_features).scores()
+        attribute(
+            model, basis(tokens_T) if basis else transcoder, tokens_T, max_features=max_features
+        ).scores()
         for tokens_T in prompts.tokens_BT[active_B]
     ]
     return PromptScores(
@@ -106,6 +117,30 @@ def score_prompts(
         mean=_mean(graphs) if graphs else None,
         replacement_by_prompt=tuple(each.unpruned.replacement for each in graphs),
     )
+
+
+def with_largest(
+    model: CircuitModel,
+    transcoder: Transcoder,
+    prompts: PromptSet,
+    *,
+    active: int,
+    skip_start: int,
+) -> Transcoder:
+    """The transcoder as BatchTopK with all prompts as its batch: one threshold for all features.
+
+    Args:
+      model: dense or sparse.
+      transcoder: of the model's raw activations.
+      prompts: the batch.
+      active: features that are kept, per token and layer.
+      skip_start: first tokens of a prompt that are not counted, as in training.
+    """
+    theta = _batch_threshold(
+        model, transcoder, jnp.asarray(prompts.tokens_BT), active=active, skip_start=skip_start
+    )
+    params = dict(transcoder.params) | {"threshold": jnp.full_like(transcoder.theta_LF, theta)}
+    return dataclasses.replace(transcoder, params=params)
 
 
 def _mean(graphs: Sequence[GraphScores]) -> GraphScores:
@@ -121,8 +156,29 @@ def _mean(graphs: Sequence[GraphScores]) -> GraphScores:
 @jax.jit
 def _active(model: CircuitModel, transcoder: Transcoder, tokens_BT: jax.Array) -> jax.Array:
     """Whether any feature is active, by prompt."""
+    z_LXF = transcoder.encode(_inputs(model, tokens_BT))
+    return (z_LXF.reshape(len(z_LXF), len(tokens_BT), -1) > 0).any((0, 2))
+
+
+@functools.partial(jax.jit, static_argnames=("active", "skip_start"))
+def _batch_threshold(
+    model: CircuitModel,
+    transcoder: Transcoder,
+    tokens_BT: jax.Array,
+    *,
+    active: int,
+    skip_start: int,
+) -> jax.Array:
+    B, T = tokens_BT.shape
+    pre_LXF = transcoder.pre_activations(_inputs(model, tokens_BT))
+    counted_X = jnp.tile(jnp.arange(T) >= skip_start, B)
+    count = active * len(pre_LXF) * B * (T - skip_start)
+    return largest(jnp.where(counted_X[None, :, None], pre_LXF, 0.0), count)
+
+
+def _inputs(model: CircuitModel, tokens_BT: jax.Array) -> jax.Array:
+    """Inputs of MLPs `[L, B T, D]`, float32."""
     valid_BT = jnp.ones(tokens_BT.shape, bool)
     x_LBTD = model.forward(tokens_BT, valid_BT, record={INPUT: keep}).records[INPUT]
     L, B, T, D = x_LBTD.shape
-    z_LXF = transcoder.encode(x_LBTD.reshape(L, B * T, D).astype(jnp.float32))
-    return (z_LXF.reshape(L, B, -1) > 0).any((0, 2))
+    return x_LBTD.reshape(L, B * T, D).astype(jnp.float32)

@@ -44,14 +44,13 @@ from lm_jax.text.preparation import Prepared, prepare_corpus
 from lm_jax.train.config import CheckpointPolicy
 from lm_jax.train.loop import TrainResult, train
 from lm_jax.train.metrics import METRICS
-from lm_jax.train.objective import ignore_index_batch
 from lm_jax.train.step import check_batch
 from lm_jax.weights import hub
 from sparse_jax.source_model import SourceModel
 from sparse_jax.transcoders import files, report, thresholds
 from sparse_jax.transcoders.config import TranscoderTraining
 from sparse_jax.transcoders.inputs import measure_scales
-from sparse_jax.transcoders.measure import Measurements, first_activations
+from sparse_jax.transcoders.measure import Measurements, Text
 from sparse_jax.transcoders.objective import Frozen, Transcoding
 from sparse_jax.transcoders.results import (
     Control,
@@ -139,11 +138,8 @@ class _Task:
         cfg = self.source.model.cfg
         processes.on_first(lambda: _prepare_folder(folder, self.origin))
         index, count = sharding.batch_share(self.mesh)
-        share = {
-            "batch_size": config.batch_size,
-            "process_index": index,
-            "process_count": count,
-        }
+        size = {"batch_size": config.batch_size}
+        share = size | {"process_index": index, "process_count": count}
         windows = functools.partial(
             Examples,
             self.prepared,
@@ -151,9 +147,14 @@ class _Task:
             mode="window",
             vocab_size=cfg.vocab_size,
         )
-        batches = Batches(windows("train"), seed=config.seed, **share)
-        validation = OnePass(windows("validation", limit=config.validation_documents), **share)
-        frozen = _frozen(config, self.source, batches, folder)
+        train_windows = windows("train")
+        held_out = windows("validation", limit=config.validation_documents)
+        batches = Batches(train_windows, seed=config.seed, **share)
+        validation = OnePass(held_out, **share)
+        text = Text(
+            Batches(train_windows, seed=config.seed, **size), OnePass(held_out, **size), self.mesh
+        )
+        frozen = _frozen(config, self.source, text, folder)
         objective = Transcoding(
             config.sizes(cfg.num_layers, cfg.hidden_size),
             config.penalties,
@@ -163,7 +164,7 @@ class _Task:
             dtype=config.dtype,
         )
         measurements = Measurements.of(
-            config, objective, self.mesh, frozen, batches, validation, self.source.tokenizer
+            config, objective, self.mesh, frozen, text, validation, self.source.tokenizer
         )
         result = train(
             folder,
@@ -178,7 +179,7 @@ class _Task:
             policy=CheckpointPolicy(
                 save_every=config.save_every, allow_fallback=config.allow_fallback
             ),
-            params=_start(config, objective, frozen, batches),
+            params=_start(config, objective, frozen, text),
             measure=measurements.numbers,
             done=measurements.ends if config.stop_l0 else None,
             in_nats=False,
@@ -192,11 +193,12 @@ class _Task:
         final = measurements.with_thresholds(state.params)
         evaluation = measurements.evaluated(final)
         reconstruction = Reconstruction.of(evaluation)
-        batch_topk = None
+        batch_topk = batch_topk_graphs = None
         if config.kind == "batchtopk":
             before = Transcoder(state.params, objective.cfg)
             batch_topk = Reconstruction.of(measurements.evaluated(before))
-        exported = measurements.folded(final)
+            batch_topk_graphs = measurements.scores_before_thresholds(state.params)
+        exported, neurons = measurements.folded(final), measurements.neurons()
         silent_LF = state.aux_state.silent_LF
         summary = TranscoderSummary(
             model=self.source.name,
@@ -214,11 +216,17 @@ class _Task:
             batch_topk=batch_topk,
             substitution=measurements.substitution(exported),
             graphs=measurements.scores(exported),
-            controls=(*controls, measurements.shuffled(final), measurements.neurons()),
+            controls=(
+                *controls,
+                measurements.shuffled(final),
+                neurons,
+                *measurements.largest_neurons(exported, neurons),
+            ),
             dead=float(jnp.mean(silent_LF >= config.penalties.silent_steps)),
             device=jax.devices()[0].device_kind,
+            batch_topk_graphs=batch_topk_graphs,
         )
-        host = Transcoder(sharding.fetch(exported.params), exported.cfg)
+        host = dataclasses.replace(exported, params=sharding.fetch(exported.params))
 
         def write() -> None:
             if not (folder / TRANSCODER).exists():
@@ -242,28 +250,19 @@ def _prepare_folder(folder: Path, origin: RunStart) -> None:
     record_provenance(folder, origin)
 
 
-def _frozen(
-    config: TranscoderTraining, source: SourceModel, batches: Batches, folder: Path
-) -> Frozen:
+def _frozen(config: TranscoderTraining, source: SourceModel, text: Text, folder: Path) -> Frozen:
     """The model and the scales of its activations, which are read back where they are stored.
+
+    All processes measure them, as the model is on the devices of all, and the first writes.
 
     Raises:
       BadInputError: they were measured on another model.
     """
     file = folder / SCALES
-
-    def measure() -> None:
-        if file.exists():
-            return
-        rows = (batches.at(k)["tokens"] for k in range(config.scale_batches))
-        scales = measure_scales(
-            source.model,
-            (ignore_index_batch(jnp.asarray(each)) for each in rows),
-            skip_start=config.skip_start,
-        )
-        write_json(file, StoredScales.of(scales, source.sha256))
-
-    processes.on_first(measure)
+    if not processes.on_first(lambda: int(file.exists())):
+        first = (text.batch(text.train, k) for k in range(config.scale_batches))
+        scales = measure_scales(source.model, first, skip_start=config.skip_start)
+        processes.on_first(lambda: write_json(file, StoredScales.of(scales, source.sha256)))
     stored = load_result(file, StoredScales)
     if stored.model_sha256 != source.sha256:
         raise BadInputError(
@@ -274,10 +273,10 @@ def _frozen(
 
 
 def _start(
-    config: TranscoderTraining, objective: Transcoding, frozen: Frozen, batches: Batches
+    config: TranscoderTraining, objective: Transcoding, frozen: Frozen, text: Text
 ) -> ParamTree:
     """Initial parameters: random weights, and biases by which features fire at the wanted rate."""
     drawn = params_lib.init(jax.random.key(config.seed), spec(objective.cfg))
     count = min(config.scale_batches, 5)
-    read = first_activations(config, frozen, batches, count)
+    read = text.first_activations(config, frozen, count)
     return thresholds.initial_biases(Transcoder(drawn, objective.cfg), read, config.firing_rate)

@@ -151,8 +151,8 @@ def test_scores_of_graphs_are_in_the_log_and_in_the_summary(whole, config):
 def test_the_controls_stand_beside_the_transcoder(whole, config):
     folder, summary = whole
     by_name = {each.name: each for each in summary.controls}
-    assert list(by_name) == ["per_layer", "shuffled", "neurons"]
-    per_layer, shuffled, neurons = by_name.values()
+    assert list(by_name) == ["per_layer", "shuffled", "neurons", "largest_neurons"]
+    per_layer, shuffled, neurons, largest = by_name.values()
     # As many parameters as one feature a layer in each of two layers allows.
     assert abs(per_layer.parameters - summary.parameters) <= (2 * 16 + 2) * 2 / 2
     loaded, _ = transcoders.load(folder / train.PER_LAYER / train.TRANSCODER)
@@ -162,9 +162,23 @@ def test_the_controls_stand_beside_the_transcoder(whole, config):
     # Every unit of a gated MLP is other than zero.
     mlp_size = train.SourceModel.load(config.model).model.cfg.mlp_size
     assert neurons.l0 == 2 * mlp_size and neurons.graphs is None
+    # On the same text, and no neuron is zero; rounding may move features at their thresholds.
+    assert largest.l0 == pytest.approx(summary.reconstruction.l0, rel=1e-3)
+    assert 0 < largest.unexplained < 1 and 0 < largest.graphs.mean.unpruned.replacement < 1
+    assert largest.graphs.sha256 == summary.graphs.sha256
     page = (folder / train.REPORT).read_text("utf-8")
-    assert "Transcoder against controls" in page and summary.graphs.sha256[:16] in page
-    assert "control per_layer" in format_summary(summary)
+    for said in (
+        "Transcoder against controls",
+        summary.graphs.sha256[:16],
+        "Of the largest neurons as many are kept of each token",
+        "plus at most 0.02 times tanh(4.0",
+        "Coefficient of the sparsity penalty",
+        "completeness, nodes with inputs",
+        "all layers",
+    ):
+        assert said in page
+    for name in ("per_layer", "largest_neurons"):
+        assert f"control {name}" in format_summary(summary)
 
 
 def test_training_ends_when_few_features_are_active(config, tmp_path):
@@ -200,6 +214,14 @@ def test_thresholds_keep_the_activity_of_batchtopk(config, tmp_path):
     # One threshold a layer.
     assert np.ptp(np.asarray(exported.theta_LF), axis=1).max() == 0
     assert "before thresholds replaced BatchTopK" in format_summary(summary)
+    # The scores of both are of the same prompts, and as near to each other as their activity is.
+    scores = [each.mean.unpruned for each in (summary.batch_topk_graphs, summary.graphs)]
+    assert summary.batch_topk_graphs.sha256 == summary.graphs.sha256
+    assert scores[0] != scores[1] and abs(scores[0].replacement - scores[1].replacement) < 0.1
+    page = (tmp_path / train.REPORT).read_text("utf-8")
+    was, now = (f"{each.replacement:.3f}" for each in scores)
+    assert f"The replacement score of the prompts below is {now} in place of {was}" in page
+    assert "from 12 to 4 per token and layer" in page
 
 
 def test_scales_of_another_model_are_refused(whole, config, tmp_path):
