@@ -2,6 +2,7 @@
 
 model/                the sparse model, as `model.load` reads it
 adapter.safetensors   its adapters alone
+peft/                 the same in the layout of PEFT, for the dense base and without gates
 edges.parquet         open edges and visible pairs by layer and head
 windows.parquet       losses of both models, edges and pairs of each window
 patterns.json         attention of chosen heads before and after (`results.TextPatterns`)
@@ -28,6 +29,7 @@ from lm_jax.run import processes
 from lm_jax.run.files import replace_file, write_json
 from lm_jax.statistics import Interval
 from lm_jax.weights.load import Pretrained
+from lm_jax.weights.peft import save_peft
 from lm_jax.weights.save import save_pretrained
 from sparse_jax import model as sparse_model
 from sparse_jax.config import PosttrainConfig
@@ -36,7 +38,7 @@ from sparse_jax.model import SparseModel
 from sparse_jax.objective import GATE_BIAS, WEIGHTS, Sparsifying
 from sparse_jax.results import ControlResult, RunResult, TextPatterns
 
-EXPORTED, RESULT = "model", "result.json"
+EXPORTED, PEFT, RESULT = "model", "peft", "result.json"
 EDGES, WINDOWS, PATTERNS = "edges.parquet", "windows.parquet", "patterns.json"
 EDGES_SCHEMA = pa.schema(
     {"layer": pa.int32(), "head": pa.int32(), "open": pa.int64(), "pairs": pa.int64()}
@@ -104,9 +106,11 @@ def export(
 
     def write() -> None:
         # A killed export may have left part of it.
-        shutil.rmtree(folder / EXPORTED, ignore_errors=True)
+        for part in (EXPORTED, PEFT):
+            shutil.rmtree(folder / part, ignore_errors=True)
         if kept is not None:
             save_adapters(folder / ADAPTER_FILE, kept, config.adapters, base_sha256=whole.sha256)
+            save_peft(folder / PEFT, whole, kept, config.adapters)
         write_json(folder / PATTERNS, texts)
         sparse_model.save(folder / EXPORTED, whole, merged.gates, card)
         record(folder, evaluation, result)

@@ -31,6 +31,13 @@ def revision(folder: Path) -> str | None:
     return folder.name if folder.parent.name == "snapshots" else None
 
 
+def repository(folder: Path) -> str | None:
+    """The `ORG/NAME` of a snapshot in the cache; None for another folder."""
+    kind, *words = folder.parent.parent.name.split("--")
+    is_snapshot = revision(folder) is not None and kind == "models" and len(words) == 2
+    return "/".join(words) if is_snapshot else None
+
+
 def cache() -> Path:
     """The folder of the hub's cache."""
     from huggingface_hub import constants

@@ -34,7 +34,7 @@ def read_hf_config(folder: Path, families: Mapping[str, Family]) -> Any:
         family that is not supported.
     """
     path = folder / "config.json"
-    raw = _read_json(path)
+    raw = read_object(path)
     if "auto_map" in raw:
         raise BadInputError(
             f"{path}: auto_map asks to run code from the folder, which is never done; use a model "
@@ -74,7 +74,7 @@ class SafetensorsSource:
 
     def __init__(self, folder: Path, family: Family):
         self.files = _weight_files(folder)
-        opened = {path: _open(path) for path in self.files}
+        opened = {path: open_tensors(path) for path in self.files}
         stored = {path: list(file.keys()) for path, file in opened.items()}
         names = [name for of_file in stored.values() for name in of_file]
         if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -100,7 +100,7 @@ class SafetensorsSource:
         if others:
             raise BadInputError(
                 f"{folder}: tensors that are not float ({', '.join(_FLOATS)}): "
-                f"{_shortened(others)}; quantised weights cannot be read, use the float weights"
+                f"{shortened(others)}; quantised weights cannot be read, use the float weights"
             )
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -113,7 +113,7 @@ class SafetensorsSource:
     def read(self, name: str) -> np.ndarray:
         """One weight, whole, as it is stored."""
         path, file, stored = self._where[name]
-        with _readable(path):
+        with readable(path):
             return file.get_tensor(stored)
 
 
@@ -174,7 +174,7 @@ def weight_map(folder: Path) -> dict[str, str]:
       BadInputError: the index is missing or malformed.
     """
     path = folder / INDEX
-    shards = _read_json(path).get("weight_map")
+    shards = read_object(path).get("weight_map")
     is_map = isinstance(shards, dict) and all(isinstance(s, str) for s in shards.values())
     if not shards or not is_map:
         raise BadInputError(f"{path} has no weight_map of names; download it again")
@@ -191,21 +191,27 @@ def _check_index(folder: Path, stored: Mapping[str, str]) -> None:
     ]
     if problems:
         raise BadInputError(
-            f"{folder / INDEX} does not fit the shards: {_shortened(problems)}; download all of "
+            f"{folder / INDEX} does not fit the shards: {shortened(problems)}; download all of "
             "them from one revision"
         )
 
 
-def _open(path: Path) -> Any:
+def open_tensors(path: Path) -> Any:
+    """A file of tensors, each read whole where it is asked for.
+
+    Raises:
+      BadInputError: the file cannot be read as safetensors.
+    """
+
     from safetensors import safe_open
 
-    with _readable(path):
+    with readable(path):
         # Through a memory map the pages read would stay and count on top of the parameters.
         return safe_open(path, framework="numpy", backend="pread")
 
 
 @contextlib.contextmanager
-def _readable(path: Path) -> Generator[None]:
+def readable(path: Path) -> Generator[None]:
     """Turns errors of safetensors into a `BadInputError` that says what the file is instead."""
     from safetensors import SafetensorError
 
@@ -224,12 +230,18 @@ def _readable(path: Path) -> Generator[None]:
         raise BadInputError(f"{path} cannot be read ({error}); check its permissions") from error
 
 
-def _shortened(items: list[str], limit: int = 20) -> str:
+def shortened(items: list[str], limit: int = 20) -> str:
+    """The first of many, and how many more there are."""
     more = f" and {len(items) - limit} more" if len(items) > limit else ""
     return ", ".join(items[:limit]) + more
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a model's folder.
+
+    Raises:
+      BadInputError: the file is missing, or holds no object.
+    """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -248,16 +260,27 @@ def write_folder(
     tokenizer: Tokenizer | None,
 ) -> None:
     """Writes config, weights and tokenizer into a new folder, and reads the weights back."""
+    with new_folder(path) as draft:
+        (draft / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        write_tensors(draft / SINGLE, tensors, {"format": "pt"})
+        if tokenizer is not None:
+            tokenizer.save(draft)
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]
+) -> None:
+    """Writes a file of tensors and reads it back.
+
+    Raises:
+      StorageError: what was read is not what was written.
+    """
     from safetensors.numpy import save_file
 
     # The writer copies each buffer as it is: a transposed view would be stored wrongly.
     packed = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
-    with new_folder(path) as draft:
-        (draft / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        save_file(packed, draft / SINGLE, metadata={"format": "pt"})
-        if tokenizer is not None:
-            tokenizer.save(draft)
-        written = _open(draft / SINGLE)
-        for name, tensor in packed.items():
-            if written.get_tensor(name).tobytes() != tensor.tobytes():
-                raise StorageError(f"{path}: {name} did not read back as written; check the disk")
+    save_file(packed, path, metadata=dict(metadata))
+    written = open_tensors(path)
+    for name, tensor in packed.items():
+        if written.get_tensor(name).tobytes() != tensor.tobytes():
+            raise StorageError(f"{path}: {name} did not read back as written; check the disk")

@@ -28,6 +28,7 @@ from lm_jax.run.config_files import load_config
 from lm_jax.run.files import read_json, write_json
 from lm_jax.train.metrics import TIMING
 from lm_jax.train.objective import ignore_index_batch, nll
+from lm_jax.weights.peft import load_peft
 import sparse_jax
 from sparse_jax import export, patterns, posttrain
 from sparse_jax import model as sparse_model
@@ -167,6 +168,12 @@ def test_adapters_over_the_base_are_the_exported_weights_to_the_bit(whole, base)
     before = by_path(dense.params)
     changed = {path for path, leaf in stored.items() if not np.array_equal(leaf, before[path])}
     assert changed == {f"blocks/mixer/{name}" for name in "qkvo"}
+    in_peft, how_there = load_peft(run_folder(whole) / export.PEFT, dense)
+    assert how_there.strength == how.strength
+    there, here = by_path(in_peft), by_path(adapters)
+    assert there.keys() == here.keys()
+    for path, leaf in here.items():
+        np.testing.assert_array_equal(there[path], leaf, err_msg=path)
 
 
 def test_the_base_does_not_change(whole, base):
