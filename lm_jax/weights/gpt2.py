@@ -5,7 +5,15 @@ from typing import Any
 import numpy as np
 
 from lm_jax.model.config import DecoderConfig
-from lm_jax.weights.table import Entry, Family, Tables, read_activation, refuse, write_activation
+from lm_jax.weights.table import (
+    Entry,
+    Family,
+    Tables,
+    read_activation,
+    refuse,
+    shared_head_dim,
+    write_activation,
+)
 
 
 def read_config(hf: Any) -> DecoderConfig:
@@ -20,7 +28,7 @@ def read_config(hf: Any) -> DecoderConfig:
         num_layers=hf.n_layer,
         num_heads=hf.n_head,
         num_kv_heads=hf.n_head,
-        head_dim=hf.n_embd // hf.n_head,
+        head_dim=shared_head_dim(hf),
         hidden_size=hf.n_embd,
         mlp_size=hf.n_inner or 4 * hf.n_embd,
         vocab_size=hf.vocab_size,

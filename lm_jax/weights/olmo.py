@@ -14,6 +14,7 @@ from lm_jax.weights.table import (
     read_activation,
     read_fields,
     read_rope,
+    shared_head_dim,
     write_activation,
     write_fields,
     write_rope,
@@ -33,7 +34,7 @@ def read_config(hf: Any) -> DecoderConfig:
     return DecoderConfig(
         family="olmo",
         **read_fields(hf, _FIELDS),
-        head_dim=hf.hidden_size // hf.num_attention_heads,
+        head_dim=shared_head_dim(hf),
         norm="layer",
         norm_eps=_EPS,
         norm_weights=False,

@@ -56,9 +56,11 @@ def read_hf_config(folder: Path, families: Mapping[str, Family]) -> Any:
 
     from lm_jax.weights.compat import transformers
 
+    # Whatever the validation of a field, or the arithmetic before it, comes to.
+    unreadable = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError)
     try:
         config = transformers().AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (StrictDataclassError, *unreadable) as error:
         reason = " ".join(str(error).split())
         raise BadInputError(f"{path} cannot be read: {reason}; mend that field") from error
     if config.model_type != kind:

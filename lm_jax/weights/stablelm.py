@@ -19,6 +19,7 @@ from lm_jax.weights.table import (
     read_activation,
     read_fields,
     read_rope,
+    shared_head_dim,
     write_activation,
     write_fields,
     write_rope,
@@ -36,7 +37,7 @@ def read_config(hf: Any) -> DecoderConfig:
     return DecoderConfig(
         family="stablelm",
         **read_fields(hf, _FIELDS),
-        head_dim=hf.hidden_size // hf.num_attention_heads,
+        head_dim=shared_head_dim(hf),
         norm="layer",
         qk_norm="each_head" if hf.qk_layernorm else "none",
         activation=read_activation(hf.hidden_act, "hidden_act"),

@@ -70,6 +70,11 @@ class Tables:
     """Makes entries for one config; shapes come from the parameter declaration alone."""
 
     def __init__(self, cfg: DecoderConfig):
+        if not cfg.mlp_size:
+            raise BadInputError(
+                f"mlp_size = 0: blocks of family {cfg.family} have MLPs (intermediate_size); give "
+                "their width"
+            )
         self.specs = dict(params_lib.leaves(decoder.param_spec(cfg)))
 
     def one_layer(self, path: str) -> tuple[int, ...]:
@@ -206,7 +211,12 @@ def write_fields(cfg: DecoderConfig, fields: Mapping[str, str]) -> dict[str, Any
 
 def read_head_dim(hf: Any) -> int:
     """`head_dim`, which many configs leave out where the heads share the width of the model."""
-    return getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
+    return getattr(hf, "head_dim", None) or shared_head_dim(hf)
+
+
+def shared_head_dim(hf: Any) -> int:
+    """The width of the model by its heads; of none, the decoder's config is refused by name."""
+    return hf.hidden_size // max(hf.num_attention_heads, 1)
 
 
 def read_windows(hf: Any) -> tuple[int | None, ...]:

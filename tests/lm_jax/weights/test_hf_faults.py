@@ -84,6 +84,9 @@ def test_another_family(copy):
         ({"num_hidden_layers": -1}, ("num_layers = -1 must be a positive integer",)),
         ({"hidden_size": 32}, ("lm_head.weight has shape (48, 24), not (48, 32)", "and 10 more")),
         ({"num_attention_heads": 8}, ("self_attn.q_proj.weight has shape (24, 24), not (48, 24)",)),
+        ({"num_attention_heads": 0}, ("cannot be read", "mend that field")),
+        ({"intermediate_size": 0}, ("mlp_size = 0", "intermediate_size")),
+        ({"dtype": []}, ("cannot be read", "mend that field")),
         ({"num_key_value_heads": 3}, ("num_heads = 4 is not a multiple of num_kv_heads = 3",)),
         ({"vocab_size": 47}, ("model.embed_tokens.weight has shape (48, 24), not (47, 24)",)),
         ({"hidden_size": "wide"}, ("config.json", "hidden_size")),
@@ -94,6 +97,13 @@ def test_config_of_another_size(copy, fields, words):
     folder = copy()
     change_config(folder, **fields)
     refused(folder, *words)
+
+
+@pytest.mark.parametrize("case", ["qwen2", "stablelm", "gpt2"])
+def test_no_heads(copy, case):
+    folder = copy(case)
+    change_config(folder, **{"n_head" if case == "gpt2" else "num_attention_heads": 0})
+    refused(folder, "num_heads = 0 must be a positive integer")
 
 
 def test_all_differences_are_listed_at_once(copy):
