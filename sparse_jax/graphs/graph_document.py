@@ -3,11 +3,13 @@
 Ids are those of Neuronpedia and circuit-tracer but for the error of a layer at a position,
 `0_<layer>_<position>`, where a feature of the graph has that id already (layer 0, index = layer):
 it ends in `_error` then. The ids of elements on a page, `jsNodeId`, have kind and position too,
-without which features and errors share them.
+without which features and errors share them. Fields of the schema for which a run has no value of
+its own are left out: the time, so that a resumed run writes the same file, people, and web pages.
 """
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import importlib.metadata
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,6 +31,7 @@ _TYPES = {
     "bias": "bias",
 }
 _SCHEMA_VERSION = 1
+_PACKAGE = "interpretable-attention-jax"
 
 
 class Graph(Protocol):
@@ -96,6 +99,8 @@ def document(
     node_threshold: float,
     edge_threshold: float,
     feature_type: str = TRANSCODER,
+    generation: Mapping[str, float] | None = None,
+    transcoders: Sequence[str] = (),
     labels: Mapping[tuple[int, int], str] | None = None,
     mediated: Mapping[tuple[int, int], Mediated] | None = None,
     scores: Sequence[QK] = (),
@@ -112,6 +117,9 @@ def document(
       logit_tokens: of the logit nodes, as text.
       node_threshold, edge_threshold: of the pruning.
       feature_type: of the nodes of features.
+      generation: settings of the attribution as viewers name them (`generation_settings`); the
+        number of logits by default.
+      transcoders: names of the transcoders whose features these are.
       labels: of features, by layer and index.
       mediated: of edges, by source and target as indices in `graph.nodes`.
       scores: attention scores of this graph (`Graph.qk`).
@@ -170,8 +178,11 @@ def document(
             "prompt": "".join(tokens),
             "node_threshold": node_threshold,
             "schema_version": _SCHEMA_VERSION,
-            "info": {"generator": {"name": "interpretable-attention-jax"}},
-            "generation_settings": {"max_n_logits": len(logit_tokens)},
+            "info": {
+                "description": f"Attribution graph; its features are of type {feature_type}",
+                "generator": {"name": _PACKAGE, "version": importlib.metadata.version(_PACKAGE)},
+            },
+            "generation_settings": dict(generation or {"max_n_logits": len(logit_tokens)}),
             "pruning_settings": {
                 "node_threshold": node_threshold,
                 "edge_threshold": edge_threshold,
@@ -185,6 +196,8 @@ def document(
         "qk": [qk.as_json(each, ids) for each in scores],
         "qk_only_nodes": nodes[len(kept) :],
     }
+    if transcoders:
+        result["metadata"]["transcoder_list"] = list(transcoders)
     if effects is not None:
         result["interventions"] = effects_lib.as_json(effects, kept_ids)
     check(result, "the graph")

@@ -8,7 +8,7 @@ import numpy as np
 
 from lm_jax.report import slug as slug_of
 from sparse_jax.graphs import explanations, graph_document, mass, neurons
-from sparse_jax.graphs.attribute import attribute
+from sparse_jax.graphs.attribute import MOST_LOGITS, SHARE, attribute
 from sparse_jax.graphs.config import ALONE, GraphConfig
 from sparse_jax.graphs.graph import Graph
 from sparse_jax.graphs.graph_document import TRANSCODER, Mediated, largest_shares
@@ -64,6 +64,8 @@ def make_graph(
         tokens=prompt.tokens,
         logit_tokens=[each.token for each in logits],
         feature_type=NEURON if config.neurons else TRANSCODER,
+        generation=_generation(config, prompt),
+        transcoders=[model.facts.transcoder] if model.facts.transcoder else [],
         mediated=measured.carried,
         scores=scores,
         effects=effects,
@@ -95,6 +97,15 @@ def _attribute(config: GraphConfig, model: GraphModel, prompt: EncodedPrompt) ->
     return attribute(
         source, model.features, prompt.ids, targets=prompt.targets, max_features=most or None
     )
+
+
+def _generation(config: GraphConfig, prompt: EncodedPrompt) -> dict[str, float]:
+    """What decided the nodes, as files of viewers name it."""
+    settings: dict[str, float] = {"max_n_logits": MOST_LOGITS, "desired_logit_prob": SHARE}
+    if prompt.targets is not None:
+        settings = {"max_n_logits": len(prompt.targets)}
+    most = config.max_features or (MAX_FEATURES if config.neurons else 0)
+    return settings | ({"max_feature_nodes": most} if most else {})
 
 
 def mediated_edges(graph: Graph, pruned: Pruned, most: int) -> np.ndarray:

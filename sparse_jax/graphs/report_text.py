@@ -11,6 +11,8 @@ def format_summary(summary: GraphSummary) -> str:
     lines = [line for graph in summary.graphs for line in _of_graph(graph)]
     if summary.config.neurons:
         lines.insert(0, "features are neurons of the models' MLPs; this is no transcoder")
+    if len(summary.graphs) == 1:
+        lines += _by_layer(summary.graphs[0])
     labels = [
         f"{each.role}: {each.labelled} of {each.features} shown features have a label (judge: "
         f"{each.judge})"
@@ -18,6 +20,16 @@ def format_summary(summary: GraphSummary) -> str:
         if each.labelled or each.judge != "null"
     ]
     return "\n".join([*lines, *labels, *map(format_ratio, summary.ratios)])
+
+
+def _by_layer(graph: GraphResult) -> list[str]:
+    """The certificates of each layer; rows are of readings in it, those of the logits last."""
+    rows = [*map("{:.1e}".format, graph.row_error)]
+    mediation = " ".join(map("{:.1e}".format, graph.mediation_error))
+    return [
+        f"  errors of rows by layer: {' '.join(rows[:-1])}, logits {rows[-1]}",
+        f"  errors of mediation by layer: {mediation}",
+    ]
 
 
 def _of_graph(graph: GraphResult) -> Iterator[str]:

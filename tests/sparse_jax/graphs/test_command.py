@@ -105,6 +105,7 @@ def test_the_graph_of_the_command_is_that_of_attribute(alone, by_hand):
         np.testing.assert_array_equal(weights, graph.adjacency[rows, sources].astype(np.float64))
         assert result.sizes.kept_edges == len(weights) > MEDIATED
         assert result.scores == graph.scores(pruned)
+        assert document["metadata"]["transcoder_list"] == [summary.models[0].transcoder]
         assert document["metadata"]["scores"]["pruned"] == vars(graph.scores(pruned).pruned)
         labelled = [n for n in document["nodes"] if graph_json.feature_of(n)]
         assert labelled
@@ -346,6 +347,7 @@ def test_a_graph_of_neurons_needs_no_transcoder_and_says_so(models, by_hand, tmp
     assert run(*asked, f"--config.max_features={kept}", at(folder)) == 0
     out = capsys.readouterr().out
     assert "features are neurons of the models' MLPs; this is no transcoder" in out
+    assert "  errors of mediation by layer: " in out
     source, _, _ = by_hand
     graph = neurons.graph(source.model, source.tokenizer.encode(PROMPTS[1]), max_features=kept)
     pruned = graph.prune()
@@ -353,7 +355,20 @@ def test_a_graph_of_neurons_needs_no_transcoder_and_says_so(models, by_hand, tmp
     (result,), (facts,) = summary.graphs, summary.models
     assert (facts.kind, facts.transcoder) == (neurons.KIND, "")
     assert facts.features == source.model.cfg.mlp_size and result.sizes.features == kept
+    (line,) = (each for each in out.splitlines() if each.startswith("  errors of rows by layer"))
+    assert line.split(": ")[1].replace(", logits", "").split() == [
+        f"{error:.1e}" for error in result.row_error
+    ]
     document = graph_json.read(folder / result.file)
+    metadata = document["metadata"]
+    assert metadata["generation_settings"] == {
+        "max_n_logits": 10,
+        "desired_logit_prob": 0.95,
+        "max_feature_nodes": kept,
+    }
+    assert "transcoder_list" not in metadata and "create_time_ms" not in metadata["info"]
+    assert metadata["info"]["description"].endswith("of type mlp neuron")
+    assert metadata["info"]["generator"]["version"]
     rows, columns = np.nonzero(pruned.kept_RS & (graph.adjacency != 0))
     weights = [link["weight"] for link in document["links"]]
     np.testing.assert_array_equal(weights, graph.adjacency[rows, columns].astype(np.float64))
