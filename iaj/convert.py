@@ -2,7 +2,7 @@
 
     iaj convert smollm2 checkpoints/smollm2
     iaj convert SOURCE OUT --dtype bfloat16 --mesh 1,8,1
-    iaj convert ORG/NAME@REVISION OUT      from the hub's cache; --download if it is not there
+    iaj convert ORG/NAME@REVISION OUT --download
 
 OUT is a new folder that `lm_jax.load_pretrained` reads on any mesh:
 

@@ -231,7 +231,7 @@ class Measurements:
         None where a norm follows MLPs, after which a neuron writes nothing of its own.
         """
         cfg = self.frozen.model.cfg
-        if cfg.post_norms:
+        if "ln2_post" in cfg.norm_names:
             return ()
         reconstruction = neurons.reconstruct(
             self.frozen,

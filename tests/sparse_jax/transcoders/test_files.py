@@ -219,7 +219,7 @@ def test_features_of_other_places_are_refused(folder, hooks, said):
         (
             hooks_of(writes="mlp.hook_out"),
             {},
-            {"post_norms": True},
+            {"norm_placement": "both"},
             r"it writes mlp\.hook_out, which passes a norm in this model; give one with",
         ),
     ],
