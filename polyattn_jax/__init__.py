@@ -4,11 +4,13 @@ After "When Does Polynomial Attention Concentrate? A Relative-Margin Diagnostic 
 Softmax Substitution": `diagnostic` measures S_p on score rows, `row_maps` holds the maps that may
 replace softmax, `substitute` puts them there, `calibrate` finds the bias b_auto.
 `python -m polyattn_jax.audit` runs it all on a model, `check` gives the verdict alone, and
-`verdict` decides on any two arrays of right answers.
+`verdict` decides on any two arrays of right answers; `load_recipe` gives the attend of the heads
+that `check --hybrid` found.
 """
 
 from polyattn_jax.decision import Verdict, verdict
 from polyattn_jax.diagnostic import RowStats, required_degree, row_stats
+from polyattn_jax.hybrid_recipe import load_recipe
 from polyattn_jax.row_maps import RECIPES, parse_recipe
 from polyattn_jax.substitute import recipe, substitute
 
@@ -16,6 +18,7 @@ __all__ = [
     "RECIPES",
     "RowStats",
     "Verdict",
+    "load_recipe",
     "parse_recipe",
     "recipe",
     "required_degree",

@@ -3,6 +3,7 @@
     iaj polyattn check --model=smollm2 --recipe=relu:p=4,b=auto
     iaj polyattn check --model=FOLDER --n=200 --length=512 --workdir=runs/check
     iaj polyattn check --model=smollm2 --text=FILE --diagnose
+    iaj polyattn check --model=smollm2 --recipe=relu:p=2,b=auto --text=FILE --hybrid=heads.json
 
 A negative screen, after "When Does Polynomial Attention Concentrate?", section 6, in the stages of
 `stages.py`:
@@ -17,7 +18,8 @@ probe. Only an audit tests whether softmax also finds a needle that was left out
 loss falls on repeated tokens; there these controls enter the verdict.
 
 With `--text` the rows of the user's own texts are diagnosed too, and their language-modelling loss
-is measured with softmax and with the recipe; `--diagnose` does the former alone (`diagnosis.py`).
+is measured with softmax and with the recipe; `--diagnose` does the former alone (`diagnosis.py`),
+and `--hybrid=FILE` looks for the heads that may have the recipe (`hybrid.py`).
 
 The table goes to standard output, progress to standard error. The exit code is 0 for preserve, 10
 for no-go and 11 for undecided (`decision.verdict`). With `--workdir` a killed check resumes where
@@ -39,7 +41,7 @@ from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
 from lm_jax.weights import hub
-from polyattn_jax import audit, concentration, decision, diagnosis, stages, summary
+from polyattn_jax import audit, concentration, decision, diagnosis, hybrid, stages, summary
 from polyattn_jax.audit_suites import PROMPTS, TEXTS, build_suites
 from polyattn_jax.audited_model import AuditedModel
 from polyattn_jax.columns import Columns, columns, where
@@ -84,6 +86,17 @@ class Options:
     )
     text_length: int = option(1024, "most tokens of a text that are read", least=SHORTEST)
     diagnose: bool = option(False, "diagnose the rows of --text in one forward pass, and stop")
+    hybrid: str = option(
+        "", "search the heads that may have the recipe, and save them to this .json file"
+    )
+    keep: tuple[str, ...] = option(
+        ("0", "5", "10", "20", "40", "60", "80"),
+        "percent of all heads that keep softmax, of the sets that --hybrid tries",
+    )
+    draws: int = option(3, "number of random sets of each size that --hybrid tries", least=0)
+    max_loss: float = option(
+        0.05, "nats per token that the loss on text may rise under --hybrid", least=0.0
+    )
     haystack: str = option("essays", "text around the needle: essays, speeches, or a text file")
     seed: int = option(0, "random seed of the prompts and of the bootstrap", least=0)
     mesh: tuple[str, ...] = option(("1", "1", "1"), "numbers of devices along data, fsdp, tensor")
@@ -125,6 +138,19 @@ def config_from_options(options: Options) -> AuditConfig:
         "top_heads": options.top_heads,
     }
     return from_plain(settings, AuditConfig)
+
+
+def search_from_options(options: Options) -> hybrid.Search:
+    """The sets of heads that `--hybrid` tries.
+
+    Raises:
+      UsageError: for a `--keep` that is no list of percentages.
+    """
+    try:
+        keep = tuple(float(share) for share in options.keep)
+    except ValueError as error:
+        raise UsageError(f"--keep={','.join(options.keep)}: {error}; write 5,10,20") from error
+    return hybrid.Search(keep, options.draws, options.max_loss)
 
 
 def run(audited: AuditedModel, folder: Path) -> CheckResult:
@@ -275,6 +301,13 @@ def main(arguments: cli.Arguments) -> int:
     if arguments.options.diagnose:
         found = diagnosis.diagnose(config, arguments.workdir, resume=arguments.resume)
         print(diagnosis.format_diagnosis(found))
+        return EXIT_FINISHED
+    if target := arguments.options.hybrid:
+        search = search_from_options(arguments.options)
+        tried = hybrid.find(
+            config, search, arguments.workdir, Path(target), resume=arguments.resume
+        )
+        print(hybrid.format_hybrid(tried, Path(target)))
         return EXIT_FINISHED
     with (
         folder_or_temporary(arguments.workdir) as folder,

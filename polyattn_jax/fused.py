@@ -33,6 +33,7 @@ from polyattn_jax.diagnostic import RowStats
 from polyattn_jax.field_maps import FieldMap
 from polyattn_jax.head_types import HeadProbe
 from polyattn_jax.probe import Probe, reports
+from polyattn_jax.row_maps import Map
 from polyattn_jax.substitute import GlobalRowMap, PerHeadRowMap
 
 NAME = "kernels"
@@ -45,36 +46,37 @@ def by_kernels(attend: Any) -> Any:
     Raises:
       UsageError: for an attend that no kernel computes.
     """
-    own = attend.fn if isinstance(attend, PerLayer) else attend
-    maps = ()
-    if isinstance(own, GlobalRowMap):
-        maps = (own.map,)
-    elif isinstance(own, PerHeadRowMap):
-        maps = own.maps
-    unknown = [each for each in maps if isinstance(each, FieldMap)]
-    if unknown:
-        raise UsageError(f"attend: no kernel computes {unknown[0].kind}; pass the attend unfused")
+    own: Any = attend.fn if isinstance(attend, PerLayer) else attend
+    if isinstance(own, GlobalRowMap | PerHeadRowMap):
+        for row_map in own.maps if isinstance(own, PerHeadRowMap) else (own.map,):
+            _of_kernels(row_map)
     return fused(attend, NAME)
+
+
+def _of_kernels(row_map: Map) -> RowMap:
+    if isinstance(row_map, FieldMap):
+        raise UsageError(f"attend: no kernel computes {row_map.kind}; pass the attend unfused")
+    return row_map
 
 
 def _global_row_map(
     attend: GlobalRowMap, q, k, v, *, visibility: Visibility, scale: float, cap: float | None
 ):
     kwargs = {"visibility": visibility, "scale": scale, "cap": cap}
-    assert isinstance(attend.map, RowMap), "`by_kernels` refuses other maps"
-    return by_row_map(attend.map, q, k, v, bias=attend.bias, **kwargs).out_BTNH
+    return by_row_map(_of_kernels(attend.map), q, k, v, bias=attend.bias, **kwargs).out_BTNH
 
 
 def _per_head_row_map(
     attend: LayerAttend, q, k, v, *, visibility: Visibility, scale: float, cap: float | None
 ):
     data = attend.data
-    # Padding queries see nothing, so none of their rows counts as dead.
-    visibility = dataclasses.replace(
-        visibility,
-        query_segments_BT=jnp.where(data["valid_BT"], 0, -1),
-        key_segments_BS=jnp.zeros(k.shape[:2], jnp.int32),
-    )
+    if "valid_BT" in data:
+        # Padding queries see nothing, so none of their rows counts as dead.
+        visibility = dataclasses.replace(
+            visibility,
+            query_segments_BT=jnp.where(data["valid_BT"], 0, -1),
+            key_segments_BS=jnp.zeros(k.shape[:2], jnp.int32),
+        )
     kwargs = {"visibility": visibility, "scale": scale, "cap": cap, "heads": data["heads_N"]}
 
     def branch(row_map: RowMap):

@@ -47,7 +47,7 @@ class PerHeadRowMap:
     """Replaces the softmax of chosen heads by one of `maps`; counts dead rows.
 
     A dead row has keys but no weight; its output is zero. `data` of one layer holds `index` (which
-    map), `bias`, `heads_N` (bool) and `valid_BT` (which queries are no padding).
+    map), `bias`, `heads_N` (bool) and, where there is padding, `valid_BT` (queries that are none).
     """
 
     maps: tuple[Map, ...]
@@ -58,7 +58,9 @@ class PerHeadRowMap:
         branches = [lambda s, b, m=m: m(s, b) for m in self.maps]
         mapped_BNTS = jax.lax.switch(data["index"], branches, scores_BNTS, data["bias"])
         heads = data["heads_N"][None, :, None]
-        dead_BNT = (mapped_BNTS == 0.0).all(-1) & heads & data["valid_BT"][:, None, :]
+        dead_BNT = (mapped_BNTS == 0.0).all(-1) & heads
+        if "valid_BT" in data:
+            dead_BNT &= data["valid_BT"][:, None, :]
         pattern_BNTS = jnp.where(heads[..., None], mapped_BNTS, softmax(scores_BNTS))
         return pattern_BNTS, {"dead_rows_B": dead_BNT.sum((1, 2))}
 
@@ -68,11 +70,12 @@ def substitute(
     index: jax.Array | int,
     bias: jax.Array | float,
     heads_LN: jax.Array,
-    valid_BT: jax.Array,
+    valid_BT: jax.Array | None = None,
 ) -> PerLayer:
     """The attend that uses `maps[index]` with `bias` in the heads where `heads_LN` is true.
 
-    `Output.aux["dead_rows_B"]` is then `[L, B]`, the count of dead rows over replaced heads.
+    `Output.aux["dead_rows_B"]` is then `[L, B]`, the count of dead rows over replaced heads, of the
+    queries where `valid_BT` is true, of all of them without it.
 
     Raises:
       UsageError: if `heads_LN` has not two axes.
@@ -84,6 +87,7 @@ def substitute(
         "index": jnp.broadcast_to(jnp.asarray(index, jnp.int32), (L,)),
         "bias": jnp.broadcast_to(jnp.asarray(bias, jnp.float32), (L,)),
         "heads_N": heads_LN,
-        "valid_BT": jnp.broadcast_to(valid_BT, (L, *valid_BT.shape)),
     }
+    if valid_BT is not None:
+        data["valid_BT"] = jnp.broadcast_to(valid_BT, (L, *valid_BT.shape))
     return PerLayer(PerHeadRowMap(tuple(maps)), data)

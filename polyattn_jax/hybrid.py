@@ -1,0 +1,311 @@
+"""Which heads may go: the search for a hybrid of a recipe and softmax, `check --hybrid=FILE`.
+
+    iaj polyattn check --model=smollm2 --recipe=relu:p=2,b=auto --text=FILE --hybrid=heads.json
+
+1. Every other text of the user is for the search, the others for the measurement.
+2. Single heads: the recipe in one head alone, for each head, and the change of the loss on the
+   texts of the search. It ranks the heads; the K that cost most keep softmax.
+3. Frontier: the recipe in all other heads, for each K, and in random sets of as many, on the other
+   texts and on the needle prompts.
+4. A set is accepted where the whole 95 % interval of its change on text is below `max_loss` nats
+   per token and the verdict on the needle is "preserve". The one with the fewest softmax heads is
+   saved.
+
+The accepted set is the best of those tried, so its own interval is a little too good; the texts
+that ranked the heads are not among those that it is measured on.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+from pathlib import Path
+import textwrap
+
+import numpy as np
+
+from lm_jax.errors import BadInputError, UsageError
+from lm_jax.run.files import write_json
+from lm_jax.run.provenance import collect_provenance, record_provenance
+from lm_jax.run.results import Count, load_result
+from lm_jax.run.terminal import format_table
+from lm_jax.run.workdir import Resume, finish_time, mark_finished, open_workdir
+from polyattn_jax import audit, audit_suites, head_sets, stages, summary
+from polyattn_jax.audit_suites import TEXTS
+from polyattn_jax.audited_model import AuditedModel
+from polyattn_jax.columns import columns
+from polyattn_jax.config import AuditConfig
+from polyattn_jax.diagnosis import folder_or_temporary
+from polyattn_jax.hybrid_recipe import HybridRecipe, replaced_heads
+from polyattn_jax.provenance import Provenance, read_provenance
+from polyattn_jax.results import ConditionResult, LossInterval, TextLoss
+from polyattn_jax.row_maps import SOFTMAX, parse_recipe, resolve_bias
+from polyattn_jax.stages import Condition
+from polyattn_jax.suites import Suite
+
+RESULT = "hybrid.json"
+SINGLE, FRONTIER = "single heads", "frontier"
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """What `check --hybrid` tries.
+
+    Attributes:
+      keep: percent of all heads that keep softmax.
+      draws: random sets of each size.
+      max_loss: nats per token that the loss on text may rise.
+    """
+
+    keep: tuple[float, ...]
+    draws: int
+    max_loss: float
+
+    def __post_init__(self) -> None:
+        if not self.keep or not all(0 <= share < 100 for share in self.keep):
+            raise UsageError(f"--keep={self.keep} must be percentages from 0 to below 100")
+
+
+@dataclasses.dataclass(frozen=True)
+class SingleHead:
+    """The recipe in one head alone.
+
+    Attributes:
+      change: of the loss on the texts of the search, nats per token.
+      rank: 0 for the head that costs most.
+    """
+
+    layer: Count
+    head: Count
+    change: LossInterval
+    rank: Count
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadSet:
+    """The recipe in all heads but some.
+
+    Attributes:
+      kept: number of heads that keep softmax.
+      seed: of the random heads that keep it; null where they are those that cost most.
+      text: loss on the texts of the measurement.
+      needle: accuracy on the needle prompts.
+      accepted: whether both hold.
+    """
+
+    kept: Count
+    seed: Count | None
+    text: TextLoss
+    needle: ConditionResult
+    accepted: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class HybridResult:
+    """Search for the heads that a recipe may have.
+
+    Attributes:
+      search: what was tried.
+      layers: of the model.
+      heads: query heads of each layer.
+      search_texts: number of texts that ranked the heads.
+      singles: by layer and head.
+      softmax: loss of softmax on the texts of the measurement.
+      softmax_needle: accuracy of softmax on the needle prompts.
+      frontier: ranked sets by the number of heads kept, each followed by the random ones.
+      found: the accepted ranked set with the fewest softmax heads; null where none is.
+    """
+
+    model: str
+    provenance: Provenance
+    search: Search
+    recipe: str
+    bias: float
+    layers: Count
+    heads: Count
+    search_texts: Count
+    singles: tuple[SingleHead, ...]
+    softmax: TextLoss
+    softmax_needle: ConditionResult
+    frontier: tuple[HeadSet, ...]
+    found: HybridRecipe | None
+
+
+def run(audited: AuditedModel, folder: Path, search: Search) -> HybridResult:
+    """Runs or resumes a search in an open work folder."""
+    config, cfg = audited.config, audited.model.cfg
+    shape = (cfg.num_layers, cfg.num_heads)
+    probe = f"niah_{config.sweep_length}"
+    suites = {name: s for name, s in audit_suites.build_suites(audited).items() if name == probe}
+    suites |= split(audit_suites.texts(audited))
+    record_provenance(
+        folder,
+        collect_provenance(
+            seeds={"hybrid": config.seed},
+            dtype=config.dtype,
+            data={"model": audited.model.sha256} | {n: s.sha256 for n, s in suites.items()},
+            tokenizer=audited.tokenizer.sha256,
+        ),
+    )
+    recipe = parse_recipe(config.recipes[0])
+    with stages.open_stores(folder, audit.fingerprint(audited, suites), config.degrees) as stores:
+        calibrated = stages.calibrated(audited, folder).bias if recipe.bias == "auto" else None
+        bias = resolve_bias(recipe, calibrated)
+
+        def conditions(stage: str, masks: Mapping[str, np.ndarray]) -> list[Condition]:
+            every = {SOFTMAX.name: np.zeros(shape, bool), **masks}
+            return [Condition(stage, name, recipe, bias, mask) for name, mask in every.items()]
+
+        single = {f"{i}": head_sets.mask(np.array([i]), shape) for i in range(shape[0] * shape[1])}
+        stages.text_losses(audited, stores, conditions(SINGLE, single), suites["search"])
+        losses = summary.text_losses(columns(stores.text_losses.read()), SINGLE, config)
+        by_cell = {entry.cell: entry.change for entry in losses}
+        change = np.array([by_cell[name].estimate for name in single])
+        # Ties, and what is not finite, by layer and head; the latter cost most.
+        ranking = np.argsort(-np.nan_to_num(change, nan=np.inf), kind="stable")
+        sets = head_sets_of(ranking, search)
+        masks = {name: ~head_sets.mask(kept, shape) for name, (_, kept) in sets.items()}
+        tried = conditions(FRONTIER, masks)
+        stages.text_losses(audited, stores, tried, suites["measured"])
+        stages.evaluate(audited, stores, tried, {probe: suites[probe]})
+        texts = summary.text_losses(columns(stores.text_losses.read()), FRONTIER, config)
+        needles = summary.behaviour(columns(stores.answers.read()), FRONTIER, config)
+    text_of, needle_of = {e.cell: e for e in texts}, {e.cell: e for e in needles}
+    place = np.empty(len(ranking), int)
+    place[ranking] = np.arange(len(ranking))
+    frontier = [
+        HeadSet(
+            kept=len(kept),
+            seed=seed,
+            text=text_of[name],
+            needle=needle_of[name],
+            accepted=text_of[name].change.high < search.max_loss
+            and needle_of[name].verdict == "preserve",
+        )
+        for name, (seed, kept) in sets.items()
+    ]
+    accepted = [entry for entry in frontier if entry.accepted and entry.seed is None]
+    found = None
+    if accepted:
+        best = min(accepted, key=lambda entry: entry.kept)
+        found = HybridRecipe(
+            version=1,
+            model=config.model,
+            model_sha256=audited.model.sha256,
+            recipe=recipe.spec,
+            bias=bias,
+            layers=shape[0],
+            heads=shape[1],
+            replaced=replaced_heads(masks[best.text.cell]),
+        )
+    return HybridResult(
+        model=config.model,
+        provenance=read_provenance(folder, config),
+        search=search,
+        recipe=recipe.spec,
+        bias=bias,
+        layers=shape[0],
+        heads=shape[1],
+        search_texts=len(suites["search"].prompts),
+        singles=tuple(
+            SingleHead(i // shape[1], i % shape[1], by_cell[name], int(place[i]))
+            for i, name in enumerate(single)
+        ),
+        softmax=text_of[SOFTMAX.name],
+        softmax_needle=needle_of[SOFTMAX.name],
+        frontier=tuple(frontier),
+        found=found,
+    )
+
+
+def split(texts: Suite) -> dict[str, Suite]:
+    """Every other text for the search, and the rest to measure on.
+
+    Raises:
+      BadInputError: for fewer than four texts.
+    """
+    if len(texts.prompts) < 4:
+        raise BadInputError(
+            f"--text holds {len(texts.prompts)} texts, but the search needs 4, half of them to "
+            "measure on; give more text, or lower --text_length"
+        )
+    halves = {"search": texts.prompts[0::2], "measured": texts.prompts[1::2]}
+    return {name: dataclasses.replace(texts, name=TEXTS, prompts=p) for name, p in halves.items()}
+
+
+def head_sets_of(ranking: np.ndarray, search: Search) -> dict[str, tuple[int | None, np.ndarray]]:
+    """The heads that keep softmax, by cell, with the seed of random ones; fewest first."""
+    results: dict[str, tuple[int | None, np.ndarray]] = {}
+    for size in sorted({round(share * len(ranking) / 100) for share in search.keep}):
+        results[f"but-{size}"] = None, ranking[:size]
+        # Without a head to keep there is one set.
+        for seed in range(search.draws if size else 0):
+            drawn = np.random.RandomState(seed).permutation(len(ranking))[:size]
+            results[f"but-random-{size}-{seed}"] = seed, drawn
+    return results
+
+
+def find(
+    config: AuditConfig, search: Search, workdir: Path | None, target: Path, *, resume: Resume
+) -> HybridResult:
+    """Runs or resumes `check --hybrid`, and writes the accepted heads to `target`, if any.
+
+    Raises:
+      UsageError: without a text.
+    """
+    if not config.text:
+        raise UsageError("--hybrid measures the loss on texts; name a file, --text=FILE")
+    settings = dataclasses.asdict(config) | {"hybrid": dataclasses.asdict(search)}
+    with (
+        folder_or_temporary(workdir) as folder,
+        open_workdir(folder, settings, resume=resume) as work,
+    ):
+        if not finish_time(work.path):
+            write_json(work.path / RESULT, run(audit.load(config), work.path, search))
+            mark_finished(work.path)
+        result = load_result(work.path / RESULT, HybridResult)
+    if result.found is not None:
+        write_json(target, result.found)
+    return result
+
+
+def format_hybrid(result: HybridResult, target: Path) -> str:
+    """The frontier and the found heads as plain text of at most 80 columns."""
+    total = result.layers * result.heads
+    base, needle = result.softmax, result.softmax_needle
+    head = (
+        f"{result.recipe} (b = {result.bias:.3g}) in all heads of {result.model} but K; softmax: "
+        f"{base.loss.estimate:.3f} nats per token on {base.loss.n} texts, needle "
+        f"{head_sets.right(needle.accuracy)} of {needle.accuracy.n}"
+    )
+    rows = [
+        (
+            f"{entry.kept}",
+            f"{total - entry.kept}",
+            "cost most" if entry.seed is None else f"random {entry.seed}",
+            f"{entry.text.change.estimate:+.3f} [{entry.text.change.low:+.3f}, "
+            f"{entry.text.change.high:+.3f}]",
+            f"{head_sets.right(entry.needle.accuracy)}",
+            entry.needle.verdict,
+        )
+        for entry in result.frontier
+    ]
+    heads = ("K", "replaced", "softmax in", "change, nats [95 %]", "needle", "verdict")
+    lines = [*textwrap.wrap(head, 80), "", format_table(heads, rows, left=(2, 5)), ""]
+    worst = sorted(result.singles, key=lambda each: each.rank)[:10]
+    text = "heads that cost most alone: " + ", ".join(
+        f"{h.layer}.{h.head} {h.change.estimate:+.3f}" for h in worst
+    )
+    lines += textwrap.wrap(f"{text} (layer.head, nats, {result.search_texts} other texts)", 80)
+    limit = f"{result.search.max_loss:g} nats on text and preserve the needle"
+    if result.found is None:
+        lines += ["", f"no set of heads is shown to lose less than {limit}"]
+        return "\n".join(lines)
+    found = (
+        f"{len(result.found.replaced)} of {total} heads can have {result.recipe}: they lose less "
+        f"than {limit}. Saved to {target}; polyattn_jax.load_recipe reads it. Replaced:"
+    )
+    lines += ["", *textwrap.wrap(found, 80)]
+    for layer in range(result.layers):
+        own = [str(head) for at, head in result.found.replaced if at == layer]
+        if own:
+            lines.append(f"  layer {layer}: {' '.join(own)}")
+    return "\n".join(lines)

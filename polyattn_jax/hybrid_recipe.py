@@ -1,0 +1,75 @@
+"""A hybrid: a recipe in some heads of one model and softmax in the others, as a file.
+
+    attend = polyattn_jax.load_recipe("heads.json")
+    lm_jax.forward(params, tokens_BT, cfg, attend=attend)
+
+`check --hybrid=FILE` finds the heads and writes the file.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Literal
+
+import jax.numpy as jnp
+import numpy as np
+
+from lm_jax.model.attention import PerLayer
+from lm_jax.run.results import Count, load_result
+from polyattn_jax.row_maps import parse_recipe, resolve_bias
+from polyattn_jax.substitute import substitute
+
+
+@dataclasses.dataclass(frozen=True)
+class HybridRecipe:
+    """Which heads of a model get a recipe.
+
+    Attributes:
+      version: of this format.
+      model_sha256: digest of the weights that the heads were found on.
+      recipe: its spec.
+      bias: b that it runs with, whatever its spec says.
+      layers: of the model.
+      heads: query heads of each layer.
+      replaced: (layer, head) of every head that gets the recipe, ascending.
+    """
+
+    version: Literal[1]
+    model: str
+    model_sha256: str
+    recipe: str
+    bias: float
+    layers: Count
+    heads: Count
+    replaced: tuple[tuple[Count, Count], ...]
+
+    def __post_init__(self) -> None:
+        parse_recipe(self.recipe)
+        if list(self.replaced) != sorted(set(self.replaced)):
+            raise ValueError("replaced must name each head once, in ascending order")
+        if any(layer >= self.layers or head >= self.heads for layer, head in self.replaced):
+            size = f"{self.layers} layers of {self.heads} heads"
+            raise ValueError(f"replaced names a head beyond {size}; remove it")
+
+    @property
+    def heads_LN(self) -> np.ndarray:
+        """The replaced heads as a mask."""
+        mask = np.zeros((self.layers, self.heads), bool)
+        for layer, head in self.replaced:
+            mask[layer, head] = True
+        return mask
+
+
+def replaced_heads(heads_LN: np.ndarray) -> tuple[tuple[int, int], ...]:
+    """The (layer, head) of every head of a mask."""
+    return tuple((int(layer), int(head)) for layer, head in np.argwhere(heads_LN))
+
+
+def load_recipe(path: str | Path) -> PerLayer:
+    """The attend that runs the hybrid of a file, to be passed to `lm_jax.forward`.
+
+    Raises:
+      CorruptError: a field is missing, unknown or of another type, or a head is none of the model.
+    """
+    hybrid = load_result(path, HybridRecipe)
+    recipe = dataclasses.replace(parse_recipe(hybrid.recipe), bias=hybrid.bias)
+    return substitute([recipe.map], 0, resolve_bias(recipe, None), jnp.asarray(hybrid.heads_LN))
