@@ -8,19 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from lm_jax import report
-from lm_jax.report import Cell, Section, Series, cell, rate, section, table
+from lm_jax.report import Section, Series, cell, rate, section, table
 from lm_jax.report.markup import number
 from lm_jax.report.page import Part
 from lm_jax.report.prose import Prose
-from lm_jax.statistics import Interval
 from sparse_jax.circuits import paper, report_figures
 from sparse_jax.circuits.parts import ranked_by
-from sparse_jax.circuits.report_text import (
-    COMPONENT,
-    curve,
-    findings,
-    format_interval,
-)
+from sparse_jax.circuits.report_lead import interval_cell, lead, ratio_cell
+from sparse_jax.circuits.report_text import COMPONENT, curve, format_interval
 from sparse_jax.circuits.results import CircuitSummary, DrawnPrompt, TaskResult
 
 _PROSE = Prose("sparse_jax.circuits")
@@ -56,13 +51,11 @@ def build(
         *[edges(summary, drawn, own)] * ("token_edges" in config.components),
         *[published(summary)] * any(ratio.model == "sparse" for ratio in summary.ratios),
     ]
-    unsolved = any(not each.solved for each in summary.results)
-    headline, *others = (text.replace(" %", "\u00a0%") for text in findings(summary))
     return report.page(
         "Circuits of attention heads and token edges",
         parts,
         provenance=report.facts(provenance),
-        lead=[report.verdict(headline, *others, tone="warn" if unsolved else "none")],
+        lead=lead(summary, own),
         style=report_figures.STYLE,
     )
 
@@ -108,9 +101,9 @@ def solved(summary: CircuitSummary) -> Section:
             each.model,
             rate(each.accuracy, spec=".0f"),
             cell("yes" if each.solved else "no", tone="good" if each.solved else "bad"),
-            _interval(each.clean),
-            _interval(each.corrupt),
-            _interval(each.change),
+            interval_cell(each.clean),
+            interval_cell(each.corrupt),
+            interval_cell(each.change),
         ]
         for each in summary.results
     ]
@@ -192,7 +185,7 @@ def sizes(summary: CircuitSummary) -> Section:
                     own.ablation,
                     _ranked(own.ranking, own.scope),
                     each.model,
-                    cell("–") if own.crossing is None else _interval(own.crossing, ",.4g"),
+                    cell("–") if own.crossing is None else interval_cell(own.crossing, ",.4g"),
                     each.components[own.component],
                     cell(each.open[own.component], spec=",.4g"),
                 ]
@@ -204,7 +197,7 @@ def sizes(summary: CircuitSummary) -> Section:
             each.ablation,
             _ranked(each.ranking, each.scope),
             f"{each.reference} : {each.model}",
-            _interval(each.ratio, ".2f") if each.ratio else cell("–", note=each.why),
+            ratio_cell(each),
         ]
         for each in summary.ratios
     ]
@@ -269,7 +262,7 @@ def agreement(summary: CircuitSummary) -> Section:
             each.rules,
             "yes" if (each.method, each.rules) == ranked_by(config, each.component) else "",
             each.compared,
-            _interval(each.spearman, ".3f"),
+            interval_cell(each.spearman, ".3f"),
         ]
         for result in summary.results
         for each in result.agreements
@@ -299,8 +292,8 @@ def transfers(summary: CircuitSummary) -> Section:
             each.size,
             cell(each.jaccard, spec=".2f", note=f"by chance {each.jaccard_by_chance:.2f}"),
             cell(each.spearman, spec=".2f"),
-            _interval(each.transferred, ".2f"),
-            _interval(each.own, ".2f"),
+            interval_cell(each.transferred, ".2f"),
+            interval_cell(each.own, ".2f"),
         ]
         for each in summary.transfers
     ]
@@ -380,10 +373,6 @@ def _ranked(ranking: str, scope: str) -> str:
     if ranking == "random":
         return ranking
     return f"{_SCOPE[scope]}, by absolute effect" if ranking == "absolute" else _SCOPE[scope]
-
-
-def _interval(interval: Interval | None, spec: str = ".3g") -> Cell:
-    return cell(format_interval(interval, spec))
 
 
 def _listed(texts: tuple[str, ...]) -> str:

@@ -56,17 +56,22 @@ def format_interval(interval: Interval | None, spec: str = "") -> str:
     return f"{estimate} [{low}, {high}]"
 
 
-def _of_task(summary: CircuitSummary, task: str) -> Iterator[str]:
-    config = summary.config
-    results = [each for each in summary.results if each.task == task]
-    for each in results:
-        if not each.solved:
+def unsolved(summary: CircuitSummary, task: str) -> Iterator[str]:
+    """A sentence for each model that does not solve the task."""
+    for each in summary.results:
+        if each.task == task and not each.solved:
             yield (
                 f"{task}: {each.model} does not solve it (right in "
                 f"{100 * each.accuracy.estimate:.0f} % of {each.accuracy.n} prompts, the bar is "
-                f"{100 * config.accuracy_bar:g} %; clean minus corrupt metric "
+                f"{100 * summary.config.accuracy_bar:g} %; clean minus corrupt metric "
                 f"{format_interval(each.change)})."
             )
+
+
+def _of_task(summary: CircuitSummary, task: str) -> Iterator[str]:
+    config = summary.config
+    results = [each for each in summary.results if each.task == task]
+    yield from unsolved(summary, task)
     for component in config.components:
         ablation = config.ablations_of(component)[0]
         parts = []

@@ -1,0 +1,84 @@
+"""The answer on top of the page of the circuit study, and cells that its tables share."""
+
+from collections.abc import Sequence
+import itertools
+
+from lm_jax import report
+from lm_jax.report import Cell, cell, table
+from lm_jax.report.markup import Markup, number
+from lm_jax.statistics import Interval
+from sparse_jax.circuits.report_text import COMPONENT, curve, format_interval, unsolved
+from sparse_jax.circuits.results import CircuitSummary, Ratio
+
+
+def lead(summary: CircuitSummary, tasks: Sequence[str]) -> list[Markup]:
+    """Sizes of the circuits in a sentence and a table, each prompt ranked by itself.
+
+    The sentence compares the first model with the sparse one, where there is one.
+    """
+    config = summary.config
+    roles = [model.role for model in summary.models]
+    results = {(each.task, each.model): each for each in summary.results}
+    sizes = {
+        (task, component, role): each.crossing
+        for task, component, role in itertools.product(tasks, config.components, roles)
+        if (each := curve(results[task, role], component, config.ablations_of(component)[0]))
+    }
+    ratios = {
+        (each.task, each.component, each.reference): each
+        for each in summary.ratios
+        if each.model == "sparse"
+        and (each.ranking, each.scope) == ("signed", "prompt")
+        and each.ablation == config.ablations_of(each.component)[0]
+    }
+    shown = [roles[0], "sparse"] if "sparse" in roles[1:] else roles[:1]
+    component = "token_edges" if "token_edges" in config.components else config.components[0]
+    parts = [
+        f"{task} " + " : ".join(_estimate(sizes[task, component, role]) for role in shown)
+        for task in tasks
+    ]
+    explained = f"{100 * config.fraction:g}\u00a0%"
+    references = [role for role in roles if role != "sparse" and "sparse" in roles]
+    rows = [
+        [
+            task,
+            COMPONENT[kind],
+            *(interval_cell(sizes[task, kind, role]) for role in roles),
+            *(ratio_cell(ratios.get((task, kind, role))) for role in references),
+        ]
+        for task in tasks
+        for kind in config.components
+    ]
+    reasons = [text for task in tasks for text in unsolved(summary, task)]
+    return [
+        report.verdict(
+            f"{COMPONENT[component].capitalize()} that explain {explained} of a prompt's metric, "
+            f"{' : '.join(shown)}: {'; '.join(parts)}.",
+            *(text.replace(" %", "\u00a0%") for text in reasons),
+            tone="warn" if reasons else "none",
+        ),
+        table(
+            ["Task", "Components", *roles, *(f"{role} : sparse" for role in references)],
+            rows,
+            caption=f"Components that explain {explained} of a prompt's metric, each prompt ranked "
+            "by itself, and how many times fewer the sparse model needs. 95\u00a0% intervals over "
+            "prompts.",
+            n=f"{config.count} prompts of each generated task",
+        ),
+    ]
+
+
+def _estimate(interval: Interval | None) -> str:
+    return "–" if interval is None else number(interval.estimate)
+
+
+def ratio_cell(ratio: Ratio | None) -> Cell:
+    """A ratio with its interval, or why there is none."""
+    if ratio is None or ratio.ratio is None:
+        return cell("–", note=ratio.why if ratio else "")
+    return interval_cell(ratio.ratio, ".2f")
+
+
+def interval_cell(interval: Interval | None, spec: str = ".3g") -> Cell:
+    """An estimate with its interval."""
+    return cell(format_interval(interval, spec))
