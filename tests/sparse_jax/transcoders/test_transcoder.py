@@ -132,6 +132,22 @@ def test_folding_scales_gives_the_same_function_of_raw_activations():
 
 
 @pytest.mark.parametrize("window", WINDOWS)
+def test_a_feature_writes_its_decoders_into_every_layer_of_its_window(window):
+    model = drawn(window)
+    layer_X, feature_X = np.divmod(np.arange(L * F), F)
+    z_X = np.asarray(normal((L * F,)))
+    written_LXD = np.zeros((L, L * F, D), np.float32)
+    for target in range(L):
+        first = 0 if window is None else max(target - window + 1, 0)
+        weights = np.asarray(model.params["decoder"][f"to_{target}"])
+        for source in range(first, target + 1):
+            own_X = layer_X == source
+            written_LXD[target, own_X] = weights[source - first] * z_X[own_X, None]
+    # One product each.
+    np.testing.assert_array_equal(model.writes(layer_X, feature_X, z_X), written_LXD)
+
+
+@pytest.mark.parametrize("window", WINDOWS)
 def test_the_norm_of_a_feature_is_over_all_its_targets(window):
     model = drawn(window)
     norms_LF = np.zeros((L, F))
