@@ -13,12 +13,12 @@ def test_graph_and_both_ways_of_mediation_are_timed_in_turns(tmp_path, capsys):
     raw = tmp_path / "raw.json"
     assert bench_graphs.main([*SMALL, f"--json={raw}"]) == 0
     seconds = json.loads(raw.read_text())["seconds"]
-    assert [len(seconds[name]) for name in ("graph", "mediation", "closed_form", "removal")] == [
-        2
-    ] * 4
+    names = ("graph", "mediation", "closed_form", "removal", "all_pairs", "open_pairs")
+    assert [len(seconds[name]) for name in names] == [2] * 6
     printed = capsys.readouterr().out
     assert "24 features, 3 tokens" in printed
     assert "2 edges by removal of each of 192 entries" in printed
+    assert "1% of pairs open: over all pairs" in printed
 
 
 def test_other_shares_are_not_timed(monkeypatch, capsys):

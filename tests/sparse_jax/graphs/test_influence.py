@@ -93,8 +93,10 @@ def test_scores_of_a_pruned_graph_count_what_was_removed_as_error():
     assert influence.scores(CHAIN, kept) == moved
     assert moved.replacement < influence.scores(CHAIN).replacement
     # Signed columns are added before absolute values are taken.
-    opposite = dataclasses.replace(TOY, weight_RS=np.array([[0.0, 0.0, 1.0], [2.0, -2.0, 1.0]]))
-    assert influence.scores(opposite, np.array([False, True, True])).replacement == 1.0
+    for weight in (2.0, -2.0):
+        logit = [weight, -weight, 1.0]
+        opposite = dataclasses.replace(TOY, weight_RS=np.array([[0.0, 0.0, 1.0], logit]))
+        assert influence.scores(opposite, np.array([False, True, True])).replacement == 1.0
 
 
 @pytest.mark.parametrize("model", MODELS[:2])
