@@ -8,7 +8,9 @@ the vocabulary and some flags, from which the pipeline is built by the file's ow
     every digit by itself, which the GGUF reader of transformers 5.23 leaves out.
   * `tokenizer.ggml.model = llama`, SentencePiece BPE (Kudo and Richardson 2018) with byte fallback:
     the file has no merges. SentencePiece joins the neighbouring pair whose piece scores best, so
-    the merges are all splits of each piece into two pieces, best piece first.
+    the merges are all splits of each piece into two pieces, best piece first. Where the file does
+    not say `add_space_prefix = false`, text begins with a space that it has not, as llama.cpp has
+    it: at the start and after every special token; decoding takes the one at the start away.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -253,11 +255,6 @@ def _byte_level_bpe(fields: _Fields) -> tokenizers.Tokenizer:
 
 
 def _sentencepiece_bpe(fields: _Fields) -> tokenizers.Tokenizer:
-    if fields("add_space_prefix", True):
-        raise BadInputError(
-            "GGUF: tokenizer.ggml.add_space_prefix = true is not supported; "
-            "use the Hugging Face folder of the model"
-        )
     kinds, scores = fields("token_type"), fields("scores")
     # Runs of spaces are stored as spaces, though text is merged after they became U+2581.
     tokens = [
@@ -272,10 +269,14 @@ def _sentencepiece_bpe(fields: _Fields) -> tokenizers.Tokenizer:
     unknown = tokens[fields("unknown_token_id")]
     merges = _merges_from_scores(tokens, kinds, scores)
     backend = _bpe(tokens, merges, fuse_unk=True, byte_fallback=True, unk_token=unknown)
-    backend.normalizer = normalizers.Replace(" ", "▁")
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
+    escape = normalizers.Replace(" ", "▁")
+    unescape = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if fields("add_space_prefix", True):
+        # Normalisers see the text between special tokens, and an empty one is left alone.
+        escape = normalizers.Sequence([normalizers.Prepend("▁"), escape])
+        unescape.append(decoders.Strip(" ", 1, 0))
+    backend.normalizer = escape
+    backend.decoder = decoders.Sequence(unescape)
     # Runs of spaces come about by merging; as added tokens they would match a literal U+2581.
     merged = [_NORMAL if "▁" in token else kind for token, kind in zip(tokens, kinds, strict=True)]
     _add_tokens(backend, tokens, merged)

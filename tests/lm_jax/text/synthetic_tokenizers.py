@@ -1,5 +1,6 @@
 """Small synthetic tokenizers, as GGUF fields and as files."""
 
+from collections.abc import Sequence
 import json
 from pathlib import Path
 import string
@@ -90,10 +91,12 @@ def byte_level_fields(backend: tokenizers.Tokenizer, pre: str) -> dict:
 SPM_TEXT = "the theme of the thesis  then▁ is this: the other 12 and 21 there\n\nthen"
 
 
-def sentencepiece_fields() -> dict:
+PREFIXING = ("  ", "<user>")
+
+
+def sentencepiece_fields(user: Sequence[str] = ("\n\n", "\n", "  ", "<user>")) -> dict:
     """Pieces in the order of an invented training; the scores say the order."""
     control = ["<pad>", "<eos>", "<bos>", "<unk>"]
-    user = ["\n\n", "\n", "  ", "<user>"]
     pieces = ["th", "▁th", "the", "▁the", "he", "▁t", "is", "▁this", "▁i", "▁is", "es", "en"]
     pieces += ["▁then", "them", "ther", "▁other", "12", "▁1", "<b", "os>", "<bo", "s>"]
     characters = [*string.ascii_lowercase, "▁", "1", "2", ":", "<", ">"]
@@ -128,3 +131,11 @@ def smollm(tmp_path_factory) -> Tokenizer:
 def sentencepiece(tmp_path_factory) -> Tokenizer:
     path = tmp_path_factory.mktemp("gguf") / "m.gguf"
     return Tokenizer.from_gguf(write_gguf(path, sentencepiece_fields()))
+
+
+@pytest.fixture(scope="module")
+def prefixing(tmp_path_factory) -> Tokenizer:
+    """With a space put before text, as a file that is silent means it, and newlines as bytes."""
+    path = tmp_path_factory.mktemp("gguf") / "m.gguf"
+    fields = sentencepiece_fields(PREFIXING) | {"add_space_prefix": None}
+    return Tokenizer.from_gguf(write_gguf(path, fields))

@@ -16,6 +16,7 @@ from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.weights.compat import transformers
 from tests.lm_jax.text.synthetic_tokenizers import (
     ODD,
+    PREFIXING,
     TEXT,
     byte_level_fields,
     sentencepiece_fields,
@@ -97,6 +98,65 @@ def test_sentencepiece_by_its_definition_on_any_text(sentencepiece, text):
     text = text.replace("   ", "  ")
     expected = sentencepiece_oracle(text, sentencepiece_fields())
     assert sentencepiece.encode(text, add_special_tokens=False) == expected
+
+
+PREFIXED = [
+    "",
+    " ",
+    "  ",
+    "   then",
+    "the",
+    "\n",
+    "a\n\nb\n",
+    "▁the",
+    "é🙂\0 the ",
+    "שלום 12",
+    "\tx",
+]
+
+
+@pytest.mark.parametrize("text", PREFIXED)
+def test_a_space_is_put_before_text_and_taken_away(prefixing, text):
+    fields = sentencepiece_fields(PREFIXING)
+    ids = prefixing.encode(text, add_special_tokens=False)
+    assert ids == (sentencepiece_oracle(" " + text, fields) if text else [])
+    assert prefixing.encode(text) == [2, *ids]
+    # SentencePiece cannot tell U+2581 from a space.
+    assert prefixing.decode(ids) == text.replace("▁", " ")
+    assert prefixing.decode([2, *ids], skip_special_tokens=True) == text.replace("▁", " ")
+
+
+@hypothesis.given(st.text("the isno  1:é🙂\0\n", max_size=30))
+def test_with_a_space_before_it_by_its_definition_on_any_text(prefixing, text):
+    # As above; the space before the text may complete a run of three.
+    text = text.replace("   ", "  ").removeprefix("  ")
+    ids = prefixing.encode(text, add_special_tokens=False)
+    expected = sentencepiece_oracle(" " + text, sentencepiece_fields(PREFIXING)) if text else []
+    assert ids == expected
+
+
+@hypothesis.given(st.text(st.characters(codec="utf-8", exclude_characters="▁<"), max_size=30))
+def test_any_text_comes_back_with_a_space_before_it(prefixing, text):
+    assert prefixing.decode(prefixing.encode(text, add_special_tokens=False)) == text
+
+
+def test_the_tokenizer_of_transformers_puts_the_same_space(prefixing):
+    model = json.loads(prefixing.backend.to_str())["model"]
+    merges = [tuple(merge) for merge in model["merges"]]
+    theirs = transformers().LlamaTokenizer(model["vocab"], merges, add_prefix_space=True)
+    for text in ["the theme", "then▁ 12  is", "é🙂\0 then", "other thesis then "]:
+        ids = prefixing.encode(text, add_special_tokens=False)
+        assert ids == theirs(text, add_special_tokens=False)["input_ids"]
+        assert prefixing.decode(ids) == theirs.decode(ids)
+
+
+def test_text_after_a_special_or_user_defined_token_begins_with_a_space(prefixing):
+    eos, the = prefixing.eos_id, prefixing.encode("the", add_special_tokens=False)
+    assert prefixing.token(the[0]) == "▁the"
+    assert prefixing.encode("<eos>the", add_special_tokens=False) == [eos, *the]
+    assert prefixing.encode("the<eos>the") == [prefixing.bos_id, *the, eos, *the]
+    (user,) = prefixing.encode("<user>", add_special_tokens=False)
+    assert prefixing.encode("<user>the", add_special_tokens=False) == [user, *the]
 
 
 def test_user_defined_pieces_stay_whole_and_are_not_special(sentencepiece):

@@ -27,7 +27,7 @@ from tests.lm_jax.text.synthetic_tokenizers import (
 
 
 @pytest.mark.parametrize("model_type", [None, "llama", "gemma3_text"])
-@pytest.mark.parametrize("name", ["smollm", "sentencepiece"])
+@pytest.mark.parametrize("name", ["smollm", "sentencepiece", "prefixing"])
 def test_saved_folder_loads_back_here_and_in_transformers(name, model_type, request, tmp_path):
     tokenizer = request.getfixturevalue(name)
     tokenizer.save(tmp_path)
@@ -150,8 +150,8 @@ def test_a_folder_without_a_tokenizer(tmp_path):
         ({"merges": ["a"]}, "entries that make no token, such as 'a'"),
         ({"tokens": ["a"] * 5, "token_type": [1] * 5}, "has 4 tokens twice"),
         ({"bos_token_id": 300}, "bos_token_id 300 is outside 0..299"),
-        ({"model": "llama"}, "add_space_prefix = true is not supported"),
-        ({"model": "llama", "add_space_prefix": False, "scores": [0.0]}, "lacks 256 of the byte"),
+        ({"model": "llama"}, "no field tokenizer.ggml.scores"),
+        ({"model": "llama", "scores": [0.0]}, "lacks 256 of the byte"),
     ],
 )
 def test_gguf_fields_that_cannot_be_used(tmp_path, change, message):
