@@ -13,6 +13,7 @@ from lm_jax.run.results import Count, Real, Share
 from lm_jax.statistics import Interval
 from polyattn_jax.calibrate import Calibration
 from polyattn_jax.config import AuditConfig
+from polyattn_jax.matched_results import MatchedSafety
 from polyattn_jax.provenance import Provenance
 
 VerdictName = Literal["preserve", "no-go", "undecided"]
@@ -303,6 +304,7 @@ class AuditSummary:
       prompts: the same on prompts of the user; empty without them.
       texts: softmax and every recipe in all heads, on texts of the user; empty without them.
       verdicts: by recipe, on the needle prompts.
+      matched: S_p on the rows of these prompts, by recipe that is a normalised power.
       ranking_suite: the suite whose rows rank the heads.
       head_types: null without induction prompts.
       ablation: one recipe in no head and in each head set; empty without ablation.
@@ -326,6 +328,7 @@ class AuditSummary:
     prompts: tuple[ConditionResult, ...]
     texts: tuple[TextLoss, ...]
     verdicts: tuple[RecipeVerdict, ...]
+    matched: tuple[MatchedSafety, ...]
     ranking_suite: str
     head_types: HeadTypes | None
     ablation: tuple[ConditionResult, ...]

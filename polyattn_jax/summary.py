@@ -29,6 +29,7 @@ from polyattn_jax.concentration import (
 )
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.diagnostic import Status
+from polyattn_jax.matched import matched
 from polyattn_jax.provenance import Provenance
 from polyattn_jax.results import (
     AuditSummary,
@@ -331,6 +332,7 @@ def summarise(
         prompts=behaviour(answers, "prompts", config) if config.prompts else (),
         texts=text_losses(columns(tables.text_losses), "texts", config) if config.text else (),
         verdicts=verdicts(rows, by_head, swept, control_results.unmet, config),
+        matched=matched(rows, ranking(by_head)[: config.top_heads], ranking_suite(rows), config),
         ranking_suite=ranking_suite(rows),
         head_types=head_types.composition(by_head, config.top_heads)
         if tables.features.num_rows

@@ -1,0 +1,93 @@
+"""The matched diagnostic: what S_p says of the very rows whose prompts are answered.
+
+"When Does Polynomial Attention Concentrate?", Tables 5 and 12 (the target is the row's argmax; over
+all heads, over a fixed set of heads and over one ranked for the recipe) and Table 14 (the target is
+the key that holds the answer, which may have no weight at all).
+"""
+
+import numpy as np
+
+from lm_jax.statistics import Interval
+from polyattn_jax.columns import Columns, take, where
+from polyattn_jax.concentration import Rows, decided_share, of_heads, share, unsafe
+from polyattn_jax.config import AuditConfig
+from polyattn_jax.diagnostic import Status
+from polyattn_jax.matched_results import MatchedSafety, SafeShares
+
+
+def matched(
+    rows: Columns, top: np.ndarray, ranking_suite: str, config: AuditConfig
+) -> tuple[MatchedSafety, ...]:
+    """The matched diagnostic of every recipe of the sweep that is a normalised power.
+
+    Args:
+      rows: of `rows.parquet`.
+      top: flat numbers of the heads of highest median S_2.
+      ranking_suite: the suite whose rows rank the heads.
+      config: of the audit.
+    """
+    width = int(rows["head"].max()) + 1
+    results = []
+    for recipe in config.by_name.values():
+        p, kind = recipe.degree, recipe.bias_kind
+        if p is None:
+            continue
+        own = where(rows, suite=f"niah_{config.sweep_length}", bias_kind=kind)
+        best = where(own, target="argmax", status=int(Status.ACTIVE))
+        ranked = where(rows, suite=ranking_suite, bias_kind=kind, target="argmax")
+        own_top = head_ranking(ranked, p, width)[: config.top_heads]
+        fixed = of_heads(best, top, width)
+        answer = where(own, target="answer")
+        active = where(answer, status=int(Status.ACTIVE))
+        hit = take(active, active["argmax"] == active["answer"])
+        some = len(answer["status"]) > 0
+        results.append(
+            MatchedSafety(
+                recipe=recipe.name,
+                bias_kind=kind,
+                p=p,
+                all=safe_shares(best, p, config),
+                top=safe_shares(fixed, p, config),
+                own_top=safe_shares(of_heads(best, own_top, width), p, config),
+                top_false_negative=int(np.sum((fixed["p_star"] <= p) & unsafe(fixed, p).sure)),
+                answer_is_argmax=_share(answer["argmax"] == answer["answer"], answer, config)
+                if some
+                else None,
+                answer_dead=_share(answer["status"] == Status.DEAD, answer, config)
+                if some
+                else None,
+                answer=safe_shares(active, p, config),
+                answer_argmax=safe_shares(hit, p, config),
+                answer_argmax_top=safe_shares(of_heads(hit, top, width), p, config),
+            )
+        )
+    return tuple(results)
+
+
+def head_ranking(c: Columns, p: float, width: int) -> np.ndarray:
+    """Flat head numbers by the median S_p of their active rows, highest first.
+
+    A head without an active row comes first; ties by layer and head.
+    """
+    active = c["status"] == Status.ACTIVE
+    flat = c["layer"].astype(int) * width + c["head"]
+    heads = np.unique(flat)
+    own = ((flat == head) & active for head in heads)
+    medians = np.array([np.median(c[f"s_{p}"][rows]) if rows.any() else np.inf for rows in own])
+    return heads[np.argsort(-medians, kind="stable")]
+
+
+def safe_shares(c: Columns, p: int | float, config: AuditConfig) -> SafeShares:
+    """Measured and predicted safety of active rows."""
+    if not len(c["status"]):
+        return SafeShares(None, None, 0)
+    measured: Rows = ~unsafe(c, p)
+    return SafeShares(
+        measured=decided_share(measured, c["prompt"], config),
+        predicted=_share(c["p_star"] <= p, c, config),
+        rows=len(c["status"]),
+    )
+
+
+def _share(hit: np.ndarray, c: Columns, config: AuditConfig) -> Interval:
+    return share(hit.astype(float), c["prompt"], config)
