@@ -27,7 +27,7 @@ from lm_jax.run.workdir import open_workdir
         ("--config.dtype=float16", 2, "config.dtype = 'float16' is not one of the choices"),
         ("--config.mesh=(3, 1, 1)", 2, "do not multiply to the 4 devices; set one of them to -1"),
         ("--config.batch_size=1.5", 2, "--config.batch_size"),
-        ("--config.model=no/such/folder", 3, "'no/such/folder': no such file or folder"),
+        ("--config.model=no/such/folder", 3, "'no/such/folder' is no folder or .gguf file"),
         ("--config.model=smollm3", 3, "did you mean 'smollm2'"),
         ("--config.haystack=no/such.txt", 3, "neither 'essays' nor 'speeches' nor a readable"),
         ("--config.prompts=no/such.jsonl", 3, "no/such.jsonl: No such file or directory"),

@@ -205,7 +205,7 @@ def test_without_a_work_folder_nothing_is_left(run_check, tmp_path, monkeypatch)
         (["--dtype=float16"], 2, "float32|bfloat16"),
         (["--modle=x"], 2, "--modle is not a flag of this command; did you mean 'model'?"),
         (["--prompts=no/such.jsonl"], 3, "no/such.jsonl: No such file or directory"),
-        (["--model=no/such"], 3, "model 'no/such': no such file or folder"),
+        (["--model=no/such"], 3, "model 'no/such' is no folder or .gguf file"),
         (["--length=512"], 3, "it has 512 tokens, the limit is 256"),
     ],
 )

@@ -61,7 +61,7 @@ def test_no_config_no_weights_no_folder(copy, tmp_path):
     refused(folder, "neither model.safetensors nor")
     (folder / CONFIG).unlink()
     refused(folder, "config.json is missing")
-    refused(folder / "absent", "no such file or folder")
+    refused(folder / "absent", "is no folder or .gguf file")
     refused("smolm2", "did you mean 'smollm2'?")
     (tmp_path / "weights.bin").write_bytes(b"")
     refused(tmp_path / "weights.bin", "neither a Hugging Face folder nor")

@@ -62,7 +62,7 @@ def test_a_users_own_task_takes_one_command(models, tmp_path, monkeypatch, capsy
         (["--config.ablation=zero"], "--config.ablation is not a field; did you mean"),
         (["--config=sparse/circuit"], "did you mean 'sparse/circuits'?"),
         (["--config=sparse/circuits:quik"], "mode 'quik' is not one of circuits; did you mean"),
-        (["--dense=smollm3"], "--dense=smollm3: model 'smollm3': no such file or folder"),
+        (["--dense=smollm3"], "--dense=smollm3: model 'smollm3' is no folder or .gguf file"),
         (["--dense=smollm3"], "it takes a Hugging Face folder, a .gguf file, a folder made by iaj"),
         (["dense=smollm2"], "'dense=smollm2' is not a flag; arguments are written --dense=VALUE"),
     ],
