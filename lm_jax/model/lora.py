@@ -101,8 +101,8 @@ def _weights(spec: ParamTree) -> Iterator[tuple[str, ParamSpec]]:
     """The matrices of the blocks: what `layers.project` multiplies with."""
     for path, leaf in params_lib.leaves(spec):
         name = path.rpartition("/")[2]
-        # Stacked over layers, a matrix has three axes; biases by head have three as well.
-        matrix = len(leaf.axes) >= 3 and not name.endswith("bias")
+        # Stacked over layers, a matrix has three axes; biases and norms by head have three as well.
+        matrix = len(leaf.axes) >= 3 and not name.endswith(("bias", "scale"))
         if path.startswith(("blocks/mixer/", "blocks/mlp/")) and matrix:
             yield path, leaf
 

@@ -269,8 +269,10 @@ def _sentencepiece_bpe(fields: _Fields) -> tokenizers.Tokenizer:
     unknown = tokens[fields("unknown_token_id")]
     merges = _merges_from_scores(tokens, kinds, scores)
     backend = _bpe(tokens, merges, fuse_unk=True, byte_fallback=True, unk_token=unknown)
-    escape = normalizers.Replace(" ", "▁")
-    unescape: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    escape: normalizers.Normalizer = normalizers.Replace(" ", "▁")
+    unescape: list[decoders.Decoder] = [
+        *(decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse())
+    ]
     if fields("add_space_prefix", True):
         # Normalisers see the text between special tokens, and an empty one is left alone.
         escape = normalizers.Sequence([normalizers.Prepend("▁"), escape])

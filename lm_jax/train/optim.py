@@ -27,11 +27,11 @@ def axes_of_one_layer(spec: ParamSpec) -> int:
 
 
 def is_weight(path: str, spec: ParamSpec) -> bool:
-    """True for parameters with weight decay: two or more axes in one layer, and no bias.
+    """True for parameters with weight decay: two or more axes in one layer, no bias and no norm.
 
     A library with other tables (prototypes, say) passes its own predicate, which may call this one.
     """
-    return axes_of_one_layer(spec) >= 2 and not path.endswith("bias")
+    return axes_of_one_layer(spec) >= 2 and not path.endswith(("bias", "scale"))
 
 
 def choose(choice: Choice, spec: ParamTree) -> dict[str, bool]:

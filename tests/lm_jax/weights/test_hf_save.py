@@ -23,6 +23,7 @@ from lm_jax.errors import BadInputError, StorageError
 from lm_jax.run.files import new_folder, write_json
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.weights.safetensors import write_folder
+from tests.lm_jax.weights.golden_copies import shard
 from tools import make_goldens
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -191,7 +192,9 @@ def test_the_ids_of_the_tokenizer_are_saved(tmp_path):
 # Memory
 
 
-def test_loading_holds_the_weights_and_one_tensor(tmp_path):
+@pytest.mark.parametrize("devices", [1, 4])
+def test_loading_holds_the_weights_and_one_tensor(tmp_path, devices):
+    """One file onto one device, and two shards of a checkpoint onto a mesh."""
     cfg = lm_jax.DecoderConfig(
         num_layers=16,
         num_heads=8,
@@ -207,6 +210,7 @@ def test_loading_holds_the_weights_and_one_tensor(tmp_path):
         import resource
         import jax
         import lm_jax
+        from lm_jax.parallel import sharding
 
         def peak():
             # In bytes. On Linux ru_maxrss starts at the peak of the process that forked this one.
@@ -215,10 +219,11 @@ def test_loading_holds_the_weights_and_one_tensor(tmp_path):
                 return 1024 * int(status.read_text().partition("VmHWM:")[2].split()[0])
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
+        mesh = None if {devices} == 1 else sharding.make_mesh(data=1, fsdp=2, tensor=2)
         # Imports and the first compilation are not what is measured.
-        lm_jax.load_pretrained({str(SOURCE)!r})
+        lm_jax.load_pretrained({str(SOURCE)!r}, mesh=mesh)
         before = peak()
-        model = lm_jax.load_pretrained({str(tmp_path / "big")!r})
+        model = lm_jax.load_pretrained({str(tmp_path / "big")!r}, mesh=mesh)
         jax.block_until_ready(model.params)
         print(peak() - before)
     """
@@ -226,8 +231,15 @@ def test_loading_holds_the_weights_and_one_tensor(tmp_path):
         lambda a: jnp.ones(a.shape, a.dtype), lm_jax.params.abstract(lm_jax.param_spec(cfg))
     )
     lm_jax.save_pretrained(tmp_path / "big", cfg, ones)
+    flags = os.environ.get("XLA_FLAGS", "")
+    if devices > 1:
+        shard(tmp_path / "big")
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env=os.environ | {"XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={devices}"},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     weights = 4 * lm_jax.count_params(cfg)
     largest = 4 * cfg.vocab_size * cfg.hidden_size

@@ -374,7 +374,9 @@ def test_models_and_files_that_cannot_be_used_are_refused(models, tmp_path):
         run(experiment("smoke", **changes), tmp_path / "run")
 
     dense = str(models / "dense")
-    with pytest.raises(BadInputError, match=r"--dense=nowhere: .*is no folder or \.gguf file.*it takes a Hugging"):
+    with pytest.raises(
+        BadInputError, match=r"--dense=nowhere: .*is no folder or \.gguf file.*it takes a Hugging"
+    ):
         attempt(dense="nowhere")
     with pytest.raises(BadInputError, match=r"--sparse=.*has no sparse\.json.*posttrain exported"):
         attempt(dense=dense, sparse=dense)
