@@ -13,7 +13,11 @@ from sparse_jax.task import DATA
 from tests.sparse_jax.small_runs import command, settings
 
 REFUSED = {
-    "no such model": ({"model": "smollm"}, BadInputError, "is no folder or .gguf file.*'smollm2'"),
+    "no such model": (
+        {"model": "smollm"},
+        BadInputError,
+        r"is no folder or \.gguf file.*'smollm2'",
+    ),
     "no such corpus": ({"corpus": {"source": "wikis"}}, BadInputError, "corpus 'wikis' is not"),
     "more context than positions": ({"context": 33}, UsageError, "beyond the 32 positions"),
     "no such head": ({"heads": ("0.1", "2.0")}, UsageError, "heads has 2.0, .* layers 0 to 1"),
@@ -88,5 +92,5 @@ def test_a_finished_run_is_shown_without_its_model(base, text, tmp_path, capsys,
     shutil.rmtree(model)
     command(settings(model, text), folder)
     assert "3 % of edges open" in capsys.readouterr().out
-    with pytest.raises(BadInputError, match="is no folder or .gguf file"):
+    with pytest.raises(BadInputError, match=r"is no folder or \.gguf file"):
         command(settings(model, text), folder, resume="force")

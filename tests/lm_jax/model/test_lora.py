@@ -12,6 +12,7 @@ from lm_jax.checkpoint.adapters import ADAPTER_FILE, load_adapters, save_adapter
 from lm_jax.errors import BadInputError, CorruptError, UsageError
 from lm_jax.model import lora
 from lm_jax.model import params as params_lib
+from lm_jax.train import optim
 from tests import rounding, tiny
 
 U = 2.0**-24
@@ -191,3 +192,15 @@ def test_settings_that_cannot_be():
         lora.LoraConfig(rank=0, alpha=-1.0)
     with pytest.raises(UsageError, match="targets must name"):
         lora.LoraConfig(targets=())
+
+
+@pytest.mark.parametrize("qk_norm", ["each_head", "projection"])
+def test_norms_with_weights_by_head_are_no_matrices(qk_norm):
+    """Neither adapted nor shrunk by weight decay, though they have two axes in a layer."""
+    spec = lm_jax.param_spec(tiny.decoder(qk_norm=qk_norm))
+    adapted = params_lib.by_path(lora.adapter_spec(spec, lora.LoraConfig(targets=("*",))))
+    assert "blocks/mixer/q/down" in adapted
+    scales = {path: leaf for path, leaf in params_lib.leaves(spec) if path.endswith("scale")}
+    assert len(scales["blocks/mixer/q_norm/scale"].shape) == 3
+    assert not any(f"{path}/down" in adapted for path in scales)
+    assert not any(optim.is_weight(path, leaf) for path, leaf in scales.items())
