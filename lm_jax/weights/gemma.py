@@ -70,8 +70,6 @@ def _read_shared(hf: Any) -> dict[str, Any]:
 
 def write_gemma2(cfg: DecoderConfig) -> dict[str, Any]:
     return {
-        "model_type": "gemma2",
-        "architectures": ["Gemma2ForCausalLM"],
         **_write_shared(cfg),
         **write_fields(cfg, _CAPS),
         "rope_parameters": write_rope(cfg.rope),
@@ -80,8 +78,6 @@ def write_gemma2(cfg: DecoderConfig) -> dict[str, Any]:
 
 def write_gemma3(cfg: DecoderConfig) -> dict[str, Any]:
     return {
-        "model_type": "gemma3_text",
-        "architectures": ["Gemma3ForCausalLM"],
         **_write_shared(cfg),
         **write_fields(cfg, _CAP),
         "rope_parameters": {

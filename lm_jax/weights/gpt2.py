@@ -47,8 +47,6 @@ def read_config(hf: Any) -> DecoderConfig:
 
 def write_config(cfg: DecoderConfig) -> dict[str, Any]:
     return {
-        "model_type": "gpt2",
-        "architectures": ["GPT2LMHeadModel"],
         "n_layer": cfg.num_layers,
         "n_head": cfg.num_heads,
         "n_embd": cfg.hidden_size,

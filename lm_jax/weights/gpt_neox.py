@@ -41,8 +41,6 @@ def read_config(hf: Any) -> DecoderConfig:
 
 def write_config(cfg: DecoderConfig) -> dict[str, Any]:
     return {
-        "model_type": "gpt_neox",
-        "architectures": ["GPTNeoXForCausalLM"],
         **write_fields(cfg, _FIELDS),
         "layer_norm_eps": cfg.norm_eps,
         "use_parallel_residual": cfg.parallel_residual,

@@ -5,6 +5,7 @@ the network is only used where a download was asked for (`lm_jax.run.downloads`)
 the config, the safetensors and the tokenizer: no pickles, and no code.
 """
 
+import contextlib
 from pathlib import Path
 import re
 
@@ -58,13 +59,13 @@ def find(name: str) -> Path | None:
     if parts is None:
         return None
     try:
-        folder = _snapshot(*parts.groups(), local_files_only=True)
-        if _is_whole(folder):
-            return folder
+        # Not to be in the cache is one of two usual answers.
+        with contextlib.suppress(LocalEntryNotFoundError):
+            folder = _snapshot(*parts.groups(), local_files_only=True)
+            if _is_whole(folder):
+                return folder
     except HFValidationError:
         return None
-    except LocalEntryNotFoundError:
-        pass
     return _download(name, *parts.groups()) if downloads.are_allowed() else None
 
 

@@ -33,8 +33,6 @@ def read_config(hf: Any) -> DecoderConfig:
 
 def write_config(cfg: DecoderConfig) -> dict[str, Any]:
     return {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
         **write_fields(cfg, _FIELDS),
         "hidden_act": write_activation(cfg.activation),
         "mlp_bias": cfg.mlp_bias,

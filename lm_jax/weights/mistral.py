@@ -33,8 +33,6 @@ def read_config(hf: Any) -> DecoderConfig:
 
 def write_config(cfg: DecoderConfig) -> dict[str, Any]:
     return {
-        "model_type": "mistral",
-        "architectures": ["MistralForCausalLM"],
         **write_fields(cfg, LLAMA_FIELDS | HEAD_DIM),
         "hidden_act": write_activation(cfg.activation),
         "rope_parameters": write_rope(cfg.rope),

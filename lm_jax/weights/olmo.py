@@ -45,8 +45,6 @@ def read_config(hf: Any) -> DecoderConfig:
 
 def write_config(cfg: DecoderConfig) -> dict[str, Any]:
     return {
-        "model_type": "olmo",
-        "architectures": ["OlmoForCausalLM"],
         **write_fields(cfg, _FIELDS),
         "clip_qkv": None,
         "hidden_act": write_activation(cfg.activation),

@@ -37,8 +37,6 @@ def read_config(hf: Any) -> DecoderConfig:
 
 def write_config(cfg: DecoderConfig) -> dict[str, Any]:
     return {
-        "model_type": "olmo2",
-        "architectures": ["Olmo2ForCausalLM"],
         **write_fields(cfg, _FIELDS | HEAD_DIM),
         "hidden_act": write_activation(cfg.activation),
         "rope_parameters": write_rope(cfg.rope),

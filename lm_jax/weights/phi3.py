@@ -37,8 +37,6 @@ def read_config(hf: Any) -> DecoderConfig:
 
 def write_config(cfg: DecoderConfig) -> dict[str, Any]:
     return {
-        "model_type": "phi3",
-        "architectures": ["Phi3ForCausalLM"],
         **write_fields(cfg, LLAMA_FIELDS | HEAD_DIM),
         "hidden_act": write_activation(cfg.activation),
         "rope_parameters": {"partial_rotary_factor": 1.0} | write_rope(cfg.rope),

@@ -51,8 +51,6 @@ def _read_shared(hf: Any) -> dict[str, Any]:
 
 def write_qwen2(cfg: DecoderConfig) -> dict[str, Any]:
     return {
-        "model_type": "qwen2",
-        "architectures": ["Qwen2ForCausalLM"],
         **write_fields(cfg, _QWEN2_FIELDS | HEAD_DIM),
         **_write_shared(cfg),
     }
@@ -60,8 +58,6 @@ def write_qwen2(cfg: DecoderConfig) -> dict[str, Any]:
 
 def write_qwen3(cfg: DecoderConfig) -> dict[str, Any]:
     return {
-        "model_type": "qwen3",
-        "architectures": ["Qwen3ForCausalLM"],
         **write_fields(cfg, _QWEN3_FIELDS | HEAD_DIM),
         **_write_shared(cfg),
     }

@@ -39,7 +39,8 @@ def save_pretrained(
         raise BadInputError(f"cfg.family = {cfg.family!r}{nearest(cfg.family, FAMILIES)}")
     family = FAMILIES[cfg.family]
     leaves = params_lib.by_path(params)
-    config = family.write_config(cfg) | {"dtype": str(next(iter(leaves.values())).dtype)}
+    named = {"model_type": family.name, "architectures": [family.architecture]}
+    config = named | family.write_config(cfg) | {"dtype": str(next(iter(leaves.values())).dtype)}
     if tokenizer is not None:
         config |= {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id}
     _check_stored(cfg, family, config)

@@ -47,8 +47,6 @@ def read_config(hf: Any) -> DecoderConfig:
 
 def write_config(cfg: DecoderConfig) -> dict[str, Any]:
     return {
-        "model_type": "stablelm",
-        "architectures": ["StableLmForCausalLM"],
         **write_fields(cfg, _FIELDS),
         "qk_layernorm": cfg.qk_norm == "each_head",
         "hidden_act": write_activation(cfg.activation),

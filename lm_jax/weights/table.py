@@ -47,7 +47,8 @@ class Entry:
 class Family:
     """A kind of checkpoint.
 
-    `read_config` takes a transformers config; `write_config` gives the content of config.json.
+    `read_config` takes a transformers config; `write_config` gives the content of config.json but
+    for `name` (its model_type) and `architecture`.
     `prefix` opens every name but that of the output head; files saved from the bare model lack it.
     `ignored` are regular expressions of stored buffers that are not weights.
     """
