@@ -299,8 +299,8 @@ def main(arguments: cli.Arguments) -> int:
     if config.text:
         read_texts(config.text)
     if arguments.options.diagnose:
-        found = diagnosis.diagnose(config, arguments.workdir, resume=arguments.resume)
-        print(diagnosis.format_diagnosis(found))
+        result = diagnosis.diagnose(config, arguments.workdir, resume=arguments.resume)
+        print(diagnosis.format_diagnosis(result))
         return EXIT_FINISHED
     if target := arguments.options.hybrid:
         search = search_from_options(arguments.options)

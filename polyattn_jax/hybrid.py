@@ -111,7 +111,7 @@ class HybridResult:
       softmax: loss of softmax on the texts of the measurement.
       softmax_needle: accuracy of softmax on the needle prompts.
       frontier: ranked sets by the number of heads kept, each followed by the random ones.
-      found: the accepted ranked set with the fewest softmax heads; null where none is.
+      best: the accepted ranked set with the fewest softmax heads; null where none is.
     """
 
     model: str
@@ -126,7 +126,7 @@ class HybridResult:
     softmax: TextLoss
     softmax_needle: ConditionResult
     frontier: tuple[HeadSet, ...]
-    found: HybridRecipe | None
+    best: HybridRecipe | None
 
 
 def run(audited: AuditedModel, folder: Path, search: Search) -> HybridResult:
@@ -183,10 +183,10 @@ def run(audited: AuditedModel, folder: Path, search: Search) -> HybridResult:
         for name, (seed, kept) in sets.items()
     ]
     accepted = [entry for entry in frontier if entry.accepted and entry.seed is None]
-    found = None
+    best = None
     if accepted:
-        best = min(accepted, key=lambda entry: entry.kept)
-        found = HybridRecipe(
+        entry = min(accepted, key=lambda each: each.kept)
+        best = HybridRecipe(
             version=1,
             model=config.model,
             model_sha256=audited.model.sha256,
@@ -194,7 +194,7 @@ def run(audited: AuditedModel, folder: Path, search: Search) -> HybridResult:
             bias=bias,
             layers=shape[0],
             heads=shape[1],
-            replaced=replaced_heads(masks[best.text.cell]),
+            replaced=replaced_heads(masks[entry.text.cell]),
         )
     return HybridResult(
         model=config.model,
@@ -212,7 +212,7 @@ def run(audited: AuditedModel, folder: Path, search: Search) -> HybridResult:
         softmax=text_of[SOFTMAX.name],
         softmax_needle=needle_of[SOFTMAX.name],
         frontier=tuple(frontier),
-        found=found,
+        best=best,
     )
 
 
@@ -262,13 +262,13 @@ def find(
             write_json(work.path / RESULT, run(audit.load(config), work.path, search))
             mark_finished(work.path)
         result = load_result(work.path / RESULT, HybridResult)
-    if result.found is not None:
-        write_json(target, result.found)
+    if result.best is not None:
+        write_json(target, result.best)
     return result
 
 
 def format_hybrid(result: HybridResult, target: Path) -> str:
-    """The frontier and the found heads as plain text of at most 80 columns."""
+    """The frontier and the accepted heads as plain text of at most 80 columns."""
     total = result.layers * result.heads
     base, needle = result.softmax, result.softmax_needle
     head = (
@@ -296,16 +296,16 @@ def format_hybrid(result: HybridResult, target: Path) -> str:
     )
     lines += textwrap.wrap(f"{text} (layer.head, nats, {result.search_texts} other texts)", 80)
     limit = f"{result.search.max_loss:g} nats on text and preserve the needle"
-    if result.found is None:
+    if result.best is None:
         lines += ["", f"no set of heads is shown to lose less than {limit}"]
         return "\n".join(lines)
-    found = (
-        f"{len(result.found.replaced)} of {total} heads can have {result.recipe}: they lose less "
+    sentence = (
+        f"{len(result.best.replaced)} of {total} heads can have {result.recipe}: they lose less "
         f"than {limit}. Saved to {target}; polyattn_jax.load_recipe reads it. Replaced:"
     )
-    lines += ["", *textwrap.wrap(found, 80)]
+    lines += ["", *textwrap.wrap(sentence, 80)]
     for layer in range(result.layers):
-        own = [str(head) for at, head in result.found.replaced if at == layer]
+        own = [str(head) for at, head in result.best.replaced if at == layer]
         if own:
             lines.append(f"  layer {layer}: {' '.join(own)}")
     return "\n".join(lines)

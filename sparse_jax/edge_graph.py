@@ -137,9 +137,9 @@ def edge_lines(
         )
     )
     for field in ("layer", "head"):
-        found = sorted({row[field] for row in rows})
+        values = sorted({row[field] for row in rows})
         bind = alt.binding_select(
-            options=[ALL, *found], name=f"{field.title()} ", labels=[ALL, *map(str, found)]
+            options=[ALL, *values], name=f"{field.title()} ", labels=[ALL, *map(str, values)]
         )
         chosen = alt.param(name=f"{field}_shown", value=ALL, bind=bind)
         test = f"{field}_shown == '{ALL}' || datum.{field} == {field}_shown"

@@ -83,9 +83,9 @@ def mediated(graph: Graph) -> float:
     rows, sources = np.unravel_index(at, pruned.score_RS.shape)
     edges = np.stack([sources, graph.row_nodes[rows]], 1)
     weights = np.split(graph.edge_weights(edges), range(256, len(edges), 256))
-    found = graph.mediations(edges)
+    mediations = graph.mediations(edges)
     return max(
-        each.certificate(weight_X).max() for each, weight_X in zip(found, weights, strict=True)
+        each.certificate(weight_X).max() for each, weight_X in zip(mediations, weights, strict=True)
     )
 
 

@@ -51,11 +51,11 @@ def track(
     def pace() -> str:
         elapsed = clock() - start
         rate = (count - done) / elapsed if elapsed > 0 else 0.0
-        told = f"- {unit}/s, time left unknown"
+        text = f"- {unit}/s, time left unknown"
         if rate:
             left = datetime.timedelta(seconds=round((total - count) / rate))
-            told = f"{rate:.3g} {unit}/s, {left} left"
-        return ", ".join([told, *[last_note] * bool(last_note)])
+            text = f"{rate:.3g} {unit}/s, {left} left"
+        return ", ".join([text, *[last_note] * bool(last_note)])
 
     if console.is_terminal:
         columns = (

@@ -133,13 +133,13 @@ def crossings(
     widths = [0, *itertools.accumulate(each.shape[1] for each in stacked)]
 
     def statistic(rows: np.ndarray) -> float:
-        found = []
+        crossings = []
         for (taken, *_), start, end in zip(measured, widths[:-1], widths[1:], strict=True):
             empty, whole, *metric = rows[:, start:end].T
             with np.errstate(divide="ignore", invalid="ignore"):
                 explained = curves.explained(np.array(metric), empty, whole)
-            found.append(curves.crossing(taken, explained, config.fraction))
-        return found[0] / found[1] if len(found) > 1 else found[0]
+            crossings.append(curves.crossing(taken, explained, config.fraction))
+        return crossings[0] / crossings[1] if len(crossings) > 1 else crossings[0]
 
     result = clustered_bootstrap(
         np.concatenate(stacked, 1),

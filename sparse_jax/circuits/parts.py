@@ -80,8 +80,8 @@ class Part:
             details = (ablation, f"{ranking} by {scope}")
             if ranking == "random":
                 details = (ablation, f"random ranking {int(draw) + 1}")
-        told = f"{about} ({', '.join(details)})" if details else about
-        return told.replace("_", " ")
+        text = f"{about} ({', '.join(details)})" if details else about
+        return text.replace("_", " ")
 
 
 # Files of the prompt that is drawn and of the scores of component edges; it has no rows.

@@ -71,21 +71,23 @@ def attribute(
     with jax.default_matmul_precision(PRECISION):
         table = ActiveFeatures(np.asarray(replacement.feature_LTF))
         rows = RowFiller(replacement, features, table)
-        found = feature_rows(
+        computed = feature_rows(
             rows, *rows.of(prompt.logit_targets()), prompt.probabilities, max_features
         ).in_order()
     pre_X = np.asarray(replacement.pre_LTF)[
-        table.layer_X[found.chosen], table.position_X[found.chosen], table.feature_X[found.chosen]
+        table.layer_X[computed.chosen],
+        table.position_X[computed.chosen],
+        table.feature_X[computed.chosen],
     ]
-    first_logit = found.weights.shape[1]
+    first_logit = computed.weights.shape[1]
     nodes = _nodes(
         table, prompt.tokens, prompt.ids, prompt.logits, *replacement.error_LTD.shape[:2]
     )
     return Graph(
         nodes=nodes,
-        adjacency=found.weights,
-        bias=found.biases,
-        row_nodes=np.concatenate([found.chosen, first_logit + np.arange(len(prompt.ids))]),
+        adjacency=computed.weights,
+        bias=computed.biases,
+        row_nodes=np.concatenate([computed.chosen, first_logit + np.arange(len(prompt.ids))]),
         readings=np.concatenate([pre_X, prompt.logits]),
         probabilities=prompt.probabilities,
         directions=prompt.directions,

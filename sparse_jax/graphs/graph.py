@@ -153,13 +153,13 @@ class Graph:
                 # Filled up, so that few sizes are compiled: of targets, a quarter to the whole.
                 sources, source_X = _filled_up(some[:, 0], size, size)
                 targets, target_X = _filled_up(some[:, 1], -(-size // 4), size)
-                found = _mediate_edges(
+                mediated = _mediate_edges(
                     self.replacement,
                     *(self.sources(sources), source_X),
                     *(self.targets(targets), target_X),
                     self._open_pairs,
                 )
-                yield jax.tree.map(operator.itemgetter(slice(len(some))), found)
+                yield jax.tree.map(operator.itemgetter(slice(len(some))), mediated)
 
     def qk(self, layer: int, head: int, query: int, key: int) -> QK:
         """Why a head looked there: the score by sources at the query and at the key (Fig. 8).
@@ -185,8 +185,8 @@ class Graph:
         if not isinstance(mixer, FrozenAttention):
             return None
         pattern_LNTS = np.asarray(mixer.pattern_LNTS)
-        found = mediation.open_pairs(pattern_LNTS)
-        return found if _GATHERED * found[0, 0].size <= pattern_LNTS[0].size else None
+        open_L3P = mediation.open_pairs(pattern_LNTS)
+        return open_L3P if _GATHERED * open_L3P[0, 0].size <= pattern_LNTS[0].size else None
 
     @functools.cached_property
     def _rows(self) -> RowFiller:

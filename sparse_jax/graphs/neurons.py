@@ -194,9 +194,9 @@ def _most_influential(prompt: Prompt, count: int) -> np.ndarray:
     with jax.default_matmul_precision(PRECISION):
         rows = _NeuronRows(prompt)
         logits = rows.of(prompt.logit_targets())
-        found = feature_rows(rows, *logits, prompt.probabilities, count)
+        computed = feature_rows(rows, *logits, prompt.probabilities, count)
     kept_LTF = np.zeros(rows.shape, bool)
-    kept_LTF.ravel()[found.chosen] = True
+    kept_LTF.ravel()[computed.chosen] = True
     return kept_LTF
 
 

@@ -188,9 +188,9 @@ def feature_rows(
     if count == total:
         weights[logits:], biases[logits:] = filler.of_features(chosen)
     while len(chosen) < count:
-        found = logits + len(chosen)
+        row = logits + len(chosen)
         edges = influence.Edges(
-            weight_RS=weights[:found],
+            weight_RS=weights[:row],
             node_R=np.concatenate([np.full(logits, -1), chosen]),
             start_R=np.concatenate([probabilities, np.zeros(len(chosen))]),
             kind_S=np.full(columns, influence.FEATURE),
@@ -200,6 +200,6 @@ def feature_rows(
         of_features[chosen] = -1.0
         size = min(filler.chunk, count - len(chosen))
         next_X = np.argsort(-of_features, kind="stable")[:size]
-        weights[found : found + size], biases[found : found + size] = filler.of_features(next_X)
+        weights[row : row + size], biases[row : row + size] = filler.of_features(next_X)
         chosen = np.concatenate([chosen, next_X])
     return FeatureRows(chosen, weights, biases)

@@ -58,11 +58,11 @@ def make_tasks(
       prompts: to draw for each task.
       context: positions of the models.
     """
-    seen: set[str] = set()
+    training_prompts: set[str] = set()
     for file in texts:
         with file.open(encoding="utf-8") as lines:
             rows = (json.loads(line) for line in lines)
-            seen.update(*(row.get("prompts", ()) for row in rows))
+            training_prompts.update(*(row.get("prompts", ()) for row in rows))
     tasks, unscored = [], []
     for name in names:
         try:
@@ -71,7 +71,7 @@ def make_tasks(
             unscored.append(UnscoredTask(name, str(error)))
             continue
         unseen = [
-            not any(each.clean + answer in seen for answer in each.answers)
+            not any(each.clean + answer in training_prompts for answer in each.answers)
             for each in task.examples
         ]
         if sum(unseen) < 2:

@@ -239,8 +239,8 @@ def _params(
     ) -> np.ndarray:
         x = tensors.get(name)
         if x is None or x.shape not in shapes:
-            found = "missing" if x is None else f"of shape {x.shape}"
-            raise CorruptError(f"{folder}: {name} is {found}; it must be {shapes[0]}")
+            actual = "missing" if x is None else f"of shape {x.shape}"
+            raise CorruptError(f"{folder}: {name} is {actual}; it must be {shapes[0]}")
         if not np.isfinite(x).all():
             raise CorruptError(f"{folder}: {name} has values that are not finite")
         return np.asarray(x, np.float32)

@@ -210,9 +210,9 @@ class Measurements:
         """The hidden units of the MLPs, of which those count as active that are not zero."""
         active = tokens = 0
         for batch, replaced_BT in self._held_out():
-            counted_BT = batch.input_mask_BT & replaced_BT
-            active += int(_active_units(self.frozen.model, batch, counted_BT))
-            tokens += int(counted_BT.sum())
+            kept_BT = batch.input_mask_BT & replaced_BT
+            active += int(_active_units(self.frozen.model, batch, kept_BT))
+            tokens += int(kept_BT.sum())
         cfg = self.frozen.model.cfg
         mlp = self.frozen.model.params["blocks"]["mlp"]
         return Control(
@@ -274,12 +274,12 @@ def _on_one_device(params: ParamTree) -> ParamTree:
 
 
 @jax.jit
-def _active_units(model: CircuitModel, batch: LMBatch, counted_BT: jax.Array) -> jax.Array:
+def _active_units(model: CircuitModel, batch: LMBatch, kept_BT: jax.Array) -> jax.Array:
     """Hidden units that are not zero, summed over layers and the tokens that count."""
     records = model.forward(
         batch.input_BT, batch.input_mask_BT, record={neurons.HIDDEN: _count_units}
     ).records
-    return jnp.sum(jnp.where(counted_BT[None], records[neurons.HIDDEN], 0))
+    return jnp.sum(jnp.where(kept_BT[None], records[neurons.HIDDEN], 0))
 
 
 def _count_units(h_BTF: jax.Array) -> jax.Array:

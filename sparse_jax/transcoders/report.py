@@ -229,7 +229,7 @@ def training(config: TranscoderTraining, summary: TranscoderSummary, folder: Pat
 
     batch_topk = config.kind == "batchtopk"
     x_label = "tokens seen"
-    seen = f"{number(summary.tokens_seen)} tokens seen"
+    trained_on = f"{number(summary.tokens_seen)} tokens seen"
     return section(
         "Training",
         _PROSE("penalty", config.kind, config.penalties, summary.ended, number(summary.steps)),
@@ -240,21 +240,21 @@ def training(config: TranscoderTraining, summary: TranscoderSummary, folder: Pat
             else "Coefficient of the sparsity penalty.",
             x_label=x_label,
             y_label="features" if batch_topk else "coefficient",
-            n=seen,
+            n=trained_on,
         ),
         report.curves(
             [evaluated("l0", "all layers"), *by_layer("l0")],
             caption="Active features per token on held-out text.",
             x_label=x_label,
             y_label="active features",
-            n=seen,
+            n=trained_on,
         ),
         report.curves(
             [evaluated("unexplained", "all layers", 100), *by_layer("unexplained", 100)],
             caption="Variance of MLP outputs unexplained on held-out text.",
             x_label=x_label,
             y_label="unexplained, %",
-            n=seen,
+            n=trained_on,
         ),
         report.curves(
             [stepwise("dead", "dead features", 100), evaluated("top1", "same next token", 100)],
@@ -262,14 +262,14 @@ def training(config: TranscoderTraining, summary: TranscoderSummary, folder: Pat
             "tokens with the same next token when all MLPs are replaced.",
             x_label=x_label,
             y_label="%",
-            n=seen,
+            n=trained_on,
         ),
         report.curves(
             [evaluated("kl", "all MLPs replaced")],
             caption="Next-token distributions with all MLPs replaced, from those of the model.",
             x_label=x_label,
             y_label="KL, nats per token",
-            n=seen,
+            n=trained_on,
         ),
         report.curves(
             [

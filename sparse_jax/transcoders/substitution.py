@@ -146,9 +146,9 @@ def agreement(
     log_p, log_q = jax.nn.log_softmax(whole_BTV), jax.nn.log_softmax(replaced_BTV)
     divergence_BT = jnp.sum(jnp.exp(log_p) * (log_p - log_q), -1)
     same_BT = whole_BTV.argmax(-1) == replaced_BTV.argmax(-1)
-    counted_BT = valid_BT & replaced_BT
+    kept_BT = valid_BT & replaced_BT
     return Agreement(
-        counted_BT.sum(),
-        jnp.sum(jnp.where(counted_BT, divergence_BT, 0.0)),
-        jnp.sum(same_BT & counted_BT),
+        kept_BT.sum(),
+        jnp.sum(jnp.where(kept_BT, divergence_BT, 0.0)),
+        jnp.sum(same_BT & kept_BT),
     )

@@ -69,7 +69,7 @@ def test_the_frontier_holds_ranked_and_random_sets_and_the_rule(searched):
             entry.text.change.high < 1000 and entry.needle.verdict == "preserve"
         )
     # The tiny model retrieves with the recipe in every head.
-    assert result.frontier[0].accepted and len(result.found.replaced) == L * N
+    assert result.frontier[0].accepted and len(result.best.replaced) == L * N
     assert "12 of 12 heads can have relu:p=4,b=0" in " ".join(out.split())
     assert max(map(len, out.splitlines())) <= 80
 
