@@ -2,11 +2,12 @@
 
 FlashAttention-2 with the gates of `tile`:
 
-1. Keys and values are laid out head before position, once; the G query heads that share a key head
+1. The batch is cut into groups of which a tile stays in the cache.
+2. Keys and values are laid out head before position, once; the G query heads that share a key head
    are rows of one matrix, so no key is copied per head.
-2. Forward: for each block of queries, the blocks of keys that it can see go through `tile.absorb`.
+3. Forward: for each block of queries, the blocks of keys that it can see go through `tile.absorb`.
    The log-sum-exp of each row is all that is saved beside the arguments and the output.
-3. Backward: the same blocks again. Noise is recomputed from its counters, so the gates are those of
+4. Backward: the same blocks again. Noise is recomputed from its counters, so the gates are those of
    the forward pass.
 
 Nothing of size T x S is formed: a block takes B N X Y floats.
@@ -20,18 +21,29 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from kernels.attention.batches import CACHED_ELEMENTS, in_groups, rows_within
 from kernels.attention.visibility import Visibility, key_blocks
 from kernels.core import dispatch, noise
 from kernels.gated_attention import tile
 from kernels.gated_attention.config import Call, Config
 
-# Elements of one tile of scores: some temporaries of that size stay in a CPU's cache.
-_TILE = 1 << 18
+# The smallest and the largest side of a tile.
+_SMALLEST, _LARGEST = 64, 256
+
+
+def run(config: Config, call: Call) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """`out_BTNH`, `expected_BN` and `opened_BN`; see `api.gated_attention`."""
+    B, T, N, _ = call.q_BTNH.shape
+    X, Y = config.blocks or (min(_SMALLEST, T), min(_SMALLEST, call.k_BSKH.shape[1]))
+
+    def of_rows(call: Call, first: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        return _run(config, call._replace(origin_2=call.origin_2.at[0].add(first)))
+
+    return in_groups(of_rows, call, rows_within(B, N * X * Y))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def run(config: Config, call: Call) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """`out_BTNH`, `expected_BN` and `opened_BN`; see `api.gated_attention`."""
+def _run(config: Config, call: Call) -> tuple[jax.Array, jax.Array, jax.Array]:
     return _forward(config, call)[0]
 
 
@@ -57,13 +69,13 @@ def _blocks(config: Config, B: int, N: int, T: int, S: int) -> tuple[int, int]:
     """(queries, keys) of a tile."""
     if config.blocks is not None:
         return config.blocks
-    side = 64
-    while side < 256 and B * N * (2 * side) * (2 * side) <= _TILE:
+    side = _SMALLEST
+    while side < _LARGEST and B * N * (2 * side) * (2 * side) <= CACHED_ELEMENTS:
         side *= 2
     X = min(side, T)
     # Few queries, as in decoding, leave room for more keys.
     Y = side
-    while Y < S and B * N * X * (2 * Y) <= _TILE:
+    while Y < S and B * N * X * (2 * Y) <= CACHED_ELEMENTS:
         Y *= 2
     return X, min(Y, S)
 
@@ -296,4 +308,4 @@ def _add_at(total_BKSH: jax.Array, block_BKYH: jax.Array, first: jax.Array) -> j
     return lax.dynamic_update_slice_in_dim(total_BKSH, held + block_BKYH, first, 2)
 
 
-run.defvjp(_run_forward, _run_backward)
+_run.defvjp(_run_forward, _run_backward)

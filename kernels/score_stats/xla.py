@@ -13,15 +13,14 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
+from kernels.attention.batches import CACHED_ELEMENTS
 from kernels.attention.visibility import Visibility, key_blocks
 from kernels.core import dispatch
 from kernels.score_stats import tile
 from kernels.score_stats.config import Call, Config, RowStats
 
-# Elements of the stored scores, at most about 16 MiB unless one row is longer; and of one tile,
-# small enough for a core's cache and large enough for a loop iteration.
+# Elements of the stored scores: at most about 16 MiB unless one row is longer.
 _KEPT = 1 << 22
-_TILE = 1 << 18
 
 
 class _BatchRow(NamedTuple):
@@ -67,7 +66,7 @@ def _blocks(config: Config, B: int, T: int, N: int, S: int) -> tuple[int, int, i
         Q = min(config.blocks[0], T)
     together = min(max(_KEPT // (N * Q * S), 1), B)
     Y = 128
-    while Y < 4096 and together * N * Q * (2 * Y) <= _TILE:
+    while Y < 4096 and together * N * Q * (2 * Y) <= CACHED_ELEMENTS:
         Y *= 2
     if config.blocks is not None:
         Y = config.blocks[1]
