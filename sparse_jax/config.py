@@ -187,6 +187,16 @@ SMALL_MODEL: Mapping[str, Any] = {
     "save_every": 40,
 }
 
+# Bounds relative to the control at the same update, and gates by rule late in training.
+OVER_CONTROL: Mapping[str, Any] = {
+    "control": True,
+    "slack_over": "control",
+    "paired": True,
+    "raw_gate": True,
+    "by_rule": 0.4,
+    "strength": Strength(dual_rate=1.0, decay=0.95, start=0.1, least=0.01, settle=0.2),
+}
+
 # More nats than any model loses per token, unless it is worse than a uniform distribution.
 _SMOKE_MARGIN = 15.0
 

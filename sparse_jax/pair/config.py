@@ -11,8 +11,7 @@ from lm_jax.model.config import DecoderConfig
 from lm_jax.run.config_files import in_mode
 from lm_jax.train.config import Plateau, TrainConfig
 from sparse_jax.circuits.generators import GENERATORS
-from sparse_jax.config import PosttrainConfig
-from sparse_jax.geco import Strength
+from sparse_jax.config import OVER_CONTROL, PosttrainConfig
 
 # Post-training with and without parts, each with the fields that differ from `config.posttrain`.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
@@ -143,13 +142,7 @@ class PairConfig:
     posttrain: PosttrainConfig = dataclasses.field(
         default_factory=lambda: PosttrainConfig(
             full=True,
-            control=True,
-            slack_over="control",
             slacks=(0.03, 0.1),
-            raw_gate=True,
-            strength=Strength(dual_rate=1.0, decay=0.95, start=0.1, least=0.01, settle=0.2),
-            paired=True,
-            by_rule=0.4,
             distill=0.0,
             batch_size=32,
             steps=3_000,
@@ -157,6 +150,7 @@ class PairConfig:
             eval_every=100,
             save_every=100,
             seeds=(0,),
+            **OVER_CONTROL,
         )
     )
     variants: tuple[str, ...] = ("sparse",)
