@@ -1,4 +1,4 @@
-"""Multiple choice by a dense model and by sparse ones, on the same questions.
+"""Multiple choice by a dense model, its controls and sparse versions, on the same questions.
 
     iaj sparse choices --config=sparse/multiple_choice --workdir=runs/multiple_choice
     iaj sparse choices --workdir=runs/multiple_choice \\
@@ -56,7 +56,9 @@ class MultipleChoiceConfig:
     """Everything that decides the result.
 
     Attributes:
-      dense: a local folder, a .gguf file, or a name of the manifest.
+      dense: a local folder, a .gguf file, or a name of the manifest, with which all others are
+        compared.
+      controls: further dense models, as the control of a post-training.
       sparse: folders that `sparse_jax.posttrain` exported.
       tasks: names of `lm_jax.evaluate.multiple_choice.TASKS`.
       truthfulqa: a file of TruthfulQA, whose MC1 is then a further task.
@@ -66,6 +68,7 @@ class MultipleChoiceConfig:
     """
 
     dense: str = "smollm2"
+    controls: tuple[str, ...] = ()
     sparse: tuple[str, ...] = ()
     tasks: tuple[str, ...] = tuple(TASKS)
     truthfulqa: str = ""
@@ -83,12 +86,17 @@ class MultipleChoiceConfig:
             problems.append("config.tasks names no task, and config.truthfulqa no file; give one")
         if len(set(self.tasks)) < len(self.tasks):
             problems.append(f"config.tasks = {self.tasks} names a task twice; name each once")
-        if len(set(self.sparse)) < len(self.sparse):
-            problems.append(f"config.sparse = {self.sparse} names a folder twice; name each once")
-        if DENSE in self.sparse:
+        others = self.controls + self.sparse
+        if len(set(others)) < len(others):
             problems.append(
-                f"config.sparse has {DENSE!r}, as the dense model is called; write ./dense"
+                f"config.controls = {self.controls} and config.sparse = {self.sparse} name a model "
+                "twice; name each once"
             )
+        problems += [
+            f"config.{name} has {DENSE!r}, as the dense model is called; write ./dense"
+            for name in ("controls", "sparse")
+            if DENSE in getattr(self, name)
+        ]
         if self.limit < 0:
             problems.append(f"config.limit = {self.limit} must be at least 0")
         if self.batch_tokens < 1:
@@ -117,11 +125,11 @@ def run(config: MultipleChoiceConfig, folder: Path) -> ChoiceSummary:
     for path in config.sparse:
         sparse_model.read_note(path)
     questions = read_questions(config)
-    dense = load_pretrained(config.dense, dtype=jnp.dtype(config.dtype))
-    sparse = {
-        path: sparse_model.load(path, dtype=jnp.dtype(config.dtype)) for path in config.sparse
-    }
-    models: dict[str, Pretrained | SparseModel] = {DENSE: dense, **sparse}
+    dtype = jnp.dtype(config.dtype)
+    named = {DENSE: config.dense, **{name: name for name in config.controls}}
+    dense = {name: load_pretrained(source, dtype=dtype) for name, source in named.items()}
+    sparse = {path: sparse_model.load(path, dtype=dtype) for path in config.sparse}
+    models: dict[str, Pretrained | SparseModel] = {**dense, **sparse}
     digests = {name: _base(each).sha256 for name, each in models.items()}
     weights = [
         hub.identity(name, digests[name], _base(each).revision) for name, each in models.items()

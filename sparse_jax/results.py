@@ -253,12 +253,12 @@ def _over(intervals: Sequence[Interval]) -> Spread:
 
 @dataclasses.dataclass(frozen=True)
 class PairedChange:
-    """Accuracy of a sparse model against the dense one on the same questions.
+    """Accuracy of a model against the dense one on the same questions.
 
     Attributes:
       change: of the accuracy, with Tango's interval.
       lost: questions that only the dense model answers correctly.
-      gained: questions that only the sparse model answers correctly.
+      gained: questions that only the other model answers correctly.
       p_value: of the exact McNemar test, two-sided, of this comparison alone.
     """
 

@@ -1,7 +1,8 @@
-"""Multiple choice by dense SmolLM2 and by the sparse models of the command line.
+"""Multiple choice by dense SmolLM2 and by the models of the command line.
 
     iaj sparse choices --config=sparse/multiple_choice \\
         --workdir=runs/multiple_choice \\
+        --config.controls="('runs/sparse/seed_234/control/model',)" \\
         --config.sparse="('runs/sparse/seed_234/target_3.7009/model',)"
 
 The questions come from `iaj fetch mc`.

@@ -158,7 +158,7 @@ def test_every_number_of_the_addition_is_checked():
         ({"tasks": ("arc",)}, "config.tasks has 'arc'"),
         ({"tasks": ("arc_easy", "arc_easy")}, "names a task twice"),
         ({"tasks": ()}, "names no task"),
-        ({"sparse": ("a", "a")}, "names a folder twice"),
+        ({"sparse": ("a", "a")}, "name a model twice"),
         ({"sparse": ("dense",)}, "as the dense model is called"),
         ({"limit": -1}, "config.limit = -1"),
         ({"batch_tokens": 0}, "config.batch_tokens = 0"),

@@ -100,6 +100,17 @@ def test_open_gates_answer_as_the_dense_model_and_closed_ones_otherwise(folders,
     assert "closed" in capsys.readouterr().out
 
 
+def test_a_control_answers_as_a_dense_model(folders, tmp_path):
+    """The folder of a sparse model holds dense weights, and as a control has no gates."""
+    control = str(folders / "closed")
+    summary = command(config_of(folders, "open", controls=(control,)), tmp_path / "run")
+    metric = summary["tasks"][TRUTHFULQA]["metrics"]["acc"]
+    assert list(metric["accuracy"]) == [DENSE, control, str(folders / "open")]
+    assert metric["accuracy"][control] == metric["accuracy"][DENSE]
+    assert metric["paired"][control]["lost"] == metric["paired"][control]["gained"] == 0
+    assert list(summary["edges"]) == [str(folders / "open")]
+
+
 def test_the_summary_is_read_as_it_was_written_and_a_broken_one_is_refused(folders, tmp_path):
     config, folder = config_of(folders, "open", limit=4), tmp_path / "run"
     tree = command(config, folder)
@@ -145,8 +156,9 @@ def test_invalid_settings_are_refused(folders, tmp_path):
         MultipleChoiceConfig(tasks=("arc_esy",), limit=-1)
     with pytest.raises(UsageError, match="names no task"):
         MultipleChoiceConfig(tasks=())
-    with pytest.raises(UsageError, match="names a folder twice"):
-        MultipleChoiceConfig(sparse=("a", "b", "a"))
+    for twice in ({"sparse": ("a", "b", "a")}, {"controls": ("a",), "sparse": ("a",)}):
+        with pytest.raises(UsageError, match="name a model twice"):
+            MultipleChoiceConfig(**twice)
     with pytest.raises(UsageError, match=r"write \./dense"):
         MultipleChoiceConfig(sparse=("dense",))
     with pytest.raises(BadInputError, match=r"no sparse\.json"):
