@@ -162,5 +162,5 @@ def _next_tokens(model, hidden_BD, ids_K, *, top):
     """`_NextTokens` of last hidden states."""
     logits_BV = unembed(model.params, hidden_BD[:, None], model.cfg)[:, 0]
     probability_BV = jax.nn.softmax(logits_BV)
-    highest, ids = jax.lax.top_k(probability_BV, top)
+    highest, ids = jax.lax.top_k(probability_BV, min(top, probability_BV.shape[1]))
     return _NextTokens(probability_BV[:, ids_K], ids, highest)

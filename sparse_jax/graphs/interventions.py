@@ -36,6 +36,7 @@ from sparse_jax.graphs.basis import Features
 from sparse_jax.graphs.effects import MODES, Effects, Mode
 from sparse_jax.graphs.graph import PRECISION, SOURCE_KINDS, Graph
 from sparse_jax.graphs.influence import FEATURE, LOGIT, TOKEN
+from sparse_jax.graphs.rows import rounded
 from sparse_jax.transcoders.substitution import substitute
 from sparse_jax.transcoders.transcoder import Transcoder
 
@@ -165,8 +166,8 @@ def run_scaled(
       batch: interventions at a time; each batch has a clean run of its own before them.
     """
     starts = range(0, len(groups), batch)
-    # One size is compiled for all batches.
-    most = max(sum(map(len, groups[start : start + batch])) for start in starts)
+    # Few sizes are compiled, of graphs of one length too.
+    most = rounded(max(sum(map(len, groups[start : start + batch])) for start in starts))
     tokens_T = jnp.asarray(_tokens(graph))
     for start in starts:
         some = groups[start : start + batch]
