@@ -180,6 +180,7 @@ def experiment(mode: str, **settings: Any) -> ConfigDict:
 def smoke(config: GraphConfig) -> GraphConfig:
     """Few features, the mediation of few edges, and little text."""
     corpus = dataclasses.replace(config.corpus, max_tokens=5_000)
-    few = {"mediated": 20, "explained": 2, "intervened": 2, "supernodes": 2, "resamples": 100}
-    small = {"max_features": 20, "context": 24, "examples": 2} | few
-    return dataclasses.replace(config, corpus=corpus, **small)
+    small = {"max_features": 20, "mediated": 20, "explained": 2, "intervened": 2, "supernodes": 2}
+    return dataclasses.replace(
+        config, corpus=corpus, context=24, examples=2, resamples=100, **small
+    )

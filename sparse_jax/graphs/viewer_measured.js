@@ -1,6 +1,6 @@
 // Interventions that were measured: on a node, and on all members of a supernode at once.
 
-const MODES = { frozen: "all frozen", attention_frozen: "attention frozen", free: "nothing frozen" };
+const FROZEN = { frozen: "all", attention_frozen: "attention", free: "nothing" };
 
 const interventionsOf = new Map();
 for (const one of graph.interventions || []) {
@@ -18,28 +18,29 @@ for (const one of graph.group_interventions || []) {
 // Factors as a reader writes them: 0, −5.
 const timesText = (factor) => `times ${withMinus(String(factor))}`;
 
-// A table whose columns after the first are numbers, already written out.
+// A table of numbers, already written out, each row of them under a row with its name.
 function numbersTable(caption, heads, rows) {
-  const side = (i) => (i ? "right" : "left");
-  return el("div", { class: "scroll", tabindex: "0" }, el("table", { class: "measured" },
+  const cell = (tag, attributes) => (text) => el(tag, { class: "right", ...attributes }, text);
+  return el("table", { class: "measured" },
     el("caption", {}, caption),
-    el("thead", {}, el("tr", {}, ...heads.map((name, i) => el("th", { scope: "col", class: side(i) }, name)))),
-    el("tbody", {}, ...rows.map((cells) => el("tr", {},
-      ...cells.map((cell, i) => el("td", { class: side(i) }, cell)))))));
+    el("thead", {}, el("tr", {}, ...heads.map(cell("th", { scope: "col" })))),
+    el("tbody", {}, ...rows.flatMap(({ name, values }) => [
+      el("tr", {}, el("td", { class: "name", colspan: heads.length }, ...name)),
+      el("tr", {}, ...values.map(cell("td", {})))])));
 }
 
 function interventionsOn(node) {
   const list = interventionsOf.get(node.id);
   if (!list) return [];
-  const names = ["predicted", ...Object.keys(MODES)];
+  const measured = ["predicted", ...Object.keys(FROZEN)];
   return [
     el("h4", {}, "Interventions on it"),
     ...list.map((one, i) => el("details", { class: "intervention", open: i === 0 },
       el("summary", {}, timesText(one.factor)),
-      numbersTable("Largest changes of pre-activations and logits",
-        ["target", "predicted", ...Object.values(MODES)],
-        one.effects.map((effect) => [nameOf(effect.target),
-          ...names.map((name) => number(effect[name]))])))),
+      numbersTable("Largest changes of pre-activations and logits, predicted and by what was frozen",
+        ["predicted", ...Object.values(FROZEN)],
+        one.effects.map((effect) => ({ name: [nameOf(effect.target)],
+          values: measured.map((name) => number(effect[name])) }))))),
   ];
 }
 
@@ -53,9 +54,11 @@ function outcomesOf(group) {
     return [el("p", { class: "absent" }, "This file holds no intervention on these members.")];
   }
   const target = nodes.find((node) => node.kind === "logit");
-  const rows = list.flatMap((one) => one.outcomes.map((outcome) => [
-    `${timesText(one.factor)}, ${MODES[outcome.mode]}`, number(one.predicted), number(outcome.change),
-    percent(outcome.probability), tokensText(outcome.top)]));
-  return [numbersTable(`All members scaled: change of the logit of ${shortName(target)}`,
-    ["factor", "predicted", "measured", "probability", "next tokens"], rows)];
+  const rows = list.flatMap((one) => one.outcomes.map((outcome) => ({
+    name: [`${timesText(one.factor)}, ${FROZEN[outcome.mode]} frozen `,
+      el("small", {}, `then ${tokensText(outcome.top)}`)],
+    values: [number(one.predicted), number(outcome.change), percent(outcome.probability)],
+  })));
+  return [numbersTable(`All members scaled: change of the logit and probability of ${shortName(target)}`,
+    ["predicted", "measured", "probability"], rows)];
 }

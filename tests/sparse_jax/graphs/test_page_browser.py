@@ -396,13 +396,17 @@ def test_what_was_measured_of_a_node_and_of_a_supernode_is_shown(tmp_path):
           other: title() }};""",
         view=view,
     )
-    effects = [[target["clerp"], "1.25", "1.26", "−0.750", "0.500"]]
+    effects = [[target["clerp"]], ["1.25", "1.26", "−0.750", "0.500"]]
     assert result["on"] == [[True, "times 0", effects], [False, "times −10", effects]]
-    assert result["caption"].endswith(f"change of the logit of {target['clerp']}")
+    assert result["caption"].endswith(f"change of the logit and probability of {target['clerp']}")
     wanted = [
-        [f"times {factor}, {mode}", "−1.50", change, "13 %", "“most” 63 %"]
+        row
         for factor in ("0", "−10")
-        for mode, change in (("attention frozen", "−2.50"), ("nothing frozen", "0.375"))
+        for mode, change in (("attention", "−2.50"), ("nothing", "0.375"))
+        for row in (
+            [f"times {factor}, {mode} frozen then “most” 63 %"],
+            ["−1.50", change, "13 %"],
+        )
     ]
     assert result["group"] == wanted
     assert result["edited"][0] == 0
