@@ -11,6 +11,7 @@ rows           rows of the adjacency matrix in chunks
 neurons        graphs of the MLPs' own neurons, without a transcoder
 effects        effects of interventions, predicted and measured
 interventions  interventions in the model against what a graph predicts
+groups         interventions on groups of sources, such as supernodes
 influence      influence on the logits, pruning, scores
 graph_document pruned graphs as files hold them
 graph_json     files in the schema of Neuronpedia and circuit-tracer
@@ -20,5 +21,6 @@ page           the offline page of a graph, with a viewer
 
 from sparse_jax.graphs.attribute import attribute
 from sparse_jax.graphs.graph import Graph
+from sparse_jax.graphs.groups import scale_groups
 
-__all__ = ["Graph", "attribute"]
+__all__ = ["Graph", "attribute", "scale_groups"]

@@ -41,6 +41,8 @@ class GraphConfig:
         split into terms of sources; 0 for none.
       intervened: kept features, those with the most influence, that are multiplied by each of
         `factors`; 0 for none.
+      supernodes: proposed supernodes, those with the most influential feature first, all of whose
+        features are multiplied by each of `factors` at once; 0 for none.
       factors: 0 removes what a feature writes; the paper steers with -5 and -10 (App. H).
       fraction: mass of an edge's mediation that is to be reached.
       corpus: whose texts are shown with features; `source` "" for none; its `vocab_size` is ignored
@@ -72,6 +74,7 @@ class GraphConfig:
     mediated: int = 4_000
     explained: int = 8
     intervened: int = 8
+    supernodes: int = 8
     factors: tuple[float, ...] = (0.0, -5.0, -10.0)
     fraction: float = 0.9
     corpus: CorpusConfig = dataclasses.field(
@@ -96,6 +99,7 @@ class GraphConfig:
             "mediated": (self.mediated >= 0, "at least 0"),
             "explained": (self.explained >= 0, "at least 0"),
             "intervened": (self.intervened >= 0, "at least 0"),
+            "supernodes": (self.supernodes >= 0, "at least 0"),
             "factors": (
                 bool(self.factors) and all(map(math.isfinite, self.factors)),
                 "finite numbers, one or more",
@@ -176,5 +180,7 @@ def experiment(mode: str, **settings: Any) -> ConfigDict:
 def smoke(config: GraphConfig) -> GraphConfig:
     """Few features, the mediation of few edges, and little text."""
     corpus = dataclasses.replace(config.corpus, max_tokens=5_000)
-    small = {"max_features": 20, "mediated": 20, "explained": 2, "intervened": 2, "resamples": 100}
-    return dataclasses.replace(config, corpus=corpus, context=24, examples=2, **small)
+    small = {"max_features": 20, "mediated": 20, "explained": 2, "intervened": 2, "supernodes": 2}
+    return dataclasses.replace(
+        config, corpus=corpus, context=24, examples=2, resamples=100, **small
+    )

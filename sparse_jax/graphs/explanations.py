@@ -1,23 +1,34 @@
 """What a command measures beyond a graph's edges: why heads look where they do, and interventions.
 
 Scores are those of the key-query pairs that carry most of the graph's edges, split into the terms
-of sources (`qk`). Interventions multiply the features with the most influence (`interventions`).
+of sources (`qk`). Interventions multiply the features with the most influence (`interventions`),
+and all features of proposed supernodes at once (`groups`).
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
 from sparse_jax.circuits.runs import CircuitModel
-from sparse_jax.graphs import interventions
+from sparse_jax.graphs import features, graph_json, interventions, supernodes
 from sparse_jax.graphs.config import GraphConfig
-from sparse_jax.graphs.effects import Effects
+from sparse_jax.graphs.effects import Effects, Mode
 from sparse_jax.graphs.graph import Graph
-from sparse_jax.graphs.graph_document import Mediated
+from sparse_jax.graphs.graph_document import Mediated, kept_nodes
+from sparse_jax.graphs.groups import GroupEffects, scale_groups
 from sparse_jax.graphs.influence import FEATURE, Pruned
 from sparse_jax.graphs.qk import QK
-from sparse_jax.graphs.results import InterventionAgreement
+from sparse_jax.graphs.results import (
+    GroupIntervention,
+    GroupOutcome,
+    InterventionAgreement,
+    NextToken,
+)
+
+# In which supernodes are scaled; with all frozen the effect is the prediction.
+_RESPONDING: tuple[Mode, ...] = ("attention_frozen", "free")
 
 
 def carrying_pairs(
@@ -72,3 +83,67 @@ def _is_kept(nodes: np.ndarray, pruned: Pruned) -> np.ndarray:
     """Whether each node is a source that pruning kept."""
     count = len(pruned.kept_S)
     return (nodes < count) & pruned.kept_S[np.minimum(nodes, count - 1)]
+
+
+def scale_supernodes(
+    config: GraphConfig,
+    model: CircuitModel,
+    graph: Graph,
+    pruned: Pruned,
+    document: Mapping[str, Any],
+    decode: Callable[[int], str],
+) -> tuple[GroupIntervention, ...]:
+    """Effects of scaling the first proposed supernodes; none where none is proposed or wanted.
+
+    Args:
+      config: how many, and the factors.
+      model: that the graph is of.
+      graph, pruned: the graph.
+      document: of this pruned graph.
+      decode: the text of a token's id.
+    """
+    if not config.supernodes:
+        return ()
+    nodes = document["nodes"]
+    keys = sorted({key for node in nodes if (key := graph_json.feature_of(node))})
+    decoders = features.decoders(graph.transcoder, keys)
+    proposals = supernodes.propose(document, decoders=decoders)[: config.supernodes]
+    if not proposals:
+        return ()
+    index = dict(zip((node["node_id"] for node in nodes), kept_nodes(graph, pruned), strict=True))
+    effects = scale_groups(
+        model,
+        graph,
+        [[index[name] for name in ids] for _, *ids in proposals],
+        factors=config.factors,
+        modes=_RESPONDING,
+    )
+    return tuple(
+        GroupIntervention(
+            label=label,
+            members=tuple(ids),
+            factor=factor,
+            predicted=float(effects.predicted_GFK[g, f, 0]),
+            outcomes=_outcomes(effects, g, f, decode),
+        )
+        for g, (label, *ids) in enumerate(proposals)
+        for f, factor in enumerate(effects.factors)
+    )
+
+
+def _outcomes(
+    effects: GroupEffects, g: int, f: int, decode: Callable[[int], str]
+) -> tuple[GroupOutcome, ...]:
+    """What becomes of the first logit and the next token, by mode."""
+    results = []
+    for mode, each in effects.outcomes.items():
+        top = zip(each.top_GFn[g, f].tolist(), each.top_probability_GFn[g, f].tolist(), strict=True)
+        results.append(
+            GroupOutcome(
+                mode=mode,
+                change=float(each.change_GFK[g, f, 0]),
+                probability=float(each.probability_GFK[g, f, 0]),
+                top=tuple(NextToken(decode(i), i, p) for i, p in top),
+            )
+        )
+    return tuple(results)

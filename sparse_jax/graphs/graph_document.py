@@ -133,8 +133,7 @@ def document(
     table = graph.nodes.to_pylist()
     edges = graph.edges()
     rows = graph.row_nodes
-    sources = np.flatnonzero(pruned.kept_S)
-    kept = [*sources.tolist(), *(i for i, row in enumerate(table) if row["kind"] == LOGIT)]
+    kept = kept_nodes(graph, pruned)
     others = sorted(set().union(*(each.top().nodes for each in scores)).difference(kept))
     ids = _ids(table, [*kept, *others])
     first_logit = next(i for i, row in enumerate(table) if row["kind"] == LOGIT)
@@ -202,6 +201,12 @@ def document(
         result["interventions"] = effects_lib.as_json(effects, kept_ids)
     check(result, "the graph")
     return result
+
+
+def kept_nodes(graph: Graph, pruned: Pruned) -> list[int]:
+    """Indices in `graph.nodes` of a document's nodes, in its order: kept sources, then logits."""
+    is_logit = np.asarray(graph.nodes["kind"]) == LOGIT
+    return [*np.flatnonzero(pruned.kept_S).tolist(), *np.flatnonzero(is_logit).tolist()]
 
 
 def _ids(table: Sequence[Mapping[str, Any]], kept: Sequence[int]) -> dict[int, str]:

@@ -4,15 +4,23 @@
     mediation        per link, what heads and pairs of a query and a key carry of it (`Mediated`)
     bias             per target, what is constant in its pre-activation or logit
     interventions    effects of scaling a source, predicted and measured; optional
+    group_interventions
+                     effects of scaling several sources at once on the first logit; optional
     qk               attention scores by the sources that make them, as `qk_tracing_results` has
                      them; sources that pruning removed are in `qk_only_nodes`; optional
 
     interventions[i] = {"source": id, "factor": number, "effects": [effect, ...]}
     effect = {"target": id, "predicted": x, "frozen": x, "attention_frozen": x, "free": x}
 
+    group_interventions[i] = {"members": [id, ...], "factor": number, "predicted": x,
+                              "outcomes": [outcome, ...]}
+    outcome = {"mode": "free", "change": x, "probability": p,
+               "top": [{"token": text, "probability": p}, ...]}
+
 The factor multiplies what the source writes. An effect is the change of the target's pre-activation
 or logit: as the links predict it, and measured with all that the graph freezes frozen, with
-attention alone frozen, and with nothing frozen.
+attention alone frozen, and with nothing frozen. Of a group, the change is that of the first logit,
+the probability that of its token, and the most probable next tokens follow.
 
 What is written (`document`) and what is read passes the same checks (`check`).
 """
@@ -228,6 +236,39 @@ def _check_extensions(
             check_node(effect, "target", f"{place}.effects[{j}]")
             for field in EFFECTS:
                 check_number(effect, field, f"{place}.effects[{j}]")
+    for k, row in enumerate(rows(graph, "group_interventions", "group_interventions", ())):
+        if problem := _group_problem(row, ids):
+            refuse(f"group_interventions[{k}] {problem}")
+
+
+def _group_problem(entry: Any, ids: Collection[str]) -> str:
+    """What is wrong with an intervention on a group; "" if nothing."""
+    for name in ("members", "factor", "predicted", "outcomes"):
+        if not isinstance(entry, Mapping) or name not in entry:
+            return f"has no {name}"
+    for name in ("factor", "predicted"):
+        if not _is_finite(entry[name]):
+            return f"has {name} = {entry[name]!r}, no finite number"
+    if not _is_texts(entry["members"]) or not entry["members"]:
+        return f"has members = {reprlib.repr(entry['members'])}, no list of ids"
+    for member in entry["members"]:
+        if member not in ids:
+            return f"has member {member!r}, which is no node"
+    if not isinstance(entry["outcomes"], list | tuple):
+        return "has no list outcomes"
+    for outcome in entry["outcomes"]:
+        if not isinstance(outcome, Mapping) or outcome.get("mode") not in MODES:
+            return f"has an outcome without a mode of {', '.join(MODES)}"
+        top = outcome.get("top")
+        if not isinstance(top, list | tuple) or not all(isinstance(each, Mapping) for each in top):
+            return f"has no list top of mode {outcome['mode']}"
+        numbers = [outcome.get("change"), outcome.get("probability")]
+        numbers += [each.get("probability") for each in top]
+        if not all(map(_is_finite, numbers)):
+            return f"has an outcome of mode {outcome['mode']} with a value that is no finite number"
+        if not all(_is_text(each.get("token")) for each in top):
+            return f"has a top token of mode {outcome['mode']} that is no text"
+    return ""
 
 
 def _is_share(share: Any, size: int) -> bool:

@@ -1,9 +1,10 @@
 """Interventions in the model against what an attribution graph predicts of them.
 
-A source of the graph (a feature, an error, a token) is multiplied by a factor: what it adds to the
-residual stream is added factor - 1 times more. The graph predicts that each target's reading shifts
-by factor - 1 times the entry of the adjacency matrix. The model runs with its MLPs replaced by the
-transcoder and errors as they were, in three modes:
+A source of the graph (a feature, an error, a token) is multiplied by a factor: the activation of a
+feature is set to that multiple of its clean value, an error or a token is added factor - 1 times
+more. The graph predicts that each target's reading shifts by factor - 1 times the entry of the
+adjacency matrix. The model runs with its MLPs replaced by the transcoder and errors as they were,
+in three modes:
 
     frozen             attention patterns, divisors of norms and all other features are those of the
                        clean run: the graph's prediction is exact
@@ -11,14 +12,16 @@ transcoder and errors as they were, in three modes:
     free               all respond
 
 Where features respond, effects pass through them, which a graph has in its paths and not in its
-direct entries: how well entries rank effects there is a measurement, not a check.
+direct entries: how well entries rank effects there is a measurement, not a check. `groups` scales
+several sources at once.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import functools
 from typing import Any
 
+from flax import struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,13 +30,13 @@ from lm_jax.errors import UsageError
 from lm_jax.model.edits import Add, Replace
 from lm_jax.model.frozen import frozen_sites, mixer_sites, mlp_norm_sites
 from lm_jax.model.layers import unembedding
-from lm_jax.model.sites import keep
+from lm_jax.model.sites import StatefulEdit, keep
 from sparse_jax.circuits.runs import CircuitModel
 from sparse_jax.graphs.basis import Features
 from sparse_jax.graphs.effects import MODES, Effects, Mode
 from sparse_jax.graphs.graph import PRECISION, SOURCE_KINDS, Graph
-from sparse_jax.graphs.influence import LOGIT, TOKEN
-from sparse_jax.graphs.linear import Sources
+from sparse_jax.graphs.influence import FEATURE, LOGIT, TOKEN
+from sparse_jax.graphs.rows import rounded
 from sparse_jax.transcoders.substitution import substitute
 from sparse_jax.transcoders.transcoder import Transcoder
 
@@ -61,33 +64,36 @@ def measure(
     """
     nodes = np.array([node for node, _ in interventions], np.int64)
     factors = np.array([factor for _, factor in interventions], np.float64)
-    for mode in modes:
-        if mode not in MODES:
-            raise UsageError(f"modes: {mode!r} is not one of {', '.join(MODES)}")
     if not nodes.size:
         raise UsageError("interventions: none given; name a source and a factor")
     graph.check_kinds(nodes, SOURCE_KINDS, "interventions")
-    if not np.isfinite(factors).all():
-        raise UsageError("interventions: a factor is not finite; 0 removes a source")
-    tokens_T = _tokens(graph)
-    params = jax.tree.map(lambda x: x.astype(jnp.float32), model.params)
-    model = dataclasses.replace(model, params=params)
-    _check_model(model, graph, tokens_T)
+    model = checked(model, graph, factors, modes)
     is_logit = graph.kinds[graph.row_nodes] == LOGIT
     measured: dict[Mode, np.ndarray] = {}
-    with jax.default_matmul_precision(PRECISION):
-        for mode in modes:
-            parts = []
-            for start in range(0, len(nodes), batch):
-                some, by = nodes[start : start + batch], factors[start : start + batch]
-                # Filled up with factor 1, so that one size is compiled; the first is the clean run.
-                by = np.pad(by, (1, batch - len(by)), constant_values=1.0)
-                some = np.pad(some, (1, batch - len(some)), mode="edge")
-                shift_BR = _shifts(model, graph, tokens_T, graph.sources(some), by - 1.0, mode)
-                parts.append(shift_BR[1 : 1 + len(nodes[start : start + batch])])
-            measured[mode] = np.concatenate(parts)
+    for mode in modes:
+        runs = run_scaled(model, graph, nodes[:, None], factors, mode=mode, batch=batch)
+        measured[mode] = np.concatenate([_shifts(graph, run)[1:] for run in runs])
     predicted = (factors[:, None] - 1.0) * graph.adjacency.astype(np.float64)[:, nodes].T
     return Effects(nodes, factors, graph.row_nodes, is_logit, predicted, measured)
+
+
+def checked(
+    model: CircuitModel, graph: Graph, factors: np.ndarray, modes: Sequence[Mode]
+) -> CircuitModel:
+    """The model in float32, as `run_scaled` takes it.
+
+    Raises:
+      UsageError: it is not that of the graph, a mode is unknown, or a factor is not finite.
+    """
+    for mode in modes:
+        if mode not in MODES:
+            raise UsageError(f"modes: {mode!r} is not one of {', '.join(MODES)}")
+    if not np.isfinite(factors).all():
+        raise UsageError("interventions: a factor is not finite; 0 removes a source")
+    params = jax.tree.map(lambda x: x.astype(jnp.float32), model.params)
+    model = dataclasses.replace(model, params=params)
+    _check_model(model, graph, _tokens(graph))
+    return model
 
 
 def _tokens(graph: Graph) -> np.ndarray:
@@ -127,55 +133,151 @@ def _clean_logits(model, tokens_T):
     return w_VD @ hidden_D, jnp.abs(w_VD) @ jnp.abs(hidden_D)
 
 
-def _shifts(
+@struct.dataclass
+class Run:
+    """Forward passes of which the first is the clean one.
+
+    Attributes:
+      input_LBTD: inputs of MLPs.
+      hidden_BD: at the last position, after the last norm.
+    """
+
+    input_LBTD: jax.Array
+    hidden_BD: jax.Array
+
+
+def run_scaled(
     model: CircuitModel,
     graph: Graph,
-    tokens_T: np.ndarray,
-    sources: Sources,
-    strength_B: np.ndarray,
+    groups: Sequence[np.ndarray] | np.ndarray,
+    factors: np.ndarray,
+    *,
     mode: Mode,
-) -> np.ndarray:
-    """Shifts of the rows' readings `[B, R]` from those of the first of B interventions."""
-    is_feature_R = graph.kinds[graph.row_nodes] != LOGIT
-    table = graph.nodes.take(graph.row_nodes[is_feature_R])
-    layer, position, feature = (
-        jnp.asarray(np.asarray(table[name], np.int32)) for name in ("layer", "position", "feature")
-    )
-    input_LBTD, hidden_BD = _run(
-        model,
-        graph.transcoder,
-        graph.replacement.error_LTD,
-        jnp.asarray(tokens_T),
-        sources,
-        jnp.asarray(strength_B, jnp.float32),
-        mode=mode,
-    )
-    vector_XD, _ = graph.transcoder.readings(layer, position, feature)
-    input_XBD = np.asarray(input_LBTD[layer, :, position])
-    hidden_BD = np.asarray(hidden_BD)
-    shift_BR = np.empty((len(strength_B), len(is_feature_R)), np.float64)
+    batch: int = 16,
+) -> Iterator[Run]:
+    """Runs in each of which a group of sources is multiplied by a factor, a batch at a time.
+
+    Args:
+      model: of `checked`.
+      graph: of one prompt.
+      groups: different sources of each intervention, indices in `graph.nodes`, one or more.
+      factors: one per group.
+      mode: what is frozen.
+      batch: interventions at a time; each batch has a clean run of its own before them.
+    """
+    starts = range(0, len(groups), batch)
+    # Few sizes are compiled, of graphs of one length too.
+    most = rounded(max(sum(map(len, groups[start : start + batch])) for start in starts))
+    tokens_T = jnp.asarray(_tokens(graph))
+    for start in starts:
+        some = groups[start : start + batch]
+        sizes = [len(group) for group in some]
+        node_X = np.concatenate(some)
+        missing = most - len(node_X)
+        # Filled up with the clean run times 1.
+        node_X = np.pad(node_X, (0, missing), mode="edge")
+        row_X = np.pad(np.repeat(np.arange(len(some)), sizes) + 1, (0, missing))
+        factor_X = np.repeat(factors[start : start + batch], sizes)
+        factor_X = np.pad(factor_X, (0, missing), constant_values=1.0).astype(np.float32)
+        is_feature_X = graph.kinds[node_X] == FEATURE
+        # The scaled activation of a feature that responds takes the place of an addition.
+        added_X = np.where(is_feature_X & (mode != "frozen"), 0.0, factor_X - 1.0)
+        with jax.default_matmul_precision(PRECISION):
+            run = _run(
+                model,
+                graph.transcoder,
+                graph.replacement.error_LTD,
+                tokens_T,
+                graph.sources(node_X),
+                jnp.asarray(row_X),
+                jnp.asarray(added_X, jnp.float32),
+                _scaled(graph, node_X, row_X, factor_X),
+                mode=mode,
+                size=batch + 1,
+            )
+        rows = len(some) + 1
+        yield Run(run.input_LBTD[:, :rows], run.hidden_BD[:rows])
+
+
+def logit_shifts(graph: Graph, run: Run) -> np.ndarray:
+    """Shifts of the demeaned logits `[B, K]` from those of the clean run."""
+    hidden_BD = np.asarray(run.hidden_BD)
     # Differences before products: what did not move is then exactly 0.
+    return (hidden_BD - hidden_BD[:1]) @ graph.directions.T
+
+
+def _shifts(graph: Graph, run: Run) -> np.ndarray:
+    """Shifts of the rows' readings `[B, R]` from those of the clean run."""
+    is_feature_R = graph.kinds[graph.row_nodes] != LOGIT
+    layer, position, feature = _places(graph, graph.row_nodes[is_feature_R])
+    vector_XD, _ = graph.transcoder.readings(layer, position, feature)
+    input_XBD = np.asarray(run.input_LBTD[layer, :, position])
+    shift_BR = np.empty((len(run.hidden_BD), len(is_feature_R)), np.float64)
     shift_BR[:, is_feature_R] = np.einsum(
         "XBD,XD->BX", input_XBD - input_XBD[:, :1], np.asarray(vector_XD)
     )
-    shift_BR[:, ~is_feature_R] = (hidden_BD - hidden_BD[:1]) @ graph.directions.T
+    shift_BR[:, ~is_feature_R] = logit_shifts(graph, run)
     return shift_BR
 
 
-@functools.partial(jax.jit, static_argnames="mode")
-def _run(model, features, error_LTD, tokens_T, sources, strength_B, *, mode):
-    """Inputs of MLPs `[L, B, T, D]` and the last hidden state `[B, D]` of B interventions."""
-    at_BT1 = (sources.position_X[:, None] == jnp.arange(len(tokens_T))[None])[:, :, None]
-    at_BT1 = at_BT1 * strength_B[:, None, None]
-    added_LBTD = sources.write_XLD.swapaxes(0, 1)[:, :, None] * at_BT1[None]
-    embedding_BTD = sources.embedding_XD[:, None] * at_BT1
+def _places(graph: Graph, nodes: np.ndarray) -> tuple[jax.Array, ...]:
+    """Layers, positions and indices of features."""
+    table = graph.nodes.take(nodes)
+    names = ("layer", "position", "feature")
+    return tuple(jnp.asarray(np.asarray(table[name], np.int32)) for name in names)
+
+
+@struct.dataclass
+class ScaledActivations(StatefulEdit):
+    """Some activations `[B, T, F]` of a layer as multiples of those of the first row.
+
+    Attributes:
+      row_X, position_X, feature_X: which; an index beyond F is of another layer.
+      factor_X: the multiples.
+    """
+
+    row_X: jax.Array
+    position_X: jax.Array
+    feature_X: jax.Array
+    factor_X: jax.Array
+
+    def __call__(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
+        clean_X = x[0].at[self.position_X, self.feature_X].get(mode="fill", fill_value=0.0)
+        at = x.at[self.row_X, self.position_X, self.feature_X]
+        return at.set(self.factor_X * clean_X, mode="drop"), state
+
+
+def _scaled(
+    graph: Graph, node_X: np.ndarray, row_X: np.ndarray, factor_X: np.ndarray
+) -> ScaledActivations:
+    """The edit of all layers, leaves with a leading L, that scales the features among nodes."""
+    table = graph.nodes.take(node_X)
+    layer_X, position_X, feature_X = (
+        table[name].fill_null(-1).to_numpy() for name in ("layer", "position", "feature")
+    )
+    L = len(graph.replacement.error_LTD)
+    own_LX = (np.arange(L)[:, None] == layer_X) & (graph.kinds[node_X] == FEATURE)
+    feature_LX = np.where(own_LX, feature_X, np.iinfo(np.int32).max)
+    leaves = (row_X, position_X, feature_LX, factor_X)
+    return ScaledActivations(*(jnp.asarray(np.broadcast_to(leaf, own_LX.shape)) for leaf in leaves))
+
+
+@functools.partial(jax.jit, static_argnames=("mode", "size"))
+def _run(model, features, error_LTD, tokens_T, sources, row_X, added_X, scaled, *, mode, size):
+    """A `Run` of `size` rows, the sources `[X]` added so many times more to theirs, or scaled."""
+    L, T, D = error_LTD.shape
+    write_LXD = sources.write_XLD.swapaxes(0, 1) * added_X[None, :, None]
+    embedding_XD = sources.embedding_XD * added_X[:, None]
+    at = row_X, sources.position_X
+    added_LBTD = jnp.zeros((L, size, T, D), jnp.float32).at[:, *at].add(write_LXD)
+    embedding_BTD = jnp.zeros((size, T, D), jnp.float32).at[at].add(embedding_XD)
     frozen = {
         # Scores are not computed from, where patterns are frozen: per-head norms need not be.
         "frozen": (*frozen_sites(model.cfg, model.mixer), *mlp_norm_sites(model.cfg)),
         "attention_frozen": mixer_sites(model.mixer),
         "free": (),
     }[mode]
-    tokens_BT = jnp.broadcast_to(tokens_T, (len(strength_B), len(tokens_T)))
+    tokens_BT = jnp.broadcast_to(tokens_T, (size, T))
     valid_BT = jnp.ones_like(tokens_BT, bool)
     record = dict.fromkeys([*frozen, "mlp.out"], keep)
     clean = model.forward(tokens_BT[:1], valid_BT[:1], record=record).records
@@ -183,9 +285,9 @@ def _run(model, features, error_LTD, tokens_T, sources, strength_B, *, mode):
     if mode == "frozen":
         edits |= {"mlp.out": _replaced(clean["mlp.out"] + added_LBTD), "embed": Add(embedding_BTD)}
     else:
-        edits |= responding(features, error_LTD, added_LBTD, embedding_BTD)
+        edits |= responding(features, error_LTD, added_LBTD, embedding_BTD, scaled)
     run = model.forward(tokens_BT, valid_BT, edits=edits, record={"mlp.in": keep})
-    return run.records["mlp.in"], run.hidden[:, -1]
+    return Run(run.records["mlp.in"], run.hidden[:, -1])
 
 
 def _replaced(value: jax.Array) -> Replace:
@@ -194,7 +296,11 @@ def _replaced(value: jax.Array) -> Replace:
 
 @functools.singledispatch
 def responding(
-    features: Features, error_LTD: jax.Array, added_LBTD: jax.Array, embedding_BTD: jax.Array
+    features: Features,
+    error_LTD: jax.Array,
+    added_LBTD: jax.Array,
+    embedding_BTD: jax.Array,
+    scaled: ScaledActivations,
 ) -> Mapping[str, Any]:
     """Edits by which MLPs are their features, which respond, plus errors and what is added.
 
@@ -203,17 +309,23 @@ def responding(
       error_LTD: MLP outputs of the clean run minus what its features reconstruct.
       added_LBTD: to the outputs of MLPs.
       embedding_BTD: added to the embedding.
+      scaled: multiplies some of the features' activations; leaves have a leading L.
     """
     raise NotImplementedError(f"{type(features).__name__} has no forward pass of its own")
 
 
 @responding.register
 def _(
-    features: Transcoder, error_LTD: jax.Array, added_LBTD: jax.Array, embedding_BTD: jax.Array
+    features: Transcoder,
+    error_LTD: jax.Array,
+    added_LBTD: jax.Array,
+    embedding_BTD: jax.Array,
+    scaled: ScaledActivations,
 ) -> Mapping[str, Any]:
     return substitute(
         features,
         jnp.ones(embedding_BTD.shape[:2], bool),
         written_LBTD=added_LBTD + error_LTD[:, None],
         embedding_BTD=embedding_BTD,
+        activations=scaled,
     )

@@ -31,7 +31,7 @@ from lm_jax.model.layers import ACTIVATIONS
 from sparse_jax.graphs import linear
 from sparse_jax.graphs.attribute import Model, Prompt, attribute, circuit_model, prepare
 from sparse_jax.graphs.graph import PRECISION, Graph
-from sparse_jax.graphs.interventions import responding
+from sparse_jax.graphs.interventions import ScaledActivations, responding
 from sparse_jax.graphs.linear import OwnLayerWrites, Targets
 from sparse_jax.graphs.rows import feature_rows
 
@@ -149,11 +149,15 @@ class Neurons:
 
 @responding.register
 def _(
-    features: Neurons, error_LTD: jax.Array, added_LBTD: jax.Array, embedding_BTD: jax.Array
+    features: Neurons,
+    error_LTD: jax.Array,
+    added_LBTD: jax.Array,
+    embedding_BTD: jax.Array,
+    scaled: ScaledActivations,
 ) -> Mapping[str, Any]:
     # The MLPs themselves are their neurons, with what `error_LTD` has of them.
     del features, error_LTD
-    return {"mlp.out": Add(added_LBTD), "embed": Add(embedding_BTD)}
+    return {"mlp.post": scaled, "mlp.out": Add(added_LBTD), "embed": Add(embedding_BTD)}
 
 
 def graph(

@@ -4,9 +4,10 @@
 
 The page holds the whole document and measures nothing. Its scripts are `viewer_data.js` (the
 graph), `viewer_layout.js` and `viewer_canvas.js` (layers by positions), `viewer_input.js` (pointer,
-keyboard), `viewer_panel.js` (what is selected), `viewer_groups.js` (pinned nodes, supernodes) and
-`viewer_state.js` (saving, loading, the start). Tables of the strongest nodes and edges need none of
-them. Prose and controls are in `viewer.html.j2`.
+keyboard), `viewer_measured.js` (interventions), `viewer_panel.js` (what is selected),
+`viewer_groups.js` (pinned nodes, supernodes) and `viewer_state.js` (saving, loading, the start).
+Tables of the strongest nodes and edges need none of them. Prose and controls are in
+`viewer.html.j2`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from lm_jax.report.prose import Prose
 from sparse_jax.graphs import graph_json, influence, supernodes
 from sparse_jax.graphs.influence import ERROR, FEATURE, LOGIT, TOKEN, Edges
 from sparse_jax.graphs.neurons import NEURON
+from sparse_jax.graphs.report import MODE_NAMES
 
 _PROSE = Prose("sparse_jax.graphs", "viewer.html.j2")
 _SCRIPTS = (
@@ -31,11 +33,12 @@ _SCRIPTS = (
     "viewer_layout.js",
     "viewer_canvas.js",
     "viewer_input.js",
+    "viewer_measured.js",
     "viewer_panel.js",
     "viewer_groups.js",
     "viewer_state.js",
 )
-_LISTED = 20
+_LISTED, _TOKENS = 20, 3
 _LONGEST_TITLE = 100
 _SETTINGS = ("info", "generation_settings", "pruning_settings", "transcoder_list")
 
@@ -94,6 +97,7 @@ def build(
     parts = [
         _viewer(document, share_E, features or {}, proposals),
         *([_interventions(document)] if document.get("interventions") else []),
+        *([_groups(document, proposals)] if document.get("group_interventions") else []),
         *([_attention(document)] if document.get("qk") else []),
         _strongest(document, share_E),
         section("Terms", _PROSE("terms")),
@@ -218,6 +222,30 @@ def _interventions(document: Mapping[str, Any]) -> Section:
     )
 
 
+def _groups(document: Mapping[str, Any], proposals: Sequence[Sequence[str]]) -> Section:
+    labels = {frozenset(ids): label for label, *ids in proposals}
+    rows = [
+        [
+            labels.get(frozenset(one["members"]), ", ".join(one["members"])),
+            *(len(one["members"]), one["factor"], MODE_NAMES[outcome["mode"]]),
+            *(one["predicted"], outcome["change"], 100 * outcome["probability"]),
+            _next_tokens(outcome["top"]),
+        ]
+        for one in document["group_interventions"]
+        for outcome in one["outcomes"]
+    ]
+    target = next(node for node in document["nodes"] if graph_json.kind(node) == LOGIT)
+    columns = [
+        *("Supernode", "Nodes", "Times", "Frozen", "Predicted", "Measured"),
+        *(Column("Probability, %", ".1f"), "Next tokens"),
+    ]
+    return section(
+        "Interventions on supernodes",
+        _PROSE("groups"),
+        table(columns, rows, caption=_PROSE("groups_caption", target["clerp"]), n=len(rows)),
+    )
+
+
 def _attention(document: Mapping[str, Any]) -> Section:
     names = _Names(document)
     rows = [
@@ -296,6 +324,12 @@ class _Names:
         what = f"feature {key[1] if key else node['feature']} of layer {node['layer']}"
         label = f"{node['clerp']}, " if node["clerp"] else ""
         return f"{label}{what} at “{token}” ({node['ctx_idx']})"
+
+
+def _next_tokens(top: Sequence[Mapping[str, Any]]) -> str:
+    """The most probable next tokens with their probabilities."""
+    each = [f"“{_shown(one['token'])}” {100 * one['probability']:.1f} %" for one in top[:_TOKENS]]
+    return ", ".join(each)
 
 
 def _cut(text: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from lm_jax.report import slug as slug_of
+from lm_jax.run.files import to_jsonable
 from sparse_jax.graphs import explanations, graph_document, mass, neurons
 from sparse_jax.graphs.attribute import MOST_LOGITS, SHARE, attribute
 from sparse_jax.graphs.config import ALONE, GraphConfig
@@ -73,6 +74,15 @@ def make_graph(
     )
     masses = measured.masses
     document["metadata"]["scores"] = dataclasses.asdict(graph.scores(pruned))
+    scaled = explanations.scale_supernodes(
+        config,
+        model.source.model,
+        graph,
+        pruned,
+        document,
+        lambda token: model.source.tokenizer.decode([token]),
+    )
+    document["group_interventions"] = [to_jsonable(each) for each in scaled]
     result = GraphResult(
         role=role,
         slug=prompt.slug,
@@ -84,6 +94,7 @@ def make_graph(
         **_numbers(config, graph, pruned, measured),
         score_errors=tuple(each.certificate() for each in scores),
         agreements=explanations.agreements(effects, pruned),
+        supernodes=scaled,
     )
     return result, document, masses
 

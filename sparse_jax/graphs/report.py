@@ -17,9 +17,16 @@ from lm_jax.report.prose import Prose
 from lm_jax.statistics import Interval
 from sparse_jax.graphs import comparison
 from sparse_jax.graphs.mass import COMPONENTS, SIGNS
-from sparse_jax.graphs.results import GraphResult, GraphSummary, MassRatio, RoleMass
+from sparse_jax.graphs.results import (
+    GraphResult,
+    GraphSummary,
+    GroupIntervention,
+    MassRatio,
+    RoleMass,
+)
 
 _PROSE = Prose("sparse_jax.graphs")
+MODE_NAMES = {"frozen": "all", "attention_frozen": "attention", "free": "nothing"}
 NAMES = {"heads": "heads", "pairs": "key-query pairs"}
 facts = report.facts
 # Points of a curve, near to even in the logarithm.
@@ -31,6 +38,8 @@ def build(summary: GraphSummary, rows: pa.Table, *, provenance: Mapping[str, Any
     compared = " and ".join(each.role for each in summary.models)
     what = "Attribution graphs" if len(summary.models) == 1 else f"Attribution graphs: {compared}"
     parts = [graphs(summary), mass(summary, rows), *([ratios(summary)] if summary.ratios else [])]
+    if any(each.supernodes for each in summary.graphs):
+        parts.append(supernodes(summary))
     lead = [conclusion(summary)] if summary.ratios else []
     return report.page(what, parts, provenance=facts(provenance), lead=lead)
 
@@ -98,6 +107,42 @@ def _row(graph: GraphResult) -> list[Any]:
         f"{max(graph.mediation_error):.1e}",
         graph.over_count,
     ]
+
+
+def strongest_supernode(graph: GraphResult) -> tuple[GroupIntervention, ...]:
+    """The supernode with the largest change of the logit in any mode, times each factor."""
+    if not graph.supernodes:
+        return ()
+    most = max(graph.supernodes, key=lambda one: max(abs(each.change) for each in one.outcomes))
+    return tuple(one for one in graph.supernodes if one.members == most.members)
+
+
+def supernodes(summary: GraphSummary) -> Section:
+    """The supernode of each graph with the largest effect."""
+    rows = [
+        [
+            *(PurePosixPath(graph.file).stem, one.label, len(one.members), one.factor),
+            *(MODE_NAMES[each.mode], one.predicted, each.change, 100 * each.probability),
+            f"{each.top[0].token!r}, {100 * each.top[0].probability:.1f} %",
+        ]
+        for graph in summary.graphs
+        for one in strongest_supernode(graph)
+        for each in one.outcomes
+    ]
+    columns = [
+        *("Graph", "Supernode", "Nodes", "Times", "Frozen", "Predicted", "Measured"),
+        *(Column("Probability, %", ".1f"), "Next token"),
+    ]
+    return section(
+        "Interventions on supernodes",
+        _PROSE("supernodes", summary.config.supernodes),
+        table(
+            columns,
+            rows,
+            caption="Change of the first logit, the probability of its token, and the next token.",
+            n=f"{number(len(summary.graphs))} graphs",
+        ),
+    )
 
 
 def mass(summary: GraphSummary, rows: pa.Table) -> Section:

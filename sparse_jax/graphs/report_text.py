@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from sparse_jax.graphs.report import format_interval, format_ratio
+from sparse_jax.graphs.report import format_interval, format_ratio, strongest_supernode
 from sparse_jax.graphs.results import GraphResult, GraphSummary
 
 
@@ -12,7 +12,7 @@ def format_summary(summary: GraphSummary) -> str:
     if summary.config.neurons:
         lines.insert(0, "features are neurons of the models' MLPs; this is no transcoder")
     if len(summary.graphs) == 1:
-        lines += _by_layer(summary.graphs[0])
+        lines += [*_by_layer(summary.graphs[0]), *_supernode(summary.graphs[0])]
     labels = [
         f"{each.role}: {each.labelled} of {each.features} shown features have a label (judge: "
         f"{each.judge})"
@@ -30,6 +30,18 @@ def _by_layer(graph: GraphResult) -> list[str]:
         f"  errors of rows by layer: {' '.join(rows[:-1])}, logits {rows[-1]}",
         f"  errors of mediation by layer: {mediation}",
     ]
+
+
+def _supernode(graph: GraphResult) -> Iterator[str]:
+    """The supernode with the largest effect, with nothing frozen."""
+    for one in strongest_supernode(graph):
+        free = next(each for each in one.outcomes if each.mode == "free")
+        first = free.top[0]
+        yield (
+            f"  supernode “{one.label}” ({len(one.members)} nodes) times {one.factor:g}: the logit "
+            f"of {graph.logits[0].token!r} changes by {free.change:.2f} (predicted "
+            f"{one.predicted:.2f}), next is {first.token!r} {100 * first.probability:.1f} %"
+        )
 
 
 def _of_graph(graph: GraphResult) -> Iterator[str]:

@@ -117,6 +117,51 @@ class InterventionAgreement:
 
 
 @dataclasses.dataclass(frozen=True)
+class NextToken:
+    """A token and its probability of being next."""
+
+    token: str
+    id: Count
+    probability: Share
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupOutcome:
+    """What becomes of the next token where a group is scaled.
+
+    Attributes:
+      mode: what was frozen (`interventions.Mode`).
+      change: of the first logit node, demeaned, from the clean run.
+      probability: of its token.
+      top: the most probable next tokens.
+    """
+
+    mode: Mode
+    change: float
+    probability: Share
+    top: tuple[NextToken, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupIntervention:
+    """A proposed supernode all of whose features are multiplied by a factor (`groups`).
+
+    Attributes:
+      label: as it was proposed, before features had labels.
+      members: ids of nodes in the graph's file.
+      factor: of their activations.
+      predicted: change of the first logit node by the graph's edges from them to it.
+      outcomes: measured, by mode.
+    """
+
+    label: str
+    members: tuple[str, ...]
+    factor: float
+    predicted: float
+    outcomes: tuple[GroupOutcome, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class GraphResult:
     """One graph in numbers.
 
@@ -137,6 +182,7 @@ class GraphResult:
       masses: mean cumulative mass of heads and of pairs.
       score_errors: of attention scores that were split, relative (`QK.certificate`).
       agreements: of interventions, by mode; none without kept features.
+      supernodes: interventions on proposed supernodes, each times each factor.
     """
 
     role: str
@@ -154,6 +200,7 @@ class GraphResult:
     masses: tuple[MassResult, ...]
     score_errors: tuple[float, ...]
     agreements: tuple[InterventionAgreement, ...]
+    supernodes: tuple[GroupIntervention, ...]
 
 
 @dataclasses.dataclass(frozen=True)

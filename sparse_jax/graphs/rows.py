@@ -40,7 +40,7 @@ class ActiveFeatures:
         starts_T = np.concatenate([[0], np.cumsum(count_T)[:-1]])
         self.slot_X = np.empty(len(order), np.int64)
         self.slot_X[order] = np.arange(len(order)) - starts_T[self.position_X[order]]
-        shape = (T, _rounded(int(count_T.max())))
+        shape = (T, rounded(int(count_T.max())))
         self.layer_TZ, self.feature_TZ = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
         self.activation_TZ = np.zeros(shape, feature_LTF.dtype)
         at = self.position_X, self.slot_X
@@ -48,7 +48,7 @@ class ActiveFeatures:
         self.activation_TZ[at] = self.activation_X
 
 
-def _rounded(count: int) -> int:
+def rounded(count: int) -> int:
     """`count` rounded up to one of four sizes per power of two, so that few sizes are compiled."""
     step = max(8, 1 << max(count.bit_length() - 3, 0))
     return -(-count // step) * step

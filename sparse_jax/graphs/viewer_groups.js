@@ -85,6 +85,7 @@ function groupItem(group) {
         group.members.delete(node);
         changed();
       })))),
+    ...outcomesOf(group),
     add);
 }
 

@@ -53,6 +53,7 @@ function showPanel() {
     ]),
     el("div", { class: "buttons" }, pin, groupChooser(node)),
     state.edge ? edgeDetail(state.edge) : "",
+    ...interventionsOn(node),
     ...texts(node),
     edgeList("Strongest inputs", node, inputs[node.i], (edge) => nodes[edge.source]),
     edgeList("Strongest outputs", node, outputs[node.i], (edge) => nodes[edge.target]),

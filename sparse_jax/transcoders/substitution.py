@@ -66,11 +66,14 @@ class _Encode(StatefulEdit):
     bias_F: jax.Array
     theta_F: jax.Array
     decoder_LFD: jax.Array
+    activations: StatefulEdit | None
 
     def __call__(self, x: jax.Array, state: _State) -> tuple[jax.Array, _State]:
         pre_BTF = jnp.einsum("BTD,FD->BTF", x.astype(jnp.float32), self.encoder_FD)
         pre_BTF += self.bias_F[None, None]
         z_BTF = jnp.where(pre_BTF > self.theta_F[None, None], pre_BTF, 0.0)
+        if self.activations is not None:
+            z_BTF, _ = self.activations(z_BTF, None)
         written = jnp.einsum("BTF,LFD->LBTD", z_BTF, self.decoder_LFD)
         return x, _State(state.outputs_LBTD + written, state.layer)
 
@@ -94,6 +97,7 @@ def substitute(
     *,
     written_LBTD: jax.Array | None = None,
     embedding_BTD: jax.Array | None = None,
+    activations: StatefulEdit | None = None,
 ) -> Mapping[str, Any]:
     """Edits that replace the MLPs by a transcoder of raw activations.
 
@@ -102,6 +106,7 @@ def substitute(
       replaced_BT: true for the tokens whose MLPs are replaced.
       written_LBTD: what else is written into each layer, such as errors; None for nothing.
       embedding_BTD: added to the embedding; None for nothing.
+      activations: edit of the features' activations `[B, T, F]`, whose leaves have a leading L.
     """
     cfg, p = transcoder.cfg, transcoder.params
     L, F, D = cfg.num_layers, cfg.features, cfg.hidden_size
@@ -118,7 +123,13 @@ def substitute(
     everywhere = jnp.broadcast_to(replaced_BT[None, :, :, None], (L, *replaced_BT.shape, 1))
     return {
         "embed": _Start(L, written_LBTD, embedding_BTD),
-        INPUT: _Encode(p["encoder"], p["encoder_bias"], transcoder.theta_LF, jnp.stack(decoders)),
+        INPUT: _Encode(
+            p["encoder"],
+            p["encoder_bias"],
+            transcoder.theta_LF,
+            jnp.stack(decoders),
+            activations,
+        ),
         OUTPUT: _Write(p["decoder_bias"], everywhere),
     }
 

@@ -1,5 +1,6 @@
 """The command: its graph is that of `attribute`, it resumes, and refuses before it writes."""
 
+import html
 import json
 from pathlib import Path
 
@@ -22,7 +23,9 @@ from sparse_jax.graphs import (
     interventions,
     neurons,
     prompts,
+    scale_groups,
     study,
+    supernodes,
 )
 from sparse_jax.graphs import effects as effects_lib
 from sparse_jax.graphs.features import SKIPPED_START
@@ -39,6 +42,14 @@ from tests.sparse_jax.graphs.small_command import (
 )
 
 CONTEXT, EXAMPLES, MEDIATED = 12, 3, 40
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_are_alike():
+    """Supernodes of these random models, whose features are less alike than trained ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(supernodes.propose.__kwdefaults__, "similarity", 0.2)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +84,8 @@ def of_dense(models):
 
 def small(models):
     text = f"--config.corpus.source={models / 'text'}"
-    sizes = {"context": CONTEXT, "examples": EXAMPLES, "mediated": MEDIATED, "resamples": 200}
+    sizes = {"context": CONTEXT, "examples": EXAMPLES, "mediated": MEDIATED, "supernodes": 3}
+    sizes["resamples"] = 200
     return [text, *(f"--config.{name}={value}" for name, value in sizes.items())]
 
 
@@ -161,6 +173,49 @@ def test_scores_and_interventions_are_those_of_the_library(alone, by_hand):
         assert frozen.interventions == len(wanted)
         assert frozen.spearman.estimate > 0.999 and frozen.error <= 1e-4 * frozen.largest
         assert all(each.error > frozen.error for each in others)
+
+
+def test_supernodes_are_scaled_as_the_library_scales_them(alone, by_hand):
+    folder, summary = alone
+    source, transcoder, graphs = by_hand
+    texts = 0
+    for graph, result in zip(graphs, summary.graphs, strict=True):
+        document = graph_json.read(folder / result.file)
+        nodes = {}
+        for i, row in enumerate(graph.nodes.to_pylist()):
+            if row["kind"] == FEATURE:
+                nodes[f"{row['layer']}_{row['feature']}_{row['position']}"] = i
+        keys = sorted({(row // FEATURES, row % FEATURES) for row in range(LAYERS * FEATURES)})
+        proposals = supernodes.propose(document, decoders=features.decoders(transcoder, keys))[
+            : summary.config.supernodes
+        ]
+        factors = summary.config.factors
+        groups = [[nodes[name] for name in ids] for _, *ids in proposals]
+        modes = ("attention_frozen", "free")
+        effects = scale_groups(source.model, graph, groups, factors=factors, modes=modes)
+        wanted = [(set(ids), factor) for _, *ids in proposals for factor in factors]
+        assert [(set(one.members), one.factor) for one in result.supernodes] == wanted
+        assert len(proposals) == summary.config.supernodes == 3
+        predicted = [one.predicted for one in result.supernodes]
+        assert predicted == effects.predicted_GFK[..., 0].ravel().tolist()
+        for mode in modes:
+            outcome = effects.outcomes[mode]
+            own = [e for one in result.supernodes for e in one.outcomes if e.mode == mode]
+            assert [each.change for each in own] == outcome.change_GFK[..., 0].ravel().tolist()
+            probabilities = outcome.probability_GFK[..., 0].ravel().tolist()
+            assert [each.probability for each in own] == probabilities
+            ids = outcome.top_GFn.reshape(len(own), -1).tolist()
+            assert [[token.id for token in each.top] for each in own] == ids
+            tokens = [[source.tokenizer.decode([i]) for i in row] for row in ids]
+            assert [[token.token for token in each.top] for each in own] == tokens
+        # The file has the same, and the page of all graphs the one with the largest change.
+        stored = [(set(one["members"]), one["factor"]) for one in document["group_interventions"]]
+        assert stored == wanted
+        page = (folder / result.file).with_suffix(".html").read_text("utf-8")
+        assert "Interventions on supernodes</h2>" in page
+        largest = max(result.supernodes, key=lambda o: max(abs(e.change) for e in o.outcomes))
+        texts += largest.label in html.unescape((folder / study.REPORT).read_text("utf-8"))
+    assert texts == len(graphs)
 
 
 def test_mediated_edges_are_those_of_the_highest_score(alone, by_hand):
@@ -288,6 +343,7 @@ def test_two_models_are_compared_as_numpy_compares_them(models, tmp_path, capsys
     asked += [f"--sparse={models / 'sparse'}", f"--sparse_transcoder={models / 'sparse_clt'}"]
     asked += [f"--prompt={each}" for each in PROMPTS]
     asked += [*small(models), "--config.corpus.source=", "--config.mediated=0"]
+    asked += ["--config.supernodes=0"]
     assert run(*asked, at(folder)) == 0
     summary = load_result(folder / study.SUMMARY, GraphSummary)
     assert [each.gated for each in summary.models] == [False, True]

@@ -11,6 +11,7 @@ import pytest
 from lm_jax.errors import BadInputError, CorruptError
 from sparse_jax.graphs import graph_document, graph_json
 from tests.sparse_jax.graphs.small_graphs import TOKENS, small_graph
+from tests.sparse_jax.graphs.synthetic_documents import group_intervention
 
 THRESHOLDS = {"node_threshold": 0.8, "edge_threshold": 0.95}
 
@@ -215,7 +216,12 @@ def _extended(document):
     return copy.deepcopy(document) | {
         "mediation": [ends | {"heads": [[0, 1, 0.5]], "pairs": [[0, 1, 2, 1, -0.5]]}],
         "interventions": [{"source": ids[0], "factor": -5, "effects": [effect]}],
+        "group_interventions": [group_intervention(ids[:1], factor=-5)],
     }
+
+
+def _group(document):
+    return document["group_interventions"][0]
 
 
 def test_extensions_are_written_and_read_back(document, tmp_path):
@@ -256,6 +262,20 @@ def test_extensions_are_written_and_read_back(document, tmp_path):
         (lambda d: d["bias"][0].update(bias="1"), r"bias\[0\]\.bias = '1' is no finite number"),
         (lambda d: d["bias"][0].update(node_id="9"), r"bias\[0\]\.node_id = '9' is no node"),
         (lambda d: d["nodes"][0].update(layer="x"), "has layer = 'x'"),
+        (lambda d: d.update(group_interventions={}), "group_interventions is no list"),
+        (lambda d: _group(d).pop("factor"), r"group_interventions\[0\] has no factor"),
+        (lambda d: _group(d).update(predicted=None), r"\[0\] has predicted = None, no finite"),
+        (lambda d: _group(d).update(members=[]), r"\[0\] has members = \[\], no list of ids"),
+        (lambda d: _group(d).update(members=["9"]), r"\[0\] has member '9', which is no node"),
+        (lambda d: _group(d).update(outcomes=1), r"\[0\] has no list outcomes"),
+        (lambda d: _group(d)["outcomes"][0].update(mode="all"), "without a mode of frozen, att"),
+        (lambda d: _group(d)["outcomes"][0].pop("top"), "no list top of mode attention_frozen"),
+        (lambda d: _group(d)["outcomes"][1].pop("change"), "outcome of mode free with a value"),
+        (
+            lambda d: _group(d)["outcomes"][1]["top"][0].update(probability=float("nan")),
+            "outcome of mode free with a value that is no finite number",
+        ),
+        (lambda d: _group(d)["outcomes"][1]["top"][0].update(token=3), "free that is no text"),
     ],
 )
 def test_a_wrong_extension_is_refused(document, tmp_path, change, said):

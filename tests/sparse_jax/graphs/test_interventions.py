@@ -65,11 +65,11 @@ def one_run(model, edits):
     return model.forward(tokens_BT, jnp.ones_like(tokens_BT, bool), edits=edits, record=sites)
 
 
-def set_by_hand(model, transcoder, graph, node, factor, patterns):
+def set_by_hand(model, transcoder, graph, nodes, factor, patterns):
     """The run in which features respond, by as many runs with MLP outputs set as there are layers.
 
     Each sets them to what features of the inputs of the run before write; after L runs, all layers
-    are those of the run that sets them.
+    are those of the run that sets them. Those of `nodes` that are features are set in all.
     """
     L = model.cfg.num_layers
 
@@ -79,21 +79,24 @@ def set_by_hand(model, transcoder, graph, node, factor, patterns):
     clean = one_run(model, {})
     features_LTF = transcoder.encode(clean.records["mlp.in"][:, 0])
     error_LTD = clean.records["mlp.out"][:, 0] - transcoder.decode(features_LTF)
-    row = graph.nodes.slice(node, 1).to_pylist()[0]
-    layer, at, feature = row["layer"], row["position"], row["feature"]
     edits = {"attn.pattern": everywhere(clean.records["attn.pattern"])} if patterns else {}
-    if row["kind"] == "error":
-        error_LTD = error_LTD.at[layer, at].multiply(factor)
-    if row["kind"] == "token":
-        token_D = model.params["embed"]["tokens"][feature] * model.cfg.embed_scale
-        added_BTD = jnp.zeros((1, len(small_tokens()), model.cfg.hidden_size))
-        edits["embed"] = Add(added_BTD.at[0, at].set((factor - 1.0) * token_D))
+    added_BTD = jnp.zeros((1, len(small_tokens()), model.cfg.hidden_size))
+    fixed = {}
+    for row in graph.nodes.take(nodes).to_pylist():
+        layer, at, feature = row["layer"], row["position"], row["feature"]
+        if row["kind"] == "feature":
+            fixed[layer, at, feature] = factor * features_LTF[layer, at, feature]
+        if row["kind"] == "error":
+            error_LTD = error_LTD.at[layer, at].multiply(factor)
+        if row["kind"] == "token":
+            token_D = model.params["embed"]["tokens"][feature] * model.cfg.embed_scale
+            added_BTD = added_BTD.at[0, at].add((factor - 1.0) * token_D)
+    edits["embed"] = Add(added_BTD)
     last = clean
     for _ in range(L + 1):
         z_LTF = transcoder.encode(last.records["mlp.in"][:, 0])
-        if row["kind"] == "feature":
-            value = factor * features_LTF[layer, at, feature]
-            z_LTF = z_LTF.at[layer, at, feature].set(value)
+        for place, value in fixed.items():
+            z_LTF = z_LTF.at[place].set(value)
         output_LTD = transcoder.decode(z_LTF) + error_LTD
         last = one_run(model, edits | {"mlp.out": everywhere(output_LTD[:, None])})
     pre_LTF = transcoder.pre_activations(last.records["mlp.in"][:, 0])
@@ -116,7 +119,7 @@ def test_features_attention_and_norms_respond_as_in_runs_set_by_hand(each):
     for i, (node, factor) in enumerate(pairs):
         for mode in ("attention_frozen", "free"):
             frozen = mode == "attention_frozen"
-            wanted = set_by_hand(model, transcoder, graph, node, factor, frozen)
+            wanted = set_by_hand(model, transcoder, graph, [node], factor, frozen)
             got = effects.measured[mode][i]
             np.testing.assert_allclose(got, wanted, atol=5e-4, rtol=1e-3)
     # Farther apart than both tolerances together: no mode passes for another.

@@ -12,7 +12,12 @@ from lm_jax.errors import BadInputError
 from sparse_jax.graphs import graph_document, graph_json, influence, page
 from tests.browser import without_scripts
 from tests.sparse_jax.graphs.small_graphs import TOKENS, small_graph
-from tests.sparse_jax.graphs.synthetic_documents import HOSTILE, synthetic
+from tests.sparse_jax.graphs.synthetic_documents import (
+    HOSTILE,
+    group_intervention,
+    intervention,
+    synthetic,
+)
 
 
 class _Reader(html.parser.HTMLParser):
@@ -71,6 +76,9 @@ def test_the_page_holds_the_document_as_it_is(text):
 def test_foreign_text_is_never_markup():
     ordinary, hostile = synthetic(), synthetic(text=HOSTILE)
     hostile["metadata"]["scan"] = hostile["metadata"]["title_prefix"] = HOSTILE
+    for document, text in ((ordinary, ""), (hostile, HOSTILE)):
+        ids = [node["node_id"] for node in document["nodes"][:2]]
+        document["group_interventions"] = [group_intervention(ids, text=text)]
     readers = [
         _Reader(page.build(document, features=examples(document), provenance={"by": HOSTILE}))
         for document in (ordinary, hostile)
@@ -204,25 +212,26 @@ def test_tables_need_no_script():
 def test_interventions_are_a_table():
     document = synthetic()
     link = document["links"][0]
-    document["interventions"] = [
-        {
-            "source": link["source"],
-            "factor": -5.0,
-            "effects": [
-                {
-                    "target": link["target"],
-                    "predicted": 1.25,
-                    "frozen": 1.26,
-                    "attention_frozen": -0.75,
-                    "free": 0.5,
-                }
-            ],
-        }
-    ]
+    document["interventions"] = [intervention(link["source"], link["target"])]
     text = page.build(document)
     table = text[text.index("Interventions</h2>") :].split("</table>")[0]
     cells = re.findall(r'<td class="right none">([^<]*)', table)
     assert cells == ["−5.00", "1.25", "1.26", "−0.750", "0.500"]
+
+
+def test_interventions_on_supernodes_are_a_table():
+    document = synthetic()
+    ids = [node["node_id"] for node in document["nodes"][:2]]
+    document["group_interventions"] = [group_intervention(ids), group_intervention(ids[:1])]
+    text = page.build(document, proposals=[["both", *reversed(ids)]])
+    table = text[text.index("Interventions on supernodes</h2>") :].split("</table>")[0]
+    cells = re.findall(r"<td[^>]*>([^<]*)", table)
+    first = ["both", "2", "−5.00", "attention", "−1.50", "−2.50", "12.5", "“most” 62.5 %"]
+    assert cells[:8] == first
+    assert cells[8:13] == ["both", "2", "−5.00", "nothing", "−1.50"]
+    # A group that is no proposal of this page is named by its members.
+    assert cells[16] == ids[0] and len(cells) == 32
+    assert 'Change of the logit of Output " next0"' in _Reader(text).text
 
 
 def test_attention_scores_are_a_table():

@@ -7,7 +7,12 @@ import pytest
 
 from sparse_jax.graphs import graph_json, page
 from tests.browser import drive
-from tests.sparse_jax.graphs.synthetic_documents import HOSTILE, synthetic
+from tests.sparse_jax.graphs.synthetic_documents import (
+    HOSTILE,
+    group_intervention,
+    intervention,
+    synthetic,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -363,6 +368,53 @@ def test_supernodes_are_proposed_made_edited_and_summed(tmp_path):
     assert row[3] == str(len(weights)) and result["boxes"] == 2
 
 
+def test_what_was_measured_of_a_node_and_of_a_supernode_is_shown(tmp_path):
+    document = synthetic()
+    a, b, c, *_ = features_of(document)
+    (target,) = [n for n in document["nodes"] if n.get("is_target_logit")]
+    document["interventions"] = [
+        intervention(a, target["node_id"], factor=factor) for factor in (0.0, -10.0)
+    ]
+    document["group_interventions"] = [
+        group_intervention([a, b], factor=factor) for factor in (0.0, -10.0)
+    ]
+    view = view_of(document, clickedId=a, supernodes=[["s", b, a]])
+    result = browse(
+        tmp_path,
+        document,
+        f"""
+        const cells = (rows) => rows.map((row) => [...row.children].map((c) => c.textContent));
+        const on = all("#panel details.intervention").map((one) => [one.open,
+          one.querySelector("summary").textContent, cells([...one.querySelectorAll("tbody tr")])]);
+        const caption = $("#supernodes caption").textContent;
+        const group = cells(all("#supernodes tbody tr"));
+        $("#supernodes .group li .remove").click();
+        await settle();
+        const edited = [all("#supernodes tbody tr").length, $("#supernodes").textContent];
+        await give(JSON.stringify({json.dumps(view_of(document, clickedId=c))}));
+        return {{ on, caption, group, edited, none: all("#panel details.intervention").length,
+          other: title() }};""",
+        view=view,
+    )
+    effects = [[target["clerp"]], ["1.25", "1.26", "−0.750", "0.500"]]
+    assert result["on"] == [[True, "times 0", effects], [False, "times −10", effects]]
+    assert result["caption"].endswith(f"change of the logit and probability of {target['clerp']}")
+    wanted = [
+        row
+        for factor in ("0", "−10")
+        for mode, change in (("attention", "−2.50"), ("nothing", "0.375"))
+        for row in (
+            [f"times {factor}, {mode} frozen then “most” 63 %"],
+            ["−1.50", change, "13 %"],
+        )
+    ]
+    assert result["group"] == wanted
+    assert result["edited"][0] == 0
+    assert "This file holds no intervention on these members." in result["edited"][1]
+    # Another node was not intervened on.
+    assert result["none"] == 0 and result["other"]
+
+
 def test_a_view_is_saved_and_comes_back_by_address_and_by_file(tmp_path):
     document = synthetic()
     a, b, c, d, *_ = features_of(document)
@@ -465,6 +517,8 @@ def test_hostile_text_is_shown_within_the_screen_and_does_nothing(tmp_path, widt
     ids = features_of(document)
     one = page.FeatureExamples([page.TopText([HOSTILE] * 3, [0.0, 1.0, 0.5])], [HOSTILE], [HOSTILE])
     view = view_of(document, supernodes=[[HOSTILE, *ids[:4]]], pinnedIds=ids[4:9], clickedId=ids[0])
+    document["interventions"] = [intervention(ids[0], ids[1])]
+    document["group_interventions"] = [group_intervention(ids[:4], text=HOSTILE)]
     result = browse(
         tmp_path,
         document,
@@ -476,6 +530,7 @@ def test_hostile_text_is_shown_within_the_screen_and_does_nothing(tmp_path, widt
         return { wide: [root.clientWidth, root.scrollWidth], label: $("#supernodes input").value,
           message: $("#message").textContent,
           below: $("#panel").offsetTop >= $("#frame").offsetTop + $("#frame").offsetHeight,
+          measured: all("table.measured").length,
           marks: all("img, iframe, script:not([type])").length };""",
         features={
             graph_json.feature_of(n): one
@@ -489,7 +544,7 @@ def test_hostile_text_is_shown_within_the_screen_and_does_nothing(tmp_path, widt
     assert result["label"] == HOSTILE and result["message"] == ""
     assert result["below"] == (width == 400)
     # The viewer's own script.
-    assert result["marks"] == 1
+    assert result["marks"] == 1 and result["measured"] == 2
 
 
 def test_a_large_graph_is_drawn_whole(tmp_path):

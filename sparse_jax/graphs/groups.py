@@ -1,0 +1,166 @@
+"""Interventions on groups of sources, such as supernodes (paper, App. H: cluster interventions).
+
+    effects = scale_groups(model, graph, [[12, 40, 41], [7]], factors=(0.0, -5.0, -10.0))
+    effects.outcomes["free"].change_GFK     # of the logit nodes, by group and factor
+
+All sources of a group are multiplied by a factor at once: activations of its features are set to
+that multiple of their values in the clean run, so that members do not respond to each other, and
+errors and tokens are added factor - 1 times more. Modes are those of `interventions`. The graph
+predicts the sum of its members' entries: paths through other features are not in it.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import functools
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lm_jax.errors import UsageError
+from lm_jax.model.layers import unembed
+from sparse_jax.circuits.runs import CircuitModel
+from sparse_jax.graphs import interventions
+from sparse_jax.graphs.effects import MODES, Mode
+from sparse_jax.graphs.graph import PRECISION, SOURCE_KINDS, Graph
+from sparse_jax.graphs.influence import LOGIT
+
+# The paper's (App. H); 0 removes a group.
+FACTORS = (0.0, -5.0, -10.0)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GroupOutcome:
+    """What becomes of the next token, by group G and factor F.
+
+    Attributes:
+      change_GFK: of the K demeaned logits, from the clean run.
+      probability_GFK: of their tokens.
+      clean_probability_K: in the clean run.
+      top_GFn: ids of the most probable next tokens.
+      top_probability_GFn: their probabilities.
+    """
+
+    change_GFK: np.ndarray
+    probability_GFK: np.ndarray
+    clean_probability_K: np.ndarray
+    top_GFn: np.ndarray
+    top_probability_GFn: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GroupEffects:
+    """Effects of scaling groups of sources.
+
+    Attributes:
+      groups: members of each, different indices in `Graph.nodes` in order.
+      factors: that each was multiplied by.
+      predicted_GFK: change of the K demeaned logits by the graph's columns.
+      outcomes: measured, by mode.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    factors: tuple[float, ...]
+    predicted_GFK: np.ndarray
+    outcomes: Mapping[Mode, GroupOutcome]
+
+
+def scale_groups(
+    model: CircuitModel,
+    graph: Graph,
+    groups: Sequence[Sequence[int]],
+    *,
+    factors: Sequence[float] = FACTORS,
+    modes: Sequence[Mode] = MODES,
+    top: int = 5,
+    batch: int = 16,
+) -> GroupEffects:
+    """Effects on the next token of multiplying all sources of a group, for groups and factors.
+
+    Args:
+      model: that the graph is of.
+      graph: of one prompt.
+      groups: indices of sources in `graph.nodes`; a source that is named twice counts once.
+      factors: 0 removes a group, 1 leaves the run as it is.
+      modes: which to measure.
+      top: how many of the most probable next tokens to name.
+      batch: runs at a time.
+
+    Raises:
+      UsageError: the model is another one, a group is empty, a node is no source, or a factor is
+        not finite.
+    """
+    if not groups or not factors:
+        raise UsageError("groups: none to scale; name one group and one factor at least")
+    members = [np.unique(np.asarray(group, np.int64)) for group in groups]
+    for g, group in enumerate(members):
+        if not group.size:
+            raise UsageError(f"groups: group {g} has no member; name a source")
+    graph.check_kinds(np.concatenate(members), SOURCE_KINDS, "groups")
+    factor_F = np.asarray(factors, np.float64)
+    model = interventions.checked(model, graph, factor_F, modes)
+    is_logit_R = graph.kinds[graph.row_nodes] == LOGIT
+    weight_KS = graph.adjacency[is_logit_R].astype(np.float64)
+    weight_GK = np.stack([weight_KS[:, group].sum(1) for group in members])
+    outcomes: dict[Mode, GroupOutcome] = {
+        mode: _outcome(model, graph, members, factor_F, mode, top, batch) for mode in modes
+    }
+    return GroupEffects(
+        groups=tuple(tuple(group.tolist()) for group in members),
+        factors=tuple(factor_F.tolist()),
+        predicted_GFK=(factor_F - 1.0)[None, :, None] * weight_GK[:, None],
+        outcomes=outcomes,
+    )
+
+
+def _outcome(
+    model: CircuitModel,
+    graph: Graph,
+    groups: Sequence[np.ndarray],
+    factor_F: np.ndarray,
+    mode: Mode,
+    top: int,
+    batch: int,
+) -> GroupOutcome:
+    G, F = len(groups), len(factor_F)
+    each = [group for group in groups for _ in range(F)]
+    runs = interventions.run_scaled(
+        model, graph, each, np.tile(factor_F, G), mode=mode, batch=min(batch, G * F)
+    )
+    ids_K = np.asarray(graph.nodes["feature"])[graph.kinds == LOGIT].astype(np.int32)
+    shifts, parts = [], []
+    for run in runs:
+        shifts.append(interventions.logit_shifts(graph, run)[1:])
+        with jax.default_matmul_precision(PRECISION):
+            parts.append(_next_tokens(model, run.hidden_BD, jnp.asarray(ids_K), top=top))
+
+    def stacked(values: Sequence[np.ndarray | jax.Array]) -> np.ndarray:
+        rows = np.concatenate([np.asarray(value) for value in values])
+        return rows.reshape(G, F, *rows.shape[1:])
+
+    return GroupOutcome(
+        change_GFK=stacked(shifts),
+        probability_GFK=stacked([part.probability_BK[1:] for part in parts]),
+        clean_probability_K=np.asarray(parts[0].probability_BK[0]),
+        top_GFn=stacked([part.top_Bn[1:] for part in parts]),
+        top_probability_GFn=stacked([part.top_probability_Bn[1:] for part in parts]),
+    )
+
+
+@struct.dataclass
+class _NextTokens:
+    """Probabilities of the logits' tokens, and the most probable tokens, by run."""
+
+    probability_BK: jax.Array
+    top_Bn: jax.Array
+    top_probability_Bn: jax.Array
+
+
+@functools.partial(jax.jit, static_argnames="top")
+def _next_tokens(model, hidden_BD, ids_K, *, top):
+    """`_NextTokens` of last hidden states."""
+    logits_BV = unembed(model.params, hidden_BD[:, None], model.cfg)[:, 0]
+    probability_BV = jax.nn.softmax(logits_BV)
+    highest, ids = jax.lax.top_k(probability_BV, min(top, probability_BV.shape[1]))
+    return _NextTokens(probability_BV[:, ids_K], ids, highest)
