@@ -9,6 +9,7 @@ The stages are those of `stages.py`. The work folder then holds
     answers.parquet  one row per prompt and cell: the predicted token
     text_losses.parquet  one row per text of yours and cell: its loss
     heads.parquet    one row per head: medians, type, place in the ranking
+    choices/         log-likelihoods of the choices of multiple-choice tasks
     head_sets.parquet  one row per head and set of the ablation
     summary.json     every number of the report
     report.html      the report, one offline file
@@ -32,7 +33,7 @@ from lm_jax.run.results import load_result
 from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
 from lm_jax.weights import hub
 from lm_jax.weights.load import resolve
-from polyattn_jax import head_sets, schema, stages, summary
+from polyattn_jax import choices, head_sets, schema, stages, summary
 from polyattn_jax.audit_suites import PROMPTS, TEXTS, build_suites, first_prompts
 from polyattn_jax.audited_model import AuditedModel
 from polyattn_jax.columns import columns
@@ -96,6 +97,12 @@ def run(audited: AuditedModel, folder: Path) -> AuditSummary:
         if TEXTS in suites:
             conditions = stages.sweep_conditions(audited, calibration.bias, TEXTS)
             stages.text_losses(audited, stores, conditions, suites[TEXTS])
+        answered = choices.answer(
+            audited,
+            folder,
+            stages.sweep_conditions(audited, calibration.bias, choices.SCORES),
+            choices.read_questions(config),
+        )
         sets = {}
         if config.ablation_heads:
             by_head = summary.heads(columns(stores.rows.read()), shape)
@@ -117,7 +124,7 @@ def run(audited: AuditedModel, folder: Path) -> AuditSummary:
         tuple(path.name for path in audited.model.files),
         read_provenance(folder, config),
     )
-    result, by_head = summary.summarise(measured, calibration, config, shape, source)
+    result, by_head = summary.summarise(measured, calibration, config, shape, source, answered)
     rows = summary.with_head_types(measured.rows, by_head)
     tables = {"rows": rows, "answers": measured.answers, "heads": pa.table(by_head)}
     if config.text:
@@ -147,6 +154,7 @@ def main(arguments: cli.Arguments) -> None:
         read_jsonl(config.prompts)
     if config.text:
         read_texts(config.text)
+    choices.read_questions(config)
     with open_workdir(arguments.folder, arguments.config, resume=arguments.resume) as work:
         if done := finish_time(work.path):
             print(f"finished {done}")

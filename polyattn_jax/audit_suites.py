@@ -4,7 +4,6 @@ import dataclasses
 from pathlib import Path
 
 from lm_jax.errors import BadInputError
-from lm_jax.text import corpora
 from polyattn_jax.audited_model import AuditedModel
 from polyattn_jax.suites import (
     Suite,
@@ -15,6 +14,7 @@ from polyattn_jax.suites import (
     niah,
     repeated_tokens,
 )
+from polyattn_jax.suites.texts import SHIPPED
 
 # The suite and the stage of a user's own prompts.
 PROMPTS = "prompts"
@@ -28,10 +28,8 @@ def haystack(name: str) -> str:
     Raises:
       BadInputError: if it is neither "essays" nor "speeches" nor a readable text file.
     """
-    if name == "essays":
-        return corpora.essays()
-    if name == "speeches":
-        return "\n\n".join(text for _, text in corpora.speeches())
+    if name in SHIPPED:
+        return SHIPPED[name]()
     try:
         return Path(name).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -75,7 +73,7 @@ def texts(audited: AuditedModel) -> Suite:
     """The texts of the user, as far as settings and context let them be read."""
     c = audited.config
     length = min(c.text_length, audited.model.cfg.max_length)
-    return load_texts(c.text, audited.tokenizer, length=length)
+    return load_texts(c.text, audited.tokenizer, length=length, n=c.text_n)
 
 
 def diagnosed(suites: dict[str, Suite]) -> dict[str, Suite]:

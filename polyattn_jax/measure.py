@@ -141,6 +141,25 @@ def text_losses(
     }
 
 
+@functools.partial(jax.jit, static_argnames=("cfg", "maps", "fused"))
+def logits(
+    params: Any,
+    tokens_BT: jax.Array,
+    index: jax.Array,
+    bias: jax.Array,
+    heads_LN: jax.Array,
+    *,
+    cfg: DecoderConfig,
+    maps: tuple[Map, ...],
+    fused: bool = False,
+) -> jax.Array:
+    """All logits `[B, T, V]`, with `maps[index]` in the heads of the mask."""
+    attend = substitute(maps, index, bias, heads_LN)
+    if fused:
+        attend = by_kernels(attend)
+    return forward(params, tokens_BT, cfg, attend=attend).logits
+
+
 @functools.partial(jax.jit, static_argnames="cfg")
 def losses(
     params: Any,

@@ -9,6 +9,7 @@ named as in `suites.json`: `niah_256`, `control`, `induction`, `mqar`, `prompts`
 import dataclasses
 from typing import Literal
 
+from lm_jax.evaluate.multiple_choice.results import ChoiceTask
 from lm_jax.run.results import Count, Real, Share
 from lm_jax.statistics import Interval
 from polyattn_jax.calibrate import Calibration
@@ -21,7 +22,10 @@ VerdictName = Literal["preserve", "no-go", "undecided"]
 
 @dataclasses.dataclass(frozen=True)
 class LossInterval(Interval):
-    """The interval of a mean loss or of its change: unbounded for one prompt, NaN for a NaN."""
+    """The interval of a mean loss, of its change, or of the exponential of either.
+
+    Unbounded for one prompt, NaN for a NaN, infinite where the exponential overflows.
+    """
 
     estimate: Real
     low: Real
@@ -211,6 +215,8 @@ class TextLoss:
       heads: number of heads that it replaces softmax in.
       loss: nats per token.
       change: `loss` less that of softmax, paired by text.
+      perplexity: exp of `loss`, and of the ends of its interval.
+      perplexity_ratio: over that of softmax, exp of `change`.
       tokens: how many were predicted.
       dead_rows_per_text: mean over texts, summed over layers, heads and queries.
     """
@@ -221,6 +227,8 @@ class TextLoss:
     heads: Count
     loss: LossInterval
     change: LossInterval
+    perplexity: LossInterval
+    perplexity_ratio: LossInterval
     tokens: Count
     dead_rows_per_text: float
 
@@ -303,6 +311,8 @@ class AuditSummary:
       sweep: softmax and every recipe in all heads, on the needle prompts.
       prompts: the same on prompts of the user; empty without them.
       texts: softmax and every recipe in all heads, on texts of the user; empty without them.
+      choices: softmax and every recipe in all heads, by multiple-choice task, each recipe paired
+        with softmax on the same questions; empty without tasks.
       verdicts: by recipe, on the needle prompts.
       matched: S_p on the rows of these prompts, by recipe that is a normalised power.
       ranking_suite: the suite whose rows rank the heads.
@@ -327,6 +337,7 @@ class AuditSummary:
     sweep: tuple[ConditionResult, ...]
     prompts: tuple[ConditionResult, ...]
     texts: tuple[TextLoss, ...]
+    choices: dict[str, ChoiceTask]
     verdicts: tuple[RecipeVerdict, ...]
     matched: tuple[MatchedSafety, ...]
     ranking_suite: str

@@ -6,6 +6,7 @@
     4. head types  features of the patterns over whole induction prompts
     5. sweep       every recipe in every head                          -> answer shards
     6. texts       loss on texts of the user, under the conditions of the sweep
+       choices     multiple choice (`choices`), under the same conditions
     7. ablate      one recipe in the top, bottom and random K heads by median S_p
 
 A unit is one batch of prompts under one condition. A unit that is on disk is not done again, so the
@@ -262,7 +263,7 @@ def evaluate(
         predicted = measure.evaluate(
             audited.model.params,
             *audited.put(batch.tokens_BT, batch.lengths_B, batch.target_B),
-            **_substitution(audited, condition),
+            **substitution(audited, condition),
         )
         target = {"target": batch.target_B[batch.valid_B]}
         return _condition_columns(condition, suite, batch, predicted) | target
@@ -283,7 +284,7 @@ def text_losses(
         measured = measure.text_losses(
             audited.model.params,
             *audited.put(batch.tokens_BT, batch.lengths_B),
-            **_substitution(audited, condition),
+            **substitution(audited, condition),
         )
         return _condition_columns(condition, suite.name, batch, measured)
 
@@ -291,7 +292,7 @@ def text_losses(
     _run_units(audited, stores.text_losses, stage, dict.fromkeys(by_name, suite), work)
 
 
-def _substitution(audited: AuditedModel, condition: Condition) -> dict[str, Any]:
+def substitution(audited: AuditedModel, condition: Condition) -> dict[str, Any]:
     """The arguments of `measure` that put a condition's map into its heads."""
     maps = audited.maps
     return {

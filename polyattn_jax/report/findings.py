@@ -1,6 +1,6 @@
 """Findings of an audit in sentences, for its page and for the terminal, and their order."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import math
 from pathlib import Path
 import re
@@ -129,8 +129,16 @@ def by_suite(entries: Sequence[BySuite]) -> list[BySuite]:
 
 def by_recipe(sweep: Sequence[Condition]) -> list[Condition]:
     """Entries in reading order: softmax, the recipes of the paper as it lists them, others."""
+    by_name = {entry.recipe: [] for entry in sweep}
+    for entry in sweep:
+        by_name[entry.recipe].append(entry)
+    return [entry for name in in_order(by_name) for entry in by_name[name]]
+
+
+def in_order(recipes: Iterable[str]) -> list[str]:
+    """Names of recipes in reading order: softmax, those of the paper as it lists them, others."""
     order = {name: place for place, name in enumerate((SOFTMAX.name, *RECIPES))}
-    return sorted(sweep, key=lambda entry: order.get(entry.recipe, len(order)))
+    return sorted(recipes, key=lambda name: order.get(name, len(order)))
 
 
 def softmax_of(cells: Sequence[Condition]) -> Condition:
@@ -255,20 +263,25 @@ def in_part(summary: AuditSummary) -> str:
 
 
 def of_texts(summary: AuditSummary) -> str:
-    """What each recipe does to the loss on the user's texts; empty without them."""
+    """What the table of losses on texts is of; empty without them."""
     if not summary.texts:
         return ""
-    entries = by_recipe(summary.texts)
-    base = softmax_of(entries)
-    changes = ", ".join(
-        f"{e.recipe} {e.change.estimate:+.3f} [{e.change.low:+.3f}, {e.change.high:+.3f}]"
-        for e in entries
-        if e is not base
-    )
+    base = softmax_of(summary.texts)
     texts = f"{base.loss.n:,} text{'s' * (base.loss.n != 1)}"
     return (
-        f"Loss on your {texts} ({base.tokens:,} tokens), nats per token: softmax "
-        f"{base.loss.estimate:.3f}; change in all heads: {changes}."
+        f"Loss on your {texts} ({base.tokens:,} tokens), nats per token, and perplexity; change "
+        "and ratio are against softmax:"
+    )
+
+
+def of_choices(summary: AuditSummary) -> str:
+    """What the table of multiple choice is of; empty without tasks."""
+    counts = ", ".join(f"{name}: {task.n:,}" for name, task in summary.choices.items())
+    return (
+        f"Multiple choice ({counts} questions), acc in %, and the 95 % interval of its change in "
+        "points:"
+        if counts
+        else ""
     )
 
 

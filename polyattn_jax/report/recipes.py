@@ -155,6 +155,8 @@ def own_texts(summary: AuditSummary) -> Section | None:
             entry.recipe,
             nats(entry.loss),
             cell(None) if entry is base else nats(entry.change, signed=True),
+            _perplexity(entry.perplexity),
+            cell(None) if entry is base else _perplexity(entry.perplexity_ratio),
             entry.dead_rows_per_text,
         ]
         for entry in entries
@@ -168,6 +170,8 @@ def own_texts(summary: AuditSummary) -> Section | None:
                 "Recipe",
                 "Loss, nats per token",
                 "Change, nats per token",
+                "Perplexity",
+                "Times softmax",
                 Column("Dead rows", ",.1f"),
             ],
             lines,
@@ -261,6 +265,12 @@ def nats(result: Interval, *, signed: bool = False) -> Cell:
     spec = "+.3f" if signed else ".3f"
     low, high = (number(end, spec) for end in (result.low, result.high))
     return cell(result.estimate, spec=spec, note=f"[{low}, {high}]")
+
+
+def _perplexity(result: Interval) -> Cell:
+    """A perplexity or a ratio of two with its interval under it."""
+    low, high = (number(end, ".4g") for end in (result.low, result.high))
+    return cell(result.estimate, spec=".4g", note=f"[{low}, {high}]")
 
 
 def suite_cell(entry: Prevalence | SoftmaxComparison | BoundAgreement, config: AuditConfig) -> Cell:
