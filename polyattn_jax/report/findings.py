@@ -21,6 +21,7 @@ from polyattn_jax.results import (
     TextLoss,
 )
 from polyattn_jax.row_maps import RECIPES, SOFTMAX
+from polyattn_jax.suites import named
 
 BySuite = TypeVar("BySuite", Prevalence, SoftmaxComparison, BoundAgreement)
 Condition = TypeVar("Condition", ConditionResult, TextLoss)
@@ -60,8 +61,9 @@ def model_name(summary: AuditSummary) -> str:
 
 def suite_length(suite: str, config: AuditConfig) -> int | None:
     """Tokens of a suite's prompts; None where they differ."""
-    if suite.startswith("niah_"):
-        return int(suite[5:])
+    length = named.split(suite)[1]
+    if length is not None:
+        return length
     lengths = {
         "control": config.niah_lengths[0],
         "induction": config.induction_length,
@@ -78,9 +80,18 @@ def suite_tokens(suite: str, config: AuditConfig) -> str:
 
 def suite_name(suite: str) -> str:
     """A suite by its own name, without the length."""
-    if suite.startswith("niah_"):
-        return "needle"
+    suite = named.split(suite)[0]
     names = {
+        "niah": "needle",
+        "two_needles": "two needles",
+        "four_needles": "four needles",
+        "pass_key": "pass key",
+        "ruler_single": "RULER, one key",
+        "ruler_multi": "RULER, four keys",
+        "ruler_paper_single": "RULER, one UUID",
+        "ruler_paper_multi": "RULER, four UUIDs",
+        "copying": "literary openings",
+        "induction_pair": "induction, one pair",
         "control": "needle left out",
         "mqar": "MQAR",
         "prompts": "your prompts",
@@ -121,8 +132,8 @@ def by_suite(entries: Sequence[BySuite]) -> list[BySuite]:
     """Entries in reading order: induction, MQAR, needles by length; b = 0 before b_auto."""
 
     def place(entry: BySuite) -> tuple[Any, ...]:
-        name, _, length = entry.suite.partition("_")
-        return name, int(length or 0), entry.bias_kind != "zero"
+        name, length = named.split(entry.suite)
+        return name, length or 0, entry.bias_kind != "zero"
 
     return sorted(entries, key=place)
 
@@ -271,6 +282,16 @@ def of_texts(summary: AuditSummary) -> str:
     return (
         f"Loss on your {texts} ({base.tokens:,} tokens), nats per token, and perplexity; change "
         "and ratio are against softmax:"
+    )
+
+
+def of_suites(summary: AuditSummary) -> str:
+    """What the table of named suites is of; empty without them."""
+    if not summary.suites:
+        return ""
+    return (
+        f"Other suites, n = {summary.config.suite_n:,} prompts each, right in % with softmax and "
+        "with the best recipe, and the verdicts on all recipes:"
     )
 
 

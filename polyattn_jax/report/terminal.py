@@ -4,6 +4,7 @@ At most 100 columns. A terminal gets a ruled table with colour, a pipe or a log 
 of a run is read as markup.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -61,6 +62,7 @@ def print_summary(
     for text, rows in (
         (findings.of_texts(summary), _text_rows(summary)),
         (findings.of_choices(summary), _choice_rows(summary)),
+        (findings.of_suites(summary), _suite_rows(summary)),
     ):
         if text:
             say(text)
@@ -111,6 +113,23 @@ def _choice_rows(summary: AuditSummary) -> list[Sequence[str]]:
                 text += f" [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
             cells.append(text)
         rows.append((recipe, *cells))
+    return rows
+
+
+def _suite_rows(summary: AuditSummary) -> list[Sequence[str]]:
+    """A line for each suite and length, under a line of titles."""
+    rows: list[Sequence[str]] = [("suite", "tokens", "softmax", "best recipe", "right", "verdicts")]
+    for entry in summary.suites:
+        base = findings.softmax_of(entry.conditions)
+        others = [one for one in entry.conditions if one is not base]
+        best, right = "-", "-"
+        if others:
+            result = findings.best_of(others)
+            best, right = result.recipe, f"{100 * result.accuracy.estimate:.1f}"
+        counts = Counter(one.verdict for one in others)
+        verdicts = ", ".join(f"{counts[name]} {name}" for name in findings.TONES if counts[name])
+        name, softmax = findings.suite_name(entry.suite), f"{100 * base.accuracy.estimate:.1f}"
+        rows.append((name, f"{entry.length:,}", softmax, best, right, verdicts))
     return rows
 
 

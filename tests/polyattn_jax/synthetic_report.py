@@ -182,6 +182,7 @@ def audit(
     second=1.25,
     left_out=0,
     choices=types.MappingProxyType({}),
+    suites=(),
 ):
     """What an audit leaves behind: summary, rows, heads."""
     rows = diagnosed_rows() if rows is None else rows
@@ -193,7 +194,7 @@ def audit(
         table(head_features() if config.induction_n else {"prompt": []}, schema.FEATURES),
         table({"prompt": []}, schema.TEXT_LOSSES),
     )
-    result, by_head = summary.summarise(tables, CALIBRATION, config, SHAPE, SOURCE, choices)
+    result, by_head = summary.summarise(tables, CALIBRATION, config, SHAPE, SOURCE, choices, suites)
     return result, rows, by_head
 
 
