@@ -9,6 +9,8 @@ The stages are those of `stages.py`. The work folder then holds
     answers.parquet  one row per prompt and cell: the predicted token
     text_losses.parquet  one row per text of yours and cell: its loss
     heads.parquet    one row per head: medians, type, place in the ranking
+    suite_answers.parquet  one row per prompt of the named suites and cell: as answers.parquet
+    choices/         log-likelihoods of the choices of multiple-choice tasks
     head_sets.parquet  one row per head and set of the ablation
     summary.json     every number of the report
     report.html      the report, one offline file
@@ -32,7 +34,15 @@ from lm_jax.run.results import load_result
 from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
 from lm_jax.weights import hub
 from lm_jax.weights.load import resolve
-from polyattn_jax import head_sets, schema, stages, summary
+from polyattn_jax import (
+    audit_suites,
+    choices,
+    head_sets,
+    schema,
+    stages,
+    suite_answers,
+    summary,
+)
 from polyattn_jax.audit_suites import PROMPTS, TEXTS, build_suites, first_prompts
 from polyattn_jax.audited_model import AuditedModel
 from polyattn_jax.columns import columns
@@ -96,6 +106,16 @@ def run(audited: AuditedModel, folder: Path) -> AuditSummary:
         if TEXTS in suites:
             conditions = stages.sweep_conditions(audited, calibration.bias, TEXTS)
             stages.text_losses(audited, stores, conditions, suites[TEXTS])
+        answered = choices.answer(
+            audited,
+            folder,
+            stages.sweep_conditions(audited, calibration.bias, choices.SCORES),
+            choices.read_questions(config),
+        )
+        if config.suites:
+            conditions = stages.sweep_conditions(audited, calibration.bias, suite_answers.STAGE)
+            named = audit_suites.answered(suites, config)
+            suite_answers.evaluate(audited, stores, conditions, named)
         sets = {}
         if config.ablation_heads:
             by_head = summary.heads(columns(stores.rows.read()), shape)
@@ -111,17 +131,23 @@ def run(audited: AuditedModel, folder: Path) -> AuditSummary:
             stores.features.read(),
             stores.text_losses.read(),
         )
+        of_suites = stores.suite_answers.read()
+    by_suite = suite_answers.results(columns(of_suites), columns(measured.rows), config)
     source = summary.Source(
         audited.model.sha256,
         audited.model.cfg.family,
         tuple(path.name for path in audited.model.files),
         read_provenance(folder, config),
     )
-    result, by_head = summary.summarise(measured, calibration, config, shape, source)
+    result, by_head = summary.summarise(
+        measured, calibration, config, shape, source, answered, by_suite
+    )
     rows = summary.with_head_types(measured.rows, by_head)
     tables = {"rows": rows, "answers": measured.answers, "heads": pa.table(by_head)}
     if config.text:
         tables["text_losses"] = measured.text_losses
+    if config.suites:
+        tables["suite_answers"] = of_suites
     if sets:
         tables["head_sets"] = head_sets.table(sets, shape)
     for name, table in tables.items():
@@ -147,6 +173,7 @@ def main(arguments: cli.Arguments) -> None:
         read_jsonl(config.prompts)
     if config.text:
         read_texts(config.text)
+    choices.read_questions(config)
     with open_workdir(arguments.folder, arguments.config, resume=arguments.resume) as work:
         if done := finish_time(work.path):
             print(f"finished {done}")

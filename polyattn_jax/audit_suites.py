@@ -4,17 +4,19 @@ import dataclasses
 from pathlib import Path
 
 from lm_jax.errors import BadInputError
-from lm_jax.text import corpora
 from polyattn_jax.audited_model import AuditedModel
+from polyattn_jax.config import AuditConfig
 from polyattn_jax.suites import (
     Suite,
     induction,
     load_jsonl,
     load_texts,
     mqar,
+    named,
     niah,
     repeated_tokens,
 )
+from polyattn_jax.suites.texts import SHIPPED
 
 # The suite and the stage of a user's own prompts.
 PROMPTS = "prompts"
@@ -28,10 +30,8 @@ def haystack(name: str) -> str:
     Raises:
       BadInputError: if it is neither "essays" nor "speeches" nor a readable text file.
     """
-    if name == "essays":
-        return corpora.essays()
-    if name == "speeches":
-        return "\n\n".join(text for _, text in corpora.speeches())
+    if name in SHIPPED:
+        return SHIPPED[name]()
     try:
         return Path(name).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -64,6 +64,17 @@ def build_suites(audited: AuditedModel) -> dict[str, Suite]:
     suites["repeated"] = repeated_tokens(
         vocabulary=tokenizer, common=c.repeated_vocabulary, n=c.repeated_n, **common
     )
+    for name in c.suites:
+        for size in c.suite_lengths:
+            suites[named.key(name, size)] = named.build(
+                name,
+                tokenizer,
+                haystack=text,
+                length=size,
+                n=c.suite_n,
+                common=c.repeated_vocabulary,
+                **common,
+            )
     if c.prompts:
         suites[PROMPTS] = load_jsonl(c.prompts, tokenizer, max_length=longest)
     if c.text:
@@ -75,13 +86,18 @@ def texts(audited: AuditedModel) -> Suite:
     """The texts of the user, as far as settings and context let them be read."""
     c = audited.config
     length = min(c.text_length, audited.model.cfg.max_length)
-    return load_texts(c.text, audited.tokenizer, length=length)
+    return load_texts(c.text, audited.tokenizer, length=length, n=c.text_n)
 
 
 def diagnosed(suites: dict[str, Suite]) -> dict[str, Suite]:
     """The suites whose rows are diagnosed."""
-    others = ("induction", "mqar", PROMPTS, TEXTS)
-    return {k: s for k, s in suites.items() if k.startswith("niah") or k in others}
+    return {k: s for k, s in suites.items() if k not in ("control", "repeated")}
+
+
+def answered(suites: dict[str, Suite], config: AuditConfig) -> dict[str, Suite]:
+    """The suites of `config.suites`, at every length."""
+    keys = [named.key(name, size) for name in config.suites for size in config.suite_lengths]
+    return {name: suites[name] for name in keys}
 
 
 def first_prompts(suite: Suite, n: int) -> Suite:

@@ -11,9 +11,11 @@ from typing import Any, Literal
 from ml_collections import ConfigDict
 
 from lm_jax.errors import UsageError, nearest
+from lm_jax.evaluate.multiple_choice import task_problems
 from polyattn_jax.field_maps import FieldMap
 from polyattn_jax.probe import DEGREES
 from polyattn_jax.row_maps import RECIPES, Recipe, parse_recipe
+from polyattn_jax.suites import named
 from polyattn_jax.suites.texts import SHORTEST
 
 
@@ -31,10 +33,20 @@ class AuditConfig:
       batch_size: number of prompts in one forward pass.
       prompts: a .jsonl file of your own prompts with answers (`suites.load_jsonl`), which are
         diagnosed and evaluated under every recipe, with separate verdicts; empty for none.
-      text: a file of your own texts without answers (`suites.load_texts`), which are diagnosed and
-        whose language-modelling loss is measured under every recipe; empty for none.
+      text: a file of your own texts without answers (`suites.load_texts`), or "essays" or
+        "speeches", which are diagnosed and whose language-modelling loss is measured under every
+        recipe; empty for none.
       text_length: most tokens of a text that are read, as far as the model's context reaches.
+      text_n: the first so many texts of the file, or windows of a plain text; 0 for all.
+      choices: multiple-choice tasks answered under every recipe, names of
+        `lm_jax.evaluate.multiple_choice.TASKS`; empty for none.
+      choices_n: the first so many questions of each task; 0 for all.
+      truthfulqa: a file of TruthfulQA, whose MC1 is then a further task; empty for none.
       haystack: "essays", "speeches" (manifest entries wiki and sotu), or a text file.
+      suites: further suites, names of `suites.named.NAMES`, which are diagnosed and answered under
+        every recipe; empty for none.
+      suite_lengths: prompt lengths in tokens of each of them.
+      suite_n: number of prompts of each of them at each length.
       niah_lengths: prompt lengths in tokens of the needle suites; each is diagnosed.
       niah_n: number of needle prompts of each length.
       control_n: number of control prompts without the needle, of the first length.
@@ -67,7 +79,14 @@ class AuditConfig:
     prompts: str = ""
     text: str = ""
     text_length: int = 1024
+    text_n: int = 0
+    choices: tuple[str, ...] = ()
+    choices_n: int = 200
+    truthfulqa: str = ""
     haystack: str = "essays"
+    suites: tuple[str, ...] = ()
+    suite_lengths: tuple[int, ...] = (256, 512)
+    suite_n: int = 50
     niah_lengths: tuple[int, ...] = (256, 512)
     niah_n: int = 10
     control_n: int = 10
@@ -95,6 +114,9 @@ class AuditConfig:
         least = {
             "batch_size": 1,
             "text_length": SHORTEST,
+            "text_n": 0,
+            "choices_n": 0,
+            "suite_n": 1,
             "niah_n": 1,
             "control_n": 1,
             "repeated_n": 1,
@@ -109,6 +131,12 @@ class AuditConfig:
             for name, bound in least.items()
             if getattr(self, name) < bound
         ]
+        problems += task_problems("config.choices", self.choices)
+        problems += named.problems("config.suites", self.suites)
+        if self.suites and not self.suite_lengths:
+            problems.append(
+                "config.suite_lengths = () leaves config.suites without prompts; set it"
+            )
         if self.sweep_length not in self.niah_lengths:
             problems.append(
                 f"config.sweep_length = {self.sweep_length} is not in config.niah_lengths = "
@@ -192,6 +220,9 @@ _SMOKE: Mapping[str, Any] = {
     "sweep_length": 64,
     "ablation_heads": (20,),
     "ablation_n": 2,
+    "choices_n": 2,
+    "suite_lengths": (64,),
+    "suite_n": 2,
     "resamples": 100,
 }
 MODES: Mapping[str, Mapping[str, Any]] = {"": {}, "quickstart": _QUICKSTART, "smoke": _SMOKE}

@@ -96,17 +96,88 @@ def evaluate(
     Returns, per prompt: `predicted` (greedy token), `rank` of the target among the logits (0 is
     the prediction), `loss` (nats, of the target), `dead_rows` (over all layers, heads, queries).
     """
+    judged = _judge(
+        params,
+        tokens_BT,
+        lengths_B,
+        lengths_B[:, None] - 1,
+        target_B[:, None],
+        substitution=(maps, index, bias, heads_LN),
+        cfg=cfg,
+        fused=fused,
+    )
+    return {name: value for name, value in judged.items() if name not in ("step", "target")}
+
+
+@functools.partial(jax.jit, static_argnames=("cfg", "maps", "fused"))
+def answers(
+    params: Any,
+    tokens_BT: jax.Array,
+    lengths_B: jax.Array,
+    queries_BQ: jax.Array,
+    target_BQ: jax.Array,
+    index: jax.Array,
+    bias: jax.Array,
+    heads_LN: jax.Array,
+    *,
+    cfg: DecoderConfig,
+    maps: tuple[Map, ...],
+    fused: bool = False,
+) -> dict[str, jax.Array]:
+    """Whether greedy decoding writes each answer, with `maps[index]` in the heads of the mask.
+
+    Each answer but its last token is part of the tokens; its Q tokens follow the queries. It is
+    written if each is the most likely token after those before it, since decoding then has the
+    same tokens before each step.
+
+    Returns, per prompt: `step`, the first token of the answer that decoding does not write, the
+    last if it writes them all; of that step `target`, `predicted` and `rank`, as in `evaluate`;
+    `loss` (nats per token of the answer); `dead_rows`.
+    """
+    return _judge(
+        params,
+        tokens_BT,
+        lengths_B,
+        queries_BQ,
+        target_BQ,
+        substitution=(maps, index, bias, heads_LN),
+        cfg=cfg,
+        fused=fused,
+    )
+
+
+def _judge(
+    params: Any,
+    tokens_BT: jax.Array,
+    lengths_B: jax.Array,
+    queries_BQ: jax.Array,
+    target_BQ: jax.Array,
+    *,
+    substitution: tuple[tuple[Map, ...], jax.Array, jax.Array, jax.Array],
+    cfg: DecoderConfig,
+    fused: bool,
+) -> dict[str, jax.Array]:
     valid_BT = jnp.arange(tokens_BT.shape[1])[None, :] < lengths_B[:, None]
-    attend = substitute(maps, index, bias, heads_LN, valid_BT)
+    attend = substitute(*substitution, valid_BT)
     if fused:
         attend = by_kernels(attend)
-    out = forward(params, tokens_BT, cfg, attend=attend, logits_at=lengths_B[:, None] - 1)
-    logits_BV = out.logits[:, 0]
-    own_B1 = jnp.take_along_axis(logits_BV, target_B[:, None], axis=1)
+    out = forward(params, tokens_BT, cfg, attend=attend, logits_at=queries_BQ)
+    own_BQ1 = jnp.take_along_axis(out.logits, target_BQ[..., None], axis=-1)
+    predicted_BQ = out.logits.argmax(-1).astype(jnp.int32)
+    rank_BQ = (out.logits > own_BQ1).sum(-1).astype(jnp.int32)
+    nll_BQ = jax.nn.logsumexp(out.logits, axis=-1) - own_BQ1[..., 0]
+    wrong_BQ = predicted_BQ != target_BQ
+    step_B = jnp.where(wrong_BQ.any(-1), wrong_BQ.argmax(-1), wrong_BQ.shape[1] - 1)
+
+    def at_step(values_BQ: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(values_BQ, step_B[:, None], axis=1)[:, 0]
+
     return {
-        "predicted": logits_BV.argmax(-1).astype(jnp.int32),
-        "rank": (logits_BV > own_B1).sum(-1).astype(jnp.int32),
-        "loss": jax.nn.logsumexp(logits_BV, axis=-1) - own_B1[:, 0],
+        "step": step_B.astype(jnp.int32),
+        "target": at_step(target_BQ),
+        "predicted": at_step(predicted_BQ),
+        "rank": at_step(rank_BQ),
+        "loss": nll_BQ.mean(-1),
         "dead_rows": out.aux["dead_rows_B"].sum(0).astype(jnp.int32),
     }
 
@@ -139,6 +210,25 @@ def text_losses(
         "loss": jnp.where(predicted_BT, nll_BT, 0.0).sum(-1) / (lengths_B - 1),
         "dead_rows": out.aux["dead_rows_B"].sum(0).astype(jnp.int32),
     }
+
+
+@functools.partial(jax.jit, static_argnames=("cfg", "maps", "fused"))
+def logits(
+    params: Any,
+    tokens_BT: jax.Array,
+    index: jax.Array,
+    bias: jax.Array,
+    heads_LN: jax.Array,
+    *,
+    cfg: DecoderConfig,
+    maps: tuple[Map, ...],
+    fused: bool = False,
+) -> jax.Array:
+    """All logits `[B, T, V]`, with `maps[index]` in the heads of the mask."""
+    attend = substitute(maps, index, bias, heads_LN)
+    if fused:
+        attend = by_kernels(attend)
+    return forward(params, tokens_BT, cfg, attend=attend).logits
 
 
 @functools.partial(jax.jit, static_argnames="cfg")

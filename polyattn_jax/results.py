@@ -7,25 +7,16 @@ named as in `suites.json`: `niah_256`, `control`, `induction`, `mqar`, `prompts`
 """
 
 import dataclasses
-from typing import Literal
 
-from lm_jax.run.results import Count, Real, Share
+from lm_jax.evaluate.multiple_choice.results import ChoiceTask
+from lm_jax.run.results import Count, Share
 from lm_jax.statistics import Interval
 from polyattn_jax.calibrate import Calibration
+from polyattn_jax.condition_results import ConditionResult, LossInterval, TextLoss, VerdictName
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.matched_results import MatchedSafety
 from polyattn_jax.provenance import Provenance
-
-VerdictName = Literal["preserve", "no-go", "undecided"]
-
-
-@dataclasses.dataclass(frozen=True)
-class LossInterval(Interval):
-    """The interval of a mean loss or of its change: unbounded for one prompt, NaN for a NaN."""
-
-    estimate: Real
-    low: Real
-    high: Real
+from polyattn_jax.suite_results import SuiteResult
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,63 +160,6 @@ class BoundAgreement:
 
 
 @dataclasses.dataclass(frozen=True)
-class ConditionResult:
-    """Accuracy of one recipe in some heads, against softmax on the same prompts.
-
-    Attributes:
-      cell: the recipe, or the head set of an ablation, as in `answers.parquet`.
-      heads: number of heads that it replaces softmax in.
-      verdict: "undecided" where a control is not met.
-      delta: accuracy less that of softmax.
-      p_value: of the exact two-sided McNemar test.
-      lost: number of prompts that only softmax gets right.
-      won: number of prompts that only the recipe gets right.
-      loss: mean, of the target token.
-      median_rank: of the target among the logits, 0 for the prediction.
-      dead_rows_per_prompt: mean over prompts, summed over layers, heads and queries.
-    """
-
-    cell: str
-    recipe: str
-    bias: float
-    heads: Count
-    accuracy: Interval
-    verdict: VerdictName
-    delta: Interval
-    p_value: Share
-    lost: Count
-    won: Count
-    loss: Real
-    median_rank: float
-    dead_rows_per_prompt: float
-
-
-@dataclasses.dataclass(frozen=True)
-class TextLoss:
-    """Language-modelling loss of texts with one recipe in some heads, against softmax.
-
-    Means are over all predicted tokens, intervals resample texts.
-
-    Attributes:
-      cell: the recipe, or a head set.
-      heads: number of heads that it replaces softmax in.
-      loss: nats per token.
-      change: `loss` less that of softmax, paired by text.
-      tokens: how many were predicted.
-      dead_rows_per_text: mean over texts, summed over layers, heads and queries.
-    """
-
-    cell: str
-    recipe: str
-    bias: float
-    heads: Count
-    loss: LossInterval
-    change: LossInterval
-    tokens: Count
-    dead_rows_per_text: float
-
-
-@dataclasses.dataclass(frozen=True)
 class RecipeVerdict:
     """A recipe's verdict with its reason and the next step (section 6).
 
@@ -303,6 +237,10 @@ class AuditSummary:
       sweep: softmax and every recipe in all heads, on the needle prompts.
       prompts: the same on prompts of the user; empty without them.
       texts: softmax and every recipe in all heads, on texts of the user; empty without them.
+      choices: softmax and every recipe in all heads, by multiple-choice task, each recipe paired
+        with softmax on the same questions; empty without tasks.
+      suites: softmax and every recipe in all heads, by suite and length of `config.suites`; empty
+        without them.
       verdicts: by recipe, on the needle prompts.
       matched: S_p on the rows of these prompts, by recipe that is a normalised power.
       ranking_suite: the suite whose rows rank the heads.
@@ -327,6 +265,8 @@ class AuditSummary:
     sweep: tuple[ConditionResult, ...]
     prompts: tuple[ConditionResult, ...]
     texts: tuple[TextLoss, ...]
+    choices: dict[str, ChoiceTask]
+    suites: tuple[SuiteResult, ...]
     verdicts: tuple[RecipeVerdict, ...]
     matched: tuple[MatchedSafety, ...]
     ranking_suite: str

@@ -79,6 +79,10 @@ ANSWERS = pa.schema(
     ]
 )
 
+# Of `suite_answers.parquet`: `step` is the token of the answer that is judged, from 0; `failure` is
+# empty where the answer is right, else the name of the needle that was copied, or "other".
+SUITE_ANSWERS = pa.schema([*ANSWERS, ("step", pa.int16()), ("failure", pa.string())])
+
 LOSSES = pa.schema(
     [
         ("prompt", pa.string()),

@@ -6,6 +6,8 @@
     4. head types  features of the patterns over whole induction prompts
     5. sweep       every recipe in every head                          -> answer shards
     6. texts       loss on texts of the user, under the conditions of the sweep
+       choices     multiple choice (`choices`), under the same conditions
+       suites      harder needles and other suites by name (`suite_answers`), likewise
     7. ablate      one recipe in the top, bottom and random K heads by median S_p
 
 A unit is one batch of prompts under one condition. A unit that is on disk is not done again, so the
@@ -32,7 +34,15 @@ from polyattn_jax.audit_suites import diagnosed, first_prompts
 from polyattn_jax.audited_model import AuditedModel
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.row_maps import SOFTMAX, Recipe, parse_recipe, resolve_bias
-from polyattn_jax.schema import ANSWERS, FEATURES, LOSSES, TEXT_LOSSES, row_columns, rows_schema
+from polyattn_jax.schema import (
+    ANSWERS,
+    FEATURES,
+    LOSSES,
+    SUITE_ANSWERS,
+    TEXT_LOSSES,
+    row_columns,
+    rows_schema,
+)
 from polyattn_jax.suites import (
     Suite,
     batches,
@@ -60,6 +70,7 @@ class ResultStores:
     losses: RowStore
     features: RowStore
     text_losses: RowStore
+    suite_answers: RowStore
 
 
 @contextlib.contextmanager
@@ -73,8 +84,9 @@ def open_stores(
         RowStore(folder / "losses", LOSSES, fingerprint) as losses,
         RowStore(folder / "features", FEATURES, fingerprint) as features,
         RowStore(folder / "text_losses", TEXT_LOSSES, fingerprint) as text_losses,
+        RowStore(folder / "suite_answers", SUITE_ANSWERS, fingerprint) as suite_answers,
     ):
-        yield ResultStores(rows, answers, losses, features, text_losses)
+        yield ResultStores(rows, answers, losses, features, text_losses, suite_answers)
 
 
 def calibrated(audited: AuditedModel, folder: Path) -> calibrate.Calibration:
@@ -178,7 +190,7 @@ def diagnose(
         windows = audited.model.cfg.layer_windows
         return row_columns(name, batch, windows, diagnosis, by_kind, audited.config.degrees)
 
-    _run_units(audited, stores.rows, "diagnose", diagnosed(suites), work)
+    run_units(audited, stores.rows, "diagnose", diagnosed(suites), work)
 
 
 def head_features(audited: AuditedModel, stores: ResultStores, suites: dict[str, Suite]) -> None:
@@ -213,7 +225,7 @@ def head_features(audited: AuditedModel, stores: ResultStores, suites: dict[str,
         }
 
     first = first_prompts(suites["induction"], head_types.PROMPTS)
-    _run_units(audited, stores.features, "head types", {"induction": first}, work)
+    run_units(audited, stores.features, "head types", {"induction": first}, work)
 
 
 def control(audited: AuditedModel, stores: ResultStores, suites: dict[str, Suite]) -> None:
@@ -241,7 +253,7 @@ def control(audited: AuditedModel, stores: ResultStores, suites: dict[str, Suite
             "tokens": np.full(2 * len(valid), half),
         }
 
-    _run_units(audited, stores.losses, "losses", {"repeated": suites["repeated"]}, work)
+    run_units(audited, stores.losses, "losses", {"repeated": suites["repeated"]}, work)
 
 
 def evaluate(
@@ -262,14 +274,14 @@ def evaluate(
         predicted = measure.evaluate(
             audited.model.params,
             *audited.put(batch.tokens_BT, batch.lengths_B, batch.target_B),
-            **_substitution(audited, condition),
+            **substitution(audited, condition),
         )
         target = {"target": batch.target_B[batch.valid_B]}
-        return _condition_columns(condition, suite, batch, predicted) | target
+        return condition_columns(condition, suite, batch, predicted) | target
 
     stage = conditions[0].stage
     todo = {key: suites[name] for key, (_, name) in by_name.items()}
-    _run_units(audited, stores.answers, stage, todo, work)
+    run_units(audited, stores.answers, stage, todo, work)
 
 
 def text_losses(
@@ -283,15 +295,15 @@ def text_losses(
         measured = measure.text_losses(
             audited.model.params,
             *audited.put(batch.tokens_BT, batch.lengths_B),
-            **_substitution(audited, condition),
+            **substitution(audited, condition),
         )
-        return _condition_columns(condition, suite.name, batch, measured)
+        return condition_columns(condition, suite.name, batch, measured)
 
     stage = f"{conditions[0].stage}, loss"
-    _run_units(audited, stores.text_losses, stage, dict.fromkeys(by_name, suite), work)
+    run_units(audited, stores.text_losses, stage, dict.fromkeys(by_name, suite), work)
 
 
-def _substitution(audited: AuditedModel, condition: Condition) -> dict[str, Any]:
+def substitution(audited: AuditedModel, condition: Condition) -> dict[str, Any]:
     """The arguments of `measure` that put a condition's map into its heads."""
     maps = audited.maps
     return {
@@ -304,7 +316,7 @@ def _substitution(audited: AuditedModel, condition: Condition) -> dict[str, Any]
     }
 
 
-def _condition_columns(
+def condition_columns(
     condition: Condition, suite: str, batch: Batch, measured: Mapping[str, jax.Array]
 ) -> dict[str, np.ndarray]:
     """The columns of one batch under one condition; `measured` by name, along the batch."""
@@ -347,7 +359,7 @@ def ablation_conditions(
     ]
 
 
-def _run_units(
+def run_units(
     audited: AuditedModel,
     store: RowStore,
     stage: str,

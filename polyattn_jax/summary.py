@@ -4,7 +4,7 @@ Rates over rows are in `concentration.py`. Accuracies carry Wilson intervals, di
 recipes a paired exact test.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import math
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lm_jax import statistics
+from lm_jax.evaluate.multiple_choice.results import ChoiceTask
 from polyattn_jax import decision, head_sets, head_types
 from polyattn_jax.calibrate import Calibration
 from polyattn_jax.columns import Columns, columns, degrees, take, where
@@ -42,6 +43,7 @@ from polyattn_jax.results import (
     TextLoss,
 )
 from polyattn_jax.row_maps import SOFTMAX
+from polyattn_jax.suite_results import SuiteResult
 
 EPSILON = 1e-6
 
@@ -225,19 +227,29 @@ def text_losses(losses: Columns, stage: str, config: AuditConfig) -> tuple[TextL
             each = np.repeat(values, predicted), np.repeat(texts, predicted)
             return LossInterval(**dataclasses.asdict(share(*each, config, span)))
 
+        mean_loss, mean_change = mean(loss, (0.0, math.inf)), mean(change, (-math.inf, math.inf))
         results.append(
             TextLoss(
                 cell=name,
                 recipe=str(own["recipe"][0]),
                 bias=float(own["bias"][0]),
                 heads=int(own["heads"][0]),
-                loss=mean(loss, (0.0, math.inf)),
-                change=mean(change, (-math.inf, math.inf)),
+                loss=mean_loss,
+                change=mean_change,
+                perplexity=_exp(mean_loss),
+                perplexity_ratio=_exp(mean_change),
                 tokens=int(predicted.sum()),
                 dead_rows_per_text=float(own["dead_rows"].mean()),
             )
         )
     return tuple(results)
+
+
+def _exp(loss: LossInterval) -> LossInterval:
+    """The exponential of an interval, inf where it overflows."""
+    with np.errstate(over="ignore"):
+        estimate, low, high = np.exp([loss.estimate, loss.low, loss.high]).tolist()
+    return LossInterval(estimate, low, high, loss.n)
 
 
 def _by_prompt(answers: Columns) -> dict[tuple[str, str], bool]:
@@ -306,6 +318,8 @@ def summarise(
     config: AuditConfig,
     shape: tuple[int, int],
     source: Source,
+    choices: Mapping[str, ChoiceTask],
+    suites: Sequence[SuiteResult],
 ) -> tuple[AuditSummary, Columns]:
     """The content of summary.json, and the table of heads; `shape` is `[L, N]`."""
     rows, answers = columns(tables.rows), columns(tables.answers)
@@ -331,6 +345,8 @@ def summarise(
         sweep=swept,
         prompts=behaviour(answers, "prompts", config) if config.prompts else (),
         texts=text_losses(columns(tables.text_losses), "texts", config) if config.text else (),
+        choices=dict(choices),
+        suites=tuple(suites),
         verdicts=verdicts(rows, by_head, swept, control_results.unmet, config),
         matched=matched(rows, ranking(by_head)[: config.top_heads], ranking_suite(rows), config),
         ranking_suite=ranking_suite(rows),

@@ -29,9 +29,10 @@ from ml_collections import ConfigDict
 import numpy as np
 
 from lm_jax import report
-from lm_jax.errors import BadInputError, UsageError, nearest
+from lm_jax.errors import BadInputError, UsageError
 from lm_jax.evaluate import multiple_choice
-from lm_jax.evaluate.multiple_choice import TASKS, Question, Scorer
+from lm_jax.evaluate.multiple_choice import TASKS, Scorer
+from lm_jax.evaluate.multiple_choice.results import PairedChange
 from lm_jax.model.decoder import forward
 from lm_jax.report import Column, section, table
 from lm_jax.run import cli
@@ -45,10 +46,10 @@ from lm_jax.weights import hub
 from lm_jax.weights.load import Pretrained, load_pretrained
 from sparse_jax import model as sparse_model
 from sparse_jax.model import SparseModel
-from sparse_jax.results import ChoiceSummary, PairedChange
+from sparse_jax.results import ChoiceSummary
 
 SCORES, SUMMARY, REPORT = "scores", "summary.json", "report.html"
-DENSE, TRUTHFULQA = "dense", "truthfulqa_mc1"
+DENSE = "dense"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,15 +78,9 @@ class MultipleChoiceConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
 
     def __post_init__(self) -> None:
-        problems = [
-            f"config.tasks has {task!r}{nearest(task, TASKS)}"
-            for task in self.tasks
-            if task not in TASKS
-        ]
+        problems = multiple_choice.task_problems("config.tasks", self.tasks)
         if not self.tasks and not self.truthfulqa:
             problems.append("config.tasks names no task, and config.truthfulqa no file; give one")
-        if len(set(self.tasks)) < len(self.tasks):
-            problems.append(f"config.tasks = {self.tasks} names a task twice; name each once")
         others = self.controls + self.sparse
         if len(set(others)) < len(others):
             problems.append(
@@ -111,20 +106,13 @@ def experiment(mode: str, **settings: Any) -> ConfigDict:
     return in_mode(mode, MultipleChoiceConfig(**settings), {"smoke": smoke}, of="multiple choice")
 
 
-def read_questions(config: MultipleChoiceConfig) -> dict[str, list[Question]]:
-    """The questions of every task."""
-    limit = config.limit or None
-    results = {task: multiple_choice.read(task, limit=limit) for task in config.tasks}
-    if config.truthfulqa:
-        results[TRUTHFULQA] = multiple_choice.truthfulqa(config.truthfulqa, limit=limit)
-    return results
-
-
 def run(config: MultipleChoiceConfig, folder: Path) -> ChoiceSummary:
     """Scores the choices that have no score yet in an open work folder; returns the summary."""
     for path in config.sparse:
         sparse_model.read_note(path)
-    questions = read_questions(config)
+    questions = multiple_choice.read_tasks(
+        config.tasks, truthfulqa_file=config.truthfulqa, limit=config.limit or None
+    )
     dtype = jnp.dtype(config.dtype)
     named = {DENSE: config.dense, **{name: name for name in config.controls}}
     dense = {name: load_pretrained(source, dtype=dtype) for name, source in named.items()}

@@ -16,6 +16,7 @@ import dataclasses
 import statistics
 from typing import Any
 
+from lm_jax.evaluate.multiple_choice.results import ChoiceTask
 from lm_jax.run.results import Count, Share
 from lm_jax.statistics import Interval
 from lm_jax.text.preparation import SplitSize
@@ -249,50 +250,6 @@ def by_bound(result: Sequence[ComparedRun], dense: float) -> tuple[BoundSummary,
 
 def _over(intervals: Sequence[Interval]) -> Spread:
     return spread([interval.estimate for interval in intervals])
-
-
-@dataclasses.dataclass(frozen=True)
-class PairedChange:
-    """Accuracy of a model against the dense one on the same questions.
-
-    Attributes:
-      change: of the accuracy, with Tango's interval.
-      lost: questions that only the dense model answers correctly.
-      gained: questions that only the other model answers correctly.
-      p_value: of the exact McNemar test, two-sided, of this comparison alone.
-    """
-
-    change: Interval
-    lost: Count
-    gained: Count
-    p_value: Share
-
-
-@dataclasses.dataclass(frozen=True)
-class MetricResult:
-    """Accuracies by model, with Wilson intervals, and the changes of all but the dense one."""
-
-    accuracy: dict[str, Interval]
-    paired: dict[str, PairedChange]
-
-
-@dataclasses.dataclass(frozen=True)
-class ChoiceTask:
-    """Results on one multiple-choice task.
-
-    Attributes:
-      n: questions.
-      chance: accuracy of guessing.
-      sha256: of the questions.
-      cut: by model, questions with a prompt that was too long and lost its beginning.
-      metrics: by `acc` and `acc_norm`.
-    """
-
-    n: Count
-    chance: Share
-    sha256: str
-    cut: dict[str, Count]
-    metrics: dict[str, MetricResult]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Findings of an audit in sentences, for its page and for the terminal, and their order."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import math
 from pathlib import Path
 import re
@@ -21,6 +21,7 @@ from polyattn_jax.results import (
     TextLoss,
 )
 from polyattn_jax.row_maps import RECIPES, SOFTMAX
+from polyattn_jax.suites import named
 
 BySuite = TypeVar("BySuite", Prevalence, SoftmaxComparison, BoundAgreement)
 Condition = TypeVar("Condition", ConditionResult, TextLoss)
@@ -60,8 +61,9 @@ def model_name(summary: AuditSummary) -> str:
 
 def suite_length(suite: str, config: AuditConfig) -> int | None:
     """Tokens of a suite's prompts; None where they differ."""
-    if suite.startswith("niah_"):
-        return int(suite[5:])
+    length = named.split(suite)[1]
+    if length is not None:
+        return length
     lengths = {
         "control": config.niah_lengths[0],
         "induction": config.induction_length,
@@ -78,9 +80,18 @@ def suite_tokens(suite: str, config: AuditConfig) -> str:
 
 def suite_name(suite: str) -> str:
     """A suite by its own name, without the length."""
-    if suite.startswith("niah_"):
-        return "needle"
+    suite = named.split(suite)[0]
     names = {
+        "niah": "needle",
+        "two_needles": "two needles",
+        "four_needles": "four needles",
+        "pass_key": "pass key",
+        "ruler_single": "RULER, one key",
+        "ruler_multi": "RULER, four keys",
+        "ruler_paper_single": "RULER, one UUID",
+        "ruler_paper_multi": "RULER, four UUIDs",
+        "copying": "literary openings",
+        "induction_pair": "induction, one pair",
         "control": "needle left out",
         "mqar": "MQAR",
         "prompts": "your prompts",
@@ -121,16 +132,24 @@ def by_suite(entries: Sequence[BySuite]) -> list[BySuite]:
     """Entries in reading order: induction, MQAR, needles by length; b = 0 before b_auto."""
 
     def place(entry: BySuite) -> tuple[Any, ...]:
-        name, _, length = entry.suite.partition("_")
-        return name, int(length or 0), entry.bias_kind != "zero"
+        name, length = named.split(entry.suite)
+        return name, length or 0, entry.bias_kind != "zero"
 
     return sorted(entries, key=place)
 
 
 def by_recipe(sweep: Sequence[Condition]) -> list[Condition]:
     """Entries in reading order: softmax, the recipes of the paper as it lists them, others."""
+    by_name = {entry.recipe: [] for entry in sweep}
+    for entry in sweep:
+        by_name[entry.recipe].append(entry)
+    return [entry for name in in_order(by_name) for entry in by_name[name]]
+
+
+def in_order(recipes: Iterable[str]) -> list[str]:
+    """Names of recipes in reading order: softmax, those of the paper as it lists them, others."""
     order = {name: place for place, name in enumerate((SOFTMAX.name, *RECIPES))}
-    return sorted(sweep, key=lambda entry: order.get(entry.recipe, len(order)))
+    return sorted(recipes, key=lambda name: order.get(name, len(order)))
 
 
 def softmax_of(cells: Sequence[Condition]) -> Condition:
@@ -255,20 +274,35 @@ def in_part(summary: AuditSummary) -> str:
 
 
 def of_texts(summary: AuditSummary) -> str:
-    """What each recipe does to the loss on the user's texts; empty without them."""
+    """What the table of losses on texts is of; empty without them."""
     if not summary.texts:
         return ""
-    entries = by_recipe(summary.texts)
-    base = softmax_of(entries)
-    changes = ", ".join(
-        f"{e.recipe} {e.change.estimate:+.3f} [{e.change.low:+.3f}, {e.change.high:+.3f}]"
-        for e in entries
-        if e is not base
-    )
+    base = softmax_of(summary.texts)
     texts = f"{base.loss.n:,} text{'s' * (base.loss.n != 1)}"
     return (
-        f"Loss on your {texts} ({base.tokens:,} tokens), nats per token: softmax "
-        f"{base.loss.estimate:.3f}; change in all heads: {changes}."
+        f"Loss on your {texts} ({base.tokens:,} tokens), nats per token, and perplexity; change "
+        "and ratio are against softmax:"
+    )
+
+
+def of_suites(summary: AuditSummary) -> str:
+    """What the table of named suites is of; empty without them."""
+    if not summary.suites:
+        return ""
+    return (
+        f"Other suites, n = {summary.config.suite_n:,} prompts each, right in % with softmax and "
+        "with the best recipe, and the verdicts on all recipes:"
+    )
+
+
+def of_choices(summary: AuditSummary) -> str:
+    """What the table of multiple choice is of; empty without tasks."""
+    counts = ", ".join(f"{name}: {task.n:,}" for name, task in summary.choices.items())
+    return (
+        f"Multiple choice ({counts} questions), acc in %, and the 95 % interval of its change in "
+        "points:"
+        if counts
+        else ""
     )
 
 

@@ -20,6 +20,7 @@ from lm_jax.statistics import Interval
 from polyattn_jax import paper
 from polyattn_jax.columns import Columns
 from polyattn_jax.report import (
+    choices,
     comparability,
     figures,
     findings,
@@ -27,6 +28,7 @@ from polyattn_jax.report import (
     paper_comparison,
     recipes,
     score_rows,
+    suites,
 )
 from polyattn_jax.report.findings import suite_label
 from polyattn_jax.results import AuditSummary
@@ -59,6 +61,8 @@ def build(summary: AuditSummary, rows: pa.Table, by_head: Columns) -> str:
         ),
         recipes.own_prompts(summary),
         recipes.own_texts(summary),
+        choices.multiple_choice(summary),
+        suites.named_suites(summary),
         recipes.ablation(summary),
         score_rows.unsafe_rows(summary, by_head),
         score_rows.against_softmax(summary, by_head),

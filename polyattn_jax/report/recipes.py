@@ -77,7 +77,7 @@ def substitution(summary: AuditSummary, model: paper.PaperModel | None) -> Secti
             [
                 [
                     ", ".join(names),
-                    _verdict(verdict),
+                    verdict_cell(verdict),
                     cell(f"{reason}.", note=f"Next: {step}."),
                 ]
                 for (verdict, reason, step), names in reasons.items()
@@ -104,7 +104,7 @@ def _sweep_row(
     counts = f"{number(entry.lost)} lost, {number(entry.won)} won"
     return [
         cell(entry.recipe, note=f"b = {entry.bias:.3g}".replace("-", "−")),
-        _verdict(verdict.verdict),
+        verdict_cell(verdict.verdict),
         accuracy,
         stacked(entry.delta, signed=True),
         cell(entry.p_value, spec=".2g", note=counts),
@@ -129,7 +129,7 @@ def own_prompts(summary: AuditSummary) -> Section | None:
         counts = f"{number(entry.lost)} lost, {number(entry.won)} won"
         change = stacked(entry.delta, signed=True)
         p_value = cell(entry.p_value, spec=".2g", note=counts)
-        verdict = _verdict(entry.verdict)
+        verdict = verdict_cell(entry.verdict)
         lines.append([entry.recipe, verdict, accuracy, change, p_value, loss])
     return section(
         "Your prompts: do they keep their answers?",
@@ -155,6 +155,8 @@ def own_texts(summary: AuditSummary) -> Section | None:
             entry.recipe,
             nats(entry.loss),
             cell(None) if entry is base else nats(entry.change, signed=True),
+            _perplexity(entry.perplexity),
+            cell(None) if entry is base else _perplexity(entry.perplexity_ratio),
             entry.dead_rows_per_text,
         ]
         for entry in entries
@@ -168,6 +170,8 @@ def own_texts(summary: AuditSummary) -> Section | None:
                 "Recipe",
                 "Loss, nats per token",
                 "Change, nats per token",
+                "Perplexity",
+                "Times softmax",
                 Column("Dead rows", ",.1f"),
             ],
             lines,
@@ -263,6 +267,12 @@ def nats(result: Interval, *, signed: bool = False) -> Cell:
     return cell(result.estimate, spec=spec, note=f"[{low}, {high}]")
 
 
+def _perplexity(result: Interval) -> Cell:
+    """A perplexity or a ratio of two with its interval under it."""
+    low, high = (number(end, ".4g") for end in (result.low, result.high))
+    return cell(result.estimate, spec=".4g", note=f"[{low}, {high}]")
+
+
 def suite_cell(entry: Prevalence | SoftmaxComparison | BoundAgreement, config: AuditConfig) -> Cell:
     """A suite with the length of its prompts and the bias under it."""
     tokens = findings.suite_tokens(entry.suite, config)
@@ -270,5 +280,6 @@ def suite_cell(entry: Prevalence | SoftmaxComparison | BoundAgreement, config: A
     return cell(findings.suite_name(entry.suite), note=", ".join(filter(None, (tokens, bias))))
 
 
-def _verdict(verdict: str) -> Cell:
+def verdict_cell(verdict: str) -> Cell:
+    """A verdict in its tone."""
     return cell(verdict, tone=findings.TONES[verdict])

@@ -4,6 +4,7 @@ At most 100 columns. A terminal gets a ruled table with colour, a pipe or a log 
 of a run is read as markup.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from lm_jax.report.markup import clean
 from lm_jax.statistics import Interval
 from polyattn_jax.report import findings, sharpness
 from polyattn_jax.results import AuditSummary, ConditionResult, RecipeVerdict, SoftmaxComparison
+from polyattn_jax.row_maps import SOFTMAX
 
 WIDTH = 100
 _STYLES = {"good": "green", "warn": "yellow", "bad": "red"}
@@ -57,9 +59,16 @@ def print_summary(
     )
     console.print("", _table(summary, console), "", sep="\n", highlight=False)
     say(overall_finding.text, f"bold {_STYLES[overall_finding.tone]}")
+    for text, rows in (
+        (findings.of_texts(summary), _text_rows(summary)),
+        (findings.of_choices(summary), _choice_rows(summary)),
+        (findings.of_suites(summary), _suite_rows(summary)),
+    ):
+        if text:
+            say(text)
+            console.print("", _plain_table(rows, console), "", sep="\n", highlight=False)
     for text in (
         sharpness.sentence(summary),
-        findings.of_texts(summary),
         findings.in_part(summary),
         findings.resolution(summary),
     ):
@@ -77,6 +86,68 @@ def _text(text: str, console: Console, style: str = "") -> Text:
         clean(text).replace("S₂", "S_2").replace("rᵖ", "r^p").encode(console.encoding, "replace")
     )
     return Text(encoded.decode(console.encoding), style)
+
+
+def _text_rows(summary: AuditSummary) -> list[Sequence[str]]:
+    """Loss and perplexity on texts by recipe, under a line of titles."""
+    rows: list[Sequence[str]] = [("recipe", "nats [95 %]", "change [95 %]", "perplexity", "ratio")]
+    for entry in findings.by_recipe(summary.texts):
+        change, ratio = "-", "-"
+        if entry.recipe != SOFTMAX.name:
+            change, ratio = _ends(entry.change, "+.3f"), f"{entry.perplexity_ratio.estimate:.4g}"
+        perplexity = f"{entry.perplexity.estimate:.4g}"
+        rows.append((entry.recipe, _ends(entry.loss, ".3f"), change, perplexity, ratio))
+    return rows
+
+
+def _choice_rows(summary: AuditSummary) -> list[Sequence[str]]:
+    """Accuracy by recipe and task, with the interval of its change, under a line of titles."""
+    metrics = [task.metrics["acc"] for task in summary.choices.values()]
+    rows: list[Sequence[str]] = [("recipe", *summary.choices)]
+    for recipe in findings.in_order(metrics[0].accuracy if metrics else ()):
+        cells = []
+        for metric in metrics:
+            text = f"{100 * metric.accuracy[recipe].estimate:.1f}"
+            if paired := metric.paired.get(recipe):
+                change = paired.change
+                text += f" [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
+            cells.append(text)
+        rows.append((recipe, *cells))
+    return rows
+
+
+def _suite_rows(summary: AuditSummary) -> list[Sequence[str]]:
+    """A line for each suite and length, under a line of titles."""
+    rows: list[Sequence[str]] = [("suite", "tokens", "softmax", "best recipe", "right", "verdicts")]
+    for entry in summary.suites:
+        base = findings.softmax_of(entry.conditions)
+        others = [one for one in entry.conditions if one is not base]
+        best, right = "-", "-"
+        if others:
+            result = findings.best_of(others)
+            best, right = result.recipe, f"{100 * result.accuracy.estimate:.1f}"
+        counts = Counter(one.verdict for one in others)
+        verdicts = ", ".join(f"{counts[name]} {name}" for name in findings.TONES if counts[name])
+        name, softmax = findings.suite_name(entry.suite), f"{100 * base.accuracy.estimate:.1f}"
+        rows.append((name, f"{entry.length:,}", softmax, best, right, verdicts))
+    return rows
+
+
+def _ends(interval: Interval, spec: str) -> str:
+    low, high = f"{interval.low:{spec}}", f"{interval.high:{spec}}"
+    return f"{interval.estimate:{spec}} [{low}, {high}]"
+
+
+def _plain_table(rows: Sequence[Sequence[str]], console: Console) -> Table:
+    """A table of texts whose first line holds the titles; all but the first column are numbers."""
+    rule = box.SIMPLE_HEAD if console.is_terminal else None
+    table = Table(box=rule, pad_edge=False, show_edge=False, collapse_padding=True)
+    for place, title in enumerate(rows[0]):
+        justify = "right" if place else "left"
+        table.add_column(title, justify=justify, no_wrap=True, overflow="ellipsis")
+    for row in rows[1:]:
+        table.add_row(*(_text(text, console) for text in row))
+    return table
 
 
 def _table(summary: AuditSummary, console: Console) -> Table:

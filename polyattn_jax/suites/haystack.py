@@ -11,20 +11,22 @@ nor ships them. Here the pool comes from any text:
 3. of more than 4,000 a seeded sample is taken, which bounds the work for any size of text.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import dataclasses
 import functools
 import itertools
 import re
+from typing import Literal
 
 import numpy as np
 
-from lm_jax.errors import BadInputError
+from lm_jax.errors import BadInputError, UsageError
 from polyattn_jax.suites import prompts as prompts_lib
 from polyattn_jax.suites.prompts import Tokenizer
 
 WORDS = (4, 14)
 POOL = 4000
+_ATTEMPTS = 50
 
 # Texts that lost their line breaks glue a sentence to the next: "... a cog.The five ...".
 _BOUNDARY = re.compile(r"(?<=[.!?])\s+(?=[A-Z])|(?<=[a-z][.!?])(?=[A-Z])")
@@ -111,6 +113,84 @@ def fit(
         need -= lengths[taken[-1]]
     closing = _subset(lengths, order, need)
     return None if closing is None else taken + closing
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """How much haystack a prompt has: `pad` sentences or tokens of it, or `length` tokens in all.
+
+    Raises:
+      UsageError: unless one of the two is given, for an unknown unit, or a negative pad.
+    """
+
+    pad: int | None
+    pad_unit: Literal["sentences", "tokens"]
+    length: int | None
+
+    def __post_init__(self) -> None:
+        if (self.pad is None) == (self.length is None):
+            raise UsageError("give either pad= or length=, not both and not neither")
+        if self.pad_unit not in ("sentences", "tokens"):
+            raise UsageError(
+                f"pad_unit={self.pad_unit!r} is unknown: choose 'sentences' or 'tokens'"
+            )
+        if self.pad is not None and self.pad < 0:
+            raise UsageError(f"pad={self.pad} is negative: give 0 or more")
+
+
+def fill(
+    pool: Pool,
+    allowed: np.ndarray,
+    size: Size,
+    count: Callable[[Sequence[str]], int],
+    rng: np.random.RandomState,
+    *,
+    free_of: str,
+) -> list[str]:
+    """Returns distinct random sentences that give a prompt its size.
+
+    Args:
+      pool: the sentences.
+      allowed: indices of those that may be taken.
+      size: of the prompt.
+      count: tokens of the prompt with these sentences in it.
+      rng: draws them.
+      free_of: what the allowed ones are free of, for a message.
+
+    Raises:
+      UsageError: for a length that leaves no room for needle and cue.
+      BadInputError: for too few sentences, or a length that whole ones cannot reach.
+    """
+    if size.pad is not None and size.pad_unit == "sentences":
+        if size.pad > len(allowed):
+            raise BadInputError(
+                f"haystack: pad={size.pad} sentences, but only {len(allowed)} usable ones are free "
+                f"of {free_of}: give more text"
+            )
+        return [pool.sentences[i] for i in allowed[rng.permutation(len(allowed))[: size.pad]]]
+    bare = count([])
+    length = bare + (size.pad or 0) if size.length is None else size.length
+    if length < bare:
+        raise UsageError(
+            f"length={length} is too short for the needle and cue: give {bare} or more"
+        )
+    if length == bare:
+        return []
+    need = length - bare
+    for _ in range(_ATTEMPTS):
+        chosen = fit(pool.lengths, allowed, need, rng)
+        if chosen is None:
+            continue
+        distractors = [pool.sentences[i] for i in chosen]
+        actual = count(distractors)
+        if actual == length:
+            return distractors
+        # A sentence at the very start of a text may have one token more or less than elsewhere.
+        need += length - actual
+    raise BadInputError(
+        f"haystack: no set of whole sentences gives {length} tokens ({bare} of them are needle and "
+        "cue): give more text, or another length"
+    )
 
 
 def _subset(lengths: Sequence[int], candidates: Sequence[int], need: int) -> list[int] | None:

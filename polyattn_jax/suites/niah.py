@@ -20,11 +20,10 @@ import dataclasses
 import importlib.resources
 from typing import Literal
 
-import numpy as np
-
 from lm_jax.errors import BadInputError, UsageError
 from polyattn_jax.suites import haystack as haystack_lib
 from polyattn_jax.suites import prompts as prompts_lib
+from polyattn_jax.suites.haystack import Size
 from polyattn_jax.suites.prompts import Prompt, Suite, Tokenizer
 
 CUE = "The secret word is"
@@ -36,7 +35,6 @@ HARMLESS = (
     "The old man is here.",
     "The long day is over.",
 )
-_ATTEMPTS = 50
 
 
 def shipped_nouns() -> list[str]:
@@ -108,12 +106,7 @@ def niah(
       BadInputError: for a haystack that is too small, fewer than 50 usable nouns, a length that
         whole sentences cannot reach, or any failure of the audit.
     """
-    if (pad is None) == (length is None):
-        raise UsageError("give either pad= or length=, not both and not neither")
-    if pad_unit not in ("sentences", "tokens"):
-        raise UsageError(f"pad_unit={pad_unit!r} is unknown: choose 'sentences' or 'tokens'")
-    if pad is not None and pad < 0:
-        raise UsageError(f"pad={pad} is negative: give 0 or more")
+    size = Size(pad, pad_unit, length)
     if not 0 <= depth <= 1:
         raise UsageError(f"depth={depth} is not a fraction: give 0 (first) to 1 (last)")
     if haystack is None and pad != 0:
@@ -127,13 +120,18 @@ def niah(
         pool = haystack_lib.Pool((), ())
     else:
         pool = haystack_lib.pool(haystack, tokenizer, seed)
-    size = _Size(pad, pad_unit, length)
     prompts = []
     for index in range(n):
         rng = prompts_lib.rng(seed, index)
         noun = list(ids_of)[rng.randint(len(ids_of))]
-        distractors = _distractors(tokenizer, pool, noun, size, depth, rng)
-        text, at = _assemble(f"{CUE} {noun}.", distractors, depth)
+        sentence = f"{CUE} {noun}."
+
+        def count(distractors: Sequence[str], sentence: str = sentence) -> int:
+            return len(prompts_lib.encode(tokenizer, _assemble(sentence, distractors, depth)[0]))
+
+        allowed = pool.without(noun, spellings(tokenizer, noun))
+        distractors = haystack_lib.fill(pool, allowed, size, count, rng, free_of=repr(noun))
+        text, at = _assemble(sentence, distractors, depth)
         tokens = prompts_lib.encode(tokenizer, text)
         answer = _first(tokens, ids_of[noun])
         if not needle:
@@ -171,70 +169,19 @@ def niah(
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Size:
-    pad: int | None
-    pad_unit: str
-    length: int | None
-
-
 def _assemble(needle: str, distractors: Sequence[str], depth: float) -> tuple[str, int]:
     """Returns the prompt's text and how many sentences come before the needle."""
     at = round(depth * len(distractors))
     return " ".join([*distractors[:at], needle, *distractors[at:], CUE]), at
 
 
-def _spellings(tokenizer: Tokenizer, noun: str) -> set[int]:
+def spellings(tokenizer: Tokenizer, noun: str) -> set[int]:
     """Single tokens that spell the noun: with and without a space, lower, title and upper case."""
     forms = {noun, noun.lower(), noun.title(), noun.upper()}
     after_stop = len(prompts_lib.encode(tokenizer, ".", start=False))
     ids = [prompts_lib.encode(tokenizer, form, start=False) for form in forms]
     ids += [prompts_lib.encode(tokenizer, f". {form}", start=False)[after_stop:] for form in forms]
     return {spelling[0] for spelling in ids if len(spelling) == 1}
-
-
-def _distractors(
-    tokenizer: Tokenizer,
-    pool: haystack_lib.Pool,
-    noun: str,
-    size: _Size,
-    depth: float,
-    rng: np.random.RandomState,
-) -> list[str]:
-    """Random sentences without the noun that give the prompt its size."""
-    allowed = pool.without(noun, _spellings(tokenizer, noun))
-    if size.pad is not None and size.pad_unit == "sentences":
-        if size.pad > len(allowed):
-            raise BadInputError(
-                f"haystack: pad={size.pad} sentences, but only {len(allowed)} usable ones are free "
-                f"of {noun!r}: give more text"
-            )
-        return [pool.sentences[i] for i in allowed[rng.permutation(len(allowed))[: size.pad]]]
-    bare = len(prompts_lib.encode(tokenizer, _assemble(f"{CUE} {noun}.", [], depth)[0]))
-    length = bare + (size.pad or 0) if size.length is None else size.length
-    if length < bare:
-        raise UsageError(
-            f"length={length} is too short for the needle and cue: give {bare} or more"
-        )
-    if length == bare:
-        return []
-    need = length - bare
-    for _ in range(_ATTEMPTS):
-        chosen = haystack_lib.fit(pool.lengths, allowed, need, rng)
-        if chosen is None:
-            continue
-        distractors = [pool.sentences[i] for i in chosen]
-        actual = len(
-            prompts_lib.encode(tokenizer, _assemble(f"{CUE} {noun}.", distractors, depth)[0])
-        )
-        if actual == length:
-            return distractors
-        # A sentence at the very start of a text may have one token more or less than elsewhere.
-        need += length - actual
-    raise BadInputError(
-        f"haystack: no set of whole sentences gives {length} tokens ({bare} of them are needle and "
-        "cue): give more text, or another length"
-    )
 
 
 def _control(
@@ -246,14 +193,14 @@ def _control(
     length: int,
 ) -> tuple[str, list[int]]:
     """Puts a harmless sentence in the needle's place, so that the prompt keeps its length."""
-    spellings = _spellings(tokenizer, noun)
+    spelled = spellings(tokenizer, noun)
     unused = [s for s in pool.sentences if s not in distractors]
     for sentence in (*HARMLESS, *unused):
         text, _ = _assemble(sentence, distractors, depth)
         if noun.casefold() in prompts_lib.words(sentence):
             continue
         tokens = prompts_lib.encode(tokenizer, text)
-        if len(tokens) == length and not spellings & set(tokens):
+        if len(tokens) == length and not spelled & set(tokens):
             return text, tokens
     raise BadInputError(
         f"the control for {noun!r} finds no sentence as long as the needle's: give more haystack"

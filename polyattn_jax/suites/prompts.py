@@ -52,9 +52,11 @@ Vocabulary = int | Tokenizer
 # "pair"    the answer occurs once, after the only earlier occurrence of the query token; a query
 #           token that is new has no answer position (first copy of repeated tokens)
 # "single"  the answer token occurs exactly once (a needle)
+# "span"    the answer of several tokens occurs once in a row, and again after the prompt, where all
+#           but its last token follow: greedy decoding is judged in one forward pass
 # "absent"  the answer token occurs nowhere (the control without a needle)
 # "none"    nothing (prompts of a user)
-Plant = Literal["pair", "single", "absent", "none"]
+Plant = Literal["pair", "single", "span", "absent", "none"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -291,6 +293,8 @@ def _form_fault(
 def _plant_fault(prompt: Prompt, plant: Plant) -> str | None:
     if plant == "none":
         return None
+    if plant == "span":
+        return _span_fault(prompt)
     for query, target, answer in prompt.answers():
         context, cue = prompt.tokens[: query + 1], prompt.tokens[query]
         if plant == "absent":
@@ -311,6 +315,22 @@ def _plant_fault(prompt: Prompt, plant: Plant) -> str | None:
     return None
 
 
+def _span_fault(prompt: Prompt) -> str | None:
+    target, where, queries = prompt.target, prompt.answer_position, prompt.query_positions
+    if not isinstance(target, tuple) or not isinstance(where, tuple):
+        return f"an answer of several tokens is a tuple with their positions, not {target}, {where}"
+    size = len(target)
+    context, forced = prompt.tokens[: queries[0] + 1], prompt.tokens[queries[0] + 1 :]
+    if forced != target[:-1] or queries != tuple(range(queries[0], queries[0] + size)):
+        return "after its first query the answer must follow, all of it but the last token"
+    starts = [i for i in range(len(context) - size + 1) if context[i : i + size] == target]
+    if where[0] not in starts or where != tuple(range(where[0], where[0] + size)):
+        return f"answer_position {where} does not hold the answer, tokens {target}"
+    if len(starts) > 1:
+        return f"the answer leaks: tokens {target}, planted at {where[0]}, begin at {starts}"
+    return None
+
+
 def _places(tokens: Sequence[int], token: int, but: int = -1) -> list[int]:
     return [i for i, other in enumerate(tokens) if other == token and i != but]
 
@@ -318,19 +338,21 @@ def _places(tokens: Sequence[int], token: int, but: int = -1) -> list[int]:
 def _text_fault(prompt: Prompt, tokenizer: Tokenizer, plant: Plant) -> str | None:
     if prompt.text is None:
         return None
-    if tuple(encode(tokenizer, prompt.text)) != prompt.tokens:
+    # Of an answer of several tokens all but the last are part of the tokens, and none of the text.
+    ids = encode(tokenizer, prompt.text)
+    whole = [prompt.target] if isinstance(prompt.target, int) else [*prompt.target]
+    if (*ids, *whole[:-1]) != prompt.tokens:
         return "its text does not give its tokens: build it with the model's own tokenizer"
     answer = prompt.meta.get("answer")
     if answer is None:
         return None
-    if not isinstance(prompt.target, int):
-        return "a text has one answer, after its end: give one target"
-    answer_ids = prompt.meta.get("answer_ids", [prompt.target])
-    if encode(tokenizer, prompt.text + answer) != [*prompt.tokens, *answer_ids]:
+    if encode(tokenizer, prompt.text + answer) != [*ids, *prompt.meta.get("answer_ids", whole)]:
         return (
             f"the answer {answer!r} fuses with the prompt's end when tokenised, so its first token "
             "cannot be predicted: end the prompt without a space and start the answer with one"
         )
+    if plant == "span" and prompt.text.count(answer.strip()) != 1:
+        return f"the answer {answer.strip()!r} must occur once in the text"
     times, wanted = words(prompt.text).count(answer.strip().casefold()), {"single": 1, "absent": 0}
     if times != wanted.get(plant, times):
         return f"the word {answer.strip()!r} occurs {times} times in the text, not {wanted[plant]}"

@@ -1,6 +1,7 @@
 """Texts of a user, without answers: what is diagnosed on them, and what their loss is read on.
 
-Two kinds of file. In `.jsonl` every line is one text, `{"id": ..., "text": ...}`, of which the
+A name of `SHIPPED` is one plain text of an asset. Otherwise there are two kinds of file. In
+`.jsonl` every line is one text, `{"id": ..., "text": ...}`, of which the
 first `length` tokens are read. Any other file is one plain text in UTF-8, cut into pieces of
 `length` tokens, each of which counts as a text of its own; a short rest at the end is left out.
 The tokenizer's own start token, where it has one, comes before each.
@@ -15,20 +16,31 @@ from pathlib import Path
 import numpy as np
 
 from lm_jax.errors import BadInputError
+from lm_jax.text import corpora
 from polyattn_jax.suites import prompts as prompts_lib
 from polyattn_jax.suites.jsonl import read_jsonl
 from polyattn_jax.suites.prompts import Prompt, Suite, Tokenizer
 
 QUERIES = 16
 SHORTEST = QUERIES + 1
+# Plain texts by the name that a setting gives them.
+SHIPPED = {
+    "essays": corpora.essays,
+    "speeches": lambda: "\n\n".join(text for _, text in corpora.speeches()),
+}
 
 
 def read_texts(path: str | Path) -> tuple[dict[str, str], str]:
-    """The texts of a file by their ids, and the digest of its bytes; needs no tokenizer.
+    """The texts of a file or of a name of `SHIPPED` by their ids, and the digest of its bytes.
+
+    Needs no tokenizer.
 
     Raises:
       BadInputError: for a file that cannot be read or is not UTF-8, and as `read_jsonl`.
     """
+    if path in SHIPPED:
+        text = SHIPPED[str(path)]()
+        return {str(path): text}, hashlib.sha256(text.encode()).hexdigest()
     path = Path(path)
     if path.suffix == ".jsonl":
         file = read_jsonl(path, ("id", "text"))
@@ -43,14 +55,20 @@ def read_texts(path: str | Path) -> tuple[dict[str, str], str]:
     return {path.stem: text}, hashlib.sha256(data).hexdigest()
 
 
-def load_texts(path: str | Path, tokenizer: Tokenizer, *, length: int) -> Suite:
+def load_texts(path: str | Path, tokenizer: Tokenizer, *, length: int, n: int = 0) -> Suite:
     """Returns the texts of a file, of at most `length` tokens each, as a suite without answers.
+
+    Args:
+      path: of the file, or a name of `SHIPPED`.
+      tokenizer: the model's own.
+      length: most tokens of a text, start token included.
+      n: the first so many texts or pieces only; 0 for all.
 
     Raises:
       BadInputError: as `read_texts`, and for a text of fewer than 17 tokens.
     """
-    path = Path(path)
     texts, sha256 = read_texts(path)
+    path = Path(path)
     start = prompts_lib.start_tokens(tokenizer)
     size = length - len(start)
     pieces: dict[str, tuple[int, ...]] = {}
@@ -69,7 +87,7 @@ def load_texts(path: str | Path, tokenizer: Tokenizer, *, length: int) -> Suite:
         cut += len(ids) > size
     return prompts_lib.make_suite(
         "texts",
-        [_prompt(name, tokens) for name, tokens in pieces.items()],
+        [_prompt(name, tokens) for name, tokens in pieces.items()][: n or None],
         vocabulary=tokenizer,
         plant="none",
         max_length=length,

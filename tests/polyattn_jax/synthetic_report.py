@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import types
 from xml.etree import ElementTree
 
 import numpy as np
@@ -173,7 +174,16 @@ ABLATION = {
 }
 
 
-def audit(config=SETTINGS, correct=CORRECT, ablation=ABLATION, rows=None, second=1.25, left_out=0):
+def audit(
+    config=SETTINGS,
+    correct=CORRECT,
+    ablation=ABLATION,
+    rows=None,
+    second=1.25,
+    left_out=0,
+    choices=types.MappingProxyType({}),
+    suites=(),
+):
     """What an audit leaves behind: summary, rows, heads."""
     rows = diagnosed_rows() if rows is None else rows
     losses = {"prompt": ["a", "a"], "copy": [1, 2], "loss": [12.5, second], "correct": [0.0, 0.75]}
@@ -184,7 +194,7 @@ def audit(config=SETTINGS, correct=CORRECT, ablation=ABLATION, rows=None, second
         table(head_features() if config.induction_n else {"prompt": []}, schema.FEATURES),
         table({"prompt": []}, schema.TEXT_LOSSES),
     )
-    result, by_head = summary.summarise(tables, CALIBRATION, config, SHAPE, SOURCE)
+    result, by_head = summary.summarise(tables, CALIBRATION, config, SHAPE, SOURCE, choices, suites)
     return result, rows, by_head
 
 

@@ -1,6 +1,7 @@
 """Texts without answers: how they are cut, their loss under recipes, their diagnosis alone."""
 
 import json
+import math
 
 import jax.numpy as jnp
 import numpy as np
@@ -55,6 +56,19 @@ def test_a_plain_text_is_cut_into_pieces_that_each_begin_as_the_tokenizer_does(t
         assert list(prompt.target) == [prompt.tokens[q + 1] for q in positions]
     path.write_text(" ".join(words[:-1]), "utf-8")
     assert len(suites.load_texts(path, starting, length=LENGTH).prompts) == 2
+
+
+def test_a_shipped_text_is_known_by_name_and_read_as_far_as_asked(tmp_path, starting, monkeypatch):
+    words = " ".join(["some", "small", "apple"] * 40)
+    monkeypatch.setitem(suites.texts.SHIPPED, "essays", lambda: words)
+    (tmp_path / "essays.txt").write_text(words, "utf-8")
+    named = suites.load_texts("essays", starting, length=LENGTH, n=2)
+    read = suites.load_texts(tmp_path / "essays.txt", starting, length=LENGTH)
+    assert named.prompts == read.prompts[:2] and len(read.prompts) > 2
+    assert named.manifest["source_sha256"] == read.manifest["source_sha256"]
+    # A file of that name is told apart by its folder.
+    with pytest.raises(BadInputError, match="No such file"):
+        suites.load_texts("./essays", starting, length=LENGTH)
 
 
 def test_texts_that_cannot_be_read_are_refused(tmp_path, starting):
@@ -125,7 +139,21 @@ def test_an_audit_measures_the_loss_on_texts_under_every_recipe(
     assert {e.rows for e in own} == {3 * QUERIES * 3 * 4} and own[0].argmax_is_answer is None
     page = (tmp_path / "run" / "report.html").read_text("utf-8")
     assert "Your texts: does the model still predict them?" in page
-    assert "Loss on your 3 texts (106 tokens), nats per token: softmax" in outcome.out
+    assert "Loss on your 3 texts (106 tokens), nats per token, and perplexity;" in outcome.out
+    for name, entry in by_cell.items():
+        # exp is monotone, so that the ends of an interval are those of its logarithm
+        for power, exponent in (
+            (entry.perplexity, entry.loss),
+            (entry.perplexity_ratio, entry.change),
+        ):
+            for part in ("estimate", "low", "high"):
+                wanted = math.exp(getattr(exponent, part))
+                assert getattr(power, part) == pytest.approx(wanted, rel=1e-15)
+        assert f"{entry.perplexity.estimate:.4g}" in page
+        if name != "softmax":
+            ratio = entry.perplexity.estimate / by_cell["softmax"].perplexity.estimate
+            assert entry.perplexity_ratio.estimate == pytest.approx(ratio, rel=1e-12)
+            assert f"{entry.perplexity_ratio.estimate:.4g}" in page
 
 
 def test_a_check_tells_what_a_recipe_does_to_texts(run_check, texts_file, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 import lm_jax
 from lm_jax.errors import BadInputError, CorruptError, UsageError
-from lm_jax.evaluate.multiple_choice import Scorer, compare, truthfulqa
+from lm_jax.evaluate.multiple_choice import TRUTHFULQA, Scorer, compare, truthfulqa
 from lm_jax.run import cli
 from lm_jax.run.config import from_plain
 from lm_jax.run.files import read_json, write_json
@@ -18,7 +18,7 @@ from lm_jax.run.workdir import FINISHED_FILE
 from lm_jax.text.tokenizer_training import train_tokenizer
 from sparse_jax import model as sparse_model
 from sparse_jax import multiple_choice
-from sparse_jax.multiple_choice import DENSE, TRUTHFULQA, MultipleChoiceConfig
+from sparse_jax.multiple_choice import DENSE, MultipleChoiceConfig
 from sparse_jax.results import ChoiceSummary
 from tests import tiny
 from tests.lm_jax.text.synthetic_corpus import texts

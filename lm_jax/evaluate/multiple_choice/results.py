@@ -1,0 +1,63 @@
+"""Results of multiple choice: the dataclasses that `comparison.compare` fills, for JSON files."""
+
+import dataclasses
+
+from lm_jax.run.results import Count, Share
+from lm_jax.statistics import Interval
+
+
+@dataclasses.dataclass(frozen=True)
+class PairedChange:
+    """Accuracy of a model against the first one on the same questions.
+
+    Attributes:
+      change: of the accuracy, with Tango's interval.
+      lost: questions that only the first model answers correctly.
+      gained: questions that only this model answers correctly.
+      p_value: of the exact McNemar test, two-sided, of this comparison alone.
+    """
+
+    change: Interval
+    lost: Count
+    gained: Count
+    p_value: Share
+
+
+@dataclasses.dataclass(frozen=True)
+class MetricResult:
+    """Accuracies by model, with Wilson intervals, and the changes of all but the first."""
+
+    accuracy: dict[str, Interval]
+    paired: dict[str, PairedChange]
+
+
+@dataclasses.dataclass(frozen=True)
+class ChoiceTask:
+    """Results on one multiple-choice task.
+
+    Attributes:
+      n: questions.
+      chance: accuracy of guessing.
+      sha256: of the questions.
+      cut: by model, questions with a prompt that was too long and lost its beginning.
+      metrics: by `acc` and `acc_norm`.
+    """
+
+    n: Count
+    chance: Share
+    sha256: str
+    cut: dict[str, Count]
+    metrics: dict[str, MetricResult]
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Models on the same questions.
+
+    Attributes:
+      confidence: of all intervals.
+      tasks: by name.
+    """
+
+    confidence: Share
+    tasks: dict[str, ChoiceTask]

@@ -1,0 +1,84 @@
+"""The section of a report on the suites that a setting names: answers, failures, verdicts."""
+
+from collections.abc import Mapping, Sequence
+
+from lm_jax import report
+from lm_jax.report import Column, Section, cell, section, table
+from lm_jax.report.markup import number
+from lm_jax.report.prose import Prose
+from polyattn_jax.report import findings
+from polyattn_jax.report.recipes import stacked, verdict_cell
+from polyattn_jax.results import AuditSummary, ConditionResult
+from polyattn_jax.suite_results import SuiteResult
+
+_PROSE = Prose("polyattn_jax.report")
+
+
+def named_suites(summary: AuditSummary) -> Section | None:
+    """Every suite at every length: accuracy of each recipe, and what wrong answers copy."""
+    if not summary.suites:
+        return None
+    parts = []
+    for name, entries in by_suite(summary).items():
+        lines = [
+            _line(entry, condition)
+            for entry in entries
+            for condition in findings.by_recipe(entry.conditions)
+        ]
+        parts.append(
+            report.details(
+                f"Answers to {findings.suite_name(name)}",
+                table(
+                    [
+                        "Recipe",
+                        "Tokens",
+                        "Verdict",
+                        "Accuracy, %",
+                        "Change, pts",
+                        "McNemar p",
+                        Column("Loss, nats", ".2f"),
+                        "Wrong answers",
+                    ],
+                    lines,
+                    caption=_PROSE("suite_caption", suite=findings.suite_name(name)),
+                    n=f"{number(summary.config.suite_n)} prompts per row",
+                ),
+            )
+        )
+    return section(
+        "Other suites: does the verdict carry over?",
+        _PROSE("named_suites", points=f"{100 * summary.config.tolerance:g}"),
+        *parts,
+    )
+
+
+def by_suite(summary: AuditSummary) -> dict[str, list[SuiteResult]]:
+    """The results of each suite, by ascending length."""
+    ordered = sorted(summary.suites, key=lambda entry: entry.length)
+    return {
+        name: [entry for entry in ordered if entry.suite == name]
+        for name in dict.fromkeys(entry.suite for entry in summary.suites)
+    }
+
+
+def wrong_answers(failures: Mapping[str, int]) -> str:
+    """Counts of wrong answers, those that copy a needle first: "4 fake, 1 other"."""
+    kinds = sorted(failures, key=lambda kind: (kind == "other", kind))
+    return ", ".join(f"{number(failures[kind])} {kind}" for kind in kinds)
+
+
+def _line(entry: SuiteResult, condition: ConditionResult) -> Sequence[object]:
+    base = findings.softmax_of(entry.conditions)
+    wrong = wrong_answers(entry.failures[condition.cell])
+    accuracy = stacked(condition.accuracy)
+    if condition is base:
+        change = "baseline", accuracy, cell(None), cell(None)
+    else:
+        note = f"{number(condition.lost)} lost, {number(condition.won)} won"
+        change = (
+            verdict_cell(condition.verdict),
+            accuracy,
+            stacked(condition.delta, signed=True),
+            cell(condition.p_value, spec=".2g", note=note),
+        )
+    return [condition.recipe, entry.length, *change, condition.loss, wrong]

@@ -1,0 +1,96 @@
+"""The suites that a setting names, answered at several lengths under every recipe.
+
+Where an answer has several tokens, greedy decoding is judged in one forward pass
+(`measure.answers`). A wrong answer that continues another needle of its prompt is counted under
+that needle's name.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from polyattn_jax import measure
+from polyattn_jax.audited_model import AuditedModel
+from polyattn_jax.columns import Columns, where
+from polyattn_jax.concentration import safe_fraction
+from polyattn_jax.config import AuditConfig
+from polyattn_jax.row_maps import SOFTMAX
+from polyattn_jax.stages import Condition, ResultStores, condition_columns, run_units, substitution
+from polyattn_jax.suite_results import SuiteResult
+from polyattn_jax.suites import Suite
+from polyattn_jax.suites.batching import Batch
+from polyattn_jax.suites.named import key
+from polyattn_jax.suites.prompts import Prompt
+from polyattn_jax.summary import behaviour
+
+STAGE, OTHER = "suites", "other"
+
+
+def evaluate(
+    audited: AuditedModel,
+    stores: ResultStores,
+    conditions: Sequence[Condition],
+    suites: dict[str, Suite],
+) -> None:
+    """Answers or resumes every prompt of the suites under every condition."""
+    by_name = {
+        f"{condition.name}/{name}": (condition, name) for condition in conditions for name in suites
+    }
+
+    def work(unit: str, batch: Batch) -> dict[str, np.ndarray]:
+        condition, name = by_name[unit]
+        judged = measure.answers(
+            audited.model.params,
+            *audited.put(
+                batch.tokens_BT, batch.lengths_B, batch.query_positions_BQ, batch.target_BQ
+            ),
+            **substitution(audited, condition),
+        )
+        columns = condition_columns(condition, name, batch, judged)
+        prompts = (suites[name].prompts[i] for i in batch.index_B[batch.valid_B])
+        each = zip(prompts, columns["step"], columns["predicted"], strict=True)
+        return columns | {"failure": np.array([failure(*one) for one in each])}
+
+    todo = {unit: suites[name] for unit, (_, name) in by_name.items()}
+    run_units(audited, stores.suite_answers, STAGE, todo, work)
+
+
+def failure(prompt: Prompt, step: int, predicted: int) -> str:
+    """Empty for a right answer; else the name of the needle that decoding copies, or "other".
+
+    Args:
+      prompt: with the needles that were not asked for in its `meta`.
+      step: the token of the answer that is judged.
+      predicted: what decoding writes there, after the answer's own tokens before it.
+    """
+    answer = prompt.target if isinstance(prompt.target, tuple) else (prompt.target,)
+    if predicted == answer[step]:
+        return ""
+    for name, ids in prompt.meta.get("others", ()):
+        if tuple(ids[: step + 1]) == (*answer[:step], predicted):
+            return name
+    return OTHER
+
+
+def results(answers: Columns, rows: Columns, config: AuditConfig) -> tuple[SuiteResult, ...]:
+    """The results of every suite and length, in the order of the settings."""
+    entries = []
+    for name in config.suites:
+        for length in config.suite_lengths:
+            suite = key(name, length)
+            own = where(answers, suite=suite)
+            conditions = behaviour(own, STAGE, config)
+            failures = {entry.cell: _failures(where(own, cell=entry.cell)) for entry in conditions}
+            safe = {SOFTMAX.name: safe_fraction(rows, suite, None, "auto", config, None)}
+            for recipe in config.by_name.values():
+                safe[recipe.name] = None
+                if recipe.degree is not None:
+                    args = (suite, recipe.degree, recipe.bias_kind, config, None)
+                    safe[recipe.name] = safe_fraction(rows, *args)
+            entries.append(SuiteResult(name, length, conditions, failures, safe))
+    return tuple(entries)
+
+
+def _failures(answers: Columns) -> dict[str, int]:
+    names, counts = np.unique(answers["failure"].astype(str), return_counts=True)
+    return {str(n): int(count) for n, count in zip(names, counts, strict=True) if n}

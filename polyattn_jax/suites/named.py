@@ -1,0 +1,122 @@
+"""Suites by the name that an audit's setting gives them, all of one signature.
+
+    build("decoys", tokenizer, haystack=text, length=512, n=50, seed=0, max_length=2048)
+
+A suite has exactly `length` tokens per prompt, so that one can be compared over lengths.
+"""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+import functools
+from typing import Any
+
+from lm_jax.errors import UsageError, nearest
+from polyattn_jax.suites import needles, openings
+from polyattn_jax.suites.induction import induction
+from polyattn_jax.suites.mqar import mqar
+from polyattn_jax.suites.niah import niah
+from polyattn_jax.suites.prompts import Suite, Tokenizer
+
+# Builders that need a haystack, by the name of their suite.
+_NEEDLES: Mapping[str, Callable[..., Suite]] = {
+    "needle": niah,
+    "two_needles": functools.partial(
+        needles.secret_words,
+        name="two_needles",
+        modifiers=needles.ORDINALS[:2],
+        depths=(0.0, 0.5),
+    ),
+    "four_needles": functools.partial(
+        needles.secret_words,
+        name="four_needles",
+        modifiers=needles.ORDINALS,
+        depths=(0.0, 0.25, 0.5, 0.75),
+    ),
+    "decoys": functools.partial(
+        needles.secret_words,
+        name="decoys",
+        modifiers=needles.DECOYS,
+        depths=(0.0, 0.0, 0.0),
+        asked=(2,),
+    ),
+    "pass_key": needles.pass_key,
+    "ruler_single": functools.partial(needles.ruler, name="ruler_single", keys=1, kind="number"),
+    "ruler_multi": functools.partial(
+        needles.ruler, name="ruler_multi", keys=needles.KEYS, kind="number"
+    ),
+    "ruler_paper_single": functools.partial(
+        needles.ruler, name="ruler_paper_single", keys=1, kind="uuids"
+    ),
+    "ruler_paper_multi": functools.partial(
+        needles.ruler, name="ruler_paper_multi", keys=needles.KEYS, kind="uuids"
+    ),
+}
+# Builders from random tokens.
+_RANDOM: Mapping[str, Callable[..., Suite]] = {
+    "copying": openings.copying,
+    "induction": lambda tokenizer, **options: induction(vocabulary=tokenizer, **options),
+    "induction_pair": lambda tokenizer, **options: induction(
+        vocabulary=tokenizer, form="pair", **options
+    ),
+    "mqar": lambda tokenizer, **options: mqar(vocabulary=tokenizer, **options),
+}
+NAMES = (*_NEEDLES, *_RANDOM)
+
+
+def build(
+    name: str,
+    tokenizer: Tokenizer,
+    *,
+    haystack: str,
+    length: int,
+    n: int,
+    seed: int,
+    max_length: int,
+    common: int | None = None,
+) -> Suite:
+    """Returns `n` prompts of exactly `length` tokens.
+
+    Args:
+      name: of `NAMES`.
+      tokenizer: the model's own.
+      haystack: the text around needles.
+      length: tokens that are read of each prompt.
+      n: number of prompts.
+      seed: in [0, 2**32).
+      max_length: the model's context.
+      common: random tokens are drawn from that many of the lowest ordinary ids only.
+
+    Raises:
+      UsageError: for an unknown name, or a length that is too short.
+      BadInputError: as from the builder.
+    """
+    if problem := problems("name", (name,)):
+        raise UsageError(problem[0])
+    options: dict[str, Any] = {"length": length, "n": n, "seed": seed, "max_length": max_length}
+    try:
+        if name in _NEEDLES:
+            suite = _NEEDLES[name](tokenizer, haystack=haystack, **options)
+        else:
+            suite = _RANDOM[name](tokenizer, common=common, **options)
+    except UsageError as error:
+        raise UsageError(f"suite {name!r}: {error}") from error
+    return dataclasses.replace(suite, name=name)
+
+
+def key(name: str, length: int) -> str:
+    """The name of a suite at one length, as in the parquet files: `decoys_512`."""
+    return f"{name}_{length}"
+
+
+def split(suite: str) -> tuple[str, int | None]:
+    """Name and length of a suite's `key`; the name alone where no length ends it."""
+    name, _, length = suite.rpartition("_")
+    return (name, int(length)) if name and length.isdecimal() else (suite, None)
+
+
+def problems(field: str, names: tuple[str, ...]) -> list[str]:
+    """A sentence for each fault of a list of suites; `field` is the name of the setting."""
+    faults = [f"{field} has {one!r}{nearest(one, NAMES)}" for one in names if one not in NAMES]
+    if len(set(names)) < len(names):
+        faults.append(f"{field} = {names} names a suite twice; name each once")
+    return faults
