@@ -14,6 +14,10 @@ from lm_jax.errors import BadInputError
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 NormPlacement = Literal["pre", "post", "both"]
 QKNorm = Literal["none", "head", "each_head", "projection"]
+# Positions are int32.
+_LONGEST = 2**31 - 1
+# Bounds of what float32 holds, with room for a product.
+SMALLEST, LARGEST = 1e-30, 1e30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,11 +60,37 @@ class YarnScaling:
 
 @dataclasses.dataclass(frozen=True)
 class Rope:
-    """Rotary positions in the rotate-half layout, on the first `fraction` of each head's width."""
+    """Rotary positions in the rotate-half layout, on the first `fraction` of each head's width.
+
+    Raises:
+      BadInputError: listing every number that cannot be used.
+    """
 
     theta: float = 10_000.0
     fraction: float = 1.0
     scaling: Llama3Scaling | LinearScaling | YarnScaling | None = None
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not 1.0 < self.theta <= LARGEST:
+            problems.append(f"theta = {self.theta} must be a number above 1")
+        if not 0.0 < self.fraction <= 1.0:
+            problems.append(f"fraction = {self.fraction} must be above 0 and at most 1")
+        scaling = {} if self.scaling is None else vars(self.scaling)
+        problems += [
+            f"scaling.{name} = {value} must be a positive number"
+            for name, value in scaling.items()
+            if not SMALLEST <= value <= LARGEST
+        ]
+        if isinstance(self.scaling, Llama3Scaling) and not (
+            self.scaling.low_freq_factor < self.scaling.high_freq_factor
+        ):
+            problems.append(
+                f"scaling.low_freq_factor = {self.scaling.low_freq_factor} must be below "
+                f"high_freq_factor = {self.scaling.high_freq_factor}"
+            )
+        if problems:
+            raise BadInputError("rotary positions: " + "; ".join(problems))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +150,7 @@ class DecoderConfig:
 
     def __post_init__(self) -> None:
         problems = [
-            f"{name} = {getattr(self, name)} must be a positive integer"
+            f"{name} = {getattr(self, name)} must be a positive integer below 2^31"
             for name in (
                 "num_layers",
                 "num_heads",
@@ -130,9 +160,9 @@ class DecoderConfig:
                 "vocab_size",
                 "max_length",
             )
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1
+            if not _is_size(getattr(self, name), least=1)
         ]
-        if not isinstance(self.mlp_size, int) or self.mlp_size < 0:
+        if not _is_size(self.mlp_size, least=0):
             problems.append(f"mlp_size = {self.mlp_size} must be a positive integer, or 0 for none")
         if not problems and self.num_heads % self.num_kv_heads:
             problems.append(
@@ -143,8 +173,15 @@ class DecoderConfig:
             problems.append(
                 f"windows has {len(self.windows)} entries for num_layers = {self.num_layers}"
             )
-        if any(w is not None and w < 1 for w in self.windows):
-            problems.append(f"windows = {self.windows} must be positive")
+        if not all(w is None or _is_size(w, least=1) for w in self.windows):
+            problems.append(f"windows = {self.windows} must be positive integers")
+        if not 0.0 <= self.norm_eps <= LARGEST:
+            problems.append(f"norm_eps = {self.norm_eps} must be a number of at least 0")
+        problems += [
+            f"{name} = {value} must be a positive number"
+            for name in ("attention_scale", "score_softcap", "logit_softcap", "embed_scale")
+            if (value := getattr(self, name)) is not None and not SMALLEST <= value <= LARGEST
+        ]
         if self.pad_id is not None and not 0 <= self.pad_id < self.vocab_size:
             problems.append(f"pad_id = {self.pad_id} must be in 0..vocab_size - 1, or None")
         if self.norm not in ("rms", "layer"):
@@ -161,8 +198,13 @@ class DecoderConfig:
             problems.append(f"activation = {self.activation!r} is not one of the four known")
         for name in ("rope", "local_rope"):
             rope = getattr(self, name)
-            if rope is not None and self.rotary_width(rope) % 2:
-                problems.append(f"{name}.fraction = {rope.fraction} gives an odd rotary width")
+            # Without a head width that is a number, there is none to rotate.
+            width = self.rotary_width(rope) if rope is not None and not problems else 2
+            if width % 2 or not width:
+                problems.append(
+                    f"{name}.fraction = {rope.fraction} gives a rotary width of {width}, which "
+                    "must be even and positive"
+                )
         if problems:
             raise BadInputError("decoder config: " + "; ".join(problems))
 
@@ -186,3 +228,7 @@ class DecoderConfig:
     def layer_windows(self) -> tuple[int | None, ...]:
         """One window (or None) for every layer."""
         return self.windows or (None,) * self.num_layers
+
+
+def _is_size(value: object, *, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= _LONGEST

@@ -27,6 +27,20 @@ def open_gguf(path: str | Path) -> Any:
         ) from error
 
 
+def contents(field: Any) -> Any:
+    """The value of a field of a reader.
+
+    Raises:
+      BadInputError: if it holds text that is not UTF-8.
+    """
+    try:
+        return field.contents()
+    except UnicodeDecodeError as error:
+        raise BadInputError(
+            f"GGUF: field {field.name} is not UTF-8 ({error}); fetch the file again"
+        ) from error
+
+
 def _reader_class() -> type:
     from gguf import GGUFEndian, GGUFReader, GGUFValueType
 

@@ -27,7 +27,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from lm_jax.errors import BadInputError, nearest
 from lm_jax.run.files import storage_error, write_bytes, write_json
-from lm_jax.text.gguf_reader import open_gguf
+from lm_jax.text.gguf_reader import contents, open_gguf
 
 # Kinds of tokens in `tokenizer.ggml.token_type`.
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
@@ -112,7 +112,7 @@ class Tokenizer:
         _check_ids(special, backend.get_vocab_size(), "GGUF")
         template = reader.fields.get("tokenizer.chat_template")
         tokenizer = cls(
-            backend, special["bos"], special["eos"], template.contents() if template else None
+            backend, special["bos"], special["eos"], contents(template) if template else None
         )
         # SentencePiece models and Llama 3 begin with BOS unless the file says otherwise.
         bos_default = kind == "llama" or fields("pre") == "llama-bpe"
@@ -232,7 +232,7 @@ class _Fields:
             raise BadInputError(
                 f"GGUF: no field tokenizer.ggml.{key}; use the Hugging Face folder of the model"
             )
-        return default[0] if field is None else field.contents()
+        return default[0] if field is None else contents(field)
 
 
 def _byte_level_bpe(fields: _Fields) -> tokenizers.Tokenizer:

@@ -16,6 +16,7 @@ from lm_jax.weights.table import (
     Entry,
     Family,
     Tables,
+    positive,
     read_activation,
     read_fields,
     read_rope,
@@ -63,7 +64,7 @@ def _read_shared(hf: Any) -> dict[str, Any]:
         "norm_placement": "both",
         "activation": read_activation(hf.hidden_activation, "hidden_activation"),
         "windows": read_windows(hf),
-        "attention_scale": hf.query_pre_attn_scalar**-0.5,
+        "attention_scale": positive(hf.query_pre_attn_scalar, "query_pre_attn_scalar") ** -0.5,
         "embed_scale": math.sqrt(hf.hidden_size),
     }
 

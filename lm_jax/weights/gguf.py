@@ -14,7 +14,7 @@ import numpy as np
 
 from lm_jax.errors import BadInputError, nearest
 from lm_jax.model.config import DecoderConfig
-from lm_jax.text.gguf_reader import open_gguf
+from lm_jax.text.gguf_reader import contents, open_gguf
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.weights import gguf_fields
 from lm_jax.weights.gguf_architectures import ARCHITECTURES, ROPE_FREQS
@@ -40,18 +40,22 @@ class GGUFSource:
     def __init__(self, path: Path):
         self._reader = open_gguf(path)
         fields = self._reader.fields
-        if "split.count" in fields and fields["split.count"].contents() > 1:
+        if "split.count" in fields and contents(fields["split.count"]) > 1:
             raise BadInputError(
                 f"{path} is one part of a split GGUF file; join the parts with gguf-split --merge"
             )
-        kind = fields["general.architecture"].contents() if "general.architecture" in fields else ""
+        named = fields.get("general.architecture")
+        kind = "" if named is None else str(contents(named))
         if kind not in ARCHITECTURES:
             raise BadInputError(
                 f"{path}: GGUF architecture {kind!r} is not supported{nearest(kind, ARCHITECTURES)}"
             )
         self._architecture = ARCHITECTURES[kind]
         tensors = {t.name: t for t in self._reader.tensors}
-        self.cfg = self._architecture.config(gguf_fields.Fields(path, kind, fields), tensors)
+        settings = gguf_fields.Fields(path, kind, fields)
+        if settings.number("block_count") > len(tensors):
+            settings.refuse("block_count", f"is absurd for a file of {len(tensors)} tensors")
+        self.cfg = self._architecture.config(settings, tensors)
         if self.cfg.family == "llama":
             tensors.pop(ROPE_FREQS, None)
         self._tensors = dict(self._named(name, tensor) for name, tensor in tensors.items())

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from lm_jax.errors import BadInputError
+from lm_jax.text.gguf_reader import contents
 
 REMEDY = "use the Hugging Face folder of the model"
 _NO_EFFECT = ("vocab_size", "tensor_data_layout")
@@ -19,7 +20,7 @@ class Fields:
     def __init__(self, path: Path, kind: str, fields: Mapping[str, Any]):
         self._where = f"{path}: GGUF field {kind}."
         self._values = {
-            key.removeprefix(f"{kind}."): field.contents()
+            key.removeprefix(f"{kind}."): contents(field)
             for key, field in fields.items()
             if key.startswith(f"{kind}.")
         }
@@ -64,10 +65,12 @@ def dequantised(tensor: Any) -> np.ndarray:
 
     w = np.empty(shape(tensor), np.float32)
     try:
-        # Some rows at a time, as the package makes a second copy of what it is given.
-        for start in range(0, len(w), _ROWS):
-            part = slice(start, start + _ROWS)
-            w[part] = dequantize(tensor.data[part], tensor.tensor_type)
+        # What comes out not finite is refused by name where it is loaded.
+        with np.errstate(invalid="ignore", over="ignore"):
+            # Some rows at a time, as the package makes a second copy of what it is given.
+            for start in range(0, len(w), _ROWS):
+                part = slice(start, start + _ROWS)
+                w[part] = dequantize(tensor.data[part], tensor.tensor_type)
     except NotImplementedError as error:
         raise BadInputError(
             f"GGUF: tensor {tensor.name} is quantised as {tensor.tensor_type.name}, which the gguf "

@@ -12,12 +12,11 @@ import re
 from lm_jax.errors import BadInputError, StorageError
 from lm_jax.run import downloads
 from lm_jax.run.files import STORAGE_ERRNOS
-from lm_jax.weights.safetensors import INDEX, SINGLE, weight_map
+from lm_jax.weights.safetensors import CONFIG, INDEX, SINGLE, weight_map
 
 NAME = re.compile(r"([\w.-]+/[\w.-]+)(?:@((?!.*\.\.)[\w.-][\w./-]*))?")
-_CONFIG = "config.json"
 _FILES = (
-    *(_CONFIG, "model*.safetensors", INDEX),
+    *(CONFIG, "model*.safetensors", INDEX),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
 )
 
@@ -83,7 +82,7 @@ def _snapshot(repository: str, revision: str | None, *, local_files_only: bool) 
 
 def _is_whole(folder: Path) -> bool:
     """False where a download was interrupted, or fetched only the config or the tokenizer."""
-    if not (folder / _CONFIG).is_file():
+    if not (folder / CONFIG).is_file():
         return False
     if (folder / SINGLE).is_file():
         return True
@@ -109,7 +108,7 @@ def _download(name: str, repository: str, revision: str | None) -> Path:
         raise BadInputError(f"model {name!r} cannot be downloaded ({reason}); {remedy}") from error
     if not _is_whole(folder):
         raise BadInputError(
-            f"model {name!r} has no {_CONFIG} with {SINGLE} or its shards on the hub, and pickled "
+            f"model {name!r} has no {CONFIG} with {SINGLE} or its shards on the hub, and pickled "
             "weights are never fetched; take a repository or revision that has them"
         )
     return folder

@@ -37,8 +37,7 @@ from lm_jax.run.files import read_json
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.weights import hub, table
 from lm_jax.weights.families import FAMILIES
-
-CONFIG = "config.json"
+from lm_jax.weights.safetensors import CONFIG, SafetensorsSource, read_family, read_hf_config
 
 
 class Source(Protocol):
@@ -155,12 +154,9 @@ def open_pretrained(source: str | Path, *, download: bool = False) -> OpenedMode
 
 
 def _open_folder(path: Path) -> OpenedModel:
-    from lm_jax.weights.safetensors import SafetensorsSource, read_hf_config
-
-    hf_config = read_hf_config(path, FAMILIES)
-    family = FAMILIES[hf_config.model_type]
+    family, raw = read_family(path, FAMILIES)
     weights = SafetensorsSource(path, family)
-    cfg = family.read_config(hf_config)
+    cfg = family.read_config(read_hf_config(path, family, raw, len(weights.shapes())))
     read = functools.partial(load_params, weights, cfg)
     return OpenedModel(cfg, _tokenizer_in(path), weights.files, read, hub.revision(path))
 
@@ -248,7 +244,9 @@ def load_params(
     for entry in entries:
         for layer, names in enumerate(table.names_by_layer(entry, cfg.num_layers)):
             tensors = {name: source.read(name) for name in names}
-            bad += [name for name, tensor in tensors.items() if not np.isfinite(tensor).all()]
+            bad += [name for name, tensor in tensors.items() if not _is_finite(tensor, dtype)]
+            if bad:
+                continue
             values = entry.read(*tensors.values())
             for path, value in zip(entry.params, values, strict=True):
                 value = np.ascontiguousarray(value, dtype)
@@ -263,9 +261,17 @@ def load_params(
                 filled[path] = _write_layer(filled[path], value, layer, place)
     if bad:
         raise BadInputError(
-            f"checkpoint has NaN or infinite weights in: {', '.join(bad)}; download it again"
+            f"checkpoint has NaN or infinite weights, or ones beyond {jnp.dtype(dtype)}, in: "
+            f"{', '.join(bad)}; download it again"
         )
     return params_lib.tree_from_paths(filled)
+
+
+def _is_finite(tensor: np.ndarray, dtype: Any) -> bool:
+    """Whether every weight is finite, and so in `dtype`; no array of its size is made."""
+    most = float(jnp.finfo(dtype).max)
+    # The least and the largest of an array with a NaN are NaN, which no comparison holds for.
+    return bool(-most <= float(tensor.min(initial=0)) and float(tensor.max(initial=0)) <= most)
 
 
 def _check_source(

@@ -20,20 +20,24 @@ from lm_jax.weights.table import Family
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+CONFIG = "config.json"
 
 _SHARD = re.compile(r"\w[\w.-]*\.safetensors")
 _PICKLES = (".bin", ".ckpt", ".pkl", ".pt", ".pth")
 _FLOATS = ("F64", "F32", "F16", "BF16")
+# Names of the number of layers, in any family.
+_DEPTHS = ("num_hidden_layers", "n_layer", "num_layers")
+_MOST_LABELS = 10**6
 
 
-def read_hf_config(folder: Path, families: Mapping[str, Family]) -> Any:
-    """The transformers config of a folder, once its family is known to be supported.
+def read_family(folder: Path, families: Mapping[str, Family]) -> tuple[Family, dict[str, Any]]:
+    """The family of a folder and the raw content of its config.json.
 
     Raises:
       BadInputError: for no or malformed config.json, code of its own, quantised weights, or a
         family that is not supported.
     """
-    path = folder / "config.json"
+    path = folder / CONFIG
     raw = read_object(path)
     if "auto_map" in raw:
         raise BadInputError(
@@ -47,11 +51,33 @@ def read_hf_config(folder: Path, families: Mapping[str, Family]) -> Any:
             "or a GGUF file"
         )
     kind = raw.get("model_type")
-    if kind not in families:
+    if not isinstance(kind, str) or kind not in families:
         raise BadInputError(
             f"{path}: model_type = {kind!r} is not supported; use a model of one of "
             f"{', '.join(sorted(families))}"
         )
+    return families[kind], raw
+
+
+def read_hf_config(folder: Path, family: Family, raw: Mapping[str, Any], tensors: int) -> Any:
+    """The transformers config of a folder.
+
+    Args:
+      folder: its config.json is read again, by transformers.
+      family, raw: as of `read_family`.
+      tensors: how many the weights have; no model has more layers.
+
+    Raises:
+      BadInputError: for a field that transformers refuses, or a model that it reads as another.
+    """
+    path = folder / CONFIG
+    # transformers makes lists of that many entries.
+    for field, most in {**dict.fromkeys(_DEPTHS, tensors), "num_labels": _MOST_LABELS}.items():
+        if isinstance(raw.get(field), int) and raw[field] > most:
+            raise BadInputError(
+                f"{path}: {field} = {raw[field]} is absurd for weights of {tensors} tensors; take "
+                "weights and config of one model"
+            )
     from huggingface_hub.errors import StrictDataclassError
 
     from lm_jax.weights.compat import transformers
@@ -63,10 +89,10 @@ def read_hf_config(folder: Path, families: Mapping[str, Family]) -> Any:
     except (StrictDataclassError, *unreadable) as error:
         reason = " ".join(str(error).split())
         raise BadInputError(f"{path} cannot be read: {reason}; mend that field") from error
-    if config.model_type != kind:
+    if config.model_type != family.name:
         raise BadInputError(
-            f"{path}: transformers reads this {kind} as {config.model_type!r}, which is not "
-            f"supported; use a model of one of {', '.join(sorted(families))}"
+            f"{path}: transformers reads this {family.name} as {config.model_type!r}, which is not "
+            "supported; use a model of another family"
         )
     return config
 
@@ -248,7 +274,7 @@ def read_object(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise BadInputError(f"{path} is missing; name the folder with the whole model") from error
-    except (ValueError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise BadInputError(f"{path} is not readable JSON ({error}); download it again") from error
     if not isinstance(data, dict):
         raise BadInputError(f"{path} is not a JSON object; download it again")
@@ -263,7 +289,7 @@ def write_folder(
 ) -> None:
     """Writes config, weights and tokenizer into a new folder, and reads the weights back."""
     with new_folder(path) as draft:
-        (draft / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        (draft / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         write_tensors(draft / SINGLE, tensors, {"format": "pt"})
         if tokenizer is not None:
             tokenizer.save(draft)

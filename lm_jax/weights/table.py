@@ -16,7 +16,15 @@ import numpy as np
 from lm_jax.errors import BadInputError, nearest
 from lm_jax.model import decoder
 from lm_jax.model import params as params_lib
-from lm_jax.model.config import DecoderConfig, LinearScaling, Llama3Scaling, Rope, YarnScaling
+from lm_jax.model.config import (
+    LARGEST,
+    SMALLEST,
+    DecoderConfig,
+    LinearScaling,
+    Llama3Scaling,
+    Rope,
+    YarnScaling,
+)
 from lm_jax.model.params import ParamSpec
 
 Read = Callable[..., tuple[np.ndarray, ...]]
@@ -145,6 +153,19 @@ def check(
       BadInputError: listing every missing, unused, misshapen tensor at once, and every parameter
         that the table fills twice or not at all.
     """
+    absurd = [
+        f"{size} {things}"
+        for size, things in (
+            (cfg.num_layers, "layers"),
+            (max(entry.heads or 0 for entry in entries), "heads"),
+        )
+        if size > len(shapes)
+    ]
+    if absurd:
+        raise BadInputError(
+            f"a config of {' and '.join(absurd)} is absurd for weights of {len(shapes)} tensors; "
+            "take weights and config of one model"
+        )
     problems = []
     filled: list[str] = [path for entry in entries for path in entry.params]
     declared = {path for path, _ in params_lib.leaves(decoder.param_spec(cfg))}
@@ -208,6 +229,14 @@ def read_fields(hf: Any, fields: Mapping[str, str]) -> dict[str, Any]:
 def write_fields(cfg: DecoderConfig, fields: Mapping[str, str]) -> dict[str, Any]:
     """The inverse of `read_fields`."""
     return {theirs: getattr(cfg, ours) for ours, theirs in fields.items()}
+
+
+def positive(value: Any, field: str) -> float:
+    """A positive number that float32 holds, or a refusal of the field of config.json."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not SMALLEST <= value <= LARGEST:
+        raise BadInputError(f"config.json: {field} = {value!r} must be a positive number")
+    return float(value)
 
 
 def read_head_dim(hf: Any) -> int:
@@ -286,13 +315,10 @@ def read_rope(
 
     def number(key: str, *default: float) -> float:
         value = parameters.get(key)
-        if value is None and default:
-            return default[0]
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-            raise BadInputError(f"config.json: {where}.{key} = {value!r} must be a positive number")
-        return float(value)
+        return default[0] if value is None and default else positive(value, f"{where}.{key}")
 
     kind = parameters.get("rope_type", "default")
+
     scaling: Llama3Scaling | LinearScaling | YarnScaling | None
     match kind:
         case "default":

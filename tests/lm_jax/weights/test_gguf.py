@@ -366,6 +366,7 @@ def test_a_missing_field(file, tmp_path, field):
         ({"rope.dimension_count": 8}, ("llama.rope.dimension_count = 8", "only 16 is")),
         ({"attention.value_length": 8}, ("llama.attention.value_length = 8",)),
         ({"attention.head_count": [4, 2]}, ("one positive number for all layers",)),
+        ({"block_count": 10**9}, ("llama.block_count = 1000000000 is absurd", "12 tensors")),
         ({"block_count": 0}, ("llama.block_count = 0",)),
         ({"expert_count": 8, "expert_used_count": 2}, ("expert_count, expert_used_count", "known")),
         ({"attention.scale": 0.1}, ("attention.scale", "might change the model")),

@@ -90,6 +90,12 @@ def test_another_family(copy):
         ({"num_key_value_heads": 3}, ("num_heads = 4 is not a multiple of num_kv_heads = 3",)),
         ({"vocab_size": 47}, ("model.embed_tokens.weight has shape (48, 24), not (47, 24)",)),
         ({"hidden_size": "wide"}, ("config.json", "hidden_size")),
+        ({"num_hidden_layers": 10**9}, ("num_hidden_layers = 1000000000 is absurd", "30 tensors")),
+        ({"num_labels": 10**9}, ("num_labels = 1000000000 is absurd",)),
+        ({"hidden_size": 10**9}, ("lm_head.weight has shape (48, 24), not (48, 1000000000)",)),
+        ({"vocab_size": 10**9}, ("lm_head.weight has shape (48, 24), not (1000000000, 24)",)),
+        ({"vocab_size": 10**18}, ("must be a positive integer below 2^31",)),
+        ({"rms_norm_eps": float("nan")}, ("norm_eps = nan must be a number of at least 0",)),
         ({"attention_bias": True}, ("missing model.layers.0.self_attn.q_proj.bias",)),
     ],
 )
@@ -136,6 +142,12 @@ def test_weights_that_are_not_finite(copy, value):
     refused(folder, "NaN or infinite", UP, "lm_head.weight")
 
 
+def test_weights_beyond_the_dtype_that_is_asked_for(copy):
+    folder = copy()
+    change_weights(folder, lambda tensors: tensors.update({UP: 1e300 * np.ones((40, 24))}))
+    refused(folder, "beyond float32", UP)
+
+
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, ml_dtypes.float8_e4m3fn])
 def test_quantised_tensors(copy, dtype):
     folder = copy()
@@ -171,6 +183,8 @@ def test_quantised_tensors(copy, dtype):
             {"layer_types": ["full_attention"] * 3},
             ("as 'ministral'",),
         ),
+        ("gemma3", {"query_pre_attn_scalar": 0}, ("query_pre_attn_scalar = 0 must be a positive",)),
+        ("stablelm", {"model_type": []}, ("model_type = []",)),
         ("qwen3", {"sliding_window": 0}, ("sliding_window = 0", "give its size")),
         (
             "phi3",
@@ -207,6 +221,19 @@ def test_unsupported_setting(copy, case, fields, words):
         ({"rope_type": "linear", "factor": -1.0}, ("rope_parameters.factor = -1.0",)),
         ({"rope_type": "llama3", "factor": 8.0}, ("rope_parameters.low_freq_factor = None",)),
         ({"rope_theta": "1e4"}, ("rope_theta = '1e4'",)),
+        ({"rope_theta": 10**400}, ("rope_theta = 1000",)),
+        ({"rope_theta": float("inf")}, ("rope_theta = inf",)),
+        ({"rope_theta": 0.5}, ("theta = 0.5 must be a number above 1",)),
+        (
+            {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 4.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 0.5,
+            },
+            ("scaling.original_length = 0 must be a positive", "must be below high_freq_factor = "),
+        ),
         ({"partial_rotary_factor": 0.5}, ("partial_rotary_factor = 0.5",)),
     ],
 )
