@@ -26,10 +26,19 @@ def chromium() -> str:
     return result
 
 
-def drive(folder: Path, text: str, steps: str, *, hash_: str = "", width: int = 1280) -> Any:
+def drive(
+    folder: Path,
+    text: str,
+    steps: str,
+    *,
+    hash_: str = "",
+    width: int = 1280,
+    seconds: int = 20,
+) -> Any:
     """Opens a page in a frame of that width, and returns what the JavaScript `steps` return.
 
     `steps` is the body of a function of `page` (the frame's window) and `$` (its querySelector).
+    They have so many seconds of the page's clock, which stands still while the page computes.
     """
     (folder / "page.html").write_text(text, "utf-8")
     (folder / "drive.html").write_text(
@@ -42,7 +51,7 @@ document.querySelector("iframe").addEventListener("load", async (event) => {{
   const all = (selector) => [...page.document.querySelectorAll(selector)];
   const settle = () => new Promise((done) => setTimeout(done, 50));
   const until = async (holds) => {{
-    for (let i = 0; i < 100 && !holds(); i++) await settle();
+    for (let i = 0; i < {15 * seconds} && !holds(); i++) await settle();
   }};
   const act = async (element, type) => {{
     element.dispatchEvent(new page.Event(type, {{ bubbles: true }}));
@@ -69,7 +78,7 @@ document.querySelector("iframe").addEventListener("load", async (event) => {{
             # A page of a file may then look into another one.
             "--allow-file-access-from-files",
             "--enable-logging=stderr",
-            "--virtual-time-budget=20000",
+            f"--virtual-time-budget={1000 * seconds}",
             f"--user-data-dir={folder / 'profile'}",
             "--window-size=1400,1000",
             "--dump-dom",
@@ -77,7 +86,8 @@ document.querySelector("iframe").addEventListener("load", async (event) => {{
         ],
         capture_output=True,
         text=True,
-        timeout=120,
+        # Of the clock on the wall, on a machine that has other work.
+        timeout=400,
         check=True,
     )
     # Uncaught errors and breaches of the policy are told on the console.

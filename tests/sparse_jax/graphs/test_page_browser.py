@@ -558,6 +558,8 @@ def test_a_large_graph_is_drawn_whole(tmp_path):
         await slide("#edge-threshold", 1);
         await until(() => $("#edges").dataset.left === "0");
         return { first, all: $("#shown").textContent, left: $("#edges").dataset.left };""",
+        # A slow machine draws few edges a frame.
+        seconds=60,
     )
     assert "of 50,000 edges are drawn" in result["first"]
     assert "all 50,000 edges are drawn" in result["all"] and result["left"] == "0"
