@@ -47,9 +47,11 @@ from polyattn_jax.audit_suites import PROMPTS, TEXTS, build_suites, first_prompt
 from polyattn_jax.audited_model import AuditedModel
 from polyattn_jax.columns import columns
 from polyattn_jax.config import AuditConfig
+from polyattn_jax.linear_state import linear_state
 from polyattn_jax.provenance import read_provenance
 from polyattn_jax.report import findings, page, terminal
 from polyattn_jax.results import AuditSummary
+from polyattn_jax.row_maps import resolve_bias
 from polyattn_jax.suites import Suite, read_jsonl, read_texts
 
 SUMMARY, REPORT = "summary.json", "report.html"
@@ -139,8 +141,12 @@ def run(audited: AuditedModel, folder: Path) -> AuditSummary:
         tuple(path.name for path in audited.model.files),
         read_provenance(folder, config),
     )
+    linear = [
+        linear_state(recipe, resolve_bias(recipe, calibration.bias), audited.model.cfg)
+        for recipe in config.by_name.values()
+    ]
     result, by_head = summary.summarise(
-        measured, calibration, config, shape, source, answered, by_suite
+        measured, calibration, config, shape, source, answered, by_suite, linear
     )
     rows = summary.with_head_types(measured.rows, by_head)
     tables = {"rows": rows, "answers": measured.answers, "heads": pa.table(by_head)}

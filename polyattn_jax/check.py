@@ -47,6 +47,7 @@ from polyattn_jax.audited_model import AuditedModel
 from polyattn_jax.columns import Columns, columns, where
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.diagnosis import folder_or_temporary
+from polyattn_jax.linear_state import linear_state
 from polyattn_jax.provenance import read_provenance
 from polyattn_jax.report import check_table
 from polyattn_jax.results import (
@@ -227,6 +228,7 @@ def run(audited: AuditedModel, folder: Path) -> CheckResult:
         dead_rows_per_prompt=entry.dead_rows_per_prompt,
         could_decide=decided.could_decide,
         least_prompts=decided.least_prompts,
+        linear=linear_state(recipe, bias, audited.model.cfg),
         verdict=decided.verdict,
         reason=decided.reason,
         next=decided.next,

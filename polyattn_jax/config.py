@@ -133,6 +133,8 @@ class AuditConfig:
         ]
         problems += task_problems("config.choices", self.choices)
         problems += named.problems("config.suites", self.suites)
+        if len(set(self.suite_lengths)) < len(self.suite_lengths):
+            problems.append(f"config.suite_lengths = {self.suite_lengths} has a length twice")
         if self.suites and not self.suite_lengths:
             problems.append(
                 "config.suite_lengths = () leaves config.suites without prompts; set it"

@@ -14,6 +14,7 @@ from lm_jax.statistics import Interval
 from polyattn_jax.calibrate import Calibration
 from polyattn_jax.condition_results import ConditionResult, LossInterval, TextLoss, VerdictName
 from polyattn_jax.config import AuditConfig
+from polyattn_jax.linear_state import LinearState
 from polyattn_jax.matched_results import MatchedSafety
 from polyattn_jax.provenance import Provenance
 from polyattn_jax.suite_results import SuiteResult
@@ -241,6 +242,7 @@ class AuditSummary:
         with softmax on the same questions; empty without tasks.
       suites: softmax and every recipe in all heads, by suite and length of `config.suites`; empty
         without them.
+      linear: by recipe, what it costs as linear attention.
       verdicts: by recipe, on the needle prompts.
       matched: S_p on the rows of these prompts, by recipe that is a normalised power.
       ranking_suite: the suite whose rows rank the heads.
@@ -267,6 +269,7 @@ class AuditSummary:
     texts: tuple[TextLoss, ...]
     choices: dict[str, ChoiceTask]
     suites: tuple[SuiteResult, ...]
+    linear: tuple[LinearState, ...]
     verdicts: tuple[RecipeVerdict, ...]
     matched: tuple[MatchedSafety, ...]
     ranking_suite: str
@@ -339,6 +342,7 @@ class CheckResult:
       softmax: accuracy on the needle prompts.
       substituted: accuracy on the needle prompts with the recipe.
       delta: `substituted` less `softmax`.
+      linear: what the recipe costs as linear attention.
     """
 
     model: str
@@ -363,6 +367,7 @@ class CheckResult:
     dead_rows_per_prompt: float
     could_decide: Count
     least_prompts: Count
+    linear: LinearState
     verdict: VerdictName
     reason: str
     next: str

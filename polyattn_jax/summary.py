@@ -30,6 +30,7 @@ from polyattn_jax.concentration import (
 )
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.diagnostic import Status
+from polyattn_jax.linear_state import LinearState
 from polyattn_jax.matched import matched
 from polyattn_jax.provenance import Provenance
 from polyattn_jax.results import (
@@ -320,6 +321,7 @@ def summarise(
     source: Source,
     choices: Mapping[str, ChoiceTask],
     suites: Sequence[SuiteResult],
+    linear: Sequence[LinearState],
 ) -> tuple[AuditSummary, Columns]:
     """The content of summary.json, and the table of heads; `shape` is `[L, N]`."""
     rows, answers = columns(tables.rows), columns(tables.answers)
@@ -347,6 +349,7 @@ def summarise(
         texts=text_losses(columns(tables.text_losses), "texts", config) if config.text else (),
         choices=dict(choices),
         suites=tuple(suites),
+        linear=tuple(linear),
         verdicts=verdicts(rows, by_head, swept, control_results.unmet, config),
         matched=matched(rows, ranking(by_head)[: config.top_heads], ranking_suite(rows), config),
         ranking_suite=ranking_suite(rows),

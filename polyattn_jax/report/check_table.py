@@ -5,6 +5,7 @@ import textwrap
 
 from lm_jax import statistics
 from lm_jax.run.terminal import format_table
+from polyattn_jax.linear_state import sentence as linear_sentence
 from polyattn_jax.report import findings
 from polyattn_jax.results import CheckResult, PromptResults
 from polyattn_jax.row_maps import parse_recipe
@@ -45,6 +46,7 @@ def format_result(result: CheckResult) -> str:
         ("verdict", result.verdict.upper()),
         ("reason", result.reason),
         ("next", result.next),
+        ("linear", linear_sentence(result.linear)),
     ):
         indent = " " * 10
         lines += textwrap.wrap(text, WIDTH, initial_indent=f"{label:10}", subsequent_indent=indent)

@@ -5,7 +5,7 @@ the histogram of p* and predicted against measured (1 and 6), the group ablation
 of accuracy and the map of heads are ours.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from lm_jax import report
 from lm_jax.report.markup import number
+from lm_jax.statistics import Interval
 from polyattn_jax.calibrate import Calibration
 from polyattn_jax.columns import Columns
 from polyattn_jax.columns import degrees as degrees_of
@@ -21,8 +22,9 @@ from polyattn_jax.diagnostic import Status
 from polyattn_jax.head_sets import groups as head_set_groups
 from polyattn_jax.head_types import TYPES, UNKNOWN
 from polyattn_jax.paper import PaperModel
-from polyattn_jax.report.findings import softmax_of
+from polyattn_jax.report.findings import by_recipe, softmax_of
 from polyattn_jax.results import ConditionResult, SoftmaxComparison
+from polyattn_jax.suite_results import SuiteResult
 
 if TYPE_CHECKING:
     import altair as alt
@@ -210,6 +212,54 @@ def accuracy_bars(
         "95 % Wilson intervals.",
         x_label="prompts answered (%)",
         reference_label=f"paper, {model.name}" if model else "paper",
+        n=n,
+    )
+
+
+def accuracy_by_length(entries: Sequence[SuiteResult], *, name: str, n: str) -> "alt.LayerChart":
+    """Accuracy of every recipe on one suite against the length of its prompts."""
+    results = {
+        condition.recipe: [
+            next(c.accuracy for c in entry.conditions if c.cell == condition.cell)
+            for entry in entries
+        ]
+        for condition in by_recipe(entries[0].conditions)
+    }
+    caption = f"{name}: answers by length, softmax and each recipe in all heads; bands: Wilson."
+    return _by_length(entries, results, caption, "prompts answered (%)", n)
+
+
+def safe_by_length(entries: Sequence[SuiteResult], *, name: str, n: str) -> "alt.LayerChart":
+    """Share of safe rows of every recipe on one suite against the length of its prompts."""
+    results = {}
+    for condition in by_recipe(entries[0].conditions):
+        shares = [entry.safe[condition.cell] for entry in entries]
+        measured = [share for share in shares if share is not None]
+        if len(measured) == len(shares):
+            results[condition.recipe] = measured
+    caption = f"{name}: safe rows of the same prompts by length; bands: bootstrap over prompts."
+    return _by_length(entries, results, caption, "safe rows (%)", n)
+
+
+def _by_length(
+    entries: Sequence[SuiteResult],
+    results: Mapping[str, Sequence[Interval]],
+    caption: str,
+    y_label: str,
+    n: str,
+) -> "alt.LayerChart":
+    lengths, series = [entry.length for entry in entries], []
+    for label, shares in results.items():
+        ends = ([100 * getattr(s, end) for s in shares] for end in ("estimate", "low", "high"))
+        series.append(report.Series(label, lengths, *ends))
+    return report.curves(
+        series,
+        log_x=True,
+        x_ticks=lengths,
+        y_range=(-4.0, 104.0),
+        caption=caption,
+        x_label="tokens of a prompt",
+        y_label=y_label,
         n=n,
     )
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from lm_jax import assets
 from lm_jax.statistics import Interval
-from polyattn_jax import decision, head_sets
+from polyattn_jax import decision, head_sets, linear_state
 from polyattn_jax.calibrate import AtLength, Calibration
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.results import (
@@ -25,6 +25,7 @@ from polyattn_jax.suites import named
 
 BySuite = TypeVar("BySuite", Prevalence, SoftmaxComparison, BoundAgreement)
 Condition = TypeVar("Condition", ConditionResult, TextLoss)
+OfRecipe = TypeVar("OfRecipe", ConditionResult, TextLoss, linear_state.LinearState)
 Tone = Literal["good", "warn", "bad"]
 TONES: Mapping[str, Tone] = {"preserve": "good", "undecided": "warn", "no-go": "bad"}
 
@@ -138,7 +139,7 @@ def by_suite(entries: Sequence[BySuite]) -> list[BySuite]:
     return sorted(entries, key=place)
 
 
-def by_recipe(sweep: Sequence[Condition]) -> list[Condition]:
+def by_recipe(sweep: Sequence[OfRecipe]) -> list[OfRecipe]:
     """Entries in reading order: softmax, the recipes of the paper as it lists them, others."""
     by_name = {entry.recipe: [] for entry in sweep}
     for entry in sweep:
@@ -315,6 +316,17 @@ def next_step(summary: AuditSummary) -> str:
     best = best_of(others).recipe
     step = next(v.next for v in summary.verdicts if v.recipe == best)
     return f"Next, for {best}: {step}."
+
+
+def as_linear(summary: AuditSummary) -> str:
+    """What the recipe of highest accuracy would cost as linear attention."""
+    base = softmax_of(summary.sweep)
+    others = [entry for entry in summary.sweep if entry is not base]
+    if not others:
+        return ""
+    best = best_of(others).recipe
+    entry = next(one for one in summary.linear if one.recipe == best)
+    return f"{best} as linear attention: {linear_state.sentence(entry)}."
 
 
 def resolution(summary: AuditSummary) -> str:

@@ -24,6 +24,7 @@ from polyattn_jax.report import (
     comparability,
     figures,
     findings,
+    linear,
     matched,
     paper_comparison,
     recipes,
@@ -50,6 +51,7 @@ def build(summary: AuditSummary, rows: pa.Table, by_head: Columns) -> str:
         findings.in_part(summary),
         findings.resolution(summary),
         findings.next_step(summary),
+        findings.as_linear(summary),
     )
     remarks = [text for text in texts if text]
     parts = (
@@ -59,6 +61,7 @@ def build(summary: AuditSummary, rows: pa.Table, by_head: Columns) -> str:
         recipes.substitution(
             summary, model if model and not comparability.needle_obstacles(summary, model) else None
         ),
+        linear.cost(summary),
         recipes.own_prompts(summary),
         recipes.own_texts(summary),
         choices.multiple_choice(summary),

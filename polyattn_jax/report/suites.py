@@ -1,14 +1,16 @@
 """The section of a report on the suites that a setting names: answers, failures, verdicts."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from lm_jax import report
 from lm_jax.report import Column, Section, cell, section, table
 from lm_jax.report.markup import number
 from lm_jax.report.prose import Prose
-from polyattn_jax.report import findings
+from polyattn_jax.report import figures, findings
 from polyattn_jax.report.recipes import stacked, verdict_cell
 from polyattn_jax.results import AuditSummary, ConditionResult
+from polyattn_jax.row_maps import SOFTMAX
 from polyattn_jax.suite_results import SuiteResult
 
 _PROSE = Prose("polyattn_jax.report")
@@ -48,8 +50,41 @@ def named_suites(summary: AuditSummary) -> Section | None:
     return section(
         "Other suites: does the verdict carry over?",
         _PROSE("named_suites", points=f"{100 * summary.config.tolerance:g}"),
+        *(part for entries in by_suite(summary).values() for part in by_length(entries, summary)),
         *parts,
     )
+
+
+def by_length(entries: Sequence[SuiteResult], summary: AuditSummary) -> list[Any]:
+    """One suite over its lengths: accuracy and safe share of every recipe, and a chart of each.
+
+    The charts need two lengths.
+    """
+    name = findings.suite_name(entries[0].suite)
+    n = f"{number(summary.config.suite_n)} prompts per cell"
+    lengths = [number(entry.length) for entry in entries]
+    lines = []
+    for condition in findings.by_recipe(entries[0].conditions):
+        cells = {
+            e.length: next(c for c in e.conditions if c.cell == condition.cell) for e in entries
+        }
+        safe = [entry.safe[condition.cell] for entry in entries]
+        lines.append(
+            [
+                condition.recipe,
+                *(stacked(cells[entry.length].accuracy) for entry in entries),
+                *(stacked(share) if share else cell(None) for share in safe),
+            ]
+        )
+    columns = ["Recipe", *(f"{length} tokens, right %" for length in lengths)]
+    columns += [f"{length} tokens, safe %" for length in lengths]
+    parts = [table(columns, lines, caption=_PROSE("length_caption", suite=name), n=n)]
+    if len(entries) > 1:
+        curves = [figures.accuracy_by_length(entries, name=name, n=n)]
+        if all(entry.safe[SOFTMAX.name] for entry in entries):
+            curves.append(figures.safe_by_length(entries, name=name, n=n))
+        parts.append(report.grid(*curves))
+    return parts
 
 
 def by_suite(summary: AuditSummary) -> dict[str, list[SuiteResult]]:

@@ -70,6 +70,7 @@ def print_summary(
     for text in (
         sharpness.sentence(summary),
         findings.in_part(summary),
+        findings.as_linear(summary),
         findings.resolution(summary),
     ):
         if text:
@@ -126,7 +127,7 @@ def _suite_rows(summary: AuditSummary) -> list[Sequence[str]]:
         if others:
             result = findings.best_of(others)
             best, right = result.recipe, f"{100 * result.accuracy.estimate:.1f}"
-        counts = Counter(one.verdict for one in others)
+        counts: Counter[str] = Counter(one.verdict for one in others)
         verdicts = ", ".join(f"{counts[name]} {name}" for name in findings.TONES if counts[name])
         name, softmax = findings.suite_name(entry.suite), f"{100 * base.accuracy.estimate:.1f}"
         rows.append((name, f"{entry.length:,}", softmax, best, right, verdicts))

@@ -15,9 +15,12 @@ from polyattn_jax import schema, summary
 from polyattn_jax.calibrate import AtLength, Calibration
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.diagnostic import Status, required_degree
+from polyattn_jax.linear_state import linear_state
 from polyattn_jax.provenance import Provenance
 from polyattn_jax.report import page, terminal
 from polyattn_jax.results import ConditionResult
+from polyattn_jax.row_maps import resolve_bias
+from tests import tiny
 from tests.browser import without_scripts
 
 SHAPE = (3, 2)
@@ -194,7 +197,13 @@ def audit(
         table(head_features() if config.induction_n else {"prompt": []}, schema.FEATURES),
         table({"prompt": []}, schema.TEXT_LOSSES),
     )
-    result, by_head = summary.summarise(tables, CALIBRATION, config, SHAPE, SOURCE, choices, suites)
+    linear = [
+        linear_state(one, resolve_bias(one, CALIBRATION.bias), tiny.decoder())
+        for one in config.by_name.values()
+    ]
+    result, by_head = summary.summarise(
+        tables, CALIBRATION, config, SHAPE, SOURCE, choices, suites, linear
+    )
     return result, rows, by_head
 
 
