@@ -8,17 +8,17 @@ import numpy as np
 
 from lm_jax.report import slug as slug_of
 from lm_jax.run.files import to_jsonable
-from sparse_jax.graphs import explanations, graph_document, mass, neurons
+from sparse_jax.graphs import case_study, explanations, graph_document, mass, neurons
 from sparse_jax.graphs.attribute import MOST_LOGITS, SHARE, attribute
 from sparse_jax.graphs.config import ALONE, GraphConfig
 from sparse_jax.graphs.graph import Graph
-from sparse_jax.graphs.graph_document import TRANSCODER, Mediated, largest_shares
+from sparse_jax.graphs.graph_document import TRANSCODER, Mediated, kept_nodes, largest_shares
 from sparse_jax.graphs.influence import ERROR, FEATURE, LOGIT, Pruned
 from sparse_jax.graphs.inputs import GraphModel, Inputs
 from sparse_jax.graphs.mass import Mass, MassSums
 from sparse_jax.graphs.neurons import MAX_FEATURES, NEURON
 from sparse_jax.graphs.prompts import EncodedPrompt
-from sparse_jax.graphs.results import GraphResult, LogitNode, MassResult, Sizes
+from sparse_jax.graphs.results import GraphResult, KeyEdge, LogitNode, MassResult, Sizes
 
 GRAPHS = "graph"
 # Bytes for the shares of the edges that are measured at once; sorting them takes a few times more.
@@ -52,7 +52,8 @@ def make_graph(
     }
     pruned = graph.prune(**thresholds)
     edges = mediated_edges(graph, pruned, config.mediated)
-    measured = measure_mediation(graph, edges, config.fraction, heads=model.facts.heads)
+    key = case_study.key_edge(graph, pruned)
+    measured = measure_mediation(graph, edges, config.fraction, heads=model.facts.heads, key=key)
     scores = explanations.explain_scores(graph, measured.carried, config.explained)
     effects = explanations.intervene(config, model.source.model, graph, pruned)
     logits = _logits(graph, model)
@@ -95,6 +96,7 @@ def make_graph(
         score_errors=tuple(each.certificate() for each in scores),
         agreements=explanations.agreements(effects, pruned),
         supernodes=scaled,
+        key_edge=_key_edge(config, graph, pruned, document, key, measured),
     )
     return result, document, masses
 
@@ -131,6 +133,28 @@ def mediated_edges(graph: Graph, pruned: Pruned, most: int) -> np.ndarray:
     return np.stack([source_X, graph.row_nodes[row_X]], 1)[order_X]
 
 
+def _key_edge(
+    config: GraphConfig,
+    graph: Graph,
+    pruned: Pruned,
+    document: dict[str, Any],
+    key: tuple[int, int] | None,
+    measured: "MeasuredMediation",
+) -> KeyEdge | None:
+    if key is None or measured.key_LNTS is None:
+        return None
+    index = kept_nodes(graph, pruned)
+    source, target = (document["nodes"][index.index(node)]["node_id"] for node in key)
+    return KeyEdge(
+        source=source,
+        target=target,
+        weight=float(graph.edge_weights([key])[0]),
+        carriers=case_study.count_carriers(
+            measured.key_LNTS, (case_study.FRACTION, config.fraction)
+        ),
+    )
+
+
 def _logits(graph: Graph, model: GraphModel) -> tuple[LogitNode, ...]:
     kinds, ids = graph.nodes["kind"].to_pylist(), graph.nodes["feature"].to_pylist()
     chosen = [i for kind, i in zip(kinds, ids, strict=True) if kind == LOGIT]
@@ -149,25 +173,40 @@ class MeasuredMediation:
       error_L: largest error of the certificate, per layer.
       over_count: median of the sum over layers as a multiple of the edge; NaN without edges.
       masses: mean cumulative masses.
+      key_LNTS: shares of all pairs in the key edge; None without one.
     """
 
     carried: dict[tuple[int, int], Mediated]
     error_L: np.ndarray
     over_count: float
     masses: list[Mass]
+    key_LNTS: np.ndarray | None
 
 
 def measure_mediation(
-    graph: Graph, edges: np.ndarray, fraction: float, *, heads: int
+    graph: Graph,
+    edges: np.ndarray,
+    fraction: float,
+    *,
+    heads: int,
+    key: tuple[int, int] | None,
 ) -> MeasuredMediation:
-    """Mediation of edges `[X, 2]`, a batch at a time; `heads` of a layer."""
+    """Mediation of edges `[X, 2]`, a batch at a time.
+
+    Args:
+      graph: the graph.
+      edges: pairs of source and target.
+      fraction: of the masses.
+      heads: of a layer.
+      key: the key edge, all of whose shares are returned.
+    """
     # By target, of which a batch then has few.
     edges = edges[np.argsort(edges[:, 1], kind="stable")]
     carried: dict[tuple[int, int], Mediated] = {}
     sums, over = MassSums(fraction), [np.empty(0)]
     error_L = np.zeros(len(graph.replacement.error_LTD))
     weight_X = graph.edge_weights(edges)
-    start = 0
+    start, key_LNTS = 0, None
     L, T, D = graph.replacement.error_LTD.shape
     within = min(_MEMORY // (4 * L * heads * T * T), _TANGENTS // (4 * L * T * D))
     at_once = min(max(within, 1), 256)
@@ -177,12 +216,16 @@ def measure_mediation(
         start = at.stop
         for (source, target), score_LNTS in zip(edges[at].tolist(), score_XLNTS, strict=True):
             carried[source, target] = largest_shares(score_LNTS)
+            if (source, target) == key:
+                key_LNTS = score_LNTS
         sums.add(score_XLNTS)
         error_L = np.maximum(error_L, batch.certificate(weight_X[at]).max(0))
         over.append(batch.over_count(weight_X[at]))
+    if key is not None and key_LNTS is None:
+        key_LNTS = graph.mediation(*key)
     over_X = np.concatenate(over)
     median = float(np.median(over_X)) if len(over_X) else float("nan")
-    return MeasuredMediation(carried, error_L, median, sums.means())
+    return MeasuredMediation(carried, error_L, median, sums.means(), key_LNTS)
 
 
 def _numbers(

@@ -15,8 +15,9 @@ from lm_jax.report import Column, Section, Series, section, table
 from lm_jax.report.markup import Markup, element, number
 from lm_jax.report.prose import Prose
 from lm_jax.statistics import Interval
-from sparse_jax.graphs import comparison
-from sparse_jax.graphs.mass import COMPONENTS, SIGNS
+from sparse_jax.graphs import case_study, comparison
+from sparse_jax.graphs.config import COMPARED
+from sparse_jax.graphs.mass import COMPONENTS, SIGNS, Component
 from sparse_jax.graphs.results import (
     GraphResult,
     GraphSummary,
@@ -38,6 +39,8 @@ def build(summary: GraphSummary, rows: pa.Table, *, provenance: Mapping[str, Any
     compared = " and ".join(each.role for each in summary.models)
     what = "Attribution graphs" if len(summary.models) == 1 else f"Attribution graphs: {compared}"
     parts = [graphs(summary), mass(summary, rows), *([ratios(summary)] if summary.ratios else [])]
+    if len(summary.models) > 1:
+        parts.append(one_prompt(summary))
     if any(each.supernodes for each in summary.graphs):
         parts.append(supernodes(summary))
     lead = [conclusion(summary)] if summary.ratios else []
@@ -214,3 +217,73 @@ def ratios(summary: GraphSummary) -> Section:
             n=f"{len({each.slug for each in summary.graphs})} prompts",
         ),
     )
+
+
+def one_prompt(summary: GraphSummary) -> Section:
+    """One prompt in both models beside the paper's case study (`case_study`)."""
+    graphs = case_study.chosen(summary)
+    papers = [case_study.PAPER[role] for role in COMPARED]
+    own = [graphs[role] for role in COMPARED]
+    fractions = sorted({case_study.FRACTION, summary.config.fraction})
+    rows: list[list[Any]] = [
+        ["First logit", *(_first_logit(each) for each in own), *map(_paper_logit, papers)],
+        [
+            "Active features",
+            *(each.sizes.features for each in own),
+            *(each.features for each in papers),
+        ],
+        [
+            "Features after pruning",
+            *(each.sizes.kept_features for each in own),
+            *(each.kept_features for each in papers),
+        ],
+        [
+            "Replacement score",
+            *(number(each.scores.unpruned.replacement, ".3f") for each in own),
+            *(each.replacement for each in papers),
+        ],
+    ]
+    for component in COMPONENTS:
+        for fraction in fractions:
+            published = [getattr(each, component) for each in papers]
+            rows.append(
+                [
+                    f"{NAMES[component]} with {fraction:.0%} of the key edge".capitalize(),
+                    *(_carriers(each, component, fraction) for each in own),
+                    *(published if fraction == case_study.FRACTION else [None, None]),
+                ]
+            )
+    models = {each.role: each for each in summary.models}
+    return section(
+        "One prompt beside the paper's case study",
+        _PROSE(
+            "one_prompt",
+            prompt=own[0].prompt,
+            paper_prompt=case_study.PROMPT,
+            model=models[COMPARED[0]],
+            edges=[(each.role, each.key_edge) for each in own],
+        ),
+        table(
+            ["", "Dense", "Sparse", "Dense, paper", "Sparse, paper"],
+            [[row[0], *("–" if cell is None else cell for cell in row[1:])] for row in rows],
+            caption="Sizes and scores of one graph of each model.",
+            n="one prompt, one pair of models",
+        ),
+    )
+
+
+def _first_logit(graph: GraphResult) -> str:
+    first = graph.logits[0]
+    return f"{first.token!r}, {100 * first.probability:.1f} %"
+
+
+def _paper_logit(paper: case_study.PaperStudy) -> str:
+    probability = "" if paper.probability is None else f", {100 * paper.probability:.1f} %"
+    return f"{paper.token!r}{probability}"
+
+
+def _carriers(graph: GraphResult, component: Component, fraction: float) -> int | None:
+    """Of the key edge; None where the graph has none, or no head carries it."""
+    carriers = graph.key_edge.carriers if graph.key_edge else ()
+    counts = [c.needed for c in carriers if (c.component, c.fraction) == (component, fraction)]
+    return counts[0] if counts else None

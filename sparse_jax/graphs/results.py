@@ -117,6 +117,31 @@ class InterventionAgreement:
 
 
 @dataclasses.dataclass(frozen=True)
+class Carriers:
+    """How many heads or pairs have a fraction of the absolute mass of an edge."""
+
+    component: Component
+    fraction: Share
+    needed: Count
+
+
+@dataclasses.dataclass(frozen=True)
+class KeyEdge:
+    """The strongest kept edge from a feature at an earlier position to the first logit.
+
+    Attributes:
+      source, target: ids of its nodes in the graph's file.
+      weight: of the edge.
+      carriers: of the paper's fraction and of `config.fraction` (`case_study`).
+    """
+
+    source: str
+    target: str
+    weight: float
+    carriers: tuple[Carriers, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class NextToken:
     """A token and its probability of being next."""
 
@@ -183,6 +208,7 @@ class GraphResult:
       score_errors: of attention scores that were split, relative (`QK.certificate`).
       agreements: of interventions, by mode; none without kept features.
       supernodes: interventions on proposed supernodes, each times each factor.
+      key_edge: null where pruning kept none.
     """
 
     role: str
@@ -201,6 +227,7 @@ class GraphResult:
     score_errors: tuple[float, ...]
     agreements: tuple[InterventionAgreement, ...]
     supernodes: tuple[GroupIntervention, ...]
+    key_edge: KeyEdge | None
 
 
 @dataclasses.dataclass(frozen=True)

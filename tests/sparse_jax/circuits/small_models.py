@@ -32,6 +32,8 @@ BLOCKS = {
         "num_kv_heads": 2,
         "family": "",
     },
+    # Norms that subtract the mean after attention and MLPs too.
+    "sandwich": {**tiny.GPT2, "norm_placement": "both", "family": ""},
     "olmo2": {
         "num_heads": 4,
         "num_kv_heads": 2,

@@ -46,7 +46,7 @@ def logit_ids(graph):
     return column(graph, "feature")[column(graph, "kind") == "logit"]
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [*MODELS, ("sandwich", None, None)])
 def test_rows_and_biases_sum_to_the_readings_of_the_forward_pass(model):
     graph, blocks = small_graph(*model), small_model(*model[:2])
     output = run(blocks, record={"mlp.in": keep})

@@ -3,6 +3,7 @@
 import html
 import json
 from pathlib import Path
+import re
 
 import jax
 import numpy as np
@@ -337,6 +338,32 @@ def test_the_same_command_again_prints_the_same_and_resumes_to_the_same(
     assert (tmp_path / "run" / FINISHED_FILE).exists()
 
 
+def check_key_edge(graph, pruned, key_edge):
+    """The strongest kept edge of an earlier feature to the first logit, by its definition."""
+    nodes = graph.nodes.to_pylist()
+    last = max(row["position"] for row in nodes if row["kind"] == "token")
+    logit = next(i for i, row in enumerate(nodes) if row["kind"] == "logit")
+    r = graph.row_nodes.tolist().index(logit)
+    earlier = {
+        s: abs(graph.adjacency[r, s])
+        for s in np.flatnonzero(pruned.kept_RS[r])
+        if nodes[s]["kind"] == FEATURE and nodes[s]["position"] < last
+    }
+    source = max(earlier, key=lambda s: earlier[s])
+    row = nodes[source]
+    assert key_edge.source == f"{row['layer']}_{row['feature']}_{row['position']}"
+    assert key_edge.weight == graph.adjacency[r, source]
+    score_LNTS = graph.mediation(int(source), logit).astype(np.float64)
+    assert [(c.component, c.fraction) for c in key_edge.carriers] == [
+        *(("heads", 0.8), ("heads", 0.9), ("pairs", 0.8), ("pairs", 0.9))
+    ]
+    for each in key_edge.carriers:
+        shares = score_LNTS.sum((2, 3)) if each.component == "heads" else score_LNTS
+        sorted_C = np.sort(np.abs(shares).ravel())[::-1]
+        reached = np.cumsum(sorted_C) >= each.fraction * sorted_C.sum()
+        assert each.needed == 1 + np.argmax(reached)
+
+
 def test_two_models_are_compared_as_numpy_compares_them(models, tmp_path, capsys):
     folder = tmp_path / "run"
     asked = [f"--dense={models / 'dense'}", f"--dense_transcoder={models / 'dense_clt'}"]
@@ -351,12 +378,13 @@ def test_two_models_are_compared_as_numpy_compares_them(models, tmp_path, capsys
         "dense": lm_jax.load_pretrained(models / "dense"),
         "sparse": sparse_model.load(models / "sparse" / "model"),
     }
-    counts, means = {}, {}
+    counts, means, made = {}, {}, {}
     for role, model in sources.items():
         transcoder, _ = transcoders.load(models / f"{role}_clt")
         mass_PC, count_P = [], []
         for text in PROMPTS:
             graph = attribute(model, transcoder, model_tokens(model, text))
+            made[role, text] = graph
             pruned = graph.prune()
             rows, columns = np.nonzero(pruned.kept_RS)
             pairs = np.stack([columns, graph.row_nodes[rows]], 1)
@@ -392,7 +420,16 @@ def test_two_models_are_compared_as_numpy_compares_them(models, tmp_path, capsys
     np.testing.assert_allclose(
         ratio.of_mean.estimate, masses["dense"] / masses["sparse"], rtol=1e-12
     )
+    for result in summary.graphs:
+        graph = made[result.role, result.prompt]
+        check_key_edge(graph, graph.prune(), result.key_edge)
     page = (folder / study.REPORT).read_text("utf-8")
+    study_table = page[page.index("case study</h2>") :].split("</table>")[0]
+    cells = html.unescape(re.sub("<[^>]*>", " ", study_table))
+    assert "was not among the prompts" in cells and "459" in cells and "> 40" in cells
+    first = {each.role: each for each in summary.graphs if each.prompt == PROMPTS[0]}
+    counts = [first[role].key_edge.carriers[0].needed for role in ("dense", "sparse")]
+    assert re.search(rf"Heads with 80% of the key edge\s+{counts[0]}\s+{counts[1]}\s+> 40", cells)
     assert "16.1" in page and "graph/sparse-" in page
     assert "times as many as the sparse one" in capsys.readouterr().out
 

@@ -71,8 +71,9 @@ def mixed(mixer, layer, h_BTD, pattern_BNTS):
     return z_BTE @ mixer.output_LED[layer]
 
 
-# The last has grouped keys, rotations, and layer norm with biases at once.
-@pytest.mark.parametrize("model", [*MODELS, ("grouped", None, None)])
+# The last have grouped keys, rotations, and layer norm with biases at once; and layer norm with
+# biases after attention too.
+@pytest.mark.parametrize("model", [*MODELS, ("grouped", None, None), ("sandwich", None, None)])
 def test_the_share_of_every_pair_is_what_its_removal_takes_from_the_edge(model):
     graph = small_graph(*model)
     chosen = np.array(pairs(graph))
