@@ -17,7 +17,7 @@ from lm_jax.model.config import DecoderConfig
 from lm_jax.text.gguf_reader import contents, open_gguf
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.weights import gguf_fields
-from lm_jax.weights.gguf_architectures import ARCHITECTURES, ROPE_FREQS
+from lm_jax.weights.gguf_architectures import ARCHITECTURES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,9 +56,11 @@ class GGUFSource:
         if settings.number("block_count") > len(tensors):
             settings.refuse("block_count", f"is absurd for a file of {len(tensors)} tensors")
         self.cfg = self._architecture.config(settings, tensors)
-        if self.cfg.family == "llama":
-            tensors.pop(ROPE_FREQS, None)
-        self._tensors = dict(self._named(name, tensor) for name, tensor in tensors.items())
+        self._tensors = dict(
+            self._named(name, tensor)
+            for name, tensor in tensors.items()
+            if name not in self._architecture.settings
+        )
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer in the file."""

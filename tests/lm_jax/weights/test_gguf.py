@@ -319,6 +319,20 @@ def test_frequency_factors_of_llama_3(tmp_path, factor):
     refused(file.write(tmp_path / "m.gguf"), "rope_freqs.weight is not the frequency scaling")
 
 
+def test_factors_of_longrope(tmp_path):
+    scaling = lm_jax.LongRopeScaling((1.0, 1.1), (1.3, 7.7), 8, attention_factor=1.25)
+    # transformers counts the pairs of Phi-3 by the width of the model over its heads.
+    rope = lm_jax.Rope(fraction=0.5, scaling=scaling)
+    cfg = dataclasses.replace(OTHERS["phi3"], head_dim=8, rope=rope, windows=())
+    file = file_of(cfg, random_params(cfg), tmp_path / "folder")
+    file.fields |= {"rope.scaling.original_context_length": 8, "rope.scaling.attn_factor": 1.25}
+    file.tensors["rope_factors_short.weight"] = np.float32(scaling.short_factor)
+    file.tensors["rope_factors_long.weight"] = np.float32(scaling.long_factor)
+    assert lm_jax.load_pretrained(file.write(tmp_path / "m.gguf")).cfg == cfg
+    del file.tensors["rope_factors_short.weight"]
+    refused(file.write(tmp_path / "m.gguf"), "rope_factors_short.weight is missing")
+
+
 def test_linear_scaling_and_a_stored_pattern_of_windows(tmp_path):
     cfg = dataclasses.replace(
         GEMMA3,
