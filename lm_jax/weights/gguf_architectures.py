@@ -6,6 +6,7 @@ Conventions of the format that differ from Hugging Face's and are undone here:
     rotation of neighbouring pairs; those of the other architectures do not;
   * norm weights of Gemma have their one already added;
   * matrices of `gpt2` are stored [out, in]; `gptneox` has all of q before k before v;
+  * the norms of single heads of `stablelm` are one matrix, a row for each head;
   * the frequency scaling of Llama 3.1 and later is a tensor, `rope_freqs.weight`, and so are the
     two sets of LongRoPE of Phi-3;
   * which layers of Gemma are local, the rotary base of those of Gemma 3, the attention scale of the
@@ -99,8 +100,9 @@ class Architecture:
 
     `names` are without block and `.weight` or `.bias`; `block` opens the names of a layer in the
     family's table. `undo`, by the name in the file, takes a tensor back to Hugging Face's layout
-    and keeps its shape; matrices named in `transposed` are turned. Tensors named in `settings` are
-    read by `config` and are no weights.
+    and keeps its shape; matrices named in `transposed` are turned. Names of `by_head` are those of
+    a tensor for each head, `{n}`, which the file has as rows of one. Tensors named in `settings`
+    are read by `config` and are no weights.
     """
 
     names: Mapping[str, str]
@@ -109,6 +111,7 @@ class Architecture:
         default_factory=dict
     )
     transposed: tuple[str, ...] = ()
+    by_head: Mapping[str, str] = dataclasses.field(default_factory=dict)
     settings: tuple[str, ...] = ()
     block: str = "model.layers."
 
@@ -172,6 +175,7 @@ def _stablelm(fields: Fields, tensors: Tensors) -> DecoderConfig:
         tensors,
         family="stablelm",
         norm="layer",
+        qk_norm="each_head" if "blk.0.attn_q_norm.weight" in tensors else "none",
         rope=_partial_rope(fields),
         qkv_bias="blk.0.attn_q.bias" in tensors,
         parallel_residual=fields("use_parallel_residual", False),
@@ -367,7 +371,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen2": Architecture(_LLAMA, _qwen2),
     "qwen3": Architecture(_LLAMA | _QK_NORMS, _qwen3),
     "phi3": Architecture(_PHI3, _phi3, settings=_LONGROPE),
-    "stablelm": Architecture(_LLAMA, _stablelm),
+    "stablelm": Architecture(
+        _LLAMA,
+        _stablelm,
+        by_head={f"attn_{n}_norm": f"self_attn.{n}_layernorm.norms.{{n}}" for n in "qk"},
+    ),
     "olmo": Architecture(_TOP | _BLOCK, _olmo, undo=_INTERLEAVED),
     "olmo2": Architecture(_TOP | _BLOCK | _QK_NORMS | _POST_NORMS, _olmo2),
     "gemma2": Architecture(_GEMMA2, _gemma2, undo=_ONE_ADDED),

@@ -88,6 +88,7 @@ OTHERS = {
     ),
     "stablelm": STABLELM,
     "stablelm parallel": dataclasses.replace(STABLELM, parallel_residual=True, qkv_bias=False),
+    "stablelm head norms": dataclasses.replace(STABLELM, qk_norm="each_head"),
     "olmo": dataclasses.replace(
         LLAMA, family="olmo", head_dim=8, norm="layer", norm_weights=False, tie_embeddings=True
     ),
@@ -136,6 +137,15 @@ def q_before_k_before_v(w, num_heads):
     return np.concatenate([by_head[:, i].reshape(-1, *w.shape[1:]) for i in range(3)])
 
 
+def with_stacked_heads(tensors):
+    """The norms of single heads of a StableLM as the converter has them: rows of one matrix."""
+    rows = {}
+    for name in [name for name in tensors if ".norms." in name]:
+        norm, head = name.removesuffix(".weight").split(".norms.")
+        rows.setdefault(f"{norm}.weight", {})[int(head)] = tensors.pop(name)
+    return tensors | {name: np.stack([of[n] for n in range(len(of))]) for name, of in rows.items()}
+
+
 def converted(name, w, cfg):
     """A tensor of a Hugging Face folder as the converter stores it."""
     if cfg.family in ("llama", "olmo") and name.endswith(("q_proj.weight", "k_proj.weight")):
@@ -177,7 +187,7 @@ class File:
             self.fields["final_logit_softcapping"] = cfg.logit_softcap
         names = gguf.get_tensor_name_map(self.kind, cfg.num_layers)
         self.tensors = {}
-        for name, w in tensors.items():
+        for name, w in with_stacked_heads(tensors).items():
             stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
             self.tensors[stored] = converted(name, w, cfg)
 
