@@ -2,7 +2,15 @@
 
 from lm_jax.model import params
 from lm_jax.model.attention import Attend, PerLayer, fused, register_fused, softmax
-from lm_jax.model.config import DecoderConfig, LinearScaling, Llama3Scaling, Rope, YarnScaling
+from lm_jax.model.config import (
+    DecoderConfig,
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    Rope,
+    YarnScaling,
+)
 from lm_jax.model.decode import Sampling, generate
 from lm_jax.model.decoder import (
     Cache,
@@ -26,9 +34,11 @@ __all__ = [
     "Cache",
     "Chain",
     "DecoderConfig",
+    "DynamicScaling",
     "Freeze",
     "LinearScaling",
     "Llama3Scaling",
+    "LongRopeScaling",
     "OneLayer",
     "Output",
     "ParamSpec",

@@ -107,6 +107,35 @@ CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 0.67},
         },
     ),
+    "phi3_longrope": (
+        "Phi3",
+        _SIZE
+        | {
+            "num_hidden_layers": 2,
+            "num_key_value_heads": 2,
+            "pad_token_id": None,
+            # Shorter than `TOKENS_BT`, so that the long factors count.
+            "original_max_position_embeddings": 8,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 100.0,
+                "partial_rotary_factor": 0.67,
+                "short_factor": [1.0, 1.5],
+                "long_factor": [1.25, 3.0],
+            },
+        },
+    ),
+    "llama_dynamic": (
+        "Llama",
+        _SIZE
+        | {
+            "num_hidden_layers": 2,
+            "num_key_value_heads": 2,
+            # Shorter than `TOKENS_BT`, so that the base grows.
+            "max_position_embeddings": 8,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 3.0},
+        },
+    ),
     "stablelm": (
         "StableLm",
         _SIZE

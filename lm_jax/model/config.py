@@ -59,6 +59,35 @@ class YarnScaling:
 
 
 @dataclasses.dataclass(frozen=True)
+class LongRopeScaling:
+    """Each pair's frequency divided by a number of its own (LongRoPE; Ding et al., 2024).
+
+    By `short_factor` in sequences of up to `original_length` positions and by `long_factor` in
+    longer ones. `attention_factor` is as in `YarnScaling`, at any length.
+    """
+
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    original_length: int
+    attention_factor: float
+
+
+@dataclasses.dataclass(frozen=True)
+class DynamicScaling:
+    """A base that grows with a sequence longer than `original_length` (dynamic NTK).
+
+    Of width w, theta is multiplied by (`factor` T / `original_length` - `factor` + 1)^(w / (w - 2))
+    in a sequence of T positions, so that the slowest pair is slowed by what is in the brackets.
+    """
+
+    factor: float
+    original_length: int
+
+
+RopeScaling = Llama3Scaling | LinearScaling | YarnScaling | LongRopeScaling | DynamicScaling
+
+
+@dataclasses.dataclass(frozen=True)
 class Rope:
     """Rotary positions in the rotate-half layout, on the first `fraction` of each head's width.
 
@@ -68,7 +97,7 @@ class Rope:
 
     theta: float = 10_000.0
     fraction: float = 1.0
-    scaling: Llama3Scaling | LinearScaling | YarnScaling | None = None
+    scaling: RopeScaling | None = None
 
     def __post_init__(self) -> None:
         problems = []
@@ -78,9 +107,10 @@ class Rope:
             problems.append(f"fraction = {self.fraction} must be above 0 and at most 1")
         scaling = {} if self.scaling is None else vars(self.scaling)
         problems += [
-            f"scaling.{name} = {value} must be a positive number"
+            f"scaling.{name} = {number} must be a positive number"
             for name, value in scaling.items()
-            if not SMALLEST <= value <= LARGEST
+            for number in (value if isinstance(value, tuple) else (value,))
+            if not SMALLEST <= number <= LARGEST
         ]
         if isinstance(self.scaling, Llama3Scaling) and not (
             self.scaling.low_freq_factor < self.scaling.high_freq_factor
@@ -205,6 +235,15 @@ class DecoderConfig:
                     f"{name}.fraction = {rope.fraction} gives a rotary width of {width}, which "
                     "must be even and positive"
                 )
+            match rope and rope.scaling:
+                case LongRopeScaling(short_factor=short, long_factor=long):
+                    if not len(short) == len(long) == width // 2:
+                        problems.append(
+                            f"{name}.scaling has {len(short)} short and {len(long)} long factors "
+                            f"for {width // 2} pairs"
+                        )
+                case DynamicScaling() if width == 2:
+                    problems.append(f"{name}.scaling is dynamic, which needs more than one pair")
         if problems:
             raise BadInputError("decoder config: " + "; ".join(problems))
 

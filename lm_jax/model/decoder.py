@@ -34,10 +34,15 @@ NO_WINDOW = np.int32(2**30)
 
 @struct.dataclass
 class Cache:
-    """Decoding state: the mixers' caches, stacked over L, and how many positions each row holds."""
+    """Decoding state: the mixers' caches, stacked over L, and how many positions each row holds.
+
+    `capacity` is how many positions there is room for. Rotations that depend on the length of the
+    sequence (LongRoPE, dynamic scaling) go by it, so that all that a cache holds is rotated alike.
+    """
 
     layers: Any
     length_B: jax.Array
+    capacity: int = struct.field(pytree_node=False)
 
 
 @struct.dataclass
@@ -100,7 +105,7 @@ def init_cache(
     """An empty cache for `batch` rows of up to `length` positions."""
     one = jax.eval_shape(lambda: mixer.init_cache(cfg, batch, length, dtype))
     stacked = jax.tree.map(lambda a: jnp.zeros((cfg.num_layers, *a.shape), a.dtype), one)
-    return Cache(layers=stacked, length_B=jnp.zeros((batch,), jnp.int32))
+    return Cache(layers=stacked, length_B=jnp.zeros((batch,), jnp.int32), capacity=length)
 
 
 def forward(
@@ -172,6 +177,7 @@ def forward(
         record=record,
         attend=attend,
         positions_BT=positions_BT,
+        length=T if cache is None else cache.capacity,
         valid_BT=valid_BT,
         dropout=dropout,
     )
@@ -197,7 +203,7 @@ def forward(
     logits = layers.unembed(params, x_BTD, cfg)
     sites.check_visited(edits, record, outer.visited)
     if cache is not None:
-        cache = Cache(layers=layer_outputs["cache"], length_B=cache.length_B + T)
+        cache = Cache(layer_outputs["cache"], cache.length_B + T, cache.capacity)
     return Output(
         logits, x_BTD, outer.records | layer_outputs["records"], layer_outputs["aux"], cache
     )
@@ -233,7 +239,18 @@ def _unrolled(run_layer, carry, per_layer, visited, remat):
 
 
 def _layer(
-    carry, layer_inputs, visited, *, cfg, mixer, record, attend, positions_BT, valid_BT, dropout
+    carry,
+    layer_inputs,
+    visited,
+    *,
+    cfg,
+    mixer,
+    record,
+    attend,
+    positions_BT,
+    length,
+    valid_BT,
+    dropout,
 ):
     """One block; returns the residual stream with the state of edits, and the layer's outputs."""
     x_BTD, state = carry
@@ -246,7 +263,7 @@ def _layer(
         positions_BT=positions_BT,
         scope=scope,
         attend=for_layer(attend, layer_inputs["attend"]),
-        rope=_rope_tables(cfg, positions_BT, kind),
+        rope=_rope_tables(cfg, positions_BT, length, kind),
         window=None if kind is None else kind["window"],
         rng=layer_inputs["rng"],
         index=layer_inputs["index"],
@@ -295,11 +312,13 @@ def _mlp(scope, p, x_BTD, *, cfg, drop):
     return scope("mlp.out", drop(hidden_BTD, "mlp.out"))
 
 
-def _rope_tables(cfg, positions_BT, kind):
+def _rope_tables(cfg, positions_BT, length, kind):
+    def tables(rope):
+        return layers.rope_tables(rope, cfg.rotary_width(rope), positions_BT, length)
+
     if cfg.rope is None:
         return None
-    tables = layers.rope_tables(cfg.rope, cfg.rotary_width(cfg.rope), positions_BT)
     if cfg.local_rope is None or kind is None:
-        return tables
-    local = layers.rope_tables(cfg.local_rope, cfg.rotary_width(cfg.local_rope), positions_BT)
-    return jax.tree.map(lambda near, far: jnp.where(kind["local"], near, far), local, tables)
+        return tables(cfg.rope)
+    near, far = tables(cfg.local_rope), tables(cfg.rope)
+    return jax.tree.map(lambda near, far: jnp.where(kind["local"], near, far), near, far)

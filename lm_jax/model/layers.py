@@ -17,7 +17,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from kernels.core import noise
-from lm_jax.model.config import DecoderConfig, LinearScaling, Llama3Scaling, Rope, YarnScaling
+from lm_jax.model.config import (
+    DecoderConfig,
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    Rope,
+    YarnScaling,
+)
 from lm_jax.model.lora import Adapted
 from lm_jax.model.params import Initializer, ParamSpec, ParamTree, constant, zeros
 from lm_jax.model.sites import Scope
@@ -192,9 +200,13 @@ def norm(
 # Rotary positions
 
 
-def inverse_frequencies(rope: Rope, width: int) -> np.ndarray:
-    """Radians per position for each rotated pair, float32 [width / 2] (Su et al., 2021, eq. 15)."""
-    freq = 1.0 / rope.theta ** (np.arange(0, width, 2, dtype=np.float64) / width)
+def inverse_frequencies(rope: Rope, width: int, length: int = 1) -> np.ndarray:
+    """Radians per position for each rotated pair, float32 [width / 2] (Su et al., 2021, eq. 15).
+
+    `length` is the number of positions of the sequence, where the scaling depends on it.
+    """
+    powers = np.arange(0, width, 2, dtype=np.float64) / width
+    freq = 1.0 / rope.theta**powers
     match rope.scaling:
         case LinearScaling(factor=factor):
             freq = freq / factor
@@ -218,15 +230,27 @@ def inverse_frequencies(rope: Rope, width: int) -> np.ndarray:
             span = last - first or 0.001
             slowed = np.clip((np.arange(width // 2) - first) / span, 0.0, 1.0)
             freq = (1 - slowed) * freq + slowed * freq / s.factor
+        case LongRopeScaling() as s:
+            factors = s.long_factor if length > s.original_length else s.short_factor
+            freq = freq / np.array(factors, np.float64)
+        case DynamicScaling() as s:
+            slowest = s.factor * max(length / s.original_length, 1.0) - (s.factor - 1.0)
+            freq = freq / slowest ** (width / (width - 2) * powers)
     return freq.astype(np.float32)
 
 
-def rope_tables(rope: Rope, width: int, positions_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Cosine and sine of every position's angles, float32 `[B, T, width / 2]`; YaRN scales both."""
+def rope_tables(
+    rope: Rope, width: int, positions_BT: jax.Array, length: int | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """Cosine and sine of every position's angles, float32 `[B, T, width / 2]`.
+
+    `length` is that of `inverse_frequencies`, by default T. YaRN and LongRoPE scale both.
+    """
+    length = positions_BT.shape[1] if length is None else length
     angle = positions_BT.astype(jnp.float32)[..., None] * add_axes(
-        jnp.asarray(inverse_frequencies(rope, width)), 3
+        jnp.asarray(inverse_frequencies(rope, width, length)), 3
     )
-    if isinstance(rope.scaling, YarnScaling):
+    if isinstance(rope.scaling, YarnScaling | LongRopeScaling):
         factor = rope.scaling.attention_factor
         return factor * jnp.cos(angle), factor * jnp.sin(angle)
     return jnp.cos(angle), jnp.sin(angle)

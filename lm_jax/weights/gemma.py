@@ -38,7 +38,7 @@ def read_gemma2(hf: Any) -> DecoderConfig:
         family="gemma2",
         **_read_shared(hf),
         **read_fields(hf, _CAPS),
-        rope=read_rope(hf.rope_parameters),
+        rope=read_rope(hf.rope_parameters, hf.max_position_embeddings),
     )
 
 
@@ -51,8 +51,12 @@ def read_gemma3(hf: Any) -> DecoderConfig:
         **_read_shared(hf),
         **read_fields(hf, _CAP),
         qk_norm="head",
-        rope=read_rope(hf.rope_parameters[full], f"rope_parameters.{full}"),
-        local_rope=read_rope(hf.rope_parameters[sliding], f"rope_parameters.{sliding}"),
+        rope=read_rope(
+            hf.rope_parameters[full], hf.max_position_embeddings, f"rope_parameters.{full}"
+        ),
+        local_rope=read_rope(
+            hf.rope_parameters[sliding], hf.max_position_embeddings, f"rope_parameters.{sliding}"
+        ),
     )
 
 

@@ -17,20 +17,23 @@ from lm_jax.model.config import DecoderConfig
 from lm_jax.text.gguf_reader import contents, open_gguf
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.weights import gguf_fields
-from lm_jax.weights.gguf_architectures import ARCHITECTURES, ROPE_FREQS
+from lm_jax.weights.gguf_architectures import ARCHITECTURES
 
 
 @dataclasses.dataclass(frozen=True)
 class _Tensor:
-    """A tensor of the file, and what takes it back to Hugging Face's layout."""
+    """A tensor of the file, or one row of it, and what takes it back to Hugging Face's layout."""
 
     stored: Any
     undo: Callable[[np.ndarray, DecoderConfig], np.ndarray] | None
     transposed: bool
+    row: int | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
         shape = gguf_fields.shape(self.stored)
+        if self.row is not None:
+            return shape[1:]
         return shape[::-1] if self.transposed else shape
 
 
@@ -56,18 +59,29 @@ class GGUFSource:
         if settings.number("block_count") > len(tensors):
             settings.refuse("block_count", f"is absurd for a file of {len(tensors)} tensors")
         self.cfg = self._architecture.config(settings, tensors)
-        if self.cfg.family == "llama":
-            tensors.pop(ROPE_FREQS, None)
-        self._tensors = dict(self._named(name, tensor) for name, tensor in tensors.items())
+        self._tensors = dict(
+            named
+            for name, tensor in tensors.items()
+            if name not in self._architecture.settings
+            for named in self._named(name, tensor)
+        )
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer in the file."""
         return Tokenizer.from_gguf(self._reader)
 
-    def _named(self, name: str, stored: Any) -> tuple[str, _Tensor]:
+    def _named(self, name: str, stored: Any) -> list[tuple[str, _Tensor]]:
+        """A tensor of the file under its name in the table, or its rows under one name each."""
         architecture = self._architecture
         block = re.fullmatch(r"blk\.(\d+)\.(.+)", name)
         stem, dot, suffix = (block[2] if block else name).rpartition(".")
+        prefix = f"{architecture.block}{block[1]}." if block else ""
+        if stem in architecture.by_head:
+            names = prefix + architecture.by_head[stem] + dot + suffix
+            return [
+                (names.replace("{n}", str(n)), _Tensor(stored, None, False, row=n))
+                for n in range(gguf_fields.shape(stored)[0])
+            ]
         # A name outside the table is kept, so that the check of the table reports it.
         renamed = architecture.names.get(stem, stem) + dot + suffix
         tensor = _Tensor(
@@ -75,7 +89,7 @@ class GGUFSource:
             architecture.undo.get(stem),
             stem in architecture.transposed and suffix == "weight",
         )
-        return (f"{architecture.block}{block[1]}.{renamed}" if block else renamed), tensor
+        return [(prefix + renamed, tensor)]
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of every weight."""
@@ -85,5 +99,7 @@ class GGUFSource:
         """One weight, float32, in the layout of the Hugging Face folder."""
         tensor = self._tensors[name]
         w = gguf_fields.dequantised(tensor.stored)
+        if tensor.row is not None:
+            return w[tensor.row]
         w = w.T if tensor.transposed else w
         return w if tensor.undo is None else tensor.undo(w, self.cfg)

@@ -6,7 +6,9 @@ Conventions of the format that differ from Hugging Face's and are undone here:
     rotation of neighbouring pairs; those of the other architectures do not;
   * norm weights of Gemma have their one already added;
   * matrices of `gpt2` are stored [out, in]; `gptneox` has all of q before k before v;
-  * the frequency scaling of Llama 3.1 and later is a tensor, `rope_freqs.weight`;
+  * the norms of single heads of `stablelm` are one matrix, a row for each head;
+  * the frequency scaling of Llama 3.1 and later is a tensor, `rope_freqs.weight`, and so are the
+    two sets of LongRoPE of Phi-3;
   * which layers of Gemma are local, the rotary base of those of Gemma 3, the attention scale of the
     27B models and activation functions are known to the program that runs the file, and not stored.
 """
@@ -19,12 +21,19 @@ from typing import Any
 import numpy as np
 
 from lm_jax.errors import BadInputError
-from lm_jax.model.config import DecoderConfig, LinearScaling, Llama3Scaling, Rope
+from lm_jax.model.config import (
+    DecoderConfig,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    Rope,
+)
 from lm_jax.model.layers import inverse_frequencies
 from lm_jax.weights import gguf_fields
 from lm_jax.weights.gguf_fields import REMEDY, Fields
 
-ROPE_FREQS = "rope_freqs.weight"
+_ROPE_FREQS = "rope_freqs.weight"
+_LONGROPE = ("rope_factors_short.weight", "rope_factors_long.weight")
 _TOP = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -91,7 +100,9 @@ class Architecture:
 
     `names` are without block and `.weight` or `.bias`; `block` opens the names of a layer in the
     family's table. `undo`, by the name in the file, takes a tensor back to Hugging Face's layout
-    and keeps its shape; matrices named in `transposed` are turned.
+    and keeps its shape; matrices named in `transposed` are turned. Names of `by_head` are those of
+    a tensor for each head, `{n}`, which the file has as rows of one. Tensors named in `settings`
+    are read by `config` and are no weights.
     """
 
     names: Mapping[str, str]
@@ -100,6 +111,8 @@ class Architecture:
         default_factory=dict
     )
     transposed: tuple[str, ...] = ()
+    by_head: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    settings: tuple[str, ...] = ()
     block: str = "model.layers."
 
 
@@ -124,8 +137,8 @@ def _by_head(w: np.ndarray, cfg: DecoderConfig) -> np.ndarray:
 
 def _llama(fields: Fields, tensors: Tensors) -> DecoderConfig:
     rope = _rope(fields)
-    if ROPE_FREQS in tensors:
-        factors = gguf_fields.dequantised(tensors[ROPE_FREQS])
+    if _ROPE_FREQS in tensors:
+        factors = gguf_fields.dequantised(tensors[_ROPE_FREQS])
         rope = dataclasses.replace(rope, scaling=_llama3_scaling(rope, factors))
     return _config(fields, tensors, family="llama", rope=rope)
 
@@ -139,16 +152,19 @@ def _qwen3(fields: Fields, tensors: Tensors) -> DecoderConfig:
 
 
 def _phi3(fields: Fields, tensors: Tensors) -> DecoderConfig:
-    # Zero stands for no window. The length of first training matters to scaled rotations alone,
-    # whose factors are tensors and refused.
+    rope = _partial_rope(fields)
+    # There without LongRoPE too.
     fields("rope.scaling.original_context_length", None)
+    if any(name in tensors for name in _LONGROPE):
+        rope = dataclasses.replace(rope, scaling=_longrope(fields, tensors))
+    # Zero stands for no window.
     key = "attention.sliding_window"
     window = fields.number(key) if fields(key, 0) else None
     return _config(
         fields,
         tensors,
         family="phi3",
-        rope=_partial_rope(fields),
+        rope=rope,
         windows=(window,) * fields.number("block_count") if window else (),
     )
 
@@ -159,6 +175,7 @@ def _stablelm(fields: Fields, tensors: Tensors) -> DecoderConfig:
         tensors,
         family="stablelm",
         norm="layer",
+        qk_norm="each_head" if "blk.0.attn_q_norm.weight" in tensors else "none",
         rope=_partial_rope(fields),
         qkv_bias="blk.0.attn_q.bias" in tensors,
         parallel_residual=fields("use_parallel_residual", False),
@@ -320,9 +337,24 @@ def _llama3_scaling(rope: Rope, factors: np.ndarray) -> Llama3Scaling:
     )
     if rope.scaling is not None or not np.allclose(unscaled / scaled, factors, rtol=1e-4):
         raise BadInputError(
-            f"GGUF: {ROPE_FREQS} is not the frequency scaling of a Llama 3 model; {REMEDY}"
+            f"GGUF: {_ROPE_FREQS} is not the frequency scaling of a Llama 3 model; {REMEDY}"
         )
     return scaling
+
+
+def _longrope(fields: Fields, tensors: Tensors) -> LongRopeScaling:
+    if missing := [name for name in _LONGROPE if name not in tensors]:
+        raise BadInputError(f"GGUF: tensor {missing[0]} is missing; {REMEDY}")
+    original_length = fields.number("rope.scaling.original_context_length")
+    short, long = (
+        tuple(_shortest(x) for x in gguf_fields.dequantised(tensors[name])) for name in _LONGROPE
+    )
+    return LongRopeScaling(
+        short_factor=short,
+        long_factor=long,
+        original_length=original_length,
+        attention_factor=fields.number("rope.scaling.attn_factor"),
+    )
 
 
 def _shortest(x: float) -> float:
@@ -335,11 +367,15 @@ _ONE_ADDED = {name: _without_one for name in _GEMMA3 if name.endswith("norm")}
 
 # Mistral's models are files of `llama`.
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "llama": Architecture(_LLAMA, _llama, undo=_INTERLEAVED),
+    "llama": Architecture(_LLAMA, _llama, undo=_INTERLEAVED, settings=(_ROPE_FREQS,)),
     "qwen2": Architecture(_LLAMA, _qwen2),
     "qwen3": Architecture(_LLAMA | _QK_NORMS, _qwen3),
-    "phi3": Architecture(_PHI3, _phi3),
-    "stablelm": Architecture(_LLAMA, _stablelm),
+    "phi3": Architecture(_PHI3, _phi3, settings=_LONGROPE),
+    "stablelm": Architecture(
+        _LLAMA,
+        _stablelm,
+        by_head={f"attn_{n}_norm": f"self_attn.{n}_layernorm.norms.{{n}}" for n in "qk"},
+    ),
     "olmo": Architecture(_TOP | _BLOCK, _olmo, undo=_INTERLEAVED),
     "olmo2": Architecture(_TOP | _BLOCK | _QK_NORMS | _POST_NORMS, _olmo2),
     "gemma2": Architecture(_GEMMA2, _gemma2, undo=_ONE_ADDED),

@@ -35,7 +35,7 @@ def read_config(hf: Any) -> DecoderConfig:
         activation=read_activation(hf.hidden_act, "hidden_act"),
         gated_mlp=False,
         mlp_bias=True,
-        rope=read_rope(hf.rope_parameters, partial=True),
+        rope=read_rope(hf.rope_parameters, hf.max_position_embeddings, partial=True),
     )
 
 

@@ -27,7 +27,7 @@ def read_config(hf: Any) -> DecoderConfig:
         **read_fields(hf, _FIELDS),
         activation=read_activation(hf.hidden_act, "hidden_act"),
         mlp_bias=hf.mlp_bias,
-        rope=read_rope(hf.rope_parameters),
+        rope=read_rope(hf.rope_parameters, hf.max_position_embeddings),
     )
 
 

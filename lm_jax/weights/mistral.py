@@ -26,7 +26,7 @@ def read_config(hf: Any) -> DecoderConfig:
         **read_fields(hf, LLAMA_FIELDS),
         head_dim=read_head_dim(hf),
         activation=read_activation(hf.hidden_act, "hidden_act"),
-        rope=read_rope(hf.rope_parameters),
+        rope=read_rope(hf.rope_parameters, hf.max_position_embeddings),
         windows=read_same_windows(hf),
     )
 

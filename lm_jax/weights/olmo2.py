@@ -31,7 +31,7 @@ def read_config(hf: Any) -> DecoderConfig:
         norm_placement="post",
         qk_norm="projection",
         activation=read_activation(hf.hidden_act, "hidden_act"),
-        rope=read_rope(hf.rope_parameters),
+        rope=read_rope(hf.rope_parameters, hf.max_position_embeddings),
     )
 
 

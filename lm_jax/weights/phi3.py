@@ -1,10 +1,13 @@
-"""Phi-3: Llama's block with q, k, v in one matrix, gate and up in another; partial rotations."""
+"""Phi-3: Llama's block with q, k, v in one matrix, gate and up in another; partial rotations.
+
+Models of a long context rotate by LongRoPE.
+"""
 
 from typing import Any
 
 import numpy as np
 
-from lm_jax.model.config import DecoderConfig
+from lm_jax.model.config import DecoderConfig, LongRopeScaling
 from lm_jax.weights.llama import embedding_entries
 from lm_jax.weights.table import (
     HEAD_DIM,
@@ -25,12 +28,14 @@ from lm_jax.weights.table import (
 
 
 def read_config(hf: Any) -> DecoderConfig:
+    # Older folders say "su" for LongRoPE, and transformers adds the first context when it runs.
+    hf.standardize_rope_params()
     return DecoderConfig(
         family="phi3",
         **read_fields(hf, LLAMA_FIELDS),
         head_dim=read_head_dim(hf),
         activation=read_activation(hf.hidden_act, "hidden_act"),
-        rope=read_rope(hf.rope_parameters, partial=True),
+        rope=read_rope(hf.rope_parameters, hf.max_position_embeddings, partial=True),
         windows=read_same_windows(hf),
     )
 
@@ -40,10 +45,19 @@ def write_config(cfg: DecoderConfig) -> dict[str, Any]:
         **write_fields(cfg, LLAMA_FIELDS | HEAD_DIM),
         "hidden_act": write_activation(cfg.activation),
         "rope_parameters": {"partial_rotary_factor": 1.0} | write_rope(cfg.rope),
+        **_write_first_context(cfg),
         # A default padding token outside a small vocabulary would be refused.
         "pad_token_id": None,
         **write_same_windows(cfg),
     }
+
+
+def _write_first_context(cfg: DecoderConfig) -> dict[str, int]:
+    """The context that LongRoPE extends, which the format has beside the other numbers of it."""
+    match cfg.rope and cfg.rope.scaling:
+        case LongRopeScaling(original_length=length):
+            return {"original_max_position_embeddings": length}
+    return {}
 
 
 def entries(cfg: DecoderConfig) -> list[Entry]:

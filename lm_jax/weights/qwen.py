@@ -44,7 +44,7 @@ def _read_shared(hf: Any) -> dict[str, Any]:
     return {
         "head_dim": read_head_dim(hf),
         "activation": read_activation(hf.hidden_act, "hidden_act"),
-        "rope": read_rope(hf.rope_parameters),
+        "rope": read_rope(hf.rope_parameters, hf.max_position_embeddings),
         "windows": read_windows(hf),
     }
 

@@ -41,7 +41,7 @@ def read_config(hf: Any) -> DecoderConfig:
         norm="layer",
         qk_norm="each_head" if hf.qk_layernorm else "none",
         activation=read_activation(hf.hidden_act, "hidden_act"),
-        rope=read_rope(hf.rope_parameters, partial=True),
+        rope=read_rope(hf.rope_parameters, hf.max_position_embeddings, partial=True),
     )
 
 

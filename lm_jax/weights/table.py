@@ -20,9 +20,12 @@ from lm_jax.model.config import (
     LARGEST,
     SMALLEST,
     DecoderConfig,
+    DynamicScaling,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     Rope,
+    RopeScaling,
     YarnScaling,
 )
 from lm_jax.model.params import ParamSpec
@@ -301,10 +304,24 @@ def write_same_windows(cfg: DecoderConfig) -> dict[str, Any]:
     return {"sliding_window": cfg.layer_windows[0]}
 
 
+ROPE_TYPES = ("default", "dynamic", "linear", "llama3", "longrope", "yarn")
+
+
+def longrope_attention_factor(factor: float, original_length: int) -> float:
+    """What LongRoPE multiplies cosines and sines by, of a context that is `factor` times longer."""
+    if factor <= 1.0 or original_length <= 1:
+        return 1.0
+    return math.sqrt(1.0 + math.log(factor) / math.log(original_length))
+
+
 def read_rope(
-    parameters: Mapping[str, Any], where: str = "rope_parameters", *, partial: bool = False
+    parameters: Mapping[str, Any],
+    max_length: int,
+    where: str = "rope_parameters",
+    *,
+    partial: bool = False,
 ) -> Rope:
-    """A transformers `rope_parameters` dict as a `Rope`.
+    """A transformers `rope_parameters` dict as a `Rope`, in a model of context `max_length`.
 
     `partial` says that the family rotates only a part of each head where `partial_rotary_factor`
     is below one; the others have no such part.
@@ -319,7 +336,13 @@ def read_rope(
 
     kind = parameters.get("rope_type", "default")
 
-    scaling: Llama3Scaling | LinearScaling | YarnScaling | None
+    def numbers(key: str) -> tuple[float, ...]:
+        values = parameters.get(key)
+        if not isinstance(values, list):
+            raise BadInputError(f"config.json: {where}.{key} = {values!r} must be a list")
+        return tuple(positive(value, f"{where}.{key}") for value in values)
+
+    scaling: RopeScaling | None
     match kind:
         case "default":
             scaling = None
@@ -348,10 +371,23 @@ def read_rope(
                 beta_fast=number("beta_fast", 32.0),
                 beta_slow=number("beta_slow", 1.0),
             )
+        case "longrope":
+            original_length = int(number("original_max_position_embeddings"))
+            factor = number("factor", max_length / max(original_length, 1))
+            scaling = LongRopeScaling(
+                short_factor=numbers("short_factor"),
+                long_factor=numbers("long_factor"),
+                original_length=original_length,
+                attention_factor=number(
+                    "attention_factor", longrope_attention_factor(factor, original_length)
+                ),
+            )
+        case "dynamic":
+            scaling = DynamicScaling(factor=number("factor"), original_length=max_length)
         case _:
             raise BadInputError(
                 f"config.json: {where}.rope_type = {kind!r} is not supported"
-                f"{nearest(str(kind), ('default', 'linear', 'llama3', 'yarn'))}"
+                f"{nearest(str(kind), ROPE_TYPES)}"
             )
     fraction = number("partial_rotary_factor", 1.0)
     if fraction != 1.0 and not partial:
@@ -393,6 +429,16 @@ def write_rope(rope: Rope | None) -> dict[str, Any]:
                 "beta_slow": s.beta_slow,
                 "original_max_position_embeddings": s.original_length,
             }
+        case LongRopeScaling() as s:
+            out |= {
+                "rope_type": "longrope",
+                "short_factor": list(s.short_factor),
+                "long_factor": list(s.long_factor),
+                "attention_factor": s.attention_factor,
+                "original_max_position_embeddings": s.original_length,
+            }
+        case DynamicScaling(factor=factor):
+            out |= {"rope_type": "dynamic", "factor": factor}
     return out
 
 

@@ -206,6 +206,51 @@ def test_yarn_frequencies_against_scalar_arithmetic():
     np.testing.assert_array_equal(scaled[0], 1.5 * plain[0])
 
 
+def test_longrope_and_dynamic_frequencies_against_scalar_arithmetic():
+    short, long = tuple(np.linspace(1, 2, 8)), tuple(np.linspace(1, 30, 8))
+    longrope = lm_jax.Rope(
+        theta=1e4, scaling=lm_jax.LongRopeScaling(short, long, 4096, attention_factor=1.2)
+    )
+    dynamic = lm_jax.Rope(theta=1e4, scaling=lm_jax.DynamicScaling(4.0, 4096))
+    for length, factors, slowest in ((4096, short, 1.0), (4097, long, 1.0 + 4 / 4096)):
+        of_pairs = layers.inverse_frequencies(longrope, 16, length)
+        of_base = layers.inverse_frequencies(dynamic, 16, length)
+        for i in range(8):
+            # In float64, and rounded.
+            want = 1e4 ** (-2 * i / 16) / factors[i]
+            np.testing.assert_allclose(of_pairs[i], want, rtol=1.001 * U)
+            want = (1e4 * slowest ** (16 / 14)) ** (-2 * i / 16)
+            np.testing.assert_allclose(of_base[i], want, rtol=1.001 * U)
+    positions_BT = jnp.arange(3)[None]
+    plain = layers.rope_tables(lm_jax.Rope(theta=1e4), 16, positions_BT)
+    scaled = layers.rope_tables(longrope, 16, positions_BT, 4096)
+    np.testing.assert_array_equal(scaled[0][..., 0], np.float32(1.2) * plain[0][..., 0])
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        lm_jax.LongRopeScaling((1.0, 1.5, 2.0), (1.2, 3.0, 9.0), 6, 1.3),
+        lm_jax.DynamicScaling(4.0, 6),
+    ],
+)
+def test_decoding_past_the_first_context_rotates_what_it_holds_alike(scaling):
+    cfg = dataclasses.replace(CONFIGS["llama"], rope=lm_jax.Rope(theta=100.0, scaling=scaling))
+    params = model(cfg)
+    tokens_BT = jnp.arange(10)[None] % cfg.vocab_size
+
+    def in_one(params):
+        return lm_jax.forward(params, tokens_BT, cfg).logits
+
+    def in_two(params):
+        cache = lm_jax.init_cache(cfg, 1, 10)
+        first = lm_jax.forward(params, tokens_BT[:, :4], cfg, cache=cache)
+        rest = lm_jax.forward(params, tokens_BT[:, 4:], cfg, cache=first.cache)
+        return jnp.concatenate([first.logits, rest.logits], 1)
+
+    rounding.assert_within(in_two(params), rounding.expected(in_one, params))
+
+
 def test_rotation_makes_scores_depend_on_distance_alone():
     rope = lm_jax.Rope(theta=100.0)
     q, k = (jax.random.normal(jax.random.key(s), (1, 1, 1, 8)) for s in (0, 1))

@@ -88,6 +88,7 @@ OTHERS = {
     ),
     "stablelm": STABLELM,
     "stablelm parallel": dataclasses.replace(STABLELM, parallel_residual=True, qkv_bias=False),
+    "stablelm head norms": dataclasses.replace(STABLELM, qk_norm="each_head"),
     "olmo": dataclasses.replace(
         LLAMA, family="olmo", head_dim=8, norm="layer", norm_weights=False, tie_embeddings=True
     ),
@@ -136,6 +137,15 @@ def q_before_k_before_v(w, num_heads):
     return np.concatenate([by_head[:, i].reshape(-1, *w.shape[1:]) for i in range(3)])
 
 
+def with_stacked_heads(tensors):
+    """The norms of single heads of a StableLM as the converter has them: rows of one matrix."""
+    rows = {}
+    for name in [name for name in tensors if ".norms." in name]:
+        norm, head = name.removesuffix(".weight").split(".norms.")
+        rows.setdefault(f"{norm}.weight", {})[int(head)] = tensors.pop(name)
+    return tensors | {name: np.stack([of[n] for n in range(len(of))]) for name, of in rows.items()}
+
+
 def converted(name, w, cfg):
     """A tensor of a Hugging Face folder as the converter stores it."""
     if cfg.family in ("llama", "olmo") and name.endswith(("q_proj.weight", "k_proj.weight")):
@@ -177,7 +187,7 @@ class File:
             self.fields["final_logit_softcapping"] = cfg.logit_softcap
         names = gguf.get_tensor_name_map(self.kind, cfg.num_layers)
         self.tensors = {}
-        for name, w in tensors.items():
+        for name, w in with_stacked_heads(tensors).items():
             stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
             self.tensors[stored] = converted(name, w, cfg)
 
@@ -317,6 +327,20 @@ def test_frequency_factors_of_llama_3(tmp_path, factor):
     assert lm_jax.load_pretrained(file.write(tmp_path / "m.gguf")).cfg == cfg
     file.tensors["rope_freqs.weight"][ramp] *= 1.01
     refused(file.write(tmp_path / "m.gguf"), "rope_freqs.weight is not the frequency scaling")
+
+
+def test_factors_of_longrope(tmp_path):
+    scaling = lm_jax.LongRopeScaling((1.0, 1.1), (1.3, 7.7), 8, attention_factor=1.25)
+    # transformers counts the pairs of Phi-3 by the width of the model over its heads.
+    rope = lm_jax.Rope(fraction=0.5, scaling=scaling)
+    cfg = dataclasses.replace(OTHERS["phi3"], head_dim=8, rope=rope, windows=())
+    file = file_of(cfg, random_params(cfg), tmp_path / "folder")
+    file.fields |= {"rope.scaling.original_context_length": 8, "rope.scaling.attn_factor": 1.25}
+    file.tensors["rope_factors_short.weight"] = np.float32(scaling.short_factor)
+    file.tensors["rope_factors_long.weight"] = np.float32(scaling.long_factor)
+    assert lm_jax.load_pretrained(file.write(tmp_path / "m.gguf")).cfg == cfg
+    del file.tensors["rope_factors_short.weight"]
+    refused(file.write(tmp_path / "m.gguf"), "rope_factors_short.weight is missing")
 
 
 def test_linear_scaling_and_a_stored_pattern_of_windows(tmp_path):

@@ -194,10 +194,10 @@ def test_quantised_tensors(copy, dtype):
                     "rope_theta": 1e4,
                     "partial_rotary_factor": 0.5,
                     "short_factor": [1.0],
-                    "long_factor": [2.0],
+                    "long_factor": [2.0, 3.0],
                 }
             },
-            ("rope_type = 'longrope' is not supported",),
+            ("long_factor field must have length 1, got 2", "mend that field"),
         ),
         ("llama_mqa", {"quantization_config": {"quant_method": "gptq"}}, ("quantised", "GGUF")),
         ("llama_mqa", {"auto_map": {"AutoConfig": "x.Y"}}, ("auto_map", "run code")),
@@ -212,7 +212,21 @@ def test_unsupported_setting(copy, case, fields, words):
 @pytest.mark.parametrize(
     ("rope", "words"),
     [
-        ({"rope_type": "dynamic", "factor": 2.0}, ("rope_type = 'dynamic'", "known: default, ")),
+        ({"rope_type": "ntk", "factor": 2.0}, ("rope_type = 'ntk'", "known: default, dynamic, ")),
+        ({"rope_type": "dynamic"}, ("rope_parameters.factor = None",)),
+        ({"rope_type": "longrope"}, ("original_max_position_embeddings = None",)),
+        (
+            {"rope_type": "longrope", "original_max_position_embeddings": 8},
+            ("rope_parameters.short_factor = None must be a list",),
+        ),
+        (
+            {
+                "rope_type": "longrope",
+                "original_max_position_embeddings": 8,
+                "short_factor": [1.0, 0.0],
+            },
+            ("rope_parameters.short_factor = 0.0 must be a positive number",),
+        ),
         ({"rope_type": "yarn", "factor": 2.0}, ("original_max_position_embeddings = None",)),
         ({"rope_type": "yarn", "factor": 2.0, "mscale": 0.7}, ("rope_parameters has mscale, ",)),
         ({"rope_type": "yarn", "factor": 2.0, "truncate": False}, ("has truncate = false, ",)),
@@ -241,17 +255,22 @@ def test_unsupported_rope(rope, words):
     from lm_jax.weights import table
 
     with pytest.raises(BadInputError) as caught:
-        table.read_rope({"rope_theta": 1e4} | rope)
+        table.read_rope({"rope_theta": 1e4} | rope, 32)
     for word in words:
         assert word in str(caught.value)
 
 
 def test_unsupported_rope_in_a_folder(copy):
     folder = copy()
-    change_config(
-        folder, rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
-    )
-    refused(folder, "config.json: rope_parameters.rope_type = 'dynamic' is not supported")
+    change_config(folder, rope_parameters={"rope_type": "ntk", "factor": 4.0, "rope_theta": 1e4})
+    refused(folder, "config.json: rope_parameters.rope_type = 'ntk' is not supported")
+
+
+def test_factors_for_another_number_of_pairs(copy):
+    folder = copy()
+    rope = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0], "rope_theta": 1e4}
+    change_config(folder, rope_parameters=rope)
+    refused(folder, "rope.scaling has 1 short and 1 long factors for 3 pairs")
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.int32])

@@ -17,9 +17,9 @@ from tools import make_goldens
 CASES = sorted(make_goldens.CASES)
 
 
-def run(cfg, params):
+def run(cfg, params, tokens_BT=make_goldens.TOKENS_BT):
     """The residual stream after every layer, and logits."""
-    tokens_BT = jax.numpy.asarray(make_goldens.TOKENS_BT)
+    tokens_BT = jax.numpy.asarray(tokens_BT)
     out = lm_jax.forward(params, tokens_BT, cfg, record={"resid_post": lm_jax.keep})
     return out.records["resid_post"], out.logits
 
@@ -70,3 +70,13 @@ def test_transformers_loads_what_we_save(case, tmp_path):
 def test_goldens_are_what_torch_computes_today(case):
     theirs = make_goldens.hidden_and_logits(make_goldens.reference(case), make_goldens.TOKENS_BT)
     rounding.assert_within(theirs, wanted(case))
+
+
+@pytest.mark.torch
+def test_short_sequences_take_the_short_factors():
+    case = "phi3_longrope"
+    model = lm_jax.load_pretrained(make_goldens.GOLDEN / case)
+    tokens_BT = make_goldens.TOKENS_BT[:, : model.cfg.rope.scaling.original_length]
+    short = functools.partial(run, model.cfg, tokens_BT=tokens_BT)
+    theirs = make_goldens.hidden_and_logits(make_goldens.reference(case), tokens_BT)
+    rounding.assert_within(theirs, rounding.expected(short, model.params))
