@@ -125,7 +125,7 @@ def sentence(entry: LinearState) -> str:
             f"symmetry), as much memory as {entry.cache_tokens:,} tokens of KV cache"
         )
     if entry.finite:
-        return f"as linear attention {size}"
+        return f"a finite feature map of {size}"
     text = f"no finite feature map: {entry.reason}"
     if entry.degree is None:
         return text

@@ -326,7 +326,7 @@ def as_linear(summary: AuditSummary) -> str:
         return ""
     best = best_of(others).recipe
     entry = next(one for one in summary.linear if one.recipe == best)
-    return f"{best} as linear attention: {linear_state.sentence(entry)}."
+    return f"As linear attention, {best} has {linear_state.sentence(entry)}."
 
 
 def resolution(summary: AuditSummary) -> str:

@@ -349,6 +349,9 @@ def check_key_edge(graph, pruned, key_edge):
         for s in np.flatnonzero(pruned.kept_RS[r])
         if nodes[s]["kind"] == FEATURE and nodes[s]["position"] < last
     }
+    if not earlier:
+        assert key_edge is None
+        return
     source = max(earlier, key=lambda s: earlier[s])
     row = nodes[source]
     assert key_edge.source == f"{row['layer']}_{row['feature']}_{row['position']}"
@@ -423,12 +426,14 @@ def test_two_models_are_compared_as_numpy_compares_them(models, tmp_path, capsys
     for result in summary.graphs:
         graph = made[result.role, result.prompt]
         check_key_edge(graph, graph.prune(), result.key_edge)
+    assert any(result.key_edge for result in summary.graphs)
     page = (folder / study.REPORT).read_text("utf-8")
     study_table = page[page.index("case study</h2>") :].split("</table>")[0]
     cells = html.unescape(re.sub("<[^>]*>", " ", study_table))
     assert "was not among the prompts" in cells and "459" in cells and "> 40" in cells
     first = {each.role: each for each in summary.graphs if each.prompt == PROMPTS[0]}
-    counts = [first[role].key_edge.carriers[0].needed for role in ("dense", "sparse")]
+    edges = [first[role].key_edge for role in ("dense", "sparse")]
+    counts = [edge.carriers[0].needed if edge and edge.carriers else "–" for edge in edges]
     assert re.search(rf"Heads with 80% of the key edge\s+{counts[0]}\s+{counts[1]}\s+> 40", cells)
     assert "16.1" in page and "graph/sparse-" in page
     assert "times as many as the sparse one" in capsys.readouterr().out
