@@ -245,10 +245,10 @@ def small(config: PairConfig) -> PairConfig:
             cooldown_steps=300,
         ),
         posttrain=dataclasses.replace(
-            config.posttrain, steps=3_000, learning_rate=2e-3, slacks=(0.022,), seeds=(0, 1, 2)
+            config.posttrain, steps=1_500, learning_rate=2e-3, slacks=(0.03,), seeds=(0, 1, 2)
         ),
         variants=tuple(VARIANTS),
-        ablation_slacks=(0.022,),
+        ablation_slacks=(0.03,),
     )
 
 
