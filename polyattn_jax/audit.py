@@ -36,8 +36,8 @@ from lm_jax.weights import hub
 from lm_jax.weights.load import resolve
 from polyattn_jax import (
     audit_suites,
-    choices,
     head_sets,
+    multiple_choice,
     schema,
     stages,
     suite_answers,
@@ -108,11 +108,11 @@ def run(audited: AuditedModel, folder: Path) -> AuditSummary:
         if TEXTS in suites:
             conditions = stages.sweep_conditions(audited, calibration.bias, TEXTS)
             stages.text_losses(audited, stores, conditions, suites[TEXTS])
-        answered = choices.answer(
+        answered = multiple_choice.evaluate(
             audited,
             folder,
-            stages.sweep_conditions(audited, calibration.bias, choices.SCORES),
-            choices.read_questions(config),
+            stages.sweep_conditions(audited, calibration.bias, multiple_choice.SCORES),
+            multiple_choice.read_questions(config),
         )
         if config.suites:
             conditions = stages.sweep_conditions(audited, calibration.bias, suite_answers.STAGE)
@@ -179,7 +179,7 @@ def main(arguments: cli.Arguments) -> None:
         read_jsonl(config.prompts)
     if config.text:
         read_texts(config.text)
-    choices.read_questions(config)
+    multiple_choice.read_questions(config)
     with open_workdir(arguments.folder, arguments.config, resume=arguments.resume) as work:
         if done := finish_time(work.path):
             print(f"finished {done}")

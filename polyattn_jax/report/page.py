@@ -20,12 +20,12 @@ from lm_jax.statistics import Interval
 from polyattn_jax import paper
 from polyattn_jax.columns import Columns
 from polyattn_jax.report import (
-    choices,
     comparability,
     figures,
     findings,
     linear,
     matched,
+    multiple_choice,
     paper_comparison,
     recipes,
     score_rows,
@@ -64,7 +64,7 @@ def build(summary: AuditSummary, rows: pa.Table, by_head: Columns) -> str:
         linear.cost(summary),
         recipes.own_prompts(summary),
         recipes.own_texts(summary),
-        choices.multiple_choice(summary),
+        multiple_choice.comparison(summary),
         suites.named_suites(summary),
         recipes.ablation(summary),
         score_rows.unsafe_rows(summary, by_head),

@@ -13,7 +13,7 @@ from lm_jax.evaluate.multiple_choice.likelihood import pair
 from lm_jax.evaluate.multiple_choice.results import Comparison
 from lm_jax.run.results import load_result, parse_result
 from lm_jax.statistics import wilson
-from polyattn_jax import choices, stages
+from polyattn_jax import multiple_choice, stages
 from polyattn_jax.audited_model import AuditedModel
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.results import AuditSummary
@@ -48,21 +48,21 @@ def test_an_audit_scores_every_choice_under_every_recipe(run_audit, questions_fi
     result = load_result(folder / "summary.json", AuditSummary)
     audited = AuditedModel(lm_jax.load_pretrained(tiny), None, result.config)
     conditions = stages.sweep_conditions(audited, result.calibration.bias)
-    asked, task = truthfulqa(questions_file), result.choices[TRUTHFULQA]
+    questions, task = truthfulqa(questions_file), result.choices[TRUTHFULQA]
     assert (task.n, task.chance, [*task.metrics]) == (COUNT, 0.5, ["acc", "acc_norm"])
     model, values = audited.model, {}
     for condition in conditions:
-        with choices.open_scores(audited, condition, folder) as cache:
+        with multiple_choice.open_scores(audited, condition, folder) as cache:
             # A score that is not stored would need the logits.
             scorer = Scorer(None, model.tokenizer, model.cfg.max_length, cache=cache)
-            scores = comparison.answers(scorer, asked)
+            scores = comparison.answers(scorer, questions)
         values[condition.name] = scores.log_likelihoods
         for metric, right in scores.correct.items():
             accuracy = task.metrics[metric].accuracy[condition.name]
             assert accuracy == wilson(int(right.sum()), COUNT)
         if condition.name not in ("softmax", "relu_p4_bauto"):
             continue
-        one = pair(model.tokenizer, asked[0].context, f" {asked[0].choices[0]}")
+        one = pair(model.tokenizer, questions[0].context, f" {questions[0].choices[0]}")
         tokens, scored = jnp.asarray([(*one.context, *one.continuation)]), len(one.continuation)
 
         def log_likelihood(tokens=tokens, scored=scored, condition=condition):
@@ -117,4 +117,4 @@ def test_unknown_and_doubled_tasks_are_refused():
         AuditConfig("a", choices=("piqa", "piqa"))
     with pytest.raises(UsageError, match=r"config\.choices_n = -1 must be at least 0"):
         AuditConfig("a", choices_n=-1)
-    assert choices.read_questions(AuditConfig("a")) == {}
+    assert multiple_choice.read_questions(AuditConfig("a")) == {}

@@ -36,7 +36,7 @@ def read_questions(config: AuditConfig) -> dict[str, list[Question]]:
     )
 
 
-def answer(
+def evaluate(
     audited: AuditedModel,
     folder: Path,
     conditions: Sequence[Condition],

@@ -13,7 +13,7 @@ from polyattn_jax.row_maps import SOFTMAX
 _PROSE = Prose("polyattn_jax.report")
 
 
-def multiple_choice(summary: AuditSummary) -> Section | None:
+def comparison(summary: AuditSummary) -> Section | None:
     """A table for each task: accuracy by both metrics, and its change against softmax."""
     if not summary.choices:
         return None
