@@ -12,7 +12,7 @@ from lm_jax.errors import BadInputError
 from sparse_jax.graphs import graph_document, graph_json, influence, page
 from tests.browser import without_scripts
 from tests.sparse_jax.graphs.small_graphs import TOKENS, small_graph
-from tests.sparse_jax.graphs.synthetic_documents import (
+from tools.bench.graph_documents import (
     HOSTILE,
     group_intervention,
     intervention,

@@ -7,7 +7,7 @@ import pytest
 
 from sparse_jax.graphs import graph_json, page
 from tests.browser import drive
-from tests.sparse_jax.graphs.synthetic_documents import (
+from tools.bench.graph_documents import (
     HOSTILE,
     group_intervention,
     intervention,

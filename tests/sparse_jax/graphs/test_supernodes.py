@@ -5,7 +5,7 @@ import pytest
 
 from lm_jax.errors import UsageError
 from sparse_jax.graphs import graph_json, supernodes
-from tests.sparse_jax.graphs.synthetic_documents import synthetic
+from tools.bench.graph_documents import synthetic
 
 
 def planted():
