@@ -1,0 +1,174 @@
+"""The pipeline of a GGUF file's tokenizer, built by the file's own fields.
+
+* `tokenizer.ggml.model = gpt2`, byte-level BPE (Radford et al. 2019): vocabulary and merges are
+  in the file; how text is split before merging goes by `tokenizer.ggml.pre`. SmolLM2 splits off
+  every digit by itself, which the GGUF reader of transformers 5.23 leaves out.
+* `tokenizer.ggml.model = llama`, SentencePiece BPE (Kudo and Richardson 2018) with byte fallback:
+  the file has no merges. SentencePiece joins the neighbouring pair whose piece scores best, so
+  the merges are all splits of each piece into two pieces, best piece first. Where the file does
+  not say `add_space_prefix = false`, text begins with a space that it has not, as llama.cpp has
+  it: at the start and after every special token; decoding takes the one at the start away.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+
+from lm_jax.errors import BadInputError, nearest
+from lm_jax.text.gguf_reader import contents
+
+# Kinds of tokens in `tokenizer.ggml.token_type`.
+_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
+
+_LLAMA3_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+# `tokenizer.ggml.pre` to the rules that come before byte-level BPE with its own regex (True) or
+# without one (False). A rule that is not listed is refused: a guess would give wrong ids.
+_SPLITS: Mapping[str, tuple[list[pre_tokenizers.PreTokenizer], bool]] = {
+    "gpt-2": ([], True),
+    "smollm": ([pre_tokenizers.Digits(individual_digits=True)], True),
+    "llama-bpe": (
+        [pre_tokenizers.Split(tokenizers.Regex(_LLAMA3_SPLIT), behavior="isolated")],
+        False,
+    ),
+}
+
+
+class Fields:
+    """`tokenizer.ggml.*` of one open file; a missing field without a default is refused."""
+
+    def __init__(self, reader: Any):
+        self._fields = reader.fields
+
+    def __call__(self, key: str, *default: Any) -> Any:
+        field = self._fields.get(f"tokenizer.ggml.{key}")
+        if field is None and not default:
+            raise BadInputError(
+                f"GGUF: no field tokenizer.ggml.{key}; use the Hugging Face folder of the model"
+            )
+        return default[0] if field is None else contents(field)
+
+
+def _byte_level_bpe(fields: Fields) -> tokenizers.Tokenizer:
+    name = fields("pre")
+    if name not in _SPLITS:
+        raise BadInputError(
+            f"GGUF: tokenizer.ggml.pre = {name!r} is not supported{nearest(str(name), _SPLITS)}; "
+            "use the Hugging Face folder of the model"
+        )
+    rules, use_regex = _SPLITS[name]
+    tokens, kinds = fields("tokens"), fields("token_type")
+    merges = [tuple(merge.split(" ")) for merge in fields("merges")]
+    # Llama 3 has tokens that its merges do not reach, and takes a whole word that is a token.
+    backend = _bpe(tokens, merges, ignore_merges=name == "llama-bpe")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*rules, byte_level])
+    backend.decoder = decoders.ByteLevel()
+    _add_tokens(backend, tokens, kinds)
+    return backend
+
+
+def _sentencepiece_bpe(fields: Fields) -> tokenizers.Tokenizer:
+    kinds, scores = fields("token_type"), fields("scores")
+    # Runs of spaces are stored as spaces, though text is merged after they became U+2581.
+    tokens = [
+        token.replace(" ", "▁") if kind == _USER_DEFINED else token
+        for token, kind in zip(fields("tokens"), kinds, strict=True)
+    ]
+    if missing := {f"<0x{byte:02X}>" for byte in range(256)} - set(tokens):
+        raise BadInputError(
+            f"GGUF: tokenizer.ggml.tokens lacks {len(missing)} of the byte tokens, such as "
+            f"{min(missing)}; a vocabulary without byte fallback is not supported"
+        )
+    unknown = tokens[fields("unknown_token_id")]
+    merges = _merges_from_scores(tokens, kinds, scores)
+    backend = _bpe(tokens, merges, fuse_unk=True, byte_fallback=True, unk_token=unknown)
+    escape: normalizers.Normalizer = normalizers.Replace(" ", "▁")
+    unescape: list[decoders.Decoder] = [
+        *(decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse())
+    ]
+    if fields("add_space_prefix", True):
+        # Normalisers see the text between special tokens, and an empty one is left alone.
+        escape = normalizers.Sequence([normalizers.Prepend("▁"), escape])
+        unescape.append(decoders.Strip(" ", 1, 0))
+    backend.normalizer = escape
+    backend.decoder = decoders.Sequence(unescape)
+    # Runs of spaces come about by merging; as added tokens they would match a literal U+2581.
+    merged = [_NORMAL if "▁" in token else kind for token, kind in zip(tokens, kinds, strict=True)]
+    _add_tokens(backend, tokens, merged)
+    return backend
+
+
+def _merges_from_scores(
+    tokens: Sequence[str], kinds: Sequence[int], scores: Sequence[float]
+) -> list[tuple[str, str]]:
+    """Every split of a piece into two pieces, best piece first, user-defined pieces before all.
+
+    Control and byte pieces take no part, so that no merge can build one out of plain text.
+    """
+    ranked = [i for i, kind in enumerate(kinds) if kind in (_NORMAL, _USER_DEFINED)]
+    pieces = {tokens[i] for i in ranked}
+    ranked.sort(key=lambda i: (kinds[i] != _USER_DEFINED, -scores[i], i))
+    merges = []
+    for piece in (tokens[i] for i in ranked):
+        halves = ((piece[:cut], piece[cut:]) for cut in range(1, len(piece)))
+        merges.extend(pair for pair in halves if pair[0] in pieces and pair[1] in pieces)
+    return merges
+
+
+def _bpe(tokens: Sequence[str], merges: list, **options: Any) -> tokenizers.Tokenizer:
+    vocab = {token: i for i, token in enumerate(tokens)}
+    if len(vocab) != len(tokens):
+        raise BadInputError(
+            f"GGUF: tokenizer.ggml.tokens has {len(tokens) - len(vocab)} tokens twice; "
+            "convert the model again"
+        )
+    # The package panics, past every `except Exception`, on a merge that makes no token.
+    unfit = [pair for pair in merges if len(pair) != 2 or "".join(pair) not in vocab]
+    if unfit:
+        raise BadInputError(
+            f"GGUF: tokenizer.ggml.merges has {len(unfit)} entries that make no token, such as "
+            f"{' '.join(unfit[0])!r}; convert the model again"
+        )
+    try:
+        return tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, **options))
+    except Exception as error:  # the package raises bare Exception for a merge out of vocabulary
+        raise BadInputError(
+            f"GGUF: tokenizer.ggml.merges do not fit the tokens ({error}); convert the model again"
+        ) from error
+
+
+def _add_tokens(backend: tokenizers.Tokenizer, tokens: Sequence[str], kinds: Sequence[int]) -> None:
+    """Makes control tokens special, and user-defined ones whole."""
+    for kind, add in ((_CONTROL, backend.add_special_tokens), (_USER_DEFINED, backend.add_tokens)):
+        add(
+            [
+                AddedToken(token, special=kind == _CONTROL, normalized=False)
+                for token, its_kind in zip(tokens, kinds, strict=True)
+                if its_kind == kind
+            ]
+        )
+
+
+_BUILDERS = {"gpt2": _byte_level_bpe, "llama": _sentencepiece_bpe}
+
+
+def build(fields: Fields) -> tokenizers.Tokenizer:
+    """The pipeline of a file: splitting, merges, special tokens, decoding.
+
+    Raises:
+      BadInputError: for a missing field, or a kind of tokenizer or splitting rule that is not among
+        the supported ones.
+    """
+    kind = fields("model")
+    if kind not in _BUILDERS:
+        raise BadInputError(
+            f"GGUF: tokenizer.ggml.model = {kind!r} is not supported"
+            f"{nearest(str(kind), _BUILDERS)}; use the Hugging Face folder of the model"
+        )
+    return _BUILDERS[kind](fields)
