@@ -20,7 +20,7 @@ import lm_jax
 from lm_jax.errors import UserError
 from lm_jax.weights import table
 from lm_jax.weights.families import FAMILIES
-from tests.lm_jax.weights import test_gguf
+from tests.lm_jax.weights import gguf_files
 from tests.lm_jax.weights.golden_copies import CONFIG, INDEX, equal, shard
 
 CASES = ("llama_gqa", "gpt2", "gemma3", "phi3", "stablelm_parallel_qk_norm")
@@ -245,8 +245,8 @@ def test_a_damaged_folder(copy, case, sharded):
 
 def test_a_damaged_gguf_file(tmp_path):
     # Its converter changes no tensor of this family.
-    cfg = test_gguf.QWEN2
-    file = test_gguf.file_of(cfg, test_gguf.random_params(cfg), tmp_path / "folder")
+    cfg = gguf_files.QWEN2
+    file = gguf_files.file_of(cfg, gguf_files.random_params(cfg), tmp_path / "folder")
     clean = tmp_path / "clean"
     clean.mkdir()
     file.write(clean / "model.gguf")
