@@ -40,7 +40,12 @@ OURS = r"(?:lm_jax|protot_jax|sparse_jax|polyattn_jax|kernels|tools|iaj)"
 
 
 @pytest.mark.parametrize(
-    "document", ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+    "document",
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+    ],
 )
 def test_every_module_function_and_file_that_a_document_names_is_there(document):
     text = (ROOT / document).read_text("utf-8")

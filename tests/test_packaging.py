@@ -9,6 +9,7 @@ from hatchling.builders.wheel import WheelBuilder
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 import pytest
+import yaml
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = {"kernels", "lm_jax", "protot_jax", "sparse_jax", "polyattn_jax", "iaj"}
@@ -95,3 +96,22 @@ def test_the_compiler_is_that_of_the_jax_in_the_base():
     compiler = pins("aot")
     assert compiler["jax-cuda13-plugin"] == compiler["jax-cuda13-pjrt"]
     assert compiler["jax-cuda13-plugin"] < pins("base")["jax"]
+
+
+def test_the_workflows_run_on_the_versions_of_python_that_the_project_names():
+    named = re.findall(r"Python :: (3\.\d+)$", "\n".join(PROJECT["classifiers"]), re.MULTILINE)
+    jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text("utf-8"))["jobs"]
+    versions = {name: job["strategy"]["matrix"]["python"] for name, job in jobs.items()}
+    assert versions == {"tests": named, "wheel": [named[0], named[-1]]}
+    assert {"run": ".ci/run"} in jobs["tests"]["steps"]
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / ".github").rglob("*.yml")), ids=lambda f: f.name)
+def test_files_for_github_name_what_is_there(file):
+    text = file.read_text("utf-8")
+    assert isinstance(yaml.safe_load(text), dict)
+    folder = file.parent.name
+    if folder == "ISSUE_TEMPLATE" and file.name != "config.yml":
+        names = [part["id"] for part in yaml.safe_load(text)["body"]]
+        assert names
+        assert len(set(names)) == len(names)

@@ -79,7 +79,7 @@ class GraphConfig:
     fraction: float = 0.9
     corpus: CorpusConfig = dataclasses.field(
         default_factory=lambda: CorpusConfig(
-            "wiki", "document", splits=(1.0, 0.0, 0.0), max_tokens=200_000
+            "wiki", "document", splits=(1.0, 0.0, 0.0), max_tokens=50_000
         )
     )
     context: int = 64
