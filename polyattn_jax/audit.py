@@ -19,19 +19,21 @@ The same command resumes a killed audit, which then ends with the same summary.
 """
 
 from pathlib import Path
+from typing import cast
 
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 import lm_jax
 from lm_jax.parallel import sharding
 from lm_jax.run import cli
 from lm_jax.run.config import canonical_json, config_hash, from_plain
-from lm_jax.run.files import replace_file, write_json, write_text
+from lm_jax.run.files import write_json, write_text
 from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import load_result
-from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
+from lm_jax.run.tables import write_table
+from lm_jax.run.workdir import Resume, finish_time, mark_finished, open_workdir
 from lm_jax.weights import hub
 from lm_jax.weights.load import resolve
 from polyattn_jax import (
@@ -157,37 +159,55 @@ def run(audited: AuditedModel, folder: Path) -> AuditSummary:
     if sets:
         tables["head_sets"] = head_sets.table(sets, shape)
     for name, table in tables.items():
-        tagged = schema.tagged(table, findings.model_name(result), source.provenance)
-        write_table(folder / f"{name}.parquet", tagged)
+        named = schema.with_model(table, findings.model_name(result))
+        write_table(folder / f"{name}.parquet", named, source.provenance)
     write_json(folder / SUMMARY, result)
     write_text(folder / REPORT, page.build(result, rows, by_head))
     return result
 
 
-def write_table(path: Path, table: pa.Table) -> None:
-    """Writes one parquet file, whole or not at all."""
-    with replace_file(path) as file:
-        pq.write_table(table, file, compression="zstd", write_page_checksum=True)
+def check_inputs(config: AuditConfig) -> None:
+    """Reads all that an audit needs but the weights.
 
+    A mistyped path must not claim the work folder, nor a model be loaded for faulty prompts.
 
-def main(arguments: cli.Arguments) -> None:
-    """The command."""
-    config = from_plain(arguments.config, AuditConfig)
-    # A mistyped path must not claim the work folder, nor a model be loaded for faulty prompts.
+    Raises:
+      BadInputError: the model or a file is not there, or cannot be read.
+    """
     resolve(config.model)
     if config.prompts:
         read_jsonl(config.prompts)
     if config.text:
         read_texts(config.text)
     multiple_choice.read_questions(config)
-    with open_workdir(arguments.folder, arguments.config, resume=arguments.resume) as work:
+
+
+def run_in(
+    config: ConfigDict | AuditConfig, folder: Path, *, resume: Resume = "auto"
+) -> AuditSummary:
+    """Runs or resumes an audit in a work folder unless it is finished; returns its summary.
+
+    Args:
+      config: of `AuditConfig`.
+      folder: the work folder, created if needed.
+      resume: as `open_workdir` takes it.
+    """
+    settled = config if isinstance(config, AuditConfig) else from_plain(config, AuditConfig)
+    check_inputs(settled)
+    with open_workdir(folder, config, resume=resume) as work:
         if done := finish_time(work.path):
             print(f"finished {done}")
         else:
-            run(load(config), work.path)
+            run(load(settled), work.path)
             mark_finished(work.path)
-        result = load_result(work.path / SUMMARY, AuditSummary)
-        terminal.print_summary(result, report=work.path / REPORT)
+        return load_result(work.path / SUMMARY, AuditSummary)
+
+
+def main(arguments: cli.Arguments) -> None:
+    """The command."""
+    result = run_in(cast(ConfigDict, arguments.config), arguments.folder, resume=arguments.resume)
+    report = arguments.folder.expanduser().absolute() / REPORT
+    terminal.print_summary(result, report=report)
 
 
 if __name__ == "__main__":
