@@ -15,23 +15,30 @@ The stages are those of `stages.py`. The work folder then holds
     summary.json     every number of the report
     report.html      the report, one offline file
 
-The same command resumes a killed audit, which then ends with the same summary.
+The same command resumes a killed audit, which then ends with the same summary. Several processes
+(`--coordinator`, `lm_jax.run.processes`) share out the prompts, each with a copy of the model on
+devices of its own; process 0 writes the results, which are those of one process.
 """
 
 from pathlib import Path
+from typing import cast
 
+import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
+import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 import lm_jax
+from lm_jax.evaluate.multiple_choice.results import ChoiceTask
 from lm_jax.parallel import sharding
-from lm_jax.run import cli
+from lm_jax.run import cli, processes
 from lm_jax.run.config import canonical_json, config_hash, from_plain
-from lm_jax.run.files import replace_file, write_json, write_text
+from lm_jax.run.files import write_json, write_text
 from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import load_result
-from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
+from lm_jax.run.tables import write_table
+from lm_jax.run.workdir import Resume, finish_time, mark_finished
 from lm_jax.weights import hub
 from lm_jax.weights.load import resolve
 from polyattn_jax import (
@@ -45,6 +52,7 @@ from polyattn_jax import (
 )
 from polyattn_jax.audit_suites import PROMPTS, TEXTS, build_suites, first_prompts
 from polyattn_jax.audited_model import AuditedModel
+from polyattn_jax.calibrate import Calibration
 from polyattn_jax.columns import columns
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.linear_state import linear_state
@@ -58,11 +66,12 @@ SUMMARY, REPORT = "summary.json", "report.html"
 
 
 def load(config: AuditConfig) -> AuditedModel:
-    """Loads the model onto its device or mesh."""
+    """Loads the model onto the device of this process, or onto a mesh of its devices."""
     mesh = None
     if config.mesh != (1, 1, 1):
         data, fsdp, tensor = config.mesh
-        mesh = sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor)
+        own = jax.local_devices()
+        mesh = sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor, devices=own)
     model = lm_jax.load_pretrained(config.model, dtype=jnp.dtype(config.dtype), mesh=mesh)
     return AuditedModel(model, mesh, config)
 
@@ -78,21 +87,11 @@ def fingerprint(audited: AuditedModel, suites: dict[str, Suite]) -> str:
     )
 
 
-def run(audited: AuditedModel, folder: Path) -> AuditSummary:
-    """Runs or resumes every stage in an open work folder and returns the summary."""
+def run(audited: AuditedModel, folder: Path) -> None:
+    """Runs or resumes every stage in an open work folder, and writes the results."""
     config = audited.config
     suites = build_suites(audited)
-    record_provenance(
-        folder,
-        collect_provenance(
-            seeds={"audit": config.seed},
-            dtype=config.dtype,
-            data=hub.identity("model", audited.model.sha256, audited.model.revision)
-            | {n: s.sha256 for n, s in suites.items()},
-            tokenizer=audited.tokenizer.sha256,
-        ),
-    )
-    write_json(folder / "suites.json", {name: dict(s.manifest) for name, s in suites.items()})
+    processes.on_first(lambda: _begin(audited, folder, suites))
     shape = (audited.model.cfg.num_layers, audited.model.cfg.num_heads)
     swept = suites[f"niah_{config.sweep_length}"]
     with stages.open_stores(folder, fingerprint(audited, suites), config.degrees) as stores:
@@ -126,14 +125,43 @@ def run(audited: AuditedModel, folder: Path) -> AuditSummary:
             conditions = stages.ablation_conditions(audited, calibration.bias, sets)
             short = first_prompts(swept, config.ablation_n)
             stages.evaluate(audited, stores, conditions, {f"niah_{config.sweep_length}": short})
-        measured = summary.Tables(
-            stores.rows.read(),
-            stores.answers.read(),
-            stores.losses.read(),
-            stores.features.read(),
-            stores.text_losses.read(),
-        )
-        of_suites = stores.suite_answers.read()
+        processes.on_first(lambda: _conclude(audited, folder, stores, calibration, answered, sets))
+
+
+def _begin(audited: AuditedModel, folder: Path, suites: dict[str, Suite]) -> None:
+    config = audited.config
+    record_provenance(
+        folder,
+        collect_provenance(
+            seeds={"audit": config.seed},
+            dtype=config.dtype,
+            data=hub.identity("model", audited.model.sha256, audited.model.revision)
+            | {n: s.sha256 for n, s in suites.items()},
+            tokenizer=audited.tokenizer.sha256,
+        ),
+    )
+    write_json(folder / "suites.json", {name: dict(s.manifest) for name, s in suites.items()})
+
+
+def _conclude(
+    audited: AuditedModel,
+    folder: Path,
+    stores: stages.ResultStores,
+    calibration: Calibration,
+    answered: dict[str, ChoiceTask],
+    sets: dict[str, np.ndarray],
+) -> None:
+    """Writes the tables, the summary and the report from what the stages measured."""
+    config = audited.config
+    shape = (audited.model.cfg.num_layers, audited.model.cfg.num_heads)
+    measured = summary.Tables(
+        stores.rows.read(),
+        stores.answers.read(),
+        stores.losses.read(),
+        stores.features.read(),
+        stores.text_losses.read(),
+    )
+    of_suites = stores.suite_answers.read()
     by_suite = suite_answers.results(columns(of_suites), columns(measured.rows), config)
     source = summary.Source(
         audited.model.sha256,
@@ -157,38 +185,57 @@ def run(audited: AuditedModel, folder: Path) -> AuditSummary:
     if sets:
         tables["head_sets"] = head_sets.table(sets, shape)
     for name, table in tables.items():
-        tagged = schema.tagged(table, findings.model_name(result), source.provenance)
-        write_table(folder / f"{name}.parquet", tagged)
+        named = schema.with_model(table, findings.model_name(result))
+        write_table(folder / f"{name}.parquet", named, source.provenance)
     write_json(folder / SUMMARY, result)
     write_text(folder / REPORT, page.build(result, rows, by_head))
-    return result
+    mark_finished(folder)
 
 
-def write_table(path: Path, table: pa.Table) -> None:
-    """Writes one parquet file, whole or not at all."""
-    with replace_file(path) as file:
-        pq.write_table(table, file, compression="zstd", write_page_checksum=True)
+def check_inputs(config: AuditConfig) -> None:
+    """Reads all that an audit needs but the weights.
 
+    A mistyped path must not claim the work folder, nor a model be loaded for faulty prompts.
 
-def main(arguments: cli.Arguments) -> None:
-    """The command."""
-    config = from_plain(arguments.config, AuditConfig)
-    # A mistyped path must not claim the work folder, nor a model be loaded for faulty prompts.
+    Raises:
+      BadInputError: the model or a file is not there, or cannot be read.
+    """
     resolve(config.model)
     if config.prompts:
         read_jsonl(config.prompts)
     if config.text:
         read_texts(config.text)
     multiple_choice.read_questions(config)
-    with open_workdir(arguments.folder, arguments.config, resume=arguments.resume) as work:
-        if done := finish_time(work.path):
+
+
+def run_in(
+    config: ConfigDict | AuditConfig, folder: Path, *, resume: Resume = "auto"
+) -> AuditSummary:
+    """Runs or resumes an audit in a work folder unless it is finished; returns its summary.
+
+    Args:
+      config: of `AuditConfig`.
+      folder: the work folder, created if needed.
+      resume: as `open_workdir` takes it.
+    """
+    settled = config if isinstance(config, AuditConfig) else from_plain(config, AuditConfig)
+    check_inputs(settled)
+    with processes.open_shared_workdir(folder, config, resume=resume) as workdir:
+        done = finish_time(workdir)
+        if not done:
+            run(load(settled), workdir)
+        elif processes.is_first():
             print(f"finished {done}")
-        else:
-            run(load(config), work.path)
-            mark_finished(work.path)
-        result = load_result(work.path / SUMMARY, AuditSummary)
-        terminal.print_summary(result, report=work.path / REPORT)
+        return load_result(workdir / SUMMARY, AuditSummary)
+
+
+def main(arguments: cli.Arguments) -> None:
+    """The command."""
+    result = run_in(cast(ConfigDict, arguments.config), arguments.folder, resume=arguments.resume)
+    if processes.is_first():
+        report = arguments.folder.expanduser().absolute() / REPORT
+        terminal.print_summary(result, report=report)
 
 
 if __name__ == "__main__":
-    cli.app(main, config="polyattn/smollm2", config_class=AuditConfig)
+    cli.app(main, config="polyattn/smollm2", config_class=AuditConfig, distributed=True)

@@ -16,7 +16,7 @@ import numpy as np
 from lm_jax.evaluate import multiple_choice
 from lm_jax.evaluate.multiple_choice import Question, Scorer
 from lm_jax.evaluate.multiple_choice.results import ChoiceTask, Comparison
-from lm_jax.run import stop
+from lm_jax.run import processes, stop
 from lm_jax.run.results import parse_result
 from lm_jax.run.rows import RowStore
 from polyattn_jax import measure
@@ -44,6 +44,8 @@ def evaluate(
 ) -> dict[str, ChoiceTask]:
     """Scores or resumes the choices under every condition; each is paired with the first.
 
+    Several processes share out the conditions; the result is empty in all but the first.
+
     Args:
       audited: the model.
       folder: the work folder.
@@ -52,11 +54,30 @@ def evaluate(
     """
     if not questions:
         return {}
+    if jax.process_count() > 1:
+        own = conditions[jax.process_index() :: jax.process_count()]
+        if own:
+            _compared(audited, folder, own, questions)
+        processes.wait_for_all()
+        if processes.share_stop():
+            stop.check("during multiple choice")
+        if not processes.is_first():
+            return {}
+    return _compared(audited, folder, conditions, questions)
+
+
+def _compared(
+    audited: AuditedModel,
+    folder: Path,
+    conditions: Sequence[Condition],
+    questions: Mapping[str, Sequence[Question]],
+) -> dict[str, ChoiceTask]:
+    quiet = not processes.is_first()
     with contextlib.ExitStack() as stack:
         scorers = {
             condition.name: _scorer(audited, condition, stack, folder) for condition in conditions
         }
-        compared = multiple_choice.compare(scorers, questions, quiet=False)
+        compared = multiple_choice.compare(scorers, questions, quiet=quiet)
     return parse_result(compared, Comparison).tasks
 
 
@@ -77,7 +98,9 @@ def _scorer(
     audited: AuditedModel, condition: Condition, stack: contextlib.ExitStack, folder: Path
 ) -> Scorer:
     def logits(tokens_BT: np.ndarray) -> jax.Array:
-        stop.check("during multiple choice")
+        # Alone: one of several would leave the others waiting.
+        if jax.process_count() == 1:
+            stop.check("during multiple choice")
         return measure.logits(
             audited.model.params, *audited.put(tokens_BT), **substitution(audited, condition)
         )

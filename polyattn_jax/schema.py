@@ -1,29 +1,23 @@
-"""Parquet tables of an audit: columns (meaning: docs/polyattn.md), provenance, rows of a batch.
+"""Parquet tables of an audit: columns (meaning: docs/polyattn.md), rows of a batch.
 
 The final tables, unlike the shards they come from, have the model's name as their first column, so
-that the files of two models can be concatenated, and the provenance of the run as JSON in their
-schema metadata:
-
-    json.loads(pq.read_schema(folder / "rows.parquet").metadata[PROVENANCE])
+that the files of two models can be concatenated, and the provenance of the run in their metadata
+(`lm_jax.run.tables`).
 """
 
 from collections.abc import Mapping, Sequence
-import json
 
 import jax
 import numpy as np
 import pyarrow as pa
 
-from lm_jax.run.files import to_jsonable
 from polyattn_jax import head_types
 from polyattn_jax.diagnostic import required_degree
 from polyattn_jax.measure import Diagnosis
 from polyattn_jax.probe import DEGREES
-from polyattn_jax.provenance import Provenance
 from polyattn_jax.suites.batching import Batch
 
 BIASES = ("zero", "auto")  # of every audit; recipes may add their own
-PROVENANCE = b"provenance"
 
 
 def rows_schema(degrees: Sequence[int | float] = DEGREES) -> pa.Schema:
@@ -117,10 +111,9 @@ FEATURES = pa.schema(
 )
 
 
-def tagged(table: pa.Table, model: str, provenance: Provenance) -> pa.Table:
-    """The table with the column `model` before the others and the provenance in its metadata."""
-    table = table.add_column(0, "model", pa.repeat(model, table.num_rows))
-    return table.replace_schema_metadata({PROVENANCE: json.dumps(to_jsonable(provenance))})
+def with_model(table: pa.Table, model: str) -> pa.Table:
+    """The table with the column `model` before the others."""
+    return table.add_column(0, "model", pa.repeat(model, table.num_rows))
 
 
 def row_columns(

@@ -11,7 +11,8 @@
     7. ablate      one recipe in the top, bottom and random K heads by median S_p
 
 A unit is one batch of prompts under one condition. A unit that is on disk is not done again, so the
-same command resumes where a killed one stopped.
+same command resumes where a killed one stopped. Several processes share out the units of a stage,
+each with a copy of the model, and go on to the next stage together.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm_jax.errors import BadInputError
-from lm_jax.run import progress, stop
+from lm_jax.run import processes, progress, stop
 from lm_jax.run.files import write_json
 from lm_jax.run.results import load_result
 from lm_jax.run.rows import RowStore
@@ -78,35 +79,54 @@ def open_stores(
     folder: Path, fingerprint: str, degrees: Sequence[int | float]
 ) -> Iterator[ResultStores]:
     """Opens the stores of a work folder; rows have an S_p of each degree."""
-    with (
-        RowStore(folder / "rows", rows_schema(degrees), fingerprint) as rows,
-        RowStore(folder / "answers", ANSWERS, fingerprint) as answers,
-        RowStore(folder / "losses", LOSSES, fingerprint) as losses,
-        RowStore(folder / "features", FEATURES, fingerprint) as features,
-        RowStore(folder / "text_losses", TEXT_LOSSES, fingerprint) as text_losses,
-        RowStore(folder / "suite_answers", SUITE_ANSWERS, fingerprint) as suite_answers,
-    ):
-        yield ResultStores(rows, answers, losses, features, text_losses, suite_answers)
+    schemas = {
+        "rows": rows_schema(degrees),
+        "answers": ANSWERS,
+        "losses": LOSSES,
+        "features": FEATURES,
+        "text_losses": TEXT_LOSSES,
+        "suite_answers": SUITE_ANSWERS,
+    }
+    with contextlib.ExitStack() as stack:
+        stores = {
+            name: stack.enter_context(
+                RowStore(folder / name, schema, fingerprint, process=jax.process_index())
+            )
+            for name, schema in schemas.items()
+        }
+        # All must see the same units as done before any of them writes more.
+        processes.wait_for_all()
+        yield ResultStores(**stores)
 
 
 def calibrated(audited: AuditedModel, folder: Path) -> calibrate.Calibration:
     """b_auto of the model, read from `calibration.json` if an earlier start wrote it."""
     path = folder / "calibration.json"
-    if path.exists():
+    if processes.on_first(path.exists):
         return load_result(path, calibrate.Calibration)
     c = audited.config
     texts_UT, lengths = calibration_tokens(audited)
     ways = 1 if audited.mesh is None else audited.mesh.shape["data"] * audited.mesh.shape["fsdp"]
-    texts = len(texts_UT)
+    texts, count = len(texts_UT), jax.process_count()
     # Devices of the batch axes get a text each; where texts run out, a repeat that is not counted.
-    texts_UT = texts_UT[np.arange(-(-texts // ways) * ways) % texts]
-    groups = [audited.put(texts_UT[i : i + ways])[0] for i in range(0, len(texts_UT), ways)]
-    with progress.track("calibrate b_auto", 4 * len(groups), unit="texts") as advance:
+    texts_UT = texts_UT[np.arange(-(-texts // (ways * count)) * ways * count) % texts]
+    own_UT = np.split(texts_UT, count)[jax.process_index()]
+    groups = [audited.put(own_UT[i : i + ways])[0] for i in range(0, len(own_UT), ways)]
+    quiet = not processes.is_first()
+    with progress.track("calibrate b_auto", 4 * len(groups), unit="texts", quiet=quiet) as advance:
+
+        def of_all(by_text: Sequence[np.ndarray]) -> np.ndarray:
+            """One of the fields of a `MassBelow`, texts of all processes along axis 1."""
+            own = np.concatenate(by_text, axis=1)
+            if count > 1:
+                own = np.moveaxis(processes.gather(np.moveaxis(own, 1, 0)), 0, 1)
+            return own[:, :texts]
 
         def mass(thresholds: np.ndarray) -> calibrate.MassBelow:
             results = []
             for tokens_BT in groups:
-                stop.check("during calibration")
+                if processes.share_stop():
+                    stop.check("during calibration")
                 measured = measure.mass(
                     audited.model.params,
                     tokens_BT,
@@ -117,8 +137,7 @@ def calibrated(audited: AuditedModel, folder: Path) -> calibrate.Calibration:
                 results.append(jax.tree.map(np.asarray, measured))
                 advance()
             return calibrate.MassBelow(
-                np.concatenate([one.total_M for one in results], axis=1)[:, :texts],
-                np.concatenate([one.rows for one in results], axis=1)[:, :texts],
+                of_all([one.total_M for one in results]), of_all([one.rows for one in results])
             )
 
         result = calibrate.calibrate_texts(
@@ -129,7 +148,7 @@ def calibrated(audited: AuditedModel, folder: Path) -> calibrate.Calibration:
             resamples=c.resamples,
             seed=c.seed,
         )
-    write_json(path, result)
+    processes.on_first(lambda: write_json(path, result))
     return result
 
 
@@ -366,16 +385,32 @@ def run_units(
     suites: dict[str, Suite],
     work: Callable[[str, Batch], dict[str, np.ndarray]],
 ) -> None:
-    """Runs `work` on every batch that the store does not hold yet."""
+    """Runs `work` on every batch that the store does not hold yet, shared out among processes.
+
+    When it returns, all rows of the stage are on disk.
+    """
     plan = [
         ((stage, name, number), name, batch)
         for name, suite in suites.items()
         for number, batch in enumerate(batches(suite, audited.config.batch_size))
     ]
     todo = [item for item in plan if item[0] not in store]
-    with progress.track(stage, len(plan), unit="batches", done=len(plan) - len(todo)) as advance:
-        for unit, name, batch in todo:
-            stop.check(f"during {stage}")
-            store.append(unit, work(name, batch))
-            advance()
+    count, index = jax.process_count(), jax.process_index()
+    with progress.track(
+        stage,
+        len(plan),
+        unit="batches",
+        done=len(plan) - len(todo),
+        quiet=not processes.is_first(),
+    ) as advance:
+        # In rounds of one batch for each process, so that all of them stop after the same one.
+        for start in range(0, len(todo), count):
+            if processes.share_stop():
+                stop.check(f"during {stage}")
+            taken = todo[start : start + count]
+            if index < len(taken):
+                unit, name, batch = taken[index]
+                store.append(unit, work(name, batch))
+            advance(len(taken))
     store.flush()
+    processes.wait_for_all()

@@ -28,6 +28,7 @@ TRAINING = {
 OTHERS = {
     "polyattn_jax.audit",
     "polyattn_jax.check",
+    "polyattn_jax.paper_study",
     "protot_jax.attribution",
     "protot_jax.concepts",
     "protot_jax.count",

@@ -36,7 +36,8 @@ def option(
 
 def required(help: str) -> Any:
     """A field whose flag is required."""
-    return dataclasses.field(metadata={_HELP: help, _LEAST: None, _REQUIRED: True})
+    metadata = {_HELP: help, _LEAST: None, _REPEATED: False, _REQUIRED: True}
+    return dataclasses.field(metadata=metadata)
 
 
 def define_flags(options: type, values: flags.FlagValues) -> list[flags.Flag]:

@@ -157,6 +157,12 @@ def gather(array: np.ndarray) -> np.ndarray:
     return np.asarray(multihost_utils.process_allgather(array, tiled=True))
 
 
+def wait_for_all() -> None:
+    """Waits until every process is here, so that what each wrote before can be read by all."""
+    if jax.process_count() > 1:
+        gather(np.zeros(1, np.int32))
+
+
 @contextlib.contextmanager
 def open_shared_workdir(
     path: str | os.PathLike[str],

@@ -53,11 +53,16 @@ def ends(accuracy: Interval) -> str:
 
 
 def model_name(summary: AuditSummary) -> str:
-    """The model by its own name: of the manifest, or of its folder or file."""
-    asset = assets.entries().get(summary.model)
+    """The model by its own name (`own_name`)."""
+    return own_name(summary.model)
+
+
+def own_name(model: str) -> str:
+    """A model by the name in the manifest, or of its folder or file."""
+    asset = assets.entries().get(model)
     if asset is not None:
         return re.split("[,:]", asset.description)[0]
-    return Path(summary.model).name or summary.model
+    return Path(model).name or model
 
 
 def suite_length(suite: str, config: AuditConfig) -> int | None:

@@ -40,6 +40,7 @@ PROSE = re.findall(
 )
 LAYER, HEAD = 1, 2
 CODE = 12
+QUESTIONS = 12
 
 
 def tiny_tokenizer() -> Tokenizer:
@@ -220,6 +221,19 @@ def prompts_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     ]
     path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def questions_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Questions of random words with two choices, in the form of TruthfulQA's MC1."""
+    rng, lines = np.random.default_rng(0), []
+    for _ in range(QUESTIONS):
+        one, two, three = (" ".join(rng.choice(PROSE, 3)) for _ in range(3))
+        answers = {"choices": [two, three], "labels": [1, 0]}
+        lines.append(json.dumps({"question": one, "mc1_targets": answers}))
+    path = tmp_path_factory.mktemp("questions") / "mc.jsonl"
+    path.write_text("\n".join(lines), "utf-8")
     return path
 
 

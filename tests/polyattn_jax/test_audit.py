@@ -13,11 +13,11 @@ import pytest
 
 from lm_jax.errors import BadInputError
 from lm_jax.run.files import read_json
+from lm_jax.run.tables import read_table_provenance
 from polyattn_jax import audit, head_sets, measure, schema
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.diagnostic import Status
 from polyattn_jax.row_maps import parse_recipe
-from polyattn_jax.schema import PROVENANCE
 from tests.polyattn_jax import audit_oracle
 
 L, N = 3, 4
@@ -99,9 +99,7 @@ def test_files_schema_and_number_of_rows(audited):
 
 def test_every_result_file_holds_its_provenance(audited):
     recorded = json.loads((audited / "provenance.json").read_text())
-    recorded_provenance = [
-        json.loads(table(audited, n).schema.metadata[PROVENANCE]) for n in TABLES
-    ]
+    recorded_provenance = [read_table_provenance(audited / f"{n}.parquet") for n in TABLES]
     recorded_provenance.append(summary_of(audited)["provenance"])
     for provenance in recorded_provenance:
         assert len(provenance.pop("config_hash")) == 64

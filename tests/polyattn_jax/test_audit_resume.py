@@ -4,6 +4,8 @@ import errno
 import json
 import os
 from pathlib import Path
+import random
+import re
 import signal
 import subprocess
 import sys
@@ -34,19 +36,29 @@ def shards(folder, store):
     return len(list(folder.glob(f"{store}/*.parquet")))
 
 
-@pytest.mark.slow
-def test_a_killed_audit_resumes_and_ends_with_the_same_rows(audited, audit_arguments, tmp_path):
-    folder = tmp_path / "run"
-    command = [sys.executable, "-m", "polyattn_jax.audit", *audit_arguments, f"--workdir={folder}"]
+@pytest.fixture
+def start(audit_arguments, tmp_path):
+    """`start()`: the audit of `audited` in `tmp_path / "run"`, in a process of its own."""
+    flags = [*audit_arguments, f"--workdir={tmp_path / 'run'}"]
     # The programs of one start serve the next, so that what is timed is not compilation.
     environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache")}
     environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
-    def start():
+    def process():
         return subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            [sys.executable, "-m", "polyattn_jax.audit", *flags],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
 
+    return process
+
+
+@pytest.mark.slow
+def test_a_killed_audit_resumes_and_ends_with_the_same_rows(audited, start, tmp_path):
+    folder = tmp_path / "run"
     # Once softmax has answered, once rows are there, and once the sweep is done.
     for store, number in (("answers", 1), ("rows", 1), ("answers", 2)):
         process = start()
@@ -65,6 +77,36 @@ def test_a_killed_audit_resumes_and_ends_with_the_same_rows(audited, audit_argum
     # What was on disk was not done again.
     assert b"diagnose: 0/" not in err
     assert len(json.loads((folder / "provenance.json").read_text())["restarts"]) == 3
+    assert_same_results(folder, audited)
+
+
+@pytest.mark.slow
+def test_ten_kills_at_any_moment_leave_the_same_rows(audited, start, tmp_path):
+    folder, draw = tmp_path / "run", random.Random(0)
+
+    def written():
+        return sum(shards(folder, store) for store in ("rows", "answers", "losses", "features"))
+
+    def starts():
+        log = folder / "log.txt"
+        return len(re.findall("(started|resumed) at", log.read_text())) if log.exists() else 0
+
+    for kill in range(10):
+        # Of two kills one comes when a shard has been written, one soon after the start.
+        count = written if kill % 2 == 0 else starts
+        before, process = count(), start()
+        deadline = time.monotonic() + 120
+        while count() == before:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        time.sleep(draw.uniform(0.0, 0.02 if kill % 2 == 0 else 0.5))
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+    process = start()
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
     assert_same_results(folder, audited)
 
 

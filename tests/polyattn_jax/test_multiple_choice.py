@@ -1,7 +1,5 @@
 """Multiple choice under recipes: the scores of the audit against another forward pass."""
 
-import json
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -19,24 +17,10 @@ from polyattn_jax.config import AuditConfig
 from polyattn_jax.results import AuditSummary
 from polyattn_jax.substitute import GlobalRowMap
 from tests import rounding
-from tests.polyattn_jax.conftest import PROSE
+from tests.polyattn_jax.conftest import QUESTIONS as COUNT
 from tests.polyattn_jax.synthetic_report import audit, build, lines, parsed, printed
 
-COUNT = 12
 HOPELESS = "ramapuram:b=-1000"
-
-
-@pytest.fixture(scope="module")
-def questions_file(tmp_path_factory):
-    """Questions of random words with two choices, in the form of TruthfulQA's MC1."""
-    rng, lines = np.random.default_rng(0), []
-    for _ in range(COUNT):
-        one, two, three = (" ".join(rng.choice(PROSE, 3)) for _ in range(3))
-        answers = {"choices": [two, three], "labels": [1, 0]}
-        lines.append(json.dumps({"question": one, "mc1_targets": answers}))
-    path = tmp_path_factory.mktemp("questions") / "mc.jsonl"
-    path.write_text("\n".join(lines), "utf-8")
-    return path
 
 
 def test_an_audit_scores_every_choice_under_every_recipe(run_audit, questions_file, tiny, tmp_path):

@@ -1,0 +1,231 @@
+"""The paper's claims, and whether they hold on the models of our audits.
+
+A claim holds on a model if its numbers satisfy it, fails if they contradict it, and is undecided
+where prompts are too few or softmax does not solve the probe. A recipe collapses where its verdict
+is no-go. Over models a claim fails if it fails on one of them, and holds if it holds on all that
+were measured.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+import dataclasses
+
+from polyattn_jax import decision, head_types
+from polyattn_jax.paper_study.beside import Audit
+from polyattn_jax.paper_study.results import ClaimFinding, ClaimResult, ClaimVerdict
+from polyattn_jax.report import findings
+from polyattn_jax.results import ConditionResult
+from polyattn_jax.row_maps import RECIPES, SOFTMAX
+from polyattn_jax.suites import named
+
+UNSAFE, DIFFUSE, TOP = 0.7, 0.5, 40
+# The unsafe shares of a model over its lengths span 3 to 4 points in the paper, Pythia's 33.
+FLAT = 0.1
+ABSENT = ClaimFinding("not measured", "–")
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """A claim of the paper, and the functions that judge it on one model and over models."""
+
+    claim: str
+    where: str
+    paper: str
+    judge: Callable[[Audit], ClaimFinding]
+
+
+def judge(audits: Sequence[Audit]) -> tuple[ClaimResult, ...]:
+    """Every claim on every audit."""
+    results = []
+    for claim in CLAIMS:
+        by_model = {audit.name: claim.judge(audit) for audit in audits}
+        verdict = overall(finding.verdict for finding in by_model.values())
+        results.append(ClaimResult(claim.claim, claim.where, claim.paper, verdict, by_model))
+    return tuple(results)
+
+
+def overall(verdicts: Iterable[ClaimVerdict]) -> ClaimVerdict:
+    """The verdict over models: the worst of those that were measured."""
+    given = set(verdicts)
+    order: tuple[ClaimVerdict, ...] = ("fails", "undecided", "holds")
+    return next((verdict for verdict in order if verdict in given), "not measured")
+
+
+def _recipes(audit: Audit) -> list[ConditionResult]:
+    """The recipes of Table 2 in the needle sweep."""
+    return [entry for entry in audit.summary.sweep if entry.recipe in RECIPES]
+
+
+def _counts(entries: Sequence[ConditionResult]) -> str:
+    names = [entry.verdict for entry in entries]
+    return ", ".join(f"{names.count(name)} {name}" for name in findings.TONES if name in names)
+
+
+def _collapse(entries: Sequence[ConditionResult]) -> ClaimVerdict:
+    """Whether all recipes are shown to lose accuracy."""
+    verdicts = {entry.verdict for entry in entries}
+    if "preserve" in verdicts:
+        return "fails"
+    return "undecided" if "undecided" in verdicts else "holds"
+
+
+def no_drop_in(audit: Audit) -> ClaimFinding:
+    """Section 5.3: no recipe of the ten normalised ones replaces softmax."""
+    entries = [entry for entry in _recipes(audit) if "_over_" not in entry.recipe]
+    if not entries:
+        return ABSENT
+    best = findings.best_of(entries)
+    text = f"{_counts(entries)}; best {best.recipe}, {findings.counted(best.accuracy)}"
+    return ClaimFinding(_collapse(entries), text)
+
+
+def un_normalised(audit: Audit) -> ClaimFinding:
+    """Section 5.3: the four recipes without a normaliser collapse."""
+    entries = [entry for entry in _recipes(audit) if "_over_" in entry.recipe]
+    if not entries:
+        return ABSENT
+    best = findings.best_of(entries)
+    return ClaimFinding(_collapse(entries), f"best {findings.counted(best.accuracy)}")
+
+
+def mostly_unsafe(audit: Audit) -> ClaimFinding:
+    """Section 5.2: at least 70 % of active rows are unsafe at p = 2 and b = 0 in every suite."""
+    shares = [
+        entry.unsafe["2"]
+        for entry in audit.summary.prevalence
+        if entry.bias_kind == "zero"
+        and "2" in entry.unsafe
+        and named.split(entry.suite)[0] in ("induction", "copying", "mqar")
+    ]
+    if not shares:
+        return ABSENT
+    verdict: ClaimVerdict = "undecided"
+    if any(share.high < UNSAFE for share in shares):
+        verdict = "fails"
+    elif all(share.low >= UNSAFE for share in shares):
+        verdict = "holds"
+    least, most = (100 * end(share.estimate for share in shares) for end in (min, max))
+    return ClaimFinding(verdict, f"{least:.0f} to {most:.0f} % over {len(shares)} suites")
+
+
+def _screened(audit: Audit, *, low: bool) -> list[ConditionResult]:
+    """The recipes whose share of safe rows is at most 3 %, or above."""
+    by_recipe = {entry.recipe: entry for entry in audit.summary.sweep}
+    return [
+        by_recipe[entry.recipe]
+        for entry in audit.summary.matched
+        if entry.all.measured is not None
+        and (entry.all.measured.estimate <= decision.SCREEN) == low
+    ]
+
+
+def screen(audit: Audit) -> ClaimFinding:
+    """Appendix F (i): recipes with at most 3 % safe rows collapse."""
+    entries = _screened(audit, low=True)
+    if not entries:
+        return ClaimFinding("not measured", "no recipe has so few")
+    return ClaimFinding(_collapse(entries), _counts(entries))
+
+
+def no_promise(audit: Audit) -> ClaimFinding:
+    """Appendix F (ii): more safe rows promise nothing, so some such recipe fails."""
+    entries = _screened(audit, low=False)
+    if not entries:
+        return ClaimFinding("not measured", "no recipe has so many")
+    verdicts = {entry.verdict for entry in entries}
+    verdict: ClaimVerdict = "holds" if "no-go" in verdicts else "undecided"
+    return ClaimFinding("fails" if verdicts == {"preserve"} else verdict, _counts(entries))
+
+
+def sound_bound(audit: Audit) -> ClaimFinding:
+    """Appendix P: rows that the bound calls safe are, but for ties."""
+    entries = audit.summary.bound
+    rows = sum(entry.n for entry in entries)
+    if not rows:
+        return ABSENT
+    missed, beyond = (
+        sum(getattr(entry, name) for entry in entries)
+        for name in ("false_negative", "false_negative_eps")
+    )
+    text = f"{missed:,} false negatives, {beyond:,} of them no ties, in {rows:,} cases"
+    return ClaimFinding("fails" if beyond else "holds", text)
+
+
+def few_answers(audit: Audit) -> ClaimFinding:
+    """Appendix S: the needle is the best key in 3 to 7 % of rows."""
+    shares = [e.answer_is_argmax for e in audit.summary.matched if e.answer_is_argmax]
+    if not shares:
+        return ABSENT
+    share = shares[0]
+    text = f"{100 * share.estimate:.1f} [{100 * share.low:.1f}, {100 * share.high:.1f}] %"
+    inside, outside = share.low >= 0.03 and share.high <= 0.07, share.high < 0.03
+    outside = outside or share.low > 0.07
+    return ClaimFinding("holds" if inside else "fails" if outside else "undecided", text)
+
+
+def decisive(audit: Audit) -> ClaimFinding:
+    """Section 5.5: the K heads of highest median S_2 do worse than every random set."""
+    entries = [entry for entry in audit.summary.decisiveness if entry.size in (20, 40)]
+    if not entries:
+        return ABSENT
+    text = ", ".join(f"{e.beaten} of {len(e.random)} at K = {e.size}" for e in entries)
+    flags = {entry.decisive for entry in entries}
+    verdict: ClaimVerdict = "undecided" if None in flags else "holds" if all(flags) else "fails"
+    return ClaimFinding(verdict, text)
+
+
+def diffuse_top(audit: Audit) -> ClaimFinding:
+    """Appendix U: the heads of highest median S_2 are diffuse, those of lowest mostly sinks."""
+    if audit.summary.head_types is None or len(audit.by_head["type"]) < TOP:
+        return ABSENT
+    types = head_types.composition(audit.by_head, TOP)
+    top, bottom = types.top["diffuse"], types.bottom["sink"]
+    text = f"{top} of the top {TOP} diffuse, {bottom} of the bottom {TOP} sinks"
+    both = top > DIFFUSE * TOP and bottom > DIFFUSE * TOP
+    return ClaimFinding("holds" if both else "fails", text)
+
+
+def flat_over_length(audit: Audit) -> ClaimFinding:
+    """Appendix C: unsafe rows do not depend on the length."""
+    config, shares = audit.summary.config, {}
+    for entry in audit.summary.prevalence:
+        length = findings.suite_length(entry.suite, config)
+        known = named.split(entry.suite)[0] == "induction" and entry.bias_kind == "zero"
+        if known and length and "2" in entry.unsafe:
+            shares[length] = entry.unsafe["2"]
+    if len(shares) < 2:
+        return ABSENT
+    text = ", ".join(f"{100 * shares[n].estimate:.0f} % at {n:,}" for n in sorted(shares))
+    least = min(shares.values(), key=lambda share: share.estimate)
+    most = max(shares.values(), key=lambda share: share.estimate)
+    if most.estimate - least.estimate <= FLAT:
+        return ClaimFinding("holds", text)
+    return ClaimFinding("fails" if most.low - least.high > FLAT else "undecided", text)
+
+
+def solved(audit: Audit) -> ClaimFinding:
+    """Appendix E: softmax finds the needle."""
+    base = next(entry for entry in audit.summary.sweep if entry.cell == SOFTMAX.name)
+    text = findings.counted(base.accuracy)
+    if audit.summary.controls.unmet:
+        return ClaimFinding("undecided", f"{text}; controls not met")
+    return ClaimFinding("holds", text)
+
+
+CLAIMS = (
+    Claim("Softmax finds the needle", "5.5", "200 of 200 on each model", solved),
+    Claim("No normalised recipe replaces softmax", "5.3", "none on all four models", no_drop_in),
+    Claim("Recipes without a normaliser collapse", "5.3", "−100 points each", un_normalised),
+    Claim(
+        "At p = 2, b = 0 over 70 % of active rows are unsafe",
+        "5.2",
+        "in every suite of three of four models",
+        mostly_unsafe,
+    ),
+    Claim("At most 3 % safe rows: collapse", "F (i)", "5 of 5 recipes", screen),
+    Claim("More safe rows promise nothing", "F (ii)", "5 of 8 recipes lose accuracy", no_promise),
+    Claim("The bound p* misses no unsafe row but ties", "P", "14 ties, nothing else", sound_bound),
+    Claim("The needle is the best key in 3 to 7 % of rows", "S", "2.9 to 6.4 %", few_answers),
+    Claim("The ranking by S_2 is decisive at K = 20, 40", "5.5, V", "two of four", decisive),
+    Claim("Top heads are diffuse, bottom heads sinks", "U", "29 to 40; 16 to 40", diffuse_top),
+    Claim("Unsafe rows change by 10 points or less over length", "C", "3 of 4", flat_over_length),
+)
