@@ -6,6 +6,7 @@
 The stages are those of `stages.py`. The work folder then holds
 
     rows.parquet     one row per layer, head, query, bias and kind of target (docs/polyattn.md)
+    recipe_rows.parquet  one row per layer, head, query and recipe that has an S of its own
     answers.parquet  one row per prompt and cell: the predicted token
     text_losses.parquet  one row per text of yours and cell: its loss
     heads.parquet    one row per head: medians, type, place in the ranking
@@ -38,6 +39,7 @@ from polyattn_jax import (
     audit_suites,
     head_sets,
     multiple_choice,
+    recipe_rows,
     schema,
     stages,
     suite_answers,
@@ -94,14 +96,27 @@ def run(audited: AuditedModel, folder: Path) -> AuditSummary:
     )
     write_json(folder / "suites.json", {name: dict(s.manifest) for name, s in suites.items()})
     shape = (audited.model.cfg.num_layers, audited.model.cfg.num_heads)
-    swept = suites[f"niah_{config.sweep_length}"]
-    with stages.open_stores(folder, fingerprint(audited, suites), config.degrees) as stores:
+    probe = f"niah_{config.sweep_length}"
+    swept = suites[probe]
+    identity = fingerprint(audited, suites)
+    with stages.open_stores(folder, identity, config.degrees) as stores:
         calibration = stages.calibrated(audited, folder)
         stages.control(audited, stores, suites)
         stages.diagnose(audited, stores, suites, stages.biases(config, calibration.bias))
+        own_rows = recipe_rows.diagnose(
+            audited,
+            folder,
+            identity,
+            suites,
+            {
+                recipe: resolve_bias(recipe, calibration.bias)
+                for recipe in config.by_name.values()
+                if recipe_rows.measured(recipe)
+            },
+        )
         stages.head_features(audited, stores, suites)
         sweep = stages.sweep_conditions(audited, calibration.bias)
-        stages.evaluate(audited, stores, sweep, {f"niah_{config.sweep_length}": swept})
+        stages.evaluate(audited, stores, sweep, {probe: swept})
         if PROMPTS in suites:
             conditions = stages.sweep_conditions(audited, calibration.bias, PROMPTS)
             stages.evaluate(audited, stores, conditions, {PROMPTS: suites[PROMPTS]})
@@ -125,7 +140,7 @@ def run(audited: AuditedModel, folder: Path) -> AuditSummary:
             sets = head_sets.draw(ranking, config.ablation_heads, config.ablation_draws)
             conditions = stages.ablation_conditions(audited, calibration.bias, sets)
             short = first_prompts(swept, config.ablation_n)
-            stages.evaluate(audited, stores, conditions, {f"niah_{config.sweep_length}": short})
+            stages.evaluate(audited, stores, conditions, {probe: short})
         measured = summary.Tables(
             stores.rows.read(),
             stores.answers.read(),
@@ -145,11 +160,14 @@ def run(audited: AuditedModel, folder: Path) -> AuditSummary:
         linear_state(recipe, resolve_bias(recipe, calibration.bias), audited.model.cfg)
         for recipe in config.by_name.values()
     ]
+    own_shares = recipe_rows.shares_of_all(columns(own_rows), audited, probe)
     result, by_head = summary.summarise(
-        measured, calibration, config, shape, source, answered, by_suite, linear
+        measured, calibration, config, shape, source, answered, by_suite, linear, own_shares
     )
     rows = summary.with_head_types(measured.rows, by_head)
     tables = {"rows": rows, "answers": measured.answers, "heads": pa.table(by_head)}
+    if own_rows.num_rows:
+        tables["recipe_rows"] = own_rows
     if config.text:
         tables["text_losses"] = measured.text_losses
     if config.suites:

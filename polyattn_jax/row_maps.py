@@ -3,7 +3,7 @@
 From "When Does Polynomial Attention Concentrate?", Eq. 2, Algorithm 1 and section 5.1. The maps are
 those of `kernels.row_map_attention.maps`: functions of scores `[..., S]`, where a masked key has
 score -inf, and of a bias, that return weights `[..., S]`. `field_maps` has those of other
-papers.
+papers, `feature_maps` those of linear attention, which read queries and keys in place of scores.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,9 +20,10 @@ from kernels.row_map_attention.maps import (
     relu_power,
 )
 from lm_jax.errors import UsageError, nearest
+from polyattn_jax.feature_maps import FeatureMap
 from polyattn_jax.field_maps import FieldMap
 
-Map = RowMap | FieldMap
+Map = RowMap | FieldMap | FeatureMap
 
 softmax, sigmoid = maps.softmax(), maps.sigmoid()
 
@@ -47,7 +48,7 @@ class Recipe:
     @property
     def unmeasured(self) -> str:
         """Why rows of a recipe without a degree have no measured S."""
-        if isinstance(self.map, FieldMap) and self.map.signed:
+        if not isinstance(self.map, RowMap) and self.map.signed:
             return "S is not defined for this map, whose weights may be negative"
         return "S_p is not measured for this map"
 
@@ -123,6 +124,17 @@ def _taylor_recipe(b: float | Literal["auto"]) -> Recipe:
     return Recipe(f"taylor2_b{_text(b)}", f"taylor2:b={_text(b)}", FieldMap("taylor2"), b)
 
 
+def _performer_recipe(m: float, seed: float) -> Recipe:
+    for name, value in (("m", m), ("seed", seed)):
+        if value != int(value):
+            raise UsageError(f"recipe performer: {name}={_text(value)} must be a whole number")
+    row_map = FeatureMap("performer", m=int(m), seed=int(seed))
+    name, spec = f"performer_m{row_map.m}", f"performer:m={row_map.m}"
+    if row_map.seed:
+        name, spec = f"{name}_seed{row_map.seed}", f"{spec},seed={row_map.seed}"
+    return Recipe(name, spec, row_map, 0.0)
+
+
 def _whole(kind: str, p: float) -> int:
     if p != int(p):
         raise UsageError(
@@ -143,6 +155,8 @@ def _length_text(alpha: float) -> str:
 
 SOFTMAX = Recipe("softmax", "softmax", softmax, 0.0)
 _ENTMAX = Recipe("entmax15", "entmax15", FieldMap("entmax15"), 0.0)
+_ELU1 = Recipe("elu1", "elu1", FeatureMap("elu1"), 0.0)
+_HEDGEHOG = Recipe("hedgehog", "hedgehog", FeatureMap("hedgehog"), 0.0)
 
 _TABLE_2 = (
     *(_relu_recipe(p, b) for p in (2.0, 4.0, 8.0, 16.0) for b in (0.0, "auto")),
@@ -168,6 +182,9 @@ _KINDS: dict[str, tuple[Callable[..., Recipe], dict[str, float | str | None]]] =
         {"p": None, "alpha": 0.5, "b": 0.0},
     ),  # 2410.18613
     "taylor2": (_taylor_recipe, {"b": 0.0}),  # arXiv:2402.18668
+    "elu1": (lambda: _ELU1, {}),  # arXiv:2006.16236
+    "hedgehog": (lambda: _HEDGEHOG, {}),  # arXiv:2402.04347
+    "performer": (_performer_recipe, {"m": 256.0, "seed": 0.0}),  # arXiv:2009.14794
 }
 
 
@@ -176,8 +193,9 @@ def parse_recipe(text: str) -> Recipe:
 
     Kinds and options: `softmax`; `relu:p=,b=`; `sigmoid:b=`; `ramapuram:b=` (`-logn` by default);
     `relu_over_length:p=,alpha=,b=`; of `field_maps`, `softpick:b=`, `entmax15`, `softmax_logn:n0=`,
-    `poly:p=,b=`, `poly_over_length:p=,alpha=,b=` and `taylor2:b=`. b is a number or `auto` and 0 by
-    default; p is positive, that of `poly` whole.
+    `poly:p=,b=`, `poly_over_length:p=,alpha=,b=` and `taylor2:b=`; of `feature_maps`, `elu1`,
+    `hedgehog` and `performer:m=,seed=`. b is a number or `auto` and 0 by default; p is positive,
+    that of `poly` whole.
 
     Raises:
       UsageError: naming what cannot be read and the nearest thing that can.

@@ -3,17 +3,33 @@
 "When Does Polynomial Attention Concentrate?", Algorithm 1 and section 5.4. Which maps may be used
 is static; which of them a layer uses, its bias and its heads are traced, so that a sweep over
 recipes, biases, layers and heads compiles once.
+
+A row map is a function of scores. Where one of the maps is a feature map, which reads queries and
+keys, the attend is computed by the name `DENSE` (`lm_jax.fused`), and score sites cannot be
+touched.
 """
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+from typing import Any
 
 from flax import struct
 import jax
 import jax.numpy as jnp
 
 from lm_jax.errors import UsageError
-from lm_jax.model.attention import PerLayer, softmax
+from lm_jax.model.attention import (
+    Fused,
+    LayerAttend,
+    PerLayer,
+    attention,
+    fused,
+    register_fused,
+    softmax,
+)
+from lm_jax.model.sites import Scope
+from polyattn_jax.feature_maps import FeatureMap, with_inputs
+from polyattn_jax.probe import DENSE
 from polyattn_jax.row_maps import Map, parse_recipe, resolve_bias
 
 
@@ -28,7 +44,7 @@ class GlobalRowMap:
         return self.map(scores_BNTS, self.bias)
 
 
-def recipe(text: str, *, bias: float | None = None) -> GlobalRowMap:
+def recipe(text: str, *, bias: float | None = None) -> GlobalRowMap | Fused:
     """An attend from a recipe such as `relu:p=4,b=auto`, to be passed to `lm_jax.forward`.
 
     Args:
@@ -39,7 +55,7 @@ def recipe(text: str, *, bias: float | None = None) -> GlobalRowMap:
       UsageError: for a recipe that cannot be read, or `b=auto` without a bias.
     """
     parsed = parse_recipe(text)
-    return GlobalRowMap(parsed.map, resolve_bias(parsed, bias))
+    return _runnable(GlobalRowMap(parsed.map, resolve_bias(parsed, bias)), [parsed.map])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +87,7 @@ def substitute(
     bias: jax.Array | float,
     heads_LN: jax.Array,
     valid_BT: jax.Array | None = None,
-) -> PerLayer:
+) -> PerLayer | Fused:
     """The attend that uses `maps[index]` with `bias` in the heads where `heads_LN` is true.
 
     `Output.aux["dead_rows_B"]` is then `[L, B]`, the count of dead rows over replaced heads, of the
@@ -90,4 +106,37 @@ def substitute(
     }
     if valid_BT is not None:
         data["valid_BT"] = jnp.broadcast_to(valid_BT, (L, *valid_BT.shape))
-    return PerLayer(PerHeadRowMap(tuple(maps)), data)
+    return _runnable(PerLayer(PerHeadRowMap(tuple(maps)), data), maps)
+
+
+def _runnable(attend: Any, maps: Sequence[Map]) -> Any:
+    """`attend`, by name where one of its maps reads queries and keys."""
+    if any(isinstance(row_map, FeatureMap) for row_map in maps):
+        return fused(attend, DENSE)
+    return attend
+
+
+def _global(attend: GlobalRowMap, q_BTNH, k_BSKH, v_BSKH, *, visibility, scale, cap):
+    bound = attend.replace(map=with_inputs(attend.map, q_BTNH, k_BSKH, scale))
+    return on_scores(bound, q_BTNH, k_BSKH, v_BSKH, visibility, scale, cap)
+
+
+def _per_head(attend: LayerAttend, q_BTNH, k_BSKH, v_BSKH, *, visibility, scale, cap):
+    maps = tuple(with_inputs(m, q_BTNH, k_BSKH, scale) for m in attend.fn.maps)
+    bound = LayerAttend(PerHeadRowMap(maps), attend.data)
+    return on_scores(bound, q_BTNH, k_BSKH, v_BSKH, visibility, scale, cap)
+
+
+def on_scores(
+    attend: Any, q_BTNH, k_BSKH, v_BSKH, visibility, scale: float, cap: float | None
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """`z_BTNH` of an attend on whole score matrices, and what it reports."""
+    scope = Scope({}, {})
+    z_BTNH = attention(
+        q_BTNH, k_BSKH, v_BSKH, visibility, attend=attend, scale=scale, cap=cap, scope=scope
+    )
+    return z_BTNH, scope.aux
+
+
+register_fused(GlobalRowMap, DENSE, _global)
+register_fused(PerHeadRowMap, DENSE, _per_head)

@@ -20,7 +20,10 @@ def format_result(result: CheckResult) -> str:
     head = f"{result.recipe} in every head of {result.model}"
     lines: list[str | Row] = [*textwrap.wrap(head, WIDTH), ""]
     if not result.measured:
-        text = "S_p was not measured: it is defined for relu recipes, r^p / sum r^p."
+        text = (
+            "S_p was not measured: it is defined for relu recipes, r^p / sum r^p, and S_phi for "
+            "feature maps."
+        )
         lines += textwrap.wrap(text, WIDTH)
     else:
         lines += _row_lines(result)
@@ -55,12 +58,13 @@ def format_result(result: CheckResult) -> str:
 
 def _row_lines(result: CheckResult) -> list[str | Row]:
     """Unsafe rows under the recipe and under softmax, and where the two differ."""
-    unsafe, against = result.unsafe, result.against_softmax
+    unsafe, against, name = result.unsafe, result.against_softmax, _statistic(result)
+    ranked_by = name if result.degree is None else "S_2"
     lines: list[str | Row] = [
-        (f"rows with S_{result.degree:g} >= 1", "share", "95 % interval", "prompts"),
+        (f"rows with {name} >= 1", "share", "95 % interval", "prompts"),
         _share("  all heads", unsafe.recipe),
         _share("    softmax on the same rows", unsafe.softmax),
-        _share(f"  the {result.heads} heads of greatest S_2", unsafe.recipe_top),
+        _share(f"  the {result.heads} heads of greatest {ranked_by}", unsafe.recipe_top),
         _share("    softmax in the same heads", unsafe.softmax_top),
     ]
     if against is None:
@@ -75,6 +79,11 @@ def _row_lines(result: CheckResult) -> list[str | Row]:
         _share("  median change of a head's output", against.change),
         ("rows left open by rounding", f"{against.undecided} of {against.rows}"),
     ]
+
+
+def _statistic(result: CheckResult) -> str:
+    """The statistic of a row: S_p by its degree, or S_phi of a feature map."""
+    return "S_phi" if result.degree is None else f"S_{result.degree:g}"
 
 
 def _bias_lines(result: CheckResult) -> list[str | Row]:
@@ -116,7 +125,7 @@ def _text_lines(result: CheckResult) -> list[str | Row]:
     ]
     if result.measured:
         lines += [
-            _share(f"  rows with S_{result.degree:g} >= 1", texts.unsafe.recipe),
+            _share(f"  rows with {_statistic(result)} >= 1", texts.unsafe.recipe),
             _share("  rows that softmax spreads", texts.unsafe.softmax),
         ]
     if against := texts.against_softmax:
