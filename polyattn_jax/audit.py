@@ -37,6 +37,7 @@ from lm_jax.weights import hub
 from lm_jax.weights.load import resolve
 from polyattn_jax import (
     audit_suites,
+    bias_tables,
     head_sets,
     multiple_choice,
     recipe_rows,
@@ -53,7 +54,7 @@ from polyattn_jax.linear_state import linear_state
 from polyattn_jax.provenance import read_provenance
 from polyattn_jax.report import findings, page, terminal
 from polyattn_jax.results import AuditSummary
-from polyattn_jax.row_maps import resolve_bias
+from polyattn_jax.row_maps import parse_recipe, resolve_bias
 from polyattn_jax.suites import Suite, read_jsonl, read_texts
 
 SUMMARY, REPORT = "summary.json", "report.html"
@@ -71,13 +72,14 @@ def load(config: AuditConfig) -> AuditedModel:
 
 def fingerprint(audited: AuditedModel, suites: dict[str, Suite]) -> str:
     """Hash of everything that determines the rows: settings, model, suites."""
-    return config_hash(
-        {
-            "config": canonical_json(audited.config),
-            "model": audited.model.sha256,
-            "suites": {name: suite.sha256 for name, suite in suites.items()},
-        }
-    )
+    identity = {
+        "config": canonical_json(audited.config),
+        "model": audited.model.sha256,
+        "suites": {name: suite.sha256 for name, suite in suites.items()},
+    }
+    if biases := bias_tables.digests(audited.config.by_name):
+        identity["biases"] = biases
+    return config_hash(identity)
 
 
 def run(audited: AuditedModel, folder: Path) -> AuditSummary:
@@ -101,6 +103,8 @@ def run(audited: AuditedModel, folder: Path) -> AuditSummary:
     identity = fingerprint(audited, suites)
     with stages.open_stores(folder, identity, config.degrees) as stores:
         calibration = stages.calibrated(audited, folder)
+        named = config.by_name | {"ablation": parse_recipe(config.ablation_recipe)}
+        calibrated = bias_tables.calibrated(audited, folder, named, calibration.bias)
         stages.control(audited, stores, suites)
         stages.diagnose(audited, stores, suites, stages.biases(config, calibration.bias))
         own_rows = recipe_rows.diagnose(
@@ -109,36 +113,36 @@ def run(audited: AuditedModel, folder: Path) -> AuditSummary:
             identity,
             suites,
             {
-                recipe: resolve_bias(recipe, calibration.bias)
+                recipe: resolve_bias(recipe, calibrated)
                 for recipe in config.by_name.values()
                 if recipe_rows.measured(recipe)
             },
         )
         stages.head_features(audited, stores, suites)
-        sweep = stages.sweep_conditions(audited, calibration.bias)
+        sweep = stages.sweep_conditions(audited, calibrated)
         stages.evaluate(audited, stores, sweep, {probe: swept})
         if PROMPTS in suites:
-            conditions = stages.sweep_conditions(audited, calibration.bias, PROMPTS)
+            conditions = stages.sweep_conditions(audited, calibrated, PROMPTS)
             stages.evaluate(audited, stores, conditions, {PROMPTS: suites[PROMPTS]})
         if TEXTS in suites:
-            conditions = stages.sweep_conditions(audited, calibration.bias, TEXTS)
+            conditions = stages.sweep_conditions(audited, calibrated, TEXTS)
             stages.text_losses(audited, stores, conditions, suites[TEXTS])
         answered = multiple_choice.evaluate(
             audited,
             folder,
-            stages.sweep_conditions(audited, calibration.bias, multiple_choice.SCORES),
+            stages.sweep_conditions(audited, calibrated, multiple_choice.SCORES),
             multiple_choice.read_questions(config),
         )
         if config.suites:
-            conditions = stages.sweep_conditions(audited, calibration.bias, suite_answers.STAGE)
-            named = audit_suites.answered(suites, config)
-            suite_answers.evaluate(audited, stores, conditions, named)
+            conditions = stages.sweep_conditions(audited, calibrated, suite_answers.STAGE)
+            answered_suites = audit_suites.answered(suites, config)
+            suite_answers.evaluate(audited, stores, conditions, answered_suites)
         sets = {}
         if config.ablation_heads:
             by_head = summary.heads(columns(stores.rows.read()), shape)
             ranking = summary.ranking(by_head)
             sets = head_sets.draw(ranking, config.ablation_heads, config.ablation_draws)
-            conditions = stages.ablation_conditions(audited, calibration.bias, sets)
+            conditions = stages.ablation_conditions(audited, calibrated, sets)
             short = first_prompts(swept, config.ablation_n)
             stages.evaluate(audited, stores, conditions, {probe: short})
         measured = summary.Tables(
@@ -157,7 +161,7 @@ def run(audited: AuditedModel, folder: Path) -> AuditSummary:
         read_provenance(folder, config),
     )
     linear = [
-        linear_state(recipe, resolve_bias(recipe, calibration.bias), audited.model.cfg)
+        linear_state(recipe, resolve_bias(recipe, calibrated), audited.model.cfg)
         for recipe in config.by_name.values()
     ]
     own_shares = recipe_rows.shares_of_all(columns(own_rows), audited, probe)

@@ -44,6 +44,7 @@ from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
 from lm_jax.weights import hub
 from polyattn_jax import (
     audit,
+    bias_tables,
     concentration,
     decision,
     diagnosis,
@@ -69,7 +70,7 @@ from polyattn_jax.results import (
     TextLoss,
     TextResults,
 )
-from polyattn_jax.row_maps import SOFTMAX, parse_recipe, resolve_bias
+from polyattn_jax.row_maps import SOFTMAX, Calibrated, parse_recipe, resolve_bias
 from polyattn_jax.suites import Suite, read_jsonl, read_texts
 from polyattn_jax.suites.texts import SHORTEST
 
@@ -191,7 +192,8 @@ def run(audited: AuditedModel, folder: Path) -> CheckResult:
         if recipe.bias == "auto" or (degree is not None and recipe.bias == 0.0):
             calibration = stages.calibrated(audited, folder)
             b_auto = calibration.bias
-        bias = resolve_bias(recipe, b_auto)
+        calibrated = bias_tables.calibrated(audited, folder, config.by_name, b_auto)
+        bias = resolve_bias(recipe, calibrated)
         if degree is not None:
             biases = {"zero": 0.0, "auto": bias if b_auto is None else b_auto}
             stages.diagnose(audited, stores, suites, biases)
@@ -204,13 +206,13 @@ def run(audited: AuditedModel, folder: Path) -> CheckResult:
             for name in of_suite.keys() & suites.keys():
                 of_suite[name] = recipe_rows.shares(rows, audited, recipe, name)
         safe, against = of_suite[probe]
-        base, entry = answered(audited, stores, suites, probe, b_auto)
+        base, entry = answered(audited, stores, suites, probe, calibrated)
         own = None
         if config.prompts:
-            own = PromptResults(*answered(audited, stores, suites, PROMPTS, b_auto))
+            own = PromptResults(*answered(audited, stores, suites, PROMPTS, calibrated))
         texts = None
         if config.text:
-            losses = losses_on_texts(audited, stores, suites[TEXTS], b_auto)
+            losses = losses_on_texts(audited, stores, suites[TEXTS], calibrated)
             shares, change = of_suite[TEXTS]
             texts = TextResults(*losses, _unsafe(shares), change)
     decided = decision.explain(
@@ -227,7 +229,7 @@ def run(audited: AuditedModel, folder: Path) -> CheckResult:
         provenance=read_provenance(folder, config),
         recipe=recipe.spec,
         degree=recipe.map.degree,
-        bias=bias,
+        bias=bias_tables.plain(bias),
         calibration=calibration,
         measured=measured,
         length=config.sweep_length,
@@ -257,11 +259,11 @@ def answered(
     stores: stages.ResultStores,
     suites: dict[str, Suite],
     name: str,
-    b_auto: float | None,
+    calibrated: Calibrated,
 ) -> tuple[ConditionResult, ConditionResult]:
     """Runs or resumes the answers to one suite; the results of softmax and of the recipe."""
     stage = PROMPTS if name == PROMPTS else "sweep"
-    conditions = stages.sweep_conditions(audited, b_auto, stage)
+    conditions = stages.sweep_conditions(audited, calibrated, stage)
     stages.evaluate(audited, stores, conditions, {name: suites[name]})
     result = summary.behaviour(columns(stores.answers.read()), stage, audited.config)
     by_cell = {entry.cell: entry for entry in result}
@@ -269,10 +271,10 @@ def answered(
 
 
 def losses_on_texts(
-    audited: AuditedModel, stores: stages.ResultStores, suite: Suite, b_auto: float | None
+    audited: AuditedModel, stores: stages.ResultStores, suite: Suite, calibrated: Calibrated
 ) -> tuple[TextLoss, TextLoss]:
     """Measures or resumes the loss on texts of the user, with softmax and with the recipe."""
-    conditions = stages.sweep_conditions(audited, b_auto, TEXTS)
+    conditions = stages.sweep_conditions(audited, calibrated, TEXTS)
     stages.text_losses(audited, stores, conditions, suite)
     result = summary.text_losses(columns(stores.text_losses.read()), TEXTS, audited.config)
     by_cell = {entry.cell: entry for entry in result}

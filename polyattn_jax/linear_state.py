@@ -24,6 +24,9 @@ polynomial.
 
 import dataclasses
 import math
+from typing import Any
+
+import numpy as np
 
 from lm_jax.model.config import DecoderConfig
 from lm_jax.run.results import Count
@@ -58,12 +61,12 @@ class LinearState:
     cache_tokens: Count | None
 
 
-def linear_state(recipe: Recipe, bias: float, cfg: DecoderConfig) -> LinearState:
+def linear_state(recipe: Recipe, bias: Any, cfg: DecoderConfig) -> LinearState:
     """The cost of linear attention with a recipe in a model.
 
     Args:
       recipe: the row map.
-      bias: its b, resolved.
+      bias: its b, resolved: a number, or `[L, N]`.
       cfg: the model.
     """
     d = cfg.head_dim
@@ -79,7 +82,7 @@ def linear_state(recipe: Recipe, bias: float, cfg: DecoderConfig) -> LinearState
     if lower:
         features, tensor = math.comb(d + p, p), sum(d**power for power in range(p + 1))
     else:
-        m = d if bias == 0 else d + 1
+        m = d + 1 if np.any(bias) else d
         features, tensor = math.comb(m + p - 1, p), m**p
     return _of_size(recipe, reason, p, features, tensor, d)
 

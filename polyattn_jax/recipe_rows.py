@@ -62,7 +62,7 @@ RECIPE_ROWS = pa.schema(
 
 def measured(recipe: Recipe) -> bool:
     """Whether the rows of a recipe are measured here."""
-    return isinstance(recipe.map, FeatureMap)
+    return isinstance(recipe.map, FeatureMap) or (recipe.power is not None and recipe.tabled)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,7 +214,7 @@ def shares(
     of_recipe = [safe(concentration.own_unsafe(part, recipe.map), part) for part in parts]
     of_softmax = [safe(concentration.softmax_unsafe(part), part) for part in parts]
     compared = concentration.comparison(
-        (suite, recipe.bias_kind, recipe.map.degree),
+        (suite, recipe.bias_kind, recipe.power),
         concentration.own_unsafe(c, recipe.map),
         c["change"],
         c,

@@ -331,6 +331,7 @@ class CheckResult:
     Attributes:
       recipe: its spec.
       degree: of its row map; null where it has none.
+      bias: of all heads, or by layer and head.
       calibration: null where no b_auto was needed.
       measured: whether S_p is defined for the recipe and was measured.
       length: tokens of a needle prompt.
@@ -349,7 +350,7 @@ class CheckResult:
     provenance: Provenance
     recipe: str
     degree: float | None
-    bias: float
+    bias: float | tuple[tuple[float, ...], ...]
     calibration: Calibration | None
     measured: bool
     length: Count

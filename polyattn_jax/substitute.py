@@ -44,17 +44,22 @@ class GlobalRowMap:
         return self.map(scores_BNTS, self.bias)
 
 
-def recipe(text: str, *, bias: float | None = None) -> GlobalRowMap | Fused:
+def recipe(text: str, *, bias: Any = None) -> GlobalRowMap | PerLayer | Fused:
     """An attend from a recipe such as `relu:p=4,b=auto`, to be passed to `lm_jax.forward`.
 
     Args:
       text: a recipe, or a name of `row_maps.RECIPES`.
-      bias: the calibrated bias, needed where the recipe says `b=auto` (`calibrate.calibrate`).
+      bias: the calibrated bias, needed where the recipe says `b=auto` (`calibrate.calibrate`), or
+        biases `[L, N]` of all heads, where it says `b=auto_head`, `auto_layer` or a file
+        (`bias_tables.read`).
 
     Raises:
       UsageError: for a recipe that cannot be read, or `b=auto` without a bias.
     """
     parsed = parse_recipe(text)
+    if parsed.tabled:
+        table = jnp.asarray(resolve_bias(parsed, {parsed.bias: bias}))
+        return substitute([parsed.map], 0, table, jnp.ones(table.shape, bool))
     return _runnable(GlobalRowMap(parsed.map, resolve_bias(parsed, bias)), [parsed.map])
 
 
@@ -63,7 +68,8 @@ class PerHeadRowMap:
     """Replaces the softmax of chosen heads by one of `maps`; counts dead rows.
 
     A dead row has keys but no weight; its output is zero. `data` of one layer holds `index` (which
-    map), `bias`, `heads_N` (bool) and, where there is padding, `valid_BT` (queries that are none).
+    map), `bias` (a scalar or `[N]`), `heads_N` (bool) and, where there is padding, `valid_BT`
+    (queries that are none).
     """
 
     maps: tuple[Map, ...]
@@ -72,7 +78,9 @@ class PerHeadRowMap:
         self, scores_BNTS: jax.Array, data: Mapping[str, jax.Array]
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         branches = [lambda s, b, m=m: m(s, b) for m in self.maps]
-        mapped_BNTS = jax.lax.switch(data["index"], branches, scores_BNTS, data["bias"])
+        bias = data["bias"]
+        bias = bias[:, None, None] if bias.ndim else bias
+        mapped_BNTS = jax.lax.switch(data["index"], branches, scores_BNTS, bias)
         heads = data["heads_N"][None, :, None]
         dead_BNT = (mapped_BNTS == 0.0).all(-1) & heads
         if "valid_BT" in data:
@@ -90,6 +98,8 @@ def substitute(
 ) -> PerLayer | Fused:
     """The attend that uses `maps[index]` with `bias` in the heads where `heads_LN` is true.
 
+    `bias` is a scalar, or `[L, N]` for one of each head.
+
     `Output.aux["dead_rows_B"]` is then `[L, B]`, the count of dead rows over replaced heads, of the
     queries where `valid_BT` is true, of all of them without it.
 
@@ -98,10 +108,14 @@ def substitute(
     """
     if jnp.ndim(heads_LN) != 2:
         raise UsageError(f"heads_LN has shape {jnp.shape(heads_LN)}; expected [L, N]")
-    L = heads_LN.shape[0]
+    L, bias = heads_LN.shape[0], jnp.asarray(bias, jnp.float32)
+    if bias.ndim and bias.shape != heads_LN.shape:
+        raise UsageError(
+            f"bias has shape {bias.shape}; pass a number, or one of each head, {heads_LN.shape}"
+        )
     data = {
         "index": jnp.broadcast_to(jnp.asarray(index, jnp.int32), (L,)),
-        "bias": jnp.broadcast_to(jnp.asarray(bias, jnp.float32), (L,)),
+        "bias": bias if bias.ndim else jnp.broadcast_to(bias, (L,)),
         "heads_N": heads_LN,
     }
     if valid_BT is not None:

@@ -5,6 +5,7 @@ import textwrap
 
 from lm_jax import statistics
 from lm_jax.run.terminal import format_table
+from polyattn_jax import bias_tables
 from polyattn_jax.linear_state import sentence as linear_sentence
 from polyattn_jax.report import findings
 from polyattn_jax.results import CheckResult, PromptResults
@@ -59,7 +60,7 @@ def format_result(result: CheckResult) -> str:
 def _row_lines(result: CheckResult) -> list[str | Row]:
     """Unsafe rows under the recipe and under softmax, and where the two differ."""
     unsafe, against, name = result.unsafe, result.against_softmax, _statistic(result)
-    ranked_by = name if result.degree is None else "S_2"
+    ranked_by = "S_2" if parse_recipe(result.recipe).degree is not None else name
     lines: list[str | Row] = [
         (f"rows with {name} >= 1", "share", "95 % interval", "prompts"),
         _share("  all heads", unsafe.recipe),
@@ -90,7 +91,8 @@ def _bias_lines(result: CheckResult) -> list[str | Row]:
     """The bias; where it was calibrated, its interval and its values at other lengths."""
     calibration = result.calibration
     if calibration is None or parse_recipe(result.recipe).bias != "auto":
-        return [("bias", f"{result.bias:g}")]
+        one = isinstance(result.bias, float)
+        return [("bias", f"{result.bias:g}" if one else bias_tables.describe(result.bias))]
     bias, _, ends = findings.b_auto(calibration).partition(" ")
     ends = ends.strip("[]").replace(", ", " to ")
     lines: list[str | Row] = [("b_auto", bias, ends, f"{calibration.texts} texts")]
