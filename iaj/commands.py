@@ -11,6 +11,7 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("quickstart",): "iaj.quickstart",
     ("polyattn", "audit"): "polyattn_jax.audit",
     ("polyattn", "check"): "polyattn_jax.check",
+    ("polyattn", "distill"): "polyattn_jax.distill",
     ("protot", "pretrain"): "protot_jax.pretrain",
     ("protot", "study"): "protot_jax.study",
     ("protot", "search"): "protot_jax.search",

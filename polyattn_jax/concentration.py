@@ -233,7 +233,7 @@ def against_softmax(rows: Columns, config: AuditConfig) -> tuple[SoftmaxComparis
 
 
 def comparison(
-    place: tuple[str, str, int | float | None],
+    place: tuple[str, str, int | float],
     missed: Rows,
     change: np.ndarray,
     c: Columns,

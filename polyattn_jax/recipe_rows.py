@@ -83,7 +83,8 @@ def recipe_attend(
         "bias_N": jnp.broadcast_to(jnp.asarray(bias, jnp.float32), shape),
         "queries_BQ": jnp.broadcast_to(queries_BQ, (shape[0], *queries_BQ.shape)),
     }
-    return fused(PerLayer(RecipeRows(row_map), data), DENSE)
+    rows: Any = RecipeRows(row_map)
+    return fused(PerLayer(rows, data), DENSE)
 
 
 def _dense(attend: LayerAttend, q_BTNH, k_BSKH, v_BSKH, *, visibility, scale, cap):
@@ -214,7 +215,7 @@ def shares(
     of_recipe = [safe(concentration.own_unsafe(part, recipe.map), part) for part in parts]
     of_softmax = [safe(concentration.softmax_unsafe(part), part) for part in parts]
     compared = concentration.comparison(
-        (suite, recipe.bias_kind, recipe.power),
+        (suite, recipe.bias_kind, recipe.power or 1),
         concentration.own_unsafe(c, recipe.map),
         c["change"],
         c,

@@ -108,7 +108,7 @@ class SoftmaxComparison:
     Over argmax rows of any status that has a target; a dead row concentrates on nothing.
 
     Attributes:
-      p: the degree; null for a feature map, whose S is that of its own weights.
+      p: the degree; 1 for a feature map, whose S is that of its own weights.
       rows: number of rows.
       lost: share of all rows that softmax concentrates and r^p does not.
       sharpened: share of all rows that r^p concentrates and softmax does not.
@@ -123,7 +123,7 @@ class SoftmaxComparison:
 
     suite: str
     bias_kind: str
-    p: int | float | None
+    p: int | float
     rows: Count
     lost: Interval
     sharpened: Interval

@@ -35,9 +35,12 @@ from polyattn_jax.row_maps import Map, parse_recipe, resolve_bias
 
 @struct.dataclass
 class GlobalRowMap:
-    """An attend that uses one row map in every layer and head; `bias` is a traced scalar."""
+    """An attend that uses one map in every layer and head; `bias` is a traced scalar.
 
-    map: Map = struct.field(pytree_node=False)
+    The map is a function of scores, or a feature map, which becomes one `with_inputs`.
+    """
+
+    map: Any = struct.field(pytree_node=False)
     bias: jax.Array | float
 
     def __call__(self, scores_BNTS: jax.Array) -> jax.Array:
@@ -58,7 +61,7 @@ def recipe(text: str, *, bias: Any = None) -> GlobalRowMap | PerLayer | Fused:
     """
     parsed = parse_recipe(text)
     if parsed.tabled:
-        table = jnp.asarray(resolve_bias(parsed, {parsed.bias: bias}))
+        table = jnp.asarray(resolve_bias(parsed, {str(parsed.bias): bias}))
         return substitute([parsed.map], 0, table, jnp.ones(table.shape, bool))
     return _runnable(GlobalRowMap(parsed.map, resolve_bias(parsed, bias)), [parsed.map])
 
@@ -72,7 +75,7 @@ class PerHeadRowMap:
     (queries that are none).
     """
 
-    maps: tuple[Map, ...]
+    maps: tuple[Any, ...]
 
     def __call__(
         self, scores_BNTS: jax.Array, data: Mapping[str, jax.Array]
@@ -131,7 +134,7 @@ def _runnable(attend: Any, maps: Sequence[Map]) -> Any:
 
 
 def _global(attend: GlobalRowMap, q_BTNH, k_BSKH, v_BSKH, *, visibility, scale, cap):
-    bound = attend.replace(map=with_inputs(attend.map, q_BTNH, k_BSKH, scale))
+    bound = dataclasses.replace(attend, map=with_inputs(attend.map, q_BTNH, k_BSKH, scale))
     return on_scores(bound, q_BTNH, k_BSKH, v_BSKH, visibility, scale, cap)
 
 

@@ -1,6 +1,7 @@
 """Feature maps against numpy in float64: products, S_phi, random features, substitution."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +12,14 @@ from scipy import special
 
 import lm_jax
 from lm_jax.errors import UsageError
-from polyattn_jax import recipe_rows
+from polyattn_jax import audit, recipe_rows
 from polyattn_jax.diagnostic import softmax_error_bound
 from polyattn_jax.feature_maps import FeatureMap, random_vectors
 from polyattn_jax.fused import by_kernels
 from polyattn_jax.linear_state import linear_state, sentence
 from polyattn_jax.row_maps import parse_recipe
 from polyattn_jax.substitute import recipe, substitute
+from tests.polyattn_jax.conftest import ROOT, run
 from tests.polyattn_jax.test_check import fields
 
 L, N, K, B, T, H = 2, 4, 2, 2, 9, 6
@@ -315,3 +317,28 @@ def test_a_check_of_a_feature_map_counts_rows_by_s_phi(run_check, tmp_path):
     lost = np.mean([row["s_own"] >= 1 > row["s_softmax"] for row in needle])
     assert printed["only softmax concentrates: lost"][0] == f"{100 * lost:.1f}"
     assert "32 features per KV head" in " ".join(outcome.out.split())
+
+
+def test_an_audit_measures_recipes_that_have_an_s_of_their_own(tiny, haystack, tmp_path):
+    path = ROOT / "configs" / "polyattn" / "smollm2.py"
+    argv = [
+        f"--config={path}:smoke",
+        f"--config.model={tiny}",
+        f"--config.haystack={haystack}",
+        "--config.recipes=('elu1', 'relu:p=2,b=auto_layer', 'taylor2')",
+        f"--workdir={tmp_path / 'run'}",
+    ]
+    outcome = run(audit.main, argv, config=str(path))
+    assert outcome.code == 0, outcome.err
+    rows = pq.read_table(tmp_path / "run" / "recipe_rows.parquet").to_pylist()
+    assert {row["recipe"] for row in rows} == {"elu1", "relu_p2_bauto_layer"}
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    verdicts = {entry["recipe"]: entry for entry in summary["verdicts"]}
+    for name in ("elu1", "relu_p2_bauto_layer"):
+        own = [row for row in rows if (row["recipe"], row["suite"]) == (name, "niah_64")]
+        safe = np.mean([row["s_own"] < 1 for row in own])
+        assert verdicts[name]["safe"]["estimate"] == pytest.approx(safe)
+    assert verdicts["taylor2"]["safe"] is None
+    biases = {entry["cell"]: entry["bias"] for entry in summary["sweep"]}
+    assert biases["relu_p2_bauto_layer"] is None and biases["elu1"] == 0.0
+    assert "b by head" in (tmp_path / "run" / "report.html").read_text("utf-8")
