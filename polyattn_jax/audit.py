@@ -20,6 +20,7 @@ The same command resumes a killed audit, which then ends with the same summary.
 """
 
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import pyarrow as pa
@@ -72,7 +73,7 @@ def load(config: AuditConfig) -> AuditedModel:
 
 def fingerprint(audited: AuditedModel, suites: dict[str, Suite]) -> str:
     """Hash of everything that determines the rows: settings, model, suites."""
-    identity = {
+    identity: dict[str, Any] = {
         "config": canonical_json(audited.config),
         "model": audited.model.sha256,
         "suites": {name: suite.sha256 for name, suite in suites.items()},

@@ -28,11 +28,12 @@ from typing import Any
 
 import numpy as np
 
+from kernels.row_map_attention.maps import RowMap
 from lm_jax.model.config import DecoderConfig
 from lm_jax.run.results import Count
 from polyattn_jax.feature_maps import FeatureMap
 from polyattn_jax.field_maps import FieldMap
-from polyattn_jax.row_maps import Map, Recipe
+from polyattn_jax.row_maps import Recipe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +105,7 @@ def _of_size(
     )
 
 
-def _polynomial(row_map: Map) -> tuple[int | None, bool]:
+def _polynomial(row_map: RowMap | FieldMap) -> tuple[int | None, bool]:
     """Degree of the polynomial to count, or None; whether it has monomials of lower degree too."""
     if isinstance(row_map, FieldMap):
         match row_map.kind:
@@ -118,7 +119,7 @@ def _polynomial(row_map: Map) -> tuple[int | None, bool]:
     return (int(row_map.p), False) if whole else (None, False)
 
 
-def _why_infinite(row_map: Map) -> str:
+def _why_infinite(row_map: RowMap | FieldMap) -> str:
     """Why the weights of a map are no polynomial of the scores; empty where they are."""
     if isinstance(row_map, FieldMap):
         if row_map.kind == "poly" and row_map.p % 2:

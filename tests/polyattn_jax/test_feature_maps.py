@@ -338,7 +338,7 @@ def test_an_audit_measures_recipes_that_have_an_s_of_their_own(tiny, haystack, t
         own = [row for row in rows if (row["recipe"], row["suite"]) == (name, "niah_64")]
         safe = np.mean([row["s_own"] < 1 for row in own])
         assert verdicts[name]["safe"]["estimate"] == pytest.approx(safe)
-    assert verdicts["taylor2"]["safe"] is None
+    assert verdicts["taylor2_b0"]["safe"] is None
     biases = {entry["cell"]: entry["bias"] for entry in summary["sweep"]}
     assert biases["relu_p2_bauto_layer"] is None and biases["elu1"] == 0.0
     assert "b by head" in (tmp_path / "run" / "report.html").read_text("utf-8")
