@@ -12,6 +12,7 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("polyattn", "audit"): "polyattn_jax.audit",
     ("polyattn", "check"): "polyattn_jax.check",
     ("polyattn", "paper"): "polyattn_jax.paper_study",
+    ("polyattn", "distill"): "polyattn_jax.distill",
     ("protot", "pretrain"): "protot_jax.pretrain",
     ("protot", "study"): "protot_jax.study",
     ("protot", "search"): "protot_jax.search",

@@ -111,6 +111,27 @@ def clustered_bootstrap(
     return Interval(float(statistic(values)), float(low), float(high), sizes.size)
 
 
+def clustered_ratio(
+    above: ArrayLike,
+    below: ArrayLike,
+    clusters: ArrayLike,
+    *,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> Interval:
+    """Returns sum(above) / sum(below) with the interval of `clustered_bootstrap`.
+
+    All three are 1-D and of one length, such as losses, tokens and documents of windows.
+    """
+
+    def ratio(rows: np.ndarray) -> float:
+        total, count = rows.sum(0)
+        return float(total / count)
+
+    rows = np.stack([np.asarray(above, float), np.asarray(below, float)], 1)
+    return clustered_bootstrap(rows, clusters, ratio, resamples=resamples, seed=seed)
+
+
 def median_interval(values: ArrayLike, confidence: float = 0.95) -> Interval:
     """Returns the distribution-free interval of a median, from order statistics.
 

@@ -6,6 +6,7 @@
 The stages are those of `stages.py`. The work folder then holds
 
     rows.parquet     one row per layer, head, query, bias and kind of target (docs/polyattn.md)
+    recipe_rows.parquet  one row per layer, head, query and recipe that has an S of its own
     answers.parquet  one row per prompt and cell: the predicted token
     text_losses.parquet  one row per text of yours and cell: its loss
     heads.parquet    one row per head: medians, type, place in the ranking
@@ -20,8 +21,9 @@ The same command resumes a killed audit, which then ends with the same summary. 
 devices of its own; process 0 writes the results, which are those of one process.
 """
 
+import dataclasses
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -43,8 +45,10 @@ from lm_jax.weights import hub
 from lm_jax.weights.load import resolve
 from polyattn_jax import (
     audit_suites,
+    bias_tables,
     head_sets,
     multiple_choice,
+    recipe_rows,
     schema,
     stages,
     suite_answers,
@@ -59,10 +63,29 @@ from polyattn_jax.linear_state import linear_state
 from polyattn_jax.provenance import read_provenance
 from polyattn_jax.report import findings, page, terminal
 from polyattn_jax.results import AuditSummary
-from polyattn_jax.row_maps import resolve_bias
+from polyattn_jax.row_maps import parse_recipe, resolve_bias
 from polyattn_jax.suites import Suite, read_jsonl, read_texts
 
 SUMMARY, REPORT = "summary.json", "report.html"
+
+
+@dataclasses.dataclass(frozen=True)
+class BesideStores:
+    """What the stages measured that is in no store of `stages.ResultStores`.
+
+    Attributes:
+      calibration: of the model.
+      calibrated: every calibrated bias by its name in a recipe.
+      own_rows: of recipes that have an S of their own (`recipe_rows`).
+      answered: multiple-choice tasks.
+      sets: head sets of the ablation, by name.
+    """
+
+    calibration: Calibration
+    calibrated: dict[str, Any]
+    own_rows: pa.Table
+    answered: dict[str, ChoiceTask]
+    sets: dict[str, np.ndarray]
 
 
 def load(config: AuditConfig) -> AuditedModel:
@@ -78,13 +101,14 @@ def load(config: AuditConfig) -> AuditedModel:
 
 def fingerprint(audited: AuditedModel, suites: dict[str, Suite]) -> str:
     """Hash of everything that determines the rows: settings, model, suites."""
-    return config_hash(
-        {
-            "config": canonical_json(audited.config),
-            "model": audited.model.sha256,
-            "suites": {name: suite.sha256 for name, suite in suites.items()},
-        }
-    )
+    identity: dict[str, Any] = {
+        "config": canonical_json(audited.config),
+        "model": audited.model.sha256,
+        "suites": {name: suite.sha256 for name, suite in suites.items()},
+    }
+    if biases := bias_tables.digests(audited.config.by_name):
+        identity["biases"] = biases
+    return config_hash(identity)
 
 
 def run(audited: AuditedModel, folder: Path) -> None:
@@ -93,39 +117,50 @@ def run(audited: AuditedModel, folder: Path) -> None:
     suites = build_suites(audited)
     processes.on_first(lambda: _begin(audited, folder, suites))
     shape = (audited.model.cfg.num_layers, audited.model.cfg.num_heads)
-    swept = suites[f"niah_{config.sweep_length}"]
-    with stages.open_stores(folder, fingerprint(audited, suites), config.degrees) as stores:
+    probe = f"niah_{config.sweep_length}"
+    swept = suites[probe]
+    identity = fingerprint(audited, suites)
+    with stages.open_stores(folder, identity, config.degrees) as stores:
         calibration = stages.calibrated(audited, folder)
+        named = config.by_name | {"ablation": parse_recipe(config.ablation_recipe)}
+        calibrated = bias_tables.calibrated(audited, folder, named, calibration.bias)
         stages.control(audited, stores, suites)
         stages.diagnose(audited, stores, suites, stages.biases(config, calibration.bias))
+        own_biases = {
+            recipe: resolve_bias(recipe, calibrated)
+            for recipe in config.by_name.values()
+            if recipe_rows.measured(recipe)
+        }
+        own_rows = recipe_rows.diagnose(audited, folder, identity, suites, own_biases)
         stages.head_features(audited, stores, suites)
-        sweep = stages.sweep_conditions(audited, calibration.bias)
-        stages.evaluate(audited, stores, sweep, {f"niah_{config.sweep_length}": swept})
+        sweep = stages.sweep_conditions(audited, calibrated)
+        stages.evaluate(audited, stores, sweep, {probe: swept})
         if PROMPTS in suites:
-            conditions = stages.sweep_conditions(audited, calibration.bias, PROMPTS)
+            conditions = stages.sweep_conditions(audited, calibrated, PROMPTS)
             stages.evaluate(audited, stores, conditions, {PROMPTS: suites[PROMPTS]})
         if TEXTS in suites:
-            conditions = stages.sweep_conditions(audited, calibration.bias, TEXTS)
+            conditions = stages.sweep_conditions(audited, calibrated, TEXTS)
             stages.text_losses(audited, stores, conditions, suites[TEXTS])
         answered = multiple_choice.evaluate(
             audited,
             folder,
-            stages.sweep_conditions(audited, calibration.bias, multiple_choice.SCORES),
+            stages.sweep_conditions(audited, calibrated, multiple_choice.SCORES),
             multiple_choice.read_questions(config),
         )
         if config.suites:
-            conditions = stages.sweep_conditions(audited, calibration.bias, suite_answers.STAGE)
-            named = audit_suites.answered(suites, config)
-            suite_answers.evaluate(audited, stores, conditions, named)
+            conditions = stages.sweep_conditions(audited, calibrated, suite_answers.STAGE)
+            answered_suites = audit_suites.answered(suites, config)
+            suite_answers.evaluate(audited, stores, conditions, answered_suites)
         sets = {}
         if config.ablation_heads:
             by_head = summary.heads(columns(stores.rows.read()), shape)
             ranking = summary.ranking(by_head)
             sets = head_sets.draw(ranking, config.ablation_heads, config.ablation_draws)
-            conditions = stages.ablation_conditions(audited, calibration.bias, sets)
+            conditions = stages.ablation_conditions(audited, calibrated, sets)
             short = first_prompts(swept, config.ablation_n)
-            stages.evaluate(audited, stores, conditions, {f"niah_{config.sweep_length}": short})
-        processes.on_first(lambda: _conclude(audited, folder, stores, calibration, answered, sets))
+            stages.evaluate(audited, stores, conditions, {probe: short})
+        beside = BesideStores(calibration, calibrated, own_rows, answered, sets)
+        processes.on_first(lambda: _conclude(audited, folder, stores, beside))
 
 
 def _begin(audited: AuditedModel, folder: Path, suites: dict[str, Suite]) -> None:
@@ -147,12 +182,10 @@ def _conclude(
     audited: AuditedModel,
     folder: Path,
     stores: stages.ResultStores,
-    calibration: Calibration,
-    answered: dict[str, ChoiceTask],
-    sets: dict[str, np.ndarray],
+    beside: BesideStores,
 ) -> None:
     """Writes the tables, the summary and the report from what the stages measured."""
-    config = audited.config
+    config, own_rows, sets = audited.config, beside.own_rows, beside.sets
     shape = (audited.model.cfg.num_layers, audited.model.cfg.num_heads)
     measured = summary.Tables(
         stores.rows.read(),
@@ -170,14 +203,26 @@ def _conclude(
         read_provenance(folder, config),
     )
     linear = [
-        linear_state(recipe, resolve_bias(recipe, calibration.bias), audited.model.cfg)
+        linear_state(recipe, resolve_bias(recipe, beside.calibrated), audited.model.cfg)
         for recipe in config.by_name.values()
     ]
+    probe = f"niah_{config.sweep_length}"
+    own_shares = recipe_rows.shares_of_all(columns(own_rows), audited, probe)
     result, by_head = summary.summarise(
-        measured, calibration, config, shape, source, answered, by_suite, linear
+        measured,
+        beside.calibration,
+        config,
+        shape,
+        source,
+        beside.answered,
+        by_suite,
+        linear,
+        own_shares,
     )
     rows = summary.with_head_types(measured.rows, by_head)
     tables = {"rows": rows, "answers": measured.answers, "heads": pa.table(by_head)}
+    if own_rows.num_rows:
+        tables["recipe_rows"] = own_rows
     if config.text:
         tables["text_losses"] = measured.text_losses
     if config.suites:

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kernels.row_map_attention.maps import RowMap
 from lm_jax.errors import BadInputError
 from lm_jax.parallel import sharding
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.weights.load import Pretrained
 from polyattn_jax.config import AuditConfig
-from polyattn_jax.field_maps import FieldMap
 from polyattn_jax.row_maps import SOFTMAX, Map, parse_recipe
 
 
@@ -34,7 +34,7 @@ class AuditedModel:
     def fused(self) -> bool:
         """Whether attention runs on `kernels`."""
         if self.config.attention == "auto":
-            known = not any(isinstance(row_map, FieldMap) for row_map in self.maps)
+            known = all(isinstance(row_map, RowMap) for row_map in self.maps)
             return known and self.mesh is None and jax.default_backend() == "gpu"
         return self.config.attention == "kernels"
 

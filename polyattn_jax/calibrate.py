@@ -114,24 +114,40 @@ def mass_below(
     """
     B, N, T, S = scores_BNTS.shape
     M = thresholds_M.shape[0]
-    dtype = jnp.promote_types(scores_BNTS.dtype, jnp.float32)
     prefix_CT = jnp.arange(T)[None, :] < jnp.asarray(lengths)[:, None]
 
     def of_one(scores_TS):
-        scores_TS = scores_TS.astype(dtype)
-        weight_TS = attention.softmax(scores_TS)
-        slot_TS = jnp.searchsorted(thresholds_M, scores_TS, side="right", method="scan_unrolled")
-        # A NaN counts as below everything, so that `calibrate` sees it.
-        slot_TS = jnp.where(jnp.isnan(scores_TS), 0, slot_TS)
-        empty_TM = jnp.zeros((T, M + 1), dtype)
-        histogram_TM = jax.vmap(lambda h, slot, w: h.at[slot].add(w))(empty_TM, slot_TS, weight_TS)
-        below_TM = histogram_TM.cumsum(-1)[:, :M]
-        return jnp.einsum("CT,TM->CM", prefix_CT.astype(dtype), below_TM, precision="highest")
+        below_TM = _below(scores_TS, thresholds_M)
+        prefix = prefix_CT.astype(below_TM.dtype)
+        return jnp.einsum("CT,TM->CM", prefix, below_TM, precision="highest")
 
     by_head = jax.lax.map(of_one, scores_BNTS.reshape(-1, T, S))
     some_BNT = (scores_BNTS != -jnp.inf).any(-1)
     rows_BC = (some_BNT[:, :, None, :] & prefix_CT[None, None]).sum((1, 3))
     return MassBelow(by_head.reshape(B, N, -1, M).sum(1), rows_BC)
+
+
+def mass_below_by_head(scores_BNTS: jax.Array, thresholds_NM: jax.Array) -> MassBelow:
+    """As `mass_below`, over all rows, with thresholds of each head: `[B, N, M]` and `[B, N]`."""
+    shape_BNM = (*scores_BNTS.shape[:2], thresholds_NM.shape[1])
+    thresholds_BNM = jnp.broadcast_to(thresholds_NM, shape_BNM)
+    flat = tuple(x.reshape(-1, *x.shape[2:]) for x in (scores_BNTS, thresholds_BNM))
+    total = jax.lax.map(lambda one: _below(*one).sum(0), flat)
+    some_BNT = (scores_BNTS != -jnp.inf).any(-1)
+    return MassBelow(total.reshape(shape_BNM), some_BNT.sum(-1))
+
+
+def _below(scores_TS: jax.Array, thresholds_M: jax.Array) -> jax.Array:
+    """The softmax mass of each row strictly below each threshold, `[T, M]`."""
+    M = thresholds_M.shape[0]
+    scores_TS = scores_TS.astype(jnp.promote_types(scores_TS.dtype, jnp.float32))
+    weight_TS = attention.softmax(scores_TS)
+    slot_TS = jnp.searchsorted(thresholds_M, scores_TS, side="right", method="scan_unrolled")
+    # A NaN counts as below everything, so that `calibrate` sees it.
+    slot_TS = jnp.where(jnp.isnan(scores_TS), 0, slot_TS)
+    empty_TM = jnp.zeros((scores_TS.shape[0], M + 1), scores_TS.dtype)
+    histogram_TM = jax.vmap(lambda h, slot, w: h.at[slot].add(w))(empty_TM, slot_TS, weight_TS)
+    return histogram_TM.cumsum(-1)[:, :M]
 
 
 class Bracket(NamedTuple):
@@ -169,31 +185,81 @@ def calibrate(
         raise UsageError(f"budget: {budget} must be at least 0 and below 1")
     if num_thresholds < 1:
         raise UsageError(f"num_thresholds: {num_thresholds} must be at least 1")
-    low, high, mass, rows, passes = -_LAST - 1, _LAST + 1, 0.0, 0, 0
+    low, high, mass, rows = -_LAST - 1, _LAST + 1, 0.0, 0
     if bracket is not None:
         (low, high), mass, rows = _to_order(bracket.ends), bracket.mass, bracket.rows
-    while high - low > 1:
-        steps = np.arange(1, num_thresholds + 1, dtype=np.int64)
-        numbers = np.minimum(low + -(-steps * (high - low) // (num_thresholds + 1)), high)
-        inside = numbers < high
-        average, rows = _average(measure(_from_order(np.minimum(numbers, _LAST))))
+
+    def pooled(thresholds: np.ndarray) -> MassBelow:
+        measured = measure(thresholds)
+        total = np.asarray(measured.total_M, np.float64)
+        total = total.reshape(-1, total.shape[-1]).sum(0)
+        return MassBelow(total, np.asarray(measured.rows).sum(dtype=np.int64))
+
+    solved = _solve(pooled, (low, high, mass, rows), (), budget, num_thresholds)
+    return Solution(float(solved.bias), float(solved.mass), solved.passes, int(solved.rows))
+
+
+class Solutions(NamedTuple):
+    """Biases, the average mass below each, the score rows behind it, and passes over the model."""
+
+    bias: np.ndarray
+    mass: np.ndarray
+    rows: np.ndarray
+    passes: int
+
+
+def calibrate_each(
+    measure: Callable[[np.ndarray], MassBelow],
+    shape: tuple[int, ...],
+    *,
+    budget: float = 0.05,
+    num_thresholds: int = 256,
+) -> Solutions:
+    """`calibrate` of many sets of rows at once, such as those of every head, each on its own.
+
+    Args:
+      measure: one pass over the calibration text. Takes ascending float32 thresholds `[*shape, M]`
+        and returns masses `[*shape, M]` and numbers of rows of this shape.
+      shape: of the sets.
+      budget, num_thresholds: as for `calibrate`.
+
+    Raises:
+      BadInputError: as `calibrate`, for any of the sets.
+    """
+    return _solve(measure, (-_LAST - 1, _LAST + 1, 0.0, 0), shape, budget, num_thresholds)
+
+
+def _solve(
+    measure: Callable[[np.ndarray], MassBelow],
+    bracket: tuple[int, int, float, int],
+    shape: tuple[int, ...],
+    budget: float,
+    num_thresholds: int,
+) -> Solutions:
+    """Narrows brackets (low, high, M(low), rows), in the order of `_from_order`, of this shape."""
+    low, high = (np.full(shape, end, np.int64) for end in bracket[:2])
+    mass, rows, passes = np.full(shape, bracket[2]), np.full(shape, bracket[3]), 0
+    steps = np.arange(1, num_thresholds + 1, dtype=np.int64)
+    while (high - low > 1).any():
+        width = (high - low)[..., None]
+        ceiling = -(-steps * width // (num_thresholds + 1))
+        numbers = np.minimum(low[..., None] + ceiling, high[..., None])
+        inside = numbers < high[..., None]
+        measured = measure(_from_order(np.minimum(numbers, _LAST)))
+        total, rows = np.asarray(measured.total_M, np.float64), np.asarray(measured.rows)
+        _check(total, rows)
+        average = total / rows[..., None]
         passes += 1
-        within = inside & (np.maximum.accumulate(average) <= budget)
-        count = int(within.sum())
-        if count < inside.sum():
-            high = int(numbers[count])
-        if count:
-            low, mass = int(numbers[count - 1]), float(average[count - 1])
-    threshold = float(_from_order(np.array([low]))[0])
-    return Solution(bias=0.0 - threshold, mass=mass, passes=passes, rows=rows)
+        count = (inside & (np.maximum.accumulate(average, -1) <= budget)).sum(-1)
 
+        def at(values: np.ndarray, place: np.ndarray) -> np.ndarray:
+            place = np.clip(place, 0, num_thresholds - 1)
+            return np.take_along_axis(values, place[..., None], -1)[..., 0]
 
-def _average(measured: MassBelow) -> tuple[np.ndarray, int]:
-    total = np.asarray(measured.total_M, np.float64)
-    total = total.reshape(-1, total.shape[-1]).sum(0)
-    rows = int(np.asarray(measured.rows).sum(dtype=np.int64))
-    _check(total, np.array(rows))
-    return total / rows, rows
+        high = np.where(count < inside.sum(-1), at(numbers, count), high)
+        low = np.where(count > 0, at(numbers, count - 1), low)
+        mass = np.where(count > 0, at(average, count - 1), mass)
+    return Solutions(0.0 - _from_order(low).astype(np.float64), mass, rows, passes)
 
 
 def _check(total: np.ndarray, rows: np.ndarray) -> None:

@@ -10,7 +10,8 @@ A negative screen, after "When Does Polynomial Attention Concentrate?", section 
 
 1. calibrate b_auto, unless the recipe gives its own bias;
 2. measure S_p on the last row of needle and induction prompts, where the recipe is a normalised
-   power, and S of softmax on the same rows; induction ranks the heads;
+   power, or S_phi where it is a feature map, and S of softmax on the same rows; induction ranks the
+   heads;
 3. ask for the needle with softmax and with the recipe in every head, on the same prompts.
 
 Its one control is the accuracy of softmax on these prompts, which must show that it solves the
@@ -41,7 +42,17 @@ from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
 from lm_jax.weights import hub
-from polyattn_jax import audit, concentration, decision, diagnosis, hybrid, stages, summary
+from polyattn_jax import (
+    audit,
+    bias_tables,
+    concentration,
+    decision,
+    diagnosis,
+    hybrid,
+    recipe_rows,
+    stages,
+    summary,
+)
 from polyattn_jax.audit_suites import PROMPTS, TEXTS, build_suites
 from polyattn_jax.audited_model import AuditedModel
 from polyattn_jax.columns import Columns, columns, where
@@ -59,7 +70,7 @@ from polyattn_jax.results import (
     TextLoss,
     TextResults,
 )
-from polyattn_jax.row_maps import SOFTMAX, parse_recipe, resolve_bias
+from polyattn_jax.row_maps import SOFTMAX, Calibrated, parse_recipe, resolve_bias
 from polyattn_jax.suites import Suite, read_jsonl, read_texts
 from polyattn_jax.suites.texts import SHORTEST
 
@@ -159,6 +170,7 @@ def run(audited: AuditedModel, folder: Path) -> CheckResult:
     config = audited.config
     recipe = parse_recipe(config.recipes[0])
     degree = recipe.degree
+    measured = degree is not None or recipe_rows.measured(recipe)
     probe = f"niah_{config.sweep_length}"
     built = build_suites(audited)
     suites = {name: built[name] for name in (probe, "induction", PROMPTS, TEXTS) if name in built}
@@ -175,25 +187,32 @@ def run(audited: AuditedModel, folder: Path) -> CheckResult:
     calibration, b_auto = None, None
     unmeasured: tuple[RowShares, SoftmaxComparison | None] = RowShares(), None
     of_suite = {probe: unmeasured, TEXTS: unmeasured}
-    with stages.open_stores(folder, audit.fingerprint(audited, suites), config.degrees) as stores:
+    fingerprint = audit.fingerprint(audited, suites)
+    with stages.open_stores(folder, fingerprint, config.degrees) as stores:
         if recipe.bias == "auto" or (degree is not None and recipe.bias == 0.0):
             calibration = stages.calibrated(audited, folder)
             b_auto = calibration.bias
-        bias = resolve_bias(recipe, b_auto)
+        calibrated = bias_tables.calibrated(audited, folder, config.by_name, b_auto)
+        bias = resolve_bias(recipe, calibrated)
         if degree is not None:
-            measured = {"zero": 0.0, "auto": bias if b_auto is None else b_auto}
-            stages.diagnose(audited, stores, suites, measured)
+            biases = {"zero": 0.0, "auto": bias if b_auto is None else b_auto}
+            stages.diagnose(audited, stores, suites, biases)
             rows, at_zero = columns(stores.rows.read()), recipe.bias == 0.0
             for name in of_suite.keys() & suites.keys():
                 of_suite[name] = row_findings(audited, rows, name, degree, at_zero=at_zero)
+        elif recipe_rows.measured(recipe):
+            table = recipe_rows.diagnose(audited, folder, fingerprint, suites, {recipe: bias})
+            rows = columns(table)
+            for name in of_suite.keys() & suites.keys():
+                of_suite[name] = recipe_rows.shares(rows, audited, recipe, name)
         safe, against = of_suite[probe]
-        base, entry = answered(audited, stores, suites, probe, b_auto)
+        base, entry = answered(audited, stores, suites, probe, calibrated)
         own = None
         if config.prompts:
-            own = PromptResults(*answered(audited, stores, suites, PROMPTS, b_auto))
+            own = PromptResults(*answered(audited, stores, suites, PROMPTS, calibrated))
         texts = None
         if config.text:
-            losses = losses_on_texts(audited, stores, suites[TEXTS], b_auto)
+            losses = losses_on_texts(audited, stores, suites[TEXTS], calibrated)
             shares, change = of_suite[TEXTS]
             texts = TextResults(*losses, _unsafe(shares), change)
     decided = decision.explain(
@@ -201,7 +220,7 @@ def run(audited: AuditedModel, folder: Path) -> CheckResult:
         base,
         safe.recipe,
         safe.recipe_top,
-        unmeasured=recipe.unmeasured if degree is None else "no row has an active key",
+        unmeasured="no row has an active key" if measured else recipe.unmeasured,
         tolerance=config.tolerance,
         ablated=False,
     )
@@ -210,9 +229,9 @@ def run(audited: AuditedModel, folder: Path) -> CheckResult:
         provenance=read_provenance(folder, config),
         recipe=recipe.spec,
         degree=recipe.map.degree,
-        bias=bias,
+        bias=bias_tables.plain(bias),
         calibration=calibration,
-        measured=degree is not None,
+        measured=measured,
         length=config.sweep_length,
         heads=min(config.top_heads, audited.model.cfg.num_layers * audited.model.cfg.num_heads),
         unsafe=_unsafe(safe),
@@ -240,11 +259,11 @@ def answered(
     stores: stages.ResultStores,
     suites: dict[str, Suite],
     name: str,
-    b_auto: float | None,
+    calibrated: Calibrated,
 ) -> tuple[ConditionResult, ConditionResult]:
     """Runs or resumes the answers to one suite; the results of softmax and of the recipe."""
     stage = PROMPTS if name == PROMPTS else "sweep"
-    conditions = stages.sweep_conditions(audited, b_auto, stage)
+    conditions = stages.sweep_conditions(audited, calibrated, stage)
     stages.evaluate(audited, stores, conditions, {name: suites[name]})
     result = summary.behaviour(columns(stores.answers.read()), stage, audited.config)
     by_cell = {entry.cell: entry for entry in result}
@@ -252,10 +271,10 @@ def answered(
 
 
 def losses_on_texts(
-    audited: AuditedModel, stores: stages.ResultStores, suite: Suite, b_auto: float | None
+    audited: AuditedModel, stores: stages.ResultStores, suite: Suite, calibrated: Calibrated
 ) -> tuple[TextLoss, TextLoss]:
     """Measures or resumes the loss on texts of the user, with softmax and with the recipe."""
-    conditions = stages.sweep_conditions(audited, b_auto, TEXTS)
+    conditions = stages.sweep_conditions(audited, calibrated, TEXTS)
     stages.text_losses(audited, stores, conditions, suite)
     result = summary.text_losses(columns(stores.text_losses.read()), TEXTS, audited.config)
     by_cell = {entry.cell: entry for entry in result}

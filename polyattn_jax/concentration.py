@@ -30,7 +30,9 @@ from polyattn_jax.diagnostic import (
     relative_error_bound,
     softmax_error_bound,
 )
+from polyattn_jax.feature_maps import FeatureMap
 from polyattn_jax.results import ActiveMedians, Prevalence, SoftmaxComparison
+from polyattn_jax.row_maps import Map
 
 
 class Rows(NamedTuple):
@@ -69,6 +71,20 @@ def softmax_unsafe(c: Columns) -> Rows:
     """The rows with S >= 1 under softmax itself."""
     tie = (visible_keys(c) == 2) & (c["margin"] == 0)
     return _unsafe(c, "s_softmax", softmax_error_bound, tie)
+
+
+def own_unsafe(c: Columns, row_map: Map) -> Rows:
+    """The rows of `recipe_rows` with S >= 1 under the recipe's own weights.
+
+    The weights of a feature map are a softmax, those of any other map there a normalised power.
+    """
+    if isinstance(row_map, FeatureMap):
+        tie = (visible_keys(c) == 2) & (c["margin"] == 0)
+        return _unsafe(c, "s_own", softmax_error_bound, tie)
+    degree = row_map.degree
+    assert degree is not None
+    tie = (c["active"] == 1) & (c["margin"] == 0)
+    return _unsafe(c, "s_own", lambda n: relative_error_bound(degree, n), tie)
 
 
 def _unsafe(
@@ -209,14 +225,32 @@ def against_softmax(rows: Columns, config: AuditConfig) -> tuple[SoftmaxComparis
         if not len(c["status"]):
             continue
         spread = softmax_unsafe(c)
-        results += [_comparison(suite, kind, p, c, spread, config) for p in degrees(c)]
+        results += [
+            comparison((suite, kind, p), unsafe(c, p), c[f"change_{p}"], c, spread, config)
+            for p in degrees(c)
+        ]
     return tuple(results)
 
 
-def _comparison(
-    suite: str, kind: str, p: int | float, c: Columns, spread: Rows, config: AuditConfig
+def comparison(
+    place: tuple[str, str, int | float],
+    missed: Rows,
+    change: np.ndarray,
+    c: Columns,
+    spread: Rows,
+    config: AuditConfig,
 ) -> SoftmaxComparison:
-    missed, change = unsafe(c, p), c[f"change_{p}"]
+    """What a recipe loses and sharpens on the rows `c`.
+
+    Args:
+      place: suite, kind of bias and degree of the result.
+      missed: rows that the recipe does not concentrate.
+      change: of the head's output, per row.
+      c: rows that have a target.
+      spread: rows that softmax does not concentrate.
+      config: of the audit.
+    """
+    suite, kind, p = place
     prompts = c["prompt"]
     lost, sharpened = ~spread & missed, spread & ~missed
     sharp = ~spread.computed

@@ -27,6 +27,7 @@ class ConditionResult:
 
     Attributes:
       cell: the recipe, or the head set of an ablation, as in `answers.parquet`.
+      bias: of all heads; null where each head has its own.
       heads: number of heads that it replaces softmax in.
       verdict: "undecided" where a control is not met.
       delta: accuracy less that of softmax.
@@ -40,7 +41,7 @@ class ConditionResult:
 
     cell: str
     recipe: str
-    bias: float
+    bias: Real
     heads: Count
     accuracy: Interval
     verdict: VerdictName
@@ -61,6 +62,7 @@ class TextLoss:
 
     Attributes:
       cell: the recipe, or a head set.
+      bias: of all heads; null where each head has its own.
       heads: number of heads that it replaces softmax in.
       loss: nats per token.
       change: `loss` less that of softmax, paired by text.
@@ -72,7 +74,7 @@ class TextLoss:
 
     cell: str
     recipe: str
-    bias: float
+    bias: Real
     heads: Count
     loss: LossInterval
     change: LossInterval

@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
+from kernels.row_map_attention.maps import RowMap
 from lm_jax.errors import UsageError, nearest
 from lm_jax.evaluate.multiple_choice import task_problems
-from polyattn_jax.field_maps import FieldMap
 from polyattn_jax.probe import DEGREES
 from polyattn_jax.row_maps import RECIPES, Recipe, parse_recipe
 from polyattn_jax.suites import named
@@ -153,7 +153,7 @@ class AuditConfig:
             problems += [
                 f"config.attention = 'kernels', but no kernel computes {text!r}; set it to 'dense'"
                 for text in (*self.recipes, self.ablation_recipe)
-                if isinstance(parse_recipe(text).map, FieldMap)
+                if not isinstance(parse_recipe(text).map, RowMap)
             ]
         if self.ablation_heads and self.induction_n < 1:
             problems.append(

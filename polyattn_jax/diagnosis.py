@@ -106,7 +106,7 @@ def run(audited: AuditedModel, folder: Path) -> DiagnosisResult:
         ),
     )
     biases = {"zero": 0.0}
-    if recipe.bias != "auto":
+    if not isinstance(recipe.bias, str):
         biases[recipe.bias_kind] = recipe.bias
     fingerprint = audit.fingerprint(audited, {TEXTS: suite})
     with stages.open_stores(folder, fingerprint, config.degrees) as stores:
@@ -180,7 +180,7 @@ def format_diagnosis(result: DiagnosisResult) -> str:
         "over texts."
     )
     lines += textwrap.wrap(text, 80)
-    if parse_recipe(result.recipe).bias == "auto":
+    if isinstance(parse_recipe(result.recipe).bias, str):
         text = (
             "b_auto takes passes over calibration texts and is not measured here: rows are read at "
             "b = 0. Give a bias, --recipe=relu:p=4,b=1, or leave --diagnose out."

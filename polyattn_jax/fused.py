@@ -21,6 +21,7 @@ from kernels.row_map_attention.maps import SOFTMAX, RowMap
 from kernels.score_stats.api import score_stats
 from lm_jax.errors import UsageError
 from lm_jax.model.attention import (
+    Fused,
     LayerAttend,
     PerLayer,
     by_row_map,
@@ -30,7 +31,6 @@ from lm_jax.model.attention import (
 )
 from lm_jax.model.layers import softcap
 from polyattn_jax.diagnostic import RowStats
-from polyattn_jax.field_maps import FieldMap
 from polyattn_jax.head_types import HeadProbe
 from polyattn_jax.probe import Probe, reports
 from polyattn_jax.row_maps import Map
@@ -46,6 +46,8 @@ def by_kernels(attend: Any) -> Any:
     Raises:
       UsageError: for an attend that no kernel computes.
     """
+    if isinstance(attend, Fused):
+        attend = attend.attend
     own: Any = attend.fn if isinstance(attend, PerLayer) else attend
     if isinstance(own, GlobalRowMap | PerHeadRowMap):
         for row_map in own.maps if isinstance(own, PerHeadRowMap) else (own.map,):
@@ -54,7 +56,7 @@ def by_kernels(attend: Any) -> Any:
 
 
 def _of_kernels(row_map: Map) -> RowMap:
-    if isinstance(row_map, FieldMap):
+    if not isinstance(row_map, RowMap):
         raise UsageError(f"attend: no kernel computes {row_map.kind}; pass the attend unfused")
     return row_map
 

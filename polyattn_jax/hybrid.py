@@ -28,9 +28,10 @@ from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import Count, load_result
 from lm_jax.run.terminal import format_table
 from lm_jax.run.workdir import Resume, finish_time, mark_finished, open_workdir
-from polyattn_jax import audit, audit_suites, head_sets, stages, summary
+from polyattn_jax import audit, audit_suites, bias_tables, head_sets, stages, summary
 from polyattn_jax.audit_suites import TEXTS
 from polyattn_jax.audited_model import AuditedModel
+from polyattn_jax.bias_tables import describe
 from polyattn_jax.columns import columns
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.diagnosis import folder_or_temporary
@@ -104,6 +105,7 @@ class HybridResult:
 
     Attributes:
       search: what was tried.
+      bias: of all heads, or by layer and head.
       layers: of the model.
       heads: query heads of each layer.
       search_texts: number of texts that ranked the heads.
@@ -118,7 +120,7 @@ class HybridResult:
     provenance: Provenance
     search: Search
     recipe: str
-    bias: float
+    bias: float | tuple[tuple[float, ...], ...]
     layers: Count
     heads: Count
     search_texts: Count
@@ -147,7 +149,8 @@ def run(audited: AuditedModel, folder: Path, search: Search) -> HybridResult:
     )
     recipe = parse_recipe(config.recipes[0])
     with stages.open_stores(folder, audit.fingerprint(audited, suites), config.degrees) as stores:
-        calibrated = stages.calibrated(audited, folder).bias if recipe.bias == "auto" else None
+        b_auto = stages.calibrated(audited, folder).bias if recipe.bias == "auto" else None
+        calibrated = bias_tables.calibrated(audited, folder, config.by_name, b_auto)
         bias = resolve_bias(recipe, calibrated)
 
         def conditions(stage: str, masks: Mapping[str, np.ndarray]) -> list[Condition]:
@@ -191,7 +194,7 @@ def run(audited: AuditedModel, folder: Path, search: Search) -> HybridResult:
             model=config.model,
             model_sha256=audited.model.sha256,
             recipe=recipe.spec,
-            bias=bias,
+            bias=bias_tables.plain(bias),
             layers=shape[0],
             heads=shape[1],
             replaced=replaced_heads(masks[entry.text.cell]),
@@ -201,7 +204,7 @@ def run(audited: AuditedModel, folder: Path, search: Search) -> HybridResult:
         provenance=read_provenance(folder, config),
         search=search,
         recipe=recipe.spec,
-        bias=bias,
+        bias=bias_tables.plain(bias),
         layers=shape[0],
         heads=shape[1],
         search_texts=len(suites["search"].prompts),
@@ -272,8 +275,8 @@ def format_hybrid(result: HybridResult, target: Path) -> str:
     total = result.layers * result.heads
     base, needle = result.softmax, result.softmax_needle
     head = (
-        f"{result.recipe} (b = {result.bias:.3g}) in all heads of {result.model} but K; softmax: "
-        f"{base.loss.estimate:.3f} nats per token on {base.loss.n} texts, needle "
+        f"{result.recipe} (b = {describe(result.bias)}) in all heads of {result.model} but K; "
+        f"softmax: {base.loss.estimate:.3f} nats per token on {base.loss.n} texts, needle "
         f"{head_sets.right(needle.accuracy)} of {needle.accuracy.n}"
     )
     rows = [

@@ -13,9 +13,9 @@ from typing import Literal
 import jax.numpy as jnp
 import numpy as np
 
-from lm_jax.model.attention import PerLayer
+from lm_jax.model.attention import Fused, PerLayer
 from lm_jax.run.results import Count, load_result
-from polyattn_jax.row_maps import parse_recipe, resolve_bias
+from polyattn_jax.row_maps import parse_recipe
 from polyattn_jax.substitute import substitute
 
 
@@ -27,7 +27,7 @@ class HybridRecipe:
       version: of this format.
       model_sha256: digest of the weights that the heads were found on.
       recipe: its spec.
-      bias: b that it runs with, whatever its spec says.
+      bias: b that it runs with, whatever its spec says, or one by layer and head.
       layers: of the model.
       heads: query heads of each layer.
       replaced: (layer, head) of every head that gets the recipe, ascending.
@@ -37,7 +37,7 @@ class HybridRecipe:
     model: str
     model_sha256: str
     recipe: str
-    bias: float
+    bias: float | tuple[tuple[float, ...], ...]
     layers: Count
     heads: Count
     replaced: tuple[tuple[Count, Count], ...]
@@ -49,6 +49,11 @@ class HybridRecipe:
         if any(layer >= self.layers or head >= self.heads for layer, head in self.replaced):
             size = f"{self.layers} layers of {self.heads} heads"
             raise ValueError(f"replaced names a head beyond {size}; remove it")
+        if (
+            isinstance(self.bias, tuple)
+            and [len(row) for row in self.bias] != [self.heads] * self.layers
+        ):
+            raise ValueError(f"bias must be a number, or {self.layers} rows of {self.heads}")
 
     @property
     def heads_LN(self) -> np.ndarray:
@@ -64,12 +69,12 @@ def replaced_heads(heads_LN: np.ndarray) -> tuple[tuple[int, int], ...]:
     return tuple((int(layer), int(head)) for layer, head in np.argwhere(heads_LN))
 
 
-def load_recipe(path: str | Path) -> PerLayer:
+def load_recipe(path: str | Path) -> PerLayer | Fused:
     """The attend that runs the hybrid of a file, to be passed to `lm_jax.forward`.
 
     Raises:
       CorruptError: a field is missing, unknown or of another type, or a head is none of the model.
     """
     hybrid = load_result(path, HybridRecipe)
-    recipe = dataclasses.replace(parse_recipe(hybrid.recipe), bias=hybrid.bias)
-    return substitute([recipe.map], 0, resolve_bias(recipe, None), jnp.asarray(hybrid.heads_LN))
+    row_map = parse_recipe(hybrid.recipe).map
+    return substitute([row_map], 0, jnp.asarray(hybrid.bias), jnp.asarray(hybrid.heads_LN))

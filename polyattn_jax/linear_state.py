@@ -12,19 +12,28 @@ normalised map divides by. A KV cache has 2 d numbers per token and KV head, and
 to a KV head as well, since it holds no query. The counts are exact. A layer with a sliding window
 needs no more cache than its window, so that there the comparison favours the state.
 
-There is no finite feature map for a weight that is no polynomial of u: max(u, 0)^p, a sigmoid, an
-exponential (softmax, softpick), entmax, or a sum over |u|^p with odd p. For the rectified powers
-the plain power u^p is counted instead, and named so: it is another map, with weights where the
-recipe has none. A tanh on the scores (`score_softcap`) leaves no recipe a polynomial.
+A recipe that is a feature map itself (`feature_maps`) has as many features as that map, whatever
+the model does to its scores.
+
+There is no finite feature map for any other weight that is no polynomial of u: max(u, 0)^p, a
+sigmoid, an exponential (softmax, softpick), entmax, or a sum over |u|^p with odd p. For the
+rectified powers the plain power u^p is counted instead, and named so: it is another map, with
+weights where the recipe has none. A tanh on the scores (`score_softcap`) leaves no such recipe a
+polynomial.
 """
 
 import dataclasses
 import math
+from typing import Any
 
+import numpy as np
+
+from kernels.row_map_attention.maps import RowMap
 from lm_jax.model.config import DecoderConfig
 from lm_jax.run.results import Count
+from polyattn_jax.feature_maps import FeatureMap
 from polyattn_jax.field_maps import FieldMap
-from polyattn_jax.row_maps import Map, Recipe
+from polyattn_jax.row_maps import Recipe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +44,8 @@ class LinearState:
       finite: whether the recipe's own weights have a finite feature map.
       reason: why not; empty where they have.
       degree: of the polynomial that is counted, the recipe's own or, where that has no finite
-        feature map, the plain power; null where there is none, and so are the counts.
+        feature map, the plain power; null where there is none, and so are the counts, but for a
+        recipe that is a feature map.
       features: of a key, with each monomial once.
       tensor_features: of a key, without use of symmetry.
       state: numbers in the state of the symmetric features.
@@ -52,32 +62,42 @@ class LinearState:
     cache_tokens: Count | None
 
 
-def linear_state(recipe: Recipe, bias: float, cfg: DecoderConfig) -> LinearState:
+def linear_state(recipe: Recipe, bias: Any, cfg: DecoderConfig) -> LinearState:
     """The cost of linear attention with a recipe in a model.
 
     Args:
       recipe: the row map.
-      bias: its b, resolved.
+      bias: its b, resolved: a number, or `[L, N]`.
       cfg: the model.
     """
+    d = cfg.head_dim
+    if isinstance(recipe.map, FeatureMap):
+        features = recipe.map.size(d)
+        return _of_size(recipe, "", None, features, features, d)
     reason = _why_infinite(recipe.map)
     p, lower = _polynomial(recipe.map)
     if cfg.score_softcap is not None:
         reason, p = "the model caps its scores by a tanh", None
     if p is None:
         return LinearState(recipe.name, False, reason, None, None, None, None, None)
-    d = cfg.head_dim
     if lower:
         features, tensor = math.comb(d + p, p), sum(d**power for power in range(p + 1))
     else:
-        m = d if bias == 0 else d + 1
+        m = d + 1 if np.any(bias) else d
         features, tensor = math.comb(m + p - 1, p), m**p
+    return _of_size(recipe, reason, p, features, tensor, d)
+
+
+def _of_size(
+    recipe: Recipe, reason: str, degree: int | None, features: int, tensor: int, d: int
+) -> LinearState:
+    """The result where there are features to count; `d` is the width of a head."""
     state = features * (d + int(recipe.map.normalised))
     return LinearState(
         recipe=recipe.name,
         finite=not reason,
         reason=reason,
-        degree=p,
+        degree=degree,
         features=features,
         tensor_features=tensor,
         state=state,
@@ -85,7 +105,7 @@ def linear_state(recipe: Recipe, bias: float, cfg: DecoderConfig) -> LinearState
     )
 
 
-def _polynomial(row_map: Map) -> tuple[int | None, bool]:
+def _polynomial(row_map: RowMap | FieldMap) -> tuple[int | None, bool]:
     """Degree of the polynomial to count, or None; whether it has monomials of lower degree too."""
     if isinstance(row_map, FieldMap):
         match row_map.kind:
@@ -99,7 +119,7 @@ def _polynomial(row_map: Map) -> tuple[int | None, bool]:
     return (int(row_map.p), False) if whole else (None, False)
 
 
-def _why_infinite(row_map: Map) -> str:
+def _why_infinite(row_map: RowMap | FieldMap) -> str:
     """Why the weights of a map are no polynomial of the scores; empty where they are."""
     if isinstance(row_map, FieldMap):
         if row_map.kind == "poly" and row_map.p % 2:
@@ -118,12 +138,14 @@ def _why_infinite(row_map: Map) -> str:
 
 def sentence(entry: LinearState) -> str:
     """The cost in words: whether a finite feature map exists, its size and the cache it equals."""
-    size = ""
+    size = f"as much memory as {entry.cache_tokens or 0:,} tokens of KV cache"
     if entry.degree is not None:
         size = (
             f"{entry.features:,} symmetric features per KV head ({entry.tensor_features:,} without "
-            f"symmetry), as much memory as {entry.cache_tokens:,} tokens of KV cache"
+            f"symmetry), {size}"
         )
+    elif entry.finite:
+        size = f"{entry.features:,} features per KV head, {size}"
     if entry.finite:
         return f"a finite feature map of {size}"
     text = f"no finite feature map: {entry.reason}"

@@ -16,7 +16,7 @@ from lm_jax.model import attention as lm_attention
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import forward
 from lm_jax.train.losses import Predictor, token_nll
-from polyattn_jax.calibrate import MassBelow, mass_below
+from polyattn_jax.calibrate import MassBelow, mass_below, mass_below_by_head
 from polyattn_jax.diagnostic import RowStats
 from polyattn_jax.fused import by_kernels
 from polyattn_jax.head_types import HeadProbe
@@ -259,3 +259,18 @@ def mass(
     record = {"attn.scores": lambda s: mass_below(s, thresholds, lengths)}
     last_B1 = jnp.full((tokens_BT.shape[0], 1), tokens_BT.shape[1] - 1)
     return forward(params, tokens_BT, cfg, record=record, logits_at=last_B1).records["attn.scores"]
+
+
+@functools.partial(jax.jit, static_argnames="cfg")
+def mass_by_head(
+    params: Any, tokens_BT: jax.Array, thresholds_LNM: jax.Array, *, cfg: DecoderConfig
+) -> MassBelow:
+    """Softmax mass below thresholds of each head, and score rows, by layer, text and head."""
+
+    def with_mass(scores_BNTS: jax.Array, thresholds_NM: jax.Array):
+        below = mass_below_by_head(scores_BNTS, thresholds_NM)
+        return lm_attention.softmax(scores_BNTS), below._asdict()
+
+    attend = lm_attention.PerLayer(with_mass, thresholds_LNM)
+    last_B1 = jnp.full((tokens_BT.shape[0], 1), tokens_BT.shape[1] - 1)
+    return MassBelow(**forward(params, tokens_BT, cfg, attend=attend, logits_at=last_B1).aux)

@@ -86,7 +86,7 @@ def open_scores(audited: AuditedModel, condition: Condition, folder: Path) -> Ro
     settings = {
         "dtype": audited.config.dtype,
         "recipe": condition.recipe.spec,
-        "bias": condition.bias,
+        "bias": np.asarray(condition.bias, np.float64).tolist(),
         "kernels": audited.fused,
     }
     return multiple_choice.open_cache(

@@ -94,30 +94,34 @@ def output_change(
     head's width, in float32. A dead row writes zeros and changes by 1; where z is 0 the change is 0
     if z_p is 0 too, else inf.
     """
-    B, N, Q, S = scores_BNQS.shape
-    K = v_BSKH.shape[2]
-    v_BSKH = v_BSKH.astype(jnp.float32)
-
-    def output(pattern_BNQS: jax.Array) -> jax.Array:
-        pattern_BKGQS = pattern_BNQS.reshape(B, K, N // K, Q, S)
-        z = jnp.einsum("BKGQS,BSKH->BKGQH", pattern_BKGQS, v_BSKH, precision="highest")
-        return z.reshape(B, N, Q, -1)
-
-    z_BNQH = output(softmax(scores_BNQS))
-    norm_BNQ = jnp.linalg.norm(z_BNQH, axis=-1)
+    z_BNQH = head_output(softmax(scores_BNQS), v_BSKH)
 
     def at_bias(bias: jax.Array) -> jax.Array:
         moved = [
-            jnp.linalg.norm(output(row_maps.relu_power(p)(scores_BNQS, bias)) - z_BNQH, axis=-1)
+            relative_change(head_output(row_maps.relu_power(p)(scores_BNQS, bias), v_BSKH), z_BNQH)
             for p in degrees
         ]
-        size_BNQ1 = norm_BNQ[..., None]
-        moved_BNQP = jnp.stack(moved, axis=-1)
-        ratio = moved_BNQP / jnp.where(size_BNQ1 > 0, size_BNQ1, 1.0)
-        without = jnp.where(moved_BNQP > 0, jnp.inf, 0.0)
-        return jnp.where(size_BNQ1 > 0, ratio, without)
+        return jnp.stack(moved, axis=-1)
 
     return jax.vmap(at_bias)(biases)
+
+
+def head_output(pattern_BNQS: jax.Array, v_BSKH: jax.Array) -> jax.Array:
+    """The output `[B, N, Q, H]` of heads with the given weights, in float32."""
+    B, N, Q, S = pattern_BNQS.shape
+    K = v_BSKH.shape[2]
+    pattern_BKGQS = pattern_BNQS.reshape(B, K, N // K, Q, S)
+    v_BSKH = v_BSKH.astype(jnp.float32)
+    z = jnp.einsum("BKGQS,BSKH->BKGQH", pattern_BKGQS, v_BSKH, precision="highest")
+    return z.reshape(B, N, Q, -1)
+
+
+def relative_change(after_BNQH: jax.Array, before_BNQH: jax.Array) -> jax.Array:
+    """||after - before|| / ||before|| per row `[B, N, Q]`, as `output_change` has it."""
+    size_BNQ = jnp.linalg.norm(before_BNQH, axis=-1)
+    moved_BNQ = jnp.linalg.norm(after_BNQH - before_BNQH, axis=-1)
+    ratio = moved_BNQ / jnp.where(size_BNQ > 0, size_BNQ, 1.0)
+    return jnp.where(size_BNQ > 0, ratio, jnp.where(moved_BNQ > 0, jnp.inf, 0.0))
 
 
 def row_features(

@@ -2,10 +2,10 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 from lm_jax.run import provenance
 from lm_jax.run.config import config_hash
-from polyattn_jax.config import AuditConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,8 +19,8 @@ class Provenance(provenance.Provenance):
     config_hash: str
 
 
-def read_provenance(folder: Path, config: AuditConfig) -> Provenance:
-    """The provenance of results in `folder`, with the hash of their settings.
+def read_provenance(folder: Path, config: Any) -> Provenance:
+    """The provenance of results in `folder`, with the hash of their settings, a dataclass.
 
     Raises:
       CorruptError: `provenance.json` is missing or damaged.

@@ -108,7 +108,7 @@ class SoftmaxComparison:
     Over argmax rows of any status that has a target; a dead row concentrates on nothing.
 
     Attributes:
-      p: the degree.
+      p: the degree; 1 for a feature map, whose S is that of its own weights.
       rows: number of rows.
       lost: share of all rows that softmax concentrates and r^p does not.
       sharpened: share of all rows that r^p concentrates and softmax does not.
@@ -331,6 +331,7 @@ class CheckResult:
     Attributes:
       recipe: its spec.
       degree: of its row map; null where it has none.
+      bias: of all heads, or by layer and head.
       calibration: null where no b_auto was needed.
       measured: whether S_p is defined for the recipe and was measured.
       length: tokens of a needle prompt.
@@ -349,7 +350,7 @@ class CheckResult:
     provenance: Provenance
     recipe: str
     degree: float | None
-    bias: float
+    bias: float | tuple[tuple[float, ...], ...]
     calibration: Calibration | None
     measured: bool
     length: Count

@@ -3,14 +3,15 @@
 From "When Does Polynomial Attention Concentrate?", Eq. 2, Algorithm 1 and section 5.1. The maps are
 those of `kernels.row_map_attention.maps`: functions of scores `[..., S]`, where a masked key has
 score -inf, and of a bias, that return weights `[..., S]`. `field_maps` has those of other
-papers.
+papers, `feature_maps` those of linear attention, which read queries and keys in place of scores.
 """
 
 from collections.abc import Callable, Mapping
 import dataclasses
 import math
+from pathlib import Path
 import types
-from typing import Any, Literal
+from typing import Any
 
 from kernels.row_map_attention import maps
 from kernels.row_map_attention.maps import (
@@ -20,11 +21,18 @@ from kernels.row_map_attention.maps import (
     relu_power,
 )
 from lm_jax.errors import UsageError, nearest
+from polyattn_jax.feature_maps import FeatureMap
 from polyattn_jax.field_maps import FieldMap
 
-Map = RowMap | FieldMap
+Map = RowMap | FieldMap | FeatureMap
 
 softmax, sigmoid = maps.softmax(), maps.sigmoid()
+
+
+# A number; "auto", "auto_head", "auto_layer"; the path of a .json file of `bias_tables`; -logn.
+Bias = float | str
+Calibrated = float | None | Mapping[str, Any]
+_CALIBRATED = ("auto", "auto_head", "auto_layer")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,11 +42,21 @@ class Recipe:
     name: str
     spec: str
     map: Map
-    bias: float | Literal["auto"]
+    bias: Bias
+
+    @property
+    def tabled(self) -> bool:
+        """Whether every head, or every layer, has a bias of its own."""
+        return isinstance(self.bias, str) and self.bias != "auto"
 
     @property
     def degree(self) -> int | float | None:
-        """p of S_p, an int where it is whole; None for a map that is no normalised power."""
+        """p of S_p at one bias; None for no normalised power, or a bias of each head or layer."""
+        return None if self.tabled else self.power
+
+    @property
+    def power(self) -> int | float | None:
+        """p of a normalised power, an int where it is whole; None for any other map."""
         p = self.map.degree
         if p is None or not self.map.normalised:
             return None
@@ -47,55 +65,63 @@ class Recipe:
     @property
     def unmeasured(self) -> str:
         """Why rows of a recipe without a degree have no measured S."""
-        if isinstance(self.map, FieldMap) and self.map.signed:
+        if not isinstance(self.map, RowMap) and self.map.signed:
             return "S is not defined for this map, whose weights may be negative"
         return "S_p is not measured for this map"
 
     @property
     def bias_kind(self) -> str:
-        """The bias as `rows.parquet` names it: `auto`, `zero`, or the number itself."""
-        return "zero" if self.bias == 0 else _text(self.bias)
+        """The bias as `rows.parquet` names it: `auto`, `zero`, the number, or the table's name."""
+        return "zero" if self.bias == 0 else _bias_name(self.bias)
 
 
-def resolve_bias(recipe: Recipe, calibrated: float | None) -> float:
-    """The bias to run `recipe` with, given the model's b_auto.
+def resolve_bias(recipe: Recipe, calibrated: Calibrated) -> Any:
+    """The bias to run `recipe` with: a number, or numbers `[L, N]` of all heads.
+
+    Args:
+      recipe: its bias may be calibrated.
+      calibrated: the model's b_auto, or all calibrated biases by their name in a recipe
+        (`bias_tables.calibrated`).
 
     Raises:
-      UsageError: if the recipe asks for b_auto and there is none.
+      UsageError: if the recipe asks for a bias that is not there.
     """
-    if recipe.bias != "auto":
+    if not isinstance(recipe.bias, str):
         return recipe.bias
-    if calibrated is None:
+    known = calibrated if isinstance(calibrated, Mapping) else {"auto": calibrated}
+    value = known.get(recipe.bias)
+    if value is None:
         raise UsageError(
-            f"recipe {recipe.spec!r}: b=auto needs a calibrated bias; pass one or write b=<number>"
+            f"recipe {recipe.spec!r}: b={recipe.bias} needs a calibrated bias; pass one or write "
+            "b=<number>"
         )
-    return calibrated
+    return value
 
 
-def _relu_recipe(p: float, b: float | Literal["auto"]) -> Recipe:
+def _relu_recipe(p: float, b: Bias) -> Recipe:
     spec = f"relu:p={_text(p)},b={_text(b)}"
-    return Recipe(f"relu_p{_text(p)}_b{_text(b)}", spec, relu_power(p), b)
+    return Recipe(f"relu_p{_text(p)}_b{_bias_name(b)}", spec, relu_power(p), b)
 
 
-def _sigmoid_recipe(b: float | Literal["auto"]) -> Recipe:
-    return Recipe(f"sigmoid_b{_text(b)}", f"sigmoid:b={_text(b)}", sigmoid, b)
+def _sigmoid_recipe(b: Bias) -> Recipe:
+    return Recipe(f"sigmoid_b{_bias_name(b)}", f"sigmoid:b={_text(b)}", sigmoid, b)
 
 
-def _ramapuram_recipe(b: float | Literal["auto", "-logn"]) -> Recipe:
+def _ramapuram_recipe(b: Bias) -> Recipe:
     row_map = ramapuram_sigmoid(b == "-logn")
-    name = "ramapuram" if b == "-logn" else f"ramapuram_b{_text(b)}"
+    name = "ramapuram" if b == "-logn" else f"ramapuram_b{_bias_name(b)}"
     return Recipe(name, f"ramapuram:b={_text(b)}", row_map, 0.0 if b == "-logn" else b)
 
 
-def _over_length_recipe(p: float, alpha: float, b: float | Literal["auto"]) -> Recipe:
-    suffix = "" if b == 0 else f"_b{_text(b)}"
+def _over_length_recipe(p: float, alpha: float, b: Bias) -> Recipe:
+    suffix = "" if b == 0 else f"_b{_bias_name(b)}"
     spec = f"relu_over_length:p={_text(p)},alpha={_text(alpha)},b={_text(b)}"
     name = f"relu_p{_text(p)}_over_{_length_text(alpha)}{suffix}"
     return Recipe(name, spec, relu_over_length(p, alpha), b)
 
 
-def _softpick_recipe(b: float | Literal["auto"]) -> Recipe:
-    return Recipe(f"softpick_b{_text(b)}", f"softpick:b={_text(b)}", FieldMap("softpick"), b)
+def _softpick_recipe(b: Bias) -> Recipe:
+    return Recipe(f"softpick_b{_bias_name(b)}", f"softpick:b={_text(b)}", FieldMap("softpick"), b)
 
 
 def _scaled_softmax_recipe(n0: float) -> Recipe:
@@ -107,20 +133,32 @@ def _scaled_softmax_recipe(n0: float) -> Recipe:
     )
 
 
-def _poly_recipe(p: float, b: float | Literal["auto"]) -> Recipe:
+def _poly_recipe(p: float, b: Bias) -> Recipe:
     spec = f"poly:p={_text(p)},b={_text(b)}"
-    return Recipe(f"poly_p{_text(p)}_b{_text(b)}", spec, FieldMap("poly", p=_whole("poly", p)), b)
+    row_map = FieldMap("poly", p=_whole("poly", p))
+    return Recipe(f"poly_p{_text(p)}_b{_bias_name(b)}", spec, row_map, b)
 
 
-def _poly_over_length_recipe(p: float, alpha: float, b: float | Literal["auto"]) -> Recipe:
+def _poly_over_length_recipe(p: float, alpha: float, b: Bias) -> Recipe:
     row_map = FieldMap("poly_over_length", p=_whole("poly_over_length", p), alpha=alpha)
-    suffix = "" if b == 0 else f"_b{_text(b)}"
+    suffix = "" if b == 0 else f"_b{_bias_name(b)}"
     spec = f"poly_over_length:p={_text(p)},alpha={_text(alpha)},b={_text(b)}"
     return Recipe(f"poly_p{_text(p)}_over_{_length_text(alpha)}{suffix}", spec, row_map, b)
 
 
-def _taylor_recipe(b: float | Literal["auto"]) -> Recipe:
-    return Recipe(f"taylor2_b{_text(b)}", f"taylor2:b={_text(b)}", FieldMap("taylor2"), b)
+def _taylor_recipe(b: Bias) -> Recipe:
+    return Recipe(f"taylor2_b{_bias_name(b)}", f"taylor2:b={_text(b)}", FieldMap("taylor2"), b)
+
+
+def _performer_recipe(m: float, seed: float) -> Recipe:
+    for name, value in (("m", m), ("seed", seed)):
+        if value != int(value):
+            raise UsageError(f"recipe performer: {name}={_text(value)} must be a whole number")
+    row_map = FeatureMap("performer", m=int(m), seed=int(seed))
+    name, spec = f"performer_m{row_map.m}", f"performer:m={row_map.m}"
+    if row_map.seed:
+        name, spec = f"{name}_seed{row_map.seed}", f"{spec},seed={row_map.seed}"
+    return Recipe(name, spec, row_map, 0.0)
 
 
 def _whole(kind: str, p: float) -> int:
@@ -129,6 +167,11 @@ def _whole(kind: str, p: float) -> int:
             f"recipe {kind}: p={_text(p)} must be a whole number, as scores may be negative"
         )
     return int(p)
+
+
+def _bias_name(b: Bias) -> str:
+    """A bias in the name of a recipe: the stem of a file, else as in its spec."""
+    return Path(b).stem if isinstance(b, str) and b.endswith(".json") else _text(b)
 
 
 def _text(value: float | str) -> str:
@@ -143,6 +186,8 @@ def _length_text(alpha: float) -> str:
 
 SOFTMAX = Recipe("softmax", "softmax", softmax, 0.0)
 _ENTMAX = Recipe("entmax15", "entmax15", FieldMap("entmax15"), 0.0)
+_ELU1 = Recipe("elu1", "elu1", FeatureMap("elu1"), 0.0)
+_HEDGEHOG = Recipe("hedgehog", "hedgehog", FeatureMap("hedgehog"), 0.0)
 
 _TABLE_2 = (
     *(_relu_recipe(p, b) for p in (2.0, 4.0, 8.0, 16.0) for b in (0.0, "auto")),
@@ -168,6 +213,9 @@ _KINDS: dict[str, tuple[Callable[..., Recipe], dict[str, float | str | None]]] =
         {"p": None, "alpha": 0.5, "b": 0.0},
     ),  # 2410.18613
     "taylor2": (_taylor_recipe, {"b": 0.0}),  # arXiv:2402.18668
+    "elu1": (lambda: _ELU1, {}),  # arXiv:2006.16236
+    "hedgehog": (lambda: _HEDGEHOG, {}),  # arXiv:2402.04347
+    "performer": (_performer_recipe, {"m": 256.0, "seed": 0.0}),  # arXiv:2009.14794
 }
 
 
@@ -176,8 +224,10 @@ def parse_recipe(text: str) -> Recipe:
 
     Kinds and options: `softmax`; `relu:p=,b=`; `sigmoid:b=`; `ramapuram:b=` (`-logn` by default);
     `relu_over_length:p=,alpha=,b=`; of `field_maps`, `softpick:b=`, `entmax15`, `softmax_logn:n0=`,
-    `poly:p=,b=`, `poly_over_length:p=,alpha=,b=` and `taylor2:b=`. b is a number or `auto` and 0 by
-    default; p is positive, that of `poly` whole.
+    `poly:p=,b=`, `poly_over_length:p=,alpha=,b=` and `taylor2:b=`; of `feature_maps`, `elu1`,
+    `hedgehog` and `performer:m=,seed=`. b is a number or `auto` and 0 by default; p is positive,
+    that of `poly` whole. `auto_head` and `auto_layer` calibrate a bias of every head or layer, and
+    `b=FILE.json` reads one (`bias_tables`).
 
     Raises:
       UsageError: naming what cannot be read and the nearest thing that can.
@@ -211,8 +261,10 @@ def _hint(key: str, options: Mapping[str, Any]) -> str:
 
 
 def _value(text: str, kind: str, key: str, value: str) -> float | str:
-    words = {"b": ("auto", "-logn") if kind == "ramapuram" else ("auto",)}.get(key, ())
-    if value in words:
+    words = ()
+    if key == "b":
+        words = (*_CALIBRATED, "-logn") if kind == "ramapuram" else _CALIBRATED
+    if value in words or (key == "b" and value.endswith(".json")):
         return value
     try:
         number = float(value)

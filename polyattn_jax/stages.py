@@ -34,7 +34,7 @@ from polyattn_jax import calibrate, head_sets, head_types, measure
 from polyattn_jax.audit_suites import diagnosed, first_prompts
 from polyattn_jax.audited_model import AuditedModel
 from polyattn_jax.config import AuditConfig
-from polyattn_jax.row_maps import SOFTMAX, Recipe, parse_recipe, resolve_bias
+from polyattn_jax.row_maps import SOFTMAX, Calibrated, Recipe, parse_recipe, resolve_bias
 from polyattn_jax.schema import (
     ANSWERS,
     FEATURES,
@@ -53,13 +53,18 @@ from polyattn_jax.suites.batching import Batch
 
 @dataclasses.dataclass(frozen=True)
 class Condition:
-    """One way to run the model: a recipe in some heads."""
+    """One way to run the model: a recipe in some heads, with one bias or `[L, N]` of all heads."""
 
     stage: str
     name: str
     recipe: Recipe
-    bias: float
+    bias: Any
     heads_LN: np.ndarray
+
+    @property
+    def one_bias(self) -> float:
+        """The bias as tables hold it: NaN where each head has its own."""
+        return float("nan") if np.ndim(self.bias) else float(self.bias)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -327,7 +332,7 @@ def substitution(audited: AuditedModel, condition: Condition) -> dict[str, Any]:
     maps = audited.maps
     return {
         "index": jnp.int32(maps.index(condition.recipe.map)),
-        "bias": jnp.float32(condition.bias),
+        "bias": jnp.asarray(condition.bias, jnp.float32),
         "heads_LN": jnp.asarray(condition.heads_LN),
         "cfg": audited.model.cfg,
         "maps": maps,
@@ -344,7 +349,7 @@ def condition_columns(
         "stage": condition.stage,
         "cell": condition.name,
         "recipe": condition.recipe.name,
-        "bias": condition.bias,
+        "bias": condition.one_bias,
         "heads": int(condition.heads_LN.sum()),
         "suite": suite,
     }
@@ -357,20 +362,20 @@ def condition_columns(
 
 
 def sweep_conditions(
-    audited: AuditedModel, b_auto: float | None, stage: str = "sweep"
+    audited: AuditedModel, calibrated: Calibrated, stage: str = "sweep"
 ) -> list[Condition]:
-    """Softmax and every recipe of the config, in all heads; None if no recipe has b=auto."""
+    """Softmax and every recipe of the config, in all heads, with the biases of `resolve_bias`."""
     everywhere = np.ones((audited.model.cfg.num_layers, audited.model.cfg.num_heads), bool)
     recipes = [SOFTMAX, *(parse_recipe(text) for text in audited.config.recipes)]
-    return [Condition(stage, r.name, r, resolve_bias(r, b_auto), everywhere) for r in recipes]
+    return [Condition(stage, r.name, r, resolve_bias(r, calibrated), everywhere) for r in recipes]
 
 
 def ablation_conditions(
-    audited: AuditedModel, b_auto: float, sets: dict[str, np.ndarray]
+    audited: AuditedModel, calibrated: Calibrated, sets: dict[str, np.ndarray]
 ) -> list[Condition]:
     """The ablation's recipe in no head and in each of the head sets (`head_sets.draw`)."""
     recipe = parse_recipe(audited.config.ablation_recipe)
-    bias = resolve_bias(recipe, b_auto)
+    bias = resolve_bias(recipe, calibrated)
     shape = (audited.model.cfg.num_layers, audited.model.cfg.num_heads)
     return [
         Condition("ablation", name, recipe, bias, head_sets.mask(flat, shape))

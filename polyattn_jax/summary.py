@@ -41,6 +41,7 @@ from polyattn_jax.results import (
     CopyResult,
     LossInterval,
     RecipeVerdict,
+    RowShares,
     TextLoss,
 )
 from polyattn_jax.row_maps import SOFTMAX
@@ -265,8 +266,9 @@ def verdicts(
     swept: Sequence[ConditionResult],
     unmet: Sequence[str],
     config: AuditConfig,
+    own: Mapping[str, RowShares],
 ) -> tuple[RecipeVerdict, ...]:
-    """One verdict per recipe of the sweep."""
+    """One verdict per recipe of the sweep; `own` holds the safe shares of `recipe_rows`."""
     base = next(entry for entry in swept if entry.cell == SOFTMAX.name)
     top, suite = ranking(by_head)[: config.top_heads], f"niah_{config.sweep_length}"
     results = []
@@ -279,6 +281,8 @@ def verdicts(
             args = (rows, suite, recipe.degree, recipe.bias_kind, config)
             safe, top_safe = safe_fraction(*args, None), safe_fraction(*args, top)
             unmeasured = "no row has an active key"
+        elif recipe.name in own:
+            safe, top_safe = own[recipe.name].recipe, own[recipe.name].recipe_top
         results.append(
             decision.explain(
                 entry,
@@ -322,6 +326,7 @@ def summarise(
     choices: Mapping[str, ChoiceTask],
     suites: Sequence[SuiteResult],
     linear: Sequence[LinearState],
+    own: Mapping[str, RowShares],
 ) -> tuple[AuditSummary, Columns]:
     """The content of summary.json, and the table of heads; `shape` is `[L, N]`."""
     rows, answers = columns(tables.rows), columns(tables.answers)
@@ -350,7 +355,7 @@ def summarise(
         choices=dict(choices),
         suites=tuple(suites),
         linear=tuple(linear),
-        verdicts=verdicts(rows, by_head, swept, control_results.unmet, config),
+        verdicts=verdicts(rows, by_head, swept, control_results.unmet, config, own),
         matched=matched(rows, ranking(by_head)[: config.top_heads], ranking_suite(rows), config),
         ranking_suite=ranking_suite(rows),
         head_types=head_types.composition(by_head, config.top_heads)

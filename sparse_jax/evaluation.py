@@ -73,13 +73,7 @@ def difference(windows: pa.Table, others: pa.Table) -> Interval:
 
 
 def _ratio_interval(windows: pa.Table, above: np.ndarray, below: np.ndarray) -> Interval:
-    rows = np.stack([above, below], 1)
-    return statistics.clustered_bootstrap(rows, windows["document"].to_numpy(), _ratio, seed=0)
-
-
-def _ratio(rows: np.ndarray) -> float:
-    above, below = rows.sum(0)
-    return float(above / below)
+    return statistics.clustered_ratio(above, below, windows["document"].to_numpy())
 
 
 def compare(

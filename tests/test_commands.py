@@ -16,6 +16,7 @@ from lm_jax.run import cli, config_files, usage
 ROOT = Path(__file__).parents[1]
 LIBRARIES = ("lm_jax", "polyattn_jax", "protot_jax", "sparse_jax")
 TRAINING = {
+    "polyattn_jax.distill",
     "protot_jax.pretrain",
     "protot_jax.search",
     "protot_jax.study",

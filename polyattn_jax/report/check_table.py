@@ -5,6 +5,7 @@ import textwrap
 
 from lm_jax import statistics
 from lm_jax.run.terminal import format_table
+from polyattn_jax import bias_tables
 from polyattn_jax.linear_state import sentence as linear_sentence
 from polyattn_jax.report import findings
 from polyattn_jax.results import CheckResult, PromptResults
@@ -20,7 +21,10 @@ def format_result(result: CheckResult) -> str:
     head = f"{result.recipe} in every head of {result.model}"
     lines: list[str | Row] = [*textwrap.wrap(head, WIDTH), ""]
     if not result.measured:
-        text = "S_p was not measured: it is defined for relu recipes, r^p / sum r^p."
+        text = (
+            "S_p was not measured: it is defined for relu recipes, r^p / sum r^p, and S_phi for "
+            "feature maps."
+        )
         lines += textwrap.wrap(text, WIDTH)
     else:
         lines += _row_lines(result)
@@ -55,12 +59,13 @@ def format_result(result: CheckResult) -> str:
 
 def _row_lines(result: CheckResult) -> list[str | Row]:
     """Unsafe rows under the recipe and under softmax, and where the two differ."""
-    unsafe, against = result.unsafe, result.against_softmax
+    unsafe, against, name = result.unsafe, result.against_softmax, _statistic(result)
+    ranked_by = "S_2" if parse_recipe(result.recipe).degree is not None else name
     lines: list[str | Row] = [
-        (f"rows with S_{result.degree:g} >= 1", "share", "95 % interval", "prompts"),
+        (f"rows with {name} >= 1", "share", "95 % interval", "prompts"),
         _share("  all heads", unsafe.recipe),
         _share("    softmax on the same rows", unsafe.softmax),
-        _share(f"  the {result.heads} heads of greatest S_2", unsafe.recipe_top),
+        _share(f"  the {result.heads} heads of greatest {ranked_by}", unsafe.recipe_top),
         _share("    softmax in the same heads", unsafe.softmax_top),
     ]
     if against is None:
@@ -77,11 +82,17 @@ def _row_lines(result: CheckResult) -> list[str | Row]:
     ]
 
 
+def _statistic(result: CheckResult) -> str:
+    """The statistic of a row: S_p by its degree, or S_phi of a feature map."""
+    return "S_phi" if result.degree is None else f"S_{result.degree:g}"
+
+
 def _bias_lines(result: CheckResult) -> list[str | Row]:
     """The bias; where it was calibrated, its interval and its values at other lengths."""
     calibration = result.calibration
     if calibration is None or parse_recipe(result.recipe).bias != "auto":
-        return [("bias", f"{result.bias:g}")]
+        one = isinstance(result.bias, float)
+        return [("bias", f"{result.bias:g}" if one else bias_tables.describe(result.bias))]
     bias, _, ends = findings.b_auto(calibration).partition(" ")
     ends = ends.strip("[]").replace(", ", " to ")
     lines: list[str | Row] = [("b_auto", bias, ends, f"{calibration.texts} texts")]
@@ -116,7 +127,7 @@ def _text_lines(result: CheckResult) -> list[str | Row]:
     ]
     if result.measured:
         lines += [
-            _share(f"  rows with S_{result.degree:g} >= 1", texts.unsafe.recipe),
+            _share(f"  rows with {_statistic(result)} >= 1", texts.unsafe.recipe),
             _share("  rows that softmax spreads", texts.unsafe.softmax),
         ]
     if against := texts.against_softmax:

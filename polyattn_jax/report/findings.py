@@ -116,6 +116,11 @@ def bias_label(kind: str) -> str:
     return {"zero": "b = 0", "auto": "b_auto"}.get(kind, f"b = {kind}".replace("-", "−"))
 
 
+def bias_text(bias: float) -> str:
+    """The bias of a condition; NaN is one of each head."""
+    return "b by head" if math.isnan(bias) else f"b = {bias:.3g}".replace("-", "−")
+
+
 def b_auto(calibration: Calibration | AtLength, *, ends: bool = True) -> str:
     """b_auto to two digits of its uncertainty, with its interval: "1.15 [0.98, 1.31]"."""
     numbers = (calibration.bias, calibration.low, calibration.high)

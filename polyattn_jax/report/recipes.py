@@ -103,7 +103,7 @@ def _sweep_row(
     shares = (verdict.safe, verdict.top_safe)
     counts = f"{number(entry.lost)} lost, {number(entry.won)} won"
     return [
-        cell(entry.recipe, note=f"b = {entry.bias:.3g}".replace("-", "−")),
+        cell(entry.recipe, note=findings.bias_text(entry.bias)),
         verdict_cell(verdict.verdict),
         accuracy,
         stacked(entry.delta, signed=True),

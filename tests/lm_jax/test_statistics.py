@@ -259,3 +259,15 @@ def test_cohens_d_is_the_difference_in_pooled_deviations():
     assert statistics.cohens_d(second, first) == -statistics.cohens_d(first, second)
     with pytest.raises(UsageError, match="neither sample varies"):
         statistics.cohens_d([1.0, 1.0], [2.0, 2.0])
+
+
+def test_a_clustered_ratio_is_one_of_sums_and_a_mean_where_all_counts_are_one():
+    rng = np.random.default_rng(0)
+    above, below, clusters = rng.random(40), rng.integers(1, 9, 40), np.arange(40) // 4
+    got = statistics.clustered_ratio(above, below, clusters, resamples=200)
+    assert got.estimate == pytest.approx(above.sum() / below.sum())
+    assert got.low < got.estimate < got.high and got.n == 10
+    ones = statistics.clustered_ratio(above, np.ones(40), clusters, resamples=200, seed=3)
+    mean = statistics.clustered_bootstrap(above, clusters, resamples=200, seed=3)
+    for name in ("estimate", "low", "high"):
+        assert getattr(ones, name) == pytest.approx(getattr(mean, name))

@@ -202,7 +202,7 @@ def audit(
         for one in config.by_name.values()
     ]
     result, by_head = summary.summarise(
-        tables, CALIBRATION, config, SHAPE, SOURCE, choices, suites, linear
+        tables, CALIBRATION, config, SHAPE, SOURCE, choices, suites, linear, {}
     )
     return result, rows, by_head
 

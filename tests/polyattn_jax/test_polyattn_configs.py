@@ -18,9 +18,10 @@ from polyattn_jax.config import MODES, AuditConfig
 from tests.polyattn_jax import audit_oracle
 
 ROOT = Path(__file__).parents[2]
-# Of one model each; paper.py is of any, and its smoke mode runs in test_paper_study.
+# Of audits; test_paper_study and test_distill run the others.
+OTHERS = ("paper.py", "distill.py")
 CONFIGS = sorted(
-    path.name for path in (ROOT / "configs" / "polyattn").glob("*.py") if path.name != "paper.py"
+    path.name for path in (ROOT / "configs" / "polyattn").glob("*.py") if path.name not in OTHERS
 )
 SUITES = ("niah_64", "induction", "mqar")
 # Family, dtype, and the windows of the three layers.

@@ -303,6 +303,7 @@ def test_the_fourteen_recipes_of_table_2_in_order():
         *(r.spec for r in row_maps.RECIPES.values()),
         *("softmax", "ramapuram", "relu:p=3,b=-1.5", "softpick:b=auto", "entmax15"),
         *("softmax_logn:n0=512", "poly:p=3,b=-1", "poly_over_length:p=3,b=auto", "taylor2:b=2"),
+        *("elu1", "hedgehog", "performer", "performer:m=32,seed=2"),
     ],
 )
 def test_specs_and_names_round_trip(spec):
@@ -334,6 +335,8 @@ def test_recipes_with_numbers():
         ("relu:p", "write p=<value> once"),
         ("poly:p=2.5", "p=2.5 must be a whole number"),
         ("softmax_logn:n0=1", "n0=1 must be above 1"),
+        ("performer:m=2.5", "m=2.5 must be a whole number"),
+        ("hedgehog:b=1", "hedgehog has no option 'b'; it has none"),
         ("softmax:b=0", "softmax has no option 'b'; it has none"),
     ],
 )

@@ -1,0 +1,319 @@
+"""A training of replaced heads: what its mixers compute, what it repairs, resuming, the report."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from scipy import stats
+
+import lm_jax
+from lm_jax.errors import BadInputError, StoppedError, UsageError
+from lm_jax.model import params as params_lib
+from lm_jax.model.lora import LoraConfig
+from lm_jax.run import cli, stop
+from lm_jax.run.files import read_json
+from lm_jax.run.results import load_result
+from lm_jax.train.objective import LMBatch
+from polyattn_jax import distill
+from polyattn_jax.distill_config import DistillConfig
+from polyattn_jax.distill_results import DistillSummary
+from polyattn_jax.matching import HYBRID, MATCHED, HeadMatching, outweighed
+from polyattn_jax.report import distilled
+from polyattn_jax.row_maps import parse_recipe, relu_power
+from polyattn_jax.substitute import substitute
+from tests.polyattn_jax.conftest import PROSE, ROOT, run
+
+L, N, K, B, T, H = 2, 4, 2, 2, 9, 6
+CFG = lm_jax.DecoderConfig(
+    num_layers=L,
+    num_heads=N,
+    num_kv_heads=K,
+    head_dim=H,
+    hidden_size=20,
+    mlp_size=28,
+    vocab_size=40,
+    max_length=32,
+)
+REPLACED = ((0, 1), (1, 0), (1, 3))
+BIAS = 0.75
+U = 2.0**-24
+
+
+def objective(recipe="relu:p=2", replaced=REPLACED, bias=BIAS):
+    adapters = LoraConfig(rank=2, alpha=4.0, targets=("q", "k"))
+    return HeadMatching(CFG, parse_recipe(recipe).map, bias, replaced, adapters)
+
+
+@pytest.fixture(scope="module")
+def frozen():
+    params = lm_jax.init_params(jax.random.key(0), CFG)
+    blocks = jax.tree.map(lambda a: a * 6 if a.ndim > 2 else a, params["blocks"])
+    return params | {"blocks": blocks}
+
+
+@pytest.fixture(scope="module")
+def batch():
+    tokens_BT = jax.random.randint(jax.random.key(1), (B, T), 0, CFG.vocab_size)
+    valid_BT = jnp.arange(T)[None] < jnp.array([[T], [6]])
+    return LMBatch(tokens_BT, valid_BT, jnp.roll(tokens_BT, -1, 1), valid_BT)
+
+
+def fresh(one):
+    return params_lib.init(jax.random.key(0), one.spec)
+
+
+def moved(one):
+    """Parameters that differ from those at the start everywhere."""
+    shift = lambda x: x + 0.1 * jax.random.normal(jax.random.key(x.size), x.shape)  # noqa: E731
+    return jax.tree.map(shift, fresh(one))
+
+
+@pytest.mark.parametrize("recipe", ["relu:p=2", "hedgehog", "performer:m=8"])
+def test_the_frozen_model_is_softmax_whatever_is_trained(frozen, batch, recipe):
+    one = objective(recipe)
+    matched = one.run(moved(one), frozen, batch, mixer=MATCHED)
+    plain = lm_jax.forward(frozen, batch.input_BT, CFG, valid_BT=batch.input_mask_BT)
+    np.testing.assert_array_equal(matched.hidden, plain.hidden)
+
+
+def test_the_error_of_a_head_is_that_of_its_output_on_the_frozen_stream(frozen, batch):
+    one = objective()
+    out = one.run(fresh(one), frozen, batch, mixer=MATCHED, queries=(3, 5))
+    names = ("attn.scores", "attn.pattern", "attn.v", "attn.z")
+    record = dict.fromkeys(names, lm_jax.keep)
+    base = lm_jax.forward(frozen, batch.input_BT, CFG, record=record).records
+    valid = np.asarray(batch.input_mask_BT)
+    for layer in range(L):
+        r = np.maximum(np.float64(base["attn.scores"][layer]) + BIAS, 0)
+        weight = r**2
+        total = weight.sum(-1, keepdims=True)
+        pattern = np.divide(weight, total, out=np.zeros_like(weight), where=total > 0)
+        v = np.float64(base["attn.v"][layer]).repeat(N // K, axis=2)
+        z = np.einsum("BNTS,BSNH->BTNH", pattern, v)
+        before = np.float64(base["attn.z"][layer])
+        error = ((z - before) ** 2).sum(-1) * valid[..., None]
+        size = (np.abs(z) + np.abs(before)).max()
+        # A weight has about 40 roundings and a product T terms; squares are summed over T and H.
+        bound = 4 * (2 * T + 40 + H) * U * size**2 * T * H
+        np.testing.assert_allclose(out.aux["error_BN"][layer], error.sum(1), atol=bound)
+        energy = (before**2).sum(-1) * valid[..., None]
+        np.testing.assert_allclose(out.aux["energy_BN"][layer], energy.sum(1), atol=bound)
+        for at, q in enumerate((3, 5)):
+            target = np.asarray(base["attn.pattern"][layer][:, :, q]).argmax(-1)[..., None]
+            mass = np.take_along_axis(pattern[:, :, q], target, -1)[..., 0]
+            with np.errstate(divide="ignore"):
+                want = np.where(mass > 0, (pattern[:, :, q].sum(-1) - mass) / mass, np.inf)
+            got = out.aux["s_BNQ"][layer, :, :, at]
+            np.testing.assert_allclose(got, want, rtol=(2 * T + 100) * U, atol=1e-12)
+
+
+def test_the_hybrid_before_training_is_the_substitution(frozen, batch):
+    one = objective()
+    hybrid = one.run(fresh(one), frozen, batch, mixer=HYBRID)
+    attend = substitute([relu_power(2)], 0, BIAS, jnp.asarray(one.heads_LN))
+    wanted = lm_jax.forward(frozen, batch.input_BT, CFG, attend=attend)
+    np.testing.assert_array_equal(hybrid.hidden, wanted.hidden)
+
+
+@pytest.mark.parametrize("recipe", ["relu:p=2", "hedgehog"])
+def test_trained_queries_and_keys_are_read_by_replaced_heads_alone(frozen, batch, recipe):
+    """Head 1 writes nothing here, so that head 0, which has the same keys, would show a change."""
+    one = objective(recipe, replaced=((0, 1),))
+    mixer = frozen["blocks"]["mixer"]
+    silent = frozen | {
+        "blocks": frozen["blocks"] | {"mixer": mixer | {"o": mixer["o"].at[0, 1].set(0)}}
+    }
+    plain = lm_jax.forward(silent, batch.input_BT, CFG).hidden
+    hybrid = one.run(moved(one), silent, batch, mixer=HYBRID).hidden
+    np.testing.assert_array_equal(hybrid, plain)
+    assert np.abs(one.run(moved(one), frozen, batch, mixer=HYBRID).hidden - plain).max() > 1e-3
+
+
+@pytest.mark.parametrize("recipe", ["relu:p=2", "hedgehog"])
+def test_a_layer_is_trained_by_its_own_heads(frozen, batch, recipe):
+    one = objective(recipe, replaced=((1, 2),))
+    tokens_BS = jnp.pad(batch.input_BT, ((0, 0), (0, 1)), constant_values=-1)
+    loss = lambda p: one.loss_terms(p, frozen, None, tokens_BS, {}, jax.random.key(0))[0]  # noqa: E731
+    gradient = jax.grad(loss)(moved(one))
+    for leaf in jax.tree.leaves(gradient):
+        assert np.isfinite(leaf).all() and not np.any(leaf[0]) and np.any(leaf[1])
+    if recipe == "hedgehog":
+        # Head 2 has its own W of queries, and that of keys of KV head 1.
+        assert not np.any(gradient["maps"]["q"][1, [0, 1, 3]])
+        assert not np.any(gradient["maps"]["k"][1, 0]) and np.any(gradient["maps"]["k"][1, 1])
+
+
+def test_what_cannot_be_run_is_refused(frozen, batch):
+    with pytest.raises(UsageError, match="no head is replaced"):
+        objective(replaced=())
+    with pytest.raises(UsageError, match="need the attend of a Student"):
+        lm_jax.forward(frozen, batch.input_BT, CFG, mixer=HYBRID)
+    with pytest.raises(UsageError, match="may name q and k only"):
+        DistillConfig(adapters=LoraConfig(targets=("q", "v")))
+
+
+def test_a_target_without_weight_is_outweighed():
+    rows = jnp.array([[[[0.25, 0.5, 0.25], [0.5, 0.5, 0.0]]]])
+    target = jnp.array([[[2, 2]]])
+    np.testing.assert_array_equal(outweighed(rows, target), [[[3.0, np.inf]]])
+
+
+def test_the_rank_correlation_is_spearmans_and_resamples_heads():
+    rng = np.random.default_rng(0)
+    first = rng.random(40)
+    second = first + 0.3 * rng.random(40)
+    config = DistillConfig()
+    got = distill.rank_correlation(list(first), list(second), config=config)
+    assert got.estimate == pytest.approx(stats.spearmanr(first, second).statistic)
+    assert got.n == 40 and got.low < got.estimate < got.high <= 1
+    assert distill.rank_correlation([0.5] * 9, list(second[:9]), config=config) is None
+    assert distill.rank_correlation([0.1, 0.2], [1.0, 2.0], config=config) is None
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """Documents of a few words."""
+    folder, rng = tmp_path_factory.mktemp("text") / "documents", np.random.default_rng(0)
+    folder.mkdir()
+    for i in range(60):
+        words = rng.choice(PROSE, rng.integers(30, 70))
+        (folder / f"{i:02d}.txt").write_text(" ".join(words), "utf-8")
+    return folder
+
+
+def settings(model, text, **changes):
+    config = ConfigDict(dataclasses.asdict(DistillConfig()))
+    config.corpus.update({"source": str(text), "splits": (0.7, 0.3, 0.0), "max_tokens": 0})
+    config.adapters.update({"rank": 4, "alpha": 8.0})
+    config.update(
+        {
+            "model": str(model),
+            "context": 32,
+            "batch_size": 8,
+            "steps": 30,
+            "learning_rate": 3e-2,
+            "eval_every": 15,
+            "save_every": 7,
+            "resamples": 200,
+            **changes,
+        }
+    )
+    return config
+
+
+@pytest.fixture(scope="module")
+def trained(tiny, text, tmp_path_factory):
+    """The folder of a run of the toy model."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    distill.main(cli.Arguments(settings(tiny, text), folder))
+    return folder
+
+
+def test_training_lowers_the_error_on_text_that_it_did_not_see(trained):
+    summary = load_result(trained / "summary.json", DistillSummary)
+    assert summary.error_change.high < 0
+    assert summary.error_after.estimate < 0.8 * summary.error_before.estimate
+    assert (summary.layers, summary.heads, summary.replaced, summary.steps) == (3, 4, 12, 30)
+    evaluations = pq.read_table(trained / "train" / "evaluations.parquet").to_pylist()
+    errors = [row["value"] for row in evaluations if row["name"] == "validation/loss"]
+    assert len(errors) == 2 and errors[1] < errors[0]
+
+
+def test_the_summary_is_that_of_the_tables(trained):
+    summary = load_result(trained / "summary.json", DistillSummary)
+    heads = pq.read_table(trained / "rows.parquet").to_pylist()
+    assert [(row["layer"], row["head"]) for row in heads] == list(np.ndindex(3, 4))
+    for row, head in zip(heads, summary.by_head, strict=True):
+        assert row.pop("replaced")
+        assert row == dataclasses.asdict(head)
+    losses = pq.read_table(trained / "losses.parquet").to_pydict()
+    tokens = sum(losses["tokens"])
+    assert (tokens, len(losses["tokens"])) == (summary.tokens, summary.windows)
+    for name, base, shown in (
+        ("before", "softmax", summary.before),
+        ("after", "softmax", summary.after),
+        ("after", "before", summary.change),
+    ):
+        change = (np.sum(losses[name]) - np.sum(losses[base])) / tokens
+        assert shown.estimate == pytest.approx(change, abs=1e-9)
+        assert shown.low <= change <= shown.high and shown.n == summary.documents
+    safe = [head.safe_before for head in summary.by_head]
+    repaired = [1 - head.error_after / head.error_before for head in summary.by_head]
+    want = stats.spearmanr(safe, repaired).statistic
+    assert summary.repair_rank.estimate == pytest.approx(want)
+    text = distilled.format_summary(summary)
+    assert max(map(len, text.splitlines())) <= 80
+    assert distilled.QUESTION.split()[0] in text
+    page = (trained / "report.html").read_text("utf-8")
+    assert distilled.QUESTION in page and f"{summary.error_after.estimate:.3g}" in page
+
+
+def test_a_stopped_run_ends_with_the_same_numbers(trained, tiny, text, tmp_path, monkeypatch):
+    train = distill.train
+
+    def until(step):
+        def on_step(now):
+            if now == step:
+                stop.request()
+
+        return lambda *args, **kwargs: train(*args, **kwargs, on_step=on_step)
+
+    config, folder = settings(tiny, text), tmp_path / "run"
+    monkeypatch.setattr(distill, "train", until(11))
+    with pytest.raises(StoppedError):
+        distill.main(cli.Arguments(config, folder))
+    monkeypatch.undo()
+    stop._stop.clear()
+    distill.main(cli.Arguments(config, folder))
+    first, second = (read_json(f / "summary.json") for f in (trained, folder))
+    for one in (first, second):
+        one.pop("provenance")
+    assert first == second
+    metrics = [pq.read_table(f / "train" / "metrics.parquet")["loss"] for f in (trained, folder)]
+    assert metrics[0] == metrics[1]
+    for name in ("rows.parquet", "losses.parquet"):
+        assert pq.read_table(trained / name) == pq.read_table(folder / name)
+
+
+def test_the_smoke_mode_trains_a_feature_map_in_the_heads_of_a_hybrid(tiny, text, tmp_path):
+    sha256 = lm_jax.load_pretrained(tiny).sha256
+    held = {
+        "version": 1,
+        "model": "tiny",
+        "model_sha256": sha256,
+        "recipe": "hedgehog",
+        "bias": 0.0,
+        "layers": 3,
+        "heads": 4,
+        "replaced": [[0, 1], [1, 0], [2, 2], [2, 3]],
+    }
+    heads = tmp_path / "heads.json"
+    heads.write_text(json.dumps(held))
+    path = ROOT / "configs" / "polyattn" / "distill.py"
+    argv = [
+        f"--config={path}:smoke",
+        f"--config.model={tiny}",
+        f"--config.hybrid={heads}",
+        f"--config.corpus.source={text}",
+        f"--workdir={tmp_path / 'run'}",
+    ]
+    outcome = run(distill.main, argv, config=str(path), config_class=DistillConfig, training=True)
+    assert outcome.code == 0, outcome.err
+    summary = load_result(tmp_path / "run" / "summary.json", DistillSummary)
+    assert [(h.layer, h.head) for h in summary.by_head] == [tuple(x) for x in held["replaced"]]
+    assert summary.trained == "matrices of the feature map"
+    assert summary.parameters == 3 * (4 + 2) * 16**2
+    assert "Does the safe share predict" in outcome.out
+    again = run(distill.main, argv, config=str(path), config_class=DistillConfig, training=True)
+    assert again.code == 0 and again.out.startswith("finished ")
+    heads.write_text(json.dumps(held | {"model_sha256": "0" * 64}))
+    with pytest.raises(BadInputError, match="search the heads of this model"):
+        distill.open_task(
+            distill.from_plain(settings(tiny, text, hybrid=str(heads)), DistillConfig),
+            tmp_path / "other",
+        )
