@@ -125,6 +125,8 @@ def run(audited: AuditedModel, folder: Path) -> None:
             conditions = stages.ablation_conditions(audited, calibration.bias, sets)
             short = first_prompts(swept, config.ablation_n)
             stages.evaluate(audited, stores, conditions, {f"niah_{config.sweep_length}": short})
+            if further := suite_answers.ablated(suites, config):
+                suite_answers.evaluate(audited, stores, conditions, further)
         processes.on_first(lambda: _conclude(audited, folder, stores, calibration, answered, sets))
 
 
@@ -174,7 +176,15 @@ def _conclude(
         for recipe in config.by_name.values()
     ]
     result, by_head = summary.summarise(
-        measured, calibration, config, shape, source, answered, by_suite, linear
+        measured,
+        calibration,
+        config,
+        shape,
+        source,
+        answered,
+        by_suite,
+        linear,
+        suite_answers.ablations(columns(of_suites), config),
     )
     rows = summary.with_head_types(measured.rows, by_head)
     tables = {"rows": rows, "answers": measured.answers, "heads": pa.table(by_head)}

@@ -41,6 +41,7 @@ from polyattn_jax.results import (
     CopyResult,
     LossInterval,
     RecipeVerdict,
+    SuiteAblation,
     TextLoss,
 )
 from polyattn_jax.row_maps import SOFTMAX
@@ -322,6 +323,7 @@ def summarise(
     choices: Mapping[str, ChoiceTask],
     suites: Sequence[SuiteResult],
     linear: Sequence[LinearState],
+    suite_ablation: Sequence[SuiteAblation] = (),
 ) -> tuple[AuditSummary, Columns]:
     """The content of summary.json, and the table of heads; `shape` is `[L, N]`."""
     rows, answers = columns(tables.rows), columns(tables.answers)
@@ -358,6 +360,7 @@ def summarise(
         else None,
         ablation=ablation,
         decisiveness=head_sets.decisiveness(ablation),
+        suite_ablation=tuple(suite_ablation),
         rows=tables.rows.num_rows,
         answers=tables.answers.num_rows,
         **source._asdict(),

@@ -74,7 +74,7 @@ def no_drop_in(audit: Audit) -> ClaimFinding:
     if not entries:
         return ABSENT
     best = findings.best_of(entries)
-    text = f"{_counts(entries)}; best {best.recipe}, {findings.counted(best.accuracy)}"
+    text = f"{_counts(entries)}; best {best.recipe}"
     return ClaimFinding(_collapse(entries), text)
 
 
@@ -146,7 +146,8 @@ def sound_bound(audit: Audit) -> ClaimFinding:
         sum(getattr(entry, name) for entry in entries)
         for name in ("false_negative", "false_negative_eps")
     )
-    text = f"{missed:,} false negatives, {beyond:,} of them no ties, in {rows:,} cases"
+    kind = f"{beyond:,} no ties" if beyond else "all ties" if missed else "none"
+    text = f"{missed:,} of {rows:,}; {kind}"
     return ClaimFinding("fails" if beyond else "holds", text)
 
 
