@@ -47,7 +47,7 @@ def answer(summary: PaperSummary) -> str:
         f"{' and '.join(names)}, {counts['fails']} fail{' on at least one' * (len(names) > 1)}, "
         f"{counts['undecided']} stay undecided"
     )
-    text += f", {counts['not measured']} were not measured." if counts["not measured"] else "."
+    text += f", {counts['not measured']} not measured." if counts["not measured"] else "."
     if absent := [model.name for model in summary.models if not model.available]:
         text += f" Not available here: {', '.join(absent)}."
     return text

@@ -284,6 +284,7 @@ def test_a_recipe_without_normaliser_that_preserves_contradicts_the_paper(findin
         (Interval(0.8, 0.75, 0.85, 200), "holds"),
         (Interval(0.8, 0.65, 0.85, 20), "undecided"),
         (Interval(0.3, 0.2, 0.4, 200), "fails"),
+        (Interval(0.3, 0.3, 0.3, 9), "undecided"),
     ],
 )
 def test_the_share_of_unsafe_rows_is_judged_by_its_interval(finding, share, wanted):
