@@ -159,6 +159,8 @@ def run(audited: AuditedModel, folder: Path) -> None:
             conditions = stages.ablation_conditions(audited, calibrated, sets)
             short = first_prompts(swept, config.ablation_n)
             stages.evaluate(audited, stores, conditions, {probe: short})
+            if further := suite_answers.ablated(suites, config):
+                suite_answers.evaluate(audited, stores, conditions, further)
         beside = BesideStores(calibration, calibrated, own_rows, answered, sets)
         processes.on_first(lambda: _conclude(audited, folder, stores, beside))
 
@@ -218,6 +220,7 @@ def _conclude(
         by_suite,
         linear,
         own_shares,
+        suite_answers.ablations(columns(of_suites), config),
     )
     rows = summary.with_head_types(measured.rows, by_head)
     tables = {"rows": rows, "answers": measured.answers, "heads": pa.table(by_head)}

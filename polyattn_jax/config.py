@@ -64,7 +64,9 @@ class AuditConfig:
       ablation_recipe: what replaces softmax in the ablated heads.
       ablation_heads: the sizes K of the head sets; empty leaves the ablation out.
       ablation_draws: number of random sets of each size, with seeds 0, 1, 2, ...
-      ablation_n: number of needle prompts of each ablation cell, the first of the sweep's.
+      ablation_n: number of prompts of each ablation cell, the first of the sweep's needles.
+      ablation_suites: names in `suites` on which the same head sets are tried too, at the last of
+        `suite_lengths`.
       top_heads: K of the top-K safe fraction of the verdict.
       tolerance: accuracy that a recipe may lose and still preserve, between 0 and 1.
       resamples: number of resamples of the bootstrap over prompts, at least 100.
@@ -104,6 +106,7 @@ class AuditConfig:
     ablation_heads: tuple[int, ...] = ()
     ablation_draws: int = 20
     ablation_n: int = 10
+    ablation_suites: tuple[str, ...] = ()
     top_heads: int = 40
     tolerance: float = 0.05
     resamples: int = 1000
@@ -139,6 +142,13 @@ class AuditConfig:
             problems.append(
                 "config.suite_lengths = () leaves config.suites without prompts; set it"
             )
+        problems += [
+            f"config.ablation_suites has {name!r}, which is not in config.suites; add it there"
+            for name in self.ablation_suites
+            if name not in self.suites
+        ]
+        if self.ablation_suites and not self.ablation_heads:
+            problems.append("config.ablation_suites needs config.ablation_heads; set them")
         if self.sweep_length not in self.niah_lengths:
             problems.append(
                 f"config.sweep_length = {self.sweep_length} is not in config.niah_lengths = "

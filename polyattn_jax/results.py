@@ -225,6 +225,23 @@ class Decisiveness:
 
 
 @dataclasses.dataclass(frozen=True)
+class SuiteAblation:
+    """The head sets of the ablation on one suite at one length.
+
+    Attributes:
+      suite: its name, of `suites.named.NAMES`.
+      length: tokens that are read of each prompt.
+      conditions: one recipe in no head and in each head set.
+      decisiveness: by size of the head sets.
+    """
+
+    suite: str
+    length: Count
+    conditions: tuple[ConditionResult, ...]
+    decisiveness: tuple[Decisiveness, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class AuditSummary:
     """Audit of a model: every number of its report.
 
@@ -249,6 +266,7 @@ class AuditSummary:
       head_types: null without induction prompts.
       ablation: one recipe in no head and in each head set; empty without ablation.
       decisiveness: by size of the head sets.
+      suite_ablation: the same on the suites of `config.ablation_suites`; empty without them.
       rows: number of rows of `rows.parquet`.
       answers: number of rows of `answers.parquet`.
       weights: names of the weight files.
@@ -276,6 +294,7 @@ class AuditSummary:
     head_types: HeadTypes | None
     ablation: tuple[ConditionResult, ...]
     decisiveness: tuple[Decisiveness, ...]
+    suite_ablation: tuple[SuiteAblation, ...]
     rows: Count
     answers: Count
     model_sha256: str

@@ -5,15 +5,17 @@ Where an answer has several tokens, greedy decoding is judged in one forward pas
 that needle's name.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from polyattn_jax import measure
+from polyattn_jax import head_sets, measure
+from polyattn_jax.audit_suites import first_prompts
 from polyattn_jax.audited_model import AuditedModel
 from polyattn_jax.columns import Columns, where
 from polyattn_jax.concentration import safe_fraction
 from polyattn_jax.config import AuditConfig
+from polyattn_jax.results import SuiteAblation
 from polyattn_jax.row_maps import SOFTMAX
 from polyattn_jax.stages import Condition, ResultStores, condition_columns, run_units, substitution
 from polyattn_jax.suite_results import SuiteResult
@@ -23,7 +25,7 @@ from polyattn_jax.suites.named import key
 from polyattn_jax.suites.prompts import Prompt
 from polyattn_jax.summary import behaviour
 
-STAGE, OTHER = "suites", "other"
+STAGE, ABLATION, OTHER = "suites", "ablation", "other"
 
 
 def evaluate(
@@ -52,7 +54,7 @@ def evaluate(
         return columns | {"failure": np.array([failure(*one) for one in each])}
 
     todo = {unit: suites[name] for unit, (_, name) in by_name.items()}
-    run_units(audited, stores.suite_answers, STAGE, todo, work)
+    run_units(audited, stores.suite_answers, conditions[0].stage, todo, work)
 
 
 def failure(prompt: Prompt, step: int, predicted: int) -> str:
@@ -78,7 +80,7 @@ def results(answers: Columns, rows: Columns, config: AuditConfig) -> tuple[Suite
     for name in config.suites:
         for length in config.suite_lengths:
             suite = key(name, length)
-            own = where(answers, suite=suite)
+            own = where(answers, suite=suite, stage=STAGE)
             conditions = behaviour(own, STAGE, config)
             failures = {entry.cell: _failures(where(own, cell=entry.cell)) for entry in conditions}
             safe = {SOFTMAX.name: safe_fraction(rows, suite, None, "auto", config, None)}
@@ -88,6 +90,23 @@ def results(answers: Columns, rows: Columns, config: AuditConfig) -> tuple[Suite
                     args = (suite, recipe.degree, recipe.bias_kind, config, None)
                     safe[recipe.name] = safe_fraction(rows, *args)
             entries.append(SuiteResult(name, length, conditions, failures, safe))
+    return tuple(entries)
+
+
+def ablated(suites: Mapping[str, Suite], config: AuditConfig) -> dict[str, Suite]:
+    """The suites of `config.ablation_suites`, with the prompts of an ablation cell."""
+    keys = [key(name, config.suite_lengths[-1]) for name in config.ablation_suites]
+    return {name: first_prompts(suites[name], config.ablation_n) for name in keys}
+
+
+def ablations(answers: Columns, config: AuditConfig) -> tuple[SuiteAblation, ...]:
+    """The results of the head sets on these suites."""
+    entries = []
+    for name in config.ablation_suites:
+        length = config.suite_lengths[-1]
+        own = where(answers, suite=key(name, length))
+        conditions = behaviour(own, ABLATION, config)
+        entries.append(SuiteAblation(name, length, conditions, head_sets.decisiveness(conditions)))
     return tuple(entries)
 
 

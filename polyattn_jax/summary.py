@@ -42,6 +42,7 @@ from polyattn_jax.results import (
     LossInterval,
     RecipeVerdict,
     RowShares,
+    SuiteAblation,
     TextLoss,
 )
 from polyattn_jax.row_maps import SOFTMAX
@@ -327,6 +328,7 @@ def summarise(
     suites: Sequence[SuiteResult],
     linear: Sequence[LinearState],
     own: Mapping[str, RowShares],
+    suite_ablation: Sequence[SuiteAblation] = (),
 ) -> tuple[AuditSummary, Columns]:
     """The content of summary.json, and the table of heads; `shape` is `[L, N]`."""
     rows, answers = columns(tables.rows), columns(tables.answers)
@@ -363,6 +365,7 @@ def summarise(
         else None,
         ablation=ablation,
         decisiveness=head_sets.decisiveness(ablation),
+        suite_ablation=tuple(suite_ablation),
         rows=tables.rows.num_rows,
         answers=tables.answers.num_rows,
         **source._asdict(),

@@ -37,13 +37,14 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from lm_jax.errors import DivergedError, UsageError
 from lm_jax.run import cli, stop, terminal
 from lm_jax.run.config import config_hash, from_plain
-from lm_jax.run.files import replace_file, write_json
+from lm_jax.run.files import write_json
+from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import load_result
+from lm_jax.run.tables import write_table
 from lm_jax.run.workdir import open_workdir
 from protot_jax import pretrain
 from protot_jax.config import PretrainConfig, with_fields
@@ -101,6 +102,8 @@ def run(config: SearchConfig, folder: Path, measure: Measure = train) -> SearchS
       StoppedError: a stop was requested.
     """
     (folder / TRIALS).mkdir(exist_ok=True)
+    seeds = {f"run {i}": seed for i, seed in enumerate(config.base.seeds)}
+    record_provenance(folder, collect_provenance(seeds=seeds, dtype=config.base.dtype))
     trials: list[Trial] = []
     while sum(trial.status != "refused" for trial in trials) < config.trials:
         stop.check(f"before trial {len(trials)}")
@@ -113,8 +116,7 @@ def run(config: SearchConfig, folder: Path, measure: Measure = train) -> SearchS
         flags=None if best is None else flags(best.drawn),
         trials=tuple(trials),
     )
-    with replace_file(folder / ROWS) as file:
-        pq.write_table(pa.Table.from_pylist(list(_rows(trials)), SCHEMA), file)
+    write_table(folder / ROWS, pa.Table.from_pylist(list(_rows(trials)), SCHEMA))
     write_json(folder / SUMMARY, summary)
     if best is None:
         first = next(trial for trial in trials if trial.status == "diverged")

@@ -29,9 +29,11 @@ import pyarrow.parquet as pq
 from lm_jax.errors import UsageError, nearest
 from lm_jax.run import cli, terminal
 from lm_jax.run.config import config_hash, from_plain
-from lm_jax.run.files import replace_file, write_json
+from lm_jax.run.files import write_json
 from lm_jax.run.options import option
+from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import load_result
+from lm_jax.run.tables import write_table
 from lm_jax.run.workdir import finish_time, open_workdir
 from lm_jax.train.metrics import METRICS
 from protot_jax import pretrain
@@ -106,9 +108,9 @@ def run(config: StudyConfig, folder: Path, only: Sequence[str] | None = None) ->
                 data=folder / "data" / digest,
             )
     rows = list(_rows(config, folder))
-    with replace_file(folder / ROWS) as file:
-        table = [dataclasses.asdict(row) for row in rows]
-        pq.write_table(pa.Table.from_pylist(table, SCHEMA), file)
+    record_provenance(folder, collect_provenance())
+    table = [dataclasses.asdict(row) for row in rows]
+    write_table(folder / ROWS, pa.Table.from_pylist(table, SCHEMA))
     summary = StudySummary(config.table, config.paper_split, best_of_variants(config, rows))
     write_json(folder / TABLE, summary)
     return summary

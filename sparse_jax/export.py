@@ -19,14 +19,14 @@ from typing import Any
 import jax
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from lm_jax.checkpoint.adapters import ADAPTER_FILE, save_adapters
 from lm_jax.model import lora
 from lm_jax.model.params import ParamTree
 from lm_jax.parallel import sharding
 from lm_jax.run import processes
-from lm_jax.run.files import replace_file, write_json
+from lm_jax.run.files import write_json
+from lm_jax.run.tables import write_table
 from lm_jax.statistics import Interval
 from lm_jax.weights.load import Pretrained
 from lm_jax.weights.peft import save_peft
@@ -135,8 +135,7 @@ def export_control(
 def record(folder: Path, evaluation: PairedEvaluation, result: RunResult | ControlResult) -> None:
     """Writes the tables of an evaluation, and the numbers last."""
     for name, table in ((EDGES, edges_table(evaluation)), (WINDOWS, evaluation.windows)):
-        with replace_file(folder / name) as file:
-            pq.write_table(table, file)
+        write_table(folder / name, table)
     write_json(folder / RESULT, result)
 
 

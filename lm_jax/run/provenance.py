@@ -146,6 +146,20 @@ def read_provenance(folder: Path) -> Provenance:
     return load_result(folder / PROVENANCE_FILE, Provenance)
 
 
+def find_provenance(folder: Path) -> Provenance | None:
+    """The provenance of the run that `folder` is part of: its own, or that of a folder above it.
+
+    A run keeps its parts (seeds, models) at most three folders deep. None where there is none.
+
+    Raises:
+      CorruptError: the nearest `provenance.json` is damaged.
+    """
+    for place in (folder, *folder.parents[:3]):
+        if (place / PROVENANCE_FILE).is_file():
+            return read_provenance(place)
+    return None
+
+
 def _command() -> str:
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     program = ["python", "-m", spec.name] if spec else ["python", sys.argv[0]]

@@ -34,7 +34,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lm_jax.errors import BadInputError, CorruptError, UsageError
-from lm_jax.run.files import replace_file, storage_error, write_bytes
+from lm_jax.run.files import storage_error, write_bytes
+from lm_jax.run.tables import write_table
 
 Unit = tuple[int | str, ...]
 
@@ -197,11 +198,12 @@ class RowStore:
         raise CorruptError(f"{path} no longer holds unit {unit!r}; start the same command again")
 
     def merge(self, path: str | os.PathLike[str]) -> pa.Table:
-        """Writes all rows to one parquet file, whole or not at all, and returns them (`read`)."""
+        """Writes all rows to one parquet file, whole or not at all, and returns them (`read`).
+
+        Its metadata holds the fingerprint, and the provenance of the run (`lm_jax.run.tables`).
+        """
         table = self.read()
-        tagged = table.replace_schema_metadata({_FINGERPRINT: self._fingerprint})
-        with replace_file(path) as file:
-            pq.write_table(tagged, file, write_page_checksum=True, compression="zstd")
+        write_table(Path(path), table.replace_schema_metadata({_FINGERPRINT: self._fingerprint}))
         return table
 
     def _table(self, unit: Unit, rows: pa.Table | Mapping[str, Sequence[Any]]) -> pa.Table:

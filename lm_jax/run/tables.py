@@ -1,6 +1,6 @@
 """Parquet files of results: whole or not there, with their provenance in their own metadata.
 
-    write_table(folder / "rows.parquet", table, read_provenance(folder))
+    write_table(folder / "rows.parquet", table)
     read_table_provenance(folder / "rows.parquet")["git"]["commit"]
 
 The provenance is that of `provenance.json`, as JSON under `PROVENANCE` in the metadata of the
@@ -17,30 +17,35 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lm_jax.run.files import replace_file, to_jsonable
-from lm_jax.run.provenance import Provenance
+from lm_jax.run.provenance import Provenance, find_provenance
 
 PROVENANCE = b"provenance"
 
 
-def with_provenance(table: pa.Table, provenance: Provenance) -> pa.Table:
-    """The table with the provenance in the metadata of its schema, beside what is there."""
-    known = table.schema.metadata or {}
-    return table.replace_schema_metadata({**known, PROVENANCE: json.dumps(to_jsonable(provenance))})
+def metadata(provenance: Provenance) -> dict[bytes, bytes]:
+    """The provenance as metadata of a parquet schema."""
+    return {PROVENANCE: json.dumps(to_jsonable(provenance)).encode()}
 
 
-def write_table(path: Path, table: pa.Table, provenance: Provenance) -> None:
+def write_table(path: Path, table: pa.Table, provenance: Provenance | None = None) -> None:
     """Writes one parquet file with its provenance, whole or not at all.
+
+    Args:
+      path: of the file.
+      table: its rows.
+      provenance: by default that of the run that the file is part of (`find_provenance`), if any.
 
     Raises:
       StorageError: the file cannot be written.
     """
+    known = provenance or find_provenance(path.absolute().parent)
+    if known is not None:
+        table = table.replace_schema_metadata({**(table.schema.metadata or {}), **metadata(known)})
     with replace_file(path) as file:
-        pq.write_table(
-            with_provenance(table, provenance), file, compression="zstd", write_page_checksum=True
-        )
+        pq.write_table(table, file, compression="zstd", write_page_checksum=True)
 
 
 def read_table_provenance(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     """The provenance in the metadata of a parquet file; None where there is none."""
-    metadata = pq.read_schema(path).metadata or {}
-    return json.loads(metadata[PROVENANCE]) if PROVENANCE in metadata else None
+    known = pq.read_schema(path).metadata or {}
+    return json.loads(known[PROVENANCE]) if PROVENANCE in known else None

@@ -30,7 +30,7 @@ from lm_jax.run.files import write_json, write_text
 from lm_jax.run.options import required
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.tables import write_table
-from lm_jax.run.workdir import open_workdir
+from lm_jax.run.workdir import Resume, open_workdir
 from polyattn_jax import audit
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.paper_study import claims, items, page
@@ -61,8 +61,16 @@ class Options:
     )
 
 
-def run(config: AuditConfig, models: Sequence[str], folder: Path) -> PaperSummary:
+def run(
+    config: AuditConfig, models: Sequence[str], folder: Path, *, resume: Resume = "auto"
+) -> PaperSummary:
     """Runs or resumes the audit of each model in an open work folder, and compares them all.
+
+    Args:
+      config: of every audit, but for its model.
+      models: as `AuditConfig.model` names them.
+      folder: the work folder.
+      resume: as `open_workdir` takes it, for the folder of each audit.
 
     Raises:
       UsageError: two models have the same name, and would share a folder.
@@ -75,8 +83,9 @@ def run(config: AuditConfig, models: Sequence[str], folder: Path) -> PaperSummar
     audits: list[Audit] = []
     for model, name in zip(models, names, strict=True):
         print(f"{name}:")
+        own = dataclasses.replace(config, model=model)
         try:
-            summary = audit.run_in(dataclasses.replace(config, model=model), folder / slug(name))
+            summary = audit.run_in(own, folder / slug(name), resume=resume)
         except BadInputError as error:
             # A result is passed on; the name of somebody's home is not part of it.
             reason = str(error).replace(str(Path.home()), "~")
@@ -134,7 +143,9 @@ def main(arguments: cli.Arguments) -> None:
             f"config.model = {config.model!r} is not read here; name it by --models={config.model}"
         )
     with open_workdir(arguments.folder, arguments.config, resume=arguments.resume) as work:
-        summary = run(config, arguments.options.models, work.path)
+        # A folder that is new holds no audits; one that is resumed may get further models.
+        how = "force" if arguments.resume == "force" else "auto"
+        summary = run(config, arguments.options.models, work.path, resume=how)
         page.print_summary(summary, report=work.path / REPORT)
 
 

@@ -1,6 +1,6 @@
 """What a model answers under the recipes beside the paper: every table and figure of accuracy."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 import re
 
 from polyattn_jax import head_sets, paper
@@ -9,6 +9,7 @@ from polyattn_jax.paper_study import tables
 from polyattn_jax.paper_study.beside import Audit, at_b_auto, differences, row
 from polyattn_jax.paper_study.results import ComparedNumber
 from polyattn_jax.report import findings
+from polyattn_jax.results import Decisiveness
 from polyattn_jax.row_maps import SOFTMAX
 from polyattn_jax.suites import named
 
@@ -144,26 +145,65 @@ def fixed_bias(audit: Audit) -> Iterator[ComparedNumber]:
 
 
 def ablation(audit: Audit) -> Iterator[ComparedNumber]:
-    """Figure 4 and Table 17: one recipe in K heads, by their rank."""
+    """Figure 4 and Table 17: one recipe in K heads, by their rank, on needles."""
     summary, beside = audit.summary, audit.beside.name if audit.beside else ""
-    by_group = head_sets.groups(summary.ablation)
+    if not summary.ablation:
+        return
+    same = 0.0 if beside in tables.NO_CHANGE else None
+    draws = tables.DRAWS.get(beside, {})
+    causes = needle_differences(audit, findings.softmax_of(summary.ablation))
     suite = named.key("niah", summary.config.sweep_length)
-    recipe = summary.config.ablation_recipe
-    for result in summary.decisiveness:
-        theirs = tables.DRAWS.get(beside, {}).get(result.size)
-        of_group = {"top": theirs.top, "bottom": theirs.bottom} if theirs else {}
-        if beside in tables.NO_CHANGE:
-            of_group = {"top": 0.0, "bottom": 0.0}
-        (top,), (bottom,) = (by_group[group][result.size] for group in ("top", "bottom"))
-        other = (f"{recipe} (paper: {ABLATED})",) * (recipe != ABLATED)
-        causes = (*other, *needle_differences(audit, top))
-        for group, entry in (("top", top), ("bottom", bottom)):
+    of_sets = (suite, summary.ablation, summary.decisiveness)
+    yield from _head_sets(audit, ("Figure 4", "Table 17"), of_sets, draws, same, causes)
+
+
+def literary_ablation(audit: Audit) -> Iterator[ComparedNumber]:
+    """Figure 3 and Table 27: the same on literary openings."""
+    beside = audit.beside.name if audit.beside else ""
+    within, draws = tables.WITHIN.get(beside), tables.LITERARY_DRAWS.get(beside, {})
+    for result in audit.summary.suite_ablation:
+        if result.suite != "copying":
+            continue
+        n = findings.softmax_of(result.conditions).accuracy.n
+        lengths, prompts = (result.length, COPYING_LENGTH), (n, paper.PROMPTS)
+        causes = differences(audit, lengths, prompts, calibrated=True)
+        of_sets = named.key(result.suite, result.length), result.conditions, result.decisiveness
+        yield from _head_sets(audit, ("Figure 3", "Table 27"), of_sets, draws, within, causes)
+
+
+def _head_sets(
+    audit: Audit,
+    items: tuple[str, str],
+    of_sets: tuple[str, Sequence[ConditionResult], Sequence[Decisiveness]],
+    draws: Mapping[int, tables.Draws],
+    within: float | tuple[float, float] | None,
+    causes: tuple[str, ...],
+) -> Iterator[ComparedNumber]:
+    """Changes with the top and the bottom K heads, and how the random sets compare.
+
+    Args:
+      audit: ours.
+      items: the figure of the changes and the table of the random sets.
+      of_sets: suite, results of the head sets and their decisiveness.
+      draws: the paper's numbers by K.
+      within: the paper's changes where it prints one number or a range for all K.
+      causes: what differs.
+    """
+    suite, conditions, decisiveness = of_sets
+    by_group = head_sets.groups(conditions)
+    recipe = audit.summary.config.ablation_recipe
+    causes = (*[f"{recipe} (paper: {ABLATED})"] * (recipe != ABLATED), *causes)
+    base = head_sets.right(findings.softmax_of(conditions).accuracy)
+    for result in decisiveness:
+        theirs = draws.get(result.size)
+        for group in ("top", "bottom"):
+            (entry,) = by_group[group][result.size]
             yield row(
                 audit,
-                "Figure 4",
+                items[0],
                 "change of accuracy",
                 entry.delta,
-                of_group.get(group),
+                getattr(theirs, group) if theirs else within,
                 suite=suite,
                 cell=f"{group} {result.size} heads",
                 n=result.n,
@@ -172,25 +212,24 @@ def ablation(audit: Audit) -> Iterator[ComparedNumber]:
             )
         if not result.random:
             continue
-        base = head_sets.right(findings.softmax_of(summary.ablation).accuracy)
-        draws = len(result.random)
-        causes = (*causes, *[f"{draws} random sets (paper: {DRAWS})"] * (draws != DRAWS))
+        count = len(result.random)
+        of_random = (*causes, *[f"{count} random sets (paper: {DRAWS})"] * (count != DRAWS))
         changes = [(right - base) / result.n for right in result.random]
-        for quantity, ours, reference, unit, scale in (
-            ("random sets that do better", result.beaten, theirs and theirs.beaten, "sets", 1.0),
-            ("worst random set", min(changes), theirs and theirs.random_least, "points", 100.0),
-            ("best random set", max(changes), theirs and theirs.random_most, "points", 100.0),
+        for quantity, ours, name, unit, scale in (
+            ("random sets that do better", result.beaten, "beaten", "sets", 1.0),
+            ("worst random set", min(changes), "random_least", "points", 100.0),
+            ("best random set", max(changes), "random_most", "points", 100.0),
         ):
             yield row(
                 audit,
-                "Table 17",
+                items[1],
                 quantity,
                 ours,
-                reference,
+                getattr(theirs, name, None),
                 suite=suite,
-                cell=f"top {result.size} heads against {draws} random sets",
+                cell=f"top {result.size} heads against {count} random sets",
                 n=result.n,
                 unit=unit,
                 scale=scale,
-                causes=causes,
+                causes=of_random,
             )

@@ -68,7 +68,7 @@ def row(
 ) -> ComparedNumber:
     """One row; `ours` is multiplied by `scale`, `paper` is in its own unit, or a range."""
     interval = ours if isinstance(ours, Interval) else None
-    value = interval.estimate if interval else ours
+    value = ours.estimate if isinstance(ours, Interval) else ours
     if isinstance(paper, tuple):
         paper, ends = None, paper
     if paper is None and ends is None:

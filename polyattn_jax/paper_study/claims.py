@@ -9,6 +9,7 @@ were measured.
 from collections.abc import Callable, Iterable, Sequence
 import dataclasses
 
+from lm_jax.statistics import Interval
 from polyattn_jax import decision, head_types
 from polyattn_jax.paper_study.beside import Audit
 from polyattn_jax.paper_study.results import ClaimFinding, ClaimResult, ClaimVerdict
@@ -20,6 +21,8 @@ from polyattn_jax.suites import named
 UNSAFE, DIFFUSE, TOP = 0.7, 0.5, 40
 # The unsafe shares of a model over its lengths span 3 to 4 points in the paper, Pythia's 33.
 FLAT = 0.1
+# A bootstrap over fewer prompts is next to no interval, so that no claim is judged by it.
+FEWEST = 10
 ABSENT = ClaimFinding("not measured", "–")
 
 
@@ -74,7 +77,7 @@ def no_drop_in(audit: Audit) -> ClaimFinding:
     if not entries:
         return ABSENT
     best = findings.best_of(entries)
-    text = f"{_counts(entries)}; best {best.recipe}, {findings.counted(best.accuracy)}"
+    text = f"{_counts(entries)}; best {best.recipe}"
     return ClaimFinding(_collapse(entries), text)
 
 
@@ -104,7 +107,13 @@ def mostly_unsafe(audit: Audit) -> ClaimFinding:
     elif all(share.low >= UNSAFE for share in shares):
         verdict = "holds"
     least, most = (100 * end(share.estimate for share in shares) for end in (min, max))
+    verdict = _of_enough(verdict, shares)
     return ClaimFinding(verdict, f"{least:.0f} to {most:.0f} % over {len(shares)} suites")
+
+
+def _of_enough(verdict: ClaimVerdict, shares: Iterable[Interval]) -> ClaimVerdict:
+    """The verdict, if all shares are over enough prompts."""
+    return verdict if min(share.n for share in shares) >= FEWEST else "undecided"
 
 
 def _screened(audit: Audit, *, low: bool) -> list[ConditionResult]:
@@ -146,7 +155,8 @@ def sound_bound(audit: Audit) -> ClaimFinding:
         sum(getattr(entry, name) for entry in entries)
         for name in ("false_negative", "false_negative_eps")
     )
-    text = f"{missed:,} false negatives, {beyond:,} of them no ties, in {rows:,} cases"
+    kind = f"{beyond:,} no ties" if beyond else "all ties" if missed else "none"
+    text = f"{missed:,} of {rows:,}; {kind}"
     return ClaimFinding("fails" if beyond else "holds", text)
 
 
@@ -159,7 +169,8 @@ def few_answers(audit: Audit) -> ClaimFinding:
     text = f"{100 * share.estimate:.1f} [{100 * share.low:.1f}, {100 * share.high:.1f}] %"
     inside, outside = share.low >= 0.03 and share.high <= 0.07, share.high < 0.03
     outside = outside or share.low > 0.07
-    return ClaimFinding("holds" if inside else "fails" if outside else "undecided", text)
+    verdict: ClaimVerdict = "holds" if inside else "fails" if outside else "undecided"
+    return ClaimFinding(_of_enough(verdict, shares), text)
 
 
 def decisive(audit: Audit) -> ClaimFinding:
@@ -197,9 +208,10 @@ def flat_over_length(audit: Audit) -> ClaimFinding:
     text = ", ".join(f"{100 * shares[n].estimate:.0f} % at {n:,}" for n in sorted(shares))
     least = min(shares.values(), key=lambda share: share.estimate)
     most = max(shares.values(), key=lambda share: share.estimate)
+    verdict: ClaimVerdict = "fails" if most.low - least.high > FLAT else "undecided"
     if most.estimate - least.estimate <= FLAT:
-        return ClaimFinding("holds", text)
-    return ClaimFinding("fails" if most.low - least.high > FLAT else "undecided", text)
+        verdict = "holds"
+    return ClaimFinding(_of_enough(verdict, shares.values()), text)
 
 
 def solved(audit: Audit) -> ClaimFinding:

@@ -1,6 +1,7 @@
 """What score rows say beside the paper: every table and figure of S_p, and of its ranking."""
 
 from collections.abc import Iterator
+import functools
 
 from lm_jax.statistics import Interval
 from polyattn_jax import head_types, paper
@@ -244,32 +245,25 @@ def bound(audit: Audit) -> Iterator[ComparedNumber]:
             continue
         if entry.p not in paper.DEGREES:
             continue
-        shared = {"suite": "induction", "cell": f"p = {entry.p}, b = 0", "n": config.induction_n}
         agree = 100 * theirs.agree[int(entry.p)] if theirs else None
-        yield row(
-            audit, "Table 8", "bound and measure agree", entry.agree, agree, **shared, causes=causes
+        of_degree = functools.partial(
+            row,
+            audit,
+            "Table 8",
+            suite="induction",
+            cell=f"p = {entry.p}, b = 0",
+            n=config.induction_n,
         )
+        yield of_degree("bound and measure agree", entry.agree, agree, causes=causes)
         if entry.p != 2:
             continue
         of_rows = (*causes, f"{entry.n:,} rows (paper: about {rows:,})")
-        for quantity, ours, reference in (
-            ("false negatives", entry.false_negative, theirs and theirs.false_negative),
-            ("false positives", entry.false_positive, theirs and theirs.false_positive),
-        ):
-            counted = {"unit": "rows", "scale": 1.0, "causes": of_rows}
-            yield row(audit, "Table 8", quantity, ours, reference, **shared, **counted)
-        beyond = None if theirs is None else 0.0
-        yield row(
-            audit,
-            "Table 8",
-            "false negatives beyond 1e-6",
-            entry.false_negative_eps,
-            beyond,
-            **shared,
-            unit="rows",
-            scale=1.0,
-            causes=of_rows,
-        )
+        in_rows = functools.partial(of_degree, unit="rows", scale=1.0, causes=of_rows)
+        missed, flagged = (theirs.false_negative, theirs.false_positive) if theirs else (None,) * 2
+        yield in_rows("false negatives", entry.false_negative, missed)
+        yield in_rows("false positives", entry.false_positive, flagged)
+        beyond = 0.0 if theirs else None
+        yield in_rows("false negatives beyond 1e-6", entry.false_negative_eps, beyond)
 
 
 def types_of_heads(audit: Audit) -> Iterator[ComparedNumber]:

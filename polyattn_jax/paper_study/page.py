@@ -17,6 +17,7 @@ from lm_jax.report import Cell, Section, cell, section, table
 from lm_jax.report.markup import clean, element, number
 from lm_jax.report.prose import Prose
 from lm_jax.run.files import to_jsonable
+from polyattn_jax.paper_study import claims
 from polyattn_jax.paper_study.items import ITEMS
 from polyattn_jax.paper_study.results import (
     ClaimResult,
@@ -46,7 +47,7 @@ def answer(summary: PaperSummary) -> str:
         f"{' and '.join(names)}, {counts['fails']} fail{' on at least one' * (len(names) > 1)}, "
         f"{counts['undecided']} stay undecided"
     )
-    text += f", {counts['not measured']} were not measured." if counts["not measured"] else "."
+    text += f", {counts['not measured']} not measured." if counts["not measured"] else "."
     if absent := [model.name for model in summary.models if not model.available]:
         text += f" Not available here: {', '.join(absent)}."
     return text
@@ -59,7 +60,8 @@ def build(summary: PaperSummary, rows: Sequence[ComparedNumber]) -> str:
       summary: the content of summary.json.
       rows: those of comparison.parquet.
     """
-    failing = any(claim.verdict == "fails" for claim in summary.claims)
+    verdicts = {claim.verdict for claim in summary.claims}
+    worst = claims.overall(verdicts)
     tolerance = f"{100 * summary.config.tolerance:g}"
     parts = [_models(summary.models)]
     for name in summary.items:
@@ -82,28 +84,26 @@ def build(summary: PaperSummary, rows: Sequence[ComparedNumber]) -> str:
         provenance=report.facts(to_jsonable(summary.provenance)) | {"rows": summary.rows},
         lead=[
             report.verdict(
-                answer(summary), _PROSE("lead", tolerance), tone="bad" if failing else "good"
+                answer(summary), _PROSE("lead", tolerance), tone=TONES.get(worst, "warn")
             ),
             _claims(summary.claims),
         ],
     )
 
 
-def _claims(claims: Sequence[ClaimResult]) -> Markup:
-    names = list(claims[0].by_model) if claims else []
+def _claims(results: Sequence[ClaimResult]) -> Markup:
+    names = list(results[0].by_model)
     return table(
-        ["Claim of the paper", "Section", "The paper's own numbers", *names],
+        ["Claim of the paper", *names],
         [
             [
-                claim.claim,
-                claim.where,
-                claim.paper,
+                cell(claim.claim, note=f"the paper, {claim.where}: {claim.paper}"),
                 *(
                     Cell(finding.text, finding.verdict, TONES.get(finding.verdict, "none"))
                     for finding in claim.by_model.values()
                 ),
             ]
-            for claim in claims
+            for claim in results
         ],
         caption=f"Claims of {PAPER}, and what each model says of them.",
     )
@@ -139,21 +139,19 @@ def _numbers(item: str, rows: Sequence[ComparedNumber]) -> Markup:
     place = {key: i for i, key in enumerate(dict.fromkeys(map(_key, rows)))}
     lines = [
         [
-            one.cell,
-            one.suite,
+            cell(one.cell, note=one.suite),
             f"{one.quantity}, {one.unit}" if one.unit != "1" else one.quantity,
+            cell(one.model, note=f"beside {one.beside}" if one.beside else ""),
             _theirs(one),
-            one.model,
             _ours(one),
-            one.n,
             "; ".join(one.causes),
         ]
         for one in sorted(rows, key=lambda one: place[_key(one)])
     ]
     return table(
-        ["Cell", "Suite", "Quantity", "Paper", "Model", "Ours [95 %]", "Prompts", "What differs"],
+        ["Cell, suite", "Quantity", "Model", "Paper", "Ours [95 %]", "What differs"],
         lines,
-        caption=f"{item}, the paper's number beside ours.",
+        caption=f"The paper's {item} beside ours; n counts prompts.",
     )
 
 
@@ -172,16 +170,16 @@ def _ours(one: ComparedNumber) -> Cell:
     spec, text = _spec(one), number(one.ours, _spec(one))
     if one.low is not None:
         text += f" [{number(one.low, spec)}, {number(one.high, spec)}]"
-    return Cell(text, numeric=True)
+    return Cell(text, f"n = {number(one.n)}", numeric=True)
 
 
 def _theirs(one: ComparedNumber) -> Cell:
-    spec, note = _spec(one), one.beside or ""
+    spec = _spec(one)
     ends = f"{number(one.paper_low, spec)} to {number(one.paper_high, spec)}"
     if one.paper is None:
-        return Cell(number(None) if one.paper_low is None else ends, note, numeric=True)
+        return Cell(number(None) if one.paper_low is None else ends, numeric=True)
     text = number(one.paper, spec)
-    return Cell(text if one.paper_low is None else f"{text} [{ends}]", note, numeric=True)
+    return Cell(text if one.paper_low is None else f"{text} [{ends}]", numeric=True)
 
 
 def print_summary(

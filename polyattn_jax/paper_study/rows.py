@@ -15,6 +15,7 @@ OF_ITEMS = (
     answer_rows.suites,
     answer_rows.fixed_bias,
     answer_rows.ablation,
+    answer_rows.literary_ablation,
     diagnostic_rows.matched,
     diagnostic_rows.bound,
     diagnostic_rows.types_of_heads,

@@ -64,12 +64,12 @@ class AnswerKey(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """Changes of needle accuracy with `relu_p2_bauto` in K heads, 20 random sets (Table 17)."""
+    """Changes of accuracy with `relu_p2_bauto` in K heads, 20 random sets (Tables 17 and 27)."""
 
     top: float
     bottom: float
     random_least: float
-    random_most: float
+    random_most: float | None
     beaten: int
 
 
@@ -261,6 +261,21 @@ DRAWS: Mapping[str, Mapping[int, Draws]] = {
         80: Draws(-100.0, 0.0, -100.0, 0.0, 17),
     },
 }
+# The same on literary openings (Table 27).
+LITERARY_DRAWS: Mapping[str, Mapping[int, Draws]] = {
+    QWEN: {
+        20: Draws(-30.0, 0.0, -1.5, None, 20),
+        40: Draws(-62.5, 0.0, -43.0, None, 20),
+        80: Draws(-64.0, 0.0, -43.0, None, 20),
+    },
+    GEMMA: {
+        20: Draws(-31.5, 0.0, -23.0, None, 20),
+        40: Draws(-71.0, -2.5, -26.0, None, 20),
+        80: Draws(-72.5, -2.5, -72.5, None, 19),
+    },
+}
+# Appendix D on Figure 3: every set of K <= 80 heads stays within 7 points of softmax.
+WITHIN: Mapping[str, tuple[float, float]] = {LLAMA: (-7.0, 7.0)}
 # Section 5.5 of Figure 4: every set of K <= 80 heads keeps all 200 needles.
 NO_CHANGE = (LLAMA,)
 

@@ -6,6 +6,8 @@ on rows and heads (`score_rows`).
 
 from pathlib import Path
 
+from markupsafe import Markup
+
 from lm_jax import report
 from lm_jax.report import Cell, Column, Section, cell, rate, section, table
 from lm_jax.report.markup import number
@@ -23,12 +25,15 @@ from polyattn_jax.results import (
     Prevalence,
     RecipeVerdict,
     SoftmaxComparison,
+    SuiteAblation,
 )
+from polyattn_jax.suites import named
 
 _PROSE = Prose("polyattn_jax.report")
 
 # A percentile bootstrap over fewer prompts is too narrow (`lm_jax.statistics.clustered_bootstrap`).
 FEW_PROMPTS = 30
+_OF_SETS = ("K", "Highest S₂", "Lowest S₂", "Random, worst to best", "Worse than", "Decisive")
 
 
 def substitution(summary: AuditSummary, model: paper.PaperModel | None) -> Section:
@@ -199,7 +204,7 @@ def ablation(summary: AuditSummary) -> Section | None:
         _PROSE("ablation", recipe=config.ablation_recipe),
         findings.in_part(summary),
         table(
-            ["K", "Highest S₂", "Lowest S₂", "Random, worst to best", "Worse than", "Decisive"],
+            _OF_SETS,
             [_decisive_row(entry) for entry in summary.decisiveness],
             caption=_PROSE("decisive_caption", draws=head_sets.FEWEST_DRAWS),
             n=f"{number(summary.ablation[0].accuracy.n)} prompts per set",
@@ -210,6 +215,7 @@ def ablation(summary: AuditSummary) -> Section | None:
             f"number of replaced heads. Heads are ranked by their median S₂ at b_auto ({suite}); "
             f"random sets: {number(draws)} draw{'s' * (draws != 1)} per K.",
         ),
+        *(_suite_ablation(entry, config) for entry in summary.suite_ablation),
         report.details(
             "Every head set, with intervals",
             table(
@@ -219,6 +225,17 @@ def ablation(summary: AuditSummary) -> Section | None:
                 n=f"{number(summary.ablation[0].accuracy.n)} prompts per row",
             ),
         ),
+    )
+
+
+def _suite_ablation(entry: SuiteAblation, config: AuditConfig) -> Markup:
+    base = findings.softmax_of(entry.conditions).accuracy
+    return table(
+        _OF_SETS,
+        [_decisive_row(one) for one in entry.decisiveness],
+        caption=f"The same head sets on {suite_label(named.key(entry.suite, entry.length), config)}"
+        f": prompts that stay right; softmax {findings.counted(base)}.",
+        n=f"{number(base.n)} prompts per set",
     )
 
 

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 import dataclasses
 import functools
 import os
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -36,6 +37,8 @@ from lm_jax.model.mixers import Mixer
 from lm_jax.model.params import ParamTree
 from lm_jax.run import progress, stop
 from lm_jax.run.files import replace_file
+from lm_jax.run.provenance import find_provenance
+from lm_jax.run.tables import metadata
 from lm_jax.text.examples import Examples, OnePass
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.text.tokenizer_training import BOS, END_OF_TEXT, EOS, PAD
@@ -98,6 +101,9 @@ def collect(
       StoppedError: the command was asked to stop; no file is left.
     """
     schema = _schema(model.cfg.num_layers, model.prototypes.num_prototypes)
+    provenance = find_provenance(Path(path).absolute().parent)
+    if provenance is not None:
+        schema = schema.with_metadata(metadata(provenance))
     results: list[Texts] = []
     count = 0
     with (

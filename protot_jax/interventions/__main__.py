@@ -26,22 +26,14 @@ import dataclasses
 from pathlib import Path
 import textwrap
 
-import pyarrow.parquet as pq
-
 from lm_jax.errors import UsageError
 from lm_jax.report import slug
 from lm_jax.run import cli, terminal
-from lm_jax.run.files import (
-    file_digest,
-    replace_file,
-    storage_error,
-    to_jsonable,
-    write_json,
-    write_text,
-)
+from lm_jax.run.files import file_digest, storage_error, to_jsonable, write_json, write_text
 from lm_jax.run.options import option
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import load_result
+from lm_jax.run.tables import write_table
 from lm_jax.run.workdir import Resume, finish_time, mark_finished, open_workdir
 from protot_jax.interventions import comparison, experiment, report, report_text
 from protot_jax.interventions.experiment import InterventionConfig, SubjectModel
@@ -304,8 +296,7 @@ def write_results(
         ),
     )
     result, rows = experiment.perform(subjects, data, task.sentences, task.settings)
-    with replace_file(folder / ROWS) as file:
-        pq.write_table(rows, file, write_page_checksum=True, compression="zstd")
+    write_table(folder / ROWS, rows)
     write_json(folder / RESULT, result)
     # The page is rendered from the file, not from the numbers in memory.
     written = load_result(folder / RESULT, InterventionReport)

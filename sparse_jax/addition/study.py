@@ -25,9 +25,10 @@ import pyarrow.parquet as pq
 from lm_jax.model.decoder import count_params
 from lm_jax.parallel import sharding
 from lm_jax.run.config import to_plain
-from lm_jax.run.files import replace_file, to_jsonable, write_json, write_text
+from lm_jax.run.files import to_jsonable, write_json, write_text
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import load_result
+from lm_jax.run.tables import write_table
 from lm_jax.train.config import MAY_CHANGE
 from lm_jax.train.metrics import EVALUATIONS, METRICS
 from sparse_jax.addition import measures, models, problems, report
@@ -137,8 +138,7 @@ def run_seed(
         models=ModelResults(dense=results[DENSE], sparse=results[SPARSE]),
     )
     table = pa.concat_tables(_rows(name, trace, held_out_P) for name, trace in traces.items())
-    with replace_file(folder / SUMS) as file:
-        pq.write_table(table, file, compression="zstd", write_page_checksum=True)
+    write_table(folder / SUMS, table)
     write_json(folder / SUMMARY, summary)
     return SeedStudy(
         load_result(folder / SUMMARY, SeedSummary),

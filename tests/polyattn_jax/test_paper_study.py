@@ -18,6 +18,7 @@ from polyattn_jax.paper_study import claims, items, tables
 from polyattn_jax.paper_study.beside import Audit
 from polyattn_jax.paper_study.results import PaperSummary
 from polyattn_jax.paper_study.rows import compare
+from polyattn_jax.results import SuiteAblation
 from polyattn_jax.row_maps import RECIPES
 from polyattn_jax.suite_results import SuiteResult
 from polyattn_jax.suites import named
@@ -204,6 +205,30 @@ def test_head_sets_stand_beside_the_figure_and_its_draws(finding):
     assert "2 random sets (paper: 20)" in beaten[2]
 
 
+def test_literary_head_sets_stand_beside_their_own_figure(finding):
+    summary, _, _ = finding
+    (first, *_) = summary.decisiveness
+    sets = {"softmax": 1.0, "top-40": 0.5, "bottom-40": 1.0, "random-40-0": 0.75}
+    conditions = tuple(
+        condition(name, share, 12, delta=Interval(share - 1.0, -1.0, 1.0, 12))
+        for name, share in sets.items()
+    )
+    entry = dataclasses.replace(first, size=40, top=6, bottom=12, random=(9,), beaten=1)
+    ablated = SuiteAblation("copying", 500, conditions, (entry,))
+    result = dataclasses.replace(summary, suite_ablation=(ablated,))
+    qwen = next(model for model in paper.MODELS if model.name == tables.QWEN)
+    audit = audit_of(finding, result, beside=qwen)
+    figure, draws = numbers(audit, "Figure 3"), numbers(audit, "Table 27")
+    assert figure["copying_500", "top 40 heads", "change of accuracy"][:2] == (-62.5, -50.0)
+    cell = ("copying_500", "top 40 heads against 1 random sets")
+    assert draws[*cell, "worst random set"][:2] == (-43.0, -25.0)
+    assert draws[*cell, "best random set"][0] is None
+    (top, bottom) = (one for one in compare(audit_of(finding, result)) if one.item == "Figure 3")
+    assert {(one.paper, one.paper_low, one.paper_high) for one in (top, bottom)} == {
+        (None, -7.0, 7.0)
+    }
+
+
 def test_where_the_paper_has_no_number_none_is_made_up(finding):
     for one in compare(audit_of(finding, beside=None)):
         assert (one.paper, one.paper_low, one.paper_high, one.beside) == (None,) * 4
@@ -259,6 +284,7 @@ def test_a_recipe_without_normaliser_that_preserves_contradicts_the_paper(findin
         (Interval(0.8, 0.75, 0.85, 200), "holds"),
         (Interval(0.8, 0.65, 0.85, 20), "undecided"),
         (Interval(0.3, 0.2, 0.4, 200), "fails"),
+        (Interval(0.3, 0.3, 0.3, 9), "undecided"),
     ],
 )
 def test_the_share_of_unsafe_rows_is_judged_by_its_interval(finding, share, wanted):
@@ -381,9 +407,9 @@ def test_every_row_of_the_file_is_on_the_page_with_its_two_numbers(compared, tin
     page = parsed((folder / study.REPORT).read_text("utf-8"))
     for item in summary.items:
         own = [row for row in rows if row["item"] == item]
-        shown = lines(page, f"{item}, the paper's number")
+        shown = lines(page, f"The paper's {item} beside")
         assert len(own) == len(shown) > 0
-        assert {tuple(line[:2]) for line in shown} == {(row["cell"], row["suite"]) for row in own}
+        assert {line[0] for line in shown} == {row["cell"] + row["suite"] for row in own}
     assert {*summary.items, *(one.item for one in summary.unmeasured)} == {
         item.name for item in items.ITEMS
     }
@@ -400,7 +426,9 @@ def test_the_page_opens_with_the_answer_and_every_claim(compared):
     first = next(line for line in outcome.out.splitlines() if line.startswith("Of "))
     assert " ".join(head.split()).find(first.strip()) >= 0
     table = lines(page, "Claims of")
-    assert [row[0] for row in table] == [claim.claim for claim in summary.claims]
+    assert [row[0] for row in table] == [
+        f"{claim.claim}the paper, {claim.where}: {claim.paper}" for claim in summary.claims
+    ]
 
 
 def test_the_same_command_audits_nothing_again(compared, tiny, haystack, monkeypatch):

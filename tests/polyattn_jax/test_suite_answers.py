@@ -80,7 +80,8 @@ def test_a_wrong_answer_is_named_after_the_needle_that_it_continues():
 def suites_run(run_audit, tmp_path_factory):
     """An audit with two named suites, of the length that is compiled already."""
     folder = tmp_path_factory.mktemp("suites") / "run"
-    outcome = run_audit(folder, f"--config.suites={ASKED}", "--config.suite_n=5")
+    settings = [f"--config.suites={ASKED}", "--config.suite_n=5"]
+    outcome = run_audit(folder, *settings, "--config.ablation_suites=('decoys',)")
     assert outcome.code == 0, outcome.err
     return folder, load_result(folder / "summary.json", AuditSummary), outcome.out
 
@@ -89,7 +90,9 @@ def test_results_of_named_suites_follow_from_their_parquet_file(suites_run):
     folder, result, printed = suites_run
     lengths = sorted({entry.length for entry in result.suites})
     rows = pq.read_table(folder / "suite_answers.parquet").to_pylist()
-    assert {row["stage"] for row in rows} == {"suites"} and {row["step"] for row in rows} == {0}
+    assert {row["stage"] for row in rows} == {"suites", "ablation"}
+    assert {row["step"] for row in rows} == {0}
+    rows = [row for row in rows if row["stage"] == "suites"]
     recipes = {entry.cell for entry in result.sweep}
     assert len(rows) == len(ASKED) * len(lengths) * 5 * len(recipes)
     assert [entry.suite for entry in result.suites] == [n for n in ASKED for _ in lengths]
@@ -117,6 +120,58 @@ def test_results_of_named_suites_follow_from_their_parquet_file(suites_run):
     page = (folder / "report.html").read_text("utf-8")
     table = lines(parsed(page), "decoys. Right: greedy decoding")
     assert len(table) == len(lengths) * len(recipes)
+
+
+def test_the_head_sets_of_the_ablation_are_tried_on_a_named_suite(suites_run):
+    folder, result, _ = suites_run
+    (entry,) = result.suite_ablation
+    # The last of `suite_lengths`, and the first four prompts.
+    assert (entry.suite, entry.length) == ("decoys", max(e.length for e in result.suites))
+    rows = pq.read_table(folder / "suite_answers.parquet").to_pylist()
+    rows = [row for row in rows if row["stage"] == "ablation"]
+    assert {row["suite"] for row in rows} == {f"decoys_{entry.length}"}
+    assert len({row["prompt"] for row in rows}) == result.config.ablation_n == 4
+    assert [e.cell for e in entry.conditions] == [e.cell for e in result.ablation]
+    assert [e.heads for e in entry.conditions] == [e.heads for e in result.ablation]
+    right = {
+        e.cell: sum(row["predicted"] == row["target"] for row in rows if row["cell"] == e.cell)
+        for e in entry.conditions
+    }
+    for one in entry.decisiveness:
+        assert (one.top, one.bottom, one.n) == (
+            right[f"top-{one.size}"],
+            right[f"bottom-{one.size}"],
+            4,
+        )
+        assert one.random == (right[f"random-{one.size}-0"],)
+    # Softmax in no head is softmax everywhere, whatever the stage.
+    base = [
+        [
+            row["predicted"]
+            for row in pq.read_table(folder / "suite_answers.parquet").to_pylist()
+            if (row["stage"], row["cell"], row["suite"])
+            == (stage, "softmax", f"decoys_{entry.length}")
+        ]
+        for stage in ("ablation", "suites")
+    ]
+    assert base[0] == base[1][:4]
+    page = (folder / "report.html").read_text("utf-8")
+    assert len(lines(parsed(page), "The same head sets on decoys")) == len(entry.decisiveness)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"ablation_suites": ("decoys",)}, "'decoys', which is not in config.suites"),
+        (
+            {"ablation_suites": ("decoys",), "suites": ("decoys",), "ablation_heads": ()},
+            "config.ablation_suites needs config.ablation_heads",
+        ),
+    ],
+)
+def test_suites_of_the_ablation_that_cannot_be_tried_are_refused(changes, said):
+    with pytest.raises(UsageError, match=said):
+        AuditConfig(**{"model": "m", "ablation_heads": (1,), **changes})
 
 
 def test_a_needle_suite_of_the_length_of_the_sweep_has_its_answers(suites_run):

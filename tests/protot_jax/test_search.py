@@ -17,6 +17,7 @@ from lm_jax.errors import CorruptError, DivergedError, StoppedError, UsageError
 from lm_jax.run import cli, stop
 from lm_jax.run.files import read_json
 from lm_jax.run.results import load_result
+from lm_jax.run.tables import read_table_provenance
 from lm_jax.run.workdir import CONFIG_FILE
 from protot_jax import pretrain, search, search_space
 from protot_jax.config import PretrainConfig
@@ -116,8 +117,10 @@ def test_a_search_killed_at_every_trial_ends_as_one_that_was_not(tmp_path, sampl
         except Killed:
             continue
     assert starts == 10
-    for name in (search.SUMMARY, search.ROWS):
-        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    killed, once = (tmp_path / name for name in ("killed", "whole"))
+    assert (killed / search.SUMMARY).read_bytes() == (once / search.SUMMARY).read_bytes()
+    # In their metadata the two differ: they were made at other times.
+    assert pq.read_table(killed / search.ROWS).equals(pq.read_table(once / search.ROWS))
     # Nothing is measured again, and more trials continue from those on disk.
     assert searched(tmp_path / "killed", None, **asked) == whole
     longer = searched(tmp_path / "killed", **asked | {"trials": 12})
@@ -144,6 +147,7 @@ def test_a_trial_that_diverges_is_recorded_and_the_sampler_keeps_away(tmp_path):
         }
         rows = pq.read_table(place / search.ROWS)
         assert rows.schema.equals(search.SCHEMA)
+        assert "git" in read_table_provenance(place / search.ROWS)
         assert rows["perplexity"].null_count == rows["status"].to_pylist().count("diverged")
         late += sum(k >= 15 for k in lost)
     # Of 100 trials 33 would diverge at random; of a sampler without the failures, 73.

@@ -26,6 +26,7 @@ from lm_jax.run import cli
 from lm_jax.run.config import from_plain
 from lm_jax.run.config_files import load_config
 from lm_jax.run.files import read_json, write_json
+from lm_jax.run.tables import read_table_provenance
 from lm_jax.train.metrics import TIMING
 from lm_jax.train.objective import ignore_index_batch, nll
 from lm_jax.weights.peft import load_peft
@@ -74,6 +75,9 @@ def test_edges_close_and_the_exported_model_is_the_evaluated_one(whole, base, ca
     again = posttrain.compare(task.base, model, task.validation, task.mesh)
     assert again.ratio("open_edges", "pairs").estimate == result["edges"]["estimate"]
     assert again.difference.estimate == result["difference"]["estimate"]
+    recorded = read_json(whole / "provenance.json")
+    for name in ("metrics.parquet", export.EDGES, export.WINDOWS):
+        assert read_table_provenance(run_folder(whole) / name) == recorded
     edges = pq.read_table(run_folder(whole) / export.EDGES).to_pydict()
     assert sum(edges["open"]) / sum(edges["pairs"]) == result["edges"]["estimate"]
     windows = pq.read_table(run_folder(whole) / export.WINDOWS).to_pydict()

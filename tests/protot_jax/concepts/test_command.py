@@ -16,6 +16,7 @@ from lm_jax.evaluate.judge import Label
 from lm_jax.run import cli
 from lm_jax.run.files import to_jsonable, write_json
 from lm_jax.run.results import json_schema, load_result
+from lm_jax.run.tables import read_table_provenance
 from lm_jax.text.examples import Examples
 from lm_jax.text.preparation import open_prepared
 import protot_jax
@@ -78,6 +79,8 @@ def test_the_report_keeps_to_its_schema(reported):
         "log.txt",
         "provenance.json",
     ]
+    recorded = json.loads((folder / "provenance.json").read_text("utf-8"))
+    assert read_table_provenance(folder / "activations.parquet") == recorded
     assert "<html" in (folder / "concepts.html").read_text("utf-8")
     assert content["model"]["seed"] == 1
     assert len(content["prototypes"]) == 2 * 4

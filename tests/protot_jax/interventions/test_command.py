@@ -9,6 +9,7 @@ import pytest
 
 from lm_jax.run import cli
 from lm_jax.run.results import json_schema, parse_result
+from lm_jax.run.tables import read_table_provenance
 import protot_jax
 from protot_jax.interventions import __main__ as command
 from protot_jax.interventions import report
@@ -80,6 +81,8 @@ def test_there_is_a_row_for_every_measurement(folder):
     result = json.loads((folder / "intervention.json").read_text("utf-8"))
     table = pq.read_table(folder / "interventions.parquet")
     assert table.schema.equals(ROWS)
+    recorded = json.loads((folder / "provenance.json").read_text("utf-8"))
+    assert read_table_provenance(folder / "interventions.parquet") == recorded
     prototypes, sentences, seeds = 2 * 3, 2, 2
     draws = (prototypes - 1) * (4 + 1) + (4 + 3)
     assert table.num_rows == draws * sentences * seeds

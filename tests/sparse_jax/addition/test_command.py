@@ -1,6 +1,7 @@
 """The study as a command: its smoke mode end to end, and after a stop."""
 
 import dataclasses
+import json
 import shutil
 
 import jax
@@ -16,6 +17,7 @@ from lm_jax.run import stop as stop_flag
 from lm_jax.run.config import from_plain
 from lm_jax.run.files import read_json, write_json
 from lm_jax.run.results import json_schema, load_result
+from lm_jax.run.tables import read_table_provenance
 from lm_jax.train import loop
 from sparse_jax.addition import models, problems, report, study
 from sparse_jax.addition.__main__ import main
@@ -46,6 +48,9 @@ def test_the_smoke_study_leaves_its_numbers_and_its_report(finished, capsys):
         assert (finished / "seed_0" / name / "metrics.parquet").is_file()
     table = pq.read_table(finished / "seed_0" / study.SUMS).to_pydict()
     assert len(table["sum"]) == 120
+    recorded = json.loads((finished / "provenance.json").read_text("utf-8"))
+    for name in (study.SUMS, "sparse/metrics.parquet"):
+        assert read_table_provenance(finished / "seed_0" / name) == recorded
     edges = np.sum([table[f"edges_{layer}"] for layer in range(4)], axis=0)
     assert edges[:60].tolist() == [264] * 60
     assert edges[60:].mean() == pytest.approx(summary.models.sparse.edges.all.estimate)
