@@ -16,6 +16,7 @@
 The work folder then holds
 
     data/             the prepared corpus
+    calibration.json  b_auto, where the recipe asks for it (`bias_tables` for one of each head)
     train/            checkpoints, metrics.parquet, evaluations.parquet (`lm_jax.train.loop`)
     rows.parquet      one row per head (`distill_results.ROWS`)
     losses.parquet    one row per window (`distill_results.LOSSES`)

@@ -15,6 +15,8 @@ from polyattn_jax.bias_tables import describe
 from polyattn_jax.distill_results import DistillSummary
 
 QUESTION = "Does the safe share predict what training repairs?"
+# A rank correlation from here on is called more than a little.
+CLEAR = 0.3
 TERMS = {
     "error": "Sum over tokens of |z' - z|², over that of |z|²: z is the output of a head under "
     "softmax, z' under the recipe, both on the residual stream of the frozen model.",
@@ -62,11 +64,11 @@ def answer(summary: DistillSummary) -> str:
         f"rank correlation {rank.estimate:+.2f} [{rank.low:+.2f}, {rank.high:+.2f}] over "
         f"{rank.n} heads"
     )
-    if rank.low > 0:
-        return f"{QUESTION} Yes, safer heads are repaired more: {where}."
-    if rank.high < 0:
-        return f"{QUESTION} Yes, less safe heads are repaired more: {where}."
-    return f"{QUESTION} Not shown: {where}."
+    if rank.low <= 0 <= rank.high:
+        return f"{QUESTION} Not shown: {where}."
+    extent = "Yes" if abs(rank.estimate) >= CLEAR else "Only a little"
+    which = "safer" if rank.low > 0 else "less safe"
+    return f"{QUESTION} {extent}, {which} heads are repaired more: {where}."
 
 
 def _numbers(summary: DistillSummary) -> Markup:

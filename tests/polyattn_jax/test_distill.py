@@ -18,6 +18,7 @@ from lm_jax.model.lora import LoraConfig
 from lm_jax.run import cli, stop
 from lm_jax.run.files import read_json
 from lm_jax.run.results import load_result
+from lm_jax.statistics import Interval
 from lm_jax.train.objective import LMBatch
 from polyattn_jax import distill
 from polyattn_jax.distill_config import DistillConfig
@@ -246,6 +247,14 @@ def test_the_summary_is_that_of_the_tables(trained):
     repaired = [1 - head.error_after / head.error_before for head in summary.by_head]
     want = stats.spearmanr(safe, repaired).statistic
     assert summary.repair_rank.estimate == pytest.approx(want)
+    for low, high, words in (
+        (0.4, 0.9, "Yes, safer heads"),
+        (-0.3, -0.1, "Only a little, less safe heads"),
+        (-0.1, 0.9, "Not shown"),
+    ):
+        rank = Interval((low + high) / 2, low, high, 12)
+        assert words in distilled.answer(dataclasses.replace(summary, repair_rank=rank))
+    assert "Nothing to rank" in distilled.answer(dataclasses.replace(summary, repair_rank=None))
     text = distilled.format_summary(summary)
     assert max(map(len, text.splitlines())) <= 80
     assert distilled.QUESTION.split()[0] in text
