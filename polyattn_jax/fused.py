@@ -31,6 +31,8 @@ from lm_jax.model.attention import (
 )
 from lm_jax.model.layers import softcap
 from polyattn_jax.diagnostic import RowStats
+from polyattn_jax.feature_maps import FeatureMap
+from polyattn_jax.field_maps import FieldMap
 from polyattn_jax.head_types import HeadProbe
 from polyattn_jax.probe import Probe, reports
 from polyattn_jax.row_maps import Map
@@ -56,7 +58,7 @@ def by_kernels(attend: Any) -> Any:
 
 
 def _of_kernels(row_map: Map) -> RowMap:
-    if not isinstance(row_map, RowMap):
+    if isinstance(row_map, FieldMap | FeatureMap):
         raise UsageError(f"attend: no kernel computes {row_map.kind}; pass the attend unfused")
     return row_map
 

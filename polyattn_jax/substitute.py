@@ -82,7 +82,7 @@ class PerHeadRowMap:
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         branches = [lambda s, b, m=m: m(s, b) for m in self.maps]
         bias = data["bias"]
-        bias = bias[:, None, None] if bias.ndim else bias
+        bias = bias[:, None, None] if jnp.ndim(bias) else bias
         mapped_BNTS = jax.lax.switch(data["index"], branches, scores_BNTS, bias)
         heads = data["heads_N"][None, :, None]
         dead_BNT = (mapped_BNTS == 0.0).all(-1) & heads

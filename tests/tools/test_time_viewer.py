@@ -7,7 +7,7 @@ import pytest
 
 from sparse_jax.graphs import page
 from tests.browser import needs_browser
-from tools import bench_viewer
+from tools import time_viewer
 
 pytestmark = pytest.mark.slow
 
@@ -28,22 +28,22 @@ def test_times_include_what_the_page_computes(tmp_path, monkeypatch, capsys):
         text = re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", build(document))
         return text.replace("</body>", BUSY)
 
-    monkeypatch.setattr(bench_viewer.page, "build", busy_build)
+    monkeypatch.setattr(time_viewer.page, "build", busy_build)
     raw = tmp_path / "raw.json"
     small = ["--nodes=30", "--links=60", "--repeats=2", f"--json={raw}"]
-    assert bench_viewer.main(small) == 0
+    assert time_viewer.main(small) == 0
     milliseconds = json.loads(raw.read_text("utf-8"))["milliseconds"]
-    assert set(milliseconds) == set(bench_viewer.ACTIONS)
+    assert set(milliseconds) == set(time_viewer.ACTIONS)
     for name, times in milliseconds.items():
         busy = [value >= 80 for value in times["script"]]
         assert busy == [name.startswith("move")] * 2, name
         assert all(a >= b for a, b in zip(times["frames"], times["script"], strict=True))
     printed = capsys.readouterr().out
-    assert all(name in printed for name in bench_viewer.ACTIONS)
+    assert all(name in printed for name in time_viewer.ACTIONS)
 
 
 def test_a_graph_file_that_is_none_is_refused(tmp_path, capsys):
     wrong = tmp_path / "graph.json"
     wrong.write_text("{}", "utf-8")
-    assert bench_viewer.main([f"--graph={wrong}"]) != 0
+    assert time_viewer.main([f"--graph={wrong}"]) != 0
     assert "error: " in capsys.readouterr().err

@@ -1,7 +1,7 @@
 """Time of what a reader does on the page of an attribution graph, in headless Chromium.
 
-    python -m tools.bench_viewer                                  2,000 nodes and 50,000 edges
-    python -m tools.bench_viewer --graph=FILE.json --repeats=10   a graph that was written before
+    python -m tools.time_viewer                                  2,000 nodes and 50,000 edges
+    python -m tools.time_viewer --graph=FILE.json --repeats=10   a graph that was written before
 
 The graph is random. Each action is sent to the page as a browser sends it, and its time runs until
 the second frame after it, when its drawing is on the screen; that of an idle page is measured in
