@@ -32,3 +32,9 @@ GPT2: dict[str, Any] = {
 def decoder(**changes: Any) -> lm_jax.DecoderConfig:
     """`DECODER` with other fields."""
     return dataclasses.replace(DECODER, **changes)
+
+
+# Two query heads for each key, and widths of which no two are equal.
+GROUPED = decoder(
+    num_heads=4, num_kv_heads=2, head_dim=6, hidden_size=20, mlp_size=28, max_length=32
+)

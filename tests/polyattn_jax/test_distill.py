@@ -27,19 +27,11 @@ from polyattn_jax.matching import HYBRID, MATCHED, HeadMatching, outweighed
 from polyattn_jax.report import distilled
 from polyattn_jax.row_maps import parse_recipe, relu_power
 from polyattn_jax.substitute import substitute
+from tests import tiny
 from tests.polyattn_jax.conftest import PROSE, ROOT, run
 
 L, N, K, B, T, H = 2, 4, 2, 2, 9, 6
-CFG = lm_jax.DecoderConfig(
-    num_layers=L,
-    num_heads=N,
-    num_kv_heads=K,
-    head_dim=H,
-    hidden_size=20,
-    mlp_size=28,
-    vocab_size=40,
-    max_length=32,
-)
+CFG = tiny.GROUPED
 REPLACED = ((0, 1), (1, 0), (1, 3))
 BIAS = 0.75
 U = 2.0**-24

@@ -19,21 +19,12 @@ from polyattn_jax.fused import by_kernels
 from polyattn_jax.linear_state import linear_state, sentence
 from polyattn_jax.row_maps import parse_recipe
 from polyattn_jax.substitute import recipe, substitute
+from tests import tiny
 from tests.polyattn_jax.conftest import ROOT, run
 from tests.polyattn_jax.test_check import fields
 
 L, N, K, B, T, H = 2, 4, 2, 2, 9, 6
-CFG = lm_jax.DecoderConfig(
-    num_layers=L,
-    num_heads=N,
-    num_kv_heads=K,
-    head_dim=H,
-    hidden_size=20,
-    mlp_size=28,
-    vocab_size=40,
-    max_length=32,
-    windows=(None, 4),
-)
+CFG = dataclasses.replace(tiny.GROUPED, windows=(None, 4))
 MAPS = {name: parse_recipe(name).map for name in ("elu1", "hedgehog", "performer:m=10")}
 every_map = pytest.mark.parametrize("name", MAPS)
 U = 2.0**-24

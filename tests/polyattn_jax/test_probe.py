@@ -1,5 +1,7 @@
 """The probe's reports against float64, and against a substitution in one head of a whole model."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +16,7 @@ from polyattn_jax.diagnostic import softmax_error_bound
 from polyattn_jax.fused import NAME as KERNELS
 from polyattn_jax.probe import DEGREES, Probe
 from polyattn_jax.substitute import substitute
+from tests import tiny
 
 L, N, K, B, T, H = 2, 4, 2, 2, 23, 6
 U = 2.0**-24
@@ -116,17 +119,7 @@ def test_a_head_without_output_changes_by_nothing_or_by_infinitely_much():
     assert np.isinf(probe.output_change(far, values, jnp.full(1, 2e4))).all()
 
 
-CFG = lm_jax.DecoderConfig(
-    num_layers=L,
-    num_heads=N,
-    num_kv_heads=K,
-    head_dim=H,
-    hidden_size=20,
-    mlp_size=28,
-    vocab_size=40,
-    max_length=64,
-    windows=(None, 9),
-)
+CFG = dataclasses.replace(tiny.GROUPED, max_length=64, windows=(None, 9))
 
 
 @pytest.fixture(scope="module")
