@@ -47,12 +47,14 @@ from polyattn_jax import (
     audit_suites,
     bias_tables,
     head_sets,
+    model_calibration,
     multiple_choice,
     recipe_rows,
     schema,
     stages,
     suite_answers,
     summary,
+    units,
 )
 from polyattn_jax.audit_suites import PROMPTS, TEXTS, build_suites, first_prompts
 from polyattn_jax.audited_model import AuditedModel
@@ -71,19 +73,17 @@ SUMMARY, REPORT = "summary.json", "report.html"
 
 @dataclasses.dataclass(frozen=True)
 class BesideStores:
-    """What the stages measured that is in no store of `stages.ResultStores`.
+    """What the stages measured that is in no store of `units.ResultStores`.
 
     Attributes:
       calibration: of the model.
       calibrated: every calibrated bias by its name in a recipe.
-      own_rows: of recipes that have an S of their own (`recipe_rows`).
       answered: multiple-choice tasks.
       sets: head sets of the ablation, by name.
     """
 
     calibration: Calibration
     calibrated: dict[str, Any]
-    own_rows: pa.Table
     answered: dict[str, ChoiceTask]
     sets: dict[str, np.ndarray]
 
@@ -120,8 +120,8 @@ def run(audited: AuditedModel, folder: Path) -> None:
     probe = f"niah_{config.sweep_length}"
     swept = suites[probe]
     identity = fingerprint(audited, suites)
-    with stages.open_stores(folder, identity, config.degrees) as stores:
-        calibration = stages.calibrated(audited, folder)
+    with units.open_stores(folder, identity, config.degrees) as stores:
+        calibration = model_calibration.calibrated(audited, folder)
         named = config.by_name | {"ablation": parse_recipe(config.ablation_recipe)}
         calibrated = bias_tables.calibrated(audited, folder, named, calibration.bias)
         stages.control(audited, stores, suites)
@@ -131,7 +131,8 @@ def run(audited: AuditedModel, folder: Path) -> None:
             for recipe in config.by_name.values()
             if recipe_rows.measured(recipe)
         }
-        own_rows = recipe_rows.diagnose(audited, folder, identity, suites, own_biases)
+        if own_biases:
+            recipe_rows.diagnose(audited, stores, suites, own_biases)
         stages.head_features(audited, stores, suites)
         sweep = stages.sweep_conditions(audited, calibrated)
         stages.evaluate(audited, stores, sweep, {probe: swept})
@@ -161,7 +162,7 @@ def run(audited: AuditedModel, folder: Path) -> None:
             stages.evaluate(audited, stores, conditions, {probe: short})
             if further := suite_answers.ablated(suites, config):
                 suite_answers.evaluate(audited, stores, conditions, further)
-        beside = BesideStores(calibration, calibrated, own_rows, answered, sets)
+        beside = BesideStores(calibration, calibrated, answered, sets)
         processes.on_first(lambda: _conclude(audited, folder, stores, beside))
 
 
@@ -183,11 +184,11 @@ def _begin(audited: AuditedModel, folder: Path, suites: dict[str, Suite]) -> Non
 def _conclude(
     audited: AuditedModel,
     folder: Path,
-    stores: stages.ResultStores,
+    stores: units.ResultStores,
     beside: BesideStores,
 ) -> None:
     """Writes the tables, the summary and the report from what the stages measured."""
-    config, own_rows, sets = audited.config, beside.own_rows, beside.sets
+    config, sets = audited.config, beside.sets
     shape = (audited.model.cfg.num_layers, audited.model.cfg.num_heads)
     measured = summary.Tables(
         stores.rows.read(),
@@ -196,7 +197,7 @@ def _conclude(
         stores.features.read(),
         stores.text_losses.read(),
     )
-    of_suites = stores.suite_answers.read()
+    of_suites, own_rows = stores.suite_answers.read(), stores.recipe_rows.read()
     by_suite = suite_answers.results(columns(of_suites), columns(measured.rows), config)
     source = summary.Source(
         audited.model.sha256,

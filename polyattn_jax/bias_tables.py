@@ -22,7 +22,7 @@ from lm_jax.errors import UsageError
 from lm_jax.run import processes, progress, stop
 from lm_jax.run.files import write_json
 from lm_jax.run.results import Count, Share, load_result
-from polyattn_jax import calibrate, measure, stages
+from polyattn_jax import calibrate, measure, model_calibration
 from polyattn_jax.audited_model import AuditedModel
 from polyattn_jax.row_maps import Recipe
 
@@ -103,7 +103,7 @@ def of_level(audited: AuditedModel, folder: Path, level: Level) -> BiasTable:
         return load_result(path, BiasTable)
     config, cfg = audited.config, audited.model.cfg
     shape = (cfg.num_layers, cfg.num_heads)
-    texts_UT, _ = stages.calibration_tokens(audited)
+    texts_UT, _ = model_calibration.calibration_tokens(audited)
     texts_UT = texts_UT[:, : config.calibrated_at]
     sets = shape if level == "head" else (cfg.num_layers, 1)
     name, quiet = f"calibrate b by {level}", not processes.is_first()

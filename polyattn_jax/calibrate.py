@@ -25,18 +25,14 @@ and solves for the audited length on all texts together inside the grid's piece.
 
 from collections.abc import Callable, Sequence
 import dataclasses
-import hashlib
-from importlib import resources
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lm_jax.errors import BadInputError, CorruptError, UsageError
+from lm_jax.errors import BadInputError, UsageError
 from lm_jax.model import attention
-
-CALIBRATION_TEXTS_SHA256 = "e5df7fb61fb5c75f55614091449dd88d21206c60faf03112dadbaa1eec4f3028"
 
 _TINY_BITS = int(np.float32(np.finfo(np.float32).tiny).view(np.int32))
 _LAST = int(np.float32(np.finfo(np.float32).max).view(np.int32)) - _TINY_BITS + 1
@@ -393,21 +389,3 @@ def exact_bias(scores: np.ndarray, *, budget: float = 0.05) -> float:
     below = np.bincount(place, weight[z > -np.inf]).cumsum() / len(z)
     # The first value with more than the budget at or below it is the last with less below it.
     return 0.0 - float(values[np.argmax(below > budget)])
-
-
-def calibration_texts() -> dict[str, str]:
-    """The shipped texts by name, each of about 2,300 words (see `data/README.md`).
-
-    Raises:
-      CorruptError: if the files are not those that were shipped.
-    """
-    folder = resources.files("polyattn_jax").joinpath("data/calibration")
-    files = sorted((f for f in folder.iterdir() if f.name.endswith(".txt")), key=lambda f: f.name)
-    raw = {file.name: file.read_bytes() for file in files}
-    result = hashlib.sha256(b"".join(n.encode() + b"\0" + raw[n] for n in raw)).hexdigest()
-    if result != CALIBRATION_TEXTS_SHA256:
-        raise CorruptError(
-            f"polyattn_jax/data/calibration: sha256 {result[:12]} is not the shipped "
-            f"{CALIBRATION_TEXTS_SHA256[:12]}; reinstall the package"
-        )
-    return {name.removesuffix(".txt"): text.decode("ascii") for name, text in raw.items()}

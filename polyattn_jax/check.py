@@ -20,7 +20,8 @@ loss falls on repeated tokens; there these controls enter the verdict.
 
 With `--text` the rows of the user's own texts are diagnosed too, and their language-modelling loss
 is measured with softmax and with the recipe; `--diagnose` does the former alone (`diagnosis.py`),
-and `--hybrid=FILE` looks for the heads that may have the recipe (`hybrid.py`).
+and `--hybrid=FILE` looks for the heads that may have the recipe (`hybrid.py`); with `--workdir` it
+leaves a page too.
 
 The table goes to standard output, progress to standard error. The exit code is 0 for preserve, 10
 for no-go and 11 for undecided (`decision.verdict`). With `--workdir` a killed check resumes where
@@ -49,18 +50,22 @@ from polyattn_jax import (
     decision,
     diagnosis,
     hybrid,
+    model_calibration,
     recipe_rows,
     stages,
     summary,
+    units,
 )
 from polyattn_jax.audit_suites import PROMPTS, TEXTS, build_suites
 from polyattn_jax.audited_model import AuditedModel
 from polyattn_jax.columns import Columns, columns, where
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.diagnosis import folder_or_temporary
+from polyattn_jax.hybrid_results import Search
 from polyattn_jax.linear_state import linear_state
 from polyattn_jax.provenance import read_provenance
 from polyattn_jax.report import check_table
+from polyattn_jax.report import hybrid as hybrid_report
 from polyattn_jax.results import (
     CheckResult,
     ConditionResult,
@@ -152,7 +157,7 @@ def config_from_options(options: Options) -> AuditConfig:
     return from_plain(settings, AuditConfig)
 
 
-def search_from_options(options: Options) -> hybrid.Search:
+def search_from_options(options: Options) -> Search:
     """The sets of heads that `--hybrid` tries.
 
     Raises:
@@ -162,7 +167,7 @@ def search_from_options(options: Options) -> hybrid.Search:
         keep = tuple(float(share) for share in options.keep)
     except ValueError as error:
         raise UsageError(f"--keep={','.join(options.keep)}: {error}; write 5,10,20") from error
-    return hybrid.Search(keep, options.draws, options.max_loss)
+    return Search(keep, options.draws, options.max_loss)
 
 
 def run(audited: AuditedModel, folder: Path) -> CheckResult:
@@ -188,9 +193,9 @@ def run(audited: AuditedModel, folder: Path) -> CheckResult:
     unmeasured: tuple[RowShares, SoftmaxComparison | None] = RowShares(), None
     of_suite = {probe: unmeasured, TEXTS: unmeasured}
     fingerprint = audit.fingerprint(audited, suites)
-    with stages.open_stores(folder, fingerprint, config.degrees) as stores:
+    with units.open_stores(folder, fingerprint, config.degrees) as stores:
         if recipe.bias == "auto" or (degree is not None and recipe.bias == 0.0):
-            calibration = stages.calibrated(audited, folder)
+            calibration = model_calibration.calibrated(audited, folder)
             b_auto = calibration.bias
         calibrated = bias_tables.calibrated(audited, folder, config.by_name, b_auto)
         bias = resolve_bias(recipe, calibrated)
@@ -201,8 +206,8 @@ def run(audited: AuditedModel, folder: Path) -> CheckResult:
             for name in of_suite.keys() & suites.keys():
                 of_suite[name] = row_findings(audited, rows, name, degree, at_zero=at_zero)
         elif recipe_rows.measured(recipe):
-            table = recipe_rows.diagnose(audited, folder, fingerprint, suites, {recipe: bias})
-            rows = columns(table)
+            recipe_rows.diagnose(audited, stores, suites, {recipe: bias})
+            rows = columns(stores.recipe_rows.read())
             for name in of_suite.keys() & suites.keys():
                 of_suite[name] = recipe_rows.shares(rows, audited, recipe, name)
         safe, against = of_suite[probe]
@@ -256,7 +261,7 @@ def run(audited: AuditedModel, folder: Path) -> CheckResult:
 
 def answered(
     audited: AuditedModel,
-    stores: stages.ResultStores,
+    stores: units.ResultStores,
     suites: dict[str, Suite],
     name: str,
     calibrated: Calibrated,
@@ -271,7 +276,7 @@ def answered(
 
 
 def losses_on_texts(
-    audited: AuditedModel, stores: stages.ResultStores, suite: Suite, calibrated: Calibrated
+    audited: AuditedModel, stores: units.ResultStores, suite: Suite, calibrated: Calibrated
 ) -> tuple[TextLoss, TextLoss]:
     """Measures or resumes the loss on texts of the user, with softmax and with the recipe."""
     conditions = stages.sweep_conditions(audited, calibrated, TEXTS)
@@ -328,7 +333,7 @@ def main(arguments: cli.Arguments) -> int:
         tried = hybrid.find(
             config, search, arguments.workdir, Path(target), resume=arguments.resume
         )
-        print(hybrid.format_hybrid(tried, Path(target)))
+        print(hybrid_report.format_hybrid(tried, Path(target)))
         return EXIT_FINISHED
     with (
         folder_or_temporary(arguments.workdir) as folder,

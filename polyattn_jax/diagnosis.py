@@ -28,7 +28,7 @@ from lm_jax.run.terminal import format_table
 from lm_jax.run.workdir import Resume, finish_time, mark_finished, open_workdir
 from lm_jax.statistics import Interval
 from lm_jax.weights import hub
-from polyattn_jax import audit, audit_suites, concentration, stages
+from polyattn_jax import audit, audit_suites, concentration, stages, units
 from polyattn_jax.audit_suites import TEXTS
 from polyattn_jax.audited_model import AuditedModel
 from polyattn_jax.columns import Columns, columns, degrees, where
@@ -109,7 +109,7 @@ def run(audited: AuditedModel, folder: Path) -> DiagnosisResult:
     if not isinstance(recipe.bias, str):
         biases[recipe.bias_kind] = recipe.bias
     fingerprint = audit.fingerprint(audited, {TEXTS: suite})
-    with stages.open_stores(folder, fingerprint, config.degrees) as stores:
+    with units.open_stores(folder, fingerprint, config.degrees) as stores:
         stages.diagnose(audited, stores, {TEXTS: suite}, biases)
         rows = columns(stores.rows.read())
     return DiagnosisResult(

@@ -18,117 +18,39 @@ that ranked the heads are not among those that it is measured on.
 from collections.abc import Mapping
 import dataclasses
 from pathlib import Path
-import textwrap
 
 import numpy as np
 
 from lm_jax.errors import BadInputError, UsageError
-from lm_jax.run.files import write_json
+from lm_jax.run.files import write_json, write_text
 from lm_jax.run.provenance import collect_provenance, record_provenance
-from lm_jax.run.results import Count, load_result
-from lm_jax.run.terminal import format_table
+from lm_jax.run.results import load_result
 from lm_jax.run.workdir import Resume, finish_time, mark_finished, open_workdir
-from polyattn_jax import audit, audit_suites, bias_tables, head_sets, stages, summary
+from polyattn_jax import (
+    audit,
+    audit_suites,
+    bias_tables,
+    head_sets,
+    model_calibration,
+    stages,
+    summary,
+    units,
+)
 from polyattn_jax.audit_suites import TEXTS
 from polyattn_jax.audited_model import AuditedModel
-from polyattn_jax.bias_tables import describe
 from polyattn_jax.columns import columns
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.diagnosis import folder_or_temporary
 from polyattn_jax.hybrid_recipe import HybridRecipe, replaced_heads
-from polyattn_jax.provenance import Provenance, read_provenance
-from polyattn_jax.results import ConditionResult, LossInterval, TextLoss
+from polyattn_jax.hybrid_results import HeadSet, HybridResult, Search, SingleHead
+from polyattn_jax.provenance import read_provenance
+from polyattn_jax.report import hybrid as page
 from polyattn_jax.row_maps import SOFTMAX, parse_recipe, resolve_bias
 from polyattn_jax.stages import Condition
 from polyattn_jax.suites import Suite
 
-RESULT = "hybrid.json"
+RESULT, REPORT = "hybrid.json", "report.html"
 SINGLE, FRONTIER = "single heads", "frontier"
-
-
-@dataclasses.dataclass(frozen=True)
-class Search:
-    """What `check --hybrid` tries.
-
-    Attributes:
-      keep: percent of all heads that keep softmax.
-      draws: random sets of each size.
-      max_loss: nats per token that the loss on text may rise.
-    """
-
-    keep: tuple[float, ...]
-    draws: int
-    max_loss: float
-
-    def __post_init__(self) -> None:
-        if not self.keep or not all(0 <= share < 100 for share in self.keep):
-            raise UsageError(f"--keep={self.keep} must be percentages from 0 to below 100")
-
-
-@dataclasses.dataclass(frozen=True)
-class SingleHead:
-    """The recipe in one head alone.
-
-    Attributes:
-      change: of the loss on the texts of the search, nats per token.
-      rank: 0 for the head that costs most.
-    """
-
-    layer: Count
-    head: Count
-    change: LossInterval
-    rank: Count
-
-
-@dataclasses.dataclass(frozen=True)
-class HeadSet:
-    """The recipe in all heads but some.
-
-    Attributes:
-      kept: number of heads that keep softmax.
-      seed: of the random heads that keep it; null where they are those that cost most.
-      text: loss on the texts of the measurement.
-      needle: accuracy on the needle prompts.
-      accepted: whether both hold.
-    """
-
-    kept: Count
-    seed: Count | None
-    text: TextLoss
-    needle: ConditionResult
-    accepted: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class HybridResult:
-    """Search for the heads that a recipe may have.
-
-    Attributes:
-      search: what was tried.
-      bias: of all heads, or by layer and head.
-      layers: of the model.
-      heads: query heads of each layer.
-      search_texts: number of texts that ranked the heads.
-      singles: by layer and head.
-      softmax: loss of softmax on the texts of the measurement.
-      softmax_needle: accuracy of softmax on the needle prompts.
-      frontier: ranked sets by the number of heads kept, each followed by the random ones.
-      best: the accepted ranked set with the fewest softmax heads; null where none is.
-    """
-
-    model: str
-    provenance: Provenance
-    search: Search
-    recipe: str
-    bias: float | tuple[tuple[float, ...], ...]
-    layers: Count
-    heads: Count
-    search_texts: Count
-    singles: tuple[SingleHead, ...]
-    softmax: TextLoss
-    softmax_needle: ConditionResult
-    frontier: tuple[HeadSet, ...]
-    best: HybridRecipe | None
 
 
 def run(audited: AuditedModel, folder: Path, search: Search) -> HybridResult:
@@ -148,8 +70,10 @@ def run(audited: AuditedModel, folder: Path, search: Search) -> HybridResult:
         ),
     )
     recipe = parse_recipe(config.recipes[0])
-    with stages.open_stores(folder, audit.fingerprint(audited, suites), config.degrees) as stores:
-        b_auto = stages.calibrated(audited, folder).bias if recipe.bias == "auto" else None
+    with units.open_stores(folder, audit.fingerprint(audited, suites), config.degrees) as stores:
+        b_auto = None
+        if recipe.bias == "auto":
+            b_auto = model_calibration.calibrated(audited, folder).bias
         calibrated = bias_tables.calibrated(audited, folder, config.by_name, b_auto)
         bias = resolve_bias(recipe, calibrated)
 
@@ -262,53 +186,11 @@ def find(
         open_workdir(folder, settings, resume=resume) as work,
     ):
         if not finish_time(work.path):
-            write_json(work.path / RESULT, run(audit.load(config), work.path, search))
+            result = run(audit.load(config), work.path, search)
+            write_json(work.path / RESULT, result)
+            write_text(work.path / REPORT, page.build(result))
             mark_finished(work.path)
         result = load_result(work.path / RESULT, HybridResult)
     if result.best is not None:
         write_json(target, result.best)
     return result
-
-
-def format_hybrid(result: HybridResult, target: Path) -> str:
-    """The frontier and the accepted heads as plain text of at most 80 columns."""
-    total = result.layers * result.heads
-    base, needle = result.softmax, result.softmax_needle
-    head = (
-        f"{result.recipe} (b = {describe(result.bias)}) in all heads of {result.model} but K; "
-        f"softmax: {base.loss.estimate:.3f} nats per token on {base.loss.n} texts, needle "
-        f"{head_sets.right(needle.accuracy)} of {needle.accuracy.n}"
-    )
-    rows = [
-        (
-            f"{entry.kept}",
-            f"{total - entry.kept}",
-            "cost most" if entry.seed is None else f"random {entry.seed}",
-            f"{entry.text.change.estimate:+.3f} [{entry.text.change.low:+.3f}, "
-            f"{entry.text.change.high:+.3f}]",
-            f"{head_sets.right(entry.needle.accuracy)}",
-            entry.needle.verdict,
-        )
-        for entry in result.frontier
-    ]
-    heads = ("K", "replaced", "softmax in", "change, nats [95 %]", "needle", "verdict")
-    lines = [*textwrap.wrap(head, 80), "", format_table(heads, rows, left=(2, 5)), ""]
-    worst = sorted(result.singles, key=lambda each: each.rank)[:10]
-    text = "heads that cost most alone: " + ", ".join(
-        f"{h.layer}.{h.head} {h.change.estimate:+.3f}" for h in worst
-    )
-    lines += textwrap.wrap(f"{text} (layer.head, nats, {result.search_texts} other texts)", 80)
-    limit = f"{result.search.max_loss:g} nats on text and preserve the needle"
-    if result.best is None:
-        lines += ["", f"no set of heads is shown to lose less than {limit}"]
-        return "\n".join(lines)
-    sentence = (
-        f"{len(result.best.replaced)} of {total} heads can have {result.recipe}: they lose less "
-        f"than {limit}. Saved to {target}; polyattn_jax.load_recipe reads it. Replaced:"
-    )
-    lines += ["", *textwrap.wrap(sentence, 80)]
-    for layer in range(result.layers):
-        own = [str(head) for at, head in result.best.replaced if at == layer]
-        if own:
-            lines.append(f"  layer {layer}: {' '.join(own)}")
-    return "\n".join(lines)

@@ -12,20 +12,16 @@ recipe prefers: S < 1 says that the recipe gives it more than all other keys tog
 from collections.abc import Mapping
 import dataclasses
 import functools
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pyarrow as pa
 
 from lm_jax.model.attention import Fused, LayerAttend, PerLayer, fused, register_fused, softmax
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import forward
-from lm_jax.run import processes
-from lm_jax.run.rows import RowStore
-from polyattn_jax import concentration, row_maps, stages
+from polyattn_jax import concentration, row_maps
 from polyattn_jax.audit_suites import diagnosed
 from polyattn_jax.audited_model import AuditedModel
 from polyattn_jax.columns import Columns, where
@@ -37,28 +33,7 @@ from polyattn_jax.row_maps import Map, Recipe
 from polyattn_jax.substitute import on_scores
 from polyattn_jax.suites import Suite
 from polyattn_jax.suites.batching import Batch
-
-ROWS = "recipe_rows"
-RECIPE_ROWS = pa.schema(
-    [
-        ("suite", pa.string()),
-        ("length", pa.int32()),
-        ("prompt", pa.string()),
-        ("query", pa.int32()),
-        ("layer", pa.int16()),
-        ("head", pa.int16()),
-        ("window", pa.int32()),
-        ("recipe", pa.string()),
-        ("status", pa.int8()),
-        ("target", pa.int32()),
-        ("argmax", pa.int32()),
-        ("margin", pa.float32()),
-        ("active", pa.int32()),
-        ("s_own", pa.float32()),
-        ("s_softmax", pa.float32()),
-        ("change", pa.float32()),
-    ]
-)
+from polyattn_jax.units import ResultStores, run_units
 
 
 def measured(recipe: Recipe) -> bool:
@@ -139,14 +114,11 @@ def measure(
 
 def diagnose(
     audited: AuditedModel,
-    folder: Path,
-    fingerprint: str,
+    stores: ResultStores,
     suites: Mapping[str, Suite],
     biases: Mapping[Recipe, Any],
-) -> pa.Table:
+) -> None:
     """Measures or resumes the rows of every diagnosed suite under each recipe, at its bias."""
-    if not biases:
-        return RECIPE_ROWS.empty_table()
     cfg = audited.model.cfg
     chosen = diagnosed(dict(suites))
     by_key = {f"{r.name}/{suite}": (r, suite) for r in biases for suite in chosen}
@@ -165,13 +137,8 @@ def diagnose(
         )
         return _columns(suite, recipe, batch, cfg.layer_windows, reports)
 
-    process = jax.process_index()
-    with RowStore(folder / ROWS, RECIPE_ROWS, fingerprint, process=process) as store:
-        # All must see the same units as done before any of them writes more.
-        processes.wait_for_all()
-        todo = {key: chosen[suite] for key, (_, suite) in by_key.items()}
-        stages.run_units(audited, store, "diagnose recipes", todo, work)
-        return store.read()
+    todo = {key: chosen[suite] for key, (_, suite) in by_key.items()}
+    run_units(audited, stores.recipe_rows, "diagnose recipes", todo, work)
 
 
 def _columns(suite, recipe, batch, windows, reports) -> dict[str, np.ndarray]:

@@ -101,6 +101,28 @@ TEXT_LOSSES = pa.schema(
     ]
 )
 
+# Of recipes that have an S of their own (`recipe_rows`).
+RECIPE_ROWS = pa.schema(
+    [
+        ("suite", pa.string()),
+        ("length", pa.int32()),
+        ("prompt", pa.string()),
+        ("query", pa.int32()),
+        ("layer", pa.int16()),
+        ("head", pa.int16()),
+        ("window", pa.int32()),
+        ("recipe", pa.string()),
+        ("status", pa.int8()),
+        ("target", pa.int32()),
+        ("argmax", pa.int32()),
+        ("margin", pa.float32()),
+        ("active", pa.int32()),
+        ("s_own", pa.float32()),
+        ("s_softmax", pa.float32()),
+        ("change", pa.float32()),
+    ]
+)
+
 FEATURES = pa.schema(
     [
         ("prompt", pa.string()),

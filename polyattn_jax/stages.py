@@ -10,45 +10,28 @@
        suites      harder needles and other suites by name (`suite_answers`), likewise
     7. ablate      one recipe in the top, bottom and random K heads by median S_p
 
-A unit is one batch of prompts under one condition. A unit that is on disk is not done again, so the
-same command resumes where a killed one stopped. Several processes share out the units of a stage,
-each with a copy of the model, and go on to the next stage together.
+The loops are those of `units`, so the same command resumes where a killed one stopped. Several
+processes share out the units of a stage, each with a copy of the model, and go on to the next stage
+together. Stage 1 is in `model_calibration`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-import contextlib
+from collections.abc import Mapping, Sequence
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lm_jax.errors import BadInputError
-from lm_jax.run import processes, progress, stop
-from lm_jax.run.files import write_json
-from lm_jax.run.results import load_result
-from lm_jax.run.rows import RowStore
-from polyattn_jax import calibrate, head_sets, head_types, measure
+from polyattn_jax import head_sets, head_types, measure
 from polyattn_jax.audit_suites import diagnosed, first_prompts
 from polyattn_jax.audited_model import AuditedModel
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.row_maps import SOFTMAX, Calibrated, Recipe, parse_recipe, resolve_bias
-from polyattn_jax.schema import (
-    ANSWERS,
-    FEATURES,
-    LOSSES,
-    SUITE_ANSWERS,
-    TEXT_LOSSES,
-    row_columns,
-    rows_schema,
-)
-from polyattn_jax.suites import (
-    Suite,
-    batches,
-)
+from polyattn_jax.schema import row_columns
+from polyattn_jax.suites import Suite
 from polyattn_jax.suites.batching import Batch
+from polyattn_jax.units import ResultStores, run_units
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,126 +48,6 @@ class Condition:
     def one_bias(self) -> float:
         """The bias as tables hold it: NaN where each head has its own."""
         return float("nan") if np.ndim(self.bias) else float(self.bias)
-
-
-@dataclasses.dataclass(frozen=True)
-class ResultStores:
-    """The parquet stores of a work folder."""
-
-    rows: RowStore
-    answers: RowStore
-    losses: RowStore
-    features: RowStore
-    text_losses: RowStore
-    suite_answers: RowStore
-
-
-@contextlib.contextmanager
-def open_stores(
-    folder: Path, fingerprint: str, degrees: Sequence[int | float]
-) -> Iterator[ResultStores]:
-    """Opens the stores of a work folder; rows have an S_p of each degree."""
-    schemas = {
-        "rows": rows_schema(degrees),
-        "answers": ANSWERS,
-        "losses": LOSSES,
-        "features": FEATURES,
-        "text_losses": TEXT_LOSSES,
-        "suite_answers": SUITE_ANSWERS,
-    }
-    with contextlib.ExitStack() as stack:
-        stores = {
-            name: stack.enter_context(
-                RowStore(folder / name, schema, fingerprint, process=jax.process_index())
-            )
-            for name, schema in schemas.items()
-        }
-        # All must see the same units as done before any of them writes more.
-        processes.wait_for_all()
-        yield ResultStores(**stores)
-
-
-def calibrated(audited: AuditedModel, folder: Path) -> calibrate.Calibration:
-    """b_auto of the model, read from `calibration.json` if an earlier start wrote it."""
-    path = folder / "calibration.json"
-    if processes.on_first(path.exists):
-        return load_result(path, calibrate.Calibration)
-    c = audited.config
-    texts_UT, lengths = calibration_tokens(audited)
-    ways = 1 if audited.mesh is None else audited.mesh.shape["data"] * audited.mesh.shape["fsdp"]
-    texts, count = len(texts_UT), jax.process_count()
-    # Devices of the batch axes get a text each; where texts run out, a repeat that is not counted.
-    texts_UT = texts_UT[np.arange(-(-texts // (ways * count)) * ways * count) % texts]
-    own_UT = np.split(texts_UT, count)[jax.process_index()]
-    groups = [audited.put(own_UT[i : i + ways])[0] for i in range(0, len(own_UT), ways)]
-    quiet = not processes.is_first()
-    with progress.track("calibrate b_auto", 4 * len(groups), unit="texts", quiet=quiet) as advance:
-
-        def of_all(by_text: Sequence[np.ndarray]) -> np.ndarray:
-            """One of the fields of a `MassBelow`, texts of all processes along axis 1."""
-            own = np.concatenate(by_text, axis=1)
-            if count > 1:
-                own = np.moveaxis(processes.gather(np.moveaxis(own, 1, 0)), 0, 1)
-            return own[:, :texts]
-
-        def mass(thresholds: np.ndarray) -> calibrate.MassBelow:
-            results = []
-            for tokens_BT in groups:
-                if processes.share_stop():
-                    stop.check("during calibration")
-                measured = measure.mass(
-                    audited.model.params,
-                    tokens_BT,
-                    jnp.asarray(thresholds),
-                    lengths=lengths,
-                    cfg=audited.model.cfg,
-                )
-                results.append(jax.tree.map(np.asarray, measured))
-                advance()
-            return calibrate.MassBelow(
-                of_all([one.total_M for one in results]), of_all([one.rows for one in results])
-            )
-
-        result = calibrate.calibrate_texts(
-            mass,
-            lengths,
-            c.calibrated_at,
-            budget=c.budget,
-            resamples=c.resamples,
-            seed=c.seed,
-        )
-    processes.on_first(lambda: write_json(path, result))
-    return result
-
-
-def calibration_tokens(audited: AuditedModel) -> tuple[np.ndarray, tuple[int, ...]]:
-    """The shipped texts as tokens `[U, T]`, and the lengths at which b_auto is read.
-
-    The lengths are that of the calibration, an eighth, a quarter and a half of it, and those of the
-    other suites that fit texts and context.
-
-    Raises:
-      BadInputError: for a calibration that is longer than the model's context or a text.
-    """
-    c, longest = audited.config, audited.model.cfg.max_length
-    if c.calibrated_at > longest:
-        raise BadInputError(
-            f"config.calibration_length = {c.calibrated_at} is longer than the model's "
-            f"context of {longest} tokens; lower it"
-        )
-    ids = [audited.tokenizer.encode(text) for text in calibrate.calibration_texts().values()]
-    shortest = min(map(len, ids))
-    if shortest < c.calibrated_at:
-        raise BadInputError(
-            f"config.calibration_length = {c.calibrated_at}, but the shortest calibration text has "
-            f"{shortest} tokens in this tokenizer; set it to that or less"
-        )
-    audited_lengths = [*c.niah_lengths]
-    audited_lengths += [c.induction_length] if c.induction_n else []
-    audited_lengths += [c.mqar_length] if c.mqar_n else []
-    wanted = {c.calibrated_at // part for part in (1, 2, 4, 8)} | set(audited_lengths)
-    lengths = tuple(sorted(n for n in wanted if 1 < n <= min(shortest, longest)))
-    return np.array([one[: lengths[-1]] for one in ids], np.int32), lengths
 
 
 def biases(config: AuditConfig, b_auto: float) -> dict[str, float]:
@@ -381,41 +244,3 @@ def ablation_conditions(
         Condition("ablation", name, recipe, bias, head_sets.mask(flat, shape))
         for name, flat in {SOFTMAX.name: np.empty(0, int), **sets}.items()
     ]
-
-
-def run_units(
-    audited: AuditedModel,
-    store: RowStore,
-    stage: str,
-    suites: dict[str, Suite],
-    work: Callable[[str, Batch], dict[str, np.ndarray]],
-) -> None:
-    """Runs `work` on every batch that the store does not hold yet, shared out among processes.
-
-    When it returns, all rows of the stage are on disk.
-    """
-    plan = [
-        ((stage, name, number), name, batch)
-        for name, suite in suites.items()
-        for number, batch in enumerate(batches(suite, audited.config.batch_size))
-    ]
-    todo = [item for item in plan if item[0] not in store]
-    count, index = jax.process_count(), jax.process_index()
-    with progress.track(
-        stage,
-        len(plan),
-        unit="batches",
-        done=len(plan) - len(todo),
-        quiet=not processes.is_first(),
-    ) as advance:
-        # In rounds of one batch for each process, so that all of them stop after the same one.
-        for start in range(0, len(todo), count):
-            if processes.share_stop():
-                stop.check(f"during {stage}")
-            taken = todo[start : start + count]
-            if index < len(taken):
-                unit, name, batch = taken[index]
-                store.append(unit, work(name, batch))
-            advance(len(taken))
-    store.flush()
-    processes.wait_for_all()

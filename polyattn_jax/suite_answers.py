@@ -17,13 +17,14 @@ from polyattn_jax.concentration import safe_fraction
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.results import SuiteAblation
 from polyattn_jax.row_maps import SOFTMAX
-from polyattn_jax.stages import Condition, ResultStores, condition_columns, run_units, substitution
+from polyattn_jax.stages import Condition, condition_columns, substitution
 from polyattn_jax.suite_results import SuiteResult
 from polyattn_jax.suites import Suite
 from polyattn_jax.suites.batching import Batch
 from polyattn_jax.suites.named import key
 from polyattn_jax.suites.prompts import Prompt
 from polyattn_jax.summary import behaviour
+from polyattn_jax.units import ResultStores, run_units
 
 STAGE, ABLATION, OTHER = "suites", "ablation", "other"
 

@@ -32,7 +32,7 @@ import numpy as np
 
 import lm_jax
 from lm_jax.errors import BadInputError, UserError
-from polyattn_jax import calibrate, measure
+from polyattn_jax import measure, model_calibration
 from polyattn_jax.diagnostic import relative_error_bound, row_stats
 from polyattn_jax.probe import DEGREES
 from tools.bench import torch_llama
@@ -77,7 +77,7 @@ def prompts(model: lm_jax.Pretrained, count: int, length: int) -> list[np.ndarra
     if model.tokenizer is None:
         raise BadInputError("--model has no tokenizer.json; name a model that has one")
     results: list[np.ndarray] = []
-    for text in calibrate.calibration_texts().values():
+    for text in model_calibration.calibration_texts().values():
         ids = np.asarray(model.tokenizer.encode(text), np.int32)[None]
         starts = range(0, ids.shape[1] - length + 1, length)
         results += [ids[:, start : start + length] for start in starts]

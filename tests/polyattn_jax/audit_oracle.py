@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 import lm_jax
-from polyattn_jax import calibrate, head_sets, measure, stages
+from polyattn_jax import calibrate, head_sets, measure, model_calibration
 from polyattn_jax.audit_suites import build_suites
 from polyattn_jax.audited_model import AuditedModel
 from polyattn_jax.diagnostic import Status, relative_error_bound, softmax_error_bound
@@ -233,7 +233,7 @@ def bias_limits(audited: AuditedModel) -> tuple[float, float]:
     Scores that are off by e at most move the mass below t to that below t +- e, and each weight by
     less than e^2e; the budget is met by a mass that is off by as much.
     """
-    texts_UT, lengths = stages.calibration_tokens(audited)
+    texts_UT, lengths = model_calibration.calibration_tokens(audited)
     at = audited.config.calibrated_at
     assert lengths[-1] == at
 

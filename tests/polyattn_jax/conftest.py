@@ -25,7 +25,7 @@ from tokenizers import models, pre_tokenizers
 import lm_jax
 from lm_jax.run import cli
 from lm_jax.text.tokenizer import Tokenizer
-from polyattn_jax import audit, calibrate, check, suites
+from polyattn_jax import audit, check, model_calibration, suites
 from polyattn_jax.results import AuditSummary
 from polyattn_jax.suites.niah import CUE, HARMLESS
 from tests.polyattn_jax import synthetic_report
@@ -46,7 +46,7 @@ QUESTIONS = 12
 def tiny_tokenizer() -> Tokenizer:
     """One token for each noun, each other word of the prompts and of the calibration text."""
     split = pre_tokenizers.Whitespace()
-    texts = calibrate.calibration_texts().values()
+    texts = model_calibration.calibration_texts().values()
     shipped = [word for text in texts for word, _ in split.pre_tokenize_str(text)]
     words = [*FRAME, *PROSE, *map(str.title, PROSE), *suites.shipped_nouns(), *shipped]
     vocabulary = {word: i for i, word in enumerate(dict.fromkeys(["<unk>", *words]))}

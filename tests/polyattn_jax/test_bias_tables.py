@@ -13,7 +13,7 @@ import lm_jax
 from lm_jax.errors import CorruptError, UsageError
 from lm_jax.run.results import load_result
 import polyattn_jax
-from polyattn_jax import bias_tables, calibrate, recipe_rows
+from polyattn_jax import bias_tables, calibrate, model_calibration, recipe_rows
 from polyattn_jax.bias_tables import BiasTable
 from polyattn_jax.calibrate import MassBelow
 from polyattn_jax.row_maps import parse_recipe, relu_power, resolve_bias
@@ -82,7 +82,7 @@ def checked(run_check, tmp_path_factory):
 def text_scores(tiny):
     """The score rows of the calibration texts, `[L, text, N, T, T]`."""
     model = lm_jax.load_pretrained(tiny)
-    ids = [model.tokenizer.encode(text) for text in calibrate.calibration_texts().values()]
+    ids = [model.tokenizer.encode(text) for text in model_calibration.calibration_texts().values()]
     tokens_BT = jnp.asarray([one[:LENGTH] for one in ids])
     record = {"attn.scores": lm_jax.keep}
     out = lm_jax.forward(model.params, tokens_BT, model.cfg, record=record)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lm_jax.errors import BadInputError, CorruptError, UsageError
-from polyattn_jax import calibrate
+from polyattn_jax import calibrate, model_calibration
 from polyattn_jax.calibrate import MassBelow
 
 
@@ -205,9 +205,9 @@ def test_the_interval_is_a_bootstrap_over_whole_texts():
 
 
 def test_calibration_texts_are_the_shipped_ones(monkeypatch):
-    texts = calibrate.calibration_texts()
+    texts = model_calibration.calibration_texts()
     assert len(texts) == 8 and "1825-Adams-1" in texts
     assert all(2300 <= len(text.split()) < 2500 for text in texts.values())
-    monkeypatch.setattr(calibrate, "CALIBRATION_TEXTS_SHA256", "0" * 64)
+    monkeypatch.setattr(model_calibration, "CALIBRATION_TEXTS_SHA256", "0" * 64)
     with pytest.raises(CorruptError, match="reinstall"):
-        calibrate.calibration_texts()
+        model_calibration.calibration_texts()

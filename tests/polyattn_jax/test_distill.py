@@ -20,11 +20,12 @@ from lm_jax.run.files import read_json
 from lm_jax.run.results import load_result
 from lm_jax.statistics import Interval
 from lm_jax.train.objective import LMBatch
-from polyattn_jax import distill
-from polyattn_jax.distill_config import DistillConfig
-from polyattn_jax.distill_results import DistillSummary
-from polyattn_jax.matching import HYBRID, MATCHED, HeadMatching, outweighed
-from polyattn_jax.report import distilled
+from polyattn_jax.distill import __main__ as distill
+from polyattn_jax.distill import report
+from polyattn_jax.distill.config import DistillConfig
+from polyattn_jax.distill.matching import HYBRID, MATCHED, HeadMatching, outweighed
+from polyattn_jax.distill.results import DistillSummary
+from polyattn_jax.distill.summary import rank_correlation
 from polyattn_jax.row_maps import parse_recipe, relu_power
 from polyattn_jax.substitute import substitute
 from tests import tiny
@@ -161,11 +162,11 @@ def test_the_rank_correlation_is_spearmans_and_resamples_heads():
     first = rng.random(40)
     second = first + 0.3 * rng.random(40)
     config = DistillConfig()
-    got = distill.rank_correlation(list(first), list(second), config=config)
+    got = rank_correlation(list(first), list(second), config=config)
     assert got.estimate == pytest.approx(stats.spearmanr(first, second).statistic)
     assert got.n == 40 and got.low < got.estimate < got.high <= 1
-    assert distill.rank_correlation([0.5] * 9, list(second[:9]), config=config) is None
-    assert distill.rank_correlation([0.1, 0.2], [1.0, 2.0], config=config) is None
+    assert rank_correlation([0.5] * 9, list(second[:9]), config=config) is None
+    assert rank_correlation([0.1, 0.2], [1.0, 2.0], config=config) is None
 
 
 @pytest.fixture(scope="module")
@@ -245,13 +246,13 @@ def test_the_summary_is_that_of_the_tables(trained):
         (-0.1, 0.9, "Not shown"),
     ):
         rank = Interval((low + high) / 2, low, high, 12)
-        assert words in distilled.answer(dataclasses.replace(summary, repair_rank=rank))
-    assert "Nothing to rank" in distilled.answer(dataclasses.replace(summary, repair_rank=None))
-    text = distilled.format_summary(summary)
+        assert words in report.answer(dataclasses.replace(summary, repair_rank=rank))
+    assert "Nothing to rank" in report.answer(dataclasses.replace(summary, repair_rank=None))
+    text = report.format_summary(summary)
     assert max(map(len, text.splitlines())) <= 80
-    assert distilled.QUESTION.split()[0] in text
+    assert report.QUESTION.split()[0] in text
     page = (trained / "report.html").read_text("utf-8")
-    assert distilled.QUESTION in page and f"{summary.error_after.estimate:.3g}" in page
+    assert report.QUESTION in page and f"{summary.error_after.estimate:.3g}" in page
 
 
 def test_a_stopped_run_ends_with_the_same_numbers(trained, tiny, text, tmp_path, monkeypatch):

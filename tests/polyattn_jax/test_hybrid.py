@@ -1,5 +1,6 @@
 """The search for the heads that may have a recipe, and the file that it leaves."""
 
+import dataclasses
 import json
 
 import jax.numpy as jnp
@@ -11,7 +12,9 @@ import lm_jax
 from lm_jax.errors import CorruptError, UsageError
 from lm_jax.run.results import load_result
 import polyattn_jax
-from polyattn_jax.hybrid import HybridResult, Search, head_sets_of
+from polyattn_jax.hybrid import head_sets_of
+from polyattn_jax.hybrid_results import HybridResult, Search
+from polyattn_jax.report import hybrid as page
 from polyattn_jax.row_maps import parse_recipe
 from tests.polyattn_jax.conftest import PROSE
 
@@ -72,6 +75,17 @@ def test_the_frontier_holds_ranked_and_random_sets_and_the_rule(searched):
     assert result.frontier[0].accepted and len(result.best.replaced) == L * N
     assert "12 of 12 heads can have relu:p=4,b=0" in " ".join(out.split())
     assert max(map(len, out.splitlines())) <= 80
+
+
+def test_the_page_has_the_frontier_and_says_what_was_found(searched):
+    _, result, _, heads = searched
+    html = (heads.parent / "run" / "report.html").read_text("utf-8")
+    assert html == page.build(result)
+    assert "12 of 12 heads can have relu:p=4,b=0" in html
+    for entry in result.frontier:
+        assert f"{entry.text.change.estimate:+.3f} [" in html.replace("\u2212", "-")
+    none = dataclasses.replace(result, best=None)
+    assert "No set of heads is shown to lose less than 1000 nats" in page.build(none)
 
 
 def test_the_sets_keep_the_heads_that_cost_most(searched):

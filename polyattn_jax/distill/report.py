@@ -12,7 +12,7 @@ from lm_jax.run.files import to_jsonable
 from lm_jax.run.terminal import format_table
 from lm_jax.statistics import Interval
 from polyattn_jax.bias_tables import describe
-from polyattn_jax.distill_results import DistillSummary
+from polyattn_jax.distill.results import DistillSummary
 
 QUESTION = "Does the safe share predict what training repairs?"
 # A rank correlation from here on is called more than a little.
