@@ -33,6 +33,7 @@ STUDIES = {
     "long_context",
     "mass_and_rank",
     "num_prototypes",
+    "paper_cpu",
 }
 RUNS = sorted(FILES.keys() - OTHERS - STUDIES)
 
@@ -57,6 +58,7 @@ SMOKE_ROWS = {
     "long_context": ["protot_2048", "llama_2048", "mamba_2048", "deltanet_2048"],
     "mass_and_rank": ["default", "no_mass_normalisation", "no_low_rank"],
     "num_prototypes": ["prototypes_16", "prototypes_32", "prototypes_64"],
+    "paper_cpu": ["protot", "llama", "mamba", "deltanet"],
 }
 
 
