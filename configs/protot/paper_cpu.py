@@ -1,0 +1,41 @@
+"""Table 1 of the Prototype Transformer's paper on introductions of Wikipedia articles and a CPU.
+
+    iaj protot study --config=protot/paper_cpu --workdir=runs/paper_cpu
+    iaj protot study --config=protot/paper_cpu --workdir=runs/paper_cpu --only=protot,llama
+
+The paper's protocol, 18,000 examples that are the first tokens of a document each, with half its
+vocabulary, three of its ten epochs, and its learning rates (appendix A.2). Some 90 minutes of one
+core a model and seed, estimated; `--only` takes some of the models in one sitting.
+"""
+
+from ml_collections import ConfigDict
+
+from lm_jax.text.preparation import CorpusConfig
+from protot_jax.study_config import Variant, study
+
+# Model, its learning rate, the paper's perplexity at a context of 256.
+MODELS = (
+    ("protot", 2.0e-3, 90.5),
+    ("llama", 1.6e-3, 78.7),
+    ("mamba", 3.8e-3, 86.0),
+    ("deltanet", 6.8e-3, 90.4),
+)
+
+
+def get_config(mode: str = "") -> ConfigDict:
+    """The settings of `protot_jax.study_config.StudyConfig`."""
+    variants = (
+        Variant(name, (f"model={name}",), (rate,), perplexity) for name, rate, perplexity in MODELS
+    )
+    return study(
+        mode,
+        *variants,
+        table="Table 1",
+        corpus=CorpusConfig(source="wiki", unit="document", vocab_size=8_000),
+        train_documents=18_000,
+        validation_documents=1_000,
+        test_documents=600,
+        epochs=3,
+        dtype="float32",
+        early_stop=False,
+    )
