@@ -212,7 +212,9 @@ def test_the_commands_of_a_document_are_there_with_their_flags(document, capsys)
             result = cli.run(parsed, [module, *flags], **options)
             assert result == 0, (line, capsys.readouterr().err)
         elif module is not None and module.split(".")[0] in ("tools", "iaj"):
-            source = front.source_file(module).read_text("utf-8")
+            # Some flags are those of a helper that several of them share.
+            files = front.source_file(module).parent.rglob("*.py")
+            source = "".join(file.read_text("utf-8") for file in files)
             for flag in flags:
                 name = flag.split("=")[0]
                 assert not name.startswith("--") or name in source, (line, name)
