@@ -1,5 +1,6 @@
 """The documents say what the code does: names, schemas, links, and their Python runs."""
 
+import ast
 import importlib
 import importlib.util
 from pathlib import Path
@@ -214,3 +215,24 @@ def test_every_number_of_ours_in_the_ledger_stands_where_it_was_measured():
     known = numbers("\n".join(path.read_text("utf-8") for path in measured))
     ours = {row[0]: numbers(row[4]) for section in CLAIMS[1:] for row in table_rows(section)}
     assert {name: values - known for name, values in ours.items() if values - known} == {}
+
+
+def templates(file: Path) -> list[str]:
+    """The strings of a file, with three dots for every value that is put in."""
+    nodes = ast.walk(ast.parse(file.read_text("utf-8")))
+    return [
+        "".join(part.value if isinstance(part, ast.Constant) else "..." for part in node.values)
+        for node in nodes
+        if isinstance(node, ast.JoinedStr)
+    ]
+
+
+def test_the_messages_of_the_questions_are_messages_of_the_code():
+    section = (DOCS / "faq.md").read_text("utf-8").split("## Messages")[1].split("\n## ")[0]
+    messages = re.findall(r"^\*\*`(.*?)`\*\*", section, re.MULTILINE)
+    assert messages
+    known = [text for file in sorted((ROOT / "lm_jax").rglob("*.py")) for text in templates(file)]
+    for message in messages:
+        parts = map(re.escape, re.split(r"'?\.\.\.'?", message))
+        pattern = re.compile(r"'?\.\.\.'?".join(parts))
+        assert any(pattern.search(text) for text in known), message
