@@ -15,11 +15,12 @@ FAST_COMPILE ?= --xla_cpu_use_fusion_emitters=false
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 PIP := $(PYTHON) -m pip --python $(BIN)/python install --quiet
-COMPILE := $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 \
-	--generate-hashes --no-header --no-annotate --quiet
+SOLVE := --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --quiet
+COMPILE := $(BIN)/uv pip compile pyproject.toml $(SOLVE)
+GROUP := $(BIN)/uv pip compile $(SOLVE) --group pyproject.toml
 
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test lint clean requirements
+.PHONY: help quickstart test lint docs clean requirements
 
 help:
 	@echo "make quickstart     audit a pretrained model, train small ones, find circuits, draw a graph; five reports"
@@ -27,6 +28,7 @@ help:
 	@echo "  ISA=AVX           the same on narrower vectors, as on older processors (or SSE4_2)"
 	@echo "  TESTS=tests/...   some of them"
 	@echo "make lint           ruff and pyrefly"
+	@echo "make docs           the site of docs/ into site/; a warning is an error"
 	@echo "make clean          remove the environment and the caches, keep runs/"
 	@echo "make requirements   solve requirements/*.txt again from pyproject.toml"
 	@echo "PYTHON=python3.12   names the interpreter, 3.11 or later"
@@ -43,8 +45,12 @@ lint: $(VENV)/dev.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/pyrefly check
 
+# The message of mkdocs-material on its successor is no warning of ours.
+docs: $(VENV)/docs.stamp
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The environment gets its own pip from the requirements, so an interpreter without ensurepip will do.
@@ -66,11 +72,15 @@ $(VENV)/dev.stamp: $(VENV)/base.stamp requirements/dev.txt
 	$(PIP) --require-hashes -r requirements/dev.txt
 	touch $@
 
+$(VENV)/docs.stamp: $(VENV)/base.stamp requirements/docs.txt
+	$(PIP) --require-hashes -r requirements/docs.txt
+	touch $@
+
 requirements: $(VENV)/base.stamp
 	$(PIP) uv==0.13.8
 	$(COMPILE) --output-file requirements/base.txt
 	$(COMPILE) --extra dev --constraint requirements/base.txt --output-file requirements/dev.txt
 	$(COMPILE) --extra eval --constraint requirements/dev.txt --output-file requirements/eval.txt
 	$(COMPILE) --extra hpo --constraint requirements/dev.txt --output-file requirements/hpo.txt
-	$(BIN)/uv pip compile --group pyproject.toml:aot --no-deps --universal --python-version 3.11 \
-		--generate-hashes --no-header --no-annotate --quiet --output-file requirements/aot.txt
+	$(GROUP):aot --no-deps --output-file requirements/aot.txt
+	$(GROUP):docs --constraint requirements/dev.txt --output-file requirements/docs.txt

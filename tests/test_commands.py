@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import inspect
 from pathlib import Path
+import re
 import shlex
 import sys
 
@@ -174,3 +175,46 @@ def test_the_readme_lists_every_command_with_configs_that_are_there():
     ]
     assert configs
     assert set(configs) <= set(config_files.shipped_names())
+
+
+def command_lines(text):
+    """Commands of this distribution in the blocks of a document, without comments."""
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines() if language != "python" else ():
+            line = line.removeprefix("$ ")
+            if line.startswith(("iaj ", "python -m ")):
+                yield shlex.split(line, comments=True)
+
+
+@pytest.mark.parametrize(
+    "document",
+    ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))],
+)
+def test_the_commands_of_a_document_are_there_with_their_flags(document, capsys):
+    modules = front.COMMANDS
+    for line in command_lines((ROOT / document).read_text("utf-8")):
+        if line[0] == "iaj":
+            words = max((w for w in modules if (*line[1:],)[: len(w)] == w), key=len, default=None)
+            assert words or line[1].startswith("-"), line
+            module, flags = modules.get(words), line[1 + len(words or ()) :]
+        else:
+            module, flags = line[2], line[3:]
+        if module in COMMANDS:
+            main, options = loaded(module)
+            flags += ["--workdir=run"] * (not any("--workdir" in flag for flag in flags))
+            # Refused where no step of it was run.
+            flags = [flag for flag in flags if not flag.startswith("--profile=")]
+
+            def parsed(arguments):
+                del arguments
+
+            parsed.__module__ = main.__module__
+            result = cli.run(parsed, [module, *flags], **options)
+            assert result == 0, (line, capsys.readouterr().err)
+        elif module is not None and module.split(".")[0] in ("tools", "iaj"):
+            # Some flags are those of a helper that several of them share.
+            files = front.source_file(module).parent.rglob("*.py")
+            source = "".join(file.read_text("utf-8") for file in files)
+            for flag in flags:
+                name = flag.split("=")[0]
+                assert not name.startswith("--") or name in source, (line, name)

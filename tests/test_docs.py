@@ -1,15 +1,23 @@
-"""The documents say what the code does: names, schemas, and the README's Python runs."""
+"""The documents say what the code does: names, schemas, links, and their Python runs."""
 
+import ast
 import importlib
 import importlib.util
 from pathlib import Path
 import re
 
 import pytest
+import yaml
 
+from kernels.suites import SUITES
+from lm_jax import errors
 from polyattn_jax import schema
+from polyattn_jax.paper_study.items import ITEMS
 
 ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", *(f"docs/{page}" for page in PAGES)]
 
 
 def documented_columns(heading: str) -> list[str]:
@@ -39,14 +47,7 @@ def test_python_of_the_readme_runs():
 OURS = r"(?:lm_jax|protot_jax|sparse_jax|polyattn_jax|kernels|tools|iaj)"
 
 
-@pytest.mark.parametrize(
-    "document",
-    [
-        "README.md",
-        "CONTRIBUTING.md",
-        *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
-    ],
-)
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_module_function_and_file_that_a_document_names_is_there(document):
     text = (ROOT / document).read_text("utf-8")
     for name in sorted(set(re.findall(rf"(?<![\w/-]){OURS}(?!\.md\b)(?:\.[A-Za-z_]\w*)+", text))):
@@ -75,3 +76,163 @@ def exists(name: str) -> bool:
             member = getattr(member, part)
         return True
     return False
+
+
+def prose(text: str) -> str:
+    """A document without its blocks of code."""
+    return re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_link_to_a_file_leads_to_one(document):
+    """Anchors are checked by the strict build of the site."""
+    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", prose((ROOT / document).read_text("utf-8")))
+    missing = [
+        target
+        for target in targets
+        if "://" not in target and not (ROOT / document).parent.joinpath(target).exists()
+    ]
+    assert not missing
+
+
+def leaves(nav: object) -> list[str]:
+    if isinstance(nav, str):
+        return [nav]
+    return [
+        leaf for part in (nav.values() if isinstance(nav, dict) else nav) for leaf in leaves(part)
+    ]
+
+
+def test_every_page_is_once_in_the_navigation_of_the_site():
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))["nav"]
+    assert sorted(leaves(nav)) == PAGES
+
+
+RUNNING = ["index.md", "reference/errors.md", *(page for page in PAGES if page[:6] == "howto/")]
+
+
+@pytest.mark.parametrize("page", RUNNING)
+def test_python_of_a_page_runs(page, tmp_path, monkeypatch):
+    """All blocks of a page in order, in a folder that has the models of this repository."""
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text("utf-8"), re.DOTALL)
+    assert blocks
+    (tmp_path / "models").symlink_to(ROOT / "models")
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    for block in blocks:
+        exec(compile(block, page, "exec"), names)
+
+
+@pytest.mark.parametrize(
+    "package",
+    [
+        *("lm_jax", "polyattn_jax", "protot_jax", "kernels"),
+        *("sparse_jax", "sparse_jax.circuits", "sparse_jax.transcoders", "sparse_jax.graphs"),
+    ],
+)
+def test_the_reference_has_every_public_name(package):
+    text = (DOCS / "reference" / f"{package.split('.')[0]}.md").read_text("utf-8")
+    listed = set(re.findall(r"^::: (\S+)", text, re.MULTILINE))
+    assert all(exists(name) for name in listed)
+    if package == "kernels":
+        wanted = {f"kernels.{op}.api.{op}" for op in SUITES}
+    else:
+        wanted = {f"{package}.{name}" for name in importlib.import_module(package).__all__}
+    # A module, such as `lm_jax.params`, by what is in it.
+    assert {
+        name for name in wanted if not any(f"{each}.".startswith(f"{name}.") for each in listed)
+    } == set()
+
+
+def table_rows(text: str) -> list[list[str]]:
+    """The cells of every row of every table, its first line and rule left out."""
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    heads = {i - 1 for i, row in enumerate(rows) if set(row) <= set("|- ")}
+    return [
+        [cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]]
+        for i, row in enumerate(rows)
+        if i not in heads and i - 1 not in heads
+    ]
+
+
+def test_the_page_of_exit_codes_has_every_error_with_its_code():
+    rows = table_rows((DOCS / "reference" / "errors.md").read_text("utf-8"))
+    listed = {row[2].strip("`"): int(row[0]) for row in rows if row[2].startswith("`")}
+    assert listed == {
+        name: kind.exit_code
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, errors.UserError) and kind.exit_code != 1
+    }
+    codes = {int(row[0]) for row in rows}
+    assert {errors.EXIT_FINISHED, errors.EXIT_NO_GO, errors.EXIT_UNDECIDED} <= codes
+
+
+CLAIMS = (DOCS / "claims.md").read_text("utf-8").split("\n## ")
+STATES = {row[0] for row in table_rows(CLAIMS[0])}
+
+
+def items(section: str) -> list[str]:
+    """Names of a section's rows, "Figures 4 to 6" as three."""
+    names = []
+    for name, *_ in table_rows(section):
+        if match := re.fullmatch(r"Figures (\d+) to (\d+)", name):
+            names += [f"Figure {i}" for i in range(int(match[1]), int(match[2]) + 1)]
+        else:
+            names.append(name)
+    return names
+
+
+@pytest.mark.parametrize(
+    ("section", "wanted"),
+    [
+        (1, [item.name for item in ITEMS]),
+        (2, [f"Table {i}" for i in range(1, 4)] + [f"Figure {i}" for i in range(1, 18)]),
+        (3, [f"Table {i}" for i in range(1, 23)] + [f"Figure {i}" for i in range(1, 26)]),
+    ],
+    ids=["polyattn", "sparse", "protot"],
+)
+def test_the_ledger_has_every_table_and_figure_of_a_paper(section, wanted):
+    assert items(CLAIMS[section]) == wanted
+    for name, *_, ours, _, state in table_rows(CLAIMS[section]):
+        for part in re.split(r" \(\w+\)(?:, )?", state):
+            assert part in {*STATES, ""}, name
+        # A value of ours where something was measured.
+        assert (ours == "–") <= (state not in {"measured", "in small"}), name
+
+
+def test_the_ledger_calls_the_items_of_its_first_paper_as_the_study_does():
+    rows = table_rows(CLAIMS[1])
+    assert [row[1] for row in rows] == [item.title for item in ITEMS]
+
+
+def numbers(text: str) -> set[str]:
+    return {each.rstrip(".,") for each in re.findall(r"\d[\d.,]*(?:e-?\d+)?", text)}
+
+
+def test_every_number_of_ours_in_the_ledger_stands_where_it_was_measured():
+    measured = [ROOT / "README.md", *(DOCS / f"{name}.md" for name in ("kernels", "polyattn"))]
+    measured += [DOCS / f"{name}.md" for name in ("protot", "sparse", "speed")]
+    known = numbers("\n".join(path.read_text("utf-8") for path in measured))
+    ours = {row[0]: numbers(row[4]) for section in CLAIMS[1:] for row in table_rows(section)}
+    assert {name: values - known for name, values in ours.items() if values - known} == {}
+
+
+def templates(file: Path) -> list[str]:
+    """The strings of a file, with three dots for every value that is put in."""
+    nodes = ast.walk(ast.parse(file.read_text("utf-8")))
+    return [
+        "".join(part.value if isinstance(part, ast.Constant) else "..." for part in node.values)
+        for node in nodes
+        if isinstance(node, ast.JoinedStr)
+    ]
+
+
+def test_the_messages_of_the_questions_are_messages_of_the_code():
+    section = (DOCS / "faq.md").read_text("utf-8").split("## Messages")[1].split("\n## ")[0]
+    messages = re.findall(r"^\*\*`(.*?)`\*\*", section, re.MULTILINE)
+    assert messages
+    known = [text for file in sorted((ROOT / "lm_jax").rglob("*.py")) for text in templates(file)]
+    for message in messages:
+        parts = map(re.escape, re.split(r"'?\.\.\.'?", message))
+        pattern = re.compile(r"'?\.\.\.'?".join(parts))
+        assert any(pattern.search(text) for text in known), message

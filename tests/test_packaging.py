@@ -14,7 +14,8 @@ import yaml
 ROOT = Path(__file__).parent.parent
 PACKAGES = {"kernels", "lm_jax", "protot_jax", "sparse_jax", "polyattn_jax", "iaj"}
 DATA_SUFFIXES = (".json", ".jsonl", ".txt", ".toml", ".j2", ".css", ".js", "py.typed")
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+PROJECT = SETTINGS["project"]
 LOCKS = {"base": [], "dev": ["dev"], "eval": ["eval"], "hpo": ["hpo"]}
 
 
@@ -78,7 +79,7 @@ def test_a_lock_pins_what_the_project_asks_for(lock):
         assert all(requirement.specifier.contains(version) for version in versions), requirement
 
 
-@pytest.mark.parametrize("lock", LOCKS)
+@pytest.mark.parametrize("lock", [*LOCKS, "docs"])
 def test_a_lock_names_no_index_and_brings_neither_torch_nor_a_gpu_package(lock):
     text = (ROOT / "requirements" / f"{lock}.txt").read_text("utf-8")
     assert not re.search(r"://|--(?:extra-)?index-url|--find-links|@ file", text)
@@ -90,6 +91,15 @@ def test_a_lock_names_no_index_and_brings_neither_torch_nor_a_gpu_package(lock):
 def test_the_locks_agree_with_the_base(lock):
     base, larger = pins("base"), pins(lock)
     assert {name: larger.get(name) for name in base} == base
+
+
+def test_the_site_is_built_by_what_is_pinned_and_agrees_with_the_other_locks():
+    site, dev = pins("docs"), pins("dev")
+    for requirement in map(Requirement, SETTINGS["dependency-groups"]["docs"]):
+        versions = site[canonicalize_name(requirement.name)]
+        assert all(requirement.specifier.contains(version) for version in versions), requirement
+    both = site.keys() & dev.keys()
+    assert {name: site[name] for name in both} == {name: dev[name] for name in both}
 
 
 def test_the_compiler_is_that_of_the_jax_in_the_base():

@@ -68,8 +68,10 @@ def score_stats(
       cap: static, tau > 0.
       scale: static; None is 1 / sqrt(H).
       soft_cap: static; scores become `soft_cap * tanh(score / soft_cap)` before the bias.
-      causal, window, segment_ids, start: which keys a query sees, as in
-        `kernels.attention.visibility`.
+      causal: with the next three, which keys a query sees, as in `kernels.attention.visibility`.
+      window: see there.
+      segment_ids: see there.
+      start: see there.
       blocks: (queries, keys) of a tile, powers of two; None chooses. No result depends on it but
         for the rounding of a sum.
       implementation: "reference", "xla", "pallas", or None for the best that runs here.

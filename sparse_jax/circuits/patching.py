@@ -209,7 +209,8 @@ def edge_attributions(
     Args:
       model: dense or sparse.
       batch: the prompts.
-      direction, part: see the head of this file.
+      direction: see the head of this file.
+      part: see there.
       rules: local derivatives of the backward pass.
 
     Raises:
@@ -241,7 +242,8 @@ def edge_effects(
       model: dense or sparse.
       batch: the prompts; every prompt has the edge patched.
       edges_E4: layer, head, query and key of each edge.
-      direction, part: see the head of this file.
+      direction: see the head of this file.
+      part: see there.
       at_once: edges patched side by side.
 
     Raises:

@@ -124,7 +124,8 @@ class Graph:
         """Share of every head, query and key position in an edge, `[L, N, T, S]` (paper, Eq. 7).
 
         Args:
-          source, target: indices in `nodes`.
+          source: index in `nodes`.
+          target: index in `nodes`.
         """
         return np.asarray(next(self.mediations([(source, target)])).score_XLNTS[0])
 
@@ -165,8 +166,10 @@ class Graph:
         """Why a head looked there: the score by sources at the query and at the key (Fig. 8).
 
         Args:
-          layer, head: of the queries, where keys are shared by several heads.
-          query, key: positions; the key is no later than the query.
+          layer: of the head.
+          head: of the queries, where keys are shared by several heads.
+          query: position.
+          key: position, no later than the query.
 
         Raises:
           UsageError: there is no such score.
@@ -243,7 +246,8 @@ class Graph:
           path: of the file; its stem, of letters, digits, `-` and `_`, names the graph.
           tokenizer: gives the texts of tokens; without one they are ids.
           model_name: by which viewers group graphs.
-          node_threshold, edge_threshold: as in `prune`.
+          node_threshold: as in `prune`.
+          edge_threshold: as in `prune`.
 
         Raises:
           BadInputError: the stem has other characters.
