@@ -96,7 +96,7 @@ GATES = ("mixer.write", "mixer.read")
 
 def clamp(
     gates: Mapping[str, jax.Array],
-    source_BT: jax.Array,
+    source_BT: jax.typing.ArrayLike,
     chosen: Sequence[tuple[int, int]] = (),
 ) -> dict[str, Replace]:
     """The edits that hold the gates of a text to those of another one.
@@ -107,6 +107,7 @@ def clamp(
       chosen: the prototypes that are held, each `(layer, prototype)`; empty for all.
     """
     L, _, _, R = gates[GATES[0]].shape
+    source_BT = jnp.asarray(source_BT)
     on_LR = jnp.full((L, R), not chosen)
     for layer, prototype in chosen:
         on_LR = on_LR.at[layer, prototype].set(True)

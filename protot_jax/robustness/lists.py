@@ -35,7 +35,7 @@ def _texts() -> Mapping[str, str]:
 def spelling() -> dict[str, str]:
     """American to British spelling and back, lower case."""
     pairs = [line.split() for line in _texts()["spelling"].split("\n") if line]
-    return {us: uk for us, uk in pairs} | {uk: us for us, uk in pairs}
+    return dict(pairs) | {uk: us for us, uk in pairs}
 
 
 def abbreviations() -> list[tuple[str, str]]:
@@ -85,27 +85,26 @@ def keyboard() -> dict[str, str]:
 def plurals() -> dict[str, str]:
     """Singular to plural of nouns and back, lower case, of LemmInflect's table.
 
-    Only the first plural of a noun, only where it differs, and no word that is the form of two
-    nouns.
+    Only the first plural of a noun, only where it differs, no word that is the form of two nouns,
+    and no noun that is a verb as well ("help"), for no sentence is parsed here.
 
     Raises:
       BadInputError: the asset is not in the cache.
     """
+    nouns, verbs = [], set()
+    with gzip.open(assets.path(INFLECTIONS, _INFLECTION_FILE), "rt", encoding="utf-8") as stream:
+        for lemma, kind, *forms in csv.reader(stream):
+            if kind == "verb":
+                verbs.add(lemma)
+            elif kind == "noun" and lemma.isalpha() and lemma.islower():
+                nouns.append((lemma, forms[0].split("/")[0].lower()))
     result: dict[str, str] = {}
     ambiguous: set[str] = set()
-    for singular, plural in _nouns(assets.path(INFLECTIONS, _INFLECTION_FILE)):
-        for a, b in ((singular, plural), (plural, singular)):
-            ambiguous |= {a} if result.setdefault(a, b) != b else set()
+    for singular, plural in nouns:
+        if singular not in verbs and plural.isalpha() and plural != singular:
+            for a, b in ((singular, plural), (plural, singular)):
+                ambiguous |= {a} if result.setdefault(a, b) != b else set()
     return {a: b for a, b in result.items() if a not in ambiguous}
-
-
-def _nouns(file: Path) -> Iterator[tuple[str, str]]:
-    with gzip.open(file, "rt", encoding="utf-8", newline="") as stream:
-        for lemma, kind, *forms in csv.reader(stream):
-            plural = forms[0].split("/")[0] if forms else ""
-            if kind == "noun" and lemma.isalpha() and lemma.islower() and plural.isalpha():
-                if plural != lemma:
-                    yield lemma, plural.lower()
 
 
 class WordNet:

@@ -68,7 +68,5 @@ def flips(name: str, count: int, seed: int) -> list[tuple[str, str]]:
         return [(text.format(first), text.format(second)) for text, first, second in chosen]
     kind = name.removesuffix("_tag")
     # The pronoun would contradict one of the tags.
-    texts = [
-        text.format("" if kind == "gender" else first).rstrip() for text, first, _ in chosen
-    ]
+    texts = [text.format("" if kind == "gender" else first).rstrip() for text, first, _ in chosen]
     return [(f"{text} [{kind}: {tags[0]}]", f"{text} [{kind}: {tags[1]}]") for text in texts]

@@ -80,7 +80,8 @@ def slices(wordnet: lists.WordNet | None = None) -> dict[str, Perturbation]:
     Raises:
       BadInputError: the inflections are not in the cache.
     """
-    return without_data() | of_wordnet(wordnet) | of_inflections()
+    synonyms = {} if wordnet is None else of_wordnet(wordnet)
+    return without_data() | synonyms | of_inflections()
 
 
 def without_data() -> dict[str, Perturbation]:
@@ -97,10 +98,8 @@ def without_data() -> dict[str, Perturbation]:
     }
 
 
-def of_wordnet(wordnet: lists.WordNet | None) -> dict[str, Perturbation]:
-    """The synonym slice; none without WordNet."""
-    if wordnet is None:
-        return {}
+def of_wordnet(wordnet: lists.WordNet) -> dict[str, Perturbation]:
+    """The synonym slice."""
     ignored = lists.function_words()
 
     def propose(text: str, rng: np.random.Generator) -> list[Replacement]:
