@@ -22,7 +22,7 @@ from lm_jax.errors import UsageError
 LARGEST = np.nextafter(np.float32(np.log(2)), np.float32(0))
 
 
-def jensen_shannon(logits_a: jax.typing.ArrayLike, logits_b: jax.typing.ArrayLike) -> jax.Array:
+def jensen_shannon(logits_a: ArrayLike, logits_b: ArrayLike) -> jax.Array:
     """Jensen-Shannon divergence of softmax(logits_a) and softmax(logits_b) over the last axis.
 
     In nats and float32: 0 for equal distributions, ln 2 for disjoint ones, symmetric to the bit.
@@ -46,9 +46,7 @@ def jensen_shannon(logits_a: jax.typing.ArrayLike, logits_b: jax.typing.ArrayLik
     return jnp.clip(0.5 * jnp.sum(large * h - lost, axis=-1), 0.0, LARGEST)
 
 
-def arithmetic_geometric(
-    logits_a: jax.typing.ArrayLike, logits_b: jax.typing.ArrayLike
-) -> jax.Array:
+def arithmetic_geometric(logits_a: ArrayLike, logits_b: ArrayLike) -> jax.Array:
     """Arithmetic-geometric divergence, `jensen_shannon` with the roles of m and p, q exchanged.
 
     In nats; infinite where one distribution excludes what the other does not.
@@ -60,21 +58,15 @@ def arithmetic_geometric(
     return jnp.maximum(jnp.sum(jnp.where(mean > 0, mean * (0.5 * a - h), 0.0), axis=-1), 0.0)
 
 
-def _ordered(
-    logits_a: jax.typing.ArrayLike, logits_b: jax.typing.ArrayLike
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _ordered(logits_a: ArrayLike, logits_b: ArrayLike) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The larger and the smaller probability of each entry, and |log p - log q|."""
-    if jnp.shape(logits_a) != jnp.shape(logits_b):
-        raise UsageError(
-            f"logits_a {jnp.shape(logits_a)} and logits_b {jnp.shape(logits_b)} must have one shape"
-        )
-    log_p, log_q = (
-        jax.nn.log_softmax(jnp.asarray(x).astype(jnp.float32), axis=-1)
-        for x in (logits_a, logits_b)
-    )
+    a, b = (jnp.asarray(x).astype(jnp.float32) for x in (logits_a, logits_b))
+    if a.shape != b.shape:
+        raise UsageError(f"logits_a {a.shape} and logits_b {b.shape} must have one shape")
+    log_p, log_q = (jax.nn.log_softmax(x, axis=-1) for x in (a, b))
     above, below = jnp.maximum(log_p, log_q), jnp.minimum(log_p, log_q)
-    a = jnp.where(jnp.isneginf(above), 0.0, above - below)
-    return jnp.exp(above), jnp.exp(below), a
+    step = jnp.where(jnp.isneginf(above), 0.0, above - below)
+    return jnp.exp(above), jnp.exp(below), step
 
 
 class Agreement(NamedTuple):

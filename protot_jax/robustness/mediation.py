@@ -59,6 +59,7 @@ def pmr(js_base: ArrayLike, js_clamped: ArrayLike, *, floor: float = FLOOR) -> P
     for name, values in (("js_base", base), ("js_clamped", clamped)):
         if not (np.isfinite(values).all() and (values >= 0).all()):
             raise UsageError(f"pmr: {name} has values that are negative or not finite; drop them")
+    floor = max(floor, np.finfo(np.float64).tiny)
     each = ratios(base, clamped, floor=floor)
     kept = each[np.isfinite(each)]
     mean = base.mean()
@@ -72,5 +73,5 @@ def pmr(js_base: ArrayLike, js_clamped: ArrayLike, *, floor: float = FLOOR) -> P
 
 def ratios(js_base: np.ndarray, js_clamped: np.ndarray, *, floor: float = FLOOR) -> np.ndarray:
     """PMR of each pair, NaN where JS_base is below the floor."""
-    known = js_base >= max(floor, np.finfo(np.float64).tiny)
+    known = js_base >= floor
     return np.where(known, 1 - js_clamped / np.where(known, js_base, 1.0), np.nan)

@@ -160,7 +160,7 @@ def _by_pattern(pairs: Sequence[tuple[str, str]], *, followed: bool = False) -> 
     # Longest first, so that a phrase in another one is not replaced alone.
     for long, short in sorted(pairs, key=lambda pair: -len(pair[0])):
         name = r"(?P<name>[A-Z][\w'’-]*)"
-        body = re.escape(long).replace(r"\*", name).replace(r"\ ", r"\s+").replace("'", "['’]")
+        body = re.escape(long).replace("'", "['’]").replace(r"\*", name).replace(r"\ ", r"\s+")
         end = r"(?=\s+\w)" if followed else r"(?![\w'’-])"
         # A phrase that begins in lower case may begin a sentence.
         first = f"[{body[0]}{body[0].upper()}]" if body[0].islower() else body[0]
