@@ -113,7 +113,7 @@ def measure(
         _compare, logits_x, aligned_BT=compared_BT, end_x_B=ends[0], end_y_B=ends[1]
     )
     last_x, last_y = (
-        np.asarray(logits)[np.arange(rows), end]
+        np.asarray(logits[np.arange(rows), end])
         for logits, end in zip((logits_x, logits_y), ends, strict=True)
     )
     agreements = [agreement(*both) for both in zip(last_x, last_y, strict=True)][: len(encoded)]

@@ -16,6 +16,7 @@ from protot_jax.robustness import __main__ as command
 from protot_jax.robustness import experiment, pmr
 from protot_jax.robustness.results import ROWS, RobustnessReport
 from protot_jax.robustness.sentences import Pair, edit_distance, read, split_sentences
+from tests.protot_jax import small_runs
 
 TEXTS = (
     "the house of a river and its people",
@@ -39,14 +40,23 @@ def written(folder, lines):
 
 
 @pytest.fixture(scope="module")
-def measured(run, tmp_path_factory):
-    """Both seeds of the run on a user's sentences and a pair, with what was printed."""
+def llama(text, tmp_path_factory):
+    """A run without prototypes."""
+    folder = tmp_path_factory.mktemp("llama") / "llama"
+    config = small_runs.settings(text, model="llama", dtype="float32", seeds=(7,), max_steps=2)
+    small_runs.command(config, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def measured(run, llama, tmp_path_factory):
+    """Two seeds and LLaMA on a user's sentences and a pair, with what was printed."""
     folder = tmp_path_factory.mktemp("robust")
     given = [{"text": text} for text in TEXTS]
     given += [{"text": TEXTS[0], "perturbed": TEXTS[0].replace("river", "town"), "slice": "mine"}]
     file = written(folder, given)
-    flags = (f"--run={run}", f"--run={run}/seed_2", f"--sentences={file}", SLICES, "--pairs=5")
-    flags += (f"--workdir={folder / 'out'}",)
+    flags = (f"--run={run}", f"--run={run}/seed_2", f"--run={llama}", f"--sentences={file}")
+    flags += (SLICES, "--pairs=5", f"--workdir={folder / 'out'}")
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         assert launched(*flags) == 0
     return folder / "out", flags, printed.getvalue()
@@ -61,7 +71,8 @@ def test_the_files_are_written_and_keep_to_their_schema(measured):
     content = json.loads((folder / "summary.json").read_text("utf-8"))
     jsonschema.validate(content, json_schema(RobustnessReport))
     assert pq.read_schema(folder / "rows.parquet").remove_metadata().equals(ROWS)
-    assert [model["seed"] for model in content["models"]] == [1, 2]
+    models = [(model["kind"], model["seed"], model["prototypes"]) for model in content["models"]]
+    assert models == [("protot", 1, 3), ("protot", 2, 3), ("llama", 7, None)]
     found = {one["name"]: one for one in content["slices"]}
     order = ["contraction", "punctuation", "typo", "mine", "gender", "negation_tag"]
     assert list(found) == order
@@ -81,15 +92,18 @@ def test_the_numbers_are_those_of_the_rows(measured):
             js, clamped, control = (rows[name][on] for name in ("js", "js_clamped", "js_control"))
             assert len(js) == one.pairs
             assert own.js.mean == pytest.approx(js.mean(), rel=1e-12)
+            if one.sentences > 1:
+                assert own.js.low <= own.js.mean <= own.js.high
             assert (js <= np.log(2)).all() and (js >= 0).all()
             assert own.same_tokens == rows["same_tokens"][on].sum()
+            if result.models[m].kind == "llama":
+                assert own.clamp is None and np.isnan(np.r_[clamped, control]).all()
+                continue
             found = pmr(js, clamped)
             assert own.clamp.pmr.below_floor == found.below_floor
             for name in ("mean_of_ratios", "median"):
                 value, wanted = getattr(own.clamp.pmr, name), getattr(found, name)
                 assert value == wanted or (value is None and np.isnan(wanted))
-            if one.sentences > 1:
-                assert own.js.low <= own.js.mean <= own.js.high
             both = np.isfinite(control)
             if both.any():
                 gain = (control - clamped)[both].mean()
@@ -97,15 +111,17 @@ def test_the_numbers_are_those_of_the_rows(measured):
         assert one.distance == pytest.approx(rows["distance"][on].mean())
     typo = rows["slice"] == "typo"
     assert (rows["distance"][typo] == 1).all() and set(rows["text"][typo]) == set(TEXTS)
-    # Both models read the same pairs.
-    first, second = (set(rows["perturbed"][typo & (rows["model"] == m)]) for m in (0, 1))
-    assert first == second
+    # All models read the same pairs.
+    first, *others = (set(rows["perturbed"][typo & (rows["model"] == m)]) for m in (0, 1, 2))
+    assert others == [first, first]
 
 
 def test_the_page_has_every_slice_and_the_papers_numbers(measured):
     page = (measured[0] / "report.html").read_text("utf-8")
     for text in ("typo", "mine", "paper 0.2074", "paper 0.106", "Routing held", "Meaning flipped"):
         assert text in page
+    # Table 3 of both kinds of model, whose names tell the seeds apart.
+    assert "paper 0.2269" in page and "protot (run, seed 2)" in page
 
 
 def test_its_own_pairs_give_the_same_numbers_again(run, measured, tmp_path):
@@ -155,7 +171,7 @@ def test_a_stopped_run_resumes_and_does_only_the_rest(measured, tmp_path, monkey
     first = len(done)
     assert first == 3 and not (tmp_path / "out" / "summary.json").exists()
     assert launched(*flags) == 0
-    units = 2 * len(load_result(folder / "summary.json", RobustnessReport).slices)
+    units = 3 * len(load_result(folder / "summary.json", RobustnessReport).slices)
     assert len(done) == units
     for name in ("pairs.jsonl", "summary.json"):
         assert (tmp_path / "out" / name).read_bytes() == (folder / name).read_bytes()

@@ -12,7 +12,7 @@ from scipy import special, stats
 from lm_jax.errors import UsageError
 from protot_jax.robustness import agreement, arithmetic_geometric, jensen_shannon
 
-EPSILON = np.finfo(np.float32).eps
+EPSILON = float(np.finfo(np.float32).eps)
 
 
 def exact(a, b):
