@@ -164,13 +164,16 @@ def _field(printed: paper.Mediated | paper.Flipped | None, name: str) -> float |
     return None if printed is None else getattr(printed, name)
 
 
-def _interval(value: Interval, *notes: str, spec: str = ".4f") -> Cell:
+def _interval(value: Interval, *notes: str, digits: int = 4) -> Cell:
     """A mean with its interval, and notes in small print."""
     if value.mean is None:
         return Cell("–", "", numeric=True)
-    text = number(value.mean, spec)
-    if value.low is not None and value.high is not None:
-        text += f" [{number(value.low, spec)}, {number(value.high, spec)}]"
+    # Without a minus before zeros.
+    mean, low, high = (
+        "" if end is None else number(round(end, digits) + 0.0, f".{digits}f")
+        for end in (value.mean, value.low, value.high)
+    )
+    text = f"{mean} [{low}, {high}]" if low and high else mean
     return Cell(text, " · ".join([f"n = {value.n}", *notes]), numeric=True)
 
 
@@ -198,29 +201,29 @@ def _bars(result: RobustnessReport, one: SliceResult) -> Part:
 def _clamp(result: RobustnessReport) -> Section | None:
     tables = []
     for m, name in enumerate(names(result)):
-        rows = [
-            [one.name, *_clamp_row(one, one.models[m])]
-            for one in result.slices
-            if one.models[m].clamp is not None
-        ]
-        if rows:
-            tables.append(
+        held = [(one, one.models[m]) for one in result.slices if one.models[m].clamp is not None]
+        if held:
+            tables += [
+                table(
+                    ["Slice", "JS", "JS, held", "JS, control", "Gain"],
+                    [[one.name, *_held_row(one, own)] for one, own in held],
+                    caption=_PROSE("clamp_caption", name),
+                ),
                 table(
                     [
-                        *("Slice", "JS", "JS, held", "JS, control", "Gain"),
-                        *("PMR, ratio of means", "PMR, mean", "PMR, median", "PMR > 0"),
-                        *("Control's PMR, ratio of means", "Below the floor"),
+                        *("Slice", "Ratio of means", "Mean of ratios", "Median", "Above 0"),
+                        *("Control, ratio of means", "Below the floor"),
                     ],
-                    rows,
-                    caption=_PROSE("clamp_caption", name, f"{result.settings.floor:g}"),
-                )
-            )
+                    [[one.name, *_pmr_row(one, own)] for one, own in held],
+                    caption=_PROSE("pmr_caption", name, f"{result.settings.floor:g}"),
+                ),
+            ]
     if not tables:
         return None
     return section("Routing held", _PROSE("clamp", result.settings.held), *tables)
 
 
-def _clamp_row(one: SliceResult, own: Measured) -> list[Cell]:
+def _held_row(one: SliceResult, own: Measured) -> list[Cell]:
     clamp, printed = own.clamp, paper.mediated(one.name)
     if clamp is None:
         return []
@@ -229,25 +232,29 @@ def _clamp_row(one: SliceResult, own: Measured) -> list[Cell]:
         _interval(clamp.js, *_printed(_field(printed, "js_clamped"))),
         _interval(clamp.control_js),
         _interval(clamp.gain),
-        _interval(
-            clamp.pmr.ratio_of_means, *_printed(_field(printed, "ratio_of_means")), spec=".3f"
-        ),
+    ]
+
+
+def _pmr_row(one: SliceResult, own: Measured) -> list[Cell]:
+    clamp, printed = own.clamp, paper.mediated(one.name)
+    if clamp is None:
+        return []
+    ratio, control = clamp.pmr.ratio_of_means, clamp.control_pmr
+    return [
+        _interval(ratio, *_printed(_field(printed, "ratio_of_means")), digits=3),
         _mean_of_ratios(clamp.pmr, printed),
         cell(clamp.pmr.median, spec=".3f"),
-        cell(
-            clamp.pmr.positive,
-            spec=".3f",
-            note=" ".join(_printed(_field(printed, "positive"))),
-        ),
-        _interval(clamp.control_pmr.ratio_of_means, spec=".3f") if clamp.control_pmr else cell("–"),
+        cell(clamp.pmr.positive, spec=".3f", note=" ".join(_printed(_field(printed, "positive")))),
+        _interval(control.ratio_of_means, digits=3) if control else cell("–"),
         cell(clamp.pmr.below_floor, spec=".1%", note=f"of {clamp.pmr.pairs} pairs"),
     ]
 
 
 def _mean_of_ratios(own: Mediation, printed: paper.Mediated | None) -> Cell:
-    spread = "" if own.deviation is None else f"sd {own.deviation:.3f}"
-    theirs = "" if printed is None else f"paper {printed.mean:.3f}, sd {printed.deviation:.3f}"
-    return cell(own.mean_of_ratios, spec=".3f", note=" · ".join(filter(None, (spread, theirs))))
+    notes = [] if own.deviation is None else [f"sd {number(own.deviation, '.3f')}"]
+    if printed is not None:
+        notes += [f"{_printed(printed.mean)[0]}, sd {number(printed.deviation, '.3f')}"]
+    return cell(own.mean_of_ratios, spec=".3f", note=" · ".join(notes))
 
 
 def _meaning(result: RobustnessReport) -> Section | None:
