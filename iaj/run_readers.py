@@ -29,8 +29,7 @@ def _is_protot(folder: Path) -> bool:
 
 
 def _read_protot(folder: Path, mesh: jax.sharding.Mesh | None) -> TrainedRun:
-    from protot_jax import load_run
+    from protot_jax.saved_run import load_run, split_seed
 
-    if seed := _SEED.fullmatch(folder.name):
-        return load_run(folder.parent, seed=int(seed[1]), mesh=mesh)
-    return load_run(folder, mesh=mesh)
+    run, seed = split_seed(folder)
+    return load_run(run, seed=seed, mesh=mesh)

@@ -4,7 +4,7 @@ Prototype Transformer, appendix A.3. `mask_write` and `mask_read` set the logit 
 minus infinity, so that its share goes to the others, as in the released code. `zero_write` and
 `zero_read` set its gate to zero and leave the others as they are, as in the text of the paper. In a
 first layer with shared routing the read logits are the write logits, so that `mask_write` masks
-both gates there.
+both gates there. `clamp` holds the gates of one text to those of another (section 5.2).
 
     edits = protot_jax.edit(layer=9, prototype=7, mode="mask_write")
     lm_jax.forward(params, tokens_BT, cfg, mixer=mixer, edits=edits)
@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from lm_jax.errors import UsageError, nearest
-from lm_jax.model.edits import Chain, OneLayer
+from lm_jax.model.edits import Chain, OneLayer, Replace
 from lm_jax.model.params import ParamTree
 
 MODES: Mapping[str, tuple[str, float]] = {
@@ -89,6 +89,34 @@ def several(params: ParamTree, chosen: Sequence[tuple[int, int, str]]) -> dict[s
         for site, one in edit(layer=layer, prototype=prototype, mode=mode).items():
             by_site.setdefault(site, []).append(one.stacked(num_layers))
     return {site: Chain(tuple(edits)) for site, edits in by_site.items()}
+
+
+GATES = ("mixer.write", "mixer.read")
+
+
+def clamp(
+    gates: Mapping[str, jax.Array],
+    source_BT: jax.typing.ArrayLike,
+    chosen: Sequence[tuple[int, int]] = (),
+) -> dict[str, Replace]:
+    """The edits that hold the gates of a text to those of another one.
+
+    Args:
+      gates: of the other text, recorded at `GATES`, `[L, B, S, R]` each.
+      source_BT: the position of the other text whose gates a position takes; -1 leaves it alone.
+      chosen: the prototypes that are held, each `(layer, prototype)`; empty for all.
+    """
+    L, _, _, R = gates[GATES[0]].shape
+    source_BT = jnp.asarray(source_BT)
+    on_LR = jnp.full((L, R), not chosen)
+    for layer, prototype in chosen:
+        on_LR = on_LR.at[layer, prototype].set(True)
+    mask_LBTR = on_LR[:, None, None] & (source_BT >= 0)[None, :, :, None]
+    index_LBTR = jnp.maximum(source_BT, 0)[None, :, :, None]
+    return {
+        site: Replace(jnp.take_along_axis(gates[site], index_LBTR, axis=2), mask_LBTR)
+        for site in GATES
+    }
 
 
 def check(params: ParamTree, *, layer: int, prototype: int) -> None:

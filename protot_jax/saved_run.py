@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import os
 from pathlib import Path
+import re
 from typing import Any
 
 from absl import logging
@@ -79,6 +80,12 @@ def load_data(config: PretrainConfig, folder: Path) -> Data:
 def seed_folder(folder: Path, seed: int) -> Path:
     """The folder of one seed of the run in `folder`."""
     return folder / f"seed_{seed}"
+
+
+def split_seed(folder: Path) -> tuple[Path, int | None]:
+    """A run's folder and None, or the run's folder and the seed of the folder of one seed."""
+    seed = re.fullmatch(r"seed_(\d+)", folder.name)
+    return (folder.parent, int(seed[1])) if seed else (folder, None)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,6 +36,7 @@ OTHERS = {
     "protot_jax.count",
     "protot_jax.generate",
     "protot_jax.interventions",
+    "protot_jax.robustness",
     "sparse_jax.circuits",
     "sparse_jax.graphs",
     "sparse_jax.multiple_choice",

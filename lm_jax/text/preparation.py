@@ -336,6 +336,20 @@ def records_file(split: str) -> str:
     return f"{split}-00000-of-00001.array_record"
 
 
+def split_documents(corpus: CorpusConfig, split: str) -> Iterator[str]:
+    """The texts of one of `SPLITS`, in the order of the corpus; what cannot be used is left out.
+
+    Where the preparation ended at `max_tokens`, these are more than the split then had, but none is
+    of another split.
+
+    Raises:
+      BadInputError: the corpus cannot be read any more.
+    """
+    for _, text in corpora.usable(_documents(corpus), Counter()):
+        if _split(text.encode(), corpus.splits, corpus.seed) == split:
+            yield text
+
+
 def _documents(corpus: CorpusConfig) -> Iterator[corpora.Document]:
     return corpora.documents(
         corpus.source, unit=corpus.unit, words=corpus.words, field=corpus.field

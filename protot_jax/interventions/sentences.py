@@ -116,6 +116,18 @@ def read(path: str | os.PathLike[str], *, concept: str | None = None) -> list[Se
 
 
 def _from_jsonl(data: bytes, name: str) -> Iterator[Sentence]:
+    for where, row in json_objects(data, name):
+        if set(row) != set(FIELDS):
+            raise BadInputError(f"{where}: not an object with the fields {', '.join(FIELDS)}")
+        yield _sentence([row[field] for field in FIELDS], where)
+
+
+def json_objects(data: bytes, name: str) -> Iterator[tuple[str, dict[str, object]]]:
+    """File and line number of every line that is not blank, and the JSON object in it.
+
+    Raises:
+      BadInputError: a line is not UTF-8, not JSON, or not an object.
+    """
     for where, line in _lines(data, name):
         try:
             row = json.loads(line)
@@ -123,9 +135,9 @@ def _from_jsonl(data: bytes, name: str) -> Iterator[Sentence]:
             raise BadInputError(
                 f"{where}: not JSON ({error}); write one object per line"
             ) from error
-        if not isinstance(row, dict) or set(row) != set(FIELDS):
-            raise BadInputError(f"{where}: not an object with the fields {', '.join(FIELDS)}")
-        yield _sentence([row[field] for field in FIELDS], where)
+        if not isinstance(row, dict):
+            raise BadInputError(f"{where}: not an object; write one in braces per line")
+        yield where, row
 
 
 def _from_tsv(data: bytes, name: str) -> Iterator[Sentence]:

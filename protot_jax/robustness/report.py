@@ -1,0 +1,322 @@
+"""The robustness report as one offline HTML file: divergences, held routing, flips, pairs.
+
+    write_text(folder / "report.html", render(result))
+
+The page shows a `results.RobustnessReport` and measures nothing; prose is in `report.html.j2`.
+"""
+
+from collections.abc import Mapping, Sequence
+import math
+
+from lm_jax import report
+from lm_jax.report import Bar, Cell, Section, cell, section, table
+from lm_jax.report.markup import number
+from lm_jax.report.page import Part
+from lm_jax.report.prose import Prose
+from protot_jax.interventions.results import Interval
+from protot_jax.robustness import paper
+from protot_jax.robustness.results import Kind, Measured, Mediation, RobustnessReport, SliceResult
+
+_PROSE = Prose("protot_jax.robustness")
+
+
+def render(result: RobustnessReport, *, provenance: Mapping[str, object] | None = None) -> str:
+    """The HTML text of the page."""
+    made = [
+        _divergence(result),
+        _clamp(result),
+        _meaning(result),
+        _perturbations(result),
+        section("Terms", _PROSE("terms")),
+    ]
+    return report.page(
+        "Robustness of predictions to perturbed sentences",
+        [one for one in made if one is not None],
+        provenance=_models(result) | report.facts(provenance or {}),
+        lead=[_verdict(result)],
+    )
+
+
+def names(result: RobustnessReport) -> list[str]:
+    """A short name of each model: its kind, and its run and seed where two are of one kind."""
+    kinds = [model.kind for model in result.models]
+    return [
+        model.kind
+        if kinds.count(model.kind) == 1
+        else f"{model.kind} ({model.run}, seed {model.seed})"
+        for model in result.models
+    ]
+
+
+def conclusion(result: RobustnessReport) -> list[str]:
+    """The finding in sentences: which model moves least, and what holding the routing does."""
+    lines = []
+    noise = of_kind(result, "noise") or of_kind(result, "given")
+    own = names(result)
+    if noise and len(own) > 1:
+        least = [
+            min(range(len(own)), key=lambda m, one=one: one.models[m].js.mean or 0.0)
+            for one in noise
+        ]
+        counts = {name: least.count(m) for m, name in enumerate(own) if least.count(m)}
+        listed = ", ".join(f"{name} on {n}" for name, n in counts.items())
+        lines.append(f"Least divergence of {len(noise)} slices: {listed}.")
+    for m, name in enumerate(own):
+        clamps = [(one, one.models[m].clamp) for one in noise]
+        clamps = [(one, clamp) for one, clamp in clamps if clamp is not None]
+        if clamps:
+            gains = sum(clamp.gain.low is not None and clamp.gain.low > 0 for _, clamp in clamps)
+            falls = sum(
+                clamp.pmr.ratio_of_means.low is not None and clamp.pmr.ratio_of_means.low > 0
+                for _, clamp in clamps
+            )
+            lines.append(
+                f"{name}: holding the routing lowers the divergence on {falls} of {len(clamps)} "
+                f"slices, and more than another sentence's routing on {gains} (intervals above 0)."
+            )
+    if not lines:
+        lines.append(f"{len(result.slices)} slices were measured on {own[0]}.")
+    return lines
+
+
+def of_kind(result: RobustnessReport, kind: Kind) -> list[SliceResult]:
+    """The slices of one kind."""
+    return [one for one in result.slices if one.kind == kind]
+
+
+def _verdict(result: RobustnessReport) -> Part:
+    first, *others = conclusion(result)
+    skipped = [f"Not measured: {one.name}; {one.reason}." for one in result.skipped]
+    return report.verdict(first, *others, *skipped, tone="warn" if skipped else "none")
+
+
+def _models(result: RobustnessReport) -> dict[str, object]:
+    return {
+        f"model {i}": f"{one.kind}, run {one.run}, seed {one.seed}, step {one.step}; "
+        f"{one.layers} layers, width {one.hidden_size}, "
+        f"{'no' if one.prototypes is None else one.prototypes} prototypes, trained on {one.corpus}"
+        for i, one in enumerate(result.models)
+    }
+
+
+def _divergence(result: RobustnessReport) -> Section | None:
+    shown = [one for one in result.slices if one.kind != "meaning"]
+    if not shown:
+        return None
+    settings = result.settings
+    return section(
+        "Divergence under noise",
+        _PROSE("divergence", settings.given, settings.sentences, settings.too_long),
+        _by_model(
+            result,
+            shown,
+            [[_beside_paper(result, one, m) for m in _range(result)] for one in shown],
+            "JS after the last token, nats, with 95 % intervals over sentences.",
+        ),
+        report.grid(*(_bars(result, one) for one in shown)),
+        _PROSE("differences"),
+        report.details(
+            "At aligned tokens, and the arithmetic-geometric divergence",
+            _by_model(
+                result,
+                shown,
+                [[_interval(one.models[m].js_aligned) for m in _range(result)] for one in shown],
+                "Mean JS at aligned tokens after the first change, nats; n sentences have any.",
+            ),
+            _by_model(
+                result,
+                shown,
+                [[cell(one.models[m].ag, spec=".4f") for m in _range(result)] for one in shown],
+                "Arithmetic-geometric divergence after the last token, nats.",
+            ),
+        ),
+    )
+
+
+def _range(result: RobustnessReport) -> range:
+    return range(len(result.models))
+
+
+def _by_model(
+    result: RobustnessReport,
+    slices: Sequence[SliceResult],
+    cells: Sequence[Sequence[Cell]],
+    caption: str,
+) -> Part:
+    return table(
+        ["Slice", "Pairs", *names(result)],
+        [[one.name, one.pairs, *row] for one, row in zip(slices, cells, strict=True)],
+        caption=caption,
+    )
+
+
+def _beside_paper(result: RobustnessReport, one: SliceResult, m: int) -> Cell:
+    printed = paper.divergence(result.models[m].kind, one.name)
+    notes = [f"{one.models[m].same_tokens} of the same tokens"] * bool(one.models[m].same_tokens)
+    return _interval(one.models[m].js, *notes, *_printed(printed, ".4f"))
+
+
+def _printed(value: float | None, spec: str = ".3f") -> list[str]:
+    return [] if value is None else [f"paper {number(value, spec)}"]
+
+
+def _field(printed: paper.Mediated | paper.Flipped | None, name: str) -> float | None:
+    return None if printed is None else getattr(printed, name)
+
+
+def _interval(value: Interval, *notes: str, digits: int = 4) -> Cell:
+    """A mean with its interval, and notes in small print."""
+    if value.mean is None:
+        return Cell("–", "", numeric=True)
+    # Without a minus before zeros.
+    mean, low, high = (
+        "" if end is None else number(round(end, digits) + 0.0, f".{digits}f")
+        for end in (value.mean, value.low, value.high)
+    )
+    text = f"{mean} [{low}, {high}]" if low and high else mean
+    return Cell(text, " · ".join([f"n = {value.n}", *notes]), numeric=True)
+
+
+def _bars(result: RobustnessReport, one: SliceResult) -> Part:
+    return report.bars(
+        [
+            Bar(
+                name,
+                math.nan if js.mean is None else js.mean,
+                js.low,
+                js.high,
+                paper.divergence(model.kind, one.name),
+            )
+            for name, model, js in zip(
+                names(result), result.models, [each.js for each in one.models], strict=True
+            )
+        ],
+        caption=f"{one.name}: JS after the last token.",
+        x_label="JS (nats)",
+        n=one.sentences,
+        spec=".3f",
+    )
+
+
+def _clamp(result: RobustnessReport) -> Section | None:
+    tables = []
+    for m, name in enumerate(names(result)):
+        held = [(one, one.models[m]) for one in result.slices if one.models[m].clamp is not None]
+        if held:
+            tables += [
+                table(
+                    ["Slice", "JS", "JS, held", "JS, control", "Gain"],
+                    [[one.name, *_held_row(one, own)] for one, own in held],
+                    caption=_PROSE("clamp_caption", name),
+                ),
+                table(
+                    [
+                        *("Slice", "Ratio of means", "Mean of ratios", "Median", "Above 0"),
+                        *("Control, ratio of means", "Below the floor"),
+                    ],
+                    [[one.name, *_pmr_row(one, own)] for one, own in held],
+                    caption=_PROSE("pmr_caption", name, f"{result.settings.floor:g}"),
+                ),
+            ]
+    if not tables:
+        return None
+    return section("Routing held", _PROSE("clamp", result.settings.held), *tables)
+
+
+def _held_row(one: SliceResult, own: Measured) -> list[Cell]:
+    clamp, printed = own.clamp, paper.mediated(one.name)
+    if clamp is None:
+        return []
+    return [
+        _interval(own.js, *_printed(_field(printed, "js_base"))),
+        _interval(clamp.js, *_printed(_field(printed, "js_clamped"))),
+        _interval(clamp.control_js),
+        _interval(clamp.gain),
+    ]
+
+
+def _pmr_row(one: SliceResult, own: Measured) -> list[Cell]:
+    clamp, printed = own.clamp, paper.mediated(one.name)
+    if clamp is None:
+        return []
+    ratio, control = clamp.pmr.ratio_of_means, clamp.control_pmr
+    return [
+        _interval(ratio, *_printed(_field(printed, "ratio_of_means")), digits=3),
+        _mean_of_ratios(clamp.pmr, printed),
+        cell(clamp.pmr.median, spec=".3f"),
+        cell(clamp.pmr.positive, spec=".3f", note=" ".join(_printed(_field(printed, "positive")))),
+        _interval(control.ratio_of_means, digits=3) if control else cell("–"),
+        cell(clamp.pmr.below_floor, spec=".1%", note=f"of {clamp.pmr.pairs} pairs"),
+    ]
+
+
+def _mean_of_ratios(own: Mediation, printed: paper.Mediated | None) -> Cell:
+    notes = [] if own.deviation is None else [f"sd {number(own.deviation, '.3f')}"]
+    if printed is not None:
+        notes += [f"{_printed(printed.mean)[0]}, sd {number(printed.deviation, '.3f')}"]
+    return cell(own.mean_of_ratios, spec=".3f", note=" · ".join(notes))
+
+
+def _meaning(result: RobustnessReport) -> Section | None:
+    shown = of_kind(result, "meaning")
+    if not shown:
+        return None
+    rows = []
+    for one in shown:
+        for name, model, own in zip(names(result), result.models, one.models, strict=True):
+            printed = paper.flip(model.kind, one.name)
+            rows.append(
+                [
+                    one.name.replace("_tag", ", tag"),
+                    name,
+                    _interval(own.js, *_printed(_field(printed, "js"))),
+                    *(
+                        cell(value, spec=".3f", note=" ".join(_printed(theirs)))
+                        for value, theirs in (
+                            (own.overlap, _field(printed, "overlap")),
+                            (own.spearman, _field(printed, "spearman")),
+                            (own.same_top, _field(printed, "same_top")),
+                        )
+                    ),
+                ]
+            )
+    return section(
+        "Meaning flipped",
+        _PROSE("meaning"),
+        table(
+            ["Flip", "Model", "JS, nats", "Overlap", "Spearman", "Same first"],
+            rows,
+            caption="What is left of the predictions for the original sentence.",
+            n=f"{shown[0].pairs} pairs of a flip",
+        ),
+    )
+
+
+def _perturbations(result: RobustnessReport) -> Section:
+    rows = []
+    for one in result.slices:
+        similarity, distance = paper.strength(one.name) or (None, None)
+        rows.append(
+            [
+                one.name,
+                one.pairs,
+                one.sentences,
+                cell(one.distance, spec=".2f", note=" ".join(_printed(distance, ".2f"))),
+                cell(one.similarity, spec=".3f", note=" ".join(_printed(similarity))),
+                one.dissimilar,
+                Cell(one.example[0], one.example[1]),
+            ]
+        )
+    return section(
+        "The perturbations",
+        _PROSE("perturbations", result.settings.least_similarity),
+        table(
+            [
+                *("Slice", "Pairs", "Sentences", "Edit distance", "Similarity", "Left out"),
+                "First pair",
+            ],
+            rows,
+            caption="Strength of the slices: mean edit distance in characters, mean similarity.",
+        ),
+        _PROSE("sources"),
+    )

@@ -1,0 +1,157 @@
+"""Sentences to perturb, and the pairs that are made of them.
+
+Sentences are those of a user's file, or of the validation text of a run. A line of a file is
+{"text": "..."}, or {"text": "...", "perturbed": "...", "slice": "..."} for a pair that was
+perturbed elsewhere; the name of its slice may be left out.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+import dataclasses
+from pathlib import Path
+import re
+import zlib
+
+import numpy as np
+
+from lm_jax.errors import BadInputError
+from lm_jax.text.preparation import CorpusConfig, split_documents
+from protot_jax.interventions.sentences import json_objects
+from protot_jax.robustness import meaning
+from protot_jax.robustness.perturb import Perturbation
+
+GIVEN = "given"
+# Words of a sentence that is sampled from a corpus (A.5.1).
+SHORTEST, LONGEST = 5, 20
+# Sentences of a corpus are read up to this many for each that is wanted.
+_POOL = 200
+_END = re.compile(r"(?<=[.!?])\s+(?=[\"'“‘A-Z])|\n+")
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """A sentence with its perturbed form; pairs of one sentence have one text."""
+
+    slice: str
+    text: str
+    perturbed: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """What a user's file has: sentences to perturb, and pairs."""
+
+    sentences: tuple[str, ...]
+    pairs: tuple[Pair, ...]
+
+
+def read(path: Path) -> Given:
+    """The sentences and pairs of a .jsonl file; blank lines are skipped.
+
+    Raises:
+      BadInputError: the file cannot be read, a line is not an object with the fields, or there is
+        none.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise BadInputError(f"{path}: {error.strerror}; give a readable file") from error
+    sentences, pairs = [], []
+    for where, row in json_objects(data, path.name):
+        if unknown := set(row) - {"text", "perturbed", "slice"}:
+            raise BadInputError(
+                f"{where}: the field {min(unknown)!r} is unknown; use text, perturbed and slice"
+            )
+        values = {field: _text(row.get(field), field, where) for field in {"text"} | set(row)}
+        if "perturbed" in values:
+            pairs.append(Pair(values.get("slice", GIVEN), values["text"], values["perturbed"]))
+        elif "slice" in values:
+            raise BadInputError(f"{where}: a slice without a perturbed text; add it, or leave both")
+        else:
+            sentences.append(values["text"])
+    if not sentences and not pairs:
+        raise BadInputError(f'{path} has no sentence; write {{"text": "..."}} on each line')
+    return Given(tuple(dict.fromkeys(sentences)), tuple(dict.fromkeys(pairs)))
+
+
+def _text(value: object, field: str, where: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise BadInputError(f"{where}: {field} must be a text that is not empty")
+    return value.strip()
+
+
+def sample(corpus: CorpusConfig, count: int, seed: int) -> tuple[str, ...]:
+    """Random sentences of the validation split of a corpus, of 5 to 20 words, each once.
+
+    They are drawn from the first 200 `count` of the split.
+
+    Raises:
+      BadInputError: the corpus cannot be read, or has no such sentence.
+    """
+    pool: dict[str, None] = {}
+    for sentence in split_sentences(split_documents(corpus, "validation")):
+        pool[sentence] = None
+        if len(pool) == _POOL * count:
+            break
+    if not pool:
+        raise BadInputError(
+            f"the validation text of {corpus.source} has no sentence of {SHORTEST} to {LONGEST} "
+            "words; give a file by --sentences"
+        )
+    known = list(pool)
+    order = np.random.default_rng(seed).permutation(len(known))
+    return tuple(known[i] for i in order[:count])
+
+
+def split_sentences(texts: Iterable[str]) -> Iterator[str]:
+    """The sentences of 5 to 20 words in texts.
+
+    A sentence ends at a mark that a capital follows, or at the end of a line.
+    """
+    for text in texts:
+        for sentence in _END.split(text):
+            words = sentence.split()
+            if SHORTEST <= len(words) <= LONGEST:
+                yield " ".join(words)
+
+
+def perturbed(
+    sentences: Sequence[str],
+    perturbations: Mapping[str, Perturbation],
+    *,
+    count: int,
+    seed: int,
+) -> list[Pair]:
+    """Up to `count` pairs of each perturbation, one of a sentence, in the order of the sentences.
+
+    A sentence in which a perturbation has no place is left out of that slice. What is drawn for a
+    sentence depends on the seed, the slice and the sentence alone.
+    """
+    result = []
+    for name, perturbation in perturbations.items():
+        pairs = []
+        for sentence in sentences:
+            key = [seed, zlib.crc32(name.encode()), zlib.crc32(sentence.encode())]
+            new = perturbation(sentence, np.random.default_rng(key))
+            if new is not None:
+                pairs.append(Pair(name, sentence, new))
+            if len(pairs) == count:
+                break
+        result += pairs
+    return result
+
+
+def flipped(count: int, seed: int) -> list[Pair]:
+    """Up to `count` pairs of each slice of `meaning`."""
+    return [
+        Pair(name, *texts) for name in meaning.SLICES for texts in meaning.flips(name, count, seed)
+    ]
+
+
+def edit_distance(a: str, b: str) -> int:
+    """The least number of characters to insert, remove or replace (Levenshtein 1966)."""
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, start=1):
+        before, row[0] = row[0], i
+        for j, y in enumerate(b, start=1):
+            before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (x != y))
+    return row[-1]

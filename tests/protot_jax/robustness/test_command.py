@@ -1,0 +1,250 @@
+"""The command from runs to its page: files, numbers, resuming, and what it refuses."""
+
+import contextlib
+import io
+import json
+
+import jsonschema
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from lm_jax.errors import CorruptError, StoppedError
+from lm_jax.run import cli, stop
+from lm_jax.run.results import json_schema, load_result
+from protot_jax.robustness import __main__ as command
+from protot_jax.robustness import experiment, pmr
+from protot_jax.robustness.results import ROWS, RobustnessReport
+from protot_jax.robustness.sentences import Pair, edit_distance, read, split_sentences
+from tests.protot_jax import small_runs
+
+TEXTS = (
+    "the house of a river and its people",
+    "the people who met in town, and a house",
+    "a river of the town cannot be a house",
+    "who met the people of the town in its house",
+)
+SLICES = "--slices=typo,punctuation,contraction,gender,negation_tag"
+
+
+def launched(*flags):
+    return cli.run(
+        command.main, ["robustness", *flags], options=command.Options, workdir_required=False
+    )
+
+
+def written(folder, lines):
+    file = folder / "mine.jsonl"
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines), "utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def llama(text, tmp_path_factory):
+    """A run without prototypes."""
+    folder = tmp_path_factory.mktemp("llama") / "llama"
+    config = small_runs.settings(text, model="llama", dtype="float32", seeds=(7,), max_steps=2)
+    small_runs.command(config, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def measured(run, llama, tmp_path_factory):
+    """Two seeds and LLaMA on a user's sentences and a pair, with what was printed."""
+    folder = tmp_path_factory.mktemp("robust")
+    given = [{"text": text} for text in TEXTS]
+    given += [{"text": TEXTS[0], "perturbed": TEXTS[0].replace("river", "town"), "slice": "mine"}]
+    file = written(folder, given)
+    flags = (f"--run={run}", f"--run={run}/seed_2", f"--run={llama}", f"--sentences={file}")
+    flags += (SLICES, "--pairs=5", f"--workdir={folder / 'out'}")
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert launched(*flags) == 0
+    return folder / "out", flags, printed.getvalue()
+
+
+def test_the_files_are_written_and_keep_to_their_schema(measured):
+    folder, _, printed = measured
+    names = [file.name for file in folder.glob("[!.]*")]
+    assert {"pairs.jsonl", "rows.parquet", "summary.json", "report.html", "provenance.json"} < set(
+        names
+    )
+    content = json.loads((folder / "summary.json").read_text("utf-8"))
+    jsonschema.validate(content, json_schema(RobustnessReport))
+    assert pq.read_schema(folder / "rows.parquet").remove_metadata().equals(ROWS)
+    models = [(model["kind"], model["seed"], model["prototypes"]) for model in content["models"]]
+    assert models == [("protot", 1, 3), ("protot", 2, 3), ("llama", 7, None)]
+    found = {one["name"]: one for one in content["slices"]}
+    order = ["contraction", "punctuation", "typo", "mine", "gender", "negation_tag"]
+    assert list(found) == order
+    assert [found[name]["pairs"] for name in ("typo", "contraction", "mine")] == [4, 1, 1]
+    assert found["gender"]["kind"] == "meaning" and found["mine"]["kind"] == "given"
+    assert "contraction" in printed and str(folder / "report.html") in printed
+
+
+def test_the_numbers_are_those_of_the_rows(measured):
+    folder, _, _ = measured
+    table = pq.read_table(folder / "rows.parquet")
+    rows = {name: np.asarray(table[name].to_pylist()) for name in table.column_names}
+    result = load_result(folder / "summary.json", RobustnessReport)
+    for one in result.slices:
+        for m, own in enumerate(one.models):
+            on = (rows["slice"] == one.name) & (rows["model"] == m)
+            js, clamped, control = (rows[name][on] for name in ("js", "js_clamped", "js_control"))
+            assert len(js) == one.pairs
+            assert own.js.mean == pytest.approx(js.mean(), rel=1e-12)
+            if one.sentences > 1:
+                assert own.js.low <= own.js.mean <= own.js.high
+            assert (js <= np.log(2)).all() and (js >= 0).all()
+            assert own.same_tokens == rows["same_tokens"][on].sum()
+            if result.models[m].kind == "llama":
+                assert own.clamp is None and np.isnan(np.r_[clamped, control]).all()
+                continue
+            found = pmr(js, clamped)
+            assert own.clamp.pmr.below_floor == found.below_floor
+            for name in ("mean_of_ratios", "median"):
+                value, wanted = getattr(own.clamp.pmr, name), getattr(found, name)
+                assert value == wanted or (value is None and np.isnan(wanted))
+            both = np.isfinite(control)
+            if both.any():
+                gain = (control - clamped)[both].mean()
+                assert own.clamp.gain.mean == pytest.approx(gain, rel=1e-12, abs=1e-15)
+        assert one.distance == pytest.approx(rows["distance"][on].mean())
+    typo = rows["slice"] == "typo"
+    assert (rows["distance"][typo] == 1).all() and set(rows["text"][typo]) == set(TEXTS)
+    # All models read the same pairs.
+    first, *others = (set(rows["perturbed"][typo & (rows["model"] == m)]) for m in (0, 1, 2))
+    assert others == [first, first]
+
+
+def test_the_page_has_every_slice_and_the_papers_numbers(measured):
+    page = (measured[0] / "report.html").read_text("utf-8")
+    for text in ("typo", "mine", "paper 0.2074", "paper 0.106", "Routing held", "Meaning flipped"):
+        assert text in page
+    # Table 3 of both kinds of model, whose names tell the seeds apart.
+    assert "paper 0.2269" in page and "protot (run, seed 2)" in page
+
+
+def test_its_own_pairs_give_the_same_numbers_again(run, measured, tmp_path):
+    folder = measured[0]
+    again = tmp_path / "again"
+    assert (
+        launched(
+            f"--run={run}",
+            f"--sentences={folder / 'pairs.jsonl'}",
+            "--slices=gender",
+            f"--workdir={again}",
+        )
+        == 0
+    )
+    old, new = (load_result(path / "summary.json", RobustnessReport) for path in (folder, again))
+    js = {one.name: one.models[0].js.mean for one in old.slices}
+    for one in new.slices:
+        if one.name in ("typo", "contraction", "mine"):
+            # Other batches, so other rounding.
+            assert one.models[0].js.mean == pytest.approx(js[one.name], rel=1e-2, abs=1e-9)
+
+
+def test_a_finished_folder_says_so_and_another_setting_is_refused(measured, capsys):
+    folder, flags, _ = measured
+    before = (folder / "rows.parquet").stat().st_mtime_ns
+    assert launched(*flags) == 0
+    assert capsys.readouterr().out.startswith("finished 2")
+    assert (folder / "rows.parquet").stat().st_mtime_ns == before
+    assert launched(*flags, "--seed=3") == 2
+    assert "seed" in capsys.readouterr().err
+
+
+def test_a_stopped_run_resumes_and_does_only_the_rest(measured, tmp_path, monkeypatch, capsys):
+    folder, flags, _ = measured
+    flags = [*flags[:-1], f"--workdir={tmp_path / 'out'}"]
+    done = []
+    plain = experiment.measure
+
+    def counted(model, encoded, **options):
+        done.append(model.seed)
+        if len(done) == 3:
+            stop.request()
+        return plain(model, encoded, **options)
+
+    monkeypatch.setattr(experiment, "measure", counted)
+    assert launched(*flags) == StoppedError.exit_code
+    first = len(done)
+    assert first == 3 and not (tmp_path / "out" / "summary.json").exists()
+    assert launched(*flags) == 0
+    units = 3 * len(load_result(folder / "summary.json", RobustnessReport).slices)
+    assert len(done) == units
+    for name in ("pairs.jsonl", "summary.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (folder / name).read_bytes()
+
+
+def test_without_sentences_the_validation_text_is_sampled(run, tmp_path):
+    folder = tmp_path / "sampled"
+    flags = (f"--run={run}", "--pairs=3", "--slices=typo_any,typo", f"--workdir={folder}")
+    assert launched(*flags, "--held=L1P2") == 0
+    result = load_result(folder / "summary.json", RobustnessReport)
+    assert not result.settings.given and result.settings.held == ("L1P2",)
+    assert [one.pairs for one in result.slices] == [3, 3]
+    pairs = read(folder / "pairs.jsonl").pairs
+    # Sentences of the corpus are of twelve words, and here the ends of lines end them.
+    assert all(len(pair.text.split()) == 12 for pair in pairs)
+    assert pairs[0] == Pair("typo", pairs[0].text, pairs[0].perturbed)
+
+
+def test_a_damaged_summary_is_refused(measured, tmp_path):
+    content = json.loads((measured[0] / "summary.json").read_text("utf-8"))
+    content["slices"][0]["models"][0]["overlap"] = 3.0
+    (tmp_path / "broken.json").write_text(json.dumps(content))
+    with pytest.raises(CorruptError, match=r"slices\[0\]\.models\[0\]\.overlap = 3"):
+        load_result(tmp_path / "broken.json", RobustnessReport)
+
+
+@pytest.mark.parametrize(
+    ("lines", "flags", "message"),
+    [
+        ([{"txt": "a b"}], (), "mine.jsonl:1: the field 'txt' is unknown"),
+        ([{"text": " "}], (), "mine.jsonl:1: text must be a text that is not empty"),
+        ([{"text": "a", "perturbed": 3}], (), "mine.jsonl:1: perturbed must be a text"),
+        ([{"text": "a", "slice": "x"}], (), "a slice without a perturbed text"),
+        ([], (), "has no sentence"),
+        ([{"text": "town " * 60}], ("--slices=typo",), "more than the 32 tokens"),
+        ([{"text": "a house"}], ("--slices=spelling",), "there is no pair to measure"),
+        ([{"text": "a house"}], ("--slices=typos",), "did you mean 'typo'"),
+        ([{"text": "a house"}], ("--slices=synonym",), "by --wordnet"),
+        ([{"text": "a house"}], ("--wordnet=nowhere",), "index.sense cannot be read"),
+        ([{"text": "a house"}], ("--held=P3",), "held = 'P3' is not of the form L2P5"),
+        ([{"text": "a house"}], ("--held=L0P9",), "prototype = 9 is outside 0..2"),
+        ([{"text": "a house"}], ("--run_seed=9",), "seed = 9"),
+    ],
+)
+def test_bad_input_is_one_sentence(run, lines, flags, message, tmp_path, capsys):
+    file = written(tmp_path, lines)
+    out = tmp_path / "none"
+    assert launched(f"--run={run}", f"--sentences={file}", *flags, f"--workdir={out}") in (2, 3)
+    error = capsys.readouterr().err
+    assert message in error and len(error.strip().splitlines()) == 1
+    assert not (out / "summary.json").exists()
+
+
+def test_runs_are_named_once_and_at_least_one(run, capsys):
+    assert launched("--pairs=2") == 2
+    assert "--run is missing" in capsys.readouterr().err
+    assert launched(f"--run={run}", f"--run={run}/seed_1") == 2
+    assert "is given twice" in capsys.readouterr().err
+
+
+def test_sentences_of_a_text():
+    text = 'One two three four five. "Six seven eight nine ten!" too short\nA b c d e f\nJ. K. L'
+    assert list(split_sentences([text])) == [
+        "One two three four five.",
+        '"Six seven eight nine ten!" too short',
+        "A b c d e f",
+    ]
+    assert list(split_sentences(["w " * 20, "w " * 21])) == [("w " * 20).strip()]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "distance"),
+    [("kitten", "sitting", 3), ("", "abc", 3), ("same", "same", 0), ("color", "colour", 1)],
+)
+def test_edit_distance(a, b, distance):
+    assert edit_distance(a, b) == edit_distance(b, a) == distance
