@@ -85,7 +85,9 @@ def _answer(model: str, url: str, text: str) -> str:
             f"{url} did not answer ({error}); start the server, then the same command again"
         ) from error
     except (ValueError, LookupError, TypeError) as error:
-        raise BadInputError(f"{url} answered, but not with a chat completion ({error!r})") from error
+        raise BadInputError(
+            f"{url} answered, but not with a chat completion ({error!r})"
+        ) from error
     if not isinstance(content, str):
         raise BadInputError(f"{url} answered with {content!r}, which is no text; ask another model")
     return content

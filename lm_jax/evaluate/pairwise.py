@@ -242,7 +242,9 @@ def both_orders(judged: PairJudge, shown: Sequence[Shown]) -> list[tuple[Verdict
 
 def prompt(shown: Shown) -> str:
     """The question about two continuations, whose lines are joined."""
-    return _PROMPT.format(**{name: " ".join(text.split()) for name, text in shown._asdict().items()})
+    return _PROMPT.format(
+        **{name: " ".join(text.split()) for name, text in shown._asdict().items()}
+    )
 
 
 def parse(answer: str) -> Verdict | None:
@@ -253,8 +255,8 @@ def parse(answer: str) -> Verdict | None:
     text = re.sub(r"```(?:json)?", "", answer).strip()
     if text.startswith("{"):
         try:
-            text = str(json.loads(text)["verdict"])
-        except (ValueError, LookupError, TypeError):
+            text = json.loads(text)["verdict"].strip()
+        except (ValueError, LookupError, TypeError, AttributeError):
             return None
     word = text.strip(" \t\r\n\"'`*[]().").lower()
     return {one.lower(): one for one in VERDICTS}.get(word)

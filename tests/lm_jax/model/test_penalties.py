@@ -1,9 +1,8 @@
-"""Penalties on tokens that occurred: by hand, by definition, as in transformers, and in decoding."""
+"""Penalties on tokens that occurred: by hand, by definition, as transformers has them, decoding."""
 
 import functools
 import itertools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -111,7 +110,9 @@ def test_decoding_is_penalised_by_prompt_and_continuation():
             padded = np.zeros((1, 16), np.int32)
             padded[0, : len(text)] = text
             logits_TV = lm_jax.forward(params, padded, cfg).logits[0]
-            text.append(int(by_definition(np.array(logits_TV[len(text) - 1]), text, 1.5, 2).argmax()))
+            text.append(
+                int(by_definition(np.array(logits_TV[len(text) - 1]), text, 1.5, 2).argmax())
+            )
         assert ids == text[len(prompt) :]
     assert new_ids != lm_jax.generate(params, PROMPTS, cfg, max_new_tokens=NEW)
     streamed = decode.stream(
