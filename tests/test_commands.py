@@ -35,6 +35,7 @@ OTHERS = {
     "protot_jax.count",
     "protot_jax.generate",
     "protot_jax.interventions",
+    "protot_jax.judging",
     "sparse_jax.circuits",
     "sparse_jax.graphs",
     "sparse_jax.multiple_choice",

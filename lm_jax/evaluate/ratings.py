@@ -148,14 +148,14 @@ def elo(
 
     The interval says how much the order matters and nothing of other prompts; `n` counts games.
     """
-    games = [np.asarray(x) for x in (first_G, second_G, score_G)]
+    first_G, second_G, score_G = (np.asarray(x) for x in (first_G, second_G, score_G))
     rng = np.random.default_rng(seed)
-    orders = rng.permuted(np.tile(np.arange(games[0].size), (permutations, 1)), axis=1)
-    ratings = elo_in_order(*(game[orders] for game in games), players, k=k)
+    orders = rng.permuted(np.tile(np.arange(score_G.size), (permutations, 1)), axis=1)
+    ratings = elo_in_order(first_G[orders], second_G[orders], score_G[orders], players, k=k)
     tail = (1 - confidence) / 2
     low_P, high_P = np.quantile(ratings, [tail, 1 - tail], axis=0)
     return [
-        Interval(float(mean), float(low), float(high), games[0].size)
+        Interval(float(mean), float(low), float(high), score_G.size)
         for mean, low, high in zip(ratings.mean(0), low_P, high_P, strict=True)
     ]
 
