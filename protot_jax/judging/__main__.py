@@ -271,7 +271,7 @@ def main(arguments: cli.Arguments) -> None:
     }
     folder = arguments.workdir or default_folder(next(iter(task.runs.values())), config)
     # A file of answers that has grown makes another report of the same texts: --resume=force.
-    config["answers"] = {name: judges.identity(name) for name in options.judge}
+    config["answers"] = [judges.identity(name) for name in options.judge]
     with open_workdir(folder, config, resume=arguments.resume) as work:
         if done := finish_time(work.path):
             print(f"finished {done}")

@@ -78,7 +78,7 @@ def _models(result: JudgingSummary) -> Section:
 
 
 def _measures(result: JudgingSummary) -> Section:
-    heads = ["texts", "decoding", "BLEU", "BLEU, unsmoothed", "BLEU of all", "repetition"]
+    heads = ["texts", "decoding", "BLEU", "unsmoothed", "corpus", "repetition"]
     heads += ["distinct-1", "distinct-2", "distinct-3", "words", "ended"]
     return section(
         "What the models write",
@@ -89,9 +89,9 @@ def _measures(result: JudgingSummary) -> Section:
                 [
                     one.model,
                     one.decoding or "–",
-                    _interval(one.bleu, ".4f"),
-                    _interval(one.bleu_unsmoothed, ".4f"),
-                    cell(one.bleu_corpus, spec=".4f"),
+                    _interval(one.bleu, ".3f"),
+                    _interval(one.bleu_unsmoothed, ".3f"),
+                    one.bleu_corpus,
                     _interval(one.repetition, ".3f"),
                     *one.distinct,
                     _interval(one.words, ".1f"),
@@ -196,7 +196,7 @@ def _rated(judge: JudgeResult, judged: Judged) -> list[Part]:
             ]
             for one in rows
         ],
-        caption=_PROSE("ratings", judged),
+        caption="Ratings, in points.",
         n=rows[0].strength.n,
     )
     duels = table(
@@ -204,7 +204,7 @@ def _rated(judge: JudgeResult, judged: Judged) -> list[Part]:
         [[*dataclasses.astuple(one)] for one in judged.duels],
         caption="Verdicts, two for each prompt.",
     )
-    return [bars, ratings, report.details("Pair by pair", duels)]
+    return [bars, _PROSE("ratings", judged), ratings, report.details("Pair by pair", duels)]
 
 
 def _paper(result: JudgingSummary) -> Section:

@@ -1,6 +1,7 @@
 """The command from runs to its page: texts, verdicts, who may rate, resuming, what is refused."""
 
 import dataclasses
+import itertools
 import json
 import shutil
 
@@ -23,9 +24,10 @@ from protot_jax.judging import continuations, judges
 from protot_jax.judging.results import JudgingSummary
 from tests import tiny
 
-COUNT = 24
+# All test documents of the run; more are asked for.
+COUNT = 14
 FLAGS = (
-    f"--count={COUNT}",
+    "--count=20",
     "--prompt_tokens=12",
     "--new_tokens=8",
     "--resamples=100",
@@ -117,7 +119,7 @@ def test_sampled_texts_have_the_penalties(judged, runs):
     rows = pq.read_table(folder / "work" / "rows.parquet").to_pylist()
     for row in rows:
         ids = tokenizer.encode(row["prompt_text"] + row["text"], add_special_tokens=False)
-        pairs = list(zip(ids[:-1], ids[1:], strict=True))
+        pairs = list(itertools.pairwise(ids))
         # Those of the prompt may be there twice; a new one is not in the text before it.
         new = range(10, len(pairs))
         if row["decoding"] == "sampled":
@@ -199,7 +201,7 @@ def test_a_file_of_answers_rates_once_it_knows_real_from_worse(judged, capsys):
 
 
 def test_a_killed_command_resumes_to_the_same_files(judged, runs, tmp_path, monkeypatch):
-    """Stopped after the third batch; the rest is as if it had not been."""
+    """Stopped after the third set of texts; the rest is as if it had not been."""
     _, folder = judged
     flags = [*(f"--run={run}" for run in runs), *FLAGS, f"--workdir={tmp_path / 'work'}"]
     batch, made = continuations._batch, []
@@ -215,8 +217,7 @@ def test_a_killed_command_resumes_to_the_same_files(judged, runs, tmp_path, monk
         launched(*flags)
     monkeypatch.setattr(continuations, "_batch", lambda *a, **o: made.append(0) or batch(*a, **o))
     assert launched(*flags) == 0
-    # Four sets of texts in two batches each, of which three were there.
-    assert len(made) == 8
+    assert len(made) == 4
     texts = [
         pq.read_table(work / "rows.parquet").to_pylist()
         for work in (tmp_path / "work", folder / "work")
