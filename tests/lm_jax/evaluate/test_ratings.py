@@ -44,7 +44,8 @@ def test_wins_in_the_stated_proportions_give_back_the_strengths():
 
 @pytest.mark.parametrize("ridge", [0.0, 0.3])
 def test_strengths_are_those_of_choix(ridge):
-    choix = pytest.importorskip("choix")
+    import choix
+
     first, second, score = drawn(300)
     games = [
         (int(a), int(b)) if s else (int(b), int(a))
@@ -62,7 +63,8 @@ def winners(evalica, score):
 
 
 def test_strengths_with_ties_are_those_of_evalica():
-    evalica = pytest.importorskip("evalica")
+    import evalica
+
     first, second, score = drawn(400, ties=0.3)
     result = evalica.bradley_terry(
         first.tolist(), second.tolist(), winners(evalica, score), tolerance=1e-12, limit=10_000
@@ -73,7 +75,8 @@ def test_strengths_with_ties_are_those_of_evalica():
 
 
 def test_elo_is_that_of_evalica():
-    evalica = pytest.importorskip("evalica")
+    import evalica
+
     first, second, score = drawn(200, ties=0.3)
     result = evalica.elo(first.tolist(), second.tolist(), winners(evalica, score))
     wanted = result.scores.sort_index().to_numpy()

@@ -14,7 +14,8 @@ import pytest
 import lm_jax
 from lm_jax.errors import UsageError
 from lm_jax.evaluate import generation
-from lm_jax.run import cli
+from lm_jax.evaluate.answers import digest
+from lm_jax.run import cli, stop
 from lm_jax.run.results import json_schema, load_result
 from lm_jax.run.workdir import CONFIG_FILE, FINISHED_FILE
 import protot_jax
@@ -26,6 +27,7 @@ from tests import tiny
 
 # All test documents of the run; more are asked for.
 COUNT = 14
+HEADS = ("Text", "Continuation A", "Continuation B")
 FLAGS = (
     "--count=20",
     "--prompt_tokens=12",
@@ -155,25 +157,33 @@ def test_no_judge_that_reads_nothing_or_learnt_nothing_rates(judged, capsys):
     assert (folder / "work" / "summary.json").stat().st_mtime_ns == before
 
 
+def joined(text):
+    return " ".join(text.split())
+
+
+def parts(asked):
+    """The text and both continuations of a question."""
+    text, first, second = (asked.split(f"{head}:\n")[1].split("\n\n")[0] for head in HEADS)
+    return text, first, second
+
+
 def test_a_file_of_answers_rates_once_it_knows_real_from_worse(judged, capsys):
-    """Whoever answers the listed prompts needs nothing else: real first, else the longer text."""
+    """Whoever answers the listed prompts needs nothing else."""
     flags, folder = judged
     file, work = folder / "answers.jsonl", folder / "work"
     rows = pq.read_table(work / "rows.parquet").to_pylist()
-    real = {" ".join(row["reference"].split()) for row in rows}
-    own = {" ".join(row["text"].split()) for row in rows if row["model"] == "run"}
+    own = {joined(row["text"]) for row in rows if row["model"] == "run"}
+    real = {(joined(row["prompt_text"]), joined(row["reference"])) for row in rows}
     asked = [
         json.loads(line)
         for line in (folder / "answers.jsonl.missing").read_text("utf-8").splitlines()
     ]
     replies = []
     for one in asked:
-        text, _, rest = (
-            one["prompt"].partition("Continuation A:\n")[2].partition("\n\nContinuation B:\n")
-        )
-        other = rest.partition("\n\nAnswer with")[0]
-        # Another prompt's real continuation, cut to length, is not known to be real.
-        rank = [(each in real) * 2 + (each in own) for each in (text, other)]
+        prompt, first, second = parts(one["prompt"])
+        # Real text before any other; of the models, each by half of the prompts.
+        liked = int(digest(prompt), 16) % 2 == 0
+        rank = [2 * ((prompt, text) in real) + ((text in own) == liked) for text in (first, second)]
         answer = "Tie" if rank[0] == rank[1] else "AB"[rank[1] > rank[0]]
         replies.append(json.dumps({"prompt_sha256": one["prompt_sha256"], "answer": answer}))
     file.write_text("\n".join(replies), "utf-8")
@@ -189,33 +199,32 @@ def test_a_file_of_answers_rates_once_it_knows_real_from_worse(judged, capsys):
         (duel,) = one.duels
         assert duel.won + duel.tied + duel.lost == 2 * COUNT and one.consistency.flips.estimate == 0
         rating = {each.model: each for each in one.ratings}
-        assert rating["run"].strength.estimate > 1000 > rating["other"].strength.estimate
         assert rating["run"].elo.estimate + rating["other"].elo.estimate == pytest.approx(2000)
-        # Two players: 400 / ln 10 times the log ratio, apart by the ridge where one won all.
-        if one.ridge == 0:
-            gap = rating["run"].strength.estimate - rating["other"].strength.estimate
-            share = duel.won + duel.tied / 2, duel.lost + duel.tied / 2
-            assert gap == pytest.approx(400 * np.log10(share[0] / share[1]), abs=1e-6)
+        # Two players: the log ratio of their wins, and nothing was shrunk.
+        gap = rating["run"].strength.estimate - rating["other"].strength.estimate
+        sign = 1 if duel.left == "run" else -1
+        shares = duel.won + duel.tied / 2, duel.lost + duel.tied / 2
+        assert one.ridge == 0 and gap == pytest.approx(
+            sign * 400 * np.log10(shares[0] / shares[1]), abs=1e-6
+        )
     page = (work / "report.html").read_text("utf-8")
     assert "Ratings by cached:answers.jsonl" in page and "1150.78" in page
 
 
-def test_a_killed_command_resumes_to_the_same_files(judged, runs, tmp_path, monkeypatch):
+def test_a_stopped_command_resumes_to_the_same_files(judged, runs, tmp_path, monkeypatch):
     """Stopped after the third set of texts; the rest is as if it had not been."""
     _, folder = judged
     flags = [*(f"--run={run}" for run in runs), *FLAGS, f"--workdir={tmp_path / 'work'}"]
     batch, made = continuations._batch, []
 
-    def stopping(*args, **options):
-        if len(made) == 3:
-            raise KeyboardInterrupt
+    def counted(*args, **options):
         made.append(batch(*args, **options))
+        if len(made) == 3:
+            stop.request()
         return made[-1]
 
-    monkeypatch.setattr(continuations, "_batch", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        launched(*flags)
-    monkeypatch.setattr(continuations, "_batch", lambda *a, **o: made.append(0) or batch(*a, **o))
+    monkeypatch.setattr(continuations, "_batch", counted)
+    assert launched(*flags) == 75
     assert launched(*flags) == 0
     assert len(made) == 4
     texts = [
