@@ -22,6 +22,7 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("protot", "intervene"): "protot_jax.interventions",
     ("protot", "graph"): "protot_jax.attribution",
     ("protot", "robustness"): "protot_jax.robustness",
+    ("protot", "judge"): "protot_jax.judging",
     ("sparse", "pair"): "sparse_jax.pair",
     ("sparse", "transcoder"): "sparse_jax.transcoders",
     ("sparse", "graph"): "sparse_jax.graphs",

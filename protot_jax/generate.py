@@ -4,8 +4,9 @@
     iaj protot generate --run=runs/speeches --prompt="the war" --tokens=0 --edit=L2P5
 
 ProtoT, Mamba and DeltaNet need constant memory; with `--tokens=0` they generate until Ctrl-C. LLaMA
-caches every position, and ends at its training context. The paper does not say how it sampled: the
-defaults of temperature, top-k and top-p are ours, and `--temperature=0` is greedy.
+caches every position, and ends at its training context. The paper does not say how it sampled;
+the defaults of temperature, top-k and top-p are those of the released code, which also has
+`--repetition_penalty=1.05 --no_repeat_ngram=4`. `--temperature=0` is greedy.
 
 `--edit=L2P5` (repeatable) generates with the write gate of prototype 5 in layer 2 zeroed, as
 `protot_jax.interventions` does; with the same `--seed`, any difference is an effect of the edit.
@@ -37,6 +38,12 @@ class Options(RunOptions):
     temperature: float = option(0.8, "temperature of the sampler; 0 is greedy", least=0.0)
     top_k: int = option(40, "sample from the k most probable tokens; 0 for all")
     top_p: float = option(0.95, "sample from the most probable tokens of this total probability")
+    repetition_penalty: float = option(
+        1.0, "divide positive logits of tokens that occurred by this, multiply negative; 1 for none"
+    )
+    no_repeat_ngram: int = option(
+        0, "exclude tokens that complete an n-gram of this length a second time; 0 for none"
+    )
     seed: int = option(0, "random seed of the sampler", least=0)
     edit: tuple[str, ...] = option(
         (),
@@ -87,7 +94,13 @@ def text(
 def main(arguments: cli.Arguments) -> None:
     """The command."""
     options: Options = arguments.options
-    sampling = Sampling(options.temperature, options.top_k, options.top_p)
+    sampling = Sampling(
+        options.temperature,
+        options.top_k,
+        options.top_p,
+        options.repetition_penalty,
+        options.no_repeat_ngram,
+    )
     chosen = [edits.parse(spec) for spec in options.edit]
     model = options.load()
     if chosen:

@@ -37,6 +37,7 @@ OTHERS = {
     "protot_jax.generate",
     "protot_jax.interventions",
     "protot_jax.robustness",
+    "protot_jax.judging",
     "sparse_jax.circuits",
     "sparse_jax.graphs",
     "sparse_jax.multiple_choice",

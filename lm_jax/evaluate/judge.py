@@ -15,7 +15,6 @@ Bricken et al., 2023; Paulo et al., 2024) and its rubric; the wording of the pro
 
 from collections.abc import Callable, Sequence
 import dataclasses
-import functools
 import json
 import math
 import os
@@ -25,10 +24,10 @@ from typing import Any, Protocol
 
 from absl import logging
 import jax
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from lm_jax.errors import BadInputError, UsageError, nearest
 from lm_jax.evaluate.answers import Answers, append, digest
+from lm_jax.evaluate.framing import frame
 from lm_jax.model.decode import Sampling, generate
 from lm_jax.run import stop as stop_flag
 from lm_jax.run.results import Count
@@ -343,34 +342,10 @@ def _prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     Newlines in front pad the length to a multiple, because each length compiles another program.
     """
     ids = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
-    before, after = _frame(tokenizer)
+    before, after = frame(tokenizer, "\nJSON: ")
     space = -(len(before) + len(ids) + len(after)) % _LENGTH_STEP
     newline = tokenizer.encode("\n", add_special_tokens=False)[-1:]
     return [*before, *newline * space, *ids, *after]
-
-
-def _frame(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """Token ids before and after the message of a user."""
-    encode = functools.partial(tokenizer.encode, add_special_tokens=False)
-    if tokenizer.chat_template is None:
-        bos = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
-        return bos, encode("\nJSON: ")
-    # A template is a program by the author of the model, and not trusted.
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    special = {
-        f"{kind}_token": "" if i is None else tokenizer.token(i)
-        for kind, i in (("bos", tokenizer.bos_id), ("eos", tokenizer.eos_id))
-    }
-    place = "\ue000message\ue000"
-    framed = environment.from_string(tokenizer.chat_template).render(
-        messages=[{"role": "user", "content": place}], add_generation_prompt=True, **special
-    )
-    before, result, after = framed.partition(place)
-    if not result:
-        raise BadInputError(
-            "the model's chat template leaves out the message; use a model whose template has it"
-        )
-    return encode(before), encode(after)
 
 
 def _cut(text: str) -> str:

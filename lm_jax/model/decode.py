@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm_jax.errors import BadInputError, UsageError
-from lm_jax.model import decoder
+from lm_jax.model import decoder, penalties
 from lm_jax.model.attention import Attend, Fused, PerLayer, as_pytree, softmax
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.mixers import ATTENTION, Mixer
@@ -31,12 +31,16 @@ class Sampling:
 
     `temperature` 0 is greedy. `top_k` keeps the k largest logits (0: all); `top_p` then keeps the
     smallest set of most probable tokens whose mass reaches p (1: all; Holtzman et al., 2020). Ties
-    at the edge are kept.
+    at the edge are kept. Before all of them, and in greedy decoding too, `repetition_penalty` (1:
+    none) and `no_repeat_ngram` (0: none) act on the tokens of prompt and continuation
+    (`lm_jax.model.penalties`).
     """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    no_repeat_ngram: int = 0
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= 0.0):
@@ -45,6 +49,17 @@ class Sampling:
             raise UsageError(f"top_k = {self.top_k} must be 0 (all) or more")
         if not 0.0 < self.top_p <= 1.0:
             raise UsageError(f"top_p = {self.top_p} must be in (0, 1]")
+        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0.0):
+            raise UsageError(
+                f"repetition_penalty = {self.repetition_penalty} must be above 0 (1: none)"
+            )
+        if self.no_repeat_ngram < 0:
+            raise UsageError(f"no_repeat_ngram = {self.no_repeat_ngram} must be 0 (none) or more")
+
+    @property
+    def penalises(self) -> bool:
+        """Whether logits depend on the tokens of the text so far."""
+        return self.repetition_penalty != 1.0 or self.no_repeat_ngram > 0
 
 
 def filter_logits(logits_BV: jax.Array, sampling: Sampling) -> jax.Array:
@@ -66,8 +81,17 @@ def filter_logits(logits_BV: jax.Array, sampling: Sampling) -> jax.Array:
     return logits_BV
 
 
-def sample(key: jax.Array, logits_BV: jax.Array, sampling: Sampling) -> jax.Array:
-    """One token id per row."""
+def sample(
+    key: jax.Array, logits_BV: jax.Array, sampling: Sampling, window_BW: jax.Array | None = None
+) -> jax.Array:
+    """One token id per row, after the text whose ids end `window_BW` (`penalties.window`)."""
+    if sampling.penalises and window_BW is not None:
+        logits_BV = penalties.penalise(
+            logits_BV,
+            window_BW,
+            repetition=sampling.repetition_penalty,
+            no_repeat_ngram=sampling.no_repeat_ngram,
+        )
     if sampling.temperature == 0.0:
         return logits_BV.argmax(-1).astype(jnp.int32)
     filtered = filter_logits(logits_BV, sampling)
@@ -131,10 +155,13 @@ def generate(
             f"prompt of {lengths_B.max()} tokens + max_new_tokens = {max_new_tokens} exceeds the "
             f"model's context of {cfg.max_length}; shorten one of them"
         )
+    # Everything that a row may read back, and no place without penalties.
+    width = tokens_BT.shape[1] + max_new_tokens if sampling.penalises else 0
     new_BT = _generate(
         params,
         tokens_BT,
         lengths_B,
+        penalties.window(prompts, width, cfg.vocab_size),
         jax.random.key(0) if key is None else key,
         as_pytree(attend),
         edits,
@@ -161,8 +188,9 @@ def stream(
 ) -> Iterator[int]:
     """Continues one prompt, one token at a time, under the `edits` of `generate`.
 
-    A recurrent mixer continues without end in constant memory. One that keeps every position has a
-    cache for the model's context, `cfg.max_length`, and ends where prompt and new ids fill it.
+    A recurrent mixer continues without end in constant memory; penalties go by the latest
+    `cfg.max_length` tokens. One that keeps every position has a cache for the model's context,
+    `cfg.max_length`, and ends where prompt and new ids fill it.
 
     Yields the new ids one by one, up to `stop_id`, which is not yielded. Compiles once for each
     length of prompt.
@@ -182,12 +210,15 @@ def stream(
     tokens_BT, _ = pad_prompts([prompt], cfg)
     dtype = jax.tree.leaves(params["embed"])[0].dtype
     cache = decoder.init_cache(cfg, 1, cfg.max_length, dtype=dtype, mixer=mixer)
+    width = cfg.max_length if sampling.penalises else 0
+    window_BW = penalties.window([prompt], width, cfg.vocab_size)
     counts = itertools.count() if mixer.recurrent else range(cfg.max_length - len(prompt))
     for count in counts:
-        next_B, cache = _next(
+        next_B, cache, window_BW = _next(
             params,
             cache,
             tokens_BT,
+            window_BW,
             jax.random.fold_in(key, count),
             edits,
             cfg=cfg,
@@ -202,12 +233,13 @@ def stream(
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "sampling", "mixer"))
-def _next(params, cache, tokens_BT, key, edits, *, cfg, sampling, mixer):
+def _next(params, cache, tokens_BT, window_BW, key, edits, *, cfg, sampling, mixer):
     last_B1 = jnp.full((1, 1), tokens_BT.shape[1] - 1)
     out = decoder.forward(
         params, tokens_BT, cfg, cache=cache, mixer=mixer, logits_at=last_B1, edits=edits
     )
-    return sample(key, out.logits[:, 0], sampling), out.cache
+    next_B = sample(key, out.logits[:, 0], sampling, window_BW)
+    return next_B, out.cache, penalties.append(window_BW, next_B)
 
 
 def _until(row: list[int], stop_id: int | None) -> list[int]:
@@ -219,6 +251,7 @@ def _generate(
     params,
     tokens_BT,
     lengths_B,
+    window_BW,
     key,
     attend,
     edits,
@@ -245,19 +278,21 @@ def _generate(
         # The next token of a row takes the place of its first padding.
         cache = out.cache.replace(length_B=lengths_B)
     keys = jax.random.split(key, max_new_tokens)
-    first_B = sample(keys[0], out.logits[:, 0], sampling)
+    first_B = sample(keys[0], out.logits[:, 0], sampling, window_BW)
 
     def unfinished(state):
-        count, _, _, _, done_B = state
+        count, _, _, _, _, done_B = state
         return (count < max_new_tokens) & ~done_B.all()
 
     def extend(state):
-        count, cache, last_B, new_BT, done_B = state
+        count, cache, last_B, window_BW, new_BT, done_B = state
         out = run(last_B[:, None], cache=cache)
-        next_B = sample(keys[count], out.logits[:, 0], sampling)
+        next_B = sample(keys[count], out.logits[:, 0], sampling, window_BW)
+        window_BW = penalties.append(window_BW, next_B)
         new_BT = new_BT.at[:, count].set(next_B)
-        return count + 1, out.cache, next_B, new_BT, done_B | (next_B == stop_id)
+        return count + 1, out.cache, next_B, window_BW, new_BT, done_B | (next_B == stop_id)
 
     new_BT = jnp.zeros((B, max_new_tokens), jnp.int32).at[:, 0].set(first_B)
-    state = (1, cache, first_B, new_BT, first_B == stop_id)
-    return jax.lax.while_loop(unfinished, extend, state)[3]
+    window_BW = penalties.append(window_BW, first_B)
+    state = (1, cache, first_B, window_BW, new_BT, first_B == stop_id)
+    return jax.lax.while_loop(unfinished, extend, state)[4]

@@ -1,0 +1,86 @@
+"""Measures of generated text: BLEU against the reference, distinct n-grams, repetition.
+
+1. BLEU [1] by sacrebleu, whose signature names tokeniser, smoothing and version [2]; shares of 1.
+   A sentence of no matching 4-gram has BLEU 0 unless it is smoothed, so both are given.
+2. distinct-n [3]: unique n-grams over all n-grams of many texts together.
+3. Repetition [4]: 1 less unique over all n-grams within one text.
+
+n-grams are of words, split at blanks, so that models with other tokenizers are comparable.
+
+[1] Papineni et al., 2002.  [2] Post, 2018.  [3] Li et al., 2016.  [4] Welleck et al., 2020.
+"""
+
+from collections.abc import Iterable, Sequence
+import dataclasses
+import itertools
+import math
+
+from lm_jax.errors import UsageError
+
+ORDERS = (1, 2, 3)
+# Longer n-grams of one text are rarely equal by chance.
+REPETITION = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Bleu:
+    """BLEU of texts against one reference each, from 0 to 1.
+
+    Attributes:
+      sentences: of each text, smoothed, over the orders that its length has.
+      unsmoothed: of each text, over four orders.
+      corpus: of all texts together.
+      signature: of `sentences`.
+      unsmoothed_signature: of `unsmoothed`.
+    """
+
+    sentences: tuple[float, ...]
+    unsmoothed: tuple[float, ...]
+    corpus: float
+    signature: str
+    unsmoothed_signature: str
+
+
+def bleu(texts: Sequence[str], references: Sequence[str]) -> Bleu:
+    """BLEU of each text, and of all together, against its reference.
+
+    Raises:
+      UsageError: their numbers differ, or there is none.
+    """
+    from sacrebleu.metrics.bleu import BLEU
+
+    if len(texts) != len(references) or not texts:
+        raise UsageError(
+            f"bleu: {len(texts)} texts and {len(references)} references; give one for each text"
+        )
+    smoothed = BLEU(effective_order=True)
+    unsmoothed = BLEU(effective_order=False, smooth_method="none")
+    pairs = list(zip(texts, references, strict=True))
+    sentences = tuple(smoothed.sentence_score(text, [one]).score / 100 for text, one in pairs)
+    whole = tuple(unsmoothed.corpus_score([text], [[one]]).score / 100 for text, one in pairs)
+    corpus = BLEU().corpus_score(list(texts), [list(references)]).score / 100
+    return Bleu(
+        sentences,
+        whole,
+        corpus,
+        str(smoothed.get_signature()),
+        str(unsmoothed.get_signature()),
+    )
+
+
+def distinct(texts: Iterable[str], n: int) -> float:
+    """Unique n-grams of all texts together, over all their n-grams; NaN without any."""
+    grams = list(itertools.chain.from_iterable(ngrams(text, n) for text in texts))
+    return len(set(grams)) / len(grams) if grams else math.nan
+
+
+def repetition(text: str, n: int = REPETITION) -> float:
+    """The share of a text's n-grams that it had already; NaN for a text too short to have one."""
+    grams = ngrams(text, n)
+    return 1 - len(set(grams)) / len(grams) if grams else math.nan
+
+
+def ngrams(text: str, n: int) -> list[tuple[str, ...]]:
+    """The n-grams of the words of a text, in order."""
+    words = text.split()
+    return list(zip(*(words[i:] for i in range(n)), strict=False))
