@@ -21,6 +21,7 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("protot", "concepts"): "protot_jax.concepts",
     ("protot", "intervene"): "protot_jax.interventions",
     ("protot", "graph"): "protot_jax.attribution",
+    ("protot", "glue"): "protot_jax.glue",
     ("sparse", "pair"): "sparse_jax.pair",
     ("sparse", "transcoder"): "sparse_jax.transcoders",
     ("sparse", "graph"): "sparse_jax.graphs",

@@ -66,6 +66,11 @@ class TaskData:
     selected_on_evaluated: bool
     counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
+    @property
+    def predicted(self) -> dict[str, Split]:
+        """Every split that is reported or submitted, by name."""
+        return {**self.evaluated, **self.submitted}
+
     def limited(self, limit: int) -> "TaskData":
         """At most `limit` examples of every split, evenly spaced; 0 for all."""
         if not limit:
@@ -96,7 +101,9 @@ def read_official(name: str, folder: Path) -> TaskData:
     if name not in OFFICIAL:
         raise UsageError(f"{name} has no official files; name one of {', '.join(OFFICIAL)}")
     if not folder.is_dir():
-        raise UsageError(f"config.folder = {str(folder)!r} is no folder; name that of the GLUE files")
+        raise UsageError(
+            f"config.folder = {str(folder)!r} is no folder; name that of the GLUE files"
+        )
     task = OFFICIAL[name]
     assert task.train is not None
     train = read_tsv(folder, task.train, task)

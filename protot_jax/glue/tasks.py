@@ -84,7 +84,9 @@ def _official(
     """A task whose three files have one header each, and the same names of columns."""
 
     def layout(split: str, label: str = "") -> Layout:
-        return Layout(f"{folder}/{split}.tsv", texts, label, skips_broken=skips_broken and label != "")
+        return Layout(
+            f"{folder}/{split}.tsv", texts, label, skips_broken=skips_broken and label != ""
+        )
 
     return Task(
         title,
@@ -156,7 +158,7 @@ EMBEDDED: Mapping[str, Task] = {
     "qnli_like": Task("SQuAD sentences, answer in it or not", _NLI, ("accuracy",)),
 }
 
-TASKS: Mapping[str, Task] = OFFICIAL | EMBEDDED
+TASKS: Mapping[str, Task] = {**OFFICIAL, **EMBEDDED}
 
 SUBMISSION = tuple(name for task in OFFICIAL.values() for name in task.test)
 
