@@ -83,7 +83,11 @@ class GlueConfig:
         rates, warmups = self.learning_rates, self.warmups
         wanted = {
             "tasks": (_distinct(self.tasks), "different names, at least one"),
-            "learning_rates": (_distinct(rates) and min(rates) > 0, "different rates above 0"),
+            "learning_rates": (
+                # As the names of folders spell them.
+                _distinct(tuple(f"{rate:g}" for rate in rates)) and min(rates) > 0,
+                "different rates above 0",
+            ),
             "warmups": (
                 _distinct(warmups) and min(warmups) >= 0 and max(warmups) < 1,
                 "different shares from 0 to below 1",

@@ -24,10 +24,12 @@ import numpy as np
 import pyarrow as pa
 
 from lm_jax.checkpoint import manager
+from lm_jax.errors import UsageError
 from lm_jax.model import params as params_lib
 from lm_jax.model.params import ParamTree
 from lm_jax.parallel import sharding
 from lm_jax.parallel.kernels import under_mesh
+from lm_jax.run.config import config_hash
 from lm_jax.run.files import storage_error, write_json
 from lm_jax.run.results import load_result
 from lm_jax.run.tables import write_table
@@ -74,6 +76,13 @@ class Subject:
     data: TaskData
     encoded: Encoded
 
+    @property
+    def sha256(self) -> str:
+        """Digest of the weights and of all rows."""
+        encoded = self.encoded
+        rows = [encoded.train, encoded.selection, *encoded.predicted.values()]
+        return config_hash([self.base.sha256, *(one.fingerprint for one in rows)])
+
 
 def row_length(config: GlueConfig, base: TrainedModel) -> tuple[int, bool]:
     """The most ids of a row, and whether every row is padded to it (`encode_task`)."""
@@ -106,6 +115,7 @@ def fine_tune(
       mesh: the devices.
 
     Raises:
+      UsageError: the stored result is of other weights or another text.
       As `lm_jax.train.loop.train`.
     """
     own = folder / cell.place
@@ -124,8 +134,14 @@ def fine_tune(
         run = functools.partial(_outputs, params, objective, mesh, config.batch_size)
         write_table(own / PREDICTIONS, _predictions(cell, task, subject, run))
         write_json(own / RESULT, _result(cell, subject, result, best, task))
+    stored = load_result(own / RESULT, FineTuneResult)
+    if stored.inputs != subject.sha256:
+        raise UsageError(
+            f"{own} holds a fine-tuning of other weights or another text; put those back, or "
+            "choose another --workdir"
+        )
     shutil.rmtree(own / manager.FOLDER, ignore_errors=True)
-    return load_result(own / RESULT, FineTuneResult)
+    return stored
 
 
 def _train(
@@ -259,4 +275,5 @@ def _result(
         selection=math.nan if undefined else -compared,
         truncated=subject.encoded.train.truncated,
         length=subject.encoded.train.rows_NS.shape[1] - 1,
+        inputs=subject.sha256,
     )

@@ -42,6 +42,7 @@ class FineTuneResult:
       selection: the main metric on the selection split with these weights.
       truncated: texts of the training split that were cut.
       length: ids of a row.
+      inputs: sha256 of the pretrained checkpoint's and of all encoded splits' digests.
     """
 
     model: str
@@ -55,6 +56,7 @@ class FineTuneResult:
     selection: Real
     truncated: Count
     length: Count
+    inputs: str
 
 
 @dataclasses.dataclass(frozen=True)

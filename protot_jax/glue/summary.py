@@ -129,8 +129,8 @@ def split_result(
     def gain(rows: np.ndarray) -> float:
         if task.labels:
             return mean_main(rows) - _main(task, rows[:, 0], rows[:, 1])
-        error = ((rows[:, 2:] - rows[:, :1]) ** 2).mean()
-        return float(1.0 - error / ((rows[:, 1] - rows[:, 0]) ** 2).mean())
+        errors_X = ((rows[:, 1:] - rows[:, :1]) ** 2).mean(0)
+        return float(1.0 - errors_X[1:].mean() / errors_X[0]) if errors_X[0] else math.nan
 
     right_n = constant_n == targets_n
     tests = [mcnemar(right_n, own == targets_n) for own in predictions_Sn] if task.labels else []

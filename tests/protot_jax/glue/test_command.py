@@ -5,6 +5,7 @@ import csv
 import dataclasses
 import io
 import re
+import shutil
 
 import jax
 import jsonschema
@@ -263,11 +264,20 @@ def test_killed_anywhere_it_ends_in_the_same_numbers(done, launch, tmp_path, mon
     assert tables[0].equals(tables[1])
 
 
-def test_a_run_of_other_weights_or_files_is_refused(done, launch, model, files, tmp_path):
-    """The folder knows its settings; what it holds of weights is checked by every fine-tuning."""
+def test_other_settings_or_weights_are_refused(done, model, files, tmp_path, monkeypatch):
+    """The folder knows its settings, and every fine-tuning its weights and text."""
     settings = dataclasses.replace(SETTINGS, folder=str(files), epochs=5)
     with pytest.raises(UsageError, match=r"holds a run with config\.epochs = 10, not 5"):
         command.main(cli.Arguments(ConfigDict(dataclasses.asdict(settings)), done[0]))
+    copied = tmp_path / "glue"
+    shutil.copytree(done[0], copied)
+    (copied / "finished.json").unlink()
+    settings = dataclasses.replace(SETTINGS, folder=str(files))
+    monkeypatch.setattr(
+        command, "load_run", lambda *_, **__: dataclasses.replace(model, sha256="cd" * 32)
+    )
+    with pytest.raises(UsageError, match="holds a fine-tuning of other weights or another text"):
+        command.main(cli.Arguments(ConfigDict(dataclasses.asdict(settings)), copied))
 
 
 BAD = {
