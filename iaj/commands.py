@@ -23,6 +23,7 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("protot", "graph"): "protot_jax.attribution",
     ("protot", "robustness"): "protot_jax.robustness",
     ("protot", "judge"): "protot_jax.judging",
+    ("protot", "glue"): "protot_jax.glue",
     ("sparse", "pair"): "sparse_jax.pair",
     ("sparse", "transcoder"): "sparse_jax.transcoders",
     ("sparse", "graph"): "sparse_jax.graphs",

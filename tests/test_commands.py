@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 LIBRARIES = ("lm_jax", "polyattn_jax", "protot_jax", "sparse_jax")
 TRAINING = {
     "polyattn_jax.distill",
+    "protot_jax.glue",
     "protot_jax.pretrain",
     "protot_jax.search",
     "protot_jax.study",

@@ -23,7 +23,8 @@ class Plateau:
     """When the validation loss counts as no longer falling.
 
     Attributes:
-      min_gain: nats per token that an evaluation must be below the best one before it.
+      min_gain: how far an evaluation must be below the best one before it, in nats per token or in
+        the unit of the run's own criterion.
       patience: training stops at this many evaluations in a row with a smaller gain.
 
     Raises:

@@ -57,14 +57,16 @@ from lm_jax.train.throughput import Throughput, peak
 _log = logging.getLogger(__name__)
 
 Measure = Callable[[ParamTree, int, Evaluation], Mapping[str, float]]
+Criterion = Callable[[Evaluation], float]
 
 
 @dataclasses.dataclass(frozen=True)
 class EvalHistory:
     """Evaluation history of a run, kept in every checkpoint.
 
-    `last` and `best` are losses per token of the evaluations so far, `best_step` the step of the
-    best, `stalled` the evaluations in a row without the gain that `TrainConfig.plateau` asks for.
+    `last` and `best` are losses per token of the evaluations so far, or what the `criterion` of
+    `train` makes of them, `best_step` is the step of the best, and `stalled` counts the evaluations
+    in a row without the gain that `TrainConfig.plateau` asks for.
     """
 
     last: float | None = None
@@ -116,6 +118,7 @@ def train(
     params: ParamTree | None = None,
     decays: optim.Choice = optim.is_weight,
     measure: Measure | None = None,
+    criterion: Criterion | None = None,
     done: Callable[[Evaluation], bool] | None = None,
     on_step: Callable[[int], None] | None = None,
     in_nats: bool = True,
@@ -138,6 +141,8 @@ def train(
       params: initial parameters; None draws them.
       decays: selects the parameters with weight decay.
       measure: `measure(params, step, evaluation)`, further numbers by name for every evaluation.
+      criterion: the finite number by which evaluations are compared, where lower is better; a
+        function of an evaluation alone. None is its loss.
       done: whether training ends after this evaluation; a function of it alone.
       on_step: called with the number of updates after each.
       in_nats: whether the loss is in nats per token, so that evaluations have a perplexity.
@@ -239,7 +244,8 @@ def train(
                 measured = {} if measure is None else measure(state.params, step, result)
                 writer.evaluated(step, result, measured)
                 ends = done is not None and done(result)
-                history = history.with_loss(result.loss, step, config, done=ends)
+                compared = result.loss if criterion is None else criterion(result)
+                history = history.with_loss(compared, step, config, done=ends)
             if saves:
                 # Rows first: then every step before a checkpoint has its row.
                 writer.flush()

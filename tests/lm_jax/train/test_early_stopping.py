@@ -60,3 +60,20 @@ def test_it_stops_at_the_first_evaluation_that_rises(tmp_path):
     # Started again, it stays stopped.
     again = train(tmp_path / "run", config=config, validation=validation)
     tiny.assert_bitwise(again.state, train_result.state)
+
+
+def test_a_criterion_decides_what_is_best_and_when_to_stop(tmp_path):
+    """With the loss turned round, the first evaluation of a run that improves stays the best."""
+    plateau = Plateau(min_gain=0.0, patience=2)
+    config = dataclasses.replace(tiny.CONFIG, eval_every=2, plateau=plateau, schedule="constant")
+    plain = train(tmp_path / "plain", config=config)
+    turned = train(tmp_path / "turned", config=config, criterion=lambda result: -result.loss)
+    losses = [
+        row["value"]
+        for row in evaluations(tmp_path / "plain")
+        if row["name"] == "validation/perplexity"
+    ]
+    assert all(later < earlier for earlier, later in itertools.pairwise(losses))
+    assert (plain.history.best_step, int(plain.state.step)) == (12, 12)
+    assert (turned.history.best_step, int(turned.state.step)) == (2, 6)
+    assert turned.history.stopped_early and 2 in manager.saved_steps(turned.checkpoints)
