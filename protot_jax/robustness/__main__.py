@@ -63,7 +63,9 @@ class Options:
     sentences: Path | None = option(
         None, "a .jsonl file of sentences or pairs; default validation text of the first run"
     )
-    slices: tuple[str, ...] = option((), f"of {', '.join(experiment.SLICES)}; default all")
+    slices: tuple[str, ...] = option(
+        (), f"slices to measure, of {', '.join(experiment.SLICES)}; default all"
+    )
     pairs: int = option(100, "greatest number of pairs of a slice; 500 in the paper", least=1)
     seed: int = option(0, "random seed of sentences, perturbations and intervals", least=0)
     wordnet: Path | None = option(None, f"folder with WordNet's {_SENSES}, for synonyms")
