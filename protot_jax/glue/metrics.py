@@ -96,14 +96,27 @@ def scores(task: Task, targets: np.ndarray, predictions: np.ndarray) -> dict[str
     return {name: score(name, targets, predictions, task.outputs) for name in task.metrics}
 
 
-def constant_prediction(task: Task, targets: Sequence[float] | np.ndarray) -> float:
-    """What a model that ignores its input predicts: the most frequent class, or the mean score.
+def constant_prediction(task: Task, targets: Sequence[float] | np.ndarray, metric: Metric) -> float:
+    """What a model that ignores its input would best predict: one class, or the mean score.
 
     Args:
-      task: its classes; of equally frequent ones the first is taken.
-      targets: of the training split.
+      task: its classes.
+      targets: of the training split, on which the class has the best value of the metric; of equal
+        ones the most frequent class is taken.
+      metric: accuracy gives the most frequent class, F1 class 1.
     """
     targets = np.asarray(targets)
     if not task.labels:
         return float(targets.mean())
-    return float(np.bincount(targets.astype(int), minlength=task.outputs).argmax())
+
+    def value(index: int) -> tuple[float, int]:
+        constant = np.full_like(targets, index)
+        return score(metric, targets, constant, task.outputs), int((targets == index).sum())
+
+    return float(max(range(task.outputs), key=value))
+
+
+def constant_predictions(task: Task, targets: Sequence[float] | np.ndarray) -> dict[Metric, float]:
+    """The constant prediction for every metric of a task, and for the accuracy of classes."""
+    names: tuple[Metric, ...] = (*task.metrics, "accuracy") if task.labels else task.metrics
+    return {name: constant_prediction(task, targets, name) for name in names}

@@ -81,6 +81,11 @@ def over_seeds(values: OverSeeds) -> str:
     return f"{percent(values.lowest)} to {percent(values.highest)}, n = {values.n}"
 
 
+def _place(task: TaskSummary, split: SplitResult, metric: str) -> Cell:
+    """A task with the split and the metric under it."""
+    return cell(task.title, note=f"{split.split}, {NAMES[metric]}")
+
+
 def _gain(split: SplitResult) -> str:
     if split.gain is None:
         return "undefined"
@@ -145,9 +150,7 @@ def results(result: GlueSummary) -> Section:
         rows.append(
             [
                 one.model,
-                task.title,
-                split.split,
-                NAMES[main],
+                _place(task, split, main),
                 cell(over_examples(split, main), note=over_seeds(split.metrics[main])),
                 percent(split.constant[main]),
                 cell(_gain(split), tone="good" if split.above else "warn"),
@@ -168,7 +171,7 @@ def results(result: GlueSummary) -> Section:
                 )
             )
     heads = [
-        *("Model", "Task", "Split", "Metric", "Ours, % [95 %]", "Constant, %"),
+        *("Model", "Task", "Ours, % [95 %]", "Constant, %"),
         *("Gain, points [95 %]", "McNemar p", "n"),
     ]
     chart = report.bars(
@@ -185,14 +188,12 @@ def results(result: GlueSummary) -> Section:
     )
 
 
-def all_metrics(result: GlueSummary) -> Section | None:
-    """Every metric of the tasks that have two."""
+def all_metrics(result: GlueSummary) -> Section:
+    """Every metric, and the steps of the weights that predict."""
     rows = [
         [
             one.model,
-            task.title,
-            split.split,
-            NAMES[name],
+            _place(task, split, name),
             cell(percent(values.mean), note=over_seeds(values)),
             percent(split.constant[name]),
             ", ".join(map(str, one.best_steps)),
@@ -204,11 +205,14 @@ def all_metrics(result: GlueSummary) -> Section | None:
     return section(
         "All metrics",
         _PROSE("all_metrics"),
-        table(
-            ["Model", "Task", "Split", "Metric", "Ours, %", "Constant, %", "Best step", "Steps"],
-            rows,
-            caption="Each metric over seeds; the step of the weights that predict, by seed.",
-            n=len(rows),
+        report.details(
+            "Every metric and the steps of every seed",
+            table(
+                ["Model", "Task", "Ours, %", "Constant, %", "Best step", "Steps"],
+                rows,
+                caption="Each metric over seeds; the step of the weights that predict, by seed.",
+                n=len(rows),
+            ),
         ),
     )
 
@@ -273,7 +277,8 @@ def _ours(result: GlueSummary, model: ModelSummary) -> dict[str, Cell]:
         if task in own:
             split = own[task].splits[place]
             main = OFFICIAL[task].main
-            cells[column] = cell(over_examples(split, main), note=over_seeds(split.metrics[main]))
+            ends = over_examples(split, main).removeprefix(percent(split.metrics[main].mean))
+            cells[column] = cell(percent(split.metrics[main].mean), note=ends.strip())
     return cells
 
 

@@ -100,11 +100,11 @@ class SplitResult:
     Attributes:
       metrics: each metric over seeds, the main one first.
       interval: of the main metric's mean over seeds, 95 % by a bootstrap over examples.
-      constant: each metric of the constant prediction (the most frequent class of the training
-        split, or its mean score).
+      constant: each metric of the best constant prediction (the class that has its best value on
+        the training split, or the mean score).
       gain: the main metric less the constant prediction's, or for scores the squared error that the
         model saves, as a share of the constant prediction's; paired bootstrap over examples.
-      mcnemar: of each seed, right answers against those of the constant prediction; none for
+      mcnemar: of each seed, right answers against those of the most frequent class; none for
         scores.
     """
 

@@ -24,7 +24,7 @@ from protot_jax.glue.results import (
     TaskSummary,
 )
 from protot_jax.glue.submission import write_submission
-from protot_jax.glue.tasks import OFFICIAL, Task
+from protot_jax.glue.tasks import OFFICIAL, Metric, Task
 from protot_jax.seeds import over_seeds
 
 # In these every model of the paper is near the constant prediction.
@@ -83,7 +83,7 @@ def summarise_result(
       steps, best_steps: of each fine-tuning, by seed.
       resamples: bootstrap samples.
     """
-    constant = metrics.constant_prediction(task, np.asarray(data.train.targets))
+    constants = metrics.constant_predictions(task, np.asarray(data.train.targets))
     splits = []
     for split in data.evaluated:
         by_seed = predicted(rows, model, name, split)
@@ -92,7 +92,7 @@ def summarise_result(
         predictions_Sn = np.stack([table["prediction"].to_numpy() for table in tables])
         splits.append(
             split_result(
-                split, task, targets_n, predictions_Sn, constant=constant, resamples=resamples
+                split, task, targets_n, predictions_Sn, constants=constants, resamples=resamples
             )
         )
     return TaskResult(model, name, tuple(steps), tuple(best_steps), tuple(splits))
@@ -104,22 +104,25 @@ def split_result(
     targets_n: np.ndarray,
     predictions_Sn: np.ndarray,
     *,
-    constant: float,
+    constants: Mapping[Metric, float],
     resamples: int,
 ) -> SplitResult:
-    """Metrics over seeds and examples, beside a constant prediction.
+    """Metrics over seeds and examples, beside constant predictions.
 
     Args:
       split: its name.
       task: its classes and metrics.
       targets_n: classes or scores of n examples.
       predictions_Sn: of S seeds.
-      constant: the constant prediction.
+      constants: the constant prediction by metric (`metrics.constant_predictions`).
       resamples: bootstrap samples.
     """
-    constant_n = np.full_like(targets_n, constant)
+    constant_n = np.full_like(targets_n, constants[task.main])
     by_seed = [metrics.scores(task, targets_n, own) for own in predictions_Sn]
-    constants = metrics.scores(task, targets_n, constant_n)
+    reached = {
+        name: metrics.score(name, targets_n, np.full_like(targets_n, constants[name]), task.outputs)
+        for name in task.metrics
+    }
     rows_nX = np.column_stack([targets_n, constant_n, *predictions_Sn])
 
     def mean_main(rows: np.ndarray) -> float:
@@ -132,14 +135,16 @@ def split_result(
         errors_X = ((rows[:, 1:] - rows[:, :1]) ** 2).mean(0)
         return float(1.0 - errors_X[1:].mean() / errors_X[0]) if errors_X[0] else math.nan
 
-    right_n = constant_n == targets_n
-    tests = [mcnemar(right_n, own == targets_n) for own in predictions_Sn] if task.labels else []
+    tests = []
+    if task.labels:
+        right_n = targets_n == constants["accuracy"]
+        tests = [mcnemar(right_n, own == targets_n) for own in predictions_Sn]
     return SplitResult(
         split=split,
         n=len(targets_n),
         metrics={name: over_seeds([one[name] for one in by_seed]) for name in task.metrics},
         interval=_bootstrap(rows_nX, mean_main, resamples),
-        constant=constants,
+        constant=dict(reached),
         gain=_bootstrap(rows_nX, gain, resamples),
         mcnemar=tuple(tests),
     )

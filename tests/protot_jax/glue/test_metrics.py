@@ -125,14 +125,22 @@ COUNTS = {
 def test_the_constant_row_of_the_paper_tables_follows_from_the_counts_of_labels(name):
     task, (zeros, ones) = OFFICIAL[name], COUNTS[name]
     targets = np.repeat([0.0, 1.0], [zeros, ones])
-    constant = metrics.constant_prediction(task, targets)
+    constant = metrics.constant_prediction(task, targets, task.main)
     assert constant == float(ones > zeros)
     result = metrics.score(task.main, targets, np.full_like(targets, constant), 2)
     assert round(100 * result, 1) == paper.CONSTANT_DEV[name]
 
 
 def test_the_constant_score_is_the_mean():
-    assert metrics.constant_prediction(EMBEDDED["films_rating"], [0.0, 1.0, 5.0]) == 2.0
+    assert metrics.constant_prediction(EMBEDDED["films_rating"], [0.0, 1.0, 5.0], "pearson") == 2.0
+
+
+def test_the_constant_of_f1_is_class_1_however_rare_and_of_accuracy_the_most_frequent():
+    """As on QQP, where 63 % are no duplicates and "no" everywhere has an F1 of 0."""
+    constants = metrics.constant_predictions(OFFICIAL["qqp"], [0.0, 0.0, 1.0])
+    assert constants == {"f1": 1.0, "accuracy": 0.0}
+    # All constants have a Matthews correlation of 0.
+    assert metrics.constant_predictions(OFFICIAL["cola"], [0, 1, 1])["matthews"] == 1.0
 
 
 def test_printed_averages_are_not_those_of_the_printed_columns():
