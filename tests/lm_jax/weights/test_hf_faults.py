@@ -252,10 +252,10 @@ def test_unsupported_setting(copy, case, fields, words):
     ],
 )
 def test_unsupported_rope(rope, words):
-    from lm_jax.weights import table
+    from lm_jax.weights import fields
 
     with pytest.raises(BadInputError) as caught:
-        table.read_rope({"rope_theta": 1e4} | rope, 32)
+        fields.read_rope({"rope_theta": 1e4} | rope, 32)
     for word in words:
         assert word in str(caught.value)
 
