@@ -184,6 +184,11 @@ def test_quantised_tensors(copy, dtype):
             ("as 'ministral'",),
         ),
         ("gemma3", {"query_pre_attn_scalar": 0}, ("query_pre_attn_scalar = 0 must be a positive",)),
+        ("gemma4", {"enable_moe_block": True}, ("enable_moe_block = True",)),
+        ("gemma4", {"use_bidirectional_attention": "all"}, ("use_bidirectional_attention",)),
+        ("gemma4", {"vocab_size_per_layer_input": 7}, ("vocab_size_per_layer_input = 7",)),
+        ("gemma4", {"per_layer_config": {"1": {"intermediate_size": 3}}}, ("per_layer_config",)),
+        ("gemma4", {"num_kv_shared_layers": 4}, ("num_kv_shared_layers = 4", "lower it")),
         ("stablelm", {"model_type": []}, ("model_type = []",)),
         ("qwen3", {"sliding_window": 0}, ("sliding_window = 0", "give its size")),
         (
