@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import lm_jax
 from lm_jax.errors import BadInputError, UsageError
 from lm_jax.model import frozen, layers
 from lm_jax.model.mixers import ATTENTION
+from lm_jax.run.config import canonical_json, from_plain
 
 # Layers 2 and 3 read the keys and values of layers 0 and 1.
 CFG = lm_jax.DecoderConfig(
@@ -130,6 +132,10 @@ def test_records_and_edits_that_not_all_layers_can_have():
 def test_configs_of_layers_that_cannot_be(changes, words):
     with pytest.raises(BadInputError, match=words):
         dataclasses.replace(CFG, **changes)
+
+
+def test_a_stored_config_is_read_back():
+    assert from_plain(json.loads(canonical_json(CFG)), lm_jax.DecoderConfig) == CFG
 
 
 def test_keys_of_no_other_layer():
