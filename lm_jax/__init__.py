@@ -2,15 +2,7 @@
 
 from lm_jax.model import params
 from lm_jax.model.attention import Attend, PerLayer, fused, register_fused, softmax
-from lm_jax.model.config import (
-    DecoderConfig,
-    DynamicScaling,
-    LinearScaling,
-    Llama3Scaling,
-    LongRopeScaling,
-    Rope,
-    YarnScaling,
-)
+from lm_jax.model.config import BlockEnd, DecoderConfig, LayerShape
 from lm_jax.model.decode import Sampling, generate
 from lm_jax.model.decoder import (
     Cache,
@@ -23,6 +15,15 @@ from lm_jax.model.decoder import (
 )
 from lm_jax.model.edits import Add, Chain, Freeze, OneLayer, Replace, Scale, ScaleGradient
 from lm_jax.model.params import ParamSpec
+from lm_jax.model.rope import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    ProportionalScaling,
+    Rope,
+    YarnScaling,
+)
 from lm_jax.model.sites import SITES, StatefulEdit, keep
 from lm_jax.weights.load import Pretrained, load_pretrained
 from lm_jax.weights.save import save_pretrained
@@ -31,11 +32,13 @@ __all__ = [
     "SITES",
     "Add",
     "Attend",
+    "BlockEnd",
     "Cache",
     "Chain",
     "DecoderConfig",
     "DynamicScaling",
     "Freeze",
+    "LayerShape",
     "LinearScaling",
     "Llama3Scaling",
     "LongRopeScaling",
@@ -44,6 +47,7 @@ __all__ = [
     "ParamSpec",
     "PerLayer",
     "Pretrained",
+    "ProportionalScaling",
     "Replace",
     "Rope",
     "Sampling",

@@ -63,14 +63,14 @@ class LinearState:
 
 
 def linear_state(recipe: Recipe, bias: Any, cfg: DecoderConfig) -> LinearState:
-    """The cost of linear attention with a recipe in a model.
+    """The cost of linear attention with a recipe in a model; that of its widest heads.
 
     Args:
       recipe: the row map.
       bias: its b, resolved: a number, or `[L, N]`.
       cfg: the model.
     """
-    d = cfg.head_dim
+    d = max(stack.cfg.head_dim for stack in cfg.stacks)
     if isinstance(recipe.map, FeatureMap):
         features = recipe.map.size(d)
         return _of_size(recipe, "", None, features, features, d)

@@ -230,7 +230,7 @@ MODELS: tuple[PaperModel, ...] = (
         "gemma",
         "Gemma-4-E2B",
         r"gemma-?4-e2b",
-        ("gemma4", "gemma3", "gemma3_text", "gemma2"),
+        ("gemma4_text", "gemma3", "gemma3_text", "gemma2"),
         (35, 8),
         1.9258,
     ),

@@ -255,6 +255,54 @@ CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
             "final_logit_softcapping": 1.5,
         },
     ),
+    "gemma4": (
+        "Gemma4",
+        _SIZE
+        | {
+            "intermediate_size": 20,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "head_dim": 8,
+            "global_head_dim": 16,
+            "sliding_window": 4,
+            # Layers 3 to 5 read the keys and values of layers 1 and 2.
+            "layer_types": ["sliding_attention"] * 2
+            + ["full_attention"]
+            + ["sliding_attention"] * 2
+            + ["full_attention"],
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 4,
+            "vocab_size_per_layer_input": 48,
+            "final_logit_softcapping": 1.5,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "partial_rotary_factor": 0.25,
+                    "rope_theta": 1000.0,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            },
+        },
+    ),
+    "gemma4_tied_kv": (
+        "Gemma4",
+        _SIZE
+        | {
+            "intermediate_size": 20,
+            "num_key_value_heads": 2,
+            "head_dim": 6,
+            "global_head_dim": 12,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "attention_bias": True,
+            "sliding_window": 3,
+            "layer_types": ["sliding_attention"] * 2 + ["full_attention"],
+            "hidden_size_per_layer_input": 0,
+            "use_bidirectional_attention": "vision",
+        },
+    ),
 }
 
 _CLASSES = {
@@ -270,6 +318,7 @@ _CLASSES = {
     "StableLm": ("StableLmConfig", "StableLmForCausalLM"),
     "Gemma2": ("Gemma2Config", "Gemma2ForCausalLM"),
     "Gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
+    "Gemma4": ("Gemma4TextConfig", "Gemma4ForCausalLM"),
 }
 
 
@@ -283,8 +332,10 @@ def reference(case: str) -> Any:
     config_class, model_class = (getattr(transformers(), name) for name in _CLASSES[family])
     torch.manual_seed(0)
     model = model_class(config_class(**settings, attn_implementation="eager")).eval()
+    # Gemma 4 keeps the scalar of each layer as a buffer.
+    scalars = [b for name, b in model.named_buffers() if name.endswith("layer_scalar")]
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in [*model.parameters(), *scalars]:
             parameter.add_(0.1 * torch.randn_like(parameter))
     return model
 

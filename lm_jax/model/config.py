@@ -7,120 +7,43 @@ there is one decoder (`decoder.py`), and a family is a config reader and a table
 """
 
 import dataclasses
+import itertools
 from typing import Literal, get_args
 
-from lm_jax.errors import BadInputError
+from lm_jax.errors import BadInputError, UsageError
+from lm_jax.model.rope import LARGEST, SMALLEST, DynamicScaling, LongRopeScaling, Rope
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 NormPlacement = Literal["pre", "post", "both"]
-QKNorm = Literal["none", "head", "each_head", "projection"]
+QKNorm = Literal["none", "head", "head_and_value", "each_head", "projection"]
+KeyValues = Literal["separate", "tied"] | int
 # Positions are int32.
 _LONGEST = 2**31 - 1
-# Bounds of what float32 holds, with room for a product.
-SMALLEST, LARGEST = 1e-30, 1e30
+_FULL_ROPE = Rope()
 
 
 @dataclasses.dataclass(frozen=True)
-class Llama3Scaling:
-    """Frequency scaling of Llama 3.1 and later: long wavelengths slowed, short ones kept.
+class LayerShape:
+    """What a layer has in place of the fields of these names of its `DecoderConfig`; None: nothing.
 
-    Wavelengths over `original_length / low_freq_factor` are divided by `factor`, those under
-    `original_length / high_freq_factor` are kept, those between are interpolated.
+    `kv` may also be the number of an earlier layer, whose keys and values this one reads.
     """
 
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_length: int
+    head_dim: int | None = None
+    num_kv_heads: int | None = None
+    mlp_size: int | None = None
+    kv: KeyValues | None = None
 
 
 @dataclasses.dataclass(frozen=True)
-class LinearScaling:
-    """Every frequency divided by `factor` (position interpolation)."""
+class BlockEnd:
+    """The end of a block after its MLP (Gemma 4; `block_end.py`).
 
-    factor: float
-
-
-@dataclasses.dataclass(frozen=True)
-class YarnScaling:
-    """Frequency scaling by YaRN (Peng et al., 2023, section 3.4).
-
-    The index of the pair that turns so many times within `original_length` is found for `beta_fast`
-    and `beta_slow`, and rounded outwards. Pairs before the first are kept, those after the second
-    divided by `factor`, those between interpolated. Cosines and sines, and so what queries and keys
-    are rotated to, are multiplied by `attention_factor`.
+    An input of the layer's own of `input_size` J, gated by the residual stream, is added to it (not
+    with J = 0), and the stream is multiplied by a learned scalar.
     """
 
-    factor: float
-    original_length: int
-    attention_factor: float
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-
-
-@dataclasses.dataclass(frozen=True)
-class LongRopeScaling:
-    """Each pair's frequency divided by a number of its own (LongRoPE; Ding et al., 2024).
-
-    By `short_factor` in sequences of up to `original_length` positions and by `long_factor` in
-    longer ones. `attention_factor` is as in `YarnScaling`, at any length.
-    """
-
-    short_factor: tuple[float, ...]
-    long_factor: tuple[float, ...]
-    original_length: int
-    attention_factor: float
-
-
-@dataclasses.dataclass(frozen=True)
-class DynamicScaling:
-    """A base that grows with a sequence longer than `original_length` (dynamic NTK).
-
-    Of width w, theta is multiplied by (`factor` T / `original_length` - `factor` + 1)^(w / (w - 2))
-    in a sequence of T positions, so that the slowest pair is slowed by what is in the brackets.
-    """
-
-    factor: float
-    original_length: int
-
-
-RopeScaling = Llama3Scaling | LinearScaling | YarnScaling | LongRopeScaling | DynamicScaling
-
-
-@dataclasses.dataclass(frozen=True)
-class Rope:
-    """Rotary positions in the rotate-half layout, on the first `fraction` of each head's width.
-
-    Raises:
-      BadInputError: listing every number that cannot be used.
-    """
-
-    theta: float = 10_000.0
-    fraction: float = 1.0
-    scaling: RopeScaling | None = None
-
-    def __post_init__(self) -> None:
-        problems = []
-        if not 1.0 < self.theta <= LARGEST:
-            problems.append(f"theta = {self.theta} must be a number above 1")
-        if not 0.0 < self.fraction <= 1.0:
-            problems.append(f"fraction = {self.fraction} must be above 0 and at most 1")
-        scaling = {} if self.scaling is None else vars(self.scaling)
-        problems += [
-            f"scaling.{name} = {number} must be a positive number"
-            for name, value in scaling.items()
-            for number in (value if isinstance(value, tuple) else (value,))
-            if not SMALLEST <= number <= LARGEST
-        ]
-        if isinstance(self.scaling, Llama3Scaling) and not (
-            self.scaling.low_freq_factor < self.scaling.high_freq_factor
-        ):
-            problems.append(
-                f"scaling.low_freq_factor = {self.scaling.low_freq_factor} must be below "
-                f"high_freq_factor = {self.scaling.high_freq_factor}"
-            )
-        if problems:
-            raise BadInputError("rotary positions: " + "; ".join(problems))
+    input_size: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +58,10 @@ class DecoderConfig:
     `norm_placement` says whether the norms of a block are before its mixer and MLP, after them
     (OLMo 2), or both (Gemma). `qk_norm` is over the width of a head, with one weight [H] for all
     (`head`; Qwen 3, Gemma 3) or one for each (`each_head`; StableLM), or over the heads together,
-    the whole projected width (`projection`; OLMo 2); it has no bias.
+    the whole projected width (`projection`; OLMo 2); it has no bias. `head_and_value` also norms
+    values, without a weight (Gemma 4). `kv` says whether keys and values have a projection each or
+    share one (`tied`).
+    `layers` holds one `LayerShape` per layer; empty, all are as the config says.
     `windows` holds one entry per layer: how many keys, itself included, a query of a sliding-window
     layer sees, or None for the whole past; an empty tuple means None for every layer.
     Layers with a window use `local_rope` where it is given. `rope=None` means learned positions;
@@ -162,15 +88,18 @@ class DecoderConfig:
     norm_weights: bool = True
     norm_placement: NormPlacement = "pre"
     qk_norm: QKNorm = "none"
+    kv: KeyValues = "separate"
     parallel_residual: bool = False
     activation: Activation = "silu"
     gated_mlp: bool = True
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
-    rope: Rope | None = Rope()
+    rope: Rope | None = _FULL_ROPE
     local_rope: Rope | None = None
     windows: tuple[int | None, ...] = ()
+    layers: tuple[LayerShape, ...] = ()
+    block_end: BlockEnd | None = None
     attention_scale: float | None = None
     score_softcap: float | None = None
     logit_softcap: float | None = None
@@ -222,8 +151,20 @@ class DecoderConfig:
             )
         if self.qk_norm not in get_args(QKNorm):
             problems.append(
-                f"qk_norm = {self.qk_norm!r} must be 'none', 'head', 'each_head' or 'projection'"
+                f"qk_norm = {self.qk_norm!r} must be 'none', 'head', 'head_and_value', "
+                "'each_head' or 'projection'"
             )
+        if self.block_end and not _is_size(self.block_end.input_size, least=0):
+            problems.append(
+                f"block_end.input_size = {self.block_end.input_size} must be a positive integer, "
+                "or 0 for none"
+            )
+        if self.layers and len(self.layers) != self.num_layers:
+            problems.append(
+                f"layers has {len(self.layers)} entries for num_layers = {self.num_layers}"
+            )
+        elif not problems:
+            problems += self._sharing_problems()
         if self.activation not in ("silu", "gelu", "gelu_tanh", "relu"):
             problems.append(f"activation = {self.activation!r} is not one of the four known")
         for name in ("rope", "local_rope"):
@@ -246,6 +187,28 @@ class DecoderConfig:
                     problems.append(f"{name}.scaling is dynamic, which needs more than one pair")
         if problems:
             raise BadInputError("decoder config: " + "; ".join(problems))
+        if self.layers:
+            # Each is a config, and so checked.
+            _ = self.stacks
+
+    def _sharing_problems(self) -> list[str]:
+        """A phrase for every layer that cannot have the keys and values of the one it names."""
+
+        def key_shape(layer: int) -> tuple[object, ...]:
+            shape = self.layers[layer]
+            return shape.head_dim, shape.num_kv_heads, self.layer_windows[layer]
+
+        return [
+            f"layers[{layer}].kv = {shape.kv} must be an earlier layer with keys of its own, of "
+            "the same head_dim, num_kv_heads and window"
+            for layer, shape in enumerate(self.layers)
+            if isinstance(shape.kv, int)
+            and not (
+                0 <= shape.kv < layer
+                and not isinstance(self.layers[shape.kv].kv, int)
+                and key_shape(shape.kv) == key_shape(layer)
+            )
+        ]
 
     def rotary_width(self, rope: Rope) -> int:
         """How many of a head's H coordinates are rotated."""
@@ -267,6 +230,67 @@ class DecoderConfig:
     def layer_windows(self) -> tuple[int | None, ...]:
         """One window (or None) for every layer."""
         return self.windows or (None,) * self.num_layers
+
+    @property
+    def stacks(self) -> tuple["Stack", ...]:
+        """The runs of equal layers, in order; one where `layers` is empty.
+
+        A layer whose keys and values others read is a run of its own.
+        """
+        if not self.layers:
+            return (Stack(0, self),)
+        lenders = {shape.kv for shape in self.layers}
+        runs = itertools.groupby(
+            range(self.num_layers), lambda i: (self.layers[i], i if i in lenders else None)
+        )
+        stacks = []
+        for (shape, lender), run in runs:
+            first, *rest = run
+            stop = first + 1 + len(rest)
+            widths = {name: value for name, value in vars(shape).items() if value is not None}
+            windows = self.windows[first:stop]
+            cfg = dataclasses.replace(
+                self, num_layers=stop - first, windows=windows, layers=(), **widths
+            )
+            stacks.append(Stack(first, cfg, lender is not None))
+        return tuple(stacks)
+
+    def check_equal_blocks(self, what: str) -> None:
+        """Refuses a model whose layers differ, or whose blocks go on after their MLP (Gemma 4).
+
+        `what` needs equal layers that add a mixer and an MLP to the residual stream and no more.
+
+        Raises:
+          UsageError: naming `what`.
+        """
+        if self.layers or self.block_end:
+            raise UsageError(
+                f"{what} cannot take family {self.family}, whose layers differ in shape, share "
+                "keys and values or have inputs of their own; give a model of another family"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Stack:
+    """Equal layers in a row, whose parameters are stacked, from layer `first` on.
+
+    `cfg` is the config of a model of these layers alone; in that, `kv` may be the number of an
+    earlier layer. `lends` says that later layers read its keys and values.
+    """
+
+    first: int
+    cfg: DecoderConfig
+    lends: bool = False
+
+    @property
+    def layers(self) -> range:
+        """The numbers of its layers."""
+        return range(self.first, self.first + self.cfg.num_layers)
+
+    @property
+    def name(self) -> str:
+        """Its key among the blocks of a model of several stacks."""
+        return str(self.first)
 
 
 def _is_size(value: object, *, least: int) -> bool:

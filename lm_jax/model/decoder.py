@@ -4,13 +4,18 @@
     for each layer:
         x = x + mixer(norm1(x))          `norm_placement`: norm(mixer(x)) or norm(mixer(norm1(x)))
         x = x + mlp(norm2(x))            with `parallel_residual`: both read the same x
+        x = end(x)                       where blocks have one (`block_end.py`)
     logits = unembed(norm(x))
 
 Parameters of all layers are stacked on a leading axis L and scanned; edits, reducers and attends go
 through the same scan as data. `unroll=True` runs the same layers as a Python loop.
+
+Where layers differ in shape there is a stack and a scan for every run of equal layers
+(`DecoderConfig.stacks`), under the number of its first layer: `blocks/4/mixer/q`. Edits, records
+and attends still have one axis L over all layers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 import functools
 from typing import Any
 
@@ -20,10 +25,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm_jax.errors import UsageError
-from lm_jax.model import layers, sites
+from lm_jax.model import block_end, layers, sites
 from lm_jax.model import params as params_lib
 from lm_jax.model.attention import Attend, Fused, PerLayer, for_layer, layer_data, softmax
-from lm_jax.model.config import DecoderConfig
+from lm_jax.model.config import DecoderConfig, Stack
 from lm_jax.model.edits import OneLayer
 from lm_jax.model.layers import Dropout
 from lm_jax.model.mixers import ATTENTION, Layer, Mixer
@@ -35,6 +40,8 @@ NO_WINDOW = np.int32(2**30)
 @struct.dataclass
 class Cache:
     """Decoding state: the mixers' caches, stacked over L, and how many positions each row holds.
+
+    As the blocks' parameters, they are one tree or one for each stack.
 
     `capacity` is how many positions there is room for. Rotations that depend on the length of the
     sequence (LongRoPE, dynamic scaling) go by it, so that all that a cache holds is rotated alike.
@@ -63,18 +70,36 @@ class Output:
 
 def param_spec(cfg: DecoderConfig, mixer: Mixer = ATTENTION) -> dict[str, Any]:
     """The declaration of every parameter of a decoder."""
-    block: dict[str, Any] = {name: layers.norm_spec(cfg) for name in cfg.norm_names}
-    block["mixer"] = mixer.spec(cfg)
-    if cfg.mlp_size:
-        block["mlp"] = layers.mlp_spec(cfg)
     spec = {
         "embed": layers.embed_spec(cfg),
-        "blocks": params_lib.tree_map(lambda s: s.stacked(cfg.num_layers), _filled(block)),
+        "blocks": _by_stack(cfg, lambda stack: _stack_spec(stack.cfg, mixer)),
+        **block_end.inputs_spec(cfg),
         **_filled({"final": layers.norm_spec(cfg)}),
     }
     if not cfg.tie_embeddings:
         spec["unembed"] = ParamSpec((cfg.hidden_size, cfg.vocab_size), "DV")
     return spec
+
+
+def _stack_spec(cfg: DecoderConfig, mixer: Mixer) -> dict[str, Any]:
+    """The declaration of one stack of blocks."""
+    block: dict[str, Any] = {name: layers.norm_spec(cfg) for name in cfg.norm_names}
+    block["mixer"] = mixer.spec(cfg)
+    if cfg.mlp_size:
+        block["mlp"] = layers.mlp_spec(cfg)
+    block |= block_end.spec(cfg)
+    return params_lib.tree_map(lambda s: s.stacked(cfg.num_layers), _filled(block))
+
+
+def _by_stack(cfg: DecoderConfig, build: Callable[[Stack], Any]) -> Any:
+    """What `build` makes of the one stack of a model, or of each of several, by its name."""
+    stacks = cfg.stacks
+    return build(stacks[0]) if len(stacks) == 1 else {s.name: build(s) for s in stacks}
+
+
+def _of_stack(tree: Any, cfg: DecoderConfig, stack: Stack) -> Any:
+    """The part of one stack of a tree that `_by_stack` made."""
+    return tree if tree is None or len(cfg.stacks) == 1 else tree[stack.name]
 
 
 def _filled(parts: dict[str, Any]) -> dict[str, Any]:
@@ -103,9 +128,12 @@ def init_cache(
     mixer: Mixer = ATTENTION,
 ) -> Cache:
     """An empty cache for `batch` rows of up to `length` positions."""
-    one = jax.eval_shape(lambda: mixer.init_cache(cfg, batch, length, dtype))
-    stacked = jax.tree.map(lambda a: jnp.zeros((cfg.num_layers, *a.shape), a.dtype), one)
-    return Cache(layers=stacked, length_B=jnp.zeros((batch,), jnp.int32), capacity=length)
+
+    def stacked(stack: Stack) -> Any:
+        one = jax.eval_shape(lambda: mixer.init_cache(stack.cfg, batch, length, dtype))
+        return jax.tree.map(lambda a: jnp.zeros((len(stack.layers), *a.shape), a.dtype), one)
+
+    return Cache(_by_stack(cfg, stacked), jnp.zeros((batch,), jnp.int32), length)
 
 
 def forward(
@@ -172,7 +200,6 @@ def forward(
 
     run_layer = functools.partial(
         _layer,
-        cfg=cfg,
         mixer=mixer,
         record=record,
         attend=attend,
@@ -182,19 +209,29 @@ def forward(
         dropout=dropout,
     )
     per_layer = {
-        "params": params["blocks"],
         "edits": {name: e for name, e in edits.items() if sites.SITES[name].per_layer},
         "attend": layer_data(attend),
-        "cache": None if cache is None else cache.layers,
         "rng": None if rng is None else jax.random.split(rng, cfg.num_layers),
-        "kind": _layer_kinds(cfg),
+        "input": block_end.inputs(params, tokens_BT, x_BTD, cfg, outer),
         "index": np.arange(cfg.num_layers, dtype=np.int32),
     }
     run_stack = _unrolled if unroll else _scanned
-    carry = (x_BTD, outer.state)
-    (x_BTD, outer.state), layer_outputs = run_stack(
-        run_layer, carry, per_layer, outer.visited, remat
-    )
+    carry, outputs, lent = (x_BTD, outer.state), [], {}
+    for stack in cfg.stacks:
+        visited: set[str] = set()
+        of_stack = _slice(per_layer, cfg, stack) | {
+            "params": _of_stack(params["blocks"], cfg, stack),
+            "cache": None if cache is None else _of_stack(cache.layers, cfg, stack),
+            "kind": _layer_kinds(stack.cfg),
+        }
+        run = functools.partial(run_layer, stack=stack, lent=lent.get(stack.cfg.kv))
+        carry, layer_outputs = run_stack(run, carry, of_stack, visited, remat)
+        if stack.lends:
+            lent[stack.first] = jax.tree.map(lambda a: a[0], layer_outputs["lent"])
+        outputs.append(layer_outputs)
+        sites.check_layers(edits, record, visited, outer.visited, stack.layers)
+        outer.visited |= visited
+    x_BTD, outer.state = carry
 
     x_BTD = outer("final_input", x_BTD)
     if logits_at is not None:
@@ -203,10 +240,37 @@ def forward(
     logits = layers.unembed(params, x_BTD, cfg)
     sites.check_visited(edits, record, outer.visited)
     if cache is not None:
-        cache = Cache(layer_outputs["cache"], cache.length_B + T, cache.capacity)
-    return Output(
-        logits, x_BTD, outer.records | layer_outputs["records"], layer_outputs["aux"], cache
-    )
+        caches = dict(zip(cfg.stacks, (out["cache"] for out in outputs), strict=True))
+        cache = Cache(_by_stack(cfg, caches.__getitem__), cache.length_B + T, cache.capacity)
+    records, aux = (_over_layers(outputs, part) for part in ("records", "aux"))
+    return Output(logits, x_BTD, outer.records | records, aux, cache)
+
+
+def _slice(per_layer: Any, cfg: DecoderConfig, stack: Stack) -> Any:
+    """The data of the layers of one stack."""
+    if len(cfg.stacks) == 1:
+        return per_layer
+    return jax.tree.map(lambda a: a[stack.layers.start : stack.layers.stop], per_layer)
+
+
+def _over_layers(outputs: Sequence[Any], part: str) -> dict[str, Any]:
+    """What the layers of all stacks give, by name, joined along L.
+
+    Raises:
+      UsageError: layers differ in the shape of one of them.
+    """
+
+    def joined(name: str) -> Any:
+        stacks = [out[part][name] for out in outputs]
+        shapes = {tuple(a.shape[1:] for a in jax.tree.leaves(stack)) for stack in stacks}
+        if len(shapes) > 1:
+            raise UsageError(
+                f"record: {name} has other shapes in other layers of this model "
+                f"({', '.join(map(str, sorted(shapes)))}); reduce the axes that differ"
+            )
+        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *stacks)
+
+    return outputs[0][part] if len(outputs) == 1 else {n: joined(n) for n in outputs[0][part]}
 
 
 def _layer_kinds(cfg: DecoderConfig) -> dict[str, np.ndarray] | None:
@@ -243,7 +307,8 @@ def _layer(
     layer_inputs,
     visited,
     *,
-    cfg,
+    stack,
+    lent,
     mixer,
     record,
     attend,
@@ -253,6 +318,7 @@ def _layer(
     dropout,
 ):
     """One block; returns the residual stream with the state of edits, and the layer's outputs."""
+    cfg = stack.cfg
     x_BTD, state = carry
     scope = sites.Scope(layer_inputs["edits"], record, visited=visited, state=state)
     p, kind = layer_inputs["params"], layer_inputs["kind"]
@@ -271,6 +337,7 @@ def _layer(
         dropout=drop,
         resid_BTD=x_BTD,
         norm=norm1,
+        lent=lent,
     )
 
     h_BTD = norm1(x_BTD, site="ln1")
@@ -288,8 +355,14 @@ def _layer(
         run_mlp = functools.partial(_mlp, cfg=cfg, drop=drop)
         hidden_BTD = layers.rematerialised(run_mlp, scope, p, mid_BTD)
         added_BTD = hidden_BTD if added_BTD is None else hidden_BTD + added_BTD
-    x_BTD = scope("resid_post", mid_BTD if added_BTD is None else mid_BTD + added_BTD)
-    return (x_BTD, scope.state), {"records": scope.records, "aux": scope.aux, "cache": cache}
+    x_BTD = mid_BTD if added_BTD is None else mid_BTD + added_BTD
+    if cfg.block_end is not None:
+        x_BTD = block_end.apply(scope, p["end"], x_BTD, layer_inputs["input"], cfg)
+    x_BTD = scope("resid_post", x_BTD)
+    layer_outputs = {"records": scope.records, "aux": scope.aux, "cache": cache}
+    if stack.lends:
+        layer_outputs["lent"] = layer.lends
+    return (x_BTD, scope.state), layer_outputs
 
 
 def _input_norm(p, x, cfg, scope, site):

@@ -29,7 +29,7 @@ class Flops:
     Attributes:
       projections: products of the mixers with weights.
       mixing: the mixers' other operations: scores and weighted sums, or a recurrence.
-      mlp: the MLPs.
+      mlp: the MLPs, and what follows them in a block.
       logits: the product with the unembedding.
     """
 
@@ -58,11 +58,14 @@ def forward_flops(
     cfg: DecoderConfig, mixer: Mixer, tokens: int, *, causal: Causal = "square"
 ) -> Flops:
     """Forward FLOPs of one sequence of `tokens`."""
-    projections, mixing = mixer.flops(cfg, tokens, causal)
+    of_stacks = [mixer.flops(stack.cfg, tokens, causal) for stack in cfg.stacks]
     matrices = 3 if cfg.gated_mlp else 2
+    units = sum(stack.cfg.num_layers * stack.cfg.mlp_size for stack in cfg.stacks)
+    # An input of the layer's own is projected, gated and projected back.
+    ends = 3 * cfg.num_layers * (cfg.block_end.input_size if cfg.block_end else 0)
     return Flops(
-        projections=projections,
-        mixing=mixing,
-        mlp=tokens * cfg.num_layers * 2 * matrices * cfg.hidden_size * cfg.mlp_size,
+        projections=sum(projections for projections, _ in of_stacks),
+        mixing=sum(mixing for _, mixing in of_stacks),
+        mlp=tokens * 2 * (matrices * units + ends) * cfg.hidden_size,
         logits=tokens * 2 * cfg.hidden_size * cfg.vocab_size,
     )

@@ -224,8 +224,10 @@ def frozen_sites(cfg: DecoderConfig, mixer: object) -> tuple[str, ...]:
     """The sites that `freeze_layers` needs, and the divisor of the last norm.
 
     Raises:
-      UsageError: the mixer has no linear form, or norms that subtract the mean are only after it.
+      UsageError: the mixer has no linear form, norms that subtract the mean are only after it, or
+        layers differ in shape.
     """
+    cfg.check_equal_blocks("model: its frozen form")
     if cfg.norm == "layer" and cfg.norm_placement == "post":
         raise UsageError(
             "model: norm = 'layer' with norm_placement = 'post' has no frozen form here; give a "

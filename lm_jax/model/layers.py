@@ -17,17 +17,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from kernels.core import noise
-from lm_jax.model.config import (
-    DecoderConfig,
+from lm_jax.model.config import DecoderConfig
+from lm_jax.model.lora import Adapted
+from lm_jax.model.params import Initializer, ParamSpec, ParamTree, constant, zeros
+from lm_jax.model.rope import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    ProportionalScaling,
     Rope,
     YarnScaling,
 )
-from lm_jax.model.lora import Adapted
-from lm_jax.model.params import Initializer, ParamSpec, ParamTree, constant, zeros
 from lm_jax.model.sites import Scope
 
 ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
@@ -236,6 +237,9 @@ def inverse_frequencies(rope: Rope, width: int, length: int = 1) -> np.ndarray:
         case DynamicScaling() as s:
             slowest = s.factor * max(length / s.original_length, 1.0) - (s.factor - 1.0)
             freq = freq / slowest ** (width / (width - 2) * powers)
+        case ProportionalScaling() as s:
+            turning = np.arange(width // 2) < int(s.rotated * width / 2)
+            freq = np.where(turning, freq / s.factor, 0.0)
     return freq.astype(np.float32)
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 import dataclasses
 import fnmatch
 import math
+import re
 from typing import Any
 
 from flax import struct
@@ -26,6 +27,9 @@ import jax.numpy as jnp
 from lm_jax.errors import BadInputError, UsageError, nearest
 from lm_jax.model import params as params_lib
 from lm_jax.model.params import ParamSpec, ParamTree
+
+# What opens the path of a weight in a block: where layers differ in shape, with their stack.
+_STACK = re.compile(r"^blocks/(\d+/)?")
 
 
 @struct.dataclass
@@ -103,15 +107,14 @@ def _weights(spec: ParamTree) -> Iterator[tuple[str, ParamSpec]]:
         name = path.rpartition("/")[2]
         # Stacked over layers, a matrix has three axes; biases and norms by head have three as well.
         matrix = len(leaf.axes) >= 3 and not name.endswith(("bias", "scale"))
-        if path.startswith(("blocks/mixer/", "blocks/mlp/")) and matrix:
+        if _STACK.sub("", path, 1).startswith(("mixer/", "mlp/")) and matrix:
             yield path, leaf
 
 
 def _matches(path: str, target: str) -> bool:
-    inside = path.removeprefix("blocks/")
-    return fnmatch.fnmatchcase(inside, target) or fnmatch.fnmatchcase(
-        inside.rpartition("/")[2], target
-    )
+    inside = _STACK.sub("", path, 1)
+    names = (path.removeprefix("blocks/"), inside, inside.rpartition("/")[2])
+    return any(fnmatch.fnmatchcase(name, target) for name in names)
 
 
 def _inputs(weight: ParamSpec) -> int:

@@ -31,7 +31,8 @@ class Layer:
     `positions_BT` are absolute and ascend by one; `window` is None, or a scalar that may be traced,
     as `index`, the number of the layer, is. `valid_BT` is false where a token is padding.
     `norm(x, site=...)` made the mixer's input of the residual stream `resid_BTD`: a norm, or
-    nothing where blocks have none before the mixer.
+    nothing where blocks have none before the mixer. `lent` are the keys and values `k`, `v` of
+    another layer that this one reads, or None; `lends` takes those that it reads of its own.
     """
 
     positions_BT: jax.Array
@@ -45,6 +46,8 @@ class Layer:
     dropout: Dropout = NO_DROPOUT
     resid_BTD: jax.Array | None = None
     norm: Callable[..., jax.Array] | None = None
+    lent: Mapping[str, jax.Array] | None = None
+    lends: dict[str, jax.Array] = dataclasses.field(default_factory=dict)
 
 
 class Mixer(Protocol):
@@ -113,19 +116,22 @@ class AttentionMixer:
         if cfg.out_bias:
             spec["o_bias"] = zeros((D,), "D")
         if cfg.qk_norm != "none":
-            shared = cfg.qk_norm == "head"
+            shared = cfg.qk_norm in ("head", "head_and_value")
             for name, heads, axes in (("q_norm", N, "NH"), ("k_norm", K, "KH")):
                 shape, axes = ((H,), "H") if shared else ((heads, H), axes)
                 spec[name] = {"scale": constant(1.0 - cfg.norm_offset, shape, axes)}
-        return spec
+        return {name: part for name, part in spec.items() if name[0] not in _absent(cfg)}
 
     def init_cache(self, cfg: DecoderConfig, batch: int, length: int, dtype: Any) -> Any:
+        if isinstance(cfg.kv, int):
+            return {}
         shape = (batch, length, cfg.num_kv_heads, cfg.head_dim)
         return {"k": jnp.zeros(shape, dtype), "v": jnp.zeros(shape, dtype)}
 
     def flops(self, cfg: DecoderConfig, tokens: int, causal: str) -> tuple[int, int]:
         D, N, K, H = cfg.hidden_size, cfg.num_heads, cfg.num_kv_heads, cfg.head_dim
-        projections = cfg.num_layers * tokens * 2 * (2 * N + 2 * K) * D * H
+        products = 2 * N + K * (2 - len(_absent(cfg)))
+        projections = cfg.num_layers * tokens * 2 * products * D * H
         pairs = cfg.num_layers * tokens * tokens
         if causal == "triangle" and self.causal:
             pairs = sum(_visible_pairs(tokens, window) for window in cfg.layer_windows)
@@ -135,32 +141,28 @@ class AttentionMixer:
         self, p: ParamTree, x_BTD: jax.Array, cfg: DecoderConfig, layer: Layer, cache: Any
     ) -> tuple[jax.Array, Any]:
         scope, positions_BT = layer.scope, layer.positions_BT
-        if scope.touches(HEAD_INPUT_SITES):
-            heads = {"q": cfg.num_heads, "k": cfg.num_kv_heads, "v": cfg.num_kv_heads}
-            projected = [_project_inputs(p, name, N, layer) for name, N in heads.items()]
-        else:
-            projected = [
-                project("BTD,DNH->BTNH", x_BTD, p[name], p.get(name + "_bias"))
-                for name in ("q", "k", "v")
-            ]
-        q_BTNH, k_BSKH, v_BSKH = (
-            scope("attn." + name, x) for name, x in zip(("q", "k", "v"), projected, strict=True)
-        )
+        heads = _projected(p, x_BTD, cfg, layer)
+        scored = [name for name in ("q", "k") if name in heads]
         if cfg.qk_norm != "none":
             axes = (-2, -1) if cfg.qk_norm == "projection" else (-1,)
-            q_BTNH = norm(p["q_norm"], q_BTNH, cfg, scope, "attn.q_norm", axes)
-            k_BSKH = norm(p["k_norm"], k_BSKH, cfg, scope, "attn.k_norm", axes)
+            for name in scored:
+                site = f"attn.{name}_norm"
+                heads[name] = norm(p[name + "_norm"], heads[name], cfg, scope, site, axes)
         if layer.rope is not None:
-            q_BTNH, k_BSKH = rotate(q_BTNH, layer.rope), rotate(k_BSKH, layer.rope)
-        q_BTNH, k_BSKH = scope("attn.rot_q", q_BTNH), scope("attn.rot_k", k_BSKH)
+            heads |= {name: rotate(heads[name], layer.rope) for name in scored}
+        heads |= {name: scope("attn.rot_" + name, heads[name]) for name in scored}
 
-        if cache is not None:
+        q_BTNH = heads.pop("q")
+        if isinstance(cfg.kv, int):
+            heads = _lent(cfg, layer)
+        elif cache is not None:
             rows_B1 = jnp.arange(positions_BT.shape[0])[:, None]
-            cache = {
+            heads = cache = {
                 name: cache[name].at[rows_B1, positions_BT].set(new, mode="drop")
-                for name, new in (("k", k_BSKH), ("v", v_BSKH))
+                for name, new in heads.items()
             }
-            k_BSKH, v_BSKH = cache["k"], cache["v"]
+        layer.lends.update(heads)
+        k_BSKH, v_BSKH = heads["k"], heads["v"]
         B, T = positions_BT.shape
         # Causality hides padding, which is after every token, and cache slots not yet written.
         segments_BT = None
@@ -229,6 +231,44 @@ class BidirectionalAttention(AttentionMixer):
         return super().apply(p, x_BTD, cfg, layer, cache)
 
     step = apply
+
+
+def _absent(cfg: DecoderConfig) -> str:
+    """Which of k and v have no projection, nor what belongs to it."""
+    return {"separate": "", "tied": "v"}.get(str(cfg.kv), "kv")
+
+
+def _projected(
+    p: ParamTree, x_BTD: jax.Array, cfg: DecoderConfig, layer: Layer
+) -> dict[str, jax.Array]:
+    """Queries, keys and values by name, as far as the layer has its own."""
+    scope, names = layer.scope, [name for name in "qkv" if name in p]
+    if scope.touches(HEAD_INPUT_SITES):
+        numbers = {"q": cfg.num_heads, "k": cfg.num_kv_heads, "v": cfg.num_kv_heads}
+        heads = {name: _project_inputs(p, name, numbers[name], layer) for name in names}
+    else:
+        heads = {
+            name: project("BTD,DNH->BTNH", x_BTD, p[name], p.get(name + "_bias")) for name in names
+        }
+    heads["q"] = scope("attn.q", heads["q"])
+    if "k" in heads:
+        heads["k"] = scope("attn.k", heads["k"])
+        v_BSKH = heads.get("v", heads["k"])
+        if cfg.qk_norm == "head_and_value":
+            v_BSKH = norm({}, v_BSKH, cfg, scope, "attn.v_norm")
+        heads["v"] = scope("attn.v", v_BSKH)
+    return heads
+
+
+def _lent(cfg: DecoderConfig, layer: Layer) -> dict[str, jax.Array]:
+    """Keys and values of another layer, with those of the tokens that its cache holds."""
+    if layer.lent is None:
+        raise UsageError(
+            f"config.kv = {cfg.kv}: a model's own config has no other layer to take keys from; "
+            "name it in config.layers"
+        )
+    sites = {"k": "attn.rot_k", "v": "attn.v"}
+    return {name: layer.scope(site, layer.lent[name]) for name, site in sites.items()}
 
 
 def _project_inputs(p: ParamTree, name: str, N: int, layer: Layer) -> jax.Array:

@@ -39,13 +39,14 @@ SITES: Mapping[str, Site] = {
     "v_input.scale": Site("BTK1", "divisor of the norm of `v_input`"),
     "attn.q": Site("BTNH", "queries, as projected"),
     "attn.k": Site("BSKH", "keys of the given tokens, as projected"),
-    "attn.v": Site("BSKH", "values of the given tokens"),
+    "attn.v": Site("BSKH", "values as weighted: of the given tokens, or another layer's"),
+    "attn.v_norm.scale": Site("BSK1", "divisor of the value norm (Gemma 4)"),
     "attn.q_norm.scale": Site(
         "BTN1", "divisor of the query norm; N is 1 for a norm over all heads"
     ),
     "attn.k_norm.scale": Site("BSK1", "divisor of the key norm; K is 1 for a norm over all heads"),
     "attn.rot_q": Site("BTNH", "queries as scored: after norm and rotation"),
-    "attn.rot_k": Site("BSKH", "keys as scored: after norm and rotation"),
+    "attn.rot_k": Site("BSKH", "keys as scored: after norm and rotation, or another layer's"),
     "attn.scores": Site("BNTS", "scaled, capped scores in float32; -inf on masked keys"),
     "attn.pattern": Site("BNTS", "attention weights, the result of the attend, in float32"),
     "attn.z": Site("BTNH", "weighted sum of values, per head"),
@@ -59,7 +60,13 @@ SITES: Mapping[str, Site] = {
     "mlp.post": Site("BTF", "hidden units of the MLP, after activation and gate"),
     "mlp.out": Site("BTD", "MLP output as added to the residual stream"),
     "ln2_post.scale": Site("BT1", "divisor of the norm after the MLP (Gemma, OLMo 2)"),
+    "layer_input": Site("BTJ", "input of the layer's own, of token and embedding (Gemma 4)"),
+    "layer_input.scale": Site("BT1", "divisor of the norm after the layer's own input (Gemma 4)"),
+    "layer_input.out": Site("BTD", "what the layer's own input adds to the residual stream"),
     "resid_post": Site("BTD", "residual stream leaving the layer"),
+    "layer_inputs.scale": Site(
+        "BTL1", "divisor of the norm of what the layers' own inputs take from the embedding", False
+    ),
     "final_input": Site("BTD", "residual stream that the logits read, before the norm", False),
     "final.scale": Site("BT1", "divisor of the last norm", False),
     "mixer.write_logits": Site("BTR", "write logit of each prototype, after the temperature"),
@@ -222,4 +229,25 @@ def check_visited(edits: Mapping[str, Any], record: Mapping[str, Any], visited: 
             if name not in visited:
                 raise UsageError(
                     f"{role}: this model has no site {name!r}; it has: {', '.join(sorted(visited))}"
+                )
+
+
+def check_layers(
+    edits: Mapping[str, Any],
+    record: Mapping[str, Any],
+    visited: set[str],
+    before: set[str],
+    layers: range,
+) -> None:
+    """Raises for a site that layers before `layers` have and these do not, or the other way round.
+
+    `visited` are the sites of these layers, `before` those of all before them.
+    """
+    for role, names in (("edits", edits), ("record", record)):
+        for name in names:
+            if SITES[name].per_layer and layers.start and (name in visited) != (name in before):
+                lacking = f"{layers[0]}..{layers[-1]}" if name in before else f"0..{layers[0] - 1}"
+                raise UsageError(
+                    f"{role}: layers {lacking} of this model have no site {name!r}, which others "
+                    "have; use one that all have, such as attn.v or attn.rot_k"
                 )

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from lm_jax.weights import table
 from lm_jax.weights.gemma import GEMMA2, GEMMA3
+from lm_jax.weights.gemma4 import GEMMA4, GEMMA4_MULTIMODAL
 from lm_jax.weights.gpt2 import GPT2
 from lm_jax.weights.gpt_neox import GPT_NEOX
 from lm_jax.weights.llama import LLAMA
@@ -16,6 +17,6 @@ from lm_jax.weights.stablelm import STABLELM
 
 _ALL = (
     *(LLAMA, MISTRAL, QWEN2, QWEN3, PHI3, STABLELM),
-    *(GPT2, GPT_NEOX, GEMMA2, GEMMA3, OLMO, OLMO2),
+    *(GPT2, GPT_NEOX, GEMMA2, GEMMA3, GEMMA4, GEMMA4_MULTIMODAL, OLMO, OLMO2),
 )
 FAMILIES: Mapping[str, table.Family] = {family.name: family for family in _ALL}

@@ -8,14 +8,10 @@ import math
 from typing import Any
 
 from lm_jax.model.config import DecoderConfig
-from lm_jax.weights.llama import attention_entries, embedding_entries, gated_mlp_entries
-from lm_jax.weights.table import (
+from lm_jax.weights.fields import (
     ATTENTION_BIAS,
     HEAD_DIM,
     LLAMA_FIELDS,
-    Entry,
-    Family,
-    Tables,
     positive,
     read_activation,
     read_fields,
@@ -27,6 +23,8 @@ from lm_jax.weights.table import (
     write_rope,
     write_windows,
 )
+from lm_jax.weights.llama import attention_entries, embedding_entries, gated_mlp_entries
+from lm_jax.weights.table import Entry, Family, Tables
 
 _FIELDS = LLAMA_FIELDS | ATTENTION_BIAS | HEAD_DIM
 _CAP = {"logit_softcap": "final_logit_softcapping"}

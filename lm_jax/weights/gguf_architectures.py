@@ -21,14 +21,9 @@ from typing import Any
 import numpy as np
 
 from lm_jax.errors import BadInputError
-from lm_jax.model.config import (
-    DecoderConfig,
-    LinearScaling,
-    Llama3Scaling,
-    LongRopeScaling,
-    Rope,
-)
+from lm_jax.model.config import DecoderConfig
 from lm_jax.model.layers import inverse_frequencies
+from lm_jax.model.rope import LinearScaling, Llama3Scaling, LongRopeScaling, Rope
 from lm_jax.weights import gguf_fields
 from lm_jax.weights.gguf_fields import REMEDY, Fields
 

@@ -5,15 +5,8 @@ from typing import Any
 import numpy as np
 
 from lm_jax.model.config import DecoderConfig
-from lm_jax.weights.table import (
-    Entry,
-    Family,
-    Tables,
-    read_activation,
-    refuse,
-    shared_head_dim,
-    write_activation,
-)
+from lm_jax.weights.fields import read_activation, refuse, shared_head_dim, write_activation
+from lm_jax.weights.table import Entry, Family, Tables
 
 
 def read_config(hf: Any) -> DecoderConfig:

@@ -5,12 +5,9 @@ from typing import Any
 import numpy as np
 
 from lm_jax.model.config import DecoderConfig
-from lm_jax.weights.table import (
+from lm_jax.weights.fields import (
     ATTENTION_BIAS,
     COMMON_FIELDS,
-    Entry,
-    Family,
-    Tables,
     read_activation,
     read_fields,
     read_rope,
@@ -19,6 +16,7 @@ from lm_jax.weights.table import (
     write_fields,
     write_rope,
 )
+from lm_jax.weights.table import Entry, Family, Tables
 
 _FIELDS = COMMON_FIELDS | ATTENTION_BIAS
 

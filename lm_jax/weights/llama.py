@@ -3,13 +3,10 @@
 from typing import Any
 
 from lm_jax.model.config import DecoderConfig
-from lm_jax.weights.table import (
+from lm_jax.weights.fields import (
     ATTENTION_BIAS,
     HEAD_DIM,
     LLAMA_FIELDS,
-    Entry,
-    Family,
-    Tables,
     read_activation,
     read_fields,
     read_rope,
@@ -17,6 +14,7 @@ from lm_jax.weights.table import (
     write_fields,
     write_rope,
 )
+from lm_jax.weights.table import Entry, Family, Tables
 
 _FIELDS = LLAMA_FIELDS | ATTENTION_BIAS | HEAD_DIM
 
@@ -43,10 +41,11 @@ def write_config(cfg: DecoderConfig) -> dict[str, Any]:
 def attention_entries(t: Tables, cfg: DecoderConfig, prefix: str) -> list[Entry]:
     """Separate q, k, v, o projections, as most families after GPT-2 store them."""
     at, ours = prefix + "self_attn.", "blocks/mixer/"
-    entries = [t.linear(f"{at}{n}_proj.weight", ours + n) for n in "qkv"]
+    present = [n for n in "qkv" if ours + n in t.specs]
+    entries = [t.linear(f"{at}{n}_proj.weight", ours + n) for n in present]
     entries.append(t.linear(f"{at}o_proj.weight", ours + "o", inputs=2))
     if cfg.qkv_bias:
-        entries += [t.flat(f"{at}{n}_proj.bias", f"{ours}{n}_bias") for n in "qkv"]
+        entries += [t.flat(f"{at}{n}_proj.bias", f"{ours}{n}_bias") for n in present]
     if cfg.out_bias:
         entries.append(t.same(f"{at}o_proj.bias", ours + "o_bias"))
     return entries

@@ -283,6 +283,8 @@ def _check_source(
     tied = cfg.tie_embeddings and shapes.get(family.head) == shapes.get(embedding, ())
     if tied:
         del shapes[family.head]
+    for name in family.unused(cfg):
+        shapes.pop(name, None)
     table.check(entries, cfg, shapes)
     if tied and not np.array_equal(source.read(family.head), source.read(embedding)):
         raise BadInputError(

@@ -4,10 +4,9 @@ from typing import Any
 
 from lm_jax.model.config import DecoderConfig
 from lm_jax.weights import llama
-from lm_jax.weights.table import (
+from lm_jax.weights.fields import (
     HEAD_DIM,
     LLAMA_FIELDS,
-    Family,
     read_activation,
     read_fields,
     read_head_dim,
@@ -18,6 +17,7 @@ from lm_jax.weights.table import (
     write_rope,
     write_same_windows,
 )
+from lm_jax.weights.table import Family
 
 
 def read_config(hf: Any) -> DecoderConfig:

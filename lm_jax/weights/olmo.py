@@ -4,13 +4,9 @@ from typing import Any
 
 from lm_jax.errors import BadInputError
 from lm_jax.model.config import DecoderConfig
-from lm_jax.weights.llama import attention_entries, gated_mlp_entries
-from lm_jax.weights.table import (
+from lm_jax.weights.fields import (
     ATTENTION_BIAS,
     COMMON_FIELDS,
-    Entry,
-    Family,
-    Tables,
     read_activation,
     read_fields,
     read_rope,
@@ -19,6 +15,8 @@ from lm_jax.weights.table import (
     write_fields,
     write_rope,
 )
+from lm_jax.weights.llama import attention_entries, gated_mlp_entries
+from lm_jax.weights.table import Entry, Family, Tables
 
 # Fixed in the layer norms of the architecture, and in no config.
 _EPS = 1e-5

@@ -3,14 +3,10 @@
 from typing import Any
 
 from lm_jax.model.config import DecoderConfig
-from lm_jax.weights.llama import attention_entries, embedding_entries, gated_mlp_entries
-from lm_jax.weights.table import (
+from lm_jax.weights.fields import (
     ATTENTION_BIAS,
     HEAD_DIM,
     LLAMA_FIELDS,
-    Entry,
-    Family,
-    Tables,
     read_activation,
     read_fields,
     read_head_dim,
@@ -19,6 +15,8 @@ from lm_jax.weights.table import (
     write_fields,
     write_rope,
 )
+from lm_jax.weights.llama import attention_entries, embedding_entries, gated_mlp_entries
+from lm_jax.weights.table import Entry, Family, Tables
 
 _FIELDS = LLAMA_FIELDS | ATTENTION_BIAS
 

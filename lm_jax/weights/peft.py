@@ -46,13 +46,15 @@ _DIGEST = "base_sha256"
 class _Module:
     """A module that PEFT can adapt; `{l}` in its name stands for the layer.
 
-    `weights` gives, by path, the column of A of each input and the row of B of each output.
+    `layers` have it. `weights` gives, by path, the column of A of each input and the row of B of
+    each output.
     """
 
     name: str
     inputs: int
     outputs: int
     transposed: bool
+    layers: range
     weights: Mapping[str, tuple[np.ndarray, np.ndarray]]
 
     def in_layer(self, layer: int) -> str:
@@ -69,7 +71,11 @@ def _modules(cfg: DecoderConfig) -> list[_Module]:
     """Every module of the family that holds weights which `model.lora` adapts."""
     spec = _spec(cfg, 1)
     modules = (
-        _module(entry, {path: len(spec[f"{path}/down"]) - 2 for path in entry.params})
+        _module(
+            entry,
+            {path: len(spec[f"{path}/down"]) - 2 for path in entry.params},
+            range(cfg.num_layers) if entry.layers is None else entry.layers,
+        )
         for entry in FAMILIES[cfg.family].entries(cfg)
         if all(f"{path}/down" in spec for path in entry.params)
     )
@@ -82,7 +88,7 @@ def _spec(cfg: DecoderConfig, rank: int) -> dict[str, tuple[int, ...]]:
     return {path: leaf.shape for path, leaf in params_lib.leaves(spec)}
 
 
-def _module(entry: Entry, input_axes: Mapping[str, int]) -> _Module | None:
+def _module(entry: Entry, input_axes: Mapping[str, int], layers: range) -> _Module | None:
     """The module of an entry; None where its weights are not made of whole rows and columns."""
     at = [np.broadcast_to(axis, entry.shape) for axis in np.indices(entry.shape, sparse=True)]
     (rows, columns), weights, layouts = (entry.read(axis) for axis in at), {}, set()
@@ -97,7 +103,8 @@ def _module(entry: Entry, input_axes: Mapping[str, int]) -> _Module | None:
         weights[path] = (column_IO[:, 0], row_IO[0]) if straight else (row_IO[:, 0], column_IO[0])
     (transposed,) = layouts
     inputs, outputs = entry.shape if transposed else entry.shape[::-1]
-    return _Module(entry.name.removesuffix(".weight"), inputs, outputs, bool(transposed), weights)
+    name = entry.name.removesuffix(".weight")
+    return _Module(name, inputs, outputs, bool(transposed), layers, weights)
 
 
 def load_peft(folder: str | Path, base: Pretrained) -> tuple[dict[str, Any], LoraConfig]:
@@ -121,7 +128,8 @@ def load_peft(folder: str | Path, base: Pretrained) -> tuple[dict[str, Any], Lor
     _check_base(folder, settings, recorded, base)
     chosen = {
         (module, layer): settings.of_module(module.in_layer(layer))
-        for module, layer in itertools.product(_modules(cfg), range(cfg.num_layers))
+        for module in _modules(cfg)
+        for layer in module.layers
         if settings.adapts(module.in_layer(layer), layer)
     }
     wanted = {
@@ -144,7 +152,8 @@ def load_peft(folder: str | Path, base: Pretrained) -> tuple[dict[str, Any], Lor
         if strength != settings.strength:
             b_OR = b_OR * np.float32(strength / settings.strength)
         for path, (columns, rows) in module.weights.items():
-            down, up = leaves[f"{path}/down"][layer], leaves[f"{path}/up"][layer]
+            at = layer - module.layers.start
+            down, up = leaves[f"{path}/down"][at], leaves[f"{path}/up"][at]
             down[..., :r] = a_RI.T[columns].reshape(*down.shape[:-1], r)
             up[:r] = b_OR[rows].T.reshape(r, *up.shape[1:])
     targets = tuple(path.removeprefix("blocks/") for path in paths)
@@ -179,7 +188,7 @@ def save_peft(
         a_LRI, b_LOR = _joined(module, leaves, settings.rank)
         if a_LRI.shape[1] != settings.rank:
             ranks[target] = a_LRI.shape[1]
-        for layer, pair in enumerate(zip(a_LRI, b_LOR, strict=True)):
+        for layer, *pair in zip(module.layers, a_LRI, b_LOR, strict=True):
             tensors |= zip(module.tensors(layer), pair, strict=True)
     config = {
         "peft_type": "LORA",
@@ -192,7 +201,7 @@ def save_peft(
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": any(module.transposed for module in modules),
-        "target_modules": targets,
+        "target_modules": list(dict.fromkeys(targets)),
         "rank_pattern": ranks,
         "alpha_pattern": {target: _number(settings.strength * r) for target, r in ranks.items()},
     }

@@ -7,14 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from lm_jax.model.config import DecoderConfig, LongRopeScaling
-from lm_jax.weights.llama import embedding_entries
-from lm_jax.weights.table import (
+from lm_jax.model.config import DecoderConfig
+from lm_jax.model.rope import LongRopeScaling
+from lm_jax.weights.fields import (
     HEAD_DIM,
     LLAMA_FIELDS,
-    Entry,
-    Family,
-    Tables,
     read_activation,
     read_fields,
     read_head_dim,
@@ -25,6 +22,8 @@ from lm_jax.weights.table import (
     write_rope,
     write_same_windows,
 )
+from lm_jax.weights.llama import embedding_entries
+from lm_jax.weights.table import Entry, Family, Tables
 
 
 def read_config(hf: Any) -> DecoderConfig:

@@ -8,11 +8,10 @@ from typing import Any
 
 from lm_jax.model.config import DecoderConfig
 from lm_jax.weights import llama
-from lm_jax.weights.table import (
+from lm_jax.weights.fields import (
     ATTENTION_BIAS,
     HEAD_DIM,
     LLAMA_FIELDS,
-    Family,
     read_activation,
     read_fields,
     read_head_dim,
@@ -23,6 +22,7 @@ from lm_jax.weights.table import (
     write_rope,
     write_windows,
 )
+from lm_jax.weights.table import Family
 
 _QWEN2_FIELDS = LLAMA_FIELDS
 _QWEN3_FIELDS = LLAMA_FIELDS | ATTENTION_BIAS

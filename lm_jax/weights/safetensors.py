@@ -72,12 +72,15 @@ def read_hf_config(folder: Path, family: Family, raw: Mapping[str, Any], tensors
     """
     path = folder / CONFIG
     # transformers makes lists of that many entries.
-    for field, most in {**dict.fromkeys(_DEPTHS, tensors), "num_labels": _MOST_LABELS}.items():
-        if isinstance(raw.get(field), int) and raw[field] > most:
-            raise BadInputError(
-                f"{path}: {field} = {raw[field]} is absurd for weights of {tensors} tensors; take "
-                "weights and config of one model"
-            )
+    limits = {**dict.fromkeys(_DEPTHS, tensors), "num_labels": _MOST_LABELS}
+    for field, most in limits.items():
+        for fields in (raw, raw.get("text_config")):
+            value = fields.get(field) if isinstance(fields, dict) else None
+            if isinstance(value, int) and value > most:
+                raise BadInputError(
+                    f"{path}: {field} = {value} is absurd for weights of {tensors} tensors; take "
+                    "weights and config of one model"
+                )
     from huggingface_hub.errors import StrictDataclassError
 
     from lm_jax.weights.compat import transformers
@@ -114,7 +117,7 @@ class SafetensorsSource:
         self._where: dict[str, tuple[Path, Any, str]] = {}
         for path, of_file in stored.items():
             for name in of_file:
-                ours = family.prefix + name if bare and name != family.head else name
+                ours = family.name_in_table(name, bare=bare)
                 if not family.ignores(ours):
                     self._where[ours] = (path, opened[path], name)
         self._check_dtypes(folder)

@@ -10,12 +10,8 @@ import numpy as np
 
 from lm_jax.errors import BadInputError
 from lm_jax.model.config import DecoderConfig
-from lm_jax.weights.llama import attention_entries, gated_mlp_entries
-from lm_jax.weights.table import (
+from lm_jax.weights.fields import (
     COMMON_FIELDS,
-    Entry,
-    Family,
-    Tables,
     read_activation,
     read_fields,
     read_rope,
@@ -24,6 +20,8 @@ from lm_jax.weights.table import (
     write_fields,
     write_rope,
 )
+from lm_jax.weights.llama import attention_entries, gated_mlp_entries
+from lm_jax.weights.table import Entry, Family, Tables
 
 _FIELDS = COMMON_FIELDS | {
     "num_kv_heads": "num_key_value_heads",

@@ -188,6 +188,7 @@ class HeadMatching:
     def __post_init__(self) -> None:
         if not self.replaced:
             raise UsageError("distill: no head is replaced; name a hybrid that replaces some")
+        self.cfg.check_equal_blocks("distill: training of replaced heads")
 
     @property
     def trains_maps(self) -> bool:

@@ -57,6 +57,7 @@ def open_task(config: DistillConfig, folder: Path) -> Task:
     check_batch(config.batch_size, 1, mesh)
     hybrid = load_result(config.hybrid, HybridRecipe) if config.hybrid else None
     opened = open_pretrained(config.model)
+    opened.cfg.check_equal_blocks("config.model: distill")
     if opened.tokenizer is None:
         raise BadInputError(
             f"model {config.model!r} has no tokenizer; put its tokenizer.json beside the weights"

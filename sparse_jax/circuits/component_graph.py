@@ -39,10 +39,11 @@ class ComponentGraph:
         """The graph of a model.
 
         Raises:
-          UsageError: the model has no MLPs.
+          UsageError: the model has no MLPs, or layers that differ in shape.
         """
         if not cfg.mlp_size:
             raise UsageError("mlp_size = 0: the component graph has an MLP in every layer")
+        cfg.check_equal_blocks("model: the component graph")
         return cls(
             cfg.num_layers, cfg.num_heads, cfg.num_kv_heads, cfg.hidden_size, cfg.parallel_residual
         )

@@ -43,7 +43,12 @@ class CircuitModel:
 
     @classmethod
     def of(cls, model: Pretrained | SparseModel | TrainedRun) -> "CircuitModel":
-        """The model with its gates, if it has any."""
+        """The model with its gates, if it has any.
+
+        Raises:
+          UsageError: its layers differ in shape, or its blocks go on after their MLP.
+        """
+        model.cfg.check_equal_blocks("model: a circuit, graph or transcoder")
         if isinstance(model, SparseModel):
             return cls(model.params, model.cfg, model.gates)
         if isinstance(model, Pretrained):

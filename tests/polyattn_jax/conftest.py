@@ -251,7 +251,7 @@ def run_check(tiny: Path, haystack: Path) -> Command:
 
 @pytest.fixture(scope="session")
 def toys(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """For each file of configs/polyattn/ a model of its family, random but for SmolLM2's; a GPT-2.
+    """For each file of configs/polyattn/ a model of its family, random but for SmolLM2's; two more.
 
     The golden models of the converters give the architecture, wider weights scores of order one.
     """
@@ -261,6 +261,7 @@ def toys(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
         "llama32_1b.py": "llama_gqa",
         "pythia_1_4b.py": "neox",
         "gpt2": "gpt2",
+        "gemma4": "gemma4",
     }
     folders, rng = {"smollm2.py": tiny}, np.random.default_rng(0)
 

@@ -149,6 +149,9 @@ def test_what_cannot_be_run_is_refused(frozen, batch):
         lm_jax.forward(frozen, batch.input_BT, CFG, mixer=HYBRID)
     with pytest.raises(UsageError, match="may name q and k only"):
         DistillConfig(adapters=LoraConfig(targets=("q", "v")))
+    unlike = dataclasses.replace(CFG, block_end=lm_jax.BlockEnd())
+    with pytest.raises(UsageError, match="distill: training of replaced heads cannot take family"):
+        HeadMatching(unlike, relu_power(4), 0.0, ((0, 0),))
 
 
 def test_a_target_without_weight_is_outweighed():

@@ -15,6 +15,7 @@ from lm_jax.model import decode
 from tools import make_goldens
 
 CASES = ["llama_gqa", "llama_mha_tied_bias", "gpt2", "neox", "gemma3", "gemma3_gqa_logit_softcap"]
+CASES += ["gemma4", "gemma4_tied_kv"]
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2], [6], [5, 3, 5, 8]]
 NEW = 9
 

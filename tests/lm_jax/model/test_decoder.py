@@ -59,6 +59,22 @@ CONFIGS |= {
     "stablelm": lm_jax.DecoderConfig(
         **SIZE, norm="layer", qk_norm="each_head", rope=lm_jax.Rope(fraction=0.34)
     ),
+    # Layers of three shapes: the last reads the keys and values of the first.
+    "gemma4": lm_jax.DecoderConfig(
+        **SIZE,
+        norm_placement="both",
+        qk_norm="head_and_value",
+        windows=(3, None, 3),
+        rope=lm_jax.Rope(theta=100.0, scaling=lm_jax.ProportionalScaling(0.5)),
+        local_rope=lm_jax.Rope(theta=50.0),
+        layers=(
+            lm_jax.LayerShape(),
+            lm_jax.LayerShape(head_dim=8, num_kv_heads=1, kv="tied"),
+            lm_jax.LayerShape(mlp_size=12, kv=0),
+        ),
+        block_end=lm_jax.BlockEnd(4),
+        attention_scale=1.0,
+    ),
 }
 B, T = 2, 9
 ALL = pytest.mark.parametrize("name", CONFIGS)

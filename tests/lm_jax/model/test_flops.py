@@ -19,7 +19,19 @@ T = 12
 CFG = tiny.decoder(vocab_size=32, max_length=16)
 
 
-@pytest.mark.parametrize("changed", [{}, {"num_kv_heads": 1, "gated_mlp": False}])
+# Layers of two shapes, the last of which reads the keys of the first, with inputs of their own.
+UNLIKE = {
+    "num_layers": 3,
+    "layers": (
+        lm_jax.LayerShape(),
+        lm_jax.LayerShape(head_dim=2, kv="tied"),
+        lm_jax.LayerShape(mlp_size=10, kv=0),
+    ),
+    "block_end": lm_jax.BlockEnd(5),
+}
+
+
+@pytest.mark.parametrize("changed", [{}, {"num_kv_heads": 1, "gated_mlp": False}, UNLIKE])
 def test_the_square_holds_every_product_of_the_forward_pass(changed):
     cfg = dataclasses.replace(CFG, **changed)
     params = lm_jax.params.abstract(lm_jax.param_spec(cfg))

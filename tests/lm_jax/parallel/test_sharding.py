@@ -112,7 +112,10 @@ def test_two_axes_never_share_a_mesh_axis():
     )
 
 
-@pytest.mark.parametrize(("case", "dtype"), [("llama_gqa", jnp.float32), ("gpt2", jnp.bfloat16)])
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [("llama_gqa", jnp.float32), ("gpt2", jnp.bfloat16), ("gemma4", jnp.float32)],
+)
 def test_weights_load_straight_into_their_shards(case, dtype, monkeypatch):
     folder = make_goldens.GOLDEN / case
     unsharded = lm_jax.load_pretrained(folder, dtype=dtype)

@@ -184,6 +184,11 @@ def test_quantised_tensors(copy, dtype):
             ("as 'ministral'",),
         ),
         ("gemma3", {"query_pre_attn_scalar": 0}, ("query_pre_attn_scalar = 0 must be a positive",)),
+        ("gemma4", {"enable_moe_block": True}, ("enable_moe_block = True",)),
+        ("gemma4", {"use_bidirectional_attention": "all"}, ("use_bidirectional_attention",)),
+        ("gemma4", {"vocab_size_per_layer_input": 7}, ("vocab_size_per_layer_input = 7",)),
+        ("gemma4", {"per_layer_config": {"1": {"intermediate_size": 3}}}, ("per_layer_config",)),
+        ("gemma4", {"num_kv_shared_layers": 4}, ("num_kv_shared_layers = 4", "lower it")),
         ("stablelm", {"model_type": []}, ("model_type = []",)),
         ("qwen3", {"sliding_window": 0}, ("sliding_window = 0", "give its size")),
         (
@@ -252,10 +257,10 @@ def test_unsupported_setting(copy, case, fields, words):
     ],
 )
 def test_unsupported_rope(rope, words):
-    from lm_jax.weights import table
+    from lm_jax.weights import fields
 
     with pytest.raises(BadInputError) as caught:
-        table.read_rope({"rope_theta": 1e4} | rope, 32)
+        fields.read_rope({"rope_theta": 1e4} | rope, 32)
     for word in words:
         assert word in str(caught.value)
 

@@ -102,6 +102,33 @@ def test_names_without_the_prefix_and_stored_buffers(copy, case, prefix):
     equal(lm_jax.load_pretrained(folder), original)
 
 
+def test_the_text_model_of_a_checkpoint_of_more_parts(copy):
+    folder = copy("gemma4")
+    original = lm_jax.load_pretrained(folder)
+    text = json.loads((folder / CONFIG).read_text())
+
+    def change(tensors):
+        for name in list(tensors):
+            nested = name.replace("model.", "model.language_model.", 1)
+            tensors[nested] = tensors.pop(name)
+        # Released files hold what layers with the keys of others do not read.
+        tensors["model.language_model.layers.4.self_attn.k_proj.weight"] = np.ones((8, 24))
+        tensors["model.language_model.layers.5.self_attn.k_norm.weight"] = np.ones(16)
+        tensors["model.vision_tower.patch_embedder.input_proj.weight"] = np.ones((2, 3))
+        tensors["model.embed_audio.embedding_projection.weight"] = np.ones((2, 3))
+
+    change_weights(folder, change)
+    (folder / CONFIG).write_text(json.dumps({"model_type": "gemma4", "text_config": text}))
+    loaded = lm_jax.load_pretrained(folder)
+    assert loaded.cfg == original.cfg
+    equal(loaded, original)
+    change_weights(folder, lambda tensors: tensors.update({"model.other.weight": np.ones(2)}))
+    refused(folder, "unused model.other.weight")
+    text["num_hidden_layers"] = 10**9
+    (folder / CONFIG).write_text(json.dumps({"model_type": "gemma4", "text_config": text}))
+    refused(folder, "num_hidden_layers = 1000000000 is absurd")
+
+
 def test_a_prefix_that_is_there_is_asked_of_every_name(copy):
     folder = copy()
     change_weights(

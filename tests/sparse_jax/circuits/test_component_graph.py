@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+from lm_jax import LayerShape, Pretrained
 from lm_jax.errors import UsageError
 from sparse_jax import circuits
 from sparse_jax.circuits.component_graph import ComponentGraph
+from sparse_jax.circuits.runs import CircuitModel
 from tests import tiny
 
 # Layers, query heads, key heads, edges: GPT-2 small, SmolLM2-135M, Gemma-3-270M, two toys.
@@ -81,3 +83,11 @@ def test_shared_keys_are_one_reader():
 def test_a_model_without_mlps_is_refused():
     with pytest.raises(UsageError, match="mlp_size = 0"):
         circuits.num_edges(tiny.decoder(mlp_size=0))
+
+
+def test_a_model_whose_layers_differ_is_refused():
+    cfg = tiny.decoder(family="gemma4_text", layers=(LayerShape(), LayerShape(kv=0)))
+    with pytest.raises(UsageError, match="component graph cannot take family gemma4_text"):
+        circuits.num_edges(cfg)
+    with pytest.raises(UsageError, match="graph or transcoder cannot take family gemma4_text"):
+        CircuitModel.of(Pretrained(cfg, {}, None, ()))
