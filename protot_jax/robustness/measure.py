@@ -84,7 +84,7 @@ def measure(
     *,
     chosen: Sequence[tuple[int, int]] = (),
 ) -> dict[str, list[Any]]:
-    """Measures a batch of pairs; one value of each column of `results.MEASURES` per pair.
+    """Measures a batch of pairs: a list for each measured column of `results.ROWS`.
 
     Args:
       model: from `load_run`.
