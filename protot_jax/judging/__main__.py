@@ -14,6 +14,8 @@ are printed only of a judge that prefers real continuations to worse ones (`lm_j
     cached:FILE          answers from a file; FILE.missing lists the prompts that have none
     chat:MODEL@URL       a chat endpoint of yours, asked at that URL and nowhere else
 
+FOLDER is whatever `lm_jax.load_pretrained` takes: a folder, a GGUF file, a name such as smollm2.
+
 Into `--workdir`, by default a folder below `judging` of the first run, it writes
 
     rows.parquet         every continuation with its measures
