@@ -159,8 +159,8 @@ def controls(
     """Pairs of a real continuation and a worse one, by kind.
 
     "shuffled" has its words in random order, "other" is the continuation of the next prompt,
-    "looped" its first words again and again, at most four and no more than half; each has as many
-    words as the real one, if the other text does. "itself" is the real one.
+    "looped" its first words again and again, at most four and no more than half; "itself" is the
+    real one. The two of a pair have equally many words, so that length tells nothing.
     """
     rng = np.random.default_rng(seed)
     result: dict[str, list[Shown]] = {kind: [] for kind in CONTROLS}
@@ -168,13 +168,14 @@ def controls(
         words = real.split()
         loop = words[: max(1, min(_LOOP, len(words) // 2))]
         made = {
-            "shuffled": " ".join(rng.permutation(words)) if words else "",
-            "other": " ".join(references[(i + 1) % len(references)].split()[: len(words)]),
-            "looped": " ".join((loop * len(words))[: len(words)]),
-            "itself": " ".join(words),
+            "shuffled": rng.permutation(words).tolist(),
+            "other": references[(i + 1) % len(references)].split(),
+            "looped": loop * len(words),
+            "itself": words,
         }
         for kind, worse in made.items():
-            result[kind].append(Shown(prompt, " ".join(words), worse))
+            n = min(len(words), len(worse))
+            result[kind].append(Shown(prompt, " ".join(words[:n]), " ".join(worse[:n])))
     return result
 
 

@@ -50,6 +50,8 @@ def render(result: JudgingSummary, *, provenance: Mapping[str, object] | None = 
 def _verdict(result: JudgingSummary) -> Part:
     rating = [judge.name for judge in result.judges if any(one.ratings for one in judge.decodings)]
     notes = [] if result.settings.same_data else [_PROSE("other_data")]
+    if len(result.models) < 2:
+        return report.verdict("No ratings: one model has no opponent.", tone="warn")
     if not rating:
         return report.verdict("No ratings.", _PROSE("no_ratings"), *notes, tone="warn")
     loops = [
@@ -138,6 +140,7 @@ def _judges(result: JudgingSummary) -> Section:
                 ]
                 for judge in result.judges
                 for one in judge.decodings
+                if one.duels
             ],
             caption="Verdicts on the models, in both orders; shares in percent.",
         ),

@@ -118,6 +118,16 @@ def test_worse_continuations_are_as_long_and_differ_as_said():
         assert made["itself"][i].second == real
 
 
+def test_length_tells_nothing_where_continuations_are_of_unequal_length():
+    real = [" ".join(f"w{i}" for i in range(n)) for n in (9, 3, 6)]
+    made = verdicts.controls(PROMPTS[:3], real, seed=0)
+    for shown in made.values():
+        assert all(len(each.first.split()) == len(each.second.split()) for each in shown)
+        both = pairwise.both_orders(NullJudge("length"), shown)
+        assert set(both) == {("Tie", "Tie")}
+    assert [len(each.first.split()) for each in made["other"]] == [3, 3, 6]
+
+
 def test_a_judge_that_knows_the_real_text_rates_and_none_that_reads_nothing_does():
     found = controlled(Reader())
     assert verdicts.rates(list(found.values()))

@@ -243,6 +243,8 @@ def test_prompts_of_a_file_are_used(runs, tmp_path, capsys):
     assert launched(*flags, f"--workdir={tmp_path / 'work'}") == 0
     assert "one model has no opponent" in capsys.readouterr().out
     result = loaded(tmp_path)
+    page = (tmp_path / "work" / "report.html").read_text("utf-8")
+    assert "No ratings: one model has no opponent" in page and "1 trained model continued" in page
     assert (result.settings.source, result.settings.prompts) == ("mine.jsonl", 2)
     assert result.settings.skipped == 1 and result.samples[0].prompt == "the house of"
 
