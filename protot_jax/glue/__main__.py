@@ -44,7 +44,7 @@ from lm_jax.run.tables import write_table
 from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
 from lm_jax.train.config import MAY_CHANGE
 from lm_jax.train.step import check_batch
-from protot_jax.glue import report, summary
+from protot_jax.glue import report, report_text, summary
 from protot_jax.glue.config import GlueConfig
 from protot_jax.glue.embedded import read_embedded
 from protot_jax.glue.encoding import encode_task
@@ -244,7 +244,7 @@ def _cell(result: FineTuneResult) -> Cell:
 
 def format_summary(result: GlueSummary) -> str:
     """The main metrics for a terminal, each beside the constant prediction's."""
-    heads, *rows = report.result_rows(result)
+    heads, *rows = report_text.result_rows(result)
     return terminal.format_table(heads, rows, left=range(4))
 
 

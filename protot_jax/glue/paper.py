@@ -84,8 +84,8 @@ MODEL: Mapping[str, str] = {
 NEAREST: Mapping[str, tuple[str, str]] = {
     "films": (
         "sst2",
-        "reported on the same 872 sentences; trained on 8,741 whole film sentences labelled by "
-        "their mean rating, where SST-2 has 67,349 sentences and phrases with labels of its own; "
+        "reported on the same sentences; trained on whole film sentences labelled by their mean "
+        "rating, where SST-2 has 67,349 sentences and phrases with labels of its own; "
         "epochs and rate are chosen on held-out film sentences, not on the reported split",
     ),
     "films_rating": (

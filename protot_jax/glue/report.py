@@ -4,33 +4,23 @@ Every number is from `summary.json` (the paper's from `paper.py`), the prose fro
 Metrics are printed in percent, as in the paper.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import math
 from typing import Any
 
 from lm_jax import report
 from lm_jax.report import Bar, Cell, Section, cell, section, table
 from lm_jax.report.prose import Prose
-from protot_jax.glue import paper
+from protot_jax.glue import paper, paper_comparison
+from protot_jax.glue.report_text import NAMES, each_split, over_examples, over_seeds, percent
 from protot_jax.glue.results import (
-    Average,
     GlueSummary,
     ModelSummary,
     SplitResult,
-    TaskResult,
     TaskSummary,
 )
-from protot_jax.glue.tasks import OFFICIAL
-from protot_jax.seeds import OverSeeds
 
 _PROSE = Prose("protot_jax.glue")
-NAMES = {
-    "accuracy": "accuracy",
-    "f1": "F1",
-    "matthews": "Matthews",
-    "pearson": "Pearson",
-    "spearman": "Spearman",
-}
 
 
 def build(result: GlueSummary, *, provenance: Mapping[str, Any]) -> str:
@@ -39,8 +29,8 @@ def build(result: GlueSummary, *, provenance: Mapping[str, Any]) -> str:
         results(result),
         all_metrics(result),
         settings(result),
-        paper_comparison(result),
-        embedded_comparison(result),
+        paper_comparison.tables(result),
+        paper_comparison.embedded(result),
         text(result),
         submissions(result),
         section("Terms", _PROSE("terms")),
@@ -51,34 +41,6 @@ def build(result: GlueSummary, *, provenance: Mapping[str, Any]) -> str:
         provenance=report.facts(provenance),
         lead=[_verdict(result)],
     )
-
-
-def _pairs(result: GlueSummary) -> Iterator[tuple[TaskResult, TaskSummary, SplitResult]]:
-    """Every result with its task, once for each reported split."""
-    tasks = {task.task: task for task in result.tasks}
-    for one in result.results:
-        for split in one.splits:
-            yield one, tasks[one.task], split
-
-
-def percent(value: float) -> str:
-    """A metric in percent; the word "undefined" where it has no value."""
-    return "undefined" if math.isnan(value) else f"{100 * value:.1f}".replace("-", "−")
-
-
-def over_examples(split: SplitResult, main: str) -> str:
-    """The mean over seeds with its interval over examples, in percent."""
-    mean = percent(split.metrics[main].mean)
-    if split.interval is None:
-        return mean
-    return f"{mean} [{percent(split.interval.low)}, {percent(split.interval.high)}]"
-
-
-def over_seeds(values: OverSeeds) -> str:
-    """The range over seeds in percent, or that there is one."""
-    if values.n == 1:
-        return "one run"
-    return f"{percent(values.lowest)} to {percent(values.highest)}, n = {values.n}"
 
 
 def _place(task: TaskSummary, split: SplitResult, metric: str) -> Cell:
@@ -97,29 +59,8 @@ def _tests(split: SplitResult) -> str:
     return ", ".join(f"{test.p_value:.2g}" for test in split.mcnemar) or "–"
 
 
-def result_rows(result: GlueSummary) -> list[tuple[str, ...]]:
-    """Heads and rows of the main table as text, for the terminal."""
-    rows: list[tuple[str, ...]] = [
-        ("model", "task", "split", "metric", "ours [95 %]", "over seeds", "constant", "n")
-    ]
-    for one, task, split in _pairs(result):
-        rows.append(
-            (
-                one.model,
-                one.task,
-                split.split,
-                NAMES[task.main],
-                over_examples(split, task.main),
-                over_seeds(split.metrics[task.main]),
-                percent(split.constant[task.main]),
-                str(split.n),
-            )
-        )
-    return rows
-
-
 def _verdict(result: GlueSummary) -> Any:
-    pairs = list(_pairs(result))
+    pairs = list(each_split(result))
     above = sum(split.above for *_, split in pairs)
     lines = []
     for one, task, split in pairs:
@@ -144,7 +85,7 @@ def results(result: GlueSummary) -> Section:
     """The main metric of every model, task and split, beside the constant prediction."""
     rows: list[list[object]] = []
     bars = []
-    for one, task, split in _pairs(result):
+    for one, task, split in each_split(result):
         main = task.main
         mean = split.metrics[main].mean
         rows.append(
@@ -199,7 +140,7 @@ def all_metrics(result: GlueSummary) -> Section:
             ", ".join(map(str, one.best_steps)),
             ", ".join(map(str, one.steps)),
         ]
-        for one, task, split in _pairs(result)
+        for one, task, split in each_split(result)
         for name, values in split.metrics.items()
     ]
     return section(
@@ -239,7 +180,12 @@ def settings(result: GlueSummary) -> Section:
     ]
     chosen = table(heads, rows, caption="Models and chosen settings.")
     grids = [_grid(model, result.search_tasks) for model in result.models if model.grid]
-    return section("Models and settings", _PROSE("settings", result=result), chosen, *grids)
+    return section(
+        "Models and settings",
+        _PROSE("settings", result=result, searched=any(model.grid for model in result.models)),
+        chosen,
+        *grids,
+    )
 
 
 def _tried(model: ModelSummary) -> str:
@@ -269,115 +215,27 @@ def _grid(model: ModelSummary, tasks: Sequence[str]) -> Any:
     )
 
 
-def _ours(result: GlueSummary, model: ModelSummary) -> dict[str, Cell]:
-    """Our cells of the paper's columns."""
-    own = {one.task: one for one in result.results if one.model == model.name}
-    cells = {}
-    for column, (task, place) in paper.SPLITS.items():
-        if task in own:
-            split = own[task].splits[place]
-            main = OFFICIAL[task].main
-            ends = over_examples(split, main).removeprefix(percent(split.metrics[main].mean))
-            cells[column] = cell(percent(split.metrics[main].mean), note=ends.strip())
-    return cells
-
-
-def paper_comparison(result: GlueSummary) -> Section:
-    """The paper's two tables, with ours under the development one."""
-    columns = list(paper.COLUMNS)
-    ours = [(model, _ours(result, model)) for model in result.models]
-    dev: list[list[object]] = [
-        [name, *(row[c] for c in columns)] for name, row in paper.DEV.items()
-    ]
-    dev.append(["constant", *(paper.CONSTANT_DEV.get(c) for c in columns)])
-    for model, cells in ours:
-        if cells:
-            dev.append([f"ours: {model.name}", *(cells.get(c) for c in columns)])
-    test: list[list[object]] = [
-        [name, *(row[c] for c in columns), paper.TEST_AVERAGE[name]]
-        for name, row in paper.TEST.items()
-    ]
-    test.append(["constant", *(paper.CONSTANT_TEST.get(c) for c in columns), None])
-    heads = list(paper.COLUMNS.values())
-    return section(
-        "The paper's tables",
-        _PROSE("paper", compared=any(cells for _, cells in ours)),
-        table(["Model", *heads], dev, caption="Table 10: development splits, in percent."),
-        table(
-            ["Model", *heads, "GLUE"],
-            test,
-            caption="Table 2: test splits, from the GLUE server, in percent.",
-        ),
-        *([_averages(result.averages)] if result.averages else []),
-    )
-
-
-def _averages(averages: Sequence[Average]) -> Any:
-    rows = [
-        [one.model, percent(one.of_pairs), percent(one.of_main), percent(one.without_three)]
-        for one in averages
-    ]
-    return table(
-        [
-            "Model",
-            "Mean of nine, pairs averaged",
-            "Mean of nine main metrics",
-            "Pairs averaged, without MRPC, RTE, WNLI",
-        ],
-        rows,
-        caption="Averages over development splits, in percent; the two splits of MNLI count once.",
-    )
-
-
-def embedded_comparison(result: GlueSummary) -> Section | None:
-    """The embedded tasks beside the column of the paper that each is nearest to."""
-    rows = []
-    kinds = {model.name: paper.MODEL[model.kind] for model in result.models}
-    for one, task, split in _pairs(result):
-        if one.task not in paper.NEAREST:
-            continue
-        column, differs = paper.NEAREST[one.task]
-        published = paper.DEV[kinds[one.model]][column]
-        rows.append(
-            [
-                one.model,
-                task.title,
-                over_examples(split, task.main),
-                cell(published, note=f"{kinds[one.model]}, {paper.COLUMNS[column]}", spec=".1f"),
-                differs,
-            ]
-        )
-    if not rows:
-        return None
-    return section(
-        "Beside the nearest column of the paper",
-        _PROSE("embedded"),
-        table(
-            ["Model", "Task", "Ours, % [95 %]", "Paper, %", "What differs in the task"],
-            rows,
-            caption="Embedded tasks, none of which is a GLUE task, and Table 10.",
-        ),
-    )
-
-
 def text(result: GlueSummary) -> Section:
     """The text of each task: source, sizes, classes, and what was left out."""
     rows = [
         [
             task.title,
-            ", ".join(f"{split} {size:,}" for split, size in task.sizes.items()),
+            "; ".join(f"{split} {size:,}" for split, size in task.sizes.items()),
             ", ".join(f"{label} {percent(share)} %" for label, share in task.shares.items())
             or "scores",
             "the reported split" if task.selected_on_evaluated else "held-out training text",
-            "; ".join(f"{what} {count:,}" for what, count in task.counts.items()) or "–",
-            task.source,
         ]
+        for task in result.tasks
+    ]
+    sources = [
+        _PROSE("source", title=task.title, source=task.source, counts=task.counts)
         for task in result.tasks
     ]
     return section(
         "The text",
+        *sources,
         table(
-            ["Task", "Examples", "Training classes", "Selected on", "Counts", "Source"],
+            ["Task", "Examples", "Training classes", "Selected on"],
             rows,
             caption="Splits of each task.",
         ),

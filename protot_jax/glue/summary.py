@@ -119,7 +119,7 @@ def split_result(
     """
     constant_n = np.full_like(targets_n, constants[task.main])
     by_seed = [metrics.scores(task, targets_n, own) for own in predictions_Sn]
-    reached = {
+    reached: dict[str, float] = {
         name: metrics.score(name, targets_n, np.full_like(targets_n, constants[name]), task.outputs)
         for name in task.metrics
     }
@@ -144,7 +144,7 @@ def split_result(
         n=len(targets_n),
         metrics={name: over_seeds([one[name] for one in by_seed]) for name in task.metrics},
         interval=_bootstrap(rows_nX, mean_main, resamples),
-        constant=dict(reached),
+        constant=reached,
         gain=_bootstrap(rows_nX, gain, resamples),
         mcnemar=tuple(tests),
     )

@@ -9,7 +9,7 @@ import pytest
 
 from lm_jax.run.files import write_json
 from lm_jax.run.results import load_result
-from protot_jax.glue import report, summary
+from protot_jax.glue import report, report_text, summary
 from protot_jax.glue.results import GlueSummary
 from protot_jax.glue.submission import file_text
 from protot_jax.glue.tasks import EMBEDDED, OFFICIAL, SUBMISSION
@@ -139,7 +139,7 @@ def test_the_page_has_every_number_beside_the_constant_and_the_paper(built, page
     for one in result.results:
         for split in one.splits:
             task = synthetic_summary.TASKS[one.task]
-            assert report.over_examples(split, task.main) in text
+            assert report_text.over_examples(split, task.main) in text
     # The paper's ProtoT on CoLA and its constant on MRPC.
     assert "29.3" in text and "81.2" in text and "67.6" in text
     assert "other &lt;i&gt;" in page and "other <i>" not in page
@@ -149,8 +149,8 @@ def test_the_page_has_every_number_beside_the_constant_and_the_paper(built, page
 
 def test_an_undefined_metric_is_called_so(built):
     nan = float("nan")
-    assert report.percent(nan) == "undefined"
-    assert report.percent(-0.123) == "−12.3"
+    assert report_text.percent(nan) == "undefined"
+    assert report_text.percent(-0.123) == "−12.3"
     constants = {
         one.task: one.splits[0].constant for one in built[0].results if one.model == "ours"
     }
