@@ -21,9 +21,10 @@ CFG = lm_jax.DecoderConfig(
     mlp_size=28,
     vocab_size=40,
     max_length=32,
-    qk_norm="head",
+    qk_norm="head_and_value",
     norm_placement="both",
     windows=(5, None, 5),
+    block_end=lm_jax.BlockEnd(4),
 )
 PLAIN = lm_jax.DecoderConfig(
     num_layers=3,
@@ -181,10 +182,10 @@ def test_five_patches_one_trace():
 
 
 def test_frozen_patterns_and_scales_make_the_forward_linear():
-    """With attention, norms and MLP outputs held, logits are affine in an injection: f(a)+f(b)."""
+    """With all but residual additions held, logits are affine in an injection: f(a) + f(b)."""
     params, tokens_BT = model(CFG), tokens(1)
     scales = [n for n in PER_LAYER if n.endswith(".scale")]
-    held = [*scales, "attn.pattern", "mlp.out", "final.scale"]
+    held = [*scales, "attn.pattern", "mlp.out", "layer_input.out", "final.scale"]
     base = recorded(params, tokens_BT, CFG, [*held, "resid_pre"])
 
     def run(injection):
@@ -243,7 +244,8 @@ def test_freeze_blocks_the_gradient_through_a_pattern():
 
 def test_recording_everything_and_dropping_it_costs_no_memory():
     params, tokens_BT = model(PLAIN), jnp.zeros((4, 128), jnp.int32)
-    names = [n for n in PER_LAYER if "post.scale" not in n and "_norm" not in n]
+    absent = ("post.scale", "_norm", "layer_input")
+    names = [n for n in PER_LAYER if not any(part in n for part in absent)]
 
     def memory(record, keep):
         def run(params, tokens_BT):
