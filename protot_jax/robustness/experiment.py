@@ -205,6 +205,9 @@ def perform(
         )
     batches = _batches(made.pairs, fits)
     units = [(m, name, k) for m in range(len(subjects)) for name, k in batches]
+    longest = [
+        max(each.length for each, fit in zip(own, fits, strict=True) if fit) for own in encoded
+    ]
     digest = content_digest(to_jsonable(config))
     with RowStore(folder / SHARDS, ROWS, digest) as store:
         done = sum(unit in store for unit in units)
@@ -216,7 +219,10 @@ def perform(
                 stop.check("while measuring robustness")
                 rows = batches[name, k]
                 columns = measure(
-                    subjects[m].model, [encoded[m][i] for i in rows], chosen=config.held
+                    subjects[m].model,
+                    [encoded[m][i] for i in rows],
+                    shape=(_BATCH, longest[m]),
+                    chosen=config.held,
                 )
                 store.append((m, name, k), columns | _described(subjects[m], m, made, rows))
                 advance()

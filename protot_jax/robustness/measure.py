@@ -32,9 +32,6 @@ from protot_jax.robustness.divergence import agreement, arithmetic_geometric, je
 from protot_jax.robustness.sentences import Pair
 from protot_jax.saved_run import TrainedModel
 
-# Widths of a batch are multiples of it, so that few programs are compiled.
-_WIDTH = 16
-
 
 @dataclasses.dataclass(frozen=True)
 class Encoded:
@@ -82,6 +79,7 @@ def measure(
     model: TrainedModel,
     encoded: Sequence[Encoded],
     *,
+    shape: tuple[int, int],
     chosen: Sequence[tuple[int, int]] = (),
 ) -> dict[str, list[Any]]:
     """Measures a batch of pairs: a list for each measured column of `results.ROWS`.
@@ -89,11 +87,10 @@ def measure(
     Args:
       model: from `load_run`.
       encoded: of `encode`.
+      shape: rows and tokens that the batch is padded to; batches of one shape are compiled once.
       chosen: the prototypes that are held, each `(layer, prototype)`; empty for all.
     """
-    width = -(-max(each.length for each in encoded) // _WIDTH) * _WIDTH
-    # A batch is padded to a power of two, for the same reason.
-    rows = 1 << (len(encoded) - 1).bit_length()
+    rows, width = shape
     x_BT, y_BT = (
         _padded([getattr(each, name) for each in encoded], rows, width)
         for name in ("original", "perturbed")

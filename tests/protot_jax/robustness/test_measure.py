@@ -31,7 +31,12 @@ def model():
 
 @pytest.fixture(scope="module")
 def columns(model):
-    return measure.measure(model, measure.encode(model, PAIRS, seed=0))
+    return measured(model, PAIRS)
+
+
+def measured(model, pairs):
+    """As the command does: padded to more rows and tokens than there are."""
+    return measure.measure(model, measure.encode(model, pairs, seed=0), shape=(8, 16))
 
 
 def logits(model, text, changes=None, record=()):
@@ -138,7 +143,7 @@ def test_the_control_is_another_text_that_is_long_enough(model):
 
 
 def test_without_a_control_its_columns_are_empty(model):
-    alone = measure.measure(model, measure.encode(model, PAIRS[:1], seed=0))
+    alone = measured(model, PAIRS[:1])
     assert math.isnan(alone["js_control"][0]) and alone["js_clamped"][0] > 0
 
 
@@ -154,6 +159,6 @@ def test_a_model_without_prototypes_has_no_held_columns():
     )
     params = lm_jax.init_params(jax.random.key(0), cfg, mixer=mixer)
     llama = TrainedModel(cfg, mixer, params, words, small_models.drawn().config, 0, 0)
-    found = measure.measure(llama, measure.encode(llama, PAIRS, seed=0))
+    found = measured(llama, PAIRS)
     assert all(math.isnan(value) for value in found["js_clamped"] + found["js_control"])
     assert found["js"][0] > 0 and found["js"][3] == 0
