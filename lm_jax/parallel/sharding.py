@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 import jax.numpy as jnp
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 import numpy as np
 
 from lm_jax.errors import UsageError
@@ -61,7 +61,7 @@ def make_mesh(
     )
 
 
-def partition(mesh: Mesh, spec: ParamSpec) -> PartitionSpec:
+def partition(mesh: Mesh | AbstractMesh, spec: ParamSpec) -> PartitionSpec:
     """The mesh axis of every axis of a parameter, None where it stays whole.
 
     Of two axes of one parameter with the same mesh axis, the first that divides gets it.

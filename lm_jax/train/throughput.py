@@ -53,19 +53,27 @@ def peak(dtype: str, devices: tuple[jax.Device, ...]) -> Peak | None:
     config: Any = jax.config
     precise = config.jax_default_matmul_precision not in _DEFAULT_PRECISIONS
     if devices[0].platform == "gpu" and not (dtype == "float32" and precise):
-        # "L40" is no "L4".
-        words = kind.replace("-", " ").split()
-        for name, bfloat16, tf32 in _TERAFLOPS:
-            if all(word in words for word in name.split()):
-                each = 1e12 * (bfloat16 if dtype == "bfloat16" else tf32)
-                precision = "bfloat16" if dtype == "bfloat16" else "TF32"
-                return Peak(each * len(devices), f"{name} {precision}, data sheet")
+        known = data_sheet(kind, dtype)
+        if known:
+            return Peak(known.flops * len(devices), known.source)
     if devices[0].platform != "cpu":
         return Peak(measured_peak(dtype) * len(devices), f"{kind} {dtype} product, measured")
     if jax.process_count() > 1:
         return None
     # The devices of a CPU share its cores, and one product uses all.
     return Peak(measured_peak(dtype), f"CPU {dtype} product, measured")
+
+
+def data_sheet(kind: str, dtype: str) -> Peak | None:
+    """The peak of one GPU by the data sheet of its kind; None for a kind that is not known."""
+    # "L40" is no "L4".
+    words = kind.replace("-", " ").split()
+    for name, bfloat16, tf32 in _TERAFLOPS:
+        if all(word in words for word in name.split()):
+            low = dtype == "bfloat16"
+            precision = "bfloat16" if low else "TF32"
+            return Peak(1e12 * (bfloat16 if low else tf32), f"{name} {precision}, data sheet")
+    return None
 
 
 @functools.cache
