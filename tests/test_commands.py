@@ -189,35 +189,47 @@ def command_lines(text):
                 yield shlex.split(line, comments=True)
 
 
-@pytest.mark.parametrize(
-    "document",
-    ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))],
-)
-def test_the_commands_of_a_document_are_there_with_their_flags(document, capsys):
+def assert_is_a_command(line, capsys):
+    """The words of a command name one, with flags of its own; returns its parsed arguments.
+
+    None for commands without a config, whose flags are looked up in their source.
+    """
     modules = front.COMMANDS
+    if line[0] == "iaj":
+        words = max((w for w in modules if (*line[1:],)[: len(w)] == w), key=len, default=None)
+        assert words or line[1].startswith("-"), line
+        module, flags = modules.get(words), line[1 + len(words or ()) :]
+    else:
+        module, flags = line[2], line[3:]
+    if module in COMMANDS:
+        main, options = loaded(module)
+        flags += ["--workdir=run"] * (not any("--workdir" in flag for flag in flags))
+        # Refused where no step of it was run.
+        flags = [flag for flag in flags if not flag.startswith("--profile=")]
+        seen = []
+
+        def parsed(arguments):
+            seen.append(arguments)
+
+        parsed.__module__ = main.__module__
+        result = cli.run(parsed, [module, *flags], **options)
+        assert result == 0, (line, capsys.readouterr().err)
+        return seen[0] if seen else None
+    if module is not None and module.split(".")[0] in ("tools", "iaj"):
+        # Some flags are those of a helper that several of them share.
+        files = front.source_file(module).parent.rglob("*.py")
+        source = "".join(file.read_text("utf-8") for file in files)
+        for flag in flags:
+            name = flag.split("=")[0]
+            assert not name.startswith("--") or name in source, (line, name)
+    return None
+
+
+DOCUMENTS = ["README.md", "recipes/README.md"]
+DOCUMENTS += sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_the_commands_of_a_document_are_there_with_their_flags(document, capsys):
     for line in command_lines((ROOT / document).read_text("utf-8")):
-        if line[0] == "iaj":
-            words = max((w for w in modules if (*line[1:],)[: len(w)] == w), key=len, default=None)
-            assert words or line[1].startswith("-"), line
-            module, flags = modules.get(words), line[1 + len(words or ()) :]
-        else:
-            module, flags = line[2], line[3:]
-        if module in COMMANDS:
-            main, options = loaded(module)
-            flags += ["--workdir=run"] * (not any("--workdir" in flag for flag in flags))
-            # Refused where no step of it was run.
-            flags = [flag for flag in flags if not flag.startswith("--profile=")]
-
-            def parsed(arguments):
-                del arguments
-
-            parsed.__module__ = main.__module__
-            result = cli.run(parsed, [module, *flags], **options)
-            assert result == 0, (line, capsys.readouterr().err)
-        elif module is not None and module.split(".")[0] in ("tools", "iaj"):
-            # Some flags are those of a helper that several of them share.
-            files = front.source_file(module).parent.rglob("*.py")
-            source = "".join(file.read_text("utf-8") for file in files)
-            for flag in flags:
-                name = flag.split("=")[0]
-                assert not name.startswith("--") or name in source, (line, name)
+        assert_is_a_command(line, capsys)

@@ -17,7 +17,12 @@ from polyattn_jax.paper_study.items import ITEMS
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", *(f"docs/{page}" for page in PAGES)]
+DOCUMENTS = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "recipes/README.md",
+    *(f"docs/{page}" for page in PAGES),
+]
 
 
 def documented_columns(heading: str) -> list[str]:

@@ -28,8 +28,8 @@ import sys
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh
 import jax.numpy as jnp
+from jax.sharding import AbstractMesh
 
 from iaj.parser import Parser, run_parsed
 from lm_jax.errors import UsageError
@@ -211,9 +211,7 @@ def compile_step(workload: Workload, sizes: Sequence[int]) -> Compiled:
             f"--mesh={data},{fsdp},{tensor} has {count} devices, and here are "
             f"{jax.device_count()}; give the largest mesh in the same call"
         )
-    mesh = sharding.make_mesh(
-        data=data, fsdp=fsdp, tensor=tensor, devices=jax.devices()[:count]
-    )
+    mesh = sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor, devices=jax.devices()[:count])
     objective = workload.objective
     shape = workload.batch(data * fsdp)
     check_batch(shape[0], 1, mesh)
@@ -245,7 +243,7 @@ _HEADS = (
 
 
 def row(name: str, workload: Workload, sizes: Sequence[int]) -> tuple[str, ...]:
-    """A plan by formula, under `_HEADS`: times in the square convention, rates in turn to at once."""
+    """A plan by formula; the time of products is in the square convention."""
     need, bound = memory(workload, sizes), roofline(workload, sizes)
     in_turn, at_once = (round(bound.rate("square", overlap=o), -2) for o in (False, True))
     return (
@@ -264,7 +262,13 @@ _COMPILED_HEADS = ("collective", "GPUs", "a step", "MB", "MB sent by a GPU")
 
 def _compiled_table(sizes: Sequence[int], result: Compiled) -> str:
     rows = [
-        (each.op, str(each.devices), f"{each.runs:,}", _megabytes(each.bytes), _megabytes(each.sent))
+        (
+            each.op,
+            str(each.devices),
+            f"{each.runs:,}",
+            _megabytes(each.bytes),
+            _megabytes(each.sent),
+        )
         for each in result.collectives
     ]
     head = (
