@@ -1,7 +1,13 @@
 """Errors of joining processes, and the same functions in a single process.
 
-Two at once are in tests/protot_jax/test_processes.py.
+Two at once in a run are in tests/protot_jax/test_processes.py.
 """
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -37,6 +43,66 @@ def test_flags_that_do_not_fit_together(flags, said, capsys):
 def test_a_command_of_one_process_has_no_such_flags(capsys):
     assert cli.run(main, ["test", "--workdir=run", "--processes=2"]) == 2
     assert "--processes is not a flag of this command" in capsys.readouterr().err
+
+
+# The ports from which JAX takes one by the number of a Slurm job.
+PORTS = 61_440, 4_096
+
+
+def free_job():
+    """The number of a job whose port nobody has."""
+    first, count = PORTS
+    for job in range(os.getpid(), os.getpid() + count):
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", first + job % count))
+            return job
+    raise AssertionError("all ports are taken")
+
+
+def test_auto_joins_the_tasks_of_a_slurm_job():
+    """With the variables of two tasks on a node, of which the list of nodes is the first."""
+    code = """
+import jax
+import numpy as np
+from lm_jax.run import processes
+
+processes.join("auto", None, None)
+print(processes.is_first(), processes.gather(np.array([10 + jax.process_index()])).tolist())
+"""
+    job = free_job()
+    tasks = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            env=os.environ
+            | {
+                "SLURM_JOB_ID": str(job),
+                "SLURM_STEP_NODELIST": "localhost,elsewhere",
+                "SLURM_NTASKS": "2",
+                "SLURM_PROCID": str(index),
+                "SLURM_LOCALID": str(index),
+                "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
+            },
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    try:
+        outs = [task.communicate(timeout=150)[0] for task in tasks]
+    finally:
+        for task in tasks:
+            task.kill()
+    # Gloo speaks first.
+    assert [out.splitlines()[-1] for out in outs] == ["True [10, 11]", "False [10, 11]"]
+
+
+def test_auto_without_a_launcher_is_refused(capsys, monkeypatch):
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "OMPI_"))]:
+        monkeypatch.delenv(name)
+    before = jax.config.jax_enable_preemption_service
+    assert cli.run(main, ["test", "--workdir=run", "--coordinator=auto"], distributed=True) == 2
+    assert "JAX knows no launcher here" in capsys.readouterr().err
+    jax.config.update("jax_enable_preemption_service", before)
 
 
 def test_one_process_is_the_first_and_all():

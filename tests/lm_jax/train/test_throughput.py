@@ -7,7 +7,9 @@ import jax
 import pytest
 
 from lm_jax.train import throughput
+from lm_jax.train.objective import LanguageModelling
 from lm_jax.train.throughput import RATES, Peak, Throughput, format_rates, measured_peak, peak
+from tests import tiny
 
 
 def gpu(kind):
@@ -68,6 +70,24 @@ def test_rates_are_of_all_steps_of_their_seconds():
     assert format_rates(result) == (
         "300 tokens/s, 6 TFLOP/s = 60.0% of peak (visible pairs alone: 4.5 TFLOP/s = 45.0% of peak)"
     )
+
+
+def test_utilisation_of_a_step_of_known_time():
+    """A decoder of 53,248 weights in products, 96 tokens in 1 s on a device of 100 MFLOP/s.
+
+    Forward a token takes 2 x 53,248 and, per layer and key that it meets, 4 N H: all 16 keys of its
+    row, or those up to itself, 8.5 on average. Forward and backward is three times that.
+    """
+    cfg = tiny.decoder(num_layers=4, num_heads=2, hidden_size=32, mlp_size=96, vocab_size=256)
+    heads = 2 * 8
+    weights = 4 * (4 * 32 * heads + 3 * 32 * 96) + 32 * 256
+    objective = LanguageModelling(cfg)
+    flops = {c: objective.flops(6, 17, c) for c in ("square", "triangle")}
+    result = Throughput(flops, Peak(100e6, "made")).rates(tokens=96, seconds=1.0)
+    assert weights == 53_248
+    for convention, keys in (("square", 16), ("triangle", 8.5)):
+        want = 96 * 3 * (2 * weights + 4 * 4 * keys * heads)
+        assert result[f"peak_share_{convention}"] == pytest.approx(want / 100e6, rel=1e-12)
 
 
 def test_without_a_peak_or_attention_less_is_printed():
