@@ -236,7 +236,7 @@ def _megabytes(size: float) -> str:
     return f"{size / 1e6:,.3f}"
 
 
-_HEADS = (
+HEADS = (
     *("model", "GPUs", "mesh", "parameters", "state GB", "gradients GB", "copy GB", "saved GB"),
     *("work GB", "total GB", "compute ms", "node ms", "network ms", "tokens/s/GPU"),
 )
@@ -309,7 +309,7 @@ def run(arguments: argparse.Namespace) -> int:
         f"computed: {arguments.rows} rows of {arguments.context} tokens on each GPU, "
         f"{arguments.dtype}; H100 SXM"
     )
-    print(format_table(_HEADS, rows, left=(0, 2)), flush=True)
+    print(format_table(HEADS, rows, left=(0, 2)), flush=True)
     results = []
     for name, workload in workloads.items() if arguments.compile else ():
         for sizes in meshes:

@@ -179,6 +179,19 @@ def test_the_roofline_of_a_published_step():
     assert two_nodes.rate("square", overlap=False) == pytest.approx(tokens / math.fsum(parts))
 
 
+def test_the_document_has_the_table_of_the_command():
+    text = (ROOT / "docs" / "scale.md").read_text("utf-8")
+    section = text.split("## By formula\n")[1].split("\n## ")[0]
+    head, _, *lines = [line for line in section.splitlines() if line.startswith("|")]
+    cells = [tuple(line.strip("| ").split(" | ")) for line in (head, *lines)]
+    rows = [
+        plan_training.row(name, Workload(cfg, 2, 4_096), sizes)
+        for name, cfg in PRESETS.items()
+        for sizes in plan_training.MESHES
+    ]
+    assert cells == [plan_training.HEADS, *rows]
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
