@@ -77,8 +77,7 @@ def collectives(hlo: str) -> list[Collective]:
                 runs, total = totals.get((found[2], devices), (0, 0))
                 totals[found[2], devices] = runs + turns, total + turns * size
             for callee, trips in _calls(line):
-                known = turns is not None and trips is not None
-                visit(callee, turns * trips if known else None)
+                visit(callee, None if turns is None or trips is None else turns * trips)
 
     visit(entry, 1)
     return [Collective(*key, *value) for key, value in sorted(totals.items())]

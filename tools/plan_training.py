@@ -288,6 +288,10 @@ def _mesh(text: str) -> tuple[int, int, int]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the table, and with `--compile` the compiler's figures below it."""
+    if min(arguments.rows, arguments.context) < 1:
+        raise UsageError(
+            f"--rows={arguments.rows} and --context={arguments.context} must be at least 1"
+        )
     meshes = [_mesh(text) for text in arguments.mesh] or MESHES
     if not arguments.compile and any(sizes[2] > 1 for sizes in meshes):
         raise UsageError("the formulae are for tensor = 1; add --compile for other meshes")

@@ -198,6 +198,7 @@ def test_the_document_has_the_table_of_the_command():
         (["--mesh=8"], "is not data,fsdp,tensor"),
         (["--mesh=1,0,1"], "is not data,fsdp,tensor"),
         (["--mesh=1,1,2"], "add --compile"),
+        (["--rows=0"], "must be at least 1"),
         (["--model=8B"], "8B"),
     ],
 )
