@@ -98,7 +98,7 @@ report.heat_map(
 
 # %%
 layer, head, query, key = map(int, np.unravel_index(abs(shares_LNTS).argmax(), shares_LNTS.shape))
-print(f"most: layer {layer}, head {head}, from{words[query]} to{words[key]}")
+print(f"most: layer {layer}, head {head}, which reads{words[key]} at{words[query]}")
 report.heat_map(
     shares_LNTS[layer, head],
     caption=f"Part of the edge by query and key, layer {layer}, head {head}.",
