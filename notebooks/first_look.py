@@ -141,7 +141,7 @@ for name, heads_LN in sets.items():
     assert replaced.logits[0, -1].argmax() == answer
 
 # %% [markdown]
-# The heads of largest S_4 are not the ones that it hurts to replace here: S_p says whether a map can
-# single out one key, and a head that spreads its attention need not do so. One prompt of five
-# tokens shows how it is done, and no more. Whether a replacement holds is what `iaj polyattn check`
-# decides, on a hundred prompts and with an interval.
+# The heads of largest S_4 are not the ones that it hurts to replace here: S_p says whether a map
+# can single out one key, and a head that spreads its attention need not do so. One prompt of five
+# tokens shows how it is done, and no more. Whether a replacement holds is what
+# `iaj polyattn check` decides, on a hundred prompts and with an interval.

@@ -2,8 +2,7 @@
 # # A sparse model and a circuit
 #
 # `models/pair_small` has a decoder of half a million parameters, and its sparse version: every
-# attention edge (a head, a query, a key) has a gate, and post-training closed most of them at no
-# loss over the dense model.
+# attention edge (a head, a query, a key) has a gate, and post-training closed 99.5 % of them.
 
 # %%
 from pathlib import Path
