@@ -105,6 +105,13 @@ class TrainedModel:
     step: int
     sha256: str = ""
 
+    def __repr__(self) -> str:
+        """Model, sizes, seed and step, without the weights."""
+        model = self.config.model
+        if isinstance(self.mixer, PrototypeMixer):
+            model += f" with {self.mixer.num_prototypes} prototypes a layer"
+        return f"TrainedModel({model}: {self.cfg.sizes}; seed {self.seed}, step {self.step:,})"
+
     @property
     def prototypes(self) -> PrototypeMixer:
         """The mixer of a model that has prototypes.

@@ -8,7 +8,7 @@
 Loaded without its gates, by another library, it is a dense model with changed weights.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 import dataclasses
 import os
 from pathlib import Path
@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 
+from lm_jax import report
 from lm_jax.errors import BadInputError, CorruptError
 from lm_jax.model.attention import PerLayer
 from lm_jax.model.config import DecoderConfig
@@ -74,6 +75,18 @@ class SparseModel:
     base: Pretrained
     gates: Gates
     numbers: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        """The model in words, and the numbers of its card."""
+        return "\n".join([f"SparseModel of {self.base!r}", *map(": ".join, self._formatted())])
+
+    def _repr_html_(self) -> str:
+        rows = [[name, value] for name, value in self._formatted()]
+        caption = f"Sparse model: {self.cfg.sizes}"
+        return report.table(["of its model card", ""], rows, caption=caption)
+
+    def _formatted(self) -> Iterator[tuple[str, str]]:
+        return ((name, _format(value)) for name, value in self.numbers.items())
 
     @property
     def cfg(self) -> DecoderConfig:

@@ -220,6 +220,14 @@ class DecoderConfig:
         return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
 
     @property
+    def sizes(self) -> str:
+        """Depth, width, vocabulary and context in words."""
+        return (
+            f"{self.num_layers} layers, width {self.hidden_size:,}, vocabulary "
+            f"{self.vocab_size:,}, context {self.max_length:,}"
+        )
+
+    @property
     def norm_names(self) -> tuple[str, ...]:
         """The norms of a block, as parameters and sites name them."""
         suffixes = {"pre": ("",), "post": ("_post",), "both": ("", "_post")}[self.norm_placement]

@@ -67,6 +67,16 @@ class Output:
     aux: dict[str, Any]
     cache: Cache | None
 
+    def __repr__(self) -> str:
+        """The shape of every part: values would fill the screen of a notebook."""
+        parts = [f"logits {self.logits.shape}", f"hidden {self.hidden.shape}"]
+        for name in ("records", "aux"):
+            for path, leaf in jax.tree_util.tree_leaves_with_path(getattr(self, name)):
+                parts.append(f"{name}{jax.tree_util.keystr(path)} {jnp.shape(leaf)}")
+        if self.cache is not None:
+            parts.append(f"cache of {self.cache.capacity:,} positions")
+        return f"Output({', '.join(parts)})"
+
 
 def param_spec(cfg: DecoderConfig, mixer: Mixer = ATTENTION) -> dict[str, Any]:
     """The declaration of every parameter of a decoder."""

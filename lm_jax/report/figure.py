@@ -60,8 +60,9 @@ def figure(chart: "alt.LayerChart") -> Markup:
     # Altair checks each part as it is made, and the tests of charts check whole ones.
     spec = chart.to_dict(validate=False)
     metadata, data = spec.pop("usermeta"), spec["data"]["values"]
-    # The reader's colour scheme and the page determine colours and width; no address is left.
-    for name in ("config", "$schema"):
+    # The reader's colour scheme and the page determine colours and width, the page prints caption
+    # and notes, and no address is left.
+    for name in ("config", "$schema", "title"):
         spec.pop(name)
     autosize = {"type": "fit-x", "contains": "padding"}
     wide = metadata["matrix"]

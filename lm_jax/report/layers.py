@@ -1,13 +1,15 @@
 """Layers of the charts of a report: axes, reference lines, categories, fields of a row.
 
 `chart` combines the layers. Its description is the caption, and `usermeta` holds what the page
-prints besides: n, remarks, the columns of its table.
+prints besides: n, remarks, the columns of its table. Its title has caption, n and remarks for
+notebooks and files; a page, which prints them itself, leaves it out.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 import dataclasses
 import math
 import re
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +32,8 @@ ZOOM = "wheel![event.ctrlKey || event.metaKey]"
 LINE, CHARACTER, NARROW = 16, 6.5, 330
 # pixels of the menu in the upper right corner of a chart
 MENU = 24
+# characters of a line of a chart's title
+_TITLE = 84
 
 Row = dict[str, Any]
 # A value at which a line is drawn across a chart, and its name.
@@ -323,6 +327,15 @@ def chart(
     layered = alt.LayerChart(layer=list(drawn), data=alt.Data(values=list(rows)))
     layered.width, layered.height = WIDTH, height
     layered.description = clean(caption)
+    # For notebooks and files.
+    notes = [f"n = {metadata['n']}" * bool(metadata["n"]), metadata["remark"]]
+    layered.title = alt.TitleParams(
+        text=textwrap.wrap(layered.description, _TITLE) or "",
+        subtitle=textwrap.wrap(" · ".join(filter(None, notes)), _TITLE) or alt.Undefined,
+        anchor="start",
+        fontWeight="normal",
+        offset=12,
+    )
     layered.usermeta = metadata
     layered.config = alt.Config.from_dict(theme.vega_config(theme.LIGHT))
     if padding is not None:

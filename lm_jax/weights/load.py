@@ -65,6 +65,14 @@ class Pretrained:
     files: tuple[Path, ...]
     revision: str | None = None
 
+    def __repr__(self) -> str:
+        """Family and sizes, without the weights."""
+        count = sum(leaf.size for leaf in jax.tree.leaves(self.params))
+        return (
+            f"Pretrained({self.cfg.family}: {self.cfg.sizes}, {self.cfg.num_heads} heads a layer; "
+            f"{count:,} parameters)"
+        )
+
     @functools.cached_property
     def sha256(self) -> str:
         """Digest over the weight files, in order of their names."""

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 
+from lm_jax import report
 from lm_jax.errors import UsageError
 from lm_jax.model.frozen import FrozenAttention
 from lm_jax.text.tokenizer import Tokenizer
@@ -95,6 +96,19 @@ class Graph:
     directions: np.ndarray = dataclasses.field(repr=False)
     replacement: Replacement = dataclasses.field(repr=False)
     transcoder: Features = dataclasses.field(repr=False)
+
+    def __repr__(self) -> str:
+        """How many nodes of each kind there are, and how many have a row."""
+        counts = (f"{count:,} {kind}s" for kind, count, _ in self._counts())
+        return f"Graph({', '.join(counts)}; {len(self.row_nodes):,} rows)"
+
+    def _repr_html_(self) -> str:
+        heads = ["kind", "nodes", "with a row"]
+        return report.table(heads, list(self._counts()), caption="Attribution graph of a prompt.")
+
+    def _counts(self) -> Iterator[tuple[str, int, int]]:
+        kinds, with_row = self.kinds.tolist(), self.kinds[self.row_nodes].tolist()
+        return ((kind, kinds.count(kind), with_row.count(kind)) for kind in (*SOURCE_KINDS, LOGIT))
 
     @property
     def kinds(self) -> np.ndarray:

@@ -81,7 +81,7 @@ def test_specifications_are_whole_and_hostile_text_cannot_leave_them():
     assert "<img" not in without_scripts(text)
     for drawn, chart in zip(specs, charts(HOSTILE), strict=True):
         assert drawn["data"]["values"] == json.loads(json.dumps(chart.data.values))
-        assert not {"config", "usermeta", "$schema"} & set(drawn)
+        assert not {"config", "usermeta", "$schema", "title"} & set(drawn)
         assert drawn["width"] == "container"
     assert json.loads(json_script({"a": HOSTILE})) == {"a": HOSTILE}
 
