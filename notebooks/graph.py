@@ -85,8 +85,11 @@ report.bars(
 # %%
 source = int(np.flatnonzero(graph.kinds == "token")[words.index(" Mary")])
 target = int(np.flatnonzero(graph.kinds == "logit")[0])
-((weight,),) = [graph.edge_weights([(source, target)])]
-shares_LNTS = graph.mediation(source, target)
+(weight,) = graph.edge_weights([(source, target)])
+(mediation,) = graph.mediations([(source, target)])
+shares_LNTS = np.asarray(mediation.score_XLNTS[0])
+# In each layer heads, paths past them and paths that begin later sum to the edge.
+assert mediation.certificate(np.array([weight])).max() < 1e-4
 print(f"{name(source)} adds {weight:+.2f} to the logit of {name(target)}")
 report.heat_map(
     shares_LNTS.sum((2, 3)),

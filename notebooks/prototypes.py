@@ -23,7 +23,7 @@ from protot_jax.robustness.divergence import jensen_shannon
 
 alt.renderers.enable("svg")  # needs no network; without this line charts zoom and have tooltips
 
-STEPS = 600  # some seconds
+STEPS = 1000  # some seconds
 
 topics = [
     ["anchor", "harbour", "sail", "wave", "sailor", "ship", "tide", "island"],
@@ -56,23 +56,26 @@ optimiser = optax.adam(5e-3)
 
 
 @jax.jit
-def update(params, state, tokens_BS):
-    batch = next_token_batch(tokens_BS, padding=-1)
+def train(params, tokens_XBS):
+    def update(carry, tokens_BS):
+        params, state = carry
+        batch = next_token_batch(tokens_BS, padding=-1)
 
-    def loss(params):
-        output = lm_jax.forward(params, batch.input_BT, cfg, mixer=mixer)
-        return nll(output, params, cfg, batch).sum() / batch.target_BT.size
+        def loss(params):
+            output = lm_jax.forward(params, batch.input_BT, cfg, mixer=mixer)
+            return nll(output, params, cfg, batch).sum() / batch.target_BT.size
 
-    value, gradient = jax.value_and_grad(loss)(params)
-    updates, state = optimiser.update(gradient, state)
-    return optax.apply_updates(params, updates), state, value
+        value, gradient = jax.value_and_grad(loss)(params)
+        updates, state = optimiser.update(gradient, state)
+        return (optax.apply_updates(params, updates), state), value
+
+    (params, _), losses = jax.lax.scan(update, (params, optimiser.init(params)), tokens_XBS)
+    return params, losses
 
 
 params = lm_jax.init_params(jax.random.key(0), cfg, mixer=mixer)
-state, losses = optimiser.init(params), []
-for _ in range(STEPS):
-    params, state, loss = update(params, state, jnp.asarray(rng.choice(rows_XS, 32)))
-    losses.append(float(loss))
+batches_XBS = np.random.default_rng(0).choice(rows_XS, (STEPS, 32))
+params, losses = train(params, batches_XBS)
 report.curves(
     [report.Series("", np.arange(STEPS), losses)],
     caption="Training loss.",
