@@ -96,13 +96,25 @@ print(processes.is_first(), processes.gather(np.array([10 + jax.process_index()]
     assert [out.splitlines()[-1] for out in outs] == ["True [10, 11]", "False [10, 11]"]
 
 
-def test_auto_without_a_launcher_is_refused(capsys, monkeypatch):
-    for name in [name for name in os.environ if name.startswith(("SLURM_", "OMPI_"))]:
-        monkeypatch.delenv(name)
-    before = jax.config.jax_enable_preemption_service
-    assert cli.run(main, ["test", "--workdir=run", "--coordinator=auto"], distributed=True) == 2
-    assert "JAX knows no launcher here" in capsys.readouterr().err
-    jax.config.update("jax_enable_preemption_service", before)
+def test_auto_without_a_launcher_is_refused():
+    """In a process of its own, for JAX looks for a launcher only as long as it has no backend."""
+    code = (
+        "import sys; from lm_jax.run import cli; "
+        "argv = ['test', '--workdir=run', '--coordinator=auto']; "
+        "sys.exit(cli.run(print, argv, distributed=True))"
+    )
+    launchers = ("SLURM_", "OMPI_")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(launchers)}
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=150,
+    )
+    assert ended.returncode == 2
+    assert "JAX knows no launcher here" in ended.stderr
 
 
 def test_one_process_is_the_first_and_all():
