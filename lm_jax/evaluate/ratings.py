@@ -83,7 +83,8 @@ def bootstrap(
     `wins_QPP` holds the wins on each prompt. `n` of the intervals counts prompts.
 
     Raises:
-      As `bradley_terry`, for the wins of all prompts or of a resample.
+      UsageError: as `bradley_terry`, or there are fewer than 2 prompts.
+      DisconnectedError: as `bradley_terry`, for the wins of all prompts or of a resample.
     """
     prompts = len(wins_QPP)
     if prompts < 2:
