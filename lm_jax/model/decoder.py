@@ -15,7 +15,7 @@ Where layers differ in shape there is a stack and a scan for every run of equal 
 and attends still have one axis L over all layers.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 import functools
 from typing import Any
 
@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm_jax.errors import UsageError
-from lm_jax.model import block_end, layers, sites
+from lm_jax.model import block_end, layers, sites, stacks
 from lm_jax.model import params as params_lib
 from lm_jax.model.attention import Attend, Fused, PerLayer, for_layer, layer_data, softmax
 from lm_jax.model.config import DecoderConfig, Stack
@@ -82,7 +82,7 @@ def param_spec(cfg: DecoderConfig, mixer: Mixer = ATTENTION) -> dict[str, Any]:
     """The declaration of every parameter of a decoder."""
     spec = {
         "embed": layers.embed_spec(cfg),
-        "blocks": _by_stack(cfg, lambda stack: _stack_spec(stack.cfg, mixer)),
+        "blocks": stacks.by_stack(cfg, lambda stack: _stack_spec(stack.cfg, mixer)),
         **block_end.inputs_spec(cfg),
         **_filled({"final": layers.norm_spec(cfg)}),
     }
@@ -99,17 +99,6 @@ def _stack_spec(cfg: DecoderConfig, mixer: Mixer) -> dict[str, Any]:
         block["mlp"] = layers.mlp_spec(cfg)
     block |= block_end.spec(cfg)
     return params_lib.tree_map(lambda s: s.stacked(cfg.num_layers), _filled(block))
-
-
-def _by_stack(cfg: DecoderConfig, build: Callable[[Stack], Any]) -> Any:
-    """What `build` makes of the one stack of a model, or of each of several, by its name."""
-    stacks = cfg.stacks
-    return build(stacks[0]) if len(stacks) == 1 else {s.name: build(s) for s in stacks}
-
-
-def _of_stack(tree: Any, cfg: DecoderConfig, stack: Stack) -> Any:
-    """The part of one stack of a tree that `_by_stack` made."""
-    return tree if tree is None or len(cfg.stacks) == 1 else tree[stack.name]
 
 
 def _filled(parts: dict[str, Any]) -> dict[str, Any]:
@@ -143,7 +132,7 @@ def init_cache(
         one = jax.eval_shape(lambda: mixer.init_cache(stack.cfg, batch, length, dtype))
         return jax.tree.map(lambda a: jnp.zeros((len(stack.layers), *a.shape), a.dtype), one)
 
-    return Cache(_by_stack(cfg, stacked), jnp.zeros((batch,), jnp.int32), length)
+    return Cache(stacks.by_stack(cfg, stacked), jnp.zeros((batch,), jnp.int32), length)
 
 
 def forward(
@@ -229,9 +218,9 @@ def forward(
     carry, outputs, lent = (x_BTD, outer.state), [], {}
     for stack in cfg.stacks:
         visited: set[str] = set()
-        of_stack = _slice(per_layer, cfg, stack) | {
-            "params": _of_stack(params["blocks"], cfg, stack),
-            "cache": None if cache is None else _of_stack(cache.layers, cfg, stack),
+        of_stack = stacks.layers_of(per_layer, cfg, stack) | {
+            "params": stacks.of_stack(params["blocks"], cfg, stack),
+            "cache": None if cache is None else stacks.of_stack(cache.layers, cfg, stack),
             "kind": _layer_kinds(stack.cfg),
         }
         run = functools.partial(run_layer, stack=stack, lent=lent.get(stack.cfg.kv))
@@ -251,36 +240,9 @@ def forward(
     sites.check_visited(edits, record, outer.visited)
     if cache is not None:
         caches = dict(zip(cfg.stacks, (out["cache"] for out in outputs), strict=True))
-        cache = Cache(_by_stack(cfg, caches.__getitem__), cache.length_B + T, cache.capacity)
-    records, aux = (_over_layers(outputs, part) for part in ("records", "aux"))
+        cache = Cache(stacks.by_stack(cfg, caches.__getitem__), cache.length_B + T, cache.capacity)
+    records, aux = (stacks.joined(outputs, part) for part in ("records", "aux"))
     return Output(logits, x_BTD, outer.records | records, aux, cache)
-
-
-def _slice(per_layer: Any, cfg: DecoderConfig, stack: Stack) -> Any:
-    """The data of the layers of one stack."""
-    if len(cfg.stacks) == 1:
-        return per_layer
-    return jax.tree.map(lambda a: a[stack.layers.start : stack.layers.stop], per_layer)
-
-
-def _over_layers(outputs: Sequence[Any], part: str) -> dict[str, Any]:
-    """What the layers of all stacks give, by name, joined along L.
-
-    Raises:
-      UsageError: layers differ in the shape of one of them.
-    """
-
-    def joined(name: str) -> Any:
-        stacks = [out[part][name] for out in outputs]
-        shapes = {tuple(a.shape[1:] for a in jax.tree.leaves(stack)) for stack in stacks}
-        if len(shapes) > 1:
-            raise UsageError(
-                f"record: {name} has other shapes in other layers of this model "
-                f"({', '.join(map(str, sorted(shapes)))}); reduce the axes that differ"
-            )
-        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *stacks)
-
-    return outputs[0][part] if len(outputs) == 1 else {n: joined(n) for n in outputs[0][part]}
 
 
 def _layer_kinds(cfg: DecoderConfig) -> dict[str, np.ndarray] | None:
