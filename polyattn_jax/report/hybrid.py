@@ -22,7 +22,7 @@ TERMS = {
     "cost most": "The K heads whose replacement alone raises the loss most, on the other texts.",
     "accepted": "The whole interval of the change is below the limit, and the verdict on the "
     "needle is preserve. The best of the sets tried: its own interval is a little too good.",
-    "interval": "95 %, from resampling texts.",
+    "interval": "95 %: of a change, from resampling texts; of the needle, Wilson's over prompts.",
 }
 
 
@@ -177,13 +177,10 @@ def format_hybrid(result: HybridResult, target: Path) -> str:
         f"{h.layer}.{h.head} {h.change.estimate:+.3f}" for h in worst
     )
     lines += textwrap.wrap(f"{text} (layer.head, nats, {result.search_texts} other texts)", 80)
-    limit = f"{result.search.max_loss:g} nats on text and preserve the needle"
     if result.best is None:
-        lines += ["", f"no set of heads is shown to lose less than {limit}"]
-        return "\n".join(lines)
+        return "\n".join([*lines, "", *textwrap.wrap(conclusion(result), 80)])
     sentence = (
-        f"{len(result.best.replaced)} of {total} heads can have {result.recipe}: they lose less "
-        f"than {limit}. Saved to {target}; polyattn_jax.load_recipe reads it. Replaced:"
+        f"{conclusion(result)} Saved to {target}; polyattn_jax.load_recipe reads it. Replaced:"
     )
     lines += ["", *textwrap.wrap(sentence, 80)]
     for layer in range(result.layers):
