@@ -223,7 +223,7 @@ def diagnosing(model: lm_jax.Pretrained, length: int, repeats: int) -> bool:
 def program_memory(model: lm_jax.Pretrained, length: int) -> None:
     """Prints the memory that the compiled programs allocate in addition to their arguments."""
     sizes = {}
-    for name, (fn, arguments) in passes(model, jnp.asarray(tokens(model, length))).items():
+    for name, (fn, arguments) in passes(model, jnp.zeros((1, length), jnp.int32)).items():
         analysis = fn.lower(*arguments).compile().memory_analysis()
         sizes[name] = analysis.temp_size_in_bytes + analysis.output_size_in_bytes
     ratio = sizes["diagnosing"] / sizes["ordinary"]
@@ -256,7 +256,7 @@ def process_memory(source: str, length: int) -> None:
         command += ["--memory-length", str(length), "--peak-of", name]
         process = subprocess.run(command, capture_output=True, text=True, check=True)
         peaks[name] = int(process.stdout)
-    print(f"{label}: {peaks['diagnosing'] / peaks['plain']:.2f}")
+    print(f"{label}: {peaks['diagnosing'] / peaks['ordinary']:.2f}")
     for name, peak in peaks.items():
         print(f"    {name:24} {peak / 2**20:8.0f} MiB resident, weights included")
 
@@ -270,6 +270,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--prompts", type=int, default=20, help="prompts for the hooked model")
     parser.add_argument("--prompt-length", type=int, default=140, help="tokens of each prompt")
     parser.add_argument("--memory-length", type=int, default=1024, help="tokens for memory")
+    parser.add_argument(
+        "--longest", type=int, default=4096, help="tokens for a program that is compiled, not run"
+    )
     parser.add_argument("--repeats", type=int, default=7, help="turns of each pair")
     parser.add_argument("--peak-of", choices=PASSES, help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
@@ -284,7 +287,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         many = arguments.prompts, arguments.prompt_length
         good = against_hooks(model, *many, arguments.repeats) and good
         good = diagnosing(model, arguments.length, arguments.repeats) and good
-        program_memory(model, arguments.memory_length)
+        for length in (arguments.memory_length, arguments.longest):
+            program_memory(model, length)
         process_memory(arguments.model, arguments.memory_length)
         print(f"\nload average at the end {os.getloadavg()[0]:.1f}")
         return 0 if good else 1
