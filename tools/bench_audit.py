@@ -21,7 +21,6 @@ from collections.abc import Sequence
 import functools
 import os
 from pathlib import Path
-import statistics
 import subprocess
 import sys
 from typing import Any
@@ -36,7 +35,7 @@ from polyattn_jax import measure, model_calibration
 from polyattn_jax.diagnostic import relative_error_bound, row_stats
 from polyattn_jax.probe import DEGREES
 from tools.bench import torch_llama
-from tools.bench.timing import PROFILE, conditions, in_turns, profiled, ratio
+from tools.bench.timing import PROFILE, conditions, in_turns, profiled, show
 from tools.bench.torch_scores import ScoreRows
 
 LOGIT_TOLERANCE = 1e-3
@@ -84,15 +83,6 @@ def prompts(model: lm_jax.Pretrained, count: int, length: int) -> list[np.ndarra
         if len(results) >= count:
             return results[:count]
     raise BadInputError(f"the calibration texts make {len(results)} prompts of {length} tokens")
-
-
-def show(label: str, first: Sequence[float], second: Sequence[float], names: Sequence[str]) -> None:
-    """Prints the medians of two series of seconds and the ratio of the first to the second."""
-    fastest = min(first) / min(second)
-    print(f"{label}: {ratio(first, second)}; {fastest:.2f} of the fastest runs")
-    for name, series in zip(names, (first, second), strict=True):
-        spread = f"{1e3 * min(series):.0f} to {1e3 * max(series):.0f}"
-        print(f"    {name:24} {1e3 * statistics.median(series):8.0f} ms ({spread})")
 
 
 def against_torch(model: lm_jax.Pretrained, length: int, repeats: int) -> bool:

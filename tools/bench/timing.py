@@ -104,6 +104,15 @@ def ratio(over: Sequence[float], under: Sequence[float]) -> Ratio:
     return Ratio(statistics.median(ratios), min(ratios), max(ratios))
 
 
+def show(label: str, first: Sequence[float], second: Sequence[float], names: Sequence[str]) -> None:
+    """Prints the medians of two series of seconds and the ratio of the first to the second."""
+    fastest = min(first) / min(second)
+    print(f"{label}: {ratio(first, second)}; {fastest:.2f} of the fastest runs")
+    for name, series in zip(names, (first, second), strict=True):
+        spread = f"{1e3 * min(series):.0f} to {1e3 * max(series):.0f}"
+        print(f"    {name:24} {1e3 * statistics.median(series):8.0f} ms ({spread})")
+
+
 def program(
     fn: Callable[..., Any], arguments: tuple[Any, ...], copies: int = 1
 ) -> tuple[Pass, int]:
