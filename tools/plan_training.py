@@ -41,7 +41,7 @@ from lm_jax.parallel import sharding
 from lm_jax.run.terminal import format_table
 from lm_jax.train import losses, optim
 from lm_jax.train.config import TrainConfig
-from lm_jax.train.objective import LanguageModelling
+from lm_jax.train.objective import LanguageModelling, Objective
 from lm_jax.train.state import abstract_state
 from lm_jax.train.step import check_batch, make_train_step
 from lm_jax.train.throughput import data_sheet
@@ -204,6 +204,13 @@ def compile_step(workload: Workload, sizes: Sequence[int]) -> Compiled:
     Raises:
       UsageError: the batch does not divide, or there are too few devices.
     """
+    return compile_objective(workload.objective, workload.batch(sizes[0] * sizes[1]), sizes)
+
+
+def compile_objective(
+    objective: Objective, shape: tuple[int, int], sizes: Sequence[int], frozen: Any = ()
+) -> Compiled:
+    """As `compile_step`, of any objective with a batch of that shape and what it keeps frozen."""
     data, fsdp, tensor = sizes
     count = math.prod(sizes)
     if count > jax.device_count():
@@ -212,14 +219,13 @@ def compile_step(workload: Workload, sizes: Sequence[int]) -> Compiled:
             f"{jax.device_count()}; give the largest mesh in the same call"
         )
     mesh = sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor, devices=jax.devices()[:count])
-    objective = workload.objective
-    shape = workload.batch(data * fsdp)
     check_batch(shape[0], 1, mesh)
-    state = abstract_state(mesh, objective.spec, optim.adamw(objective.spec, _TRAINING))
+    optimizer = optim.adamw(objective.spec, _TRAINING)
+    state = abstract_state(mesh, objective.spec, optimizer, aux_state=objective.init_state())
     step: Any = make_train_step(objective, mesh, _TRAINING)
     tokens_BS = jax.ShapeDtypeStruct(shape, jnp.int32)
     key = jax.eval_shape(lambda: jax.random.key(0))
-    compiled = step.lower(state, (), tokens_BS, key).compile()
+    compiled = step.lower(state, frozen, tokens_BS, key).compile()
     sizes_on_device = compiled.memory_analysis()
     return Compiled(
         arguments=sizes_on_device.argument_size_in_bytes,

@@ -45,8 +45,9 @@ class GraphConfig:
         features are multiplied by each of `factors` at once; 0 for none.
       factors: 0 removes what a feature writes; the paper steers with -5 and -10 (App. H).
       fraction: mass of an edge's mediation that is to be reached.
-      corpus: whose texts are shown with features; `source` "" for none; its `vocab_size` is ignored
-        in favour of the model's.
+      corpus: whose texts are shown with features; `source` "" for none; its `max_tokens` is 50,000
+        where it is 0, and 5,000 for neurons, most of which are active on every token; its
+        `vocab_size` is ignored in favour of the model's.
       context: tokens of a window of that text, at most those of the model.
       examples: the most texts of a feature.
       labels: file of labels, {"<layer>_<feature>": "text"}; "" for none.
@@ -78,9 +79,7 @@ class GraphConfig:
     factors: tuple[float, ...] = (0.0, -5.0, -10.0)
     fraction: float = 0.9
     corpus: CorpusConfig = dataclasses.field(
-        default_factory=lambda: CorpusConfig(
-            "wiki", "document", splits=(1.0, 0.0, 0.0), max_tokens=50_000
-        )
+        default_factory=lambda: CorpusConfig("wiki", "document", splits=(1.0, 0.0, 0.0))
     )
     context: int = 64
     examples: int = 10
@@ -143,6 +142,12 @@ class GraphConfig:
         if self.targets and self.prompt_file:
             return ["--target belongs to --prompt; write the targets of a file into its lines"]
         return []
+
+    @property
+    def text(self) -> CorpusConfig:
+        """The corpus, with the tokens that are read of it."""
+        tokens = self.corpus.max_tokens or (5_000 if self.neurons else 50_000)
+        return dataclasses.replace(self.corpus, max_tokens=tokens)
 
     @property
     def sources(self) -> dict[str, tuple[str, str]]:

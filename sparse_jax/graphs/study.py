@@ -199,7 +199,7 @@ def collect_features(
     shown = sorted({key for node in nodes if (key := graph_json.feature_of(node))})
     prepared = None
     if config.corpus.source and shown:
-        prepared = prepare_corpus(folder / DATA, config.corpus, tokenizer=model.source.tokenizer)
+        prepared = prepare_corpus(folder / DATA, config.text, tokenizer=model.source.tokenizer)
     data = features.collect(
         model.source,
         model.features,

@@ -1,0 +1,85 @@
+"""The memory of jobs: bytes counted by hand, and which device holds them."""
+
+import pytest
+
+import lm_jax
+from lm_jax.model import lora
+from lm_jax.model import params as params_lib
+from lm_jax.model.decoder import param_spec
+from tools import what_fits
+
+CONTEXT = 32
+# Positions, targets, keys, step counters and learning statistics.
+SMALL = 1_024
+
+
+@pytest.fixture(scope="module")
+def cfg():
+    return lm_jax.DecoderConfig(
+        num_layers=2,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=8,
+        hidden_size=64,
+        mlp_size=128,
+        vocab_size=512,
+        max_length=64,
+    )
+
+
+@pytest.fixture(scope="module")
+def needs(cfg):
+    return {job: compiled(cfg, CONTEXT) for job, compiled in what_fits.JOBS.items()}
+
+
+def test_arguments_are_the_weights_and_the_state_of_what_is_trained(cfg, needs):
+    weights = params_lib.count(param_spec(cfg))
+    adapters = params_lib.count(lora.adapter_spec(param_spec(cfg), lora.LoraConfig()))
+    by_hand = {
+        # bfloat16 weights.
+        "forward pass": 2 * weights,
+        "audit": 2 * weights,
+        # Adapters and their two moments in float32 beside them.
+        "post-training, adapters": 2 * weights + 12 * adapters,
+        "pretraining, all weights": 12 * weights,
+    }
+    assert set(by_hand) == set(needs)
+    for job, expected in by_hand.items():
+        assert 0 <= needs[job].arguments - expected < SMALL, job
+
+
+def test_a_backward_pass_holds_more_than_a_forward_pass(needs):
+    least = needs["forward pass"].temporary
+    assert needs["post-training, adapters"].temporary > least
+    assert needs["pretraining, all weights"].temporary > least
+
+
+def test_a_longer_row_takes_more(cfg, needs):
+    longer = what_fits.forward(cfg, 2 * CONTEXT)
+    assert longer.temporary > needs["forward pass"].temporary
+    assert longer.arguments - needs["forward pass"].arguments == 4 * CONTEXT
+
+
+@pytest.mark.parametrize(
+    ("total", "device"),
+    [
+        (24e9, "a 24 GB card"),
+        (24e9 + 1, "an A100 40 GB"),
+        (80e9, "an H100 80 GB"),
+        (141e9 + 1, "more than one"),
+    ],
+)
+def test_the_smallest_device_that_holds_it(total, device):
+    assert what_fits.Need(int(total) - 1_000, 1_000).device == device
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--context=1"], "--context=1 must be at least 2"),
+        (["--model=13B"], "13B"),
+    ],
+)
+def test_what_is_refused(flags, said, capsys):
+    assert what_fits.main(flags) in (2, 3)
+    assert said in capsys.readouterr().err

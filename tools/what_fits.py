@@ -1,0 +1,167 @@
+"""What fits where: memory of one device for each job, by the compiler, with nothing allocated.
+
+    python -m tools.what_fits
+    python -m tools.what_fits --model=1B --context=4096
+
+Each job is compiled for one row of `--context` tokens, with abstract bfloat16 weights: the forward
+pass, the passes of an audit, the step that post-trains adapters to sparse attention, and the
+step that pretrains all weights with AdamW. Arguments are the weights and what a job keeps between
+calls; temporaries are the compiler's highest. A CPU's compiler computes bfloat16 products in
+float32, and forms scores where a GPU has kernels (`docs/kernels.md`), so that a GPU needs less.
+
+`--model` is as in `tools.plan_training`. Exit codes: 0, 2 usage, 3 no such model.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+import dataclasses
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from iaj.parser import Parser, run_parsed
+from kernels.row_map_attention.maps import relu_power
+import lm_jax
+from lm_jax.errors import UsageError
+from lm_jax.model import lora
+from lm_jax.model import params as params_lib
+from lm_jax.model.config import DecoderConfig
+from lm_jax.model.decoder import param_spec
+from lm_jax.run.terminal import format_table
+from lm_jax.train.objective import LanguageModelling
+from lm_jax.weights.load import open_pretrained
+from polyattn_jax import measure
+from sparse_jax.geco import GecoConfig
+from sparse_jax.objective import Sparsifying
+from tools.plan_training import PRESETS, compile_objective
+
+DTYPE = "bfloat16"
+CONTEXTS = (1_024, 4_096)
+# Device memory in GB (1e9 bytes), of the data sheets, smallest first.
+DEVICES = {"a 24 GB card": 24.0, "an A100 40 GB": 40.0, "an H100 80 GB": 80.0, "an H200": 141.0}
+
+
+@dataclasses.dataclass(frozen=True)
+class Need:
+    """Bytes of a compiled job on one device."""
+
+    arguments: int
+    temporary: int
+
+    @property
+    def total(self) -> int:
+        """Both."""
+        return self.arguments + self.temporary
+
+    @property
+    def device(self) -> str:
+        """The smallest device of `DEVICES` that holds it, or "more than one"."""
+        holds = (name for name, size in DEVICES.items() if self.total <= size * 1e9)
+        return next(holds, "more than one")
+
+
+def forward(cfg: DecoderConfig, context: int) -> Need:
+    """The logits of the last position."""
+
+    @jax.jit
+    def run(params: Any, tokens_BT: jax.Array) -> jax.Array:
+        return lm_jax.forward(params, tokens_BT, cfg, logits_at=jnp.array([[context - 1]])).logits
+
+    return _need(run.lower(_weights(cfg), _ids(1, context)))
+
+
+def audit(cfg: DecoderConfig, context: int) -> Need:
+    """The larger of two passes: a query's rows diagnosed at two biases, and an answer by p = 4."""
+    heads_LN = jax.ShapeDtypeStruct((cfg.num_layers, cfg.num_heads), jnp.bool_)
+    weights, ids, id_ = _weights(cfg), _ids(1, context), _ids(1, 1)
+    diagnosing = measure.diagnose.lower(weights, ids, id_, id_, jnp.zeros(2), cfg=cfg)
+    chosen = (jnp.int32(0), jnp.float32(0), heads_LN)
+    answering = measure.evaluate.lower(
+        weights, ids, _ids(1), _ids(1), *chosen, cfg=cfg, maps=(relu_power(4),)
+    )
+    both = _need(diagnosing), _need(answering)
+    return Need(max(n.arguments for n in both), max(n.temporary for n in both))
+
+
+def posttraining(cfg: DecoderConfig, context: int) -> Need:
+    """A step of `iaj sparse posttrain` with adapters, no teacher, layers rematerialised."""
+    objective = Sparsifying(
+        cfg,
+        GecoConfig.fixed(1.0),
+        adapters=lora.LoraConfig(),
+        distill=0.0,
+        dtype=DTYPE,
+        remat=True,
+    )
+    return _step(objective, context, _weights(cfg))
+
+
+def pretraining(cfg: DecoderConfig, context: int) -> Need:
+    """A step of `iaj protot pretrain` of a decoder with attention."""
+    return _step(LanguageModelling(cfg, dtype=DTYPE), context, ())
+
+
+JOBS: dict[str, Callable[[DecoderConfig, int], Need]] = {
+    "forward pass": forward,
+    "audit": audit,
+    "post-training, adapters": posttraining,
+    "pretraining, all weights": pretraining,
+}
+
+
+def _step(objective: Any, context: int, frozen: Any) -> Need:
+    compiled = compile_objective(objective, (1, context + 1), (1, 1, 1), frozen)
+    return Need(compiled.arguments, compiled.temporary)
+
+
+def _weights(cfg: DecoderConfig) -> Any:
+    return params_lib.abstract(param_spec(cfg), jnp.bfloat16)
+
+
+def _ids(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+def _need(lowered: jax.stages.Lowered) -> Need:
+    sizes = lowered.compile().memory_analysis()
+    assert sizes is not None
+    return Need(sizes.argument_size_in_bytes, sizes.temp_size_in_bytes + sizes.output_size_in_bytes)
+
+
+HEADS = ("model", "job", "tokens", "weights and state GB", "temporary GB", "total GB", "fits")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the table, row by row in the order of models, jobs and contexts."""
+    contexts = arguments.context or CONTEXTS
+    if min(contexts) < 2:
+        raise UsageError(f"--context={min(contexts)} must be at least 2")
+    names = arguments.model or list(PRESETS)
+    models = {n: PRESETS[n] if n in PRESETS else open_pretrained(n).cfg for n in names}
+    rows = []
+    for name, cfg in models.items():
+        for job, compiled in JOBS.items():
+            for context in contexts:
+                need = compiled(cfg, context)
+                sizes = (need.arguments, need.temporary, need.total)
+                numbers = [f"{size / 1e9:,.2f}" for size in sizes]
+                rows.append((name, job, f"{context:,}", *numbers, need.device))
+    print(f"computed for one row on one device, {DTYPE}, by a CPU's compiler")
+    print(format_table(HEADS, rows, left=(0, 1, 6)))
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code; a refusal is one line on standard error."""
+    parser = Parser("python -m tools.what_fits", __doc__)
+    parser.add_argument("--model", action="append", help="135M, 1B, 7B, or a model; repeatable")
+    parser.add_argument("--context", action="append", type=int, help="tokens; repeatable")
+    # Nothing is run, so that any machine will do.
+    jax.config.update("jax_platforms", "cpu")
+    return run_parsed(run, parser, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
