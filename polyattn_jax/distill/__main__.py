@@ -20,6 +20,7 @@ The work folder then holds
     train/            checkpoints, metrics.parquet, evaluations.parquet (`lm_jax.train.loop`)
     rows.parquet      one row per head (`results.ROWS`)
     losses.parquet    one row per window (`results.LOSSES`)
+    trained/          the trained heads, as `polyattn_jax.load_trained` reads them
     summary.json      every number of the report
     report.html       the report, one offline file
 
@@ -27,6 +28,7 @@ The same command resumes a killed run, which ends with the same parameters.
 """
 
 from pathlib import Path
+import shutil
 
 import jax
 
@@ -48,9 +50,12 @@ from polyattn_jax.distill.measure import head_table, loss_table, measure
 from polyattn_jax.distill.results import DistillSummary
 from polyattn_jax.distill.summary import summarise
 from polyattn_jax.distill.task import TRAIN, Task, objective_of, open_task
+from polyattn_jax.distill.trained import TrainedHeads, save_trained
+from polyattn_jax.hybrid_recipe import HybridRecipe
 from polyattn_jax.provenance import read_provenance
+from polyattn_jax.row_maps import parse_recipe
 
-SUMMARY, REPORT = "summary.json", "report.html"
+SUMMARY, REPORT, TRAINED = "summary.json", "report.html", "trained"
 
 
 def train_heads(task: Task, objective: HeadMatching, folder: Path) -> TrainResult:
@@ -107,6 +112,18 @@ def run(config: DistillConfig, folder: Path) -> DistillSummary:
     write_table(folder / "rows.parquet", by_head, source)
     write_table(folder / "losses.parquet", losses, source)
     summary = summarise(task, objective, (before, after), (by_head, losses), folder)
+    heads = HybridRecipe(
+        version=1,
+        model=config.model,
+        model_sha256=task.base.sha256,
+        recipe=task.hybrid.recipe if task.hybrid else parse_recipe(config.recipe).spec,
+        bias=objective.bias,
+        layers=objective.cfg.num_layers,
+        heads=objective.cfg.num_heads,
+        replaced=objective.replaced,
+    )
+    shutil.rmtree(folder / TRAINED, ignore_errors=True)
+    save_trained(folder / TRAINED, TrainedHeads(heads, config.adapters, dict(trained.state.params)))
     write_json(folder / SUMMARY, summary)
     write_text(folder / REPORT, report.build(summary))
     return summary

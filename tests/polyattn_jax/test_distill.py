@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import pytest
 from scipy import stats
 
 import lm_jax
-from lm_jax.errors import BadInputError, StoppedError, UsageError
+from lm_jax.errors import BadInputError, CorruptError, StoppedError, UsageError
 from lm_jax.model import params as params_lib
 from lm_jax.model.lora import LoraConfig
 from lm_jax.run import cli, stop
@@ -20,6 +21,7 @@ from lm_jax.run.files import read_json
 from lm_jax.run.results import load_result
 from lm_jax.statistics import Interval
 from lm_jax.train.objective import LMBatch
+import polyattn_jax
 from polyattn_jax.distill import __main__ as distill
 from polyattn_jax.distill import report
 from polyattn_jax.distill.config import DistillConfig
@@ -258,6 +260,41 @@ def test_the_summary_is_that_of_the_tables(trained):
     assert report.QUESTION in page and f"{summary.error_after.estimate:.3g}" in page
 
 
+def test_the_trained_heads_are_a_folder_that_another_program_runs(trained, tiny, text, tmp_path):
+    heads = polyattn_jax.load_trained(trained / "trained")
+    model = lm_jax.load_pretrained(tiny)
+    summary = load_result(trained / "summary.json", DistillSummary)
+    assert (heads.hybrid.replaced, heads.hybrid.bias) == (tuple(np.ndindex(3, 4)), summary.bias)
+    config = distill.from_plain(settings(tiny, text), DistillConfig)
+    task = distill.open_task(config, trained)
+    after = distill.measure(task, heads.objective(model), heads.params)
+    losses = pq.read_table(trained / "losses.parquet")["after"].to_numpy()
+    np.testing.assert_array_equal(distill.loss_table(after, after)["after"].to_numpy(), losses)
+    tokens_BT = jnp.asarray(task.validation.at(0)["tokens"][:2, :-1])
+    out = heads.forward(model, tokens_BT)
+    ids = LMBatch(tokens_BT, *[jnp.ones(tokens_BT.shape, bool)] * 3)
+    want = heads.objective(model).run(heads.params, model.params, ids, mixer=HYBRID)
+    np.testing.assert_array_equal(out.logits, want.logits)
+    # Padding on the right changes nothing before it.
+    valid_BT = jnp.arange(tokens_BT.shape[1])[None] < 5
+    padded = heads.forward(model, tokens_BT, valid_BT=jnp.repeat(valid_BT, 2, 0))
+    np.testing.assert_allclose(padded.logits[:, :5], out.logits[:, :5], atol=1e-5)
+
+    hybrid = dataclasses.replace(heads.hybrid, model_sha256="0" * 64)
+    with pytest.raises(BadInputError, match=r"on weights 000000000000 .* load them with that model"):
+        dataclasses.replace(heads, hybrid=hybrid).forward(model, tokens_BT)
+    with pytest.raises(BadInputError, match="name the folder trained/"):
+        polyattn_jax.load_trained(trained)
+    damaged = tmp_path / "trained"
+    shutil.copytree(trained / "trained", damaged)
+    file = damaged / "trained.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(CorruptError, match=r"trained\.safetensors is not the file"):
+        polyattn_jax.load_trained(damaged)
+
+
 def test_a_stopped_run_ends_with_the_same_numbers(trained, tiny, text, tmp_path, monkeypatch):
     train = distill.train
 
@@ -313,6 +350,11 @@ def test_the_smoke_mode_trains_a_feature_map_in_the_heads_of_a_hybrid(tiny, text
     assert [(h.layer, h.head) for h in summary.by_head] == [tuple(x) for x in held["replaced"]]
     assert summary.trained == "matrices of the feature map"
     assert summary.parameters == 3 * (4 + 2) * 16**2
+    trained = polyattn_jax.load_trained(tmp_path / "run" / "trained")
+    assert trained.hybrid.recipe == "hedgehog" and trained.hybrid.model_sha256 == sha256
+    assert jax.tree.map(np.shape, trained.params) == {
+        "maps": {"q": (3, 4, 16, 16), "k": (3, 2, 16, 16)}
+    }
     assert "Does the safe share predict" in outcome.out
     again = run(distill.main, argv, config=str(path), config_class=DistillConfig, training=True)
     assert again.code == 0 and again.out.startswith("finished ")
