@@ -6,9 +6,9 @@ After section 5.1 and appendix A.10 of the paper, which describe the idea (autom
 Bricken et al., 2023; Paulo et al., 2024) and its rubric; the wording of the prompt is ours.
 
 1. `prompt` lists these texts, with their strongest words marked.
-2. A judge answers it. `build_judge` knows three: "null" gives no labels, "cached:FILE" looks the
-   answer up, "local:FOLDER" runs a language model on this machine. Any object with `name` and
-   `label` can be a judge too.
+2. A judge answers it. `build_judge` knows four: "null" gives no labels, "cached:FILE" looks the
+   answer up, "local:FOLDER" runs a language model on this machine, "chat:MODEL@URL" asks an
+   endpoint that the user names. Any object with `name` and `label` can be a judge too.
 3. `parse` reads the one JSON object of the answer, which may be fenced or have words around it, as
    chat models write it. An answer that cannot be read is counted and gives no label.
 """
@@ -26,6 +26,7 @@ from absl import logging
 import jax
 
 from lm_jax.errors import BadInputError, UsageError, nearest
+from lm_jax.evaluate import chat
 from lm_jax.evaluate.answers import Answers, append, digest
 from lm_jax.evaluate.framing import frame
 from lm_jax.model.decode import Sampling, generate
@@ -34,7 +35,7 @@ from lm_jax.run.results import Count
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.weights.load import load_pretrained, open_pretrained
 
-KINDS = ("null", "cached:FILE", "local:FOLDER")
+KINDS = ("null", "cached:FILE", "local:FOLDER", "chat:MODEL@URL")
 SCORES = ("disentanglement", "coverage", "themes")
 # The paper gives an evaluator ten texts; more would also exceed the context of a small model.
 MOST_TEXTS = 10
@@ -49,7 +50,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 # The words of a text and their gates, in order.
 MarkedText = tuple[Sequence[str], Sequence[float]]
 
-_RUBRIC = """\
+RUBRIC = """\
 One part of a language model answers to some texts far more than to others. Below are {count} \
 texts that it answers to, the strongest first. The words that it answers to most stand between « \
 and », and again beneath each text.
@@ -109,10 +110,14 @@ class PromptedJudge:
     """A judge that calls a function from a prompt to an answer, or to None where there is none.
 
     Counts the prompts, those without an answer, and the answers that could not be read.
+
+    Attributes:
+      rubric: what precedes the texts in a prompt; "{count}" in it becomes their number.
     """
 
     name: str
     ask: Callable[[str], str | None]
+    rubric: str = RUBRIC
     asked: int = 0
     unanswered: int = 0
     unreadable: int = 0
@@ -122,7 +127,7 @@ class PromptedJudge:
         if not texts:
             return None
         self.asked += 1
-        answer = self.ask(prompt(texts))
+        answer = self.ask(prompt(texts, self.rubric))
         if answer is None:
             self.unanswered += 1
             return None
@@ -142,25 +147,57 @@ class PromptedJudge:
         )
 
 
-def build_judge(name: str, *, answers: str | os.PathLike[str] | None = None) -> Judge:
+def build_judge(
+    name: str, *, answers: str | os.PathLike[str] | None = None, rubric: str = RUBRIC
+) -> Judge:
     """The judge of that name.
 
     Args:
       name: "null"; "cached:FILE", a file of answers (`Answers`), in which a missing answer is no
         label and its prompt is written to FILE.missing; "local:FOLDER", a model that
-        `lm_jax.load_pretrained` takes (greedy).
-      answers: file to which a local judge adds its answers, and where it finds those of an
-        interrupted run; None for no file.
+        `lm_jax.load_pretrained` takes (greedy); "chat:MODEL@URL", an endpoint (`chat`).
+      answers: file to which a local judge and an endpoint add their answers, and where they find
+        those of an interrupted run; None for no file.
+      rubric: what precedes the texts in a prompt, such as `read_rubric` reads.
 
     Raises:
-      UsageError: `name` is not one of the three.
+      UsageError: `name` is not one of the four.
       BadInputError: the file or the model cannot be used.
     """
     check_judge(name)
     kind, _, place = name.partition(":")
-    if kind == "cached":
-        return cached(place)
-    return local(place, answers=answers) if kind == "local" else NullJudge()
+    match kind:
+        case "cached":
+            judge = cached(place)
+        case "local":
+            judge = local(place, answers=answers)
+        case "chat":
+            judge = PromptedJudge(*chat.endpoint(place, answers=answers))
+        case _:
+            return NullJudge()
+    return dataclasses.replace(judge, rubric=rubric)
+
+
+def read_rubric(file: str | os.PathLike[str]) -> str:
+    """A rubric of the user: a text file with the instructions that precede the texts.
+
+    It must ask for the object that `parse` reads, so its fields must be named in it.
+
+    Raises:
+      BadInputError: it cannot be read, or does not name a field.
+    """
+    try:
+        text = Path(file).read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInputError(
+            f"{file} is no readable UTF-8 text ({error}); name a text file"
+        ) from error
+    if missing := [field for field in ("theme", *SCORES, "explanation") if field not in text]:
+        raise BadInputError(
+            f"{file} does not ask for {', '.join(missing)}; a rubric must name the fields of the "
+            "JSON object that is read"
+        )
+    return text.rstrip("\n") + "\n"
 
 
 def check_judge(name: str) -> None:
@@ -176,6 +213,8 @@ def check_judge(name: str) -> None:
         _answer_file(place)
     elif kind == "local" and place:
         _with_tokenizer(place, open_pretrained(place).tokenizer)
+    elif kind == "chat" and place:
+        chat.split_place(place)
     else:
         raise UsageError(f"judge = {name!r} is unknown{nearest(kind + colon, KINDS)}")
 
@@ -261,7 +300,7 @@ def _with_tokenizer(source: str | Path, tokenizer: Tokenizer | None) -> Tokenize
     return tokenizer
 
 
-def prompt(texts: Sequence[MarkedText]) -> str:
+def prompt(texts: Sequence[MarkedText], rubric: str = RUBRIC) -> str:
     """The prompt about some texts, of which the first ten are included."""
     parts = []
     for count, (words, gates) in enumerate(texts[:MOST_TEXTS], 1):
@@ -273,7 +312,7 @@ def prompt(texts: Sequence[MarkedText]) -> str:
         )
         marked = ", ".join(bare[place] for place in sorted(strongest) if bare[place])
         parts.append(f"Text {count}: {text}\nMarked in text {count}: {marked or 'nothing'}\n")
-    return "\n".join([_RUBRIC.format(count=len(parts)), *parts])
+    return "\n".join([rubric.replace("{count}", str(len(parts))), *parts])
 
 
 def parse(answer: str) -> Label:

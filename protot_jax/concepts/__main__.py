@@ -9,10 +9,12 @@ After Prototype Transformer, section 5.1 and appendix A.8. Into `--workdir`, by 
     activations.parquet   every gate over the beginnings of documents (`collect.py`)
     concepts.json         all statistics and the top texts (`results.py`)
     concepts.html         the report: the same numbers as one offline page
-    answers.jsonl         the answers of a local judge
+    answers.jsonl         the answers of a local judge or an endpoint
 
 `--judge=local:FOLDER` has a language model name the themes, `--judge=cached:FILE` takes answers
-from a file. A killed command starts again from the beginning, but keeps the answers of its judge.
+from a file, `--judge=chat:MODEL@URL` asks an endpoint with OpenAI's protocol. `--rubric=FILE` has
+other instructions than ours. A killed command starts again from the beginning, but keeps the
+answers of its judge.
 """
 
 import dataclasses
@@ -22,6 +24,7 @@ from typing import Literal
 import numpy as np
 
 from lm_jax.evaluate import judge
+from lm_jax.evaluate.answers import digest
 from lm_jax.run import cli
 from lm_jax.run.files import file_digest, to_jsonable, write_bytes, write_json
 from lm_jax.run.options import option
@@ -60,7 +63,11 @@ class Options(RunOptions):
     top: int = option(10, "number of texts and of tokens to show of each prototype", least=1)
     rank_by: RankBy = option("mean", "statistic of the write gate that ranks a prototype's texts")
     judge: str = option(
-        "null", "judge that names the themes: null for none, local:FOLDER or cached:FILE"
+        "null",
+        "judge that names the themes: null for none, local:FOLDER, cached:FILE or chat:MODEL@URL",
+    )
+    rubric: str = option(
+        "", "a text file with other instructions for the judge, such as those of a paper"
     )
     resamples: int = option(
         1_000, "number of bootstrap samples, and of permutations of each test", least=99
@@ -188,13 +195,15 @@ def main(arguments: cli.Arguments) -> None:
     _ = model.prototypes
     settings, named = settings_from_options(options), options.judge
     folder = arguments.workdir or run / FOLDER
-    judged = judge.build_judge(named, answers=folder / ANSWERS)
+    rubric = judge.read_rubric(options.rubric) if options.rubric else judge.RUBRIC
+    judged = judge.build_judge(named, answers=folder / ANSWERS, rubric=rubric)
     kind, _, place = named.partition(":")
     config = {
         "run": str(run),
         "seed": model.seed,
         "step": model.step,
         "judge": named,
+        "rubric": digest(rubric) if options.rubric else "",
         # A file that has grown makes another report.
         "answers": file_digest(Path(place))["sha256"] if kind == "cached" else "",
         "analysis": settings,

@@ -11,7 +11,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 import lm_jax
 from lm_jax.errors import BadInputError, UsageError
-from lm_jax.evaluate import judge
+from lm_jax.evaluate import chat, judge
 from lm_jax.evaluate.answers import Answers, digest
 from lm_jax.evaluate.judge import Label
 from lm_jax.text.tokenizer import Tokenizer
@@ -127,7 +127,8 @@ def test_the_null_judge_says_nothing():
         ("cache:answers.jsonl", "did you mean 'cached:FILE'"),
         ("cached:", "did you mean 'cached:FILE'"),
         ("locl:/models/small", "did you mean 'local:FOLDER'"),
-        ("gpt", "known: cached:FILE, local:FOLDER, null"),
+        ("gpt", "known: cached:FILE, chat:MODEL@URL, local:FOLDER, null"),
+        ("chat:http://localhost", "is not chat:MODEL@URL"),
     ],
 )
 def test_an_unknown_judge_is_refused_with_the_nearest(name, match):
@@ -153,6 +154,41 @@ def test_answers_come_back_from_their_file_and_missing_prompts_are_listed(tmp_pa
     assert second.name == "cached:answers.jsonl"
     assert second.label(TEXTS) == Label(**LABEL)
     assert not (tmp_path / "answers.jsonl.missing").exists()
+
+
+def test_a_rubric_of_the_user_precedes_the_same_texts(tmp_path):
+    file = tmp_path / "rubric.txt"
+    fields = '{"theme": ..., "disentanglement": ..., "coverage": ..., "themes": ...}'
+    file.write_text(f"Of {{count}} texts, and {fields}", "utf-8")
+    with pytest.raises(BadInputError, match="does not ask for explanation; a rubric must name"):
+        judge.read_rubric(file)
+    with pytest.raises(BadInputError, match="name a text file"):
+        judge.read_rubric(tmp_path / "absent")
+    file.write_text(f"Of {{count}} texts, an explanation and {fields}\n\n", "utf-8")
+    asked = []
+    own = judge.PromptedJudge("mine", lambda text: asked.append(text), judge.read_rubric(file))
+    assert own.label(TEXTS) is None
+    start = f"Of {len(TEXTS)} texts, an explanation and {fields}\n"
+    (text,) = asked
+    assert text.startswith(start)
+    assert text.removeprefix(start) == judge.prompt(TEXTS, "")
+    assert judge.prompt(TEXTS).endswith(judge.prompt(TEXTS, ""))
+
+
+def test_an_endpoint_is_asked_once_for_a_prompt(tmp_path, monkeypatch):
+    sent = []
+
+    def answer(model, url, text):
+        sent.append((model, url, text))
+        return ANSWER
+
+    monkeypatch.setattr(chat, "_answer", answer)
+    place, answers = "chat:m@http://localhost:1/v1/", tmp_path / "answers.jsonl"
+    for _ in range(2):
+        own = judge.build_judge(place, answers=answers)
+        assert own.label(TEXTS) == Label(**LABEL)
+    assert own.name == "chat:m at http://localhost:1/v1"
+    assert sent == [("m", "http://localhost:1/v1", judge.prompt(TEXTS))]
 
 
 def test_the_last_answer_to_a_prompt_counts_and_judges_are_kept_apart(tmp_path):

@@ -272,6 +272,22 @@ def test_answers_that_were_filled_in_make_another_report(run, tmp_path, capsys):
     }
 
 
+def test_instructions_of_the_user_reach_the_judge(run, tmp_path, capsys):
+    rubric, answers = tmp_path / "rubric.txt", tmp_path / "answers.jsonl"
+    rubric.write_text("theme disentanglement coverage themes explanation of {count} texts", "utf-8")
+    answers.touch()
+    flags = [f"--run={run}", f"--workdir={tmp_path / 'own'}", f"--judge=cached:{answers}"]
+    flags += [f"--rubric={rubric}", "--length=16", "--top=3", "--resamples=99"]
+    assert launched(*flags) == 0
+    lines = (tmp_path / "answers.jsonl.missing").read_text("utf-8").splitlines()
+    start = "theme disentanglement coverage themes explanation of 3 texts\n"
+    assert lines and all(json.loads(line)["prompt"].startswith(start) for line in lines)
+    rubric.write_text("theme", "utf-8")
+    capsys.readouterr()
+    assert launched(*flags) == 3
+    assert "does not ask for disentanglement, coverage" in capsys.readouterr().err
+
+
 def test_a_seed_of_the_run_can_be_chosen(run, tmp_path, capsys):
     flags = (f"--workdir={tmp_path / 'two'}", "--texts=5", "--length=16", "--rank_by=sum")
     assert launched(f"--run={run}", "--run_seed=2", *flags) == 0
