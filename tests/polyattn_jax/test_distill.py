@@ -281,9 +281,7 @@ def test_the_trained_heads_are_a_folder_that_another_program_runs(trained, tiny,
     np.testing.assert_allclose(padded.logits[:, :5], out.logits[:, :5], atol=1e-5)
 
     hybrid = dataclasses.replace(heads.hybrid, model_sha256="0" * 64)
-    with pytest.raises(
-        BadInputError, match=r"on weights 000000000000 .* load them with"
-    ):
+    with pytest.raises(BadInputError, match=r"on weights 000000000000 .* load them with"):
         dataclasses.replace(heads, hybrid=hybrid).forward(model, tokens_BT)
     with pytest.raises(BadInputError, match="name the folder trained/"):
         polyattn_jax.load_trained(trained)
