@@ -4,8 +4,9 @@ It is separate from the command `protot_jax.study`, whose flags a config file wo
 it imported the module that runs as `__main__`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 import dataclasses
+import functools
 import json
 from typing import Any, Literal, get_args
 
@@ -69,15 +70,22 @@ def study(
     *variants: Variant,
     table: str,
     paper_split: Split = "validation",
+    small: Mapping[str, Any] | None = None,
     **shared: Any,
 ) -> ConfigDict:
     """The `get_config(mode)` of an ablation; `shared` are fields of `PretrainConfig`.
+
+    Modes are "" and "smoke", and "small" where there are fields that it changes.
 
     Raises:
       UsageError: for an unknown mode, or a variant that changes an unknown field.
     """
     config = StudyConfig(PretrainConfig(**shared), variants, table, paper_split)
-    return in_mode(mode, config, {"smoke": _smoke}, of="a study")
+    modes = {"smoke": _smoke}
+    if small is not None:
+        base = with_fields(config.base, small)
+        modes["small"] = functools.partial(dataclasses.replace, base=base)
+    return in_mode(mode, config, modes, of="a study")
 
 
 def _smoke(config: StudyConfig) -> StudyConfig:

@@ -81,6 +81,19 @@ def test_the_smoke_mode_of_a_study_keeps_what_the_study_varies(name):
     assert {own.max_steps for own in runs} == {2}
 
 
+def test_the_small_mode_of_the_table_for_a_cpu_halves_what_it_says():
+    whole, small = (
+        from_plain(load_config(FILES["paper_cpu"] + mode), study_config.StudyConfig)
+        for mode in ("", ":small")
+    )
+    assert small.variants == whole.variants and not small.smoke
+    for field in ("train_documents", "context", "hidden_size"):
+        assert 2 * getattr(small.base, field) == getattr(whole.base, field)
+    assert 2 * small.base.corpus.vocab_size == whole.base.corpus.vocab_size
+    assert 2 * small.base.prototypes.num_prototypes == whole.base.prototypes.num_prototypes
+    assert small.base.epochs == whole.base.epochs == 3
+
+
 @pytest.mark.slow
 @pytest.mark.real("sotu")
 @pytest.mark.parametrize("name", sorted(STUDIES))
