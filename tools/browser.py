@@ -5,6 +5,7 @@ from pathlib import Path
 import re
 import shutil
 import subprocess
+import tempfile
 import time
 from typing import Any
 import urllib.parse
@@ -42,6 +43,9 @@ document.querySelector("iframe").addEventListener("load", async (event) => {
   console.log(%(mark)s + encodeURIComponent(JSON.stringify(result)));
 });
 </script>"""
+
+_FRAME = """<!DOCTYPE html><meta charset="utf-8"><body style="margin:0">
+<iframe src="%s" scrolling="no" style="width:%dpx;height:%dpx;border:0;display:block"></iframe>"""
 
 
 class BrowserError(UserError):
@@ -111,6 +115,37 @@ def drive(
     if isinstance(result, dict) and "error" in result:
         raise BrowserError(f"the steps failed: {result['error']}")
     return result
+
+
+def picture(
+    page: Path, file: Path, *, anchor: str = "", width: int, height: int, scale: float = 1.0
+) -> None:
+    """A PNG of a page's window, of `scale` times its width and height in pixels.
+
+    Raises:
+      BrowserError: there is no browser, or it made no picture.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        # In a frame, for a picture of the page itself starts at its top, whatever the anchor.
+        shell = Path(folder, "picture.html")
+        shell.write_text(_FRAME % (f"{page.absolute().as_uri()}{anchor}", width, height), "utf-8")
+        ended = subprocess.run(
+            [
+                *(chromium(), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
+                f"--user-data-dir={folder}/profile",
+                f"--window-size={width},{height}",
+                f"--force-device-scale-factor={scale}",
+                "--virtual-time-budget=15000",
+                f"--screenshot={file.absolute()}",
+                shell.as_uri(),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_PATIENCE,
+        )
+    if ended.returncode or not file.is_file():
+        raise BrowserError(f"{page}: no picture ({ended.stderr.strip()[-300:]})")
 
 
 def _result(process: subprocess.Popen[bytes], console: Path, seconds: float) -> Any:
