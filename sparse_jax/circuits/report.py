@@ -14,7 +14,7 @@ from lm_jax.report.page import Part
 from lm_jax.report.prose import Prose
 from sparse_jax.circuits import paper, report_figures
 from sparse_jax.circuits.parts import ranked_by
-from sparse_jax.circuits.report_lead import interval_cell, lead, ratio_cell
+from sparse_jax.circuits.report_lead import count_spec, interval_cell, lead, ratio_cell
 from sparse_jax.circuits.report_text import COMPONENT, curve, format_interval
 from sparse_jax.circuits.results import CircuitSummary, DrawnPrompt, TaskResult
 
@@ -185,9 +185,11 @@ def sizes(summary: CircuitSummary) -> Section:
                     own.ablation,
                     _ranked(own.ranking, own.scope),
                     each.model,
-                    cell("–") if own.crossing is None else interval_cell(own.crossing, ",.4g"),
+                    cell("–")
+                    if own.crossing is None
+                    else interval_cell(own.crossing, count_spec(own.crossing.estimate)),
                     each.components[own.component],
-                    cell(each.open[own.component], spec=",.4g"),
+                    cell(each.open[own.component], spec=count_spec(each.open[own.component])),
                 ]
             )
     ratios = [

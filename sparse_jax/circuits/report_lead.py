@@ -50,6 +50,8 @@ def lead(summary: CircuitSummary, tasks: Sequence[str]) -> list[Markup]:
         for kind in config.components
     ]
     reasons = [text for task in tasks for text in unsolved(summary, task)]
+    prompts = {task: results[task, roles[0]].clean.n for task in tasks}
+    fewer = ", and how many times fewer the sparse model needs" if references else ""
     return [
         report.verdict(
             f"{COMPONENT[component].capitalize()} that explain {explained} of a prompt's metric, "
@@ -61,9 +63,8 @@ def lead(summary: CircuitSummary, tasks: Sequence[str]) -> list[Markup]:
             ["Task", "Components", *roles, *(f"{role} : sparse" for role in references)],
             rows,
             caption=f"Components that explain {explained} of a prompt's metric, each prompt ranked "
-            "by itself, and how many times fewer the sparse model needs. 95\u00a0% intervals over "
-            "prompts.",
-            n=f"{config.count} prompts of each generated task",
+            f"by itself{fewer}. 95\u00a0% intervals over prompts.",
+            n=", ".join(f"{n} prompts of {task}" for task, n in prompts.items()),
         ),
     ]
 
@@ -77,6 +78,11 @@ def ratio_cell(ratio: Ratio | None) -> Cell:
     if ratio is None or ratio.ratio is None:
         return cell("–", note=ratio.why if ratio else "")
     return interval_cell(ratio.ratio, ".2f")
+
+
+def count_spec(count: float) -> str:
+    """How a count of components is written that may be a mean: whole from a hundred on."""
+    return ",.0f" if count >= 100 else ".3g"
 
 
 def interval_cell(interval: Interval | None, spec: str = ".3g") -> Cell:
