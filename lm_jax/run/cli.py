@@ -15,8 +15,8 @@ A command module is a thin `main` and one line:
 1. parses the flags of every command, those of its own `Options` (`lm_jax.run.options`), and the
    overrides of `ml_collections.config_flags`; what is left over is refused, because ml_collections
    ignores `config.lr=3` (no dashes) silently;
-2. runs `main`; the first SIGINT or SIGTERM only requests a stop (`lm_jax.run.stop`), so that a loop
-   can save; a second SIGINT kills the process at once, even inside compiled code;
+2. runs `main`; the first SIGINT, SIGTERM or SIGUSR1 only requests a stop (`lm_jax.run.stop`), so
+   that a loop can save; a second SIGINT kills the process at once, even inside compiled code;
 3. turns every `UserError` (lm_jax/errors.py) into one line on standard error, `error: what, where,
    what to do`, and its exit code. The traceback goes to the run's `log.txt`, or with `--debug` (or
    LM_JAX_DEBUG set) to standard error. Any other exception exits 1 and always leaves its traceback.
