@@ -134,7 +134,11 @@ def test_the_supervisor(codes, ended, starts, requeued, path_with, tmp_path):
 def test_the_supervisor_passes_a_signal_on_and_waits_for_the_save(name, code, path_with, tmp_path):
     """The command has the supervisor signalled, and takes half a second to save, or is killed."""
     env = path_with(
-        srun=f"trap 'sleep 0.5; exit {code}' {name}; kill -{name} $PPID; while :; do sleep 0.05; done",
+        srun=f"""
+            trap 'sleep 0.5; exit {code}' {name}
+            kill -{name} $PPID
+            while :; do sleep 0.05; done
+        """,
         squeue="echo RUNNING",
         scontrol='echo "$@" > "${0%/*}/requeued"',
     )

@@ -35,12 +35,12 @@ from lm_jax.errors import DivergedError
 from lm_jax.model.flops import CONVENTIONS
 from lm_jax.model.params import ParamTree
 from lm_jax.parallel import sharding
-from lm_jax.run import processes, progress
+from lm_jax.run import hang, processes, progress
 from lm_jax.run import stop as stop_flag
 from lm_jax.run.config import config_hash, to_plain
 from lm_jax.run.files import storage_error
 from lm_jax.run.provenance import collect_provenance
-from lm_jax.train import optim, profiling
+from lm_jax.train import launch, optim, profiling
 from lm_jax.train.config import CheckpointPolicy, TrainConfig
 from lm_jax.train.evaluate import Batches, Evaluation, evaluate
 from lm_jax.train.metrics import MetricWriter
@@ -215,6 +215,7 @@ def train(
             writes=writes,
             in_nats=in_nats,
         ) as writer,
+        hang.limit(launch.options().hang_limit),
     ):
         while step < config.steps and not history.stopped_early:
             with tracer.step(step + 1, before=state):
@@ -251,6 +252,7 @@ def train(
                 writer.flush()
                 save(state, progress=dataclasses.asdict(history), best=history.best_step)
                 writer.restart_clock()
+            hang.progress()
             if on_step is not None:
                 on_step(step)
             if stop:
