@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import contextlib
 import contextvars
 import dataclasses
+from pathlib import Path
 
 from lm_jax.run.options import option
 
@@ -21,6 +22,11 @@ class LaunchOptions:
         "than compiling, an evaluation, a save and the steps between two logs take; 0 for no limit",
         least=0,
     )
+    local_checkpoints: Path | None = option(
+        None,
+        "folder on a disk, or in memory, of each node, for checkpoints besides those in --workdir",
+    )
+    local_every: int = option(100, "steps between checkpoints in --local_checkpoints", least=1)
 
 
 DEFAULTS = LaunchOptions()
