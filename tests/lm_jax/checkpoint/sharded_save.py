@@ -14,8 +14,7 @@ from lm_jax.checkpoint.folder import save_checkpoint
 from lm_jax.parallel import sharding
 from lm_jax.run import processes
 
-SHARD = 128 * 2**20
-WHOLE = 2 * SHARD
+WHOLE = 2**28
 
 
 def kilobytes(name):

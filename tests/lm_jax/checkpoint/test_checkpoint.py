@@ -205,38 +205,3 @@ def test_an_existing_target_and_a_failed_save(saved, tmp_path):
     with pytest.raises(RuntimeError, match="interrupted"):
         save_checkpoint(tmp_path / "out", params, beside=fail)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of memory from /proc")
-def test_each_of_two_processes_saves_its_shard_and_gathers_nothing(tmp_path):
-    """Its memory grows by no more than a copy of its shard and half of one, nor do its files."""
-    address = f"127.0.0.1:{portpicker.pick_unused_port()}"
-    pair = [
-        subprocess.Popen(
-            [
-                *(sys.executable, "-m", "tests.lm_jax.checkpoint.sharded_save"),
-                *(address, str(index), tmp_path),
-            ],
-            cwd=ROOT,
-            env=os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(2)
-    ]
-    codes, outs, errs = end(pair)
-    assert codes == [0, 0], errs
-    for out in outs:
-        saving, gathering = map(int, out.split()[-2:])
-        assert saving < 1.5 * sharded_save.SHARD < sharded_save.WHOLE < gathering
-    by_process = [
-        sum(
-            file.stat().st_size
-            for file in (tmp_path / "second" / "arrays").rglob("*")
-            if file.is_file() and f"ocdbt.process_{index}" in file.parts
-        )
-        for index in range(2)
-    ]
-    assert by_process == [], by_process
