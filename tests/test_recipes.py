@@ -30,7 +30,7 @@ SBATCH = {
     "mem": r"\d+",
     "exclusive": "",
     "time": r"\d+:\d\d:\d\d",
-    "signal": r"(?:B:)?(?:TERM|INT)@\d+",
+    "signal": r"(?:B:)?(?:TERM|INT|USR1)@\d+",
     "requeue": "",
     "open-mode": "append|truncate",
     "output": NAME,
@@ -128,6 +128,23 @@ def test_the_supervisor(codes, ended, starts, requeued, path_with, tmp_path):
     told = tmp_path / "requeued"
     assert told.exists() == requeued
     assert not requeued or told.read_text() == "requeue 7\n"
+
+
+@pytest.mark.parametrize(("name", "code"), [("TERM", 75), ("USR1", 75), ("USR1", 137)])
+def test_the_supervisor_passes_a_signal_on_and_waits_for_the_save(name, code, path_with, tmp_path):
+    """The command has the supervisor signalled, and takes half a second to save, or is killed."""
+    env = path_with(
+        srun=f"""
+            trap 'sleep 0.5; exit {code}' {name}
+            kill -{name} $PPID
+            while :; do sleep 0.05; done
+        """,
+        squeue="echo RUNNING",
+        scontrol='echo "$@" > "${0%/*}/requeued"',
+    )
+    result = subprocess.run([SUPERVISE, "srun", "iaj"], env=env, check=False, timeout=60)
+    assert result.returncode == 75
+    assert (tmp_path / "requeued").read_text() == "requeue 7\n"
 
 
 def test_a_cancelled_job_stays_cancelled(path_with, tmp_path):

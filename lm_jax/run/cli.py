@@ -15,8 +15,8 @@ A command module is a thin `main` and one line:
 1. parses the flags of every command, those of its own `Options` (`lm_jax.run.options`), and the
    overrides of `ml_collections.config_flags`; what is left over is refused, because ml_collections
    ignores `config.lr=3` (no dashes) silently;
-2. runs `main`; the first SIGINT or SIGTERM only requests a stop (`lm_jax.run.stop`), so that a loop
-   can save; a second SIGINT kills the process at once, even inside compiled code;
+2. runs `main`; the first SIGINT, SIGTERM or SIGUSR1 only requests a stop (`lm_jax.run.stop`), so
+   that a loop can save; a second SIGINT kills the process at once, even inside compiled code;
 3. turns every `UserError` (lm_jax/errors.py) into one line on standard error, `error: what, where,
    what to do`, and its exit code. The traceback goes to the run's `log.txt`, or with `--debug` (or
    LM_JAX_DEBUG set) to standard error. Any other exception exits 1 and always leaves its traceback.
@@ -51,12 +51,14 @@ from lm_jax.run.options import define_flags, help_lines, read_options
 from lm_jax.run.usage import entry, examples_first, field_meanings
 from lm_jax.run.workdir import LOG_FILE, Resume
 from lm_jax.train import profiling
+from lm_jax.train.launch import DEFAULTS, LaunchOptions, launched_with
 
 _EXIT_FAULT = 1
 _EXIT_INTERRUPTED = 130
 _COMMON_FLAGS = (
     *("config", "workdir", "resume", "profile", "compilation_cache", "download", "debug"),
     *("coordinator", "processes", "process"),
+    *(field.name for field in dataclasses.fields(LaunchOptions)),
 )
 
 
@@ -68,7 +70,8 @@ class Arguments:
     does, and `options` is the command's own dataclass, or None.
     `resume` is "auto", "force" or "never", as `open_workdir` takes it; `profile` the steps of
     a training command to trace; `compilation_cache` as `compilation.cache` takes it; `download`
-    whether a model may be fetched from the Hugging Face hub.
+    whether a model may be fetched from the Hugging Face hub; `launch` the options of training
+    commands.
     """
 
     config: config_dict.ConfigDict | None
@@ -78,6 +81,7 @@ class Arguments:
     profile: profiling.Request | None = None
     compilation_cache: str | None = None
     download: bool = False
+    launch: LaunchOptions = DEFAULTS
 
     @property
     def folder(self) -> Path:
@@ -132,7 +136,7 @@ def run(
     `--config`. `config_class` is the dataclass that `main` builds from it, whose docstring the
     help quotes. The fields of the dataclass `options` are its own flags. A command that is
     `distributed` can be one of several processes (`processes.join`). One that is `training` can
-    trace some of its steps (`train.profiling`).
+    trace some of its steps (`train.profiling`) and has the options of `train.launch`.
     """
     debug = "--debug" in argv or bool(os.environ.get("LM_JAX_DEBUG"))
     workdir = None
@@ -146,7 +150,8 @@ def run(
         compiled = compilation.cache(arguments.compilation_cache, by_source=bool(arguments.profile))
         traced = profiling.request(arguments.profile)
         fetching = downloads.allowed(arguments.download)
-        with stop.signals_as_requests(), compiled, traced, fetching:
+        launched = launched_with(arguments.launch)
+        with stop.signals_as_requests(), compiled, traced, fetching, launched:
             return main(arguments) or 0
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
@@ -237,6 +242,7 @@ def _parse(
     profile = None
     if training:
         profile = flags.DEFINE_string("profile", None, "steps to trace, FIRST:LAST", own)
+        define_flags(LaunchOptions, own)
     cache = flags.DEFINE_string(
         "compilation_cache",
         None,
@@ -280,7 +286,8 @@ def _parse(
     if distributed:
         _join(own)
     how = cast(Resume, resume.value)
-    return Arguments(config, folder, chosen, how, traced, cache.value, download.value)
+    start = read_options(LaunchOptions, own) if training else DEFAULTS
+    return Arguments(config, folder, chosen, how, traced, cache.value, download.value, start)
 
 
 def _join(own: flags.FlagValues) -> None:

@@ -1,7 +1,7 @@
 """A request to stop, which a loop obeys at the next point where its state is saved.
 
-The first SIGINT or SIGTERM only sets it (`signals_as_requests`); a second SIGINT kills the process
-at once, even inside compiled code.
+The first SIGINT, SIGTERM or SIGUSR1, by which a cluster announces its time limit, only sets it
+(`signals_as_requests`); a second SIGINT kills the process at once, even inside compiled code.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ _stop = threading.Event()
 
 
 def requested() -> bool:
-    """Whether SIGINT or SIGTERM was received; a loop checks it after every step it can save."""
+    """Whether a signal to stop was received; a loop checks it after every step it can save."""
     return _stop.is_set()
 
 
@@ -37,12 +37,12 @@ def check(where: str) -> None:
 
 @contextlib.contextmanager
 def signals_as_requests() -> Iterator[None]:
-    """Handles SIGINT and SIGTERM as requests to stop; only the main thread may set handlers."""
+    """Handles the three signals as requests to stop; only the main thread may set handlers."""
     _stop.clear()
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handled = (signal.SIGINT, signal.SIGTERM)
+    handled = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
     before = {number: signal.signal(number, _on_stop) for number in handled}
     try:
         yield
@@ -55,8 +55,8 @@ def signals_as_requests() -> Iterator[None]:
 
 def _on_stop(number: int, frame: types.FrameType | None) -> None:
     del frame
-    # SIGTERM stays a request (supervisors send it more than once); SIGINT becomes the kernel's own,
-    # and before the notice says so.
+    # The others stay requests (supervisors send them more than once); SIGINT becomes the kernel's
+    # own, and before the notice says so.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if not _stop.is_set():
         os.write(2, b"stopping at the next safe point; Ctrl-C again quits at once\n")

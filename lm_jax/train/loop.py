@@ -30,17 +30,17 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from lm_jax.checkpoint import manager
+from lm_jax.checkpoint import local, manager
 from lm_jax.errors import DivergedError
 from lm_jax.model.flops import CONVENTIONS
 from lm_jax.model.params import ParamTree
 from lm_jax.parallel import sharding
-from lm_jax.run import processes, progress
+from lm_jax.run import hang, processes, progress
 from lm_jax.run import stop as stop_flag
 from lm_jax.run.config import config_hash, to_plain
 from lm_jax.run.files import storage_error
 from lm_jax.run.provenance import collect_provenance
-from lm_jax.train import optim, profiling
+from lm_jax.train import launch, optim, profiling
 from lm_jax.train.config import CheckpointPolicy, TrainConfig
 from lm_jax.train.evaluate import Batches, Evaluation, evaluate
 from lm_jax.train.metrics import MetricWriter
@@ -173,12 +173,15 @@ def train(
         raise storage_error(folder, error) from error
     spec, aux_state = objective.spec, objective.init_state()
     optimizer, window = optim.adamw(spec, config, decays), loss_window(config)
-    restored = manager.restore(
-        saved,
-        abstract_state(mesh, spec, optimizer, window=window, aux_state=aux_state),
-        identity,
-        allow_fallback=policy.allow_fallback,
-    )
+    target = abstract_state(mesh, spec, optimizer, window=window, aux_state=aux_state)
+    launched = launch.options()
+    tier = launched.local_checkpoints and local.own_folder(launched.local_checkpoints, folder)
+    restored = None
+    if tier is not None:
+        shared = processes.on_first(lambda: max(manager.saved_steps(saved), default=0))
+        restored = local.restore(tier, target, identity, newer_than=shared)
+    if restored is None:
+        restored = manager.restore(saved, target, identity, allow_fallback=policy.allow_fallback)
     init_key, step_key = jax.random.split(jax.random.key(seed))
     if restored is None:
         state = init_state(
@@ -215,6 +218,7 @@ def train(
             writes=writes,
             in_nats=in_nats,
         ) as writer,
+        hang.limit(launched.hang_limit),
     ):
         while step < config.steps and not history.stopped_early:
             with tracer.step(step + 1, before=state):
@@ -232,7 +236,8 @@ def train(
             # Requests of other processes are read only where all wait for each other anyway.
             stop = (alone or logs) and processes.share_stop()
             saves = saves or stop
-            if saves or logs:
+            saves_locally = tier is not None and not saves and step % launched.local_every == 0
+            if saves or logs or saves_locally:
                 writer.settle()
             if validation is not None and evaluates:
                 result = evaluate(look, state.params, validation, mesh, frozen=frozen)
@@ -251,9 +256,16 @@ def train(
                 writer.flush()
                 save(state, progress=dataclasses.asdict(history), best=history.best_step)
                 writer.restart_clock()
+            if tier is not None and saves_locally:
+                writer.flush()
+                local.save(tier, state, identity=identity, progress=dataclasses.asdict(history))
+                writer.restart_clock()
+            hang.progress()
             if on_step is not None:
                 on_step(step)
             if stop:
                 stop_flag.check(f"after step {step}, saved in {saved}")
         processes.on_first(writer.merge)
+        if tier is not None:
+            local.remove(tier)
     return TrainResult(state, history, saved)

@@ -8,23 +8,32 @@
 # any other               a process was killed, a node lost, a disk full: all start again, after
 #                         PAUSE seconds, then twice as many, at most RETRIES times in a row
 #
-# A start that lasted CALM seconds begins a new row.
+# A start that lasted CALM seconds begins a new row. SIGTERM and SIGUSR1 are passed on, so that
+# `#SBATCH --signal=B:USR1@600`, which reaches this script alone, stops the command too.
 set -u
-failures=0
+failures=0 signals=0 signal='' child=''
+pass_on() { [[ -z $signal || -z $child ]] || kill -"$signal" "$child"; }
+trap 'signal=TERM; ((++signals)); pass_on' TERM
+trap 'signal=USR1; ((++signals)); pass_on' USR1
 while true; do
     SECONDS=0
-    "$@"
-    code=$?
+    "$@" &
+    child=$!
+    pass_on
+    # A signal ends `wait`, not the command.
+    while before=$signals; wait "$child"; code=$?; ((signals > before)); do :; done
+    child=''
     case $code in
         0 | 2 | 3 | 4 | 7 | 10 | 11) exit "$code" ;;
-        75)
-            # A job that was cancelled is no longer running, and stays cancelled.
-            if [[ $(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T) == RUNNING ]]; then
-                scontrol requeue "$SLURM_JOB_ID"
-            fi
-            exit 75
-            ;;
     esac
+    # After a signal nothing is started again, however the command ended: the time is up.
+    if [[ $code == 75 || $signal ]]; then
+        # A job that was cancelled is no longer running, and stays cancelled.
+        if [[ $(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T) == RUNNING ]]; then
+            scontrol requeue "$SLURM_JOB_ID"
+        fi
+        exit 75
+    fi
     ((SECONDS < ${CALM:-3600})) || failures=0
     ((++failures <= ${RETRIES:-5})) || exit "$code"
     pause=$((${PAUSE:-15} * 2 ** (failures - 1)))

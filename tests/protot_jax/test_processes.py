@@ -70,7 +70,7 @@ def test_stopped_and_killed_they_end_in_the_parameters_of_one(config, compiled, 
     folder = tmp_path / "run"
     pair = launch_pair(COMMAND, config, folder, compiled)
     next_checkpoint(folder)
-    pair[1].terminate()
+    pair[1].send_signal(signal.SIGUSR1)
     assert end(pair)[0] == [75, 75]
 
     pair = launch_pair(COMMAND, config, folder, compiled)

@@ -221,7 +221,7 @@ def program(config_path, tmp_path):
     return start
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_stop_signal_ends_the_run_at_its_next_safe_point(program, number):
     process = program()
     process.send_signal(number)

@@ -14,13 +14,15 @@ LIMIT = 150
 
 def launch(command, config, folder, *, devices, flags=()):
     """One process of a command, with so many devices of its own."""
+    # Of two settings of one flag, XLA takes the later.
+    counted = f"--xla_force_host_platform_device_count={devices}"
     return subprocess.Popen(
         [
             *(sys.executable, "-m", command),
             *(f"--config={config}", f"--workdir={folder}", *flags),
         ],
         cwd=ROOT,
-        env=os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"},
+        env=os.environ | {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} {counted}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -37,10 +39,10 @@ def launch_pair(command, config, folder, *flags):
     ]
 
 
-def end(processes):
+def end(processes, limit=LIMIT):
     """Exit codes, standard outputs and standard errors."""
     try:
-        said = [process.communicate(timeout=LIMIT) for process in processes]
+        said = [process.communicate(timeout=limit) for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -1,0 +1,148 @@
+"""A training command of a small decoder, and its processes on the loopback of one machine.
+
+    python -m tests.lm_jax.train.small_cluster --config=FILE --config.data=FOLDER --workdir=FOLDER
+
+Every step is a checkpoint. Each process writes the ids of its rows of every batch that it reads.
+"""
+
+import dataclasses
+import json
+import os
+import time
+
+from ml_collections import ConfigDict
+import portpicker
+
+from lm_jax.checkpoint import manager
+from lm_jax.parallel import sharding
+from lm_jax.run import cli, processes, stop
+from lm_jax.run.config import from_plain
+from lm_jax.text.examples import Batches, Examples
+from lm_jax.text.preparation import open_prepared
+from lm_jax.train.config import CheckpointPolicy, TrainConfig
+from lm_jax.train.loop import train
+from lm_jax.train.objective import LanguageModelling
+from tests import tiny
+from tests.lm_jax.weights.parity_pairs import launch
+
+CFG = tiny.decoder(vocab_size=120, max_length=16)
+OBJECTIVE = LanguageModelling(CFG)
+STEPS, ROWS, CONTEXT, SEED = 16, 8, 11, 234
+# Seconds for a start and all steps, on a machine that is busy with other work.
+LIMIT = 900
+TRAINING = "train"
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings of the command; `stop_after` asks process 0 to stop after so many steps."""
+
+    data: str
+    mesh: tuple[int, int, int]
+    stop_after: int
+    save_every: int
+
+
+def get_config():
+    return ConfigDict({"data": "", "mesh": (1, 2, 1), "stop_after": 0, "save_every": 1})
+
+
+def examples(data):
+    return Examples(open_prepared(data), context=CONTEXT)
+
+
+class Recorded:
+    """Batches of one process, of which every one read is a line of a file."""
+
+    def __init__(self, batches, block, file):
+        self._batches, self._block, self._file = batches, block, file
+        self.fingerprint, self.per_epoch = batches.fingerprint, batches.per_epoch
+
+    def at(self, k):
+        batch = self._batches.at(k)
+        line = {"batch": k, "block": self._block, "documents": batch["document"].tolist()}
+        with self._file.open("a") as opened:
+            opened.write(f"{json.dumps(line)}\n")
+        return batch
+
+
+def main(arguments):
+    config = from_plain(arguments.config, Config)
+    data, fsdp, tensor = config.mesh
+    mesh = sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor)
+    block, blocks = sharding.batch_share(mesh)
+    shared = Batches(
+        examples(config.data),
+        batch_size=ROWS,
+        seed=SEED,
+        process_index=block,
+        process_count=blocks,
+    )
+
+    def on_step(step):
+        if step == config.stop_after and processes.is_first():
+            stop.request()
+
+    changes = ("mesh", "stop_after", "save_every")
+    opened = processes.open_shared_workdir(arguments.folder, arguments.config, may_change=changes)
+    with opened as folder:
+        train(
+            folder / TRAINING,
+            OBJECTIVE,
+            TrainConfig(steps=STEPS, learning_rate=3e-3),
+            Recorded(shared, block, folder / f"batches.{os.getpid()}.jsonl"),
+            seed=SEED,
+            mesh=mesh,
+            policy=CheckpointPolicy(log_every=1, save_every=config.save_every, keep=STEPS),
+            on_step=on_step,
+        )
+
+
+def batches_read(folder):
+    """Batch -> the document of each of its rows, as its processes read them, and read again."""
+    blocks = {}
+    for file in folder.glob("batches.*.jsonl"):
+        for line in map(json.loads, file.read_text().splitlines()):
+            known = blocks.setdefault(line["batch"], {})
+            key = line["block"], len(line["documents"])
+            assert known.setdefault(key, line["documents"]) == line["documents"]
+    whole = {}
+    for k, known in blocks.items():
+        for size in {size for _, size in known}:
+            ids = [id for block in range(ROWS // size) for id in known[block, size]]
+            assert whole.setdefault(k, ids) == ids
+    return whole
+
+
+def start(data, folder, *flags, count=1, devices=2, each=lambda index: (), late=0):
+    """The processes of one start; the last of them starts so many seconds late.
+
+    `each` gives further flags of the process of a number.
+    """
+    common = (f"--config.data={data}", *flags)
+    if count > 1:
+        port = portpicker.pick_unused_port()
+        common += (f"--coordinator=127.0.0.1:{port}", f"--processes={count}")
+    running = []
+    for index in range(count):
+        if late and index == count - 1:
+            time.sleep(late)
+        own = (*(f"--process={index}",) * (count > 1), *each(index))
+        command = "tests.lm_jax.train.small_cluster", __file__, folder
+        running.append(launch(*command, devices=devices, flags=(*common, *own)))
+    return running
+
+
+def wait_for_step(run, step, running):
+    """Returns once the run has the checkpoint of this step, or a later one."""
+    saved, until = run / TRAINING / manager.FOLDER, time.monotonic() + LIMIT
+    while max(manager.saved_steps(saved), default=0) < step:
+        assert time.monotonic() < until, "no checkpoint came"
+        assert all(process.poll() is None for process in running), "a process ended"
+        time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    if "HEARTBEAT" in os.environ:
+        processes._PATIENCE["heartbeat_timeout_seconds"] = int(os.environ["HEARTBEAT"])
+    cli.app(main, config=__file__, config_class=Config, distributed=True, training=True)

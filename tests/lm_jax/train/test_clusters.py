@@ -1,0 +1,143 @@
+"""Training on a cluster, played by processes of one machine: they grow, shrink, hang and die."""
+
+import signal
+import time
+
+import jax
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from lm_jax.checkpoint import manager
+from lm_jax.parallel import sharding
+from lm_jax.run.files import read_json
+from lm_jax.text.examples import Batches
+from lm_jax.train.metrics import METRICS
+from tests import rounding
+from tests.lm_jax.train import small_cluster as cluster
+from tests.lm_jax.train import tiny_training as tiny
+from tests.lm_jax.weights import parity_pairs
+
+pytestmark = pytest.mark.slow
+
+
+def end(running):
+    return parity_pairs.end(running, cluster.LIMIT)
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """The flag that has a process take what another one has compiled."""
+    return f"--compilation_cache={tmp_path_factory.mktemp('compiled')}"
+
+
+@pytest.fixture(scope="module")
+def start(folder, compiled):
+    """Starts the processes of a run on the prepared documents."""
+    return lambda run, *flags, **how: cluster.start(folder, run, compiled, *flags, **how)
+
+
+@pytest.fixture(scope="module")
+def straight(start, tmp_path_factory):
+    """The run of one process with two devices, which nothing interrupts."""
+    run = tmp_path_factory.mktemp("straight") / "run"
+    codes, _, errs = end(start(run))
+    assert codes == [0], errs
+    return run
+
+
+def parameters(run, step):
+    target = sharding.abstract(cluster.OBJECTIVE.spec)
+    params = manager.load_params(run / cluster.TRAINING / manager.FOLDER, step, target)
+    return jax.tree.map(np.asarray, params)
+
+
+def assert_batches(run, folder):
+    """The processes of every step together read the batch that one process would."""
+    batches = Batches(cluster.examples(folder), batch_size=cluster.ROWS, seed=cluster.SEED)
+    wanted = {k: batches.at(k)["document"].tolist() for k in range(cluster.STEPS)}
+    assert cluster.batches_read(run) == wanted
+
+
+def assert_losses(run, folder):
+    """The loss of every step is that of the parameters saved before it, within rounding."""
+    batches = Batches(cluster.examples(folder), batch_size=cluster.ROWS, seed=cluster.SEED)
+    steps = range(1, cluster.STEPS)
+    key = jax.random.split(jax.random.key(cluster.SEED))[1]
+
+    def loss(params, tokens_BS, k):
+        normalizers, rng = cluster.OBJECTIVE.normalizers(tokens_BS), jax.random.fold_in(key, k)
+        return cluster.OBJECTIVE.loss_terms(params, (), None, tokens_BS, normalizers, rng)[0]
+
+    wanted = rounding.expected(
+        lambda *stacked: jax.lax.map(lambda each: loss(*each), stacked),
+        jax.tree.map(lambda *leaves: np.stack(leaves), *(parameters(run, k) for k in steps)),
+        np.stack([batches.at(k)["tokens"] for k in steps]),
+        np.array(steps),
+    )
+    rows = pq.read_table(run / cluster.TRAINING / METRICS)
+    assert rows["step"].to_pylist() == [*range(1, cluster.STEPS + 1)]
+    rounding.assert_within(rows["loss"].to_numpy()[1:], wanted)
+
+
+def test_on_other_devices_and_processes_it_goes_on_with_the_same_batches(start, folder, tmp_path):
+    """One process of eight devices, two of four, one of eight, each on another mesh."""
+    run = tmp_path / "run"
+    legs = [
+        (1, 8, (1, 8, 1), 4, 75),
+        (2, 4, (2, 2, 2), 9, 75),
+        (1, 8, (8, 1, 1), 0, 0),
+    ]
+    for count, devices, mesh, stop_after, code in legs:
+        flags = (f"--config.mesh={mesh}", f"--config.stop_after={stop_after}")
+        codes, _, errs = end(start(run, *flags, count=count, devices=devices))
+        assert codes == [code] * count, errs
+    saved = run / cluster.TRAINING / manager.FOLDER
+    notes = [
+        read_json(manager.step_folder(saved, step) / "MANIFEST.json")["notes"]
+        for step in (5, 10, cluster.STEPS)
+    ]
+    assert [tuple(each["mesh"].values()) for each in notes] == [mesh for _, _, mesh, _, _ in legs]
+    assert_batches(run, folder)
+    assert_losses(run, folder)
+
+
+def test_one_process_then_two_then_one_end_in_the_bits_of_one(start, straight, folder, tmp_path):
+    """On two devices of one mesh all the way."""
+    run = tmp_path / "run"
+    for count, stop_after, code in ((1, 4, 75), (2, 9, 75), (1, 0, 0)):
+        flag = f"--config.stop_after={stop_after}"
+        codes, _, errs = end(start(run, flag, count=count, devices=2 // count))
+        assert codes == [code] * count, errs
+    assert_batches(run, folder)
+    tiny.assert_bitwise(parameters(run, cluster.STEPS), parameters(straight, cluster.STEPS))
+
+
+def test_a_stopped_process_is_found_and_the_others_end_with_their_stacks(
+    start, tmp_path, monkeypatch
+):
+    """Ten minutes before the runtime would miss its heartbeat."""
+    monkeypatch.setenv("HEARTBEAT", "600")
+    pair = start(tmp_path / "run", "--hang_limit=90", count=2, devices=1)
+    cluster.wait_for_step(tmp_path / "run", 2, pair)
+    pair[1].send_signal(signal.SIGSTOP)
+    try:
+        said = pair[0].communicate(timeout=cluster.LIMIT)[1]
+    finally:
+        for process in pair:
+            process.kill()
+        pair[1].communicate()
+    assert pair[0].returncode == 1
+    assert "Timeout (0:01:30)!" in said
+    assert "in train" in said and "loop.py" in said
+
+
+def test_four_processes_wait_for_a_late_one(start, folder, tmp_path):
+    """Two nodes of two, of which one process starts 20 seconds after the others."""
+    run = tmp_path / "run"
+    begun = time.monotonic()
+    codes, _, errs = end(start(run, "--config.mesh=(2,2,1)", count=4, devices=1, late=20))
+    assert codes == [0] * 4, errs
+    assert time.monotonic() - begun > 20
+    assert_batches(run, folder)
+    assert_losses(run, folder)
