@@ -1,4 +1,4 @@
-"""The call of a Triton kernel from JAX: through jax-triton on a GPU, by Triton's interpreter elsewhere.
+"""The call of a Triton kernel from JAX: by jax-triton on a GPU, by Triton's interpreter elsewhere.
 
 This is the one module that knows jax-triton, which is imported where a kernel is lowered for a GPU.
 A kernel (`@triton.jit`) takes pointers to its inputs, pointers to its outputs, then constants

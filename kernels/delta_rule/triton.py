@@ -113,9 +113,14 @@ def _launcher(target: dispatch.Target, *call: jax.Array) -> tuple[Any, int, tupl
     # So many columns of a memory and of the keys fit into the registers of a program.
     columns = 32 if H <= 64 else _SMALLEST
     constants = {
-        **{"T": T, "N": N, "H": H, "E": E, "C": CHUNK, "BE": columns},
+        "T": T,
+        "N": N,
+        "H": H,
+        "E": E,
+        "C": CHUNK,
         "LEVELS": CHUNK.bit_length() - 1,
         "BH": max(_SMALLEST, 1 << (H - 1).bit_length()),
+        "BE": columns,
         "PRECISION": "ieee" if wide else "tf32x3",
     }
 

@@ -1,4 +1,4 @@
-"""Triton kernels of the delta rule, backward: gradients of the memory between chunks, then the rest.
+"""Triton kernels of the delta rule, backward: gradients of the memory by chunk, then the others.
 
 A chunk that starts with the memory S computes, with A = (I + L)^{-1} and M = tril(Q K^T),
 
