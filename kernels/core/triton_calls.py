@@ -8,10 +8,7 @@ Neither package differentiates or batches a kernel: an operation gives its kerne
 and `over_rows` batches a function of arrays whose first axes are independent rows.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-import contextlib
-import contextvars
-import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 import functools
 import importlib.util
 import inspect
@@ -27,40 +24,8 @@ from kernels.core import dispatch
 INTERPRET = "TRITON_INTERPRET"
 
 
-@dataclasses.dataclass(frozen=True)
-class Launch:
-    """One kernel with its arguments, as a compiler needs them.
-
-    Attributes:
-      pointers: dtype names of the arrays that it reads, then of those that it writes.
-      written_bytes: of the arrays that it writes.
-    """
-
-    kernel: Any
-    pointers: tuple[str, ...]
-    constants: tuple[tuple[str, Any], ...]
-    num_warps: int
-    num_stages: int
-    written_bytes: int
-
-
-_LAUNCHES: contextvars.ContextVar[list[Launch] | None] = contextvars.ContextVar(
-    "launches", default=None
-)
-
-
-@contextlib.contextmanager
-def recorded() -> Iterator[list[Launch]]:
-    """Lists the kernels that are traced in its `with` block, in place of lowering them.
-
-    Their results are zeros. This needs no jax-triton: `tools/compile_kernels.py` compiles the list.
-    """
-    launches: list[Launch] = []
-    token = _LAUNCHES.set(launches)
-    try:
-        yield launches
-    finally:
-        _LAUNCHES.reset(token)
+# Of a target that need not be present; of another the device is asked.
+_CAPABILITIES = {"NVIDIA H200": 90}
 
 
 def unsupported_reason(target: dispatch.Target) -> str:
@@ -68,14 +33,14 @@ def unsupported_reason(target: dispatch.Target) -> str:
     if reason := dispatch.unsupported_reason(target):
         return reason
     interpreting = os.environ.get(INTERPRET) == "1"
-    if _LAUNCHES.get() is not None or (target.interpret and interpreting):
-        return "" if _installed("triton") else "needs Triton: pip install triton==3.6.0"
-    if target.interpret:
+    if target.interpret and not interpreting:
         return f"needs {INTERPRET}=1 in the environment before Triton is imported"
-    if interpreting:
+    if interpreting and not target.interpret:
         return f"needs Triton's compiler: unset {INTERPRET}"
+    if target.interpret:
+        return "" if _installed("triton") else "needs Triton: pip install triton"
     if not (_installed("triton") and _installed("jax_triton")):
-        return "needs jax-triton: pip install 'interpretable-attention-jax[cuda13]' (or cuda12)"
+        return "needs jax-triton: pip install 'interpretable-attention-jax[cuda13]' (or [cuda12])"
     return ""
 
 
@@ -105,13 +70,6 @@ def launch(
       A tuple of arrays like `outputs`.
     """
     constants = {name: constants[name] for name in kernel.arg_names if name in constants}
-    launches = _LAUNCHES.get()
-    if launches is not None:
-        names = tuple(jnp.dtype(x.dtype).name for x in (*arrays, *outputs))
-        size = sum(x.size * jnp.dtype(x.dtype).itemsize for x in outputs)
-        fixed = tuple(constants.items())
-        launches.append(Launch(kernel, names, fixed, num_warps, num_stages, size))
-        return tuple(jnp.zeros(x.shape, x.dtype) for x in outputs)
     if target.interpret:
 
         def interpret(*inputs: Any) -> tuple[np.ndarray, ...]:
@@ -129,6 +87,7 @@ def launch(
             grid=grid,
             num_warps=num_warps,
             num_stages=num_stages,
+            compute_capability=_CAPABILITIES.get(target.device_kind),
             **{"out_type" if new else "out_shape": outputs},
             **constants,
         )

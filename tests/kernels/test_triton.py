@@ -9,13 +9,14 @@ import pytest
 
 from kernels.core import cases, dispatch
 from kernels.suites import SUITES
-from tests.kernels import comparison
 
 
 def small(op, dtype="float32", options=(), **sizes):
     text = "_".join(f"{letter.lower()}{size}" for letter, size in sizes.items())
     name = "_".join([text, dtype, *dict(options)])
-    return pytest.param(SUITES[op], cases.Case(name, sizes, dtype, dict(options)), id=f"{op}-{name}")
+    return pytest.param(
+        SUITES[op], cases.Case(name, sizes, dtype, dict(options)), id=f"{op}-{name}"
+    )
 
 
 # Small, for a program of the interpreter takes milliseconds. Lengths and widths that fill no tile,
