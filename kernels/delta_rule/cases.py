@@ -24,6 +24,7 @@ CASES = (
     _case(1, 2048, 4, 64, 64, "float32", {"cpu"}),
     _case(32, 256, 4, 64, 64, "bfloat16", {"gpu", "budget"}),
     _case(1, 32_768, 4, 64, 64, "bfloat16", {"gpu"}),
+    _case(8, 2048, 4, 128, 128, "bfloat16", {"gpu", "budget"}),
 )
 
 

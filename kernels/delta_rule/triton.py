@@ -20,8 +20,6 @@ from kernels.delta_rule import triton_backward as backward
 from kernels.delta_rule import triton_forward as forward
 from kernels.delta_rule.config import Call, Config
 
-# Steps of a chunk.
-CHUNK = 32
 # The side of the smallest tile that a product takes.
 _SMALLEST = 16
 
@@ -57,9 +55,9 @@ _scan.defvjp(_forward, _backward)
 def _run_forward(target: dispatch.Target, *call: jax.Array) -> tuple[jax.Array, ...]:
     """Output, last memory, and what the backward pass reads."""
     q_BTNH, k_BTNH, v_BTNE, beta_BTN, state_BNHE = call
-    launch, columns, (B, T, N, H, E, Z) = _launcher(target, *call)
+    launch, columns, (B, T, N, H, E, C, Z) = _launcher(target, *call)
     (inverse_BNZCC,) = launch(
-        forward.inverse_kernel, (k_BTNH, beta_BTN), [(B, N, Z, CHUNK, CHUNK)], grid=(B * N, Z)
+        forward.inverse_kernel, (k_BTNH, beta_BTN), [(B, N, Z, C, C)], grid=(B * N, Z)
     )
     starts_BNZHE, changes_BTNE, end_BNHE = launch(
         forward.memory_kernel,
@@ -80,7 +78,7 @@ def _run_backward(target: dispatch.Target, *arrays: jax.Array) -> tuple[jax.Arra
     """The gradients of a call in its order, in float32."""
     q_BTNH, k_BTNH, v_BTNE, beta_BTN, _, *others = arrays
     inverse_BNZCC, starts_BNZHE, changes_BTNE, dout_BTNE, dend_BNHE = others
-    launch, columns, (B, T, N, H, E, Z) = _launcher(target, *arrays[:5])
+    launch, columns, (B, T, N, H, E, C, Z) = _launcher(target, *arrays[:5])
     dends_BNZHE, g_BTNE, dstate_BNHE = launch(
         backward.memory_gradient_kernel,
         (q_BTNH, k_BTNH, beta_BTN, inverse_BNZCC, dout_BTNE, dend_BNHE),
@@ -90,7 +88,7 @@ def _run_backward(target: dispatch.Target, *arrays: jax.Array) -> tuple[jax.Arra
     dweight_BNZCC, dsystem_BNZCC, dv_BTNE, dbeta_BTN = launch(
         backward.weight_gradient_kernel,
         (k_BTNH, v_BTNE, beta_BTN, starts_BNZHE, changes_BTNE, dout_BTNE, g_BTNE),
-        [(B, N, Z, CHUNK, CHUNK), (B, N, Z, CHUNK, CHUNK), (B, T, N, E), (B, T, N)],
+        [(B, N, Z, C, C), (B, N, Z, C, C), (B, T, N, E), (B, T, N)],
         grid=(B * N, Z),
     )
     dq_BTNH, dk_BTNH = launch(
@@ -106,19 +104,20 @@ def _run_backward(target: dispatch.Target, *arrays: jax.Array) -> tuple[jax.Arra
 
 
 def _launcher(target: dispatch.Target, *call: jax.Array) -> tuple[Any, int, tuple[int, ...]]:
-    """`triton_calls.launch` for a call, the columns of a program, and the sizes B T N H E Z."""
+    """`triton_calls.launch` for a call, the columns of a program, and the sizes B T N H E C Z."""
     B, T, N, H = call[0].shape
     E = call[2].shape[-1]
     wide = all(x.dtype == jnp.float32 for x in call)
-    # So many columns of a memory and of the keys fit into the registers of a program.
+    # Such tiles fit into the registers of a program; products of float32 take more of them.
+    C = 16 if wide or H > 64 else 32
     columns = 32 if H <= 64 else _SMALLEST
     constants = {
         "T": T,
         "N": N,
         "H": H,
         "E": E,
-        "C": CHUNK,
-        "LEVELS": CHUNK.bit_length() - 1,
+        "C": C,
+        "LEVELS": C.bit_length() - 1,
         "BH": max(_SMALLEST, 1 << (H - 1).bit_length()),
         "BE": columns,
         "PRECISION": "ieee" if wide else "tf32x3",
@@ -135,4 +134,4 @@ def _launcher(target: dispatch.Target, *call: jax.Array) -> tuple[Any, int, tupl
             constants=constants,
         )
 
-    return launch, columns, (B, T, N, H, E, -(-T // CHUNK))
+    return launch, columns, (B, T, N, H, E, C, -(-T // C))

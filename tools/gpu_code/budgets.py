@@ -25,8 +25,6 @@ from tools.gpu_code import machine_code, target, triton_code
 KERNELS = Path(kernels.__file__).parent
 # Relative margin of a budget over the measured figure; the other figures are exact.
 SLACK = {"instructions_per_element": 0.05, "loop_instructions": 0.05, "temporary_bytes": 0.05}
-# The implementations that are GPU kernels; an operation has one of them.
-KERNELS_BY = ("pallas", "triton")
 # A GPU allocates registers to a warp in units of this many per thread.
 _REGISTER_UNIT = 8
 
@@ -43,15 +41,10 @@ class Measured:
     kernels: tuple[machine_code.Kernel, ...]
 
 
-def operations(*implementations: str) -> tuple[str, ...]:
-    """The operations that have a kernel, of these implementations or of all."""
-    wanted = implementations or KERNELS_BY
-    return tuple(op for op, suite in SUITES.items() if {*wanted} & {*suite.implementations})
-
-
-def implementation(suite: cases.Suite) -> str:
-    """The implementation of an operation that has budgets."""
-    return next(name for name in KERNELS_BY if name in suite.implementations)
+def operations(*kernels: str) -> tuple[str, ...]:
+    """The operations that have a GPU kernel, of these implementations or of all."""
+    wanted = kernels or cases.GPU_KERNELS
+    return tuple(op for op, suite in SUITES.items() if suite.kernel in wanted)
 
 
 def workloads(*ops: str) -> list[tuple[cases.Suite, cases.Case]]:
@@ -68,7 +61,7 @@ def program(suite: cases.Suite, case: cases.Case) -> tuple[Any, Any, Any]:
     key = jax.random.key(0)
     arrays = jax.eval_shape(lambda key: suite.make(case, key), key)
     cotangents = jax.eval_shape(lambda a, key: cases.cotangents(suite, case, a, key), arrays, key)
-    return cases.outputs_and_gradients(suite, case, implementation(suite)), arrays, cotangents
+    return cases.outputs_and_gradients(suite, case, suite.kernel), arrays, cotangents
 
 
 def measure(suite: cases.Suite, case: cases.Case) -> Measured:
@@ -78,7 +71,7 @@ def measure(suite: cases.Suite, case: cases.Case) -> Measured:
       BadInputError: the compiler is not installed.
       target.NotCompiledError: naming the operation and the case.
     """
-    by_triton = implementation(suite) == "triton"
+    by_triton = suite.kernel == "triton"
     if by_triton:
         triton_code.require()
     with tempfile.TemporaryDirectory() as folder:
@@ -188,7 +181,7 @@ def write(op: str, measured: list[Measured]) -> None:
     known = {case.name for case in SUITES[op].using("budget")}
     new = {each.case: budget(each) for each in measured}
     kept = {name: entry for name, entry in {**read(op), **new}.items() if name in known}
-    by_triton = implementation(SUITES[op]) == "triton"
+    by_triton = SUITES[op].kernel == "triton"
     versions = triton_code.compilers() if by_triton else {}
     text = {
         "target": target.TARGET.device_kind,
