@@ -24,7 +24,7 @@ GROUP := $(BIN)/uv pip compile $(SOLVE) --group pyproject.toml
 
 help:
 	@echo "make quickstart     audit a pretrained model, train small ones, find circuits, draw a graph; five reports"
-	@echo "make test           the tests that need no torch and no GPU compiler and are not slow"
+	@echo "make test           the tests that need no torch, no Triton and no GPU compiler and are not slow"
 	@echo "  ISA=AVX           the same on narrower vectors, as on older processors (or SSE4_2)"
 	@echo "  TESTS=tests/...   some of them"
 	@echo "make lint           ruff and pyrefly"
@@ -38,7 +38,7 @@ quickstart: $(VENV)/base.stamp
 
 test: $(VENV)/dev.stamp
 	XLA_FLAGS="$(XLA_FLAGS) $(if $(ISA),--xla_cpu_max_isa=$(ISA),$(FAST_COMPILE))" $(BIN)/python -m pytest \
-		-m "not torch and not slow and not compiled" -n $(WORKERS) --dist loadfile $(TESTS)
+		-m "not torch and not slow and not compiled and not triton" -n $(WORKERS) --dist loadfile $(TESTS)
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
@@ -83,4 +83,5 @@ requirements: $(VENV)/base.stamp
 	$(COMPILE) --extra eval --constraint requirements/dev.txt --output-file requirements/eval.txt
 	$(COMPILE) --extra hpo --constraint requirements/dev.txt --output-file requirements/hpo.txt
 	$(GROUP):aot --no-deps --output-file requirements/aot.txt
+	$(GROUP):triton --no-deps --output-file requirements/triton.txt
 	$(GROUP):docs --constraint requirements/dev.txt --output-file requirements/docs.txt

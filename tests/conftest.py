@@ -14,6 +14,8 @@ if "jax" in sys.modules:
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Triton decides on import whether its kernels are interpreted.
+os.environ["TRITON_INTERPRET"] = "1"
 # Most tests are many small programs that run once each, and LLVM's optimisation is most of their
 # time. `optimised_where_marked` lifts it.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
@@ -72,12 +74,16 @@ def compiled_programs_end_with_their_module() -> Generator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips a test whose torch, GPU compiler or assets are not here, and says so."""
+    """Skips a test whose torch, Triton, GPU compiler or assets are not here, and says so."""
     has_torch = importlib.util.find_spec("torch") is not None
     for item in items:
         if item.get_closest_marker("torch") and not has_torch:
             item.add_marker(
                 pytest.mark.skip(reason="needs torch: pip install -r requirements/torch.txt")
+            )
+        if item.get_closest_marker("triton") and importlib.util.find_spec("triton") is None:
+            item.add_marker(
+                pytest.mark.skip(reason="needs triton: pip install -r requirements/triton.txt")
             )
         if item.get_closest_marker("compiled") and (reason := _compiler_unsupported()):
             item.add_marker(pytest.mark.skip(reason=reason))

@@ -93,6 +93,7 @@ def test_a_skip_names_its_remedy(reasons):
     ]
     assert reasons(pytest.mark.torch) == ["needs torch: pip install -r requirements/torch.txt"]
     assert reasons(pytest.mark.compiled) == ["needs a compiler"]
+    assert reasons(pytest.mark.triton) == ["needs triton: pip install -r requirements/triton.txt"]
 
 
 def test_a_real_mark_without_names_is_refused(reasons):

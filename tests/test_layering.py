@@ -46,7 +46,7 @@ PACKAGE_MAY_IMPORT["evaluate"] = {*PACKAGE_MAY_IMPORT["train"], "train", "statis
 # The front end of commands: it traces training steps, and only commands and tests import it.
 CLI = "lm_jax.run.cli"
 CLI_MAY_IMPORT = {"errors", "run", "train"}
-KERNELS_MAY_IMPORT = {"jax", "jax_triton", "numpy", *sys.stdlib_module_names}
+KERNELS_MAY_IMPORT = {"jax", "jax_triton", "numpy", "triton", *sys.stdlib_module_names}
 # jax_triton raises on import where there is no GPU; the others are slow and may be absent.
 ONLY_IN_FUNCTIONS = {
     *("datasets", "jax_triton", "lm_eval", "optuna", "torch", "transformers", "vl_convert"),

@@ -102,6 +102,14 @@ def test_the_site_is_built_by_what_is_pinned_and_agrees_with_the_other_locks():
     assert {name: site[name] for name in both} == {name: dev[name] for name in both}
 
 
+def test_the_interpreter_of_triton_is_one_that_the_extras_allow():
+    asked = {
+        Requirement(x).name: Requirement(x) for x in PROJECT["optional-dependencies"]["cuda13"]
+    }
+    assert asked["jax-triton"].specifier.contains(*pins("triton")["jax-triton"])
+    assert asked["triton"].specifier.contains(*pins("triton")["triton"])
+
+
 def test_the_compiler_is_that_of_the_jax_in_the_base():
     compiler = pins("aot")
     assert compiler["jax-cuda13-plugin"] == compiler["jax-cuda13-pjrt"]

@@ -1,6 +1,6 @@
 """Compares every workload of every kernel with its reference on this device.
 
-    python -m tools.check_kernels                       implementation "pallas" on a GPU
+    python -m tools.check_kernels                       the kernel of each operation on a GPU
     python -m tools.check_kernels --interpret --op prefix_mean
     python -m tools.check_kernels --implementation xla
 
@@ -12,13 +12,14 @@ import argparse
 from collections.abc import Sequence
 import contextlib
 import json
+import os
 from pathlib import Path
 import sys
 
 import jax
 import numpy as np
 
-from kernels.core import cases, dispatch
+from kernels.core import cases, dispatch, triton_calls
 from kernels.suites import SUITES
 from tools.bench import benchmarks, timing
 
@@ -71,28 +72,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--op", choices=SUITES, help="one operation")
     implementations = sorted({name for suite in SUITES.values() for name in suite.implementations})
-    parser.add_argument("--implementation", choices=implementations, default="pallas")
-    parser.add_argument("--interpret", action="store_true", help="Pallas kernels without a GPU")
+    parser.add_argument(
+        "--implementation",
+        choices=implementations,
+        help="this one of every operation (default: pallas, or triton where there is none)",
+    )
+    parser.add_argument("--interpret", action="store_true", help="kernels without a GPU")
     parser.add_argument(
         "--longest", type=int, default=512, help="length to which large cases are cut"
     )
     parser.add_argument("--json", type=Path, help="file for conditions and deviations")
     arguments = parser.parse_args(argv)
-    kernel = arguments.implementation in ("pallas", "mosaic")
+    kernel = arguments.implementation in (None, "mosaic", *cases.GPU_KERNELS)
     if (
         kernel
         and not arguments.interpret
         and (reason := dispatch.unsupported_reason(dispatch.target()))
     ):
         parser.error(f"{reason.partition(';')[0]}; pass --interpret to run them slowly here")
+    if arguments.interpret:
+        os.environ[triton_calls.INTERPRET] = "1"
     rows = []
     chosen = dispatch.on(dispatch.INTERPRETER) if arguments.interpret else contextlib.nullcontext()
     with chosen:
         for op in [arguments.op] if arguments.op else SUITES:
-            if arguments.implementation not in SUITES[op].implementations:
-                print(f"{op}: has no {arguments.implementation!r} implementation")
+            implementation = arguments.implementation or SUITES[op].kernel
+            if implementation not in SUITES[op].implementations:
+                print(f"{op}: has no {implementation or 'GPU kernel'!r} implementation")
                 continue
-            rows += check(op, arguments.implementation, arguments.longest)
+            rows += check(op, implementation, arguments.longest)
     if arguments.json:
         results = {"conditions": timing.conditions(("jax", "jaxlib", "numpy")), "rows": rows}
         arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

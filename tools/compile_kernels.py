@@ -1,4 +1,4 @@
-"""Compiles the Pallas kernels for an H200 on a machine without a GPU, and holds them to budgets.
+"""Compiles the GPU kernels for an H200 on a machine without a GPU, and holds them to budgets.
 
     python -m tools.compile_kernels                          every operation and case
     python -m tools.compile_kernels --op gated_attention --case CASE

@@ -37,6 +37,10 @@ class Case:
     uses: frozenset[str] = frozenset({"test"})
 
 
+# The implementations that are GPU kernels with gradients of their own.
+GPU_KERNELS = ("pallas", "triton")
+
+
 @dataclasses.dataclass(frozen=True)
 class Suite:
     """The workloads of one operation and how to run them.
@@ -57,6 +61,11 @@ class Suite:
     differentiable: tuple[str, ...]
     implementations: tuple[str, ...]
     tiles: tuple[Mapping[str, tuple[int, ...]], ...] = ()
+
+    @property
+    def kernel(self) -> str | None:
+        """The implementation that is a GPU kernel; None if there is none."""
+        return next((name for name in GPU_KERNELS if name in self.implementations), None)
 
     def named(self, name: str) -> Case:
         """The case with this name.

@@ -15,14 +15,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kernels.core import dispatch, shapes
+from kernels.core import dispatch, shapes, triton_calls
 from kernels.delta_rule import reference, xla
-from kernels.delta_rule.config import Call, Config
+from kernels.delta_rule.config import WIDEST_KEY, Call, Config
 
 OP = "delta_rule"
 
+_triton = dispatch.lazy_module("kernels.delta_rule.triton")
+
 # In order of preference.
 IMPLEMENTATIONS: Mapping[str, Callable[[Config, Call], Any]] = {
+    "triton": lambda config, call: _triton().run(config, call),
     "xla": xla.run,
     "reference": reference.run,
 }
@@ -53,12 +56,13 @@ def delta_rule(
         paper's S; None is zero. Differentiable.
       return_state: also returns the memory after the last step, for decoding or the next chunk of a
         prompt.
-      implementation: "reference", "xla", or None for the best that runs here. There is no "pallas":
-        a kernel is added only where it was measured to beat XLA on a GPU, and none was.
+      implementation: "reference", "xla", "triton", or None for the best that runs here. "triton"
+        needs an NVIDIA GPU, jax-triton, and keys of at most 256 numbers.
 
     Returns:
       `out_BTNE` in the dtype of `v_BTNE`; with `return_state`, also the float32 `state_BNHE`.
-      Arithmetic is float32 whatever the inputs.
+      Arithmetic is float32 whatever the inputs, in "triton" with products of bfloat16 inputs to
+      about 2^-21. "triton" has first derivatives in reverse mode alone.
 
     Raises:
       ValueError: shapes that do not fit, or T = 0.
@@ -81,7 +85,15 @@ def delta_rule(
         state_BNHE = jnp.zeros([size[letter] for letter in "BNHE"])
     scale = size["H"] ** -0.5 if scale is None else scale
 
-    run = IMPLEMENTATIONS[dispatch.choose(OP, implementation, {"xla": "", "reference": ""})]
+    reasons = {"triton": _unsupported_reason(size["H"]), "xla": "", "reference": ""}
+    run = IMPLEMENTATIONS[dispatch.choose(OP, implementation, reasons)]
     out_BTNE, state_BNHE = run(Config(), Call(q_BTNH, k_BTNH, v_BTNE, beta_BTN, state_BNHE))
     out_BTNE = (scale * out_BTNE).astype(v_BTNE.dtype)
     return (out_BTNE, state_BNHE) if return_state else out_BTNE
+
+
+def _unsupported_reason(H: int) -> str:
+    """Why the Triton kernels cannot run; empty if they can."""
+    if H > WIDEST_KEY:
+        return f"takes keys of at most {WIDEST_KEY} numbers, not {H}"
+    return triton_calls.unsupported_reason(dispatch.target())

@@ -20,10 +20,11 @@ CASES = (
     _case(2, 65, 2, 16, 24, "float32", {"test"}, initial_state=True),
     *(_case(2, 65, 2, 16, 24, "float32", {"test"}, beta=beta) for beta in (0.0, 1.0, 2.0)),
     *(_case(2, 65, 2, 16, 24, "float32", {"test"}, keys="same", beta=b) for b in (0.5, 1.0, 2.0)),
-    _case(8, 256, 4, 64, 64, "float32", {"cpu"}),
+    _case(8, 256, 4, 64, 64, "float32", {"cpu", "budget"}),
     _case(1, 2048, 4, 64, 64, "float32", {"cpu"}),
-    _case(32, 256, 4, 64, 64, "bfloat16", {"gpu"}),
+    _case(32, 256, 4, 64, 64, "bfloat16", {"gpu", "budget"}),
     _case(1, 32_768, 4, 64, 64, "bfloat16", {"gpu"}),
+    _case(8, 2048, 4, 128, 128, "bfloat16", {"gpu", "budget"}),
 )
 
 

@@ -5,6 +5,9 @@ from typing import NamedTuple
 
 import jax
 
+# A program of the Triton kernels holds all rows of some columns of a memory.
+WIDEST_KEY = 256
+
 
 class Call(NamedTuple):
     """The arrays of a call; all have gradients."""

@@ -16,14 +16,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kernels.core import dispatch, shapes
+from kernels.core import dispatch, shapes, triton_calls
 from kernels.selective_scan import reference, xla
-from kernels.selective_scan.config import Call, Config, config_for
+from kernels.selective_scan.config import LARGEST_STATE, Call, Config, config_for
 
 OP = "selective_scan"
 
+_triton = dispatch.lazy_module("kernels.selective_scan.triton")
+
 # In order of preference.
 IMPLEMENTATIONS: Mapping[str, Callable[[Config, Call], Any]] = {
+    "triton": lambda config, call: _triton().run(config, call),
     "xla": xla.run,
     "reference": reference.run,
 }
@@ -57,12 +60,13 @@ def selective_scan(
       initial_state: `[B, I, J]` float32 state before the first step; None is zero. Differentiable.
       return_state: also returns the state after the last step, for decoding or the next chunk of a
         prompt.
-      implementation: "reference", "xla", or None for the best that runs here. There is no "pallas":
-        a kernel is added only where it was measured to beat XLA on a GPU, and none was.
+      implementation: "reference", "xla", "triton", or None for the best that runs here. "triton"
+        needs an NVIDIA GPU, jax-triton, and states of at most 32 numbers.
 
     Returns:
       `y_BTI` in the dtype of `u_BTI`; with `return_state`, also the float32 `state_BIJ`. Arithmetic
-      is float32 whatever the inputs. "xla" has first derivatives in reverse mode alone.
+      is float32 whatever the inputs. "xla" and "triton" have first derivatives in reverse mode
+      alone.
 
     Raises:
       ValueError: shapes that do not fit, or T = 0.
@@ -86,7 +90,8 @@ def selective_scan(
     if state_BIJ is None:
         state_BIJ = jnp.zeros((size["B"], size["I"], size["J"]))
 
-    run = IMPLEMENTATIONS[dispatch.choose(OP, implementation, {"xla": "", "reference": ""})]
+    reasons = {"triton": _unsupported_reason(size["J"]), "xla": "", "reference": ""}
+    run = IMPLEMENTATIONS[dispatch.choose(OP, implementation, reasons)]
     # One cast for both uses: the gradient by u is then rounded to its dtype once.
     wide_BTI = u_BTI.astype(jnp.float32)
     config = config_for(size["T"], dispatch.target())
@@ -95,3 +100,10 @@ def selective_scan(
         y_BTI += D_I[None, None] * wide_BTI
     y_BTI = y_BTI.astype(u_BTI.dtype)
     return (y_BTI, state_BIJ) if return_state else y_BTI
+
+
+def _unsupported_reason(J: int) -> str:
+    """Why the Triton kernels cannot run; empty if they can."""
+    if J > LARGEST_STATE:
+        return f"takes states of at most {LARGEST_STATE} numbers, not {J}"
+    return triton_calls.unsupported_reason(dispatch.target())

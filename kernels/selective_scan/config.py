@@ -8,6 +8,8 @@ import jax
 
 from kernels.core import dispatch
 
+# A thread of the Triton kernels holds the states of a channel for a group of steps.
+LARGEST_STATE = 32
 SHORTEST_CHUNK = 16
 # XLA for GPUs fuses unrolled steps into a few kernels, where a loop launches a few for every step.
 # On CPUs a launch costs nothing, and the larger fusions are slower.

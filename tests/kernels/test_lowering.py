@@ -1,4 +1,4 @@
-"""Every kernel lowers for an H200 at the sizes of its budgets: with jaxlib alone, no compiler."""
+"""Every Pallas kernel lowers for an H200 at the sizes of its budgets, with jaxlib alone."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tools.gpu_code import budgets, target
 
 @pytest.mark.parametrize(
     ("suite", "case"),
-    budgets.workloads(),
+    budgets.workloads(*budgets.operations("pallas")),
     ids=lambda each: getattr(each, "op", getattr(each, "name", "")),
 )
 def test_value_and_gradients_lower_to_triton(suite, case):

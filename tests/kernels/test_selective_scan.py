@@ -304,7 +304,7 @@ def test_an_empty_sequence_is_refused():
 
 def test_the_implementations_are_xla_and_the_reference():
     drive = [small()[name] for name in NAMES[:5]]
-    with pytest.raises(ValueError, match="'pallas' is none of xla, reference"):
+    with pytest.raises(ValueError, match="'pallas' is none of triton, xla, reference"):
         selective_scan(*drive, implementation="pallas")
     named = selective_scan(*drive, implementation="xla")
     np.testing.assert_array_equal(selective_scan(*drive), named)

@@ -13,7 +13,7 @@ import statistics
 
 import jax
 
-from kernels.core import cases
+from kernels.core import cases, dispatch, triton_calls
 from kernels.suites import SUITES
 from tools.bench import baselines, timing
 
@@ -43,7 +43,7 @@ class Benchmark:
 class Result:
     """Measurements of a benchmark; only `deviations` if the comparison failed.
 
-    `missing` names what to install for its baseline; nothing is measured then.
+    `missing` names what to install for it or its baseline; nothing is measured then.
     """
 
     benchmark: Benchmark
@@ -116,6 +116,10 @@ def run(
     outside = baselines.OUTSIDE.get(benchmark.baseline)
     if outside is not None and (missing := outside.missing()):
         return Result(benchmark, missing=missing)
+    if benchmark.implementation == "triton":
+        reason = triton_calls.unsupported_reason(dispatch.target())
+        if reason:
+            return Result(benchmark, missing=reason)
     suite = SUITES[benchmark.op]
     case = suite.named(benchmark.case)
     deviations = cases.compare(suite, shorten(case, longest), benchmark.implementation)
@@ -230,6 +234,11 @@ def gpu() -> Iterator[Benchmark]:
     for case in _timed("score_stats"):
         if case.sizes["T"] == 8192 and "biases" not in case.options:
             yield Benchmark("score_stats", case.name, "forward", "cudnn", "pallas", time=2.0)
+    # The kernels of the baselines are chosen before XLA, and must be faster.
+    for op in ("selective_scan", "delta_rule"):
+        for case in _timed(op):
+            for what in ("forward", "gradient"):
+                yield Benchmark(op, case.name, what, "xla", "triton", speed=1.0)
 
 
 def _gated() -> Iterator[Benchmark]:

@@ -7,6 +7,7 @@ review. A figure under half its budget fails as well, because the gain could be 
 """
 
 from collections.abc import Iterator, Mapping
+import contextlib
 import dataclasses
 import json
 import math
@@ -19,7 +20,7 @@ import jax
 import kernels
 from kernels.core import cases
 from kernels.suites import SUITES
-from tools.gpu_code import machine_code, target
+from tools.gpu_code import machine_code, target, triton_code
 
 KERNELS = Path(kernels.__file__).parent
 # Relative margin of a budget over the measured figure; the other figures are exact.
@@ -40,9 +41,10 @@ class Measured:
     kernels: tuple[machine_code.Kernel, ...]
 
 
-def operations() -> tuple[str, ...]:
-    """The operations that have a Pallas kernel."""
-    return tuple(op for op, suite in SUITES.items() if "pallas" in suite.implementations)
+def operations(*kernels: str) -> tuple[str, ...]:
+    """The operations that have a GPU kernel, of these implementations or of all."""
+    wanted = kernels or cases.GPU_KERNELS
+    return tuple(op for op, suite in SUITES.items() if suite.kernel in wanted)
 
 
 def workloads(*ops: str) -> list[tuple[cases.Suite, cases.Case]]:
@@ -55,29 +57,36 @@ def workloads(*ops: str) -> list[tuple[cases.Suite, cases.Case]]:
 
 
 def program(suite: cases.Suite, case: cases.Case) -> tuple[Any, Any, Any]:
-    """A function of value and gradients by Pallas, and the shapes of its two arguments."""
+    """A function of value and gradients by the kernel, and the shapes of its two arguments."""
     key = jax.random.key(0)
     arrays = jax.eval_shape(lambda key: suite.make(case, key), key)
     cotangents = jax.eval_shape(lambda a, key: cases.cotangents(suite, case, a, key), arrays, key)
-    return cases.outputs_and_gradients(suite, case, "pallas"), arrays, cotangents
+    return cases.outputs_and_gradients(suite, case, suite.kernel), arrays, cotangents
 
 
 def measure(suite: cases.Suite, case: cases.Case) -> Measured:
     """Compiles the value and the gradients of a case for the target.
 
     Raises:
+      BadInputError: the compiler is not installed.
       target.NotCompiledError: naming the operation and the case.
     """
+    by_triton = suite.kernel == "triton"
+    if by_triton:
+        triton_code.require()
     with tempfile.TemporaryDirectory() as folder:
         dump = Path(folder)
+        listed = triton_code.compiled() if by_triton else contextlib.nullcontext([])
         try:
-            compiled = target.compile_(*program(suite, case), dump=dump)
+            with listed as kernels:
+                compiled = target.compile_(*program(suite, case), dump=dump)
         except target.NotCompiledError as error:
             raise target.NotCompiledError(f"{suite.op} {case.name} {error}") from error
         memory = compiled.memory_analysis()
         if memory is None:
             raise RuntimeError(f"{suite.op} {case.name}: XLA reports no memory of the program")
-        kernels = machine_code.kernels(dump)
+        if not by_triton:
+            kernels = machine_code.kernels(dump)
     return Measured(suite.op, case.name, memory.temp_size_in_bytes, tuple(kernels))
 
 
@@ -172,9 +181,11 @@ def write(op: str, measured: list[Measured]) -> None:
     known = {case.name for case in SUITES[op].using("budget")}
     new = {each.case: budget(each) for each in measured}
     kept = {name: entry for name, entry in {**read(op), **new}.items() if name in known}
+    by_triton = SUITES[op].kernel == "triton"
+    versions = triton_code.compilers() if by_triton else {}
     text = {
         "target": target.TARGET.device_kind,
-        "compilers": target.compilers(),
+        "compilers": target.compilers() | versions,
         "slack": SLACK,
         "cases": dict(sorted(kept.items())),
     }

@@ -82,13 +82,18 @@ def kernels(dump: Path) -> list[Kernel]:
     for name, launch in launches.items():
         # XLA distinguishes two programs of the same name by a number.
         if re.sub(r"__\d+$", "", name) in called:
-            results.append(_kernel(name, int(launch["threads"]), int(launch["shared"]), ptx[name]))
+            results.append(kernel(name, int(launch["threads"]), int(launch["shared"]), ptx[name]))
     if missing := called - {re.sub(r"__\d+$", "", name) for name in launches}:
         raise LookupError(f"{dump}: no launch of {', '.join(sorted(missing))}")
-    return sorted(results, key=lambda kernel: kernel.name)
+    return sorted(results, key=lambda each: each.name)
 
 
-def _kernel(name: str, threads: int, shared: int, ptx: Path) -> Kernel:
+def kernel(name: str, threads: int, shared: int, ptx: Path) -> Kernel:
+    """The figures of the entry `name` of a PTX file, with the threads and shared bytes of a block.
+
+    Raises:
+      LookupError: ptxas reports no figures of it.
+    """
     with tempfile.TemporaryDirectory() as folder:
         cubin = str(Path(folder) / "kernel.cubin")
         command = [target.program("ptxas"), "-v", f"-arch={target.ARCHITECTURE}", str(ptx)]

@@ -1,0 +1,137 @@
+"""The delta rule on a GPU: Triton kernels over chunks, with a backward pass of their own.
+
+The mathematics is in `triton_forward.py` and `triton_backward.py`. The forward pass keeps, in
+float32, the memory at the start of every chunk, the changes that its steps make, and the inverse
+that gives them: H E / C + E + C numbers for a step of a head, and never a memory of every step.
+
+Products of float32 inputs are those of float32. For bfloat16 inputs tensor cores multiply float32
+in three parts (3xTF32, to about 2^-21).
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from kernels.core import dispatch, triton_calls
+from kernels.delta_rule import reference
+from kernels.delta_rule import triton_backward as backward
+from kernels.delta_rule import triton_forward as forward
+from kernels.delta_rule.config import Call, Config
+
+# The side of the smallest tile that a product takes.
+_SMALLEST = 16
+
+
+def run(config: Config, call: Call) -> tuple[jax.Array, jax.Array]:
+    """As `reference.run`, which runs for T = 1."""
+    if call.q_BTNH.shape[1] == 1:
+        return reference.run(config, call)
+    return _scan(dispatch.target(), call)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _scan(target: dispatch.Target, call: Call) -> tuple[jax.Array, jax.Array]:
+    """`out_BTNE` before its scale, and the memory after the last step."""
+    return _forward(target, call)[0]
+
+
+def _forward(target: dispatch.Target, call: Call) -> tuple[Any, Any]:
+    out_BTNE, end_BNHE, *kept = triton_calls.over_rows(_run_forward, target)(*call)
+    return (out_BTNE, end_BNHE), (call, *kept)
+
+
+def _backward(target: dispatch.Target, residuals: Any, cotangents: Any) -> tuple[Call]:
+    call, *kept = dispatch.first_order("delta_rule", residuals)
+    cotangents = dispatch.first_order("delta_rule", cotangents)
+    gradients = triton_calls.over_rows(_run_backward, target)(*call, *kept, *cotangents)
+    return (Call(*(d.astype(x.dtype) for d, x in zip(gradients, call, strict=True))),)
+
+
+_scan.defvjp(_forward, _backward)
+
+
+def _run_forward(target: dispatch.Target, *call: jax.Array) -> tuple[jax.Array, ...]:
+    """Output, last memory, and what the backward pass reads."""
+    q_BTNH, k_BTNH, v_BTNE, beta_BTN, state_BNHE = call
+    launch, columns, (B, T, N, H, E, C, Z) = _launcher(target, *call)
+    (inverse_BNZCC,) = launch(
+        forward.inverse_kernel, (k_BTNH, beta_BTN), [(B, N, Z, C, C)], grid=(B * N, Z)
+    )
+    starts_BNZHE, changes_BTNE, end_BNHE = launch(
+        forward.memory_kernel,
+        (k_BTNH, v_BTNE, beta_BTN, inverse_BNZCC, state_BNHE),
+        [(B, N, Z, H, E), (B, T, N, E), (B, N, H, E)],
+        grid=(B * N, -(-E // columns)),
+    )
+    (out_BTNE,) = launch(
+        forward.output_kernel,
+        (q_BTNH, k_BTNH, starts_BNZHE, changes_BTNE),
+        [(B, T, N, E)],
+        grid=(B * N, -(-E // columns), Z),
+    )
+    return out_BTNE, end_BNHE, inverse_BNZCC, starts_BNZHE, changes_BTNE
+
+
+def _run_backward(target: dispatch.Target, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """The gradients of a call in its order, in float32."""
+    q_BTNH, k_BTNH, v_BTNE, beta_BTN, _, *others = arrays
+    inverse_BNZCC, starts_BNZHE, changes_BTNE, dout_BTNE, dend_BNHE = others
+    launch, columns, (B, T, N, H, E, C, Z) = _launcher(target, *arrays[:5])
+    dends_BNZHE, g_BTNE, dstate_BNHE = launch(
+        backward.memory_gradient_kernel,
+        (q_BTNH, k_BTNH, beta_BTN, inverse_BNZCC, dout_BTNE, dend_BNHE),
+        [(B, N, Z, H, E), (B, T, N, E), (B, N, H, E)],
+        grid=(B * N, -(-E // columns)),
+    )
+    dweight_BNZCC, dsystem_BNZCC, dv_BTNE, dbeta_BTN = launch(
+        backward.weight_gradient_kernel,
+        (k_BTNH, v_BTNE, beta_BTN, starts_BNZHE, changes_BTNE, dout_BTNE, g_BTNE),
+        [(B, N, Z, C, C), (B, N, Z, C, C), (B, T, N, E), (B, T, N)],
+        grid=(B * N, Z),
+    )
+    dq_BTNH, dk_BTNH = launch(
+        backward.key_gradient_kernel,
+        (
+            *(q_BTNH, k_BTNH, starts_BNZHE, changes_BTNE, dout_BTNE, dends_BNZHE),
+            *(dweight_BNZCC, dsystem_BNZCC, dv_BTNE),
+        ),
+        [(B, T, N, H), (B, T, N, H)],
+        grid=(B * N, Z, -(-H // columns)),
+    )
+    return dq_BTNH, dk_BTNH, dv_BTNE, dbeta_BTN, dstate_BNHE
+
+
+def _launcher(target: dispatch.Target, *call: jax.Array) -> tuple[Any, int, tuple[int, ...]]:
+    """`triton_calls.launch` for a call, the columns of a program, and the sizes B T N H E C Z."""
+    B, T, N, H = call[0].shape
+    E = call[2].shape[-1]
+    wide = all(x.dtype == jnp.float32 for x in call)
+    # Such tiles fit into the registers of a program; products of float32 take more of them.
+    C = 16 if wide or H > 64 else 32
+    columns = 32 if H <= 64 else _SMALLEST
+    constants = {
+        "T": T,
+        "N": N,
+        "H": H,
+        "E": E,
+        "C": C,
+        "LEVELS": C.bit_length() - 1,
+        "BH": max(_SMALLEST, 1 << (H - 1).bit_length()),
+        "BE": columns,
+        "PRECISION": "ieee" if wide else "tf32x3",
+    }
+
+    def launch(kernel: Any, arrays: Any, shapes: Any, grid: tuple[int, ...]) -> Any:
+        return triton_calls.launch(
+            kernel,
+            arrays,
+            tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes),
+            target=target,
+            grid=grid,
+            num_warps=4,
+            constants=constants,
+        )
+
+    return launch, columns, (B, T, N, H, E, C, -(-T // C))

@@ -1,0 +1,140 @@
+"""The Triton kernels in Triton's interpreter, against the reference in float64.
+
+The interpreter runs a kernel program by program on numpy arrays, outputs filled with NaN at first:
+what a kernel leaves out, or reads outside of its arrays, shows. It checks neither races nor what
+the compiler makes of the kernel; `tools/compile_kernels.py` and a GPU do.
+"""
+
+import importlib.util
+
+import jax
+import numpy as np
+import pytest
+
+from kernels.core import cases, dispatch
+from kernels.suites import SUITES
+
+
+def small(op, dtype="float32", options=(), **sizes):
+    text = "_".join(f"{letter.lower()}{size}" for letter, size in sizes.items())
+    name = "_".join([text, dtype, *dict(options)])
+    return pytest.param(
+        SUITES[op], cases.Case(name, sizes, dtype, dict(options)), id=f"{op}-{name}"
+    )
+
+
+# Small, for a program of the interpreter takes milliseconds. Lengths and widths that fill no tile,
+# some that fill them, and several programs along every axis of a grid.
+CASES = (
+    small("delta_rule", B=2, T=65, N=2, H=6, E=40, options={"initial_state": True}),
+    small("delta_rule", B=1, T=32, N=1, H=64, E=32),
+    small("delta_rule", B=1, T=2, N=2, H=96, E=17, options={"beta": 2.0}),
+    small("delta_rule", B=1, T=65, N=1, H=16, E=24, options={"keys": "same", "beta": 2.0}),
+    small("delta_rule", B=1, T=70, N=1, H=16, E=24, dtype="bfloat16"),
+    small("selective_scan", B=2, T=35, I=40, J=5, options={"initial_state": True}),
+    small("selective_scan", B=1, T=32, I=32, J=16, options={"decay": (1e-4, 50.0)}),
+    small("selective_scan", B=1, T=2, I=3, J=32, options={"skip": False}),
+    small("selective_scan", B=1, T=18, I=33, J=1, dtype="bfloat16"),
+)
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize(("suite", "case"), CASES)
+def test_value_and_gradients_equal_the_reference(suite, case):
+    with dispatch.on(dispatch.INTERPRETER):
+        result = cases.compare(suite, case, "triton")
+    assert all(each.ok for each in result), result
+
+
+OF_TWO = {
+    "delta_rule": {"B": 1, "T": 17, "N": 1, "H": 4, "E": 4},
+    "selective_scan": {"B": 1, "T": 5, "I": 4, "J": 2},
+}
+operations = pytest.mark.parametrize("op", OF_TWO)
+
+
+def of_two(op):
+    """An operation of two arguments, its own case, and a case of twice the rows."""
+    suite = SUITES[op]
+    single, double = (cases.Case(op, OF_TWO[op] | {"B": B}) for B in (1, 2))
+    return suite, single, suite.make(double, jax.random.key(0))
+
+
+@pytest.mark.triton
+@operations
+def test_a_mapped_call_is_one_of_more_rows(op):
+    """The rate A of a scan has no rows; it is mapped over nothing."""
+    suite, single, arrays = of_two(op)
+    rows = [name for name in arrays if name not in ("A", "D")]
+    stacked = arrays | {name: arrays[name][:, None] for name in rows}
+    axes = {name: 0 if name in rows else None for name in arrays}
+
+    def gradient(arrays):
+        out = suite.call(single, arrays, "triton")
+        return sum((x**2).sum() for x in out.values())
+
+    with dispatch.on(dispatch.INTERPRETER):
+        whole = jax.grad(gradient)(arrays)
+        mapped = jax.vmap(jax.grad(gradient), in_axes=(axes,))(stacked)
+    for name in rows:
+        np.testing.assert_array_equal(mapped[name][:, 0], whole[name])
+
+
+@pytest.mark.triton
+@operations
+def test_a_second_derivative_is_refused(op):
+    suite, single, arrays = of_two(op)
+    name = next(iter(arrays))
+
+    def slope(x):
+        run = lambda x: suite.call(single, arrays | {name: x}, "triton")  # noqa: E731
+        return jax.grad(lambda x: sum(y.sum() for y in run(x).values()))(x).sum()
+
+    with (
+        dispatch.on(dispatch.INTERPRETER),
+        pytest.raises(NotImplementedError, match="implementation='reference'"),
+    ):
+        jax.eval_shape(jax.grad(slope), arrays[name])
+
+
+def chosen(op, target, implementation=None, **sizes):
+    """Runs `op` on zeros for `target`, without computing anything."""
+    suite = SUITES[op]
+    case = cases.Case(op, OF_TWO[op] | sizes)
+    arrays = jax.eval_shape(lambda key: suite.make(case, key), jax.random.key(0))
+    with dispatch.on(target):
+        return jax.make_jaxpr(lambda a: suite.call(case, a, implementation))(arrays)
+
+
+GPU = dispatch.Target("gpu", "NVIDIA H200")
+
+
+@operations
+def test_a_gpu_without_triton_falls_back_and_a_named_kernel_says_what_to_install(op, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert str(chosen(op, GPU)) == str(chosen(op, GPU, "xla"))
+    text = rf"{op}: implementation='triton' needs jax-triton: pip install .*\[cuda13\]"
+    with pytest.raises(dispatch.UnavailableError, match=text):
+        chosen(op, GPU, "triton")
+
+
+@operations
+def test_a_cpu_never_chooses_triton(op, monkeypatch):
+    cpu = dispatch.Target("cpu", "cpu")
+    assert str(chosen(op, cpu)) == str(chosen(op, cpu, "xla"))
+    with pytest.raises(dispatch.UnavailableError, match="needs an NVIDIA GPU and this is cpu"):
+        chosen(op, cpu, "triton")
+    with pytest.raises(dispatch.UnavailableError, match="unset TRITON_INTERPRET"):
+        chosen(op, GPU, "triton")
+    monkeypatch.delenv("TRITON_INTERPRET")
+    with pytest.raises(dispatch.UnavailableError, match="needs TRITON_INTERPRET=1"):
+        chosen(op, dispatch.INTERPRETER, "triton")
+
+
+@pytest.mark.parametrize(
+    ("op", "letter", "most"), [("delta_rule", "H", 256), ("selective_scan", "J", 32)]
+)
+def test_what_no_register_file_holds_is_refused(op, letter, most):
+    with pytest.raises(dispatch.UnavailableError, match=f"at most {most} numbers, not {most + 1}"):
+        chosen(op, GPU, "triton", **{letter: most + 1})
