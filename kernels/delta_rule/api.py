@@ -6,7 +6,12 @@ over Sequence Length". With the state as a matrix S_t in R^{H x E} that maps key
 
     S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T        o_t = scale S_t^T q_t
 
-It serves the DeltaNet baseline of the Prototype Transformer paper.
+With a decay alpha_t in (0, 1] before each step it is the gated delta rule (Yang, Kautz and
+Hatamizadeh 2024, "Gated Delta Networks: Improving Mamba2 with Delta Rule", Eq. 10),
+
+    S_t = alpha_t (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T
+
+It serves DeltaNet, a baseline of the Prototype Transformer paper, and Gated DeltaNet.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,6 +39,7 @@ def delta_rule(
     v_BTNE: jax.Array,
     beta_BTN: jax.Array,
     *,
+    log_decay: jax.Array | None = None,
     scale: float | None = None,
     initial_state: jax.Array | None = None,
     return_state: bool = False,
@@ -48,6 +54,8 @@ def delta_rule(
       v_BTNE: `[B, T, N, E]` values; E may differ from H.
       beta_BTN: `[B, T, N]` writing strengths: 0 leaves the memory, 1 replaces the value under the
         key, 2 reflects it.
+      log_decay: `[B, T, N]` logarithms, at most 0 and finite, of the share of the memory that each
+        step leaves before it writes; None leaves all.
       scale: factor of the output; None is `H ** -0.5`.
       initial_state: `[B, N, H, E]` float32 memory before the first step, the transpose of the
         paper's S; None is zero. Differentiable.
@@ -70,9 +78,10 @@ def delta_rule(
         k_BTNH=k_BTNH,
         v_BTNE=v_BTNE,
         beta_BTN=beta_BTN,
+        log_decay_BTN=log_decay,
         initial_state_BNHE=initial_state,
     )
-    shapes.floating(OP, q=q_BTNH, k=k_BTNH, v=v_BTNE, beta=beta_BTN)
+    shapes.floating(OP, q=q_BTNH, k=k_BTNH, v=v_BTNE, beta=beta_BTN, log_decay=log_decay)
     shapes.floating(OP, (jnp.float32,), initial_state=initial_state)
     if size["T"] == 0:
         raise ValueError(f"{OP}: q has T = 0 steps; pass at least one")
@@ -82,6 +91,8 @@ def delta_rule(
     scale = size["H"] ** -0.5 if scale is None else scale
 
     run = IMPLEMENTATIONS[dispatch.choose(OP, implementation, {"xla": "", "reference": ""})]
-    out_BTNE, state_BNHE = run(Config(), Call(q_BTNH, k_BTNH, v_BTNE, beta_BTN, state_BNHE))
+    out_BTNE, state_BNHE = run(
+        Config(), Call(q_BTNH, k_BTNH, v_BTNE, beta_BTN, state_BNHE, log_decay)
+    )
     out_BTNE = (scale * out_BTNE).astype(v_BTNE.dtype)
     return (out_BTNE, state_BNHE) if return_state else out_BTNE
