@@ -18,6 +18,7 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("protot", "search"): "protot_jax.search",
     ("protot", "generate"): "protot_jax.generate",
     ("protot", "count"): "protot_jax.count",
+    ("protot", "recall"): "protot_jax.recall",
     ("protot", "concepts"): "protot_jax.concepts",
     ("protot", "intervene"): "protot_jax.interventions",
     ("protot", "graph"): "protot_jax.attribution",

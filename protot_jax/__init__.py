@@ -5,6 +5,7 @@ After "Prototype Transformer: Towards Language Model Architectures Interpretable
 
 from protot_jax.deltanet import DeltaNetMixer
 from protot_jax.edits import edit, reinitialise
+from protot_jax.gated_deltanet import GatedDeltaNetMixer
 from protot_jax.mamba import MambaMixer
 from protot_jax.mixer import PrototypeMixer
 from protot_jax.models import build_model
@@ -12,6 +13,7 @@ from protot_jax.saved_run import TrainedModel, load_run
 
 __all__ = [
     "DeltaNetMixer",
+    "GatedDeltaNetMixer",
     "MambaMixer",
     "PrototypeMixer",
     "TrainedModel",

@@ -29,6 +29,8 @@ With D the width, T the context and V the vocabulary, FLOPs of one token are, in
     DeltaNet   2 * 4 D N H                queries, keys, values, output
              + 2 * (D N + 3 C N H)        beta, convolutions
              + 6 N H^2                    state: what the key holds, write, add; read
+    with gates + 2 * (D N H + D N)        output gate, step sizes
+             + N H^2                      state: decay
 
 and 2 * D V for the logits. Letters are those of the mixers' parameters.
 """

@@ -42,6 +42,16 @@ class DeltaNetMixer:
 
     recurrent: ClassVar[bool] = True
 
+    def log_decay(self, p: ParamTree, x_BTD: jax.Array) -> jax.Array | None:
+        """Logarithm `[B, T, N]` of what each step leaves of the memory; None leaves all."""
+        del p, x_BTD
+        return None
+
+    def gated(self, p: ParamTree, x_BTD: jax.Array, o_BTNH: jax.Array) -> jax.Array:
+        """The normed output of the heads, before its projection."""
+        del p, x_BTD
+        return o_BTNH
+
     def spec(self, cfg: DecoderConfig) -> ParamTree:
         D, N, H = cfg.hidden_size, cfg.num_heads, cfg.head_dim
         spec: dict[str, Any] = {name: ParamSpec((D, N, H), "DNH") for name in "qkv"}
@@ -86,36 +96,49 @@ class DeltaNetMixer:
             )
             qkv[name] = jax.nn.silu(x_BTNH)
         beta_BTN = jax.nn.sigmoid(project("BTD,DN->BTN", x_BTD, p["beta"]))
+        log_decay_BTN = self.log_decay(p, x_BTD)
         if valid_BT is not None:
-            beta_BTN = jnp.where(valid_BT[..., None], beta_BTN, 0.0)
-
-        def rule(first, q_BTNH, k_BTNH, v_BTNH, beta_BTN, state_BNHX):
-            del first
-            return delta_rule(
-                q_BTNH, k_BTNH, v_BTNH, beta_BTN, initial_state=state_BNHX, return_state=True
+            beta_BTN, log_decay_BTN = jax.tree.map(
+                lambda x: jnp.where(valid_BT[..., None], x, 0.0), (beta_BTN, log_decay_BTN)
             )
 
+        def rule(first, q_BTNH, k_BTNH, v_BTNH, beta_BTN, log_decay_BTN, state_BNHX):
+            del first
+            return delta_rule(
+                q_BTNH,
+                k_BTNH,
+                v_BTNH,
+                beta_BTN,
+                log_decay=log_decay_BTN,
+                initial_state=state_BNHX,
+                return_state=True,
+            )
+
+        inputs_of_rule = (unit(qkv["q"]), unit(qkv["k"]), qkv["v"], beta_BTN, log_decay_BTN)
+        decay_axes = "" if log_decay_BTN is None else "BTN"
         o_BTNH, state = shard_kernel(
             rule,
-            (_unit(qkv["q"]), _unit(qkv["k"]), qkv["v"], beta_BTN, before["state"]),
-            ("BTNH", "BTNH", "BTNH", "BTN", "BNHX"),
+            (*inputs_of_rule, before["state"]),
+            ("BTNH", "BTNH", "BTNH", "BTN", decay_axes, "BNHX"),
             ("BTNH", "BNHX"),
             split="BN",
         )
-        o_BTNH = _rms_norm(o_BTNH, p["norm"]["scale"], cfg.norm_eps)
+        o_BTNH = self.gated(p, x_BTD, rms_norm(o_BTNH, p["norm"]["scale"], cfg.norm_eps))
         out_BTD = project("BTNH,NHD->BTD", o_BTNH, p["o"])
         return out_BTD, None if cache is None else {"state": state, "inputs": inputs}
 
     step = apply
 
 
-def _unit(x_BTNH: jax.Array) -> jax.Array:
+def unit(x_BTNH: jax.Array) -> jax.Array:
+    """Vectors of length one."""
     x = x_BTNH.astype(jnp.float32)
     squared = jnp.sum(x * x, -1, keepdims=True)
     return (x * jax.lax.rsqrt(squared + LENGTH_FLOOR)).astype(x_BTNH.dtype)
 
 
-def _rms_norm(x_BTNH: jax.Array, scale_H: jax.Array, eps: float) -> jax.Array:
+def rms_norm(x_BTNH: jax.Array, scale_H: jax.Array, eps: float) -> jax.Array:
+    """Vectors divided by their root mean square, times a scale per coordinate."""
     x = x_BTNH.astype(jnp.float32)
     x = x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + eps)
     return (x * add_axes(scale_H.astype(jnp.float32), 4)).astype(x_BTNH.dtype)

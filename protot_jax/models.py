@@ -3,7 +3,8 @@
 Prototype Transformer, section 4: all have the same width, depth, vocabulary and pre-RMSNorm blocks.
 Where the paper is silent or differs, they follow its released code: no biases, an MLP of
 16 * floor(2.7 D / 16) units, and none for Mamba. `mamba_ffn` is our addition: Mamba with an MLP
-that matches the parameters, and nearly the FLOPs, of ProtoT.
+that matches the parameters, and nearly the FLOPs, of ProtoT. `gated_deltanet` is newer than the
+paper's comparison.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ from lm_jax.model.decoder import count_params
 from lm_jax.model.mixers import AttentionMixer, Mixer
 from lm_jax.train.objective import PAD
 from protot_jax.deltanet import DeltaNetMixer
+from protot_jax.gated_deltanet import GatedDeltaNetMixer
 from protot_jax.mamba import MambaMixer
 from protot_jax.mixer import PrototypeMixer
 
@@ -66,6 +68,7 @@ MODELS: Mapping[str, Model] = {
     "mamba": Model(MambaMixer(), 1e-5, no_mlp),
     "mamba_ffn": Model(MambaMixer(), 1e-5, matched_size),
     "deltanet": Model(DeltaNetMixer(), 1e-6, swiglu_size),
+    "gated_deltanet": Model(GatedDeltaNetMixer(), 1e-6, swiglu_size),
 }
 
 

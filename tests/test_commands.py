@@ -20,6 +20,7 @@ TRAINING = {
     "polyattn_jax.distill",
     "protot_jax.glue",
     "protot_jax.pretrain",
+    "protot_jax.recall",
     "protot_jax.search",
     "protot_jax.study",
     "sparse_jax.addition",

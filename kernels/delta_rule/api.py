@@ -6,7 +6,12 @@ over Sequence Length". With the state as a matrix S_t in R^{H x E} that maps key
 
     S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T        o_t = scale S_t^T q_t
 
-It serves the DeltaNet baseline of the Prototype Transformer paper.
+With a decay alpha_t in (0, 1] before each step it is the gated delta rule (Yang, Kautz and
+Hatamizadeh 2024, "Gated Delta Networks: Improving Mamba2 with Delta Rule", Eq. 10),
+
+    S_t = alpha_t (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T
+
+It serves DeltaNet, a baseline of the Prototype Transformer paper, and Gated DeltaNet.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,6 +42,7 @@ def delta_rule(
     v_BTNE: jax.Array,
     beta_BTN: jax.Array,
     *,
+    log_decay: jax.Array | None = None,
     scale: float | None = None,
     initial_state: jax.Array | None = None,
     return_state: bool = False,
@@ -51,13 +57,15 @@ def delta_rule(
       v_BTNE: `[B, T, N, E]` values; E may differ from H.
       beta_BTN: `[B, T, N]` writing strengths: 0 leaves the memory, 1 replaces the value under the
         key, 2 reflects it.
+      log_decay: `[B, T, N]` logarithms, at most 0 and finite, of the share of the memory that each
+        step leaves before it writes; None leaves all.
       scale: factor of the output; None is `H ** -0.5`.
       initial_state: `[B, N, H, E]` float32 memory before the first step, the transpose of the
         paper's S; None is zero. Differentiable.
       return_state: also returns the memory after the last step, for decoding or the next chunk of a
         prompt.
       implementation: "reference", "xla", "triton", or None for the best that runs here. "triton"
-        needs an NVIDIA GPU, jax-triton, and keys of at most 256 numbers.
+        needs an NVIDIA GPU, jax-triton, keys of at most 256 numbers, and no decay.
 
     Returns:
       `out_BTNE` in the dtype of `v_BTNE`; with `return_state`, also the float32 `state_BNHE`.
@@ -74,9 +82,10 @@ def delta_rule(
         k_BTNH=k_BTNH,
         v_BTNE=v_BTNE,
         beta_BTN=beta_BTN,
+        log_decay_BTN=log_decay,
         initial_state_BNHE=initial_state,
     )
-    shapes.floating(OP, q=q_BTNH, k=k_BTNH, v=v_BTNE, beta=beta_BTN)
+    shapes.floating(OP, q=q_BTNH, k=k_BTNH, v=v_BTNE, beta=beta_BTN, log_decay=log_decay)
     shapes.floating(OP, (jnp.float32,), initial_state=initial_state)
     if size["T"] == 0:
         raise ValueError(f"{OP}: q has T = 0 steps; pass at least one")
@@ -85,15 +94,23 @@ def delta_rule(
         state_BNHE = jnp.zeros([size[letter] for letter in "BNHE"])
     scale = size["H"] ** -0.5 if scale is None else scale
 
-    reasons = {"triton": _unsupported_reason(size["H"]), "xla": "", "reference": ""}
+    reasons = {
+        "triton": _unsupported_reason(size["H"], log_decay),
+        "xla": "",
+        "reference": "",
+    }
     run = IMPLEMENTATIONS[dispatch.choose(OP, implementation, reasons)]
-    out_BTNE, state_BNHE = run(Config(), Call(q_BTNH, k_BTNH, v_BTNE, beta_BTN, state_BNHE))
+    out_BTNE, state_BNHE = run(
+        Config(), Call(q_BTNH, k_BTNH, v_BTNE, beta_BTN, state_BNHE, log_decay)
+    )
     out_BTNE = (scale * out_BTNE).astype(v_BTNE.dtype)
     return (out_BTNE, state_BNHE) if return_state else out_BTNE
 
 
-def _unsupported_reason(H: int) -> str:
+def _unsupported_reason(H: int, log_decay: jax.Array | None) -> str:
     """Why the Triton kernels cannot run; empty if they can."""
+    if log_decay is not None:
+        return "has no decay"
     if H > WIDEST_KEY:
         return f"takes keys of at most {WIDEST_KEY} numbers, not {H}"
     return triton_calls.unsupported_reason(dispatch.target())

@@ -20,6 +20,9 @@ CASES = (
     _case(2, 65, 2, 16, 24, "float32", {"test"}, initial_state=True),
     *(_case(2, 65, 2, 16, 24, "float32", {"test"}, beta=beta) for beta in (0.0, 1.0, 2.0)),
     *(_case(2, 65, 2, 16, 24, "float32", {"test"}, keys="same", beta=b) for b in (0.5, 1.0, 2.0)),
+    *(_case(2, T, 2, 16, 24, "float32", {"test"}, decay=0.3) for T in (1, 63, 65, 200)),
+    _case(2, 65, 2, 16, 24, "float32", {"test"}, decay=60.0, initial_state=True),
+    _case(2, 65, 2, 16, 24, "bfloat16", {"test"}, decay=0.3),
     _case(8, 256, 4, 64, 64, "float32", {"cpu", "budget"}),
     _case(1, 2048, 4, 64, 64, "float32", {"cpu"}),
     _case(32, 256, 4, 64, 64, "bfloat16", {"gpu", "budget"}),
@@ -31,10 +34,11 @@ CASES = (
 def make(case: Case, key: jax.Array) -> Arrays:
     """Queries and keys of length one; strengths between 0 and 1, or all `beta`.
 
-    With `keys="same"` every step has the key of the first.
+    With `keys="same"` every step has the key of the first. `decay` is the mean of the decay's
+    logarithms, with their sign changed, which lie between 0 and twice that.
     """
     B, T, N, H, E = (case.sizes[letter] for letter in "BTNHE")
-    keys = jax.random.split(key, 5)
+    keys = jax.random.split(key, 6)
     k_BTNH = _unit(jax.random.normal(keys[1], (B, T, N, H)))
     if case.options.get("keys") == "same":
         k_BTNH = jnp.tile(k_BTNH[:, :1], (1, T, 1, 1))
@@ -47,6 +51,9 @@ def make(case: Case, key: jax.Array) -> Arrays:
         "v": jax.random.normal(keys[2], (B, T, N, E)).astype(case.dtype),
         "beta": beta_BTN.astype(case.dtype),
     }
+    if "decay" in case.options:
+        share_BTN = jax.random.uniform(keys[5], (B, T, N))
+        arrays["log_decay"] = (-2.0 * case.options["decay"] * share_BTN).astype(case.dtype)
     if case.options.get("initial_state"):
         arrays["state"] = jax.random.normal(keys[4], (B, N, H, E))
     return arrays
@@ -63,6 +70,7 @@ def call(case: Case, arrays: Arrays, implementation: str | None) -> dict[str, ja
         arrays["k"],
         arrays["v"],
         arrays["beta"],
+        log_decay=arrays.get("log_decay"),
         initial_state=arrays.get("state"),
         return_state=True,
         implementation=implementation,
@@ -75,6 +83,6 @@ SUITE = Suite(
     cases=CASES,
     make=make,
     call=call,
-    differentiable=("q", "k", "v", "beta", "state"),
+    differentiable=("q", "k", "v", "beta", "log_decay", "state"),
     implementations=tuple(IMPLEMENTATIONS),
 )

@@ -10,13 +10,14 @@ WIDEST_KEY = 256
 
 
 class Call(NamedTuple):
-    """The arrays of a call; all have gradients."""
+    """The arrays of a call; all have gradients. Without decay the memory keeps all it holds."""
 
     q_BTNH: jax.Array
     k_BTNH: jax.Array
     v_BTNE: jax.Array
     beta_BTN: jax.Array
     state_BNHE: jax.Array
+    log_decay_BTN: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)

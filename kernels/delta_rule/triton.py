@@ -25,28 +25,29 @@ _SMALLEST = 16
 
 
 def run(config: Config, call: Call) -> tuple[jax.Array, jax.Array]:
-    """As `reference.run`, which runs for T = 1."""
+    """As `reference.run`, which runs for T = 1; of calls without a decay."""
     if call.q_BTNH.shape[1] == 1:
         return reference.run(config, call)
-    return _scan(dispatch.target(), call)
+    *arrays, _ = call
+    return _scan(dispatch.target(), tuple(arrays))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _scan(target: dispatch.Target, call: Call) -> tuple[jax.Array, jax.Array]:
+def _scan(target: dispatch.Target, arrays: tuple[Any, ...]) -> tuple[jax.Array, jax.Array]:
     """`out_BTNE` before its scale, and the memory after the last step."""
-    return _forward(target, call)[0]
+    return _forward(target, arrays)[0]
 
 
-def _forward(target: dispatch.Target, call: Call) -> tuple[Any, Any]:
-    out_BTNE, end_BNHE, *kept = triton_calls.over_rows(_run_forward, target)(*call)
-    return (out_BTNE, end_BNHE), (call, *kept)
+def _forward(target: dispatch.Target, arrays: tuple[Any, ...]) -> tuple[Any, Any]:
+    out_BTNE, end_BNHE, *kept = triton_calls.over_rows(_run_forward, target)(*arrays)
+    return (out_BTNE, end_BNHE), (arrays, *kept)
 
 
-def _backward(target: dispatch.Target, residuals: Any, cotangents: Any) -> tuple[Call]:
-    call, *kept = dispatch.first_order("delta_rule", residuals)
+def _backward(target: dispatch.Target, residuals: Any, cotangents: Any) -> tuple[Any]:
+    arrays, *kept = dispatch.first_order("delta_rule", residuals)
     cotangents = dispatch.first_order("delta_rule", cotangents)
-    gradients = triton_calls.over_rows(_run_backward, target)(*call, *kept, *cotangents)
-    return (Call(*(d.astype(x.dtype) for d, x in zip(gradients, call, strict=True))),)
+    gradients = triton_calls.over_rows(_run_backward, target)(*arrays, *kept, *cotangents)
+    return (tuple(d.astype(x.dtype) for d, x in zip(gradients, arrays, strict=True)),)
 
 
 _scan.defvjp(_forward, _backward)

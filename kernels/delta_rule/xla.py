@@ -13,6 +13,11 @@ chunk that starts with the memory S and has the rows k_t, v_t, q_t of K, V, Q:
 2. Out = Q S + tril(Q K^T) Changes.
 3. The next chunk starts with S + K^T Changes.
 
+With a decay (Yang, Kautz and Hatamizadeh 2024, "Gated Delta Networks", section 3.3) a row that is
+read at step t has decayed since it was written: S by exp(g_t), with g the running sum of the
+logarithms within the chunk, and the change of step s by exp(g_t - g_s). So Q K^T and K K^T are
+multiplied by the latter, entry by entry. No exponent is above zero, however long the chunk.
+
 The system is solved by substitution in blocks, from blocks of one row on: with the inverses A^{-1}
 and B^{-1} of the diagonal blocks, that of [[A, 0], [F, B]] is [[A^{-1}, 0], [-B^{-1} F A^{-1},
 B^{-1}]]. That keeps its accuracy when keys repeat, where powers of L, as in a Neumann series, grow
@@ -26,6 +31,7 @@ are stored, and derivatives of every order exist.
 
 import functools
 import math
+from typing import Any
 
 import jax
 from jax import lax
@@ -44,7 +50,9 @@ def run(config: Config, call: Call) -> tuple[jax.Array, jax.Array]:
         return reference.run(config, call)
     # Chunks of nearly equal length, so that little padding is needed.
     C = math.ceil(T / math.ceil(T / config.longest_chunk))
-    chunks = tuple(_chunks(x, C) for x in (*call[:3], call.beta_BTN[..., None]))
+    log_decay_BTN1 = None if call.log_decay_BTN is None else call.log_decay_BTN[..., None]
+    inputs = (*call[:3], call.beta_BTN[..., None], log_decay_BTN1)
+    chunks = jax.tree.map(lambda x: _chunks(x, C), inputs)
     state_BNHE, out_ZBNCE = lax.scan(jax.checkpoint(_chunk), call.state_BNHE, chunks)
     Z, B, N, C, E = out_ZBNCE.shape
     out_BTNE = out_ZBNCE.transpose(1, 0, 3, 2, 4).reshape(B, Z * C, N, E)[:, :T]
@@ -59,19 +67,30 @@ def _chunks(x_BTNH: jax.Array, C: int) -> jax.Array:
     return x_BTNH.reshape(B, Z, C, N, H).transpose(1, 0, 3, 2, 4)
 
 
-def _chunk(S_BNHE: jax.Array, inputs: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+def _chunk(S_BNHE: jax.Array, inputs: tuple[Any, ...]) -> tuple[jax.Array, jax.Array]:
     """The memory after a chunk, and the chunk's output before its scale."""
     # Cast here, so that no whole bfloat16 sequence is copied to float32.
-    q_BNCH, k_BNCH, v_BNCE, beta_BNC1 = (x.astype(jnp.float32) for x in inputs)
-    system_BNCC = beta_BNC1 * _einsum("BNCH,BNDH->BNCD", k_BNCH, k_BNCH)
-    unexpected_BNCE = v_BNCE - _einsum("BNCH,BNHE->BNCE", k_BNCH, S_BNHE)
-    inverse_BNCC = _unit_lower_inverse(system_BNCC)
-    changes_BNCE = _einsum("BNCD,BNDE->BNCE", inverse_BNCC, beta_BNC1 * unexpected_BNCE)
+    q_BNCH, k_BNCH, v_BNCE, beta_BNC1, log_decay_BNC1 = jax.tree.map(
+        lambda x: x.astype(jnp.float32), inputs
+    )
+    similar_BNCC = beta_BNC1 * _einsum("BNCH,BNDH->BNCD", k_BNCH, k_BNCH)
     weight_BNCC = jnp.tril(_einsum("BNCH,BNDH->BNCD", q_BNCH, k_BNCH))
+    last_BNCH, kept_BNHE = k_BNCH, S_BNHE
+    if log_decay_BNC1 is not None:
+        # Summed from each step on: a difference of sums from the first would cancel.
+        steps_BNCC = jnp.broadcast_to(log_decay_BNC1, similar_BNCC.shape)
+        since_BNCC = jnp.exp(jnp.cumsum(jnp.tril(steps_BNCC, -1), 2))
+        similar_BNCC, weight_BNCC = similar_BNCC * since_BNCC, weight_BNCC * since_BNCC
+        last_BNCH = since_BNCC[:, :, -1, :, None] * k_BNCH
+        decay_BNC1 = jnp.exp(jnp.cumsum(log_decay_BNC1, 2))
+        q_BNCH, k_BNCH = decay_BNC1 * q_BNCH, decay_BNC1 * k_BNCH
+        kept_BNHE = decay_BNC1[:, :, -1:] * S_BNHE
+    unexpected_BNCE = v_BNCE - _einsum("BNCH,BNHE->BNCE", k_BNCH, S_BNHE)
+    inverse_BNCC = _unit_lower_inverse(similar_BNCC)
+    changes_BNCE = _einsum("BNCD,BNDE->BNCE", inverse_BNCC, beta_BNC1 * unexpected_BNCE)
     out_BNCE = _einsum("BNCH,BNHE->BNCE", q_BNCH, S_BNHE)
     out_BNCE += _einsum("BNCD,BNDE->BNCE", weight_BNCC, changes_BNCE)
-    S_BNHE += _einsum("BNCH,BNCE->BNHE", k_BNCH, changes_BNCE)
-    return S_BNHE, out_BNCE
+    return kept_BNHE + _einsum("BNCH,BNCE->BNHE", last_BNCH, changes_BNCE), out_BNCE
 
 
 def _unit_lower_inverse(system_BNCC: jax.Array) -> jax.Array:

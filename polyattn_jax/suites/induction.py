@@ -15,6 +15,7 @@ Distinct tokens make the answer unambiguous: the query occurs once before, the a
 from typing import Literal
 
 from lm_jax.errors import UsageError
+from lm_jax.text import recall
 from polyattn_jax.suites import prompts as prompts_lib
 from polyattn_jax.suites.prompts import Prompt, Suite, Vocabulary
 
@@ -54,21 +55,13 @@ def induction(
     ordinary = prompts_lib.ordinary_tokens(vocabulary, common)
     prompts = []
     for index in range(n):
-        rng = prompts_lib.rng(seed, index)
-        if form == "block":
-            size = body // 2 + 1
-            block = prompts_lib.draw(rng, ordinary, size)
-            tokens, answer = [*block, *block[: body - size]], body - size
-        else:
-            tokens = prompts_lib.draw(rng, ordinary, body - 1)
-            answer = int(rng.randint(1, body - 1))
-            tokens.append(tokens[answer - 1])
+        made = recall.induction(prompts_lib.rng(seed, index), ordinary, body, form)
         prompts.append(
             Prompt(
                 id=f"induction-{index:04d}",
-                tokens=(*start, *tokens),
-                target=tokens[answer],
-                answer_position=len(start) + answer,
+                tokens=(*start, *made.tokens),
+                target=made.targets[-1],
+                answer_position=len(start) + made.answers[-1],
             )
         )
     return prompts_lib.make_suite(
@@ -119,7 +112,7 @@ def repeated_tokens(
     queries = (*first, *(query + half for query in first))
     prompts = []
     for index in range(n):
-        block = prompts_lib.draw(prompts_lib.rng(seed, index), ordinary, half)
+        block = recall.draw(prompts_lib.rng(seed, index), ordinary, half)
         prompts.append(
             Prompt(
                 id=f"repeated-{index:04d}",

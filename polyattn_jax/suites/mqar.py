@@ -20,6 +20,7 @@ from typing import Literal
 import numpy as np
 
 from lm_jax.errors import UsageError
+from lm_jax.text import recall
 from polyattn_jax.suites import prompts as prompts_lib
 from polyattn_jax.suites.prompts import Prompt, Suite, Vocabulary
 
@@ -57,14 +58,14 @@ def mqar(
     if pairs < 1:
         raise UsageError(f"pairs={pairs} leaves nothing to recall: give at least 1")
     start = prompts_lib.start_tokens(vocabulary)
-    noise = length - len(start) - (4 * pairs - 1)
-    if noise < 0:
+    least = len(start) + recall.least_mqar_length(pairs)
+    if length < least:
         raise UsageError(
-            f"length={length} is too short for pairs={pairs}: raise it to {length - noise} or more"
+            f"length={length} is too short for pairs={pairs}: raise it to {least} or more"
         )
     ordinary = prompts_lib.ordinary_tokens(vocabulary, common)
     prompts = [
-        _prompt(index, prompts_lib.rng(seed, index), ordinary, start, pairs, noise, read)
+        _prompt(index, prompts_lib.rng(seed, index), ordinary, start, length, pairs, read)
         for index in range(n)
     ]
     return prompts_lib.make_suite(
@@ -88,38 +89,19 @@ def _prompt(
     rng: np.random.RandomState,
     ordinary: np.ndarray,
     start: tuple[int, ...],
+    length: int,
     pairs: int,
-    noise: int,
     read: str,
 ) -> Prompt:
-    # One more than the pairs need, so that there is noise to draw.
-    drawn = prompts_lib.draw(rng, ordinary, 2 * pairs + bool(noise))
-    keys, values = drawn[:pairs], drawn[pairs : 2 * pairs]
-    others = np.setdiff1d(ordinary, drawn[: 2 * pairs])
-    tokens = [*start]
-    for key, value in zip(keys, values, strict=True):
-        tokens += [key, value]
-    # Slots hold a noise token or a query with its answer; the last query comes after all of them.
-    slots = pairs - 1 + noise
-    query_slots = set(rng.permutation(slots)[: pairs - 1].tolist())
-    order = rng.permutation(pairs).tolist()
-    queries = []
-    for slot in range(slots):
-        if slot in query_slots:
-            pair = order[len(queries)]
-            queries.append(len(tokens))
-            tokens += [keys[pair], values[pair]]
-        else:
-            tokens.append(int(others[rng.randint(len(others))]))
-    queries.append(len(tokens))
-    tokens.append(keys[order[-1]])
-    targets = tuple(values[pair] for pair in order)
-    answers = tuple(len(start) + 2 * pair + 1 for pair in order)
+    made = recall.mqar(rng, ordinary, length - len(start), pairs)
+    queries, answers = (
+        tuple(len(start) + at for at in positions) for positions in (made.queries, made.answers)
+    )
     last = read == "last"
     return Prompt(
         id=f"mqar-{index:04d}",
-        tokens=tuple(tokens),
-        target=targets[-1] if last else targets,
+        tokens=(*start, *made.tokens),
+        target=made.targets[-1] if last else made.targets,
         answer_position=answers[-1] if last else answers,
-        query_positions=(queries[-1],) if last else tuple(queries),
+        query_positions=queries[-1:] if last else queries,
     )

@@ -160,16 +160,6 @@ def ordinary_tokens(vocabulary: Vocabulary, common: int | None = None) -> np.nda
     return np.array(ids[:common], int)
 
 
-def draw(rng: np.random.RandomState, ordinary: np.ndarray, size: int) -> list[int]:
-    """Returns `size` distinct tokens; BadInputError where the vocabulary has fewer."""
-    if size > len(ordinary):
-        raise BadInputError(
-            f"a prompt needs {size} distinct random tokens, the vocabulary has {len(ordinary)} "
-            "ordinary ones: shorten the prompt"
-        )
-    return ordinary[rng.permutation(len(ordinary))[:size]].tolist()
-
-
 def draw_facts(ordinary: np.ndarray) -> dict[str, Any]:
     """Returns what a manifest says about random tokens."""
     return {

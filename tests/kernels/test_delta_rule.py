@@ -1,5 +1,6 @@
 """`delta_rule`: the recurrence against float64, the chunked form against it, and its memory."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -23,20 +24,22 @@ SMALL = cases.Case(
     "small", {"B": 2, "T": 100, "N": 2, "H": 6, "E": 4}, options={"initial_state": True}
 )
 NAMES = ("q", "k", "v", "beta", "state")
+GATED = cases.Case("gated", {**SMALL.sizes, "T": 5}, options={"initial_state": True, "decay": 0.3})
 
 XLA = functools.partial(SUITE.call, SMALL, implementation="xla")
 REFERENCE = functools.partial(SUITE.call, SMALL, implementation="reference")
 both = pytest.mark.parametrize("implementation", ["reference", "xla"])
 
 
-def by_matrices(q, k, v, beta, state):
-    """The paper's transition matrices, multiplied out in float64 on its S, `[E, H]`."""
+def by_matrices(q, k, v, beta, state, log_decay=None):
+    """The papers' transition matrices, multiplied out in float64 on their S, `[E, H]`."""
     out, end = np.zeros(v.shape), np.array(state, np.float64)
     for b, n in np.ndindex(*end.shape[:2]):
         S = end[b, n].T
         for t in range(q.shape[1]):
             key, strength = k[b, t, n], beta[b, t, n]
-            S = S @ (np.eye(len(key)) - strength * np.outer(key, key))
+            kept = 1.0 if log_decay is None else np.exp(log_decay[b, t, n])
+            S = S @ (kept * (np.eye(len(key)) - strength * np.outer(key, key)))
             S = S + strength * np.outer(v[b, t, n], key)
             out[b, t, n] = S @ q[b, t, n] / np.sqrt(len(key))
         end[b, n] = S.T
@@ -80,19 +83,21 @@ def test_values_equal_transition_matrices_in_float64(implementation):
     rounding.assert_within(run(arrays), wanted)
 
 
-def test_gradients_of_the_reference_equal_finite_differences():
-    arrays = small(B=1, T=5, N=1, H=3, E=2)
-    cts = cases.cotangents(SUITE, SMALL, arrays, jax.random.key(1))
-    run = cases.outputs_and_gradients(SUITE, SMALL, "reference")
+@pytest.mark.parametrize("case", [SMALL, GATED], ids=["delta", "gated"])
+def test_gradients_of_the_reference_equal_finite_differences(case):
+    sizes = {"B": 1, "T": 5, "N": 1, "H": 3, "E": 2}
+    arrays = SUITE.make(dataclasses.replace(case, sizes=sizes), jax.random.key(0))
+    cts = cases.cotangents(SUITE, case, arrays, jax.random.key(1))
+    run = cases.outputs_and_gradients(SUITE, case, "reference")
     wanted = rounding.expected(run, arrays, cts)
     rounding.assert_within(jax.jit(run)(arrays, cts), wanted)
     doubles = {name: np.asarray(x, np.float64) for name, x in arrays.items()}
 
     def loss(**changed):
-        out = by_matrices(*(changed.get(name, doubles[name]) for name in NAMES))
+        out = by_matrices(**(doubles | changed))
         return sum((out[name] * np.asarray(ct, np.float64)).sum() for name, ct in cts.items())
 
-    for name in NAMES:
+    for name in arrays:
         slopes = np.zeros(doubles[name].shape)
         for at in np.ndindex(slopes.shape):
             step = np.zeros(slopes.shape)
@@ -193,6 +198,46 @@ def test_reflections_keep_the_length_of_the_memory():
     kept = np.linalg.norm(np.float64(arrays["state"]), axis=(-2, -1))
     wanted = rounding.expected(length(REFERENCE), arrays)._replace(values=kept)
     rounding.assert_within(jax.jit(length(XLA))(arrays), wanted)
+
+
+@both
+def test_values_with_a_decay_equal_transition_matrices_in_float64(implementation):
+    case = dataclasses.replace(GATED, sizes=SMALL.sizes)
+    arrays = SUITE.make(case, jax.random.key(0))
+    run = functools.partial(SUITE.call, case, implementation=implementation)
+    doubles = {name: np.asarray(x, np.float64) for name, x in arrays.items()}
+    wanted = rounding.expected(
+        functools.partial(SUITE.call, case, implementation="reference"), arrays
+    )
+    rounding.assert_within(jax.jit(run)(arrays), wanted._replace(values=by_matrices(**doubles)))
+
+
+@both
+def test_a_constant_decay_gives_a_geometric_sum(implementation):
+    """Under one key h_t = a (1 - beta) h_{t-1} + beta v, a geometric sum."""
+    T, beta, kept = 130, 0.25, np.exp(-0.5)
+    k_BTNH = jnp.tile(jnp.array([0.5, -0.5, 0.5, 0.5])[None, None, None], (1, T, 1, 1))
+    one, half = jnp.ones((1, T, 1, 1)), jnp.full((1, T, 1), -0.5)
+
+    def run(log_decay_BTN, implementation):
+        strength = jnp.full((1, T, 1), beta)
+        options = {"scale": 1.0, "implementation": implementation, "log_decay": log_decay_BTN}
+        return delta_rule(k_BTNH, k_BTNH, one, strength, **options)
+
+    ratio = kept * (1.0 - beta)
+    held_T = beta * (1.0 - ratio ** np.arange(1, T + 1)) / (1.0 - ratio)
+    wanted = rounding.expected(lambda half: run(half, "reference"), half)
+    result = jax.jit(run, static_argnums=1)(half, implementation)
+    rounding.assert_within(result, wanted._replace(values=held_T[None, :, None, None]))
+
+
+def test_a_decay_of_one_changes_nothing():
+    arrays = small()
+    gated = arrays | {"log_decay": jnp.zeros_like(arrays["beta"])}
+    rounding.assert_within(jax.jit(XLA)(gated), values_wanted())
+    found = gradients(XLA)(gated)
+    del found["log_decay"]
+    rounding.assert_within(found, gradients_wanted())
 
 
 def test_no_output_depends_on_a_later_input():
@@ -318,6 +363,7 @@ def test_the_default_scale_is_one_over_the_root_of_the_key_width():
         ({"k": jnp.zeros((2, 100, 2, 5))}, ValueError, "delta_rule: k has H = 5 .* but q has H"),
         ({"beta": jnp.zeros((2, 100, 3))}, ValueError, "delta_rule: beta has N = 3"),
         ({"state": jnp.zeros((2, 2, 4, 6))}, ValueError, "delta_rule: initial_state has H = 4"),
+        ({"log_decay": jnp.zeros((2, 100, 3))}, ValueError, "delta_rule: log_decay has N = 3"),
         ({"beta": jnp.zeros((2, 100, 2), jnp.int32)}, TypeError, "beta is int32; cast it"),
         ({"state": jnp.zeros((2, 2, 6, 4), jnp.bfloat16)}, TypeError, "initial_state is bfloat16"),
     ],

@@ -23,8 +23,8 @@ from protot_jax.seeds import over_seeds
 from tests.protot_jax.small_runs import settings
 
 FILES = {path.stem: str(path) for path in sorted(Path("configs/protot").glob("*.py"))}
-# Of the commands `count`, `search` and `glue`, which have tests of their own.
-OTHERS = {"throughput", "search", "glue"}
+# Of the commands `count`, `search`, `glue` and `recall`, which have tests of their own.
+OTHERS = {"throughput", "search", "glue", "recall"}
 STUDIES = {
     "alpha",
     "dropout",

@@ -64,6 +64,7 @@ STATES_AND_CONVOLUTIONS = {
     "protot": 3 * 5 * 32 * 24 + 2 * 2 * 5 * 24,
     "llama": 0,
     "deltanet": 3 * (6 * 4 * 12 * 12 + 2 * 3 * 4 * 48),
+    "gated_deltanet": 3 * (7 * 4 * 12 * 12 + 2 * 3 * 4 * 48),
     "mamba": 3 * (6 * 96 * 16 + 2 * 4 * 96),
     "mamba_ffn": 3 * (6 * 96 * 16 + 2 * 4 * 96),
 }

@@ -1,4 +1,4 @@
-"""The DeltaNet mixer equals its recurrence; its memory returns the value written under a key."""
+"""DeltaNet and Gated DeltaNet equal their recurrences; a memory returns what a key was given."""
 
 import dataclasses
 
@@ -11,6 +11,7 @@ import lm_jax
 from lm_jax.model.mixers import Layer
 from lm_jax.model.sites import Scope
 from protot_jax.deltanet import DeltaNetMixer
+from protot_jax.gated_deltanet import GatedDeltaNetMixer
 from tests import rounding, tiny
 
 U = 2.0**-24
@@ -22,7 +23,7 @@ def silu(x):
 
 
 def equations(mixer, cfg, p, x_BTD):
-    """What the file's head says, one step after another, in float64."""
+    """What the files' heads say, one step after another, in float64."""
     p = jax.tree.map(lambda x: np.asarray(x, np.float64), p)
     x_BTD = np.asarray(x_BTD, np.float64)
     B, T, _ = x_BTD.shape
@@ -42,9 +43,14 @@ def equations(mixer, cfg, p, x_BTD):
                     qkv[name] = silu(qkv[name])
                 q_H, k_H = (qkv[name] / np.sqrt((qkv[name] ** 2).sum() + 1e-6) for name in "qk")
                 beta = 1 / (1 + np.exp(-x_BTD[b, t] @ p["beta"][:, n]))
+                if "A_log" in p:
+                    step = np.log1p(np.exp(x_BTD[b, t] @ p["step"][:, n] + p["step_bias"][n]))
+                    memory_HE *= np.exp(-np.exp(p["A_log"][n]) * step)
                 memory_HE += beta * np.outer(k_H, qkv["v"] - k_H @ memory_HE)
                 o_H = q_H @ memory_HE / np.sqrt(cfg.head_dim)
                 o_H = o_H / np.sqrt((o_H**2).mean() + cfg.norm_eps) * p["norm"]["scale"]
+                if "gate" in p:
+                    o_H = o_H * silu(x_BTD[b, t] @ p["gate"][:, n])
                 out_BTD[b, t] += o_H @ p["o"][n]
     return out_BTD
 
@@ -54,8 +60,9 @@ def equations(mixer, cfg, p, x_BTD):
     [
         (CFG, DeltaNetMixer()),
         (dataclasses.replace(CFG, num_heads=1, num_kv_heads=1, head_dim=6), DeltaNetMixer(2)),
+        (CFG, GatedDeltaNetMixer()),
     ],
-    ids=["default", "unlike"],
+    ids=["default", "unlike", "gated"],
 )
 def test_mixer_is_the_equations(cfg, mixer):
     rng = np.random.default_rng(0)
@@ -72,6 +79,17 @@ def test_mixer_is_the_equations(cfg, mixer):
     want_BTD = equations(mixer, cfg, p, x_BTD)
     # Its epsilons are float32.
     np.testing.assert_allclose(exact.values, want_BTD, rtol=0, atol=U * np.abs(want_BTD).max())
+
+
+def test_rates_and_steps_of_the_decay_start_as_in_mamba_2():
+    cfg = dataclasses.replace(CFG, num_heads=1000, num_kv_heads=1000, head_dim=2)
+    p = lm_jax.init_params(jax.random.key(0), cfg, mixer=GatedDeltaNetMixer())["blocks"]["mixer"]
+    rates, steps = np.exp(p["A_log"]), np.log1p(np.exp(np.float64(p["step_bias"])))
+    # 2,000 draws: of the range, a 2,000th part is beyond the extremes on average, 1 % with 1e-8.
+    for values, low, high in ((rates, 1.0, 16.0), (np.log(steps), np.log(1e-3), np.log(1e-1))):
+        near = 0.01 * (high - low)
+        assert low - 1e-5 <= values.min() <= low + near
+        assert high - near <= values.max() <= high + 1e-5
 
 
 def test_a_key_written_again_holds_its_last_value():

@@ -9,6 +9,7 @@ import lm_jax
 from lm_jax.parallel import sharding
 from lm_jax.parallel.kernels import under_mesh
 from protot_jax.deltanet import DeltaNetMixer
+from protot_jax.gated_deltanet import GatedDeltaNetMixer
 from protot_jax.mamba import MambaMixer
 from protot_jax.mixer import PrototypeMixer
 from tests import rounding, tiny
@@ -20,6 +21,7 @@ MIXERS = {
     "protot, no mass": PrototypeMixer(num_prototypes=6, mass_normalisation=False),
     "mamba": MambaMixer(state_size=5, dt_rank=3),
     "deltanet": DeltaNetMixer(),
+    "gated_deltanet": GatedDeltaNetMixer(),
 }
 
 

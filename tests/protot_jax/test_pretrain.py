@@ -154,6 +154,7 @@ def test_groups_of_weight_decay(name):
         "llama": set(),
         "mamba": {"A_log", "D", "step_up", "step_bias", "conv_bias"},
         "deltanet": {"norm/scale"},
+        "gated_deltanet": {"norm/scale", "A_log", "step_bias"},
     }[name.removesuffix("_ffn")]
     assert kept == norms | {f"blocks/mixer/{each}" for each in own}
 

@@ -1,4 +1,4 @@
-"""Mamba and DeltaNet look back only, decode as they read, and take up no padding."""
+"""Recurrent mixers look back only, decode as they read, and take up no padding."""
 
 import dataclasses
 import functools
@@ -12,6 +12,7 @@ import lm_jax
 from lm_jax.model.mixers import Layer
 from lm_jax.model.sites import Scope
 from protot_jax.deltanet import DeltaNetMixer
+from protot_jax.gated_deltanet import GatedDeltaNetMixer
 from protot_jax.mamba import MambaMixer
 from tests import rounding, tiny
 
@@ -19,6 +20,7 @@ CFG = tiny.decoder()
 MODELS = {
     "mamba": (dataclasses.replace(CFG, mlp_size=0), MambaMixer(state_size=5, dt_rank=3)),
     "deltanet": (CFG, DeltaNetMixer()),
+    "gated_deltanet": (CFG, GatedDeltaNetMixer()),
 }
 every_model = pytest.mark.parametrize(("cfg", "mixer"), MODELS.values(), ids=MODELS)
 
@@ -31,7 +33,7 @@ def parameters(cfg, mixer):
         return jnp.asarray(0.3 * rng.normal(size=spec.shape), jnp.float32)
 
     params = lm_jax.params.tree_map(draw, lm_jax.param_spec(cfg, mixer))
-    if isinstance(mixer, MambaMixer):
+    if isinstance(mixer, MambaMixer | GatedDeltaNetMixer):
         # Steps so short that a state outlives tens of tokens.
         params["blocks"]["mixer"]["step_bias"] -= 3.0
     return params
@@ -159,7 +161,11 @@ def test_prompts_of_unlike_length_go_on_as_each_alone(cfg, mixer):
 @pytest.mark.parametrize(
     ("name", "floats"),
     # Mamba: 32 channels of 5 and three inputs. DeltaNet: two 8 x 8 matrices, three inputs thrice.
-    [("mamba", 32 * 5 + 3 * 32), ("deltanet", 2 * 8 * 8 + 3 * 3 * 16)],
+    [
+        ("mamba", 32 * 5 + 3 * 32),
+        ("deltanet", 2 * 8 * 8 + 3 * 3 * 16),
+        ("gated_deltanet", 2 * 8 * 8 + 3 * 3 * 16),
+    ],
 )
 def test_a_cache_is_of_one_size_at_any_length(name, floats):
     cfg, mixer = MODELS[name]
