@@ -38,13 +38,13 @@ def _scan(target: dispatch.Target, call: Call) -> tuple[jax.Array, jax.Array]:
 
 
 def _forward(target: dispatch.Target, call: Call) -> tuple[Any, Any]:
+    call = dispatch.first_order("delta_rule", call)
     out_BTNE, end_BNHE, *kept = triton_calls.over_rows(_run_forward, target)(*call)
     return (out_BTNE, end_BNHE), (call, *kept)
 
 
 def _backward(target: dispatch.Target, residuals: Any, cotangents: Any) -> tuple[Call]:
-    call, *kept = dispatch.first_order("delta_rule", residuals)
-    cotangents = dispatch.first_order("delta_rule", cotangents)
+    (call, *kept), cotangents = dispatch.first_order("delta_rule", (residuals, cotangents))
     gradients = triton_calls.over_rows(_run_backward, target)(*call, *kept, *cotangents)
     return (Call(*(d.astype(x.dtype) for d, x in zip(gradients, call, strict=True))),)
 
