@@ -39,13 +39,13 @@ def _scan(target: dispatch.Target, arrays: tuple[Any, ...]) -> tuple[jax.Array, 
 
 
 def _forward(target: dispatch.Target, arrays: tuple[Any, ...]) -> tuple[Any, Any]:
+    arrays = dispatch.first_order("delta_rule", arrays)
     out_BTNE, end_BNHE, *kept = triton_calls.over_rows(_run_forward, target)(*arrays)
     return (out_BTNE, end_BNHE), (arrays, *kept)
 
 
 def _backward(target: dispatch.Target, residuals: Any, cotangents: Any) -> tuple[Any]:
-    arrays, *kept = dispatch.first_order("delta_rule", residuals)
-    cotangents = dispatch.first_order("delta_rule", cotangents)
+    (arrays, *kept), cotangents = dispatch.first_order("delta_rule", (residuals, cotangents))
     gradients = triton_calls.over_rows(_run_backward, target)(*arrays, *kept, *cotangents)
     return (tuple(d.astype(x.dtype) for d, x in zip(gradients, arrays, strict=True)),)
 

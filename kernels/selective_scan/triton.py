@@ -41,6 +41,7 @@ def _scan(plan: Any, *arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _forward(plan: Any, *arrays: jax.Array) -> tuple[Any, Any]:
+    arrays = dispatch.first_order("selective_scan", arrays)
     y_BTI, end_BJI, *kept = triton_calls.over_rows(_run_forward, plan)(*arrays)
     return (y_BTI, end_BJI), (arrays, kept)
 
