@@ -117,7 +117,7 @@ def restore(
     shards = load_file(step_folder(folder, step) / _SHARDS)
 
     def leaf(path: str, array: jax.ShapeDtypeStruct) -> jax.Array:
-        def read(index: tuple[slice, ...] | None) -> np.ndarray:
+        def read(index: Any) -> np.ndarray:
             flat = shards[_name(path, array, index)].view(array.dtype)
             return flat.reshape(array.sharding.shard_shape(array.shape))
 

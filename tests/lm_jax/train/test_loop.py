@@ -30,7 +30,14 @@ from lm_jax.train.state import state_shardings
 from lm_jax.train.throughput import RATES, format_rates, measured_peak
 from tests import rounding
 from tests.lm_jax.train import tiny_training as tiny
-from tests.lm_jax.train.tiny_run import UPKEEP, evaluations, metrics, train
+from tests.lm_jax.train.tiny_run import (
+    UPKEEP,
+    Killed,
+    evaluations,
+    kill_at,
+    metrics,
+    train,
+)
 
 
 @pytest.fixture(scope="module")
@@ -38,18 +45,6 @@ def straight(tmp_path_factory):
     """The run that nothing interrupts, and its folder."""
     folder = tmp_path_factory.mktemp("straight") / "run"
     return train(folder), folder
-
-
-class Killed(BaseException):
-    """Simulates the end of the process: nothing on the way may catch it."""
-
-
-def kill_at(step):
-    def on_step(now):
-        if now == step:
-            raise Killed
-
-    return on_step
 
 
 def test_rows_and_checkpoints_of_a_run(straight):
