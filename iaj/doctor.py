@@ -41,6 +41,7 @@ EXTRAS = {
     "cuda13": Extra(("jax_cuda13_plugin", "jax_triton"), "every command, on NVIDIA GPUs (CUDA 13)"),
     "eval": Extra(("lm_eval",), "lm_jax.evaluate.harness"),
     "hpo": Extra(("optuna",), "iaj protot search --config.sampler=tpe (or random)"),
+    "wandb": Extra(("wandb",), "training commands with --track=wandb"),
     "botorch": Extra(("botorch", "optuna", "optuna_integration"), "iaj protot search"),
 }
 

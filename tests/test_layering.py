@@ -49,7 +49,16 @@ CLI_MAY_IMPORT = {"errors", "run", "train"}
 KERNELS_MAY_IMPORT = {"jax", "jax_triton", "numpy", "triton", *sys.stdlib_module_names}
 # jax_triton raises on import where there is no GPU; the others are slow and may be absent.
 ONLY_IN_FUNCTIONS = {
-    *("datasets", "jax_triton", "lm_eval", "optuna", "torch", "transformers", "vl_convert"),
+    *(
+        "datasets",
+        "jax_triton",
+        "lm_eval",
+        "optuna",
+        "torch",
+        "transformers",
+        "vl_convert",
+        "wandb",
+    ),
 }
 TORCH_FOLDERS = ("lm_jax/weights/", "tools/", "tests/")
 TRANSFORMERS_FILES = ("lm_jax/weights/compat.py", "tests/")

@@ -89,7 +89,7 @@ def restore(
     """Loads the newest step that all processes hold; None if there is none. All must call it.
 
     A step that is damaged, or of other settings, data, devices or processes, counts as missing,
-    and a line says so.
+    and the log says so. All others than the one loaded are removed.
 
     Args:
       folder: of this process alone (`own_folder`).
@@ -110,14 +110,16 @@ def restore(
             notes[step] = found
     steps = [*[_NONE] * _KEEP, *sorted(notes)][-_KEEP:]
     held = processes.gather(np.array(steps, np.int32)).reshape(-1, _KEEP).tolist()
-    common = set.intersection(*map(set, held)) - {_NONE}
-    if not common:
+    step = max(set.intersection(*map(set, held)) - {_NONE}, default=_NONE)
+    # The run goes on from another step, and will save those after it again.
+    for other in {*saved_steps(folder)} - {step}:
+        shutil.rmtree(step_folder(folder, other))
+    if step == _NONE:
         return None
-    step = max(common)
     shards = load_file(step_folder(folder, step) / _SHARDS)
 
     def leaf(path: str, array: jax.ShapeDtypeStruct) -> jax.Array:
-        def read(index: tuple[slice, ...] | None) -> np.ndarray:
+        def read(index: Any) -> np.ndarray:
             flat = shards[_name(path, array, index)].view(array.dtype)
             return flat.reshape(array.sharding.shard_shape(array.shape))
 

@@ -1,7 +1,4 @@
-"""Options of one start of a training command, which change no number of the run.
-
-iaj protot pretrain ... --hang_limit=1800
-"""
+"""Options of one start of a training command, which change no number of the run."""
 
 from collections.abc import Iterator
 import contextlib
@@ -10,11 +7,16 @@ import dataclasses
 from pathlib import Path
 
 from lm_jax.run.options import option
+from lm_jax.train import trackers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LaunchOptions:
-    """Flags of every training command."""
+    """Flags of every training command.
+
+    Raises:
+      UsageError: the package of the tracker is missing.
+    """
 
     hang_limit: int = option(
         0,
@@ -27,6 +29,10 @@ class LaunchOptions:
         "folder on a disk, or in memory, of each node, for checkpoints besides those in --workdir",
     )
     local_every: int = option(100, "steps between checkpoints in --local_checkpoints", least=1)
+    track: trackers.Track = option("none", "program that shows the run besides TensorBoard")
+
+    def __post_init__(self) -> None:
+        trackers.check(self.track)
 
 
 DEFAULTS = LaunchOptions()

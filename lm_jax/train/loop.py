@@ -14,7 +14,7 @@ Files in the run's folder, beside its checkpoints (`checkpoint.manager`):
 
     steps/, evaluations/          the rows so far, and in the end metrics.parquet and
                                   evaluations.parquet (`metrics.py`)
-    tensorboard/                  the same numbers as events
+    tensorboard/                  the same numbers as events (`trackers.py`)
     profile/                      traces of the steps of `--profile` (`profiling.py`)
     diverged.json                 step, document ids and norms, if a number was not finite
 """
@@ -53,6 +53,7 @@ from lm_jax.train.step import (
     make_train_step,
 )
 from lm_jax.train.throughput import Throughput, peak
+from lm_jax.train.trackers import trackers
 
 _log = logging.getLogger(__name__)
 
@@ -211,7 +212,7 @@ def train(
             folder,
             saved,
             fingerprint=bound_to,
-            first=first,
+            trackers=trackers(launched.track, folder, first, identity.config) if writes else (),
             advance=advance,
             throughput=throughput,
             columns=objective.columns,

@@ -1,4 +1,4 @@
-"""Training metrics: buffered on the device, written to parquet, the log and TensorBoard.
+"""Training metrics: buffered on the device, written to parquet, the log and trackers.
 
 The metrics of a step stay on the device, and nothing waits for them until the writer settles. Then
 every step is written as a row, and so is every number of an evaluation:
@@ -6,11 +6,11 @@ every step is written as a row, and so is every number of an evaluation:
     steps/, evaluations/          the rows so far, as shards (`rows.RowStore`)
     metrics.parquet               one row per step (`STEP_SCHEMA`)
     evaluations.parquet           one row per number: step, name, value, n
-    tensorboard/                  the same as events; steps after the last checkpoint of a killed
-                                  run are purged when it resumes
+
+The same numbers go to TensorBoard and other trackers (`trackers`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 import contextlib
 import logging
 from pathlib import Path
@@ -19,7 +19,6 @@ from typing import Any, Self
 
 import jax
 import pyarrow as pa
-from tensorboardX import SummaryWriter
 
 from lm_jax.checkpoint import manager
 from lm_jax.errors import DivergedError
@@ -27,6 +26,7 @@ from lm_jax.run import processes, rows
 from lm_jax.run.files import write_json
 from lm_jax.train.evaluate import Evaluation
 from lm_jax.train.throughput import RATES, Throughput, format_rates
+from lm_jax.train.trackers import Tracker
 
 DIVERGED = "diverged.json"
 METRICS = "metrics.parquet"
@@ -49,29 +49,8 @@ EVALUATION_SCHEMA = pa.schema(
     {"step": pa.int64(), "name": pa.string(), "value": pa.float64(), "n": pa.int64()}
 )
 _LISTED_DOCUMENTS = 8
-_EVENTS = "tensorboard"
-_EVENT_COLUMNS = ("loss", "grad_norm", "learning_rate", *RATES)
+_TRACKED = ("loss", "grad_norm", "learning_rate", *RATES)
 _log = logging.getLogger(__name__)
-
-
-class Events:
-    """TensorBoard event file of numbers by step."""
-
-    def __init__(self, folder: Path, first: int) -> None:
-        self._writer = SummaryWriter(str(folder), purge_step=first + 1 if first else None)
-
-    def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Writes numbers by name."""
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
-
-    def flush(self) -> None:
-        """Writes everything added so far to disk."""
-        self._writer.flush()
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._writer.close()
 
 
 class MetricWriter:
@@ -83,7 +62,7 @@ class MetricWriter:
         saved: Path,
         *,
         fingerprint: str,
-        first: int,
+        trackers: Iterable[Tracker],
         advance: Callable[..., None],
         throughput: Throughput,
         columns: tuple[str, ...] = (),
@@ -96,7 +75,7 @@ class MetricWriter:
           folder: folder of the run.
           saved: folder of its checkpoints, to name the last good one in errors.
           fingerprint: hash of its settings and data; rows of others are refused.
-          first: number of steps that are done.
+          trackers: where the numbers go besides the files; closed with them.
           advance: updates the progress bar by a number of steps.
           throughput: converts the time of an update into rates.
           columns: metrics of a step besides those of `STEP_SCHEMA`, each a number.
@@ -113,12 +92,12 @@ class MetricWriter:
             return
         with contextlib.ExitStack() as opening:
             enter = opening.enter_context
+            self._trackers = [enter(contextlib.closing(each)) for each in trackers]
             schema = pa.schema([*STEP_SCHEMA, *(pa.field(name, pa.float64()) for name in columns)])
             self._steps = enter(rows.RowStore(folder / "steps", schema, fingerprint=fingerprint))
             self._evaluations = enter(
                 rows.RowStore(folder / "evaluations", EVALUATION_SCHEMA, fingerprint=fingerprint)
             )
-            self._events = enter(contextlib.closing(Events(folder / _EVENTS, first)))
             self._open = opening.pop_all()
 
     def __enter__(self) -> Self:
@@ -148,6 +127,7 @@ class MetricWriter:
         (name, value), *_ = values.items()
         values |= dict(extra)
         _log.info("step %d: %s %.3f", step, name.replace("/", " "), value)
+        self._track(step, values)
         if ("evaluation", step) in self._evaluations:
             return
         columns = {
@@ -157,7 +137,10 @@ class MetricWriter:
             "n": [result.tokens] * len(values),
         }
         self._evaluations.append(("evaluation", step), columns)
-        self._events.add(step, values)
+
+    def _track(self, step: int, values: Mapping[str, float]) -> None:
+        for tracker in self._trackers:
+            tracker.add(step, values)
 
     def flush(self) -> None:
         """Writes every row so far to disk."""
@@ -165,7 +148,8 @@ class MetricWriter:
             return
         self._steps.flush()
         self._evaluations.flush()
-        self._events.flush()
+        for tracker in self._trackers:
+            tracker.flush()
 
     def merge(self) -> None:
         """Writes the two tables, of all steps."""
@@ -192,8 +176,7 @@ class MetricWriter:
             if not metrics["finite"]:
                 raise self._diverged(step, metrics, document_B)
             tokens += int(metrics["tokens"])
-            # After a kill, rows may exist for steps that no checkpoint holds.
-            if self._writes and ("step", step) not in self._steps:
+            if self._writes:
                 row = {
                     "step": step,
                     "loss": float(metrics["loss"]),
@@ -205,9 +188,12 @@ class MetricWriter:
                 }
                 row |= self._throughput.rates(row["tokens"], seconds)
                 row |= {name: float(metrics[name]) for name in self._columns}
-                self._steps.append(("step", step), {name: [value] for name, value in row.items()})
-                names = (*_EVENT_COLUMNS, *self._columns)
-                self._events.add(step, {f"train/{name}": row[name] for name in names})
+                names = (*_TRACKED, *self._columns)
+                self._track(step, {f"train/{name}": row[name] for name in names})
+                # After a kill, rows may exist for steps that no checkpoint holds.
+                if ("step", step) not in self._steps:
+                    columns = {name: [value] for name, value in row.items()}
+                    self._steps.append(("step", step), columns)
         step, metrics, _ = results[-1]
         pace = self._throughput.rates(tokens, seconds * len(results), len(results))
         loss, text = f"loss {metrics['loss']:.4f}", format_rates(pace)

@@ -141,3 +141,51 @@ def test_four_processes_wait_for_a_late_one(start, folder, tmp_path):
     assert time.monotonic() - begun > 20
     assert_batches(run, folder)
     assert_losses(run, folder)
+
+
+# As srun: it ends when all tasks have ended, with the highest of their codes.
+SRUN = """
+pids=()
+for index in 0 1; do
+    "$@" --process=$index &
+    pids+=($!)
+    echo $! > "$PIDS/$index"
+done
+code=0
+for pid in "${pids[@]}"; do
+    wait "$pid"
+    ended=$?
+    ((ended > code)) && code=$ended
+done
+exit $code
+"""
+
+
+def test_a_supervised_run_killed_ten_times_ends_in_the_bits_of_one(
+    folder, straight, compiled, tmp_path, monkeypatch
+):
+    """Process 0 five times and the other five times, while they compute or save."""
+    run, pids = tmp_path / "run", tmp_path / "pids"
+    pids.mkdir()
+    (tmp_path / "srun").write_text(SRUN)
+    supervise = parity_pairs.ROOT / "recipes" / "slurm" / "supervise.sh"
+    for name, value in {"HEARTBEAT": "10", "PAUSE": "0", "RETRIES": "10", "PIDS": pids}.items():
+        monkeypatch.setenv(name, str(value))
+    supervised = cluster.start(
+        *(folder, run, compiled, "--processes=2"),
+        f"--coordinator=127.0.0.1:{portpicker.pick_unused_port()}",
+        devices=1,
+        before=(supervise, "bash", tmp_path / "srun"),
+    )
+    draw = random.Random(0)
+    victims = draw.sample([0, 1] * 5, 10)
+    for step, victim in enumerate(victims, start=1):
+        cluster.wait_for_step(run, step, supervised)
+        time.sleep(draw.uniform(0.0, 0.3))
+        os.kill(int((pids / str(victim)).read_text()), signal.SIGKILL)
+        cluster.wait_for_end(pids, run)
+    codes, _, errs = end(supervised)
+    assert codes == [0], errs
+    assert errs[0].count("supervise: exit code") == 10
+    assert_batches(run, folder)
+    tiny.assert_bitwise(parameters(run, cluster.STEPS), parameters(straight, cluster.STEPS))

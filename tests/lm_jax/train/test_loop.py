@@ -25,12 +25,20 @@ from lm_jax.parallel import sharding
 from lm_jax.run import cli
 from lm_jax.run.files import read_json
 from lm_jax.train import loop, optim
+from lm_jax.train.launch import LaunchOptions, launched_with
 from lm_jax.train.metrics import DIVERGED, METRICS
 from lm_jax.train.state import state_shardings
 from lm_jax.train.throughput import RATES, format_rates, measured_peak
 from tests import rounding
 from tests.lm_jax.train import tiny_training as tiny
-from tests.lm_jax.train.tiny_run import UPKEEP, evaluations, metrics, train
+from tests.lm_jax.train.tiny_run import (
+    UPKEEP,
+    Killed,
+    evaluations,
+    kill_at,
+    metrics,
+    train,
+)
 
 
 @pytest.fixture(scope="module")
@@ -38,18 +46,6 @@ def straight(tmp_path_factory):
     """The run that nothing interrupts, and its folder."""
     folder = tmp_path_factory.mktemp("straight") / "run"
     return train(folder), folder
-
-
-class Killed(BaseException):
-    """Simulates the end of the process: nothing on the way may catch it."""
-
-
-def kill_at(step):
-    def on_step(now):
-        if now == step:
-            raise Killed
-
-    return on_step
 
 
 def test_rows_and_checkpoints_of_a_run(straight):
@@ -82,6 +78,23 @@ def test_killed_at_random_steps_it_ends_in_the_same_bits(straight, tmp_path):
     assert train_result.history == straight[0].history
     assert metrics(folder) == metrics(straight[1])
     assert evaluations(folder) == evaluations(straight[1])
+
+
+def test_a_local_checkpoint_is_newer_than_the_shared_one(straight, tmp_path, caplog):
+    """Of every step, where shared ones are of steps 4 and 6."""
+    folder, node = tmp_path / "run", tmp_path / "node"
+    caplog.set_level(logging.INFO)
+    with launched_with(LaunchOptions(local_checkpoints=node, local_every=1)):
+        with pytest.raises(Killed):
+            train(folder, on_step=kill_at(7))
+        assert manager.saved_steps(folder / manager.FOLDER) == [4, 6]
+        train_result = train(folder)
+    assert "continuing from step 7" in caplog.text
+    tiny.assert_bitwise(train_result.state, straight[0].state)
+    assert train_result.history == straight[0].history
+    assert metrics(folder) == metrics(straight[1])
+    # A finished run leaves nothing there.
+    assert not list(node.rglob("step_*"))
 
 
 def test_a_run_on_one_device_takes_the_steps_of_four(straight, tmp_path):

@@ -10,6 +10,18 @@ from tests.lm_jax.train import tiny_training as tiny
 UPKEEP = CheckpointPolicy(log_every=3, save_every=4)
 
 
+class Killed(BaseException):
+    """Simulates the end of the process: nothing on the way may catch it."""
+
+
+def kill_at(step):
+    def on_step(now):
+        if now == step:
+            raise Killed
+
+    return on_step
+
+
 def train(
     folder,
     *,

@@ -1,0 +1,96 @@
+"""Trackers: programs that show the numbers of a run by step, besides its parquet files.
+
+Event files of TensorBoard are always written. `--track=wandb` adds Weights & Biases, which takes
+its project, key and mode from its own environment; with WANDB_MODE=offline nothing is sent:
+
+    pip install 'interpretable-attention-jax[wandb]'
+    WANDB_PROJECT=prototypes iaj protot pretrain ... --track=wandb
+"""
+
+from collections.abc import Mapping
+import importlib.util
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from lm_jax.errors import UsageError
+from lm_jax.run.config import config_hash
+
+EVENTS = "tensorboard"
+Track = Literal["none", "wandb"]
+
+
+class Tracker(Protocol):
+    """Where numbers by step go."""
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Writes numbers by name; those of one step may come in parts."""
+        ...
+
+    def flush(self) -> None:
+        """Writes everything added so far to disk."""
+        ...
+
+    def close(self) -> None:
+        """Writes the rest and ends."""
+        ...
+
+
+class TensorBoard:
+    """Event file of TensorBoard; events after the first `done` steps are purged when it opens."""
+
+    def __init__(self, folder: Path, done: int) -> None:
+        # Imported here, as every command reads this module for its flags.
+        from tensorboardX import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder / EVENTS), purge_step=done + 1 if done else None)
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Wandb:
+    """Run of Weights & Biases with one id for a folder and its settings: a resumed run goes on."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        import wandb
+
+        folder = folder.absolute()
+        self._run = wandb.init(
+            dir=str(folder),
+            id=config_hash({"folder": str(folder), "settings": settings})[:16],
+            name=f"{folder.parent.name}/{folder.name}",
+            config=dict(settings),
+            resume="allow",
+        )
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def flush(self) -> None:
+        """Does nothing: its own process writes what was added."""
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def check(track: Track) -> None:
+    """Raises `UsageError` if the package of a tracker is missing."""
+    if track == "wandb" and importlib.util.find_spec("wandb") is None:
+        raise UsageError(
+            "--track=wandb: wandb is missing; pip install 'interpretable-attention-jax[wandb]'"
+        )
+
+
+def trackers(
+    track: Track, folder: Path, done: int, settings: Mapping[str, Any]
+) -> tuple[Tracker, ...]:
+    """Opens the trackers of a run that has done so many steps in this folder, with its settings."""
+    events = TensorBoard(folder, done)
+    return (events, Wandb(folder, settings)) if track == "wandb" else (events,)

@@ -1,0 +1,111 @@
+"""Weights & Biases, by a module that records what it is asked: every number of a run, once."""
+
+import dataclasses
+import importlib.machinery
+import importlib.util
+import sys
+import types
+
+import pytest
+
+from lm_jax.run import cli
+from lm_jax.train.launch import LaunchOptions, launched_with
+from lm_jax.train.trackers import EVENTS
+from tests.lm_jax.train import tiny_training as tiny
+from tests.lm_jax.train.tiny_run import (
+    UPKEEP,
+    Killed,
+    evaluations,
+    kill_at,
+    metrics,
+    train,
+)
+
+
+@dataclasses.dataclass
+class FakeRun:
+    arguments: dict
+    logged: list = dataclasses.field(default_factory=list)
+    finished: bool = False
+
+    def log(self, values, step):
+        self.logged.append((step, values))
+
+    def finish(self):
+        self.finished = True
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """The runs that a stand-in for the package has begun."""
+    begun = []
+
+    def init(**arguments):
+        begun.append(FakeRun(arguments))
+        return begun[-1]
+
+    fake = types.ModuleType("wandb")
+    fake.__spec__ = importlib.machinery.ModuleSpec("wandb", None)
+    fake.init = init
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    return begun
+
+
+def test_a_resumed_run_goes_on_under_its_id_with_the_numbers_of_the_files(runs, tmp_path):
+    """It is killed after the save of step 8."""
+    folder = tmp_path / "run"
+    with launched_with(LaunchOptions(track="wandb")):
+        with pytest.raises(Killed):
+            train(folder, on_step=kill_at(8))
+        train(folder)
+    first, second = runs
+    assert first.arguments == second.arguments
+    assert first.arguments["resume"] == "allow"
+    assert first.arguments["dir"] == str(folder)
+    assert first.arguments["config"]["train"]["steps"] == tiny.CONFIG.steps
+    assert first.finished and second.finished
+    logged = [*first.logged, *second.logged]
+    steps = [step for step, _ in logged]
+    assert steps == sorted(steps)
+    losses = [values["train/loss"] for _, values in logged if "train/loss" in values]
+    assert losses == metrics(folder)["loss"]
+    name = "validation/perplexity"
+    perplexities = [(step, values[name]) for step, values in logged if name in values]
+    assert perplexities == [
+        (row["step"], row["value"]) for row in evaluations(folder) if row["name"] == name
+    ]
+    assert len(list((folder / EVENTS).iterdir())) == 2
+
+
+def test_rows_without_a_checkpoint_are_shown_again(runs, tmp_path, monkeypatch):
+    """TensorBoard forgets what comes after the checkpoint that a run resumes from."""
+
+    def killed(*args, **kwargs):
+        raise Killed
+
+    folder = tmp_path / "run"
+    with launched_with(LaunchOptions(track="wandb")):
+        with monkeypatch.context() as patch:
+            patch.setattr("lm_jax.checkpoint.manager.save", killed)
+            with pytest.raises(Killed):
+                train(folder)
+        train(folder)
+    assert [step for step, _ in runs[0].logged] == [1, 2, 3, 4]
+    again = [step for step, values in runs[1].logged if "train/loss" in values]
+    assert again == metrics(folder)["step"] == list(range(1, 13))
+
+
+def test_it_is_off_by_default(runs, tmp_path):
+    train(tmp_path / "run", policy=dataclasses.replace(UPKEEP, log_every=6))
+    assert not runs
+
+
+def test_without_the_package_a_sentence_names_the_remedy(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    argv = ["prog", f"--workdir={tmp_path / 'run'}", "--track=wandb"]
+    assert cli.run(lambda arguments: 0, argv, training=True) == 2
+    assert capsys.readouterr().err == (
+        "error: --track=wandb: wandb is missing; pip install 'interpretable-attention-jax[wandb]'\n"
+    )
+    assert cli.run(lambda arguments: 0, argv) == 2
+    assert "--track is not a flag of this command" in capsys.readouterr().err
