@@ -19,6 +19,7 @@ __version__ = "0.0.0"
 _EXPORTS = {
     "delta_rule": "kernels.delta_rule.api",
     "gated_attention": "kernels.gated_attention.api",
+    "gated_slots": "kernels.gated_slots.api",
     "prefix_mean": "kernels.prefix_mean.api",
     "row_map_attention": "kernels.row_map_attention.api",
     "score_stats": "kernels.score_stats.api",

@@ -3,6 +3,7 @@
 from kernels.core.cases import Suite
 from kernels.delta_rule.cases import SUITE as DELTA_RULE
 from kernels.gated_attention.cases import SUITE as GATED_ATTENTION
+from kernels.gated_slots.cases import SUITE as GATED_SLOTS
 from kernels.prefix_mean.cases import SUITE as PREFIX_MEAN
 from kernels.row_map_attention.cases import SUITE as ROW_MAP_ATTENTION
 from kernels.score_stats.cases import SUITE as SCORE_STATS
@@ -17,5 +18,6 @@ SUITES: dict[str, Suite] = {
         SCORE_STATS,
         SELECTIVE_SCAN,
         DELTA_RULE,
+        GATED_SLOTS,
     )
 }

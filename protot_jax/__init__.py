@@ -10,12 +10,15 @@ from protot_jax.mamba import MambaMixer
 from protot_jax.mixer import PrototypeMixer
 from protot_jax.models import build_model
 from protot_jax.saved_run import TrainedModel, load_run
+from protot_jax.slots import GatedSlotMixer, RavenMixer
 
 __all__ = [
     "DeltaNetMixer",
     "GatedDeltaNetMixer",
+    "GatedSlotMixer",
     "MambaMixer",
     "PrototypeMixer",
+    "RavenMixer",
     "TrainedModel",
     "build_model",
     "edit",

@@ -32,6 +32,10 @@ With D the width, T the context and V the vocabulary, FLOPs of one token are, in
     with gates + 2 * (D N H + D N)        output gate, step sizes
              + N H^2                      state: decay
 
+    slots      2 * (4 D N H + D N M)      queries, keys, values, output; decays of slots
+             + 2 * 5 N M H                keys and values: decay, write, add; read
+    Raven    + 2 D N                      step sizes
+
 and 2 * D V for the logits. Letters are those of the mixers' parameters.
 """
 

@@ -35,9 +35,7 @@ class GatedDeltaNetMixer(DeltaNetMixer):
         D, N, H = cfg.hidden_size, cfg.num_heads, cfg.head_dim
         return {
             **super().spec(cfg),
-            "step": ParamSpec((D, N), "DN"),
-            "step_bias": ParamSpec((N,), "N", step_sizes),
-            "A_log": ParamSpec((N,), "N", log_rates),
+            **step_spec(D, N),
             "gate": ParamSpec((D, N, H), "DNH"),
         }
 
@@ -49,15 +47,29 @@ class GatedDeltaNetMixer(DeltaNetMixer):
 
     def log_decay(self, p: ParamTree, x_BTD: jax.Array) -> jax.Array:
         """Logarithm `[B, T, N]`, float32, of what each step leaves of the memory."""
-        step_BTN = project("BTD,DN->BTN", x_BTD, p["step"]).astype(jnp.float32)
-        bias_N, log_N = (
-            add_axes(p[name].astype(jnp.float32), 3) for name in ("step_bias", "A_log")
-        )
-        return -jnp.exp(log_N) * jax.nn.softplus(step_BTN + bias_N)
+        return step_log_decay(p, x_BTD)
 
     def gated(self, p: ParamTree, x_BTD: jax.Array, o_BTNH: jax.Array) -> jax.Array:
         """The normed output of the heads times their gate."""
         return o_BTNH * jax.nn.silu(project("BTD,DNH->BTNH", x_BTD, p["gate"]))
+
+
+def step_spec(D: int, N: int) -> dict[str, ParamSpec]:
+    """The parameters of `step_log_decay`."""
+    return {
+        "step": ParamSpec((D, N), "DN"),
+        "step_bias": ParamSpec((N,), "N", step_sizes),
+        "A_log": ParamSpec((N,), "N", log_rates),
+    }
+
+
+def step_log_decay(p: ParamTree, x_BTD: jax.Array) -> jax.Array:
+    """-exp(A) softplus(projection of x + bias), float32 `[B, T, N]`, the decay of Mamba-2."""
+    step_BTN = project("BTD,DN->BTN", x_BTD, p["step"]).astype(jnp.float32)
+    bias_11N, log_11N = (
+        add_axes(p[name].astype(jnp.float32), 3) for name in ("step_bias", "A_log")
+    )
+    return -jnp.exp(log_11N) * jax.nn.softplus(step_BTN + bias_11N)
 
 
 def log_rates(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:

@@ -3,8 +3,8 @@
 Prototype Transformer, section 4: all have the same width, depth, vocabulary and pre-RMSNorm blocks.
 Where the paper is silent or differs, they follow its released code: no biases, an MLP of
 16 * floor(2.7 D / 16) units, and none for Mamba. `mamba_ffn` is our addition: Mamba with an MLP
-that matches the parameters, and nearly the FLOPs, of ProtoT. `gated_deltanet` is newer than the
-paper's comparison.
+that matches the parameters, and nearly the FLOPs, of ProtoT. `gated_deltanet`,
+`gated_slots` and `raven` are newer than the paper's comparison.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,6 +22,7 @@ from protot_jax.deltanet import DeltaNetMixer
 from protot_jax.gated_deltanet import GatedDeltaNetMixer
 from protot_jax.mamba import MambaMixer
 from protot_jax.mixer import PrototypeMixer
+from protot_jax.slots import GatedSlotMixer, RavenMixer
 
 HEADS = 4
 # RoPE rotates pairs of coordinates, so a head's width is even.
@@ -69,6 +70,8 @@ MODELS: Mapping[str, Model] = {
     "mamba_ffn": Model(MambaMixer(), 1e-5, matched_size),
     "deltanet": Model(DeltaNetMixer(), 1e-6, swiglu_size),
     "gated_deltanet": Model(GatedDeltaNetMixer(), 1e-6, swiglu_size),
+    "gated_slots": Model(GatedSlotMixer(), 1e-6, swiglu_size),
+    "raven": Model(RavenMixer(), 1e-6, swiglu_size),
 }
 
 

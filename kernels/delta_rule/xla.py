@@ -30,13 +30,13 @@ are stored, and derivatives of every order exist.
 """
 
 import functools
-import math
 from typing import Any
 
 import jax
 from jax import lax
 import jax.numpy as jnp
 
+from kernels.core import chunks
 from kernels.delta_rule import reference
 from kernels.delta_rule.config import Call, Config
 
@@ -48,23 +48,12 @@ def run(config: Config, call: Call) -> tuple[jax.Array, jax.Array]:
     T = call.q_BTNH.shape[1]
     if T == 1:
         return reference.run(config, call)
-    # Chunks of nearly equal length, so that little padding is needed.
-    C = math.ceil(T / math.ceil(T / config.longest_chunk))
+    C = chunks.chunk_length(T, config.longest_chunk)
     log_decay_BTN1 = None if call.log_decay_BTN is None else call.log_decay_BTN[..., None]
     inputs = (*call[:3], call.beta_BTN[..., None], log_decay_BTN1)
-    chunks = jax.tree.map(lambda x: _chunks(x, C), inputs)
-    state_BNHE, out_ZBNCE = lax.scan(jax.checkpoint(_chunk), call.state_BNHE, chunks)
-    Z, B, N, C, E = out_ZBNCE.shape
-    out_BTNE = out_ZBNCE.transpose(1, 0, 3, 2, 4).reshape(B, Z * C, N, E)[:, :T]
-    return out_BTNE, state_BNHE
-
-
-def _chunks(x_BTNH: jax.Array, C: int) -> jax.Array:
-    """`[Z, B, N, C, H]` for Z chunks, filled with zeros."""
-    B, T, N, H = x_BTNH.shape
-    Z = math.ceil(T / C)
-    x_BTNH = jnp.pad(x_BTNH, ((0, 0), (0, Z * C - T), (0, 0), (0, 0)))
-    return x_BTNH.reshape(B, Z, C, N, H).transpose(1, 0, 3, 2, 4)
+    inputs = jax.tree.map(lambda x: chunks.split(x, C), inputs)
+    state_BNHE, out_ZBNCE = lax.scan(jax.checkpoint(_chunk), call.state_BNHE, inputs)
+    return chunks.join(out_ZBNCE, T), state_BNHE
 
 
 def _chunk(S_BNHE: jax.Array, inputs: tuple[Any, ...]) -> tuple[jax.Array, jax.Array]:
@@ -77,9 +66,7 @@ def _chunk(S_BNHE: jax.Array, inputs: tuple[Any, ...]) -> tuple[jax.Array, jax.A
     weight_BNCC = jnp.tril(_einsum("BNCH,BNDH->BNCD", q_BNCH, k_BNCH))
     last_BNCH, kept_BNHE = k_BNCH, S_BNHE
     if log_decay_BNC1 is not None:
-        # Summed from each step on: a difference of sums from the first would cancel.
-        steps_BNCC = jnp.broadcast_to(log_decay_BNC1, similar_BNCC.shape)
-        since_BNCC = jnp.exp(jnp.cumsum(jnp.tril(steps_BNCC, -1), 2))
+        since_BNCC = chunks.decay_since(log_decay_BNC1)
         similar_BNCC, weight_BNCC = similar_BNCC * since_BNCC, weight_BNCC * since_BNCC
         last_BNCH = since_BNCC[:, :, -1, :, None] * k_BNCH
         decay_BNC1 = jnp.exp(jnp.cumsum(log_decay_BNC1, 2))

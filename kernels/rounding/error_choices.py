@@ -3,6 +3,7 @@
     x < y          in doubt where the sides are nearer than their errors together
     where c, a, b  the error of the selected side, and |a - b| as well where c is in doubt
     argmax         an infinite error where another entry may be the largest
+    top_k          the same for each place; the k-th largest moves no more than the entries do
     max            the larger error
 
 `not`, `and` and `or` are in doubt where no side that is sure decides them.
@@ -57,6 +58,25 @@ def _where_largest(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pa
     least = jnp.sum(jnp.where(own, sign * x.value - x.error, 0.0), axis)
     other = jnp.max(jnp.where(own, -jnp.inf, sign * x.value + x.error), axis)
     return Pair(value, jnp.where(other >= least, jnp.inf, 0.0))
+
+
+def _largest(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> list[Pair]:
+    """Values and places, a place with an infinite error where it may change with its neighbour."""
+    (x,) = operands
+    axis = eqn.params.get("axis", x.value.ndim - 1)
+    values, places = bind(eqn, [x.value])
+    if x.error is None:
+        return [Pair(values), Pair(places)]
+    order = jnp.flip(jnp.argsort(x.value, axis, stable=True), axis)
+    own, error = (jnp.take_along_axis(part, order, axis) for part in (x.value, x.error))
+    above = jax.lax.slice_in_dim(own - error, 0, -1, axis=axis)
+    below = jax.lax.slice_in_dim(own + error, 1, None, axis=axis)
+    ends = jnp.zeros_like(jax.lax.slice_in_dim(own, 0, 1, axis=axis), dtype=jnp.bool_)
+    near = above <= below
+    doubt = jnp.concatenate([ends, near], axis) | jnp.concatenate([near, ends], axis)
+    doubt = jax.lax.slice_in_dim(doubt, 0, values.shape[axis], axis=axis)
+    moved = jnp.broadcast_to(jnp.max(x.error, axis, keepdims=True), values.shape)
+    return [Pair(values, moved), Pair(places, jnp.where(doubt, jnp.inf, 0.0))]
 
 
 def _selected(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
@@ -130,6 +150,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("max", "min"), _extreme),
     **dict.fromkeys(("reduce_max", "reduce_min", "cummax", "cummin"), _extreme_of),
     **dict.fromkeys(("argmax", "argmin"), _where_largest),
+    "top_k": _largest,
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), _compared),
     **dict.fromkeys(("reduce_or", "reduce_and"), _any_or_all),
     "clamp": _clamped,

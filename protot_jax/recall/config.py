@@ -42,7 +42,10 @@ class RecallConfig:
     """
 
     tasks: tuple[str, ...] = TASKS
-    models: tuple[str, ...] = ("protot", "llama", "mamba_ffn", "deltanet", "gated_deltanet")
+    models: tuple[str, ...] = (
+        *("protot", "llama", "mamba_ffn", "deltanet"),
+        *("gated_deltanet", "gated_slots", "raven"),
+    )
     memory: int = 4096
     hidden_size: int = 128
     num_layers: int = 2

@@ -25,6 +25,8 @@ _FIELDS = {
     "protot": "num_prototypes",
     "mamba": "state_size",
     "mamba_ffn": "state_size",
+    "gated_slots": "num_slots",
+    "raven": "num_slots",
 }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from kernels.core import cases
 from kernels.rounding.error_bound import COMPILED_QUICKLY
@@ -51,6 +52,41 @@ def deviations(suite: cases.Suite, case: cases.Case, implementation: str) -> lis
     arrays, cotangents, wanted = expected(suite.op, case.name)
     run = cases.outputs_and_gradients(suite, case, implementation)
     return cases.judged(result(run, arrays, cotangents), wanted)
+
+
+def assert_slopes(
+    suite: cases.Suite,
+    case: cases.Case,
+    arrays: cases.Arrays,
+    oracle: Callable[..., dict[str, np.ndarray]],
+) -> None:
+    """The gradients of the reference, in float64, are the slopes of an oracle in numpy.
+
+    Args:
+      suite: of the operation.
+      case: its options; the sizes are those of `arrays`.
+      arrays: few, for every entry is moved.
+      oracle: outputs by name from the arrays by name, in float64.
+    """
+    cts = cases.cotangents(suite, case, arrays, jax.random.key(1))
+    run = cases.outputs_and_gradients(suite, case, "reference")
+    wanted = rounding.expected(run, arrays, cts)
+    rounding.assert_within(jax.jit(run)(arrays, cts), wanted)
+    doubles = {name: np.asarray(x, np.float64) for name, x in arrays.items()}
+
+    def loss(**changed: np.ndarray) -> float:
+        out = oracle(**(doubles | changed))
+        return sum((out[name] * np.asarray(ct, np.float64)).sum() for name, ct in cts.items())
+
+    for name in arrays:
+        slopes = np.zeros(doubles[name].shape)
+        for at in np.ndindex(slopes.shape):
+            step = np.zeros(slopes.shape)
+            step[at] = 1e-5
+            up, down = (loss(**{name: doubles[name] + sign * step}) for sign in (1, -1))
+            slopes[at] = (up - down) / 2e-5
+        # In float64 differences over h are good to h^2 and to 2^-53 / h: 1e-10 and 1e-11.
+        np.testing.assert_allclose(wanted.values[f"d_{name}"], slopes, atol=1e-8, err_msg=name)
 
 
 def of_bfloat16_weights(

@@ -80,6 +80,22 @@ def test_ties_leave_the_largest_in_doubt():
     assert of(lambda x: jnp.argmax(x * 0.1), x.at[2].set(1.9))[1] == 0.0
 
 
+def test_places_of_the_largest_are_in_doubt_where_neighbours_may_change():
+    x = jnp.array([4.0, 1.0, 3.0, 3.0, 2.0])
+
+    def top(x):
+        return jax.lax.top_k(x, 3)
+
+    (values, places), (errors, doubts) = of(top, x)
+    assert (values.tolist(), places.tolist()) == ([4.0, 3.0, 3.0], [0, 2, 3])
+    assert errors.tolist() == doubts.tolist() == [0.0, 0.0, 0.0]
+    (_, _), (errors, doubts) = of(lambda x: top(x * 0.1), x)
+    assert doubts.tolist() == [0.0, np.inf, np.inf] and (errors > 0).all()
+    # Third and fourth are near, the first two apart.
+    (_, _), (_, doubts) = of(lambda x: top(x * 0.1), jnp.array([4.0, 3.0, 2.0, 2.0]))
+    assert doubts.tolist() == [0.0, 0.0, np.inf]
+
+
 def test_a_recurrence_forgets_its_errors_as_it_forgets_its_values():
     def run(x):
         return jax.lax.scan(lambda m, x: (0.5 * m + x, None), 0.0, x)[0]

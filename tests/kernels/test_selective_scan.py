@@ -77,25 +77,7 @@ def test_values_equal_loops_in_float64(implementation):
 
 def test_gradients_of_the_reference_equal_finite_differences():
     arrays = small(B=1, T=5, I=2, J=3)
-    cts = cases.cotangents(SUITE, SMALL, arrays, jax.random.key(1))
-    run = cases.outputs_and_gradients(SUITE, SMALL, "reference")
-    wanted = rounding.expected(run, arrays, cts)
-    rounding.assert_within(jax.jit(run)(arrays, cts), wanted)
-    doubles = {name: np.asarray(x, np.float64) for name, x in arrays.items()}
-
-    def loss(**changed):
-        out = by_loops(*(changed.get(name, doubles[name]) for name in NAMES))
-        return sum((out[name] * np.asarray(ct, np.float64)).sum() for name, ct in cts.items())
-
-    for name in NAMES:
-        slopes = np.zeros(doubles[name].shape)
-        for at in np.ndindex(slopes.shape):
-            step = np.zeros(slopes.shape)
-            step[at] = 1e-5
-            up, down = (loss(**{name: doubles[name] + sign * step}) for sign in (1, -1))
-            slopes[at] = (up - down) / 2e-5
-        # In float64 differences over h are good to h^2 and to 2^-53 / h: 1e-10 and 1e-11.
-        np.testing.assert_allclose(wanted.values[f"d_{name}"], slopes, atol=1e-8, err_msg=name)
+    comparison.assert_slopes(SUITE, SMALL, arrays, by_loops)
 
 
 @pytest.mark.parametrize("case", SUITE.using("test"), ids=lambda case: case.name)

@@ -65,6 +65,8 @@ STATES_AND_CONVOLUTIONS = {
     "llama": 0,
     "deltanet": 3 * (6 * 4 * 12 * 12 + 2 * 3 * 4 * 48),
     "gated_deltanet": 3 * (7 * 4 * 12 * 12 + 2 * 3 * 4 * 48),
+    "gated_slots": 3 * 2 * 5 * 4 * 64 * 12,
+    "raven": 3 * 2 * 5 * 4 * 64 * 12,
     "mamba": 3 * (6 * 96 * 16 + 2 * 4 * 96),
     "mamba_ffn": 3 * (6 * 96 * 16 + 2 * 4 * 96),
 }
@@ -75,6 +77,9 @@ def test_the_formulae_hold_every_product_of_the_traced_model(name, monkeypatch):
     monkeypatch.setattr("protot_jax.mamba.selective_scan", no_state)
     monkeypatch.setattr(
         "protot_jax.deltanet.delta_rule", lambda q, k, v, beta, **options: no_state(v, **options)
+    )
+    monkeypatch.setattr(
+        "protot_jax.slots.gated_slots", lambda q, k, v, decay, **options: no_state(v, **options)
     )
     options = {}
     if name == "protot":

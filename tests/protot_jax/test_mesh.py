@@ -12,6 +12,7 @@ from protot_jax.deltanet import DeltaNetMixer
 from protot_jax.gated_deltanet import GatedDeltaNetMixer
 from protot_jax.mamba import MambaMixer
 from protot_jax.mixer import PrototypeMixer
+from protot_jax.slots import RavenMixer
 from tests import rounding, tiny
 
 CFG = tiny.decoder()
@@ -22,6 +23,7 @@ MIXERS = {
     "mamba": MambaMixer(state_size=5, dt_rank=3),
     "deltanet": DeltaNetMixer(),
     "gated_deltanet": GatedDeltaNetMixer(),
+    "raven": RavenMixer(num_slots=5, written=2),
 }
 
 

@@ -155,6 +155,8 @@ def test_groups_of_weight_decay(name):
         "mamba": {"A_log", "D", "step_up", "step_bias", "conv_bias"},
         "deltanet": {"norm/scale"},
         "gated_deltanet": {"norm/scale", "A_log", "step_bias"},
+        "gated_slots": {"norm/scale"},
+        "raven": {"norm/scale", "q_norm/scale", "k_norm/scale", "A_log", "step_bias"},
     }[name.removesuffix("_ffn")]
     assert kept == norms | {f"blocks/mixer/{each}" for each in own}
 

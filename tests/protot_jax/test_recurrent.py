@@ -14,6 +14,7 @@ from lm_jax.model.sites import Scope
 from protot_jax.deltanet import DeltaNetMixer
 from protot_jax.gated_deltanet import GatedDeltaNetMixer
 from protot_jax.mamba import MambaMixer
+from protot_jax.slots import GatedSlotMixer, RavenMixer
 from tests import rounding, tiny
 
 CFG = tiny.decoder()
@@ -21,6 +22,8 @@ MODELS = {
     "mamba": (dataclasses.replace(CFG, mlp_size=0), MambaMixer(state_size=5, dt_rank=3)),
     "deltanet": (CFG, DeltaNetMixer()),
     "gated_deltanet": (CFG, GatedDeltaNetMixer()),
+    "gated_slots": (CFG, GatedSlotMixer(num_slots=5)),
+    "raven": (CFG, RavenMixer(num_slots=5, written=2)),
 }
 every_model = pytest.mark.parametrize(("cfg", "mixer"), MODELS.values(), ids=MODELS)
 
@@ -33,7 +36,7 @@ def parameters(cfg, mixer):
         return jnp.asarray(0.3 * rng.normal(size=spec.shape), jnp.float32)
 
     params = lm_jax.params.tree_map(draw, lm_jax.param_spec(cfg, mixer))
-    if isinstance(mixer, MambaMixer | GatedDeltaNetMixer):
+    if isinstance(mixer, MambaMixer | GatedDeltaNetMixer | RavenMixer):
         # Steps so short that a state outlives tens of tokens.
         params["blocks"]["mixer"]["step_bias"] -= 3.0
     return params
@@ -129,11 +132,14 @@ def test_padding_leaves_the_state_as_it_is(cfg, mixer):
     p = block(cfg, mixer)
     x_BTD = jax.random.normal(jax.random.key(1), (2, 11, 16))
     before = mixer.init_cache(cfg, 2, 0, jnp.float32)
-    before["state"] = jax.random.normal(jax.random.key(2), before["state"].shape)
+    before["state"] = jax.tree.map(
+        lambda x: jax.random.normal(jax.random.key(2), x.shape), before["state"]
+    )
     _, after = apply(cfg, mixer, p, x_BTD, valid_BT=jnp.zeros((2, 11), bool), cache=before)
-    np.testing.assert_array_equal(after["state"], before["state"])
+    jax.tree.map(np.testing.assert_array_equal, after["state"], before["state"])
     _, moved = apply(cfg, mixer, p, x_BTD, valid_BT=jnp.ones((2, 11), bool), cache=before)
-    assert np.abs(moved["state"] - before["state"]).max() > 1e-3
+    for now, held in zip(*map(jax.tree.leaves, (moved["state"], before["state"])), strict=True):
+        assert np.abs(now - held).max() > 1e-3
 
 
 @every_model
@@ -160,11 +166,15 @@ def test_prompts_of_unlike_length_go_on_as_each_alone(cfg, mixer):
 
 @pytest.mark.parametrize(
     ("name", "floats"),
-    # Mamba: 32 channels of 5 and three inputs. DeltaNet: two 8 x 8 matrices, three inputs thrice.
     [
+        # 32 channels of 5 and three inputs.
         ("mamba", 32 * 5 + 3 * 32),
+        # Two 8 x 8 matrices, and three inputs of each of three convolutions.
         ("deltanet", 2 * 8 * 8 + 3 * 3 * 16),
         ("gated_deltanet", 2 * 8 * 8 + 3 * 3 * 16),
+        # Keys and values of five slots in two heads.
+        ("gated_slots", 2 * 2 * 5 * 8),
+        ("raven", 2 * 2 * 5 * 8),
     ],
 )
 def test_a_cache_is_of_one_size_at_any_length(name, floats):

@@ -1,0 +1,34 @@
+"""Arrays and settings of one call of `gated_slots`."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+
+
+class Slots(NamedTuple):
+    """The memory, float32: a key and a value in each of M slots."""
+
+    keys_BNMH: jax.Array
+    values_BNME: jax.Array
+
+
+class Call(NamedTuple):
+    """The arrays of a call; all have gradients."""
+
+    q_BTNH: jax.Array
+    k_BTNH: jax.Array
+    v_BTNE: jax.Array
+    log_decay_BTNM: jax.Array
+    state: Slots
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Factor of the scores, and the longest chunk, in steps.
+
+    A chunk of C steps holds C x C numbers for every slot.
+    """
+
+    scale: float = 1.0
+    longest_chunk: int = 16
