@@ -26,7 +26,7 @@ def small(op, dtype="float32", options=(), **sizes):
 # Small, for a program of the interpreter takes milliseconds. Lengths and widths that fill no tile,
 # some that fill them, and several programs along every axis of a grid.
 CASES = (
-    small("delta_rule", B=2, T=65, N=2, H=6, E=40, options={"initial_state": True}),
+    small("delta_rule", B=2, T=35, N=2, H=6, E=40, options={"initial_state": True}),
     small("delta_rule", B=1, T=32, N=1, H=64, E=32),
     small("delta_rule", B=1, T=2, N=2, H=96, E=17, options={"beta": 2.0}),
     small("delta_rule", B=1, T=65, N=1, H=16, E=24, options={"keys": "same", "beta": 2.0}),
@@ -47,8 +47,8 @@ def test_value_and_gradients_equal_the_reference(suite, case):
 
 
 OF_TWO = {
-    "delta_rule": {"B": 1, "T": 17, "N": 1, "H": 4, "E": 4},
-    "selective_scan": {"B": 1, "T": 5, "I": 4, "J": 2},
+    "delta_rule": {"B": 1, "T": 2, "N": 1, "H": 4, "E": 4},
+    "selective_scan": {"B": 1, "T": 2, "I": 4, "J": 2},
 }
 operations = pytest.mark.parametrize("op", OF_TWO)
 
