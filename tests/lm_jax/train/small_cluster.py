@@ -10,6 +10,7 @@ import json
 import os
 import time
 
+from absl import logging
 from ml_collections import ConfigDict
 import portpicker
 
@@ -27,7 +28,7 @@ from tests.lm_jax.weights.parity_pairs import launch
 
 CFG = tiny.decoder(vocab_size=120, max_length=16)
 OBJECTIVE = LanguageModelling(CFG)
-STEPS, ROWS, CONTEXT, SEED = 16, 8, 11, 234
+STEPS, ROWS, CONTEXT, SEED = 24, 8, 11, 234
 # Seconds for a start and all steps, on a machine that is busy with other work.
 LIMIT = 900
 TRAINING = "train"
@@ -35,16 +36,23 @@ TRAINING = "train"
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Settings of the command; `stop_after` asks process 0 to stop after so many steps."""
+    """Settings of the command.
+
+    Process 0 is asked to stop after `stop_after` steps, and each step ends with a `pause` in
+    seconds.
+    """
 
     data: str
     mesh: tuple[int, int, int]
     stop_after: int
     save_every: int
+    pause: float
 
 
 def get_config():
-    return ConfigDict({"data": "", "mesh": (1, 2, 1), "stop_after": 0, "save_every": 1})
+    return ConfigDict(
+        {"data": "", "mesh": (1, 2, 1), "stop_after": 0, "save_every": 1, "pause": 0.0}
+    )
 
 
 def examples(data):
@@ -80,10 +88,11 @@ def main(arguments):
     )
 
     def on_step(step):
+        time.sleep(config.pause)
         if step == config.stop_after and processes.is_first():
             stop.request()
 
-    changes = ("mesh", "stop_after", "save_every")
+    changes = ("mesh", "stop_after", "save_every", "pause")
     opened = processes.open_shared_workdir(arguments.folder, arguments.config, may_change=changes)
     with opened as folder:
         train(
@@ -114,10 +123,11 @@ def batches_read(folder):
     return whole
 
 
-def start(data, folder, *flags, count=1, devices=2, each=lambda index: (), late=0):
+def start(data, folder, *flags, count=1, devices=2, each=lambda index: (), late=0, before=()):
     """The processes of one start; the last of them starts so many seconds late.
 
-    `each` gives further flags of the process of a number.
+    `each` gives further flags of the process of a number; `before` are words of a command that
+    takes the rest as its arguments.
     """
     common = (f"--config.data={data}", *flags)
     if count > 1:
@@ -129,20 +139,27 @@ def start(data, folder, *flags, count=1, devices=2, each=lambda index: (), late=
             time.sleep(late)
         own = (*(f"--process={index}",) * (count > 1), *each(index))
         command = "tests.lm_jax.train.small_cluster", __file__, folder
-        running.append(launch(*command, devices=devices, flags=(*common, *own)))
+        running.append(launch(*command, devices=devices, flags=(*common, *own), before=before))
     return running
 
 
-def wait_for_step(run, step, running):
-    """Returns once the run has the checkpoint of this step, or a later one."""
-    saved, until = run / TRAINING / manager.FOLDER, time.monotonic() + LIMIT
-    while max(manager.saved_steps(saved), default=0) < step:
-        assert time.monotonic() < until, "no checkpoint came"
+def newest(run):
+    """The last step of a run that has a checkpoint; 0 before the first."""
+    return max(manager.saved_steps(run / TRAINING / manager.FOLDER), default=0)
+
+
+def wait_for(condition, running):
+    """Returns once the condition holds."""
+    until = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < until, "the condition never held"
         assert all(process.poll() is None for process in running), "a process ended"
         time.sleep(0.05)
 
 
 if __name__ == "__main__":
+    # A line for every checkpoint would fill a pipe that is read at the end.
+    logging.set_verbosity("warning")
     if "HEARTBEAT" in os.environ:
         processes._PATIENCE["heartbeat_timeout_seconds"] = int(os.environ["HEARTBEAT"])
     cli.app(main, config=__file__, config_class=Config, distributed=True, training=True)

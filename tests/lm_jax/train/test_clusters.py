@@ -1,10 +1,15 @@
 """Training on a cluster, played by processes of one machine: they grow, shrink, hang and die."""
 
+import os
+import random
+import re
+import shutil
 import signal
 import time
 
 import jax
 import numpy as np
+import portpicker
 import pyarrow.parquet as pq
 import pytest
 
@@ -14,6 +19,7 @@ from lm_jax.run.files import read_json
 from lm_jax.text.examples import Batches
 from lm_jax.train.metrics import METRICS
 from tests import rounding
+from tests.lm_jax.checkpoint.test_manager import flip
 from tests.lm_jax.train import small_cluster as cluster
 from tests.lm_jax.train import tiny_training as tiny
 from tests.lm_jax.weights import parity_pairs
@@ -118,8 +124,9 @@ def test_a_stopped_process_is_found_and_the_others_end_with_their_stacks(
 ):
     """Ten minutes before the runtime would miss its heartbeat."""
     monkeypatch.setenv("HEARTBEAT", "600")
-    pair = start(tmp_path / "run", "--hang_limit=90", count=2, devices=1)
-    cluster.wait_for_step(tmp_path / "run", 2, pair)
+    run = tmp_path / "run"
+    pair = start(run, "--hang_limit=90", count=2, devices=1)
+    cluster.wait_for(lambda: cluster.newest(run) >= 2, pair)
     pair[1].send_signal(signal.SIGSTOP)
     try:
         said = pair[0].communicate(timeout=cluster.LIMIT)[1]
@@ -147,7 +154,7 @@ def test_four_processes_wait_for_a_late_one(start, folder, tmp_path):
 SRUN = """
 pids=()
 for index in 0 1; do
-    "$@" --process=$index &
+    "$@" --process=$index >> "$PIDS/log.$index" 2>&1 &
     pids+=($!)
     echo $! > "$PIDS/$index"
 done
@@ -161,6 +168,12 @@ exit $code
 """
 
 
+def numbers(pids):
+    """The ids of both processes, 0 where it is not written yet."""
+    files = [pids / name for name in "01"]
+    return [int(file.read_text() or 0) if file.exists() else 0 for file in files]
+
+
 def test_a_supervised_run_killed_ten_times_ends_in_the_bits_of_one(
     folder, straight, compiled, tmp_path, monkeypatch
 ):
@@ -171,21 +184,68 @@ def test_a_supervised_run_killed_ten_times_ends_in_the_bits_of_one(
     supervise = parity_pairs.ROOT / "recipes" / "slurm" / "supervise.sh"
     for name, value in {"HEARTBEAT": "10", "PAUSE": "0", "RETRIES": "10", "PIDS": pids}.items():
         monkeypatch.setenv(name, str(value))
-    supervised = cluster.start(
-        *(folder, run, compiled, "--processes=2"),
-        f"--coordinator=127.0.0.1:{portpicker.pick_unused_port()}",
-        devices=1,
-        before=(supervise, "bash", tmp_path / "srun"),
-    )
+    coordinator = f"--coordinator=127.0.0.1:{portpicker.pick_unused_port()}"
+    flags = ("--config.pause=0.2", "--processes=2", coordinator)
+    before = (supervise, "bash", tmp_path / "srun")
+    supervised = cluster.start(folder, run, compiled, *flags, devices=1, before=before)
     draw = random.Random(0)
-    victims = draw.sample([0, 1] * 5, 10)
-    for step, victim in enumerate(victims, start=1):
-        cluster.wait_for_step(run, step, supervised)
+
+    def kill(victim, killed):
+        """Kills a process of the next start, once it saved a step; returns the ids of both."""
+        cluster.wait_for(lambda: killed.isdisjoint(numbers(pids)), supervised)
+        running, saved = numbers(pids), cluster.newest(run)
+        cluster.wait_for(lambda: cluster.newest(run) > saved, supervised)
         time.sleep(draw.uniform(0.0, 0.3))
-        os.kill(int((pids / str(victim)).read_text()), signal.SIGKILL)
-        cluster.wait_for_end(pids, run)
+        os.kill(running[victim], signal.SIGKILL)
+        return {*running}
+
+    killed = {0}
+    for victim in draw.sample([0, 1] * 5, 10):
+        killed |= kill(victim, killed)
     codes, _, errs = end(supervised)
     assert codes == [0], errs
     assert errs[0].count("supervise: exit code") == 10
     assert_batches(run, folder)
     tiny.assert_bitwise(parameters(run, cluster.STEPS), parameters(straight, cluster.STEPS))
+
+
+def test_it_resumes_from_the_newest_step_that_both_nodes_hold_else_from_the_shared_one(
+    start, folder, straight, tmp_path
+):
+    """Killed three times: then all is there; a bit is flipped on one node; the other is new."""
+    run, nodes = tmp_path / "run", [tmp_path / "node_0", tmp_path / "node_1"]
+
+    def held(index):
+        """The local steps of a process."""
+        return {step for own in nodes[index].glob("*/*") for step in manager.saved_steps(own)}
+
+    def launch(*flags):
+        flags = ("--config.save_every=7", "--local_every=2", *flags)
+        each = [(f"--local_checkpoints={node}",) for node in nodes]
+        return start(run, *flags, count=2, devices=1, each=each.__getitem__)
+
+    def killed_after(step):
+        """The newest step that both hold, locally or in the shared folder."""
+        pair = launch("--config.pause=0.2")
+        cluster.wait_for(lambda: min(max(held(k), default=0) for k in (0, 1)) >= step, pair)
+        for process in pair:
+            process.kill()
+        end(pair)
+        return max(held(0) & held(1) | {cluster.newest(run)})
+
+    wanted = [killed_after(4), killed_after(10)]
+    newest = max(held(0))
+    (shards,) = nodes[0].glob(f"*/*/step_{newest:06d}/shards.safetensors")
+    flip(shards)
+    wanted[1] = max((held(0) - {newest}) & held(1) | {cluster.newest(run)})
+    killed_after(16)
+    shutil.rmtree(nodes[1])
+    wanted.append(cluster.newest(run))
+    codes, _, errs = end(launch())
+    assert codes == [0, 0], errs
+    resumed = re.findall(r"continuing from step (\d+)", (run / "log.txt").read_text("utf-8"))
+    assert [int(step) for step in resumed] == wanted
+    assert_batches(run, folder)
+    tiny.assert_bitwise(parameters(run, cluster.STEPS), parameters(straight, cluster.STEPS))
+    # A finished run leaves nothing on its nodes.
+    assert not held(0) and not held(1)

@@ -1,5 +1,6 @@
 """Commands as processes of their own, by themselves or two of one run."""
 
+from concurrent.futures import ThreadPoolExecutor
 import os
 from pathlib import Path
 import subprocess
@@ -12,13 +13,13 @@ ROOT = Path(__file__).parents[3]
 LIMIT = 150
 
 
-def launch(command, config, folder, *, devices, flags=()):
-    """One process of a command, with so many devices of its own."""
+def launch(command, config, folder, *, devices, flags=(), before=()):
+    """One process of a command, with so many devices of its own, after the words `before`."""
     # Of two settings of one flag, XLA takes the later.
     counted = f"--xla_force_host_platform_device_count={devices}"
     return subprocess.Popen(
         [
-            *(sys.executable, "-m", command),
+            *(*before, sys.executable, "-m", command),
             *(f"--config={config}", f"--workdir={folder}", *flags),
         ],
         cwd=ROOT,
@@ -42,7 +43,9 @@ def launch_pair(command, config, folder, *flags):
 def end(processes, limit=LIMIT):
     """Exit codes, standard outputs and standard errors."""
     try:
-        said = [process.communicate(timeout=limit) for process in processes]
+        # At once: a process whose pipe is full would keep the others waiting.
+        with ThreadPoolExecutor() as readers:
+            said = list(readers.map(lambda each: each.communicate(timeout=limit), processes))
     finally:
         for process in processes:
             process.kill()
