@@ -185,7 +185,7 @@ def test_a_supervised_run_killed_ten_times_ends_in_the_bits_of_one(
     for name, value in {"HEARTBEAT": "10", "PAUSE": "0", "RETRIES": "10", "PIDS": pids}.items():
         monkeypatch.setenv(name, str(value))
     coordinator = f"--coordinator=127.0.0.1:{portpicker.pick_unused_port()}"
-    flags = ("--config.pause=0.2", "--processes=2", coordinator)
+    flags = ("--config.pause=1.0", "--processes=2", coordinator)
     before = (supervise, "bash", tmp_path / "srun")
     supervised = cluster.start(folder, run, compiled, *flags, devices=1, before=before)
     draw = random.Random(0)
@@ -226,7 +226,7 @@ def test_it_resumes_from_the_newest_step_that_both_nodes_hold_else_from_the_shar
 
     def killed_after(step):
         """The newest step that both hold, locally or in the shared folder."""
-        pair = launch("--config.pause=0.2")
+        pair = launch("--config.pause=1.0")
         cluster.wait_for(lambda: min(max(held(k), default=0) for k in (0, 1)) >= step, pair)
         for process in pair:
             process.kill()
