@@ -33,8 +33,8 @@ class Picture:
 
 PICTURES = {
     "polyattn_report": Picture("quickstart/report.html"),
-    "protot_report": Picture("speeches/concepts/concepts.html"),
-    "sparse_report": Picture("graph_quickstart/report.html"),
+    "protot_report": Picture("speeches/concepts/concepts.html", "#1-explore-the-prototypes"),
+    "sparse_report": Picture("graph_quickstart/report.html", "#1-explore-the-graph"),
 }
 
 
