@@ -37,8 +37,12 @@ class Extra:
 
 
 EXTRAS = {
-    "cuda12": Extra(("jax_cuda12_plugin", "jax_triton"), "every command, on NVIDIA GPUs (CUDA 12)"),
-    "cuda13": Extra(("jax_cuda13_plugin", "jax_triton"), "every command, on NVIDIA GPUs (CUDA 13)"),
+    "cuda12": Extra(
+        ("jax_cuda12_plugin", "jax_triton", "triton"), "every command, on NVIDIA GPUs (CUDA 12)"
+    ),
+    "cuda13": Extra(
+        ("jax_cuda13_plugin", "jax_triton", "triton"), "every command, on NVIDIA GPUs (CUDA 13)"
+    ),
     "eval": Extra(("lm_eval",), "lm_jax.evaluate.harness"),
     "hpo": Extra(("optuna",), "iaj protot search --config.sampler=tpe (or random)"),
     "wandb": Extra(("wandb",), "training commands with --track=wandb"),
